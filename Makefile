@@ -1,0 +1,200 @@
+# R2CCL: build, test, demo. `make help` lists the targets and the variables.
+#
+# Needs python3, gcc and make; everything else is detected and left out with a reason.
+# Outputs: build/ (SAN=asan, SAN=tsan and CC=clang have a folder of their own in it) and .venv/.
+
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+MAKEFLAGS += --no-builtin-rules --no-print-directory
+.DELETE_ON_ERROR:
+.SECONDARY:
+.DEFAULT_GOAL := all
+
+# --- what and where -------------------------------------------------------------------------
+ifeq ($(origin CC),default)
+CC := gcc
+endif
+AR ?= ar
+PYTHON ?= python3
+SAN ?=
+WERROR ?=
+CFLAGS ?= -O2 -g
+
+empty :=
+space := $(empty) $(empty)
+compiler := $(if $(findstring clang,$(notdir $(CC))),clang)
+variant := $(subst $(space),-,$(strip $(compiler) $(SAN)))
+B ?= build$(addprefix /,$(variant))
+
+sources = $(sort $(wildcard $(1)/*.c) $(wildcard $(1)/*/*.c))
+objects = $(patsubst %.c,$(B)/obj/%.o,$(1))
+
+plugin_src := $(call sources,net_plugin)
+plugin_src += $(sort $(wildcard net_plugin/*/*/*.c))
+host_src := $(call sources,tests/hostnccl)
+perf_src := $(call sources,tests/perf)
+unit_src := $(sort $(wildcard tests/unit/test_*.c))
+tool_src := $(filter-out $(unit_src),$(sort $(wildcard tests/unit/*.c)))
+help_src := $(sort $(wildcard tests/unit/*/*.c))
+stress_src := $(sort $(wildcard tests/stress/*.c))
+bench_src := $(sort $(wildcard tests/bench/*.c))
+
+plugin := $(B)/libnccl-net-r2ccl.so
+archive := $(B)/libr2ccl.a
+helpers := $(B)/libr2test.a
+host := $(B)/hostnccl/libnccl.so.2
+perf := $(B)/r2ccl_perf
+unit := $(patsubst tests/unit/%.c,$(B)/tests/unit/%,$(unit_src))
+tools := $(patsubst tests/unit/%.c,$(B)/tests/%,$(tool_src))
+stress := $(patsubst tests/stress/%.c,$(B)/stress/%,$(stress_src))
+bench := $(patsubst tests/bench/%.c,$(B)/bench/%,$(bench_src))
+
+venv := .venv
+venv_stamp := $(venv)/.stamp
+
+# --- flags ----------------------------------------------------------------------------------
+ifeq ($(SAN),asan)
+san_flags := -fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer
+else ifeq ($(SAN),tsan)
+san_flags := -fsanitize=thread -fno-omit-frame-pointer
+else ifneq ($(SAN),)
+$(error SAN=$(SAN) is unknown: leave it empty, or use asan or tsan)
+endif
+
+base_flags := -std=gnu11 -Wall -Wextra $(if $(WERROR),-Werror) -fPIC -fvisibility=hidden -pthread \
+	-Inet_plugin $(san_flags)
+libs := -pthread -ldl -lrt -lm
+# clang leaves the sanitizer's symbols of a shared object to the program.
+defs := $(if $(and $(compiler),$(SAN)),,-Wl,-z,defs)
+
+# --- main targets ---------------------------------------------------------------------------
+.PHONY: all native artefacts venv demo test test-c test-py test-san lint format bench chaos wheel \
+	clean distclean help FORCE
+
+all: native venv ## build everything: native code and .venv with r2ccl-ctl in it
+	@echo "r2ccl-ctl is at $(venv)/bin/r2ccl-ctl; next: make demo"
+
+native: artefacts $(archive) $(unit) $(tools) $(stress) $(bench) ## build only the native code
+
+artefacts: $(if $(plugin_src),$(plugin)) $(if $(host_src),$(host)) $(if $(perf_src),$(perf))
+
+venv: $(venv_stamp) ## make .venv with r2ccl-ctl (editable) and the development tools
+
+demo: native venv ## take NICs away under a running AllReduce on loopback; no privileges
+	$(venv)/bin/r2ccl-ctl demo $(DEMO_ARGS)
+
+test: native venv ## C unit tests, then pytest
+	@$(MAKE) test-c
+	@$(MAKE) test-py
+
+picked := $(patsubst %,$(B)/tests/unit/test_%,$(TESTS:test_%=%))
+strange := $(filter-out $(unit),$(picked))
+ifneq ($(strange),)
+$(error no test $(strange:$(B)/tests/unit/test_%=%); there are $(unit:$(B)/tests/unit/test_%=%))
+endif
+
+test-c: $(if $(TESTS),$(picked),native) ## C unit tests of one variant (SAN=asan, CC=clang)
+	@BUILD=$(B) SAN=$(SAN) mk/run-c-tests $(TESTS)
+
+test-py: native venv ## pytest without the soak tests (PYTEST_ARGS="-k name")
+	R2CCL_TEST_BUILD=$(B) $(venv)/bin/python -m pytest $(PYTEST_ARGS)
+
+test-san: ## C unit tests under ASan+UBSan and under TSan
+	@$(MAKE) test-c SAN=asan
+	@$(MAKE) test-c SAN=tsan
+
+lint: venv ## -Werror under gcc and clang, clang-format, ruff, mypy, shellcheck
+	@mk/lint
+
+format: venv ## rewrite C and Python sources in the project's style
+	@mk/lint --format
+
+bench: native venv ## benchmarks, each beside its baseline (BENCH_ARGS=--smoke: short)
+	@BUILD=$(B) mk/bench $(BENCH_ARGS)
+
+chaos: native venv ## soak: stress programs and soak tests (SECONDS_EACH=300)
+	@BUILD=$(B) SAN=$(SAN) mk/chaos
+
+wheel: ## a wheel with the native artefacts in it, in dist/
+	@$(MAKE) venv
+	rm -rf build/python dist
+	$(venv)/bin/python -m pip wheel --quiet --no-deps --wheel-dir dist .
+	@ls -l dist
+
+clean: ## remove what the build made, but not .venv
+	rm -rf build dist
+
+distclean: clean ## remove .venv as well
+	rm -rf $(venv) r2ccl.egg-info .mypy_cache .ruff_cache .pytest_cache
+
+help: ## this text
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1\t\2/p' $(firstword $(MAKEFILE_LIST)) \
+		| while IFS=$$'\t' read -r name text; do printf '%-12s %s\n' "$$name" "$$text"; done
+	@echo
+	@echo "Variables: CC=gcc|clang, SAN=asan|tsan, WERROR=1, CFLAGS, PYTHON, TESTS, PYTEST_ARGS,"
+	@echo "BENCH_ARGS, DEMO_ARGS. A variant is built in its own folder: build/asan, build/clang, ..."
+
+# --- rules ----------------------------------------------------------------------------------
+# A stamp is rewritten only when its text changes, so that other flags or files mean a rebuild.
+define stamp
+@mkdir -p $(@D)
+@echo '$(1)' | cmp -s - $@ || echo '$(1)' > $@
+endef
+
+$(B)/flags: FORCE
+	$(call stamp,$(CC) $(base_flags) $(CFLAGS) $(CPPFLAGS))
+
+$(B)/sources: FORCE
+	$(call stamp,$(plugin_src) : $(host_src) : $(perf_src) : $(help_src))
+
+$(B)/obj/%.o: %.c $(B)/flags
+	@mkdir -p $(@D)
+	@echo "  CC   $<$(addprefix  ,$(variant:%=[%]))"
+	@$(CC) $(base_flags) $(CFLAGS) $(CPPFLAGS) -I$(<D) -MMD -MP -c -o $@ $<
+
+$(plugin): $(call objects,$(plugin_src)) $(B)/sources
+	@echo "  LINK $@"
+	@$(CC) -shared $(san_flags) $(CFLAGS) $(LDFLAGS) -Wl,-soname,$(@F) -Wl,-z,nodelete $(defs) \
+		-o $@ $(filter %.o,$^) $(libs)
+
+$(archive): $(call objects,$(plugin_src)) $(B)/sources
+	@rm -f $@
+	@$(AR) rcs $@ $(filter %.o,$^)
+
+$(helpers): $(call objects,$(help_src)) $(B)/sources
+	@rm -f $@
+	@$(AR) rcs $@ $(filter %.o,$^)
+
+$(host): $(call objects,$(host_src)) $(B)/sources
+	@mkdir -p $(@D)
+	@echo "  LINK $@"
+	@$(CC) -shared $(san_flags) $(CFLAGS) $(LDFLAGS) -Wl,-soname,libnccl.so.2 $(defs) \
+		-o $@ $(filter %.o,$^) $(libs)
+	@ln -sf libnccl.so.2 $(@D)/libnccl.so
+
+$(perf): $(call objects,$(perf_src)) $(if $(host_src),$(host)) $(B)/sources
+	@echo "  LINK $@"
+	@$(CC) $(san_flags) $(CFLAGS) $(LDFLAGS) -o $@ $(filter %.o,$^) \
+		$(if $(host_src),-L$(B)/hostnccl -Wl$(comma)--as-needed -lnccl) \
+		-Wl,--enable-new-dtags,-rpath,'$$ORIGIN/hostnccl' $(libs)
+
+comma := ,
+
+# $(1): folder of the source, $(2): folder of the program
+define program
+$(B)/$(2)/%: $(B)/obj/$(1)/%.o $(archive) $(helpers)
+	@mkdir -p $$(@D)
+	@echo "  LINK $$@"
+	@$$(CC) $$(san_flags) $$(CFLAGS) $$(LDFLAGS) -rdynamic -o $$@ $$< $(helpers) $(archive) $$(libs)
+endef
+$(eval $(call program,tests/unit,tests/unit))
+$(eval $(call program,tests/unit,tests))
+$(eval $(call program,tests/stress,stress))
+$(eval $(call program,tests/bench,bench))
+
+$(venv_stamp): pyproject.toml setup.py mk/venv $(wildcard r2ccl_ctl/__init__.py)
+	@PYTHON=$(PYTHON) mk/venv $(venv)
+	@touch $@
+
+-include $(patsubst %.o,%.d,$(call objects,$(plugin_src) $(host_src) $(perf_src) $(unit_src) \
+	$(tool_src) $(help_src) $(stress_src) $(bench_src)))

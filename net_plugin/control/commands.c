@@ -1,0 +1,162 @@
+/* The mailbox: what operators ask. Anyone who may write the segment can put anything here, at any
+ * time: everything is copied once and checked in the copy. */
+#include <errno.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "control/impl.h"
+
+#define ALIVE_NS UINT64_C(1000000000)
+#define FORGET_NS UINT64_C(30000000000) /* an answer that nobody fetches */
+#define MAX_WEIGHT 1000000u
+#define PPM 1000000u
+#define MAX_FOR_MS (UINT64_C(365) * 24 * 3600 * 1000)
+
+static void copy_words(void *to, const void *from, size_t n)
+{
+    const uint64_t *word = from;
+
+    for (size_t i = 0; i < n / 8; i++) {
+        uint64_t value = __atomic_load_n(&word[i], __ATOMIC_RELAXED);
+
+        memcpy((char *)to + i * 8, &value, 8);
+    }
+}
+
+static int refuse(char *result, size_t size, const char *what, uint64_t value)
+{
+    snprintf(result, size, "bad %s: %llu", what, (unsigned long long)value);
+    return -EINVAL;
+}
+
+static int check_fault(const struct r2_seg_command *raw, char *result, size_t size)
+{
+    if (raw->fault == R2_SEG_FAULT_NONE || raw->fault > R2_SEG_FAULT_LOSS)
+        return refuse(result, size, "kind of fault", raw->fault);
+    if (raw->direction == R2_SEG_DIR_NONE || raw->direction > R2_SEG_DIR_BOTH)
+        return refuse(result, size, "direction", raw->direction);
+    if (raw->fault == R2_SEG_FAULT_SLOW && raw->rate == 0)
+        return refuse(result, size, "rate", raw->rate);
+    if (raw->fault == R2_SEG_FAULT_LOSS && (raw->loss_ppm == 0 || raw->loss_ppm > PPM))
+        return refuse(result, size, "loss", raw->loss_ppm);
+    if (raw->for_ms > MAX_FOR_MS)
+        return refuse(result, size, "duration in ms", raw->for_ms);
+    return 0;
+}
+
+static int unknown_nic(struct r2_control *ctl, const char *name, char *result, size_t size)
+{
+    int n = snprintf(result, size, "no NIC '%s'; NICs:", name);
+
+    for (int i = 0; i < R2_SEG_MAX_NICS && n > 0 && (size_t)n < size; i++) {
+        const struct r2_seg_nic *row = &ctl->seg->nics[i];
+
+        if (__atomic_load_n(&row->used, __ATOMIC_ACQUIRE))
+            n += snprintf(result + n, size - (size_t)n, " %s", row->name);
+    }
+    return -ENODEV;
+}
+
+/* From the raw copy to the checked command. */
+static int check(struct r2_control *ctl, struct r2_seg_command *raw, struct r2_control_cmd *cmd,
+                 char *result, size_t size)
+{
+    int rc = 0;
+
+    raw->nic[sizeof(raw->nic) - 1] = '\0';
+    if (raw->verb == R2_SEG_VERB_NONE || raw->verb > R2_SEG_VERB_SET_WEIGHT) {
+        snprintf(result, size, "this process knows no command number %u", raw->verb);
+        return -EOPNOTSUPP;
+    }
+    *cmd = (struct r2_control_cmd){
+        .request_id = raw->request_id,
+        .verb = (enum r2_seg_verb)raw->verb,
+        .nic = -1,
+        .client_pid = raw->client_pid,
+    };
+    if (raw->verb == R2_SEG_VERB_PING)
+        return 0;
+    cmd->nic = r2_control_nic_find(ctl, raw->nic);
+    if (cmd->nic < 0)
+        return unknown_nic(ctl, raw->nic, result, size);
+    if (raw->verb == R2_SEG_VERB_FAIL_NIC) {
+        rc = check_fault(raw, result, size);
+        cmd->fault = (enum r2_seg_fault)raw->fault;
+        cmd->direction = (enum r2_seg_direction)raw->direction;
+        cmd->loss_ppm = raw->fault == R2_SEG_FAULT_LOSS ? raw->loss_ppm : 0;
+        cmd->rate = raw->fault == R2_SEG_FAULT_SLOW ? raw->rate : 0;
+        cmd->after_bytes = raw->after_bytes;
+        cmd->for_ms = raw->for_ms;
+    } else if (raw->verb == R2_SEG_VERB_SET_WEIGHT) {
+        if (raw->weight > MAX_WEIGHT)
+            return refuse(result, size, "weight", raw->weight);
+        cmd->weight = raw->weight;
+    }
+    return rc;
+}
+
+static void take(struct r2_control *ctl, struct r2_seg_command *slot, r2_control_handler handler,
+                 void *arg)
+{
+    struct r2_seg_command raw;
+    struct r2_control_cmd cmd;
+    char result[sizeof(slot->result)] = {0};
+    uint32_t state = R2_SEG_CMD_POSTED;
+    int rc;
+
+    /* Acquire: pairs with the client, which stores POSTED after the rest. */
+    if (!__atomic_compare_exchange_n(&slot->state, &state, R2_SEG_CMD_RUNNING, false,
+                                     __ATOMIC_ACQUIRE, __ATOMIC_RELAXED))
+        return;
+    copy_words(&raw, slot, sizeof(raw));
+    rc = check(ctl, &raw, &cmd, result, sizeof(result));
+    if (rc == 0 && cmd.verb == R2_SEG_VERB_PING)
+        snprintf(result, sizeof(result), "pong");
+    else if (rc == 0)
+        rc = handler(arg, &cmd, result, sizeof(result));
+    result[sizeof(result) - 1] = '\0';
+    if (rc < 0 && !result[0])
+        snprintf(result, sizeof(result), "%s", strerror(-rc));
+
+    r2_count(&ctl->seg->counters.commands, 1);
+    r2_row_u32((uint32_t *)&slot->code, (uint32_t)rc);
+    r2_row_text(slot->result, sizeof(slot->result), result);
+    r2_row_u64(&slot->answered_id, raw.request_id);
+    r2_row_u64(&slot->answered_mono_ns, r2_control_clock(CLOCK_MONOTONIC));
+    /* Release: the client that sees DONE or FAILED sees the answer. It fails when the client has
+     * given up and freed the slot: then the answer is nobody's. */
+    state = R2_SEG_CMD_RUNNING;
+    __atomic_compare_exchange_n(&slot->state, &state, rc < 0 ? R2_SEG_CMD_FAILED : R2_SEG_CMD_DONE,
+                                false, __ATOMIC_RELEASE, __ATOMIC_RELAXED);
+}
+
+static void forget(struct r2_seg_command *slot, uint32_t state, uint64_t now)
+{
+    if (now - __atomic_load_n(&slot->answered_mono_ns, __ATOMIC_RELAXED) > FORGET_NS)
+        __atomic_compare_exchange_n(&slot->state, &state, R2_SEG_CMD_FREE, false, __ATOMIC_RELAXED,
+                                    __ATOMIC_RELAXED);
+}
+
+int r2_control_poll(struct r2_control *ctl, r2_control_handler handler, void *arg)
+{
+    uint64_t now = r2_control_clock(CLOCK_MONOTONIC);
+    int taken = 0;
+
+    if (now - ctl->alive_mono_ns > ALIVE_NS) {
+        ctl->alive_mono_ns = now;
+        r2_gauge(&ctl->seg->header.alive_mono_ns, now);
+        r2_gauge(&ctl->seg->header.alive_real_ns, r2_control_clock(CLOCK_REALTIME));
+    }
+    for (int i = 0; i < R2_SEG_MAX_COMMANDS; i++) {
+        struct r2_seg_command *slot = &ctl->seg->commands[i];
+        uint32_t state = __atomic_load_n(&slot->state, __ATOMIC_RELAXED);
+
+        if (state == R2_SEG_CMD_POSTED) {
+            take(ctl, slot, handler, arg);
+            taken++;
+        } else if (state == R2_SEG_CMD_DONE || state == R2_SEG_CMD_FAILED) {
+            forget(slot, state, now);
+        }
+    }
+    return taken;
+}

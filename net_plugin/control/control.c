@@ -1,0 +1,261 @@
+/* The object: opening, closing, the child after fork. */
+#include "control/control.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <grp.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "control/impl.h"
+
+#define MAX_OPENS 4096
+#define FIRST_FD 3 /* never stdin, stdout or stderr of a program that closed its own */
+
+/* For when there is no memory at all: untouched, it costs none. */
+static struct r2_control reserve;
+static struct r2_segment reserve_segment;
+
+static void set_table(struct r2_segment *seg, enum r2_seg_kind kind, size_t offset, size_t stride,
+                      uint32_t rows)
+{
+    seg->header.tables[kind - 1] = (struct r2_seg_table){
+        .kind = kind,
+        .offset = (uint32_t)offset,
+        .stride = (uint32_t)stride,
+        .rows = rows,
+    };
+}
+
+#define TABLE(seg, kind, member, rows) \
+    set_table(seg, kind, offsetof(struct r2_segment, member), sizeof((seg)->member) / (rows), rows)
+
+static void write_header(struct r2_segment *seg)
+{
+    struct r2_seg_header *header = &seg->header;
+
+    header->version = R2_SEG_VERSION;
+    header->minor = R2_SEG_MINOR;
+    header->total_size = sizeof(*seg);
+    header->header_size = sizeof(*header);
+    header->table_count = R2_SEG_TABLES;
+    TABLE(seg, R2_SEG_KIND_PROCESS, process, 1);
+    TABLE(seg, R2_SEG_KIND_COUNTERS, counters, 1);
+    TABLE(seg, R2_SEG_KIND_GAUGES, gauges, 1);
+    TABLE(seg, R2_SEG_KIND_NICS, nics, R2_SEG_MAX_NICS);
+    TABLE(seg, R2_SEG_KIND_PEERS, peers, R2_SEG_MAX_PEERS);
+    TABLE(seg, R2_SEG_KIND_PATHS, paths, R2_SEG_MAX_PATHS);
+    TABLE(seg, R2_SEG_KIND_COMMANDS, commands, R2_SEG_MAX_COMMANDS);
+    TABLE(seg, R2_SEG_KIND_EVENTS, events, R2_SEG_MAX_EVENTS);
+    header->created_real_ns = r2_control_clock(CLOCK_REALTIME);
+    header->alive_real_ns = header->created_real_ns;
+    header->alive_mono_ns = r2_control_clock(CLOCK_MONOTONIC);
+}
+
+/* A new object under the first free name: base, base.1, ... Returns the descriptor or -errno. */
+static int create_object(char *name, size_t size)
+{
+    size_t base = strlen(name);
+
+    for (int i = 0; i < MAX_OPENS; i++) {
+        int fd, moved;
+
+        if (i > 0)
+            snprintf(name + base, size - base, ".%d", i);
+        fd = shm_open(name, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, 0600);
+        if (fd < 0 && errno == EEXIST)
+            continue;
+        if (fd < 0 || fd >= FIRST_FD)
+            return fd < 0 ? -errno : fd;
+        moved = fcntl(fd, F_DUPFD_CLOEXEC, FIRST_FD);
+        if (moved < 0)
+            moved = -errno;
+        close(fd);
+        if (moved < 0)
+            shm_unlink(name);
+        return moved;
+    }
+    return -EEXIST;
+}
+
+static int set_lock(int fd)
+{
+    struct flock lock = {.l_type = F_WRLCK, .l_whence = SEEK_SET, .l_start = 0, .l_len = 1};
+
+    return fcntl(fd, F_SETLK, &lock) ? -errno : 0;
+}
+
+/* Sets mode and group; a group that does not exist or is not ours leaves the object private. */
+static int set_access(int fd, const char *group)
+{
+    char buf[4096], *end = NULL;
+    struct group entry, *found = NULL;
+    gid_t gid;
+
+    if (fchmod(fd, 0600))
+        return -errno;
+    if (!group || !*group)
+        return 0;
+    gid = (gid_t)strtoul(group, &end, 10);
+    if (*end) {
+        if (getgrnam_r(group, &entry, buf, sizeof(buf), &found) || !found)
+            return -ENOENT;
+        gid = entry.gr_gid;
+    }
+    if (fchown(fd, (uid_t)-1, gid) || fchmod(fd, 0640))
+        return -errno;
+    return 0;
+}
+
+/* Memory is taken now (posix_fallocate): a full /dev/shm is an error here, not a SIGBUS later. */
+static int map_shared(struct r2_control *ctl, const char *base)
+{
+    void *seg;
+    int fd, rc;
+
+    snprintf(ctl->name, sizeof(ctl->name), "/%s", base);
+    fd = create_object(ctl->name, sizeof(ctl->name));
+    if (fd < 0) {
+        ctl->name[0] = '\0';
+        return fd;
+    }
+    rc = set_lock(fd);
+    if (rc == 0)
+        rc = -posix_fallocate(fd, 0, sizeof(struct r2_segment));
+    if (rc == -EOPNOTSUPP || rc == -EINVAL)
+        rc = ftruncate(fd, sizeof(struct r2_segment)) ? -errno : 0;
+    if (rc)
+        goto fail;
+    seg = mmap(NULL, sizeof(struct r2_segment), PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    if (seg == MAP_FAILED) {
+        rc = -errno;
+        goto fail;
+    }
+    ctl->seg = seg;
+    ctl->fd = fd;
+    return 0;
+fail:
+    shm_unlink(ctl->name);
+    ctl->name[0] = '\0';
+    close(fd);
+    return rc;
+}
+
+static int map_private(struct r2_control *ctl)
+{
+    void *seg = mmap(NULL, sizeof(struct r2_segment), PROT_READ | PROT_WRITE,
+                     MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+
+    if (seg == MAP_FAILED)
+        return -errno;
+    ctl->seg = seg;
+    return 0;
+}
+
+static struct r2_control *use_reserve(void)
+{
+    memset(&reserve, 0, sizeof(reserve));
+    reserve.fd = -1;
+    reserve.in_reserve = true;
+    reserve.seg = &reserve_segment;
+    return &reserve;
+}
+
+static int open_shared(struct r2_control *ctl, const char *shm_group, char *warning, size_t size)
+{
+    char base[R2_CONTROL_NAME - 16];
+    int rc;
+
+    snprintf(base, sizeof(base), R2_CONTROL_PREFIX "%u.%llu.%d.%llu", (unsigned)geteuid(),
+             (unsigned long long)r2_control_pidns(), (int)getpid(),
+             (unsigned long long)r2_control_start_ticks());
+    r2_control_sweep(R2_CONTROL_PREFIX, base, r2_control_clock(CLOCK_REALTIME));
+    rc = map_shared(ctl, base);
+    if (rc)
+        return rc;
+    rc = set_access(ctl->fd, shm_group);
+    if (rc)
+        snprintf(warning, size, "group '%s' cannot read this: %s", shm_group ? shm_group : "",
+                 strerror(-rc));
+    return 0;
+}
+
+int r2_control_open(struct r2_control **out, const struct r2_control_info *info)
+{
+    struct r2_control *ctl = calloc(1, sizeof(*ctl));
+    char warning[sizeof(ctl->seg->process.warning)] = {0};
+
+    int rc = -ENOMEM;
+
+    if (ctl) {
+        ctl->fd = -1;
+        rc = info->hidden ? 0 : open_shared(ctl, info->shm_group, warning, sizeof(warning));
+    }
+    if (!ctl || (!ctl->seg && map_private(ctl))) {
+        free(ctl);
+        ctl = use_reserve();
+        rc = -ENOMEM;
+    }
+    write_header(ctl->seg);
+    r2_control_describe(ctl, info);
+    if (warning[0])
+        r2_control_set_warning(ctl, warning);
+    r2_control_journal(ctl, &(struct r2_control_event){.event = R2_EV_STARTED,
+                                                       .cause = ctl->seg->process.command});
+    /* Release: a reader that sees the magic word sees the header. */
+    __atomic_store_n(&ctl->seg->header.magic, R2_SEG_MAGIC, __ATOMIC_RELEASE);
+    *out = ctl;
+    return rc;
+}
+
+void r2_control_close(struct r2_control *ctl)
+{
+    if (!ctl)
+        return;
+    r2_control_journal(ctl, &(struct r2_control_event){.event = R2_EV_ENDED});
+    r2_gauge(&ctl->seg->header.ended_real_ns, r2_control_clock(CLOCK_REALTIME));
+    if (ctl->in_reserve)
+        return;
+    munmap(ctl->seg, sizeof(*ctl->seg));
+    if (ctl->fd >= 0)
+        close(ctl->fd);
+    free(ctl);
+}
+
+void r2_control_child(struct r2_control *ctl)
+{
+    if (!ctl || ctl->fd < 0)
+        return;
+    /* In place: pointers into the segment stay valid, and no row is left begun by a thread that
+     * does not exist here. It replaces one mapping by another, so it needs nothing that could be
+     * short. */
+    (void)!mmap(ctl->seg, sizeof(*ctl->seg), PROT_READ | PROT_WRITE,
+                MAP_FIXED | MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    close(ctl->fd);
+    ctl->fd = -1;
+    ctl->name[0] = '\0';
+}
+
+const char *r2_control_name(const struct r2_control *ctl)
+{
+    return ctl->name;
+}
+
+struct r2_segment *r2_control_segment(struct r2_control *ctl)
+{
+    return ctl->seg;
+}
+
+struct r2_seg_counters *r2_control_counters(struct r2_control *ctl)
+{
+    return &ctl->seg->counters;
+}
+
+struct r2_seg_gauges *r2_control_gauges(struct r2_control *ctl)
+{
+    return &ctl->seg->gauges;
+}

@@ -1,0 +1,70 @@
+/* Inside control/: the object and the row writer's tools. */
+#ifndef R2_CONTROL_IMPL_H
+#define R2_CONTROL_IMPL_H
+
+#include <stdbool.h>
+#include <stdint.h>
+#include <sys/types.h>
+#include <time.h>
+
+#include "control/control.h"
+
+#define R2_CONTROL_NAME 128 /* of the object, with the leading "/" */
+
+struct r2_control {
+    struct r2_segment *seg;
+    int fd;          /* -1: private memory */
+    bool in_reserve; /* the static object for when memory is out */
+    char name[R2_CONTROL_NAME];
+    uint64_t alive_mono_ns; /* of the last sign of life; polling thread only */
+    /* where row -1 leads */
+    struct r2_seg_nic_counters no_nic;
+    struct r2_seg_path_counters no_path;
+};
+
+static inline uint64_t r2_control_clock(clockid_t clock)
+{
+    struct timespec ts;
+
+    clock_gettime(clock, &ts);
+    return (uint64_t)ts.tv_sec * 1000000000u + (uint64_t)ts.tv_nsec;
+}
+
+/* The text part of a row is written between begin and end.
+ *
+ * begin is also the lock between writers: it takes `seq` from even to odd. Its acquire pairs with
+ * the release in end of the writer before, so that one's stores are seen. All stores in between
+ * are releases (the helpers below): a reader that sees one of them with an acquire load also sees
+ * the odd number that was stored before it, and throws its copy away. */
+void r2_row_begin(uint32_t *seq);
+void r2_row_end(uint32_t *seq);
+
+static inline void r2_row_u32(uint32_t *field, uint32_t value)
+{
+    __atomic_store_n(field, value, __ATOMIC_RELEASE);
+}
+static inline void r2_row_u64(uint64_t *field, uint64_t value)
+{
+    __atomic_store_n(field, value, __ATOMIC_RELEASE);
+}
+/* `size`: of the field, a multiple of 8, as is its address. Cuts on a character boundary. */
+void r2_row_text(char *field, size_t size, const char *text);
+/* The same with `n` bytes that are no text. */
+void r2_row_bytes(void *field, const void *data, size_t n);
+/* Raises a table's mark of rows ever used. */
+void r2_row_mark(struct r2_control *ctl, enum r2_seg_kind kind, uint32_t row);
+
+/* Fills the process row, what the environment knows of rank and job included. */
+void r2_control_describe(struct r2_control *ctl, const struct r2_control_info *info);
+/* Start ticks of this process and inode of its PID namespace; 0 where /proc does not say. */
+uint64_t r2_control_start_ticks(void);
+uint64_t r2_control_pidns(void);
+
+#define R2_CONTROL_PREFIX "r2ccl."
+
+/* Removes this user's objects that nobody holds, as control.h says, of all whose names start with
+ * `prefix`; `own` is this process's base name ("r2ccl.0.1.2.3"), whose objects are not even opened;
+ * `now`: CLOCK_REALTIME. Returns the number removed. */
+int r2_control_sweep(const char *prefix, const char *own, uint64_t now);
+
+#endif

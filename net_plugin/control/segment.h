@@ -1,0 +1,405 @@
+/* The control segment's layout: one header for both sides.
+ *
+ * The plugin writes it (control.h), r2ccl-ctl reads it. Between the two "cdef" marks stands only
+ * what Python's cffi can parse: fixed-width types, plain enums, no bit-fields, no attributes.
+ *
+ * Rules of the layout
+ * - Every row starts with a sequence number: odd while its text part is being written. The
+ *   counters of a row are single words, changed one by one, outside the sequence number.
+ * - Sizes in bytes. `_real_ns` is CLOCK_REALTIME, `_mono_ns` CLOCK_MONOTONIC. Text is UTF-8, ends
+ *   with NUL, and is cut when too long. An unset number is 0, an unset text is empty.
+ * - Numbers in enums never change their meaning; new ones are added at the end. The words that
+ *   people see are the enumerators without prefix, lower case, "-" for "_": nic-down.
+ * - Additions at the end of a row or table bump `minor`; anything else bumps `version`. A reader
+ *   takes offsets, strides and row counts from the header, and believes nothing it reads.
+ */
+#ifndef R2_CONTROL_SEGMENT_H
+#define R2_CONTROL_SEGMENT_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+/* cdef begin */
+#define R2_SEG_VERSION 1
+#define R2_SEG_MINOR 0
+#define R2_SEG_MAX_NICS 16
+#define R2_SEG_MAX_PEERS 512
+#define R2_SEG_MAX_PATHS 2048
+#define R2_SEG_MAX_COMMANDS 8
+#define R2_SEG_MAX_EVENTS 1024
+#define R2_SEG_TABLES 8
+#define R2_SEG_NAME 40
+
+enum r2_seg_kind {
+    R2_SEG_KIND_NONE = 0,
+    R2_SEG_KIND_PROCESS,
+    R2_SEG_KIND_COUNTERS,
+    R2_SEG_KIND_GAUGES,
+    R2_SEG_KIND_NICS,
+    R2_SEG_KIND_PEERS,
+    R2_SEG_KIND_PATHS,
+    R2_SEG_KIND_COMMANDS,
+    R2_SEG_KIND_EVENTS
+};
+
+/* Where a table lies. `high`: rows from this one on were never used. */
+struct r2_seg_table {
+    uint32_t kind;
+    uint32_t offset;
+    uint32_t stride;
+    uint32_t rows;
+    uint32_t high;
+    uint32_t reserved;
+};
+
+/* `magic` is written last, when all else is in place. */
+struct r2_seg_header {
+    uint64_t magic;
+    uint32_t version;
+    uint32_t minor;
+    uint64_t total_size;
+    uint32_t header_size;
+    uint32_t table_count;
+    struct r2_seg_table tables[R2_SEG_TABLES];
+    uint64_t created_real_ns;
+    uint64_t alive_real_ns; /* refreshed about once a second by the plugin's housekeeping */
+    uint64_t alive_mono_ns;
+    uint64_t ended_real_ns; /* 0: not closed in order */
+    uint64_t event_head;    /* number of events ever written */
+    uint64_t reserved[6];
+};
+
+struct r2_seg_process {
+    uint32_t seq;
+    int32_t rank; /* -1: not known */
+    uint32_t pid; /* in the process's own PID namespace */
+    uint32_t uid;
+    uint64_t pidns;       /* inode of the PID namespace */
+    uint64_t start_ticks; /* field 22 of /proc/PID/stat */
+    uint64_t comm;
+    uint32_t nccl_version; /* 22809 is 2.28.9; 0: not known */
+    uint32_t net_api;      /* 6 ... 12; 0: not known */
+    uint32_t verify;
+    uint32_t ranks; /* 0: not known */
+    uint8_t process_id[16];
+    char host[64];
+    char job[64];
+    char mode[16];
+    char plugin_version[32];
+    char command[128];
+    char warning[128]; /* what the process lacks or could not do, for people */
+    uint8_t reserved[32];
+};
+
+/* Only ever grow. */
+struct r2_seg_counters {
+    uint64_t messages_sent;
+    uint64_t messages_received;
+    uint64_t bytes_sent;
+    uint64_t bytes_received;
+    uint64_t eager_messages;
+    uint64_t chunks_sent;
+    uint64_t chunks_received;
+    uint64_t acks_sent;
+    uint64_t acks_received;
+    uint64_t replayed_chunks;
+    uint64_t replayed_bytes;
+    uint64_t duplicate_chunks;
+    uint64_t stale_chunks; /* of a dead generation, dropped */
+    uint64_t crc_errors;
+    uint64_t heartbeats_sent;
+    uint64_t heartbeats_missed;
+    uint64_t failovers;
+    uint64_t nic_failures;
+    uint64_t nic_recoveries;
+    uint64_t path_failures;
+    uint64_t path_recoveries;
+    uint64_t no_path_waits;
+    uint64_t connections_opened;
+    uint64_t connections_closed;
+    uint64_t connections_failed;
+    uint64_t handshakes_rejected;
+    uint64_t commands;
+    uint64_t journal_dropped;
+    uint64_t rows_refused; /* peers and paths that found their table full */
+    uint64_t reserved[35];
+};
+
+/* The present value. */
+struct r2_seg_gauges {
+    uint64_t connections_open;
+    uint64_t requests_in_flight;
+    uint64_t memory_bytes;
+    uint64_t sockets;
+    uint64_t threads;
+    uint64_t peers;
+    uint64_t paths_up;
+    uint64_t paths_total;
+    uint64_t missing; /* bits of enum r2_seg_missing */
+    uint64_t reserved[23];
+};
+
+/* Signals that this process cannot see, as bits. */
+enum r2_seg_missing {
+    R2_SEG_MISSING_NETLINK = 1,
+    R2_SEG_MISSING_DEVICE_BINDING = 2,
+    R2_SEG_MISSING_TCP_INFO = 4,
+    R2_SEG_MISSING_NUMA = 8,
+    R2_SEG_MISSING_LINK_SPEED = 16
+};
+
+enum r2_seg_nic_state {
+    R2_SEG_NIC_UNKNOWN = 0,
+    R2_SEG_NIC_HEALTHY,
+    R2_SEG_NIC_SUSPECT,
+    R2_SEG_NIC_FAILED,
+    R2_SEG_NIC_PROBING,
+    R2_SEG_NIC_RAMPING,
+    R2_SEG_NIC_DRAINED,
+    R2_SEG_NIC_DAMPED
+};
+
+enum r2_seg_link { R2_SEG_LINK_UNKNOWN = 0, R2_SEG_LINK_UP, R2_SEG_LINK_DOWN };
+
+struct r2_seg_nic_counters {
+    uint64_t tx_bytes;
+    uint64_t rx_bytes;
+    uint64_t tx_chunks;
+    uint64_t rx_chunks;
+    uint64_t failures;
+    uint64_t recoveries;
+    uint64_t errors;
+    uint64_t replayed_bytes;
+    uint64_t tx_rate; /* measured, bytes per second */
+    uint64_t rx_rate;
+    uint64_t inflight_bytes;
+    uint64_t reserved[5];
+};
+
+struct r2_seg_nic {
+    uint32_t seq;
+    uint32_t used;
+    uint32_t state;  /* enum r2_seg_nic_state */
+    uint32_t link;   /* enum r2_seg_link */
+    uint32_t weight; /* percent of the fastest NIC; 0: warm spare */
+    uint32_t speed_mbps;
+    int32_t numa;           /* -1: not known */
+    uint32_t penalty;       /* flap damping */
+    uint64_t since_real_ns; /* of the state */
+    uint64_t since_mono_ns;
+    uint64_t reuse_mono_ns; /* damped until */
+    char name[R2_SEG_NAME];
+    char addr[64];
+    char ifname[16];
+    char pci_path[96];
+    char cause[80]; /* of the state */
+    char fault[80]; /* what is injected now */
+    struct r2_seg_nic_counters n;
+    uint8_t reserved[80];
+};
+
+enum r2_seg_peer_state {
+    R2_SEG_PEER_UNKNOWN = 0,
+    R2_SEG_PEER_CONNECTING,
+    R2_SEG_PEER_UP,
+    R2_SEG_PEER_SUSPECT,
+    R2_SEG_PEER_GONE,
+    R2_SEG_PEER_CLOSED
+};
+
+enum r2_seg_direction {
+    R2_SEG_DIR_NONE = 0,
+    R2_SEG_DIR_TX = 1, /* we send; a fault on what leaves */
+    R2_SEG_DIR_RX = 2,
+    R2_SEG_DIR_BOTH = 3
+};
+
+struct r2_seg_peer {
+    uint32_t seq;
+    uint32_t used;
+    uint32_t state;     /* enum r2_seg_peer_state */
+    uint32_t direction; /* enum r2_seg_direction: who sends to whom, of the connections open */
+    uint32_t pid;
+    uint32_t serial; /* grows with every use of the row */
+    uint64_t since_real_ns;
+    uint64_t since_mono_ns;
+    uint8_t process_id[16];
+    char host[64];
+    char cause[80];
+    uint64_t connections;
+    uint64_t heard_mono_ns;
+    uint8_t reserved[40];
+};
+
+enum r2_seg_path_state {
+    R2_SEG_PATH_NEVER_REACHED = 0,
+    R2_SEG_PATH_CONNECTING,
+    R2_SEG_PATH_UP,
+    R2_SEG_PATH_SUSPECT,
+    R2_SEG_PATH_FENCING,
+    R2_SEG_PATH_DOWN,
+    R2_SEG_PATH_PROBING,
+    R2_SEG_PATH_RAMPING
+};
+
+struct r2_seg_path_counters {
+    uint64_t tx_bytes;
+    uint64_t rx_bytes;
+    uint64_t inflight_bytes;
+    uint64_t rate; /* measured, bytes per second */
+    uint64_t rtt_us;
+    uint64_t failures;
+    uint64_t replayed_bytes;
+    uint64_t heard_mono_ns;
+};
+
+struct r2_seg_path {
+    uint32_t seq;
+    uint32_t used;
+    uint32_t state; /* enum r2_seg_path_state */
+    uint32_t peer;  /* row of the peer table */
+    uint32_t nic;   /* row of the NIC table: the local end */
+    uint32_t serial;
+    uint64_t generation;
+    uint64_t since_real_ns;
+    uint64_t since_mono_ns;
+    char remote_nic[R2_SEG_NAME];
+    char cause[64];
+    struct r2_seg_path_counters n;
+    uint32_t weight;
+    uint32_t streams;
+    uint8_t reserved[32];
+};
+
+enum r2_seg_verb {
+    R2_SEG_VERB_NONE = 0,
+    R2_SEG_VERB_PING,
+    R2_SEG_VERB_FAIL_NIC,
+    R2_SEG_VERB_RECOVER_NIC,
+    R2_SEG_VERB_DRAIN_NIC,
+    R2_SEG_VERB_UNDRAIN_NIC,
+    R2_SEG_VERB_SET_WEIGHT
+};
+
+enum r2_seg_fault {
+    R2_SEG_FAULT_NONE = 0,
+    R2_SEG_FAULT_BLACKHOLE,
+    R2_SEG_FAULT_ERROR,
+    R2_SEG_FAULT_SLOW,
+    R2_SEG_FAULT_LOSS
+};
+
+enum r2_seg_command_state {
+    R2_SEG_CMD_FREE = 0,
+    R2_SEG_CMD_POSTED,
+    R2_SEG_CMD_RUNNING,
+    R2_SEG_CMD_DONE,
+    R2_SEG_CMD_FAILED
+};
+
+/* The client fills a free slot (clients exclude each other by a file lock on the slot's bytes),
+ * then sets POSTED. The plugin answers with result, code and DONE or FAILED. The client reads the
+ * answer and sets FREE; the plugin frees answers that nobody fetched for 30 s. */
+struct r2_seg_command {
+    uint32_t state;
+    uint32_t verb;
+    uint64_t request_id; /* of the client, random, not 0 */
+    uint32_t client_pid;
+    uint32_t fault;       /* enum r2_seg_fault, for FAIL_NIC */
+    uint32_t direction;   /* enum r2_seg_direction, for FAIL_NIC */
+    uint32_t loss_ppm;    /* of chunks, for LOSS */
+    uint64_t rate;        /* bytes per second, for SLOW */
+    uint64_t after_bytes; /* the fault starts after that many bytes on the NIC */
+    uint64_t for_ms;      /* 0: until RECOVER_NIC */
+    uint32_t weight;      /* for SET_WEIGHT */
+    int32_t code;         /* 0 or -errno */
+    uint64_t answered_mono_ns;
+    uint64_t answered_id; /* request_id that the answer belongs to */
+    char nic[R2_SEG_NAME];
+    char result[256];
+    uint8_t reserved[136];
+};
+
+enum r2_seg_event {
+    R2_EV_NONE = 0,
+    R2_EV_STARTED,
+    R2_EV_ENDED,
+    R2_EV_CONFIG,
+    R2_EV_NIC_DOWN,
+    R2_EV_NIC_UP,
+    R2_EV_NIC_SUSPECT,
+    R2_EV_NIC_PROBING,
+    R2_EV_NIC_RAMPING,
+    R2_EV_NIC_DRAINED,
+    R2_EV_NIC_DAMPED,
+    R2_EV_PATH_UP,
+    R2_EV_PATH_DOWN,
+    R2_EV_PATH_SUSPECT,
+    R2_EV_PATH_PROBING,
+    R2_EV_FENCE,
+    R2_EV_FENCED,
+    R2_EV_REPLAY,
+    R2_EV_RESUME,
+    R2_EV_FAULT_INJECTED,
+    R2_EV_FAULT_CLEARED,
+    R2_EV_PEER_SUSPECT,
+    R2_EV_PEER_GONE,
+    R2_EV_CONNECTION_OPENED,
+    R2_EV_CONNECTION_CLOSED,
+    R2_EV_CONNECTION_FAILED,
+    R2_EV_NO_PATH,
+    R2_EV_CRC_ERROR,
+    R2_EV_WEIGHT,
+    R2_EV_VERDICT,
+    R2_EV_OPERATOR,
+    R2_EV_WARNING,
+    R2_EV_ERROR
+};
+
+/* `stamp` is 2 x number + 1 while event `number` (0, 1, ...) is being written into its slot
+ * number % rows, and 2 x number + 2 from then on. 0: never used. */
+struct r2_seg_journal_entry {
+    uint64_t stamp;
+    uint64_t real_ns;
+    uint64_t mono_ns;
+    uint32_t event; /* enum r2_seg_event */
+    uint32_t peer_pid;
+    uint64_t generation;
+    uint64_t bytes;
+    uint64_t duration_us;
+    char nic[R2_SEG_NAME];
+    char remote_nic[R2_SEG_NAME];
+    char peer_host[R2_SEG_NAME];
+    char cause[80];
+};
+
+struct r2_segment {
+    struct r2_seg_header header;
+    struct r2_seg_process process;
+    struct r2_seg_counters counters;
+    struct r2_seg_gauges gauges;
+    struct r2_seg_nic nics[R2_SEG_MAX_NICS];
+    struct r2_seg_peer peers[R2_SEG_MAX_PEERS];
+    struct r2_seg_path paths[R2_SEG_MAX_PATHS];
+    struct r2_seg_command commands[R2_SEG_MAX_COMMANDS];
+    struct r2_seg_journal_entry events[R2_SEG_MAX_EVENTS];
+};
+/* cdef end */
+
+#define R2_SEG_MAGIC UINT64_C(0x4745534c43433252) /* the bytes "R2CCLSEG" */
+
+_Static_assert(sizeof(struct r2_seg_table) == 24, "table");
+_Static_assert(sizeof(struct r2_seg_header) == 312, "header");
+_Static_assert(sizeof(struct r2_seg_process) == 536, "process");
+_Static_assert(sizeof(struct r2_seg_counters) == 512, "counters");
+_Static_assert(sizeof(struct r2_seg_gauges) == 256, "gauges");
+_Static_assert(sizeof(struct r2_seg_nic) == 640, "nic");
+_Static_assert(sizeof(struct r2_seg_peer) == 256, "peer");
+_Static_assert(sizeof(struct r2_seg_path) == 256, "path");
+_Static_assert(sizeof(struct r2_seg_command) == 512, "command");
+_Static_assert(sizeof(struct r2_seg_journal_entry) == 256, "journal entry");
+_Static_assert(offsetof(struct r2_seg_nic, n) % 8 == 0, "counters aligned");
+_Static_assert(offsetof(struct r2_seg_path, n) % 8 == 0, "counters aligned");
+_Static_assert(sizeof(struct r2_segment) < 1024 * 1024, "containers give little shared memory");
+
+#endif

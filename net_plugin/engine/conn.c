@@ -1,0 +1,382 @@
+/* Connections and requests: the calls of NCCL's threads. */
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "engine/internal.h"
+
+struct r2_conn *r2_conn_new(struct r2_peer *p, uint64_t id, bool out)
+{
+    struct r2_conn *c = calloc(1, sizeof(*c));
+
+    if (!c)
+        return NULL;
+    c->peer = p;
+    c->id = id;
+    c->out = out;
+    atomic_init(&c->refs, 2); /* the peer's table and the application */
+    r2_list_init(&c->node);
+    r2_list_init(&c->ctx_node);
+    r2_list_init(&c->queue);
+    r2_list_init(&c->mrs);
+    r2_list_init(&c->ready);
+    r2_list_init(&c->acks);
+    r2_list_init(&c->flush);
+    if (r2_hash_put(&p->conns, id, c)) {
+        free(c);
+        return NULL;
+    }
+    r2_peer_get(p);
+    r2_list_add_tail(&p->conn_list, &c->node);
+    for (int i = 0; i < R2_MAX_REQUESTS; i++)
+        c->reqs[i].conn = c;
+    r2_count(&r2_eng.n->connections_opened, 1);
+    r2_gauge_add(&r2_eng.g->connections_open, 1);
+    return c;
+}
+
+struct r2_conn *r2_conn_find(struct r2_peer *p, uint64_t id)
+{
+    return r2_hash_get(&p->conns, id);
+}
+
+void r2_conn_put(struct r2_conn *c)
+{
+    if (atomic_fetch_sub_explicit(&c->refs, 1, memory_order_acq_rel) != 1)
+        return;
+    for (int i = 0; i < R2_EAGER_AHEAD; i++)
+        free(c->stash[i].data);
+    free(c->ranges);
+    r2_peer_put(c->peer);
+    free(c);
+}
+
+void r2_conn_reap(struct r2_conn *c)
+{
+    if (c->state != R2_CONN_CLOSED || !c->close_acked || r2_list_empty(&c->node))
+        return;
+    r2_list_del(&c->node);
+    r2_list_del(&c->ready);
+    r2_list_del(&c->acks);
+    r2_list_del(&c->flush);
+    r2_hash_del(&c->peer->conns, c->id);
+    r2_count(&r2_eng.n->connections_closed, 1);
+    r2_gauge_add(&r2_eng.g->connections_open, -1);
+    r2_conn_put(c);
+}
+
+struct r2_req *r2_conn_req(struct r2_conn *c, uint64_t seq)
+{
+    struct r2_req *r = c->window[seq % R2_WINDOW];
+
+    return r && r->seq == seq ? r : NULL;
+}
+
+void r2_req_finish(struct r2_req *r, int err)
+{
+    struct r2_conn *c = r->conn;
+
+    if (!r->attached)
+        return;
+    if (c->out) {
+        r2_send_free(&r->led.send);
+    } else {
+        if (!err)
+            r->size = r->led.recv.total;
+        r2_recv_free(&r->led.recv);
+    }
+    c->window[r->seq % R2_WINDOW] = NULL;
+    r->attached = false;
+    r->error = err;
+    while (c->oldest < c->next_seq && !c->window[c->oldest % R2_WINDOW])
+        c->oldest++;
+    r2_peer_account(c->peer, -1);
+    if (!err) {
+        r2_count(c->out ? &r2_eng.n->messages_sent : &r2_eng.n->messages_received, 1);
+        r2_count(c->out ? &r2_eng.n->bytes_sent : &r2_eng.n->bytes_received, r->size);
+    }
+    /* Pairs with the acquire in r2_engine_test: what the engine and its sockets did to the buffer
+     * happens before the application looks at it. */
+    atomic_store_explicit(&r->state, err ? R2_REQ_FAILED : R2_REQ_DONE, memory_order_release);
+}
+
+static void finish_all(struct r2_conn *c, int err)
+{
+    for (int i = 0; i < R2_MAX_REQUESTS; i++) {
+        if (c->reqs[i].attached)
+            r2_req_finish(&c->reqs[i], err);
+    }
+}
+
+void r2_conn_fail(struct r2_conn *c, int err)
+{
+    if (c->state == R2_CONN_FAILED || c->state == R2_CONN_CLOSED)
+        return;
+    if (c->state == R2_CONN_OPENING)
+        c->peer->opening--;
+    c->state = R2_CONN_FAILED;
+    c->error = err;
+    r2_list_del(&c->ready);
+    r2_list_del(&c->acks);
+    /* What has arrived whole, and only waits for its acknowledgement to leave, is no loss. */
+    for (uint64_t s = c->oldest; !c->out && s < c->next_seq; s++) {
+        struct r2_req *r = r2_conn_req(c, s);
+
+        if (r && r->arrived)
+            r2_req_finish(r, 0);
+    }
+    finish_all(c, err);
+    r2_count(&r2_eng.n->connections_failed, 1);
+}
+
+void r2_conn_out_open(struct r2_conn *c)
+{
+    struct r2_msg_open m = {.conn = c->id, .listen = c->listen_id, .home_nic = c->home};
+    struct r2_path *path = r2_path_for_ctrl(c->peer, c->home, -1);
+
+    if (path)
+        r2_out_frame(path, R2_F_OPEN, &m, sizeof(m), NULL, 0);
+}
+
+void r2_conn_out_close(struct r2_conn *c)
+{
+    struct r2_msg_close m = {.conn = c->id, .from_sender = c->out};
+    struct r2_path *path = r2_path_for_ctrl(c->peer, -1, -1);
+
+    m.cumulative = c->out ? c->next_seq : c->cum;
+    if (path)
+        r2_out_frame(path, R2_F_CLOSE, &m, sizeof(m), NULL, 0);
+}
+
+/* ---- requests */
+
+static struct r2_req *take_req(struct r2_conn *c)
+{
+    if (c->window[c->next_seq % R2_WINDOW] || c->next_seq - c->oldest >= R2_MAX_REQUESTS)
+        return NULL;
+    for (int i = 0; i < R2_MAX_REQUESTS; i++) {
+        struct r2_req *r = &c->reqs[(c->next_seq + (uint64_t)i) % R2_MAX_REQUESTS];
+
+        if (atomic_load_explicit(&r->state, memory_order_acquire) == R2_REQ_FREE)
+            return r;
+    }
+    return NULL;
+}
+
+static int post(struct r2_conn *c, void *data, size_t size, struct r2_mr *mr, struct r2_req **out)
+{
+    struct r2_req *r;
+
+    if (c->state != R2_CONN_OPEN && c->state != R2_CONN_OPENING)
+        return c->error ? c->error : -ECONNRESET;
+    r = take_req(c);
+    if (!r)
+        return 0;
+    r->seq = c->next_seq++;
+    r->data = data;
+    r->size = size;
+    r->mr = mr;
+    r->error = 0;
+    r->cancelled = r->arrived = false;
+    r->attached = true;
+    r->posted_at = r2_now_ns();
+    atomic_store_explicit(&r->state, R2_REQ_ACTIVE, memory_order_relaxed);
+    c->window[r->seq % R2_WINDOW] = r;
+    r2_peer_account(c->peer, 1);
+    *out = r;
+    return 0;
+}
+
+static int post_any(struct r2_conn *c, bool send, void *data, size_t size, struct r2_mr *mr,
+                    struct r2_req **out)
+{
+    int rc;
+
+    *out = NULL;
+    if (atomic_load(&r2_eng.inert))
+        return -EPERM;
+    if (!c || c->out != send)
+        return -EINVAL;
+    r2_peer_lock(c->peer);
+    rc = post(c, data, size, mr, out);
+    if (*out && send)
+        r2_send_start(*out);
+    else if (*out)
+        r2_recv_start(*out);
+    r2_peer_unlock(c->peer);
+    return rc;
+}
+
+int r2_engine_isend(struct r2_conn *c, void *data, size_t size, int tag, struct r2_mr *mr,
+                    struct r2_req **out)
+{
+    (void)tag; /* one receive buffer per irecv: order alone decides */
+    return post_any(c, true, data, size, mr, out);
+}
+
+int r2_engine_irecv(struct r2_conn *c, void *data, size_t size, int tag, struct r2_mr *mr,
+                    struct r2_req **out)
+{
+    (void)tag;
+    return post_any(c, false, data, size, mr, out);
+}
+
+/* NCCL's thread looks at the control sockets itself: a small message then costs no wake-up. */
+static void help(struct r2_conn *c)
+{
+    struct r2_ep *eps[R2_PATHS_MAX];
+    int n = 0;
+
+    if (!r2_eng.set->help_progress || pthread_mutex_trylock(&c->peer->lock))
+        return;
+    for (int i = 0; i < c->peer->n_paths; i++) {
+        struct r2_path *path = c->peer->paths[i];
+
+        if (path->state == R2_PATH_UP && !path->spare) {
+            eps[n++] = path->ep;
+            r2_eng.ops->get(path->ep);
+        }
+    }
+    pthread_mutex_unlock(&c->peer->lock);
+    for (int i = 0; i < n; i++) {
+        r2_eng.ops->help(eps[i]);
+        r2_eng.ops->put(eps[i]);
+    }
+}
+
+int r2_engine_test(struct r2_req *r, int *done, size_t *size)
+{
+    int state = atomic_load_explicit(&r->state, memory_order_acquire);
+    int err;
+
+    *done = 0;
+    if (state == R2_REQ_ACTIVE) {
+        if (atomic_load(&r2_eng.inert))
+            return -EPERM;
+        help(r->conn);
+        state = atomic_load_explicit(&r->state, memory_order_acquire);
+    }
+    if (state == R2_REQ_ACTIVE)
+        return 0;
+    if (state == R2_REQ_FREE)
+        return -EINVAL;
+    err = r->error;
+    if (state == R2_REQ_DONE) {
+        *done = 1;
+        if (size)
+            *size = r->size;
+    }
+    /* Pairs with take_req: the request's fields are read before the slot can be used again. */
+    atomic_store_explicit(&r->state, R2_REQ_FREE, memory_order_release);
+    return err;
+}
+
+/* ---- memory */
+
+int r2_engine_reg(struct r2_conn *c, void *data, size_t size, int type, struct r2_mr **out)
+{
+    struct r2_mr *mr = calloc(1, sizeof(*mr));
+    int rc;
+
+    *out = NULL;
+    if (!mr)
+        return -ENOMEM;
+    mr->data = data;
+    mr->size = size;
+    r2_list_init(&mr->node);
+    rc = r2_eng.ops->reg(data, size, type, &mr->keys);
+    if (rc) {
+        free(mr);
+        return rc;
+    }
+    r2_peer_lock(c->peer);
+    r2_list_add_tail(&c->mrs, &mr->node);
+    pthread_mutex_unlock(&c->peer->lock);
+    *out = mr;
+    return 0;
+}
+
+/* Lets every lane go of the connection's memory. Without the lock on return. */
+static void detach_all(struct r2_conn *c)
+{
+    struct r2_ep *eps[2 * R2_PATHS_MAX];
+    int n = r2_peer_eps(c->peer, eps, 2 * R2_PATHS_MAX);
+
+    r2_peer_unlock(c->peer);
+    for (int i = 0; i < n; i++) {
+        r2_eng.ops->detach(eps[i], c->id, 0, UINT64_MAX);
+        r2_eng.ops->put(eps[i]);
+    }
+}
+
+static bool uses(const struct r2_req *r, const struct r2_mr *mr)
+{
+    return r->mr == mr ||
+           (r->data && r->data < mr->data + mr->size && r->data + r->size > mr->data);
+}
+
+int r2_engine_dereg(struct r2_conn *c, struct r2_mr *mr)
+{
+    bool busy = false;
+
+    if (!mr)
+        return 0;
+    r2_peer_lock(c->peer);
+    r2_list_del(&mr->node);
+    for (int i = 0; i < R2_MAX_REQUESTS; i++)
+        busy |= c->reqs[i].attached && uses(&c->reqs[i], mr);
+    if (busy)
+        r2_conn_fail(c, -ECANCELED);
+    if (c->state == R2_CONN_FAILED || c->state == R2_CONN_CLOSED) {
+        detach_all(c);
+    } else {
+        r2_peer_unlock(c->peer);
+    }
+    if (!atomic_load(&r2_eng.inert))
+        r2_eng.ops->dereg(mr->keys);
+    free(mr);
+    return 0;
+}
+
+int r2_engine_close(struct r2_conn *c)
+{
+    struct r2_peer *p;
+    bool busy;
+
+    if (!c || atomic_load(&r2_eng.inert))
+        return 0;
+    p = c->peer;
+    r2_peer_get(p);
+    pthread_mutex_lock(&r2_eng.lock);
+    r2_list_del(&c->ctx_node);
+    r2_list_del(&c->queue);
+    pthread_mutex_unlock(&r2_eng.lock);
+    r2_peer_lock(p);
+    busy = c->state == R2_CONN_FAILED || c->next_seq != c->oldest;
+    if (c->state == R2_CONN_OPENING)
+        p->opening--;
+    c->state = R2_CONN_CLOSED;
+    c->error = -ECANCELED;
+    finish_all(c, -ECANCELED);
+    r2_list_del(&c->ready);
+    if (busy) {
+        detach_all(c);
+        r2_peer_lock(p);
+    }
+    while (!r2_list_empty(&c->mrs)) {
+        struct r2_mr *mr = R2_CONTAINER_OF(r2_list_first(&c->mrs), struct r2_mr, node);
+
+        r2_list_del(&mr->node);
+        r2_eng.ops->dereg(mr->keys);
+        free(mr);
+    }
+    if (p->life == R2_PEER_GONE)
+        c->close_acked = true;
+    else
+        r2_conn_out_close(c);
+    r2_conn_reap(c);
+    r2_peer_unlock(p);
+    r2_conn_put(c);
+    r2_peer_put(p);
+    return 0;
+}

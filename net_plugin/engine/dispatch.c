@@ -1,0 +1,291 @@
+/* Control frames that arrive. Lengths were checked by the transport (r2_wire_check). */
+#include <errno.h>
+#include <string.h>
+
+#include "engine/internal.h"
+
+static int on_open(struct r2_path *path, const uint8_t *body)
+{
+    struct r2_peer *p = path->peer;
+    struct r2_msg_open_ack ack = {0};
+    struct r2_msg_open m;
+    struct r2_conn *c;
+    struct r2_list *n;
+
+    memcpy(&m, body, sizeof(m));
+    if (p->out)
+        return -EPROTO;
+    ack.conn = m.conn;
+    c = r2_conn_find(p, m.conn);
+    if (!c) {
+        struct r2_listen *listen = NULL;
+
+        pthread_mutex_lock(&r2_eng.lock);
+        R2_LIST_FOR_EACH(n, &r2_eng.listens)
+        {
+            struct r2_listen *l = R2_CONTAINER_OF(n, struct r2_listen, node);
+
+            if (l->id == m.listen)
+                listen = l;
+        }
+        c = listen ? r2_conn_new(p, m.conn, false) : NULL;
+        if (c) {
+            c->remote_home = m.home_nic;
+            c->home = (uint8_t)listen->dev;
+            c->ctx = listen->ctx;
+            c->state = R2_CONN_OPEN;
+            r2_list_add_tail(&listen->backlog, &c->queue);
+        } else {
+            ack.status = listen ? ENOMEM : ECONNREFUSED;
+        }
+        pthread_mutex_unlock(&r2_eng.lock);
+    }
+    return r2_out_frame(path, R2_F_OPEN_ACK, &ack, sizeof(ack), NULL, 0) == -ENOMEM ? -ENOMEM : 0;
+}
+
+static int on_open_ack(struct r2_path *path, const uint8_t *body)
+{
+    struct r2_msg_open_ack m;
+    struct r2_conn *c;
+
+    memcpy(&m, body, sizeof(m));
+    c = path->peer->out ? r2_conn_find(path->peer, m.conn) : NULL;
+    if (!c || c->state != R2_CONN_OPENING)
+        return 0;
+    path->peer->opening--;
+    if (m.status) {
+        path->peer->opening++; /* r2_conn_fail counts it */
+        r2_conn_fail(c, -ECONNREFUSED);
+        return 0;
+    }
+    c->state = R2_CONN_OPEN;
+    return 0;
+}
+
+static int on_cts(struct r2_path *path, const uint8_t *body)
+{
+    uint32_t keys[R2_WIRE_MAX_NICS] = {0};
+    struct r2_msg_cts m;
+    struct r2_conn *c;
+
+    memcpy(&m, body, sizeof(m));
+    memcpy(keys, body + sizeof(m), m.keys * sizeof(uint32_t));
+    c = path->peer->out ? r2_conn_find(path->peer, m.conn) : NULL;
+    if (c)
+        r2_send_on_cts(c, &m, keys);
+    return 0;
+}
+
+static int on_eager(struct r2_path *path, const uint8_t *body)
+{
+    struct r2_msg_eager m;
+    struct r2_conn *c;
+
+    memcpy(&m, body, sizeof(m));
+    c = path->peer->out ? NULL : r2_conn_find(path->peer, m.conn);
+    return c ? r2_recv_on_eager(c, path, &m, body + sizeof(m)) : 0;
+}
+
+static int on_ack(struct r2_path *path, const uint8_t *body)
+{
+    struct r2_msg_ack m;
+    struct r2_conn *c;
+    int rc = 0;
+
+    memcpy(&m, body, sizeof(m));
+    c = path->peer->out ? r2_conn_find(path->peer, m.conn) : NULL;
+    r2_count(&r2_eng.n->acks_received, 1);
+    if (!c || c->state == R2_CONN_FAILED)
+        return 0;
+    if (m.cumulative > c->next_seq)
+        return -EPROTO;
+    rc = r2_send_on_ack(c, m.cumulative, NULL, 0);
+    for (uint32_t i = 0; i < m.ranges && !rc; i++) {
+        struct r2_ack_range r;
+
+        memcpy(&r, body + sizeof(m) + i * sizeof(r), sizeof(r));
+        rc = r2_send_on_ack(c, 0, &r, 1);
+    }
+    r2_send_pump(c);
+    return rc;
+}
+
+static int on_down(struct r2_path *path, const uint8_t *body)
+{
+    struct r2_peer *p = path->peer;
+    struct r2_msg_path m;
+    struct r2_path *dead;
+
+    memcpy(&m, body, sizeof(m));
+    if (p->out)
+        return -EPROTO;
+    dead = r2_path_obtain(p, m.receiver_nic, m.sender_nic);
+    if (!dead)
+        return 0;
+    if (m.gen > dead->down_gen)
+        r2_path_fail(dead, m.gen, (int)(m.reason & 0xfff), "the peer's word");
+    /* Nothing of the generation left here: it is fenced already, and only has to be said. */
+    if (dead->fenced_gen < m.gen && !dead->ep) {
+        struct r2_list *n;
+        bool shutting = false;
+
+        R2_LIST_FOR_EACH(n, &p->dying)
+            shutting |= R2_CONTAINER_OF(n, struct r2_dying, node)->path == dead;
+        if (!shutting)
+            dead->fenced_gen = m.gen;
+    }
+    p->resync_wanted = true;
+    r2_task_kick(&p->task);
+    return 0;
+}
+
+static int on_fenced(struct r2_path *path, const uint8_t *body)
+{
+    struct r2_peer *p = path->peer;
+    struct r2_msg_path m;
+    struct r2_path *dead;
+
+    memcpy(&m, body, sizeof(m));
+    if (!p->out)
+        return -EPROTO;
+    dead = r2_path_find(p, m.sender_nic, m.receiver_nic);
+    if (!dead || m.gen > dead->gen)
+        return 0;
+    if (m.gen > dead->down_gen)
+        r2_path_fail(dead, m.gen, (int)(m.reason & 0xfff), "the peer's word");
+    if (m.gen > dead->fenced_gen) {
+        dead->fenced_gen = m.gen;
+        r2_send_fenced(dead, m.gen);
+    }
+    return 0;
+}
+
+static int on_close(struct r2_path *path, const uint8_t *body)
+{
+    struct r2_peer *p = path->peer;
+    struct r2_msg_close_ack ack = {0};
+    struct r2_msg_close m;
+    struct r2_conn *c;
+    int rc = 0;
+
+    memcpy(&m, body, sizeof(m));
+    if ((m.from_sender != 0) == p->out)
+        return -EPROTO;
+    ack.conn = m.conn;
+    ack.from_sender = m.from_sender;
+    c = r2_conn_find(p, m.conn);
+    if (c && !c->remote_closed) {
+        c->remote_closed = true;
+        if (c->out && c->state != R2_CONN_FAILED) {
+            if (m.cumulative > c->next_seq)
+                return -EPROTO;
+            rc = r2_send_on_ack(c, m.cumulative, NULL, 0);
+        }
+        if (c->state == R2_CONN_OPENING || c->state == R2_CONN_OPEN)
+            r2_conn_fail(c, -ECONNRESET);
+    }
+    r2_out_frame(path, R2_F_CLOSE_ACK, &ack, sizeof(ack), NULL, 0);
+    return rc;
+}
+
+static int on_close_ack(struct r2_path *path, const uint8_t *body)
+{
+    struct r2_msg_close_ack m;
+    struct r2_conn *c;
+
+    memcpy(&m, body, sizeof(m));
+    c = (m.from_sender != 0) == path->peer->out ? r2_conn_find(path->peer, m.conn) : NULL;
+    if (c && c->state == R2_CONN_CLOSED) {
+        c->close_acked = true;
+        r2_conn_reap(c);
+    }
+    return 0;
+}
+
+static void rnic_change(struct r2_peer *p, int nic, bool usable, uint32_t epoch, int err)
+{
+    struct r2_rnic *r = &p->rnics[nic];
+    bool was = r->usable;
+
+    if (r->known && epoch < r->epoch)
+        return;
+    r->known = true;
+    r->epoch = epoch;
+    r->usable = usable;
+    if (nic >= p->n_rnics)
+        p->n_rnics = nic + 1;
+    for (int i = 0; i < p->n_paths; i++) {
+        struct r2_path *path = p->paths[i];
+
+        if (path->rnic != nic || was == usable)
+            continue;
+        if (!usable)
+            r2_path_fail(path, path->gen, err ? err : ENETDOWN, "the peer's word: its NIC is down");
+        else
+            path->next_at = 0;
+    }
+    if (was != usable)
+        r2_task_kick(&p->task);
+}
+
+static int on_nic(struct r2_path *path, const uint8_t *body)
+{
+    struct r2_msg_nic m;
+
+    memcpy(&m, body, sizeof(m));
+    if (m.nic >= R2_MAX_NICS || !path->peer->rnics[m.nic].known)
+        return m.nic >= R2_MAX_NICS ? -EPROTO : 0;
+    rnic_change(path->peer, m.nic, m.usable, m.epoch, (int)(m.reason & 0xfff));
+    return 0;
+}
+
+static int on_info(struct r2_path *path, const uint8_t *body)
+{
+    struct r2_peer *p = path->peer;
+    struct r2_msg_info m;
+
+    memcpy(&m, body, sizeof(m));
+    m.host[sizeof(m.host) - 1] = 0;
+    p->pid = m.pid;
+    memcpy(p->host, m.host, sizeof(p->host));
+    for (uint32_t i = 0; i < m.nics; i++) {
+        struct r2_info_nic nic;
+
+        memcpy(&nic, body + sizeof(m) + i * sizeof(nic), sizeof(nic));
+        nic.name[sizeof(nic.name) - 1] = 0;
+        if (nic.addr.family) {
+            p->rnics[i].addr = nic.addr;
+            memcpy(p->rnics[i].name, nic.name, sizeof(nic.name));
+            rnic_change(p, (int)i, nic.usable, nic.epoch, 0);
+        }
+    }
+    r2_control_peer_describe(r2_eng.ctl, p->row, p->host, p->pid);
+    for (int i = 0; i < p->n_paths; i++)
+        r2_control_path_remote(r2_eng.ctl, p->paths[i]->row, p->rnics[p->paths[i]->rnic].name);
+    r2_task_kick(&p->task);
+    return 0;
+}
+
+typedef int (*handler)(struct r2_path *path, const uint8_t *body);
+
+static const handler handlers[R2_F_LAST + 1] = {
+    [R2_F_OPEN] = on_open,       [R2_F_OPEN_ACK] = on_open_ack, [R2_F_CTS] = on_cts,
+    [R2_F_EAGER] = on_eager,     [R2_F_ACK] = on_ack,           [R2_F_DOWN] = on_down,
+    [R2_F_FENCED] = on_fenced,   [R2_F_CLOSE] = on_close,       [R2_F_CLOSE_ACK] = on_close_ack,
+    [R2_F_NIC] = on_nic,         [R2_F_INFO] = on_info,
+};
+
+int r2_up_ctrl(void *owner, struct r2_ep *ep, uint8_t type, const uint8_t *body, size_t len)
+{
+    struct r2_path *path = owner;
+    struct r2_peer *p = path->peer;
+    int rc = 0;
+
+    (void)len;
+    r2_peer_lock(p);
+    /* A frame of a dead generation is not believed: what it said is repeated on a live path. */
+    if (path->ep == ep && path->state == R2_PATH_UP && handlers[type])
+        rc = handlers[type](path, body);
+    pthread_mutex_unlock(&p->lock); /* burst_end flushes */
+    return rc;
+}

@@ -1,0 +1,424 @@
+/* The process's engine: start, listening, connecting, contexts. */
+#define _GNU_SOURCE
+#include "engine/engine.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "engine/internal.h"
+#include "util/random.h"
+
+#define HANDLE_MAGIC 0x48324352u /* "RC2H" */
+#define HANDLE_ADDRS 3
+
+struct r2_engine r2_eng = {.lock = PTHREAD_MUTEX_INITIALIZER};
+
+/* What an application carries from the listener to the connector. `cookie` is ours on the
+ * connecting side: the id of the connection under way; 0 in a fresh handle. */
+struct handle {
+    uint32_t magic;
+    uint8_t version;
+    uint8_t home;
+    uint8_t n_addrs;
+    uint8_t pad;
+    uint8_t process[16];
+    uint8_t secret[16];
+    uint64_t listen;
+    uint64_t cookie;
+    struct {
+        uint8_t nic;
+        struct r2_wire_addr addr;
+    } __attribute__((packed)) addrs[HANDLE_ADDRS];
+} __attribute__((packed));
+_Static_assert(sizeof(struct handle) <= R2_HANDLE_BYTES, "the handle is carried in 128 bytes");
+
+static void in_child(void)
+{
+    atomic_store(&r2_eng.inert, true);
+    if (!r2_eng.started)
+        return;
+    r2_eng.ops->child();
+    r2_control_child(r2_eng.ctl);
+}
+
+static int find_nics(void)
+{
+    char err[1024] = "";
+    int n = r2_nics_find(r2_eng.set, r2_eng.nics, R2_MAX_NICS, err, sizeof(err));
+
+    if (n < 0)
+        R2_WARN("no NICs: %s", err);
+    if (n < 0 || r2_eng.set->mode == R2_MODE_OFF)
+        n = 0;
+    for (int i = 0; i < n; i++) {
+        r2_eng.nic_state[i].link_up = r2_eng.nics[i].link_up;
+        atomic_init(&r2_eng.nic_state[i].usable, r2_eng.nics[i].link_up);
+    }
+    return n;
+}
+
+static void log_once(void)
+{
+    if (r2_settings_error())
+        R2_WARN("%s", r2_settings_error());
+    if (r2_settings_warnings()[0])
+        R2_WARN("%s", r2_settings_warnings());
+    for (int i = 0; i < r2_eng.n_nics; i++) {
+        char addr[64];
+
+        r2_addr_text((const struct sockaddr *)&r2_eng.nics[i].addr, addr, sizeof(addr));
+        R2_INFO("NIC %d: %s %s, %d Mbit/s%s", i, r2_eng.nics[i].name, addr,
+                r2_eng.nics[i].speed_mbps, r2_eng.nics[i].link_up ? "" : ", no link");
+    }
+}
+
+static int init_once(void)
+{
+    int rc;
+
+    if (r2_eng.inited)
+        return 0;
+    rc = r2_random_bytes(r2_eng.process, 16);
+    if (!rc)
+        rc = r2_random_bytes(r2_eng.secret, 16);
+    if (rc)
+        return rc;
+    r2_eng.set = r2_settings_get();
+    r2_eng.ops = &r2_transport_tcp;
+    r2_list_init(&r2_eng.peers);
+    r2_list_init(&r2_eng.listens);
+    r2_list_init(&r2_eng.ctxs);
+    gethostname(r2_eng.host, sizeof(r2_eng.host) - 1);
+    if (r2_eng.set->node_name[0])
+        snprintf(r2_eng.host, sizeof(r2_eng.host), "%.63s", r2_eng.set->node_name);
+    r2_eng.n_nics = find_nics();
+    log_once();
+    pthread_atfork(NULL, NULL, in_child);
+    r2_eng.inited = true;
+    return 0;
+}
+
+int r2_engine_init(struct r2_ctx **ctx, uint64_t comm_id, r2_log_fn log)
+{
+    struct r2_ctx *c = calloc(1, sizeof(*c));
+    int rc;
+
+    *ctx = NULL;
+    if (!c)
+        return -ENOMEM;
+    if (log)
+        r2_log_set(log);
+    pthread_mutex_lock(&r2_eng.lock);
+    rc = init_once();
+    if (rc == 0) {
+        c->comm_id = comm_id;
+        r2_list_init(&c->conns);
+        r2_list_init(&c->listens);
+        r2_list_add_tail(&r2_eng.ctxs, &c->node);
+        *ctx = c;
+        c = NULL;
+    }
+    pthread_mutex_unlock(&r2_eng.lock);
+    free(c);
+    return rc;
+}
+
+int r2_engine_devices(int *count)
+{
+    *count = r2_eng.n_nics;
+    return 0;
+}
+
+const struct r2_nic *r2_engine_nic(int dev)
+{
+    return dev >= 0 && dev < r2_eng.n_nics ? &r2_eng.nics[dev] : NULL;
+}
+
+static void open_control(uint64_t comm)
+{
+    static const char *const modes[] = {"off", "migrate", "balance", "r2ccl-allreduce", "optimal",
+                                        "auto"};
+    struct r2_control_info info = {
+        .host = r2_eng.host,
+        .job = r2_eng.set->job,
+        .rank = -1,
+        .comm = comm,
+        .mode = modes[r2_eng.set->mode],
+        .verify = r2_eng.set->verify,
+        .shm_group = r2_eng.set->shm_group,
+    };
+    int rc;
+
+    memcpy(info.process_id, r2_eng.process, 16);
+    rc = r2_control_open(&r2_eng.ctl, &info);
+    if (rc)
+        R2_WARN("no control segment (%s): r2ccl-ctl cannot see this process", strerror(-rc));
+    r2_eng.n = r2_control_counters(r2_eng.ctl);
+    r2_eng.g = r2_control_gauges(r2_eng.ctl);
+}
+
+static int start_locked(void)
+{
+    int rc = r2_io_start(r2_settings_io_threads(r2_eng.set, r2_eng.n_nics), r2_eng.set->cpus,
+                         (int)(r2_eng.set->spin_ns / 1000));
+
+    if (rc) {
+        R2_WARN("cannot start I/O threads: %s", strerror(-rc));
+        return rc;
+    }
+    open_control(0);
+    r2_gauge(&r2_eng.g->threads, (uint64_t)r2_io_count());
+    rc = r2_eng.ops->start(&r2_engine_events, r2_eng.process);
+    if (rc)
+        return rc;
+    r2_nicstate_start();
+    atomic_store(&r2_eng.next_conn, 1);
+    atomic_store(&r2_eng.next_listen, 1);
+    return 0;
+}
+
+int r2_engine_start(void)
+{
+    static pthread_mutex_t once = PTHREAD_MUTEX_INITIALIZER;
+    int rc;
+
+    if (atomic_load(&r2_eng.inert))
+        return -EPERM;
+    pthread_mutex_lock(&once);
+    if (!r2_eng.started) {
+        r2_eng.start_error = start_locked();
+        r2_eng.started = true;
+    }
+    rc = r2_eng.start_error;
+    pthread_mutex_unlock(&once);
+    return rc;
+}
+
+/* ---- listening */
+
+static void fill_handle(struct handle *h, const struct r2_listen *l)
+{
+    memset(h, 0, R2_HANDLE_BYTES);
+    h->magic = HANDLE_MAGIC;
+    h->version = R2_WIRE_VERSION;
+    h->home = (uint8_t)l->dev;
+    h->listen = l->id;
+    memcpy(h->process, r2_eng.process, 16);
+    memcpy(h->secret, r2_eng.secret, 16);
+    /* The home NIC first, then usable ones; the rest is told on the first path (INFO). */
+    for (int turn = 0; turn < 3; turn++) {
+        for (int i = 0; i < r2_eng.n_nics && h->n_addrs < HANDLE_ADDRS; i++) {
+            int rank = !r2_nic_usable(i) ? 2 : i == l->dev ? 0 : 1;
+            struct r2_wire_addr addr;
+
+            if (rank != turn || r2_eng.ops->address(i, &addr))
+                continue;
+            h->addrs[h->n_addrs].nic = (uint8_t)i;
+            h->addrs[h->n_addrs++].addr = addr;
+        }
+    }
+}
+
+int r2_engine_listen(struct r2_ctx *ctx, int dev, void *handle, struct r2_listen **out)
+{
+    struct r2_listen *l;
+    struct handle h[2];
+    int rc = r2_engine_start();
+
+    *out = NULL;
+    if (rc)
+        return rc;
+    if (dev < 0 || dev >= r2_eng.n_nics)
+        return -EINVAL;
+    l = calloc(1, sizeof(*l));
+    if (!l)
+        return -ENOMEM;
+    l->ctx = ctx;
+    l->dev = dev;
+    l->id = atomic_fetch_add(&r2_eng.next_listen, 1);
+    r2_list_init(&l->backlog);
+    fill_handle(h, l);
+    memcpy(handle, h, R2_HANDLE_BYTES);
+    pthread_mutex_lock(&r2_eng.lock);
+    r2_list_add_tail(&r2_eng.listens, &l->node);
+    r2_list_add_tail(&ctx->listens, &l->ctx_node);
+    pthread_mutex_unlock(&r2_eng.lock);
+    *out = l;
+    return 0;
+}
+
+int r2_engine_accept(struct r2_listen *l, struct r2_conn **out)
+{
+    struct r2_list *n;
+
+    *out = NULL;
+    if (atomic_load(&r2_eng.inert))
+        return -EPERM;
+    pthread_mutex_lock(&r2_eng.lock);
+    n = r2_list_first(&l->backlog);
+    if (n) {
+        *out = R2_CONTAINER_OF(n, struct r2_conn, queue);
+        r2_list_del(n);
+        r2_list_add_tail(&l->ctx->conns, &(*out)->ctx_node);
+    }
+    pthread_mutex_unlock(&r2_eng.lock);
+    return 0;
+}
+
+int r2_engine_close_listen(struct r2_listen *l)
+{
+    struct r2_conn *c;
+
+    if (!l)
+        return 0;
+    pthread_mutex_lock(&r2_eng.lock);
+    r2_list_del(&l->node);
+    r2_list_del(&l->ctx_node);
+    pthread_mutex_unlock(&r2_eng.lock);
+    for (;;) { /* nobody else reaches the list any more */
+        struct r2_list *n;
+
+        pthread_mutex_lock(&r2_eng.lock);
+        n = r2_list_first(&l->backlog);
+        pthread_mutex_unlock(&r2_eng.lock);
+        if (!n)
+            break;
+        c = R2_CONTAINER_OF(n, struct r2_conn, queue);
+        r2_engine_close(c);
+    }
+    free(l);
+    return 0;
+}
+
+/* ---- connecting */
+
+static struct r2_conn *find_cookie(struct r2_ctx *ctx, uint64_t cookie)
+{
+    struct r2_conn *found = NULL;
+    struct r2_list *n;
+
+    pthread_mutex_lock(&r2_eng.lock);
+    R2_LIST_FOR_EACH(n, &ctx->conns)
+    {
+        struct r2_conn *c = R2_CONTAINER_OF(n, struct r2_conn, ctx_node);
+
+        if (c->id == cookie && c->out)
+            found = c;
+    }
+    pthread_mutex_unlock(&r2_eng.lock);
+    return found;
+}
+
+static void learn_addrs(struct r2_peer *p, const struct handle *h)
+{
+    for (int i = 0; i < h->n_addrs && i < HANDLE_ADDRS; i++) {
+        int nic = h->addrs[i].nic;
+
+        if (nic >= R2_MAX_NICS || p->rnics[nic].known)
+            continue;
+        p->rnics[nic].known = p->rnics[nic].usable = true;
+        p->rnics[nic].addr = h->addrs[i].addr;
+        if (nic >= p->n_rnics)
+            p->n_rnics = nic + 1;
+    }
+}
+
+static int begin(struct r2_ctx *ctx, int dev, struct handle *h)
+{
+    struct r2_peer *p = r2_peer_obtain(h->process, h->secret, true);
+    struct r2_conn *c = NULL;
+    int rc = -ENOMEM;
+
+    if (!p)
+        return -ENOMEM;
+    r2_peer_lock(p);
+    if (p->life == R2_PEER_GONE || !p->listed) {
+        rc = p->error ? p->error : -EAGAIN; /* being forgotten: the next call finds a new one */
+        goto out;
+    }
+    learn_addrs(p, h);
+    c = r2_conn_new(p, atomic_fetch_add(&r2_eng.next_conn, 1), true);
+    if (!c)
+        goto out;
+    c->listen_id = h->listen;
+    c->home = (uint8_t)dev;
+    c->ctx = ctx;
+    p->opening++;
+    if (!p->n_up && !p->no_path_since)
+        p->no_path_since = r2_now_ns();
+    r2_conn_out_open(c);
+    h->cookie = c->id;
+    rc = 0;
+out:
+    r2_peer_unlock(p);
+    if (c) {
+        pthread_mutex_lock(&r2_eng.lock);
+        r2_list_add_tail(&ctx->conns, &c->ctx_node);
+        pthread_mutex_unlock(&r2_eng.lock);
+        r2_task_kick(&p->task);
+    }
+    r2_peer_put(p);
+    return rc == -EAGAIN ? 0 : rc;
+}
+
+int r2_engine_connect(struct r2_ctx *ctx, int dev, void *handle, struct r2_conn **out)
+{
+    struct handle *h = handle;
+    struct r2_conn *c;
+    int rc = r2_engine_start(), state, err;
+
+    *out = NULL;
+    if (rc)
+        return rc;
+    if (dev < 0 || dev >= r2_eng.n_nics)
+        return -EINVAL;
+    if (h->magic != HANDLE_MAGIC || h->version != R2_WIRE_VERSION || h->n_addrs > HANDLE_ADDRS) {
+        R2_WARN("the peer's handle is not R2CCL's (or of another version): all ranks need the same "
+                "net plugin");
+        return -EINVAL;
+    }
+    if (!h->cookie)
+        return begin(ctx, dev, h);
+    c = find_cookie(ctx, h->cookie);
+    if (!c)
+        return -EINVAL;
+    r2_peer_lock(c->peer);
+    state = c->state;
+    err = c->error;
+    r2_peer_unlock(c->peer);
+    if (state == R2_CONN_OPEN) {
+        h->cookie = 0;
+        *out = c;
+    } else if (state == R2_CONN_FAILED) {
+        h->cookie = 0;
+        r2_engine_close(c);
+        return err;
+    }
+    return 0;
+}
+
+int r2_engine_finalize(struct r2_ctx *ctx)
+{
+    for (;;) {
+        struct r2_list *l, *c;
+
+        pthread_mutex_lock(&r2_eng.lock);
+        l = r2_list_first(&ctx->listens);
+        c = r2_list_first(&ctx->conns);
+        pthread_mutex_unlock(&r2_eng.lock);
+        if (l)
+            r2_engine_close_listen(R2_CONTAINER_OF(l, struct r2_listen, ctx_node));
+        else if (c)
+            r2_engine_close(R2_CONTAINER_OF(c, struct r2_conn, ctx_node));
+        else
+            break;
+    }
+    pthread_mutex_lock(&r2_eng.lock);
+    r2_list_del(&ctx->node);
+    pthread_mutex_unlock(&r2_eng.lock);
+    free(ctx);
+    return 0;
+}

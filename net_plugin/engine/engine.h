@@ -1,0 +1,67 @@
+/* The engine's public interface: what nccl_abi/ calls, and nothing else of the engine.
+ *
+ * Threads: every function may be called from any thread. On one connection NCCL calls
+ * isend/irecv/test from one thread and reg/dereg/close possibly from another, concurrently.
+ * No function here blocks on the peer (wall 9); r2_engine_dereg, r2_engine_close and
+ * r2_engine_finalize wait only for local threads that are inside a bounded system call.
+ *
+ * Errors: 0 or -errno. -ECONNRESET, -ETIMEDOUT: the peer or every path to it is gone for good;
+ * -EMSGSIZE: a send larger than its receive; -EINVAL: misuse; -ENOMEM and others: local system.
+ *
+ * Units: sizes and offsets in bytes, times in nanoseconds unless the name says otherwise.
+ */
+#ifndef R2_ENGINE_ENGINE_H
+#define R2_ENGINE_ENGINE_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include "topology/nics.h"
+#include "util/log.h"
+
+#define R2_HANDLE_BYTES 128
+#define R2_MAX_REQUESTS 32 /* per connection, NCCL_NET_MAX_REQUESTS */
+
+struct r2_ctx;    /* one r2_engine_init, that is, one NCCL communicator */
+struct r2_listen; /* one listen communicator */
+struct r2_conn;   /* one send or receive communicator */
+struct r2_mr;     /* one registered range of memory */
+struct r2_req;    /* one isend or irecv in flight */
+
+/* Starts the engine on the first call of the process (NICs are found, threads and the control
+ * segment are made by the first listen or connect), and makes a context. The context is owned by
+ * the caller until r2_engine_finalize. */
+int r2_engine_init(struct r2_ctx **ctx, uint64_t comm_id, r2_log_fn log);
+
+/* Number of usable NICs; 0 is no error. The set is fixed for the life of the process. */
+int r2_engine_devices(int *count);
+/* Description of NIC `dev`; valid for the life of the process; NULL if `dev` is out of range. */
+const struct r2_nic *r2_engine_nic(int dev);
+
+/* Fills `handle` (R2_HANDLE_BYTES), which the application carries to the connecting side. */
+int r2_engine_listen(struct r2_ctx *ctx, int dev, void *handle, struct r2_listen **out);
+/* `*out` stays NULL while the connection is being made: call again with the same handle. */
+int r2_engine_connect(struct r2_ctx *ctx, int dev, void *handle, struct r2_conn **out);
+int r2_engine_accept(struct r2_listen *listen, struct r2_conn **out);
+
+/* A registration names a range; a request names the registration that covers its buffer (NULL is
+ * allowed for memory that outlives the connection). r2_engine_dereg cancels unfinished requests
+ * of the range and returns when no thread, socket or queue pair can touch it any more. */
+int r2_engine_reg(struct r2_conn *conn, void *data, size_t size, int type, struct r2_mr **out);
+int r2_engine_dereg(struct r2_conn *conn, struct r2_mr *mr);
+
+/* `*out` NULL with return 0: no request free, try later. The buffer must stay until done. */
+int r2_engine_isend(struct r2_conn *conn, void *data, size_t size, int tag, struct r2_mr *mr,
+                    struct r2_req **out);
+int r2_engine_irecv(struct r2_conn *conn, void *data, size_t size, int tag, struct r2_mr *mr,
+                    struct r2_req **out);
+/* `*done` is always written. When 1, `*size` (may be NULL) is the number of bytes moved and `req`
+ * is gone: it must not be used again. A negative return also ends the request. */
+int r2_engine_test(struct r2_req *req, int *done, size_t *size);
+
+int r2_engine_close(struct r2_conn *conn);
+int r2_engine_close_listen(struct r2_listen *listen);
+/* Closes what is left of the context: half-open connects, listens, connections. */
+int r2_engine_finalize(struct r2_ctx *ctx);
+
+#endif

@@ -1,0 +1,432 @@
+#define _GNU_SOURCE
+#include "engine/io.h"
+
+#include <errno.h>
+#include <pthread.h>
+#include <sched.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/epoll.h>
+#include <sys/eventfd.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "util/clock.h"
+#include "util/log.h"
+
+#define MAX_THREADS 64
+#define BATCH 64
+#define MAX_TRACKED 65536
+
+struct r2_io {
+    int index;
+    int epoll;
+    int wake; /* eventfd, in the epoll set */
+    pthread_t thread;
+    pthread_mutex_t lock; /* tasks, timers */
+    struct r2_list tasks;
+    struct r2_list timers;
+    atomic_ulong next_deadline; /* earliest timer, 0 = none; written under lock */
+    /* Pairs with r2_io_wake: the thread stores `sleeping`, then looks at `pending`; a producer
+     * stores `pending`, then looks at `sleeping`. Both use seq_cst, so one of them sees the
+     * other's store and no wake-up is lost. */
+    atomic_bool sleeping;
+    atomic_bool pending;
+};
+
+static struct r2_io threads[MAX_THREADS];
+static int n_threads;
+static uint64_t spin_ns;
+static atomic_uint next_pick;
+static _Thread_local struct r2_io *self_io;
+static atomic_bool tracked[MAX_TRACKED];
+
+static void r2_io_wake(struct r2_io *io)
+{
+    atomic_store(&io->pending, true);
+    if (atomic_exchange(&io->sleeping, false)) {
+        uint64_t one = 1;
+        ssize_t n = write(io->wake, &one, sizeof(one));
+
+        (void)n; /* EAGAIN: the counter is full, so the thread wakes anyway */
+    }
+}
+
+int r2_io_count(void)
+{
+    return n_threads;
+}
+
+struct r2_io *r2_io_at(int index)
+{
+    return &threads[index % n_threads];
+}
+
+struct r2_io *r2_io_pick(void)
+{
+    return r2_io_at((int)(atomic_fetch_add(&next_pick, 1) % (unsigned)n_threads));
+}
+
+bool r2_io_self(const struct r2_io *io)
+{
+    return self_io == io;
+}
+
+int r2_io_add(struct r2_io *io, struct r2_io_fd *f)
+{
+    struct epoll_event ev = {.events = EPOLLIN | EPOLLOUT | EPOLLRDHUP | EPOLLET, .data.ptr = f};
+
+    f->io = io;
+    return epoll_ctl(io->epoll, EPOLL_CTL_ADD, f->fd, &ev) < 0 ? -errno : 0;
+}
+
+void r2_io_del(struct r2_io_fd *f)
+{
+    if (f->io && f->fd >= 0)
+        epoll_ctl(f->io->epoll, EPOLL_CTL_DEL, f->fd, NULL);
+}
+
+void r2_task_init(struct r2_task *t, struct r2_io *io, void (*run)(struct r2_task *))
+{
+    r2_list_init(&t->node);
+    t->io = io;
+    t->queued = false;
+    t->run = run;
+}
+
+bool r2_task_kick(struct r2_task *t)
+{
+    struct r2_io *io = t->io;
+    bool fresh;
+
+    pthread_mutex_lock(&io->lock);
+    fresh = !t->queued;
+    if (fresh) {
+        t->queued = true;
+        r2_list_add_tail(&io->tasks, &t->node);
+    }
+    pthread_mutex_unlock(&io->lock);
+    if (fresh)
+        r2_io_wake(io);
+    return fresh;
+}
+
+void r2_timer_init(struct r2_timer *t, struct r2_io *io, void (*fire)(struct r2_timer *, uint64_t))
+{
+    r2_list_init(&t->node);
+    t->io = io;
+    t->deadline = 0;
+    t->fire = fire;
+}
+
+static void timer_store(struct r2_timer *t, uint64_t deadline, bool only_sooner)
+{
+    struct r2_io *io = t->io;
+    bool wake = false;
+
+    pthread_mutex_lock(&io->lock);
+    if (only_sooner && t->deadline && t->deadline <= deadline) {
+        pthread_mutex_unlock(&io->lock);
+        return;
+    }
+    if (!t->deadline && deadline)
+        r2_list_add_tail(&io->timers, &t->node);
+    else if (t->deadline && !deadline)
+        r2_list_del(&t->node);
+    t->deadline = deadline;
+    if (deadline) {
+        uint64_t next = atomic_load(&io->next_deadline);
+
+        if (!next || deadline < next) {
+            atomic_store(&io->next_deadline, deadline);
+            wake = self_io != io;
+        }
+    }
+    pthread_mutex_unlock(&io->lock);
+    if (wake)
+        r2_io_wake(io);
+}
+
+void r2_timer_set(struct r2_timer *t, uint64_t deadline)
+{
+    timer_store(t, deadline, false);
+}
+
+void r2_timer_sooner(struct r2_timer *t, uint64_t deadline)
+{
+    timer_store(t, deadline, true);
+}
+
+static bool run_tasks(struct r2_io *io)
+{
+    bool any = false;
+
+    /* Tasks kicked by tasks run in the next round, so that descriptors are not starved. */
+    struct r2_list round;
+
+    r2_list_init(&round);
+    pthread_mutex_lock(&io->lock);
+    while (!r2_list_empty(&io->tasks)) {
+        struct r2_list *n = r2_list_first(&io->tasks);
+
+        r2_list_del(n);
+        r2_list_add_tail(&round, n);
+    }
+    while (!r2_list_empty(&round)) {
+        struct r2_task *t = R2_CONTAINER_OF(r2_list_first(&round), struct r2_task, node);
+
+        r2_list_del(&t->node);
+        t->queued = false;
+        pthread_mutex_unlock(&io->lock);
+        t->run(t);
+        any = true;
+        pthread_mutex_lock(&io->lock);
+    }
+    pthread_mutex_unlock(&io->lock);
+    return any;
+}
+
+/* Fires one due timer; returns false when none is due. */
+static bool fire_one(struct r2_io *io, uint64_t now)
+{
+    struct r2_list *n;
+    struct r2_timer *due = NULL;
+    uint64_t next = 0;
+
+    pthread_mutex_lock(&io->lock);
+    for (n = io->timers.next; n != &io->timers; n = n->next) {
+        struct r2_timer *t = R2_CONTAINER_OF(n, struct r2_timer, node);
+
+        if (!due && t->deadline <= now)
+            due = t;
+        else if (!next || t->deadline < next)
+            next = t->deadline;
+    }
+    if (due) {
+        r2_list_del(&due->node);
+        due->deadline = 0;
+    }
+    atomic_store(&io->next_deadline, next);
+    pthread_mutex_unlock(&io->lock);
+    if (due)
+        due->fire(due, now);
+    return due != NULL;
+}
+
+static void run_timers(struct r2_io *io)
+{
+    uint64_t next = atomic_load(&io->next_deadline);
+    uint64_t now;
+
+    if (!next)
+        return;
+    now = r2_now_ns();
+    while (next && next <= now) {
+        if (!fire_one(io, now))
+            break;
+        next = atomic_load(&io->next_deadline);
+    }
+}
+
+static int wait_ms(struct r2_io *io)
+{
+    uint64_t next = atomic_load(&io->next_deadline);
+    uint64_t now;
+
+    if (!next)
+        return 10000;
+    now = r2_now_ns();
+    if (next <= now)
+        return 0;
+    next = (next - now + 999999) / 1000000;
+    return next > 10000 ? 10000 : (int)next;
+}
+
+static bool run_events(struct r2_io *io, int timeout)
+{
+    struct epoll_event ev[BATCH];
+    int n = epoll_wait(io->epoll, ev, BATCH, timeout);
+    bool any = false;
+
+    for (int i = 0; i < n; i++) {
+        struct r2_io_fd *f = ev[i].data.ptr;
+
+        if (!f) {
+            uint64_t count;
+            ssize_t got = read(io->wake, &count, sizeof(count));
+
+            (void)got; /* the counter only wakes */
+            continue;
+        }
+        f->ready(f, ev[i].events);
+        any = true;
+    }
+    return any;
+}
+
+static void *io_main(void *arg)
+{
+    struct r2_io *io = arg;
+    uint64_t busy_until = 0;
+
+    self_io = io;
+    for (;;) {
+        bool any = run_events(io, 0);
+
+        atomic_store(&io->pending, false);
+        any |= run_tasks(io);
+        run_timers(io);
+        if (any) {
+            busy_until = r2_now_ns() + spin_ns;
+            continue;
+        }
+        if (spin_ns && r2_now_ns() < busy_until)
+            continue;
+        atomic_store(&io->sleeping, true);
+        if (atomic_load(&io->pending)) {
+            atomic_store(&io->sleeping, false);
+            continue;
+        }
+        if (run_events(io, wait_ms(io)))
+            busy_until = r2_now_ns() + spin_ns;
+        atomic_store(&io->sleeping, false);
+    }
+    return NULL;
+}
+
+static int allowed_cores(cpu_set_t *set)
+{
+    CPU_ZERO(set);
+    if (sched_getaffinity(0, sizeof(*set), set) < 0)
+        return 1;
+    return CPU_COUNT(set);
+}
+
+/* "0-3,8" -> set; intersected with what the process may use. False when nothing is left. */
+static bool parse_cpus(const char *text, cpu_set_t *allowed)
+{
+    cpu_set_t want;
+    const char *p = text;
+
+    CPU_ZERO(&want);
+    while (*p) {
+        char *end;
+        long lo = strtol(p, &end, 10), hi = lo;
+
+        if (end == p)
+            return false;
+        if (*end == '-')
+            hi = strtol(end + 1, &end, 10);
+        for (long c = lo; c >= 0 && c <= hi && c < CPU_SETSIZE; c++)
+            CPU_SET((size_t)c, &want);
+        p = *end == ',' ? end + 1 : end;
+        if (*end && *end != ',')
+            return false;
+    }
+    CPU_AND(&want, &want, allowed);
+    if (CPU_COUNT(&want) == 0)
+        return false;
+    *allowed = want;
+    return true;
+}
+
+static int start_thread(struct r2_io *io, int index, const cpu_set_t *cpus)
+{
+    struct epoll_event ev = {.events = EPOLLIN, .data.ptr = NULL};
+    pthread_attr_t attr;
+    sigset_t all, old;
+    char name[16];
+    int rc;
+
+    io->index = index;
+    pthread_mutex_init(&io->lock, NULL);
+    r2_list_init(&io->tasks);
+    r2_list_init(&io->timers);
+    io->epoll = epoll_create1(EPOLL_CLOEXEC);
+    io->wake = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+    if (io->epoll < 0 || io->wake < 0)
+        return -errno;
+    r2_io_fd_track(io->epoll);
+    r2_io_fd_track(io->wake);
+    if (epoll_ctl(io->epoll, EPOLL_CTL_ADD, io->wake, &ev) < 0)
+        return -errno;
+    pthread_attr_init(&attr);
+    pthread_attr_setaffinity_np(&attr, sizeof(*cpus), cpus);
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &old); /* the application's signals are not ours */
+    rc = pthread_create(&io->thread, &attr, io_main, io);
+    pthread_sigmask(SIG_SETMASK, &old, NULL);
+    pthread_attr_destroy(&attr);
+    if (rc)
+        return -rc;
+    snprintf(name, sizeof(name), "r2ccl-io%d", index);
+    pthread_setname_np(io->thread, name);
+    return 0;
+}
+
+int r2_io_start(int count, const char *cpus, int spin_us)
+{
+    cpu_set_t set;
+    int cores = allowed_cores(&set), rc;
+
+    if (cpus && *cpus && !parse_cpus(cpus, &set))
+        R2_WARN("R2CCL_CPUS=%s names no processor this process may use; ignored", cpus);
+    if (count <= 0) {
+        count = cores / 4;
+        if (count > 16)
+            count = 16;
+    }
+    if (count < 1)
+        count = 1;
+    if (count > MAX_THREADS)
+        count = MAX_THREADS;
+    spin_ns = (uint64_t)spin_us * 1000;
+    n_threads = count;
+    for (int i = 0; i < count; i++) {
+        rc = start_thread(&threads[i], i, &set);
+        if (rc) {
+            n_threads = i;
+            return i ? 0 : rc;
+        }
+    }
+    return 0;
+}
+
+void r2_io_fd_track(int fd)
+{
+    if (fd >= 0 && fd < MAX_TRACKED)
+        atomic_store_explicit(&tracked[fd], true, memory_order_relaxed);
+}
+
+void r2_io_fd_untrack(int fd)
+{
+    if (fd >= 0 && fd < MAX_TRACKED)
+        atomic_store_explicit(&tracked[fd], false, memory_order_relaxed);
+}
+
+void r2_io_child(void)
+{
+    for (int fd = 0; fd < MAX_TRACKED; fd++) {
+        if (atomic_load_explicit(&tracked[fd], memory_order_relaxed)) {
+            close(fd);
+            r2_io_fd_untrack(fd);
+        }
+    }
+}
+
+uint64_t r2_io_cpu_ns(void)
+{
+    uint64_t sum = 0;
+
+    for (int i = 0; i < n_threads; i++) {
+        struct timespec ts;
+        clockid_t id;
+
+        if (pthread_getcpuclockid(threads[i].thread, &id) == 0 && clock_gettime(id, &ts) == 0)
+            sum += (uint64_t)ts.tv_sec * 1000000000u + (uint64_t)ts.tv_nsec;
+    }
+    return sum;
+}

@@ -1,0 +1,74 @@
+/* The engine's I/O threads: epoll, deferred tasks, timers.
+ *
+ * Every descriptor, task and timer belongs to one thread, whose callbacks run one after another.
+ * Callbacks of different threads run concurrently. Threads start with the first r2_io_start and
+ * sleep when there is nothing to do; they spin for at most R2CCL_SPIN microseconds after activity.
+ */
+#ifndef R2_ENGINE_IO_H
+#define R2_ENGINE_IO_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "util/list.h"
+
+struct r2_io;
+
+/* A descriptor watched edge-triggered for input and output. `ready` runs on the owner thread. */
+struct r2_io_fd {
+    int fd;
+    struct r2_io *io;
+    void (*ready)(struct r2_io_fd *f, uint32_t events);
+};
+
+/* Work for a thread; at most once in its queue. `run` runs on the owner thread, without locks,
+ * never while that thread is inside a batch of descriptor events. */
+struct r2_task {
+    struct r2_list node;
+    struct r2_io *io;
+    bool queued; /* under the thread's lock */
+    void (*run)(struct r2_task *t);
+};
+
+struct r2_timer {
+    struct r2_list node;
+    struct r2_io *io;
+    uint64_t deadline; /* ns, 0 = off; under the thread's lock */
+    void (*fire)(struct r2_timer *t, uint64_t now);
+};
+
+/* Starts the threads (once per process; `count` 0 = by the allowed cores). 0 or -errno. */
+int r2_io_start(int count, const char *cpus, int spin_us);
+int r2_io_count(void);
+/* Owner for something new, in turn. */
+struct r2_io *r2_io_pick(void);
+struct r2_io *r2_io_at(int index);
+/* True on the thread that owns `io`. */
+bool r2_io_self(const struct r2_io *io);
+
+int r2_io_add(struct r2_io *io, struct r2_io_fd *f);
+/* After return no new event of `f` is collected; a batch in hand may still name it: free what
+ * holds `f` only from a task of the same thread that was kicked after this call. */
+void r2_io_del(struct r2_io_fd *f);
+
+void r2_task_init(struct r2_task *t, struct r2_io *io, void (*run)(struct r2_task *));
+/* Returns true when the task was not queued yet. Any thread, any lock. */
+bool r2_task_kick(struct r2_task *t);
+
+void r2_timer_init(struct r2_timer *t, struct r2_io *io,
+                   void (*fire)(struct r2_timer *, uint64_t));
+/* Sets, moves or (deadline 0) stops. Any thread, any lock. A timer stopped on its own thread does
+ * not fire afterwards. */
+void r2_timer_set(struct r2_timer *t, uint64_t deadline);
+/* Only moves it to an earlier moment. */
+void r2_timer_sooner(struct r2_timer *t, uint64_t deadline);
+
+/* Descriptors made by the engine, so that a forked child can close its copies. */
+void r2_io_fd_track(int fd);
+void r2_io_fd_untrack(int fd);
+/* In a forked child: closes every tracked descriptor. Async-signal-safe. */
+void r2_io_child(void);
+/* CPU time of all I/O threads so far. */
+uint64_t r2_io_cpu_ns(void);
+
+#endif

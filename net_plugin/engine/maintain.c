@@ -1,0 +1,391 @@
+/* The peer's task and timer: shuts dead endpoints, decides which paths to have, heartbeats,
+ * time-outs. All of one peer's runs on one I/O thread, so it is never concurrent with itself. */
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "engine/internal.h"
+
+#define ATTEMPT_NS (1 * R2_NS_PER_S)       /* for a connect of ours to be answered */
+#define PATIENCE_NS (100 * R2_NS_PER_MS)   /* before the next best pair is tried as well */
+#define DOWN_REPEAT_NS (100 * R2_NS_PER_MS)
+#define PROBE_NS (200 * R2_NS_PER_MS)
+#define IDLE_NS (10 * R2_NS_PER_S)
+#define LATE_NS (2 * R2_TICK_NS)           /* an observer that woke later than this was asleep */
+
+/* Shuts what is buried. The entry stays in the list meanwhile, so that whoever wants memory back
+ * finds the endpoint (r2_peer_eps). */
+static void shut_dying(struct r2_peer *p)
+{
+    while (!r2_list_empty(&p->dying)) {
+        struct r2_dying *d = R2_CONTAINER_OF(r2_list_first(&p->dying), struct r2_dying, node);
+
+        pthread_mutex_unlock(&p->lock);
+        r2_eng.ops->shut(d->ep);
+        pthread_mutex_lock(&p->lock);
+        r2_list_del(&d->node);
+        if (d->path && !p->out && d->gen > d->path->fenced_gen) {
+            d->path->fenced_gen = d->gen;
+            r2_path_journal(d->path, R2_EV_FENCED, 0, 0, "");
+            p->resync_wanted = true;
+        }
+        if (!d->path)
+            r2_peer_put(p); /* a probe's */
+        r2_eng.ops->put(d->ep);
+        free(d);
+    }
+}
+
+static bool rnic_ok(const struct r2_peer *p, int r)
+{
+    return p->rnics[r].known && p->rnics[r].usable;
+}
+
+/* Rail order of the peer's NICs for a local one. */
+static int candidates(const struct r2_peer *p, int lnic, int *order)
+{
+    struct sockaddr_storage addrs[R2_MAX_NICS];
+    int back[R2_MAX_NICS], found[R2_MAX_NICS], n = 0, m;
+
+    for (int r = 0; r < p->n_rnics; r++) {
+        socklen_t len;
+
+        if (p->rnics[r].known && r2_wire_to_sockaddr(&p->rnics[r].addr, &addrs[n], &len) == 0)
+            back[n++] = r;
+    }
+    m = r2_rail_candidates(&r2_eng.nics[lnic], lnic, addrs, n, found);
+    for (int i = 0; i < m; i++)
+        order[i] = back[found[i]];
+    return m;
+}
+
+static void want(struct r2_path *path, bool spare, uint64_t now)
+{
+    path->wanted = true;
+    path->spare = spare;
+    if (path->state == R2_PATH_IDLE)
+        path->next_at = now;
+    if (path->state == R2_PATH_CONNECTING && now - path->attempt_at > ATTEMPT_NS)
+        r2_path_fail(path, path->gen, ETIMEDOUT, "no answer to connect");
+    if ((path->state == R2_PATH_IDLE || path->state == R2_PATH_WAIT) && now >= path->next_at)
+        r2_path_connect(path, now);
+}
+
+/* For one local NIC: the best pair, and the next best ones while that is not up. */
+static int plan_nic(struct r2_peer *p, int lnic, uint64_t now, bool extra)
+{
+    int order[R2_MAX_NICS], n = candidates(p, lnic, order), up = 0;
+
+    for (int i = 0; i < n; i++) {
+        struct r2_path *path;
+
+        if (!rnic_ok(p, order[i]))
+            continue;
+        path = r2_path_obtain(p, lnic, order[i]);
+        if (!path)
+            continue;
+        want(path, up > 0, now);
+        if (path->state == R2_PATH_UP)
+            up++;
+        if (up > (extra ? 1 : 0))
+            break;
+        if (path->state == R2_PATH_CONNECTING && now - path->attempt_at < PATIENCE_NS &&
+            path->fails == 0)
+            break;
+    }
+    return up;
+}
+
+/* Which pairs of NICs to have (S). Own rail first; with a single path up, one spare more. */
+static void plan_paths(struct r2_peer *p, uint64_t now)
+{
+    bool few = p->n_up < 2;
+
+    for (int l = 0; l < r2_eng.n_nics; l++) {
+        if (r2_nic_usable(l))
+            plan_nic(p, l, now, few && p->n_up == 1);
+    }
+}
+
+static void repeat_downs(struct r2_peer *p, uint64_t now)
+{
+    for (int i = 0; i < p->n_paths; i++) {
+        struct r2_path *path = p->paths[i];
+
+        if (path->down_gen > path->fenced_gen && now - path->down_sent_at > DOWN_REPEAT_NS)
+            p->resync_wanted = true;
+    }
+}
+
+/* R: with no path left, asks at the peer's addresses whether its process still exists. */
+static void probe_peer(struct r2_peer *p, uint64_t now)
+{
+    struct r2_ep_params params = {.initiator = true, .probe = true, .owner = p};
+    static unsigned turn;
+
+    if (p->out || p->n_up || p->probe || r2_list_empty(&p->conn_list) || now < p->probe_at)
+        return;
+    p->probe_at = now + PROBE_NS;
+    for (int i = 0; i < r2_eng.n_nics; i++) {
+        int l = (int)((turn + (unsigned)i) % (unsigned)r2_eng.n_nics), order[R2_MAX_NICS], rc;
+
+        if (!r2_nic_usable(l) || candidates(p, l, order) == 0)
+            continue;
+        turn = (unsigned)l + 1;
+        params.local_nic = (uint8_t)l;
+        params.remote_nic = (uint8_t)order[0];
+        params.remote_addr = p->rnics[order[0]].addr;
+        memcpy(params.local_process, r2_eng.process, 16);
+        memcpy(params.remote_process, p->id, 16);
+        memcpy(params.secret, p->secret, 16);
+        rc = r2_eng.ops->connect(&params, &p->probe);
+        if (rc == 0)
+            r2_peer_get(p);
+        else if (rc == -ECONNREFUSED)
+            r2_peer_gone(p, -ECONNRESET, "process gone: its host refuses");
+        return;
+    }
+}
+
+static void check_time(struct r2_peer *p, uint64_t now)
+{
+    uint64_t limit = r2_eng.set->no_path_timeout_ns;
+
+    if (p->life == R2_PEER_GONE || (!p->active && !p->opening))
+        return;
+    if (p->n_up == 0 && p->no_path_since && now - p->no_path_since > limit)
+        r2_peer_gone(p, -ETIMEDOUT, "no path came back within R2CCL_NO_PATH_TIMEOUT");
+    else if (p->suspect && now - p->suspect_since > limit)
+        r2_peer_gone(p, -ETIMEDOUT, "every path silent for R2CCL_NO_PATH_TIMEOUT");
+}
+
+static void refused(struct r2_peer *p)
+{
+    if (p->refused && p->n_up == 0)
+        r2_peer_gone(p, -ECONNRESET, "process gone: its host refuses, or another process answers");
+}
+
+/* A peer without connections: its paths are closed after a while (S), and it is forgotten. */
+static void retire(struct r2_peer *p, uint64_t now)
+{
+    if (!r2_list_empty(&p->conn_list) || p->opening) {
+        p->idle_since = now;
+        return;
+    }
+    if (!p->idle_since)
+        p->idle_since = now;
+    if (p->life != R2_PEER_GONE && now - p->idle_since < IDLE_NS)
+        return;
+    if (!p->out && p->n_up)
+        return; /* the connecting side lets go first */
+    for (int i = 0; i < p->n_paths; i++)
+        r2_path_fail(p->paths[i], p->paths[i]->gen, 0, "idle");
+    p->life = R2_PEER_GONE;
+    if (!r2_list_empty(&p->dying) || p->probe || !p->listed)
+        return;
+    r2_timer_set(&p->timer, 0);
+    pthread_mutex_lock(&r2_eng.lock);
+    p->listed = false;
+    r2_list_del(&p->node);
+    pthread_mutex_unlock(&r2_eng.lock);
+    r2_control_peer_remove(r2_eng.ctl, p->row);
+    r2_gauge_add(&r2_eng.g->paths_total, -p->n_paths);
+    p->row = -1;
+    for (int i = 0; i < p->n_paths; i++)
+        p->paths[i]->row = -1;
+}
+
+static void maintain(struct r2_peer *p, uint64_t now)
+{
+    refused(p);
+    if (p->life == R2_PEER_ALIVE) {
+        if (p->out && (!r2_list_empty(&p->conn_list) || p->opening))
+            plan_paths(p, now);
+        refused(p);
+        probe_peer(p, now);
+        repeat_downs(p, now);
+        check_time(p, now);
+    }
+    if (p->resync_wanted && p->n_up)
+        r2_peer_resync(p);
+}
+
+void r2_peer_task(struct r2_task *t)
+{
+    struct r2_peer *p = R2_CONTAINER_OF(t, struct r2_peer, task);
+    bool was_listed, drop;
+
+    r2_peer_get(p);
+    r2_peer_lock(p);
+    was_listed = p->listed;
+    shut_dying(p);
+    maintain(p, r2_now_ns());
+    shut_dying(p);
+    if (p->resync_wanted && p->n_up)
+        r2_peer_resync(p);
+    if (p->out) {
+        struct r2_list *n, *tmp;
+
+        R2_LIST_FOR_EACH_SAFE(n, tmp, &p->conn_list)
+            r2_send_pump(R2_CONTAINER_OF(n, struct r2_conn, node));
+        r2_peer_kick(p);
+    }
+    retire(p, r2_now_ns());
+    drop = was_listed && !p->listed;
+    r2_peer_unlock(p);
+    if (drop)
+        r2_peer_put(p); /* the list's */
+    r2_peer_put(p);
+}
+
+/* ---- heartbeats */
+
+static void send_heartbeat(struct r2_path *path, uint64_t now)
+{
+    struct r2_msg_heartbeat m = {.count = ++path->hb_count};
+
+    path->hb_at = now;
+    r2_out_frame(path, R2_F_HEARTBEAT, &m, sizeof(m), NULL, 0);
+    r2_count(&r2_eng.n->heartbeats_sent, 1);
+}
+
+/* Judges whether the last mark was answered; then marks again and sends the next heartbeat. */
+static void beat(struct r2_path *path, const struct r2_ep_health *h, uint64_t now, bool judge)
+{
+    if (path->hb_marked) {
+        path->rtt_ns = h->rtt_ns;
+        if (h->answered) {
+            path->hb_unanswered = 0;
+            path->silent = false;
+        } else { /* the same mark stands until it is answered */
+            if (judge)
+                path->hb_unanswered++;
+            r2_count(&r2_eng.n->heartbeats_missed, 1);
+            path->hb_at = now;
+            return;
+        }
+    }
+    send_heartbeat(path, now);
+    path->hb_marked = true;
+}
+
+/* Asks the transport without the peer's lock (it takes lane locks), then judges under it. */
+static void beat_all(struct r2_peer *p, uint64_t now, uint64_t interval, bool judge)
+{
+    struct r2_path *paths[R2_PATHS_MAX];
+    struct r2_ep *eps[R2_PATHS_MAX];
+    struct r2_ep_health h[R2_PATHS_MAX];
+    int n = 0;
+
+    for (int i = 0; i < p->n_paths; i++) {
+        struct r2_path *path = p->paths[i];
+
+        if (path->state != R2_PATH_UP || now - path->hb_at < interval)
+            continue;
+        paths[n] = path;
+        eps[n] = path->ep;
+        r2_eng.ops->get(eps[n++]);
+    }
+    if (!n)
+        return;
+    pthread_mutex_unlock(&p->lock);
+    for (int i = 0; i < n; i++)
+        r2_eng.ops->health(eps[i], &h[i]);
+    r2_peer_lock(p);
+    for (int i = 0; i < n; i++) {
+        if (paths[i]->state == R2_PATH_UP && paths[i]->ep == eps[i])
+            beat(paths[i], &h[i], now, judge);
+        r2_eng.ops->put(eps[i]);
+    }
+}
+
+/* Wall 8: a path is failed for silence only while another one answers. */
+static void judge_silence(struct r2_peer *p, uint64_t now)
+{
+    int answering = 0, silent = 0;
+
+    for (int i = 0; i < p->n_paths; i++) {
+        struct r2_path *path = p->paths[i];
+
+        if (path->state != R2_PATH_UP)
+            continue;
+        path->silent = path->hb_unanswered >= r2_eng.set->heartbeat_misses;
+        if (path->silent)
+            silent++;
+        else if (path->hb_marked && path->hb_unanswered == 0)
+            answering++;
+    }
+    if (silent && answering) {
+        for (int i = 0; i < p->n_paths; i++) {
+            struct r2_path *path = p->paths[i];
+
+            if (path->state == R2_PATH_UP && path->silent)
+                r2_path_fail(path, path->gen, ETIMEDOUT, "heartbeats unanswered");
+        }
+    }
+    if (p->n_up && silent == p->n_up && !answering) {
+        if (!p->suspect) {
+            struct r2_control_event ev = {.event = R2_EV_PEER_SUSPECT, .peer_host = p->host,
+                                          .peer_pid = p->pid, .cause = "every path is silent"};
+
+            p->suspect = true;
+            p->suspect_since = now;
+            r2_control_journal(r2_eng.ctl, &ev);
+            r2_control_peer_state(r2_eng.ctl, p->row, R2_SEG_PEER_SUSPECT, "every path is silent");
+        }
+    } else if (p->suspect) {
+        p->suspect = false;
+        r2_control_peer_state(r2_eng.ctl, p->row, R2_SEG_PEER_UP, "");
+    }
+}
+
+/* `mark` looks at what the transport has handed to the kernel, so it comes after the flush. */
+static void mark_all(struct r2_peer *p)
+{
+    for (int i = 0; i < p->n_paths; i++) {
+        struct r2_path *path = p->paths[i];
+
+        if (path->state == R2_PATH_UP && path->hb_marked && path->hb_unanswered == 0)
+            r2_eng.ops->mark(path->ep);
+    }
+}
+
+static void publish(struct r2_peer *p)
+{
+    for (int i = 0; i < p->n_paths; i++) {
+        struct r2_path *path = p->paths[i];
+        struct r2_seg_path_counters *n = r2_control_path_counters(r2_eng.ctl, path->row);
+
+        r2_gauge(&n->tx_bytes, path->tx_bytes);
+        r2_gauge(&n->rx_bytes, path->rx_bytes);
+        r2_gauge(&n->inflight_bytes, r2_pathrate_inflight(&path->rate));
+        r2_gauge(&n->rate, r2_pathrate_rate(&path->rate));
+        r2_gauge(&n->rtt_us, path->rtt_ns / 1000);
+        r2_gauge(&n->replayed_bytes, path->replayed);
+    }
+}
+
+void r2_peer_timer(struct r2_timer *t, uint64_t now)
+{
+    struct r2_peer *p = R2_CONTAINER_OF(t, struct r2_peer, timer);
+    bool busy, awake;
+    uint64_t interval;
+
+    r2_peer_get(p);
+    r2_peer_lock(p);
+    busy = p->active || p->opening;
+    interval = busy ? r2_eng.set->heartbeat_ns : r2_eng.set->heartbeat_idle_ns;
+    awake = now - p->last_tick < 4 * R2_TICK_NS + LATE_NS;
+    p->last_tick = now;
+    beat_all(p, now, interval, awake);
+    if (awake)
+        judge_silence(p, now);
+    publish(p);
+    r2_timer_set(&p->timer, now + (busy || p->n_up == 0 ? R2_TICK_NS : 4 * R2_TICK_NS));
+    r2_peer_unlock(p); /* flushes the heartbeats */
+    r2_peer_lock(p);
+    mark_all(p);
+    r2_peer_unlock(p);
+    r2_task_kick(&p->task);
+    r2_peer_put(p);
+}

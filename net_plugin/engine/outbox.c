@@ -1,0 +1,184 @@
+/* Control frames on their way out: appended under the peer's lock, pulled by the transport. */
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "engine/internal.h"
+
+static int reserve(struct r2_path *path, size_t more)
+{
+    size_t cap = path->out_cap ? path->out_cap : 4096;
+    uint8_t *bigger;
+
+    if (path->out_off == path->out_len)
+        path->out_off = path->out_len = 0;
+    if (path->out_off > 65536) {
+        memmove(path->out, path->out + path->out_off, path->out_len - path->out_off);
+        path->out_len -= path->out_off;
+        path->out_off = 0;
+    }
+    while (cap < path->out_len + more)
+        cap *= 2;
+    if (cap == path->out_cap)
+        return 0;
+    bigger = realloc(path->out, cap);
+    if (!bigger)
+        return -ENOMEM;
+    path->out = bigger;
+    path->out_cap = cap;
+    return 0;
+}
+
+int r2_out_frame(struct r2_path *path, uint8_t type, const void *a, size_t a_len, const void *b,
+                 size_t b_len)
+{
+    struct r2_frame f = {.type = type, .version = R2_WIRE_VERSION, .len = (uint16_t)(a_len + b_len)};
+
+    if (!path->ep || path->state != R2_PATH_UP)
+        return -ENOTCONN;
+    if (reserve(path, sizeof(f) + a_len + b_len)) {
+        r2_path_fail(path, path->gen, ENOMEM, "no memory for control frames");
+        return -ENOMEM;
+    }
+    memcpy(path->out + path->out_len, &f, sizeof(f));
+    path->out_len += sizeof(f);
+    if (a_len)
+        memcpy(path->out + path->out_len, a, a_len);
+    path->out_len += a_len;
+    if (b_len)
+        memcpy(path->out + path->out_len, b, b_len);
+    path->out_len += b_len;
+    path->flush_wanted = true;
+    return 0;
+}
+
+void r2_out_reset(struct r2_path *path)
+{
+    path->out_len = path->out_off = 0;
+    path->out_total = 0;
+    path->flush_wanted = false;
+    path->ctrl_ready = false;
+    while (!r2_list_empty(&path->flushq))
+        r2_list_del(r2_list_first(&path->flushq)); /* r2_peer_resync acknowledges them anew */
+}
+
+size_t r2_up_next_ctrl(void *owner, struct r2_ep *ep, uint8_t *buf, size_t cap)
+{
+    struct r2_path *path = owner;
+    size_t n = 0;
+
+    pthread_mutex_lock(&path->peer->lock);
+    if (path->ep == ep) {
+        n = path->out_len - path->out_off;
+        if (n > cap)
+            n = cap;
+        if (n)
+            memcpy(buf, path->out + path->out_off, n);
+        path->out_off += n;
+        path->out_total += n;
+    }
+    pthread_mutex_unlock(&path->peer->lock);
+    return n;
+}
+
+void r2_up_ctrl_sent(void *owner, struct r2_ep *ep, uint64_t sent)
+{
+    struct r2_path *path = owner;
+
+    pthread_mutex_lock(&path->peer->lock);
+    while (path->ep == ep && !r2_list_empty(&path->flushq)) {
+        struct r2_conn *c = R2_CONTAINER_OF(r2_list_first(&path->flushq), struct r2_conn, flush);
+
+        if (c->flush_pos > sent)
+            break;
+        r2_list_del(&c->flush);
+        r2_recv_flushed(c, c->flush_cum);
+    }
+    pthread_mutex_unlock(&path->peer->lock);
+}
+
+void r2_out_info(struct r2_path *path)
+{
+    struct r2_msg_info m = {0};
+    struct r2_info_nic nics[R2_MAX_NICS];
+
+    memset(nics, 0, sizeof(nics));
+    m.pid = r2_control_segment(r2_eng.ctl)->process.pid;
+    m.nics = (uint32_t)r2_eng.n_nics;
+    memcpy(m.host, r2_eng.host, sizeof(m.host));
+    for (int i = 0; i < r2_eng.n_nics; i++) {
+        strncpy(nics[i].name, r2_eng.nics[i].name, sizeof(nics[i].name) - 1);
+        r2_eng.ops->address(i, &nics[i].addr);
+        nics[i].usable = r2_nic_usable(i);
+        nics[i].epoch = r2_eng.nic_state[i].epoch;
+        nics[i].speed_mbps = (uint32_t)r2_eng.nics[i].speed_mbps;
+    }
+    r2_out_frame(path, R2_F_INFO, &m, sizeof(m), nics, (size_t)r2_eng.n_nics * sizeof(nics[0]));
+}
+
+void r2_out_nic(struct r2_path *path, int nic, int err)
+{
+    struct r2_msg_nic m = {.nic = (uint8_t)nic, .usable = r2_nic_usable(nic)};
+
+    m.epoch = r2_eng.nic_state[nic].epoch;
+    m.reason = (uint32_t)err;
+    r2_out_frame(path, R2_F_NIC, &m, sizeof(m), NULL, 0);
+}
+
+static void resync_paths(struct r2_peer *p, struct r2_path *via)
+{
+    for (int i = 0; i < p->n_paths; i++) {
+        struct r2_path *path = p->paths[i];
+        struct r2_msg_path m = {.sender_nic = path->lnic, .receiver_nic = path->rnic};
+
+        if (p->out && path->down_gen > path->fenced_gen) {
+            m.gen = path->down_gen;
+            m.reason = (uint32_t)path->last_err;
+            path->down_sent_at = r2_now_ns();
+            r2_out_frame(via, R2_F_DOWN, &m, sizeof(m), NULL, 0);
+        } else if (!p->out && path->fenced_gen) {
+            m.sender_nic = path->rnic;
+            m.receiver_nic = path->lnic;
+            m.gen = path->fenced_gen;
+            m.reason = (uint32_t)path->last_err;
+            r2_out_frame(via, R2_F_FENCED, &m, sizeof(m), NULL, 0);
+        }
+    }
+}
+
+static void resync_conn(struct r2_conn *c, struct r2_path *via)
+{
+    if (c->state == R2_CONN_OPENING)
+        r2_conn_out_open(c);
+    if (!c->out && c->state != R2_CONN_FAILED) {
+        r2_recv_repeat(c, via);
+        for (uint64_t s = c->oldest; s < c->next_seq && c->state == R2_CONN_OPEN; s++) {
+            struct r2_req *r = r2_conn_req(c, s);
+
+            if (r && !r->arrived)
+                r2_recv_cts(r, via);
+        }
+    }
+    if (c->state == R2_CONN_CLOSED && !c->close_acked)
+        r2_conn_out_close(c);
+}
+
+/* One path carries all of it, acknowledgements before FENCED: when the sender puts the missing
+ * bytes back into the queue it knows everything that has arrived. */
+void r2_peer_resync(struct r2_peer *p)
+{
+    struct r2_path *via = r2_path_for_ctrl(p, -1, -1);
+    struct r2_list *n;
+
+    if (!via)
+        return;
+    p->resync_wanted = false;
+    for (int i = 0; i < r2_eng.n_nics; i++) {
+        if (!r2_nic_usable(i))
+            r2_out_nic(via, i, 0);
+    }
+    R2_LIST_FOR_EACH(n, &p->conn_list)
+        resync_conn(R2_CONTAINER_OF(n, struct r2_conn, node), via);
+    r2_recv_out_acks(p);
+    resync_paths(p, via);
+}

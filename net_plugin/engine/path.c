@@ -1,0 +1,247 @@
+/* Paths: made, brought up, failed, connected again. Everything here runs under the peer's lock. */
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "engine/internal.h"
+#include "util/random.h"
+
+#define BACKOFF_FIRST (10 * R2_NS_PER_MS)
+#define BACKOFF_NEVER_UP (5 * R2_NS_PER_S)
+
+struct r2_path *r2_path_find(struct r2_peer *p, int lnic, int rnic)
+{
+    for (int i = 0; i < p->n_paths; i++) {
+        if (p->paths[i]->lnic == lnic && p->paths[i]->rnic == rnic)
+            return p->paths[i];
+    }
+    return NULL;
+}
+
+struct r2_path *r2_path_obtain(struct r2_peer *p, int lnic, int rnic)
+{
+    struct r2_path *path = r2_path_find(p, lnic, rnic);
+    const char *name;
+
+    if (path)
+        return path;
+    if (lnic < 0 || lnic >= r2_eng.n_nics || rnic < 0 || rnic >= R2_MAX_NICS ||
+        p->n_paths == R2_PATHS_MAX)
+        return NULL;
+    path = calloc(1, sizeof(*path));
+    if (!path)
+        return NULL;
+    path->peer = p;
+    path->index = (uint16_t)p->n_paths;
+    path->lnic = (uint8_t)lnic;
+    path->rnic = (uint8_t)rnic;
+    r2_list_init(&path->flushq);
+    r2_pathrate_init(&path->rate, 0);
+    name = p->rnics[rnic].name[0] ? p->rnics[rnic].name : NULL;
+    path->row = r2_control_path_add(r2_eng.ctl, p->row, lnic, name);
+    p->paths[p->n_paths++] = path;
+    r2_gauge_add(&r2_eng.g->paths_total, 1);
+    return path;
+}
+
+const char *r2_path_text(const struct r2_path *path, char *out, size_t cap)
+{
+    const struct r2_peer *p = path->peer;
+
+    snprintf(out, cap, "%s -> %s:%s pid %u", r2_nic_name(path->lnic), p->host[0] ? p->host : "?",
+             p->rnics[path->rnic].name[0] ? p->rnics[path->rnic].name : "?", p->pid);
+    return out;
+}
+
+void r2_path_journal(const struct r2_path *path, enum r2_seg_event event, uint64_t bytes,
+                     uint64_t duration_ns, const char *cause)
+{
+    struct r2_control_event ev = {
+        .event = event,
+        .nic = r2_nic_name(path->lnic),
+        .remote_nic = path->peer->rnics[path->rnic].name,
+        .peer_host = path->peer->host,
+        .peer_pid = path->peer->pid,
+        .generation = path->gen,
+        .bytes = bytes,
+        .duration_us = duration_ns / 1000,
+        .cause = cause,
+    };
+
+    r2_control_journal(r2_eng.ctl, &ev);
+}
+
+static void backoff(struct r2_path *path, uint64_t now)
+{
+    uint64_t cap = path->ever_up ? r2_eng.set->probe_interval_ns : BACKOFF_NEVER_UP;
+    uint64_t wait = BACKOFF_FIRST << (path->fails > 12 ? 12 : path->fails);
+    struct r2_prng jitter;
+
+    r2_prng_seed(&jitter, now);
+    path->next_at = now + r2_prng_jitter(&jitter, wait > cap ? cap : wait, 20);
+    path->fails++;
+}
+
+static void bury(struct r2_path *path, int err)
+{
+    struct r2_peer *p = path->peer;
+    struct r2_dying *d = malloc(sizeof(*d));
+
+    if (!d) { /* keep the endpoint: the next attempt to fail it finds memory, or never will */
+        r2_task_kick(&p->task);
+        return;
+    }
+    d->ep = path->ep;
+    d->path = path;
+    d->gen = path->gen;
+    d->err = err;
+    r2_list_init(&d->node);
+    r2_list_add_tail(&p->dying, &d->node);
+    path->ep = NULL;
+}
+
+static void report_down(struct r2_path *path, int err, const char *cause)
+{
+    struct r2_peer *p = path->peer;
+    char text[128];
+
+    if (r2_list_empty(&p->conn_list)) /* the other process leaves: nobody misses the path */
+        return;
+    r2_count(&r2_eng.n->path_failures, 1);
+    r2_path_journal(path, R2_EV_PATH_DOWN, 0, 0, cause);
+    R2_INFO("path %s generation %u is down: %s (%s)", r2_path_text(path, text, sizeof(text)),
+            path->gen, cause, err ? strerror(err) : "closed");
+}
+
+void r2_path_fail(struct r2_path *path, uint32_t gen, int err, const char *cause)
+{
+    struct r2_peer *p = path->peer;
+    uint64_t now = r2_now_ns();
+    bool was_up = path->state == R2_PATH_UP;
+
+    if (gen > path->gen)
+        path->gen = gen;
+    if (gen <= path->down_gen)
+        return;
+    path->down_gen = gen;
+    path->last_err = err;
+    if (path->ep && gen >= path->gen)
+        bury(path, err);
+    if (path->state == R2_PATH_UP || path->state == R2_PATH_CONNECTING) {
+        path->state = R2_PATH_WAIT;
+        if (was_up) {
+            path->fails = 0;
+            p->n_up--;
+            r2_gauge_add(&r2_eng.g->paths_up, -1);
+            path->down_at = now;
+            report_down(path, err, cause);
+        } else if (p->out) {
+            path->fenced_gen = gen; /* it never carried a byte of a message */
+        }
+        backoff(path, now);
+    }
+    r2_out_reset(path);
+    r2_control_path_state(r2_eng.ctl, path->row,
+                          path->ever_up ? R2_SEG_PATH_DOWN : R2_SEG_PATH_NEVER_REACHED, path->gen,
+                          cause);
+    if (p->n_up == 0 && was_up) {
+        p->no_path_since = now;
+        p->probe_at = now;
+        if (p->active || p->opening) {
+            r2_count(&r2_eng.n->no_path_waits, 1);
+            r2_path_journal(path, R2_EV_NO_PATH, 0, 0, cause);
+        }
+    }
+    if (was_up)
+        p->resync_wanted = true;
+    r2_task_kick(&p->task);
+}
+
+void r2_path_up(struct r2_path *path)
+{
+    struct r2_peer *p = path->peer;
+    uint64_t now = r2_now_ns(), away = path->down_at ? now - path->down_at : 0;
+
+    path->state = R2_PATH_UP;
+    path->up_at = now;
+    path->fails = 0;
+    path->silent = false;
+    path->hb_unanswered = 0;
+    path->hb_marked = false;
+    path->hb_at = now;
+    r2_pathrate_reset(&path->rate);
+    p->n_up++;
+    p->refused = false;
+    r2_gauge_add(&r2_eng.g->paths_up, 1);
+    r2_control_path_state(r2_eng.ctl, path->row, R2_SEG_PATH_UP, path->gen, "");
+    if (path->ever_up)
+        r2_count(&r2_eng.n->path_recoveries, 1);
+    r2_path_journal(path, R2_EV_PATH_UP, 0, away, path->ever_up ? "back" : "connected");
+    path->ever_up = true;
+    r2_out_info(path);
+    path->ctrl_ready = true;
+    if (p->n_up == 1) {
+        r2_control_peer_state(r2_eng.ctl, p->row, R2_SEG_PEER_UP, "");
+        p->resync_wanted = true;
+    }
+    r2_task_kick(&p->task);
+}
+
+int r2_path_connect(struct r2_path *path, uint64_t now)
+{
+    struct r2_peer *p = path->peer;
+    struct r2_ep_params params = {.local_nic = path->lnic, .remote_nic = path->rnic,
+                                  .initiator = true, .owner = path};
+    struct r2_ep *ep = NULL;
+    int rc;
+
+    path->gen++;
+    if (path->gen <= path->down_gen)
+        path->gen = path->down_gen + 1;
+    params.gen = path->gen;
+    params.remote_addr = p->rnics[path->rnic].addr;
+    memcpy(params.local_process, r2_eng.process, 16);
+    memcpy(params.remote_process, p->id, 16);
+    memcpy(params.secret, p->secret, 16);
+    path->state = R2_PATH_CONNECTING;
+    path->attempt_at = now;
+    if (path->ever_up)
+        r2_control_path_state(r2_eng.ctl, path->row, R2_SEG_PATH_PROBING, path->gen, "");
+    rc = r2_eng.ops->connect(&params, &ep);
+    if (rc == 0) {
+        path->ep = ep;
+        return 0;
+    }
+    if (rc == -ECONNREFUSED)
+        p->refused = true;
+    r2_path_fail(path, path->gen, -rc, "connect");
+    return rc;
+}
+
+static bool better(const struct r2_path *a, const struct r2_path *b)
+{
+    if (!b)
+        return true;
+    if ((a->hb_unanswered == 0) != (b->hb_unanswered == 0))
+        return a->hb_unanswered == 0;
+    return false;
+}
+
+struct r2_path *r2_path_for_ctrl(struct r2_peer *p, int home, int remote_home)
+{
+    struct r2_path *best = NULL;
+
+    for (int i = 0; i < p->n_paths; i++) {
+        struct r2_path *path = p->paths[i];
+
+        if (path->state != R2_PATH_UP || !path->ctrl_ready)
+            continue;
+        if (path->hb_unanswered == 0 && (home < 0 || path->lnic == home) &&
+            (remote_home < 0 || path->rnic == remote_home))
+            return path;
+        if (better(path, best))
+            best = path;
+    }
+    return best;
+}

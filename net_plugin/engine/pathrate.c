@@ -1,0 +1,236 @@
+#include "engine/pathrate.h"
+
+#include <string.h>
+
+#define NS_PER_MS UINT64_C(1000000)
+#define NS_PER_S UINT64_C(1000000000)
+
+#define RATE_SPAN_MIN_NS (200 * NS_PER_MS)
+#define RATE_SPAN_MAX_NS (800 * NS_PER_MS)
+#define RATE_SPAN_RTTS 10
+#define SAMPLE_GAP_MAX_NS (100 * NS_PER_MS) /* a longer pause is idle time: does not age the rate */
+#define MIN_RTT_SPAN_NS (10 * NS_PER_S)
+
+#define CHUNK_TIME_NS NS_PER_MS
+#define CHUNK_STEP 4096
+#define CHUNK_FIRST_MAX (256 * 1024) /* while only the announced speed is known */
+#define CHUNK_FIRST_PER_S 4000       /* a quarter of a millisecond of the announced speed */
+
+#define WINDOW_GAIN 2
+#define STARTUP_GAIN 4
+#define STARTUP_ROUNDS 3              /* rounds without a quarter more rate end the start-up */
+#define LANE_RATE UINT64_C(1000000000) /* one lane surely carries this much, bytes/s */
+
+static uint64_t max_u64(uint64_t a, uint64_t b)
+{
+    return a > b ? a : b;
+}
+
+static uint64_t min_u64(uint64_t a, uint64_t b)
+{
+    return a < b ? a : b;
+}
+
+/* a * b / c without overflow, saturating; c > 0. */
+static uint64_t mul_div(uint64_t a, uint64_t b, uint64_t c)
+{
+    unsigned __int128 x = (unsigned __int128)a * b / c;
+
+    return x > UINT64_MAX ? UINT64_MAX : (uint64_t)x;
+}
+
+void r2_pathrate_init(struct r2_pathrate *pr, uint64_t hint)
+{
+    memset(pr, 0, sizeof(*pr));
+    pr->hint = hint;
+    pr->startup = true;
+}
+
+void r2_pathrate_reset(struct r2_pathrate *pr)
+{
+    r2_pathrate_init(pr, pr->hint);
+}
+
+void r2_pathrate_on_send(struct r2_pathrate *pr, uint64_t len, uint64_t now_ns,
+                         struct r2_rate_stamp *stamp)
+{
+    if (pr->inflight == 0) {
+        /* The pipe was empty: the time until now says nothing about its rate. */
+        pr->delivered_time_ns = now_ns;
+        pr->first_sent_ns = now_ns;
+    }
+    stamp->delivered = pr->delivered;
+    stamp->delivered_time_ns = pr->delivered_time_ns;
+    stamp->first_sent_ns = pr->first_sent_ns;
+    stamp->app_limited = pr->app_limited_until > 0;
+    stamp->clean = pr->inflight == 0;
+    pr->inflight += len;
+}
+
+uint64_t r2_pathrate_rate(const struct r2_pathrate *pr)
+{
+    uint64_t rate = 0;
+
+    for (int i = 0; i < R2_PATHRATE_BUCKETS; i++) {
+        rate = max_u64(rate, pr->bucket[i]);
+    }
+    return rate;
+}
+
+/* Lets `gap` ns of traffic pass: buckets that fall out of the span are forgotten. */
+static void rate_age(struct r2_pathrate *pr, uint64_t gap)
+{
+    uint64_t span = min_u64(max_u64(RATE_SPAN_RTTS * pr->srtt_ns, RATE_SPAN_MIN_NS),
+                            RATE_SPAN_MAX_NS) / R2_PATHRATE_BUCKETS;
+
+    pr->bucket_used_ns += min_u64(gap, SAMPLE_GAP_MAX_NS);
+    while (pr->bucket_used_ns >= span) {
+        pr->bucket_used_ns -= span;
+        pr->bucket_now = (pr->bucket_now + 1) % R2_PATHRATE_BUCKETS;
+        pr->bucket[pr->bucket_now] = 0;
+    }
+}
+
+static void rate_sample(struct r2_pathrate *pr, const struct r2_rate_stamp *stamp,
+                        uint64_t t_sent_ns, uint64_t now_ns)
+{
+    uint64_t ack_span = now_ns > stamp->delivered_time_ns ? now_ns - stamp->delivered_time_ns : 0;
+    uint64_t send_span = t_sent_ns > stamp->first_sent_ns ? t_sent_ns - stamp->first_sent_ns : 0;
+    uint64_t span = max_u64(ack_span, send_span); /* acknowledgements that come in a burst lie */
+    uint64_t gap = pr->last_sample_ns && now_ns > pr->last_sample_ns
+                       ? now_ns - pr->last_sample_ns : 0;
+    uint64_t rate;
+
+    pr->last_sample_ns = now_ns;
+    if (span == 0) {
+        return;
+    }
+    rate = mul_div(pr->delivered - stamp->delivered, NS_PER_S, span);
+    if (!stamp->app_limited) {
+        rate_age(pr, gap);
+    } else if (rate <= r2_pathrate_rate(pr)) {
+        return;
+    }
+    pr->bucket[pr->bucket_now] = max_u64(pr->bucket[pr->bucket_now], rate);
+}
+
+static void rtt_sample(struct r2_pathrate *pr, uint64_t len, bool clean, uint64_t t_sent_ns,
+                       uint64_t now_ns)
+{
+    uint64_t rtt = now_ns > t_sent_ns ? now_ns - t_sent_ns : 1;
+    bool expired = now_ns - pr->min_rtt_time_ns > MIN_RTT_SPAN_NS;
+
+    if (pr->srtt_ns == 0) {
+        pr->srtt_ns = rtt;
+    } else {
+        pr->srtt_ns = pr->srtt_ns - pr->srtt_ns / 8 + rtt / 8;
+    }
+    if (pr->min_rtt_ns == 0 || rtt <= pr->min_rtt_ns || (expired && clean)) {
+        pr->min_rtt_ns = rtt;
+        pr->min_rtt_len = (uint32_t)min_u64(len, UINT32_MAX);
+        pr->min_rtt_time_ns = now_ns;
+        expired = false;
+    }
+    if (clean) {
+        pr->probing_rtt = false;
+    } else if (expired) {
+        /* For 10 s every sample had our own queue in it. Without a clean one the minimum would
+         * grow to what the window makes of it, and the window with it, for ever. */
+        pr->probing_rtt = true;
+    }
+}
+
+/* Once per round trip of the start-up: goes on while the rate rises. */
+static void startup_round(struct r2_pathrate *pr, const struct r2_rate_stamp *stamp)
+{
+    uint64_t rate = r2_pathrate_rate(pr);
+
+    if (stamp->delivered < pr->round_end) {
+        return;
+    }
+    pr->round_end = pr->delivered;
+    if (rate >= pr->full_rate + pr->full_rate / 4) {
+        pr->full_rate = rate;
+        pr->full_rounds = 0;
+    } else if (!stamp->app_limited && ++pr->full_rounds >= STARTUP_ROUNDS) {
+        pr->startup = false;
+        pr->probing_rtt = true; /* drains what the start-up has queued */
+    }
+}
+
+void r2_pathrate_on_ack(struct r2_pathrate *pr, uint64_t len, const struct r2_rate_stamp *stamp,
+                        uint64_t t_sent_ns, uint64_t now_ns)
+{
+    uint64_t was_inflight = pr->inflight;
+
+    pr->delivered += len;
+    pr->delivered_time_ns = max_u64(now_ns, pr->delivered_time_ns);
+    pr->first_sent_ns = max_u64(t_sent_ns, pr->first_sent_ns);
+    pr->inflight -= min_u64(len, pr->inflight);
+    if (pr->app_limited_until && pr->delivered > pr->app_limited_until) {
+        pr->app_limited_until = 0;
+    }
+    rate_sample(pr, stamp, t_sent_ns, now_ns);
+    rtt_sample(pr, len, stamp->clean, t_sent_ns, now_ns);
+    if (pr->startup) {
+        if (!stamp->app_limited) {
+            pr->startup_window = max_u64(pr->startup_window, was_inflight) + len;
+        }
+        startup_round(pr, stamp);
+    }
+}
+
+void r2_pathrate_on_lost(struct r2_pathrate *pr, uint64_t len)
+{
+    pr->inflight -= min_u64(len, pr->inflight);
+}
+
+void r2_pathrate_app_limited(struct r2_pathrate *pr)
+{
+    pr->app_limited_until = max_u64(pr->delivered + pr->inflight, 1);
+}
+
+/* Bytes that a full pipe holds: rate x round trip of a chunk of this length. The minimum may stem
+ * from a smaller chunk: the time that the rest takes on the wire is added. */
+static uint64_t path_bdp(const struct r2_pathrate *pr, uint64_t rate, uint64_t chunk)
+{
+    uint64_t rest = chunk > pr->min_rtt_len ? chunk - pr->min_rtt_len : 0;
+
+    return mul_div(rate, pr->min_rtt_ns, NS_PER_S) + rest;
+}
+
+uint64_t r2_pathrate_window(const struct r2_pathrate *pr, uint64_t chunk, unsigned lanes)
+{
+    uint64_t rate = r2_pathrate_rate(pr);
+    uint64_t all = lanes ? lanes : 1;
+    /* Fast paths need all their lanes busy: one lane may be bound by one core. */
+    uint64_t floor = chunk * min_u64(1 + rate / LANE_RATE, all);
+    uint64_t bdp;
+
+    if (rate == 0) {
+        return 2 * chunk * all;
+    }
+    bdp = path_bdp(pr, rate, chunk);
+    if (pr->startup) {
+        return min_u64(max_u64(2 * chunk * all, pr->startup_window),
+                       max_u64(STARTUP_GAIN * bdp, floor));
+    }
+    if (pr->probing_rtt) {
+        return chunk;
+    }
+    return max_u64(WINDOW_GAIN * bdp, floor);
+}
+
+uint32_t r2_pathrate_chunk_len(const struct r2_pathrate *pr, uint32_t max_chunk)
+{
+    uint64_t rate = r2_pathrate_rate(pr);
+    uint64_t len;
+
+    if (rate > 0) {
+        len = mul_div(rate, CHUNK_TIME_NS, NS_PER_S);
+    } else {
+        len = min_u64(pr->hint / CHUNK_FIRST_PER_S, CHUNK_FIRST_MAX);
+    }
+    len = min_u64(max_u64(len, R2_CHUNK_MIN), max_chunk);
+    return (uint32_t)max_u64(len - len % CHUNK_STEP, CHUNK_STEP);
+}

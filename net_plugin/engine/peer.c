@@ -1,0 +1,196 @@
+/* Peers: found, made, given back; and the unlock that lets frames and chunks go. */
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "engine/internal.h"
+
+#define FLUSH_MAX R2_PATHS_MAX
+
+static struct r2_peer *find_locked(const uint8_t id[16], bool out)
+{
+    struct r2_list *n;
+
+    R2_LIST_FOR_EACH(n, &r2_eng.peers)
+    {
+        struct r2_peer *p = R2_CONTAINER_OF(n, struct r2_peer, node);
+
+        if (p->out == out && memcmp(p->id, id, 16) == 0) {
+            r2_peer_get(p);
+            return p;
+        }
+    }
+    return NULL;
+}
+
+struct r2_peer *r2_peer_find(const uint8_t id[16], bool out)
+{
+    struct r2_peer *p;
+
+    pthread_mutex_lock(&r2_eng.lock);
+    p = find_locked(id, out);
+    pthread_mutex_unlock(&r2_eng.lock);
+    return p;
+}
+
+static struct r2_peer *new_peer(const uint8_t id[16], const uint8_t secret[16], bool out)
+{
+    struct r2_control_peer row = {.state = R2_SEG_PEER_CONNECTING};
+    struct r2_peer *p = calloc(1, sizeof(*p));
+
+    if (!p)
+        return NULL;
+    pthread_mutex_init(&p->lock, NULL);
+    atomic_init(&p->refs, 2); /* the list's and the caller's */
+    memcpy(p->id, id, 16);
+    memcpy(p->secret, secret, 16);
+    p->out = out;
+    r2_hash_init(&p->conns);
+    r2_list_init(&p->conn_list);
+    r2_list_init(&p->ready);
+    r2_list_init(&p->ackq);
+    r2_list_init(&p->defer);
+    r2_list_init(&p->dying);
+    p->io = r2_io_pick();
+    r2_task_init(&p->task, p->io, r2_peer_task);
+    r2_timer_init(&p->timer, p->io, r2_peer_timer);
+    p->last_tick = r2_now_ns();
+    memcpy(row.process_id, id, 16);
+    p->row = r2_control_peer_add(r2_eng.ctl, &row);
+    r2_gauge_add(&r2_eng.g->peers, 1);
+    r2_timer_set(&p->timer, r2_now_ns() + R2_TICK_NS);
+    return p;
+}
+
+struct r2_peer *r2_peer_obtain(const uint8_t id[16], const uint8_t secret[16], bool out)
+{
+    struct r2_peer *p;
+
+    pthread_mutex_lock(&r2_eng.lock);
+    p = find_locked(id, out);
+    if (!p) {
+        p = new_peer(id, secret, out);
+        if (p) {
+            p->listed = true;
+            r2_list_add_tail(&r2_eng.peers, &p->node);
+        }
+    }
+    pthread_mutex_unlock(&r2_eng.lock);
+    return p;
+}
+
+void r2_peer_get(struct r2_peer *p)
+{
+    atomic_fetch_add_explicit(&p->refs, 1, memory_order_relaxed);
+}
+
+/* The last reference goes when the peer's task has taken it off the list, its timer is stopped and
+ * no connection and no endpoint is left. */
+void r2_peer_put(struct r2_peer *p)
+{
+    if (atomic_fetch_sub_explicit(&p->refs, 1, memory_order_acq_rel) != 1)
+        return;
+    for (int i = 0; i < p->n_paths; i++) {
+        free(p->paths[i]->out);
+        free(p->paths[i]);
+    }
+    r2_hash_free(&p->conns);
+    pthread_mutex_destroy(&p->lock);
+    r2_gauge_add(&r2_eng.g->peers, -1);
+    free(p);
+}
+
+void r2_peer_lock(struct r2_peer *p)
+{
+    pthread_mutex_lock(&p->lock);
+}
+
+void r2_peer_unlock(struct r2_peer *p)
+{
+    struct r2_ep *eps[FLUSH_MAX];
+    bool flush[FLUSH_MAX];
+    unsigned kick[FLUSH_MAX];
+    int n = 0;
+
+    for (int i = 0; i < p->n_paths && n < FLUSH_MAX; i++) {
+        struct r2_path *path = p->paths[i];
+
+        if (!path->ep || path->state != R2_PATH_UP || !(path->flush_wanted || path->kick_wanted))
+            continue;
+        eps[n] = path->ep;
+        r2_eng.ops->get(path->ep);
+        flush[n] = path->flush_wanted;
+        kick[n++] = path->kick_wanted;
+        path->flush_wanted = false;
+        path->kick_wanted = 0;
+    }
+    pthread_mutex_unlock(&p->lock);
+    for (int i = 0; i < n; i++) {
+        if (kick[i])
+            r2_eng.ops->kick(eps[i], kick[i]);
+        if (flush[i])
+            r2_eng.ops->flush(eps[i]);
+        r2_eng.ops->put(eps[i]);
+    }
+}
+
+int r2_peer_eps(struct r2_peer *p, struct r2_ep **out, int max)
+{
+    struct r2_list *l;
+    int n = 0;
+
+    for (int i = 0; i < p->n_paths && n < max; i++) {
+        if (p->paths[i]->ep)
+            out[n++] = p->paths[i]->ep;
+    }
+    R2_LIST_FOR_EACH(l, &p->dying)
+    {
+        if (n < max)
+            out[n++] = R2_CONTAINER_OF(l, struct r2_dying, node)->ep;
+    }
+    for (int i = 0; i < n; i++)
+        r2_eng.ops->get(out[i]);
+    return n;
+}
+
+void r2_peer_account(struct r2_peer *p, int delta)
+{
+    p->active += delta;
+    r2_gauge_add(&r2_eng.g->requests_in_flight, delta);
+    if (delta > 0 && p->active == delta) {
+        if (p->n_up == 0)
+            p->no_path_since = r2_now_ns();
+        r2_timer_sooner(&p->timer, r2_now_ns() + R2_TICK_NS);
+    }
+}
+
+void r2_peer_gone(struct r2_peer *p, int err, const char *cause)
+{
+    struct r2_control_event ev = {.event = R2_EV_PEER_GONE, .peer_host = p->host,
+                                  .peer_pid = p->pid, .cause = cause};
+    struct r2_list *n, *tmp;
+
+    if (p->life == R2_PEER_GONE)
+        return;
+    p->life = R2_PEER_GONE;
+    p->error = err;
+    r2_control_peer_state(r2_eng.ctl, p->row, R2_SEG_PEER_GONE, cause);
+    if (!r2_list_empty(&p->conn_list)) {
+        r2_control_journal(r2_eng.ctl, &ev);
+        R2_INFO("peer %s pid %u is gone: %s", p->host[0] ? p->host : "?", p->pid, cause);
+    }
+    for (int i = 0; i < p->n_paths; i++)
+        r2_path_fail(p->paths[i], p->paths[i]->gen, -err, cause);
+    R2_LIST_FOR_EACH_SAFE(n, tmp, &p->conn_list)
+    {
+        struct r2_conn *c = R2_CONTAINER_OF(n, struct r2_conn, node);
+
+        if (c->state == R2_CONN_CLOSED) {
+            c->close_acked = true; /* nobody is left to acknowledge it */
+            r2_conn_reap(c);
+        } else {
+            r2_conn_fail(c, err);
+        }
+    }
+    r2_task_kick(&p->task);
+}

@@ -1,0 +1,344 @@
+/* The receiver's data plane: where bytes are placed, and what is acknowledged. */
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "engine/internal.h"
+#include "util/copy.h"
+#include "util/crc32c.h"
+
+#define RANGES_PER_FRAME 256
+
+static struct r2_path *ctrl_path(struct r2_conn *c)
+{
+    return r2_path_for_ctrl(c->peer, -1, c->remote_home);
+}
+
+/* ---- acknowledgements */
+
+void r2_recv_queue_ack(struct r2_conn *c, struct r2_path *path, uint64_t seq, uint64_t off,
+                       uint64_t len)
+{
+    if (len) {
+        if (c->n_ranges == c->cap_ranges) {
+            uint32_t cap = c->cap_ranges ? 2 * c->cap_ranges : 16;
+            struct r2_ack_range *more = realloc(c->ranges, cap * sizeof(*more));
+
+            if (!more) /* the next resync says it again */
+                return;
+            c->ranges = more;
+            c->cap_ranges = cap;
+        }
+        c->ranges[c->n_ranges++] = (struct r2_ack_range){.seq = seq, .offset = off, .len = len};
+    }
+    if (path)
+        c->ack_path = path->index;
+    if (r2_list_empty(&c->acks))
+        r2_list_add_tail(&c->peer->ackq, &c->acks);
+}
+
+static void out_ack(struct r2_conn *c, struct r2_path *path)
+{
+    struct r2_msg_ack m = {.conn = c->id, .cumulative = c->cum};
+    uint32_t done = 0;
+
+    do {
+        m.ranges = c->n_ranges - done;
+        if (m.ranges > RANGES_PER_FRAME)
+            m.ranges = RANGES_PER_FRAME;
+        if (r2_out_frame(path, R2_F_ACK, &m, sizeof(m), c->ranges + done,
+                         m.ranges * sizeof(*c->ranges)))
+            return;
+        done += m.ranges;
+        r2_count(&r2_eng.n->acks_sent, 1);
+    } while (done < c->n_ranges);
+    c->n_ranges = 0;
+    c->flush_cum = c->cum;
+    c->flush_pos = path->out_total + (path->out_len - path->out_off);
+    r2_list_del(&c->flush);
+    r2_list_add_tail(&path->flushq, &c->flush);
+}
+
+void r2_recv_out_acks(struct r2_peer *p)
+{
+    while (!r2_list_empty(&p->ackq)) {
+        struct r2_conn *c = R2_CONTAINER_OF(r2_list_first(&p->ackq), struct r2_conn, acks);
+        struct r2_path *path = c->ack_path < p->n_paths ? p->paths[c->ack_path] : NULL;
+
+        r2_list_del(&c->acks);
+        /* The path that brought the bytes is alive, or was a moment ago. */
+        if (!path || path->state != R2_PATH_UP || !path->ctrl_ready)
+            path = ctrl_path(c);
+        if (path)
+            out_ack(c, path);
+        else
+            c->n_ranges = 0; /* none is up: r2_recv_repeat builds them anew */
+    }
+}
+
+void r2_recv_flushed(struct r2_conn *c, uint64_t cum)
+{
+    if (cum > c->flushed)
+        c->flushed = cum;
+    for (uint64_t s = c->oldest; s < c->next_seq && s < c->flushed; s++) {
+        struct r2_req *r = r2_conn_req(c, s);
+
+        if (r && r->arrived)
+            r2_req_finish(r, 0);
+    }
+}
+
+static bool repeat_range(void *arg, uint64_t off, uint64_t len)
+{
+    struct r2_req *r = arg;
+
+    r2_recv_queue_ack(r->conn, NULL, r->seq, off, len);
+    return true;
+}
+
+void r2_recv_repeat(struct r2_conn *c, struct r2_path *path)
+{
+    c->n_ranges = 0;
+    for (uint64_t s = c->oldest; s < c->next_seq; s++) {
+        struct r2_req *r = r2_conn_req(c, s);
+
+        if (r && !r->arrived)
+            r2_recv_arrived(&r->led.recv, repeat_range, r);
+        else if (r && s >= c->cum) /* whole, but an earlier message is not */
+            r2_recv_queue_ack(c, NULL, s, 0, r->led.recv.total);
+    }
+    for (int i = 0; i < R2_EAGER_AHEAD; i++) {
+        if (c->stash[i].valid && c->stash[i].seq >= c->cum)
+            r2_recv_queue_ack(c, NULL, c->stash[i].seq, 0, c->stash[i].size);
+    }
+    r2_recv_queue_ack(c, path, 0, 0, 0);
+}
+
+/* Message `seq` has arrived whole. */
+static void mark_arrived(struct r2_conn *c, uint64_t seq)
+{
+    if (seq < c->cum || seq - c->cum >= 64)
+        return;
+    c->ahead |= UINT64_C(1) << (seq - c->cum);
+    while (c->ahead & 1) {
+        c->ahead >>= 1;
+        c->cum++;
+    }
+}
+
+static bool has_arrived(const struct r2_conn *c, uint64_t seq)
+{
+    return seq < c->cum || (seq - c->cum < 64 && (c->ahead >> (seq - c->cum) & 1));
+}
+
+/* ---- receives */
+
+void r2_recv_cts(struct r2_req *r, struct r2_path *path)
+{
+    struct r2_msg_cts m = {.conn = r->conn->id, .seq = r->seq, .size = r->size};
+
+    m.addr = (uint64_t)(uintptr_t)r->data;
+    if (path)
+        r2_out_frame(path, R2_F_CTS, &m, sizeof(m), NULL, 0);
+}
+
+static struct r2_stash *stash_of(struct r2_conn *c, uint64_t seq)
+{
+    struct r2_stash *s = &c->stash[seq % R2_EAGER_AHEAD];
+
+    return s->valid && s->seq == seq ? s : NULL;
+}
+
+/* The bytes are in place: the request is done once the acknowledgement has left. */
+static void arrived(struct r2_req *r)
+{
+    struct r2_conn *c = r->conn;
+
+    r->arrived = true;
+    mark_arrived(c, r->seq);
+    if (r->seq < c->flushed)
+        r2_req_finish(r, 0);
+}
+
+static int place_eager(struct r2_req *r, const uint8_t *data, uint32_t size)
+{
+    int rc = r2_recv_set_total(&r->led.recv, size);
+
+    if (rc == 0 && size) {
+        rc = r2_recv_claim(&r->led.recv, 0, size, UINT16_MAX, 0, 0);
+        if (rc == 0) {
+            r2_copy_lines(r->data, data, size, 0);
+            rc = r2_recv_done(&r->led.recv, 0, size, UINT16_MAX, 0);
+        }
+    }
+    if (rc < 0) {
+        if (rc == -EMSGSIZE)
+            R2_WARN("a message of %u bytes does not fit its receive of %llu", size,
+                    (unsigned long long)r->size);
+        r2_conn_fail(r->conn, rc);
+        return rc;
+    }
+    arrived(r);
+    return 0;
+}
+
+void r2_recv_start(struct r2_req *r)
+{
+    struct r2_conn *c = r->conn;
+    struct r2_stash *s = stash_of(c, r->seq);
+
+    r2_recv_init(&r->led.recv, r->size);
+    r2_recv_cts(r, ctrl_path(c)); /* for a stashed message it gives the credit back */
+    if (s) {
+        s->valid = false;
+        place_eager(r, s->data, s->size);
+        free(s->data);
+        s->data = NULL;
+    }
+}
+
+static int stash_eager(struct r2_conn *c, const struct r2_msg_eager *m, const uint8_t *data)
+{
+    struct r2_stash *s = &c->stash[m->seq % R2_EAGER_AHEAD];
+
+    if (m->seq >= c->next_seq + R2_EAGER_AHEAD || s->valid)
+        return -EPROTO;
+    s->data = malloc(m->size ? m->size : 1);
+    if (!s->data)
+        return -ENOMEM;
+    memcpy(s->data, data, m->size);
+    s->seq = m->seq;
+    s->size = m->size;
+    s->valid = true;
+    mark_arrived(c, m->seq);
+    return 0;
+}
+
+int r2_recv_on_eager(struct r2_conn *c, struct r2_path *path, const struct r2_msg_eager *m,
+                     const uint8_t *data)
+{
+    struct r2_req *r;
+    int rc = 0;
+
+    if (c->state != R2_CONN_OPEN)
+        return 0;
+    if ((m->flags & R2_BULK_CRC) && r2_crc32c(0, data, m->size) != m->crc) {
+        r2_count(&r2_eng.n->crc_errors, 1);
+        r2_path_journal(path, R2_EV_CRC_ERROR, m->size, 0, "small message");
+        return -EBADMSG; /* ends the path; the message comes over another one */
+    }
+    if (has_arrived(c, m->seq)) {
+        r2_count(&r2_eng.n->duplicate_chunks, 1);
+    } else {
+        r = r2_conn_req(c, m->seq);
+        if (r)
+            place_eager(r, data, m->size);
+        else
+            rc = m->seq < c->next_seq ? 0 : stash_eager(c, m, data);
+    }
+    path->rx_bytes += m->size;
+    r2_count(&r2_control_nic_counters(r2_eng.ctl, path->lnic)->rx_bytes, m->size);
+    r2_recv_queue_ack(c, path, m->seq, 0, has_arrived(c, m->seq) && m->seq >= c->cum ? m->size : 0);
+    return rc;
+}
+
+/* ---- chunks */
+
+int r2_up_chunk_claim(void *owner, struct r2_ep *ep, struct r2_bulk *bulk, uint16_t lane)
+{
+    struct r2_path *path = owner;
+    struct r2_peer *p = path->peer;
+    struct r2_conn *c;
+    struct r2_req *r;
+    int rc = 1;
+
+    r2_peer_lock(p);
+    c = r2_conn_find(p, bulk->conn);
+    if (path->ep != ep) {
+        r2_count(&r2_eng.n->stale_chunks, 1);
+        goto out;
+    }
+    if (!c || c->out || c->state != R2_CONN_OPEN)
+        goto out;
+    if (bulk->seq >= c->next_seq) { /* nobody cleared it to send */
+        rc = -EPROTO;
+        goto out;
+    }
+    r = r2_conn_req(c, bulk->seq);
+    if (has_arrived(c, bulk->seq) || !r || r->cancelled) {
+        r2_count(&r2_eng.n->duplicate_chunks, 1);
+        r2_recv_queue_ack(c, path, 0, 0, 0);
+        goto out;
+    }
+    rc = r2_recv_set_total(&r->led.recv, bulk->total);
+    if (rc == -EMSGSIZE) {
+        r2_conn_fail(c, -EMSGSIZE);
+        rc = 1;
+        goto out;
+    }
+    if (rc == 0)
+        rc = r2_recv_claim(&r->led.recv, bulk->offset, bulk->len, path->index,
+                           r2_eng.ops->params(ep)->gen, lane);
+    if (rc == 1) {
+        r2_count(&r2_eng.n->duplicate_chunks, 1);
+        r2_recv_queue_ack(c, path, bulk->seq, bulk->offset, bulk->len);
+    }
+    bulk->data = r->data + bulk->offset;
+out:
+    pthread_mutex_unlock(&p->lock);
+    return rc;
+}
+
+void r2_up_chunk_done(void *owner, struct r2_ep *ep, const struct r2_bulk *bulk)
+{
+    struct r2_path *path = owner;
+    struct r2_peer *p = path->peer;
+    struct r2_conn *c;
+    struct r2_req *r;
+
+    r2_peer_lock(p);
+    c = r2_conn_find(p, bulk->conn);
+    r = c && !c->out ? r2_conn_req(c, bulk->seq) : NULL;
+    path->rx_bytes += bulk->len;
+    if (r && r2_recv_done(&r->led.recv, bulk->offset, bulk->len, path->index,
+                          r2_eng.ops->params(ep)->gen) == 0) {
+        if (r2_recv_complete(&r->led.recv))
+            arrived(r);
+        r2_recv_queue_ack(c, path, bulk->seq, bulk->offset, bulk->seq >= c->cum ? bulk->len : 0);
+    }
+    r2_recv_out_acks(p);
+    r2_peer_unlock(p);
+    r2_count(&r2_control_nic_counters(r2_eng.ctl, path->lnic)->rx_bytes, bulk->len);
+    r2_count(&r2_control_nic_counters(r2_eng.ctl, path->lnic)->rx_chunks, 1);
+    r2_count(&r2_eng.n->chunks_received, 1);
+}
+
+void r2_up_chunk_dropped(void *owner, struct r2_ep *ep, const struct r2_bulk *bulk, bool bad_crc)
+{
+    struct r2_path *path = owner;
+    struct r2_peer *p = path->peer;
+    struct r2_conn *c;
+    struct r2_req *r;
+
+    r2_peer_lock(p);
+    c = r2_conn_find(p, bulk->conn);
+    r = c && !c->out ? r2_conn_req(c, bulk->seq) : NULL;
+    if (r)
+        r2_recv_release(&r->led.recv, bulk->offset, bulk->len, path->index,
+                        r2_eng.ops->params(ep)->gen);
+    if (bad_crc) {
+        r2_count(&r2_eng.n->crc_errors, 1);
+        r2_path_journal(path, R2_EV_CRC_ERROR, bulk->len, 0, "chunk");
+    }
+    pthread_mutex_unlock(&p->lock);
+}
+
+void r2_up_burst_end(void *owner, struct r2_ep *ep)
+{
+    struct r2_path *path = owner;
+
+    (void)ep;
+    r2_peer_lock(path->peer);
+    r2_recv_out_acks(path->peer);
+    r2_peer_unlock(path->peer);
+}

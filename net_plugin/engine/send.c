@@ -1,0 +1,410 @@
+/* The sender's data plane: which chunk goes over which path, and what acknowledgements do. */
+#include <errno.h>
+#include <string.h>
+
+#include "engine/internal.h"
+#include "util/crc32c.h"
+
+static bool is_eager(const struct r2_req *r)
+{
+    return r->size <= r2_eng.set->eager;
+}
+
+static const struct r2_cts_slot *cts_of(const struct r2_conn *c, uint64_t seq)
+{
+    const struct r2_cts_slot *s = &c->cts[seq % R2_WINDOW];
+
+    return s->valid && s->seq == seq ? s : NULL;
+}
+
+/* Bytes that bulk lanes may take now. */
+static uint64_t bulk_waiting(const struct r2_conn *c, const struct r2_req *r)
+{
+    if (!r || r->cancelled || is_eager(r) || !cts_of(c, r->seq))
+        return 0;
+    return r2_send_waiting_bytes(&r->led.send);
+}
+
+static uint64_t conn_waiting(struct r2_conn *c)
+{
+    uint64_t sum = 0;
+
+    for (uint64_t s = c->oldest; s < c->next_seq; s++)
+        sum += bulk_waiting(c, r2_conn_req(c, s));
+    return sum;
+}
+
+static void make_ready(struct r2_conn *c)
+{
+    if (r2_list_empty(&c->ready))
+        r2_list_add_tail(&c->peer->ready, &c->ready);
+}
+
+static bool usable(const struct r2_path *path)
+{
+    return path->state == R2_PATH_UP && !path->spare && path->ctrl_ready;
+}
+
+static uint32_t chunk_max(void)
+{
+    return (uint32_t)(r2_eng.set->chunk & ~UINT64_C(127));
+}
+
+static uint64_t room(const struct r2_path *path)
+{
+    uint32_t chunk = r2_pathrate_chunk_len(&path->rate, chunk_max());
+    unsigned lanes = r2_eng.ops->lanes(path->ep);
+    uint64_t window = r2_pathrate_window(&path->rate, chunk, lanes);
+    uint64_t used = r2_pathrate_inflight(&path->rate);
+
+    return window > used && lanes ? window - used : 0;
+}
+
+/* Asks lanes to pull: the home NIC's first, others for what is more than it has room for. */
+void r2_peer_kick(struct r2_peer *p)
+{
+    uint64_t waiting = 0;
+    struct r2_list *n;
+    int home = -1;
+
+    R2_LIST_FOR_EACH(n, &p->ready)
+    {
+        struct r2_conn *c = R2_CONTAINER_OF(n, struct r2_conn, ready);
+
+        waiting += conn_waiting(c);
+        if (home < 0)
+            home = c->home;
+    }
+    for (int turn = 0; turn < 2 && waiting; turn++) {
+        for (int i = 0; i < p->n_paths && waiting; i++) {
+            struct r2_path *path = p->paths[i];
+            uint64_t space;
+
+            if (!usable(path) || (path->lnic == home) != (turn == 0))
+                continue;
+            space = room(path);
+            if (!space)
+                continue;
+            if (space > waiting)
+                space = waiting;
+            waiting -= space;
+            path->kick_wanted += (unsigned)((space + chunk_max() - 1) / chunk_max());
+        }
+    }
+}
+
+/* ---- small messages: over the control lane, ahead of bulk */
+
+static bool send_eager(struct r2_conn *c, struct r2_req *r)
+{
+    struct r2_path *path = r2_path_for_ctrl(c->peer, c->home, -1);
+    struct r2_msg_eager m = {.conn = c->id, .seq = r->seq, .size = (uint32_t)r->size};
+    struct r2_chunk chunk;
+
+    if (!path || !r2_send_next(&r->led.send, UINT32_MAX, path->index, path->gen, r2_now_ns(),
+                               &chunk))
+        return false;
+    m.gen = path->gen;
+    if (r2_eng.set->verify) {
+        m.flags = R2_BULK_CRC;
+        m.crc = r2_crc32c(0, r->data, r->size);
+    }
+    r2_out_frame(path, R2_F_EAGER, &m, sizeof(m), r->data, r->size);
+    r2_send_released(&r->led.send, chunk.off, chunk.len, path->index, path->gen);
+    path->tx_bytes += r->size;
+    r2_count(&r2_control_nic_counters(r2_eng.ctl, path->lnic)->tx_bytes, r->size);
+    r2_count(&r2_eng.n->eager_messages, 1);
+    return true;
+}
+
+void r2_send_pump(struct r2_conn *c)
+{
+    if (!c->out || (c->state != R2_CONN_OPEN))
+        return;
+    for (uint64_t s = c->oldest; s < c->next_seq; s++) {
+        struct r2_req *r = r2_conn_req(c, s);
+
+        if (!r || r->cancelled || r2_send_idle(&r->led.send))
+            continue;
+        if (!is_eager(r)) {
+            if (cts_of(c, s))
+                make_ready(c);
+            continue;
+        }
+        if (s >= c->posted + R2_EAGER_AHEAD || !send_eager(c, r))
+            return;
+    }
+}
+
+void r2_send_start(struct r2_req *r)
+{
+    struct r2_conn *c = r->conn;
+    const struct r2_cts_slot *cts = cts_of(c, r->seq);
+
+    r2_send_init(&r->led.send, r->size);
+    if (cts && cts->size < r->size) {
+        r2_conn_fail(c, -EMSGSIZE);
+        return;
+    }
+    if (is_eager(r)) {
+        r2_send_pump(c);
+    } else if (cts) {
+        make_ready(c);
+        r2_peer_kick(c->peer);
+    }
+}
+
+void r2_send_on_cts(struct r2_conn *c, const struct r2_msg_cts *m, const uint32_t *keys)
+{
+    struct r2_cts_slot *s = &c->cts[m->seq % R2_WINDOW];
+    struct r2_req *r;
+
+    if (c->state != R2_CONN_OPEN && c->state != R2_CONN_OPENING)
+        return;
+    if (m->seq < c->oldest || m->seq >= c->oldest + R2_WINDOW)
+        return; /* answered already, or nonsense */
+    s->valid = true;
+    s->seq = m->seq;
+    s->size = m->size;
+    s->addr = m->addr;
+    memcpy(s->keys, keys, sizeof(s->keys));
+    if (m->seq >= c->posted)
+        c->posted = m->seq + 1;
+    r = r2_conn_req(c, m->seq);
+    if (r && r->size > m->size) {
+        R2_WARN("a send of %llu bytes is larger than its receive of %llu",
+                (unsigned long long)r->size, (unsigned long long)m->size);
+        r2_conn_fail(c, -EMSGSIZE);
+        return;
+    }
+    r2_send_pump(c);
+    if (!r2_list_empty(&c->ready))
+        r2_peer_kick(c->peer);
+}
+
+/* ---- bulk: paths pull */
+
+/* When `path` would be done with `len` more bytes, in ns; 0 while nothing is known. */
+static uint64_t finish_time(const struct r2_path *path, uint64_t len)
+{
+    uint64_t rate = r2_pathrate_rate(&path->rate);
+
+    if (!rate)
+        return 0;
+    return (r2_pathrate_inflight(&path->rate) + len) * 1000000000u / rate;
+}
+
+/* A slow path must not hold a message back: it leaves the last chunks to a faster one that would
+ * have sent all that waits before this path had sent one chunk. */
+static bool leave_to_faster(const struct r2_path *path, uint64_t waiting, uint32_t len)
+{
+    const struct r2_peer *p = path->peer;
+    uint64_t mine = finish_time(path, len);
+
+    if (!mine)
+        return false;
+    for (int i = 0; i < p->n_paths; i++) {
+        struct r2_path *other = p->paths[i];
+        uint64_t theirs;
+
+        if (other == path || !usable(other) || other->hb_unanswered)
+            continue;
+        theirs = finish_time(other, waiting);
+        if (theirs && theirs < mine) {
+            other->kick_wanted++;
+            return true;
+        }
+    }
+    return false;
+}
+
+static bool home_alive(const struct r2_conn *c)
+{
+    const struct r2_peer *p = c->peer;
+
+    for (int i = 0; i < p->n_paths; i++) {
+        if (p->paths[i]->lnic == c->home && usable(p->paths[i]))
+            return true;
+    }
+    return false;
+}
+
+static void fill(struct r2_path *path, struct r2_conn *c, struct r2_req *r,
+                 const struct r2_chunk *chunk, struct r2_bulk *bulk)
+{
+    const struct r2_cts_slot *cts = cts_of(c, r->seq);
+    struct r2_rate_stamp stamp;
+
+    memset(bulk, 0, sizeof(*bulk));
+    bulk->conn = c->id;
+    bulk->seq = r->seq;
+    bulk->offset = chunk->off;
+    bulk->total = r->size;
+    bulk->len = chunk->len;
+    bulk->data = r->data + chunk->off;
+    bulk->remote_addr = cts->addr + chunk->off;
+    bulk->remote_key = cts->keys[path->rnic];
+    r2_pathrate_on_send(&path->rate, chunk->len, r2_now_ns(), &stamp);
+    r2_send_stamp(&r->led.send, chunk, &stamp);
+}
+
+static bool take_chunk(struct r2_path *path, struct r2_conn *c, struct r2_bulk *bulk)
+{
+    uint32_t len = r2_pathrate_chunk_len(&path->rate, chunk_max());
+    uint64_t waiting = conn_waiting(c);
+    struct r2_chunk chunk;
+
+    if (!waiting) {
+        r2_list_del(&c->ready);
+        return false;
+    }
+    if (leave_to_faster(path, waiting, waiting < len ? (uint32_t)waiting : len))
+        return false;
+    for (uint64_t s = c->oldest; s < c->next_seq; s++) {
+        struct r2_req *r = r2_conn_req(c, s);
+
+        if (!bulk_waiting(c, r) ||
+            !r2_send_next(&r->led.send, len, path->index, path->gen, r2_now_ns(), &chunk))
+            continue;
+        fill(path, c, r, &chunk, bulk);
+        return true;
+    }
+    return false;
+}
+
+bool r2_up_next_chunk(void *owner, struct r2_ep *ep, struct r2_bulk *bulk)
+{
+    struct r2_path *path = owner;
+    struct r2_peer *p = path->peer;
+    struct r2_list *n, *tmp;
+    bool found = false, any = false;
+
+    r2_peer_lock(p);
+    if (path->ep != ep || !usable(path) || r2_list_empty(&p->ready) || !room(path))
+        goto out;
+    for (int turn = 0; turn < 2 && !found; turn++) {
+        if (turn == 1 && r2_eng.set->spread == R2_SPREAD_HOME)
+            break;
+        R2_LIST_FOR_EACH_SAFE(n, tmp, &p->ready)
+        {
+            struct r2_conn *c = R2_CONTAINER_OF(n, struct r2_conn, ready);
+            bool home = c->home == path->lnic || !home_alive(c);
+
+            any = true;
+            if (home != (turn == 0) || !take_chunk(path, c, bulk))
+                continue;
+            found = true;
+            r2_list_del(&c->ready); /* in turn */
+            r2_list_add_tail(&p->ready, &c->ready);
+            break;
+        }
+    }
+    if (!found && !any)
+        r2_pathrate_app_limited(&path->rate);
+out:
+    if (r2_list_empty(&p->ready) && path->ep == ep)
+        r2_pathrate_app_limited(&path->rate);
+    r2_peer_unlock(p); /* a faster path may have to be asked instead */
+    return found;
+}
+
+void r2_up_chunk_sent(void *owner, struct r2_ep *ep, const struct r2_bulk *bulk)
+{
+    struct r2_path *path = owner;
+    struct r2_conn *c;
+    struct r2_req *r;
+
+    r2_peer_lock(path->peer);
+    path->tx_bytes += bulk->len;
+    c = r2_conn_find(path->peer, bulk->conn);
+    r = c && c->out ? r2_conn_req(c, bulk->seq) : NULL;
+    if (r) {
+        r2_send_released(&r->led.send, bulk->offset, bulk->len, path->index,
+                         r2_eng.ops->params(ep)->gen);
+        if (r2_send_complete(&r->led.send))
+            r2_req_finish(r, 0);
+    }
+    pthread_mutex_unlock(&path->peer->lock);
+    r2_count(&r2_control_nic_counters(r2_eng.ctl, path->lnic)->tx_bytes, bulk->len);
+    r2_count(&r2_control_nic_counters(r2_eng.ctl, path->lnic)->tx_chunks, 1);
+    r2_count(&r2_eng.n->chunks_sent, 1);
+}
+
+/* ---- acknowledgements */
+
+static void report(void *arg, const struct r2_send_report *rep)
+{
+    struct r2_peer *p = arg;
+    struct r2_path *path = rep->path < p->n_paths ? p->paths[rep->path] : NULL;
+
+    if (!path || path->gen != rep->gen || path->state != R2_PATH_UP || !rep->stamp.first_sent_ns)
+        return;
+    r2_pathrate_on_ack(&path->rate, rep->bytes, &rep->stamp, rep->t_sent_ns, r2_now_ns());
+    if (path->resume_from) {
+        r2_path_journal(path, R2_EV_RESUME, 0, r2_now_ns() - path->resume_from, "");
+        path->resume_from = 0;
+    }
+    path->kick_wanted++;
+}
+
+static int64_t ack_req(struct r2_conn *c, uint64_t seq, const struct r2_ack_range *range)
+{
+    struct r2_req *r = r2_conn_req(c, seq);
+    int64_t n;
+
+    if (!r)
+        return 0;
+    n = range ? r2_send_ack(&r->led.send, range->offset, range->len, report, c->peer)
+              : r2_send_ack_all(&r->led.send, report, c->peer);
+    if (n < 0)
+        return n;
+    if (r2_send_complete(&r->led.send))
+        r2_req_finish(r, 0);
+    return n;
+}
+
+int r2_send_on_ack(struct r2_conn *c, uint64_t cumulative, const struct r2_ack_range *ranges,
+                   uint32_t n)
+{
+    int64_t rc = 0;
+
+    for (uint64_t s = c->oldest; s < cumulative && rc >= 0; s++)
+        rc = ack_req(c, s, NULL);
+    for (uint32_t i = 0; i < n && rc >= 0; i++)
+        rc = ack_req(c, ranges[i].seq, &ranges[i]);
+    return rc < 0 ? (int)rc : 0;
+}
+
+/* ---- failures */
+
+void r2_send_fenced(struct r2_path *path, uint32_t gen)
+{
+    struct r2_peer *p = path->peer;
+    uint64_t bytes = 0;
+    struct r2_list *n;
+
+    R2_LIST_FOR_EACH(n, &p->conn_list)
+    {
+        struct r2_conn *c = R2_CONTAINER_OF(n, struct r2_conn, node);
+        bool any = false;
+
+        for (uint64_t s = c->oldest; s < c->next_seq && c->out; s++) {
+            struct r2_req *r = r2_conn_req(c, s);
+
+            if (r && r2_send_path_down(&r->led.send, path->index, gen, &bytes))
+                any = true;
+        }
+        if (any)
+            r2_send_pump(c);
+    }
+    path->replayed += bytes;
+    r2_path_journal(path, R2_EV_REPLAY, bytes, r2_now_ns() - path->down_at, "");
+    r2_count(&r2_eng.n->replayed_bytes, bytes);
+    r2_count(&r2_control_nic_counters(r2_eng.ctl, path->lnic)->replayed_bytes, bytes);
+    r2_count(&r2_eng.n->failovers, 1);
+    for (int i = 0; i < p->n_paths; i++) {
+        if (p->paths[i]->state == R2_PATH_UP && p->paths[i] != path && !p->paths[i]->resume_from)
+            p->paths[i]->resume_from = path->down_at;
+    }
+    r2_peer_kick(p);
+}

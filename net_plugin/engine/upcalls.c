@@ -1,0 +1,113 @@
+/* What the transport tells the engine about endpoints. */
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "engine/internal.h"
+#include "util/siphash.h"
+
+static int up_secret(const uint8_t process[16], uint8_t secret[16])
+{
+    if (!r2_tag_equal(process, r2_eng.process))
+        return -ESRCH;
+    memcpy(secret, r2_eng.secret, 16);
+    return 0;
+}
+
+/* R: generations only grow. A newer one tells that the connecting side gave the older ones up. */
+static void *up_accepted(struct r2_ep *ep, const struct r2_ep_params *params)
+{
+    struct r2_peer *p = r2_peer_obtain(params->remote_process, r2_eng.secret, false);
+    struct r2_path *path;
+
+    if (!p)
+        return NULL;
+    r2_peer_lock(p);
+    path = p->life == R2_PEER_ALIVE && p->listed
+               ? r2_path_obtain(p, params->local_nic, params->remote_nic)
+               : NULL;
+    if (path && (params->gen <= path->gen || params->gen <= path->down_gen))
+        path = NULL;
+    if (path) {
+        r2_path_fail(path, path->gen, ECONNRESET, "replaced by a newer generation");
+        path->gen = params->gen;
+        path->ep = ep;
+        path->state = R2_PATH_CONNECTING;
+        path->wanted = true;
+        r2_eng.ops->get(ep);
+    }
+    r2_peer_unlock(p);
+    r2_peer_put(p);
+    return path;
+}
+
+static void up_up(void *owner, struct r2_ep *ep)
+{
+    struct r2_path *path = owner;
+    struct r2_peer *p = path->peer;
+
+    r2_peer_lock(p);
+    if (path->ep == ep && path->state == R2_PATH_CONNECTING)
+        r2_path_up(path);
+    if (p->resync_wanted && p->n_up)
+        r2_peer_resync(p);
+    r2_peer_unlock(p);
+}
+
+static void probe_over(struct r2_peer *p, struct r2_ep *ep, int err, const struct r2_ep_health *h)
+{
+    struct r2_dying *d;
+
+    r2_peer_lock(p);
+    d = calloc(1, sizeof(*d));
+    if (p->probe == ep && d) {
+        p->probe = NULL;
+        d->ep = ep;
+        d->err = err;
+        r2_list_add_tail(&p->dying, &d->node);
+        if ((h->refused || h->other_process) && p->n_up == 0)
+            r2_peer_gone(p, -ECONNRESET,
+                         "process gone: its host refuses, or another process answers");
+    }
+    r2_peer_unlock(p);
+    r2_task_kick(&p->task);
+}
+
+static void up_failed(void *owner, struct r2_ep *ep, int err, const struct r2_ep_health *h)
+{
+    const struct r2_ep_params *params = r2_eng.ops->params(ep);
+    struct r2_path *path = owner;
+    struct r2_peer *p;
+
+    if (params->probe) {
+        probe_over(owner, ep, err, h);
+        return;
+    }
+    p = path->peer;
+    r2_peer_lock(p);
+    if (path->ep == ep) {
+        if (h->refused || h->other_process)
+            p->refused = true;
+        r2_path_fail(path, path->gen, err,
+                     path->state == R2_PATH_UP ? "connection error" : "connect");
+        if (p->out && p->n_up && p->resync_wanted)
+            r2_peer_resync(p); /* DOWN leaves at once */
+    }
+    r2_peer_unlock(p);
+}
+
+const struct r2_transport_events r2_engine_events = {
+    .accepted = up_accepted,
+    .secret = up_secret,
+    .up = up_up,
+    .failed = up_failed,
+    .ctrl = r2_up_ctrl,
+    .next_ctrl = r2_up_next_ctrl,
+    .ctrl_sent = r2_up_ctrl_sent,
+    .next_chunk = r2_up_next_chunk,
+    .chunk_sent = r2_up_chunk_sent,
+    .chunk_claim = r2_up_chunk_claim,
+    .chunk_done = r2_up_chunk_done,
+    .chunk_dropped = r2_up_chunk_dropped,
+    .burst_end = r2_up_burst_end,
+};

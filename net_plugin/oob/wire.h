@@ -1,0 +1,182 @@
+/* What two R2CCL processes say to each other: control frames and NIC addresses.
+ *
+ * All integers are little-endian. A frame is a header and a body whose length must fit the type
+ * (r2_wire_check); everything is untrusted until checked. Bodies are copied out with memcpy, never
+ * read in place.
+ *
+ * Directions: S = from the connecting process (the sender of bulk data), R = from the accepting
+ * one, B = both. Every message is idempotent, and can be repeated on any live path.
+ */
+#ifndef R2_OOB_WIRE_H
+#define R2_OOB_WIRE_H
+
+#include <netinet/in.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#if __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__
+#error "the wire format is little-endian, and so must be the host"
+#endif
+
+#define R2_WIRE_VERSION 1
+#define R2_WIRE_MAX_NICS 16
+#define R2_WIRE_MAX_BODY 65535
+#define R2_WIRE_NAME 32
+
+/* A NIC's address: family 4 or 6, port in host order. */
+struct r2_wire_addr {
+    uint8_t family;
+    uint8_t pad;
+    uint16_t port;
+    uint8_t ip[16];
+} __attribute__((packed));
+_Static_assert(sizeof(struct r2_wire_addr) == 20, "wire");
+
+int r2_wire_from_sockaddr(struct r2_wire_addr *out, const struct sockaddr_storage *sa);
+int r2_wire_to_sockaddr(const struct r2_wire_addr *a, struct sockaddr_storage *sa, socklen_t *len);
+/* "10.1.0.2:4711" or "[::1]:4711". */
+void r2_wire_addr_text(const struct r2_wire_addr *a, char *out, size_t cap);
+
+struct r2_frame {
+    uint16_t len; /* of the body */
+    uint8_t type;
+    uint8_t version;
+} __attribute__((packed));
+_Static_assert(sizeof(struct r2_frame) == 4, "wire");
+
+enum r2_frame_type {
+    R2_F_OPEN = 1,   /* S: a connection asks to be accepted */
+    R2_F_OPEN_ACK,   /* R: status 0, or an errno */
+    R2_F_CTS,        /* R: clear to send a message */
+    R2_F_EAGER,      /* S: a small message, whole */
+    R2_F_ACK,        /* R: what has arrived */
+    R2_F_DOWN,       /* S: path generation is dead, fence it */
+    R2_F_FENCED,     /* R: path generation is fenced; follows the acknowledgements */
+    R2_F_CLOSE,      /* B: this side of the connection is closed */
+    R2_F_CLOSE_ACK,  /* B */
+    R2_F_NIC,        /* B: word about one of the speaker's NICs */
+    R2_F_HEARTBEAT,  /* B: answered by the kernel, not by the process */
+    R2_F_INFO,       /* B: who speaks and which NICs it has; first frame of an endpoint */
+    R2_F_BYE,        /* B: the process lets go of this peer, on purpose */
+    R2_F_LAST = R2_F_BYE,
+};
+
+struct r2_msg_open {
+    uint64_t conn;
+    uint64_t listen;
+    uint8_t home_nic; /* of the connecting process */
+    uint8_t pad[7];
+} __attribute__((packed));
+
+struct r2_msg_open_ack {
+    uint64_t conn;
+    uint32_t status;
+    uint32_t pad;
+} __attribute__((packed));
+
+/* Followed by `keys` x 32 bit for one-sided transports, indexed by the receiver's NIC. */
+struct r2_msg_cts {
+    uint64_t conn;
+    uint64_t seq;
+    uint64_t size;
+    uint64_t addr;
+    uint32_t keys;
+    uint32_t pad;
+} __attribute__((packed));
+
+/* Followed by the message itself. */
+struct r2_msg_eager {
+    uint64_t conn;
+    uint64_t seq;
+    uint32_t size;
+    uint32_t crc;
+    uint32_t gen;
+    uint32_t flags; /* R2_BULK_CRC */
+} __attribute__((packed));
+
+struct r2_ack_range {
+    uint64_t seq;
+    uint64_t offset;
+    uint64_t len;
+} __attribute__((packed));
+
+/* All messages below `cumulative` have arrived whole; then `ranges` x r2_ack_range. */
+struct r2_msg_ack {
+    uint64_t conn;
+    uint64_t cumulative;
+    uint32_t ranges;
+    uint32_t pad;
+} __attribute__((packed));
+
+struct r2_msg_path { /* DOWN, FENCED */
+    uint8_t sender_nic;   /* of the connecting process */
+    uint8_t receiver_nic; /* of the accepting process */
+    uint16_t pad;
+    uint32_t gen;
+    uint32_t reason; /* errno, for the journal */
+} __attribute__((packed));
+
+/* `cumulative`: from the receiver, as in ACK; from the sender, messages begun. */
+struct r2_msg_close {
+    uint64_t conn;
+    uint64_t cumulative;
+    uint32_t from_sender;
+    uint32_t status;
+} __attribute__((packed));
+
+struct r2_msg_close_ack {
+    uint64_t conn;
+    uint32_t from_sender; /* which side's CLOSE is acknowledged */
+    uint32_t pad;
+} __attribute__((packed));
+
+struct r2_msg_nic {
+    uint8_t nic;
+    uint8_t usable;
+    uint16_t pad;
+    uint32_t epoch; /* grows with every change of this NIC */
+    uint32_t reason;
+} __attribute__((packed));
+
+struct r2_msg_heartbeat {
+    uint64_t count;
+} __attribute__((packed));
+
+struct r2_info_nic {
+    char name[R2_WIRE_NAME];
+    struct r2_wire_addr addr;
+    uint8_t usable;
+    uint8_t pad[3];
+    uint32_t epoch;
+    uint32_t speed_mbps;
+} __attribute__((packed));
+
+/* Followed by `nics` x r2_info_nic. */
+struct r2_msg_info {
+    uint32_t pid;
+    uint32_t nics;
+    char host[64];
+} __attribute__((packed));
+
+/* First bytes of a bulk chunk on a two-sided transport. */
+struct r2_data_head {
+    uint32_t magic;
+    uint16_t version;
+    uint16_t flags;
+    uint64_t conn;
+    uint64_t seq;
+    uint64_t offset;
+    uint64_t total;
+    uint32_t len;
+    uint32_t gen;
+    uint32_t crc;
+    uint32_t head_crc; /* of the 52 bytes before it */
+} __attribute__((packed));
+_Static_assert(sizeof(struct r2_data_head) == 56, "wire");
+#define R2_DATA_MAGIC 0x44325232u /* "2R2D" */
+
+/* 0 when a body of `len` bytes is right for `type`, else -EPROTO. */
+int r2_wire_check(uint8_t type, const uint8_t *body, size_t len);
+
+#endif

@@ -1,0 +1,172 @@
+/* The table with the values of this process as JSON, for r2ccl-ctl. */
+#include <inttypes.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "settings/table.h"
+#include "settings/values.h"
+
+static const char *const r2_type_names[] = {"bool", "int",    "size",  "duration",
+                                            "enum", "string", "ports", "cpus"};
+
+/* The length of the UTF-8 sequence at `text` (1 to 4), 0 if it is not well-formed. */
+static int r2_json_utf8(const unsigned char *text)
+{
+    int len = text[0] < 0x80 ? 1 : text[0] >= 0xf0 ? 4 : text[0] >= 0xe0 ? 3 : 2;
+    uint32_t code = text[0] & (len == 1 ? 0x7f : 0xff >> (len + 1));
+    static const uint32_t lowest[] = {0, 0, 0x80, 0x800, 0x10000};
+
+    if (text[0] > 0xf4 || (text[0] >= 0x80 && text[0] < 0xc2)) {
+        return 0;
+    }
+    for (int i = 1; i < len; i++) {
+        if ((text[i] & 0xc0) != 0x80) {
+            return 0;
+        }
+        code = code << 6 | (text[i] & 0x3f);
+    }
+    return code < lowest[len] || code > 0x10ffff || (code >= 0xd800 && code < 0xe000) ? 0 : len;
+}
+
+static void r2_json_string(FILE *f, const char *text)
+{
+    fputc('"', f);
+    while (*text) {
+        int len = r2_json_utf8((const unsigned char *)text);
+
+        if (len == 0) {
+            fputs("\\ufffd", f);
+        } else if ((unsigned char)*text < 0x20 || *text == 0x7f) {
+            fprintf(f, "\\u%04x", (unsigned)(unsigned char)*text);
+        } else {
+            fprintf(f, "%s%.*s", *text == '"' || *text == '\\' ? "\\" : "", len, text);
+        }
+        text += len ? len : 1;
+    }
+    fputc('"', f);
+}
+
+static void r2_json_member(FILE *f, const char *key, const char *text)
+{
+    fprintf(f, ", \"%s\": ", key);
+    r2_json_string(f, text);
+}
+
+static void r2_json_value(FILE *f, const struct r2_setting_row *row, const struct r2_settings *s)
+{
+    const void *place = (const char *)s + row->offset;
+    const struct r2_port_range *ports = place;
+    char text[64];
+
+    fputs(", \"value\": ", f);
+    switch (row->type) {
+    case R2_TYPE_BOOL:
+        fputs(*(const bool *)place ? "\"1\"" : "\"0\"", f);
+        return;
+    case R2_TYPE_INT:
+        fprintf(f, "\"%d\"", *(const int *)place);
+        return;
+    case R2_TYPE_SIZE:
+        r2_value_size_text(*(const uint64_t *)place, text, sizeof(text));
+        break;
+    case R2_TYPE_DURATION:
+        r2_value_duration_text(*(const uint64_t *)place, text, sizeof(text));
+        break;
+    case R2_TYPE_ENUM:
+        r2_value_enum_name(row->allowed, *(const int *)place, text, sizeof(text));
+        break;
+    case R2_TYPE_PORTS:
+        snprintf(text, sizeof(text), "%u-%u", ports->low, ports->high);
+        text[ports->high ? sizeof(text) - 1 : 0] = '\0';
+        break;
+    default:
+        r2_json_string(f, place);
+        return;
+    }
+    r2_json_string(f, text);
+}
+
+static void r2_json_choices(FILE *f, const struct r2_setting_row *row)
+{
+    char name[64];
+
+    fputs(", \"choices\": [", f);
+    for (int i = 0; row->type == R2_TYPE_ENUM; i++) {
+        r2_value_enum_name(row->allowed, i, name, sizeof(name));
+        if (name[0] == '\0') {
+            break;
+        }
+        fputs(i ? ", " : "", f);
+        r2_json_string(f, name);
+    }
+    fputs("]", f);
+}
+
+static void r2_json_row(FILE *f, const struct r2_setting_row *row, struct r2_settings *s)
+{
+    char err[512];
+    char allowed[256];
+    char unit_default[80];
+    const char *name;
+    const char *text = r2_setting_user_text(row, getenv, &name);
+    bool plain = row->def[0] && row->def[strspn(row->def, "0123456789")] == '\0';
+    bool bad;
+
+    /* A default such as "100" of a duration is shown as 100ms. */
+    snprintf(unit_default, sizeof(unit_default), "%s%s", row->def,
+             plain && row->type == R2_TYPE_DURATION ? row->unit : "");
+    r2_setting_read(row, row->name, row->def, s, err, sizeof(err));
+    bad = text && r2_setting_read(row, name, text, s, err, sizeof(err));
+    r2_setting_allowed_text(row, allowed, sizeof(allowed));
+
+    fputs("{\"name\": ", f);
+    r2_json_string(f, row->name);
+    r2_json_member(f, "type", r2_type_names[row->type]);
+    r2_json_member(f, "default", unit_default);
+    r2_json_member(f, "unit", row->unit);
+    r2_json_member(f, "allowed", allowed);
+    r2_json_choices(f, row);
+    r2_json_value(f, row, s);
+    r2_json_member(f, "source",
+                   !text || bad              ? "default"
+                   : strcmp(name, row->name) ? name
+                                             : "environment");
+    fprintf(f, ", \"foreign\": %s", row->foreign ? "true" : "false");
+    if (bad) {
+        r2_json_member(f, "error", err);
+    }
+    r2_json_member(f, "doc", row->doc);
+    fputs("}", f);
+}
+
+static pthread_once_t r2_json_once = PTHREAD_ONCE_INIT;
+static char *r2_json_text;
+
+static void r2_json_make(void)
+{
+    struct r2_settings *s = calloc(1, sizeof(*s));
+    char *text = NULL;
+    size_t size = 0;
+    FILE *f = s ? open_memstream(&text, &size) : NULL;
+
+    if (f) {
+        fputs("[", f);
+        for (int i = 0; i < r2_setting_row_count; i++) {
+            fputs(i ? ",\n " : "", f);
+            r2_json_row(f, &r2_setting_rows[i], s);
+        }
+        fputs("]\n", f);
+        if (fclose(f) == 0) {
+            r2_json_text = text;
+        }
+    }
+    free(s);
+}
+
+const char *r2ccl_settings_json(void)
+{
+    pthread_once(&r2_json_once, r2_json_make);
+    return r2_json_text ? r2_json_text : "[]\n";
+}

@@ -1,0 +1,206 @@
+#define _GNU_SOURCE
+#include "settings/settings.h"
+
+#include <errno.h>
+#include <pthread.h>
+#include <sched.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "settings/table.h"
+#include "settings/values.h"
+
+int r2_settings_parse(struct r2_settings *out, r2_getenv_fn getenv_fn, char *err, size_t errlen)
+{
+    char message[512];
+    int result = 0;
+
+    memset(out, 0, sizeof(*out));
+    if (errlen) {
+        err[0] = '\0';
+    }
+    for (int i = 0; i < r2_setting_row_count; i++) {
+        const struct r2_setting_row *row = &r2_setting_rows[i];
+        const char *name;
+        const char *text = r2_setting_user_text(row, getenv_fn, &name);
+        int rc = r2_setting_read(row, row->name, row->def, out, message, sizeof(message));
+
+        if (rc == 0 && text) {
+            rc = r2_setting_read(row, name, text, out, message, sizeof(message));
+        }
+        if (rc && result == 0) {
+            snprintf(err, errlen, "%s", message);
+            result = rc;
+        }
+    }
+    return result;
+}
+
+/* ---- names ---- */
+
+static const char *const r2_other_names[] = {
+#define R2_OTHER(name) name,
+#include "settings/settings.def"
+    NULL,
+};
+
+static bool r2_settings_is_known(const char *name)
+{
+    for (int i = 0; i < r2_setting_row_count; i++) {
+        if (strcmp(r2_setting_rows[i].name, name) == 0) {
+            return true;
+        }
+    }
+    for (int i = 0; r2_other_names[i]; i++) {
+        if (strcmp(r2_other_names[i], name) == 0) {
+            return true;
+        }
+    }
+    return false;
+}
+
+/* Edit distance of two names; anything longer than a row counts as far. */
+static int r2_settings_distance(const char *a, const char *b)
+{
+    int row[64];
+    int width = (int)strlen(b);
+
+    if (width >= 63 || strlen(a) >= 63) {
+        return 64;
+    }
+    for (int j = 0; j <= width; j++) {
+        row[j] = j;
+    }
+    for (int i = 1; a[i - 1]; i++) {
+        int diagonal = row[0];
+
+        row[0] = i;
+        for (int j = 1; j <= width; j++) {
+            int best = diagonal + (a[i - 1] != b[j - 1]);
+
+            best = row[j] + 1 < best ? row[j] + 1 : best;
+            best = row[j - 1] + 1 < best ? row[j - 1] + 1 : best;
+            diagonal = row[j];
+            row[j] = best;
+        }
+    }
+    return row[width];
+}
+
+static const char *r2_settings_nearest(const char *name)
+{
+    const char *best = r2_setting_rows[0].name;
+    int best_distance = 65;
+
+    for (int i = 0; i < r2_setting_row_count; i++) {
+        int distance = r2_settings_distance(name, r2_setting_rows[i].name);
+
+        if (!r2_setting_rows[i].foreign && distance < best_distance) {
+            best = r2_setting_rows[i].name;
+            best_distance = distance;
+        }
+    }
+    return best;
+}
+
+static const char *r2_settings_alias_of(const char *name)
+{
+    for (const struct r2_setting_alias *a = r2_setting_aliases; a->alias; a++) {
+        if (strcmp(a->alias, name) == 0) {
+            return a->name;
+        }
+    }
+    return NULL;
+}
+
+size_t r2_settings_check_names(char *const *envp, char *out, size_t outlen)
+{
+    size_t at = 0;
+
+    if (outlen) {
+        out[0] = '\0';
+    }
+    for (; *envp; envp++) {
+        size_t len = strcspn(*envp, "=");
+        char name[128];
+        char line[400] = "";
+        const char *target;
+        int n = 0;
+
+        snprintf(name, sizeof(name), "%.*s", (int)(len < 120 ? len : 120), *envp);
+        target = r2_settings_alias_of(name);
+        if (target) {
+            n = snprintf(line, sizeof(line), "%s is read as an alias of %s\n", name, target);
+        } else if (strncmp(name, "R2CCL_", 6) == 0 && !r2_settings_is_known(name)) {
+            n = snprintf(line, sizeof(line), "%s is not a setting of R2CCL; did you mean %s?\n",
+                         name, r2_settings_nearest(name));
+        }
+        if (n > 0 && at + (size_t)n < outlen) {
+            memcpy(out + at, line, (size_t)n + 1);
+        }
+        at += (size_t)n;
+    }
+    return at;
+}
+
+/* ---- the settings of the process ---- */
+
+static pthread_once_t r2_settings_once = PTHREAD_ONCE_INIT;
+static struct {
+    struct r2_settings settings;
+    char error[512];
+    char warnings[4096];
+} r2_settings_process;
+
+static void r2_settings_load(void)
+{
+    static char *no_environment[] = {NULL};
+    int rc = r2_settings_parse(&r2_settings_process.settings, getenv, r2_settings_process.error,
+                               sizeof(r2_settings_process.error));
+
+    if (rc == 0) {
+        r2_settings_process.error[0] = '\0';
+    }
+    r2_settings_check_names(environ ? environ : no_environment, r2_settings_process.warnings,
+                            sizeof(r2_settings_process.warnings));
+}
+
+const struct r2_settings *r2_settings_get(void)
+{
+    pthread_once(&r2_settings_once, r2_settings_load);
+    return &r2_settings_process.settings;
+}
+
+const char *r2_settings_error(void)
+{
+    r2_settings_get();
+    return r2_settings_process.error[0] ? r2_settings_process.error : NULL;
+}
+
+const char *r2_settings_warnings(void)
+{
+    r2_settings_get();
+    return r2_settings_process.warnings;
+}
+
+int r2_settings_io_threads(const struct r2_settings *settings, int nics)
+{
+    cpu_set_t allowed;
+    cpu_set_t wanted;
+    int cores = 1;
+    int threads;
+
+    if (settings->io_threads > 0) {
+        return settings->io_threads;
+    }
+    if (sched_getaffinity(0, sizeof(allowed), &allowed) == 0) {
+        if (settings->cpus[0] && r2_value_cpus(settings->cpus, &wanted) == 0) {
+            CPU_AND(&allowed, &allowed, &wanted);
+        }
+        cores = CPU_COUNT(&allowed);
+    }
+    threads = cores / 4 < nics ? cores / 4 : nics;
+    return threads < 1 ? 1 : threads;
+}

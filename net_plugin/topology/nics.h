@@ -1,0 +1,64 @@
+/* The NICs of this node: which ones to use, what is known about each, and in which order another
+ * NIC stands in for one that failed.
+ *
+ * Threads: r2_nics_find may be called from any thread; the other functions are pure. */
+#ifndef R2_TOPOLOGY_NICS_H
+#define R2_TOPOLOGY_NICS_H
+
+#include <net/if.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <sys/socket.h>
+
+#include "settings/settings.h"
+
+#define R2_MAX_NICS 16
+#define R2_NIC_NAME 64       /* an IPv6 address with a scope fits */
+#define R2_NIC_MIN_REPORT 10000 /* Mbit/s; below, NCCL's channel search rounds to nothing */
+
+struct r2_nic {
+    char name[R2_NIC_NAME]; /* unique: the interface, or the address where several share one */
+    char ifname[IFNAMSIZ];
+    int ifindex;
+    int family;                   /* AF_INET or AF_INET6 */
+    struct sockaddr_storage addr; /* port 0; scope id set where IPv6 needs one */
+    socklen_t socklen;
+    int prefixlen;
+    bool loopback;
+    bool link_up;     /* at the time of r2_nics_find */
+    bool speed_known; /* false: speed_mbps is an assumption */
+    int speed_mbps;   /* > 0 */
+    int mtu;
+    int numa;           /* -1: not known */
+    char pci_path[256]; /* below /sys/devices, a PCI device; "" if it is none */
+    uint64_t guid;      /* not 0; unique among the NICs found, the same in every process */
+    int weight;         /* percent of the fastest NIC, at least 1; 0: a warm spare */
+    int rail;           /* position in the list */
+};
+
+/* Finds the NICs that `settings` asks for, at most `max`, in a stable order. Returns the number
+ * found (0 is no error) or -errno with a message in `err`: -ENODEV for a NIC that R2CCL_NICS names
+ * and that is not there, -EINVAL for a bad list. A NIC that has no carrier is still a NIC. */
+int r2_nics_find(const struct r2_settings *settings, struct r2_nic *out, int max, char *err,
+                 size_t errlen);
+
+/* Speed as reported to NCCL, Mbit/s. */
+int r2_nic_report_speed(const struct r2_nic *nic);
+
+/* Text of an address without port, for messages: "10.0.0.1", "fd00::1". Returns `out`. */
+const char *r2_addr_text(const struct sockaddr *addr, char *out, size_t outlen);
+
+/* The order in which NICs serve a connection whose home is `home`: home, then the same PCIe
+ * switch, the same NUMA node, and across; warm spares (weight 0) last. NICs at equal distance
+ * follow in a rotation that starts after home, so that different homes fail over to different
+ * NICs. Writes n entries to `order`. */
+void r2_nics_order(const struct r2_nic *nics, int n, int home, int *order);
+
+/* Which of a peer's `n` addresses the local NIC number `index` should reach, best first: the same
+ * subnet, then the same rail (index modulo n), then the following ones. Leaves out other address
+ * families, and pairs of a loopback with a real address. Returns the number written to `order`. */
+int r2_rail_candidates(const struct r2_nic *local, int index, const struct sockaddr_storage *remote,
+                       int n, int *order);
+
+#endif

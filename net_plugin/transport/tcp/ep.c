@@ -1,0 +1,475 @@
+#define _GNU_SOURCE
+#include <errno.h>
+#include <netinet/tcp.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/ioctl.h>
+#include <linux/sockios.h>
+#include <sys/socket.h>
+
+#include "engine/engine.h"
+#include "engine/fault.h"
+#include "settings/settings.h"
+#include "transport/tcp/tcp.h"
+#include "util/clock.h"
+#include "util/log.h"
+
+#define BULK_NOTSENT (256 * 1024)
+
+struct r2_tcp r2_tcp = {.lock = PTHREAD_MUTEX_INITIALIZER};
+
+/* Bulk lanes of a path: a stream moves about 25 Gbit/s with a core of its own, so more of them
+ * help only where there are threads to drive them and the link can take it. */
+static int plan_lanes(int nic)
+{
+    int asked = r2_settings_get()->lanes, threads = r2_io_count();
+    const struct r2_nic *n = r2_engine_nic(nic);
+
+    if (asked > 0)
+        return asked < R2_TCP_MAX_LANES ? asked : R2_TCP_MAX_LANES - 1;
+    if (n->speed_known && n->speed_mbps <= 2500)
+        return 1;
+    return threads < 1 ? 1 : threads > 4 ? 4 : threads;
+}
+
+struct r2_ep *r2_ep_new(const struct r2_ep_params *params)
+{
+    struct r2_ep *ep = calloc(1, sizeof(*ep));
+
+    if (!ep)
+        return NULL;
+    ep->params = *params;
+    ep->owner = params->owner;
+    atomic_init(&ep->refs, 1);
+    pthread_mutex_init(&ep->lock, NULL);
+    r2_list_init(&ep->node);
+    return ep;
+}
+
+void r2_ep_get(struct r2_ep *ep)
+{
+    atomic_fetch_add_explicit(&ep->refs, 1, memory_order_relaxed);
+}
+
+void r2_ep_put(struct r2_ep *ep)
+{
+    /* acq_rel: what other holders did to the endpoint happens before it is freed. */
+    if (atomic_fetch_sub_explicit(&ep->refs, 1, memory_order_acq_rel) != 1)
+        return;
+    for (int i = 0; i < R2_TCP_MAX_LANES; i++) {
+        if (ep->lanes[i])
+            r2_lane_free(ep->lanes[i]);
+    }
+    pthread_mutex_destroy(&ep->lock);
+    free(ep);
+}
+
+static struct r2_lane *lane_at(struct r2_ep *ep, int i)
+{
+    struct r2_lane *lane;
+
+    pthread_mutex_lock(&ep->lock);
+    lane = ep->lanes[i];
+    pthread_mutex_unlock(&ep->lock);
+    return lane;
+}
+
+void r2_ep_fail(struct r2_ep *ep, int err)
+{
+    struct r2_ep_health health = {0};
+
+    if (atomic_exchange(&ep->failed, true) || atomic_load(&ep->dead))
+        return;
+    health.refused = atomic_load(&ep->refused);
+    health.other_process = atomic_load(&ep->other_process);
+    r2_tcp.ev->failed(ep->owner, ep, err, &health);
+}
+
+static void set_lane(struct r2_ep *ep, struct r2_lane *lane, int index)
+{
+    int notsent = BULK_NOTSENT;
+
+    lane->index = (uint8_t)index;
+    lane->ep = ep;
+    r2_ep_get(ep);
+    if (index)
+        setsockopt(lane->io.fd, IPPROTO_TCP, TCP_NOTSENT_LOWAT, &notsent, sizeof(notsent));
+}
+
+int r2_ep_connect_lane(struct r2_ep *ep, int index)
+{
+    struct r2_lane *lane;
+    int fd = r2_tcp_socket(ep->params.local_nic, &ep->params.remote_addr), rc;
+
+    if (fd < 0)
+        return fd;
+    lane = r2_lane_new(fd, ep->params.local_nic, r2_io_pick(), R2_LANE_CONNECTING);
+    if (!lane) {
+        r2_tcp_close_fd(fd, true);
+        return -ENOMEM;
+    }
+    set_lane(ep, lane, index);
+    r2_timer_set(&lane->timer, r2_now_ns() + R2_TCP_HANDSHAKE_NS);
+    pthread_mutex_lock(&ep->lock);
+    ep->lanes[index] = lane;
+    rc = atomic_load(&ep->dead) ? -ESHUTDOWN : 0;
+    pthread_mutex_unlock(&ep->lock);
+    if (!rc)
+        rc = r2_lane_start(lane);
+    if (rc)
+        r2_lane_shut(lane, true);
+    return rc;
+}
+
+static struct r2_ep *find_accepted(const struct r2_tcp_hello *h)
+{
+    struct r2_list *n;
+
+    R2_LIST_FOR_EACH(n, &r2_tcp.accepted)
+    {
+        struct r2_ep *ep = R2_CONTAINER_OF(n, struct r2_ep, node);
+
+        if (ep->params.gen == h->gen && ep->params.remote_nic == h->nic &&
+            ep->params.local_nic == h->remote_nic &&
+            memcmp(ep->params.remote_process, h->from, 16) == 0) {
+            r2_ep_get(ep);
+            return ep;
+        }
+    }
+    return NULL;
+}
+
+static int accept_new(struct r2_lane *lane, const struct r2_tcp_hello *h)
+{
+    struct r2_ep_params p = {.local_nic = (uint8_t)lane->nic, .remote_nic = h->nic, .gen = h->gen};
+    struct r2_ep *ep;
+
+    if (h->remote_nic != lane->nic)
+        return EPROTO;
+    memcpy(p.local_process, h->to, 16);
+    memcpy(p.remote_process, h->from, 16);
+    r2_tcp.ev->secret(h->to, p.secret);
+    ep = r2_ep_new(&p);
+    if (!ep)
+        return ENOMEM;
+    ep->n_lanes = h->lanes;
+    set_lane(ep, lane, 0);
+    ep->lanes[0] = lane;
+    ep->owner = r2_tcp.ev->accepted(ep, &p);
+    if (!ep->owner) {
+        ep->lanes[0] = NULL;
+        lane->ep = NULL;
+        r2_ep_put(ep);
+        r2_ep_put(ep);
+        return ESTALE;
+    }
+    pthread_mutex_lock(&r2_tcp.lock);
+    r2_ep_get(ep); /* the table's */
+    r2_list_add_tail(&r2_tcp.accepted, &ep->node);
+    pthread_mutex_unlock(&r2_tcp.lock);
+    return 0;
+}
+
+int r2_ep_attach(struct r2_lane *lane, const struct r2_tcp_hello *h)
+{
+    struct r2_ep *ep;
+    int rc = 0;
+
+    if (h->lane == 0) {
+        rc = accept_new(lane, h);
+        goto out;
+    }
+    pthread_mutex_lock(&r2_tcp.lock);
+    ep = find_accepted(h);
+    pthread_mutex_unlock(&r2_tcp.lock);
+    if (!ep)
+        return ESTALE;
+    pthread_mutex_lock(&ep->lock);
+    if (atomic_load(&ep->dead) || ep->lanes[h->lane] || h->lane > ep->n_lanes)
+        rc = ESTALE;
+    else
+        ep->lanes[h->lane] = lane;
+    pthread_mutex_unlock(&ep->lock);
+    if (!rc)
+        set_lane(ep, lane, h->lane);
+    r2_ep_put(ep);
+out:
+    if (!rc) {
+        atomic_fetch_sub(&r2_tcp.pending, 1);
+        r2_timer_set(&lane->timer, 0);
+    }
+    return rc;
+}
+
+void r2_ep_lane_open(struct r2_lane *lane)
+{
+    struct r2_ep *ep = lane->ep;
+    int rc = 0;
+
+    r2_timer_set(&lane->timer, 0);
+    if (lane->index) {
+        atomic_fetch_add(&ep->open_lanes, 1);
+        r2_task_kick(&lane->task);
+        return;
+    }
+    r2_tcp.ev->up(ep->owner, ep);
+    if (!ep->params.initiator)
+        return;
+    for (int i = 1; i <= ep->n_lanes && !rc; i++)
+        rc = r2_ep_connect_lane(ep, i);
+    if (rc)
+        r2_ep_fail(ep, -rc);
+}
+
+static int tcp_start(const struct r2_transport_events *events, const uint8_t process[16])
+{
+    r2_tcp.ev = events;
+    memcpy(r2_tcp.process, process, 16);
+    r2_list_init(&r2_tcp.accepted);
+    return r2_tcp_listen_all();
+}
+
+static int tcp_address(int nic, struct r2_wire_addr *out)
+{
+    if (nic < 0 || nic >= 16 || !r2_tcp.listening[nic])
+        return -ENODEV;
+    *out = r2_tcp.addrs[nic];
+    return 0;
+}
+
+static unsigned tcp_sockets(void)
+{
+    return (unsigned)atomic_load(&r2_tcp.sockets);
+}
+
+static int tcp_connect(const struct r2_ep_params *params, struct r2_ep **out)
+{
+    struct r2_ep *ep = r2_ep_new(params);
+    int rc;
+
+    if (!ep)
+        return -ENOMEM;
+    ep->n_lanes = params->probe ? 0 : plan_lanes(params->local_nic);
+    rc = r2_ep_connect_lane(ep, 0);
+    if (rc) {
+        atomic_store(&ep->dead, true);
+        r2_ep_put(ep);
+        return rc;
+    }
+    *out = ep;
+    return 0;
+}
+
+static void tcp_kick(struct r2_ep *ep, unsigned chunks)
+{
+    int n = ep->n_lanes;
+    unsigned start = atomic_fetch_add(&ep->next_kick, 1);
+
+    for (int i = 0; i < n && chunks; i++) {
+        struct r2_lane *lane = lane_at(ep, 1 + (int)((start + (unsigned)i) % (unsigned)n));
+
+        /* tx_idle is set before the lane asks for its last chunk: see r2_lane_tx_bulk. */
+        if (lane && atomic_load(&lane->tx_idle)) {
+            r2_task_kick(&lane->task);
+            chunks--;
+        }
+    }
+}
+
+static void tcp_flush(struct r2_ep *ep)
+{
+    struct r2_lane *lane = lane_at(ep, 0);
+
+    if (lane)
+        r2_lane_flush(lane);
+}
+
+static void tcp_help(struct r2_ep *ep)
+{
+    struct r2_lane *lane = lane_at(ep, 0);
+    int rc = 0;
+
+    if (!lane || pthread_mutex_trylock(&lane->rx_lock))
+        return;
+    if (!lane->closed && lane->phase == R2_LANE_OPEN)
+        rc = r2_lane_rx_ctrl(lane);
+    pthread_mutex_unlock(&lane->rx_lock);
+    if (rc < 0)
+        r2_ep_fail(ep, -rc);
+}
+
+static void tcp_shut(struct r2_ep *ep)
+{
+    pthread_mutex_lock(&ep->lock);
+    atomic_store(&ep->dead, true);
+    pthread_mutex_unlock(&ep->lock);
+    for (int i = 0; i < R2_TCP_MAX_LANES; i++) {
+        struct r2_lane *lane = lane_at(ep, i);
+
+        if (lane)
+            r2_lane_shut(lane, true);
+    }
+    pthread_mutex_lock(&r2_tcp.lock);
+    if (!r2_list_empty(&ep->node)) {
+        r2_list_del(&ep->node);
+        pthread_mutex_unlock(&r2_tcp.lock);
+        r2_ep_put(ep);
+        return;
+    }
+    pthread_mutex_unlock(&r2_tcp.lock);
+}
+
+static bool same(const struct r2_bulk *b, uint64_t conn, uint64_t first, uint64_t last)
+{
+    return b->conn == conn && b->seq >= first && b->seq <= last;
+}
+
+/* The rest of a half-written chunk is copied, so that the stream stays in step; should memory be
+ * short, the lane is lost instead. */
+static void detach_tx(struct r2_lane *lane, uint64_t conn, uint64_t first, uint64_t last)
+{
+    pthread_mutex_lock(&lane->tx_lock);
+    if (!lane->closed && lane->tx_active && !lane->tx_released &&
+        same(&lane->tx_chunk, conn, first, last)) {
+        if (!lane->tx_priv)
+            lane->tx_priv = malloc(r2_settings_get()->chunk);
+        if (lane->tx_priv) {
+            memcpy(lane->tx_priv, lane->tx_data, lane->tx_chunk.len);
+            lane->tx_data = lane->tx_priv;
+        } else {
+            shutdown(lane->io.fd, SHUT_RDWR);
+            lane->tx_active = false;
+        }
+        lane->tx_released = true;
+        r2_tcp.ev->chunk_sent(lane->ep->owner, lane->ep, &lane->tx_chunk);
+    }
+    pthread_mutex_unlock(&lane->tx_lock);
+}
+
+static void tcp_detach(struct r2_ep *ep, uint64_t conn, uint64_t first, uint64_t last)
+{
+    for (int i = 1; i < R2_TCP_MAX_LANES; i++) {
+        struct r2_lane *lane = lane_at(ep, i);
+
+        if (!lane)
+            continue;
+        pthread_mutex_lock(&lane->rx_lock);
+        if (!lane->closed && lane->rx_state == R2_RX_BODY &&
+            same(&lane->rx_chunk, conn, first, last)) {
+            lane->rx_state = R2_RX_DRAIN;
+            r2_tcp.ev->chunk_dropped(ep->owner, ep, &lane->rx_chunk, false);
+        }
+        pthread_mutex_unlock(&lane->rx_lock);
+        detach_tx(lane, conn, first, last);
+    }
+}
+
+static void tcp_mark(struct r2_ep *ep)
+{
+    struct r2_lane *lane = lane_at(ep, 0);
+
+    if (lane)
+        atomic_store(&ep->marked, atomic_load(&lane->ctrl_total));
+}
+
+/* Answered: the peer's kernel has acknowledged all control bytes up to the mark, or it answers
+ * probes of the window that its process leaves closed (wall 8). */
+static void tcp_health(struct r2_ep *ep, struct r2_ep_health *out)
+{
+    struct r2_lane *lane = lane_at(ep, 0);
+    struct tcp_info ti;
+    socklen_t len = sizeof(ti);
+    int queued = 0, nic = ep->params.local_nic;
+
+    memset(out, 0, sizeof(*out));
+    memset(&ti, 0, sizeof(ti));
+    if (!lane)
+        return;
+    pthread_mutex_lock(&lane->tx_lock);
+    if (lane->closed || ioctl(lane->io.fd, SIOCOUTQ, &queued) < 0 ||
+        getsockopt(lane->io.fd, IPPROTO_TCP, TCP_INFO, &ti, &len) < 0) {
+        pthread_mutex_unlock(&lane->tx_lock);
+        return;
+    }
+    out->answered = atomic_load(&lane->ctrl_total) - (uint64_t)queued >= atomic_load(&ep->marked);
+    pthread_mutex_unlock(&lane->tx_lock);
+    if (!out->answered && ti.tcpi_unacked == 0 && ti.tcpi_probes < 2)
+        out->answered = true;
+    if (r2_fault_is(nic, R2_FAULT_BLACKHOLE, R2_FAULT_TX) ||
+        r2_fault_is(nic, R2_FAULT_BLACKHOLE, R2_FAULT_RX))
+        out->answered = false; /* the kernel does not know of the injected hole */
+    out->rtt_ns = (uint64_t)ti.tcpi_rtt * 1000;
+    out->retransmits = ti.tcpi_total_retrans;
+}
+
+static unsigned tcp_lanes(struct r2_ep *ep)
+{
+    return (unsigned)atomic_load(&ep->open_lanes);
+}
+
+static const struct r2_ep_params *tcp_params(const struct r2_ep *ep)
+{
+    return &ep->params;
+}
+
+static void tcp_nudge(struct r2_ep *ep)
+{
+    int nic = ep->params.local_nic;
+
+    if (r2_fault_is(nic, R2_FAULT_ERROR, R2_FAULT_TX) ||
+        r2_fault_is(nic, R2_FAULT_ERROR, R2_FAULT_RX)) {
+        r2_ep_fail(ep, ECONNRESET);
+        return;
+    }
+    for (int i = 0; i < R2_TCP_MAX_LANES; i++) {
+        struct r2_lane *lane = lane_at(ep, i);
+
+        if (lane) {
+            atomic_store(&lane->rx_again, true);
+            r2_task_kick(&lane->task);
+        }
+    }
+}
+
+static int tcp_reg(void *data, size_t size, int type, struct r2_mr_keys **out)
+{
+    (void)data;
+    (void)size;
+    (void)type;
+    *out = NULL; /* sockets read and write any memory */
+    return 0;
+}
+
+static void tcp_dereg(struct r2_mr_keys *keys)
+{
+    (void)keys;
+}
+
+static void tcp_child(void)
+{
+    r2_io_child();
+}
+
+const struct r2_transport_ops r2_transport_tcp = {
+    .name = "tcp",
+    .one_sided = false,
+    .start = tcp_start,
+    .address = tcp_address,
+    .sockets = tcp_sockets,
+    .connect = tcp_connect,
+    .kick = tcp_kick,
+    .flush = tcp_flush,
+    .help = tcp_help,
+    .shut = tcp_shut,
+    .detach = tcp_detach,
+    .get = r2_ep_get,
+    .put = r2_ep_put,
+    .mark = tcp_mark,
+    .health = tcp_health,
+    .lanes = tcp_lanes,
+    .params = tcp_params,
+    .nudge = tcp_nudge,
+    .reg = tcp_reg,
+    .dereg = tcp_dereg,
+    .child = tcp_child,
+};

@@ -1,0 +1,219 @@
+#define _GNU_SOURCE
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+
+#include "engine/fault.h"
+#include "transport/tcp/tcp.h"
+#include "util/clock.h"
+#include "util/random.h"
+#include "util/siphash.h"
+
+/* Small messages into an empty socket buffer: they go whole or the socket is broken. */
+static int put(struct r2_lane *lane, const void *data, size_t len)
+{
+    ssize_t n = send(lane->io.fd, data, len, MSG_NOSIGNAL | MSG_DONTWAIT);
+
+    if (n == (ssize_t)len)
+        return 0;
+    return n < 0 ? -errno : -EIO;
+}
+
+/* 1 when `len` bytes are in hs_buf, 0 wait, -errno. */
+static int collect(struct r2_lane *lane, size_t len)
+{
+    while (lane->hs_len < len) {
+        ssize_t n = recv(lane->io.fd, lane->hs_buf + lane->hs_len, len - lane->hs_len,
+                         MSG_DONTWAIT);
+
+        if (n == 0)
+            return -ECONNRESET;
+        if (n < 0 && errno == EINTR)
+            continue;
+        if (n < 0)
+            return errno == EAGAIN ? 0 : -errno;
+        lane->hs_len += (size_t)n;
+    }
+    lane->hs_len = 0;
+    return 1;
+}
+
+static void make_tag(const uint8_t secret[16], char who, const struct r2_tcp_hello *hello,
+                     const uint8_t nonce[16], uint8_t tag[16])
+{
+    uint8_t text[1 + sizeof(*hello) + 16];
+
+    text[0] = (uint8_t)who;
+    memcpy(text + 1, hello, sizeof(*hello));
+    memcpy(text + 1 + sizeof(*hello), nonce, 16);
+    r2_siphash128(secret, text, sizeof(text), tag);
+}
+
+static int send_hello(struct r2_lane *lane)
+{
+    const struct r2_ep_params *p = &lane->ep->params;
+    struct r2_tcp_hello *h = &lane->hello;
+    int rc;
+
+    memset(h, 0, sizeof(*h));
+    h->magic = R2_TCP_MAGIC;
+    h->version = R2_WIRE_VERSION;
+    h->kind = p->probe ? R2_HELLO_PROBE : R2_HELLO_LANE;
+    h->lane = lane->index;
+    h->lanes = (uint8_t)lane->ep->n_lanes;
+    h->nic = p->local_nic;
+    h->remote_nic = p->remote_nic;
+    h->gen = p->gen;
+    memcpy(h->from, p->local_process, 16);
+    memcpy(h->to, p->remote_process, 16);
+    rc = r2_random_bytes(h->nonce, 16);
+    if (rc)
+        return rc;
+    lane->phase = R2_LANE_WAIT_CHALLENGE;
+    return put(lane, h, sizeof(*h));
+}
+
+static int on_hello(struct r2_lane *lane)
+{
+    struct r2_tcp_challenge c = {.magic = R2_TCP_MAGIC};
+    uint8_t secret[16];
+    int rc;
+
+    memcpy(&lane->hello, lane->hs_buf, sizeof(lane->hello));
+    if (lane->hello.magic != R2_TCP_MAGIC || lane->hello.version != R2_WIRE_VERSION ||
+        lane->hello.lane >= R2_TCP_MAX_LANES || lane->hello.lanes >= R2_TCP_MAX_LANES)
+        return -EPROTO;
+    if (r2_tcp.ev->secret(lane->hello.to, secret)) {
+        c.status = ESRCH;
+        put(lane, &c, sizeof(c));
+        return -ESRCH;
+    }
+    rc = r2_random_bytes(c.nonce, 16);
+    if (rc)
+        return rc;
+    make_tag(secret, 'R', &lane->hello, c.nonce, c.tag);
+    lane->challenge = c;
+    lane->phase = R2_LANE_WAIT_PROOF;
+    return put(lane, &c, sizeof(c));
+}
+
+static int on_challenge(struct r2_lane *lane)
+{
+    const struct r2_ep_params *p = &lane->ep->params;
+    struct r2_tcp_challenge c;
+    struct r2_tcp_proof proof;
+    uint8_t want[16];
+
+    memcpy(&c, lane->hs_buf, sizeof(c));
+    if (c.magic != R2_TCP_MAGIC || c.status != 0) {
+        atomic_store(&lane->ep->other_process, true);
+        return -ESRCH;
+    }
+    make_tag(p->secret, 'R', &lane->hello, c.nonce, want);
+    if (!r2_tag_equal(want, c.tag)) {
+        atomic_store(&lane->ep->other_process, true);
+        return -EACCES;
+    }
+    if (p->probe)
+        return -EALREADY; /* the peer's process answered: all that was asked */
+    make_tag(p->secret, 'S', &lane->hello, c.nonce, proof.tag);
+    lane->phase = R2_LANE_WAIT_WELCOME;
+    return put(lane, &proof, sizeof(proof));
+}
+
+static int on_proof(struct r2_lane *lane)
+{
+    struct r2_tcp_welcome w = {.magic = R2_TCP_MAGIC};
+    struct r2_tcp_proof proof;
+    uint8_t secret[16], want[16];
+    int rc;
+
+    memcpy(&proof, lane->hs_buf, sizeof(proof));
+    if (r2_tcp.ev->secret(lane->hello.to, secret))
+        return -ESRCH;
+    make_tag(secret, 'S', &lane->hello, lane->challenge.nonce, want);
+    if (!r2_tag_equal(want, proof.tag))
+        return -EACCES;
+    if (lane->hello.kind != R2_HELLO_LANE)
+        return -EPROTO;
+    rc = r2_ep_attach(lane, &lane->hello);
+    w.status = (uint32_t)rc;
+    put(lane, &w, sizeof(w));
+    if (rc)
+        return -rc;
+    lane->phase = R2_LANE_OPEN;
+    return 1;
+}
+
+static int on_welcome(struct r2_lane *lane)
+{
+    struct r2_tcp_welcome w;
+
+    memcpy(&w, lane->hs_buf, sizeof(w));
+    if (w.magic != R2_TCP_MAGIC)
+        return -EPROTO;
+    if (w.status)
+        return w.status < 4096 ? -(int)w.status : -EPROTO;
+    lane->phase = R2_LANE_OPEN;
+    return 1;
+}
+
+int r2_lane_begin(struct r2_lane *lane)
+{
+    int err = 0;
+    socklen_t len = sizeof(err);
+    struct sockaddr_storage sa;
+
+    if (getsockopt(lane->io.fd, SOL_SOCKET, SO_ERROR, &err, &len) < 0)
+        return -errno;
+    if (err) {
+        if (err == ECONNREFUSED)
+            atomic_store(&lane->ep->refused, true);
+        return -err;
+    }
+    len = sizeof(sa);
+    if (getpeername(lane->io.fd, (struct sockaddr *)&sa, &len) < 0)
+        return errno == ENOTCONN ? 0 : -errno;
+    return send_hello(lane);
+}
+
+int r2_lane_handshake(struct r2_lane *lane)
+{
+    static const size_t want[] = {
+        [R2_LANE_WAIT_HELLO] = sizeof(struct r2_tcp_hello),
+        [R2_LANE_WAIT_CHALLENGE] = sizeof(struct r2_tcp_challenge),
+        [R2_LANE_WAIT_PROOF] = sizeof(struct r2_tcp_proof),
+        [R2_LANE_WAIT_WELCOME] = sizeof(struct r2_tcp_welcome),
+    };
+    uint64_t retry;
+    int rc;
+
+    for (;;) {
+        if (r2_fault_allow(lane->nic, R2_FAULT_RX, 1, &retry) == 0 ||
+            r2_fault_allow(lane->nic, R2_FAULT_TX, 1, &retry) == 0)
+            return 0; /* a black hole: the deadline ends it, or the nudge goes on */
+        if (lane->phase == R2_LANE_CONNECTING) {
+            rc = r2_lane_begin(lane);
+            if (rc || lane->phase == R2_LANE_CONNECTING)
+                return rc;
+        }
+        rc = collect(lane, want[lane->phase]);
+        if (rc <= 0)
+            return rc;
+        switch (lane->phase) {
+        case R2_LANE_WAIT_HELLO:
+            rc = on_hello(lane);
+            break;
+        case R2_LANE_WAIT_CHALLENGE:
+            rc = on_challenge(lane);
+            break;
+        case R2_LANE_WAIT_PROOF:
+            return on_proof(lane);
+        default:
+            return on_welcome(lane);
+        }
+        if (rc)
+            return rc;
+    }
+}

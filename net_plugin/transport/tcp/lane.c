@@ -1,0 +1,188 @@
+#define _GNU_SOURCE
+#include <errno.h>
+#include <netinet/tcp.h>
+#include <stdlib.h>
+#include <sys/epoll.h>
+#include <sys/socket.h>
+
+#include "transport/tcp/tcp.h"
+#include "util/clock.h"
+#include "util/log.h"
+
+static void lane_ready(struct r2_io_fd *f, uint32_t events)
+{
+    (void)events; /* edge-triggered: look at everything */
+    r2_lane_event(R2_CONTAINER_OF(f, struct r2_lane, io));
+}
+
+/* A lane that belongs to an endpoint lives as long as it: others reach it through ep->lanes. */
+void r2_lane_free(struct r2_lane *lane)
+{
+    pthread_mutex_destroy(&lane->tx_lock);
+    pthread_mutex_destroy(&lane->rx_lock);
+    free(lane->tx_priv);
+    free(lane->ctrl_buf);
+    free(lane->rx_stage);
+    free(lane->rx_buf);
+    free(lane);
+}
+
+static void lane_task(struct r2_task *t)
+{
+    struct r2_lane *lane = R2_CONTAINER_OF(t, struct r2_lane, task);
+    bool closed;
+
+    pthread_mutex_lock(&lane->rx_lock);
+    closed = lane->closed;
+    pthread_mutex_unlock(&lane->rx_lock);
+    /* r2_lane_shut has unhooked the descriptor and kicked this task: no event names the lane. */
+    if (!closed)
+        r2_lane_event(lane);
+    else if (lane->ep)
+        r2_ep_put(lane->ep);
+    else
+        r2_lane_free(lane);
+}
+
+static void lane_timer(struct r2_timer *t, uint64_t now)
+{
+    struct r2_lane *lane = R2_CONTAINER_OF(t, struct r2_lane, timer);
+    bool late;
+
+    (void)now;
+    pthread_mutex_lock(&lane->rx_lock);
+    late = !lane->closed && lane->phase != R2_LANE_OPEN;
+    pthread_mutex_unlock(&lane->rx_lock);
+    if (!late) {
+        atomic_store(&lane->rx_again, true);
+        r2_lane_event(lane);
+    } else if (lane->ep) {
+        r2_ep_fail(lane->ep, ETIMEDOUT);
+    } else {
+        r2_lane_shut(lane, true);
+    }
+}
+
+struct r2_lane *r2_lane_new(int fd, int nic, struct r2_io *io, enum r2_lane_phase phase)
+{
+    struct r2_lane *lane = calloc(1, sizeof(*lane));
+    int one = 1;
+
+    if (!lane)
+        return NULL;
+    setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof(one));
+    lane->io.fd = fd;
+    lane->io.io = io;
+    lane->io.ready = lane_ready;
+    lane->nic = nic;
+    lane->phase = phase;
+    atomic_init(&lane->tx_idle, true);
+    pthread_mutex_init(&lane->tx_lock, NULL);
+    pthread_mutex_init(&lane->rx_lock, NULL);
+    r2_task_init(&lane->task, io, lane_task);
+    r2_timer_init(&lane->timer, io, lane_timer);
+    return lane;
+}
+
+int r2_lane_start(struct r2_lane *lane)
+{
+    return r2_io_add(lane->io.io, &lane->io);
+}
+
+/* The upcalls take the peer's lock; they come after the lane is marked closed, so that nothing of
+ * it moves any more. */
+static void give_back(struct r2_lane *lane)
+{
+    struct r2_ep *ep = lane->ep;
+
+    if (!ep || lane->index == 0)
+        return;
+    if (lane->rx_state == R2_RX_BODY) {
+        lane->rx_state = R2_RX_DRAIN;
+        r2_tcp.ev->chunk_dropped(ep->owner, ep, &lane->rx_chunk, false);
+    }
+    if (lane->tx_active && !lane->tx_released) {
+        lane->tx_released = true;
+        r2_tcp.ev->chunk_sent(ep->owner, ep, &lane->tx_chunk);
+    }
+}
+
+void r2_lane_shut(struct r2_lane *lane, bool abort)
+{
+    int fd = -1;
+
+    pthread_mutex_lock(&lane->rx_lock);
+    pthread_mutex_lock(&lane->tx_lock);
+    if (!lane->closed) {
+        lane->closed = true;
+        fd = lane->io.fd;
+        if (!lane->ep)
+            atomic_fetch_sub(&r2_tcp.pending, 1);
+        give_back(lane);
+        r2_timer_set(&lane->timer, 0);
+        r2_io_del(&lane->io);
+        r2_tcp_close_fd(fd, abort);
+        lane->io.fd = -1;
+    }
+    pthread_mutex_unlock(&lane->tx_lock);
+    pthread_mutex_unlock(&lane->rx_lock);
+    if (fd >= 0)
+        r2_task_kick(&lane->task);
+}
+
+static int receive(struct r2_lane *lane, bool *opened)
+{
+    int rc = 0;
+
+    if (lane->phase != R2_LANE_OPEN) {
+        rc = r2_lane_handshake(lane);
+        if (rc <= 0)
+            return rc;
+        *opened = true;
+        return 0;
+    }
+    return lane->index ? r2_lane_rx_bulk(lane) : r2_lane_rx_ctrl(lane);
+}
+
+void r2_lane_event(struct r2_lane *lane)
+{
+    bool opened = false, open, unknown;
+    struct r2_ep *ep;
+    int rc = 0;
+
+    pthread_mutex_lock(&lane->rx_lock);
+    if (lane->closed) {
+        pthread_mutex_unlock(&lane->rx_lock);
+        return;
+    }
+    rc = receive(lane, &opened);
+    open = lane->phase == R2_LANE_OPEN;
+    ep = lane->ep;
+    unknown = !ep;
+    if (ep)
+        r2_ep_get(ep);
+    pthread_mutex_unlock(&lane->rx_lock);
+    if (unknown) {
+        if (rc < 0)
+            r2_lane_shut(lane, true);
+        return;
+    }
+    if (opened && rc == 0) {
+        r2_ep_lane_open(lane);
+        atomic_store(&lane->rx_again, true);
+        r2_task_kick(&lane->task); /* what came behind the handshake has had its edge */
+    }
+    if (rc == 0 && open) {
+        if (lane->index == 0) {
+            r2_lane_flush(lane);
+        } else {
+            pthread_mutex_lock(&lane->tx_lock);
+            if (!lane->closed)
+                rc = r2_lane_tx_bulk(lane);
+            pthread_mutex_unlock(&lane->tx_lock);
+        }
+    }
+    if (rc < 0)
+        r2_ep_fail(ep, -rc);
+    r2_ep_put(ep);
+}

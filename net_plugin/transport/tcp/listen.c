@@ -1,0 +1,198 @@
+#define _GNU_SOURCE
+#include <errno.h>
+#include <netinet/tcp.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include "engine/engine.h"
+#include "engine/fault.h"
+#include "settings/settings.h"
+#include "transport/tcp/tcp.h"
+#include "util/clock.h"
+#include "util/log.h"
+
+void r2_tcp_close_fd(int fd, bool abort)
+{
+    struct linger now = {.l_onoff = 1, .l_linger = 0};
+
+    if (fd < 0)
+        return;
+    if (abort) /* a reset: the kernel must not go on retransmitting what is dead */
+        setsockopt(fd, SOL_SOCKET, SO_LINGER, &now, sizeof(now));
+    r2_io_fd_untrack(fd);
+    close(fd);
+    atomic_fetch_sub(&r2_tcp.sockets, 1);
+}
+
+/* Wall 13: the kernel would route a bound address out of another NIC when the first goes down. */
+int r2_tcp_bind_device(int fd, int nic)
+{
+    const struct r2_nic *n = r2_engine_nic(nic);
+    static atomic_bool told;
+
+    if (n->loopback || !n->ifname[0])
+        return 0;
+    if (setsockopt(fd, SOL_SOCKET, SO_BINDTODEVICE, n->ifname, strlen(n->ifname) + 1) == 0)
+        return 0;
+    if (!atomic_exchange(&told, true))
+        R2_WARN("sockets cannot be bound to the device %s (%s): a path may leave by another NIC "
+                "when the route changes; the kernel needs 5.7 or CAP_NET_RAW",
+                n->ifname, strerror(errno));
+    return -errno;
+}
+
+static int new_socket(int nic, int family)
+{
+    int fd = socket(family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+
+    if (fd < 0)
+        return -errno;
+    atomic_fetch_add(&r2_tcp.sockets, 1);
+    r2_io_fd_track(fd);
+    r2_tcp_bind_device(fd, nic);
+    return fd;
+}
+
+int r2_tcp_socket(int nic, const struct r2_wire_addr *remote)
+{
+    const struct r2_nic *n = r2_engine_nic(nic);
+    struct sockaddr_storage sa;
+    socklen_t len;
+    int fd, rc, one = 1;
+
+    rc = r2_wire_to_sockaddr(remote, &sa, &len);
+    if (rc)
+        return rc;
+    if (sa.ss_family != n->family)
+        return -EAFNOSUPPORT;
+    if (r2_fault_is(nic, R2_FAULT_ERROR, R2_FAULT_TX) ||
+        r2_fault_is(nic, R2_FAULT_ERROR, R2_FAULT_RX))
+        return -ENETDOWN;
+    fd = new_socket(nic, n->family);
+    if (fd < 0)
+        return fd;
+    if (sa.ss_family == AF_INET6) /* link-local addresses need the local scope */
+        ((struct sockaddr_in6 *)&sa)->sin6_scope_id =
+            ((const struct sockaddr_in6 *)&n->addr)->sin6_scope_id;
+    setsockopt(fd, IPPROTO_IP, 24 /* IP_BIND_ADDRESS_NO_PORT */, &one, sizeof(one));
+    if (bind(fd, (const struct sockaddr *)&n->addr, n->socklen) < 0)
+        goto fail;
+    if (connect(fd, (struct sockaddr *)&sa, len) < 0 && errno != EINPROGRESS)
+        goto fail;
+    return fd;
+fail:
+    rc = -errno;
+    r2_tcp_close_fd(fd, false);
+    return rc;
+}
+
+static void set_port(struct sockaddr_storage *sa, uint16_t port)
+{
+    if (sa->ss_family == AF_INET)
+        ((struct sockaddr_in *)sa)->sin_port = htons(port);
+    else
+        ((struct sockaddr_in6 *)sa)->sin6_port = htons(port);
+}
+
+static int bind_listener(int fd, const struct r2_nic *n)
+{
+    const struct r2_port_range *ports = &r2_settings_get()->ports;
+    struct sockaddr_storage sa = n->addr;
+    int one = 1;
+
+    setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &one, sizeof(one));
+    if (!ports->high) {
+        set_port(&sa, 0);
+        return bind(fd, (struct sockaddr *)&sa, n->socklen) < 0 ? -errno : 0;
+    }
+    for (uint32_t port = ports->low; port <= ports->high; port++) {
+        set_port(&sa, (uint16_t)port);
+        /* With SO_REUSEADDR two listeners may bind the same port; listen() tells them apart. */
+        if (bind(fd, (struct sockaddr *)&sa, n->socklen) == 0)
+            return listen(fd, 512) < 0 ? -errno : 0;
+        if (errno != EADDRINUSE)
+            return -errno;
+    }
+    return -EADDRINUSE;
+}
+
+static void accept_ready(struct r2_io_fd *f, uint32_t events)
+{
+    int nic = (int)(f - r2_tcp.listeners);
+
+    (void)events;
+    for (;;) {
+        int fd = accept4(f->fd, NULL, NULL, SOCK_NONBLOCK | SOCK_CLOEXEC);
+        struct r2_lane *lane;
+
+        if (fd < 0) {
+            if (errno == EINTR || errno == ECONNABORTED)
+                continue;
+            if (errno == EMFILE || errno == ENFILE)
+                R2_WARN_LIMIT("cannot accept a connection: no file descriptors left (ulimit -n)");
+            return;
+        }
+        atomic_fetch_add(&r2_tcp.sockets, 1);
+        r2_io_fd_track(fd);
+        if (atomic_load(&r2_tcp.pending) >= R2_TCP_MAX_PENDING ||
+            r2_fault_is(nic, R2_FAULT_ERROR, R2_FAULT_RX) ||
+            !(lane = r2_lane_new(fd, nic, r2_io_pick(), R2_LANE_WAIT_HELLO))) {
+            r2_tcp_close_fd(fd, true);
+            continue;
+        }
+        atomic_fetch_add(&r2_tcp.pending, 1);
+        r2_timer_set(&lane->timer, r2_now_ns() + R2_TCP_HANDSHAKE_NS);
+        if (r2_lane_start(lane) < 0)
+            r2_lane_shut(lane, true);
+    }
+}
+
+static int listen_nic(int nic)
+{
+    const struct r2_nic *n = r2_engine_nic(nic);
+    struct r2_io_fd *f = &r2_tcp.listeners[nic];
+    struct sockaddr_storage sa;
+    socklen_t len = sizeof(sa);
+    int fd = new_socket(nic, n->family), rc;
+
+    if (fd < 0)
+        return fd;
+    rc = bind_listener(fd, n);
+    if (rc)
+        goto fail;
+    if (listen(fd, 512) < 0 || getsockname(fd, (struct sockaddr *)&sa, &len) < 0) {
+        rc = -errno;
+        goto fail;
+    }
+    r2_wire_from_sockaddr(&r2_tcp.addrs[nic], &sa);
+    f->fd = fd;
+    f->ready = accept_ready;
+    rc = r2_io_add(r2_io_at(nic), f);
+    if (rc)
+        goto fail;
+    r2_tcp.listening[nic] = true;
+    return 0;
+fail:
+    r2_tcp_close_fd(fd, false);
+    return rc;
+}
+
+int r2_tcp_listen_all(void)
+{
+    int n, ok = 0, rc = -ENODEV;
+
+    r2_engine_devices(&n);
+    for (int i = 0; i < n; i++) {
+        int one = listen_nic(i);
+
+        if (one == 0) {
+            ok++;
+            continue;
+        }
+        rc = one;
+        R2_WARN("NIC %s: cannot listen: %s%s", r2_engine_nic(i)->name, strerror(-one),
+                one == -EADDRINUSE ? " (R2CCL_PORT_RANGE has no free port)" : "");
+    }
+    return ok ? 0 : rc;
+}

@@ -1,0 +1,241 @@
+#define _GNU_SOURCE
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <sys/uio.h>
+
+#include "engine/fault.h"
+#include "settings/settings.h"
+#include "transport/tcp/tcp.h"
+#include "util/copy.h"
+#include "util/crc32c.h"
+
+#define RX_BUDGET (4 * 1024 * 1024) /* bytes per turn */
+#define SCRATCH (64 * 1024)
+
+/* Where drained bytes go; every thread may write to it, nobody reads it. */
+static _Thread_local uint8_t scratch[SCRATCH];
+
+/* Bytes that may be read now; arranges the next look when none may. */
+static size_t rx_allow(struct r2_lane *lane, size_t want)
+{
+    uint64_t retry = 0;
+    size_t ok = r2_fault_allow(lane->nic, R2_FAULT_RX, want, &retry);
+
+    if (ok == 0 && retry)
+        r2_timer_sooner(&lane->timer, retry);
+    return ok;
+}
+
+static int begin_body(struct r2_lane *lane)
+{
+    struct r2_bulk *c = &lane->rx_chunk;
+    struct r2_ep *ep = lane->ep;
+    struct r2_data_head h;
+    int rc;
+
+    memcpy(&h, lane->rx_head, sizeof(h));
+    if (h.magic != R2_DATA_MAGIC || h.version != R2_WIRE_VERSION || h.gen != ep->params.gen ||
+        h.head_crc != r2_crc32c(0, &h, offsetof(struct r2_data_head, head_crc)) || h.len == 0)
+        return -EPROTO;
+    memset(c, 0, sizeof(*c));
+    c->conn = h.conn;
+    c->seq = h.seq;
+    c->offset = h.offset;
+    c->total = h.total;
+    c->len = h.len;
+    c->crc = h.crc;
+    c->flags = h.flags;
+    lane->rx_off = 0;
+    lane->rx_head_len = 0;
+    rc = r2_tcp.ev->chunk_claim(ep->owner, ep, c, lane->index);
+    if (rc < 0)
+        return rc;
+    lane->rx_state = rc ? R2_RX_DRAIN : R2_RX_BODY;
+    if (rc == 0 && (c->flags & R2_BULK_CRC)) {
+        free(lane->rx_stage);
+        lane->rx_stage = malloc(c->len);
+        if (!lane->rx_stage) {
+            lane->rx_state = R2_RX_DRAIN;
+            r2_tcp.ev->chunk_dropped(ep->owner, ep, c, false);
+            return -ENOMEM; /* the path is lost, the bytes come over another one */
+        }
+    }
+    return 0;
+}
+
+static int end_body(struct r2_lane *lane)
+{
+    struct r2_bulk *c = &lane->rx_chunk;
+    struct r2_ep *ep = lane->ep;
+    bool mine = lane->rx_state == R2_RX_BODY;
+
+    lane->rx_state = R2_RX_HEAD;
+    if (!mine)
+        return 0;
+    if (c->flags & R2_BULK_CRC) {
+        if (r2_crc32c(0, lane->rx_stage, c->len) != c->crc) {
+            r2_tcp.ev->chunk_dropped(ep->owner, ep, c, true);
+            return -EBADMSG;
+        }
+        r2_copy_lines(c->data, lane->rx_stage, c->len, c->offset);
+    }
+    r2_tcp.ev->chunk_done(ep->owner, ep, c);
+    return 0;
+}
+
+/* Reads the rest of the payload and, in the same call, the next head. */
+static ssize_t read_body(struct r2_lane *lane, size_t ok)
+{
+    struct r2_bulk *c = &lane->rx_chunk;
+    struct iovec iov[2];
+    struct msghdr msg = {.msg_iov = iov, .msg_iovlen = 2};
+    size_t rest = c->len - lane->rx_off;
+    ssize_t n;
+
+    if (lane->rx_state == R2_RX_DRAIN) {
+        iov[0].iov_base = scratch;
+        iov[0].iov_len = rest < SCRATCH ? rest : SCRATCH;
+    } else {
+        iov[0].iov_base = ((c->flags & R2_BULK_CRC) ? lane->rx_stage : c->data) + lane->rx_off;
+        iov[0].iov_len = rest;
+    }
+    if (iov[0].iov_len > ok)
+        iov[0].iov_len = ok;
+    if (iov[0].iov_len < rest)
+        msg.msg_iovlen = 1;
+    iov[1].iov_base = lane->rx_head;
+    iov[1].iov_len = sizeof(lane->rx_head);
+    n = recvmsg(lane->io.fd, &msg, MSG_DONTWAIT);
+    if (n <= 0)
+        return n;
+    if ((size_t)n > rest) {
+        lane->rx_head_len = (size_t)n - rest;
+        lane->rx_off = c->len;
+    } else {
+        lane->rx_off += (size_t)n;
+    }
+    return n;
+}
+
+static ssize_t read_head(struct r2_lane *lane)
+{
+    ssize_t n = recv(lane->io.fd, lane->rx_head + lane->rx_head_len,
+                     sizeof(lane->rx_head) - lane->rx_head_len, MSG_DONTWAIT);
+
+    if (n > 0)
+        lane->rx_head_len += (size_t)n;
+    return n;
+}
+
+/* One read and what follows from it: > 0 go on, 0 empty, -errno. */
+static int rx_step(struct r2_lane *lane, size_t *moved)
+{
+    size_t rest = lane->rx_state == R2_RX_HEAD ? sizeof(lane->rx_head) - lane->rx_head_len
+                                               : lane->rx_chunk.len - lane->rx_off;
+    ssize_t n = 1;
+
+    if (rest) {
+        size_t ok = rx_allow(lane, rest);
+
+        if (ok == 0)
+            return 0;
+        n = lane->rx_state == R2_RX_HEAD ? read_head(lane) : read_body(lane, ok);
+        if (n == 0)
+            return -ECONNRESET;
+        if (n < 0)
+            return errno == EINTR ? 1 : errno == EAGAIN ? 0 : -errno;
+        *moved += (size_t)n;
+    }
+    if (lane->rx_state == R2_RX_HEAD) {
+        int rc = lane->rx_head_len == sizeof(lane->rx_head) ? begin_body(lane) : 0;
+
+        return rc < 0 ? rc : 1;
+    }
+    if (lane->rx_off == lane->rx_chunk.len) {
+        int rc = end_body(lane);
+
+        return rc < 0 ? rc : 1;
+    }
+    return 1;
+}
+
+int r2_lane_rx_bulk(struct r2_lane *lane)
+{
+    size_t moved = 0;
+    int rc;
+
+    atomic_store(&lane->rx_again, false);
+    do {
+        rc = rx_step(lane, &moved);
+    } while (rc > 0 && moved < RX_BUDGET);
+    if (moved)
+        r2_tcp.ev->burst_end(lane->ep->owner, lane->ep);
+    if (rc > 0)
+        r2_task_kick(&lane->task);
+    return rc < 0 ? rc : 0;
+}
+
+/* Hands over the whole frames in rx_buf. */
+static int take_frames(struct r2_lane *lane)
+{
+    size_t off = 0;
+    int rc = 0;
+
+    while (rc >= 0 && lane->rx_len - off >= sizeof(struct r2_frame)) {
+        struct r2_frame f;
+        const uint8_t *body = lane->rx_buf + off + sizeof(f);
+
+        memcpy(&f, lane->rx_buf + off, sizeof(f));
+        if (f.version != R2_WIRE_VERSION)
+            return -EPROTO;
+        if (lane->rx_len - off < sizeof(f) + f.len)
+            break;
+        rc = r2_wire_check(f.type, body, f.len);
+        if (rc == 0)
+            rc = r2_tcp.ev->ctrl(lane->ep->owner, lane->ep, f.type, body, f.len);
+        off += sizeof(f) + f.len;
+    }
+    if (off) {
+        memmove(lane->rx_buf, lane->rx_buf + off, lane->rx_len - off);
+        lane->rx_len -= off;
+    }
+    return rc < 0 ? rc : 0;
+}
+
+int r2_lane_rx_ctrl(struct r2_lane *lane)
+{
+    size_t moved = 0;
+    int rc = 0;
+
+    if (!lane->rx_buf) {
+        lane->rx_buf = malloc(R2_TCP_CTRL_RX);
+        if (!lane->rx_buf)
+            return -ENOMEM;
+    }
+    while (moved < RX_BUDGET) {
+        size_t room = R2_TCP_CTRL_RX - lane->rx_len, ok = rx_allow(lane, room);
+        ssize_t n;
+
+        if (ok == 0)
+            break;
+        n = recv(lane->io.fd, lane->rx_buf + lane->rx_len, ok, MSG_DONTWAIT);
+        if (n < 0 && errno == EINTR)
+            continue;
+        if (n <= 0) {
+            rc = n == 0 ? -ECONNRESET : errno == EAGAIN ? 0 : -errno;
+            break;
+        }
+        lane->rx_len += (size_t)n;
+        moved += (size_t)n;
+        rc = take_frames(lane);
+        if (rc < 0 || (size_t)n < ok)
+            break;
+    }
+    if (moved)
+        r2_tcp.ev->burst_end(lane->ep->owner, lane->ep);
+    if (moved >= RX_BUDGET)
+        r2_task_kick(&lane->task);
+    return rc;
+}

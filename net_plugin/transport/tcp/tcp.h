@@ -1,0 +1,183 @@
+/* TCP transport, private header.
+ *
+ * An endpoint has lane 0 for control frames and small messages, and bulk lanes 1 .. n. A lane is
+ * one socket, owned by one I/O thread; other threads may drive lane 0 as well (flush, help).
+ *
+ * Locks, in this order: lane rx_lock, lane tx_lock, then upcalls (the peer's lock). ep->lock only
+ * guards the array of lanes and is a leaf. A lane's descriptor is valid while one of its two locks
+ * is held and `closed` is false; closing takes both.
+ */
+#ifndef R2_TRANSPORT_TCP_TCP_H
+#define R2_TRANSPORT_TCP_TCP_H
+
+#include <pthread.h>
+#include <stdatomic.h>
+
+#include "engine/io.h"
+#include "transport/transport.h"
+
+#define R2_TCP_MAX_LANES 33
+#define R2_TCP_CTRL_RX (128 * 1024)
+#define R2_TCP_CTRL_TX (64 * 1024)
+#define R2_TCP_MAGIC 0x4c435232u
+#define R2_TCP_HANDSHAKE_NS (3 * UINT64_C(1000000000))
+#define R2_TCP_MAX_PENDING 1024 /* sockets that have not proved the secret */
+
+enum r2_hello_kind { R2_HELLO_LANE = 1, R2_HELLO_PROBE = 2 };
+
+/* Handshake, S = connecting, R = accepting: HELLO S->R, CHALLENGE R->S, PROOF S->R, WELCOME R->S.
+ * Tags are SipHash-2-4-128 under the accepting process's secret over a label, the HELLO and the
+ * accepting side's nonce: both sides prove that they know it. */
+struct r2_tcp_hello {
+    uint32_t magic;
+    uint16_t version;
+    uint8_t kind;
+    uint8_t lane;
+    uint8_t lanes; /* bulk lanes that will follow */
+    uint8_t nic;   /* of the connecting process */
+    uint8_t remote_nic;
+    uint8_t pad;
+    uint32_t gen;
+    uint8_t from[16];
+    uint8_t to[16];
+    uint8_t nonce[16];
+} __attribute__((packed));
+
+struct r2_tcp_challenge {
+    uint32_t magic;
+    uint32_t status; /* 0, or ESRCH: this is another process */
+    uint8_t nonce[16];
+    uint8_t tag[16];
+} __attribute__((packed));
+
+struct r2_tcp_proof {
+    uint8_t tag[16];
+} __attribute__((packed));
+
+struct r2_tcp_welcome {
+    uint32_t magic;
+    uint32_t status; /* 0 or an errno: stale generation, unknown endpoint */
+} __attribute__((packed));
+
+enum r2_lane_phase {
+    R2_LANE_CONNECTING, /* S: TCP handshake */
+    R2_LANE_WAIT_HELLO, /* R */
+    R2_LANE_WAIT_CHALLENGE,
+    R2_LANE_WAIT_PROOF,
+    R2_LANE_WAIT_WELCOME,
+    R2_LANE_OPEN,
+};
+
+enum r2_rx_state { R2_RX_HEAD, R2_RX_BODY, R2_RX_DRAIN };
+
+struct r2_lane {
+    struct r2_io_fd io;
+    struct r2_task task;   /* pumps tx, and rx when asked to */
+    struct r2_timer timer; /* handshake deadline, then retry of a faulted NIC */
+    struct r2_ep *ep;      /* NULL while an accepted socket has not proved itself */
+    int nic;
+    uint8_t index;
+    enum r2_lane_phase phase;
+    bool closed;
+    atomic_bool rx_again; /* task: the rx budget ran out, or rx was held by a fault */
+    struct r2_tcp_hello hello;
+    struct r2_tcp_challenge challenge;
+    uint8_t hs_buf[128];
+    size_t hs_len;
+
+    pthread_mutex_t tx_lock;
+    /* bulk */
+    atomic_bool tx_idle; /* set before next_chunk is asked, so that a kick is never lost */
+    bool tx_active;
+    bool tx_released; /* the chunk's memory is no longer read (sent, or copied to tx_priv) */
+    struct r2_bulk tx_chunk;
+    struct r2_data_head tx_head;
+    size_t tx_off;   /* of head and payload together */
+    const uint8_t *tx_data;
+    uint8_t *tx_priv;
+    /* control */
+    uint8_t *ctrl_buf;
+    size_t ctrl_len, ctrl_off;
+    atomic_ulong ctrl_total; /* bytes the kernel has taken */
+    atomic_bool flush_wanted;
+
+    pthread_mutex_t rx_lock;
+    enum r2_rx_state rx_state;
+    struct r2_bulk rx_chunk;
+    uint8_t rx_head[sizeof(struct r2_data_head)];
+    size_t rx_head_len;
+    size_t rx_off; /* of the payload */
+    uint8_t *rx_stage; /* verify mode: a chunk is checked before it is placed */
+    uint8_t *rx_buf;   /* control frames */
+    size_t rx_len;
+};
+
+struct r2_ep {
+    struct r2_ep_params params;
+    void *owner;
+    struct r2_list node; /* in the table of accepted endpoints */
+    atomic_int refs;     /* engine, each lane, table */
+    atomic_bool failed;
+    atomic_bool dead;
+    pthread_mutex_t lock;
+    struct r2_lane *lanes[R2_TCP_MAX_LANES];
+    int n_lanes;    /* planned bulk lanes */
+    atomic_int open_lanes;
+    atomic_uint next_kick;
+    atomic_ulong marked; /* control bytes handed over at the last mark */
+    atomic_bool refused, other_process;
+};
+
+struct r2_tcp {
+    const struct r2_transport_events *ev;
+    uint8_t process[16];
+    struct r2_io_fd listeners[16];
+    struct r2_wire_addr addrs[16];
+    bool listening[16];
+    atomic_int pending;
+    atomic_int sockets;
+    pthread_mutex_t lock; /* accepted */
+    struct r2_list accepted;
+};
+extern struct r2_tcp r2_tcp;
+
+/* listen.c */
+int r2_tcp_listen_all(void);
+int r2_tcp_socket(int nic, const struct r2_wire_addr *remote); /* bound to NIC, or -errno */
+void r2_tcp_close_fd(int fd, bool abort);
+int r2_tcp_bind_device(int fd, int nic);
+
+/* lane.c */
+struct r2_lane *r2_lane_new(int fd, int nic, struct r2_io *io, enum r2_lane_phase phase);
+/* Starts watching; from now on callbacks may run. */
+int r2_lane_start(struct r2_lane *lane);
+/* Takes both locks, gives back claims and chunks, closes, and lets the lane free itself. */
+void r2_lane_shut(struct r2_lane *lane, bool abort);
+void r2_lane_event(struct r2_lane *lane);
+void r2_lane_free(struct r2_lane *lane);
+
+/* handshake.c: moves on; 1 open, 0 wait for more, -errno broken. Under rx_lock. */
+int r2_lane_handshake(struct r2_lane *lane);
+int r2_lane_begin(struct r2_lane *lane); /* S: the socket is connected */
+
+/* ep.c */
+struct r2_ep *r2_ep_new(const struct r2_ep_params *params);
+void r2_ep_get(struct r2_ep *ep);
+void r2_ep_put(struct r2_ep *ep);
+/* Reports the failure once; holds no lock. */
+void r2_ep_fail(struct r2_ep *ep, int err);
+int r2_ep_connect_lane(struct r2_ep *ep, int index);
+/* R: attaches a lane that proved itself. 0 or an errno for WELCOME. */
+int r2_ep_attach(struct r2_lane *lane, const struct r2_tcp_hello *hello);
+/* A lane of the endpoint is open: lane 0 brings it up, and (S) connects the others. */
+void r2_ep_lane_open(struct r2_lane *lane);
+
+/* tx.c, rx.c: 0 or -errno; callers hold tx_lock / rx_lock. */
+int r2_lane_tx_bulk(struct r2_lane *lane);
+int r2_lane_tx_ctrl(struct r2_lane *lane);
+int r2_lane_rx_bulk(struct r2_lane *lane);
+int r2_lane_rx_ctrl(struct r2_lane *lane);
+/* Drives lane 0 and repeats while somebody asked meanwhile. Holds no lock but possibly rx_lock. */
+void r2_lane_flush(struct r2_lane *lane);
+
+#endif

@@ -1,0 +1,146 @@
+/* The boundary between the engine and a transport (tcp, verbs, or the tests' fake).
+ *
+ * An endpoint (`struct r2_ep`) is one generation of one path: the sockets or queue pairs between
+ * one local NIC and one NIC of one peer process. The connecting side sends bulk data, the
+ * accepting side receives it; control frames flow both ways and never queue behind bulk.
+ *
+ * Work is pulled: the engine says "there is work" (kick, flush) and the transport asks for the
+ * next chunk or the next control bytes when it has room for them.
+ *
+ * Locks: a transport may hold its own locks during an upcall, and upcalls take the peer's lock.
+ * Therefore the engine never calls an operation marked [locks] while it holds a peer's lock.
+ * Every entry of both tables is always set.
+ *
+ * One-sided transports: `r2_bulk.remote_addr` carries address and key from the clear-to-send; the
+ * engine fences the receiver (DOWN, FENCED: oob/wire.h) before it hands a chunk out again, for
+ * every transport, so that a second write of the same bytes never races with the first.
+ */
+#ifndef R2_TRANSPORT_TRANSPORT_H
+#define R2_TRANSPORT_TRANSPORT_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "oob/wire.h"
+
+struct r2_ep;        /* owned by the transport, reference counted */
+struct r2_mr_keys;   /* a transport's registration of one range on all its NICs */
+
+/* A piece of a message. `data` is the sender's memory (tx) or the place to write (rx). */
+struct r2_bulk {
+    uint64_t conn;   /* connection id, unique within the connecting process */
+    uint64_t seq;    /* message of the connection */
+    uint64_t offset; /* bytes from the start of the message, a multiple of 128 */
+    uint64_t total;  /* bytes of the whole message */
+    uint32_t len;
+    uint32_t crc;    /* CRC32C of the chunk when R2_BULK_CRC is set */
+    uint32_t flags;
+    uint8_t *data;
+    uint64_t remote_addr; /* one-sided transports: where to write */
+    uint32_t remote_key;
+};
+#define R2_BULK_CRC 1u
+
+/* What connects two NICs; filled by the engine for connect, by the transport for accepted. */
+struct r2_ep_params {
+    uint8_t local_process[16];
+    uint8_t remote_process[16];
+    uint8_t secret[16];   /* of the accepting process */
+    uint8_t local_nic;
+    uint8_t remote_nic;
+    bool initiator;
+    uint32_t gen;         /* generation, allotted by the connecting side */
+    struct r2_wire_addr remote_addr;
+    void *owner;          /* the engine's path */
+    bool probe;           /* only ask who answers there: ends in `failed`, err EALREADY if the
+                             peer's process did */
+};
+
+/* How an endpoint is, as the kernel or the NIC sees it. */
+struct r2_ep_health {
+    bool answered;        /* everything handed over up to the last mark was answered */
+    bool refused;         /* the failure was a refusal by a living host */
+    bool other_process;   /* somebody else answered at the peer's address */
+    uint64_t rtt_ns;      /* the network's round trip, 0 if unknown */
+    uint32_t retransmits; /* since the endpoint came up */
+};
+
+/* Upcalls, implemented by the engine (engine/upcalls.c). `owner` is r2_ep_params.owner, or what
+ * `accepted` returned. */
+struct r2_transport_events {
+    /* An authenticated peer asks for a path. Returns the owner, or NULL to refuse. */
+    void *(*accepted)(struct r2_ep *ep, const struct r2_ep_params *params);
+    /* Secret of this process if `process` is this process's id, else -ESRCH. */
+    int (*secret)(const uint8_t process[16], uint8_t secret[16]);
+    /* The endpoint carries control frames from now on. */
+    void (*up)(void *owner, struct r2_ep *ep);
+    /* The endpoint broke or never came up; called once, no transport lock held; the engine
+     * answers with ops->shut later, from its own thread. `err` is a positive errno. */
+    void (*failed)(void *owner, struct r2_ep *ep, int err, const struct r2_ep_health *health);
+    /* One control frame; `body` is valid during the call. < 0: protocol violation, ends the ep. */
+    int (*ctrl)(void *owner, struct r2_ep *ep, uint8_t type, const uint8_t *body, size_t len);
+    /* Up to `cap` bytes of control frames to send; 0: none. */
+    size_t (*next_ctrl)(void *owner, struct r2_ep *ep, uint8_t *buf, size_t cap);
+    /* `sent` control bytes of this endpoint in all have reached the kernel or the NIC. */
+    void (*ctrl_sent)(void *owner, struct r2_ep *ep, uint64_t sent);
+    /* The next chunk for this endpoint, false: none now. */
+    bool (*next_chunk)(void *owner, struct r2_ep *ep, struct r2_bulk *bulk);
+    /* The transport no longer reads the chunk's bytes. */
+    void (*chunk_sent)(void *owner, struct r2_ep *ep, const struct r2_bulk *bulk);
+    /* Two-sided receive. 0: write to bulk->data, then chunk_done or chunk_dropped;
+     * 1: drain the bytes and forget them; < 0: protocol violation. */
+    int (*chunk_claim)(void *owner, struct r2_ep *ep, struct r2_bulk *bulk, uint16_t lane);
+    void (*chunk_done)(void *owner, struct r2_ep *ep, const struct r2_bulk *bulk);
+    /* The claim is given back unwritten or half written (`bad_crc`: it failed verification). */
+    void (*chunk_dropped)(void *owner, struct r2_ep *ep, const struct r2_bulk *bulk,
+                          bool bad_crc);
+    /* End of a burst of arrivals: a good moment to acknowledge. */
+    void (*burst_end)(void *owner, struct r2_ep *ep);
+};
+
+struct r2_transport_ops {
+    const char *name;
+    bool one_sided;
+    /* Starts the transport: listens on every NIC. Once per process. 0 or -errno. */
+    int (*start)(const struct r2_transport_events *events, const uint8_t process[16]);
+    /* Where peers reach NIC `nic`; -ENODEV: this transport does not use that NIC. */
+    int (*address)(int nic, struct r2_wire_addr *out);
+    /* Sockets or queue pairs open now. */
+    unsigned (*sockets)(void);
+    /* Begins to connect; the outcome is `up` or `failed`. The engine owns one reference.
+     * An immediate -errno (no endpoint) is as good as `failed`; -ECONNREFUSED is a refusal. */
+    int (*connect)(const struct r2_ep_params *params, struct r2_ep **out);
+    /* Bulk work for about `chunks` chunks is there. Any thread, any lock. */
+    void (*kick)(struct r2_ep *ep, unsigned chunks);
+    /* Control frames are there: sends them now if it can. [locks] */
+    void (*flush)(struct r2_ep *ep);
+    /* Makes progress on arrivals of control frames, without blocking. [locks] */
+    void (*help)(struct r2_ep *ep);
+    /* Ends the endpoint: on return no byte of it can land, nobody reads or writes message
+     * memory for it, and no further upcall comes. Idempotent. [locks] */
+    void (*shut)(struct r2_ep *ep);
+    /* Lets go of messages of `conn` with first <= seq <= last: on return no thread, socket or
+     * queue pair of this endpoint touches their memory; the engine has already made sure that
+     * they are neither handed out nor claimed again. [locks] */
+    void (*detach)(struct r2_ep *ep, uint64_t conn, uint64_t first, uint64_t last);
+    void (*get)(struct r2_ep *ep);
+    void (*put)(struct r2_ep *ep);
+    /* Marks what has been handed over so far (any lock); `health` [locks] then tells whether it
+     * was answered. */
+    void (*mark)(struct r2_ep *ep);
+    void (*health)(struct r2_ep *ep, struct r2_ep_health *out);
+    unsigned (*lanes)(struct r2_ep *ep); /* bulk lanes that are ready */
+    const struct r2_ep_params *(*params)(const struct r2_ep *ep);
+    /* After an injected fault of a NIC changed: look again. [locks] */
+    void (*nudge)(struct r2_ep *ep);
+    int (*reg)(void *data, size_t size, int type, struct r2_mr_keys **out);
+    void (*dereg)(struct r2_mr_keys *keys);
+    /* In a forked child: forget everything, close nothing of the parent's connections by
+     * protocol, only the child's descriptors. Async-signal-safe. */
+    void (*child)(void);
+};
+
+extern const struct r2_transport_ops r2_transport_tcp;
+
+#endif

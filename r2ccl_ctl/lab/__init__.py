@@ -1,0 +1,33 @@
+"""The lab: nodes as network namespaces, NICs as veth pairs, rails as bridges. See docs/lab.md."""
+
+from r2ccl_ctl.lab.core import FAIL_MODES, Lab, remove
+from r2ccl_ctl.lab.spec import (
+    DEFAULT_NAME,
+    DIRECTIONS,
+    VARIANTS,
+    LabError,
+    LabSpec,
+    LabUsageError,
+    format_rate,
+    parse_counts,
+    parse_rate,
+    parse_rates,
+)
+from r2ccl_ctl.lab.state import known_labs
+
+__all__ = [
+    "DEFAULT_NAME",
+    "DIRECTIONS",
+    "FAIL_MODES",
+    "VARIANTS",
+    "Lab",
+    "LabError",
+    "LabSpec",
+    "LabUsageError",
+    "format_rate",
+    "known_labs",
+    "parse_counts",
+    "parse_rate",
+    "parse_rates",
+    "remove",
+]

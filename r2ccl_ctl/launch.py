@@ -1,0 +1,351 @@
+"""Start the ranks of a job on this machine or in the nodes of a lab, and keep watch over them.
+
+    job = start(LaunchSpec(argv=["build/r2ccl_perf"], ranks=4, emulate_nodes=2, nics=4))
+    code = job.wait(timeout=60)
+
+Every rank is a session of its own and dies with this process. A rank that fails takes the
+others with it after a grace period. `Job` may be used from any thread.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import secrets
+import shutil
+import signal
+import socket
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from r2ccl_ctl.job import Job, LaunchError, LaunchSpec, LaunchUsageError, Place
+from r2ccl_ctl.lab import DEFAULT_NAME, Lab, LabError, LabUsageError, nsexec
+
+PEER_NICS_MAX = 250
+NCCL_STANDIN, NCCL_SYSTEM, NCCL_AUTO = "standin", "system", "auto"
+_ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+
+
+# Placement and environment: pure
+
+
+def place_ranks(ranks: int, nodes: int, per_node: int) -> list[Place]:
+    """Ranks on nodes in blocks, as torchrun and mpirun have it."""
+    if ranks < 0 or per_node < 0:
+        raise LaunchUsageError("the number of ranks must be positive")
+    if ranks == 0:
+        ranks = nodes * (per_node or 1)
+    if per_node and ranks > nodes * per_node:
+        raise LaunchUsageError(
+            f"{ranks} ranks do not fit on {nodes} nodes with {per_node} each: "
+            "give fewer ranks, more nodes, or a higher --per-node"
+        )
+    share = per_node or -(-ranks // nodes)
+    places = []
+    for rank in range(ranks):
+        node = rank // share
+        local_size = min(share, ranks - node * share)
+        places.append(Place(rank, node, rank % share, local_size))
+    return places
+
+
+def split_gpus(gpus: Sequence[str], nodes: int) -> list[list[str]]:
+    """The GPUs of each emulated node: disjoint while they last, shared beyond."""
+    if not gpus:
+        return [[] for _ in range(nodes)]
+    if len(gpus) < nodes:
+        return [[gpus[i % len(gpus)]] for i in range(nodes)]
+    share = len(gpus) // nodes
+    return [list(gpus[i * share : (i + 1) * share]) for i in range(nodes)]
+
+
+def loopback_nics(node: int, nics: int) -> str:
+    """R2CCL_NICS of an emulated node: 127.0.1.1,127.0.2.1,... for node 0, 127.0.1.2,... next."""
+    return ",".join(f"127.0.{r + 1}.{node + 1}" for r in range(nics))
+
+
+def visible_gpus(env: Mapping[str, str]) -> list[str]:
+    """CUDA_VISIBLE_DEVICES where it is set, else the numbers of this machine's NVIDIA GPUs."""
+    named = env.get("CUDA_VISIBLE_DEVICES")
+    if named is not None:
+        return [part for part in (p.strip() for p in named.split(",")) if part and part != "-1"]
+    try:
+        found = [n for n in os.listdir("/dev") if re.fullmatch(r"nvidia\d+", n)]
+    except OSError:
+        return []
+    return [str(i) for i in range(len(found))]
+
+
+def parse_env(items: Sequence[str]) -> dict[str, str]:
+    """`K=V` arguments as a dictionary."""
+    out = {}
+    for item in items:
+        key, equals, value = item.partition("=")
+        if not equals or _ENV_NAME.fullmatch(key) is None:
+            raise LaunchUsageError(f"--env '{item}': give NAME=VALUE")
+        out[key] = value
+    return out
+
+
+# Where the native parts are
+
+
+def _search(folder_parts: Sequence[str]) -> Path | None:
+    """A built file in the package (wheel) or in the checkout's build folder."""
+    package = Path(__file__).resolve().parent
+    for base in (package / "_native", package.parent / "build"):
+        candidate = base.joinpath(*folder_parts)
+        if candidate.exists():
+            return candidate
+    return None
+
+
+def plugin_path() -> Path | None:
+    """The built net plugin, None when there is none."""
+    return _search(["libnccl-net-r2ccl.so"])
+
+
+def standin_dir() -> Path | None:
+    """The folder of the stand-in's libnccl.so.2, None when there is none."""
+    found = _search(["hostnccl", "libnccl.so.2"])
+    return found.parent if found else None
+
+
+def perf_path() -> Path | None:
+    return _search(["r2ccl_perf"])
+
+
+@dataclass(frozen=True)
+class Natives:
+    """What LD_LIBRARY_PATH, NCCL_NET_PLUGIN and PATH of the ranks will name."""
+
+    nccl_dir: str | None
+    nccl_plugin: str | None
+    bin_dir: str | None
+
+
+def find_natives(spec: LaunchSpec, gpus: int) -> Natives:
+    """Resolve `nccl` and `plugin`; LaunchError says what is not built."""
+    nccl = spec.nccl
+    standin = standin_dir()
+    if nccl == NCCL_AUTO:
+        nccl = NCCL_STANDIN if standin and not gpus else NCCL_SYSTEM
+    if nccl == NCCL_STANDIN:
+        if standin is None:
+            raise LaunchError("--nccl standin: the stand-in is not built: run `make native`")
+        nccl_dir: str | None = str(standin)
+    elif nccl == NCCL_SYSTEM:
+        nccl_dir = None
+    else:
+        given = Path(nccl).resolve()
+        if not given.exists():
+            raise LaunchUsageError(
+                f"--nccl '{nccl}': no such file or folder; give standin, system, or the path of "
+                "a libnccl.so.2 or of its folder"
+            )
+        nccl_dir = str(given if given.is_dir() else given.parent)
+    plugin: str | None = spec.plugin
+    if not plugin:
+        built = plugin_path()
+        plugin = str(built) if built else None
+    elif plugin != "none":
+        if not Path(plugin).is_file():
+            raise LaunchUsageError(f"--plugin '{plugin}': no such file")
+        plugin = str(Path(plugin).resolve())
+    perf = perf_path()
+    return Natives(nccl_dir, plugin, str(perf.parent) if perf else None)
+
+
+# Beds: where ranks run
+
+
+@dataclass(frozen=True)
+class Bed:
+    """The nodes that a job runs on.
+
+    host_ids: NCCL_HOSTID of each node, "" to leave it. nics: R2CCL_NICS of each node, "" to
+    leave it. socket_ifname: NCCL_SOCKET_IFNAME, "" to leave it. address: of node 0, for
+    rendezvous. wrap(node, argv): the command line that runs argv there and dies with its parent.
+    free_ports(n): ports that are free on node 0.
+    """
+
+    nodes: int
+    host_ids: list[str]
+    nics: list[str]
+    socket_ifname: str
+    address: str
+    wrap: Callable[[int, list[str]], list[str]]
+    free_ports: Callable[[int], list[int]]
+
+
+def free_ports(count: int, address: str) -> list[int]:
+    """Different ports that nothing listens on now."""
+    with contextlib.ExitStack() as stack:
+        ports = []
+        for _ in range(count):
+            sock = stack.enter_context(socket.socket(socket.AF_INET, socket.SOCK_STREAM))
+            sock.bind((address, 0))
+            ports.append(int(sock.getsockname()[1]))
+        return ports
+
+
+def local_bed(spec: LaunchSpec) -> Bed:
+    """This machine, as one node or as several on loopback."""
+    nodes = spec.emulate_nodes
+    if not 1 <= nodes <= 250:
+        raise LaunchUsageError(f"--emulate-nodes {nodes}: give 1 to 250")
+    if not 0 <= spec.nics <= PEER_NICS_MAX:
+        raise LaunchUsageError(f"--nics {spec.nics}: give 0 to {PEER_NICS_MAX}")
+    nics = spec.nics or (1 if nodes > 1 else 0)
+
+    def wrap(node: int, argv: list[str]) -> list[str]:
+        return nsexec.argv_for({"deathsig": int(signal.SIGKILL), "parent": os.getpid()}, argv)
+
+    return Bed(
+        nodes=nodes,
+        host_ids=[f"node{i}" if nodes > 1 else "" for i in range(nodes)],
+        nics=[loopback_nics(i, nics) for i in range(nodes)],
+        socket_ifname="lo" if nodes > 1 else "",
+        address="127.0.0.1",
+        wrap=wrap,
+        free_ports=lambda count: free_ports(count, "127.0.0.1"),
+    )
+
+
+def lab_bed(lab: Lab) -> Bed:
+    """The nodes of a lab."""
+    address = lab.address("n0", "mgmt0")
+
+    def wrap(node: int, argv: list[str]) -> list[str]:
+        return nsexec.argv_for(lab.plan(lab.nodes[node], signal.SIGKILL), argv)
+
+    return Bed(
+        nodes=len(lab.nodes),
+        host_ids=[f"{lab.name}-{n}" for n in lab.nodes],
+        nics=[",".join(lab.nics(n)) for n in lab.nodes],
+        socket_ifname="mgmt0",
+        address=address,
+        wrap=wrap,
+        free_ports=lambda count: lab.call_in("n0", lambda: free_ports(count, address)),
+    )
+
+
+def rank_env(
+    spec: LaunchSpec,
+    bed: Bed,
+    place: Place,
+    ports: Sequence[int],
+    natives: Natives,
+    job: str,
+    size: int,
+    base: Mapping[str, str],
+    gpus: Sequence[str],
+) -> dict[str, str]:
+    """The environment of one rank: the caller's, then ours, then --env."""
+    env = dict(base)
+    env.update(
+        RANK=str(place.rank),
+        WORLD_SIZE=str(size),
+        LOCAL_RANK=str(place.local_rank),
+        LOCAL_WORLD_SIZE=str(place.local_size),
+        MASTER_ADDR=bed.address,
+        MASTER_PORT=str(ports[0]),
+        R2CCL_RANK=str(place.rank),
+        R2CCL_NRANKS=str(size),
+        R2CCL_RENDEZVOUS=f"{bed.address}:{ports[1]}",
+        R2CCL_JOB=job,
+    )
+    if bed.host_ids[place.node]:
+        env["NCCL_HOSTID"] = bed.host_ids[place.node]
+    if bed.nics[place.node]:
+        env["R2CCL_NICS"] = bed.nics[place.node]
+    if bed.socket_ifname:
+        env["NCCL_SOCKET_IFNAME"] = bed.socket_ifname
+    if natives.nccl_plugin:
+        env["NCCL_NET_PLUGIN"] = natives.nccl_plugin
+    if natives.nccl_dir:
+        env["LD_LIBRARY_PATH"] = _prepend(natives.nccl_dir, base.get("LD_LIBRARY_PATH"))
+    if natives.bin_dir:
+        env["PATH"] = f"{base.get('PATH', os.defpath)}{os.pathsep}{natives.bin_dir}"
+    if gpus and bed.nodes > 1:
+        env["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)
+    env.update(spec.env)
+    return env
+
+
+def _prepend(folder: str, path: str | None) -> str:
+    return f"{folder}{os.pathsep}{path}" if path else folder
+
+
+def start(spec: LaunchSpec, *, echo: bool = True) -> Job:
+    """Start the ranks. With echo their lines go to our stdout and stderr."""
+    if not spec.argv:
+        raise LaunchUsageError("no command: give it after --")
+    lab: Lab | None = None
+    try:
+        if spec.lab is not None:
+            lab = Lab.load(spec.lab)
+            bed = lab_bed(lab)
+        else:
+            bed = local_bed(spec)
+        places = place_ranks(spec.ranks, bed.nodes, spec.per_node)
+        gpus = visible_gpus(os.environ)
+        natives = find_natives(spec, len(gpus))
+        base = os.environ
+        name = spec.job or f"job-{secrets.token_hex(4)}"
+        ports = bed.free_ports(2)
+        shares = split_gpus(gpus, max(p.node for p in places) + 1)
+        commands = []
+        for place in places:
+            env = rank_env(
+                spec, bed, place, ports, natives, name, len(places), base, shares[place.node]
+            )
+            commands.append((bed.wrap(place.node, _program(spec.argv, env)), env))
+    except LabUsageError as err:
+        raise LaunchUsageError(str(err)) from err
+    except LabError as err:
+        raise LaunchError(str(err)) from err
+    finally:
+        if lab is not None:
+            lab.close()
+    return Job(spec, name, commands, places, echo)
+
+
+def _program(argv: Sequence[str], env: Mapping[str, str]) -> list[str]:
+    """The command with its program found in PATH, before anything is started."""
+    found = shutil.which(argv[0], path=env.get("PATH"))
+    if found is None:
+        raise LaunchUsageError(f"cannot run '{argv[0]}': no such program in PATH")
+    return [found, *argv[1:]]
+
+
+def run(spec: LaunchSpec) -> int:
+    """Start the ranks, wait for them, end them on Ctrl-C or SIGTERM; the exit code."""
+    caught: list[int] = []
+
+    def on_signal(number: int, frame: object) -> None:
+        caught.append(number)
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, on_signal)
+    try:
+        job = start(spec)
+        try:
+            code = job.wait()
+        except KeyboardInterrupt:
+            job.kill()
+            return 128 + (caught[0] if caught else signal.SIGINT)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    if job.timed_out:
+        print(f"launch: still running after {spec.timeout:g} s, ended", file=sys.stderr)
+    elif code != 0:
+        first = min((r for r in job.ranks if r.code), key=lambda r: r.ended_at or 0)
+        print(f"launch: rank {first.place.rank} ended with {first.code}", file=sys.stderr)
+    return code
+
+
+__all__ = ["DEFAULT_NAME", "Job", "LaunchError", "LaunchSpec", "LaunchUsageError", "run", "start"]

@@ -1,0 +1,139 @@
+#!/usr/bin/env python3
+"""A deterministic PyTorch DDP training loop whose every loss and weight can be compared bitwise.
+
+One rank of it: start it with RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT, as
+torchrun or run_ddp.py does. A small transformer of some tens of MB, so that the gradient buckets
+of DDP cross the network in every step. It prints one JSON object a line: each step (rank 0), and
+at the end of every rank the SHA-256 of all its losses and of its weights.
+
+The inputs are random vectors and attention is spelled out, because embeddings and fused attention
+have backward passes whose sums depend on the order of the threads.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import importlib
+import json
+import os
+import struct
+import sys
+import time
+from typing import Any
+
+# Before CUDA starts: cuBLAS is deterministic only with a fixed workspace.
+os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+os.environ.setdefault("NCCL_NVLS_ENABLE", "0")
+
+torch: Any = importlib.import_module("torch")
+nn: Any = torch.nn
+
+
+def make_block(dim: int, heads: int) -> Any:
+    class Block(nn.Module):  # type: ignore[misc]
+        """Pre-norm transformer block with attention in plain matrix products."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm1, self.norm2 = nn.LayerNorm(dim), nn.LayerNorm(dim)
+            self.qkv, self.out = nn.Linear(dim, 3 * dim), nn.Linear(dim, dim)
+            self.up, self.down = nn.Linear(dim, 4 * dim), nn.Linear(4 * dim, dim)
+
+        def forward(self, x: Any) -> Any:
+            b, t, _ = x.shape
+            q, k, v = (
+                part.reshape(b, t, heads, dim // heads).transpose(1, 2)
+                for part in self.qkv(self.norm1(x)).split(dim, dim=2)
+            )
+            att = torch.softmax(q @ k.transpose(2, 3) * (dim // heads) ** -0.5, dim=3)
+            x = x + self.out((att @ v).transpose(1, 2).reshape(b, t, dim))
+            return x + self.down(torch.nn.functional.gelu(self.up(self.norm2(x))))
+
+    return Block()
+
+
+def make_model(opts: argparse.Namespace) -> Any:
+    torch.manual_seed(opts.seed)
+    blocks = [make_block(opts.dim, opts.heads) for _ in range(opts.layers)]
+    return nn.Sequential(nn.Linear(opts.dim, opts.dim), *blocks, nn.LayerNorm(opts.dim),
+                         nn.Linear(opts.dim, opts.dim))
+
+
+def weights_digest(model: Any) -> str:
+    digest = hashlib.sha256()
+    for name, value in sorted(model.state_dict().items()):
+        digest.update(name.encode())
+        digest.update(value.detach().cpu().contiguous().numpy().tobytes())
+    return digest.hexdigest()
+
+
+def emit(**values: Any) -> None:
+    print(json.dumps(values), flush=True)
+
+
+def train(opts: argparse.Namespace) -> None:
+    dist = torch.distributed
+    rank, world = dist.get_rank(), dist.get_world_size()
+    cuda = opts.backend == "nccl"
+    device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if cuda else torch.device("cpu")
+    model = make_model(opts).to(device)
+    size = sum(p.numel() * p.element_size() for p in model.parameters())
+    ddp = nn.parallel.DistributedDataParallel(
+        model, device_ids=[device.index] if cuda else None, bucket_cap_mb=opts.bucket_mb
+    )
+    optim = torch.optim.SGD(ddp.parameters(), lr=1e-2, momentum=0.9)
+    losses = hashlib.sha256()
+    if rank == 0:
+        emit(event="start", model_bytes=size, world=world, torch=str(torch.__version__),
+             nccl=list(torch.cuda.nccl.version()) if cuda else None)
+    began = time.monotonic()
+    for step in range(opts.steps):
+        gen = torch.Generator().manual_seed(opts.seed * 1_000_003 + step * world + rank)
+        x = torch.randn(opts.batch, opts.tokens, opts.dim, generator=gen).to(device)
+        target = torch.roll(x, 1, dims=1)
+        optim.zero_grad(set_to_none=True)
+        loss = torch.nn.functional.mse_loss(ddp(x), target)
+        loss.backward()
+        optim.step()
+        value = float(loss.item())
+        losses.update(struct.pack("<d", value))
+        if rank == 0:
+            emit(event="step", step=step + 1, loss=value.hex())
+        if (step + 1) % opts.report == 0:
+            emit(event="report", rank=rank, step=step + 1, losses=losses.hexdigest(),
+                 weights=weights_digest(model))
+    emit(event="end", rank=rank, steps=opts.steps, losses=losses.hexdigest(),
+         weights=weights_digest(model), seconds=round(time.monotonic() - began, 3))
+
+
+def parse_args() -> argparse.Namespace:
+    p = argparse.ArgumentParser(description=__doc__,
+                                formatter_class=argparse.RawDescriptionHelpFormatter)
+    p.add_argument("--steps", type=int, default=200)
+    p.add_argument("--report", type=int, default=50, help="digests every so many steps")
+    p.add_argument("--dim", type=int, default=768)
+    p.add_argument("--heads", type=int, default=8)
+    p.add_argument("--layers", type=int, default=4)
+    p.add_argument("--batch", type=int, default=4)
+    p.add_argument("--tokens", type=int, default=64)
+    p.add_argument("--bucket-mb", type=int, default=16)
+    p.add_argument("--seed", type=int, default=1)
+    p.add_argument("--backend", choices=("nccl", "gloo"), default="nccl")
+    return p.parse_args()
+
+
+def main() -> int:
+    opts = parse_args()
+    torch.use_deterministic_algorithms(True)
+    if opts.backend == "nccl":
+        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+        torch.backends.cudnn.benchmark = False
+    torch.distributed.init_process_group(opts.backend)
+    train(opts)
+    torch.distributed.destroy_process_group()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

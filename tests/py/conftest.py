@@ -1,0 +1,221 @@
+"""What all Python tests share: the native build, what this machine allows, bounded processes."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NoReturn, Protocol
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+TOOL = Path(sys.executable).with_name("r2ccl-ctl")
+PARTS = ("build", "lab", "gpu")
+
+
+def required_parts() -> set[str]:
+    """Parts whose absence is a failure (R2CCL_TEST_REQUIRE=lab,gpu)."""
+    text = os.environ.get("R2CCL_TEST_REQUIRE", "")
+    parts = {part for part in text.replace(",", " ").split() if part}
+    unknown = parts - set(PARTS)
+    if unknown:
+        raise pytest.UsageError(
+            f"R2CCL_TEST_REQUIRE={text}: unknown {', '.join(sorted(unknown))}; "
+            f"there are {', '.join(PARTS)}"
+        )
+    return parts
+
+
+def missing(part: str, reason: str) -> NoReturn:
+    """Skip for want of `part`, or fail where that part is required."""
+    if part in required_parts():
+        pytest.fail(f"{part} is required here (R2CCL_TEST_REQUIRE): {reason}", pytrace=False)
+    pytest.skip(reason)
+
+
+@dataclass(frozen=True)
+class Build:
+    """The folder that `make` filled, with the names of what is in it."""
+
+    path: Path
+
+    @property
+    def plugin(self) -> Path:
+        return self.path / "libnccl-net-r2ccl.so"
+
+    @property
+    def host_nccl(self) -> Path:
+        """The folder of the stand-in's libnccl.so.2, for LD_LIBRARY_PATH."""
+        return self.path / "hostnccl"
+
+    @property
+    def perf(self) -> Path:
+        return self.path / "r2ccl_perf"
+
+    def absent(self) -> list[str]:
+        wanted = (self.plugin, self.host_nccl / "libnccl.so.2", self.perf)
+        return [str(file) for file in wanted if not file.is_file()]
+
+
+@pytest.fixture(scope="session")
+def build() -> Build:
+    """The native build; another folder than build/ with R2CCL_TEST_BUILD."""
+    folder = Build((ROOT / os.environ.get("R2CCL_TEST_BUILD", "build")).resolve())
+    absent = folder.absent()
+    if absent:
+        missing("build", f"{', '.join(absent)}: not there; run `make native`")
+    return folder
+
+
+@pytest.fixture(scope="session")
+def lab_rights() -> None:
+    """Skips where this machine lets nobody make network namespaces."""
+    unshare = shutil.which("unshare")
+    if unshare is None:
+        missing("lab", "no `unshare` in PATH (package util-linux)")
+    options = ["-n"] if os.geteuid() == 0 else ["-Urn"]
+    probe = subprocess.run(
+        [unshare, *options, "true"], capture_output=True, text=True, timeout=20, check=False
+    )
+    if probe.returncode != 0:
+        missing("lab", f"unshare {' '.join(options)} is refused here: {probe.stderr.strip()}")
+
+
+@pytest.fixture(scope="session")
+def gpus() -> int:
+    """How many NVIDIA GPUs there are; skips where there is none."""
+    smi = shutil.which("nvidia-smi")
+    if smi is None:
+        missing("gpu", "no nvidia-smi in PATH")
+    listing = subprocess.run([smi, "-L"], capture_output=True, text=True, timeout=60, check=False)
+    count = sum(line.startswith("GPU ") for line in listing.stdout.splitlines())
+    if count == 0:
+        missing("gpu", f"nvidia-smi lists no GPU: {listing.stderr.strip()}")
+    return count
+
+
+@dataclass(frozen=True)
+class Finished:
+    """A process that ended by itself."""
+
+    command: tuple[str, ...]
+    code: int
+    stdout: str
+    stderr: str
+
+    def __str__(self) -> str:
+        return (
+            f"{' '.join(self.command)}\nended with {self.code}\n"
+            f"--- stdout\n{self.stdout[-6000:]}\n--- stderr\n{self.stderr[-6000:]}"
+        )
+
+
+class RunBounded(Protocol):
+    """See `run_bounded`."""
+
+    def __call__(
+        self,
+        command: Sequence[str | Path],
+        *,
+        timeout: float = 60.0,
+        env: Mapping[str, str] | None = None,
+        cwd: Path | None = None,
+        code: int | None = 0,
+        stdin: str = "",
+    ) -> Finished: ...
+
+
+def kill_group(process: subprocess.Popen[bytes]) -> None:
+    """End the process and every child in its group, and reap it."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait(timeout=20)
+
+
+def run_process(
+    command: Sequence[str | Path],
+    *,
+    timeout: float = 60.0,
+    env: Mapping[str, str] | None = None,
+    cwd: Path | None = None,
+    code: int | None = 0,
+    stdin: str = "",
+) -> Finished:
+    """Run a command in a process group of its own; fail the test when it is still running after
+    `timeout` seconds, or ends with another code than `code` (None: any). `env` is added to the
+    environment. Output goes through files: a child that keeps a pipe open cannot hang us."""
+    words = tuple(str(word) for word in command)
+    with (
+        tempfile.TemporaryFile() as feed,
+        tempfile.TemporaryFile() as out,
+        tempfile.TemporaryFile() as err,
+    ):
+        feed.write(stdin.encode())
+        feed.seek(0)
+        process = subprocess.Popen(
+            words,
+            stdin=feed,
+            stdout=out,
+            stderr=err,
+            cwd=cwd,
+            env={**os.environ, **(env or {})},
+            start_new_session=True,
+        )
+        hung = False
+        try:
+            process.wait(timeout=timeout)
+        except subprocess.TimeoutExpired:
+            hung = True
+        finally:
+            kill_group(process)
+        texts = []
+        for file in (out, err):
+            file.seek(0)
+            texts.append(file.read().decode(errors="replace"))
+    finished = Finished(words, process.returncode, *texts)
+    if hung:
+        pytest.fail(f"still running after {timeout:.0f} s: {finished}", pytrace=False)
+    if code is not None and finished.code != code:
+        pytest.fail(f"exit code {code} was expected: {finished}", pytrace=False)
+    return finished
+
+
+@pytest.fixture(scope="session")
+def run_bounded() -> RunBounded:
+    """`run_process` as a fixture."""
+    return run_process
+
+
+@pytest.fixture(scope="session")
+def tool() -> Path:
+    """The r2ccl-ctl of this environment."""
+    if not TOOL.exists():
+        missing("build", f"{TOOL}: not there; run `make`")
+    return TOOL
+
+
+@pytest.fixture
+def seed() -> int:
+    """The seed of a random test: SEED, or a new one. pytest shows it when the test fails."""
+    value = int(os.environ.get("SEED") or random.SystemRandom().randrange(2**31))
+    print(f"SEED={value}")
+    return value
+
+
+@pytest.fixture(autouse=True)
+def clean_environment(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Settings of the caller's shell must not change what a test sees."""
+    for name in list(os.environ):
+        ours = name.startswith(("R2CCL_", "R2CC_", "NCCL_"))
+        if ours and not name.startswith("R2CCL_TEST_"):
+            monkeypatch.delenv(name)
+    yield

@@ -1,0 +1,205 @@
+"""The documents tell the truth: every command and setting is described, every name that they use
+exists, and code blocks marked <!-- run --> do run. Rung 3 at most; it cannot prove good prose."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import click
+import pytest
+from conftest import ROOT, TOOL, Build, RunBounded
+
+SETTINGS_DEF = ROOT / "net_plugin" / "settings" / "settings.def"
+SETTINGS_DOC = ROOT / "docs" / "settings.md"
+CLI_DOC = ROOT / "docs" / "cli.md"
+
+# Names of variables that are no settings of the plugin: tests and the build read them.
+OTHER_NAMES = {"R2CCL_TEST_BUILD", "R2CCL_TEST_REQUIRE", "R2CCL_BUILD_DIR"}
+
+NAME = re.compile(r"\bR2CCL?_[A-Z][A-Z0-9_]*\b")
+ROW = re.compile(r"^R2_(SETTING|FOREIGN|ALIAS|OTHER)\(([^\n]*)", re.MULTILINE)
+BLOCK = re.compile(r"<!-- run(?P<how>[^>]*?) -->\s*\n```[a-z]*\n(?P<body>.*?)\n```", re.DOTALL)
+
+
+def documents() -> list[Path]:
+    found = sorted((ROOT / "docs").glob("**/*.md"))
+    readme = ROOT / "README.md"
+    return [readme, *found] if readme.exists() else found
+
+
+def setting_names() -> dict[str, str]:
+    """Name of each row of settings.def -> kind of row."""
+    names: dict[str, str] = {}
+    for kind, rest in ROW.findall(SETTINGS_DEF.read_text(encoding="utf-8")):
+        quoted = re.findall(r'"([^"]*)"', rest)
+        if quoted:
+            names[quoted[0]] = kind
+    return names
+
+
+def test_settings_table_is_readable() -> None:
+    names = setting_names()
+    assert "R2CCL_MODE" in names and names.get("R2CC_MODE") == "ALIAS", names
+
+
+def test_every_setting_is_documented() -> None:
+    text = SETTINGS_DOC.read_text(encoding="utf-8")
+    absent = [
+        name for name, kind in setting_names().items() if kind != "OTHER" and name not in text
+    ]
+    assert not absent, f"docs/settings.md says nothing about {', '.join(absent)}"
+
+
+@pytest.mark.parametrize("path", documents(), ids=lambda path: path.name)
+def test_names_in_documents_exist(path: Path) -> None:
+    known = set(setting_names()) | OTHER_NAMES
+    unknown = sorted(set(NAME.findall(path.read_text(encoding="utf-8"))) - known)
+    assert not unknown, f"{path.name} names what settings.def does not have: {', '.join(unknown)}"
+
+
+@pytest.mark.parametrize("path", documents(), ids=lambda path: path.name)
+def test_links_lead_somewhere(path: Path) -> None:
+    links = re.findall(r"\]\(([^)#\s]+)(?:#[^)]*)?\)", path.read_text(encoding="utf-8"))
+    dead = [
+        link
+        for link in links
+        if not re.match(r"[a-z]+:", link) and not (path.parent / link).exists()
+    ]
+    assert not dead, f"{path.name} links to files that do not exist: {', '.join(dead)}"
+
+
+def commands(group: click.Group, prefix: str = "r2ccl-ctl") -> list[tuple[str, click.Command]]:
+    """Every command and sub-command that a user sees, with its full name."""
+    found: list[tuple[str, click.Command]] = []
+    for name in group.list_commands(click.Context(group)):
+        command = group.get_command(click.Context(group), name)
+        if command is None or command.hidden:
+            continue
+        full = f"{prefix} {name}"
+        found.append((full, command))
+        if isinstance(command, click.Group):
+            found.extend(commands(command, full))
+    return found
+
+
+def test_every_command_is_documented() -> None:
+    from r2ccl_ctl.cli.main import main
+
+    assert isinstance(main, click.Group)
+    text = CLI_DOC.read_text(encoding="utf-8")
+    listed = commands(main)
+    assert listed
+    absent = [full for full, _ in listed if full not in text]
+    assert not absent, f"docs/cli.md says nothing about {', '.join(absent)}"
+
+
+def test_every_option_is_documented() -> None:
+    from r2ccl_ctl.cli.main import main
+
+    assert isinstance(main, click.Group)
+    text = CLI_DOC.read_text(encoding="utf-8")
+    absent = [
+        f"{full} {option.opts[-1]}"
+        for full, command in commands(main)
+        for option in command.params
+        if isinstance(option, click.Option)
+        and not option.hidden
+        and not any(re.search(rf"{re.escape(opt)}\b", text) for opt in option.opts)
+    ]
+    assert not absent, f"docs/cli.md says nothing about {', '.join(absent)}"
+
+
+def test_commands_in_documents_exist() -> None:
+    from r2ccl_ctl.cli.main import main
+
+    assert isinstance(main, click.Group)
+    known = set(main.list_commands(click.Context(main)))
+    wrong = []
+    for path in documents():
+        for word in re.findall(
+            r"^\s*(?:\$ |\.venv/bin/)?r2ccl-ctl ([a-z][a-z-]*)", path.read_text("utf-8"), re.M
+        ):
+            if word not in known:
+                wrong.append(f"{path.name}: r2ccl-ctl {word}")
+    assert not wrong, f"no such command: {', '.join(wrong)}"
+
+
+def runnable_blocks() -> list[object]:
+    """Code blocks after <!-- run --> (or <!-- run 120s -->: with another limit than 60 s)."""
+    found: list[object] = []
+    for path in documents():
+        text = path.read_text(encoding="utf-8")
+        for match in BLOCK.finditer(text):
+            line = text.count("\n", 0, match.start()) + 1
+            limit = re.search(r"(\d+)s", match["how"])
+            seconds = float(limit[1]) if limit else 60.0
+            found.append(pytest.param(match["body"], seconds, id=f"{path.name}:{line}"))
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("body", "seconds"), runnable_blocks())
+def test_marked_blocks_run(
+    body: str, seconds: float, build: Build, tmp_path: Path, run_bounded: RunBounded
+) -> None:
+    assert build.plugin.is_file()
+    script = re.sub(r"^\$ ", "", body, flags=re.MULTILINE)
+    path = f"{TOOL.parent}:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+    run_bounded(
+        ["bash", "-euo", "pipefail", "-c", script],
+        timeout=seconds,
+        cwd=ROOT,
+        env={"PATH": path, "TMPDIR": str(tmp_path)},
+    )
+
+
+def test_lanes_table_is_sound() -> None:
+    """One row per lane, with a limit; what ci needs fits into its 40 minutes."""
+    text = (ROOT / "docs" / "testing.md").read_text(encoding="utf-8")
+    table = text.split("<!-- lanes -->")[1].split("<!-- end of lanes -->")[0]
+    rows = [
+        [cell.strip() for cell in line.strip("| ").split("|")]
+        for line in table.splitlines()
+        if line.startswith("|")
+    ][2:]
+    names = [row[0] for row in rows]
+    assert len(names) == len(set(names))
+    for name, assigned, required, minutes, limit, command, proves in rows:
+        assert assigned in ("ci", "soak"), name
+        assert required in ("yes", "no"), name
+        assert 0 < int(minutes) <= int(limit), name
+        assert re.fullmatch(r"`[^`|]+`", command) and proves, name
+    needed = {"build", "lint", "c", "c-asan", "c-tsan", "test", "bench-smoke", "demo"}
+    required_ci = {row[0] for row in rows if row[1] == "ci" and row[2] == "yes"}
+    assert needed <= required_ci
+    assert sum(int(row[3]) for row in rows if row[1] == "ci") <= 40
+
+
+def test_words_of_the_tree() -> None:
+    """No unfinished ends, and no checks that cannot fail, in what git would track."""
+    git = shutil.which("git")
+    if git is None or not (ROOT / ".git").exists():
+        pytest.skip("not a git checkout")
+    listing = subprocess.run(
+        [git, "ls-files", "-co", "--exclude-standard"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    ).stdout.split("\n")
+    words = "|".join(["TO" + "DO", "FIX" + "ME", "X" * 3, "NotImplemented" + "Error"])
+    pattern = re.compile(rf"\b({words})\b|assert Tr" + r"ue\b|\|\| tr" + r"ue$", re.MULTILINE)
+    slips = []
+    for name in filter(None, listing):
+        path = ROOT / name
+        if path.suffix not in (".c", ".h", ".py", ".md", ".sh", ".def") and path.suffix:
+            continue
+        if not path.is_file():
+            continue
+        text = path.read_text(encoding="utf-8", errors="replace")
+        slips += [f"{name}: {match[0]}" for match in pattern.finditer(text)]
+    assert not slips, slips

@@ -1,0 +1,144 @@
+"""The wheel: built, installed into a fresh environment, used from an empty folder.
+
+Rung 3. It cannot prove that the wheel's native code runs on other machines than this one.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+from conftest import ROOT, Build, RunBounded
+
+pytestmark = pytest.mark.slow
+
+NATIVE = (
+    "r2ccl_ctl/_native/libnccl-net-r2ccl.so",
+    "r2ccl_ctl/_native/hostnccl/libnccl.so.2",
+    "r2ccl_ctl/_native/r2ccl_perf",
+    "r2ccl_ctl/_native/segment.h",
+)
+# What applications may see of the plugin: NCCL's plugin tables, and a few functions of ours.
+EXPORTED = re.compile(r"nccl(Net|CollNet)(Plugin)?_v\d+|r2ccl_\w+")
+
+
+def source_copy(folder: Path) -> Path:
+    """What git would track, copied: a build must not depend on files that a clone lacks."""
+    git = shutil.which("git")
+    if git is None or not (ROOT / ".git").exists():
+        ignore = shutil.ignore_patterns("build", ".venv", ".git", "*.egg-info", "__pycache__")
+        shutil.copytree(ROOT, folder, ignore=ignore)
+        return folder
+    names = subprocess.run(
+        [git, "ls-files", "-co", "--exclude-standard"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    ).stdout.split("\n")
+    for name in filter(None, names):
+        source, target = ROOT / name, folder / name
+        if source.is_file():
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(source, target)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory, run_bounded: RunBounded) -> Path:
+    """A wheel made from a copy of the sources."""
+    base = tmp_path_factory.mktemp("wheel")
+    source = source_copy(base / "source")
+    run_bounded(
+        [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "-w", base / "dist", source],
+        timeout=400,
+        cwd=base,
+    )
+    wheels = list((base / "dist").glob("r2ccl-*.whl"))
+    assert len(wheels) == 1, wheels
+    return wheels[0]
+
+
+@pytest.fixture(scope="module")
+def installed(
+    wheel: Path, tmp_path_factory: pytest.TempPathFactory, run_bounded: RunBounded
+) -> Path:
+    """The bin folder of a fresh environment with nothing but the wheel and what it needs."""
+    folder = tmp_path_factory.mktemp("installed")
+    venv = folder / "venv"
+    run_bounded([sys.executable, "-m", "venv", venv], timeout=120)
+    run_bounded([venv / "bin/python", "-m", "pip", "install", "--quiet", wheel], timeout=400)
+    return venv / "bin"
+
+
+def test_wheel_has_the_native_artefacts(wheel: Path) -> None:
+    assert re.fullmatch(r"r2ccl-[\d.]+-py3-none-linux_\w+\.whl", wheel.name)
+    with zipfile.ZipFile(wheel) as archive:
+        names = set(archive.namelist())
+        mode = archive.getinfo(NATIVE[2]).external_attr >> 16
+    assert set(NATIVE) <= names, sorted(set(NATIVE) - names)
+    assert mode & 0o111, "r2ccl_perf is not executable"
+    strays = [name for name in names if not name.startswith(("r2ccl_ctl/", "r2ccl-"))]
+    assert not strays, strays
+
+
+def test_wheel_holds_every_module(wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        names = set(archive.namelist())
+    modules = {str(path.relative_to(ROOT)) for path in (ROOT / "r2ccl_ctl").glob("**/*.py")}
+    assert modules <= names, sorted(modules - names)
+
+
+def test_installed_tool_helps(installed: Path, tmp_path: Path, run_bounded: RunBounded) -> None:
+    finished = run_bounded([installed / "r2ccl-ctl", "--help"], cwd=tmp_path)
+    assert "fail-nic" in finished.stdout
+
+
+def test_installed_tool_reports_usage_errors(
+    installed: Path, tmp_path: Path, run_bounded: RunBounded
+) -> None:
+    finished = run_bounded([installed / "r2ccl-ctl", "no-such-command"], cwd=tmp_path, code=2)
+    assert "no-such-command" in finished.stderr
+    assert "Traceback" not in finished.stderr
+
+
+def test_installed_demo(installed: Path, tmp_path: Path, run_bounded: RunBounded) -> None:
+    """The demo runs from an empty folder, with no checkout in sight."""
+    finished = run_bounded([installed / "r2ccl-ctl", "demo", "--json"], cwd=tmp_path, timeout=180)
+    report = json.loads(finished.stdout)
+    assert report["wrong"] == 0
+    assert len(report["events"]) >= 4
+
+
+def test_plugin_exports_only_what_it_must(build: Build, run_bounded: RunBounded) -> None:
+    nm = shutil.which("nm")
+    if nm is None:
+        pytest.skip("no `nm` in PATH (package binutils)")
+    lines = run_bounded([nm, "-D", "--defined-only", build.plugin]).stdout.splitlines()
+    names = {line.split()[-1].split("@")[0] for line in lines}
+    strays = {name for name in names if not EXPORTED.fullmatch(name)}
+    assert not strays, f"the plugin exports {', '.join(sorted(strays))}"
+    for version in (6, 8, 10, 11, 12):
+        assert f"ncclNetPlugin_v{version}" in names
+
+
+def test_plugin_stays_loaded(build: Build, run_bounded: RunBounded) -> None:
+    """-z nodelete: threads of the plugin may outlive the last dlclose."""
+    readelf = shutil.which("readelf")
+    if readelf is None:
+        pytest.skip("no `readelf` in PATH (package binutils)")
+    text = run_bounded([readelf, "-d", build.plugin]).stdout
+    assert "NODELETE" in text
+    needed = set(re.findall(r"NEEDED.*\[(.*?)\]", text))
+    strays = {
+        name for name in needed if not re.match(r"lib(c|m|dl|rt|pthread|gcc_s)\.so|ld-", name)
+    }
+    if build.path.name == "build":  # sanitizers add libraries of their own
+        assert not strays, f"the plugin needs {', '.join(sorted(strays))}"

@@ -1,0 +1,491 @@
+/* Rung 1: the control segment's C side, alone in one process and with a second process or a forked
+ * child. Does not prove that the Python reader agrees: tests/py/test_control.py does. */
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+
+#include "check.h"
+#include "control/control.h"
+#include "control/impl.h"
+
+static const struct r2_control_info info = {
+    .process_id = {1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16},
+    .host = "host-a",
+    .job = "job-7",
+    .rank = 3,
+    .ranks = 8,
+    .mode = "auto",
+    .plugin_version = "0.1.0",
+};
+
+static struct r2_control *open_one(void)
+{
+    struct r2_control *ctl = NULL;
+
+    CHECK_EQ(r2_control_open(&ctl, &info), 0);
+    CHECK(r2_control_name(ctl)[0] == '/');
+    return ctl;
+}
+
+static void close_and_remove(struct r2_control *ctl)
+{
+    char name[R2_CONTROL_NAME];
+
+    snprintf(name, sizeof(name), "%s", r2_control_name(ctl));
+    r2_control_close(ctl);
+    CHECK_EQ(shm_unlink(name), 0);
+}
+
+static int locked_by(int fd)
+{
+    struct flock lock = {.l_type = F_WRLCK, .l_whence = SEEK_SET, .l_start = 0, .l_len = 1};
+
+    CHECK_EQ(fcntl(fd, F_GETLK, &lock), 0);
+    return lock.l_type == F_UNLCK ? 0 : lock.l_pid;
+}
+
+/* Runs `probe` in a child; returns its exit code. */
+static int in_child(int (*probe)(const char *name, pid_t parent), const char *name)
+{
+    pid_t parent = getpid(), pid = fork();
+    int status = 0;
+
+    CHECK_GE(pid, 0);
+    if (pid == 0) {
+        _exit(probe(name, parent));
+    }
+    CHECK_EQ(waitpid(pid, &status, 0), pid);
+    CHECK(WIFEXITED(status));
+    return WEXITSTATUS(status);
+}
+
+static int probe_alive(const char *name, pid_t parent)
+{
+    int fd = shm_open(name, O_RDONLY, 0);
+    struct stat st;
+
+    if (fd < 0 || fstat(fd, &st)) {
+        return 10;
+    }
+    if ((st.st_mode & 07777) != 0600 || st.st_size != (off_t)sizeof(struct r2_segment)) {
+        return 11;
+    }
+    return locked_by(fd) == parent ? 1 : 0;
+}
+
+static void test_opens(void)
+{
+    struct r2_control *ctl = open_one();
+    const struct r2_segment *seg = r2_control_segment(ctl);
+    char name[R2_CONTROL_NAME];
+
+    CHECK_EQ(seg->header.magic, R2_SEG_MAGIC);
+    CHECK_EQ(seg->header.version, R2_SEG_VERSION);
+    CHECK_EQ(seg->process.pid, getpid());
+    CHECK_EQ(seg->process.rank, 3);
+    CHECK_STR(seg->process.host, "host-a");
+    CHECK_STR(seg->process.job, "job-7");
+    CHECK(seg->process.start_ticks > 0);
+    CHECK_EQ(seg->header.tables[R2_SEG_KIND_PATHS - 1].offset, offsetof(struct r2_segment, paths));
+    CHECK_EQ(seg->header.tables[R2_SEG_KIND_PATHS - 1].stride, sizeof(struct r2_seg_path));
+    CHECK_EQ(in_child(probe_alive, r2_control_name(ctl)), 1);
+
+    snprintf(name, sizeof(name), "%s", r2_control_name(ctl));
+    r2_control_close(ctl);
+    CHECK_EQ(in_child(probe_alive, name), 0); /* readable, no longer alive */
+    CHECK_EQ(shm_unlink(name), 0);
+}
+
+static void test_opens_again(void)
+{
+    struct r2_control *a = open_one(), *b = open_one();
+
+    CHECK(strcmp(r2_control_name(a), r2_control_name(b)) != 0);
+    CHECK_EQ(in_child(probe_alive, r2_control_name(a)), 1);
+    CHECK_EQ(in_child(probe_alive, r2_control_name(b)), 1);
+    close_and_remove(a);
+    CHECK_EQ(in_child(probe_alive, r2_control_name(b)), 1);
+    close_and_remove(b);
+}
+
+static void test_group(void)
+{
+    struct r2_control_info with = info;
+    struct r2_control *ctl = NULL;
+    char group[32];
+    struct stat st;
+    int fd;
+
+    snprintf(group, sizeof(group), "%u", (unsigned)getegid());
+    with.shm_group = group;
+    CHECK_EQ(r2_control_open(&ctl, &with), 0);
+    fd = shm_open(r2_control_name(ctl), O_RDONLY, 0);
+    CHECK(fd >= 0 && !fstat(fd, &st));
+    CHECK_EQ(st.st_mode & 07777, 0640);
+    close(fd);
+    close_and_remove(ctl);
+
+    with.shm_group = "no-such-group-here";
+    CHECK_EQ(r2_control_open(&ctl, &with), 0);
+    CHECK(strstr(r2_control_segment(ctl)->process.warning, "no-such-group-here") != NULL);
+    close_and_remove(ctl);
+}
+
+static int refuse_command(void *arg, const struct r2_control_cmd *cmd, char *result, size_t size)
+{
+    (void)arg, (void)cmd, (void)result, (void)size;
+    return -EIO;
+}
+
+static void test_hidden_works(void)
+{
+    struct r2_control_info hidden = info;
+    struct r2_control *ctl = NULL;
+    int nic;
+
+    hidden.hidden = 1;
+    CHECK_EQ(r2_control_open(&ctl, &hidden), 0);
+    CHECK_STR(r2_control_name(ctl), "");
+    nic = r2_control_nic_add(ctl, &(struct r2_control_nic){.name = "nic0", .numa = -1});
+    CHECK_EQ(nic, 0);
+    r2_count(&r2_control_nic_counters(ctl, nic)->tx_bytes, 5);
+    CHECK_EQ(r2_control_poll(ctl, refuse_command, NULL), 0);
+    r2_control_child(ctl);
+    CHECK_EQ(r2_control_segment(ctl)->nics[0].n.tx_bytes, 5);
+    r2_control_close(ctl);
+}
+
+static void test_row_minus_one(void)
+{
+    struct r2_control *ctl = open_one();
+    static struct r2_segment before;
+
+    memcpy(&before, r2_control_segment(ctl), sizeof(before));
+    for (int row = -1; row < 100000; row += 100000) {
+        r2_control_nic_state(ctl, row, R2_SEG_NIC_FAILED, "x");
+        r2_control_nic_link(ctl, row, R2_SEG_LINK_DOWN);
+        r2_control_nic_addr(ctl, row, "x", 1);
+        r2_control_nic_weight(ctl, row, 1);
+        r2_control_nic_fault(ctl, row, "x");
+        r2_control_nic_damping(ctl, row, 1, 1);
+        r2_control_peer_state(ctl, row, R2_SEG_PEER_GONE, "x");
+        r2_control_peer_connections(ctl, row, 1, R2_SEG_DIR_BOTH);
+        r2_control_peer_heard(ctl, row, 1);
+        r2_control_peer_remove(ctl, row);
+        r2_control_path_state(ctl, row, R2_SEG_PATH_DOWN, 1, "x");
+        r2_control_path_weight(ctl, row, 1, 1);
+        r2_control_path_remove(ctl, row);
+        r2_count(&r2_control_nic_counters(ctl, row)->tx_bytes, 1);
+        r2_count(&r2_control_path_counters(ctl, row)->tx_bytes, 1);
+    }
+    CHECK_MEM(r2_control_segment(ctl), &before, sizeof(before));
+    close_and_remove(ctl);
+}
+
+static void test_nic_rows(void)
+{
+    struct r2_control *ctl = open_one();
+    const struct r2_segment *seg = r2_control_segment(ctl);
+    const struct r2_seg_nic *row = &seg->nics[1];
+    char name[32], longest[200];
+
+    for (int i = 0; i < R2_SEG_MAX_NICS; i++) {
+        struct r2_control_nic nic = {.name = name, .ifname = "lo", .addr = name + 3, .numa = -1};
+
+        snprintf(name, sizeof(name), "nic127.0.%d.1", i + 1);
+        CHECK_EQ(r2_control_nic_add(ctl, &nic), i);
+    }
+    CHECK_EQ(r2_control_nic_add(ctl, &(struct r2_control_nic){.name = "more"}), -1);
+    CHECK_EQ(seg->header.tables[R2_SEG_KIND_NICS - 1].high, R2_SEG_MAX_NICS);
+    CHECK_EQ(r2_control_nic_find(ctl, "nic127.0.2.1"), 1);
+    CHECK_EQ(r2_control_nic_find(ctl, "127.0.3.1"), 2);
+    CHECK_EQ(r2_control_nic_find(ctl, "lo"), 0);
+    CHECK_EQ(r2_control_nic_find(ctl, "nic127.0.99.1"), -1);
+    CHECK_EQ(r2_control_nic_find(ctl, ""), -1);
+
+    r2_control_nic_state(ctl, 1, R2_SEG_NIC_HEALTHY, "start");
+    CHECK_EQ(row->n.recoveries, 0);
+    r2_control_nic_state(ctl, 1, R2_SEG_NIC_FAILED, "link down");
+    r2_control_nic_state(ctl, 1, R2_SEG_NIC_FAILED, "link still down");
+    CHECK_EQ(row->n.failures, 1);
+    CHECK_STR(row->cause, "link still down");
+    r2_control_nic_state(ctl, 1, R2_SEG_NIC_PROBING, NULL);
+    CHECK_STR(row->cause, "");
+    r2_control_nic_state(ctl, 1, R2_SEG_NIC_RAMPING, NULL);
+    r2_control_nic_state(ctl, 1, R2_SEG_NIC_HEALTHY, NULL);
+    CHECK_EQ(row->n.recoveries, 1);
+    CHECK_EQ(seg->counters.nic_failures, 1);
+    CHECK_EQ(seg->counters.nic_recoveries, 1);
+    CHECK_EQ(row->seq % 2, 0);
+
+    memset(longest, 'x', sizeof(longest) - 1);
+    longest[sizeof(longest) - 1] = '\0';
+    memcpy(longest + sizeof(row->cause) - 2, "\xc3\xa9", 2); /* a two-byte letter on the cut */
+    r2_control_nic_state(ctl, 1, R2_SEG_NIC_FAILED, longest);
+    CHECK_EQ(strlen(row->cause), sizeof(row->cause) - 2);
+    close_and_remove(ctl);
+}
+
+static void test_peers_and_paths(void)
+{
+    struct r2_control *ctl = open_one();
+    const struct r2_segment *seg = r2_control_segment(ctl);
+    struct r2_control_peer peer = {.host = "host-b", .pid = 9, .state = R2_SEG_PEER_UP};
+    int first, rows[R2_SEG_MAX_PATHS];
+
+    for (int i = 0; i < R2_SEG_MAX_PEERS; i++) {
+        CHECK_EQ(r2_control_peer_add(ctl, &peer), i);
+    }
+    CHECK_EQ(r2_control_peer_add(ctl, &peer), -1);
+    CHECK_EQ(seg->counters.rows_refused, 1);
+    CHECK_EQ(seg->gauges.peers, R2_SEG_MAX_PEERS);
+    for (int i = 0; i < R2_SEG_MAX_PATHS; i++) {
+        rows[i] = r2_control_path_add(ctl, i % 2, 0, "nic3");
+        CHECK_EQ(rows[i], i);
+        r2_control_path_state(ctl, i, R2_SEG_PATH_UP, 1, NULL);
+    }
+    CHECK_EQ(r2_control_path_add(ctl, 0, 0, "nic3"), -1);
+    CHECK_EQ(seg->gauges.paths_up, R2_SEG_MAX_PATHS);
+    r2_count(&r2_control_path_counters(ctl, 5)->tx_bytes, 77);
+    r2_control_path_state(ctl, 5, R2_SEG_PATH_DOWN, 2, "reset");
+    r2_control_path_state(ctl, 5, R2_SEG_PATH_DOWN, 3, "reset");
+    CHECK_EQ(seg->paths[5].n.failures, 1);
+    CHECK_EQ(seg->paths[5].generation, 3);
+    r2_control_path_state(ctl, 5, R2_SEG_PATH_CONNECTING, 4, NULL);
+    r2_control_path_state(ctl, 5, R2_SEG_PATH_UP, 4, NULL);
+    CHECK_EQ(seg->counters.path_recoveries, 1);
+    CHECK_EQ(seg->gauges.paths_up, R2_SEG_MAX_PATHS);
+
+    r2_control_peer_remove(ctl, 1);
+    r2_control_peer_remove(ctl, 1);
+    CHECK_EQ(seg->gauges.peers, R2_SEG_MAX_PEERS - 1);
+    CHECK_EQ(seg->gauges.paths_total, R2_SEG_MAX_PATHS / 2);
+    CHECK_EQ(seg->gauges.paths_up, R2_SEG_MAX_PATHS / 2);
+    CHECK_EQ(seg->paths[5].used, 0);
+    first = r2_control_path_add(ctl, 0, 1, "nic4");
+    CHECK_EQ(first, 1);
+    CHECK_EQ(seg->paths[1].serial, 2);
+    CHECK_EQ(seg->paths[1].n.tx_bytes, 0);
+    CHECK_EQ(r2_control_peer_add(ctl, &peer), 1);
+    close_and_remove(ctl);
+}
+
+static void test_journal_wraps(void)
+{
+    struct r2_control *ctl = open_one();
+    const struct r2_segment *seg = r2_control_segment(ctl);
+    const struct r2_seg_journal_entry *e;
+    int total = R2_SEG_MAX_EVENTS * 2 + 10;
+
+    CHECK_EQ(seg->header.event_head, 1);
+    CHECK_EQ(seg->events[0].event, R2_EV_STARTED);
+    for (int i = 1; i < total; i++) {
+        r2_control_journal(ctl, &(struct r2_control_event){.event = R2_EV_REPLAY,
+                                                           .nic = "nic0",
+                                                           .peer_host = "host-b",
+                                                           .bytes = (uint64_t)i,
+                                                           .cause = "test"});
+    }
+    CHECK_EQ(seg->header.event_head, total);
+    e = &seg->events[(total - 1) % R2_SEG_MAX_EVENTS];
+    CHECK_EQ(e->stamp, 2 * (uint64_t)(total - 1) + 2);
+    CHECK_EQ(e->bytes, total - 1);
+    CHECK_STR(e->nic, "nic0");
+    CHECK_EQ(seg->counters.journal_dropped, 0);
+    close_and_remove(ctl);
+}
+
+static void test_journal_slot_taken(void)
+{
+    struct r2_control *ctl = open_one();
+    struct r2_segment *seg = r2_control_segment(ctl);
+    struct r2_control_event event = {.event = R2_EV_ERROR};
+
+    /* A writer one ring behind never finished: its slot is given up, the others go on. */
+    seg->events[1].stamp = 1;
+    r2_control_journal(ctl, &event);
+    CHECK_EQ(seg->counters.journal_dropped, 1);
+    r2_control_journal(ctl, &event);
+    CHECK_EQ(seg->counters.journal_dropped, 1);
+    CHECK_EQ(seg->events[2].stamp, 6);
+    close_and_remove(ctl);
+}
+
+static void test_event_names(void)
+{
+    for (int i = R2_EV_NONE; i <= R2_EV_ERROR; i++) {
+        CHECK(strcmp(r2_control_event_name((enum r2_seg_event)i), "unknown") != 0);
+    }
+    CHECK_STR(r2_control_event_name(R2_EV_NIC_DOWN), "nic-down");
+    CHECK_STR(r2_control_event_name((enum r2_seg_event)9999), "unknown");
+}
+
+static int child_writes(struct r2_control *ctl)
+{
+    struct r2_seg_nic_counters *n = r2_control_nic_counters(ctl, 0);
+
+    r2_control_child(ctl);
+    r2_count(&n->tx_bytes, 1000);
+    r2_control_nic_state(ctl, 0, R2_SEG_NIC_FAILED, "child");
+    r2_control_journal(ctl, &(struct r2_control_event){.event = R2_EV_ERROR});
+    r2_control_child(ctl);
+    r2_control_close(ctl);
+    return 0;
+}
+
+static void test_fork_child_is_inert(void)
+{
+    struct r2_control *ctl = open_one();
+    struct r2_segment *seg = r2_control_segment(ctl);
+    int status = 0;
+    pid_t pid;
+
+    r2_control_nic_add(ctl, &(struct r2_control_nic){.name = "nic0"});
+    r2_row_begin(&seg->nics[0].seq); /* as if another thread were writing at fork */
+    pid = fork();
+    CHECK_GE(pid, 0);
+    if (pid == 0) {
+        _exit(child_writes(ctl));
+    }
+    CHECK_EQ(waitpid(pid, &status, 0), pid);
+    CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 0);
+    r2_row_end(&seg->nics[0].seq);
+    CHECK_EQ(seg->nics[0].n.tx_bytes, 0);
+    CHECK_EQ(seg->nics[0].state, R2_SEG_NIC_UNKNOWN);
+    CHECK_EQ(seg->header.event_head, 1);
+    CHECK_EQ(seg->header.ended_real_ns, 0);
+    CHECK_EQ(in_child(probe_alive, r2_control_name(ctl)), 1);
+    close_and_remove(ctl);
+}
+
+/* The lock dies with its process, whatever a forked child holds. */
+static void test_lock_dies_with_process(void)
+{
+    int name_pipe[2], hold[2], status = 0, fd;
+    char name[R2_CONTROL_NAME] = {0};
+    pid_t pid;
+
+    CHECK(!pipe(name_pipe) && !pipe(hold));
+    pid = fork();
+    CHECK_GE(pid, 0);
+    if (pid == 0) {
+        struct r2_control *ctl = NULL;
+        char byte;
+
+        if (r2_control_open(&ctl, &info)) {
+            _exit(1);
+        }
+        if (fork() == 0) { /* keeps the inherited descriptor until the test is over */
+            close(hold[1]);
+            _exit(read(hold[0], &byte, 1) < 0);
+        }
+        _exit(write(name_pipe[1], r2_control_name(ctl), strlen(r2_control_name(ctl))) < 0);
+    }
+    CHECK_EQ(waitpid(pid, &status, 0), pid);
+    CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 0);
+    CHECK_GT(read(name_pipe[0], name, sizeof(name) - 1), 0);
+    fd = shm_open(name, O_RDONLY, 0);
+    CHECK_GE(fd, 0);
+    CHECK_EQ(locked_by(fd), 0);
+    close(fd);
+    CHECK_EQ(shm_unlink(name), 0);
+    close(hold[0]), close(hold[1]), close(name_pipe[0]), close(name_pipe[1]);
+}
+
+#define SECOND UINT64_C(1000000000)
+
+/* An object of a process that is gone, last heard of at `last`. */
+static void leave(const char *prefix, int i, uint64_t last)
+{
+    struct r2_seg_header header = {.magic = R2_SEG_MAGIC, .alive_real_ns = last};
+    char name[R2_CONTROL_NAME];
+    int fd;
+
+    snprintf(name, sizeof(name), "/%s%d", prefix, i);
+    fd = shm_open(name, O_RDWR | O_CREAT | O_EXCL, 0600);
+    CHECK_GE(fd, 0);
+    CHECK_EQ(write(fd, &header, sizeof(header)), sizeof(header));
+    close(fd);
+}
+
+static bool remove_left(const char *prefix, int i)
+{
+    char name[R2_CONTROL_NAME];
+
+    snprintf(name, sizeof(name), "/%s%d", prefix, i);
+    return shm_unlink(name) == 0;
+}
+
+static void test_sweep_by_age(void)
+{
+    uint64_t now = r2_control_clock(CLOCK_REALTIME) + 10 * 3600 * SECOND;
+    char prefix[64];
+
+    snprintf(prefix, sizeof(prefix), "r2test.%d.", (int)getpid());
+    leave(prefix, 0, now - 30 * SECOND);
+    leave(prefix, 1, now - 600 * SECOND);
+    leave(prefix, 2, now - 3700 * SECOND);
+    CHECK_EQ(r2_control_sweep(prefix, "r2test.own", now), 1);
+    CHECK(remove_left(prefix, 0) && remove_left(prefix, 1) && !remove_left(prefix, 2));
+}
+
+static void test_sweep_by_number(void)
+{
+    uint64_t now = r2_control_clock(CLOCK_REALTIME) + 10 * 3600 * SECOND;
+    char prefix[64], own[80];
+    int left = 0;
+
+    snprintf(prefix, sizeof(prefix), "r2test.%d.", (int)getpid());
+    snprintf(own, sizeof(own), "%s3", prefix);
+    for (int i = 0; i < 20; i++) {
+        leave(prefix, i, now - (uint64_t)(100 + i) * SECOND);
+    }
+    CHECK_EQ(r2_control_sweep(prefix, own, now), 3); /* of 19, the own one does not count */
+    for (int i = 0; i < 17; i++) {
+        left += remove_left(prefix, i);
+    }
+    CHECK_EQ(left, 17);
+    for (int i = 17; i < 20; i++) {
+        CHECK(!remove_left(prefix, i));
+    }
+}
+
+static int probe_sweep(const char *name, pid_t parent)
+{
+    (void)parent;
+    return r2_control_sweep(name + 1, "none", r2_control_clock(CLOCK_REALTIME) + 36000 * SECOND);
+}
+
+static void test_sweep_spares_the_living(void)
+{
+    struct r2_control *ctl = open_one();
+
+    CHECK_EQ(in_child(probe_sweep, r2_control_name(ctl)), 0);
+    CHECK_EQ(in_child(probe_alive, r2_control_name(ctl)), 1);
+    close_and_remove(ctl);
+}
+
+static const struct check_test tests[] = {
+    {"opens", test_opens},
+    {"opens_again", test_opens_again},
+    {"group", test_group},
+    {"hidden_works", test_hidden_works},
+    {"row_minus_one", test_row_minus_one},
+    {"nic_rows", test_nic_rows},
+    {"peers_and_paths", test_peers_and_paths},
+    {"journal_wraps", test_journal_wraps},
+    {"journal_slot_taken", test_journal_slot_taken},
+    {"event_names", test_event_names},
+    {"fork_child_is_inert", test_fork_child_is_inert},
+    {"lock_dies_with_process", test_lock_dies_with_process},
+    {"sweep_by_age", test_sweep_by_age},
+    {"sweep_by_number", test_sweep_by_number},
+    {"sweep_spares_the_living", test_sweep_spares_the_living},
+    {0},
+};
+
+int main(int argc, char **argv)
+{
+    return check_main(argc, argv, tests);
+}

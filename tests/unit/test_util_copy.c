@@ -1,0 +1,213 @@
+/* util/copy: exact for every alignment, and ordered for a reader that polls the flags. */
+#include "check.h"
+
+#include <pthread.h>
+
+#include "util/copy.h"
+
+#if defined(__SANITIZE_THREAD__)
+#define RACY __attribute__((no_sanitize_thread))
+#elif defined(__has_feature)
+#if __has_feature(thread_sanitizer)
+#define RACY __attribute__((no_sanitize("thread")))
+#endif
+#endif
+#ifndef RACY
+#define RACY
+#endif
+
+static void fill_random(unsigned char *p, size_t len)
+{
+    for (size_t i = 0; i < len; i++) {
+        p[i] = (unsigned char)check_random();
+    }
+}
+
+/* Copies into the middle of a guarded buffer; nothing outside may change. */
+static void try_copy(size_t dst_at, size_t src_at, size_t len, size_t msg_offset)
+{
+    static unsigned char src[8192];
+    static unsigned char dst[8192];
+    static unsigned char want[8192];
+
+    fill_random(src + src_at, len);
+    memset(dst, 0xa5, sizeof(dst));
+    memset(want, 0xa5, sizeof(want));
+    memcpy(want + dst_at, src + src_at, len);
+    r2_copy_lines(dst + dst_at, src + src_at, len, msg_offset);
+    if (memcmp(dst, want, sizeof(dst)) != 0) {
+        check_fail(__FILE__, __LINE__, "dst+%zu src+%zu len %zu at %zu", dst_at, src_at, len,
+                   msg_offset);
+    }
+}
+
+static void test_exact_small(void)
+{
+    for (size_t len = 0; len <= 300; len++) {
+        for (size_t at = 0; at < 136; at += (at % 8 == 0 || at % 8 == 7) ? 1 : 3) {
+            try_copy(64 + at % 16, 64 + (len + at) % 16, len, at);
+        }
+    }
+}
+
+static void test_exact_random(void)
+{
+    for (unsigned long n = 0; n < check_rounds(10000); n++) {
+        try_copy(check_below(256), check_below(256), check_below(7000), check_below(1u << 20));
+    }
+}
+
+/* ---- A reader that polls ----------------------------------------------------------------- */
+
+#define LINES 64
+#define LINE_WORDS 16
+#define WORDS (LINES * LINE_WORDS)
+
+static uint64_t shared_buf[WORDS] __attribute__((aligned(128)));
+static uint64_t source_buf[WORDS];
+static uint32_t reader_round; /* last round that the reader has finished */
+static uint32_t reader_bad;
+
+static uint64_t data_word(uint32_t round, unsigned word)
+{
+    return ((uint64_t)round << 32 | word) * UINT64_C(0x9e3779b97f4a7c15);
+}
+
+RACY static uint64_t peek(const uint64_t *p)
+{
+    uint64_t v = *(const volatile uint64_t *)p;
+
+    /* Loads stay in order: the flag was read before the data. Pairs with the copy's barrier. */
+#if defined(__x86_64__)
+    __asm__ volatile("" ::: "memory");
+#else
+    __atomic_thread_fence(__ATOMIC_ACQUIRE);
+#endif
+    return v;
+}
+
+/* LL128: once the last word of a line is the round's flag, the other 15 are the round's data. */
+static bool read_ll128(uint32_t round)
+{
+    for (unsigned line = 0; line < LINES; line++) {
+        const uint64_t *p = shared_buf + line * LINE_WORDS;
+
+        while (peek(p + LINE_WORDS - 1) != round) {
+        }
+        /* Downwards: the words stored last are looked at first. */
+        for (int w = LINE_WORDS - 2; w >= 0; w--) {
+            if (peek(p + w) != data_word(round, line * LINE_WORDS + (unsigned)w)) {
+                return false;
+            }
+        }
+    }
+    return true;
+}
+
+/* LL: a word whose upper half is the round's flag has the round's data in its lower half. */
+static bool read_ll(uint32_t round)
+{
+    for (unsigned w = 0; w < WORDS; w++) {
+        uint64_t v;
+
+        do {
+            v = peek(shared_buf + w);
+        } while (v >> 32 != round);
+        if ((uint32_t)v != (uint32_t)data_word(round, w)) {
+            return false;
+        }
+    }
+    return true;
+}
+
+struct race {
+    bool ll128;
+    uint32_t rounds;
+};
+
+static void *reader(void *arg)
+{
+    const struct race *race = arg;
+
+    for (uint32_t round = 1; round <= race->rounds; round++) {
+        if (!(race->ll128 ? read_ll128(round) : read_ll(round))) {
+            __atomic_store_n(&reader_bad, round, __ATOMIC_RELEASE);
+        }
+        __atomic_store_n(&reader_round, round, __ATOMIC_RELEASE);
+    }
+    return NULL;
+}
+
+static void fill_source(bool ll128, uint32_t round)
+{
+    for (unsigned w = 0; w < WORDS; w++) {
+        if (!ll128) {
+            source_buf[w] = (uint64_t)round << 32 | (uint32_t)data_word(round, w);
+        } else if (w % LINE_WORDS == LINE_WORDS - 1) {
+            source_buf[w] = round;
+        } else {
+            source_buf[w] = data_word(round, w);
+        }
+    }
+}
+
+/* Pieces of random size, as a socket would hand them over. */
+static void write_round(void)
+{
+    size_t at = 0;
+
+    while (at < sizeof(shared_buf)) {
+        size_t len = check_below(3) ? 8 * (1 + check_below(200)) : sizeof(shared_buf);
+
+        len = len < sizeof(shared_buf) - at ? len : sizeof(shared_buf) - at;
+        r2_copy_lines((char *)shared_buf + at, (char *)source_buf + at, len, at);
+        at += len;
+    }
+}
+
+static void run_race(bool ll128)
+{
+    struct race race = {.ll128 = ll128, .rounds = (uint32_t)check_rounds(100000)};
+    pthread_t thread;
+
+    memset(shared_buf, 0, sizeof(shared_buf));
+    __atomic_store_n(&reader_round, 0, __ATOMIC_RELEASE);
+    __atomic_store_n(&reader_bad, 0, __ATOMIC_RELEASE);
+    CHECK_EQ(pthread_create(&thread, NULL, reader, &race), 0);
+    for (uint32_t round = 1; round <= race.rounds; round++) {
+        unsigned spins = 0;
+
+        fill_source(ll128, round);
+        write_round();
+        while (__atomic_load_n(&reader_round, __ATOMIC_ACQUIRE) != round) {
+            if (++spins % 4096 == 0) {
+                usleep(50); /* one core: let the reader run */
+            }
+        }
+        CHECK_EQ(__atomic_load_n(&reader_bad, __ATOMIC_ACQUIRE), 0);
+    }
+    CHECK_EQ(pthread_join(thread, NULL), 0);
+}
+
+static void test_ll128_reader(void)
+{
+    run_race(true);
+}
+
+static void test_ll_reader(void)
+{
+    run_race(false);
+}
+
+static const struct check_test tests[] = {
+    {"exact_small", test_exact_small},
+    {"exact_random", test_exact_random},
+    {"ll128_reader", test_ll128_reader},
+    {"ll_reader", test_ll_reader},
+    {NULL, NULL},
+};
+
+int main(int argc, char **argv)
+{
+    return check_main(argc, argv, tests);
+}
