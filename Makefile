@@ -67,6 +67,9 @@ libs := -pthread -ldl -lrt -lm
 # clang leaves the sanitizer's symbols of a shared object to the program.
 defs := $(if $(and $(compiler),$(SAN)),,-Wl,-z,defs)
 
+# Tells r2ccl-ctl and the tests of a build folder other than build/.
+tool_env := $(if $(filter-out build,$(B)),R2CCL_BUILD_DIR=$(abspath $(B)))
+
 # --- main targets ---------------------------------------------------------------------------
 .PHONY: all native artefacts venv demo test test-c test-py test-san lint format bench chaos wheel \
 	clean distclean help FORCE
@@ -97,7 +100,7 @@ test-c: $(if $(TESTS),$(picked),native) ## C unit tests of one variant (SAN=asan
 	@BUILD=$(B) SAN=$(SAN) mk/run-c-tests $(TESTS)
 
 test-py: native venv ## pytest without the soak tests (PYTEST_ARGS="-k name")
-	R2CCL_TEST_BUILD=$(B) $(venv)/bin/python -m pytest $(PYTEST_ARGS)
+	$(tool_env) $(venv)/bin/python -m pytest $(PYTEST_ARGS)
 
 test-san: ## C unit tests under ASan+UBSan and under TSan
 	@$(MAKE) test-c SAN=asan
@@ -110,10 +113,10 @@ format: venv ## rewrite C and Python sources in the project's style
 	@mk/lint --format
 
 bench: native venv ## benchmarks, each beside its baseline (BENCH_ARGS=--smoke: short)
-	@BUILD=$(B) mk/bench $(BENCH_ARGS)
+	@$(tool_env) BUILD=$(B) mk/bench $(BENCH_ARGS)
 
 chaos: native venv ## soak: stress programs and soak tests (SECONDS_EACH=300)
-	@BUILD=$(B) SAN=$(SAN) mk/chaos
+	@$(tool_env) BUILD=$(B) SAN=$(SAN) mk/chaos
 
 wheel: ## a wheel with the native artefacts in it, in dist/
 	@$(MAKE) venv

@@ -5,7 +5,6 @@ An editable install copies nothing: there r2ccl-ctl uses the checkout's build/ f
 
 from __future__ import annotations
 
-import os
 import shutil
 import subprocess
 from pathlib import Path
@@ -31,7 +30,7 @@ class BuildWithNative(build_py):
             self.pack(self.build_native())
 
     def build_native(self) -> Path:
-        out = Path(os.environ.get("R2CCL_BUILD_DIR", HERE / "build" / "wheel"))
+        out = HERE / "build" / "wheel"
         command = ["make", "-C", str(HERE), "artefacts", f"B={out}"]
         try:
             subprocess.run(command, check=True)

@@ -19,17 +19,20 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import IO
 
+from r2ccl_ctl.errors import R2Error, R2UsageError
+
 CODE_TIMEOUT = 124
 OUTPUT_LINES = 20000
 READ_SIZE = 65536
 MAX_LINE = 1 << 20
+NCCL_STANDIN, NCCL_SYSTEM, NCCL_AUTO = "standin", "system", "auto"
 
 
-class LaunchError(Exception):
+class LaunchError(R2Error):
     """The job could not be started; the text says what to do."""
 
 
-class LaunchUsageError(LaunchError):
+class LaunchUsageError(LaunchError, R2UsageError):
     """The caller asked for something that cannot be."""
 
 

@@ -21,11 +21,20 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from r2ccl_ctl.job import Job, LaunchError, LaunchSpec, LaunchUsageError, Place
+from r2ccl_ctl import paths
+from r2ccl_ctl.job import (
+    NCCL_AUTO,
+    NCCL_STANDIN,
+    NCCL_SYSTEM,
+    Job,
+    LaunchError,
+    LaunchSpec,
+    LaunchUsageError,
+    Place,
+)
 from r2ccl_ctl.lab import DEFAULT_NAME, Lab, LabError, LabUsageError, nsexec
 
 PEER_NICS_MAX = 250
-NCCL_STANDIN, NCCL_SYSTEM, NCCL_AUTO = "standin", "system", "auto"
 _ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
@@ -93,31 +102,6 @@ def parse_env(items: Sequence[str]) -> dict[str, str]:
 # Where the native parts are
 
 
-def _search(folder_parts: Sequence[str]) -> Path | None:
-    """A built file in the package (wheel) or in the checkout's build folder."""
-    package = Path(__file__).resolve().parent
-    for base in (package / "_native", package.parent / "build"):
-        candidate = base.joinpath(*folder_parts)
-        if candidate.exists():
-            return candidate
-    return None
-
-
-def plugin_path() -> Path | None:
-    """The built net plugin, None when there is none."""
-    return _search(["libnccl-net-r2ccl.so"])
-
-
-def standin_dir() -> Path | None:
-    """The folder of the stand-in's libnccl.so.2, None when there is none."""
-    found = _search(["hostnccl", "libnccl.so.2"])
-    return found.parent if found else None
-
-
-def perf_path() -> Path | None:
-    return _search(["r2ccl_perf"])
-
-
 @dataclass(frozen=True)
 class Natives:
     """What LD_LIBRARY_PATH, NCCL_NET_PLUGIN and PATH of the ranks will name."""
@@ -128,35 +112,44 @@ class Natives:
 
 
 def find_natives(spec: LaunchSpec, gpus: int) -> Natives:
-    """Resolve `nccl` and `plugin`; LaunchError says what is not built."""
-    nccl = spec.nccl
-    standin = standin_dir()
-    if nccl == NCCL_AUTO:
-        nccl = NCCL_STANDIN if standin and not gpus else NCCL_SYSTEM
+    """Resolve `nccl` and `plugin`; an error says what is not built."""
+    perf: Path | None = None
+    with contextlib.suppress(paths.NotBuiltError):
+        perf = paths.perf_path()
+    return Natives(_nccl_dir(spec.nccl, gpus), _plugin(spec), str(perf.parent) if perf else None)
+
+
+def _nccl_dir(nccl: str, gpus: int) -> str | None:
+    """The folder for LD_LIBRARY_PATH; None where the system's NCCL is to be used."""
+    if nccl == NCCL_SYSTEM or (nccl == NCCL_AUTO and gpus):
+        return None
     if nccl == NCCL_STANDIN:
-        if standin is None:
-            raise LaunchError("--nccl standin: the stand-in is not built: run `make native`")
-        nccl_dir: str | None = str(standin)
-    elif nccl == NCCL_SYSTEM:
-        nccl_dir = None
-    else:
-        given = Path(nccl).resolve()
-        if not given.exists():
-            raise LaunchUsageError(
-                f"--nccl '{nccl}': no such file or folder; give standin, system, or the path of "
-                "a libnccl.so.2 or of its folder"
-            )
-        nccl_dir = str(given if given.is_dir() else given.parent)
-    plugin: str | None = spec.plugin
-    if not plugin:
-        built = plugin_path()
-        plugin = str(built) if built else None
-    elif plugin != "none":
-        if not Path(plugin).is_file():
-            raise LaunchUsageError(f"--plugin '{plugin}': no such file")
-        plugin = str(Path(plugin).resolve())
-    perf = perf_path()
-    return Natives(nccl_dir, plugin, str(perf.parent) if perf else None)
+        return str(paths.standin_dir())
+    if nccl == NCCL_AUTO:
+        try:
+            return str(paths.standin_dir())
+        except paths.NotBuiltError:
+            return None
+    given = Path(nccl).resolve()
+    if not given.exists():
+        raise LaunchUsageError(
+            f"--nccl '{nccl}': no such file or folder; give standin, system, or the path of a "
+            "libnccl.so.2 or of its folder"
+        )
+    return str(given if given.is_dir() else given.parent)
+
+
+def _plugin(spec: LaunchSpec) -> str | None:
+    """NCCL_NET_PLUGIN of the ranks; None where --env says it."""
+    if "NCCL_NET_PLUGIN" in spec.env:
+        return None
+    if not spec.plugin:
+        return str(paths.plugin_path())
+    if spec.plugin == "none":
+        return "none"
+    if not Path(spec.plugin).is_file():
+        raise LaunchUsageError(f"--plugin '{spec.plugin}': no such file; give a path, or none")
+    return str(Path(spec.plugin).resolve())
 
 
 # Beds: where ranks run
@@ -166,7 +159,8 @@ def find_natives(spec: LaunchSpec, gpus: int) -> Natives:
 class Bed:
     """The nodes that a job runs on.
 
-    host_ids: NCCL_HOSTID of each node, "" to leave it. nics: R2CCL_NICS of each node, "" to
+    host_ids: NCCL_HOSTID of each node, "" to leave it. node_names: R2CCL_NODE_NAME of each, ""
+    where it has a host name of its own. nics: R2CCL_NICS of each node, "" to
     leave it. socket_ifname: NCCL_SOCKET_IFNAME, "" to leave it. address: of node 0, for
     rendezvous. wrap(node, argv): the command line that runs argv there and dies with its parent.
     free_ports(n): ports that are free on node 0.
@@ -174,6 +168,7 @@ class Bed:
 
     nodes: int
     host_ids: list[str]
+    node_names: list[str]
     nics: list[str]
     socket_ifname: str
     address: str
@@ -204,9 +199,11 @@ def local_bed(spec: LaunchSpec) -> Bed:
     def wrap(node: int, argv: list[str]) -> list[str]:
         return nsexec.argv_for({"deathsig": int(signal.SIGKILL), "parent": os.getpid()}, argv)
 
+    names = [f"node{i}" if nodes > 1 else "" for i in range(nodes)]
     return Bed(
         nodes=nodes,
-        host_ids=[f"node{i}" if nodes > 1 else "" for i in range(nodes)],
+        node_names=names,
+        host_ids=names,
         nics=[loopback_nics(i, nics) for i in range(nodes)],
         socket_ifname="lo" if nodes > 1 else "",
         address="127.0.0.1",
@@ -225,6 +222,7 @@ def lab_bed(lab: Lab) -> Bed:
     return Bed(
         nodes=len(lab.nodes),
         host_ids=[f"{lab.name}-{n}" for n in lab.nodes],
+        node_names=[""] * len(lab.nodes),
         nics=[",".join(lab.nics(n)) for n in lab.nodes],
         socket_ifname="mgmt0",
         address=address,
@@ -260,6 +258,8 @@ def rank_env(
     )
     if bed.host_ids[place.node]:
         env["NCCL_HOSTID"] = bed.host_ids[place.node]
+    if bed.node_names[place.node]:
+        env["R2CCL_NODE_NAME"] = bed.node_names[place.node]
     if bed.nics[place.node]:
         env["R2CCL_NICS"] = bed.nics[place.node]
     if bed.socket_ifname:

@@ -122,6 +122,8 @@ struct r2_control_peer {
 int r2_control_peer_add(struct r2_control *ctl, const struct r2_control_peer *peer); /* or -1 */
 void r2_control_peer_state(struct r2_control *ctl, int peer, enum r2_seg_peer_state state,
                            const char *cause);
+/* Host and process id, once the peer has said them. */
+void r2_control_peer_describe(struct r2_control *ctl, int peer, const char *host, uint32_t pid);
 /* Connections open now, and who sends in them (bits of enum r2_seg_direction). */
 void r2_control_peer_connections(struct r2_control *ctl, int peer, uint32_t open,
                                  enum r2_seg_direction direction);
@@ -138,6 +140,7 @@ int r2_control_path_add(struct r2_control *ctl, int peer, int nic, const char *r
 void r2_control_path_state(struct r2_control *ctl, int path, enum r2_seg_path_state state,
                            uint64_t generation, const char *cause);
 void r2_control_path_weight(struct r2_control *ctl, int path, uint32_t weight, uint32_t streams);
+void r2_control_path_remote(struct r2_control *ctl, int path, const char *remote_nic);
 void r2_control_path_remove(struct r2_control *ctl, int path);
 
 /* Journal: the newest R2_SEG_MAX_EVENTS events. Any thread; an event is dropped (and counted)

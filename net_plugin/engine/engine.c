@@ -87,6 +87,7 @@ static int init_once(void)
     if (rc)
         return rc;
     r2_eng.set = r2_settings_get();
+    r2_log_set_verbosity(r2_eng.set->log);
     r2_eng.ops = &r2_transport_tcp;
     r2_list_init(&r2_eng.peers);
     r2_list_init(&r2_eng.listens);

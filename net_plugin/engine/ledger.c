@@ -10,8 +10,7 @@ static bool chunk_ok(uint64_t off, uint64_t len, uint64_t total)
     if (off > total || len > total - off) {
         return false;
     }
-    return off % R2_LEDGER_ALIGN == 0 &&
-           ((off + len) % R2_LEDGER_ALIGN == 0 || off + len == total);
+    return off % R2_LEDGER_ALIGN == 0 && ((off + len) % R2_LEDGER_ALIGN == 0 || off + len == total);
 }
 
 /* Makes room for one more element in an array that starts inline. Returns the array, or NULL
@@ -263,8 +262,8 @@ static void send_settle(struct r2_send_ledger *l, uint64_t off, uint64_t end,
         uint64_t lo = rec->off > off ? rec->off : off;
         uint64_t hi = rec_end < end ? rec_end : end;
 
-        if (lo <= hi && (lo < hi || rec->len == 0) &&
-            send_report(l, rec, lo, hi, report, arg) && !rec->reading) {
+        if (lo <= hi && (lo < hi || rec->len == 0) && send_report(l, rec, lo, hi, report, arg) &&
+            !rec->reading) {
             continue;
         }
         recs[keep++] = *rec;
@@ -285,8 +284,8 @@ static int64_t send_ack_empty(struct r2_send_ledger *l, r2_send_report_fn report
     return 0;
 }
 
-int64_t r2_send_ack(struct r2_send_ledger *l, uint64_t off, uint64_t len,
-                    r2_send_report_fn report, void *arg)
+int64_t r2_send_ack(struct r2_send_ledger *l, uint64_t off, uint64_t len, r2_send_report_fn report,
+                    void *arg)
 {
     uint64_t fresh;
     int err;
@@ -513,8 +512,8 @@ int r2_recv_claim(struct r2_recv_ledger *l, uint64_t off, uint32_t len, uint16_t
     if (err) {
         return err;
     }
-    recv_claims(l)[l->count++] = (struct r2_recv_claim){
-        .off = off, .len = len, .path = path, .gen = gen, .lane = lane};
+    recv_claims(l)[l->count++] =
+        (struct r2_recv_claim){.off = off, .len = len, .path = path, .gen = gen, .lane = lane};
     return 0;
 }
 

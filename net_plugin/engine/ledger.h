@@ -43,15 +43,15 @@ struct r2_send_rec {
 
 struct r2_send_ledger {
     uint64_t total;
-    uint64_t next;            /* everything from here on was never handed out */
-    struct r2_ranges queue;   /* handed out once, to be sent again */
+    uint64_t next;          /* everything from here on was never handed out */
+    struct r2_ranges queue; /* handed out once, to be sent again */
     struct r2_ranges acked;
     struct r2_send_rec *heap; /* records sorted by (off, id); NULL while `small` suffices */
     uint32_t count;
     uint32_t cap;
     uint32_t next_id;
-    uint32_t max_len;         /* longest record ever: bounds the search for overlaps */
-    bool empty_sent;          /* total == 0: its one chunk of no bytes is in flight */
+    uint32_t max_len; /* longest record ever: bounds the search for overlaps */
+    bool empty_sent;  /* total == 0: its one chunk of no bytes is in flight */
     bool empty_acked;
     struct r2_send_rec small[R2_SEND_INLINE];
 };
@@ -98,8 +98,8 @@ int r2_send_released(struct r2_send_ledger *l, uint64_t off, uint32_t len, uint1
  * for transmissions that were lost with their path.
  * Returns the bytes newly acknowledged; -EPROTO: never handed out, out of bounds or not on chunk
  * boundaries; -ENOMEM. */
-int64_t r2_send_ack(struct r2_send_ledger *l, uint64_t off, uint64_t len,
-                    r2_send_report_fn report, void *arg);
+int64_t r2_send_ack(struct r2_send_ledger *l, uint64_t off, uint64_t len, r2_send_report_fn report,
+                    void *arg);
 /* The receiver has the whole message. As r2_send_ack of all of it. */
 int64_t r2_send_ack_all(struct r2_send_ledger *l, r2_send_report_fn report, void *arg);
 

@@ -189,7 +189,6 @@ static void retire(struct r2_peer *p, uint64_t now)
     r2_list_del(&p->node);
     pthread_mutex_unlock(&r2_eng.lock);
     r2_control_peer_remove(r2_eng.ctl, p->row);
-    r2_gauge_add(&r2_eng.g->paths_total, -p->n_paths);
     p->row = -1;
     for (int i = 0; i < p->n_paths; i++)
         p->paths[i]->row = -1;

@@ -41,7 +41,6 @@ struct r2_path *r2_path_obtain(struct r2_peer *p, int lnic, int rnic)
     name = p->rnics[rnic].name[0] ? p->rnics[rnic].name : NULL;
     path->row = r2_control_path_add(r2_eng.ctl, p->row, lnic, name);
     p->paths[p->n_paths++] = path;
-    r2_gauge_add(&r2_eng.g->paths_total, 1);
     return path;
 }
 
@@ -108,7 +107,6 @@ static void report_down(struct r2_path *path, int err, const char *cause)
 
     if (r2_list_empty(&p->conn_list)) /* the other process leaves: nobody misses the path */
         return;
-    r2_count(&r2_eng.n->path_failures, 1);
     r2_path_journal(path, R2_EV_PATH_DOWN, 0, 0, cause);
     R2_INFO("path %s generation %u is down: %s (%s)", r2_path_text(path, text, sizeof(text)),
             path->gen, cause, err ? strerror(err) : "closed");
@@ -133,7 +131,6 @@ void r2_path_fail(struct r2_path *path, uint32_t gen, int err, const char *cause
         if (was_up) {
             path->fails = 0;
             p->n_up--;
-            r2_gauge_add(&r2_eng.g->paths_up, -1);
             path->down_at = now;
             report_down(path, err, cause);
         } else if (p->out) {
@@ -173,10 +170,7 @@ void r2_path_up(struct r2_path *path)
     r2_pathrate_reset(&path->rate);
     p->n_up++;
     p->refused = false;
-    r2_gauge_add(&r2_eng.g->paths_up, 1);
     r2_control_path_state(r2_eng.ctl, path->row, R2_SEG_PATH_UP, path->gen, "");
-    if (path->ever_up)
-        r2_count(&r2_eng.n->path_recoveries, 1);
     r2_path_journal(path, R2_EV_PATH_UP, 0, away, path->ever_up ? "back" : "connected");
     path->ever_up = true;
     r2_out_info(path);

@@ -8,7 +8,8 @@
 #define RATE_SPAN_MIN_NS (200 * NS_PER_MS)
 #define RATE_SPAN_MAX_NS (800 * NS_PER_MS)
 #define RATE_SPAN_RTTS 10
-#define SAMPLE_GAP_MAX_NS (100 * NS_PER_MS) /* a longer pause is idle time: does not age the rate */
+#define SAMPLE_GAP_MAX_NS (100 * NS_PER_MS) /* a longer pause is idle time: does not age the rate  \
+                                             */
 #define MIN_RTT_SPAN_NS (10 * NS_PER_S)
 
 #define CHUNK_TIME_NS NS_PER_MS
@@ -18,7 +19,7 @@
 
 #define WINDOW_GAIN 2
 #define STARTUP_GAIN 4
-#define STARTUP_ROUNDS 3              /* rounds without a quarter more rate end the start-up */
+#define STARTUP_ROUNDS 3               /* rounds without a quarter more rate end the start-up */
 #define LANE_RATE UINT64_C(1000000000) /* one lane surely carries this much, bytes/s */
 
 static uint64_t max_u64(uint64_t a, uint64_t b)
@@ -37,6 +38,11 @@ static uint64_t mul_div(uint64_t a, uint64_t b, uint64_t c)
     unsigned __int128 x = (unsigned __int128)a * b / c;
 
     return x > UINT64_MAX ? UINT64_MAX : (uint64_t)x;
+}
+
+static uint64_t add_sat(uint64_t a, uint64_t b)
+{
+    return a > UINT64_MAX - b ? UINT64_MAX : a + b;
 }
 
 void r2_pathrate_init(struct r2_pathrate *pr, uint64_t hint)
@@ -80,8 +86,9 @@ uint64_t r2_pathrate_rate(const struct r2_pathrate *pr)
 /* Lets `gap` ns of traffic pass: buckets that fall out of the span are forgotten. */
 static void rate_age(struct r2_pathrate *pr, uint64_t gap)
 {
-    uint64_t span = min_u64(max_u64(RATE_SPAN_RTTS * pr->srtt_ns, RATE_SPAN_MIN_NS),
-                            RATE_SPAN_MAX_NS) / R2_PATHRATE_BUCKETS;
+    uint64_t span =
+        min_u64(max_u64(RATE_SPAN_RTTS * pr->srtt_ns, RATE_SPAN_MIN_NS), RATE_SPAN_MAX_NS) /
+        R2_PATHRATE_BUCKETS;
 
     pr->bucket_used_ns += min_u64(gap, SAMPLE_GAP_MAX_NS);
     while (pr->bucket_used_ns >= span) {
@@ -97,8 +104,8 @@ static void rate_sample(struct r2_pathrate *pr, const struct r2_rate_stamp *stam
     uint64_t ack_span = now_ns > stamp->delivered_time_ns ? now_ns - stamp->delivered_time_ns : 0;
     uint64_t send_span = t_sent_ns > stamp->first_sent_ns ? t_sent_ns - stamp->first_sent_ns : 0;
     uint64_t span = max_u64(ack_span, send_span); /* acknowledgements that come in a burst lie */
-    uint64_t gap = pr->last_sample_ns && now_ns > pr->last_sample_ns
-                       ? now_ns - pr->last_sample_ns : 0;
+    uint64_t gap =
+        pr->last_sample_ns && now_ns > pr->last_sample_ns ? now_ns - pr->last_sample_ns : 0;
     uint64_t rate;
 
     pr->last_sample_ns = now_ns;
@@ -190,35 +197,33 @@ void r2_pathrate_app_limited(struct r2_pathrate *pr)
     pr->app_limited_until = max_u64(pr->delivered + pr->inflight, 1);
 }
 
-/* Bytes that a full pipe holds: rate x round trip of a chunk of this length. The minimum may stem
- * from a smaller chunk: the time that the rest takes on the wire is added. */
-static uint64_t path_bdp(const struct r2_pathrate *pr, uint64_t rate, uint64_t chunk)
-{
-    uint64_t rest = chunk > pr->min_rtt_len ? chunk - pr->min_rtt_len : 0;
-
-    return mul_div(rate, pr->min_rtt_ns, NS_PER_S) + rest;
-}
-
 uint64_t r2_pathrate_window(const struct r2_pathrate *pr, uint64_t chunk, unsigned lanes)
 {
     uint64_t rate = r2_pathrate_rate(pr);
     uint64_t all = lanes ? lanes : 1;
-    /* Fast paths need all their lanes busy: one lane may be bound by one core. */
-    uint64_t floor = chunk * min_u64(1 + rate / LANE_RATE, all);
+    uint64_t pipe; /* bytes that leave during the shortest round trip */
+    uint64_t
+        rest; /* that round trip may be a shorter chunk's: what a whole one needs in addition */
     uint64_t bdp;
+    uint64_t floor;
 
     if (rate == 0) {
         return 2 * chunk * all;
     }
-    bdp = path_bdp(pr, rate, chunk);
+    pipe = mul_div(rate, pr->min_rtt_ns, NS_PER_S);
+    rest = chunk > pr->min_rtt_len ? chunk - pr->min_rtt_len : 0;
+    bdp = add_sat(pipe, rest);
+    /* Fast paths need all their lanes busy: one lane may be bound by one core, and a window too
+     * small for that would measure a rate that makes it smaller still. */
+    floor = add_sat(pipe, chunk * min_u64(1 + rate / LANE_RATE, all));
     if (pr->startup) {
         return min_u64(max_u64(2 * chunk * all, pr->startup_window),
-                       max_u64(STARTUP_GAIN * bdp, floor));
+                       max_u64(mul_div(STARTUP_GAIN, bdp, 1), floor));
     }
     if (pr->probing_rtt) {
         return chunk;
     }
-    return max_u64(WINDOW_GAIN * bdp, floor);
+    return max_u64(mul_div(WINDOW_GAIN, bdp, 1), floor);
 }
 
 uint32_t r2_pathrate_chunk_len(const struct r2_pathrate *pr, uint32_t max_chunk)

@@ -57,7 +57,6 @@ static struct r2_peer *new_peer(const uint8_t id[16], const uint8_t secret[16], 
     p->last_tick = r2_now_ns();
     memcpy(row.process_id, id, 16);
     p->row = r2_control_peer_add(r2_eng.ctl, &row);
-    r2_gauge_add(&r2_eng.g->peers, 1);
     r2_timer_set(&p->timer, r2_now_ns() + R2_TICK_NS);
     return p;
 }
@@ -96,7 +95,6 @@ void r2_peer_put(struct r2_peer *p)
     }
     r2_hash_free(&p->conns);
     pthread_mutex_destroy(&p->lock);
-    r2_gauge_add(&r2_eng.g->peers, -1);
     free(p);
 }
 

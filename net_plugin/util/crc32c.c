@@ -81,8 +81,8 @@ static uint32_t crc_shift(uint64_t crc)
 {
     uint32_t c = (uint32_t)crc;
 
-    return zero_shift[0][c & 255] ^ zero_shift[1][(c >> 8) & 255] ^
-           zero_shift[2][(c >> 16) & 255] ^ zero_shift[3][c >> 24];
+    return zero_shift[0][c & 255] ^ zero_shift[1][(c >> 8) & 255] ^ zero_shift[2][(c >> 16) & 255] ^
+           zero_shift[3][c >> 24];
 }
 
 static uint64_t load64(const unsigned char *p)

@@ -14,7 +14,10 @@ struct r2_list {
     struct r2_list *next;
 };
 
-#define R2_LIST_INIT(name) {&(name), &(name)}
+#define R2_LIST_INIT(name)                                                                         \
+    {                                                                                              \
+        &(name), &(name)                                                                           \
+    }
 
 /* The object of `type` whose member `member` is at `ptr`. */
 #define R2_CONTAINER_OF(ptr, type, member) ((type *)(void *)((char *)(ptr)-offsetof(type, member)))
@@ -81,7 +84,7 @@ static inline void r2_list_splice_tail(struct r2_list *to, struct r2_list *from)
 #define R2_LIST_FOR_EACH(it, list) for ((it) = (list)->next; (it) != (list); (it) = (it)->next)
 
 /* `tmp` is a second struct r2_list *: `it` (and only `it`) may be deleted inside the loop. */
-#define R2_LIST_FOR_EACH_SAFE(it, tmp, list)                                                      \
+#define R2_LIST_FOR_EACH_SAFE(it, tmp, list)                                                       \
     for ((it) = (list)->next, (tmp) = (it)->next; (it) != (list); (it) = (tmp), (tmp) = (it)->next)
 
 #endif

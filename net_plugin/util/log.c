@@ -81,9 +81,9 @@ static void log_out(enum r2_log_level level, const char *file, int line, const c
 {
     static const char *const names[] = {"", "", "WARN ", "INFO ", "", "TRACE "};
     r2_log_fn fn = __atomic_load_n(&logger, __ATOMIC_RELAXED);
-    unsigned long flags = level == R2_LOG_WARN    ? SUBSYS_ALL
-                          : level == R2_LOG_INFO  ? SUBSYS_INIT | SUBSYS_NET
-                                                  : SUBSYS_NET;
+    unsigned long flags = level == R2_LOG_WARN   ? SUBSYS_ALL
+                          : level == R2_LOG_INFO ? SUBSYS_INIT | SUBSYS_NET
+                                                 : SUBSYS_NET;
 
     if (fn) {
         fn((int)level, flags, file, line, LOG_PREFIX "%s", text);

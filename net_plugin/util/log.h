@@ -50,21 +50,21 @@ __attribute__((format(printf, 5, 6))) void r2_log_write_limited(struct r2_log_li
                                                                 const char *file, int line,
                                                                 const char *fmt, ...);
 
-#define R2_LOG_(level, ...)                                                                       \
-    do {                                                                                          \
-        if (r2_log_enabled(level)) {                                                              \
-            r2_log_write(level, __FILE__, __LINE__, __VA_ARGS__);                                 \
-        }                                                                                         \
+#define R2_LOG_(level, ...)                                                                        \
+    do {                                                                                           \
+        if (r2_log_enabled(level)) {                                                               \
+            r2_log_write(level, __FILE__, __LINE__, __VA_ARGS__);                                  \
+        }                                                                                          \
     } while (0)
 
 #define R2_WARN(...) R2_LOG_(R2_LOG_WARN, __VA_ARGS__)
 #define R2_INFO(...) R2_LOG_(R2_LOG_INFO, __VA_ARGS__)
 #define R2_TRACE(...) R2_LOG_(R2_LOG_TRACE, __VA_ARGS__)
 
-#define R2_WARN_LIMIT(...)                                                                        \
-    do {                                                                                          \
-        static struct r2_log_limit r2_limit_here;                                                 \
-        r2_log_write_limited(&r2_limit_here, R2_LOG_WARN, __FILE__, __LINE__, __VA_ARGS__);       \
+#define R2_WARN_LIMIT(...)                                                                         \
+    do {                                                                                           \
+        static struct r2_log_limit r2_limit_here;                                                  \
+        r2_log_write_limited(&r2_limit_here, R2_LOG_WARN, __FILE__, __LINE__, __VA_ARGS__);        \
     } while (0)
 
 #endif

@@ -7,12 +7,15 @@ import sys
 import click
 
 from r2ccl_ctl import launch as launching
-from r2ccl_ctl.lab import DEFAULT_NAME, LabError, userns
+from r2ccl_ctl.errors import R2Error, R2UsageError
+from r2ccl_ctl.lab import DEFAULT_NAME, userns
 
 
-class LaunchUsageFailure(click.ClickException):
-    """A LaunchUsageError as click prints it."""
+class Failure(click.ClickException):
+    """An error of ours as click prints it, with its own exit code."""
 
+
+class UsageFailure(Failure):
     exit_code = 2
 
 
@@ -133,8 +136,8 @@ def launch(
             prefix=not no_prefix,
         )
         code = launching.run(spec)
-    except launching.LaunchUsageError as err:
-        raise LaunchUsageFailure(str(err)) from err
-    except (launching.LaunchError, LabError) as err:
-        raise click.ClickException(str(err)) from err
+    except R2UsageError as err:
+        raise UsageFailure(str(err)) from err
+    except R2Error as err:
+        raise Failure(str(err)) from err
     sys.exit(code)

@@ -6,6 +6,8 @@ import ipaddress
 import re
 from dataclasses import dataclass, field
 
+from r2ccl_ctl.errors import R2Error, R2UsageError
+
 DEFAULT_NAME = "r2lab"
 VARIANTS = ("rail-only", "routed", "one-subnet", "default-route")
 DIRECTIONS = ("tx", "rx", "both")
@@ -23,11 +25,11 @@ _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
 _NAME = re.compile(r"[a-z][a-z0-9_-]{0,31}")
 
 
-class LabError(Exception):
+class LabError(R2Error):
     """A lab operation that failed; the text names the thing, the value and the remedy."""
 
 
-class LabUsageError(LabError):
+class LabUsageError(LabError, R2UsageError):
     """The caller asked for something that cannot be: bad name, unknown NIC, bad rate."""
 
 

@@ -67,7 +67,8 @@ def start_holder() -> tuple[Holder, subprocess.Popen[str]]:
         proc.wait()
         raise LabError(
             "cannot make a lab without root: user namespaces are refused "
-            f"({answer or 'no answer'}). Be root, or let the administrator allow them (kernel.unprivileged_userns_clone=1, "
+            f"({answer or 'no answer'}). Be root, or let the administrator allow them "
+            "(kernel.unprivileged_userns_clone=1, "
             "kernel.apparmor_restrict_unprivileged_userns=0, user.max_user_namespaces > 0)"
         )
     return Holder(proc.pid, started), proc

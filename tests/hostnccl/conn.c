@@ -20,9 +20,9 @@ static int plugin_error(const struct hn_conn *c, const char *call, int rc)
 
 static size_t simple_bytes(bool p2p)
 {
-    if (p2p)
-        return (size_t)hn_util_env("NCCL_P2P_NET_CHUNKSIZE", 128 << 10, 1 << 10, 64 << 20);
-    return (size_t)hn_util_env("NCCL_BUFFSIZE", 4 << 20, 16 << 10, 256 << 20) / 4;
+    long bytes = p2p ? hn_util_env("NCCL_P2P_NET_CHUNKSIZE", 128 << 10, 4 << 10, 64 << 20)
+                     : hn_util_env("NCCL_BUFFSIZE", 4 << 20, 16 << 10, 256 << 20) / 4;
+    return (size_t)bytes & ~(size_t)4095;
 }
 
 struct hn_conn *hn_conn_new(struct ncclComm *comm, int peer, int channel, bool send, bool p2p)

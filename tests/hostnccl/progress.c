@@ -200,14 +200,17 @@ static int round_of(struct ncclComm *comm, struct hn_pxop **active, bool *moved,
 }
 
 /* Takes what is new; sleeps while nothing is active. False: time to end. */
-static bool fetch(struct ncclComm *comm, struct hn_pxop **active, int finished)
+static bool fetch(struct ncclComm *comm, struct hn_pxop **active, int finished,
+                  struct hn_idle *idle)
 {
     pthread_mutex_lock(&comm->lock);
     comm->px_active -= finished;
     if (finished && !comm->px_active)
         pthread_cond_broadcast(&comm->cond);
-    while (!comm->quit_progress && !atomic_load(&comm->stop) && !*active && !comm->px_new)
+    while (!comm->quit_progress && !atomic_load(&comm->stop) && !*active && !comm->px_new) {
         pthread_cond_wait(&comm->cond, &comm->lock);
+        idle->since = 0;
+    }
     struct hn_pxop **end = active;
     while (*end)
         end = &(*end)->next;
@@ -224,7 +227,7 @@ static void *progress_main(void *arg)
     struct hn_pxop *active = NULL;
     struct hn_idle idle = {0};
     int finished = 0;
-    while (fetch(comm, &active, finished)) {
+    while (fetch(comm, &active, finished, &idle)) {
         bool moved = false;
         finished = 0;
         int rc = round_of(comm, &active, &moved, &finished);

@@ -34,8 +34,10 @@ static void *service_main(void *arg)
     struct hn_idle idle = {0};
     pthread_mutex_lock(&comm->lock);
     for (;;) {
-        while (!comm->quit_service && !comm->jobs)
+        while (!comm->quit_service && !comm->jobs) {
             pthread_cond_wait(&comm->cond, &comm->lock);
+            idle.since = 0;
+        }
         if (!comm->jobs)
             break;
         struct hn_job *jobs = comm->jobs;

@@ -23,13 +23,13 @@ PARTS = ("build", "lab", "gpu")
 
 
 def required_parts() -> set[str]:
-    """Parts whose absence is a failure (R2CCL_TEST_REQUIRE=lab,gpu)."""
-    text = os.environ.get("R2CCL_TEST_REQUIRE", "")
+    """Parts whose absence is a failure (TEST_REQUIRE=lab,gpu)."""
+    text = os.environ.get("TEST_REQUIRE", "")
     parts = {part for part in text.replace(",", " ").split() if part}
     unknown = parts - set(PARTS)
     if unknown:
         raise pytest.UsageError(
-            f"R2CCL_TEST_REQUIRE={text}: unknown {', '.join(sorted(unknown))}; "
+            f"TEST_REQUIRE={text}: unknown {', '.join(sorted(unknown))}; "
             f"there are {', '.join(PARTS)}"
         )
     return parts
@@ -38,8 +38,37 @@ def required_parts() -> set[str]:
 def missing(part: str, reason: str) -> NoReturn:
     """Skip for want of `part`, or fail where that part is required."""
     if part in required_parts():
-        pytest.fail(f"{part} is required here (R2CCL_TEST_REQUIRE): {reason}", pytrace=False)
+        pytest.fail(f"{part} is required here (TEST_REQUIRE): {reason}", pytrace=False)
     pytest.skip(reason)
+
+
+LEFT_OUT = {".git", ".venv", "build", "dist", "__pycache__"}
+
+
+def source_files() -> list[Path]:
+    """What a clone would hold, relative to ROOT; without git, all but what builds leave behind."""
+    git = shutil.which("git")
+    if git is not None:
+        listing = subprocess.run(
+            [git, "-c", f"safe.directory={ROOT}", "ls-files", "-co", "--exclude-standard"],
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+        names = [Path(name) for name in listing.stdout.splitlines()]
+        if listing.returncode == 0 and names:
+            return [name for name in names if (ROOT / name).is_file()]
+    return [
+        path.relative_to(ROOT)
+        for path in sorted(ROOT.rglob("*"))
+        if path.is_file()
+        and not any(
+            part in LEFT_OUT or part.endswith((".egg-info", "_cache"))
+            for part in path.relative_to(ROOT).parts
+        )
+    ]
 
 
 @dataclass(frozen=True)
@@ -68,8 +97,8 @@ class Build:
 
 @pytest.fixture(scope="session")
 def build() -> Build:
-    """The native build; another folder than build/ with R2CCL_TEST_BUILD."""
-    folder = Build((ROOT / os.environ.get("R2CCL_TEST_BUILD", "build")).resolve())
+    """The native build; another folder than build/ with R2CCL_BUILD_DIR."""
+    folder = Build((ROOT / os.environ.get("R2CCL_BUILD_DIR", "build")).resolve())
     absent = folder.absent()
     if absent:
         missing("build", f"{', '.join(absent)}: not there; run `make native`")
@@ -216,6 +245,6 @@ def clean_environment(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Settings of the caller's shell must not change what a test sees."""
     for name in list(os.environ):
         ours = name.startswith(("R2CCL_", "R2CC_", "NCCL_"))
-        if ours and not name.startswith("R2CCL_TEST_"):
+        if ours and name != "R2CCL_BUILD_DIR":
             monkeypatch.delenv(name)
     yield

@@ -4,20 +4,18 @@ exists, and code blocks marked <!-- run --> do run. Rung 3 at most; it cannot pr
 from __future__ import annotations
 
 import re
-import shutil
-import subprocess
 from pathlib import Path
 
 import click
 import pytest
-from conftest import ROOT, TOOL, Build, RunBounded
+from conftest import ROOT, TOOL, Build, RunBounded, source_files
 
 SETTINGS_DEF = ROOT / "net_plugin" / "settings" / "settings.def"
 SETTINGS_DOC = ROOT / "docs" / "settings.md"
 CLI_DOC = ROOT / "docs" / "cli.md"
 
-# Names of variables that are no settings of the plugin: tests and the build read them.
-OTHER_NAMES = {"R2CCL_TEST_BUILD", "R2CCL_TEST_REQUIRE", "R2CCL_BUILD_DIR"}
+# Variables that are no settings of the plugin: r2ccl-ctl and the tests read them.
+OTHER_NAMES = {"R2CCL_BUILD_DIR"}
 
 NAME = re.compile(r"\bR2CCL?_[A-Z][A-Z0-9_]*\b")
 ROW = re.compile(r"^R2_(SETTING|FOREIGN|ALIAS|OTHER)\(([^\n]*)", re.MULTILINE)
@@ -180,26 +178,11 @@ def test_lanes_table_is_sound() -> None:
 
 def test_words_of_the_tree() -> None:
     """No unfinished ends, and no checks that cannot fail, in what git would track."""
-    git = shutil.which("git")
-    if git is None or not (ROOT / ".git").exists():
-        pytest.skip("not a git checkout")
-    listing = subprocess.run(
-        [git, "ls-files", "-co", "--exclude-standard"],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=True,
-    ).stdout.split("\n")
     words = "|".join(["TO" + "DO", "FIX" + "ME", "X" * 3, "NotImplemented" + "Error"])
     pattern = re.compile(rf"\b({words})\b|assert Tr" + r"ue\b|\|\| tr" + r"ue$", re.MULTILINE)
     slips = []
-    for name in filter(None, listing):
-        path = ROOT / name
-        if path.suffix not in (".c", ".h", ".py", ".md", ".sh", ".def") and path.suffix:
-            continue
-        if not path.is_file():
-            continue
-        text = path.read_text(encoding="utf-8", errors="replace")
-        slips += [f"{name}: {match[0]}" for match in pattern.finditer(text)]
+    for name in source_files():
+        if name.suffix in (".c", ".h", ".py", ".md", ".sh", ".def", ""):
+            text = (ROOT / name).read_text(encoding="utf-8", errors="replace")
+            slips += [f"{name}: {match[0]}" for match in pattern.finditer(text)]
     assert not slips, slips

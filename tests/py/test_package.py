@@ -8,13 +8,12 @@ from __future__ import annotations
 import json
 import re
 import shutil
-import subprocess
 import sys
 import zipfile
 from pathlib import Path
 
 import pytest
-from conftest import ROOT, Build, RunBounded
+from conftest import ROOT, Build, RunBounded, source_files
 
 pytestmark = pytest.mark.slow
 
@@ -30,24 +29,9 @@ EXPORTED = re.compile(r"nccl(Net|CollNet)(Plugin)?_v\d+|r2ccl_\w+")
 
 def source_copy(folder: Path) -> Path:
     """What git would track, copied: a build must not depend on files that a clone lacks."""
-    git = shutil.which("git")
-    if git is None or not (ROOT / ".git").exists():
-        ignore = shutil.ignore_patterns("build", ".venv", ".git", "*.egg-info", "__pycache__")
-        shutil.copytree(ROOT, folder, ignore=ignore)
-        return folder
-    names = subprocess.run(
-        [git, "ls-files", "-co", "--exclude-standard"],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=True,
-    ).stdout.split("\n")
-    for name in filter(None, names):
-        source, target = ROOT / name, folder / name
-        if source.is_file():
-            target.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy2(source, target)
+    for name in source_files():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy2(ROOT / name, folder / name)
     return folder
 
 

@@ -67,8 +67,9 @@ __attribute__((unused)) static unsigned long check_rounds(unsigned long n)
     return n * (times ? times : 1);
 }
 
-__attribute__((unused, noreturn, format(printf, 3, 4))) static void
-check_fail(const char *file, int line, const char *fmt, ...)
+__attribute__((unused, noreturn, format(printf, 3, 4))) static void check_fail(const char *file,
+                                                                               int line,
+                                                                               const char *fmt, ...)
 {
     va_list ap;
 
@@ -81,30 +82,30 @@ check_fail(const char *file, int line, const char *fmt, ...)
     exit(1);
 }
 
-#define CHECK(cond)                                                                               \
-    do {                                                                                          \
-        if (!(cond)) {                                                                            \
-            check_fail(__FILE__, __LINE__, "CHECK(%s)", #cond);                                   \
-        }                                                                                         \
+#define CHECK(cond)                                                                                \
+    do {                                                                                           \
+        if (!(cond)) {                                                                             \
+            check_fail(__FILE__, __LINE__, "CHECK(%s)", #cond);                                    \
+        }                                                                                          \
     } while (0)
 
 /* As CHECK, with a message of one's own. */
-#define CHECK_MSG(cond, ...)                                                                      \
-    do {                                                                                          \
-        if (!(cond)) {                                                                            \
-            check_fail(__FILE__, __LINE__, __VA_ARGS__);                                          \
-        }                                                                                         \
+#define CHECK_MSG(cond, ...)                                                                       \
+    do {                                                                                           \
+        if (!(cond)) {                                                                             \
+            check_fail(__FILE__, __LINE__, __VA_ARGS__);                                           \
+        }                                                                                          \
     } while (0)
 
 /* Integers of any type, compared and shown as signed 64-bit. */
-#define CHECK_REL_(a, op, b)                                                                      \
-    do {                                                                                          \
-        long long check_a = (long long)(a);                                                       \
-        long long check_b = (long long)(b);                                                       \
-        if (!(check_a op check_b)) {                                                              \
-            check_fail(__FILE__, __LINE__, "%s (%lld) %s %s (%lld) does not hold", #a, check_a,   \
-                       #op, #b, check_b);                                                         \
-        }                                                                                         \
+#define CHECK_REL_(a, op, b)                                                                       \
+    do {                                                                                           \
+        long long check_a = (long long)(a);                                                        \
+        long long check_b = (long long)(b);                                                        \
+        if (!(check_a op check_b)) {                                                               \
+            check_fail(__FILE__, __LINE__, "%s (%lld) %s %s (%lld) does not hold", #a, check_a,    \
+                       #op, #b, check_b);                                                          \
+        }                                                                                          \
     } while (0)
 
 #define CHECK_EQ(a, b) CHECK_REL_(a, ==, b)
@@ -114,36 +115,36 @@ check_fail(const char *file, int line, const char *fmt, ...)
 #define CHECK_GT(a, b) CHECK_REL_(a, >, b)
 #define CHECK_GE(a, b) CHECK_REL_(a, >=, b)
 
-#define CHECK_STR(a, b)                                                                           \
-    do {                                                                                          \
-        const char *check_a = (a);                                                                \
-        const char *check_b = (b);                                                                \
-        if (!check_a || !check_b || strcmp(check_a, check_b) != 0) {                              \
-            check_fail(__FILE__, __LINE__, "%s is \"%s\", not \"%s\"", #a,                        \
-                       check_a ? check_a : "(null)", check_b ? check_b : "(null)");               \
-        }                                                                                         \
+#define CHECK_STR(a, b)                                                                            \
+    do {                                                                                           \
+        const char *check_a = (a);                                                                 \
+        const char *check_b = (b);                                                                 \
+        if (!check_a || !check_b || strcmp(check_a, check_b) != 0) {                               \
+            check_fail(__FILE__, __LINE__, "%s is \"%s\", not \"%s\"", #a,                         \
+                       check_a ? check_a : "(null)", check_b ? check_b : "(null)");                \
+        }                                                                                          \
     } while (0)
 
 /* Same bytes; names the first that differs. */
-#define CHECK_MEM(a, b, len)                                                                      \
-    do {                                                                                          \
-        const unsigned char *check_a = (const void *)(a);                                         \
-        const unsigned char *check_b = (const void *)(b);                                         \
-        for (size_t check_i = 0; check_i < (size_t)(len); check_i++) {                            \
-            if (check_a[check_i] != check_b[check_i]) {                                           \
-                check_fail(__FILE__, __LINE__, "%s[%zu] is 0x%02x, not 0x%02x", #a, check_i,      \
-                           check_a[check_i], check_b[check_i]);                                   \
-            }                                                                                     \
-        }                                                                                         \
+#define CHECK_MEM(a, b, len)                                                                       \
+    do {                                                                                           \
+        const unsigned char *check_a = (const void *)(a);                                          \
+        const unsigned char *check_b = (const void *)(b);                                          \
+        for (size_t check_i = 0; check_i < (size_t)(len); check_i++) {                             \
+            if (check_a[check_i] != check_b[check_i]) {                                            \
+                check_fail(__FILE__, __LINE__, "%s[%zu] is 0x%02x, not 0x%02x", #a, check_i,       \
+                           check_a[check_i], check_b[check_i]);                                    \
+            }                                                                                      \
+        }                                                                                          \
     } while (0)
 
 /* Ends the running test without a verdict. Main thread only. */
-#define CHECK_SKIP(...)                                                                           \
-    do {                                                                                          \
-        printf("skip %s: ", check_name);                                                          \
-        printf(__VA_ARGS__);                                                                      \
-        printf("\n");                                                                             \
-        longjmp(check_skip_to, 1);                                                                \
+#define CHECK_SKIP(...)                                                                            \
+    do {                                                                                           \
+        printf("skip %s: ", check_name);                                                           \
+        printf(__VA_ARGS__);                                                                       \
+        printf("\n");                                                                              \
+        longjmp(check_skip_to, 1);                                                                 \
     } while (0)
 
 static void check_on_alarm(int sig)
@@ -209,8 +210,7 @@ static bool check_run(const struct check_test *test, unsigned seconds)
 }
 
 /* `tests` ends with an entry without a name. */
-__attribute__((unused)) static int check_main(int argc, char **argv,
-                                              const struct check_test *tests)
+__attribute__((unused)) static int check_main(int argc, char **argv, const struct check_test *tests)
 {
     const char *seed = NULL;
     unsigned seconds = CHECK_SECONDS;

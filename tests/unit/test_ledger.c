@@ -145,7 +145,7 @@ static void test_send_path_down(void)
     CHECK_EQ(replayed, 5 + 2 * KIB);
     CHECK_EQ(r2_send_waiting_bytes(&l), 6 * KIB);
     CHECK(r2_send_reading(&l));
-    expect_chunk(next(&l, 512, 1, 3), 0, 512);      /* lowest first, before anything new */
+    expect_chunk(next(&l, 512, 1, 3), 0, 512);       /* lowest first, before anything new */
     expect_chunk(next(&l, 4 * KIB, 1, 3), 512, 512); /* not across what is in flight */
     CHECK_EQ(r2_send_path_down(&l, 1, 4, NULL), 3 * KIB);
     /* An acknowledgement over any path takes bytes out of the queue; lost ones report nothing. */

@@ -85,7 +85,8 @@ static void test_exhaustive(void)
                 expect_queries(&r, map, 8);
             }
             CHECK_EQ(op % 2 ? r2_ranges_remove(&r, off, end - off)
-                            : r2_ranges_add(&r, off, end - off), 0);
+                            : r2_ranges_add(&r, off, end - off),
+                     0);
             for (unsigned i = off; i < end; i++) {
                 map[i] = op % 2 == 0;
             }

@@ -1,0 +1,1 @@
+"""The commands of r2ccl-ctl: they parse and print; what they do lives in the other modules."""

@@ -1,0 +1,306 @@
+"""Processes, NICs, paths and events as rows for people, and as dictionaries for JSON."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from rich.console import Group, RenderableType
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from r2ccl_ctl.cli.common import add_row, state, table
+from r2ccl_ctl.control import SCHEMA, Nic, PathRow, Process, Snapshot
+from r2ccl_ctl.journal import Event
+from r2ccl_ctl.units import rfc3339, show_bytes, show_rate, show_span
+
+SHOWN_COUNTERS = (
+    "failovers", "replayed_chunks", "duplicate_chunks", "stale_chunks", "crc_errors",
+    "no_path_waits", "connections_failed", "handshakes_rejected", "journal_dropped",
+    "rows_refused",
+)
+
+
+@dataclass
+class Rates:
+    """Bytes per second and NIC, from one look to the next."""
+
+    _last: dict[tuple[str, int], tuple[int, int, int]] = field(default_factory=dict)
+
+    def update(self, snapshot: Snapshot) -> dict[int, tuple[float, float]]:
+        """NIC index -> (tx, rx); nothing at the first look."""
+        found = {}
+        for nic in snapshot.nics:
+            key = (snapshot.process.name, nic.index)
+            before = self._last.get(key)
+            self._last[key] = (snapshot.mono_ns, nic.tx_bytes, nic.rx_bytes)
+            if before is None:
+                continue
+            seconds = max(snapshot.mono_ns - before[0], 1) / 1e9
+            found[nic.index] = (
+                max(nic.tx_bytes - before[1], 0) / seconds,
+                max(nic.rx_bytes - before[2], 0) / seconds,
+            )
+        return found
+
+
+def ago(mono_ns: int, now_ns: int | None = None) -> str:
+    """How long a state has lasted."""
+    now = time.monotonic_ns() if now_ns is None else now_ns
+    return show_span((now - mono_ns) / 1e9) if 0 < mono_ns <= now else ""
+
+
+def rank_text(process: Process) -> str:
+    if process.rank is None:
+        return ""
+    return f"{process.rank}/{process.ranks}" if process.ranks else str(process.rank)
+
+
+def process_state(process: Process) -> Text:
+    if process.silent_s:
+        return Text(f"silent for {show_span(process.silent_s)}", style="yellow")
+    return state(process.state)
+
+
+def process_table(processes: Iterable[Process]) -> Table:
+    """r2ccl-ctl ps."""
+    found = table("NODE", ">PID", "JOB", "RANK", "STATE", "MODE", "NCCL", "STARTED", "COMMAND")
+    for process in processes:
+        add_row(
+            found, process.host, process.pid, process.job or "-", rank_text(process) or "-",
+            process_state(process), process.mode or "-", process.nccl_version or "-",
+            rfc3339(process.created_real_ns)[:19] or "-", process.problem or process.command,
+        )
+    return found
+
+
+def process_dict(process: Process) -> dict[str, Any]:
+    return {
+        "node": process.host,
+        "pid": process.pid,
+        "local_pid": process.local_pid,
+        "state": process.state,
+        "silent_s": round(process.silent_s, 1),
+        "job": process.job,
+        "rank": process.rank,
+        "ranks": process.ranks,
+        "mode": process.mode,
+        "verify": process.verify,
+        "nccl_version": process.nccl_version,
+        "net_api": process.net_api,
+        "plugin_version": process.plugin_version,
+        "process_id": process.process_id,
+        "comm": process.comm,
+        "uid": process.uid,
+        "command": process.command,
+        "warning": process.warning,
+        "problem": process.problem,
+        "segment": process.name,
+        "started": rfc3339(process.created_real_ns),
+        "alive": rfc3339(process.alive_real_ns),
+        "ended": rfc3339(process.ended_real_ns),
+    }
+
+
+def nic_dict(nic: Nic, rates: dict[int, tuple[float, float]]) -> dict[str, Any]:
+    found = dict(vars(nic))
+    tx, rx = rates.get(nic.index, (nic.tx_rate, nic.rx_rate))
+    found["tx_rate"], found["rx_rate"] = int(tx), int(rx)
+    found["since"] = rfc3339(nic.since_real_ns)
+    return found
+
+
+def row_dict(row: Any) -> dict[str, Any]:
+    return {**vars(row), "since": rfc3339(row.since_real_ns)}
+
+
+def snapshot_dict(snapshot: Snapshot, rates: dict[int, tuple[float, float]]) -> dict[str, Any]:
+    return {
+        **process_dict(snapshot.process),
+        "time": rfc3339(snapshot.real_ns),
+        "mono_ns": snapshot.mono_ns,
+        "missing_signals": snapshot.missing,
+        "nics": [nic_dict(nic, rates) for nic in snapshot.nics],
+        "peers": [row_dict(peer) for peer in snapshot.peers],
+        "paths": [row_dict(path) for path in snapshot.paths],
+        "counters": snapshot.counters,
+        "gauges": snapshot.gauges,
+    }
+
+
+def document(key: str, rows: Sequence[Any]) -> dict[str, Any]:
+    """The outermost object of every JSON document."""
+    return {"schema": SCHEMA, "time": rfc3339(time.time_ns()), key: list(rows)}
+
+
+NIC_COLUMNS = ("NIC", "STATE", "LINK", ">WEIGHT", ">SPEED", ">TX", ">RX", ">TX BYTES",
+               ">RX BYTES", ">FAILS", "SINCE", "FAULT", "CAUSE")
+
+
+def nic_cells(
+    nic: Nic, rates: dict[int, tuple[float, float]], now_ns: int | None = None
+) -> tuple[object, ...]:
+    tx, rx = rates.get(nic.index, (nic.tx_rate, nic.rx_rate))
+    return (
+        nic.name, state(nic.state), state(nic.link), nic.weight, show_rate(nic.speed_mbps * 125000),
+        show_rate(tx) or "-", show_rate(rx) or "-", show_bytes(nic.tx_bytes),
+        show_bytes(nic.rx_bytes), nic.failures, ago(nic.since_mono_ns, now_ns), nic.fault or "-",
+        nic.cause,
+    )
+
+
+def nic_table(
+    snapshots: Sequence[tuple[Snapshot, dict[int, tuple[float, float]]]], *, titles: bool
+) -> Table:
+    """r2ccl-ctl nics: the NICs of all processes."""
+    found = table(*(("NODE", ">PID") if titles else ()), *NIC_COLUMNS)
+    for snapshot, rates in snapshots:
+        for nic in snapshot.nics:
+            title = (snapshot.process.host, snapshot.process.pid) if titles else ()
+            add_row(found, *title, *nic_cells(nic, rates))
+    return found
+
+
+def path_table(paths: Iterable[PathRow]) -> Table:
+    found = table("PEER", "NIC", "REMOTE NIC", "STATE", ">GEN", ">RATE", ">RTT", ">IN FLIGHT",
+                  ">REPLAYED", ">FAILS", "SINCE", "CAUSE")
+    for path in paths:
+        add_row(
+            found, f"{path.peer_host}:{path.peer_pid}", path.nic, path.remote_nic,
+            state(path.state), path.generation, show_rate(path.rate) or "-",
+            f"{path.rtt_us} us" if path.rtt_us else "-", show_bytes(path.inflight_bytes),
+            show_bytes(path.replayed_bytes), path.failures, ago(path.since_mono_ns), path.cause,
+        )
+    return found
+
+
+def peer_table(snapshot: Snapshot) -> Table:
+    found = table("PEER", ">PID", "STATE", "DIRECTION", ">CONNECTIONS", "PATHS", "HEARD", "CAUSE")
+    for peer in snapshot.peers:
+        states = Counter(path.state for path in snapshot.paths if path.peer == peer.index)
+        add_row(
+            found, peer.host, peer.pid, state(peer.state), peer.direction, peer.connections,
+            count_text(states) or "-", f"{ago(peer.heard_mono_ns)} ago" if peer.heard_mono_ns
+            else "-", peer.cause,
+        )
+    return found
+
+
+def count_text(counts: Counter[str]) -> str:
+    """"7 up, 1 down"."""
+    return ", ".join(f"{number} {word}" for word, number in counts.most_common())
+
+
+def title(snapshot: Snapshot) -> Text:
+    process = snapshot.process
+    parts = [process.host, f"pid {process.pid}"]
+    parts += [f"job {process.job}"] if process.job else []
+    parts += [f"rank {rank_text(process)}"] if process.rank is not None else []
+    parts += [f"mode {process.mode}"] if process.mode else []
+    parts += ["verify"] if process.verify else []
+    parts += [f"NCCL {process.nccl_version}"] if process.nccl_version else []
+    text = Text("  ".join(parts), style="bold")
+    if not process.running or process.silent_s:
+        text.append("  ")
+        text.append_text(process_state(process))
+    return text
+
+
+def summary(snapshot: Snapshot) -> list[str]:
+    """The lines below the NICs."""
+    counters, gauges = snapshot.counters, snapshot.gauges
+    paths = Counter(path.state for path in snapshot.paths)
+    lines = [
+        f"peers {len(snapshot.peers)}, paths {count_text(paths) or 'none'}, connections "
+        f"{gauges['connections_open']}, requests in flight {gauges['requests_in_flight']}",
+        f"sent {show_bytes(counters['bytes_sent'])}, received "
+        f"{show_bytes(counters['bytes_received'])}, replayed "
+        f"{show_bytes(counters['replayed_bytes'])}, sockets {gauges['sockets']}, threads "
+        f"{gauges['threads']}, memory {show_bytes(gauges['memory_bytes'])}",
+    ]
+    notable = [
+        f"{name.replace('_', ' ')} {counters[name]}" for name in SHOWN_COUNTERS if counters[name]
+    ]
+    if notable:
+        lines.append(", ".join(notable))
+    if snapshot.missing:
+        lines.append(f"signals that this process lacks: {', '.join(snapshot.missing)}")
+    if snapshot.process.warning:
+        lines.append(f"warning: {snapshot.process.warning}")
+    return lines
+
+
+def status_view(
+    snapshots: Sequence[tuple[Snapshot, dict[int, tuple[float, float]]]], *, details: bool
+) -> RenderableType:
+    """r2ccl-ctl status. Without details only the paths that are not up are listed."""
+    parts: list[RenderableType] = []
+    for snapshot, rates in snapshots:
+        if parts:
+            parts.append(Text(""))
+        parts.append(title(snapshot))
+        nics = table(*NIC_COLUMNS)
+        for nic in snapshot.nics:
+            add_row(nics, *nic_cells(nic, rates, snapshot.mono_ns))
+        parts.append(Padding(nics, (0, 0, 0, 2)))
+        parts += [Padding(Text(line), (0, 0, 0, 2)) for line in summary(snapshot)]
+        odd = [path for path in snapshot.paths if details or path.state != "up"]
+        if details and snapshot.peers:
+            parts.append(Padding(peer_table(snapshot), (0, 0, 0, 2)))
+        if odd:
+            parts.append(Padding(path_table(odd), (0, 0, 0, 2)))
+    return Group(*parts)
+
+
+def event_dict(event: Event) -> dict[str, Any]:
+    process = event.process
+    return {
+        "schema": SCHEMA,
+        "time": rfc3339(event.real_ns),
+        "node": process.host,
+        "pid": process.pid,
+        "job": process.job,
+        "rank": process.rank,
+        **event.as_dict(),
+    }
+
+
+def event_line(event: Event, *, titled: bool) -> Text:
+    """One line: when, who, what, where, how much, why."""
+    text = Text()
+    if event.lost:
+        text.append(f"... {event.lost} events were overwritten before they could be read\n")
+    text.append(rfc3339(event.real_ns) + "  ")
+    if titled:
+        text.append(f"{event.process.host}:{event.process.pid}  ")
+    text.append(f"{event.event:<17}", style=EVENT_STYLES.get(event.event, ""))
+    parts = []
+    if event.nic and event.remote_nic:
+        parts.append(f"{event.nic} -> {event.remote_nic}")
+    elif event.nic or event.remote_nic:
+        parts.append(event.nic or event.remote_nic)
+    if event.peer_host or event.peer_pid:
+        parts.append(f"peer {event.peer_host}:{event.peer_pid}")
+    if event.generation:
+        parts.append(f"generation {event.generation}")
+    if event.bytes:
+        parts.append(show_bytes(event.bytes))
+    if event.duration_us:
+        parts.append(f"{event.duration_us / 1000:.1f} ms")
+    if event.cause:
+        parts.append(event.cause)
+    text.append(", ".join(parts))
+    text.rstrip()
+    return text
+
+
+EVENT_STYLES = {
+    "nic-down": "red", "path-down": "red", "peer-gone": "red", "no-path": "red", "error": "red",
+    "crc-error": "red", "connection-failed": "red", "fault-injected": "magenta",
+    "fault-cleared": "magenta", "operator": "magenta", "nic-up": "green", "path-up": "green",
+    "resume": "green", "warning": "yellow",
+}

@@ -1,0 +1,652 @@
+"""The running jobs of this machine, seen and steered through their control segments.
+
+    for process in list_processes():
+        print(process.snapshot().nics)
+    send_command(process, Command("fail-nic", nic="eth1"), timeout=2.0)
+
+Every R2Error says what is wrong and what to do. Times: `_real_ns` since 1970, `_mono_ns` since the
+machine's start, both in nanoseconds.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import struct
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from r2ccl_ctl.errors import R2Error, R2UsageError
+from r2ccl_ctl.segment import Segment, SegmentError, layout
+
+SCHEMA = 1
+SHM = Path("/dev/shm")
+SILENT_S = 3.0
+FRESH_NS = 10 * 10**9
+POLL_S = 0.002
+
+_NAME = re.compile(r"r2ccl\.(\d{1,10})\.(\d{1,20})\.(\d{1,10})\.(\d{1,20})(?:\.(\d{1,4}))?")
+
+
+@dataclass(frozen=True)
+class Nic:
+    """A NIC as one process sees it. `since_*`: of the state; `rate` in bytes per second."""
+
+    index: int
+    name: str
+    addr: str
+    ifname: str
+    pci_path: str
+    state: str
+    link: str
+    weight: int
+    speed_mbps: int
+    numa: int | None
+    cause: str
+    fault: str
+    penalty: int
+    reuse_mono_ns: int
+    since_real_ns: int
+    since_mono_ns: int
+    tx_bytes: int
+    rx_bytes: int
+    tx_chunks: int
+    rx_chunks: int
+    tx_rate: int
+    rx_rate: int
+    inflight_bytes: int
+    failures: int
+    recoveries: int
+    errors: int
+    replayed_bytes: int
+
+
+@dataclass(frozen=True)
+class Peer:
+    """A process at the other end. `direction`: tx, rx or both, of the open connections."""
+
+    index: int
+    process_id: str
+    host: str
+    pid: int
+    state: str
+    direction: str
+    connections: int
+    cause: str
+    since_real_ns: int
+    since_mono_ns: int
+    heard_mono_ns: int
+
+
+@dataclass(frozen=True)
+class PathRow:
+    """A path: a local NIC to one NIC of a peer. `rate` in bytes per second."""
+
+    index: int
+    peer: int
+    peer_host: str
+    peer_pid: int
+    nic: str
+    remote_nic: str
+    state: str
+    generation: int
+    weight: int
+    streams: int
+    cause: str
+    since_real_ns: int
+    since_mono_ns: int
+    tx_bytes: int
+    rx_bytes: int
+    inflight_bytes: int
+    rate: int
+    rtt_us: int
+    failures: int
+    replayed_bytes: int
+    heard_mono_ns: int
+
+
+@dataclass(frozen=True)
+class Process:
+    """A process that has, or had, a control segment.
+
+    state: running; ended (closed in order); died (did not); damaged (`problem` says why, and most
+    other fields are what the object's name tells). pid: as its own PID namespace counts.
+    local_pid: as ours does, None where that is not known.
+    """
+
+    name: str
+    path: Path
+    state: str
+    pid: int
+    local_pid: int | None
+    uid: int
+    pidns: int
+    problem: str = ""
+    host: str = ""
+    job: str = ""
+    rank: int | None = None
+    ranks: int | None = None
+    mode: str = ""
+    verify: bool = False
+    nccl_version: str = ""
+    net_api: int | None = None
+    plugin_version: str = ""
+    process_id: str = ""
+    comm: str = ""
+    command: str = ""
+    warning: str = ""
+    created_real_ns: int = 0
+    alive_real_ns: int = 0
+    alive_mono_ns: int = 0
+    ended_real_ns: int = 0
+
+    @property
+    def running(self) -> bool:
+        return self.state == "running"
+
+    @property
+    def silent_s(self) -> float:
+        """Seconds since the plugin's last sign of life, 0 when that is not long: a process that is
+        stopped or starved."""
+        if not self.running or not self.alive_mono_ns:
+            return 0.0
+        gap = (time.monotonic_ns() - self.alive_mono_ns) / 1e9
+        return gap if gap > SILENT_S else 0.0
+
+    @property
+    def title(self) -> str:
+        """For messages: "pid 17 (job 4711, rank 3)"."""
+        parts = [f"job {self.job}"] if self.job else []
+        if self.rank is not None:
+            parts.append(f"rank {self.rank}")
+        return f"pid {self.pid}" + (f" ({', '.join(parts)})" if parts else "")
+
+    def snapshot(self) -> Snapshot:
+        """All tables. Raises SegmentError when the object is gone or damaged."""
+        with open_segment(self.path) as segment:
+            return read_snapshot(self, segment)
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """One look at a process. Rows are whole; the tables were read one after the other."""
+
+    process: Process
+    real_ns: int
+    mono_ns: int
+    counters: dict[str, int]
+    gauges: dict[str, int]
+    missing: list[str]
+    nics: list[Nic]
+    peers: list[Peer]
+    paths: list[PathRow]
+
+    def as_dict(self) -> dict[str, Any]:
+        found = asdict(self)
+        found["process"]["path"] = str(self.process.path)
+        return found
+
+
+@dataclass(frozen=True)
+class Command:
+    """What to ask of a process: ping, fail-nic, recover-nic, ... in the words of segment.h.
+
+    fault: blackhole, error, slow, loss. direction: tx, rx, both. rate: bytes per second (slow).
+    loss_ppm: of a million (loss). for_ms: 0 is until recover-nic.
+    """
+
+    verb: str
+    nic: str = ""
+    fault: str = "none"
+    direction: str = "none"
+    rate: int = 0
+    loss_ppm: int = 0
+    after_bytes: int = 0
+    for_ms: int = 0
+    weight: int = 0
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a process said. ok False: it refused, or there was no answer in time."""
+
+    process: Process
+    ok: bool
+    text: str
+    code: int = 0
+
+
+# Finding processes
+
+
+def own_pidns() -> int:
+    try:
+        return os.stat("/proc/self/ns/pid").st_ino
+    except OSError:
+        return 0
+
+
+def _is_own(name: str) -> bool:
+    match = _NAME.fullmatch(name)
+    return match is not None and (int(match[2]), int(match[3])) == (own_pidns(), os.getpid())
+
+
+def open_segment(path: Path, *, write: bool = False) -> Segment:
+    return Segment(path, write=write, own=_is_own(path.name))
+
+
+def list_processes(*, dead: bool = False, directory: Path | None = None) -> list[Process]:
+    """Running processes, and with `dead` those that left an object behind; oldest first. Other
+    users' are listed where they may be read."""
+    found = []
+    try:
+        names = sorted(os.listdir(directory or SHM))
+    except FileNotFoundError:
+        names = []
+    for name in names:
+        if _NAME.fullmatch(name):
+            process = describe((directory or SHM) / name)
+            if process is not None and (dead or process.running):
+                found.append(process)
+    return sorted(found, key=lambda process: (process.created_real_ns, process.name))
+
+
+def describe(path: Path) -> Process | None:
+    """What there is to know about one object, None when it is not for our eyes or gone."""
+    match = _NAME.fullmatch(path.name)
+    if match is None:
+        return None
+    pidns, pid = int(match[2]), int(match[3])
+    try:
+        with open_segment(path) as segment:
+            row = segment.row("process", "r2_seg_process", 0)
+            return _process(path, segment, segment.header(), row)
+    except SegmentError as err:
+        if not os.access(path, os.R_OK):
+            return None
+        with contextlib.suppress(OSError):
+            return Process(
+                name=path.name, path=path, state="damaged", pid=pid, local_pid=None,
+                uid=path.stat().st_uid, pidns=pidns, problem=str(err),
+                created_real_ns=path.stat().st_ctime_ns,
+            )
+        return None
+
+
+def _process(
+    path: Path, segment: Segment, header: dict[str, Any], row: dict[str, Any]
+) -> Process:
+    match = _NAME.fullmatch(path.name)
+    assert match is not None
+    pidns, pid, start = int(match[2]), int(match[3]), int(match[4])
+    holder = segment.lock_holder()
+    here = pidns == own_pidns() and _start_ticks(pid) == start
+    # A program that closes all its descriptors drops the lock and lives on: its fresh sign of life
+    # says so. One that replaced itself (exec) has none.
+    fresh = time.monotonic_ns() - header["alive_mono_ns"] < FRESH_NS
+    held = holder is not None or (here and (fresh or _is_own(path.name)))
+    alive = held and not header["ended_real_ns"]
+    local_pid = pid if here else (holder or None)
+    state = "running" if alive else "ended" if header["ended_real_ns"] else "died"
+    return Process(
+        name=path.name, path=path, state=state, pid=pid, local_pid=local_pid, uid=segment.uid,
+        pidns=pidns, host=row["host"], job=row["job"],
+        rank=row["rank"] if row["rank"] >= 0 else None, ranks=row["ranks"] or None,
+        mode=row["mode"], verify=bool(row["verify"]), nccl_version=version(row["nccl_version"]),
+        net_api=row["net_api"] or None, plugin_version=row["plugin_version"],
+        process_id=row["process_id"], comm=f"{row['comm']:016x}" if row["comm"] else "",
+        command=row["command"], warning=row["warning"],
+        created_real_ns=header["created_real_ns"], alive_real_ns=header["alive_real_ns"],
+        alive_mono_ns=header["alive_mono_ns"], ended_real_ns=header["ended_real_ns"],
+    )
+
+
+def _start_ticks(pid: int) -> int:
+    """When this process began, in the kernel's ticks; -1: no such process."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+        return int(text.rpartition(")")[2].split()[19])
+    except (OSError, ValueError, IndexError):
+        return -1
+
+
+def version(number: int) -> str:
+    """NCCL's version number as text: 22809 is 2.28.9."""
+    return f"{number // 10000}.{number // 100 % 100}.{number % 100}" if number else ""
+
+
+def find(pid: int, *, directory: Path | None = None) -> Process:
+    """The newest process with this pid, running or not; R2Error if there is none."""
+    found = [p for p in list_processes(dead=True, directory=directory) if _has_pid(p, pid)]
+    if not found:
+        raise R2Error(f"no control segment of pid {pid}: `r2ccl-ctl ps --all` lists what there is")
+    return max(found, key=lambda process: (process.running, process.created_real_ns))
+
+
+def _has_pid(process: Process, pid: int) -> bool:
+    return pid in (process.pid, process.local_pid)
+
+
+@dataclass(frozen=True)
+class Selection:
+    """Which processes are meant. Several conditions: all must hold."""
+
+    pid: int | None = None
+    job: str | None = None
+    node: str | None = None
+    everything: bool = False
+
+    def wants(self, process: Process) -> bool:
+        return (
+            (self.pid is None or _has_pid(process, self.pid))
+            and (self.job is None or process.job == self.job)
+            and (self.node is None or process.host == self.node)
+        )
+
+    def __str__(self) -> str:
+        parts = [
+            f"{word} {value}"
+            for word, value in (("pid", self.pid), ("job", self.job), ("node", self.node))
+            if value is not None
+        ]
+        return ", ".join(parts)
+
+
+def select(
+    wanted: Selection, *, dead: bool = False, directory: Path | None = None
+) -> list[Process]:
+    """The processes meant, at least one, or R2Error with what there is instead."""
+    there = list_processes(dead=dead, directory=directory)
+    found = [process for process in there if wanted.wants(process)]
+    if found:
+        return found
+    if there:
+        titles = "; ".join(process.title for process in there[:8])
+        raise R2Error(f"no {_what(dead)} with {wanted}. There are: {titles}")
+    where = f"with {wanted} " if str(wanted) else ""
+    raise R2Error(
+        f"no {_what(dead)} {where}on this machine. Start one with `r2ccl-ctl run -- CMD`; if it "
+        "runs in a container, use r2ccl-ctl there or share /dev/shm; if it is another user's, "
+        "use sudo"
+    )
+
+
+def _what(dead: bool) -> str:
+    return "process with R2CCL, running or ended," if dead else "running process with R2CCL"
+
+
+def select_targets(wanted: Selection, *, directory: Path | None = None) -> list[Process]:
+    """The running processes that a command is for. Without a condition they must be of one job
+    and of this user, so that nobody fails a neighbour's NIC by mistake."""
+    found = select(wanted, directory=directory)
+    if wanted.everything or wanted.pid is not None or wanted.job is not None:
+        return found
+    mine = [process for process in found if process.uid == os.geteuid()] or found
+    jobs = sorted({process.job for process in mine})
+    if len(jobs) > 1:
+        names = ", ".join(job or "(without a name)" for job in jobs)
+        raise R2UsageError(
+            f"several jobs run here: {names}. Say which with --job, --pid, or --all for every one"
+        )
+    return mine
+
+
+# Reading
+
+
+def read_snapshot(process: Process, segment: Segment) -> Snapshot:
+    counters = segment.single("counters", "r2_seg_counters")
+    gauges = segment.single("gauges", "r2_seg_gauges")
+    bits = gauges.pop("missing")
+    words = layout().enum("r2_seg_missing", "R2_SEG_MISSING_")
+    nics = [
+        _nic(index, row)
+        for index, row in segment.used_rows("nics", "r2_seg_nic")
+    ]
+    peers = [
+        _peer(index, row) for index, row in segment.used_rows("peers", "r2_seg_peer")
+    ]
+    nic_names = {nic.index: nic.name for nic in nics}
+    peer_rows = {peer.index: peer for peer in peers}
+    rows = [
+        _path(index, row, nic_names, peer_rows)
+        for index, row in segment.used_rows("paths", "r2_seg_path")
+    ]
+    return Snapshot(
+        process=process, real_ns=time.time_ns(), mono_ns=time.monotonic_ns(), counters=counters,
+        gauges=gauges, missing=[word for bit, word in words.items() if bits & bit], nics=nics,
+        peers=peers, paths=rows,
+    )
+
+
+def word(enum: str, prefix: str, number: int) -> str:
+    """The word for an enum's value; a number that this tool does not know stays one."""
+    return layout().enum(enum, prefix).get(number, f"unknown-{number}")
+
+
+def _nic(index: int, row: dict[str, Any]) -> Nic:
+    n = row["n"]
+    return Nic(
+        index=index,
+        state=word("r2_seg_nic_state", "R2_SEG_NIC_", row["state"]),
+        link=word("r2_seg_link", "R2_SEG_LINK_", row["link"]),
+        numa=row["numa"] if row["numa"] >= 0 else None,
+        **_take(row, "name addr ifname pci_path weight speed_mbps cause fault penalty "
+                "reuse_mono_ns since_real_ns since_mono_ns"),
+        **_take(n, "tx_bytes rx_bytes tx_chunks rx_chunks tx_rate rx_rate inflight_bytes failures "
+                "recoveries errors replayed_bytes"),
+    )
+
+
+def _peer(index: int, row: dict[str, Any]) -> Peer:
+    return Peer(
+        index=index,
+        state=word("r2_seg_peer_state", "R2_SEG_PEER_", row["state"]),
+        direction=word("r2_seg_direction", "R2_SEG_DIR_", row["direction"]),
+        **_take(row, "process_id host pid connections cause since_real_ns since_mono_ns "
+                "heard_mono_ns"),
+    )
+
+
+def _path(
+    index: int, row: dict[str, Any], nics: dict[int, str], peers: dict[int, Peer]
+) -> PathRow:
+    peer = peers.get(row["peer"])
+    return PathRow(
+        index=index,
+        peer_host=peer.host if peer else "",
+        peer_pid=peer.pid if peer else 0,
+        nic=nics.get(row["nic"], ""),
+        state=word("r2_seg_path_state", "R2_SEG_PATH_", row["state"]),
+        **_take(row, "peer remote_nic generation weight streams cause since_real_ns "
+                "since_mono_ns"),
+        **_take(row["n"], "tx_bytes rx_bytes inflight_bytes rate rtt_us failures replayed_bytes "
+                "heard_mono_ns"),
+    )
+
+
+def _take(row: dict[str, Any], names: str) -> dict[str, Any]:
+    return {name: row[name] for name in names.split()}
+
+
+# Commands
+
+
+@dataclass
+class Posted:
+    """A command in a process's mailbox, until `wait` has the answer. Use as a context manager."""
+
+    process: Process
+    command: Command
+    segment: Segment
+    offset: int = 0
+    request_id: int = 0
+    _locked: list[tuple[int, int]] = field(default_factory=list)
+
+    def __enter__(self) -> Posted:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        for offset, size in self._locked:
+            with contextlib.suppress(OSError):
+                self.segment.unlock(offset, size)
+        self._locked.clear()
+        self.segment.close()
+
+    def post(self, deadline: float) -> None:
+        """Put it into a free slot; R2Error when none gets free before `deadline`."""
+        table = self.segment.tables["commands"]
+        while True:
+            for index in range(table.rows):
+                offset = table.offset + index * table.stride
+                if not self.segment.try_lock(offset, table.stride):
+                    continue
+                if self._state(offset) == "free":
+                    self._locked.append((offset, table.stride))
+                    self._fill(offset)
+                    return
+                self.segment.unlock(offset, table.stride)
+            if time.monotonic() > deadline:
+                raise R2Error(f"{self.process.title}: its mailbox is full and stays so: {_HUNG}")
+            time.sleep(POLL_S)
+
+    def wait(self, deadline: float) -> Answer:
+        """The answer; withdraws the command when there is none before `deadline`."""
+        pause = POLL_S
+        while True:
+            row = self._row(self.offset)
+            state = _COMMAND_STATE(row["state"])
+            if state in ("done", "failed"):
+                if row["answered_id"] == self.request_id:
+                    self._set_state("free")
+                    return Answer(self.process, state == "done", row["result"], row["code"])
+                self._fill(self.offset)  # of a client that gave up in this slot
+            if time.monotonic() > deadline:
+                if state == "posted":
+                    self._set_state("free")
+                return Answer(self.process, False, f"no answer in time: {_HUNG}")
+            time.sleep(pause)
+            pause = min(pause * 1.3, 0.02)
+
+    def _row(self, offset: int) -> dict[str, Any]:
+        data = self.segment.read(offset, self.segment.tables["commands"].stride)
+        return layout().parse("r2_seg_command", data)
+
+    def _state(self, offset: int) -> str:
+        return _COMMAND_STATE(self._row(offset)["state"])
+
+    def _set_state(self, state: str) -> None:
+        self.segment.write(self.offset, struct.pack("=I", _number(_STATES, state)))
+
+    def _fill(self, offset: int) -> None:
+        self.offset = offset
+        self.request_id = int.from_bytes(os.urandom(8), "little") | 1
+        raw = _encode(self.command, self.request_id)
+        self.segment.write(offset + 4, raw[4:])
+        self._set_state("posted")
+
+
+_HUNG = "the process is stopped, starved or hung; try again with a longer --timeout"
+_STATES = ("r2_seg_command_state", "R2_SEG_CMD_")
+
+
+def _COMMAND_STATE(number: int) -> str:
+    return word(*_STATES, number)
+
+
+def _number(enum: tuple[str, str], wanted: str) -> int:
+    for number, name in layout().enum(*enum).items():
+        if name == wanted:
+            return number
+    raise R2UsageError(f"'{wanted}' is none of {', '.join(layout().enum(*enum).values())}")
+
+
+def _encode(command: Command, request_id: int) -> bytes:
+    """The slot's bytes, its state left 0."""
+    lay = layout()
+    nic = command.nic.encode()
+    if len(nic) >= lay.constants["R2_SEG_NAME"]:
+        raise R2UsageError(f"'{command.nic}' is too long for the name of a NIC")
+    cdata: Any = lay.ffi.new("struct r2_seg_command *")
+    cdata.verb = _number(("r2_seg_verb", "R2_SEG_VERB_"), command.verb)
+    cdata.request_id = request_id
+    cdata.client_pid = os.getpid()
+    cdata.fault = _number(("r2_seg_fault", "R2_SEG_FAULT_"), command.fault)
+    cdata.direction = _number(("r2_seg_direction", "R2_SEG_DIR_"), command.direction)
+    cdata.nic = nic
+    try:
+        for name in ("rate", "loss_ppm", "after_bytes", "for_ms", "weight"):
+            setattr(cdata, name, getattr(command, name))
+    except OverflowError as err:
+        raise R2UsageError(f"a value is out of range: {err}") from err
+    return bytes(lay.ffi.buffer(cdata))
+
+
+def send_command(process: Process, command: Command, *, timeout: float = 2.0) -> Answer:
+    """Ask one process, and wait for its answer."""
+    return send_commands([(process, command)], timeout=timeout)[0]
+
+
+def send_commands(
+    pairs: Sequence[tuple[Process, Command]], *, timeout: float = 2.0
+) -> list[Answer]:
+    """Ask several processes, all before the first answer is awaited. One that cannot be asked has
+    an Answer that says so. `timeout` in seconds, for all together."""
+    deadline = time.monotonic() + timeout
+    answers: dict[int, Answer] = {}
+    with contextlib.ExitStack() as stack:
+        posted: list[tuple[int, Posted]] = []
+        for index, (process, command) in enumerate(pairs):
+            try:
+                if not process.running:
+                    raise R2Error(f"{process.title} has {process.state}: it can take no commands")
+                segment = open_segment(process.path, write=True)
+                item = stack.enter_context(Posted(process, command, segment))
+                item.post(deadline)
+                posted.append((index, item))
+            except R2UsageError:
+                raise
+            except R2Error as err:
+                answers[index] = Answer(process, False, str(err))
+        for index, item in posted:
+            try:
+                answers[index] = item.wait(deadline)
+            except R2Error as err:
+                answers[index] = Answer(item.process, False, str(err))
+    return [answers[index] for index in range(len(pairs))]
+
+
+def find_nic(nics: Iterable[Nic], name: str) -> Nic | None:
+    """The NIC with this name, else the one with this interface or address."""
+    nics = list(nics)
+    for nic in nics:
+        if nic.name == name:
+            return nic
+    for nic in nics:
+        if name and name in (nic.ifname, nic.addr):
+            return nic
+    return None
+
+
+def with_nic(processes: Iterable[Process], name: str) -> Iterator[tuple[Process, str]]:
+    """The processes that have this NIC, each with the NIC's own name there. R2Error, with the NICs
+    that exist, when none has it."""
+    known: dict[str, None] = {}
+    none = True
+    for process in processes:
+        with contextlib.suppress(SegmentError):
+            nics = process.snapshot().nics
+            known.update({nic.name: None for nic in nics})
+            nic = find_nic(nics, name)
+            if nic is not None:
+                none = False
+                yield process, nic.name
+    if none:
+        raise R2Error(f"no NIC '{name}'. NICs: {', '.join(sorted(known)) or 'none'}")

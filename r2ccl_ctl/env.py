@@ -1,0 +1,77 @@
+"""What an NCCL application's environment needs so that it loads and uses the plugin."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shlex
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from r2ccl_ctl import paths
+from r2ccl_ctl.errors import R2UsageError
+
+NCCL_CHOICES = ("system", "standin")
+_JOB_VARIABLES = ("SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID", "TORCHELASTIC_RUN_ID")
+
+
+def application_env(
+    base: Mapping[str, str], *, nccl: str = "system", by_name: bool = False, job: str = "",
+    nics: str = "",
+) -> dict[str, str]:
+    """The variables to set, over `base`.
+
+    nccl: system (what the application links), or standin (the CPU stand-in for NCCL).
+    by_name: name the plugin "r2ccl" and lead the loader to it, as NCCL up to 2.20 wants it.
+    """
+    if nccl not in NCCL_CHOICES:
+        raise R2UsageError(f"--nccl {nccl}: choose {' or '.join(NCCL_CHOICES)}")
+    plugin = paths.plugin_path()
+    found = {"NCCL_NET_PLUGIN": "r2ccl" if by_name else str(plugin)}
+    # NCCL 2.27.3 to 2.29.7 forget the plugin's name when they unload it with the last
+    # communicator, and the next communicator silently goes without: never unload.
+    found["NCCL_NET_PLUGIN_REF_COUNT"] = "1"
+    library_dirs = [str(plugin.parent)] if by_name else []
+    if nccl == "standin":
+        library_dirs.insert(0, str(paths.standin_dir()))
+    if library_dirs:
+        found["LD_LIBRARY_PATH"] = prepend(library_dirs, base.get("LD_LIBRARY_PATH", ""))
+    if job:
+        found["R2CCL_JOB"] = job
+    if nics:
+        found["R2CCL_NICS"] = nics
+    return found
+
+
+def prepend(folders: Sequence[str], path: str) -> str:
+    """`folders` before what `path` holds already, each once."""
+    rest = [part for part in path.split(os.pathsep) if part and part not in folders]
+    return os.pathsep.join([*folders, *rest])
+
+
+def default_job(base: Mapping[str, str], command: Sequence[str]) -> str:
+    """A job's name where none is given: the caller's, the scheduler's (then the plugin takes it
+    itself: ""), or one made of the command."""
+    if base.get("R2CCL_JOB") or any(base.get(name) for name in _JOB_VARIABLES):
+        return ""
+    return f"{Path(command[0]).name}-{secrets.token_hex(2)}"
+
+
+def warnings(base: Mapping[str, str]) -> list[str]:
+    """What in the caller's environment keeps NCCL from using the plugin."""
+    found = []
+    net = base.get("NCCL_NET", "")
+    if net and net.lower() != "r2ccl":
+        found.append(f"NCCL_NET={net} makes NCCL ignore R2CCL: unset it")
+    mode = base.get("R2CCL_MODE") or base.get("R2CC_MODE") or ""
+    if mode.lower() in ("0", "off"):
+        found.append(f"R2CCL_MODE={mode} switches R2CCL off")
+    plugin = base.get("NCCL_NET_PLUGIN", "")
+    if plugin:
+        found.append(f"NCCL_NET_PLUGIN={plugin} is replaced")
+    return found
+
+
+def shell_lines(variables: Mapping[str, str]) -> list[str]:
+    """For eval "$(r2ccl-ctl env)"."""
+    return [f"export {name}={shlex.quote(value)}" for name, value in variables.items()]

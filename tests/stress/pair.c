@@ -1,0 +1,448 @@
+/* Two processes, one engine each: messages over several connections, every word checked, faults
+ * injected at random if asked for. Rung 3 (loopback NICs) or, through the lab, rung 4.
+ *
+ *   R2CCL_NICS=127.0.1.1,127.0.2.1 build/stress/pair --size 1M --count 1000 --conns 2
+ *   ... --faults 7 --count 20000     random faults from seed 7, on both sides
+ *   ... --listen 10.250.0.1:7000 / --dial 10.250.0.1:7000   the two sides started by hand
+ *
+ * Prints one line of JSON per side that received: bytes, seconds, GB/s, wrong. Exit 0: all right,
+ * 1: a wrong byte or an error, 2: usage, 3: no progress for --stall seconds.
+ */
+#define _GNU_SOURCE
+#include <errno.h>
+#include <getopt.h>
+#include <netdb.h>
+#include <netinet/in.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/resource.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "engine/engine.h"
+#include "engine/fault.h"
+#include "util/clock.h"
+#include "util/random.h"
+
+#define MAX_CONNS 64
+
+static struct {
+    uint64_t size, count;
+    int conns, outstanding, stall;
+    uint64_t fault_seed;
+    bool faults, bidir, check, random_sizes, register_memory;
+    const char *listen, *dial;
+} opt = {.size = 1 << 20, .count = 1000, .conns = 1, .outstanding = 4, .stall = 30, .check = true};
+
+static struct r2_ctx *ctx;
+static int peer_fd, ndev, side;
+static atomic_ulong progress, wrong, moved;
+static atomic_bool stop;
+
+struct flow {
+    struct r2_conn *conn;
+    int index;
+    bool send;
+    pthread_t thread;
+    int rc;
+};
+
+static void die(const char *what, int rc)
+{
+    fprintf(stderr, "pair[%d]: %s: %s\n", side, what, strerror(rc < 0 ? -rc : rc));
+    exit(1);
+}
+
+static void xfer(void *buf, size_t len, bool out)
+{
+    size_t off = 0;
+
+    while (off < len) {
+        ssize_t n = out ? send(peer_fd, (char *)buf + off, len - off, MSG_NOSIGNAL)
+                        : recv(peer_fd, (char *)buf + off, len - off, 0);
+
+        if (n <= 0)
+            die("the other side is gone", n < 0 ? errno : ECONNRESET);
+        off += (size_t)n;
+    }
+}
+
+static uint64_t word(int conn, uint64_t seq, uint64_t i)
+{
+    return (seq + 1) * 0x9e3779b97f4a7c15u + (uint64_t)conn * 0xbf58476d1ce4e5b9u + i;
+}
+
+static uint64_t size_of(int conn, uint64_t seq)
+{
+    uint64_t x = word(conn, seq, 77);
+
+    if (!opt.random_sizes)
+        return opt.size;
+    x ^= x >> 29;
+    return x % 5 == 0 ? x % 8192 : x % (opt.size + 1);
+}
+
+static void fill(uint8_t *buf, uint64_t size, int conn, uint64_t seq)
+{
+    for (uint64_t i = 0; i < size / 8; i++)
+        ((uint64_t *)(void *)buf)[i] = word(conn, seq, i);
+    for (uint64_t i = size & ~UINT64_C(7); i < size; i++)
+        buf[i] = (uint8_t)word(conn, seq, i);
+}
+
+static uint64_t verify(const uint8_t *buf, uint64_t size, int conn, uint64_t seq)
+{
+    uint64_t bad = 0;
+
+    for (uint64_t i = 0; i < size / 8; i++)
+        bad += ((const uint64_t *)(const void *)buf)[i] != word(conn, seq, i);
+    for (uint64_t i = size & ~UINT64_C(7); i < size; i++)
+        bad += buf[i] != (uint8_t)word(conn, seq, i);
+    return bad;
+}
+
+struct slot {
+    struct r2_req *req;
+    struct r2_mr *mr;
+    uint8_t *buf;
+    uint64_t size;
+};
+
+/* Posts message `seq`; false: no request free. */
+static bool post(struct flow *f, struct slot *s, uint64_t seq)
+{
+    uint64_t size = size_of(f->index, seq);
+    int rc;
+
+    if (f->send && opt.check)
+        fill(s->buf, size, f->index, seq);
+    else if (opt.check)
+        memset(s->buf, 0xdb, opt.size); /* what is not written must show */
+    s->size = size;
+    rc = f->send ? r2_engine_isend(f->conn, s->buf, size, 0, s->mr, &s->req)
+                 : r2_engine_irecv(f->conn, s->buf, opt.size, 0, s->mr, &s->req);
+    if (rc)
+        f->rc = rc;
+    return s->req != NULL;
+}
+
+/* 1 done, 0 not yet, < 0 error. */
+static int poll_slot(struct flow *f, struct slot *s, uint64_t seq)
+{
+    size_t got = 0;
+    int done, rc = r2_engine_test(s->req, &done, &got);
+
+    if (rc || !done)
+        return rc;
+    s->req = NULL;
+    atomic_fetch_add(&progress, 1);
+    if (f->send) {
+        if (opt.check)
+            memset(s->buf, 0xa5, s->size); /* done means: it may be overwritten */
+        return 1;
+    }
+    atomic_fetch_add(&moved, got);
+    if (got != s->size)
+        atomic_fetch_add(&wrong, 1);
+    if (opt.check)
+        atomic_fetch_add(&wrong, verify(s->buf, s->size, f->index, seq));
+    return 1;
+}
+
+static void *run_flow(void *arg)
+{
+    struct flow *f = arg;
+    struct slot *slots = calloc((size_t)opt.outstanding, sizeof(*slots));
+    uint64_t head = 0, tail = 0;
+
+    for (int i = 0; i < opt.outstanding; i++) {
+        slots[i].buf = aligned_alloc(4096, (opt.size + 8191) & ~UINT64_C(4095));
+        memset(slots[i].buf, 0, opt.size);
+        if (opt.register_memory)
+            r2_engine_reg(f->conn, slots[i].buf, opt.size, 1, &slots[i].mr);
+    }
+    while ((tail < opt.count || head < tail) && !f->rc && !atomic_load(&stop)) {
+        struct slot *s = &slots[tail % (uint64_t)opt.outstanding];
+        int rc;
+
+        if (tail < opt.count && tail - head < (uint64_t)opt.outstanding && post(f, s, tail))
+            tail++;
+        if (head == tail)
+            continue;
+        rc = poll_slot(f, &slots[head % (uint64_t)opt.outstanding], head);
+        if (rc < 0)
+            f->rc = rc;
+        else if (rc == 0)
+            sched_yield();
+        head += rc == 1;
+    }
+    for (int i = 0; i < opt.outstanding; i++) {
+        r2_engine_dereg(f->conn, slots[i].mr);
+        memset(slots[i].buf, 0x77, opt.size);
+    }
+    r2_engine_close(f->conn);
+    for (int i = 0; i < opt.outstanding; i++)
+        free(slots[i].buf);
+    free(slots);
+    return NULL;
+}
+
+static struct r2_conn *make_conn(int index, bool send)
+{
+    char handle[R2_HANDLE_BYTES];
+    struct r2_listen *l = NULL;
+    struct r2_conn *c = NULL;
+    uint64_t until = r2_now_ns() + 20 * R2_NS_PER_S;
+    int rc;
+
+    if (send) {
+        xfer(handle, sizeof(handle), false);
+    } else {
+        rc = r2_engine_listen(ctx, index % ndev, handle, &l);
+        if (rc)
+            die("listen", rc);
+        xfer(handle, sizeof(handle), true);
+    }
+    while (!c) {
+        rc = send ? r2_engine_connect(ctx, index % ndev, handle, &c) : r2_engine_accept(l, &c);
+        if (rc)
+            die(send ? "connect" : "accept", rc);
+        if (r2_now_ns() > until)
+            die(send ? "connect" : "accept", ETIMEDOUT);
+        usleep(200);
+    }
+    r2_engine_close_listen(l);
+    return c;
+}
+
+/* Random faults on this side's NICs; at least one is left alone unless told otherwise, and all of
+ * them are cleared in the end. */
+static void *chaos(void *arg)
+{
+    struct r2_prng rnd;
+
+    (void)arg;
+    r2_prng_seed(&rnd, opt.fault_seed * 2 + (uint64_t)side);
+    while (!atomic_load(&stop)) {
+        int nic = (int)r2_prng_below(&rnd, (uint64_t)ndev);
+        struct r2_fault f = {.tx = r2_prng_below(&rnd, 3) != 0, .rate = 5000000, .loss_ppm = 200000};
+
+        f.rx = !f.tx || r2_prng_below(&rnd, 2);
+        f.kind = (enum r2_fault_kind)(1 + r2_prng_below(&rnd, 4));
+        f.after_bytes = r2_prng_below(&rnd, 2) ? r2_prng_below(&rnd, 8 << 20) : 0;
+        f.until_ns = r2_now_ns() + (20 + r2_prng_below(&rnd, 1000)) * R2_NS_PER_MS;
+        r2_fault_set(nic, &f);
+        usleep((useconds_t)(5000 + r2_prng_below(&rnd, 500000)));
+        if (r2_prng_below(&rnd, 3) == 0)
+            r2_fault_clear((int)r2_prng_below(&rnd, (uint64_t)ndev));
+    }
+    for (int i = 0; i < ndev; i++)
+        r2_fault_clear(i);
+    return NULL;
+}
+
+static void *watch(void *arg)
+{
+    uint64_t last = 0, since = r2_now_ns();
+
+    (void)arg;
+    for (;;) {
+        uint64_t now;
+
+        usleep(100000);
+        now = r2_now_ns();
+        if (atomic_load(&progress) != last) {
+            last = atomic_load(&progress);
+            since = now;
+        }
+        if (now - since > (uint64_t)opt.stall * R2_NS_PER_S) {
+            fprintf(stderr, "pair[%d]: no progress for %d s after %lu messages\n", side, opt.stall,
+                    (unsigned long)last);
+            if (getenv("PAIR_ABORT"))
+                abort();
+            exit(3);
+        }
+    }
+}
+
+static int parent_or_peer(int argc, char **argv)
+{
+    int sv[2];
+    pid_t pid;
+
+    (void)argc;
+    if (getenv("PAIR_FD")) {
+        peer_fd = atoi(getenv("PAIR_FD"));
+        side = 1;
+        return 0;
+    }
+    if (socketpair(AF_UNIX, SOCK_STREAM, 0, sv) < 0)
+        die("socketpair", errno);
+    pid = fork();
+    if (pid == 0) {
+        char text[16];
+
+        snprintf(text, sizeof(text), "%d", sv[1]);
+        setenv("PAIR_FD", text, 1);
+        close(sv[0]);
+        if (getenv("PAIR_NICS_B"))
+            setenv("R2CCL_NICS", getenv("PAIR_NICS_B"), 1);
+        execv("/proc/self/exe", argv);
+        _exit(127);
+    }
+    close(sv[1]);
+    peer_fd = sv[0];
+    return pid;
+}
+
+static void by_hand(void)
+{
+    const char *where = opt.listen ? opt.listen : opt.dial;
+    char host[64];
+    const char *colon = strrchr(where, ':');
+    struct addrinfo hints = {.ai_socktype = SOCK_STREAM}, *ai;
+    int fd, one = 1;
+
+    if (!colon || (size_t)(colon - where) >= sizeof(host))
+        die("ADDRESS:PORT expected", EINVAL);
+    snprintf(host, sizeof(host), "%.*s", (int)(colon - where), where);
+    if (getaddrinfo(host, colon + 1, &hints, &ai))
+        die(where, EADDRNOTAVAIL);
+    fd = socket(ai->ai_family, SOCK_STREAM, 0);
+    setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &one, sizeof(one));
+    if (opt.listen) {
+        if (bind(fd, ai->ai_addr, ai->ai_addrlen) < 0 || listen(fd, 1) < 0)
+            die("listen", errno);
+        peer_fd = accept(fd, NULL, NULL);
+    } else {
+        side = 1;
+        for (int i = 0; connect(fd, ai->ai_addr, ai->ai_addrlen) < 0; i++) {
+            if (i > 100)
+                die("dial", errno);
+            usleep(100000);
+        }
+        peer_fd = fd;
+    }
+    freeaddrinfo(ai);
+}
+
+static uint64_t parse_size(const char *text)
+{
+    char *end;
+    uint64_t v = strtoull(text, &end, 10);
+
+    return *end == 'K' ? v << 10 : *end == 'M' ? v << 20 : *end == 'G' ? v << 30 : v;
+}
+
+static void parse(int argc, char **argv)
+{
+    static const struct option longs[] = {
+        {"size", 1, 0, 's'},   {"count", 1, 0, 'n'},  {"conns", 1, 0, 'c'},
+        {"outstanding", 1, 0, 'o'}, {"faults", 1, 0, 'f'},
+        {"bidir", 0, 0, 'b'},  {"no-check", 0, 0, 'k'}, {"random-sizes", 0, 0, 'r'},
+        {"stall", 1, 0, 'S'},  {"listen", 1, 0, 'l'}, {"dial", 1, 0, 'd'},
+        {"register", 0, 0, 'R'}, {0, 0, 0, 0}};
+    int o;
+
+    while ((o = getopt_long(argc, argv, "", longs, NULL)) != -1) {
+        switch (o) {
+        case 's': opt.size = parse_size(optarg); break;
+        case 'n': opt.count = strtoull(optarg, NULL, 10); break;
+        case 'c': opt.conns = atoi(optarg); break;
+        case 'o': opt.outstanding = atoi(optarg); break;
+        case 'f': opt.faults = true; opt.fault_seed = strtoull(optarg, NULL, 10); break;
+        case 'b': opt.bidir = true; break;
+        case 'k': opt.check = false; break;
+        case 'r': opt.random_sizes = true; break;
+        case 'S': opt.stall = atoi(optarg); break;
+        case 'l': opt.listen = optarg; break;
+        case 'd': opt.dial = optarg; break;
+        case 'R': opt.register_memory = true; break;
+        default: exit(2);
+        }
+    }
+    if (opt.conns < 1 || opt.conns > MAX_CONNS || opt.outstanding < 1 || opt.outstanding > 32) {
+        fprintf(stderr, "pair: 1 to %d connections, 1 to 32 outstanding\n", MAX_CONNS);
+        exit(2);
+    }
+}
+
+static int run(void)
+{
+    struct flow flows[2 * MAX_CONNS] = {0};
+    pthread_t watcher, monkey;
+    uint64_t begin, ns;
+    struct rusage use;
+    int n = 0, bad = 0;
+    char go = 1;
+
+    for (int i = 0; i < opt.conns; i++) {
+        for (int dir = 0; dir <= (opt.bidir ? 1 : 0); dir++) {
+            flows[n].send = (dir == 0) == (side == 0);
+            flows[n].index = 2 * i + dir;
+            flows[n].conn = make_conn(flows[n].index, flows[n].send);
+            n++;
+        }
+    }
+    xfer(&go, 1, true);
+    xfer(&go, 1, false);
+    begin = r2_now_ns();
+    pthread_create(&watcher, NULL, watch, NULL);
+    if (opt.faults)
+        pthread_create(&monkey, NULL, chaos, NULL);
+    for (int i = 0; i < n; i++)
+        pthread_create(&flows[i].thread, NULL, run_flow, &flows[i]);
+    for (int i = 0; i < n; i++) {
+        pthread_join(flows[i].thread, NULL);
+        if (flows[i].rc) {
+            fprintf(stderr, "pair[%d]: connection %d %s: %s\n", side, flows[i].index,
+                    flows[i].send ? "send" : "recv", strerror(-flows[i].rc));
+            bad = 1;
+        }
+    }
+    ns = r2_now_ns() - begin;
+    atomic_store(&stop, true);
+    if (opt.faults)
+        pthread_join(monkey, NULL);
+    getrusage(RUSAGE_SELF, &use);
+    if (atomic_load(&moved))
+        printf("{\"side\": %d, \"bytes\": %lu, \"seconds\": %.6f, \"GBps\": %.4f, \"wrong\": %lu, "
+               "\"cpu_s\": %.3f}\n",
+               side, (unsigned long)atomic_load(&moved), (double)ns / 1e9,
+               (double)atomic_load(&moved) / (double)ns, (unsigned long)atomic_load(&wrong),
+               (double)(use.ru_utime.tv_sec + use.ru_stime.tv_sec) +
+                   (double)(use.ru_utime.tv_usec + use.ru_stime.tv_usec) / 1e6);
+    fflush(stdout);
+    /* Leave together: a process that exits takes its acknowledgements with it. */
+    xfer(&go, 1, true);
+    xfer(&go, 1, false);
+    return bad || atomic_load(&wrong) ? 1 : 0;
+}
+
+int main(int argc, char **argv)
+{
+    int pid = 0, rc, status = 0;
+
+    parse(argc, argv);
+    if (opt.listen || opt.dial)
+        by_hand();
+    else
+        pid = parent_or_peer(argc, argv);
+    rc = r2_engine_init(&ctx, 1, NULL);
+    if (rc)
+        die("init", rc);
+    r2_engine_devices(&ndev);
+    if (ndev < 1)
+        die("no NIC; set R2CCL_NICS", ENODEV);
+    rc = run();
+    r2_engine_finalize(ctx);
+    if (pid > 0 && (waitpid(pid, &status, 0) < 0 || !WIFEXITED(status) || WEXITSTATUS(status)))
+        rc = rc ? rc : 1;
+    return rc;
+}

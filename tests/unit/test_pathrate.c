@@ -1,0 +1,506 @@
+/* engine/pathrate on simulated links: does it find the rate, keep the pipe full and the queue
+ * short? */
+#include "check.h"
+
+#include "engine/pathrate.h"
+
+#define US UINT64_C(1000)
+#define MS UINT64_C(1000000)
+#define SEC UINT64_C(1000000000)
+#define MB UINT64_C(1000000)
+#define GB UINT64_C(1000000000)
+#define MIB (1024 * 1024)
+#define MAX_FLYING 4096
+
+struct flying {
+    uint64_t t_sent;
+    uint64_t t_acked; /* when the acknowledgement arrives */
+    uint32_t len;
+    unsigned lane;
+    struct r2_rate_stamp stamp;
+};
+
+/* One path: lanes that share a link, a FIFO queue before it, a receiver that acknowledges. */
+struct link {
+    uint64_t rate;       /* bytes per second */
+    uint64_t lane_rate;  /* what one lane can carry, 0: as much as the link */
+    uint64_t delay;      /* round trip without any bytes, ns */
+    uint64_t ack_jitter; /* the receiver batches: up to this much later */
+    unsigned lanes;
+    uint32_t max_chunk;
+
+    struct r2_pathrate pr;
+    uint64_t now;
+    uint64_t link_free;
+    uint64_t lane_free[16];
+    struct flying list[MAX_FLYING];
+    unsigned count;
+    uint64_t to_send; /* UINT64_MAX: endless */
+    uint64_t acked;
+    uint64_t peak; /* most bytes in flight since it was last cleared */
+    uint64_t worst_rtt;
+};
+
+static struct link k;
+
+static void link_init(uint64_t rate, uint64_t delay, unsigned lanes, uint32_t max_chunk)
+{
+    memset(&k, 0, sizeof(k));
+    k.rate = rate;
+    k.delay = delay;
+    k.lanes = lanes;
+    k.max_chunk = max_chunk;
+    k.to_send = UINT64_MAX;
+    k.now = 12345 * SEC; /* times do not start at 0 */
+    r2_pathrate_init(&k.pr, 0);
+}
+
+static uint64_t wire_ns(uint64_t len, uint64_t rate)
+{
+    return (uint64_t)((unsigned __int128)len * SEC / rate);
+}
+
+static uint64_t later(uint64_t a, uint64_t b)
+{
+    return a > b ? a : b;
+}
+
+/* The lane that is free first. */
+static unsigned pick_lane(void)
+{
+    unsigned best = 0;
+
+    for (unsigned i = 1; i < k.lanes; i++) {
+        best = k.lane_free[i] < k.lane_free[best] ? i : best;
+    }
+    return best;
+}
+
+static void send_one(uint32_t len)
+{
+    struct flying *f = &k.list[k.count++];
+    unsigned lane = pick_lane();
+    uint64_t start = later(k.now, k.lane_free[lane]);
+    uint64_t end;
+
+    CHECK_LT(k.count, MAX_FLYING);
+    k.link_free = later(k.link_free, start) + wire_ns(len, k.rate);
+    end = later(k.link_free, start + (k.lane_rate ? wire_ns(len, k.lane_rate) : 0));
+    k.lane_free[lane] = end;
+    *f = (struct flying){.t_sent = k.now, .len = len, .lane = lane};
+    f->t_acked = end + k.delay + (k.ack_jitter ? check_below(k.ack_jitter) : 0);
+    r2_pathrate_on_send(&k.pr, len, k.now, &f->stamp);
+    k.to_send -= k.to_send == UINT64_MAX ? 0 : len;
+    k.peak = later(k.peak, r2_pathrate_inflight(&k.pr));
+}
+
+static void pull(void)
+{
+    for (;;) {
+        uint32_t len = r2_pathrate_chunk_len(&k.pr, k.max_chunk);
+
+        if (r2_pathrate_inflight(&k.pr) >= r2_pathrate_window(&k.pr, len, k.lanes)) {
+            return;
+        }
+        if (k.to_send == 0) {
+            r2_pathrate_app_limited(&k.pr);
+            return;
+        }
+        send_one(k.to_send < len ? (uint32_t)k.to_send : len);
+    }
+}
+
+/* Runs until `until`, or, with nothing more to send, until all is acknowledged. */
+static void run_until(uint64_t until)
+{
+    pull();
+    while (k.count > 0) {
+        unsigned best = 0;
+        struct flying f;
+
+        for (unsigned i = 1; i < k.count; i++) {
+            best = k.list[i].t_acked < k.list[best].t_acked ? i : best;
+        }
+        if (k.list[best].t_acked > until) {
+            break;
+        }
+        f = k.list[best];
+        k.list[best] = k.list[--k.count];
+        k.now = f.t_acked;
+        k.acked += f.len;
+        k.worst_rtt = later(k.worst_rtt, k.now - f.t_sent);
+        r2_pathrate_on_ack(&k.pr, f.len, &f.stamp, f.t_sent, k.now);
+        pull();
+    }
+    k.now = later(k.now, until);
+}
+
+static void run_for(uint64_t ns)
+{
+    run_until(k.now + ns);
+}
+
+/* Per cent of the link that a run of `ns` uses. */
+static uint64_t use_of_run(uint64_t ns)
+{
+    uint64_t before = k.acked;
+
+    run_for(ns);
+    return (uint64_t)((unsigned __int128)(k.acked - before) * SEC * 100 / ns / k.rate);
+}
+
+static void expect_rate(uint64_t rate, unsigned percent_below, unsigned percent_above)
+{
+    uint64_t got = r2_pathrate_rate(&k.pr);
+
+    CHECK_MSG(
+        got >= rate / 100 * (100 - percent_below) && got <= rate / 100 * (100 + percent_above),
+        "rate %" PRIu64 " instead of %" PRIu64 " (link %" PRIu64 " delay %" PRIu64 " lanes %u)",
+        got, rate, k.rate, k.delay, k.lanes);
+}
+
+/* What the window may be: twice what the pipe holds with a chunk on the wire, and its floors. */
+static uint64_t window_bound(void)
+{
+    uint64_t chunk = r2_pathrate_chunk_len(&k.pr, k.max_chunk);
+    uint64_t pipe = (uint64_t)((unsigned __int128)k.rate * (k.delay + k.ack_jitter) / SEC);
+
+    uint64_t lanes = 1 + k.rate / GB < k.lanes ? 1 + k.rate / GB : k.lanes;
+
+    return later(2 * (pipe + chunk), pipe + chunk * lanes) * 13 / 10 + chunk;
+}
+
+static void test_bulk_grid(void)
+{
+    static const uint64_t rates[] = {125 * MB, 1250 * MB, 5 * GB, 12500 * MB, 25 * GB};
+    static const uint64_t delays[] = {10 * US, 60 * US, 1 * MS};
+    static const unsigned lanes[] = {1, 2, 4};
+
+    for (unsigned i = 0; i < 5 * 3 * 3 * 2; i++) {
+        uint64_t used;
+
+        link_init(rates[i % 5], delays[i / 5 % 3], lanes[i / 15 % 3], i / 45 ? 4 * MIB : MIB);
+        k.ack_jitter = 20 * US;
+        run_for(300 * MS); /* start-up and the first clean round trip are over */
+        CHECK_MSG(!k.pr.startup, "still starting up at rate %" PRIu64, k.rate);
+        k.peak = 0;
+        used = use_of_run(300 * MS);
+        expect_rate(k.rate, 4, 12);
+        CHECK_MSG(used >= 97, "%" PRIu64 " %% of %" PRIu64 " used (delay %" PRIu64 " lanes %u)",
+                  used, k.rate, k.delay, k.lanes);
+        CHECK_MSG(k.peak <= window_bound(),
+                  "%" PRIu64 " in flight, bound %" PRIu64 " (link %" PRIu64 " delay %" PRIu64
+                  " lanes %u min rtt %" PRIu64 "/%u)",
+                  k.peak, window_bound(), k.rate, k.delay, k.lanes, k.pr.min_rtt_ns,
+                  k.pr.min_rtt_len);
+    }
+}
+
+/* A start-up must not swallow megabytes on a slow link. */
+static void test_startup_slow(void)
+{
+    link_init(125 * MB, 50 * US, 4, 4 * MIB);
+    run_for(200 * MS);
+    CHECK_LE(k.peak, 8 * (125 * MB / 1000) + 4 * 128 * 1024);
+    CHECK_LE(k.worst_rtt, 12 * MS);
+}
+
+/* The first megabytes of a fast link: within a few round trips it is fast. */
+static void test_startup_fast(void)
+{
+    uint64_t t0;
+
+    link_init(25 * GB, 30 * US, 4, 4 * MIB);
+    t0 = k.now;
+    while (r2_pathrate_rate(&k.pr) < 20 * GB) {
+        CHECK_LT(k.now - t0, 5 * MS);
+        run_for(50 * US);
+    }
+}
+
+/* The same over a long round trip: the window doubles with each. */
+static void test_startup_long(void)
+{
+    uint64_t t0;
+
+    link_init(25 * GB, 2 * MS, 1, MIB);
+    t0 = k.now;
+    while (r2_pathrate_rate(&k.pr) < 20 * GB) {
+        CHECK_LT(k.now - t0, 30 * MS);
+        run_for(100 * US);
+    }
+}
+
+/* What the start-up has queued goes out before the first window of the steady state. */
+static void test_startup_drains(void)
+{
+    link_init(1250 * MB, 60 * US, 2, MIB);
+    while (k.pr.startup) {
+        run_for(10 * US);
+    }
+    CHECK_GT(r2_pathrate_inflight(&k.pr), 2 * MIB);
+    CHECK_EQ(r2_pathrate_window(&k.pr, MIB, 2), MIB);
+    run_for(10 * MS);
+    CHECK_GE(r2_pathrate_window(&k.pr, MIB, 2), 2 * MIB);
+}
+
+/* No lane alone can fill the link: the window must not starve them (a smaller window would measure
+ * a smaller rate, which would make it smaller still). */
+static void test_lane_bound(void)
+{
+    uint64_t used;
+
+    link_init(20 * GB, 30 * US, 4, MIB);
+    k.lane_rate = 5500 * MB;
+    run_for(SEC);
+    used = use_of_run(SEC);
+    CHECK_GE(used, 98);
+    link_init(20 * GB, 30 * US, 4, MIB);
+    k.lane_rate = 2 * GB;
+    run_for(SEC);
+    used = use_of_run(SEC);
+    CHECK_GE(used, 39); /* 4 x 2 of 20 GB/s */
+}
+
+static void test_rate_drop(void)
+{
+    uint64_t t0;
+
+    link_init(1250 * MB, 60 * US, 2, 4 * MIB);
+    run_for(SEC);
+    expect_rate(1250 * MB, 5, 10);
+    k.rate = 125 * MB;
+    t0 = k.now;
+    while (r2_pathrate_rate(&k.pr) > 150 * MB) {
+        CHECK_MSG(k.now - t0 < SEC, "after 1 s still %" PRIu64, r2_pathrate_rate(&k.pr));
+        run_for(20 * MS);
+    }
+    run_for(SEC);
+    expect_rate(125 * MB, 5, 10);
+    k.peak = 0;
+    CHECK_GE(use_of_run(500 * MS), 97);
+    CHECK_LE(k.peak, window_bound());
+    CHECK_LE(r2_pathrate_chunk_len(&k.pr, 4 * MIB), 140 * 1000);
+}
+
+static void test_rate_rise(void)
+{
+    uint64_t t0;
+
+    link_init(125 * MB, 60 * US, 2, 4 * MIB);
+    run_for(SEC);
+    k.rate = 1250 * MB;
+    t0 = k.now;
+    while (r2_pathrate_rate(&k.pr) < 1150 * MB) {
+        CHECK_MSG(k.now - t0 < 100 * MS, "after 100 ms only %" PRIu64, r2_pathrate_rate(&k.pr));
+        run_for(MS);
+    }
+    run_for(100 * MS);
+    CHECK_GE(use_of_run(500 * MS), 97);
+}
+
+/* 40 s of bulk: the queue that we make ourselves must not feed the minimum, and the minimum the
+ * queue. */
+static void test_no_creep(void)
+{
+    uint64_t used;
+
+    link_init(1250 * MB, 60 * US, 1, 4 * MIB);
+    run_for(SEC);
+    k.peak = 0;
+    used = use_of_run(40 * SEC);
+    CHECK_GE(used, 98);
+    CHECK_LE(k.peak, window_bound());
+}
+
+/* The route got longer: within about 10 s the minimum follows. */
+static void test_rtt_rise(void)
+{
+    link_init(1250 * MB, 60 * US, 1, MIB);
+    run_for(SEC);
+    k.delay = 5 * MS;
+    run_for(12 * SEC);
+    CHECK_GE(r2_pathrate_min_rtt(&k.pr), 5 * MS);
+    CHECK_GE(use_of_run(SEC), 95);
+}
+
+/* Bursts with pauses: the pauses are not the path's fault. */
+static void test_app_limited(void)
+{
+    uint64_t lowest = UINT64_MAX;
+
+    link_init(12500 * MB, 40 * US, 4, MIB);
+    run_for(300 * MS);
+    expect_rate(12500 * MB, 5, 12);
+    for (unsigned i = 0; i < 500; i++) {
+        k.to_send = i % 2 ? 8 : 300 * 1000; /* far less than the pipe holds */
+        run_for(10 * MS);
+        CHECK_EQ(k.count, 0);
+        lowest = r2_pathrate_rate(&k.pr) < lowest ? r2_pathrate_rate(&k.pr) : lowest;
+    }
+    CHECK_GE(lowest, 11 * GB);
+    /* The path became slower meanwhile: bulk finds out. */
+    k.rate = 1250 * MB;
+    k.to_send = UINT64_MAX;
+    run_for(900 * MS);
+    expect_rate(1250 * MB, 5, 12);
+}
+
+/* App-limited samples raise an estimate that is too low. */
+static void test_app_limited_raises(void)
+{
+    link_init(12500 * MB, 40 * US, 2, MIB);
+    k.to_send = 64 * 1024;
+    run_for(10 * MS);
+    CHECK_LT(r2_pathrate_rate(&k.pr), 2 * GB);
+    CHECK_GT(r2_pathrate_rate(&k.pr), GB);
+    for (unsigned i = 0; i < 20; i++) {
+        k.to_send = 4 * MIB;
+        run_for(10 * MS);
+    }
+    CHECK_GT(r2_pathrate_rate(&k.pr), 6 * GB);
+    CHECK(k.pr.startup); /* never had enough to send: no verdict yet */
+}
+
+/* A minute without traffic, then one slow acknowledgement of a bulk phase. */
+static void test_idle_keeps_rate(void)
+{
+    link_init(1250 * MB, 60 * US, 2, MIB);
+    run_for(SEC);
+    k.to_send = 0;
+    run_for(60 * SEC);
+    expect_rate(1250 * MB, 5, 10);
+    k.to_send = UINT64_MAX;
+    run_for(50 * MS);
+    expect_rate(1250 * MB, 5, 10);
+}
+
+static void test_small_messages(void)
+{
+    link_init(25 * GB, 20 * US, 1, MIB);
+    for (unsigned i = 0; i < 1000; i++) {
+        k.to_send = 8;
+        run_for(50 * US);
+    }
+    CHECK_EQ(r2_pathrate_min_rtt(&k.pr), 20 * US);
+    CHECK_GE(r2_pathrate_window(&k.pr, R2_CHUNK_MIN, 1), R2_CHUNK_MIN);
+    CHECK_EQ(r2_pathrate_chunk_len(&k.pr, MIB), R2_CHUNK_MIN);
+    /* Bulk after that is not held back. */
+    k.to_send = UINT64_MAX;
+    run_for(100 * MS);
+    CHECK_GE(use_of_run(200 * MS), 97);
+}
+
+static void test_chunk_len(void)
+{
+    struct r2_pathrate pr;
+    struct r2_rate_stamp stamp;
+    uint64_t t = 5 * SEC;
+
+    r2_pathrate_init(&pr, 0);
+    CHECK_EQ(r2_pathrate_chunk_len(&pr, MIB), 65536);
+    CHECK_EQ(r2_pathrate_chunk_len(&pr, 10000), 8192);
+    CHECK_EQ(r2_pathrate_chunk_len(&pr, 100), 4096);
+    r2_pathrate_init(&pr, 50 * GB);
+    CHECK_EQ(r2_pathrate_chunk_len(&pr, MIB), 256 * 1024);
+    r2_pathrate_init(&pr, 400 * MB);
+    CHECK_EQ(r2_pathrate_chunk_len(&pr, MIB), 98304); /* 100000, in pages */
+    r2_pathrate_on_send(&pr, 500000, t, &stamp);
+    r2_pathrate_on_ack(&pr, 500000, &stamp, t, t + MS);
+    CHECK_EQ(r2_pathrate_rate(&pr), 500 * MB);
+    CHECK_EQ(r2_pathrate_chunk_len(&pr, MIB), 122 * 4096);
+    CHECK_EQ(r2_pathrate_chunk_len(&pr, 200000), 48 * 4096);
+}
+
+static void test_bookkeeping(void)
+{
+    struct r2_pathrate pr;
+    struct r2_rate_stamp a;
+    struct r2_rate_stamp b;
+
+    r2_pathrate_init(&pr, 7);
+    CHECK_EQ(r2_pathrate_rate(&pr), 0);
+    CHECK_EQ(r2_pathrate_min_rtt(&pr), 0);
+    CHECK_EQ(r2_pathrate_window(&pr, 65536, 4), 8 * 65536);
+    CHECK_EQ(r2_pathrate_window(&pr, 65536, 0), 2 * 65536);
+    r2_pathrate_on_send(&pr, 1000, SEC, &a);
+    r2_pathrate_on_send(&pr, 500, SEC + 10, &b);
+    CHECK(a.clean && !b.clean);
+    CHECK_EQ(r2_pathrate_inflight(&pr), 1500);
+    r2_pathrate_on_ack(&pr, 600, &a, SEC, SEC + MS); /* in two parts */
+    r2_pathrate_on_ack(&pr, 400, &a, SEC, SEC + MS);
+    CHECK_EQ(r2_pathrate_inflight(&pr), 500);
+    r2_pathrate_on_lost(&pr, 500);
+    CHECK_EQ(r2_pathrate_inflight(&pr), 0);
+    r2_pathrate_on_lost(&pr, 500); /* never below zero */
+    CHECK_EQ(r2_pathrate_inflight(&pr), 0);
+    CHECK_GT(r2_pathrate_rate(&pr), 0);
+    r2_pathrate_reset(&pr);
+    CHECK_EQ(r2_pathrate_rate(&pr), 0);
+    CHECK_EQ(r2_pathrate_min_rtt(&pr), 0);
+    CHECK_EQ(pr.hint, 7);
+    CHECK(pr.startup);
+}
+
+/* Nonsense in: no crash, no overflow, a window of at least one chunk. */
+static void test_hostile_times(void)
+{
+    struct r2_pathrate pr;
+    struct r2_rate_stamp stamps[16] = {{0}};
+    uint64_t sent[16] = {0};
+
+    r2_pathrate_init(&pr, UINT64_MAX);
+    for (unsigned long n = 0; n < check_rounds(20000); n++) {
+        unsigned i = (unsigned)check_below(16);
+        uint64_t t = check_below(4) ? check_below(SEC) : check_random();
+        uint64_t len = check_below(2) ? check_below(1 << 20) : check_random() >> check_below(64);
+        uint32_t chunk = r2_pathrate_chunk_len(&pr, 4 * MIB);
+
+        CHECK(chunk >= 4096 && chunk <= 4 * MIB && chunk % 4096 == 0);
+        CHECK(r2_pathrate_window(&pr, chunk, 1 + i) >= chunk);
+        switch (check_below(4)) {
+        case 0:
+            r2_pathrate_on_send(&pr, len, t, &stamps[i]);
+            sent[i] = t;
+            break;
+        case 1:
+            r2_pathrate_on_ack(&pr, len, &stamps[i], sent[i], t);
+            break;
+        case 2:
+            r2_pathrate_app_limited(&pr);
+            break;
+        default:
+            r2_pathrate_on_lost(&pr, len);
+        }
+        if (check_below(100) == 0) {
+            r2_pathrate_reset(&pr);
+            memset(stamps, 0, sizeof(stamps));
+        }
+    }
+}
+
+static const struct check_test tests[] = {
+    {"bulk_grid", test_bulk_grid},
+    {"startup_slow", test_startup_slow},
+    {"startup_fast", test_startup_fast},
+    {"startup_long", test_startup_long},
+    {"startup_drains", test_startup_drains},
+    {"lane_bound", test_lane_bound},
+    {"rate_drop", test_rate_drop},
+    {"rate_rise", test_rate_rise},
+    {"no_creep", test_no_creep},
+    {"rtt_rise", test_rtt_rise},
+    {"app_limited", test_app_limited},
+    {"app_limited_raises", test_app_limited_raises},
+    {"idle_keeps_rate", test_idle_keeps_rate},
+    {"small_messages", test_small_messages},
+    {"chunk_len", test_chunk_len},
+    {"bookkeeping", test_bookkeeping},
+    {"hostile_times", test_hostile_times},
+    {NULL, NULL},
+};
+
+int main(int argc, char **argv)
+{
+    return check_main(argc, argv, tests);
+}
