@@ -159,11 +159,12 @@ class Process:
 
     @property
     def title(self) -> str:
-        """For messages: "pid 17 (job 4711, rank 3)"."""
+        """For messages: "node-a pid 17 (job 4711, rank 3)"."""
         parts = [f"job {self.job}"] if self.job else []
         if self.rank is not None:
             parts.append(f"rank {self.rank}")
-        return f"pid {self.pid}" + (f" ({', '.join(parts)})" if parts else "")
+        host = f"{self.host} " if self.host else ""
+        return f"{host}pid {self.pid}" + (f" ({', '.join(parts)})" if parts else "")
 
     def snapshot(self) -> Snapshot:
         """All tables. Raises SegmentError when the object is gone or damaged."""
@@ -270,16 +271,20 @@ def describe(path: Path) -> Process | None:
             return None
         with contextlib.suppress(OSError):
             return Process(
-                name=path.name, path=path, state="damaged", pid=pid, local_pid=None,
-                uid=path.stat().st_uid, pidns=pidns, problem=str(err),
+                name=path.name,
+                path=path,
+                state="damaged",
+                pid=pid,
+                local_pid=None,
+                uid=path.stat().st_uid,
+                pidns=pidns,
+                problem=str(err),
                 created_real_ns=path.stat().st_ctime_ns,
             )
         return None
 
 
-def _process(
-    path: Path, segment: Segment, header: dict[str, Any], row: dict[str, Any]
-) -> Process:
+def _process(path: Path, segment: Segment, header: dict[str, Any], row: dict[str, Any]) -> Process:
     match = _NAME.fullmatch(path.name)
     assert match is not None
     pidns, pid, start = int(match[2]), int(match[3]), int(match[4])
@@ -293,15 +298,30 @@ def _process(
     local_pid = pid if here else (holder or None)
     state = "running" if alive else "ended" if header["ended_real_ns"] else "died"
     return Process(
-        name=path.name, path=path, state=state, pid=pid, local_pid=local_pid, uid=segment.uid,
-        pidns=pidns, host=row["host"], job=row["job"],
-        rank=row["rank"] if row["rank"] >= 0 else None, ranks=row["ranks"] or None,
-        mode=row["mode"], verify=bool(row["verify"]), nccl_version=version(row["nccl_version"]),
-        net_api=row["net_api"] or None, plugin_version=row["plugin_version"],
-        process_id=row["process_id"], comm=f"{row['comm']:016x}" if row["comm"] else "",
-        command=row["command"], warning=row["warning"],
-        created_real_ns=header["created_real_ns"], alive_real_ns=header["alive_real_ns"],
-        alive_mono_ns=header["alive_mono_ns"], ended_real_ns=header["ended_real_ns"],
+        name=path.name,
+        path=path,
+        state=state,
+        pid=pid,
+        local_pid=local_pid,
+        uid=segment.uid,
+        pidns=pidns,
+        host=row["host"],
+        job=row["job"],
+        rank=row["rank"] if row["rank"] >= 0 else None,
+        ranks=row["ranks"] or None,
+        mode=row["mode"],
+        verify=bool(row["verify"]),
+        nccl_version=version(row["nccl_version"]),
+        net_api=row["net_api"] or None,
+        plugin_version=row["plugin_version"],
+        process_id=row["process_id"],
+        comm=f"{row['comm']:016x}" if row["comm"] else "",
+        command=row["command"],
+        warning=row["warning"],
+        created_real_ns=header["created_real_ns"],
+        alive_real_ns=header["alive_real_ns"],
+        alive_mono_ns=header["alive_mono_ns"],
+        ended_real_ns=header["ended_real_ns"],
     )
 
 
@@ -403,13 +423,8 @@ def read_snapshot(process: Process, segment: Segment) -> Snapshot:
     gauges = segment.single("gauges", "r2_seg_gauges")
     bits = gauges.pop("missing")
     words = layout().enum("r2_seg_missing", "R2_SEG_MISSING_")
-    nics = [
-        _nic(index, row)
-        for index, row in segment.used_rows("nics", "r2_seg_nic")
-    ]
-    peers = [
-        _peer(index, row) for index, row in segment.used_rows("peers", "r2_seg_peer")
-    ]
+    nics = [_nic(index, row) for index, row in segment.used_rows("nics", "r2_seg_nic")]
+    peers = [_peer(index, row) for index, row in segment.used_rows("peers", "r2_seg_peer")]
     nic_names = {nic.index: nic.name for nic in nics}
     peer_rows = {peer.index: peer for peer in peers}
     rows = [
@@ -417,9 +432,15 @@ def read_snapshot(process: Process, segment: Segment) -> Snapshot:
         for index, row in segment.used_rows("paths", "r2_seg_path")
     ]
     return Snapshot(
-        process=process, real_ns=time.time_ns(), mono_ns=time.monotonic_ns(), counters=counters,
-        gauges=gauges, missing=[word for bit, word in words.items() if bits & bit], nics=nics,
-        peers=peers, paths=rows,
+        process=process,
+        real_ns=time.time_ns(),
+        mono_ns=time.monotonic_ns(),
+        counters=counters,
+        gauges=gauges,
+        missing=[word for bit, word in words.items() if bits & bit],
+        nics=nics,
+        peers=peers,
+        paths=rows,
     )
 
 
@@ -435,10 +456,16 @@ def _nic(index: int, row: dict[str, Any]) -> Nic:
         state=word("r2_seg_nic_state", "R2_SEG_NIC_", row["state"]),
         link=word("r2_seg_link", "R2_SEG_LINK_", row["link"]),
         numa=row["numa"] if row["numa"] >= 0 else None,
-        **_take(row, "name addr ifname pci_path weight speed_mbps cause fault penalty "
-                "reuse_mono_ns since_real_ns since_mono_ns"),
-        **_take(n, "tx_bytes rx_bytes tx_chunks rx_chunks tx_rate rx_rate inflight_bytes failures "
-                "recoveries errors replayed_bytes"),
+        **_take(
+            row,
+            "name addr ifname pci_path weight speed_mbps cause fault penalty "
+            "reuse_mono_ns since_real_ns since_mono_ns",
+        ),
+        **_take(
+            n,
+            "tx_bytes rx_bytes tx_chunks rx_chunks tx_rate rx_rate inflight_bytes failures "
+            "recoveries errors replayed_bytes",
+        ),
     )
 
 
@@ -447,14 +474,13 @@ def _peer(index: int, row: dict[str, Any]) -> Peer:
         index=index,
         state=word("r2_seg_peer_state", "R2_SEG_PEER_", row["state"]),
         direction=word("r2_seg_direction", "R2_SEG_DIR_", row["direction"]),
-        **_take(row, "process_id host pid connections cause since_real_ns since_mono_ns "
-                "heard_mono_ns"),
+        **_take(
+            row, "process_id host pid connections cause since_real_ns since_mono_ns heard_mono_ns"
+        ),
     )
 
 
-def _path(
-    index: int, row: dict[str, Any], nics: dict[int, str], peers: dict[int, Peer]
-) -> PathRow:
+def _path(index: int, row: dict[str, Any], nics: dict[int, str], peers: dict[int, Peer]) -> PathRow:
     peer = peers.get(row["peer"])
     return PathRow(
         index=index,
@@ -462,10 +488,11 @@ def _path(
         peer_pid=peer.pid if peer else 0,
         nic=nics.get(row["nic"], ""),
         state=word("r2_seg_path_state", "R2_SEG_PATH_", row["state"]),
-        **_take(row, "peer remote_nic generation weight streams cause since_real_ns "
-                "since_mono_ns"),
-        **_take(row["n"], "tx_bytes rx_bytes inflight_bytes rate rtt_us failures replayed_bytes "
-                "heard_mono_ns"),
+        **_take(row, "peer remote_nic generation weight streams cause since_real_ns since_mono_ns"),
+        **_take(
+            row["n"],
+            "tx_bytes rx_bytes inflight_bytes rate rtt_us failures replayed_bytes heard_mono_ns",
+        ),
     )
 
 

@@ -16,7 +16,11 @@ _JOB_VARIABLES = ("SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID", "TORCHELASTIC_RUN_ID
 
 
 def application_env(
-    base: Mapping[str, str], *, nccl: str = "system", by_name: bool = False, job: str = "",
+    base: Mapping[str, str],
+    *,
+    nccl: str = "system",
+    by_name: bool = False,
+    job: str = "",
     nics: str = "",
 ) -> dict[str, str]:
     """The variables to set, over `base`.

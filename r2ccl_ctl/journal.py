@@ -113,10 +113,13 @@ class Cursor:
         return now - self._stuck[1] < UNFINISHED_S
 
     def _event(self, row: dict[str, Any], lost: int) -> Event:
-        names = ("real_ns mono_ns nic remote_nic peer_host peer_pid generation bytes duration_us "
-                 "cause")
+        names = (
+            "real_ns mono_ns nic remote_nic peer_host peer_pid generation bytes duration_us cause"
+        )
         return Event(
-            process=self.process, number=self.next, lost=lost,
+            process=self.process,
+            number=self.next,
+            lost=lost,
             event=word("r2_seg_event", "R2_EV_", row["event"]),
             **{name: row[name] for name in names.split()},
         )

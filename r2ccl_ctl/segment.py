@@ -175,9 +175,7 @@ class Segment:
         return data
 
     def header(self) -> dict[str, Any]:
-        return self.layout.parse(
-            "r2_seg_header", self.read(0, self.layout.size("r2_seg_header"))
-        )
+        return self.layout.parse("r2_seg_header", self.read(0, self.layout.size("r2_seg_header")))
 
     def _read_tables(self) -> dict[str, Table]:
         name = self.path.name
@@ -225,7 +223,9 @@ class Segment:
 
     def single(self, kind: str, struct_name: str) -> dict[str, Any]:
         """A table of one row without a sequence number: counters."""
-        return self.layout.parse(struct_name, self.read(self.tables[kind].offset, self.tables[kind].stride))
+        return self.layout.parse(
+            struct_name, self.read(self.tables[kind].offset, self.tables[kind].stride)
+        )
 
     def row(self, kind: str, struct_name: str, index: int) -> dict[str, Any]:
         """A row that begins with its sequence number, whole if the writer lets us have it."""

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import textwrap
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -59,52 +61,68 @@ def _setting(row: dict[str, Any]) -> Setting:
     if isinstance(choices, str):
         choices = choices.split("|")
     return Setting(
-        name=row["name"], type=str(row["type"]).lower(), default=str(row["default"]),
-        unit=row.get("unit") or "", allowed=row.get("allowed") or "", doc=row["doc"],
-        value=str(row["value"]), source=row.get("source") or "default",
-        error=row.get("error") or "", foreign=bool(row.get("foreign")),
+        name=row["name"],
+        type=str(row["type"]).lower(),
+        default=str(row["default"]),
+        unit=row.get("unit") or "",
+        allowed=row.get("allowed") or "",
+        doc=row["doc"],
+        value=str(row["value"]),
+        source=row.get("source") or "default",
+        error=row.get("error") or "",
+        foreign=bool(row.get("foreign")),
         choices=tuple(str(choice) for choice in choices),
     )
 
 
 def range_text(setting: Setting) -> str:
-    """What a value may be, for people."""
+    """What a value may be, in short."""
     if setting.choices:
         return ", ".join(setting.choices)
-    return setting.allowed.replace("..", " to ") if ".." in setting.allowed else setting.type
+    span = re.search(r"(\S+)\.\.([^\s,]+)", setting.allowed)
+    return f"{span[1]} to {span[2]}" if span else setting.allowed or setting.type
+
+
+def default_text(setting: Setting) -> str:
+    """The default with its unit, where the text has none."""
+    unit = f" {setting.unit}" if setting.default.isdigit() and setting.unit else ""
+    return f"`{setting.default}`{unit}" if setting.default else "empty"
 
 
 def markdown(settings: list[Setting]) -> str:
-    """The body of docs/settings.md."""
+    """docs/settings.md."""
     lines = [
         "# Settings",
         "",
-        "Environment variables, read once by each process. `r2ccl-ctl config list` shows them with",
-        "the values that hold here; this page is what `r2ccl-ctl config list --markdown` prints.",
+        "Environment variables, read once by each process. `r2ccl-ctl config list` shows them with the",
+        "values that hold where you are; this page is what `r2ccl-ctl config list --markdown` prints.",
         "",
-        "Sizes take K, M and G (powers of 1024); durations take ns, us, ms, s, min and h; a plain",
-        "number is in the unit named. A bad value stops the plugin with a message that names the",
-        "setting, the value and what is allowed.",
-        "",
+        "Sizes take K, M and G (powers of 1024); durations take ns, us, ms, s, min and h; a plain number",
+        "is in the unit named. A bad value stops the plugin with a message that names the setting, the",
+        "value and what is allowed.",
     ]
-    own = [setting for setting in settings if not setting.foreign]
-    for setting in own:
-        default = f"`{setting.default}`" if setting.default else "empty"
-        unit = f" {setting.unit}" if setting.unit and setting.default else ""
-        lines += [f"## {setting.name}", "", f"Default: {default}{unit}. "
-                  f"Values: {_values(setting)}.", "", setting.doc, ""]
-    lines += ["## Variables of NCCL that R2CCL honours", ""]
-    lines += [f"- `{setting.name}`: {setting.doc}" for setting in settings if setting.foreign]
+    for setting in settings:
+        if setting.foreign:
+            continue
+        unit = f" {setting.unit}" if setting.unit and not setting.choices else ""
+        plain = f" A plain number is in{unit}." if unit and setting.type == "duration" else ""
+        lines += [
+            "",
+            f"## {setting.name}",
+            "",
+            wrap(f"Default: {default_text(setting)}. Allowed: {range_text(setting)}.{plain}"),
+            "",
+            wrap(setting.doc),
+        ]
+    lines += ["", "## Variables of NCCL that R2CCL honours", ""]
+    lines += [
+        wrap(f"- `{setting.name}`: {setting.doc}", "  ") for setting in settings if setting.foreign
+    ]
     lines += ["", "## Other names", "", "`R2CC_MODE` is read as `R2CCL_MODE`, with a note."]
     return "\n".join(lines) + "\n"
 
 
-def _values(setting: Setting) -> str:
-    kind = setting.type
-    if setting.choices:
-        return ", ".join(f"`{choice}`" for choice in setting.choices)
-    if ".." in setting.allowed:
-        low, high = setting.allowed.split("..", 1)
-        return f"{kind}, {low} to {high}"
-    return {"bool": "0 or 1", "string": "text", "ports": "LOW-HIGH, or one port",
-            "cpus": "a list such as 0-3,8"}.get(kind, kind)
+def wrap(text: str, indent: str = "") -> str:
+    return textwrap.fill(
+        text, 100, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
+    )

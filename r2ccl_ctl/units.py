@@ -10,7 +10,16 @@ from r2ccl_ctl.errors import R2UsageError
 _NUMBER = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z%/]*)\s*")
 _SIZES = {"": 1, "b": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
 _BITS = {"bit": 1, "kbit": 10**3, "mbit": 10**6, "gbit": 10**9}
-_TIMES = {"ns": 1e-9, "us": 1e-6, "ms": 1e-3, "s": 1.0, "": 1.0, "min": 60.0, "m": 60.0, "h": 3600.0}
+_TIMES = {
+    "ns": 1e-9,
+    "us": 1e-6,
+    "ms": 1e-3,
+    "s": 1.0,
+    "": 1.0,
+    "min": 60.0,
+    "m": 60.0,
+    "h": 3600.0,
+}
 _LIMIT = 1 << 63
 
 

@@ -20,6 +20,10 @@
 static struct r2_control reserve;
 static struct r2_segment reserve_segment;
 
+/* The newest shared object, so that exit() without close still counts as an end in order. */
+static struct r2_control *last_opened;
+static pid_t opener;
+
 static void set_table(struct r2_segment *seg, enum r2_seg_kind kind, size_t offset, size_t stride,
                       uint32_t rows)
 {
@@ -31,7 +35,7 @@ static void set_table(struct r2_segment *seg, enum r2_seg_kind kind, size_t offs
     };
 }
 
-#define TABLE(seg, kind, member, rows) \
+#define TABLE(seg, kind, member, rows)                                                             \
     set_table(seg, kind, offsetof(struct r2_segment, member), sizeof((seg)->member) / (rows), rows)
 
 static void write_header(struct r2_segment *seg)
@@ -208,16 +212,38 @@ int r2_control_open(struct r2_control **out, const struct r2_control_info *info)
                                                        .cause = ctl->seg->process.command});
     /* Release: a reader that sees the magic word sees the header. */
     __atomic_store_n(&ctl->seg->header.magic, R2_SEG_MAGIC, __ATOMIC_RELEASE);
+    if (ctl->fd >= 0) {
+        opener = getpid();
+        __atomic_store_n(&last_opened, ctl, __ATOMIC_RELEASE);
+    }
     *out = ctl;
     return rc;
 }
 
-void r2_control_close(struct r2_control *ctl)
+static void mark_ended(struct r2_control *ctl)
 {
-    if (!ctl)
-        return;
     r2_control_journal(ctl, &(struct r2_control_event){.event = R2_EV_ENDED});
     r2_gauge(&ctl->seg->header.ended_real_ns, r2_control_clock(CLOCK_REALTIME));
+}
+
+/* Other threads may still run: nothing is unmapped here. A forked child has another pid. */
+__attribute__((destructor)) static void at_exit(void)
+{
+    struct r2_control *ctl = __atomic_load_n(&last_opened, __ATOMIC_ACQUIRE);
+
+    if (ctl && opener == getpid())
+        mark_ended(ctl);
+}
+
+void r2_control_close(struct r2_control *ctl)
+{
+    struct r2_control *self = ctl;
+
+    if (!ctl)
+        return;
+    __atomic_compare_exchange_n(&last_opened, &self, NULL, false, __ATOMIC_ACQ_REL,
+                                __ATOMIC_RELAXED);
+    mark_ended(ctl);
     if (ctl->in_reserve)
         return;
     munmap(ctl->seg, sizeof(*ctl->seg));
@@ -238,6 +264,7 @@ void r2_control_child(struct r2_control *ctl)
     close(ctl->fd);
     ctl->fd = -1;
     ctl->name[0] = '\0';
+    __atomic_store_n(&last_opened, NULL, __ATOMIC_RELEASE);
 }
 
 const char *r2_control_name(const struct r2_control *ctl)

@@ -281,6 +281,10 @@ int r2_engine_reg(struct r2_conn *c, void *data, size_t size, int type, struct r
     *out = NULL;
     if (!mr)
         return -ENOMEM;
+    if (atomic_load(&r2_eng.inert)) {
+        free(mr);
+        return -EPERM;
+    }
     mr->data = data;
     mr->size = size;
     r2_list_init(&mr->node);
@@ -319,7 +323,7 @@ int r2_engine_dereg(struct r2_conn *c, struct r2_mr *mr)
 {
     bool busy = false;
 
-    if (!mr)
+    if (!mr || atomic_load(&r2_eng.inert))
         return 0;
     r2_peer_lock(c->peer);
     r2_list_del(&mr->node);
@@ -332,8 +336,7 @@ int r2_engine_dereg(struct r2_conn *c, struct r2_mr *mr)
     } else {
         r2_peer_unlock(c->peer);
     }
-    if (!atomic_load(&r2_eng.inert))
-        r2_eng.ops->dereg(mr->keys);
+    r2_eng.ops->dereg(mr->keys);
     free(mr);
     return 0;
 }

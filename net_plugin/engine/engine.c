@@ -104,10 +104,13 @@ static int init_once(void)
 
 int r2_engine_init(struct r2_ctx **ctx, uint64_t comm_id, r2_log_fn log)
 {
-    struct r2_ctx *c = calloc(1, sizeof(*c));
+    struct r2_ctx *c;
     int rc;
 
     *ctx = NULL;
+    if (atomic_load(&r2_eng.inert))
+        return -EPERM;
+    c = calloc(1, sizeof(*c));
     if (!c)
         return -ENOMEM;
     if (log)
@@ -273,7 +276,7 @@ int r2_engine_close_listen(struct r2_listen *l)
 {
     struct r2_conn *c;
 
-    if (!l)
+    if (!l || atomic_load(&r2_eng.inert))
         return 0;
     pthread_mutex_lock(&r2_eng.lock);
     r2_list_del(&l->node);
@@ -403,6 +406,8 @@ int r2_engine_connect(struct r2_ctx *ctx, int dev, void *handle, struct r2_conn 
 
 int r2_engine_finalize(struct r2_ctx *ctx)
 {
+    if (atomic_load(&r2_eng.inert))
+        return 0;
     for (;;) {
         struct r2_list *l, *c;
 

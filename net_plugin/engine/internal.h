@@ -71,7 +71,7 @@ struct r2_path {
     uint64_t hb_count, hb_at;
     int hb_unanswered;
     uint64_t hb_unanswered_since;
-    bool hb_marked, silent;
+    bool hb_marked, hb_fresh, silent;
     uint64_t rtt_ns;
     uint64_t replayed, tx_bytes, rx_bytes;
     uint64_t resume_from; /* when traffic last stopped here, for the journal; 0: none */
@@ -129,7 +129,7 @@ struct r2_peer {
     uint64_t no_path_since, idle_since;
     uint64_t last_tick;
     bool suspect;
-    uint64_t suspect_since;
+    uint64_t suspect_since, refresh_at;
 
     struct r2_io *io;
     struct r2_task task;
@@ -254,6 +254,7 @@ struct r2_engine {
     struct r2_nic_state nic_state[R2_MAX_NICS];
     struct r2_list peers, listens, ctxs;
     atomic_ulong next_conn, next_listen;
+    atomic_uint next_gen; /* generations are never used twice by a process */
     struct r2_control *ctl;
     struct r2_seg_counters *n;
     struct r2_seg_gauges *g;
@@ -267,7 +268,6 @@ extern struct r2_engine r2_eng;
 int r2_engine_start(void); /* threads, listeners, control; once */
 
 /* ---- peer.c */
-struct r2_peer *r2_peer_find(const uint8_t id[16], bool out); /* with a reference, or NULL */
 /* Finds or makes; with a reference. */
 struct r2_peer *r2_peer_obtain(const uint8_t id[16], const uint8_t secret[16], bool out);
 void r2_peer_get(struct r2_peer *p);

@@ -362,7 +362,7 @@ static int start_thread(struct r2_io *io, int index, const cpu_set_t *cpus)
     pthread_attr_destroy(&attr);
     if (rc)
         return -rc;
-    snprintf(name, sizeof(name), "r2ccl-io%d", index);
+    snprintf(name, sizeof(name), "r2ccl-io%u", (unsigned)index % 100);
     pthread_setname_np(io->thread, name);
     return 0;
 }

@@ -165,8 +165,9 @@ int r2_recv_set_total(struct r2_recv_ledger *l, uint64_t total);
  * r2_recv_done or r2_recv_release.
  *   0        open, now claimed
  *   1        already done, all of it: drain it and acknowledge again
- *   -EBUSY   part of it is claimed or done: drain it; say so to the sender (r2_send_nack) once
- *            the bytes are open, or acknowledge what is done
+ *   -EBUSY   part of it is claimed or done. The sender must learn that this transmission is
+ *            lost: either drain it and say so (r2_send_nack) once the bytes are open, or end the
+ *            path, which fences and replays its generation
  *   -EPROTO  out of bounds, not on chunk boundaries, or the total is not known yet
  *   -ENOMEM  as -EBUSY */
 int r2_recv_claim(struct r2_recv_ledger *l, uint64_t off, uint32_t len, uint16_t path, uint32_t gen,

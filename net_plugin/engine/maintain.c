@@ -10,6 +10,7 @@
 #define PATIENCE_NS (100 * R2_NS_PER_MS)   /* before the next best pair is tried as well */
 #define DOWN_REPEAT_NS (100 * R2_NS_PER_MS)
 #define PROBE_NS (200 * R2_NS_PER_MS)
+#define SUSPECT_NS (1 * R2_NS_PER_S)
 #define IDLE_NS (10 * R2_NS_PER_S)
 #define LATE_NS (2 * R2_TICK_NS)           /* an observer that woke later than this was asleep */
 
@@ -81,14 +82,17 @@ static int plan_nic(struct r2_peer *p, int lnic, uint64_t now, bool extra)
 
         if (!rnic_ok(p, order[i]))
             continue;
-        path = r2_path_obtain(p, lnic, order[i]);
+        path = up > (extra ? 1 : 0) ? r2_path_find(p, lnic, order[i])
+                                    : r2_path_obtain(p, lnic, order[i]);
         if (!path)
             continue;
+        if (up > (extra ? 1 : 0)) { /* stood in for a better pair, which is back */
+            path->spare = true;
+            continue;
+        }
         want(path, up > 0, now);
         if (path->state == R2_PATH_UP)
             up++;
-        if (up > (extra ? 1 : 0))
-            break;
         if (path->state == R2_PATH_CONNECTING && now - path->attempt_at < PATIENCE_NS &&
             path->fails == 0)
             break;
@@ -244,6 +248,7 @@ static void send_heartbeat(struct r2_path *path, uint64_t now)
     struct r2_msg_heartbeat m = {.count = ++path->hb_count};
 
     path->hb_at = now;
+    path->hb_fresh = true;
     r2_out_frame(path, R2_F_HEARTBEAT, &m, sizeof(m), NULL, 0);
     r2_count(&r2_eng.n->heartbeats_sent, 1);
 }
@@ -338,14 +343,31 @@ static void judge_silence(struct r2_peer *p, uint64_t now)
     }
 }
 
+/* Every path is silent for long: the kernel's own retries become rare, so fresh connections try,
+ * one path after the other. No NIC is blamed for it. */
+static void refresh_suspect(struct r2_peer *p, uint64_t now)
+{
+    if (!p->out || !p->suspect || now - p->suspect_since < SUSPECT_NS ||
+        now - p->refresh_at < SUSPECT_NS)
+        return;
+    p->refresh_at = now;
+    for (int i = 0; i < p->n_paths; i++) {
+        if (p->paths[i]->state == R2_PATH_UP && p->paths[i]->silent) {
+            r2_path_fail(p->paths[i], p->paths[i]->gen, ETIMEDOUT, "every path silent: made anew");
+            return;
+        }
+    }
+}
+
 /* `mark` looks at what the transport has handed to the kernel, so it comes after the flush. */
 static void mark_all(struct r2_peer *p)
 {
     for (int i = 0; i < p->n_paths; i++) {
         struct r2_path *path = p->paths[i];
 
-        if (path->state == R2_PATH_UP && path->hb_marked && path->hb_unanswered == 0)
+        if (path->state == R2_PATH_UP && path->hb_fresh)
             r2_eng.ops->mark(path->ep);
+        path->hb_fresh = false;
     }
 }
 
@@ -377,8 +399,10 @@ void r2_peer_timer(struct r2_timer *t, uint64_t now)
     awake = now - p->last_tick < 4 * R2_TICK_NS + LATE_NS;
     p->last_tick = now;
     beat_all(p, now, interval, awake);
-    if (awake)
+    if (awake) {
         judge_silence(p, now);
+        refresh_suspect(p, now);
+    }
     publish(p);
     r2_timer_set(&p->timer, now + (busy || p->n_up == 0 ? R2_TICK_NS : 4 * R2_TICK_NS));
     r2_peer_unlock(p); /* flushes the heartbeats */

@@ -143,7 +143,8 @@ void r2_path_fail(struct r2_path *path, uint32_t gen, int err, const char *cause
                           path->ever_up ? R2_SEG_PATH_DOWN : R2_SEG_PATH_NEVER_REACHED, path->gen,
                           cause);
     if (p->n_up == 0 && was_up) {
-        p->no_path_since = now;
+        p->no_path_since = p->suspect ? p->suspect_since : now;
+        p->suspect = false;
         p->probe_at = now;
         if (p->active || p->opening) {
             r2_count(&r2_eng.n->no_path_waits, 1);
@@ -190,9 +191,7 @@ int r2_path_connect(struct r2_path *path, uint64_t now)
     struct r2_ep *ep = NULL;
     int rc;
 
-    path->gen++;
-    if (path->gen <= path->down_gen)
-        path->gen = path->down_gen + 1;
+    path->gen = atomic_fetch_add(&r2_eng.next_gen, 1) + 1;
     params.gen = path->gen;
     params.remote_addr = p->rnics[path->rnic].addr;
     memcpy(params.local_process, r2_eng.process, 16);

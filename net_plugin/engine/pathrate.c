@@ -8,8 +8,7 @@
 #define RATE_SPAN_MIN_NS (200 * NS_PER_MS)
 #define RATE_SPAN_MAX_NS (800 * NS_PER_MS)
 #define RATE_SPAN_RTTS 10
-#define SAMPLE_GAP_MAX_NS (100 * NS_PER_MS) /* a longer pause is idle time: does not age the rate  \
-                                             */
+#define SAMPLE_GAP_MAX_NS (100 * NS_PER_MS) /* more is idle time: does not age the rate */
 #define MIN_RTT_SPAN_NS (10 * NS_PER_S)
 
 #define CHUNK_TIME_NS NS_PER_MS

@@ -23,16 +23,6 @@ static struct r2_peer *find_locked(const uint8_t id[16], bool out)
     return NULL;
 }
 
-struct r2_peer *r2_peer_find(const uint8_t id[16], bool out)
-{
-    struct r2_peer *p;
-
-    pthread_mutex_lock(&r2_eng.lock);
-    p = find_locked(id, out);
-    pthread_mutex_unlock(&r2_eng.lock);
-    return p;
-}
-
 static struct r2_peer *new_peer(const uint8_t id[16], const uint8_t secret[16], bool out)
 {
     struct r2_control_peer row = {.state = R2_SEG_PEER_CONNECTING};

@@ -397,6 +397,8 @@ void r2_send_fenced(struct r2_path *path, uint32_t gen)
         if (any)
             r2_send_pump(c);
     }
+    if (!path->ever_up)
+        return;
     path->replayed += bytes;
     r2_path_journal(path, R2_EV_REPLAY, bytes, r2_now_ns() - path->down_at, "");
     r2_count(&r2_eng.n->replayed_bytes, bytes);

@@ -64,7 +64,7 @@ int r2_settings_parse(struct r2_settings *out, r2_getenv_fn getenv_fn, char *err
 /* The settings of this process: never NULL, parsed on the first call from any thread, valid and
  * constant for the life of the process. Settings with a bad value have their default. */
 const struct r2_settings *r2_settings_get(void);
-/* NULL, or the message about the first bad value: a caller that starts work refuses to. */
+/* NULL, or the message about the first bad value. */
 const char *r2_settings_error(void);
 /* Lines about unknown R2CCL_* variables and aliases in use, each ended by '\n'; "" if none. */
 const char *r2_settings_warnings(void);

@@ -2,9 +2,8 @@
 #define _GNU_SOURCE
 #include <ctype.h>
 #include <errno.h>
-#include <linux/if.h>
 #include <linux/if_addr.h>
-#include <linux/if_arp.h>
+#include <net/if_arp.h>
 #include <netinet/in.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -12,6 +11,10 @@
 #include <strings.h>
 
 #include "topology/pick.h"
+
+/* Not in net/if_arp.h; linux/if_arp.h does not get along with net/if.h. */
+#define R2_ARPHRD_IP6GRE 823
+#define R2_ARPHRD_NONE 0xfffe
 
 /* How much is left out when nobody chose. NCCL's own order of preference, with the links that it
  * should have left out as well in the first stage. */
@@ -52,8 +55,8 @@ static bool r2_choose_is_tunnel_or_bridge(const struct r2_net_link *link)
         }
     }
     return link->type == ARPHRD_TUNNEL || link->type == ARPHRD_TUNNEL6 ||
-           link->type == ARPHRD_SIT || link->type == ARPHRD_IPGRE || link->type == ARPHRD_IP6GRE ||
-           link->type == ARPHRD_PPP || link->type == ARPHRD_NONE;
+           link->type == ARPHRD_SIT || link->type == ARPHRD_IPGRE || link->type == R2_ARPHRD_IP6GRE ||
+           link->type == ARPHRD_PPP || link->type == R2_ARPHRD_NONE;
 }
 
 static bool r2_choose_in_stage(const struct r2_net_link *link, enum r2_stage stage)

@@ -32,9 +32,9 @@ static int r2_device_ethtool(const char *ifname, void *request)
 int r2_device_speed(const char *ifname)
 {
     /* The link mode masks follow the struct; the kernel says first how long they are. */
-    struct {
+    union {
         struct ethtool_link_settings s;
-        uint32_t masks[3 * 127];
+        uint32_t room[16 + 3 * 127];
     } req = {.s = {.cmd = ETHTOOL_GLINKSETTINGS}};
 
     if (r2_device_ethtool(ifname, &req) || req.s.link_mode_masks_nwords >= 0) {
@@ -51,19 +51,20 @@ int r2_device_speed(const char *ifname)
 
 int r2_device_permanent_mac(const char *ifname, unsigned char *mac, int maxlen)
 {
-    struct {
+    union {
         struct ethtool_perm_addr p;
-        unsigned char data[32];
-    } req = {.p = {.cmd = ETHTOOL_GPERMADDR, .size = sizeof(req.data)}};
+        unsigned char room[sizeof(struct ethtool_perm_addr) + 32];
+    } req = {.p = {.cmd = ETHTOOL_GPERMADDR, .size = 32}};
     static const unsigned char zero[32];
+    const unsigned char *data = req.room + sizeof(struct ethtool_perm_addr);
     int len;
 
-    if (r2_device_ethtool(ifname, &req) || req.p.size > sizeof(req.data) ||
-        memcmp(req.data, zero, req.p.size) == 0) {
+    if (r2_device_ethtool(ifname, &req) || req.p.size > 32 ||
+        memcmp(data, zero, req.p.size) == 0) {
         return 0;
     }
     len = (int)req.p.size < maxlen ? (int)req.p.size : maxlen;
-    memcpy(mac, req.data, (size_t)len);
+    memcpy(mac, data, (size_t)len);
     return len;
 }
 

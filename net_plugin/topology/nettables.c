@@ -3,7 +3,6 @@
 
 #include <arpa/inet.h>
 #include <errno.h>
-#include <linux/if.h>
 #include <linux/if_addr.h>
 #include <linux/if_link.h>
 #include <linux/rtnetlink.h>
@@ -12,6 +11,11 @@
 #include <string.h>
 #include <sys/time.h>
 #include <unistd.h>
+
+/* linux/if.h has it too, but does not get along with net/if.h. */
+#ifndef IFF_LOWER_UP
+#define IFF_LOWER_UP 0x10000
+#endif
 
 #define R2_NETLINK_BUFFER 32768 /* the kernel fills at most this much per message of a dump */
 

@@ -2,7 +2,6 @@
 #include "topology/nics.h"
 
 #include <errno.h>
-#include <linux/if.h>
 #include <stdio.h>
 #include <string.h>
 

@@ -7,12 +7,12 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 import click
-from rich.console import Console
+from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
 
 from r2ccl_ctl.control import Selection, list_processes
-from r2ccl_ctl.errors import R2Error
+from r2ccl_ctl.errors import R2Error, R2UsageError
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -22,9 +22,11 @@ WIDE = 400  # columns, where the output goes to no terminal: a line is a row
 class Failure(click.ClickException):
     """An R2Error as click prints it."""
 
-    def __init__(self, err: R2Error) -> None:
-        super().__init__(str(err))
-        self.exit_code = err.exit_code
+
+class UsageFailure(Failure):
+    """An R2UsageError as click prints it."""
+
+    exit_code = 2
 
 
 class R2Group(click.Group):
@@ -34,7 +36,8 @@ class R2Group(click.Group):
         try:
             return super().invoke(ctx)
         except R2Error as err:
-            raise Failure(err) from err
+            kind = UsageFailure if isinstance(err, R2UsageError) else Failure
+            raise kind(str(err)) from err
 
 
 def selection_options(command: F) -> F:
@@ -67,10 +70,21 @@ def print_json(data: Any, *, line: bool = False) -> None:
 
 def console() -> Console:
     """For data on stdout. Honours NO_COLOR; nothing is wrapped when it is no terminal."""
-    out = Console(highlight=False, markup=False, emoji=False, soft_wrap=False)
+    out = Console(highlight=False, markup=False, emoji=False)
     if not out.is_terminal:
         out = Console(highlight=False, markup=False, emoji=False, width=WIDE)
     return out
+
+
+def show(data: RenderableType) -> None:
+    """Print a table or text, without blanks at the ends of lines where it is no terminal."""
+    out = console()
+    if out.is_terminal:
+        out.print(data)
+        return
+    with out.capture() as captured:
+        out.print(data)
+    click.echo("\n".join(line.rstrip() for line in captured.get().splitlines()))
 
 
 def table(*columns: str) -> Table:
@@ -86,10 +100,21 @@ def table(*columns: str) -> Table:
 
 
 STYLES = {
-    "healthy": "green", "up": "green", "running": "green",
-    "failed": "red", "down": "red", "gone": "red", "died": "red", "damaged": "red",
-    "suspect": "yellow", "probing": "yellow", "ramping": "yellow", "drained": "yellow",
-    "damped": "yellow", "fencing": "yellow", "connecting": "yellow",
+    "healthy": "green",
+    "up": "green",
+    "running": "green",
+    "failed": "red",
+    "down": "red",
+    "gone": "red",
+    "died": "red",
+    "damaged": "red",
+    "suspect": "yellow",
+    "probing": "yellow",
+    "ramping": "yellow",
+    "drained": "yellow",
+    "damped": "yellow",
+    "fencing": "yellow",
+    "connecting": "yellow",
 }
 
 
@@ -111,5 +136,3 @@ def complete_nic(ctx: click.Context, param: click.Parameter, incomplete: str) ->
     except R2Error:
         pass
     return sorted(name for name in names if name.startswith(incomplete))
-
-

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import sys
 import time
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import click
+from rich.console import RenderableType
 from rich.live import Live
 
 from r2ccl_ctl.cli import view
@@ -18,14 +19,16 @@ from r2ccl_ctl.cli.common import (
     print_json,
     selection,
     selection_options,
+    show,
 )
 from r2ccl_ctl.control import Process, Selection, Snapshot, list_processes, select
-from r2ccl_ctl.journal import Cursor, Event, read_all
+from r2ccl_ctl.journal import Cursor, Event
 from r2ccl_ctl.segment import SegmentError
 from r2ccl_ctl.units import parse_duration
 
 FOLLOW_S = 0.1
 RESCAN_S = 0.5
+SAMPLE_S = 0.2
 
 Looks = list[tuple[Snapshot, dict[int, tuple[float, float]]]]
 
@@ -34,9 +37,7 @@ Looks = list[tuple[Snapshot, dict[int, tuple[float, float]]]]
 @click.option("--all", "everything", is_flag=True, help="Processes that are gone as well.")
 @selection_options
 @json_option
-def ps(
-    everything: bool, pid: int | None, job: str | None, node: str | None, as_json: bool
-) -> None:
+def ps(everything: bool, pid: int | None, job: str | None, node: str | None, as_json: bool) -> None:
     """List the processes that use R2CCL.
 
     \b
@@ -48,14 +49,24 @@ def ps(
     if as_json:
         print_json(view.document("processes", [view.process_dict(process) for process in found]))
     elif found:
-        console().print(view.process_table(found))
+        show(view.process_table(found))
     else:
         more = "" if everything else "; --all lists those that are gone as well"
         click.echo(f"no process uses R2CCL here{more}", err=True)
 
 
 def look(wanted: Selection, rates: view.Rates, *, dead: bool) -> Looks:
-    """All chosen processes, read once. Those that end meanwhile are left out."""
+    """All chosen processes. Those that end meanwhile are left out. The first time it looks twice,
+    a moment apart, so that there are rates."""
+    if rates.fresh:
+        looks = _look(wanted, rates, dead=dead)
+        if not any(snapshot.process.running for snapshot, _ in looks):
+            return looks
+        time.sleep(SAMPLE_S)
+    return _look(wanted, rates, dead=dead)
+
+
+def _look(wanted: Selection, rates: view.Rates, *, dead: bool) -> Looks:
     found: Looks = []
     problems: list[SegmentError] = []
     for process in select(wanted, dead=dead):
@@ -70,7 +81,7 @@ def look(wanted: Selection, rates: view.Rates, *, dead: bool) -> Looks:
     return found
 
 
-def watch(interval: float, draw: Callable[[], object], live: bool) -> None:
+def watch(interval: float, draw: Callable[[], RenderableType | None], live: bool) -> None:
     """Call `draw` every `interval` seconds until Ctrl-C; `live`: in place, on the whole screen."""
     with contextlib.suppress(KeyboardInterrupt):
         if not live:
@@ -81,24 +92,39 @@ def watch(interval: float, draw: Callable[[], object], live: bool) -> None:
         out = console()
         with Live(console=out, screen=True, auto_refresh=False) as screen:
             while True:
-                screen.update(draw(), refresh=True)  # type: ignore[arg-type]
+                screen.update(draw() or "", refresh=True)
                 time.sleep(interval)
 
 
 def watch_options(command: Callable[..., None]) -> Callable[..., None]:
     for option in (
-        click.option("--interval", default="1s", show_default=True, metavar="DURATION",
-                     help="With --watch: time between two looks."),
-        click.option("--watch", "-w", "watching", is_flag=True,
-                     help="Look again and again, until Ctrl-C. With --json: one line per look."),
+        click.option(
+            "--interval",
+            default="1s",
+            show_default=True,
+            metavar="DURATION",
+            help="With --watch: time between two looks.",
+        ),
+        click.option(
+            "--watch",
+            "-w",
+            "watching",
+            is_flag=True,
+            help="Look again and again, until Ctrl-C. With --json: one line per look.",
+        ),
     ):
         command = option(command)
     return command
 
 
 def report(
-    wanted: Selection, *, as_json: bool, watching: bool, interval: str,
-    render: Callable[[Looks], object], as_dicts: Callable[[Looks], dict[str, object]],
+    wanted: Selection,
+    *,
+    as_json: bool,
+    watching: bool,
+    interval: str,
+    render: Callable[[Looks], RenderableType],
+    as_dicts: Callable[[Looks], dict[str, Any]],
 ) -> None:
     """Print once, or watch."""
     rates = view.Rates()
@@ -112,7 +138,7 @@ def report(
         if as_json:
             print_json(as_dicts(looks), line=watching)
         else:
-            console().print(render(looks))
+            show(render(looks))
 
     if not watching:
         once()
@@ -128,8 +154,13 @@ def report(
 @watch_options
 @json_option
 def status(
-    pid: int | None, job: str | None, node: str | None, details: bool, watching: bool,
-    interval: str, as_json: bool,
+    pid: int | None,
+    job: str | None,
+    node: str | None,
+    details: bool,
+    watching: bool,
+    interval: str,
+    as_json: bool,
 ) -> None:
     """Show NICs, peers, paths and counters of running processes.
 
@@ -141,7 +172,10 @@ def status(
       r2ccl-ctl status --job 4711 --json
     """
     report(
-        selection(pid, job, node), as_json=as_json, watching=watching, interval=interval,
+        selection(pid, job, node),
+        as_json=as_json,
+        watching=watching,
+        interval=interval,
         render=lambda looks: view.status_view(looks, details=details),
         as_dicts=lambda looks: view.document(
             "processes", [view.snapshot_dict(snapshot, rates) for snapshot, rates in looks]
@@ -154,26 +188,42 @@ def status(
 @watch_options
 @json_option
 def nics(
-    pid: int | None, job: str | None, node: str | None, watching: bool, interval: str,
+    pid: int | None,
+    job: str | None,
+    node: str | None,
+    watching: bool,
+    interval: str,
     as_json: bool,
 ) -> None:
-    """List the NICs of running processes, with state, weight, rates and injected faults.
+    """List the NICs: state, weight, rates, injected faults.
 
     \b
     Example:
       r2ccl-ctl nics --job 4711
     """
 
-    def dicts(looks: Looks) -> dict[str, object]:
-        return view.document("nics", [
-            {"node": snapshot.process.host, "pid": snapshot.process.pid,
-             "job": snapshot.process.job, **view.nic_dict(nic, rates)}
-            for snapshot, rates in looks for nic in snapshot.nics
-        ])
+    def dicts(looks: Looks) -> dict[str, Any]:
+        return view.document(
+            "nics",
+            [
+                {
+                    "node": snapshot.process.host,
+                    "pid": snapshot.process.pid,
+                    "job": snapshot.process.job,
+                    **view.nic_dict(nic, rates),
+                }
+                for snapshot, rates in looks
+                for nic in snapshot.nics
+            ],
+        )
 
     report(
-        selection(pid, job, node), as_json=as_json, watching=watching, interval=interval,
-        render=lambda looks: view.nic_table(looks, titles=True), as_dicts=dicts,
+        selection(pid, job, node),
+        as_json=as_json,
+        watching=watching,
+        interval=interval,
+        render=lambda looks: view.nic_table(looks, titles=True),
+        as_dicts=dicts,
     )
 
 
@@ -182,54 +232,87 @@ def show_events(events: list[Event], as_json: bool, titled: bool) -> None:
         if as_json:
             print_json(view.event_dict(event), line=True)
         else:
-            console().print(view.event_line(event, titled=titled))
+            show(view.event_line(event, titled=titled))
     if events:
         sys.stdout.flush()
 
 
-def follow_events(wanted: Selection, stop: Callable[[], bool]) -> Iterator[list[Event]]:
-    """Batches of events in order of time, from now on, of processes that start later too. Ends
-    with a chosen --pid, or when `stop` says so."""
-    cursors: dict[str, Cursor] = {}
-    first, scanned = True, 0.0
-    with contextlib.ExitStack() as stack:
-        while not stop():
-            if time.monotonic() - scanned > RESCAN_S:
-                for process in _new(wanted, cursors, first):
-                    with contextlib.suppress(SegmentError):
-                        cursor = stack.enter_context(Cursor(process))
-                        cursor.next = cursor.head() if first else 0
-                        cursors[process.name] = cursor
-                first, scanned = False, time.monotonic()
-            ended = wanted.pid is not None and all(c.ended() for c in cursors.values())
-            batch: list[Event] = []
-            for name, cursor in list(cursors.items()):
-                try:
-                    batch += cursor.events()
-                except SegmentError:
-                    del cursors[name]
-            yield sorted(batch, key=lambda event: event.real_ns)
-            if ended:
-                return
-            time.sleep(FOLLOW_S)
+class Reader:
+    """The journals of all chosen processes, of those that start later too. With a chosen pid, of
+    its newest process only. Use as a context manager."""
+
+    def __init__(self, wanted: Selection, *, dead: bool) -> None:
+        self.wanted = wanted
+        self.cursors: dict[str, Cursor] = {}
+        processes = select(wanted, dead=dead)
+        self._add(processes[-1:] if wanted.pid is not None else processes)
+
+    def __enter__(self) -> Reader:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        for cursor in self.cursors.values():
+            cursor.close()
+
+    def _add(self, processes: list[Process]) -> None:
+        for process in processes:
+            if process.name not in self.cursors:
+                with contextlib.suppress(SegmentError):
+                    self.cursors[process.name] = Cursor(process)
+
+    def rescan(self) -> None:
+        if self.wanted.pid is None:
+            self._add([p for p in list_processes() if self.wanted.wants(p)])
+
+    def batch(self) -> list[Event]:
+        """What is new, in order of time."""
+        found: list[Event] = []
+        for cursor in self.cursors.values():
+            with contextlib.suppress(SegmentError):
+                found += cursor.events()
+        return sorted(found, key=lambda event: event.real_ns)
+
+    def over(self) -> bool:
+        """True when nothing more can come: only of a chosen pid is that known."""
+        return self.wanted.pid is not None and all(c.ended() for c in self.cursors.values())
 
 
-def _new(wanted: Selection, known: dict[str, Cursor], first: bool) -> list[Process]:
-    found = select(wanted) if first else list_processes()
-    return [p for p in found if p.name not in known and wanted.wants(p)]
+def follow_events(reader: Reader) -> Iterator[list[Event]]:
+    """Batches of events until there can be no more."""
+    scanned = time.monotonic()
+    while True:
+        over = reader.over()
+        if time.monotonic() - scanned > RESCAN_S:
+            reader.rescan()
+            scanned = time.monotonic()
+        yield reader.batch()
+        if over:
+            return
+        time.sleep(FOLLOW_S)
 
 
 @click.command()
 @selection_options
 @click.option("--all", "everything", is_flag=True, help="Processes that are gone as well.")
 @click.option("--follow", "-f", is_flag=True, help="Then wait for more, until Ctrl-C.")
-@click.option("--last", "-n", type=click.IntRange(min=0), metavar="N", help="Only the last N events.")
+@click.option(
+    "--last",
+    "-n",
+    type=click.IntRange(min=0),
+    metavar="N",
+    help="Of what is there already, only the last N events.",
+)
 @json_option
 def journal(
-    pid: int | None, job: str | None, node: str | None, everything: bool, follow: bool,
-    last: int | None, as_json: bool,
+    pid: int | None,
+    job: str | None,
+    node: str | None,
+    everything: bool,
+    follow: bool,
+    last: int | None,
+    as_json: bool,
 ) -> None:
-    """Show what happened: failures, replays, recoveries, who said so and how long it took.
+    """Show what happened, when, and why: failures, replays, recoveries.
 
     With --pid also of a process that is gone. --json prints one object per line.
 
@@ -239,20 +322,14 @@ def journal(
       r2ccl-ctl journal --pid 4242 --json
     """
     wanted = selection(pid, job, node)
-    processes = select(wanted, dead=everything or pid is not None)
-    if pid is not None:
-        processes = processes[-1:]
-    titled = pid is None
-    events: list[Event] = []
-    for process in processes:
-        with contextlib.suppress(SegmentError):
-            events += read_all(process)
-    events.sort(key=lambda event: event.real_ns)
-    show_events(events if last is None else events[len(events) - min(last, len(events)):],
-                as_json, titled)
-    if follow:
-        with contextlib.suppress(KeyboardInterrupt):
-            if os.environ.get("R2CCL_TEST_FOLLOW"):
-                return
-            for batch in follow_events(wanted, lambda: False):
-                show_events(batch, as_json, titled)
+    with (
+        Reader(wanted, dead=everything or pid is not None) as reader,
+        contextlib.suppress(KeyboardInterrupt),
+    ):
+        events = reader.batch()
+        if last is not None:
+            events = events[max(len(events) - last, 0) :]
+        show_events(events, as_json, titled=pid is None)
+        if follow:
+            for batch in follow_events(reader):
+                show_events(batch, as_json, titled=pid is None)

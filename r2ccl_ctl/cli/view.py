@@ -19,8 +19,15 @@ from r2ccl_ctl.journal import Event
 from r2ccl_ctl.units import rfc3339, show_bytes, show_rate, show_span
 
 SHOWN_COUNTERS = (
-    "failovers", "replayed_chunks", "duplicate_chunks", "stale_chunks", "crc_errors",
-    "no_path_waits", "connections_failed", "handshakes_rejected", "journal_dropped",
+    "failovers",
+    "replayed_chunks",
+    "duplicate_chunks",
+    "stale_chunks",
+    "crc_errors",
+    "no_path_waits",
+    "connections_failed",
+    "handshakes_rejected",
+    "journal_dropped",
     "rows_refused",
 )
 
@@ -30,6 +37,11 @@ class Rates:
     """Bytes per second and NIC, from one look to the next."""
 
     _last: dict[tuple[str, int], tuple[int, int, int]] = field(default_factory=dict)
+
+    @property
+    def fresh(self) -> bool:
+        """Nothing has been seen yet."""
+        return not self._last
 
     def update(self, snapshot: Snapshot) -> dict[int, tuple[float, float]]:
         """NIC index -> (tx, rx); nothing at the first look."""
@@ -71,9 +83,16 @@ def process_table(processes: Iterable[Process]) -> Table:
     found = table("NODE", ">PID", "JOB", "RANK", "STATE", "MODE", "NCCL", "STARTED", "COMMAND")
     for process in processes:
         add_row(
-            found, process.host, process.pid, process.job or "-", rank_text(process) or "-",
-            process_state(process), process.mode or "-", process.nccl_version or "-",
-            rfc3339(process.created_real_ns)[:19] or "-", process.problem or process.command,
+            found,
+            process.host,
+            process.pid,
+            process.job or "-",
+            rank_text(process) or "-",
+            process_state(process),
+            process.mode or "-",
+            process.nccl_version or "-",
+            rfc3339(process.created_real_ns)[:19] or "-",
+            process.problem or process.command,
         )
     return found
 
@@ -137,8 +156,21 @@ def document(key: str, rows: Sequence[Any]) -> dict[str, Any]:
     return {"schema": SCHEMA, "time": rfc3339(time.time_ns()), key: list(rows)}
 
 
-NIC_COLUMNS = ("NIC", "STATE", "LINK", ">WEIGHT", ">SPEED", ">TX", ">RX", ">TX BYTES",
-               ">RX BYTES", ">FAILS", "SINCE", "FAULT", "CAUSE")
+NIC_COLUMNS = (
+    "NIC",
+    "STATE",
+    "LINK",
+    ">WEIGHT",
+    ">SPEED",
+    ">TX",
+    ">RX",
+    ">TX BYTES",
+    ">RX BYTES",
+    ">FAILS",
+    "SINCE",
+    "FAULT",
+    "CAUSE",
+)
 
 
 def nic_cells(
@@ -146,9 +178,18 @@ def nic_cells(
 ) -> tuple[object, ...]:
     tx, rx = rates.get(nic.index, (nic.tx_rate, nic.rx_rate))
     return (
-        nic.name, state(nic.state), state(nic.link), nic.weight, show_rate(nic.speed_mbps * 125000),
-        show_rate(tx) or "-", show_rate(rx) or "-", show_bytes(nic.tx_bytes),
-        show_bytes(nic.rx_bytes), nic.failures, ago(nic.since_mono_ns, now_ns), nic.fault or "-",
+        nic.name,
+        state(nic.state),
+        state(nic.link),
+        nic.weight,
+        show_rate(nic.speed_mbps * 125000),
+        show_rate(tx) or "-",
+        show_rate(rx) or "-",
+        show_bytes(nic.tx_bytes),
+        show_bytes(nic.rx_bytes),
+        nic.failures,
+        ago(nic.since_mono_ns, now_ns),
+        nic.fault or "-",
         nic.cause,
     )
 
@@ -166,14 +207,35 @@ def nic_table(
 
 
 def path_table(paths: Iterable[PathRow]) -> Table:
-    found = table("PEER", "NIC", "REMOTE NIC", "STATE", ">GEN", ">RATE", ">RTT", ">IN FLIGHT",
-                  ">REPLAYED", ">FAILS", "SINCE", "CAUSE")
+    found = table(
+        "PEER",
+        "NIC",
+        "REMOTE NIC",
+        "STATE",
+        ">GEN",
+        ">RATE",
+        ">RTT",
+        ">IN FLIGHT",
+        ">REPLAYED",
+        ">FAILS",
+        "SINCE",
+        "CAUSE",
+    )
     for path in paths:
         add_row(
-            found, f"{path.peer_host}:{path.peer_pid}", path.nic, path.remote_nic,
-            state(path.state), path.generation, show_rate(path.rate) or "-",
-            f"{path.rtt_us} us" if path.rtt_us else "-", show_bytes(path.inflight_bytes),
-            show_bytes(path.replayed_bytes), path.failures, ago(path.since_mono_ns), path.cause,
+            found,
+            f"{path.peer_host}:{path.peer_pid}",
+            path.nic,
+            path.remote_nic,
+            state(path.state),
+            path.generation,
+            show_rate(path.rate) or "-",
+            f"{path.rtt_us} us" if path.rtt_us else "-",
+            show_bytes(path.inflight_bytes),
+            show_bytes(path.replayed_bytes),
+            path.failures,
+            ago(path.since_mono_ns),
+            path.cause,
         )
     return found
 
@@ -183,15 +245,21 @@ def peer_table(snapshot: Snapshot) -> Table:
     for peer in snapshot.peers:
         states = Counter(path.state for path in snapshot.paths if path.peer == peer.index)
         add_row(
-            found, peer.host, peer.pid, state(peer.state), peer.direction, peer.connections,
-            count_text(states) or "-", f"{ago(peer.heard_mono_ns)} ago" if peer.heard_mono_ns
-            else "-", peer.cause,
+            found,
+            peer.host,
+            peer.pid,
+            state(peer.state),
+            peer.direction,
+            peer.connections,
+            count_text(states) or "-",
+            f"{ago(peer.heard_mono_ns)} ago" if peer.heard_mono_ns else "-",
+            peer.cause,
         )
     return found
 
 
 def count_text(counts: Counter[str]) -> str:
-    """"7 up, 1 down"."""
+    """ "7 up, 1 down"."""
     return ", ".join(f"{number} {word}" for word, number in counts.most_common())
 
 
@@ -246,13 +314,13 @@ def status_view(
         nics = table(*NIC_COLUMNS)
         for nic in snapshot.nics:
             add_row(nics, *nic_cells(nic, rates, snapshot.mono_ns))
-        parts.append(Padding(nics, (0, 0, 0, 2)))
-        parts += [Padding(Text(line), (0, 0, 0, 2)) for line in summary(snapshot)]
+        parts.append(Padding(nics, (0, 0, 0, 2), expand=False))
+        parts += [Padding(Text(line), (0, 0, 0, 2), expand=False) for line in summary(snapshot)]
         odd = [path for path in snapshot.paths if details or path.state != "up"]
         if details and snapshot.peers:
-            parts.append(Padding(peer_table(snapshot), (0, 0, 0, 2)))
+            parts.append(Padding(peer_table(snapshot), (0, 0, 0, 2), expand=False))
         if odd:
-            parts.append(Padding(path_table(odd), (0, 0, 0, 2)))
+            parts.append(Padding(path_table(odd), (0, 0, 0, 2), expand=False))
     return Group(*parts)
 
 
@@ -299,8 +367,18 @@ def event_line(event: Event, *, titled: bool) -> Text:
 
 
 EVENT_STYLES = {
-    "nic-down": "red", "path-down": "red", "peer-gone": "red", "no-path": "red", "error": "red",
-    "crc-error": "red", "connection-failed": "red", "fault-injected": "magenta",
-    "fault-cleared": "magenta", "operator": "magenta", "nic-up": "green", "path-up": "green",
-    "resume": "green", "warning": "yellow",
+    "nic-down": "red",
+    "path-down": "red",
+    "peer-gone": "red",
+    "no-path": "red",
+    "error": "red",
+    "crc-error": "red",
+    "connection-failed": "red",
+    "fault-injected": "magenta",
+    "fault-cleared": "magenta",
+    "operator": "magenta",
+    "nic-up": "green",
+    "path-up": "green",
+    "resume": "green",
+    "warning": "yellow",
 }

@@ -3,6 +3,8 @@
 
 #include <stdlib.h>
 
+#define API __attribute__((visibility("default")))
+
 struct part { /* one communicator's share of a group */
     struct ncclComm *comm;
     struct hn_op *ops;
@@ -202,13 +204,13 @@ ncclResult_t hn_group_init(const struct hn_init *init)
     return depth ? ncclSuccess : flush();
 }
 
-ncclResult_t ncclGroupStart(void)
+API ncclResult_t ncclGroupStart(void)
 {
     depth++;
     return ncclSuccess;
 }
 
-ncclResult_t ncclGroupEnd(void)
+API ncclResult_t ncclGroupEnd(void)
 {
     if (!depth)
         return hn_util_fail(ncclInvalidUsage, "ncclGroupEnd without ncclGroupStart");

@@ -393,6 +393,78 @@ static void test_lock_dies_with_process(void)
     close(hold[0]), close(hold[1]), close(name_pipe[0]), close(name_pipe[1]);
 }
 
+static uint64_t ended_of(const char *name)
+{
+    struct r2_seg_header header = {0};
+    int fd = shm_open(name, O_RDONLY, 0);
+
+    CHECK_GE(fd, 0);
+    CHECK_EQ(read(fd, &header, sizeof(header)), sizeof(header));
+    close(fd);
+    return header.ended_real_ns;
+}
+
+/* A process that opens and ends by exit(), or by _exit(): the name of its object. */
+static void end_by(bool in_order, char *name, size_t size)
+{
+    int out[2], status = 0;
+    ssize_t n;
+    pid_t pid;
+
+    CHECK(!pipe(out));
+    fflush(stdout);
+    pid = fork();
+    CHECK_GE(pid, 0);
+    if (pid == 0) {
+        struct r2_control *ctl = open_one();
+
+        if (write(out[1], r2_control_name(ctl), strlen(r2_control_name(ctl))) < 0) {
+            _exit(1);
+        }
+        if (in_order) {
+            exit(0);
+        }
+        _exit(0);
+    }
+    CHECK_EQ(waitpid(pid, &status, 0), pid);
+    CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 0);
+    n = read(out[0], name, size - 1);
+    CHECK_GT(n, 0);
+    name[n] = '\0';
+    close(out[0]);
+    close(out[1]);
+}
+
+static void test_exit_is_an_end(void)
+{
+    char name[R2_CONTROL_NAME];
+
+    end_by(true, name, sizeof(name));
+    CHECK_GT(ended_of(name), 0);
+    CHECK_EQ(shm_unlink(name), 0);
+    end_by(false, name, sizeof(name));
+    CHECK_EQ(ended_of(name), 0);
+    CHECK_EQ(shm_unlink(name), 0);
+}
+
+/* A child that does not even know that it is one. */
+static void test_exit_of_a_child_is_none(void)
+{
+    struct r2_control *ctl = open_one();
+    int status = 0;
+    pid_t pid;
+
+    fflush(stdout);
+    pid = fork();
+    CHECK_GE(pid, 0);
+    if (pid == 0) {
+        exit(0);
+    }
+    CHECK_EQ(waitpid(pid, &status, 0), pid);
+    CHECK_EQ(r2_control_segment(ctl)->header.ended_real_ns, 0);
+    close_and_remove(ctl);
+}
+
 #define SECOND UINT64_C(1000000000)
 
 /* An object of a process that is gone, last heard of at `last`. */
@@ -479,6 +551,8 @@ static const struct check_test tests[] = {
     {"event_names", test_event_names},
     {"fork_child_is_inert", test_fork_child_is_inert},
     {"lock_dies_with_process", test_lock_dies_with_process},
+    {"exit_is_an_end", test_exit_is_an_end},
+    {"exit_of_a_child_is_none", test_exit_of_a_child_is_none},
     {"sweep_by_age", test_sweep_by_age},
     {"sweep_by_number", test_sweep_by_number},
     {"sweep_spares_the_living", test_sweep_spares_the_living},

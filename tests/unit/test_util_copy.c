@@ -3,6 +3,7 @@
 
 #include <pthread.h>
 
+#include "util/clock.h"
 #include "util/copy.h"
 
 #if defined(__SANITIZE_THREAD__)
@@ -67,6 +68,12 @@ static uint64_t shared_buf[WORDS] __attribute__((aligned(128)));
 static uint64_t source_buf[WORDS];
 static uint32_t reader_round; /* last round that the reader has finished */
 static uint32_t reader_bad;
+static bool race_over; /* the writer has written its last round */
+
+static bool race_is_over(void)
+{
+    return __atomic_load_n(&race_over, __ATOMIC_ACQUIRE);
+}
 
 static uint64_t data_word(uint32_t round, unsigned word)
 {
@@ -93,6 +100,9 @@ static bool read_ll128(uint32_t round)
         const uint64_t *p = shared_buf + line * LINE_WORDS;
 
         while (peek(p + LINE_WORDS - 1) != round) {
+            if (race_is_over()) {
+                return true;
+            }
         }
         /* Downwards: the words stored last are looked at first. */
         for (int w = LINE_WORDS - 2; w >= 0; w--) {
@@ -112,7 +122,10 @@ static bool read_ll(uint32_t round)
 
         do {
             v = peek(shared_buf + w);
-        } while (v >> 32 != round);
+        } while (v >> 32 != round && !race_is_over());
+        if (v >> 32 != round) {
+            return true;
+        }
         if ((uint32_t)v != (uint32_t)data_word(round, w)) {
             return false;
         }
@@ -120,17 +133,12 @@ static bool read_ll(uint32_t round)
     return true;
 }
 
-struct race {
-    bool ll128;
-    uint32_t rounds;
-};
-
 static void *reader(void *arg)
 {
-    const struct race *race = arg;
+    const bool *ll128 = arg;
 
-    for (uint32_t round = 1; round <= race->rounds; round++) {
-        if (!(race->ll128 ? read_ll128(round) : read_ll(round))) {
+    for (uint32_t round = 1; !race_is_over(); round++) {
+        if (!(*ll128 ? read_ll128(round) : read_ll(round))) {
             __atomic_store_n(&reader_bad, round, __ATOMIC_RELEASE);
         }
         __atomic_store_n(&reader_round, round, __ATOMIC_RELEASE);
@@ -165,19 +173,23 @@ static void write_round(void)
     }
 }
 
+/* 100000 rounds, or what a busy machine manages in a second. */
 static void run_race(bool ll128)
 {
-    struct race race = {.ll128 = ll128, .rounds = (uint32_t)check_rounds(100000)};
+    uint64_t deadline = r2_now_ns() + check_rounds(1) * R2_NS_PER_S;
+    uint32_t rounds = (uint32_t)check_rounds(100000);
+    uint32_t round = 0;
     pthread_t thread;
 
     memset(shared_buf, 0, sizeof(shared_buf));
-    __atomic_store_n(&reader_round, 0, __ATOMIC_RELEASE);
-    __atomic_store_n(&reader_bad, 0, __ATOMIC_RELEASE);
-    CHECK_EQ(pthread_create(&thread, NULL, reader, &race), 0);
-    for (uint32_t round = 1; round <= race.rounds; round++) {
+    reader_round = 0;
+    reader_bad = 0;
+    race_over = false;
+    CHECK_EQ(pthread_create(&thread, NULL, reader, &ll128), 0);
+    while (round < rounds && r2_now_ns() < deadline) {
         unsigned spins = 0;
 
-        fill_source(ll128, round);
+        fill_source(ll128, ++round);
         write_round();
         while (__atomic_load_n(&reader_round, __ATOMIC_ACQUIRE) != round) {
             if (++spins % 4096 == 0) {
@@ -186,7 +198,9 @@ static void run_race(bool ll128)
         }
         CHECK_EQ(__atomic_load_n(&reader_bad, __ATOMIC_ACQUIRE), 0);
     }
+    __atomic_store_n(&race_over, true, __ATOMIC_RELEASE);
     CHECK_EQ(pthread_join(thread, NULL), 0);
+    CHECK_GT(round, 100);
 }
 
 static void test_ll128_reader(void)

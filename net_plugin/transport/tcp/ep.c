@@ -167,6 +167,7 @@ static int accept_new(struct r2_lane *lane, const struct r2_tcp_hello *h)
     r2_ep_get(ep); /* the table's */
     r2_list_add_tail(&r2_tcp.accepted, &ep->node);
     pthread_mutex_unlock(&r2_tcp.lock);
+    r2_ep_put(ep); /* the engine took its own reference in `accepted` */
     return 0;
 }
 

@@ -9,6 +9,10 @@
 #include "util/clock.h"
 #include "util/log.h"
 
+#ifndef TCP_RTO_MAX_MS
+#define TCP_RTO_MAX_MS 44
+#endif
+
 static void lane_ready(struct r2_io_fd *f, uint32_t events)
 {
     (void)events; /* edge-triggered: look at everything */
@@ -66,11 +70,12 @@ static void lane_timer(struct r2_timer *t, uint64_t now)
 struct r2_lane *r2_lane_new(int fd, int nic, struct r2_io *io, enum r2_lane_phase phase)
 {
     struct r2_lane *lane = calloc(1, sizeof(*lane));
-    int one = 1;
+    int one = 1, rto_ms = 1000;
 
     if (!lane)
         return NULL;
     setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof(one));
+    setsockopt(fd, IPPROTO_TCP, TCP_RTO_MAX_MS, &rto_ms, sizeof(rto_ms)); /* Linux 6.15 */
     lane->io.fd = fd;
     lane->io.io = io;
     lane->io.ready = lane_ready;

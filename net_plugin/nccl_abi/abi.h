@@ -1,0 +1,40 @@
+/* The one semantics under all versions of NCCL's net API: plugin.c has it, in the shape of v12;
+ * plugin_old.c bends v6 to v10 onto it.
+ *
+ * All return an enum r2_nccl_result, may be called from any thread, and always write their out
+ * parameters (NCCL leaves them uninitialised). */
+#ifndef R2_NCCL_ABI_ABI_H
+#define R2_NCCL_ABI_ABI_H
+
+#include "nccl_abi/nccl_net_abi.h"
+
+struct r2_ctx;
+
+extern const char r2_abi_name[]; /* what NCCL_NET= selects */
+
+/* An engine's 0 or -errno as a result; a failure is logged, with the operation's name. */
+int r2_abi_result(int rc, const char *operation);
+
+int r2_abi_init(void **ctx, uint64_t comm_id, struct r2_ncclnet_config *config, r2_nccl_logger log,
+                r2_nccl_profiler prof);
+int r2_abi_devices(int *ndev);
+int r2_abi_properties(int dev, struct r2_ncclnet_props_v12 *props);
+int r2_abi_listen(void *ctx, int dev, void *handle, void **lcomm);
+int r2_abi_connect(void *ctx, int dev, void *handle, void **scomm,
+                   struct r2_ncclnet_device_handle **dev_handle);
+int r2_abi_accept(void *lcomm, void **rcomm, struct r2_ncclnet_device_handle **dev_handle);
+int r2_abi_regmr(void *comm, void *data, size_t size, int type, void **mhandle);
+int r2_abi_regmr_dmabuf(void *comm, void *data, size_t size, int type, uint64_t offset, int fd,
+                        void **mhandle);
+int r2_abi_deregmr(void *comm, void *mhandle);
+int r2_abi_isend(void *scomm, void *data, size_t size, int tag, void *mhandle, void *phandle,
+                 void **request);
+int r2_abi_irecv(void *rcomm, int n, void **data, size_t *sizes, int *tags, void **mhandles,
+                 void **phandles, void **request);
+int r2_abi_iflush(void *rcomm, int n, void **data, int *sizes, void **mhandles, void **request);
+int r2_abi_test(void *request, int *done, int *sizes);
+int r2_abi_close(void *comm);
+int r2_abi_close_listen(void *lcomm);
+int r2_abi_finalize(void *ctx);
+
+#endif

@@ -1,0 +1,307 @@
+/* The semantics of NCCL's net API over the engine, and the tables of v12 and v11. */
+#include <errno.h>
+#include <limits.h>
+#include <string.h>
+
+#include "engine/engine.h"
+#include "nccl_abi/abi.h"
+#include "util/log.h"
+
+#define R2_EXPORT __attribute__((visibility("default")))
+#define R2_MAX_COMMS 65536
+
+_Static_assert(R2_HANDLE_BYTES == R2_NCCL_HANDLE_BYTES, "the engine fills NCCL's handle");
+_Static_assert(R2_MAX_REQUESTS >= R2_NCCL_MAX_REQUESTS, "NCCL may have that many in flight");
+_Static_assert((int)R2_LOG_WARN == (int)R2_NCCL_LOG_WARN &&
+                   (int)R2_LOG_INFO == (int)R2_NCCL_LOG_INFO &&
+                   (int)R2_LOG_TRACE == (int)R2_NCCL_LOG_TRACE,
+               "log levels are NCCL's");
+
+const char r2_abi_name[] = "R2CCL";
+
+static enum r2_nccl_result r2_abi_of_errno(int err)
+{
+    switch (err) {
+    case 0:
+        return R2_NCCL_SUCCESS;
+    case ECONNRESET:
+    case ECONNREFUSED:
+    case ECONNABORTED:
+    case EPIPE:
+    case ETIMEDOUT:
+    case EHOSTUNREACH:
+    case EHOSTDOWN:
+    case ENETUNREACH:
+    case ENETDOWN:
+    case ENOTCONN:
+    case ESHUTDOWN:
+    case ECANCELED:
+        return R2_NCCL_REMOTE_ERROR;
+    case EINVAL:
+    case EMSGSIZE:
+        return R2_NCCL_INVALID_USAGE;
+    case EPROTO:
+    case EFAULT:
+        return R2_NCCL_INTERNAL_ERROR;
+    default:
+        return R2_NCCL_SYSTEM_ERROR;
+    }
+}
+
+int r2_abi_result(int rc, const char *operation)
+{
+    if (rc >= 0) {
+        return R2_NCCL_SUCCESS;
+    }
+    R2_WARN_LIMIT("%s failed: %s", operation, strerror(-rc));
+    return r2_abi_of_errno(-rc);
+}
+
+int r2_abi_init(void **ctx, uint64_t comm_id, struct r2_ncclnet_config *config, r2_nccl_logger log,
+                r2_nccl_profiler prof)
+{
+    struct r2_ctx *made = NULL;
+    int rc = r2_engine_init(&made, comm_id, log);
+
+    (void)config;
+    (void)prof;
+    *ctx = rc == 0 ? made : NULL;
+    return r2_abi_result(rc, "init");
+}
+
+int r2_abi_devices(int *ndev)
+{
+    *ndev = 0;
+    return r2_abi_result(r2_engine_devices(ndev), "devices");
+}
+
+int r2_abi_properties(int dev, struct r2_ncclnet_props_v12 *props)
+{
+    const struct r2_nic *nic = r2_engine_nic(dev);
+
+    memset(props, 0, sizeof(*props));
+    if (!nic) {
+        R2_WARN("NCCL asked for NIC %d, which does not exist", dev);
+        return R2_NCCL_INVALID_USAGE;
+    }
+    /* NCCL does not write to the strings; its type only lacks the const. */
+    props->name = (char *)(uintptr_t)nic->name;
+    props->pci_path = nic->pci_path[0] ? (char *)(uintptr_t)nic->pci_path : NULL;
+    props->guid = nic->guid;
+    props->ptr_support = R2_NCCL_PTR_HOST;
+    props->reg_is_global = 0;
+    props->force_flush = 0;
+    props->speed = r2_nic_report_speed(nic);
+    props->port = 1;
+    props->latency = 0; /* NCCL's own figures, one for each protocol, are better than one of ours */
+    props->max_comms = R2_MAX_COMMS;
+    props->max_recvs = 1;
+    props->netdev_type = R2_NCCL_NETDEV_HOST;
+    props->netdev_version = 0;
+    props->vprops.ndevs = 1;
+    props->vprops.devs[0] = dev;
+    props->max_p2p_bytes = R2_NCCL_MAX_MESSAGE_BYTES;
+    props->max_coll_bytes = R2_NCCL_MAX_MESSAGE_BYTES;
+    props->max_multi_request = 1;
+    props->rail_id = R2_NCCL_ID_UNDEF;
+    props->plane_id = R2_NCCL_ID_UNDEF;
+    return R2_NCCL_SUCCESS;
+}
+
+int r2_abi_listen(void *ctx, int dev, void *handle, void **lcomm)
+{
+    struct r2_listen *made = NULL;
+    int rc = r2_engine_listen(ctx, dev, handle, &made);
+
+    *lcomm = rc == 0 ? made : NULL;
+    return r2_abi_result(rc, "listen");
+}
+
+int r2_abi_connect(void *ctx, int dev, void *handle, void **scomm,
+                   struct r2_ncclnet_device_handle **dev_handle)
+{
+    struct r2_conn *made = NULL;
+    int rc = r2_engine_connect(ctx, dev, handle, &made);
+
+    (void)dev_handle; /* no device offload: NCCL's NULL stays */
+    *scomm = rc == 0 ? made : NULL;
+    return r2_abi_result(rc, "connect");
+}
+
+int r2_abi_accept(void *lcomm, void **rcomm, struct r2_ncclnet_device_handle **dev_handle)
+{
+    struct r2_conn *made = NULL;
+    int rc = r2_engine_accept(lcomm, &made);
+
+    (void)dev_handle;
+    *rcomm = rc == 0 ? made : NULL;
+    return r2_abi_result(rc, "accept");
+}
+
+int r2_abi_regmr(void *comm, void *data, size_t size, int type, void **mhandle)
+{
+    struct r2_mr *made = NULL;
+    int rc = type == R2_NCCL_PTR_HOST ? r2_engine_reg(comm, data, size, type, &made) : -EINVAL;
+
+    *mhandle = rc == 0 ? made : NULL;
+    return r2_abi_result(rc, type == R2_NCCL_PTR_HOST ? "regMr" : "regMr of memory of a device");
+}
+
+int r2_abi_regmr_dmabuf(void *comm, void *data, size_t size, int type, uint64_t offset, int fd,
+                        void **mhandle)
+{
+    (void)comm, (void)data, (void)size, (void)type, (void)offset, (void)fd;
+    *mhandle = NULL;
+    R2_WARN("regMrDmaBuf was called, although the NICs support host memory only");
+    return R2_NCCL_INTERNAL_ERROR;
+}
+
+int r2_abi_deregmr(void *comm, void *mhandle)
+{
+    return mhandle ? r2_abi_result(r2_engine_dereg(comm, mhandle), "deregMr") : R2_NCCL_SUCCESS;
+}
+
+int r2_abi_isend(void *scomm, void *data, size_t size, int tag, void *mhandle, void *phandle,
+                 void **request)
+{
+    struct r2_req *made = NULL;
+    int rc = r2_engine_isend(scomm, data, size, tag, mhandle, &made);
+
+    (void)phandle;
+    *request = rc == 0 ? made : NULL;
+    return r2_abi_result(rc, "isend");
+}
+
+int r2_abi_irecv(void *rcomm, int n, void **data, size_t *sizes, int *tags, void **mhandles,
+                 void **phandles, void **request)
+{
+    struct r2_req *made = NULL;
+    int rc;
+
+    (void)phandles;
+    /* On entry *request may say that no completion is needed; one is given all the same. */
+    *request = NULL;
+    if (n != 1) {
+        R2_WARN("irecv of %d buffers, although maxRecvs is 1", n);
+        return R2_NCCL_INVALID_USAGE;
+    }
+    rc = r2_engine_irecv(rcomm, data[0], sizes[0], tags ? tags[0] : 0,
+                         mhandles ? mhandles[0] : NULL, &made);
+    *request = rc == 0 ? made : NULL;
+    return r2_abi_result(rc, "irecv");
+}
+
+int r2_abi_iflush(void *rcomm, int n, void **data, int *sizes, void **mhandles, void **request)
+{
+    (void)rcomm, (void)n, (void)data, (void)sizes, (void)mhandles;
+    *request = NULL; /* host memory needs no flush */
+    return R2_NCCL_SUCCESS;
+}
+
+int r2_abi_test(void *request, int *done, int *sizes)
+{
+    size_t size = 0;
+    int rc;
+
+    *done = 0;
+    rc = r2_engine_test(request, done, &size);
+    if (rc == 0 && *done && sizes) {
+        sizes[0] = size > INT_MAX ? INT_MAX : (int)size;
+    }
+    return r2_abi_result(rc, "test");
+}
+
+int r2_abi_close(void *comm)
+{
+    return comm ? r2_abi_result(r2_engine_close(comm), "close") : R2_NCCL_SUCCESS;
+}
+
+int r2_abi_close_listen(void *lcomm)
+{
+    return lcomm ? r2_abi_result(r2_engine_close_listen(lcomm), "closeListen") : R2_NCCL_SUCCESS;
+}
+
+int r2_abi_finalize(void *ctx)
+{
+    return ctx ? r2_abi_result(r2_engine_finalize(ctx), "finalize") : R2_NCCL_SUCCESS;
+}
+
+static int r2_abi_properties_v11(int dev, struct r2_ncclnet_props_v11 *props)
+{
+    struct r2_ncclnet_props_v12 full;
+    int result = r2_abi_properties(dev, &full);
+
+    memset(props, 0, sizeof(*props));
+    props->name = full.name;
+    props->pci_path = full.pci_path;
+    props->guid = full.guid;
+    props->ptr_support = full.ptr_support;
+    props->reg_is_global = full.reg_is_global;
+    props->force_flush = full.force_flush;
+    props->speed = full.speed;
+    props->port = full.port;
+    props->latency = full.latency;
+    props->max_comms = full.max_comms;
+    props->max_recvs = full.max_recvs;
+    props->netdev_type = full.netdev_type;
+    props->netdev_version = full.netdev_version;
+    props->vprops.ndevs = full.vprops.ndevs;
+    props->vprops.devs[0] = full.vprops.devs[0];
+    props->max_p2p_bytes = full.max_p2p_bytes;
+    props->max_coll_bytes = full.max_coll_bytes;
+    props->max_multi_request = full.max_multi_request;
+    return result;
+}
+
+R2_EXPORT extern const struct r2_ncclnet_v12 ncclNetPlugin_v12;
+R2_EXPORT extern const struct r2_ncclnet_v11 ncclNetPlugin_v11;
+
+const struct r2_ncclnet_v12 ncclNetPlugin_v12 = {
+    .name = r2_abi_name,
+    .init = r2_abi_init,
+    .devices = r2_abi_devices,
+    .get_properties = r2_abi_properties,
+    .listen = r2_abi_listen,
+    .connect = r2_abi_connect,
+    .accept = r2_abi_accept,
+    .regmr = r2_abi_regmr,
+    .regmr_dmabuf = r2_abi_regmr_dmabuf,
+    .deregmr = r2_abi_deregmr,
+    .isend = r2_abi_isend,
+    .irecv = r2_abi_irecv,
+    .iflush = r2_abi_iflush,
+    .test = r2_abi_test,
+    .close_send = r2_abi_close,
+    .close_recv = r2_abi_close,
+    .close_listen = r2_abi_close_listen,
+    .get_device_mr = NULL,
+    .irecv_consumed = NULL,
+    .make_vdevice = NULL, /* no fused devices: each NIC is a NIC */
+    .finalize = r2_abi_finalize,
+    .set_attr = NULL,
+};
+
+const struct r2_ncclnet_v11 ncclNetPlugin_v11 = {
+    .name = r2_abi_name,
+    .init = r2_abi_init,
+    .devices = r2_abi_devices,
+    .get_properties = r2_abi_properties_v11,
+    .listen = r2_abi_listen,
+    .connect = r2_abi_connect,
+    .accept = r2_abi_accept,
+    .regmr = r2_abi_regmr,
+    .regmr_dmabuf = r2_abi_regmr_dmabuf,
+    .deregmr = r2_abi_deregmr,
+    .isend = r2_abi_isend,
+    .irecv = r2_abi_irecv,
+    .iflush = r2_abi_iflush,
+    .test = r2_abi_test,
+    .close_send = r2_abi_close,
+    .close_recv = r2_abi_close,
+    .close_listen = r2_abi_close_listen,
+    .get_device_mr = NULL,
+    .irecv_consumed = NULL,
+    .make_vdevice = NULL,
+    .finalize = r2_abi_finalize,
+    .set_attr = NULL,
+};

@@ -1,0 +1,184 @@
+"""Commands that change a running job: fail-nic, recover-nic."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import click
+
+from r2ccl_ctl.cli.common import (
+    F,
+    complete_nic,
+    json_option,
+    print_json,
+    selection,
+    selection_options,
+)
+from r2ccl_ctl.cli.view import document
+from r2ccl_ctl.control import Answer, Command, Selection, select_targets, send_commands, with_nic
+from r2ccl_ctl.faults import parse_kind
+from r2ccl_ctl.units import parse_duration, parse_size
+
+
+def target_options(command: F) -> F:
+    for option in (
+        click.option(
+            "--timeout",
+            default="2s",
+            show_default=True,
+            metavar="DURATION",
+            help="How long to wait for the processes' answers.",
+        ),
+        click.option("--all", "everything", is_flag=True, help="Processes of all jobs."),
+    ):
+        command = option(command)
+    return selection_options(command)
+
+
+def nic_argument(command: F) -> F:
+    return click.argument("nic", shell_complete=complete_nic)(command)
+
+
+def ask(
+    wanted: Selection, nic: str, timeout: str, make: Callable[[str], Command]
+) -> list[tuple[str, Answer]]:
+    """Ask every chosen process that has the NIC. (the NIC's name there, its answer)."""
+    pairs = list(with_nic(select_targets(wanted), nic))
+    answers = send_commands(
+        [(process, make(name)) for process, name in pairs], timeout=parse_duration(timeout)
+    )
+    return [(name, answer) for (_, name), answer in zip(pairs, answers, strict=True)]
+
+
+def show_answers(answers: Sequence[tuple[str, Answer]], as_json: bool, done: str) -> None:
+    """Print what the processes said; exit with 1 when one of them did not do it."""
+    if as_json:
+        print_json(document("answers", [_answer_dict(name, answer) for name, answer in answers]))
+    for name, answer in answers:
+        line = f"{answer.process.title}: {answer.text or f'{name} {done}'}"
+        if not answer.ok:
+            click.echo(f"Error: {line}", err=True)
+        elif not as_json:
+            click.echo(line)
+    if not all(answer.ok for _, answer in answers):
+        sys.exit(1)
+
+
+def _answer_dict(name: str, answer: Answer) -> dict[str, Any]:
+    process = answer.process
+    return {
+        "node": process.host,
+        "pid": process.pid,
+        "job": process.job,
+        "rank": process.rank,
+        "nic": name,
+        "ok": answer.ok,
+        "text": answer.text,
+        "code": answer.code,
+    }
+
+
+@click.command("fail-nic")
+@nic_argument
+@target_options
+@click.option(
+    "--kind",
+    default="blackhole",
+    show_default=True,
+    metavar="blackhole|error|slow=RATE|loss=PCT",
+    help="blackhole: bytes vanish, nobody is told; error: connections are reset; "
+    "slow: at most RATE (100mbit, 10MB/s); loss: PCT of the chunks.",
+)
+@click.option(
+    "--direction",
+    type=click.Choice(["tx", "rx", "both"]),
+    default="both",
+    show_default=True,
+    help="What the NIC sends, what it receives, or both.",
+)
+@click.option("--after", metavar="BYTES", help="Only when that many more bytes have passed.")
+@click.option(
+    "--for",
+    "duration",
+    metavar="DURATION",
+    help="Recover by itself after that time. Default: until recover-nic.",
+)
+@json_option
+def fail_nic(
+    nic: str,
+    pid: int | None,
+    job: str | None,
+    node: str | None,
+    everything: bool,
+    timeout: str,
+    kind: str,
+    direction: str,
+    after: str | None,
+    duration: str | None,
+    as_json: bool,
+) -> None:
+    """Take NIC away from running processes.
+
+    NIC is a name, an interface or an address that `r2ccl-ctl nics` shows. The processes are not
+    told: they find out as they would with a real failure, and the journal shows how. Without
+    --pid, --job or --all it means your only job on this machine.
+
+    \b
+    Example:
+      r2ccl-ctl fail-nic eth1
+      r2ccl-ctl fail-nic 127.0.2.1 --kind slow=100mbit --for 30s --job 4711
+    """
+    fault, rate, loss_ppm = parse_kind(kind)
+    after_bytes = parse_size(after) if after else 0
+    for_ms = round(parse_duration(duration) * 1000) if duration else 0
+    if duration and for_ms < 1:
+        raise click.BadParameter("at least 1ms", param_hint="--for")
+    answers = ask(
+        selection(pid, job, node, everything),
+        nic,
+        timeout,
+        lambda name: Command(
+            "fail-nic",
+            nic=name,
+            fault=fault,
+            direction=direction,
+            rate=rate,
+            loss_ppm=loss_ppm,
+            after_bytes=after_bytes,
+            for_ms=for_ms,
+        ),
+    )
+    show_answers(answers, as_json, f"has the fault {kind}")
+
+
+@click.command("recover-nic")
+@nic_argument
+@target_options
+@json_option
+def recover_nic(
+    nic: str,
+    pid: int | None,
+    job: str | None,
+    node: str | None,
+    everything: bool,
+    timeout: str,
+    as_json: bool,
+) -> None:
+    """Give NIC back to running processes.
+
+    Ends every fault that fail-nic has put on it. The processes probe it and take it into use by
+    themselves, within about a second.
+
+    \b
+    Example:
+      r2ccl-ctl recover-nic eth1
+    """
+    answers = ask(
+        selection(pid, job, node, everything),
+        nic,
+        timeout,
+        lambda name: Command("recover-nic", nic=name),
+    )
+    show_answers(answers, as_json, "has no fault any more")

@@ -1,0 +1,52 @@
+"""The entry point: `r2ccl-ctl`."""
+
+from __future__ import annotations
+
+import click
+
+from r2ccl_ctl import __version__
+from r2ccl_ctl.cli.act_cmds import fail_nic, recover_nic
+from r2ccl_ctl.cli.common import R2Group
+from r2ccl_ctl.cli.lab_cmds import lab
+from r2ccl_ctl.cli.launch_cmds import launch
+from r2ccl_ctl.cli.read_cmds import journal, nics, ps, status
+from r2ccl_ctl.cli.setup_cmds import build, completion, config, env_, gc, run
+
+SECTIONS = (
+    ("Start", (build, run, env_, launch)),
+    ("Look", (ps, status, nics, journal)),
+    ("Steer", (fail_nic, recover_nic)),
+    ("Try out", (lab,)),
+    ("Tools", (config, gc, completion)),
+)
+
+
+class Main(R2Group):
+    """Lists the commands by purpose."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(self.commands)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        for title, commands in SECTIONS:
+            with formatter.section(title):
+                formatter.write_dl(
+                    [(command.name or "", command.get_short_help_str(80)) for command in commands]
+                )
+
+
+@click.group(cls=Main, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="r2ccl-ctl")
+def main() -> None:
+    """See and steer jobs that run NCCL over R2CCL.
+
+    \b
+    Example:
+      r2ccl-ctl run -- torchrun --nproc-per-node 8 train.py
+      r2ccl-ctl status --watch
+    """
+
+
+for _title, _commands in SECTIONS:
+    for _command in _commands:
+        main.add_command(_command)

@@ -1,0 +1,218 @@
+"""Commands around a job: build, run, env, config, gc, completion."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+
+import click
+from click.shell_completion import get_completion_class
+
+from r2ccl_ctl import env as environment
+from r2ccl_ctl import gc as sweeping
+from r2ccl_ctl import paths, settings_view
+from r2ccl_ctl.cli.common import F, R2Group, add_row, json_option, print_json, show, table
+from r2ccl_ctl.cli.view import document, process_dict
+from r2ccl_ctl.errors import R2Error, R2UsageError
+from r2ccl_ctl.units import parse_duration, show_bytes, show_span
+
+
+@click.command()
+def build() -> None:
+    """Build the native parts of a checkout (`make native`).
+
+    \b
+    Example:
+      r2ccl-ctl build
+    """
+    root = paths.checkout()
+    if root is None:
+        click.echo(f"already built: this installation has its native parts in {paths.native_dir()}")
+        paths.plugin_path()
+        return
+    if shutil.which("make") is None:
+        raise R2Error("make not found: install make and gcc, then try again")
+    code = subprocess.run(["make", "-C", str(root), "native"], check=False).returncode
+    if code:
+        raise R2Error(f"make native ended with code {code}; its messages are above")
+
+
+def environment_options(command: F) -> F:
+    for option in (
+        click.option("--nics", metavar="LIST", default="", help="Sets R2CCL_NICS."),
+        click.option(
+            "--by-name",
+            is_flag=True,
+            help="Name the plugin instead of its path: for NCCL up to 2.20.",
+        ),
+        click.option(
+            "--nccl",
+            type=click.Choice(environment.NCCL_CHOICES),
+            default="system",
+            show_default=True,
+            help="standin: also put the CPU stand-in for NCCL in the library path.",
+        ),
+        click.option("--job", metavar="JOB", default="", help="Name of the job (R2CCL_JOB)."),
+    ):
+        command = option(command)
+    return command
+
+
+@click.command(context_settings={"ignore_unknown_options": True})
+@environment_options
+@click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
+def run(job: str, nccl: str, by_name: bool, nics: str, command: tuple[str, ...]) -> None:
+    """Run CMD with everything set that makes NCCL use R2CCL. Its exit code is ours.
+
+    \b
+    Example:
+      r2ccl-ctl run -- torchrun --nproc-per-node 8 train.py
+    """
+    job = job or environment.default_job(os.environ, command)
+    added = environment.application_env(os.environ, nccl=nccl, by_name=by_name, job=job, nics=nics)
+    for warning in environment.warnings(os.environ):
+        click.echo(f"warning: {warning}", err=True)
+    sys.stdout.flush()
+    try:
+        os.execvpe(command[0], list(command), {**os.environ, **added})
+    except FileNotFoundError:
+        raise R2UsageError(f"'{command[0]}': no such program") from None
+    except OSError as err:
+        raise R2UsageError(f"'{command[0]}' cannot be run: {err.strerror}") from err
+
+
+@click.command("env")
+@environment_options
+@json_option
+def env_(job: str, nccl: str, by_name: bool, nics: str, as_json: bool) -> None:
+    """Print what `run` would set, for a shell or a job script.
+
+    \b
+    Example:
+      eval "$(r2ccl-ctl env)"
+    """
+    variables = environment.application_env(
+        os.environ, nccl=nccl, by_name=by_name, job=job, nics=nics
+    )
+    for warning in environment.warnings(os.environ):
+        click.echo(f"warning: {warning}", err=True)
+    if as_json:
+        print_json({"schema": 1, "env": variables})
+    else:
+        click.echo("\n".join(environment.shell_lines(variables)))
+
+
+@click.group(cls=R2Group)
+def config() -> None:
+    """Settings: which there are, and what holds here."""
+
+
+@config.command("list")
+@click.option("--changed", is_flag=True, help="Only what does not have its default.")
+@click.option("--markdown", is_flag=True, help="As the text of docs/settings.md.")
+@json_option
+def config_list(changed: bool, markdown: bool, as_json: bool) -> None:
+    """List all settings with default, value and where the value comes from.
+
+    The table comes out of the built plugin; the values are those that a job started from this
+    shell would have.
+
+    \b
+    Example:
+      R2CCL_VERIFY=1 r2ccl-ctl config list --changed
+    """
+    settings = settings_view.load()
+    if markdown:
+        click.echo(settings_view.markdown(settings), nl=False)
+        return
+    if changed:
+        settings = [s for s in settings if s.source != "default" or s.error]
+    if as_json:
+        print_json({"schema": 1, "settings": [setting.as_dict() for setting in settings]})
+    else:
+        found = table("SETTING", "VALUE", "DEFAULT", "UNIT", "SOURCE", "ALLOWED")
+        for setting in settings:
+            add_row(
+                found,
+                setting.name,
+                setting.value or "-",
+                setting.default or "-",
+                setting.unit or "-",
+                setting.source,
+                settings_view.range_text(setting),
+            )
+        show(found)
+    for setting in settings:
+        if setting.error:
+            click.echo(f"warning: {setting.error}", err=True)
+
+
+@click.command()
+@click.option(
+    "--older-than",
+    default="10min",
+    show_default=True,
+    metavar="DURATION",
+    help="Spare those of processes that were alive more recently.",
+)
+@click.option("--all", "everything", is_flag=True, help="However old.")
+@click.option("--dry-run", is_flag=True, help="Only say what would be removed.")
+@json_option
+def gc(older_than: str, everything: bool, dry_run: bool, as_json: bool) -> None:
+    """Remove what processes that are gone left behind.
+
+    That is their control segments, and with them their journals; never those of running processes.
+
+    \b
+    Example:
+      r2ccl-ctl gc --older-than 1h
+    """
+    seconds = 0.0 if everything else parse_duration(older_than)
+    swept = sweeping.sweep(seconds, dry_run=dry_run)
+    if as_json:
+        print_json(
+            document(
+                "removed",
+                [
+                    {
+                        **process_dict(item.process),
+                        "age_s": round(item.age_s, 1),
+                        "bytes": item.bytes,
+                        "error": item.error,
+                    }
+                    for item in swept
+                ],
+            )
+        )
+    else:
+        for item in swept:
+            click.echo(
+                f"{item.process.name}: {item.process.state}, {show_span(item.age_s)} ago"
+                + (f": {item.error}" if item.error else "")
+            )
+        size = sum(item.bytes for item in swept if not item.error)
+        count = sum(not item.error for item in swept)
+        verb = "would be removed" if dry_run else "removed"
+        click.echo(f"{count} {verb}, {show_bytes(size)}", err=True)
+    if any(item.error for item in swept):
+        sys.exit(1)
+
+
+@click.command()
+@click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
+@click.pass_context
+def completion(ctx: click.Context, shell: str) -> None:
+    """Print the completion script for a shell.
+
+    \b
+    Example:
+      source <(r2ccl-ctl completion bash)
+      r2ccl-ctl completion fish > ~/.config/fish/completions/r2ccl-ctl.fish
+    """
+    made = get_completion_class(shell)
+    if made is None:
+        raise R2UsageError(f"no completion for '{shell}'")
+    root = ctx.find_root().command
+    click.echo(made(root, {}, "r2ccl-ctl", "_R2CCL_CTL_COMPLETE").source())
