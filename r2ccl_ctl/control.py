@@ -20,7 +20,9 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from r2ccl_ctl import rows
 from r2ccl_ctl.errors import R2Error, R2UsageError
+from r2ccl_ctl.rows import Nic, PathRow, Peer, word
 from r2ccl_ctl.segment import Segment, SegmentError, layout
 
 SCHEMA = 1
@@ -30,83 +32,6 @@ FRESH_NS = 10 * 10**9
 POLL_S = 0.002
 
 _NAME = re.compile(r"r2ccl\.(\d{1,10})\.(\d{1,20})\.(\d{1,10})\.(\d{1,20})(?:\.(\d{1,4}))?")
-
-
-@dataclass(frozen=True)
-class Nic:
-    """A NIC as one process sees it. `since_*`: of the state; `rate` in bytes per second."""
-
-    index: int
-    name: str
-    addr: str
-    ifname: str
-    pci_path: str
-    state: str
-    link: str
-    weight: int
-    speed_mbps: int
-    numa: int | None
-    cause: str
-    fault: str
-    penalty: int
-    reuse_mono_ns: int
-    since_real_ns: int
-    since_mono_ns: int
-    tx_bytes: int
-    rx_bytes: int
-    tx_chunks: int
-    rx_chunks: int
-    tx_rate: int
-    rx_rate: int
-    inflight_bytes: int
-    failures: int
-    recoveries: int
-    errors: int
-    replayed_bytes: int
-
-
-@dataclass(frozen=True)
-class Peer:
-    """A process at the other end. `direction`: tx, rx or both, of the open connections."""
-
-    index: int
-    process_id: str
-    host: str
-    pid: int
-    state: str
-    direction: str
-    connections: int
-    cause: str
-    since_real_ns: int
-    since_mono_ns: int
-    heard_mono_ns: int
-
-
-@dataclass(frozen=True)
-class PathRow:
-    """A path: a local NIC to one NIC of a peer. `rate` in bytes per second."""
-
-    index: int
-    peer: int
-    peer_host: str
-    peer_pid: int
-    nic: str
-    remote_nic: str
-    state: str
-    generation: int
-    weight: int
-    streams: int
-    cause: str
-    since_real_ns: int
-    since_mono_ns: int
-    tx_bytes: int
-    rx_bytes: int
-    inflight_bytes: int
-    rate: int
-    rtt_us: int
-    failures: int
-    replayed_bytes: int
-    heard_mono_ns: int
 
 
 @dataclass(frozen=True)
@@ -423,12 +348,12 @@ def read_snapshot(process: Process, segment: Segment) -> Snapshot:
     gauges = segment.single("gauges", "r2_seg_gauges")
     bits = gauges.pop("missing")
     words = layout().enum("r2_seg_missing", "R2_SEG_MISSING_")
-    nics = [_nic(index, row) for index, row in segment.used_rows("nics", "r2_seg_nic")]
-    peers = [_peer(index, row) for index, row in segment.used_rows("peers", "r2_seg_peer")]
+    nics = [rows.nic(index, row) for index, row in segment.used_rows("nics", "r2_seg_nic")]
+    peers = [rows.peer(index, row) for index, row in segment.used_rows("peers", "r2_seg_peer")]
     nic_names = {nic.index: nic.name for nic in nics}
     peer_rows = {peer.index: peer for peer in peers}
-    rows = [
-        _path(index, row, nic_names, peer_rows)
+    found = [
+        rows.path(index, row, nic_names, peer_rows)
         for index, row in segment.used_rows("paths", "r2_seg_path")
     ]
     return Snapshot(
@@ -440,64 +365,8 @@ def read_snapshot(process: Process, segment: Segment) -> Snapshot:
         missing=[word for bit, word in words.items() if bits & bit],
         nics=nics,
         peers=peers,
-        paths=rows,
+        paths=found,
     )
-
-
-def word(enum: str, prefix: str, number: int) -> str:
-    """The word for an enum's value; a number that this tool does not know stays one."""
-    return layout().enum(enum, prefix).get(number, f"unknown-{number}")
-
-
-def _nic(index: int, row: dict[str, Any]) -> Nic:
-    n = row["n"]
-    return Nic(
-        index=index,
-        state=word("r2_seg_nic_state", "R2_SEG_NIC_", row["state"]),
-        link=word("r2_seg_link", "R2_SEG_LINK_", row["link"]),
-        numa=row["numa"] if row["numa"] >= 0 else None,
-        **_take(
-            row,
-            "name addr ifname pci_path weight speed_mbps cause fault penalty "
-            "reuse_mono_ns since_real_ns since_mono_ns",
-        ),
-        **_take(
-            n,
-            "tx_bytes rx_bytes tx_chunks rx_chunks tx_rate rx_rate inflight_bytes failures "
-            "recoveries errors replayed_bytes",
-        ),
-    )
-
-
-def _peer(index: int, row: dict[str, Any]) -> Peer:
-    return Peer(
-        index=index,
-        state=word("r2_seg_peer_state", "R2_SEG_PEER_", row["state"]),
-        direction=word("r2_seg_direction", "R2_SEG_DIR_", row["direction"]),
-        **_take(
-            row, "process_id host pid connections cause since_real_ns since_mono_ns heard_mono_ns"
-        ),
-    )
-
-
-def _path(index: int, row: dict[str, Any], nics: dict[int, str], peers: dict[int, Peer]) -> PathRow:
-    peer = peers.get(row["peer"])
-    return PathRow(
-        index=index,
-        peer_host=peer.host if peer else "",
-        peer_pid=peer.pid if peer else 0,
-        nic=nics.get(row["nic"], ""),
-        state=word("r2_seg_path_state", "R2_SEG_PATH_", row["state"]),
-        **_take(row, "peer remote_nic generation weight streams cause since_real_ns since_mono_ns"),
-        **_take(
-            row["n"],
-            "tx_bytes rx_bytes inflight_bytes rate rtt_us failures replayed_bytes heard_mono_ns",
-        ),
-    )
-
-
-def _take(row: dict[str, Any], names: str) -> dict[str, Any]:
-    return {name: row[name] for name in names.split()}
 
 
 # Commands

@@ -29,11 +29,13 @@ def age_s(process: Process, now_ns: int) -> float:
     return max(0.0, (now_ns - last) / 1e9)
 
 
-def sweep(older_than_s: float = DEFAULT_AGE_S, *, dry_run: bool = False) -> list[Swept]:
+def sweep(
+    older_than_s: float = DEFAULT_AGE_S, *, dry_run: bool = False, now_ns: int | None = None
+) -> list[Swept]:
     """Remove what no process holds and nobody has heard of for that long. Of this user, or, as
     root, of all."""
     found = []
-    now_ns = time.time_ns()
+    now_ns = time.time_ns() if now_ns is None else now_ns
     for process in list_processes(dead=True):
         if process.running or os.geteuid() not in (0, process.uid):
             continue

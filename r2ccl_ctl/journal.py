@@ -10,7 +10,8 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from r2ccl_ctl.control import Process, describe, open_segment, word
+from r2ccl_ctl.control import Process, describe, open_segment
+from r2ccl_ctl.rows import word
 from r2ccl_ctl.segment import Segment
 
 UNFINISHED_S = 1.0
@@ -95,7 +96,7 @@ class Cursor:
         table = self._segment.tables["events"]
         offset = table.offset + number % table.rows * table.stride
         data = self._segment.read(offset, table.stride)
-        stamp = (2 * number + 2).to_bytes(8, "little")
+        stamp = ((2 * number + 2) % (1 << 64)).to_bytes(8, "little")
         if data[:8] != stamp or self._segment.read(offset, 8) != stamp:
             return None
         return self._segment.layout.parse("r2_seg_journal_entry", data)

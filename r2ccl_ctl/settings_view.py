@@ -16,6 +16,15 @@ from r2ccl_ctl.errors import R2Error
 
 _FUNCTION = "r2ccl_settings_json"
 
+INTRODUCTION = (
+    "Environment variables, read once by each process. `r2ccl-ctl config list` shows them with "
+    "the values that hold where you are; this page is what `r2ccl-ctl config list --markdown` "
+    "prints.",
+    "Sizes take K, M and G (powers of 1024); durations take ns, us, ms, s, min and h; a plain "
+    "number is in the unit named. A bad value stops the plugin with a message that names the "
+    "setting, the value and what is allowed.",
+)
+
 
 @dataclass(frozen=True)
 class Setting:
@@ -94,13 +103,8 @@ def markdown(settings: list[Setting]) -> str:
     lines = [
         "# Settings",
         "",
-        "Environment variables, read once by each process. `r2ccl-ctl config list` shows them with the",
-        "values that hold where you are; this page is what `r2ccl-ctl config list --markdown` prints.",
-        "",
-        "Sizes take K, M and G (powers of 1024); durations take ns, us, ms, s, min and h; a plain number",
-        "is in the unit named. A bad value stops the plugin with a message that names the setting, the",
-        "value and what is allowed.",
-    ]
+        *(line for text in INTRODUCTION for line in (wrap(text), "")),
+    ][:-1]
     for setting in settings:
         if setting.foreign:
             continue

@@ -169,6 +169,8 @@ static int post(struct r2_conn *c, void *data, size_t size, struct r2_mr *mr, st
 
     if (c->state != R2_CONN_OPEN && c->state != R2_CONN_OPENING)
         return c->error ? c->error : -ECONNRESET;
+    if (c->remote_closed && (c->out || c->next_seq >= c->final_seq))
+        return -ECONNRESET;
     r = take_req(c);
     if (!r)
         return 0;

@@ -160,6 +160,49 @@ static int on_fenced(struct r2_path *path, const uint8_t *body)
     return 0;
 }
 
+/* Nothing of what was sent is missing at the receiver; a lane may not have let go of it yet. */
+static bool all_acked(struct r2_conn *c)
+{
+    for (uint64_t s = c->oldest; s < c->next_seq; s++) {
+        struct r2_req *r = r2_conn_req(c, s);
+
+        if (r && (r2_send_acked_bytes(&r->led.send) < r->size || !r->size))
+            return false;
+    }
+    return true;
+}
+
+/* S: the receiver is closed. Its last acknowledgements may come behind the CLOSE, so it carries
+ * them. */
+static int receiver_closed(struct r2_conn *c, uint64_t cumulative)
+{
+    int rc;
+
+    if (cumulative > c->next_seq)
+        return -EPROTO;
+    rc = r2_send_on_ack(c, cumulative, NULL, 0);
+    if (c->state == R2_CONN_OPENING || rc || !all_acked(c))
+        r2_conn_fail(c, -ECONNRESET);
+    return rc;
+}
+
+/* R: the sender is closed after `begun` messages. Those that have arrived whole, stashed ones too,
+ * can still be received; nothing behind them can. */
+static void sender_closed(struct r2_conn *c, uint64_t begun)
+{
+    c->final_seq = begun;
+    if (c->cum < begun) {
+        r2_conn_fail(c, -ECONNRESET);
+        return;
+    }
+    for (uint64_t s = begun; s < c->next_seq; s++) {
+        struct r2_req *r = r2_conn_req(c, s);
+
+        if (r)
+            r2_req_finish(r, -ECONNRESET);
+    }
+}
+
 static int on_close(struct r2_path *path, const uint8_t *body)
 {
     struct r2_peer *p = path->peer;
@@ -176,13 +219,12 @@ static int on_close(struct r2_path *path, const uint8_t *body)
     c = r2_conn_find(p, m.conn);
     if (c && !c->remote_closed) {
         c->remote_closed = true;
-        if (c->out && c->state != R2_CONN_FAILED) {
-            if (m.cumulative > c->next_seq)
-                return -EPROTO;
-            rc = r2_send_on_ack(c, m.cumulative, NULL, 0);
+        if (c->state == R2_CONN_OPENING || c->state == R2_CONN_OPEN) {
+            if (c->out)
+                rc = receiver_closed(c, m.cumulative);
+            else
+                sender_closed(c, m.cumulative);
         }
-        if (c->state == R2_CONN_OPENING || c->state == R2_CONN_OPEN)
-            r2_conn_fail(c, -ECONNRESET);
     }
     r2_out_frame(path, R2_F_CLOSE_ACK, &ack, sizeof(ack), NULL, 0);
     return rc;

@@ -185,6 +185,7 @@ struct r2_conn {
     enum r2_conn_state state;
     int error;
     bool close_acked, remote_closed;
+    uint64_t final_seq; /* R, remote_closed: messages that the sender has begun */
 
     struct r2_req reqs[R2_MAX_REQUESTS];
     struct r2_req *window[R2_WINDOW]; /* by sequence number, checked against req->seq */

@@ -18,6 +18,7 @@ from r2ccl_ctl.cli.common import (
 )
 from r2ccl_ctl.cli.view import document
 from r2ccl_ctl.control import Answer, Command, Selection, select_targets, send_commands, with_nic
+from r2ccl_ctl.errors import R2UsageError
 from r2ccl_ctl.faults import parse_kind
 from r2ccl_ctl.units import parse_duration, parse_size
 
@@ -134,7 +135,7 @@ def fail_nic(
     after_bytes = parse_size(after) if after else 0
     for_ms = round(parse_duration(duration) * 1000) if duration else 0
     if duration and for_ms < 1:
-        raise click.BadParameter("at least 1ms", param_hint="--for")
+        raise R2UsageError(f"--for {duration}: at least 1ms")
     answers = ask(
         selection(pid, job, node, everything),
         nic,

@@ -22,6 +22,7 @@ from r2ccl_ctl.cli.common import (
     show,
 )
 from r2ccl_ctl.control import Process, Selection, Snapshot, list_processes, select
+from r2ccl_ctl.errors import R2UsageError
 from r2ccl_ctl.journal import Cursor, Event
 from r2ccl_ctl.segment import SegmentError
 from r2ccl_ctl.units import parse_duration
@@ -130,7 +131,7 @@ def report(
     rates = view.Rates()
     seconds = parse_duration(interval)
     if seconds < 0.05:
-        raise click.BadParameter("at least 50ms", param_hint="--interval")
+        raise R2UsageError(f"--interval {interval}: at least 50ms")
     dead = wanted.pid is not None
 
     def once() -> None:

@@ -14,8 +14,9 @@ from rich.table import Table
 from rich.text import Text
 
 from r2ccl_ctl.cli.common import add_row, state, table
-from r2ccl_ctl.control import SCHEMA, Nic, PathRow, Process, Snapshot
+from r2ccl_ctl.control import SCHEMA, Process, Snapshot
 from r2ccl_ctl.journal import Event
+from r2ccl_ctl.rows import Nic, PathRow
 from r2ccl_ctl.units import rfc3339, show_bytes, show_rate, show_span
 
 SHOWN_COUNTERS = (

@@ -42,21 +42,49 @@ void perf_lib_load(struct perf_nccl *n, const char *path)
     *(void **)&n->GetLastError = dlsym(RTLD_DEFAULT, "ncclGetLastError");
 }
 
-typedef int (*cu_fn)();
+typedef unsigned long long cu_ptr; /* CUdeviceptr */
 
-static struct {
+static struct { /* CUresult is an int */
     bool used;
-    cu_fn alloc, release, write, read, query;
+    int (*Init)(unsigned flags);
+    int (*DeviceGetCount)(int *count);
+    int (*DeviceGet)(int *device, int ordinal);
+    int (*DevicePrimaryCtxRetain)(void **context, int device);
+    int (*CtxSetCurrent)(void *context);
+    int (*CtxSynchronize)(void);
+    int (*StreamCreate)(void **stream, unsigned flags);
+    int (*StreamQuery)(void *stream);
+    int (*MemAlloc)(cu_ptr *out, size_t bytes);
+    int (*MemFree)(cu_ptr data);
+    int (*MemcpyHtoD)(cu_ptr to, const void *from, size_t bytes);
+    int (*MemcpyDtoH)(void *to, cu_ptr from, size_t bytes);
     void *stream;
 } cuda;
 
-static cu_fn driver(void *lib, const char *name)
+static void *driver(void *lib, const char *name)
 {
-    cu_fn fn;
-    *(void **)&fn = dlsym(lib, name);
+    void *fn = dlsym(lib, name);
     if (!fn)
         perf_die("libcuda.so.1 has no function %s", name);
     return fn;
+}
+
+#define DRIVER(lib, f, symbol) (*(void **)&cuda.f = driver(lib, symbol))
+
+static void look_up(void *lib)
+{
+    DRIVER(lib, Init, "cuInit");
+    DRIVER(lib, DeviceGetCount, "cuDeviceGetCount");
+    DRIVER(lib, DeviceGet, "cuDeviceGet");
+    DRIVER(lib, DevicePrimaryCtxRetain, "cuDevicePrimaryCtxRetain");
+    DRIVER(lib, CtxSetCurrent, "cuCtxSetCurrent");
+    DRIVER(lib, CtxSynchronize, "cuCtxSynchronize");
+    DRIVER(lib, StreamCreate, "cuStreamCreate");
+    DRIVER(lib, StreamQuery, "cuStreamQuery");
+    DRIVER(lib, MemAlloc, "cuMemAlloc_v2");
+    DRIVER(lib, MemFree, "cuMemFree_v2");
+    DRIVER(lib, MemcpyHtoD, "cuMemcpyHtoD_v2");
+    DRIVER(lib, MemcpyDtoH, "cuMemcpyDtoH_v2");
 }
 
 static void checked(int rc, const char *what)
@@ -69,24 +97,20 @@ void perf_gpu_open(const struct perf_nccl *n, int local_rank)
 {
     int count = 0, device = 0;
     void *context = NULL;
-    void *lib = n->standin ? NULL : dlopen("libcuda.so.1", RTLD_NOW | RTLD_GLOBAL);
     if (n->standin)
         return;
+    void *lib = dlopen("libcuda.so.1", RTLD_NOW | RTLD_GLOBAL);
     if (!lib)
         perf_die("a real NCCL needs a GPU, and there is no libcuda.so.1: %s", dlerror());
-    checked(driver(lib, "cuInit")(0u), "cuInit");
-    checked(driver(lib, "cuDeviceGetCount")(&count), "cuDeviceGetCount");
+    look_up(lib);
+    checked(cuda.Init(0), "cuInit");
+    checked(cuda.DeviceGetCount(&count), "cuDeviceGetCount");
     if (count < 1)
         perf_die("no GPU is visible (CUDA_VISIBLE_DEVICES)");
-    checked(driver(lib, "cuDeviceGet")(&device, local_rank % count), "cuDeviceGet");
-    checked(driver(lib, "cuDevicePrimaryCtxRetain")(&context, device), "cuDevicePrimaryCtxRetain");
-    checked(driver(lib, "cuCtxSetCurrent")(context), "cuCtxSetCurrent");
-    checked(driver(lib, "cuStreamCreate")(&cuda.stream, 1u), "cuStreamCreate"); /* non-blocking */
-    cuda.alloc = driver(lib, "cuMemAlloc_v2");
-    cuda.release = driver(lib, "cuMemFree_v2");
-    cuda.write = driver(lib, "cuMemcpyHtoD_v2");
-    cuda.read = driver(lib, "cuMemcpyDtoH_v2");
-    cuda.query = driver(lib, "cuStreamQuery");
+    checked(cuda.DeviceGet(&device, local_rank % count), "cuDeviceGet");
+    checked(cuda.DevicePrimaryCtxRetain(&context, device), "cuDevicePrimaryCtxRetain");
+    checked(cuda.CtxSetCurrent(context), "cuCtxSetCurrent");
+    checked(cuda.StreamCreate(&cuda.stream, 1), "cuStreamCreate"); /* 1: non-blocking */
     cuda.used = true;
 }
 
@@ -102,11 +126,11 @@ ncclStream_t perf_gpu_stream(void)
 
 void *perf_gpu_alloc(size_t bytes)
 {
-    unsigned long long address = 0;
+    cu_ptr address = 0;
     bytes = (bytes + 4096) / 4096 * 4096;
     void *host = cuda.used ? NULL : aligned_alloc(4096, bytes);
     if (cuda.used)
-        checked(cuda.alloc(&address, bytes), "cuMemAlloc");
+        checked(cuda.MemAlloc(&address, bytes), "cuMemAlloc");
     else if (!host)
         perf_die("no memory for %zu bytes", bytes);
     return cuda.used ? (void *)(uintptr_t)address : host;
@@ -115,17 +139,21 @@ void *perf_gpu_alloc(size_t bytes)
 void perf_gpu_free(void *data)
 {
     if (cuda.used)
-        cuda.release((unsigned long long)(uintptr_t)data);
+        cuda.MemFree((cu_ptr)(uintptr_t)data);
     else
         free(data);
 }
 
 void perf_gpu_write(void *to, const void *from, size_t bytes)
 {
-    if (!cuda.used && bytes)
+    if (!bytes)
+        return;
+    if (!cuda.used) {
         memcpy(to, from, bytes);
-    else if (bytes)
-        checked(cuda.write((unsigned long long)(uintptr_t)to, from, bytes), "cuMemcpyHtoD");
+        return;
+    }
+    checked(cuda.MemcpyHtoD((cu_ptr)(uintptr_t)to, from, bytes), "cuMemcpyHtoD");
+    checked(cuda.CtxSynchronize(), "cuCtxSynchronize"); /* pageable copies may still be under way */
 }
 
 void perf_gpu_read(void *to, const void *from, size_t bytes)
@@ -133,12 +161,12 @@ void perf_gpu_read(void *to, const void *from, size_t bytes)
     if (!cuda.used && bytes)
         memcpy(to, from, bytes);
     else if (bytes)
-        checked(cuda.read(to, (unsigned long long)(uintptr_t)from, bytes), "cuMemcpyDtoH");
+        checked(cuda.MemcpyDtoH(to, (cu_ptr)(uintptr_t)from, bytes), "cuMemcpyDtoH");
 }
 
 int perf_gpu_query(void)
 {
-    int rc = cuda.used ? cuda.query(cuda.stream) : 0;
+    int rc = cuda.used ? cuda.StreamQuery(cuda.stream) : 0;
     if (rc && rc != 600) /* not ready */
         checked(rc, "cuStreamQuery");
     return rc == 0;

@@ -76,7 +76,8 @@ def test_wheel_has_the_native_artefacts(wheel: Path) -> None:
 def test_wheel_holds_every_module(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         names = set(archive.namelist())
-    modules = {str(path.relative_to(ROOT)) for path in (ROOT / "r2ccl_ctl").glob("**/*.py")}
+    source = wheel.parent.parent / "source"
+    modules = {str(path.relative_to(source)) for path in source.glob("r2ccl_ctl/**/*.py")}
     assert modules <= names, sorted(modules - names)
 
 

@@ -1,0 +1,141 @@
+"""The rows of a control segment's tables, as the rest of the tool knows them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from r2ccl_ctl.segment import layout
+
+
+@dataclass(frozen=True)
+class Nic:
+    """A NIC as one process sees it. `since_*`: of the state; `rate` in bytes per second."""
+
+    index: int
+    name: str
+    addr: str
+    ifname: str
+    pci_path: str
+    state: str
+    link: str
+    weight: int
+    speed_mbps: int
+    numa: int | None
+    cause: str
+    fault: str
+    penalty: int
+    reuse_mono_ns: int
+    since_real_ns: int
+    since_mono_ns: int
+    tx_bytes: int
+    rx_bytes: int
+    tx_chunks: int
+    rx_chunks: int
+    tx_rate: int
+    rx_rate: int
+    inflight_bytes: int
+    failures: int
+    recoveries: int
+    errors: int
+    replayed_bytes: int
+
+
+@dataclass(frozen=True)
+class Peer:
+    """A process at the other end. `direction`: tx, rx or both, of the open connections."""
+
+    index: int
+    process_id: str
+    host: str
+    pid: int
+    state: str
+    direction: str
+    connections: int
+    cause: str
+    since_real_ns: int
+    since_mono_ns: int
+    heard_mono_ns: int
+
+
+@dataclass(frozen=True)
+class PathRow:
+    """A path: a local NIC to one NIC of a peer. `rate` in bytes per second."""
+
+    index: int
+    peer: int
+    peer_host: str
+    peer_pid: int
+    nic: str
+    remote_nic: str
+    state: str
+    generation: int
+    weight: int
+    streams: int
+    cause: str
+    since_real_ns: int
+    since_mono_ns: int
+    tx_bytes: int
+    rx_bytes: int
+    inflight_bytes: int
+    rate: int
+    rtt_us: int
+    failures: int
+    replayed_bytes: int
+    heard_mono_ns: int
+
+
+def word(enum: str, prefix: str, number: int) -> str:
+    """The word for an enum's value; a number that this tool does not know stays one."""
+    return layout().enum(enum, prefix).get(number, f"unknown-{number}")
+
+
+def nic(index: int, row: dict[str, Any]) -> Nic:
+    n = row["n"]
+    return Nic(
+        index=index,
+        state=word("r2_seg_nic_state", "R2_SEG_NIC_", row["state"]),
+        link=word("r2_seg_link", "R2_SEG_LINK_", row["link"]),
+        numa=row["numa"] if row["numa"] >= 0 else None,
+        **take(
+            row,
+            "name addr ifname pci_path weight speed_mbps cause fault penalty "
+            "reuse_mono_ns since_real_ns since_mono_ns",
+        ),
+        **take(
+            n,
+            "tx_bytes rx_bytes tx_chunks rx_chunks tx_rate rx_rate inflight_bytes failures "
+            "recoveries errors replayed_bytes",
+        ),
+    )
+
+
+def peer(index: int, row: dict[str, Any]) -> Peer:
+    return Peer(
+        index=index,
+        state=word("r2_seg_peer_state", "R2_SEG_PEER_", row["state"]),
+        direction=word("r2_seg_direction", "R2_SEG_DIR_", row["direction"]),
+        **take(
+            row, "process_id host pid connections cause since_real_ns since_mono_ns heard_mono_ns"
+        ),
+    )
+
+
+def path(index: int, row: dict[str, Any], nics: dict[int, str], peers: dict[int, Peer]) -> PathRow:
+    other = peers.get(row["peer"])
+    return PathRow(
+        index=index,
+        peer_host=other.host if other else "",
+        peer_pid=other.pid if other else 0,
+        nic=nics.get(row["nic"], ""),
+        state=word("r2_seg_path_state", "R2_SEG_PATH_", row["state"]),
+        **take(row, "peer remote_nic generation weight streams cause since_real_ns since_mono_ns"),
+        **take(
+            row["n"],
+            "tx_bytes rx_bytes inflight_bytes rate rtt_us failures replayed_bytes heard_mono_ns",
+        ),
+    )
+
+
+def take(row: dict[str, Any], names: str) -> dict[str, Any]:
+    return {name: row[name] for name in names.split()}

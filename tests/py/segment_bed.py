@@ -1,0 +1,103 @@
+"""Processes with a control segment, for tests: build/tests/segment_writer, started and ended."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from conftest import ROOT, missing
+
+from r2ccl_ctl import control
+
+WAIT_S = 10.0
+
+
+def program() -> Path:
+    return (ROOT / os.environ.get("R2CCL_TEST_BUILD", "build") / "tests/segment_writer").resolve()
+
+
+def until(holds: Callable[[], object], what: str, seconds: float = WAIT_S) -> None:
+    """Wait for a condition, for a bounded time."""
+    end = time.monotonic() + seconds
+    while not holds():
+        if time.monotonic() > end:
+            pytest.fail(f"not within {seconds:.0f} s: {what}", pytrace=False)
+        time.sleep(0.01)
+
+
+@dataclass
+class Writer:
+    """A running segment_writer."""
+
+    popen: subprocess.Popen[bytes]
+    path: Path
+    job: str
+
+    @property
+    def pid(self) -> int:
+        return self.popen.pid
+
+    @property
+    def process(self) -> control.Process:
+        found = control.describe(self.path)
+        assert found is not None
+        return found
+
+    def end(self) -> None:
+        """Let it close in order."""
+        assert self.popen.stdin is not None
+        self.popen.stdin.close()
+        self.popen.wait(timeout=WAIT_S)
+
+    def kill(self) -> None:
+        self.popen.send_signal(signal.SIGKILL)
+        self.popen.wait(timeout=WAIT_S)
+
+
+StartWriter = Callable[..., Writer]
+
+
+@contextlib.contextmanager
+def writers() -> Iterator[StartWriter]:
+    """A function that starts writers of one job; all are gone, and their objects, at the end."""
+    if not program().is_file():
+        missing("build", f"{program()}: not there; run `make native`")
+    job = f"test-{secrets.token_hex(4)}"
+    started: list[Writer] = []
+
+    def start(*options: str, job: str = job) -> Writer:
+        popen = subprocess.Popen(
+            [program(), "--seconds", "60", "--job", job, *options],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+        )
+        assert popen.stdout is not None
+        line = popen.stdout.readline().decode().split()
+        assert line[:1] == ["ready"], line
+        writer = Writer(popen, control.SHM / line[1].lstrip("/"), job)
+        started.append(writer)
+        return writer
+
+    try:
+        yield start
+    finally:
+        for writer in started:
+            with contextlib.suppress(ProcessLookupError):
+                writer.popen.send_signal(signal.SIGCONT)
+            writer.popen.kill()
+            writer.popen.wait(timeout=WAIT_S)
+            writer.path.unlink(missing_ok=True)
+
+
+@pytest.fixture
+def start_writer() -> Iterator[StartWriter]:
+    with writers() as start:
+        yield start

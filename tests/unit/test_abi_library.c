@@ -1,0 +1,117 @@
+/* The built library: what it exports, and that it can be loaded and dropped as NCCL does. */
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <libgen.h>
+#include <limits.h>
+
+#include "check.h"
+#include "nccl_abi/nccl_net_abi.h"
+
+static char library[PATH_MAX];
+
+static void test_exports(void)
+{
+    static const char *const wanted[] = {
+        "ncclNetPlugin_v6",  "ncclNetPlugin_v7",  "ncclNetPlugin_v8",  "ncclNetPlugin_v9",
+        "ncclNetPlugin_v10", "ncclNetPlugin_v11", "ncclNetPlugin_v12", "r2ccl_settings_json"};
+    const int count = sizeof(wanted) / sizeof(wanted[0]);
+    char command[PATH_MAX + 100];
+    char line[512];
+    int found = 0;
+    FILE *f;
+
+    if (system("nm --version >/dev/null 2>&1") != 0) {
+        CHECK_SKIP("there is no nm");
+    }
+    snprintf(command, sizeof(command), "nm -D --defined-only '%s'", library);
+    f = popen(command, "r");
+    CHECK(f != NULL);
+    while (fgets(line, sizeof(line), f)) {
+        char name[256] = "";
+        bool known = false;
+
+        CHECK_MSG(sscanf(line, "%*s %*s %255s", name) == 1, "nm says: %s", line);
+        for (int i = 0; i < count; i++) {
+            known |= strcmp(name, wanted[i]) == 0;
+        }
+        /* The sanitizers put a few of their own there. */
+        known |= strncmp(name, "__asan", 6) == 0 || strncmp(name, "__odr_asan", 10) == 0 ||
+                 strncmp(name, "__ubsan", 7) == 0 || strncmp(name, "__tsan", 6) == 0;
+        CHECK_MSG(known, "%s is exported and should not be", name);
+        found += strncmp(name, "__", 2) != 0;
+    }
+    CHECK_EQ(pclose(f), 0);
+    CHECK_EQ(found, count);
+}
+
+static void test_no_other_plugin(void)
+{
+    void *h = dlopen(library, RTLD_NOW | RTLD_LOCAL);
+    char name[64];
+
+    CHECK_MSG(h != NULL, "%s", dlerror());
+    for (int v = 4; v < 20; v++) {
+        snprintf(name, sizeof(name), "ncclCollNetPlugin_v%d", v);
+        CHECK(dlsym(h, name) == NULL);
+        snprintf(name, sizeof(name), "ncclTunerPlugin_v%d", v);
+        CHECK(dlsym(h, name) == NULL);
+        snprintf(name, sizeof(name), "ncclProfiler_v%d", v);
+        CHECK(dlsym(h, name) == NULL);
+    }
+    dlclose(h);
+}
+
+static void silent(int level, unsigned long flags, const char *file, int line, const char *fmt, ...)
+{
+    (void)level, (void)flags, (void)file, (void)line, (void)fmt;
+}
+
+/* NCCL drops the library with the last communicator and loads it again for the next one. */
+static void test_load_a_hundred_times(void)
+{
+    setenv("R2CCL_NICS", "127.0.1.1,127.0.2.1", 1);
+    for (int i = 0; i < 100; i++) {
+        void *h = dlopen(library, RTLD_NOW | RTLD_LOCAL);
+        const struct r2_ncclnet_v12 *net;
+        struct r2_ncclnet_config config = {R2_NCCL_TRAFFIC_CLASS_UNDEF};
+        struct r2_ncclnet_props_v12 p;
+        void *ctx = NULL;
+        int n = -1;
+
+        CHECK_MSG(h != NULL, "%s", dlerror());
+        net = dlsym(h, "ncclNetPlugin_v12");
+        CHECK(net != NULL);
+        CHECK_EQ(net->init(&ctx, (uint64_t)i, &config, silent, NULL), 0);
+        CHECK_EQ(net->devices(&n), 0);
+        CHECK_EQ(n, 2);
+        CHECK_EQ(net->get_properties(1, &p), 0);
+        CHECK_STR(p.name, "127.0.2.1");
+        CHECK_EQ(net->finalize(ctx), 0);
+        CHECK_EQ(dlclose(h), 0);
+    }
+}
+
+static const struct check_test tests[] = {
+    {"exports", test_exports},
+    {"no_other_plugin", test_no_other_plugin},
+    {"load_a_hundred_times", test_load_a_hundred_times},
+    {0},
+};
+
+int main(int argc, char **argv)
+{
+    char here[PATH_MAX];
+
+    /* build/tests/unit/<this program> */
+    if (!realpath("/proc/self/exe", here)) {
+        perror("realpath");
+        return 1;
+    }
+    snprintf(library, sizeof(library), "%s", dirname(here));
+    strcat(library, "/../../libnccl-net-r2ccl.so");
+    if (access(library, R_OK) != 0) {
+        fprintf(stderr, "%s is not built\n", library);
+        return 1;
+    }
+    return check_main(argc, argv, tests);
+}

@@ -1,0 +1,537 @@
+/* The choice of NICs, their weights, and the orders of failover and rails: on made-up tables. */
+#define _GNU_SOURCE
+#include <arpa/inet.h>
+#include <linux/if_addr.h>
+#include <net/if.h>
+#include <net/if_arp.h>
+#include <netinet/in.h>
+
+#include "check.h"
+#include "topology/nettables.h"
+#include "topology/nics.h"
+#include "topology/pick.h"
+
+#define LOWER_UP 0x10000
+
+static struct r2_net_link links[32];
+static struct r2_net_addr addrs[64];
+static struct r2_net_tables world;
+static struct r2_settings settings;
+static struct r2_pick picks[R2_MAX_NICS];
+static char err[2048];
+
+static void reset(void)
+{
+    memset(links, 0, sizeof(links));
+    memset(addrs, 0, sizeof(addrs));
+    memset(&settings, 0, sizeof(settings));
+    world = (struct r2_net_tables){links, 0, addrs, 0};
+}
+
+static struct r2_net_link *add_link(const char *name, unsigned flags)
+{
+    struct r2_net_link *link = &links[world.nlinks++];
+
+    snprintf(link->name, sizeof(link->name), "%s", name);
+    link->ifindex = world.nlinks;
+    link->flags = flags;
+    link->type = ARPHRD_ETHER;
+    return link;
+}
+
+static void to_addr(const char *text, struct sockaddr_storage *out)
+{
+    memset(out, 0, sizeof(*out));
+    if (strchr(text, ':')) {
+        out->ss_family = AF_INET6;
+        CHECK_EQ(inet_pton(AF_INET6, text, &((struct sockaddr_in6 *)out)->sin6_addr), 1);
+    } else {
+        out->ss_family = AF_INET;
+        CHECK_EQ(inet_pton(AF_INET, text, &((struct sockaddr_in *)out)->sin_addr), 1);
+    }
+}
+
+/* Adds an address to the link added last. */
+static struct r2_net_addr *add_addr(const char *text, int prefixlen)
+{
+    struct r2_net_addr *addr = &addrs[world.naddrs++];
+
+    addr->ifindex = world.nlinks;
+    addr->prefixlen = prefixlen;
+    to_addr(text, &addr->addr);
+    return addr;
+}
+
+static struct r2_net_link *add_nic(const char *name, const char *address)
+{
+    struct r2_net_link *link = add_link(name, IFF_UP | LOWER_UP);
+
+    add_addr(address, strchr(address, ':') ? 64 : 24);
+    return link;
+}
+
+static void add_lo(void)
+{
+    add_link("lo", IFF_UP | LOWER_UP | IFF_LOOPBACK)->type = ARPHRD_LOOPBACK;
+    add_addr("127.0.0.1", 8);
+    add_addr("::1", 128);
+}
+
+/* A host as they are: two NICs among everything that is none. */
+static void add_host(void)
+{
+    reset();
+    add_lo();
+    add_nic("eth10", "10.0.10.1");
+    add_nic("eth2", "10.0.2.1");
+    add_addr("fd00:2::1", 64);
+    add_nic("docker0", "172.17.0.1");
+    add_nic("virbr0", "192.168.122.1");
+    strcpy(add_nic("br-1234", "172.18.0.1")->kind, "bridge");
+    strcpy(add_nic("flannel.1", "10.244.0.0")->kind, "vxlan");
+    add_nic("wg0", "10.9.0.1")->type = 0xfffe;
+    strcpy(add_nic("cali1", "fe80::ecee")->kind, "veth");
+    add_nic("nodelocal", "169.254.20.10");
+    add_link("eth4", IFF_UP | LOWER_UP);
+    add_link("eth5", 0);
+    add_addr("10.0.5.1", 24);
+}
+
+static void check_picks(int n, const char *want)
+{
+    char got[1024] = "";
+
+    for (int i = 0; i < n; i++) {
+        char text[R2_NIC_NAME];
+
+        snprintf(got + strlen(got), sizeof(got) - strlen(got), "%s%s/%s", i ? " " : "",
+                 picks[i].link->name,
+                 r2_addr_text((const struct sockaddr *)&picks[i].addr, text, sizeof(text)));
+    }
+    CHECK_STR(got, want);
+}
+
+static int choose(const char *nics)
+{
+    snprintf(settings.nics, sizeof(settings.nics), "%s", nics);
+    err[0] = '\0';
+    return r2_pick_choose(&settings, &world, picks, R2_MAX_NICS, err, sizeof(err));
+}
+
+static void test_default_choice(void)
+{
+    add_host();
+    check_picks(choose(""), "eth2/10.0.2.1 eth10/10.0.10.1");
+}
+
+static void test_default_without_carrier(void)
+{
+    reset();
+    add_nic("eth0", "10.0.0.1")->flags = IFF_UP;
+    add_nic("eth1", "10.0.1.1");
+    check_picks(choose(""), "eth0/10.0.0.1 eth1/10.0.1.1");
+}
+
+static void test_default_ipoib_first(void)
+{
+    add_host();
+    add_nic("ib0", "10.1.0.1");
+    check_picks(choose(""), "ib0/10.1.0.1");
+}
+
+static void test_default_last_resorts(void)
+{
+    reset();
+    add_lo();
+    check_picks(choose(""), "lo/127.0.0.1");
+    add_nic("docker0", "172.17.0.1");
+    check_picks(choose(""), "docker0/172.17.0.1");
+    strcpy(add_nic("tap0", "10.0.2.100")->kind, "tun");
+    check_picks(choose(""), "tap0/10.0.2.100");
+    reset();
+    CHECK_EQ(choose(""), 0);
+    CHECK_STR(err, "no usable NIC: there is nothing");
+}
+
+static void test_socket_ifname(void)
+{
+    add_host();
+    strcpy(settings.nccl_socket_ifname, "eth1,docker");
+    check_picks(choose(""), "docker0/172.17.0.1 eth10/10.0.10.1");
+    strcpy(settings.nccl_socket_ifname, "=eth1,eth2");
+    check_picks(choose(""), "eth2/10.0.2.1");
+    strcpy(settings.nccl_socket_ifname, "^eth1");
+    check_picks(choose(""), "eth2/10.0.2.1");
+    strcpy(settings.nccl_socket_ifname, "^=eth1");
+    check_picks(choose(""), "eth2/10.0.2.1 eth10/10.0.10.1");
+    strcpy(settings.nccl_socket_ifname, "ens");
+    CHECK_EQ(choose(""), 0);
+    CHECK_MSG(strstr(err, "NCCL_SOCKET_IFNAME=ens") && strstr(err, "eth2 (10.0.2.1, fd00:2::1)"),
+              "%s", err);
+    /* R2CCL_NICS wins. */
+    check_picks(choose("eth10"), "eth10/10.0.10.1");
+}
+
+static void test_socket_family(void)
+{
+    add_host();
+    strcpy(settings.nccl_socket_family, "AF_INET6");
+    check_picks(choose(""), "eth2/fd00:2::1");
+    strcpy(settings.nccl_socket_family, "af_inet");
+    check_picks(choose("eth2"), "eth2/10.0.2.1");
+}
+
+static void test_ib_hca(void)
+{
+    add_host();
+    strcpy(links[1].rdma, "mlx5_0");
+    strcpy(links[2].rdma, "mlx5_1");
+    strcpy(settings.nccl_ib_hca, "mlx5_0:1");
+    check_picks(choose(""), "eth10/10.0.10.1");
+    strcpy(settings.nccl_ib_hca, "^mlx5_0");
+    check_picks(choose(""), "eth2/10.0.2.1");
+    strcpy(settings.nccl_ib_hca, "=mlx5");
+    check_picks(choose(""), "eth2/10.0.2.1 eth10/10.0.10.1");
+    strcpy(settings.nccl_ib_hca, "mlx5_0");
+    strcpy(settings.nccl_socket_ifname, "eth2");
+    check_picks(choose(""), "eth2/10.0.2.1");
+}
+
+static void test_ipv6_address_choice(void)
+{
+    reset();
+    add_link("eth0", IFF_UP | LOWER_UP);
+    add_addr("fd00::7", 64)->flags = IFA_F_TEMPORARY;
+    add_addr("fd00::8", 64)->flags = IFA_F_DEPRECATED;
+    add_addr("fe80::1", 64);
+    add_addr("fd00::9", 64)->flags = IFA_F_DADFAILED;
+    add_addr("fd00::1", 64);
+    check_picks(choose(""), "eth0/fd00::1");
+}
+
+static void test_named(void)
+{
+    add_host();
+    check_picks(choose("eth10,eth2"), "eth10/10.0.10.1 eth2/10.0.2.1");
+    check_picks(choose("eth*,^eth2"), "eth5/10.0.5.1 eth10/10.0.10.1");
+    check_picks(choose("=eth10"), "eth10/10.0.10.1");
+    check_picks(choose("eth2,eth2,eth*"), "eth2/10.0.2.1 eth5/10.0.5.1 eth10/10.0.10.1");
+    check_picks(choose("^eth10"), "eth2/10.0.2.1");
+    check_picks(choose("^eth10,lo"), "eth2/10.0.2.1");
+    /* A NIC that is down at the start is a NIC when it was named. */
+    check_picks(choose("eth5"), "eth5/10.0.5.1");
+    check_picks(choose("docker0,lo"), "docker0/172.17.0.1 lo/127.0.0.1");
+}
+
+static void test_by_address(void)
+{
+    add_host();
+    check_picks(choose("127.0.1.1,127.0.2.1,127.0.1.1"), "lo/127.0.1.1 lo/127.0.2.1");
+    check_picks(choose("::1,fd00:2::1"), "lo/::1 eth2/fd00:2::1");
+    check_picks(choose("10.0.2.1,fd00:2::1"), "eth2/10.0.2.1 eth2/fd00:2::1");
+    CHECK_EQ(choose("10.0.2.9"), -ENODEV);
+    CHECK_MSG(strstr(err, "R2CCL_NICS: 10.0.2.9 is no address of this node") &&
+                  strstr(err, "lo (127.0.0.1, ::1)"),
+              "%s", err);
+    CHECK_EQ(choose("::2"), -ENODEV);
+}
+
+static void test_missing(void)
+{
+    add_host();
+    CHECK_EQ(choose("eth2,eth7"), -ENODEV);
+    CHECK_MSG(strstr(err, "eth7 does not exist") && strstr(err, "eth10 (10.0.10.1)"), "%s", err);
+    CHECK_EQ(choose("ens*"), -ENODEV);
+    CHECK_EQ(choose("eth4"), -ENODEV);
+    CHECK_MSG(strstr(err, "eth4 has no usable address"), "%s", err);
+    CHECK_EQ(choose("eth2,^eth*"), -ENODEV);
+}
+
+static void test_bad_lists(void)
+{
+    static const char *const bad[] = {"eth0,",   ",eth0", "eth0,,eth1", "eth 0",  "^",    "=",
+                                      "*eth",    "e*h0",  "eth0:1",     "1.2.3.4.5x/24", "^^a",
+                                      "a-name-that-is-too-long", "fd00:::1"};
+
+    add_host();
+    for (size_t i = 0; i < sizeof(bad) / sizeof(bad[0]); i++) {
+        CHECK_MSG(choose(bad[i]) == -EINVAL, "\"%s\": %s", bad[i], err);
+        CHECK_MSG(strncmp(err, "R2CCL_NICS", 10) == 0, "%s", err);
+    }
+}
+
+static void test_sixteen_at_most(void)
+{
+    reset();
+    for (int i = 0; i < 20; i++) {
+        char name[16];
+        char text[32];
+
+        snprintf(name, sizeof(name), "eth%d", i);
+        snprintf(text, sizeof(text), "10.0.%d.1", i);
+        add_nic(name, text);
+    }
+    CHECK_EQ(choose(""), R2_MAX_NICS);
+    CHECK_STR(picks[R2_MAX_NICS - 1].link->name, "eth15");
+}
+
+static void test_fuzz(void)
+{
+    static const char *const pieces[] = {",",  "^",   "=",    "*",         "eth",       "2", "10",
+                                         "lo", "127", ".",    ":",         "::1",       "%", "0.1",
+                                         " ",  "/",   "\xff", "127.0.1.1", "fd00:2::1", "a"};
+    int chosen = 0;
+
+    add_host();
+    for (unsigned long i = check_rounds(50000); i > 0; i--) {
+        char list[200] = "";
+        struct r2_pick_item items[R2_PICK_ITEMS];
+        uint64_t n = check_below(9);
+        int rc;
+
+        for (uint64_t k = 0; k < n; k++) {
+            strcat(list, pieces[check_below(sizeof(pieces) / sizeof(pieces[0]))]);
+        }
+        rc = r2_pick_parse(list, items, (int)check_below(4), err, sizeof(err));
+        CHECK(rc >= -EINVAL && rc <= 3);
+        rc = choose(list);
+        CHECK(rc == -EINVAL || rc == -ENODEV || (rc >= 0 && rc <= R2_MAX_NICS));
+        CHECK_MSG(rc > 0 || err[0], "no message for \"%s\"", list);
+        chosen += rc > 0;
+        r2_pick_nccl_match(list, "eth2", true);
+    }
+    CHECK_GT(chosen, 100); /* not all of it is refused at the door */
+}
+
+static void test_long_list(void)
+{
+    char list[R2_SETTING_TEXT];
+
+    add_host();
+    memset(list, 'a', 500);
+    list[500] = '\0';
+    CHECK_EQ(choose(list), -EINVAL);
+    list[0] = '\0';
+    for (int i = 0; i < R2_PICK_ITEMS + 1; i++) {
+        strcat(list, i ? ",lo" : "lo");
+    }
+    CHECK_EQ(choose(list), -EINVAL);
+    CHECK_MSG(strstr(err, "too many entries"), "%s", err);
+}
+
+/* ---- names, weights, guids ---- */
+
+static void test_finish(void)
+{
+    struct r2_nic nics[5];
+    uint64_t seed[5] = {1, 1, 2, 2, 3};
+
+    memset(nics, 0, sizeof(nics));
+    for (int i = 0; i < 5; i++) {
+        snprintf(nics[i].ifname, sizeof(nics[i].ifname), "eth%d", i);
+        nics[i].ifindex = i + 1;
+        nics[i].link_up = true;
+        to_addr("10.0.0.1", &nics[i].addr);
+    }
+    nics[1].ifindex = 1;
+    to_addr("10.0.0.2", &nics[1].addr);
+    nics[0].speed_mbps = nics[1].speed_mbps = 100000;
+    nics[0].speed_known = nics[1].speed_known = true;
+    nics[2].speed_mbps = 9999;
+    nics[2].speed_known = true;
+    nics[3].link_up = false;
+    r2_pick_finish(nics, 5, seed);
+    CHECK_STR(nics[0].name, "10.0.0.1");
+    CHECK_STR(nics[1].name, "10.0.0.2");
+    CHECK_STR(nics[2].name, "eth2");
+    CHECK_EQ(nics[0].weight, 100);
+    CHECK_EQ(nics[2].weight, 0);
+    CHECK_EQ(nics[3].speed_mbps, 100000); /* no carrier: one of its kind */
+    CHECK_EQ(nics[3].weight, 100);
+    CHECK_EQ(nics[4].speed_mbps, R2_NIC_MIN_REPORT); /* does not say: never a spare */
+    CHECK_EQ(nics[4].weight, 10);
+    CHECK_EQ(r2_nic_report_speed(&nics[2]), R2_NIC_MIN_REPORT);
+    for (int i = 0; i < 5; i++) {
+        CHECK_NE(nics[i].guid, 0);
+        CHECK_EQ(nics[i].rail, i);
+        for (int k = 0; k < i; k++) {
+            CHECK_NE(nics[i].guid, nics[k].guid);
+        }
+    }
+    CHECK(strcmp(nics[0].name, nics[1].name));
+}
+
+static void test_finish_tenth(void)
+{
+    struct r2_nic nics[2];
+    uint64_t seed[2] = {1, 2};
+
+    memset(nics, 0, sizeof(nics));
+    nics[0].speed_known = nics[1].speed_known = true;
+    nics[0].speed_mbps = 1000000;
+    nics[1].speed_mbps = 100000;
+    r2_pick_finish(nics, 2, seed);
+    CHECK_EQ(nics[1].weight, 10); /* exactly a tenth still takes part */
+}
+
+/* ---- orders ---- */
+
+static void place(struct r2_nic *nic, const char *pci, int numa)
+{
+    memset(nic, 0, sizeof(*nic));
+    snprintf(nic->pci_path, sizeof(nic->pci_path), "%s", pci);
+    nic->numa = numa;
+    nic->weight = 100;
+}
+
+static void check_order(const struct r2_nic *nics, int n, int home, const char *want)
+{
+    int order[R2_MAX_NICS];
+    char got[64] = "";
+
+    r2_nics_order(nics, n, home, order);
+    for (int i = 0; i < n; i++) {
+        snprintf(got + strlen(got), sizeof(got) - strlen(got), "%d", order[i]);
+    }
+    CHECK_STR(got, want);
+}
+
+static void test_failover_order(void)
+{
+    struct r2_nic nics[6];
+
+    place(&nics[0], "/sys/devices/pci0000:16/0000:16:02.0/0000:17:00.0/0000:18:00.0", 0);
+    place(&nics[1], "/sys/devices/pci0000:80/0000:80:02.0/0000:81:00.0", 1);
+    place(&nics[2], "/sys/devices/pci0000:16/0000:16:04.0/0000:19:00.0", 0);
+    place(&nics[3], "/sys/devices/pci0000:16/0000:16:02.0/0000:17:01.0/0000:1a:00.0", 0);
+    place(&nics[4], "/sys/devices/pci0000:16/0000:16:02.0/0000:17:00.0/0000:18:00.1", 0);
+    place(&nics[5], "/sys/devices/pci0000:80/0000:80:02.0/0000:81:00.1", 1);
+    check_order(nics, 6, 0, "043215"); /* same card, same switch, same node, across */
+    check_order(nics, 6, 1, "152340");
+    nics[4].weight = 0;
+    check_order(nics, 6, 0, "032154");
+    check_order(nics, 6, 4, "403251"); /* home first even if it is a spare */
+}
+
+static void test_failover_order_flat(void)
+{
+    struct r2_nic nics[4];
+
+    for (int i = 0; i < 4; i++) {
+        place(&nics[i], "", -1);
+    }
+    check_order(nics, 4, 0, "0123");
+    check_order(nics, 4, 1, "1230");
+    check_order(nics, 4, 3, "3012");
+    check_order(nics, 1, 0, "0");
+}
+
+static void test_failover_order_is_permutation(void)
+{
+    for (unsigned long i = check_rounds(2000); i > 0; i--) {
+        struct r2_nic nics[R2_MAX_NICS];
+        int order[R2_MAX_NICS];
+        int n = 1 + (int)check_below(R2_MAX_NICS);
+        int home = (int)check_below((uint64_t)n);
+        unsigned seen = 0;
+
+        for (int k = 0; k < n; k++) {
+            char path[64];
+
+            snprintf(path, sizeof(path), "/sys/devices/pci%d/%d/%d", (int)check_below(2),
+                     (int)check_below(3), (int)check_below(3));
+            place(&nics[k], check_below(4) ? path : "", (int)check_below(3) - 1);
+            nics[k].weight = check_below(4) ? 100 : 0;
+        }
+        r2_nics_order(nics, n, home, order);
+        CHECK_EQ(order[0], home);
+        for (int k = 0; k < n; k++) {
+            seen |= 1u << order[k];
+            CHECK(k < 2 || nics[order[k]].weight == 0 || nics[order[k - 1]].weight > 0);
+        }
+        CHECK_EQ(seen, (1u << n) - 1);
+    }
+}
+
+static void check_rails(const char *local, int prefixlen, int index, const char *const *remote,
+                        int n, const char *want)
+{
+    struct sockaddr_storage addr[R2_MAX_NICS];
+    struct r2_nic nic = {.prefixlen = prefixlen};
+    int order[R2_MAX_NICS];
+    char got[64] = "";
+    int count;
+
+    to_addr(local, &nic.addr);
+    for (int i = 0; i < n; i++) {
+        to_addr(remote[i], &addr[i]);
+    }
+    count = r2_rail_candidates(&nic, index, addr, n, order);
+    for (int i = 0; i < count; i++) {
+        snprintf(got + strlen(got), sizeof(got) - strlen(got), "%d", order[i]);
+    }
+    CHECK_STR(got, want);
+}
+
+static void test_rails(void)
+{
+    static const char *const rails[] = {"10.0.0.2", "10.0.1.2", "10.0.2.2", "10.0.3.2"};
+    static const char *const lo[] = {"127.0.1.2", "127.0.2.2", "10.0.0.2", "::1"};
+    static const char *const mixed[] = {"fd00::2", "10.0.0.2", "fd00:1::2"};
+
+    check_rails("10.0.2.1", 24, 2, rails, 4, "2301"); /* its rail, then the next ones */
+    check_rails("10.0.2.1", 24, 0, rails, 4, "2013"); /* the subnet counts more than the index */
+    check_rails("10.0.0.1", 16, 1, rails, 4, "1230"); /* one subnet for all: by index */
+    check_rails("10.9.0.1", 24, 5, rails, 4, "1230"); /* routed: by index modulo */
+    check_rails("127.0.1.1", 8, 1, lo, 4, "10");      /* loopback only with loopback */
+    check_rails("10.0.0.1", 24, 0, lo, 4, "2");
+    check_rails("fd00:1::1", 64, 0, mixed, 3, "20");
+    check_rails("::1", 128, 0, mixed, 3, "");
+    check_rails("10.0.0.1", 24, 0, rails, 0, "");
+}
+
+static void test_prefix(void)
+{
+    struct sockaddr_storage a;
+    struct sockaddr_storage b;
+
+    to_addr("10.0.0.127", &a);
+    to_addr("10.0.0.128", &b);
+    CHECK(r2_sockaddr_in_prefix((struct sockaddr *)&a, (struct sockaddr *)&b, 24));
+    CHECK(!r2_sockaddr_in_prefix((struct sockaddr *)&a, (struct sockaddr *)&b, 25));
+    CHECK(r2_sockaddr_in_prefix((struct sockaddr *)&a, (struct sockaddr *)&b, 0));
+    CHECK(!r2_sockaddr_in_prefix((struct sockaddr *)&a, (struct sockaddr *)&b, 200));
+    to_addr("fd00::1", &b);
+    CHECK(!r2_sockaddr_in_prefix((struct sockaddr *)&a, (struct sockaddr *)&b, 0));
+}
+
+static const struct check_test tests[] = {
+    {"default_choice", test_default_choice},
+    {"default_without_carrier", test_default_without_carrier},
+    {"default_ipoib_first", test_default_ipoib_first},
+    {"default_last_resorts", test_default_last_resorts},
+    {"socket_ifname", test_socket_ifname},
+    {"socket_family", test_socket_family},
+    {"ib_hca", test_ib_hca},
+    {"ipv6_address_choice", test_ipv6_address_choice},
+    {"named", test_named},
+    {"by_address", test_by_address},
+    {"missing", test_missing},
+    {"bad_lists", test_bad_lists},
+    {"sixteen_at_most", test_sixteen_at_most},
+    {"fuzz", test_fuzz},
+    {"long_list", test_long_list},
+    {"finish", test_finish},
+    {"finish_tenth", test_finish_tenth},
+    {"failover_order", test_failover_order},
+    {"failover_order_flat", test_failover_order_flat},
+    {"failover_order_is_permutation", test_failover_order_is_permutation},
+    {"rails", test_rails},
+    {"prefix", test_prefix},
+    {0},
+};
+
+int main(int argc, char **argv)
+{
+    return check_main(argc, argv, tests);
+}
