@@ -220,8 +220,27 @@ int r2_control_open(struct r2_control **out, const struct r2_control_info *info)
     return rc;
 }
 
+/* Gives back the memory of rows that were never used: what stays for readers is small. */
+static void punch(struct r2_control *ctl, enum r2_seg_kind kind)
+{
+    const struct r2_seg_table *table = &ctl->seg->header.tables[kind - 1];
+    uint32_t high = __atomic_load_n(&table->high, __ATOMIC_RELAXED);
+    off_t page = sysconf(_SC_PAGESIZE);
+    off_t from = (off_t)table->offset + (off_t)high * table->stride;
+    off_t to = (off_t)table->offset + (off_t)table->rows * table->stride;
+
+    from = (from + page - 1) / page * page;
+    to = to / page * page;
+    /* Only memory is at stake: a system that cannot do it keeps the pages. */
+    if (ctl->fd >= 0 && high <= table->rows && from < to)
+        (void)!fallocate(ctl->fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, from, to - from);
+}
+
 static void mark_ended(struct r2_control *ctl)
 {
+    punch(ctl, R2_SEG_KIND_PEERS);
+    punch(ctl, R2_SEG_KIND_PATHS);
+    punch(ctl, R2_SEG_KIND_EVENTS);
     r2_control_journal(ctl, &(struct r2_control_event){.event = R2_EV_ENDED});
     r2_gauge(&ctl->seg->header.ended_real_ns, r2_control_clock(CLOCK_REALTIME));
 }

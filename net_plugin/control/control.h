@@ -13,8 +13,8 @@
  * object in this process drops the lock, so nothing in this process opens its own object again.
  * r2_control_close, and exit() without it, mark the object as ended and leave it for
  * `r2ccl-ctl journal --pid`. Objects of the same user that nobody holds any more are swept by
- * r2_control_open (older than an hour, or not among the 16 newest; none younger than a minute) and
- * by `r2ccl-ctl gc`.
+ * r2_control_open (older than an hour, or not among the 16 newest: shared memory is scarce in
+ * containers) and by `r2ccl-ctl gc`.
  *
  * Threads: everything but open, close and child may be called from any thread at any time; two
  * writers of the same row wait for each other a few dozen instructions. Counters are relaxed

@@ -12,7 +12,7 @@
 
 #define DIRECTORY "/dev/shm"
 #define KEEP 16                              /* the newest */
-#define YOUNG_NS (UINT64_C(60) * 1000000000) /* never removed */
+#define YOUNG_NS (UINT64_C(60) * 1000000000) /* without a header it may be one being set up */
 #define OLD_NS (UINT64_C(3600) * 1000000000) /* always removed */
 #define MAX_LEFT 1024                        /* looked at in one sweep */
 
@@ -41,6 +41,8 @@ static uint64_t age_of(int fd, uint64_t now)
             last = header.alive_real_ns;
         if (header.ended_real_ns > last)
             last = header.ended_real_ns;
+    } else if (last + YOUNG_NS > now) {
+        return 0;
     }
     return last < now ? now - last : 0;
 }
@@ -103,7 +105,7 @@ int r2_control_sweep(const char *prefix, const char *own, uint64_t now)
     n = collect(dir, prefix, own, now, left);
     qsort(left, (size_t)n, sizeof(*left), by_age);
     for (int i = 0; i < n; i++) {
-        if (left[i].age_ns < YOUNG_NS || (i < KEEP && left[i].age_ns < OLD_NS))
+        if (i < KEEP && left[i].age_ns < OLD_NS)
             continue;
         if (!unlinkat(dirfd(dir), left[i].name, 0))
             removed++;

@@ -5,6 +5,8 @@
 
 #include "engine/internal.h"
 
+#define PUSH_BYTES (64 * 1024) /* sent by the caller itself: a wake-up would cost more */
+
 struct r2_conn *r2_conn_new(struct r2_peer *p, uint64_t id, bool out)
 {
     struct r2_conn *c = calloc(1, sizeof(*c));
@@ -116,6 +118,7 @@ void r2_conn_fail(struct r2_conn *c, int err)
         c->peer->opening--;
     c->state = R2_CONN_FAILED;
     c->error = err;
+    c->waiting = 0;
     r2_list_del(&c->ready);
     r2_list_del(&c->acks);
     /* What has arrived whole, and only waits for its acknowledgement to leave, is no loss. */
@@ -131,7 +134,8 @@ void r2_conn_fail(struct r2_conn *c, int err)
 
 void r2_conn_out_open(struct r2_conn *c)
 {
-    struct r2_msg_open m = {.conn = c->id, .listen = c->listen_id, .home_nic = c->home};
+    struct r2_msg_open m = {.conn = c->id, .listen = c->listen_id, .home_nic = c->home,
+                            .eager = (uint32_t)r2_eng.set->eager};
     struct r2_path *path = r2_path_for_ctrl(c->peer, c->home, -1);
 
     if (path)
@@ -205,7 +209,10 @@ static int post_any(struct r2_conn *c, bool send, void *data, size_t size, struc
         r2_send_start(*out);
     else if (*out)
         r2_recv_start(*out);
-    r2_peer_unlock(c->peer);
+    if (send && size <= PUSH_BYTES && r2_eng.set->help_progress)
+        r2_peer_unlock_push(c->peer);
+    else
+        r2_peer_unlock(c->peer);
     return rc;
 }
 
@@ -363,6 +370,7 @@ int r2_engine_close(struct r2_conn *c)
     c->state = R2_CONN_CLOSED;
     c->error = -ECANCELED;
     finish_all(c, -ECANCELED);
+    c->waiting = 0;
     r2_list_del(&c->ready);
     if (busy) {
         detach_all(c);

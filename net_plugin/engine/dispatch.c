@@ -31,6 +31,7 @@ static int on_open(struct r2_path *path, const uint8_t *body)
         c = listen ? r2_conn_new(p, m.conn, false) : NULL;
         if (c) {
             c->remote_home = m.home_nic;
+            c->peer_eager = m.eager;
             c->home = (uint8_t)listen->dev;
             c->ctx = listen->ctx;
             c->state = R2_CONN_OPEN;

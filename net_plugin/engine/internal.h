@@ -194,6 +194,7 @@ struct r2_conn {
 
     /* S */
     struct r2_list ready; /* peer->ready */
+    uint64_t waiting;     /* bytes that bulk lanes may take */
     uint64_t posted;      /* receives posted by the peer: all seq below it */
     uint64_t oldest;      /* first message not acknowledged whole */
     struct r2_cts_slot cts[R2_WINDOW];
@@ -208,6 +209,8 @@ struct r2_conn {
     struct r2_ack_range *ranges; /* chunks to acknowledge */
     uint32_t n_ranges, cap_ranges;
     uint16_t ack_path;
+    uint32_t peer_eager;  /* the sender sends messages up to this size unasked */
+    uint64_t cts_sent;    /* clear-to-send was said for all messages below */
     struct r2_stash stash[R2_EAGER_AHEAD];
 };
 
@@ -277,6 +280,8 @@ void r2_peer_lock(struct r2_peer *p);
 /* Releases the lock, then flushes outboxes and kicks lanes that were asked for meanwhile. May be
  * called with lane locks held: flushing only tries the control lane's lock. */
 void r2_peer_unlock(struct r2_peer *p);
+/* The same, for a thread that may send a single chunk itself. */
+void r2_peer_unlock_push(struct r2_peer *p);
 /* The peer's process does not exist any more (err -ECONNRESET), or no path came back
  * (-ETIMEDOUT): its connections fail. Under the lock. */
 void r2_peer_gone(struct r2_peer *p, int err, const char *cause);

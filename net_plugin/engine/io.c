@@ -15,6 +15,7 @@
 #include <unistd.h>
 
 #include "util/clock.h"
+#include "util/lock.h"
 #include "util/log.h"
 
 #define MAX_THREADS 64
@@ -342,7 +343,7 @@ static int start_thread(struct r2_io *io, int index, const cpu_set_t *cpus)
     int rc;
 
     io->index = index;
-    pthread_mutex_init(&io->lock, NULL);
+    r2_lock_init(&io->lock);
     r2_list_init(&io->tasks);
     r2_list_init(&io->timers);
     io->epoll = epoll_create1(EPOLL_CLOEXEC);

@@ -1,5 +1,6 @@
 /* Control frames on their way out: appended under the peer's lock, pulled by the transport. */
 #include <errno.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -107,7 +108,8 @@ void r2_out_info(struct r2_path *path)
     m.nics = (uint32_t)r2_eng.n_nics;
     memcpy(m.host, r2_eng.host, sizeof(m.host));
     for (int i = 0; i < r2_eng.n_nics; i++) {
-        strncpy(nics[i].name, r2_eng.nics[i].name, sizeof(nics[i].name) - 1);
+        snprintf(nics[i].name, sizeof(nics[i].name), "%.*s", (int)sizeof(nics[i].name) - 1,
+                 r2_eng.nics[i].name);
         r2_eng.ops->address(i, &nics[i].addr);
         nics[i].usable = r2_nic_usable(i);
         nics[i].epoch = r2_eng.nic_state[i].epoch;

@@ -1,9 +1,11 @@
 /* Peers: found, made, given back; and the unlock that lets frames and chunks go. */
+#define _GNU_SOURCE
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "engine/internal.h"
+#include "util/lock.h"
 
 #define FLUSH_MAX R2_PATHS_MAX
 
@@ -30,7 +32,7 @@ static struct r2_peer *new_peer(const uint8_t id[16], const uint8_t secret[16], 
 
     if (!p)
         return NULL;
-    pthread_mutex_init(&p->lock, NULL);
+    r2_lock_init(&p->lock);
     atomic_init(&p->refs, 2); /* the list's and the caller's */
     memcpy(p->id, id, 16);
     memcpy(p->secret, secret, 16);
@@ -93,7 +95,7 @@ void r2_peer_lock(struct r2_peer *p)
     pthread_mutex_lock(&p->lock);
 }
 
-void r2_peer_unlock(struct r2_peer *p)
+static void unlock(struct r2_peer *p, bool push)
 {
     struct r2_ep *eps[FLUSH_MAX];
     bool flush[FLUSH_MAX];
@@ -114,12 +116,24 @@ void r2_peer_unlock(struct r2_peer *p)
     }
     pthread_mutex_unlock(&p->lock);
     for (int i = 0; i < n; i++) {
+        if (kick[i] == 1 && push && r2_eng.ops->push(eps[i]))
+            kick[i] = 0;
         if (kick[i])
             r2_eng.ops->kick(eps[i], kick[i]);
         if (flush[i])
             r2_eng.ops->flush(eps[i]);
         r2_eng.ops->put(eps[i]);
     }
+}
+
+void r2_peer_unlock(struct r2_peer *p)
+{
+    unlock(p, false);
+}
+
+void r2_peer_unlock_push(struct r2_peer *p)
+{
+    unlock(p, true);
 }
 
 int r2_peer_eps(struct r2_peer *p, struct r2_ep **out, int max)

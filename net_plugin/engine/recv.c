@@ -138,8 +138,16 @@ void r2_recv_cts(struct r2_req *r, struct r2_path *path)
     struct r2_msg_cts m = {.conn = r->conn->id, .seq = r->seq, .size = r->size};
 
     m.addr = (uint64_t)(uintptr_t)r->data;
-    if (path)
-        r2_out_frame(path, R2_F_CTS, &m, sizeof(m), NULL, 0);
+    if (path && r2_out_frame(path, R2_F_CTS, &m, sizeof(m), NULL, 0) == 0 &&
+        r->conn->cts_sent <= r->seq)
+        r->conn->cts_sent = r->seq + 1;
+}
+
+/* A receive that only a small message can fill needs no word of its own: the sender does not wait
+ * for it. Its credit goes back once for every few messages. */
+static bool cts_can_wait(const struct r2_req *r)
+{
+    return r->size <= r->conn->peer_eager && r->seq - r->conn->cts_sent < R2_EAGER_AHEAD / 2;
 }
 
 static struct r2_stash *stash_of(struct r2_conn *c, uint64_t seq)
@@ -188,7 +196,8 @@ void r2_recv_start(struct r2_req *r)
     struct r2_stash *s = stash_of(c, r->seq);
 
     r2_recv_init(&r->led.recv, r->size);
-    r2_recv_cts(r, ctrl_path(c)); /* for a stashed message it gives the credit back */
+    if (!cts_can_wait(r))
+        r2_recv_cts(r, ctrl_path(c)); /* for a stashed message it gives the credit back */
     if (s) {
         s->valid = false;
         place_eager(r, s->data, s->size);

@@ -17,26 +17,31 @@ static const struct r2_cts_slot *cts_of(const struct r2_conn *c, uint64_t seq)
     return s->valid && s->seq == seq ? s : NULL;
 }
 
-/* Bytes that bulk lanes may take now. */
+/* Bytes of a message that bulk lanes may take now. */
 static uint64_t bulk_waiting(const struct r2_conn *c, const struct r2_req *r)
 {
-    if (!r || r->cancelled || is_eager(r) || !cts_of(c, r->seq))
+    if (!r || is_eager(r) || !cts_of(c, r->seq))
         return 0;
     return r2_send_waiting_bytes(&r->led.send);
 }
 
-static uint64_t conn_waiting(struct r2_conn *c)
+/* Counts anew what waits for bulk lanes, and lists the connection accordingly. The hot paths add
+ * and subtract instead (more_waiting, take_chunk). */
+static void recount(struct r2_conn *c)
 {
-    uint64_t sum = 0;
-
+    c->waiting = 0;
     for (uint64_t s = c->oldest; s < c->next_seq; s++)
-        sum += bulk_waiting(c, r2_conn_req(c, s));
-    return sum;
+        c->waiting += bulk_waiting(c, r2_conn_req(c, s));
+    if (!c->waiting)
+        r2_list_del(&c->ready);
+    else if (r2_list_empty(&c->ready))
+        r2_list_add_tail(&c->peer->ready, &c->ready);
 }
 
-static void make_ready(struct r2_conn *c)
+static void more_waiting(struct r2_conn *c, uint64_t bytes)
 {
-    if (r2_list_empty(&c->ready))
+    c->waiting += bytes;
+    if (c->waiting && r2_list_empty(&c->ready))
         r2_list_add_tail(&c->peer->ready, &c->ready);
 }
 
@@ -71,7 +76,7 @@ void r2_peer_kick(struct r2_peer *p)
     {
         struct r2_conn *c = R2_CONTAINER_OF(n, struct r2_conn, ready);
 
-        waiting += conn_waiting(c);
+        waiting += c->waiting;
         if (home < 0)
             home = c->home;
     }
@@ -126,11 +131,8 @@ void r2_send_pump(struct r2_conn *c)
 
         if (!r || r->cancelled || r2_send_idle(&r->led.send))
             continue;
-        if (!is_eager(r)) {
-            if (cts_of(c, s))
-                make_ready(c);
+        if (!is_eager(r))
             continue;
-        }
         if (s >= c->posted + R2_EAGER_AHEAD || !send_eager(c, r))
             return;
     }
@@ -149,7 +151,7 @@ void r2_send_start(struct r2_req *r)
     if (is_eager(r)) {
         r2_send_pump(c);
     } else if (cts) {
-        make_ready(c);
+        more_waiting(c, r->size);
         r2_peer_kick(c->peer);
     }
 }
@@ -158,11 +160,13 @@ void r2_send_on_cts(struct r2_conn *c, const struct r2_msg_cts *m, const uint32_
 {
     struct r2_cts_slot *s = &c->cts[m->seq % R2_WINDOW];
     struct r2_req *r;
+    bool fresh;
 
     if (c->state != R2_CONN_OPEN && c->state != R2_CONN_OPENING)
         return;
     if (m->seq < c->oldest || m->seq >= c->oldest + R2_WINDOW)
         return; /* answered already, or nonsense */
+    fresh = !cts_of(c, m->seq);
     s->valid = true;
     s->seq = m->seq;
     s->size = m->size;
@@ -177,6 +181,8 @@ void r2_send_on_cts(struct r2_conn *c, const struct r2_msg_cts *m, const uint32_
         r2_conn_fail(c, -EMSGSIZE);
         return;
     }
+    if (fresh && r)
+        more_waiting(c, bulk_waiting(c, r));
     r2_send_pump(c);
     if (!r2_list_empty(&c->ready))
         r2_peer_kick(c->peer);
@@ -251,14 +257,9 @@ static void fill(struct r2_path *path, struct r2_conn *c, struct r2_req *r,
 static bool take_chunk(struct r2_path *path, struct r2_conn *c, struct r2_bulk *bulk)
 {
     uint32_t len = r2_pathrate_chunk_len(&path->rate, chunk_max());
-    uint64_t waiting = conn_waiting(c);
     struct r2_chunk chunk;
 
-    if (!waiting) {
-        r2_list_del(&c->ready);
-        return false;
-    }
-    if (leave_to_faster(path, waiting, waiting < len ? (uint32_t)waiting : len))
+    if (leave_to_faster(path, c->waiting, c->waiting < len ? (uint32_t)c->waiting : len))
         return false;
     for (uint64_t s = c->oldest; s < c->next_seq; s++) {
         struct r2_req *r = r2_conn_req(c, s);
@@ -267,6 +268,9 @@ static bool take_chunk(struct r2_path *path, struct r2_conn *c, struct r2_bulk *
             !r2_send_next(&r->led.send, len, path->index, path->gen, r2_now_ns(), &chunk))
             continue;
         fill(path, c, r, &chunk, bulk);
+        c->waiting -= chunk.len;
+        r2_list_del(&c->ready); /* to the end of the line */
+        more_waiting(c, 0);
         return true;
     }
     return false;
@@ -294,8 +298,6 @@ bool r2_up_next_chunk(void *owner, struct r2_ep *ep, struct r2_bulk *bulk)
             if (home != (turn == 0) || !take_chunk(path, c, bulk))
                 continue;
             found = true;
-            r2_list_del(&c->ready); /* in turn */
-            r2_list_add_tail(&p->ready, &c->ready);
             break;
         }
     }
@@ -358,6 +360,8 @@ static int64_t ack_req(struct r2_conn *c, uint64_t seq, const struct r2_ack_rang
               : r2_send_ack_all(&r->led.send, report, c->peer);
     if (n < 0)
         return n;
+    if (n && bulk_waiting(c, r))
+        recount(c); /* bytes that were queued for replay had arrived */
     if (r2_send_complete(&r->led.send))
         r2_req_finish(r, 0);
     return n;
@@ -394,8 +398,10 @@ void r2_send_fenced(struct r2_path *path, uint32_t gen)
             if (r && r2_send_path_down(&r->led.send, path->index, gen, &bytes))
                 any = true;
         }
-        if (any)
+        if (any) {
+            recount(c);
             r2_send_pump(c);
+        }
     }
     if (!path->ever_up)
         return;

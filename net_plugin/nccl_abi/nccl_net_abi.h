@@ -272,8 +272,7 @@ typedef int (*r2_ncclnet_irecv_v6)(void *rcomm, int n, void **data, int *sizes, 
 typedef int (*r2_ncclnet_irecv_v9)(void *rcomm, int n, void **data, size_t *sizes, int *tags,
                                    void **mhandles, void **request); /* v9 */
 typedef int (*r2_ncclnet_irecv_v10)(void *rcomm, int n, void **data, size_t *sizes, int *tags,
-                                    void **mhandles, void **phandles,
-                                    void **request); /* v10-v12 */
+                                    void **mhandles, void **phandles, void **request); /* v10-v12 */
 typedef int (*r2_ncclnet_iflush)(void *rcomm, int n, void **data, int *sizes, void **mhandles,
                                  void **request);
 typedef int (*r2_ncclnet_test)(void *request, int *done, int *sizes); /* sizes may be NULL */

@@ -70,8 +70,8 @@ static int r2_old_connect_v6(int dev, void *handle, void **scomm)
     return r2_old_connect(dev, handle, scomm, NULL);
 }
 
-static int r2_old_connect_v10(int dev, struct r2_ncclnet_config *config, void *handle,
-                              void **scomm, struct r2_ncclnet_device_handle **dev_handle)
+static int r2_old_connect_v10(int dev, struct r2_ncclnet_config *config, void *handle, void **scomm,
+                              struct r2_ncclnet_device_handle **dev_handle)
 {
     (void)config;
     return r2_old_connect(dev, handle, scomm, dev_handle);
@@ -87,8 +87,7 @@ static int r2_old_accept_v6(void *lcomm, void **rcomm)
 static int r2_old_regmr_v6(void *comm, void *data, int size, int type, void **mhandle)
 {
     *mhandle = NULL;
-    return size < 0 ? R2_NCCL_INVALID_USAGE
-                    : r2_abi_regmr(comm, data, (size_t)size, type, mhandle);
+    return size < 0 ? R2_NCCL_INVALID_USAGE : r2_abi_regmr(comm, data, (size_t)size, type, mhandle);
 }
 
 static int r2_old_isend_v9(void *scomm, void *data, size_t size, int tag, void *mhandle,

@@ -66,7 +66,8 @@ struct r2_msg_open {
     uint64_t conn;
     uint64_t listen;
     uint8_t home_nic; /* of the connecting process */
-    uint8_t pad[7];
+    uint8_t pad[3];
+    uint32_t eager;   /* largest message it sends before a clear-to-send */
 } __attribute__((packed));
 
 struct r2_msg_open_ack {

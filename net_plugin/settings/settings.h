@@ -33,8 +33,12 @@ enum r2_setting_mode {
 
 enum r2_setting_spread { R2_SPREAD_AUTO, R2_SPREAD_HOME, R2_SPREAD_ALL };
 
-enum r2_setting_log { R2_LOG_SETTING_NONE, R2_LOG_SETTING_WARN, R2_LOG_SETTING_INFO,
-                      R2_LOG_SETTING_TRACE };
+enum r2_setting_log {
+    R2_LOG_SETTING_NONE,
+    R2_LOG_SETTING_WARN,
+    R2_LOG_SETTING_INFO,
+    R2_LOG_SETTING_TRACE
+};
 
 struct r2_port_range {
     uint16_t low, high; /* both 0: any port */

@@ -19,10 +19,10 @@
 /* How much is left out when nobody chose. NCCL's own order of preference, with the links that it
  * should have left out as well in the first stage. */
 enum r2_stage {
-    R2_STAGE_IPOIB,   /* names that start with ib */
-    R2_STAGE_GOOD,    /* no loopback, docker, virbr, bridge, tunnel or link-local address */
-    R2_STAGE_OTHERS,  /* bridges, tunnels and link-local addresses too */
-    R2_STAGE_DOCKER,  /* names that start with docker */
+    R2_STAGE_IPOIB,  /* names that start with ib */
+    R2_STAGE_GOOD,   /* no loopback, docker, virbr, bridge, tunnel or link-local address */
+    R2_STAGE_OTHERS, /* bridges, tunnels and link-local addresses too */
+    R2_STAGE_DOCKER, /* names that start with docker */
     R2_STAGE_LOOPBACK,
     R2_STAGES,
 };
@@ -45,9 +45,9 @@ static bool r2_choose_starts(const char *name, const char *prefix)
 
 static bool r2_choose_is_tunnel_or_bridge(const struct r2_net_link *link)
 {
-    static const char *const kinds[] = {"bridge", "vxlan",     "geneve", "gretap", "ip6gretap",
-                                        "erspan", "ip6erspan", "tun",    "ovs",    "wireguard",
-                                        "ifb",    "openvswitch"};
+    static const char *const kinds[] = {"bridge",    "vxlan",     "geneve",    "gretap",
+                                        "ip6gretap", "erspan",    "ip6erspan", "tun",
+                                        "ovs",       "wireguard", "ifb",       "openvswitch"};
 
     for (size_t i = 0; i < sizeof(kinds) / sizeof(kinds[0]); i++) {
         if (strcmp(link->kind, kinds[i]) == 0) {
@@ -55,8 +55,9 @@ static bool r2_choose_is_tunnel_or_bridge(const struct r2_net_link *link)
         }
     }
     return link->type == ARPHRD_TUNNEL || link->type == ARPHRD_TUNNEL6 ||
-           link->type == ARPHRD_SIT || link->type == ARPHRD_IPGRE || link->type == R2_ARPHRD_IP6GRE ||
-           link->type == ARPHRD_PPP || link->type == R2_ARPHRD_NONE;
+           link->type == ARPHRD_SIT || link->type == ARPHRD_IPGRE ||
+           link->type == R2_ARPHRD_IP6GRE || link->type == ARPHRD_PPP ||
+           link->type == R2_ARPHRD_NONE;
 }
 
 static bool r2_choose_in_stage(const struct r2_net_link *link, enum r2_stage stage)
@@ -181,8 +182,7 @@ static int r2_choose_stage(struct r2_choice *c, enum r2_stage stage, const char 
     }
     for (int i = 0; i < c->tables->nlinks; i++) {
         const struct r2_net_link *link = sorted[i];
-        const struct r2_net_addr *addr =
-            r2_choose_addr(c, link, named || stage >= R2_STAGE_OTHERS);
+        const struct r2_net_addr *addr = r2_choose_addr(c, link, named || stage >= R2_STAGE_OTHERS);
 
         if (addr && (link->flags & IFF_UP) && r2_pick_nccl_match(ifname, link->name, false) &&
             (named || r2_choose_in_stage(link, stage)) &&
@@ -299,8 +299,12 @@ static int r2_choose_by_address(struct r2_choice *c, const struct r2_pick_item *
 int r2_pick_choose(const struct r2_settings *settings, const struct r2_net_tables *tables,
                    struct r2_pick *out, int max, char *err, size_t errlen)
 {
-    struct r2_choice c = {.settings = settings, .tables = tables, .out = out, .max = max,
-                          .err = err, .errlen = errlen};
+    struct r2_choice c = {.settings = settings,
+                          .tables = tables,
+                          .out = out,
+                          .max = max,
+                          .err = err,
+                          .errlen = errlen};
     struct r2_pick_item items[R2_PICK_ITEMS];
     int nitems = r2_pick_parse(settings->nics, items, R2_PICK_ITEMS, err, errlen);
     bool only_exclusions = true;

@@ -59,8 +59,7 @@ int r2_device_permanent_mac(const char *ifname, unsigned char *mac, int maxlen)
     const unsigned char *data = req.room + sizeof(struct ethtool_perm_addr);
     int len;
 
-    if (r2_device_ethtool(ifname, &req) || req.p.size > 32 ||
-        memcmp(data, zero, req.p.size) == 0) {
+    if (r2_device_ethtool(ifname, &req) || req.p.size > 32 || memcmp(data, zero, req.p.size) == 0) {
         return 0;
     }
     len = (int)req.p.size < maxlen ? (int)req.p.size : maxlen;

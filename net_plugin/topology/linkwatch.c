@@ -242,7 +242,8 @@ int r2_linkwatch_read(struct r2_linkwatch *watch, r2_linkwatch_fn fn, void *arg)
             messages++;
             continue;
         }
-        for (struct nlmsghdr *m = (struct nlmsghdr *)watch->buffer; left > 0 && NLMSG_OK(m, (unsigned)left) && rc == 0;
+        for (struct nlmsghdr *m = (struct nlmsghdr *)watch->buffer;
+             left > 0 && NLMSG_OK(m, (unsigned)left) && rc == 0;
              m = NLMSG_NEXT(m, left), messages++) {
             rc = r2_linkwatch_message(&r, m);
         }

@@ -241,8 +241,8 @@ static int r2_netlink_dump(int fd, int type, struct r2_net_tables *t, char *buff
         if (n < 0) {
             return errno == EAGAIN ? -ETIMEDOUT : -errno;
         }
-        for (struct nlmsghdr *m = (struct nlmsghdr *)buffer; left > 0 && NLMSG_OK(m, (unsigned)left) && rc == 0;
-             m = NLMSG_NEXT(m, left)) {
+        for (struct nlmsghdr *m = (struct nlmsghdr *)buffer;
+             left > 0 && NLMSG_OK(m, (unsigned)left) && rc == 0; m = NLMSG_NEXT(m, left)) {
             interrupted |= (m->nlmsg_flags & NLM_F_DUMP_INTR) != 0;
             if (m->nlmsg_type == NLMSG_DONE) {
                 return interrupted ? -EINTR : 0;

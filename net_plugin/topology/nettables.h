@@ -29,7 +29,7 @@ struct r2_net_link {
 struct r2_net_addr {
     int ifindex;
     int prefixlen;
-    unsigned flags; /* IFA_F_* */
+    unsigned flags;               /* IFA_F_* */
     struct sockaddr_storage addr; /* port 0 */
 };
 

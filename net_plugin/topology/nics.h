@@ -14,7 +14,7 @@
 #include "settings/settings.h"
 
 #define R2_MAX_NICS 16
-#define R2_NIC_NAME 64       /* an IPv6 address with a scope fits */
+#define R2_NIC_NAME 64          /* an IPv6 address with a scope fits */
 #define R2_NIC_MIN_REPORT 10000 /* Mbit/s; below, NCCL's channel search rounds to nothing */
 
 struct r2_nic {

@@ -63,8 +63,8 @@ void r2_nics_order(const struct r2_nic *nics, int n, int home, int *order)
     }
 }
 
-static int r2_rail_rank(const struct r2_nic *local, int index, const struct sockaddr_storage *remote,
-                        int n, int i)
+static int r2_rail_rank(const struct r2_nic *local, int index,
+                        const struct sockaddr_storage *remote, int n, int i)
 {
     bool near = r2_sockaddr_in_prefix((const struct sockaddr *)&local->addr,
                                       (const struct sockaddr *)&remote[i], local->prefixlen);

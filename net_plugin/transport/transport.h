@@ -113,6 +113,9 @@ struct r2_transport_ops {
     int (*connect)(const struct r2_ep_params *params, struct r2_ep **out);
     /* Bulk work for about `chunks` chunks is there. Any thread, any lock. */
     void (*kick)(struct r2_ep *ep, unsigned chunks);
+    /* One chunk of work is there and the caller may send it itself, now, if a lane is free; false:
+     * it did not. [locks] */
+    bool (*push)(struct r2_ep *ep);
     /* Control frames are there: sends them now if it can. [locks] */
     void (*flush)(struct r2_ep *ep);
     /* Makes progress on arrivals of control frames, without blocking. [locks] */

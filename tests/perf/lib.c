@@ -1,8 +1,10 @@
 /* NCCL and, where there is a GPU and a real NCCL, the CUDA driver: both found at run time. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
+#include <limits.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "perf.h"
 
@@ -15,13 +17,27 @@ static void need(void **slot, const char *name)
 
 #define NEED(n, f) need((void **)&(n)->f, "nccl" #f)
 
+/* The stand-in lies beside the program in a checkout and in the wheel. */
+static void *open_beside(void)
+{
+    char path[PATH_MAX + 64] = "";
+    if (readlink("/proc/self/exe", path, PATH_MAX - 1) <= 0 || !strrchr(path, '/'))
+        return NULL;
+    strcpy(strrchr(path, '/'), "/hostnccl/libnccl.so.2");
+    return dlopen(path, RTLD_NOW | RTLD_GLOBAL);
+}
+
 /* The library becomes global; a preloaded one comes before it in the look-up. */
 void perf_lib_load(struct perf_nccl *n, const char *path)
 {
-    const char *name = path && *path ? path : "libnccl.so.2";
-    if (!dlopen(name, RTLD_NOW | RTLD_GLOBAL) &&
-        ((path && *path) || !dlsym(RTLD_DEFAULT, "ncclGetVersion")))
-        perf_die("cannot load NCCL: %s; name it with --nccl or R2CCL_PERF_NCCL", dlerror());
+    bool named = path && *path;
+    char why[512];
+    void *lib = dlopen(named ? path : "libnccl.so.2", RTLD_NOW | RTLD_GLOBAL);
+    snprintf(why, sizeof(why), "%s", lib ? "" : dlerror());
+    if (!lib && !named)
+        lib = open_beside();
+    if (!lib && (named || !dlsym(RTLD_DEFAULT, "ncclGetVersion")))
+        perf_die("cannot load NCCL: %s; name it with --nccl or R2CCL_PERF_NCCL", why);
     n->standin = dlsym(RTLD_DEFAULT, "hostncclSynchronize") != NULL;
     NEED(n, GetVersion);
     NEED(n, GetUniqueId);

@@ -335,6 +335,44 @@ def test_watch(start_writer: StartWriter) -> None:
         popen.wait()
 
 
+def on_a_terminal(*words: str, env: dict[str, str]) -> str:
+    """What a command writes to a terminal until it ends, or for 2 s."""
+    ours, theirs = os.openpty()
+    popen = subprocess.Popen(
+        [sys.executable, "-m", "r2ccl_ctl", *words],
+        stdin=theirs, stdout=theirs, cwd=ROOT, env={**os.environ, "TERM": "xterm", **env},
+    )  # fmt: skip
+    os.close(theirs)
+    found = b""
+    end = time.monotonic() + 2
+    try:
+        while time.monotonic() < end:
+            if select.select([ours], [], [], 0.1)[0]:
+                try:
+                    found += os.read(ours, 65536)
+                except OSError:  # the other side is closed
+                    break
+    finally:
+        popen.kill()
+        popen.wait()
+        os.close(ours)
+    return found.decode()
+
+
+def test_colours_on_a_terminal(start_writer: StartWriter) -> None:
+    words = ["nics", "--job", start_writer().job]
+    text = on_a_terminal(*words, env={"COLUMNS": "200"})
+    assert "healthy" in text and "\x1b[32m" in text
+    text = on_a_terminal(*words, env={"COLUMNS": "200", "NO_COLOR": "1"})
+    assert "healthy" in text and "\x1b[32m" not in text
+
+
+def test_watch_on_a_terminal(start_writer: StartWriter) -> None:
+    words = ["status", "--job", start_writer().job, "--watch", "--interval", "100ms"]
+    text = on_a_terminal(*words, env={"COLUMNS": "200", "LINES": "40"})
+    assert text.count("signals that this process lacks") >= 3
+
+
 # Around a job
 
 

@@ -312,6 +312,22 @@ static void test_journal_slot_taken(void)
     close_and_remove(ctl);
 }
 
+static void test_journal_keeps_the_newer(void)
+{
+    struct r2_control *ctl = open_one();
+    struct r2_segment *seg = r2_control_segment(ctl);
+    uint64_t newer = 2 * (1 + (uint64_t)R2_SEG_MAX_EVENTS) + 2;
+
+    /* A writer that slept for a whole ring finds the event of the next round in its slot. */
+    seg->events[1].stamp = newer;
+    seg->events[1].bytes = 99;
+    r2_control_journal(ctl, &(struct r2_control_event){.event = R2_EV_ERROR});
+    CHECK_EQ(seg->events[1].stamp, newer);
+    CHECK_EQ(seg->events[1].bytes, 99);
+    CHECK_EQ(seg->counters.journal_dropped, 1);
+    close_and_remove(ctl);
+}
+
 static void test_event_names(void)
 {
     for (int i = R2_EV_NONE; i <= R2_EV_ERROR; i++) {
@@ -467,10 +483,10 @@ static void test_exit_of_a_child_is_none(void)
 
 #define SECOND UINT64_C(1000000000)
 
-/* An object of a process that is gone, last heard of at `last`. */
+/* An object of a process that is gone, last heard of at `last`; 0: one that has no header yet. */
 static void leave(const char *prefix, int i, uint64_t last)
 {
-    struct r2_seg_header header = {.magic = R2_SEG_MAGIC, .alive_real_ns = last};
+    struct r2_seg_header header = {.magic = last ? R2_SEG_MAGIC : 0, .alive_real_ns = last};
     char name[R2_CONTROL_NAME];
     int fd;
 
@@ -500,6 +516,46 @@ static void test_sweep_by_age(void)
     leave(prefix, 2, now - 3700 * SECOND);
     CHECK_EQ(r2_control_sweep(prefix, "r2test.own", now), 1);
     CHECK(remove_left(prefix, 0) && remove_left(prefix, 1) && !remove_left(prefix, 2));
+}
+
+static void test_sweep_spares_what_is_set_up(void)
+{
+    uint64_t now = r2_control_clock(CLOCK_REALTIME);
+    char prefix[64];
+
+    snprintf(prefix, sizeof(prefix), "r2test.%d.", (int)getpid());
+    for (int i = 0; i < 18; i++) {
+        leave(prefix, i, 0);
+    }
+    CHECK_EQ(r2_control_sweep(prefix, "r2test.own", now + 30 * SECOND), 0);
+    CHECK_EQ(r2_control_sweep(prefix, "r2test.own", now + 90 * SECOND), 2);
+    for (int i = 0; i < 18; i++) {
+        remove_left(prefix, i);
+    }
+}
+
+static void test_ended_object_is_small(void)
+{
+    struct r2_control *ctl = open_one();
+    char name[R2_CONTROL_NAME];
+    struct r2_seg_header header;
+    struct stat st;
+    int fd;
+
+    for (int i = 0; i < 100; i++) {
+        r2_control_path_add(ctl, 0, 0, "nic1");
+    }
+    snprintf(name, sizeof(name), "%s", r2_control_name(ctl));
+    r2_control_close(ctl);
+    fd = shm_open(name, O_RDONLY, 0);
+    CHECK_GE(fd, 0);
+    CHECK_EQ(fstat(fd, &st), 0);
+    CHECK_EQ(st.st_size, sizeof(struct r2_segment));
+    CHECK_LT(st.st_blocks * 512, 128 * 1024);
+    CHECK_EQ(pread(fd, &header, sizeof(header), 0), sizeof(header));
+    CHECK_EQ(header.event_head, 2);
+    close(fd);
+    CHECK_EQ(shm_unlink(name), 0);
 }
 
 static void test_sweep_by_number(void)
@@ -548,12 +604,15 @@ static const struct check_test tests[] = {
     {"peers_and_paths", test_peers_and_paths},
     {"journal_wraps", test_journal_wraps},
     {"journal_slot_taken", test_journal_slot_taken},
+    {"journal_keeps_the_newer", test_journal_keeps_the_newer},
     {"event_names", test_event_names},
     {"fork_child_is_inert", test_fork_child_is_inert},
     {"lock_dies_with_process", test_lock_dies_with_process},
     {"exit_is_an_end", test_exit_is_an_end},
     {"exit_of_a_child_is_none", test_exit_of_a_child_is_none},
     {"sweep_by_age", test_sweep_by_age},
+    {"sweep_spares_what_is_set_up", test_sweep_spares_what_is_set_up},
+    {"ended_object_is_small", test_ended_object_is_small},
     {"sweep_by_number", test_sweep_by_number},
     {"sweep_spares_the_living", test_sweep_spares_the_living},
     {0},

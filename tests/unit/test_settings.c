@@ -111,19 +111,29 @@ static void test_values(void)
 static void test_bad_values(void)
 {
     static const char *const bad[][2] = {
-        {"R2CCL_MODE", "6"},           {"R2CCL_MODE", "bal"},
-        {"R2CCL_MODE", "off 0"},       {"R2CCL_EAGER", "8X"},
-        {"R2CCL_EAGER", "-1"},         {"R2CCL_EAGER", "128K"},
+        {"R2CCL_MODE", "6"},
+        {"R2CCL_MODE", "bal"},
+        {"R2CCL_MODE", "off 0"},
+        {"R2CCL_EAGER", "8X"},
+        {"R2CCL_EAGER", "-1"},
+        {"R2CCL_EAGER", "128K"},
         {"R2CCL_CHUNK", "99999999999999999999"},
         {"R2CCL_CHUNK", "17179869184G"},
-        {"R2CCL_HEARTBEAT", "1"},      {"R2CCL_HEARTBEAT", "100 ms"},
-        {"R2CCL_HEARTBEAT", "1.ms"},   {"R2CCL_HEARTBEAT", "x"},
+        {"R2CCL_HEARTBEAT", "1"},
+        {"R2CCL_HEARTBEAT", "100 ms"},
+        {"R2CCL_HEARTBEAT", "1.ms"},
+        {"R2CCL_HEARTBEAT", "x"},
         {"R2CCL_HEARTBEAT_MISSES", "0"},
-        {"R2CCL_LANES", "1e1"},        {"R2CCL_IO_THREADS", "-1"},
-        {"R2CCL_PORT_RANGE", "70000"}, {"R2CCL_PORT_RANGE", "9-5"},
-        {"R2CCL_PORT_RANGE", "0-5"},   {"R2CCL_CPUS", "3-1"},
-        {"R2CCL_CPUS", "0,"},          {"R2CCL_CPUS", "99999"},
-        {"R2CCL_VERIFY", "2"},         {"R2CCL_SPREAD", "wide"},
+        {"R2CCL_LANES", "1e1"},
+        {"R2CCL_IO_THREADS", "-1"},
+        {"R2CCL_PORT_RANGE", "70000"},
+        {"R2CCL_PORT_RANGE", "9-5"},
+        {"R2CCL_PORT_RANGE", "0-5"},
+        {"R2CCL_CPUS", "3-1"},
+        {"R2CCL_CPUS", "0,"},
+        {"R2CCL_CPUS", "99999"},
+        {"R2CCL_VERIFY", "2"},
+        {"R2CCL_SPREAD", "wide"},
         {"R2CC_MODE", "9"},
     };
     struct r2_settings s;
@@ -190,7 +200,8 @@ static void test_names(void)
     CHECK_STR(out, "");
     len = r2_settings_check_names(loud, out, sizeof(out));
     CHECK_EQ(len, strlen(out));
-    CHECK(strstr(out, "R2CCL_HEARTBEATS is not a setting of R2CCL; did you mean R2CCL_HEARTBEAT?\n"));
+    CHECK(
+        strstr(out, "R2CCL_HEARTBEATS is not a setting of R2CCL; did you mean R2CCL_HEARTBEAT?\n"));
     CHECK(strstr(out, "R2CC_MODE is read as an alias of R2CCL_MODE\n"));
     CHECK(strstr(out, "R2CCL_NIC is not a setting of R2CCL; did you mean R2CCL_NICS?\n"));
     CHECK_EQ(r2_settings_check_names(loud, tiny, sizeof(tiny)), len);

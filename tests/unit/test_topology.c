@@ -249,9 +249,10 @@ static void test_missing(void)
 
 static void test_bad_lists(void)
 {
-    static const char *const bad[] = {"eth0,",   ",eth0", "eth0,,eth1", "eth 0",  "^",    "=",
-                                      "*eth",    "e*h0",  "eth0:1",     "1.2.3.4.5x/24", "^^a",
-                                      "a-name-that-is-too-long", "fd00:::1"};
+    static const char *const bad[] = {
+        "eth0,",   ",eth0", "eth0,,eth1", "eth 0",         "^",   "=",
+        "*eth",    "e*h0",  "eth0:1",     "1.2.3.4.5x/24", "^^a", "a-name-that-is-too-long",
+        "fd00:::1"};
 
     add_host();
     for (size_t i = 0; i < sizeof(bad) / sizeof(bad[0]); i++) {

@@ -277,6 +277,25 @@ static void tcp_kick(struct r2_ep *ep, unsigned chunks)
     }
 }
 
+static bool tcp_push(struct r2_ep *ep)
+{
+    int n = ep->n_lanes, rc;
+    unsigned start = atomic_fetch_add(&ep->next_kick, 1);
+
+    for (int i = 0; i < n; i++) {
+        struct r2_lane *lane = lane_at(ep, 1 + (int)((start + (unsigned)i) % (unsigned)n));
+
+        if (!lane || !atomic_load(&lane->tx_idle) || pthread_mutex_trylock(&lane->tx_lock))
+            continue;
+        rc = lane->closed || lane->phase != R2_LANE_OPEN ? 0 : r2_lane_tx_bulk(lane, 1);
+        pthread_mutex_unlock(&lane->tx_lock);
+        if (rc < 0)
+            r2_ep_fail(ep, -rc);
+        return true;
+    }
+    return false;
+}
+
 static void tcp_flush(struct r2_ep *ep)
 {
     struct r2_lane *lane = lane_at(ep, 0);
@@ -459,6 +478,7 @@ const struct r2_transport_ops r2_transport_tcp = {
     .sockets = tcp_sockets,
     .connect = tcp_connect,
     .kick = tcp_kick,
+    .push = tcp_push,
     .flush = tcp_flush,
     .help = tcp_help,
     .shut = tcp_shut,

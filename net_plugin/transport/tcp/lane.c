@@ -7,6 +7,7 @@
 
 #include "transport/tcp/tcp.h"
 #include "util/clock.h"
+#include "util/lock.h"
 #include "util/log.h"
 
 #ifndef TCP_RTO_MAX_MS
@@ -82,8 +83,8 @@ struct r2_lane *r2_lane_new(int fd, int nic, struct r2_io *io, enum r2_lane_phas
     lane->nic = nic;
     lane->phase = phase;
     atomic_init(&lane->tx_idle, true);
-    pthread_mutex_init(&lane->tx_lock, NULL);
-    pthread_mutex_init(&lane->rx_lock, NULL);
+    r2_lock_init(&lane->tx_lock);
+    r2_lock_init(&lane->rx_lock);
     r2_task_init(&lane->task, io, lane_task);
     r2_timer_init(&lane->timer, io, lane_timer);
     return lane;
@@ -183,7 +184,7 @@ void r2_lane_event(struct r2_lane *lane)
         } else {
             pthread_mutex_lock(&lane->tx_lock);
             if (!lane->closed)
-                rc = r2_lane_tx_bulk(lane);
+                rc = r2_lane_tx_bulk(lane, R2_TCP_TX_TURN);
             pthread_mutex_unlock(&lane->tx_lock);
         }
     }

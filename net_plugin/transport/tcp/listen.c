@@ -102,6 +102,8 @@ static int bind_listener(int fd, const struct r2_nic *n)
     int one = 1;
 
     setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &one, sizeof(one));
+    /* A NIC that is down now has no local route, and comes up later. */
+    setsockopt(fd, IPPROTO_IP, IP_FREEBIND, &one, sizeof(one));
     if (!ports->high) {
         set_port(&sa, 0);
         return bind(fd, (struct sockaddr *)&sa, n->socklen) < 0 ? -errno : 0;

@@ -173,7 +173,8 @@ int r2_ep_attach(struct r2_lane *lane, const struct r2_tcp_hello *hello);
 void r2_ep_lane_open(struct r2_lane *lane);
 
 /* tx.c, rx.c: 0 or -errno; callers hold tx_lock / rx_lock. */
-int r2_lane_tx_bulk(struct r2_lane *lane);
+int r2_lane_tx_bulk(struct r2_lane *lane, int chunks); /* at most so many, then kicks itself */
+#define R2_TCP_TX_TURN 16
 int r2_lane_tx_ctrl(struct r2_lane *lane);
 int r2_lane_rx_bulk(struct r2_lane *lane);
 int r2_lane_rx_ctrl(struct r2_lane *lane);

@@ -10,8 +10,6 @@
 #include "transport/tcp/tcp.h"
 #include "util/crc32c.h"
 
-#define TX_BUDGET 16 /* chunks per turn, so that lanes of one thread share it */
-
 static void begin_chunk(struct r2_lane *lane)
 {
     struct r2_bulk *c = &lane->tx_chunk;
@@ -75,13 +73,13 @@ static int push_chunk(struct r2_lane *lane)
     return 1;
 }
 
-int r2_lane_tx_bulk(struct r2_lane *lane)
+int r2_lane_tx_bulk(struct r2_lane *lane, int chunks)
 {
     struct r2_ep *ep = lane->ep;
 
     if (!ep->params.initiator)
         return 0;
-    for (int i = 0; i < TX_BUDGET; i++) {
+    for (int i = 0; i < chunks; i++) {
         int rc;
 
         if (!lane->tx_active) {

@@ -1,0 +1,20 @@
+/* Mutexes that spin a little before they sleep: the engine's critical sections are short, and a
+ * thread that sleeps costs more than they last. */
+#ifndef R2_UTIL_LOCK_H
+#define R2_UTIL_LOCK_H
+
+#include <pthread.h>
+
+static inline void r2_lock_init(pthread_mutex_t *m)
+{
+    pthread_mutexattr_t attr;
+
+    pthread_mutexattr_init(&attr);
+#ifdef __USE_GNU
+    pthread_mutexattr_settype(&attr, PTHREAD_MUTEX_ADAPTIVE_NP);
+#endif
+    pthread_mutex_init(m, &attr);
+    pthread_mutexattr_destroy(&attr);
+}
+
+#endif
