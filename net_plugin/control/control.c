@@ -1,4 +1,7 @@
 /* The object: opening, closing, the child after fork. */
+#ifndef _GNU_SOURCE
+#define _GNU_SOURCE /* fallocate */
+#endif
 #include "control/control.h"
 
 #include <errno.h>

@@ -481,59 +481,6 @@ static void test_exit_of_a_child_is_none(void)
     close_and_remove(ctl);
 }
 
-#define SECOND UINT64_C(1000000000)
-
-/* An object of a process that is gone, last heard of at `last`; 0: one that has no header yet. */
-static void leave(const char *prefix, int i, uint64_t last)
-{
-    struct r2_seg_header header = {.magic = last ? R2_SEG_MAGIC : 0, .alive_real_ns = last};
-    char name[R2_CONTROL_NAME];
-    int fd;
-
-    snprintf(name, sizeof(name), "/%s%d", prefix, i);
-    fd = shm_open(name, O_RDWR | O_CREAT | O_EXCL, 0600);
-    CHECK_GE(fd, 0);
-    CHECK_EQ(write(fd, &header, sizeof(header)), sizeof(header));
-    close(fd);
-}
-
-static bool remove_left(const char *prefix, int i)
-{
-    char name[R2_CONTROL_NAME];
-
-    snprintf(name, sizeof(name), "/%s%d", prefix, i);
-    return shm_unlink(name) == 0;
-}
-
-static void test_sweep_by_age(void)
-{
-    uint64_t now = r2_control_clock(CLOCK_REALTIME) + 10 * 3600 * SECOND;
-    char prefix[64];
-
-    snprintf(prefix, sizeof(prefix), "r2test.%d.", (int)getpid());
-    leave(prefix, 0, now - 30 * SECOND);
-    leave(prefix, 1, now - 600 * SECOND);
-    leave(prefix, 2, now - 3700 * SECOND);
-    CHECK_EQ(r2_control_sweep(prefix, "r2test.own", now), 1);
-    CHECK(remove_left(prefix, 0) && remove_left(prefix, 1) && !remove_left(prefix, 2));
-}
-
-static void test_sweep_spares_what_is_set_up(void)
-{
-    uint64_t now = r2_control_clock(CLOCK_REALTIME);
-    char prefix[64];
-
-    snprintf(prefix, sizeof(prefix), "r2test.%d.", (int)getpid());
-    for (int i = 0; i < 18; i++) {
-        leave(prefix, i, 0);
-    }
-    CHECK_EQ(r2_control_sweep(prefix, "r2test.own", now + 30 * SECOND), 0);
-    CHECK_EQ(r2_control_sweep(prefix, "r2test.own", now + 90 * SECOND), 2);
-    for (int i = 0; i < 18; i++) {
-        remove_left(prefix, i);
-    }
-}
-
 static void test_ended_object_is_small(void)
 {
     struct r2_control *ctl = open_one();
@@ -558,42 +505,6 @@ static void test_ended_object_is_small(void)
     CHECK_EQ(shm_unlink(name), 0);
 }
 
-static void test_sweep_by_number(void)
-{
-    uint64_t now = r2_control_clock(CLOCK_REALTIME) + 10 * 3600 * SECOND;
-    char prefix[64], own[80];
-    int left = 0;
-
-    snprintf(prefix, sizeof(prefix), "r2test.%d.", (int)getpid());
-    snprintf(own, sizeof(own), "%s3", prefix);
-    for (int i = 0; i < 20; i++) {
-        leave(prefix, i, now - (uint64_t)(100 + i) * SECOND);
-    }
-    CHECK_EQ(r2_control_sweep(prefix, own, now), 3); /* of 19, the own one does not count */
-    for (int i = 0; i < 17; i++) {
-        left += remove_left(prefix, i);
-    }
-    CHECK_EQ(left, 17);
-    for (int i = 17; i < 20; i++) {
-        CHECK(!remove_left(prefix, i));
-    }
-}
-
-static int probe_sweep(const char *name, pid_t parent)
-{
-    (void)parent;
-    return r2_control_sweep(name + 1, "none", r2_control_clock(CLOCK_REALTIME) + 36000 * SECOND);
-}
-
-static void test_sweep_spares_the_living(void)
-{
-    struct r2_control *ctl = open_one();
-
-    CHECK_EQ(in_child(probe_sweep, r2_control_name(ctl)), 0);
-    CHECK_EQ(in_child(probe_alive, r2_control_name(ctl)), 1);
-    close_and_remove(ctl);
-}
-
 static const struct check_test tests[] = {
     {"opens", test_opens},
     {"opens_again", test_opens_again},
@@ -610,11 +521,7 @@ static const struct check_test tests[] = {
     {"lock_dies_with_process", test_lock_dies_with_process},
     {"exit_is_an_end", test_exit_is_an_end},
     {"exit_of_a_child_is_none", test_exit_of_a_child_is_none},
-    {"sweep_by_age", test_sweep_by_age},
-    {"sweep_spares_what_is_set_up", test_sweep_spares_what_is_set_up},
     {"ended_object_is_small", test_ended_object_is_small},
-    {"sweep_by_number", test_sweep_by_number},
-    {"sweep_spares_the_living", test_sweep_spares_the_living},
     {0},
 };
 

@@ -208,6 +208,7 @@ void r2_ep_lane_open(struct r2_lane *lane)
     int rc = 0;
 
     r2_timer_set(&lane->timer, 0);
+    atomic_store(&lane->open, true);
     if (lane->index) {
         atomic_fetch_add(&ep->open_lanes, 1);
         r2_task_kick(&lane->task);
@@ -287,7 +288,7 @@ static bool tcp_push(struct r2_ep *ep)
 
         if (!lane || !atomic_load(&lane->tx_idle) || pthread_mutex_trylock(&lane->tx_lock))
             continue;
-        rc = lane->closed || lane->phase != R2_LANE_OPEN ? 0 : r2_lane_tx_bulk(lane, 1);
+        rc = lane->closed || !atomic_load(&lane->open) ? 0 : r2_lane_tx_bulk(lane, 1);
         pthread_mutex_unlock(&lane->tx_lock);
         if (rc < 0)
             r2_ep_fail(ep, -rc);

@@ -78,6 +78,7 @@ struct r2_lane {
     int nic;
     uint8_t index;
     enum r2_lane_phase phase;
+    atomic_bool open; /* the phase, for whoever holds only tx_lock */
     bool closed;
     atomic_bool rx_again; /* task: the rx budget ran out, or rx was held by a fault */
     struct r2_tcp_hello hello;

@@ -163,7 +163,7 @@ void r2_lane_flush(struct r2_lane *lane)
         if (pthread_mutex_trylock(&lane->tx_lock))
             return;
         atomic_store(&lane->flush_wanted, false);
-        if (!lane->closed && lane->phase == R2_LANE_OPEN)
+        if (!lane->closed && atomic_load(&lane->open))
             rc = r2_lane_tx_ctrl(lane);
         pthread_mutex_unlock(&lane->tx_lock);
         if (rc < 0) {

@@ -1,0 +1,125 @@
+/* Rung 1: sweeping the objects that processes left behind. */
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+
+#include "check.h"
+#include "control/impl.h"
+
+#define SECOND UINT64_C(1000000000)
+
+/* An object of a process that is gone, last heard of at `last`; 0: one that has no header yet. */
+static void leave(const char *prefix, int i, uint64_t last)
+{
+    struct r2_seg_header header = {.magic = last ? R2_SEG_MAGIC : 0, .alive_real_ns = last};
+    char name[R2_CONTROL_NAME];
+    int fd;
+
+    snprintf(name, sizeof(name), "/%s%d", prefix, i);
+    fd = shm_open(name, O_RDWR | O_CREAT | O_EXCL, 0600);
+    CHECK_GE(fd, 0);
+    CHECK_EQ(write(fd, &header, sizeof(header)), sizeof(header));
+    close(fd);
+}
+
+static bool remove_left(const char *prefix, int i)
+{
+    char name[R2_CONTROL_NAME];
+
+    snprintf(name, sizeof(name), "/%s%d", prefix, i);
+    return shm_unlink(name) == 0;
+}
+
+static void test_sweep_by_age(void)
+{
+    uint64_t now = r2_control_clock(CLOCK_REALTIME) + 10 * 3600 * SECOND;
+    char prefix[64];
+
+    snprintf(prefix, sizeof(prefix), "r2test.%d.", (int)getpid());
+    leave(prefix, 0, now - 30 * SECOND);
+    leave(prefix, 1, now - 600 * SECOND);
+    leave(prefix, 2, now - 3700 * SECOND);
+    CHECK_EQ(r2_control_sweep(prefix, "r2test.own", now), 1);
+    CHECK(remove_left(prefix, 0) && remove_left(prefix, 1) && !remove_left(prefix, 2));
+}
+
+static void test_sweep_spares_what_is_set_up(void)
+{
+    uint64_t now = r2_control_clock(CLOCK_REALTIME);
+    char prefix[64];
+
+    snprintf(prefix, sizeof(prefix), "r2test.%d.", (int)getpid());
+    for (int i = 0; i < 18; i++) {
+        leave(prefix, i, 0);
+    }
+    CHECK_EQ(r2_control_sweep(prefix, "r2test.own", now + 30 * SECOND), 0);
+    CHECK_EQ(r2_control_sweep(prefix, "r2test.own", now + 90 * SECOND), 2);
+    for (int i = 0; i < 18; i++) {
+        remove_left(prefix, i);
+    }
+}
+
+static void test_sweep_by_number(void)
+{
+    uint64_t now = r2_control_clock(CLOCK_REALTIME) + 10 * 3600 * SECOND;
+    char prefix[64], own[80];
+    int left = 0;
+
+    snprintf(prefix, sizeof(prefix), "r2test.%d.", (int)getpid());
+    snprintf(own, sizeof(own), "%s3", prefix);
+    for (int i = 0; i < 20; i++) {
+        leave(prefix, i, now - (uint64_t)(100 + i) * SECOND);
+    }
+    CHECK_EQ(r2_control_sweep(prefix, own, now), 3); /* of 19, the own one does not count */
+    for (int i = 0; i < 17; i++) {
+        left += remove_left(prefix, i);
+    }
+    CHECK_EQ(left, 17);
+    for (int i = 17; i < 20; i++) {
+        CHECK(!remove_left(prefix, i));
+    }
+}
+
+/* Sweeps all that has the parent's name, in a later hour. */
+static int sweep_in_child(const char *name)
+{
+    int status = 0;
+    pid_t pid = fork();
+
+    CHECK_GE(pid, 0);
+    if (pid == 0) {
+        _exit(
+            r2_control_sweep(name + 1, "none", r2_control_clock(CLOCK_REALTIME) + 36000 * SECOND));
+    }
+    CHECK_EQ(waitpid(pid, &status, 0), pid);
+    CHECK(WIFEXITED(status));
+    return WEXITSTATUS(status);
+}
+
+static void test_sweep_spares_the_living(void)
+{
+    struct r2_control_info info = {.host = "host-a", .rank = -1};
+    struct r2_control *ctl = NULL;
+    char name[R2_CONTROL_NAME];
+
+    CHECK_EQ(r2_control_open(&ctl, &info), 0);
+    snprintf(name, sizeof(name), "%s", r2_control_name(ctl));
+    CHECK_EQ(sweep_in_child(name), 0);
+    r2_control_close(ctl);
+    CHECK_EQ(sweep_in_child(name), 1);
+    CHECK(shm_unlink(name) != 0);
+}
+
+static const struct check_test tests[] = {
+    {"sweep_by_age", test_sweep_by_age},
+    {"sweep_spares_what_is_set_up", test_sweep_spares_what_is_set_up},
+    {"sweep_by_number", test_sweep_by_number},
+    {"sweep_spares_the_living", test_sweep_spares_the_living},
+    {0},
+};
+
+int main(int argc, char **argv)
+{
+    return check_main(argc, argv, tests);
+}
