@@ -209,10 +209,7 @@ static int post_any(struct r2_conn *c, bool send, void *data, size_t size, struc
         r2_send_start(*out);
     else if (*out)
         r2_recv_start(*out);
-    if (send && size <= PUSH_BYTES && r2_eng.set->help_progress)
-        r2_peer_unlock_push(c->peer);
-    else
-        r2_peer_unlock(c->peer);
+    r2_peer_unlock_push(c->peer, size <= PUSH_BYTES && r2_eng.set->help_progress);
     return rc;
 }
 

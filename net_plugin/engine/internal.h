@@ -280,8 +280,9 @@ void r2_peer_lock(struct r2_peer *p);
 /* Releases the lock, then flushes outboxes and kicks lanes that were asked for meanwhile. May be
  * called with lane locks held: flushing only tries the control lane's lock. */
 void r2_peer_unlock(struct r2_peer *p);
-/* The same, for a thread that may send a single chunk itself. */
-void r2_peer_unlock_push(struct r2_peer *p);
+/* The same for a thread of NCCL's: it leaves frames to I/O threads that are awake, and with `push`
+ * sends a single chunk itself if a lane is free. */
+void r2_peer_unlock_push(struct r2_peer *p, bool push);
 /* The peer's process does not exist any more (err -ECONNRESET), or no path came back
  * (-ETIMEDOUT): its connections fail. Under the lock. */
 void r2_peer_gone(struct r2_peer *p, int err, const char *cause);

@@ -71,6 +71,11 @@ struct r2_io *r2_io_pick(void)
     return r2_io_at((int)(atomic_fetch_add(&next_pick, 1) % (unsigned)n_threads));
 }
 
+bool r2_io_awake(struct r2_io *io)
+{
+    return !atomic_load_explicit(&io->sleeping, memory_order_relaxed);
+}
+
 bool r2_io_self(const struct r2_io *io)
 {
     return self_io == io;

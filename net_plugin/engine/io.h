@@ -43,6 +43,8 @@ int r2_io_count(void);
 /* Owner for something new, in turn. */
 struct r2_io *r2_io_pick(void);
 struct r2_io *r2_io_at(int index);
+/* The thread is running or spinning: it sees a task within a microsecond or so. A hint. */
+bool r2_io_awake(struct r2_io *io);
 /* True on the thread that owns `io`. */
 bool r2_io_self(const struct r2_io *io);
 

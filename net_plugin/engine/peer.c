@@ -95,7 +95,8 @@ void r2_peer_lock(struct r2_peer *p)
     pthread_mutex_lock(&p->lock);
 }
 
-static void unlock(struct r2_peer *p, bool push)
+/* push: send a single chunk here; soon: leave frames to an I/O thread that is awake */
+static void unlock(struct r2_peer *p, bool push, bool soon)
 {
     struct r2_ep *eps[FLUSH_MAX];
     bool flush[FLUSH_MAX];
@@ -120,7 +121,9 @@ static void unlock(struct r2_peer *p, bool push)
             kick[i] = 0;
         if (kick[i])
             r2_eng.ops->kick(eps[i], kick[i]);
-        if (flush[i])
+        if (flush[i] && soon)
+            r2_eng.ops->flush_soon(eps[i]);
+        else if (flush[i])
             r2_eng.ops->flush(eps[i]);
         r2_eng.ops->put(eps[i]);
     }
@@ -128,12 +131,12 @@ static void unlock(struct r2_peer *p, bool push)
 
 void r2_peer_unlock(struct r2_peer *p)
 {
-    unlock(p, false);
+    unlock(p, false, false);
 }
 
-void r2_peer_unlock_push(struct r2_peer *p)
+void r2_peer_unlock_push(struct r2_peer *p, bool push)
 {
-    unlock(p, true);
+    unlock(p, push, true);
 }
 
 int r2_peer_eps(struct r2_peer *p, struct r2_ep **out, int max)

@@ -65,36 +65,46 @@ static uint64_t room(const struct r2_path *path)
     return window > used && lanes ? window - used : 0;
 }
 
-/* Asks lanes to pull: the home NIC's first, others for what is more than it has room for. */
+/* Lets lanes of the path pull up to `bytes`; returns what it has no room for. */
+static uint64_t kick_path(struct r2_path *path, uint64_t bytes, uint64_t *given)
+{
+    uint64_t space = room(path), n;
+
+    n = space > *given ? space - *given : 0;
+    if (n > bytes)
+        n = bytes;
+    if (n) {
+        *given += n;
+        path->kick_wanted += (unsigned)((n + chunk_max() - 1) / chunk_max());
+    }
+    return bytes - n;
+}
+
+/* Asks lanes to pull: first each connection's home NIC, then others for what that has no room
+ * for (unless connections stay at home, wherever home lives). */
 void r2_peer_kick(struct r2_peer *p)
 {
-    uint64_t waiting = 0;
+    uint64_t given[R2_PATHS_MAX] = {0}, rest = 0;
     struct r2_list *n;
-    int home = -1;
 
     R2_LIST_FOR_EACH(n, &p->ready)
     {
         struct r2_conn *c = R2_CONTAINER_OF(n, struct r2_conn, ready);
+        uint64_t left = c->waiting;
+        bool home = false;
 
-        waiting += c->waiting;
-        if (home < 0)
-            home = c->home;
-    }
-    for (int turn = 0; turn < 2 && waiting; turn++) {
-        for (int i = 0; i < p->n_paths && waiting; i++) {
-            struct r2_path *path = p->paths[i];
-            uint64_t space;
-
-            if (!usable(path) || (path->lnic == home) != (turn == 0))
+        for (int i = 0; i < p->n_paths && left; i++) {
+            if (p->paths[i]->lnic != c->home || !usable(p->paths[i]))
                 continue;
-            space = room(path);
-            if (!space)
-                continue;
-            if (space > waiting)
-                space = waiting;
-            waiting -= space;
-            path->kick_wanted += (unsigned)((space + chunk_max() - 1) / chunk_max());
+            home = true;
+            left = kick_path(p->paths[i], left, &given[i]);
         }
+        if (!home || r2_eng.set->spread != R2_SPREAD_HOME)
+            rest += left;
+    }
+    for (int i = 0; i < p->n_paths && rest; i++) {
+        if (usable(p->paths[i]))
+            rest = kick_path(p->paths[i], rest, &given[i]);
     }
 }
 

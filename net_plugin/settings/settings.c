@@ -201,6 +201,8 @@ int r2_settings_io_threads(const struct r2_settings *settings, int nics)
         }
         cores = CPU_COUNT(&allowed);
     }
-    threads = cores / 4 < nics ? cores / 4 : nics;
+    threads = nics < 1 ? 1 : 8 * nics;
+    threads = threads < cores / 4 ? threads : cores / 4;
+    threads = threads < 16 ? threads : 16;
     return threads < 1 ? 1 : threads;
 }

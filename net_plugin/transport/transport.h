@@ -118,7 +118,10 @@ struct r2_transport_ops {
     bool (*push)(struct r2_ep *ep);
     /* Control frames are there: sends them now if it can. [locks] */
     void (*flush)(struct r2_ep *ep);
-    /* Makes progress on arrivals of control frames, without blocking. [locks] */
+    /* The same for a thread with other things to do: leaves it to an I/O thread that is awake. */
+    void (*flush_soon)(struct r2_ep *ep);
+    /* Makes progress on arrivals of control frames, without blocking, unless an I/O thread is
+     * awake that does. [locks] */
     void (*help)(struct r2_ep *ep);
     /* Ends the endpoint: on return no byte of it can land, nobody reads or writes message
      * memory for it, and no further upcall comes. Idempotent. [locks] */

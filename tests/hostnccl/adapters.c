@@ -105,7 +105,7 @@ int hn_net_properties(struct hn_net *net, int dev, struct r2_ncclnet_props_v12 *
         return properties_old(net, dev, p);
     struct r2_ncclnet_props_v9 p9 = {0};
     struct r2_ncclnet_props_v11 p11 = {0};
-    int rc = net->version == 11  ? T11(net)->get_properties(dev, &p11)
+    int rc = net->version == 11   ? T11(net)->get_properties(dev, &p11)
              : net->version == 10 ? T10(net)->get_properties(dev, &p9)
                                   : T9(net)->get_properties(dev, &p9);
     if (net->version == 11) /* v11 begins as v9 does */

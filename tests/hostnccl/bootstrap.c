@@ -380,8 +380,8 @@ ncclResult_t hn_boot_allgather(struct hn_boot *boot, void *data, size_t bytes)
     for (int step = 0; step < n - 1; step++) {
         size_t give = (size_t)((boot->rank - step + n) % n);
         size_t take = (size_t)((boot->rank - step - 1 + n) % n);
-        int rc = hn_sockets_write(boot->next_fd, blocks + give * bytes, bytes, boot->stop,
-                                  deadline);
+        int rc =
+            hn_sockets_write(boot->next_fd, blocks + give * bytes, bytes, boot->stop, deadline);
         if (!rc)
             rc = hn_sockets_read(boot->prev_fd, blocks + take * bytes, bytes, boot->stop, deadline);
         if (rc)

@@ -61,8 +61,12 @@ API ncclResult_t ncclAllReduce(const void *send, void *recv, size_t count, ncclD
                                ncclRedOp_t op, ncclComm_t comm, ncclStream_t stream)
 {
     (void)stream;
-    return submit((struct hn_op){.comm = comm, .func = HN_ALLREDUCE, .send = send, .recv = recv,
-                                 .count = count, .type = type},
+    return submit((struct hn_op){.comm = comm,
+                                 .func = HN_ALLREDUCE,
+                                 .send = send,
+                                 .recv = recv,
+                                 .count = count,
+                                 .type = type},
                   op, "ncclAllReduce");
 }
 
@@ -71,8 +75,12 @@ API ncclResult_t ncclReduceScatter(const void *send, void *recv, size_t recvcoun
                                    ncclStream_t stream)
 {
     (void)stream;
-    return submit((struct hn_op){.comm = comm, .func = HN_REDUCESCATTER, .send = send,
-                                 .recv = recv, .count = recvcount, .type = type},
+    return submit((struct hn_op){.comm = comm,
+                                 .func = HN_REDUCESCATTER,
+                                 .send = send,
+                                 .recv = recv,
+                                 .count = recvcount,
+                                 .type = type},
                   op, "ncclReduceScatter");
 }
 
@@ -80,8 +88,12 @@ API ncclResult_t ncclAllGather(const void *send, void *recv, size_t sendcount, n
                                ncclComm_t comm, ncclStream_t stream)
 {
     (void)stream;
-    return submit((struct hn_op){.comm = comm, .func = HN_ALLGATHER, .send = send, .recv = recv,
-                                 .count = sendcount, .type = type},
+    return submit((struct hn_op){.comm = comm,
+                                 .func = HN_ALLGATHER,
+                                 .send = send,
+                                 .recv = recv,
+                                 .count = sendcount,
+                                 .type = type},
                   ncclSum, "ncclAllGather");
 }
 
@@ -89,13 +101,18 @@ API ncclResult_t ncclBroadcast(const void *send, void *recv, size_t count, ncclD
                                int root, ncclComm_t comm, ncclStream_t stream)
 {
     (void)stream;
-    return submit((struct hn_op){.comm = comm, .func = HN_BROADCAST, .send = send, .recv = recv,
-                                 .count = count, .type = type, .peer = root},
+    return submit((struct hn_op){.comm = comm,
+                                 .func = HN_BROADCAST,
+                                 .send = send,
+                                 .recv = recv,
+                                 .count = count,
+                                 .type = type,
+                                 .peer = root},
                   ncclSum, "ncclBroadcast");
 }
 
-API ncclResult_t ncclBcast(void *buff, size_t count, ncclDataType_t type, int root,
-                           ncclComm_t comm, ncclStream_t stream)
+API ncclResult_t ncclBcast(void *buff, size_t count, ncclDataType_t type, int root, ncclComm_t comm,
+                           ncclStream_t stream)
 {
     return ncclBroadcast(buff, buff, count, type, root, comm, stream);
 }
@@ -104,8 +121,13 @@ API ncclResult_t ncclReduce(const void *send, void *recv, size_t count, ncclData
                             ncclRedOp_t op, int root, ncclComm_t comm, ncclStream_t stream)
 {
     (void)stream;
-    return submit((struct hn_op){.comm = comm, .func = HN_REDUCE, .send = send, .recv = recv,
-                                 .count = count, .type = type, .peer = root},
+    return submit((struct hn_op){.comm = comm,
+                                 .func = HN_REDUCE,
+                                 .send = send,
+                                 .recv = recv,
+                                 .count = count,
+                                 .type = type,
+                                 .peer = root},
                   op, "ncclReduce");
 }
 
@@ -113,8 +135,12 @@ API ncclResult_t ncclSend(const void *send, size_t count, ncclDataType_t type, i
                           ncclComm_t comm, ncclStream_t stream)
 {
     (void)stream;
-    return submit((struct hn_op){.comm = comm, .func = HN_SEND, .send = send, .count = count,
-                                 .type = type, .peer = peer},
+    return submit((struct hn_op){.comm = comm,
+                                 .func = HN_SEND,
+                                 .send = send,
+                                 .count = count,
+                                 .type = type,
+                                 .peer = peer},
                   ncclSum, "ncclSend");
 }
 
@@ -122,8 +148,12 @@ API ncclResult_t ncclRecv(void *recv, size_t count, ncclDataType_t type, int pee
                           ncclStream_t stream)
 {
     (void)stream;
-    return submit((struct hn_op){.comm = comm, .func = HN_RECV, .recv = recv, .count = count,
-                                 .type = type, .peer = peer},
+    return submit((struct hn_op){.comm = comm,
+                                 .func = HN_RECV,
+                                 .recv = recv,
+                                 .count = count,
+                                 .type = type,
+                                 .peer = peer},
                   ncclSum, "ncclRecv");
 }
 
@@ -168,9 +198,9 @@ API ncclResult_t ncclRedOpCreatePreMulSum(ncclRedOp_t *op, void *scalar, ncclDat
         result = ncclSuccess;
     }
     pthread_mutex_unlock(&comm->lock);
-    return result == ncclSuccess ? result
-                                 : hn_util_fail(result, "more than %d reductions in use",
-                                                HN_MAX_USER_OPS);
+    return result == ncclSuccess
+               ? result
+               : hn_util_fail(result, "more than %d reductions in use", HN_MAX_USER_OPS);
 }
 
 API ncclResult_t ncclRedOpDestroy(ncclRedOp_t op, ncclComm_t comm)

@@ -96,8 +96,8 @@ static ncclResult_t agree(struct ncclComm *comm)
     struct info *own = &all[comm->rank];
     own->ndev = comm->net->net->ndev;
     own->min_channels = limit("NCCL_MIN_NCHANNELS", "NCCL_MIN_CTAS", comm->config.minCTAs, 1);
-    own->max_channels = limit("NCCL_MAX_NCHANNELS", "NCCL_MAX_CTAS", comm->config.maxCTAs,
-                              HN_MAX_CHANNELS);
+    own->max_channels =
+        limit("NCCL_MAX_NCHANNELS", "NCCL_MAX_CTAS", comm->config.maxCTAs, HN_MAX_CHANNELS);
     own->net_hash = (uint32_t)hn_util_hash(name, strlen(name), 2);
     own->host_hash = host_hash();
     ncclResult_t result = hn_boot_allgather(comm->boot, all, sizeof(*all));
@@ -111,8 +111,10 @@ static ncclResult_t agree(struct ncclComm *comm)
             new_node &= all[o].host_hash != all[r].host_hash;
         nodes += new_node;
         if (all[r].net_hash != own->net_hash)
-            result = hn_util_fail(ncclInvalidUsage, "rank %d uses another network than rank %d's "
-                                                    "%s", r, comm->rank, name);
+            result = hn_util_fail(ncclInvalidUsage,
+                                  "rank %d uses another network than rank %d's "
+                                  "%s",
+                                  r, comm->rank, name);
     }
     comm->channels = most < least ? least : most;
     comm->channels = comm->channels > cap ? cap : comm->channels;

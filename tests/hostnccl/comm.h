@@ -68,8 +68,8 @@ struct hn_pxop { /* what the progress thread does for one operation on one conne
     struct hn_pxop *next;
     struct hn_conn *conn;
     enum hn_proto proto;
-    unsigned func;     /* for setNetAttr */
-    uint64_t total;    /* messages */
+    unsigned func;  /* for setNetAttr */
+    uint64_t total; /* messages */
     uint64_t posted;
     uint64_t finished;
     size_t exact_left; /* p2p receive: bytes still to be posted; SIZE_MAX: post whole slots */
@@ -116,8 +116,8 @@ struct ncclComm {
     ncclConfig_t config;
     char net_name[64];
     unsigned splits;
-    atomic_int async;   /* ncclResult_t */
-    _Atomic int stop;   /* set by an error or abort: every wait ends */
+    atomic_int async; /* ncclResult_t */
+    _Atomic int stop; /* set by an error or abort: every wait ends */
     atomic_bool aborted;
     atomic_bool finalized;
     pthread_t init_thread;
@@ -159,7 +159,7 @@ ncclResult_t hn_service_run(struct ncclComm *comm, struct hn_job *jobs, int coun
                             uint64_t deadline);
 
 struct hn_conn *hn_conn_new(struct ncclComm *comm, int peer, int channel, bool send, bool p2p);
-int hn_conn_listen(struct hn_conn *conn);  /* job steps */
+int hn_conn_listen(struct hn_conn *conn); /* job steps */
 int hn_conn_connect(struct hn_conn *conn);
 int hn_conn_accept(struct hn_conn *conn);
 int hn_conn_close(struct hn_conn *conn);

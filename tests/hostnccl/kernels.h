@@ -6,14 +6,14 @@
 #include "comm.h"
 
 enum hn_func { /* NCCL's numbers, for setNetAttr */
-    HN_BROADCAST = 0,
-    HN_REDUCE = 1,
-    HN_ALLGATHER = 2,
-    HN_REDUCESCATTER = 3,
-    HN_ALLREDUCE = 4,
-    HN_SEND = 6,
-    HN_RECV = 7,
-    HN_COPY = 100, /* to oneself */
+               HN_BROADCAST = 0,
+               HN_REDUCE = 1,
+               HN_ALLGATHER = 2,
+               HN_REDUCESCATTER = 3,
+               HN_ALLREDUCE = 4,
+               HN_SEND = 6,
+               HN_RECV = 7,
+               HN_COPY = 100, /* to oneself */
 };
 
 /* One step on one chunk: with what arrives, with one's own input, or with both. */

@@ -13,7 +13,7 @@ struct build {
     struct ncclComm *comm;
     struct hn_launch *launch;
     struct hn_pxop *px, **px_end;
-    int *keys;         /* which connection a chain belongs to */
+    int *keys;                       /* which connection a chain belongs to */
     struct hn_conn **sends, **recvs; /* to be connected first */
     int nsends, nrecvs, room;
 };
@@ -143,9 +143,16 @@ static int add_collective(struct build *b, const struct hn_op *op)
     size_t parts = share(comm, bytes, proto == HN_LL ? 8 << 10 : 64 << 10);
     size_t part = part_size(op->count, parts);
     for (size_t c = 0; c < parts && c * part < op->count; c++) {
-        struct hn_task t = {.func = op->func, .proto = proto, .type = op->type, .op = op->op,
-                            .rank = comm->rank, .nranks = comm->nranks, .root = op->peer,
-                            .src = op->send, .dst = op->recv, .stride = op->count};
+        struct hn_task t = {.func = op->func,
+                            .proto = proto,
+                            .type = op->type,
+                            .op = op->op,
+                            .rank = comm->rank,
+                            .nranks = comm->nranks,
+                            .root = op->peer,
+                            .src = op->send,
+                            .dst = op->recv,
+                            .stride = op->count};
         t.begin = t.loop_at = c * part;
         t.end = op->count - t.begin < part ? op->count : t.begin + part;
         t.slices = proto == HN_SIMPLE ? 2 : 1;
@@ -187,8 +194,13 @@ static int add_p2p(struct build *b, const struct hn_op *op)
     for (size_t i = 0; i < parts && (i == 0 || i * part < op->count); i++) {
         int channel = p2p_channel(comm, op, i);
         struct hn_conn *conn = *p2p_conn(comm, op, channel);
-        struct hn_task t = {.func = op->func, .type = op->type, .rank = comm->rank,
-                            .nranks = comm->nranks, .src = op->send, .dst = op->recv, .slices = 1};
+        struct hn_task t = {.func = op->func,
+                            .type = op->type,
+                            .rank = comm->rank,
+                            .nranks = comm->nranks,
+                            .src = op->send,
+                            .dst = op->recv,
+                            .slices = 1};
         t.proto = choose_proto(op->count * es, true);
         t.begin = t.loop_at = i * part;
         t.end = op->count - t.begin < part ? op->count : t.begin + part;
@@ -216,9 +228,14 @@ static ncclResult_t add_self(struct build *b, const struct hn_op *ops)
             return hn_util_fail(ncclInvalidUsage,
                                 "a send of %zu bytes to oneself has no receive of that size",
                                 bytes);
-        struct hn_task t = {.func = HN_COPY, .proto = HN_SIMPLE, .type = ncclInt8,
-                            .src = send->send, .dst = recv->recv, .end = bytes,
-                            .chunk = bytes, .slices = 1};
+        struct hn_task t = {.func = HN_COPY,
+                            .proto = HN_SIMPLE,
+                            .type = ncclInt8,
+                            .src = send->send,
+                            .dst = recv->recv,
+                            .end = bytes,
+                            .chunk = bytes,
+                            .slices = 1};
         if (add_task(b, b->comm->channels, &t))
             return hn_util_fail(ncclSystemError, "out of memory");
         recv = recv->next;

@@ -100,7 +100,7 @@ static void unload(struct hn_net *net, int state)
         dlclose(net->dl);
         net->dl = NULL;
         net->table = NULL;
-        net->ndev = 0; /* the names in props were the library's */
+        net->ndev = 0;       /* the names in props were the library's */
         if (state == LOADED) /* can be loaded again, by the same name */
             state = READY;
     }

@@ -12,13 +12,13 @@
 
 #define HN_MAX_DEVS 64
 
-struct hn_net {             /* one loaded library: process-wide */
-    char file[256];         /* as in the list of NCCL_NET_PLUGIN; "" for the built-in one */
-    int state;              /* loader.c */
-    int version;            /* 6..12 */
-    const void *table;      /* struct r2_ncclnet_v<version> */
-    void *dl;               /* NULL for the built-in one */
-    int contexts;           /* communicators that use it */
+struct hn_net {        /* one loaded library: process-wide */
+    char file[256];    /* as in the list of NCCL_NET_PLUGIN; "" for the built-in one */
+    int state;         /* loader.c */
+    int version;       /* 6..12 */
+    const void *table; /* struct r2_ncclnet_v<version> */
+    void *dl;          /* NULL for the built-in one */
+    int contexts;      /* communicators that use it */
     int ndev;
     struct r2_ncclnet_props_v12 props[HN_MAX_DEVS];
 };

@@ -19,8 +19,8 @@ static char *slot_at(struct hn_lane *lane, uint64_t number)
 static int plugin_error(const struct hn_conn *c, const char *call, int rc)
 {
     hn_util_fail((ncclResult_t)rc, "NET/%s: %s %s rank %d, channel %d, returned %d",
-                 hn_net_name(c->comm->net->net), call, c->send ? "to" : "from", c->peer,
-                 c->channel, rc);
+                 hn_net_name(c->comm->net->net), call, c->send ? "to" : "from", c->peer, c->channel,
+                 rc);
     return rc;
 }
 

@@ -121,7 +121,12 @@ static uint8_t store_e5m2(float f)
 }
 
 /* Elements lie in bytes that need no alignment. Integers wrap: computed as unsigned (U). */
-#define GET(T, p, i) (__extension__({ T v_; memcpy(&v_, (const char *)(p) + (i) * sizeof(T), sizeof(T)); v_; }))
+#define GET(T, p, i)                                                                               \
+    (__extension__({                                                                               \
+        T v_;                                                                                      \
+        memcpy(&v_, (const char *)(p) + (i) * sizeof(T), sizeof(T));                               \
+        v_;                                                                                        \
+    }))
 #define PUT(T, p, i, value)                                                                        \
     do {                                                                                           \
         T v_ = (value);                                                                            \
@@ -140,10 +145,14 @@ static uint8_t store_e5m2(float f)
                      const struct hn_redop *op)                                                    \
     {                                                                                              \
         switch (op->op) {                                                                          \
-        case ncclProd: LOOP(T, LOAD, STORE, SCALE, PROD) break;                                    \
-        case ncclMax: LOOP(T, LOAD, STORE, SCALE, a > b ? a : b) break;                            \
-        case ncclMin: LOOP(T, LOAD, STORE, SCALE, a < b ? a : b) break;                            \
-        default: LOOP(T, LOAD, STORE, SCALE, SUM) break;                                           \
+        case ncclProd:                                                                             \
+            LOOP(T, LOAD, STORE, SCALE, PROD) break;                                               \
+        case ncclMax:                                                                              \
+            LOOP(T, LOAD, STORE, SCALE, a > b ? a : b) break;                                      \
+        case ncclMin:                                                                              \
+            LOOP(T, LOAD, STORE, SCALE, a < b ? a : b) break;                                      \
+        default:                                                                                   \
+            LOOP(T, LOAD, STORE, SCALE, SUM) break;                                                \
         }                                                                                          \
     }
 #define SAME(x) (x)
@@ -151,7 +160,7 @@ static uint8_t store_e5m2(float f)
     KERNEL(NAME, T, SAME, SAME, (T)((uint64_t)b * (uint64_t)op->whole),                            \
            (T)((uint64_t)a + (uint64_t)b), (T)((uint64_t)a * (uint64_t)b))
 #define REAL(NAME, T, LOAD, STORE)                                                                 \
-    KERNEL(NAME, T, LOAD, STORE, LOAD(STORE(b * (__typeof__(b))op->real)), a + b, a *b)
+    KERNEL(NAME, T, LOAD, STORE, LOAD(STORE(b *(__typeof__(b))op->real)), a + b, a * b)
 
 WHOLE(apply_i8, int8_t)
 WHOLE(apply_u8, uint8_t)
@@ -183,38 +192,64 @@ void hn_reduce_apply(void *out, const void *in, const void *own, size_t count, n
 
 #define DIVIDE(T)                                                                                  \
     for (size_t i = 0; i < count; i++)                                                             \
-        PUT(T, data, i, (T)(GET(T, data, i) / (T)op->post_div))
+    PUT(T, data, i, (T)(GET(T, data, i) / (T)op->post_div))
 
 void hn_reduce_finish(void *data, size_t count, ncclDataType_t type, const struct hn_redop *op)
 {
     if (op->post_div <= 1)
         return;
     switch (type) {
-    case ncclInt8: DIVIDE(int8_t); break;
-    case ncclUint8: DIVIDE(uint8_t); break;
-    case ncclInt32: DIVIDE(int32_t); break;
-    case ncclUint32: DIVIDE(uint32_t); break;
-    case ncclInt64: DIVIDE(int64_t); break;
-    case ncclUint64: DIVIDE(uint64_t); break;
-    default: break; /* averages of floating types are scaled before */
+    case ncclInt8:
+        DIVIDE(int8_t);
+        break;
+    case ncclUint8:
+        DIVIDE(uint8_t);
+        break;
+    case ncclInt32:
+        DIVIDE(int32_t);
+        break;
+    case ncclUint32:
+        DIVIDE(uint32_t);
+        break;
+    case ncclInt64:
+        DIVIDE(int64_t);
+        break;
+    case ncclUint64:
+        DIVIDE(uint64_t);
+        break;
+    default:
+        break; /* averages of floating types are scaled before */
     }
 }
 
 double hn_reduce_load(const void *at, ncclDataType_t type)
 {
     switch (type) {
-    case ncclInt8: return GET(int8_t, at, 0);
-    case ncclUint8: return GET(uint8_t, at, 0);
-    case ncclInt32: return GET(int32_t, at, 0);
-    case ncclUint32: return GET(uint32_t, at, 0);
-    case ncclInt64: return (double)GET(int64_t, at, 0);
-    case ncclUint64: return (double)GET(uint64_t, at, 0);
-    case ncclFloat16: return load_f16(GET(uint16_t, at, 0));
-    case ncclFloat32: return GET(float, at, 0);
-    case ncclFloat64: return GET(double, at, 0);
-    case ncclBfloat16: return load_bf16(GET(uint16_t, at, 0));
-    case ncclFloat8e4m3: return load_e4m3(GET(uint8_t, at, 0));
-    case ncclFloat8e5m2: return load_e5m2(GET(uint8_t, at, 0));
-    default: return 0;
+    case ncclInt8:
+        return GET(int8_t, at, 0);
+    case ncclUint8:
+        return GET(uint8_t, at, 0);
+    case ncclInt32:
+        return GET(int32_t, at, 0);
+    case ncclUint32:
+        return GET(uint32_t, at, 0);
+    case ncclInt64:
+        return (double)GET(int64_t, at, 0);
+    case ncclUint64:
+        return (double)GET(uint64_t, at, 0);
+    case ncclFloat16:
+        return load_f16(GET(uint16_t, at, 0));
+    case ncclFloat32:
+        return GET(float, at, 0);
+    case ncclFloat64:
+        return GET(double, at, 0);
+    case ncclBfloat16:
+        return load_bf16(GET(uint16_t, at, 0));
+    case ncclFloat8e4m3:
+        return load_e4m3(GET(uint8_t, at, 0));
+    case ncclFloat8e5m2:
+        return load_e5m2(GET(uint8_t, at, 0));
+    default:
+        return 0;
     }
 }

@@ -143,12 +143,18 @@ bool hn_schedule_next(struct hn_task *t, struct hn_prim *p)
 {
     *p = (struct hn_prim){0};
     switch (t->func) {
-    case HN_ALLREDUCE: return next_allreduce(t, p);
-    case HN_REDUCESCATTER: return next_reducescatter(t, p);
-    case HN_ALLGATHER: return next_allgather(t, p);
-    case HN_BROADCAST: return next_broadcast(t, p);
-    case HN_REDUCE: return next_reduce(t, p);
-    default: return next_p2p(t, p);
+    case HN_ALLREDUCE:
+        return next_allreduce(t, p);
+    case HN_REDUCESCATTER:
+        return next_reducescatter(t, p);
+    case HN_ALLGATHER:
+        return next_allgather(t, p);
+    case HN_BROADCAST:
+        return next_broadcast(t, p);
+    case HN_REDUCE:
+        return next_reduce(t, p);
+    default:
+        return next_p2p(t, p);
     }
 }
 

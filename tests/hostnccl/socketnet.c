@@ -33,8 +33,8 @@ struct conn { /* listening, half-open or connected */
     int fd;
     bool is_send;
     uint64_t secret;
-    size_t proved; /* bytes of the secret moved */
-    int pending;   /* listen: an accepted fd that has not proved itself yet; else -1 */
+    size_t proved;        /* bytes of the secret moved */
+    int pending;          /* listen: an accepted fd that has not proved itself yet; else -1 */
     uint64_t first, last; /* requests[first % REQUESTS] is the oldest not fully moved */
     struct request requests[REQUESTS];
 };

@@ -125,8 +125,11 @@ static void log_line(int level, const char *file, int line, const char *text)
         snprintf(place, sizeof(place), " [%s:%d]", base ? base + 1 : file, line);
     }
     fprintf(log_file, "%s:%d:%d NCCL %s (stand-in)%s %s\n", log_host, (int)getpid(),
-            (int)syscall(SYS_gettid), level <= 2 ? "WARN" : level == 3 ? "INFO" : "TRACE", place,
-            text);
+            (int)syscall(SYS_gettid),
+            level <= 2   ? "WARN"
+            : level == 3 ? "INFO"
+                         : "TRACE",
+            place, text);
     fflush(log_file);
 }
 

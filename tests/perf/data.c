@@ -39,13 +39,27 @@ static void put(unsigned char *at, ncclDataType_t type, double real, uint64_t wh
     float f = (float)real;
     uint32_t bits;
     switch (type) {
-    case ncclFloat32: memcpy(at, &f, 4); return;
-    case ncclFloat64: memcpy(at, &real, 8); return;
-    case ncclFloat16: bits = small_float(real, 5, 10); break;
-    case ncclBfloat16: bits = small_float(real, 8, 7); break;
-    case ncclFloat8e4m3: bits = small_float(real, 4, 3); break;
-    case ncclFloat8e5m2: bits = small_float(real, 5, 2); break;
-    default: memcpy(at, &whole, perf_data_size(type)); return;
+    case ncclFloat32:
+        memcpy(at, &f, 4);
+        return;
+    case ncclFloat64:
+        memcpy(at, &real, 8);
+        return;
+    case ncclFloat16:
+        bits = small_float(real, 5, 10);
+        break;
+    case ncclBfloat16:
+        bits = small_float(real, 8, 7);
+        break;
+    case ncclFloat8e4m3:
+        bits = small_float(real, 4, 3);
+        break;
+    case ncclFloat8e5m2:
+        bits = small_float(real, 5, 2);
+        break;
+    default:
+        memcpy(at, &whole, perf_data_size(type));
+        return;
     }
     memcpy(at, &bits, perf_data_size(type));
 }
@@ -57,12 +71,23 @@ static double get_float(const unsigned char *at, ncclDataType_t type)
     uint32_t bits = 0;
     int eb = 8, mb = 7;
     switch (type) {
-    case ncclFloat32: memcpy(&f, at, 4); return f;
-    case ncclFloat64: memcpy(&d, at, 8); return d;
-    case ncclFloat16: eb = 5, mb = 10; break;
-    case ncclFloat8e4m3: eb = 4, mb = 3; break;
-    case ncclFloat8e5m2: eb = 5, mb = 2; break;
-    default: break;
+    case ncclFloat32:
+        memcpy(&f, at, 4);
+        return f;
+    case ncclFloat64:
+        memcpy(&d, at, 8);
+        return d;
+    case ncclFloat16:
+        eb = 5, mb = 10;
+        break;
+    case ncclFloat8e4m3:
+        eb = 4, mb = 3;
+        break;
+    case ncclFloat8e5m2:
+        eb = 5, mb = 2;
+        break;
+    default:
+        break;
     }
     memcpy(&bits, at, perf_data_size(type));
     int bias = (1 << (eb - 1)) - 1, exp = (int)(bits >> mb) & ((1 << eb) - 1);
@@ -75,13 +100,20 @@ static double get_float(const unsigned char *at, ncclDataType_t type)
 static int exact_bits(ncclDataType_t type)
 {
     switch (type) {
-    case ncclFloat16: return 11;
-    case ncclBfloat16: return 8;
-    case ncclFloat32: return 24;
-    case ncclFloat64: return 53;
-    case ncclFloat8e4m3: return 4;
-    case ncclFloat8e5m2: return 3;
-    default: return 8 * (int)perf_data_size(type);
+    case ncclFloat16:
+        return 11;
+    case ncclBfloat16:
+        return 8;
+    case ncclFloat32:
+        return 24;
+    case ncclFloat64:
+        return 53;
+    case ncclFloat8e4m3:
+        return 4;
+    case ncclFloat8e5m2:
+        return 3;
+    default:
+        return 8 * (int)perf_data_size(type);
     }
 }
 
@@ -126,10 +158,14 @@ static bool less(ncclDataType_t type, uint64_t a, uint64_t b)
 static uint64_t fold_whole(ncclDataType_t type, ncclRedOp_t op, uint64_t a, uint64_t b)
 {
     switch (op) {
-    case ncclProd: return a * b;
-    case ncclMax: return less(type, a, b) ? b : a;
-    case ncclMin: return less(type, b, a) ? b : a;
-    default: return a + b;
+    case ncclProd:
+        return a * b;
+    case ncclMax:
+        return less(type, a, b) ? b : a;
+    case ncclMin:
+        return less(type, b, a) ? b : a;
+    default:
+        return a + b;
     }
 }
 

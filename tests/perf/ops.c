@@ -9,15 +9,27 @@ void perf_ops_shape(const struct perf *p, size_t bytes, struct perf_shape *s)
     double parts = (double)(n - 1) / (double)n;
     *s = (struct perf_shape){.in_place = true, .bus = 1};
     switch (p->o.op) {
-    case PERF_REDUCE_SCATTER: s->bus = parts; break;
-    case PERF_ALL_GATHER: s->bus = parts; break;
-    case PERF_ALLTOALL: s->bus = parts; s->in_place = false; break;
-    case PERF_ALL_REDUCE: s->bus = 2 * parts; break;
-    case PERF_SENDRECV: s->in_place = false; break;
-    default: break;
+    case PERF_REDUCE_SCATTER:
+        s->bus = parts;
+        break;
+    case PERF_ALL_GATHER:
+        s->bus = parts;
+        break;
+    case PERF_ALLTOALL:
+        s->bus = parts;
+        s->in_place = false;
+        break;
+    case PERF_ALL_REDUCE:
+        s->bus = 2 * parts;
+        break;
+    case PERF_SENDRECV:
+        s->in_place = false;
+        break;
+    default:
+        break;
     }
-    bool blocks = p->o.op == PERF_REDUCE_SCATTER || p->o.op == PERF_ALL_GATHER ||
-                  p->o.op == PERF_ALLTOALL;
+    bool blocks =
+        p->o.op == PERF_REDUCE_SCATTER || p->o.op == PERF_ALL_GATHER || p->o.op == PERF_ALLTOALL;
     s->count = blocks ? count / n : count;
     size_t all = blocks ? s->count * n : s->count;
     s->bytes = all * p->data.es;
@@ -97,8 +109,8 @@ static const unsigned char *input(const struct perf *p, int rank)
 }
 
 /* Fresh input, and garbage where the result goes. */
-void perf_ops_fill(struct perf *p, const struct perf_shape *s, void *send, void *recv, bool in_place,
-                   uint64_t iteration)
+void perf_ops_fill(struct perf *p, const struct perf_shape *s, void *send, void *recv,
+                   bool in_place, uint64_t iteration)
 {
     char *host = p->host;
     if (!in_place || p->o.op == PERF_ALL_GATHER) {

@@ -6,11 +6,10 @@
 
 #include "perf.h"
 
-const char *const perf_op_names[PERF_OPS] = {"all_reduce", "reduce_scatter", "all_gather",
-                                             "broadcast",  "reduce",         "alltoall",
-                                             "sendrecv"};
-const char *const perf_type_names[ncclNumTypes] = {"int8",   "uint8",  "int32",    "uint32",
-                                                   "int64",  "uint64", "half",     "float",
+const char *const perf_op_names[PERF_OPS] = {
+    "all_reduce", "reduce_scatter", "all_gather", "broadcast", "reduce", "alltoall", "sendrecv"};
+const char *const perf_type_names[ncclNumTypes] = {"int8",   "uint8",    "int32",  "uint32",
+                                                   "int64",  "uint64",   "half",   "float",
                                                    "double", "bfloat16", "f8e4m3", "f8e5m2"};
 const char *const perf_redop_names[ncclNumOps] = {"sum", "prod", "max", "min", "avg"};
 
@@ -42,7 +41,8 @@ static const char usage[] =
     "      --seed N       of the data (1)\n"
     "      --nccl PATH    library to load (R2CCL_PERF_NCCL, libnccl.so.2)\n"
     "\n"
-    "Ranks: R2CCL_RANK, R2CCL_NRANKS, R2CCL_RENDEZVOUS=host:port; or RANK, WORLD_SIZE, LOCAL_RANK,\n"
+    "Ranks: R2CCL_RANK, R2CCL_NRANKS, R2CCL_RENDEZVOUS=host:port; or RANK, WORLD_SIZE, "
+    "LOCAL_RANK,\n"
     "MASTER_ADDR, MASTER_PORT (the id is exchanged on the next port); or Open MPI's or PMI's with\n"
     "MASTER_ADDR and MASTER_PORT. None of them: one rank.\n"
     "Exit codes: 0 right, 1 wrong values, 2 usage or NCCL error, 3 timeout.\n";
@@ -64,7 +64,9 @@ static size_t read_size(const char *name, const char *text)
     double value = strtod(text, &end);
     double unit = 1;
     if (*end && strchr("kKmMgG", *end)) {
-        unit = *end == 'k' || *end == 'K' ? 1 << 10 : *end == 'm' || *end == 'M' ? 1 << 20 : 1 << 30;
+        unit = *end == 'k' || *end == 'K'   ? 1 << 10
+               : *end == 'm' || *end == 'M' ? 1 << 20
+                                            : 1 << 30;
         end++;
     }
     if (end == text || *end || value < 0 || value * unit > 1e15)
@@ -93,8 +95,17 @@ static int read_name(const char *name, const char *text, const char *const *name
     exit(2);
 }
 
-enum { OPT_OP = 256, OPT_EVERY, OPT_DURATION, OPT_WINDOW, OPT_TIMELINE, OPT_JSON, OPT_TIMEOUT,
-       OPT_SEED, OPT_NCCL };
+enum {
+    OPT_OP = 256,
+    OPT_EVERY,
+    OPT_DURATION,
+    OPT_WINDOW,
+    OPT_TIMELINE,
+    OPT_JSON,
+    OPT_TIMEOUT,
+    OPT_SEED,
+    OPT_NCCL
+};
 
 static const struct option longs[] = {{"minbytes", 1, NULL, 'b'},
                                       {"maxbytes", 1, NULL, 'e'},
@@ -122,43 +133,94 @@ static const struct option longs[] = {{"minbytes", 1, NULL, 'b'},
 static void read_long(struct perf_options *o, int opt, const char *arg)
 {
     switch (opt) {
-    case OPT_OP: o->op = (enum perf_op)read_name("--op", arg, perf_op_names, PERF_OPS); break;
-    case OPT_EVERY: o->check = o->check_every = true; break;
-    case OPT_DURATION: o->duration = read_number("--duration", arg, 0.01, 1e7); break;
-    case OPT_WINDOW: o->window = (int)read_number("--window", arg, 1, 1e6); break;
-    case OPT_TIMELINE: o->timeline = arg; break;
-    case OPT_JSON: o->json = arg; break;
-    case OPT_TIMEOUT: o->timeout = read_number("--timeout", arg, 0, 1e7); break;
-    case OPT_SEED: o->seed = (uint64_t)read_number("--seed", arg, 0, 1e15); break;
-    case OPT_NCCL: o->nccl = arg; break;
-    default: fputs("try r2ccl_perf --help\n", stderr); exit(2);
+    case OPT_OP:
+        o->op = (enum perf_op)read_name("--op", arg, perf_op_names, PERF_OPS);
+        break;
+    case OPT_EVERY:
+        o->check = o->check_every = true;
+        break;
+    case OPT_DURATION:
+        o->duration = read_number("--duration", arg, 0.01, 1e7);
+        break;
+    case OPT_WINDOW:
+        o->window = (int)read_number("--window", arg, 1, 1e6);
+        break;
+    case OPT_TIMELINE:
+        o->timeline = arg;
+        break;
+    case OPT_JSON:
+        o->json = arg;
+        break;
+    case OPT_TIMEOUT:
+        o->timeout = read_number("--timeout", arg, 0, 1e7);
+        break;
+    case OPT_SEED:
+        o->seed = (uint64_t)read_number("--seed", arg, 0, 1e15);
+        break;
+    case OPT_NCCL:
+        o->nccl = arg;
+        break;
+    default:
+        fputs("try r2ccl_perf --help\n", stderr);
+        exit(2);
     }
 }
 
 static void read_short(struct perf_options *o, int opt, const char *arg)
 {
     switch (opt) {
-    case 'b': o->min_bytes = read_size("-b", arg); break;
-    case 'e': o->max_bytes = read_size("-e", arg); break;
-    case 'i': o->step_bytes = read_size("-i", arg); break;
-    case 'f': o->factor = read_number("-f", arg, 1.0001, 1e6); break;
-    case 'n': o->iters = (int)read_number("-n", arg, 0, 1e9); break;
-    case 'w': o->warmup = (int)read_number("-w", arg, 0, 1e9); break;
-    case 'c': o->check = read_number("-c", arg, 0, 1e9) > 0; break;
-    case 'd': o->type = (ncclDataType_t)read_name("-d", arg, perf_type_names, ncclNumTypes); break;
-    case 'o': o->redop = (ncclRedOp_t)read_name("-o", arg, perf_redop_names, ncclNumOps); break;
-    case 'r': o->root = (int)read_number("-r", arg, 0, 1e6); break;
-    case 'z': o->blocking = read_number("-z", arg, 0, 1) > 0; break;
-    case 'h': fputs(usage, stdout); exit(0);
-    default: read_long(o, opt, arg);
+    case 'b':
+        o->min_bytes = read_size("-b", arg);
+        break;
+    case 'e':
+        o->max_bytes = read_size("-e", arg);
+        break;
+    case 'i':
+        o->step_bytes = read_size("-i", arg);
+        break;
+    case 'f':
+        o->factor = read_number("-f", arg, 1.0001, 1e6);
+        break;
+    case 'n':
+        o->iters = (int)read_number("-n", arg, 0, 1e9);
+        break;
+    case 'w':
+        o->warmup = (int)read_number("-w", arg, 0, 1e9);
+        break;
+    case 'c':
+        o->check = read_number("-c", arg, 0, 1e9) > 0;
+        break;
+    case 'd':
+        o->type = (ncclDataType_t)read_name("-d", arg, perf_type_names, ncclNumTypes);
+        break;
+    case 'o':
+        o->redop = (ncclRedOp_t)read_name("-o", arg, perf_redop_names, ncclNumOps);
+        break;
+    case 'r':
+        o->root = (int)read_number("-r", arg, 0, 1e6);
+        break;
+    case 'z':
+        o->blocking = read_number("-z", arg, 0, 1) > 0;
+        break;
+    case 'h':
+        fputs(usage, stdout);
+        exit(0);
+    default:
+        read_long(o, opt, arg);
     }
 }
 
 void perf_options_parse(struct perf_options *o, int argc, char **argv)
 {
-    *o = (struct perf_options){.min_bytes = 32 << 20, .step_bytes = 1 << 20, .iters = 20,
-                               .warmup = 1, .check = true, .type = ncclFloat, .window = 1,
-                               .seed = 1, .nccl = getenv("R2CCL_PERF_NCCL")};
+    *o = (struct perf_options){.min_bytes = 32 << 20,
+                               .step_bytes = 1 << 20,
+                               .iters = 20,
+                               .warmup = 1,
+                               .check = true,
+                               .type = ncclFloat,
+                               .window = 1,
+                               .seed = 1,
+                               .nccl = getenv("R2CCL_PERF_NCCL")};
     int opt;
     while ((opt = getopt_long(argc, argv, "b:e:i:f:n:w:c:d:o:r:z:h", longs, NULL)) != -1)
         read_short(o, opt, optarg);

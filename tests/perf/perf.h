@@ -128,7 +128,7 @@ struct perf_result {
     double seconds; /* per iteration, mean over ranks */
     double cpu;     /* CPU seconds per iteration, sum over ranks */
     double algbw, busbw;
-    int64_t wrong;  /* all ranks; -1 not checked */
+    int64_t wrong; /* all ranks; -1 not checked */
     bool valid;
 };
 
@@ -144,8 +144,8 @@ struct perf_shape {
 void perf_ops_shape(const struct perf *p, size_t bytes, struct perf_shape *s);
 ncclResult_t perf_ops_start(struct perf *p, const struct perf_shape *s, const void *send,
                             void *recv);
-void perf_ops_fill(struct perf *p, const struct perf_shape *s, void *send, void *recv, bool in_place,
-                   uint64_t iteration);
+void perf_ops_fill(struct perf *p, const struct perf_shape *s, void *send, void *recv,
+                   bool in_place, uint64_t iteration);
 size_t perf_ops_wrong(struct perf *p, const struct perf_shape *s, const void *recv,
                       uint64_t iteration);
 /* Where the buffers lie for an in-place call. */
@@ -167,8 +167,8 @@ void perf_watch_failed(struct perf *p, ncclResult_t result, const char *what)
 
 /* report.c */
 void perf_report_head(const struct perf *p);
-void perf_report_line(const struct perf *p, const struct perf_shape *s, const struct perf_result *out,
-                      const struct perf_result *in);
+void perf_report_line(const struct perf *p, const struct perf_shape *s,
+                      const struct perf_result *out, const struct perf_result *in);
 void perf_report_window(const struct perf *p, const struct perf_shape *s, uint64_t iteration,
                         const struct perf_result *r);
 /* Averages, JSON; returns the exit code. */

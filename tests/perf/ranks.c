@@ -31,8 +31,7 @@ static void read_place(struct perf_ranks *r, const char *text)
         atoi(colon + 1) < 1 || atoi(colon + 1) > 65535)
         perf_die("R2CCL_RENDEZVOUS=%s: host:port of rank 0 is needed", text);
     bool brackets = text[0] == '[' && colon[-1] == ']';
-    snprintf(r->host, sizeof(r->host), "%.*s", (int)(colon - text) - 2 * brackets,
-             text + brackets);
+    snprintf(r->host, sizeof(r->host), "%.*s", (int)(colon - text) - 2 * brackets, text + brackets);
     r->port = atoi(colon + 1);
 }
 

@@ -105,8 +105,8 @@ static void json_half(const char *name, const struct perf_result *r)
         fprintf(json, "%lld}", (long long)r->wrong);
 }
 
-void perf_report_line(const struct perf *p, const struct perf_shape *s, const struct perf_result *out,
-                      const struct perf_result *in)
+void perf_report_line(const struct perf *p, const struct perf_shape *s,
+                      const struct perf_result *out, const struct perf_result *in)
 {
     count_in(out);
     count_in(in);

@@ -178,7 +178,8 @@ static void test_user_reduction(void)
     finish(2);
 }
 
-/* Even and odd ranks apart, in reverse order; rank 3 is left out; once with the parent's network. */
+/* Even and odd ranks apart, in reverse order; rank 3 is left out; once with the parent's network.
+ */
 static void split(bool share)
 {
     ncclComm_t child[RANKS];

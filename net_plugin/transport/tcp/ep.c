@@ -305,12 +305,22 @@ static void tcp_flush(struct r2_ep *ep)
         r2_lane_flush(lane);
 }
 
+static void tcp_flush_soon(struct r2_ep *ep)
+{
+    struct r2_lane *lane = lane_at(ep, 0);
+
+    if (lane && r2_io_awake(lane->io.io))
+        r2_task_kick(&lane->task);
+    else if (lane)
+        r2_lane_flush(lane);
+}
+
 static void tcp_help(struct r2_ep *ep)
 {
     struct r2_lane *lane = lane_at(ep, 0);
     int rc = 0;
 
-    if (!lane || pthread_mutex_trylock(&lane->rx_lock))
+    if (!lane || r2_io_awake(lane->io.io) || pthread_mutex_trylock(&lane->rx_lock))
         return;
     if (!lane->closed && lane->phase == R2_LANE_OPEN)
         rc = r2_lane_rx_ctrl(lane);
@@ -481,6 +491,7 @@ const struct r2_transport_ops r2_transport_tcp = {
     .kick = tcp_kick,
     .push = tcp_push,
     .flush = tcp_flush,
+    .flush_soon = tcp_flush_soon,
     .help = tcp_help,
     .shut = tcp_shut,
     .detach = tcp_detach,
