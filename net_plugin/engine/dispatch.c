@@ -136,7 +136,7 @@ static int on_down(struct r2_path *path, const uint8_t *body)
             dead->fenced_gen = m.gen;
     }
     p->resync_wanted = true;
-    r2_task_kick(&p->task);
+    r2_peer_wake(p);
     return 0;
 }
 
@@ -268,7 +268,7 @@ static void rnic_change(struct r2_peer *p, int nic, bool usable, uint32_t epoch,
             path->next_at = 0;
     }
     if (was != usable)
-        r2_task_kick(&p->task);
+        r2_peer_wake(p);
 }
 
 static int on_nic(struct r2_path *path, const uint8_t *body)
@@ -305,7 +305,7 @@ static int on_info(struct r2_path *path, const uint8_t *body)
     r2_control_peer_describe(r2_eng.ctl, p->row, p->host, p->pid);
     for (int i = 0; i < p->n_paths; i++)
         r2_control_path_remote(r2_eng.ctl, p->paths[i]->row, p->rnics[p->paths[i]->rnic].name);
-    r2_task_kick(&p->task);
+    r2_peer_wake(p);
     return 0;
 }
 

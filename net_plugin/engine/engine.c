@@ -362,7 +362,7 @@ out:
         pthread_mutex_lock(&r2_eng.lock);
         r2_list_add_tail(&ctx->conns, &c->ctx_node);
         pthread_mutex_unlock(&r2_eng.lock);
-        r2_task_kick(&p->task);
+        r2_peer_wake(p);
     }
     r2_peer_put(p);
     return rc == -EAGAIN ? 0 : rc;

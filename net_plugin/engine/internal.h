@@ -275,6 +275,8 @@ int r2_engine_start(void); /* threads, listeners, control; once */
 /* Finds or makes; with a reference. */
 struct r2_peer *r2_peer_obtain(const uint8_t id[16], const uint8_t secret[16], bool out);
 void r2_peer_get(struct r2_peer *p);
+/* Lets the peer's task run; the queued task holds a reference. */
+void r2_peer_wake(struct r2_peer *p);
 void r2_peer_put(struct r2_peer *p);
 void r2_peer_lock(struct r2_peer *p);
 /* Releases the lock, then flushes outboxes and kicks lanes that were asked for meanwhile. May be

@@ -218,7 +218,6 @@ void r2_peer_task(struct r2_task *t)
     struct r2_peer *p = R2_CONTAINER_OF(t, struct r2_peer, task);
     bool was_listed, drop;
 
-    r2_peer_get(p);
     r2_peer_lock(p);
     was_listed = p->listed;
     shut_dying(p);
@@ -238,7 +237,7 @@ void r2_peer_task(struct r2_task *t)
     r2_peer_unlock(p);
     if (drop)
         r2_peer_put(p); /* the list's */
-    r2_peer_put(p);
+    r2_peer_put(p);     /* the queued task's */
 }
 
 /* ---- heartbeats */
@@ -409,6 +408,6 @@ void r2_peer_timer(struct r2_timer *t, uint64_t now)
     r2_peer_lock(p);
     mark_all(p);
     r2_peer_unlock(p);
-    r2_task_kick(&p->task);
+    r2_peer_wake(p);
     r2_peer_put(p);
 }

@@ -60,7 +60,7 @@ static void tell_peer(struct r2_peer *p, int nic, bool usable, int err, const ch
     if (p->resync_wanted && p->out && p->n_up)
         r2_peer_resync(p);
     r2_peer_unlock(p);
-    r2_task_kick(&p->task);
+    r2_peer_wake(p);
 }
 
 static void nic_change(int nic, bool usable, int err, const char *cause)

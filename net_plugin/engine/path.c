@@ -88,7 +88,7 @@ static void bury(struct r2_path *path, int err)
     struct r2_dying *d = malloc(sizeof(*d));
 
     if (!d) { /* keep the endpoint: the next attempt to fail it finds memory, or never will */
-        r2_task_kick(&p->task);
+        r2_peer_wake(p);
         return;
     }
     d->ep = path->ep;
@@ -153,7 +153,7 @@ void r2_path_fail(struct r2_path *path, uint32_t gen, int err, const char *cause
     }
     if (was_up)
         p->resync_wanted = true;
-    r2_task_kick(&p->task);
+    r2_peer_wake(p);
 }
 
 void r2_path_up(struct r2_path *path)
@@ -180,7 +180,7 @@ void r2_path_up(struct r2_path *path)
         r2_control_peer_state(r2_eng.ctl, p->row, R2_SEG_PEER_UP, "");
         p->resync_wanted = true;
     }
-    r2_task_kick(&p->task);
+    r2_peer_wake(p);
 }
 
 int r2_path_connect(struct r2_path *path, uint64_t now)

@@ -75,6 +75,13 @@ void r2_peer_get(struct r2_peer *p)
     atomic_fetch_add_explicit(&p->refs, 1, memory_order_relaxed);
 }
 
+void r2_peer_wake(struct r2_peer *p)
+{
+    r2_peer_get(p);
+    if (!r2_task_kick(&p->task))
+        r2_peer_put(p);
+}
+
 /* The last reference goes when the peer's task has taken it off the list, its timer is stopped and
  * no connection and no endpoint is left. */
 void r2_peer_put(struct r2_peer *p)
@@ -197,5 +204,5 @@ void r2_peer_gone(struct r2_peer *p, int err, const char *cause)
             r2_conn_fail(c, err);
         }
     }
-    r2_task_kick(&p->task);
+    r2_peer_wake(p);
 }

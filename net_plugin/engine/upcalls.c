@@ -70,7 +70,7 @@ static void probe_over(struct r2_peer *p, struct r2_ep *ep, int err, const struc
                          "process gone: its host refuses, or another process answers");
     }
     r2_peer_unlock(p);
-    r2_task_kick(&p->task);
+    r2_peer_wake(p);
 }
 
 static void up_failed(void *owner, struct r2_ep *ep, int err, const struct r2_ep_health *h)

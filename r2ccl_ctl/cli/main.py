@@ -7,6 +7,7 @@ import click
 from r2ccl_ctl import __version__
 from r2ccl_ctl.cli.act_cmds import fail_nic, recover_nic
 from r2ccl_ctl.cli.common import R2Group
+from r2ccl_ctl.cli.demo_cmds import demo
 from r2ccl_ctl.cli.lab_cmds import lab
 from r2ccl_ctl.cli.launch_cmds import launch
 from r2ccl_ctl.cli.read_cmds import journal, nics, ps, status
@@ -16,7 +17,7 @@ SECTIONS = (
     ("Start", (build, run, env_, launch)),
     ("Look", (ps, status, nics, journal)),
     ("Steer", (fail_nic, recover_nic)),
-    ("Try out", (lab,)),
+    ("Try out", (demo, lab)),
     ("Tools", (config, gc, completion)),
 )
 

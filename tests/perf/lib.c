@@ -38,7 +38,8 @@ void perf_lib_load(struct perf_nccl *n, const char *path)
         lib = open_beside();
     if (!lib && (named || !dlsym(RTLD_DEFAULT, "ncclGetVersion")))
         perf_die("cannot load NCCL: %s; name it with --nccl or R2CCL_PERF_NCCL", why);
-    n->standin = dlsym(RTLD_DEFAULT, "hostncclSynchronize") != NULL;
+    *(void **)&n->Synchronize = dlsym(RTLD_DEFAULT, "hostncclSynchronize");
+    n->standin = n->Synchronize != NULL;
     NEED(n, GetVersion);
     NEED(n, GetUniqueId);
     NEED(n, CommInitRank);

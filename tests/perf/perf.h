@@ -60,6 +60,7 @@ void perf_ranks_share(const struct perf_ranks *r, void *data, size_t bytes);
 
 struct perf_nccl { /* the functions in use, looked up at run time */
     bool standin;
+    ncclResult_t (*Synchronize)(ncclComm_t); /* the stand-in's, else NULL */
     ncclResult_t (*GetVersion)(int *);
     ncclResult_t (*GetUniqueId)(ncclUniqueId *);
     ncclResult_t (*CommInitRank)(ncclComm_t *, int, ncclUniqueId, int);

@@ -21,9 +21,12 @@ static double cpu_now(void)
            (double)(u.ru_utime.tv_usec + u.ru_stime.tv_usec) * 1e-6;
 }
 
-/* Until the GPU is done, or NCCL reports an error. The stand-in is done already. */
+/* Until the GPU is done, or NCCL reports an error. */
 static void wait_done(struct perf *p)
 {
+    ncclResult_t end = p->nccl.Synchronize ? p->nccl.Synchronize(p->comm) : ncclSuccess;
+    if (end != ncclSuccess)
+        perf_watch_failed(p, end, "asynchronous error");
     while (perf_gpu_used() && !perf_gpu_query()) {
         ncclResult_t error = ncclSuccess;
         ncclResult_t rc = p->nccl.CommGetAsyncError(p->comm, &error);
@@ -57,7 +60,7 @@ static void one(struct perf *p, const struct perf_shape *s, void *send, void *re
         perf_watch_failed(p, rc, name);
     if (wait)
         wait_done(p);
-    if (wait || p->nccl.standin)
+    if (wait)
         perf_watch_end();
 }
 

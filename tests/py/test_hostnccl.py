@@ -184,6 +184,13 @@ def test_small_buffers_and_crossed_devices(build: Build, tmp_path: Path) -> None
     good(perf(build, tmp_path, 3, "--op alltoall -b 1000000 -n 2 --check-every", env))
 
 
+def test_asynchronous_calls(build: Build, tmp_path: Path) -> None:
+    """Calls return at once, operations queue up as on a stream."""
+    for op in OPS:
+        args = f"--op {op} -b 8 -e 1000000 -f 91 -n 10"
+        good(perf(build, tmp_path, 3, args, {"HOSTNCCL_ASYNC": "1"}))
+
+
 def test_one_rank(build: Build, tmp_path: Path) -> None:
     for op in OPS:
         good(perf(build, tmp_path, 1, f"--op {op} -b 8 -e 100000 -f 50 -n 1"))

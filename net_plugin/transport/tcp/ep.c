@@ -211,7 +211,7 @@ void r2_ep_lane_open(struct r2_lane *lane)
     atomic_store(&lane->open, true);
     if (lane->index) {
         atomic_fetch_add(&ep->open_lanes, 1);
-        r2_task_kick(&lane->task);
+        r2_lane_kick(lane);
         return;
     }
     r2_tcp.ev->up(ep->owner, ep);
@@ -272,7 +272,7 @@ static void tcp_kick(struct r2_ep *ep, unsigned chunks)
 
         /* tx_idle is set before the lane asks for its last chunk: see r2_lane_tx_bulk. */
         if (lane && atomic_load(&lane->tx_idle)) {
-            r2_task_kick(&lane->task);
+            r2_lane_kick(lane);
             chunks--;
         }
     }
@@ -310,7 +310,7 @@ static void tcp_flush_soon(struct r2_ep *ep)
     struct r2_lane *lane = lane_at(ep, 0);
 
     if (lane && r2_io_awake(lane->io.io))
-        r2_task_kick(&lane->task);
+        r2_lane_kick(lane);
     else if (lane)
         r2_lane_flush(lane);
 }
@@ -457,7 +457,7 @@ static void tcp_nudge(struct r2_ep *ep)
 
         if (lane) {
             atomic_store(&lane->rx_again, true);
-            r2_task_kick(&lane->task);
+            r2_lane_kick(lane);
         }
     }
 }

@@ -110,13 +110,13 @@ static int on_challenge(struct r2_lane *lane)
         atomic_store(&lane->ep->other_process, true);
         return -ESRCH;
     }
+    if (p->probe) /* the asked-for process answered; an accepting side knows no secret of it */
+        return -EALREADY;
     make_tag(p->secret, 'R', &lane->hello, c.nonce, want);
     if (!r2_tag_equal(want, c.tag)) {
         atomic_store(&lane->ep->other_process, true);
         return -EACCES;
     }
-    if (p->probe)
-        return -EALREADY; /* the peer's process answered: all that was asked */
     make_tag(p->secret, 'S', &lane->hello, c.nonce, proof.tag);
     lane->phase = R2_LANE_WAIT_WELCOME;
     return put(lane, &proof, sizeof(proof));

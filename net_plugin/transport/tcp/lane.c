@@ -35,18 +35,34 @@ void r2_lane_free(struct r2_lane *lane)
 static void lane_task(struct r2_task *t)
 {
     struct r2_lane *lane = R2_CONTAINER_OF(t, struct r2_lane, task);
+    struct r2_ep *ep = lane->ep; /* whoever queued the task took a reference to it */
     bool closed;
 
     pthread_mutex_lock(&lane->rx_lock);
     closed = lane->closed;
     pthread_mutex_unlock(&lane->rx_lock);
     /* r2_lane_shut has unhooked the descriptor and kicked this task: no event names the lane. */
-    if (!closed)
+    if (!closed) {
         r2_lane_event(lane);
-    else if (lane->ep)
-        r2_ep_put(lane->ep);
-    else
-        r2_lane_free(lane);
+    } else if (!lane->reaped) {
+        lane->reaped = true;
+        if (lane->ep)
+            r2_ep_put(lane->ep);
+        else
+            r2_lane_free(lane);
+    }
+    if (ep)
+        r2_ep_put(ep);
+}
+
+void r2_lane_kick(struct r2_lane *lane)
+{
+    struct r2_ep *ep = lane->ep;
+
+    if (ep)
+        r2_ep_get(ep);
+    if (!r2_task_kick(&lane->task) && ep)
+        r2_ep_put(ep);
 }
 
 static void lane_timer(struct r2_timer *t, uint64_t now)
@@ -133,7 +149,7 @@ void r2_lane_shut(struct r2_lane *lane, bool abort)
     pthread_mutex_unlock(&lane->tx_lock);
     pthread_mutex_unlock(&lane->rx_lock);
     if (fd >= 0)
-        r2_task_kick(&lane->task);
+        r2_lane_kick(lane);
 }
 
 static int receive(struct r2_lane *lane, bool *opened)
@@ -176,7 +192,7 @@ void r2_lane_event(struct r2_lane *lane)
     if (opened && rc == 0) {
         r2_ep_lane_open(lane);
         atomic_store(&lane->rx_again, true);
-        r2_task_kick(&lane->task); /* what came behind the handshake has had its edge */
+        r2_lane_kick(lane); /* what came behind the handshake has had its edge */
     }
     if (rc == 0 && open) {
         if (lane->index == 0) {

@@ -173,7 +173,7 @@ int r2_lane_rx_bulk(struct r2_lane *lane)
     if (moved)
         r2_tcp.ev->burst_end(lane->ep->owner, lane->ep);
     if (rc > 0)
-        r2_task_kick(&lane->task);
+        r2_lane_kick(lane);
     return rc < 0 ? rc : 0;
 }
 
@@ -236,6 +236,6 @@ int r2_lane_rx_ctrl(struct r2_lane *lane)
     if (moved)
         r2_tcp.ev->burst_end(lane->ep->owner, lane->ep);
     if (moved >= RX_BUDGET)
-        r2_task_kick(&lane->task);
+        r2_lane_kick(lane);
     return rc;
 }

@@ -80,6 +80,7 @@ struct r2_lane {
     enum r2_lane_phase phase;
     atomic_bool open; /* the phase, for whoever holds only tx_lock */
     bool closed;
+    bool reaped; /* the I/O thread has let go of it; only that thread looks */
     atomic_bool rx_again; /* task: the rx budget ran out, or rx was held by a fault */
     struct r2_tcp_hello hello;
     struct r2_tcp_challenge challenge;
@@ -156,6 +157,8 @@ int r2_lane_start(struct r2_lane *lane);
 void r2_lane_shut(struct r2_lane *lane, bool abort);
 void r2_lane_event(struct r2_lane *lane);
 void r2_lane_free(struct r2_lane *lane);
+/* Lets the lane's task run; the queued task holds a reference to the endpoint, if there is one. */
+void r2_lane_kick(struct r2_lane *lane);
 
 /* handshake.c: moves on; 1 open, 0 wait for more, -errno broken. Under rx_lock. */
 int r2_lane_handshake(struct r2_lane *lane);

@@ -100,7 +100,7 @@ int r2_lane_tx_bulk(struct r2_lane *lane, int chunks)
             r2_tcp.ev->chunk_sent(ep->owner, ep, &lane->tx_chunk);
         }
     }
-    r2_task_kick(&lane->task);
+    r2_lane_kick(lane);
     return 0;
 }
 

@@ -1,0 +1,127 @@
+"""CPU seconds per GB and latency on the stand-in, beside its Socket transport (NCCL's sockets).
+
+Rung 4. Shaped NICs hold both at the same throughput; there the callers' polling is most of what is
+spent, and the transports differ by little. Unshaped, the cores are the limit, and what a byte
+costs shows. The plugin's healthy job pays nothing it can notice: latency of small sizes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from figures import Section, median, ratio_rows
+from rig import Bed, Options, Perf, lab_bed, perf
+
+GBIT = 10**9
+MIB = 1 << 20
+NICS = 2
+SMALL = (8, 8192, 262144)
+SAME_RATE = 0.05
+TARGET_CPU, TARGET_LATENCY = 1.0, 1.1
+Pair = tuple[list[Perf], list[Perf]]
+
+
+def run(options: Options) -> Section:
+    section = Section("cost", "CPU seconds per GB and latency beside the stand-in's sockets")
+    with lab_bed("cost", NICS, (GBIT // 2 if options.smoke else GBIT,)) as bed:
+        _shaped(section, bed, options)
+    with lab_bed("cost", NICS, (None,)) as bed:
+        _unshaped(section, bed, options)
+        _latency(section, bed, options)
+    section.notes.append(
+        f"2 nodes x 1 rank x {NICS} NICs. CPU: user and system time of all ranks, the stand-in's "
+        "own threads included, which poll in both transports."
+    )
+    return section
+
+
+def _both(bed: Bed, argv: Sequence[str], options: Options) -> Pair:
+    """Interleaved repetitions: (plugin, sockets)."""
+    ours: list[Perf] = []
+    theirs: list[Perf] = []
+    for turn in range(1 if options.smoke else options.repetitions):
+        options.say(f"{' '.join(argv)}: turn {turn + 1}")
+        ours += perf(argv, lab=bed.lab)
+        theirs += perf(argv, lab=bed.lab, sockets=True)
+    return ours, theirs
+
+
+def _cpu_per_gb(found: Sequence[Perf]) -> list[float]:
+    """Two ranks exchange `size` bytes each way."""
+    return [one.cpu / (2 * one.size) * 1e9 for one in found]
+
+
+def _shaped(section: Section, bed: Bed, options: Options) -> None:
+    size = str(8 * MIB if options.smoke else 64 * MIB)
+    ours, theirs = _both(bed, ["--op", "all_reduce", "-b", size, "-n", "5", "-c", "0"], options)
+    rates = [median([one.busbw for one in found]) for found in (ours, theirs)]
+    name = f"{NICS} x 1 Gbit/s, all_reduce"
+    section.rows.append(
+        ratio_rows(
+            f"{name}: bus bandwidth",
+            [one.busbw / 1e9 for one in ours],
+            [one.busbw / 1e9 for one in theirs],
+            "GB/s",
+            "stand-in's sockets",
+            None,
+        )
+    )
+    same = abs(rates[0] / rates[1] - 1) <= SAME_RATE
+    note = "" if same else "throughputs differ: no like for like"
+    section.rows.append(
+        ratio_rows(
+            f"{name}: CPU seconds per GB",
+            _cpu_per_gb(ours),
+            _cpu_per_gb(theirs),
+            "s/GB",
+            "stand-in's sockets",
+            TARGET_CPU if same else None,
+            at_least=False,
+            note=note,
+        )
+    )
+
+
+def _unshaped(section: Section, bed: Bed, options: Options) -> None:
+    size = str((8 if options.smoke else 64) * MIB)
+    ours, theirs = _both(bed, ["--op", "all_reduce", "-b", size, "-n", "10", "-c", "0"], options)
+    section.rows.append(
+        ratio_rows(
+            "unshaped, all_reduce: bus bandwidth",
+            [one.busbw / 1e9 for one in ours],
+            [one.busbw / 1e9 for one in theirs],
+            "GB/s",
+            "stand-in's sockets",
+            1.0 if not options.smoke else None,
+        )
+    )
+    section.rows.append(
+        ratio_rows(
+            "unshaped, all_reduce: CPU seconds per GB",
+            _cpu_per_gb(ours),
+            _cpu_per_gb(theirs),
+            "s/GB",
+            "stand-in's sockets",
+            TARGET_CPU,
+            at_least=False,
+            note="at each one's own throughput",
+        )
+    )
+
+
+def _latency(section: Section, bed: Bed, options: Options) -> None:
+    for size in SMALL:
+        rounds = "20" if options.smoke else "200"
+        argv = ["--op", "all_reduce", "-b", str(size), "-n", rounds, "-w", "20", "-c", "0"]
+        ours, theirs = _both(bed, argv, options)
+        section.rows.append(
+            ratio_rows(
+                f"unshaped, all_reduce of {size} B: time",
+                [one.seconds * 1e6 for one in ours],
+                [one.seconds * 1e6 for one in theirs],
+                "us",
+                "stand-in's sockets",
+                TARGET_LATENCY,
+                at_least=False,
+            )
+        )

@@ -1,0 +1,159 @@
+"""Memory, threads and sockets of a process as its peers grow, beside the stand-in's sockets.
+
+Rung 3: every process is a node of its own on loopback, with two NICs, in an alltoall. What counts
+is what one more peer costs, and that it costs the same at 8 as at 64 processes.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import statistics
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from figures import Row, Section
+from rig import BenchError, Options, perf_spec
+
+from r2ccl_ctl import launch, paths
+from r2ccl_ctl.job import Job
+
+SIZES = (2, 4, 8, 16, 32, 64)
+NICS = 2
+LINEAR = 1.25
+LIMIT_S = 120.0
+
+
+@dataclass(frozen=True)
+class Use:
+    """One process, or the mean of several. pss_kib: its share of shared pages counted."""
+
+    pss_kib: float
+    rss_kib: float
+    threads: float
+    sockets: float
+    descriptors: float
+
+
+def use_of(pid: int, proc: Path = Path("/proc")) -> Use:
+    """What a running process uses now."""
+    folder = proc / str(pid)
+    rollup = (folder / "smaps_rollup").read_text(encoding="utf-8")
+    status = (folder / "status").read_text(encoding="utf-8")
+    links = []
+    for name in os.listdir(folder / "fd"):
+        try:
+            links.append(os.readlink(folder / "fd" / name))
+        except OSError:
+            continue
+    return Use(
+        pss_kib=_field(rollup, "Pss"),
+        rss_kib=_field(rollup, "Rss"),
+        threads=_field(status, "Threads"),
+        sockets=sum(link.startswith("socket:") for link in links),
+        descriptors=len(links),
+    )
+
+
+def _field(text: str, name: str) -> float:
+    match = re.search(rf"^{name}:\s+(\d+)", text, re.MULTILINE)
+    if match is None:
+        raise BenchError(f"no {name} in /proc: this kernel is too old for the growth benchmark")
+    return float(match[1])
+
+
+def mean(uses: Sequence[Use]) -> Use:
+    names = ("pss_kib", "rss_kib", "threads", "sockets", "descriptors")
+    return Use(**{n: statistics.fmean(getattr(use, n) for use in uses) for n in names})
+
+
+def run(options: Options) -> Section:
+    section = Section("growth", "Memory, threads and sockets per process as peers grow")
+    sizes = (2, 4) if options.smoke else SIZES
+    found: dict[str, dict[int, Use]] = {"plugin": {}, "sockets": {}}
+    for size in sizes:
+        for name, table in found.items():
+            options.say(f"{size} processes, {name}")
+            table[size] = _measure(size, name == "sockets")
+    _rows(section, found, sizes)
+    section.details["per process"] = {
+        name: {size: vars(use) for size, use in table.items()} for name, table in found.items()
+    }
+    section.notes.append(
+        f"alltoall on the stand-in, every process a node with {NICS} loopback NICs; after all "
+        "connections have carried data. Proportional set size: shared pages counted in shares."
+    )
+    return section
+
+
+def _measure(size: int, sockets: bool) -> Use:
+    command = [str(paths.perf_path()), "--op", "alltoall", "-b", str(size * 4096), "-c", "0"]
+    command += ["--duration", "600", "--window", "1", "--timeout", "60"]
+    spec = perf_spec(command, None, size, 1, NICS, sockets, {}, LIMIT_S)
+    with launch.start(spec, echo=False) as job:
+        _wait_for_windows(job)
+        uses = mean([use_of(rank.pid) for rank in job.ranks])
+        job.kill(grace=0.1)
+    return uses
+
+
+def _wait_for_windows(job: Job) -> None:
+    """Rank 0 has printed results: every connection has carried data."""
+    until = time.monotonic() + LIMIT_S
+    while sum(not line.startswith("#") for line in job.ranks[0].output.splitlines()) < 3:
+        if not job.running or time.monotonic() > until:
+            said = "".join(rank.output[-300:] for rank in job.ranks[:2]).strip()
+            raise BenchError(f"alltoall of {len(job.ranks)} does not run: {said}")
+        time.sleep(0.05)
+
+
+def _rows(section: Section, found: dict[str, dict[int, Use]], sizes: Sequence[int]) -> None:
+    measures = {
+        "PSS": ("pss_kib", "MiB", 1 / 1024),
+        "RSS": ("rss_kib", "MiB", 1 / 1024),
+        "threads": ("threads", "", 1.0),
+        "sockets": ("sockets", "", 1.0),
+    }
+    for name, (field, unit, scale) in measures.items():
+        for size in sizes:
+            ours = getattr(found["plugin"][size], field) * scale
+            theirs = getattr(found["sockets"][size], field) * scale
+            section.rows.append(
+                Row(
+                    f"{size} processes: {name} of each",
+                    ours,
+                    unit,
+                    baseline=theirs,
+                    baseline_name="stand-in's sockets",
+                )
+            )
+    for name in ("pss_kib", "sockets"):
+        _slope(section, name, found, sizes)
+
+
+def _slope(
+    section: Section, name: str, found: dict[str, dict[int, Use]], sizes: Sequence[int]
+) -> None:
+    """What one more peer costs among many, against what it costs among few."""
+    few, middle, many = sizes[0], sizes[len(sizes) // 2], sizes[-1]
+    if middle in (few, many):
+        return
+    slopes = []
+    for low, high in ((few, middle), (middle, many)):
+        low_use, high_use = (getattr(found["plugin"][size], name) for size in (low, high))
+        slopes.append((high_use - low_use) / (high - low))
+    words, unit = {"pss_kib": ("PSS", "KiB"), "sockets": ("sockets", "")}[name]
+    section.rows.append(
+        Row(
+            f"{words} for one more peer, {middle} to {many} processes",
+            slopes[1],
+            unit,
+            baseline=slopes[0],
+            baseline_name=f"{few} to {middle}",
+            target=LINEAR,
+            at_least=False,
+            note="linear in peers",
+        )
+    )

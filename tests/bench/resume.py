@@ -1,0 +1,243 @@
+"""How long until a lost NIC is known on both ends and traffic goes on, over many faults.
+
+Rung 4. One pair of processes sends messages without pause through all faults; a NIC of either
+node loses its carrier, or its packets vanish in silence. Times are CLOCK_MONOTONIC of this machine,
+counted from just before the lab is asked to break the NIC, so that the milliseconds the lab itself
+takes are on the plugin's account; their median is printed beside.
+"""
+
+from __future__ import annotations
+
+import array
+import bisect
+import signal
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from figures import Row, Section, percentile
+from rig import BenchError, Options, Sides, lab_bed, plugin_sides
+
+from r2ccl_ctl import control
+from r2ccl_ctl.control import Process
+from r2ccl_ctl.errors import R2Error
+from r2ccl_ctl.journal import Cursor, Event
+from r2ccl_ctl.lab import Lab
+
+NICS = 2
+RATE = 500_000_000
+MESSAGE = ["--size", "256K", "--outstanding", "8"]
+LOOK_S = 0.002
+STEADY_S = 0.15
+GIVE_UP_S = 10.0
+MS = 1e6
+
+# kind of fault -> row -> (median, p95, max) in milliseconds, from the failure model.
+Limits = dict[str, tuple[float, float | None, float | None]]
+TARGETS: dict[str, Limits] = {
+    "carrier": {
+        "known at the NIC's node": (10, None, None),
+        "known at the other node": (11, None, None),
+        "traffic resumed": (20, 50, 200),
+    },
+    "silent": {
+        "known at the NIC's node": (300, None, None),
+        "known at the other node": (300, None, None),
+        "traffic resumed": (350, None, None),
+    },
+}
+
+
+@dataclass
+class Fault:
+    """One fault and what followed; nanoseconds of CLOCK_MONOTONIC, 0: was not seen."""
+
+    node: int
+    nic: str
+    at: int
+    done: int
+    down: dict[int, int] = field(default_factory=dict)
+    causes: dict[int, str] = field(default_factory=dict)
+    replay: int = 0
+    resume: int = 0
+    healed: int = 0
+
+    def complete(self) -> bool:
+        return len(self.down) == 2 and self.replay > 0 and self.resume > 0
+
+
+class Watch:
+    """The journals of both sides, read as they grow. Node 0 sends, node 1 receives."""
+
+    def __init__(self, processes: Sequence[Process]) -> None:
+        self.cursors = [Cursor(process) for process in processes]
+
+    def close(self) -> None:
+        for cursor in self.cursors:
+            cursor.close()
+
+    def drain(self) -> Iterator[tuple[int, Event]]:
+        for node, cursor in enumerate(self.cursors):
+            for event in cursor.events():
+                yield node, event
+
+    def follow(self, fault: Fault) -> None:
+        """Fill in the fault from what the journals say; BenchError when that takes too long."""
+        until = time.monotonic() + GIVE_UP_S
+        while not fault.complete():
+            for node, event in self.drain():
+                _note(fault, node, event)
+            if time.monotonic() > until:
+                raise BenchError(
+                    f"{GIVE_UP_S:g} s after {fault.nic} of n{fault.node} failed: known at nodes "
+                    f"{sorted(fault.down)}, replay {bool(fault.replay)}, resumed "
+                    f"{bool(fault.resume)}"
+                )
+            time.sleep(LOOK_S)
+
+    def until_up(self, nic: str) -> int:
+        """Wait until both sides have the path of this NIC again; when the later one had it."""
+        seen: dict[int, int] = {}
+        until = time.monotonic() + 3 * GIVE_UP_S
+        while len(seen) < 2:
+            for node, event in self.drain():
+                if event.event == "path-up" and event.nic == nic:
+                    seen[node] = event.mono_ns
+            if time.monotonic() > until:
+                raise BenchError(f"{nic} is not back {3 * GIVE_UP_S:g} s after it was mended")
+            time.sleep(LOOK_S)
+        return max(seen.values())
+
+
+def _note(fault: Fault, node: int, event: Event) -> None:
+    if event.mono_ns < fault.at:
+        return
+    if event.event == "path-down" and event.nic == fault.nic and node not in fault.down:
+        fault.down[node], fault.causes[node] = event.mono_ns, event.cause
+    elif node == 0 and event.event == "replay" and event.nic == fault.nic and not fault.replay:
+        fault.replay = event.mono_ns
+    elif node == 0 and event.event == "resume" and fault.replay and not fault.resume:
+        fault.resume = event.mono_ns
+
+
+def run(options: Options) -> Section:
+    section = Section("resume", "Time until a lost NIC is known and traffic goes on")
+    runs = 2 if options.smoke else options.runs
+    for mode in ("carrier", "silent"):
+        with lab_bed("resume", NICS, (RATE,)) as bed, tempfile.TemporaryDirectory() as folder:
+            log = str(Path(folder) / "done")
+            with plugin_sides(bed, *MESSAGE, "--seconds", "3600", log=log, limit=3600) as sides:
+                assert bed.lab is not None
+                faults = _break_often(bed.lab, sides, mode, runs, options)
+                sides.sender.send_signal(signal.SIGTERM)
+                sides.ends_at = time.monotonic() + 30
+                sides.finish()
+            times = _read_times(log)
+        _rows(section, mode, faults, times)
+    section.notes.append(
+        f"2 nodes x {NICS} NICs of 0.5 Gbit/s, 256 KiB messages, 8 outstanding, default settings "
+        "(heartbeats every 100 ms, 3 misses). Resumed: the first acknowledgement over another path "
+        "after the lost bytes were queued again. Stall: the longest time without a completed "
+        "message around the fault."
+    )
+    return section
+
+
+def _break_often(lab: Lab, sides: Sides, mode: str, runs: int, options: Options) -> list[Fault]:
+    faults = []
+    with ExitStack() as stack:
+        watch = Watch(_processes(sides))
+        stack.callback(watch.close)
+        time.sleep(0.5)
+        for turn in range(runs):
+            node, nic = turn % 2, f"nic{turn // 2 % NICS}"
+            fault = _break_once(lab, watch, node, nic, mode)
+            faults.append(fault)
+            if turn % 10 == 0:
+                known = max(fault.down.values()) - fault.at
+                options.say(f"{mode} {turn + 1} of {runs}: known after {known / MS:.1f} ms")
+    return faults
+
+
+def _break_once(lab: Lab, watch: Watch, node: int, nic: str, mode: str) -> Fault:
+    for _ in watch.drain():
+        pass
+    at = time.monotonic_ns()
+    lab.fail_link(f"n{node}", nic, mode)
+    fault = Fault(node, nic, at, time.monotonic_ns())
+    try:
+        watch.follow(fault)
+        time.sleep(0.05)
+    finally:
+        lab.recover_link(f"n{node}", nic)
+        fault.healed = time.monotonic_ns()
+    watch.until_up(nic)
+    time.sleep(STEADY_S)
+    return fault
+
+
+def _processes(sides: Sides) -> list[Process]:
+    """The control segments of sender and receiver, once both have one."""
+    until = time.monotonic() + 20
+    while time.monotonic() < until:
+        try:
+            return [control.find(proc.pid) for proc in (sides.sender, sides.receiver)]
+        except R2Error:
+            if sides.sender.poll() is not None or sides.receiver.poll() is not None:
+                raise BenchError(f"a side ended early: {sides.errors()}") from None
+            time.sleep(0.05)
+    raise BenchError("no control segment of both sides within 20 s")
+
+
+def _read_times(path: str) -> array.array[int]:
+    times = array.array("Q")
+    times.frombytes(Path(path).read_bytes())
+    return times
+
+
+def stall(times: Sequence[int], begin: int, end: int) -> int:
+    """The longest gap between completed messages that overlaps [begin, end]."""
+    first = max(1, bisect.bisect_right(times, begin))
+    last = min(len(times) - 1, bisect.bisect_left(times, end))
+    return max((times[i] - times[i - 1] for i in range(first, last + 1)), default=0)
+
+
+def _rows(section: Section, mode: str, faults: list[Fault], times: Sequence[int]) -> None:
+    measures: dict[str, Callable[[Fault], int]] = {
+        "known at the NIC's node": lambda f: f.down[f.node] - f.at,
+        "known at the other node": lambda f: f.down[1 - f.node] - f.at,
+        "lost bytes queued again": lambda f: f.replay - f.at,
+        "traffic resumed": lambda f: f.resume - f.at,
+        "stall": lambda f: stall(times, f.at, f.healed),
+        "stall without a fault": lambda f: stall(times, f.at - int(100 * MS), f.at),
+        "the lab's own call": lambda f: f.done - f.at,
+    }
+    title = {"carrier": "link down", "silent": "silent black hole"}[mode]
+    for name, measure in measures.items():
+        values = [measure(fault) / MS for fault in faults]
+        limits = TARGETS[mode].get(name, (None, None, None))
+        points = (("median", 0.5), ("p95", 0.95), ("max", 1.0))
+        for (word, share), target in zip(points, limits, strict=True):
+            if target is None and word != "median" and name.startswith(("the lab", "lost")):
+                continue
+            section.rows.append(
+                Row(
+                    f"{title}: {name}, {word}",
+                    percentile(values, share),
+                    "ms",
+                    target=target,
+                    judged="value",
+                    at_least=False,
+                    samples=len(values),
+                )
+            )
+        section.details[f"{title}: {name}, ms"] = [round(value, 3) for value in values]
+    causes: dict[str, int] = {}
+    for fault in faults:
+        for node, cause in fault.causes.items():
+            side = "NIC's node" if node == fault.node else "other node"
+            causes[f"{side}: {cause}"] = causes.get(f"{side}: {cause}", 0) + 1
+    section.details[f"{title}: causes"] = causes

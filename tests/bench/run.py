@@ -1,0 +1,224 @@
+#!/usr/bin/env python3
+"""All benchmarks: every figure beside its baseline, measured in turn in the same run.
+
+    make bench                                    everything, 10 to 15 minutes
+    make bench BENCH_ARGS=--smoke                 seconds of each, to see that the harness works
+    .venv/bin/python tests/bench/run.py --only resume --runs 20
+
+Prints tables, and writes them with date, machine, versions and load to a JSON file. Exit code 1: a
+benchmark could not be carried out, values were wrong, or a result was faster than its bound; with
+--strict also a missed target. 77: nothing could run here. --smoke says nothing about speed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shlex
+import signal
+import sys
+import time
+from collections.abc import Callable, Sequence
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+import click
+import cost
+import growth
+import resume
+import shaped
+import unshaped
+from figures import SCHEMA, MeasurementWrong, Row, Section, markdown_table, text_table
+from rig import BenchError, Options, hardware_class, machine
+
+from r2ccl_ctl import paths
+from r2ccl_ctl.errors import R2Error
+from r2ccl_ctl.lab import netns
+
+SKIPPED = 77
+CALM_LOAD = 2.5
+SECTIONS: dict[str, Callable[[Options], Section]] = {
+    "shaped": shaped.run,
+    "unshaped": unshaped.run,
+    "resume": resume.run,
+    "growth": growth.run,
+    "cost": cost.run,
+}
+NEEDS_LAB = ("shaped", "unshaped", "resume", "cost")
+
+
+def run_section(name: str, options: Options) -> Section:
+    """One benchmark; what went wrong is in its errors."""
+    if name in NEEDS_LAB and not netns.has_admin():
+        return Section(name, name, skipped="making network namespaces needs root")
+    began, load = time.monotonic(), os.getloadavg()[0]
+    try:
+        section = SECTIONS[name](options)
+    except (MeasurementWrong, R2Error, TimeoutError) as err:
+        section = Section(name, name, errors=[str(err)])
+    for row in section.rows:
+        section.errors += row.problems()
+    if not section.rows and not section.errors:
+        section.errors.append("no figures")
+    if options.smoke:
+        for row in section.rows:
+            row.target = None
+    section.seconds = time.monotonic() - began
+    section.load = (load, os.getloadavg()[0])
+    return section
+
+
+def print_section(section: Section) -> None:
+    print(f"\n== {section.title}")
+    if section.skipped:
+        print(f"skipped: {section.skipped}")
+        return
+    if section.rows:
+        print(text_table(section.rows))
+    for note in section.notes:
+        print(f"note: {note}")
+    for error in section.errors:
+        print(f"ERROR: {error}")
+    before, after = section.load
+    print(
+        f"{section.seconds:.0f} s, load average {before:.1f} before, {after:.1f} after", flush=True
+    )
+
+
+def document(sections: Sequence[Section], options: Options, began: datetime) -> dict[str, Any]:
+    """The JSON file."""
+    found = machine()
+    loads = [load for section in sections for load in section.load]
+    return {
+        "schema": SCHEMA,
+        "date": began.isoformat(timespec="seconds"),
+        "command": shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]]),
+        "smoke": options.smoke,
+        "hardware": hardware_class(found),
+        "machine": found,
+        "load_max": max(loads, default=0.0),
+        "calm": max(loads, default=0.0) <= CALM_LOAD,
+        "sections": [section.as_dict() for section in sections],
+    }
+
+
+def markdown(report: dict[str, Any], sections: Sequence[Section]) -> str:
+    """The tables for docs/measurements.md."""
+    lines = [
+        f"{report['date']}, {report['hardware']}, {report['machine']['kernel']}, commit "
+        f"{report['machine']['commit']}, `{report['command']}`; load average at most "
+        f"{report['load_max']:.1f}."
+    ]
+    for section in sections:
+        if section.rows:
+            lines += ["", f"### {section.title}", "", markdown_table(section.rows)]
+            lines += [f"\n{note}" for note in section.notes]
+    return "\n".join(lines) + "\n"
+
+
+def _write(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text, encoding="utf-8")
+    print(f"written: {path}", file=sys.stderr)
+
+
+def exit_code(sections: Sequence[Section], strict: bool) -> int:
+    if any(section.errors for section in sections):
+        return 1
+    missed: list[Row] = [row for section in sections for row in section.missed()]
+    if strict and missed:
+        print(f"missed: {'; '.join(row.name for row in missed)}", file=sys.stderr)
+        return 1
+    return SKIPPED if all(section.skipped for section in sections) else 0
+
+
+def _end_on_term() -> None:
+    """SIGTERM unwinds as Ctrl-C does, so that labs and processes go away."""
+
+    def on_term(number: int, frame: object) -> None:
+        raise SystemExit(128 + number)
+
+    signal.signal(signal.SIGTERM, on_term)
+
+
+@click.command(help=__doc__, context_settings={"help_option_names": ["-h", "--help"]})
+@click.option("--smoke", is_flag=True, help="Seconds of each; says nothing about speed.")
+@click.option("--only", multiple=True, type=click.Choice(list(SECTIONS)), help="These alone.")
+@click.option(
+    "--runs",
+    default=100,
+    type=click.IntRange(1),
+    show_default=True,
+    help="Faults of each kind for `resume`.",
+)
+@click.option(
+    "--repetitions",
+    default=5,
+    type=click.IntRange(1),
+    show_default=True,
+    help="Interleaved repetitions of unshaped measurements.",
+)
+@click.option(
+    "--json",
+    "json_path",
+    type=click.Path(path_type=Path),
+    help="Where to write all figures (default: bench/results.json of the build folder).",
+)
+@click.option(
+    "--markdown",
+    "markdown_path",
+    type=click.Path(path_type=Path),
+    help="Write the tables as Markdown as well.",
+)
+@click.option("--strict", is_flag=True, help="A missed target is a failure.")
+def main(
+    smoke: bool,
+    only: tuple[str, ...],
+    runs: int,
+    repetitions: int,
+    json_path: Path | None,
+    markdown_path: Path | None,
+    strict: bool,
+) -> None:
+    _end_on_term()
+    began = datetime.now(timezone.utc)
+    options = Options(smoke=smoke, runs=runs, repetitions=repetitions)
+    sections: list[Section] = []
+    with contextlib.ExitStack() as stack:
+        stack.callback(lambda: _finish(sections, options, began, json_path, markdown_path))
+        for name in only or SECTIONS:
+            section = run_section(name, options)
+            sections.append(section)
+            print_section(section)
+    raise SystemExit(exit_code(sections, strict and not smoke))
+
+
+def _finish(
+    sections: Sequence[Section],
+    options: Options,
+    began: datetime,
+    json_path: Path | None,
+    markdown_path: Path | None,
+) -> None:
+    """Also after an interruption: what there is by then."""
+    report = document(sections, options, began)
+    if not report["calm"] and not options.smoke:
+        print(
+            f"\nThe machine was busy (load average up to {report['load_max']:.1f}): provisional.",
+            file=sys.stderr,
+        )
+    name = "smoke.json" if options.smoke else "results.json"
+    text = json.dumps(report, indent=1, allow_nan=True) + "\n"
+    _write(json_path or paths.native_dir() / "bench" / name, text)
+    if markdown_path:
+        _write(markdown_path, markdown(report, sections))
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except BenchError as err:
+        print(f"bench: {err}", file=sys.stderr)
+        sys.exit(1)

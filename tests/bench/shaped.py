@@ -1,0 +1,183 @@
+"""Shaped NICs in the lab: does the plugin carry the sum of what each NIC carries by itself?
+
+Rung 4. The baseline is the sum of the single-NIC rates of raw TCP, measured in turn with the
+plugin; raw TCP over all NICs at once says whether this machine can carry the sum at all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from figures import Row, Section, check_bound, median, payload_bound, ratio_rows
+from rig import (
+    Bed,
+    Cores,
+    Iteration,
+    Options,
+    burst_credit,
+    lab_bed,
+    perf,
+    plugin,
+    plugin_sides,
+    raw,
+)
+
+GBIT = 10**9
+MIB = 1 << 20
+MTU = 9000
+TARGET, TARGET_LOST = 0.95, 0.97
+CREDIT_SHARE = 0.005
+COLLECTIVE = 64 * MIB
+
+
+@dataclass(frozen=True)
+class Case:
+    """A lab. rates: of each NIC, bits per second. conns: connections of the plugin."""
+
+    name: str
+    rates: tuple[int, ...]
+    conns: tuple[int, ...] = (1,)
+    collective: bool = True
+    lose: bool = False
+
+
+CASES = (
+    Case("1 x 1 Gbit/s", (GBIT,)),
+    Case("2 x 1 Gbit/s", (GBIT,) * 2, (1, 2), lose=True),
+    Case("4 x 1 Gbit/s", (GBIT,) * 4, (1, 4), lose=True),
+    Case("8 x 1 Gbit/s", (GBIT,) * 8, (1, 8)),
+    Case("8 x 0.25 Gbit/s", (GBIT // 4,) * 8, (1, 8), lose=True),
+    Case("1 and 3 Gbit/s", (GBIT, 3 * GBIT), (1, 2)),
+)
+SMOKE = (Case("2 x 0.2 Gbit/s", (GBIT // 5,) * 2, lose=True),)
+
+
+def run(options: Options) -> Section:
+    section = Section("shaped", "Shaped NICs: the plugin beside the sum of raw single-NIC rates")
+    for case in SMOKE if options.smoke else CASES:
+        with lab_bed("shaped", len(case.rates), case.rates) as bed:
+            cores = Cores()
+            cores.start()
+            _rates(section, bed, case, options)
+            if case.collective:
+                _collective(section, bed, case, options)
+            busy = cores.busy()
+        if case.lose:
+            _lost(section, case, options)
+        section.details[f"{case.name}: cores busy"] = round(busy, 3)
+    return section
+
+
+def _bytes(rates: Sequence[int], options: Options) -> int:
+    """Of one iteration: half a second, and enough to make the shapers' credit small."""
+    seconds = 0.2 if options.smoke else 0.7
+    wanted = max(sum(rates) / 8 * seconds, burst_credit(rates) / CREDIT_SHARE)
+    return (int(wanted) // MIB + 1) * MIB
+
+
+def _checked(what: str, found: list[Iteration], rates: Sequence[int]) -> list[Iteration]:
+    bound = sum(payload_bound(rate, MTU) for rate in rates)
+    for one in found:
+        check_bound(what, one.bytes, one.seconds, bound, burst_credit(rates))
+    return found
+
+
+def _rates(section: Section, bed: Bed, case: Case, options: Options) -> None:
+    everything = range(len(case.rates))
+    whole = _bytes(case.rates, options)
+    sums, joint = [], []
+    ours: dict[int, list[float]] = {conns: [] for conns in case.conns}
+    for turn in range(1 if options.smoke else 3):
+        options.say(f"{case.name}: turn {turn + 1}")
+        total = 0.0
+        for nic in everything:
+            part = str(_bytes([case.rates[nic]], options))
+            found = raw(bed, [nic], "--bytes", part, "--iters", "1", "--warmup", "4M")
+            total += _checked(f"raw TCP, NIC {nic}", found, [case.rates[nic]])[0].rate
+        sums.append(total)
+        found = raw(bed, everything, "--bytes", str(whole), "--iters", "2")
+        joint += [one.rate for one in _checked("raw TCP, all NICs", found, case.rates)]
+        for conns in case.conns:
+            found = plugin(bed, "--bytes", str(whole), "--iters", "2", "--conns", str(conns))
+            ours[conns] += [one.rate for one in _checked("the plugin", found, case.rates)]
+    gbs = [value / 1e9 for value in sums]
+    name = "sum of single NICs, raw"
+    section.rows.append(
+        ratio_rows(
+            f"{case.name}: raw TCP on all at once",
+            [v / 1e9 for v in joint],
+            gbs,
+            "GB/s",
+            name,
+            None,
+        )
+    )
+    for conns, values in ours.items():
+        plural = "connection" if conns == 1 else "connections"
+        section.rows.append(
+            ratio_rows(
+                f"{case.name}: plugin, {conns} {plural}",
+                [v / 1e9 for v in values],
+                gbs,
+                "GB/s",
+                name,
+                TARGET,
+                note="1 MiB messages, 4 outstanding",
+            )
+        )
+    section.details[f"{case.name}: raw sum"] = median(sums)
+
+
+def _collective(section: Section, bed: Bed, case: Case, options: Options) -> None:
+    """AllReduce of 64 MiB between two nodes: busbw is what crosses each way."""
+    size = 4 * MIB if options.smoke else COLLECTIVE
+    found = perf(
+        ["--op", "all_reduce", "-b", str(size), "-n", "4" if options.smoke else "8", "-c", "0"],
+        lab=bed.lab,
+    )[0]
+    bound = sum(payload_bound(rate, MTU) for rate in case.rates)
+    check_bound("all_reduce", size, size / found.busbw, bound, burst_credit(case.rates))
+    section.rows.append(
+        Row(
+            f"{case.name}: all_reduce {size // MIB} MiB, stand-in, 2 ranks",
+            found.busbw / 1e9,
+            "GB/s",
+            baseline=section.details[f"{case.name}: raw sum"] / 1e9,
+            baseline_name="sum of single NICs, raw",
+            target=TARGET,
+            note="bus bandwidth; both directions at once",
+        )
+    )
+
+
+def _lost(section: Section, case: Case, options: Options) -> None:
+    """The rate after one of the NICs went down, against (k - 1) / k of the rate before."""
+    size = str(_bytes(case.rates, options))
+    before: list[Iteration] = []
+    after: list[Iteration] = []
+    with lab_bed("lost", len(case.rates), case.rates) as bed:
+        assert bed.lab is not None
+        with plugin_sides(bed, "--bytes", size, "--iters", "6") as sides:
+            for count, one in enumerate(sides.iterations(), start=1):
+                # The NIC goes down in the third iteration, which counts for neither.
+                (before if count < 3 else after).append(one)
+                if count == 2:
+                    bed.lab.fail_link("n0", f"nic{len(case.rates) - 1}")
+    after = after[1:]
+    if len(after) != 3:
+        section.errors.append(f"{case.name}: {len(after)} iterations after the loss, not 3")
+        return
+    _checked("the plugin before the loss", before, case.rates)
+    _checked("the plugin after the loss", after, case.rates[:-1])
+    left = (len(case.rates) - 1) / len(case.rates)
+    section.rows.append(
+        ratio_rows(
+            f"{case.name}: one NIC lost, plugin",
+            [one.rate / 1e9 for one in after],
+            [one.rate / 1e9 * left for one in before],
+            "GB/s",
+            "(k - 1) / k of before",
+            TARGET_LOST,
+        )
+    )

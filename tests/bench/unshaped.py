@@ -1,0 +1,77 @@
+"""Unshaped: the plugin beside raw TCP with the same buffers, threads and streams.
+
+Rung 3 (loopback) and 4 (lab). Where cores are scarce the throughput says who got the cores; bytes
+per CPU second of both sides together say what a byte costs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+
+from figures import Section, ratio_rows
+from rig import Bed, Cores, Iteration, Options, lab_bed, plugin, raw
+
+MIB = 1 << 20
+NICS = 2
+BUSY_THREADS = 4  # an I/O thread and a caller on each side
+TARGET_RATE, TARGET_CPU = 0.9, 0.75
+
+
+@contextlib.contextmanager
+def loopback_bed() -> Iterator[Bed]:
+    yield Bed(NICS)
+
+
+def run(options: Options) -> Section:
+    section = Section(
+        "unshaped", "Unshaped NICs: the plugin beside raw TCP, same buffers and threads"
+    )
+    enough = len(os.sched_getaffinity(0)) >= 2 * BUSY_THREADS
+    if not enough:
+        section.notes.append(
+            f"Fewer cores than twice the {BUSY_THREADS} busy threads: the target is "
+            f"{TARGET_CPU} of the bytes per CPU second, not a throughput."
+        )
+    beds = {"loopback": loopback_bed, "lab": lambda: lab_bed("free", NICS, (None,))}
+    for where, make in beds.items():
+        with make() as bed:
+            _measure(section, bed, where, enough, options)
+    return section
+
+
+def _measure(section: Section, bed: Bed, where: str, enough: bool, options: Options) -> None:
+    size = ["--bytes", str((32 if options.smoke else 1024) * MIB), "--iters", "2"]
+    base: list[Iteration] = []
+    ours: dict[int, list[Iteration]] = {1: [], NICS: []}
+    cores = Cores()
+    cores.start()
+    for turn in range(1 if options.smoke else options.repetitions):
+        options.say(f"{where}: turn {turn + 1}")
+        base += raw(bed, range(NICS), *size)
+        for conns, found in ours.items():
+            found += plugin(bed, *size, "--conns", str(conns))
+    for conns, found in ours.items():
+        what = f"{where}, {NICS} NICs, {conns} connection{'s' if conns > 1 else ''}"
+        section.rows.append(
+            ratio_rows(
+                f"{what}: throughput",
+                [one.rate / 1e9 for one in found],
+                [one.rate / 1e9 for one in base],
+                "GB/s",
+                "raw TCP",
+                TARGET_RATE if enough else None,
+            )
+        )
+        section.rows.append(
+            ratio_rows(
+                f"{what}: bytes per CPU second",
+                [one.per_cpu / 1e9 for one in found],
+                [one.per_cpu / 1e9 for one in base],
+                "GB/CPU-s",
+                "raw TCP",
+                None if enough else TARGET_CPU,
+            )
+        )
+    section.details[f"{where}: cores busy"] = round(cores.busy(), 3)
