@@ -13,6 +13,7 @@ from r2ccl_ctl.control import SCHEMA
 from r2ccl_ctl.demo.evidence import Outcome, innocent_downs
 from r2ccl_ctl.demo.feeds import JobFeed, Sample, Window
 from r2ccl_ctl.demo.plan import Action, DemoSpec, Phase
+from r2ccl_ctl.journal import Event
 from r2ccl_ctl.units import rfc3339, show_bytes, show_rate
 
 NOTE = (
@@ -69,6 +70,7 @@ class Report:
     phases: list[PhaseResult]
     deeds: list[Deed]
     samples: list[Sample]
+    journal: list[Event]
     problems: list[str]
     other_downs: int = 0
     picture: Path | None = None
@@ -137,6 +139,8 @@ class Report:
             ],
             "files": {
                 "folder": str(self.folder),
+                "json": str(self.folder / "demo.json"),
+                "journal": str(self.folder / "journal.jsonl"),
                 "png": str(self.picture) if self.picture else None,
                 "png_problem": self.picture_problem,
             },
@@ -171,10 +175,15 @@ class Report:
             "command": deed.command,
         }
 
-    def save(self) -> Path:
-        path = self.folder / "demo.json"
-        path.write_text(json.dumps(self.as_dict(), indent=2) + "\n", encoding="utf-8")
-        return path
+    def save(self) -> None:
+        """Into the folder: the report, and the ranks' journals that it was made from."""
+        text = json.dumps(self.as_dict(), indent=2) + "\n"
+        (self.folder / "demo.json").write_text(text, encoding="utf-8")
+        with (self.folder / "journal.jsonl").open("w", encoding="utf-8") as file:
+            for event in sorted(self.journal, key=lambda event: event.mono_ns):
+                t = round(self.seconds(event.mono_ns), 6)
+                row = {"t": t, "rank": event.process.rank, **event.as_dict()}
+                file.write(json.dumps(row) + "\n")
 
 
 def _rounded(value: float | None, digits: int) -> float | None:
@@ -203,6 +212,7 @@ def build_report(
         phases=list(phases),
         deeds=list(deeds),
         samples=list(feed.samples),
+        journal=list(feed.events),
         problems=list(problems),
         other_downs=innocent_downs(feed.events, spec.victims),
     )

@@ -19,10 +19,11 @@ SMALL = (8, 8192, 262144)
 SAME_RATE = 0.05
 TARGET_CPU, TARGET_LATENCY = 1.0, 1.1
 Pair = tuple[list[Perf], list[Perf]]
+TITLE = "CPU seconds per GB and latency beside the stand-in's sockets"
 
 
-def run(options: Options) -> Section:
-    section = Section("cost", "CPU seconds per GB and latency beside the stand-in's sockets")
+def run(options: Options, section: Section) -> None:
+    """Fill in the section; what was found stays when a later part fails."""
     with lab_bed("cost", NICS, (GBIT // 2 if options.smoke else GBIT,)) as bed:
         _shaped(section, bed, options)
     with lab_bed("cost", NICS, (None,)) as bed:
@@ -32,7 +33,6 @@ def run(options: Options) -> Section:
         f"2 nodes x 1 rank x {NICS} NICs. CPU: user and system time of all ranks, the stand-in's "
         "own threads included, which poll in both transports."
     )
-    return section
 
 
 def _both(bed: Bed, argv: Sequence[str], options: Options) -> Pair:

@@ -24,6 +24,7 @@ SIZES = (2, 4, 8, 16, 32, 64)
 NICS = 2
 LINEAR = 1.25
 LIMIT_S = 120.0
+TITLE = "Memory, threads and sockets per process as peers grow"
 
 
 @dataclass(frozen=True)
@@ -69,8 +70,8 @@ def mean(uses: Sequence[Use]) -> Use:
     return Use(**{n: statistics.fmean(getattr(use, n) for use in uses) for n in names})
 
 
-def run(options: Options) -> Section:
-    section = Section("growth", "Memory, threads and sockets per process as peers grow")
+def run(options: Options, section: Section) -> None:
+    """Fill in the section; what was found stays when a later part fails."""
     sizes = (2, 4) if options.smoke else SIZES
     found: dict[str, dict[int, Use]] = {"plugin": {}, "sockets": {}}
     for size in sizes:
@@ -85,7 +86,6 @@ def run(options: Options) -> Section:
         f"alltoall on the stand-in, every process a node with {NICS} loopback NICs; after all "
         "connections have carried data. Proportional set size: shared pages counted in shares."
     )
-    return section
 
 
 def _measure(size: int, sockets: bool) -> Use:

@@ -49,6 +49,7 @@ TARGETS: dict[str, Limits] = {
         "traffic resumed": (350, None, None),
     },
 }
+TITLE = "Time until a lost NIC is known and traffic goes on"
 
 
 @dataclass
@@ -123,8 +124,8 @@ def _note(fault: Fault, node: int, event: Event) -> None:
         fault.resume = event.mono_ns
 
 
-def run(options: Options) -> Section:
-    section = Section("resume", "Time until a lost NIC is known and traffic goes on")
+def run(options: Options, section: Section) -> None:
+    """Fill in the section; what was found stays when a later part fails."""
     runs = 2 if options.smoke else options.runs
     for mode in ("carrier", "silent"):
         with lab_bed("resume", NICS, (RATE,)) as bed, tempfile.TemporaryDirectory() as folder:
@@ -143,7 +144,6 @@ def run(options: Options) -> Section:
         "after the lost bytes were queued again. Stall: the longest time without a completed "
         "message around the fault."
     )
-    return section
 
 
 def _break_often(lab: Lab, sides: Sides, mode: str, runs: int, options: Options) -> list[Fault]:

@@ -39,25 +39,28 @@ from r2ccl_ctl.lab import netns
 
 SKIPPED = 77
 CALM_LOAD = 2.5
-SECTIONS: dict[str, Callable[[Options], Section]] = {
-    "shaped": shaped.run,
-    "unshaped": unshaped.run,
-    "resume": resume.run,
-    "growth": growth.run,
-    "cost": cost.run,
+SECTIONS: dict[str, tuple[str, Callable[[Options, Section], None]]] = {
+    "shaped": (shaped.TITLE, shaped.run),
+    "unshaped": (unshaped.TITLE, unshaped.run),
+    "resume": (resume.TITLE, resume.run),
+    "growth": (growth.TITLE, growth.run),
+    "cost": (cost.TITLE, cost.run),
 }
 NEEDS_LAB = ("shaped", "unshaped", "resume", "cost")
 
 
 def run_section(name: str, options: Options) -> Section:
     """One benchmark; what went wrong is in its errors."""
+    title, work = SECTIONS[name]
+    section = Section(name, title)
     if name in NEEDS_LAB and not netns.has_admin():
-        return Section(name, name, skipped="making network namespaces needs root")
+        section.skipped = "making network namespaces needs root"
+        return section
     began, load = time.monotonic(), os.getloadavg()[0]
     try:
-        section = SECTIONS[name](options)
+        work(options, section)
     except (MeasurementWrong, R2Error, TimeoutError) as err:
-        section = Section(name, name, errors=[str(err)])
+        section.errors.append(str(err))
     for row in section.rows:
         section.errors += row.problems()
     if not section.rows and not section.errors:

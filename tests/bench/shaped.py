@@ -29,6 +29,7 @@ MTU = 9000
 TARGET, TARGET_LOST = 0.95, 0.97
 CREDIT_SHARE = 0.005
 COLLECTIVE = 64 * MIB
+TITLE = "Shaped NICs: the plugin beside the sum of raw single-NIC rates"
 
 
 @dataclass(frozen=True)
@@ -53,8 +54,8 @@ CASES = (
 SMOKE = (Case("2 x 0.2 Gbit/s", (GBIT // 5,) * 2, lose=True),)
 
 
-def run(options: Options) -> Section:
-    section = Section("shaped", "Shaped NICs: the plugin beside the sum of raw single-NIC rates")
+def run(options: Options, section: Section) -> None:
+    """Fill in the section; what was found stays when a later part fails."""
     for case in SMOKE if options.smoke else CASES:
         with lab_bed("shaped", len(case.rates), case.rates) as bed:
             cores = Cores()
@@ -66,7 +67,6 @@ def run(options: Options) -> Section:
         if case.lose:
             _lost(section, case, options)
         section.details[f"{case.name}: cores busy"] = round(busy, 3)
-    return section
 
 
 def _bytes(rates: Sequence[int], options: Options) -> int:

@@ -17,28 +17,29 @@ MIB = 1 << 20
 NICS = 2
 BUSY_THREADS = 4  # an I/O thread and a caller on each side
 TARGET_RATE, TARGET_CPU = 0.9, 0.75
+TITLE = "Unshaped NICs: the plugin beside raw TCP, same buffers and threads"
 
 
 @contextlib.contextmanager
-def loopback_bed() -> Iterator[Bed]:
-    yield Bed(NICS)
+def _bed(where: str) -> Iterator[Bed]:
+    if where == "loopback":
+        yield Bed(NICS)
+        return
+    with lab_bed("free", NICS, (None,)) as bed:
+        yield bed
 
 
-def run(options: Options) -> Section:
-    section = Section(
-        "unshaped", "Unshaped NICs: the plugin beside raw TCP, same buffers and threads"
-    )
+def run(options: Options, section: Section) -> None:
+    """Fill in the section; what was found stays when a later part fails."""
     enough = len(os.sched_getaffinity(0)) >= 2 * BUSY_THREADS
     if not enough:
         section.notes.append(
             f"Fewer cores than twice the {BUSY_THREADS} busy threads: the target is "
             f"{TARGET_CPU} of the bytes per CPU second, not a throughput."
         )
-    beds = {"loopback": loopback_bed, "lab": lambda: lab_bed("free", NICS, (None,))}
-    for where, make in beds.items():
-        with make() as bed:
+    for where in ("loopback", "lab"):
+        with _bed(where) as bed:
             _measure(section, bed, where, enough, options)
-    return section
 
 
 def _measure(section: Section, bed: Bed, where: str, enough: bool, options: Options) -> None:

@@ -14,9 +14,11 @@ static char *slot_of(const struct hn_task *t, struct hn_conn *conn, uint64_t num
     return lane->base + number % (uint64_t)lane->depth * lane->slot_bytes;
 }
 
-static struct hn_slot *state_of(const struct hn_task *t, struct hn_conn *conn, uint64_t number)
+/* By number alone: messages of an older operation with another protocol, and so another depth, may
+ * still be on their way. */
+static struct hn_slot *state_of(struct hn_conn *conn, uint64_t number)
 {
-    return &conn->slots[number % (uint64_t)lane_of(t, conn)->depth];
+    return &conn->slots[number % HN_MAX_DEPTH];
 }
 
 /* Has the next message arrived? For LL and LL128 its lines are taken into `rx` as they come,
@@ -26,7 +28,7 @@ static int arrived(struct hn_task *t, struct hn_chain *chain, size_t bytes, bool
     struct hn_conn *c = t->from;
     /* Read before the lines: pairs with the release after test said done. */
     bool tested = atomic_load_explicit(&c->tail, memory_order_acquire) > c->consumed;
-    if (t->proto == HN_SIMPLE)
+    if (t->proto == HN_SIMPLE || bytes == 0) /* an empty message has no flag */
         return tested;
     size_t before = t->rx_done;
     t->rx_done = hn_proto_decode(t->proto, slot_of(t, c, c->consumed), chain->rx, bytes, before,
@@ -55,7 +57,7 @@ static bool has_room(const struct hn_task *t)
 static void consumed(struct hn_task *t, size_t bytes)
 {
     struct hn_conn *c = t->from;
-    struct hn_slot *slot = state_of(t, c, c->consumed);
+    struct hn_slot *slot = state_of(c, c->consumed);
     slot->want = hn_proto_wire_bytes(t->proto, bytes);
     if (t->proto == HN_SIMPLE) {
         hn_scribble(slot_of(t, c, c->consumed), lane_of(t, c)->slot_bytes);
@@ -73,7 +75,7 @@ static void sent(struct hn_task *t, const char *data, size_t bytes)
     char *slot = slot_of(t, c, c->filled);
     if (t->proto != HN_SIMPLE)
         hn_proto_encode(t->proto, slot, data, bytes, c->filled);
-    state_of(t, c, c->filled)->bytes = hn_proto_wire_bytes(t->proto, bytes);
+    state_of(c, c->filled)->bytes = hn_proto_wire_bytes(t->proto, bytes);
     c->filled++;
     /* Pairs with the acquire before the progress thread sends. */
     atomic_store_explicit(&c->tail, c->filled, memory_order_release);

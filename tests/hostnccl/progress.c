@@ -57,7 +57,7 @@ static int progress_send(struct hn_pxop *op, bool *moved)
     /* Pairs with the release after the GPU filled the slot. */
     uint64_t tail = atomic_load_explicit(&c->tail, memory_order_acquire);
     while (op->posted < op->total && c->posted < tail) {
-        struct hn_slot *slot = &c->slots[c->posted % (uint64_t)lane->depth];
+        struct hn_slot *slot = &c->slots[c->posted % HN_MAX_DEPTH];
         slot->request = POISON;
         rc = hn_net_isend(c->comm->net, c->net_comm, slot_at(lane, c->posted), slot->bytes,
                           c->comm->rank, lane->mhandle, &slot->request);
@@ -72,7 +72,7 @@ static int progress_send(struct hn_pxop *op, bool *moved)
         *moved = true;
     }
     while (c->tested < c->posted) {
-        struct hn_slot *slot = &c->slots[c->tested % (uint64_t)lane->depth];
+        struct hn_slot *slot = &c->slots[c->tested % HN_MAX_DEPTH];
         if (!oldest_done(c, slot, &size, &rc))
             break;
         hn_scribble(slot_at(lane, c->tested), slot->bytes);
@@ -90,7 +90,7 @@ static int post_receive(struct hn_pxop *op, bool *posted)
     struct hn_conn *c = op->conn;
     struct hn_lane *lane = &c->lanes[op->proto];
     uint64_t index = c->posted % (uint64_t)lane->depth;
-    struct hn_slot *slot = &c->slots[index];
+    struct hn_slot *slot = &c->slots[c->posted % HN_MAX_DEPTH];
     char *buffer = slot_at(lane, c->posted);
     size_t size = lane->slot_bytes;
     if (op->exact_left != SIZE_MAX && op->exact_left < size)
@@ -129,7 +129,7 @@ static int retire(struct hn_pxop *op, bool *moved)
     uint64_t head = atomic_load_explicit(&c->head, memory_order_acquire);
     while (c->retired < c->tested && c->retired < head) {
         uint64_t index = c->retired % (uint64_t)lane->depth;
-        struct hn_slot *slot = &c->slots[index];
+        struct hn_slot *slot = &c->slots[c->retired % HN_MAX_DEPTH];
         if (slot->bytes != slot->want)
             return misbehaved(c, "test reported another size than was sent", c->retired,
                               (long)slot->bytes - (long)slot->want);
@@ -157,7 +157,7 @@ static int progress_recv(struct hn_pxop *op, bool *moved)
         *moved = true;
     }
     while (!rc && c->tested < c->posted) {
-        struct hn_slot *slot = &c->slots[c->tested % (uint64_t)lane->depth];
+        struct hn_slot *slot = &c->slots[c->tested % HN_MAX_DEPTH];
         if (!oldest_done(c, slot, &size, &rc))
             break;
         slot->bytes = (size_t)size;

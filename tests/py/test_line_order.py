@@ -1,0 +1,29 @@
+"""LL128: a consumer takes a line of 128 bytes as soon as its flag, the last 8 bytes, has arrived.
+
+Rung 3. The kernel's copy into the receiver's buffer does not ascend inside a line: with recv()
+straight into the buffer, 16 floats (the line's first 64 bytes) were seen stale about once in
+15 s. So this runs for longer than that. It cannot prove the order on a processor with a weaker
+memory model, nor what a GPU sees.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from conftest import Build, RunBounded
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("verify", ["0", "1"])
+def test_no_stale_half_lines(
+    build: Build, tool: Path, run_bounded: RunBounded, verify: str
+) -> None:
+    launch = [tool, "launch", "-n", "4", "--emulate-nodes", "2", "--nics", "2", "--nccl", "standin"]
+    perf = [build.perf, "-b", "1M", "-e", "1M", "--duration", "30", "--check-every"]
+    finished = run_bounded(
+        [*launch, "--timeout", "80", "--", *perf],
+        env={"NCCL_PROTO": "LL128", "R2CCL_VERIFY": verify},
+        timeout=100,
+    )
+    assert "Out of bounds values : 0 OK" in finished.stdout
