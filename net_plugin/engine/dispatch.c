@@ -17,7 +17,9 @@ static int on_open(struct r2_path *path, const uint8_t *body)
         return -EPROTO;
     ack.conn = m.conn;
     c = r2_conn_find(p, m.conn);
-    if (!c) {
+    if (!c && m.must_exist) {
+        ack.status = ECONNRESET;
+    } else if (!c) {
         struct r2_listen *listen = NULL;
 
         pthread_mutex_lock(&r2_eng.lock);
@@ -51,6 +53,8 @@ static int on_open_ack(struct r2_path *path, const uint8_t *body)
 
     memcpy(&m, body, sizeof(m));
     c = path->peer->out ? r2_conn_find(path->peer, m.conn) : NULL;
+    if (c && c->state == R2_CONN_OPEN && m.status && !c->remote_closed)
+        r2_conn_fail(c, -ECONNRESET); /* the receiver has given this connection up */
     if (!c || c->state != R2_CONN_OPENING)
         return 0;
     path->peer->opening--;
@@ -72,8 +76,13 @@ static int on_cts(struct r2_path *path, const uint8_t *body)
     memcpy(&m, body, sizeof(m));
     memcpy(keys, body + sizeof(m), m.keys * sizeof(uint32_t));
     c = path->peer->out ? r2_conn_find(path->peer, m.conn) : NULL;
-    if (c)
+    if (c) {
         r2_send_on_cts(c, &m, keys);
+    } else if (path->peer->out) { /* its OPEN was overtaken by its CLOSE */
+        struct r2_msg_close gone = {.conn = m.conn, .from_sender = 1};
+
+        r2_out_frame(path, R2_F_CLOSE, &gone, sizeof(gone), NULL, 0);
+    }
     return 0;
 }
 
@@ -126,12 +135,16 @@ static int on_down(struct r2_path *path, const uint8_t *body)
     if (m.gen > dead->down_gen)
         r2_path_fail(dead, m.gen, (int)(m.reason & 0xfff), "the peer's word");
     /* Nothing of the generation left here: it is fenced already, and only has to be said. */
-    if (dead->fenced_gen < m.gen && !dead->ep) {
+    if (dead->fenced_gen < m.gen && (!dead->ep || dead->gen > m.gen)) {
         struct r2_list *n;
         bool shutting = false;
 
         R2_LIST_FOR_EACH(n, &p->dying)
-            shutting |= R2_CONTAINER_OF(n, struct r2_dying, node)->path == dead;
+        {
+            struct r2_dying *d = R2_CONTAINER_OF(n, struct r2_dying, node);
+
+            shutting |= d->path == dead && d->gen <= m.gen;
+        }
         if (!shutting)
             dead->fenced_gen = m.gen;
     }
@@ -196,9 +209,13 @@ static void sender_closed(struct r2_conn *c, uint64_t begun)
         r2_conn_fail(c, -ECONNRESET);
         return;
     }
-    for (uint64_t s = begun; s < c->next_seq; s++) {
+    for (uint64_t s = begun > c->oldest ? begun : c->oldest; s < c->next_seq; s++) {
         struct r2_req *r = r2_conn_req(c, s);
 
+        if (r && r2_recv_writing(&r->led.recv)) { /* it lied: a chunk behind the end is arriving */
+            r2_conn_fail(c, -ECONNRESET);
+            return;
+        }
         if (r)
             r2_req_finish(r, -ECONNRESET);
     }

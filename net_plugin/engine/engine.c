@@ -395,6 +395,7 @@ int r2_engine_connect(struct r2_ctx *ctx, int dev, void *handle, struct r2_conn 
     r2_peer_unlock(c->peer);
     if (state == R2_CONN_OPEN) {
         h->cookie = 0;
+        c->handed_out = true;
         *out = c;
     } else if (state == R2_CONN_FAILED) {
         h->cookie = 0;
@@ -404,24 +405,61 @@ int r2_engine_connect(struct r2_ctx *ctx, int dev, void *handle, struct r2_conn 
     return 0;
 }
 
+static bool known_ctx(const struct r2_ctx *ctx)
+{
+    struct r2_list *n;
+
+    R2_LIST_FOR_EACH(n, &r2_eng.ctxs)
+    {
+        if (R2_CONTAINER_OF(n, struct r2_ctx, node) == ctx)
+            return true;
+    }
+    return false;
+}
+
+/* A connection of the context that nobody closes: half made. Others are let go of, because a
+ * communicator that shares the context may still use them. */
+static struct r2_conn *next_half_open(struct r2_ctx *ctx)
+{
+    struct r2_conn *half = NULL;
+    struct r2_list *n;
+
+    pthread_mutex_lock(&r2_eng.lock);
+    while (!half && (n = r2_list_first(&ctx->conns))) {
+        struct r2_conn *c = R2_CONTAINER_OF(n, struct r2_conn, ctx_node);
+
+        r2_list_del(n);
+        if (c->out && !c->handed_out)
+            half = c;
+    }
+    pthread_mutex_unlock(&r2_eng.lock);
+    return half;
+}
+
 int r2_engine_finalize(struct r2_ctx *ctx)
 {
+    struct r2_conn *c;
+    bool known;
+
     if (atomic_load(&r2_eng.inert))
         return 0;
+    pthread_mutex_lock(&r2_eng.lock);
+    known = known_ctx(ctx);
+    pthread_mutex_unlock(&r2_eng.lock);
+    if (!known)
+        return 0; /* finalized before, by the communicator that it was shared with */
     for (;;) {
-        struct r2_list *l, *c;
+        struct r2_list *l;
 
         pthread_mutex_lock(&r2_eng.lock);
         l = r2_list_first(&ctx->listens);
-        c = r2_list_first(&ctx->conns);
         pthread_mutex_unlock(&r2_eng.lock);
-        if (l)
-            r2_engine_close_listen(R2_CONTAINER_OF(l, struct r2_listen, ctx_node));
-        else if (c)
-            r2_engine_close(R2_CONTAINER_OF(c, struct r2_conn, ctx_node));
-        else
+        if (!l)
             break;
+        r2_engine_close_listen(R2_CONTAINER_OF(l, struct r2_listen, ctx_node));
     }
+    while ((c = next_half_open(ctx)))
+        r2_engine_close(c);
     pthread_mutex_lock(&r2_eng.lock);
     r2_list_del(&ctx->node);
     pthread_mutex_unlock(&r2_eng.lock);

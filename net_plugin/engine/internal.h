@@ -53,6 +53,8 @@ struct r2_path {
     uint32_t fenced_gen;  /* ... and fenced at the receiver */
     struct r2_ep *ep;     /* of generation `gen`; NULL unless CONNECTING or UP */
     bool ever_up, wanted, spare;
+    bool refused;         /* the last attempt: a host answered that the process is not there */
+    bool first_choice;    /* the best pair for its local NIC */
     int fails;            /* in a row */
     int last_err;
     uint64_t next_at, backoff_ns, up_at, down_at, attempt_at;
@@ -116,7 +118,7 @@ struct r2_peer {
     struct r2_list dying;
     struct r2_ep *probe; /* R: asks whether the silent process still exists */
     uint64_t probe_at;
-    bool refused;        /* a host answered that the process is not there */
+    unsigned probe_turn;
 
     struct r2_hash conns;
     struct r2_list conn_list;
@@ -181,6 +183,7 @@ struct r2_conn {
     atomic_int refs;
     uint64_t id, listen_id;
     bool out;                 /* we send */
+    bool handed_out;          /* S: r2_engine_connect has returned it */
     uint8_t home, remote_home;
     enum r2_conn_state state;
     int error;

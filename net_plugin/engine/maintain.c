@@ -30,8 +30,6 @@ static void shut_dying(struct r2_peer *p)
             r2_path_journal(d->path, R2_EV_FENCED, 0, 0, "");
             p->resync_wanted = true;
         }
-        if (!d->path)
-            r2_peer_put(p); /* a probe's */
         r2_eng.ops->put(d->ep);
         free(d);
     }
@@ -90,6 +88,7 @@ static int plan_nic(struct r2_peer *p, int lnic, uint64_t now, bool extra)
             path->spare = true;
             continue;
         }
+        path->first_choice = i == 0;
         want(path, up > 0, now);
         if (path->state == R2_PATH_UP)
             up++;
@@ -125,27 +124,24 @@ static void repeat_downs(struct r2_peer *p, uint64_t now)
 static void probe_peer(struct r2_peer *p, uint64_t now)
 {
     struct r2_ep_params params = {.initiator = true, .probe = true, .owner = p};
-    static unsigned turn;
-
     if (p->out || p->n_up || p->probe || r2_list_empty(&p->conn_list) || now < p->probe_at)
         return;
     p->probe_at = now + PROBE_NS;
     for (int i = 0; i < r2_eng.n_nics; i++) {
-        int l = (int)((turn + (unsigned)i) % (unsigned)r2_eng.n_nics), order[R2_MAX_NICS], rc;
+        int l = (int)((p->probe_turn + (unsigned)i) % (unsigned)r2_eng.n_nics), order[R2_MAX_NICS], rc;
 
         if (!r2_nic_usable(l) || candidates(p, l, order) == 0)
             continue;
-        turn = (unsigned)l + 1;
+        p->probe_turn = (unsigned)l + 1;
         params.local_nic = (uint8_t)l;
         params.remote_nic = (uint8_t)order[0];
         params.remote_addr = p->rnics[order[0]].addr;
         memcpy(params.local_process, r2_eng.process, 16);
         memcpy(params.remote_process, p->id, 16);
         memcpy(params.secret, p->secret, 16);
+        r2_peer_get(p); /* the endpoint's, until `released` */
         rc = r2_eng.ops->connect(&params, &p->probe);
-        if (rc == 0)
-            r2_peer_get(p);
-        else if (rc == -ECONNREFUSED)
+        if (rc == -ECONNREFUSED)
             r2_peer_gone(p, -ECONNRESET, "process gone: its host refuses");
         return;
     }
@@ -163,9 +159,24 @@ static void check_time(struct r2_peer *p, uint64_t now)
         r2_peer_gone(p, -ETIMEDOUT, "every path silent for R2CCL_NO_PATH_TIMEOUT");
 }
 
+/* A refusal tells that the process is gone only where the process was reached before: a host may
+ * answer for an address of another of its NICs, and then refuses because the listener is bound to
+ * the right one. If it never was reached, every best pair must have been refused. */
 static void refused(struct r2_peer *p)
 {
-    if (p->refused && p->n_up == 0)
+    bool met = false, refused_met = false, refused_all = p->n_paths > 0;
+
+    if (!p->out || p->n_up || p->life == R2_PEER_GONE)
+        return;
+    for (int i = 0; i < p->n_paths; i++) {
+        struct r2_path *path = p->paths[i];
+
+        met |= path->ever_up;
+        refused_met |= path->ever_up && path->refused;
+        if (path->first_choice && (!path->refused || path->fails < 3))
+            refused_all = false;
+    }
+    if (refused_met || (!met && refused_all))
         r2_peer_gone(p, -ECONNRESET, "process gone: its host refuses, or another process answers");
 }
 

@@ -6,6 +6,8 @@
 
 #include "engine/internal.h"
 
+#define OUTBOX_FULL (1024 * 1024)
+
 static int reserve(struct r2_path *path, size_t more)
 {
     size_t cap = path->out_cap ? path->out_cap : 4096;
@@ -150,10 +152,11 @@ static void resync_paths(struct r2_peer *p, struct r2_path *via)
 
 static void resync_conn(struct r2_conn *c, struct r2_path *via)
 {
-    if (c->state == R2_CONN_OPENING)
+    if (c->out && (c->state == R2_CONN_OPENING || c->state == R2_CONN_OPEN))
         r2_conn_out_open(c);
     if (!c->out && c->state != R2_CONN_FAILED) {
         r2_recv_repeat(c, via);
+        c->cts_sent = 0; /* credit that was on its way may be lost: the next receive says it */
         for (uint64_t s = c->oldest; s < c->next_seq && c->state == R2_CONN_OPEN; s++) {
             struct r2_req *r = r2_conn_req(c, s);
 
@@ -172,8 +175,8 @@ void r2_peer_resync(struct r2_peer *p)
     struct r2_path *via = r2_path_for_ctrl(p, -1, -1);
     struct r2_list *n;
 
-    if (!via)
-        return;
+    if (!via || via->out_len - via->out_off > OUTBOX_FULL)
+        return; /* the peer does not read: what is queued says enough until it does */
     p->resync_wanted = false;
     for (int i = 0; i < r2_eng.n_nics; i++) {
         if (!r2_nic_usable(i))

@@ -117,6 +117,7 @@ void r2_path_fail(struct r2_path *path, uint32_t gen, int err, const char *cause
     struct r2_peer *p = path->peer;
     uint64_t now = r2_now_ns();
     bool was_up = path->state == R2_PATH_UP;
+    bool clean = path->fenced_gen >= path->down_gen; /* nothing older waits for its fence */
 
     if (gen > path->gen)
         path->gen = gen;
@@ -124,7 +125,12 @@ void r2_path_fail(struct r2_path *path, uint32_t gen, int err, const char *cause
         return;
     path->down_gen = gen;
     path->last_err = err;
-    if (path->ep && gen >= path->gen)
+    if (gen < path->gen) { /* word of an older generation: the living one has nothing to do with it */
+        p->resync_wanted = true;
+        r2_peer_wake(p);
+        return;
+    }
+    if (path->ep)
         bury(path, err);
     if (path->state == R2_PATH_UP || path->state == R2_PATH_CONNECTING) {
         path->state = R2_PATH_WAIT;
@@ -133,7 +139,7 @@ void r2_path_fail(struct r2_path *path, uint32_t gen, int err, const char *cause
             p->n_up--;
             path->down_at = now;
             report_down(path, err, cause);
-        } else if (p->out) {
+        } else if (p->out && clean) {
             path->fenced_gen = gen; /* it never carried a byte of a message */
         }
         backoff(path, now);
@@ -170,7 +176,7 @@ void r2_path_up(struct r2_path *path)
     path->hb_at = now;
     r2_pathrate_reset(&path->rate);
     p->n_up++;
-    p->refused = false;
+    path->refused = false;
     r2_control_path_state(r2_eng.ctl, path->row, R2_SEG_PATH_UP, path->gen, "");
     r2_path_journal(path, R2_EV_PATH_UP, 0, away, path->ever_up ? "back" : "connected");
     path->ever_up = true;
@@ -199,6 +205,7 @@ int r2_path_connect(struct r2_path *path, uint64_t now)
     memcpy(params.secret, p->secret, 16);
     path->state = R2_PATH_CONNECTING;
     path->attempt_at = now;
+    r2_peer_get(p); /* the endpoint's, until `released` */
     if (path->ever_up)
         r2_control_path_state(r2_eng.ctl, path->row, R2_SEG_PATH_PROBING, path->gen, "");
     rc = r2_eng.ops->connect(&params, &ep);
@@ -206,8 +213,7 @@ int r2_path_connect(struct r2_path *path, uint64_t now)
         path->ep = ep;
         return 0;
     }
-    if (rc == -ECONNREFUSED)
-        p->refused = true;
+    path->refused = rc == -ECONNREFUSED;
     r2_path_fail(path, path->gen, -rc, "connect");
     return rc;
 }

@@ -362,15 +362,17 @@ static void report(void *arg, const struct r2_send_report *rep)
 static int64_t ack_req(struct r2_conn *c, uint64_t seq, const struct r2_ack_range *range)
 {
     struct r2_req *r = r2_conn_req(c, seq);
+    uint64_t before;
     int64_t n;
 
     if (!r)
         return 0;
+    before = bulk_waiting(c, r);
     n = range ? r2_send_ack(&r->led.send, range->offset, range->len, report, c->peer)
               : r2_send_ack_all(&r->led.send, report, c->peer);
     if (n < 0)
         return n;
-    if (n && bulk_waiting(c, r))
+    if (bulk_waiting(c, r) != before)
         recount(c); /* bytes that were queued for replay had arrived */
     if (r2_send_complete(&r->led.send))
         r2_req_finish(r, 0);

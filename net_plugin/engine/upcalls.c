@@ -34,6 +34,7 @@ static void *up_accepted(struct r2_ep *ep, const struct r2_ep_params *params)
         path->ep = ep;
         path->state = R2_PATH_CONNECTING;
         path->wanted = true;
+        r2_peer_get(p); /* the endpoint's, until `released` */
         r2_eng.ops->get(ep);
     }
     r2_peer_unlock(p);
@@ -69,8 +70,8 @@ static void probe_over(struct r2_peer *p, struct r2_ep *ep, int err, const struc
             r2_peer_gone(p, -ECONNRESET,
                          "process gone: its host refuses, or another process answers");
     }
-    r2_peer_unlock(p);
     r2_peer_wake(p);
+    r2_peer_unlock(p);
 }
 
 static void up_failed(void *owner, struct r2_ep *ep, int err, const struct r2_ep_health *h)
@@ -86,8 +87,7 @@ static void up_failed(void *owner, struct r2_ep *ep, int err, const struct r2_ep
     p = path->peer;
     r2_peer_lock(p);
     if (path->ep == ep) {
-        if (h->refused || h->other_process)
-            p->refused = true;
+        path->refused = h->refused || h->other_process;
         r2_path_fail(path, path->gen, err,
                      path->state == R2_PATH_UP ? "connection error" : "connect");
         if (p->out && p->n_up && p->resync_wanted)
@@ -96,7 +96,13 @@ static void up_failed(void *owner, struct r2_ep *ep, int err, const struct r2_ep
     r2_peer_unlock(p);
 }
 
+static void up_released(void *owner, const struct r2_ep_params *params)
+{
+    r2_peer_put(params->probe ? owner : ((struct r2_path *)owner)->peer);
+}
+
 const struct r2_transport_events r2_engine_events = {
+    .released = up_released,
     .accepted = up_accepted,
     .secret = up_secret,
     .up = up_up,

@@ -66,7 +66,8 @@ struct r2_msg_open {
     uint64_t conn;
     uint64_t listen;
     uint8_t home_nic; /* of the connecting process */
-    uint8_t pad[3];
+    uint8_t must_exist; /* 1: said again after a loss; not to be made anew */
+    uint8_t pad[2];
     uint32_t eager;   /* largest message it sends before a clear-to-send */
 } __attribute__((packed));
 

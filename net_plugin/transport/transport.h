@@ -78,6 +78,9 @@ struct r2_transport_events {
     /* The endpoint broke or never came up; called once, no transport lock held; the engine
      * answers with ops->shut later, from its own thread. `err` is a positive errno. */
     void (*failed)(void *owner, struct r2_ep *ep, int err, const struct r2_ep_health *health);
+    /* The last reference to an endpoint that has an owner is gone; no lock is needed or held by
+     * the transport. */
+    void (*released)(void *owner, const struct r2_ep_params *params);
     /* One control frame; `body` is valid during the call. < 0: protocol violation, ends the ep. */
     int (*ctrl)(void *owner, struct r2_ep *ep, uint8_t type, const uint8_t *body, size_t len);
     /* Up to `cap` bytes of control frames to send; 0: none. */

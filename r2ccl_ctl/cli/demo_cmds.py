@@ -9,7 +9,7 @@ import click
 from rich.console import Console
 
 from r2ccl_ctl.cli.common import add_row, json_option, print_json, show, table
-from r2ccl_ctl.demo import DemoSpec, Report, run
+from r2ccl_ctl.demo import DemoSpec, Interrupted, Report, run
 from r2ccl_ctl.demo.picture import save_picture
 from r2ccl_ctl.demo.plan import KINDS
 from r2ccl_ctl.demo.report import (
@@ -98,9 +98,9 @@ def demo(
     progress = Console(stderr=True, highlight=False, markup=False, emoji=False)
     try:
         report = run(spec, make_screen(progress))
-    except KeyboardInterrupt:
+    except Interrupted as signal:
         click.echo("demo: interrupted; the job is ended", err=True)
-        sys.exit(130)
+        sys.exit(128 + signal.number)
     save_picture(report)
     report.save()
     if as_json:

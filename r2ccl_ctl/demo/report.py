@@ -20,6 +20,11 @@ NOTE = (
     "The NICs are loopback addresses and NCCL is a CPU stand-in: all ranks, and all NICs, share "
     "this machine's CPU. The figures show what a failure does to a job; they do not measure NICs."
 )
+MEANING = (
+    "Resumed after, of a failure: from the fault to the first acknowledgement over another NIC "
+    "since the lost bytes were queued again. Of a recovery: until every pair of processes has a "
+    "path over the NIC again. Each of the rank that took longest."
+)
 ELEMENT_BYTES = 4  # float
 
 
@@ -244,7 +249,7 @@ EVENT_COLUMNS = (
 
 
 def phase_rows(report: Report) -> list[tuple[str, ...]]:
-    rows = []
+    rows: list[tuple[str, ...]] = []
     for result in report.phases:
         algbw, share = report.algbw_gbs(result), report.share(result)
         rows.append(
@@ -261,7 +266,7 @@ def phase_rows(report: Report) -> list[tuple[str, ...]]:
 
 
 def event_rows(report: Report) -> list[tuple[str, ...]]:
-    rows = []
+    rows: list[tuple[str, ...]] = []
     for deed in report.deeds:
         outcome, slowest = deed.outcome, deed.slowest(report.windows)
         rows.append(
@@ -294,7 +299,7 @@ def closing_lines(report: Report) -> list[str]:
             f"Every NIC is limited to {show_rate(spec.nic_rate)} per rank, so that the loss of "
             "one can be seen; --nic-rate 0 lifts the limit."
         )
-    lines.append(NOTE)
+    lines += [MEANING, NOTE]
     if report.picture:
         lines.append(f"Picture: {report.picture}")
     elif report.picture_problem:

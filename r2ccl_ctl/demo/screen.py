@@ -123,8 +123,8 @@ def draw(
     else:
         flow.append("the ranks are joining")
     table = Table(box=None, pad_edge=False, show_header=False)
-    for justify in ("left", "left", "left", "right", "left"):
-        table.add_column(justify=justify, no_wrap=True)  # type: ignore[arg-type]
+    for column in range(5):
+        table.add_column(justify="right" if column == 3 else "left", no_wrap=True)
     rates = feed.rates()
     top = max([*rates.values(), float(spec.nic_rate * spec.ranks_per_node), 1.0])
     for nic in feed.nics:

@@ -31,6 +31,7 @@ from r2ccl_ctl.units import show_bytes, show_span
 TICK_S = 0.1
 START_S = 60.0  # for the ranks to join and the first AllReduce to end
 COMMAND_S = 30.0  # for one r2ccl-ctl fail-nic
+SWEEP_S = 3.0
 WINDOWS_MIN = 2  # whole AllReduces that a phase needs
 ITERATION_S = 60.0  # r2ccl_perf gives up when one AllReduce takes longer
 
@@ -51,35 +52,70 @@ class Stopped(Exception):
 
 def run(spec: DemoSpec, screen: Screen) -> Report:
     """Play the demo. R2Error when it cannot even start; what goes wrong later is in the report.
-    KeyboardInterrupt (Ctrl-C, SIGTERM) ends the job and passes through."""
+    Interrupted (Ctrl-C, SIGTERM, SIGHUP) passes through when all is cleaned up."""
     spec.check()
     folder = spec.make_folder()
     perf = paths.perf_path()
     job_name = f"demo-{secrets.token_hex(3)}"
-    with tempfile.TemporaryDirectory(prefix="r2ccl-demo-") as scratch, _sigterm_as_interrupt():
+    with tempfile.TemporaryDirectory(prefix="r2ccl-demo-") as scratch, _signals_interrupt():
         timeline = Timeline(Path(scratch) / "timeline.jsonl")
         screen.begin(spec, job_name)
+        _tell_load(screen)
+        job: Job | None = None
         try:
-            with launch.start(_launch_spec(spec, perf, timeline.path, job_name), echo=False) as job:
-                try:
-                    return Play(spec, screen, job, timeline).play(folder)
-                finally:
-                    job.kill()
+            job = launch.start(_launch_spec(spec, perf, timeline.path, job_name), echo=False)
+            return Play(spec, screen, job, timeline).play(folder)
         finally:
-            screen.end()
-            sweep(job_name)
+            with _undisturbed():
+                screen.end()
+                if job is not None:
+                    job.kill()
+                sweep(job_name)
+
+
+def _tell_load(screen: Screen) -> None:
+    load, cores = os.getloadavg()[0], len(os.sched_getaffinity(0))
+    if load > cores:
+        screen.say(
+            f"this machine is busy (load {load:.0f} on {cores} cores): bandwidths will be unsteady"
+        )
+
+
+class Interrupted(KeyboardInterrupt):
+    """Ctrl-C, or another signal that asks for an end."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__()
+        self.number = number
+
+
+ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 @contextlib.contextmanager
-def _sigterm_as_interrupt() -> Iterator[None]:
-    def on_signal(number: int, frame: object) -> None:
-        raise KeyboardInterrupt
+def _signals_interrupt() -> Iterator[None]:
+    """Signals that end a program raise Interrupted, so that the clean-up runs."""
 
-    before = signal.signal(signal.SIGTERM, on_signal)
+    def on_signal(number: int, frame: object) -> None:
+        raise Interrupted(number)
+
+    before = {number: signal.signal(number, on_signal) for number in ENDING}
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+@contextlib.contextmanager
+def _undisturbed() -> Iterator[None]:
+    """A second Ctrl-C does not stop the clean-up, which is bounded."""
+    before = {number: signal.signal(number, signal.SIG_IGN) for number in ENDING}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def _launch_spec(spec: DemoSpec, perf: Path, timeline: Path, name: str) -> LaunchSpec:
@@ -102,11 +138,18 @@ def _launch_spec(spec: DemoSpec, perf: Path, timeline: Path, name: str) -> Launc
 
 def sweep(job_name: str) -> None:
     """Remove the control segments that the job's ranks have left. They are ours: the name of the
-    job is random, and its ranks have ended."""
-    for process in list_processes(dead=True):
-        if process.job == job_name and not process.running:
-            with contextlib.suppress(OSError):
-                process.path.unlink()
+    job is random. A process that a rank had started may need a moment to end."""
+    end = time.monotonic() + SWEEP_S
+    while True:
+        left = [p for p in list_processes(dead=True) if p.job == job_name]
+        late = time.monotonic() > end
+        for process in left:
+            if not process.running or late:
+                with contextlib.suppress(OSError):
+                    process.path.unlink()
+        if late or not any(process.running for process in left):
+            return
+        time.sleep(TICK_S)
 
 
 def operator_argv(action: Action, job: str, kind: str) -> list[str]:
@@ -211,10 +254,6 @@ class Play:
             result.end_ns = time.monotonic_ns()
 
     def _judge(self, deed: Deed) -> Outcome:
-        if deed.outcome.settled_ns is not None:
-            # Replays of a path's other peers may come later than the first sign of life.
-            if deed.action.verb == "recover":
-                return deed.outcome
         events = self.feed.events
         if deed.action.verb == "fail":
             return judge_failure(events, deed.action.nic, self.spec.kind, deed.asked_ns)

@@ -60,8 +60,6 @@ def program(name: str) -> str:
 def clean_env(**more: str) -> dict[str, str]:
     """Our environment without settings that would change what is measured."""
     env = {k: v for k, v in os.environ.items() if not k.startswith(("R2CCL_", "R2CC_", "NCCL_"))}
-    if "R2CCL_BUILD_DIR" in os.environ:
-        env["R2CCL_BUILD_DIR"] = os.environ["R2CCL_BUILD_DIR"]
     return env | more
 
 
@@ -237,7 +235,7 @@ class Sides:
 
     def errors(self) -> str:
         self._errors.seek(0)
-        return self._errors.read().decode(errors="replace").strip()[-800:] or "(no message)"
+        return self._errors.read().decode(errors="replace").strip()[-4000:] or "(no message)"
 
     def _check_time(self) -> None:
         if time.monotonic() > self.ends_at:
@@ -343,7 +341,7 @@ def perf_spec(
     env: Mapping[str, str],
     timeout: float,
 ) -> launch.LaunchSpec:
-    """How the ranks are started: the stand-in is not harsh here, or it would be what is measured."""
+    """How the ranks are started. The stand-in is not harsh here: that would be measured too."""
     names = {k: v for k, v in os.environ.items() if k.startswith(("R2CCL_", "R2CC_", "NCCL_"))}
     if set(names) - {"R2CCL_BUILD_DIR"}:
         raise BenchError(f"unset {', '.join(sorted(names))}: they change what is measured")

@@ -100,7 +100,7 @@ step_bench() {
 
 step_perf() {
     nccl_tests 90 perf --nics "${NICS:-2}" --variants "${VARIANTS:-r2ccl}" --timeout 45 \
-        --args "${OPS:-all_reduce} -b 8 -e ${SIZE:-64M} -f 32 -n 10 -w 3 -c 1" "${extra[@]}"
+        --args "--op ${OPS:-all_reduce} -b 8 -e ${SIZE:-64M} -f 32 -n 10 -w 3 -c 1" "${extra[@]}"
 }
 
 # Whatever was written so far becomes results.json after every step: a limit may end us.

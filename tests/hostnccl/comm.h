@@ -33,7 +33,9 @@ struct hn_lane {
 struct hn_slot {
     void *request; /* progress thread */
     size_t bytes;  /* on the wire; send: set before tail moves; receive: what test said */
-    size_t want;   /* receive: what the consumer expected, set before head moves */
+    /* Receive: what the consumer expected, set before head moves. Atomic, since with LL only the
+     * message's own flags order this write after the read for the slot's former message. */
+    _Atomic size_t want;
 };
 
 /* One direction to one peer on one channel. Counters count messages and never wrap.

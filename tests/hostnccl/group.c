@@ -163,11 +163,11 @@ static ncclResult_t run_ops(struct hn_op *list)
 static ncclResult_t flush(void)
 {
     struct hn_init *made = inits;
-    struct hn_op *todo = ops;
+    struct hn_op *queued = ops;
     inits = NULL;
     ops = NULL;
     ncclResult_t result = made ? run_inits(made) : ncclSuccess;
-    ncclResult_t second = todo ? run_ops(todo) : ncclSuccess;
+    ncclResult_t second = queued ? run_ops(queued) : ncclSuccess;
     return result == ncclSuccess ? second : result;
 }
 

@@ -58,7 +58,8 @@ static void consumed(struct hn_task *t, size_t bytes)
 {
     struct hn_conn *c = t->from;
     struct hn_slot *slot = state_of(c, c->consumed);
-    slot->want = hn_proto_wire_bytes(t->proto, bytes);
+    size_t want = hn_proto_wire_bytes(t->proto, bytes);
+    atomic_store_explicit(&slot->want, want, memory_order_relaxed);
     if (t->proto == HN_SIMPLE) {
         hn_scribble(slot_of(t, c, c->consumed), lane_of(t, c)->slot_bytes);
         lane_of(t, c)->scribbled[c->consumed % (uint64_t)lane_of(t, c)->depth] = true;

@@ -130,9 +130,10 @@ static int retire(struct hn_pxop *op, bool *moved)
     while (c->retired < c->tested && c->retired < head) {
         uint64_t index = c->retired % (uint64_t)lane->depth;
         struct hn_slot *slot = &c->slots[c->retired % HN_MAX_DEPTH];
-        if (slot->bytes != slot->want)
+        size_t want = atomic_load_explicit(&slot->want, memory_order_relaxed);
+        if (slot->bytes != want)
             return misbehaved(c, "test reported another size than was sent", c->retired,
-                              (long)slot->bytes - (long)slot->want);
+                              (long)slot->bytes - (long)want);
         if (op->proto != HN_SIMPLE) {
             hn_scribble(slot_at(lane, c->retired), lane->slot_bytes);
             lane->scribbled[index] = true;

@@ -1,4 +1,4 @@
-/* Small helpers over sockets, for the bootstrap and the built-in Socket transport. */
+/* Small functions over sockets, for the bootstrap and the built-in Socket transport. */
 #ifndef HOSTNCCL_SOCKETS_H
 #define HOSTNCCL_SOCKETS_H
 

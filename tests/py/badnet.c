@@ -60,6 +60,12 @@ static int start(void)
     return context ? 0 : hn_socketnet.init(&context, 0, NULL, NULL, NULL);
 }
 
+__attribute__((destructor)) static void stop(void)
+{
+    if (context)
+        hn_socketnet.finalize(context);
+}
+
 static int init_v6(r2_nccl_logger log)
 {
     log(R2_NCCL_LOG_INFO, R2_NCCL_SUBSYS_NET, __FILE__, __LINE__, "Badnet: init, %s", "old");

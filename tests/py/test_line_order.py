@@ -19,8 +19,28 @@ from conftest import Build, RunBounded
 def test_no_stale_half_lines(
     build: Build, tool: Path, run_bounded: RunBounded, verify: str
 ) -> None:
-    launch = [tool, "launch", "-n", "4", "--emulate-nodes", "2", "--nics", "2", "--nccl", "standin"]
-    perf = [build.perf, "-b", "1M", "-e", "1M", "--duration", "30", "--check-every"]
+    launch: list[str | Path] = [
+        tool,
+        "launch",
+        "-n",
+        "4",
+        "--emulate-nodes",
+        "2",
+        "--nics",
+        "2",
+        "--nccl",
+        "standin",
+    ]
+    perf: list[str | Path] = [
+        build.perf,
+        "-b",
+        "1M",
+        "-e",
+        "1M",
+        "--duration",
+        "30",
+        "--check-every",
+    ]
     finished = run_bounded(
         [*launch, "--timeout", "80", "--", *perf],
         env={"NCCL_PROTO": "LL128", "R2CCL_VERIFY": verify},

@@ -61,6 +61,8 @@ void r2_ep_put(struct r2_ep *ep)
             r2_lane_free(ep->lanes[i]);
     }
     pthread_mutex_destroy(&ep->lock);
+    if (ep->owner)
+        r2_tcp.ev->released(ep->owner, &ep->params);
     free(ep);
 }
 
@@ -112,10 +114,8 @@ int r2_ep_connect_lane(struct r2_ep *ep, int index)
     r2_timer_set(&lane->timer, r2_now_ns() + R2_TCP_HANDSHAKE_NS);
     pthread_mutex_lock(&ep->lock);
     ep->lanes[index] = lane;
-    rc = atomic_load(&ep->dead) ? -ESHUTDOWN : 0;
+    rc = atomic_load(&ep->dead) ? -ESHUTDOWN : r2_lane_start(lane);
     pthread_mutex_unlock(&ep->lock);
-    if (!rc)
-        rc = r2_lane_start(lane);
     if (rc)
         r2_lane_shut(lane, true);
     return rc;
@@ -186,13 +186,13 @@ int r2_ep_attach(struct r2_lane *lane, const struct r2_tcp_hello *h)
     if (!ep)
         return ESTALE;
     pthread_mutex_lock(&ep->lock);
-    if (atomic_load(&ep->dead) || ep->lanes[h->lane] || h->lane > ep->n_lanes)
+    if (atomic_load(&ep->dead) || ep->lanes[h->lane] || h->lane > ep->n_lanes) {
         rc = ESTALE;
-    else
+    } else {
+        set_lane(ep, lane, h->lane); /* before others can find the lane */
         ep->lanes[h->lane] = lane;
+    }
     pthread_mutex_unlock(&ep->lock);
-    if (!rc)
-        set_lane(ep, lane, h->lane);
     r2_ep_put(ep);
 out:
     if (!rc) {
@@ -271,7 +271,7 @@ static void tcp_kick(struct r2_ep *ep, unsigned chunks)
         struct r2_lane *lane = lane_at(ep, 1 + (int)((start + (unsigned)i) % (unsigned)n));
 
         /* tx_idle is set before the lane asks for its last chunk: see r2_lane_tx_bulk. */
-        if (lane && atomic_load(&lane->tx_idle)) {
+        if (lane && atomic_load(&lane->open) && atomic_load(&lane->tx_idle)) {
             r2_lane_kick(lane);
             chunks--;
         }
@@ -286,9 +286,14 @@ static bool tcp_push(struct r2_ep *ep)
     for (int i = 0; i < n; i++) {
         struct r2_lane *lane = lane_at(ep, 1 + (int)((start + (unsigned)i) % (unsigned)n));
 
-        if (!lane || !atomic_load(&lane->tx_idle) || pthread_mutex_trylock(&lane->tx_lock))
+        if (!lane || !atomic_load(&lane->open) || !atomic_load(&lane->tx_idle) ||
+            pthread_mutex_trylock(&lane->tx_lock))
             continue;
-        rc = lane->closed || !atomic_load(&lane->open) ? 0 : r2_lane_tx_bulk(lane, 1);
+        if (lane->closed) {
+            pthread_mutex_unlock(&lane->tx_lock);
+            continue;
+        }
+        rc = r2_lane_tx_bulk(lane, 1);
         pthread_mutex_unlock(&lane->tx_lock);
         if (rc < 0)
             r2_ep_fail(ep, -rc);
@@ -424,6 +429,8 @@ static void tcp_health(struct r2_ep *ep, struct r2_ep_health *out)
     }
     out->answered = atomic_load(&lane->ctrl_total) - (uint64_t)queued >= atomic_load(&ep->marked);
     pthread_mutex_unlock(&lane->tx_lock);
+    if (atomic_load(&lane->flush_wanted)) /* somebody left it to the holder of the lock */
+        r2_lane_flush(lane);
     if (!out->answered && ti.tcpi_unacked == 0 && ti.tcpi_probes < 2)
         out->answered = true;
     if (r2_fault_is(nic, R2_FAULT_BLACKHOLE, R2_FAULT_TX) ||

@@ -37,7 +37,8 @@ static int begin_body(struct r2_lane *lane)
 
     memcpy(&h, lane->rx_head, sizeof(h));
     if (h.magic != R2_DATA_MAGIC || h.version != R2_WIRE_VERSION || h.gen != ep->params.gen ||
-        h.head_crc != r2_crc32c(0, &h, offsetof(struct r2_data_head, head_crc)) || h.len == 0)
+        h.head_crc != r2_crc32c(0, &h, offsetof(struct r2_data_head, head_crc)) || h.len == 0 ||
+        h.len > R2_TCP_MAX_CHUNK)
         return -EPROTO;
     memset(c, 0, sizeof(*c));
     c->conn = h.conn;

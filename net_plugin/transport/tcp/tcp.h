@@ -17,6 +17,7 @@
 #include "transport/transport.h"
 
 #define R2_TCP_MAX_LANES 33
+#define R2_TCP_MAX_CHUNK (16 * 1024 * 1024)
 #define R2_TCP_CTRL_RX (128 * 1024)
 #define R2_TCP_CTRL_TX (64 * 1024)
 #define R2_TCP_MAGIC 0x4c435232u

@@ -1,0 +1,127 @@
+"""The benchmarks' harness: it runs, its figures are figures, and it refuses impossible ones.
+
+Rungs 1, 3 and 4. What it cannot show: speed. Nothing here judges how fast anything is.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from pathlib import Path
+
+import pytest
+from conftest import ROOT, Build, RunBounded
+
+sys.path.insert(0, str(ROOT / "tests" / "bench"))
+import figures
+import resume
+import rig
+
+RUN = ROOT / "tests" / "bench" / "run.py"
+
+
+def test_ratio_and_verdict() -> None:
+    row = figures.Row("x", 97.0, "GB/s", baseline=100.0, target=0.95)
+    assert row.ratio == pytest.approx(0.97)
+    assert row.met is True
+    assert figures.Row("x", 94.0, "GB/s", baseline=100.0, target=0.95).met is False
+    late = figures.Row("x", 21.0, "ms", target=20.0, judged="value", at_least=False)
+    assert late.met is False
+    assert figures.Row("x", 1.0, "").met is None
+
+
+def test_a_row_without_a_number_is_a_problem() -> None:
+    assert figures.Row("x", math.nan, "s").problems()
+    assert figures.Row("x", 1.0, "s", baseline=0.0).problems()
+    assert not figures.Row("x", 1.0, "s", baseline=2.0).problems()
+
+
+@pytest.mark.parametrize(
+    ("share", "value"), [(0.5, 50), (0.95, 95), (1.0, 100), (0.001, 1), (0.951, 96)]
+)
+def test_percentile_is_the_nearest_rank(share: float, value: int) -> None:
+    assert figures.percentile(list(range(100, 0, -1)), share) == value
+
+
+def test_faster_than_the_wire_is_refused() -> None:
+    bound = figures.payload_bound(1e9, 9000)
+    assert 0.99 < bound / 125e6 < 0.994
+    figures.check_bound("at the bound", int(bound), 1.0, bound, 0)
+    figures.check_bound("with credit", int(bound) + 250_000, 1.0, bound, 250_000)
+    with pytest.raises(figures.MeasurementWrong, match="the shapers need"):
+        figures.check_bound("beyond", int(bound * 1.01), 1.0, bound, 250_000)
+
+
+def test_stall_is_the_gap_that_overlaps() -> None:
+    times = [0, 10, 20, 120, 130, 400]
+    assert resume.stall(times, 25, 40) == 100
+    assert resume.stall(times, 11, 12) == 10
+    assert resume.stall(times, 125, 500) == 270
+    assert resume.stall([], 1, 2) == 0
+
+
+def test_wrong_words_are_no_figure() -> None:
+    row = {"bytes": 8, "seconds": 1.0, "cpu_send_s": 0.1, "cpu_recv_s": 0.1, "wrong": 1}
+    with pytest.raises(figures.MeasurementWrong):
+        rig.parse_iteration(row)
+
+
+def test_programs_on_loopback(build: Build, run_bounded: RunBounded) -> None:
+    """Bytes and CPU seconds of both programs, on two loopback NICs (rung 3)."""
+    bed = rig.Bed(2)
+    for found in (
+        rig.raw(bed, [0, 1], "--bytes", "8M", "--iters", "2", "--streams", "2", "--threads", "2"),
+        rig.raw(bed, [1], "--seconds", "1", "--iters", "1"),
+        rig.plugin(bed, "--bytes", "8M", "--iters", "2", "--conns", "2"),
+    ):
+        assert all(one.bytes >= 8 << 20 and one.seconds > 0 and one.cpu_send > 0 for one in found)
+    assert len(found) == 2
+
+
+def test_a_side_that_fails_is_reported(build: Build) -> None:
+    bed = rig.Bed(2)
+    with pytest.raises(rig.BenchError, match="not enough|cannot bind|2 NICs|1 at the sender"):
+        tool, at = rig.program("rawsock"), bed.meeting()
+        receiver = [tool, "--listen", at, *bed.nic_options(1, [0, 1])]
+        sender = [tool, "--dial", at, *bed.nic_options(0, [0])]
+        with rig.Sides(bed, receiver, sender, limit=30) as sides:
+            list(sides.iterations())
+
+
+@pytest.mark.parametrize("program", ["rawsock", "msgs"])
+def test_wrong_usage_is_code_2(build: Build, run_bounded: RunBounded, program: str) -> None:
+    tool = rig.program(program)
+    done = run_bounded([tool, "--dial", "127.0.0.1:1", "--bytes", "12Q"], code=2)
+    assert "--bytes '12Q'" in done.stderr
+    assert "--dial" in run_bounded([tool], code=2).stderr
+
+
+@pytest.mark.slow
+@pytest.mark.lab
+def test_smoke(build: Build, lab_rights: None, run_bounded: RunBounded, tmp_path: Path) -> None:
+    """Every benchmark prints its ratios, and the JSON says how and where they were taken."""
+    out, tables = tmp_path / "bench.json", tmp_path / "bench.md"
+    done = run_bounded(
+        [sys.executable, RUN, "--smoke", "--json", out, "--markdown", tables], timeout=240
+    )
+    report = json.loads(out.read_text(encoding="utf-8"))
+    assert report["schema"] == figures.SCHEMA
+    assert report["smoke"] is True
+    for key in ("date", "hardware", "command", "load_max"):
+        assert report[key], key
+    assert [section["name"] for section in report["sections"]] == [
+        "shaped",
+        "unshaped",
+        "resume",
+        "growth",
+        "cost",
+    ]
+    for section in report["sections"]:
+        assert section["skipped"] or section["rows"], section["name"]
+        assert not section["errors"]
+        assert all(row["met"] is None for row in section["rows"]), "smoke judges no speed"
+        assert section["title"] in done.stdout
+        assert section["skipped"] or section["title"] in tables.read_text(encoding="utf-8")
+    ratios = [row["ratio"] for s in report["sections"] for row in s["rows"] if row["ratio"]]
+    assert len(ratios) > 10
