@@ -65,6 +65,7 @@ struct r2_path {
     uint64_t out_total;   /* bytes ever taken by the transport, of this endpoint */
     struct r2_list flushq; /* connections whose acknowledgement waits for the kernel */
     bool flush_wanted;
+    uint64_t last_post;   /* when a thread of NCCL's last had frames for it */
     unsigned kick_wanted;
 
     struct r2_pathrate rate;

@@ -102,12 +102,25 @@ void r2_peer_lock(struct r2_peer *p)
     pthread_mutex_lock(&p->lock);
 }
 
-/* push: send a single chunk here; soon: leave frames to an I/O thread that is awake */
+#define LONE_NS (15 * R2_NS_PER_US)
+
+/* A frame that comes alone is sent at once by whoever has it; one of a burst is better left to an
+ * I/O thread, which sends many with one call. */
+static bool in_burst(struct r2_path *path, uint64_t now)
+{
+    bool burst = now - path->last_post < LONE_NS;
+
+    path->last_post = now;
+    return burst;
+}
+
+/* push: send a single chunk here; soon: leave bursts of frames to an I/O thread that is awake */
 static void unlock(struct r2_peer *p, bool push, bool soon)
 {
     struct r2_ep *eps[FLUSH_MAX];
-    bool flush[FLUSH_MAX];
+    bool flush[FLUSH_MAX], later[FLUSH_MAX];
     unsigned kick[FLUSH_MAX];
+    uint64_t now = soon ? r2_now_ns() : 0;
     int n = 0;
 
     for (int i = 0; i < p->n_paths && n < FLUSH_MAX; i++) {
@@ -118,6 +131,7 @@ static void unlock(struct r2_peer *p, bool push, bool soon)
         eps[n] = path->ep;
         r2_eng.ops->get(path->ep);
         flush[n] = path->flush_wanted;
+        later[n] = soon && flush[n] && in_burst(path, now);
         kick[n++] = path->kick_wanted;
         path->flush_wanted = false;
         path->kick_wanted = 0;
@@ -128,7 +142,7 @@ static void unlock(struct r2_peer *p, bool push, bool soon)
             kick[i] = 0;
         if (kick[i])
             r2_eng.ops->kick(eps[i], kick[i]);
-        if (flush[i] && soon)
+        if (flush[i] && later[i])
             r2_eng.ops->flush_soon(eps[i]);
         else if (flush[i])
             r2_eng.ops->flush(eps[i]);

@@ -470,7 +470,7 @@ def test_missed_failover_fails_the_demo(
     )
     report = demo_json(finished)
     assert not report["ok"]
-    assert any("no rank noticed" in problem for problem in report["problems"])
+    assert any("no rank noticed" in problem for problem in report["problems"]), finished
     assert "Error: " in finished.stderr
     assert len(report["events"]) == 1 and report["events"][0]["resume_ms"] is None
 

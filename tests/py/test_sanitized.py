@@ -84,7 +84,7 @@ def test_lost_nics(sanitized: Sanitized, run_bounded: RunBounded) -> None:
     job = f"san-{uuid.uuid4().hex[:8]}"
     with tempfile.TemporaryFile() as out:
         process = subprocess.Popen(
-            sanitized.command(job, ["-b", "1M", "-e", "1M", "--duration", "20"]),
+            sanitized.command(job, ["-b", "1M", "-e", "1M", "--duration", "40"]),
             stdout=out,
             stderr=subprocess.STDOUT,
             env=sanitized.env,
