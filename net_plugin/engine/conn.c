@@ -168,7 +168,8 @@ static struct r2_req *take_req(struct r2_conn *c)
     return NULL;
 }
 
-static int post(struct r2_conn *c, void *data, size_t size, struct r2_mr *mr, struct r2_req **out)
+static int post(struct r2_conn *c, void *data, size_t size, bool lines, struct r2_mr *mr,
+                struct r2_req **out)
 {
     struct r2_req *r;
 
@@ -184,6 +185,7 @@ static int post(struct r2_conn *c, void *data, size_t size, struct r2_mr *mr, st
     r->size = size;
     r->mr = mr;
     r->error = 0;
+    r->lines = lines;
     r->cancelled = r->arrived = false;
     r->attached = true;
     r->posted_at = r2_now_ns();
@@ -194,8 +196,8 @@ static int post(struct r2_conn *c, void *data, size_t size, struct r2_mr *mr, st
     return 0;
 }
 
-static int post_any(struct r2_conn *c, bool send, void *data, size_t size, struct r2_mr *mr,
-                    struct r2_req **out)
+static int post_any(struct r2_conn *c, bool send, void *data, size_t size, bool lines,
+                    struct r2_mr *mr, struct r2_req **out)
 {
     int rc;
 
@@ -205,7 +207,7 @@ static int post_any(struct r2_conn *c, bool send, void *data, size_t size, struc
     if (!c || c->out != send)
         return -EINVAL;
     r2_peer_lock(c->peer);
-    rc = post(c, data, size, mr, out);
+    rc = post(c, data, size, lines, mr, out);
     if (*out && send)
         r2_send_start(*out);
     else if (*out)
@@ -218,14 +220,21 @@ int r2_engine_isend(struct r2_conn *c, void *data, size_t size, int tag, struct 
                     struct r2_req **out)
 {
     (void)tag; /* one receive buffer per irecv: order alone decides */
-    return post_any(c, true, data, size, mr, out);
+    return post_any(c, true, data, size, false, mr, out);
 }
 
 int r2_engine_irecv(struct r2_conn *c, void *data, size_t size, int tag, struct r2_mr *mr,
                     struct r2_req **out)
 {
     (void)tag;
-    return post_any(c, false, data, size, mr, out);
+    return post_any(c, false, data, size, false, mr, out);
+}
+
+int r2_engine_irecv_lines(struct r2_conn *c, void *data, size_t size, int tag, struct r2_mr *mr,
+                          struct r2_req **out)
+{
+    (void)tag;
+    return post_any(c, false, data, size, true, mr, out);
 }
 
 /* NCCL's thread looks at the control sockets itself: a small message then costs no wake-up. */

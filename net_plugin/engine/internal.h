@@ -148,6 +148,7 @@ struct r2_req {
     int error;
     bool attached;    /* in the connection's window; ledger in use */
     bool cancelled;
+    bool lines;       /* R: the buffer is read before the receive is done */
     bool arrived;     /* R: all bytes in place, the acknowledgement may not have left */
     uint64_t seq;
     uint8_t *data;

@@ -78,7 +78,8 @@ static int plan_nic(struct r2_peer *p, int lnic, uint64_t now, bool extra)
     for (int i = 0; i < n; i++) {
         struct r2_path *path;
 
-        if (!rnic_ok(p, order[i]))
+        /* With no path left the peer cannot take its word about a NIC back: all are tried. */
+        if (!rnic_ok(p, order[i]) && p->n_up)
             continue;
         path = up > (extra ? 1 : 0) ? r2_path_find(p, lnic, order[i])
                                     : r2_path_obtain(p, lnic, order[i]);

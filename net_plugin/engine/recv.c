@@ -293,6 +293,8 @@ int r2_up_chunk_claim(void *owner, struct r2_ep *ep, struct r2_bulk *bulk, uint1
         r2_recv_queue_ack(c, path, bulk->seq, bulk->offset, bulk->len);
     }
     bulk->data = r->data + bulk->offset;
+    if (r->lines)
+        bulk->flags |= R2_BULK_LINES;
 out:
     pthread_mutex_unlock(&p->lock);
     return rc;

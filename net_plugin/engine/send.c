@@ -174,8 +174,14 @@ void r2_send_on_cts(struct r2_conn *c, const struct r2_msg_cts *m, const uint32_
 
     if (c->state != R2_CONN_OPEN && c->state != R2_CONN_OPENING)
         return;
-    if (m->seq < c->oldest || m->seq >= c->oldest + R2_WINDOW)
-        return; /* answered already, or nonsense */
+    if (m->seq >= c->oldest + R2_WINDOW)
+        return; /* nonsense */
+    if (m->seq >= c->posted)
+        c->posted = m->seq + 1;
+    if (m->seq < c->oldest) { /* acknowledged from the stash before: only the credit is news */
+        r2_send_pump(c);
+        return;
+    }
     fresh = !cts_of(c, m->seq);
     s->valid = true;
     s->seq = m->seq;

@@ -1,4 +1,6 @@
 /* The semantics of NCCL's net API over the engine, and the tables of v12 and v11. */
+#include <stdlib.h>
+#include <stdatomic.h>
 #include <errno.h>
 #include <limits.h>
 #include <string.h>
@@ -172,21 +174,38 @@ int r2_abi_isend(void *scomm, void *data, size_t size, int tag, void *mhandle, v
     return r2_abi_result(rc, "isend");
 }
 
+/* With LL and LL128 the GPU reads lines before the receive is done. From v9 on NCCL marks those
+ * receives as needing no completion (unless told not to by its own variable); before, any receive
+ * may be one of them. */
+static bool polled_early(const void *hint)
+{
+    static atomic_int unmarked = -1;
+
+    if (hint == (void *)R2_NCCL_OPTIONAL_RECV_COMPLETION)
+        return true;
+    if (atomic_load_explicit(&unmarked, memory_order_relaxed) < 0) {
+        const char *marks = getenv("NCCL_NET_OPTIONAL_RECV_COMPLETION");
+
+        atomic_store_explicit(&unmarked, marks && !strcmp(marks, "0"), memory_order_relaxed);
+    }
+    return atomic_load_explicit(&unmarked, memory_order_relaxed) == 1;
+}
+
 int r2_abi_irecv(void *rcomm, int n, void **data, size_t *sizes, int *tags, void **mhandles,
                  void **phandles, void **request)
 {
+    const void *hint = *request; /* on entry: no completion is needed; one is given all the same */
     struct r2_req *made = NULL;
     int rc;
 
     (void)phandles;
-    /* On entry *request may say that no completion is needed; one is given all the same. */
     *request = NULL;
     if (n != 1) {
         R2_WARN("irecv of %d buffers, although maxRecvs is 1", n);
         return R2_NCCL_INVALID_USAGE;
     }
-    rc = r2_engine_irecv(rcomm, data[0], sizes[0], tags ? tags[0] : 0,
-                         mhandles ? mhandles[0] : NULL, &made);
+    rc = (polled_early(hint) ? r2_engine_irecv_lines : r2_engine_irecv)(
+        rcomm, data[0], sizes[0], tags ? tags[0] : 0, mhandles ? mhandles[0] : NULL, &made);
     *request = rc == 0 ? made : NULL;
     return r2_abi_result(rc, "irecv");
 }

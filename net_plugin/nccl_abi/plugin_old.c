@@ -120,6 +120,7 @@ static int r2_old_irecv_v6(void *rcomm, int n, void **data, int *sizes, int *tag
         return R2_NCCL_INVALID_USAGE;
     }
     size = (size_t)sizes[0];
+    *request = (void *)R2_NCCL_OPTIONAL_RECV_COMPLETION; /* these versions do not mark LL */
     return r2_abi_irecv(rcomm, n, data, &size, tags, mhandles, NULL, request);
 }
 

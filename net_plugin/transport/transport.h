@@ -41,6 +41,7 @@ struct r2_bulk {
     uint32_t remote_key;
 };
 #define R2_BULK_CRC 1u
+#define R2_BULK_LINES 2u /* rx: place it with r2_copy_lines, the reader does not wait for the end */
 
 /* What connects two NICs; filled by the engine for connect, by the transport for accepted. */
 struct r2_ep_params {

@@ -88,18 +88,19 @@ def _allreduces(report: Report, axes: Any) -> None:
         axes.hlines(algbw, start, end, color="#1f3a5f", linewidth=1.8)
         share = report.share(result)
         text = f"{algbw:.3f} GB/s" + (f" ({share:.0%})" if share is not None else "")
-        axes.text(
-            (start + end) / 2,
-            algbw,
+        axes.annotate(
             f"{result.phase.title}\n{text}",
+            ((start + end) / 2, max([algbw, *(w.algbw_gbs for w in result.whole(report.windows))])),
+            xytext=(0, 3),
+            textcoords="offset points",
             ha="center",
             va="bottom",
             fontsize=8,
-            bbox={"facecolor": "white", "alpha": 0.75, "edgecolor": "none", "pad": 1.5},
+            bbox={"facecolor": "white", "alpha": 0.8, "edgecolor": "none", "pad": 1.5},
         )
     start, end = _span(report)
     seen = [w.algbw_gbs for w in report.windows if start <= report.seconds(w.end_ns) <= end]
-    axes.set_ylim(0, max(seen, default=1.0) * 1.45)
+    axes.set_ylim(0, max(seen, default=1.0) * 1.5)
     axes.set_ylabel("AllReduce, GB/s")
 
 
@@ -171,19 +172,20 @@ def _labels(report: Report, axes: Any) -> None:
         row = row + 1 if at - last < (end - start) / 8 else 0
         last = at
         failed = deed.action.verb == "fail"
-        lines = [f"{deed.action.verb} {deed.action.nic}"]
+        text = f"{deed.action.verb} {deed.action.nic}"
         if deed.outcome.resume_ms is not None:
-            text = "resumed" if failed else "in use"
-            lines.append(f"{text} after {deed.outcome.resume_ms:.0f} ms")
+            text += "\nresumed" if failed else ": in use"
+            text += f" after {deed.outcome.resume_ms:.0f} ms"
         if failed and deed.outcome.replayed_bytes:
-            lines.append(f"{show_bytes(deed.outcome.replayed_bytes)} replayed")
+            text += f"\n{show_bytes(deed.outcome.replayed_bytes)} replayed"
         axes.annotate(
-            "\n".join(lines),
-            (at, 0.99 - 0.14 * row),
+            text,
+            (at, 0.99 - 0.06 * row),
             xycoords=("data", "axes fraction"),
             xytext=(4, 0),
             textcoords="offset points",
             va="top",
             fontsize=8,
             color=LOST if failed else BACK,
+            bbox={"facecolor": "white", "alpha": 0.8, "edgecolor": "none", "pad": 1.0},
         )

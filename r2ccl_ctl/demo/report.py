@@ -21,9 +21,9 @@ NOTE = (
     "this machine's CPU. The figures show what a failure does to a job; they do not measure NICs."
 )
 MEANING = (
-    "Resumed after, of a failure: from the fault to the first acknowledgement over another NIC "
-    "since the lost bytes were queued again. Of a recovery: until every pair of processes has a "
-    "path over the NIC again. Each of the rank that took longest."
+    "Resumed, of a failure: from the fault to the first acknowledgement over another NIC since the "
+    "lost bytes were queued again. Of a recovery: until every pair of processes has a path over "
+    "the NIC again. Each of the rank that took longest. Slowest: the longest AllReduce meanwhile."
 )
 ELEMENT_BYTES = 4  # float
 
@@ -240,10 +240,10 @@ PHASE_COLUMNS = ("PHASE", ">NICS", ">ALLREDUCES", ">BANDWIDTH", ">OF BEFORE", ">
 EVENT_COLUMNS = (
     "EVENT",
     ">AT",
-    ">RESUMED AFTER",
+    ">RESUMED",
     ">NOTICED",
     ">FAILOVER",
-    ">SLOWEST ALLREDUCE",
+    ">SLOWEST",
     ">REPLAYED",
 )
 

@@ -184,7 +184,7 @@ class Pair:
                     f"{e.event} {e.nic} -> {e.remote_nic} gen {e.generation} {e.bytes} B {e.cause}"
                     for e in side.events()
                 ]
-        return f"{' '.join([*lines[:len(self.env)], *self.command])}\n" + "\n".join(
+        return f"{' '.join([*lines[: len(self.env)], *self.command])}\n" + "\n".join(
             [*lines[len(self.env) :], "--- output", self.text()[-6000:]]
         )
 

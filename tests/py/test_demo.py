@@ -464,7 +464,7 @@ def test_missed_failover_fails_the_demo(
     finished = run_bounded(
         [*TOOL, "demo", "--json", "--output", tmp_path, *SHORT],
         cwd=tmp_path,
-        env={**ENV, "R2CCL_HEARTBEAT": "60s"},
+        env={**ENV, "R2CCL_HEARTBEAT": "60s", "R2CCL_HEARTBEAT_IDLE": "600s"},
         timeout=180,
         code=1,
     )

@@ -7,11 +7,13 @@ event, a real carrier or a real network does (rung 4), nor anything about GPUs (
 
 from __future__ import annotations
 
+import time
+
 import pytest
 from conftest import Build
 from failover_bed import loopback, running_pair
 
-BULK = ("--size", "1M", "--count", 300, "--conns", 2, "--stall", 20)
+BULK = ("--size", "1M", "--count", 150, "--conns", 2, "--stall", 20)
 
 
 @pytest.mark.parametrize("verify", [0, 1])
@@ -34,7 +36,9 @@ def test_one_nic_dies(build: Build, kind: str, direction: str, side: str) -> Non
     """A NIC of either side dies in the middle of a chunk: the rest of the job goes over the other
     one, and what was lost is replayed."""
     with running_pair(build.path, *BULK, nics=loopback(2)) as pair:
-        pair.side(side).fail("127.0.2.1", kind, direction, after_bytes=20_000_000)
+        pair.tx.fail("127.0.1.1", "slow", rate=100_000_000)
+        pair.moving()
+        pair.side(side).fail("127.0.2.1", kind, direction)
         pair.finish()
         assert pair.side(side).named("fault-injected")
         assert pair.tx.named("path-down"), str(pair)
@@ -47,10 +51,13 @@ def test_all_away_then_one_back(build: Build, kind: str) -> None:
     on both when they died are replayed."""
     with running_pair(build.path, *BULK, nics=loopback(2)) as pair:
         for nic in ("127.0.1.1", "127.0.2.1"):
-            pair.tx.fail(nic, kind, after_bytes=30_000_000)
-        pair.tx.segment  # noqa: B018
-        import time
-
+            pair.tx.fail(nic, "slow", rate=100_000_000)
+        pair.moving()
+        for nic in ("127.0.1.1", "127.0.2.1"):
+            pair.tx.fail(nic, kind)
         time.sleep(1.5)
+        stalled = pair.rx.counter("messages_received")
+        time.sleep(0.2)
+        assert pair.rx.counter("messages_received") == stalled
         pair.tx.recover("127.0.2.1")
         pair.finish()

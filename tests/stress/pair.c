@@ -85,7 +85,7 @@ static uint64_t size_of(int conn, uint64_t seq)
     if (!opt.random_sizes)
         return opt.size;
     x ^= x >> 29;
-    return x % 5 == 0 ? x % 8192 : x % (opt.size + 1);
+    return x % 5 == 0 && opt.size > 8192 ? x % 8192 : x % (opt.size + 1);
 }
 
 static void fill(uint8_t *buf, uint64_t size, int conn, uint64_t seq)

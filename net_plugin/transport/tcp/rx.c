@@ -28,6 +28,13 @@ static size_t rx_allow(struct r2_lane *lane, size_t want)
     return ok;
 }
 
+/* The kernel copies into a buffer in no order within a line. A chunk that must be checked first,
+ * or whose reader polls flags inside it, is received beside its place and copied there. */
+static bool staged(const struct r2_bulk *c)
+{
+    return c->flags & (R2_BULK_CRC | R2_BULK_LINES);
+}
+
 static int begin_body(struct r2_lane *lane)
 {
     struct r2_bulk *c = &lane->rx_chunk;
@@ -47,16 +54,17 @@ static int begin_body(struct r2_lane *lane)
     c->total = h.total;
     c->len = h.len;
     c->crc = h.crc;
-    c->flags = h.flags;
+    c->flags = h.flags & R2_BULK_CRC;
     lane->rx_off = 0;
     lane->rx_head_len = 0;
     rc = r2_tcp.ev->chunk_claim(ep->owner, ep, c, lane->index);
     if (rc < 0)
         return rc;
     lane->rx_state = rc ? R2_RX_DRAIN : R2_RX_BODY;
-    if (rc == 0 && (c->flags & R2_BULK_CRC)) {
+    if (rc == 0 && staged(c) && c->len > lane->rx_stage_len) {
         free(lane->rx_stage);
         lane->rx_stage = malloc(c->len);
+        lane->rx_stage_len = lane->rx_stage ? c->len : 0;
         if (!lane->rx_stage) {
             lane->rx_state = R2_RX_DRAIN;
             r2_tcp.ev->chunk_dropped(ep->owner, ep, c, false);
@@ -75,13 +83,12 @@ static int end_body(struct r2_lane *lane)
     lane->rx_state = R2_RX_HEAD;
     if (!mine)
         return 0;
-    if (c->flags & R2_BULK_CRC) {
-        if (r2_crc32c(0, lane->rx_stage, c->len) != c->crc) {
-            r2_tcp.ev->chunk_dropped(ep->owner, ep, c, true);
-            return -EBADMSG;
-        }
-        r2_copy_lines(c->data, lane->rx_stage, c->len, c->offset);
+    if ((c->flags & R2_BULK_CRC) && r2_crc32c(0, lane->rx_stage, c->len) != c->crc) {
+        r2_tcp.ev->chunk_dropped(ep->owner, ep, c, true);
+        return -EBADMSG;
     }
+    if (staged(c))
+        r2_copy_lines(c->data, lane->rx_stage, c->len, c->offset);
     r2_tcp.ev->chunk_done(ep->owner, ep, c);
     return 0;
 }
@@ -99,7 +106,7 @@ static ssize_t read_body(struct r2_lane *lane, size_t ok)
         iov[0].iov_base = scratch;
         iov[0].iov_len = rest < SCRATCH ? rest : SCRATCH;
     } else {
-        iov[0].iov_base = ((c->flags & R2_BULK_CRC) ? lane->rx_stage : c->data) + lane->rx_off;
+        iov[0].iov_base = (staged(c) ? lane->rx_stage : c->data) + lane->rx_off;
         iov[0].iov_len = rest;
     }
     if (iov[0].iov_len > ok)

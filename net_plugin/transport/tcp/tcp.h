@@ -110,7 +110,8 @@ struct r2_lane {
     uint8_t rx_head[sizeof(struct r2_data_head)];
     size_t rx_head_len;
     size_t rx_off; /* of the payload */
-    uint8_t *rx_stage; /* verify mode: a chunk is checked before it is placed */
+    uint8_t *rx_stage; /* see staged() */
+    size_t rx_stage_len;
     uint8_t *rx_buf;   /* control frames */
     size_t rx_len;
 };
