@@ -134,7 +134,9 @@ void r2_conn_fail(struct r2_conn *c, int err)
 
 void r2_conn_out_open(struct r2_conn *c)
 {
-    struct r2_msg_open m = {.conn = c->id, .listen = c->listen_id, .home_nic = c->home,
+    struct r2_msg_open m = {.conn = c->id,
+                            .listen = c->listen_id,
+                            .home_nic = c->home,
                             .must_exist = c->state == R2_CONN_OPEN,
                             .eager = (uint32_t)r2_eng.set->eager};
     struct r2_path *path = r2_path_for_ctrl(c->peer, c->home, -1);

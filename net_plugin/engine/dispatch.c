@@ -23,8 +23,7 @@ static int on_open(struct r2_path *path, const uint8_t *body)
         struct r2_listen *listen = NULL;
 
         pthread_mutex_lock(&r2_eng.lock);
-        R2_LIST_FOR_EACH(n, &r2_eng.listens)
-        {
+        R2_LIST_FOR_EACH (n, &r2_eng.listens) {
             struct r2_listen *l = R2_CONTAINER_OF(n, struct r2_listen, node);
 
             if (l->id == m.listen)
@@ -139,8 +138,7 @@ static int on_down(struct r2_path *path, const uint8_t *body)
         struct r2_list *n;
         bool shutting = false;
 
-        R2_LIST_FOR_EACH(n, &p->dying)
-        {
+        R2_LIST_FOR_EACH (n, &p->dying) {
             struct r2_dying *d = R2_CONTAINER_OF(n, struct r2_dying, node);
 
             shutting |= d->path == dead && d->gen <= m.gen;
@@ -329,10 +327,10 @@ static int on_info(struct r2_path *path, const uint8_t *body)
 typedef int (*handler)(struct r2_path *path, const uint8_t *body);
 
 static const handler handlers[R2_F_LAST + 1] = {
-    [R2_F_OPEN] = on_open,       [R2_F_OPEN_ACK] = on_open_ack, [R2_F_CTS] = on_cts,
-    [R2_F_EAGER] = on_eager,     [R2_F_ACK] = on_ack,           [R2_F_DOWN] = on_down,
-    [R2_F_FENCED] = on_fenced,   [R2_F_CLOSE] = on_close,       [R2_F_CLOSE_ACK] = on_close_ack,
-    [R2_F_NIC] = on_nic,         [R2_F_INFO] = on_info,
+    [R2_F_OPEN] = on_open,     [R2_F_OPEN_ACK] = on_open_ack, [R2_F_CTS] = on_cts,
+    [R2_F_EAGER] = on_eager,   [R2_F_ACK] = on_ack,           [R2_F_DOWN] = on_down,
+    [R2_F_FENCED] = on_fenced, [R2_F_CLOSE] = on_close,       [R2_F_CLOSE_ACK] = on_close_ack,
+    [R2_F_NIC] = on_nic,       [R2_F_INFO] = on_info,
 };
 
 int r2_up_ctrl(void *owner, struct r2_ep *ep, uint8_t type, const uint8_t *body, size_t len)

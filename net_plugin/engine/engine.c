@@ -143,8 +143,8 @@ const struct r2_nic *r2_engine_nic(int dev)
 
 static void open_control(uint64_t comm)
 {
-    static const char *const modes[] = {"off", "migrate", "balance", "r2ccl-allreduce", "optimal",
-                                        "auto"};
+    static const char *const modes[] = {"off",     "migrate", "balance", "r2ccl-allreduce",
+                                        "optimal", "auto"};
     struct r2_control_info info = {
         .host = r2_eng.host,
         .job = r2_eng.set->job,
@@ -305,8 +305,7 @@ static struct r2_conn *find_cookie(struct r2_ctx *ctx, uint64_t cookie)
     struct r2_list *n;
 
     pthread_mutex_lock(&r2_eng.lock);
-    R2_LIST_FOR_EACH(n, &ctx->conns)
-    {
+    R2_LIST_FOR_EACH (n, &ctx->conns) {
         struct r2_conn *c = R2_CONTAINER_OF(n, struct r2_conn, ctx_node);
 
         if (c->id == cookie && c->out)
@@ -409,8 +408,7 @@ static bool known_ctx(const struct r2_ctx *ctx)
 {
     struct r2_list *n;
 
-    R2_LIST_FOR_EACH(n, &r2_eng.ctxs)
-    {
+    R2_LIST_FOR_EACH (n, &r2_eng.ctxs) {
         if (R2_CONTAINER_OF(n, struct r2_ctx, node) == ctx)
             return true;
     }

@@ -57,8 +57,8 @@ int r2_engine_irecv(struct r2_conn *conn, void *data, size_t size, int tag, stru
                     struct r2_req **out);
 /* The same for a buffer that is read before the receive is done: every 128-byte line of it becomes
  * visible in ascending order, its last 8 bytes last (wall 3). Costs a copy. */
-int r2_engine_irecv_lines(struct r2_conn *conn, void *data, size_t size, int tag,
-                          struct r2_mr *mr, struct r2_req **out);
+int r2_engine_irecv_lines(struct r2_conn *conn, void *data, size_t size, int tag, struct r2_mr *mr,
+                          struct r2_req **out);
 /* `*done` is always written. When 1, `*size` (may be NULL) is the number of bytes moved and `req`
  * is gone: it must not be used again. A negative return also ends the request. */
 int r2_engine_test(struct r2_req *req, int *done, size_t *size);

@@ -18,8 +18,8 @@ struct slot {
     struct r2_fault f;
     bool in_force;
     bool changed;
-    uint64_t moved;         /* bytes since it was set */
-    uint64_t tokens_ns[2];  /* SLOW: the time up to which the direction is paid for */
+    uint64_t moved;        /* bytes since it was set */
+    uint64_t tokens_ns[2]; /* SLOW: the time up to which the direction is paid for */
     uint64_t stall_until[2];
     uint64_t to_next[2]; /* LOSS: bytes until the dice are thrown again */
     struct r2_prng prng;

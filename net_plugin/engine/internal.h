@@ -30,7 +30,7 @@
 #include "util/hash.h"
 
 #define R2_PATHS_MAX 64
-#define R2_WINDOW 64      /* messages of a connection between the oldest unfinished and the newest */
+#define R2_WINDOW 64 /* messages of a connection between the oldest unfinished and the newest */
 #define R2_EAGER_AHEAD 16 /* eager messages the receiver stashes per connection */
 #define R2_TICK_NS (25 * R2_NS_PER_MS)
 
@@ -40,36 +40,36 @@ enum r2_path_state {
     R2_PATH_IDLE,       /* not wanted now */
     R2_PATH_CONNECTING, /* S: an attempt is under way */
     R2_PATH_UP,
-    R2_PATH_WAIT,       /* down; the next attempt is at next_at */
+    R2_PATH_WAIT, /* down; the next attempt is at next_at */
 };
 
 struct r2_path {
     struct r2_peer *peer;
-    uint16_t index;       /* in peer->paths; what the ledger calls `path` */
-    uint8_t lnic, rnic;   /* local NIC, the peer's NIC */
+    uint16_t index;     /* in peer->paths; what the ledger calls `path` */
+    uint8_t lnic, rnic; /* local NIC, the peer's NIC */
     enum r2_path_state state;
-    uint32_t gen;         /* newest allotted (S) or accepted (R) */
-    uint32_t down_gen;    /* everything up to it is dead */
-    uint32_t fenced_gen;  /* ... and fenced at the receiver */
-    struct r2_ep *ep;     /* of generation `gen`; NULL unless CONNECTING or UP */
+    uint32_t gen;        /* newest allotted (S) or accepted (R) */
+    uint32_t down_gen;   /* everything up to it is dead */
+    uint32_t fenced_gen; /* ... and fenced at the receiver */
+    struct r2_ep *ep;    /* of generation `gen`; NULL unless CONNECTING or UP */
     bool ever_up, wanted, spare;
-    bool refused;         /* the last attempt: a host answered that the process is not there */
-    bool first_choice;    /* the best pair for its local NIC */
-    int fails;            /* in a row */
+    bool refused;      /* the last attempt: a host answered that the process is not there */
+    bool first_choice; /* the best pair for its local NIC */
+    int fails;         /* in a row */
     int last_err;
     uint64_t next_at, backoff_ns, up_at, down_at, attempt_at;
     uint64_t down_sent_at;
 
-    uint8_t *out;         /* frames not yet taken by the transport */
+    uint8_t *out; /* frames not yet taken by the transport */
     size_t out_len, out_off, out_cap;
-    uint64_t out_total;   /* bytes ever taken by the transport, of this endpoint */
+    uint64_t out_total;    /* bytes ever taken by the transport, of this endpoint */
     struct r2_list flushq; /* connections whose acknowledgement waits for the kernel */
     bool flush_wanted;
-    uint64_t last_post;   /* when a thread of NCCL's last had frames for it */
+    uint64_t last_post; /* when a thread of NCCL's last had frames for it */
     unsigned kick_wanted;
 
     struct r2_pathrate rate;
-    bool ctrl_ready;      /* INFO was queued: other frames may follow */
+    bool ctrl_ready; /* INFO was queued: other frames may follow */
 
     uint64_t hb_count, hb_at;
     int hb_unanswered;
@@ -146,13 +146,13 @@ struct r2_req {
     struct r2_conn *conn;
     atomic_int state; /* release when the engine finishes, acquire in r2_engine_test */
     int error;
-    bool attached;    /* in the connection's window; ledger in use */
+    bool attached; /* in the connection's window; ledger in use */
     bool cancelled;
-    bool lines;       /* R: the buffer is read before the receive is done */
-    bool arrived;     /* R: all bytes in place, the acknowledgement may not have left */
+    bool lines;   /* R: the buffer is read before the receive is done */
+    bool arrived; /* R: all bytes in place, the acknowledgement may not have left */
     uint64_t seq;
     uint8_t *data;
-    uint64_t size;    /* of the buffer; R: then of the message */
+    uint64_t size; /* of the buffer; R: then of the message */
     struct r2_mr *mr;
     uint64_t posted_at;
     union {
@@ -179,13 +179,13 @@ enum r2_conn_state { R2_CONN_OPENING, R2_CONN_OPEN, R2_CONN_FAILED, R2_CONN_CLOS
 struct r2_conn {
     struct r2_peer *peer; /* holds a reference */
     struct r2_ctx *ctx;
-    struct r2_list node;      /* peer->conn_list */
-    struct r2_list ctx_node;  /* r2_eng.lock: ctx->conns */
-    struct r2_list queue;     /* listen->backlog, until accepted */
+    struct r2_list node;     /* peer->conn_list */
+    struct r2_list ctx_node; /* r2_eng.lock: ctx->conns */
+    struct r2_list queue;    /* listen->backlog, until accepted */
     atomic_int refs;
     uint64_t id, listen_id;
-    bool out;                 /* we send */
-    bool handed_out;          /* S: r2_engine_connect has returned it */
+    bool out;        /* we send */
+    bool handed_out; /* S: r2_engine_connect has returned it */
     uint8_t home, remote_home;
     enum r2_conn_state state;
     int error;
@@ -214,8 +214,8 @@ struct r2_conn {
     struct r2_ack_range *ranges; /* chunks to acknowledge */
     uint32_t n_ranges, cap_ranges;
     uint16_t ack_path;
-    uint32_t peer_eager;  /* the sender sends messages up to this size unasked */
-    uint64_t cts_sent;    /* clear-to-send was said for all messages below */
+    uint32_t peer_eager; /* the sender sends messages up to this size unasked */
+    uint64_t cts_sent;   /* clear-to-send was said for all messages below */
     struct r2_stash stash[R2_EAGER_AHEAD];
 };
 
@@ -233,7 +233,7 @@ struct r2_ctx {
 };
 
 struct r2_listen {
-    struct r2_list node;     /* r2_eng.listens */
+    struct r2_list node; /* r2_eng.listens */
     struct r2_list ctx_node;
     struct r2_ctx *ctx;
     uint64_t id;
@@ -346,8 +346,8 @@ void r2_req_finish(struct r2_req *r, int err); /* err 0: done */
 /* ---- send.c: the sender's data plane */
 bool r2_up_next_chunk(void *owner, struct r2_ep *ep, struct r2_bulk *bulk);
 void r2_up_chunk_sent(void *owner, struct r2_ep *ep, const struct r2_bulk *bulk);
-void r2_send_start(struct r2_req *r);       /* a new message: eager or to the ready list */
-void r2_send_pump(struct r2_conn *c);       /* what waits for credit, CTS or a path */
+void r2_send_start(struct r2_req *r); /* a new message: eager or to the ready list */
+void r2_send_pump(struct r2_conn *c); /* what waits for credit, CTS or a path */
 void r2_send_on_cts(struct r2_conn *c, const struct r2_msg_cts *m, const uint32_t *keys);
 int r2_send_on_ack(struct r2_conn *c, uint64_t cumulative, const struct r2_ack_range *ranges,
                    uint32_t n);

@@ -57,8 +57,7 @@ void r2_task_init(struct r2_task *t, struct r2_io *io, void (*run)(struct r2_tas
 /* Returns true when the task was not queued yet. Any thread, any lock. */
 bool r2_task_kick(struct r2_task *t);
 
-void r2_timer_init(struct r2_timer *t, struct r2_io *io,
-                   void (*fire)(struct r2_timer *, uint64_t));
+void r2_timer_init(struct r2_timer *t, struct r2_io *io, void (*fire)(struct r2_timer *, uint64_t));
 /* Sets, moves or (deadline 0) stops. Any thread, any lock. A timer stopped on its own thread does
  * not fire afterwards. */
 void r2_timer_set(struct r2_timer *t, uint64_t deadline);

@@ -6,13 +6,13 @@
 
 #include "engine/internal.h"
 
-#define ATTEMPT_NS (1 * R2_NS_PER_S)       /* for a connect of ours to be answered */
-#define PATIENCE_NS (100 * R2_NS_PER_MS)   /* before the next best pair is tried as well */
+#define ATTEMPT_NS (1 * R2_NS_PER_S)     /* for a connect of ours to be answered */
+#define PATIENCE_NS (100 * R2_NS_PER_MS) /* before the next best pair is tried as well */
 #define DOWN_REPEAT_NS (100 * R2_NS_PER_MS)
 #define PROBE_NS (200 * R2_NS_PER_MS)
 #define SUSPECT_NS (1 * R2_NS_PER_S)
 #define IDLE_NS (10 * R2_NS_PER_S)
-#define LATE_NS (2 * R2_TICK_NS)           /* an observer that woke later than this was asleep */
+#define LATE_NS (2 * R2_TICK_NS) /* an observer that woke later than this was asleep */
 
 /* Shuts what is buried. The entry stays in the list meanwhile, so that whoever wants memory back
  * finds the endpoint (r2_peer_eps). */
@@ -129,7 +129,8 @@ static void probe_peer(struct r2_peer *p, uint64_t now)
         return;
     p->probe_at = now + PROBE_NS;
     for (int i = 0; i < r2_eng.n_nics; i++) {
-        int l = (int)((p->probe_turn + (unsigned)i) % (unsigned)r2_eng.n_nics), order[R2_MAX_NICS], rc;
+        int l = (int)((p->probe_turn + (unsigned)i) % (unsigned)r2_eng.n_nics), order[R2_MAX_NICS],
+            rc;
 
         if (!r2_nic_usable(l) || candidates(p, l, order) == 0)
             continue;
@@ -240,7 +241,7 @@ void r2_peer_task(struct r2_task *t)
     if (p->out) {
         struct r2_list *n, *tmp;
 
-        R2_LIST_FOR_EACH_SAFE(n, tmp, &p->conn_list)
+        R2_LIST_FOR_EACH_SAFE (n, tmp, &p->conn_list)
             r2_send_pump(R2_CONTAINER_OF(n, struct r2_conn, node));
         r2_peer_kick(p);
     }
@@ -340,8 +341,10 @@ static void judge_silence(struct r2_peer *p, uint64_t now)
     }
     if (p->n_up && silent == p->n_up && !answering) {
         if (!p->suspect) {
-            struct r2_control_event ev = {.event = R2_EV_PEER_SUSPECT, .peer_host = p->host,
-                                          .peer_pid = p->pid, .cause = "every path is silent"};
+            struct r2_control_event ev = {.event = R2_EV_PEER_SUSPECT,
+                                          .peer_host = p->host,
+                                          .peer_pid = p->pid,
+                                          .cause = "every path is silent"};
 
             p->suspect = true;
             p->suspect_since = now;

@@ -23,11 +23,10 @@ static struct r2_peer **all_peers(int *count)
 
     *count = 0;
     pthread_mutex_lock(&r2_eng.lock);
-    R2_LIST_FOR_EACH(n, &r2_eng.peers)
+    R2_LIST_FOR_EACH (n, &r2_eng.peers)
         cap++;
     out = calloc((size_t)cap + 1, sizeof(*out));
-    R2_LIST_FOR_EACH(n, &r2_eng.peers)
-    {
+    R2_LIST_FOR_EACH (n, &r2_eng.peers) {
         struct r2_peer *p = R2_CONTAINER_OF(n, struct r2_peer, node);
 
         if (!out)
@@ -66,8 +65,8 @@ static void tell_peer(struct r2_peer *p, int nic, bool usable, int err, const ch
 static void nic_change(int nic, bool usable, int err, const char *cause)
 {
     struct r2_nic_state *s = &r2_eng.nic_state[nic];
-    struct r2_control_event ev = {.event = usable ? R2_EV_NIC_UP : R2_EV_NIC_DOWN,
-                                  .nic = r2_nic_name(nic), .cause = cause};
+    struct r2_control_event ev = {
+        .event = usable ? R2_EV_NIC_UP : R2_EV_NIC_DOWN, .nic = r2_nic_name(nic), .cause = cause};
     struct r2_peer **peers;
     int n;
 
@@ -95,8 +94,7 @@ static void on_link(void *arg, int ifindex, enum r2_link_event event, const stru
     for (int i = 0; i < r2_eng.n_nics; i++) {
         struct r2_nic_state *s = &r2_eng.nic_state[i];
 
-        if (r2_eng.nics[i].ifindex != ifindex || event == R2_ADDR_ADDED ||
-            event == R2_ADDR_REMOVED)
+        if (r2_eng.nics[i].ifindex != ifindex || event == R2_ADDR_ADDED || event == R2_ADDR_REMOVED)
             continue;
         s->link_up = event == R2_LINK_UP;
         r2_control_nic_link(r2_eng.ctl, s->row, s->link_up ? R2_SEG_LINK_UP : R2_SEG_LINK_DOWN);
@@ -148,8 +146,8 @@ static void fault_event(int nic, enum r2_seg_event event, const char *cause)
 
 static int fail_nic(const struct r2_control_cmd *cmd)
 {
-    struct r2_fault f = {.rate = cmd->rate, .loss_ppm = cmd->loss_ppm,
-                         .after_bytes = cmd->after_bytes};
+    struct r2_fault f = {
+        .rate = cmd->rate, .loss_ppm = cmd->loss_ppm, .after_bytes = cmd->after_bytes};
 
     f.kind = cmd->fault == R2_SEG_FAULT_BLACKHOLE ? R2_FAULT_BLACKHOLE
              : cmd->fault == R2_SEG_FAULT_ERROR   ? R2_FAULT_ERROR

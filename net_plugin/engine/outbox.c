@@ -35,7 +35,8 @@ static int reserve(struct r2_path *path, size_t more)
 int r2_out_frame(struct r2_path *path, uint8_t type, const void *a, size_t a_len, const void *b,
                  size_t b_len)
 {
-    struct r2_frame f = {.type = type, .version = R2_WIRE_VERSION, .len = (uint16_t)(a_len + b_len)};
+    struct r2_frame f = {
+        .type = type, .version = R2_WIRE_VERSION, .len = (uint16_t)(a_len + b_len)};
 
     if (!path->ep || path->state != R2_PATH_UP)
         return -ENOTCONN;
@@ -182,7 +183,7 @@ void r2_peer_resync(struct r2_peer *p)
         if (!r2_nic_usable(i))
             r2_out_nic(via, i, 0);
     }
-    R2_LIST_FOR_EACH(n, &p->conn_list)
+    R2_LIST_FOR_EACH (n, &p->conn_list)
         resync_conn(R2_CONTAINER_OF(n, struct r2_conn, node), via);
     r2_recv_out_acks(p);
     resync_paths(p, via);

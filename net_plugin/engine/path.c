@@ -125,7 +125,8 @@ void r2_path_fail(struct r2_path *path, uint32_t gen, int err, const char *cause
         return;
     path->down_gen = gen;
     path->last_err = err;
-    if (gen < path->gen) { /* word of an older generation: the living one has nothing to do with it */
+    if (gen <
+        path->gen) { /* word of an older generation: the living one has nothing to do with it */
         p->resync_wanted = true;
         r2_peer_wake(p);
         return;
@@ -192,8 +193,8 @@ void r2_path_up(struct r2_path *path)
 int r2_path_connect(struct r2_path *path, uint64_t now)
 {
     struct r2_peer *p = path->peer;
-    struct r2_ep_params params = {.local_nic = path->lnic, .remote_nic = path->rnic,
-                                  .initiator = true, .owner = path};
+    struct r2_ep_params params = {
+        .local_nic = path->lnic, .remote_nic = path->rnic, .initiator = true, .owner = path};
     struct r2_ep *ep = NULL;
     int rc;
 

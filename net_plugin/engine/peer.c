@@ -13,8 +13,7 @@ static struct r2_peer *find_locked(const uint8_t id[16], bool out)
 {
     struct r2_list *n;
 
-    R2_LIST_FOR_EACH(n, &r2_eng.peers)
-    {
+    R2_LIST_FOR_EACH (n, &r2_eng.peers) {
         struct r2_peer *p = R2_CONTAINER_OF(n, struct r2_peer, node);
 
         if (p->out == out && memcmp(p->id, id, 16) == 0) {
@@ -169,8 +168,7 @@ int r2_peer_eps(struct r2_peer *p, struct r2_ep **out, int max)
         if (p->paths[i]->ep)
             out[n++] = p->paths[i]->ep;
     }
-    R2_LIST_FOR_EACH(l, &p->dying)
-    {
+    R2_LIST_FOR_EACH (l, &p->dying) {
         if (n < max)
             out[n++] = R2_CONTAINER_OF(l, struct r2_dying, node)->ep;
     }
@@ -192,8 +190,8 @@ void r2_peer_account(struct r2_peer *p, int delta)
 
 void r2_peer_gone(struct r2_peer *p, int err, const char *cause)
 {
-    struct r2_control_event ev = {.event = R2_EV_PEER_GONE, .peer_host = p->host,
-                                  .peer_pid = p->pid, .cause = cause};
+    struct r2_control_event ev = {
+        .event = R2_EV_PEER_GONE, .peer_host = p->host, .peer_pid = p->pid, .cause = cause};
     struct r2_list *n, *tmp;
 
     if (p->life == R2_PEER_GONE)
@@ -207,8 +205,7 @@ void r2_peer_gone(struct r2_peer *p, int err, const char *cause)
     }
     for (int i = 0; i < p->n_paths; i++)
         r2_path_fail(p->paths[i], p->paths[i]->gen, -err, cause);
-    R2_LIST_FOR_EACH_SAFE(n, tmp, &p->conn_list)
-    {
+    R2_LIST_FOR_EACH_SAFE (n, tmp, &p->conn_list) {
         struct r2_conn *c = R2_CONTAINER_OF(n, struct r2_conn, node);
 
         if (c->state == R2_CONN_CLOSED) {

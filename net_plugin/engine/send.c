@@ -87,8 +87,7 @@ void r2_peer_kick(struct r2_peer *p)
     uint64_t given[R2_PATHS_MAX] = {0}, rest = 0;
     struct r2_list *n;
 
-    R2_LIST_FOR_EACH(n, &p->ready)
-    {
+    R2_LIST_FOR_EACH (n, &p->ready) {
         struct r2_conn *c = R2_CONTAINER_OF(n, struct r2_conn, ready);
         uint64_t left = c->waiting;
         bool home = false;
@@ -116,8 +115,8 @@ static bool send_eager(struct r2_conn *c, struct r2_req *r)
     struct r2_msg_eager m = {.conn = c->id, .seq = r->seq, .size = (uint32_t)r->size};
     struct r2_chunk chunk;
 
-    if (!path || !r2_send_next(&r->led.send, UINT32_MAX, path->index, path->gen, r2_now_ns(),
-                               &chunk))
+    if (!path ||
+        !r2_send_next(&r->led.send, UINT32_MAX, path->index, path->gen, r2_now_ns(), &chunk))
         return false;
     m.gen = path->gen;
     if (r2_eng.set->verify) {
@@ -305,8 +304,7 @@ bool r2_up_next_chunk(void *owner, struct r2_ep *ep, struct r2_bulk *bulk)
     for (int turn = 0; turn < 2 && !found; turn++) {
         if (turn == 1 && r2_eng.set->spread == R2_SPREAD_HOME)
             break;
-        R2_LIST_FOR_EACH_SAFE(n, tmp, &p->ready)
-        {
+        R2_LIST_FOR_EACH_SAFE (n, tmp, &p->ready) {
             struct r2_conn *c = R2_CONTAINER_OF(n, struct r2_conn, ready);
             bool home = c->home == path->lnic || !home_alive(c);
 
@@ -405,8 +403,7 @@ void r2_send_fenced(struct r2_path *path, uint32_t gen)
     uint64_t bytes = 0;
     struct r2_list *n;
 
-    R2_LIST_FOR_EACH(n, &p->conn_list)
-    {
+    R2_LIST_FOR_EACH (n, &p->conn_list) {
         struct r2_conn *c = R2_CONTAINER_OF(n, struct r2_conn, node);
         bool any = false;
 

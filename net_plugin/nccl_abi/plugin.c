@@ -1,8 +1,8 @@
 /* The semantics of NCCL's net API over the engine, and the tables of v12 and v11. */
-#include <stdlib.h>
-#include <stdatomic.h>
 #include <errno.h>
 #include <limits.h>
+#include <stdatomic.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "engine/engine.h"

@@ -46,29 +46,29 @@ struct r2_frame {
 _Static_assert(sizeof(struct r2_frame) == 4, "wire");
 
 enum r2_frame_type {
-    R2_F_OPEN = 1,   /* S: a connection asks to be accepted */
-    R2_F_OPEN_ACK,   /* R: status 0, or an errno */
-    R2_F_CTS,        /* R: clear to send a message */
-    R2_F_EAGER,      /* S: a small message, whole */
-    R2_F_ACK,        /* R: what has arrived */
-    R2_F_DOWN,       /* S: path generation is dead, fence it */
-    R2_F_FENCED,     /* R: path generation is fenced; follows the acknowledgements */
-    R2_F_CLOSE,      /* B: this side of the connection is closed */
-    R2_F_CLOSE_ACK,  /* B */
-    R2_F_NIC,        /* B: word about one of the speaker's NICs */
-    R2_F_HEARTBEAT,  /* B: answered by the kernel, not by the process */
-    R2_F_INFO,       /* B: who speaks and which NICs it has; first frame of an endpoint */
-    R2_F_BYE,        /* B: the process lets go of this peer, on purpose */
+    R2_F_OPEN = 1,  /* S: a connection asks to be accepted */
+    R2_F_OPEN_ACK,  /* R: status 0, or an errno */
+    R2_F_CTS,       /* R: clear to send a message */
+    R2_F_EAGER,     /* S: a small message, whole */
+    R2_F_ACK,       /* R: what has arrived */
+    R2_F_DOWN,      /* S: path generation is dead, fence it */
+    R2_F_FENCED,    /* R: path generation is fenced; follows the acknowledgements */
+    R2_F_CLOSE,     /* B: this side of the connection is closed */
+    R2_F_CLOSE_ACK, /* B */
+    R2_F_NIC,       /* B: word about one of the speaker's NICs */
+    R2_F_HEARTBEAT, /* B: answered by the kernel, not by the process */
+    R2_F_INFO,      /* B: who speaks and which NICs it has; first frame of an endpoint */
+    R2_F_BYE,       /* B: the process lets go of this peer, on purpose */
     R2_F_LAST = R2_F_BYE,
 };
 
 struct r2_msg_open {
     uint64_t conn;
     uint64_t listen;
-    uint8_t home_nic; /* of the connecting process */
+    uint8_t home_nic;   /* of the connecting process */
     uint8_t must_exist; /* 1: said again after a loss; not to be made anew */
     uint8_t pad[2];
-    uint32_t eager;   /* largest message it sends before a clear-to-send */
+    uint32_t eager; /* largest message it sends before a clear-to-send */
 } __attribute__((packed));
 
 struct r2_msg_open_ack {
@@ -111,7 +111,7 @@ struct r2_msg_ack {
     uint32_t pad;
 } __attribute__((packed));
 
-struct r2_msg_path { /* DOWN, FENCED */
+struct r2_msg_path {      /* DOWN, FENCED */
     uint8_t sender_nic;   /* of the connecting process */
     uint8_t receiver_nic; /* of the accepting process */
     uint16_t pad;

@@ -24,8 +24,8 @@
 
 #include "oob/wire.h"
 
-struct r2_ep;        /* owned by the transport, reference counted */
-struct r2_mr_keys;   /* a transport's registration of one range on all its NICs */
+struct r2_ep;      /* owned by the transport, reference counted */
+struct r2_mr_keys; /* a transport's registration of one range on all its NICs */
 
 /* A piece of a message. `data` is the sender's memory (tx) or the place to write (rx). */
 struct r2_bulk {
@@ -34,28 +34,29 @@ struct r2_bulk {
     uint64_t offset; /* bytes from the start of the message, a multiple of 128 */
     uint64_t total;  /* bytes of the whole message */
     uint32_t len;
-    uint32_t crc;    /* CRC32C of the chunk when R2_BULK_CRC is set */
+    uint32_t crc; /* CRC32C of the chunk when R2_BULK_CRC is set */
     uint32_t flags;
     uint8_t *data;
     uint64_t remote_addr; /* one-sided transports: where to write */
     uint32_t remote_key;
 };
 #define R2_BULK_CRC 1u
-#define R2_BULK_LINES 2u /* rx: place it with r2_copy_lines, the reader does not wait for the end */
+#define R2_BULK_LINES 2u /* rx: place it with r2_copy_lines, the reader does not wait for the end  \
+                          */
 
 /* What connects two NICs; filled by the engine for connect, by the transport for accepted. */
 struct r2_ep_params {
     uint8_t local_process[16];
     uint8_t remote_process[16];
-    uint8_t secret[16];   /* of the accepting process */
+    uint8_t secret[16]; /* of the accepting process */
     uint8_t local_nic;
     uint8_t remote_nic;
     bool initiator;
-    uint32_t gen;         /* generation, allotted by the connecting side */
+    uint32_t gen; /* generation, allotted by the connecting side */
     struct r2_wire_addr remote_addr;
-    void *owner;          /* the engine's path */
-    bool probe;           /* only ask who answers there: ends in `failed`, err EALREADY if the
-                             peer's process did */
+    void *owner; /* the engine's path */
+    bool probe;  /* only ask who answers there: ends in `failed`, err EALREADY if the
+                    peer's process did */
 };
 
 /* How an endpoint is, as the kernel or the NIC sees it. */
@@ -97,8 +98,7 @@ struct r2_transport_events {
     int (*chunk_claim)(void *owner, struct r2_ep *ep, struct r2_bulk *bulk, uint16_t lane);
     void (*chunk_done)(void *owner, struct r2_ep *ep, const struct r2_bulk *bulk);
     /* The claim is given back unwritten or half written (`bad_crc`: it failed verification). */
-    void (*chunk_dropped)(void *owner, struct r2_ep *ep, const struct r2_bulk *bulk,
-                          bool bad_crc);
+    void (*chunk_dropped)(void *owner, struct r2_ep *ep, const struct r2_bulk *bulk, bool bad_crc);
     /* End of a burst of arrivals: a good moment to acknowledge. */
     void (*burst_end)(void *owner, struct r2_ep *ep);
 };

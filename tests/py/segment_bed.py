@@ -21,7 +21,7 @@ WAIT_S = 10.0
 
 
 def program() -> Path:
-    return (ROOT / os.environ.get("R2CCL_TEST_BUILD", "build") / "tests/segment_writer").resolve()
+    return (ROOT / os.environ.get("R2CCL_BUILD_DIR", "build") / "tests/segment_writer").resolve()
 
 
 def until(holds: Callable[[], object], what: str, seconds: float = WAIT_S) -> None:

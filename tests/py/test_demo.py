@@ -171,9 +171,7 @@ def test_missed_recovery_is_seen() -> None:
     events = [e for e in recovery() if not (e.event == "path-up" and e.process.rank == 3)]
     outcome = judge_recovery(events, NIC, 900 * MS, 4000 * MS)
     assert outcome.resume_ms is None
-    assert outcome.missing == [
-        f"{NIC}: rank 3 (node1) to node0 pid 100 has no path of it again",
-    ]
+    assert outcome.missing == [f"{NIC}: rank 3 (node1) to node0 pid 100 has no path of it again"]
     assert judge_recovery(failure(), NIC, 900 * MS, 4000 * MS).missing
 
 
@@ -316,8 +314,7 @@ def test_good_report(tmp_path: Path) -> None:
 def test_bad_reports(tmp_path: Path) -> None:
     report = make_report(tmp_path, windows(20, wrong=1))
     assert report.wrong == 20 and not report.ok
-    report = make_report(tmp_path, windows(20, wrong=-1))
-    assert report.wrong == 0 and report.problems == ["some values were not checked"]
+    assert make_report(tmp_path, windows(20, wrong=-1)).problems == ["some values were not checked"]
     report = make_report(tmp_path, windows(10))
     assert report.problems == ["no AllReduce ended within the phase 'one NIC lost'"]
     missed = judge_failure(failure()[:3], NIC, "blackhole", 0)
@@ -428,7 +425,7 @@ def test_demo_with_limited_nics_and_errors(
 ) -> None:
     """The loss of one of two NICs that are slower than the CPU halves the bandwidth."""
     options = ["--nics", "2", "--size", "8M", "--seconds-per-phase", "1.5"]
-    options += ["--nic-rate", "200mbit", "--kind", "error"]
+    options += ["--nic-rate", "100mbit", "--kind", "error"]
     finished = run_bounded(
         [*TOOL, "demo", "--json", "--output", tmp_path, *options],
         cwd=tmp_path,
@@ -568,7 +565,7 @@ def performance(build: Build, tmp_path: Path) -> Iterator[Performance]:
 def test_interrupted_demo_cleans_up(performance: Performance, number: signal.Signals) -> None:
     job = performance.until_playing()
     ranks = [p.pid for p in list_processes() if p.job == job]
-    assert len(ranks) == 4
+    assert len(ranks) == 4, job
     performance.process.send_signal(number)
     assert performance.process.wait(30) == 128 + number
     assert "Traceback" not in performance.text()

@@ -231,7 +231,8 @@ static void *chaos(void *arg)
     r2_prng_seed(&rnd, opt.fault_seed * 2 + (uint64_t)side);
     while (!atomic_load(&stop)) {
         int nic = (int)r2_prng_below(&rnd, (uint64_t)ndev);
-        struct r2_fault f = {.tx = r2_prng_below(&rnd, 3) != 0, .rate = 5000000, .loss_ppm = 200000};
+        struct r2_fault f = {
+            .tx = r2_prng_below(&rnd, 3) != 0, .rate = 5000000, .loss_ppm = 200000};
 
         f.rx = !f.tx || r2_prng_below(&rnd, 2);
         f.kind = (enum r2_fault_kind)(1 + r2_prng_below(&rnd, 4));
@@ -342,29 +343,62 @@ static uint64_t parse_size(const char *text)
 
 static void parse(int argc, char **argv)
 {
-    static const struct option longs[] = {
-        {"size", 1, 0, 's'},   {"count", 1, 0, 'n'},  {"conns", 1, 0, 'c'},
-        {"outstanding", 1, 0, 'o'}, {"faults", 1, 0, 'f'},
-        {"bidir", 0, 0, 'b'},  {"no-check", 0, 0, 'k'}, {"random-sizes", 0, 0, 'r'},
-        {"stall", 1, 0, 'S'},  {"listen", 1, 0, 'l'}, {"dial", 1, 0, 'd'},
-        {"register", 0, 0, 'R'}, {0, 0, 0, 0}};
+    static const struct option longs[] = {{"size", 1, 0, 's'},
+                                          {"count", 1, 0, 'n'},
+                                          {"conns", 1, 0, 'c'},
+                                          {"outstanding", 1, 0, 'o'},
+                                          {"faults", 1, 0, 'f'},
+                                          {"bidir", 0, 0, 'b'},
+                                          {"no-check", 0, 0, 'k'},
+                                          {"random-sizes", 0, 0, 'r'},
+                                          {"stall", 1, 0, 'S'},
+                                          {"listen", 1, 0, 'l'},
+                                          {"dial", 1, 0, 'd'},
+                                          {"register", 0, 0, 'R'},
+                                          {0, 0, 0, 0}};
     int o;
 
     while ((o = getopt_long(argc, argv, "", longs, NULL)) != -1) {
         switch (o) {
-        case 's': opt.size = parse_size(optarg); break;
-        case 'n': opt.count = strtoull(optarg, NULL, 10); break;
-        case 'c': opt.conns = atoi(optarg); break;
-        case 'o': opt.outstanding = atoi(optarg); break;
-        case 'f': opt.faults = true; opt.fault_seed = strtoull(optarg, NULL, 10); break;
-        case 'b': opt.bidir = true; break;
-        case 'k': opt.check = false; break;
-        case 'r': opt.random_sizes = true; break;
-        case 'S': opt.stall = atoi(optarg); break;
-        case 'l': opt.listen = optarg; break;
-        case 'd': opt.dial = optarg; break;
-        case 'R': opt.register_memory = true; break;
-        default: exit(2);
+        case 's':
+            opt.size = parse_size(optarg);
+            break;
+        case 'n':
+            opt.count = strtoull(optarg, NULL, 10);
+            break;
+        case 'c':
+            opt.conns = atoi(optarg);
+            break;
+        case 'o':
+            opt.outstanding = atoi(optarg);
+            break;
+        case 'f':
+            opt.faults = true;
+            opt.fault_seed = strtoull(optarg, NULL, 10);
+            break;
+        case 'b':
+            opt.bidir = true;
+            break;
+        case 'k':
+            opt.check = false;
+            break;
+        case 'r':
+            opt.random_sizes = true;
+            break;
+        case 'S':
+            opt.stall = atoi(optarg);
+            break;
+        case 'l':
+            opt.listen = optarg;
+            break;
+        case 'd':
+            opt.dial = optarg;
+            break;
+        case 'R':
+            opt.register_memory = true;
+            break;
+        default:
+            exit(2);
         }
     }
     if (opt.conns < 1 || opt.conns > MAX_CONNS || opt.outstanding < 1 || opt.outstanding > 32) {

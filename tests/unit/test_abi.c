@@ -121,8 +121,8 @@ int r2_engine_irecv(struct r2_conn *conn, void *data, size_t size, int tag, stru
     return transfer(conn, data, size, tag + 1000, mr, out);
 }
 
-int r2_engine_irecv_lines(struct r2_conn *conn, void *data, size_t size, int tag,
-                          struct r2_mr *mr, struct r2_req **out)
+int r2_engine_irecv_lines(struct r2_conn *conn, void *data, size_t size, int tag, struct r2_mr *mr,
+                          struct r2_req **out)
 {
     return r2_engine_irecv(conn, data, size, tag, mr, out);
 }

@@ -1,10 +1,10 @@
 #define _GNU_SOURCE
 #include <errno.h>
+#include <linux/sockios.h>
 #include <netinet/tcp.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/ioctl.h>
-#include <linux/sockios.h>
 #include <sys/socket.h>
 
 #include "engine/engine.h"
@@ -125,8 +125,7 @@ static struct r2_ep *find_accepted(const struct r2_tcp_hello *h)
 {
     struct r2_list *n;
 
-    R2_LIST_FOR_EACH(n, &r2_tcp.accepted)
-    {
+    R2_LIST_FOR_EACH (n, &r2_tcp.accepted) {
         struct r2_ep *ep = R2_CONTAINER_OF(n, struct r2_ep, node);
 
         if (ep->params.gen == h->gen && ep->params.remote_nic == h->nic &&

@@ -24,8 +24,8 @@ static int put(struct r2_lane *lane, const void *data, size_t len)
 static int collect(struct r2_lane *lane, size_t len)
 {
     while (lane->hs_len < len) {
-        ssize_t n = recv(lane->io.fd, lane->hs_buf + lane->hs_len, len - lane->hs_len,
-                         MSG_DONTWAIT);
+        ssize_t n =
+            recv(lane->io.fd, lane->hs_buf + lane->hs_len, len - lane->hs_len, MSG_DONTWAIT);
 
         if (n == 0)
             return -ECONNRESET;

@@ -81,7 +81,7 @@ struct r2_lane {
     enum r2_lane_phase phase;
     atomic_bool open; /* the phase, for whoever holds only tx_lock */
     bool closed;
-    bool reaped; /* the I/O thread has let go of it; only that thread looks */
+    bool reaped;          /* the I/O thread has let go of it; only that thread looks */
     atomic_bool rx_again; /* task: the rx budget ran out, or rx was held by a fault */
     struct r2_tcp_hello hello;
     struct r2_tcp_challenge challenge;
@@ -95,7 +95,7 @@ struct r2_lane {
     bool tx_released; /* the chunk's memory is no longer read (sent, or copied to tx_priv) */
     struct r2_bulk tx_chunk;
     struct r2_data_head tx_head;
-    size_t tx_off;   /* of head and payload together */
+    size_t tx_off; /* of head and payload together */
     const uint8_t *tx_data;
     uint8_t *tx_priv;
     /* control */
@@ -109,10 +109,10 @@ struct r2_lane {
     struct r2_bulk rx_chunk;
     uint8_t rx_head[sizeof(struct r2_data_head)];
     size_t rx_head_len;
-    size_t rx_off; /* of the payload */
+    size_t rx_off;     /* of the payload */
     uint8_t *rx_stage; /* see staged() */
     size_t rx_stage_len;
-    uint8_t *rx_buf;   /* control frames */
+    uint8_t *rx_buf; /* control frames */
     size_t rx_len;
 };
 
@@ -125,7 +125,7 @@ struct r2_ep {
     atomic_bool dead;
     pthread_mutex_t lock;
     struct r2_lane *lanes[R2_TCP_MAX_LANES];
-    int n_lanes;    /* planned bulk lanes */
+    int n_lanes; /* planned bulk lanes */
     atomic_int open_lanes;
     atomic_uint next_kick;
     atomic_ulong marked; /* control bytes handed over at the last mark */
