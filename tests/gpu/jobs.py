@@ -179,6 +179,11 @@ class Job:
     def lines(self) -> list[Line]:
         return list(self._lines)
 
+    def wrote(self, rank: int, text: bytes) -> bool:
+        """Whether the rank's standard error holds `text` by now."""
+        fd = self._files[rank].fileno()
+        return text in os.pread(fd, os.fstat(fd).st_size, 0)
+
     def kill_rank(self, rank: int) -> float:
         """Kills one rank at once, if it still runs; returns when (monotonic seconds)."""
         with contextlib.suppress(ProcessLookupError):
