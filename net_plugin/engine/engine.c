@@ -15,6 +15,7 @@
 #define HANDLE_ADDRS 3
 
 struct r2_engine r2_eng = {.lock = PTHREAD_MUTEX_INITIALIZER};
+const struct r2_transport_ops *r2_engine_transport = &r2_transport_tcp;
 
 /* What an application carries from the listener to the connector. `cookie` is ours on the
  * connecting side: the id of the connection under way; 0 in a fresh handle. */
@@ -88,7 +89,7 @@ static int init_once(void)
         return rc;
     r2_eng.set = r2_settings_get();
     r2_log_set_verbosity(r2_eng.set->log);
-    r2_eng.ops = &r2_transport_tcp;
+    r2_eng.ops = r2_engine_transport;
     r2_list_init(&r2_eng.peers);
     r2_list_init(&r2_eng.listens);
     r2_list_init(&r2_eng.ctxs);

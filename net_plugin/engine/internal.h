@@ -77,7 +77,6 @@ struct r2_path {
     bool hb_marked, hb_fresh, silent;
     uint64_t rtt_ns;
     uint64_t replayed, tx_bytes, rx_bytes;
-    uint64_t resume_from; /* when traffic last stopped here, for the journal; 0: none */
     int row;
 };
 
@@ -130,6 +129,7 @@ struct r2_peer {
     int opening;          /* connections not yet acknowledged */
     bool resync_wanted;
     uint64_t no_path_since, idle_since;
+    uint64_t resume_from; /* S: when the path failed whose bytes are being replayed; 0: none */
     uint64_t last_tick;
     bool suspect;
     uint64_t suspect_since, refresh_at;
@@ -272,6 +272,8 @@ struct r2_engine {
     struct r2_timer house;
 };
 extern struct r2_engine r2_eng;
+/* What r2_eng.ops becomes; a test sets another before the first r2_engine_init. */
+extern const struct r2_transport_ops *r2_engine_transport;
 
 /* ---- engine.c */
 int r2_engine_start(void); /* threads, listeners, control; once */

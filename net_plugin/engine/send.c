@@ -356,9 +356,9 @@ static void report(void *arg, const struct r2_send_report *rep)
     if (!path || path->gen != rep->gen || path->state != R2_PATH_UP || !rep->stamp.first_sent_ns)
         return;
     r2_pathrate_on_ack(&path->rate, rep->bytes, &rep->stamp, rep->t_sent_ns, r2_now_ns());
-    if (path->resume_from) {
-        r2_path_journal(path, R2_EV_RESUME, 0, r2_now_ns() - path->resume_from, "");
-        path->resume_from = 0;
+    if (p->resume_from && rep->t_sent_ns > p->resume_from) {
+        r2_path_journal(path, R2_EV_RESUME, 0, r2_now_ns() - p->resume_from, "");
+        p->resume_from = 0;
     }
     path->kick_wanted++;
 }
@@ -425,9 +425,7 @@ void r2_send_fenced(struct r2_path *path, uint32_t gen)
     r2_count(&r2_eng.n->replayed_bytes, bytes);
     r2_count(&r2_control_nic_counters(r2_eng.ctl, path->lnic)->replayed_bytes, bytes);
     r2_count(&r2_eng.n->failovers, 1);
-    for (int i = 0; i < p->n_paths; i++) {
-        if (p->paths[i]->state == R2_PATH_UP && p->paths[i] != path && !p->paths[i]->resume_from)
-            p->paths[i]->resume_from = path->down_at;
-    }
+    if (p->active)
+        p->resume_from = path->down_at;
     r2_peer_kick(p);
 }

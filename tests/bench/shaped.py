@@ -28,6 +28,7 @@ MIB = 1 << 20
 MTU = 9000
 TARGET, TARGET_LOST = 0.95, 0.97
 CREDIT_SHARE = 0.005
+WARMUP_S = 0.15
 COLLECTIVE = 64 * MIB
 TITLE = "Shaped NICs: the plugin beside the sum of raw single-NIC rates"
 
@@ -69,8 +70,14 @@ def run(options: Options, section: Section) -> None:
         section.details[f"{case.name}: cores busy"] = round(busy, 3)
 
 
+def _size(rates: Sequence[int], options: Options) -> list[str]:
+    """Two iterations, and a warm-up that takes TCP to its pace."""
+    warmup = int(sum(rates) / 8 * WARMUP_S)
+    return ["--bytes", str(_bytes(rates, options)), "--iters", "2", "--warmup", str(warmup)]
+
+
 def _bytes(rates: Sequence[int], options: Options) -> int:
-    """Of one iteration: half a second, and enough to make the shapers' credit small."""
+    """Of one iteration: long enough to make the shapers' credit small."""
     seconds = 0.2 if options.smoke else 0.7
     wanted = max(sum(rates) / 8 * seconds, burst_credit(rates) / CREDIT_SHARE)
     return (int(wanted) // MIB + 1) * MIB
@@ -85,21 +92,21 @@ def _checked(what: str, found: list[Iteration], rates: Sequence[int]) -> list[It
 
 def _rates(section: Section, bed: Bed, case: Case, options: Options) -> None:
     everything = range(len(case.rates))
-    whole = _bytes(case.rates, options)
+    size = _size(case.rates, options)
     sums, joint = [], []
     ours: dict[int, list[float]] = {conns: [] for conns in case.conns}
     for turn in range(1 if options.smoke else 3):
         options.say(f"{case.name}: turn {turn + 1}")
         total = 0.0
         for nic in everything:
-            part = str(_bytes([case.rates[nic]], options))
-            found = raw(bed, [nic], "--bytes", part, "--iters", "1", "--warmup", "4M")
-            total += _checked(f"raw TCP, NIC {nic}", found, [case.rates[nic]])[0].rate
+            found = raw(bed, [nic], *_size([case.rates[nic]], options))
+            found = _checked(f"raw TCP, NIC {nic}", found, [case.rates[nic]])
+            total += median([one.rate for one in found])
         sums.append(total)
-        found = raw(bed, everything, "--bytes", str(whole), "--iters", "2")
+        found = raw(bed, everything, *size)
         joint += [one.rate for one in _checked("raw TCP, all NICs", found, case.rates)]
         for conns in case.conns:
-            found = plugin(bed, "--bytes", str(whole), "--iters", "2", "--conns", str(conns))
+            found = plugin(bed, *size, "--conns", str(conns))
             ours[conns] += [one.rate for one in _checked("the plugin", found, case.rates)]
     gbs = [value / 1e9 for value in sums]
     name = "sum of single NICs, raw"

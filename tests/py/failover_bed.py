@@ -1,5 +1,6 @@
-"""Two engines that move checked messages (build/stress/pair), and what a test does to them: faults
-by NIC and direction through the control segment, signals, a look at the journal.
+"""Two engines that move checked messages (build/stress/pair), or ranks that check every value of
+their collectives (r2ccl_perf on the stand-in for NCCL), and what a test does to them: faults by NIC
+and direction through the control segment, signals, a look at the journal.
 
 In a pair the parent sends and is called `tx`, its child receives and is called `rx`; with
 `--bidir` both do both. Every wait here is bounded; everything started is ended.
@@ -14,13 +15,14 @@ import signal
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
+from conftest import Build
 
-from r2ccl_ctl import control, journal
+from r2ccl_ctl import control, journal, launch
 from r2ccl_ctl.control import Command, Process, Snapshot
 from r2ccl_ctl.errors import R2Error
 from r2ccl_ctl.journal import Event
@@ -198,3 +200,94 @@ def running_pair(build: Path, *words: str | int, nics: str, **env: str | int) ->
         yield pair
     finally:
         pair.close()
+
+
+class PerfJob:
+    """Running ranks of r2ccl_perf, every value checked. `sides[r]` is rank r."""
+
+    def __init__(self, build: Build, words: Sequence[str], spec: dict[str, Any]) -> None:
+        os.environ["R2CCL_BUILD_DIR"] = str(build.path)
+        perf = [str(build.perf), *words, "-c", "1", "--check-every"]
+        argv = spec.pop("argv", perf)
+        self.job = launch.start(launch.LaunchSpec(argv=argv, nccl="standin", **spec), echo=False)
+        self.began = time.monotonic()
+        self.sides = [Side(f"rank {r.place.rank}", r.pid) for r in self.job.ranks]
+
+    def ready(self) -> None:
+        """Wait until every rank has its control segment; its journal outlives it from there."""
+
+        def begun() -> bool:
+            return all(side.has_segment() for side in self.sides) or not self.job.running
+
+        until("every rank has a control segment", begun, 30.0)
+        assert all(side.has_segment() for side in self.sides), f"ended early: {self}"
+
+    def moving(self, count: int = 8) -> None:
+        """Wait until every rank has received that many more messages."""
+        self.ready()
+        goal = [side.counter("messages_received") + count for side in self.sides]
+        end = time.monotonic() + 30.0
+        while any(
+            s.counter("messages_received") < g for s, g in zip(self.sides, goal, strict=True)
+        ):
+            if not self.job.running:  # they did move, until all was done
+                assert self.job.exit_code == 0, f"ended early: {self}"
+                return
+            if time.monotonic() > end:
+                pytest.fail(f"no {count} more messages in 30 s: {self}", pytrace=False)
+            time.sleep(0.01)
+
+    def finish(self, within: float = PATIENCE_S) -> None:
+        """It must end well, with every value right."""
+        self.ready()
+        code = self.end(within)
+        assert code == 0, f"exit code {code}: {self}"
+        assert "Out of bounds values : 0 OK" in self.job.ranks[0].output, str(self)
+
+    def end(self, within: float = PATIENCE_S) -> int:
+        try:
+            return self.job.wait(within)
+        except TimeoutError:
+            pytest.fail(f"still running after {within:g} s: {self}", pytrace=False)
+
+    def named(self, *events: str) -> list[Event]:
+        return [event for side in self.sides for event in side.named(*events)]
+
+    def close(self) -> None:
+        if self.job.running:
+            self.job.kill(0)
+        for side in self.sides:
+            side.close()
+
+    def __str__(self) -> str:
+        lines = [" ".join(self.job.spec.argv), *(f"{k}={v}" for k, v in self.job.spec.env.items())]
+        for side, rank in zip(self.sides, self.job.ranks, strict=True):
+            lines.append(f"--- {side.name}, exit code {rank.code}")
+            with contextlib.suppress(R2Error, OSError):
+                lines += [
+                    f"{e.event} {e.nic} -> {e.remote_nic} gen {e.generation} {e.bytes} B {e.cause}"
+                    for e in (side.events() if side.has_segment() else [])
+                ][-60:]
+            lines.append(rank.output[-2500:])
+        return "\n".join(lines)
+
+
+@contextlib.contextmanager
+def running_perf(
+    build: Build,
+    *words: str | int,
+    seconds: float = 4.0,
+    env: Mapping[str, str | int] | None = None,
+    **spec: Any,
+) -> Iterator[PerfJob]:
+    """All-reduces of 2 MiB for some seconds (or what `words` say), ended at the end.
+
+    `spec` goes to launch.LaunchSpec: lab, ranks, per_node, emulate_nodes, nics, argv, ...
+    """
+    perf = [str(word) for word in words] or ["-b", "2M", "--duration", str(seconds)]
+    settings = {"R2CCL_LOG": "info", **{k: str(v) for k, v in (env or {}).items()}}
+    job = PerfJob(build, [*perf, "--timeout", "40"], {"timeout": 90.0, "env": settings, **spec})
+    try:
+        yield job
+    finally:
+        job.close()

@@ -186,13 +186,12 @@ int r2_lane_handshake(struct r2_lane *lane)
         [R2_LANE_WAIT_PROOF] = sizeof(struct r2_tcp_proof),
         [R2_LANE_WAIT_WELCOME] = sizeof(struct r2_tcp_welcome),
     };
-    uint64_t retry;
     int rc;
 
     for (;;) {
-        if (r2_fault_allow(lane->nic, R2_FAULT_RX, 1, &retry) == 0 ||
-            r2_fault_allow(lane->nic, R2_FAULT_TX, 1, &retry) == 0)
-            return 0; /* a black hole: the deadline ends it, or the nudge goes on */
+        if (r2_fault_is(lane->nic, R2_FAULT_BLACKHOLE, R2_FAULT_RX) ||
+            r2_fault_is(lane->nic, R2_FAULT_BLACKHOLE, R2_FAULT_TX))
+            return 0; /* the deadline ends it, or the nudge goes on */
         if (lane->phase == R2_LANE_CONNECTING) {
             rc = r2_lane_begin(lane);
             if (rc || lane->phase == R2_LANE_CONNECTING)

@@ -1,0 +1,528 @@
+#define _GNU_SOURCE
+#include "fake.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#define POLICIES 256
+
+static const struct r2_transport_events *ev;
+static pthread_mutex_t all_lock = PTHREAD_MUTEX_INITIALIZER;
+static struct r2_ep *all;
+static struct {
+    uint8_t process[16];
+    int rc;
+} policies[POLICIES];
+static int n_policies;
+
+void fake_sleep_ms(int ms)
+{
+    usleep((useconds_t)ms * 1000);
+}
+
+static struct r2_ep *ep_new(const struct r2_ep_params *params)
+{
+    struct r2_ep *ep = calloc(1, sizeof(*ep));
+
+    if (!ep)
+        return NULL;
+    ep->params = *params;
+    atomic_init(&ep->refs, 2); /* the list's and the caller's */
+    pthread_mutex_init(&ep->lock, NULL);
+    return ep;
+}
+
+static void list(struct r2_ep *ep)
+{
+    pthread_mutex_lock(&all_lock);
+    ep->next = all;
+    all = ep;
+    pthread_mutex_unlock(&all_lock);
+}
+
+static void op_get(struct r2_ep *ep)
+{
+    atomic_fetch_add(&ep->refs, 1);
+}
+
+static void op_put(struct r2_ep *ep)
+{
+    if (atomic_fetch_sub(&ep->refs, 1) != 1)
+        return;
+    if (ep->params.owner)
+        ev->released(ep->params.owner, &ep->params);
+    for (int i = 0; i < ep->n_frames; i++)
+        free(ep->frames[i].body);
+    free(ep->frames);
+    free(ep->in);
+    pthread_mutex_destroy(&ep->lock);
+    free(ep);
+}
+
+/* ---- operations */
+
+static int op_start(const struct r2_transport_events *events, const uint8_t process[16])
+{
+    (void)process;
+    ev = events;
+    return 0;
+}
+
+static int op_address(int nic, struct r2_wire_addr *out)
+{
+    *out = (struct r2_wire_addr){.family = 4, .port = 4000, .ip = {127, 0, (uint8_t)(nic + 1), 1}};
+    return 0;
+}
+
+static unsigned op_sockets(void)
+{
+    return 0;
+}
+
+static int policy_locked(const uint8_t process[16])
+{
+    for (int i = 0; i < n_policies; i++) {
+        if (memcmp(policies[i].process, process, 16) == 0)
+            return policies[i].rc;
+    }
+    return 0;
+}
+
+void fake_policy(const uint8_t process[16], int rc)
+{
+    int i;
+
+    pthread_mutex_lock(&all_lock);
+    for (i = 0; i < n_policies && memcmp(policies[i].process, process, 16) != 0; i++) {
+    }
+    if (i == n_policies && n_policies < POLICIES)
+        n_policies++;
+    if (i < n_policies) {
+        memcpy(policies[i].process, process, 16);
+        policies[i].rc = rc;
+    }
+    pthread_mutex_unlock(&all_lock);
+}
+
+static int op_connect(const struct r2_ep_params *params, struct r2_ep **out)
+{
+    struct r2_ep *ep;
+    int rc;
+
+    pthread_mutex_lock(&all_lock);
+    rc = policy_locked(params->remote_process);
+    pthread_mutex_unlock(&all_lock);
+    if (rc) { /* as an endpoint that is let go of at once, but the caller holds its owner's lock */
+        ev->released(params->owner, params);
+        return rc;
+    }
+    ep = ep_new(params);
+    if (!ep)
+        return -ENOMEM;
+    list(ep);
+    *out = ep;
+    return 0;
+}
+
+static void op_kick(struct r2_ep *ep, unsigned chunks)
+{
+    atomic_fetch_add(&ep->kicks, (int)chunks);
+}
+
+static bool op_push(struct r2_ep *ep)
+{
+    (void)ep;
+    return false;
+}
+
+static void op_nothing(struct r2_ep *ep)
+{
+    (void)ep;
+}
+
+static void drop_held(struct r2_ep *ep, uint64_t conn, bool any)
+{
+    for (int i = 0; i < ep->n_rx;) {
+        struct r2_bulk b = ep->rx[i];
+
+        if (!any && b.conn != conn) {
+            i++;
+            continue;
+        }
+        ep->rx[i] = ep->rx[--ep->n_rx];
+        ev->chunk_dropped(ep->params.owner, ep, &b, false);
+    }
+    for (int i = 0; i < ep->n_tx;) {
+        struct r2_bulk b = ep->tx[i];
+
+        if (!any && b.conn != conn) {
+            i++;
+            continue;
+        }
+        ep->tx[i] = ep->tx[--ep->n_tx];
+        ev->chunk_sent(ep->params.owner, ep, &b);
+    }
+}
+
+static void op_shut(struct r2_ep *ep)
+{
+    atomic_fetch_add(&ep->waiting, 1);
+    for (int i = 0; i < 5000 && atomic_load(&ep->hold_shut); i++)
+        fake_sleep_ms(1);
+    pthread_mutex_lock(&ep->lock);
+    ep->dead = true;
+    drop_held(ep, 0, true);
+    pthread_mutex_unlock(&ep->lock);
+    atomic_store(&ep->is_shut, true);
+}
+
+static void op_detach(struct r2_ep *ep, uint64_t conn, uint64_t first, uint64_t last)
+{
+    (void)first;
+    (void)last;
+    pthread_mutex_lock(&ep->lock);
+    if (!ep->dead)
+        drop_held(ep, conn, false);
+    pthread_mutex_unlock(&ep->lock);
+    atomic_fetch_add(&ep->detached, 1);
+}
+
+static void op_health(struct r2_ep *ep, struct r2_ep_health *out)
+{
+    int ms = atomic_load(&ep->health_ms);
+
+    memset(out, 0, sizeof(*out));
+    if (ms)
+        fake_sleep_ms(ms);
+    out->answered = !atomic_load(&ep->silent);
+}
+
+static unsigned op_lanes(struct r2_ep *ep)
+{
+    (void)ep;
+    return 4;
+}
+
+static const struct r2_ep_params *op_params(const struct r2_ep *ep)
+{
+    return &ep->params;
+}
+
+static int op_reg(void *data, size_t size, int type, struct r2_mr_keys **out)
+{
+    (void)data;
+    (void)size;
+    (void)type;
+    *out = NULL;
+    return 0;
+}
+
+static void op_dereg(struct r2_mr_keys *keys)
+{
+    (void)keys;
+}
+
+static void op_child(void) {}
+
+const struct r2_transport_ops fake_ops = {
+    .name = "fake",
+    .start = op_start,
+    .address = op_address,
+    .sockets = op_sockets,
+    .connect = op_connect,
+    .kick = op_kick,
+    .push = op_push,
+    .flush = op_nothing,
+    .flush_soon = op_nothing,
+    .help = op_nothing,
+    .shut = op_shut,
+    .detach = op_detach,
+    .get = op_get,
+    .put = op_put,
+    .mark = op_nothing,
+    .health = op_health,
+    .lanes = op_lanes,
+    .params = op_params,
+    .nudge = op_nothing,
+    .reg = op_reg,
+    .dereg = op_dereg,
+    .child = op_child,
+};
+
+/* ---- endpoints */
+
+static bool is_of(const struct r2_ep *ep, const uint8_t process[16])
+{
+    return memcmp(ep->params.remote_process, process, 16) == 0;
+}
+
+struct r2_ep *fake_find(const uint8_t process[16], int lnic, int rnic, uint32_t gen)
+{
+    struct r2_ep *found = NULL;
+
+    for (int i = 0; i < 3000 && !found; i++) {
+        if (i)
+            fake_sleep_ms(1);
+        pthread_mutex_lock(&all_lock);
+        for (struct r2_ep *e = all; e && !found; e = e->next) {
+            if (is_of(e, process) && !e->params.probe && e->params.gen > gen &&
+                (lnic < 0 || e->params.local_nic == lnic) &&
+                (rnic < 0 || e->params.remote_nic == rnic))
+                found = e;
+        }
+        pthread_mutex_unlock(&all_lock);
+    }
+    return found;
+}
+
+struct r2_ep *fake_probe(const uint8_t process[16])
+{
+    struct r2_ep *found = NULL;
+
+    pthread_mutex_lock(&all_lock);
+    for (struct r2_ep *e = all; e && !found; e = e->next) {
+        if (is_of(e, process) && e->params.probe)
+            found = e;
+    }
+    pthread_mutex_unlock(&all_lock);
+    return found;
+}
+
+int fake_count(const uint8_t process[16])
+{
+    int n = 0;
+
+    pthread_mutex_lock(&all_lock);
+    for (struct r2_ep *e = all; e; e = e->next)
+        n += is_of(e, process);
+    pthread_mutex_unlock(&all_lock);
+    return n;
+}
+
+struct r2_ep *fake_accept(const uint8_t process[16], int lnic, int rnic, uint32_t gen)
+{
+    struct r2_ep_params params = {
+        .local_nic = (uint8_t)lnic, .remote_nic = (uint8_t)rnic, .gen = gen};
+    struct r2_ep *ep;
+
+    memcpy(params.local_process, r2_eng.process, 16);
+    memcpy(params.remote_process, process, 16);
+    memcpy(params.secret, r2_eng.secret, 16);
+    ep = ep_new(&params);
+    if (!ep)
+        return NULL;
+    ep->params.owner = ev->accepted(ep, &params);
+    if (!ep->params.owner) {
+        op_put(ep);
+        op_put(ep);
+        return NULL;
+    }
+    list(ep);
+    op_put(ep);
+    return ep;
+}
+
+void fake_forget(const uint8_t process[16])
+{
+    struct r2_ep **link, *mine = NULL;
+
+    fake_policy(process, -EHOSTUNREACH);
+    pthread_mutex_lock(&all_lock);
+    for (link = &all; *link;) {
+        struct r2_ep *e = *link;
+
+        if (is_of(e, process)) {
+            *link = e->next;
+            e->next = mine;
+            mine = e;
+        } else {
+            link = &e->next;
+        }
+    }
+    pthread_mutex_unlock(&all_lock);
+    while (mine) {
+        struct r2_ep *e = mine;
+
+        mine = e->next;
+        atomic_store(&e->hold_shut, false);
+        fake_fail(e, ECONNRESET, false);
+        op_put(e);
+    }
+}
+
+/* ---- upcalls */
+
+bool fake_up(struct r2_ep *ep)
+{
+    bool ok;
+
+    pthread_mutex_lock(&ep->lock);
+    ok = !ep->dead;
+    if (ok)
+        ev->up(ep->params.owner, ep);
+    pthread_mutex_unlock(&ep->lock);
+    return ok;
+}
+
+void fake_fail(struct r2_ep *ep, int err, bool refused)
+{
+    struct r2_ep_health h = {.refused = refused};
+
+    if (!atomic_load(&ep->is_shut))
+        ev->failed(ep->params.owner, ep, err, &h);
+}
+
+int fake_ctrl(struct r2_ep *ep, uint8_t type, const void *body, size_t len)
+{
+    int rc = -EPIPE;
+
+    pthread_mutex_lock(&ep->lock);
+    if (!ep->dead) {
+        rc = ev->ctrl(ep->params.owner, ep, type, body, len);
+        ev->burst_end(ep->params.owner, ep);
+    }
+    pthread_mutex_unlock(&ep->lock);
+    return rc;
+}
+
+bool fake_next(struct r2_ep *ep, struct r2_bulk *bulk)
+{
+    bool ok = false;
+
+    pthread_mutex_lock(&ep->lock);
+    if (!ep->dead && ep->n_tx < FAKE_HELD && ev->next_chunk(ep->params.owner, ep, bulk)) {
+        ep->tx[ep->n_tx++] = *bulk;
+        ok = true;
+    }
+    pthread_mutex_unlock(&ep->lock);
+    return ok;
+}
+
+static bool unhold(struct r2_bulk *held, int *n, const struct r2_bulk *b)
+{
+    for (int i = 0; i < *n; i++) {
+        if (held[i].conn == b->conn && held[i].seq == b->seq && held[i].offset == b->offset) {
+            held[i] = held[--*n];
+            return true;
+        }
+    }
+    return false;
+}
+
+bool fake_chunk_sent(struct r2_ep *ep, const struct r2_bulk *bulk)
+{
+    bool ok;
+
+    pthread_mutex_lock(&ep->lock);
+    ok = !ep->dead && unhold(ep->tx, &ep->n_tx, bulk);
+    if (ok)
+        ev->chunk_sent(ep->params.owner, ep, bulk);
+    pthread_mutex_unlock(&ep->lock);
+    return ok;
+}
+
+int fake_claim(struct r2_ep *ep, struct r2_bulk *bulk)
+{
+    int rc = -EPIPE;
+
+    pthread_mutex_lock(&ep->lock);
+    if (!ep->dead && ep->n_rx < FAKE_HELD) {
+        rc = ev->chunk_claim(ep->params.owner, ep, bulk, 1);
+        if (rc == 0)
+            ep->rx[ep->n_rx++] = *bulk;
+    }
+    pthread_mutex_unlock(&ep->lock);
+    return rc;
+}
+
+bool fake_done(struct r2_ep *ep, const struct r2_bulk *bulk)
+{
+    bool ok;
+
+    pthread_mutex_lock(&ep->lock);
+    ok = !ep->dead && unhold(ep->rx, &ep->n_rx, bulk);
+    if (ok)
+        ev->chunk_done(ep->params.owner, ep, bulk);
+    pthread_mutex_unlock(&ep->lock);
+    return ok;
+}
+
+bool fake_dropped(struct r2_ep *ep, const struct r2_bulk *bulk, bool bad_crc)
+{
+    bool ok;
+
+    pthread_mutex_lock(&ep->lock);
+    ok = !ep->dead && unhold(ep->rx, &ep->n_rx, bulk);
+    if (ok)
+        ev->chunk_dropped(ep->params.owner, ep, bulk, bad_crc);
+    pthread_mutex_unlock(&ep->lock);
+    return ok;
+}
+
+/* ---- what the engine says */
+
+static void *grow(void *p, size_t size)
+{
+    void *q = realloc(p, size);
+
+    if (!q)
+        abort();
+    return q;
+}
+
+static void take_frames(struct r2_ep *ep)
+{
+    size_t off = 0;
+
+    while (ep->in_len - off >= sizeof(struct r2_frame)) {
+        struct r2_frame f;
+        struct fake_frame *out;
+
+        memcpy(&f, ep->in + off, sizeof(f));
+        if (ep->in_len - off < sizeof(f) + f.len)
+            break;
+        if (f.version != R2_WIRE_VERSION ||
+            r2_wire_check(f.type, ep->in + off + sizeof(f), f.len)) {
+            fprintf(stderr, "the engine sent a bad frame: type %u length %u\n", f.type, f.len);
+            abort();
+        }
+        ep->frames = grow(ep->frames, (size_t)(ep->n_frames + 1) * sizeof(*ep->frames));
+        out = &ep->frames[ep->n_frames++];
+        *out = (struct fake_frame){.type = f.type, .len = f.len, .body = grow(NULL, f.len + 1u)};
+        memcpy(out->body, ep->in + off + sizeof(f), f.len);
+        off += sizeof(f) + f.len;
+    }
+    memmove(ep->in, ep->in + off, ep->in_len - off);
+    ep->in_len -= off;
+}
+
+void fake_sent(struct r2_ep *ep)
+{
+    pthread_mutex_lock(&ep->lock);
+    if (!ep->dead)
+        ev->ctrl_sent(ep->params.owner, ep, ep->pulled);
+    pthread_mutex_unlock(&ep->lock);
+}
+
+void fake_pull(struct r2_ep *ep)
+{
+    size_t n;
+
+    pthread_mutex_lock(&ep->lock);
+    while (!ep->dead) {
+        ep->in = grow(ep->in, ep->in_len + 16384);
+        n = ev->next_ctrl(ep->params.owner, ep, ep->in + ep->in_len, 16384);
+        if (!n)
+            break;
+        ep->in_len += n;
+        ep->pulled += n;
+    }
+    pthread_mutex_unlock(&ep->lock);
+    if (ep->in_len)
+        take_frames(ep);
+    if (!ep->manual_sent)
+        fake_sent(ep);
+}

@@ -1,0 +1,81 @@
+/* A transport without sockets, for tests of the engine: nothing moves unless the test says so.
+ *
+ * Endpoints that the engine connects are found with fake_find; those that the test's remote process
+ * connects are made with fake_accept. The test then plays the transport: the functions below make
+ * the upcalls of transport.h and do nothing (-EPIPE, false) once the engine has shut the endpoint.
+ * One test thread; the engine's threads call the operations.
+ */
+#ifndef R2_TESTS_FAKE_H
+#define R2_TESTS_FAKE_H
+
+#include <pthread.h>
+#include <stdatomic.h>
+
+#include "engine/internal.h"
+
+#define FAKE_HELD 128
+
+struct fake_frame {
+    uint8_t type;
+    uint16_t len;
+    bool taken;
+    uint8_t *body;
+};
+
+struct r2_ep {
+    struct r2_ep_params params;
+    atomic_int refs;
+    struct r2_ep *next; /* all endpoints, newest first; the list holds a reference */
+    pthread_mutex_t lock;
+    bool dead;                           /* under lock: shut */
+    struct r2_bulk tx[FAKE_HELD];        /* under lock: handed out, not let go of */
+    struct r2_bulk rx[FAKE_HELD];        /* under lock: claimed */
+    int n_tx, n_rx;                      /* under lock */
+    atomic_bool hold_shut;               /* shut() waits while it is set (5 s at most) */
+    atomic_bool silent;                  /* health: nothing answers */
+    atomic_int health_ms;                /* health() takes so long */
+    atomic_int kicks, detached, waiting; /* waiting: threads in shut() */
+    atomic_bool is_shut;
+
+    /* The test thread's: what the engine said. */
+    bool manual_sent; /* the kernel takes nothing until fake_sent */
+    uint64_t pulled;
+    uint8_t *in;
+    size_t in_len;
+    struct fake_frame *frames;
+    int n_frames;
+};
+
+extern const struct r2_transport_ops fake_ops;
+
+/* What connect() answers for this process from now on: 0 endpoints, or -errno. */
+void fake_policy(const uint8_t process[16], int rc);
+/* The newest endpoint to that process for the pair of NICs with a generation above `gen`, waited
+ * for 3 s; NULL. -1 for any NIC. The list keeps the reference. */
+struct r2_ep *fake_find(const uint8_t process[16], int lnic, int rnic, uint32_t gen);
+/* As above, without waiting; probes only. */
+struct r2_ep *fake_probe(const uint8_t process[16]);
+/* How many endpoints to the process were ever connected. */
+int fake_count(const uint8_t process[16]);
+/* The remote process connects: NULL if the engine refuses. */
+struct r2_ep *fake_accept(const uint8_t process[16], int lnic, int rnic, uint32_t gen);
+
+bool fake_up(struct r2_ep *ep);
+/* The endpoint breaks. `refused`: a living host said so. */
+void fake_fail(struct r2_ep *ep, int err, bool refused);
+/* One control frame that arrives, then the end of the burst. */
+int fake_ctrl(struct r2_ep *ep, uint8_t type, const void *body, size_t len);
+bool fake_next(struct r2_ep *ep, struct r2_bulk *bulk);
+bool fake_chunk_sent(struct r2_ep *ep, const struct r2_bulk *bulk);
+int fake_claim(struct r2_ep *ep, struct r2_bulk *bulk);
+bool fake_done(struct r2_ep *ep, const struct r2_bulk *bulk);
+bool fake_dropped(struct r2_ep *ep, const struct r2_bulk *bulk, bool bad_crc);
+/* Takes what the engine wants to say. Frames that r2_wire_check refuses end the program. */
+void fake_pull(struct r2_ep *ep);
+/* All that was pulled has reached the kernel. */
+void fake_sent(struct r2_ep *ep);
+/* Fails every endpoint of the process and lets go of them. */
+void fake_forget(const uint8_t process[16]);
+void fake_sleep_ms(int ms);
+
+#endif

@@ -1,0 +1,356 @@
+#define _GNU_SOURCE
+#include "remote.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "util/random.h"
+
+/* Where the handle has what a remote process would have written (engine.c). */
+enum { AT_PROCESS = 8, AT_SECRET = 24, AT_LISTEN = 40, AT_COOKIE = 48 };
+
+static struct r2_ctx *ctx;
+
+void remote_engine(int nics, const char *const *env)
+{
+    char list[128] = "";
+
+    for (int i = 0; i < nics; i++)
+        snprintf(list + strlen(list), sizeof(list) - strlen(list), "%s127.0.%d.1", i ? "," : "",
+                 i + 1);
+    setenv("R2CCL_NICS", list, 1);
+    setenv("R2CCL_IO_THREADS", "1", 1);
+    setenv("R2CCL_SPIN", "0", 1);
+    setenv("R2CCL_SHM", "0", 1);
+    for (; env && *env; env += 2)
+        setenv(env[0], env[1], 1);
+    r2_engine_transport = &fake_ops;
+    if (r2_engine_init(&ctx, 1, NULL) || r2_engine_start() || r2_eng.n_nics != nics) {
+        fprintf(stderr, "the engine does not start with NICs %s\n", list);
+        abort();
+    }
+}
+
+void remote_new(struct remote *r, bool out, int nics)
+{
+    uint8_t secret[16];
+
+    memset(r, 0, sizeof(*r));
+    r->out = out;
+    r->nics = nics;
+    if (r2_random_bytes(r->id, 16) || r2_random_bytes(secret, 16) ||
+        r2_engine_listen(ctx, 0, r->handle, &r->listen))
+        abort();
+    memcpy(&r->listen_id, r->handle + AT_LISTEN, 8);
+    r->conn_id = out ? 0 : 77;
+    if (!out)
+        return;
+    memcpy(r->handle + AT_PROCESS, r->id, 16);
+    memcpy(r->handle + AT_SECRET, secret, 16);
+}
+
+static void say_info(struct remote *r, struct r2_ep *ep)
+{
+    struct {
+        struct r2_msg_info m;
+        struct r2_info_nic nics[R2_MAX_NICS];
+    } info;
+
+    memset(&info, 0, sizeof(info));
+    info.m.pid = 4242;
+    info.m.nics = (uint32_t)r->nics;
+    snprintf(info.m.host, sizeof(info.m.host), "remote");
+    for (int i = 0; i < r->nics; i++) {
+        struct r2_info_nic *n = &info.nics[i];
+
+        snprintf(n->name, sizeof(n->name), "rnic%d", i);
+        n->usable = 1;
+        n->speed_mbps = 100000;
+        fake_ops.address(i, &n->addr);
+    }
+    fake_ctrl(ep, R2_F_INFO, &info, sizeof(info.m) + (size_t)r->nics * sizeof(info.nics[0]));
+}
+
+struct r2_ep *remote_path(struct remote *r, int nic, uint32_t above)
+{
+    struct r2_ep *ep;
+
+    if (r->out) {
+        ep = fake_find(r->id, nic, nic, above);
+    } else {
+        r->gen = (r->gen > above ? r->gen : above) + 1;
+        ep = fake_accept(r->id, nic, nic, r->gen);
+    }
+    if (!ep || !fake_up(ep))
+        return NULL;
+    say_info(r, ep);
+    return ep;
+}
+
+static bool open_out(struct remote *r, struct r2_ep *ep)
+{
+    struct r2_msg_open_ack ack = {0};
+    struct r2_msg_open m;
+
+    if (remote_hear(ep, R2_F_OPEN, &m, sizeof(m)) < 0 || m.listen != r->listen_id)
+        return false;
+    r->conn_id = ack.conn = m.conn;
+    fake_ctrl(ep, R2_F_OPEN_ACK, &ack, sizeof(ack));
+    return r2_engine_connect(ctx, 0, r->handle, &r->conn) == 0 && r->conn;
+}
+
+static bool open_in(struct remote *r, struct r2_ep *ep)
+{
+    struct r2_msg_open m = {.conn = r->conn_id, .listen = r->listen_id, .eager = 8192};
+    struct r2_msg_open_ack ack;
+
+    fake_ctrl(ep, R2_F_OPEN, &m, sizeof(m));
+    if (remote_hear(ep, R2_F_OPEN_ACK, &ack, sizeof(ack)) < 0 || ack.status)
+        return false;
+    return r2_engine_accept(r->listen, &r->conn) == 0 && r->conn;
+}
+
+bool remote_open(struct remote *r, int paths)
+{
+    struct r2_ep *first = NULL;
+    bool ok;
+
+    if (r->out && r2_engine_connect(ctx, 0, r->handle, &r->conn))
+        return false;
+    for (int i = 0; i < paths; i++) {
+        struct r2_ep *ep = remote_path(r, i, 0);
+
+        if (!ep)
+            return false;
+        if (!first)
+            first = ep;
+    }
+    ok = r->out ? open_out(r, first) : open_in(r, first);
+    for (int i = 0; i < paths && ok; i++)
+        remote_forget(fake_find(r->id, i, i, 0));
+    return ok;
+}
+
+void remote_end(struct remote *r)
+{
+    struct r2_msg_close_ack ack = {.conn = r->conn_id, .from_sender = r->out};
+
+    r2_engine_close(r->conn);
+    r2_engine_close_listen(r->listen);
+    for (int i = 0; i < r->nics; i++) {
+        struct r2_ep *ep = remote_state(r, i) == R2_PATH_UP ? fake_find(r->id, i, i, 0) : NULL;
+
+        if (ep)
+            fake_ctrl(ep, R2_F_CLOSE_ACK, &ack, sizeof(ack));
+    }
+    fake_forget(r->id);
+}
+
+/* ---- hearing */
+
+int remote_hear_ms(struct r2_ep *ep, uint8_t type, void *body, size_t cap, int ms)
+{
+    for (int t = 0; t <= ms; t++) {
+        fake_pull(ep);
+        for (int i = 0; i < ep->n_frames; i++) {
+            struct fake_frame *f = &ep->frames[i];
+
+            if (f->taken || f->type != type)
+                continue;
+            f->taken = true;
+            if (body)
+                memcpy(body, f->body, f->len < cap ? f->len : cap);
+            return i;
+        }
+        if (t < ms)
+            fake_sleep_ms(1);
+    }
+    return -1;
+}
+
+int remote_hear(struct r2_ep *ep, uint8_t type, void *body, size_t cap)
+{
+    return remote_hear_ms(ep, type, body, cap, REMOTE_WAIT_MS);
+}
+
+void remote_forget(struct r2_ep *ep)
+{
+    fake_pull(ep);
+    for (int i = 0; i < ep->n_frames; i++)
+        ep->frames[i].taken = true;
+}
+
+/* ---- saying */
+
+int remote_cts(struct r2_ep *ep, struct remote *r, uint64_t seq, uint64_t size)
+{
+    struct r2_msg_cts m = {.conn = r->conn_id, .seq = seq, .size = size};
+
+    return fake_ctrl(ep, R2_F_CTS, &m, sizeof(m));
+}
+
+int remote_ack(struct r2_ep *ep, struct remote *r, uint64_t cumulative)
+{
+    struct r2_msg_ack m = {.conn = r->conn_id, .cumulative = cumulative};
+
+    return fake_ctrl(ep, R2_F_ACK, &m, sizeof(m));
+}
+
+int remote_ack_range(struct r2_ep *ep, struct remote *r, uint64_t seq, uint64_t off, uint64_t len)
+{
+    struct {
+        struct r2_msg_ack m;
+        struct r2_ack_range range;
+    } __attribute__((packed))
+    a = {.m = {.conn = r->conn_id, .ranges = 1}, .range = {.seq = seq, .offset = off, .len = len}};
+
+    return fake_ctrl(ep, R2_F_ACK, &a, sizeof(a));
+}
+
+int remote_eager(struct r2_ep *ep, struct remote *r, uint64_t seq, const void *data, uint32_t size)
+{
+    struct {
+        struct r2_msg_eager m;
+        uint8_t data[8192];
+    } a = {.m = {.conn = r->conn_id, .seq = seq, .size = size, .gen = ep->params.gen}};
+
+    memcpy(a.data, data, size);
+    return fake_ctrl(ep, R2_F_EAGER, &a, sizeof(a.m) + size);
+}
+
+int remote_close(struct r2_ep *ep, struct remote *r, uint64_t cumulative)
+{
+    struct r2_msg_close m = {
+        .conn = r->conn_id, .cumulative = cumulative, .from_sender = r->out ? 0 : 1};
+
+    return fake_ctrl(ep, R2_F_CLOSE, &m, sizeof(m));
+}
+
+int remote_nic(struct r2_ep *ep, int nic, bool usable, uint32_t epoch)
+{
+    struct r2_msg_nic m = {.nic = (uint8_t)nic, .usable = usable, .epoch = epoch};
+
+    return fake_ctrl(ep, R2_F_NIC, &m, sizeof(m));
+}
+
+/* The sender of bulk is the engine (out) or the remote process. */
+static struct r2_msg_path about(const struct r2_ep *dead, bool engine_sends)
+{
+    struct r2_msg_path m = {.gen = dead->params.gen, .reason = ETIMEDOUT};
+
+    m.sender_nic = engine_sends ? dead->params.local_nic : dead->params.remote_nic;
+    m.receiver_nic = engine_sends ? dead->params.remote_nic : dead->params.local_nic;
+    return m;
+}
+
+int remote_down(struct r2_ep *ep, const struct r2_ep *dead)
+{
+    struct r2_msg_path m = about(dead, false);
+
+    return fake_ctrl(ep, R2_F_DOWN, &m, sizeof(m));
+}
+
+int remote_fenced(struct r2_ep *ep, const struct r2_ep *dead)
+{
+    struct r2_msg_path m = about(dead, true);
+
+    return fake_ctrl(ep, R2_F_FENCED, &m, sizeof(m));
+}
+
+struct r2_bulk remote_chunk(const struct remote *r, uint64_t seq, uint64_t off, uint32_t len,
+                            uint64_t total)
+{
+    return (struct r2_bulk){
+        .conn = r->conn_id, .seq = seq, .offset = off, .len = len, .total = total};
+}
+
+bool remote_place(struct r2_ep *ep, const struct r2_bulk *b, const uint8_t *message)
+{
+    memcpy(b->data, message + b->offset, b->len);
+    return fake_done(ep, b);
+}
+
+/* ---- looking */
+
+static struct r2_peer *find_peer(const struct remote *r)
+{
+    struct r2_peer *found = NULL;
+    struct r2_list *n;
+
+    pthread_mutex_lock(&r2_eng.lock);
+    R2_LIST_FOR_EACH (n, &r2_eng.peers) {
+        struct r2_peer *p = R2_CONTAINER_OF(n, struct r2_peer, node);
+
+        if (p->out == r->out && memcmp(p->id, r->id, 16) == 0)
+            found = p;
+    }
+    if (found)
+        r2_peer_get(found);
+    pthread_mutex_unlock(&r2_eng.lock);
+    return found;
+}
+
+int remote_state(const struct remote *r, int nic)
+{
+    struct r2_peer *p = find_peer(r);
+    struct r2_path *path;
+    int state;
+
+    if (!p)
+        return -1;
+    r2_peer_lock(p);
+    path = r2_path_find(p, nic, nic);
+    state = path ? (int)path->state : -1;
+    pthread_mutex_unlock(&p->lock);
+    r2_peer_put(p);
+    return state;
+}
+
+bool remote_wait_state(const struct remote *r, int nic, int state)
+{
+    for (int i = 0; i < REMOTE_WAIT_MS; i++) {
+        if (remote_state(r, nic) == state)
+            return true;
+        fake_sleep_ms(1);
+    }
+    return false;
+}
+
+bool remote_suspect(const struct remote *r)
+{
+    struct r2_peer *p = find_peer(r);
+    bool yes = false;
+
+    if (!p)
+        return false;
+    r2_peer_lock(p);
+    yes = p->suspect;
+    pthread_mutex_unlock(&p->lock);
+    r2_peer_put(p);
+    return yes;
+}
+
+int remote_test(struct r2_req *req, int ms, size_t *size)
+{
+    for (int i = 0; i <= ms; i++) {
+        int done = 0, rc = r2_engine_test(req, &done, size);
+
+        if (rc || done)
+            return rc ? rc : 1;
+        if (i < ms)
+            fake_sleep_ms(1);
+    }
+    return 0;
+}
+
+bool remote_wait_flag(atomic_bool *flag)
+{
+    for (int i = 0; i < REMOTE_WAIT_MS; i++) {
+        if (atomic_load(flag))
+            return true;
+        fake_sleep_ms(1);
+    }
+    return false;
+}

@@ -1,0 +1,69 @@
+/* A remote process played by the test, over the fake transport: it says and hears control frames.
+ *
+ * `out` as in engine/internal.h: the engine under test sends bulk data, the remote process receives
+ * it. One test thread. Waits are bounded by 3 s. */
+#ifndef R2_TESTS_REMOTE_H
+#define R2_TESTS_REMOTE_H
+
+#include "fake.h"
+
+#define REMOTE_WAIT_MS 3000
+
+struct remote {
+    uint8_t id[16];
+    bool out;
+    int nics;
+    uint32_t gen; /* !out: the newest generation used */
+    uint64_t conn_id;
+    uint64_t listen_id;
+    struct r2_listen *listen;
+    struct r2_conn *conn;
+    uint8_t handle[R2_HANDLE_BYTES];
+};
+
+/* The engine of this process with `nics` NICs and the fake transport; once, before all else.
+ * `env`: further settings, name and value in turn, ended by NULL. */
+void remote_engine(int nics, const char *const *env);
+
+/* A process with a fresh random id; no path and no connection yet. */
+void remote_new(struct remote *r, bool out, int nics);
+/* Paths between NICs 0..n-1 of both sides come up, and a connection is made (r->conn). False: it
+ * did not happen in time. */
+bool remote_open(struct remote *r, int paths);
+/* One path more or again; NULL if the engine does not want it. */
+struct r2_ep *remote_path(struct remote *r, int nic, uint32_t above);
+/* Closes the connection, answers its CLOSE, and lets the process vanish. */
+void remote_end(struct remote *r);
+
+/* Waits for a frame of the type, and takes it: its index among all frames of the endpoint, -1 if
+ * none came within `ms`. `body` may be NULL. Earlier frames of other types stay. */
+int remote_hear_ms(struct r2_ep *ep, uint8_t type, void *body, size_t cap, int ms);
+int remote_hear(struct r2_ep *ep, uint8_t type, void *body, size_t cap);
+/* Forgets what was said so far. */
+void remote_forget(struct r2_ep *ep);
+
+int remote_cts(struct r2_ep *ep, struct remote *r, uint64_t seq, uint64_t size);
+int remote_ack(struct r2_ep *ep, struct remote *r, uint64_t cumulative);
+int remote_ack_range(struct r2_ep *ep, struct remote *r, uint64_t seq, uint64_t off, uint64_t len);
+int remote_eager(struct r2_ep *ep, struct remote *r, uint64_t seq, const void *data, uint32_t size);
+int remote_close(struct r2_ep *ep, struct remote *r, uint64_t cumulative);
+int remote_nic(struct r2_ep *ep, int nic, bool usable, uint32_t epoch);
+/* Word about the generation of a path, said over another. */
+int remote_down(struct r2_ep *ep, const struct r2_ep *dead);
+int remote_fenced(struct r2_ep *ep, const struct r2_ep *dead);
+
+/* A chunk of the connection, as its head says. */
+struct r2_bulk remote_chunk(const struct remote *r, uint64_t seq, uint64_t off, uint32_t len,
+                            uint64_t total);
+/* Writes a claimed chunk from the message's bytes, and ends it. */
+bool remote_place(struct r2_ep *ep, const struct r2_bulk *b, const uint8_t *message);
+
+/* State of the path between NICs of that number (enum r2_path_state), -1: none. */
+int remote_state(const struct remote *r, int nic);
+bool remote_wait_state(const struct remote *r, int nic, int state);
+bool remote_suspect(const struct remote *r);
+/* Waits until the request ends: 1 done, 0 not within `ms`, -errno. */
+int remote_test(struct r2_req *req, int ms, size_t *size);
+bool remote_wait_flag(atomic_bool *flag);
+
+#endif

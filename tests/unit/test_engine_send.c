@@ -1,0 +1,408 @@
+/* The engine as sender, over a scripted transport (rung 2). The test is the receiver: it grants
+ * clear-to-send, acknowledges, fences. What it cannot prove: that sockets do as the script does. */
+#include "check.h"
+#include "enginelib/remote.h"
+
+#define KB 1024u
+#define MSG (256 * KB)
+
+static uint8_t data[4 * MSG];
+static struct remote r;
+static struct r2_ep *a, *b; /* paths of NIC 0 and NIC 1 */
+
+static void begin(int paths)
+{
+    remote_new(&r, true, 2);
+    CHECK(remote_open(&r, paths));
+    a = fake_find(r.id, 0, 0, 0);
+    b = paths > 1 ? fake_find(r.id, 1, 1, 0) : NULL;
+    CHECK(a && (b || paths < 2));
+}
+
+static struct r2_req *isend(size_t size)
+{
+    struct r2_req *req = NULL;
+
+    CHECK_EQ(r2_engine_isend(r.conn, data, size, 0, NULL, &req), 0);
+    CHECK(req);
+    return req;
+}
+
+/* All chunks that the path takes; a path's window may be smaller than the message. */
+static int pull(struct r2_ep *ep, struct r2_bulk *out, int max)
+{
+    int n = 0;
+
+    while (n < max && fake_next(ep, &out[n]))
+        n++;
+    return n;
+}
+
+static void ack_chunk(struct r2_ep *via, const struct r2_bulk *c)
+{
+    CHECK_EQ(remote_ack_range(via, &r, c->seq, c->offset, c->len), 0);
+}
+
+/* Sends the whole message over `ep`, acknowledging each chunk; `sent`: lanes let go. */
+static void carry(struct r2_ep *ep, uint64_t size, bool sent, struct r2_bulk *last)
+{
+    uint64_t bytes = 0;
+
+    while (bytes < size) {
+        CHECK(fake_next(ep, last));
+        bytes += last->len;
+        if (bytes < size || sent)
+            CHECK(fake_chunk_sent(ep, last));
+        ack_chunk(ep, last);
+    }
+}
+
+static void test_done_needs_ack_and_lane(void)
+{
+    struct r2_bulk c[64];
+    struct r2_req *req;
+    int n;
+
+    begin(1);
+    req = isend(64 * KB);
+    CHECK(!fake_next(a, &c[0])); /* not cleared to send */
+    CHECK_EQ(remote_cts(a, &r, 0, 64 * KB), 0);
+    n = pull(a, c, 64);
+    CHECK_GT(n, 0);
+    for (int i = 0; i < n; i++)
+        CHECK(fake_chunk_sent(a, &c[i]));
+    CHECK_EQ(remote_test(req, 20, NULL), 0); /* sent, not acknowledged */
+    for (int i = 0; i < n; i++)
+        ack_chunk(a, &c[i]);
+    CHECK_EQ(remote_test(req, 0, NULL), 1);
+
+    req = isend(64 * KB);
+    CHECK_EQ(remote_cts(a, &r, 1, 64 * KB), 0);
+    carry(a, 64 * KB, false, &c[0]);
+    CHECK_EQ(remote_test(req, 20, NULL), 0); /* acknowledged, a lane still reads */
+    CHECK(fake_chunk_sent(a, &c[0]));
+    CHECK_EQ(remote_test(req, 0, NULL), 1);
+    remote_end(&r);
+}
+
+static void test_acks_any_order_any_path(void)
+{
+    struct r2_bulk c;
+    struct r2_req *req, *next;
+    uint64_t bytes = 0;
+
+    begin(2);
+    req = isend(MSG);
+    next = isend(MSG);
+    CHECK_EQ(remote_cts(a, &r, 0, MSG), 0);
+    while (bytes < MSG) {
+        CHECK(fake_next(a, &c));
+        CHECK(fake_chunk_sent(a, &c));
+        CHECK_EQ(c.seq, 0);
+        bytes += c.len;
+        ack_chunk(b, &c); /* said over another path, and again */
+        ack_chunk(a, &c);
+        if (bytes < MSG)
+            CHECK_EQ(remote_ack_range(b, &r, 0, 0, bytes), 0); /* overlaps all before */
+        if (bytes < MSG)
+            CHECK_EQ(remote_test(req, 0, NULL), 0);
+    }
+    CHECK_EQ(remote_test(req, 0, NULL), 1);
+    CHECK_EQ(remote_ack_range(a, &r, 0, 0, MSG), 0); /* stale: the request is gone */
+    CHECK_EQ(remote_ack(a, &r, 1), 0);
+    CHECK_EQ(remote_test(next, 5, NULL), 0);
+
+    CHECK_EQ(remote_cts(b, &r, 1, MSG), 0);
+    for (bytes = 0; bytes < MSG; bytes += c.len) {
+        CHECK(fake_next(b, &c));
+        CHECK(fake_chunk_sent(b, &c));
+        CHECK_EQ(c.seq, 1);
+        if (bytes + c.len < MSG)
+            ack_chunk(b, &c);
+    }
+    CHECK_EQ(remote_ack(b, &r, 1), 0);
+    CHECK_EQ(remote_test(next, 5, NULL), 0);
+    CHECK_EQ(remote_ack(b, &r, 2), 0); /* cumulative */
+    CHECK_EQ(remote_test(next, 0, NULL), 1);
+    remote_end(&r);
+}
+
+static void test_requeued_only_when_fenced(void)
+{
+    struct r2_bulk c[8], again;
+    struct r2_req *req;
+    struct r2_msg_path down;
+    uint64_t missing = 0, bytes = 0;
+    int n;
+
+    begin(2);
+    req = isend(MSG);
+    CHECK_EQ(remote_cts(a, &r, 0, MSG), 0);
+    n = pull(a, c, 8);
+    CHECK_GE(n, 2);
+    ack_chunk(b, &c[0]);
+    for (int i = 1; i < n; i++)
+        missing += c[i].len;
+    fake_fail(a, ECONNRESET, false);
+    CHECK_GE(remote_hear(b, R2_F_DOWN, &down, sizeof(down)), 0);
+    CHECK_EQ(down.gen, a->params.gen);
+    CHECK_EQ(down.sender_nic, 0);
+    /* Repeated until fenced, and nothing of the generation goes out meanwhile. */
+    CHECK_GE(remote_hear(b, R2_F_DOWN, &down, sizeof(down)), 0);
+    CHECK_EQ(down.gen, a->params.gen);
+    while (fake_next(b, &again)) {
+        for (int i = 0; i < n; i++)
+            CHECK(again.offset + again.len <= c[i].offset ||
+                  again.offset >= c[i].offset + c[i].len);
+        CHECK(fake_chunk_sent(b, &again));
+        ack_chunk(b, &again);
+        bytes += again.len;
+    }
+    CHECK_EQ(bytes + missing + c[0].len, MSG);
+    CHECK_EQ(remote_fenced(b, a), 0);
+    CHECK_EQ(remote_fenced(b, a), 0); /* idempotent */
+    for (bytes = 0; bytes < missing; bytes += again.len) {
+        CHECK(fake_next(b, &again));
+        CHECK(again.offset >= c[0].offset + c[0].len || again.offset + again.len <= c[0].offset);
+        CHECK(again.data == data + again.offset);
+        CHECK(fake_chunk_sent(b, &again));
+        ack_chunk(b, &again);
+    }
+    CHECK_EQ(bytes, missing);
+    CHECK(!fake_next(b, &again));
+    CHECK_EQ(remote_test(req, REMOTE_WAIT_MS, NULL), 1);
+    remote_end(&r);
+}
+
+static void test_dead_lane_still_reads(void)
+{
+    struct r2_bulk c[8], again;
+    struct r2_req *req;
+
+    begin(2);
+    req = isend(64 * KB);
+    CHECK_EQ(remote_cts(a, &r, 0, 64 * KB), 0);
+    CHECK_GE(pull(a, c, 8), 1);
+    atomic_store(&a->hold_shut, true);
+    fake_fail(a, ECONNRESET, false);
+    CHECK_GE(remote_hear(b, R2_F_DOWN, NULL, 0), 0);
+    CHECK_EQ(remote_fenced(b, a), 0);
+    carry(b, 64 * KB, true, &again);
+    CHECK_EQ(remote_test(req, 20, NULL), 0); /* acknowledged, but a lane of the dead path reads */
+    atomic_store(&a->hold_shut, false);
+    CHECK_EQ(remote_test(req, REMOTE_WAIT_MS, NULL), 1);
+    remote_end(&r);
+}
+
+static void test_no_down_after_fenced(void)
+{
+    begin(2);
+    fake_fail(a, ECONNRESET, false);
+    CHECK_GE(remote_hear(b, R2_F_DOWN, NULL, 0), 0);
+    CHECK_EQ(remote_fenced(b, a), 0);
+    remote_forget(b);
+    CHECK_EQ(remote_hear_ms(b, R2_F_DOWN, NULL, 0, 250), -1);
+    remote_end(&r);
+}
+
+static void test_second_failure_during_replay(void)
+{
+    struct r2_bulk c[8], d[8], e;
+    struct r2_ep *a2;
+    struct r2_req *req;
+    uint64_t bytes = 0;
+    int n, m;
+
+    begin(2);
+    req = isend(MSG);
+    CHECK_EQ(remote_cts(a, &r, 0, MSG), 0);
+    n = pull(a, c, 8);
+    CHECK_GE(n, 1);
+    fake_fail(a, ECONNRESET, false);
+    CHECK_GE(remote_hear(b, R2_F_DOWN, NULL, 0), 0);
+    CHECK_EQ(remote_fenced(b, a), 0);
+    m = pull(b, d, 8);
+    CHECK_GE(m, 1);
+    CHECK_EQ(d[0].offset, c[0].offset); /* what is to be sent again goes first */
+    ack_chunk(b, &d[0]);
+    CHECK(fake_chunk_sent(b, &d[0]));
+    a2 = remote_path(&r, 0, a->params.gen);
+    CHECK(a2);
+    fake_fail(b, ECONNRESET, false);
+    CHECK_GE(remote_hear(a2, R2_F_DOWN, NULL, 0), 0);
+    CHECK_EQ(remote_fenced(a2, b), 0);
+    for (bytes = d[0].len; bytes < MSG; bytes += e.len) {
+        CHECK(fake_next(a2, &e));
+        CHECK_NE(e.offset, d[0].offset);
+        CHECK(fake_chunk_sent(a2, &e));
+        ack_chunk(a2, &e);
+    }
+    CHECK_EQ(bytes, MSG);
+    CHECK_EQ(remote_test(req, REMOTE_WAIT_MS, NULL), 1);
+    remote_end(&r);
+}
+
+/* A reconnect that fails must not make the engine believe that the older generation is fenced. */
+static void test_failed_reconnect_keeps_fence(void)
+{
+    struct r2_bulk c[8], d;
+    struct r2_msg_path down = {0};
+    struct r2_ep *a2;
+    struct r2_req *req;
+    int n;
+
+    begin(2);
+    req = isend(64 * KB);
+    CHECK_EQ(remote_cts(a, &r, 0, 64 * KB), 0);
+    n = pull(a, c, 8);
+    CHECK_GE(n, 1);
+    for (int i = 0; i < n; i++)
+        CHECK(fake_chunk_sent(a, &c[i]));
+    fake_fail(a, ECONNRESET, false);
+    a2 = fake_find(r.id, 0, 0, a->params.gen);
+    CHECK(a2);
+    fake_fail(a2, EHOSTUNREACH, false);
+    for (int i = 0; i < 8 && down.gen != a2->params.gen; i++)
+        CHECK_GE(remote_hear(b, R2_F_DOWN, &down, sizeof(down)), 0);
+    CHECK_GE(down.gen, a2->params.gen);
+    while (fake_next(b, &d)) {
+        for (int i = 0; i < n; i++)
+            CHECK_NE(d.offset, c[i].offset);
+        CHECK(fake_chunk_sent(b, &d));
+        ack_chunk(b, &d);
+    }
+    CHECK_EQ(remote_test(req, 20, NULL), 0);
+    CHECK_EQ(remote_fenced(b, a), 0); /* word of the older generation is enough for its bytes */
+    CHECK(fake_next(b, &d));
+    CHECK_EQ(d.offset, c[0].offset);
+    remote_end(&r);
+}
+
+static void test_eager_credit(void)
+{
+    struct r2_req *req[20];
+
+    begin(1);
+    for (int i = 0; i < 20; i++)
+        req[i] = isend(100);
+    for (int i = 0; i < R2_EAGER_AHEAD; i++)
+        CHECK_GE(remote_hear(a, R2_F_EAGER, NULL, 0), 0);
+    CHECK_EQ(remote_hear_ms(a, R2_F_EAGER, NULL, 0, 60), -1);
+    CHECK_EQ(remote_ack(a, &r, 16), 0); /* arrived in the stash: gives no room */
+    CHECK_EQ(remote_test(req[15], 0, NULL), 1);
+    CHECK_EQ(remote_hear_ms(a, R2_F_EAGER, NULL, 0, 60), -1);
+    CHECK_EQ(remote_cts(a, &r, 1, 8192), 0); /* of a message that is long done: only credit */
+    for (int i = 0; i < 2; i++)
+        CHECK_GE(remote_hear(a, R2_F_EAGER, NULL, 0), 0);
+    CHECK_EQ(remote_hear_ms(a, R2_F_EAGER, NULL, 0, 60), -1);
+    CHECK_EQ(remote_cts(a, &r, 15, 8192), 0);
+    for (int i = 0; i < 2; i++)
+        CHECK_GE(remote_hear(a, R2_F_EAGER, NULL, 0), 0);
+    CHECK_EQ(remote_ack(a, &r, 20), 0);
+    CHECK_EQ(remote_test(req[19], 0, NULL), 1);
+    remote_end(&r);
+}
+
+static void test_eager_replayed_after_loss(void)
+{
+    struct r2_msg_eager m;
+    struct r2_req *req;
+
+    begin(2);
+    req = isend(100);
+    CHECK_GE(remote_hear(a, R2_F_EAGER, NULL, 0), 0);
+    fake_fail(a, ECONNRESET, false);
+    CHECK_GE(remote_hear(b, R2_F_DOWN, NULL, 0), 0);
+    CHECK_EQ(remote_hear_ms(b, R2_F_EAGER, NULL, 0, 30), -1);
+    CHECK_EQ(remote_fenced(b, a), 0);
+    CHECK_GE(remote_hear(b, R2_F_EAGER, &m, sizeof(m)), 0);
+    CHECK_EQ(m.size, 100);
+    CHECK_EQ(remote_ack(b, &r, 1), 0);
+    CHECK_EQ(remote_test(req, 0, NULL), 1);
+    remote_end(&r);
+}
+
+static void test_cts_too_small(void)
+{
+    struct r2_req *req;
+
+    begin(1);
+    req = isend(64 * KB);
+    CHECK_EQ(remote_cts(a, &r, 0, 32 * KB), 0);
+    CHECK_EQ(remote_test(req, 0, NULL), -EMSGSIZE);
+    remote_end(&r);
+
+    begin(1); /* the clear-to-send first */
+    CHECK_EQ(remote_cts(a, &r, 0, 32 * KB), 0);
+    req = isend(64 * KB);
+    CHECK_EQ(remote_test(req, 0, NULL), -EMSGSIZE);
+    remote_end(&r);
+}
+
+static void test_ack_of_unsent(void)
+{
+    struct r2_bulk c;
+    struct r2_req *req;
+
+    begin(1);
+    req = isend(MSG);
+    CHECK_EQ(remote_ack(a, &r, 2), -EPROTO); /* two messages of one */
+    CHECK_EQ(remote_cts(a, &r, 0, MSG), 0);
+    CHECK(fake_next(a, &c));
+    CHECK(c.len < MSG);
+    CHECK_EQ(remote_ack_range(a, &r, 0, 0, MSG), -EPROTO);
+    CHECK_EQ(remote_ack_range(a, &r, 0, 0, UINT64_MAX), -EPROTO);
+    CHECK_EQ(remote_ack_range(a, &r, 0, UINT64_MAX - 127, 256), -EPROTO);
+    CHECK_EQ(remote_ack_range(a, &r, 0, 1, 128), -EPROTO);
+    CHECK_EQ(remote_test(req, 0, NULL), 0);
+    remote_end(&r);
+}
+
+/* The receiver closes when it has everything; its last acknowledgements come behind the CLOSE. */
+static void test_close_overtakes_acks(void)
+{
+    struct r2_bulk c;
+    struct r2_req *req, *more = NULL;
+
+    begin(1);
+    req = isend(100);
+    CHECK_EQ(remote_close(a, &r, 1), 0);
+    CHECK_EQ(remote_test(req, 0, NULL), 1);
+    CHECK_LT(r2_engine_isend(r.conn, data, 100, 0, NULL, &more), 0);
+    CHECK_GE(remote_hear(a, R2_F_CLOSE_ACK, NULL, 0), 0);
+    CHECK_EQ(remote_close(a, &r, 1), 0); /* repeated */
+    CHECK_GE(remote_hear(a, R2_F_CLOSE_ACK, NULL, 0), 0);
+    remote_end(&r);
+
+    begin(1);
+    req = isend(MSG);
+    CHECK_EQ(remote_cts(a, &r, 0, MSG), 0);
+    CHECK(fake_next(a, &c));
+    CHECK_EQ(remote_close(a, &r, 0), 0); /* without having it */
+    CHECK_EQ(remote_test(req, 0, NULL), -ECONNRESET);
+    remote_end(&r);
+}
+
+static const struct check_test tests[] = {
+    {"done_needs_ack_and_lane", test_done_needs_ack_and_lane},
+    {"acks_any_order_any_path", test_acks_any_order_any_path},
+    {"requeued_only_when_fenced", test_requeued_only_when_fenced},
+    {"dead_lane_still_reads", test_dead_lane_still_reads},
+    {"no_down_after_fenced", test_no_down_after_fenced},
+    {"second_failure_during_replay", test_second_failure_during_replay},
+    {"failed_reconnect_keeps_fence", test_failed_reconnect_keeps_fence},
+    {"eager_credit", test_eager_credit},
+    {"eager_replayed_after_loss", test_eager_replayed_after_loss},
+    {"cts_too_small", test_cts_too_small},
+    {"ack_of_unsent", test_ack_of_unsent},
+    {"close_overtakes_acks", test_close_overtakes_acks},
+    {0},
+};
+
+int main(int argc, char **argv)
+{
+    static const char *const env[] = {"R2CCL_CHUNK", "32K", NULL};
+
+    remote_engine(2, env);
+    return check_main(argc, argv, tests);
+}
