@@ -1,0 +1,272 @@
+"""Random failures under a job for as long as you like: every value must stay right, nothing may
+hang, fail or grow.
+
+    .venv/bin/python tests/stress/chaos.py --minutes 10 [--seed N]
+
+Rounds of a job of r2ccl_perf on the stand-in for NCCL: 3 nodes of 4 NICs in a lab where network
+namespaces can be made (rung 4), else on loopback NICs (rung 3, `--bed loopback`). Round n draws
+everything from seed + n and runs in verify mode when that is odd; one that fails prints its own
+command. Faults: links down, black holes of each direction, loss, slow links, cut pairs, faults
+inside the engine, stopped ranks, and now and then every NIC of a node away and one given back.
+The plan of a seed is always the same, its timing only roughly so.
+
+Exit code 0: all well; 1: a round failed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import random
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "tests/py"))
+
+from conftest import Build  # noqa: E402
+from failover_bed import PerfJob, running_perf  # noqa: E402
+
+from r2ccl_ctl.errors import R2Error  # noqa: E402
+from r2ccl_ctl.lab import Lab, LabSpec, netns  # noqa: E402
+
+NODES, NICS = 3, 4
+RATES = (50_000_000, 200_000_000, 500_000_000, 1_000_000_000)
+FDS_OVER_START = 150
+THREADS_OVER_START = 2
+
+
+class Monkey:
+    """Draws one fault after the other; everything it breaks is mended by `mend`."""
+
+    def __init__(self, rnd: random.Random, job: PerfJob, lab: Lab | None) -> None:
+        self.rnd, self.job, self.lab = rnd, job, lab
+        self.done: list[str] = []
+        self.due: list[tuple[float, Callable[[], None]]] = []
+
+    def nic(self) -> tuple[int, str]:
+        node, nic = self.rnd.randrange(NODES), self.rnd.randrange(NICS)
+        return node, f"nic{nic}" if self.lab else f"127.0.{nic + 1}.{node + 1}"
+
+    def note(self, text: str) -> None:
+        self.done.append(f"{time.monotonic() - self.job.began:.2f} {text}")
+
+    def later(self, seconds: float, action: Callable[[], None]) -> None:
+        self.due.append((time.monotonic() + seconds, action))
+
+    def step(self) -> None:
+        """The next fault, then sleep for a while, with what falls due in it."""
+        choices = [self.engine, self.engine, self.stop]
+        if self.lab is not None:
+            choices += [self.link, self.link, self.silent, self.silent, self.recover, self.recover]
+            choices += [self.shape, self.cut, self.blackout]
+        else:
+            choices += [self.engine, self.engine_blackout]
+        self.rnd.choice(choices)()
+        self.rest(self.rnd.uniform(0.02, 0.6))
+
+    def rest(self, seconds: float) -> None:
+        end = time.monotonic() + seconds
+        while time.monotonic() < end:
+            for when, action in list(self.due):
+                if time.monotonic() >= when:
+                    self.due.remove((when, action))
+                    action()
+            time.sleep(0.005)
+
+    def engine(self) -> None:
+        """A fault inside a rank's engine; it ends by itself."""
+        node, nic = self.nic()
+        sides = [
+            side
+            for side, rank in zip(self.job.sides, self.job.job.ranks, strict=True)
+            if rank.place.node == node
+        ]
+        side = self.rnd.choice(sides)
+        kind = self.rnd.choice(["blackhole", "error", "slow", "loss"])
+        direction = self.rnd.choice(["tx", "rx", "both"])
+        more = {"for_ms": self.rnd.randint(20, 1500)}
+        if kind == "slow":
+            more["rate"] = self.rnd.choice([2_000_000, 50_000_000])
+        if kind == "loss":
+            more["loss_ppm"] = self.rnd.choice([1000, 200_000])
+        if self.rnd.random() < 0.5:
+            more["after_bytes"] = self.rnd.randint(1, 8 << 20)
+        self.note(f"{side.name} {nic} {kind} {direction} {more}")
+        side.fail(nic, kind, direction, **more)
+
+    def engine_blackout(self) -> None:
+        side, gap = self.rnd.choice(self.job.sides), self.rnd.randint(200, 2500)
+        kind = self.rnd.choice(["blackhole", "error"])
+        self.note(f"{side.name} every NIC {kind} {gap} ms")
+        for nic in side.snapshot().nics:
+            side.fail(nic.name, kind, for_ms=gap)
+
+    def stop(self) -> None:
+        side, gap = self.rnd.choice(self.job.sides), self.rnd.uniform(0.05, 2.0)
+        self.note(f"{side.name} stopped for {gap:.2f} s")
+        with contextlib.suppress(ProcessLookupError):
+            side.signal(signal.SIGSTOP)
+        self.later(gap, lambda: self.cont(side.pid))
+
+    def cont(self, pid: int) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGCONT)
+
+    def link(self) -> None:
+        node, nic = self.nic()
+        mode = self.rnd.choice(["carrier", "admin"])
+        self.note(f"n{node} {nic} {mode}")
+        self.the_lab.fail_link(f"n{node}", nic, mode)
+
+    def silent(self) -> None:
+        node, nic = self.nic()
+        direction = self.rnd.choice(["tx", "rx", "both"])
+        loss = self.rnd.choice([100.0, 100.0, 1.0, 10.0, 40.0])
+        self.note(f"n{node} {nic} silent {direction} {loss:g} %")
+        self.the_lab.fail_link(f"n{node}", nic, "silent", direction=direction, loss=loss)
+
+    def recover(self) -> None:
+        node, nic = self.nic()
+        self.note(f"n{node} {nic} recovers")
+        self.the_lab.recover_link(f"n{node}", nic)
+
+    def shape(self) -> None:
+        node, nic = self.nic()
+        rate = self.rnd.choice(RATES)
+        self.note(f"n{node} {nic} at {rate} bit/s")
+        self.the_lab.set_rate(f"n{node}", nic, rate)
+
+    def cut(self) -> None:
+        node, nic = self.nic()
+        other = (node + 1) % NODES
+        self.note(f"n{node} - n{other} cut on {nic}")
+        self.the_lab.cut_pair(f"n{node}", f"n{other}", nic)
+
+    def blackout(self) -> None:
+        """Every path of a node away, then one given back."""
+        node, back = self.nic()
+        gap, mode = self.rnd.uniform(0.1, 3.0), self.rnd.choice(["carrier", "admin", "silent"])
+        self.note(f"n{node} every NIC {mode}, {back} back after {gap:.2f} s")
+        for nic in self.the_lab.nics(f"n{node}"):
+            self.the_lab.fail_link(f"n{node}", nic, mode)
+        self.later(gap, lambda: self.the_lab.recover_link(f"n{node}", back))
+
+    @property
+    def the_lab(self) -> Lab:
+        assert self.lab is not None
+        return self.lab
+
+    def mend(self) -> None:
+        self.due.clear()
+        for side in self.job.sides:
+            self.cont(side.pid)
+        if self.lab is not None:
+            self.lab.recover_all()
+        self.note("all mended")
+
+
+def held(pid: int) -> tuple[int, int]:
+    """Descriptors and threads of a process."""
+    base = Path(f"/proc/{pid}")
+    return len(list((base / "fd").iterdir())), len(list((base / "task").iterdir()))
+
+
+def look(job: PerfJob) -> list[tuple[int, int]]:
+    return [held(side.pid) for side in job.sides]
+
+
+def round_of(build: Build, seed: int, lab: Lab | None, seconds: float) -> str:
+    """One job; what it did, in a line. Raises what a failed test raises."""
+    rnd = random.Random(seed)
+    size = rnd.choice(["64K", "1M", "2M", "8M"])
+    op = rnd.choice(["all_reduce", "all_reduce", "all_gather", "alltoall", "sendrecv"])
+    spec: dict[str, Any] = {"per_node": rnd.choice([1, 1, 2]), "timeout": seconds + 150}
+    spec |= {"lab": lab.name} if lab is not None else {"emulate_nodes": NODES, "nics": NICS}
+    env = {"R2CCL_VERIFY": seed % 2, "NCCL_DEBUG": "WARN", "R2CCL_LOG": "warn"}
+    if lab is not None:
+        for node in lab.nodes:
+            for nic in lab.nics(node):
+                lab.set_rate(node, nic, RATES[-1])
+    words = ("--op", op, "-b", size, "--duration", seconds + 4)
+    with running_perf(build, *words, env=env, **spec) as job:
+        monkey = Monkey(rnd, job, lab)
+        try:
+            job.moving()
+            start = look(job)
+            end = time.monotonic() + seconds
+            while time.monotonic() < end:
+                assert job.job.running, "the job ended early"
+                monkey.step()
+            monkey.mend()
+            job.moving(2)
+            grown = look(job) if job.job.running else start
+            job.finish(90)
+            for (fds, threads), (fds_now, threads_now) in zip(start, grown, strict=True):
+                assert fds_now <= fds + FDS_OVER_START, f"descriptors: {fds}, then {fds_now}"
+                assert threads_now <= threads + THREADS_OVER_START, (
+                    f"threads: {threads}, then {threads_now}"
+                )
+        except (AssertionError, pytest.fail.Exception, R2Error, OSError):
+            print("\n".join(["--- what was done", *monkey.done, str(job)]), flush=True)
+            raise
+        finally:
+            for side in job.sides:
+                monkey.cont(side.pid)
+            if lab is not None:
+                lab.recover_all()
+    return f"{op} {size} x {spec['per_node']}, {len(monkey.done)} faults, held {grown}"
+
+
+@contextlib.contextmanager
+def bed(name: str) -> Iterator[Lab | None]:
+    """The lab, or None for loopback NICs."""
+    if name == "loopback" or (name == "auto" and not netns.has_admin()):
+        yield None
+        return
+    spec = LabSpec(name=f"c{os.getpid()}", nodes=NODES, nics=(NICS,), rates=(RATES[-1],))
+    with Lab.up(spec) as lab:
+        yield lab
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n", maxsplit=1)[0])
+    parser.add_argument("--minutes", type=float, default=1.0)
+    parser.add_argument("--rounds", type=int, default=0, help="stop after so many")
+    parser.add_argument("--seconds", type=float, default=12.0, help="of faults in a round")
+    parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(2**31))
+    parser.add_argument("--bed", choices=["auto", "lab", "loopback"], default="auto")
+    given = parser.parse_args()
+    build = Build((ROOT / os.environ.get("R2CCL_BUILD_DIR", "build")).resolve())
+    if build.absent():
+        print(f"chaos: {', '.join(build.absent())}: not there; run `make native`", file=sys.stderr)
+        return 1
+    print(f"chaos: --seed {given.seed} --seconds {given.seconds:g}", flush=True)
+    end, number, failed = time.monotonic() + 60 * given.minutes, 0, 0
+    with bed(given.bed) as lab:
+        while time.monotonic() < end and (not given.rounds or number < given.rounds):
+            seed = given.seed + number
+            number += 1
+            try:
+                print(f"round {seed}: {round_of(build, seed, lab, given.seconds)}", flush=True)
+            except (AssertionError, pytest.fail.Exception, R2Error, OSError) as err:
+                failed += 1
+                print(f"FAIL round {seed}: {err}".split("\n", maxsplit=1)[0])
+                print(
+                    f"  again: tests/stress/chaos.py --seed {seed} --rounds 1 "
+                    f"--seconds {given.seconds:g} --bed {'lab' if lab else 'loopback'}",
+                    flush=True,
+                )
+    print(f"chaos: {number} rounds, {failed} failed")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
