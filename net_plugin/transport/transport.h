@@ -41,8 +41,8 @@ struct r2_bulk {
     uint32_t remote_key;
 };
 #define R2_BULK_CRC 1u
-#define R2_BULK_LINES 2u /* rx: place it with r2_copy_lines, the reader does not wait for the end  \
-                          */
+/* rx: placed with r2_copy_lines, because its reader does not wait for the end. */
+#define R2_BULK_LINES 2u
 
 /* What connects two NICs; filled by the engine for connect, by the transport for accepted. */
 struct r2_ep_params {

@@ -401,6 +401,10 @@ static void parse(int argc, char **argv)
             exit(2);
         }
     }
+}
+
+static void check_options(void)
+{
     if (opt.conns < 1 || opt.conns > MAX_CONNS || opt.outstanding < 1 || opt.outstanding > 32) {
         fprintf(stderr, "pair: 1 to %d connections, 1 to 32 outstanding\n", MAX_CONNS);
         exit(2);
@@ -464,6 +468,7 @@ int main(int argc, char **argv)
     int pid = 0, rc, status = 0;
 
     parse(argc, argv);
+    check_options();
     if (opt.listen || opt.dial)
         by_hand();
     else
