@@ -60,8 +60,8 @@ static void probe_over(struct r2_peer *p, struct r2_ep *ep, int err, const struc
     struct r2_dying *d;
 
     r2_peer_lock(p);
-    d = calloc(1, sizeof(*d));
-    if (p->probe == ep && d) {
+    d = p->probe == ep ? calloc(1, sizeof(*d)) : NULL;
+    if (d) {
         p->probe = NULL;
         d->ep = ep;
         d->err = err;
