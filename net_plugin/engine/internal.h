@@ -130,6 +130,7 @@ struct r2_peer {
     bool resync_wanted;
     uint64_t no_path_since, idle_since;
     uint64_t resume_from; /* S: when the path failed whose bytes are being replayed; 0: none */
+    bool resume_idle;
     uint64_t last_tick;
     bool suspect;
     uint64_t suspect_since, refresh_at;

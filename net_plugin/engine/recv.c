@@ -46,7 +46,7 @@ static void out_ack(struct r2_conn *c, struct r2_path *path)
         m.ranges = c->n_ranges - done;
         if (m.ranges > RANGES_PER_FRAME)
             m.ranges = RANGES_PER_FRAME;
-        if (r2_out_frame(path, R2_F_ACK, &m, sizeof(m), c->ranges + done,
+        if (r2_out_frame(path, R2_F_ACK, &m, sizeof(m), c->ranges ? c->ranges + done : NULL,
                          m.ranges * sizeof(*c->ranges)))
             return;
         done += m.ranges;
@@ -292,6 +292,8 @@ int r2_up_chunk_claim(void *owner, struct r2_ep *ep, struct r2_bulk *bulk, uint1
         r2_count(&r2_eng.n->duplicate_chunks, 1);
         r2_recv_queue_ack(c, path, bulk->seq, bulk->offset, bulk->len);
     }
+    if (rc)
+        goto out;
     bulk->data = r->data + bulk->offset;
     if (r->lines)
         bulk->flags |= R2_BULK_LINES;

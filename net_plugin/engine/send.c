@@ -348,18 +348,29 @@ void r2_up_chunk_sent(void *owner, struct r2_ep *ep, const struct r2_bulk *bulk)
 
 /* ---- acknowledgements */
 
+/* Something sent after the failure has arrived. Had nothing been under way then, the time since is
+ * no time that anybody waited. */
+static void resumed(struct r2_path *path)
+{
+    struct r2_peer *p = path->peer;
+    uint64_t took = p->resume_idle ? 0 : r2_now_ns() - p->resume_from;
+
+    r2_path_journal(path, R2_EV_RESUME, 0, took, p->resume_idle ? "was idle" : "");
+    p->resume_from = 0;
+}
+
 static void report(void *arg, const struct r2_send_report *rep)
 {
     struct r2_peer *p = arg;
     struct r2_path *path = rep->path < p->n_paths ? p->paths[rep->path] : NULL;
 
-    if (!path || path->gen != rep->gen || path->state != R2_PATH_UP || !rep->stamp.first_sent_ns)
+    if (!path || path->gen != rep->gen || path->state != R2_PATH_UP)
+        return;
+    if (p->resume_from && rep->t_sent_ns > p->resume_from)
+        resumed(path);
+    if (!rep->stamp.first_sent_ns) /* a small message: it took no room among the bulk */
         return;
     r2_pathrate_on_ack(&path->rate, rep->bytes, &rep->stamp, rep->t_sent_ns, r2_now_ns());
-    if (p->resume_from && rep->t_sent_ns > p->resume_from) {
-        r2_path_journal(path, R2_EV_RESUME, 0, r2_now_ns() - p->resume_from, "");
-        p->resume_from = 0;
-    }
     path->kick_wanted++;
 }
 
@@ -425,7 +436,7 @@ void r2_send_fenced(struct r2_path *path, uint32_t gen)
     r2_count(&r2_eng.n->replayed_bytes, bytes);
     r2_count(&r2_control_nic_counters(r2_eng.ctl, path->lnic)->replayed_bytes, bytes);
     r2_count(&r2_eng.n->failovers, 1);
-    if (p->active)
-        p->resume_from = path->down_at;
+    p->resume_from = path->down_at;
+    p->resume_idle = p->active == 0;
     r2_peer_kick(p);
 }

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from figures import Section, median, ratio_rows
-from rig import Bed, Options, Perf, lab_bed, perf
+from figures import Section, check_bound, median, payload_bound, ratio_rows
+from rig import Bed, Options, Perf, burst_credit, lab_bed, perf
 
 GBIT = 10**9
 MIB = 1 << 20
 NICS = 2
+MTU = 9000
 SMALL = (8, 8192, 262144)
 SAME_RATE = 0.05
 TARGET_CPU, TARGET_LATENCY = 1.0, 1.1
@@ -24,8 +25,9 @@ TITLE = "CPU seconds per GB and latency beside the stand-in's sockets"
 
 def run(options: Options, section: Section) -> None:
     """Fill in the section; what was found stays when a later part fails."""
-    with lab_bed("cost", NICS, (GBIT // 2 if options.smoke else GBIT,)) as bed:
-        _shaped(section, bed, options)
+    rate = GBIT // 2 if options.smoke else GBIT
+    with lab_bed("cost", NICS, (rate,)) as bed:
+        _shaped(section, bed, rate, options)
     with lab_bed("cost", NICS, (None,)) as bed:
         _unshaped(section, bed, options)
         _latency(section, bed, options)
@@ -51,10 +53,14 @@ def _cpu_per_gb(found: Sequence[Perf]) -> list[float]:
     return [one.cpu / (2 * one.size) * 1e9 for one in found]
 
 
-def _shaped(section: Section, bed: Bed, options: Options) -> None:
+def _shaped(section: Section, bed: Bed, rate: int, options: Options) -> None:
     size = str(8 * MIB if options.smoke else 64 * MIB)
     ours, theirs = _both(bed, ["--op", "all_reduce", "-b", size, "-n", "5", "-c", "0"], options)
     rates = [median([one.busbw for one in found]) for found in (ours, theirs)]
+    shaped = [rate] * NICS
+    bound = sum(payload_bound(one, MTU) for one in shaped)
+    for one in (*ours, *theirs):
+        check_bound("all_reduce", one.size, one.size / one.busbw, bound, burst_credit(shaped))
     name = f"{NICS} x 1 Gbit/s, all_reduce"
     section.rows.append(
         ratio_rows(

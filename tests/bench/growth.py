@@ -94,18 +94,28 @@ def _measure(size: int, sockets: bool) -> Use:
     spec = perf_spec(command, None, size, 1, NICS, sockets, {}, LIMIT_S)
     with launch.start(spec, echo=False) as job:
         _wait_for_windows(job)
-        uses = mean([use_of(rank.pid) for rank in job.ranks])
-        job.kill(grace=0.1)
-    return uses
+        try:
+            return mean([use_of(rank.pid) for rank in job.ranks])
+        except OSError as err:
+            raise BenchError(
+                f"a rank of {size} ended while it was looked at: {_said(job)}"
+            ) from err
+        finally:
+            job.kill(grace=0.1)
+
+
+def _said(job: Job) -> str:
+    """The last words of those that ended, or of the first."""
+    ended = [rank for rank in job.ranks if rank.code] or job.ranks[:1]
+    return "".join(f"rank {r.place.rank}, code {r.code}: {r.output[-300:]}" for r in ended[:3])
 
 
 def _wait_for_windows(job: Job) -> None:
-    """Rank 0 has printed results: every connection has carried data."""
+    """Rank 0 has printed a result: every connection has carried data."""
     until = time.monotonic() + LIMIT_S
-    while sum(not line.startswith("#") for line in job.ranks[0].output.splitlines()) < 3:
-        if not job.running or time.monotonic() > until:
-            said = "".join(rank.output[-300:] for rank in job.ranks[:2]).strip()
-            raise BenchError(f"alltoall of {len(job.ranks)} does not run: {said}")
+    while sum(not line.startswith("#") for line in job.ranks[0].output.splitlines()) < 1:
+        if any(rank.code is not None for rank in job.ranks) or time.monotonic() > until:
+            raise BenchError(f"alltoall of {len(job.ranks)} does not run: {_said(job)}")
         time.sleep(0.05)
 
 

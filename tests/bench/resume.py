@@ -42,11 +42,13 @@ TARGETS: dict[str, Limits] = {
         "known at the NIC's node": (10, None, None),
         "known at the other node": (11, None, None),
         "traffic resumed": (20, 50, 200),
+        "NIC back after it was mended": (1000, None, None),
     },
     "silent": {
         "known at the NIC's node": (300, None, None),
         "known at the other node": (300, None, None),
         "traffic resumed": (350, None, None),
+        "NIC back after it was mended": (1000, None, None),
     },
 }
 TITLE = "Time until a lost NIC is known and traffic goes on"
@@ -65,6 +67,8 @@ class Fault:
     replay: int = 0
     resume: int = 0
     healed: int = 0
+    back: int = 0
+    end: int = 0
 
     def complete(self) -> bool:
         return len(self.down) == 2 and self.replay > 0 and self.resume > 0
@@ -174,8 +178,9 @@ def _break_once(lab: Lab, watch: Watch, node: int, nic: str, mode: str) -> Fault
     finally:
         lab.recover_link(f"n{node}", nic)
         fault.healed = time.monotonic_ns()
-    watch.until_up(nic)
+    fault.back = watch.until_up(nic)
     time.sleep(STEADY_S)
+    fault.end = time.monotonic_ns()
     return fault
 
 
@@ -205,6 +210,12 @@ def stall(times: Sequence[int], begin: int, end: int) -> int:
     return max((times[i] - times[i - 1] for i in range(first, last + 1)), default=0)
 
 
+def calm_gap(times: Sequence[int], begin: int, end: int) -> int:
+    """The longest gap between messages that were both completed within [begin, end]."""
+    inside = times[bisect.bisect_left(times, begin) : bisect.bisect_right(times, end)]
+    return max((b - a for a, b in zip(inside, inside[1:], strict=False)), default=0)
+
+
 def _rows(section: Section, mode: str, faults: list[Fault], times: Sequence[int]) -> None:
     measures: dict[str, Callable[[Fault], int]] = {
         "known at the NIC's node": lambda f: f.down[f.node] - f.at,
@@ -212,7 +223,9 @@ def _rows(section: Section, mode: str, faults: list[Fault], times: Sequence[int]
         "lost bytes queued again": lambda f: f.replay - f.at,
         "traffic resumed": lambda f: f.resume - f.at,
         "stall": lambda f: stall(times, f.at, f.healed),
-        "stall without a fault": lambda f: stall(times, f.at - int(100 * MS), f.at),
+        "stall before the fault": lambda f: calm_gap(times, f.at - int(100 * MS), f.at),
+        "NIC back after it was mended": lambda f: f.back - f.healed,
+        "stall while it comes back": lambda f: stall(times, f.healed, f.end),
         "the lab's own call": lambda f: f.done - f.at,
     }
     title = {"carrier": "link down", "silent": "silent black hole"}[mode]

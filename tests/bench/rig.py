@@ -341,7 +341,8 @@ def perf_spec(
     env: Mapping[str, str],
     timeout: float,
 ) -> launch.LaunchSpec:
-    """How the ranks are started. The stand-in is not harsh here: that would be measured too."""
+    """How the ranks are started. The stand-in is not harsh here: that would be measured
+    too. In a lab its sockets use the shaped NICs, not the management one."""
     names = {k: v for k, v in os.environ.items() if k.startswith(("R2CCL_", "R2CC_", "NCCL_"))}
     if set(names) - {"R2CCL_BUILD_DIR"}:
         raise BenchError(f"unset {', '.join(sorted(names))}: they change what is measured")
@@ -353,7 +354,7 @@ def perf_spec(
         nics=0 if lab else nics,
         nccl="standin",
         plugin="none" if sockets else "",
-        env={"HOSTNCCL_HARSH": "off", **env},
+        env={"HOSTNCCL_HARSH": "off"} | ({"NCCL_SOCKET_IFNAME": "nic"} if lab else {}) | dict(env),
         timeout=timeout,
     )
 

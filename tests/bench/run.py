@@ -59,7 +59,7 @@ def run_section(name: str, options: Options) -> Section:
     began, load = time.monotonic(), os.getloadavg()[0]
     try:
         work(options, section)
-    except (MeasurementWrong, R2Error, TimeoutError) as err:
+    except (MeasurementWrong, R2Error, OSError) as err:
         section.errors.append(str(err))
     for row in section.rows:
         section.errors += row.problems()

@@ -21,6 +21,7 @@ enum { REQUESTS = R2_NCCL_MAX_REQUESTS };
 struct request {
     struct conn *conn;
     bool used;
+    bool polled; /* receive: the buffer is read before the end, see place_words */
     char *data;
     size_t size;  /* posted, then actual */
     size_t moved; /* header included */
@@ -33,8 +34,10 @@ struct conn { /* listening, half-open or connected */
     int fd;
     bool is_send;
     uint64_t secret;
-    size_t proved;        /* bytes of the secret moved */
-    int pending;          /* listen: an accepted fd that has not proved itself yet; else -1 */
+    size_t proved; /* bytes of the secret moved */
+    int pending;   /* listen: an accepted fd that has not proved itself yet; else -1 */
+    char *stage;   /* a polled message is received here */
+    size_t stage_size;
     uint64_t first, last; /* requests[first % REQUESTS] is the oldest not fully moved */
     struct request requests[REQUESTS];
 };
@@ -141,6 +144,7 @@ static int sk_close(void *comm)
     close(c->fd);
     if (c->pending >= 0)
         close(c->pending);
+    free(c->stage);
     free(c);
     return R2_NCCL_SUCCESS;
 }
@@ -277,15 +281,42 @@ static int move_send(struct conn *c, struct request *r)
     return 1;
 }
 
+/* Consumers of LL and LL128 poll flags inside the buffer, and the kernel's copy has no order: words
+ * ascend, each stored once. */
+static void place_words(char *to, const char *from, size_t size)
+{
+    size_t i = 0;
+    for (; i + 8 <= size; i += 8) {
+        uint64_t word;
+        memcpy(&word, from + i, 8);
+        __atomic_store_n((uint64_t *)(void *)(to + i), word, __ATOMIC_RELEASE);
+    }
+    for (; i < size; i++)
+        __atomic_store_n(to + i, from[i], __ATOMIC_RELEASE);
+}
+
+static bool stage_for(struct conn *c, const struct request *r)
+{
+    if (!r->polled || r->size <= c->stage_size)
+        return true;
+    free(c->stage);
+    c->stage = malloc(r->size);
+    c->stage_size = c->stage ? r->size : 0;
+    return c->stage;
+}
+
 static int move_recv(struct conn *c, struct request *r)
 {
     for (;;) {
         bool head = r->moved < sizeof(r->header);
         size_t at = head ? r->moved : r->moved - sizeof(r->header);
         size_t left = (head ? sizeof(r->header) : r->size) - at;
-        if (!head && !left)
+        if (!head && !left) {
+            if (r->polled)
+                place_words(r->data, c->stage, r->size);
             return 1;
-        char *to = head ? (char *)&r->header : r->data;
+        }
+        char *to = head ? (char *)&r->header : r->polled ? c->stage : r->data;
         ssize_t n = recv(c->fd, to + at, left, MSG_DONTWAIT);
         if (n < 0 && (errno == EAGAIN || errno == EINTR))
             return 0;
@@ -299,6 +330,8 @@ static int move_recv(struct conn *c, struct request *r)
                 return -R2_NCCL_INVALID_USAGE;
             }
             r->size = (size_t)r->header;
+            if (!stage_for(c, r))
+                return -R2_NCCL_SYSTEM_ERROR;
         }
     }
 }
@@ -315,13 +348,14 @@ static int drive(struct conn *c)
     return R2_NCCL_SUCCESS;
 }
 
-static int post(struct conn *c, void *data, size_t size, void **request)
+static int post(struct conn *c, void *data, size_t size, bool polled, void **request)
 {
     struct request *r = &c->requests[c->last % REQUESTS];
     *request = NULL;
     if (r->used)
         return R2_NCCL_SUCCESS;
-    *r = (struct request){.conn = c, .used = true, .data = data, .size = size, .header = size};
+    *r = (struct request){
+        .conn = c, .used = true, .polled = polled, .data = data, .size = size, .header = size};
     c->last++;
     *request = r;
     return drive(c);
@@ -331,14 +365,17 @@ static int sk_isend(void *scomm, void *data, size_t size, int tag, void *mhandle
                     void **request)
 {
     (void)tag, (void)mhandle, (void)phandle;
-    return post(scomm, data, size, request);
+    return post(scomm, data, size, false, request);
 }
 
 static int sk_irecv(void *rcomm, int n, void **data, size_t *sizes, int *tags, void **mhandles,
                     void **phandles, void **request)
 {
     (void)tags, (void)mhandles, (void)phandles;
-    return n == 1 ? post(rcomm, data[0], sizes[0], request) : R2_NCCL_INTERNAL_ERROR;
+    if (n != 1)
+        return R2_NCCL_INTERNAL_ERROR;
+    bool polled = *request == (void *)R2_NCCL_OPTIONAL_RECV_COMPLETION;
+    return post(rcomm, data[0], sizes[0], polled, request);
 }
 
 static int sk_iflush(void *rcomm, int n, void **data, int *sizes, void **mhandles, void **request)

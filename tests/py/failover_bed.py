@@ -98,6 +98,9 @@ class Side:
 
     def _command(self, command: Command) -> None:
         answer = control.send_command(self.segment, command, timeout=10.0)
+        with contextlib.suppress(OSError):
+            state = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()[0]
+            assert answer.ok or state != "Z", f"{self.name} has ended: {command} came too late"
         assert answer.ok, answer
 
     def signal(self, number: signal.Signals) -> None:

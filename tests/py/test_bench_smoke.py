@@ -59,6 +59,9 @@ def test_stall_is_the_gap_that_overlaps() -> None:
     assert resume.stall(times, 11, 12) == 10
     assert resume.stall(times, 125, 500) == 270
     assert resume.stall([], 1, 2) == 0
+    assert resume.calm_gap(times, 5, 125) == 100
+    assert resume.calm_gap(times, 5, 115) == 10
+    assert resume.calm_gap(times, 21, 30) == 0
 
 
 def test_wrong_words_are_no_figure() -> None:

@@ -316,9 +316,9 @@ def test_no_descriptors_or_threads_are_left() -> None:
     for _ in range(3):
         launch.start(shell("true", ranks=3), echo=False).wait(20)
     end = time.monotonic() + 5
-    while count() != before and time.monotonic() < end:
+    while count() > before and time.monotonic() < end:
         time.sleep(0.01)
-    assert count() == before
+    assert count() <= before
 
 
 @pytest.mark.parametrize(

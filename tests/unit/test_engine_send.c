@@ -347,6 +347,7 @@ static void test_ack_of_unsent(void)
     struct r2_req *req;
 
     begin(1);
+    CHECK_EQ(remote_ack(a, &r, 1), -EPROTO); /* nothing was begun */
     req = isend(MSG);
     CHECK_EQ(remote_ack(a, &r, 2), -EPROTO); /* two messages of one */
     CHECK_EQ(remote_cts(a, &r, 0, MSG), 0);

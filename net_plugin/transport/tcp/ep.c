@@ -453,8 +453,7 @@ static void tcp_nudge(struct r2_ep *ep)
 {
     int nic = ep->params.local_nic;
 
-    if (r2_fault_is(nic, R2_FAULT_ERROR, R2_FAULT_TX) ||
-        r2_fault_is(nic, R2_FAULT_ERROR, R2_FAULT_RX)) {
+    if (r2_tcp_broken(nic)) {
         r2_ep_fail(ep, ECONNRESET);
         return;
     }

@@ -25,6 +25,12 @@ void r2_tcp_close_fd(int fd, bool abort)
     atomic_fetch_sub(&r2_tcp.sockets, 1);
 }
 
+bool r2_tcp_broken(int nic)
+{
+    return r2_fault_is(nic, R2_FAULT_ERROR, R2_FAULT_TX) ||
+           r2_fault_is(nic, R2_FAULT_ERROR, R2_FAULT_RX);
+}
+
 /* Wall 13: the kernel would route a bound address out of another NIC when the first goes down. */
 int r2_tcp_bind_device(int fd, int nic)
 {
@@ -66,8 +72,7 @@ int r2_tcp_socket(int nic, const struct r2_wire_addr *remote)
         return rc;
     if (sa.ss_family != n->family)
         return -EAFNOSUPPORT;
-    if (r2_fault_is(nic, R2_FAULT_ERROR, R2_FAULT_TX) ||
-        r2_fault_is(nic, R2_FAULT_ERROR, R2_FAULT_RX))
+    if (r2_tcp_broken(nic))
         return -ENETDOWN;
     fd = new_socket(nic, n->family);
     if (fd < 0)
@@ -137,8 +142,7 @@ static void accept_ready(struct r2_io_fd *f, uint32_t events)
         }
         atomic_fetch_add(&r2_tcp.sockets, 1);
         r2_io_fd_track(fd);
-        if (atomic_load(&r2_tcp.pending) >= R2_TCP_MAX_PENDING ||
-            r2_fault_is(nic, R2_FAULT_ERROR, R2_FAULT_RX) ||
+        if (atomic_load(&r2_tcp.pending) >= R2_TCP_MAX_PENDING || r2_tcp_broken(nic) ||
             !(lane = r2_lane_new(fd, nic, r2_io_pick(), R2_LANE_WAIT_HELLO))) {
             r2_tcp_close_fd(fd, true);
             continue;

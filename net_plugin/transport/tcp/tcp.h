@@ -149,6 +149,8 @@ extern struct r2_tcp r2_tcp;
 int r2_tcp_listen_all(void);
 int r2_tcp_socket(int nic, const struct r2_wire_addr *remote); /* bound to NIC, or -errno */
 void r2_tcp_close_fd(int fd, bool abort);
+/* The injected fault of NIC resets connections, in whichever direction. */
+bool r2_tcp_broken(int nic);
 int r2_tcp_bind_device(int fd, int nic);
 
 /* lane.c */

@@ -51,7 +51,7 @@ static int push_chunk(struct r2_lane *lane)
         if (ok == 0) {
             if (retry)
                 r2_timer_sooner(&lane->timer, retry);
-            return 0;
+            return r2_tcp_broken(lane->nic) ? -ECONNRESET : 0;
         }
         if (off < head) {
             iov[msg.msg_iovlen].iov_base = (uint8_t *)&lane->tx_head + off;
@@ -116,7 +116,7 @@ static int push_ctrl(struct r2_lane *lane)
         if (ok == 0) {
             if (retry)
                 r2_timer_sooner(&lane->timer, retry);
-            return 0;
+            return r2_tcp_broken(lane->nic) ? -ECONNRESET : 0;
         }
         n = send(lane->io.fd, lane->ctrl_buf + lane->ctrl_off, ok, MSG_NOSIGNAL | MSG_DONTWAIT);
         if (n < 0 && errno == EINTR)

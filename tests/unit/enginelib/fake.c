@@ -7,7 +7,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#define POLICIES 256
+#define POLICIES 4096
 
 static const struct r2_transport_events *ev;
 static pthread_mutex_t all_lock = PTHREAD_MUTEX_INITIALIZER;

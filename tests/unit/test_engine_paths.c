@@ -1,0 +1,356 @@
+/* Paths and peers over a scripted transport (rung 2): silence, refusals, words about NICs, time
+ * limits, and memory that is taken back. Heartbeats are 25 ms, the time without a path 2 s. */
+#include "check.h"
+#include "enginelib/remote.h"
+
+#define KB 1024u
+#define MSG (64 * KB)
+#define CHUNK (16 * KB)
+
+static uint8_t data[2 * MSG];
+static struct remote r;
+static struct r2_ep *a, *b; /* paths of NIC 0 and NIC 1 */
+
+static void begin(bool out, int paths)
+{
+    remote_new(&r, out, 2);
+    CHECK(remote_open(&r, paths));
+    a = fake_find(r.id, 0, 0, 0);
+    b = paths > 1 ? fake_find(r.id, 1, 1, 0) : NULL;
+    CHECK(a && (b || paths < 2));
+}
+
+/* A request in flight makes the peer busy. */
+static struct r2_req *post(void)
+{
+    struct r2_req *req = NULL;
+
+    if (r.out)
+        CHECK_EQ(r2_engine_isend(r.conn, data, MSG, 0, NULL, &req), 0);
+    else
+        CHECK_EQ(r2_engine_irecv(r.conn, data, MSG, 0, NULL, &req), 0);
+    CHECK(req);
+    return req;
+}
+
+static void test_one_silent_path(void)
+{
+    for (int out = 0; out < 2; out++) {
+        begin(out, 2);
+        post();
+        atomic_store(&a->silent, true);
+        CHECK(remote_wait_flag(&a->is_shut));
+        CHECK_EQ(remote_state(&r, 1), R2_PATH_UP);
+        CHECK(!remote_suspect(&r));
+        remote_end(&r);
+    }
+}
+
+static bool wait_suspect(bool yes)
+{
+    for (int i = 0; i < REMOTE_WAIT_MS && remote_suspect(&r) != yes; i++)
+        fake_sleep_ms(1);
+    return remote_suspect(&r) == yes;
+}
+
+static void test_all_silent(void)
+{
+    struct r2_req *req;
+
+    begin(true, 2);
+    req = post();
+    atomic_store(&a->silent, true);
+    atomic_store(&b->silent, true);
+    CHECK(wait_suspect(true));
+    fake_sleep_ms(500); /* far more than three heartbeats */
+    CHECK_EQ(remote_state(&r, 0), R2_PATH_UP);
+    CHECK_EQ(remote_state(&r, 1), R2_PATH_UP);
+    CHECK(!atomic_load(&a->is_shut) && !atomic_load(&b->is_shut));
+    for (int i = 0; i < REMOTE_WAIT_MS && !atomic_load(&a->is_shut) && !atomic_load(&b->is_shut);
+         i++)
+        fake_sleep_ms(1);
+    /* After a second one path is made anew, one only. */
+    CHECK(atomic_load(&a->is_shut) != atomic_load(&b->is_shut));
+    CHECK_EQ(remote_test(req, 0, NULL), 0);
+    remote_end(&r);
+
+    begin(false, 2); /* the accepting side only waits */
+    req = post();
+    atomic_store(&a->silent, true);
+    atomic_store(&b->silent, true);
+    CHECK(wait_suspect(true));
+    fake_sleep_ms(500);
+    CHECK(!atomic_load(&a->is_shut) && !atomic_load(&b->is_shut));
+    atomic_store(&a->silent, false);
+    atomic_store(&b->silent, false);
+    CHECK(wait_suspect(false));
+    CHECK_EQ(remote_test(req, 0, NULL), 0);
+    remote_end(&r);
+}
+
+/* The observer is held up for longer than its own interval each time: it must not judge. */
+static void test_late_observer(void)
+{
+    begin(true, 2);
+    post();
+    atomic_store(&b->health_ms, 220);
+    fake_sleep_ms(300);
+    atomic_store(&a->silent, true);
+    fake_sleep_ms(1500);
+    CHECK_EQ(remote_state(&r, 0), R2_PATH_UP);
+    CHECK(!atomic_load(&a->is_shut));
+    atomic_store(&b->health_ms, 0);
+    CHECK(remote_wait_flag(&a->is_shut));
+    remote_end(&r);
+}
+
+static void test_nic_word(void)
+{
+    struct r2_ep *a2;
+
+    begin(true, 2);
+    post();
+    CHECK_EQ(remote_nic(b, 0, false, 5), 0);
+    CHECK(remote_wait_flag(&a->is_shut));
+    fake_sleep_ms(100);
+    CHECK_EQ(remote_state(&r, 0), R2_PATH_WAIT); /* no attempt while the peer says it is down */
+    CHECK_EQ(remote_nic(b, 0, true, 4), 0);      /* older word: not believed */
+    fake_sleep_ms(100);
+    CHECK_EQ(remote_state(&r, 0), R2_PATH_WAIT);
+    CHECK_EQ(remote_nic(b, 0, true, 6), 0);
+    a2 = remote_path(&r, 0, a->params.gen);
+    CHECK(a2);
+    CHECK_EQ(remote_state(&r, 0), R2_PATH_UP);
+    CHECK_EQ(remote_nic(b, R2_MAX_NICS, true, 6), -EPROTO);
+    CHECK_EQ(remote_nic(b, R2_MAX_NICS - 1, true, 6), 0); /* never heard of */
+    remote_end(&r);
+}
+
+static void test_refusal_ends(void)
+{
+    struct r2_req *req;
+    struct r2_ep *again;
+
+    begin(true, 1); /* the process was reached here before, and its host refuses now */
+    req = post();
+    fake_fail(a, ECONNRESET, false);
+    again = fake_find(r.id, 0, 0, a->params.gen);
+    CHECK(again);
+    fake_fail(again, ECONNREFUSED, true);
+    CHECK_EQ(remote_test(req, 1000, NULL), -ECONNRESET);
+    remote_end(&r);
+}
+
+static void test_refusal_while_a_path_lives(void)
+{
+    struct r2_req *req;
+    struct r2_ep *again;
+
+    begin(true, 2);
+    req = post();
+    fake_fail(a, ECONNRESET, false);
+    again = fake_find(r.id, 0, 0, a->params.gen);
+    CHECK(again);
+    fake_fail(again, ECONNREFUSED, true);
+    CHECK_EQ(remote_test(req, 200, NULL), 0);
+    remote_end(&r);
+}
+
+/* A NIC over which the process never was reached refuses: that says nothing about the process. */
+static void test_refusal_elsewhere(void)
+{
+    struct r2_req *req;
+    struct r2_ep *other;
+
+    begin(true, 1);
+    req = post();
+    other = fake_find(r.id, 1, 1, 0);
+    CHECK(other);
+    fake_fail(a, ECONNRESET, false);
+    fake_fail(other, ECONNREFUSED, true);
+    CHECK_EQ(remote_test(req, 200, NULL), 0);
+    remote_end(&r);
+}
+
+/* The accepting side asks whether the process still exists; a probe that is refused ends it. */
+static void test_probe(void)
+{
+    struct r2_req *req;
+    struct r2_ep *probe = NULL;
+
+    begin(false, 1);
+    req = post();
+    fake_fail(a, ECONNRESET, false);
+    for (int i = 0; i < REMOTE_WAIT_MS && !(probe = fake_probe(r.id)); i++)
+        fake_sleep_ms(1);
+    CHECK(probe);
+    CHECK_EQ(remote_test(req, 20, NULL), 0);
+    fake_fail(probe, EALREADY, false); /* its process answered */
+    CHECK_EQ(remote_test(req, 100, NULL), 0);
+    for (int i = 0; i < REMOTE_WAIT_MS && fake_probe(r.id) == probe; i++)
+        fake_sleep_ms(1);
+    CHECK(fake_probe(r.id) != probe);
+    fake_fail(fake_probe(r.id), ECONNREFUSED, true);
+    CHECK_EQ(remote_test(req, 1000, NULL), -ECONNRESET);
+    remote_end(&r);
+}
+
+static void test_no_path_timeout(void)
+{
+    for (int out = 0; out < 2; out++) {
+        struct r2_req *req, *more = NULL;
+        uint64_t t0;
+
+        begin(out, 1);
+        req = post();
+        fake_policy(r.id, -EHOSTUNREACH);
+        t0 = r2_now_ns();
+        if (out) {
+            struct r2_ep *other = fake_find(r.id, 1, 1, 0);
+
+            CHECK(other);
+            fake_fail(other, EHOSTUNREACH, false);
+        }
+        fake_fail(a, ECONNRESET, false);
+        CHECK_EQ(remote_test(req, 10000, NULL), -ETIMEDOUT);
+        CHECK_GE(r2_now_ns() - t0, 2 * R2_NS_PER_S);
+        CHECK_LT(r2_engine_irecv(r.conn, data, MSG, 0, NULL, &more), 0);
+        remote_end(&r);
+    }
+}
+
+static void test_back_before_timeout(void)
+{
+    struct r2_req *req;
+    struct r2_bulk c;
+    struct r2_ep *a2;
+
+    begin(false, 1);
+    req = post();
+    fake_fail(a, ECONNRESET, false);
+    fake_sleep_ms(1000);
+    a2 = remote_path(&r, 0, a->params.gen);
+    CHECK(a2);
+    fake_sleep_ms(1500);
+    for (uint64_t off = 0; off < MSG; off += CHUNK) {
+        c = remote_chunk(&r, 0, off, CHUNK, MSG);
+        CHECK_EQ(fake_claim(a2, &c), 0);
+        CHECK(fake_done(a2, &c));
+    }
+    fake_pull(a2);
+    CHECK_EQ(remote_test(req, REMOTE_WAIT_MS, NULL), 1);
+    remote_end(&r);
+}
+
+/* deregMr returns when nobody can touch the memory, whoever has a chunk of it in hand. */
+static void test_dereg_detaches(void)
+{
+    struct r2_req *req = NULL;
+    struct r2_mr *mr;
+    struct r2_bulk c;
+
+    begin(true, 2);
+    CHECK_EQ(r2_engine_reg(r.conn, data, MSG, 1, &mr), 0);
+    CHECK_EQ(r2_engine_isend(r.conn, data, MSG, 0, mr, &req), 0);
+    CHECK_EQ(remote_cts(a, &r, 0, MSG), 0);
+    CHECK(fake_next(a, &c));
+    CHECK_EQ(r2_engine_dereg(r.conn, mr), 0);
+    CHECK_EQ(atomic_load(&a->detached), 1);
+    CHECK_EQ(atomic_load(&b->detached), 1);
+    CHECK_EQ(a->n_tx, 0);
+    CHECK_EQ(remote_test(req, 0, NULL), -ECANCELED);
+    CHECK(!fake_next(a, &c));
+    remote_end(&r);
+
+    begin(false, 2);
+    CHECK_EQ(r2_engine_reg(r.conn, data, MSG, 1, &mr), 0);
+    CHECK_EQ(r2_engine_irecv(r.conn, data, MSG, 0, mr, &req), 0);
+    c = remote_chunk(&r, 0, 0, CHUNK, MSG);
+    CHECK_EQ(fake_claim(b, &c), 0);
+    CHECK_EQ(r2_engine_dereg(r.conn, mr), 0);
+    CHECK_EQ(atomic_load(&b->detached), 1);
+    CHECK_EQ(b->n_rx, 0);
+    CHECK_EQ(remote_test(req, 0, NULL), -ECANCELED);
+    c = remote_chunk(&r, 0, CHUNK, CHUNK, MSG);
+    CHECK_EQ(fake_claim(b, &c), 1); /* drained, not written */
+    remote_end(&r);
+}
+
+/* An endpoint that is dead, but not yet shut, still has the memory in hand. */
+static void test_dereg_of_dying(void)
+{
+    struct r2_req *req = NULL;
+    struct r2_mr *mr;
+    struct r2_bulk c;
+
+    begin(false, 2);
+    CHECK_EQ(r2_engine_reg(r.conn, data, MSG, 1, &mr), 0);
+    CHECK_EQ(r2_engine_irecv(r.conn, data, MSG, 0, mr, &req), 0);
+    c = remote_chunk(&r, 0, 0, CHUNK, MSG);
+    CHECK_EQ(fake_claim(a, &c), 0);
+    atomic_store(&a->hold_shut, true);
+    fake_fail(a, ECONNRESET, false);
+    for (int i = 0; i < REMOTE_WAIT_MS && !atomic_load(&a->waiting); i++)
+        fake_sleep_ms(1);
+    CHECK_EQ(r2_engine_dereg(r.conn, mr), 0);
+    CHECK_EQ(atomic_load(&a->detached), 1);
+    CHECK_EQ(a->n_rx, 0);
+    atomic_store(&a->hold_shut, false);
+    CHECK_EQ(remote_test(req, 0, NULL), -ECANCELED);
+    remote_end(&r);
+}
+
+/* Memory of finished requests is nobody's: other work goes on. */
+static void test_dereg_of_idle(void)
+{
+    struct r2_req *req = NULL;
+    struct r2_mr *mr;
+
+    begin(false, 1);
+    CHECK_EQ(r2_engine_reg(r.conn, data + MSG, MSG, 1, &mr), 0);
+    CHECK_EQ(r2_engine_irecv(r.conn, data, MSG, 0, NULL, &req), 0);
+    CHECK_EQ(r2_engine_dereg(r.conn, mr), 0);
+    CHECK_EQ(remote_test(req, 0, NULL), 0);
+    remote_end(&r);
+}
+
+static void test_generations_grow(void)
+{
+    struct r2_ep *newer;
+
+    begin(false, 2);
+    CHECK(!fake_accept(r.id, 0, 0, a->params.gen)); /* again, or late */
+    CHECK(!fake_accept(r.id, 0, 0, 0));
+    newer = remote_path(&r, 0, b->params.gen);
+    CHECK(newer);
+    CHECK(remote_wait_flag(&a->is_shut)); /* the connecting side has given it up */
+    CHECK_EQ(remote_state(&r, 0), R2_PATH_UP);
+    remote_end(&r);
+}
+
+static const struct check_test tests[] = {
+    {"one_silent_path", test_one_silent_path},
+    {"all_silent", test_all_silent},
+    {"late_observer", test_late_observer},
+    {"nic_word", test_nic_word},
+    {"refusal_ends", test_refusal_ends},
+    {"refusal_while_a_path_lives", test_refusal_while_a_path_lives},
+    {"refusal_elsewhere", test_refusal_elsewhere},
+    {"probe", test_probe},
+    {"no_path_timeout", test_no_path_timeout},
+    {"back_before_timeout", test_back_before_timeout},
+    {"dereg_detaches", test_dereg_detaches},
+    {"dereg_of_dying", test_dereg_of_dying},
+    {"dereg_of_idle", test_dereg_of_idle},
+    {"generations_grow", test_generations_grow},
+    {0},
+};
+
+int main(int argc, char **argv)
+{
+    static const char *const env[] = {
+        "R2CCL_HEARTBEAT", "25", "R2CCL_HEARTBEAT_IDLE", "25", "R2CCL_NO_PATH_TIMEOUT", "2s", NULL};
+
+    remote_engine(2, env);
+    return check_main(argc, argv, tests);
+}
