@@ -76,11 +76,6 @@ bool r2_io_awake(struct r2_io *io)
     return !atomic_load_explicit(&io->sleeping, memory_order_relaxed);
 }
 
-bool r2_io_self(const struct r2_io *io)
-{
-    return self_io == io;
-}
-
 int r2_io_add(struct r2_io *io, struct r2_io_fd *f)
 {
     struct epoll_event ev = {.events = EPOLLIN | EPOLLOUT | EPOLLRDHUP | EPOLLET, .data.ptr = f};

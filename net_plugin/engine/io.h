@@ -45,8 +45,6 @@ struct r2_io *r2_io_pick(void);
 struct r2_io *r2_io_at(int index);
 /* The thread is running or spinning: it sees a task within a microsecond or so. A hint. */
 bool r2_io_awake(struct r2_io *io);
-/* True on the thread that owns `io`. */
-bool r2_io_self(const struct r2_io *io);
 
 int r2_io_add(struct r2_io *io, struct r2_io_fd *f);
 /* After return no new event of `f` is collected; a batch in hand may still name it: free what

@@ -60,7 +60,6 @@ static int candidates(const struct r2_peer *p, int lnic, int *order)
 
 static void want(struct r2_path *path, bool spare, uint64_t now)
 {
-    path->wanted = true;
     path->spare = spare;
     if (path->state == R2_PATH_IDLE)
         path->next_at = now;

@@ -169,7 +169,6 @@ void r2_path_up(struct r2_path *path)
     uint64_t now = r2_now_ns(), away = path->down_at ? now - path->down_at : 0;
 
     path->state = R2_PATH_UP;
-    path->up_at = now;
     path->fails = 0;
     path->silent = false;
     path->hb_unanswered = 0;

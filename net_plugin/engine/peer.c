@@ -40,7 +40,6 @@ static struct r2_peer *new_peer(const uint8_t id[16], const uint8_t secret[16], 
     r2_list_init(&p->conn_list);
     r2_list_init(&p->ready);
     r2_list_init(&p->ackq);
-    r2_list_init(&p->defer);
     r2_list_init(&p->dying);
     p->io = r2_io_pick();
     r2_task_init(&p->task, p->io, r2_peer_task);

@@ -274,7 +274,7 @@ int r2_up_chunk_claim(void *owner, struct r2_ep *ep, struct r2_bulk *bulk, uint1
         goto out;
     }
     r = r2_conn_req(c, bulk->seq);
-    if (has_arrived(c, bulk->seq) || !r || r->cancelled) {
+    if (has_arrived(c, bulk->seq) || !r) {
         r2_count(&r2_eng.n->duplicate_chunks, 1);
         r2_recv_queue_ack(c, path, 0, 0, 0);
         goto out;

@@ -138,7 +138,7 @@ void r2_send_pump(struct r2_conn *c)
     for (uint64_t s = c->oldest; s < c->next_seq; s++) {
         struct r2_req *r = r2_conn_req(c, s);
 
-        if (!r || r->cancelled || r2_send_idle(&r->led.send))
+        if (!r || r2_send_idle(&r->led.send))
             continue;
         if (!is_eager(r))
             continue;

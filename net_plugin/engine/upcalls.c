@@ -33,7 +33,6 @@ static void *up_accepted(struct r2_ep *ep, const struct r2_ep_params *params)
         path->gen = params->gen;
         path->ep = ep;
         path->state = R2_PATH_CONNECTING;
-        path->wanted = true;
         r2_peer_get(p); /* the endpoint's, until `released` */
         r2_eng.ops->get(ep);
     }

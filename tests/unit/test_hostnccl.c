@@ -351,10 +351,19 @@ static void test_bad_arguments(void)
     finish(1);
 }
 
+#if defined(__has_feature)
+#if __has_feature(address_sanitizer)
+#define R2_CLANG_ASAN 1
+#endif
+#endif
+#ifndef R2_CLANG_ASAN
+#define R2_CLANG_ASAN 0
+#endif
+
 /* A leak check in a forked child takes the parent's threads' memory for lost. */
 __attribute__((noreturn)) static void leave(void)
 {
-#if defined(__SANITIZE_ADDRESS__)
+#if defined(__SANITIZE_ADDRESS__) || R2_CLANG_ASAN
     _exit(0);
 #else
     exit(0);
