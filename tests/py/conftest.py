@@ -242,9 +242,13 @@ def seed() -> int:
 
 @pytest.fixture(autouse=True)
 def clean_environment(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Settings of the caller's shell must not change what a test sees."""
+    """Settings of the caller's shell, or of a test before, must not change what a test sees."""
+    build = os.environ.get("R2CCL_BUILD_DIR")
     for name in list(os.environ):
         ours = name.startswith(("R2CCL_", "R2CC_", "NCCL_"))
         if ours and name != "R2CCL_BUILD_DIR":
             monkeypatch.delenv(name)
     yield
+    os.environ.pop("R2CCL_BUILD_DIR", None)
+    if build is not None:
+        os.environ["R2CCL_BUILD_DIR"] = build

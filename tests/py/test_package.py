@@ -94,8 +94,11 @@ def test_installed_tool_reports_usage_errors(
     assert "Traceback" not in finished.stderr
 
 
-def test_installed_demo(installed: Path, tmp_path: Path, run_bounded: RunBounded) -> None:
+def test_installed_demo(
+    installed: Path, tmp_path: Path, run_bounded: RunBounded, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The demo runs from an empty folder, with no checkout in sight."""
+    monkeypatch.delenv("R2CCL_BUILD_DIR", raising=False)
     finished = run_bounded([installed / "r2ccl-ctl", "demo", "--json"], cwd=tmp_path, timeout=180)
     report = json.loads(finished.stdout)
     assert report["wrong"] == 0
