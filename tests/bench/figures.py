@@ -97,7 +97,11 @@ class Row:
 
 @dataclass
 class Section:
-    """What one benchmark found. errors: why it could not, or what was wrong; skipped: why not."""
+    """What one benchmark found. errors: why it could not, or what was wrong; skipped: why not.
+
+    load: the machine's load average before and after. others: the share of all cores that other
+    programs used meanwhile.
+    """
 
     name: str
     title: str
@@ -107,6 +111,7 @@ class Section:
     skipped: str = ""
     seconds: float = 0.0
     load: tuple[float, float] = (0.0, 0.0)
+    others: float = 0.0
     details: dict[str, Any] = field(default_factory=dict)
 
     def missed(self) -> list[Row]:

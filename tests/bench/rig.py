@@ -10,6 +10,7 @@ import json
 import os
 import platform
 import re
+import resource
 import signal
 import subprocess
 import sys
@@ -29,6 +30,7 @@ from r2ccl_ctl.lab.spec import tbf_burst
 
 ROOT = Path(__file__).resolve().parents[2]
 PORT_BASE = 20100
+_HERTZ = os.sysconf("SC_CLK_TCK")
 
 
 class BenchError(R2Error):
@@ -413,18 +415,29 @@ def _read(path: str) -> str:
 
 @dataclass
 class Cores:
-    """How busy all cores of the machine were between start() and busy(), 0 to 1."""
+    """Who used the machine's cores since this was made: shares of all of them, 0 to 1."""
 
-    _before: tuple[int, int] = field(default=(0, 0))
-
-    def start(self) -> None:
-        self._before = self._look()
+    _before: tuple[float, float, float, float] = field(default_factory=lambda: _ticks())
 
     def busy(self) -> float:
-        busy, all_ = self._look()
-        return (busy - self._before[0]) / max(1, all_ - self._before[1])
+        """Everything, interrupts included."""
+        now = _ticks()
+        return (now[1] - self._before[1]) / max(1.0, now[0] - self._before[0])
 
-    @staticmethod
-    def _look() -> tuple[int, int]:
-        ticks = [int(word) for word in _read("/proc/stat").split("\n", 1)[0].split()[1:9]]
-        return sum(ticks) - ticks[3] - ticks[4], sum(ticks)
+    def others(self) -> float:
+        """Programs that are neither we nor children of ours that have ended."""
+        now = _ticks()
+        foreign = (now[2] - self._before[2]) - (now[3] - self._before[3])
+        return max(0.0, foreign / max(1.0, now[0] - self._before[0]))
+
+
+def _ticks() -> tuple[float, float, float, float]:
+    """Seconds so far: all cores, busy ones, of programs, of programs of our own."""
+    words = _read("/proc/stat").split("\n", 1)[0].split()[1:9]
+    user, nice, system, idle, wait, irq, softirq, steal = (int(w) / _HERTZ for w in words)
+    programs = user + nice + system + steal
+    own = sum(
+        use.ru_utime + use.ru_stime
+        for use in map(resource.getrusage, (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    )
+    return programs + irq + softirq + idle + wait, programs + irq + softirq, programs, own

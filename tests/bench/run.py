@@ -31,20 +31,20 @@ import resume
 import shaped
 import unshaped
 from figures import SCHEMA, MeasurementWrong, Row, Section, markdown_table, text_table
-from rig import BenchError, Options, hardware_class, machine
+from rig import BenchError, Cores, Options, hardware_class, machine
 
 from r2ccl_ctl import paths
 from r2ccl_ctl.errors import R2Error
 from r2ccl_ctl.lab import netns
 
 SKIPPED = 77
-CALM_LOAD = 2.5
+CALM = 0.1  # of the cores may others use
 SECTIONS: dict[str, tuple[str, Callable[[Options, Section], None]]] = {
     "shaped": (shaped.TITLE, shaped.run),
     "unshaped": (unshaped.TITLE, unshaped.run),
     "resume": (resume.TITLE, resume.run),
-    "growth": (growth.TITLE, growth.run),
     "cost": (cost.TITLE, cost.run),
+    "growth": (growth.TITLE, growth.run),
 }
 NEEDS_LAB = ("shaped", "unshaped", "resume", "cost")
 
@@ -56,7 +56,7 @@ def run_section(name: str, options: Options) -> Section:
     if name in NEEDS_LAB and not netns.has_admin():
         section.skipped = "making network namespaces needs root"
         return section
-    began, load = time.monotonic(), os.getloadavg()[0]
+    began, load, cores = time.monotonic(), os.getloadavg()[0], Cores()
     try:
         work(options, section)
     except (MeasurementWrong, R2Error, OSError) as err:
@@ -70,6 +70,7 @@ def run_section(name: str, options: Options) -> Section:
             row.target = None
     section.seconds = time.monotonic() - began
     section.load = (load, os.getloadavg()[0])
+    section.others = cores.others()
     return section
 
 
@@ -93,7 +94,7 @@ def print_section(section: Section) -> None:
 def document(sections: Sequence[Section], options: Options, began: datetime) -> dict[str, Any]:
     """The JSON file."""
     found = machine()
-    loads = [load for section in sections for load in section.load]
+    others = max((section.others for section in sections), default=0.0)
     return {
         "schema": SCHEMA,
         "date": began.isoformat(timespec="seconds"),
@@ -101,8 +102,10 @@ def document(sections: Sequence[Section], options: Options, began: datetime) -> 
         "smoke": options.smoke,
         "hardware": hardware_class(found),
         "machine": found,
-        "load_max": max(loads, default=0.0),
-        "calm": max(loads, default=0.0) <= CALM_LOAD,
+        "load": [section.load for section in sections],
+        "others_max": round(others, 3),
+        "calm": others <= CALM,
+        "niceness": os.nice(0),
         "sections": [section.as_dict() for section in sections],
     }
 
@@ -111,8 +114,8 @@ def markdown(report: dict[str, Any], sections: Sequence[Section]) -> str:
     """The tables for docs/measurements.md."""
     lines = [
         f"{report['date']}, {report['hardware']}, {report['machine']['kernel']}, commit "
-        f"{report['machine']['commit']}, `{report['command']}`; load average at most "
-        f"{report['load_max']:.1f}."
+        f"{report['machine']['commit']}, `{report['command']}`, niceness {report['niceness']}; "
+        f"other programs used up to {report['others_max']:.0%} of the cores."
     ]
     for section in sections:
         if section.rows:
@@ -209,7 +212,7 @@ def _finish(
     report = document(sections, options, began)
     if not report["calm"] and not options.smoke:
         print(
-            f"\nThe machine was busy (load average up to {report['load_max']:.1f}): provisional.",
+            f"\nOther programs used up to {report['others_max']:.0%} of the cores: provisional.",
             file=sys.stderr,
         )
     name = "smoke.json" if options.smoke else "results.json"

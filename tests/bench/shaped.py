@@ -60,7 +60,6 @@ def run(options: Options, section: Section) -> None:
     for case in SMOKE if options.smoke else CASES:
         with lab_bed("shaped", len(case.rates), case.rates) as bed:
             cores = Cores()
-            cores.start()
             _rates(section, bed, case, options)
             if case.collective:
                 _collective(section, bed, case, options)

@@ -35,7 +35,7 @@ class Variant:
 VARIANTS = (
     Variant("1 connection", 1),
     Variant(f"{NICS} connections", NICS),
-    Variant("1 connection, R2CCL_SPIN=0", 1, (("R2CCL_SPIN", "0"),), judged=False),
+    Variant("1 connection, R2CCL_SPIN=1ns", 1, (("R2CCL_SPIN", "1ns"),), judged=False),
 )
 
 
@@ -66,7 +66,6 @@ def _measure(section: Section, bed: Bed, where: str, enough: bool, options: Opti
     base: list[Iteration] = []
     ours: dict[Variant, list[Iteration]] = {variant: [] for variant in VARIANTS}
     cores = Cores()
-    cores.start()
     for turn in range(1 if options.smoke else options.repetitions):
         options.say(f"{where}: turn {turn + 1}")
         base += raw(bed, range(NICS), *size)

@@ -111,14 +111,14 @@ def test_smoke(build: Build, lab_rights: None, run_bounded: RunBounded, tmp_path
     report = json.loads(out.read_text(encoding="utf-8"))
     assert report["schema"] == figures.SCHEMA
     assert report["smoke"] is True
-    for key in ("date", "hardware", "command", "load_max"):
+    for key in ("date", "hardware", "command", "load"):
         assert report[key], key
     assert [section["name"] for section in report["sections"]] == [
         "shaped",
         "unshaped",
         "resume",
-        "growth",
         "cost",
+        "growth",
     ]
     for section in report["sections"]:
         assert section["skipped"] or section["rows"], section["name"]
