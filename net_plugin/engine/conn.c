@@ -13,6 +13,7 @@ struct r2_conn *r2_conn_new(struct r2_peer *p, uint64_t id, bool out)
 
     if (!c)
         return NULL;
+    r2_mem_more(sizeof(*c));
     c->peer = p;
     c->id = id;
     c->out = out;
@@ -25,6 +26,7 @@ struct r2_conn *r2_conn_new(struct r2_peer *p, uint64_t id, bool out)
     r2_list_init(&c->acks);
     r2_list_init(&c->flush);
     if (r2_hash_put(&p->conns, id, c)) {
+        r2_mem_less(sizeof(*c));
         free(c);
         return NULL;
     }
@@ -46,8 +48,12 @@ void r2_conn_put(struct r2_conn *c)
 {
     if (atomic_fetch_sub_explicit(&c->refs, 1, memory_order_acq_rel) != 1)
         return;
-    for (int i = 0; i < R2_EAGER_AHEAD; i++)
+    for (int i = 0; i < R2_EAGER_AHEAD; i++) {
+        if (c->stash[i].data)
+            r2_mem_less(c->stash[i].size);
         free(c->stash[i].data);
+    }
+    r2_mem_less(sizeof(*c) + c->cap_ranges * sizeof(*c->ranges));
     free(c->ranges);
     r2_peer_put(c->peer);
     free(c);
@@ -116,6 +122,7 @@ void r2_conn_fail(struct r2_conn *c, int err)
         return;
     if (c->state == R2_CONN_OPENING)
         c->peer->opening--;
+    c->tell = c->state == R2_CONN_OPEN && !c->remote_closed && c->peer->life == R2_PEER_ALIVE;
     c->state = R2_CONN_FAILED;
     c->error = err;
     c->waiting = 0;
@@ -129,6 +136,8 @@ void r2_conn_fail(struct r2_conn *c, int err)
             r2_req_finish(r, 0);
     }
     finish_all(c, err);
+    if (c->tell) /* the peer's requests must not wait until the application closes */
+        r2_conn_out_close(c);
     r2_count(&r2_eng.n->connections_failed, 1);
 }
 

@@ -253,6 +253,8 @@ static int on_close_ack(struct r2_path *path, const uint8_t *body)
 
     memcpy(&m, body, sizeof(m));
     c = (m.from_sender != 0) == path->peer->out ? r2_conn_find(path->peer, m.conn) : NULL;
+    if (c && c->state == R2_CONN_FAILED)
+        c->tell = false; /* the CLOSE of the application comes yet */
     if (c && c->state == R2_CONN_CLOSED) {
         c->close_acked = true;
         r2_conn_reap(c);

@@ -52,6 +52,21 @@ static int find_nics(void)
 
     if (n < 0)
         R2_WARN("no NICs: %s", err);
+    else if (r2_eng.set->mode == R2_MODE_OFF)
+        R2_WARN(
+            "R2CCL_MODE is off: R2CCL offers no NICs, and NCCL uses a transport of its own that "
+            "does not survive the loss of a NIC; unset R2CCL_MODE to use R2CCL");
+    else if (n == 0 && r2_eng.set->nics[0])
+        R2_WARN("no NICs: R2CCL_NICS=%s leaves none; NCCL uses a transport of its own",
+                r2_eng.set->nics);
+    else if (n == 0 && r2_eng.set->nccl_socket_ifname[0])
+        R2_WARN("no NICs: NCCL_SOCKET_IFNAME=%s matches no interface that is up and has an "
+                "address; name one that `ip -br addr` shows, or set R2CCL_NICS; NCCL uses a "
+                "transport of its own",
+                r2_eng.set->nccl_socket_ifname);
+    else if (n == 0)
+        R2_WARN("no NICs: this node has no interface with an address but loopback, bridges and "
+                "tunnels; name one in R2CCL_NICS; NCCL uses a transport of its own");
     if (n < 0 || r2_eng.set->mode == R2_MODE_OFF)
         n = 0;
     for (int i = 0; i < n; i++) {

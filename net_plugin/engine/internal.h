@@ -28,6 +28,7 @@
 #include "transport/transport.h"
 #include "util/clock.h"
 #include "util/hash.h"
+#include "util/mem.h"
 
 #define R2_PATHS_MAX 64
 #define R2_WINDOW 64 /* messages of a connection between the oldest unfinished and the newest */
@@ -188,6 +189,7 @@ struct r2_conn {
     enum r2_conn_state state;
     int error;
     bool close_acked, remote_closed;
+    bool tell;          /* failed here: the peer has to learn it, again after every loss */
     uint64_t final_seq; /* R, remote_closed: messages that the sender has begun */
 
     struct r2_req reqs[R2_MAX_REQUESTS];

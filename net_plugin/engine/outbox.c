@@ -27,6 +27,7 @@ static int reserve(struct r2_path *path, size_t more)
     bigger = realloc(path->out, cap);
     if (!bigger)
         return -ENOMEM;
+    r2_mem_more(cap - path->out_cap);
     path->out = bigger;
     path->out_cap = cap;
     return 0;
@@ -165,7 +166,7 @@ static void resync_conn(struct r2_conn *c, struct r2_path *via)
                 r2_recv_cts(r, via);
         }
     }
-    if (c->state == R2_CONN_CLOSED && !c->close_acked)
+    if ((c->state == R2_CONN_CLOSED && !c->close_acked) || (c->state == R2_CONN_FAILED && c->tell))
         r2_conn_out_close(c);
 }
 

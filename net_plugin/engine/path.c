@@ -32,6 +32,7 @@ struct r2_path *r2_path_obtain(struct r2_peer *p, int lnic, int rnic)
     path = calloc(1, sizeof(*path));
     if (!path)
         return NULL;
+    r2_mem_more(sizeof(*path));
     path->peer = p;
     path->index = (uint16_t)p->n_paths;
     path->lnic = (uint8_t)lnic;

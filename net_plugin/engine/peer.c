@@ -31,6 +31,7 @@ static struct r2_peer *new_peer(const uint8_t id[16], const uint8_t secret[16], 
 
     if (!p)
         return NULL;
+    r2_mem_more(sizeof(*p));
     r2_lock_init(&p->lock);
     atomic_init(&p->refs, 2); /* the list's and the caller's */
     memcpy(p->id, id, 16);
@@ -87,9 +88,11 @@ void r2_peer_put(struct r2_peer *p)
     if (atomic_fetch_sub_explicit(&p->refs, 1, memory_order_acq_rel) != 1)
         return;
     for (int i = 0; i < p->n_paths; i++) {
+        r2_mem_less(sizeof(*p->paths[i]) + p->paths[i]->out_cap);
         free(p->paths[i]->out);
         free(p->paths[i]);
     }
+    r2_mem_less(sizeof(*p));
     r2_hash_free(&p->conns);
     pthread_mutex_destroy(&p->lock);
     free(p);

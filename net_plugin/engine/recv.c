@@ -26,6 +26,7 @@ void r2_recv_queue_ack(struct r2_conn *c, struct r2_path *path, uint64_t seq, ui
 
             if (!more) /* the next resync says it again */
                 return;
+            r2_mem_more((cap - c->cap_ranges) * sizeof(*more));
             c->ranges = more;
             c->cap_ranges = cap;
         }
@@ -201,6 +202,7 @@ void r2_recv_start(struct r2_req *r)
     if (s) {
         s->valid = false;
         place_eager(r, s->data, s->size);
+        r2_mem_less(s->size);
         free(s->data);
         s->data = NULL;
     }
@@ -215,6 +217,7 @@ static int stash_eager(struct r2_conn *c, const struct r2_msg_eager *m, const ui
     s->data = malloc(m->size ? m->size : 1);
     if (!s->data)
         return -ENOMEM;
+    r2_mem_more(m->size);
     memcpy(s->data, data, m->size);
     s->seq = m->seq;
     s->size = m->size;

@@ -41,6 +41,13 @@ static void *up_accepted(struct r2_ep *ep, const struct r2_ep_params *params)
     return path;
 }
 
+static void up_rejected(int nic, int err)
+{
+    (void)nic;
+    (void)err;
+    r2_count(&r2_eng.n->handshakes_rejected, 1);
+}
+
 static void up_up(void *owner, struct r2_ep *ep)
 {
     struct r2_path *path = owner;
@@ -104,6 +111,7 @@ const struct r2_transport_events r2_engine_events = {
     .released = up_released,
     .accepted = up_accepted,
     .secret = up_secret,
+    .rejected = up_rejected,
     .up = up_up,
     .failed = up_failed,
     .ctrl = r2_up_ctrl,

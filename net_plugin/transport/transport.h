@@ -75,6 +75,9 @@ struct r2_transport_events {
     void *(*accepted)(struct r2_ep *ep, const struct r2_ep_params *params);
     /* Secret of this process if `process` is this process's id, else -ESRCH. */
     int (*secret)(const uint8_t process[16], uint8_t secret[16]);
+    /* A socket that came to NIC `nic` was sent away before it was an endpoint: it proved nothing,
+     * asked for another process, was too slow, or came too late (err, a positive errno). */
+    void (*rejected)(int nic, int err);
     /* The endpoint carries control frames from now on. */
     void (*up)(void *owner, struct r2_ep *ep);
     /* The endpoint broke or never came up; called once, no transport lock held; the engine

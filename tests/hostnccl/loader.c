@@ -34,8 +34,15 @@ static void list_candidates(void)
     snprintf(list, sizeof(list), "%s", wanted);
     bool none = !strcasecmp(list, "none");
     for (char *name = none ? NULL : strtok_r(list, ",", &rest); name && net_count < CANDIDATES - 1;
-         name = strtok_r(NULL, ",", &rest))
-        snprintf(nets[net_count++].file, sizeof(nets[0].file), "%s", name);
+         name = strtok_r(NULL, ",", &rest)) {
+        size_t len = strlen(name);
+        if (len >= sizeof(nets[0].file)) { /* a name cut short would be another file */
+            HN_WARN("NET/Plugin: a name in NCCL_NET_PLUGIN is longer than %zu, passed over",
+                    sizeof(nets[0].file) - 1);
+            continue;
+        }
+        memcpy(nets[net_count++].file, name, len + 1);
+    }
     nets[net_count++].file[0] = '\0';
 }
 

@@ -19,7 +19,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 TOOL = Path(sys.executable).with_name("r2ccl-ctl")
-PARTS = ("build", "lab", "gpu")
+PARTS = ("build", "lab", "userns", "gpu")
 
 
 def required_parts() -> set[str]:

@@ -57,7 +57,7 @@ def interpreter(folder: Path) -> str:
                 return python
         except OSError:
             continue
-    missing("lab", "no Python that the user nobody may run")
+    missing("userns", "no Python that the user nobody may run")
 
 
 @pytest.fixture
@@ -97,7 +97,7 @@ def up(rootless: Rootless, *args: str) -> dict[str, object]:
     """Bring the lab up; its state."""
     done = rootless("up", *args)
     if "user namespaces are refused" in done.stderr:
-        missing("lab", done.stderr)
+        missing("userns", done.stderr)
     assert done.returncode == 0, done.stderr
     state = Path("/tmp") / f"r2lab-test-{os.getpid()}" / "lab" / "r2lab.json"
     data: dict[str, object] = json.loads(state.read_text())

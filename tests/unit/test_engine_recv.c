@@ -128,6 +128,65 @@ static void test_eager_too_large(void)
     remote_end(&r);
 }
 
+/* A receive that fails is no secret until the application closes: the sender hears it at once,
+ * again after a loss, and no more once it has acknowledged. */
+static void test_failure_is_told(void)
+{
+    struct r2_msg_close_ack ack = {0};
+    struct r2_msg_close m;
+    struct r2_bulk c;
+    struct r2_req *req;
+
+    begin(2);
+    req = irecv(sink, CHUNK);
+    CHECK_EQ(claim(a, 0, 0, &c), 1); /* a chunk of a message of MSG bytes */
+    CHECK_EQ(remote_test(req, 0, NULL), -EMSGSIZE);
+    CHECK_GE(remote_hear(a, R2_F_CLOSE, &m, sizeof(m)), 0);
+    CHECK_EQ(m.conn, r.conn_id);
+    CHECK_EQ(m.from_sender, 0);
+    CHECK_EQ(m.cumulative, 0);
+    fake_fail(a, ECONNRESET, false);
+    CHECK_GE(remote_hear(b, R2_F_CLOSE, &m, sizeof(m)), 0);
+    CHECK_EQ(m.conn, r.conn_id);
+    ack.conn = r.conn_id;
+    CHECK_EQ(fake_ctrl(b, R2_F_CLOSE_ACK, &ack, sizeof(ack)), 0);
+    a = remote_path(&r, 0, a->params.gen);
+    CHECK(a);
+    remote_forget(b);
+    fake_fail(a, ECONNRESET, false);
+    CHECK_EQ(remote_hear_ms(b, R2_F_CLOSE, NULL, 0, 50), -1);
+    r2_engine_close(r.conn);
+    CHECK_GE(remote_hear(b, R2_F_CLOSE, NULL, 0), 0); /* the application's own, as ever */
+    r2_engine_close_listen(r.listen);
+    CHECK_EQ(fake_ctrl(b, R2_F_CLOSE_ACK, &ack, sizeof(ack)), 0);
+    fake_forget(r.id);
+}
+
+/* What the engine holds is counted, and given back. */
+static void test_memory_counted(void)
+{
+    uint64_t before, open;
+
+    begin(1);
+    open = r2_mem_now();
+    CHECK_GE(open, sizeof(struct r2_peer) + sizeof(struct r2_path) + sizeof(struct r2_conn));
+    before = open;
+    for (uint64_t s = 0; s < 4; s++)
+        CHECK_EQ(remote_eager(a, &r, s, source, 5000), 0);
+    CHECK_GE(r2_mem_now(), before + 4u * 5000);
+    for (int s = 0; s < 4; s++)
+        irecv(sink, MSG);
+    CHECK_LT(r2_mem_now(), before + 5000);
+    for (int i = 0; i < 200; i++) { /* the gauge follows within a round of the housekeeping */
+        if (__atomic_load_n(&r2_eng.g->memory_bytes, __ATOMIC_RELAXED) == r2_mem_now())
+            break;
+        fake_sleep_ms(5);
+    }
+    CHECK_EQ(__atomic_load_n(&r2_eng.g->memory_bytes, __ATOMIC_RELAXED), r2_mem_now());
+    remote_end(&r);
+    CHECK_LT(r2_mem_now(), open);
+}
+
 static void test_dead_generation_drained(void)
 {
     struct r2_bulk c;
@@ -435,6 +494,8 @@ static const struct check_test tests[] = {
     {"done_needs_kernel", test_done_needs_kernel},
     {"stash", test_stash},
     {"eager_too_large", test_eager_too_large},
+    {"failure_is_told", test_failure_is_told},
+    {"memory_counted", test_memory_counted},
     {"dead_generation_drained", test_dead_generation_drained},
     {"bad_chunks", test_bad_chunks},
     {"claim_excludes", test_claim_excludes},

@@ -332,6 +332,7 @@ static void test_cts_too_small(void)
     req = isend(64 * KB);
     CHECK_EQ(remote_cts(a, &r, 0, 32 * KB), 0);
     CHECK_EQ(remote_test(req, 0, NULL), -EMSGSIZE);
+    CHECK_GE(remote_hear(a, R2_F_CLOSE, NULL, 0), 0); /* the receiver's request ends as well */
     remote_end(&r);
 
     begin(1); /* the clear-to-send first */

@@ -38,6 +38,7 @@ struct r2_ep *r2_ep_new(const struct r2_ep_params *params)
 
     if (!ep)
         return NULL;
+    r2_mem_more(sizeof(*ep));
     ep->params = *params;
     ep->owner = params->owner;
     atomic_init(&ep->refs, 1);
@@ -63,6 +64,7 @@ void r2_ep_put(struct r2_ep *ep)
     pthread_mutex_destroy(&ep->lock);
     if (ep->owner)
         r2_tcp.ev->released(ep->owner, &ep->params);
+    r2_mem_less(sizeof(*ep));
     free(ep);
 }
 
@@ -366,8 +368,10 @@ static void detach_tx(struct r2_lane *lane, uint64_t conn, uint64_t first, uint6
     pthread_mutex_lock(&lane->tx_lock);
     if (!lane->closed && lane->tx_active && !lane->tx_released &&
         same(&lane->tx_chunk, conn, first, last)) {
-        if (!lane->tx_priv)
-            lane->tx_priv = malloc(r2_settings_get()->chunk);
+        if (!lane->tx_priv && (lane->tx_priv = malloc(r2_settings_get()->chunk))) {
+            lane->tx_priv_len = r2_settings_get()->chunk;
+            r2_mem_more(lane->tx_priv_len);
+        }
         if (lane->tx_priv) {
             memcpy(lane->tx_priv, lane->tx_data, lane->tx_chunk.len);
             lane->tx_data = lane->tx_priv;

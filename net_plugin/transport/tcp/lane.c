@@ -25,6 +25,8 @@ void r2_lane_free(struct r2_lane *lane)
 {
     pthread_mutex_destroy(&lane->tx_lock);
     pthread_mutex_destroy(&lane->rx_lock);
+    r2_mem_less(sizeof(*lane) + lane->tx_priv_len + lane->rx_stage_len +
+                (lane->ctrl_buf ? R2_TCP_CTRL_TX : 0) + (lane->rx_buf ? R2_TCP_CTRL_RX : 0));
     free(lane->tx_priv);
     free(lane->ctrl_buf);
     free(lane->rx_stage);
@@ -80,6 +82,7 @@ static void lane_timer(struct r2_timer *t, uint64_t now)
     } else if (lane->ep) {
         r2_ep_fail(lane->ep, ETIMEDOUT);
     } else {
+        r2_tcp.ev->rejected(lane->nic, ETIMEDOUT);
         r2_lane_shut(lane, true);
     }
 }
@@ -91,6 +94,7 @@ struct r2_lane *r2_lane_new(int fd, int nic, struct r2_io *io, enum r2_lane_phas
 
     if (!lane)
         return NULL;
+    r2_mem_more(sizeof(*lane));
     setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof(one));
     setsockopt(fd, IPPROTO_TCP, TCP_RTO_MAX_MS, &rto_ms, sizeof(rto_ms)); /* Linux 6.15 */
     lane->io.fd = fd;
@@ -185,8 +189,11 @@ void r2_lane_event(struct r2_lane *lane)
         r2_ep_get(ep);
     pthread_mutex_unlock(&lane->rx_lock);
     if (unknown) {
-        if (rc < 0)
+        if (rc < 0) {
+            if (rc != -ECONNRESET && rc != -EPIPE) /* it left by itself, as a probe does */
+                r2_tcp.ev->rejected(lane->nic, -rc);
             r2_lane_shut(lane, true);
+        }
         return;
     }
     if (opened && rc == 0) {

@@ -144,6 +144,7 @@ static void accept_ready(struct r2_io_fd *f, uint32_t events)
         r2_io_fd_track(fd);
         if (atomic_load(&r2_tcp.pending) >= R2_TCP_MAX_PENDING || r2_tcp_broken(nic) ||
             !(lane = r2_lane_new(fd, nic, r2_io_pick(), R2_LANE_WAIT_HELLO))) {
+            r2_tcp.ev->rejected(nic, ECONNREFUSED);
             r2_tcp_close_fd(fd, true);
             continue;
         }

@@ -62,9 +62,11 @@ static int begin_body(struct r2_lane *lane)
         return rc;
     lane->rx_state = rc ? R2_RX_DRAIN : R2_RX_BODY;
     if (rc == 0 && staged(c) && c->len > lane->rx_stage_len) {
+        r2_mem_less(lane->rx_stage_len);
         free(lane->rx_stage);
         lane->rx_stage = malloc(c->len);
         lane->rx_stage_len = lane->rx_stage ? c->len : 0;
+        r2_mem_more(lane->rx_stage_len);
         if (!lane->rx_stage) {
             lane->rx_state = R2_RX_DRAIN;
             r2_tcp.ev->chunk_dropped(ep->owner, ep, c, false);
@@ -221,6 +223,7 @@ int r2_lane_rx_ctrl(struct r2_lane *lane)
         lane->rx_buf = malloc(R2_TCP_CTRL_RX);
         if (!lane->rx_buf)
             return -ENOMEM;
+        r2_mem_more(R2_TCP_CTRL_RX);
     }
     while (moved < RX_BUDGET) {
         size_t room = R2_TCP_CTRL_RX - lane->rx_len, ok = rx_allow(lane, room);

@@ -15,6 +15,7 @@
 
 #include "engine/io.h"
 #include "transport/transport.h"
+#include "util/mem.h"
 
 #define R2_TCP_MAX_LANES 33
 #define R2_TCP_MAX_CHUNK (16 * 1024 * 1024)
@@ -98,6 +99,7 @@ struct r2_lane {
     size_t tx_off; /* of head and payload together */
     const uint8_t *tx_data;
     uint8_t *tx_priv;
+    size_t tx_priv_len;
     /* control */
     uint8_t *ctrl_buf;
     size_t ctrl_len, ctrl_off;

@@ -139,6 +139,7 @@ int r2_lane_tx_ctrl(struct r2_lane *lane)
         lane->ctrl_buf = malloc(R2_TCP_CTRL_TX);
         if (!lane->ctrl_buf)
             return -ENOMEM;
+        r2_mem_more(R2_TCP_CTRL_TX);
     }
     for (;;) {
         rc = push_ctrl(lane);

@@ -1,0 +1,3 @@
+#include "util/mem.h"
+
+atomic_long r2_mem_held;
