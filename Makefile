@@ -31,6 +31,8 @@ objects = $(patsubst %.c,$(B)/obj/%.o,$(1))
 
 plugin_src := $(call sources,net_plugin)
 plugin_src += $(sort $(wildcard net_plugin/*/*/*.c))
+# Parts of the shim that know neither NCCL nor a GPU; unit tests link them from the archive.
+agree_src := $(sort $(wildcard shim/agree/*.c) $(wildcard shim/plan/*.c))
 host_src := $(call sources,tests/hostnccl)
 perf_src := $(call sources,tests/perf)
 unit_src := $(sort $(wildcard tests/unit/test_*.c))
@@ -62,7 +64,7 @@ $(error SAN=$(SAN) is unknown: leave it empty, or use asan or tsan)
 endif
 
 base_flags := -std=gnu11 -Wall -Wextra $(if $(WERROR),-Werror) -fPIC -fvisibility=hidden -pthread \
-	-Inet_plugin $(san_flags)
+	-Inet_plugin -Ishim $(san_flags)
 libs := -pthread -ldl -lrt -lm
 # clang leaves the sanitizer's symbols of a shared object to the program.
 defs := $(if $(and $(compiler),$(SAN)),,-Wl,-z,defs)
@@ -148,7 +150,7 @@ $(B)/flags: FORCE
 	$(call stamp,$(CC) $(base_flags) $(CFLAGS) $(CPPFLAGS))
 
 $(B)/sources: FORCE
-	$(call stamp,$(plugin_src) : $(host_src) : $(perf_src) : $(help_src))
+	$(call stamp,$(plugin_src) : $(agree_src) : $(host_src) : $(perf_src) : $(help_src))
 
 $(B)/obj/%.o: %.c $(B)/flags
 	@mkdir -p $(@D)
@@ -160,7 +162,7 @@ $(plugin): $(call objects,$(plugin_src)) $(B)/sources
 	@$(CC) -shared $(san_flags) $(CFLAGS) $(LDFLAGS) -Wl,-soname,$(@F) -Wl,-z,nodelete $(defs) \
 		-o $@ $(filter %.o,$^) $(libs)
 
-$(archive): $(call objects,$(plugin_src)) $(B)/sources
+$(archive): $(call objects,$(plugin_src) $(agree_src)) $(B)/sources
 	@rm -f $@
 	@$(AR) rcs $@ $(filter %.o,$^)
 
@@ -199,5 +201,5 @@ $(venv_stamp): pyproject.toml setup.py mk/venv $(wildcard r2ccl_ctl/__init__.py)
 	@PYTHON=$(PYTHON) mk/venv $(venv)
 	@touch $@
 
--include $(patsubst %.o,%.d,$(call objects,$(plugin_src) $(host_src) $(perf_src) $(unit_src) \
+-include $(patsubst %.o,%.d,$(call objects,$(plugin_src) $(agree_src) $(host_src) $(perf_src) $(unit_src) \
 	$(tool_src) $(help_src) $(stress_src) $(bench_src)))
