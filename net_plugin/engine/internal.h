@@ -22,6 +22,7 @@
 #include "engine/io.h"
 #include "engine/ledger.h"
 #include "engine/pathrate.h"
+#include "engine/weights.h"
 #include "oob/wire.h"
 #include "settings/settings.h"
 #include "topology/linkwatch.h"
@@ -70,6 +71,9 @@ struct r2_path {
     unsigned kick_wanted;
 
     struct r2_pathrate rate;
+    struct r2_share share; /* weight, and what it took lately */
+    uint16_t ramp, grey;   /* factors of the weight, per mille */
+    uint32_t weight_shown;
     bool ctrl_ready; /* INFO was queued: other frames may follow */
 
     uint64_t hb_count, hb_at;
@@ -92,6 +96,7 @@ struct r2_dying {
 
 struct r2_rnic {
     bool known, usable;
+    uint16_t weight; /* per mille, as the peer says */
     uint32_t epoch;
     struct r2_wire_addr addr;
     char name[R2_WIRE_NAME];
@@ -115,6 +120,8 @@ struct r2_peer {
     struct r2_rnic rnics[R2_MAX_NICS];
     int n_paths, n_up;
     struct r2_path *paths[R2_PATHS_MAX];
+    struct r2_share_set shares; /* of the paths that take chunks */
+    uint64_t shares_aged;
     struct r2_list dying;
     struct r2_ep *probe; /* R: asks whether the silent process still exists */
     uint64_t probe_at;
@@ -245,6 +252,7 @@ struct r2_nic_state {
     bool link_up, removed;
     uint32_t epoch;
     atomic_bool usable;
+    atomic_uint weight; /* per mille: the topology's, then the operator's */
     int row;
 };
 
@@ -312,6 +320,15 @@ const char *r2_path_text(const struct r2_path *path, char *out, size_t cap);
 void r2_path_journal(const struct r2_path *path, enum r2_seg_event event, uint64_t bytes,
                      uint64_t duration_ns, const char *cause);
 
+/* ---- pathweight.c: weights of paths; all under the lock */
+/* Takes chunks: up, not a stand-in's reserve, and control frames have begun. */
+bool r2_path_carries(const struct r2_path *path);
+/* Some path's weight or usability may have changed: weighs all of the peer's anew. */
+void r2_peer_weigh(struct r2_peer *p);
+/* The path is slow or lossy against its siblings: `permille` of its weight is left (1000: all is
+ * well again). Journalled with the reason when it changes. */
+void r2_path_set_grey(struct r2_path *path, unsigned permille, const char *reason);
+
 /* ---- maintain.c: the peer's task and timer */
 void r2_peer_task(struct r2_task *t);
 void r2_peer_timer(struct r2_timer *t, uint64_t now);
@@ -377,7 +394,15 @@ void r2_recv_repeat(struct r2_conn *c, struct r2_path *path);
 extern const struct r2_transport_events r2_engine_events;
 
 /* ---- nicstate.c */
+enum r2_verdict {
+    R2_VERDICT_LOCAL, /* this node's NIC is broken */
+    R2_VERDICT_HINT,  /* something else says that it may be: look for yourself */
+};
 bool r2_nic_usable(int nic);
+/* Where a failure lies. LOCAL: the NIC has failed, for all peers at once; probing begins. HINT
+ * (word from outside): its paths are tested at once, nothing is believed. Takes peers' locks: the
+ * caller holds none. */
+void r2_nicstate_verdict(int nic, enum r2_verdict verdict, const char *why);
 int r2_nicstate_start(void);
 void r2_nicstate_house(struct r2_timer *t, uint64_t now);
 

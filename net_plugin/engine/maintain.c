@@ -58,9 +58,18 @@ static int candidates(const struct r2_peer *p, int lnic, int *order)
     return m;
 }
 
+static void set_spare(struct r2_path *path, bool spare)
+{
+    bool was = path->spare;
+
+    path->spare = spare;
+    if (was != spare)
+        r2_peer_weigh(path->peer);
+}
+
 static void want(struct r2_path *path, bool spare, uint64_t now)
 {
-    path->spare = spare;
+    set_spare(path, spare);
     if (path->state == R2_PATH_IDLE)
         path->next_at = now;
     if (path->state == R2_PATH_CONNECTING && now - path->attempt_at > ATTEMPT_NS)
@@ -85,7 +94,7 @@ static int plan_nic(struct r2_peer *p, int lnic, uint64_t now, bool extra)
         if (!path)
             continue;
         if (up > (extra ? 1 : 0)) { /* stood in for a better pair, which is back */
-            path->spare = true;
+            set_spare(path, true);
             continue;
         }
         path->first_choice = i == 0;
@@ -396,6 +405,10 @@ static void publish(struct r2_peer *p)
         r2_gauge(&n->rate, r2_pathrate_rate(&path->rate));
         r2_gauge(&n->rtt_us, path->rtt_ns / 1000);
         r2_gauge(&n->replayed_bytes, path->replayed);
+        if (path->share.weight != path->weight_shown)
+            r2_control_path_weight(r2_eng.ctl, path->row, path->share.weight / 10,
+                                   path->ep ? r2_eng.ops->lanes(path->ep) : 0);
+        path->weight_shown = path->share.weight;
     }
 }
 
@@ -416,6 +429,7 @@ void r2_peer_timer(struct r2_timer *t, uint64_t now)
         judge_silence(p, now);
         refresh_suspect(p, now);
     }
+    r2_peer_weigh(p);
     publish(p);
     r2_timer_set(&p->timer, now + (busy || p->n_up == 0 ? R2_TICK_NS : 4 * R2_TICK_NS));
     r2_peer_unlock(p); /* flushes the heartbeats */

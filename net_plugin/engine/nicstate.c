@@ -87,6 +87,43 @@ static void nic_change(int nic, bool usable, int err, const char *cause)
     free(peers);
 }
 
+/* Under the peer's lock: its paths on the NIC are tested now rather than when their turn comes. */
+static void look_again(struct r2_peer *p, int nic)
+{
+    for (int i = 0; i < p->n_paths; i++) {
+        if (p->paths[i]->lnic != nic)
+            continue;
+        p->paths[i]->next_at = 0;
+        p->paths[i]->hb_at = 0;
+    }
+    r2_timer_sooner(&p->timer, r2_now_ns());
+}
+
+void r2_nicstate_verdict(int nic, enum r2_verdict verdict, const char *why)
+{
+    struct r2_control_event ev = {.event = R2_EV_VERDICT, .nic = r2_nic_name(nic), .cause = why};
+    struct r2_peer **peers;
+    int n;
+
+    r2_control_journal(r2_eng.ctl, &ev);
+    peers = all_peers(&n);
+    for (int i = 0; i < n; i++) {
+        struct r2_peer *p = peers[i];
+
+        r2_peer_lock(p);
+        for (int k = 0; k < p->n_paths && verdict == R2_VERDICT_LOCAL; k++) {
+            if (p->paths[k]->lnic == nic && p->paths[k]->state == R2_PATH_UP)
+                r2_path_fail(p->paths[k], p->paths[k]->gen, ENETDOWN, why);
+        }
+        if (verdict == R2_VERDICT_HINT)
+            look_again(p, nic);
+        r2_peer_unlock(p);
+        r2_peer_wake(p);
+        r2_peer_put(p);
+    }
+    free(peers);
+}
+
 static void on_link(void *arg, int ifindex, enum r2_link_event event, const struct sockaddr *addr)
 {
     (void)arg;
@@ -223,8 +260,10 @@ int r2_nicstate_start(void)
 {
     int rc;
 
-    for (int i = 0; i < r2_eng.n_nics; i++)
+    for (int i = 0; i < r2_eng.n_nics; i++) {
+        atomic_store(&r2_eng.nic_state[i].weight, r2_eng.nics[i].weight ? R2_WEIGHT_FULL : 0);
         add_row(i);
+    }
     rc = r2_linkwatch_open(&r2_eng.watch);
     if (rc == 0) {
         r2_eng.watch_fd.fd = r2_linkwatch_fd(r2_eng.watch);

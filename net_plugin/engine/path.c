@@ -39,6 +39,7 @@ struct r2_path *r2_path_obtain(struct r2_peer *p, int lnic, int rnic)
     path->rnic = (uint8_t)rnic;
     r2_list_init(&path->flushq);
     r2_pathrate_init(&path->rate, 0);
+    path->ramp = path->grey = R2_WEIGHT_FULL;
     name = p->rnics[rnic].name[0] ? p->rnics[rnic].name : NULL;
     path->row = r2_control_path_add(r2_eng.ctl, p->row, lnic, name);
     p->paths[p->n_paths++] = path;
@@ -159,8 +160,10 @@ void r2_path_fail(struct r2_path *path, uint32_t gen, int err, const char *cause
             r2_path_journal(path, R2_EV_NO_PATH, 0, 0, cause);
         }
     }
-    if (was_up)
+    if (was_up) {
         p->resync_wanted = true;
+        r2_peer_weigh(p);
+    }
     r2_peer_wake(p);
 }
 
@@ -183,6 +186,8 @@ void r2_path_up(struct r2_path *path)
     path->ever_up = true;
     r2_out_info(path);
     path->ctrl_ready = true;
+    path->grey = R2_WEIGHT_FULL; /* what was measured is forgotten too */
+    r2_peer_weigh(p);
     if (p->n_up == 1) {
         r2_control_peer_state(r2_eng.ctl, p->row, R2_SEG_PEER_UP, "");
         p->resync_wanted = true;
@@ -219,13 +224,14 @@ int r2_path_connect(struct r2_path *path, uint64_t now)
     return rc;
 }
 
+/* Frames are few, so a limited weight does not matter to them, but warm spares come last. */
 static bool better(const struct r2_path *a, const struct r2_path *b)
 {
     if (!b)
         return true;
     if ((a->hb_unanswered == 0) != (b->hb_unanswered == 0))
         return a->hb_unanswered == 0;
-    return false;
+    return a->share.weight && !b->share.weight;
 }
 
 struct r2_path *r2_path_for_ctrl(struct r2_peer *p, int home, int remote_home)
@@ -237,7 +243,7 @@ struct r2_path *r2_path_for_ctrl(struct r2_peer *p, int home, int remote_home)
 
         if (path->state != R2_PATH_UP || !path->ctrl_ready)
             continue;
-        if (path->hb_unanswered == 0 && (home < 0 || path->lnic == home) &&
+        if (path->hb_unanswered == 0 && path->share.weight && (home < 0 || path->lnic == home) &&
             (remote_home < 0 || path->rnic == remote_home))
             return path;
         if (better(path, best))

@@ -45,11 +45,6 @@ static void more_waiting(struct r2_conn *c, uint64_t bytes)
         r2_list_add_tail(&c->peer->ready, &c->ready);
 }
 
-static bool usable(const struct r2_path *path)
-{
-    return path->state == R2_PATH_UP && !path->spare && path->ctrl_ready;
-}
-
 static uint32_t chunk_max(void)
 {
     return (uint32_t)(r2_eng.set->chunk & ~UINT64_C(127));
@@ -63,6 +58,18 @@ static uint64_t room(const struct r2_path *path)
     uint64_t used = r2_pathrate_inflight(&path->rate);
 
     return window > used && lanes ? window - used : 0;
+}
+
+/* Takes chunks now, as far as its weight goes: a warm spare while nothing else does. */
+static bool usable(const struct r2_path *path)
+{
+    return r2_path_carries(path) && (path->share.weight || !path->peer->shares.max);
+}
+
+/* Pulls as it likes: no sibling has a higher weight. */
+static bool unlimited(const struct r2_path *path)
+{
+    return usable(path) && r2_share_free(&path->peer->shares, &path->share);
 }
 
 /* Lets lanes of the path pull up to `bytes`; returns what it has no room for. */
@@ -80,6 +87,14 @@ static uint64_t kick_path(struct r2_path *path, uint64_t bytes, uint64_t *given)
     return bytes - n;
 }
 
+/* A path of limited weight may decline, so others are asked for its bytes all the same. */
+static uint64_t ask_path(struct r2_path *path, uint64_t bytes, uint64_t *given)
+{
+    uint64_t left = kick_path(path, bytes, given);
+
+    return unlimited(path) ? left : bytes;
+}
+
 /* Asks lanes to pull: first each connection's home NIC, then others for what that has no room
  * for (unless connections stay at home, wherever home lives). */
 void r2_peer_kick(struct r2_peer *p)
@@ -95,15 +110,15 @@ void r2_peer_kick(struct r2_peer *p)
         for (int i = 0; i < p->n_paths && left; i++) {
             if (p->paths[i]->lnic != c->home || !usable(p->paths[i]))
                 continue;
-            home = true;
-            left = kick_path(p->paths[i], left, &given[i]);
+            home |= unlimited(p->paths[i]);
+            left = ask_path(p->paths[i], left, &given[i]);
         }
         if (!home || r2_eng.set->spread != R2_SPREAD_HOME)
             rest += left;
     }
     for (int i = 0; i < p->n_paths && rest; i++) {
         if (usable(p->paths[i]))
-            rest = kick_path(p->paths[i], rest, &given[i]);
+            rest = ask_path(p->paths[i], rest, &given[i]);
     }
 }
 
@@ -228,7 +243,8 @@ static bool leave_to_faster(const struct r2_path *path, uint64_t waiting, uint32
         struct r2_path *other = p->paths[i];
         uint64_t theirs;
 
-        if (other == path || !usable(other) || other->hb_unanswered)
+        if (other == path || !usable(other) || other->hb_unanswered ||
+            !r2_share_may(&p->shares, &other->share))
             continue;
         theirs = finish_time(other, waiting);
         if (theirs && theirs < mine) {
@@ -244,7 +260,7 @@ static bool home_alive(const struct r2_conn *c)
     const struct r2_peer *p = c->peer;
 
     for (int i = 0; i < p->n_paths; i++) {
-        if (p->paths[i]->lnic == c->home && usable(p->paths[i]))
+        if (p->paths[i]->lnic == c->home && unlimited(p->paths[i]))
             return true;
     }
     return false;
@@ -291,6 +307,37 @@ static bool take_chunk(struct r2_path *path, struct r2_conn *c, struct r2_bulk *
     return false;
 }
 
+/* The path has had its share: whoever may take more is asked instead, so that nothing waits. */
+static void hand_over(struct r2_path *path)
+{
+    struct r2_peer *p = path->peer;
+
+    r2_pathrate_app_limited(&path->rate);
+    for (int i = 0; i < p->n_paths; i++) {
+        struct r2_path *other = p->paths[i];
+
+        if (other == path || !unlimited(other) || other->hb_unanswered || !room(other))
+            continue;
+        other->kick_wanted++;
+        return;
+    }
+}
+
+/* The path has taken a chunk, so the shares of limited ones have become smaller. */
+static void shares_moved(struct r2_path *path, uint32_t len)
+{
+    struct r2_peer *p = path->peer;
+
+    r2_share_sent(&p->shares, &path->share, len);
+    for (int i = 0; i < p->n_paths && p->shares.limited; i++) {
+        struct r2_path *other = p->paths[i];
+
+        if (other != path && usable(other) && !unlimited(other) &&
+            r2_share_may(&p->shares, &other->share) && room(other))
+            other->kick_wanted = 1;
+    }
+}
+
 bool r2_up_next_chunk(void *owner, struct r2_ep *ep, struct r2_bulk *bulk)
 {
     struct r2_path *path = owner;
@@ -301,6 +348,10 @@ bool r2_up_next_chunk(void *owner, struct r2_ep *ep, struct r2_bulk *bulk)
     r2_peer_lock(p);
     if (path->ep != ep || !usable(path) || r2_list_empty(&p->ready) || !room(path))
         goto out;
+    if (!r2_share_may(&p->shares, &path->share)) {
+        hand_over(path);
+        goto out;
+    }
     for (int turn = 0; turn < 2 && !found; turn++) {
         if (turn == 1 && r2_eng.set->spread == R2_SPREAD_HOME)
             break;
@@ -315,7 +366,9 @@ bool r2_up_next_chunk(void *owner, struct r2_ep *ep, struct r2_bulk *bulk)
             break;
         }
     }
-    if (!found && !any)
+    if (found)
+        shares_moved(path, bulk->len);
+    else if (!any)
         r2_pathrate_app_limited(&path->rate);
 out:
     if (r2_list_empty(&p->ready) && path->ep == ep)

@@ -1,0 +1,62 @@
+/* Weights of paths: what makes them up, and when they are counted anew. Under the peer's lock. */
+#include <stdio.h>
+
+#include "engine/internal.h"
+
+#define AGE_NS (250 * R2_NS_PER_MS)
+
+bool r2_path_carries(const struct r2_path *path)
+{
+    return path->state == R2_PATH_UP && !path->spare && path->ctrl_ready;
+}
+
+static uint32_t weight_of(const struct r2_path *path)
+{
+    uint32_t nic = atomic_load_explicit(&r2_eng.nic_state[path->lnic].weight, memory_order_relaxed);
+    const struct r2_rnic *r = &path->peer->rnics[path->rnic];
+
+    if (r->known && r->weight < nic)
+        nic = r->weight; /* the lower of the two ends */
+    return r2_weight_of(nic, path->ramp, path->grey);
+}
+
+/* Paths whose heartbeat is overdue do not count, so that nobody's share is held up by them. */
+void r2_peer_weigh(struct r2_peer *p)
+{
+    bool was_limited = p->shares.limited;
+    uint64_t now = r2_now_ns();
+
+    for (int answering = 1; answering >= 0; answering--) {
+        r2_share_begin(&p->shares);
+        for (int i = 0; i < p->n_paths; i++) {
+            struct r2_path *path = p->paths[i];
+
+            path->share.weight = weight_of(path);
+            if (r2_path_carries(path) && !(answering && path->hb_unanswered))
+                r2_share_add(&p->shares, &path->share);
+        }
+        if (p->shares.members)
+            break;
+    }
+    r2_share_end(&p->shares, was_limited);
+    if (now - p->shares_aged > AGE_NS) {
+        p->shares_aged = now;
+        r2_share_age(&p->shares);
+    }
+}
+
+void r2_path_set_grey(struct r2_path *path, unsigned permille, const char *reason)
+{
+    char text[128];
+
+    if (permille > R2_WEIGHT_FULL)
+        permille = R2_WEIGHT_FULL;
+    if (path->grey == permille)
+        return;
+    path->grey = (uint16_t)permille;
+    r2_path_journal(path, R2_EV_WEIGHT, 0, 0, reason);
+    R2_INFO("path %s: %u of 1000 of its weight: %s", r2_path_text(path, text, sizeof(text)),
+            permille, reason);
+    r2_peer_weigh(path->peer);
+    r2_peer_kick(path->peer);
+}

@@ -1,0 +1,206 @@
+/* Weights of paths over a scripted transport (rung 2): who may take chunks, who is asked instead,
+ * warm spares, and verdicts about NICs. */
+#include "check.h"
+#include "enginelib/remote.h"
+
+#define MSG (64u << 20)
+
+static uint8_t *data;
+static struct remote r;
+static struct r2_ep *ep[3];
+
+static void begin(int paths)
+{
+    remote_new(&r, true, 3);
+    CHECK(remote_open(&r, paths));
+    for (int i = 0; i < paths; i++) {
+        ep[i] = fake_find(r.id, i, i, 0);
+        CHECK(ep[i]);
+    }
+}
+
+static struct r2_path *path_of(int nic)
+{
+    return r2_path_find(r.conn->peer, nic, nic);
+}
+
+static void grey(int nic, unsigned permille)
+{
+    r2_peer_lock(r.conn->peer);
+    r2_path_set_grey(path_of(nic), permille, "test");
+    r2_peer_unlock(r.conn->peer);
+}
+
+static struct r2_req *post(void)
+{
+    struct r2_req *req = NULL;
+
+    CHECK_EQ(r2_engine_isend(r.conn, data, MSG, 0, NULL, &req), 0);
+    CHECK(req);
+    CHECK_EQ(remote_cts(ep[0], &r, 0, MSG), 0);
+    return req;
+}
+
+/* One chunk over the path, acknowledged at once; its length, 0 if the path gets none. */
+static uint32_t one(int nic)
+{
+    struct r2_bulk b;
+
+    if (!fake_next(ep[nic], &b))
+        return 0;
+    CHECK(fake_chunk_sent(ep[nic], &b));
+    CHECK_EQ(remote_ack_range(ep[nic], &r, b.seq, b.offset, b.len), 0);
+    return b.len;
+}
+
+static void test_limited_share(void)
+{
+    uint64_t sent[2] = {0}, declined = 0;
+    struct r2_req *req;
+
+    begin(2);
+    grey(1, 100);
+    req = post();
+    while (sent[0] + sent[1] < MSG) {
+        uint32_t len = one(1);
+
+        sent[1] += len;
+        if (!len) {
+            int before = atomic_load(&ep[0]->kicks);
+
+            declined++;
+            CHECK_EQ(one(1), 0);
+            CHECK_GT(atomic_load(&ep[0]->kicks), before); /* the other was asked instead */
+            len = one(0);
+            sent[0] += len;
+            CHECK_GT(len, 0);
+        }
+    }
+    CHECK_GT(declined, 10);
+    CHECK_LT(sent[1], MSG / 8);
+    CHECK_GT(sent[1], MSG / 16); /* of an eleventh */
+    CHECK_EQ(remote_test(req, REMOTE_WAIT_MS, NULL), 1);
+    remote_end(&r);
+}
+
+/* The limited path is asked again as soon as the others have sent enough, by nobody but them. */
+static void test_limited_is_asked_again(void)
+{
+    int before;
+
+    begin(2);
+    grey(1, 300);
+    post();
+    while (one(1)) {
+    }
+    before = atomic_load(&ep[1]->kicks);
+    for (int i = 0; i < 8; i++)
+        CHECK_GT(one(0), 0);
+    CHECK_GT(atomic_load(&ep[1]->kicks), before);
+    CHECK_GT(one(1), 0);
+    remote_end(&r);
+}
+
+static void test_spare_takes_over(void)
+{
+    begin(2);
+    grey(1, 0);
+    post();
+    CHECK_EQ(one(1), 0);
+    CHECK_GT(one(0), 0);
+    CHECK_EQ(one(1), 0);
+    fake_fail(ep[0], ECONNRESET, false);
+    CHECK_GT(one(1), 0);
+    CHECK_GT(one(1), 0);
+    remote_end(&r);
+}
+
+/* A sibling whose heartbeat is overdue holds nobody's share up. */
+static void test_silent_sibling(void)
+{
+    begin(2);
+    grey(1, 100);
+    post();
+    while (one(1)) {
+    }
+    atomic_store(&ep[0]->silent, true);
+    for (int i = 0; i < REMOTE_WAIT_MS && !path_of(0)->hb_unanswered; i++)
+        fake_sleep_ms(1);
+    fake_sleep_ms(60); /* the next tick weighs anew; a failure would need 10 heartbeats */
+    CHECK_EQ(remote_state(&r, 0), R2_PATH_UP);
+    for (int i = 0; i < 20; i++)
+        CHECK_GT(one(1), 0);
+    remote_end(&r);
+}
+
+static void test_equal_weights_cost_nothing(void)
+{
+    begin(2);
+    post();
+    for (int i = 0; i < 10; i++) {
+        CHECK_GT(one(0), 0);
+        CHECK_GT(one(1), 0);
+    }
+    CHECK(!r.conn->peer->shares.limited);
+    CHECK_EQ(r.conn->peer->shares.recent, 0);
+    CHECK_EQ(path_of(0)->share.recent, 0);
+    remote_end(&r);
+}
+
+static void test_verdict_local(void)
+{
+    struct r2_ep *again;
+
+    begin(3);
+    r2_nicstate_verdict(1, R2_VERDICT_LOCAL, "test says so");
+    CHECK(remote_wait_flag(&ep[1]->is_shut));
+    CHECK(!atomic_load(&ep[0]->is_shut) && !atomic_load(&ep[2]->is_shut));
+    again = fake_find(r.id, 1, 1, ep[1]->params.gen); /* probing has begun */
+    CHECK(again);
+    remote_end(&r);
+}
+
+/* Word from outside is not believed. */
+static void test_verdict_hint(void)
+{
+    uint64_t beats;
+
+    begin(2);
+    fake_sleep_ms(100); /* the next heartbeat of an idle path is an hour away */
+    beats = path_of(1)->hb_count;
+    r2_nicstate_verdict(1, R2_VERDICT_HINT, "somebody says so");
+    for (int i = 0; i < REMOTE_WAIT_MS && path_of(1)->hb_count == beats; i++)
+        fake_sleep_ms(1);
+    CHECK_GT(path_of(1)->hb_count, beats);
+    CHECK_EQ(remote_state(&r, 1), R2_PATH_UP);
+    CHECK(!atomic_load(&ep[1]->is_shut));
+    remote_end(&r);
+}
+
+static const struct check_test tests[] = {
+    {"limited_share", test_limited_share},
+    {"limited_is_asked_again", test_limited_is_asked_again},
+    {"spare_takes_over", test_spare_takes_over},
+    {"silent_sibling", test_silent_sibling},
+    {"equal_weights_cost_nothing", test_equal_weights_cost_nothing},
+    {"verdict_local", test_verdict_local},
+    {"verdict_hint", test_verdict_hint},
+    {0},
+};
+
+int main(int argc, char **argv)
+{
+    static const char *const env[] = {"R2CCL_HEARTBEAT",
+                                      "50",
+                                      "R2CCL_HEARTBEAT_IDLE",
+                                      "600s",
+                                      "R2CCL_HEARTBEAT_MISSES",
+                                      "100",
+                                      NULL};
+
+    data = calloc(1, MSG);
+    if (!data)
+        return 1;
+    remote_engine(3, env);
+    return check_main(argc, argv, tests);
+}
