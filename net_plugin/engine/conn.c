@@ -17,6 +17,7 @@ struct r2_conn *r2_conn_new(struct r2_peer *p, uint64_t id, bool out)
     c->peer = p;
     c->id = id;
     c->out = out;
+    c->eager = r2_eng.device_memory ? 0 : r2_eng.set->eager;
     atomic_init(&c->refs, 2); /* the peer's table and the application */
     r2_list_init(&c->node);
     r2_list_init(&c->ctx_node);
@@ -147,7 +148,7 @@ void r2_conn_out_open(struct r2_conn *c)
                             .listen = c->listen_id,
                             .home_nic = c->home,
                             .must_exist = c->state == R2_CONN_OPEN,
-                            .eager = (uint32_t)r2_eng.set->eager};
+                            .eager = (uint32_t)c->eager};
     struct r2_path *path = r2_path_for_ctrl(c->peer, c->home, -1);
 
     if (path)
@@ -300,7 +301,7 @@ int r2_engine_test(struct r2_req *r, int *done, size_t *size)
 
 /* ---- memory */
 
-int r2_engine_reg(struct r2_conn *c, void *data, size_t size, int type, struct r2_mr **out)
+static int reg(struct r2_conn *c, const struct r2_memory *m, struct r2_mr **out)
 {
     struct r2_mr *mr = calloc(1, sizeof(*mr));
     int rc;
@@ -312,10 +313,11 @@ int r2_engine_reg(struct r2_conn *c, void *data, size_t size, int type, struct r
         free(mr);
         return -EPERM;
     }
-    mr->data = data;
-    mr->size = size;
+    mr->data = m->data;
+    mr->size = m->size;
+    mr->device = m->device;
     r2_list_init(&mr->node);
-    rc = r2_eng.ops->reg(data, size, type, &mr->keys);
+    rc = r2_eng.ops->reg(m, &mr->keys);
     if (rc) {
         free(mr);
         return rc;
@@ -327,17 +329,46 @@ int r2_engine_reg(struct r2_conn *c, void *data, size_t size, int type, struct r
     return 0;
 }
 
-/* Lets every lane go of the connection's memory. Without the lock on return. */
-static void detach_all(struct r2_conn *c)
+int r2_engine_reg(struct r2_conn *c, void *data, size_t size, int type, struct r2_mr **out)
+{
+    struct r2_memory m = {
+        .data = data, .size = size, .device = type != R2_MEMORY_TYPE_HOST, .dmabuf_fd = -1};
+
+    return reg(c, &m, out);
+}
+
+int r2_engine_reg_dmabuf(struct r2_conn *c, void *data, size_t size, int type, uint64_t offset,
+                         int fd, struct r2_mr **out)
+{
+    struct r2_memory m = {.data = data,
+                          .size = size,
+                          .device = type != R2_MEMORY_TYPE_HOST,
+                          .dmabuf_fd = fd,
+                          .dmabuf_offset = offset};
+
+    return reg(c, &m, out);
+}
+
+/* Lets every lane go of the connection's memory. Without the lock on return. 0, or -ETIMEDOUT: a
+ * NIC does not confirm it. */
+static int detach_all(struct r2_conn *c)
 {
     struct r2_ep *eps[2 * R2_PATHS_MAX];
-    int n = r2_peer_eps(c->peer, eps, 2 * R2_PATHS_MAX);
+    int n = r2_peer_eps(c->peer, eps, 2 * R2_PATHS_MAX), rc = 0;
+    /* Messages that the peer was told to write, and that have not arrived. */
+    bool cleared = !c->out && c->cum < c->next_seq;
 
     r2_peer_unlock(c->peer);
     for (int i = 0; i < n; i++) {
-        r2_eng.ops->detach(eps[i], c->id, 0, UINT64_MAX);
+        int one = r2_eng.ops->detach(eps[i], c->id, 0, UINT64_MAX, cleared);
+
+        rc = one ? one : rc;
         r2_eng.ops->put(eps[i]);
     }
+    if (rc)
+        R2_WARN("a NIC does not confirm that it has let go of a connection's memory: %s",
+                strerror(-rc));
+    return rc;
 }
 
 static bool uses(const struct r2_req *r, const struct r2_mr *mr)
@@ -349,6 +380,7 @@ static bool uses(const struct r2_req *r, const struct r2_mr *mr)
 int r2_engine_dereg(struct r2_conn *c, struct r2_mr *mr)
 {
     bool busy = false;
+    int rc = 0, gone;
 
     if (!mr || atomic_load(&r2_eng.inert))
         return 0;
@@ -359,19 +391,20 @@ int r2_engine_dereg(struct r2_conn *c, struct r2_mr *mr)
     if (busy)
         r2_conn_fail(c, -ECANCELED);
     if (c->state == R2_CONN_FAILED || c->state == R2_CONN_CLOSED) {
-        detach_all(c);
+        rc = detach_all(c);
     } else {
         r2_peer_unlock(c->peer);
     }
-    r2_eng.ops->dereg(mr->keys);
+    gone = r2_eng.ops->dereg(mr->keys);
     free(mr);
-    return 0;
+    return rc ? rc : gone;
 }
 
 int r2_engine_close(struct r2_conn *c)
 {
     struct r2_peer *p;
     bool busy;
+    int rc = 0;
 
     if (!c || atomic_load(&r2_eng.inert))
         return 0;
@@ -391,7 +424,7 @@ int r2_engine_close(struct r2_conn *c)
     c->waiting = 0;
     r2_list_del(&c->ready);
     if (busy) {
-        detach_all(c);
+        rc = detach_all(c);
         r2_peer_lock(p);
     }
     while (!r2_list_empty(&c->mrs)) {
@@ -409,5 +442,5 @@ int r2_engine_close(struct r2_conn *c)
     r2_peer_unlock(p);
     r2_conn_put(c);
     r2_peer_put(p);
-    return 0;
+    return rc;
 }

@@ -16,6 +16,7 @@ static int on_open(struct r2_path *path, const uint8_t *body)
     if (p->out)
         return -EPROTO;
     ack.conn = m.conn;
+    ack.flags = r2_eng.device_memory ? R2_OPEN_NO_EAGER : 0;
     c = r2_conn_find(p, m.conn);
     if (!c && m.must_exist) {
         ack.status = ECONNRESET;
@@ -32,7 +33,7 @@ static int on_open(struct r2_path *path, const uint8_t *body)
         c = listen ? r2_conn_new(p, m.conn, false) : NULL;
         if (c) {
             c->remote_home = m.home_nic;
-            c->peer_eager = m.eager;
+            c->peer_eager = r2_eng.device_memory ? 0 : m.eager;
             c->home = (uint8_t)listen->dev;
             c->ctx = listen->ctx;
             c->state = R2_CONN_OPEN;
@@ -62,6 +63,8 @@ static int on_open_ack(struct r2_path *path, const uint8_t *body)
         r2_conn_fail(c, -ECONNREFUSED);
         return 0;
     }
+    if (m.flags & R2_OPEN_NO_EAGER)
+        c->eager = 0;
     c->state = R2_CONN_OPEN;
     return 0;
 }
@@ -128,7 +131,7 @@ static int on_down(struct r2_path *path, const uint8_t *body)
     memcpy(&m, body, sizeof(m));
     if (p->out)
         return -EPROTO;
-    dead = r2_path_obtain(p, m.receiver_nic, m.sender_nic);
+    dead = r2_path_obtain(p, m.receiver_nic, m.sender_nic, m.transport);
     if (!dead)
         return 0;
     if (m.gen > dead->down_gen)
@@ -160,7 +163,7 @@ static int on_fenced(struct r2_path *path, const uint8_t *body)
     memcpy(&m, body, sizeof(m));
     if (!p->out)
         return -EPROTO;
-    dead = r2_path_find(p, m.sender_nic, m.receiver_nic);
+    dead = r2_path_find(p, m.sender_nic, m.receiver_nic, m.transport);
     if (!dead || m.gen > dead->gen)
         return 0;
     if (m.gen > dead->down_gen)

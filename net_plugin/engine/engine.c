@@ -15,7 +15,7 @@
 #define HANDLE_ADDRS 3
 
 struct r2_engine r2_eng = {.lock = PTHREAD_MUTEX_INITIALIZER};
-const struct r2_transport_ops *r2_engine_transport = &r2_transport_tcp;
+const struct r2_transport_ops *r2_engine_transport = &r2_transport_mux;
 
 /* What an application carries from the listener to the connector. `cookie` is ours on the
  * connecting side: the id of the connection under way; 0 in a fresh handle. */

@@ -13,6 +13,7 @@
 #ifndef R2_ENGINE_ENGINE_H
 #define R2_ENGINE_ENGINE_H
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -46,8 +47,15 @@ int r2_engine_accept(struct r2_listen *listen, struct r2_conn **out);
 
 /* A registration names a range; a request names the registration that covers its buffer (NULL is
  * allowed for memory that outlives the connection). r2_engine_dereg cancels unfinished requests
- * of the range and returns when no thread, socket or queue pair can touch it any more. */
+ * of the range and returns when no thread, socket or queue pair can touch it any more; -ETIMEDOUT
+ * if a NIC did not confirm that. `type` is NCCL's; anything but host is memory that only NICs may
+ * touch. */
+#define R2_MEMORY_TYPE_HOST 1
 int r2_engine_reg(struct r2_conn *conn, void *data, size_t size, int type, struct r2_mr **out);
+/* The same for memory of a device that the kernel knows as a DMA buffer; `fd` stays the caller's.
+ */
+int r2_engine_reg_dmabuf(struct r2_conn *conn, void *data, size_t size, int type, uint64_t offset,
+                         int fd, struct r2_mr **out);
 int r2_engine_dereg(struct r2_conn *conn, struct r2_mr *mr);
 
 /* `*out` NULL with return 0: no request free, try later. The buffer must stay until done. */

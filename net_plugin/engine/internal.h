@@ -49,6 +49,7 @@ struct r2_path {
     struct r2_peer *peer;
     uint16_t index;     /* in peer->paths; what the ledger calls `path` */
     uint8_t lnic, rnic; /* local NIC, the peer's NIC */
+    uint8_t transport;  /* enum r2_transport_id: part of the path's identity */
     enum r2_path_state state;
     uint32_t gen;        /* newest allotted (S) or accepted (R) */
     uint32_t down_gen;   /* everything up to it is dead */
@@ -92,6 +93,7 @@ struct r2_dying {
     struct r2_path *path; /* NULL: a probe */
     uint32_t gen;
     int err;
+    uint64_t since; /* the transport has not confirmed the end since then; 0: not asked yet */
 };
 
 struct r2_rnic {
@@ -123,6 +125,7 @@ struct r2_peer {
     struct r2_share_set shares; /* of the paths that take chunks */
     uint64_t shares_aged;
     struct r2_list dying;
+    bool tcp_wanted;     /* S: some memory has no way but sockets */
     struct r2_ep *probe; /* R: asks whether the silent process still exists */
     uint64_t probe_at;
     unsigned probe_turn;
@@ -168,7 +171,7 @@ struct r2_req {
 };
 
 struct r2_cts_slot {
-    bool valid;
+    bool valid, device;
     uint64_t seq, size, addr;
     uint32_t keys[R2_WIRE_MAX_NICS];
 };
@@ -209,6 +212,7 @@ struct r2_conn {
     uint64_t waiting;     /* bytes that bulk lanes may take */
     uint64_t posted;      /* receives posted by the peer: all seq below it */
     uint64_t oldest;      /* first message not acknowledged whole */
+    uint64_t eager;       /* largest message sent before its clear-to-send */
     struct r2_cts_slot cts[R2_WINDOW];
 
     /* R */
@@ -230,6 +234,7 @@ struct r2_mr {
     struct r2_list node; /* conn->mrs */
     uint8_t *data;
     size_t size;
+    bool device; /* no thread may touch it */
     struct r2_mr_keys *keys;
 };
 
@@ -271,6 +276,7 @@ struct r2_engine {
     struct r2_list peers, listens, ctxs;
     atomic_ulong next_conn, next_listen;
     atomic_uint next_gen; /* generations are never used twice by a process */
+    bool device_memory;   /* NICs may read and write memory that threads may not */
     struct r2_control *ctl;
     struct r2_seg_counters *n;
     struct r2_seg_gauges *g;
@@ -307,8 +313,8 @@ int r2_peer_eps(struct r2_peer *p, struct r2_ep **out, int max);
 void r2_peer_account(struct r2_peer *p, int delta); /* requests in flight */
 
 /* ---- path.c: states of paths; all under the lock */
-struct r2_path *r2_path_obtain(struct r2_peer *p, int lnic, int rnic);
-struct r2_path *r2_path_find(struct r2_peer *p, int lnic, int rnic);
+struct r2_path *r2_path_obtain(struct r2_peer *p, int lnic, int rnic, int transport);
+struct r2_path *r2_path_find(struct r2_peer *p, int lnic, int rnic, int transport);
 /* A generation is dead: hands its endpoint to the peer's task. Idempotent. */
 void r2_path_fail(struct r2_path *path, uint32_t gen, int err, const char *cause);
 void r2_path_up(struct r2_path *path);
@@ -362,6 +368,9 @@ struct r2_req *r2_conn_req(struct r2_conn *c, uint64_t seq);
 void r2_req_finish(struct r2_req *r, int err); /* err 0: done */
 
 /* ---- send.c: the sender's data plane */
+/* The path can carry the message: its memory is registered with the NICs of both ends, or read and
+ * written by threads on both. */
+bool r2_send_carries(const struct r2_path *path, const struct r2_req *r);
 bool r2_up_next_chunk(void *owner, struct r2_ep *ep, struct r2_bulk *bulk);
 void r2_up_chunk_sent(void *owner, struct r2_ep *ep, const struct r2_bulk *bulk);
 void r2_send_start(struct r2_req *r); /* a new message: eager or to the ready list */

@@ -14,16 +14,35 @@
 #define IDLE_NS (10 * R2_NS_PER_S)
 #define LATE_NS (2 * R2_TICK_NS) /* an observer that woke later than this was asleep */
 
+/* The hardware has not said that it has stopped. It is not assumed, so nothing that the endpoint
+ * carried is sent again; that must end some time. */
+static void unconfirmed(struct r2_peer *p, struct r2_dying *d, uint64_t now)
+{
+    if (!d->since)
+        d->since = now;
+    else if (now - d->since > r2_eng.set->no_path_timeout_ns)
+        r2_peer_gone(p, -ETIMEDOUT, "a NIC does not confirm that it has stopped");
+}
+
 /* Shuts what is buried. The entry stays in the list meanwhile, so that whoever wants memory back
  * finds the endpoint (r2_peer_eps). */
 static void shut_dying(struct r2_peer *p)
 {
-    while (!r2_list_empty(&p->dying)) {
-        struct r2_dying *d = R2_CONTAINER_OF(r2_list_first(&p->dying), struct r2_dying, node);
+    struct r2_list *n, *next;
+
+    /* Others only append, so the node after this one is still its successor after the call. */
+    for (n = p->dying.next; n != &p->dying; n = next) {
+        struct r2_dying *d = R2_CONTAINER_OF(n, struct r2_dying, node);
+        int rc;
 
         pthread_mutex_unlock(&p->lock);
-        r2_eng.ops->shut(d->ep);
+        rc = r2_eng.ops->shut(d->ep);
         pthread_mutex_lock(&p->lock);
+        next = n->next;
+        if (rc) {
+            unconfirmed(p, d, r2_now_ns());
+            continue;
+        }
         r2_list_del(&d->node);
         if (d->path && !p->out && d->gen > d->path->fenced_gen) {
             d->path->fenced_gen = d->gen;
@@ -41,15 +60,19 @@ static bool rnic_ok(const struct r2_peer *p, int r)
 }
 
 /* Rail order of the peer's NICs for a local one. */
-static int candidates(const struct r2_peer *p, int lnic, int *order)
+static int candidates(const struct r2_peer *p, int lnic, int transport, int *order)
 {
     struct sockaddr_storage addrs[R2_MAX_NICS];
     int back[R2_MAX_NICS], found[R2_MAX_NICS], n = 0, m;
+    struct r2_wire_addr local;
 
+    if (r2_eng.ops->address(lnic, &local))
+        return 0;
     for (int r = 0; r < p->n_rnics; r++) {
         socklen_t len;
 
-        if (p->rnics[r].known && r2_wire_to_sockaddr(&p->rnics[r].addr, &addrs[n], &len) == 0)
+        if (p->rnics[r].known && r2_transport_fits(transport, &local, &p->rnics[r].addr) &&
+            r2_wire_to_sockaddr(&p->rnics[r].addr, &addrs[n], &len) == 0)
             back[n++] = r;
     }
     m = r2_rail_candidates(&r2_eng.nics[lnic], lnic, addrs, n, found);
@@ -79,9 +102,9 @@ static void want(struct r2_path *path, bool spare, uint64_t now)
 }
 
 /* For one local NIC: the best pair, and the next best ones while that is not up. */
-static int plan_nic(struct r2_peer *p, int lnic, uint64_t now, bool extra)
+static int plan_nic(struct r2_peer *p, int lnic, int via, uint64_t now, bool extra)
 {
-    int order[R2_MAX_NICS], n = candidates(p, lnic, order), up = 0;
+    int order[R2_MAX_NICS], n = candidates(p, lnic, via, order), up = 0;
 
     for (int i = 0; i < n; i++) {
         struct r2_path *path;
@@ -89,8 +112,8 @@ static int plan_nic(struct r2_peer *p, int lnic, uint64_t now, bool extra)
         /* With no path left the peer cannot take its word about a NIC back: all are tried. */
         if (!rnic_ok(p, order[i]) && p->n_up)
             continue;
-        path = up > (extra ? 1 : 0) ? r2_path_find(p, lnic, order[i])
-                                    : r2_path_obtain(p, lnic, order[i]);
+        path = up > (extra ? 1 : 0) ? r2_path_find(p, lnic, order[i], via)
+                                    : r2_path_obtain(p, lnic, order[i], via);
         if (!path)
             continue;
         if (up > (extra ? 1 : 0)) { /* stood in for a better pair, which is back */
@@ -108,15 +131,63 @@ static int plan_nic(struct r2_peer *p, int lnic, uint64_t now, bool extra)
     return up;
 }
 
-/* Which pairs of NICs to have (S). Own rail first; with a single path up, one spare more. */
-static void plan_paths(struct r2_peer *p, uint64_t now)
+/* A first attempt that may still succeed: too early for the last resort. */
+static bool still_new(const struct r2_path *path)
 {
-    bool few = p->n_up < 2;
+    return !path->ever_up && path->fails == 0;
+}
+
+/* Some message that waits has no way over the paths that are up. */
+static bool stranded(struct r2_peer *p)
+{
+    struct r2_list *n;
+
+    R2_LIST_FOR_EACH (n, &p->ready) {
+        struct r2_conn *c = R2_CONTAINER_OF(n, struct r2_conn, ready);
+        bool way = false;
+
+        for (uint64_t s = c->oldest; s < c->next_seq && !way; s++) {
+            struct r2_req *r = r2_conn_req(c, s);
+
+            for (int i = 0; r && i < p->n_paths && !way; i++)
+                way = p->paths[i]->state == R2_PATH_UP && r2_send_carries(p->paths[i], r);
+        }
+        if (!way)
+            return true;
+    }
+    return false;
+}
+
+/* Paths of one transport. True: they serve, or may in a moment. */
+static bool plan_transport(struct r2_peer *p, int via, uint64_t now)
+{
+    bool few = p->n_up == 1, serves = false;
 
     for (int l = 0; l < r2_eng.n_nics; l++) {
         if (r2_nic_usable(l))
-            plan_nic(p, l, now, few && p->n_up == 1);
+            plan_nic(p, l, via, now, few);
     }
+    for (int i = 0; i < p->n_paths; i++) {
+        if (p->paths[i]->transport == via && r2_nic_usable(p->paths[i]->lnic))
+            serves |= p->paths[i]->state == R2_PATH_UP || still_new(p->paths[i]);
+    }
+    return serves;
+}
+
+/* Which pairs of NICs to have (S). Own rail first; with a single path up, one spare more. Sockets
+ * are the last resort where queue pairs can be had: they stand in, and stand by afterwards. */
+static void plan_paths(struct r2_peer *p, uint64_t now)
+{
+    bool verbs = plan_transport(p, R2_VIA_VERBS, now);
+
+    if (verbs && p->n_up && !p->tcp_wanted)
+        p->tcp_wanted = stranded(p);
+    if (!verbs || p->tcp_wanted) {
+        plan_transport(p, R2_VIA_TCP, now);
+        return;
+    }
+    for (int i = 0; i < p->n_paths; i++)
+        p->paths[i]->spare |= p->paths[i]->transport == R2_VIA_TCP;
 }
 
 static void repeat_downs(struct r2_peer *p, uint64_t now)
@@ -140,7 +211,7 @@ static void probe_peer(struct r2_peer *p, uint64_t now)
         int l = (int)((p->probe_turn + (unsigned)i) % (unsigned)r2_eng.n_nics), order[R2_MAX_NICS],
             rc;
 
-        if (!r2_nic_usable(l) || candidates(p, l, order) == 0)
+        if (!r2_nic_usable(l) || candidates(p, l, R2_VIA_TCP, order) == 0)
             continue;
         p->probe_turn = (unsigned)l + 1;
         params.local_nic = (uint8_t)l;

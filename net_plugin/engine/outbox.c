@@ -135,7 +135,8 @@ static void resync_paths(struct r2_peer *p, struct r2_path *via)
 {
     for (int i = 0; i < p->n_paths; i++) {
         struct r2_path *path = p->paths[i];
-        struct r2_msg_path m = {.sender_nic = path->lnic, .receiver_nic = path->rnic};
+        struct r2_msg_path m = {
+            .sender_nic = path->lnic, .receiver_nic = path->rnic, .transport = path->transport};
 
         if (p->out && path->down_gen > path->fenced_gen) {
             m.gen = path->down_gen;

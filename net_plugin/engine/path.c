@@ -10,24 +10,25 @@
 #define BACKOFF_FIRST (10 * R2_NS_PER_MS)
 #define BACKOFF_NEVER_UP (5 * R2_NS_PER_S)
 
-struct r2_path *r2_path_find(struct r2_peer *p, int lnic, int rnic)
+struct r2_path *r2_path_find(struct r2_peer *p, int lnic, int rnic, int transport)
 {
     for (int i = 0; i < p->n_paths; i++) {
-        if (p->paths[i]->lnic == lnic && p->paths[i]->rnic == rnic)
+        if (p->paths[i]->lnic == lnic && p->paths[i]->rnic == rnic &&
+            p->paths[i]->transport == transport)
             return p->paths[i];
     }
     return NULL;
 }
 
-struct r2_path *r2_path_obtain(struct r2_peer *p, int lnic, int rnic)
+struct r2_path *r2_path_obtain(struct r2_peer *p, int lnic, int rnic, int transport)
 {
-    struct r2_path *path = r2_path_find(p, lnic, rnic);
+    struct r2_path *path = r2_path_find(p, lnic, rnic, transport);
     const char *name;
 
     if (path)
         return path;
-    if (lnic < 0 || lnic >= r2_eng.n_nics || rnic < 0 || rnic >= R2_MAX_NICS ||
-        p->n_paths == R2_PATHS_MAX)
+    if (lnic < 0 || lnic >= r2_eng.n_nics || rnic < 0 || rnic >= R2_MAX_NICS || transport < 0 ||
+        transport >= R2_VIA_COUNT || p->n_paths == R2_PATHS_MAX)
         return NULL;
     path = calloc(1, sizeof(*path));
     if (!path)
@@ -37,6 +38,7 @@ struct r2_path *r2_path_obtain(struct r2_peer *p, int lnic, int rnic)
     path->index = (uint16_t)p->n_paths;
     path->lnic = (uint8_t)lnic;
     path->rnic = (uint8_t)rnic;
+    path->transport = (uint8_t)transport;
     r2_list_init(&path->flushq);
     r2_pathrate_init(&path->rate, 0);
     path->ramp = path->grey = R2_WEIGHT_FULL;
@@ -97,6 +99,7 @@ static void bury(struct r2_path *path, int err)
     d->path = path;
     d->gen = path->gen;
     d->err = err;
+    d->since = 0;
     r2_list_init(&d->node);
     r2_list_add_tail(&p->dying, &d->node);
     path->ep = NULL;
@@ -198,8 +201,11 @@ void r2_path_up(struct r2_path *path)
 int r2_path_connect(struct r2_path *path, uint64_t now)
 {
     struct r2_peer *p = path->peer;
-    struct r2_ep_params params = {
-        .local_nic = path->lnic, .remote_nic = path->rnic, .initiator = true, .owner = path};
+    struct r2_ep_params params = {.local_nic = path->lnic,
+                                  .remote_nic = path->rnic,
+                                  .transport = path->transport,
+                                  .initiator = true,
+                                  .owner = path};
     struct r2_ep *ep = NULL;
     int rc;
 

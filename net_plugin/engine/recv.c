@@ -137,9 +137,13 @@ static bool has_arrived(const struct r2_conn *c, uint64_t seq)
 void r2_recv_cts(struct r2_req *r, struct r2_path *path)
 {
     struct r2_msg_cts m = {.conn = r->conn->id, .seq = r->seq, .size = r->size};
+    uint32_t keys[R2_WIRE_MAX_NICS];
 
     m.addr = (uint64_t)(uintptr_t)r->data;
-    if (path && r2_out_frame(path, R2_F_CTS, &m, sizeof(m), NULL, 0) == 0 &&
+    if (r->mr && r->mr->keys)
+        m.keys = (uint32_t)r2_eng.ops->remote_keys(r->mr->keys, keys);
+    m.flags = r->mr && r->mr->device ? R2_CTS_DEVICE : 0;
+    if (path && r2_out_frame(path, R2_F_CTS, &m, sizeof(m), keys, m.keys * sizeof(*keys)) == 0 &&
         r->conn->cts_sent <= r->seq)
         r->conn->cts_sent = r->seq + 1;
 }

@@ -7,7 +7,7 @@
 
 static bool is_eager(const struct r2_req *r)
 {
-    return r->size <= r2_eng.set->eager;
+    return r->size <= r->conn->eager;
 }
 
 static const struct r2_cts_slot *cts_of(const struct r2_conn *c, uint64_t seq)
@@ -43,6 +43,16 @@ static void more_waiting(struct r2_conn *c, uint64_t bytes)
     c->waiting += bytes;
     if (c->waiting && r2_list_empty(&c->ready))
         r2_list_add_tail(&c->peer->ready, &c->ready);
+}
+
+bool r2_send_carries(const struct r2_path *path, const struct r2_req *r)
+{
+    const struct r2_cts_slot *cts = cts_of(r->conn, r->seq);
+    bool device = (r->mr && r->mr->device) || (cts && cts->device);
+
+    if (!r2_eng.ops->one_sided(path->ep))
+        return !device;
+    return cts && cts->keys[path->rnic] && r->mr && r2_eng.ops->registered(path->ep, r->mr->keys);
 }
 
 static uint32_t chunk_max(void)
@@ -201,6 +211,7 @@ void r2_send_on_cts(struct r2_conn *c, const struct r2_msg_cts *m, const uint32_
     s->seq = m->seq;
     s->size = m->size;
     s->addr = m->addr;
+    s->device = m->flags & R2_CTS_DEVICE;
     memcpy(s->keys, keys, sizeof(s->keys));
     if (m->seq >= c->posted)
         c->posted = m->seq + 1;
@@ -232,9 +243,11 @@ static uint64_t finish_time(const struct r2_path *path, uint64_t len)
 
 /* A slow path must not hold a message back: it leaves the last chunks to a faster one that would
  * have sent all that waits before this path had sent one chunk. */
-static bool leave_to_faster(const struct r2_path *path, uint64_t waiting, uint32_t len)
+static bool leave_to_faster(const struct r2_path *path, const struct r2_req *r, uint32_t chunk)
 {
     const struct r2_peer *p = path->peer;
+    uint64_t waiting = r->conn->waiting;
+    uint32_t len = waiting < chunk ? (uint32_t)waiting : chunk;
     uint64_t mine = finish_time(path, len);
 
     if (!mine)
@@ -244,7 +257,7 @@ static bool leave_to_faster(const struct r2_path *path, uint64_t waiting, uint32
         uint64_t theirs;
 
         if (other == path || !usable(other) || other->hb_unanswered ||
-            !r2_share_may(&p->shares, &other->share))
+            !r2_share_may(&p->shares, &other->share) || !r2_send_carries(other, r))
             continue;
         theirs = finish_time(other, waiting);
         if (theirs && theirs < mine) {
@@ -281,6 +294,7 @@ static void fill(struct r2_path *path, struct r2_conn *c, struct r2_req *r,
     bulk->data = r->data + chunk->off;
     bulk->remote_addr = cts->addr + chunk->off;
     bulk->remote_key = cts->keys[path->rnic];
+    bulk->keys = r->mr ? r->mr->keys : NULL;
     r2_pathrate_on_send(&path->rate, chunk->len, r2_now_ns(), &stamp);
     r2_send_stamp(&r->led.send, chunk, &stamp);
 }
@@ -290,19 +304,44 @@ static bool take_chunk(struct r2_path *path, struct r2_conn *c, struct r2_bulk *
     uint32_t len = r2_pathrate_chunk_len(&path->rate, chunk_max());
     struct r2_chunk chunk;
 
-    if (leave_to_faster(path, c->waiting, c->waiting < len ? (uint32_t)c->waiting : len))
-        return false;
     for (uint64_t s = c->oldest; s < c->next_seq; s++) {
         struct r2_req *r = r2_conn_req(c, s);
 
-        if (!bulk_waiting(c, r) ||
-            !r2_send_next(&r->led.send, len, path->index, path->gen, r2_now_ns(), &chunk))
+        if (!bulk_waiting(c, r) || !r2_send_carries(path, r))
+            continue;
+        if (leave_to_faster(path, r, len))
+            return false;
+        if (!r2_send_next(&r->led.send, len, path->index, path->gen, r2_now_ns(), &chunk))
             continue;
         fill(path, c, r, &chunk, bulk);
         c->waiting -= chunk.len;
         r2_list_del(&c->ready); /* to the end of the line */
         more_waiting(c, 0);
         return true;
+    }
+    return false;
+}
+
+/* What waits first can go over no other path, whatever the shares are. */
+static bool sole_carrier(const struct r2_path *path)
+{
+    const struct r2_peer *p = path->peer;
+    struct r2_list *n;
+
+    R2_LIST_FOR_EACH (n, &p->ready) {
+        struct r2_conn *c = R2_CONTAINER_OF(n, struct r2_conn, ready);
+        bool others = false;
+        uint64_t s = c->oldest;
+
+        while (s < c->next_seq && !bulk_waiting(c, r2_conn_req(c, s)))
+            s++;
+        if (s == c->next_seq || !r2_send_carries(path, r2_conn_req(c, s)))
+            continue;
+        for (int i = 0; i < p->n_paths && !others; i++)
+            others = p->paths[i] != path && usable(p->paths[i]) &&
+                     r2_send_carries(p->paths[i], r2_conn_req(c, s));
+        if (!others)
+            return true;
     }
     return false;
 }
@@ -348,7 +387,7 @@ bool r2_up_next_chunk(void *owner, struct r2_ep *ep, struct r2_bulk *bulk)
     r2_peer_lock(p);
     if (path->ep != ep || !usable(path) || r2_list_empty(&p->ready) || !room(path))
         goto out;
-    if (!r2_share_may(&p->shares, &path->share)) {
+    if (!r2_share_may(&p->shares, &path->share) && !sole_carrier(path)) {
         hand_over(path);
         goto out;
     }

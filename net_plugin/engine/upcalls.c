@@ -24,7 +24,7 @@ static void *up_accepted(struct r2_ep *ep, const struct r2_ep_params *params)
         return NULL;
     r2_peer_lock(p);
     path = p->life == R2_PEER_ALIVE && p->listed
-               ? r2_path_obtain(p, params->local_nic, params->remote_nic)
+               ? r2_path_obtain(p, params->local_nic, params->remote_nic, params->transport)
                : NULL;
     if (path && (params->gen <= path->gen || params->gen <= path->down_gen))
         path = NULL;
@@ -102,12 +102,18 @@ static void up_failed(void *owner, struct r2_ep *ep, int err, const struct r2_ep
     r2_peer_unlock(p);
 }
 
+static void up_shut_over(void *owner, struct r2_ep *ep)
+{
+    r2_peer_wake(r2_eng.ops->params(ep)->probe ? owner : ((struct r2_path *)owner)->peer);
+}
+
 static void up_released(void *owner, const struct r2_ep_params *params)
 {
     r2_peer_put(params->probe ? owner : ((struct r2_path *)owner)->peer);
 }
 
 const struct r2_transport_events r2_engine_events = {
+    .shut_over = up_shut_over,
     .released = up_released,
     .accepted = up_accepted,
     .secret = up_secret,

@@ -24,14 +24,20 @@
 #define R2_WIRE_MAX_BODY 65535
 #define R2_WIRE_NAME 32
 
-/* A NIC's address: family 4 or 6, port in host order. */
+/* A NIC's address: family 4 or 6, port in host order. It is where the NIC's TCP listener is, which
+ * is also where queue pairs are agreed on: what only holds for one attempt (GID, LID, queue pair
+ * numbers) is said there, after the proof of the secret (transport/verbs/card.h). */
 struct r2_wire_addr {
     uint8_t family;
-    uint8_t pad;
+    uint8_t offers; /* R2_OFFER_*; unknown bits are ignored */
     uint16_t port;
     uint8_t ip[16];
 } __attribute__((packed));
 _Static_assert(sizeof(struct r2_wire_addr) == 20, "wire");
+
+#define R2_OFFER_INFINIBAND 1u /* verbs over InfiniBand */
+#define R2_OFFER_ROCE 2u       /* verbs over Ethernet */
+#define R2_OFFER_NO_TCP 4u     /* the listener is on another NIC: TCP would not be this one */
 
 int r2_wire_from_sockaddr(struct r2_wire_addr *out, const struct sockaddr_storage *sa);
 int r2_wire_to_sockaddr(const struct r2_wire_addr *a, struct sockaddr_storage *sa, socklen_t *len);
@@ -74,8 +80,9 @@ struct r2_msg_open {
 struct r2_msg_open_ack {
     uint64_t conn;
     uint32_t status;
-    uint32_t pad;
+    uint32_t flags; /* R2_OPEN_NO_EAGER */
 } __attribute__((packed));
+#define R2_OPEN_NO_EAGER 1u /* send nothing before its clear-to-send */
 
 /* Followed by `keys` x 32 bit for one-sided transports, indexed by the receiver's NIC. */
 struct r2_msg_cts {
@@ -84,8 +91,9 @@ struct r2_msg_cts {
     uint64_t size;
     uint64_t addr;
     uint32_t keys;
-    uint32_t pad;
+    uint32_t flags; /* R2_CTS_DEVICE */
 } __attribute__((packed));
+#define R2_CTS_DEVICE 1u /* no thread of the receiver may write there: only its NICs */
 
 /* Followed by the message itself. */
 struct r2_msg_eager {
@@ -114,7 +122,8 @@ struct r2_msg_ack {
 struct r2_msg_path {      /* DOWN, FENCED */
     uint8_t sender_nic;   /* of the connecting process */
     uint8_t receiver_nic; /* of the accepting process */
-    uint16_t pad;
+    uint8_t transport;    /* enum r2_transport_id */
+    uint8_t pad;
     uint32_t gen;
     uint32_t reason; /* errno, for the journal */
 } __attribute__((packed));

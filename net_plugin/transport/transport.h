@@ -1,4 +1,5 @@
-/* The boundary between the engine and a transport (tcp, verbs, or the tests' fake).
+/* The boundary between the engine and a transport (tcp, verbs, both behind the mux, or the tests'
+ * fake).
  *
  * An endpoint (`struct r2_ep`) is one generation of one path: the sockets or queue pairs between
  * one local NIC and one NIC of one peer process. The connecting side sends bulk data, the
@@ -13,7 +14,12 @@
  *
  * One-sided transports: `r2_bulk.remote_addr` carries address and key from the clear-to-send; the
  * engine fences the receiver (DOWN, FENCED: oob/wire.h) before it hands a chunk out again, for
- * every transport, so that a second write of the same bytes never races with the first.
+ * every transport, so that a second write of the same bytes never races with the first. The bytes
+ * are in place when the transport learns of them, so chunk_claim and chunk_done follow each other.
+ *
+ * Several transports may serve one NIC (transport/mux): each endpoint belongs to one of them, which
+ * r2_ep_params.transport names, and so does the path. A transport that runs behind the mux begins
+ * its struct r2_ep with a struct r2_ep_head.
  */
 #ifndef R2_TRANSPORT_TRANSPORT_H
 #define R2_TRANSPORT_TRANSPORT_H
@@ -26,6 +32,29 @@
 
 struct r2_ep;      /* owned by the transport, reference counted */
 struct r2_mr_keys; /* a transport's registration of one range on all its NICs */
+struct r2_transport_ops;
+
+/* Number of a transport, on the wire as well; a better one is preferred. */
+enum r2_transport_id { R2_VIA_TCP = 0, R2_VIA_VERBS = 1, R2_VIA_COUNT };
+
+struct r2_ep_head {
+    const struct r2_transport_ops *ops;
+};
+
+/* Memory to be registered. `dmabuf_fd` < 0: by its address; else the range begins `dmabuf_offset`
+ * bytes into that object. `device`: no thread may read or write it. */
+struct r2_memory {
+    void *data;
+    size_t size;
+    bool device;
+    int dmabuf_fd;
+    uint64_t dmabuf_offset;
+};
+
+/* What kinds of memory a NIC reads and writes. */
+#define R2_MEMORY_HOST 1u
+#define R2_MEMORY_DEVICE 2u /* by its address (peer memory) */
+#define R2_MEMORY_DMABUF 4u
 
 /* A piece of a message. `data` is the sender's memory (tx) or the place to write (rx). */
 struct r2_bulk {
@@ -39,6 +68,7 @@ struct r2_bulk {
     uint8_t *data;
     uint64_t remote_addr; /* one-sided transports: where to write */
     uint32_t remote_key;
+    const struct r2_mr_keys *keys; /* of the sender's memory */
 };
 #define R2_BULK_CRC 1u
 /* rx: placed with r2_copy_lines, because its reader does not wait for the end. */
@@ -51,6 +81,7 @@ struct r2_ep_params {
     uint8_t secret[16]; /* of the accepting process */
     uint8_t local_nic;
     uint8_t remote_nic;
+    uint8_t transport; /* enum r2_transport_id */
     bool initiator;
     uint32_t gen; /* generation, allotted by the connecting side */
     struct r2_wire_addr remote_addr;
@@ -83,6 +114,8 @@ struct r2_transport_events {
     /* The endpoint broke or never came up; called once, no transport lock held; the engine
      * answers with ops->shut later, from its own thread. `err` is a positive errno. */
     void (*failed)(void *owner, struct r2_ep *ep, int err, const struct r2_ep_health *health);
+    /* `shut` that was under way is over: it returns 0 now. Any lock of the transport. */
+    void (*shut_over)(void *owner, struct r2_ep *ep);
     /* The last reference to an endpoint that has an owner is gone; no lock is needed or held by
      * the transport. */
     void (*released)(void *owner, const struct r2_ep_params *params);
@@ -108,10 +141,10 @@ struct r2_transport_events {
 
 struct r2_transport_ops {
     const char *name;
-    bool one_sided;
     /* Starts the transport: listens on every NIC. Once per process. 0 or -errno. */
     int (*start)(const struct r2_transport_events *events, const uint8_t process[16]);
-    /* Where peers reach NIC `nic`; -ENODEV: this transport does not use that NIC. */
+    /* Where peers reach NIC `nic`, and by which transports (`offers`); -ENODEV: this transport
+     * does not use that NIC. */
     int (*address)(int nic, struct r2_wire_addr *out);
     /* Sockets or queue pairs open now. */
     unsigned (*sockets)(void);
@@ -130,13 +163,17 @@ struct r2_transport_ops {
     /* Makes progress on arrivals of control frames, without blocking, unless an I/O thread is
      * awake that does. [locks] */
     void (*help)(struct r2_ep *ep);
-    /* Ends the endpoint: on return no byte of it can land, nobody reads or writes message
-     * memory for it, and no further upcall comes. Idempotent. [locks] */
-    void (*shut)(struct r2_ep *ep);
+    /* Ends the endpoint. On return of 0 no byte of it can land, nobody reads or writes message
+     * memory for it, and no further upcall comes. -EINPROGRESS: that is not confirmed yet; the
+     * transport goes on by itself and says `shut_over`. Until then it must not be assumed, however
+     * long it takes. Idempotent. [locks] */
+    int (*shut)(struct r2_ep *ep);
     /* Lets go of messages of `conn` with first <= seq <= last: on return no thread, socket or
      * queue pair of this endpoint touches their memory; the engine has already made sure that
-     * they are neither handed out nor claimed again. [locks] */
-    void (*detach)(struct r2_ep *ep, uint64_t conn, uint64_t first, uint64_t last);
+     * they are neither handed out nor claimed again. Waits for local hardware only, in bounded
+     * time; -ETIMEDOUT: the hardware did not confirm it. `cleared`: the peer may have been told to
+     * write into their memory. [locks] */
+    int (*detach)(struct r2_ep *ep, uint64_t conn, uint64_t first, uint64_t last, bool cleared);
     void (*get)(struct r2_ep *ep);
     void (*put)(struct r2_ep *ep);
     /* Marks what has been handed over so far (any lock); `health` [locks] then tells whether it
@@ -147,13 +184,36 @@ struct r2_transport_ops {
     const struct r2_ep_params *(*params)(const struct r2_ep *ep);
     /* After an injected fault of a NIC changed: look again. [locks] */
     void (*nudge)(struct r2_ep *ep);
-    int (*reg)(void *data, size_t size, int type, struct r2_mr_keys **out);
-    void (*dereg)(struct r2_mr_keys *keys);
+    /* The peer writes into the receiver's memory by address and key. */
+    bool (*one_sided)(const struct r2_ep *ep);
+    /* Kinds of memory (R2_MEMORY_*) that NIC `nic` can use; before `start`, too. */
+    unsigned (*memory)(int nic);
+    /* NULL keys: the transport needs none. */
+    int (*reg)(const struct r2_memory *memory, struct r2_mr_keys **out);
+    /* 0 when no NIC can use the registration any more, else -ETIMEDOUT. */
+    int (*dereg)(struct r2_mr_keys *keys);
+    /* Keys for the peer, one per NIC of this process (0: that NIC has none). Returns how many. */
+    int (*remote_keys)(const struct r2_mr_keys *keys, uint32_t out[R2_WIRE_MAX_NICS]);
+    /* The endpoint can send from memory with this registration. Any lock. */
+    bool (*registered)(const struct r2_ep *ep, const struct r2_mr_keys *keys);
     /* In a forked child: forget everything, close nothing of the parent's connections by
      * protocol, only the child's descriptors. Async-signal-safe. */
     void (*child)(void);
 };
 
 extern const struct r2_transport_ops r2_transport_tcp;
+extern const struct r2_transport_ops r2_transport_verbs;
+extern const struct r2_transport_ops r2_transport_mux; /* both */
+
+/* Whether two NICs can be connected by the transport, as their addresses say. */
+static inline bool r2_transport_fits(int transport, const struct r2_wire_addr *a,
+                                     const struct r2_wire_addr *b)
+{
+    uint8_t both = a->offers & b->offers;
+
+    if (transport == R2_VIA_VERBS)
+        return both & (R2_OFFER_INFINIBAND | R2_OFFER_ROCE);
+    return !((a->offers | b->offers) & R2_OFFER_NO_TCP);
+}
 
 #endif

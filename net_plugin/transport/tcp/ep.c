@@ -39,6 +39,7 @@ struct r2_ep *r2_ep_new(const struct r2_ep_params *params)
     if (!ep)
         return NULL;
     r2_mem_more(sizeof(*ep));
+    ep->head.ops = &r2_transport_tcp;
     ep->params = *params;
     ep->owner = params->owner;
     atomic_init(&ep->refs, 1);
@@ -335,7 +336,7 @@ static void tcp_help(struct r2_ep *ep)
         r2_ep_fail(ep, -rc);
 }
 
-static void tcp_shut(struct r2_ep *ep)
+static int tcp_shut(struct r2_ep *ep)
 {
     pthread_mutex_lock(&ep->lock);
     atomic_store(&ep->dead, true);
@@ -351,9 +352,10 @@ static void tcp_shut(struct r2_ep *ep)
         r2_list_del(&ep->node);
         pthread_mutex_unlock(&r2_tcp.lock);
         r2_ep_put(ep);
-        return;
+        return 0;
     }
     pthread_mutex_unlock(&r2_tcp.lock);
+    return 0;
 }
 
 static bool same(const struct r2_bulk *b, uint64_t conn, uint64_t first, uint64_t last)
@@ -385,8 +387,9 @@ static void detach_tx(struct r2_lane *lane, uint64_t conn, uint64_t first, uint6
     pthread_mutex_unlock(&lane->tx_lock);
 }
 
-static void tcp_detach(struct r2_ep *ep, uint64_t conn, uint64_t first, uint64_t last)
+static int tcp_detach(struct r2_ep *ep, uint64_t conn, uint64_t first, uint64_t last, bool cleared)
 {
+    (void)cleared; /* no byte is placed but by our own threads */
     for (int i = 1; i < R2_TCP_MAX_LANES; i++) {
         struct r2_lane *lane = lane_at(ep, i);
 
@@ -401,6 +404,7 @@ static void tcp_detach(struct r2_ep *ep, uint64_t conn, uint64_t first, uint64_t
         pthread_mutex_unlock(&lane->rx_lock);
         detach_tx(lane, conn, first, last);
     }
+    return 0;
 }
 
 static void tcp_mark(struct r2_ep *ep)
@@ -471,18 +475,40 @@ static void tcp_nudge(struct r2_ep *ep)
     }
 }
 
-static int tcp_reg(void *data, size_t size, int type, struct r2_mr_keys **out)
+static bool tcp_one_sided(const struct r2_ep *ep)
 {
-    (void)data;
-    (void)size;
-    (void)type;
-    *out = NULL; /* sockets read and write any memory */
+    (void)ep;
+    return false;
+}
+
+static unsigned tcp_memory(int nic)
+{
+    (void)nic;
+    return R2_MEMORY_HOST;
+}
+
+static int tcp_reg(const struct r2_memory *memory, struct r2_mr_keys **out)
+{
+    *out = NULL; /* sockets read and write any memory that threads can */
+    return memory->device ? -EOPNOTSUPP : 0;
+}
+
+static int tcp_dereg(struct r2_mr_keys *keys)
+{
+    (void)keys;
     return 0;
 }
 
-static void tcp_dereg(struct r2_mr_keys *keys)
+static int tcp_remote_keys(const struct r2_mr_keys *keys, uint32_t out[R2_WIRE_MAX_NICS])
 {
-    (void)keys;
+    (void)keys, (void)out;
+    return 0;
+}
+
+static bool tcp_registered(const struct r2_ep *ep, const struct r2_mr_keys *keys)
+{
+    (void)ep, (void)keys;
+    return true;
 }
 
 static void tcp_child(void)
@@ -492,7 +518,8 @@ static void tcp_child(void)
 
 const struct r2_transport_ops r2_transport_tcp = {
     .name = "tcp",
-    .one_sided = false,
+    .one_sided = tcp_one_sided,
+    .memory = tcp_memory,
     .start = tcp_start,
     .address = tcp_address,
     .sockets = tcp_sockets,
@@ -513,5 +540,7 @@ const struct r2_transport_ops r2_transport_tcp = {
     .nudge = tcp_nudge,
     .reg = tcp_reg,
     .dereg = tcp_dereg,
+    .remote_keys = tcp_remote_keys,
+    .registered = tcp_registered,
     .child = tcp_child,
 };

@@ -119,6 +119,7 @@ struct r2_lane {
 };
 
 struct r2_ep {
+    struct r2_ep_head head;
     struct r2_ep_params params;
     void *owner;
     struct r2_list node; /* in the table of accepted endpoints */

@@ -17,6 +17,8 @@ static struct {
     int rc;
 } policies[POLICIES];
 static int n_policies;
+unsigned fake_unregistered;
+uint8_t fake_offers;
 
 void fake_sleep_ms(int ms)
 {
@@ -73,7 +75,8 @@ static int op_start(const struct r2_transport_events *events, const uint8_t proc
 
 static int op_address(int nic, struct r2_wire_addr *out)
 {
-    *out = (struct r2_wire_addr){.family = 4, .port = 4000, .ip = {127, 0, (uint8_t)(nic + 1), 1}};
+    *out = (struct r2_wire_addr){
+        .family = 4, .offers = fake_offers, .port = 4000, .ip = {127, 0, (uint8_t)(nic + 1), 1}};
     return 0;
 }
 
@@ -167,8 +170,12 @@ static void drop_held(struct r2_ep *ep, uint64_t conn, bool any)
     }
 }
 
-static void op_shut(struct r2_ep *ep)
+static int op_shut(struct r2_ep *ep)
 {
+    if (atomic_load(&ep->unconfirmed)) {
+        atomic_fetch_add(&ep->waiting, 1);
+        return -EINPROGRESS;
+    }
     atomic_fetch_add(&ep->waiting, 1);
     for (int i = 0; i < 5000 && atomic_load(&ep->hold_shut); i++)
         fake_sleep_ms(1);
@@ -177,10 +184,12 @@ static void op_shut(struct r2_ep *ep)
     drop_held(ep, 0, true);
     pthread_mutex_unlock(&ep->lock);
     atomic_store(&ep->is_shut, true);
+    return 0;
 }
 
-static void op_detach(struct r2_ep *ep, uint64_t conn, uint64_t first, uint64_t last)
+static int op_detach(struct r2_ep *ep, uint64_t conn, uint64_t first, uint64_t last, bool cleared)
 {
+    atomic_store(&ep->cleared, cleared);
     (void)first;
     (void)last;
     pthread_mutex_lock(&ep->lock);
@@ -188,6 +197,7 @@ static void op_detach(struct r2_ep *ep, uint64_t conn, uint64_t first, uint64_t 
         drop_held(ep, conn, false);
     pthread_mutex_unlock(&ep->lock);
     atomic_fetch_add(&ep->detached, 1);
+    return 0;
 }
 
 static void op_health(struct r2_ep *ep, struct r2_ep_health *out)
@@ -211,24 +221,50 @@ static const struct r2_ep_params *op_params(const struct r2_ep *ep)
     return &ep->params;
 }
 
-static int op_reg(void *data, size_t size, int type, struct r2_mr_keys **out)
+static bool op_one_sided(const struct r2_ep *ep)
 {
-    (void)data;
-    (void)size;
-    (void)type;
-    *out = NULL;
+    return ep->params.transport == R2_VIA_VERBS;
+}
+
+static unsigned op_memory(int nic)
+{
+    (void)nic;
+    return R2_MEMORY_HOST;
+}
+
+static int op_reg(const struct r2_memory *memory, struct r2_mr_keys **out)
+{
+    /* Only compared, never looked into. */
+    *out = fake_offers ? (struct r2_mr_keys *)memory->data : NULL;
     return 0;
 }
 
-static void op_dereg(struct r2_mr_keys *keys)
+static int op_dereg(struct r2_mr_keys *keys)
 {
     (void)keys;
+    return 0;
+}
+
+static int op_remote_keys(const struct r2_mr_keys *keys, uint32_t out[R2_WIRE_MAX_NICS])
+{
+    (void)keys;
+    for (int i = 0; i < r2_eng.n_nics; i++)
+        out[i] = fake_key(i);
+    return r2_eng.n_nics;
+}
+
+static bool op_registered(const struct r2_ep *ep, const struct r2_mr_keys *keys)
+{
+    return ep->params.transport == R2_VIA_TCP ||
+           (keys && !(fake_unregistered >> ep->params.local_nic & 1));
 }
 
 static void op_child(void) {}
 
 const struct r2_transport_ops fake_ops = {
     .name = "fake",
+    .one_sided = op_one_sided,
+    .memory = op_memory,
     .start = op_start,
     .address = op_address,
     .sockets = op_sockets,
@@ -249,6 +285,8 @@ const struct r2_transport_ops fake_ops = {
     .nudge = op_nothing,
     .reg = op_reg,
     .dereg = op_dereg,
+    .remote_keys = op_remote_keys,
+    .registered = op_registered,
     .child = op_child,
 };
 
@@ -275,6 +313,20 @@ struct r2_ep *fake_find(const uint8_t process[16], int lnic, int rnic, uint32_t 
         }
         pthread_mutex_unlock(&all_lock);
     }
+    return found;
+}
+
+struct r2_ep *fake_newest(const uint8_t process[16], int lnic, int via)
+{
+    struct r2_ep *found = NULL;
+
+    pthread_mutex_lock(&all_lock);
+    for (struct r2_ep *e = all; e && !found; e = e->next) {
+        if (is_of(e, process) && !e->params.probe && e->params.local_nic == lnic &&
+            e->params.transport == via && !atomic_load(&e->is_shut))
+            found = e;
+    }
+    pthread_mutex_unlock(&all_lock);
     return found;
 }
 
@@ -365,6 +417,12 @@ bool fake_up(struct r2_ep *ep)
         ev->up(ep->params.owner, ep);
     pthread_mutex_unlock(&ep->lock);
     return ok;
+}
+
+void fake_shut_over(struct r2_ep *ep)
+{
+    atomic_store(&ep->unconfirmed, false);
+    ev->shut_over(ep->params.owner, ep);
 }
 
 void fake_fail(struct r2_ep *ep, int err, bool refused)

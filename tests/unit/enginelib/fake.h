@@ -31,6 +31,8 @@ struct r2_ep {
     struct r2_bulk tx[FAKE_HELD];        /* under lock: handed out, not let go of */
     struct r2_bulk rx[FAKE_HELD];        /* under lock: claimed */
     int n_tx, n_rx;                      /* under lock */
+    atomic_bool unconfirmed;             /* shut() does not come to an end */
+    atomic_bool cleared;                 /* the last detach() was told so */
     atomic_bool hold_shut;               /* shut() waits while it is set (5 s at most) */
     atomic_bool silent;                  /* health: nothing answers */
     atomic_int health_ms;                /* health() takes so long */
@@ -47,12 +49,22 @@ struct r2_ep {
 };
 
 extern const struct r2_transport_ops fake_ops;
+/* Bit per NIC: memory is not registered with it. */
+extern unsigned fake_unregistered;
+/* What the NICs offer (R2_OFFER_*); endpoints of R2_VIA_VERBS are one-sided. */
+extern uint8_t fake_offers;
+static inline uint32_t fake_key(int nic)
+{
+    return 0x4b00u + (uint32_t)nic;
+}
 
 /* What connect() answers for this process from now on: 0 endpoints, or -errno. */
 void fake_policy(const uint8_t process[16], int rc);
 /* The newest endpoint to that process for the pair of NICs with a generation above `gen`, waited
  * for 3 s; NULL. -1 for any NIC. The list keeps the reference. */
 struct r2_ep *fake_find(const uint8_t process[16], int lnic, int rnic, uint32_t gen);
+/* The newest of one transport that is not shut, without waiting. */
+struct r2_ep *fake_newest(const uint8_t process[16], int lnic, int via);
 /* As above, without waiting; probes only. */
 struct r2_ep *fake_probe(const uint8_t process[16]);
 /* How many endpoints to the process were ever connected. */
@@ -61,6 +73,8 @@ int fake_count(const uint8_t process[16]);
 struct r2_ep *fake_accept(const uint8_t process[16], int lnic, int rnic, uint32_t gen);
 
 bool fake_up(struct r2_ep *ep);
+/* shut(), which was unconfirmed, is over. */
+void fake_shut_over(struct r2_ep *ep);
 /* The endpoint breaks. `refused`: a living host said so. */
 void fake_fail(struct r2_ep *ep, int err, bool refused);
 /* One control frame that arrives, then the end of the burst. */

@@ -301,7 +301,7 @@ int remote_state(const struct remote *r, int nic)
     if (!p)
         return -1;
     r2_peer_lock(p);
-    path = r2_path_find(p, nic, nic);
+    path = r2_path_find(p, nic, nic, R2_VIA_TCP);
     state = path ? (int)path->state : -1;
     pthread_mutex_unlock(&p->lock);
     r2_peer_put(p);

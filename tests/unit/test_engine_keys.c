@@ -1,0 +1,268 @@
+/* Transports side by side and one-sided endpoints, over a scripted transport (rung 2): keys in the
+ * clear-to-send, memory that a NIC could not register, sockets as the last resort, fences that the
+ * hardware does not confirm. What it cannot prove: that queue pairs do as the script does. */
+#include <errno.h>
+
+#include "check.h"
+#include "enginelib/remote.h"
+
+#define KB 1024u
+#define MSG (256 * KB)
+
+static uint8_t data[2 * MSG];
+static struct remote r;
+static struct r2_mr *mr;
+
+static struct r2_ep *find_via(int nic, int via, int ms)
+{
+    struct r2_ep *ep = fake_newest(r.id, nic, via);
+
+    for (int t = 0; t < ms && !ep; t++) {
+        fake_sleep_ms(1);
+        ep = fake_newest(r.id, nic, via);
+    }
+    return ep;
+}
+
+static int cts(struct r2_ep *ep, uint64_t seq, uint64_t addr, uint32_t key0, uint32_t key1)
+{
+    struct {
+        struct r2_msg_cts m;
+        uint32_t keys[2];
+    } __attribute__((packed))
+    c = {.m = {.conn = r.conn_id, .seq = seq, .size = MSG, .addr = addr, .keys = 2},
+         .keys = {key0, key1}};
+
+    return fake_ctrl(ep, R2_F_CTS, &c, sizeof(c));
+}
+
+static struct r2_req *isend(struct r2_mr *with)
+{
+    struct r2_req *req = NULL;
+
+    CHECK_EQ(r2_engine_isend(r.conn, data, MSG, 0, with, &req), 0);
+    CHECK(req);
+    return req;
+}
+
+/* Takes and acknowledges what the endpoint is given; returns the bytes. */
+static uint64_t carry(struct r2_ep *ep, struct r2_ep *via, uint32_t key)
+{
+    struct r2_bulk c;
+    uint64_t bytes = 0;
+
+    while (fake_next(ep, &c)) {
+        CHECK_EQ(c.remote_key, key);
+        if (key)
+            CHECK_EQ(c.remote_addr, 0x10000 + c.offset);
+        CHECK(fake_chunk_sent(ep, &c));
+        CHECK_EQ(remote_ack_range(via, &r, c.seq, c.offset, c.len), 0);
+        bytes += c.len;
+    }
+    return bytes;
+}
+
+static void begin(bool out)
+{
+    remote_new(&r, out, 2);
+    CHECK(remote_open(&r, 2));
+    CHECK_EQ(r2_engine_reg(r.conn, data, sizeof(data), 1, &mr), 0);
+}
+
+static void test_cts_carries_keys(void)
+{
+    struct {
+        struct r2_msg_cts m;
+        uint32_t keys[2];
+    } __attribute__((packed)) c;
+    struct r2_req *req = NULL;
+    struct r2_ep *a;
+
+    begin(false);
+    a = fake_find(r.id, 0, 0, 0);
+    CHECK_EQ(r2_engine_irecv(r.conn, data + 128, MSG, 0, mr, &req), 0);
+    CHECK_GE(remote_hear(a, R2_F_CTS, &c, sizeof(c)), 0);
+    CHECK_EQ(c.m.addr, (uint64_t)(uintptr_t)(data + 128));
+    CHECK_EQ(c.m.keys, 2);
+    CHECK_EQ(c.keys[0], fake_key(0));
+    CHECK_EQ(c.keys[1], fake_key(1));
+    CHECK_EQ(c.m.flags, 0);
+    remote_end(&r);
+}
+
+static void test_chunks_carry_keys(void)
+{
+    struct r2_ep *a, *b;
+    struct r2_req *req;
+    uint64_t sum = 0;
+
+    begin(true);
+    a = find_via(0, R2_VIA_VERBS, 1000);
+    b = find_via(1, R2_VIA_VERBS, 1000);
+    CHECK(a && b);
+    req = isend(mr);
+    CHECK_EQ(cts(a, 0, 0x10000, 7, 8), 0);
+    for (int i = 0; i < 100 && sum < MSG; i++)
+        sum += carry(a, a, 7) + carry(b, a, 8);
+    CHECK_EQ(sum, MSG);
+    CHECK_EQ(remote_test(req, 0, NULL), 1);
+    remote_end(&r);
+}
+
+/* A NIC that could not register the memory, on either side, is no path for it. */
+static void test_no_key_no_path(void)
+{
+    struct r2_ep *a, *b;
+    struct r2_req *req;
+    uint64_t sum = 0;
+
+    begin(true);
+    a = find_via(0, R2_VIA_VERBS, 1000);
+    b = find_via(1, R2_VIA_VERBS, 1000);
+    CHECK(a && b);
+    req = isend(mr);
+    CHECK_EQ(cts(a, 0, 0x10000, 0, 8), 0); /* the receiver's NIC 0 has none */
+    for (int i = 0; i < 100 && sum < MSG; i++) {
+        CHECK_EQ(carry(a, a, 7), 0);
+        sum += carry(b, a, 8);
+    }
+    CHECK_EQ(sum, MSG);
+    CHECK_EQ(remote_test(req, 0, NULL), 1);
+
+    fake_unregistered = 2; /* the sender's NIC 1 has none */
+    req = isend(mr);
+    CHECK_EQ(cts(a, 1, 0x10000, 7, 8), 0);
+    for (int i = 0; i < 100 && sum < 2 * MSG; i++) {
+        CHECK_EQ(carry(b, a, 8), 0);
+        sum += carry(a, a, 7);
+    }
+    CHECK_EQ(sum, 2 * MSG);
+    CHECK_EQ(remote_test(req, 0, NULL), 1);
+    fake_unregistered = 0;
+    remote_end(&r);
+}
+
+/* Memory that no NIC can reach goes through sockets, though queue pairs are up. */
+static void test_stranded_memory(void)
+{
+    struct r2_ep *a, *tcp;
+    struct r2_req *req;
+    uint64_t sum = 0;
+
+    begin(true);
+    a = find_via(0, R2_VIA_VERBS, 1000);
+    CHECK(a);
+    CHECK(!find_via(0, R2_VIA_TCP, 50)); /* nobody needs it */
+    req = isend(NULL);
+    CHECK_EQ(cts(a, 0, 0x10000, 7, 8), 0);
+    CHECK_EQ(carry(a, a, 7), 0);
+    tcp = find_via(0, R2_VIA_TCP, 2000);
+    CHECK(tcp);
+    CHECK(fake_up(tcp));
+    for (int i = 0; i < 1000 && sum < MSG; i++) {
+        sum += carry(tcp, a, 7); /* sockets do not look at the key */
+        fake_sleep_ms(1);
+    }
+    CHECK_EQ(sum, MSG);
+    CHECK_EQ(remote_test(req, 100, NULL), 1);
+    remote_end(&r);
+}
+
+/* All queue pairs fail: sockets stand in. One comes back: sockets stand by. */
+static void test_last_resort_and_back(void)
+{
+    struct r2_ep *a, *b, *tcp, *again;
+    struct r2_req *req;
+    uint64_t sum = 0;
+
+    begin(true);
+    a = find_via(0, R2_VIA_VERBS, 1000);
+    b = find_via(1, R2_VIA_VERBS, 1000);
+    CHECK(a && b);
+    fake_fail(a, EIO, false);
+    fake_fail(b, EIO, false);
+    tcp = find_via(0, R2_VIA_TCP, 2000);
+    CHECK(tcp);
+    CHECK(fake_up(tcp));
+    req = isend(mr);
+    CHECK_EQ(cts(tcp, 0, 0x10000, 7, 8), 0);
+    for (int i = 0; i < 1000 && sum < MSG; i++) {
+        sum += carry(tcp, tcp, 7);
+        fake_sleep_ms(1);
+    }
+    CHECK_EQ(sum, MSG);
+    CHECK_EQ(remote_test(req, 100, NULL), 1);
+
+    again = find_via(0, R2_VIA_VERBS, 3000);
+    CHECK(again && again != a);
+    CHECK(fake_up(again));
+    fake_sleep_ms(150); /* the planner's turn */
+    req = isend(mr);
+    CHECK_EQ(cts(again, 1, 0x10000, 7, 8), 0);
+    CHECK_EQ(carry(tcp, again, 7), 0);
+    for (int i = 0; i < 1000 && sum < 2 * MSG; i++) {
+        sum += carry(again, again, 7);
+        fake_sleep_ms(1);
+    }
+    CHECK_EQ(sum, 2 * MSG);
+    CHECK_EQ(remote_test(req, 100, NULL), 1);
+    remote_end(&r);
+}
+
+/* The receiver says FENCED only when the transport has confirmed it. */
+static void test_unconfirmed_fence(void)
+{
+    struct r2_msg_path m;
+    struct r2_ep *a, *b;
+
+    begin(false);
+    a = fake_find(r.id, 0, 0, 0);
+    b = fake_find(r.id, 1, 1, 0);
+    CHECK(a && b);
+    remote_forget(b);
+    atomic_store(&a->unconfirmed, true);
+    CHECK_EQ(remote_down(b, a), 0);
+    CHECK_EQ(remote_hear_ms(b, R2_F_FENCED, &m, sizeof(m), 300), -1);
+    CHECK_GT(atomic_load(&a->waiting), 0); /* it was asked */
+    CHECK_EQ(remote_down(b, a), 0);        /* asking again changes nothing */
+    CHECK_EQ(remote_hear_ms(b, R2_F_FENCED, &m, sizeof(m), 100), -1);
+    fake_shut_over(a);
+    CHECK_GE(remote_hear(b, R2_F_FENCED, &m, sizeof(m)), 0);
+    CHECK_EQ(m.gen, a->params.gen);
+    remote_end(&r);
+}
+
+/* Memory of a message that may still be written: the transport is told so. */
+static void test_detach_of_cleared(void)
+{
+    struct r2_req *req = NULL;
+    struct r2_ep *a;
+
+    begin(false);
+    a = fake_find(r.id, 0, 0, 0);
+    CHECK_EQ(r2_engine_irecv(r.conn, data, MSG, 0, mr, &req), 0);
+    CHECK_EQ(r2_engine_dereg(r.conn, mr), 0);
+    CHECK(atomic_load(&a->cleared));
+    CHECK_EQ(remote_test(req, 0, NULL), -ECANCELED);
+    remote_end(&r);
+}
+
+static const struct check_test tests[] = {
+    {"cts_carries_keys", test_cts_carries_keys},
+    {"chunks_carry_keys", test_chunks_carry_keys},
+    {"no_key_no_path", test_no_key_no_path},
+    {"stranded_memory", test_stranded_memory},
+    {"last_resort_and_back", test_last_resort_and_back},
+    {"unconfirmed_fence", test_unconfirmed_fence},
+    {"detach_of_cleared", test_detach_of_cleared},
+    {0},
+};
+
+int main(int argc, char **argv)
+{
+    static const char *const env[] = {"R2CCL_CHUNK", "32K", NULL};
+
+    fake_offers = R2_OFFER_ROCE;
+    remote_engine(2, env);
+    return check_main(argc, argv, tests);
+}
