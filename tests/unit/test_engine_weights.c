@@ -21,7 +21,7 @@ static void begin(int paths)
 
 static struct r2_path *path_of(int nic)
 {
-    return r2_path_find(r.conn->peer, nic, nic);
+    return r2_path_find(r.conn->peer, nic, nic, R2_VIA_TCP);
 }
 
 static void grey(int nic, unsigned permille)

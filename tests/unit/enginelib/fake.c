@@ -323,7 +323,7 @@ struct r2_ep *fake_newest(const uint8_t process[16], int lnic, int via)
     pthread_mutex_lock(&all_lock);
     for (struct r2_ep *e = all; e && !found; e = e->next) {
         if (is_of(e, process) && !e->params.probe && e->params.local_nic == lnic &&
-            e->params.transport == via && !atomic_load(&e->is_shut))
+            e->params.remote_nic == lnic && e->params.transport == via && !atomic_load(&e->is_shut))
             found = e;
     }
     pthread_mutex_unlock(&all_lock);

@@ -63,7 +63,7 @@ void fake_policy(const uint8_t process[16], int rc);
 /* The newest endpoint to that process for the pair of NICs with a generation above `gen`, waited
  * for 3 s; NULL. -1 for any NIC. The list keeps the reference. */
 struct r2_ep *fake_find(const uint8_t process[16], int lnic, int rnic, uint32_t gen);
-/* The newest of one transport that is not shut, without waiting. */
+/* The newest between NICs of that number by one transport that is not shut, without waiting. */
 struct r2_ep *fake_newest(const uint8_t process[16], int lnic, int via);
 /* As above, without waiting; probes only. */
 struct r2_ep *fake_probe(const uint8_t process[16]);
