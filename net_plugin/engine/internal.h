@@ -19,6 +19,7 @@
 #include "control/control.h"
 #include "engine/engine.h"
 #include "engine/fault.h"
+#include "engine/health/grey.h"
 #include "engine/io.h"
 #include "engine/ledger.h"
 #include "engine/pathrate.h"
@@ -75,12 +76,15 @@ struct r2_path {
     struct r2_share share; /* weight, and what it took lately */
     uint16_t ramp, grey;   /* factors of the weight, per mille */
     uint32_t weight_shown;
+    struct r2_grey watch; /* S: is it slow or lossy against its siblings */
+    bool counted_grey;
     bool ctrl_ready; /* INFO was queued: other frames may follow */
 
     uint64_t hb_count, hb_at;
     int hb_unanswered;
     bool hb_marked, hb_fresh, silent;
-    uint64_t rtt_ns;
+    uint64_t rtt_ns, rttvar_ns; /* the network's, as the transport measures it */
+    bool stalled; /* bulk bytes are not acknowledged by the peer's kernel, control bytes are */
     uint64_t replayed, tx_bytes, rx_bytes;
     int row;
 };
@@ -141,6 +145,8 @@ struct r2_peer {
     uint64_t resume_from; /* S: when the path failed whose bytes are being replayed; 0: none */
     bool resume_idle;
     uint64_t last_tick;
+    int hb_active, hb_idle; /* paths counted for the limit of heartbeats */
+    uint64_t hb_interval;
     bool suspect;
     uint64_t suspect_since, refresh_at;
 
@@ -334,6 +340,18 @@ void r2_peer_weigh(struct r2_peer *p);
 /* The path is slow or lossy against its siblings: `permille` of its weight is left (1000: all is
  * well again). Journalled with the reason when it changes. */
 void r2_path_set_grey(struct r2_path *path, unsigned permille, const char *reason);
+
+/* ---- beats.c: intervals of heartbeats; all under the lock */
+uint64_t r2_peer_hb_interval(struct r2_peer *p, bool busy);
+void r2_peer_hb_forget(struct r2_peer *p);
+bool r2_path_hb_late(const struct r2_path *path);
+
+/* ---- greywatch.c: slow and lossy paths; all under the lock */
+void r2_grey_path_init(struct r2_path *path);
+void r2_grey_path_up(struct r2_path *path);
+void r2_grey_path_free(struct r2_path *path);
+void r2_grey_acked(struct r2_path *path, const struct r2_send_report *rep, uint64_t now);
+void r2_peer_watch_grey(struct r2_peer *p, uint64_t now);
 
 /* ---- maintain.c: the peer's task and timer */
 void r2_peer_task(struct r2_task *t);

@@ -282,6 +282,7 @@ static void retire(struct r2_peer *p, uint64_t now)
     r2_timer_set(&p->timer, 0);
     pthread_mutex_lock(&r2_eng.lock);
     p->listed = false;
+    r2_peer_hb_forget(p);
     r2_list_del(&p->node);
     pthread_mutex_unlock(&r2_eng.lock);
     r2_control_peer_remove(r2_eng.ctl, p->row);
@@ -349,7 +350,10 @@ static void beat(struct r2_path *path, const struct r2_ep_health *h, uint64_t no
 {
     if (path->hb_marked) {
         path->rtt_ns = h->rtt_ns;
-        if (h->answered) {
+        path->rttvar_ns = h->rttvar_ns;
+        path->stalled = h->stalled && h->answered;
+        r2_grey_segments(&path->watch, h->segments, h->retransmits, now);
+        if (h->answered && !h->stalled) {
             path->hb_unanswered = 0;
             path->silent = false;
         } else { /* the same mark stands until it is answered */
@@ -404,7 +408,7 @@ static void judge_silence(struct r2_peer *p, uint64_t now)
 
         if (path->state != R2_PATH_UP)
             continue;
-        path->silent = path->hb_unanswered >= r2_eng.set->heartbeat_misses;
+        path->silent = r2_path_hb_late(path);
         if (path->silent)
             silent++;
         else if (path->hb_marked && path->hb_unanswered == 0)
@@ -415,7 +419,8 @@ static void judge_silence(struct r2_peer *p, uint64_t now)
             struct r2_path *path = p->paths[i];
 
             if (path->state == R2_PATH_UP && path->silent)
-                r2_path_fail(path, path->gen, ETIMEDOUT, "heartbeats unanswered");
+                r2_path_fail(path, path->gen, ETIMEDOUT,
+                             path->stalled ? "bulk bytes unacknowledged" : "heartbeats unanswered");
         }
     }
     if (p->n_up && silent == p->n_up && !answering) {
@@ -492,13 +497,14 @@ void r2_peer_timer(struct r2_timer *t, uint64_t now)
     r2_peer_get(p);
     r2_peer_lock(p);
     busy = p->active || p->opening;
-    interval = busy ? r2_eng.set->heartbeat_ns : r2_eng.set->heartbeat_idle_ns;
+    interval = r2_peer_hb_interval(p, busy);
     awake = now - p->last_tick < 4 * R2_TICK_NS + LATE_NS;
     p->last_tick = now;
     beat_all(p, now, interval, awake);
     if (awake) {
         judge_silence(p, now);
         refresh_suspect(p, now);
+        r2_peer_watch_grey(p, now);
     }
     r2_peer_weigh(p);
     publish(p);

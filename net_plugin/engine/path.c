@@ -42,6 +42,7 @@ struct r2_path *r2_path_obtain(struct r2_peer *p, int lnic, int rnic, int transp
     r2_list_init(&path->flushq);
     r2_pathrate_init(&path->rate, 0);
     path->ramp = path->grey = R2_WEIGHT_FULL;
+    r2_grey_path_init(path);
     name = p->rnics[rnic].name[0] ? p->rnics[rnic].name : NULL;
     path->row = r2_control_path_add(r2_eng.ctl, p->row, lnic, name);
     p->paths[p->n_paths++] = path;
@@ -180,6 +181,7 @@ void r2_path_up(struct r2_path *path)
     path->silent = false;
     path->hb_unanswered = 0;
     path->hb_marked = false;
+    path->stalled = false;
     path->hb_at = now;
     r2_pathrate_reset(&path->rate);
     p->n_up++;
@@ -190,6 +192,7 @@ void r2_path_up(struct r2_path *path)
     r2_out_info(path);
     path->ctrl_ready = true;
     path->grey = R2_WEIGHT_FULL; /* what was measured is forgotten too */
+    r2_grey_path_up(path);
     r2_peer_weigh(p);
     if (p->n_up == 1) {
         r2_control_peer_state(r2_eng.ctl, p->row, R2_SEG_PEER_UP, "");

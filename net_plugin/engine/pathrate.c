@@ -9,6 +9,10 @@
 #define RATE_SPAN_MAX_NS (800 * NS_PER_MS)
 #define RATE_SPAN_RTTS 10
 #define SAMPLE_GAP_MAX_NS (100 * NS_PER_MS) /* more is idle time: does not age the rate */
+#define SOLID_BYTES (512 * 1024)            /* what a sample must span after the start-up, ... */
+#define SOLID_NS (20 * NS_PER_MS)           /* ... or for how long */
+#define LATE_NS (2 * NS_PER_MS)             /* threads that wake late are no fault of the path */
+#define LATE_CHUNKS 3
 #define MIN_RTT_SPAN_NS (10 * NS_PER_S)
 
 #define CHUNK_TIME_NS NS_PER_MS
@@ -56,6 +60,14 @@ void r2_pathrate_reset(struct r2_pathrate *pr)
     r2_pathrate_init(pr, pr->hint);
 }
 
+/* The next samples begin with the latest acknowledgement. */
+static void anchor(struct r2_pathrate *pr)
+{
+    pr->anchor.delivered = pr->delivered;
+    pr->anchor.time_ns = pr->delivered_time_ns;
+    pr->anchor.first_sent_ns = pr->first_sent_ns;
+}
+
 void r2_pathrate_on_send(struct r2_pathrate *pr, uint64_t len, uint64_t now_ns,
                          struct r2_rate_stamp *stamp)
 {
@@ -63,10 +75,15 @@ void r2_pathrate_on_send(struct r2_pathrate *pr, uint64_t len, uint64_t now_ns,
         /* The pipe was empty: the time until now says nothing about its rate. */
         pr->delivered_time_ns = now_ns;
         pr->first_sent_ns = now_ns;
+        anchor(pr);
+    } else if (pr->startup || pr->delivered - pr->anchor.delivered >= SOLID_BYTES ||
+               now_ns - pr->anchor.time_ns >= SOLID_NS) {
+        anchor(pr);
     }
-    stamp->delivered = pr->delivered;
-    stamp->delivered_time_ns = pr->delivered_time_ns;
-    stamp->first_sent_ns = pr->first_sent_ns;
+    stamp->delivered = pr->anchor.delivered;
+    stamp->at_send = pr->delivered;
+    stamp->delivered_time_ns = pr->anchor.time_ns;
+    stamp->first_sent_ns = pr->anchor.first_sent_ns;
     stamp->app_limited = pr->app_limited_until > 0;
     stamp->clean = pr->inflight == 0;
     pr->inflight += len;
@@ -80,6 +97,19 @@ uint64_t r2_pathrate_rate(const struct r2_pathrate *pr)
         rate = max_u64(rate, pr->bucket[i]);
     }
     return rate;
+}
+
+uint64_t r2_pathrate_rate_now(const struct r2_pathrate *pr, uint64_t now_ns)
+{
+    uint64_t rate = r2_pathrate_rate(pr);
+    uint64_t waited = now_ns > pr->delivered_time_ns ? now_ns - pr->delivered_time_ns : 0;
+    uint64_t due;
+
+    if (rate == 0 || pr->inflight == 0) {
+        return rate;
+    }
+    due = pr->min_rtt_ns + mul_div(pr->inflight, NS_PER_S, rate);
+    return waited <= 2 * due + LATE_NS ? rate : max_u64(mul_div(pr->inflight, NS_PER_S, waited), 1);
 }
 
 /* Lets `gap` ns of traffic pass: buckets that fall out of the span are forgotten. */
@@ -105,13 +135,15 @@ static void rate_sample(struct r2_pathrate *pr, const struct r2_rate_stamp *stam
     uint64_t span = max_u64(ack_span, send_span); /* acknowledgements that come in a burst lie */
     uint64_t gap =
         pr->last_sample_ns && now_ns > pr->last_sample_ns ? now_ns - pr->last_sample_ns : 0;
+    uint64_t bytes = pr->delivered - stamp->delivered;
     uint64_t rate;
 
-    pr->last_sample_ns = now_ns;
-    if (span == 0) {
+    if (span == 0 || stamp->delivered < pr->valid_from ||
+        (!pr->startup && bytes < SOLID_BYTES && span < SOLID_NS)) {
         return;
     }
-    rate = mul_div(pr->delivered - stamp->delivered, NS_PER_S, span);
+    pr->last_sample_ns = now_ns;
+    rate = mul_div(bytes, NS_PER_S, span);
     if (!stamp->app_limited) {
         rate_age(pr, gap);
     } else if (rate <= r2_pathrate_rate(pr)) {
@@ -146,6 +178,31 @@ static void rtt_sample(struct r2_pathrate *pr, uint64_t len, bool clean, uint64_
     }
 }
 
+/* Three chunks in a row that took more than twice what they should: the path has become slower.
+ * What the last of them saw is believed, the first ones may have been under way when it happened.
+ */
+static void drop_sample(struct r2_pathrate *pr, const struct r2_rate_stamp *stamp,
+                        uint64_t t_sent_ns, uint64_t now_ns)
+{
+    uint64_t moved = pr->delivered - stamp->at_send;
+    uint64_t took = now_ns > t_sent_ns ? now_ns - t_sent_ns : 0;
+    uint64_t rate = r2_pathrate_rate(pr);
+
+    if (rate == 0 || took / 2 <= pr->min_rtt_ns + mul_div(moved, NS_PER_S, rate) + LATE_NS / 2) {
+        pr->late = 0;
+        return;
+    }
+    if (++pr->late < LATE_CHUNKS) {
+        return;
+    }
+    memset(pr->bucket, 0, sizeof(pr->bucket));
+    pr->bucket[pr->bucket_now] =
+        max_u64(mul_div(moved, NS_PER_S, max_u64(took - pr->min_rtt_ns, 1)), 1);
+    pr->late = 0;
+    pr->valid_from = pr->delivered;
+    anchor(pr);
+}
+
 /* Once per round trip of the start-up: goes on while the rate rises. */
 static void startup_round(struct r2_pathrate *pr, const struct r2_rate_stamp *stamp)
 {
@@ -178,6 +235,7 @@ void r2_pathrate_on_ack(struct r2_pathrate *pr, uint64_t len, const struct r2_ra
     }
     rate_sample(pr, stamp, t_sent_ns, now_ns);
     rtt_sample(pr, len, stamp->clean, t_sent_ns, now_ns);
+    drop_sample(pr, stamp, t_sent_ns, now_ns);
     if (pr->startup) {
         if (!stamp->app_limited) {
             pr->startup_window = max_u64(pr->startup_window, was_inflight) + len;
@@ -235,6 +293,6 @@ uint32_t r2_pathrate_chunk_len(const struct r2_pathrate *pr, uint32_t max_chunk)
     } else {
         len = min_u64(pr->hint / CHUNK_FIRST_PER_S, CHUNK_FIRST_MAX);
     }
-    len = min_u64(max_u64(len, R2_CHUNK_MIN), max_chunk);
+    len = min_u64(max_u64(len, rate > 0 ? R2_CHUNK_SLOW : R2_CHUNK_MIN), max_chunk);
     return (uint32_t)max_u64(len - len % CHUNK_STEP, CHUNK_STEP);
 }

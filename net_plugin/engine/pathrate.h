@@ -3,7 +3,11 @@
  *
  * The rate is the maximum of delivery-rate samples over about 10 round trips (at least 200 ms, at
  * most 800 ms of traffic); idle time does not age it. Samples taken while the sender had nothing
- * to send can raise it but never lower it. The round trip is the minimum over 10 s; a path that
+ * to send can raise it but never lower it. After the start-up only samples over half a megabyte or
+ * 20 ms count: what a shaper or a switch saves up while the path is idle (its burst) goes out at
+ * many times the rate that follows. Three chunks in a row that took more than twice what they
+ * should at that rate end it at once: a path that falls to a tenth is known for that after three
+ * chunks, not when the maximum has aged. The round trip is the minimum over 10 s; a path that
  * was never idle for 10 s is asked for a clean sample by a window of one chunk for about two round
  * trips.
  *
@@ -17,11 +21,13 @@
 #include <stdint.h>
 
 #define R2_PATHRATE_BUCKETS 8
-#define R2_CHUNK_MIN (64 * 1024)
+#define R2_CHUNK_MIN (64 * 1024)  /* before the rate is known */
+#define R2_CHUNK_SLOW (16 * 1024) /* a path below 16 MB/s: larger ones would hold messages back */
 
 /* State of the path when a chunk was sent; travels in the ledger's in-flight record. */
 struct r2_rate_stamp {
-    uint64_t delivered;         /* bytes acknowledged on the path by then */
+    uint64_t delivered;         /* bytes acknowledged on the path by the start of the sample */
+    uint64_t at_send;           /* ... and by then */
     uint64_t delivered_time_ns; /* when that count last grew */
     uint64_t first_sent_ns;     /* when the oldest chunk of the current sample window was sent */
     bool app_limited;           /* the sender had run out of data */
@@ -35,12 +41,17 @@ struct r2_pathrate {
     uint64_t delivered_time_ns;
     uint64_t first_sent_ns;
     uint64_t inflight;
+    struct {
+        uint64_t delivered, time_ns, first_sent_ns;
+    } anchor;                   /* where samples begin */
     uint64_t app_limited_until; /* in units of `delivered`; 0: not limited */
 
     uint64_t bucket[R2_PATHRATE_BUCKETS]; /* maxima of consecutive spans of traffic time */
     unsigned bucket_now;
     uint64_t bucket_used_ns; /* traffic time spent in the current bucket */
     uint64_t last_sample_ns;
+    unsigned late;       /* chunks in a row that took far too long */
+    uint64_t valid_from; /* in units of `delivered`: samples that begin before saw another path */
 
     uint64_t min_rtt_ns; /* 0: none yet */
     uint32_t min_rtt_len;
@@ -74,6 +85,9 @@ void r2_pathrate_app_limited(struct r2_pathrate *pr);
 
 /* Measured rate, bytes per second; 0 before the first sample. */
 uint64_t r2_pathrate_rate(const struct r2_pathrate *pr);
+/* The same, but not more than the present silence allows: a path that should have acknowledged
+ * long ago is slower than it was. */
+uint64_t r2_pathrate_rate_now(const struct r2_pathrate *pr, uint64_t now_ns);
 /* Smallest round trip seen lately, ns; 0 before the first sample. */
 static inline uint64_t r2_pathrate_min_rtt(const struct r2_pathrate *pr)
 {
@@ -88,8 +102,8 @@ static inline uint64_t r2_pathrate_inflight(const struct r2_pathrate *pr)
  * the chunks sent now, `lanes` the number of bulk lanes of the path (0 counts as 1). */
 uint64_t r2_pathrate_window(const struct r2_pathrate *pr, uint64_t chunk, unsigned lanes);
 
-/* Length that takes about 1 ms at the measured rate: a multiple of 4096, at least 64 KiB (or
- * max_chunk, when that is smaller) and at most max_chunk. */
+/* Length that takes about 1 ms at the measured rate: a multiple of 4096, at least 16 KiB (64 KiB
+ * before the rate is known; or max_chunk, when that is smaller) and at most max_chunk. */
 uint32_t r2_pathrate_chunk_len(const struct r2_pathrate *pr, uint32_t max_chunk);
 
 #endif

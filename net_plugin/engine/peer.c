@@ -90,6 +90,7 @@ void r2_peer_put(struct r2_peer *p)
     if (atomic_fetch_sub_explicit(&p->refs, 1, memory_order_acq_rel) != 1)
         return;
     for (int i = 0; i < p->n_paths; i++) {
+        r2_grey_path_free(p->paths[i]);
         r2_mem_less(sizeof(*p->paths[i]) + p->paths[i]->out_cap);
         free(p->paths[i]->out);
         free(p->paths[i]);

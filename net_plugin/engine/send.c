@@ -232,23 +232,26 @@ void r2_send_on_cts(struct r2_conn *c, const struct r2_msg_cts *m, const uint32_
 /* ---- bulk: paths pull */
 
 /* When `path` would be done with `len` more bytes, in ns; 0 while nothing is known. */
-static uint64_t finish_time(const struct r2_path *path, uint64_t len)
+static uint64_t finish_time(const struct r2_path *path, uint64_t len, uint64_t now)
 {
-    uint64_t rate = r2_pathrate_rate(&path->rate);
+    uint64_t rate = r2_pathrate_rate_now(&path->rate, now);
 
     if (!rate)
         return 0;
     return (r2_pathrate_inflight(&path->rate) + len) * 1000000000u / rate;
 }
 
-/* A slow path must not hold a message back: it leaves the last chunks to a faster one that would
- * have sent all that waits before this path had sent one chunk. */
+/* A slow path must not hold a message back: it leaves the last chunks to faster ones that together
+ * would have sent all that waits before this path had sent one chunk. One of them is at least
+ * twice as soon done with a chunk: so of equal paths, and of any, the soonest never declines. */
 static bool leave_to_faster(const struct r2_path *path, const struct r2_req *r, uint32_t chunk)
 {
     const struct r2_peer *p = path->peer;
     uint64_t waiting = r->conn->waiting;
     uint32_t len = waiting < chunk ? (uint32_t)waiting : chunk;
-    uint64_t mine = finish_time(path, len);
+    uint64_t now = r2_now_ns(), mine = finish_time(path, len, now), bytes = waiting, rates = 0;
+    struct r2_path *soonest = NULL;
+    uint64_t soon = UINT64_MAX;
 
     if (!mine)
         return false;
@@ -259,13 +262,20 @@ static bool leave_to_faster(const struct r2_path *path, const struct r2_req *r, 
         if (other == path || !usable(other) || other->hb_unanswered ||
             !r2_share_may(&p->shares, &other->share) || !r2_send_carries(other, r))
             continue;
-        theirs = finish_time(other, waiting);
-        if (theirs && theirs < mine) {
-            other->kick_wanted++;
-            return true;
+        theirs = finish_time(other, len, now);
+        if (!theirs || theirs >= mine)
+            continue;
+        bytes += r2_pathrate_inflight(&other->rate);
+        rates += r2_pathrate_rate_now(&other->rate, now);
+        if (theirs < soon) {
+            soon = theirs;
+            soonest = other;
         }
     }
-    return false;
+    if (!soonest || soon > mine / 2 || bytes * 1000000000u / (rates ? rates : 1) >= mine)
+        return false;
+    soonest->kick_wanted++;
+    return true;
 }
 
 static bool home_alive(const struct r2_conn *c)
@@ -455,6 +465,7 @@ static void report(void *arg, const struct r2_send_report *rep)
 {
     struct r2_peer *p = arg;
     struct r2_path *path = rep->path < p->n_paths ? p->paths[rep->path] : NULL;
+    uint64_t now = r2_now_ns();
 
     if (!path || path->gen != rep->gen || path->state != R2_PATH_UP)
         return;
@@ -462,7 +473,8 @@ static void report(void *arg, const struct r2_send_report *rep)
         resumed(path);
     if (!rep->stamp.first_sent_ns) /* a small message: it took no room among the bulk */
         return;
-    r2_pathrate_on_ack(&path->rate, rep->bytes, &rep->stamp, rep->t_sent_ns, r2_now_ns());
+    r2_pathrate_on_ack(&path->rate, rep->bytes, &rep->stamp, rep->t_sent_ns, now);
+    r2_grey_acked(path, rep, now);
     path->kick_wanted++;
 }
 

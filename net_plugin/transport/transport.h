@@ -93,10 +93,14 @@ struct r2_ep_params {
 /* How an endpoint is, as the kernel or the NIC sees it. */
 struct r2_ep_health {
     bool answered;        /* everything handed over up to the last mark was answered */
+    bool stalled;         /* bulk bytes are with the kernel or the NIC, and since the last look
+                             none of them was acknowledged by the peer's */
     bool refused;         /* the failure was a refusal by a living host */
     bool other_process;   /* somebody else answered at the peer's address */
-    uint64_t rtt_ns;      /* the network's round trip, 0 if unknown */
-    uint32_t retransmits; /* since the endpoint came up */
+    uint64_t rtt_ns;      /* the network's smoothed round trip, 0 if unknown */
+    uint64_t rttvar_ns;   /* and its mean deviation */
+    uint64_t segments;    /* of data sent since the endpoint came up, over all lanes */
+    uint64_t retransmits; /* of them, sent again */
 };
 
 /* Upcalls, implemented by the engine (engine/upcalls.c). `owner` is r2_ep_params.owner, or what

@@ -28,6 +28,7 @@ struct link {
     uint64_t ack_jitter; /* the receiver batches: up to this much later */
     unsigned lanes;
     uint32_t max_chunk;
+    uint64_t burst; /* bytes that a shaper saves up while the link is idle */
 
     struct r2_pathrate pr;
     uint64_t now;
@@ -84,8 +85,16 @@ static void send_one(uint32_t len)
     uint64_t end;
 
     CHECK_LT(k.count, MAX_FLYING);
-    k.link_free = later(k.link_free, start) + wire_ns(len, k.rate);
-    end = later(k.link_free, start + (k.lane_rate ? wire_ns(len, k.lane_rate) : 0));
+    if (k.burst) { /* a token bucket: idle time counts backwards up to the burst */
+        uint64_t saved = wire_ns(k.burst, k.rate);
+
+        k.link_free = later(k.link_free, start - saved) + wire_ns(len, k.rate);
+        end = later(k.link_free, start + wire_ns(len, 5 * GB));
+    } else {
+        k.link_free = later(k.link_free, start) + wire_ns(len, k.rate);
+        end = k.link_free;
+    }
+    end = later(end, start + (k.lane_rate ? wire_ns(len, k.lane_rate) : 0));
     k.lane_free[lane] = end;
     *f = (struct flying){.t_sent = k.now, .len = len, .lane = lane};
     f->t_acked = end + k.delay + (k.ack_jitter ? check_below(k.ack_jitter) : 0);
@@ -283,6 +292,69 @@ static void test_rate_drop(void)
     CHECK_LE(r2_pathrate_chunk_len(&k.pr, 4 * MIB), 140 * 1000);
 }
 
+/* From full speed to a tenth within one round: how long until no more is in flight than the new
+ * rate asks for. The maximum alone would take 200 ms. */
+static void test_sudden_drop(void)
+{
+    static const uint64_t rates[] = {25 * MB, 125 * MB, 1250 * MB};
+
+    for (unsigned i = 0; i < 3; i++) {
+        uint64_t t0, chunk;
+
+        link_init(rates[i], 60 * US, 1, MIB);
+        run_for(SEC);
+        chunk = r2_pathrate_chunk_len(&k.pr, MIB);
+        k.rate = rates[i] / 10;
+        t0 = k.now;
+        while (r2_pathrate_rate(&k.pr) > rates[i] / 5) {
+            CHECK_MSG(k.now - t0 < 8 * chunk * SEC / k.rate + 5 * MS,
+                      "after %" PRIu64 " us still %" PRIu64, (k.now - t0) / US,
+                      r2_pathrate_rate(&k.pr));
+            run_for(MS);
+        }
+        printf("# %" PRIu64 " MB/s to a tenth: known after %" PRIu64 " us\n", rates[i] / MB,
+               (k.now - t0) / US);
+        run_for(100 * MS);
+        k.peak = 0;
+        run_for(100 * MS);
+        CHECK_LE(k.peak, 3 * r2_pathrate_chunk_len(&k.pr, MIB) + 128 * 1024 * (k.rate > 50 * MB));
+        k.rate = rates[i];
+        run_for(300 * MS);
+        expect_rate(rates[i], 5, 12);
+    }
+}
+
+/* The silence itself lowers what is believed, before any acknowledgement says so. */
+static void test_silence_lowers(void)
+{
+    link_init(125 * MB, 60 * US, 1, MIB);
+    run_for(SEC);
+    CHECK_GE(r2_pathrate_inflight(&k.pr), R2_CHUNK_SLOW);
+    CHECK_EQ(r2_pathrate_rate_now(&k.pr, k.now), r2_pathrate_rate(&k.pr));
+    CHECK_LE(r2_pathrate_rate_now(&k.pr, k.now + 100 * MS), 5 * MB);
+    k.to_send = 0;
+    run_for(100 * MS); /* idle is not silent */
+    CHECK_EQ(r2_pathrate_rate_now(&k.pr, k.now + SEC), r2_pathrate_rate(&k.pr));
+}
+
+/* Messages with pauses over a shaper that lets 160 KiB through at once after each. */
+static void test_bursts_do_not_count(void)
+{
+    link_init(25 * MB, 100 * US, 1, 512 * 1024);
+    k.burst = 160 * 1024;
+    for (unsigned i = 0; i < 40; i++) {
+        k.to_send = MIB;
+        run_for(60 * MS);
+    }
+    CHECK(!k.pr.startup);
+    CHECK_LE(r2_pathrate_rate(&k.pr), 40 * MB);
+    CHECK_GE(r2_pathrate_rate(&k.pr), 20 * MB);
+    CHECK_LE(r2_pathrate_chunk_len(&k.pr, MIB), 64 * 1024);
+    k.to_send = UINT64_MAX;
+    run_for(200 * MS);
+    CHECK_GE(use_of_run(SEC), 97);
+}
+
 static void test_rate_rise(void)
 {
     uint64_t t0;
@@ -384,7 +456,7 @@ static void test_small_messages(void)
     }
     CHECK_EQ(r2_pathrate_min_rtt(&k.pr), 20 * US);
     CHECK_GE(r2_pathrate_window(&k.pr, R2_CHUNK_MIN, 1), R2_CHUNK_MIN);
-    CHECK_EQ(r2_pathrate_chunk_len(&k.pr, MIB), R2_CHUNK_MIN);
+    CHECK_EQ(r2_pathrate_chunk_len(&k.pr, MIB), R2_CHUNK_SLOW);
     /* Bulk after that is not held back. */
     k.to_send = UINT64_MAX;
     run_for(100 * MS);
@@ -487,6 +559,9 @@ static const struct check_test tests[] = {
     {"startup_drains", test_startup_drains},
     {"lane_bound", test_lane_bound},
     {"rate_drop", test_rate_drop},
+    {"sudden_drop", test_sudden_drop},
+    {"silence_lowers", test_silence_lowers},
+    {"bursts_do_not_count", test_bursts_do_not_count},
     {"rate_rise", test_rate_rise},
     {"no_creep", test_no_creep},
     {"rtt_rise", test_rtt_rise},

@@ -1,10 +1,8 @@
 #define _GNU_SOURCE
 #include <errno.h>
-#include <linux/sockios.h>
 #include <netinet/tcp.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/ioctl.h>
 #include <sys/socket.h>
 
 #include "engine/engine.h"
@@ -69,7 +67,7 @@ void r2_ep_put(struct r2_ep *ep)
     free(ep);
 }
 
-static struct r2_lane *lane_at(struct r2_ep *ep, int i)
+struct r2_lane *r2_ep_lane(struct r2_ep *ep, int i)
 {
     struct r2_lane *lane;
 
@@ -270,7 +268,7 @@ static void tcp_kick(struct r2_ep *ep, unsigned chunks)
     unsigned start = atomic_fetch_add(&ep->next_kick, 1);
 
     for (int i = 0; i < n && chunks; i++) {
-        struct r2_lane *lane = lane_at(ep, 1 + (int)((start + (unsigned)i) % (unsigned)n));
+        struct r2_lane *lane = r2_ep_lane(ep, 1 + (int)((start + (unsigned)i) % (unsigned)n));
 
         /* tx_idle is set before the lane asks for its last chunk: see r2_lane_tx_bulk. */
         if (lane && atomic_load(&lane->open) && atomic_load(&lane->tx_idle)) {
@@ -286,7 +284,7 @@ static bool tcp_push(struct r2_ep *ep)
     unsigned start = atomic_fetch_add(&ep->next_kick, 1);
 
     for (int i = 0; i < n; i++) {
-        struct r2_lane *lane = lane_at(ep, 1 + (int)((start + (unsigned)i) % (unsigned)n));
+        struct r2_lane *lane = r2_ep_lane(ep, 1 + (int)((start + (unsigned)i) % (unsigned)n));
 
         if (!lane || !atomic_load(&lane->open) || !atomic_load(&lane->tx_idle) ||
             pthread_mutex_trylock(&lane->tx_lock))
@@ -306,7 +304,7 @@ static bool tcp_push(struct r2_ep *ep)
 
 static void tcp_flush(struct r2_ep *ep)
 {
-    struct r2_lane *lane = lane_at(ep, 0);
+    struct r2_lane *lane = r2_ep_lane(ep, 0);
 
     if (lane)
         r2_lane_flush(lane);
@@ -314,7 +312,7 @@ static void tcp_flush(struct r2_ep *ep)
 
 static void tcp_flush_soon(struct r2_ep *ep)
 {
-    struct r2_lane *lane = lane_at(ep, 0);
+    struct r2_lane *lane = r2_ep_lane(ep, 0);
 
     if (lane && r2_io_awake(lane->io.io))
         r2_lane_kick(lane);
@@ -324,7 +322,7 @@ static void tcp_flush_soon(struct r2_ep *ep)
 
 static void tcp_help(struct r2_ep *ep)
 {
-    struct r2_lane *lane = lane_at(ep, 0);
+    struct r2_lane *lane = r2_ep_lane(ep, 0);
     int rc = 0;
 
     if (!lane || r2_io_awake(lane->io.io) || pthread_mutex_trylock(&lane->rx_lock))
@@ -342,7 +340,7 @@ static int tcp_shut(struct r2_ep *ep)
     atomic_store(&ep->dead, true);
     pthread_mutex_unlock(&ep->lock);
     for (int i = 0; i < R2_TCP_MAX_LANES; i++) {
-        struct r2_lane *lane = lane_at(ep, i);
+        struct r2_lane *lane = r2_ep_lane(ep, i);
 
         if (lane)
             r2_lane_shut(lane, true);
@@ -391,7 +389,7 @@ static int tcp_detach(struct r2_ep *ep, uint64_t conn, uint64_t first, uint64_t 
 {
     (void)cleared; /* no byte is placed but by our own threads */
     for (int i = 1; i < R2_TCP_MAX_LANES; i++) {
-        struct r2_lane *lane = lane_at(ep, i);
+        struct r2_lane *lane = r2_ep_lane(ep, i);
 
         if (!lane)
             continue;
@@ -405,46 +403,6 @@ static int tcp_detach(struct r2_ep *ep, uint64_t conn, uint64_t first, uint64_t 
         detach_tx(lane, conn, first, last);
     }
     return 0;
-}
-
-static void tcp_mark(struct r2_ep *ep)
-{
-    struct r2_lane *lane = lane_at(ep, 0);
-
-    if (lane)
-        atomic_store(&ep->marked, atomic_load(&lane->ctrl_total));
-}
-
-/* Answered: the peer's kernel has acknowledged all control bytes up to the mark, or it answers
- * probes of the window that its process leaves closed (wall 8). */
-static void tcp_health(struct r2_ep *ep, struct r2_ep_health *out)
-{
-    struct r2_lane *lane = lane_at(ep, 0);
-    struct tcp_info ti;
-    socklen_t len = sizeof(ti);
-    int queued = 0, nic = ep->params.local_nic;
-
-    memset(out, 0, sizeof(*out));
-    memset(&ti, 0, sizeof(ti));
-    if (!lane)
-        return;
-    pthread_mutex_lock(&lane->tx_lock);
-    if (lane->closed || ioctl(lane->io.fd, SIOCOUTQ, &queued) < 0 ||
-        getsockopt(lane->io.fd, IPPROTO_TCP, TCP_INFO, &ti, &len) < 0) {
-        pthread_mutex_unlock(&lane->tx_lock);
-        return;
-    }
-    out->answered = atomic_load(&lane->ctrl_total) - (uint64_t)queued >= atomic_load(&ep->marked);
-    pthread_mutex_unlock(&lane->tx_lock);
-    if (atomic_load(&lane->flush_wanted)) /* somebody left it to the holder of the lock */
-        r2_lane_flush(lane);
-    if (!out->answered && ti.tcpi_unacked == 0 && ti.tcpi_probes < 2)
-        out->answered = true;
-    if (r2_fault_is(nic, R2_FAULT_BLACKHOLE, R2_FAULT_TX) ||
-        r2_fault_is(nic, R2_FAULT_BLACKHOLE, R2_FAULT_RX))
-        out->answered = false; /* the kernel does not know of the injected hole */
-    out->rtt_ns = (uint64_t)ti.tcpi_rtt * 1000;
-    out->retransmits = ti.tcpi_total_retrans;
 }
 
 static unsigned tcp_lanes(struct r2_ep *ep)
@@ -466,7 +424,7 @@ static void tcp_nudge(struct r2_ep *ep)
         return;
     }
     for (int i = 0; i < R2_TCP_MAX_LANES; i++) {
-        struct r2_lane *lane = lane_at(ep, i);
+        struct r2_lane *lane = r2_ep_lane(ep, i);
 
         if (lane) {
             atomic_store(&lane->rx_again, true);
@@ -533,8 +491,8 @@ const struct r2_transport_ops r2_transport_tcp = {
     .detach = tcp_detach,
     .get = r2_ep_get,
     .put = r2_ep_put,
-    .mark = tcp_mark,
-    .health = tcp_health,
+    .mark = r2_tcp_mark,
+    .health = r2_tcp_health,
     .lanes = tcp_lanes,
     .params = tcp_params,
     .nudge = tcp_nudge,

@@ -105,6 +105,9 @@ struct r2_lane {
     size_t ctrl_len, ctrl_off;
     atomic_ulong ctrl_total; /* bytes the kernel has taken */
     atomic_bool flush_wanted;
+    /* What the last look at a bulk lane's health saw; under tx_lock. */
+    uint64_t acked_seen;
+    bool out_seen;
 
     pthread_mutex_t rx_lock;
     enum r2_rx_state rx_state;
@@ -174,6 +177,7 @@ int r2_lane_begin(struct r2_lane *lane); /* S: the socket is connected */
 /* ep.c */
 struct r2_ep *r2_ep_new(const struct r2_ep_params *params);
 void r2_ep_get(struct r2_ep *ep);
+struct r2_lane *r2_ep_lane(struct r2_ep *ep, int index); /* or NULL */
 void r2_ep_put(struct r2_ep *ep);
 /* Reports the failure once; holds no lock. */
 void r2_ep_fail(struct r2_ep *ep, int err);
@@ -182,6 +186,10 @@ int r2_ep_connect_lane(struct r2_ep *ep, int index);
 int r2_ep_attach(struct r2_lane *lane, const struct r2_tcp_hello *hello);
 /* A lane of the endpoint is open: lane 0 brings it up, and (S) connects the others. */
 void r2_ep_lane_open(struct r2_lane *lane);
+
+/* health.c: operations of the transport */
+void r2_tcp_mark(struct r2_ep *ep);
+void r2_tcp_health(struct r2_ep *ep, struct r2_ep_health *out);
 
 /* tx.c, rx.c: 0 or -errno; callers hold tx_lock / rx_lock. */
 int r2_lane_tx_bulk(struct r2_lane *lane, int chunks); /* at most so many, then kicks itself */

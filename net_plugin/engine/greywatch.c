@@ -1,0 +1,85 @@
+/* Grey failures: what is measured of a peer's paths goes to the judge (health/grey), and its word
+ * becomes weights. Under the peer's lock. */
+#include <stdio.h>
+#include <string.h>
+
+#include "engine/internal.h"
+
+/* How the paths of a NIC were judged lately, over all peers. Counts, nothing is ordered by them. */
+static atomic_int grey_paths[R2_MAX_NICS], watched_paths[R2_MAX_NICS];
+
+void r2_grey_path_init(struct r2_path *path)
+{
+    const struct r2_nic *nic = &r2_eng.nics[path->lnic];
+
+    r2_grey_init(&path->watch, nic->speed_known ? (uint64_t)nic->speed_mbps * 125000 : 0);
+    if (path->peer->out)
+        atomic_fetch_add_explicit(&watched_paths[path->lnic], 1, memory_order_relaxed);
+}
+
+static void note_grey(struct r2_path *path, bool grey)
+{
+    if (path->counted_grey != grey)
+        atomic_fetch_add_explicit(&grey_paths[path->lnic], grey ? 1 : -1, memory_order_relaxed);
+    path->counted_grey = grey;
+}
+
+void r2_grey_path_up(struct r2_path *path)
+{
+    note_grey(path, false);
+    r2_grey_restart(&path->watch);
+}
+
+void r2_grey_path_free(struct r2_path *path)
+{
+    note_grey(path, false);
+    if (path->peer->out)
+        atomic_fetch_sub_explicit(&watched_paths[path->lnic], 1, memory_order_relaxed);
+}
+
+void r2_grey_acked(struct r2_path *path, const struct r2_send_report *rep, uint64_t now)
+{
+    if (r2_eng.set->grey && rep->complete && now > rep->t_sent_ns)
+        r2_grey_chunk(&path->watch, path->rate.delivered - rep->stamp.at_send, now - rep->t_sent_ns,
+                      r2_pathrate_rate(&path->rate), now);
+}
+
+/* The verdict is the path's; what the same NIC does towards other peers tells where to look. */
+static void tell(struct r2_path *path)
+{
+    char reason[R2_GREY_REASON], text[R2_GREY_REASON + 64];
+    int nic = path->lnic, grey, all;
+
+    note_grey(path, path->watch.factor < R2_GREY_FULL);
+    grey = atomic_load_explicit(&grey_paths[nic], memory_order_relaxed);
+    all = atomic_load_explicit(&watched_paths[nic], memory_order_relaxed);
+    r2_grey_reason(&path->watch, reason, sizeof(reason));
+    if (all > 1 && path->counted_grey)
+        snprintf(text, sizeof(text), "%s; %s towards %d of %d", reason, r2_nic_name(nic), grey,
+                 all);
+    else
+        snprintf(text, sizeof(text), "%s", reason);
+    r2_path_set_grey(path, path->watch.factor, text);
+}
+
+void r2_peer_watch_grey(struct r2_peer *p, uint64_t now)
+{
+    struct r2_grey *paths[R2_PATHS_MAX];
+    uint64_t changed;
+
+    if (!r2_eng.set->grey || !p->out)
+        return;
+    for (int i = 0; i < p->n_paths; i++) {
+        struct r2_path *path = p->paths[i];
+        uint64_t since = path->rate.delivered_time_ns;
+
+        paths[i] = r2_path_carries(path) ? &path->watch : NULL;
+        if (paths[i] && now > since)
+            r2_grey_waiting(paths[i], r2_pathrate_inflight(&path->rate), now - since, now);
+    }
+    changed = r2_grey_judge(paths, p->n_paths, now);
+    for (int i = 0; i < p->n_paths; i++) {
+        if (changed >> i & 1)
+            tell(p->paths[i]);
+    }
+}

@@ -1,0 +1,91 @@
+/* Grey failures: a path that works, but far worse than it could and than its siblings do. Pure:
+ * times and measurements come in as arguments.
+ *
+ * Speed of a path in a window of time = what its chunks should have taken over what they took,
+ * from handing over to acknowledgement. "Should" is the path's own best: its shortest round trip
+ * plus the time of the bytes that were acknowledged meanwhile, at the best rate it ever kept up for
+ * four windows. So a NIC that is slower by design is not slow, a path with little to do is judged
+ * by the few chunks it has, and an idle one not at all. A path that moves at half of its announced
+ * speed or more is never slow.
+ *
+ * What slows every path to the peer alike (its process is stopped, a machine is busy) says nothing
+ * about one of them: a path's speed counts as a share of the median of its siblings'. Below
+ * R2_GREY_BELOW for three windows in a row, and later than twice what its siblings are, it is grey,
+ * and what is left of its weight is that share. It is well again after three windows in a row above
+ * R2_GREY_ABOVE and 256 KiB or 700 ms in them: less may be what a shaper has saved up. A path that
+ * has segments sent again while its siblings do not is lossy, and keeps half of its weight at most.
+ *
+ * Units: bytes, nanoseconds, bytes per second, shares per mille. Plain structs, nothing to free.
+ * Threads: the caller serialises access to the paths of one peer. No function fails.
+ */
+#ifndef R2_ENGINE_HEALTH_GREY_H
+#define R2_ENGINE_HEALTH_GREY_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#define R2_GREY_FULL 1000u
+#define R2_GREY_BELOW 500u
+#define R2_GREY_ABOVE 750u
+#define R2_GREY_LEAST 20u /* no path is weighed down further: it has to be seen to recover */
+#define R2_GREY_LOSSY 500u
+#define R2_GREY_REASON 80
+
+enum r2_grey_why { R2_GREY_WELL, R2_GREY_SLOW, R2_GREY_LOSS };
+
+struct r2_grey {
+    uint64_t announced; /* speed of the link, bytes per second; 0 not known */
+
+    uint64_t best_rate;
+    uint64_t least_ns, least_bytes; /* the chunk that was acknowledged soonest, and its bytes */
+    uint64_t kept[4];               /* measured rates of the latest windows */
+    unsigned kept_at;
+
+    uint64_t window_from; /* 0: none is open */
+    uint64_t expected_ns, actual_ns, rate, bytes;
+    uint32_t chunks;
+
+    uint64_t judged_at; /* when `speed` was measured; 0 never */
+    uint32_t speed;     /* of the latest window */
+    uint32_t share;     /* of the siblings' */
+    uint32_t lately[3]; /* that share in the latest windows */
+    unsigned lately_at;
+    uint32_t siblings; /* their speed */
+    uint64_t late_ns;  /* how much later its chunks came than they should */
+    uint64_t window_bytes;
+    bool fresh; /* measured since the last judgement */
+
+    uint64_t loss_from, sent_from, resent_from, sent, resent; /* segments */
+    uint64_t loss_at;                                         /* when `loss_ppm` was measured */
+    uint32_t loss_ppm;
+
+    uint32_t factor; /* what is left of the weight, R2_GREY_FULL: all */
+    enum r2_grey_why why;
+    unsigned slow_windows, well_windows, lossy_rounds, clean_rounds;
+    uint64_t well_bytes, well_from; /* carried well since then */
+};
+
+void r2_grey_init(struct r2_grey *g, uint64_t announced);
+/* The path is made anew: what it did lately is forgotten, what it can do is not. */
+void r2_grey_restart(struct r2_grey *g);
+
+/* A chunk was acknowledged after `took` ns; `moved`: bytes acknowledged on the path meanwhile, the
+ * chunk's included. `rate`: delivery rate of the path as measured now (r2_pathrate_rate). */
+void r2_grey_chunk(struct r2_grey *g, uint64_t moved, uint64_t took, uint64_t rate, uint64_t now);
+/* Nothing was acknowledged for `waited` ns although `inflight` bytes are out. */
+void r2_grey_waiting(struct r2_grey *g, uint64_t inflight, uint64_t waited, uint64_t now);
+/* Segments sent and sent again since the path came up, as the kernel counts them. */
+void r2_grey_segments(struct r2_grey *g, uint64_t sent, uint64_t resent, uint64_t now);
+
+/* Judges the usable paths to one peer (NULL entries are passed over). Call it every 25 to 100 ms.
+ * Returns a bit per path whose factor has changed. n <= 64. */
+uint64_t r2_grey_judge(struct r2_grey *const *paths, int n, uint64_t now);
+
+/* Why the factor is what it is: "12 % of its best (12.4 of 104 MB/s), siblings at 97 %". */
+const char *r2_grey_reason(const struct r2_grey *g, char *out, size_t cap);
+
+/* ns that a chunk of `bytes` should take on the path at its best; 0 while nothing is known. */
+uint64_t r2_grey_expect(const struct r2_grey *g, uint64_t bytes);
+
+#endif

@@ -1,0 +1,103 @@
+/* How an endpoint is, as the kernels of both sides see it. Nothing here depends on what the peer's
+ * process does: a stopped one's kernel acknowledges what its buffers can hold, and then answers
+ * probes of the closed window. */
+#define _GNU_SOURCE
+#include <errno.h>
+#include <linux/sockios.h>
+#include <linux/tcp.h> /* the whole of tcp_info: not together with netinet/tcp.h */
+#include <netinet/in.h>
+#include <stddef.h>
+#include <string.h>
+#include <sys/ioctl.h>
+#include <sys/socket.h>
+
+#include "engine/fault.h"
+#include "transport/tcp/tcp.h"
+
+void r2_tcp_mark(struct r2_ep *ep)
+{
+    struct r2_lane *lane = r2_ep_lane(ep, 0);
+
+    if (lane)
+        atomic_store(&ep->marked, atomic_load(&lane->ctrl_total));
+}
+
+static bool look(const struct r2_lane *lane, struct tcp_info *ti)
+{
+    socklen_t len = sizeof(*ti);
+
+    memset(ti, 0, sizeof(*ti));
+    return getsockopt(lane->io.fd, IPPROTO_TCP, TCP_INFO, ti, &len) == 0;
+}
+
+/* All that was sent is acknowledged, what waits cannot go because the other process has closed the
+ * window, and its kernel answers probes of it. Two unanswered ones are allowed for: an answer may
+ * be under way. */
+static bool window_closed(const struct tcp_info *ti)
+{
+    return ti->tcpi_unacked == 0 && ti->tcpi_probes < 2;
+}
+
+/* Control bytes: acknowledged up to the mark? */
+static bool ctrl_health(struct r2_ep *ep, struct r2_lane *lane, struct r2_ep_health *out)
+{
+    struct tcp_info ti;
+    int queued = 0;
+    bool ok;
+
+    pthread_mutex_lock(&lane->tx_lock);
+    ok = !lane->closed && ioctl(lane->io.fd, SIOCOUTQ, &queued) == 0 && look(lane, &ti);
+    if (ok)
+        out->answered =
+            atomic_load(&lane->ctrl_total) - (uint64_t)queued >= atomic_load(&ep->marked);
+    pthread_mutex_unlock(&lane->tx_lock);
+    if (atomic_load(&lane->flush_wanted)) /* somebody left it to the holder of the lock */
+        r2_lane_flush(lane);
+    if (!ok)
+        return false;
+    out->answered = out->answered || window_closed(&ti);
+    out->rtt_ns = (uint64_t)ti.tcpi_rtt * 1000;
+    out->rttvar_ns = (uint64_t)ti.tcpi_rttvar * 1000;
+    out->segments = ti.tcpi_data_segs_out;
+    out->retransmits = ti.tcpi_total_retrans;
+    return true;
+}
+
+/* Bulk bytes: a rule of a firewall or a fault may hit these sockets alone. How many wait says
+ * nothing, a slow NIC may need seconds for a full buffer: progress does. */
+static void bulk_health(struct r2_lane *lane, struct r2_ep_health *out)
+{
+    struct tcp_info ti;
+
+    pthread_mutex_lock(&lane->tx_lock);
+    if (!lane->closed && atomic_load(&lane->open) && look(lane, &ti)) {
+        bool waiting = ti.tcpi_unacked > 0 || ti.tcpi_notsent_bytes > 0;
+
+        if (waiting && lane->out_seen && lane->acked_seen == ti.tcpi_bytes_acked &&
+            !window_closed(&ti))
+            out->stalled = true;
+        lane->out_seen = waiting;
+        lane->acked_seen = ti.tcpi_bytes_acked;
+        out->segments += ti.tcpi_data_segs_out;
+        out->retransmits += ti.tcpi_total_retrans;
+    }
+    pthread_mutex_unlock(&lane->tx_lock);
+}
+
+void r2_tcp_health(struct r2_ep *ep, struct r2_ep_health *out)
+{
+    struct r2_lane *lane = r2_ep_lane(ep, 0);
+    int nic = ep->params.local_nic;
+
+    memset(out, 0, sizeof(*out));
+    if (!lane || !ctrl_health(ep, lane, out))
+        return;
+    for (int i = 1; i <= ep->n_lanes && ep->params.initiator; i++) {
+        lane = r2_ep_lane(ep, i);
+        if (lane)
+            bulk_health(lane, out);
+    }
+    if (r2_fault_is(nic, R2_FAULT_BLACKHOLE, R2_FAULT_TX) ||
+        r2_fault_is(nic, R2_FAULT_BLACKHOLE, R2_FAULT_RX))
+        out->answered = false; /* the kernel does not know of the injected hole */
+}

@@ -1,0 +1,338 @@
+/* engine/health/grey on simulated paths: does it find the one that is slow or lossy, soon, and no
+ * other? */
+#include "check.h"
+
+#include "engine/health/grey.h"
+
+#define US UINT64_C(1000)
+#define MS UINT64_C(1000000)
+#define SEC UINT64_C(1000000000)
+#define MB UINT64_C(1000000)
+#define KIB 1024u
+#define PATHS 4
+
+/* A path that always has two chunks out, or one every `every` ns. */
+struct sim {
+    uint64_t rate, rtt;
+    uint64_t noise; /* each chunk up to this much later */
+    uint64_t every; /* 0: without pause */
+    uint64_t next;  /* acknowledgement of the chunk in hand */
+    uint64_t took;
+    uint64_t segments, resent;
+    uint32_t loss_ppm;
+    unsigned changes;
+    struct r2_grey g;
+};
+
+static struct sim sims[PATHS];
+static int count;
+static uint64_t now;
+
+static void chunk_out(struct sim *s, uint64_t at)
+{
+    uint64_t bytes = s->every ? 64 * KIB : 128 * KIB; /* without pause one waits before it */
+
+    s->took = s->rtt + bytes * SEC / s->rate + (s->noise ? check_below(s->noise) : 0);
+    s->next = at + (s->every ? s->every : s->took / 2);
+}
+
+static void set_up(int paths, uint64_t rate, uint64_t announced)
+{
+    memset(sims, 0, sizeof(sims));
+    now = 77 * SEC;
+    count = paths;
+    for (int i = 0; i < paths; i++) {
+        sims[i].rate = rate;
+        sims[i].rtt = 100 * US;
+        sims[i].noise = 50 * US;
+        r2_grey_init(&sims[i].g, announced);
+        chunk_out(&sims[i], now);
+    }
+}
+
+static void segments(struct sim *s, uint64_t n)
+{
+    s->segments += n;
+    for (uint64_t i = 0; i < n; i++)
+        s->resent += check_below(1000000) < s->loss_ppm;
+    r2_grey_segments(&s->g, s->segments, s->resent, now);
+}
+
+/* Runs for `ns`; ends early when the factor of path `watch` changes. Returns the time spent. */
+static uint64_t run(uint64_t ns, int watch)
+{
+    struct r2_grey *all[PATHS];
+    uint64_t from = now;
+
+    for (int i = 0; i < count; i++)
+        all[i] = &sims[i].g;
+    while (now - from < ns) {
+        uint64_t judge_at = (now / (25 * MS) + 1) * 25 * MS, changed;
+
+        for (int i = 0; i < count; i++) {
+            struct sim *s = &sims[i];
+
+            for (; s->next <= judge_at; chunk_out(s, s->next)) {
+                if (s->rate == 1) /* stopped */
+                    break;
+                r2_grey_chunk(&s->g, s->every ? 64 * KIB : 128 * KIB, s->took,
+                              s->every ? s->rate / 2 : s->rate, s->next);
+                segments(s, 8);
+            }
+        }
+        now = judge_at;
+        changed = r2_grey_judge(all, count, now);
+        for (int i = 0; i < count; i++)
+            sims[i].changes += changed >> i & 1;
+        if (watch >= 0 && changed >> watch & 1)
+            break;
+    }
+    return now - from;
+}
+
+static void expect_full(int except)
+{
+    for (int i = 0; i < count; i++) {
+        if (i != except)
+            CHECK_EQ(sims[i].g.factor, R2_GREY_FULL);
+    }
+}
+
+static void fall(struct sim *s, uint64_t rate)
+{
+    s->rate = rate;
+    chunk_out(s, now);
+}
+
+static void test_slow_and_back(void)
+{
+    char reason[R2_GREY_REASON];
+
+    for (int paths = 2; paths <= PATHS; paths++) {
+        set_up(paths, 125 * MB, 0);
+        run(2 * SEC, -1);
+        expect_full(-1);
+        fall(&sims[0], 12 * MB + 500000);
+        CHECK_LE(run(SEC, 0), 400 * MS);
+        run(SEC, -1);
+        CHECK_GE(sims[0].g.factor, 80);
+        CHECK_LE(sims[0].g.factor, 200);
+        expect_full(0);
+        r2_grey_reason(&sims[0].g, reason, sizeof(reason));
+        CHECK_MSG(strncmp(reason, "slow: 1", 7) == 0, "%s", reason);
+        CHECK(strstr(reason, "of its best (12"));
+
+        sims[0].every = 60 * MS; /* a limited path has few chunks to show that it is well */
+        fall(&sims[0], 12 * MB + 500000);
+        run(3 * SEC, -1);
+        CHECK_LE(sims[0].g.factor, 300);
+        fall(&sims[0], 125 * MB);
+        CHECK_LE(run(2 * SEC, 0), SEC);
+        CHECK_EQ(sims[0].g.factor, R2_GREY_FULL);
+        CHECK_EQ(sims[0].g.why, R2_GREY_WELL);
+        CHECK_LE(sims[0].changes, 4);
+    }
+}
+
+/* 100 Gbit/s: all that is slow about it takes microseconds. */
+static void test_fast_nics(void)
+{
+    set_up(4, 12500 * MB, 0);
+    for (int i = 0; i < count; i++) {
+        sims[i].rtt = 20 * US;
+        sims[i].noise = 30 * US;
+    }
+    run(2 * SEC, -1);
+    expect_full(-1);
+    fall(&sims[2], 100 * MB);
+    CHECK_LE(run(2 * SEC, 2), SEC);
+    expect_full(2);
+}
+
+static void test_unequal_by_design(void)
+{
+    set_up(4, 125 * MB, 1250 * MB);
+    fall(&sims[1], 375 * MB);
+    sims[2].rtt = 2 * MS;
+    sims[3].noise = 800 * US;
+    fall(&sims[2], 125 * MB);
+    run(20 * SEC, -1);
+    for (int i = 0; i < count; i++)
+        CHECK_EQ(sims[i].changes, 0);
+}
+
+static void test_idle_is_not_judged(void)
+{
+    set_up(3, 125 * MB, 0);
+    run(2 * SEC, -1);
+    sims[1].next = UINT64_MAX; /* nothing to do any more */
+    run(5 * SEC, -1);
+    CHECK_EQ(sims[1].changes, 0);
+    chunk_out(&sims[1], now);
+    sims[1].every = 40 * MS; /* and then very little */
+    run(5 * SEC, -1);
+    for (int i = 0; i < count; i++)
+        CHECK_EQ(sims[i].changes, 0);
+    sims[0].next = sims[2].next = UINT64_MAX;
+    fall(&sims[1], 5 * MB); /* slow, but alone: there is nobody to compare with */
+    run(5 * SEC, -1);
+    CHECK_EQ(sims[1].changes, 0);
+}
+
+/* A busy machine: chunks come up to 20 ms late, on all paths. */
+static void test_noise(void)
+{
+    for (int k = 0; k < 5; k++) {
+        set_up(4, 125 * MB, 0);
+        run(2 * SEC, -1);
+        for (int i = 0; i < count; i++) {
+            sims[i].noise = 20 * MS;
+            sims[i].every = i % 2 ? 15 * MS : 0;
+        }
+        run(60 * SEC, -1);
+        for (int i = 0; i < count; i++)
+            CHECK_EQ(sims[i].changes, 0);
+    }
+}
+
+/* The other process is stopped, or a machine is busy: all paths alike. */
+static void test_all_alike(void)
+{
+    set_up(4, 125 * MB, 0);
+    run(2 * SEC, -1);
+    for (int i = 0; i < count; i++)
+        fall(&sims[i], 3 * MB);
+    run(5 * SEC, -1);
+    expect_full(-1);
+    for (int i = 0; i < count; i++) {
+        r2_grey_waiting(&sims[i].g, 256 * KIB, 50 * SEC, now);
+        fall(&sims[i], 125 * MB);
+    }
+    run(5 * SEC, -1);
+    for (int i = 0; i < count; i++)
+        CHECK_EQ(sims[i].changes, 0);
+}
+
+static void test_stuck(void)
+{
+    uint64_t from;
+    bool seen = false;
+
+    set_up(3, 125 * MB, 0);
+    run(2 * SEC, -1);
+    sims[0].rate = 1;
+    from = now;
+    while (!seen && now - from < SEC) {
+        r2_grey_waiting(&sims[0].g, 256 * KIB, now - from, now);
+        run(25 * MS, -1);
+        seen = sims[0].g.factor < R2_GREY_FULL;
+    }
+    CHECK(seen);
+    CHECK_EQ(sims[0].g.factor, R2_GREY_LEAST);
+    expect_full(0);
+}
+
+/* A burst that a shaper saved up is no speed to be held to. */
+static void test_burst_is_not_best(void)
+{
+    set_up(2, 2000 * MB, 0);
+    run(120 * MS, -1);
+    fall(&sims[0], 125 * MB);
+    fall(&sims[1], 125 * MB);
+    run(3 * SEC, -1);
+    CHECK_LE(sims[0].g.best_rate, 125 * MB);
+    expect_full(-1);
+}
+
+static void test_announced(void)
+{
+    set_up(2, 1000 * MB, 200 * MB); /* better than it says */
+    run(2 * SEC, -1);
+    fall(&sims[0], 110 * MB);
+    run(2 * SEC, -1);
+    expect_full(-1);
+    fall(&sims[0], 90 * MB);
+    run(2 * SEC, -1);
+    CHECK_LT(sims[0].g.factor, R2_GREY_FULL);
+}
+
+static void test_hysteresis(void)
+{
+    set_up(2, 125 * MB, 0);
+    run(2 * SEC, -1);
+    for (int i = 0; i < 40; i++) { /* around the limit, and over it for a moment */
+        fall(&sims[0], (uint64_t)(i % 2 ? 80 : 55) * MB);
+        run(200 * MS, -1);
+    }
+    CHECK_LE(sims[0].changes, 1);
+    fall(&sims[0], 125 * MB);
+    run(2 * SEC, -1);
+    expect_full(-1);
+}
+
+static void test_restart_remembers(void)
+{
+    set_up(2, 125 * MB, 0);
+    run(2 * SEC, -1);
+    r2_grey_restart(&sims[0].g);
+    CHECK_EQ(sims[0].g.factor, R2_GREY_FULL);
+    fall(&sims[0], 10 * MB); /* it came back slow */
+    CHECK_LE(run(SEC, 0), 500 * MS);
+    CHECK_LT(sims[0].g.factor, 200);
+}
+
+static void test_loss(void)
+{
+    char reason[R2_GREY_REASON];
+
+    set_up(4, 125 * MB, 0);
+    run(2 * SEC, -1);
+    for (int i = 0; i < count; i++)
+        sims[i].loss_ppm = 30000; /* the switch that all share */
+    run(4 * SEC, -1);
+    expect_full(-1);
+    for (int i = 1; i < count; i++)
+        sims[i].loss_ppm = 500;
+    run(4 * SEC, -1);
+    CHECK_EQ(sims[0].g.factor, R2_GREY_LOSSY);
+    expect_full(0);
+    r2_grey_reason(&sims[0].g, reason, sizeof(reason));
+    CHECK_MSG(strncmp(reason, "lossy: ", 7) == 0, "%s", reason);
+    sims[0].loss_ppm = 5000; /* between the limits: stays */
+    run(4 * SEC, -1);
+    CHECK_EQ(sims[0].g.factor, R2_GREY_LOSSY);
+    sims[0].loss_ppm = 0;
+    run(4 * SEC, -1);
+    expect_full(-1);
+    CHECK_EQ(sims[0].changes, 2);
+}
+
+static void test_loss_within_a_second(void)
+{
+    set_up(2, 125 * MB, 0);
+    run(2 * SEC + 10 * MS, -1);
+    sims[1].loss_ppm = 50000;
+    CHECK_LE(run(3 * SEC, 1), SEC + 25 * MS);
+}
+
+static const struct check_test tests[] = {
+    {"slow_and_back", test_slow_and_back},
+    {"fast_nics", test_fast_nics},
+    {"unequal_by_design", test_unequal_by_design},
+    {"idle_is_not_judged", test_idle_is_not_judged},
+    {"noise", test_noise},
+    {"all_alike", test_all_alike},
+    {"stuck", test_stuck},
+    {"burst_is_not_best", test_burst_is_not_best},
+    {"announced", test_announced},
+    {"hysteresis", test_hysteresis},
+    {"restart_remembers", test_restart_remembers},
+    {"loss", test_loss},
+    {"loss_within_a_second", test_loss_within_a_second},
+    {0},
+};
+
+int main(int argc, char **argv)
+{
+    return check_main(argc, argv, tests);
+}

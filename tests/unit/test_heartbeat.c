@@ -1,0 +1,79 @@
+/* engine/health/heartbeat: deadlines that follow the round trips, and the limit per process. */
+#include "check.h"
+
+#include "engine/health/heartbeat.h"
+
+#define MS UINT64_C(1000000)
+#define SEC UINT64_C(1000000000)
+
+static void test_misses(void)
+{
+    CHECK_EQ(r2_hb_misses(100 * MS, 3, 0, 0), 3);
+    CHECK_EQ(r2_hb_misses(100 * MS, 3, 200000, 50000), 3);
+    CHECK_EQ(r2_hb_misses(100 * MS, 3, 100 * MS, 50 * MS), 3); /* 300 ms: as set */
+    CHECK_EQ(r2_hb_misses(100 * MS, 3, 100 * MS, 51 * MS), 4);
+    CHECK_EQ(r2_hb_misses(100 * MS, 3, 600 * MS, 0), 6);
+    CHECK_EQ(r2_hb_misses(100 * MS, 3, 60 * SEC, 0), 30); /* bounded */
+    CHECK_EQ(r2_hb_misses(100 * MS, 3, 0, 60 * SEC), 30);
+    CHECK_EQ(r2_hb_misses(100 * MS, 3, UINT64_MAX, UINT64_MAX), 30);
+    CHECK_EQ(r2_hb_misses(0, 3, SEC, 0), 3);
+    for (int i = 0; i < 20000; i++) { /* never below what is set, never above its bound, monotone */
+        uint64_t interval = 1 + check_below(SEC), srtt = check_random() >> check_below(64);
+        uint64_t var = check_random() >> check_below(64);
+        int set = 1 + (int)check_below(100), got = r2_hb_misses(interval, set, srtt, var);
+
+        CHECK(got >= set && got <= set * R2_HB_STRETCH);
+        CHECK_LE(got, r2_hb_misses(interval, set, srtt < UINT64_MAX / 2 ? 2 * srtt : srtt, var));
+        CHECK_LE(r2_hb_misses(2 * interval, set, srtt, var), got);
+    }
+}
+
+static double per_second(const struct r2_hb_load *l, uint64_t active, uint64_t idle)
+{
+    return (double)l->active * 1e9 / (double)active + (double)l->idle * 1e9 / (double)idle;
+}
+
+static void test_limit(void)
+{
+    struct r2_hb_load l = {
+        .active = 8, .idle = 8, .active_ns = 100 * MS, .idle_ns = SEC, .most = 1000};
+    uint64_t active, idle;
+
+    r2_hb_intervals(&l, &active, &idle);
+    CHECK_EQ(active, 100 * MS);
+    CHECK_EQ(idle, SEC);
+    l.active = 50; /* the idle ones make room first: 500 + 1000 -> 500 + 500 */
+    l.idle = 1000;
+    r2_hb_intervals(&l, &active, &idle);
+    CHECK_EQ(active, 100 * MS);
+    CHECK_EQ(idle, 2 * SEC);
+    l.active = 1024;
+    l.idle = 0;
+    r2_hb_intervals(&l, &active, &idle);
+    CHECK(active > 1023 * MS && active < 1025 * MS);
+    for (int i = 0; i < 20000; i++) {
+        l = (struct r2_hb_load){.active = (unsigned)check_below(4000),
+                                .idle = (unsigned)check_below(4000),
+                                .active_ns = (1 + check_below(1000)) * MS,
+                                .idle_ns = (1 + check_below(5000)) * MS,
+                                .most = 1 + (unsigned)check_below(5000)};
+        r2_hb_intervals(&l, &active, &idle);
+        CHECK(active >= l.active_ns && idle >= l.idle_ns);
+        CHECK_LE(per_second(&l, active, idle), (double)l.most * 1.001);
+        if (active > l.active_ns && l.idle)
+            CHECK_GE(idle, l.idle_ns * 4);
+        if (per_second(&l, l.active_ns, l.idle_ns) <= l.most)
+            CHECK(active == l.active_ns && idle == l.idle_ns);
+    }
+}
+
+static const struct check_test tests[] = {
+    {"misses", test_misses},
+    {"limit", test_limit},
+    {0},
+};
+
+int main(int argc, char **argv)
+{
+    return check_main(argc, argv, tests);
+}
