@@ -224,7 +224,7 @@ static int post_any(struct r2_conn *c, bool send, void *data, size_t size, bool 
         r2_send_start(*out);
     else if (*out)
         r2_recv_start(*out);
-    r2_peer_unlock_push(c->peer, size <= PUSH_BYTES && r2_eng.set->help_progress);
+    r2_peer_unlock_soon(c->peer, size <= PUSH_BYTES && r2_eng.set->help_progress);
     return rc;
 }
 
@@ -249,13 +249,30 @@ int r2_engine_irecv_lines(struct r2_conn *c, void *data, size_t size, int tag, s
     return post_any(c, false, data, size, true, mr, out);
 }
 
+#define HELP_NS (2 * R2_NS_PER_US)
+
+/* NCCL polls without a pause: it may not take the peer's lock each time, nor while the I/O threads
+ * look at the sockets anyway. help_at is a hint, and the caller nearly always the same thread. */
+static bool help_is_due(struct r2_conn *c)
+{
+    uint64_t now;
+
+    if (!r2_eng.set->help_progress || r2_io_all_awake())
+        return false;
+    now = r2_now_ns();
+    if (now < atomic_load_explicit(&c->help_at, memory_order_relaxed))
+        return false;
+    atomic_store_explicit(&c->help_at, now + HELP_NS, memory_order_relaxed);
+    return true;
+}
+
 /* NCCL's thread looks at the control sockets itself: a small message then costs no wake-up. */
 static void help(struct r2_conn *c)
 {
     struct r2_ep *eps[R2_PATHS_MAX];
     int n = 0;
 
-    if (!r2_eng.set->help_progress || pthread_mutex_trylock(&c->peer->lock))
+    if (!help_is_due(c) || pthread_mutex_trylock(&c->peer->lock))
         return;
     for (int i = 0; i < c->peer->n_paths; i++) {
         struct r2_path *path = c->peer->paths[i];

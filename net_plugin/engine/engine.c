@@ -180,19 +180,10 @@ static void open_control(uint64_t comm)
     r2_eng.g = r2_control_gauges(r2_eng.ctl);
 }
 
-/* docs/decisions.md: where cores are plenty a thread that sleeps costs the job more than one that
- * polls a little longer. */
-static int spin_us(int threads)
-{
-    if (r2_eng.set->spin_ns)
-        return (int)(r2_eng.set->spin_ns / 1000);
-    return threads >= 4 ? 200 : 50;
-}
-
 static int start_locked(void)
 {
     int threads = r2_settings_io_threads(r2_eng.set, r2_eng.n_nics);
-    int rc = r2_io_start(threads, r2_eng.set->cpus, spin_us(threads));
+    int rc = r2_io_start(threads, r2_eng.set->cpus, (int)(r2_eng.set->spin_ns / 1000));
 
     if (rc) {
         R2_WARN("cannot start I/O threads: %s", strerror(-rc));

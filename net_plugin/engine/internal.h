@@ -69,7 +69,8 @@ struct r2_path {
     uint64_t out_total;    /* bytes ever taken by the transport, of this endpoint */
     struct r2_list flushq; /* connections whose acknowledgement waits for the kernel */
     bool flush_wanted;
-    uint64_t last_post; /* when a thread of NCCL's last had frames for it */
+    bool flush_lazy; /* nothing among the frames is in a hurry */
+    uint64_t last_post; /* when a flush of its frames was last asked for that could wait */
     unsigned kick_wanted;
 
     struct r2_pathrate rate;
@@ -201,6 +202,7 @@ struct r2_conn {
     uint64_t id, listen_id;
     bool out;        /* we send */
     bool handed_out; /* S: r2_engine_connect has returned it */
+    atomic_ulong help_at; /* when NCCL's thread next looks at the sockets itself */
     uint8_t home, remote_home;
     enum r2_conn_state state;
     int error;
@@ -308,9 +310,10 @@ void r2_peer_lock(struct r2_peer *p);
 /* Releases the lock, then flushes outboxes and kicks lanes that were asked for meanwhile. May be
  * called with lane locks held: flushing only tries the control lane's lock. */
 void r2_peer_unlock(struct r2_peer *p);
-/* The same for a thread of NCCL's: it leaves frames to I/O threads that are awake, and with `push`
- * sends a single chunk itself if a lane is free. */
-void r2_peer_unlock_push(struct r2_peer *p, bool push);
+/* The same where frames come in bursts: one that follows another closely is left to an I/O thread
+ * that is awake, which says many with one call. `push`: sends a single chunk itself if a lane is
+ * free. */
+void r2_peer_unlock_soon(struct r2_peer *p, bool push);
 /* The peer's process does not exist any more (err -ECONNRESET), or no path came back
  * (-ETIMEDOUT): its connections fail. Under the lock. */
 void r2_peer_gone(struct r2_peer *p, int err, const char *cause);

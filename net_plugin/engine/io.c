@@ -43,6 +43,7 @@ static int n_threads;
 static uint64_t spin_ns;
 static atomic_uint next_pick;
 static _Thread_local struct r2_io *self_io;
+static atomic_int asleep; /* threads in epoll_wait; a hint */
 static atomic_bool tracked[MAX_TRACKED];
 
 static void r2_io_wake(struct r2_io *io)
@@ -74,6 +75,11 @@ struct r2_io *r2_io_pick(void)
 bool r2_io_awake(struct r2_io *io)
 {
     return !atomic_load_explicit(&io->sleeping, memory_order_relaxed);
+}
+
+bool r2_io_all_awake(void)
+{
+    return atomic_load_explicit(&asleep, memory_order_relaxed) == 0;
 }
 
 int r2_io_add(struct r2_io *io, struct r2_io_fd *f)
@@ -291,8 +297,10 @@ static void *io_main(void *arg)
             atomic_store(&io->sleeping, false);
             continue;
         }
+        atomic_fetch_add_explicit(&asleep, 1, memory_order_relaxed);
         if (run_events(io, wait_ms(io)))
             busy_until = r2_now_ns() + spin_ns;
+        atomic_fetch_sub_explicit(&asleep, 1, memory_order_relaxed);
         atomic_store(&io->sleeping, false);
     }
     return NULL;

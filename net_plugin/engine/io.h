@@ -45,6 +45,8 @@ struct r2_io *r2_io_pick(void);
 struct r2_io *r2_io_at(int index);
 /* The thread is running or spinning: it sees a task within a microsecond or so. A hint. */
 bool r2_io_awake(struct r2_io *io);
+/* All threads are. A hint. */
+bool r2_io_all_awake(void);
 
 int r2_io_add(struct r2_io *io, struct r2_io_fd *f);
 /* After return no new event of `f` is collected; a batch in hand may still name it: free what

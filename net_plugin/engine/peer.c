@@ -135,7 +135,7 @@ static void unlock(struct r2_peer *p, bool push, bool soon)
         eps[n] = path->ep;
         r2_eng.ops->get(path->ep);
         flush[n] = path->flush_wanted;
-        later[n] = soon && flush[n] && in_burst(path, now);
+        later[n] = soon && flush[n] && (in_burst(path, now) || path->flush_lazy);
         kick[n++] = path->kick_wanted;
         path->flush_wanted = false;
         path->kick_wanted = 0;
@@ -159,7 +159,7 @@ void r2_peer_unlock(struct r2_peer *p)
     unlock(p, false, false);
 }
 
-void r2_peer_unlock_push(struct r2_peer *p, bool push)
+void r2_peer_unlock_soon(struct r2_peer *p, bool push)
 {
     unlock(p, push, true);
 }

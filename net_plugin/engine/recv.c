@@ -8,6 +8,7 @@
 #include "util/crc32c.h"
 
 #define RANGES_PER_FRAME 256
+#define POSTED_AHEAD 3
 
 static struct r2_path *ctrl_path(struct r2_conn *c)
 {
@@ -155,6 +156,17 @@ static bool cts_can_wait(const struct r2_req *r)
     return r->size <= r->conn->peer_eager && r->seq - r->conn->cts_sent < R2_EAGER_AHEAD / 2;
 }
 
+/* While the sender may still send several messages, NCCL's thread leaves the word about one more to
+ * an I/O thread. */
+static void post_cts(struct r2_req *r, struct r2_path *path)
+{
+    bool hurry = path && path->flush_wanted && !path->flush_lazy;
+
+    r2_recv_cts(r, path);
+    if (path && !hurry && r->seq - r->conn->oldest >= POSTED_AHEAD)
+        path->flush_lazy = true;
+}
+
 static struct r2_stash *stash_of(struct r2_conn *c, uint64_t seq)
 {
     struct r2_stash *s = &c->stash[seq % R2_EAGER_AHEAD];
@@ -202,7 +214,7 @@ void r2_recv_start(struct r2_req *r)
 
     r2_recv_init(&r->led.recv, r->size);
     if (!cts_can_wait(r))
-        r2_recv_cts(r, ctrl_path(c)); /* for a stashed message it gives the credit back */
+        post_cts(r, ctrl_path(c)); /* for a stashed message it gives the credit back */
     if (s) {
         s->valid = false;
         place_eager(r, s->data, s->size);
@@ -326,8 +338,7 @@ void r2_up_chunk_done(void *owner, struct r2_ep *ep, const struct r2_bulk *bulk)
             arrived(r);
         r2_recv_queue_ack(c, path, bulk->seq, bulk->offset, bulk->seq >= c->cum ? bulk->len : 0);
     }
-    r2_recv_out_acks(p);
-    r2_peer_unlock(p);
+    pthread_mutex_unlock(&p->lock); /* acknowledged at the end of the burst */
     r2_count(&r2_control_nic_counters(r2_eng.ctl, path->lnic)->rx_bytes, bulk->len);
     r2_count(&r2_control_nic_counters(r2_eng.ctl, path->lnic)->rx_chunks, 1);
     r2_count(&r2_eng.n->chunks_received, 1);
@@ -360,5 +371,5 @@ void r2_up_burst_end(void *owner, struct r2_ep *ep)
     (void)ep;
     r2_peer_lock(path->peer);
     r2_recv_out_acks(path->peer);
-    r2_peer_unlock(path->peer);
+    r2_peer_unlock_soon(path->peer, false);
 }

@@ -82,25 +82,23 @@ static bool unlimited(const struct r2_path *path)
     return usable(path) && r2_share_free(&path->peer->shares, &path->share);
 }
 
-/* Lets lanes of the path pull up to `bytes`; returns what it has no room for. */
-static uint64_t kick_path(struct r2_path *path, uint64_t bytes, uint64_t *given)
+/* Lets lanes of the path pull up to `bytes` of the `space` left; returns what it has no room for.
+ */
+static uint64_t kick_path(struct r2_path *path, uint64_t bytes, uint64_t *space)
 {
-    uint64_t space = room(path), n;
+    uint64_t n = *space < bytes ? *space : bytes;
 
-    n = space > *given ? space - *given : 0;
-    if (n > bytes)
-        n = bytes;
     if (n) {
-        *given += n;
+        *space -= n;
         path->kick_wanted += (unsigned)((n + chunk_max() - 1) / chunk_max());
     }
     return bytes - n;
 }
 
 /* A path of limited weight may decline, so others are asked for its bytes all the same. */
-static uint64_t ask_path(struct r2_path *path, uint64_t bytes, uint64_t *given)
+static uint64_t ask_path(struct r2_path *path, uint64_t bytes, uint64_t *space)
 {
-    uint64_t left = kick_path(path, bytes, given);
+    uint64_t left = kick_path(path, bytes, space);
 
     return unlimited(path) ? left : bytes;
 }
@@ -109,9 +107,13 @@ static uint64_t ask_path(struct r2_path *path, uint64_t bytes, uint64_t *given)
  * for (unless connections stay at home, wherever home lives). */
 void r2_peer_kick(struct r2_peer *p)
 {
-    uint64_t given[R2_PATHS_MAX] = {0}, rest = 0;
+    uint64_t space[R2_PATHS_MAX], rest = 0;
     struct r2_list *n;
 
+    if (r2_list_empty(&p->ready))
+        return;
+    for (int i = 0; i < p->n_paths; i++)
+        space[i] = usable(p->paths[i]) ? room(p->paths[i]) : 0;
     R2_LIST_FOR_EACH (n, &p->ready) {
         struct r2_conn *c = R2_CONTAINER_OF(n, struct r2_conn, ready);
         uint64_t left = c->waiting;
@@ -121,14 +123,14 @@ void r2_peer_kick(struct r2_peer *p)
             if (p->paths[i]->lnic != c->home || !usable(p->paths[i]))
                 continue;
             home |= unlimited(p->paths[i]);
-            left = ask_path(p->paths[i], left, &given[i]);
+            left = ask_path(p->paths[i], left, &space[i]);
         }
         if (!home || r2_eng.set->spread != R2_SPREAD_HOME)
             rest += left;
     }
     for (int i = 0; i < p->n_paths && rest; i++) {
         if (usable(p->paths[i]))
-            rest = ask_path(p->paths[i], rest, &given[i]);
+            rest = ask_path(p->paths[i], rest, &space[i]);
     }
 }
 
@@ -241,13 +243,27 @@ static uint64_t finish_time(const struct r2_path *path, uint64_t len, uint64_t n
     return (r2_pathrate_inflight(&path->rate) + len) * 1000000000u / rate;
 }
 
+static bool home_alive(const struct r2_conn *c)
+{
+    const struct r2_peer *p = c->peer;
+
+    for (int i = 0; i < p->n_paths; i++) {
+        if (p->paths[i]->lnic == c->home && unlimited(p->paths[i]))
+            return true;
+    }
+    return false;
+}
+
 /* A slow path must not hold a message back: it leaves the last chunks to faster ones that together
- * would have sent all that waits before this path had sent one chunk. One of them is at least
- * twice as soon done with a chunk: so of equal paths, and of any, the soonest never declines. */
+ * would have sent all that waits, and may, before this path had sent one chunk. One of them is at
+ * least twice as soon done with a chunk: so of equal paths, and of any, the soonest never declines.
+ */
 static bool leave_to_faster(const struct r2_path *path, const struct r2_req *r, uint32_t chunk)
 {
     const struct r2_peer *p = path->peer;
-    uint64_t waiting = r->conn->waiting;
+    const struct r2_conn *c = r->conn;
+    bool stays = r2_eng.set->spread == R2_SPREAD_HOME && home_alive(c);
+    uint64_t waiting = c->waiting;
     uint32_t len = waiting < chunk ? (uint32_t)waiting : chunk;
     uint64_t now = r2_now_ns(), mine = finish_time(path, len, now), bytes = waiting, rates = 0;
     struct r2_path *soonest = NULL;
@@ -260,7 +276,8 @@ static bool leave_to_faster(const struct r2_path *path, const struct r2_req *r, 
         uint64_t theirs;
 
         if (other == path || !usable(other) || other->hb_unanswered ||
-            !r2_share_may(&p->shares, &other->share) || !r2_send_carries(other, r))
+            (stays && other->lnic != c->home) || !r2_share_may(&p->shares, &other->share) ||
+            !r2_send_carries(other, r))
             continue;
         theirs = finish_time(other, len, now);
         if (!theirs || theirs >= mine)
@@ -276,17 +293,6 @@ static bool leave_to_faster(const struct r2_path *path, const struct r2_req *r, 
         return false;
     soonest->kick_wanted++;
     return true;
-}
-
-static bool home_alive(const struct r2_conn *c)
-{
-    const struct r2_peer *p = c->peer;
-
-    for (int i = 0; i < p->n_paths; i++) {
-        if (p->paths[i]->lnic == c->home && unlimited(p->paths[i]))
-            return true;
-    }
-    return false;
 }
 
 static void fill(struct r2_path *path, struct r2_conn *c, struct r2_req *r,

@@ -139,7 +139,8 @@ struct r2_transport_events {
     void (*chunk_done)(void *owner, struct r2_ep *ep, const struct r2_bulk *bulk);
     /* The claim is given back unwritten or half written (`bad_crc`: it failed verification). */
     void (*chunk_dropped)(void *owner, struct r2_ep *ep, const struct r2_bulk *bulk, bool bad_crc);
-    /* End of a burst of arrivals: a good moment to acknowledge. */
+    /* End of a burst of arrivals, chunks and frames alike: what they brought is acknowledged and
+     * answered now, not before. Must follow them soon. */
     void (*burst_end)(void *owner, struct r2_ep *ep);
 };
 

@@ -35,7 +35,7 @@ class Variant:
 VARIANTS = (
     Variant("1 connection", 1),
     Variant(f"{NICS} connections", NICS),
-    Variant("1 connection, R2CCL_SPIN=1ns", 1, (("R2CCL_SPIN", "1ns"),), judged=False),
+    Variant("1 connection, R2CCL_SPIN=0", 1, (("R2CCL_SPIN", "0"),), judged=False),
 )
 
 

@@ -16,8 +16,11 @@
 
 static void lane_ready(struct r2_io_fd *f, uint32_t events)
 {
-    (void)events; /* edge-triggered: look at everything */
-    r2_lane_event(R2_CONTAINER_OF(f, struct r2_lane, io));
+    struct r2_lane *lane = R2_CONTAINER_OF(f, struct r2_lane, io);
+
+    if (events & ~(uint32_t)EPOLLOUT)
+        atomic_store(&lane->rx_again, true);
+    r2_lane_event(lane);
 }
 
 /* A lane that belongs to an endpoint lives as long as it: others reach it through ep->lanes. */
@@ -167,6 +170,8 @@ static int receive(struct r2_lane *lane, bool *opened)
         *opened = true;
         return 0;
     }
+    if (!atomic_exchange(&lane->rx_again, false))
+        return 0; /* kicked to send; edge-triggered: nothing has come since it was last empty */
     return lane->index ? r2_lane_rx_bulk(lane) : r2_lane_rx_ctrl(lane);
 }
 

@@ -11,7 +11,8 @@
 #include "util/copy.h"
 #include "util/crc32c.h"
 
-#define RX_BUDGET (4 * 1024 * 1024) /* bytes per turn */
+/* Bytes per turn: the other lanes of the thread, and what it has to send, wait that long. */
+#define RX_BUDGET (256 * 1024)
 #define SCRATCH (64 * 1024)
 
 /* Where drained bytes go; every thread may write to it, nobody reads it. */
@@ -171,19 +172,25 @@ static int rx_step(struct r2_lane *lane, size_t *moved)
     return 1;
 }
 
+/* There is more to read, after others had their turn. */
+static void rx_again_later(struct r2_lane *lane)
+{
+    atomic_store(&lane->rx_again, true);
+    r2_lane_kick(lane);
+}
+
 int r2_lane_rx_bulk(struct r2_lane *lane)
 {
     size_t moved = 0;
     int rc;
 
-    atomic_store(&lane->rx_again, false);
     do {
         rc = rx_step(lane, &moved);
     } while (rc > 0 && moved < RX_BUDGET);
     if (moved)
         r2_tcp.ev->burst_end(lane->ep->owner, lane->ep);
     if (rc > 0)
-        r2_lane_kick(lane);
+        rx_again_later(lane);
     return rc < 0 ? rc : 0;
 }
 
@@ -247,6 +254,6 @@ int r2_lane_rx_ctrl(struct r2_lane *lane)
     if (moved)
         r2_tcp.ev->burst_end(lane->ep->owner, lane->ep);
     if (moved >= RX_BUDGET)
-        r2_lane_kick(lane);
+        rx_again_later(lane);
     return rc;
 }

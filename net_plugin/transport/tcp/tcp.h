@@ -83,7 +83,7 @@ struct r2_lane {
     atomic_bool open; /* the phase, for whoever holds only tx_lock */
     bool closed;
     bool reaped;          /* the I/O thread has let go of it; only that thread looks */
-    atomic_bool rx_again; /* task: the rx budget ran out, or rx was held by a fault */
+    atomic_bool rx_again; /* an event, or what is left over from before: there may be bytes to read */
     struct r2_tcp_hello hello;
     struct r2_tcp_challenge challenge;
     uint8_t hs_buf[128];
@@ -193,7 +193,8 @@ void r2_tcp_health(struct r2_ep *ep, struct r2_ep_health *out);
 
 /* tx.c, rx.c: 0 or -errno; callers hold tx_lock / rx_lock. */
 int r2_lane_tx_bulk(struct r2_lane *lane, int chunks); /* at most so many, then kicks itself */
-#define R2_TCP_TX_TURN 16
+/* Chunks per turn: what else the thread has to do waits that long. */
+#define R2_TCP_TX_TURN 1
 int r2_lane_tx_ctrl(struct r2_lane *lane);
 int r2_lane_rx_bulk(struct r2_lane *lane);
 int r2_lane_rx_ctrl(struct r2_lane *lane);

@@ -505,6 +505,8 @@ bool fake_done(struct r2_ep *ep, const struct r2_bulk *bulk)
     if (ok)
         ev->chunk_done(ep->params.owner, ep, bulk);
     pthread_mutex_unlock(&ep->lock);
+    if (ok)
+        ev->burst_end(ep->params.owner, ep);
     return ok;
 }
 

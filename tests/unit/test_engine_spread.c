@@ -1,0 +1,94 @@
+/* R2CCL_SPREAD=home over a scripted transport (rung 2): a connection's bytes stay on its home NIC,
+ * however fast the others are, and move when it dies. What it cannot prove: timing of real NICs. */
+#include "check.h"
+#include "enginelib/remote.h"
+
+#define KB 1024u
+#define MSG (128 * KB)
+
+static uint8_t data[MSG];
+static struct remote r;
+static struct r2_ep *a, *b; /* paths of NIC 0, the home, and NIC 1 */
+
+static struct r2_path *path_of(const struct r2_ep *ep)
+{
+    return ep->params.owner;
+}
+
+/* As if the path had carried chunks that took so long each. */
+static void pretend_rate(struct r2_ep *ep, uint64_t ns_per_chunk)
+{
+    struct r2_path *path = path_of(ep);
+    uint64_t now = r2_now_ns();
+
+    r2_peer_lock(path->peer);
+    for (int i = 0; i < 64; i++) {
+        struct r2_rate_stamp stamp;
+
+        r2_pathrate_on_send(&path->rate, 32 * KB, now, &stamp);
+        r2_pathrate_on_ack(&path->rate, 32 * KB, &stamp, now, now + ns_per_chunk);
+        now += ns_per_chunk;
+    }
+    r2_peer_unlock(path->peer);
+}
+
+static void begin(struct r2_req **req)
+{
+    remote_new(&r, true, 2);
+    CHECK(remote_open(&r, 2));
+    a = fake_find(r.id, 0, 0, 0);
+    b = fake_find(r.id, 1, 1, 0);
+    CHECK(a && b);
+    pretend_rate(a, 10 * R2_NS_PER_MS);
+    pretend_rate(b, 10 * R2_NS_PER_US);
+    CHECK_GT(r2_pathrate_rate(&path_of(b)->rate), 10 * r2_pathrate_rate(&path_of(a)->rate));
+    *req = NULL;
+    CHECK_EQ(r2_engine_isend(r.conn, data, MSG, 0, NULL, req), 0);
+    CHECK(*req);
+}
+
+static void test_slow_home_carries_all(void)
+{
+    struct r2_req *req;
+    struct r2_bulk c;
+    uint64_t bytes = 0;
+
+    begin(&req);
+    CHECK_EQ(remote_cts(a, &r, 0, MSG), 0);
+    while (bytes < MSG) { /* it may not leave them to a path that will not take them */
+        CHECK(!fake_next(b, &c));
+        CHECK(fake_next(a, &c));
+        bytes += c.len;
+        CHECK(fake_chunk_sent(a, &c));
+        CHECK_EQ(remote_ack_range(a, &r, 0, c.offset, c.len), 0);
+    }
+    CHECK_EQ(remote_test(req, 0, NULL), 1);
+    remote_end(&r);
+}
+
+static void test_others_stand_in(void)
+{
+    struct r2_req *req;
+    struct r2_bulk c;
+
+    begin(&req);
+    fake_fail(a, ECONNRESET, false);
+    CHECK(remote_wait_state(&r, 0, R2_PATH_WAIT) || remote_state(&r, 0) == R2_PATH_CONNECTING);
+    CHECK_EQ(remote_cts(b, &r, 0, MSG), 0);
+    CHECK(fake_next(b, &c));
+    remote_end(&r);
+}
+
+static const struct check_test tests[] = {
+    {"slow_home_carries_all", test_slow_home_carries_all},
+    {"others_stand_in", test_others_stand_in},
+    {0},
+};
+
+int main(int argc, char **argv)
+{
+    static const char *const env[] = {"R2CCL_CHUNK", "32K", "R2CCL_SPREAD", "home", NULL};
+
+    remote_engine(2, env);
+    return check_main(argc, argv, tests);
+}
