@@ -69,7 +69,7 @@ struct r2_path {
     uint64_t out_total;    /* bytes ever taken by the transport, of this endpoint */
     struct r2_list flushq; /* connections whose acknowledgement waits for the kernel */
     bool flush_wanted;
-    bool flush_lazy; /* nothing among the frames is in a hurry */
+    bool flush_lazy;    /* nothing among the frames is in a hurry */
     uint64_t last_post; /* when a flush of its frames was last asked for that could wait */
     unsigned kick_wanted;
 
@@ -200,8 +200,8 @@ struct r2_conn {
     struct r2_list queue;    /* listen->backlog, until accepted */
     atomic_int refs;
     uint64_t id, listen_id;
-    bool out;        /* we send */
-    bool handed_out; /* S: r2_engine_connect has returned it */
+    bool out;             /* we send */
+    bool handed_out;      /* S: r2_engine_connect has returned it */
     atomic_ulong help_at; /* when NCCL's thread next looks at the sockets itself */
     uint8_t home, remote_home;
     enum r2_conn_state state;

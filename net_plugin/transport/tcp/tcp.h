@@ -82,8 +82,9 @@ struct r2_lane {
     enum r2_lane_phase phase;
     atomic_bool open; /* the phase, for whoever holds only tx_lock */
     bool closed;
-    bool reaped;          /* the I/O thread has let go of it; only that thread looks */
-    atomic_bool rx_again; /* an event, or what is left over from before: there may be bytes to read */
+    bool reaped; /* the I/O thread has let go of it; only that thread looks */
+    atomic_bool
+        rx_again; /* an event, or what is left over from before: there may be bytes to read */
     struct r2_tcp_hello hello;
     struct r2_tcp_challenge challenge;
     uint8_t hs_buf[128];
