@@ -33,6 +33,12 @@ plugin_src := $(call sources,net_plugin)
 plugin_src += $(sort $(wildcard net_plugin/*/*/*.c))
 # Parts of the shim that know neither NCCL nor a GPU; unit tests link them from the archive.
 agree_src := $(sort $(wildcard shim/agree/*.c) $(wildcard shim/plan/*.c))
+# The wrappers. Those files of `named_src` are compiled once more for the library with NCCL's name;
+# `preload_src` is only in the one for LD_PRELOAD.
+shim_src := $(foreach room,api real comms schedules device,$(sort $(wildcard shim/$(room)/*.c)))
+preload_src := $(wildcard shim/api/dlsym.c)
+named_src := shim/real/search.c shim/real/lacks.c $(wildcard shim/api/raw.c)
+shim_lib_src := $(filter-out $(preload_src) shim/api/raw.c,$(shim_src))
 host_src := $(call sources,tests/hostnccl)
 perf_src := $(call sources,tests/perf)
 unit_src := $(sort $(wildcard tests/unit/test_*.c))
@@ -42,11 +48,17 @@ stress_src := $(sort $(wildcard tests/stress/*.c))
 bench_src := $(sort $(wildcard tests/bench/*.c))
 
 plugin := $(B)/libnccl-net-r2ccl.so
+shim := $(B)/libr2ccl.so
+named := $(B)/nccl/libnccl.so.2
 archive := $(B)/libr2ccl.a
 helpers := $(B)/libr2test.a
 host := $(B)/hostnccl/libnccl.so.2
 perf := $(B)/r2ccl_perf
 unit := $(patsubst tests/unit/%.c,$(B)/tests/unit/%,$(unit_src))
+noop := $(B)/tests/noop/libnccl.so.2
+noop_old := $(B)/tests/noop-old/libnccl.so.2
+job_lib := $(B)/tests/shim/libjob.so
+shim_tests := $(noop) $(noop_old) $(job_lib) $(B)/tests/shim/linked $(B)/tests/shim/host
 tools := $(patsubst tests/unit/%.c,$(B)/tests/%,$(tool_src))
 stress := $(patsubst tests/stress/%.c,$(B)/stress/%,$(stress_src))
 bench := $(patsubst tests/bench/%.c,$(B)/bench/%,$(bench_src))
@@ -79,9 +91,9 @@ tool_env := $(if $(filter-out build,$(B)),R2CCL_BUILD_DIR=$(abspath $(B)))
 all: native venv ## build everything: native code and .venv with r2ccl-ctl in it
 	@echo "r2ccl-ctl is at $(venv)/bin/r2ccl-ctl; next: make demo"
 
-native: artefacts $(archive) $(unit) $(tools) $(stress) $(bench) ## build only the native code
+native: artefacts $(archive) $(shim_tests) $(unit) $(tools) $(stress) $(bench) ## build only the native code
 
-artefacts: $(if $(plugin_src),$(plugin)) $(if $(host_src),$(host)) $(if $(perf_src),$(perf))
+artefacts: $(if $(plugin_src),$(plugin)) $(shim) $(named) $(if $(host_src),$(host)) $(if $(perf_src),$(perf))
 
 venv: $(venv_stamp) ## make .venv with r2ccl-ctl (editable) and the development tools
 
@@ -150,7 +162,7 @@ $(B)/flags: FORCE
 	$(call stamp,$(CC) $(base_flags) $(CFLAGS) $(CPPFLAGS))
 
 $(B)/sources: FORCE
-	$(call stamp,$(plugin_src) : $(agree_src) : $(host_src) : $(perf_src) : $(help_src))
+	$(call stamp,$(plugin_src) : $(agree_src) : $(shim_src) : $(host_src) : $(perf_src) : $(help_src))
 
 $(B)/obj/%.o: %.c $(B)/flags
 	@mkdir -p $(@D)
@@ -159,12 +171,29 @@ $(B)/obj/%.o: %.c $(B)/flags
 
 $(plugin): $(call objects,$(plugin_src)) $(B)/sources
 	@echo "  LINK $@"
-	@$(CC) -shared $(san_flags) $(CFLAGS) $(LDFLAGS) -Wl,-soname,$(@F) -Wl,-z,nodelete $(defs) \
-		-o $@ $(filter %.o,$^) $(libs)
+	@$(CC) -shared $(san_flags) $(CFLAGS) $(LDFLAGS) -Wl,-soname,libnccl-net.so -Wl,-z,nodelete \
+		$(defs) -o $@ $(filter %.o,$^) $(libs)
 
-$(archive): $(call objects,$(plugin_src) $(agree_src)) $(B)/sources
+$(archive): $(call objects,$(plugin_src) $(agree_src) $(shim_lib_src)) $(B)/sources
 	@rm -f $@
 	@$(AR) rcs $@ $(filter %.o,$^)
+
+$(B)/obj/named/%.o: %.c $(B)/flags
+	@mkdir -p $(@D)
+	@echo "  CC   $<$(addprefix  ,$(variant:%=[%])) [named]"
+	@$(CC) $(base_flags) $(CFLAGS) $(CPPFLAGS) -DR2_NAMED_NCCL -I$(<D) -MMD -MP -c -o $@ $<
+
+$(shim): $(call objects,$(shim_lib_src) $(preload_src)) $(archive)
+	@echo "  LINK $@"
+	@$(CC) -shared $(san_flags) $(CFLAGS) $(LDFLAGS) -Wl,-soname,$(@F) -Wl,-z,nodelete $(defs) \
+		-o $@ $(filter %.o,$^) $(archive) $(libs)
+
+$(named): $(call objects,$(filter-out $(named_src),$(shim_lib_src))) \
+		$(patsubst %.c,$(B)/obj/named/%.o,$(named_src)) $(archive)
+	@mkdir -p $(@D)
+	@echo "  LINK $@"
+	@$(CC) -shared $(san_flags) $(CFLAGS) $(LDFLAGS) -Wl,-soname,$(@F) -Wl,-z,nodelete $(defs) \
+		-o $@ $(filter %.o,$^) $(archive) $(libs)
 
 $(helpers): $(call objects,$(help_src)) $(B)/sources
 	@rm -f $@
@@ -185,6 +214,28 @@ $(perf): $(call objects,$(perf_src)) $(if $(host_src),$(host)) $(B)/sources
 
 comma := ,
 
+# The shim's test programs: an NCCL that does nothing, and ways to reach an NCCL.
+noop_src := $(wildcard tests/shim/noop/*.c)
+$(noop): $(call objects,$(noop_src))
+$(noop_old): $(B)/obj/tests/shim/noop_old.o
+$(noop) $(noop_old):
+	@mkdir -p $(@D)
+	@echo "  LINK $@"
+	@$(CC) -shared $(san_flags) $(CFLAGS) $(LDFLAGS) -Wl,-soname,libnccl.so.2 -o $@ $^ $(libs)
+
+nccl_rpath := -Wl,--disable-new-dtags,-rpath,'$$ORIGIN/../../hostnccl'
+$(B)/obj/tests/shim/job.o: CPPFLAGS += -Itests
+$(job_lib): $(B)/obj/tests/shim/job.o $(host)
+	@mkdir -p $(@D)
+	@$(CC) -shared $(san_flags) $(CFLAGS) $(LDFLAGS) -Wl,-soname,$(@F) $(nccl_rpath) -o $@ $^ $(libs)
+$(B)/tests/shim/linked: $(B)/obj/tests/shim/linked.o $(B)/obj/tests/shim/job.o $(host)
+	@mkdir -p $(@D)
+	@$(CC) $(san_flags) $(CFLAGS) $(LDFLAGS) $(nccl_rpath) -o $@ $^ $(libs)
+$(B)/tests/shim/host: $(B)/obj/tests/shim/host.o
+	@mkdir -p $(@D)
+	@$(CC) $(san_flags) $(CFLAGS) $(LDFLAGS) -o $@ $^ $(libs)
+$(B)/tests/unit/test_shim: | $(noop) $(noop_old)
+
 # $(1): folder of the source, $(2): folder of the program
 define program
 $(B)/$(2)/%: $(B)/obj/$(1)/%.o $(archive) $(helpers)
@@ -201,5 +252,6 @@ $(venv_stamp): pyproject.toml setup.py mk/venv $(wildcard r2ccl_ctl/__init__.py)
 	@PYTHON=$(PYTHON) mk/venv $(venv)
 	@touch $@
 
--include $(patsubst %.o,%.d,$(call objects,$(plugin_src) $(agree_src) $(host_src) $(perf_src) $(unit_src) \
-	$(tool_src) $(help_src) $(stress_src) $(bench_src)))
+-include $(patsubst %.c,$(B)/obj/named/%.d,$(named_src))
+-include $(patsubst %.o,%.d,$(call objects,$(plugin_src) $(agree_src) $(shim_src) $(host_src) \
+	$(wildcard tests/shim/*.c) $(noop_src) $(perf_src) $(unit_src) $(tool_src) $(help_src) $(stress_src) $(bench_src)))

@@ -17,7 +17,13 @@ HERE = Path(__file__).resolve().parent
 NATIVE = "r2ccl_ctl/_native"
 
 # From the native build folder, or from the source tree.
-BUILT = ("libnccl-net-r2ccl.so", "hostnccl/libnccl.so.2", "r2ccl_perf")
+BUILT = (
+    "libnccl-net-r2ccl.so",
+    "libr2ccl.so",
+    "nccl/libnccl.so.2",
+    "hostnccl/libnccl.so.2",
+    "r2ccl_perf",
+)
 SOURCES = ("net_plugin/control/segment.h",)
 
 

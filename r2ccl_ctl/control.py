@@ -22,7 +22,7 @@ from typing import Any
 
 from r2ccl_ctl import rows
 from r2ccl_ctl.errors import R2Error, R2UsageError
-from r2ccl_ctl.rows import Nic, PathRow, Peer, word
+from r2ccl_ctl.rows import Comm, Nic, PathRow, Peer, word
 from r2ccl_ctl.segment import Segment, SegmentError, layout
 
 SCHEMA = 1
@@ -68,6 +68,7 @@ class Process:
     alive_real_ns: int = 0
     alive_mono_ns: int = 0
     ended_real_ns: int = 0
+    comms: int = 0
 
     @property
     def running(self) -> bool:
@@ -110,6 +111,7 @@ class Snapshot:
     nics: list[Nic]
     peers: list[Peer]
     paths: list[PathRow]
+    comms: list[Comm]
 
     def as_dict(self) -> dict[str, Any]:
         found = asdict(self)
@@ -247,6 +249,7 @@ def _process(path: Path, segment: Segment, header: dict[str, Any], row: dict[str
         alive_real_ns=header["alive_real_ns"],
         alive_mono_ns=header["alive_mono_ns"],
         ended_real_ns=header["ended_real_ns"],
+        comms=sum(1 for _ in segment.used_rows("comms", "r2_seg_comm")),
     )
 
 
@@ -366,6 +369,7 @@ def read_snapshot(process: Process, segment: Segment) -> Snapshot:
         nics=nics,
         peers=peers,
         paths=found,
+        comms=[rows.comm(index, row) for index, row in segment.used_rows("comms", "r2_seg_comm")],
     )
 
 

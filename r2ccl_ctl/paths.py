@@ -11,6 +11,8 @@ from pathlib import Path
 from r2ccl_ctl.errors import R2Error
 
 PLUGIN = "libnccl-net-r2ccl.so"
+SHIM = "libr2ccl.so"
+NAMED_SHIM = "nccl/libnccl.so.2"
 STANDIN = "hostnccl/libnccl.so.2"
 PERF = "r2ccl_perf"
 HEADER = "segment.h"
@@ -60,6 +62,16 @@ def _find(name: str, what: str) -> Path:
 def plugin_path() -> Path:
     """The net plugin, absolute."""
     return _find(PLUGIN, "the net plugin")
+
+
+def shim_path() -> Path:
+    """libr2ccl.so, for LD_PRELOAD, absolute."""
+    return _find(SHIM, "the shim")
+
+
+def named_shim_path() -> Path:
+    """The shim as a libnccl.so.2, for programs that open NCCL by path or by name."""
+    return _find(NAMED_SHIM, "the shim with NCCL's name")
 
 
 def standin_dir() -> Path:

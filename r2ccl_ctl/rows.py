@@ -85,6 +85,35 @@ class PathRow:
     heard_mono_ns: int
 
 
+@dataclass(frozen=True)
+class Comm:
+    """A communicator, as the shim counts. `id` is the same on all its ranks; `operations` are the
+    collectives that were handed to NCCL, so the rank that the others wait for has fewer. `op` is
+    the newest operation; `calling`: a thread is inside NCCL with it. None: not known."""
+
+    index: int
+    id: str
+    parent: str
+    name: str
+    state: str
+    rank: int | None
+    ranks: int | None
+    nodes: int | None
+    local_ranks: int | None
+    device: int | None
+    plan: str
+    epoch: int
+    operations: int
+    p2p: int
+    op: str
+    op_bytes: int
+    op_mono_ns: int
+    calling: bool
+    cause: str
+    since_real_ns: int
+    since_mono_ns: int
+
+
 def word(enum: str, prefix: str, number: int) -> str:
     """The word for an enum's value; a number that this tool does not know stays one."""
     return layout().enum(enum, prefix).get(number, f"unknown-{number}")
@@ -117,6 +146,26 @@ def peer(index: int, row: dict[str, Any]) -> Peer:
         direction=word("r2_seg_direction", "R2_SEG_DIR_", row["direction"]),
         **take(
             row, "process_id host pid connections cause since_real_ns since_mono_ns heard_mono_ns"
+        ),
+    )
+
+
+def comm(index: int, row: dict[str, Any]) -> Comm:
+    return Comm(
+        index=index,
+        id=f"{row['id']:016x}",
+        parent=f"{row['parent']:016x}" if row["parent"] else "",
+        state=word("r2_seg_comm_state", "R2_SEG_COMM_", row["state"]),
+        op=word("r2_seg_collective", "R2_SEG_COLL_", row["op"]),
+        rank=row["rank"] if row["rank"] >= 0 else None,
+        device=row["device"] if row["device"] >= 0 else None,
+        ranks=row["ranks"] or None,
+        nodes=row["nodes"] or None,
+        local_ranks=row["local_ranks"] or None,
+        calling=bool(row["calling"]),
+        **take(
+            row,
+            "name plan epoch operations p2p op_bytes op_mono_ns cause since_real_ns since_mono_ns",
         ),
     )
 

@@ -28,6 +28,8 @@ from r2ccl_ctl.errors import R2Error
 
 MAGIC = b"R2CCLSEG"
 VERSIONS = (1,)
+# Tables that older writers do not have.
+LATER_TABLES = ("comms",)
 TRIES = 20
 MAX_TABLES = 64
 MAX_ROWS = 65536
@@ -193,7 +195,7 @@ class Segment:
             )
         words = {number: word for word, number in self.layout.kinds.items()}
         tables: dict[str, Table] = {}
-        for row in header["tables"][: min(header["table_count"], MAX_TABLES)]:
+        for row in _table_rows(header):
             word = words.get(row["kind"], "none")
             table = Table(row["offset"], row["stride"], row["rows"])
             if word == "none" or word in tables:
@@ -201,7 +203,11 @@ class Segment:
             if not self._fits(table):
                 raise SegmentError(f"{name} is damaged: its table of {word} lies outside of it")
             tables[word] = table
-        absent = [word for word in self.layout.kinds if word != "none" and word not in tables]
+        absent = [
+            word
+            for word in self.layout.kinds
+            if word != "none" and word not in tables and word not in LATER_TABLES
+        ]
         if absent:
             raise SegmentError(f"{name} is damaged: it has no table of {', '.join(absent)}")
         return tables
@@ -216,7 +222,7 @@ class Segment:
 
     def high(self, kind: str) -> int:
         """Rows of this table that may have been used: at most all of them."""
-        for row in self.header()["tables"]:
+        for row in _table_rows(self.header()):
             if row["kind"] == self.layout.kinds[kind]:
                 return min(int(row["high"]), self.tables[kind].rows)
         return 0
@@ -241,6 +247,8 @@ class Segment:
 
     def used_rows(self, kind: str, struct_name: str) -> Iterator[tuple[int, dict[str, Any]]]:
         """(index, row) of all rows in use. Two looks at the whole table serve for most rows."""
+        if kind not in self.tables:
+            return
         table = self.tables[kind]
         count = self.high(kind)
         first = self.read(table.offset, count * table.stride)
@@ -282,6 +290,11 @@ class Segment:
     def write(self, offset: int, data: bytes) -> None:
         """For the mailbox only."""
         os.pwrite(self.fd, data, offset)
+
+
+def _table_rows(header: dict[str, Any]) -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = header["tables"] + header["more"]
+    return rows[: min(header["table_count"], MAX_TABLES)]
 
 
 def _stable(*sequence: bytes) -> bool:

@@ -30,7 +30,11 @@ static pid_t opener;
 static void set_table(struct r2_segment *seg, enum r2_seg_kind kind, size_t offset, size_t stride,
                       uint32_t rows)
 {
-    seg->header.tables[kind - 1] = (struct r2_seg_table){
+    struct r2_seg_header *header = &seg->header;
+    struct r2_seg_table *at =
+        kind <= R2_SEG_TABLES ? &header->tables[kind - 1] : &header->more[kind - 1 - R2_SEG_TABLES];
+
+    *at = (struct r2_seg_table){
         .kind = kind,
         .offset = (uint32_t)offset,
         .stride = (uint32_t)stride,
@@ -49,7 +53,7 @@ static void write_header(struct r2_segment *seg)
     header->minor = R2_SEG_MINOR;
     header->total_size = sizeof(*seg);
     header->header_size = sizeof(*header);
-    header->table_count = R2_SEG_TABLES;
+    header->table_count = R2_SEG_KIND_COMMS;
     TABLE(seg, R2_SEG_KIND_PROCESS, process, 1);
     TABLE(seg, R2_SEG_KIND_COUNTERS, counters, 1);
     TABLE(seg, R2_SEG_KIND_GAUGES, gauges, 1);
@@ -58,6 +62,7 @@ static void write_header(struct r2_segment *seg)
     TABLE(seg, R2_SEG_KIND_PATHS, paths, R2_SEG_MAX_PATHS);
     TABLE(seg, R2_SEG_KIND_COMMANDS, commands, R2_SEG_MAX_COMMANDS);
     TABLE(seg, R2_SEG_KIND_EVENTS, events, R2_SEG_MAX_EVENTS);
+    TABLE(seg, R2_SEG_KIND_COMMS, comms, R2_SEG_MAX_COMMS);
     header->created_real_ns = r2_control_clock(CLOCK_REALTIME);
     header->alive_real_ns = header->created_real_ns;
     header->alive_mono_ns = r2_control_clock(CLOCK_MONOTONIC);

@@ -21,12 +21,13 @@
 
 /* cdef begin */
 #define R2_SEG_VERSION 1
-#define R2_SEG_MINOR 0
+#define R2_SEG_MINOR 1
 #define R2_SEG_MAX_NICS 16
 #define R2_SEG_MAX_PEERS 512
 #define R2_SEG_MAX_PATHS 2048
 #define R2_SEG_MAX_COMMANDS 8
 #define R2_SEG_MAX_EVENTS 1024
+#define R2_SEG_MAX_COMMS 128
 #define R2_SEG_TABLES 8
 #define R2_SEG_NAME 40
 
@@ -39,7 +40,8 @@ enum r2_seg_kind {
     R2_SEG_KIND_PEERS,
     R2_SEG_KIND_PATHS,
     R2_SEG_KIND_COMMANDS,
-    R2_SEG_KIND_EVENTS
+    R2_SEG_KIND_EVENTS,
+    R2_SEG_KIND_COMMS /* from minor 1 on */
 };
 
 /* Where a table lies. `high`: rows from this one on were never used. */
@@ -64,9 +66,9 @@ struct r2_seg_header {
     uint64_t created_real_ns;
     uint64_t alive_real_ns; /* refreshed about once a second by the plugin's housekeeping */
     uint64_t alive_mono_ns;
-    uint64_t ended_real_ns; /* 0: not closed in order */
-    uint64_t event_head;    /* number of events ever written */
-    uint64_t reserved[6];
+    uint64_t ended_real_ns;      /* 0: not closed in order */
+    uint64_t event_head;         /* number of events ever written */
+    struct r2_seg_table more[2]; /* tables that came later, as in `tables` */
 };
 
 struct r2_seg_process {
@@ -373,6 +375,60 @@ struct r2_seg_journal_entry {
     char cause[80];
 };
 
+enum r2_seg_comm_state {
+    R2_SEG_COMM_UNKNOWN = 0,
+    R2_SEG_COMM_INIT, /* being made, of a non-blocking one */
+    R2_SEG_COMM_READY,
+    R2_SEG_COMM_FINALIZED,
+    R2_SEG_COMM_REVOKED,
+    R2_SEG_COMM_SUSPENDED,
+    R2_SEG_COMM_FAILED
+};
+
+enum r2_seg_collective {
+    R2_SEG_COLL_NONE = 0,
+    R2_SEG_COLL_ALL_REDUCE,
+    R2_SEG_COLL_REDUCE_SCATTER,
+    R2_SEG_COLL_ALL_GATHER,
+    R2_SEG_COLL_BROADCAST,
+    R2_SEG_COLL_REDUCE,
+    R2_SEG_COLL_ALL_TO_ALL,
+    R2_SEG_COLL_GATHER,
+    R2_SEG_COLL_SCATTER,
+    R2_SEG_COLL_SEND,
+    R2_SEG_COLL_RECV
+};
+
+/* One communicator of the process. Written by the shim (shim/comms), not by the plugin; without
+ * the shim the table stays empty. `op` is the newest operation that was handed to NCCL; on GPUs it
+ * may have ended long ago, so a hang shows in `operations`: the rank that everybody waits for has
+ * handed over fewer than its peers. */
+struct r2_seg_comm {
+    uint32_t seq;
+    uint32_t used;
+    uint32_t state; /* enum r2_seg_comm_state */
+    int32_t rank;
+    uint32_t ranks;
+    uint32_t nodes;         /* 0: not known */
+    int32_t device;         /* -1: not known */
+    uint32_t local_ranks;   /* ranks on this node; 0: not known */
+    uint64_t id;            /* the same on all ranks */
+    uint64_t parent;        /* id of the communicator that it was split or shrunk from; 0: none */
+    uint64_t since_real_ns; /* of the state */
+    uint64_t since_mono_ns;
+    char name[40];
+    char plan[40];       /* what collectives run on; empty: NCCL's own choice */
+    char cause[64];      /* of the state, or why there are no plan changes */
+    uint64_t operations; /* collectives handed over: the index of the next one */
+    uint64_t p2p;
+    uint64_t epoch; /* of the plan */
+    uint64_t op_mono_ns;
+    uint64_t op_bytes; /* count x size of the type */
+    uint32_t op;       /* enum r2_seg_collective */
+    uint32_t calling;  /* not 0: a thread is inside NCCL with it */
+    uint8_t reserved[64];
+};
+
 struct r2_segment {
     struct r2_seg_header header;
     struct r2_seg_process process;
@@ -383,6 +439,7 @@ struct r2_segment {
     struct r2_seg_path paths[R2_SEG_MAX_PATHS];
     struct r2_seg_command commands[R2_SEG_MAX_COMMANDS];
     struct r2_seg_journal_entry events[R2_SEG_MAX_EVENTS];
+    struct r2_seg_comm comms[R2_SEG_MAX_COMMS];
 };
 /* cdef end */
 
@@ -398,6 +455,7 @@ _Static_assert(sizeof(struct r2_seg_peer) == 256, "peer");
 _Static_assert(sizeof(struct r2_seg_path) == 256, "path");
 _Static_assert(sizeof(struct r2_seg_command) == 512, "command");
 _Static_assert(sizeof(struct r2_seg_journal_entry) == 256, "journal entry");
+_Static_assert(sizeof(struct r2_seg_comm) == 320, "communicator");
 _Static_assert(offsetof(struct r2_seg_nic, n) % 8 == 0, "counters aligned");
 _Static_assert(offsetof(struct r2_seg_path, n) % 8 == 0, "counters aligned");
 _Static_assert(sizeof(struct r2_segment) < 1024 * 1024, "containers give little shared memory");

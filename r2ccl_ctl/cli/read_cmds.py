@@ -36,24 +36,69 @@ Looks = list[tuple[Snapshot, dict[int, tuple[float, float]]]]
 
 @click.command()
 @click.option("--all", "everything", is_flag=True, help="Processes that are gone as well.")
+@click.option(
+    "--comms",
+    "-c",
+    is_flag=True,
+    help="List their communicators (of processes that run with libr2ccl.so).",
+)
 @selection_options
 @json_option
-def ps(everything: bool, pid: int | None, job: str | None, node: str | None, as_json: bool) -> None:
-    """List the processes that use R2CCL.
+def ps(
+    everything: bool,
+    comms: bool,
+    pid: int | None,
+    job: str | None,
+    node: str | None,
+    as_json: bool,
+) -> None:
+    """List the processes that use R2CCL, or their communicators.
+
+    In a hang, the rank that is BEHIND is the one that the others wait for.
 
     \b
     Example:
       r2ccl-ctl ps --all
+      r2ccl-ctl ps --comms
     """
     wanted = selection(pid, job, node)
     found = [process for process in list_processes(dead=everything) if wanted.wants(process)]
-    if as_json:
+    if comms:
+        show_comms(found, as_json)
+    elif as_json:
         print_json(view.document("processes", [view.process_dict(process) for process in found]))
     elif found:
         show(view.process_table(found))
     else:
         more = "" if everything else "; --all lists those that are gone as well"
         click.echo(f"no process uses R2CCL here{more}", err=True)
+
+
+def show_comms(processes: list[Process], as_json: bool) -> None:
+    snapshots = []
+    for process in processes:
+        with contextlib.suppress(SegmentError):
+            snapshots.append(process.snapshot())
+    if as_json:
+        rows = [
+            {
+                "node": snapshot.process.host,
+                "pid": snapshot.process.pid,
+                "job": snapshot.process.job,
+                **view.comm_dict(comm, snapshot.mono_ns),
+            }
+            for snapshot in snapshots
+            for comm in snapshot.comms
+        ]
+        print_json(view.document("communicators", rows))
+    elif any(snapshot.comms for snapshot in snapshots):
+        show(view.comm_table(snapshots, view.most_operations(snapshots), titles=True))
+    else:
+        click.echo(
+            "no communicators are followed here: processes show theirs when they run with "
+            "LD_PRELOAD=libr2ccl.so",
+            err=True,
+        )
 
 
 def look(wanted: Selection, rates: view.Rates, *, dead: bool) -> Looks:

@@ -16,7 +16,7 @@ from rich.text import Text
 from r2ccl_ctl.cli.common import add_row, state, table
 from r2ccl_ctl.control import SCHEMA, Process, Snapshot
 from r2ccl_ctl.journal import Event
-from r2ccl_ctl.rows import Nic, PathRow
+from r2ccl_ctl.rows import Comm, Nic, PathRow
 from r2ccl_ctl.units import rfc3339, show_bytes, show_rate, show_span
 
 SHOWN_COUNTERS = (
@@ -81,7 +81,9 @@ def process_state(process: Process) -> Text:
 
 def process_table(processes: Iterable[Process]) -> Table:
     """r2ccl-ctl ps."""
-    found = table("NODE", ">PID", "JOB", "RANK", "STATE", "MODE", "NCCL", "STARTED", "COMMAND")
+    found = table(
+        "NODE", ">PID", "JOB", "RANK", "STATE", "MODE", "NCCL", ">COMMS", "STARTED", "COMMAND"
+    )
     for process in processes:
         add_row(
             found,
@@ -92,6 +94,7 @@ def process_table(processes: Iterable[Process]) -> Table:
             process_state(process),
             process.mode or "-",
             process.nccl_version or "-",
+            process.comms or "-",
             rfc3339(process.created_real_ns)[:19] or "-",
             process.problem or process.command,
         )
@@ -115,6 +118,7 @@ def process_dict(process: Process) -> dict[str, Any]:
         "plugin_version": process.plugin_version,
         "process_id": process.process_id,
         "comm": process.comm,
+        "comms": process.comms,
         "uid": process.uid,
         "command": process.command,
         "warning": process.warning,
@@ -147,9 +151,16 @@ def snapshot_dict(snapshot: Snapshot, rates: dict[int, tuple[float, float]]) -> 
         "nics": [nic_dict(nic, rates) for nic in snapshot.nics],
         "peers": [row_dict(peer) for peer in snapshot.peers],
         "paths": [row_dict(path) for path in snapshot.paths],
+        "communicators": [comm_dict(comm, snapshot.mono_ns) for comm in snapshot.comms],
         "counters": snapshot.counters,
         "gauges": snapshot.gauges,
     }
+
+
+def comm_dict(comm: Comm, now_ns: int) -> dict[str, Any]:
+    """`op_age_s`: since the newest operation was handed to NCCL."""
+    age = (now_ns - comm.op_mono_ns) / 1e9 if 0 < comm.op_mono_ns <= now_ns else None
+    return {**row_dict(comm), "op_age_s": None if age is None else round(age, 3)}
 
 
 def document(key: str, rows: Sequence[Any]) -> dict[str, Any]:
@@ -259,6 +270,64 @@ def peer_table(snapshot: Snapshot) -> Table:
     return found
 
 
+def most_operations(snapshots: Iterable[Snapshot]) -> dict[str, int]:
+    """Communicator -> the collectives of the rank here that has handed over most."""
+    found: dict[str, int] = {}
+    for snapshot in snapshots:
+        for comm in snapshot.comms:
+            found[comm.id] = max(found.get(comm.id, 0), comm.operations)
+    return found
+
+
+def operation_text(comm: Comm, now_ns: int) -> str:
+    """ "all-reduce of 4 MiB, 12 s ago"; "in" while a thread is inside NCCL with it."""
+    if comm.op == "none":
+        return "-"
+    size = f" of {show_bytes(comm.op_bytes)}" if comm.op_bytes else ""
+    since = ago(comm.op_mono_ns, now_ns)
+    return f"in {comm.op}{size} for {since}" if comm.calling else f"{comm.op}{size}, {since} ago"
+
+
+def comm_table(snapshots: Sequence[Snapshot], most: dict[str, int], *, titles: bool) -> Table:
+    """Communicators. BEHIND: collectives that this rank has yet to hand over and another rank of
+    the communicator here already has: in a hang, the others wait for it."""
+    found = table(
+        *(("NODE", ">PID") if titles else ()),
+        "COMM",
+        "NAME",
+        "RANK",
+        ">NODES",
+        "STATE",
+        "PLAN",
+        ">EPOCH",
+        ">OPS",
+        ">BEHIND",
+        "NEWEST OPERATION",
+        "CAUSE",
+    )
+    for snapshot in snapshots:
+        for comm in snapshot.comms:
+            title = (snapshot.process.host, snapshot.process.pid) if titles else ()
+            rank = "-" if comm.rank is None else f"{comm.rank}/{comm.ranks or '?'}"
+            behind = most.get(comm.id, comm.operations) - comm.operations
+            add_row(
+                found,
+                *title,
+                comm.id[:8],
+                comm.name or "-",
+                rank,
+                comm.nodes or "-",
+                state(comm.state),
+                comm.plan or "stock",
+                comm.epoch or "-",
+                comm.operations,
+                behind or "-",
+                operation_text(comm, snapshot.mono_ns),
+                comm.cause,
+            )
+    return found
+
+
 def count_text(counts: Counter[str]) -> str:
     """ "7 up, 1 down"."""
     return ", ".join(f"{number} {word}" for word, number in counts.most_common())
@@ -308,6 +377,7 @@ def status_view(
 ) -> RenderableType:
     """r2ccl-ctl status. Without details only the paths that are not up are listed."""
     parts: list[RenderableType] = []
+    most = most_operations(snapshot for snapshot, _ in snapshots)
     for snapshot, rates in snapshots:
         if parts:
             parts.append(Text(""))
@@ -317,6 +387,9 @@ def status_view(
             add_row(nics, *nic_cells(nic, rates, snapshot.mono_ns))
         parts.append(Padding(nics, (0, 0, 0, 2), expand=False))
         parts += [Padding(Text(line), (0, 0, 0, 2), expand=False) for line in summary(snapshot)]
+        if snapshot.comms:
+            comms = comm_table([snapshot], most, titles=False)
+            parts.append(Padding(comms, (0, 0, 0, 2), expand=False))
         odd = [path for path in snapshot.paths if details or path.state != "up"]
         if details and snapshot.peers:
             parts.append(Padding(peer_table(snapshot), (0, 0, 0, 2), expand=False))

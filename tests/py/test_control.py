@@ -52,6 +52,7 @@ def test_python_and_c_agree_on_sizes(start_writer: StartWriter) -> None:
         "process": "r2_seg_process", "counters": "r2_seg_counters", "gauges": "r2_seg_gauges",
         "nics": "r2_seg_nic", "peers": "r2_seg_peer", "paths": "r2_seg_path",
         "commands": "r2_seg_command", "events": "r2_seg_journal_entry",
+        "comms": "r2_seg_comm",
     }  # fmt: skip
     with control.open_segment(start_writer().path) as segment:
         strides = {word: table.stride for word, table in segment.tables.items()}

@@ -22,6 +22,8 @@ NATIVE = (
     "r2ccl_ctl/_native/hostnccl/libnccl.so.2",
     "r2ccl_ctl/_native/r2ccl_perf",
     "r2ccl_ctl/_native/segment.h",
+    "r2ccl_ctl/_native/libr2ccl.so",
+    "r2ccl_ctl/_native/nccl/libnccl.so.2",
 )
 # What applications may see of the plugin: NCCL's plugin tables, and a few functions of ours.
 EXPORTED = re.compile(r"nccl(Net|CollNet)(Plugin)?_v\d+|r2ccl_\w+")
@@ -115,6 +117,40 @@ def test_plugin_exports_only_what_it_must(build: Build, run_bounded: RunBounded)
     assert not strays, f"the plugin exports {', '.join(sorted(strays))}"
     for version in (6, 8, 10, 11, 12):
         assert f"ncclNetPlugin_v{version}" in names
+
+
+def test_shim_exports_only_wrappers(build: Build, run_bounded: RunBounded) -> None:
+    nm = shutil.which("nm")
+    if nm is None:
+        pytest.skip("no `nm` in PATH (package binutils)")
+    table = (ROOT / "shim/api/nccl.def").read_text(encoding="utf-8")
+    rows = dict(re.findall(r"^R2_\w+\((nccl\w+), (\d+)", table, re.MULTILINE))
+    raw = set(re.findall(r"^R2_RAW\((nccl\w+),", table, re.MULTILINE))
+    libraries = {
+        build.path / "libr2ccl.so": set(rows) - raw | {"dlsym"},
+        build.path / "nccl/libnccl.so.2": set(rows)
+        | {f"p{name}" for name in rows}
+        | {"r2ccl_shim_named"},
+    }
+    for library, wanted in libraries.items():
+        lines = run_bounded([nm, "-D", "--defined-only", library]).stdout.splitlines()
+        names = {line.split()[-1].split("@")[0] for line in lines}
+        assert names == wanted, library
+
+
+def test_plugin_is_nccls_default_by_soname(build: Build, run_bounded: RunBounded) -> None:
+    """What NCCL opens when nobody names a plugin: the shim loads ours, and NCCL finds it loaded."""
+    readelf = shutil.which("readelf")
+    if readelf is None:
+        pytest.skip("no `readelf` in PATH (package binutils)")
+    sonames = {
+        "libnccl-net-r2ccl.so": "libnccl-net.so",
+        "libr2ccl.so": "libr2ccl.so",
+        "nccl/libnccl.so.2": "libnccl.so.2",
+    }
+    for name, soname in sonames.items():
+        text = run_bounded([readelf, "-d", build.path / name]).stdout
+        assert re.search(rf"SONAME.*\[{re.escape(soname)}\]", text), name
 
 
 def test_plugin_stays_loaded(build: Build, run_bounded: RunBounded) -> None:

@@ -1,0 +1,117 @@
+/* Around every real call: which NCCL, nested or not, switched on or not. */
+#define _GNU_SOURCE
+#include "api/call.h"
+
+#include <pthread.h>
+#include <stdatomic.h>
+
+#include "comms/comms.h"
+#include "settings/settings.h"
+#include "util/log.h"
+
+#define OLDEST 21800
+
+/* Real calls that this thread is inside of. */
+static __thread int nested __attribute__((tls_model("initial-exec")));
+
+enum { UNKNOWN, ON, OFF };
+static atomic_int state;
+
+static void in_child(void)
+{
+    /* The child's copy is inert, as the plugin's is: its locks may be held by threads that are not
+     * there, and its communicators are the parent's. */
+    atomic_store(&state, OFF);
+    r2_comms_child();
+}
+
+static void start(void)
+{
+    const struct r2_settings *settings = r2_settings_get();
+
+    r2_log_set_verbosity(settings->log);
+    pthread_atfork(NULL, NULL, in_child);
+    atomic_store(&state, settings->mode == R2_MODE_OFF ? OFF : ON);
+}
+
+bool r2_shim_on(void)
+{
+    static pthread_once_t once = PTHREAD_ONCE_INIT;
+    int now = atomic_load_explicit(&state, memory_order_acquire);
+
+    if (now == UNKNOWN) {
+        pthread_once(&once, start);
+        now = atomic_load_explicit(&state, memory_order_acquire);
+    }
+    return now == ON;
+}
+
+void r2_call_nest(void)
+{
+    nested++;
+}
+
+void r2_call_unnest(void)
+{
+    nested--;
+}
+
+static void *refuse(struct r2_call *call, enum r2_api id)
+{
+    static atomic_char told[R2_API_COUNT];
+
+    if (!call->real) {
+        call->error = R2_NCCL_SYSTEM;
+        R2_WARN_ONCE("%s was called and no NCCL is loaded: link the program with NCCL, or name one "
+                     "with R2CCL_REAL_NCCL=/path/libnccl.so.2",
+                     r2_api_names[id]);
+        return NULL;
+    }
+    call->error = R2_NCCL_USAGE;
+    if (!atomic_exchange(&told[id], 1))
+        R2_WARN(
+            "%s was called, but the NCCL in use, %d.%d.%d at %s, does not have it (it came with "
+            "%d.%d)",
+            r2_api_names[id], call->real->version / 10000, call->real->version / 100 % 100,
+            call->real->version % 100, call->real->path, r2_api_since[id] / 10000,
+            r2_api_since[id] / 100 % 100);
+    return NULL;
+}
+
+static bool too_old(const struct r2_real *real)
+{
+    if (real->version == 0 || real->version >= OLDEST)
+        return false;
+    R2_WARN_ONCE("NCCL %d.%d.%d at %s is too old for R2CCL, which needs 2.18: it runs without",
+                 real->version / 10000, real->version / 100 % 100, real->version % 100, real->path);
+    return true;
+}
+
+void *r2_call_enter(struct r2_call *call, enum r2_api id, r2_nccl_comm handle, const void *caller)
+{
+    bool outer = !nested && r2_shim_on(), internal = false;
+
+    *call = (struct r2_call){.real = r2_real_for(caller, &internal)};
+    if (handle && (outer || r2_real_several()))
+        call->comm = r2_comms_hold(handle);
+    if (call->comm)
+        call->real = r2_comms_real(call->comm);
+    if (!call->real || !call->real->fn[id]) {
+        if (call->comm)
+            r2_comms_drop(call->comm);
+        return refuse(call, id);
+    }
+    if (outer && !internal && !too_old(call->real)) {
+        call->active = true;
+        r2_real_plugin_load();
+    }
+    nested++;
+    return call->real->fn[id];
+}
+
+void r2_call_leave(struct r2_call *call)
+{
+    nested--;
+    if (call->comm)
+        r2_comms_drop(call->comm);
+}

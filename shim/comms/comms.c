@@ -1,0 +1,239 @@
+/* The table of communicators. */
+#define _GNU_SOURCE
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include "api/call.h"
+#include "comms/inside.h"
+#include "util/clock.h"
+#include "util/hash.h"
+#include "util/log.h"
+
+#define TRY_AGAIN_NS (200 * R2_NS_PER_MS)
+
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* guards table and row numbers */
+static struct r2_hash table;
+static atomic_uint_fast64_t tried_ns; /* when an unseen row was last looked for */
+
+static uint64_t key_of(r2_nccl_comm handle)
+{
+    return (uint64_t)(uintptr_t)handle;
+}
+
+struct r2_comm *r2_comms_hold(r2_nccl_comm handle)
+{
+    struct r2_comm *comm;
+
+    pthread_mutex_lock(&lock);
+    comm = table.slots ? r2_hash_get(&table, key_of(handle)) : NULL;
+    if (comm)
+        atomic_fetch_add_explicit(&comm->holders, 1, memory_order_relaxed);
+    pthread_mutex_unlock(&lock);
+    return comm;
+}
+
+void r2_comms_drop(struct r2_comm *comm)
+{
+    /* Release: what this holder did comes before the free. Acquire: the one that frees sees it. */
+    if (atomic_fetch_sub_explicit(&comm->holders, 1, memory_order_acq_rel) == 1)
+        free(comm);
+}
+
+static void take_out(struct r2_comm *comm)
+{
+    r2_comm_row_detach(comm);
+    r2_comms_drop(comm);
+}
+
+/* Rank, size and device as NCCL says, where the call that made it did not. */
+static void ask(struct r2_comm *comm, int rank, int nranks)
+{
+    int (*get_rank)(r2_nccl_comm, int *) = comm->real->fn[R2_API_ncclCommUserRank];
+    int (*get_count)(r2_nccl_comm, int *) = comm->real->fn[R2_API_ncclCommCount];
+    int (*get_device)(r2_nccl_comm, int *) = comm->real->fn[R2_API_ncclCommCuDevice];
+    int device = -1;
+
+    r2_call_nest();
+    if (rank < 0 && (!get_rank || get_rank(comm->handle, &rank)))
+        rank = -1;
+    if (nranks <= 0 && (!get_count || get_count(comm->handle, &nranks)))
+        nranks = 0;
+    if (!get_device || get_device(comm->handle, &device))
+        device = -1;
+    r2_call_unnest();
+    r2_comm_row_ranks(comm, rank, nranks, device);
+}
+
+void r2_comms_add(r2_nccl_comm handle, const struct r2_comm_birth *birth)
+{
+    struct r2_comm *comm = calloc(1, sizeof(*comm)), *old;
+    int rc;
+
+    if (!comm) {
+        R2_WARN_ONCE("no memory to follow a communicator: it runs without plan changes");
+        return;
+    }
+    comm->handle = handle;
+    comm->real = birth->real;
+    comm->id = birth->id;
+    comm->parent = birth->parent;
+    atomic_init(&comm->holders, 2); /* the table, and this function */
+    atomic_init(&comm->row, &comm->unseen);
+    atomic_init(&comm->row_number, -1);
+    comm->unseen.id = birth->id;
+    comm->unseen.parent = birth->parent;
+    comm->unseen.device = -1;
+    comm->unseen.rank = birth->rank;
+    comm->unseen.ranks = birth->nranks > 0 ? (uint32_t)birth->nranks : 0;
+    comm->unseen.used = 1;
+    r2_comm_row_name(comm, birth->name);
+    r2_comms_state(comm, birth->nonblocking ? R2_SEG_COMM_INIT : R2_SEG_COMM_READY, NULL);
+    if (!birth->nonblocking)
+        ask(comm, birth->rank, birth->nranks);
+    pthread_mutex_lock(&lock);
+    if (!table.slots)
+        r2_hash_init(&table);
+    /* A handle that was freed behind our back (an NCCL function that we do not know). */
+    old = r2_hash_del(&table, key_of(handle));
+    if (old)
+        take_out(old);
+    rc = r2_hash_put(&table, key_of(handle), comm);
+    if (rc == 0)
+        r2_comm_row_attach(comm, r2_now_ns());
+    pthread_mutex_unlock(&lock);
+    if (rc)
+        r2_comms_drop(comm);
+    r2_comms_drop(comm);
+}
+
+void r2_comms_remove(r2_nccl_comm handle)
+{
+    struct r2_comm *comm;
+
+    pthread_mutex_lock(&lock);
+    comm = table.slots ? r2_hash_del(&table, key_of(handle)) : NULL;
+    if (comm)
+        take_out(comm);
+    pthread_mutex_unlock(&lock);
+}
+
+struct r2_real *r2_comms_real(const struct r2_comm *comm)
+{
+    return comm->real;
+}
+
+uint64_t r2_comms_id(const struct r2_comm *comm)
+{
+    return comm->id;
+}
+
+uint64_t r2_comms_index(const struct r2_comm *comm)
+{
+    return atomic_load_explicit(&comm->index, memory_order_relaxed);
+}
+
+uint64_t r2_comms_next_child(struct r2_comm *comm)
+{
+    return atomic_fetch_add_explicit(&comm->children, 1, memory_order_relaxed) + 1;
+}
+
+int r2_comms_count(void)
+{
+    int count;
+
+    pthread_mutex_lock(&lock);
+    count = table.slots ? (int)r2_hash_count(&table) : 0;
+    pthread_mutex_unlock(&lock);
+    return count;
+}
+
+/* The plugin makes the segment with the first connection, which may come after the communicator:
+ * rows that nobody can see are tried again now and then. */
+static void try_again(struct r2_comm *comm, uint64_t now)
+{
+    uint64_t last = atomic_load_explicit(&tried_ns, memory_order_relaxed);
+
+    if (now - last < TRY_AGAIN_NS || r2_comm_row_hopeless())
+        return;
+    if (!atomic_compare_exchange_strong(&tried_ns, &last, now))
+        return;
+    pthread_mutex_lock(&lock);
+    if (r2_hash_get(&table, key_of(comm->handle)) == comm)
+        r2_comm_row_attach(comm, now);
+    pthread_mutex_unlock(&lock);
+}
+
+static void set_u64(uint64_t *field, uint64_t value)
+{
+    __atomic_store_n(field, value, __ATOMIC_RELAXED);
+}
+
+void r2_comms_begin(struct r2_comm *comm, enum r2_seg_collective kind, size_t count, int type)
+{
+    struct r2_seg_comm *row = r2_comm_row(comm);
+
+    set_u64(&row->op_mono_ns, r2_now_ns());
+    set_u64(&row->op_bytes, count * r2_nccl_type_size(type));
+    __atomic_store_n(&row->op, (uint32_t)kind, __ATOMIC_RELAXED);
+    __atomic_store_n(&row->calling, 1, __ATOMIC_RELAXED);
+}
+
+void r2_comms_end(struct r2_comm *comm, int result, bool collective)
+{
+    struct r2_seg_comm *row = r2_comm_row(comm);
+    bool taken = result == R2_NCCL_OK || result == R2_NCCL_IN_PROGRESS;
+
+    if (result == R2_NCCL_OK &&
+        atomic_load_explicit(&comm->state, memory_order_relaxed) == R2_SEG_COMM_INIT)
+        r2_comms_async(comm, comm->handle, R2_NCCL_OK);
+    if (taken && collective) {
+        /* One thread at a time uses a communicator, as NCCL asks. */
+        uint64_t next = atomic_fetch_add_explicit(&comm->index, 1, memory_order_relaxed) + 1;
+
+        set_u64(&row->operations, next);
+        if (r2_comms_in_group())
+            r2_comms_group_count(comm);
+    } else if (taken) {
+        __atomic_fetch_add(&row->p2p, 1, __ATOMIC_RELAXED);
+    }
+    __atomic_store_n(&row->calling, 0, __ATOMIC_RELAXED);
+    if (atomic_load_explicit(&comm->row_number, memory_order_relaxed) < 0)
+        try_again(comm, __atomic_load_n(&row->op_mono_ns, __ATOMIC_RELAXED));
+}
+
+void r2_comms_uncount(struct r2_comm *comm, uint64_t n)
+{
+    uint64_t next = atomic_fetch_sub_explicit(&comm->index, n, memory_order_relaxed) - n;
+
+    set_u64(&r2_comm_row(comm)->operations, next);
+}
+
+void r2_comms_state(struct r2_comm *comm, enum r2_seg_comm_state state, const char *cause)
+{
+    if (atomic_exchange(&comm->state, (int)state) != (int)state || cause)
+        r2_comm_row_state(comm, state, cause);
+}
+
+void r2_comms_async(struct r2_comm *comm, r2_nccl_comm handle, int error)
+{
+    (void)handle;
+    if (atomic_load(&comm->state) == R2_SEG_COMM_INIT && error == R2_NCCL_OK) {
+        r2_comms_state(comm, R2_SEG_COMM_READY, NULL);
+        ask(comm, -1, 0);
+    } else if (error != R2_NCCL_OK && error != R2_NCCL_IN_PROGRESS &&
+               atomic_load(&comm->state) != R2_SEG_COMM_FAILED) {
+        const char *(*text)(int) = comm->real->fn[R2_API_ncclGetErrorString];
+
+        r2_call_nest();
+        r2_comms_state(comm, R2_SEG_COMM_FAILED, text ? text(error) : "asynchronous error");
+        r2_call_unnest();
+    }
+}
+
+void r2_comms_child(void)
+{
+    r2_comm_row_child();
+}

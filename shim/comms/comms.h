@@ -1,0 +1,76 @@
+/* The communicators of the process: a side table keyed by NCCL's own handle, which is what the
+ * application keeps using.
+ *
+ * The index of a communicator counts the collectives that NCCL took from the application: when it
+ * took them (inside a group too), captured, zero-count and single-rank ones as well; not Send and
+ * Recv, and not those of a group that ended in ncclGroupSimulateEnd. NCCL asks its users to issue
+ * the collectives of a communicator in the same order on all ranks, so the index of an operation is
+ * the same on all of them.
+ *
+ * Threads: everything may be called from any thread. An entry lives while it is in the table or
+ * held; removing one (destroy, abort from another thread) does not wait for holders. No lock is
+ * held over a call to NCCL: the table's lock covers a look-up only.
+ */
+#ifndef R2_COMMS_COMMS_H
+#define R2_COMMS_COMMS_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "api/nccl.h"
+#include "control/segment.h"
+#include "real/real.h"
+
+struct r2_comm;
+
+/* What a call that makes a communicator knows about it. */
+struct r2_comm_birth {
+    struct r2_real *real;
+    uint64_t id;      /* the same on all ranks, not 0 */
+    uint64_t parent;  /* id of the parent; 0: none */
+    int rank, nranks; /* -1, 0: to be asked of NCCL */
+    bool nonblocking; /* may still be in the making */
+    char name[40];
+};
+
+/* Adds a communicator that a call has given to the application. */
+void r2_comms_add(r2_nccl_comm handle, const struct r2_comm_birth *birth);
+/* Takes it out, before NCCL frees it: the address may come back at once. */
+void r2_comms_remove(r2_nccl_comm handle);
+
+/* The entry of a handle, held until r2_comms_drop; NULL: not one of ours. */
+struct r2_comm *r2_comms_hold(r2_nccl_comm handle);
+void r2_comms_drop(struct r2_comm *comm);
+
+struct r2_real *r2_comms_real(const struct r2_comm *comm);
+uint64_t r2_comms_id(const struct r2_comm *comm);
+/* Index of the next collective. */
+uint64_t r2_comms_index(const struct r2_comm *comm);
+/* The n-th child that a split, shrink or grow makes of it, from 1: the same on all ranks. */
+uint64_t r2_comms_next_child(struct r2_comm *comm);
+
+/* Around an operation. `result` is NCCL's; what it did not take is not counted. */
+void r2_comms_begin(struct r2_comm *comm, enum r2_seg_collective kind, size_t count, int type);
+void r2_comms_end(struct r2_comm *comm, int result, bool collective);
+
+void r2_comms_state(struct r2_comm *comm, enum r2_seg_comm_state state, const char *cause);
+/* What ncclCommGetAsyncError said: a communicator in the making becomes ready or fails. */
+void r2_comms_async(struct r2_comm *comm, r2_nccl_comm handle, int error);
+
+/* Groups, of the calling thread. Only calls of the application itself come here. */
+void r2_comms_group_start(void);
+/* Depth after this end; below 1 the group is over. */
+int r2_comms_group_end(void);
+bool r2_comms_in_group(void);
+/* In a group: the communicator that a call will have put to *out when the group is over. */
+void r2_comms_group_birth(r2_nccl_comm *out, const struct r2_comm_birth *birth);
+/* The outermost end is through NCCL. simulated: nothing of it was really done. */
+void r2_comms_group_over(int result, bool simulated);
+
+/* How many are in the table. */
+int r2_comms_count(void);
+
+/* In the child after fork. */
+void r2_comms_child(void);
+
+#endif

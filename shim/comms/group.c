@@ -1,0 +1,90 @@
+/* A thread's open group: what it made and counted since the outermost ncclGroupStart. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "comms/inside.h"
+#include "util/log.h"
+
+struct birth {
+    struct birth *next;
+    r2_nccl_comm *out;
+    struct r2_comm_birth is;
+};
+
+struct counted {
+    struct counted *next;
+    struct r2_comm *comm; /* held */
+    uint64_t n;
+};
+
+static __thread struct {
+    int depth;
+    struct birth *births;
+    struct counted *counts;
+} group __attribute__((tls_model("initial-exec")));
+
+void r2_comms_group_start(void)
+{
+    group.depth++;
+}
+
+int r2_comms_group_end(void)
+{
+    return group.depth > 0 ? --group.depth : 0;
+}
+
+bool r2_comms_in_group(void)
+{
+    return group.depth > 0;
+}
+
+void r2_comms_group_birth(r2_nccl_comm *out, const struct r2_comm_birth *is)
+{
+    struct birth *birth = malloc(sizeof(*birth));
+
+    if (!birth)
+        return; /* it runs, unfollowed */
+    *birth = (struct birth){group.births, out, *is};
+    group.births = birth;
+}
+
+void r2_comms_group_count(struct r2_comm *comm)
+{
+    struct counted *at = group.counts;
+
+    while (at && at->comm != comm)
+        at = at->next;
+    if (!at) {
+        at = malloc(sizeof(*at));
+        if (!at)
+            return;
+        atomic_fetch_add_explicit(&comm->holders, 1, memory_order_relaxed);
+        *at = (struct counted){group.counts, comm, 0};
+        group.counts = at;
+    }
+    at->n++;
+}
+
+void r2_comms_group_over(int result, bool simulated)
+{
+    bool made = !simulated && (result == R2_NCCL_OK || result == R2_NCCL_IN_PROGRESS);
+
+    while (group.births) {
+        struct birth *birth = group.births;
+
+        group.births = birth->next;
+        birth->is.nonblocking |= result == R2_NCCL_IN_PROGRESS;
+        if (made && *birth->out)
+            r2_comms_add(*birth->out, &birth->is);
+        free(birth);
+    }
+    while (group.counts) {
+        struct counted *at = group.counts;
+
+        group.counts = at->next;
+        if (simulated)
+            r2_comms_uncount(at->comm, at->n);
+        r2_comms_drop(at->comm);
+        free(at);
+    }
+}

@@ -1,0 +1,47 @@
+/* Inside comms/: the entry, its row, and a thread's open group. */
+#ifndef R2_COMMS_INSIDE_H
+#define R2_COMMS_INSIDE_H
+
+#include <stdatomic.h>
+
+#include "comms/comms.h"
+
+struct r2_comm {
+    r2_nccl_comm handle;
+    struct r2_real *real;
+    uint64_t id, parent;
+    atomic_int holders; /* the table is one */
+    atomic_uint_fast64_t index;
+    atomic_uint_fast64_t children;
+    atomic_int state; /* enum r2_seg_comm_state */
+    /* Where readers see it: in the control segment, else in `unseen`. */
+    _Atomic(struct r2_seg_comm *) row;
+    atomic_int row_number; /* -1: unseen */
+    struct r2_seg_comm unseen;
+};
+
+static inline struct r2_seg_comm *r2_comm_row(struct r2_comm *comm)
+{
+    return atomic_load_explicit(&comm->row, memory_order_acquire);
+}
+
+/* group.c: counts a collective of the open group. comms.c: takes back what a simulated one counted.
+ */
+void r2_comms_group_count(struct r2_comm *comm);
+void r2_comms_uncount(struct r2_comm *comm, uint64_t n);
+
+/* row.c. Finds the process's control segment if the plugin has made it by now, and a free row in
+ * it; otherwise the entry stays unseen. Cheap when it was tried a moment ago. The caller holds the
+ * table's lock. */
+void r2_comm_row_attach(struct r2_comm *comm, uint64_t now_ns);
+/* Frees the row; the entry is unseen afterwards. The caller holds the table's lock. */
+void r2_comm_row_detach(struct r2_comm *comm);
+void r2_comm_row_state(struct r2_comm *comm, enum r2_seg_comm_state state, const char *cause);
+void r2_comm_row_ranks(struct r2_comm *comm, int rank, int nranks, int device);
+void r2_comm_row_name(struct r2_comm *comm, const char *name);
+/* Whether there is no use in trying (R2CCL_SHM=0, or it was tried too often). */
+bool r2_comm_row_hopeless(void);
+/* In the child after fork: the parent's segment is out of reach. */
+void r2_comm_row_child(void);
+
+#endif

@@ -1,0 +1,351 @@
+"""libr2ccl.so under LD_PRELOAD: loading, finding NCCL, what it follows, and a NIC that fails.
+
+Rung 3, on the stand-in and on an NCCL that does nothing. It cannot prove what real NCCL does with
+the plugin that the shim brings in: docs/shim.md says which runs there were.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from conftest import Build, Finished, RunBounded
+from segment_bed import until
+
+from r2ccl_ctl import control
+from r2ccl_ctl.control import Command, Process
+
+NICS = {"R2CCL_NICS": "127.0.1.1,127.0.2.1", "NCCL_SOCKET_IFNAME": "lo", "R2CCL_LOG": "warn"}
+
+
+@pytest.fixture(scope="module")
+def shim(build: Build) -> Path:
+    return build.path / "libr2ccl.so"
+
+
+@pytest.fixture(scope="module")
+def named(build: Build) -> Path:
+    return build.path / "nccl/libnccl.so.2"
+
+
+@pytest.fixture(scope="module")
+def programs(build: Build) -> Path:
+    return build.path / "tests/shim"
+
+
+@pytest.fixture(scope="module")
+def noop(build: Build) -> Path:
+    return build.path / "tests/noop/libnccl.so.2"
+
+
+@pytest.fixture(scope="module")
+def old(build: Build) -> Path:
+    return build.path / "tests/noop-old/libnccl.so.2"
+
+
+def python(run_bounded: RunBounded, script: str, env: dict[str, str]) -> Finished:
+    return run_bounded([sys.executable, "-c", script], env=env)
+
+
+LOOK = """
+import os, threading
+names = sorted(k for k in os.environ if k != "LD_PRELOAD")
+fds = len(os.listdir("/proc/self/fd"))
+tasks = len(os.listdir("/proc/self/task"))
+shm = [n for n in os.listdir("/dev/shm") if f".{os.getpid()}." in n]
+print(names, fds, tasks, shm)
+"""
+
+
+def test_processes_without_nccl_notice_nothing(run_bounded: RunBounded, shim: Path) -> None:
+    plain = python(run_bounded, LOOK, {"R2CCL_DLSYM": "1"})
+    preloaded = python(run_bounded, LOOK, {"LD_PRELOAD": str(shim), "R2CCL_DLSYM": "1"})
+    assert preloaded.stdout == plain.stdout
+    assert preloaded.stderr == plain.stderr == ""
+    shell = run_bounded(["/bin/sh", "-c", "echo $0; exit 3"], env={"LD_PRELOAD": str(shim)}, code=3)
+    assert (shell.stdout, shell.stderr) == ("/bin/sh\n", "")
+
+
+def test_dlsym_of_others_is_untouched(run_bounded: RunBounded, shim: Path) -> None:
+    """RTLD_NEXT, RTLD_DEFAULT, errors and odd names behave as without the shim."""
+    script = """
+import ctypes
+lib = ctypes.CDLL(None)
+print(lib.getpid() > 0, lib.ncclNothing if hasattr(lib, "ncclNothing") else None)
+try:
+    ctypes.CDLL("libm.so.6").ncclAllReduceX
+except AttributeError as err:
+    print(err)
+try:
+    ctypes.CDLL("libm.so.6").n
+except AttributeError as err:
+    print(err)
+"""
+    plain = python(run_bounded, script, {"R2CCL_DLSYM": "1"})
+    preloaded = python(run_bounded, script, {"LD_PRELOAD": str(shim), "R2CCL_DLSYM": "1"})
+    assert preloaded.stdout == plain.stdout
+    assert "undefined symbol: ncclAllReduceX" in plain.stdout
+
+
+def test_setuid_program_starts(run_bounded: RunBounded, shim: Path, tmp_path: Path) -> None:
+    setpriv = shutil.which("setpriv")
+    if os.geteuid() != 0 or setpriv is None:
+        pytest.skip("needs root and setpriv (package util-linux)")
+    program = tmp_path / "id"
+    shutil.copy("/usr/bin/id", program)
+    program.chmod(0o4755)
+    for folder in [tmp_path, *tmp_path.parents][:-2]:
+        folder.chmod(folder.stat().st_mode | 0o055)
+    # ld.so ignores a preload with a path in a program with other rights, as ever.
+    finished = run_bounded(
+        [setpriv, "--reuid=65534", "--clear-groups", "env", f"LD_PRELOAD={shim}", program, "-u"]
+    )
+    assert finished.stdout == "0\n"
+
+
+@pytest.mark.parametrize("how", ["linked", "rtld-local", "named"])
+def test_job_runs_over_the_plugin(
+    run_bounded: RunBounded, shim: Path, named: Path, programs: Path, build: Build, how: str
+) -> None:
+    """Linked with NCCL; in a library that was opened with RTLD_LOCAL, as PyTorch is; and with the
+    shim in NCCL's place."""
+    env = {**NICS, "LD_PRELOAD": str(shim), "NCCL_DEBUG": "INFO"}
+    command: list[str | Path] = [programs / "linked", "run"]
+    if how == "rtld-local":
+        command = [programs / "host", programs / "libjob.so", "run"]
+    if how == "named":
+        env["LD_PRELOAD"] = str(named)
+        env["LD_LIBRARY_PATH"] = str(build.host_nccl)
+    finished = run_bounded(command, env=env)
+    assert finished.stdout == "ok\n"
+    assert "Using network R2CCL, 2 devices" in finished.stderr
+    assert "WARN" not in finished.stderr
+
+
+OPENS = """
+import ctypes, sys
+lib = ctypes.CDLL(sys.argv[1])
+version = ctypes.c_int()
+comms = (ctypes.c_void_p * 2)()
+print(lib.ncclGetVersion(ctypes.byref(version)), version.value)
+print(lib.ncclCommInitAll(comms, 2, None))
+for comm in comms:
+    lib.ncclCommDestroy(ctypes.c_void_p(comm))
+"""
+
+
+@pytest.mark.parametrize("where", ["", "path"])
+def test_program_that_opens_nccl_itself(
+    run_bounded: RunBounded, build: Build, shim: Path, where: str
+) -> None:
+    """As vLLM and CuPy do: by SONAME or by path, functions taken with dlsym. The NCCL's calls of
+    its own functions, which the linker leads to the wrappers, must not count as the program's."""
+    base = {**NICS, "LD_PRELOAD": str(shim), "R2CCL_LOG": "info", "NCCL_DEBUG": "INFO"}
+    base["LD_LIBRARY_PATH"] = str(build.host_nccl)
+    base["HOSTNCCL_SOCKET_ADDRS"] = "127.0.1.1"
+    name = build.host_nccl / "libnccl.so.2" if where else "libnccl.so.2"
+    command: list[str | Path] = [sys.executable, "-c", OPENS, name]
+    reached = run_bounded(command, env={**base, "R2CCL_DLSYM": "1"})
+    assert reached.stdout == "0 22809\n0\n"
+    assert reached.stderr.count("net plugin:") == 1
+    assert "Using network R2CCL" in reached.stderr
+    alone = run_bounded(command, env=base)
+    assert alone.stdout == "0 22809\n0\n"
+    assert "net plugin:" not in alone.stderr, "without R2CCL_DLSYM it must be left alone"
+
+
+TWO = """
+import ctypes, sys
+for path in sys.argv[1:]:
+    version = ctypes.c_int()
+    print(ctypes.CDLL(path).ncclGetVersion(ctypes.byref(version)), version.value)
+"""
+
+
+def test_two_nccls(run_bounded: RunBounded, build: Build, shim: Path, noop: Path) -> None:
+    """Each caller reaches the one that it asked for, whichever comes first."""
+    host = build.host_nccl / "libnccl.so.2"
+    env = {**NICS, "LD_PRELOAD": str(shim), "R2CCL_DLSYM": "1"}
+    for order, versions in (
+        ((host, noop), "0 22809\n0 23203\n"),
+        ((noop, host), "0 23203\n0 22809\n"),
+    ):
+        finished = run_bounded([sys.executable, "-c", TWO, *order], env=env)
+        assert finished.stdout == versions
+
+
+def test_override(run_bounded: RunBounded, shim: Path, programs: Path, noop: Path) -> None:
+    env = {**NICS, "LD_PRELOAD": str(shim)}
+    linked: list[str | Path] = [programs / "linked", "version"]
+    assert run_bounded(linked, env=env).stdout == "22809\n"
+    finished = run_bounded(linked, env={**env, "R2CCL_REAL_NCCL": str(noop)})
+    assert finished.stdout == "23203\n"
+    finished = run_bounded(linked, env={**env, "R2CCL_REAL_NCCL": "/nowhere/libnccl.so.2"})
+    assert finished.stdout == "22809\n"
+    assert finished.stderr.count("R2CCL_REAL_NCCL=/nowhere/libnccl.so.2 cannot be loaded") == 1
+    finished = run_bounded(linked, env={**env, "R2CCL_REAL_NCCL": "libm.so.6"})
+    assert "libm.so.6 is no NCCL" in finished.stderr
+
+
+CALLS = """
+import ctypes
+lib = ctypes.CDLL(None)
+version = ctypes.c_int()
+for _ in range(3):
+    print(lib.ncclGetVersion(ctypes.byref(version)), lib.ncclGroupStart())
+lib.ncclGetErrorString.restype = ctypes.c_char_p
+print(lib.ncclGetErrorString(1))
+"""
+
+
+def test_no_nccl(run_bounded: RunBounded, shim: Path) -> None:
+    finished = python(run_bounded, CALLS, {"LD_PRELOAD": str(shim)})
+    assert finished.stdout == "2 2\n" * 3 + "b'NCCL is not loaded'\n"
+    assert finished.stderr.count("no NCCL is loaded") == 1
+
+
+def test_nccl_that_is_too_old(run_bounded: RunBounded, shim: Path, old: Path) -> None:
+    env = {"LD_PRELOAD": str(shim), "R2CCL_REAL_NCCL": str(old), "R2CCL_LOG": "info"}
+    finished = python(run_bounded, CALLS, env)
+    assert finished.stdout.startswith("0 5\n" * 3)
+    assert finished.stderr.count("is too old for R2CCL, which needs 2.18") == 1
+    assert finished.stderr.count("ncclGroupStart was called, but the NCCL in use") == 1
+    assert "net plugin:" not in finished.stderr
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "network"),
+    [
+        ("NCCL_NET_PLUGIN", "none", "Socket"),
+        ("NCCL_NET_PLUGIN", "other,another", "Socket"),
+        ("NCCL_NET", "Socket", "Socket"),
+        ("NCCL_NET", "r2ccl", "R2CCL"),
+        ("NCCL_NET_PLUGIN", "libnccl-net.so", "R2CCL"),
+    ],
+)
+def test_the_users_choice_wins(
+    run_bounded: RunBounded, shim: Path, programs: Path, variable: str, value: str, network: str
+) -> None:
+    env = {**NICS, "LD_PRELOAD": str(shim), "NCCL_DEBUG": "INFO", variable: value}
+    env["HOSTNCCL_SOCKET_ADDRS"] = "127.0.1.1"
+    finished = run_bounded([programs / "linked", "run"], env=env)
+    assert f"Using network {network}" in finished.stderr
+    warned = finished.stderr.count(f"WARN NET/R2CCL: {variable}={value} is set")
+    assert warned == (1 if network == "Socket" else 0)
+
+
+def test_the_users_own_plugin_path(
+    run_bounded: RunBounded, build: Build, shim: Path, programs: Path
+) -> None:
+    env = {**NICS, "LD_PRELOAD": str(shim), "NCCL_DEBUG": "INFO"}
+    env["NCCL_NET_PLUGIN"] = str(build.plugin)
+    finished = run_bounded([programs / "linked", "run"], env=env)
+    assert "Using network R2CCL" in finished.stderr
+    assert "WARN" not in finished.stderr
+
+
+def test_off_means_off(run_bounded: RunBounded, shim: Path, programs: Path) -> None:
+    env = {**NICS, "LD_PRELOAD": str(shim), "NCCL_DEBUG": "INFO", "R2CCL_LOG": "info"}
+    env |= {"R2CCL_MODE": "0", "HOSTNCCL_SOCKET_ADDRS": "127.0.1.1"}
+    finished = run_bounded([programs / "linked", "run"], env=env)
+    assert finished.stdout == "ok\n"
+    assert "Using network Socket" in finished.stderr
+    assert "net plugin:" not in finished.stderr
+
+
+@pytest.mark.parametrize("what", ["abort", "fork"])
+def test_abort_and_fork(run_bounded: RunBounded, shim: Path, programs: Path, what: str) -> None:
+    env = {**NICS, "LD_PRELOAD": str(shim)}
+    finished = run_bounded([programs / "linked", what], env=env)
+    assert finished.stdout == "ok\n"
+    assert finished.stderr == ""
+
+
+def test_hundred_generations(run_bounded: RunBounded, shim: Path, programs: Path) -> None:
+    env = {**NICS, "LD_PRELOAD": str(shim)}
+    finished = run_bounded([programs / "linked", "generations", "100"], env=env, timeout=120)
+    assert finished.stdout == "ok\n"
+    assert finished.stderr == ""
+
+
+@contextmanager
+def started(program: list[Path | str], env: dict[str, str]) -> Iterator[subprocess.Popen[str]]:
+    process = subprocess.Popen(
+        [str(word) for word in program],
+        env={**os.environ, **env},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait(timeout=10)
+        for pipe in (process.stdin, process.stdout):
+            if pipe is not None:
+                pipe.close()
+
+
+def own(pid: int) -> list[Process]:
+    return [process for process in control.list_processes() if process.pid == pid]
+
+
+def test_communicators_are_seen(
+    run_bounded: RunBounded, shim: Path, programs: Path, tool: Path
+) -> None:
+    env = {**NICS, "LD_PRELOAD": str(shim)}
+    with started([programs / "linked", "hold"], env) as process:
+        assert process.stdout is not None
+        assert process.stdin is not None
+        assert process.stdout.readline() == "held\n"
+        (seen,) = own(process.pid)
+        assert seen.running, "the shim's descriptor must not end the sign of life"
+        comms = seen.snapshot().comms
+        assert [comm.rank for comm in comms] == [0, 1]
+        assert {comm.ranks for comm in comms} == {2}
+        assert {comm.operations for comm in comms} == {3}
+        assert {comm.state for comm in comms} == {"ready"}
+        assert {comm.op for comm in comms} == {"all-reduce"}
+        assert {comm.op_bytes for comm in comms} == {4 * 65536}
+        assert not any(comm.calling for comm in comms)
+        assert len({comm.id for comm in comms}) == 1
+        assert seen.comms == 2
+        listed = run_bounded([tool, "ps", "--comms", "--pid", str(process.pid), "--json"]).stdout
+        assert [row["operations"] for row in json.loads(listed)["communicators"]] == [3, 3]
+        status = run_bounded([tool, "status", "--pid", str(process.pid)], env={"COLUMNS": "200"})
+        assert "all-reduce of 256.0 KiB" in status.stdout
+        process.stdin.close()
+        assert process.stdout.read() == "ok\n"
+        assert process.wait(timeout=20) == 0
+    gone = control.find(process.pid).snapshot()
+    assert gone.comms == [], "destroyed communicators leave their rows"
+
+
+def test_nic_fails_in_the_middle(shim: Path, programs: Path) -> None:
+    """With nothing but LD_PRELOAD: results stay exact, traffic goes on."""
+    env = {**NICS, "LD_PRELOAD": str(shim)}
+    with started([programs / "linked", "traffic", "6"], env) as process:
+        until(lambda: own(process.pid) and own(process.pid)[0].snapshot().nics, "NICs")
+        time.sleep(0.7)
+        (seen,) = own(process.pid)
+        answer = control.send_command(
+            seen, Command("fail-nic", nic="127.0.1.1", fault="blackhole", direction="both")
+        )
+        assert answer.ok, answer.text
+        until(lambda: seen.snapshot().counters["failovers"], "the failover")
+        before = seen.snapshot().comms[0].operations
+        until(lambda: seen.snapshot().comms[0].operations > before + 20, "traffic afterwards")
+        out, _ = process.communicate(timeout=30)
+    assert process.returncode == 0, out
+    assert "rounds" in out
+    assert out.endswith("ok\n")

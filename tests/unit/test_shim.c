@@ -1,0 +1,460 @@
+/* The wrappers and the table of communicators, over the no-op NCCL. Rung 2.
+ *
+ * The wrappers are linked into this program, so that sanitizers see them; the NCCL is opened by its
+ * path (R2CCL_REAL_NCCL), with what it calls of its own public functions led through the wrappers,
+ * as the dynamic linker does under LD_PRELOAD. It cannot prove that the linker finds the real NCCL:
+ * tests/py/test_shim.py does. */
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <pthread.h>
+#include <sys/mman.h>
+#include <sys/wait.h>
+
+#include "api/call.h"
+#include "api/ids.h"
+#include "check.h"
+#include "comms/inside.h"
+
+#define R2_PLAIN(name, since, params, args) int name params;
+#define R2_COMM(name, since, params, args) int name params;
+#define R2_BYPASS(name, since, what, params, args) int name params;
+#define R2_COLL(name, since, kind, params, args) int name params;
+#define R2_P2P(name, since, kind, params, args) int name params;
+#define R2_OWN(name, since, ret, params) ret name params;
+#include "api/nccl.def"
+
+static long (*noop_calls)(const char *);
+static void (*noop_next_result)(int);
+static void (*noop_hang)(int);
+static char noop_path[512];
+
+static void load(void)
+{
+    void *noop = dlopen(noop_path, RTLD_NOW | RTLD_LOCAL);
+
+    CHECK(noop != NULL);
+    noop_calls = dlsym(noop, "noop_calls");
+    noop_next_result = dlsym(noop, "noop_next_result");
+    noop_hang = dlsym(noop, "noop_hang");
+    CHECK(noop_calls && noop_next_result && noop_hang);
+}
+
+static r2_nccl_comm make(void)
+{
+    struct r2_nccl_id id;
+    r2_nccl_comm comm;
+
+    CHECK_EQ(ncclGetUniqueId(&id), 0);
+    CHECK_EQ(ncclCommInitRank(&comm, 2, id, 1), 0);
+    return comm;
+}
+
+static uint64_t index_of(r2_nccl_comm handle)
+{
+    struct r2_comm *comm = r2_comms_hold(handle);
+    uint64_t index;
+
+    CHECK(comm != NULL);
+    index = r2_comms_index(comm);
+    r2_comms_drop(comm);
+    return index;
+}
+
+static struct r2_seg_comm row_of(r2_nccl_comm handle)
+{
+    struct r2_comm *comm = r2_comms_hold(handle);
+    struct r2_seg_comm row;
+
+    CHECK(comm != NULL);
+    row = *r2_comm_row(comm);
+    r2_comms_drop(comm);
+    return row;
+}
+
+static uint32_t calling(r2_nccl_comm handle)
+{
+    struct r2_comm *comm = r2_comms_hold(handle);
+    uint32_t now = __atomic_load_n(&r2_comm_row(comm)->calling, __ATOMIC_RELAXED);
+
+    r2_comms_drop(comm);
+    return now;
+}
+
+static int reduce(r2_nccl_comm comm)
+{
+    return ncclAllReduce(NULL, NULL, 10, 7, 0, comm, NULL);
+}
+
+static void test_table(void)
+{
+    load();
+    for (int i = 0; i < R2_API_COUNT; i++) {
+        CHECK_EQ(r2_api_find(r2_api_names[i]), i);
+        CHECK(r2_api_wrapper((enum r2_api)i) != NULL);
+        CHECK(r2_api_since[i] >= 21400 && r2_api_since[i] < 30000);
+        /* The no-op NCCL has every function, so every wrapper has somewhere to go. */
+        CHECK(noop_calls(r2_api_names[i]) >= 0);
+    }
+    CHECK_EQ(r2_api_find("ncclNothing"), -1);
+}
+
+static void test_passes_on(void)
+{
+    long before;
+    int version = 0;
+
+    load();
+    before = noop_calls("ncclGetVersion");
+    CHECK_EQ(ncclGetVersion(&version), 0);
+    CHECK_EQ(version, 23203);
+    /* One more than ours: the shim asks once itself. */
+    CHECK(noop_calls("ncclGetVersion") - before >= 1);
+    noop_next_result(3);
+    CHECK_EQ(ncclMemFree(NULL), 3);
+    CHECK_STR(ncclGetErrorString(1), "no-op error");
+}
+
+static void test_counts_what_nccl_took(void)
+{
+    r2_nccl_comm comm;
+
+    load();
+    comm = make();
+    CHECK_EQ(index_of(comm), 0);
+    CHECK_EQ(reduce(comm), 0);
+    CHECK_EQ(index_of(comm), 1);
+    noop_next_result(5);
+    CHECK_EQ(reduce(comm), 5);
+    CHECK_EQ(index_of(comm), 1);
+    CHECK_EQ(ncclAllGather(NULL, NULL, 0, 7, comm, NULL), 0); /* nothing to do counts too */
+    CHECK_EQ(index_of(comm), 2);
+    CHECK_EQ(ncclSend(NULL, 1, 7, 0, comm, NULL), 0);
+    CHECK_EQ(ncclRecv(NULL, 1, 7, 0, comm, NULL), 0);
+    CHECK_EQ(index_of(comm), 2);
+    CHECK_EQ(row_of(comm).p2p, 2);
+    CHECK_EQ(ncclAllReduceConfig(NULL, NULL, 1, 7, 0, comm, NULL, NULL), 0);
+    CHECK_EQ(index_of(comm), 3);
+    CHECK_EQ(row_of(comm).op, R2_SEG_COLL_ALL_REDUCE);
+    CHECK_EQ(row_of(comm).op_bytes, 4);
+    CHECK_EQ(row_of(comm).operations, 3);
+    CHECK_EQ(ncclCommDestroy(comm), 0);
+}
+
+/* ncclBcast of the no-op NCCL calls ncclBroadcast, which opens a group: all through the wrappers.
+ */
+static void test_nested_calls_pass_through(void)
+{
+    long before;
+    r2_nccl_comm comm, all[3];
+
+    load();
+    comm = make();
+    before = noop_calls("ncclBcast");
+    CHECK_EQ(ncclBcast(NULL, 1, 7, 0, comm, NULL), 0);
+    CHECK_EQ(noop_calls("ncclBcast") - before, 1);
+    CHECK_EQ(index_of(comm), 1);
+    CHECK(!r2_comms_in_group());
+    CHECK_EQ(ncclCommDestroy(comm), 0);
+    /* ncclCommInitAll calls ncclCommInitRank: followed once, not twice. */
+    before = r2_comms_count();
+    CHECK_EQ(ncclCommInitAll(all, 3, NULL), 0);
+    CHECK_EQ(r2_comms_count() - before, 3);
+    CHECK_EQ(row_of(all[2]).rank, 2);
+    CHECK_EQ(row_of(all[0]).id, row_of(all[2]).id);
+    for (int i = 0; i < 3; i++)
+        CHECK_EQ(ncclCommDestroy(all[i]), 0);
+    CHECK_EQ(r2_comms_count(), before);
+}
+
+static void test_groups(void)
+{
+    r2_nccl_comm comm, other;
+
+    load();
+    comm = make();
+    other = make();
+    CHECK_EQ(ncclGroupStart(), 0);
+    CHECK_EQ(ncclGroupStart(), 0);
+    CHECK_EQ(reduce(comm), 0);
+    CHECK_EQ(index_of(comm), 1); /* when NCCL takes it, not when the group ends */
+    CHECK_EQ(ncclGroupEnd(), 0);
+    CHECK(r2_comms_in_group());
+    CHECK_EQ(reduce(comm), 0);
+    CHECK_EQ(reduce(other), 0);
+    CHECK_EQ(ncclGroupEnd(), 0);
+    CHECK(!r2_comms_in_group());
+    CHECK_EQ(index_of(comm), 2);
+    CHECK_EQ(index_of(other), 1);
+    /* Of a simulation nothing stays. */
+    CHECK_EQ(ncclGroupStart(), 0);
+    CHECK_EQ(reduce(comm), 0);
+    CHECK_EQ(reduce(comm), 0);
+    CHECK_EQ(reduce(other), 0);
+    CHECK_EQ(index_of(comm), 4);
+    CHECK_EQ(ncclGroupSimulateEnd(NULL), 0);
+    CHECK_EQ(index_of(comm), 2);
+    CHECK_EQ(index_of(other), 1);
+    CHECK_EQ(row_of(comm).operations, 2);
+    CHECK_EQ(ncclCommDestroy(comm), 0);
+    CHECK_EQ(ncclCommDestroy(other), 0);
+}
+
+static void test_communicators_of_a_group(void)
+{
+    struct r2_nccl_id id;
+    r2_nccl_comm comms[2], failed;
+    int before;
+
+    load();
+    before = r2_comms_count();
+    CHECK_EQ(ncclGetUniqueId(&id), 0);
+    CHECK_EQ(ncclGroupStart(), 0);
+    for (int r = 0; r < 2; r++)
+        CHECK_EQ(ncclCommInitRank(&comms[r], 2, id, r), 0);
+    CHECK_EQ(r2_comms_count(), before);
+    CHECK_EQ(ncclGroupEnd(), 0);
+    CHECK_EQ(r2_comms_count() - before, 2);
+    CHECK_EQ(row_of(comms[1]).rank, 1);
+    CHECK_EQ(row_of(comms[1]).ranks, 2);
+    /* A group that fails makes none. */
+    CHECK_EQ(ncclGroupStart(), 0);
+    CHECK_EQ(ncclCommInitRank(&failed, 2, id, 0), 0);
+    noop_next_result(2);
+    CHECK_EQ(ncclGroupEnd(), 2);
+    CHECK_EQ(r2_comms_count() - before, 2);
+    CHECK_EQ(ncclCommDestroy(failed), 0); /* the no-op NCCL has it, unlike the real one */
+    for (int r = 0; r < 2; r++)
+        CHECK_EQ(ncclCommDestroy(comms[r]), 0);
+}
+
+static void test_children(void)
+{
+    r2_nccl_comm parent = NULL, child, other, shrunk, grown;
+    int excluded[] = {1};
+    uint64_t id;
+
+    load();
+    parent = make();
+    id = row_of(parent).id;
+    CHECK_EQ(ncclCommSplit(parent, 4, 0, &child, NULL), 0);
+    CHECK_EQ(row_of(child).parent, id);
+    CHECK(row_of(child).id != id);
+    CHECK_EQ(row_of(child).rank, 1);
+    /* The same color at another time is another communicator. */
+    CHECK_EQ(ncclCommSplit(parent, 4, 0, &other, NULL), 0);
+    CHECK(row_of(child).id != row_of(other).id);
+    CHECK_EQ(ncclCommDestroy(other), 0);
+    /* No color: no communicator, but the split counts. */
+    CHECK_EQ(ncclCommSplit(parent, R2_NCCL_NOCOLOR, 0, &other, NULL), 0);
+    CHECK(other == NULL);
+    CHECK_EQ(ncclCommShrink(parent, excluded, 1, &shrunk, NULL, 0), 0);
+    CHECK_EQ(row_of(shrunk).parent, id);
+    CHECK_EQ(row_of(shrunk).ranks, 1);
+    CHECK_EQ(ncclCommGrow(parent, 5, NULL, -1, &grown, NULL), 0);
+    CHECK_EQ(row_of(grown).ranks, 5);
+    CHECK_EQ(ncclCommRevoke(parent, 0), 0);
+    CHECK_EQ(row_of(parent).state, R2_SEG_COMM_REVOKED);
+    CHECK_EQ(ncclCommSuspend(child, 1), 0);
+    CHECK_EQ(row_of(child).state, R2_SEG_COMM_SUSPENDED);
+    CHECK_EQ(ncclCommResume(child), 0);
+    CHECK_EQ(row_of(child).state, R2_SEG_COMM_READY);
+    CHECK_EQ(ncclCommFinalize(child), 0);
+    CHECK_EQ(row_of(child).state, R2_SEG_COMM_FINALIZED);
+    CHECK_EQ(ncclCommDestroy(child), 0);
+    CHECK_EQ(ncclCommDestroy(shrunk), 0);
+    CHECK_EQ(ncclCommDestroy(grown), 0);
+    CHECK_EQ(ncclCommAbort(parent), 0);
+    CHECK(r2_comms_hold(parent) == NULL);
+}
+
+/* Two ranks that split in the same order number the children alike. */
+static void test_ids_are_the_same_on_all_ranks(void)
+{
+    struct r2_nccl_id id;
+    r2_nccl_comm ranks[2], children[2];
+
+    load();
+    CHECK_EQ(ncclGetUniqueId(&id), 0);
+    for (int r = 0; r < 2; r++) {
+        CHECK_EQ(ncclCommInitRank(&ranks[r], 2, id, r), 0);
+        CHECK_EQ(ncclCommSplit(ranks[r], r == 0 ? 1 : R2_NCCL_NOCOLOR, 0, &children[r], NULL), 0);
+        if (r == 0)
+            CHECK_EQ(ncclCommDestroy(children[r]), 0);
+        CHECK_EQ(ncclCommSplit(ranks[r], 9, 0, &children[r], NULL), 0);
+    }
+    CHECK_EQ(row_of(ranks[0]).id, row_of(ranks[1]).id);
+    CHECK_EQ(row_of(children[0]).id, row_of(children[1]).id);
+    for (int r = 0; r < 2; r++) {
+        CHECK_EQ(ncclCommDestroy(children[r]), 0);
+        CHECK_EQ(ncclCommDestroy(ranks[r]), 0);
+    }
+}
+
+static void test_nonblocking(void)
+{
+    struct r2_nccl_id id;
+    r2_nccl_comm comm;
+    int error = 0;
+
+    load();
+    CHECK_EQ(ncclGetUniqueId(&id), 0);
+    noop_next_result(R2_NCCL_IN_PROGRESS);
+    CHECK_EQ(ncclCommInitRank(&comm, 2, id, 0), R2_NCCL_IN_PROGRESS);
+    CHECK_EQ(row_of(comm).state, R2_SEG_COMM_INIT);
+    CHECK_EQ(ncclCommGetAsyncError(comm, &error), 0);
+    CHECK_EQ(error, R2_NCCL_IN_PROGRESS);
+    CHECK_EQ(row_of(comm).state, R2_SEG_COMM_INIT);
+    CHECK_EQ(ncclCommGetAsyncError(comm, &error), 0);
+    CHECK_EQ(error, 0);
+    CHECK_EQ(row_of(comm).state, R2_SEG_COMM_READY);
+    noop_next_result(R2_NCCL_IN_PROGRESS);
+    CHECK_EQ(reduce(comm), R2_NCCL_IN_PROGRESS);
+    CHECK_EQ(index_of(comm), 1);
+    CHECK_EQ(ncclCommDestroy(comm), 0);
+}
+
+/* A configuration of NCCL 2.18 ends before the newer fields: nothing behind it may be touched. */
+static void test_config_is_read_no_further_than_its_size(void)
+{
+    size_t page = (size_t)sysconf(_SC_PAGESIZE), size = offsetof(struct r2_nccl_config, name);
+    char *pages = mmap(NULL, 2 * page, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    struct r2_nccl_config whole = {.size = sizeof(whole), .magic = R2_NCCL_CONFIG_MAGIC};
+    struct r2_nccl_config *old;
+    struct r2_nccl_id id;
+    r2_nccl_comm comm;
+
+    load();
+    CHECK(pages != MAP_FAILED);
+    CHECK_EQ(mprotect(pages + page, page, PROT_NONE), 0);
+    old = (struct r2_nccl_config *)(pages + page - size);
+    old->size = size;
+    old->magic = R2_NCCL_CONFIG_MAGIC;
+    old->version = 21800;
+    CHECK_EQ(ncclGetUniqueId(&id), 0);
+    CHECK_EQ(ncclCommInitRankConfig(&comm, 2, id, 0, old), 0);
+    CHECK_STR(row_of(comm).name, "");
+    CHECK_EQ(ncclCommDestroy(comm), 0);
+    whole.name = "tensor parallel";
+    CHECK_EQ(ncclCommInitRankConfig(&comm, 2, id, 0, &whole), 0);
+    CHECK_STR(row_of(comm).name, "tensor parallel");
+    CHECK_EQ(ncclCommDestroy(comm), 0);
+    CHECK_EQ(ncclCommInitRankScalable(&comm, 2, 1, 1, &id, NULL), 0);
+    CHECK_EQ(row_of(comm).rank, 1);
+    CHECK_EQ(ncclCommDestroy(comm), 0);
+    munmap(pages, 2 * page);
+}
+
+static void *hanging(void *arg)
+{
+    return (void *)(intptr_t)reduce(arg);
+}
+
+/* As PyTorch's watchdog does: abort while another thread is inside a collective. */
+static void test_abort_from_another_thread(void)
+{
+    r2_nccl_comm comm;
+    pthread_t thread;
+    void *result;
+
+    load();
+    comm = make();
+    noop_hang(1);
+    CHECK_EQ(pthread_create(&thread, NULL, hanging, comm), 0);
+    while (!calling(comm))
+        usleep(100);
+    usleep(20000); /* from here on the no-op NCCL waits until nobody is inside */
+    CHECK_EQ(ncclCommAbort(comm), 0);
+    CHECK_EQ(pthread_join(thread, &result), 0);
+    noop_hang(0);
+    CHECK_EQ((int)(intptr_t)result, R2_NCCL_INTERNAL);
+    CHECK(r2_comms_hold(comm) == NULL);
+}
+
+static void *churn(void *arg)
+{
+    (void)arg;
+    for (int round = 0; round < 200; round++) {
+        r2_nccl_comm comm = make();
+
+        for (int i = 0; i < 20; i++) {
+            CHECK_EQ(ncclGroupStart(), 0);
+            CHECK_EQ(reduce(comm), 0);
+            CHECK_EQ(ncclGroupEnd(), 0);
+            CHECK_EQ(reduce(comm), 0);
+        }
+        CHECK_EQ(index_of(comm), 40);
+        CHECK_EQ(ncclCommDestroy(comm), 0);
+    }
+    return NULL;
+}
+
+static void test_threads(void)
+{
+    pthread_t threads[4];
+    int before;
+
+    load();
+    before = r2_comms_count();
+    for (int i = 0; i < 4; i++)
+        CHECK_EQ(pthread_create(&threads[i], NULL, churn, NULL), 0);
+    for (int i = 0; i < 4; i++)
+        CHECK_EQ(pthread_join(threads[i], NULL), 0);
+    CHECK_EQ(r2_comms_count(), before);
+}
+
+static void test_child_of_fork_is_inert(void)
+{
+    r2_nccl_comm comm;
+    int status, version;
+    pid_t pid;
+
+    load();
+    comm = make();
+    CHECK_EQ(reduce(comm), 0);
+    pid = fork();
+    if (pid == 0) {
+        /* Passed on, not followed. */
+        int ok = ncclGetVersion(&version) == 0 && reduce(comm) == 0 && index_of(comm) == 1;
+
+        _exit(ok ? 0 : 1);
+    }
+    CHECK_EQ(waitpid(pid, &status, 0), pid);
+    CHECK_EQ(status, 0);
+    CHECK_EQ(reduce(comm), 0);
+    CHECK_EQ(index_of(comm), 2);
+    CHECK_EQ(ncclCommDestroy(comm), 0);
+}
+
+static const struct check_test tests[] = {
+    {"table", test_table},
+    {"passes_on", test_passes_on},
+    {"counts_what_nccl_took", test_counts_what_nccl_took},
+    {"nested_calls_pass_through", test_nested_calls_pass_through},
+    {"groups", test_groups},
+    {"communicators_of_a_group", test_communicators_of_a_group},
+    {"children", test_children},
+    {"ids_are_the_same_on_all_ranks", test_ids_are_the_same_on_all_ranks},
+    {"nonblocking", test_nonblocking},
+    {"config_is_read_no_further_than_its_size", test_config_is_read_no_further_than_its_size},
+    {"abort_from_another_thread", test_abort_from_another_thread},
+    {"threads", test_threads},
+    {"child_of_fork_is_inert", test_child_of_fork_is_inert},
+    {0},
+};
+
+int main(int argc, char **argv)
+{
+    char own[400];
+    ssize_t n = readlink("/proc/self/exe", own, sizeof(own) - 1);
+    char *slash;
+
+    own[n > 0 ? n : 0] = '\0';
+    slash = strrchr(own, '/');
+    if (slash)
+        *slash = '\0';
+    snprintf(noop_path, sizeof(noop_path), "%s/../noop/libnccl.so.2", own);
+    /* Before the first call, which reads them. */
+    setenv("R2CCL_REAL_NCCL", noop_path, 1);
+    setenv("R2CCL_SHM", "0", 1);
+    return check_main(argc, argv, tests);
+}
