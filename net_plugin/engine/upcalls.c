@@ -95,7 +95,9 @@ static void up_failed(void *owner, struct r2_ep *ep, int err, const struct r2_ep
     if (path->ep == ep) {
         path->refused = h->refused || h->other_process;
         r2_path_fail(path, path->gen, err,
-                     path->state == R2_PATH_UP ? "connection error" : "connect");
+                     h->cause                    ? h->cause
+                     : path->state == R2_PATH_UP ? "connection error"
+                                                 : "connect");
         if (p->out && p->n_up && p->resync_wanted)
             r2_peer_resync(p); /* DOWN leaves at once */
     }

@@ -96,6 +96,7 @@ struct r2_ep_health {
     bool stalled;         /* bulk bytes are with the kernel or the NIC, and since the last look
                              none of them was acknowledged by the peer's */
     bool refused;         /* the failure was a refusal by a living host */
+    const char *cause;    /* of the failure, for people: static text, or NULL */
     bool other_process;   /* somebody else answered at the peer's address */
     uint64_t rtt_ns;      /* the network's smoothed round trip, 0 if unknown */
     uint64_t rttvar_ns;   /* and its mean deviation */

@@ -8,6 +8,7 @@
 #include "engine/engine.h"
 #include "engine/fault.h"
 #include "settings/settings.h"
+#include "transport/tcp/errors.h"
 #include "transport/tcp/tcp.h"
 #include "util/clock.h"
 #include "util/log.h"
@@ -84,6 +85,7 @@ void r2_ep_fail(struct r2_ep *ep, int err)
     if (atomic_exchange(&ep->failed, true) || atomic_load(&ep->dead))
         return;
     health.refused = atomic_load(&ep->refused);
+    health.cause = r2_tcp_error(err)->cause;
     health.other_process = atomic_load(&ep->other_process);
     r2_tcp.ev->failed(ep->owner, ep, err, &health);
 }

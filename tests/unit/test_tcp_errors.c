@@ -1,0 +1,65 @@
+/* The table of what socket errors mean: whole, unambiguous, and the one that docs/failure-model.md
+ * shows. */
+#include "check.h"
+#include "transport/tcp/errors.h"
+
+static void test_rows(void)
+{
+    int n = 0;
+
+    for (const struct r2_tcp_error *e; (e = r2_tcp_error_row(n))->name; n++) {
+        CHECK_MSG(e->cause[0] && e->next[0], "%s", e->name);
+        CHECK_LT(strlen(e->cause), 64);
+        CHECK_LT((int)e->whose, (int)R2_WHOSE_COUNT);
+        CHECK(r2_tcp_error(e->err) == e); /* the first of its errno */
+        CHECK(r2_tcp_error(-e->err) == e);
+        CHECK_MSG(e->err || !r2_tcp_error_row(n + 1)->name, "%s is not the last row", e->name);
+    }
+    CHECK_GT(n, 20);
+    CHECK_STR(r2_tcp_error(ECONNREFUSED)->name, "ECONNREFUSED");
+    CHECK_EQ(r2_tcp_error(ECONNREFUSED)->whose, R2_WHOSE_REMOTE_PROCESS);
+    CHECK_EQ(r2_tcp_error(ENETDOWN)->whose, R2_WHOSE_LOCAL_LINK);
+    CHECK_EQ(r2_tcp_error(ETIMEDOUT)->whose, R2_WHOSE_NETWORK);
+}
+
+static void test_unknown(void)
+{
+    static const int errs[] = {0, 1234567, INT32_MIN, INT32_MAX, -4096, EXDEV};
+
+    for (unsigned i = 0; i < sizeof(errs) / sizeof(errs[0]); i++)
+        CHECK_STR(r2_tcp_error(errs[i])->name, "any other");
+    CHECK_STR(r2_tcp_whose((enum r2_tcp_whose)99), "unknown");
+}
+
+static void test_documented(void)
+{
+    static char text[1 << 17], row[512];
+    FILE *f = fopen("docs/failure-model.md", "r");
+    size_t len;
+
+    if (!f)
+        CHECK_SKIP("docs/failure-model.md is not here: run in the checkout");
+    len = fread(text, 1, sizeof(text) - 1, f);
+    fclose(f);
+    CHECK_LT(len, sizeof(text) - 1);
+    text[len] = 0;
+    for (int i = 0; r2_tcp_error_row(i)->name; i++) {
+        const struct r2_tcp_error *e = r2_tcp_error_row(i);
+
+        snprintf(row, sizeof(row), "| %s | %s | %s | %s |\n", e->name, e->cause,
+                 r2_tcp_whose(e->whose), e->next);
+        CHECK_MSG(strstr(text, row), "docs/failure-model.md lacks the row\n%s", row);
+    }
+}
+
+static const struct check_test tests[] = {
+    {"rows", test_rows},
+    {"unknown", test_unknown},
+    {"documented", test_documented},
+    {0},
+};
+
+int main(int argc, char **argv)
+{
+    return check_main(argc, argv, tests);
+}

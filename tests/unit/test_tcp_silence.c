@@ -1,0 +1,194 @@
+/* What the kernels of both sides say about a path, with real sockets on loopback (rung 3). A filter
+ * on a socket (SO_ATTACH_FILTER) drops all that comes in before TCP sees it: a black hole for that
+ * socket alone, as a rule of a firewall would make. What it cannot prove: real NICs and switches.
+ */
+#define _GNU_SOURCE
+#include <linux/filter.h>
+#include <stdatomic.h>
+#include <sys/socket.h>
+
+#include "check.h"
+#include "engine/internal.h"
+#include "transport/tcp/tcp.h"
+
+#define MSG (256u * 1024)
+#define NICS 2
+
+static struct r2_ctx *ctx;
+static struct r2_listen *listen_here;
+static struct r2_conn *tx, *rx;
+static uint8_t out[MSG], in[MSG];
+static uint64_t events_seen;
+
+static void begin(void)
+{
+    char handle[R2_HANDLE_BYTES];
+
+    CHECK_EQ(r2_engine_init(&ctx, 1, NULL), 0);
+    CHECK_EQ(r2_engine_listen(ctx, 0, handle, &listen_here), 0);
+    for (int i = 0; i < NICS; i++) { /* sockets inherit it: their windows close soon */
+        int small = 16 * 1024;
+
+        setsockopt(r2_tcp.listeners[i].fd, SOL_SOCKET, SO_RCVBUF, &small, sizeof(small));
+    }
+    tx = rx = NULL;
+    for (int i = 0; i < 5000 && !(tx && rx); i++) {
+        if (!tx)
+            CHECK_EQ(r2_engine_connect(ctx, 0, handle, &tx), 0);
+        if (!rx)
+            CHECK_EQ(r2_engine_accept(listen_here, &rx), 0);
+        usleep(1000);
+    }
+    CHECK(tx && rx);
+    events_seen =
+        __atomic_load_n(&r2_control_segment(r2_eng.ctl)->header.event_head, __ATOMIC_ACQUIRE);
+}
+
+static void end(void)
+{
+    r2_engine_close(tx);
+    r2_engine_close(rx);
+    r2_engine_close_listen(listen_here);
+    r2_engine_finalize(ctx);
+}
+
+/* Moves one message; false if it is not done within `ms`: it goes on with the next call. */
+static struct r2_req *sending, *receiving;
+
+static bool move(int ms)
+{
+    if (!receiving) {
+        for (uint32_t i = 0; i < MSG; i += 8)
+            memcpy(out + i, &(uint64_t){check_random()}, 8);
+        memset(in, 0, MSG);
+        CHECK_EQ(r2_engine_irecv(rx, in, MSG, 0, NULL, &receiving), 0);
+        CHECK_EQ(r2_engine_isend(tx, out, MSG, 0, NULL, &sending), 0);
+        CHECK(sending && receiving);
+    }
+    for (int i = 0; i <= ms * 5 && (sending || receiving); i++) {
+        int done = 0;
+
+        if (sending)
+            CHECK_EQ(r2_engine_test(sending, &done, NULL), 0);
+        sending = done ? NULL : sending;
+        done = 0;
+        if (receiving)
+            CHECK_EQ(r2_engine_test(receiving, &done, NULL), 0);
+        receiving = done ? NULL : receiving;
+        if (sending || receiving)
+            usleep(200);
+    }
+    if (sending || receiving)
+        return false;
+    CHECK_MEM(in, out, MSG);
+    return true;
+}
+
+/* The journal since begin(): the first event of the kind, for the NIC, or NULL. */
+static const struct r2_seg_journal_entry *said(enum r2_seg_event event, const char *nic)
+{
+    struct r2_segment *seg = r2_control_segment(r2_eng.ctl);
+    uint64_t head = __atomic_load_n(&seg->header.event_head, __ATOMIC_ACQUIRE);
+
+    for (uint64_t n = events_seen; n < head; n++) {
+        const struct r2_seg_journal_entry *e = &seg->events[n % R2_SEG_MAX_EVENTS];
+
+        if (e->event == event && (!nic || strcmp(e->nic, nic) == 0))
+            return e;
+    }
+    return NULL;
+}
+
+/* The accepted bulk sockets: of the path between the NICs number `nic`, or of all for -1. */
+static int bulk_in(int nic, struct r2_lane **out, int max)
+{
+    int found = 0;
+
+    for (int i = 0; i < 3000 && !found; i++) {
+        struct r2_list *n;
+
+        usleep(i < 100 ? 1000 : 5000);
+        pthread_mutex_lock(&r2_tcp.lock);
+        R2_LIST_FOR_EACH (n, &r2_tcp.accepted) {
+            struct r2_ep *ep = R2_CONTAINER_OF(n, struct r2_ep, node);
+            struct r2_lane *lane = r2_ep_lane(ep, 1);
+
+            if (found < max && lane && atomic_load(&lane->open) &&
+                (nic < 0 || (ep->params.local_nic == nic && ep->params.remote_nic == nic)))
+                out[found++] = lane;
+        }
+        pthread_mutex_unlock(&r2_tcp.lock);
+    }
+    return found;
+}
+
+static void test_bulk_alone(void)
+{
+    struct sock_filter none = BPF_STMT(BPF_RET | BPF_K, 0);
+    struct sock_fprog drop = {.len = 1, .filter = &none};
+    const struct r2_seg_journal_entry *e = NULL;
+    uint64_t from, moved = 0;
+    struct r2_lane *lane;
+
+    begin();
+    for (int i = 0; i < 20; i++)
+        CHECK(move(5000));
+    CHECK_EQ(bulk_in(0, &lane, 1), 1); /* of the home NIC */
+    CHECK(!said(R2_EV_PATH_DOWN, NULL));
+    if (setsockopt(lane->io.fd, SOL_SOCKET, SO_ATTACH_FILTER, &drop, sizeof(drop)) < 0)
+        CHECK_SKIP("no socket filters here: %s", strerror(errno));
+    from = r2_now_ns();
+    while (!e && r2_now_ns() - from < 5 * R2_NS_PER_S) {
+        moved += move(100);
+        e = said(R2_EV_PATH_DOWN, "127.0.1.1");
+    }
+    CHECK_MSG(e, "nobody noticed in 5 s, %d messages moved", (int)moved);
+    CHECK_MSG(strstr(e->cause, "bulk bytes unacknowledged") || strstr(e->cause, "peer's word"),
+              "cause: %s", e->cause);
+    CHECK_LE(e->mono_ns - from, 2 * R2_NS_PER_S);
+    printf("# noticed after %d ms\n", (int)((e->mono_ns - from) / R2_NS_PER_MS));
+    for (int i = 0; i < 20; i++)
+        CHECK(move(5000));
+    CHECK(!said(R2_EV_PATH_DOWN, "127.0.2.1"));
+    end();
+}
+
+/* The receiver does not read for 3 s: its window closes, its kernel answers. That is no silence. */
+static void test_closed_window(void)
+{
+    struct r2_lane *lanes[16];
+    int stopped = 0, n;
+
+    begin();
+    for (int i = 0; i < 20; i++)
+        CHECK(move(5000));
+    n = bulk_in(-1, lanes, 16);
+    CHECK_GE(n, NICS);
+    for (int i = 0; i < n; i++)
+        pthread_mutex_lock(&lanes[i]->rx_lock);
+    for (int i = 0; i < 30; i++)
+        stopped += !move(100);
+    CHECK_GE(stopped, 25);
+    for (int i = 0; i < n; i++)
+        pthread_mutex_unlock(&lanes[i]->rx_lock);
+    for (int i = 0; i < 20; i++)
+        CHECK(move(5000));
+    CHECK_MSG(!said(R2_EV_PATH_DOWN, NULL), "cause: %s", said(R2_EV_PATH_DOWN, NULL)->cause);
+    CHECK(!said(R2_EV_PEER_SUSPECT, NULL));
+    end();
+}
+
+static const struct check_test tests[] = {
+    {"closed_window", test_closed_window},
+    {"bulk_alone", test_bulk_alone},
+    {0},
+};
+
+int main(int argc, char **argv)
+{
+    setenv("R2CCL_NICS", "127.0.1.1,127.0.2.1", 1);
+    setenv("R2CCL_SHM", "0", 1);
+    setenv("R2CCL_LANES", "1", 1);
+    setenv("R2CCL_IO_THREADS", "3", 1);
+    return check_main(argc, argv, tests);
+}
