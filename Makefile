@@ -46,6 +46,8 @@ tool_src := $(filter-out $(unit_src),$(sort $(wildcard tests/unit/*.c)))
 help_src := $(sort $(wildcard tests/unit/*/*.c))
 stress_src := $(sort $(wildcard tests/stress/*.c))
 bench_src := $(sort $(wildcard tests/bench/*.c))
+agent_src := $(sort $(wildcard tests/rdma/agent/*.c))
+probe_src := $(sort $(wildcard tests/rdma/probe/*.c))
 
 plugin := $(B)/libnccl-net-r2ccl.so
 shim := $(B)/libr2ccl.so
@@ -62,6 +64,12 @@ shim_tests := $(noop) $(noop_old) $(job_lib) $(B)/tests/shim/linked $(B)/tests/s
 tools := $(patsubst tests/unit/%.c,$(B)/tests/%,$(tool_src))
 stress := $(patsubst tests/stress/%.c,$(B)/stress/%,$(stress_src))
 bench := $(patsubst tests/bench/%.c,$(B)/bench/%,$(bench_src))
+
+# Verbs' headers are the system's, or those that the RDMA guest's packages were unpacked with.
+verbs_header := infiniband/verbs.h
+verbs_inc := $(patsubst %/$(verbs_header),%,$(firstword $(wildcard /usr/include/$(verbs_header) \
+	build/rdma/packages/libibverbs-dev_*/files/usr/include/$(verbs_header))))
+rdma := $(B)/rdma/agent $(if $(verbs_inc),$(B)/rdma/probe)
 
 venv := .venv
 venv_stamp := $(venv)/.stamp
@@ -85,13 +93,13 @@ defs := $(if $(and $(compiler),$(SAN)),,-Wl,-z,defs)
 tool_env := $(if $(filter-out build,$(B)),R2CCL_BUILD_DIR=$(abspath $(B)))
 
 # --- main targets ---------------------------------------------------------------------------
-.PHONY: all native artefacts venv demo test test-c test-py test-san lint format bench chaos wheel \
+.PHONY: all native artefacts venv demo test test-c test-py test-san test-rdma rdma-programs lint format bench chaos wheel \
 	clean distclean help FORCE
 
 all: native venv ## build everything: native code and .venv with r2ccl-ctl in it
 	@echo "r2ccl-ctl is at $(venv)/bin/r2ccl-ctl; next: make demo"
 
-native: artefacts $(archive) $(shim_tests) $(unit) $(tools) $(stress) $(bench) ## build only the native code
+native: artefacts $(archive) $(shim_tests) $(unit) $(tools) $(stress) $(bench) $(rdma) ## build only the native code
 
 artefacts: $(if $(plugin_src),$(plugin)) $(shim) $(named) $(if $(host_src),$(host)) $(if $(perf_src),$(perf))
 
@@ -119,6 +127,11 @@ test-py: native venv ## pytest without the soak tests (PYTEST_ARGS="-k name")
 test-san: ## C unit tests under ASan+UBSan and under TSan
 	@$(MAKE) test-c SAN=asan
 	@$(MAKE) test-c SAN=tsan
+
+rdma-programs: artefacts $(B)/rdma/agent $(B)/rdma/probe ## what runs in the RDMA guest
+
+test-rdma: venv ## soft-RoCE in a virtual machine (rung 5): the RDMA guest
+	@mk/test-rdma $(RDMA_ARGS)
 
 lint: venv ## -Werror under gcc and clang, clang-format, ruff, mypy, shellcheck
 	@mk/lint
@@ -149,7 +162,7 @@ help: ## this text
 		| while IFS=$$'\t' read -r name text; do printf '%-12s %s\n' "$$name" "$$text"; done
 	@echo
 	@echo "Variables: CC=gcc|clang, SAN=asan|tsan, WERROR=1, CFLAGS, PYTHON, TESTS, PYTEST_ARGS,"
-	@echo "BENCH_ARGS, DEMO_ARGS. A variant is built in its own folder: build/asan, build/clang, ..."
+	@echo "BENCH_ARGS, DEMO_ARGS, RDMA_ARGS. A variant is built in its own folder: build/asan, build/clang, ..."
 
 # --- rules ----------------------------------------------------------------------------------
 # A stamp is rewritten only when its text changes, so that other flags or files mean a rebuild.
@@ -248,10 +261,23 @@ $(eval $(call program,tests/unit,tests))
 $(eval $(call program,tests/stress,stress))
 $(eval $(call program,tests/bench,bench))
 
+$(B)/rdma/agent: $(call objects,$(agent_src)) $(B)/sources
+	@mkdir -p $(@D)
+	@echo "  LINK $@"
+	@$(CC) $(san_flags) $(CFLAGS) $(LDFLAGS) -o $@ $(filter %.o,$^)
+
+$(call objects,$(probe_src)): CPPFLAGS += $(if $(verbs_inc),-isystem $(verbs_inc))
+
+$(B)/rdma/probe: $(call objects,$(probe_src)) $(B)/sources
+	@mkdir -p $(@D)
+	@echo "  LINK $@"
+	@$(CC) $(san_flags) $(CFLAGS) $(LDFLAGS) -o $@ $(filter %.o,$^) $(libs)
+
 $(venv_stamp): pyproject.toml setup.py mk/venv $(wildcard r2ccl_ctl/__init__.py)
 	@PYTHON=$(PYTHON) mk/venv $(venv)
 	@touch $@
 
 -include $(patsubst %.c,$(B)/obj/named/%.d,$(named_src))
 -include $(patsubst %.o,%.d,$(call objects,$(plugin_src) $(agree_src) $(shim_src) $(host_src) \
-	$(wildcard tests/shim/*.c) $(noop_src) $(perf_src) $(unit_src) $(tool_src) $(help_src) $(stress_src) $(bench_src)))
+	$(wildcard tests/shim/*.c) $(noop_src) $(perf_src) $(unit_src) $(tool_src) $(help_src) $(stress_src) $(bench_src) \
+	$(agent_src) $(probe_src)))
