@@ -26,6 +26,7 @@ from typing import Any
 
 import click
 import cost
+import grey
 import growth
 import resume
 import shaped
@@ -45,8 +46,9 @@ SECTIONS: dict[str, tuple[str, Callable[[Options, Section], None]]] = {
     "resume": (resume.TITLE, resume.run),
     "cost": (cost.TITLE, cost.run),
     "growth": (growth.TITLE, growth.run),
+    "grey": (grey.TITLE, grey.run),
 }
-NEEDS_LAB = ("shaped", "unshaped", "resume", "cost")
+NEEDS_LAB = ("shaped", "unshaped", "resume", "cost", "grey")
 
 
 def run_section(name: str, options: Options) -> Section:

@@ -119,6 +119,7 @@ def test_smoke(build: Build, lab_rights: None, run_bounded: RunBounded, tmp_path
         "resume",
         "cost",
         "growth",
+        "grey",
     ]
     for section in report["sections"]:
         assert section["skipped"] or section["rows"], section["name"]

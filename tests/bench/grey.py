@@ -1,0 +1,273 @@
+"""A NIC that is slow or loses packets, but lives: what is left of AllReduce, and how soon.
+
+Rung 4. Four NICs of 1 Gbit/s on two nodes; one of them is slowed to a tenth by the lab's shaper, or
+loses a few per cent of its packets (nf_tables), under a running AllReduce on the stand-in. Each
+figure stands beside the same run with R2CCL_GREY=0 and beside what the rates add up to. "What the
+rates add up to" is the run's own bus bandwidth before the fault, in proportion to the rates: so the
+overhead of the stand-in and of the machine is on both sides.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from figures import Row, Section, median, percentile, ratio_rows
+from rig import Bed, BenchError, Options, lab_bed, perf_spec
+
+from r2ccl_ctl import control, launch, paths
+from r2ccl_ctl.demo.feeds import Timeline, Window
+from r2ccl_ctl.errors import R2Error
+from r2ccl_ctl.job import Job
+from r2ccl_ctl.journal import Cursor, Event
+from r2ccl_ctl.lab import Lab
+
+GBIT = 10**9
+NICS = 4
+MIB = 1 << 20
+VICTIM = f"nic{NICS - 1}"
+TARGET = 0.95
+KNOWN_MS = 1000.0
+SETTLE_S = 1.0  # what the failure model allows for weights to follow
+LOSS_PERCENT = 3.0
+TITLE = "A slow or lossy NIC: what AllReduce keeps, and when the weight follows"
+
+
+@dataclass(frozen=True)
+class Plan:
+    """rate: of each NIC, slowed: of the victim, bits per second. Phases in seconds."""
+
+    rate: int
+    slowed: int
+    size: int
+    before: float
+    after: float
+    follow_runs: int
+
+
+FULL = Plan(GBIT, GBIT // 10, 64 * MIB, 4.0, 8.0, 15)
+SMOKE = Plan(GBIT // 10, GBIT // 100, 4 * MIB, 3.0, 3.0, 1)
+
+
+@dataclass
+class Run:
+    """One AllReduce run with a fault in it: windows of before and after, and what was said."""
+
+    before: list[float] = field(default_factory=list)
+    after: list[float] = field(default_factory=list)
+    known_ms: float | None = None
+    reason: str = ""
+
+
+def run(options: Options, section: Section) -> None:
+    """Fill in the section; what was found stays when a later part fails."""
+    plan = SMOKE if options.smoke else FULL
+    turns = 1 if options.smoke else min(3, options.repetitions)
+    slow = (NICS - 1 + plan.slowed / plan.rate) / NICS
+    _kept(section, options, plan, turns, "one of 4 NICs at 10 %", _slow(plan), slow, TARGET)
+    _kept(
+        section,
+        options,
+        plan,
+        turns,
+        f"one of 4 NICs loses {LOSS_PERCENT:g} % of its packets",
+        _lossy,
+        (NICS - 1) / NICS,
+        None,
+    )
+    _follow(section, options, plan)
+    section.notes.append(
+        f"2 nodes x {NICS} NICs of {plan.rate / GBIT:g} Gbit/s, AllReduce of {plan.size // MIB} MiB "
+        "on the stand-in; the second after the fault is left out of the bandwidth. Baseline: the "
+        "bus bandwidth of the same run before the fault times the share of rates that is left "
+        "(for packet loss: that of the three NICs without it)."
+    )
+
+
+Fault = Callable[[Lab], None]
+
+
+def _slow(plan: Plan) -> Fault:
+    def apply(lab: Lab) -> None:
+        lab.set_rate("n0", VICTIM, plan.slowed)
+
+    return apply
+
+
+def _lossy(lab: Lab) -> None:
+    lab.fail_link("n0", VICTIM, "silent", loss=LOSS_PERCENT)
+
+
+def _kept(
+    section: Section,
+    options: Options,
+    plan: Plan,
+    turns: int,
+    name: str,
+    fault: Fault,
+    left: float,
+    target: float | None,
+) -> None:
+    found: dict[bool, list[Run]] = {True: [], False: []}
+    for turn in range(turns):
+        for grey, runs in found.items():
+            options.say(f"{name}: turn {turn + 1}, R2CCL_GREY={int(grey)}")
+            runs.append(_one(plan, fault, grey))
+    for grey, runs in found.items():
+        values = [median(one.after) / 1e9 for one in runs]
+        bound = [median(one.before) / 1e9 * left for one in runs]
+        words = "grey failures watched" if grey else "R2CCL_GREY=0"
+        section.rows.append(
+            ratio_rows(
+                f"{name}: all_reduce, {words}",
+                values,
+                bound,
+                "GB/s",
+                "what the rates add up to",
+                target if grey else None,
+            )
+        )
+    reasons = {one.reason for one in found[True] if one.reason}
+    section.details[f"{name}: reasons"] = sorted(reasons)
+
+
+@contextmanager
+def _job(bed: Bed, plan: Plan, seconds: float, grey: bool) -> Iterator[tuple[Job, Path]]:
+    with tempfile.TemporaryDirectory() as folder:
+        timeline = Path(folder) / "timeline"
+        command = [str(paths.perf_path()), "--op", "all_reduce", "-b", str(plan.size), "-c", "0"]
+        command += ["--duration", f"{seconds:g}", "--window", "1", "--timeout", "60"]
+        command += ["--timeline", str(timeline)]
+        env = {} if grey else {"R2CCL_GREY": "0"}
+        spec = perf_spec(command, bed.lab, 2, 1, NICS, False, env, seconds + 90)
+        with launch.start(spec, echo=False) as job:
+            _until_windows(job, timeline)
+            yield job, timeline
+
+
+def _until_windows(job: Job, timeline: Path) -> None:
+    until = time.monotonic() + 40
+    while not timeline.is_file() or timeline.stat().st_size == 0:
+        if not job.running or time.monotonic() > until:
+            raise BenchError(f"all_reduce does not run: {job.ranks[0].output[-400:]}")
+        time.sleep(0.02)
+
+
+def _one(plan: Plan, fault: Fault, grey: bool) -> Run:
+    """A fresh lab: what TCP and the plugin have learned of an earlier fault is gone."""
+    found = Run()
+    with lab_bed("grey", NICS, (plan.rate,)) as bed, ExitStack() as stack:
+        assert bed.lab is not None
+        job, timeline = stack.enter_context(_job(bed, plan, plan.before + plan.after, grey))
+        watch = _watch(job, stack)
+        time.sleep(plan.before)
+        at = time.monotonic_ns()
+        fault(bed.lab)
+        code = job.wait(plan.before + plan.after + 60)
+        if code != 0:
+            raise BenchError(f"all_reduce ended with {code}: {job.ranks[0].output[-400:]}")
+        windows = Timeline(timeline).poll()
+        if any(window.wrong > 0 for window in windows):
+            raise BenchError("wrong values")
+        found.before = _rates(windows, lambda w: w.end_ns < at)[1:]
+        settled = at + int(SETTLE_S * 1e9)
+        found.after = _rates(windows, lambda w: w.begin_ns > settled)
+        if not found.before or not found.after:
+            raise BenchError(f"{len(windows)} windows are too few")
+        first = _first_weight(watch, at)
+        if first is not None:
+            found.known_ms, found.reason = (first.mono_ns - at) / 1e6, first.cause
+    return found
+
+
+def _rates(windows: Sequence[Window], wanted: Callable[[Window], bool]) -> list[float]:
+    return [window.algbw_gbs * 1e9 for window in windows if wanted(window)]
+
+
+def _watch(job: Job, stack: ExitStack) -> list[Cursor]:
+    """The journals of all ranks."""
+    cursors = []
+    for rank in job.ranks:
+        until = time.monotonic() + 20
+        while True:
+            try:
+                process = control.find(rank.pid)
+                break
+            except R2Error:
+                if time.monotonic() > until:
+                    raise BenchError("no control segment within 20 s") from None
+                time.sleep(0.02)
+        cursors.append(Cursor(process))
+        stack.callback(cursors[-1].close)
+    return cursors
+
+
+def _first_weight(watch: Sequence[Cursor], since: int) -> Event | None:
+    """The first change of the victim's weight, on whichever side."""
+    events = [
+        event
+        for cursor in watch
+        for event in cursor.events()
+        if event.event == "weight" and event.mono_ns >= since and event.nic == VICTIM
+    ]
+    return min(events, key=lambda event: event.mono_ns, default=None)
+
+
+def _follow(section: Section, options: Options, plan: Plan) -> None:
+    """How long until the weight follows, there and back, many times in one run."""
+    there: list[float] = []
+    back: list[float] = []
+    missed = 0
+    seconds = plan.follow_runs * 8.0 + 10
+    with lab_bed("follow", NICS, (plan.rate,)) as bed, ExitStack() as stack:
+        assert bed.lab is not None
+        job, _ = stack.enter_context(_job(bed, plan, seconds, True))
+        watch = _watch(job, stack)
+        time.sleep(plan.before)
+        for turn in range(plan.follow_runs):
+            if turn % 5 == 0:
+                options.say(f"weights follow: {turn + 1} of {plan.follow_runs}")
+            for rate, into in ((plan.slowed, there), (plan.rate, back)):
+                took = _until_weight(bed.lab, watch, rate)
+                if took is None:
+                    missed += 1
+                else:
+                    into.append(took)
+                time.sleep(0.8)
+        job.kill(grace=0.1)
+    for name, values in (("slowed to 10 %", there), ("at full speed again", back)):
+        if not values:
+            if not options.smoke:
+                section.errors.append(f"{name}: the weight never followed")
+            continue
+        for word, share in (("median", 0.5), ("p95", 0.95), ("max", 1.0)):
+            section.rows.append(
+                Row(
+                    f"{name}: weight follows, {word}",
+                    percentile(values, share),
+                    "ms",
+                    target=KNOWN_MS if word == "median" else None,
+                    judged="value",
+                    at_least=False,
+                    samples=len(values),
+                )
+            )
+    section.details["weight did not follow within 3 s"] = missed
+
+
+def _until_weight(lab: Lab, watch: Sequence[Cursor], rate: int) -> float | None:
+    """Milliseconds until some side says so; None: not within 3 s."""
+    for cursor in watch:
+        cursor.events()
+    at = time.monotonic_ns()
+    lab.set_rate("n0", VICTIM, rate)
+    while time.monotonic_ns() - at < 3 * 10**9:
+        event = _first_weight(watch, at)
+        if event is not None:
+            return (event.mono_ns - at) / 1e6
+        time.sleep(0.005)
+    return None
