@@ -82,7 +82,8 @@ def run(options: Options, section: Section) -> None:
     _follow(section, options, plan)
     section.notes.append(
         f"2 nodes x {NICS} NICs of {plan.rate / GBIT:g} Gbit/s, AllReduce of "
-        f"{plan.size // MIB} MiB on the stand-in; the second after the fault is left out of the bandwidth. Baseline: the "
+        f"{plan.size // MIB} MiB on the stand-in; the second after the fault is left out of the "
+        "bandwidth. Baseline: the "
         "bus bandwidth of the same run before the fault times the share of rates that is left "
         "(for packet loss: that of the three NICs without it)."
     )
