@@ -141,6 +141,8 @@ int r2_control_path_add(struct r2_control *ctl, int peer, int nic, const char *r
 void r2_control_path_state(struct r2_control *ctl, int path, enum r2_seg_path_state state,
                            uint64_t generation, const char *cause);
 void r2_control_path_weight(struct r2_control *ctl, int path, uint32_t weight, uint32_t streams);
+/* Why it is as it is; state and counters stay. */
+void r2_control_path_cause(struct r2_control *ctl, int path, const char *cause);
 void r2_control_path_remote(struct r2_control *ctl, int path, const char *remote_nic);
 void r2_control_path_remove(struct r2_control *ctl, int path);
 

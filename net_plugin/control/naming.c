@@ -25,3 +25,15 @@ void r2_control_path_remote(struct r2_control *ctl, int path, const char *remote
     r2_row_text(row->remote_nic, sizeof(row->remote_nic), remote_nic);
     r2_row_end(&row->seq);
 }
+
+void r2_control_path_cause(struct r2_control *ctl, int path, const char *cause)
+{
+    struct r2_seg_path *row;
+
+    if (path < 0 || path >= R2_SEG_MAX_PATHS)
+        return;
+    row = &ctl->seg->paths[path];
+    r2_row_begin(&row->seq);
+    r2_row_text(row->cause, sizeof(row->cause), cause);
+    r2_row_end(&row->seq);
+}

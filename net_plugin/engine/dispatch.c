@@ -3,6 +3,7 @@
 #include <string.h>
 
 #include "engine/internal.h"
+#include "engine/locate/locate.h"
 
 static int on_open(struct r2_path *path, const uint8_t *body)
 {
@@ -332,10 +333,20 @@ static int on_info(struct r2_path *path, const uint8_t *body)
 typedef int (*handler)(struct r2_path *path, const uint8_t *body);
 
 static const handler handlers[R2_F_LAST + 1] = {
-    [R2_F_OPEN] = on_open,     [R2_F_OPEN_ACK] = on_open_ack, [R2_F_CTS] = on_cts,
-    [R2_F_EAGER] = on_eager,   [R2_F_ACK] = on_ack,           [R2_F_DOWN] = on_down,
-    [R2_F_FENCED] = on_fenced, [R2_F_CLOSE] = on_close,       [R2_F_CLOSE_ACK] = on_close_ack,
-    [R2_F_NIC] = on_nic,       [R2_F_INFO] = on_info,
+    [R2_F_OPEN] = on_open,
+    [R2_F_OPEN_ACK] = on_open_ack,
+    [R2_F_CTS] = on_cts,
+    [R2_F_EAGER] = on_eager,
+    [R2_F_ACK] = on_ack,
+    [R2_F_DOWN] = on_down,
+    [R2_F_FENCED] = on_fenced,
+    [R2_F_CLOSE] = on_close,
+    [R2_F_CLOSE_ACK] = on_close_ack,
+    [R2_F_NIC] = on_nic,
+    [R2_F_INFO] = on_info,
+    [R2_F_PROBE] = r2_locate_on_probe,
+    [R2_F_PROBE_RESULT] = r2_locate_on_result,
+    [R2_F_VERDICT] = r2_locate_on_verdict,
 };
 
 int r2_up_ctrl(void *owner, struct r2_ep *ep, uint8_t type, const uint8_t *body, size_t len)

@@ -9,6 +9,7 @@
 #include <unistd.h>
 
 #include "engine/internal.h"
+#include "engine/locate/locate.h"
 #include "util/random.h"
 
 #define HANDLE_MAGIC 0x48324352u /* "RC2H" */
@@ -43,6 +44,7 @@ static void in_child(void)
         return;
     r2_eng.ops->child();
     r2_control_child(r2_eng.ctl);
+    r2_locate_child();
 }
 
 static int find_nics(void)

@@ -87,6 +87,7 @@ struct r2_path {
     uint64_t rtt_ns, rttvar_ns; /* the network's, as the transport measures it */
     bool stalled; /* bulk bytes are not acknowledged by the peer's kernel, control bytes are */
     uint64_t replayed, tx_bytes, rx_bytes;
+    char verdict[64]; /* why it is down, once that is known (engine/locate) */
     int row;
 };
 
@@ -125,6 +126,7 @@ struct r2_peer {
 
     int n_rnics;
     struct r2_rnic rnics[R2_MAX_NICS];
+    uint16_t reached[R2_MAX_NICS]; /* by local NIC: bits of the peer's NICs ever reached from it */
     int n_paths, n_up;
     struct r2_path *paths[R2_PATHS_MAX];
     struct r2_share_set shares; /* of the paths that take chunks */
@@ -303,6 +305,9 @@ int r2_engine_start(void); /* threads, listeners, control; once */
 /* Finds or makes; with a reference. */
 struct r2_peer *r2_peer_obtain(const uint8_t id[16], const uint8_t secret[16], bool out);
 void r2_peer_get(struct r2_peer *p);
+/* References to all peers, so that they can be locked without the engine's lock. The caller puts
+ * each and frees the array. */
+struct r2_peer **r2_peer_all(int *count);
 /* Lets the peer's task run; the queued task holds a reference. */
 void r2_peer_wake(struct r2_peer *p);
 void r2_peer_put(struct r2_peer *p);
@@ -433,6 +438,10 @@ bool r2_nic_usable(int nic);
  * (word from outside): its paths are tested at once, nothing is believed. Takes peers' locks: the
  * caller holds none. */
 void r2_nicstate_verdict(int nic, enum r2_verdict verdict, const char *why);
+/* What engine/locate found about a local NIC: it fails for all peers at once, or works again. */
+void r2_nicstate_located(int nic, bool usable, int err, const char *why);
+/* The kernel's word now, without waiting for its event: false when the link is down. */
+bool r2_nicstate_carrier(int nic);
 int r2_nicstate_start(void);
 void r2_nicstate_house(struct r2_timer *t, uint64_t now);
 

@@ -5,37 +5,13 @@
 #include <string.h>
 
 #include "engine/internal.h"
+#include "engine/locate/locate.h"
 
 #define HOUSE_NS (20 * R2_NS_PER_MS)
 
 bool r2_nic_usable(int nic)
 {
     return atomic_load(&r2_eng.nic_state[nic].usable);
-}
-
-/* References to all peers, so that they can be locked without the engine's lock. Frees nothing:
- * the caller puts each and frees the array. */
-static struct r2_peer **all_peers(int *count)
-{
-    struct r2_peer **out;
-    struct r2_list *n;
-    int cap = 0;
-
-    *count = 0;
-    pthread_mutex_lock(&r2_eng.lock);
-    R2_LIST_FOR_EACH (n, &r2_eng.peers)
-        cap++;
-    out = calloc((size_t)cap + 1, sizeof(*out));
-    R2_LIST_FOR_EACH (n, &r2_eng.peers) {
-        struct r2_peer *p = R2_CONTAINER_OF(n, struct r2_peer, node);
-
-        if (!out)
-            break;
-        r2_peer_get(p);
-        out[(*count)++] = p;
-    }
-    pthread_mutex_unlock(&r2_eng.lock);
-    return out;
 }
 
 static void tell_peer(struct r2_peer *p, int nic, bool usable, int err, const char *cause)
@@ -79,7 +55,8 @@ static void nic_change(int nic, bool usable, int err, const char *cause)
     r2_count(usable ? &r2_eng.n->nic_recoveries : &r2_eng.n->nic_failures, 1);
     r2_control_journal(r2_eng.ctl, &ev);
     R2_INFO("NIC %s is %s: %s", r2_nic_name(nic), usable ? "usable again" : "down", cause);
-    peers = all_peers(&n);
+    r2_locate_nic_changed(nic);
+    peers = r2_peer_all(&n);
     for (int i = 0; i < n; i++) {
         tell_peer(peers[i], nic, usable, err, cause);
         r2_peer_put(peers[i]);
@@ -106,7 +83,7 @@ void r2_nicstate_verdict(int nic, enum r2_verdict verdict, const char *why)
     int n;
 
     r2_control_journal(r2_eng.ctl, &ev);
-    peers = all_peers(&n);
+    peers = r2_peer_all(&n);
     for (int i = 0; i < n; i++) {
         struct r2_peer *p = peers[i];
 
@@ -122,6 +99,24 @@ void r2_nicstate_verdict(int nic, enum r2_verdict verdict, const char *why)
         r2_peer_put(p);
     }
     free(peers);
+}
+
+void r2_nicstate_located(int nic, bool usable, int err, const char *why)
+{
+    if (!usable || r2_eng.nic_state[nic].link_up)
+        nic_change(nic, usable, err, why);
+}
+
+bool r2_nicstate_carrier(int nic)
+{
+    struct r2_nic_state *s = &r2_eng.nic_state[nic];
+
+    if (r2_eng.nics[nic].loopback || r2_link_query(r2_eng.nics[nic].ifindex) != R2_LINK_DOWN)
+        return true;
+    s->link_up = false;
+    r2_control_nic_link(r2_eng.ctl, s->row, R2_SEG_LINK_DOWN);
+    nic_change(nic, false, ENETDOWN, "link down");
+    return false;
 }
 
 static void on_link(void *arg, int ifindex, enum r2_link_event event, const struct sockaddr *addr)
@@ -151,7 +146,7 @@ static void nudge_nic(int nic)
     struct r2_peer **peers;
     int n;
 
-    peers = all_peers(&n);
+    peers = r2_peer_all(&n);
     for (int i = 0; i < n; i++) {
         struct r2_ep *eps[2 * R2_PATHS_MAX];
         int m;
@@ -232,6 +227,7 @@ void r2_nicstate_house(struct r2_timer *t, uint64_t now)
             nudge_nic(i);
         }
     }
+    r2_locate_house(now);
     r2_gauge(&r2_eng.g->sockets, r2_eng.ops->sockets());
     r2_gauge(&r2_eng.g->memory_bytes, r2_mem_now());
     r2_timer_set(t, now + HOUSE_NS);
@@ -281,6 +277,7 @@ int r2_nicstate_start(void)
         if (!r2_eng.nics[i].loopback)
             nic_change(i, up, ENETDOWN, up ? "link up" : "link down");
     }
+    r2_locate_start();
     r2_timer_init(&r2_eng.house, r2_io_at(0), r2_nicstate_house);
     r2_timer_set(&r2_eng.house, r2_now_ns() + HOUSE_NS);
     return 0;

@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "engine/internal.h"
+#include "engine/locate/locate.h"
 #include "util/random.h"
 
 #define BACKOFF_FIRST (10 * R2_NS_PER_MS)
@@ -146,6 +147,7 @@ void r2_path_fail(struct r2_path *path, uint32_t gen, int err, const char *cause
             p->n_up--;
             path->down_at = now;
             report_down(path, err, cause);
+            r2_locate_path_failed(path, err);
         } else if (p->out && clean) {
             path->fenced_gen = gen; /* it never carried a byte of a message */
         }
@@ -154,7 +156,7 @@ void r2_path_fail(struct r2_path *path, uint32_t gen, int err, const char *cause
     r2_out_reset(path);
     r2_control_path_state(r2_eng.ctl, path->row,
                           path->ever_up ? R2_SEG_PATH_DOWN : R2_SEG_PATH_NEVER_REACHED, path->gen,
-                          cause);
+                          !was_up && path->verdict[0] ? path->verdict : cause);
     if (p->n_up == 0 && was_up) {
         p->no_path_since = p->suspect ? p->suspect_since : now;
         p->suspect = false;
@@ -186,6 +188,8 @@ void r2_path_up(struct r2_path *path)
     r2_pathrate_reset(&path->rate);
     p->n_up++;
     path->refused = false;
+    path->verdict[0] = '\0';
+    p->reached[path->lnic] |= (uint16_t)(1u << path->rnic);
     r2_control_path_state(r2_eng.ctl, path->row, R2_SEG_PATH_UP, path->gen, "");
     r2_path_journal(path, R2_EV_PATH_UP, 0, away, path->ever_up ? "back" : "connected");
     path->ever_up = true;

@@ -76,6 +76,29 @@ void r2_peer_get(struct r2_peer *p)
     atomic_fetch_add_explicit(&p->refs, 1, memory_order_relaxed);
 }
 
+struct r2_peer **r2_peer_all(int *count)
+{
+    struct r2_peer **out;
+    struct r2_list *n;
+    int cap = 0;
+
+    *count = 0;
+    pthread_mutex_lock(&r2_eng.lock);
+    R2_LIST_FOR_EACH (n, &r2_eng.peers)
+        cap++;
+    out = calloc((size_t)cap + 1, sizeof(*out));
+    R2_LIST_FOR_EACH (n, &r2_eng.peers) {
+        struct r2_peer *p = R2_CONTAINER_OF(n, struct r2_peer, node);
+
+        if (!out)
+            break;
+        r2_peer_get(p);
+        out[(*count)++] = p;
+    }
+    pthread_mutex_unlock(&r2_eng.lock);
+    return out;
+}
+
 void r2_peer_wake(struct r2_peer *p)
 {
     r2_peer_get(p);

@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "engine/internal.h"
+#include "engine/locate/locate.h"
 #include "util/siphash.h"
 
 static int up_secret(const uint8_t process[16], uint8_t secret[16])
@@ -86,6 +87,10 @@ static void up_failed(void *owner, struct r2_ep *ep, int err, const struct r2_ep
     struct r2_path *path = owner;
     struct r2_peer *p;
 
+    if (params->locate) {
+        r2_locate_probe_over(owner, err, h);
+        return;
+    }
     if (params->probe) {
         probe_over(owner, ep, err, h);
         return;
@@ -111,7 +116,10 @@ static void up_shut_over(void *owner, struct r2_ep *ep)
 
 static void up_released(void *owner, const struct r2_ep_params *params)
 {
-    r2_peer_put(params->probe ? owner : ((struct r2_path *)owner)->peer);
+    if (params->locate)
+        r2_locate_probe_released(owner);
+    else
+        r2_peer_put(params->probe ? owner : ((struct r2_path *)owner)->peer);
 }
 
 const struct r2_transport_events r2_engine_events = {

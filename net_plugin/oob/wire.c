@@ -77,6 +77,9 @@ static const uint16_t fixed_len[R2_F_LAST + 1] = {
     [R2_F_HEARTBEAT] = sizeof(struct r2_msg_heartbeat),
     [R2_F_INFO] = sizeof(struct r2_msg_info),
     [R2_F_BYE] = 0,
+    [R2_F_PROBE] = sizeof(struct r2_msg_probe),
+    [R2_F_PROBE_RESULT] = sizeof(struct r2_msg_probe_result),
+    [R2_F_VERDICT] = sizeof(struct r2_msg_verdict),
 };
 
 static uint32_t load32(const uint8_t *p)
@@ -111,6 +114,12 @@ int r2_wire_check(uint8_t type, const uint8_t *body, size_t len)
         if (nics > R2_WIRE_MAX_NICS)
             return -EPROTO;
         want += (uint64_t)nics * sizeof(struct r2_info_nic);
+    } else if (type == R2_F_PROBE_RESULT) {
+        uint32_t seen = load32(body + offsetof(struct r2_msg_probe_result, seen));
+
+        if (seen > R2_WIRE_MAX_SEEN)
+            return -EPROTO;
+        want += (uint64_t)seen * sizeof(struct r2_wire_seen);
     }
     return want == len ? 0 : -EPROTO;
 }

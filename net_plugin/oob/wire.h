@@ -52,20 +52,23 @@ struct r2_frame {
 _Static_assert(sizeof(struct r2_frame) == 4, "wire");
 
 enum r2_frame_type {
-    R2_F_OPEN = 1,  /* S: a connection asks to be accepted */
-    R2_F_OPEN_ACK,  /* R: status 0, or an errno */
-    R2_F_CTS,       /* R: clear to send a message */
-    R2_F_EAGER,     /* S: a small message, whole */
-    R2_F_ACK,       /* R: what has arrived */
-    R2_F_DOWN,      /* S: path generation is dead, fence it */
-    R2_F_FENCED,    /* R: path generation is fenced; follows the acknowledgements */
-    R2_F_CLOSE,     /* B: this side of the connection is closed */
-    R2_F_CLOSE_ACK, /* B */
-    R2_F_NIC,       /* B: word about one of the speaker's NICs */
-    R2_F_HEARTBEAT, /* B: answered by the kernel, not by the process */
-    R2_F_INFO,      /* B: who speaks and which NICs it has; first frame of an endpoint */
-    R2_F_BYE,       /* B: the process lets go of this peer, on purpose */
-    R2_F_LAST = R2_F_BYE,
+    R2_F_OPEN = 1,     /* S: a connection asks to be accepted */
+    R2_F_OPEN_ACK,     /* R: status 0, or an errno */
+    R2_F_CTS,          /* R: clear to send a message */
+    R2_F_EAGER,        /* S: a small message, whole */
+    R2_F_ACK,          /* R: what has arrived */
+    R2_F_DOWN,         /* S: path generation is dead, fence it */
+    R2_F_FENCED,       /* R: path generation is fenced; follows the acknowledgements */
+    R2_F_CLOSE,        /* B: this side of the connection is closed */
+    R2_F_CLOSE_ACK,    /* B */
+    R2_F_NIC,          /* B: word about one of the speaker's NICs */
+    R2_F_HEARTBEAT,    /* B: answered by the kernel, not by the process */
+    R2_F_INFO,         /* B: who speaks and which NICs it has; first frame of an endpoint */
+    R2_F_BYE,          /* B: the process lets go of this peer, on purpose */
+    R2_F_PROBE,        /* B: a path failed: look at its ends from your side (engine/locate) */
+    R2_F_PROBE_RESULT, /* B: what was seen */
+    R2_F_VERDICT,      /* B: which NIC was found to be at fault; a hint, never more */
+    R2_F_LAST = R2_F_VERDICT,
 };
 
 struct r2_msg_open {
@@ -168,6 +171,40 @@ struct r2_msg_info {
     uint32_t pid;
     uint32_t nics;
     char host[64];
+} __attribute__((packed));
+
+/* The path between `near` and `far` (NICs of two processes; ports do not matter) has failed. The
+ * process that `far` belongs to looks from there, any other one looks at both ends. */
+struct r2_msg_probe {
+    uint64_t round; /* of the asking process; comes back in the result */
+    struct r2_wire_addr near, far;
+    uint8_t carrier; /* of `near`: enum r2_carrier */
+    uint8_t pad[7];
+} __attribute__((packed));
+
+#define R2_WIRE_MAX_SEEN 32
+
+struct r2_wire_seen {
+    struct r2_wire_addr from, to;
+    uint8_t outcome; /* enum r2_seen */
+    uint8_t reached; /* not 0: the pair is known to have worked */
+    uint16_t age_ms; /* of the observation, when the frame was made */
+    char from_label[R2_WIRE_NAME], to_label[R2_WIRE_NAME];
+} __attribute__((packed));
+_Static_assert(sizeof(struct r2_wire_seen) == 108, "wire");
+
+/* Followed by `seen` x r2_wire_seen. */
+struct r2_msg_probe_result {
+    uint64_t round;
+    uint32_t seen;
+    uint8_t carrier; /* of the PROBE's `far`, if it is the speaker's: enum r2_carrier */
+    uint8_t pad[3];
+} __attribute__((packed));
+
+struct r2_msg_verdict {
+    struct r2_wire_addr nic;   /* at fault */
+    struct r2_wire_addr other; /* the other end of the path that failed */
+    uint32_t kind;             /* enum r2_verdict_kind */
 } __attribute__((packed));
 
 /* First bytes of a bulk chunk on a two-sided transport. */

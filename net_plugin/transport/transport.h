@@ -88,11 +88,13 @@ struct r2_ep_params {
     void *owner; /* the engine's path */
     bool probe;  /* only ask who answers there: ends in `failed`, err EALREADY if the
                     peer's process did */
+    bool locate; /* a probe of engine/locate: owner is its struct r2_probe */
 };
 
 /* How an endpoint is, as the kernel or the NIC sees it. */
 struct r2_ep_health {
-    bool answered;        /* everything handed over up to the last mark was answered */
+    bool answered;        /* everything handed over up to the last mark was answered; of a probe:
+                             its host's kernel took the connection */
     bool stalled;         /* bulk bytes are with the kernel or the NIC, and since the last look
                              none of them was acknowledged by the peer's */
     bool refused;         /* the failure was a refusal by a living host */

@@ -30,6 +30,18 @@ static uint64_t strange(void)
     }
 }
 
+/* Our own NIC's address, the peer's (the same in this bed), or any. */
+static struct r2_wire_addr some_nic(void)
+{
+    struct r2_wire_addr a = {.family = 4};
+
+    if (check_below(3))
+        fake_ops.address((int)check_below(3), &a);
+    else
+        a.family = (uint8_t)check_random();
+    return a;
+}
+
 /* A frame that could be meant well: right connection, small numbers. */
 static size_t plausible(uint8_t type, uint8_t *body)
 {
@@ -71,6 +83,13 @@ static size_t plausible(uint8_t type, uint8_t *body)
         PUT((struct r2_msg_heartbeat){.count = strange()});
     else if (type == R2_F_INFO)
         PUT((struct r2_msg_info){.pid = 1});
+    else if (type == R2_F_PROBE)
+        PUT((struct r2_msg_probe){.round = strange(), .near = some_nic(), .far = some_nic()});
+    else if (type == R2_F_PROBE_RESULT)
+        PUT((struct r2_msg_probe_result){.round = strange(), .carrier = (uint8_t)strange()});
+    else if (type == R2_F_VERDICT)
+        PUT((struct r2_msg_verdict){
+            .nic = some_nic(), .other = some_nic(), .kind = (uint32_t)check_below(8)});
 #undef PUT
     return len;
 }
@@ -78,15 +97,17 @@ static size_t plausible(uint8_t type, uint8_t *body)
 static void add_tail(uint8_t type, uint8_t *body, size_t *len)
 {
     uint32_t n = (uint32_t)check_below(type == R2_F_EAGER ? 2000 : 16);
-    size_t at = type == R2_F_EAGER  ? offsetof(struct r2_msg_eager, size)
-                : type == R2_F_ACK  ? offsetof(struct r2_msg_ack, ranges)
-                : type == R2_F_CTS  ? offsetof(struct r2_msg_cts, keys)
-                : type == R2_F_INFO ? offsetof(struct r2_msg_info, nics)
-                                    : 0;
-    size_t each = type == R2_F_EAGER ? 1
-                  : type == R2_F_ACK ? sizeof(struct r2_ack_range)
-                  : type == R2_F_CTS ? 4
-                                     : sizeof(struct r2_info_nic);
+    size_t at = type == R2_F_EAGER          ? offsetof(struct r2_msg_eager, size)
+                : type == R2_F_ACK          ? offsetof(struct r2_msg_ack, ranges)
+                : type == R2_F_CTS          ? offsetof(struct r2_msg_cts, keys)
+                : type == R2_F_INFO         ? offsetof(struct r2_msg_info, nics)
+                : type == R2_F_PROBE_RESULT ? offsetof(struct r2_msg_probe_result, seen)
+                                            : 0;
+    size_t each = type == R2_F_EAGER          ? 1
+                  : type == R2_F_ACK          ? sizeof(struct r2_ack_range)
+                  : type == R2_F_CTS          ? 4
+                  : type == R2_F_PROBE_RESULT ? sizeof(struct r2_wire_seen)
+                                              : sizeof(struct r2_info_nic);
 
     if (!at)
         return;

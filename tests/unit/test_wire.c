@@ -9,10 +9,10 @@ static const struct {
     uint8_t type;
     size_t len;
 } fixed[] = {
-    {R2_F_OPEN, 24},      {R2_F_OPEN_ACK, 16}, {R2_F_CTS, 40},      {R2_F_EAGER, 32},
-    {R2_F_ACK, 24},       {R2_F_DOWN, 12},     {R2_F_FENCED, 12},   {R2_F_CLOSE, 24},
-    {R2_F_CLOSE_ACK, 16}, {R2_F_NIC, 12},      {R2_F_HEARTBEAT, 8}, {R2_F_INFO, 72},
-    {R2_F_BYE, 0},
+    {R2_F_OPEN, 24},      {R2_F_OPEN_ACK, 16}, {R2_F_CTS, 40},          {R2_F_EAGER, 32},
+    {R2_F_ACK, 24},       {R2_F_DOWN, 12},     {R2_F_FENCED, 12},       {R2_F_CLOSE, 24},
+    {R2_F_CLOSE_ACK, 16}, {R2_F_NIC, 12},      {R2_F_HEARTBEAT, 8},     {R2_F_INFO, 72},
+    {R2_F_BYE, 0},        {R2_F_PROBE, 56},    {R2_F_PROBE_RESULT, 16}, {R2_F_VERDICT, 44},
 };
 
 /* A body at the very end of its memory: ASan sees a read behind it. */
@@ -80,6 +80,8 @@ static void test_counts(void)
                    sizeof(struct r2_ack_range), UINT32_MAX);
         with_count(R2_F_INFO, offsetof(struct r2_msg_info, nics), counts[i],
                    sizeof(struct r2_info_nic), R2_WIRE_MAX_NICS);
+        with_count(R2_F_PROBE_RESULT, offsetof(struct r2_msg_probe_result, seen), counts[i],
+                   sizeof(struct r2_wire_seen), R2_WIRE_MAX_SEEN);
     }
 }
 

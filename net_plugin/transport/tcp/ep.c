@@ -87,6 +87,7 @@ void r2_ep_fail(struct r2_ep *ep, int err)
     health.refused = atomic_load(&ep->refused);
     health.cause = r2_tcp_error(err)->cause;
     health.other_process = atomic_load(&ep->other_process);
+    health.answered = atomic_load(&ep->connected);
     r2_tcp.ev->failed(ep->owner, ep, err, &health);
 }
 

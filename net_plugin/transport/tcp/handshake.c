@@ -175,6 +175,7 @@ int r2_lane_begin(struct r2_lane *lane)
     len = sizeof(sa);
     if (getpeername(lane->io.fd, (struct sockaddr *)&sa, &len) < 0)
         return errno == ENOTCONN ? 0 : -errno;
+    atomic_store(&lane->ep->connected, true);
     return send_hello(lane);
 }
 

@@ -90,7 +90,9 @@ void r2_tcp_health(struct r2_ep *ep, struct r2_ep_health *out)
     int nic = ep->params.local_nic;
 
     memset(out, 0, sizeof(*out));
-    if (!lane || !ctrl_health(ep, lane, out))
+    if (ep->params.probe)
+        out->answered = atomic_load(&ep->connected);
+    if (ep->params.probe || !lane || !ctrl_health(ep, lane, out))
         return;
     for (int i = 1; i <= ep->n_lanes && ep->params.initiator; i++) {
         lane = r2_ep_lane(ep, i);

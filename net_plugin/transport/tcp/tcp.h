@@ -137,6 +137,7 @@ struct r2_ep {
     atomic_uint next_kick;
     atomic_ulong marked; /* control bytes handed over at the last mark */
     atomic_bool refused, other_process;
+    atomic_bool connected; /* lane 0: the host's kernel took the connection */
 };
 
 struct r2_tcp {

@@ -1,0 +1,406 @@
+/* Verdicts: given, noted, told, adopted; and NICs that come back. */
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "engine/locate/round.h"
+#include "util/random.h"
+
+#define RECENT 64
+#define RECOVER_FIRST_NS (200 * R2_NS_PER_MS)
+
+static struct recent {
+    int lnic;
+    struct r2_wire_addr addr;
+    uint64_t at;
+} recent[RECENT];
+static unsigned next_recent;
+
+/* Local NICs that a verdict of ours took out of service. */
+static struct {
+    bool out;
+    uint64_t next, wait;
+} recover[R2_MAX_NICS];
+
+bool r2_verdict_recent(int lnic, const struct r2_wire_addr *addr, uint64_t now)
+{
+    for (int i = 0; i < RECENT; i++) {
+        if (recent[i].at && recent[i].at + R2_REPEAT_NS > now && recent[i].lnic == lnic &&
+            r2_same_nic(&recent[i].addr, addr))
+            return true;
+    }
+    return false;
+}
+
+static void remember(int lnic, const struct r2_wire_addr *addr, uint64_t now)
+{
+    recent[next_recent++ % RECENT] = (struct recent){lnic, *addr, now};
+}
+
+static void journal(int lnic, const char *rname, const char *host, uint32_t pid, uint64_t ns,
+                    const char *why)
+{
+    struct r2_control_event ev = {
+        .event = R2_EV_VERDICT,
+        .nic = lnic >= 0 ? r2_nic_name(lnic) : NULL,
+        .remote_nic = rname,
+        .peer_host = host,
+        .peer_pid = pid,
+        .duration_us = ns / 1000,
+        .cause = why,
+    };
+
+    r2_control_journal(r2_eng.ctl, &ev);
+    r2_count(&r2_eng.n->verdicts, 1);
+    R2_INFO("verdict on %s -> %s@%s: %s", lnic >= 0 ? r2_nic_name(lnic) : "?", rname ? rname : "?",
+            host ? host : "?", why);
+}
+
+/* The path's row says why it is down, until it is up again. */
+static void explain(struct r2_peer *p, int lnic, int rnic, const char *why)
+{
+    struct r2_path *path;
+
+    r2_peer_lock(p);
+    path = r2_path_find(p, lnic, rnic);
+    if (path && path->state != R2_PATH_UP) {
+        snprintf(path->verdict, sizeof(path->verdict), "%s", why);
+        r2_control_path_cause(r2_eng.ctl, path->row, path->verdict);
+    }
+    pthread_mutex_unlock(&p->lock);
+}
+
+/* One line per NIC at the other end, however many processes it serves. */
+static void pronounce(struct r2_round *r, int i, const struct r2_verdict *v, uint64_t now)
+{
+    const struct r2_suspect *s = &r->suspects[i];
+
+    explain(s->peer, r->lnic, s->rnic, v->why);
+    for (int k = 0; k < i; k++) {
+        if (r2_same_nic(&r->suspects[k].addr, &s->addr))
+            return;
+    }
+    if (v->kind != R2_VERDICT_TRANSIENT)
+        remember(r->lnic, &s->addr, now);
+    journal(r->lnic, s->name, s->peer->host, s->peer->pid, now - s->failed_at, v->why);
+}
+
+static int usable_nics(void)
+{
+    int n = 0;
+
+    for (int i = 0; i < r2_eng.n_nics; i++)
+        n += r2_nic_usable(i);
+    return n;
+}
+
+/* The last NIC stays in service: a broken one is as good as none. */
+static void take_out(int nic, const char *why, uint64_t now)
+{
+    if (!r2_nic_usable(nic) || usable_nics() < 2)
+        return;
+    recover[nic].out = true;
+    recover[nic].wait = RECOVER_FIRST_NS;
+    recover[nic].next = now + RECOVER_FIRST_NS;
+    r2_nicstate_verdict(nic, false, ETIMEDOUT, why);
+}
+
+/* ---- the node segment */
+
+static void write_row(struct r2_node_row *row)
+{
+    struct r2_nodeseg *seg = r2_locate_nodeseg();
+
+    if (!seg)
+        return;
+    memcpy(row->process, r2_eng.process, 16);
+    row->nic.port = 0;
+    row->nic.pad = 0;
+    for (int i = 0; i < 5 && r2_nodeseg_write(seg, row) == -EAGAIN; i++) {
+    } /* a lost row costs another process a round of its own */
+}
+
+static void share_own(int nic, enum r2_node_state state, const struct r2_verdict *v,
+                      const struct r2_round *r)
+{
+    struct r2_node_row row = {.state = (uint32_t)state, .kind = (uint32_t)v->kind};
+
+    if (r2_eng.ops->address(nic, &row.nic))
+        return;
+    snprintf(row.name, sizeof(row.name), "%.39s", r2_nic_name(nic));
+    snprintf(row.why, sizeof(row.why), "%s", v->why);
+    for (int i = 0; r && i < r->n_suspects && i < R2_NODE_OTHERS; i++)
+        row.others[row.n_others++] = r->suspects[i].addr;
+    write_row(&row);
+}
+
+static void share_remote(const struct r2_suspect *s, const struct r2_verdict *v)
+{
+    struct r2_node_row row = {.state = R2_NODE_FAILED, .kind = R2_VERDICT_LOCAL, .nic = s->addr};
+
+    snprintf(row.name, sizeof(row.name), "%s", s->label);
+    snprintf(row.why, sizeof(row.why), "%s", v->why);
+    write_row(&row);
+}
+
+/* ---- the end of a round */
+
+static bool end_heard(const struct r2_round *r, const struct r2_suspect *s)
+{
+    for (int i = 0; i < r->n_asks; i++) {
+        if (r->asks[i].end && r->asks[i].heard && memcmp(r->asks[i].process, s->peer->id, 16) == 0)
+            return true;
+    }
+    return false;
+}
+
+static bool remote_word(const struct r2_suspect *s)
+{
+    bool word;
+
+    r2_peer_lock(s->peer);
+    word = s->peer->rnics[s->rnic].known && !s->peer->rnics[s->rnic].usable;
+    pthread_mutex_unlock(&s->peer->lock);
+    return word;
+}
+
+static bool blames_local(enum r2_verdict_kind k)
+{
+    return k == R2_VERDICT_LOCAL || k == R2_VERDICT_BOTH;
+}
+
+static bool blames_remote(enum r2_verdict_kind k)
+{
+    return k == R2_VERDICT_REMOTE || k == R2_VERDICT_BOTH;
+}
+
+/* All that follows from the verdicts on the round's pairs. */
+static void carry_out(struct r2_round *r, const struct r2_verdict *v, bool first_hand, uint64_t now)
+{
+    const struct r2_verdict *local = NULL, *said = &v[0];
+    struct r2_wire_addr own;
+
+    for (int i = 0; i < r->n_suspects; i++) {
+        pronounce(r, i, &v[i], now);
+        if (blames_local(v[i].kind))
+            local = &v[i];
+        if (v[i].kind != R2_VERDICT_UNDECIDED && said->kind == R2_VERDICT_UNDECIDED)
+            said = &v[i];
+    }
+    if (r2_eng.ops->address(r->lnic, &own))
+        return;
+    if (first_hand)
+        share_own(r->lnic, local ? R2_NODE_FAILED : R2_NODE_UNKNOWN, local ? local : said, r);
+    for (int i = 0; first_hand && i < r->n_suspects; i++) {
+        if (!blames_remote(v[i].kind))
+            continue;
+        share_remote(&r->suspects[i], &v[i]);
+        r2_round_tell(&r->suspects[i].addr, &own, v[i].kind);
+    }
+    if (local)
+        take_out(r->lnic, local->why, now);
+}
+
+void r2_round_conclude(struct r2_round *r, uint64_t now)
+{
+    struct r2_verdict v[R2_SUSPECTS];
+    int l = r2_own_index(&r->ev, r->lnic);
+
+    for (int i = 0; i < r->n_suspects; i++) {
+        const struct r2_suspect *s = &r->suspects[i];
+        int o = r2_evidence_nic(&r->ev, &s->addr, s->label);
+        uint64_t since = s->failed_at > R2_SLACK_NS ? s->failed_at - R2_SLACK_NS : 0;
+
+        if (o >= 0)
+            r->ev.nics[o].word = remote_word(s);
+        r2_verdict_of(&r->ev, l, o, since, end_heard(r, s), &v[i]);
+    }
+    if (r->n_suspects)
+        carry_out(r, v, true, now);
+}
+
+static enum r2_seen pair_outcome(const struct r2_round *r, const struct r2_wire_addr *addr)
+{
+    for (int i = 0; i < r->n_targets; i++) {
+        if (r->targets[i].lnic == r->lnic && r2_same_nic(&r->targets[i].addr, addr))
+            return r->targets[i].outcome;
+    }
+    return R2_SEEN_NOTHING;
+}
+
+static bool in_row(const struct r2_node_row *row, const struct r2_wire_addr *addr)
+{
+    for (uint32_t i = 0; i < row->n_others; i++) {
+        if (r2_same_nic(&row->others[i], addr))
+            return true;
+    }
+    return row->kind == R2_VERDICT_LOCAL;
+}
+
+static void adopted_text(struct r2_verdict *v, const struct r2_node_row *row)
+{
+    v->kind = (enum r2_verdict_kind)row->kind;
+    snprintf(v->why, sizeof(v->why), "%s, as pid %u found", r2_verdict_name(v->kind), row->pid);
+}
+
+void r2_round_adopt(struct r2_round *r, uint64_t now)
+{
+    struct r2_verdict v[R2_SUSPECTS];
+    int l = r2_own_index(&r->ev, r->lnic);
+    bool works = r2_evidence_works(&r->ev, l, 0);
+
+    for (int i = 0; i < r->n_suspects; i++) {
+        const struct r2_suspect *s = &r->suspects[i];
+        int o = r2_evidence_nic(&r->ev, &s->addr, s->label);
+
+        if (pair_outcome(r, &s->addr) == R2_SEEN_SILENT && in_row(&r->row, &s->addr) &&
+            !(works && blames_local((enum r2_verdict_kind)r->row.kind)))
+            adopted_text(&v[i], &r->row);
+        else
+            r2_verdict_of(&r->ev, l, o, 0, false, &v[i]);
+    }
+    r2_count(&r2_eng.n->locate_adopted, 1);
+    if (r->n_suspects)
+        carry_out(r, v, false, now);
+    r2_round_free(r);
+}
+
+/* ---- hints */
+
+/* Paths over the pair fail at once, while another path to the peer answers (wall 8). */
+static void fail_pair(const struct r2_target *t)
+{
+    struct r2_peer **peers;
+    int n;
+
+    peers = r2_peer_all(&n);
+    for (int i = 0; i < n; i++) {
+        struct r2_peer *p = peers[i];
+        bool other = false;
+
+        r2_peer_lock(p);
+        for (int k = 0; k < p->n_paths; k++)
+            other |= p->paths[k]->state == R2_PATH_UP && p->paths[k]->lnic != t->lnic &&
+                     p->paths[k]->hb_unanswered == 0;
+        for (int k = 0; other && k < p->n_paths; k++) {
+            struct r2_path *path = p->paths[k];
+
+            if (path->state == R2_PATH_UP && path->lnic == t->lnic &&
+                r2_same_nic(&p->rnics[path->rnic].addr, &t->addr))
+                r2_path_fail(path, path->gen, ETIMEDOUT, "a hint; then a probe was not answered");
+        }
+        if (p->resync_wanted && p->n_up)
+            r2_peer_resync(p);
+        r2_peer_unlock(p);
+        r2_peer_put(p);
+    }
+    free(peers);
+}
+
+void r2_check_conclude(struct r2_round *r, uint64_t now)
+{
+    int own = r2_locate_own_nic(&r->about), silent = 0, answered = 0;
+    struct r2_verdict v;
+
+    for (int i = 0; i < r->n_targets; i++) {
+        silent += r->targets[i].outcome == R2_SEEN_SILENT;
+        answered += r->targets[i].outcome == R2_SEEN_ANSWERED;
+    }
+    if (own >= 0 && r->have_row && silent && !answered &&
+        blames_local((enum r2_verdict_kind)r->row.kind)) {
+        adopted_text(&v, &r->row);
+        v.kind = R2_VERDICT_LOCAL;
+        r2_count(&r2_eng.n->locate_adopted, 1);
+        journal(own, NULL, NULL, 0, now - r->began, v.why);
+        take_out(own, v.why, now);
+        return;
+    }
+    for (int i = 0; i < r->n_targets; i++) {
+        if (r->targets[i].outcome == R2_SEEN_SILENT)
+            fail_pair(&r->targets[i]);
+    }
+}
+
+void r2_verdict_word(struct r2_peer *p, int lnic, int rnic, uint64_t now)
+{
+    struct r2_wire_addr addr;
+    char name[R2_WIRE_NAME];
+
+    r2_peer_lock(p);
+    addr = p->rnics[rnic].addr;
+    memcpy(name, p->rnics[rnic].name, sizeof(name));
+    pthread_mutex_unlock(&p->lock);
+    explain(p, lnic, rnic, "remote NIC: its node says so");
+    if (r2_verdict_recent(-1, &addr, now))
+        return;
+    remember(-1, &addr, now);
+    journal(lnic, name, p->host, p->pid, 0, "remote NIC: its node says so");
+}
+
+/* ---- back in service */
+
+void r2_verdict_nic(int nic, uint64_t now)
+{
+    struct r2_wire_addr own;
+
+    if (r2_nic_usable(nic)) {
+        recover[nic].out = false;
+        return;
+    }
+    if (recover[nic].out || r2_eng.ops->address(nic, &own) || r2_verdict_recent(-1, &own, now))
+        return;
+    remember(-1, &own, now);
+    journal(nic, NULL, NULL, 0, 0, "local NIC: no carrier");
+}
+
+static void back_in_service(int nic, const char *why)
+{
+    struct r2_verdict v = {.kind = R2_VERDICT_TRANSIENT};
+
+    recover[nic].out = false;
+    r2_nicstate_verdict(nic, true, 0, why);
+    snprintf(v.why, sizeof(v.why), "%s", why);
+    share_own(nic, R2_NODE_WORKS, &v, NULL);
+}
+
+void r2_recover_soon(int nic)
+{
+    recover[nic].next = 0;
+}
+
+void r2_recover_tick(uint64_t now)
+{
+    for (int i = 0; i < r2_eng.n_nics; i++) {
+        struct r2_prng jitter;
+        struct r2_round *r;
+
+        if (!recover[i].out || now < recover[i].next || !r2_eng.nic_state[i].link_up ||
+            r2_round_of(R2_ROUND_RECOVER, i))
+            continue;
+        r2_prng_seed(&jitter, now + (uint64_t)i);
+        recover[i].wait *= 2;
+        if (recover[i].wait > r2_eng.set->probe_interval_ns)
+            recover[i].wait = r2_eng.set->probe_interval_ns;
+        recover[i].next = now + r2_prng_jitter(&jitter, recover[i].wait, 20);
+        r = r2_round_new(R2_ROUND_RECOVER, i, now);
+        if (!r)
+            continue;
+        r2_targets_collect(r);
+        if (r->n_targets)
+            continue;
+        r2_round_free(r);
+        back_in_service(i, "nobody is left whom it could ask");
+    }
+}
+
+void r2_recover_conclude(struct r2_round *r, uint64_t now)
+{
+    (void)now;
+    for (int i = 0; i < r->n_targets; i++) {
+        if (r->targets[i].outcome == R2_SEEN_ANSWERED && recover[r->lnic].out) {
+            back_in_service(r->lnic, "a probe was answered");
+            return;
+        }
+    }
+}

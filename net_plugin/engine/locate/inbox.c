@@ -1,0 +1,244 @@
+/* From other threads to I/O thread 0: failed paths, frames, probes that are over. */
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "engine/locate/round.h"
+
+#define INBOX_MAX 512
+#define TICK_NS (10 * R2_NS_PER_MS)
+
+enum note_kind { NOTE_FAILED, NOTE_NIC, NOTE_PROBE, NOTE_RESULT, NOTE_VERDICT };
+
+struct note {
+    struct r2_list node;
+    enum note_kind kind;
+    struct r2_peer *peer; /* holds a reference; NULL: NOTE_NIC */
+    int lnic, rnic, err;
+    uint64_t at;
+    union {
+        struct r2_msg_probe probe;
+        struct r2_msg_verdict verdict;
+    } m;
+    uint8_t *body; /* NOTE_RESULT */
+};
+
+static struct {
+    pthread_mutex_t lock; /* notes, over, count */
+    struct r2_list notes, over;
+    int count;
+    bool on;
+    struct r2_task task;
+    struct r2_timer timer;
+    struct r2_nodeseg *seg;
+} box = {.lock = PTHREAD_MUTEX_INITIALIZER};
+
+struct r2_nodeseg *r2_locate_nodeseg(void)
+{
+    return box.seg;
+}
+
+/* The note's references are the caller's when it is refused. */
+static bool post(const struct note *from)
+{
+    struct note *n;
+    bool ok = false;
+
+    if (!box.on)
+        return false;
+    n = malloc(sizeof(*n));
+    if (!n)
+        return false;
+    *n = *from;
+    pthread_mutex_lock(&box.lock);
+    if (box.count < INBOX_MAX) {
+        r2_list_add_tail(&box.notes, &n->node);
+        box.count++;
+        ok = true;
+    }
+    pthread_mutex_unlock(&box.lock);
+    if (ok)
+        r2_task_kick(&box.task);
+    else
+        free(n);
+    return ok;
+}
+
+static void post_from(struct r2_path *path, struct note *n)
+{
+    n->peer = path->peer;
+    n->at = r2_now_ns();
+    r2_peer_get(n->peer);
+    if (!post(n)) {
+        free(n->body);
+        r2_peer_put(n->peer); /* never the last one: the path's endpoint or list holds it */
+    }
+}
+
+void r2_locate_path_failed(struct r2_path *path, int err)
+{
+    struct note n = {.kind = NOTE_FAILED, .lnic = path->lnic, .rnic = path->rnic, .err = err};
+
+    if (err)
+        post_from(path, &n);
+}
+
+void r2_locate_nic_changed(int nic)
+{
+    post(&(struct note){.kind = NOTE_NIC, .lnic = nic});
+}
+
+int r2_locate_on_probe(struct r2_path *path, const uint8_t *body)
+{
+    struct note n = {.kind = NOTE_PROBE};
+
+    memcpy(&n.m.probe, body, sizeof(n.m.probe));
+    post_from(path, &n);
+    return 0;
+}
+
+int r2_locate_on_verdict(struct r2_path *path, const uint8_t *body)
+{
+    struct note n = {.kind = NOTE_VERDICT};
+
+    memcpy(&n.m.verdict, body, sizeof(n.m.verdict));
+    post_from(path, &n);
+    return 0;
+}
+
+int r2_locate_on_result(struct r2_path *path, const uint8_t *body)
+{
+    struct note n = {.kind = NOTE_RESULT};
+    struct r2_msg_probe_result m;
+    size_t len;
+
+    memcpy(&m, body, sizeof(m));
+    len = sizeof(m) + m.seen * sizeof(struct r2_wire_seen); /* r2_wire_check has looked */
+    n.body = malloc(len);
+    if (!n.body)
+        return 0;
+    memcpy(n.body, body, len);
+    post_from(path, &n);
+    return 0;
+}
+
+void r2_locate_probe_over(void *owner, int err, const struct r2_ep_health *health)
+{
+    struct r2_probe *p = owner;
+
+    p->err = err;
+    p->connected = health->answered;
+    p->refused = health->refused;
+    p->other_process = health->other_process;
+    atomic_fetch_add_explicit(&p->refs, 1, memory_order_relaxed);
+    pthread_mutex_lock(&box.lock); /* the thread that drains it sees the fields above */
+    r2_list_add_tail(&box.over, &p->node);
+    pthread_mutex_unlock(&box.lock);
+    r2_task_kick(&box.task);
+}
+
+/* ---- I/O thread 0 */
+
+static void handle(struct note *n, uint64_t now)
+{
+    switch (n->kind) {
+    case NOTE_FAILED:
+        r2_rounds_failed(n->peer, n->lnic, n->rnic, n->at);
+        break;
+    case NOTE_NIC:
+        r2_rounds_nic(n->lnic, now);
+        break;
+    case NOTE_PROBE:
+        r2_rounds_asked(n->peer, &n->m.probe, now);
+        break;
+    case NOTE_RESULT:
+        r2_rounds_result(n->peer, n->body, now);
+        break;
+    case NOTE_VERDICT:
+        r2_rounds_hint(&n->m.verdict, now);
+        break;
+    }
+    if (n->peer)
+        r2_peer_put(n->peer);
+    free(n->body);
+    free(n);
+}
+
+static void advance(uint64_t now)
+{
+    r2_rounds_tick(now);
+    r2_timer_set(&box.timer, r2_rounds_any() ? now + TICK_NS : 0);
+}
+
+static void run(struct r2_task *t)
+{
+    struct r2_list notes, over, *l;
+    uint64_t now = r2_now_ns();
+
+    (void)t;
+    r2_list_init(&notes);
+    r2_list_init(&over);
+    pthread_mutex_lock(&box.lock);
+    r2_list_splice_tail(&notes, &box.notes);
+    r2_list_splice_tail(&over, &box.over);
+    box.count = 0;
+    pthread_mutex_unlock(&box.lock);
+    while ((l = r2_list_first(&over))) {
+        struct r2_probe *p = R2_CONTAINER_OF(l, struct r2_probe, node);
+
+        r2_list_del(l);
+        p->over = true;
+        r2_probe_put(p);
+    }
+    while ((l = r2_list_first(&notes))) {
+        r2_list_del(l);
+        handle(R2_CONTAINER_OF(l, struct note, node), now);
+    }
+    advance(now);
+}
+
+static void tick(struct r2_timer *t, uint64_t now)
+{
+    (void)t;
+    advance(now);
+}
+
+static void on_row(void *arg, const struct r2_node_row *row)
+{
+    r2_rounds_row(row, *(uint64_t *)arg);
+}
+
+void r2_locate_house(uint64_t now)
+{
+    if (!box.on)
+        return;
+    if (box.seg)
+        r2_nodeseg_poll(box.seg, on_row, &now);
+    r2_recover_tick(now);
+    if (r2_rounds_any())
+        r2_timer_sooner(&box.timer, now);
+}
+
+void r2_locate_start(void)
+{
+    int rc;
+
+    r2_list_init(&box.notes);
+    r2_list_init(&box.over);
+    r2_task_init(&box.task, r2_io_at(0), run);
+    r2_timer_init(&box.timer, r2_io_at(0), tick);
+    if (!r2_eng.set->locate)
+        return;
+    rc = r2_eng.set->shm ? r2_nodeseg_open(&box.seg, r2_eng.host) : 0;
+    if (rc)
+        R2_INFO("nothing is shared with other processes of this node (%s): each one finds broken "
+                "NICs by itself",
+                strerror(-rc));
+    box.on = true;
+}
+
+void r2_locate_child(void)
+{
+    box.on = false;
+    r2_nodeseg_child(box.seg);
+}

@@ -1,0 +1,170 @@
+/* Inside engine/locate: rounds, their targets and probes. All on I/O thread 0, no lock held. */
+#ifndef R2_ENGINE_LOCATE_ROUND_H
+#define R2_ENGINE_LOCATE_ROUND_H
+
+#include "control/nodeseg.h"
+#include "engine/locate/locate.h"
+
+#define R2_ROUNDS 24
+#define R2_TARGETS 16
+#define R2_TRIES 3
+#define R2_SUSPECTS 8
+#define R2_ASKS 6
+#define R2_REPLIES 8
+
+#define R2_SETTLE_NS (15 * R2_NS_PER_MS)  /* paths that fail together come into one round */
+#define R2_TRY_NS (90 * R2_NS_PER_MS)     /* between tries: one lost packet proves nothing */
+#define R2_WINDOW_NS (320 * R2_NS_PER_MS) /* after it a probe without answer was silent */
+#define R2_ANSWER_NS (440 * R2_NS_PER_MS) /* for the results of those who were asked */
+#define R2_SLACK_NS (100 * R2_NS_PER_MS)  /* evidence this much older than the failure counts */
+#define R2_REPEAT_NS (1 * R2_NS_PER_S)    /* a verdict on the same pair stands for so long */
+#define R2_FRESH_NS (3 * R2_NS_PER_S)     /* rows of the node segment */
+
+/* One attempt: an endpoint that ends when somebody answers. References: the target's, the
+ * endpoint's, the inbox's. */
+struct r2_probe {
+    struct r2_list node; /* the inbox */
+    atomic_int refs;
+    struct r2_ep *ep;
+    bool over;
+    int err;
+    bool connected, other_process, refused;
+};
+
+struct r2_target {
+    int lnic;
+    uint8_t rnic; /* the process's number of its NIC */
+    struct r2_wire_addr addr;
+    uint8_t process[16];
+    char label[R2_WIRE_NAME];
+    bool reached;
+    enum r2_seen outcome; /* NOTHING: not known yet */
+    uint64_t at;
+    bool closed;
+    int tries;
+    struct r2_probe *probes[R2_TRIES];
+};
+
+struct r2_suspect {
+    struct r2_peer *peer; /* holds a reference */
+    uint8_t rnic;
+    struct r2_wire_addr addr;
+    char name[R2_WIRE_NAME], label[R2_WIRE_NAME];
+    uint64_t failed_at;
+};
+
+struct r2_ask {
+    uint8_t process[16];
+    bool end; /* the process at the failed path's other end, not a third node */
+    bool heard;
+};
+
+struct r2_reply {
+    struct r2_peer *peer; /* holds a reference */
+    uint64_t round;
+    bool far_is_mine;
+};
+
+enum r2_round_kind {
+    R2_ROUND_FULL,    /* paths of ours failed: ends in a verdict */
+    R2_ROUND_ASSIST,  /* a peer asked: ends in a PROBE_RESULT */
+    R2_ROUND_CHECK,   /* a hint about a NIC: silent paths over it fail at once */
+    R2_ROUND_RECOVER, /* does a NIC that a verdict took out answer again? */
+};
+
+enum r2_round_phase {
+    R2_PHASE_FREE,
+    R2_PHASE_SETTLE,
+    R2_PHASE_WAIT, /* another process of the node looks into this NIC; only the pairs are probed */
+    R2_PHASE_RUN,
+};
+
+struct r2_round {
+    enum r2_round_kind kind;
+    enum r2_round_phase phase;
+    uint64_t id;
+    int lnic; /* -1: ASSIST by a third node */
+    uint64_t began, next_try, close_at, deadline;
+    bool claimed, closed;
+    struct r2_suspect suspects[R2_SUSPECTS];
+    struct r2_target targets[R2_TARGETS];
+    struct r2_ask asks[R2_ASKS];
+    struct r2_reply replies[R2_REPLIES];
+    int n_suspects, n_targets, n_asks, n_replies;
+    bool have_row; /* WAIT, CHECK: what the other process found */
+    struct r2_node_row row;
+    struct r2_wire_addr about; /* CHECK: the NIC in question */
+    struct r2_evidence ev;
+};
+
+/* ---- probe.c */
+/* Adds a target unless the pair is there already; NULL when there is no room. */
+struct r2_target *r2_target_add(struct r2_round *r, int lnic, const struct r2_wire_addr *addr,
+                                int rnic, const uint8_t process[16], const char *label,
+                                bool reached);
+/* Starts tries that are due, takes answers in. */
+void r2_targets_tick(struct r2_round *r, uint64_t now);
+/* What has not answered by now was silent; ends all attempts. */
+void r2_targets_close(struct r2_round *r, uint64_t now);
+/* All targets have an outcome. */
+bool r2_targets_done(const struct r2_round *r);
+/* Moves the targets' outcomes into the round's evidence; once. */
+void r2_targets_evidence(struct r2_round *r);
+/* "nic1@n2", cut to fit. */
+void r2_locate_label(char out[R2_WIRE_NAME], const char *nic, const char *host);
+int r2_own_index(struct r2_evidence *ev, int nic);
+void r2_probe_put(struct r2_probe *probe);
+
+/* ---- targets.c: whom to ask, from what all peers are known to have */
+/* From the round's NIC: third nodes, other NICs of the nodes in question; from other local NICs:
+ * the NICs that are among the targets already. */
+void r2_targets_collect(struct r2_round *r);
+/* As a third node: from up to two of our NICs that have reached it before. */
+void r2_targets_witness(struct r2_round *r, const struct r2_wire_addr *nic);
+/* The pairs of paths that are up over this NIC, ours or another node's. */
+void r2_targets_paths(struct r2_round *r, const struct r2_wire_addr *about);
+
+/* ---- ask.c */
+/* Asks the suspects' processes and third nodes; fills r->asks. */
+void r2_round_ask(struct r2_round *r);
+void r2_round_reply(struct r2_round *r, uint64_t now);
+void r2_round_tell(const struct r2_wire_addr *nic, const struct r2_wire_addr *other,
+                   enum r2_verdict_kind kind);
+
+/* ---- round.c */
+struct r2_round *r2_round_find(uint64_t id);
+/* A round of the kind for the local NIC that still gathers evidence. */
+struct r2_round *r2_round_of(enum r2_round_kind kind, int lnic);
+struct r2_round *r2_round_new(enum r2_round_kind kind, int lnic, uint64_t now);
+void r2_round_free(struct r2_round *r);
+/* A hint about a NIC, from a row of the node segment or (NULL) a peer: asks it. */
+void r2_round_check(const struct r2_wire_addr *nic, const struct r2_node_row *row, uint64_t now);
+void r2_rounds_tick(uint64_t now);
+bool r2_rounds_any(void);
+/* Notes from the inbox. */
+void r2_rounds_failed(struct r2_peer *p, int lnic, int rnic, uint64_t at);
+void r2_rounds_asked(struct r2_peer *p, const struct r2_msg_probe *m, uint64_t now);
+void r2_rounds_result(struct r2_peer *p, const uint8_t *body, uint64_t now); /* ask.c */
+void r2_rounds_hint(const struct r2_msg_verdict *m, uint64_t now);
+void r2_rounds_row(const struct r2_node_row *row, uint64_t now);
+void r2_rounds_nic(int nic, uint64_t now);
+
+/* ---- conclude.c */
+void r2_round_conclude(struct r2_round *r, uint64_t now);
+/* The verdict of another process of the node (r->row), where our own probes do not contradict. */
+void r2_round_adopt(struct r2_round *r, uint64_t now);
+void r2_check_conclude(struct r2_round *r, uint64_t now);
+void r2_recover_conclude(struct r2_round *r, uint64_t now);
+/* NICs that a verdict took out of service are probed until they answer. */
+void r2_recover_tick(uint64_t now);
+void r2_recover_soon(int nic);
+/* A verdict on the pair was given less than R2_REPEAT_NS ago. */
+bool r2_verdict_recent(int lnic, const struct r2_wire_addr *addr, uint64_t now);
+/* The other end's node itself says that its NIC is out of order. */
+void r2_verdict_word(struct r2_peer *p, int lnic, int rnic, uint64_t now);
+/* A local NIC has changed: if the kernel said so, that is a verdict too. */
+void r2_verdict_nic(int nic, uint64_t now);
+/* NULL: nothing is shared. */
+struct r2_nodeseg *r2_locate_nodeseg(void);
+
+#endif
