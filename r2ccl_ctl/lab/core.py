@@ -329,6 +329,9 @@ class Lab:
             }
             broken |= {(i, c.nic) for c in state.cuts for i in (c.a, c.b)}
             self._recover(state, sorted(broken))
+            for nic in sorted(state.dead_rails):
+                self._call(functools.partial(self._fabric.set_bridge, nic_index(nic), up=True))
+            state.dead_rails.clear()
 
     def _recover(self, state: LabState, nics: list[tuple[int, str]]) -> None:
         drops = False
@@ -351,6 +354,16 @@ class Lab:
         with self._changing() as state:
             state.cuts = state.cuts | {pair} if cut else state.cuts - {pair}
             self._call(lambda: self._fabric.set_drops(state))
+
+    def fail_rail(self, nic: str, *, fail: bool = True) -> None:
+        """Switch a rail's bridge off, or on again: its NICs keep their carriers and lose each
+        other (with one subnet: all of them). `nic` names the rail."""
+        _, nic = self._nic(self.nodes[0], nic)
+        if nic == MGMT:
+            raise LabUsageError(f"{MGMT} is on no rail: name a NIC such as nic0")
+        with self._changing() as state:
+            self._call(lambda: self._fabric.set_bridge(nic_index(nic), up=not fail))
+            state.dead_rails = state.dead_rails | {nic} if fail else state.dead_rails - {nic}
 
     def set_rate(self, node: str, nic: str, rate: str | int | None) -> None:
         """Shape a NIC: "2gbit", bits per second, or None / "none" for unshaped."""

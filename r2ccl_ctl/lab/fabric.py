@@ -211,6 +211,11 @@ class Fabric:
             self.ipr(own).link("set", index=self.index(own, nic), state="up")
             self.add_routes(node, nic)
 
+    def set_bridge(self, rail: int, *, up: bool) -> None:
+        """A rail's switch on or off; the carriers of its NICs stay."""
+        name = self.spec.bridge_of(rail)
+        self.ipr(FAB).link("set", index=self.index(FAB, name), state="up" if up else "down")
+
     def set_drops(self, state: LabState) -> None:
         """Make the kernel drop what the state says is lost."""
         drops = []

@@ -67,6 +67,7 @@ class LabState:
     holder: list[int] | None = None
     nics: list[dict[str, NicState]] = field(default_factory=list)
     cuts: set[Cut] = field(default_factory=set)
+    dead_rails: set[str] = field(default_factory=set)
 
     @classmethod
     def fresh(cls, spec: LabSpec) -> LabState:
@@ -89,6 +90,7 @@ class LabState:
             "holder": self.holder,
             "nics": [{n: dataclasses.asdict(s) for n, s in t.items()} for t in self.nics],
             "cuts": [dataclasses.asdict(c) for c in sorted(self.cuts)],
+            "dead_rails": sorted(self.dead_rails),
         }
 
     @classmethod
@@ -106,6 +108,7 @@ class LabState:
             holder=data["holder"],
             nics=[{n: NicState(**s) for n, s in t.items()} for t in data["nics"]],
             cuts={Cut(**c) for c in data["cuts"]},
+            dead_rails={str(rail) for rail in data.get("dead_rails", [])},
         )
 
 

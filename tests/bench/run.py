@@ -28,6 +28,7 @@ import click
 import cost
 import grey
 import growth
+import locate
 import resume
 import shaped
 import unshaped
@@ -44,11 +45,12 @@ SECTIONS: dict[str, tuple[str, Callable[[Options, Section], None]]] = {
     "shaped": (shaped.TITLE, shaped.run),
     "unshaped": (unshaped.TITLE, unshaped.run),
     "resume": (resume.TITLE, resume.run),
+    "locate": (locate.TITLE, locate.run),
     "cost": (cost.TITLE, cost.run),
     "growth": (growth.TITLE, growth.run),
     "grey": (grey.TITLE, grey.run),
 }
-NEEDS_LAB = ("shaped", "unshaped", "resume", "cost", "grey")
+NEEDS_LAB = ("shaped", "unshaped", "resume", "locate", "cost", "grey")
 
 
 def run_section(name: str, options: Options) -> Section:
@@ -159,7 +161,7 @@ def _end_on_term() -> None:
     default=100,
     type=click.IntRange(1),
     show_default=True,
-    help="Faults of each kind for `resume`.",
+    help="Faults of each kind for `resume` and `locate`.",
 )
 @click.option(
     "--repetitions",

@@ -146,10 +146,11 @@ static void share_remote(const struct r2_suspect *s, const struct r2_verdict *v)
 
 /* ---- the end of a round */
 
+/* The process at the other end has said what it sees, be it as an end or as a third node. */
 static bool end_heard(const struct r2_round *r, const struct r2_suspect *s)
 {
     for (int i = 0; i < r->n_asks; i++) {
-        if (r->asks[i].end && r->asks[i].heard && memcmp(r->asks[i].process, s->peer->id, 16) == 0)
+        if (r->asks[i].heard && memcmp(r->asks[i].process, s->peer->id, 16) == 0)
             return true;
     }
     return false;

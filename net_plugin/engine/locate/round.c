@@ -139,6 +139,8 @@ static void add_suspect(struct r2_round *r, struct r2_peer *p, int rnic, uint64_
     pthread_mutex_unlock(&p->lock);
     if (r->phase == R2_PHASE_RUN || r->phase == R2_PHASE_WAIT)
         r2_target_add(r, r->lnic, &s->addr, rnic, p->id, s->label, true);
+    if (r->phase == R2_PHASE_RUN)
+        r2_round_ask(r);
 }
 
 /* With no path left, or every one silent, no NIC is blamed (wall 8). */
