@@ -21,7 +21,7 @@
 #define CLAIMS_AT ((off_t)1 << 33)
 #define SETUP_TRIES 200 /* of 1 ms, while another process sets the object up */
 #define FIRST_FD 3
-#define KIND_MAX 5 /* enum r2_verdict_kind */
+#define KIND_MAX 5 /* enum r2_finding_kind */
 
 struct r2_nodeseg {
     int fd;

@@ -52,7 +52,7 @@ struct r2_node_row {
     uint32_t state; /* enum r2_node_state */
     uint64_t epoch; /* grows with every write to the object */
     uint64_t mono_ns, real_ns;
-    uint32_t kind; /* enum r2_verdict_kind, as seen from this NIC */
+    uint32_t kind; /* enum r2_finding_kind, as seen from this NIC */
     uint32_t pid;  /* the writer, in its own PID namespace */
     uint8_t process[16];
     struct r2_wire_addr nic;                    /* key; port 0 */

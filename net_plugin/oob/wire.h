@@ -204,7 +204,7 @@ struct r2_msg_probe_result {
 struct r2_msg_verdict {
     struct r2_wire_addr nic;   /* at fault */
     struct r2_wire_addr other; /* the other end of the path that failed */
-    uint32_t kind;             /* enum r2_verdict_kind */
+    uint32_t kind;             /* enum r2_finding_kind */
 } __attribute__((packed));
 
 /* First bytes of a bulk chunk on a two-sided transport. */

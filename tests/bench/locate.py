@@ -1,4 +1,4 @@
-"""How often a lost path's verdict is right, over many faults of each kind, and how soon it is given.
+"""How often the verdict on a lost path is right, over many faults, and how soon it is given.
 
 Rung 4. Three ranks on three nodes go round a ring without pause; a fault is made, and every process
 that lost a path has to say in its journal which NIC is at fault. A case is right when both ends of
@@ -37,17 +37,20 @@ TITLE = "Which NIC is at fault"
 LOCAL, REMOTE, BETWEEN = "local NIC", "remote NIC", "link or switch"
 VARIANTS = ("rail-only", "one-subnet")
 
-Expected = dict[tuple[int, int], str]  # (node that judges, node at the other end) -> verdict
+End = tuple[int, str]  # node, NIC
+# (the judge's NIC, the NIC at the other end) -> the only right verdict; None: there is none.
+Truth = Callable[[End, End], str | None]
 
 
 @dataclass(frozen=True)
 class Kind:
-    """A kind of fault: how it is made on a NIC of node `a` (and `b`), and what each end is to
-    say."""
+    """A kind of fault: how it is made on a NIC of node `a` (and `b`), what is true of any pair of
+    NICs, and which (judging node, other node) have to give a verdict on the rail."""
 
     name: str
     make: Callable[[Lab, str, int, int], None]
-    expect: Callable[[int, int], Expected]
+    truth: Callable[[str, int, int], Truth]
+    judges: Callable[[int, int], list[tuple[int, int]]]
 
 
 @dataclass
@@ -58,23 +61,23 @@ class Case:
     nic: str
     nodes: tuple[int, int]
     at: int
-    expected: Expected
-    said: list[tuple[int, int, str]] = field(default_factory=list)  # judge, other end, cause
+    truth: Truth
+    judges: list[tuple[int, int]]
+    said: list[tuple[End, End, str]] = field(default_factory=list)  # judge, other end, cause
     given: list[int] = field(default_factory=list)
 
     def missing(self) -> list[tuple[int, int]]:
-        have = {(judge, other) for judge, other, _ in self.said}
-        # A verdict on the NIC itself is one for all of its paths.
-        have |= {(judge, o) for judge, other, _ in self.said if other < 0 for o in range(NODES)}
-        return [pair for pair in self.expected if pair not in have]
+        have = {(own[0], other[0]) for own, other, _ in self.said if own[1] == self.nic}
+        # A verdict on the NIC itself, or on the one at the other end, is one for all paths of it.
+        have |= {(node, o) for node, other in have if other < 0 for o in range(NODES)}
+        return [pair for pair in self.judges if pair not in have]
 
     def wrong(self) -> list[str]:
         found = []
-        for judge, other, cause in self.said:
-            wanted = {v for (j, o), v in self.expected.items() if j == judge and other in (o, -1)}
+        for own, other, cause in self.said:
             verdict = cause.split(":")[0].split(",")[0]
-            if verdict not in wanted:
-                found.append(f"n{judge} -> n{other}: {cause}")
+            if verdict != self.truth(own, other):
+                found.append(f"n{own[0]} {own[1]} -> n{other[0]} {other[1]}: {cause}")
         return found
 
     @property
@@ -82,34 +85,65 @@ class Case:
         return not self.missing() and not self.wrong()
 
 
-def one_nic(a: int, _b: int) -> Expected:
-    others = [n for n in range(NODES) if n != a]
-    return {(a, o): LOCAL for o in others} | {(o, a): REMOTE for o in others}
+def one_nic(nic: str, a: int, _b: int) -> Truth:
+    def truth(own: End, other: End) -> str | None:
+        return LOCAL if own == (a, nic) else REMOTE if other == (a, nic) else None
+
+    return truth
 
 
-def one_pair(a: int, b: int) -> Expected:
-    return {(a, b): BETWEEN, (b, a): BETWEEN}
+def one_pair(nic: str, a: int, b: int) -> Truth:
+    def truth(own: End, other: End) -> str | None:
+        return BETWEEN if {own, other} == {(a, nic), (b, nic)} else None
+
+    return truth
 
 
-def whole_rail(_a: int, _b: int) -> Expected:
-    return {(x, y): BETWEEN for x, y in itertools.permutations(range(NODES), 2)}
+def whole_rail(nic: str, _a: int, _b: int) -> Truth:
+    def truth(own: End, other: End) -> str | None:
+        return BETWEEN if nic in (own[1], other[1]) else None
+
+    return truth
+
+
+def around(a: int, _b: int) -> list[tuple[int, int]]:
+    return [pair for pair in itertools.permutations(range(NODES), 2) if a in pair]
+
+
+def these_two(a: int, b: int) -> list[tuple[int, int]]:
+    return [(a, b), (b, a)]
+
+
+def everybody(_a: int, _b: int) -> list[tuple[int, int]]:
+    return list(itertools.permutations(range(NODES), 2))
 
 
 KINDS = [
-    Kind("NIC without carrier", lambda lab, nic, a, b: lab.fail_link(f"n{a}", nic), one_nic),
-    Kind("NIC set down", lambda lab, nic, a, b: lab.fail_link(f"n{a}", nic, "admin"), one_nic),
+    Kind(
+        "NIC without carrier", lambda lab, nic, a, b: lab.fail_link(f"n{a}", nic), one_nic, around
+    ),
+    Kind(
+        "NIC set down", lambda lab, nic, a, b: lab.fail_link(f"n{a}", nic, "admin"), one_nic, around
+    ),
     Kind(
         "NIC sends into the void",
         lambda lab, nic, a, b: lab.fail_link(f"n{a}", nic, "silent", direction="tx"),
         one_nic,
+        around,
     ),
     Kind(
         "NIC hears nothing",
         lambda lab, nic, a, b: lab.fail_link(f"n{a}", nic, "silent", direction="rx"),
         one_nic,
+        around,
     ),
-    Kind("rail switched off", lambda lab, nic, a, b: lab.fail_rail(nic), whole_rail),
-    Kind("one pair cut", lambda lab, nic, a, b: lab.cut_pair(f"n{a}", f"n{b}", nic), one_pair),
+    Kind("rail switched off", lambda lab, nic, a, b: lab.fail_rail(nic), whole_rail, everybody),
+    Kind(
+        "one pair cut",
+        lambda lab, nic, a, b: lab.cut_pair(f"n{a}", f"n{b}", nic),
+        one_pair,
+        these_two,
+    ),
 ]
 
 
@@ -171,7 +205,8 @@ def run_case(bed: Bed, kind: Kind, nic: str, a: int, b: int) -> Case:
     time.sleep(1.2)  # longer than a verdict on the same pair stands
     for _ in bed.drain():
         pass
-    case = Case(kind.name, nic, (a, b), time.monotonic_ns(), kind.expect(a, b))
+    truth, judges = kind.truth(nic, a, b), kind.judges(a, b)
+    case = Case(kind.name, nic, (a, b), time.monotonic_ns(), truth, judges)
     kind.make(bed.lab, nic, a, b)
     try:
         until, settled = time.monotonic() + PATIENCE_S, 0.0
@@ -189,11 +224,8 @@ def run_case(bed: Bed, kind: Kind, nic: str, a: int, b: int) -> Case:
 def _note(case: Case, node: int, event: Event) -> None:
     if event.event != "verdict" or event.mono_ns < case.at:
         return
-    if event.nic != case.nic:
-        case.said.append((node, node, f"about {event.nic}: {event.cause}"))
-        return
-    other = int(event.peer_host[1:]) if event.peer_host else -1
-    case.said.append((node, other, event.cause))
+    other = (int(event.peer_host[1:]) if event.peer_host else -1, event.remote_nic)
+    case.said.append(((node, event.nic), other, event.cause))
     case.given.append(event.mono_ns - case.at)
 
 

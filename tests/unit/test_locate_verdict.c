@@ -23,9 +23,9 @@ static void saw(int from, int to, enum r2_seen outcome)
     r2_evidence_add(&ev, from, to, outcome, true, NOW);
 }
 
-static enum r2_verdict_kind judge(int l, int r, bool there)
+static enum r2_finding_kind judge(int l, int r, bool there)
 {
-    struct r2_verdict v;
+    struct r2_finding v;
 
     memset(&v, 0x5a, sizeof(v));
     r2_verdict_of(&ev, l, r, SINCE, there, &v);
@@ -49,13 +49,13 @@ static void fresh(void)
 static void test_nothing(void)
 {
     fresh();
-    CHECK_EQ(judge(a, b, true), R2_VERDICT_UNDECIDED);
-    CHECK_EQ(judge(a, a, true), R2_VERDICT_UNDECIDED);
-    CHECK_EQ(judge(-1, b, true), R2_VERDICT_UNDECIDED);
-    CHECK_EQ(judge(a, 99, true), R2_VERDICT_UNDECIDED);
+    CHECK_EQ(judge(a, b, true), R2_FOUND_UNDECIDED);
+    CHECK_EQ(judge(a, a, true), R2_FOUND_UNDECIDED);
+    CHECK_EQ(judge(-1, b, true), R2_FOUND_UNDECIDED);
+    CHECK_EQ(judge(a, 99, true), R2_FOUND_UNDECIDED);
     saw(a, c, R2_SEEN_ANSWERED); /* not a word on the pair itself */
     saw(b, c, R2_SEEN_ANSWERED);
-    CHECK_EQ(judge(a, b, true), R2_VERDICT_UNDECIDED);
+    CHECK_EQ(judge(a, b, true), R2_FOUND_UNDECIDED);
 }
 
 static void test_transient(void)
@@ -65,7 +65,7 @@ static void test_transient(void)
     saw(a, c, R2_SEEN_SILENT);
     saw(b, c, R2_SEEN_ANSWERED);
     saw(b, a, R2_SEEN_ANSWERED); /* from either side */
-    CHECK_EQ(judge(a, b, true), R2_VERDICT_TRANSIENT);
+    CHECK_EQ(judge(a, b, true), R2_FOUND_TRANSIENT);
 }
 
 static void test_local(void)
@@ -74,8 +74,8 @@ static void test_local(void)
     saw(a, b, R2_SEEN_SILENT);
     saw(a, c, R2_SEEN_SILENT);
     saw(b, c, R2_SEEN_ANSWERED);
-    CHECK_EQ(judge(a, b, false), R2_VERDICT_LOCAL);
-    CHECK_EQ(judge(b, a, false), R2_VERDICT_REMOTE); /* the other end says the same */
+    CHECK_EQ(judge(a, b, false), R2_FOUND_LOCAL);
+    CHECK_EQ(judge(b, a, false), R2_FOUND_REMOTE); /* the other end says the same */
 }
 
 /* b works, but nobody else could be asked over a: it could be the link as well. */
@@ -84,8 +84,8 @@ static void test_one_end_alone(void)
     fresh();
     saw(a, b, R2_SEEN_SILENT);
     saw(b, c, R2_SEEN_ANSWERED);
-    CHECK_EQ(judge(a, b, true), R2_VERDICT_UNDECIDED);
-    CHECK_EQ(judge(b, a, true), R2_VERDICT_UNDECIDED);
+    CHECK_EQ(judge(a, b, true), R2_FOUND_UNDECIDED);
+    CHECK_EQ(judge(b, a, true), R2_FOUND_UNDECIDED);
 }
 
 static void test_between(void)
@@ -94,8 +94,8 @@ static void test_between(void)
     saw(a, b, R2_SEEN_SILENT);
     saw(a, c, R2_SEEN_ANSWERED);
     saw(c, b, R2_SEEN_ANSWERED); /* seen by a third node */
-    CHECK_EQ(judge(a, b, false), R2_VERDICT_BETWEEN);
-    CHECK_EQ(judge(b, a, false), R2_VERDICT_BETWEEN);
+    CHECK_EQ(judge(a, b, false), R2_FOUND_BETWEEN);
+    CHECK_EQ(judge(b, a, false), R2_FOUND_BETWEEN);
 }
 
 static void test_rail(void)
@@ -104,8 +104,8 @@ static void test_rail(void)
     saw(a, b, R2_SEEN_SILENT);
     saw(a, c, R2_SEEN_SILENT);
     saw(b, c, R2_SEEN_SILENT);
-    CHECK_EQ(judge(a, b, true), R2_VERDICT_BETWEEN);
-    CHECK_EQ(judge(a, b, false), R2_VERDICT_UNDECIDED); /* the other node may be gone */
+    CHECK_EQ(judge(a, b, true), R2_FOUND_BETWEEN);
+    CHECK_EQ(judge(a, b, false), R2_FOUND_UNDECIDED); /* the other node may be gone */
 }
 
 static void test_two_nics(void)
@@ -115,7 +115,7 @@ static void test_two_nics(void)
     saw(a, c, R2_SEEN_SILENT);
     saw(b, c, R2_SEEN_SILENT);
     saw(c, d, R2_SEEN_ANSWERED); /* the rail works */
-    CHECK_EQ(judge(a, b, true), R2_VERDICT_BOTH);
+    CHECK_EQ(judge(a, b, true), R2_FOUND_BOTH);
 }
 
 /* Only one end is silent to a NIC that works; of the other nothing is known. */
@@ -125,16 +125,16 @@ static void test_one_side_known(void)
     saw(a, b, R2_SEEN_SILENT);
     saw(a, c, R2_SEEN_SILENT);
     saw(c, d, R2_SEEN_ANSWERED);
-    CHECK_EQ(judge(a, b, true), R2_VERDICT_LOCAL);
-    CHECK_EQ(judge(b, a, true), R2_VERDICT_REMOTE);
-    CHECK_EQ(judge(a, b, false), R2_VERDICT_UNDECIDED);
+    CHECK_EQ(judge(a, b, true), R2_FOUND_LOCAL);
+    CHECK_EQ(judge(b, a, true), R2_FOUND_REMOTE);
+    CHECK_EQ(judge(a, b, false), R2_FOUND_UNDECIDED);
 }
 
 static void test_alone(void)
 {
     fresh();
     saw(a, b, R2_SEEN_SILENT);
-    CHECK_EQ(judge(a, b, true), R2_VERDICT_UNDECIDED);
+    CHECK_EQ(judge(a, b, true), R2_FOUND_UNDECIDED);
 }
 
 /* Other NICs of the two nodes are third parties as good as any. */
@@ -148,7 +148,7 @@ static void test_auxiliary(void)
     saw(a, b, R2_SEEN_SILENT);
     saw(a1, b, R2_SEEN_ANSWERED);
     saw(a, b1, R2_SEEN_SILENT);
-    CHECK_EQ(judge(a, b, true), R2_VERDICT_LOCAL);
+    CHECK_EQ(judge(a, b, true), R2_FOUND_LOCAL);
 }
 
 static void test_words(void)
@@ -156,13 +156,13 @@ static void test_words(void)
     fresh();
     saw(a, b, R2_SEEN_ANSWERED); /* what the owner says of its own NIC comes first */
     ev.nics[b].word = true;
-    CHECK_EQ(judge(a, b, false), R2_VERDICT_REMOTE);
-    CHECK_EQ(judge(b, a, false), R2_VERDICT_LOCAL);
+    CHECK_EQ(judge(a, b, false), R2_FOUND_REMOTE);
+    CHECK_EQ(judge(b, a, false), R2_FOUND_LOCAL);
     ev.nics[a].carrier = R2_CARRIER_DOWN;
-    CHECK_EQ(judge(a, b, false), R2_VERDICT_BOTH);
+    CHECK_EQ(judge(a, b, false), R2_FOUND_BOTH);
     ev.nics[b].word = false;
     ev.nics[b].carrier = R2_CARRIER_UP;
-    CHECK_EQ(judge(a, b, false), R2_VERDICT_LOCAL);
+    CHECK_EQ(judge(a, b, false), R2_FOUND_LOCAL);
 }
 
 /* What says nothing: refusals, missing routes, kernels without their process, pairs that never
@@ -177,33 +177,33 @@ static void test_counts_for_nothing(void)
         saw(a, b, R2_SEEN_SILENT);
         saw(a, c, nothing[i]);
         saw(b, c, R2_SEEN_ANSWERED);
-        CHECK_EQ(judge(a, b, true), R2_VERDICT_UNDECIDED);
+        CHECK_EQ(judge(a, b, true), R2_FOUND_UNDECIDED);
         fresh();
         saw(a, b, nothing[i]);
         saw(a, c, R2_SEEN_SILENT);
         saw(b, c, R2_SEEN_ANSWERED);
-        CHECK_EQ(judge(a, b, true), R2_VERDICT_UNDECIDED);
+        CHECK_EQ(judge(a, b, true), R2_FOUND_UNDECIDED);
         fresh();
         saw(a, b, R2_SEEN_SILENT);
         saw(a, c, R2_SEEN_SILENT);
         saw(b, c, nothing[i]);
-        CHECK_EQ(judge(a, b, true), R2_VERDICT_UNDECIDED);
+        CHECK_EQ(judge(a, b, true), R2_FOUND_UNDECIDED);
     }
     fresh();
     saw(a, b, R2_SEEN_SILENT);
     r2_evidence_add(&ev, a, c, R2_SEEN_SILENT, false, NOW); /* never reached */
     saw(b, c, R2_SEEN_ANSWERED);
-    CHECK_EQ(judge(a, b, true), R2_VERDICT_UNDECIDED);
+    CHECK_EQ(judge(a, b, true), R2_FOUND_UNDECIDED);
     fresh();
     saw(a, b, R2_SEEN_SILENT);
     saw(a, c, R2_SEEN_SILENT);
     r2_evidence_add(&ev, b, c, R2_SEEN_ANSWERED, true, SINCE - 1); /* long ago */
-    CHECK_EQ(judge(a, b, true), R2_VERDICT_UNDECIDED);
+    CHECK_EQ(judge(a, b, true), R2_FOUND_UNDECIDED);
     fresh();
     saw(a, b, R2_SEEN_SILENT);
     saw(b, c, R2_SEEN_ANSWERED);
     r2_evidence_add(&ev, a, c, R2_SEEN_SILENT, true, SINCE - 1);
-    CHECK_EQ(judge(a, b, true), R2_VERDICT_UNDECIDED);
+    CHECK_EQ(judge(a, b, true), R2_FOUND_UNDECIDED);
 }
 
 /* ---- bounds */
@@ -228,7 +228,7 @@ static void test_bounds(void)
     for (int i = 0; i < 2 * R2_EVIDENCE_SEEN; i++)
         saw(a, b, R2_SEEN_SILENT);
     CHECK_EQ(ev.n_seen, R2_EVIDENCE_SEEN);
-    CHECK_STR(r2_verdict_name((enum r2_verdict_kind)77), "unknown");
+    CHECK_STR(r2_verdict_name((enum r2_finding_kind)77), "unknown");
 }
 
 /* ---- random worlds */
@@ -281,13 +281,13 @@ static void look(const struct world *w, unsigned percent)
     }
 }
 
-static enum r2_verdict_kind truth(const struct world *w)
+static enum r2_finding_kind truth(const struct world *w)
 {
     if (w->rail_dead || w->cut[0][1])
-        return R2_VERDICT_BETWEEN;
-    return w->nic_dead[0] && w->nic_dead[1] ? R2_VERDICT_BOTH
-           : w->nic_dead[0]                 ? R2_VERDICT_LOCAL
-                                            : R2_VERDICT_REMOTE;
+        return R2_FOUND_BETWEEN;
+    return w->nic_dead[0] && w->nic_dead[1] ? R2_FOUND_BOTH
+           : w->nic_dead[0]                 ? R2_FOUND_LOCAL
+                                            : R2_FOUND_REMOTE;
 }
 
 static void one_fault(struct world *w)
@@ -317,14 +317,14 @@ static void one_fault(struct world *w)
 static void test_worlds_complete(void)
 {
     for (unsigned long i = check_rounds(20000); i; i--) {
-        enum r2_verdict_kind t, mirrored;
+        enum r2_finding_kind t, mirrored;
         struct world w;
 
         one_fault(&w);
         look(&w, 100);
         t = truth(&w);
-        mirrored = t == R2_VERDICT_LOCAL    ? R2_VERDICT_REMOTE
-                   : t == R2_VERDICT_REMOTE ? R2_VERDICT_LOCAL
+        mirrored = t == R2_FOUND_LOCAL    ? R2_FOUND_REMOTE
+                   : t == R2_FOUND_REMOTE ? R2_FOUND_LOCAL
                                             : t;
         CHECK_EQ(judge(0, 1, true), t);
         CHECK_EQ(judge(1, 0, true), mirrored);
@@ -337,20 +337,20 @@ static void test_worlds_gaps(void)
     unsigned long decided = 0, rounds = check_rounds(20000);
 
     for (unsigned long i = rounds; i; i--) {
-        enum r2_verdict_kind k;
+        enum r2_finding_kind k;
         struct world w;
 
         one_fault(&w);
         look(&w, 60);
         k = judge(0, 1, true);
         if (r2_evidence_works(&ev, 0, SINCE))
-            CHECK(k != R2_VERDICT_LOCAL && k != R2_VERDICT_BOTH);
+            CHECK(k != R2_FOUND_LOCAL && k != R2_FOUND_BOTH);
         if (r2_evidence_works(&ev, 1, SINCE))
-            CHECK(k != R2_VERDICT_REMOTE && k != R2_VERDICT_BOTH);
+            CHECK(k != R2_FOUND_REMOTE && k != R2_FOUND_BOTH);
         if (!w.nic_dead[0] && !w.rail_dead)
-            CHECK(k != R2_VERDICT_LOCAL);
+            CHECK(k != R2_FOUND_LOCAL);
         if (!w.nic_dead[1] && !w.rail_dead)
-            CHECK(k != R2_VERDICT_REMOTE);
+            CHECK(k != R2_FOUND_REMOTE);
         decided += k == truth(&w);
     }
     CHECK_GT(decided, rounds / 4);
@@ -361,7 +361,7 @@ static void test_worlds_gaps(void)
 static void test_any_evidence(void)
 {
     for (unsigned long i = check_rounds(50000); i; i--) {
-        enum r2_verdict_kind k;
+        enum r2_finding_kind k;
         int n = 2 + (int)check_below(6), l, r;
 
         r2_evidence_init(&ev);
@@ -374,14 +374,14 @@ static void test_any_evidence(void)
         l = (int)check_below((uint64_t)n);
         r = (int)check_below((uint64_t)n);
         k = judge(l, r, check_below(2));
-        if (k == R2_VERDICT_LOCAL || k == R2_VERDICT_BOTH)
+        if (k == R2_FOUND_LOCAL || k == R2_FOUND_BOTH)
             CHECK(!r2_evidence_works(&ev, l, SINCE));
-        if (k == R2_VERDICT_REMOTE || k == R2_VERDICT_BOTH)
+        if (k == R2_FOUND_REMOTE || k == R2_FOUND_BOTH)
             CHECK(!r2_evidence_works(&ev, r, SINCE));
         if (l != r) {
             saw(l, (l + 1) % n == r && n > 2 ? (l + 2) % n : (l + 1) % n, R2_SEEN_ANSWERED);
             k = judge(l, r, true);
-            CHECK(k != R2_VERDICT_LOCAL && k != R2_VERDICT_BOTH);
+            CHECK(k != R2_FOUND_LOCAL && k != R2_FOUND_BOTH);
         }
     }
 }

@@ -259,7 +259,7 @@ static void test_hostile(void)
     begin();
     snprintf(name, sizeof(name), "%s", r2_nodeseg_name(seg));
     snprintf(path, sizeof(path), "/dev/shm%s", name);
-    for (unsigned long i = check_rounds(400); i; i--) {
+    for (unsigned long i = check_rounds(120); i; i--) {
         struct r2_node_row row = row_of((int)check_below(90)), back;
         struct r2_wire_addr a = row.nic;
 
@@ -284,7 +284,7 @@ static void test_hostile(void)
         if (r2_nodeseg_get(seg, &a, &back))
             CHECK(r2_node_row_sound(&back));
         r2_nodeseg_write(seg, &row);
-        if (i % 40 == 0) {
+        if (i % 20 == 0) {
             int rc = elsewhere(open_again);
 
             CHECK(rc == 0 || rc == 2);

@@ -139,7 +139,7 @@ void r2_round_reply(struct r2_round *r, uint64_t now)
 }
 
 void r2_round_tell(const struct r2_wire_addr *nic, const struct r2_wire_addr *other,
-                   enum r2_verdict_kind kind)
+                   enum r2_finding_kind kind)
 {
     struct r2_msg_verdict m = {.nic = *nic, .other = *other, .kind = (uint32_t)kind};
     struct r2_peer **peers;

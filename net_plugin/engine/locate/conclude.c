@@ -60,11 +60,12 @@ static void journal(int lnic, const char *rname, const char *host, uint32_t pid,
 /* The path's row says why it is down, until it is up again. */
 static void explain(struct r2_peer *p, int lnic, int rnic, const char *why)
 {
-    struct r2_path *path;
-
     r2_peer_lock(p);
-    path = r2_path_find(p, lnic, rnic);
-    if (path && path->state != R2_PATH_UP) {
+    for (int i = 0; i < p->n_paths; i++) {
+        struct r2_path *path = p->paths[i];
+
+        if (path->lnic != lnic || path->rnic != rnic || path->state == R2_PATH_UP)
+            continue;
         snprintf(path->verdict, sizeof(path->verdict), "%s", why);
         r2_control_path_cause(r2_eng.ctl, path->row, path->verdict);
     }
@@ -72,7 +73,7 @@ static void explain(struct r2_peer *p, int lnic, int rnic, const char *why)
 }
 
 /* One line per NIC at the other end, however many processes it serves. */
-static void pronounce(struct r2_round *r, int i, const struct r2_verdict *v, uint64_t now)
+static void pronounce(struct r2_round *r, int i, const struct r2_finding *v, uint64_t now)
 {
     const struct r2_suspect *s = &r->suspects[i];
 
@@ -81,7 +82,7 @@ static void pronounce(struct r2_round *r, int i, const struct r2_verdict *v, uin
         if (r2_same_nic(&r->suspects[k].addr, &s->addr))
             return;
     }
-    if (v->kind != R2_VERDICT_TRANSIENT)
+    if (v->kind != R2_FOUND_TRANSIENT)
         remember(r->lnic, &s->addr, now);
     journal(r->lnic, s->name, s->peer->host, s->peer->pid, now - s->failed_at, v->why);
 }
@@ -103,7 +104,7 @@ static void take_out(int nic, const char *why, uint64_t now)
     recover[nic].out = true;
     recover[nic].wait = RECOVER_FIRST_NS;
     recover[nic].next = now + RECOVER_FIRST_NS;
-    r2_nicstate_verdict(nic, false, ETIMEDOUT, why);
+    r2_nicstate_located(nic, false, ETIMEDOUT, why);
 }
 
 /* ---- the node segment */
@@ -116,12 +117,12 @@ static void write_row(struct r2_node_row *row)
         return;
     memcpy(row->process, r2_eng.process, 16);
     row->nic.port = 0;
-    row->nic.pad = 0;
+    row->nic.offers = 0;
     for (int i = 0; i < 5 && r2_nodeseg_write(seg, row) == -EAGAIN; i++) {
     } /* a lost row costs another process a round of its own */
 }
 
-static void share_own(int nic, enum r2_node_state state, const struct r2_verdict *v,
+static void share_own(int nic, enum r2_node_state state, const struct r2_finding *v,
                       const struct r2_round *r)
 {
     struct r2_node_row row = {.state = (uint32_t)state, .kind = (uint32_t)v->kind};
@@ -135,9 +136,9 @@ static void share_own(int nic, enum r2_node_state state, const struct r2_verdict
     write_row(&row);
 }
 
-static void share_remote(const struct r2_suspect *s, const struct r2_verdict *v)
+static void share_remote(const struct r2_suspect *s, const struct r2_finding *v)
 {
-    struct r2_node_row row = {.state = R2_NODE_FAILED, .kind = R2_VERDICT_LOCAL, .nic = s->addr};
+    struct r2_node_row row = {.state = R2_NODE_FAILED, .kind = R2_FOUND_LOCAL, .nic = s->addr};
 
     snprintf(row.name, sizeof(row.name), "%s", s->label);
     snprintf(row.why, sizeof(row.why), "%s", v->why);
@@ -166,27 +167,27 @@ static bool remote_word(const struct r2_suspect *s)
     return word;
 }
 
-static bool blames_local(enum r2_verdict_kind k)
+static bool blames_local(enum r2_finding_kind k)
 {
-    return k == R2_VERDICT_LOCAL || k == R2_VERDICT_BOTH;
+    return k == R2_FOUND_LOCAL || k == R2_FOUND_BOTH;
 }
 
-static bool blames_remote(enum r2_verdict_kind k)
+static bool blames_remote(enum r2_finding_kind k)
 {
-    return k == R2_VERDICT_REMOTE || k == R2_VERDICT_BOTH;
+    return k == R2_FOUND_REMOTE || k == R2_FOUND_BOTH;
 }
 
 /* All that follows from the verdicts on the round's pairs. */
-static void carry_out(struct r2_round *r, const struct r2_verdict *v, bool first_hand, uint64_t now)
+static void carry_out(struct r2_round *r, const struct r2_finding *v, bool first_hand, uint64_t now)
 {
-    const struct r2_verdict *local = NULL, *said = &v[0];
+    const struct r2_finding *local = NULL, *said = &v[0];
     struct r2_wire_addr own;
 
     for (int i = 0; i < r->n_suspects; i++) {
         pronounce(r, i, &v[i], now);
         if (blames_local(v[i].kind))
             local = &v[i];
-        if (v[i].kind != R2_VERDICT_UNDECIDED && said->kind == R2_VERDICT_UNDECIDED)
+        if (v[i].kind != R2_FOUND_UNDECIDED && said->kind == R2_FOUND_UNDECIDED)
             said = &v[i];
     }
     if (r2_eng.ops->address(r->lnic, &own))
@@ -203,9 +204,18 @@ static void carry_out(struct r2_round *r, const struct r2_verdict *v, bool first
         take_out(r->lnic, local->why, now);
 }
 
+/* Probes are sockets: where queue pairs failed, their answer clears the wire, not the path. */
+static void rdma_only(const struct r2_suspect *s, struct r2_finding *v)
+{
+    if (s->via == R2_VIA_TCP || v->kind != R2_FOUND_TRANSIENT)
+        return;
+    v->kind = R2_FOUND_UNDECIDED;
+    snprintf(v->why, sizeof(v->why), "undecided: RDMA failed, sockets over the same NICs work");
+}
+
 void r2_round_conclude(struct r2_round *r, uint64_t now)
 {
-    struct r2_verdict v[R2_SUSPECTS];
+    struct r2_finding v[R2_SUSPECTS];
     int l = r2_own_index(&r->ev, r->lnic);
 
     for (int i = 0; i < r->n_suspects; i++) {
@@ -216,6 +226,7 @@ void r2_round_conclude(struct r2_round *r, uint64_t now)
         if (o >= 0)
             r->ev.nics[o].word = remote_word(s);
         r2_verdict_of(&r->ev, l, o, since, end_heard(r, s), &v[i]);
+        rdma_only(s, &v[i]);
     }
     if (r->n_suspects)
         carry_out(r, v, true, now);
@@ -236,18 +247,18 @@ static bool in_row(const struct r2_node_row *row, const struct r2_wire_addr *add
         if (r2_same_nic(&row->others[i], addr))
             return true;
     }
-    return row->kind == R2_VERDICT_LOCAL;
+    return row->kind == R2_FOUND_LOCAL;
 }
 
-static void adopted_text(struct r2_verdict *v, const struct r2_node_row *row)
+static void adopted_text(struct r2_finding *v, const struct r2_node_row *row)
 {
-    v->kind = (enum r2_verdict_kind)row->kind;
+    v->kind = (enum r2_finding_kind)row->kind;
     snprintf(v->why, sizeof(v->why), "%s, as pid %u found", r2_verdict_name(v->kind), row->pid);
 }
 
 void r2_round_adopt(struct r2_round *r, uint64_t now)
 {
-    struct r2_verdict v[R2_SUSPECTS];
+    struct r2_finding v[R2_SUSPECTS];
     int l = r2_own_index(&r->ev, r->lnic);
     bool works = r2_evidence_works(&r->ev, l, 0);
 
@@ -256,7 +267,7 @@ void r2_round_adopt(struct r2_round *r, uint64_t now)
         int o = r2_evidence_nic(&r->ev, &s->addr, s->label);
 
         if (pair_outcome(r, &s->addr) == R2_SEEN_SILENT && in_row(&r->row, &s->addr) &&
-            !(works && blames_local((enum r2_verdict_kind)r->row.kind)))
+            !(works && blames_local((enum r2_finding_kind)r->row.kind)))
             adopted_text(&v[i], &r->row);
         else
             r2_verdict_of(&r->ev, l, o, 0, false, &v[i]);
@@ -302,16 +313,16 @@ static void fail_pair(const struct r2_target *t)
 void r2_check_conclude(struct r2_round *r, uint64_t now)
 {
     int own = r2_locate_own_nic(&r->about), silent = 0, answered = 0;
-    struct r2_verdict v;
+    struct r2_finding v;
 
     for (int i = 0; i < r->n_targets; i++) {
         silent += r->targets[i].outcome == R2_SEEN_SILENT;
         answered += r->targets[i].outcome == R2_SEEN_ANSWERED;
     }
     if (own >= 0 && r->have_row && silent && !answered &&
-        blames_local((enum r2_verdict_kind)r->row.kind)) {
+        blames_local((enum r2_finding_kind)r->row.kind)) {
         adopted_text(&v, &r->row);
-        v.kind = R2_VERDICT_LOCAL;
+        v.kind = R2_FOUND_LOCAL;
         r2_count(&r2_eng.n->locate_adopted, 1);
         journal(own, NULL, NULL, 0, now - r->began, v.why);
         take_out(own, v.why, now);
@@ -357,10 +368,10 @@ void r2_verdict_nic(int nic, uint64_t now)
 
 static void back_in_service(int nic, const char *why)
 {
-    struct r2_verdict v = {.kind = R2_VERDICT_TRANSIENT};
+    struct r2_finding v = {.kind = R2_FOUND_TRANSIENT};
 
     recover[nic].out = false;
-    r2_nicstate_verdict(nic, true, 0, why);
+    r2_nicstate_located(nic, true, 0, why);
     snprintf(v.why, sizeof(v.why), "%s", why);
     share_own(nic, R2_NODE_WORKS, &v, NULL);
 }

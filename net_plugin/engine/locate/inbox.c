@@ -14,7 +14,7 @@ struct note {
     struct r2_list node;
     enum note_kind kind;
     struct r2_peer *peer; /* holds a reference; NULL: NOTE_NIC */
-    int lnic, rnic, err;
+    int lnic, rnic, via;
     uint64_t at;
     union {
         struct r2_msg_probe probe;
@@ -77,7 +77,8 @@ static void post_from(struct r2_path *path, struct note *n)
 
 void r2_locate_path_failed(struct r2_path *path, int err)
 {
-    struct note n = {.kind = NOTE_FAILED, .lnic = path->lnic, .rnic = path->rnic, .err = err};
+    struct note n = {
+        .kind = NOTE_FAILED, .lnic = path->lnic, .rnic = path->rnic, .via = path->transport};
 
     if (err)
         post_from(path, &n);
@@ -143,7 +144,7 @@ static void handle(struct note *n, uint64_t now)
 {
     switch (n->kind) {
     case NOTE_FAILED:
-        r2_rounds_failed(n->peer, n->lnic, n->rnic, n->at);
+        r2_rounds_failed(n->peer, n->lnic, n->rnic, n->via, n->at);
         break;
     case NOTE_NIC:
         r2_rounds_nic(n->lnic, now);

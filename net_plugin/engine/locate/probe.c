@@ -58,7 +58,8 @@ static void end_probe(struct r2_probe **slot)
 
 static void start_try(struct r2_target *t)
 {
-    struct r2_ep_params params = {.initiator = true, .probe = true, .locate = true};
+    struct r2_ep_params params = {
+        .initiator = true, .probe = true, .locate = true, .transport = R2_VIA_TCP};
     struct r2_probe *probe = calloc(1, sizeof(*probe));
     int rc;
 

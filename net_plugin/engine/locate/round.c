@@ -120,7 +120,7 @@ static bool has_suspect(const struct r2_round *r, const struct r2_peer *p, int r
     return false;
 }
 
-static void add_suspect(struct r2_round *r, struct r2_peer *p, int rnic, uint64_t at)
+static void add_suspect(struct r2_round *r, struct r2_peer *p, int rnic, int via, uint64_t at)
 {
     struct r2_suspect *s;
 
@@ -130,10 +130,10 @@ static void add_suspect(struct r2_round *r, struct r2_peer *p, int rnic, uint64_
     r2_peer_get(p);
     s->peer = p;
     s->rnic = (uint8_t)rnic;
+    s->via = (uint8_t)via;
     s->failed_at = at;
     r2_peer_lock(p);
     s->addr = p->rnics[rnic].addr;
-    s->addr.pad = 0;
     memcpy(s->name, p->rnics[rnic].name, sizeof(s->name));
     r2_locate_label(s->label, s->name, p->host);
     pthread_mutex_unlock(&p->lock);
@@ -154,7 +154,7 @@ static bool still_suspect(struct r2_peer *p)
     return yes;
 }
 
-void r2_rounds_failed(struct r2_peer *p, int lnic, int rnic, uint64_t at)
+void r2_rounds_failed(struct r2_peer *p, int lnic, int rnic, int via, uint64_t at)
 {
     struct r2_wire_addr addr;
     struct r2_round *r;
@@ -170,13 +170,15 @@ void r2_rounds_failed(struct r2_peer *p, int lnic, int rnic, uint64_t at)
         r2_verdict_word(p, lnic, rnic, at);
         return;
     }
+    if (addr.offers & R2_OFFER_NO_TCP) /* no socket of ours goes over that NIC */
+        return;
     if (!still_suspect(p) || r2_verdict_recent(lnic, &addr, at))
         return;
     r = r2_round_of(R2_ROUND_FULL, lnic);
     if (!r) /* none, or one that has seen enough */
         r = r2_round_new(R2_ROUND_FULL, lnic, at);
     if (r)
-        add_suspect(r, p, rnic, at);
+        add_suspect(r, p, rnic, via, at);
 }
 
 static void drop_suspects(struct r2_round *r)
@@ -199,7 +201,7 @@ static bool covers(const struct r2_round *r, const struct r2_node_row *row, uint
         row->mono_ns + R2_FRESH_NS < now || row->mono_ns > now + R2_FRESH_NS ||
         row->mono_ns + R2_ROUND_NS < r->began)
         return false;
-    if (row->kind == R2_VERDICT_LOCAL)
+    if (row->kind == R2_FOUND_LOCAL)
         return true;
     for (int i = 0; i < r->n_suspects; i++) {
         for (uint32_t k = 0; k < row->n_others; k++) {
@@ -369,7 +371,7 @@ void r2_rounds_hint(const struct r2_msg_verdict *m, uint64_t now)
 {
     int own = r2_locate_own_nic(&m->nic);
 
-    if (m->kind != R2_VERDICT_LOCAL && m->kind != R2_VERDICT_REMOTE && m->kind != R2_VERDICT_BOTH)
+    if (m->kind != R2_FOUND_LOCAL && m->kind != R2_FOUND_REMOTE && m->kind != R2_FOUND_BOTH)
         return;
     if (own >= 0 && (!r2_nic_usable(own) || r2_round_of(R2_ROUND_FULL, own)))
         return;

@@ -47,7 +47,7 @@ struct r2_target {
 
 struct r2_suspect {
     struct r2_peer *peer; /* holds a reference */
-    uint8_t rnic;
+    uint8_t rnic, via;    /* via: enum r2_transport_id of the path that failed */
     struct r2_wire_addr addr;
     char name[R2_WIRE_NAME], label[R2_WIRE_NAME];
     uint64_t failed_at;
@@ -129,7 +129,7 @@ void r2_targets_paths(struct r2_round *r, const struct r2_wire_addr *about);
 void r2_round_ask(struct r2_round *r);
 void r2_round_reply(struct r2_round *r, uint64_t now);
 void r2_round_tell(const struct r2_wire_addr *nic, const struct r2_wire_addr *other,
-                   enum r2_verdict_kind kind);
+                   enum r2_finding_kind kind);
 
 /* ---- round.c */
 struct r2_round *r2_round_find(uint64_t id);
@@ -142,7 +142,7 @@ void r2_round_check(const struct r2_wire_addr *nic, const struct r2_node_row *ro
 void r2_rounds_tick(uint64_t now);
 bool r2_rounds_any(void);
 /* Notes from the inbox. */
-void r2_rounds_failed(struct r2_peer *p, int lnic, int rnic, uint64_t at);
+void r2_rounds_failed(struct r2_peer *p, int lnic, int rnic, int via, uint64_t at);
 void r2_rounds_asked(struct r2_peer *p, const struct r2_msg_probe *m, uint64_t now);
 void r2_rounds_result(struct r2_peer *p, const uint8_t *body, uint64_t now); /* ask.c */
 void r2_rounds_hint(const struct r2_msg_verdict *m, uint64_t now);

@@ -31,7 +31,8 @@ int r2_locate_own_nic(const struct r2_wire_addr *addr)
     struct r2_wire_addr own;
 
     for (int i = 0; i < r2_eng.n_nics; i++) {
-        if (r2_eng.ops->address(i, &own) == 0 && r2_same_nic(&own, addr))
+        if (r2_eng.ops->address(i, &own) == 0 && !(own.offers & R2_OFFER_NO_TCP) &&
+            r2_same_nic(&own, addr))
             return i;
     }
     return -1;
@@ -55,7 +56,8 @@ static int add_peer(struct r2_peer *p, struct candidate *c, int n)
     for (int r = 0; r < p->n_rnics; r++) {
         int i;
 
-        if (!p->rnics[r].known || !p->rnics[r].usable)
+        if (!p->rnics[r].known || !p->rnics[r].usable ||
+            (p->rnics[r].addr.offers & R2_OFFER_NO_TCP))
             continue;
         for (i = 0; i < n && !r2_same_nic(&c[i].addr, &p->rnics[r].addr); i++) {
         }

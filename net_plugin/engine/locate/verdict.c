@@ -94,8 +94,8 @@ bool r2_evidence_works(const struct r2_evidence *ev, int nic, uint64_t since)
     return partners(ev, nic, -1, R2_SEEN_ANSWERED, false, since, NULL) > 0;
 }
 
-__attribute__((format(printf, 3, 4))) static void say(struct r2_verdict *out,
-                                                      enum r2_verdict_kind kind, const char *fmt,
+__attribute__((format(printf, 3, 4))) static void say(struct r2_finding *out,
+                                                      enum r2_finding_kind kind, const char *fmt,
                                                       ...)
 {
     int n = snprintf(out->why, sizeof(out->why), "%s: ", r2_verdict_name(kind));
@@ -122,16 +122,16 @@ static const char *own_word(const struct r2_evidence_nic *n)
     return n->carrier == R2_CARRIER_DOWN ? "no carrier" : "its node says so";
 }
 
-static bool by_word(const struct r2_evidence *ev, int l, int r, struct r2_verdict *out)
+static bool by_word(const struct r2_evidence *ev, int l, int r, struct r2_finding *out)
 {
     const struct r2_evidence_nic *ln = &ev->nics[l], *rn = &ev->nics[r];
 
     if (out_of_order(ln) && out_of_order(rn))
-        say(out, R2_VERDICT_BOTH, "%s here, %s there", own_word(ln), own_word(rn));
+        say(out, R2_FOUND_BOTH, "%s here, %s there", own_word(ln), own_word(rn));
     else if (out_of_order(ln))
-        say(out, R2_VERDICT_LOCAL, "%s", own_word(ln));
+        say(out, R2_FOUND_LOCAL, "%s", own_word(ln));
     else if (out_of_order(rn))
-        say(out, R2_VERDICT_REMOTE, "%s", own_word(rn));
+        say(out, R2_FOUND_REMOTE, "%s", own_word(rn));
     else
         return false;
     return true;
@@ -139,8 +139,8 @@ static bool by_word(const struct r2_evidence *ev, int l, int r, struct r2_verdic
 
 /* One end works. The other one is at fault if it is silent to somebody else as well; else it could
  * as well be the link. */
-static void one_works(const struct r2_evidence *ev, int bad, int good, enum r2_verdict_kind kind,
-                      uint64_t since, struct r2_verdict *out)
+static void one_works(const struct r2_evidence *ev, int bad, int good, enum r2_finding_kind kind,
+                      uint64_t since, struct r2_finding *out)
 {
     int one = 0, silent = partners(ev, bad, good, R2_SEEN_SILENT, false, since, &one);
 
@@ -148,14 +148,14 @@ static void one_works(const struct r2_evidence *ev, int bad, int good, enum r2_v
         say(out, kind, "silent to %s and %d other%s, %s works", label(ev, good), silent,
             silent > 1 ? "s" : "", label(ev, good));
     else
-        say(out, R2_VERDICT_UNDECIDED, "%s works; nobody else could ask %s", label(ev, good),
+        say(out, R2_FOUND_UNDECIDED, "%s works; nobody else could ask %s", label(ev, good),
             label(ev, bad));
 }
 
 /* Neither is known to work. A NIC that is silent to one that works is at fault. If both are silent
  * to everybody and nobody is known to work, one broken rail is likelier than two broken NICs. */
 static void none_works(const struct r2_evidence *ev, int l, int r, uint64_t since, bool both_there,
-                       struct r2_verdict *out)
+                       struct r2_finding *out)
 {
     int y = 0, z = 0;
     bool l_bad = partners(ev, l, r, R2_SEEN_SILENT, true, since, &y) > 0;
@@ -164,59 +164,59 @@ static void none_works(const struct r2_evidence *ev, int l, int r, uint64_t sinc
     int r_silent = partners(ev, r, l, R2_SEEN_SILENT, false, since, NULL);
 
     if (l_bad && r_bad)
-        say(out, R2_VERDICT_BOTH, "silent to %s and %s, which work", label(ev, y), label(ev, z));
+        say(out, R2_FOUND_BOTH, "silent to %s and %s, which work", label(ev, y), label(ev, z));
     else if (l_bad && both_there)
-        say(out, R2_VERDICT_LOCAL, "silent to %s, which works", label(ev, y));
+        say(out, R2_FOUND_LOCAL, "silent to %s, which works", label(ev, y));
     else if (r_bad && both_there)
-        say(out, R2_VERDICT_REMOTE, "silent to %s, which works", label(ev, z));
+        say(out, R2_FOUND_REMOTE, "silent to %s, which works", label(ev, z));
     else if (l_silent && r_silent && both_there)
-        say(out, R2_VERDICT_BETWEEN, "neither end reaches any of its %d and %d others", l_silent,
+        say(out, R2_FOUND_BETWEEN, "neither end reaches any of its %d and %d others", l_silent,
             r_silent);
     else if (!both_there)
-        say(out, R2_VERDICT_UNDECIDED, "the other end did not say what it sees");
+        say(out, R2_FOUND_UNDECIDED, "the other end did not say what it sees");
     else
-        say(out, R2_VERDICT_UNDECIDED, "no third NIC could ask either end");
+        say(out, R2_FOUND_UNDECIDED, "no third NIC could ask either end");
 }
 
 void r2_verdict_of(const struct r2_evidence *ev, int local, int remote, uint64_t since,
-                   bool both_there, struct r2_verdict *out)
+                   bool both_there, struct r2_finding *out)
 {
     bool l_works, r_works;
     int y = 0, z = 0;
 
     if (local < 0 || remote < 0 || local >= ev->n_nics || remote >= ev->n_nics || local == remote) {
-        say(out, R2_VERDICT_UNDECIDED, "no evidence");
+        say(out, R2_FOUND_UNDECIDED, "no evidence");
         return;
     }
     if (by_word(ev, local, remote, out))
         return;
     if (pair_seen(ev, local, remote, since) == R2_SEEN_ANSWERED) {
-        say(out, R2_VERDICT_TRANSIENT, "%s answered a probe over %s", label(ev, remote),
+        say(out, R2_FOUND_TRANSIENT, "%s answered a probe over %s", label(ev, remote),
             label(ev, local));
         return;
     }
     l_works = partners(ev, local, -1, R2_SEEN_ANSWERED, false, since, &y) > 0;
     r_works = partners(ev, remote, -1, R2_SEEN_ANSWERED, false, since, &z) > 0;
     if (pair_seen(ev, local, remote, since) != R2_SEEN_SILENT)
-        say(out, R2_VERDICT_UNDECIDED, "the pair itself could not be asked");
+        say(out, R2_FOUND_UNDECIDED, "the pair itself could not be asked");
     else if (l_works && r_works)
-        say(out, R2_VERDICT_BETWEEN, "%s reaches %s, %s reaches %s", label(ev, local), label(ev, y),
+        say(out, R2_FOUND_BETWEEN, "%s reaches %s, %s reaches %s", label(ev, local), label(ev, y),
             label(ev, remote), label(ev, z));
     else if (r_works)
-        one_works(ev, local, remote, R2_VERDICT_LOCAL, since, out);
+        one_works(ev, local, remote, R2_FOUND_LOCAL, since, out);
     else if (l_works)
-        one_works(ev, remote, local, R2_VERDICT_REMOTE, since, out);
+        one_works(ev, remote, local, R2_FOUND_REMOTE, since, out);
     else
         none_works(ev, local, remote, since, both_there, out);
 }
 
-const char *r2_verdict_name(enum r2_verdict_kind kind)
+const char *r2_verdict_name(enum r2_finding_kind kind)
 {
     static const char *const names[] = {
-        [R2_VERDICT_UNDECIDED] = "undecided",       [R2_VERDICT_TRANSIENT] = "transient",
-        [R2_VERDICT_LOCAL] = "local NIC",           [R2_VERDICT_REMOTE] = "remote NIC",
-        [R2_VERDICT_BOTH] = "local and remote NIC", [R2_VERDICT_BETWEEN] = "link or switch",
+        [R2_FOUND_UNDECIDED] = "undecided",       [R2_FOUND_TRANSIENT] = "transient",
+        [R2_FOUND_LOCAL] = "local NIC",           [R2_FOUND_REMOTE] = "remote NIC",
+        [R2_FOUND_BOTH] = "local and remote NIC", [R2_FOUND_BETWEEN] = "link or switch",
     };
 
-    return (unsigned)kind <= R2_VERDICT_LAST ? names[kind] : "unknown";
+    return (unsigned)kind <= R2_FOUND_LAST ? names[kind] : "unknown";
 }

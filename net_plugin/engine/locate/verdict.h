@@ -23,7 +23,7 @@
 
 #define R2_EVIDENCE_NICS 64
 #define R2_EVIDENCE_SEEN 256
-#define R2_VERDICT_WHY 80
+#define R2_FINDING_WHY 80
 
 /* On the wire and in the node segment: numbers never change. */
 enum r2_seen {
@@ -38,14 +38,14 @@ enum r2_seen {
 
 enum r2_carrier { R2_CARRIER_UNKNOWN = 0, R2_CARRIER_UP, R2_CARRIER_DOWN };
 
-enum r2_verdict_kind {
-    R2_VERDICT_UNDECIDED = 0,
-    R2_VERDICT_TRANSIENT, /* the pair works again */
-    R2_VERDICT_LOCAL,     /* the local NIC */
-    R2_VERDICT_REMOTE,    /* the NIC at the other end */
-    R2_VERDICT_BOTH,      /* each of them */
-    R2_VERDICT_BETWEEN,   /* link or switch between two working NICs, or a whole rail */
-    R2_VERDICT_LAST = R2_VERDICT_BETWEEN,
+enum r2_finding_kind {
+    R2_FOUND_UNDECIDED = 0,
+    R2_FOUND_TRANSIENT, /* the pair works again */
+    R2_FOUND_LOCAL,     /* the local NIC */
+    R2_FOUND_REMOTE,    /* the NIC at the other end */
+    R2_FOUND_BOTH,      /* each of them */
+    R2_FOUND_BETWEEN,   /* link or switch between two working NICs, or a whole rail */
+    R2_FOUND_LAST = R2_FOUND_BETWEEN,
 };
 
 struct r2_evidence_nic {
@@ -68,9 +68,9 @@ struct r2_evidence {
     struct r2_evidence_seen seen[R2_EVIDENCE_SEEN];
 };
 
-struct r2_verdict {
-    enum r2_verdict_kind kind;
-    char why[R2_VERDICT_WHY]; /* one line, for the journal */
+struct r2_finding {
+    enum r2_finding_kind kind;
+    char why[R2_FINDING_WHY]; /* one line, for the journal */
 };
 
 void r2_evidence_init(struct r2_evidence *ev);
@@ -86,9 +86,9 @@ bool r2_evidence_works(const struct r2_evidence *ev, int nic, uint64_t since);
 /* The verdict on the path between two NICs from what was seen since `since`. `both_there`: the
  * processes of both ends have been heard since then, over whichever path. */
 void r2_verdict_of(const struct r2_evidence *ev, int local, int remote, uint64_t since,
-                   bool both_there, struct r2_verdict *out);
+                   bool both_there, struct r2_finding *out);
 /* "local NIC", "remote NIC", ... */
-const char *r2_verdict_name(enum r2_verdict_kind kind);
+const char *r2_verdict_name(enum r2_finding_kind kind);
 /* Same NIC: family and address, whatever the port. */
 bool r2_same_nic(const struct r2_wire_addr *a, const struct r2_wire_addr *b);
 
