@@ -325,7 +325,7 @@ static void test_worlds_complete(void)
         t = truth(&w);
         mirrored = t == R2_FOUND_LOCAL    ? R2_FOUND_REMOTE
                    : t == R2_FOUND_REMOTE ? R2_FOUND_LOCAL
-                                            : t;
+                                          : t;
         CHECK_EQ(judge(0, 1, true), t);
         CHECK_EQ(judge(1, 0, true), mirrored);
     }
