@@ -3,6 +3,7 @@
 #endif
 #include "control/nodeseg.h"
 
+#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
@@ -21,6 +22,8 @@
 #define CLAIMS_AT ((off_t)1 << 33)
 #define SETUP_TRIES 200 /* of 1 ms, while another process sets the object up */
 #define FIRST_FD 3
+#define STALE_S 600
+#define SWEEP_MAX 256
 #define KIND_MAX 5 /* enum r2_finding_kind */
 
 struct r2_nodeseg {
@@ -282,6 +285,36 @@ static int open_high(const char *name)
     return moved;
 }
 
+/* Objects of other nodes of this user (containers and labs come and go) that nobody holds and
+ * nobody has written for a while. */
+static void sweep(const char *own)
+{
+    DIR *dir = opendir("/dev/shm");
+    time_t old = time(NULL) - STALE_S;
+    char prefix[64];
+    struct dirent *e;
+
+    snprintf(prefix, sizeof(prefix), "r2ccl-node.%u.", (unsigned)geteuid());
+    for (int n = 0; dir && n < SWEEP_MAX && (e = readdir(dir));) {
+        struct flock l = {.l_type = F_WRLCK, .l_whence = SEEK_SET, .l_start = 0, .l_len = 2};
+        struct stat st;
+        int fd;
+
+        if (strncmp(e->d_name, prefix, strlen(prefix)) || !strcmp(e->d_name, own + 1))
+            continue;
+        n++;
+        fd = openat(dirfd(dir), e->d_name, O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
+        if (fd < 0)
+            continue;
+        if (fstat(fd, &st) == 0 && S_ISREG(st.st_mode) && st.st_mtime < old &&
+            fcntl(fd, F_GETLK, &l) == 0 && l.l_type == F_UNLCK)
+            unlinkat(dirfd(dir), e->d_name, 0);
+        close(fd);
+    }
+    if (dir)
+        closedir(dir);
+}
+
 int r2_nodeseg_open(struct r2_nodeseg **out, const char *host)
 {
     struct r2_nodeseg *s = calloc(1, sizeof(*s));
@@ -298,6 +331,7 @@ int r2_nodeseg_open(struct r2_nodeseg **out, const char *host)
         s->name, sizeof(s->name), "/r2ccl-node.%u.%llu.%08x", want.uid,
         (unsigned long long)want.netns,
         r2_crc32c(r2_crc32c(0, want.boot_id, sizeof(want.boot_id)), want.host, sizeof(want.host)));
+    sweep(s->name);
     s->fd = rc = open_high(s->name);
     if (rc < 0)
         goto fail;

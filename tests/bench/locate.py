@@ -67,7 +67,7 @@ class Case:
     given: list[int] = field(default_factory=list)
 
     def missing(self) -> list[tuple[int, int]]:
-        have = {(own[0], other[0]) for own, other, _ in self.said if own[1] == self.nic}
+        have = {(o[0], e[0]) for o, e, _ in self.said if self.nic in (o[1], e[1])}
         # A verdict on the NIC itself, or on the one at the other end, is one for all paths of it.
         have |= {(node, o) for node, other in have if other < 0 for o in range(NODES)}
         return [pair for pair in self.judges if pair not in have]

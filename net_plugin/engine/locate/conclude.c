@@ -177,6 +177,32 @@ static bool blames_remote(enum r2_finding_kind k)
     return k == R2_FOUND_REMOTE || k == R2_FOUND_BOTH;
 }
 
+static uint64_t first_failure(const struct r2_round *r)
+{
+    uint64_t first = UINT64_MAX;
+
+    for (int i = 0; i < r->n_suspects; i++) {
+        if (r->suspects[i].failed_at < first)
+            first = r->suspects[i].failed_at;
+    }
+    return first < R2_SLACK_NS ? R2_SLACK_NS : first;
+}
+
+/* A NIC that is broken for one pair is broken for the others that fell silent with it. */
+static void spread_local(const struct r2_round *r, struct r2_finding *v)
+{
+    const struct r2_finding *local = NULL;
+
+    for (int i = 0; i < r->n_suspects && !local; i++) {
+        if (v[i].kind == R2_FOUND_LOCAL)
+            local = &v[i];
+    }
+    for (int i = 0; local && i < r->n_suspects; i++) {
+        if (v[i].kind == R2_FOUND_UNDECIDED)
+            v[i] = *local;
+    }
+}
+
 /* All that follows from the verdicts on the round's pairs. */
 static void carry_out(struct r2_round *r, const struct r2_finding *v, bool first_hand, uint64_t now)
 {
@@ -217,17 +243,18 @@ void r2_round_conclude(struct r2_round *r, uint64_t now)
 {
     struct r2_finding v[R2_SUSPECTS];
     int l = r2_own_index(&r->ev, r->lnic);
+    uint64_t since = first_failure(r) - R2_SLACK_NS;
 
     for (int i = 0; i < r->n_suspects; i++) {
         const struct r2_suspect *s = &r->suspects[i];
         int o = r2_evidence_nic(&r->ev, &s->addr, s->label);
-        uint64_t since = s->failed_at > R2_SLACK_NS ? s->failed_at - R2_SLACK_NS : 0;
 
         if (o >= 0)
             r->ev.nics[o].word = remote_word(s);
         r2_verdict_of(&r->ev, l, o, since, end_heard(r, s), &v[i]);
         rdma_only(s, &v[i]);
     }
+    spread_local(r, v);
     if (r->n_suspects)
         carry_out(r, v, true, now);
 }
