@@ -3,11 +3,12 @@ hang, fail or grow.
 
     .venv/bin/python tests/stress/chaos.py --minutes 10 [--seed N]
 
-Rounds of a job of r2ccl_perf on the stand-in for NCCL: 3 nodes of 4 NICs in a lab where network
-namespaces can be made (rung 4), else on loopback NICs (rung 3, `--bed loopback`). Round n draws
-everything from seed + n and runs in verify mode when that is odd; one that fails prints its own
-command. Faults: links down, black holes of each direction, loss, slow links, cut pairs, faults
-inside the engine, stopped ranks, and now and then every NIC of a node away and one given back.
+Rounds of a job of r2ccl_perf on the stand-in for NCCL: 3 nodes of 4 NICs in a lab of one of its
+variants where network namespaces can be made (rung 4), else on loopback NICs (rung 3, `--bed
+loopback`). Round n draws everything from seed + n and runs in verify mode when that is odd; one
+that fails prints its own command. Faults: links down, flapping links, black holes of each
+direction, loss, slow links, cut pairs, faults inside the engine, stopped ranks, and now and then
+every NIC of a node away and one given back.
 The plan of a seed is always the same, its timing only roughly so.
 
 Exit code 0: all well; 1: a round failed.
@@ -24,7 +25,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -36,11 +37,14 @@ from failover_bed import PerfJob, Side, running_perf  # noqa: E402
 
 from r2ccl_ctl.errors import R2Error  # noqa: E402
 from r2ccl_ctl.lab import Lab, LabSpec, netns  # noqa: E402
+from r2ccl_ctl.lab.spec import VARIANTS  # noqa: E402
 
 NODES, NICS = 3, 4
 RATES = (50_000_000, 200_000_000, 500_000_000, 1_000_000_000)
 FDS_OVER_START = 150
 THREADS_OVER_START = 2
+MIB_OVER_START = 96  # resident: what a path's buffers and the stand-in's copies may come to
+FLAP_S = 0.2
 
 
 class Monkey:
@@ -67,7 +71,7 @@ class Monkey:
         choices = [self.engine, self.engine, self.stop]
         if self.lab is not None:
             choices += [self.link, self.link, self.silent, self.silent, self.recover, self.recover]
-            choices += [self.shape, self.cut, self.blackout]
+            choices += [self.shape, self.cut, self.blackout, self.flap]
         else:
             choices += [self.engine, self.engine_blackout]
         self.rnd.choice(choices)()
@@ -131,6 +135,16 @@ class Monkey:
         self.note(f"n{node} {nic} {mode}")
         self.the_lab.fail_link(f"n{node}", nic, mode)
 
+    def flap(self) -> None:
+        """A link goes down and up every 200 ms for a while."""
+        node, nic = self.nic()
+        turns = self.rnd.randint(3, 8)
+        self.note(f"n{node} {nic} flaps {turns} times")
+        for turn in range(turns):
+            at = 2 * FLAP_S * turn
+            self.later(at, lambda: self.the_lab.fail_link(f"n{node}", nic))
+            self.later(at + FLAP_S, lambda: self.the_lab.recover_link(f"n{node}", nic))
+
     def silent(self) -> None:
         node, nic = self.nic()
         direction = self.rnd.choice(["tx", "rx", "both"])
@@ -178,16 +192,33 @@ class Monkey:
         self.note("all mended")
 
 
-def held(pid: int) -> tuple[int, int]:
-    """Descriptors and threads of a process."""
-    base = Path(f"/proc/{pid}")
-    return len(list((base / "fd").iterdir())), len(list((base / "task").iterdir()))
+class Held(NamedTuple):
+    """What a process holds."""
+
+    fds: int
+    threads: int
+    mib: int
+
+    @classmethod
+    def of(cls, pid: int) -> Held:
+        base = Path(f"/proc/{pid}")
+        pages = int((base / "statm").read_text().split()[1])
+        return cls(
+            len(list((base / "fd").iterdir())),
+            len(list((base / "task").iterdir())),
+            pages * os.sysconf("SC_PAGE_SIZE") >> 20,
+        )
+
+    def check(self, start: Held) -> None:
+        limit = Held(FDS_OVER_START, THREADS_OVER_START, MIB_OVER_START)
+        for what, now, before, over in zip(self._fields, self, start, limit, strict=True):
+            assert now <= before + over, f"{what}: {before}, then {now}"
 
 
-def look(job: PerfJob) -> list[tuple[int, int]]:
+def look(job: PerfJob) -> list[Held]:
     """What every rank holds; nothing once one of them has ended."""
     try:
-        return [held(side.pid) for side in job.sides]
+        return [Held.of(side.pid) for side in job.sides]
     except OSError:
         return []
 
@@ -222,11 +253,8 @@ def round_of(build: Build, seed: int, lab: Lab | None, seconds: float) -> str:
             job.moving(2)
             grown = look(job)
             job.finish(90)
-            for (fds, threads), (fds_now, threads_now) in zip(start, grown, strict=False):
-                assert fds_now <= fds + FDS_OVER_START, f"descriptors: {fds}, then {fds_now}"
-                assert threads_now <= threads + THREADS_OVER_START, (
-                    f"threads: {threads}, then {threads_now}"
-                )
+            for before, now in zip(start, grown, strict=False):
+                now.check(before)
         except (AssertionError, pytest.fail.Exception, R2Error, OSError):
             print("\n".join(["--- what was done", *monkey.done, str(job)]), flush=True)
             raise
@@ -235,16 +263,24 @@ def round_of(build: Build, seed: int, lab: Lab | None, seconds: float) -> str:
                 monkey.cont(side.pid)
             if lab is not None:
                 lab.recover_all()
-    return f"{op} {size} x {spec['per_node']}, {len(monkey.done)} faults, held {grown}"
+    where = lab.spec.variant if lab is not None else "loopback"
+    most = Held(*(max(values) for values in zip(*grown, strict=True))) if grown else None
+    return f"{op} {size} x {spec['per_node']}, {where}, {len(monkey.done)} faults, most {most}"
 
 
 @contextlib.contextmanager
-def bed(name: str) -> Iterator[Lab | None]:
-    """The lab, or None for loopback NICs."""
+def bed(name: str, seed: int) -> Iterator[Lab | None]:
+    """The lab of a round, or None for loopback NICs."""
     if name == "loopback" or (name == "auto" and not netns.has_admin()):
         yield None
         return
-    spec = LabSpec(name=f"c{os.getpid()}", nodes=NODES, nics=(NICS,), rates=(RATES[-1],))
+    spec = LabSpec(
+        name=f"c{os.getpid()}",
+        nodes=NODES,
+        nics=(NICS,),
+        rates=(RATES[-1],),
+        variant=list(VARIANTS)[seed % len(VARIANTS)],
+    )
     with Lab.up(spec) as lab:
         yield lab
 
@@ -263,20 +299,20 @@ def main() -> int:
         return 1
     print(f"chaos: --seed {given.seed} --seconds {given.seconds:g}", flush=True)
     end, number, failed = time.monotonic() + 60 * given.minutes, 0, 0
-    with bed(given.bed) as lab:
-        while time.monotonic() < end and (not given.rounds or number < given.rounds):
-            seed = given.seed + number
-            number += 1
-            try:
+    while time.monotonic() < end and (not given.rounds or number < given.rounds):
+        seed = given.seed + number
+        number += 1
+        try:
+            with bed(given.bed, seed) as lab:
                 print(f"round {seed}: {round_of(build, seed, lab, given.seconds)}", flush=True)
-            except (AssertionError, pytest.fail.Exception, R2Error, OSError) as err:
-                failed += 1
-                print(f"FAIL round {seed}: {err}".split("\n", maxsplit=1)[0])
-                print(
-                    f"  again: tests/stress/chaos.py --seed {seed} --rounds 1 "
-                    f"--seconds {given.seconds:g} --bed {'lab' if lab else 'loopback'}",
-                    flush=True,
-                )
+        except (AssertionError, pytest.fail.Exception, R2Error, OSError) as err:
+            failed += 1
+            print(f"FAIL round {seed}: {err}".split("\n", maxsplit=1)[0])
+            print(
+                f"  again: tests/stress/chaos.py --seed {seed} --rounds 1 "
+                f"--seconds {given.seconds:g} --bed {given.bed}",
+                flush=True,
+            )
     print(f"chaos: {number} rounds, {failed} failed")
     return 1 if failed else 0
 
