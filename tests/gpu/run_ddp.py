@@ -141,7 +141,7 @@ def one_run(setup: Setup, variant: transports.Variant, label: str,
         "events": [d.to_json(ended.started) for d in thread.done], "events_complete": complete,
         "step_gap_ms": gaps, "train_s": curve.seconds, **ended.summary(),
     }
-    if events and variant.base == "r2ccl" and setup.backend == "nccl":
+    if events and variant.base in transports.OURS and setup.backend == "nccl":
         result["journal"] = journals(ended.pids)
     say(f"ddp {label}: {'ok' if good else 'FAILED'} {len(curve.losses)}/{setup.steps} steps, "
         f"codes {ended.codes}, events {len(thread.done)}/{len(events)}, gaps_ms {gaps}, "

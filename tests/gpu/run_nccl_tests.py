@@ -232,7 +232,7 @@ def fault_run(setup: Setup, opts: argparse.Namespace, op: str, proto: str,
         "median_line_ms": round(median_gap(rows) * 1000, 2), "errors": out.errors,
         **ended.summary(),
     }
-    if variant.base == "r2ccl" and not opts.no_journal:
+    if variant.base in transports.OURS and not opts.no_journal:
         result["journal"] = journals(ended.pids)
     say(f"faults {op} {proto} {variant.name} {name}: {'ok' if good else 'FAILED'} "
         f"wrong={out.wrong} rows={len(out.rows)}/{opts.cycles} codes={ended.codes} "

@@ -25,7 +25,10 @@ class TransportError(Exception):
 
 @dataclass(frozen=True)
 class Variant:
-    """A named transport with its settings. base: r2ccl, sockets or fastsocket."""
+    """A named transport with its settings.
+
+    base: r2ccl (the plugin named to NCCL), preload (libr2ccl.so alone), sockets or fastsocket.
+    """
 
     name: str
     base: str
@@ -40,6 +43,7 @@ VARIANTS = {
     v.name: v
     for v in (
         Variant("r2ccl", "r2ccl"),
+        Variant("preload", "preload"),
         Variant("r2ccl-verify", "r2ccl", {"R2CCL_VERIFY": "1"}),
         Variant("sockets", "sockets"),
         Variant("sockets-4x2", "sockets", _socks(4, 2)),
@@ -50,7 +54,8 @@ VARIANTS = {
         Variant("fastsocket-4x2", "fastsocket", _socks(4, 2)),
     )
 }
-BASES = ("r2ccl", "sockets", "fastsocket")
+BASES = ("r2ccl", "preload", "sockets", "fastsocket")
+OURS = ("r2ccl", "preload")  # that run our plugin and have its journal
 
 
 def parse_variant(text: str) -> Variant:
@@ -117,6 +122,13 @@ def transport_env(variant: Variant, nics: str = "nic", oob: str = "mgmt0") -> di
                 "libnccl-net-fastsocket.so (built from google/nccl-fastsocket)"
             )
         env |= {"NCCL_NET": "FastSocket", "NCCL_NET_PLUGIN": path, "NCCL_SOCKET_IFNAME": nics}
+    elif variant.base == "preload":
+        shim = default_plugin().with_name("libr2ccl.so")
+        if not shim.is_file():
+            raise TransportError(
+                f"variant {variant.name}: {shim} does not exist; run `make native`"
+            )
+        env |= {"LD_PRELOAD": str(shim), "NCCL_SOCKET_IFNAME": oob, "R2CCL_NICS": nics + "*"}
     else:
         plugin = default_plugin()
         if not plugin.is_file():

@@ -248,6 +248,11 @@ def test_variants(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     assert own.settings == {"R2CCL_LANES": "4", "NCCL_MIN_NCHANNELS": "8"}
     with pytest.raises(transports.TransportError, match="not known"):
         transports.parse_variant("telepathy")
+    (tmp_path / "libr2ccl.so").touch()
+    monkeypatch.setenv("R2CCL_PLUGIN", str(tmp_path / "plugin.so"))
+    alone = transports.transport_env(transports.parse_variant("preload"))
+    assert alone["LD_PRELOAD"] == str(tmp_path / "libr2ccl.so")
+    assert "NCCL_NET" not in alone and "NCCL_NET_PLUGIN" not in alone
     monkeypatch.setenv("R2CCL_PLUGIN", str(tmp_path / "none.so"))
     with pytest.raises(transports.TransportError, match="does not exist"):
         transports.transport_env(own)
