@@ -28,7 +28,9 @@ import click
 import cost
 import grey
 import growth
+import heartbeat
 import locate
+import overhead
 import resume
 import shaped
 import unshaped
@@ -49,6 +51,8 @@ SECTIONS: dict[str, tuple[str, Callable[[Options, Section], None]]] = {
     "cost": (cost.TITLE, cost.run),
     "growth": (growth.TITLE, growth.run),
     "grey": (grey.TITLE, grey.run),
+    "heartbeat": (heartbeat.TITLE, heartbeat.run),
+    "overhead": (overhead.TITLE, overhead.run),
 }
 NEEDS_LAB = ("shaped", "unshaped", "resume", "locate", "cost", "grey")
 

@@ -121,6 +121,8 @@ def test_smoke(build: Build, lab_rights: None, run_bounded: RunBounded, tmp_path
         "cost",
         "growth",
         "grey",
+        "heartbeat",
+        "overhead",
     ]
     for section in report["sections"]:
         assert section["skipped"] or section["rows"], section["name"]

@@ -1,0 +1,223 @@
+/* One process with many peers: what their paths cost while nothing moves.
+ *
+ *   star --peers 64 --nics 8 --seconds 5 [--active]
+ *
+ * The hub forks light peers, each an engine of its own on loopback NICs, opens one connection to
+ * each and sends it one small message. Then nothing moves; with --active a bulk message waits on
+ * every connection for its clear-to-send, so that every path counts as busy. After that, over the
+ * given seconds: CPU of the hub's I/O threads and of the whole hub, heartbeats, and what its
+ * sockets put on the wire in both directions (66 bytes of headers per segment), as a line of JSON.
+ */
+#define _GNU_SOURCE
+#include <dirent.h>
+#include <fcntl.h>
+#include <linux/tcp.h>
+#include <netinet/in.h>
+#include <sched.h>
+#include <signal.h>
+#include <sys/prctl.h>
+
+#include "engine/internal.h"
+#include "harness.h"
+
+#define PEERS_MAX 200
+#define HEADERS 66
+#define SMALL 8
+#define BULK (64 * 1024)
+
+static int peers = 8, nics = 8, seconds = 5;
+static bool active;
+
+static void set_nics(int host)
+{
+    char list[512] = "";
+
+    for (int i = 0; i < nics; i++)
+        snprintf(list + strlen(list), sizeof(list) - strlen(list), "%s127.0.%d.%d", i ? "," : "",
+                 i + 1, host);
+    setenv("R2CCL_NICS", list, 1);
+}
+
+static void engine(struct r2_ctx **ctx, int host)
+{
+    int rc, n;
+
+    set_nics(host);
+    rc = r2_engine_init(ctx, 1, NULL);
+    if (rc)
+        bench_die("init: %s", strerror(-rc));
+    r2_engine_devices(&n);
+    if (n != nics)
+        bench_die("%d NICs instead of %d", n, nics);
+}
+
+static void finish(struct r2_req *req)
+{
+    int done = 0, rc = 0;
+
+    for (int i = 0; i < 30000 && !done && !rc; i++) {
+        rc = r2_engine_test(req, &done, NULL);
+        usleep(done ? 0 : 1000);
+    }
+    if (!done)
+        bench_die("a message did not get through: %s", strerror(rc ? -rc : ETIMEDOUT));
+}
+
+__attribute__((noreturn)) static void leaf(int index, int out)
+{
+    char handle[R2_HANDLE_BYTES], word[SMALL];
+    struct r2_ctx *ctx;
+    struct r2_listen *l;
+    struct r2_conn *c = NULL;
+    struct r2_req *req = NULL;
+
+    prctl(PR_SET_PDEATHSIG, SIGKILL);
+    engine(&ctx, 2 + index);
+    if (r2_engine_listen(ctx, 0, handle, &l) ||
+        write(out, handle, sizeof(handle)) != (ssize_t)sizeof(handle))
+        bench_die("listen");
+    while (!c) {
+        if (r2_engine_accept(l, &c))
+            bench_die("accept");
+        usleep(2000);
+    }
+    r2_engine_irecv(c, word, SMALL, 0, NULL, &req);
+    finish(req);
+    for (;;)
+        pause();
+}
+
+static void connect_all(struct r2_ctx *ctx, const int *pipes, struct r2_conn **conns)
+{
+    static char word[SMALL], bulk[BULK];
+
+    for (int i = 0; i < peers; i++) {
+        char handle[R2_HANDLE_BYTES];
+        struct r2_req *req = NULL;
+
+        if (read(pipes[i], handle, sizeof(handle)) != (ssize_t)sizeof(handle))
+            bench_die("peer %d did not start", i);
+        for (int k = 0; k < 20000 && !conns[i]; k++) {
+            int rc = r2_engine_connect(ctx, 0, handle, &conns[i]);
+
+            if (rc)
+                bench_die("connect: %s", strerror(-rc));
+            usleep(1000);
+        }
+        if (!conns[i])
+            bench_die("peer %d: no connection", i);
+        r2_engine_isend(conns[i], word, SMALL, 0, NULL, &req);
+        finish(req);
+        if (active)
+            r2_engine_isend(conns[i], bulk, BULK, 0, NULL, &req);
+    }
+}
+
+struct wire {
+    uint64_t bytes, segments;
+};
+
+/* Of all TCP sockets of this process. */
+static struct wire on_wire(void)
+{
+    struct wire sum = {0};
+    DIR *dir = opendir("/proc/self/fd");
+    struct dirent *e;
+
+    while (dir && (e = readdir(dir))) {
+        struct tcp_info ti;
+        socklen_t len = sizeof(ti);
+
+        memset(&ti, 0, sizeof(ti));
+        if (getsockopt(atoi(e->d_name), IPPROTO_TCP, TCP_INFO, &ti, &len))
+            continue;
+        sum.bytes += ti.tcpi_bytes_sent + ti.tcpi_bytes_received;
+        sum.segments += ti.tcpi_segs_out + ti.tcpi_segs_in;
+    }
+    if (dir)
+        closedir(dir);
+    return sum;
+}
+
+static void wait_for_paths(void)
+{
+    uint64_t want = (uint64_t)peers * (uint64_t)nics, up = 0;
+
+    for (int i = 0; i < 6000 && up < want; i++) {
+        up = __atomic_load_n(&r2_eng.g->paths_up, __ATOMIC_RELAXED);
+        usleep(10000);
+    }
+    if (up < want)
+        bench_die("%llu of %llu paths", (unsigned long long)up, (unsigned long long)want);
+}
+
+static void measure(void)
+{
+    uint64_t beats = r2_eng.n->heartbeats_sent, missed = r2_eng.n->heartbeats_missed, t0, t1;
+    struct wire a = on_wire(), b;
+    double cpu = bench_cpu(), io = (double)r2_io_cpu_ns() / 1e9;
+
+    t0 = bench_now();
+    while ((t1 = bench_now()) - t0 < (uint64_t)seconds * 1000000000u)
+        usleep(100000);
+    cpu = bench_cpu() - cpu;
+    io = (double)r2_io_cpu_ns() / 1e9 - io;
+    b = on_wire();
+    printf("{\"paths\": %llu, \"seconds\": %.4f, \"io_cpu_s\": %.6f, \"cpu_s\": %.6f, "
+           "\"heartbeats\": %llu, \"missed\": %llu, \"wire_bytes\": %llu, \"failures\": %llu}\n",
+           (unsigned long long)r2_eng.g->paths_up, (double)(t1 - t0) / 1e9, io, cpu,
+           (unsigned long long)(r2_eng.n->heartbeats_sent - beats),
+           (unsigned long long)(r2_eng.n->heartbeats_missed - missed),
+           (unsigned long long)(b.bytes - a.bytes + HEADERS * (b.segments - a.segments)),
+           (unsigned long long)r2_eng.n->path_failures);
+}
+
+static void parse(int argc, char **argv)
+{
+    for (int i = 1; i < argc; i++) {
+        const char *value = i + 1 < argc ? argv[i + 1] : "";
+
+        if (strcmp(argv[i], "--active") == 0) {
+            active = true;
+            continue;
+        }
+        if (strcmp(argv[i], "--peers") == 0)
+            peers = (int)bench_number(argv[i], value, 1, PEERS_MAX);
+        else if (strcmp(argv[i], "--nics") == 0)
+            nics = (int)bench_number(argv[i], value, 1, R2_MAX_NICS);
+        else if (strcmp(argv[i], "--seconds") == 0)
+            seconds = (int)bench_number(argv[i], value, 1, 600);
+        else
+            bench_usage(argv[i], value);
+        i++;
+    }
+}
+
+int main(int argc, char **argv)
+{
+    static struct r2_conn *conns[PEERS_MAX];
+    int pipes[PEERS_MAX];
+    struct r2_ctx *ctx;
+
+    parse(argc, argv);
+    setenv("R2CCL_SHM", "0", 1);
+    setenv("R2CCL_IO_THREADS", "1", 1);
+    for (int i = 0; i < peers; i++) {
+        int ends[2];
+        pid_t pid;
+
+        if (pipe2(ends, O_CLOEXEC) < 0 || (pid = fork()) < 0)
+            bench_die("fork: %s", strerror(errno));
+        if (pid == 0)
+            leaf(i, ends[1]);
+        close(ends[1]);
+        pipes[i] = ends[0];
+    }
+    engine(&ctx, 1);
+    connect_all(ctx, pipes, conns);
+    wait_for_paths();
+    sleep(2);
+    measure();
+    fflush(stdout);
+    _exit(0); /* the peers go with us */
+}
