@@ -52,6 +52,7 @@ probe_src := $(sort $(wildcard tests/rdma/probe/*.c))
 plugin := $(B)/libnccl-net-r2ccl.so
 shim := $(B)/libr2ccl.so
 named := $(B)/nccl/libnccl.so.2
+named_object := $(B)/nccl/shim.o
 archive := $(B)/libr2ccl.a
 helpers := $(B)/libr2test.a
 host := $(B)/hostnccl/libnccl.so.2
@@ -60,7 +61,8 @@ unit := $(patsubst tests/unit/%.c,$(B)/tests/unit/%,$(unit_src))
 noop := $(B)/tests/noop/libnccl.so.2
 noop_old := $(B)/tests/noop-old/libnccl.so.2
 job_lib := $(B)/tests/shim/libjob.so
-shim_tests := $(noop) $(noop_old) $(job_lib) $(B)/tests/shim/linked $(B)/tests/shim/host
+shim_tests := $(noop) $(noop_old) $(job_lib) $(B)/tests/shim/linked $(B)/tests/shim/host \
+	$(B)/tests/shim/cost
 tools := $(patsubst tests/unit/%.c,$(B)/tests/%,$(tool_src))
 stress := $(patsubst tests/stress/%.c,$(B)/stress/%,$(stress_src))
 bench := $(patsubst tests/bench/%.c,$(B)/bench/%,$(bench_src))
@@ -101,7 +103,7 @@ all: native venv ## build everything: native code and .venv with r2ccl-ctl in it
 
 native: artefacts $(archive) $(shim_tests) $(unit) $(tools) $(stress) $(bench) $(rdma) ## build only the native code
 
-artefacts: $(if $(plugin_src),$(plugin)) $(shim) $(named) $(if $(host_src),$(host)) $(if $(perf_src),$(perf))
+artefacts: $(if $(plugin_src),$(plugin)) $(shim) $(named) $(named_object) $(if $(host_src),$(host)) $(if $(perf_src),$(perf))
 
 venv: $(venv_stamp) ## make .venv with r2ccl-ctl (editable) and the development tools
 
@@ -201,12 +203,17 @@ $(shim): $(call objects,$(shim_lib_src) $(preload_src)) $(archive)
 	@$(CC) -shared $(san_flags) $(CFLAGS) $(LDFLAGS) -Wl,-soname,$(@F) -Wl,-z,nodelete $(defs) \
 		-o $@ $(filter %.o,$^) $(archive) $(libs)
 
-$(named): $(call objects,$(filter-out $(named_src),$(shim_lib_src))) \
+# All of it as one object, from which `r2ccl-ctl shim build` makes a library for a newer NCCL.
+$(named_object): $(call objects,$(filter-out $(named_src),$(shim_lib_src))) \
 		$(patsubst %.c,$(B)/obj/named/%.o,$(named_src)) $(archive)
 	@mkdir -p $(@D)
 	@echo "  LINK $@"
+	@$(CC) -r -nostdlib -o $@ $(filter %.o,$^) $(archive)
+
+$(named): $(named_object)
+	@echo "  LINK $@"
 	@$(CC) -shared $(san_flags) $(CFLAGS) $(LDFLAGS) -Wl,-soname,$(@F) -Wl,-z,nodelete $(defs) \
-		-o $@ $(filter %.o,$^) $(archive) $(libs)
+		-o $@ $(named_object) $(libs)
 
 $(helpers): $(call objects,$(help_src)) $(B)/sources
 	@rm -f $@
@@ -244,6 +251,9 @@ $(job_lib): $(B)/obj/tests/shim/job.o $(host)
 $(B)/tests/shim/linked: $(B)/obj/tests/shim/linked.o $(B)/obj/tests/shim/job.o $(host)
 	@mkdir -p $(@D)
 	@$(CC) $(san_flags) $(CFLAGS) $(LDFLAGS) $(nccl_rpath) -o $@ $^ $(libs)
+$(B)/tests/shim/cost: $(B)/obj/tests/shim/cost.o $(noop)
+	@mkdir -p $(@D)
+	@$(CC) $(san_flags) $(CFLAGS) $(LDFLAGS) -Wl,-rpath,'$$ORIGIN/../noop' -o $@ $^ $(libs)
 $(B)/tests/shim/host: $(B)/obj/tests/shim/host.o
 	@mkdir -p $(@D)
 	@$(CC) $(san_flags) $(CFLAGS) $(LDFLAGS) -o $@ $^ $(libs)

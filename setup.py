@@ -21,10 +21,11 @@ BUILT = (
     "libnccl-net-r2ccl.so",
     "libr2ccl.so",
     "nccl/libnccl.so.2",
+    "nccl/shim.o",
     "hostnccl/libnccl.so.2",
     "r2ccl_perf",
 )
-SOURCES = ("net_plugin/control/segment.h",)
+SOURCES = ("net_plugin/control/segment.h", "shim/api/raw.h")
 
 
 class BuildWithNative(build_py):

@@ -22,11 +22,13 @@ def application_env(
     by_name: bool = False,
     job: str = "",
     nics: str = "",
+    preload: bool = False,
 ) -> dict[str, str]:
     """The variables to set, over `base`.
 
     nccl: system (what the application links), or standin (the CPU stand-in for NCCL).
     by_name: name the plugin "r2ccl" and lead the loader to it, as NCCL up to 2.20 wants it.
+    preload: also put the shim before NCCL (LD_PRELOAD).
     """
     if nccl not in NCCL_CHOICES:
         raise R2UsageError(f"--nccl {nccl}: choose {' or '.join(NCCL_CHOICES)}")
@@ -40,6 +42,8 @@ def application_env(
         library_dirs.insert(0, str(paths.standin_dir()))
     if library_dirs:
         found["LD_LIBRARY_PATH"] = prepend(library_dirs, base.get("LD_LIBRARY_PATH", ""))
+    if preload:
+        found["LD_PRELOAD"] = prepend([str(paths.shim_path())], base.get("LD_PRELOAD", ""))
     if job:
         found["R2CCL_JOB"] = job
     if nics:

@@ -13,6 +13,8 @@ from r2ccl_ctl.errors import R2Error
 PLUGIN = "libnccl-net-r2ccl.so"
 SHIM = "libr2ccl.so"
 NAMED_SHIM = "nccl/libnccl.so.2"
+SHIM_OBJECT = "nccl/shim.o"
+STUBS_HEADER = "raw.h"
 STANDIN = "hostnccl/libnccl.so.2"
 PERF = "r2ccl_perf"
 HEADER = "segment.h"
@@ -72,6 +74,19 @@ def shim_path() -> Path:
 def named_shim_path() -> Path:
     """The shim as a libnccl.so.2, for programs that open NCCL by path or by name."""
     return _find(NAMED_SHIM, "the shim with NCCL's name")
+
+
+def shim_object() -> Path:
+    """All of the shim with NCCL's name as one object file."""
+    return _find(SHIM_OBJECT, "the shim's object file")
+
+
+def stubs_header() -> Path:
+    """raw.h, which has the code of a function that is only passed on."""
+    root = checkout()
+    if root is not None:
+        return root / "shim" / "api" / STUBS_HEADER
+    return _find(STUBS_HEADER, "the header of passed-on functions")
 
 
 def standin_dir() -> Path:

@@ -12,13 +12,14 @@ from r2ccl_ctl.cli.lab_cmds import lab
 from r2ccl_ctl.cli.launch_cmds import launch
 from r2ccl_ctl.cli.read_cmds import journal, nics, ps, status
 from r2ccl_ctl.cli.setup_cmds import build, completion, config, env_, gc, run
+from r2ccl_ctl.cli.shim_cmds import shim
 
 SECTIONS = (
     ("Start", (build, run, env_, launch)),
     ("Look", (ps, status, nics, journal)),
     ("Steer", (fail_nic, recover_nic)),
     ("Try out", (demo, lab)),
-    ("Tools", (config, gc, completion)),
+    ("Tools", (config, shim, gc, completion)),
 )
 
 

@@ -54,6 +54,11 @@ def environment_options(command: F) -> F:
             show_default=True,
             help="standin: also put the CPU stand-in for NCCL in the library path.",
         ),
+        click.option(
+            "--preload",
+            is_flag=True,
+            help="Also preload the shim, libr2ccl.so: `ps --comms` then shows communicators.",
+        ),
         click.option("--job", metavar="JOB", default="", help="Name of the job (R2CCL_JOB)."),
     ):
         command = option(command)
@@ -63,7 +68,9 @@ def environment_options(command: F) -> F:
 @click.command(context_settings={"ignore_unknown_options": True})
 @environment_options
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
-def run(job: str, nccl: str, by_name: bool, nics: str, command: tuple[str, ...]) -> None:
+def run(
+    job: str, preload: bool, nccl: str, by_name: bool, nics: str, command: tuple[str, ...]
+) -> None:
     """Run CMD with everything set that makes NCCL use R2CCL. Its exit code is ours.
 
     \b
@@ -71,7 +78,9 @@ def run(job: str, nccl: str, by_name: bool, nics: str, command: tuple[str, ...])
       r2ccl-ctl run -- torchrun --nproc-per-node 8 train.py
     """
     job = job or environment.default_job(os.environ, command)
-    added = environment.application_env(os.environ, nccl=nccl, by_name=by_name, job=job, nics=nics)
+    added = environment.application_env(
+        os.environ, nccl=nccl, by_name=by_name, job=job, nics=nics, preload=preload
+    )
     for warning in environment.warnings(os.environ):
         click.echo(f"warning: {warning}", err=True)
     sys.stdout.flush()
@@ -86,7 +95,7 @@ def run(job: str, nccl: str, by_name: bool, nics: str, command: tuple[str, ...])
 @click.command("env")
 @environment_options
 @json_option
-def env_(job: str, nccl: str, by_name: bool, nics: str, as_json: bool) -> None:
+def env_(job: str, preload: bool, nccl: str, by_name: bool, nics: str, as_json: bool) -> None:
     """Print what `run` would set, for a shell or a job script.
 
     \b
@@ -94,7 +103,7 @@ def env_(job: str, nccl: str, by_name: bool, nics: str, as_json: bool) -> None:
       eval "$(r2ccl-ctl env)"
     """
     variables = environment.application_env(
-        os.environ, nccl=nccl, by_name=by_name, job=job, nics=nics
+        os.environ, nccl=nccl, by_name=by_name, job=job, nics=nics, preload=preload
     )
     for warning in environment.warnings(os.environ):
         click.echo(f"warning: {warning}", err=True)

@@ -33,6 +33,7 @@ import locate
 import overhead
 import resume
 import shaped
+import shim_cost
 import unshaped
 from figures import SCHEMA, MeasurementWrong, Row, Section, markdown_table, text_table
 from rig import BenchError, Cores, Options, hardware_class, machine
@@ -53,6 +54,7 @@ SECTIONS: dict[str, tuple[str, Callable[[Options, Section], None]]] = {
     "grey": (grey.TITLE, grey.run),
     "heartbeat": (heartbeat.TITLE, heartbeat.run),
     "overhead": (overhead.TITLE, overhead.run),
+    "shim_cost": (shim_cost.TITLE, shim_cost.run),
 }
 NEEDS_LAB = ("shaped", "unshaped", "resume", "locate", "cost", "grey")
 

@@ -100,6 +100,15 @@ def test_wrong_usage_is_code_2(build: Build, run_bounded: RunBounded, program: s
     assert "--dial" in run_bounded([tool], code=2).stderr
 
 
+def test_cost_of_the_shim(build: Build, run_bounded: RunBounded, tmp_path: Path) -> None:
+    """The program runs with and without the shim (rung 3); says nothing about speed."""
+    out = tmp_path / "bench.json"
+    run_bounded([sys.executable, RUN, "--smoke", "--only", "shim_cost", "--json", out])
+    (section,) = json.loads(out.read_text(encoding="utf-8"))["sections"]
+    assert not section["errors"]
+    assert len(section["rows"]) == 8
+
+
 @pytest.mark.slow
 @pytest.mark.lab
 def test_smoke(build: Build, lab_rights: None, run_bounded: RunBounded, tmp_path: Path) -> None:
@@ -123,6 +132,7 @@ def test_smoke(build: Build, lab_rights: None, run_bounded: RunBounded, tmp_path
         "grey",
         "heartbeat",
         "overhead",
+        "shim_cost",
     ]
     for section in report["sections"]:
         assert section["skipped"] or section["rows"], section["name"]

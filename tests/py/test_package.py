@@ -24,6 +24,8 @@ NATIVE = (
     "r2ccl_ctl/_native/segment.h",
     "r2ccl_ctl/_native/libr2ccl.so",
     "r2ccl_ctl/_native/nccl/libnccl.so.2",
+    "r2ccl_ctl/_native/nccl/shim.o",
+    "r2ccl_ctl/_native/raw.h",
 )
 # What applications may see of the plugin: NCCL's plugin tables, and a few functions of ours.
 EXPORTED = re.compile(r"nccl(Net|CollNet)(Plugin)?_v\d+|r2ccl_\w+")

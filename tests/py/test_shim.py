@@ -261,6 +261,20 @@ def test_off_means_off(run_bounded: RunBounded, shim: Path, programs: Path) -> N
     assert "net plugin:" not in finished.stderr
 
 
+def test_run_with_preload(run_bounded: RunBounded, tool: Path, programs: Path, shim: Path) -> None:
+    """`run --preload` adds the shim to what `run` sets."""
+    shown = json.loads(run_bounded([tool, "env", "--preload", "--json"]).stdout)["env"]
+    assert shown["LD_PRELOAD"] == str(shim)
+    assert shown["NCCL_NET_PLUGIN"].endswith("libnccl-net-r2ccl.so")
+    finished = run_bounded(
+        [tool, "run", "--preload", "--", programs / "linked", "run"],
+        env={**NICS, "NCCL_DEBUG": "INFO", "R2CCL_LOG": "info"},
+    )
+    assert finished.stdout == "ok\n"
+    assert "Using network R2CCL" in finished.stderr
+    assert "net plugin:" in finished.stderr
+
+
 @pytest.mark.parametrize("what", ["abort", "fork"])
 def test_abort_and_fork(run_bounded: RunBounded, shim: Path, programs: Path, what: str) -> None:
     env = {**NICS, "LD_PRELOAD": str(shim)}
