@@ -26,6 +26,7 @@ class Nic:
     fault: str
     penalty: int
     reuse_mono_ns: int
+    draining: int
     since_real_ns: int
     since_mono_ns: int
     tx_bytes: int
@@ -129,7 +130,7 @@ def nic(index: int, row: dict[str, Any]) -> Nic:
         **take(
             row,
             "name addr ifname pci_path weight speed_mbps cause fault penalty "
-            "reuse_mono_ns since_real_ns since_mono_ns",
+            "reuse_mono_ns draining since_real_ns since_mono_ns",
         ),
         **take(
             n,

@@ -91,6 +91,8 @@ static int check(struct r2_control *ctl, struct r2_seg_command *raw, struct r2_c
         if (raw->weight > MAX_WEIGHT)
             return refuse(result, size, "weight", raw->weight);
         cmd->weight = raw->weight;
+    } else if (raw->verb == R2_SEG_VERB_DRAIN_NIC) {
+        cmd->force = raw->weight == 1;
     }
     return rc;
 }

@@ -100,10 +100,11 @@ struct r2_control_nic {
     enum r2_seg_link link;
 };
 int r2_control_nic_add(struct r2_control *ctl, const struct r2_control_nic *nic); /* row or -1 */
-/* Sets state, cause and since. Counts, in the row and for the process, failures (a change to
- * FAILED) and recoveries (a change to HEALTHY from anything but UNKNOWN and SUSPECT). */
+/* Sets state, cause and since. Counts, in the row and for the process, failures (a change from a
+ * state of use to FAILED or PROBING) and recoveries (a change to HEALTHY from anything but UNKNOWN and SUSPECT). */
 void r2_control_nic_state(struct r2_control *ctl, int nic, enum r2_seg_nic_state state,
                           const char *cause);
+void r2_control_nic_draining(struct r2_control *ctl, int nic, uint32_t paths);
 void r2_control_nic_link(struct r2_control *ctl, int nic, enum r2_seg_link link);
 void r2_control_nic_addr(struct r2_control *ctl, int nic, const char *addr, uint32_t speed_mbps);
 void r2_control_nic_weight(struct r2_control *ctl, int nic, uint32_t weight);
@@ -175,6 +176,7 @@ struct r2_control_cmd {
     uint64_t after_bytes;
     uint64_t for_ms;
     uint32_t weight; /* SET_WEIGHT: 0 ... 1000000 */
+    int force;       /* DRAIN_NIC: the last one, too */
     uint32_t client_pid;
 };
 /* Returns 0 or -errno; may write an answer for people into `result` (empty at the start). */

@@ -108,7 +108,10 @@ void r2_control_nic_state(struct r2_control *ctl, int nic, enum r2_seg_nic_state
     r2_row_end(&row->seq);
     if (before == (uint32_t)state)
         return;
-    if (state == R2_SEG_NIC_FAILED) {
+    if (state == R2_SEG_NIC_FAILED || state == R2_SEG_NIC_PROBING) {
+        if (before == R2_SEG_NIC_FAILED || before == R2_SEG_NIC_PROBING ||
+            before == R2_SEG_NIC_DAMPED || before == R2_SEG_NIC_DRAINED)
+            return; /* the same failure, or none */
         r2_count(&row->n.failures, 1);
         r2_count(&ctl->seg->counters.nic_failures, 1);
     } else if (state == R2_SEG_NIC_HEALTHY && before != R2_SEG_NIC_UNKNOWN &&
@@ -124,6 +127,14 @@ void r2_control_nic_link(struct r2_control *ctl, int nic, enum r2_seg_link link)
 
     if (row)
         r2_row_u32(&row->link, (uint32_t)link);
+}
+
+void r2_control_nic_draining(struct r2_control *ctl, int nic, uint32_t paths)
+{
+    struct r2_seg_nic *row = nic_row(ctl, nic);
+
+    if (row)
+        r2_row_u32(&row->draining, paths);
 }
 
 void r2_control_nic_addr(struct r2_control *ctl, int nic, const char *addr, uint32_t speed_mbps)

@@ -203,7 +203,9 @@ struct r2_seg_nic {
     char cause[80]; /* of the state */
     char fault[80]; /* what is injected now */
     struct r2_seg_nic_counters n;
-    uint8_t reserved[80];
+    uint32_t draining; /* DRAINED: paths that are not closed yet; 0: nothing is on the NIC */
+    uint32_t pad;
+    uint8_t reserved[72];
 };
 
 enum r2_seg_peer_state {
@@ -247,7 +249,9 @@ enum r2_seg_path_state {
     R2_SEG_PATH_FENCING,
     R2_SEG_PATH_DOWN,
     R2_SEG_PATH_PROBING,
-    R2_SEG_PATH_RAMPING
+    R2_SEG_PATH_RAMPING,
+    R2_SEG_PATH_DRAINED,
+    R2_SEG_PATH_DAMPED
 };
 
 struct r2_seg_path_counters {
@@ -319,7 +323,7 @@ struct r2_seg_command {
     uint64_t rate;        /* bytes per second, for SLOW */
     uint64_t after_bytes; /* the fault starts after that many bytes on the NIC */
     uint64_t for_ms;      /* 0: until RECOVER_NIC */
-    uint32_t weight;      /* for SET_WEIGHT */
+    uint32_t weight;      /* for SET_WEIGHT; for DRAIN_NIC: 1 drains the last one, too */
     int32_t code;         /* 0 or -errno */
     uint64_t answered_mono_ns;
     uint64_t answered_id; /* request_id that the answer belongs to */

@@ -266,29 +266,64 @@ static int on_close_ack(struct r2_path *path, const uint8_t *body)
     return 0;
 }
 
-static void rnic_change(struct r2_peer *p, int nic, bool usable, uint32_t epoch, int err)
+/* Up paths of the peer that do not end at that NIC of its. */
+static bool others_up(const struct r2_peer *p, int rnic)
+{
+    for (int i = 0; i < p->n_paths; i++) {
+        if (p->paths[i]->rnic != rnic && p->paths[i]->state == R2_PATH_UP)
+            return true;
+    }
+    return false;
+}
+
+static void rnic_path(struct r2_path *path, enum r2_nic_word word, bool others, int err)
+{
+    static const char *const causes[R2_NIC_WORDS] = {
+        [R2_NIC_DOWN] = "the peer's word: its NIC is down",
+        [R2_NIC_DAMPED] = "the peer's word: its NIC fails too often",
+        [R2_NIC_FAILED] = "the peer's word: its NIC has failed",
+    };
+
+    if (word == R2_NIC_USABLE)
+        path->next_at = 0;
+    else if (word != R2_NIC_DRAINED && (word != R2_NIC_DAMPED || others))
+        r2_path_fail(path, path->gen, err ? err : ENETDOWN, causes[word]);
+    r2_path_follow(path);
+}
+
+/* Word about a NIC of the peer's; older word than the last is not believed. */
+static void rnic_change(struct r2_peer *p, int nic, const struct r2_msg_nic *m)
 {
     struct r2_rnic *r = &p->rnics[nic];
-    bool was = r->usable;
+    uint16_t weight = (uint16_t)(R2_WEIGHT_FULL - (m->less & R2_NIC_LESS) % (R2_WEIGHT_FULL + 1));
+    bool was = r->usable, others = others_up(p, nic), news;
+    enum r2_nic_word word = m->word < R2_NIC_WORDS ? (enum r2_nic_word)m->word : R2_NIC_DOWN;
 
-    if (r->known && epoch < r->epoch)
+    if (r->known && m->epoch < r->epoch)
         return;
+    news = r->known ? r->word != word : word != R2_NIC_USABLE;
     r->known = true;
-    r->epoch = epoch;
-    r->usable = usable;
+    r->epoch = m->epoch;
+    r->word = (uint8_t)word;
+    r->usable = word == R2_NIC_USABLE;
+    r->weight = weight;
     if (nic >= p->n_rnics)
         p->n_rnics = nic + 1;
     for (int i = 0; i < p->n_paths; i++) {
         struct r2_path *path = p->paths[i];
 
-        if (path->rnic != nic || was == usable)
+        if (path->rnic != nic)
             continue;
-        if (!usable)
-            r2_path_fail(path, path->gen, err ? err : ENETDOWN, "the peer's word: its NIC is down");
-        else
-            path->next_at = 0;
+        if (m->less & R2_NIC_FORGIVEN) {
+            r2_path_forgive(path);
+            atomic_store(&r2_eng.nic_state[path->lnic].forgive, true);
+        }
+        if (news)
+            rnic_path(path, word, others, (int)(m->reason & 0xfff));
     }
-    if (was != usable)
+    r2_peer_weigh(p);
+    r2_peer_census(p);
+    if (was != r->usable || news)
         r2_peer_wake(p);
 }
 
@@ -299,7 +334,7 @@ static int on_nic(struct r2_path *path, const uint8_t *body)
     memcpy(&m, body, sizeof(m));
     if (m.nic >= R2_MAX_NICS || !path->peer->rnics[m.nic].known)
         return m.nic >= R2_MAX_NICS ? -EPROTO : 0;
-    rnic_change(path->peer, m.nic, m.usable, m.epoch, (int)(m.reason & 0xfff));
+    rnic_change(path->peer, m.nic, &m);
     return 0;
 }
 
@@ -320,12 +355,16 @@ static int on_info(struct r2_path *path, const uint8_t *body)
         if (nic.addr.family) {
             p->rnics[i].addr = nic.addr;
             memcpy(p->rnics[i].name, nic.name, sizeof(nic.name));
-            rnic_change(p, (int)i, nic.usable, nic.epoch, 0);
+            rnic_change(p, (int)i,
+                        &(struct r2_msg_nic){
+                            .word = nic.word, .less = nic.less & R2_NIC_LESS, .epoch = nic.epoch});
         }
     }
     r2_control_peer_describe(r2_eng.ctl, p->row, p->host, p->pid);
     for (int i = 0; i < p->n_paths; i++)
         r2_control_path_remote(r2_eng.ctl, p->paths[i]->row, p->rnics[p->paths[i]->rnic].name);
+    path->heard = true;
+    r2_path_tell_up(path);
     r2_peer_wake(p);
     return 0;
 }
@@ -347,6 +386,8 @@ static const handler handlers[R2_F_LAST + 1] = {
     [R2_F_PROBE] = r2_locate_on_probe,
     [R2_F_PROBE_RESULT] = r2_locate_on_result,
     [R2_F_VERDICT] = r2_locate_on_verdict,
+    [R2_F_TEST] = r2_path_on_test,
+    [R2_F_TEST_ACK] = r2_path_on_test_ack,
 };
 
 int r2_up_ctrl(void *owner, struct r2_ep *ep, uint8_t type, const uint8_t *body, size_t len)

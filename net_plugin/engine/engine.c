@@ -341,6 +341,7 @@ static void learn_addrs(struct r2_peer *p, const struct handle *h)
         if (nic >= R2_MAX_NICS || p->rnics[nic].known)
             continue;
         p->rnics[nic].known = p->rnics[nic].usable = true;
+        p->rnics[nic].word = R2_NIC_USABLE;
         p->rnics[nic].addr = h->addrs[i].addr;
         if (nic >= p->n_rnics)
             p->n_rnics = nic + 1;

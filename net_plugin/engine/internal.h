@@ -19,7 +19,9 @@
 #include "control/control.h"
 #include "engine/engine.h"
 #include "engine/fault.h"
+#include "engine/health/damp.h"
 #include "engine/health/grey.h"
+#include "engine/health/health.h"
 #include "engine/io.h"
 #include "engine/ledger.h"
 #include "engine/pathrate.h"
@@ -62,6 +64,14 @@ struct r2_path {
     int fails;         /* in a row */
     int last_err;
     uint64_t next_at, down_at, attempt_at;
+    struct r2_health health;
+    struct r2_damp damp;
+    bool testing;        /* UP, but test chunks have not arrived: no job data yet */
+    bool quiet;          /* it went down in order: nobody lost anything */
+    bool heard, told_up; /* of this generation: INFO was heard; the journal has it */
+    uint32_t test_out, test_want, test_done; /* bytes of test chunks; S: handed out; R: arrived */
+    uint64_t test_at, drain_at;
+    int counted; /* in r2_eng.nic_state: enum r2_census */
     uint64_t down_sent_at;
 
     uint8_t *out; /* frames not yet taken by the transport */
@@ -75,7 +85,7 @@ struct r2_path {
 
     struct r2_pathrate rate;
     struct r2_share share; /* weight, and what it took lately */
-    uint16_t ramp, grey;   /* factors of the weight, per mille */
+    uint16_t grey;         /* factor of the weight, per mille */
     uint32_t weight_shown;
     struct r2_grey watch; /* S: is it slow or lossy against its siblings */
     bool counted_grey;
@@ -104,6 +114,7 @@ struct r2_dying {
 
 struct r2_rnic {
     bool known, usable;
+    uint8_t word;    /* enum r2_nic_word */
     uint16_t weight; /* per mille, as the peer says */
     uint32_t epoch;
     struct r2_wire_addr addr;
@@ -263,11 +274,28 @@ struct r2_listen {
     struct r2_list backlog; /* connections waiting for accept; r2_eng.lock */
 };
 
+/* What paths tell about the NICs that they use. */
+enum r2_census { R2_CENSUS_NONE, R2_CENSUS_OK, R2_CENSUS_LOST, R2_CENSUSES };
+
+/* `lock` of nicstate.c guards what is not atomic; I/O thread 0 alone changes it, but for verdicts.
+ */
 struct r2_nic_state {
-    bool link_up, removed;
-    uint32_t epoch;
-    atomic_bool usable;
-    atomic_uint weight; /* per mille: the topology's, then the operator's */
+    atomic_bool link_up;
+    atomic_bool located; /* FAILED by a verdict: engine/locate says when it works again */
+    atomic_uint epoch;
+    struct r2_health health;
+    struct r2_damp damp;
+    uint64_t alone_at; /* since when none of its paths answers, while others do; 0: not so */
+    uint64_t shown_at; /* when penalty and link were last looked at */
+    uint64_t drain_from;
+    bool fault_told;
+    atomic_int census[R2_CENSUSES];
+    atomic_bool forgive; /* a peer's operator says so */
+    atomic_uchar word;   /* enum r2_nic_word */
+    atomic_bool usable;  /* its word is USABLE */
+    atomic_bool trusted; /* ... and it has not just come back */
+    atomic_uint weight;  /* per mille: the topology's, then the operator's */
+    atomic_uint ramp;    /* per mille: of a NIC that comes back, for paths that never failed */
     int row;
 };
 
@@ -340,6 +368,33 @@ const char *r2_path_text(const struct r2_path *path, char *out, size_t cap);
 void r2_path_journal(const struct r2_path *path, enum r2_seg_event event, uint64_t bytes,
                      uint64_t duration_ns, const char *cause);
 
+/* ---- pathhealth.c: health of paths, test chunks; all under the lock */
+#define R2_CONN_TEST 0 /* connection id of test chunks; real ones begin at 1 */
+/* Takes the event, and shows and journals what follows from it. True: something did. */
+bool r2_path_event(struct r2_path *path, enum r2_health_event event, const char *cause);
+void r2_path_show(struct r2_path *path, const char *cause);
+/* The path has come up: it proves itself first, or is in use at once (S); waits for the other
+ * side's test (R). */
+void r2_path_test(struct r2_path *path);
+/* S: a test chunk to send. */
+bool r2_path_test_next(struct r2_path *path, struct r2_bulk *bulk);
+int r2_path_on_test(struct r2_path *path, const uint8_t *body);
+int r2_path_on_test_ack(struct r2_path *path, const uint8_t *body);
+/* Test chunks at the receiver; as the upcalls of those names. */
+int r2_path_test_claim(struct r2_path *path, struct r2_bulk *bulk);
+void r2_path_test_done(struct r2_path *path, const struct r2_bulk *bulk, bool whole);
+/* The journal's word that the path is up, once there is all to say it with. */
+void r2_path_tell_up(struct r2_path *path);
+/* Time passes: ramps end, drained paths are let go, tests run out. */
+void r2_path_tick(struct r2_path *path, uint64_t now);
+/* A NIC of this side or the other was drained, or given back. */
+void r2_path_follow(struct r2_path *path);
+/* Operator's word: past failures are forgotten. */
+void r2_path_forgive(struct r2_path *path);
+/* What its paths say about each NIC. */
+void r2_peer_census(struct r2_peer *p);
+void r2_damp_rules_get(struct r2_damp_rules *out);
+
 /* ---- pathweight.c: weights of paths; all under the lock */
 /* Takes chunks: up, not a stand-in's reserve, and control frames have begun. */
 bool r2_path_carries(const struct r2_path *path);
@@ -373,7 +428,7 @@ void r2_out_reset(struct r2_path *path);
 size_t r2_up_next_ctrl(void *owner, struct r2_ep *ep, uint8_t *buf, size_t cap);
 void r2_up_ctrl_sent(void *owner, struct r2_ep *ep, uint64_t sent);
 void r2_out_info(struct r2_path *path);
-void r2_out_nic(struct r2_path *path, int nic, int err);
+void r2_out_nic(struct r2_path *path, int nic, int err, bool forgiven);
 /* Repeats on live paths what is dead, cleared to send, arrived, opened and closed (wall 5). */
 void r2_peer_resync(struct r2_peer *p);
 
@@ -434,16 +489,31 @@ enum r2_verdict {
     R2_VERDICT_HINT,  /* something else says that it may be: look for yourself */
 };
 bool r2_nic_usable(int nic);
+static inline enum r2_nic_word r2_nic_word(int nic)
+{
+    return (enum r2_nic_word)atomic_load(&r2_eng.nic_state[nic].word);
+}
 /* Where a failure lies. LOCAL: the NIC has failed, for all peers at once; probing begins. HINT
  * (word from outside): its paths are tested at once, nothing is believed. Takes peers' locks: the
  * caller holds none. */
 void r2_nicstate_verdict(int nic, enum r2_verdict verdict, const char *why);
 /* What engine/locate found about a local NIC: it fails for all peers at once, or works again. */
-void r2_nicstate_located(int nic, bool usable, int err, const char *why);
+void r2_nicstate_located(int nic, bool usable, const char *why);
 /* The kernel's word now, without waiting for its event: false when the link is down. */
 bool r2_nicstate_carrier(int nic);
 int r2_nicstate_start(void);
-void r2_nicstate_house(struct r2_timer *t, uint64_t now);
+/* Time passes; I/O thread 0. */
+void r2_nicstate_tick(uint64_t now);
+void r2_nicstate_drain(int nic);
+/* Undoes a drain; forgets past failures, here and at the peers. */
+void r2_nicstate_undrain(int nic);
+/* Past failures are forgotten; `tell`: by the peers too. */
+void r2_nicstate_forgive(int nic, bool tell);
+/* Says to all peers what there is to say about the NIC, and weighs their paths anew. */
+void r2_nicstate_announce(int nic);
+
+/* ---- niccmd.c: the operator's words, injected faults, housekeeping */
+void r2_niccmd_start(void);
 
 static inline const char *r2_nic_name(int nic)
 {

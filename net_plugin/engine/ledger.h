@@ -117,6 +117,8 @@ uint64_t r2_send_nack(struct r2_send_ledger *l, uint64_t off, uint32_t len, uint
 
 /* Every byte acknowledged and no lane reads any. */
 bool r2_send_complete(const struct r2_send_ledger *l);
+/* Something sent over the path is neither acknowledged nor lost, or still being read. */
+bool r2_send_on_path(const struct r2_send_ledger *l, uint16_t path);
 /* Nothing to hand out. */
 bool r2_send_idle(const struct r2_send_ledger *l);
 /* A lane may still read bytes of the buffer (for deregMr and close). */

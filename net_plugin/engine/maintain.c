@@ -6,12 +6,14 @@
 
 #include "engine/internal.h"
 
-#define ATTEMPT_NS (1 * R2_NS_PER_S)     /* for a connect of ours to be answered */
+#define ATTEMPT_NS (1 * R2_NS_PER_S) /* for a connect of ours to be answered */
+#define ATTEMPT_SHORT_NS (300 * R2_NS_PER_MS)
 #define PATIENCE_NS (100 * R2_NS_PER_MS) /* before the next best pair is tried as well */
 #define DOWN_REPEAT_NS (100 * R2_NS_PER_MS)
 #define PROBE_NS (200 * R2_NS_PER_MS)
 #define SUSPECT_NS (1 * R2_NS_PER_S)
 #define IDLE_NS (10 * R2_NS_PER_S)
+#define SUSPECT_BEATS 2
 #define LATE_NS (2 * R2_TICK_NS) /* an observer that woke later than this was asleep */
 
 /* The hardware has not said that it has stopped. It is not assumed, so nothing that the endpoint
@@ -56,7 +58,8 @@ static void shut_dying(struct r2_peer *p)
 
 static bool rnic_ok(const struct r2_peer *p, int r)
 {
-    return p->rnics[r].known && p->rnics[r].usable;
+    return p->rnics[r].known &&
+           (p->rnics[r].word == R2_NIC_USABLE || p->rnics[r].word == R2_NIC_FAILED);
 }
 
 /* Rail order of the peer's NICs for a local one. */
@@ -90,15 +93,31 @@ static void set_spare(struct r2_path *path, bool spare)
         r2_peer_weigh(path->peer);
 }
 
+/* With no path left, attempts are short and many: a NIC that comes back while one is under way
+ * would otherwise be found when the kernel repeats its SYN. Every third one gives a slow network
+ * time. */
+static uint64_t attempt_ns(const struct r2_path *path)
+{
+    return path->peer->n_up || path->fails % 3 == 2 ? ATTEMPT_NS : ATTEMPT_SHORT_NS;
+}
+
 static void want(struct r2_path *path, bool spare, uint64_t now)
 {
     set_spare(path, spare);
     if (path->state == R2_PATH_IDLE)
         path->next_at = now;
-    if (path->state == R2_PATH_CONNECTING && now - path->attempt_at > ATTEMPT_NS)
+    if (path->state == R2_PATH_CONNECTING && now - path->attempt_at > attempt_ns(path))
         r2_path_fail(path, path->gen, ETIMEDOUT, "no answer to connect");
+    if (path->health.state == R2_HEALTH_DRAINED || path->health.state == R2_HEALTH_DAMPED)
+        return;
     if ((path->state == R2_PATH_IDLE || path->state == R2_PATH_WAIT) && now >= path->next_at)
         r2_path_connect(path, now);
+}
+
+/* Up, proven and not on its way out. */
+static bool serving(const struct r2_path *path)
+{
+    return path->state == R2_PATH_UP && !path->testing && path->health.state != R2_HEALTH_DRAINED;
 }
 
 /* For one local NIC: the best pair, and the next best ones while that is not up. */
@@ -122,13 +141,22 @@ static int plan_nic(struct r2_peer *p, int lnic, int via, uint64_t now, bool ext
         }
         path->first_choice = i == 0;
         want(path, up > 0, now);
-        if (path->state == R2_PATH_UP)
-            up++;
+        if (!p->n_up && path->health.state == R2_HEALTH_DRAINED)
+            r2_path_event(path, R2_HEALTH_EV_UNDRAIN, "no other path is left");
+        up += serving(path);
         if (path->state == R2_PATH_CONNECTING && now - path->attempt_at < PATIENCE_NS &&
             path->fails == 0)
             break;
     }
     return up;
+}
+
+/* FAILED: probing goes on. The last one is never damped. */
+static bool may_try(const struct r2_peer *p, int nic)
+{
+    enum r2_nic_word word = r2_nic_word(nic);
+
+    return word == R2_NIC_USABLE || word == R2_NIC_FAILED || (word == R2_NIC_DAMPED && !p->n_up);
 }
 
 /* A first attempt that may still succeed: too early for the last resort. */
@@ -164,12 +192,12 @@ static bool plan_transport(struct r2_peer *p, int via, uint64_t now)
     bool few = p->n_up == 1, serves = false;
 
     for (int l = 0; l < r2_eng.n_nics; l++) {
-        if (r2_nic_usable(l))
+        if (may_try(p, l))
             plan_nic(p, l, via, now, few);
     }
     for (int i = 0; i < p->n_paths; i++) {
         if (p->paths[i]->transport == via && r2_nic_usable(p->paths[i]->lnic))
-            serves |= p->paths[i]->state == R2_PATH_UP || still_new(p->paths[i]);
+            serves |= serving(p->paths[i]) || still_new(p->paths[i]);
     }
     return serves;
 }
@@ -211,7 +239,7 @@ static void probe_peer(struct r2_peer *p, uint64_t now)
         int l = (int)((p->probe_turn + (unsigned)i) % (unsigned)r2_eng.n_nics), order[R2_MAX_NICS],
             rc;
 
-        if (!r2_nic_usable(l) || candidates(p, l, R2_VIA_TCP, order) == 0)
+        if (!may_try(p, l) || candidates(p, l, R2_VIA_TCP, order) == 0)
             continue;
         p->probe_turn = (unsigned)l + 1;
         params.local_nic = (uint8_t)l;
@@ -356,9 +384,10 @@ static void beat(struct r2_path *path, const struct r2_ep_health *h, uint64_t no
         if (h->answered && !h->stalled) {
             path->hb_unanswered = 0;
             path->silent = false;
+            r2_path_event(path, R2_HEALTH_EV_ANSWER, "");
         } else { /* the same mark stands until it is answered */
-            if (judge)
-                path->hb_unanswered++;
+            if (judge && ++path->hb_unanswered == SUSPECT_BEATS)
+                r2_path_event(path, R2_HEALTH_EV_SILENCE, "heartbeats are overdue");
             r2_count(&r2_eng.n->heartbeats_missed, 1);
             path->hb_at = now;
             return;
@@ -500,6 +529,8 @@ void r2_peer_timer(struct r2_timer *t, uint64_t now)
     interval = r2_peer_hb_interval(p, busy);
     awake = now - p->last_tick < 4 * R2_TICK_NS + LATE_NS;
     p->last_tick = now;
+    for (int i = 0; i < p->n_paths; i++)
+        r2_path_tick(p->paths[i], now);
     beat_all(p, now, interval, awake);
     if (awake) {
         judge_silence(p, now);

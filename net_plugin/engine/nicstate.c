@@ -1,4 +1,7 @@
-/* NICs of this node: link events, the operator's word, and what the engine does about them. */
+/* Health of this node's NICs: what is known about each, and what the engine and the peers are told.
+ *
+ * Sources: link and address events, what paths say (census), verdicts, the operator. All but
+ * verdicts run on I/O thread 0. `nic_lock` is a leaf; peers are told after it is released. */
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -7,62 +10,257 @@
 #include "engine/internal.h"
 #include "engine/locate/locate.h"
 
-#define HOUSE_NS (20 * R2_NS_PER_MS)
+#define GRACE_NS (300 * R2_NS_PER_MS) /* for other pairs of the NIC to be tried */
+#define LOOK_NS (1 * R2_NS_PER_S)
+#define UNUSED_NS (2 * R2_NS_PER_S) /* nobody tries a NIC that is back: no path needs it */
+
+static pthread_mutex_t nic_lock = PTHREAD_MUTEX_INITIALIZER;
 
 bool r2_nic_usable(int nic)
 {
     return atomic_load(&r2_eng.nic_state[nic].usable);
 }
 
-static void tell_peer(struct r2_peer *p, int nic, bool usable, int err, const char *cause)
+static enum r2_health_state state_of(int nic)
 {
+    enum r2_health_state state;
+
+    pthread_mutex_lock(&nic_lock);
+    state = r2_eng.nic_state[nic].health.state;
+    pthread_mutex_unlock(&nic_lock);
+    return state;
+}
+
+/* How long it has been in its state. */
+static uint64_t age_of(int nic, uint64_t now)
+{
+    uint64_t since;
+
+    pthread_mutex_lock(&nic_lock);
+    since = r2_eng.nic_state[nic].health.since_ns;
+    pthread_mutex_unlock(&nic_lock);
+    return now > since ? now - since : 0;
+}
+
+/* ---- what follows from a state */
+
+static enum r2_nic_word word_of(const struct r2_nic_state *s)
+{
+    switch (s->health.state) {
+    case R2_HEALTH_FAILED:
+        return s->link_up ? R2_NIC_FAILED : R2_NIC_DOWN;
+    case R2_HEALTH_DRAINED:
+        return R2_NIC_DRAINED;
+    case R2_HEALTH_DAMPED:
+        return R2_NIC_DAMPED;
+    default:
+        return R2_NIC_USABLE;
+    }
+}
+
+static enum r2_seg_nic_state shown_as(enum r2_health_state state)
+{
+    static const enum r2_seg_nic_state as[R2_HEALTH_STATES] = {
+        [R2_HEALTH_HEALTHY] = R2_SEG_NIC_HEALTHY, [R2_HEALTH_SUSPECT] = R2_SEG_NIC_SUSPECT,
+        [R2_HEALTH_FAILED] = R2_SEG_NIC_FAILED,   [R2_HEALTH_PROBING] = R2_SEG_NIC_PROBING,
+        [R2_HEALTH_RAMPING] = R2_SEG_NIC_RAMPING, [R2_HEALTH_DRAINED] = R2_SEG_NIC_DRAINED,
+        [R2_HEALTH_DAMPED] = R2_SEG_NIC_DAMPED,
+    };
+
+    return as[state];
+}
+
+static void journal(int nic, enum r2_health_state before, enum r2_health_state now,
+                    const char *cause)
+{
+    static const enum r2_seg_event as[R2_HEALTH_STATES] = {
+        [R2_HEALTH_HEALTHY] = R2_EV_NIC_UP,      [R2_HEALTH_SUSPECT] = R2_EV_NIC_SUSPECT,
+        [R2_HEALTH_FAILED] = R2_EV_NIC_DOWN,     [R2_HEALTH_PROBING] = R2_EV_NIC_PROBING,
+        [R2_HEALTH_RAMPING] = R2_EV_NIC_RAMPING, [R2_HEALTH_DAMPED] = R2_EV_NIC_DAMPED,
+    };
+    struct r2_control_event ev = {.event = as[now], .nic = r2_nic_name(nic), .cause = cause};
+
+    R2_INFO("NIC %s is %s: %s", r2_nic_name(nic), r2_health_word(now), cause);
+    /* DRAINED is journalled when nothing is left on it, the end of a suspicion not at all. */
+    if (now == R2_HEALTH_DRAINED || (before == R2_HEALTH_SUSPECT && now == R2_HEALTH_HEALTHY))
+        return;
+    r2_control_journal(r2_eng.ctl, &ev);
+}
+
+static void tell_path(struct r2_path *path, enum r2_nic_word word, bool others, const char *cause)
+{
+    if (word == R2_NIC_USABLE) {
+        path->next_at = 0;
+        path->fails = 0;
+    } else if (path->ep && word != R2_NIC_DRAINED && (word != R2_NIC_DAMPED || others)) {
+        r2_path_fail(path, path->gen, word == R2_NIC_DOWN ? ENETDOWN : EIO, cause);
+    }
+    r2_path_follow(path);
+}
+
+static bool others_up(const struct r2_peer *p, int lnic)
+{
+    for (int i = 0; i < p->n_paths; i++) {
+        if (p->paths[i]->lnic != lnic && p->paths[i]->state == R2_PATH_UP)
+            return true;
+    }
+    return false;
+}
+
+static void tell_peer(struct r2_peer *p, int nic, bool news, bool forgiven, const char *cause)
+{
+    enum r2_nic_word word = r2_nic_word(nic);
     struct r2_path *via;
+    bool others;
 
     r2_peer_lock(p);
+    others = others_up(p, nic);
     for (int i = 0; i < p->n_paths; i++) {
-        struct r2_path *path = p->paths[i];
-
-        if (path->lnic != nic)
-            continue;
-        if (!usable && path->ep)
-            r2_path_fail(path, path->gen, err, cause);
-        else if (usable)
-            path->next_at = 0;
+        if (p->paths[i]->lnic == nic && forgiven)
+            r2_path_forgive(p->paths[i]);
+        if (p->paths[i]->lnic == nic && news)
+            tell_path(p->paths[i], word, others, cause);
     }
     via = r2_path_for_ctrl(p, -1, -1);
     if (via)
-        r2_out_nic(via, nic, err);
+        r2_out_nic(via, nic, word == R2_NIC_DOWN ? ENETDOWN : 0, forgiven);
     if (p->resync_wanted && p->out && p->n_up)
         r2_peer_resync(p);
+    r2_peer_weigh(p);
+    if (p->out)
+        r2_peer_kick(p);
     r2_peer_unlock(p);
     r2_peer_wake(p);
 }
 
-static void nic_change(int nic, bool usable, int err, const char *cause)
+static void tell_all(int nic, bool news, bool forgiven, const char *cause)
 {
-    struct r2_nic_state *s = &r2_eng.nic_state[nic];
-    struct r2_control_event ev = {
-        .event = usable ? R2_EV_NIC_UP : R2_EV_NIC_DOWN, .nic = r2_nic_name(nic), .cause = cause};
     struct r2_peer **peers;
     int n;
 
-    if (atomic_load(&s->usable) == usable)
-        return;
-    s->epoch++;
-    atomic_store(&s->usable, usable);
-    r2_control_nic_state(r2_eng.ctl, s->row, usable ? R2_SEG_NIC_HEALTHY : R2_SEG_NIC_FAILED,
-                         cause);
-    r2_count(usable ? &r2_eng.n->nic_recoveries : &r2_eng.n->nic_failures, 1);
-    r2_control_journal(r2_eng.ctl, &ev);
-    R2_INFO("NIC %s is %s: %s", r2_nic_name(nic), usable ? "usable again" : "down", cause);
-    r2_locate_nic_changed(nic);
     peers = r2_peer_all(&n);
     for (int i = 0; i < n; i++) {
-        tell_peer(peers[i], nic, usable, err, cause);
+        tell_peer(peers[i], nic, news, forgiven, cause);
         r2_peer_put(peers[i]);
     }
     free(peers);
 }
+
+void r2_nicstate_announce(int nic)
+{
+    atomic_fetch_add(&r2_eng.nic_state[nic].epoch, 1);
+    tell_all(nic, false, false, "");
+}
+
+/* Takes the event; tells everybody if that changes what they may do with the NIC. */
+static bool nic_event(int nic, enum r2_health_event event, const char *cause)
+{
+    struct r2_nic_state *s = &r2_eng.nic_state[nic];
+    enum r2_health_state before, now;
+    enum r2_nic_word word;
+    bool changed, news;
+
+    pthread_mutex_lock(&nic_lock);
+    before = s->health.state;
+    changed = r2_health_step(&s->health, event, r2_now_ns());
+    now = s->health.state;
+    word = word_of(s);
+    news = word != r2_nic_word(nic);
+    if (news)
+        atomic_fetch_add(&s->epoch, 1);
+    atomic_store(&s->word, (unsigned char)word);
+    atomic_store(&s->usable, word == R2_NIC_USABLE);
+    atomic_store(&s->trusted, now == R2_HEALTH_HEALTHY || now == R2_HEALTH_SUSPECT);
+    if (now != before) {
+        r2_control_nic_state(r2_eng.ctl, s->row, shown_as(now), cause);
+        journal(nic, before, now, cause);
+    }
+    pthread_mutex_unlock(&nic_lock);
+    if (news) {
+        r2_locate_nic_changed(nic);
+        tell_all(nic, true, false, cause);
+    }
+    return changed;
+}
+
+/* ---- failures and their memory */
+
+static int others_usable(int nic)
+{
+    int n = 0;
+
+    for (int i = 0; i < r2_eng.n_nics; i++)
+        n += i != nic && r2_nic_usable(i);
+    return n;
+}
+
+static void show_penalty(int nic, uint64_t now)
+{
+    struct r2_nic_state *s = &r2_eng.nic_state[nic];
+    struct r2_damp_rules rules;
+
+    r2_damp_rules_get(&rules);
+    pthread_mutex_lock(&nic_lock);
+    r2_control_nic_damping(r2_eng.ctl, s->row, r2_damp_penalty(&s->damp, &rules, now),
+                           r2_damp_reuse_at(&s->damp, &rules, now));
+    pthread_mutex_unlock(&nic_lock);
+}
+
+/* A NIC that was in use, or is being left alone, has failed once more. The last one that works is
+ * never left alone. */
+static void count_failure(int nic)
+{
+    struct r2_nic_state *s = &r2_eng.nic_state[nic];
+    uint64_t now = r2_now_ns();
+    struct r2_damp_rules rules;
+    bool suppress;
+
+    r2_damp_rules_get(&rules);
+    pthread_mutex_lock(&nic_lock);
+    suppress = r2_damp_failure(&s->damp, &rules, now);
+    if (suppress && !others_usable(nic)) {
+        r2_damp_release(&s->damp);
+        suppress = false;
+    }
+    pthread_mutex_unlock(&nic_lock);
+    if (suppress)
+        nic_event(nic, R2_HEALTH_EV_SUPPRESS, "it fails too often");
+    show_penalty(nic, now);
+}
+
+static bool in_use(int nic)
+{
+    enum r2_health_state state = state_of(nic);
+
+    return r2_health_carries(state) || state == R2_HEALTH_DAMPED;
+}
+
+static void nic_lost(int nic, enum r2_health_event event, const char *cause)
+{
+    bool counts = in_use(nic);
+
+    nic_event(nic, event, cause);
+    if (counts)
+        count_failure(nic);
+}
+
+void r2_nicstate_forgive(int nic, bool tell)
+{
+    struct r2_nic_state *s = &r2_eng.nic_state[nic];
+
+    pthread_mutex_lock(&nic_lock);
+    r2_damp_clear(&s->damp);
+    pthread_mutex_unlock(&nic_lock);
+    show_penalty(nic, r2_now_ns());
+    if (nic_event(nic, R2_HEALTH_EV_REUSE, "past failures are forgotten") && !s->link_up)
+        nic_event(nic, R2_HEALTH_EV_LOSS, "link down");
+    if (!tell)
+        return;
+    atomic_fetch_add(&s->epoch, 1);
+    tell_all(nic, false, true, "");
+}
+
+/* ---- verdicts */
 
 /* Under the peer's lock: its paths on the NIC are tested now rather than when their turn comes. */
 static void look_again(struct r2_peer *p, int nic)
@@ -83,40 +281,49 @@ void r2_nicstate_verdict(int nic, enum r2_verdict verdict, const char *why)
     int n;
 
     r2_control_journal(r2_eng.ctl, &ev);
+    if (verdict == R2_VERDICT_LOCAL) {
+        nic_lost(nic, R2_HEALTH_EV_LOSS, why); /* the next tick begins to probe */
+        return;
+    }
     peers = r2_peer_all(&n);
     for (int i = 0; i < n; i++) {
-        struct r2_peer *p = peers[i];
-
-        r2_peer_lock(p);
-        for (int k = 0; k < p->n_paths && verdict == R2_VERDICT_LOCAL; k++) {
-            if (p->paths[k]->lnic == nic && p->paths[k]->state == R2_PATH_UP)
-                r2_path_fail(p->paths[k], p->paths[k]->gen, ENETDOWN, why);
-        }
-        if (verdict == R2_VERDICT_HINT)
-            look_again(p, nic);
-        r2_peer_unlock(p);
-        r2_peer_wake(p);
-        r2_peer_put(p);
+        r2_peer_lock(peers[i]);
+        look_again(peers[i], nic);
+        r2_peer_unlock(peers[i]);
+        r2_peer_wake(peers[i]);
+        r2_peer_put(peers[i]);
     }
     free(peers);
 }
 
-void r2_nicstate_located(int nic, bool usable, int err, const char *why)
-{
-    if (!usable || r2_eng.nic_state[nic].link_up)
-        nic_change(nic, usable, err, why);
-}
-
-bool r2_nicstate_carrier(int nic)
+/* Located failures are probed by engine/locate; paths go on trying as well. */
+void r2_nicstate_located(int nic, bool usable, const char *why)
 {
     struct r2_nic_state *s = &r2_eng.nic_state[nic];
 
-    if (r2_eng.nics[nic].loopback || r2_link_query(r2_eng.nics[nic].ifindex) != R2_LINK_DOWN)
-        return true;
-    s->link_up = false;
-    r2_control_nic_link(r2_eng.ctl, s->row, R2_SEG_LINK_DOWN);
-    nic_change(nic, false, ENETDOWN, "link down");
-    return false;
+    atomic_store(&s->located, !usable);
+    if (!usable)
+        nic_lost(nic, R2_HEALTH_EV_LOSS, why);
+    else if (s->link_up)
+        nic_event(nic, R2_HEALTH_EV_PROBE, why);
+}
+
+/* ---- links */
+
+static void link_change(int nic, bool up, const char *cause)
+{
+    struct r2_nic_state *s = &r2_eng.nic_state[nic];
+
+    if (s->link_up == up)
+        return;
+    pthread_mutex_lock(&nic_lock);
+    s->link_up = up;
+    pthread_mutex_unlock(&nic_lock);
+    r2_control_nic_link(r2_eng.ctl, s->row, up ? R2_SEG_LINK_UP : R2_SEG_LINK_DOWN);
+    if (up)
+        nic_event(nic, R2_HEALTH_EV_PROBE, cause);
+    else
+        nic_lost(nic, R2_HEALTH_EV_LOSS, cause);
 }
 
 static void on_link(void *arg, int ifindex, enum r2_link_event event, const struct sockaddr *addr)
@@ -124,13 +331,9 @@ static void on_link(void *arg, int ifindex, enum r2_link_event event, const stru
     (void)arg;
     (void)addr;
     for (int i = 0; i < r2_eng.n_nics; i++) {
-        struct r2_nic_state *s = &r2_eng.nic_state[i];
-
         if (r2_eng.nics[i].ifindex != ifindex || event == R2_ADDR_ADDED || event == R2_ADDR_REMOVED)
             continue;
-        s->link_up = event == R2_LINK_UP;
-        r2_control_nic_link(r2_eng.ctl, s->row, s->link_up ? R2_SEG_LINK_UP : R2_SEG_LINK_DOWN);
-        nic_change(i, s->link_up, ENETDOWN, s->link_up ? "link up" : "link down");
+        link_change(i, event == R2_LINK_UP, event == R2_LINK_UP ? "link up" : "link down");
     }
 }
 
@@ -141,9 +344,31 @@ static void watch_ready(struct r2_io_fd *f, uint32_t events)
     r2_linkwatch_read(r2_eng.watch, on_link, NULL);
 }
 
-static void nudge_nic(int nic)
+/* An event may have been missed. */
+static void look_at_link(int nic)
+{
+    int link;
+
+    if (r2_eng.nics[nic].loopback)
+        return;
+    link = r2_link_query(r2_eng.nics[nic].ifindex);
+    if (link == R2_LINK_UP || link == R2_LINK_DOWN)
+        link_change(nic, link == R2_LINK_UP, link == R2_LINK_UP ? "link up" : "link down");
+}
+
+bool r2_nicstate_carrier(int nic)
+{
+    look_at_link(nic);
+    return r2_eng.nics[nic].loopback || r2_eng.nic_state[nic].link_up;
+}
+
+/* ---- drain */
+
+/* Paths of the NIC that are not closed yet. */
+static uint32_t still_open(int nic)
 {
     struct r2_peer **peers;
+    uint32_t open = 0;
     int n;
 
     peers = r2_peer_all(&n);
@@ -155,83 +380,143 @@ static void nudge_nic(int nic)
         m = r2_peer_eps(peers[i], eps, 2 * R2_PATHS_MAX);
         r2_peer_unlock(peers[i]);
         for (int k = 0; k < m; k++) {
-            if (r2_eng.ops->params(eps[k])->local_nic == nic)
-                r2_eng.ops->nudge(eps[k]);
+            open += r2_eng.ops->params(eps[k])->local_nic == nic;
             r2_eng.ops->put(eps[k]);
         }
         r2_peer_put(peers[i]);
     }
     free(peers);
+    return open;
 }
 
-static void fault_event(int nic, enum r2_seg_event event, const char *cause)
+static void tick_drain(int nic, uint64_t now)
 {
-    struct r2_control_event ev = {.event = event, .nic = r2_nic_name(nic), .cause = cause};
-    char text[80];
+    struct r2_nic_state *s = &r2_eng.nic_state[nic];
+    struct r2_control_event ev = {
+        .event = R2_EV_NIC_DRAINED, .nic = r2_nic_name(nic), .cause = "nothing is on it any more"};
+    uint32_t open;
 
-    r2_fault_text(nic, text, sizeof(text));
-    r2_control_nic_fault(r2_eng.ctl, r2_eng.nic_state[nic].row, text[0] ? text : NULL);
-    if (!cause)
-        ev.cause = text;
+    if (!s->drain_from)
+        return;
+    open = still_open(nic);
+    if (open) {
+        r2_control_nic_draining(r2_eng.ctl, s->row, open);
+        return;
+    }
+    ev.duration_us = (now - s->drain_from) / 1000;
+    s->drain_from = 0;
+    r2_control_nic_state(r2_eng.ctl, s->row, R2_SEG_NIC_DRAINED, ev.cause);
     r2_control_journal(r2_eng.ctl, &ev);
+    r2_control_nic_draining(r2_eng.ctl, s->row, 0);
 }
 
-static int fail_nic(const struct r2_control_cmd *cmd)
+void r2_nicstate_drain(int nic)
 {
-    struct r2_fault f = {
-        .rate = cmd->rate, .loss_ppm = cmd->loss_ppm, .after_bytes = cmd->after_bytes};
+    struct r2_nic_state *s = &r2_eng.nic_state[nic];
 
-    f.kind = cmd->fault == R2_SEG_FAULT_BLACKHOLE ? R2_FAULT_BLACKHOLE
-             : cmd->fault == R2_SEG_FAULT_ERROR   ? R2_FAULT_ERROR
-             : cmd->fault == R2_SEG_FAULT_SLOW    ? R2_FAULT_SLOW
-                                                  : R2_FAULT_LOSS;
-    f.tx = cmd->direction & R2_SEG_DIR_TX;
-    f.rx = cmd->direction & R2_SEG_DIR_RX;
-    if (cmd->for_ms)
-        f.until_ns = r2_now_ns() + cmd->for_ms * R2_NS_PER_MS;
-    r2_fault_set(cmd->nic, &f);
-    fault_event(cmd->nic, R2_EV_FAULT_INJECTED, NULL);
-    return 0;
+    if (state_of(nic) == R2_HEALTH_DRAINED)
+        return;
+    s->drain_from = r2_now_ns();
+    r2_control_nic_draining(r2_eng.ctl, s->row, still_open(nic) + 1);
+    nic_event(nic, R2_HEALTH_EV_DRAIN, "operator: moving traffic off");
 }
 
-static int on_command(void *arg, const struct r2_control_cmd *cmd, char *result, size_t size)
+void r2_nicstate_undrain(int nic)
 {
-    (void)arg;
-    switch (cmd->verb) {
-    case R2_SEG_VERB_FAIL_NIC:
-        snprintf(result, size, "fault injected on %s", r2_nic_name(cmd->nic));
-        return fail_nic(cmd);
-    case R2_SEG_VERB_RECOVER_NIC:
-        r2_fault_clear(cmd->nic);
-        fault_event(cmd->nic, R2_EV_FAULT_CLEARED, "operator");
-        snprintf(result, size, "no fault is injected on %s", r2_nic_name(cmd->nic));
-        return 0;
-    default:
-        snprintf(result, size, "this plugin does not know the command");
-        return -EOPNOTSUPP;
-    }
+    struct r2_nic_state *s = &r2_eng.nic_state[nic];
+
+    s->drain_from = 0;
+    r2_control_nic_draining(r2_eng.ctl, s->row, 0);
+    if (nic_event(nic, R2_HEALTH_EV_UNDRAIN, "operator: given back") && !s->link_up)
+        nic_event(nic, R2_HEALTH_EV_LOSS, "link down");
+    r2_nicstate_forgive(nic, true);
 }
 
-void r2_nicstate_house(struct r2_timer *t, uint64_t now)
+/* ---- time */
+
+/* What its paths say: none answers although the same peers do on others. */
+static void tick_census(int nic, uint64_t now)
 {
-    r2_control_poll(r2_eng.ctl, on_command, NULL);
-    for (int i = 0; i < r2_eng.n_nics; i++) {
-        if (r2_fault_tick(i, now)) {
-            char text[80];
+    struct r2_nic_state *s = &r2_eng.nic_state[nic];
+    int ok = atomic_load(&s->census[R2_CENSUS_OK]), lost = atomic_load(&s->census[R2_CENSUS_LOST]);
+    enum r2_health_state state = state_of(nic);
 
-            r2_fault_text(i, text, sizeof(text));
-            if (!text[0])
-                fault_event(i, R2_EV_FAULT_CLEARED, "over");
-            else
-                r2_control_nic_fault(r2_eng.ctl, r2_eng.nic_state[i].row, text);
-            nudge_nic(i);
-        }
-    }
-    r2_locate_house(now);
-    r2_gauge(&r2_eng.g->sockets, r2_eng.ops->sockets());
-    r2_gauge(&r2_eng.g->memory_bytes, r2_mem_now());
-    r2_timer_set(t, now + HOUSE_NS);
+    if (ok > 0 || lost == 0)
+        s->alone_at = 0;
+    else if (!s->alone_at)
+        s->alone_at = now;
+    if (state == R2_HEALTH_FAILED && s->link_up && ok > 0)
+        nic_event(nic, R2_HEALTH_EV_PROBE, "a path of it is back");
+    else if (state == R2_HEALTH_PROBING && ok > 0)
+        nic_event(nic, R2_HEALTH_EV_PROVEN, "test chunks have arrived");
+    else if (state == R2_HEALTH_PROBING && !lost && age_of(nic, now) > UNUSED_NS)
+        nic_event(nic, R2_HEALTH_EV_PROVEN, "link up, and no path needs it");
+    else if (state == R2_HEALTH_SUSPECT && !s->alone_at)
+        nic_event(nic, R2_HEALTH_EV_ANSWER, "it answers");
+    else if (s->alone_at && state == R2_HEALTH_HEALTHY)
+        nic_event(nic, R2_HEALTH_EV_SILENCE, "none of its paths answers");
+    else if (s->alone_at && now - s->alone_at > GRACE_NS && r2_health_carries(state))
+        nic_lost(nic, R2_HEALTH_EV_PROBE, "none of its paths answers");
 }
+
+static void tick_damping(int nic, uint64_t now)
+{
+    struct r2_nic_state *s = &r2_eng.nic_state[nic];
+    struct r2_damp_rules rules;
+    bool over, alone = !others_usable(nic);
+
+    r2_damp_rules_get(&rules);
+    pthread_mutex_lock(&nic_lock);
+    over = r2_damp_tick(&s->damp, &rules, now);
+    if (alone)
+        r2_damp_release(&s->damp);
+    pthread_mutex_unlock(&nic_lock);
+    if (!over && !alone)
+        return;
+    nic_event(nic, R2_HEALTH_EV_REUSE, over ? "the penalty has faded" : "no other NIC is left");
+    if (!s->link_up)
+        nic_event(nic, R2_HEALTH_EV_LOSS, "link down");
+}
+
+static uint32_t ramp_of(int nic, uint64_t now)
+{
+    enum r2_health_state state = state_of(nic);
+
+    if (state == R2_HEALTH_PROBING)
+        return r2_health_ramp(0, r2_eng.set->ramp_ns);
+    return state == R2_HEALTH_RAMPING ? r2_health_ramp(age_of(nic, now), r2_eng.set->ramp_ns)
+                                      : R2_WEIGHT_FULL;
+}
+
+static void tick_nic(int nic, uint64_t now)
+{
+    struct r2_nic_state *s = &r2_eng.nic_state[nic];
+
+    if (atomic_exchange(&s->forgive, false))
+        r2_nicstate_forgive(nic, false);
+    if (state_of(nic) == R2_HEALTH_DAMPED)
+        tick_damping(nic, now);
+    if (state_of(nic) == R2_HEALTH_FAILED && s->link_up && !atomic_load(&s->located))
+        nic_event(nic, R2_HEALTH_EV_PROBE, "tried again");
+    if (state_of(nic) == R2_HEALTH_RAMPING && age_of(nic, now) >= r2_eng.set->ramp_ns)
+        nic_event(nic, R2_HEALTH_EV_RAMPED, "back at its full weight");
+    atomic_store(&s->ramp, ramp_of(nic, now));
+    tick_census(nic, now);
+    tick_drain(nic, now);
+    if (now - s->shown_at < LOOK_NS)
+        return;
+    s->shown_at = now;
+    show_penalty(nic, now);
+    look_at_link(nic);
+}
+
+void r2_nicstate_tick(uint64_t now)
+{
+    for (int i = 0; i < r2_eng.n_nics; i++)
+        tick_nic(i, now);
+}
+
+/* ---- start */
 
 static void add_row(int i)
 {
@@ -252,14 +537,26 @@ static void add_row(int i)
     r2_eng.nic_state[i].row = r2_control_nic_add(r2_eng.ctl, &row);
 }
 
+static void begin(int i)
+{
+    struct r2_nic_state *s = &r2_eng.nic_state[i];
+
+    s->link_up = r2_eng.nics[i].link_up;
+    s->health.state = s->link_up ? R2_HEALTH_HEALTHY : R2_HEALTH_FAILED;
+    atomic_store(&s->weight, r2_eng.nics[i].weight ? R2_WEIGHT_FULL : 0);
+    atomic_store(&s->word, (unsigned char)word_of(s));
+    atomic_store(&s->usable, s->link_up);
+    atomic_store(&s->trusted, s->link_up);
+    atomic_store(&s->ramp, R2_WEIGHT_FULL);
+    add_row(i);
+}
+
 int r2_nicstate_start(void)
 {
     int rc;
 
-    for (int i = 0; i < r2_eng.n_nics; i++) {
-        atomic_store(&r2_eng.nic_state[i].weight, r2_eng.nics[i].weight ? R2_WEIGHT_FULL : 0);
-        add_row(i);
-    }
+    for (int i = 0; i < r2_eng.n_nics; i++)
+        begin(i);
     rc = r2_linkwatch_open(&r2_eng.watch);
     if (rc == 0) {
         r2_eng.watch_fd.fd = r2_linkwatch_fd(r2_eng.watch);
@@ -271,14 +568,9 @@ int r2_nicstate_start(void)
         R2_WARN("no link events (%s): heartbeats have to notice dead links", strerror(-rc));
         r2_control_set_missing(r2_eng.ctl, R2_SEG_MISSING_NETLINK);
     }
-    for (int i = 0; i < r2_eng.n_nics; i++) { /* what changed since the NICs were found */
-        bool up = r2_link_query(r2_eng.nics[i].ifindex) != R2_LINK_DOWN;
-
-        if (!r2_eng.nics[i].loopback)
-            nic_change(i, up, ENETDOWN, up ? "link up" : "link down");
-    }
+    for (int i = 0; i < r2_eng.n_nics; i++)
+        look_at_link(i); /* what changed since the NICs were found */
     r2_locate_start();
-    r2_timer_init(&r2_eng.house, r2_io_at(0), r2_nicstate_house);
-    r2_timer_set(&r2_eng.house, r2_now_ns() + HOUSE_NS);
+    r2_niccmd_start();
     return 0;
 }

@@ -103,6 +103,11 @@ void r2_up_ctrl_sent(void *owner, struct r2_ep *ep, uint64_t sent)
     pthread_mutex_unlock(&path->peer->lock);
 }
 
+static uint16_t weight_less(int nic)
+{
+    return (uint16_t)(R2_WEIGHT_FULL - atomic_load(&r2_eng.nic_state[nic].weight));
+}
+
 void r2_out_info(struct r2_path *path)
 {
     struct r2_msg_info m = {0};
@@ -116,17 +121,19 @@ void r2_out_info(struct r2_path *path)
         snprintf(nics[i].name, sizeof(nics[i].name), "%.*s", (int)sizeof(nics[i].name) - 1,
                  r2_eng.nics[i].name);
         r2_eng.ops->address(i, &nics[i].addr);
-        nics[i].usable = r2_nic_usable(i);
+        nics[i].word = (uint8_t)r2_nic_word(i);
+        nics[i].less = weight_less(i);
         nics[i].epoch = r2_eng.nic_state[i].epoch;
         nics[i].speed_mbps = (uint32_t)r2_eng.nics[i].speed_mbps;
     }
     r2_out_frame(path, R2_F_INFO, &m, sizeof(m), nics, (size_t)r2_eng.n_nics * sizeof(nics[0]));
 }
 
-void r2_out_nic(struct r2_path *path, int nic, int err)
+void r2_out_nic(struct r2_path *path, int nic, int err, bool forgiven)
 {
-    struct r2_msg_nic m = {.nic = (uint8_t)nic, .usable = r2_nic_usable(nic)};
+    struct r2_msg_nic m = {.nic = (uint8_t)nic, .word = (uint8_t)r2_nic_word(nic)};
 
+    m.less = (uint16_t)(weight_less(nic) | (forgiven ? R2_NIC_FORGIVEN : 0));
     m.epoch = r2_eng.nic_state[nic].epoch;
     m.reason = (uint32_t)err;
     r2_out_frame(path, R2_F_NIC, &m, sizeof(m), NULL, 0);
@@ -182,10 +189,8 @@ void r2_peer_resync(struct r2_peer *p)
     if (!via || via->out_len - via->out_off > OUTBOX_FULL)
         return; /* the peer does not read: what is queued says enough until it does */
     p->resync_wanted = false;
-    for (int i = 0; i < r2_eng.n_nics; i++) {
-        if (!r2_nic_usable(i))
-            r2_out_nic(via, i, 0);
-    }
+    for (int i = 0; i < r2_eng.n_nics; i++)
+        r2_out_nic(via, i, 0, false);
     R2_LIST_FOR_EACH (n, &p->conn_list)
         resync_conn(R2_CONTAINER_OF(n, struct r2_conn, node), via);
     r2_recv_out_acks(p);

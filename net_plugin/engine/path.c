@@ -8,8 +8,8 @@
 #include "engine/locate/locate.h"
 #include "util/random.h"
 
-#define BACKOFF_FIRST (10 * R2_NS_PER_MS)
 #define BACKOFF_NEVER_UP (5 * R2_NS_PER_S)
+#define BACKOFF_NONE_LEFT (250 * R2_NS_PER_MS)
 
 struct r2_path *r2_path_find(struct r2_peer *p, int lnic, int rnic, int transport)
 {
@@ -42,7 +42,7 @@ struct r2_path *r2_path_obtain(struct r2_peer *p, int lnic, int rnic, int transp
     path->transport = (uint8_t)transport;
     r2_list_init(&path->flushq);
     r2_pathrate_init(&path->rate, 0);
-    path->ramp = path->grey = R2_WEIGHT_FULL;
+    path->grey = R2_WEIGHT_FULL;
     r2_grey_path_init(path);
     name = p->rnics[rnic].name[0] ? p->rnics[rnic].name : NULL;
     path->row = r2_control_path_add(r2_eng.ctl, p->row, lnic, name);
@@ -77,14 +77,28 @@ void r2_path_journal(const struct r2_path *path, enum r2_seg_event event, uint64
     r2_control_journal(r2_eng.ctl, &ev);
 }
 
-static void backoff(struct r2_path *path, uint64_t now)
+/* Longest time between the starts of two attempts. A pair that never was up may be out of reach for
+ * good, unless its NIC is known to be coming back. */
+static uint64_t probe_cap(const struct r2_path *path)
 {
-    uint64_t cap = path->ever_up ? r2_eng.set->probe_interval_ns : BACKOFF_NEVER_UP;
-    uint64_t wait = BACKOFF_FIRST << (path->fails > 12 ? 12 : path->fails);
+    uint64_t cap = r2_eng.set->probe_interval_ns;
+
+    if (!path->ever_up && atomic_load(&r2_eng.nic_state[path->lnic].trusted))
+        return BACKOFF_NEVER_UP;
+    if (path->peer->n_up == 0 && path->first_choice && cap > BACKOFF_NONE_LEFT)
+        return BACKOFF_NONE_LEFT;
+    return cap;
+}
+
+/* Counted from the start of an attempt that failed, so that its own time-out is no extra wait. */
+static void backoff(struct r2_path *path, uint64_t now, bool attempt)
+{
+    uint64_t wait = r2_health_backoff((unsigned)path->fails, probe_cap(path));
     struct r2_prng jitter;
 
-    r2_prng_seed(&jitter, now);
-    path->next_at = now + r2_prng_jitter(&jitter, wait > cap ? cap : wait, 20);
+    r2_prng_seed(&jitter, now ^ (uint64_t)(uintptr_t)path);
+    wait -= r2_prng_below(&jitter, wait / 5 + 1);
+    path->next_at = (attempt ? path->attempt_at : now) + wait;
     path->fails++;
 }
 
@@ -107,22 +121,78 @@ static void bury(struct r2_path *path, int err)
     path->ep = NULL;
 }
 
+/* The other process leaves, or the path is let go on purpose: nobody misses it. */
+static bool in_order(const struct r2_path *path, int err)
+{
+    struct r2_list *n;
+
+    if (err == 0 || path->health.state == R2_HEALTH_DRAINED)
+        return true;
+    R2_LIST_FOR_EACH (n, &path->peer->conn_list) {
+        const struct r2_conn *c = R2_CONTAINER_OF(n, struct r2_conn, node);
+
+        if (!c->remote_closed && c->state != R2_CONN_CLOSED)
+            return false;
+    }
+    return true;
+}
+
 static void report_down(struct r2_path *path, int err, const char *cause)
 {
-    struct r2_peer *p = path->peer;
     char text[128];
 
-    if (r2_list_empty(&p->conn_list)) /* the other process leaves: nobody misses the path */
+    path->quiet = in_order(path, err);
+    r2_path_event(path, path->quiet ? R2_HEALTH_EV_CLOSE : R2_HEALTH_EV_LOSS, cause);
+    if (path->quiet)
         return;
     r2_path_journal(path, R2_EV_PATH_DOWN, 0, 0, cause);
     R2_INFO("path %s generation %u is down: %s (%s)", r2_path_text(path, text, sizeof(text)),
             path->gen, cause, err ? strerror(err) : "closed");
 }
 
+/* One failure more; too many lately, and the path is left alone while another one is left. */
+static void count_failure(struct r2_path *path, uint64_t now)
+{
+    struct r2_damp_rules rules;
+
+    if (path->quiet || !path->peer->out)
+        return;
+    r2_damp_rules_get(&rules);
+    if (r2_damp_failure(&path->damp, &rules, now) && path->peer->n_up)
+        r2_path_event(path, R2_HEALTH_EV_SUPPRESS, "it fails too often");
+    else if (path->health.state != R2_HEALTH_DAMPED)
+        r2_damp_release(&path->damp);
+}
+
+/* The newest generation has ended: what becomes of the path. */
+static void ended(struct r2_path *path, bool clean, int err, const char *cause)
+{
+    struct r2_peer *p = path->peer;
+    bool was_up = path->state == R2_PATH_UP, carried = was_up && !path->testing;
+    uint64_t now = r2_now_ns();
+
+    path->state = R2_PATH_WAIT;
+    p->n_up -= was_up;
+    path->quiet = false;
+    if (carried) {
+        path->fails = 0;
+        path->down_at = now;
+        report_down(path, err, cause);
+        count_failure(path, now);
+        if (!path->quiet)
+            r2_locate_path_failed(path, err);
+    } else if (p->out && clean) {
+        path->fenced_gen = path->gen; /* it never carried a byte of a message */
+    }
+    path->testing = false;
+    backoff(path, now, !carried);
+    r2_path_show(path, !was_up && path->verdict[0] ? path->verdict : cause);
+    r2_peer_census(p);
+}
+
 void r2_path_fail(struct r2_path *path, uint32_t gen, int err, const char *cause)
 {
     struct r2_peer *p = path->peer;
-    uint64_t now = r2_now_ns();
     bool was_up = path->state == R2_PATH_UP;
     bool clean = path->fenced_gen >= path->down_gen; /* nothing older waits for its fence */
 
@@ -140,24 +210,12 @@ void r2_path_fail(struct r2_path *path, uint32_t gen, int err, const char *cause
     }
     if (path->ep)
         bury(path, err);
-    if (path->state == R2_PATH_UP || path->state == R2_PATH_CONNECTING) {
-        path->state = R2_PATH_WAIT;
-        if (was_up) {
-            path->fails = 0;
-            p->n_up--;
-            path->down_at = now;
-            report_down(path, err, cause);
-            r2_locate_path_failed(path, err);
-        } else if (p->out && clean) {
-            path->fenced_gen = gen; /* it never carried a byte of a message */
-        }
-        backoff(path, now);
-    }
+    if (was_up || path->state == R2_PATH_CONNECTING)
+        ended(path, clean, err, cause);
     r2_out_reset(path);
-    r2_control_path_state(r2_eng.ctl, path->row,
-                          path->ever_up ? R2_SEG_PATH_DOWN : R2_SEG_PATH_NEVER_REACHED, path->gen,
-                          !was_up && path->verdict[0] ? path->verdict : cause);
     if (p->n_up == 0 && was_up) {
+        uint64_t now = r2_now_ns();
+
         p->no_path_since = p->suspect ? p->suspect_since : now;
         p->suspect = false;
         p->probe_at = now;
@@ -176,10 +234,9 @@ void r2_path_fail(struct r2_path *path, uint32_t gen, int err, const char *cause
 void r2_path_up(struct r2_path *path)
 {
     struct r2_peer *p = path->peer;
-    uint64_t now = r2_now_ns(), away = path->down_at ? now - path->down_at : 0;
+    uint64_t now = r2_now_ns();
 
     path->state = R2_PATH_UP;
-    path->fails = 0;
     path->silent = false;
     path->hb_unanswered = 0;
     path->hb_marked = false;
@@ -190,13 +247,14 @@ void r2_path_up(struct r2_path *path)
     path->refused = false;
     path->verdict[0] = '\0';
     p->reached[path->lnic] |= (uint16_t)(1u << path->rnic);
-    r2_control_path_state(r2_eng.ctl, path->row, R2_SEG_PATH_UP, path->gen, "");
-    r2_path_journal(path, R2_EV_PATH_UP, 0, away, path->ever_up ? "back" : "connected");
-    path->ever_up = true;
+    path->heard = path->told_up = false;
     r2_out_info(path);
     path->ctrl_ready = true;
     path->grey = R2_WEIGHT_FULL; /* what was measured is forgotten too */
     r2_grey_path_up(path);
+    r2_path_test(path);
+    r2_path_show(path, path->testing ? "test chunks are under way" : "");
+    r2_peer_census(p);
     r2_peer_weigh(p);
     if (p->n_up == 1) {
         r2_control_peer_state(r2_eng.ctl, p->row, R2_SEG_PEER_UP, "");
@@ -225,8 +283,7 @@ int r2_path_connect(struct r2_path *path, uint64_t now)
     path->state = R2_PATH_CONNECTING;
     path->attempt_at = now;
     r2_peer_get(p); /* the endpoint's, until `released` */
-    if (path->ever_up)
-        r2_control_path_state(r2_eng.ctl, path->row, R2_SEG_PATH_PROBING, path->gen, "");
+    r2_path_event(path, R2_HEALTH_EV_PROBE, "");
     rc = r2_eng.ops->connect(&params, &ep);
     if (rc == 0) {
         path->ep = ep;
@@ -237,6 +294,12 @@ int r2_path_connect(struct r2_path *path, uint64_t now)
     return rc;
 }
 
+/* Not on its way in or out. */
+static bool fit(const struct r2_path *path)
+{
+    return !path->testing && path->health.state != R2_HEALTH_DRAINED;
+}
+
 /* Frames are few, so a limited weight does not matter to them, but warm spares come last. */
 static bool better(const struct r2_path *a, const struct r2_path *b)
 {
@@ -244,6 +307,8 @@ static bool better(const struct r2_path *a, const struct r2_path *b)
         return true;
     if ((a->hb_unanswered == 0) != (b->hb_unanswered == 0))
         return a->hb_unanswered == 0;
+    if (fit(a) != fit(b))
+        return fit(a);
     return a->share.weight && !b->share.weight;
 }
 
@@ -256,8 +321,8 @@ struct r2_path *r2_path_for_ctrl(struct r2_peer *p, int home, int remote_home)
 
         if (path->state != R2_PATH_UP || !path->ctrl_ready)
             continue;
-        if (path->hb_unanswered == 0 && path->share.weight && (home < 0 || path->lnic == home) &&
-            (remote_home < 0 || path->rnic == remote_home))
+        if (path->hb_unanswered == 0 && path->share.weight && fit(path) &&
+            (home < 0 || path->lnic == home) && (remote_home < 0 || path->rnic == remote_home))
             return path;
         if (better(path, best))
             best = path;

@@ -7,17 +7,23 @@
 
 bool r2_path_carries(const struct r2_path *path)
 {
-    return path->state == R2_PATH_UP && !path->spare && path->ctrl_ready;
+    return path->state == R2_PATH_UP && !path->spare && path->ctrl_ready && !path->testing &&
+           r2_health_carries(path->health.state);
 }
 
-static uint32_t weight_of(const struct r2_path *path)
+static uint32_t weight_of(const struct r2_path *path, uint64_t now)
 {
+    uint32_t ramp = path->health.state == R2_HEALTH_RAMPING
+                        ? r2_health_ramp(now - path->health.since_ns, r2_eng.set->ramp_ns)
+                        : R2_WEIGHT_FULL;
+    uint32_t nic_ramp =
+        atomic_load_explicit(&r2_eng.nic_state[path->lnic].ramp, memory_order_relaxed);
     uint32_t nic = atomic_load_explicit(&r2_eng.nic_state[path->lnic].weight, memory_order_relaxed);
     const struct r2_rnic *r = &path->peer->rnics[path->rnic];
 
     if (r->known && r->weight < nic)
         nic = r->weight; /* the lower of the two ends */
-    return r2_weight_of(nic, path->ramp, path->grey);
+    return r2_weight_of(nic, ramp < nic_ramp ? ramp : nic_ramp, path->grey);
 }
 
 /* Paths whose heartbeat is overdue do not count, so that nobody's share is held up by them. */
@@ -31,7 +37,7 @@ void r2_peer_weigh(struct r2_peer *p)
         for (int i = 0; i < p->n_paths; i++) {
             struct r2_path *path = p->paths[i];
 
-            path->share.weight = weight_of(path);
+            path->share.weight = weight_of(path, now);
             if (r2_path_carries(path) && !(answering && path->hb_unanswered))
                 r2_share_add(&p->shares, &path->share);
         }

@@ -286,6 +286,10 @@ int r2_up_chunk_claim(void *owner, struct r2_ep *ep, struct r2_bulk *bulk, uint1
         r2_count(&r2_eng.n->stale_chunks, 1);
         goto out;
     }
+    if (bulk->conn == R2_CONN_TEST) {
+        rc = r2_path_test_claim(path, bulk);
+        goto out;
+    }
     if (!c || c->out || c->state != R2_CONN_OPEN)
         goto out;
     if (bulk->seq >= c->next_seq) { /* nobody cleared it to send */
@@ -321,6 +325,14 @@ out:
     return rc;
 }
 
+static void test_over(struct r2_path *path, struct r2_ep *ep, const struct r2_bulk *bulk,
+                      bool whole)
+{
+    r2_peer_lock(path->peer);
+    r2_path_test_done(path, bulk, whole && path->ep == ep);
+    r2_peer_unlock(path->peer);
+}
+
 void r2_up_chunk_done(void *owner, struct r2_ep *ep, const struct r2_bulk *bulk)
 {
     struct r2_path *path = owner;
@@ -328,6 +340,10 @@ void r2_up_chunk_done(void *owner, struct r2_ep *ep, const struct r2_bulk *bulk)
     struct r2_conn *c;
     struct r2_req *r;
 
+    if (bulk->conn == R2_CONN_TEST) {
+        test_over(path, ep, bulk, true);
+        return;
+    }
     r2_peer_lock(p);
     c = r2_conn_find(p, bulk->conn);
     r = c && !c->out ? r2_conn_req(c, bulk->seq) : NULL;
@@ -351,6 +367,10 @@ void r2_up_chunk_dropped(void *owner, struct r2_ep *ep, const struct r2_bulk *bu
     struct r2_conn *c;
     struct r2_req *r;
 
+    if (bulk->conn == R2_CONN_TEST) {
+        test_over(path, ep, bulk, false);
+        return;
+    }
     r2_peer_lock(p);
     c = r2_conn_find(p, bulk->conn);
     r = c && !c->out ? r2_conn_req(c, bulk->seq) : NULL;

@@ -142,7 +142,7 @@ static bool send_eager(struct r2_conn *c, struct r2_req *r)
     struct r2_msg_eager m = {.conn = c->id, .seq = r->seq, .size = (uint32_t)r->size};
     struct r2_chunk chunk;
 
-    if (!path ||
+    if (!path || path->testing ||
         !r2_send_next(&r->led.send, UINT32_MAX, path->index, path->gen, r2_now_ns(), &chunk))
         return false;
     m.gen = path->gen;
@@ -401,6 +401,10 @@ bool r2_up_next_chunk(void *owner, struct r2_ep *ep, struct r2_bulk *bulk)
     bool found = false, any = false;
 
     r2_peer_lock(p);
+    if (path->ep == ep && path->testing) {
+        found = r2_path_test_next(path, bulk);
+        goto out;
+    }
     if (path->ep != ep || !usable(path) || r2_list_empty(&p->ready) || !room(path))
         goto out;
     if (!r2_share_may(&p->shares, &path->share) && !sole_carrier(path)) {
@@ -438,6 +442,8 @@ void r2_up_chunk_sent(void *owner, struct r2_ep *ep, const struct r2_bulk *bulk)
     struct r2_conn *c;
     struct r2_req *r;
 
+    if (bulk->conn == R2_CONN_TEST)
+        return;
     r2_peer_lock(path->peer);
     path->tx_bytes += bulk->len;
     c = r2_conn_find(path->peer, bulk->conn);
@@ -539,7 +545,7 @@ void r2_send_fenced(struct r2_path *path, uint32_t gen)
             r2_send_pump(c);
         }
     }
-    if (!path->ever_up)
+    if (!path->ever_up || (path->quiet && !bytes))
         return;
     path->replayed += bytes;
     r2_path_journal(path, R2_EV_REPLAY, bytes, r2_now_ns() - path->down_at, "");

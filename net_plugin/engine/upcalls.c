@@ -24,7 +24,7 @@ static void *up_accepted(struct r2_ep *ep, const struct r2_ep_params *params)
     if (!p)
         return NULL;
     r2_peer_lock(p);
-    path = p->life == R2_PEER_ALIVE && p->listed
+    path = p->life == R2_PEER_ALIVE && p->listed && r2_nic_word(params->local_nic) != R2_NIC_DRAINED
                ? r2_path_obtain(p, params->local_nic, params->remote_nic, params->transport)
                : NULL;
     if (path && (params->gen <= path->gen || params->gen <= path->down_gen))
@@ -34,6 +34,7 @@ static void *up_accepted(struct r2_ep *ep, const struct r2_ep_params *params)
         path->gen = params->gen;
         path->ep = ep;
         path->state = R2_PATH_CONNECTING;
+        r2_path_event(path, R2_HEALTH_EV_PROBE, "the other side tries it");
         r2_peer_get(p); /* the endpoint's, until `released` */
         r2_eng.ops->get(ep);
     }

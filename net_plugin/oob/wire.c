@@ -80,6 +80,8 @@ static const uint16_t fixed_len[R2_F_LAST + 1] = {
     [R2_F_PROBE] = sizeof(struct r2_msg_probe),
     [R2_F_PROBE_RESULT] = sizeof(struct r2_msg_probe_result),
     [R2_F_VERDICT] = sizeof(struct r2_msg_verdict),
+    [R2_F_TEST] = sizeof(struct r2_msg_test),
+    [R2_F_TEST_ACK] = sizeof(struct r2_msg_test),
 };
 
 static uint32_t load32(const uint8_t *p)

@@ -68,7 +68,9 @@ enum r2_frame_type {
     R2_F_PROBE,        /* B: a path failed: look at its ends from your side (engine/locate) */
     R2_F_PROBE_RESULT, /* B: what was seen */
     R2_F_VERDICT,      /* B: which NIC was found to be at fault; a hint, never more */
-    R2_F_LAST = R2_F_VERDICT,
+    R2_F_TEST,         /* S: the path is to prove itself before it carries job data */
+    R2_F_TEST_ACK,     /* R: as many bytes of test chunks have arrived */
+    R2_F_LAST = R2_F_TEST_ACK,
 };
 
 struct r2_msg_open {
@@ -145,12 +147,29 @@ struct r2_msg_close_ack {
     uint32_t pad;
 } __attribute__((packed));
 
+/* What a process says about a NIC of its own. */
+enum r2_nic_word {
+    R2_NIC_DOWN = 0, /* no link: no attempt is worth while */
+    R2_NIC_USABLE,
+    R2_NIC_DRAINED, /* on purpose: finish what is in flight, then let go */
+    R2_NIC_DAMPED,  /* failed too often: not for a while */
+    R2_NIC_FAILED,  /* broken, and to be probed */
+    R2_NIC_WORDS
+};
+
 struct r2_msg_nic {
     uint8_t nic;
-    uint8_t usable;
-    uint16_t pad;
+    uint8_t word;   /* enum r2_nic_word */
+    uint16_t less;  /* bits 0 to 9: per mille that its weight is below full */
     uint32_t epoch; /* grows with every change of this NIC */
     uint32_t reason;
+} __attribute__((packed));
+#define R2_NIC_LESS 0x3ffu
+#define R2_NIC_FORGIVEN 0x8000u /* in `less`: penalties for past failures are forgotten */
+
+struct r2_msg_test { /* TEST: bytes wanted; TEST_ACK: arrived */
+    uint32_t gen;
+    uint32_t bytes;
 } __attribute__((packed));
 
 struct r2_msg_heartbeat {
@@ -160,8 +179,9 @@ struct r2_msg_heartbeat {
 struct r2_info_nic {
     char name[R2_WIRE_NAME];
     struct r2_wire_addr addr;
-    uint8_t usable;
-    uint8_t pad[3];
+    uint8_t word; /* enum r2_nic_word */
+    uint8_t pad;
+    uint16_t less; /* as in r2_msg_nic */
     uint32_t epoch;
     uint32_t speed_mbps;
 } __attribute__((packed));

@@ -18,8 +18,7 @@ from r2ccl_ctl.cli.common import (
 )
 from r2ccl_ctl.cli.view import document
 from r2ccl_ctl.control import Answer, Command, Selection, select_targets, send_commands, with_nic
-from r2ccl_ctl.errors import R2UsageError
-from r2ccl_ctl.faults import parse_kind
+from r2ccl_ctl.faults import parse_for, parse_kind
 from r2ccl_ctl.units import parse_duration, parse_size
 
 
@@ -133,9 +132,7 @@ def fail_nic(
     """
     fault, rate, loss_ppm = parse_kind(kind)
     after_bytes = parse_size(after) if after else 0
-    for_ms = round(parse_duration(duration) * 1000) if duration else 0
-    if duration and for_ms < 1:
-        raise R2UsageError(f"--for {duration}: at least 1ms")
+    for_ms = parse_for(duration)
     answers = ask(
         selection(pid, job, node, everything),
         nic,
@@ -169,8 +166,8 @@ def recover_nic(
 ) -> None:
     """Give NIC back to running processes.
 
-    Ends every fault that fail-nic has put on it. The processes probe it and take it into use by
-    themselves, within about a second.
+    Ends every fault that fail-nic has put on it, and forgets its past failures (flap damping). The
+    processes probe it and take it into use by themselves, within about a second.
 
     \b
     Example:

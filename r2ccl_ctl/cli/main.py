@@ -8,6 +8,8 @@ from r2ccl_ctl import __version__
 from r2ccl_ctl.cli.act_cmds import fail_nic, recover_nic
 from r2ccl_ctl.cli.common import R2Group
 from r2ccl_ctl.cli.demo_cmds import demo
+from r2ccl_ctl.cli.drain_cmds import drain_nic, set_weight, undrain_nic
+from r2ccl_ctl.cli.fault_cmds import faults
 from r2ccl_ctl.cli.lab_cmds import lab
 from r2ccl_ctl.cli.launch_cmds import launch
 from r2ccl_ctl.cli.read_cmds import journal, nics, ps, status
@@ -17,7 +19,7 @@ from r2ccl_ctl.cli.shim_cmds import shim
 SECTIONS = (
     ("Start", (build, run, env_, launch)),
     ("Look", (ps, status, nics, journal)),
-    ("Steer", (fail_nic, recover_nic)),
+    ("Steer", (drain_nic, undrain_nic, set_weight, fail_nic, recover_nic, faults)),
     ("Try out", (demo, lab)),
     ("Tools", (config, shim, gc, completion)),
 )

@@ -180,9 +180,18 @@ NIC_COLUMNS = (
     ">RX BYTES",
     ">FAILS",
     "SINCE",
+    "PENALTY",
     "FAULT",
     "CAUSE",
 )
+
+
+def penalty(nic: Nic, now_ns: int | None = None) -> str:
+    """Flap damping: the penalty, and how long a damped NIC is still left alone."""
+    now = now_ns if now_ns is not None else time.monotonic_ns()
+    left = (nic.reuse_mono_ns - now) / 1e9 if nic.state == "damped" else 0
+    text = str(nic.penalty) if nic.penalty else "-"
+    return f"{text}, reuse in {show_span(left)}" if left > 0 else text
 
 
 def nic_cells(
@@ -201,6 +210,7 @@ def nic_cells(
         show_bytes(nic.rx_bytes),
         nic.failures,
         ago(nic.since_mono_ns, now_ns),
+        penalty(nic, now_ns),
         nic.fault or "-",
         nic.cause,
     )

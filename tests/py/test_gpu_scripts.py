@@ -107,7 +107,10 @@ def test_what_nccl_says() -> None:
 def test_schedules() -> None:
     events = faults.parse_schedule("0.2:carrier:n0:nic0,+15ms:silent-tx:n1:nic2,0.6:up:n0:nic0")
     assert [e.words() for e in events] == [
-        "0.2:carrier:n0:nic0", "+15ms:silent-tx:n1:nic2", "0.6:up:n0:nic0"]
+        "0.2:carrier:n0:nic0",
+        "+15ms:silent-tx:n1:nic2",
+        "0.6:up:n0:nic0",
+    ]
     for bad in ("x", "0.2:melt:n0:nic0", "1.5:up:n0:nic0", "0.2:up:nic0"):
         with pytest.raises(faults.FaultError, match="event"):
             faults.parse_schedule(bad)
@@ -161,12 +164,16 @@ def test_gpus_are_dealt_out() -> None:
 
 
 def test_job_reports_codes_and_kills_what_hangs(tmp_path: Path) -> None:
-    prog = script(tmp_path, "rank", """
+    prog = script(
+        tmp_path,
+        "rank",
+        """
         import os, sys, time
         rank = int(os.environ["RANK"])
         print("rank", rank, "of", os.environ["WORLD_SIZE"], os.environ["LOCAL_RANK"], flush=True)
         sys.exit(3) if rank == 1 else time.sleep(60 if rank == 2 else 0)
-    """)
+    """,
+    )
     job = jobs.Job(LocalBed(), jobs.Shape(2, 2), [str(prog)])
     job.start()
     ended = job.wait(1.5)
@@ -230,14 +237,28 @@ def test_bench_medians_and_ratio(tmp_path: Path) -> None:
 
     def run(variant: str, size: int, us: float, bus: float) -> dict[str, Any]:
         half = {"time_us": us, "busbw_gbs": bus}
-        return {"ok": True, "op": "all_reduce", "proto": "auto", "variant": variant,
-                "rows": [{"size": size, "out_of_place": half}]}
+        return {
+            "ok": True,
+            "op": "all_reduce",
+            "proto": "auto",
+            "variant": variant,
+            "rows": [{"size": size, "out_of_place": half}],
+        }
 
-    table = run_tests.medians([run("r2ccl", 8, 30, 0), run("sockets", 8, 40, 0),
-                               run("fastsocket", 8, 60, 0), run("r2ccl", 8 << 20, 1, 30),
-                               run("sockets", 8 << 20, 1, 20), run("fastsocket", 8 << 20, 1, 24)])
+    table = run_tests.medians(
+        [
+            run("r2ccl", 8, 30, 0),
+            run("sockets", 8, 40, 0),
+            run("fastsocket", 8, 60, 0),
+            run("r2ccl", 8 << 20, 1, 30),
+            run("sockets", 8 << 20, 1, 20),
+            run("fastsocket", 8 << 20, 1, 24),
+        ]
+    )
     assert [(r["best_other"], r["ratio"]) for r in table] == [
-        ("sockets", 0.75), ("fastsocket", 1.25)]
+        ("sockets", 0.75),
+        ("fastsocket", 1.25),
+    ]
     assert any("0.75 (time)" in line for line in run_tests.format_table(table))
 
 
@@ -260,13 +281,18 @@ def test_variants(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 def test_ddp_curves_are_compared_bitwise() -> None:
     def ended(loss: float, digest: str) -> Any:
-        lines = [(0.0, f'{{"event": "step", "step": 1, "loss": "{loss.hex()}"}}\n'),
-                 (0.1, f'{{"event": "end", "rank": 0, "steps": 1, "losses": "{digest}", '
-                       '"weights": "w", "seconds": 1.5}\n')]
+        lines = [
+            (0.0, f'{{"event": "step", "step": 1, "loss": "{loss.hex()}"}}\n'),
+            (
+                0.1,
+                f'{{"event": "end", "rank": 0, "steps": 1, "losses": "{digest}", '
+                '"weights": "w", "seconds": 1.5}\n',
+            ),
+        ]
         return jobs.Ended([0], [1], lines, [""], 0.0, 1.0, False, [1.0])
 
     one = run_ddp.read_curve(ended(0.5, "d"))
-    assert one.losses == [0.5.hex()] and one.seconds == 1.5
+    assert one.losses == [(0.5).hex()] and one.seconds == 1.5
     assert one.differences(run_ddp.read_curve(ended(0.5, "d"))) == []
     found = one.differences(run_ddp.read_curve(ended(0.5000000000000001, "e")))
     assert "loss of step 1" in found[0] and "digests" in found[1]
@@ -313,9 +339,24 @@ def minimpi(tmp_path_factory: pytest.TempPathFactory) -> Path:
         pytest.skip("no gcc")
     where = tmp_path_factory.mktemp("minimpi")
     (where / "main.c").write_text(MINIMPI_PROGRAM)
-    subprocess.run(["gcc", "-std=gnu11", "-Wall", "-Wextra", "-Werror", "-g", "-I",
-                    str(GPU / "minimpi"), "-o", str(where / "prog"), str(where / "main.c"),
-                    str(GPU / "minimpi" / "minimpi.c")], check=True, timeout=60)
+    subprocess.run(
+        [
+            "gcc",
+            "-std=gnu11",
+            "-Wall",
+            "-Wextra",
+            "-Werror",
+            "-g",
+            "-I",
+            str(GPU / "minimpi"),
+            "-o",
+            str(where / "prog"),
+            str(where / "main.c"),
+            str(GPU / "minimpi" / "minimpi.c"),
+        ],
+        check=True,
+        timeout=60,
+    )
     return where / "prog"
 
 
@@ -338,8 +379,9 @@ def test_minimpi_collectives(minimpi: Path) -> None:
 
 
 def test_minimpi_ends_when_a_rank_is_lost(minimpi: Path) -> None:
-    job = jobs.Job(LocalBed(), jobs.Shape(2, 2), [str(minimpi), "die"],
-                   {"MASTER_PORT": free_port()})
+    job = jobs.Job(
+        LocalBed(), jobs.Shape(2, 2), [str(minimpi), "die"], {"MASTER_PORT": free_port()}
+    )
     job.start()
     ended = job.wait(20)
     assert ended.codes == [1, 9, 1, 1]

@@ -77,8 +77,12 @@ static size_t plausible(uint8_t type, uint8_t *body)
     else if (type == R2_F_CLOSE_ACK)
         PUT((struct r2_msg_close_ack){.conn = r.conn_id, .from_sender = r.out});
     else if (type == R2_F_NIC)
-        PUT((struct r2_msg_nic){
-            .nic = (uint8_t)check_below(20), .epoch = (uint32_t)strange(), .usable = 1});
+        PUT((struct r2_msg_nic){.nic = (uint8_t)check_below(20),
+                                .epoch = (uint32_t)strange(),
+                                .word = (uint8_t)check_below(6),
+                                .less = (uint16_t)strange()});
+    else if (type == R2_F_TEST || type == R2_F_TEST_ACK)
+        PUT((struct r2_msg_test){.gen = (uint32_t)check_below(8), .bytes = (uint32_t)strange()});
     else if (type == R2_F_HEARTBEAT)
         PUT((struct r2_msg_heartbeat){.count = strange()});
     else if (type == R2_F_INFO)
@@ -159,11 +163,14 @@ static int one_chunk(void)
     if (check_below(5) == 0)
         c.seq = strange();
     if (check_below(5) == 0)
-        c.conn = strange();
+        c.conn = check_below(2) ? strange() : R2_CONN_TEST;
     rc = fake_claim(ep, &c);
     if (rc)
         return rc;
-    CHECK_LE(c.offset + c.len, BUF); /* the engine's word that it lies inside */
+    if (c.conn == R2_CONN_TEST)
+        CHECK_LE(c.len, BUF); /* beside all messages */
+    else
+        CHECK_LE(c.offset + c.len, BUF); /* the engine's word that it lies inside */
     memset(c.data, 0x5a, c.len);
     if (check_below(2))
         fake_done(ep, &c);

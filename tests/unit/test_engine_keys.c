@@ -196,6 +196,7 @@ static void test_last_resort_and_back(void)
     again = find_via(0, R2_VIA_VERBS, 3000);
     CHECK(again && again != a);
     CHECK(fake_up(again));
+    CHECK(remote_prove(&r, again));
     fake_sleep_ms(150); /* the planner's turn */
     req = isend(mr);
     CHECK_EQ(cts(again, 1, 0x10000, 7, 8), 0);

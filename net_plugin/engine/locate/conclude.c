@@ -104,7 +104,7 @@ static void take_out(int nic, const char *why, uint64_t now)
     recover[nic].out = true;
     recover[nic].wait = RECOVER_FIRST_NS;
     recover[nic].next = now + RECOVER_FIRST_NS;
-    r2_nicstate_located(nic, false, ETIMEDOUT, why);
+    r2_nicstate_located(nic, false, why);
 }
 
 /* ---- the node segment */
@@ -387,7 +387,8 @@ void r2_verdict_nic(int nic, uint64_t now)
         recover[nic].out = false;
         return;
     }
-    if (recover[nic].out || r2_eng.ops->address(nic, &own) || r2_verdict_recent(-1, &own, now))
+    if (recover[nic].out || r2_nic_word(nic) != R2_NIC_DOWN || r2_eng.ops->address(nic, &own) ||
+        r2_verdict_recent(-1, &own, now))
         return;
     remember(-1, &own, now);
     journal(nic, NULL, NULL, 0, 0, "local NIC: no carrier");
@@ -398,7 +399,7 @@ static void back_in_service(int nic, const char *why)
     struct r2_finding v = {.kind = R2_FOUND_TRANSIENT};
 
     recover[nic].out = false;
-    r2_nicstate_located(nic, true, 0, why);
+    r2_nicstate_located(nic, true, why);
     snprintf(v.why, sizeof(v.why), "%s", why);
     share_own(nic, R2_NODE_WORKS, &v, NULL);
 }

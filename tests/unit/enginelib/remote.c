@@ -66,14 +66,48 @@ static void say_info(struct remote *r, struct r2_ep *ep)
         struct r2_info_nic *n = &info.nics[i];
 
         snprintf(n->name, sizeof(n->name), "rnic%d", i);
-        n->usable = 1;
+        n->word = R2_NIC_USABLE;
         n->speed_mbps = 100000;
         fake_ops.address(i, &n->addr);
     }
     fake_ctrl(ep, R2_F_INFO, &info, sizeof(info.m) + (size_t)r->nics * sizeof(info.nics[0]));
 }
 
-struct r2_ep *remote_path(struct remote *r, int nic, uint32_t above)
+/* The remote process is the receiver: test chunks arrive, and it says so. */
+static bool prove_out(struct r2_ep *ep)
+{
+    struct r2_msg_test m;
+    uint32_t want;
+    struct r2_bulk b;
+
+    if (remote_hear(ep, R2_F_TEST, &m, sizeof(m)) < 0 || m.gen != ep->params.gen)
+        return false;
+    want = m.bytes;
+    m.bytes = 0;
+    while (m.bytes < want && fake_next(ep, &b)) {
+        if (b.conn != R2_CONN_TEST || !fake_chunk_sent(ep, &b))
+            return false;
+        m.bytes += b.len;
+    }
+    return m.bytes == want && fake_ctrl(ep, R2_F_TEST_ACK, &m, sizeof(m)) == 0;
+}
+
+/* It is the sender. */
+static bool prove_in(struct r2_ep *ep)
+{
+    struct r2_msg_test m = {.gen = ep->params.gen, .bytes = 64};
+    struct r2_bulk b = {.conn = R2_CONN_TEST, .len = 64, .total = 64};
+
+    return fake_ctrl(ep, R2_F_TEST, &m, sizeof(m)) == 0 && fake_claim(ep, &b) == 0 &&
+           fake_done(ep, &b) && remote_hear(ep, R2_F_TEST_ACK, &m, sizeof(m)) >= 0 && m.bytes == 64;
+}
+
+bool remote_prove(struct remote *r, struct r2_ep *ep)
+{
+    return r->out ? prove_out(ep) : prove_in(ep);
+}
+
+struct r2_ep *remote_unproven(struct remote *r, int nic, uint32_t above)
 {
     struct r2_ep *ep;
 
@@ -87,6 +121,13 @@ struct r2_ep *remote_path(struct remote *r, int nic, uint32_t above)
         return NULL;
     say_info(r, ep);
     return ep;
+}
+
+struct r2_ep *remote_path(struct remote *r, int nic, uint32_t above)
+{
+    struct r2_ep *ep = remote_unproven(r, nic, above);
+
+    return ep && remote_prove(r, ep) ? ep : NULL;
 }
 
 static bool open_out(struct remote *r, struct r2_ep *ep)
@@ -230,7 +271,15 @@ int remote_close(struct r2_ep *ep, struct remote *r, uint64_t cumulative)
 
 int remote_nic(struct r2_ep *ep, int nic, bool usable, uint32_t epoch)
 {
-    struct r2_msg_nic m = {.nic = (uint8_t)nic, .usable = usable, .epoch = epoch};
+    return remote_word(ep, nic, usable ? R2_NIC_USABLE : R2_NIC_DOWN, 1000, epoch);
+}
+
+int remote_word(struct r2_ep *ep, int nic, enum r2_nic_word word, unsigned weight, uint32_t epoch)
+{
+    struct r2_msg_nic m = {.nic = (uint8_t)nic,
+                           .word = (uint8_t)word,
+                           .less = (uint16_t)(1000 - weight),
+                           .epoch = epoch};
 
     return fake_ctrl(ep, R2_F_NIC, &m, sizeof(m));
 }

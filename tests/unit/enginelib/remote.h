@@ -30,8 +30,11 @@ void remote_new(struct remote *r, bool out, int nics);
 /* Paths between NICs 0..n-1 of both sides come up, and a connection is made (r->conn). False: it
  * did not happen in time. */
 bool remote_open(struct remote *r, int paths);
-/* One path more or again; NULL if the engine does not want it. */
+/* One path more or again, proven by test chunks; NULL if the engine does not want it. */
 struct r2_ep *remote_path(struct remote *r, int nic, uint32_t above);
+/* The same before the test chunks; remote_prove then lets them arrive. */
+struct r2_ep *remote_unproven(struct remote *r, int nic, uint32_t above);
+bool remote_prove(struct remote *r, struct r2_ep *ep);
 /* Closes the connection, answers its CLOSE, and lets the process vanish. */
 void remote_end(struct remote *r);
 
@@ -48,6 +51,7 @@ int remote_ack_range(struct r2_ep *ep, struct remote *r, uint64_t seq, uint64_t 
 int remote_eager(struct r2_ep *ep, struct remote *r, uint64_t seq, const void *data, uint32_t size);
 int remote_close(struct r2_ep *ep, struct remote *r, uint64_t cumulative);
 int remote_nic(struct r2_ep *ep, int nic, bool usable, uint32_t epoch);
+int remote_word(struct r2_ep *ep, int nic, enum r2_nic_word word, unsigned weight, uint32_t epoch);
 /* Word about the generation of a path, said over another. */
 int remote_down(struct r2_ep *ep, const struct r2_ep *dead);
 int remote_fenced(struct r2_ep *ep, const struct r2_ep *dead);

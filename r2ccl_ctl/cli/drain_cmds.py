@@ -1,0 +1,156 @@
+"""Commands for planned work on NICs: drain-nic, undrain-nic, set-weight."""
+
+from __future__ import annotations
+
+import sys
+
+import click
+
+from r2ccl_ctl import drain
+from r2ccl_ctl.cli.act_cmds import ask, nic_argument, show_answers, target_options
+from r2ccl_ctl.cli.common import json_option, print_json, selection
+from r2ccl_ctl.cli.view import document
+from r2ccl_ctl.control import Answer, Command
+from r2ccl_ctl.units import parse_duration
+
+
+@click.command("drain-nic")
+@nic_argument
+@target_options
+@click.option("--wait", is_flag=True, help="Wait until nothing is on NIC: then it is safe to pull.")
+@click.option(
+    "--wait-timeout",
+    default="30s",
+    show_default=True,
+    metavar="DURATION",
+    help="How long --wait waits.",
+)
+@click.option("--force", is_flag=True, help="Drain the last usable NIC as well; the job stands.")
+@json_option
+def drain_nic(
+    nic: str,
+    pid: int | None,
+    job: str | None,
+    node: str | None,
+    everything: bool,
+    timeout: str,
+    wait: bool,
+    wait_timeout: str,
+    force: bool,
+    as_json: bool,
+) -> None:
+    """Move the traffic of running processes off NIC, losslessly.
+
+    Nothing new is put on it, what is under way arrives and is acknowledged, the peers are told to
+    do the same, and its paths are closed. With --wait, exit code 0 means that nothing of the jobs
+    is on NIC any more: pull the cable. It stays out of use until undrain-nic.
+
+    \b
+    Example:
+      r2ccl-ctl drain-nic eth1 --wait && echo "safe to unplug"
+    """
+    patience = parse_duration(wait_timeout)
+    answers = ask(
+        selection(pid, job, node, everything),
+        nic,
+        timeout,
+        lambda name: Command("drain-nic", nic=name, weight=int(force)),
+    )
+    if not wait or not all(answer.ok for _, answer in answers):
+        show_answers(answers, as_json, "is being drained")
+        return
+    _show_drained(
+        drain.wait([(answer.process, name) for name, answer in answers], patience), nic, as_json
+    )
+
+
+def _show_drained(found: list[drain.Drained], nic: str, as_json: bool) -> None:
+    if as_json:
+        rows = [
+            {
+                "node": one.process.host,
+                "pid": one.process.pid,
+                "job": one.process.job,
+                "rank": one.process.rank,
+                "nic": nic,
+                "ok": one.done,
+                "text": one.text,
+                "paths": one.paths,
+            }
+            for one in found
+        ]
+        print_json(document("answers", rows))
+    for one in found:
+        line = f"{one.process.title}: {one.text}"
+        if not one.done:
+            more = f" ({one.paths} paths); it goes on: wait again" if one.paths else ""
+            click.echo(f"Error: {line}{more}", err=True)
+        elif not as_json:
+            click.echo(line)
+    if not all(one.done for one in found):
+        sys.exit(1)
+
+
+@click.command("undrain-nic")
+@nic_argument
+@target_options
+@json_option
+def undrain_nic(
+    nic: str,
+    pid: int | None,
+    job: str | None,
+    node: str | None,
+    everything: bool,
+    timeout: str,
+    as_json: bool,
+) -> None:
+    """Let running processes use NIC again after drain-nic.
+
+    Test chunks have to arrive on it first, then its share grows. Its past failures are forgotten
+    (flap damping), so this also takes a damped NIC back at once.
+
+    \b
+    Example:
+      r2ccl-ctl undrain-nic eth1
+    """
+    answers = ask(
+        selection(pid, job, node, everything),
+        nic,
+        timeout,
+        lambda name: Command("undrain-nic", nic=name),
+    )
+    show_answers(answers, as_json, "may be used again")
+
+
+@click.command("set-weight")
+@nic_argument
+@click.argument("weight", type=click.IntRange(0, 100), metavar="WEIGHT")
+@target_options
+@json_option
+def set_weight(
+    nic: str,
+    weight: int,
+    pid: int | None,
+    job: str | None,
+    node: str | None,
+    everything: bool,
+    timeout: str,
+    as_json: bool,
+) -> None:
+    """Limit the share of NIC in the traffic of running processes.
+
+    WEIGHT is a percentage: 100 lets NIC carry what it can, 50 at most half as much as a NIC of 100
+    beside it. With 0 it is a warm spare: its paths are open and watched, and carry data only when
+    no other NIC can.
+
+    \b
+    Example:
+      r2ccl-ctl set-weight eth3 0
+    """
+    answers: list[tuple[str, Answer]] = ask(
+        selection(pid, job, node, everything),
+        nic,
+        timeout,
+        lambda name: Command("set-weight", nic=name, weight=weight),
+    )
+    show_answers(answers, as_json, f"has weight {weight}")
