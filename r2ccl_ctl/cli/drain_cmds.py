@@ -47,7 +47,7 @@ def drain_nic(
 
     \b
     Example:
-      r2ccl-ctl drain-nic eth1 --wait && echo "safe to unplug"
+      r2ccl-ctl drain-nic eth1 --wait --job 4711
     """
     patience = parse_duration(wait_timeout)
     answers = ask(

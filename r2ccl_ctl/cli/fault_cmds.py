@@ -39,7 +39,9 @@ def apply(
     after the last rule. All rules are checked before the first one is applied.
 
     \b
-    Example of a file:
+    Example:
+      r2ccl-ctl faults apply rules.txt --job 4711
+    with these rules:
       # NIC  KIND         when and how
       eth1   blackhole    at=2s for=500ms
       eth2   slow=100mbit direction=tx

@@ -121,7 +121,7 @@ def test_ramp_grows(build: Build) -> None:
 def test_flaps_are_damped(build: Build) -> None:
     """A NIC that fails time and again is left alone, says until when, remembers it, and is taken
     back by the operator's word."""
-    words = {"R2CCL_RAMP": "0", "R2CCL_DAMP_SUPPRESS": 2500}
+    words: dict[str, str | int] = {"R2CCL_RAMP": "0", "R2CCL_DAMP_SUPPRESS": 2500}
     with running_pair(build.path, *LONG, nics=loopback(2), **words) as pair:
         for _ in range(3):
             pair.moving()
@@ -151,7 +151,11 @@ def test_flaps_are_damped(build: Build) -> None:
 
 def test_the_last_one_is_not_damped(build: Build) -> None:
     """When the other NIC fails as well, the damped one is taken back at once."""
-    words = {"R2CCL_RAMP": "0", "R2CCL_DAMP_SUPPRESS": 500, "R2CCL_DAMP_REUSE": 100}
+    words: dict[str, str | int] = {
+        "R2CCL_RAMP": "0",
+        "R2CCL_DAMP_SUPPRESS": 500,
+        "R2CCL_DAMP_REUSE": 100,
+    }
     with running_pair(build.path, *LONG, nics=loopback(2), **words) as pair:
         pair.moving()
         pair.tx.fail(B, "error", for_ms=1500)
