@@ -93,7 +93,7 @@ def test_found_within_a_second(build: Build) -> None:
 
 def test_ramp_grows(build: Build) -> None:
     """The share of a NIC that is back grows with its weight."""
-    with running_pair(build.path, *LONG, nics=loopback(2), R2CCL_RAMP="4s") as pair:
+    with running_pair(build.path, *LONG, nics=loopback(2), R2CCL_RAMP="4s", R2CCL_GREY=0) as pair:
         for nic in (A, B):
             pair.tx.fail(nic, "slow", rate=SLOW)
         pair.moving()
@@ -234,7 +234,7 @@ def test_warm_spare(build: Build, side: str) -> None:
 
 
 def test_weight_limits_the_share(build: Build) -> None:
-    with running_pair(build.path, *LONG, nics=loopback(2)) as pair:
+    with running_pair(build.path, *LONG, nics=loopback(2), R2CCL_GREY=0) as pair:
         for nic in (A, B):
             pair.tx.fail(nic, "slow", rate=SLOW)
         pair.moving()
