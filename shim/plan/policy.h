@@ -32,7 +32,7 @@ struct r2_policy {
     uint64_t banned[8];      /* keys withdrawn; (state of the nodes, schedule) */
     unsigned nbanned;
     /* speed of what runs, ns per byte */
-    double stock_rate, plan_rate;
+    double stock_rate, plan_rate, predicted_stock_rate;
     unsigned stock_samples, plan_samples;
 };
 
@@ -43,7 +43,8 @@ enum r2_policy_verdict {
 };
 
 void r2_policy_init(struct r2_policy *p, const struct r2_policy_config *config);
-/* The share of some node changed, or the operator asked. */
+/* The share of some node changed, or the operator asked. Speeds measured so far are forgotten: they
+ * belong to another state of the nodes. */
 void r2_policy_event(struct r2_policy *p, uint64_t now_ns);
 /* What to do now; *next_ns is when to ask again (UINT64_MAX: only after an event or a sample). */
 enum r2_policy_verdict r2_policy_poll(struct r2_policy *p, uint64_t now_ns, uint64_t *next_ns);
@@ -52,6 +53,10 @@ enum r2_policy_verdict r2_policy_poll(struct r2_policy *p, uint64_t now_ns, uint
 bool r2_policy_judge(struct r2_policy *p, uint64_t key, double gain, uint64_t now_ns, char *why);
 /* A proposal was committed. After an abort: r2_policy_event. */
 void r2_policy_committed(struct r2_policy *p, uint64_t key, uint64_t now_ns);
+/* What stock NCCL would take in the present state, ns per byte: stands in for measurements where
+ * the switch came before R2_POLICY_SAMPLES stock operations. 0: not known, no withdrawal without
+ * them. */
+void r2_policy_predict(struct r2_policy *p, double stock_ns_per_byte);
 /* One measured eligible operation under the schedule with this key (0: stock). */
 void r2_policy_sample(struct r2_policy *p, uint64_t key, uint64_t bytes, uint64_t ns);
 
