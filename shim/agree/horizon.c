@@ -1,0 +1,59 @@
+#include "agree/horizon.h"
+
+#define R2_HORIZON_DOUBLINGS 10
+#define R2_HORIZON_LEAST 4 /* operations */
+
+void r2_agree_horizon_watch(struct r2_agree_horizon *h, uint64_t index, uint64_t now_ns)
+{
+    h->sample_ns = now_ns;
+    h->sample_index = index;
+    h->peak = 0;
+}
+
+void r2_agree_horizon_sample(struct r2_agree_horizon *h, uint64_t index, uint64_t now_ns)
+{
+    if (now_ns > h->sample_ns && index >= h->sample_index) {
+        double rate = (double)(index - h->sample_index) / (double)(now_ns - h->sample_ns);
+
+        h->peak = rate > h->peak ? rate : h->peak;
+    }
+    h->sample_ns = now_ns;
+    h->sample_index = index;
+}
+
+uint64_t r2_agree_horizon_pick(const struct r2_agree_horizon *h, uint64_t index)
+{
+    uint64_t time = h->commit_ns * R2_HORIZON_TIMES;
+    double lead;
+
+    time = time > R2_HORIZON_LEAST_NS ? time : R2_HORIZON_LEAST_NS;
+    lead = h->peak * (double)time + R2_HORIZON_LEAST;
+    lead *= (double)(1u << h->doublings);
+    lead = lead < 1e12 ? lead : 1e12;
+    return index + h->ahead + (uint64_t)lead;
+}
+
+void r2_agree_horizon_heard(struct r2_agree_horizon *h, uint64_t index, uint64_t next)
+{
+    uint64_t ahead = next > index ? next - index : 0;
+
+    if (ahead > h->ahead) {
+        h->ahead = ahead < (UINT64_C(1) << 40) ? ahead : UINT64_C(1) << 40;
+    }
+}
+
+void r2_agree_horizon_refused(struct r2_agree_horizon *h)
+{
+    if (h->doublings < R2_HORIZON_DOUBLINGS) {
+        h->doublings++;
+    }
+}
+
+void r2_agree_horizon_committed(struct r2_agree_horizon *h, uint64_t took_ns)
+{
+    h->commit_ns = took_ns;
+    h->ahead -= h->ahead / 4; /* what it once was fades */
+    if (h->doublings > 0) {
+        h->doublings--;
+    }
+}

@@ -1,0 +1,146 @@
+/* What the files of shim/agree share. agree.c is the application's side (create, lookup, abort),
+ * service.c the thread, member.c what that thread does for one rank, rendezvous.c for the ranks of
+ * ids that this process has signed.
+ *
+ * Locks: service lock (members, signed ids, dirty list) and one lock per member; neither is held
+ * while the other is taken, nor over a callback or a system call that blocks. Both are leaves.
+ */
+#ifndef R2_AGREE_INTERNAL_H
+#define R2_AGREE_INTERNAL_H
+
+#include <pthread.h>
+#include <stdatomic.h>
+
+#include "agree/agree.h"
+#include "agree/horizon.h"
+#include "agree/machine.h"
+#include "agree/net.h"
+#include "agree/wire.h"
+#include "util/list.h"
+
+#define R2_AGREE_OBJECTS (R2_AGREE_PENDING + 3) /* pending, promised, in force, and one to spare   \
+                                                 */
+
+/* What accept made of an epoch's plan. */
+struct r2_agree_object {
+    uint64_t epoch;
+    void *object;
+};
+
+enum r2_agree_phase { R2_PHASE_NONE, R2_PHASE_WATCH, R2_PHASE_PROPOSED };
+
+struct r2_agree {
+    /* constant */
+    uint8_t token[R2_AGREE_TOKEN], family[R2_AGREE_TOKEN];
+    struct r2_agree_addr root;
+    uint64_t key; /* in the service's table */
+    int rank, nranks;
+    uint64_t node, settings, timeout_ns;
+    char name[64];
+    const struct r2_agree_ops *ops;
+    void *user;
+
+    /* The application's thread and the service's meet here without a lock: see agree.c. */
+    _Atomic uint64_t next;  /* index of the next collective; the application's thread writes */
+    _Atomic uint64_t fence; /* from this index on, lookup takes the lock */
+
+    /* the application's thread */
+    bool started;
+    struct r2_agree_slot force;
+    void *object;
+    _Atomic uint64_t children; /* derivations so far */
+    atomic_bool known;         /* to the service thread */
+    _Atomic uint64_t sent;     /* messages */
+
+    /* member lock */
+    pthread_mutex_t lock;
+    pthread_cond_t wake;
+    enum r2_agree_state state;
+    char why[R2_AGREE_WHY];
+    struct r2_agree_machine machine;
+    struct r2_agree_object objects[R2_AGREE_OBJECTS];
+    int nobjects;
+    void **garbage; /* to be released by the service thread */
+    int ngarbage, garbage_room;
+    bool aborted, dying, gone, waiting, busy;
+    uint64_t waiting_since;
+    uint8_t *wanted; /* a plan to be proposed; busy: one is being proposed */
+    size_t wanted_len;
+    struct r2_agree_report report;
+    bool report_new;
+    struct r2_agree_stats stats;
+
+    /* service lock */
+    struct r2_list node_all;
+    bool dirty;
+    struct r2_list node_dirty;
+
+    /* service thread */
+    struct r2_agree_roster roster;
+    uint64_t deadline_ns; /* look at it again then; UINT64_MAX: only when told */
+    uint64_t register_ns, register_wait_ns, joining_ns;
+    bool said_off, closed;
+    uint64_t buried_ns; /* when it was destroyed; 0: it lives */
+    uint64_t report_number;
+    uint64_t *report_seen; /* leader: last number of each rank */
+    enum r2_agree_phase phase;
+    uint8_t *plan; /* of the proposal under way */
+    size_t plan_len;
+    uint64_t phase_ns, repeat_ns, sample_ns;
+    int tries;
+    struct r2_agree_horizon horizon;
+    uint64_t ask_ns, ask_wait_ns; /* next question about the open promise */
+};
+
+/* --- service.c ---------------------------------------------------------------------------- */
+
+extern atomic_bool r2_agree_inert; /* in a forked child */
+
+/* Opens the listener once; the address and process id of this process. */
+int r2_agree_service_listen(struct r2_agree_addr *addr, char *why, size_t whylen);
+/* This process answers for the communicators of `token`. */
+int r2_agree_service_sign(const uint8_t token[R2_AGREE_TOKEN]);
+bool r2_agree_service_signed(const uint8_t token[R2_AGREE_TOKEN]);
+/* Adds the member and starts the thread. 0, -EEXIST, -ENOMEM, -EAGAIN (no thread). */
+int r2_agree_service_add(struct r2_agree *a);
+/* The thread shall look at it. Any thread, no lock held. */
+void r2_agree_service_kick(struct r2_agree *a);
+/* Key of a rank in the service's table. */
+uint64_t r2_agree_key(const uint8_t token[R2_AGREE_TOKEN], uint32_t rank);
+/* Service thread: the member, or NULL. It stays until the thread frees it itself. */
+struct r2_agree *r2_agree_service_find(const uint8_t token[R2_AGREE_TOKEN], uint32_t rank);
+/* Service thread: takes it out of the tables. */
+void r2_agree_service_remove(struct r2_agree *a);
+/* Service thread: sends to the process (or, NULL, to whoever listens at addr); to itself through
+ * a queue. */
+void r2_agree_service_send(const uint8_t *process, const struct r2_agree_addr *addr,
+                           const struct r2_agree_frame *f, const void *first, size_t first_len,
+                           const void *second);
+uint64_t r2_agree_service_now(void);
+
+/* --- member.c (service thread) ------------------------------------------------------------ */
+
+void r2_agree_member_turn(struct r2_agree *a, uint64_t now);
+void r2_agree_member_frame(struct r2_agree *a, const uint8_t process[16],
+                           const struct r2_agree_frame *f, const uint8_t *payload);
+/* The connection to this process broke. */
+void r2_agree_member_lost(struct r2_agree *a, const uint8_t process[16]);
+
+/* Recomputes the fence from the machine; member lock held. */
+void r2_agree_member_fence(struct r2_agree *a);
+/* Forgets the object of an epoch, or (before) of all epochs below it, except `keep`; it will be
+ * released by the service thread. Member lock held. */
+void r2_agree_member_drop(struct r2_agree *a, uint64_t epoch, bool before, uint64_t keep);
+void r2_agree_member_free(struct r2_agree *a);
+
+/* --- rendezvous.c (service thread) -------------------------------------------------------- */
+
+/* A REGISTER or LEAVE. False: from somebody who does not know the token. */
+bool r2_agree_rendezvous_frame(const struct r2_agree_hello *from, const struct r2_agree_frame *f,
+                               const uint8_t *payload, uint64_t now);
+void r2_agree_rendezvous_lost(const uint8_t process[16]);
+/* Tells who has registered, late, which ranks are missing. Returns when to call again. */
+uint64_t r2_agree_rendezvous_turn(uint64_t now);
+size_t r2_agree_rendezvous_groups(void);
+
+#endif

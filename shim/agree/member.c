@@ -1,0 +1,700 @@
+/* What the service thread does for one rank of one communicator: registers it, carries the
+ * machine's messages, drives proposals, asks on behalf of a rank that waits, buries what is done
+ * for. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "agree/internal.h"
+#include "util/clock.h"
+
+#define R2_MEMBER_REGISTER_NS R2_NS_PER_S /* first repetition; doubles */
+#define R2_MEMBER_REGISTER_MOST_NS (30 * R2_NS_PER_S)
+#define R2_MEMBER_REPEAT_NS R2_NS_PER_S             /* a proposal, to who has not answered */
+#define R2_MEMBER_GIVE_UP_NS (5 * R2_NS_PER_S)      /* then the leader aborts it */
+#define R2_MEMBER_TRIES 6                           /* with ever later indices */
+#define R2_MEMBER_ASK_LEADER_NS (20 * R2_NS_PER_MS) /* into a wait */
+#define R2_MEMBER_ASK_ALL_NS (200 * R2_NS_PER_MS)   /* then everybody; doubles */
+#define R2_MEMBER_ASK_MOST_NS (5 * R2_NS_PER_S)
+#define R2_MEMBER_ASK_IDLE_NS (5 * R2_NS_PER_S) /* a promise that nobody waits for yet */
+#define R2_MEMBER_TOMB_NS (30 * R2_NS_PER_S)    /* the dead still answer */
+
+/* --- objects ------------------------------------------------------------------------------ */
+
+/* Member lock held. */
+static void r2_member_discard(struct r2_agree *a, void *object)
+{
+    if (!object) {
+        return;
+    }
+    if (a->ngarbage == a->garbage_room) {
+        int room = a->garbage_room ? a->garbage_room * 2 : 8;
+        void **more = realloc(a->garbage, (size_t)room * sizeof(*more));
+
+        if (!more) {
+            return; /* leaked rather than freed under somebody's hands */
+        }
+        a->garbage = more;
+        a->garbage_room = room;
+    }
+    a->garbage[a->ngarbage++] = object;
+}
+
+void r2_agree_member_drop(struct r2_agree *a, uint64_t epoch, bool before, uint64_t keep)
+{
+    int n = 0;
+
+    for (int i = 0; i < a->nobjects; i++) {
+        struct r2_agree_object *o = &a->objects[i];
+
+        if (o->epoch != keep && (before ? o->epoch < epoch : o->epoch == epoch)) {
+            r2_member_discard(a, o->object);
+        } else {
+            a->objects[n++] = *o;
+        }
+    }
+    a->nobjects = n;
+}
+
+static void r2_member_collect(struct r2_agree *a)
+{
+    for (;;) {
+        void *object = NULL;
+
+        pthread_mutex_lock(&a->lock);
+        if (a->ngarbage > 0) {
+            object = a->garbage[--a->ngarbage];
+        }
+        pthread_mutex_unlock(&a->lock);
+        if (!object) {
+            return;
+        }
+        if (a->ops && a->ops->release) {
+            a->ops->release(a->user, object);
+        }
+    }
+}
+
+void r2_agree_member_fence(struct r2_agree *a)
+{
+    uint64_t fence = a->state == R2_AGREE_OFF ? UINT64_MAX : r2_agree_machine_fence(&a->machine);
+
+    atomic_store(&a->fence, a->aborted ? 0 : fence);
+}
+
+void r2_agree_member_free(struct r2_agree *a)
+{
+    pthread_mutex_destroy(&a->lock);
+    pthread_cond_destroy(&a->wake);
+    r2_agree_roster_free(&a->roster);
+    free(a->machine.promises);
+    free(a->report_seen);
+    free(a->garbage);
+    free(a->wanted);
+    free(a->plan);
+    free(a);
+}
+
+/* --- sending ------------------------------------------------------------------------------ */
+
+static void r2_member_send(struct r2_agree *a, uint32_t rank, enum r2_agree_kind kind,
+                           const void *first, size_t first_len, const void *second,
+                           size_t second_len)
+{
+    struct r2_agree_frame f = {.kind = kind,
+                               .from = (uint32_t)a->rank,
+                               .to = rank,
+                               .len = (uint32_t)(first_len + second_len)};
+    const struct r2_agree_hello *to;
+
+    if (!a->roster.seats || rank >= a->roster.nranks) {
+        return;
+    }
+    to = &a->roster.processes[a->roster.seats[rank].process];
+    memcpy(f.token, a->token, R2_AGREE_TOKEN);
+    atomic_fetch_add_explicit(&a->sent, 1, memory_order_relaxed); /* a figure, orders nothing */
+    r2_agree_service_send(to->process, &to->addr, &f, first, first_len, second);
+}
+
+static void r2_member_say(struct r2_agree *a, uint32_t rank, const struct r2_agree_msg *msg)
+{
+    bool plan = msg->type == R2_AGREE_PROPOSE;
+    uint8_t text[R2_AGREE_MSG_BYTES];
+
+    r2_agree_msg_encode(text, msg);
+    r2_member_send(a, rank, R2_FRAME_MACHINE, text, sizeof(text), plan ? a->plan : NULL,
+                   plan ? a->plan_len : 0);
+}
+
+static void r2_member_say_all(struct r2_agree *a, const struct r2_agree_msg *msg)
+{
+    for (int r = 0; r < a->nranks; r++) {
+        if (r != a->rank) {
+            r2_member_say(a, (uint32_t)r, msg);
+        }
+    }
+}
+
+static void r2_member_to_root(struct r2_agree *a, enum r2_agree_kind kind, const void *payload,
+                              size_t len)
+{
+    struct r2_agree_frame f = {.kind = kind, .from = (uint32_t)a->rank, .len = (uint32_t)len};
+
+    memcpy(f.token, a->token, R2_AGREE_TOKEN);
+    r2_agree_service_send(NULL, &a->root, &f, payload, len, NULL);
+}
+
+/* --- the machine -------------------------------------------------------------------------- */
+
+/* Member lock held: what a step of the machine means for the lookup. */
+static void r2_member_settle(struct r2_agree *a, const struct r2_agree_out *out)
+{
+    if (out->aborted) {
+        r2_agree_member_drop(a, out->aborted, false, 0);
+    }
+    if (a->machine.failed && a->state == R2_AGREE_READY) {
+        a->state = R2_AGREE_FAILED;
+        snprintf(a->why, sizeof(a->why), "a plan was decided without this rank's promise");
+    }
+    r2_agree_member_fence(a);
+    if (out->committed || out->aborted || a->machine.failed) {
+        pthread_cond_broadcast(&a->wake);
+    }
+}
+
+static void r2_member_decided(struct r2_agree *a, uint64_t epoch, uint64_t at, bool committed,
+                              const char *why)
+{
+    if (a->ops && a->ops->decided && !a->buried_ns) {
+        a->ops->decided(a->user, epoch, at, committed, why);
+    }
+}
+
+/* Before the caller hears of the end: it may propose again from its callback. */
+static void r2_member_forget_plan(struct r2_agree *a)
+{
+    free(a->plan);
+    a->plan = NULL;
+    a->plan_len = 0;
+    a->phase = R2_PHASE_NONE;
+    pthread_mutex_lock(&a->lock);
+    a->busy = false;
+    pthread_mutex_unlock(&a->lock);
+}
+
+/* Leader: a proposal has ended. A refusal is tried again with a later index: the plan was accepted
+ * everywhere or the rank that cannot have it says so again. */
+static void r2_member_concluded(struct r2_agree *a, const struct r2_agree_out *out, uint64_t at,
+                                bool refused, const char *why, uint64_t now)
+{
+    uint64_t took = now - a->phase_ns;
+
+    pthread_mutex_lock(&a->lock);
+    a->stats.commits += out->concluded_well;
+    a->stats.aborts += !out->concluded_well;
+    if (out->concluded_well) {
+        a->stats.commit_ns = took;
+    }
+    pthread_mutex_unlock(&a->lock);
+    if (out->concluded_well) {
+        r2_agree_horizon_committed(&a->horizon, took);
+    } else if (refused && a->tries < R2_MEMBER_TRIES && !a->closed) {
+        a->tries++;
+        r2_agree_horizon_refused(&a->horizon);
+        a->phase = R2_PHASE_WATCH;
+        a->phase_ns = now - R2_HORIZON_WATCH_NS; /* it has watched */
+        return;
+    }
+    r2_member_forget_plan(a);
+    r2_member_decided(a, out->concluded, at, out->concluded_well, why);
+}
+
+/* Sends what a step wants sent, and concludes. No lock held. */
+static void r2_member_act(struct r2_agree *a, int sender, const struct r2_agree_out *out,
+                          uint64_t at, bool refused, const char *why, uint64_t now)
+{
+    if (out->to == R2_AGREE_SENDER) {
+        r2_member_say(a, (uint32_t)sender, &out->msg);
+    } else if (out->to == R2_AGREE_EVERYBODY) {
+        r2_member_say_all(a, &out->msg);
+    }
+    if (out->promised && !out->committed) {
+        a->ask_wait_ns = 0;
+        a->ask_ns = now + R2_MEMBER_ASK_IDLE_NS;
+    }
+    if (out->concluded) {
+        r2_member_concluded(a, out, at, refused, why, now);
+    }
+}
+
+/* May this rank promise the plan? Calls the application's side, without a lock. */
+static bool r2_member_accept(struct r2_agree *a, uint64_t epoch, const void *plan, size_t len)
+{
+    void *object = NULL;
+    bool willing;
+
+    if (!a->ops || !a->ops->accept || a->buried_ns ||
+        a->ops->accept(a->user, epoch, plan, len, &object) != 0) {
+        return false;
+    }
+    pthread_mutex_lock(&a->lock);
+    willing = a->nobjects < R2_AGREE_OBJECTS;
+    if (willing) {
+        a->objects[a->nobjects++] = (struct r2_agree_object){epoch, object};
+    } else {
+        r2_member_discard(a, object);
+    }
+    pthread_mutex_unlock(&a->lock);
+    return willing;
+}
+
+/* Member lock held: no collective from `at` on begins without asking the machine; returns the
+ * index of the next one (agree.c has the argument). */
+static uint64_t r2_member_hold(struct r2_agree *a, uint64_t at)
+{
+    if (at < atomic_load(&a->fence)) {
+        atomic_store(&a->fence, at);
+    }
+    return atomic_load(&a->next);
+}
+
+static void r2_member_on_machine(struct r2_agree *a, int from, const struct r2_agree_frame *f,
+                                 const uint8_t *payload, uint64_t now)
+{
+    struct r2_agree_out out;
+    struct r2_agree_msg msg;
+    const uint8_t *plan;
+    uint64_t next, at;
+    size_t len;
+    bool willing = false;
+
+    if (r2_agree_msg_decode(payload, f->len, &msg, &plan, &len) != 0) {
+        return;
+    }
+    next = atomic_load(&a->next);
+    pthread_mutex_lock(&a->lock);
+    a->stats.received++;
+    willing = r2_agree_machine_would_promise(&a->machine, from, &msg, next);
+    pthread_mutex_unlock(&a->lock);
+    willing = willing && r2_member_accept(a, msg.epoch, plan, len);
+
+    pthread_mutex_lock(&a->lock);
+    at = a->machine.proposal.at;
+    next = msg.type == R2_AGREE_PROPOSE ? r2_member_hold(a, msg.at) : atomic_load(&a->next);
+    r2_agree_machine_receive(&a->machine, from, &msg, next, willing, &out);
+    if (willing && !out.promised) { /* the index was reached meanwhile */
+        r2_agree_member_drop(a, msg.epoch, false, 0);
+    }
+    r2_member_settle(a, &out);
+    pthread_mutex_unlock(&a->lock);
+    if (msg.type == R2_AGREE_PROMISE || msg.type == R2_AGREE_REFUSE) {
+        r2_agree_horizon_heard(&a->horizon, next, msg.next);
+    }
+    /* A rank that was past the index may agree to a later one. */
+    r2_member_act(a, from, &out, at, msg.type == R2_AGREE_REFUSE && msg.next >= at,
+                  "a rank has refused it", now);
+    r2_member_collect(a);
+}
+
+/* --- leader ------------------------------------------------------------------------------- */
+
+/* Takes over what r2_agree_propose left. */
+static void r2_member_take_wanted(struct r2_agree *a, uint64_t now)
+{
+    pthread_mutex_lock(&a->lock);
+    if (a->wanted && a->phase == R2_PHASE_NONE && a->state == R2_AGREE_READY) {
+        a->plan = a->wanted;
+        a->plan_len = a->wanted_len;
+        a->wanted = NULL;
+        a->busy = true;
+        a->stats.proposals++;
+        a->phase = R2_PHASE_WATCH;
+        a->phase_ns = now;
+        a->sample_ns = now;
+        a->tries = 0;
+    }
+    pthread_mutex_unlock(&a->lock);
+    if (a->phase == R2_PHASE_WATCH && a->phase_ns == now) {
+        r2_agree_horizon_watch(&a->horizon, atomic_load(&a->next), now);
+    }
+}
+
+static void r2_member_propose(struct r2_agree *a, uint64_t now)
+{
+    struct r2_agree_out out;
+    uint64_t at, epoch, next;
+    bool willing;
+    int rc = 0;
+
+    pthread_mutex_lock(&a->lock);
+    epoch = a->machine.decided + 1;
+    pthread_mutex_unlock(&a->lock);
+    willing = r2_member_accept(a, epoch, a->plan, a->plan_len);
+    pthread_mutex_lock(&a->lock);
+    at = r2_agree_horizon_pick(&a->horizon, atomic_load(&a->next));
+    at = at > a->machine.committed_at ? at : a->machine.committed_at + 1;
+    next = r2_member_hold(a, at);
+    out = (struct r2_agree_out){0};
+    rc = willing ? r2_agree_machine_propose(&a->machine, at, next, &out) : -1;
+    if (rc != 0) {
+        r2_agree_member_drop(a, epoch, false, 0);
+    }
+    r2_member_settle(a, &out);
+    pthread_mutex_unlock(&a->lock);
+    a->phase_ns = now;
+    a->repeat_ns = now + R2_MEMBER_REPEAT_NS;
+    if (rc != 0) {
+        r2_member_forget_plan(a);
+        r2_member_decided(a, epoch, at, false,
+                          willing ? "the leader cannot propose now" : "the leader has refused it");
+        return;
+    }
+    a->phase = R2_PHASE_PROPOSED;
+    r2_member_act(a, a->rank, &out, at, false, "", now);
+}
+
+static void r2_member_repeat(struct r2_agree *a, uint64_t now)
+{
+    struct r2_agree_msg msg;
+
+    if (now < a->repeat_ns) {
+        return;
+    }
+    a->repeat_ns = now + R2_MEMBER_REPEAT_NS;
+    for (int r = 1; r < a->nranks; r++) {
+        bool missing;
+
+        pthread_mutex_lock(&a->lock);
+        missing = r2_agree_machine_repeat(&a->machine, &msg) &&
+                  !r2_agree_machine_has_promise(&a->machine, r);
+        pthread_mutex_unlock(&a->lock);
+        if (missing) {
+            r2_member_say(a, (uint32_t)r, &msg);
+        }
+    }
+}
+
+static void r2_member_give_up(struct r2_agree *a, uint64_t now, const char *why)
+{
+    struct r2_agree_out out;
+    uint64_t at;
+
+    pthread_mutex_lock(&a->lock);
+    at = a->machine.proposal.at;
+    r2_agree_machine_abandon(&a->machine, &out);
+    r2_member_settle(a, &out);
+    pthread_mutex_unlock(&a->lock);
+    r2_member_act(a, a->rank, &out, at, false, why, now);
+}
+
+static void r2_member_lead(struct r2_agree *a, uint64_t now)
+{
+    uint64_t patience =
+        a->timeout_ns / 4 < R2_MEMBER_GIVE_UP_NS ? a->timeout_ns / 4 : R2_MEMBER_GIVE_UP_NS;
+
+    r2_member_take_wanted(a, now);
+    if (a->phase == R2_PHASE_WATCH) {
+        if (now >= a->sample_ns + R2_HORIZON_SAMPLE_NS) {
+            r2_agree_horizon_sample(&a->horizon, atomic_load(&a->next), now);
+            a->sample_ns = now;
+        }
+        if (now >= a->phase_ns + R2_HORIZON_WATCH_NS) {
+            r2_member_propose(a, now);
+        }
+    }
+    if (a->phase == R2_PHASE_PROPOSED && now >= a->phase_ns + patience) {
+        r2_member_give_up(a, now, "not every rank has answered");
+    } else if (a->phase == R2_PHASE_PROPOSED) {
+        r2_member_repeat(a, now);
+    }
+    if (a->phase == R2_PHASE_WATCH) {
+        a->deadline_ns = a->sample_ns + R2_HORIZON_SAMPLE_NS;
+    } else if (a->phase == R2_PHASE_PROPOSED) {
+        uint64_t end = a->phase_ns + patience;
+
+        a->deadline_ns = a->repeat_ns < end ? a->repeat_ns : end;
+    }
+}
+
+/* --- asking ------------------------------------------------------------------------------- */
+
+static void r2_member_inquire(struct r2_agree *a, uint64_t now)
+{
+    struct r2_agree_msg msg;
+    uint64_t since = 0;
+    bool open;
+
+    pthread_mutex_lock(&a->lock);
+    open = a->rank != R2_AGREE_LEADER && r2_agree_machine_ask(&a->machine, &msg);
+    if (a->waiting) {
+        since = a->waiting_since;
+    }
+    pthread_mutex_unlock(&a->lock);
+    if (!open) {
+        return;
+    }
+    if (since && a->ask_wait_ns == 0) { /* the wait has just begun: the answer may be on its way */
+        a->ask_wait_ns = R2_MEMBER_ASK_LEADER_NS;
+        a->ask_ns = since + R2_MEMBER_ASK_LEADER_NS;
+    }
+    if (now >= a->ask_ns) {
+        if (since && a->ask_wait_ns > R2_MEMBER_ASK_LEADER_NS) {
+            r2_member_say_all(a, &msg);
+        } else {
+            r2_member_say(a, R2_AGREE_LEADER, &msg);
+        }
+        if (since) {
+            a->ask_wait_ns =
+                a->ask_wait_ns < R2_MEMBER_ASK_ALL_NS ? R2_MEMBER_ASK_ALL_NS : a->ask_wait_ns * 2;
+        }
+        if (a->ask_wait_ns > R2_MEMBER_ASK_MOST_NS) {
+            a->ask_wait_ns = R2_MEMBER_ASK_MOST_NS;
+        }
+        a->ask_ns = now + (since ? a->ask_wait_ns : R2_MEMBER_ASK_IDLE_NS);
+    }
+    a->deadline_ns = a->ask_ns < a->deadline_ns ? a->ask_ns : a->deadline_ns;
+}
+
+/* --- joining ------------------------------------------------------------------------------ */
+
+static void r2_member_register(struct r2_agree *a, uint64_t now)
+{
+    struct r2_agree_register r = {.nranks = (uint32_t)a->nranks,
+                                  .version = R2_AGREE_VERSION,
+                                  .settings = a->settings,
+                                  .node = a->node};
+    uint8_t text[R2_AGREE_REGISTER_BYTES];
+
+    if (now >= a->register_ns) {
+        memcpy(r.family, a->family, R2_AGREE_TOKEN);
+        r2_agree_register_encode(text, &r);
+        r2_member_to_root(a, R2_FRAME_REGISTER, text, sizeof(text));
+        a->register_wait_ns = a->register_wait_ns ? a->register_wait_ns * 2 : R2_MEMBER_REGISTER_NS;
+        if (a->register_wait_ns > R2_MEMBER_REGISTER_MOST_NS) {
+            a->register_wait_ns = R2_MEMBER_REGISTER_MOST_NS;
+        }
+        a->register_ns = now + a->register_wait_ns;
+    }
+    a->deadline_ns = a->register_ns;
+    a->joining_ns = a->joining_ns ? a->joining_ns : now;
+    if (!a->said_off && now >= a->joining_ns + 2 * a->timeout_ns) { /* the root is silent, too */
+        a->said_off = true;
+        if (a->ops && a->ops->off) {
+            a->ops->off(a->user, "the process that made the unique id does not answer");
+        }
+    }
+}
+
+static void r2_member_on_roster(struct r2_agree *a, const struct r2_agree_frame *f,
+                                const uint8_t *payload)
+{
+    struct r2_agree_member *members;
+    struct r2_agree_roster roster;
+    bool joining;
+
+    if (a->roster.seats || r2_agree_roster_decode(payload, f->len, &roster) != 0) {
+        return;
+    }
+    members = calloc((size_t)a->nranks, sizeof(*members));
+    if (!members || roster.nranks != (uint32_t)a->nranks) {
+        free(members);
+        r2_agree_roster_free(&roster);
+        return;
+    }
+    a->roster = roster;
+    for (int r = 0; r < a->nranks; r++) {
+        members[r].node = roster.seats[r].node;
+        memcpy(&members[r].process, roster.processes[roster.seats[r].process].process,
+               sizeof(members[r].process));
+    }
+    pthread_mutex_lock(&a->lock);
+    joining = a->state == R2_AGREE_JOINING && !a->aborted;
+    if (joining) {
+        a->state = R2_AGREE_READY;
+        a->why[0] = '\0';
+    }
+    pthread_mutex_unlock(&a->lock);
+    if (joining && a->ops && a->ops->ready) {
+        a->ops->ready(a->user, members, a->nranks);
+    }
+    free(members);
+}
+
+static void r2_member_on_off(struct r2_agree *a, const struct r2_agree_frame *f,
+                             const uint8_t *payload)
+{
+    char why[R2_AGREE_WHY];
+    bool say;
+
+    if (f->len < 2 || f->len > R2_AGREE_WHY) {
+        return;
+    }
+    snprintf(why, sizeof(why), "%.*s", (int)f->len - 1, (const char *)payload + 1);
+    for (char *p = why; *p; p++) {
+        *p = *p < ' ' || *p > '~' ? '?' : *p; /* it goes into logs */
+    }
+    pthread_mutex_lock(&a->lock);
+    say = a->state == R2_AGREE_JOINING && !a->said_off;
+    if (a->state == R2_AGREE_JOINING) {
+        memcpy(a->why, why, sizeof(why));
+        a->state = payload[0] ? R2_AGREE_OFF : R2_AGREE_JOINING;
+    }
+    pthread_mutex_unlock(&a->lock);
+    a->said_off = a->said_off || say;
+    if (say && !a->buried_ns && a->ops && a->ops->off) {
+        a->ops->off(a->user, why);
+    }
+}
+
+/* --- reports ------------------------------------------------------------------------------ */
+
+static void r2_member_send_report(struct r2_agree *a)
+{
+    uint8_t text[R2_AGREE_REPORT_BYTES];
+    struct r2_agree_report report;
+    bool any;
+
+    pthread_mutex_lock(&a->lock);
+    any = a->report_new && a->state == R2_AGREE_READY;
+    a->report_new = a->report_new && !any;
+    report = a->report;
+    pthread_mutex_unlock(&a->lock);
+    if (any) {
+        r2_agree_report_encode(text, ++a->report_number, &report);
+        r2_member_send(a, R2_AGREE_LEADER, R2_FRAME_REPORT, text, sizeof(text), NULL, 0);
+    }
+}
+
+static void r2_member_on_report(struct r2_agree *a, uint32_t from, const struct r2_agree_frame *f,
+                                const uint8_t *payload)
+{
+    struct r2_agree_report report;
+    uint64_t number;
+
+    if (a->rank != R2_AGREE_LEADER || a->buried_ns ||
+        r2_agree_report_decode(payload, f->len, &number, &report) != 0 ||
+        number <= a->report_seen[from]) {
+        return;
+    }
+    a->report_seen[from] = number;
+    if (a->ops && a->ops->reported) {
+        a->ops->reported(a->user, (int)from, &report);
+    }
+}
+
+void r2_agree_member_lost(struct r2_agree *a, const uint8_t process[16])
+{
+    if (a->roster.seats &&
+        memcmp(a->roster.processes[a->roster.seats[R2_AGREE_LEADER].process].process, process,
+               16) == 0) {
+        pthread_mutex_lock(&a->lock);
+        a->report_new = a->report_number > 0; /* the last one may be lost */
+        pthread_mutex_unlock(&a->lock);
+        a->deadline_ns = 0;
+    }
+}
+
+/* --- turns -------------------------------------------------------------------------------- */
+
+void r2_agree_member_frame(struct r2_agree *a, const uint8_t process[16],
+                           const struct r2_agree_frame *f, const uint8_t *payload)
+{
+    uint64_t now = r2_agree_service_now();
+
+    if (f->kind == R2_FRAME_ROSTER) {
+        r2_member_on_roster(a, f, payload);
+        r2_agree_member_turn(a, now);
+        return;
+    }
+    if (f->kind == R2_FRAME_OFF) {
+        r2_member_on_off(a, f, payload);
+        r2_agree_member_turn(a, now);
+        return;
+    }
+    /* A rank speaks from the process that registered it: one started again is no member. */
+    if (!a->roster.seats || f->from >= a->roster.nranks ||
+        memcmp(a->roster.processes[a->roster.seats[f->from].process].process, process, 16) != 0) {
+        return;
+    }
+    if (f->kind == R2_FRAME_MACHINE) {
+        r2_member_on_machine(a, (int)f->from, f, payload, now);
+        r2_agree_member_turn(a, now);
+    } else if (f->kind == R2_FRAME_REPORT) {
+        r2_member_on_report(a, f->from, f, payload);
+    }
+}
+
+/* Aborted, failed or destroyed: promises nothing more; a leader's proposal is aborted. */
+static void r2_member_close(struct r2_agree *a, uint64_t now)
+{
+    struct r2_agree_out out;
+    uint64_t at;
+
+    a->closed = true;
+    pthread_mutex_lock(&a->lock);
+    at = a->machine.proposal.at;
+    r2_agree_machine_close(&a->machine, &out);
+    r2_member_settle(a, &out);
+    pthread_mutex_unlock(&a->lock);
+    r2_member_act(a, a->rank, &out, at, false, "the leader's communicator has ended", now);
+    if (a->phase == R2_PHASE_WATCH) {
+        r2_member_forget_plan(a);
+        r2_member_decided(a, 0, 0, false, "the leader's communicator has ended");
+    }
+}
+
+/* Releases everything of the application's; the rest goes on answering for a while. */
+static void r2_member_bury(struct r2_agree *a, uint64_t now)
+{
+    r2_member_to_root(a, R2_FRAME_LEAVE, NULL, 0);
+    pthread_mutex_lock(&a->lock);
+    r2_agree_member_drop(a, UINT64_MAX, true, 0);
+    a->object = NULL;
+    pthread_mutex_unlock(&a->lock);
+    r2_member_collect(a);
+    a->buried_ns = now;
+    pthread_mutex_lock(&a->lock);
+    a->ops = NULL;
+    a->gone = true;
+    pthread_cond_broadcast(&a->wake);
+    pthread_mutex_unlock(&a->lock);
+}
+
+void r2_agree_member_turn(struct r2_agree *a, uint64_t now)
+{
+    enum r2_agree_state state;
+    bool dying, ended;
+
+    a->deadline_ns = UINT64_MAX;
+    if (a->buried_ns) {
+        a->deadline_ns = a->buried_ns + R2_MEMBER_TOMB_NS;
+        if (now >= a->deadline_ns) {
+            r2_agree_service_remove(a);
+            r2_agree_member_free(a);
+        }
+        return;
+    }
+    r2_member_collect(a);
+    pthread_mutex_lock(&a->lock);
+    state = a->state;
+    dying = a->dying;
+    ended = a->aborted || a->machine.failed;
+    pthread_mutex_unlock(&a->lock);
+    if (ended && !a->closed) {
+        r2_member_close(a, now);
+    }
+    if (dying) {
+        r2_member_bury(a, now);
+        a->deadline_ns = now + R2_MEMBER_TOMB_NS;
+        return;
+    }
+    if (state == R2_AGREE_JOINING) {
+        r2_member_register(a, now);
+    } else if (state == R2_AGREE_READY) {
+        r2_member_send_report(a);
+        if (a->rank == R2_AGREE_LEADER) {
+            r2_member_lead(a, now);
+        }
+        r2_member_inquire(a, now);
+    }
+}

@@ -1,0 +1,76 @@
+/* The agreement's sockets: one connection per pair of processes that has something to say, shared
+ * by all communicators. Non-blocking; frames in, frames out.
+ *
+ * Everything here belongs to the service thread, except r2_agree_net_open_listener (any thread,
+ * once, before that thread) and r2_agree_net_forked. A connection may be freed by any call that
+ * reads or sends; only handlers see one, during the call. Nothing is retried here: frames on a
+ * connection that breaks are lost, and the protocol above repeats itself.
+ */
+#ifndef R2_AGREE_NET_H
+#define R2_AGREE_NET_H
+
+#include <stdbool.h>
+#include <stdint.h>
+#include <sys/socket.h>
+
+#include "agree/wire.h"
+#include "util/hash.h"
+#include "util/list.h"
+
+#define R2_AGREE_STRANGERS 1024 /* accepted connections that have not shown a token yet */
+
+struct r2_agree_conn {
+    struct r2_list node;
+    int fd;
+    bool connecting, hello, trusted, outgoing, writing;
+    uint8_t process[16]; /* after hello */
+    struct r2_agree_addr addr;
+    uint64_t born_ns;
+    uint8_t *in;
+    size_t in_len, in_room;
+    uint8_t *out;
+    size_t out_at, out_len, out_room;
+};
+
+struct r2_agree_net {
+    int epoll, listener;
+    struct r2_list conns;
+    struct r2_hash by_process; /* first 8 bytes of the process id */
+    int strangers;
+    struct r2_agree_hello self;
+    uint64_t now_ns; /* of the running turn */
+    /* A frame from a process that has said hello; `trusted` may be set. False: close it. */
+    bool (*on_frame)(void *user, struct r2_agree_conn *c, const struct r2_agree_frame *f,
+                     const uint8_t *payload);
+    /* The connection with this process is gone. */
+    void (*on_close)(void *user, const uint8_t process[16]);
+    void *user;
+};
+
+/* Listens on the interface where NCCL bootstraps: NCCL_SOCKET_IFNAME and NCCL_SOCKET_FAMILY, or
+ * what NCCL would take; a port of R2CCL_PORT_RANGE. 0 or -errno with a line in `why`. */
+int r2_agree_net_open_listener(int *fd, struct r2_agree_addr *addr, char *why, size_t whylen);
+
+/* Takes a listener over; net->self, handlers and user are set by the caller before. */
+int r2_agree_net_init(struct r2_agree_net *net, int listener);
+
+/* To the process `process` at `addr`, or (process NULL) to whoever listens at `addr`. 0; -errno:
+ * lost. */
+int r2_agree_net_send(struct r2_agree_net *net, const uint8_t *process,
+                      const struct r2_agree_addr *addr, const struct r2_agree_frame *f,
+                      const void *first, size_t first_len, const void *second);
+
+/* Waits for sockets or `wake` (an eventfd in epoll with data NULL) at most `timeout_ms`, then moves
+ * what can be moved. */
+void r2_agree_net_turn(struct r2_agree_net *net, int timeout_ms);
+
+bool r2_agree_addr_equal(const struct r2_agree_addr *a, const struct r2_agree_addr *b);
+
+/* Descriptors that a forked child closes. Any thread. */
+void r2_agree_fds_add(int fd);
+void r2_agree_fds_close(int fd);
+void r2_agree_fds_before_fork(void);
+void r2_agree_fds_in_parent(void);
+void r2_agree_fds_in_child(void);
+
+#endif
