@@ -18,8 +18,9 @@
 #include "agree/wire.h"
 #include "util/list.h"
 
-#define R2_AGREE_OBJECTS (R2_AGREE_PENDING + 3) /* pending, promised, in force, and one to spare   \
-                                                 */
+#define R2_AGREE_OBJECTS                                                                           \
+    (R2_AGREE_PENDING + 3) /* pending, promised, in force, and one to spare                        \
+                            */
 
 /* What accept made of an epoch's plan. */
 struct r2_agree_object {
@@ -90,6 +91,8 @@ struct r2_agree {
     int tries;
     struct r2_agree_horizon horizon;
     uint64_t ask_ns, ask_wait_ns; /* next question about the open promise */
+    int ask_width, ask_at;        /* how many others were asked last, and where to go on */
+    uint64_t leader_heard_ns;
 };
 
 /* --- service.c ---------------------------------------------------------------------------- */

@@ -171,9 +171,10 @@ static void r2_agree_on_propose(struct r2_agree_machine *m, int from,
 static void r2_agree_on_ask(struct r2_agree_machine *m, uint64_t epoch, uint64_t next,
                             struct r2_agree_out *out)
 {
-    if (epoch <= m->decided) {
+    if (epoch <= m->decided || m->rank == R2_AGREE_LEADER) {
+        /* A leader that has not decided yet says so: it lives, and nobody else need be asked. */
         r2_agree_send(m, R2_AGREE_SENDER, R2_AGREE_DECISION, epoch, out);
-    } else if (m->promise.epoch != epoch && m->rank != R2_AGREE_LEADER) {
+    } else if (m->promise.epoch != epoch) {
         if (m->floor < epoch) {
             m->floor = epoch;
         }

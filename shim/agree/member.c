@@ -14,7 +14,9 @@
 #define R2_MEMBER_GIVE_UP_NS (5 * R2_NS_PER_S)      /* then the leader aborts it */
 #define R2_MEMBER_TRIES 6                           /* with ever later indices */
 #define R2_MEMBER_ASK_LEADER_NS (20 * R2_NS_PER_MS) /* into a wait */
-#define R2_MEMBER_ASK_ALL_NS (200 * R2_NS_PER_MS)   /* then everybody; doubles */
+#define R2_MEMBER_ASK_AGAIN_NS (200 * R2_NS_PER_MS) /* then again; doubles */
+#define R2_MEMBER_DEAF_NS R2_NS_PER_S               /* a leader so long silent: ask others, too */
+#define R2_MEMBER_ASK_FIRST 8                       /* so many; doubles */
 #define R2_MEMBER_ASK_MOST_NS (5 * R2_NS_PER_S)
 #define R2_MEMBER_ASK_IDLE_NS (5 * R2_NS_PER_S) /* a promise that nobody waits for yet */
 #define R2_MEMBER_TOMB_NS (30 * R2_NS_PER_S)    /* the dead still answer */
@@ -220,6 +222,7 @@ static void r2_member_act(struct r2_agree *a, int sender, const struct r2_agree_
     }
     if (out->promised && !out->committed) {
         a->ask_wait_ns = 0;
+        a->ask_width = 0;
         a->ask_ns = now + R2_MEMBER_ASK_IDLE_NS;
     }
     if (out->concluded) {
@@ -374,13 +377,20 @@ static void r2_member_repeat(struct r2_agree *a, uint64_t now)
     }
 }
 
-static void r2_member_give_up(struct r2_agree *a, uint64_t now, const char *why)
+static void r2_member_give_up(struct r2_agree *a, uint64_t now)
 {
     struct r2_agree_out out;
+    char why[R2_AGREE_WHY];
+    int first = -1;
     uint64_t at;
 
     pthread_mutex_lock(&a->lock);
     at = a->machine.proposal.at;
+    for (int r = 0; r < a->nranks && first < 0; r++) {
+        first = r2_agree_machine_has_promise(&a->machine, r) ? -1 : r;
+    }
+    snprintf(why, sizeof(why), "%d of %d ranks have not answered, rank %d among them",
+             a->nranks - a->machine.npromises, a->nranks, first);
     r2_agree_machine_abandon(&a->machine, &out);
     r2_member_settle(a, &out);
     pthread_mutex_unlock(&a->lock);
@@ -403,7 +413,7 @@ static void r2_member_lead(struct r2_agree *a, uint64_t now)
         }
     }
     if (a->phase == R2_PHASE_PROPOSED && now >= a->phase_ns + patience) {
-        r2_member_give_up(a, now, "not every rank has answered");
+        r2_member_give_up(a, now);
     } else if (a->phase == R2_PHASE_PROPOSED) {
         r2_member_repeat(a, now);
     }
@@ -417,6 +427,27 @@ static void r2_member_lead(struct r2_agree *a, uint64_t now)
 }
 
 /* --- asking ------------------------------------------------------------------------------- */
+
+/* The leader is silent. Others may know, or settle it by saying never. Not all at once: hundreds of
+ * ranks wait for the same thing, and one that has learnt it tells everybody who asks. Starts with
+ * the next ranks, doubles, comes round. */
+static void r2_member_ask_others(struct r2_agree *a, const struct r2_agree_msg *msg)
+{
+    int most = a->nranks - 2; /* all but the leader and itself */
+
+    a->ask_width = a->ask_width ? a->ask_width * 2 : R2_MEMBER_ASK_FIRST;
+    a->ask_width = a->ask_width < most ? a->ask_width : most;
+    for (int i = 0; i < a->ask_width; i++) {
+        int rank = 1 + (a->rank + a->ask_at + i) % (a->nranks - 1);
+
+        if (rank == a->rank) {
+            a->ask_at++;
+            rank = 1 + (a->rank + a->ask_at + i) % (a->nranks - 1);
+        }
+        r2_member_say(a, (uint32_t)rank, msg);
+    }
+    a->ask_at = (a->ask_at + a->ask_width) % (a->nranks - 1);
+}
 
 static void r2_member_inquire(struct r2_agree *a, uint64_t now)
 {
@@ -438,14 +469,14 @@ static void r2_member_inquire(struct r2_agree *a, uint64_t now)
         a->ask_ns = since + R2_MEMBER_ASK_LEADER_NS;
     }
     if (now >= a->ask_ns) {
-        if (since && a->ask_wait_ns > R2_MEMBER_ASK_LEADER_NS) {
-            r2_member_say_all(a, &msg);
-        } else {
-            r2_member_say(a, R2_AGREE_LEADER, &msg);
+        r2_member_say(a, R2_AGREE_LEADER, &msg);
+        if (since && now >= since + R2_MEMBER_DEAF_NS &&
+            now >= a->leader_heard_ns + R2_MEMBER_DEAF_NS) {
+            r2_member_ask_others(a, &msg);
         }
         if (since) {
-            a->ask_wait_ns =
-                a->ask_wait_ns < R2_MEMBER_ASK_ALL_NS ? R2_MEMBER_ASK_ALL_NS : a->ask_wait_ns * 2;
+            a->ask_wait_ns = a->ask_wait_ns < R2_MEMBER_ASK_AGAIN_NS ? R2_MEMBER_ASK_AGAIN_NS
+                                                                     : a->ask_wait_ns * 2;
         }
         if (a->ask_wait_ns > R2_MEMBER_ASK_MOST_NS) {
             a->ask_wait_ns = R2_MEMBER_ASK_MOST_NS;
@@ -615,6 +646,9 @@ void r2_agree_member_frame(struct r2_agree *a, const uint8_t process[16],
     if (!a->roster.seats || f->from >= a->roster.nranks ||
         memcmp(a->roster.processes[a->roster.seats[f->from].process].process, process, 16) != 0) {
         return;
+    }
+    if (f->from == R2_AGREE_LEADER) {
+        a->leader_heard_ns = now;
     }
     if (f->kind == R2_FRAME_MACHINE) {
         r2_member_on_machine(a, (int)f->from, f, payload, now);

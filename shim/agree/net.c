@@ -311,7 +311,8 @@ static bool r2_net_parse(struct r2_agree_net *net, struct r2_agree_conn *c)
         struct r2_agree_frame f;
 
         if (r2_agree_frame_decode(c->in + at, &f) != 0 ||
-            (!c->trusted && !c->outgoing && f.len > R2_NET_STRANGER)) {
+            (!c->trusted && !c->outgoing && f.len > R2_NET_STRANGER &&
+             !(c->hello && net->knows(net->user, &f)))) {
             return false;
         }
         if (c->in_len - at < R2_AGREE_HEADER + f.len) {

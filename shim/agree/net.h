@@ -42,6 +42,8 @@ struct r2_agree_net {
     /* A frame from a process that has said hello; `trusted` may be set. False: close it. */
     bool (*on_frame)(void *user, struct r2_agree_conn *c, const struct r2_agree_frame *f,
                      const uint8_t *payload);
+    /* Whether the token of a frame is known here: only then is room made for it. */
+    bool (*knows)(void *user, const struct r2_agree_frame *f);
     /* The connection with this process is gone. */
     void (*on_close)(void *user, const uint8_t process[16]);
     void *user;

@@ -247,6 +247,12 @@ static bool r2_service_on_frame(void *user, struct r2_agree_conn *c, const struc
     return c->trusted || c->outgoing;
 }
 
+static bool r2_service_knows(void *user, const struct r2_agree_frame *f)
+{
+    (void)user;
+    return r2_agree_service_find(f->token, f->to) != NULL;
+}
+
 static void r2_service_on_close(void *user, const uint8_t process[16])
 {
     struct r2_list *it;
@@ -373,6 +379,7 @@ static int r2_service_open(void)
     memcpy(svc.net.self.process, svc.process, sizeof(svc.process));
     svc.net.on_frame = r2_service_on_frame;
     svc.net.on_close = r2_service_on_close;
+    svc.net.knows = r2_service_knows;
     rc = r2_agree_net_init(&svc.net, svc.listener);
     if (rc != 0) {
         return rc;

@@ -61,8 +61,8 @@ MUTANTS = {
         (SPLIT, FATES, UNPROMISED),
     ),
     "says never to what it has promised": (
-        "m->promise.epoch != epoch && m->rank",
-        "m->rank",
+        "} else if (m->promise.epoch != epoch) {",
+        "} else {",
         (SPLIT, FATES, UNPROMISED),
     ),
     "takes an abort for a commit": (
@@ -86,12 +86,12 @@ MUTANTS = {
         (SPLIT, FATES, UNPROMISED),
     ),
     "tells nobody what it knows": (
-        "if (epoch <= m->decided) {\n        r2_agree_send",
-        "if (epoch <= m->decided) {\n        return;\n        r2_agree_send",
+        "if (epoch <= m->decided || m->rank == R2_AGREE_LEADER) {",
+        "if (epoch <= m->decided || m->rank == R2_AGREE_LEADER) {\n        return;",
         (STUCK,),
     ),
     "a rank that has not promised keeps silent": (
-        "    } else if (m->promise.epoch != epoch && m->rank != R2_AGREE_LEADER) {",
+        "    } else if (m->promise.epoch != epoch) {",
         "    } else if (false) {",
         (STUCK,),
     ),

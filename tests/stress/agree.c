@@ -126,9 +126,6 @@ static void on_decided(void *user, uint64_t epoch, uint64_t at, bool committed, 
 {
     struct member *m = user;
 
-    (void)epoch;
-    (void)at;
-    (void)why;
     if (committed) {
         struct r2_agree_stats stats;
         int n = atomic_fetch_add(&sh->ncommit, 1);
@@ -139,7 +136,10 @@ static void on_decided(void *user, uint64_t epoch, uint64_t at, bool committed, 
         }
         atomic_fetch_add(&sh->commits, 1);
     } else {
-        atomic_fetch_add(&sh->aborts, 1);
+        if (atomic_fetch_add(&sh->aborts, 1) < 5) {
+            printf("agree[%d]: epoch %" PRIu64 " at %" PRIu64 " aborted: %s\n", me, epoch, at, why);
+            fflush(stdout);
+        }
     }
     atomic_store(&m->free_ns, r2_now_ns());
     atomic_store(&m->idle, true);
