@@ -18,9 +18,8 @@
 #include "agree/wire.h"
 #include "util/list.h"
 
-#define R2_AGREE_OBJECTS                                                                           \
-    (R2_AGREE_PENDING + 3) /* pending, promised, in force, and one to spare                        \
-                            */
+/* Pending, promised, in force, and one to spare. */
+#define R2_AGREE_OBJECTS (R2_AGREE_PENDING + 3)
 
 /* What accept made of an epoch's plan. */
 struct r2_agree_object {
@@ -129,12 +128,29 @@ void r2_agree_member_frame(struct r2_agree *a, const uint8_t process[16],
 /* The connection to this process broke. */
 void r2_agree_member_lost(struct r2_agree *a, const uint8_t process[16]);
 
+/* Sends to a rank of the roster (nothing before it is there), to the rendezvous. */
+void r2_agree_member_send(struct r2_agree *a, uint32_t rank, enum r2_agree_kind kind,
+                          const void *first, size_t first_len, const void *second,
+                          size_t second_len);
+void r2_agree_member_to_root(struct r2_agree *a, enum r2_agree_kind kind, const void *payload,
+                             size_t len);
+
 /* Recomputes the fence from the machine; member lock held. */
 void r2_agree_member_fence(struct r2_agree *a);
 /* Forgets the object of an epoch, or (before) of all epochs below it, except `keep`; it will be
  * released by the service thread. Member lock held. */
 void r2_agree_member_drop(struct r2_agree *a, uint64_t epoch, bool before, uint64_t keep);
 void r2_agree_member_free(struct r2_agree *a);
+
+/* --- join.c (service thread) -------------------------------------------------------------- */
+
+void r2_agree_join_register(struct r2_agree *a, uint64_t now);
+void r2_agree_join_roster(struct r2_agree *a, const struct r2_agree_frame *f,
+                          const uint8_t *payload);
+void r2_agree_join_off(struct r2_agree *a, const struct r2_agree_frame *f, const uint8_t *payload);
+void r2_agree_join_report(struct r2_agree *a);
+void r2_agree_join_reported(struct r2_agree *a, uint32_t from, const struct r2_agree_frame *f,
+                            const uint8_t *payload);
 
 /* --- rendezvous.c (service thread) -------------------------------------------------------- */
 

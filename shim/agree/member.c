@@ -8,8 +8,6 @@
 #include "agree/internal.h"
 #include "util/clock.h"
 
-#define R2_MEMBER_REGISTER_NS R2_NS_PER_S /* first repetition; doubles */
-#define R2_MEMBER_REGISTER_MOST_NS (30 * R2_NS_PER_S)
 #define R2_MEMBER_REPEAT_NS R2_NS_PER_S             /* a proposal, to who has not answered */
 #define R2_MEMBER_GIVE_UP_NS (5 * R2_NS_PER_S)      /* then the leader aborts it */
 #define R2_MEMBER_TRIES 6                           /* with ever later indices */
@@ -99,9 +97,9 @@ void r2_agree_member_free(struct r2_agree *a)
 
 /* --- sending ------------------------------------------------------------------------------ */
 
-static void r2_member_send(struct r2_agree *a, uint32_t rank, enum r2_agree_kind kind,
-                           const void *first, size_t first_len, const void *second,
-                           size_t second_len)
+void r2_agree_member_send(struct r2_agree *a, uint32_t rank, enum r2_agree_kind kind,
+                          const void *first, size_t first_len, const void *second,
+                          size_t second_len)
 {
     struct r2_agree_frame f = {.kind = kind,
                                .from = (uint32_t)a->rank,
@@ -124,8 +122,8 @@ static void r2_member_say(struct r2_agree *a, uint32_t rank, const struct r2_agr
     uint8_t text[R2_AGREE_MSG_BYTES];
 
     r2_agree_msg_encode(text, msg);
-    r2_member_send(a, rank, R2_FRAME_MACHINE, text, sizeof(text), plan ? a->plan : NULL,
-                   plan ? a->plan_len : 0);
+    r2_agree_member_send(a, rank, R2_FRAME_MACHINE, text, sizeof(text), plan ? a->plan : NULL,
+                         plan ? a->plan_len : 0);
 }
 
 static void r2_member_say_all(struct r2_agree *a, const struct r2_agree_msg *msg)
@@ -137,8 +135,8 @@ static void r2_member_say_all(struct r2_agree *a, const struct r2_agree_msg *msg
     }
 }
 
-static void r2_member_to_root(struct r2_agree *a, enum r2_agree_kind kind, const void *payload,
-                              size_t len)
+void r2_agree_member_to_root(struct r2_agree *a, enum r2_agree_kind kind, const void *payload,
+                             size_t len)
 {
     struct r2_agree_frame f = {.kind = kind, .from = (uint32_t)a->rank, .len = (uint32_t)len};
 
@@ -486,145 +484,6 @@ static void r2_member_inquire(struct r2_agree *a, uint64_t now)
     a->deadline_ns = a->ask_ns < a->deadline_ns ? a->ask_ns : a->deadline_ns;
 }
 
-/* --- joining ------------------------------------------------------------------------------ */
-
-static void r2_member_register(struct r2_agree *a, uint64_t now)
-{
-    struct r2_agree_register r = {.nranks = (uint32_t)a->nranks,
-                                  .version = R2_AGREE_VERSION,
-                                  .settings = a->settings,
-                                  .node = a->node};
-    uint8_t text[R2_AGREE_REGISTER_BYTES];
-
-    if (now >= a->register_ns) {
-        memcpy(r.family, a->family, R2_AGREE_TOKEN);
-        r2_agree_register_encode(text, &r);
-        r2_member_to_root(a, R2_FRAME_REGISTER, text, sizeof(text));
-        a->register_wait_ns = a->register_wait_ns ? a->register_wait_ns * 2 : R2_MEMBER_REGISTER_NS;
-        if (a->register_wait_ns > R2_MEMBER_REGISTER_MOST_NS) {
-            a->register_wait_ns = R2_MEMBER_REGISTER_MOST_NS;
-        }
-        a->register_ns = now + a->register_wait_ns;
-    }
-    a->deadline_ns = a->register_ns;
-    a->joining_ns = a->joining_ns ? a->joining_ns : now;
-    if (!a->said_off && now >= a->joining_ns + 2 * a->timeout_ns) { /* the root is silent, too */
-        a->said_off = true;
-        if (a->ops && a->ops->off) {
-            a->ops->off(a->user, "the process that made the unique id does not answer");
-        }
-    }
-}
-
-static void r2_member_on_roster(struct r2_agree *a, const struct r2_agree_frame *f,
-                                const uint8_t *payload)
-{
-    struct r2_agree_member *members;
-    struct r2_agree_roster roster;
-    bool joining;
-
-    if (a->roster.seats || r2_agree_roster_decode(payload, f->len, &roster) != 0) {
-        return;
-    }
-    members = calloc((size_t)a->nranks, sizeof(*members));
-    if (!members || roster.nranks != (uint32_t)a->nranks) {
-        free(members);
-        r2_agree_roster_free(&roster);
-        return;
-    }
-    a->roster = roster;
-    for (int r = 0; r < a->nranks; r++) {
-        members[r].node = roster.seats[r].node;
-        memcpy(&members[r].process, roster.processes[roster.seats[r].process].process,
-               sizeof(members[r].process));
-    }
-    pthread_mutex_lock(&a->lock);
-    joining = a->state == R2_AGREE_JOINING && !a->aborted;
-    if (joining) {
-        a->state = R2_AGREE_READY;
-        a->why[0] = '\0';
-    }
-    pthread_mutex_unlock(&a->lock);
-    if (joining && a->ops && a->ops->ready) {
-        a->ops->ready(a->user, members, a->nranks);
-    }
-    free(members);
-}
-
-static void r2_member_on_off(struct r2_agree *a, const struct r2_agree_frame *f,
-                             const uint8_t *payload)
-{
-    char why[R2_AGREE_WHY];
-    bool say;
-
-    if (f->len < 2 || f->len > R2_AGREE_WHY) {
-        return;
-    }
-    snprintf(why, sizeof(why), "%.*s", (int)f->len - 1, (const char *)payload + 1);
-    for (char *p = why; *p; p++) {
-        *p = *p < ' ' || *p > '~' ? '?' : *p; /* it goes into logs */
-    }
-    pthread_mutex_lock(&a->lock);
-    say = a->state == R2_AGREE_JOINING && !a->said_off;
-    if (a->state == R2_AGREE_JOINING) {
-        memcpy(a->why, why, sizeof(why));
-        a->state = payload[0] ? R2_AGREE_OFF : R2_AGREE_JOINING;
-    }
-    pthread_mutex_unlock(&a->lock);
-    a->said_off = a->said_off || say;
-    if (say && !a->buried_ns && a->ops && a->ops->off) {
-        a->ops->off(a->user, why);
-    }
-}
-
-/* --- reports ------------------------------------------------------------------------------ */
-
-static void r2_member_send_report(struct r2_agree *a)
-{
-    uint8_t text[R2_AGREE_REPORT_BYTES];
-    struct r2_agree_report report;
-    bool any;
-
-    pthread_mutex_lock(&a->lock);
-    any = a->report_new && a->state == R2_AGREE_READY;
-    a->report_new = a->report_new && !any;
-    report = a->report;
-    pthread_mutex_unlock(&a->lock);
-    if (any) {
-        r2_agree_report_encode(text, ++a->report_number, &report);
-        r2_member_send(a, R2_AGREE_LEADER, R2_FRAME_REPORT, text, sizeof(text), NULL, 0);
-    }
-}
-
-static void r2_member_on_report(struct r2_agree *a, uint32_t from, const struct r2_agree_frame *f,
-                                const uint8_t *payload)
-{
-    struct r2_agree_report report;
-    uint64_t number;
-
-    if (a->rank != R2_AGREE_LEADER || a->buried_ns ||
-        r2_agree_report_decode(payload, f->len, &number, &report) != 0 ||
-        number <= a->report_seen[from]) {
-        return;
-    }
-    a->report_seen[from] = number;
-    if (a->ops && a->ops->reported) {
-        a->ops->reported(a->user, (int)from, &report);
-    }
-}
-
-void r2_agree_member_lost(struct r2_agree *a, const uint8_t process[16])
-{
-    if (a->roster.seats &&
-        memcmp(a->roster.processes[a->roster.seats[R2_AGREE_LEADER].process].process, process,
-               16) == 0) {
-        pthread_mutex_lock(&a->lock);
-        a->report_new = a->report_number > 0; /* the last one may be lost */
-        pthread_mutex_unlock(&a->lock);
-        a->deadline_ns = 0;
-    }
-}
-
 /* --- turns -------------------------------------------------------------------------------- */
 
 void r2_agree_member_frame(struct r2_agree *a, const uint8_t process[16],
@@ -633,12 +492,12 @@ void r2_agree_member_frame(struct r2_agree *a, const uint8_t process[16],
     uint64_t now = r2_agree_service_now();
 
     if (f->kind == R2_FRAME_ROSTER) {
-        r2_member_on_roster(a, f, payload);
+        r2_agree_join_roster(a, f, payload);
         r2_agree_member_turn(a, now);
         return;
     }
     if (f->kind == R2_FRAME_OFF) {
-        r2_member_on_off(a, f, payload);
+        r2_agree_join_off(a, f, payload);
         r2_agree_member_turn(a, now);
         return;
     }
@@ -654,7 +513,7 @@ void r2_agree_member_frame(struct r2_agree *a, const uint8_t process[16],
         r2_member_on_machine(a, (int)f->from, f, payload, now);
         r2_agree_member_turn(a, now);
     } else if (f->kind == R2_FRAME_REPORT) {
-        r2_member_on_report(a, f->from, f, payload);
+        r2_agree_join_reported(a, f->from, f, payload);
     }
 }
 
@@ -680,7 +539,7 @@ static void r2_member_close(struct r2_agree *a, uint64_t now)
 /* Releases everything of the application's; the rest goes on answering for a while. */
 static void r2_member_bury(struct r2_agree *a, uint64_t now)
 {
-    r2_member_to_root(a, R2_FRAME_LEAVE, NULL, 0);
+    r2_agree_member_to_root(a, R2_FRAME_LEAVE, NULL, 0);
     pthread_mutex_lock(&a->lock);
     r2_agree_member_drop(a, UINT64_MAX, true, 0);
     a->object = NULL;
@@ -723,9 +582,9 @@ void r2_agree_member_turn(struct r2_agree *a, uint64_t now)
         return;
     }
     if (state == R2_AGREE_JOINING) {
-        r2_member_register(a, now);
+        r2_agree_join_register(a, now);
     } else if (state == R2_AGREE_READY) {
-        r2_member_send_report(a);
+        r2_agree_join_report(a);
         if (a->rank == R2_AGREE_LEADER) {
             r2_member_lead(a, now);
         }

@@ -1,0 +1,149 @@
+/* How a rank of a communicator joins the others, and what it reports to the leader. Service
+ * thread. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "agree/internal.h"
+#include "util/clock.h"
+
+#define R2_MEMBER_REGISTER_NS R2_NS_PER_S /* first repetition; doubles */
+#define R2_MEMBER_REGISTER_MOST_NS (30 * R2_NS_PER_S)
+
+/* --- joining ------------------------------------------------------------------------------ */
+
+void r2_agree_join_register(struct r2_agree *a, uint64_t now)
+{
+    struct r2_agree_register r = {.nranks = (uint32_t)a->nranks,
+                                  .version = R2_AGREE_VERSION,
+                                  .settings = a->settings,
+                                  .node = a->node};
+    uint8_t text[R2_AGREE_REGISTER_BYTES];
+
+    if (now >= a->register_ns) {
+        memcpy(r.family, a->family, R2_AGREE_TOKEN);
+        r2_agree_register_encode(text, &r);
+        r2_agree_member_to_root(a, R2_FRAME_REGISTER, text, sizeof(text));
+        a->register_wait_ns = a->register_wait_ns ? a->register_wait_ns * 2 : R2_MEMBER_REGISTER_NS;
+        if (a->register_wait_ns > R2_MEMBER_REGISTER_MOST_NS) {
+            a->register_wait_ns = R2_MEMBER_REGISTER_MOST_NS;
+        }
+        a->register_ns = now + a->register_wait_ns;
+    }
+    a->deadline_ns = a->register_ns;
+    a->joining_ns = a->joining_ns ? a->joining_ns : now;
+    if (!a->said_off && now >= a->joining_ns + 2 * a->timeout_ns) { /* the root is silent, too */
+        a->said_off = true;
+        if (a->ops && a->ops->off) {
+            a->ops->off(a->user, "the process that made the unique id does not answer");
+        }
+    }
+}
+
+void r2_agree_join_roster(struct r2_agree *a, const struct r2_agree_frame *f,
+                          const uint8_t *payload)
+{
+    struct r2_agree_member *members;
+    struct r2_agree_roster roster;
+    bool joining;
+
+    if (a->roster.seats || r2_agree_roster_decode(payload, f->len, &roster) != 0) {
+        return;
+    }
+    members = calloc((size_t)a->nranks, sizeof(*members));
+    if (!members || roster.nranks != (uint32_t)a->nranks) {
+        free(members);
+        r2_agree_roster_free(&roster);
+        return;
+    }
+    a->roster = roster;
+    for (int r = 0; r < a->nranks; r++) {
+        members[r].node = roster.seats[r].node;
+        memcpy(&members[r].process, roster.processes[roster.seats[r].process].process,
+               sizeof(members[r].process));
+    }
+    pthread_mutex_lock(&a->lock);
+    joining = a->state == R2_AGREE_JOINING && !a->aborted;
+    if (joining) {
+        a->state = R2_AGREE_READY;
+        a->why[0] = '\0';
+    }
+    pthread_mutex_unlock(&a->lock);
+    if (joining && a->ops && a->ops->ready) {
+        a->ops->ready(a->user, members, a->nranks);
+    }
+    free(members);
+}
+
+void r2_agree_join_off(struct r2_agree *a, const struct r2_agree_frame *f, const uint8_t *payload)
+{
+    char why[R2_AGREE_WHY];
+    bool say;
+
+    if (f->len < 2 || f->len > R2_AGREE_WHY) {
+        return;
+    }
+    snprintf(why, sizeof(why), "%.*s", (int)f->len - 1, (const char *)payload + 1);
+    for (char *p = why; *p; p++) {
+        *p = *p < ' ' || *p > '~' ? '?' : *p; /* it goes into logs */
+    }
+    pthread_mutex_lock(&a->lock);
+    say = a->state == R2_AGREE_JOINING && !a->said_off;
+    if (a->state == R2_AGREE_JOINING) {
+        memcpy(a->why, why, sizeof(why));
+        a->state = payload[0] ? R2_AGREE_OFF : R2_AGREE_JOINING;
+    }
+    pthread_mutex_unlock(&a->lock);
+    a->said_off = a->said_off || say;
+    if (say && !a->buried_ns && a->ops && a->ops->off) {
+        a->ops->off(a->user, why);
+    }
+}
+
+/* --- reports ------------------------------------------------------------------------------ */
+
+void r2_agree_join_report(struct r2_agree *a)
+{
+    uint8_t text[R2_AGREE_REPORT_BYTES];
+    struct r2_agree_report report;
+    bool any;
+
+    pthread_mutex_lock(&a->lock);
+    any = a->report_new && a->state == R2_AGREE_READY;
+    a->report_new = a->report_new && !any;
+    report = a->report;
+    pthread_mutex_unlock(&a->lock);
+    if (any) {
+        r2_agree_report_encode(text, ++a->report_number, &report);
+        r2_agree_member_send(a, R2_AGREE_LEADER, R2_FRAME_REPORT, text, sizeof(text), NULL, 0);
+    }
+}
+
+void r2_agree_join_reported(struct r2_agree *a, uint32_t from, const struct r2_agree_frame *f,
+                            const uint8_t *payload)
+{
+    struct r2_agree_report report;
+    uint64_t number;
+
+    if (a->rank != R2_AGREE_LEADER || a->buried_ns ||
+        r2_agree_report_decode(payload, f->len, &number, &report) != 0 ||
+        number <= a->report_seen[from]) {
+        return;
+    }
+    a->report_seen[from] = number;
+    if (a->ops && a->ops->reported) {
+        a->ops->reported(a->user, (int)from, &report);
+    }
+}
+
+void r2_agree_member_lost(struct r2_agree *a, const uint8_t process[16])
+{
+    if (a->roster.seats &&
+        memcmp(a->roster.processes[a->roster.seats[R2_AGREE_LEADER].process].process, process,
+               16) == 0) {
+        pthread_mutex_lock(&a->lock);
+        a->report_new = a->report_number > 0; /* the last one may be lost */
+        pthread_mutex_unlock(&a->lock);
+        a->deadline_ns = 0;
+    }
+}

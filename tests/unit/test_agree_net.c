@@ -1,0 +1,235 @@
+/* The agreement between processes: registration, changes, and everything that may be missing. */
+#define _GNU_SOURCE
+#include "agree_ranks.h"
+
+/* --- it works ----------------------------------------------------------------------------- */
+
+static void two_ranks_per_process(void)
+{
+    struct r2_agree *members[2];
+    uint8_t id[R2_AGREE_ID];
+    uint64_t epoch;
+
+    get_id(id);
+    for (int k = 0; k < 2; k++) {
+        struct r2_agree_report report = {.capacity = 7,
+                                         .share = 1000 + (uint32_t)(me + k * processes)};
+
+        members[k] = member(id, me + k * processes, 2 * processes);
+        CHECK_EQ(r2_agree_report(members[k], &report), -EAGAIN);
+        CHECK_EQ(operate(members[k], 0, &epoch), 0);
+    }
+    for (int k = 0; k < 2; k++) {
+        struct r2_agree_report report = {.capacity = 7,
+                                         .share = 1000 + (uint32_t)(me + k * processes)};
+
+        AWAIT(state_of(members[k]) == R2_AGREE_READY);
+        CHECK_EQ(r2_agree_report(members[k], &report), 0);
+        CHECK_EQ(r2_agree_propose(members[k], "a pla", 5), me + k == 0 ? 0 : -EPERM);
+    }
+    change(members, 2, 0, 1);
+    if (me == 0) {
+        CHECK_EQ(r2_agree_propose(members[0], "a pla", 5), 0);
+        CHECK_EQ(r2_agree_propose(members[0], "a pla", 5), -EBUSY);
+    }
+    change(members, 2, 0, 2);
+    AWAIT(atomic_load(&sh->reports) == 2 * processes);
+    r2_agree_destroy(members[0]);
+    r2_agree_destroy(members[1]);
+}
+
+static void test_change(void)
+{
+    run_processes(3, two_ranks_per_process);
+}
+
+static void objects_come_back(void)
+{
+    struct r2_agree *a;
+    uint8_t id[R2_AGREE_ID];
+    uint64_t epoch;
+
+    get_id(id);
+    a = member(id, me, processes);
+    CHECK_EQ(operate(a, 0, &epoch), 0);
+    AWAIT(state_of(a) == R2_AGREE_READY);
+    for (uint64_t want = 1; want <= 5; want++) {
+        AWAIT(me != 0 || r2_agree_propose(a, "a pla", 5) == 0);
+        change(&a, 1, 0, want);
+    }
+    r2_agree_destroy(a);
+    if (me == 0) {
+        AWAIT(atomic_load(&sh->accepted) == atomic_load(&sh->released));
+        CHECK_GE(atomic_load(&sh->accepted), 5 * processes);
+    }
+}
+
+static void test_objects(void)
+{
+    run_processes(2, objects_come_back);
+}
+
+/* Two halves of a split, and one rank that is in neither. */
+static void split(void)
+{
+    struct r2_agree *parent, *child;
+    uint8_t id[R2_AGREE_ID];
+    int color = me % 2;
+    struct r2_agree_config config;
+    uint64_t epoch;
+
+    get_id(id);
+    parent = member(id, me, processes);
+    if (me == 4) {
+        CHECK_EQ(r2_agree_derive(NULL, parent, 0, NULL), 0);
+        r2_agree_destroy(parent);
+        return;
+    }
+    config = config_of(NULL, me / 2, 2);
+    ops.ready = NULL; /* other nodes than those that on_ready knows */
+    CHECK_EQ(r2_agree_derive(&child, parent, (uint64_t)color, &config), 0);
+    CHECK_EQ(operate(child, color, &epoch), 0);
+    AWAIT(state_of(child) == R2_AGREE_READY);
+    if (me / 2 == 0) {
+        CHECK_EQ(r2_agree_propose(child, "a pla", 5), 0);
+    }
+    change(&child, 1, color, 1);
+    r2_agree_destroy(parent);
+    r2_agree_destroy(child);
+}
+
+static void test_split(void)
+{
+    run_processes(5, split);
+}
+
+/* --- it is off ---------------------------------------------------------------------------- */
+
+static void one_comes_late(void)
+{
+    struct r2_agree *a;
+    uint8_t id[R2_AGREE_ID];
+    uint64_t epoch;
+
+    get_id(id);
+    a = member(id, me, processes);
+    if (me == 2) {
+        AWAIT(atomic_load(&sh->off) == 2);
+        CHECK_STR(sh->why, "1 of 3 ranks have not registered (2): is the shim there?");
+    }
+    for (int i = 0; i < OPS && state_of(a) != R2_AGREE_READY; i++) {
+        uint64_t before = r2_now_ns();
+
+        CHECK_EQ(operate(a, 0, &epoch), 0);
+        CHECK(epoch == 0 && r2_now_ns() - before < 20 * R2_NS_PER_S);
+        CHECK_EQ(r2_agree_propose(a, "a pla", 5), me == 0 ? -EAGAIN : -EPERM);
+        usleep(1000);
+    }
+    AWAIT(atomic_load(&sh->ready) == 3);
+    CHECK_EQ(atomic_load(&sh->off), 2); /* one warning each */
+    r2_agree_destroy(a);
+}
+
+static void test_missing_rank(void)
+{
+    setenv("R2CCL_AGREE_TIMEOUT", "300ms", 1);
+    run_processes(3, one_comes_late);
+    unsetenv("R2CCL_AGREE_TIMEOUT");
+}
+
+static void other_settings(void)
+{
+    struct r2_agree_config config;
+    struct r2_agree *a;
+    uint8_t id[R2_AGREE_ID];
+    uint64_t epoch;
+
+    get_id(id);
+    config = config_of(id, me, processes);
+    config.settings = me == 1 ? 77 : 5;
+    CHECK_EQ(r2_agree_create(&a, &config), 0);
+    CHECK_EQ(operate(a, 0, &epoch), 0);
+    AWAIT(state_of(a) == R2_AGREE_OFF);
+    CHECK(strstr(sh->why, "has other R2CCL settings"));
+    CHECK_EQ(operate(a, 0, &epoch), 0);
+    AWAIT(atomic_load(&sh->off) == processes);
+    r2_agree_destroy(a);
+}
+
+static void test_other_settings(void)
+{
+    run_processes(3, other_settings);
+}
+
+static void unsigned_id(void)
+{
+    uint8_t id[R2_AGREE_ID] = {1, 2, 3};
+    struct r2_agree_stats stats;
+    struct r2_agree *a;
+    uint64_t epoch;
+
+    for (int i = 0; i < 3; i++) {
+        id[100] = i == 2; /* somebody else's tail */
+        a = member(i == 0 ? NULL : id, 0, 2);
+        CHECK_EQ(operate(a, 0, &epoch), 0);
+        r2_agree_get_stats(a, &stats);
+        CHECK_EQ(stats.state, R2_AGREE_OFF);
+        CHECK_STR(stats.why, "the unique id does not come from a process with the shim");
+        CHECK_EQ(r2_agree_propose(a, "a pla", 5), -EAGAIN);
+        r2_agree_abort(a);
+        CHECK_EQ(operate(a, 0, &epoch), -ECANCELED);
+        r2_agree_destroy(a);
+    }
+    r2_agree_destroy(NULL);
+}
+
+static void test_unsigned_id(void)
+{
+    run_processes(1, unsigned_id);
+}
+
+static void one_refuses(void)
+{
+    struct r2_agree *a;
+    uint8_t id[R2_AGREE_ID];
+    uint64_t epoch;
+
+    atomic_store(&sh->refuse, 2);
+    get_id(id);
+    a = member(id, me, processes);
+    CHECK_EQ(operate(a, 0, &epoch), 0);
+    AWAIT(state_of(a) == R2_AGREE_READY);
+    if (me == 0) {
+        CHECK_EQ(r2_agree_propose(a, "a pla", 5), 0);
+    }
+    while (atomic_load(&sh->step) == 0) {
+        CHECK_EQ(operate(a, 0, &epoch), 0);
+        usleep(1000);
+    }
+    CHECK_STR(sh->why, "a rank has refused it");
+    atomic_store(&sh->refuse, 0); /* and the next one is taken */
+    AWAIT(me != 0 || r2_agree_propose(a, "a pla", 5) == 0);
+    change(&a, 1, 0, 2);
+    r2_agree_destroy(a);
+}
+
+static void test_refusal(void)
+{
+    run_processes(3, one_refuses);
+}
+
+static const struct check_test tests[] = {{"change", test_change},
+                                          {"objects", test_objects},
+                                          {"split", test_split},
+                                          {"missing_rank", test_missing_rank},
+                                          {"other_settings", test_other_settings},
+                                          {"unsigned_id", test_unsigned_id},
+                                          {"refusal", test_refusal},
+                                          {0}};
+
+int main(int argc, char **argv)
+{
+    setenv("NCCL_SOCKET_IFNAME", "lo", 1);
+    setenv("NCCL_SOCKET_FAMILY", "AF_INET", 1);
+    return check_main(argc, argv, tests);
+}

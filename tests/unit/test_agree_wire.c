@@ -1,0 +1,372 @@
+/* Bytes of the agreement: ids, frames, and hostile ones; the choice of the index; and random runs
+ * of up to 16 machines over a network that loses, repeats and reorders. */
+#include "agree/horizon.h"
+#include "agree/machine.h"
+#include "agree/wire.h"
+#include "check.h"
+
+static void fill(void *p, size_t n)
+{
+    for (size_t i = 0; i < n; i++) {
+        ((uint8_t *)p)[i] = (uint8_t)check_random();
+    }
+}
+
+static void random_addr(struct r2_agree_addr *a)
+{
+    memset(a, 0, sizeof(*a));
+    a->family = check_below(2) ? 4 : 6;
+    a->port = (uint16_t)(1 + check_below(65535));
+    fill(a->ip, a->family == 4 ? 4 : 16);
+}
+
+static void test_tail(void)
+{
+    for (unsigned long round = 0; round < check_rounds(2000); round++) {
+        uint8_t id[R2_AGREE_ID] = {0};
+        uint8_t before[R2_AGREE_ID];
+        struct r2_agree_tail tail, out = {0};
+        size_t at;
+
+        fill(id, 64);
+        memcpy(before, id, sizeof(id));
+        random_addr(&tail.addr);
+        fill(tail.token, sizeof(tail.token));
+        CHECK_EQ(r2_agree_tail_decode(id, &out), -ENOENT); /* as NCCL makes it */
+        CHECK_EQ(r2_agree_tail_encode(id, &tail), 0);
+        CHECK_MEM(id, before, 64); /* NCCL's part is untouched */
+        CHECK_EQ(r2_agree_tail_decode(id, &out), 0);
+        CHECK_EQ(out.addr.family, tail.addr.family);
+        CHECK_EQ(out.addr.port, tail.addr.port);
+        CHECK_MEM(out.addr.ip, tail.addr.ip, 16);
+        CHECK_MEM(out.token, tail.token, 16);
+        CHECK_EQ(r2_agree_tail_encode(id, &tail), -EEXIST);
+        at = check_below(R2_AGREE_ID); /* one bit, anywhere */
+        id[at] ^= (uint8_t)(1u << check_below(8));
+        CHECK_NE(r2_agree_tail_decode(id, &out), 0);
+    }
+}
+
+/* A tail that another has filled stays as it is, whichever byte is in use. */
+static void test_tail_in_use(void)
+{
+    struct r2_agree_tail tail = {.addr = {.family = 4, .port = 1}};
+
+    for (int i = 64; i < 128; i++) {
+        uint8_t id[R2_AGREE_ID] = {0};
+        uint8_t before[R2_AGREE_ID];
+
+        id[i] = 1;
+        memcpy(before, id, sizeof(id));
+        CHECK_EQ(r2_agree_tail_encode(id, &tail), -EEXIST);
+        CHECK_MEM(id, before, sizeof(id));
+    }
+}
+
+static void test_derived_tokens_differ(void)
+{
+    uint8_t parent[16] = {1}, tokens[64][16];
+
+    for (int i = 0; i < 64; i++) {
+        r2_agree_token_derive(tokens[i], parent, (uint64_t)i / 8, (uint64_t)i % 8);
+        for (int j = 0; j < i; j++) {
+            CHECK(memcmp(tokens[i], tokens[j], 16) != 0);
+        }
+    }
+}
+
+static void test_frames(void)
+{
+    for (unsigned long round = 0; round < check_rounds(20000); round++) {
+        struct r2_agree_frame f = {.kind =
+                                       (enum r2_agree_kind)(1 + check_below(R2_FRAME_KINDS - 1)),
+                                   .from = (uint32_t)check_below(R2_AGREE_RANKS),
+                                   .to = (uint32_t)check_below(R2_AGREE_RANKS),
+                                   .len = (uint32_t)check_below(R2_AGREE_FRAME + 1)};
+        struct r2_agree_frame out;
+        uint8_t text[R2_AGREE_HEADER];
+
+        fill(f.token, sizeof(f.token));
+        r2_agree_frame_encode(text, &f);
+        CHECK_EQ(r2_agree_frame_decode(text, &out), 0);
+        CHECK_EQ(out.kind, f.kind);
+        CHECK_EQ(out.from, f.from);
+        CHECK_EQ(out.to, f.to);
+        CHECK_EQ(out.len, f.len);
+        CHECK_MEM(out.token, f.token, 16);
+        if (check_below(2)) {
+            fill(text + check_below(32), 1 + check_below(8));
+        } else {
+            fill(text, sizeof(text));
+        }
+        if (r2_agree_frame_decode(text, &out) == 0) {
+            CHECK(out.len <= R2_AGREE_FRAME && out.from < R2_AGREE_RANKS &&
+                  out.to < R2_AGREE_RANKS);
+            CHECK(out.kind > 0 && out.kind < R2_FRAME_KINDS);
+        }
+    }
+}
+
+static void test_roster(void)
+{
+    for (unsigned long round = 0; round < check_rounds(1000); round++) {
+        struct r2_agree_roster r = {.nranks = 1 + (uint32_t)check_below(64)}, out;
+        struct r2_agree_hello processes[64];
+        struct r2_agree_seat seats[64];
+        uint8_t *text;
+        size_t len;
+
+        memset(processes, 0, sizeof(processes));
+        r.nprocesses = 1 + (uint32_t)check_below(r.nranks);
+        r.processes = processes;
+        r.seats = seats;
+        for (uint32_t i = 0; i < r.nranks; i++) {
+            fill(processes[i].process, 16);
+            random_addr(&processes[i].addr);
+            seats[i] = (struct r2_agree_seat){(uint32_t)check_below(r.nprocesses), check_random()};
+        }
+        len = r2_agree_roster_encode(NULL, 0, &r);
+        text = malloc(len); /* exact, for the sanitizer */
+        CHECK(text && r2_agree_roster_encode(text, len, &r) == len);
+        CHECK_EQ(r2_agree_roster_decode(text, len, &out), 0);
+        CHECK_EQ(out.nranks, r.nranks);
+        for (uint32_t i = 0; i < r.nranks; i++) {
+            CHECK_EQ(out.seats[i].process, seats[i].process);
+            CHECK_EQ(out.seats[i].node, seats[i].node);
+        }
+        CHECK_MEM(out.processes, processes, r.nprocesses * sizeof(processes[0]));
+        r2_agree_roster_free(&out);
+        if (len > 0) {
+            CHECK_NE(r2_agree_roster_decode(text, check_below(len), &out), 0);
+        }
+        text[check_below(len < 64 ? len : 64)] ^= (uint8_t)(1u << check_below(8));
+        if (r2_agree_roster_decode(text, len, &out) == 0) {
+            for (uint32_t i = 0; i < out.nranks; i++) {
+                CHECK_LT(out.seats[i].process, out.nprocesses);
+            }
+            r2_agree_roster_free(&out);
+        }
+        free(text);
+    }
+}
+
+static void test_small_payloads(void)
+{
+    for (unsigned long round = 0; round < check_rounds(20000); round++) {
+        size_t len = check_below(100);
+        uint8_t *text = malloc(len ? len : 1);
+        struct r2_agree_register r;
+        struct r2_agree_report report;
+        struct r2_agree_hello h;
+        struct r2_agree_msg m;
+        const uint8_t *plan;
+        size_t plan_len;
+        uint64_t number;
+
+        CHECK(text != NULL);
+        fill(text, len);
+        if (len >= 8 && check_below(2)) {
+            memset(text + 1, 0, 7);
+        }
+        if (r2_agree_msg_decode(text, len, &m, &plan, &plan_len) == 0) {
+            CHECK(m.type >= R2_AGREE_PROPOSE && m.type < R2_AGREE_TYPES && m.epoch > 0);
+            CHECK(plan + plan_len == text + len);
+        }
+        if (r2_agree_register_decode(text, len, &r) == 0) {
+            CHECK(r.nranks >= 1 && r.nranks <= R2_AGREE_RANKS);
+        }
+        if (r2_agree_report_decode(text, len, &number, &report) == 0) {
+            CHECK_LE(report.share, 65536);
+        }
+        r2_agree_hello_decode(text, len, &h);
+        free(text);
+    }
+}
+
+/* --- the index ---------------------------------------------------------------------------- */
+
+#define MS UINT64_C(1000000)
+
+static void test_horizon(void)
+{
+    struct r2_agree_horizon h = {0};
+    uint64_t first;
+
+    r2_agree_horizon_watch(&h, 1000, 0);
+    CHECK_EQ(r2_agree_horizon_pick(&h, 1000), 1004); /* nothing moves */
+    r2_agree_horizon_sample(&h, 1010, 20 * MS);      /* 500 a second */
+    r2_agree_horizon_sample(&h, 1010, 40 * MS);      /* a pause does not count */
+    CHECK_EQ(r2_agree_horizon_pick(&h, 1010), 1010 + 50 + 4);
+    r2_agree_horizon_heard(&h, 1010, 1500); /* another rank runs ahead */
+    first = r2_agree_horizon_pick(&h, 1010);
+    CHECK_EQ(first, 1010 + 490 + 54);
+    r2_agree_horizon_refused(&h);
+    CHECK_EQ(r2_agree_horizon_pick(&h, 1010), 1010 + 490 + 108);
+    r2_agree_horizon_committed(&h, 100 * MS); /* slow commits need more room */
+    CHECK_EQ(r2_agree_horizon_pick(&h, 1010), 1010 + 490 - 122 + 404);
+    for (int i = 0; i < 100; i++) {
+        r2_agree_horizon_refused(&h);
+    }
+    r2_agree_horizon_heard(&h, 0, UINT64_MAX); /* nonsense from outside is bounded */
+    CHECK_LT(r2_agree_horizon_pick(&h, 1010), UINT64_C(1) << 42);
+}
+
+/* --- random runs -------------------------------------------------------------------------- */
+
+#define MOST 16
+#define LETTERS 4096
+#define INDEXES 64
+
+static struct {
+    struct r2_agree_machine m[MOST];
+    uint64_t promises, next[MOST], ran[INDEXES];
+    bool dead[MOST], late[MOST];
+    struct {
+        int from, to;
+        struct r2_agree_msg msg;
+    } letter[LETTERS];
+    int n, letters, dropped;
+} w;
+
+static void post(int from, int to, const struct r2_agree_msg *msg)
+{
+    if (w.letters == LETTERS) { /* lost */
+        w.letters--;
+        w.dropped++;
+    }
+    w.letter[w.letters].from = from;
+    w.letter[w.letters].to = to;
+    w.letter[w.letters++].msg = *msg;
+}
+
+static void emit(int rank, int sender, const struct r2_agree_out *out)
+{
+    for (int r = 0; r < w.n; r++) {
+        if (r != rank &&
+            (out->to == R2_AGREE_EVERYBODY || (out->to == R2_AGREE_SENDER && r == sender))) {
+            post(rank, r, &out->msg);
+        }
+    }
+}
+
+static void deliver(void)
+{
+    int i = (int)check_below((uint64_t)w.letters);
+    int to = w.letter[i].to, from = w.letter[i].from;
+    struct r2_agree_msg msg = w.letter[i].msg;
+    struct r2_agree_out out;
+
+    if (check_below(8)) { /* else it stays, and comes again */
+        w.letter[i] = w.letter[--w.letters];
+    }
+    if (!w.dead[to] && check_below(16)) { /* else it is lost */
+        r2_agree_machine_receive(&w.m[to], from, &msg, w.next[to], check_below(20) > 0, &out);
+        emit(to, from, &out);
+    }
+}
+
+static void operate(int r)
+{
+    struct r2_agree_msg msg;
+
+    switch (r2_agree_machine_at(&w.m[r], w.next[r])) {
+    case R2_AGREE_GO:
+        if (w.next[r] < INDEXES) {
+            uint64_t plan = w.m[r].force.epoch + 1;
+
+            CHECK_MSG(!w.ran[w.next[r]] || w.ran[w.next[r]] == plan,
+                      "rank %d runs %d under plan %d, others under %d", r, (int)w.next[r],
+                      (int)plan - 1, (int)w.ran[w.next[r]] - 1);
+            w.ran[w.next[r]++] = plan;
+        }
+        break;
+    case R2_AGREE_WAIT:
+        if (r2_agree_machine_ask(&w.m[r], &msg)) {
+            post(r, (int)check_below((uint64_t)w.n - 1) + (r == 0), &msg);
+        }
+        if (check_below(400) == 0) {
+            r2_agree_machine_fail(&w.m[r]);
+            w.late[r] = true;
+        }
+        break;
+    default:
+        CHECK(w.late[r]); /* no machine fails by itself */
+    }
+}
+
+static void lead(void)
+{
+    struct r2_agree_out out;
+    struct r2_agree_msg msg;
+
+    if (check_below(4) == 0) {
+        uint64_t at = w.next[0] + 1 + check_below(6);
+
+        if (r2_agree_machine_propose(&w.m[0], at, w.next[0], &out) == 0) {
+            emit(0, 0, &out);
+        }
+    } else if (check_below(40) == 0) {
+        r2_agree_machine_abandon(&w.m[0], &out);
+        emit(0, 0, &out);
+    } else if (r2_agree_machine_repeat(&w.m[0], &msg)) {
+        int r = 1 + (int)check_below((uint64_t)w.n - 1);
+
+        if (!r2_agree_machine_has_promise(&w.m[0], r)) {
+            post(0, r, &msg);
+        }
+    }
+}
+
+static void test_random_runs(void)
+{
+    unsigned long commits = 0, plans = 0, finished = 0;
+
+    for (unsigned long round = 0; round < check_rounds(1500); round++) {
+        memset(&w, 0, sizeof(w));
+        w.n = 2 + (int)check_below(MOST - 1);
+        for (int r = 0; r < w.n; r++) {
+            r2_agree_machine_init(&w.m[r], r, w.n, &w.promises);
+        }
+        for (int step = 0; step < 6000; step++) {
+            int r = (int)check_below((uint64_t)w.n);
+
+            if (check_below(3) == 0 && !w.dead[0]) {
+                lead();
+            }
+            if (w.letters > 0) {
+                deliver();
+            }
+            if (check_below(4) == 0 && !w.dead[r]) {
+                operate(r);
+            }
+            if (round % 2 && check_below(2000) == 0) {
+                w.dead[r] = true;
+            }
+        }
+        commits += w.m[0].committed > 0;
+        for (int i = 0; i < INDEXES; i++) {
+            plans += w.ran[i] > 1;
+        }
+        for (int r = 0; r < w.n; r++) {
+            finished += w.next[r] == INDEXES;
+        }
+    }
+    printf("# %lu runs with a commit, %lu operations under a plan, %lu ranks came to the end\n",
+           commits, plans, finished);
+    CHECK(commits > 0 && plans > 0 && finished > 0);
+}
+
+static const struct check_test tests[] = {{"tail", test_tail},
+                                          {"tail_in_use", test_tail_in_use},
+                                          {"derived_tokens", test_derived_tokens_differ},
+                                          {"frames", test_frames},
+                                          {"roster", test_roster},
+                                          {"small_payloads", test_small_payloads},
+                                          {"horizon", test_horizon},
+                                          {"random_runs", test_random_runs},
+                                          {0}};
+
+int main(int argc, char **argv)
+{
+    return check_main(argc, argv, tests);
+}
