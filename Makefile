@@ -29,8 +29,12 @@ B ?= build$(addprefix /,$(variant))
 sources = $(sort $(wildcard $(1)/*.c) $(wildcard $(1)/*/*.c))
 objects = $(patsubst %.c,$(B)/obj/%.o,$(1))
 
+# RDMA needs only the header: the library is opened at run time.
+verbs := $(shell printf '%sinclude <infiniband/verbs.h>\n' '\#' | $(CC) -E -x c - >/dev/null 2>&1 && echo yes)
+
 plugin_src := $(call sources,net_plugin)
-plugin_src += $(sort $(wildcard net_plugin/*/*/*.c))
+plugin_src += $(filter-out $(if $(verbs),,net_plugin/transport/verbs/%),\
+	$(sort $(wildcard net_plugin/*/*/*.c)))
 # Parts of the shim that know neither NCCL nor a GPU; unit tests link them from the archive.
 agree_src := $(sort $(wildcard shim/agree/*.c) $(wildcard shim/plan/*.c))
 # The wrappers. Those files of `named_src` are compiled once more for the library with NCCL's name;
@@ -44,6 +48,7 @@ perf_src := $(call sources,tests/perf)
 unit_src := $(sort $(wildcard tests/unit/test_*.c))
 tool_src := $(filter-out $(unit_src),$(sort $(wildcard tests/unit/*.c)))
 help_src := $(sort $(wildcard tests/unit/*/*.c))
+fake_src := $(if $(verbs),$(sort $(wildcard tests/fakeverbs/*.c)))
 stress_src := $(sort $(wildcard tests/stress/*.c))
 bench_src := $(sort $(wildcard tests/bench/*.c))
 agent_src := $(sort $(wildcard tests/rdma/agent/*.c))
@@ -56,6 +61,7 @@ named_object := $(B)/nccl/shim.o
 archive := $(B)/libr2ccl.a
 helpers := $(B)/libr2test.a
 host := $(B)/hostnccl/libnccl.so.2
+fake := $(B)/fakeverbs/libibverbs.so.1
 perf := $(B)/r2ccl_perf
 unit := $(patsubst tests/unit/%.c,$(B)/tests/unit/%,$(unit_src))
 noop := $(B)/tests/noop/libnccl.so.2
@@ -86,7 +92,7 @@ $(error SAN=$(SAN) is unknown: leave it empty, or use asan or tsan)
 endif
 
 base_flags := -std=gnu11 -Wall -Wextra $(if $(WERROR),-Werror) -fPIC -fvisibility=hidden -pthread \
-	-Inet_plugin -Ishim $(san_flags)
+	-Inet_plugin -Ishim $(if $(verbs),-DR2_HAVE_VERBS) $(san_flags)
 libs := -pthread -ldl -lrt -lm
 # clang leaves the sanitizer's symbols of a shared object to the program.
 defs := $(if $(and $(compiler),$(SAN)),,-Wl,-z,defs)
@@ -103,7 +109,8 @@ all: native venv ## build everything: native code and .venv with r2ccl-ctl in it
 
 native: artefacts $(archive) $(shim_tests) $(unit) $(tools) $(stress) $(bench) $(rdma) ## build only the native code
 
-artefacts: $(if $(plugin_src),$(plugin)) $(shim) $(named) $(named_object) $(if $(host_src),$(host)) $(if $(perf_src),$(perf))
+artefacts: $(if $(plugin_src),$(plugin)) $(shim) $(named) $(named_object) $(if $(host_src),$(host)) \
+	$(if $(perf_src),$(perf)) $(if $(fake_src),$(fake))
 
 venv: $(venv_stamp) ## make .venv with r2ccl-ctl (editable) and the development tools
 
@@ -177,7 +184,7 @@ $(B)/flags: FORCE
 	$(call stamp,$(CC) $(base_flags) $(CFLAGS) $(CPPFLAGS))
 
 $(B)/sources: FORCE
-	$(call stamp,$(plugin_src) : $(agree_src) : $(shim_src) : $(host_src) : $(perf_src) : $(help_src))
+	$(call stamp,$(plugin_src) : $(agree_src) : $(shim_src) : $(host_src) : $(perf_src) : $(help_src) : $(fake_src))
 
 $(B)/obj/%.o: %.c $(B)/flags
 	@mkdir -p $(@D)
@@ -225,6 +232,12 @@ $(host): $(call objects,$(host_src)) $(B)/sources
 	@$(CC) -shared $(san_flags) $(CFLAGS) $(LDFLAGS) -Wl,-soname,libnccl.so.2 $(defs) \
 		-o $@ $(filter %.o,$^) $(libs)
 	@ln -sf libnccl.so.2 $(@D)/libnccl.so
+
+$(fake): $(call objects,$(fake_src)) $(B)/sources
+	@mkdir -p $(@D)
+	@echo "  LINK $@"
+	@$(CC) -shared $(san_flags) $(CFLAGS) $(LDFLAGS) -Wl,-soname,$(@F) $(defs) \
+		-o $@ $(filter %.o,$^) $(libs)
 
 $(perf): $(call objects,$(perf_src)) $(if $(host_src),$(host)) $(B)/sources
 	@echo "  LINK $@"
@@ -289,5 +302,5 @@ $(venv_stamp): pyproject.toml setup.py mk/venv $(wildcard r2ccl_ctl/__init__.py)
 
 -include $(patsubst %.c,$(B)/obj/named/%.d,$(named_src))
 -include $(patsubst %.o,%.d,$(call objects,$(plugin_src) $(agree_src) $(shim_src) $(host_src) \
-	$(wildcard tests/shim/*.c) $(noop_src) $(perf_src) $(unit_src) $(tool_src) $(help_src) $(stress_src) $(bench_src) \
-	$(agent_src) $(probe_src)))
+	$(wildcard tests/shim/*.c) $(noop_src) $(perf_src) $(unit_src) $(tool_src) $(help_src) $(fake_src) \
+	$(stress_src) $(bench_src) $(agent_src) $(probe_src)))

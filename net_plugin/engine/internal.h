@@ -484,6 +484,8 @@ void r2_recv_repeat(struct r2_conn *c, struct r2_path *path);
 extern const struct r2_transport_events r2_engine_events;
 
 /* ---- nicstate.c */
+/* One transport of the NIC is gone (and has ended its endpoints), or back: tried again now. */
+void r2_nic_transport(int nic, int transport, bool up, const char *cause);
 enum r2_verdict {
     R2_VERDICT_LOCAL, /* this node's NIC is broken */
     R2_VERDICT_HINT,  /* something else says that it may be: look for yourself */

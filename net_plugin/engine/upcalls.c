@@ -110,6 +110,11 @@ static void up_failed(void *owner, struct r2_ep *ep, int err, const struct r2_ep
     r2_peer_unlock(p);
 }
 
+static void up_nic_link(int nic, int transport, bool up, const char *cause)
+{
+    r2_nic_transport(nic, transport, up, cause);
+}
+
 static void up_shut_over(void *owner, struct r2_ep *ep)
 {
     r2_peer_wake(r2_eng.ops->params(ep)->probe ? owner : ((struct r2_path *)owner)->peer);
@@ -124,6 +129,7 @@ static void up_released(void *owner, const struct r2_ep_params *params)
 }
 
 const struct r2_transport_events r2_engine_events = {
+    .nic_link = up_nic_link,
     .shut_over = up_shut_over,
     .released = up_released,
     .accepted = up_accepted,

@@ -166,6 +166,23 @@ void r2_device_pci(const char *bus, char *path, size_t pathlen, int *numa)
     }
 }
 
+int r2_device_port(const char *ifname)
+{
+    char name[128];
+    int port = -1;
+    FILE *f;
+
+    snprintf(name, sizeof(name), "/sys/class/net/%.32s/dev_port", ifname);
+    f = fopen(name, "re");
+    if (f) {
+        if (fscanf(f, "%d", &port) != 1) {
+            port = -1;
+        }
+        fclose(f);
+    }
+    return port + 1;
+}
+
 uint64_t r2_device_host_id(void)
 {
     char text[256] = "";

@@ -15,6 +15,8 @@ void r2_device_decorate(struct r2_net_tables *tables);
 int r2_device_speed(const char *ifname);
 /* The path below /sys/devices of a PCI address and its NUMA node; "" and -1 if not known. */
 void r2_device_pci(const char *bus, char *path, size_t pathlen, int *numa);
+/* Which port of its device the interface is, from 1; 0 if not known. */
+int r2_device_port(const char *ifname);
 /* The hardware's own address where the driver tells it, else 0 in length. */
 int r2_device_permanent_mac(const char *ifname, unsigned char *mac, int maxlen);
 /* A number that tells this boot of this machine from others. */

@@ -46,6 +46,8 @@ static void r2_nics_describe(const struct r2_pick *pick, struct r2_nic *nic)
     nic->mtu = link->mtu;
     nic->speed_mbps = r2_device_speed(link->name);
     nic->speed_known = nic->speed_mbps > 0;
+    snprintf(nic->rdma, sizeof(nic->rdma), "%s", link->rdma);
+    nic->rdma_port = link->rdma[0] ? r2_device_port(link->name) : 0;
     r2_device_pci(link->bus, nic->pci_path, sizeof(nic->pci_path), &nic->numa);
 }
 

@@ -31,6 +31,8 @@ struct r2_nic {
     int speed_mbps;   /* > 0 */
     int mtu;
     int numa;           /* -1: not known */
+    char rdma[64];      /* RDMA device of the same PCI device, "" if there is none */
+    int rdma_port;      /* its port, 0: not known */
     char pci_path[256]; /* below /sys/devices, a PCI device; "" if it is none */
     uint64_t guid;      /* not 0; unique among the NICs found, the same in every process */
     int weight;         /* percent of the fastest NIC, at least 1; 0: a warm spare */

@@ -121,6 +121,8 @@ struct r2_transport_events {
     /* The endpoint broke or never came up; called once, no transport lock held; the engine
      * answers with ops->shut later, from its own thread. `err` is a positive errno. */
     void (*failed)(void *owner, struct r2_ep *ep, int err, const struct r2_ep_health *health);
+    /* A transport's half of a NIC went away or came back, while the link's may be as it was. */
+    void (*nic_link)(int nic, int transport, bool up, const char *cause);
     /* `shut` that was under way is over: it returns 0 now. Any lock of the transport. */
     void (*shut_over)(void *owner, struct r2_ep *ep);
     /* The last reference to an endpoint that has an owner is gone; no lock is needed or held by

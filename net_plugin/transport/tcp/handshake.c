@@ -39,8 +39,10 @@ static int collect(struct r2_lane *lane, size_t len)
     return 1;
 }
 
-static void make_tag(const uint8_t secret[16], char who, const struct r2_tcp_hello *hello,
-                     const uint8_t nonce[16], uint8_t tag[16])
+void (*r2_tcp_verbs_taker)(int fd, int nic, const struct r2_tcp_hello *hello);
+
+void r2_hello_tag(const uint8_t secret[16], char who, const struct r2_tcp_hello *hello,
+                  const uint8_t nonce[16], uint8_t tag[16])
 {
     uint8_t text[1 + sizeof(*hello) + 16];
 
@@ -92,7 +94,7 @@ static int on_hello(struct r2_lane *lane)
     rc = r2_random_bytes(c.nonce, 16);
     if (rc)
         return rc;
-    make_tag(secret, 'R', &lane->hello, c.nonce, c.tag);
+    r2_hello_tag(secret, 'R', &lane->hello, c.nonce, c.tag);
     lane->challenge = c;
     lane->phase = R2_LANE_WAIT_PROOF;
     return put(lane, &c, sizeof(c));
@@ -112,12 +114,12 @@ static int on_challenge(struct r2_lane *lane)
     }
     if (p->probe) /* the asked-for process answered; an accepting side knows no secret of it */
         return -EALREADY;
-    make_tag(p->secret, 'R', &lane->hello, c.nonce, want);
+    r2_hello_tag(p->secret, 'R', &lane->hello, c.nonce, want);
     if (!r2_tag_equal(want, c.tag)) {
         atomic_store(&lane->ep->other_process, true);
         return -EACCES;
     }
-    make_tag(p->secret, 'S', &lane->hello, c.nonce, proof.tag);
+    r2_hello_tag(p->secret, 'S', &lane->hello, c.nonce, proof.tag);
     lane->phase = R2_LANE_WAIT_WELCOME;
     return put(lane, &proof, sizeof(proof));
 }
@@ -132,9 +134,14 @@ static int on_proof(struct r2_lane *lane)
     memcpy(&proof, lane->hs_buf, sizeof(proof));
     if (r2_tcp.ev->secret(lane->hello.to, secret))
         return -ESRCH;
-    make_tag(secret, 'S', &lane->hello, lane->challenge.nonce, want);
+    r2_hello_tag(secret, 'S', &lane->hello, lane->challenge.nonce, want);
     if (!r2_tag_equal(want, proof.tag))
         return -EACCES;
+    if (lane->hello.kind == R2_HELLO_VERBS) {
+        w.status = r2_tcp_verbs_taker ? 0 : EPROTONOSUPPORT;
+        put(lane, &w, sizeof(w));
+        return w.status ? -EPROTONOSUPPORT : 2;
+    }
     if (lane->hello.kind != R2_HELLO_LANE)
         return -EPROTO;
     rc = r2_ep_attach(lane, &lane->hello);

@@ -159,13 +159,34 @@ void r2_lane_shut(struct r2_lane *lane, bool abort)
         r2_lane_kick(lane);
 }
 
+int r2_lane_release(struct r2_lane *lane)
+{
+    int fd;
+
+    pthread_mutex_lock(&lane->rx_lock);
+    pthread_mutex_lock(&lane->tx_lock);
+    fd = lane->closed ? -1 : lane->io.fd;
+    if (fd >= 0) {
+        lane->closed = true;
+        atomic_fetch_sub(&r2_tcp.pending, 1);
+        r2_timer_set(&lane->timer, 0);
+        r2_io_del(&lane->io);
+        lane->io.fd = -1;
+    }
+    pthread_mutex_unlock(&lane->tx_lock);
+    pthread_mutex_unlock(&lane->rx_lock);
+    if (fd >= 0)
+        r2_lane_kick(lane);
+    return fd;
+}
+
 static int receive(struct r2_lane *lane, bool *opened)
 {
     int rc = 0;
 
     if (lane->phase != R2_LANE_OPEN) {
         rc = r2_lane_handshake(lane);
-        if (rc <= 0)
+        if (rc != 1)
             return rc;
         *opened = true;
         return 0;
@@ -194,6 +215,13 @@ void r2_lane_event(struct r2_lane *lane)
         r2_ep_get(ep);
     pthread_mutex_unlock(&lane->rx_lock);
     if (unknown) {
+        if (rc == 2) {
+            struct r2_tcp_hello hello = lane->hello;
+            int nic = lane->nic, fd = r2_lane_release(lane);
+
+            if (fd >= 0)
+                r2_tcp_verbs_taker(fd, nic, &hello);
+        }
         if (rc < 0) {
             if (rc != -ECONNRESET && rc != -EPIPE) /* it left by itself, as a probe does */
                 r2_tcp.ev->rejected(lane->nic, -rc);

@@ -7,6 +7,7 @@
 
 #include "engine/fault.h"
 #include "settings/settings.h"
+#include "transport/frames.h"
 #include "transport/tcp/tcp.h"
 #include "util/copy.h"
 #include "util/crc32c.h"
@@ -194,33 +195,6 @@ int r2_lane_rx_bulk(struct r2_lane *lane)
     return rc < 0 ? rc : 0;
 }
 
-/* Hands over the whole frames in rx_buf. */
-static int take_frames(struct r2_lane *lane)
-{
-    size_t off = 0;
-    int rc = 0;
-
-    while (rc >= 0 && lane->rx_len - off >= sizeof(struct r2_frame)) {
-        struct r2_frame f;
-        const uint8_t *body = lane->rx_buf + off + sizeof(f);
-
-        memcpy(&f, lane->rx_buf + off, sizeof(f));
-        if (f.version != R2_WIRE_VERSION)
-            return -EPROTO;
-        if (lane->rx_len - off < sizeof(f) + f.len)
-            break;
-        rc = r2_wire_check(f.type, body, f.len);
-        if (rc == 0)
-            rc = r2_tcp.ev->ctrl(lane->ep->owner, lane->ep, f.type, body, f.len);
-        off += sizeof(f) + f.len;
-    }
-    if (off) {
-        memmove(lane->rx_buf, lane->rx_buf + off, lane->rx_len - off);
-        lane->rx_len -= off;
-    }
-    return rc < 0 ? rc : 0;
-}
-
 int r2_lane_rx_ctrl(struct r2_lane *lane)
 {
     size_t moved = 0;
@@ -247,7 +221,7 @@ int r2_lane_rx_ctrl(struct r2_lane *lane)
         }
         lane->rx_len += (size_t)n;
         moved += (size_t)n;
-        rc = take_frames(lane);
+        rc = r2_frames_take(r2_tcp.ev, lane->ep->owner, lane->ep, lane->rx_buf, &lane->rx_len);
         if (rc < 0 || (size_t)n < ok)
             break;
     }

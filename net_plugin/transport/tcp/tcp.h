@@ -14,6 +14,7 @@
 #include <stdatomic.h>
 
 #include "engine/io.h"
+#include "transport/tcp/hello.h"
 #include "transport/transport.h"
 #include "util/mem.h"
 
@@ -21,45 +22,8 @@
 #define R2_TCP_MAX_CHUNK (16 * 1024 * 1024)
 #define R2_TCP_CTRL_RX (128 * 1024)
 #define R2_TCP_CTRL_TX (64 * 1024)
-#define R2_TCP_MAGIC 0x4c435232u
 #define R2_TCP_HANDSHAKE_NS (3 * UINT64_C(1000000000))
 #define R2_TCP_MAX_PENDING 1024 /* sockets that have not proved the secret */
-
-enum r2_hello_kind { R2_HELLO_LANE = 1, R2_HELLO_PROBE = 2 };
-
-/* Handshake, S = connecting, R = accepting: HELLO S->R, CHALLENGE R->S, PROOF S->R, WELCOME R->S.
- * Tags are SipHash-2-4-128 under the accepting process's secret over a label, the HELLO and the
- * accepting side's nonce: both sides prove that they know it. */
-struct r2_tcp_hello {
-    uint32_t magic;
-    uint16_t version;
-    uint8_t kind;
-    uint8_t lane;
-    uint8_t lanes; /* bulk lanes that will follow */
-    uint8_t nic;   /* of the connecting process */
-    uint8_t remote_nic;
-    uint8_t pad;
-    uint32_t gen;
-    uint8_t from[16];
-    uint8_t to[16];
-    uint8_t nonce[16];
-} __attribute__((packed));
-
-struct r2_tcp_challenge {
-    uint32_t magic;
-    uint32_t status; /* 0, or ESRCH: this is another process */
-    uint8_t nonce[16];
-    uint8_t tag[16];
-} __attribute__((packed));
-
-struct r2_tcp_proof {
-    uint8_t tag[16];
-} __attribute__((packed));
-
-struct r2_tcp_welcome {
-    uint32_t magic;
-    uint32_t status; /* 0 or an errno: stale generation, unknown endpoint */
-} __attribute__((packed));
 
 enum r2_lane_phase {
     R2_LANE_CONNECTING, /* S: TCP handshake */
@@ -155,14 +119,12 @@ extern struct r2_tcp r2_tcp;
 
 /* listen.c */
 int r2_tcp_listen_all(void);
-int r2_tcp_socket(int nic, const struct r2_wire_addr *remote); /* bound to NIC, or -errno */
-void r2_tcp_close_fd(int fd, bool abort);
-/* The injected fault of NIC resets connections, in whichever direction. */
-bool r2_tcp_broken(int nic);
 int r2_tcp_bind_device(int fd, int nic);
 
 /* lane.c */
 struct r2_lane *r2_lane_new(int fd, int nic, struct r2_io *io, enum r2_lane_phase phase);
+/* Lets go of the socket of a lane without an endpoint, and returns it; the lane frees itself. */
+int r2_lane_release(struct r2_lane *lane);
 /* Starts watching; from now on callbacks may run. */
 int r2_lane_start(struct r2_lane *lane);
 /* Takes both locks, gives back claims and chunks, closes, and lets the lane free itself. */
@@ -172,7 +134,8 @@ void r2_lane_free(struct r2_lane *lane);
 /* Lets the lane's task run; the queued task holds a reference to the endpoint, if there is one. */
 void r2_lane_kick(struct r2_lane *lane);
 
-/* handshake.c: moves on; 1 open, 0 wait for more, -errno broken. Under rx_lock. */
+/* handshake.c: moves on; 1 open, 2 proven and for another transport, 0 wait for more, -errno
+ * broken. Under rx_lock. */
 int r2_lane_handshake(struct r2_lane *lane);
 int r2_lane_begin(struct r2_lane *lane); /* S: the socket is connected */
 

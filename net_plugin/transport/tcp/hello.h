@@ -1,0 +1,64 @@
+/* How a connecting process proves that it knows the secret of the accepting one, before anything it
+ * says counts. S = connecting, R = accepting: HELLO S->R, CHALLENGE R->S, PROOF S->R, WELCOME R->S.
+ * Tags are SipHash-2-4-128 under the accepting process's secret over a label, the HELLO and the
+ * accepting side's nonce: both sides prove that they know it. Little-endian, fixed lengths. */
+#ifndef R2_TRANSPORT_TCP_HELLO_H
+#define R2_TRANSPORT_TCP_HELLO_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "oob/wire.h"
+
+#define R2_TCP_MAGIC 0x4c435232u
+
+/* R2_HELLO_VERBS: after the WELCOME the stream belongs to the verbs transport. */
+enum r2_hello_kind { R2_HELLO_LANE = 1, R2_HELLO_PROBE = 2, R2_HELLO_VERBS = 3 };
+
+struct r2_tcp_hello {
+    uint32_t magic;
+    uint16_t version;
+    uint8_t kind;
+    uint8_t lane;
+    uint8_t lanes; /* bulk lanes that will follow */
+    uint8_t nic;   /* of the connecting process */
+    uint8_t remote_nic;
+    uint8_t pad;
+    uint32_t gen;
+    uint8_t from[16];
+    uint8_t to[16];
+    uint8_t nonce[16];
+} __attribute__((packed));
+
+struct r2_tcp_challenge {
+    uint32_t magic;
+    uint32_t status; /* 0, or ESRCH: this is another process */
+    uint8_t nonce[16];
+    uint8_t tag[16];
+} __attribute__((packed));
+
+struct r2_tcp_proof {
+    uint8_t tag[16];
+} __attribute__((packed));
+
+struct r2_tcp_welcome {
+    uint32_t magic;
+    uint32_t status; /* 0 or an errno: stale generation, unknown endpoint */
+} __attribute__((packed));
+
+/* `who`: 'R' for the challenge's tag, 'S' for the proof's. */
+void r2_hello_tag(const uint8_t secret[16], char who, const struct r2_tcp_hello *hello,
+                  const uint8_t nonce[16], uint8_t tag[16]);
+
+/* Who takes the socket of a proven R2_HELLO_VERBS; NULL: it is refused. Set before listening. The
+ * descriptor is non-blocking, watched by nobody, counted by the TCP transport until
+ * r2_tcp_close_fd. */
+extern void (*r2_tcp_verbs_taker)(int fd, int nic, const struct r2_tcp_hello *hello);
+
+/* A connecting socket, bound to the NIC, or -errno. */
+int r2_tcp_socket(int nic, const struct r2_wire_addr *remote);
+void r2_tcp_close_fd(int fd, bool abort);
+/* The injected fault of NIC resets connections, in whichever direction. */
+bool r2_tcp_broken(int nic);
+
+#endif

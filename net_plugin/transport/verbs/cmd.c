@@ -1,0 +1,60 @@
+/* The command thread of a device. It may be stuck in the kernel for ever: nobody waits for it
+ * without a limit, and what it is late with is not assumed to have happened. */
+#define _GNU_SOURCE
+#include <errno.h>
+#include <signal.h>
+#include <stdio.h>
+
+#include "transport/verbs/verbs.h"
+
+static void *cmd_main(void *arg)
+{
+    struct r2_hca *hca = arg;
+
+    pthread_mutex_lock(&hca->lock);
+    for (;;) {
+        struct r2_list *n = r2_list_first(&hca->cmds);
+        struct r2_cmd *cmd;
+
+        if (!n) {
+            pthread_cond_wait(&hca->more, &hca->lock);
+            continue;
+        }
+        cmd = R2_CONTAINER_OF(n, struct r2_cmd, node);
+        r2_list_del(n);
+        cmd->queued = false;
+        pthread_mutex_unlock(&hca->lock);
+        cmd->run(cmd);
+        pthread_mutex_lock(&hca->lock);
+    }
+    return NULL;
+}
+
+int r2_cmd_start(struct r2_hca *hca)
+{
+    sigset_t all, old;
+    int rc;
+
+    pthread_mutex_init(&hca->lock, NULL);
+    pthread_cond_init(&hca->more, NULL);
+    r2_list_init(&hca->cmds);
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &old); /* the application's signals are not ours */
+    rc = pthread_create(&hca->thread, NULL, cmd_main, hca);
+    pthread_sigmask(SIG_SETMASK, &old, NULL);
+    if (rc)
+        return -rc;
+    pthread_setname_np(hca->thread, "r2ccl-verbs");
+    return 0;
+}
+
+void r2_cmd_post(struct r2_hca *hca, struct r2_cmd *cmd)
+{
+    pthread_mutex_lock(&hca->lock);
+    if (!cmd->queued) {
+        cmd->queued = true;
+        r2_list_add_tail(&hca->cmds, &cmd->node);
+        pthread_cond_signal(&hca->more);
+    }
+    pthread_mutex_unlock(&hca->lock);
+}

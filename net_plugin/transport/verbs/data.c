@@ -1,0 +1,370 @@
+/* What moves over the queue pairs, under ep->lock.
+ *
+ * A chunk is an RDMA write of the payload straight into the receiver's buffer, and behind it on the
+ * same queue pair a send of its head with the full identity (wall 4). An immediate of 32 bits could
+ * name neither connection nor message nor offset, and a table that maps it would have to be agreed
+ * on for every chunk; so the send carries the head, and its immediate only counts the queue pair's
+ * chunks, which would show a lost or doubled one. Order: a reliable connected queue pair executes
+ * requests in order, and a receive completes only after the payload of every write before it on the
+ * same queue pair is in memory. Nothing is concluded from a completion at the sender except that
+ * its own memory is no longer read.
+ */
+#include <arpa/inet.h>
+#include <errno.h>
+#include <string.h>
+
+#include "engine/engine.h"
+#include "engine/fault.h"
+#include "settings/settings.h"
+#include "transport/frames.h"
+#include "transport/verbs/verbs.h"
+#include "util/clock.h"
+#include "util/crc32c.h"
+#include "util/log.h"
+
+#define POLL_BATCH 32
+#define POLL_TURNS 8
+
+static int post(struct ibv_qp *qp, struct ibv_send_wr *wr)
+{
+    struct ibv_send_wr *bad;
+    int rc = ibv_post_send(qp, wr, &bad);
+
+    return rc ? -(rc > 0 ? rc : EIO) : 0;
+}
+
+static int post_rx(struct r2_ep *ep, struct ibv_qp *qp, uint64_t id, void *at, uint32_t len)
+{
+    struct ibv_sge sge = {.addr = (uint64_t)(uintptr_t)at, .length = len, .lkey = ep->mr->lkey};
+    struct ibv_recv_wr wr = {.wr_id = id, .sg_list = &sge, .num_sge = 1}, *bad;
+    int rc = ibv_post_recv(qp, &wr, &bad);
+
+    return rc ? -(rc > 0 ? rc : EIO) : 0;
+}
+
+int r2_data_post_ctrl_rx(struct r2_ep *ep, uint32_t slot)
+{
+    return post_rx(ep, ep->ctrl.qp, r2_wr_id(R2_WR_CTRL_RX, 0, slot), r2_v_ctrl_rx(ep, slot),
+                   R2_CTRL_SLOT);
+}
+
+int r2_data_post_bulk_rx(struct r2_ep *ep, int q, uint32_t slot)
+{
+    return post_rx(ep, ep->bulk[q].qp, r2_wr_id(R2_WR_BULK_RX, q, slot), r2_v_head_rx(ep, q, slot),
+                   R2_HEAD_SLOT);
+}
+
+/* An injected fault lets `*left` bytes through, now or later. True: all of them. */
+static bool let_through(struct r2_ep *ep, int dir, size_t *left)
+{
+    uint64_t retry = 0;
+
+    while (*left) {
+        size_t ok = r2_fault_allow(ep->params.local_nic, dir, *left, &retry);
+
+        *left -= ok;
+        if (ok)
+            continue;
+        if (retry)
+            r2_timer_sooner(&ep->timer, retry);
+        return false;
+    }
+    return true;
+}
+
+/* ---- out */
+
+static int send_ctrl(struct r2_ep *ep)
+{
+    uint32_t slot = ep->ctrl.tx_posted % R2_CTRL_TX;
+    struct ibv_sge sge = {.addr = (uint64_t)(uintptr_t)r2_v_ctrl_tx(ep, slot),
+                          .length = (uint32_t)ep->ctrl_held,
+                          .lkey = ep->mr->lkey};
+    struct ibv_send_wr wr = {.wr_id = r2_wr_id(R2_WR_CTRL_TX, 0, slot),
+                             .sg_list = &sge,
+                             .num_sge = 1,
+                             .opcode = IBV_WR_SEND,
+                             .send_flags = IBV_SEND_SIGNALED};
+
+    ep->ctrl_len[slot] = (uint32_t)ep->ctrl_held;
+    ep->ctrl.tx_posted++;
+    ep->ctrl_held = 0;
+    return post(ep->ctrl.qp, &wr);
+}
+
+int r2_data_ctrl(struct r2_ep *ep)
+{
+    int rc = 0;
+
+    while (rc == 0 && ep->ctrl.tx_posted - ep->ctrl.tx_done < R2_CTRL_TX) {
+        if (!ep->ctrl_held) {
+            uint32_t slot = ep->ctrl.tx_posted % R2_CTRL_TX;
+
+            ep->ctrl_held =
+                r2_verbs.ev->next_ctrl(ep->owner, ep, r2_v_ctrl_tx(ep, slot), R2_CTRL_SLOT);
+            ep->ctrl_left = ep->ctrl_held;
+        }
+        if (!ep->ctrl_held || !let_through(ep, R2_FAULT_TX, &ep->ctrl_left))
+            break;
+        rc = send_ctrl(ep);
+    }
+    return rc;
+}
+
+static void fill_head(struct r2_ep *ep, const struct r2_bulk *c, struct r2_data_head *h)
+{
+    memset(h, 0, sizeof(*h));
+    h->magic = R2_DATA_MAGIC;
+    h->version = R2_WIRE_VERSION;
+    h->conn = c->conn;
+    h->seq = c->seq;
+    h->offset = c->offset;
+    h->total = c->total;
+    h->len = c->len;
+    h->gen = ep->params.gen;
+    if (r2_settings_get()->verify && !c->keys->device) {
+        h->flags = R2_BULK_CRC;
+        h->crc = r2_crc32c(0, c->data, c->len);
+    }
+    h->head_crc = r2_crc32c(0, h, offsetof(struct r2_data_head, head_crc));
+}
+
+static int send_chunk(struct r2_ep *ep, int q, const struct r2_bulk *c)
+{
+    struct r2_vqp *v = &ep->bulk[q];
+    uint32_t slot = v->tx_posted % R2_BULK_TX;
+    uint8_t *head = r2_v_head_tx(ep, q, slot);
+    struct ibv_sge data = {.addr = (uint64_t)(uintptr_t)c->data,
+                           .length = c->len,
+                           .lkey = atomic_load(&c->keys->lkey[ep->nic->hca_index])};
+    struct ibv_sge id = {.addr = (uint64_t)(uintptr_t)head,
+                         .length = sizeof(struct r2_data_head),
+                         .lkey = ep->mr->lkey};
+    struct ibv_send_wr say = {.wr_id = r2_wr_id(R2_WR_BULK_TX, q, slot),
+                              .sg_list = &id,
+                              .num_sge = 1,
+                              .opcode = IBV_WR_SEND_WITH_IMM,
+                              .send_flags = IBV_SEND_SIGNALED,
+                              .imm_data = htonl(v->tx_posted)};
+    struct ibv_send_wr write = {.wr_id = say.wr_id,
+                                .next = &say,
+                                .sg_list = &data,
+                                .num_sge = 1,
+                                .opcode = IBV_WR_RDMA_WRITE,
+                                .wr.rdma = {.remote_addr = c->remote_addr, .rkey = c->remote_key}};
+    struct r2_data_head h;
+
+    fill_head(ep, c, &h);
+    memcpy(head, &h, sizeof(h));
+    ep->tx[q * R2_BULK_TX + (int)slot] = *c;
+    v->tx_posted++;
+    return post(v->qp, &write);
+}
+
+static int free_queue(struct r2_ep *ep)
+{
+    for (int i = 0; i < ep->n_bulk; i++) {
+        int q = (int)(ep->next_bulk++ % (unsigned)ep->n_bulk);
+
+        if (ep->bulk[q].tx_posted - ep->bulk[q].tx_done < R2_BULK_TX)
+            return q;
+    }
+    return -1;
+}
+
+int r2_data_bulk(struct r2_ep *ep)
+{
+    int rc = 0, q;
+
+    if (!ep->params.initiator)
+        return 0;
+    while (rc == 0 && (q = free_queue(ep)) >= 0) {
+        if (!ep->has_held) {
+            ep->has_held = r2_verbs.ev->next_chunk(ep->owner, ep, &ep->held);
+            ep->held_left = ep->held.len;
+        }
+        if (!ep->has_held || !let_through(ep, R2_FAULT_TX, &ep->held_left))
+            break;
+        ep->has_held = false;
+        rc = send_chunk(ep, q, &ep->held);
+    }
+    return rc;
+}
+
+int r2_data_beat(struct r2_ep *ep)
+{
+    struct ibv_sge sge = {
+        .addr = (uint64_t)(uintptr_t)r2_v_beat(ep, 0), .length = 8, .lkey = ep->mr->lkey};
+    struct ibv_send_wr wr = {
+        .wr_id = r2_wr_id(R2_WR_BEAT, 0, 0),
+        .sg_list = &sge,
+        .num_sge = 1,
+        .opcode = IBV_WR_RDMA_WRITE,
+        .send_flags = IBV_SEND_SIGNALED,
+        .wr.rdma = {.remote_addr = ep->theirs.beat_addr, .rkey = ep->theirs.beat_key}};
+    unsigned asked = atomic_load(&ep->marked);
+
+    if (ep->beat_busy || asked == ep->beat_done ||
+        r2_fault_is(ep->params.local_nic, R2_FAULT_BLACKHOLE, R2_FAULT_TX))
+        return 0;
+    ep->beat_busy = true;
+    ep->beat_asked = asked;
+    ep->beat_at = r2_now_ns();
+    return post(ep->beat.qp, &wr);
+}
+
+/* ---- in */
+
+static int take_ctrl(struct r2_ep *ep, const struct ibv_wc *wc)
+{
+    uint32_t slot = (uint32_t)wc->wr_id;
+    int rc;
+
+    if (slot >= R2_CTRL_RX || wc->byte_len > R2_CTRL_SLOT)
+        return -EPROTO;
+    memcpy(ep->rx_buf + ep->rx_len, r2_v_ctrl_rx(ep, slot), wc->byte_len);
+    ep->rx_len += wc->byte_len;
+    ep->rx_debt += wc->byte_len;
+    rc = r2_data_post_ctrl_rx(ep, slot);
+    return rc ? rc : r2_frames_take(r2_verbs.ev, ep->owner, ep, ep->rx_buf, &ep->rx_len);
+}
+
+static int arrived(struct r2_ep *ep, struct r2_bulk *c, uint16_t lane)
+{
+    int rc = r2_verbs.ev->chunk_claim(ep->owner, ep, c, lane);
+
+    if (rc)
+        return rc < 0 ? rc : 0;
+    if ((c->flags & R2_BULK_CRC) && r2_crc32c(0, c->data, c->len) != c->crc) {
+        r2_verbs.ev->chunk_dropped(ep->owner, ep, c, true);
+        return -EBADMSG;
+    }
+    r2_verbs.ev->chunk_done(ep->owner, ep, c);
+    return 0;
+}
+
+static int take_chunk(struct r2_ep *ep, const struct ibv_wc *wc)
+{
+    int q = (int)(wc->wr_id >> 32 & 0xffff), rc;
+    uint32_t slot = (uint32_t)wc->wr_id;
+    struct r2_data_head h;
+    struct r2_bulk c = {0};
+
+    if (q >= ep->n_bulk || slot >= R2_BULK_RX || wc->byte_len != sizeof(h) ||
+        !(wc->wc_flags & IBV_WC_WITH_IMM) || ntohl(wc->imm_data) != ep->bulk[q].rx_done)
+        return -EPROTO;
+    ep->bulk[q].rx_done++;
+    memcpy(&h, r2_v_head_rx(ep, q, slot), sizeof(h));
+    if (h.magic != R2_DATA_MAGIC || h.version != R2_WIRE_VERSION || h.gen != ep->params.gen ||
+        h.head_crc != r2_crc32c(0, &h, offsetof(struct r2_data_head, head_crc)) || h.len == 0)
+        return -EPROTO;
+    c.conn = h.conn;
+    c.seq = h.seq;
+    c.offset = h.offset;
+    c.total = h.total;
+    c.len = h.len;
+    c.crc = h.crc;
+    c.flags = h.flags & R2_BULK_CRC;
+    ep->rx_debt += c.len;
+    rc = arrived(ep, &c, (uint16_t)(q + 1));
+    return rc ? rc : r2_data_post_bulk_rx(ep, q, slot);
+}
+
+static int sent_ctrl(struct r2_ep *ep)
+{
+    ep->ctrl_sent += ep->ctrl_len[ep->ctrl.tx_done++ % R2_CTRL_TX];
+    /* Acknowledged by the peer's NIC: it gets there even if this process ends now (wall 6). */
+    r2_verbs.ev->ctrl_sent(ep->owner, ep, ep->ctrl_sent);
+    return 0;
+}
+
+static int sent_chunk(struct r2_ep *ep, const struct ibv_wc *wc)
+{
+    int q = (int)(wc->wr_id >> 32 & 0xffff);
+    struct r2_vqp *v;
+
+    if (q >= ep->n_bulk || (uint32_t)wc->wr_id != ep->bulk[q].tx_done % R2_BULK_TX)
+        return -EPROTO; /* a queue pair completes in order */
+    v = &ep->bulk[q];
+    v->tx_done++;
+    r2_verbs.ev->chunk_sent(ep->owner, ep,
+                            &ep->tx[q * R2_BULK_TX + (int)((v->tx_done - 1) % R2_BULK_TX)]);
+    return 0;
+}
+
+static int report(struct r2_ep *ep, const struct ibv_wc *wc)
+{
+    const struct r2_wc_info *info = r2_wc_info(wc->status);
+    int nic = ep->params.local_nic;
+
+    if (info->blame != R2_BLAME_NOBODY)
+        R2_WARN_LIMIT("NIC %s (%s port %u): completion %s: %s (vendor 0x%x)",
+                      r2_engine_nic(nic)->name, ep->hca->name, ep->port, info->name, info->meaning,
+                      wc->vendor_err);
+    return -info->err;
+}
+
+static int one(struct r2_ep *ep, const struct ibv_wc *wc)
+{
+    if (wc->status != IBV_WC_SUCCESS)
+        return report(ep, wc);
+    switch (wc->wr_id >> 48) {
+    case R2_WR_CTRL_TX:
+        return sent_ctrl(ep);
+    case R2_WR_CTRL_RX:
+        return take_ctrl(ep, wc);
+    case R2_WR_BULK_TX:
+        return sent_chunk(ep, wc);
+    case R2_WR_BULK_RX:
+        return take_chunk(ep, wc);
+    case R2_WR_BEAT:
+        ep->beat_busy = false;
+        ep->beat_done = ep->beat_asked;
+        ep->rtt_ns = r2_now_ns() - ep->beat_at;
+        return 0;
+    default:
+        return -EPROTO;
+    }
+}
+
+int r2_data_poll(struct r2_ep *ep)
+{
+    struct ibv_wc wc[POLL_BATCH];
+    bool any = false;
+    int n = 0, rc = 0;
+
+    for (int turn = 0; turn < POLL_TURNS && rc == 0; turn++) {
+        size_t debt = ep->rx_debt ? ep->rx_debt : 1;
+        bool clear = let_through(ep, R2_FAULT_RX, &debt);
+
+        ep->rx_debt = ep->rx_debt ? debt : 0;
+        if (!clear)
+            break;
+        n = ibv_poll_cq(ep->cq, POLL_BATCH, wc);
+        for (int i = 0; i < n && rc == 0; i++)
+            rc = one(ep, &wc[i]);
+        any |= n > 0;
+        if (n < POLL_BATCH)
+            break;
+    }
+    if (any)
+        r2_verbs.ev->burst_end(ep->owner, ep);
+    if (n == POLL_BATCH)
+        atomic_store(&ep->wanted, true);
+    return n < 0 ? -EIO : rc;
+}
+
+void r2_data_give_back(struct r2_ep *ep)
+{
+    for (int q = 0; q < ep->n_bulk && ep->tx; q++) {
+        struct r2_vqp *v = &ep->bulk[q];
+
+        while (v->tx_done != v->tx_posted) {
+            r2_verbs.ev->chunk_sent(ep->owner, ep,
+                                    &ep->tx[q * R2_BULK_TX + (int)(v->tx_done++ % R2_BULK_TX)]);
+        }
+    }
+    if (ep->has_held)
+        r2_verbs.ev->chunk_sent(ep->owner, ep, &ep->held);
+    ep->has_held = false;
+}

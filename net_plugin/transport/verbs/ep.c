@@ -1,0 +1,487 @@
+/* Endpoints: made, driven, let go of; and the transport's table. */
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include "engine/engine.h"
+#include "engine/fault.h"
+#include "settings/settings.h"
+#include "transport/verbs/verbs.h"
+#include "util/clock.h"
+#include "util/lock.h"
+#include "util/log.h"
+
+struct r2_verbs r2_verbs = {.lock = PTHREAD_MUTEX_INITIALIZER};
+
+#define WAIT_STEP_NS (200 * 1000)
+#define LET_GO_NS (UINT64_C(50) * 1000000) /* for chunks to complete before the path is ended */
+
+static void task_run(struct r2_task *t)
+{
+    struct r2_ep *ep = R2_CONTAINER_OF(t, struct r2_ep, task);
+    bool reap;
+
+    if (!atomic_load(&ep->open))
+        r2_meet_event(ep);
+    r2_vep_run(ep);
+    pthread_mutex_lock(&ep->lock);
+    reap = ep->reap;
+    ep->reap = false;
+    pthread_mutex_unlock(&ep->lock);
+    if (reap) {
+        r2_timer_set(&ep->timer, 0);
+        r2_vep_put(ep);
+    }
+    r2_vep_put(ep); /* the queued task's */
+}
+
+static void timer_fire(struct r2_timer *t, uint64_t now)
+{
+    struct r2_ep *ep = R2_CONTAINER_OF(t, struct r2_ep, timer);
+
+    (void)now;
+    if (!atomic_load(&ep->open) && !atomic_load(&ep->dead))
+        r2_vep_fail(ep, ETIMEDOUT);
+    else
+        r2_vep_run(ep);
+}
+
+struct r2_ep *r2_vep_new(const struct r2_ep_params *params)
+{
+    struct r2_ep *ep = calloc(1, sizeof(*ep));
+
+    if (!ep)
+        return NULL;
+    ep->rx_buf = malloc(R2_WIRE_MAX_BODY + sizeof(struct r2_frame) + R2_CTRL_SLOT);
+    if (!ep->rx_buf) {
+        free(ep);
+        return NULL;
+    }
+    ep->head.ops = &r2_transport_verbs;
+    ep->params = *params;
+    ep->owner = params->owner;
+    ep->nic = &r2_verbs.nics[params->local_nic];
+    ep->hca = ep->nic->hca;
+    ep->port = ep->nic->port;
+    ep->oob.fd = ep->events.fd = -1;
+    atomic_init(&ep->refs, 1);
+    r2_lock_init(&ep->lock);
+    ep->io = r2_io_pick();
+    r2_task_init(&ep->task, ep->io, task_run);
+    r2_timer_init(&ep->timer, ep->io, timer_fire);
+    ep->build.run = r2_meet_build;
+    ep->link.run = r2_meet_link;
+    ep->end.run = r2_fence_end;
+    ep->destroy.run = r2_fence_destroy;
+    pthread_mutex_lock(&r2_verbs.lock);
+    r2_list_add_tail(&r2_verbs.eps, &ep->node);
+    pthread_mutex_unlock(&r2_verbs.lock);
+    return ep;
+}
+
+void r2_vep_get(struct r2_ep *ep)
+{
+    atomic_fetch_add_explicit(&ep->refs, 1, memory_order_relaxed);
+}
+
+void r2_vep_put(struct r2_ep *ep)
+{
+    int refs = atomic_load_explicit(&ep->refs, memory_order_relaxed);
+    bool last;
+
+    while (refs > 1) {
+        if (atomic_compare_exchange_weak_explicit(&ep->refs, &refs, refs - 1, memory_order_release,
+                                                  memory_order_relaxed))
+            return;
+    }
+    /* Under the list's lock, so that whoever finds it there finds a reference, too. acq_rel: what
+     * other holders did to the endpoint happens before it is freed. */
+    pthread_mutex_lock(&r2_verbs.lock);
+    last = atomic_fetch_sub_explicit(&ep->refs, 1, memory_order_acq_rel) == 1;
+    if (last)
+        r2_list_del(&ep->node);
+    pthread_mutex_unlock(&r2_verbs.lock);
+    if (!last)
+        return;
+    if (ep->owner)
+        r2_verbs.ev->released(ep->owner, &ep->params);
+    pthread_mutex_destroy(&ep->lock);
+    free(ep->rx_buf);
+    free(ep->tx);
+    free(ep);
+}
+
+void r2_vep_fail(struct r2_ep *ep, int err)
+{
+    struct r2_ep_health health = {0};
+    void *owner;
+
+    if (atomic_exchange(&ep->failed, true) || atomic_load(&ep->dead))
+        return;
+    pthread_mutex_lock(&ep->lock);
+    owner = ep->owner;
+    if (!owner) /* nobody else will end it */
+        r2_fence_begin(ep);
+    pthread_mutex_unlock(&ep->lock);
+    R2_TRACE("verbs endpoint to NIC %u generation %u: %s at stage %d", ep->params.remote_nic, ep->params.gen, strerror(err), (int)ep->stage);
+    health.refused = atomic_load(&ep->refused);
+    health.other_process = atomic_load(&ep->other_process);
+    if (owner)
+        r2_verbs.ev->failed(owner, ep, err, &health);
+}
+
+static int pump(struct r2_ep *ep)
+{
+    int rc;
+
+    if (ep->fence == R2_FENCE_DRAIN) {
+        r2_fence_poll(ep);
+        return 0;
+    }
+    if (!atomic_load(&ep->open) || atomic_load(&ep->failed) || atomic_load(&ep->dead))
+        return 0;
+    if (r2_fault_is(ep->params.local_nic, R2_FAULT_ERROR, R2_FAULT_TX) ||
+        r2_fault_is(ep->params.local_nic, R2_FAULT_ERROR, R2_FAULT_RX))
+        return -ECONNRESET;
+    rc = r2_data_poll(ep);
+    if (rc == 0)
+        rc = r2_data_ctrl(ep);
+    if (rc == 0)
+        rc = r2_data_beat(ep);
+    if (rc == 0)
+        rc = r2_data_bulk(ep);
+    return rc;
+}
+
+/* `wanted` is stored before the lock is tried and read after it is released, both seq_cst: of two
+ * threads one sees the other. */
+void r2_vep_run(struct r2_ep *ep)
+{
+    int rc = 0;
+
+    atomic_store(&ep->wanted, true);
+    while (atomic_load(&ep->wanted) && rc == 0) {
+        if (pthread_mutex_trylock(&ep->lock))
+            return;
+        atomic_store(&ep->wanted, false);
+        rc = pump(ep);
+        pthread_mutex_unlock(&ep->lock);
+    }
+    if (rc < 0)
+        r2_vep_fail(ep, -rc);
+}
+
+void r2_vep_kick(struct r2_ep *ep)
+{
+    r2_vep_get(ep);
+    if (!r2_task_kick(&ep->task))
+        r2_vep_put(ep);
+}
+
+void r2_vep_post(struct r2_ep *ep, struct r2_cmd *cmd)
+{
+    ep->commands++;
+    r2_vep_get(ep);
+    r2_cmd_post(ep->hca, cmd);
+}
+
+void r2_vep_posted(struct r2_ep *ep)
+{
+    pthread_mutex_lock(&ep->lock);
+    ep->commands--;
+    pthread_mutex_unlock(&ep->lock);
+    r2_vep_put(ep);
+}
+
+static void events_ready(struct r2_io_fd *f, uint32_t events)
+{
+    struct r2_ep *ep = R2_CONTAINER_OF(f, struct r2_ep, events);
+    struct ibv_cq *cq;
+    unsigned n = 0;
+    void *arg;
+
+    (void)events;
+    pthread_mutex_lock(&ep->lock);
+    if (ep->fence < R2_FENCE_KILL && ep->channel) {
+        while (r2_ibv.get_cq_event(ep->channel, &cq, &arg) == 0)
+            n++;
+        if (n) {
+            r2_ibv.ack_cq_events(ep->cq, n);
+            ibv_req_notify_cq(ep->cq, 0); /* what came before is polled below */
+        }
+    }
+    pthread_mutex_unlock(&ep->lock);
+    r2_vep_run(ep);
+}
+
+int r2_vep_watch(struct r2_ep *ep)
+{
+    ep->events.fd = ep->channel->fd;
+    ep->events.ready = events_ready;
+    r2_io_fd_track(ep->events.fd);
+    return r2_io_add(ep->io, &ep->events);
+}
+
+void r2_vep_retire(struct r2_ep *ep)
+{
+    r2_meet_close(ep);
+    if (ep->events.fd >= 0) {
+        r2_io_del(&ep->events);
+        r2_io_fd_untrack(ep->events.fd);
+        ep->events.fd = -1;
+    }
+    if (ep->memory || ep->channel) {
+        r2_vep_post(ep, &ep->destroy);
+        return;
+    }
+    ep->reap = true;
+    r2_vep_kick(ep);
+}
+
+/* ---- operations */
+
+static int op_start(const struct r2_transport_events *events, const uint8_t process[16])
+{
+    const struct r2_settings *set = r2_settings_get();
+    char why[256] = "";
+    int rc;
+
+    r2_verbs.ev = events;
+    memcpy(r2_verbs.process, process, 16);
+    r2_list_init(&r2_verbs.eps);
+    if (!set->rdma || strcmp(set->nccl_ib_disable, "1") == 0)
+        return -ENODEV;
+    rc = r2_ibv_load(set->ibverbs_lib, why, sizeof(why));
+    if (rc) {
+        R2_INFO("no RDMA: %s", why);
+        return -ENODEV;
+    }
+    if (r2_ibv.fork_init)
+        r2_ibv.fork_init();
+    if (r2_hcas_open() == 0 || r2_vnics_match() == 0)
+        return -ENODEV;
+    r2_tcp_verbs_taker = r2_meet_accepted;
+    return 0;
+}
+
+static int op_address(int nic, struct r2_wire_addr *out)
+{
+    struct r2_vnic *v = nic >= 0 && nic < R2_MAX_NICS ? &r2_verbs.nics[nic] : NULL;
+
+    if (!v || !v->hca || atomic_load(&v->hca->gone))
+        return -ENODEV;
+    memset(out, 0, sizeof(*out));
+    pthread_mutex_lock(&v->lock);
+    out->offers = v->link == IBV_LINK_LAYER_ETHERNET ? R2_OFFER_ROCE : R2_OFFER_INFINIBAND;
+    pthread_mutex_unlock(&v->lock);
+    return 0;
+}
+
+static unsigned op_sockets(void)
+{
+    return (unsigned)atomic_load(&r2_verbs.qps);
+}
+
+static int op_connect(const struct r2_ep_params *params, struct r2_ep **out)
+{
+    struct r2_vnic *v = &r2_verbs.nics[params->local_nic];
+    struct r2_ep *ep;
+    bool active;
+    int rc;
+
+    if (!v->hca || atomic_load(&v->hca->gone))
+        rc = -ENODEV;
+    else
+        rc = 0;
+    if (rc == 0) {
+        pthread_mutex_lock(&v->lock);
+        active = v->active;
+        pthread_mutex_unlock(&v->lock);
+        rc = active ? 0 : -ENETDOWN;
+    }
+    ep = r2_vep_new(params);
+    if (!ep)
+        return -ENOMEM;
+    if (rc == 0)
+        rc = r2_meet_dial(ep);
+    if (rc) { /* the owner is told by `released` */
+        pthread_mutex_lock(&ep->lock);
+        atomic_store(&ep->dead, true);
+        atomic_store(&ep->failed, true);
+        if (ep->oob.fd >= 0)
+            r2_fence_begin(ep);
+        pthread_mutex_unlock(&ep->lock);
+        r2_vep_put(ep);
+        return rc;
+    }
+    *out = ep;
+    return 0;
+}
+
+static void op_kick(struct r2_ep *ep, unsigned chunks)
+{
+    (void)chunks;
+    r2_vep_kick(ep);
+}
+
+static bool op_push(struct r2_ep *ep)
+{
+    if (!atomic_load(&ep->open))
+        return false;
+    r2_vep_run(ep);
+    return true;
+}
+
+static void op_flush(struct r2_ep *ep)
+{
+    r2_vep_run(ep);
+}
+
+static void op_flush_soon(struct r2_ep *ep)
+{
+    if (r2_io_awake(ep->io))
+        r2_vep_kick(ep);
+    else
+        r2_vep_run(ep);
+}
+
+static void op_help(struct r2_ep *ep)
+{
+    if (atomic_load(&ep->open))
+        r2_vep_run(ep);
+}
+
+static int op_shut(struct r2_ep *ep)
+{
+    int rc;
+
+    pthread_mutex_lock(&ep->lock);
+    r2_fence_begin(ep);
+    rc = ep->fence == R2_FENCE_DONE ? 0 : -EINPROGRESS;
+    pthread_mutex_unlock(&ep->lock);
+    return rc;
+}
+
+static bool reads(const struct r2_ep *ep, uint64_t conn, uint64_t first, uint64_t last)
+{
+    if (ep->has_held && ep->held.conn == conn)
+        return true;
+    for (int q = 0; q < ep->n_bulk && ep->tx; q++) {
+        const struct r2_vqp *v = &ep->bulk[q];
+
+        for (uint32_t s = v->tx_done; s != v->tx_posted; s++) {
+            const struct r2_bulk *b = &ep->tx[q * R2_BULK_TX + (int)(s % R2_BULK_TX)];
+
+            if (b->conn == conn && b->seq >= first && b->seq <= last)
+                return true;
+        }
+    }
+    return false;
+}
+
+/* Chunks that are with the NIC come to their end by themselves, or the endpoint is fenced. Where
+ * the peer may write at any moment only the fence helps. */
+static int op_detach(struct r2_ep *ep, uint64_t conn, uint64_t first, uint64_t last, bool cleared)
+{
+    uint64_t begin = r2_now_ns(), now = begin;
+    bool fence = cleared && !ep->params.initiator, done = false;
+
+    while (!done && now - begin < R2_VERBS_FENCE_NS) {
+        struct timespec step = {.tv_nsec = WAIT_STEP_NS};
+
+        pthread_mutex_lock(&ep->lock);
+        if (ep->has_held && ep->held.conn == conn && ep->fence == R2_FENCE_NONE) {
+            ep->has_held = false; /* not with the NIC yet */
+            r2_verbs.ev->chunk_sent(ep->owner, ep, &ep->held);
+        }
+        done = ep->fence == R2_FENCE_DONE || (!fence && !reads(ep, conn, first, last));
+        fence |= now - begin > LET_GO_NS;
+        pthread_mutex_unlock(&ep->lock);
+        if (done)
+            break;
+        if (fence) {
+            r2_vep_fail(ep, ECANCELED);
+            op_shut(ep);
+        }
+        r2_vep_run(ep);
+        nanosleep(&step, NULL);
+        now = r2_now_ns();
+    }
+    return done ? 0 : -ETIMEDOUT;
+}
+
+static void op_mark(struct r2_ep *ep)
+{
+    atomic_fetch_add(&ep->marked, 1);
+    r2_vep_kick(ep);
+}
+
+static void op_health(struct r2_ep *ep, struct r2_ep_health *out)
+{
+    int nic = ep->params.local_nic;
+
+    memset(out, 0, sizeof(*out));
+    r2_vep_run(ep); /* drain what came before judging */
+    pthread_mutex_lock(&ep->lock);
+    out->answered = ep->beat_done == atomic_load(&ep->marked);
+    out->rtt_ns = ep->rtt_ns;
+    pthread_mutex_unlock(&ep->lock);
+    if (r2_fault_is(nic, R2_FAULT_BLACKHOLE, R2_FAULT_TX) ||
+        r2_fault_is(nic, R2_FAULT_BLACKHOLE, R2_FAULT_RX))
+        out->answered = false; /* the NIC does not know of the injected hole */
+}
+
+static unsigned op_lanes(struct r2_ep *ep)
+{
+    return atomic_load(&ep->open) ? (unsigned)ep->n_bulk : 0;
+}
+
+static const struct r2_ep_params *op_params(const struct r2_ep *ep)
+{
+    return &ep->params;
+}
+
+static void op_nudge(struct r2_ep *ep)
+{
+    r2_vep_kick(ep);
+}
+
+static bool op_one_sided(const struct r2_ep *ep)
+{
+    (void)ep;
+    return true;
+}
+
+/* The kernel keeps the parent's mappings out of the child (MADV_DONTFORK); the descriptors are
+ * closed with the others. */
+static void op_child(void) {}
+
+const struct r2_transport_ops r2_transport_verbs = {
+    .name = "verbs",
+    .start = op_start,
+    .address = op_address,
+    .sockets = op_sockets,
+    .connect = op_connect,
+    .kick = op_kick,
+    .push = op_push,
+    .flush = op_flush,
+    .flush_soon = op_flush_soon,
+    .help = op_help,
+    .shut = op_shut,
+    .detach = op_detach,
+    .get = r2_vep_get,
+    .put = r2_vep_put,
+    .mark = op_mark,
+    .health = op_health,
+    .lanes = op_lanes,
+    .params = op_params,
+    .nudge = op_nudge,
+    .one_sided = op_one_sided,
+    .memory = r2_verbs_memory,
+    .reg = r2_verbs_reg,
+    .dereg = r2_verbs_dereg,
+    .remote_keys = r2_verbs_remote_keys,
+    .registered = r2_verbs_registered,
+    .child = op_child,
+};

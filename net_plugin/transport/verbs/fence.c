@@ -1,0 +1,156 @@
+/* How an endpoint ends, so that nothing of it can land or read afterwards.
+ *
+ * 1. Every queue pair is moved to ERR. From then on its responder executes no request that arrives,
+ *    and its requester starts none.
+ * 2. A last work request is posted on both of its queues. Work requests of a queue are flushed in
+ *    order, so when the last one comes back flushed, all before it have, and with them whatever the
+ *    device was still writing: a completion is written behind the data that belongs to it.
+ * 3. Only then is the fence confirmed, chunks go back to the engine, and it may say FENCED.
+ * A queue pair that is not flushed in time is destroyed instead, which the device confirms too. If
+ * it confirms neither, the fence is never assumed: nothing that was in flight is sent again.
+ */
+#include <errno.h>
+#include <string.h>
+
+#include "engine/engine.h"
+#include "transport/verbs/verbs.h"
+#include "util/clock.h"
+#include "util/log.h"
+
+#define LOOK_NS (UINT64_C(500) * 1000)
+
+static struct r2_vqp *vqp_at(struct r2_ep *ep, int i)
+{
+    return i == 0 ? &ep->ctrl : i == 1 ? &ep->beat : &ep->bulk[i - 2];
+}
+
+static void confirmed(struct r2_ep *ep)
+{
+    ep->fence = R2_FENCE_DONE;
+    r2_timer_set(&ep->timer, 0);
+    if (ep->owner) {
+        r2_data_give_back(ep);
+        r2_verbs.ev->shut_over(ep->owner, ep);
+    }
+    r2_vep_retire(ep);
+}
+
+void r2_fence_begin(struct r2_ep *ep)
+{
+    if (ep->fence != R2_FENCE_NONE)
+        return;
+    atomic_store(&ep->dead, true);
+    r2_meet_close(ep); /* tells the peer */
+    /* Without queue pairs, and none being made, there is nothing to fence. */
+    if (!ep->commands && !ep->memory) {
+        confirmed(ep);
+        return;
+    }
+    ep->fence = R2_FENCE_ASKED;
+    r2_vep_post(ep, &ep->end);
+}
+
+static int post_last(struct r2_ep *ep)
+{
+    for (int i = 0; i < 2 + ep->n_bulk; i++) {
+        struct r2_vqp *v = vqp_at(ep, i);
+        struct ibv_send_wr tx = {.wr_id = r2_wr_id(R2_WR_DRAIN, i, 0),
+                                 .opcode = IBV_WR_SEND,
+                                 .send_flags = IBV_SEND_SIGNALED},
+                           *bad_tx;
+        struct ibv_recv_wr rx = {.wr_id = r2_wr_id(R2_WR_DRAIN, i, 1)}, *bad_rx;
+
+        if (!v->qp)
+            continue;
+        if (ibv_post_send(v->qp, &tx, &bad_tx) || ibv_post_recv(v->qp, &rx, &bad_rx))
+            return -EIO;
+    }
+    return 0;
+}
+
+static bool drained(struct r2_ep *ep)
+{
+    bool all = true;
+
+    for (int i = 0; i < 2 + ep->n_bulk; i++) {
+        struct r2_vqp *v = vqp_at(ep, i);
+
+        all &= !v->qp || (v->drain_tx && v->drain_rx);
+    }
+    return all;
+}
+
+static void kill(struct r2_ep *ep)
+{
+    ep->fence = R2_FENCE_KILL;
+    r2_vep_post(ep, &ep->end);
+}
+
+void r2_fence_poll(struct r2_ep *ep)
+{
+    struct ibv_wc wc[16];
+    int n;
+
+    if (ep->fence != R2_FENCE_DRAIN)
+        return;
+    do {
+        n = ibv_poll_cq(ep->cq, 16, wc);
+        for (int i = 0; i < n; i++) {
+            int q = (int)(wc[i].wr_id >> 32 & 0xffff);
+
+            if (wc[i].wr_id >> 48 != R2_WR_DRAIN || q >= 2 + ep->n_bulk)
+                continue;
+            if ((uint32_t)wc[i].wr_id)
+                vqp_at(ep, q)->drain_rx = true;
+            else
+                vqp_at(ep, q)->drain_tx = true;
+        }
+    } while (n > 0);
+    if (n == 0 && drained(ep))
+        confirmed(ep);
+    else if (n < 0 || r2_now_ns() > ep->drain_until)
+        kill(ep);
+    else
+        r2_timer_set(&ep->timer, r2_now_ns() + LOOK_NS);
+}
+
+/* On the command thread: to ERR, or (after that has not helped) destroyed. */
+void r2_fence_end(struct r2_cmd *cmd)
+{
+    struct r2_ep *ep = R2_CONTAINER_OF(cmd, struct r2_ep, end);
+    bool error = ep->fence == R2_FENCE_ASKED; /* only this thread moves on from it */
+    int rc = error ? r2_qps_error(ep) : r2_qps_destroy(ep);
+
+    pthread_mutex_lock(&ep->lock);
+    if (error && rc == 0)
+        rc = post_last(ep);
+    if (error && rc == 0) {
+        ep->fence = R2_FENCE_DRAIN;
+        ep->drain_until = r2_now_ns() + R2_VERBS_DRAIN_NS;
+        r2_fence_poll(ep);
+    } else if (error) {
+        kill(ep);
+    } else if (rc == 0) {
+        confirmed(ep);
+    } else {
+        ep->fence = R2_FENCE_LOST;
+        R2_WARN("NIC %s (%s): a queue pair neither flushes nor goes away; what it carried is not "
+                "sent again, because it might still arrive",
+                r2_engine_nic(ep->params.local_nic)->name, ep->hca->name);
+    }
+    pthread_mutex_unlock(&ep->lock);
+    r2_vep_posted(ep);
+}
+
+/* On the command thread, after the fence. */
+void r2_fence_destroy(struct r2_cmd *cmd)
+{
+    struct r2_ep *ep = R2_CONTAINER_OF(cmd, struct r2_ep, destroy);
+
+    r2_qps_release(ep);
+    pthread_mutex_lock(&ep->lock);
+    ep->reap = true;
+    pthread_mutex_unlock(&ep->lock);
+    r2_vep_kick(ep);
+    r2_vep_posted(ep);
+}

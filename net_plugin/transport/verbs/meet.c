@@ -1,0 +1,401 @@
+/* How an endpoint comes up: a socket to the NIC's listener, the proof of the secret, cards, queue
+ * pairs. Socket events run on the endpoint's I/O thread, verbs commands on the device's thread;
+ * each takes ep->lock for its step, and only one step is under way at a time. */
+#define _GNU_SOURCE
+#include <errno.h>
+#include <string.h>
+#include <sys/socket.h>
+
+#include "engine/engine.h"
+#include "settings/settings.h"
+#include "transport/verbs/verbs.h"
+#include "util/clock.h"
+#include "util/log.h"
+#include "util/random.h"
+#include "util/siphash.h"
+
+/* Small messages into an empty socket buffer: they go whole or the socket is broken. */
+static int put(struct r2_ep *ep, const void *data, size_t len)
+{
+    ssize_t n = send(ep->oob.fd, data, len, MSG_NOSIGNAL | MSG_DONTWAIT);
+
+    if (n == (ssize_t)len)
+        return 0;
+    return n < 0 ? -errno : -EIO;
+}
+
+/* 1 when `len` bytes are in ep->buf, 0 wait, -errno. */
+static int collect(struct r2_ep *ep, size_t len)
+{
+    while (ep->buf_len < len) {
+        ssize_t n = recv(ep->oob.fd, ep->buf + ep->buf_len, len - ep->buf_len, MSG_DONTWAIT);
+
+        if (n == 0)
+            return -ECONNRESET;
+        if (n < 0 && errno == EINTR)
+            continue;
+        if (n < 0)
+            return errno == EAGAIN ? 0 : -errno;
+        ep->buf_len += (size_t)n;
+    }
+    ep->buf_len = 0;
+    return 1;
+}
+
+static int say_hello(struct r2_ep *ep)
+{
+    const struct r2_ep_params *p = &ep->params;
+    struct r2_tcp_hello *h = &ep->hello;
+    int rc;
+
+    memset(h, 0, sizeof(*h));
+    h->magic = R2_TCP_MAGIC;
+    h->version = R2_WIRE_VERSION;
+    h->kind = R2_HELLO_VERBS;
+    h->nic = p->local_nic;
+    h->remote_nic = p->remote_nic;
+    h->gen = p->gen;
+    memcpy(h->from, p->local_process, 16);
+    memcpy(h->to, p->remote_process, 16);
+    rc = r2_random_bytes(h->nonce, 16);
+    ep->stage = R2_V_CHALLENGE;
+    return rc ? rc : put(ep, h, sizeof(*h));
+}
+
+static int connected(struct r2_ep *ep)
+{
+    struct sockaddr_storage sa;
+    socklen_t len = sizeof(int);
+    int err = 0;
+
+    if (getsockopt(ep->oob.fd, SOL_SOCKET, SO_ERROR, &err, &len) < 0)
+        return -errno;
+    if (err == ECONNREFUSED)
+        atomic_store(&ep->refused, true);
+    if (err)
+        return -err;
+    len = sizeof(sa);
+    if (getpeername(ep->oob.fd, (struct sockaddr *)&sa, &len) < 0)
+        return errno == ENOTCONN ? 0 : -errno;
+    return say_hello(ep);
+}
+
+static int on_challenge(struct r2_ep *ep)
+{
+    const struct r2_ep_params *p = &ep->params;
+    struct r2_tcp_challenge c;
+    struct r2_tcp_proof proof;
+    uint8_t want[16];
+
+    memcpy(&c, ep->buf, sizeof(c));
+    r2_hello_tag(p->secret, 'R', &ep->hello, c.nonce, want);
+    if (c.magic != R2_TCP_MAGIC || c.status || !r2_tag_equal(want, c.tag)) {
+        atomic_store(&ep->other_process, true);
+        return c.status ? -ESRCH : -EACCES;
+    }
+    r2_hello_tag(p->secret, 'S', &ep->hello, c.nonce, proof.tag);
+    ep->stage = R2_V_WELCOME;
+    return put(ep, &proof, sizeof(proof));
+}
+
+static int on_welcome(struct r2_ep *ep)
+{
+    struct r2_tcp_welcome w;
+
+    memcpy(&w, ep->buf, sizeof(w));
+    if (w.magic != R2_TCP_MAGIC || w.status >= 4096)
+        return -EPROTO;
+    if (w.status)
+        return -(int)w.status;
+    ep->stage = R2_V_BUILD;
+    r2_vep_post(ep, &ep->build);
+    return 0;
+}
+
+static int on_card(struct r2_ep *ep)
+{
+    uint8_t link;
+    int rc;
+
+    memcpy(&ep->theirs, ep->buf, sizeof(ep->theirs));
+    pthread_mutex_lock(&ep->nic->lock);
+    link = ep->nic->link;
+    pthread_mutex_unlock(&ep->nic->lock);
+    rc = r2_verbs_card_check(&ep->theirs, link);
+    if (rc)
+        return rc;
+    if (!ep->params.initiator)
+        ep->n_bulk = ep->theirs.n_bulk;
+    else if (ep->theirs.n_bulk != ep->n_bulk)
+        return -EPROTO;
+    ep->stage = ep->params.initiator ? R2_V_LINK : R2_V_BUILD;
+    r2_vep_post(ep, ep->params.initiator ? &ep->link : &ep->build);
+    return 0;
+}
+
+/* One step of the socket. `up`: the endpoint carries frames from now on. */
+static int step(struct r2_ep *ep, bool *up)
+{
+    int rc;
+
+    for (;;) {
+        switch (ep->stage) {
+        case R2_V_DIAL:
+            rc = connected(ep);
+            if (rc || ep->stage == R2_V_DIAL)
+                return rc;
+            break;
+        case R2_V_CHALLENGE:
+            rc = collect(ep, sizeof(struct r2_tcp_challenge));
+            rc = rc > 0 ? on_challenge(ep) : rc ? rc : 1;
+            break;
+        case R2_V_WELCOME:
+            rc = collect(ep, sizeof(struct r2_tcp_welcome));
+            rc = rc > 0 ? on_welcome(ep) : rc ? rc : 1;
+            break;
+        case R2_V_CARD:
+            rc = collect(ep, sizeof(struct r2_verbs_card));
+            rc = rc > 0 ? on_card(ep) : rc ? rc : 1;
+            break;
+        case R2_V_READY:
+            rc = collect(ep, sizeof(uint32_t));
+            if (rc <= 0)
+                return rc;
+            *up = memcmp(ep->buf, &(uint32_t){R2_VERBS_READY}, 4) == 0;
+            ep->stage = R2_V_OPEN;
+            return *up ? 0 : -EPROTO;
+        case R2_V_OPEN: { /* nothing is said any more: only the end is news */
+            uint8_t byte;
+            ssize_t n = recv(ep->oob.fd, &byte, 1, MSG_DONTWAIT);
+
+            if (n < 0 && (errno == EAGAIN || errno == EINTR))
+                return 0;
+            /* What the network does to this socket says nothing about the queue pairs. */
+            if (n < 0 && errno != ECONNRESET)
+                return 0;
+            return n > 0 ? -EPROTO : -ECONNRESET;
+        }
+        default: /* a command is under way */
+            return 0;
+        }
+        if (rc)
+            return rc > 0 ? 0 : rc;
+    }
+}
+
+static void open_up(struct r2_ep *ep)
+{
+    r2_timer_set(&ep->timer, 0);
+    r2_verbs.ev->up(ep->owner, ep);
+    /* Frames that arrive before the engine knows the path as up would be ignored. */
+    atomic_store(&ep->open, true);
+    r2_vep_kick(ep);
+}
+
+void r2_meet_event(struct r2_ep *ep)
+{
+    bool up = false;
+    int rc = 0;
+
+    if (r2_tcp_broken(ep->params.local_nic) && !atomic_load(&ep->open)) {
+        r2_vep_fail(ep, ECONNRESET);
+        return;
+    }
+    pthread_mutex_lock(&ep->lock);
+    if (!atomic_load(&ep->dead) && !atomic_load(&ep->failed) && ep->oob.fd >= 0)
+        rc = step(ep, &up);
+    pthread_mutex_unlock(&ep->lock);
+    if (rc < 0)
+        r2_vep_fail(ep, -rc);
+    else if (up)
+        open_up(ep);
+}
+
+void r2_meet_close(struct r2_ep *ep)
+{
+    if (ep->oob.fd < 0)
+        return;
+    r2_io_del(&ep->oob);
+    r2_tcp_close_fd(ep->oob.fd, false);
+    ep->oob.fd = -1;
+}
+
+/* ---- on the command thread */
+
+static void fill_card(struct r2_ep *ep)
+{
+    struct r2_verbs_card *c = &ep->mine;
+    struct r2_vnic *v = ep->nic;
+
+    memset(c, 0, sizeof(*c));
+    c->magic = R2_VERBS_MAGIC;
+    c->version = R2_VERBS_VERSION;
+    c->len = sizeof(*c);
+    pthread_mutex_lock(&v->lock);
+    c->link = v->link;
+    c->mtu = v->mtu;
+    c->lid = v->lid;
+    memcpy(c->gid, v->gid, 16);
+    pthread_mutex_unlock(&v->lock);
+    c->port = ep->port;
+    c->n_bulk = (uint8_t)ep->n_bulk;
+    r2_random_bytes(&c->psn, sizeof(c->psn));
+    c->psn &= 0xffffff;
+    c->ctrl = ep->ctrl.qp->qp_num;
+    c->beat = ep->beat.qp->qp_num;
+    for (int i = 0; i < ep->n_bulk; i++)
+        c->bulk[i] = ep->bulk[i].qp->qp_num;
+    c->beat_addr = (uint64_t)(uintptr_t)r2_v_beat(ep, 1);
+    c->beat_key = ep->mr->rkey;
+}
+
+/* Only this thread changes queue pairs, and nothing but the fence, which comes after it in the same
+ * queue, looks at them before the endpoint is open: no lock while the kernel works. */
+static int make(struct r2_ep *ep)
+{
+    int rc = atomic_load(&ep->dead) || atomic_load(&ep->hca->gone) ? -ESHUTDOWN : r2_qps_make(ep);
+
+    if (rc == 0) {
+        fill_card(ep);
+        rc = ep->params.initiator ? 0 : r2_qps_connect(ep);
+    }
+    return rc;
+}
+
+static int say_card(struct r2_ep *ep)
+{
+    int rc = 0;
+
+    pthread_mutex_lock(&ep->lock);
+    if (atomic_load(&ep->dead) || ep->oob.fd < 0)
+        rc = -ESHUTDOWN;
+    else
+        rc = put(ep, &ep->mine, sizeof(ep->mine));
+    ep->stage = ep->params.initiator ? R2_V_CARD : R2_V_READY;
+    pthread_mutex_unlock(&ep->lock);
+    return rc;
+}
+
+static void refuse(struct r2_ep *ep, int err)
+{
+    struct r2_verbs_card no = {.magic = R2_VERBS_MAGIC,
+                               .version = R2_VERBS_VERSION,
+                               .len = sizeof(no),
+                               .status = (uint32_t)err};
+
+    pthread_mutex_lock(&ep->lock);
+    if (ep->oob.fd >= 0)
+        put(ep, &no, sizeof(no));
+    pthread_mutex_unlock(&ep->lock);
+}
+
+/* R: the engine hears of the endpoint. It may have failed just now, when there was nobody to tell.
+ */
+static int introduce(struct r2_ep *ep)
+{
+    void *owner = r2_verbs.ev->accepted(ep, &ep->params);
+    struct r2_ep_health none = {0};
+    bool late;
+
+    if (!owner)
+        return -ESTALE;
+    pthread_mutex_lock(&ep->lock);
+    ep->owner = owner;
+    late = atomic_load(&ep->failed);
+    pthread_mutex_unlock(&ep->lock);
+    if (late)
+        r2_verbs.ev->failed(owner, ep, ECONNRESET, &none);
+    return late ? -ECONNRESET : 0;
+}
+
+void r2_meet_build(struct r2_cmd *cmd)
+{
+    struct r2_ep *ep = R2_CONTAINER_OF(cmd, struct r2_ep, build);
+    int rc = make(ep);
+
+    if (!ep->params.initiator) {
+        if (rc == 0)
+            rc = introduce(ep);
+        if (rc)
+            refuse(ep, -rc);
+    }
+    if (rc == 0)
+        rc = say_card(ep);
+    if (rc)
+        r2_vep_fail(ep, -rc);
+    else
+        r2_vep_kick(ep); /* what the peer said meanwhile has had its edge */
+    r2_vep_posted(ep);
+}
+
+/* S */
+void r2_meet_link(struct r2_cmd *cmd)
+{
+    struct r2_ep *ep = R2_CONTAINER_OF(cmd, struct r2_ep, link);
+    uint32_t ready = R2_VERBS_READY;
+    int rc = atomic_load(&ep->dead) ? -ESHUTDOWN : r2_qps_connect(ep);
+
+    if (rc == 0) {
+        pthread_mutex_lock(&ep->lock);
+        rc = atomic_load(&ep->dead) || ep->oob.fd < 0 ? -ESHUTDOWN : put(ep, &ready, sizeof(ready));
+        ep->stage = R2_V_OPEN;
+        pthread_mutex_unlock(&ep->lock);
+    }
+    if (rc)
+        r2_vep_fail(ep, -rc);
+    else
+        open_up(ep);
+    r2_vep_posted(ep);
+}
+
+/* ---- beginnings */
+
+static void oob_ready(struct r2_io_fd *f, uint32_t events)
+{
+    (void)events;
+    r2_meet_event(R2_CONTAINER_OF(f, struct r2_ep, oob));
+}
+
+/* The I/O thread's reference goes with r2_ep.reap. */
+static int watch(struct r2_ep *ep, int fd)
+{
+    int rc;
+
+    ep->oob.fd = fd;
+    ep->oob.ready = oob_ready;
+    r2_vep_get(ep);
+    r2_timer_set(&ep->timer, r2_now_ns() + R2_VERBS_MEET_NS);
+    rc = r2_io_add(ep->io, &ep->oob);
+    return rc;
+}
+
+int r2_meet_dial(struct r2_ep *ep)
+{
+    int fd = r2_tcp_socket(ep->params.local_nic, &ep->params.remote_addr);
+
+    if (fd < 0)
+        return fd;
+    ep->stage = R2_V_DIAL;
+    ep->n_bulk = r2_settings_get()->ib_qps;
+    return watch(ep, fd);
+}
+
+void r2_meet_accepted(int fd, int nic, const struct r2_tcp_hello *h)
+{
+    struct r2_ep_params p = {
+        .local_nic = (uint8_t)nic, .remote_nic = h->nic, .transport = R2_VIA_VERBS, .gen = h->gen};
+    struct r2_vnic *v = &r2_verbs.nics[nic];
+    struct r2_ep *ep;
+
+    memcpy(p.local_process, h->to, 16);
+    memcpy(p.remote_process, h->from, 16);
+    if (h->remote_nic != nic || !v->hca || atomic_load(&v->hca->gone) ||
+        r2_verbs.ev->secret(h->to, p.secret) || !(ep = r2_vep_new(&p))) {
+        r2_tcp_close_fd(fd, true);
+        return;
+    }
+    ep->stage = R2_V_CARD;
+    if (watch(ep, fd))
+        r2_vep_fail(ep, ENOMEM);
+    r2_vep_put(ep); /* the I/O thread has its own, and the engine, once it accepts */
+}

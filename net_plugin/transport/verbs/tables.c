@@ -1,0 +1,175 @@
+#include "transport/verbs/tables.h"
+
+#include <errno.h>
+#include <infiniband/verbs.h>
+#include <stdlib.h>
+#include <string.h>
+
+static const struct r2_wc_info wc_table[] = {
+    {IBV_WC_SUCCESS, "SUCCESS", "success", R2_BLAME_NOBODY, 0},
+    {IBV_WC_LOC_LEN_ERR, "LOC_LEN_ERR", "a message is longer than its receive", R2_BLAME_REMOTE,
+     EPROTO},
+    {IBV_WC_LOC_QP_OP_ERR, "LOC_QP_OP_ERR",
+     "the local queue pair cannot do it; some devices say so when their port goes down",
+     R2_BLAME_LOCAL, EIO},
+    {IBV_WC_LOC_EEC_OP_ERR, "LOC_EEC_OP_ERR", "local end-to-end context", R2_BLAME_LOCAL, EIO},
+    {IBV_WC_LOC_PROT_ERR, "LOC_PROT_ERR", "the local key does not cover the memory",
+     R2_BLAME_MEMORY, EFAULT},
+    {IBV_WC_WR_FLUSH_ERR, "WR_FLUSH_ERR", "flushed: the queue pair had failed before",
+     R2_BLAME_NOBODY, ECONNABORTED},
+    {IBV_WC_MW_BIND_ERR, "MW_BIND_ERR", "memory window", R2_BLAME_LOCAL, EIO},
+    {IBV_WC_BAD_RESP_ERR, "BAD_RESP_ERR", "an answer that makes no sense", R2_BLAME_PATH, EPROTO},
+    {IBV_WC_LOC_ACCESS_ERR, "LOC_ACCESS_ERR", "local memory may not be written", R2_BLAME_MEMORY,
+     EFAULT},
+    {IBV_WC_REM_INV_REQ_ERR, "REM_INV_REQ_ERR", "the peer's NIC refuses the request",
+     R2_BLAME_REMOTE, EPROTO},
+    {IBV_WC_REM_ACCESS_ERR, "REM_ACCESS_ERR", "the peer's memory may not be written any more",
+     R2_BLAME_MEMORY, EACCES},
+    {IBV_WC_REM_OP_ERR, "REM_OP_ERR", "the peer's NIC could not do it", R2_BLAME_REMOTE, EREMOTEIO},
+    {IBV_WC_RETRY_EXC_ERR, "RETRY_EXC_ERR", "nobody acknowledged, in spite of all retries",
+     R2_BLAME_PATH, ETIMEDOUT},
+    {IBV_WC_RNR_RETRY_EXC_ERR, "RNR_RETRY_EXC_ERR", "the peer posted no receive for too long",
+     R2_BLAME_REMOTE, ETIMEDOUT},
+    {IBV_WC_LOC_RDD_VIOL_ERR, "LOC_RDD_VIOL_ERR", "reliable datagram domain", R2_BLAME_LOCAL, EIO},
+    {IBV_WC_REM_INV_RD_REQ_ERR, "REM_INV_RD_REQ_ERR", "reliable datagram request", R2_BLAME_REMOTE,
+     EPROTO},
+    {IBV_WC_REM_ABORT_ERR, "REM_ABORT_ERR", "the peer's NIC gave it up", R2_BLAME_REMOTE,
+     ECONNRESET},
+    {IBV_WC_INV_EECN_ERR, "INV_EECN_ERR", "no such end-to-end context", R2_BLAME_LOCAL, EIO},
+    {IBV_WC_INV_EEC_STATE_ERR, "INV_EEC_STATE_ERR", "state of the end-to-end context",
+     R2_BLAME_LOCAL, EIO},
+    {IBV_WC_FATAL_ERR, "FATAL_ERR", "the device failed", R2_BLAME_LOCAL, EIO},
+    {IBV_WC_RESP_TIMEOUT_ERR, "RESP_TIMEOUT_ERR", "no answer in time", R2_BLAME_PATH, ETIMEDOUT},
+    {IBV_WC_GENERAL_ERR, "GENERAL_ERR", "an error without a code of its own", R2_BLAME_LOCAL, EIO},
+    {IBV_WC_TM_ERR, "TM_ERR", "tag matching", R2_BLAME_LOCAL, EIO},
+    {IBV_WC_TM_RNDV_INCOMPLETE, "TM_RNDV_INCOMPLETE", "tag matching", R2_BLAME_LOCAL, EIO},
+};
+
+const struct r2_wc_info *r2_wc_info(int status)
+{
+    static const struct r2_wc_info other = {-1, "unknown", "a code of a newer library",
+                                            R2_BLAME_PATH, EIO};
+
+    for (size_t i = 0; i < sizeof(wc_table) / sizeof(wc_table[0]); i++) {
+        if (wc_table[i].status == status)
+            return &wc_table[i];
+    }
+    return &other;
+}
+
+static const struct r2_async_info async_table[] = {
+    {IBV_EVENT_CQ_ERR, "CQ_ERR", "completion queue overrun or failed", R2_ASYNC_CQ, R2_ASYNC_FAIL},
+    {IBV_EVENT_QP_FATAL, "QP_FATAL", "queue pair failed", R2_ASYNC_QP, R2_ASYNC_FAIL},
+    {IBV_EVENT_QP_REQ_ERR, "QP_REQ_ERR", "invalid request", R2_ASYNC_QP, R2_ASYNC_FAIL},
+    {IBV_EVENT_QP_ACCESS_ERR, "QP_ACCESS_ERR", "the peer wrote where it may not", R2_ASYNC_QP,
+     R2_ASYNC_FAIL},
+    {IBV_EVENT_COMM_EST, "COMM_EST", "first packet before RTS", R2_ASYNC_QP, R2_ASYNC_IGNORE},
+    {IBV_EVENT_SQ_DRAINED, "SQ_DRAINED", "send queue drained", R2_ASYNC_QP, R2_ASYNC_IGNORE},
+    {IBV_EVENT_PATH_MIG, "PATH_MIG", "moved to the alternate path", R2_ASYNC_QP, R2_ASYNC_IGNORE},
+    {IBV_EVENT_PATH_MIG_ERR, "PATH_MIG_ERR", "no alternate path", R2_ASYNC_QP, R2_ASYNC_FAIL},
+    {IBV_EVENT_DEVICE_FATAL, "DEVICE_FATAL", "the device failed, or was removed", R2_ASYNC_DEVICE,
+     R2_ASYNC_GONE},
+    {IBV_EVENT_PORT_ACTIVE, "PORT_ACTIVE", "port active", R2_ASYNC_PORT, R2_ASYNC_UP},
+    {IBV_EVENT_PORT_ERR, "PORT_ERR", "port down", R2_ASYNC_PORT, R2_ASYNC_DOWN},
+    {IBV_EVENT_LID_CHANGE, "LID_CHANGE", "the subnet manager gave another LID", R2_ASYNC_PORT,
+     R2_ASYNC_REFRESH},
+    {IBV_EVENT_PKEY_CHANGE, "PKEY_CHANGE", "partition keys changed", R2_ASYNC_PORT,
+     R2_ASYNC_REFRESH},
+    {IBV_EVENT_SM_CHANGE, "SM_CHANGE", "another subnet manager", R2_ASYNC_PORT, R2_ASYNC_REFRESH},
+    {IBV_EVENT_SRQ_ERR, "SRQ_ERR", "shared receive queue", R2_ASYNC_NONE, R2_ASYNC_IGNORE},
+    {IBV_EVENT_SRQ_LIMIT_REACHED, "SRQ_LIMIT_REACHED", "shared receive queue", R2_ASYNC_NONE,
+     R2_ASYNC_IGNORE},
+    {IBV_EVENT_QP_LAST_WQE_REACHED, "QP_LAST_WQE_REACHED", "last receive consumed", R2_ASYNC_QP,
+     R2_ASYNC_IGNORE},
+    {IBV_EVENT_CLIENT_REREGISTER, "CLIENT_REREGISTER", "the subnet manager asks to register anew",
+     R2_ASYNC_PORT, R2_ASYNC_REFRESH},
+    {IBV_EVENT_GID_CHANGE, "GID_CHANGE", "addresses of the port changed", R2_ASYNC_PORT,
+     R2_ASYNC_REFRESH},
+    {IBV_EVENT_WQ_FATAL, "WQ_FATAL", "work queue failed", R2_ASYNC_NONE, R2_ASYNC_IGNORE},
+};
+
+const struct r2_async_info *r2_async_info(int type)
+{
+    static const struct r2_async_info other = {-1, "unknown", "an event of a newer library",
+                                               R2_ASYNC_NONE, R2_ASYNC_IGNORE};
+
+    for (size_t i = 0; i < sizeof(async_table) / sizeof(async_table[0]); i++) {
+        if (async_table[i].type == type)
+            return &async_table[i];
+    }
+    return &other;
+}
+
+bool r2_hca_match(const char *list, const char *device, int port)
+{
+    bool exclude, exact, found = false;
+    const char *p = list ? list : "";
+
+    exclude = *p == '^';
+    p += exclude;
+    exact = *p == '=';
+    p += exact;
+    if (!*p)
+        return true;
+    while (*p && !found) {
+        size_t len = strcspn(p, ","), name = strcspn(p, ":,");
+
+        found = name > 0 && strncmp(p, device, name) == 0 && (!exact || device[name] == 0);
+        if (found && name < len)
+            found = atoi(p + name + 1) == port;
+        p += len;
+        p += *p == ',';
+    }
+    return found != exclude;
+}
+
+int r2_gid_score(const uint8_t gid[16], enum r2_gid_type type, const uint8_t *ip)
+{
+    static const uint8_t zero[16], mapped[12] = {[10] = 0xff, [11] = 0xff};
+    bool v4 = memcmp(gid, mapped, sizeof(mapped)) == 0;
+    int score = type == R2_GID_V2 ? 20 : type == R2_GID_UNKNOWN ? 10 : 0;
+
+    if (memcmp(gid, zero, 16) == 0 || (memcmp(gid, zero, 8) == 0 && !v4))
+        return -1;
+    if (gid[0] == 0xfe && (gid[1] & 0xc0) == 0x80)
+        return score;
+    if (ip && memcmp(gid, ip, 16) == 0)
+        score += 200;
+    return score + (v4 ? 100 : 50);
+}
+
+const char *r2_port_state_text(int state)
+{
+    static const char *const text[] = {"NoChange", "Down",   "Initializing",
+                                       "Armed",    "Active", "ActiveDefer"};
+
+    return state >= 0 && state < 6 ? text[state] : "unknown";
+}
+
+const char *r2_port_phys_text(int state)
+{
+    static const char *const text[] = {
+        "No state change",           "Sleep",  "Polling",           "Disabled",
+        "PortConfigurationTraining", "LinkUp", "LinkErrorRecovery", "Phy Test"};
+
+    return state >= 0 && state < 8 ? text[state] : "unknown";
+}
+
+unsigned r2_port_rate_gbps(unsigned width, unsigned speed)
+{
+    static const struct {
+        unsigned bit, value;
+    } widths[] = {{1, 1}, {16, 2}, {2, 4}, {4, 8}, {8, 12}};
+    /* Gbit/s of a lane times 10, after encoding. */
+    static const struct {
+        unsigned bit, value;
+    } speeds[] = {{1, 25},   {2, 50},   {4, 100},    {8, 100},   {16, 140},
+                  {32, 250}, {64, 500}, {128, 1000}, {256, 2000}};
+    unsigned lanes = 0, rate = 0;
+
+    for (size_t i = 0; i < sizeof(widths) / sizeof(widths[0]); i++)
+        lanes = width == widths[i].bit ? widths[i].value : lanes;
+    for (size_t i = 0; i < sizeof(speeds) / sizeof(speeds[0]); i++)
+        rate = speed == speeds[i].bit ? speeds[i].value : rate;
+    return lanes * rate / 10;
+}

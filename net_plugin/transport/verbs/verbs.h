@@ -1,0 +1,313 @@
+/* Verbs transport, private header.
+ *
+ * An endpoint is a set of reliable connected queue pairs between two NICs, all on one completion
+ * queue: `ctrl` for control frames and small messages (send/receive, a byte stream as on a socket),
+ * `bulk` for chunks (RDMA write, then a send that says what was written), `beat` for heartbeats
+ * (an 8 byte RDMA write that the peer's NIC answers, whatever its process does). How they are
+ * agreed on: card.h. How they end: fence.c.
+ *
+ * Locks: ep->lock guards all of an endpoint; upcalls (the peer's lock) are made under it, except
+ * `up` and `failed`. Whoever finds it taken leaves a mark and goes; the holder looks again
+ * (ep_run). r2_verbs.lock (list of endpoints), a NIC's and the cache's lock are leaves.
+ *
+ * Verbs commands (anything but posting and polling) enter the kernel and may wait for the device's
+ * firmware for ever: they run on the device's command thread (cmd.c), never on a thread of NCCL's
+ * or of the engine's.
+ */
+#ifndef R2_TRANSPORT_VERBS_VERBS_H
+#define R2_TRANSPORT_VERBS_VERBS_H
+
+#include <pthread.h>
+#include <stdatomic.h>
+
+#include "engine/io.h"
+#include "topology/nics.h"
+#include "transport/tcp/hello.h"
+#include "transport/transport.h"
+#include "transport/verbs/card.h"
+#include "transport/verbs/lib.h"
+#include "transport/verbs/tables.h"
+
+#define R2_CTRL_SLOT 4096
+#define R2_CTRL_TX 16
+#define R2_CTRL_RX 32
+#define R2_BULK_TX 64 /* chunks under way per queue pair */
+#define R2_BULK_RX 256
+#define R2_HEAD_SLOT 64
+#define R2_MAX_HCAS 16
+
+#define R2_VERBS_MEET_NS (3 * UINT64_C(1000000000))
+#define R2_VERBS_DRAIN_NS (1 * UINT64_C(1000000000)) /* flushes after ERR, before destroying */
+#define R2_VERBS_FENCE_NS (3 * UINT64_C(1000000000)) /* what deregMr and close wait for it */
+#define R2_VERBS_COMMAND_NS                                                                        \
+    (2 * UINT64_C(1000000000)) /* what regMr and deregMr wait for a device */
+
+struct r2_cmd {
+    struct r2_list node;
+    bool queued; /* under the device's lock */
+    void (*run)(struct r2_cmd *cmd);
+};
+
+struct r2_hca {
+    char name[64];
+    struct ibv_context *ctx;
+    struct ibv_pd *pd;
+    struct ibv_device_attr attr;
+    bool dmabuf, peermem;
+    atomic_bool gone; /* fatal event: nothing new is made on it */
+    struct r2_io_fd async;
+    pthread_mutex_t lock; /* cmds */
+    pthread_cond_t more;
+    struct r2_list cmds;
+    pthread_t thread;
+};
+
+/* What RDMA there is behind a NIC of the engine. */
+struct r2_vnic {
+    struct r2_hca *hca; /* NULL: none */
+    int hca_index;
+    uint8_t port;
+    pthread_mutex_t lock; /* the rest */
+    bool active;
+    uint8_t link; /* IBV_LINK_LAYER_* */
+    uint8_t mtu;
+    uint16_t lid;
+    int gid_index;
+    uint8_t gid[16];
+    int state, phys;
+    unsigned rate_gbps;
+};
+
+/* One registration of a range with every device. */
+struct r2_mr_keys {
+    struct r2_list node; /* cache */
+    atomic_int refs;
+    void *data;
+    size_t size;
+    bool device;
+    int dmabuf_fd;
+    uint64_t dmabuf_offset;
+    struct ibv_mr *mr[R2_MAX_HCAS]; /* written by the device's command thread */
+    atomic_uint lkey[R2_MAX_HCAS];  /* valid while `has` is set */
+    atomic_uint rkey[R2_MAX_HCAS];
+    atomic_bool has[R2_MAX_HCAS];
+};
+
+enum r2_vqp_kind { R2_QP_CTRL, R2_QP_BEAT, R2_QP_BULK };
+
+struct r2_vqp {
+    struct ibv_qp *qp;
+    uint32_t tx_posted, tx_done; /* slots, cumulative */
+    uint32_t rx_done;            /* arrivals, cumulative */
+    bool drain_tx, drain_rx;     /* the last work requests were flushed */
+};
+
+/* S: as the stages follow. R begins at R2_V_CARD. */
+enum r2_v_stage {
+    R2_V_DIAL,
+    R2_V_CHALLENGE,
+    R2_V_WELCOME,
+    R2_V_BUILD, /* the command thread makes queue pairs */
+    R2_V_CARD,  /* waits for the peer's */
+    R2_V_LINK,  /* the command thread connects them */
+    R2_V_READY, /* R: waits for the word */
+    R2_V_OPEN,
+};
+
+enum r2_v_fence {
+    R2_FENCE_NONE,
+    R2_FENCE_ASKED, /* the command thread moves the queue pairs to ERR */
+    R2_FENCE_DRAIN, /* in ERR; flushes are awaited */
+    R2_FENCE_KILL,  /* no flushes: the queue pairs are destroyed instead */
+    R2_FENCE_LOST,  /* that failed as well: never confirmed */
+    R2_FENCE_DONE,
+};
+
+struct r2_ep {
+    struct r2_ep_head head;
+    struct r2_ep_params params;
+    void *owner;
+    struct r2_list node; /* r2_verbs.eps */
+    bool listed;
+    atomic_int refs; /* engine, I/O thread, queued task and commands */
+    atomic_bool failed, dead, open;
+    atomic_bool wanted, refused, other_process;
+    atomic_uint marked; /* heartbeat asked for */
+    pthread_mutex_t lock;
+    int broken; /* errno that is to be reported when the lock is let go */
+
+    struct r2_io *io;
+    struct r2_task task;
+    struct r2_timer timer;
+    bool reap; /* the I/O thread may let go */
+
+    /* agreement */
+    struct r2_io_fd oob;
+    enum r2_v_stage stage;
+    struct r2_tcp_hello hello;
+    uint8_t buf[128];
+    size_t buf_len;
+    struct r2_verbs_card mine, theirs;
+
+    /* queue pairs */
+    struct r2_hca *hca;
+    struct r2_vnic *nic;
+    uint8_t port;
+    struct ibv_comp_channel *channel;
+    struct r2_io_fd events;
+    struct ibv_cq *cq;
+    struct r2_vqp ctrl, beat, bulk[R2_VERBS_MAX_BULK];
+    int n_bulk;
+    uint8_t *memory;
+    size_t memory_len;
+    struct ibv_mr *mr;
+    struct r2_cmd build, link, end, destroy;
+    int commands; /* queued or running */
+
+    /* fence */
+    enum r2_v_fence fence;
+    uint64_t drain_until;
+    bool over_said;
+
+    /* control frames */
+    uint32_t ctrl_len[R2_CTRL_TX];
+    uint64_t ctrl_sent;
+    uint8_t *rx_buf;
+    size_t rx_len;
+
+    /* chunks */
+    struct r2_bulk *tx;  /* n_bulk times R2_BULK_TX, by slot */
+    struct r2_bulk held; /* taken from the engine, held back by an injected fault */
+    bool has_held;
+    size_t held_left, ctrl_held, ctrl_left; /* bytes that a fault has not let through yet */
+    size_t rx_debt;                         /* arrivals that it has not let through */
+    unsigned next_bulk;
+
+    /* heartbeats */
+    unsigned beat_asked, beat_done; /* by r2_ep.marked */
+    bool beat_busy;
+    uint64_t beat_at, rtt_ns;
+};
+
+struct r2_verbs {
+    const struct r2_transport_events *ev;
+    uint8_t process[16];
+    struct r2_hca hcas[R2_MAX_HCAS];
+    int n_hcas;
+    struct r2_vnic nics[R2_MAX_NICS];
+    pthread_mutex_t lock;
+    struct r2_list eps;
+    atomic_int qps;
+};
+extern struct r2_verbs r2_verbs;
+
+/* Offsets in ep->memory. */
+static inline uint8_t *r2_v_ctrl_tx(struct r2_ep *ep, uint32_t slot)
+{
+    return ep->memory + (size_t)slot * R2_CTRL_SLOT;
+}
+static inline uint8_t *r2_v_ctrl_rx(struct r2_ep *ep, uint32_t slot)
+{
+    return ep->memory + (size_t)(R2_CTRL_TX + slot) * R2_CTRL_SLOT;
+}
+static inline uint8_t *r2_v_head_tx(struct r2_ep *ep, int q, uint32_t slot)
+{
+    return ep->memory + (size_t)(R2_CTRL_TX + R2_CTRL_RX) * R2_CTRL_SLOT +
+           ((size_t)q * (R2_BULK_TX + R2_BULK_RX) + slot) * R2_HEAD_SLOT;
+}
+static inline uint8_t *r2_v_head_rx(struct r2_ep *ep, int q, uint32_t slot)
+{
+    return r2_v_head_tx(ep, q, R2_BULK_TX + slot);
+}
+/* Two words: what we write from, what the peer writes to. */
+static inline uint8_t *r2_v_beat(struct r2_ep *ep, int which)
+{
+    return r2_v_head_tx(ep, ep->n_bulk, 0) + which * R2_HEAD_SLOT;
+}
+static inline size_t r2_v_memory_len(const struct r2_ep *ep)
+{
+    return (size_t)(R2_CTRL_TX + R2_CTRL_RX) * R2_CTRL_SLOT +
+           ((size_t)ep->n_bulk * (R2_BULK_TX + R2_BULK_RX) + 2) * R2_HEAD_SLOT;
+}
+
+/* work request ids */
+enum r2_wr_kind {
+    R2_WR_CTRL_TX = 1,
+    R2_WR_CTRL_RX,
+    R2_WR_BULK_TX,
+    R2_WR_BULK_RX,
+    R2_WR_BEAT,
+    R2_WR_DRAIN
+};
+static inline uint64_t r2_wr_id(enum r2_wr_kind kind, int q, uint32_t slot)
+{
+    return (uint64_t)kind << 48 | (uint64_t)(unsigned)q << 32 | slot;
+}
+
+/* device.c */
+int r2_hcas_open(void);
+int r2_vnics_match(void);
+/* Reads state, LID and GID of the NIC's port; true if the GID or LID changed. */
+bool r2_vnic_refresh(struct r2_vnic *nic);
+
+/* cmd.c: runs commands of one device in order. */
+int r2_cmd_start(struct r2_hca *hca);
+void r2_cmd_post(struct r2_hca *hca, struct r2_cmd *cmd);
+
+/* mr.c */
+unsigned r2_verbs_memory(int nic);
+int r2_verbs_reg(const struct r2_memory *memory, struct r2_mr_keys **out);
+int r2_verbs_dereg(struct r2_mr_keys *keys);
+int r2_verbs_remote_keys(const struct r2_mr_keys *keys, uint32_t out[R2_WIRE_MAX_NICS]);
+bool r2_verbs_registered(const struct r2_ep *ep, const struct r2_mr_keys *keys);
+
+/* ep.c */
+struct r2_ep *r2_vep_new(const struct r2_ep_params *params);
+void r2_vep_get(struct r2_ep *ep);
+void r2_vep_put(struct r2_ep *ep);
+/* Reports the failure once; holds no lock. */
+void r2_vep_fail(struct r2_ep *ep, int err);
+/* Moves everything on that can be moved, unless another thread does. */
+void r2_vep_run(struct r2_ep *ep);
+void r2_vep_kick(struct r2_ep *ep);
+void r2_vep_post(struct r2_ep *ep, struct r2_cmd *cmd); /* under the lock; takes a reference */
+void r2_vep_posted(struct r2_ep *ep);                   /* the command has run; no lock */
+/* Completion events are watched for. */
+int r2_vep_watch(struct r2_ep *ep);
+/* Under the lock, after the fence: lets go of everything. */
+void r2_vep_retire(struct r2_ep *ep);
+
+/* meet.c */
+int r2_meet_dial(struct r2_ep *ep);
+/* The TCP transport hands over a socket whose peer has proved the secret. */
+void r2_meet_accepted(int fd, int nic, const struct r2_tcp_hello *hello);
+void r2_meet_event(struct r2_ep *ep);
+void r2_meet_close(struct r2_ep *ep);
+void r2_meet_build(struct r2_cmd *cmd);
+void r2_meet_link(struct r2_cmd *cmd);
+
+/* qp.c: on the command thread */
+int r2_qps_make(struct r2_ep *ep);    /* to INIT, receives posted */
+int r2_qps_connect(struct r2_ep *ep); /* to RTS, with ep->theirs */
+int r2_qps_error(struct r2_ep *ep);
+int r2_qps_destroy(struct r2_ep *ep);  /* only the queue pairs */
+void r2_qps_release(struct r2_ep *ep); /* all the rest */
+
+/* fence.c, under ep->lock */
+void r2_fence_begin(struct r2_ep *ep);
+/* Looks for flushes, and for the time. */
+void r2_fence_poll(struct r2_ep *ep);
+void r2_fence_end(struct r2_cmd *cmd);
+void r2_fence_destroy(struct r2_cmd *cmd);
+
+/* data.c, under ep->lock: 0 or -errno */
+int r2_data_poll(struct r2_ep *ep);
+int r2_data_ctrl(struct r2_ep *ep);
+int r2_data_bulk(struct r2_ep *ep);
+int r2_data_beat(struct r2_ep *ep);
+int r2_data_post_ctrl_rx(struct r2_ep *ep, uint32_t slot);
+int r2_data_post_bulk_rx(struct r2_ep *ep, int q, uint32_t slot);
+/* The engine gets back what was handed out. */
+void r2_data_give_back(struct r2_ep *ep);
+
+#endif

@@ -1,0 +1,261 @@
+#define _GNU_SOURCE
+#include <arpa/inet.h>
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/eventfd.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "fake.h"
+
+struct fake fv = {.lock = PTHREAD_MUTEX_INITIALIZER, .unhang = PTHREAD_COND_INITIALIZER};
+
+uint64_t fv_now(void)
+{
+    struct timespec ts;
+
+    clock_gettime(CLOCK_MONOTONIC, &ts);
+    return (uint64_t)ts.tv_sec * 1000000000u + (uint64_t)ts.tv_nsec;
+}
+
+static void add_port(struct fv_dev *d, const char *addr)
+{
+    struct fv_port *p = &d->port[++d->n_ports];
+
+    memset(p, 0, sizeof(*p));
+    p->ib = strncmp(addr, "ib:", 3) == 0;
+    p->ip = inet_addr(addr + (p->ib ? 3 : 0));
+    p->up = true;
+    p->lid = p->ib ? (uint16_t)(ntohl(p->ip) & 0x7fff) : 0;
+    /* Entry 0 is link-local, as devices have it. */
+    p->gid[0].raw[0] = 0xfe;
+    p->gid[0].raw[1] = 0x80;
+    memcpy(p->gid[0].raw + 12, &p->ip, 4);
+    if (p->ib)
+        return;
+    p->gid[1].raw[10] = p->gid[1].raw[11] = 0xff;
+    memcpy(p->gid[1].raw + 12, &p->ip, 4);
+}
+
+static void add_device(char *spec, int index)
+{
+    struct fv_dev *d = &fv.dev[fv.n_dev];
+    char *eq = strchr(spec, '='), *save = NULL;
+
+    memset(d, 0, sizeof(*d));
+    if (eq) {
+        *eq = '\0';
+        snprintf(d->base.name, sizeof(d->base.name), "%.60s", spec);
+        spec = eq + 1;
+    } else {
+        snprintf(d->base.name, sizeof(d->base.name), "fv%d", index);
+    }
+    d->base.node_type = IBV_NODE_CA;
+    d->base.transport_type = IBV_TRANSPORT_IB;
+    for (char *a = strtok_r(spec, "+", &save); a && d->n_ports < FV_PORTS;
+         a = strtok_r(NULL, "+", &save))
+        add_port(d, a);
+    for (int i = 0; i <= FV_PORTS; i++)
+        d->listener[i] = -1;
+    fv.n_dev++;
+}
+
+static void find_devices(void)
+{
+    const char *list = getenv("R2_FAKEVERBS");
+    char text[1024], *save = NULL;
+    int index = 0;
+
+    if (!list)
+        list = getenv("R2CCL_NICS");
+    snprintf(text, sizeof(text), "%s", list ? list : "");
+    for (char *s = strtok_r(text, ",", &save); s && fv.n_dev < FV_DEVICES;
+         s = strtok_r(NULL, ",", &save))
+        add_device(s, index++);
+}
+
+struct fv_dev *fv_dev_of(struct ibv_context *ctx)
+{
+    return (struct fv_dev *)(void *)ctx->device;
+}
+
+void fv_may_hang(struct fv_dev *dev)
+{
+    while (dev->hang)
+        pthread_cond_wait(&fv.unhang, &fv.lock);
+}
+
+FV_EXPORT struct ibv_device **ibv_get_device_list(int *n)
+{
+    struct ibv_device **out;
+
+    pthread_mutex_lock(&fv.lock);
+    if (!fv.n_dev)
+        find_devices();
+    out = calloc((size_t)fv.n_dev + 1, sizeof(*out));
+    for (int i = 0; out && i < fv.n_dev; i++)
+        out[i] = &fv.dev[i].base;
+    if (n)
+        *n = fv.n_dev;
+    pthread_mutex_unlock(&fv.lock);
+    return out;
+}
+
+FV_EXPORT void ibv_free_device_list(struct ibv_device **list)
+{
+    free(list);
+}
+
+FV_EXPORT const char *ibv_get_device_name(struct ibv_device *dev)
+{
+    return dev->name;
+}
+
+int fv_post_send(struct ibv_qp *qp, struct ibv_send_wr *wr, struct ibv_send_wr **bad);
+int fv_post_recv(struct ibv_qp *qp, struct ibv_recv_wr *wr, struct ibv_recv_wr **bad);
+int fv_poll_cq(struct ibv_cq *cq, int n, struct ibv_wc *wc);
+int fv_req_notify_cq(struct ibv_cq *cq, int solicited);
+
+FV_EXPORT struct ibv_context *ibv_open_device(struct ibv_device *dev)
+{
+    struct fv_dev *d = (struct fv_dev *)(void *)dev;
+    struct ibv_context *ctx = calloc(1, sizeof(*ctx));
+    int rc;
+
+    if (!ctx)
+        return NULL;
+    pthread_mutex_lock(&fv.lock);
+    rc = fv_start();
+    for (int p = 1; p <= d->n_ports && rc == 0; p++)
+        rc = fv_listen(d, p);
+    ctx->device = dev;
+    ctx->ops.post_send = fv_post_send;
+    ctx->ops.post_recv = fv_post_recv;
+    ctx->ops.poll_cq = fv_poll_cq;
+    ctx->ops.req_notify_cq = fv_req_notify_cq;
+    ctx->async_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK | EFD_SEMAPHORE);
+    ctx->cmd_fd = -1;
+    ctx->num_comp_vectors = 1;
+    d->ctx = ctx;
+    pthread_mutex_unlock(&fv.lock);
+    if (rc) {
+        free(ctx);
+        errno = -rc;
+        return NULL;
+    }
+    return ctx;
+}
+
+FV_EXPORT int ibv_close_device(struct ibv_context *ctx)
+{
+    close(ctx->async_fd);
+    fv_dev_of(ctx)->ctx = NULL;
+    free(ctx);
+    return 0;
+}
+
+FV_EXPORT int ibv_query_device(struct ibv_context *ctx, struct ibv_device_attr *attr)
+{
+    memset(attr, 0, sizeof(*attr));
+    attr->max_qp = FV_QPS;
+    attr->max_qp_wr = 16384;
+    attr->max_cqe = 1 << 20;
+    attr->max_mr = FV_MRS;
+    attr->phys_port_cnt = (uint8_t)fv_dev_of(ctx)->n_ports;
+    return 0;
+}
+
+#undef ibv_query_port
+FV_EXPORT int ibv_query_port(struct ibv_context *ctx, uint8_t port,
+                             struct _compat_ibv_port_attr *compat)
+{
+    struct ibv_port_attr attr;
+    struct fv_dev *d = fv_dev_of(ctx);
+    struct fv_port *p = &d->port[port];
+
+    if (port < 1 || port > d->n_ports)
+        return EINVAL;
+    memset(&attr, 0, sizeof(attr));
+    pthread_mutex_lock(&fv.lock);
+    attr.state = p->up && !d->fatal ? IBV_PORT_ACTIVE : IBV_PORT_DOWN;
+    attr.phys_state = p->up ? 5 : 3;
+    attr.max_mtu = IBV_MTU_4096;
+    attr.active_mtu = IBV_MTU_1024;
+    attr.gid_tbl_len = FV_GIDS;
+    attr.pkey_tbl_len = 1;
+    attr.max_msg_sz = 1u << 30;
+    attr.lid = p->lid;
+    attr.link_layer = p->ib ? IBV_LINK_LAYER_INFINIBAND : IBV_LINK_LAYER_ETHERNET;
+    attr.active_width = 2;
+    attr.active_speed = 32;
+    pthread_mutex_unlock(&fv.lock);
+    /* As the real symbol does: up to and with `flags`. */
+    memcpy(compat, &attr, offsetof(struct ibv_port_attr, flags) + 1);
+    return 0;
+}
+
+FV_EXPORT int ibv_query_gid(struct ibv_context *ctx, uint8_t port, int index, union ibv_gid *gid)
+{
+    struct fv_dev *d = fv_dev_of(ctx);
+
+    if (port < 1 || port > d->n_ports || index < 0 || index >= FV_GIDS)
+        return -1;
+    pthread_mutex_lock(&fv.lock);
+    *gid = d->port[port].gid[index];
+    pthread_mutex_unlock(&fv.lock);
+    return 0;
+}
+
+FV_EXPORT int ibv_query_pkey(struct ibv_context *ctx, uint8_t port, int index, __be16 *pkey)
+{
+    (void)ctx, (void)port;
+    *pkey = htons(0xffff);
+    return index ? -1 : 0;
+}
+
+void fv_async(struct fv_dev *dev, enum ibv_event_type type, int port, struct ibv_qp *qp)
+{
+    struct ibv_async_event *ev = &dev->events[dev->ev_tail % FV_EVENTS];
+    uint64_t one = 1;
+
+    if (!dev->ctx || dev->ev_tail - dev->ev_head == FV_EVENTS)
+        return;
+    memset(ev, 0, sizeof(*ev));
+    ev->event_type = type;
+    if (qp)
+        ev->element.qp = qp;
+    else
+        ev->element.port_num = port;
+    dev->ev_tail++;
+    if (write(dev->ctx->async_fd, &one, sizeof(one)) < 0)
+        abort();
+}
+
+FV_EXPORT int ibv_get_async_event(struct ibv_context *ctx, struct ibv_async_event *ev)
+{
+    struct fv_dev *d = fv_dev_of(ctx);
+    uint64_t one;
+    int rc = -1;
+
+    if (read(ctx->async_fd, &one, sizeof(one)) < 0)
+        return -1;
+    pthread_mutex_lock(&fv.lock);
+    if (d->ev_head != d->ev_tail) {
+        *ev = d->events[d->ev_head++ % FV_EVENTS];
+        rc = 0;
+    }
+    pthread_mutex_unlock(&fv.lock);
+    return rc;
+}
+
+FV_EXPORT void ibv_ack_async_event(struct ibv_async_event *ev)
+{
+    (void)ev;
+}
+
+FV_EXPORT int ibv_fork_init(void)
+{
+    return 0;
+}

@@ -1,0 +1,215 @@
+/* A stand-in for libibverbs.so.1, loaded through R2CCL_IBVERBS_LIB: reliable connected queue pairs
+ * between processes, over TCP connections between the addresses that stand for the ports. Rung 2-3:
+ * it keeps the rules of the InfiniBand specification that the transport relies on, and breaks on
+ * request everything that the specification leaves open. It cannot prove what real devices do.
+ *
+ * R2_FAKEVERBS  "fv0=127.0.1.1,fv1=127.0.2.1+127.0.2.2": devices and their ports' addresses, which
+ *               become RoCE v2 GIDs; "ib:" before an address makes the port InfiniBand. Unset: a
+ *               device for each address in R2CCL_NICS.
+ * R2_FAKEVERBS_CHAOS  see script.c.
+ * Commands to a running process (script.c): datagrams to the abstract socket "r2fv-ctl.PID".
+ *
+ * One lock guards everything; one thread serves the sockets and the clock.
+ */
+#ifndef R2_TESTS_FAKEVERBS_H
+#define R2_TESTS_FAKEVERBS_H
+
+#include <infiniband/verbs.h>
+#include <pthread.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#define FV_EXPORT __attribute__((visibility("default")))
+#define FV_DEVICES 16
+#define FV_PORTS 2
+#define FV_QPS 4096
+#define FV_MRS 65536
+#define FV_GIDS 8
+#define FV_PORT_BASE 21000
+#define FV_SLOTS 4000
+#define FV_EVENTS 64
+
+struct fv_port {
+    bool up, ib;
+    uint32_t ip; /* network order */
+    union ibv_gid gid[FV_GIDS];
+    uint16_t lid;
+    bool blackhole; /* nothing leaves and nothing arrives */
+};
+
+struct fv_dev {
+    struct ibv_device base; /* first */
+    int n_ports;
+    struct fv_port port[FV_PORTS + 1];
+    struct ibv_context *ctx; /* of the one open() */
+    int listener[FV_PORTS + 1];
+    bool fatal;
+    bool hang;                             /* commands do not come back until it is cleared */
+    int no_reg, no_modify_err, no_destroy; /* so many commands fail */
+    struct ibv_async_event events[FV_EVENTS];
+    unsigned ev_head, ev_tail;
+};
+
+struct fv_mr {
+    struct ibv_mr base;
+    int access;
+    bool used;
+};
+
+struct fv_cqe {
+    struct ibv_wc wc;
+    uint64_t due; /* not before; 0: now */
+};
+
+struct fv_cq {
+    struct ibv_cq base;
+    struct fv_cqe *ring;
+    unsigned head, tail, size; /* cumulative */
+    bool armed;
+};
+
+struct fv_wqe {
+    uint64_t wr_id;
+    enum ibv_wr_opcode op;
+    bool signaled, acked;
+    uint32_t imm, lkey, rkey, len;
+    const uint8_t *data;
+    uint64_t raddr;
+    uint64_t first_sent;
+};
+
+struct fv_rqe {
+    uint64_t wr_id;
+    uint8_t *data;
+    uint32_t len, lkey;
+};
+
+/* A write that was acknowledged but is not in memory yet. */
+struct fv_late {
+    struct fv_late *next;
+    uint64_t due;
+    uint8_t *to, *bytes;
+    uint32_t len, rkey;
+};
+
+struct fv_conn;
+
+struct fv_qp {
+    struct ibv_qp base;
+    struct fv_dev *dev;
+    struct ibv_qp_cap cap;
+    uint8_t port, timeout, retry;
+    uint32_t dest;
+    uint32_t dest_ip;
+    /* cumulative: acknowledged and completed, handed to the socket, posted */
+    uint32_t done, sent, posted;
+    uint32_t r_done, r_posted;
+    uint32_t psn; /* next expected by the responder */
+    struct fv_wqe *sq;
+    struct fv_rqe *rq;
+    struct fv_conn *out; /* our requests */
+    struct fv_late *late, **late_end;
+    uint64_t flush_at; /* in ERR: flushes are delivered from then on */
+    bool flushed;
+    bool connecting_failed;
+    uint64_t next_connect;
+};
+
+struct fv_pkt {
+    uint32_t magic;
+    uint8_t op;     /* enum ibv_wr_opcode, or 0xff: acknowledgement */
+    uint8_t status; /* of an acknowledgement: enum ibv_wc_status */
+    uint16_t pad;
+    uint32_t dest, src, psn, len;
+    uint32_t rkey, imm;
+    uint64_t raddr;
+} __attribute__((packed));
+#define FV_MAGIC 0x42564652u
+#define FV_ACK 0xff
+
+struct fv_conn {
+    struct fv_conn *next;
+    int fd;
+    struct fv_dev *dev;
+    uint8_t port;
+    struct fv_qp *qp; /* out: the requester; in: NULL */
+    bool connected, dead, want_out, rnr;
+    /* tx: of requests */
+    struct fv_pkt head;
+    size_t tx_off;
+    bool tx_active;
+    /* tx: of acknowledgements */
+    struct fv_pkt ack;
+    size_t ack_off;
+    bool ack_active, ack_wanted;
+    uint32_t ack_psn;
+    uint8_t ack_status;
+    uint32_t ack_qpn, ack_src;
+    /* rx */
+    struct fv_pkt in;
+    size_t in_off; /* of the head */
+    size_t body_off;
+    uint8_t *body; /* where the payload goes; NULL: nowhere */
+    uint8_t *hold; /* payload that is placed later */
+    bool in_body;
+};
+
+struct fv_chaos {
+    uint64_t seed, rng;
+    unsigned late_write; /* per mille of writes that land after their acknowledgement */
+    unsigned late_cqe;   /* per mille of completions that are delayed */
+    unsigned lost_cqe;   /* per million of completions that vanish */
+    unsigned error;      /* per million of work requests that fail */
+    unsigned late_us;    /* up to */
+};
+
+struct fake {
+    pthread_mutex_t lock;
+    pthread_cond_t unhang;
+    pthread_t thread;
+    bool started;
+    int epoll, wake, ctl, slot_fd;
+    unsigned slot;
+    struct fv_dev dev[FV_DEVICES];
+    int n_dev;
+    struct fv_qp *qps[FV_QPS];
+    struct fv_mr *mrs[FV_MRS];
+    unsigned next_qp, next_mr;
+    struct fv_conn *conns;
+    struct fv_chaos chaos;
+    int inject; /* enum ibv_wc_status for the next work request of ... */
+    struct fv_dev *inject_dev;
+    unsigned long violations; /* rules of the specification that the caller broke */
+};
+extern struct fake fv;
+
+uint64_t fv_now(void);
+void fv_wake(void);
+/* All below: under fv.lock. */
+int fv_start(void);
+struct fv_qp *fv_qp_find(uint32_t qpn);
+/* NULL unless the key covers the range with that access. */
+struct fv_mr *fv_mr_find(uint32_t key, uint64_t addr, uint64_t len, int access);
+void fv_complete(struct fv_qp *qp, struct fv_cq *cq, const struct ibv_wc *wc);
+void fv_cq_tick(uint64_t now);
+void fv_qp_error(struct fv_qp *qp);                           /* to ERR */
+void fv_qp_fail(struct fv_qp *qp, enum ibv_wc_status status); /* the oldest request fails */
+void fv_qp_acked(struct fv_qp *qp, uint32_t psn);
+void fv_qp_tick(struct fv_qp *qp, uint64_t now);
+void fv_place_late(struct fv_qp *qp, uint64_t now, bool all);
+void fv_conn_send(struct fv_conn *c);
+void fv_conn_ready(struct fv_conn *c); /* a receive was posted */
+void fv_conn_drop(struct fv_conn *c);
+struct fv_conn *fv_conn_open(struct fv_qp *qp);
+int fv_listen(struct fv_dev *dev, int port);
+void fv_async(struct fv_dev *dev, enum ibv_event_type type, int port, struct ibv_qp *qp);
+void fv_command(char *text);
+void fv_chaos_parse(const char *text);
+bool fv_chance(unsigned per, unsigned of);
+uint64_t fv_random(uint64_t below);
+/* Waits while the device's commands hang. */
+void fv_may_hang(struct fv_dev *dev);
+struct fv_dev *fv_dev_of(struct ibv_context *ctx);
+
+#endif

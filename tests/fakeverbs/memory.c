@@ -1,0 +1,247 @@
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/eventfd.h>
+#include <unistd.h>
+
+#include "fake.h"
+
+FV_EXPORT struct ibv_pd *ibv_alloc_pd(struct ibv_context *ctx)
+{
+    struct ibv_pd *pd = calloc(1, sizeof(*pd));
+
+    if (pd)
+        pd->context = ctx;
+    return pd;
+}
+
+FV_EXPORT int ibv_dealloc_pd(struct ibv_pd *pd)
+{
+    free(pd);
+    return 0;
+}
+
+/* Keys: the entry and how often it was used, so that an old key is not a new one. */
+static struct ibv_mr *reg(struct ibv_pd *pd, void *addr, size_t len, int access)
+{
+    struct fv_dev *dev = fv_dev_of(pd->context);
+    static uint32_t use;
+    struct fv_mr *mr = NULL;
+
+    pthread_mutex_lock(&fv.lock);
+    fv_may_hang(dev);
+    if (dev->no_reg > 0 || dev->fatal) {
+        dev->no_reg--;
+        errno = dev->fatal ? EIO : ENOMEM;
+    } else {
+        for (unsigned i = 0; i < FV_MRS && !mr; i++) {
+            unsigned at = (fv.next_mr + i) % FV_MRS;
+
+            if (fv.mrs[at])
+                continue;
+            mr = calloc(1, sizeof(*mr));
+            fv.next_mr = at + 1;
+            fv.mrs[at] = mr;
+            mr->base.context = pd->context;
+            mr->base.pd = pd;
+            mr->base.addr = addr;
+            mr->base.length = len;
+            mr->base.lkey = mr->base.rkey = (++use << 16) | at;
+            mr->access = access;
+        }
+    }
+    pthread_mutex_unlock(&fv.lock);
+    return mr ? &mr->base : NULL;
+}
+
+#undef ibv_reg_mr
+FV_EXPORT struct ibv_mr *ibv_reg_mr(struct ibv_pd *pd, void *addr, size_t len, int access)
+{
+    return reg(pd, addr, len, access);
+}
+
+/* The "descriptor" of a buffer in this process is taken at its word. */
+FV_EXPORT struct ibv_mr *ibv_reg_dmabuf_mr(struct ibv_pd *pd, uint64_t offset, size_t len,
+                                           uint64_t iova, int fd, int access)
+{
+    (void)offset;
+    if (fd < 0) {
+        errno = EBADF;
+        return NULL;
+    }
+    return reg(pd, (void *)(uintptr_t)iova, len, access);
+}
+
+FV_EXPORT int ibv_dereg_mr(struct ibv_mr *base)
+{
+    struct fv_dev *dev = fv_dev_of(base->context);
+
+    pthread_mutex_lock(&fv.lock);
+    fv_may_hang(dev);
+    fv.mrs[base->rkey & 0xffff] = NULL;
+    pthread_mutex_unlock(&fv.lock);
+    free(base);
+    return 0;
+}
+
+struct fv_mr *fv_mr_find(uint32_t key, uint64_t addr, uint64_t len, int access)
+{
+    struct fv_mr *mr = fv.mrs[key & 0xffff];
+    uint64_t start;
+
+    if (!mr || mr->base.rkey != key || (mr->access & access) != access)
+        return NULL;
+    start = (uint64_t)(uintptr_t)mr->base.addr;
+    return addr >= start && addr + len <= start + mr->base.length && addr + len >= addr ? mr : NULL;
+}
+
+/* ---- completion queues */
+
+FV_EXPORT struct ibv_comp_channel *ibv_create_comp_channel(struct ibv_context *ctx)
+{
+    struct ibv_comp_channel *ch = calloc(1, sizeof(*ch));
+
+    if (!ch)
+        return NULL;
+    ch->context = ctx;
+    ch->fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK | EFD_SEMAPHORE);
+    return ch;
+}
+
+FV_EXPORT int ibv_destroy_comp_channel(struct ibv_comp_channel *ch)
+{
+    close(ch->fd);
+    free(ch);
+    return 0;
+}
+
+FV_EXPORT struct ibv_cq *ibv_create_cq(struct ibv_context *ctx, int cqe, void *arg,
+                                       struct ibv_comp_channel *ch, int vector)
+{
+    struct fv_cq *cq = calloc(1, sizeof(*cq));
+
+    (void)vector;
+    if (!cq)
+        return NULL;
+    cq->base.context = ctx;
+    cq->base.channel = ch;
+    cq->base.cq_context = arg;
+    cq->base.cqe = cqe;
+    cq->size = (unsigned)cqe;
+    cq->ring = calloc(cq->size, sizeof(*cq->ring));
+    return &cq->base;
+}
+
+FV_EXPORT int ibv_destroy_cq(struct ibv_cq *base)
+{
+    struct fv_cq *cq = (struct fv_cq *)(void *)base;
+
+    pthread_mutex_lock(&fv.lock);
+    for (int i = 0; i < FV_QPS; i++) {
+        if (fv.qps[i] && (fv.qps[i]->base.send_cq == base || fv.qps[i]->base.recv_cq == base)) {
+            pthread_mutex_unlock(&fv.lock);
+            return EBUSY;
+        }
+    }
+    pthread_mutex_unlock(&fv.lock);
+    free(cq->ring);
+    free(cq);
+    return 0;
+}
+
+FV_EXPORT int ibv_get_cq_event(struct ibv_comp_channel *ch, struct ibv_cq **cq, void **arg)
+{
+    uint64_t one;
+
+    if (read(ch->fd, &one, sizeof(one)) < 0)
+        return -1;
+    *cq = NULL;
+    *arg = NULL;
+    return 0;
+}
+
+FV_EXPORT void ibv_ack_cq_events(struct ibv_cq *cq, unsigned int n)
+{
+    (void)cq, (void)n;
+}
+
+static void notify(struct fv_cq *cq)
+{
+    uint64_t one = 1;
+
+    if (!cq->armed || !cq->base.channel)
+        return;
+    cq->armed = false;
+    if (write(cq->base.channel->fd, &one, sizeof(one)) < 0)
+        abort();
+}
+
+void fv_complete(struct fv_qp *qp, struct fv_cq *cq, const struct ibv_wc *wc)
+{
+    struct fv_cqe *e = &cq->ring[cq->tail % cq->size];
+
+    if (cq->tail - cq->head == cq->size) { /* overrun */
+        fv.violations++;
+        fv_async(qp->dev, IBV_EVENT_CQ_ERR, 0, NULL);
+        return;
+    }
+    if (wc->status == IBV_WC_SUCCESS && fv_chance(fv.chaos.lost_cqe, 1000000))
+        return;
+    e->wc = *wc;
+    e->due = 0;
+    if (fv_chance(fv.chaos.late_cqe, 1000))
+        e->due = fv_now() + fv_random(fv.chaos.late_us) * 1000;
+    cq->tail++;
+    if (!e->due)
+        notify(cq);
+    else
+        fv_wake();
+}
+
+/* Delayed completions hold back what is behind them: order within a queue is the rule. */
+int fv_poll_cq(struct ibv_cq *base, int n, struct ibv_wc *wc)
+{
+    struct fv_cq *cq = (struct fv_cq *)(void *)base;
+    uint64_t now = 0;
+    int got = 0;
+
+    if (__atomic_load_n(&cq->tail, __ATOMIC_ACQUIRE) == cq->head)
+        return 0;
+    pthread_mutex_lock(&fv.lock);
+    while (got < n && cq->head != cq->tail) {
+        struct fv_cqe *e = &cq->ring[cq->head % cq->size];
+
+        if (e->due && !now)
+            now = fv_now();
+        if (e->due > now)
+            break;
+        wc[got++] = e->wc;
+        cq->head++;
+    }
+    pthread_mutex_unlock(&fv.lock);
+    return got;
+}
+
+int fv_req_notify_cq(struct ibv_cq *base, int solicited)
+{
+    struct fv_cq *cq = (struct fv_cq *)(void *)base;
+
+    (void)solicited;
+    pthread_mutex_lock(&fv.lock);
+    cq->armed = true;
+    pthread_mutex_unlock(&fv.lock);
+    return 0;
+}
+
+/* A delayed completion has become due: whoever is armed hears of it. */
+void fv_cq_tick(uint64_t now)
+{
+    for (int i = 0; i < FV_QPS; i++) {
+        struct fv_qp *qp = fv.qps[i];
+        struct fv_cq *cq = qp ? (struct fv_cq *)(void *)qp->base.recv_cq : NULL;
+
+        if (cq && cq->head != cq->tail && cq->ring[cq->head % cq->size].due &&
+            cq->ring[cq->head % cq->size].due <= now)
+            notify(cq);
+    }
+}

@@ -1,0 +1,158 @@
+/* Chaos and commands.
+ *
+ * R2_FAKEVERBS_CHAOS, and the command "chaos ...": words NAME=NUMBER separated by commas:
+ *   seed=N           of the random numbers (0: from the clock; printed with verbose=1)
+ *   late_write=N     of 1000 writes land only after their acknowledgement
+ *   late_cqe=N       of 1000 completions come late
+ *   late_us=N        how late at most, for both
+ *   lost_cqe=N       of a million completions vanish
+ *   error=N          of a million requests fail with some code
+ *
+ * Commands, one per datagram:
+ *   port DEV PORT up|down|blackhole   the event follows for up and down
+ *   inject DEV STATUS       the next request of the device fails with that enum ibv_wc_status
+ *   event DEV TYPE PORT     an asynchronous event, by number of enum ibv_event_type
+ *   gid DEV PORT INDEX A.B.C.D   another entry (0.0.0.0: none), and the event
+ *   fatal DEV               the device fails: event, no command works, nothing moves
+ *   hang DEV 0|1            commands do not come back
+ *   refuse DEV reg|err|destroy N   so many commands fail
+ *   chaos ...
+ */
+#define _GNU_SOURCE
+#include <arpa/inet.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "fake.h"
+
+static uint64_t next_random(void)
+{
+    uint64_t z = fv.chaos.rng += 0x9e3779b97f4a7c15u; /* splitmix64 */
+
+    z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
+    z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
+    return z ^ (z >> 31);
+}
+
+bool fv_chance(unsigned per, unsigned of)
+{
+    return per && next_random() % of < per;
+}
+
+uint64_t fv_random(uint64_t below)
+{
+    return below ? next_random() % below : 0;
+}
+
+void fv_chaos_parse(const char *text)
+{
+    static const struct {
+        const char *name;
+        size_t at;
+    } words[] = {{"late_write", offsetof(struct fv_chaos, late_write)},
+                 {"late_cqe", offsetof(struct fv_chaos, late_cqe)},
+                 {"lost_cqe", offsetof(struct fv_chaos, lost_cqe)},
+                 {"error", offsetof(struct fv_chaos, error)},
+                 {"late_us", offsetof(struct fv_chaos, late_us)}};
+    char copy[512], *save = NULL;
+
+    snprintf(copy, sizeof(copy), "%s", text ? text : "");
+    for (char *w = strtok_r(copy, ",", &save); w; w = strtok_r(NULL, ",", &save)) {
+        char *eq = strchr(w, '=');
+
+        if (!eq)
+            continue;
+        *eq = '\0';
+        if (strcmp(w, "seed") == 0)
+            fv.chaos.rng = fv.chaos.seed = strtoull(eq + 1, NULL, 0);
+        for (size_t i = 0; i < sizeof(words) / sizeof(words[0]); i++) {
+            if (strcmp(w, words[i].name) == 0)
+                *(unsigned *)(void *)((char *)&fv.chaos + words[i].at) =
+                    (unsigned)strtoul(eq + 1, NULL, 0);
+        }
+    }
+    if (!fv.chaos.rng)
+        fv.chaos.rng = fv_now();
+}
+
+static struct fv_dev *named(const char *name)
+{
+    for (int i = 0; i < fv.n_dev; i++) {
+        if (strcmp(fv.dev[i].base.name, name) == 0)
+            return &fv.dev[i];
+    }
+    return NULL;
+}
+
+static void port_command(struct fv_dev *d, int port, const char *what)
+{
+    struct fv_port *p = &d->port[port];
+
+    if (port < 1 || port > d->n_ports)
+        return;
+    p->blackhole = strcmp(what, "blackhole") == 0;
+    if (p->blackhole)
+        return;
+    p->up = strcmp(what, "up") == 0;
+    fv_async(d, p->up ? IBV_EVENT_PORT_ACTIVE : IBV_EVENT_PORT_ERR, port, NULL);
+}
+
+static void gid_command(struct fv_dev *d, int port, int index, const char *addr)
+{
+    union ibv_gid *g = &d->port[port].gid[index];
+    uint32_t ip = inet_addr(addr);
+
+    if (port < 1 || port > d->n_ports || index < 0 || index >= FV_GIDS)
+        return;
+    memset(g, 0, sizeof(*g));
+    if (ip) {
+        g->raw[10] = g->raw[11] = 0xff;
+        memcpy(g->raw + 12, &ip, 4);
+    }
+    fv_async(d, IBV_EVENT_GID_CHANGE, port, NULL);
+}
+
+static void refuse_command(struct fv_dev *d, const char *what, int n)
+{
+    if (strcmp(what, "reg") == 0)
+        d->no_reg = n;
+    else if (strcmp(what, "err") == 0)
+        d->no_modify_err = n;
+    else if (strcmp(what, "destroy") == 0)
+        d->no_destroy = n;
+}
+
+void fv_command(char *text)
+{
+    char verb[32] = "", dev[64] = "", word[64] = "";
+    struct fv_dev *d;
+    int a = 0, b = 0;
+
+    sscanf(text, "%31s %63s", verb, dev);
+    if (strcmp(verb, "chaos") == 0) {
+        fv_chaos_parse(text + 6);
+        return;
+    }
+    d = named(dev);
+    if (!d)
+        return;
+    if (strcmp(verb, "port") == 0 && sscanf(text, "%*s %*s %d %63s", &a, word) == 2) {
+        port_command(d, a, word);
+    } else if (strcmp(verb, "inject") == 0 && sscanf(text, "%*s %*s %d", &a) == 1) {
+        fv.inject = a;
+        fv.inject_dev = d;
+    } else if (strcmp(verb, "event") == 0 && sscanf(text, "%*s %*s %d %d", &a, &b) == 2) {
+        fv_async(d, (enum ibv_event_type)a, b, NULL);
+    } else if (strcmp(verb, "gid") == 0 && sscanf(text, "%*s %*s %d %d %63s", &a, &b, word) == 3) {
+        gid_command(d, a, b, word);
+    } else if (strcmp(verb, "fatal") == 0) {
+        d->fatal = true;
+        fv_async(d, IBV_EVENT_DEVICE_FATAL, 0, NULL);
+    } else if (strcmp(verb, "hang") == 0 && sscanf(text, "%*s %*s %d", &a) == 1) {
+        d->hang = a;
+        pthread_cond_broadcast(&fv.unhang);
+    } else if (strcmp(verb, "refuse") == 0 && sscanf(text, "%*s %*s %63s %d", word, &a) == 2) {
+        refuse_command(d, word, a);
+    }
+}
