@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 from dataclasses import dataclass
 from typing import Any
 
@@ -40,6 +41,14 @@ class Nic:
     recoveries: int
     errors: int
     replayed_bytes: int
+    rdma_device: str = ""
+    rdma_port: int = 0
+    rdma_state: str = ""
+    rdma_phys: str = ""
+    rdma_link: str = ""
+    rdma_gbps: int = 0
+    queue_pairs: int = 0
+    gid: str = ""
 
 
 @dataclass(frozen=True)
@@ -84,6 +93,7 @@ class PathRow:
     failures: int
     replayed_bytes: int
     heard_mono_ns: int
+    via: str = "tcp"
 
 
 @dataclass(frozen=True)
@@ -137,7 +147,40 @@ def nic(index: int, row: dict[str, Any]) -> Nic:
             "tx_bytes rx_bytes tx_chunks rx_chunks tx_rate rx_rate inflight_bytes failures "
             "recoveries errors replayed_bytes",
         ),
+        **rdma(row),
     )
+
+
+# ibstat's words.
+PORT_STATES = ("", "Down", "Initializing", "Armed", "Active")
+PHYSICAL_STATES = (
+    "No state change",
+    "Sleep",
+    "Polling",
+    "Disabled",
+    "PortConfigurationTraining",
+    "LinkUp",
+    "LinkErrorRecovery",
+    "Phy Test",
+)
+LINK_LAYERS = ("", "InfiniBand", "Ethernet")
+
+
+def rdma(row: dict[str, Any]) -> dict[str, Any]:
+    """The RDMA port behind a NIC; nothing if there is none."""
+    if not row["rdma_device"]:
+        return {}
+    return {
+        "rdma_state": known(PORT_STATES, row["rdma_state"]),
+        "rdma_phys": known(PHYSICAL_STATES, row["rdma_phys"]),
+        "rdma_link": known(LINK_LAYERS, row["rdma_link"]),
+        "gid": str(ipaddress.IPv6Address(bytes.fromhex(row["gid"]))),
+        **take(row, "rdma_device rdma_port rdma_gbps queue_pairs"),
+    }
+
+
+def known(words: tuple[str, ...], number: int) -> str:
+    return words[number] if number < len(words) else f"unknown-{number}"
 
 
 def peer(index: int, row: dict[str, Any]) -> Peer:
@@ -179,6 +222,7 @@ def path(index: int, row: dict[str, Any], nics: dict[int, str], peers: dict[int,
         peer_pid=other.pid if other else 0,
         nic=nics.get(row["nic"], ""),
         state=word("r2_seg_path_state", "R2_SEG_PATH_", row["state"]),
+        via=word("r2_seg_via", "R2_SEG_VIA_", row["via"]),
         **take(row, "peer remote_nic generation weight streams cause since_real_ns since_mono_ns"),
         **take(
             row["n"],

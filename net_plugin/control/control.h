@@ -136,7 +136,15 @@ void r2_control_peer_heard(struct r2_control *ctl, int peer, uint64_t mono_ns);
 void r2_control_peer_remove(struct r2_control *ctl, int peer);
 
 /* Paths: local NIC to one NIC of one peer. */
+/* What is behind the NIC for RDMA. Only writes when something is different. */
+struct r2_control_rdma {
+    const char *device;
+    uint32_t port, state, phys, link, gbps, queue_pairs; /* as in struct r2_seg_nic */
+    uint8_t gid[16];
+};
+void r2_control_nic_rdma(struct r2_control *ctl, int nic, const struct r2_control_rdma *rdma);
 int r2_control_path_add(struct r2_control *ctl, int peer, int nic, const char *remote_nic);
+void r2_control_path_via(struct r2_control *ctl, int path, enum r2_seg_via via);
 /* Sets state, generation, cause and since. Counts, in the row and for the process, failures (a
  * change to DOWN) and recoveries (to UP after a failure, but not from SUSPECT); keeps the gauges
  * paths_up (UP and RAMPING) and paths_total. */

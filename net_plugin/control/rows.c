@@ -301,6 +301,38 @@ static bool carries(uint32_t state)
     return state == R2_SEG_PATH_UP || state == R2_SEG_PATH_RAMPING;
 }
 
+void r2_control_nic_rdma(struct r2_control *ctl, int nic, const struct r2_control_rdma *rdma)
+{
+    struct r2_seg_nic *row = nic_row(ctl, nic);
+
+    if (!row || (row->rdma_port == rdma->port && row->rdma_state == rdma->state &&
+                 row->rdma_phys == rdma->phys && row->rdma_link == rdma->link &&
+                 row->rdma_gbps == rdma->gbps && row->queue_pairs == rdma->queue_pairs &&
+                 memcmp(row->gid, rdma->gid, sizeof(row->gid)) == 0))
+        return;
+    r2_row_begin(&row->seq);
+    r2_row_text(row->rdma_device, sizeof(row->rdma_device), rdma->device);
+    r2_row_u32(&row->rdma_port, rdma->port);
+    r2_row_u32(&row->rdma_state, rdma->state);
+    r2_row_u32(&row->rdma_phys, rdma->phys);
+    r2_row_u32(&row->rdma_link, rdma->link);
+    r2_row_u32(&row->rdma_gbps, rdma->gbps);
+    r2_row_u32(&row->queue_pairs, rdma->queue_pairs);
+    r2_row_bytes(row->gid, rdma->gid, sizeof(row->gid));
+    r2_row_end(&row->seq);
+}
+
+void r2_control_path_via(struct r2_control *ctl, int path, enum r2_seg_via via)
+{
+    struct r2_seg_path *row = path_row(ctl, path);
+
+    if (!row)
+        return;
+    r2_row_begin(&row->seq);
+    r2_row_u32(&row->via, (uint32_t)via);
+    r2_row_end(&row->seq);
+}
+
 int r2_control_path_add(struct r2_control *ctl, int peer, int nic, const char *remote_nic)
 {
     int i = row_take(ctl->seg->paths, sizeof(struct r2_seg_path), R2_SEG_MAX_PATHS);
@@ -317,6 +349,7 @@ int r2_control_path_add(struct r2_control *ctl, int peer, int nic, const char *r
     r2_row_u64(&row->generation, 0);
     r2_row_u32(&row->weight, 0);
     r2_row_u32(&row->streams, 0);
+    r2_row_u32(&row->via, R2_SEG_VIA_TCP);
     r2_row_text(row->remote_nic, sizeof(row->remote_nic), remote_nic);
     r2_row_text(row->cause, sizeof(row->cause), NULL);
     set_since(&row->since_real_ns, &row->since_mono_ns);

@@ -184,6 +184,17 @@ struct r2_seg_nic_counters {
     uint64_t reserved[5];
 };
 
+/* InfiniBand's numbers. */
+enum r2_seg_port_state {
+    R2_SEG_PORT_NOP = 0,
+    R2_SEG_PORT_DOWN,
+    R2_SEG_PORT_INIT,
+    R2_SEG_PORT_ARMED,
+    R2_SEG_PORT_ACTIVE
+};
+
+enum r2_seg_rdma_link { R2_SEG_RDMA_NONE = 0, R2_SEG_RDMA_INFINIBAND, R2_SEG_RDMA_ETHERNET };
+
 struct r2_seg_nic {
     uint32_t seq;
     uint32_t used;
@@ -205,7 +216,16 @@ struct r2_seg_nic {
     struct r2_seg_nic_counters n;
     uint32_t draining; /* DRAINED: paths that are not closed yet; 0: nothing is on the NIC */
     uint32_t pad;
-    uint8_t reserved[72];
+    /* The RDMA device behind it, in ibstat's words; "" if there is none or it is not used. */
+    char rdma_device[24];
+    uint32_t rdma_port;
+    uint32_t rdma_state; /* enum r2_seg_port_state */
+    uint32_t rdma_phys;  /* the physical state, by InfiniBand's numbers */
+    uint32_t rdma_link;  /* enum r2_seg_rdma_link */
+    uint32_t rdma_gbps;
+    uint32_t queue_pairs;
+    uint8_t gid[16];
+    uint8_t reserved[8];
 };
 
 enum r2_seg_peer_state {
@@ -280,8 +300,11 @@ struct r2_seg_path {
     struct r2_seg_path_counters n;
     uint32_t weight;
     uint32_t streams;
-    uint8_t reserved[32];
+    uint32_t via; /* enum r2_seg_via */
+    uint8_t reserved[28];
 };
+
+enum r2_seg_via { R2_SEG_VIA_TCP = 0, R2_SEG_VIA_VERBS };
 
 enum r2_seg_verb {
     R2_SEG_VERB_NONE = 0,

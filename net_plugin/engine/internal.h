@@ -483,9 +483,12 @@ void r2_recv_repeat(struct r2_conn *c, struct r2_path *path);
 /* ---- upcalls.c */
 extern const struct r2_transport_events r2_engine_events;
 
-/* ---- nicstate.c */
+/* ---- nicrdma.c */
 /* One transport of the NIC is gone (and has ended its endpoints), or back: tried again now. */
 void r2_nic_transport(int nic, int transport, bool up, const char *cause);
+void r2_nic_publish_rdma(void);
+
+/* ---- nicstate.c */
 enum r2_verdict {
     R2_VERDICT_LOCAL, /* this node's NIC is broken */
     R2_VERDICT_HINT,  /* something else says that it may be: look for yourself */

@@ -175,7 +175,7 @@ static bool stranded(struct r2_peer *p)
         bool way = false;
 
         for (uint64_t s = c->oldest; s < c->next_seq && !way; s++) {
-            struct r2_req *r = r2_conn_req(c, s);
+            const struct r2_req *r = r2_conn_req(c, s);
 
             for (int i = 0; r && i < p->n_paths && !way; i++)
                 way = p->paths[i]->state == R2_PATH_UP && r2_send_carries(p->paths[i], r);

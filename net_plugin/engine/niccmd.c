@@ -175,6 +175,7 @@ void r2_nicstate_house(struct r2_timer *t, uint64_t now)
         tick_fault(i, now);
     r2_nicstate_tick(now);
     r2_locate_house(now);
+    r2_nic_publish_rdma();
     r2_gauge(&r2_eng.g->sockets, r2_eng.ops->sockets());
     r2_gauge(&r2_eng.g->memory_bytes, r2_mem_now());
     r2_timer_set(t, now + HOUSE_NS);

@@ -274,29 +274,6 @@ static void look_again(struct r2_peer *p, int nic)
     r2_timer_sooner(&p->timer, r2_now_ns());
 }
 
-void r2_nic_transport(int nic, int transport, bool up, const char *cause)
-{
-    struct r2_peer **peers;
-    int n;
-
-    if (!r2_eng.nics[nic].ifindex) /* it has no link of its own */
-        nic_change(nic, up, ENETDOWN, cause);
-    if (!up)
-        return;
-    peers = all_peers(&n);
-    for (int i = 0; i < n; i++) {
-        r2_peer_lock(peers[i]);
-        for (int k = 0; k < peers[i]->n_paths; k++) {
-            if (peers[i]->paths[k]->lnic == nic && peers[i]->paths[k]->transport == transport)
-                peers[i]->paths[k]->next_at = 0;
-        }
-        r2_peer_unlock(peers[i]);
-        r2_peer_wake(peers[i]);
-        r2_peer_put(peers[i]);
-    }
-    free(peers);
-}
-
 void r2_nicstate_verdict(int nic, enum r2_verdict verdict, const char *why)
 {
     struct r2_control_event ev = {.event = R2_EV_VERDICT, .nic = r2_nic_name(nic), .cause = why};

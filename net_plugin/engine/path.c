@@ -46,6 +46,7 @@ struct r2_path *r2_path_obtain(struct r2_peer *p, int lnic, int rnic, int transp
     r2_grey_path_init(path);
     name = p->rnics[rnic].name[0] ? p->rnics[rnic].name : NULL;
     path->row = r2_control_path_add(r2_eng.ctl, p->row, lnic, name);
+    r2_control_path_via(r2_eng.ctl, path->row, (enum r2_seg_via)transport);
     p->paths[p->n_paths++] = path;
     return path;
 }

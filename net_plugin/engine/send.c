@@ -50,7 +50,7 @@ bool r2_send_carries(const struct r2_path *path, const struct r2_req *r)
     const struct r2_cts_slot *cts = cts_of(r->conn, r->seq);
     bool device = (r->mr && r->mr->device) || (cts && cts->device);
 
-    if (!r2_eng.ops->one_sided(path->ep))
+    if (path->transport == R2_VIA_TCP)
         return !device;
     return cts && cts->keys[path->rnic] && r->mr && r2_eng.ops->registered(path->ep, r->mr->keys);
 }
@@ -103,6 +103,31 @@ static uint64_t ask_path(struct r2_path *path, uint64_t bytes, uint64_t *space)
     return unlimited(path) ? left : bytes;
 }
 
+static const struct r2_req *first_waiting(struct r2_conn *c)
+{
+    for (uint64_t s = c->oldest; s < c->next_seq; s++) {
+        const struct r2_req *r = r2_conn_req(c, s);
+
+        if (bulk_waiting(c, r))
+            return r;
+    }
+    return NULL;
+}
+
+/* The path can carry something of what waits. */
+static bool has_work(const struct r2_path *path)
+{
+    struct r2_list *n;
+
+    R2_LIST_FOR_EACH (n, &path->peer->ready) {
+        const struct r2_req *r = first_waiting(R2_CONTAINER_OF(n, struct r2_conn, ready));
+
+        if (r && r2_send_carries(path, r))
+            return true;
+    }
+    return false;
+}
+
 /* Asks lanes to pull: first each connection's home NIC, then others for what that has no room
  * for (unless connections stay at home, wherever home lives). */
 void r2_peer_kick(struct r2_peer *p)
@@ -116,11 +141,13 @@ void r2_peer_kick(struct r2_peer *p)
         space[i] = usable(p->paths[i]) ? room(p->paths[i]) : 0;
     R2_LIST_FOR_EACH (n, &p->ready) {
         struct r2_conn *c = R2_CONTAINER_OF(n, struct r2_conn, ready);
-        uint64_t left = c->waiting;
+        const struct r2_req *r = first_waiting(c);
+        uint64_t left = r ? c->waiting : 0;
         bool home = false;
 
         for (int i = 0; i < p->n_paths && left; i++) {
-            if (p->paths[i]->lnic != c->home || !usable(p->paths[i]))
+            if (p->paths[i]->lnic != c->home || !usable(p->paths[i]) ||
+                !r2_send_carries(p->paths[i], r))
                 continue;
             home |= unlimited(p->paths[i]);
             left = ask_path(p->paths[i], left, &space[i]);
@@ -129,7 +156,7 @@ void r2_peer_kick(struct r2_peer *p)
             rest += left;
     }
     for (int i = 0; i < p->n_paths && rest; i++) {
-        if (usable(p->paths[i]))
+        if (usable(p->paths[i]) && has_work(p->paths[i]))
             rest = ask_path(p->paths[i], rest, &space[i]);
     }
 }
@@ -346,16 +373,13 @@ static bool sole_carrier(const struct r2_path *path)
 
     R2_LIST_FOR_EACH (n, &p->ready) {
         struct r2_conn *c = R2_CONTAINER_OF(n, struct r2_conn, ready);
+        const struct r2_req *r = first_waiting(c);
         bool others = false;
-        uint64_t s = c->oldest;
 
-        while (s < c->next_seq && !bulk_waiting(c, r2_conn_req(c, s)))
-            s++;
-        if (s == c->next_seq || !r2_send_carries(path, r2_conn_req(c, s)))
+        if (!r || !r2_send_carries(path, r))
             continue;
         for (int i = 0; i < p->n_paths && !others; i++)
-            others = p->paths[i] != path && usable(p->paths[i]) &&
-                     r2_send_carries(p->paths[i], r2_conn_req(c, s));
+            others = p->paths[i] != path && usable(p->paths[i]) && r2_send_carries(p->paths[i], r);
         if (!others)
             return true;
     }

@@ -35,7 +35,11 @@ struct r2_mr_keys; /* a transport's registration of one range on all its NICs */
 struct r2_transport_ops;
 
 /* Number of a transport, on the wire as well; a better one is preferred. */
-enum r2_transport_id { R2_VIA_TCP = 0, R2_VIA_VERBS = 1, R2_VIA_COUNT };
+enum r2_transport_id {
+    R2_VIA_TCP = 0,   /* two-sided */
+    R2_VIA_VERBS = 1, /* one-sided: the peer writes by address and key */
+    R2_VIA_COUNT
+};
 
 struct r2_ep_head {
     const struct r2_transport_ops *ops;
@@ -149,6 +153,13 @@ struct r2_transport_events {
     void (*burst_end)(void *owner, struct r2_ep *ep);
 };
 
+/* The RDMA port behind a NIC, for `r2ccl-ctl nics`; numbers as in control/segment.h. */
+struct r2_rdma_info {
+    char device[24];
+    uint32_t port, state, phys, link, gbps, queue_pairs;
+    uint8_t gid[16];
+};
+
 struct r2_transport_ops {
     const char *name;
     /* Starts the transport: listens on every NIC. Once per process. 0 or -errno. */
@@ -156,6 +167,8 @@ struct r2_transport_ops {
     /* Where peers reach NIC `nic`, and by which transports (`offers`); -ENODEV: this transport
      * does not use that NIC. */
     int (*address)(int nic, struct r2_wire_addr *out);
+    /* False: no RDMA behind that NIC. */
+    bool (*rdma)(int nic, struct r2_rdma_info *out);
     /* Sockets or queue pairs open now. */
     unsigned (*sockets)(void);
     /* Begins to connect; the outcome is `up` or `failed`. The engine owns one reference.
@@ -194,8 +207,6 @@ struct r2_transport_ops {
     const struct r2_ep_params *(*params)(const struct r2_ep *ep);
     /* After an injected fault of a NIC changed: look again. [locks] */
     void (*nudge)(struct r2_ep *ep);
-    /* The peer writes into the receiver's memory by address and key. */
-    bool (*one_sided)(const struct r2_ep *ep);
     /* Kinds of memory (R2_MEMORY_*) that NIC `nic` can use; before `start`, too. */
     unsigned (*memory)(int nic);
     /* NULL keys: the transport needs none. */

@@ -268,7 +268,7 @@ def nics(
         as_json=as_json,
         watching=watching,
         interval=interval,
-        render=lambda looks: view.nic_table(looks, titles=True),
+        render=view.nics_view,
         as_dicts=dicts,
     )
 

@@ -228,11 +228,47 @@ def nic_table(
     return found
 
 
+def rdma_table(snapshots: Sequence[Snapshot], *, titles: bool) -> Table:
+    """The RDMA ports behind the NICs, in ibstat's words."""
+    found = table(
+        *(("NODE", ">PID") if titles else ()),
+        "NIC",
+        "CA",
+        ">PORT",
+        "STATE",
+        "PHYSICAL STATE",
+        ">RATE",
+        "LINK LAYER",
+        "GID",
+        ">QUEUE PAIRS",
+    )
+    for snapshot in snapshots:
+        for nic in snapshot.nics:
+            if not nic.rdma_device:
+                continue
+            title = (snapshot.process.host, snapshot.process.pid) if titles else ()
+            add_row(
+                found,
+                *title,
+                nic.name,
+                nic.rdma_device,
+                nic.rdma_port,
+                nic.rdma_state,
+                nic.rdma_phys,
+                nic.rdma_gbps or "-",
+                nic.rdma_link,
+                nic.gid,
+                nic.queue_pairs,
+            )
+    return found
+
+
 def path_table(paths: Iterable[PathRow]) -> Table:
     found = table(
         "PEER",
         "NIC",
         "REMOTE NIC",
+        "VIA",
         "STATE",
         ">GEN",
         ">RATE",
@@ -249,6 +285,7 @@ def path_table(paths: Iterable[PathRow]) -> Table:
             f"{path.peer_host}:{path.peer_pid}",
             path.nic,
             path.remote_nic,
+            path.via,
             state(path.state),
             path.generation,
             show_rate(path.rate) or "-",
@@ -380,6 +417,15 @@ def summary(snapshot: Snapshot) -> list[str]:
     if snapshot.process.warning:
         lines.append(f"warning: {snapshot.process.warning}")
     return lines
+
+
+def nics_view(looks: Sequence[tuple[Snapshot, dict[int, tuple[float, float]]]]) -> Group:
+    """r2ccl-ctl nics: all NICs, and what RDMA there is behind them."""
+    parts: list[Any] = [nic_table(looks, titles=True)]
+    snapshots = [snapshot for snapshot, _ in looks]
+    if any(nic.rdma_device for snapshot in snapshots for nic in snapshot.nics):
+        parts += [Text(), rdma_table(snapshots, titles=True)]
+    return Group(*parts)
 
 
 def status_view(

@@ -139,9 +139,9 @@ static void mux_nudge(struct r2_ep *ep)
     of(ep)->nudge(ep);
 }
 
-static bool mux_one_sided(const struct r2_ep *ep)
+static bool mux_rdma(int nic, struct r2_rdma_info *out)
 {
-    return of(ep)->one_sided(ep);
+    return verbs() && verbs()->rdma(nic, out);
 }
 
 static unsigned mux_memory(int nic)
@@ -197,8 +197,8 @@ const struct r2_transport_ops r2_transport_mux = {
     .lanes = mux_lanes,
     .params = mux_params,
     .nudge = mux_nudge,
-    .one_sided = mux_one_sided,
     .memory = mux_memory,
+    .rdma = mux_rdma,
     .reg = mux_reg,
     .dereg = mux_dereg,
     .remote_keys = mux_remote_keys,

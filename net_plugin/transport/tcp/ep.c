@@ -436,9 +436,9 @@ static void tcp_nudge(struct r2_ep *ep)
     }
 }
 
-static bool tcp_one_sided(const struct r2_ep *ep)
+static bool tcp_rdma(int nic, struct r2_rdma_info *out)
 {
-    (void)ep;
+    (void)nic, (void)out;
     return false;
 }
 
@@ -479,8 +479,8 @@ static void tcp_child(void)
 
 const struct r2_transport_ops r2_transport_tcp = {
     .name = "tcp",
-    .one_sided = tcp_one_sided,
     .memory = tcp_memory,
+    .rdma = tcp_rdma,
     .start = tcp_start,
     .address = tcp_address,
     .sockets = tcp_sockets,

@@ -124,7 +124,8 @@ void r2_vep_fail(struct r2_ep *ep, int err)
     if (!owner) /* nobody else will end it */
         r2_fence_begin(ep);
     pthread_mutex_unlock(&ep->lock);
-    R2_TRACE("verbs endpoint to NIC %u generation %u: %s at stage %d", ep->params.remote_nic, ep->params.gen, strerror(err), (int)ep->stage);
+    R2_TRACE("verbs endpoint to NIC %u generation %u: %s at stage %d", ep->params.remote_nic,
+             ep->params.gen, strerror(err), (int)ep->stage);
     health.refused = atomic_load(&ep->refused);
     health.other_process = atomic_load(&ep->other_process);
     if (owner)
@@ -278,9 +279,33 @@ static int op_address(int nic, struct r2_wire_addr *out)
     return 0;
 }
 
+static bool op_rdma(int nic, struct r2_rdma_info *out)
+{
+    struct r2_vnic *v = nic >= 0 && nic < R2_MAX_NICS ? &r2_verbs.nics[nic] : NULL;
+
+    if (!v || !v->hca)
+        return false;
+    memset(out, 0, sizeof(*out));
+    memcpy(out->device, v->hca->name, strnlen(v->hca->name, sizeof(out->device) - 1));
+    out->port = v->port;
+    out->queue_pairs = (uint32_t)atomic_load(&v->qps);
+    pthread_mutex_lock(&v->lock);
+    out->state = (uint32_t)v->state;
+    out->phys = (uint32_t)v->phys;
+    out->link = v->link; /* IBV_LINK_LAYER_INFINIBAND 1, _ETHERNET 2 */
+    out->gbps = v->rate_gbps;
+    memcpy(out->gid, v->gid, sizeof(out->gid));
+    pthread_mutex_unlock(&v->lock);
+    return true;
+}
+
 static unsigned op_sockets(void)
 {
-    return (unsigned)atomic_load(&r2_verbs.qps);
+    unsigned n = 0;
+
+    for (int i = 0; i < R2_MAX_NICS; i++)
+        n += (unsigned)atomic_load(&r2_verbs.nics[i].qps);
+    return n;
 }
 
 static int op_connect(const struct r2_ep_params *params, struct r2_ep **out)
@@ -447,12 +472,6 @@ static void op_nudge(struct r2_ep *ep)
     r2_vep_kick(ep);
 }
 
-static bool op_one_sided(const struct r2_ep *ep)
-{
-    (void)ep;
-    return true;
-}
-
 /* The kernel keeps the parent's mappings out of the child (MADV_DONTFORK); the descriptors are
  * closed with the others. */
 static void op_child(void) {}
@@ -477,8 +496,8 @@ const struct r2_transport_ops r2_transport_verbs = {
     .lanes = op_lanes,
     .params = op_params,
     .nudge = op_nudge,
-    .one_sided = op_one_sided,
     .memory = r2_verbs_memory,
+    .rdma = op_rdma,
     .reg = r2_verbs_reg,
     .dereg = r2_verbs_dereg,
     .remote_keys = r2_verbs_remote_keys,

@@ -81,7 +81,7 @@ static int make_qp(struct r2_ep *ep, struct r2_vqp *q, int tx, int rx)
     q->qp = r2_ibv.create_qp(ep->hca->pd, &init);
     if (!q->qp)
         return -EIO;
-    atomic_fetch_add(&r2_verbs.qps, 1);
+    atomic_fetch_add(&ep->nic->qps, 1);
     return r2_ibv.modify_qp(q->qp, &attr,
                             IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS)
                ? -EIO
@@ -206,7 +206,7 @@ int r2_qps_destroy(struct r2_ep *ep)
             continue;
         }
         q->qp = NULL;
-        atomic_fetch_sub(&r2_verbs.qps, 1);
+        atomic_fetch_sub(&ep->nic->qps, 1);
     }
     return rc;
 }

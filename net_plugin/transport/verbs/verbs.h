@@ -67,6 +67,7 @@ struct r2_vnic {
     struct r2_hca *hca; /* NULL: none */
     int hca_index;
     uint8_t port;
+    atomic_int qps;       /* open now */
     pthread_mutex_t lock; /* the rest */
     bool active;
     uint8_t link; /* IBV_LINK_LAYER_* */
@@ -197,7 +198,6 @@ struct r2_verbs {
     struct r2_vnic nics[R2_MAX_NICS];
     pthread_mutex_t lock;
     struct r2_list eps;
-    atomic_int qps;
 };
 extern struct r2_verbs r2_verbs;
 
