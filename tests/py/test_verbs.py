@@ -17,8 +17,11 @@ BULK = ("--register", "--size", "1M", "--count", 700, "--conns", 2, "--stall", 2
 
 
 @pytest.mark.parametrize("verify", [0, 1])
-@pytest.mark.parametrize(("size", "outstanding"), [("8", 1), ("8193", 1), ("100000", 2), ("1M", 4)])
-def test_healthy(build: Build, size: str, outstanding: int, verify: int) -> None:
+@pytest.mark.parametrize(
+    ("size", "outstanding", "count"),
+    [("8", 1, 20000), ("8193", 1, 2000), ("100000", 2, 1500), ("1M", 4, 300)],
+)
+def test_healthy(build: Build, size: str, outstanding: int, count: int, verify: int) -> None:
     """Messages of each kind go over queue pairs, and no socket carries any."""
     words = (
         "--register",

@@ -12,6 +12,7 @@ from conftest import Build
 from failover_bed import Pair, Side, until
 
 from r2ccl_ctl.control import Snapshot
+from r2ccl_ctl.segment import layout
 
 
 def library(build: Path) -> Path:
@@ -24,6 +25,7 @@ def library(build: Path) -> Path:
 
 def settings(build: Build, **more: str | int) -> dict[str, str]:
     """Environment of an engine over the stand-in."""
+    layout()  # reading the header takes a moment: a short run would be over before it is found
     return {
         "R2CCL_IBVERBS_LIB": str(library(build.path)),
         **{name: str(value) for name, value in more.items()},
