@@ -181,7 +181,7 @@ void r2_path_test(struct r2_path *path)
     path->testing = path->peer->out ? !fresh : path->health.state == R2_HEALTH_PROBING;
     if (!path->peer->out)
         return;
-    if (path->testing && !r2_eng.ops->one_sided(path->ep))
+    if (path->testing && path->transport == R2_VIA_TCP)
         m.bytes = path->test_want = TEST_CHUNK * TEST_CHUNKS;
     r2_out_frame(path, R2_F_TEST, &m, sizeof(m), NULL, 0);
     if (fresh)
