@@ -5,12 +5,14 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
 from tests.rdma import beds, image, parts
 from tests.rdma.parts import ROOT, STORE, Missing
 
+OLD_SECONDS = 3600
 PROGRAMS = {
     "r2ccl/probe": "rdma/probe",
     "r2ccl/r2ccl_perf": "r2ccl_perf",
@@ -59,6 +61,7 @@ def prepare() -> Work:
     initramfs = folder / f"initramfs-{stamp.hexdigest()[:16]}"
     if not initramfs.exists():
         for old in folder.glob("initramfs-*"):
-            old.unlink()
+            if time.time() - old.stat().st_mtime > OLD_SECONDS:  # else a guest may be booting it
+                old.unlink()
         image.write(given, agent, programs, initramfs)
     return Work(given, initramfs, folder)

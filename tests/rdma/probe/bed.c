@@ -54,6 +54,12 @@ static void find_gid(struct bed *bed, struct side *side)
     die("device %c has no IPv4 GID", side->name);
 }
 
+void bed_find_gids(struct bed *bed)
+{
+    find_gid(bed, &bed->a);
+    find_gid(bed, &bed->b);
+}
+
 static void side_open(struct bed *bed, struct side *side, char name, const char *device)
 {
     struct verbs_lib *lib = &bed->lib;
@@ -131,6 +137,8 @@ const char *side_state(struct bed *bed, struct side *side)
     static const char *const names[] = {"RESET", "INIT", "RTR", "RTS", "SQD", "SQE", "ERR"};
     struct ibv_qp_attr attr;
     struct ibv_qp_init_attr init;
+    if (!bed->lib.query_qp)
+        return "not asked";
     memset(&attr, 0, sizeof(attr));
     if (bed->lib.query_qp(side->qp, &attr, IBV_QP_STATE, &init) != 0)
         return "query refused";
@@ -143,7 +151,7 @@ static void make_qp(struct bed *bed, struct side *side, const struct ways *ways)
         .send_cq = side->cq,
         .recv_cq = side->cq,
         .qp_type = IBV_QPT_RC,
-        .cap = {.max_send_wr = ways->send_wrs,
+        .cap = {.max_send_wr = 2 * ways->send_wrs,
                 .max_recv_wr = ways->recv_wrs,
                 .max_send_sge = 1,
                 .max_recv_sge = 1},
@@ -227,18 +235,31 @@ int post_write_raw(struct side *from, struct ibv_send_wr *wr, struct ibv_sge *sg
     return ibv_post_send(from->qp, wr, &bad);
 }
 
-int post_write(struct bed *bed, size_t offset, size_t len, uint32_t imm)
+int post_told(struct bed *bed, const struct told *t)
 {
     struct ibv_sge sge = {
-        .addr = (uintptr_t)(bed->a.buf + offset), .length = (uint32_t)len, .lkey = bed->a.mr->lkey};
-    struct ibv_send_wr wr = {
-        .wr_id = imm,
-        .opcode = IBV_WR_RDMA_WRITE_WITH_IMM,
-        .send_flags = IBV_SEND_SIGNALED,
-        .imm_data = htonl(imm),
-        .wr.rdma = {.remote_addr = (uintptr_t)(bed->b.buf + offset), .rkey = bed->b.mr->rkey},
+        .addr = (uintptr_t)(bed->a.buf + t->offset), .length = (uint32_t)t->len, .lkey = t->lkey};
+    struct ibv_send_wr write = {
+        .wr_id = t->imm,
+        .opcode = IBV_WR_RDMA_WRITE,
+        .wr.rdma = {.remote_addr = (uintptr_t)(bed->b.buf + t->offset) + t->beyond,
+                    .rkey = t->rkey},
     };
-    return post_write_raw(&bed->a, &wr, &sge);
+    struct ibv_send_wr send = {
+        .wr_id = t->imm,
+        .opcode = IBV_WR_SEND_WITH_IMM,
+        .send_flags = t->silent ? 0 : IBV_SEND_SIGNALED,
+        .imm_data = htonl(t->imm),
+    };
+    int rc = t->len ? post_write_raw(&bed->a, &write, &sge) : 0;
+    return rc ? rc : post_write_raw(&bed->a, &send, NULL);
+}
+
+int post_write(struct bed *bed, size_t offset, size_t len, uint32_t imm)
+{
+    struct told t = {
+        .offset = offset, .len = len, .imm = imm, .lkey = bed->a.mr->lkey, .rkey = bed->b.mr->rkey};
+    return post_told(bed, &t);
 }
 
 static void collect(struct bed *bed, struct side *side)
@@ -343,16 +364,12 @@ static void *post_all(void *of)
 {
     struct bed *bed = of;
     for (uint32_t i = 0; i < bed->flood_count; i++) {
-        struct ibv_sge sge = {(uintptr_t)bed->a.buf + i * FLOOD_BYTES, FLOOD_BYTES,
-                              bed->a.mr->lkey};
-        struct ibv_send_wr wr = {
-            .wr_id = i,
-            .opcode = IBV_WR_RDMA_WRITE_WITH_IMM,
-            .send_flags = IBV_SEND_SIGNALED,
-            .imm_data = htonl(i),
-            .wr.rdma = {(uintptr_t)bed->b.buf + i * FLOOD_BYTES, bed->flood_rkey},
-        };
-        if (post_write_raw(&bed->a, &wr, &sge) != 0)
+        struct told t = {.offset = i * FLOOD_BYTES,
+                         .len = FLOOD_BYTES,
+                         .imm = i,
+                         .lkey = bed->a.mr->lkey,
+                         .rkey = bed->flood_rkey};
+        if (post_told(bed, &t) != 0)
             break;
     }
     return NULL;

@@ -39,10 +39,10 @@ int lib_load(struct verbs_lib *lib, const char *name)
     LOOK(ack_cq_events);
     LOOK(create_qp);
     LOOK(modify_qp);
-    LOOK(query_qp);
     LOOK(destroy_qp);
     LOOK(get_async_event);
     LOOK(ack_async_event);
 #undef LOOK
+    *(void **)&lib->query_qp = dlsym(handle, "ibv_query_qp");
     return 0;
 }

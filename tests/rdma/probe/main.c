@@ -24,7 +24,7 @@ static const struct step *find_step(const char *name)
 
 static void run_step(struct bed *bed, const struct step *step)
 {
-    if (step->needs_act && !bed->act)
+    if (step->when == NEEDS_ACT && !bed->act)
         return;
     report_begin(bed, step->name);
     step->run(bed);
@@ -57,7 +57,10 @@ int main(int argc, char **argv)
         case 't':
             for (size_t g = 0; g < sizeof(groups) / sizeof(groups[0]); g++)
                 for (const struct step *step = groups[g]; step->name; step++)
-                    printf("%s%s\n", step->name, step->needs_act ? " (needs --act)" : "");
+                    printf("%s%s\n", step->name,
+                           step->when == NEEDS_ACT ? " (needs --act)"
+                           : step->when == BY_NAME ? " (by name)"
+                                                   : "");
             return 0;
         default:
             fputs(usage, stderr);
@@ -78,7 +81,8 @@ int main(int argc, char **argv)
     } else {
         for (size_t g = 0; g < sizeof(groups) / sizeof(groups[0]); g++)
             for (const struct step *step = groups[g]; step->name; step++)
-                run_step(&bed, step);
+                if (step->when != BY_NAME)
+                    run_step(&bed, step);
     }
     bed_close(&bed);
     return 0;

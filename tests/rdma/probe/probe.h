@@ -22,7 +22,7 @@
 
 #define BUF_BYTES ((size_t)8 << 20)
 #define FLOOD_BYTES 131072u
-#define MAX_SEEN 2048
+#define MAX_SEEN 8192
 #define MAX_EVENTS 64
 
 /* The functions of the library that are not inline; post, poll and notify go through the
@@ -49,6 +49,7 @@ struct verbs_lib {
     void (*ack_cq_events)(struct ibv_cq *cq, unsigned int count);
     struct ibv_qp *(*create_qp)(struct ibv_pd *pd, struct ibv_qp_init_attr *attr);
     int (*modify_qp)(struct ibv_qp *qp, struct ibv_qp_attr *attr, int mask);
+    /* NULL where the library lacks it: states are "not asked" then. */
     int (*query_qp)(struct ibv_qp *qp, struct ibv_qp_attr *attr, int mask,
                     struct ibv_qp_init_attr *init);
     int (*destroy_qp)(struct ibv_qp *qp);
@@ -114,15 +115,24 @@ int64_t now_us(void);
 void die(const char *format, ...) __attribute__((noreturn, format(printf, 1, 2)));
 void bed_open(struct bed *bed, const char *library, const char *a, const char *b);
 void bed_close(struct bed *bed);
+void bed_find_gids(struct bed *bed); /* their place in the tables may have changed */
 /* New connected queue pairs with empty logs; `receives` are posted on B, wr_id 0, 1, ... */
 void bed_fresh(struct bed *bed, const struct ways *ways, int receives);
 void side_destroy_qp(struct bed *bed, struct side *side);
 int side_to_state(struct bed *bed, struct side *side, enum ibv_qp_state state);
 const char *side_state(struct bed *bed, struct side *side);
-/* Both return what the verb returned. A write with immediate from A's buffer to B's, at the same
- * offset, wr_id = imm. */
-int post_receive(struct side *side, uint64_t id);
+/* These return what the verb returned. A message is a write, whose completion nobody asks for, and
+ * behind it an empty send with the message's number, which takes a receive of B: as the transport
+ * does it. wr_id = imm in both. */
+struct told {
+    size_t offset, len; /* the same place in both buffers; 0: the send alone */
+    uint64_t beyond;    /* added to the address at B */
+    uint32_t imm, lkey, rkey;
+    bool silent; /* no completion is asked for the send either */
+};
+int post_told(struct bed *bed, const struct told *t);
 int post_write(struct bed *bed, size_t offset, size_t len, uint32_t imm);
+int post_receive(struct side *side, uint64_t id);
 int post_write_raw(struct side *from, struct ibv_send_wr *wr, struct ibv_sge *sge);
 /* Collects completions and events of both sides until `ms` are over or one of the sides has at
  * least as many completions as wanted (0: not waited for). True if the wish came true. */
@@ -164,7 +174,7 @@ const char *event_name(enum ibv_event_type type);
 struct step {
     const char *name;
     void (*run)(struct bed *bed);
-    bool needs_act;
+    enum { ALWAYS, NEEDS_ACT, BY_NAME } when; /* BY_NAME: it can leave the kernel damaged */
 };
 extern const struct step basic_steps[], error_steps[], link_steps[]; /* end with a NULL name */
 

@@ -4,15 +4,16 @@
 
 #include "probe.h"
 
-#define LIMIT 1000u /* writes of a stream: as many receives must be posted */
+#define LIMIT 2000u /* writes of a stream: as many receives must be posted */
 
-/* Keeps 8 writes of 64 KiB on their way until one fails or `ms` are over. */
+/* Keeps up to 8 messages of 64 KiB on their way, a new one each millisecond, until one fails or
+ * `ms` are over. Returns the number of the next message. */
 static uint32_t stream(struct bed *bed, uint32_t next, int ms)
 {
     int64_t deadline = now_us() + (int64_t)ms * 1000;
     while (now_us() < deadline && bad_index(&bed->a) < 0) {
-        while (next < (uint32_t)bed->a.seen_count + 8 && next < LIMIT &&
-               post_write(bed, (size_t)next % 128 * 65536, 65536, next) == 0)
+        if (next < (uint32_t)bed->a.seen_count + 8 && next < LIMIT &&
+            post_write(bed, (size_t)next % 128 * 65536, 65536, next) == 0)
             next++;
         pump(bed, 1, 0, 0);
     }
@@ -53,38 +54,46 @@ static void link_lost(struct bed *bed, const char *down, const char *up)
         pump(bed, 10, 0, 0);
     pump(bed, 1500, 0, 0);
     facts(bed);
-    say_text(bed, "sender_first", bad < 0 ? "nothing" : status_name(bed->a.seen[bad].wc.status));
-    say_statuses(bed, "sender", &bed->a);
     say_statuses(bed, "receiver", &bed->b);
-    say_text(bed, "sender_state", side_state(bed, &bed->a));
     say_text(bed, "receiver_state", side_state(bed, &bed->b));
     say_text(bed, "sender_port", port_state(bed, &bed->a));
     say_text(bed, "receiver_port", port_state(bed, &bed->b));
     say_events(bed, "sender_events", &bed->a);
     say_events(bed, "receiver_events", &bed->b);
     int64_t receiver = event_after(&bed->b, IBV_EVENT_PORT_ERR, begin);
+    const char *state = side_state(bed, &bed->a);
+    int known = bed->a.seen_count;
+    say_bool(bed, "sender_fails_or_waits", known >= (int)next || strcmp(state, "ERR") != 0);
     int64_t modify = now_us();
     say_int(bed, "modify_to_err_while_down", side_to_state(bed, &bed->b, IBV_QPS_ERR));
     modify = now_us() - modify;
-    pump(bed, 500, 0, LIMIT);
-    say_bool(bed, "all_receives_come_back", bed->b.seen_count == LIMIT);
+    say_bool(bed, "all_receives_come_back", pump(bed, 5000, 0, LIMIT));
+    side_to_state(bed, &bed->a, IBV_QPS_ERR);
+    say_bool(bed, "all_sends_come_back", pump(bed, 5000, (int)next, 0));
+    enum ibv_wc_status first = bad < 0 ? IBV_WC_SUCCESS : bed->a.seen[bad].wc.status;
+    int64_t failed = bad < 0 ? -1 : bed->a.seen[bad].us - begin;
     bed->a.event_count = bed->b.event_count = 0;
     act(bed, up);
     pump_event(bed, &bed->a, IBV_EVENT_PORT_ACTIVE, 2000);
     pump(bed, 200, 0, 0);
-    say_events(bed, "sender_events_up", &bed->a);
-    say_events(bed, "receiver_events_up", &bed->b);
+    say_bool(bed, "port_active_again_a", event_after(&bed->a, IBV_EVENT_PORT_ACTIVE, 0) > 0);
+    say_bool(bed, "port_active_again_b", event_after(&bed->b, IBV_EVENT_PORT_ACTIVE, 0) > 0);
+    int active_a = bed->a.event_count, active_b = bed->b.event_count;
     bed_fresh(bed, &patient, 1);
     post_write(bed, 0, 65536, 1);
     say_bool(bed, "new_queue_pairs_work", pump(bed, 3000, 1, 1));
-    durations(bed);
-    /* The moment of the sender's PORT_ERR is 0. */
-    say_ms(bed, "sender_first_error", bad < 0 ? -1 : bed->a.seen[bad].us - begin);
+    durations(bed); /* after the sender's PORT_ERR */
+    say_ms(bed, "sender_first_error", failed);
     say_ms(bed, "receiver_port_err", receiver);
     say_ms(bed, "modify_to_err_while_down", modify);
     info(bed);
+    say_text(bed, "sender_first", bad < 0 ? "nothing" : status_name(first));
+    say_text(bed, "sender_state", state);
     say_int(bed, "confirmed_before", sent);
     say_int(bed, "posted", next);
+    say_int(bed, "completed_before_err", known);
+    say_int(bed, "events_up_a", active_a);
+    say_int(bed, "events_up_b", active_b);
 }
 
 static void step_down_sender(struct bed *bed)
@@ -132,12 +141,12 @@ static void step_busy_flap(struct bed *bed)
         ordered &= bed->b.seen[i].wc.status != IBV_WC_SUCCESS ||
                    bed->b.seen[i].wc.imm_data == htonl((uint32_t)i);
     facts(bed);
-    say_statuses(bed, "sender", &bed->a);
     say_statuses(bed, "receiver", &bed->b);
     say_bool(bed, "immediates_once_and_in_order", ordered);
     say_bool(bed, "sender_never_knows_more",
              count_status(&bed->b, IBV_WC_SUCCESS) >= count_status(&bed->a, IBV_WC_SUCCESS));
     info(bed);
+    say_statuses(bed, "sender", &bed->a);
     say_int(bed, "arrived", count_status(&bed->b, IBV_WC_SUCCESS));
     say_int(bed, "confirmed", count_status(&bed->a, IBV_WC_SUCCESS));
 }
@@ -269,6 +278,7 @@ static void step_address(struct bed *bed)
                memcmp(&gid, &bed->a.gid, sizeof(gid)) == 0;
     } while (!same && now_us() < until);
     say_bool(bed, "same_index_again", same);
+    bed_find_gids(bed);
 }
 
 /* B's device is taken out of the machine. The last step: B is not usable afterwards. */
@@ -308,15 +318,15 @@ static void step_removal(struct bed *bed)
 }
 
 const struct step link_steps[] = {
-    {"down_sender", step_down_sender, true},
-    {"down_receiver", step_down_receiver, true},
-    {"idle_flap", step_idle_flap, true},
-    {"busy_flap", step_busy_flap, true},
-    {"black_hole", step_black_hole, true},
-    {"lost_acks", step_lost_acks, true},
-    {"short_hole", step_short_hole, true},
-    {"loss", step_loss, true},
-    {"address", step_address, true},
-    {"removal", step_removal, true},
-    {NULL, NULL, false},
+    {"down_sender", step_down_sender, NEEDS_ACT},
+    {"down_receiver", step_down_receiver, NEEDS_ACT},
+    {"idle_flap", step_idle_flap, NEEDS_ACT},
+    {"busy_flap", step_busy_flap, NEEDS_ACT},
+    {"black_hole", step_black_hole, NEEDS_ACT},
+    {"lost_acks", step_lost_acks, NEEDS_ACT},
+    {"short_hole", step_short_hole, NEEDS_ACT},
+    {"loss", step_loss, NEEDS_ACT},
+    {"address", step_address, NEEDS_ACT},
+    {"removal", step_removal, NEEDS_ACT},
+    {NULL, NULL, ALWAYS},
 };

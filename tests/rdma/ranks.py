@@ -1,0 +1,172 @@
+"""Two ranks, one per node of a bed, running r2ccl_perf on the stand-in for NCCL in the guest, and
+what a test does to their NICs meanwhile. Every wait is bounded; values are checked after every
+iteration."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import pytest
+
+from tests.rdma import beds
+from tests.rdma.guest import Done, Guest, GuestError, Job
+
+Condition = Callable[[], bool]
+
+RAILS = 2
+PORT = 5100
+
+
+@dataclass
+class Bed:
+    """A bed as tests see it: a guest per node (the same one twice in bed `one`)."""
+
+    name: str
+    nodes: dict[str, Guest]
+    port: int = field(default=PORT)
+
+    def guest(self, nic: str) -> Guest:
+        return self.nodes[nic[0]]
+
+    def guests(self) -> list[Guest]:
+        return list({id(guest): guest for guest in self.nodes.values()}.values())
+
+    def down(self, nic: str) -> None:
+        self.guest(nic).check(f"ip link set {nic} down")
+
+    def up(self, nic: str) -> None:
+        if self.name == "one":
+            self.guest(nic).check(beds.up_command(nic[0], int(nic[1:])))
+        else:
+            self.guest(nic).check(f"ip link set {nic} up")
+
+    def netem(self, nic: str, what: str) -> None:
+        self.guest(nic).check(f"tc qdisc replace dev {nic} root netem {what}")
+
+    def clean(self, nic: str) -> None:
+        self.guest(nic).run(f"tc qdisc del dev {nic} root")
+
+    def rdma_off(self, nic: str) -> None:
+        """RoCE packets vanish on their way out of a NIC, all others pass."""
+        self.guest(nic).check(
+            f"tc qdisc add dev {nic} clsact && tc filter add dev {nic} egress protocol ip flower"
+            " ip_proto udp dst_port 4791 action drop"
+        )
+
+    def rdma_on(self, nic: str) -> None:
+        self.guest(nic).run(f"tc qdisc del dev {nic} clsact")
+
+    def mend(self) -> None:
+        """Everything as it was when the bed was made."""
+        for node in self.nodes:
+            for rail in range(RAILS):
+                nic = f"{node}{rail}"
+                self.clean(nic)
+                self.rdma_on(nic)
+                self.up(nic)
+
+    def rdma_packets(self, nic: str) -> int:
+        """Packets that the NIC's RDMA device has sent."""
+        path = f"/sys/class/infiniband/rxe_{nic}/ports/1/hw_counters/sent_pkts"
+        return int(self.guest(nic).check(f"cat {path}"))
+
+    def carries(self, nic: str, packets: int) -> Condition:
+        """Whether the NIC's RDMA device has sent so many packets."""
+        return lambda: self.rdma_packets(nic) >= packets
+
+    def illness(self) -> list[str]:
+        return [line for guest in self.guests() for line in guest.illness()]
+
+
+@dataclass
+class Ranks:
+    """A running job; rank 0 on node a, rank 1 on node b."""
+
+    bed: Bed
+    jobs: list[Job]
+
+    def text(self) -> str:
+        return "\n".join(f"--- rank {n}\n{job.text()[-6000:]}" for n, job in enumerate(self.jobs))
+
+    def iterations(self) -> int:
+        """Windows that rank 0 has finished, none of which had a wrong value."""
+        lines = self.bed.nodes["a"].check("cat /tmp/timeline 2>/dev/null || :").splitlines()
+        rows = [json.loads(line) for line in lines if line.endswith("}")]
+        wrong = [row for row in rows if row["wrong"]]
+        assert not wrong, f"wrong values: {wrong}\n{self.text()}"
+        return len(rows)
+
+    def moving(self, more: int = 3, within: float = 60.0) -> None:
+        """Until so many more iterations have been finished."""
+        wanted = self.iterations() + more
+        self.until(f"{more} more iterations", lambda: self.iterations() >= wanted, within)
+
+    def until(self, what: str, reached: Condition, within: float = 60.0) -> None:
+        end = time.monotonic() + within
+        while not reached():
+            if any(job.code is not None for job in self.jobs):
+                pytest.fail(f"a rank ended while waiting for {what}\n{self.text()}", pytrace=False)
+            if time.monotonic() > end:
+                pytest.fail(f"not within {within:g} s: {what}\n{self.text()}", pytrace=False)
+            time.sleep(0.1)
+
+    def stop(self) -> None:
+        """Ends a job that would run on: until now all values were right, on both ranks."""
+        self.moving(1)
+        for job in self.jobs:
+            assert job.code is None, f"a rank ended with {job.code}\n{self.text()}"
+            job.kill()
+        for job in self.jobs:
+            job.wait(30)
+
+    def finish(self) -> list[Done]:
+        """Both ranks end by themselves and all values were right."""
+        done = [job.wait() for job in self.jobs]
+        for one in done:
+            assert one.code == 0, f"exit code {one.code}\n{self.text()}"
+        assert "Out of bounds values : 0 OK" in done[0].out, self.text()
+        return done
+
+
+@contextmanager
+def running(
+    bed: Bed, *words: str, seconds: float = 180, env: Mapping[str, str] | None = None
+) -> Iterator[Ranks]:
+    """r2ccl_perf with `words` on both nodes. A port of its own each time."""
+    bed.port += 1
+    meet = "127.0.0.1" if bed.name == "one" else "10.9.0.1"
+    jobs: list[Job] = []
+    for rank, (node, guest) in enumerate(bed.nodes.items()):
+        names = {
+            "R2CCL_RANK": str(rank),
+            "R2CCL_NRANKS": "2",
+            "R2CCL_RENDEZVOUS": f"{meet}:{bed.port}",
+            "R2CCL_NICS": ",".join(f"10.{rail + 1}.0.{rank + 1}" for rail in range(RAILS)),
+            "R2CCL_LOG": "info",
+            "NCCL_DEBUG": "INFO",
+            "NCCL_HOSTID": f"node-{node}",
+            "NCCL_NET_PLUGIN": "/r2ccl/libnccl-net-r2ccl.so",
+            "NCCL_NVLS_ENABLE": "0",
+            "LD_LIBRARY_PATH": "/r2ccl/hostnccl",
+            **(env or {}),
+        }
+        text = " ".join(f"{name}={value}" for name, value in names.items())
+        line = f"rm -f /tmp/timeline; {text} /r2ccl/r2ccl_perf {' '.join(words)}"
+        line += " --check-every --timeout 60"
+        line += " --timeline /tmp/timeline" if rank == 0 else ""
+        jobs.append(guest.start(f"{line} 2>&1", seconds))
+    ranks = Ranks(bed, jobs)
+    try:
+        yield ranks
+    except GuestError as error:
+        pytest.fail(f"{error}\n{ranks.text()}", pytrace=False)
+    finally:
+        for job in jobs:
+            if job.code is None:
+                job.kill()
+        for guest in bed.guests():
+            guest.run("rm -f /dev/shm/*")

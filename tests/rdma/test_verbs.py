@@ -1,0 +1,145 @@
+"""Collectives over the verbs transport on soft-RoCE: exact while links go down, come back and lose
+packets. Rung 5: a real RDMA stack, its errors and events; it cannot prove what HCAs and GPUDirect
+do, nor speed (an emulated CPU moves tens of megabytes a second)."""
+
+from __future__ import annotations
+
+import os
+import random
+import time
+from collections.abc import Callable
+from functools import partial
+
+import pytest
+
+from tests.rdma.ranks import RAILS, Bed, running
+from tests.rdma.work import build_folder
+
+LONG = ("--op", "all_reduce", "-b", "1M", "-e", "1M", "--duration", "600")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def plugin_speaks_verbs() -> None:
+    plugin = build_folder() / "libnccl-net-r2ccl.so"
+    if not plugin.exists() or b"ibv_get_device_list" not in plugin.read_bytes():
+        pytest.skip(f"{plugin} was built without RDMA: the headers of libibverbs-dev were missing")
+
+
+def packets(bed: Bed) -> list[int]:
+    return [bed.rdma_packets(f"{node}{rail}") for node in bed.nodes for rail in range(RAILS)]
+
+
+@pytest.mark.parametrize("verify", [0, 1])
+@pytest.mark.parametrize("op", ["all_reduce", "alltoall"])
+def test_exact(one: Bed, op: str, verify: int) -> None:
+    """Every size and protocol, every value right, and the bytes went over RDMA."""
+    before = packets(one)
+    words = ("--op", op, "-b", "8", "-e", "1M", "-f", "16", "-n", "2")
+    with running(one, *words, env={"R2CCL_VERIFY": str(verify)}) as job:
+        job.finish()
+    sent = [now - then for now, then in zip(packets(one), before, strict=True)]
+    assert min(sent) > 100, f"packets of a0, a1, b0, b1: {sent}\n{job.text()}"
+
+
+def test_rails_in_turn(one: Bed) -> None:
+    """Each rail goes down in the middle and comes back, and carries packets again."""
+    with running(one, *LONG) as job:
+        job.moving()
+        for nic in ("a0", "b1"):
+            one.down(nic)
+            job.moving()
+            one.up(nic)
+            wanted = one.rdma_packets(nic) + 200
+            job.until(f"{nic} carries data again", one.carries(nic, wanted))
+        job.stop()
+
+
+def test_one_rail_during_the_others_replay(one: Bed) -> None:
+    """The second rail goes while what the first had under way is being sent again over it."""
+    with running(one, *LONG) as job:
+        job.moving()
+        one.guest("a0").check("ip link set a0 down; ip link set b1 down")
+        one.up("a0")
+        job.moving()
+        one.up("b1")
+        job.moving()
+        job.stop()
+
+
+def test_loss(one: Bed) -> None:
+    """One packet in a hundred is lost on one rail, in both directions."""
+    for nic in ("a0", "b0"):
+        one.netem(nic, "loss 1%")
+    with running(one, *LONG, env={"R2CCL_VERIFY": "1"}) as job:
+        job.moving(5)
+        job.stop()
+
+
+def test_sockets_take_over_and_give_back(one: Bed) -> None:
+    """RoCE packets vanish on all rails, everything else passes: the last resort are sockets. When
+    they pass again, RDMA has the bytes back."""
+    nics = [f"{node}{rail}" for node in one.nodes for rail in range(RAILS)]
+    with running(one, *LONG) as job:
+        job.moving()
+        for nic in nics:
+            one.rdma_off(nic)
+        job.moving()
+        for nic in nics:
+            one.rdma_on(nic)
+        wanted = one.rdma_packets("a0") + 200
+        job.until("RDMA carries data again", one.carries("a0", wanted))
+        job.stop()
+
+
+def test_silent_peer_nic(two: Bed) -> None:
+    """Between two guests: b0 goes down, a0 keeps its carrier and hears nothing."""
+    with running(two, *LONG) as job:
+        job.moving()
+        two.down("b0")
+        job.moving()
+        two.up("b0")
+        job.moving()
+        job.stop()
+
+
+def strike(bed: Bed, chance: random.Random) -> str:
+    """One schedule: one to three faults on either rail, some at once, some in turn, and mended
+    again in any order. Now and then both rails are away together. Returns what was done."""
+    story: list[str] = []
+    mend: list[Callable[[], None]] = []
+    for _ in range(chance.randint(1, 3)):
+        nic = f"{chance.choice('ab')}{chance.randrange(RAILS)}"
+        what = chance.choice(("down", "loss 5%", "loss 30%", "loss 100%"))
+        story.append(f"{nic} {what}")
+        if what == "down":
+            bed.down(nic)
+            mend.append(partial(bed.up, nic))
+        else:
+            bed.netem(nic, what)
+            mend.append(partial(bed.clean, nic))
+        if chance.random() < 0.6:
+            pause = chance.uniform(0, 1.5)
+            story.append(f"{pause:.2f} s")
+            time.sleep(pause)
+        if chance.random() < 0.3 and mend:
+            mend.pop(chance.randrange(len(mend)))()
+            story.append("one mended")
+    chance.shuffle(mend)
+    for one in mend:
+        one()
+    return ", ".join(story)
+
+
+def test_random_failures(one: Bed) -> None:
+    """Seeded schedules (RDMA_SEED; RDMA_SCHEDULES of them, 200 in the soak lane): zero wrong, and
+    the job goes on after each."""
+    seed = int(os.environ.get("RDMA_SEED") or random.SystemRandom().randrange(2**32))
+    chance = random.Random(seed)
+    count = int(os.environ.get("RDMA_SCHEDULES") or 5)
+    verify = str(chance.randrange(2))
+    with running(one, *LONG, seconds=7200, env={"R2CCL_VERIFY": verify}) as job:
+        job.moving(1)
+        for number in range(count):
+            print(f"seed {seed}, schedule {number}: {strike(one, chance)}", flush=True)
+            job.moving(2)
+        job.stop()
