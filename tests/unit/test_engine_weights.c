@@ -24,6 +24,26 @@ static struct r2_path *path_of(int nic)
     return r2_path_find(r.conn->peer, nic, nic, R2_VIA_TCP);
 }
 
+static uint64_t beats_of(int nic)
+{
+    uint64_t n;
+
+    r2_peer_lock(r.conn->peer);
+    n = path_of(nic)->hb_count;
+    pthread_mutex_unlock(&r.conn->peer->lock);
+    return n;
+}
+
+static int unanswered(int nic)
+{
+    int n;
+
+    r2_peer_lock(r.conn->peer);
+    n = path_of(nic)->hb_unanswered;
+    pthread_mutex_unlock(&r.conn->peer->lock);
+    return n;
+}
+
 static void grey(int nic, unsigned permille)
 {
     r2_peer_lock(r.conn->peer);
@@ -124,7 +144,7 @@ static void test_silent_sibling(void)
     while (one(1)) {
     }
     atomic_store(&ep[0]->silent, true);
-    for (int i = 0; i < REMOTE_WAIT_MS && !path_of(0)->hb_unanswered; i++)
+    for (int i = 0; i < REMOTE_WAIT_MS && !unanswered(0); i++)
         fake_sleep_ms(1);
     fake_sleep_ms(60); /* the next tick weighs anew; a failure would need 10 heartbeats */
     CHECK_EQ(remote_state(&r, 0), R2_PATH_UP);
@@ -167,11 +187,11 @@ static void test_verdict_hint(void)
 
     begin(2);
     fake_sleep_ms(100); /* the next heartbeat of an idle path is an hour away */
-    beats = path_of(1)->hb_count;
+    beats = beats_of(1);
     r2_nicstate_verdict(1, R2_VERDICT_HINT, "somebody says so");
-    for (int i = 0; i < REMOTE_WAIT_MS && path_of(1)->hb_count == beats; i++)
+    for (int i = 0; i < REMOTE_WAIT_MS && beats_of(1) == beats; i++)
         fake_sleep_ms(1);
-    CHECK_GT(path_of(1)->hb_count, beats);
+    CHECK_GT(beats_of(1), beats);
     CHECK_EQ(remote_state(&r, 1), R2_PATH_UP);
     CHECK(!atomic_load(&ep[1]->is_shut));
     remote_end(&r);

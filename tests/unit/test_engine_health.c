@@ -1,0 +1,487 @@
+/* Health of paths and NICs over a scripted transport (rung 2): test chunks before job data, ramps,
+ * words about NICs, drains that lose nothing, damping. The ramp takes 600 ms, half of a penalty
+ * fades in 1 s, a path is left alone from its third failure on. */
+#include "check.h"
+#include "enginelib/remote.h"
+
+#define KB 1024u
+#define MSG (512 * KB)
+
+static uint8_t data[2 * MSG];
+static struct remote r;
+static struct r2_ep *ep[2];
+
+static void begin(bool out)
+{
+    remote_new(&r, out, 2);
+    CHECK(remote_open(&r, 2));
+    for (int i = 0; i < 2; i++) {
+        ep[i] = fake_find(r.id, i, i, 0);
+        CHECK(ep[i]);
+    }
+}
+
+static struct r2_path *path_of(int nic)
+{
+    return r2_path_find(r.conn->peer, nic, nic, 0);
+}
+
+static enum r2_health_state health_of(int nic)
+{
+    enum r2_health_state s;
+
+    r2_peer_lock(r.conn->peer);
+    s = path_of(nic)->health.state;
+    pthread_mutex_unlock(&r.conn->peer->lock);
+    return s;
+}
+
+static uint64_t since_of(int nic)
+{
+    uint64_t t;
+
+    r2_peer_lock(r.conn->peer);
+    t = path_of(nic)->health.since_ns;
+    pthread_mutex_unlock(&r.conn->peer->lock);
+    return t;
+}
+
+static uint32_t weight_of(int nic)
+{
+    uint32_t w;
+
+    r2_peer_lock(r.conn->peer);
+    w = path_of(nic)->share.weight;
+    pthread_mutex_unlock(&r.conn->peer->lock);
+    return w;
+}
+
+static double penalty_of(int nic)
+{
+    double d;
+
+    r2_peer_lock(r.conn->peer);
+    d = path_of(nic)->damp.penalty;
+    pthread_mutex_unlock(&r.conn->peer->lock);
+    return d;
+}
+
+static bool wait_health(int nic, enum r2_health_state want, int ms)
+{
+    for (int i = 0; i < ms && health_of(nic) != want; i++)
+        fake_sleep_ms(1);
+    return health_of(nic) == want;
+}
+
+static struct r2_req *post(uint32_t size)
+{
+    struct r2_req *req = NULL;
+
+    CHECK_EQ(r.out ? r2_engine_isend(r.conn, data, size, 0, NULL, &req)
+                   : r2_engine_irecv(r.conn, data, size, 0, NULL, &req),
+             0);
+    CHECK(req);
+    return req;
+}
+
+static struct r2_ep *again(int nic, uint32_t above)
+{
+    struct r2_ep *e = remote_unproven(&r, nic, above);
+
+    CHECK(e);
+    return e;
+}
+
+/* A path that is back hands out test chunks only, and small messages do not take it either, until
+ * the other side has them all. */
+static void test_proven_before_data(void)
+{
+    struct r2_msg_test m;
+    struct r2_ep *back;
+    struct r2_bulk b;
+    uint32_t bytes = 0;
+
+    begin(true);
+    CHECK_EQ(health_of(0), R2_HEALTH_HEALTHY); /* the first time nothing has to be proven */
+    fake_fail(ep[0], ECONNRESET, false);
+    CHECK(wait_health(0, R2_HEALTH_PROBING, 1000));
+    back = again(0, ep[0]->params.gen);
+    post(MSG);
+    CHECK_EQ(remote_cts(ep[1], &r, 0, MSG), 0);
+    CHECK_GE(remote_hear(back, R2_F_TEST, &m, sizeof(m)), 0);
+    CHECK_EQ(m.gen, back->params.gen);
+    CHECK_GE(m.bytes, 128 * KB); /* bulk, not only words */
+    while (fake_next(back, &b)) {
+        CHECK_EQ(b.conn, R2_CONN_TEST);
+        bytes += b.len;
+        CHECK(fake_chunk_sent(back, &b));
+    }
+    CHECK_EQ(bytes, m.bytes);
+    fake_fail(ep[1], ECONNRESET, false); /* even with no other path left */
+    CHECK_EQ(r2_engine_isend(r.conn, data, 64, 0, NULL, &(struct r2_req *){NULL}), 0);
+    CHECK_EQ(remote_hear_ms(back, R2_F_EAGER, NULL, 0, 100), -1);
+    CHECK(!fake_next(back, &b));
+    m.bytes -= 1;
+    CHECK_EQ(fake_ctrl(back, R2_F_TEST_ACK, &m, sizeof(m)), 0);
+    CHECK(!fake_next(back, &b)); /* one byte is missing */
+    m.bytes += 1;
+    m.gen--;
+    CHECK_EQ(fake_ctrl(back, R2_F_TEST_ACK, &m, sizeof(m)), 0);
+    CHECK(!fake_next(back, &b)); /* of another generation */
+    m.gen++;
+    CHECK_EQ(fake_ctrl(back, R2_F_TEST_ACK, &m, sizeof(m)), 0);
+    CHECK_EQ(health_of(0), R2_HEALTH_RAMPING);
+    CHECK(fake_next(back, &b));
+    CHECK_EQ(b.conn, r.conn_id);
+    CHECK_GE(remote_hear(back, R2_F_EAGER, NULL, 0), 0);
+    remote_end(&r);
+}
+
+/* Test chunks that do not arrive end the attempt, and the next one comes. */
+static void test_unproven_is_given_up(void)
+{
+    struct r2_ep *back;
+
+    begin(true);
+    post(MSG);
+    fake_fail(ep[0], ECONNRESET, false);
+    back = again(0, ep[0]->params.gen);
+    CHECK(remote_wait_flag(&back->is_shut));
+    CHECK_EQ(health_of(0), R2_HEALTH_PROBING); /* not another failure */
+    CHECK(fake_find(r.id, 0, 0, back->params.gen));
+    CHECK_LT(penalty_of(0), 1500);
+    remote_end(&r);
+}
+
+static void test_ramp_in_the_engine(void)
+{
+    uint32_t last = 0, now = 0;
+
+    begin(true);
+    fake_fail(ep[0], ECONNRESET, false);
+    CHECK(remote_path(&r, 0, ep[0]->params.gen));
+    CHECK_EQ(health_of(0), R2_HEALTH_RAMPING);
+    post(MSG);
+    for (int i = 0; i < 3000 && health_of(0) == R2_HEALTH_RAMPING; i++) {
+        now = weight_of(0);
+        CHECK(now >= last && now > 0);
+        if (!last)
+            CHECK_LT(now, 700);
+        last = now;
+        fake_sleep_ms(5);
+    }
+    CHECK_EQ(health_of(0), R2_HEALTH_HEALTHY);
+    fake_sleep_ms(60);
+    CHECK_EQ(weight_of(0), 1000);
+    remote_end(&r);
+}
+
+/* Trouble during the ramp: it begins again. */
+static void test_trouble_in_the_ramp(void)
+{
+    struct r2_ep *back;
+    uint64_t began;
+
+    begin(true);
+    fake_fail(ep[0], ECONNRESET, false);
+    back = remote_path(&r, 0, ep[0]->params.gen);
+    CHECK(back);
+    began = since_of(0);
+    post(MSG);
+    atomic_store(&back->silent, true);
+    for (int i = 0; i < REMOTE_WAIT_MS && since_of(0) == began; i++)
+        fake_sleep_ms(1);
+    CHECK_GT(since_of(0), began);
+    CHECK_EQ(health_of(0), R2_HEALTH_RAMPING);
+    remote_end(&r);
+}
+
+static void test_suspect_and_answer(void)
+{
+    begin(true);
+    post(MSG);
+    atomic_store(&ep[0]->silent, true);
+    CHECK(wait_health(0, R2_HEALTH_SUSPECT, REMOTE_WAIT_MS));
+    CHECK_EQ(remote_state(&r, 0), R2_PATH_UP);
+    atomic_store(&ep[0]->silent, false);
+    CHECK(wait_health(0, R2_HEALTH_HEALTHY, REMOTE_WAIT_MS));
+    CHECK(!atomic_load(&ep[0]->is_shut));
+    remote_end(&r);
+}
+
+/* The receiver drains its NIC: no new chunks, those under way are acknowledged, then the path is
+ * closed, and not a byte is sent again. */
+static void test_drained_by_the_peer(void)
+{
+    uint64_t replayed = __atomic_load_n(&r2_eng.n->replayed_bytes, __ATOMIC_RELAXED);
+    struct r2_bulk b, more;
+    struct r2_ep *back;
+
+    begin(true);
+    post(MSG);
+    CHECK_EQ(remote_cts(ep[1], &r, 0, MSG), 0);
+    CHECK(fake_next(ep[0], &b));
+    CHECK_EQ(remote_word(ep[1], 0, R2_NIC_DRAINED, 1000, 3), 0);
+    CHECK_EQ(health_of(0), R2_HEALTH_DRAINED);
+    CHECK(!fake_next(ep[0], &more));
+    fake_sleep_ms(150);
+    CHECK(!atomic_load(&ep[0]->is_shut)); /* a chunk is under way */
+    CHECK(fake_chunk_sent(ep[0], &b));
+    fake_sleep_ms(100);
+    CHECK(!atomic_load(&ep[0]->is_shut)); /* and not acknowledged */
+    CHECK_EQ(remote_ack_range(ep[1], &r, b.seq, b.offset, b.len), 0);
+    fake_pull(ep[0]);
+    for (int i = 0; i < REMOTE_WAIT_MS && !atomic_load(&ep[0]->is_shut); i++) {
+        fake_pull(ep[0]);
+        fake_sleep_ms(1);
+    }
+    CHECK(atomic_load(&ep[0]->is_shut));
+    CHECK(fake_next(ep[1], &more)); /* the other path goes on */
+    CHECK_EQ(health_of(0), R2_HEALTH_DRAINED);
+    fake_sleep_ms(300);
+    CHECK_EQ(remote_state(&r, 0), R2_PATH_WAIT); /* nobody tries it */
+    CHECK_EQ(remote_word(ep[1], 0, R2_NIC_USABLE, 1000, 4), 0);
+    back = remote_path(&r, 0, ep[0]->params.gen);
+    CHECK(back);
+    CHECK_EQ(health_of(0), R2_HEALTH_RAMPING);
+    CHECK_EQ(__atomic_load_n(&r2_eng.n->replayed_bytes, __ATOMIC_RELAXED), replayed);
+    remote_end(&r);
+}
+
+/* Older word than the last, and words that do not exist, change nothing to the worse. */
+static void test_words_have_an_order(void)
+{
+    begin(true);
+    CHECK_EQ(remote_word(ep[1], 0, R2_NIC_USABLE, 1000, 9), 0);
+    CHECK_EQ(remote_word(ep[1], 0, R2_NIC_DRAINED, 1000, 8), 0);
+    CHECK_EQ(health_of(0), R2_HEALTH_HEALTHY);
+    CHECK_EQ(remote_state(&r, 0), R2_PATH_UP);
+    remote_end(&r);
+}
+
+/* FAILED: not used, but probed; DOWN: not even tried while another path is up. */
+static void test_failed_is_probed(void)
+{
+    struct r2_ep *next;
+
+    begin(true);
+    post(MSG);
+    CHECK_EQ(remote_word(ep[1], 0, R2_NIC_FAILED, 1000, 3), 0);
+    CHECK(remote_wait_flag(&ep[0]->is_shut));
+    next = fake_find(r.id, 0, 0, ep[0]->params.gen);
+    CHECK(next);
+    CHECK_EQ(remote_word(ep[1], 0, R2_NIC_DOWN, 1000, 4), 0);
+    CHECK(remote_wait_flag(&next->is_shut));
+    fake_sleep_ms(1300);
+    CHECK_EQ(remote_state(&r, 0), R2_PATH_WAIT);
+    remote_end(&r);
+}
+
+/* The weight that the peer gives its NIC counts as one of ours. */
+static void test_weight_of_the_peer(void)
+{
+    struct r2_bulk b;
+
+    begin(true);
+    post(MSG);
+    CHECK_EQ(remote_cts(ep[1], &r, 0, MSG), 0);
+    CHECK_EQ(remote_word(ep[1], 0, R2_NIC_USABLE, 0, 3), 0);
+    CHECK(!fake_next(ep[0], &b));
+    CHECK(fake_next(ep[1], &b));
+    fake_fail(ep[1], ECONNRESET, false);
+    CHECK(fake_next(ep[0], &b)); /* a warm spare */
+    remote_end(&r);
+}
+
+/* Three failures in a row: left alone; then tried again, or at once when nothing else is left, or
+ * when the peer's operator says so. */
+static void damped(void)
+{
+    struct r2_ep *e;
+
+    begin(true);
+    post(MSG);
+    e = ep[0];
+    for (int i = 0; i < 3; i++) {
+        if (i)
+            e = remote_path(&r, 0, e->params.gen);
+        CHECK(e);
+        fake_fail(e, ECONNRESET, false);
+    }
+    CHECK_EQ(health_of(0), R2_HEALTH_DAMPED);
+    fake_sleep_ms(300);
+    CHECK_EQ(remote_state(&r, 0), R2_PATH_WAIT);
+    CHECK_EQ(health_of(0), R2_HEALTH_DAMPED);
+}
+
+static void test_damped_until_it_fades(void)
+{
+    uint64_t t0;
+
+    damped();
+    t0 = r2_now_ns();
+    CHECK(wait_health(0, R2_HEALTH_PROBING, 5000));
+    CHECK_GT(r2_now_ns() - t0, 500 * R2_NS_PER_MS);
+    remote_end(&r);
+}
+
+static void test_the_last_is_not_damped(void)
+{
+    damped();
+    fake_fail(ep[1], ECONNRESET, false);
+    CHECK(wait_health(0, R2_HEALTH_PROBING, 300));
+    remote_end(&r);
+}
+
+static void test_forgiven(void)
+{
+    struct r2_msg_nic m = {.nic = 0, .word = R2_NIC_USABLE, .less = R2_NIC_FORGIVEN, .epoch = 9};
+
+    damped();
+    CHECK_EQ(fake_ctrl(ep[1], R2_F_NIC, &m, sizeof(m)), 0);
+    CHECK_EQ(health_of(0), R2_HEALTH_PROBING);
+    CHECK(penalty_of(0) == 0);
+    remote_end(&r);
+}
+
+/* The accepting side: test chunks are taken, answered once all are there, and written nowhere. */
+static void test_answers_tests(void)
+{
+    struct r2_msg_test m = {.bytes = 128 * KB};
+    struct r2_bulk b = {.conn = R2_CONN_TEST, .len = 64 * KB, .total = 64 * KB};
+    struct r2_ep *back;
+
+    begin(false);
+    post(MSG);
+    fake_fail(ep[0], ECONNRESET, false);
+    CHECK_EQ(health_of(0), R2_HEALTH_FAILED);
+    back = again(0, ep[0]->params.gen);
+    CHECK_EQ(health_of(0), R2_HEALTH_PROBING);
+    m.gen = back->params.gen;
+    CHECK_EQ(fake_claim(back, &b), 0); /* ahead of the word about it: other lanes, other order */
+    CHECK(b.data < data || b.data >= data + sizeof(data));
+    memset(b.data, 1, b.len);
+    CHECK(fake_done(back, &b));
+    CHECK_EQ(fake_ctrl(back, R2_F_TEST, &m, sizeof(m)), 0);
+    CHECK_EQ(remote_hear_ms(back, R2_F_TEST_ACK, NULL, 0, 50), -1);
+    CHECK_EQ(health_of(0), R2_HEALTH_PROBING);
+    CHECK_EQ(fake_claim(back, &b), 0);
+    CHECK(fake_dropped(back, &b, false)); /* half a chunk does not count */
+    CHECK_EQ(remote_hear_ms(back, R2_F_TEST_ACK, NULL, 0, 50), -1);
+    CHECK_EQ(fake_claim(back, &b), 0);
+    CHECK(fake_done(back, &b));
+    CHECK_GE(remote_hear(back, R2_F_TEST_ACK, &m, sizeof(m)), 0);
+    CHECK_EQ(m.bytes, 128 * KB);
+    CHECK_EQ(health_of(0), R2_HEALTH_RAMPING);
+    b.len = 65 * KB;
+    CHECK_EQ(fake_claim(back, &b), -EPROTO);
+    m.bytes = UINT32_MAX;
+    CHECK_EQ(fake_ctrl(back, R2_F_TEST, &m, sizeof(m)), -EPROTO);
+    remote_end(&r);
+}
+
+static enum r2_seg_nic_state nic_row(int nic)
+{
+    const struct r2_seg_nic *row = &r2_control_segment(r2_eng.ctl)->nics[nic];
+
+    return (enum r2_seg_nic_state)__atomic_load_n(&row->state, __ATOMIC_RELAXED);
+}
+
+static bool wait_nic(int nic, enum r2_seg_nic_state want)
+{
+    for (int i = 0; i < 5000 && nic_row(nic) != want; i++)
+        fake_sleep_ms(1);
+    return nic_row(nic) == want;
+}
+
+/* No path of a NIC answers while the peer does on another: suspect, probing, and back. */
+static void test_nic_none_answers(void)
+{
+    begin(true);
+    post(MSG);
+    CHECK(wait_nic(0, R2_SEG_NIC_HEALTHY));
+    fake_fail(ep[0], ECONNRESET, false);
+    CHECK(wait_nic(0, R2_SEG_NIC_PROBING));
+    CHECK_EQ(nic_row(1), R2_SEG_NIC_HEALTHY);
+    CHECK(remote_path(&r, 0, ep[0]->params.gen));
+    CHECK(wait_nic(0, R2_SEG_NIC_RAMPING));
+    CHECK(wait_nic(0, R2_SEG_NIC_HEALTHY));
+    remote_end(&r);
+}
+
+/* All paths to the only peer fail: that says nothing about any NIC. */
+static void test_nobody_is_blamed(void)
+{
+    begin(true);
+    post(MSG);
+    fake_fail(ep[0], ECONNRESET, false);
+    fake_fail(ep[1], ECONNRESET, false);
+    fake_sleep_ms(700);
+    CHECK(nic_row(0) == R2_SEG_NIC_HEALTHY || nic_row(0) == R2_SEG_NIC_SUSPECT);
+    CHECK(nic_row(1) == R2_SEG_NIC_HEALTHY || nic_row(1) == R2_SEG_NIC_SUSPECT);
+    remote_end(&r);
+    CHECK(wait_nic(0, R2_SEG_NIC_HEALTHY) && wait_nic(1, R2_SEG_NIC_HEALTHY));
+}
+
+/* A verdict: failed for everybody, told to the peer, probed at once and taken back. */
+static void test_verdict(void)
+{
+    struct r2_msg_nic m;
+
+    begin(true);
+    post(MSG);
+    remote_forget(ep[1]);
+    r2_nicstate_verdict(0, R2_VERDICT_LOCAL, "test says so");
+    CHECK_GE(remote_hear(ep[1], R2_F_NIC, &m, sizeof(m)), 0);
+    CHECK(m.nic == 0 && m.word == R2_NIC_FAILED);
+    CHECK(remote_wait_flag(&ep[0]->is_shut));
+    CHECK(wait_nic(0, R2_SEG_NIC_PROBING));
+    CHECK(remote_path(&r, 0, ep[0]->params.gen));
+    CHECK(wait_nic(0, R2_SEG_NIC_HEALTHY));
+    remote_end(&r);
+    r2_nicstate_forgive(0, false);
+}
+
+static const struct check_test tests[] = {
+    {"proven_before_data", test_proven_before_data},
+    {"unproven_is_given_up", test_unproven_is_given_up},
+    {"ramp_in_the_engine", test_ramp_in_the_engine},
+    {"trouble_in_the_ramp", test_trouble_in_the_ramp},
+    {"suspect_and_answer", test_suspect_and_answer},
+    {"drained_by_the_peer", test_drained_by_the_peer},
+    {"words_have_an_order", test_words_have_an_order},
+    {"failed_is_probed", test_failed_is_probed},
+    {"weight_of_the_peer", test_weight_of_the_peer},
+    {"damped_until_it_fades", test_damped_until_it_fades},
+    {"the_last_is_not_damped", test_the_last_is_not_damped},
+    {"forgiven", test_forgiven},
+    {"answers_tests", test_answers_tests},
+    {"nic_none_answers", test_nic_none_answers},
+    {"nobody_is_blamed", test_nobody_is_blamed},
+    {"verdict", test_verdict},
+    {0},
+};
+
+int main(int argc, char **argv)
+{
+    static const char *const env[] = {"R2CCL_HEARTBEAT",
+                                      "50",
+                                      "R2CCL_HEARTBEAT_IDLE",
+                                      "50",
+                                      "R2CCL_HEARTBEAT_MISSES",
+                                      "50",
+                                      "R2CCL_RAMP",
+                                      "600ms",
+                                      "R2CCL_DAMP_SUPPRESS",
+                                      "2100",
+                                      "R2CCL_DAMP_HALF_LIFE",
+                                      "1s",
+                                      "R2CCL_LOCATE",
+                                      "0",
+                                      "R2CCL_GREY",
+                                      "0",
+                                      NULL};
+
+    remote_engine(2, env);
+    return check_main(argc, argv, tests);
+}
