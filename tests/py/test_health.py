@@ -10,6 +10,7 @@ import subprocess
 import time
 from pathlib import Path
 
+import health_table
 import pytest
 from conftest import Build
 from failover_bed import Side, loopback, running_pair, until
@@ -332,3 +333,11 @@ def test_rules() -> None:
     ]:
         with pytest.raises(R2UsageError, match=says):
             parse_rules([text], "file")
+
+
+def test_table_in_the_document() -> None:
+    """docs/health.md has the state machine's table as the code has it."""
+    text = (health_table.ROOT / "docs" / "health.md").read_text()
+    inside = text.split("<!-- health tables -->")[1].split("<!-- end of health tables -->")[0]
+    hint = "run tests/py/health_table.py and put what it prints into docs/health.md"
+    assert inside.strip() == health_table.tables(), hint
