@@ -270,7 +270,7 @@ $(B)/tests/shim/cost: $(B)/obj/tests/shim/cost.o $(noop)
 $(B)/tests/shim/host: $(B)/obj/tests/shim/host.o
 	@mkdir -p $(@D)
 	@$(CC) $(san_flags) $(CFLAGS) $(LDFLAGS) -o $@ $^ $(libs)
-$(B)/tests/unit/test_shim: | $(noop) $(noop_old)
+$(B)/tests/unit/test_shim $(B)/tests/unit/test_shim_plan: | $(noop) $(noop_old)
 
 # $(1): folder of the source, $(2): folder of the program
 define program

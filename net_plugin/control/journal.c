@@ -39,6 +39,7 @@ static const char *const names[] = {
     [R2_EV_OPERATOR] = "operator",
     [R2_EV_WARNING] = "warning",
     [R2_EV_ERROR] = "error",
+    [R2_EV_PLAN] = "plan",
 };
 
 const char *r2_control_event_name(enum r2_seg_event event)

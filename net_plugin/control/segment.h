@@ -388,7 +388,8 @@ enum r2_seg_event {
     R2_EV_VERDICT,
     R2_EV_OPERATOR,
     R2_EV_WARNING,
-    R2_EV_ERROR
+    R2_EV_ERROR,
+    R2_EV_PLAN
 };
 
 /* `stamp` is 2 x number + 1 while event `number` (0, 1, ...) is being written into its slot

@@ -5,6 +5,7 @@
 
 #include "api/call.h"
 #include "comms/comms.h"
+#include "comms/follow.h"
 #include "util/log.h"
 
 /* FNV-1a: the same on all ranks, which is all that is asked of it. */
@@ -44,14 +45,14 @@ static void read_config(struct r2_comm_birth *birth, const struct r2_nccl_config
 static void born(const struct r2_call *call, r2_nccl_comm *out, struct r2_comm_birth *birth,
                  int result)
 {
-    if (!call->active || !out || (result != R2_NCCL_OK && result != R2_NCCL_IN_PROGRESS))
+    if (!call->active || (result != R2_NCCL_OK && result != R2_NCCL_IN_PROGRESS))
         return;
     birth->real = call->real;
     birth->nonblocking = result == R2_NCCL_IN_PROGRESS;
     if (r2_comms_in_group())
         r2_comms_group_birth(out, birth);
-    else if (*out)
-        r2_comms_add(*out, birth);
+    else
+        r2_comms_add(out ? *out : NULL, birth);
 }
 
 R2_EXPORT int ncclGetUniqueId(struct r2_nccl_id *id);
@@ -64,6 +65,8 @@ int ncclGetUniqueId(struct r2_nccl_id *id)
     if (!fn)
         return call.error;
     result = fn(id);
+    if (call.active && result == R2_NCCL_OK && id && r2_follow_wanted())
+        r2_follow_sign(id);
     r2_call_leave(&call);
     return result;
 }
@@ -71,8 +74,11 @@ int ncclGetUniqueId(struct r2_nccl_id *id)
 R2_EXPORT int ncclCommInitRank(r2_nccl_comm *out, int nranks, struct r2_nccl_id id, int rank);
 int ncclCommInitRank(r2_nccl_comm *out, int nranks, struct r2_nccl_id id, int rank)
 {
-    struct r2_comm_birth birth = {
-        .id = mix(START, &id, sizeof(id)), .rank = rank, .nranks = nranks};
+    struct r2_comm_birth birth = {.id = mix(START, &id, sizeof(id)),
+                                  .rank = rank,
+                                  .nranks = nranks,
+                                  .has_id = true,
+                                  .nccl_id = id};
     struct r2_call call;
     int (*fn)(r2_nccl_comm *, int, struct r2_nccl_id, int) =
         r2_call_enter(&call, R2_API_ncclCommInitRank, NULL, R2_CALLER);
@@ -91,8 +97,11 @@ R2_EXPORT int ncclCommInitRankConfig(r2_nccl_comm *out, int nranks, struct r2_nc
 int ncclCommInitRankConfig(r2_nccl_comm *out, int nranks, struct r2_nccl_id id, int rank,
                            struct r2_nccl_config *config)
 {
-    struct r2_comm_birth birth = {
-        .id = mix(START, &id, sizeof(id)), .rank = rank, .nranks = nranks};
+    struct r2_comm_birth birth = {.id = mix(START, &id, sizeof(id)),
+                                  .rank = rank,
+                                  .nranks = nranks,
+                                  .has_id = true,
+                                  .nccl_id = id};
     struct r2_call call;
     int (*fn)(r2_nccl_comm *, int, struct r2_nccl_id, int, struct r2_nccl_config *) =
         r2_call_enter(&call, R2_API_ncclCommInitRankConfig, NULL, R2_CALLER);
@@ -165,6 +174,8 @@ static void derive(const struct r2_call *call, struct r2_comm_birth *birth, cons
     uint64_t parts[2] = {0};
 
     birth->rank = -1;
+    birth->from = call->comm;
+    birth->salt = mix(START, salt, len);
     if (call->comm) {
         parts[0] = birth->parent = r2_comms_id(call->comm);
         parts[1] = r2_comms_next_child(call->comm);
@@ -190,8 +201,7 @@ int ncclCommSplit(r2_nccl_comm comm, int color, int key, r2_nccl_comm *out,
         derive(&call, &birth, &color, sizeof(color));
     }
     result = fn(comm, color, key, out, config);
-    if (color != R2_NCCL_NOCOLOR)
-        born(&call, out, &birth, result);
+    born(&call, color == R2_NCCL_NOCOLOR ? NULL : out, &birth, result);
     r2_call_leave(&call);
     return result;
 }
@@ -273,7 +283,7 @@ static int end(enum r2_api id, r2_nccl_comm comm, const void *caller)
     if (!fn)
         return call.error;
     if (call.active && call.comm)
-        r2_comms_remove(comm);
+        r2_comms_remove(comm, id == R2_API_ncclCommAbort);
     result = fn(comm);
     r2_call_leave(&call);
     return result;

@@ -7,6 +7,7 @@
 #include <time.h>
 
 #include "api/call.h"
+#include "comms/follow.h"
 #include "comms/inside.h"
 #include "util/clock.h"
 #include "util/hash.h"
@@ -38,14 +39,11 @@ struct r2_comm *r2_comms_hold(r2_nccl_comm handle)
 void r2_comms_drop(struct r2_comm *comm)
 {
     /* Release: what this holder did comes before the free. Acquire: the one that frees sees it. */
-    if (atomic_fetch_sub_explicit(&comm->holders, 1, memory_order_acq_rel) == 1)
-        free(comm);
-}
-
-static void take_out(struct r2_comm *comm)
-{
-    r2_comm_row_detach(comm);
-    r2_comms_drop(comm);
+    if (atomic_fetch_sub_explicit(&comm->holders, 1, memory_order_acq_rel) != 1)
+        return;
+    if (comm->follow)
+        r2_follow_free(comm->follow);
+    free(comm);
 }
 
 /* Rank, size and device as NCCL says, where the call that made it did not. */
@@ -67,14 +65,27 @@ static void ask(struct r2_comm *comm, int rank, int nranks)
     r2_comm_row_ranks(comm, rank, nranks, device);
 }
 
-void r2_comms_add(r2_nccl_comm handle, const struct r2_comm_birth *birth)
+/* Its agreement with the other ranks. Every rank that took part in a split counts it. */
+static void follow(struct r2_comm *comm, const struct r2_comm_birth *birth)
 {
-    struct r2_comm *comm = calloc(1, sizeof(*comm)), *old;
-    int rc;
+    struct r2_follow *parent = birth->from ? birth->from->follow : NULL;
+    int rank = comm ? comm->unseen.rank : -1, nranks = comm ? (int)comm->unseen.ranks : 0;
+
+    if (parent && (!comm || birth->nonblocking))
+        r2_follow_skip(parent, birth->salt);
+    else if (parent)
+        comm->follow = r2_follow_child(comm, parent, birth->salt, rank, nranks);
+    else if (comm && birth->has_id && !birth->nonblocking && r2_follow_wanted())
+        comm->follow = r2_follow_new(comm, &birth->nccl_id, rank, nranks);
+}
+
+static struct r2_comm *make(r2_nccl_comm handle, const struct r2_comm_birth *birth)
+{
+    struct r2_comm *comm = calloc(1, sizeof(*comm));
 
     if (!comm) {
         R2_WARN_ONCE("no memory to follow a communicator: it runs without plan changes");
-        return;
+        return NULL;
     }
     comm->handle = handle;
     comm->real = birth->real;
@@ -93,31 +104,48 @@ void r2_comms_add(r2_nccl_comm handle, const struct r2_comm_birth *birth)
     r2_comms_state(comm, birth->nonblocking ? R2_SEG_COMM_INIT : R2_SEG_COMM_READY, NULL);
     if (!birth->nonblocking)
         ask(comm, birth->rank, birth->nranks);
+    return comm;
+}
+
+void r2_comms_add(r2_nccl_comm handle, const struct r2_comm_birth *birth)
+{
+    struct r2_comm *comm = handle ? make(handle, birth) : NULL, *old;
+    int rc;
+
+    follow(comm, birth);
+    if (!comm)
+        return;
     pthread_mutex_lock(&lock);
     if (!table.slots)
         r2_hash_init(&table);
     /* A handle that was freed behind our back (an NCCL function that we do not know). */
     old = r2_hash_del(&table, key_of(handle));
     if (old)
-        take_out(old);
+        r2_comm_row_detach(old);
     rc = r2_hash_put(&table, key_of(handle), comm);
     if (rc == 0)
         r2_comm_row_attach(comm, r2_now_ns());
     pthread_mutex_unlock(&lock);
+    if (old)
+        r2_comms_drop(old);
     if (rc)
         r2_comms_drop(comm);
     r2_comms_drop(comm);
 }
 
-void r2_comms_remove(r2_nccl_comm handle)
+void r2_comms_remove(r2_nccl_comm handle, bool aborted)
 {
     struct r2_comm *comm;
 
     pthread_mutex_lock(&lock);
     comm = table.slots ? r2_hash_del(&table, key_of(handle)) : NULL;
     if (comm)
-        take_out(comm);
+        r2_comm_row_detach(comm);
     pthread_mutex_unlock(&lock);
+    if (comm && comm->follow && aborted)
+        r2_follow_abort(comm->follow);
+    if (comm)
+        r2_comms_drop(comm);
 }
 
 struct r2_real *r2_comms_real(const struct r2_comm *comm)
@@ -175,6 +203,8 @@ void r2_comms_begin(struct r2_comm *comm, enum r2_seg_collective kind, size_t co
 {
     struct r2_seg_comm *row = r2_comm_row(comm);
 
+    if (comm->follow && kind < R2_SEG_COLL_SEND)
+        r2_follow_before(comm->follow, kind, count * r2_nccl_type_size(type));
     set_u64(&row->op_mono_ns, r2_now_ns());
     set_u64(&row->op_bytes, count * r2_nccl_type_size(type));
     __atomic_store_n(&row->op, (uint32_t)kind, __ATOMIC_RELAXED);
@@ -196,6 +226,8 @@ void r2_comms_end(struct r2_comm *comm, int result, bool collective)
         set_u64(&row->operations, next);
         if (r2_comms_in_group())
             r2_comms_group_count(comm);
+        else if (comm->follow)
+            r2_follow_after(comm->follow, 1);
     } else if (taken) {
         __atomic_fetch_add(&row->p2p, 1, __ATOMIC_RELAXED);
     }

@@ -31,12 +31,19 @@ struct r2_comm_birth {
     int rank, nranks; /* -1, 0: to be asked of NCCL */
     bool nonblocking; /* may still be in the making */
     char name[40];
+    /* For plans: the id that it was made from, or the parent (held by the birth) and what tells it
+     * from its siblings. */
+    bool has_id;
+    struct r2_nccl_id nccl_id;
+    struct r2_comm *from;
+    uint64_t salt;
 };
 
-/* Adds a communicator that a call has given to the application. */
+/* Adds a communicator that a call has given to the application; NULL: a split that gave it none. */
 void r2_comms_add(r2_nccl_comm handle, const struct r2_comm_birth *birth);
-/* Takes it out, before NCCL frees it: the address may come back at once. */
-void r2_comms_remove(r2_nccl_comm handle);
+/* Takes it out, before NCCL frees it: the address may come back at once. aborted: nobody may wait
+ * for its peers any more. */
+void r2_comms_remove(r2_nccl_comm handle, bool aborted);
 
 /* The entry of a handle, held until r2_comms_drop; NULL: not one of ours. */
 struct r2_comm *r2_comms_hold(r2_nccl_comm handle);
@@ -62,7 +69,8 @@ void r2_comms_group_start(void);
 /* Depth after this end; below 1 the group is over. */
 int r2_comms_group_end(void);
 bool r2_comms_in_group(void);
-/* In a group: the communicator that a call will have put to *out when the group is over. */
+/* In a group: the communicator that a call will have put to *out when the group is over (NULL: a
+ * split that gives none). */
 void r2_comms_group_birth(r2_nccl_comm *out, const struct r2_comm_birth *birth);
 /* The outermost end is through NCCL. simulated: nothing of it was really done. */
 void r2_comms_group_over(int result, bool simulated);

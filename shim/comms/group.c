@@ -2,6 +2,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "comms/follow.h"
 #include "comms/inside.h"
 #include "util/log.h"
 
@@ -40,12 +41,16 @@ bool r2_comms_in_group(void)
 
 void r2_comms_group_birth(r2_nccl_comm *out, const struct r2_comm_birth *is)
 {
-    struct birth *birth = malloc(sizeof(*birth));
+    struct birth *birth = malloc(sizeof(*birth)), **end = &group.births;
 
     if (!birth)
         return; /* it runs, unfollowed */
-    *birth = (struct birth){group.births, out, *is};
-    group.births = birth;
+    *birth = (struct birth){NULL, out, *is};
+    if (is->from)
+        atomic_fetch_add_explicit(&is->from->holders, 1, memory_order_relaxed);
+    while (*end) /* in order: all ranks must derive children alike */
+        end = &(*end)->next;
+    *end = birth;
 }
 
 void r2_comms_group_count(struct r2_comm *comm)
@@ -74,8 +79,10 @@ void r2_comms_group_over(int result, bool simulated)
 
         group.births = birth->next;
         birth->is.nonblocking |= result == R2_NCCL_IN_PROGRESS;
-        if (made && *birth->out)
-            r2_comms_add(*birth->out, &birth->is);
+        if (made)
+            r2_comms_add(birth->out ? *birth->out : NULL, &birth->is);
+        if (birth->is.from)
+            r2_comms_drop(birth->is.from);
         free(birth);
     }
     while (group.counts) {
@@ -84,6 +91,8 @@ void r2_comms_group_over(int result, bool simulated)
         group.counts = at->next;
         if (simulated)
             r2_comms_uncount(at->comm, at->n);
+        else if (at->comm->follow)
+            r2_follow_after(at->comm->follow, at->n);
         r2_comms_drop(at->comm);
         free(at);
     }

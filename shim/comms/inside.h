@@ -13,7 +13,8 @@ struct r2_comm {
     atomic_int holders; /* the table is one */
     atomic_uint_fast64_t index;
     atomic_uint_fast64_t children;
-    atomic_int state; /* enum r2_seg_comm_state */
+    atomic_int state;         /* enum r2_seg_comm_state */
+    struct r2_follow *follow; /* plans; NULL: none. Set before it is in the table */
     /* Where readers see it: in the control segment, else in `unseen`. */
     _Atomic(struct r2_seg_comm *) row;
     atomic_int row_number; /* -1: unseen */
@@ -39,6 +40,12 @@ void r2_comm_row_detach(struct r2_comm *comm);
 void r2_comm_row_state(struct r2_comm *comm, enum r2_seg_comm_state state, const char *cause);
 void r2_comm_row_ranks(struct r2_comm *comm, int rank, int nranks, int device);
 void r2_comm_row_name(struct r2_comm *comm, const char *name);
+/* nodes, local: how many nodes its ranks are on, and how many ranks on this one. */
+void r2_comm_row_nodes(struct r2_comm *comm, int nodes, int local);
+/* plan NULL: as it was. */
+void r2_comm_row_plan(struct r2_comm *comm, const char *plan, const char *cause);
+/* The process's control segment once a row has found it, else NULL. */
+struct r2_segment *r2_comm_segment(void);
 /* Whether there is no use in trying (R2CCL_SHM=0, or it was tried too often). */
 bool r2_comm_row_hopeless(void);
 /* In the child after fork: the parent's segment is out of reach. */

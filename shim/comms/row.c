@@ -105,7 +105,6 @@ static void copy_row(struct r2_seg_comm *to, struct r2_seg_comm *from)
     size_t texts = offsetof(struct r2_seg_comm, operations);
     size_t rank = offsetof(struct r2_seg_comm, rank), id = offsetof(struct r2_seg_comm, id);
 
-    r2_row_begin(&from->seq);
     r2_row_begin(&to->seq);
     r2_row_u32(&to->state, from->state);
     for (size_t at = rank; at < id; at += 4)
@@ -120,7 +119,6 @@ static void copy_row(struct r2_seg_comm *to, struct r2_seg_comm *from)
     r2_row_u32(&to->calling, __atomic_load_n(&from->calling, __ATOMIC_RELAXED));
     r2_row_u32(&to->used, 1);
     r2_row_end(&to->seq);
-    r2_row_end(&from->seq);
 }
 
 void r2_comm_row_attach(struct r2_comm *comm, uint64_t now_ns)
@@ -140,8 +138,11 @@ void r2_comm_row_attach(struct r2_comm *comm, uint64_t now_ns)
         __atomic_fetch_add(&seg->counters.rows_refused, 1, __ATOMIC_RELAXED);
     if (number < 0)
         return;
+    /* A writer that waited meanwhile finds another row when it is through, and writes again. */
+    r2_row_begin(&comm->unseen.seq);
     copy_row(&seg->comms[number], &comm->unseen);
     atomic_store_explicit(&comm->row, &seg->comms[number], memory_order_release);
+    r2_row_end(&comm->unseen.seq);
     atomic_store(&comm->row_number, number);
 }
 
@@ -191,6 +192,38 @@ void r2_comm_row_name(struct r2_comm *comm, const char *name)
     r2_row_begin(&row->seq);
     r2_row_text(row->name, sizeof(row->name), name);
     r2_row_end(&row->seq);
+}
+
+void r2_comm_row_nodes(struct r2_comm *comm, int nodes, int local)
+{
+    struct r2_seg_comm *row;
+
+    do {
+        row = r2_comm_row(comm);
+        r2_row_begin(&row->seq);
+        r2_row_u32(&row->nodes, (uint32_t)nodes);
+        r2_row_u32(&row->local_ranks, (uint32_t)local);
+        r2_row_end(&row->seq);
+    } while (row != r2_comm_row(comm));
+}
+
+void r2_comm_row_plan(struct r2_comm *comm, const char *plan, const char *cause)
+{
+    struct r2_seg_comm *row;
+
+    do {
+        row = r2_comm_row(comm);
+        r2_row_begin(&row->seq);
+        if (plan)
+            r2_row_text(row->plan, sizeof(row->plan), plan);
+        r2_row_text(row->cause, sizeof(row->cause), cause);
+        r2_row_end(&row->seq);
+    } while (row != r2_comm_row(comm));
+}
+
+struct r2_segment *r2_comm_segment(void)
+{
+    return atomic_load(&segment);
 }
 
 void r2_comm_row_child(void)

@@ -1,0 +1,143 @@
+#define _GNU_SOURCE
+#include "comms/watch.h"
+
+#include <pthread.h>
+#include <signal.h>
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <string.h>
+#include <time.h>
+
+#include "api/call.h"
+#include "comms/inside.h"
+#include "control/impl.h"
+#include "util/clock.h"
+#include "util/log.h"
+
+#define LOOK_MS 250
+
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* guards the list and `running` */
+static struct r2_watch_entry *entries;
+static bool running;
+/* Its own lock: callbacks wake us while we hold the other one and wait for them. */
+static pthread_mutex_t sleep_lock = PTHREAD_MUTEX_INITIALIZER;
+static pthread_cond_t wake = PTHREAD_COND_INITIALIZER;
+static bool woken;
+
+static bool carries(uint32_t state)
+{
+    return state != R2_SEG_NIC_FAILED && state != R2_SEG_NIC_PROBING &&
+           state != R2_SEG_NIC_DRAINED && state != R2_SEG_NIC_DAMPED;
+}
+
+/* The speeds of all NICs that are no mere spares, and of those that work. */
+static void add_up(uint64_t *capacity, uint32_t *share)
+{
+    const struct r2_segment *seg = r2_comm_segment();
+    uint64_t all = 0, left = 0;
+
+    for (int i = 0; seg && i < R2_SEG_MAX_NICS; i++) {
+        const struct r2_seg_nic *nic = &seg->nics[i];
+        uint64_t speed = __atomic_load_n(&nic->speed_mbps, __ATOMIC_RELAXED);
+
+        if (!__atomic_load_n(&nic->used, __ATOMIC_ACQUIRE))
+            continue;
+        all += speed;
+        left += carries(__atomic_load_n(&nic->state, __ATOMIC_RELAXED)) ? speed : 0;
+    }
+    *capacity = all * 125000;
+    *share = all ? (uint32_t)(left * 65536 / all) : 65536;
+}
+
+static void wait_a_moment(void)
+{
+    struct timespec until;
+
+    clock_gettime(CLOCK_REALTIME, &until);
+    until.tv_nsec += LOOK_MS * 1000000L;
+    if (until.tv_nsec >= 1000000000L) {
+        until.tv_nsec -= 1000000000L;
+        until.tv_sec++;
+    }
+    pthread_mutex_lock(&sleep_lock);
+    if (!woken)
+        pthread_cond_timedwait(&wake, &sleep_lock, &until);
+    woken = false;
+    pthread_mutex_unlock(&sleep_lock);
+}
+
+static void *watch(void *arg)
+{
+    (void)arg;
+    pthread_setname_np(pthread_self(), "r2ccl-plan");
+    for (;;) {
+        uint64_t capacity;
+        uint32_t share;
+
+        wait_a_moment();
+        add_up(&capacity, &share);
+        pthread_mutex_lock(&lock);
+        for (struct r2_watch_entry *at = entries; at; at = at->next)
+            at->look(at, capacity, share, r2_now_ns());
+        pthread_mutex_unlock(&lock);
+    }
+    return NULL;
+}
+
+/* Signals are the application's. */
+static void start(void)
+{
+    pthread_attr_t attr;
+    pthread_t thread;
+    sigset_t all, old;
+    int rc;
+
+    sigfillset(&all);
+    pthread_attr_init(&attr);
+    pthread_attr_setdetachstate(&attr, PTHREAD_CREATE_DETACHED);
+    pthread_sigmask(SIG_SETMASK, &all, &old);
+    rc = pthread_create(&thread, &attr, watch, NULL);
+    pthread_sigmask(SIG_SETMASK, &old, NULL);
+    pthread_attr_destroy(&attr);
+    running = rc == 0;
+    if (rc)
+        R2_WARN_ONCE("no thread for plans (%s): there are none", strerror(rc));
+}
+
+void r2_watch_add(struct r2_watch_entry *entry)
+{
+    pthread_mutex_lock(&lock);
+    entry->next = entries;
+    entries = entry;
+    if (!running)
+        start();
+    pthread_mutex_unlock(&lock);
+}
+
+void r2_watch_remove(struct r2_watch_entry *entry)
+{
+    pthread_mutex_lock(&lock);
+    for (struct r2_watch_entry **at = &entries; *at; at = &(*at)->next) {
+        if (*at == entry) {
+            *at = entry->next;
+            break;
+        }
+    }
+    pthread_mutex_unlock(&lock);
+}
+
+void r2_watch_wake(void)
+{
+    pthread_mutex_lock(&sleep_lock);
+    woken = true;
+    pthread_cond_signal(&wake);
+    pthread_mutex_unlock(&sleep_lock);
+}
+
+void r2_watch_journal(const char *text)
+{
+    struct r2_control ctl = {.seg = r2_comm_segment(), .fd = -1};
+
+    if (ctl.seg)
+        r2_control_journal(&ctl, &(struct r2_control_event){.event = R2_EV_PLAN, .cause = text});
+}

@@ -1,0 +1,147 @@
+/* Communicators whose ranks meet (R2CCL_PLAN=shadow), over the no-op NCCL: all ranks are threads of
+ * this process. Rung 3: real sockets on loopback. It cannot prove anything between hosts. */
+#define _GNU_SOURCE
+#include <pthread.h>
+
+#include "api/call.h"
+#include "check.h"
+#include "comms/inside.h"
+
+#define R2_OWN(name, since, ret, params) ret name params;
+#define R2_COLL(name, since, kind, params, args) int name params;
+#include "api/nccl.def"
+
+#define RANKS 3
+#define BIG (1 << 20) /* floats: an operation that plans are for */
+
+struct rank {
+    pthread_t thread;
+    struct r2_nccl_id id;
+    int rank, abort;
+    uint32_t nodes, local, child_nodes, child_local;
+    uint64_t index;
+};
+
+static struct r2_seg_comm row_of(r2_nccl_comm handle)
+{
+    struct r2_comm *comm = r2_comms_hold(handle);
+    struct r2_seg_comm copy = {0}, *row;
+
+    CHECK(comm != NULL);
+    row = r2_comm_row(comm);
+    copy.nodes = __atomic_load_n(&row->nodes, __ATOMIC_ACQUIRE);
+    copy.local_ranks = __atomic_load_n(&row->local_ranks, __ATOMIC_ACQUIRE);
+    copy.operations = r2_comms_index(comm);
+    r2_comms_drop(comm);
+    return copy;
+}
+
+/* Until the ranks have met, at most 20 s. */
+static struct r2_seg_comm meet(r2_nccl_comm comm)
+{
+    for (int i = 0; i < 20000 && !row_of(comm).local_ranks; i++) {
+        CHECK_EQ(ncclAllReduce(NULL, NULL, BIG, 7, 0, comm, NULL), 0);
+        usleep(1000);
+    }
+    return row_of(comm);
+}
+
+static void *run_rank(void *arg)
+{
+    struct rank *me = arg;
+    struct r2_seg_comm row;
+    r2_nccl_comm comm, child, none;
+
+    CHECK_EQ(ncclCommInitRank(&comm, RANKS, me->id, me->rank), 0);
+    /* A split that rank 0 gets nothing from, in a group with one that all are in. */
+    CHECK_EQ(ncclGroupStart(), 0);
+    CHECK_EQ(ncclCommSplit(comm, me->rank ? 5 : -1, 0, &none, NULL), 0);
+    CHECK_EQ(ncclCommSplit(comm, 1, 0, &child, NULL), 0);
+    CHECK_EQ(ncclGroupEnd(), 0);
+    row = meet(comm);
+    me->nodes = row.nodes;
+    me->local = row.local_ranks;
+    row = meet(child);
+    me->child_nodes = row.nodes;
+    me->child_local = row.local_ranks;
+    me->index = row.operations;
+    if (none)
+        CHECK_EQ(ncclCommAbort(none), 0);
+    CHECK_EQ((me->abort ? ncclCommAbort : ncclCommDestroy)(child), 0);
+    CHECK_EQ(ncclCommDestroy(comm), 0);
+    return NULL;
+}
+
+static void run_all(int abort)
+{
+    struct rank ranks[RANKS];
+    struct r2_nccl_id id;
+    int before = r2_comms_count();
+
+    CHECK_EQ(ncclGetUniqueId(&id), 0);
+    for (int r = 0; r < RANKS; r++) {
+        ranks[r] = (struct rank){.id = id, .rank = r, .abort = abort};
+        CHECK_EQ(pthread_create(&ranks[r].thread, NULL, run_rank, &ranks[r]), 0);
+    }
+    for (int r = 0; r < RANKS; r++)
+        CHECK_EQ(pthread_join(ranks[r].thread, NULL), 0);
+    for (int r = 0; r < RANKS; r++) {
+        CHECK_EQ(ranks[r].nodes, 1);
+        CHECK_EQ(ranks[r].local, RANKS);
+        CHECK_EQ(ranks[r].child_nodes, 1);
+        CHECK_EQ(ranks[r].child_local, RANKS);
+        CHECK(ranks[r].index > 0);
+    }
+    CHECK_EQ(r2_comms_count(), before);
+}
+
+static void test_ranks_meet(void)
+{
+    run_all(0);
+}
+
+static void test_generations(void)
+{
+    for (int i = 0; i < 5; i++)
+        run_all(i % 2);
+}
+
+/* A rank that never comes: collectives and abort do not wait for it. */
+static void test_missing_rank(void)
+{
+    struct r2_nccl_id id;
+    r2_nccl_comm comm;
+
+    CHECK_EQ(ncclGetUniqueId(&id), 0);
+    CHECK_EQ(ncclCommInitRank(&comm, RANKS, id, 1), 0);
+    for (int i = 0; i < 100; i++)
+        CHECK_EQ(ncclAllReduce(NULL, NULL, BIG, 7, 0, comm, NULL), 0);
+    CHECK_EQ(row_of(comm).local_ranks, 0);
+    CHECK_EQ(row_of(comm).operations, 100);
+    CHECK_EQ(ncclCommAbort(comm), 0);
+}
+
+static const struct check_test tests[] = {
+    {"ranks_meet", test_ranks_meet},
+    {"generations", test_generations},
+    {"missing_rank", test_missing_rank},
+    {0},
+};
+
+int main(int argc, char **argv)
+{
+    char own[400], path[512];
+    ssize_t n = readlink("/proc/self/exe", own, sizeof(own) - 1);
+    char *slash;
+
+    own[n > 0 ? n : 0] = '\0';
+    slash = strrchr(own, '/');
+    if (slash)
+        *slash = '\0';
+    snprintf(path, sizeof(path), "%s/../noop/libnccl.so.2", own);
+    setenv("R2CCL_REAL_NCCL", path, 1);
+    setenv("R2CCL_SHM", "0", 1);
+    setenv("R2CCL_PLAN", "shadow", 1);
+    setenv("NCCL_SOCKET_IFNAME", "lo", 1);
+    return check_main(argc, argv, tests);
+}
