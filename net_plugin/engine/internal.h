@@ -280,7 +280,7 @@ enum r2_census { R2_CENSUS_NONE, R2_CENSUS_OK, R2_CENSUS_LOST, R2_CENSUSES };
 /* `lock` of nicstate.c guards what is not atomic; I/O thread 0 alone changes it, but for verdicts.
  */
 struct r2_nic_state {
-    atomic_bool link_up;
+    atomic_bool link_up, addr_gone;
     atomic_bool located; /* FAILED by a verdict: engine/locate says when it works again */
     atomic_uint epoch;
     struct r2_health health;

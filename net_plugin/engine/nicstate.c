@@ -9,6 +9,7 @@
 
 #include "engine/internal.h"
 #include "engine/locate/locate.h"
+#include "topology/nettables.h"
 
 #define GRACE_NS (300 * R2_NS_PER_MS) /* for other pairs of the NIC to be tried */
 #define LOOK_NS (1 * R2_NS_PER_S)
@@ -326,12 +327,32 @@ static void link_change(int nic, bool up, const char *cause)
         nic_lost(nic, R2_HEALTH_EV_LOSS, cause);
 }
 
+/* Without its address nothing of the NIC's can be sent or heard, whatever its carrier says. */
+static void addr_change(int nic, bool added, const struct sockaddr *addr)
+{
+    struct r2_nic_state *s = &r2_eng.nic_state[nic];
+
+    if (r2_eng.nics[nic].loopback ||
+        !r2_sockaddr_equal(addr, (const struct sockaddr *)&r2_eng.nics[nic].addr))
+        return;
+    atomic_store(&s->addr_gone, !added);
+    if (!added)
+        link_change(nic, false, "its address is gone");
+    else if (r2_link_query(r2_eng.nics[nic].ifindex) == R2_LINK_UP)
+        link_change(nic, true, "its address is back");
+}
+
 static void on_link(void *arg, int ifindex, enum r2_link_event event, const struct sockaddr *addr)
 {
     (void)arg;
-    (void)addr;
     for (int i = 0; i < r2_eng.n_nics; i++) {
-        if (r2_eng.nics[i].ifindex != ifindex || event == R2_ADDR_ADDED || event == R2_ADDR_REMOVED)
+        if (r2_eng.nics[i].ifindex != ifindex)
+            continue;
+        if (event == R2_ADDR_ADDED || event == R2_ADDR_REMOVED) {
+            addr_change(i, event == R2_ADDR_ADDED, addr);
+            continue;
+        }
+        if (event == R2_LINK_UP && atomic_load(&r2_eng.nic_state[i].addr_gone))
             continue;
         link_change(i, event == R2_LINK_UP, event == R2_LINK_UP ? "link up" : "link down");
     }
@@ -352,6 +373,8 @@ static void look_at_link(int nic)
     if (r2_eng.nics[nic].loopback)
         return;
     link = r2_link_query(r2_eng.nics[nic].ifindex);
+    if (atomic_load(&r2_eng.nic_state[nic].addr_gone) && link == R2_LINK_UP)
+        return;
     if (link == R2_LINK_UP || link == R2_LINK_DOWN)
         link_change(nic, link == R2_LINK_UP, link == R2_LINK_UP ? "link up" : "link down");
 }

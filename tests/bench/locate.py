@@ -240,7 +240,7 @@ def running(variant: str) -> Iterator[Bed]:
     )
     command = [str(paths.perf_path()), "-b", "256K", "--duration", "36000", "-c", "0"]
     with Lab.up(spec) as lab:
-        env = {"R2CCL_LOG": "info"}
+        env = {"R2CCL_LOG": "info", "R2CCL_DAMP_SUPPRESS": "0"}  # hundreds of faults on each NIC
         job_spec = perf_spec(command, lab, NODES, 1, NICS, False, env, 36000)
         with launch.start(job_spec, echo=False) as job:
             bed = Bed(lab, job)

@@ -1,0 +1,138 @@
+"""Links of virtual NICs flap, come back and are drained under a job: every value stays right, and
+the journal tells the order.
+
+Rung 4: real link events, r2ccl_perf on the stand-in for NCCL. It cannot prove what a physical NIC
+or switch does.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+
+import pytest
+from conftest import Build, missing
+from failover_bed import PerfJob, Side, running_perf, until
+from pyroute2 import IPRoute
+
+from r2ccl_ctl import control, drain
+from r2ccl_ctl.control import Command
+from r2ccl_ctl.lab import Lab, LabSpec, netns
+
+pytestmark = pytest.mark.lab
+
+RATE = 1_000_000_000
+
+
+@pytest.fixture(scope="module")
+def lab(lab_rights: None) -> Iterator[Lab]:
+    """2 nodes x 3 NICs on rails of their own."""
+    if not netns.has_admin():
+        missing("lab", "these tests make namespaces themselves: CAP_SYS_ADMIN is missing")
+    with Lab.up(LabSpec(name=f"h{os.getpid()}", rates=(RATE,), nics=(3,))) as made:
+        yield made
+
+
+def state(side: Side, nic: str) -> str:
+    found = control.find_nic(side.snapshot().nics, nic)
+    assert found is not None
+    return found.state
+
+
+def told(job: PerfJob, side: Side, nic: str) -> list[str]:
+    names = ("nic-down", "nic-probing", "nic-ramping", "nic-up", "nic-damped")
+    return [e.event for e in side.named(*names) if e.nic == nic]
+
+
+def test_link_back_in_order(build: Build, lab: Lab) -> None:
+    """Down, probing, ramping, up: as the journal of the NIC's node has it."""
+    env = {"R2CCL_RAMP": "300ms"}
+    with running_perf(build, lab=lab.name, per_node=1, seconds=8, env=env) as job:
+        job.moving()
+        side = job.sides[0]
+        lab.fail_link("n0", "nic1")
+        until("down", lambda: "nic-down" in told(job, side, "nic1"))
+        job.moving()
+        lab.recover_link("n0", "nic1")
+        until(f"up: {job}", lambda: "nic-up" in told(job, side, "nic1"))
+        assert told(job, side, "nic1") == ["nic-down", "nic-probing", "nic-ramping", "nic-up"]
+        job.finish()
+
+
+def test_flapping_link_is_damped(build: Build, lab: Lab) -> None:
+    """A link that goes down and up every 200 ms is left alone after a few times, on both sides,
+    while the others carry the job."""
+    with running_perf(build, lab=lab.name, per_node=1, seconds=10) as job:
+        job.moving()
+        side = job.sides[1]
+        for _ in range(12):
+            lab.fail_link("n1", "nic1")
+            time.sleep(0.1)
+            lab.recover_link("n1", "nic1")
+            time.sleep(0.1)
+        until(f"damped: {job}", lambda: state(side, "nic1") == "damped")
+        assert told(job, side, "nic1").count("nic-damped") == 1
+        ups = len([e for e in job.named("path-up") if "nic1" in (e.nic, e.remote_nic)])
+        job.moving()
+        time.sleep(1.5)
+        assert len([e for e in job.named("path-up") if "nic1" in (e.nic, e.remote_nic)]) == ups
+        found = control.find_nic(side.snapshot().nics, "nic1")
+        assert found is not None and found.reuse_mono_ns > time.monotonic_ns()
+        job.finish()
+
+
+@pytest.mark.parametrize("node", [0, 1])
+def test_drain_then_pull(build: Build, lab: Lab, node: int) -> None:
+    """Drained, the cable pulled and put back, given back: nothing is replayed, no path fails."""
+    env = {"R2CCL_RAMP": "300ms"}
+    with running_perf(build, lab=lab.name, per_node=1, seconds=10, env=env) as job:
+        job.moving()
+        side = job.sides[node]
+        answer = control.send_command(side.segment, Command("drain-nic", nic="nic2"), timeout=10.0)
+        assert answer.ok, answer
+        (found,) = drain.wait([(side.segment, "nic2")], 20.0)
+        assert found.done, f"{found} {job}"
+        lab.fail_link(f"n{node}", "nic2")
+        job.moving()
+        assert not job.named("replay", "path-down"), str(job)
+        lab.recover_link(f"n{node}", "nic2")
+        job.moving()
+        assert state(side, "nic2") == "drained"
+        answer = control.send_command(
+            side.segment, Command("undrain-nic", nic="nic2"), timeout=10.0
+        )
+        assert answer.ok, answer
+        until(f"back: {job}", lambda: state(side, "nic2") == "healthy", 15.0)
+        job.finish()
+        assert not job.named("replay"), str(job)
+
+
+def set_address(lab: Lab, node: str, nic: str, there: bool) -> None:
+    address = lab.address(node, nic)
+
+    def work() -> None:
+        with IPRoute() as ip:
+            index = ip.link_lookup(ifname=nic)[0]
+            ip.addr("add" if there else "del", index=index, address=address, prefixlen=24)
+
+    lab.call_in(node, work)
+
+
+def test_address_goes_and_comes(build: Build, lab: Lab) -> None:
+    """A NIC that loses its address while its carrier stays has failed; with the address it is
+    back."""
+    env = {"R2CCL_RAMP": "300ms"}
+    with running_perf(build, lab=lab.name, per_node=1, seconds=8, env=env) as job:
+        job.moving()
+        side = job.sides[0]
+        set_address(lab, "n0", "nic1", False)
+        until(f"noticed: {job}", lambda: state(side, "nic1") == "failed")
+        down = [e.cause for e in side.named("nic-down")]
+        assert down == ["its address is gone"], str(job)
+        job.moving()
+        time.sleep(1.2)  # the link is looked at again meanwhile: that is not enough
+        assert state(side, "nic1") == "failed"
+        set_address(lab, "n0", "nic1", True)
+        until(f"back: {job}", lambda: state(side, "nic1") == "healthy", 15.0)
+        job.finish()
