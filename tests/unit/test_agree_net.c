@@ -59,14 +59,54 @@ static void objects_come_back(void)
     }
     r2_agree_destroy(a);
     if (me == 0) {
-        AWAIT(atomic_load(&sh->accepted) == atomic_load(&sh->released));
-        CHECK_GE(atomic_load(&sh->accepted), 5 * processes);
+        AWAIT(atomic_load(&sh->accepted) >= 5 * processes &&
+              atomic_load(&sh->accepted) == atomic_load(&sh->released));
     }
 }
 
 static void test_objects(void)
 {
     run_processes(2, objects_come_back);
+}
+
+static int accept_large(void *user, uint64_t epoch, const void *plan, size_t len, void **object)
+{
+    const uint8_t *p = plan;
+
+    CHECK_EQ(len, 100000);
+    CHECK(p[0] == 7 && p[len - 1] == 7);
+    return on_accept(user, epoch, "a pla", 5, object);
+}
+
+/* The leader is not where the ranks met, so that a plan is the first thing that it says to them;
+ * and nobody comes near the index, so that nobody asks. */
+static void large_plan(void)
+{
+    static uint8_t plan[100000];
+    struct r2_agree *a;
+    uint8_t id[R2_AGREE_ID];
+    uint64_t epoch;
+
+    memset(plan, 7, sizeof(plan));
+    ops.accept = accept_large;
+    ops.ready = NULL;
+    get_id(id);
+    a = member(id, (me + 1) % processes, processes);
+    CHECK_EQ(operate(a, 0, &epoch), 0);
+    AWAIT(state_of(a) == R2_AGREE_READY);
+    if (me == processes - 1) {
+        CHECK_EQ(r2_agree_propose(a, plan, R2_AGREE_PLAN + 1), -E2BIG);
+        CHECK_EQ(r2_agree_propose(a, plan, sizeof(plan)), 0);
+    }
+    AWAIT(atomic_load(&sh->step) == 1);
+    CHECK_EQ(atomic_load(&sh->decided_well), 1);
+    change(&a, 1, 0, 1);
+    r2_agree_destroy(a);
+}
+
+static void test_large_plan(void)
+{
+    run_processes(4, large_plan);
 }
 
 /* Two halves of a split, and one rank that is in neither. */
@@ -220,6 +260,7 @@ static void test_refusal(void)
 
 static const struct check_test tests[] = {{"change", test_change},
                                           {"objects", test_objects},
+                                          {"large_plan", test_large_plan},
                                           {"split", test_split},
                                           {"missing_rank", test_missing_rank},
                                           {"other_settings", test_other_settings},

@@ -128,10 +128,11 @@ static int dial(const struct r2_agree_addr *addr)
     return fd;
 }
 
+/* In the name of rank 1. */
 static void say(int fd, enum r2_agree_kind kind, const uint8_t *token, const void *payload,
                 uint32_t len)
 {
-    struct r2_agree_frame f = {.kind = kind, .len = len};
+    struct r2_agree_frame f = {.kind = kind, .from = 1, .len = len};
     uint8_t text[R2_AGREE_HEADER];
 
     memcpy(f.token, token, 16);
@@ -149,12 +150,11 @@ static void attack(const uint8_t id[R2_AGREE_ID])
     struct r2_agree_tail tail;
     uint8_t hello[R2_AGREE_HELLO_BYTES], noise[512], msg[R2_AGREE_MSG_BYTES];
     struct r2_agree_hello h = {.process = {9}};
-    struct r2_agree_msg commit = {
-        .type = R2_AGREE_DECISION, .epoch = 9, .decided = 9, .committed = 9};
+    struct r2_agree_msg refuse = {.type = R2_AGREE_REFUSE, .epoch = 1};
 
     CHECK_EQ(r2_agree_tail_decode(id, &tail), 0);
     r2_agree_hello_encode(hello, &h);
-    r2_agree_msg_encode(msg, &commit);
+    r2_agree_msg_encode(msg, &refuse);
     for (int i = 0; i < 200; i++) {
         int fd = dial(&tail.addr);
         uint8_t token[16];
@@ -172,10 +172,18 @@ static void attack(const uint8_t id[R2_AGREE_ID])
             say(fd, (enum r2_agree_kind)(1 + check_below(R2_FRAME_KINDS - 1)), token, noise,
                 (uint32_t)check_below(sizeof(noise)));
         }
+        usleep(3000); /* while the ranks change their plan */
         if (i % 8 != 5) {
             close(fd); /* some hold on */
         }
     }
+}
+
+/* The proposal stays open long enough for somebody to meddle. */
+static int accept_slowly(void *user, uint64_t epoch, const void *plan, size_t len, void **object)
+{
+    usleep(me == 1 ? 200000 : 0);
+    return on_accept(user, epoch, plan, len, object);
 }
 
 static void under_attack(void)
@@ -187,21 +195,25 @@ static void under_attack(void)
     get_id(id);
     if (me == 2) {
         AWAIT(atomic_load(&sh->ready) == 2);
-        attack(id);
         atomic_store(&sh->stuck, 1);
+        attack(id);
+        atomic_store(&sh->stuck, 2);
         return;
     }
     ops.ready = NULL;
+    ops.accept = accept_slowly;
     a = member(id, me, 2);
     CHECK_EQ(operate(a, 0, &epoch), 0);
     AWAIT(state_of(a) == R2_AGREE_READY);
     atomic_fetch_add(&sh->ready, 1);
-    AWAIT(atomic_load(&sh->stuck) == 1);
+    AWAIT(atomic_load(&sh->stuck) >= 1);
     CHECK_EQ(state_of(a), R2_AGREE_READY);
     if (me == 0) {
         CHECK_EQ(r2_agree_propose(a, "a pla", 5), 0);
     }
     change(&a, 1, 0, 1);
+    AWAIT(atomic_load(&sh->stuck) == 2);
+    CHECK_EQ(atomic_load(&sh->step), 1); /* nobody took the outsider's refusal for rank 1's */
     r2_agree_destroy(a);
 }
 
