@@ -92,6 +92,14 @@ class Ranks:
     def text(self) -> str:
         return "\n".join(f"--- rank {n}\n{job.text()[-6000:]}" for n, job in enumerate(self.jobs))
 
+    def stacks(self) -> str:
+        """Where the ranks' threads are in the guests' kernels."""
+        look = (
+            "for t in $(grep -l r2ccl_perf /proc/[0-9]*/task/*/comm); do d=${t%/comm};"
+            " echo $d $(cat $d/wchan) $(grep State $d/status); head -6 $d/stack; done"
+        )
+        return "\n".join(guest.run(look).out for guest in self.bed.guests())
+
     def iterations(self) -> int:
         """Windows that rank 0 has finished, none of which had a wrong value."""
         lines = self.bed.nodes["a"].check("cat /tmp/timeline 2>/dev/null || :").splitlines()
@@ -100,18 +108,19 @@ class Ranks:
         assert not wrong, f"wrong values: {wrong}\n{self.text()}"
         return len(rows)
 
-    def moving(self, more: int = 3, within: float = 60.0) -> None:
+    def moving(self, more: int = 3, within: float = 150.0) -> None:
         """Until so many more iterations have been finished."""
         wanted = self.iterations() + more
         self.until(f"{more} more iterations", lambda: self.iterations() >= wanted, within)
 
-    def until(self, what: str, reached: Condition, within: float = 60.0) -> None:
+    def until(self, what: str, reached: Condition, within: float = 150.0) -> None:
         end = time.monotonic() + within
         while not reached():
             if any(job.code is not None for job in self.jobs):
                 pytest.fail(f"a rank ended while waiting for {what}\n{self.text()}", pytrace=False)
             if time.monotonic() > end:
-                pytest.fail(f"not within {within:g} s: {what}\n{self.text()}", pytrace=False)
+                text = f"{self.text()}\n{self.stacks()}"
+                pytest.fail(f"not within {within:g} s: {what}\n{text}", pytrace=False)
             time.sleep(0.1)
 
     def stop(self) -> None:
@@ -134,7 +143,7 @@ class Ranks:
 
 @contextmanager
 def running(
-    bed: Bed, *words: str, seconds: float = 180, env: Mapping[str, str] | None = None
+    bed: Bed, *words: str, seconds: float = 600, env: Mapping[str, str] | None = None
 ) -> Iterator[Ranks]:
     """r2ccl_perf with `words` on both nodes. A port of its own each time."""
     bed.port += 1
@@ -156,7 +165,7 @@ def running(
         }
         text = " ".join(f"{name}={value}" for name, value in names.items())
         line = f"rm -f /tmp/timeline; {text} /r2ccl/r2ccl_perf {' '.join(words)}"
-        line += " --check-every --timeout 60"
+        line += " --check-every --timeout 140"
         line += " --timeline /tmp/timeline" if rank == 0 else ""
         jobs.append(guest.start(f"{line} 2>&1", seconds))
     ranks = Ranks(bed, jobs)
