@@ -73,6 +73,7 @@ static int best_gid(const struct r2_hca *hca, int port, const struct ibv_port_at
 
     *score = -1;
     for (int i = 0; i < attr->gid_tbl_len; i++) {
+        enum r2_gid_type type = R2_GID_UNKNOWN;
         union ibv_gid g;
         int s;
 
@@ -82,12 +83,19 @@ static int best_gid(const struct r2_hca *hca, int port, const struct ibv_port_at
             break; /* InfiniBand: the port's own */
         if (r2_ibv.query_gid(hca->ctx, (uint8_t)port, i, &g))
             continue;
-        s = roce ? r2_gid_score(g.raw, gid_type(hca, port, i), ip) : 0;
+        /* Tables have up to 1024 entries, nearly all empty, and the type is a file to read. */
+        if (roce && r2_gid_score(g.raw, R2_GID_UNKNOWN, ip) < 0)
+            continue;
+        if (roce)
+            type = gid_type(hca, port, i);
+        s = roce ? r2_gid_score(g.raw, type, ip) : 0;
         if (s > *score) {
             *score = s;
             best = i;
             memcpy(gid, g.raw, 16);
         }
+        if (type == R2_GID_V2 && memcmp(g.raw, ip, 16) == 0)
+            break; /* none is better */
     }
     return best;
 }
