@@ -130,7 +130,9 @@ struct r2_seg_counters {
     uint64_t locate_hints;   /* ... words from outside that were looked into */
     uint64_t locate_probes;  /* ... connections tried */
     uint64_t verdicts;
-    uint64_t reserved[29];
+    uint64_t tail_resent_bytes; /* sent once more over a faster path */
+    uint64_t tail_resent_chunks;
+    uint64_t reserved[27];
 };
 
 /* The present value. */

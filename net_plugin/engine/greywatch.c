@@ -27,6 +27,7 @@ static void note_grey(struct r2_path *path, bool grey)
 void r2_grey_path_up(struct r2_path *path)
 {
     note_grey(path, false);
+    path->rate.tight = false;
     r2_grey_restart(&path->watch);
 }
 
@@ -51,6 +52,9 @@ static void tell(struct r2_path *path)
     int nic = path->lnic, grey, all;
 
     note_grey(path, path->watch.factor < R2_GREY_FULL);
+    path->rate.tight = path->counted_grey;
+    if (!path->counted_grey)
+        r2_pathrate_forget(&path->rate);
     grey = atomic_load_explicit(&grey_paths[nic], memory_order_relaxed);
     all = atomic_load_explicit(&watched_paths[nic], memory_order_relaxed);
     r2_grey_reason(&path->watch, reason, sizeof(reason));

@@ -89,7 +89,9 @@ struct r2_path {
     uint32_t weight_shown;
     struct r2_grey watch; /* S: is it slow or lossy against its siblings */
     bool counted_grey;
-    bool ctrl_ready; /* INFO was queued: other frames may follow */
+    uint64_t chunk_at;   /* S: when it last took a chunk */
+    uint64_t owes_until; /* S: bytes that arrived another way may still be in its sockets */
+    bool ctrl_ready;     /* INFO was queued: other frames may follow */
 
     uint64_t hb_count, hb_at;
     int hb_unanswered;
@@ -156,6 +158,7 @@ struct r2_peer {
     int opening;          /* connections not yet acknowledged */
     bool resync_wanted;
     uint64_t no_path_since, idle_since;
+    uint64_t tail_tokens, tail_at; /* S: bytes that may be sent twice */
     uint64_t resume_from; /* S: when the path failed whose bytes are being replayed; 0: none */
     bool resume_idle;
     uint64_t last_tick;
@@ -181,7 +184,8 @@ struct r2_req {
     bool arrived;  /* R: all bytes in place, the acknowledgement may not have left */
     uint64_t seq;
     uint8_t *data;
-    uint64_t size; /* of the buffer; R: then of the message */
+    uint64_t size;       /* of the buffer; R: then of the message */
+    uint64_t tail_bytes; /* S: sent twice */
     struct r2_mr *mr;
     uint64_t posted_at;
     union {
@@ -409,6 +413,14 @@ uint64_t r2_peer_hb_interval(struct r2_peer *p, bool busy);
 void r2_peer_hb_forget(struct r2_peer *p);
 bool r2_path_hb_late(const struct r2_path *path);
 
+/* ---- tail.c: chunks that a slow path holds back, sent again; all under the lock */
+/* A chunk for a path that has nothing else to send; false: none. */
+bool r2_tail_take(struct r2_path *path, struct r2_bulk *bulk);
+/* Asks a faster path to look, if one holds something back. */
+void r2_tail_poll(struct r2_peer *p, uint64_t now);
+/* Bytes that were sent twice have arrived. */
+void r2_tail_acked(struct r2_path *path, const struct r2_send_report *rep, uint64_t now);
+
 /* ---- greywatch.c: slow and lossy paths; all under the lock */
 void r2_grey_path_init(struct r2_path *path);
 void r2_grey_path_up(struct r2_path *path);
@@ -454,6 +466,8 @@ void r2_req_finish(struct r2_req *r, int err); /* err 0: done */
 bool r2_send_carries(const struct r2_path *path, const struct r2_req *r);
 bool r2_up_next_chunk(void *owner, struct r2_ep *ep, struct r2_bulk *bulk);
 void r2_up_chunk_sent(void *owner, struct r2_ep *ep, const struct r2_bulk *bulk);
+void r2_send_fill(struct r2_path *path, struct r2_conn *c, struct r2_req *r,
+                  const struct r2_chunk *chunk, struct r2_bulk *bulk);
 void r2_send_start(struct r2_req *r); /* a new message: eager or to the ready list */
 void r2_send_pump(struct r2_conn *c); /* what waits for credit, CTS or a path */
 void r2_send_on_cts(struct r2_conn *c, const struct r2_msg_cts *m, const uint32_t *keys);

@@ -183,6 +183,39 @@ bool r2_send_next(struct r2_send_ledger *l, uint32_t max_len, uint16_t path, uin
     return true;
 }
 
+bool r2_send_again(struct r2_send_ledger *l, uint32_t id, uint16_t path, uint32_t gen,
+                   uint64_t now_ns, struct r2_chunk *chunk)
+{
+    struct r2_send_rec *rec = send_recs(l), *end = rec + l->count;
+    ptrdiff_t at;
+
+    while (rec < end && rec->id != id) {
+        rec++;
+    }
+    if (rec == end || rec->lost || rec->copy || rec->copied || rec->path == path || rec->len == 0 ||
+        r2_ranges_overlap(&l->acked, rec->off, rec->len) > 0) {
+        return false;
+    }
+    *chunk = (struct r2_chunk){.off = rec->off, .len = rec->len, .id = l->next_id};
+    at = rec - send_recs(l);
+    rec = send_insert(l, chunk->off); /* behind the original, which has the same offset */
+    if (!rec) {
+        return false;
+    }
+    send_recs(l)[at].copied = true;
+    *rec = (struct r2_send_rec){
+        .off = chunk->off,
+        .len = chunk->len,
+        .id = l->next_id++,
+        .path = path,
+        .gen = gen,
+        .t_sent_ns = now_ns,
+        .reading = true,
+        .copy = true,
+    };
+    return true;
+}
+
 void r2_send_stamp(struct r2_send_ledger *l, const struct r2_chunk *chunk,
                    const struct r2_rate_stamp *stamp)
 {
@@ -238,6 +271,8 @@ static bool send_report(const struct r2_send_ledger *l, const struct r2_send_rec
             .path = rec->path,
             .gen = rec->gen,
             .complete = complete,
+            .doubled = rec->copy || rec->copied,
+            .copy = rec->copy,
             .t_sent_ns = rec->t_sent_ns,
             .stamp = rec->stamp,
         };
@@ -327,7 +362,7 @@ static uint64_t send_lose(struct r2_send_ledger *l, struct r2_send_rec *rec)
     uint64_t gap_end;
     uint64_t bytes = 0;
 
-    while (r2_ranges_gap(&l->acked, &at, end, &gap_end)) {
+    while (!rec->copy && r2_ranges_gap(&l->acked, &at, end, &gap_end)) {
         r2_ranges_add(&l->queue, at, gap_end - at);
         bytes += gap_end - at;
         at = gap_end;
@@ -550,39 +585,4 @@ int r2_recv_done(struct r2_recv_ledger *l, uint64_t off, uint32_t len, uint16_t 
 bool r2_recv_complete(const struct r2_recv_ledger *l)
 {
     return l->total_known && l->done.bytes == l->total && l->count == 0;
-}
-
-unsigned r2_recv_claims_on(const struct r2_recv_ledger *l, uint16_t path, uint32_t gen)
-{
-    unsigned n = 0;
-
-    for (uint32_t i = 0; i < l->count; i++) {
-        const struct r2_recv_claim *c = r2_recv_claim_at(l, i);
-
-        n += c->path == path && c->gen <= gen;
-    }
-    return n;
-}
-
-void r2_recv_missing(const struct r2_recv_ledger *l, r2_range_fn cb, void *arg)
-{
-    uint64_t end = l->total_known ? l->total : l->capacity;
-    uint64_t gap_end;
-
-    for (uint64_t at = 0; r2_ranges_gap(&l->done, &at, end, &gap_end); at = gap_end) {
-        if (!cb(arg, at, gap_end - at)) {
-            return;
-        }
-    }
-}
-
-void r2_recv_arrived(const struct r2_recv_ledger *l, r2_range_fn cb, void *arg)
-{
-    for (uint32_t i = 0; i < l->done.count; i++) {
-        const struct r2_range *r = r2_ranges_at(&l->done, i);
-
-        if (!cb(arg, r->off, r->end - r->off)) {
-            return;
-        }
-    }
 }

@@ -39,6 +39,8 @@ struct r2_send_rec {
     uint16_t path;
     bool reading; /* a lane may still read the bytes */
     bool lost;    /* back in the queue: counts no longer as in flight */
+    bool copy;    /* of bytes in flight elsewhere: nothing depends on its arrival */
+    bool copied;  /* a copy of it was sent */
 };
 
 struct r2_send_ledger {
@@ -70,6 +72,8 @@ struct r2_send_report {
     uint16_t path;
     uint32_t gen;
     bool complete; /* all of the transmission is now acknowledged */
+    bool doubled;  /* it is a copy, or has one: which of them arrived is not known */
+    bool copy;
     uint64_t t_sent_ns;
     struct r2_rate_stamp stamp;
 };
@@ -88,6 +92,19 @@ bool r2_send_next(struct r2_send_ledger *l, uint32_t max_len, uint16_t path, uin
 /* Stores the stamp (r2_pathrate_on_send) of a chunk just handed out. */
 void r2_send_stamp(struct r2_send_ledger *l, const struct r2_chunk *chunk,
                    const struct r2_rate_stamp *stamp);
+
+/* Sends the bytes of one transmission once more over another path, where that is sooner (two-sided
+ * transports only: the receiver takes whichever is whole first). The original stays in flight and
+ * answerable: a copy that is lost, with its path or dropped by the receiver, puts nothing into the
+ * queue. False: there is no such transmission in flight, it is a copy or has one, part of it is
+ * acknowledged, it is on that path itself, or no memory. */
+bool r2_send_again(struct r2_send_ledger *l, uint32_t id, uint16_t path, uint32_t gen,
+                   uint64_t now_ns, struct r2_chunk *chunk);
+/* Transmission number i, 0 <= i < l->count, by offset; valid until the next change. */
+static inline const struct r2_send_rec *r2_send_rec_at(const struct r2_send_ledger *l, uint32_t i)
+{
+    return &(l->heap ? l->heap : l->small)[i];
+}
 
 /* The transport no longer reads the bytes of this transmission. 0, or -ENOENT. */
 int r2_send_released(struct r2_send_ledger *l, uint64_t off, uint32_t len, uint16_t path,

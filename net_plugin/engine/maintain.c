@@ -536,6 +536,7 @@ void r2_peer_timer(struct r2_timer *t, uint64_t now)
         judge_silence(p, now);
         refresh_suspect(p, now);
         r2_peer_watch_grey(p, now);
+        r2_tail_poll(p, now);
     }
     r2_peer_weigh(p);
     publish(p);

@@ -253,6 +253,7 @@ void r2_path_up(struct r2_path *path)
     path->ctrl_ready = true;
     path->grey = R2_WEIGHT_FULL; /* what was measured is forgotten too */
     r2_grey_path_up(path);
+    path->owes_until = 0;
     r2_path_test(path);
     r2_path_show(path, path->testing ? "test chunks are under way" : "");
     r2_peer_census(p);

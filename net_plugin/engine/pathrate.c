@@ -11,7 +11,7 @@
 #define SAMPLE_GAP_MAX_NS (100 * NS_PER_MS) /* more is idle time: does not age the rate */
 #define SOLID_BYTES (512 * 1024)            /* what a sample must span after the start-up, ... */
 #define SOLID_NS (20 * NS_PER_MS)           /* ... or for how long */
-#define LATE_NS (2 * NS_PER_MS)             /* threads that wake late are no fault of the path */
+#define LATE_NS (4 * NS_PER_MS)             /* threads that wake late are no fault of the path */
 #define LATE_CHUNKS 3
 #define MIN_RTT_SPAN_NS (10 * NS_PER_S)
 
@@ -57,7 +57,10 @@ void r2_pathrate_init(struct r2_pathrate *pr, uint64_t hint)
 
 void r2_pathrate_reset(struct r2_pathrate *pr)
 {
+    bool tight = pr->tight;
+
     r2_pathrate_init(pr, pr->hint);
+    pr->tight = tight;
 }
 
 /* The next samples begin with the latest acknowledgement. */
@@ -66,6 +69,21 @@ static void anchor(struct r2_pathrate *pr)
     pr->anchor.delivered = pr->delivered;
     pr->anchor.time_ns = pr->delivered_time_ns;
     pr->anchor.first_sent_ns = pr->first_sent_ns;
+}
+
+void r2_pathrate_forget(struct r2_pathrate *pr)
+{
+    memset(pr->bucket, 0, sizeof(pr->bucket));
+    pr->bucket_used_ns = 0;
+    pr->last_sample_ns = 0;
+    pr->valid_from = pr->delivered;
+    pr->startup = true;
+    pr->startup_window = 0;
+    pr->full_rate = 0;
+    pr->full_rounds = 0;
+    pr->round_end = pr->delivered;
+    pr->late = 0;
+    anchor(pr);
 }
 
 void r2_pathrate_on_send(struct r2_pathrate *pr, uint64_t len, uint64_t now_ns,
@@ -178,8 +196,9 @@ static void rtt_sample(struct r2_pathrate *pr, uint64_t len, bool clean, uint64_
     }
 }
 
-/* Three chunks in a row that took more than twice what they should: the path has become slower.
- * What the last of them saw is believed, the first ones may have been under way when it happened.
+/* Three chunks in a row that took more than four times what they should: the path has become
+ * slower. What the last of them saw is believed, the first ones may have been under way when it
+ * happened.
  */
 static void drop_sample(struct r2_pathrate *pr, const struct r2_rate_stamp *stamp,
                         uint64_t t_sent_ns, uint64_t now_ns)
@@ -188,7 +207,7 @@ static void drop_sample(struct r2_pathrate *pr, const struct r2_rate_stamp *stam
     uint64_t took = now_ns > t_sent_ns ? now_ns - t_sent_ns : 0;
     uint64_t rate = r2_pathrate_rate(pr);
 
-    if (rate == 0 || took / 2 <= pr->min_rtt_ns + mul_div(moved, NS_PER_S, rate) + LATE_NS / 2) {
+    if (rate == 0 || took / 4 <= pr->min_rtt_ns + mul_div(moved, NS_PER_S, rate) + LATE_NS / 4) {
         pr->late = 0;
         return;
     }
@@ -293,6 +312,6 @@ uint32_t r2_pathrate_chunk_len(const struct r2_pathrate *pr, uint32_t max_chunk)
     } else {
         len = min_u64(pr->hint / CHUNK_FIRST_PER_S, CHUNK_FIRST_MAX);
     }
-    len = min_u64(max_u64(len, rate > 0 ? R2_CHUNK_SLOW : R2_CHUNK_MIN), max_chunk);
+    len = min_u64(max_u64(len, pr->tight ? R2_CHUNK_SLOW : R2_CHUNK_MIN), max_chunk);
     return (uint32_t)max_u64(len - len % CHUNK_STEP, CHUNK_STEP);
 }

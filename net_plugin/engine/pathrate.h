@@ -5,7 +5,7 @@
  * most 800 ms of traffic); idle time does not age it. Samples taken while the sender had nothing
  * to send can raise it but never lower it. After the start-up only samples over half a megabyte or
  * 20 ms count: what a shaper or a switch saves up while the path is idle (its burst) goes out at
- * many times the rate that follows. Three chunks in a row that took more than twice what they
+ * many times the rate that follows. Three chunks in a row that took more than four times what they
  * should at that rate end it at once: a path that falls to a tenth is known for that after three
  * chunks, not when the maximum has aged. The round trip is the minimum over 10 s; a path that
  * was never idle for 10 s is asked for a clean sample by a window of one chunk for about two round
@@ -21,8 +21,8 @@
 #include <stdint.h>
 
 #define R2_PATHRATE_BUCKETS 8
-#define R2_CHUNK_MIN (64 * 1024)  /* before the rate is known */
-#define R2_CHUNK_SLOW (16 * 1024) /* a path below 16 MB/s: larger ones would hold messages back */
+#define R2_CHUNK_MIN (64 * 1024)
+#define R2_CHUNK_SLOW (16 * 1024) /* of a slow path: larger ones would hold messages back */
 
 /* State of the path when a chunk was sent; travels in the ledger's in-flight record. */
 struct r2_rate_stamp {
@@ -59,6 +59,8 @@ struct r2_pathrate {
     uint64_t srtt_ns;
     bool probing_rtt;
 
+    bool tight; /* set by the caller: a path known to be slow, so its chunks are short */
+
     bool startup;
     uint64_t startup_window;
     uint64_t full_rate; /* highest rate a start-up round has reached */
@@ -83,6 +85,10 @@ void r2_pathrate_on_lost(struct r2_pathrate *pr, uint64_t len);
  * empty-handed while the window was open. */
 void r2_pathrate_app_limited(struct r2_pathrate *pr);
 
+/* The path is not what it was: what was measured of its rate is forgotten, bytes in flight are not.
+ */
+void r2_pathrate_forget(struct r2_pathrate *pr);
+
 /* Measured rate, bytes per second; 0 before the first sample. */
 uint64_t r2_pathrate_rate(const struct r2_pathrate *pr);
 /* The same, but not more than the present silence allows: a path that should have acknowledged
@@ -102,8 +108,8 @@ static inline uint64_t r2_pathrate_inflight(const struct r2_pathrate *pr)
  * the chunks sent now, `lanes` the number of bulk lanes of the path (0 counts as 1). */
 uint64_t r2_pathrate_window(const struct r2_pathrate *pr, uint64_t chunk, unsigned lanes);
 
-/* Length that takes about 1 ms at the measured rate: a multiple of 4096, at least 16 KiB (64 KiB
- * before the rate is known; or max_chunk, when that is smaller) and at most max_chunk. */
+/* Length that takes about 1 ms at the measured rate: a multiple of 4096, at least 64 KiB (16 KiB
+ * on a path known to be slow; or max_chunk, when that is smaller) and at most max_chunk. */
 uint32_t r2_pathrate_chunk_len(const struct r2_pathrate *pr, uint32_t max_chunk);
 
 #endif

@@ -9,6 +9,7 @@
 
 #define RANGES_PER_FRAME 256
 #define POSTED_AHEAD 3
+#define LANE_COPY 0x8000 /* of a claim: a whole copy is being put into place */
 
 static struct r2_path *ctrl_path(struct r2_conn *c)
 {
@@ -272,55 +273,130 @@ int r2_recv_on_eager(struct r2_conn *c, struct r2_path *path, const struct r2_ms
 
 /* ---- chunks */
 
-int r2_up_chunk_claim(void *owner, struct r2_ep *ep, struct r2_bulk *bulk, uint16_t lane)
+/* 0, 1, or < 0 as r2_transport_events.chunk_claim has them; -EBUSY: another lane reads it. */
+static int claim(struct r2_path *path, struct r2_ep *ep, struct r2_bulk *bulk, uint16_t lane)
 {
-    struct r2_path *path = owner;
-    struct r2_peer *p = path->peer;
-    struct r2_conn *c;
+    struct r2_conn *c = r2_conn_find(path->peer, bulk->conn);
     struct r2_req *r;
-    int rc = 1;
+    int rc;
 
-    r2_peer_lock(p);
-    c = r2_conn_find(p, bulk->conn);
     if (path->ep != ep) {
         r2_count(&r2_eng.n->stale_chunks, 1);
-        goto out;
+        return 1;
     }
-    if (bulk->conn == R2_CONN_TEST) {
-        rc = r2_path_test_claim(path, bulk);
-        goto out;
-    }
+    if (bulk->conn == R2_CONN_TEST)
+        return bulk->flags & R2_BULK_COPY ? -EPROTO : r2_path_test_claim(path, bulk);
     if (!c || c->out || c->state != R2_CONN_OPEN)
-        goto out;
-    if (bulk->seq >= c->next_seq) { /* nobody cleared it to send */
-        rc = -EPROTO;
-        goto out;
-    }
+        return 1;
+    if (bulk->seq >= c->next_seq) /* nobody cleared it to send */
+        return -EPROTO;
     r = r2_conn_req(c, bulk->seq);
     if (has_arrived(c, bulk->seq) || !r) {
         r2_count(&r2_eng.n->duplicate_chunks, 1);
         r2_recv_queue_ack(c, path, 0, 0, 0);
-        goto out;
+        return 1;
     }
     rc = r2_recv_set_total(&r->led.recv, bulk->total);
     if (rc == -EMSGSIZE) {
         r2_conn_fail(c, -EMSGSIZE);
-        rc = 1;
-        goto out;
+        return 1;
     }
     if (rc == 0)
         rc = r2_recv_claim(&r->led.recv, bulk->offset, bulk->len, path->index,
-                           r2_eng.ops->params(ep)->gen, lane);
+                           r2_eng.ops->params(ep)->gen,
+                           bulk->flags & R2_BULK_COPY ? lane | LANE_COPY : lane);
     if (rc == 1) {
         r2_count(&r2_eng.n->duplicate_chunks, 1);
         r2_recv_queue_ack(c, path, bulk->seq, bulk->offset, bulk->len);
     }
     if (rc)
-        goto out;
+        return rc;
     bulk->data = r->data + bulk->offset;
     if (r->lines)
         bulk->flags |= R2_BULK_LINES;
-out:
+    return 0;
+}
+
+/* The claim of this very chunk, or NULL. */
+static const struct r2_recv_claim *claim_of(struct r2_peer *p, const struct r2_bulk *bulk)
+{
+    struct r2_conn *c = r2_conn_find(p, bulk->conn);
+    struct r2_req *r = c && !c->out ? r2_conn_req(c, bulk->seq) : NULL;
+
+    for (uint32_t i = 0; r && i < r->led.recv.count; i++) {
+        const struct r2_recv_claim *k = r2_recv_claim_at(&r->led.recv, i);
+
+        if (k->off == bulk->offset && k->len == bulk->len)
+            return k;
+    }
+    return NULL;
+}
+
+/* An original that comes while its copy, whole already, is put into place: that cannot fail any
+ * more, so the original is drained. */
+static bool being_placed(struct r2_peer *p, const struct r2_bulk *bulk)
+{
+    const struct r2_recv_claim *k = claim_of(p, bulk);
+
+    return k && (k->lane & LANE_COPY);
+}
+
+/* Who reads the very chunk of a copy into its place: its path, with the endpoint's reference. */
+static struct r2_path *reader(struct r2_peer *p, const struct r2_bulk *bulk, struct r2_ep **ep,
+                              unsigned *lane)
+{
+    const struct r2_recv_claim *k = claim_of(p, bulk);
+    struct r2_path *path = k && k->path < p->n_paths ? p->paths[k->path] : NULL;
+
+    if (!path || !path->ep || path->gen != k->gen || (k->lane & LANE_COPY))
+        return NULL;
+    *ep = path->ep;
+    *lane = k->lane;
+    r2_eng.ops->get(*ep);
+    return path;
+}
+
+/* A copy is whole, and the original is being read by another lane: that one lets go of it if it is
+ * not inside a read just now, and the copy takes the place. Otherwise the copy is dropped: nothing
+ * depends on it. Should the place be gone meanwhile, nobody would answer for the original, so its
+ * path ends, which fences and replays it. The lock is let go of in between. */
+static int claim_from(struct r2_path *path, struct r2_ep *ep, struct r2_bulk *bulk, uint16_t lane)
+{
+    struct r2_peer *p = path->peer;
+    struct r2_ep *other = NULL;
+    unsigned other_lane = 0;
+    struct r2_path *from = reader(p, bulk, &other, &other_lane);
+    uint32_t gen = from ? from->gen : 0;
+    bool ok;
+    int rc;
+
+    r2_count(&r2_eng.n->duplicate_chunks, 1);
+    if (!from)
+        return 1;
+    pthread_mutex_unlock(&p->lock);
+    ok = r2_eng.ops->revoke(other, other_lane, bulk);
+    r2_eng.ops->put(other);
+    r2_peer_lock(p);
+    if (!ok)
+        return 1;
+    rc = claim(path, ep, bulk, lane);
+    if (rc)
+        r2_path_fail(from, gen, ECANCELED, "a copy came between");
+    return rc == -EBUSY ? 1 : rc;
+}
+
+int r2_up_chunk_claim(void *owner, struct r2_ep *ep, struct r2_bulk *bulk, uint16_t lane)
+{
+    struct r2_path *path = owner;
+    struct r2_peer *p = path->peer;
+    int rc;
+
+    r2_peer_lock(p);
+    rc = claim(path, ep, bulk, lane);
+    if (rc == -EBUSY && (bulk->flags & R2_BULK_COPY))
+        rc = claim_from(path, ep, bulk, lane);
+    else if (rc == -EBUSY && being_placed(p, bulk))
+        rc = 1;
     pthread_mutex_unlock(&p->lock);
     return rc;
 }

@@ -5,6 +5,8 @@
 #include "engine/internal.h"
 #include "util/crc32c.h"
 
+#define PROBE_NS (50 * R2_NS_PER_MS)
+
 static bool is_eager(const struct r2_req *r)
 {
     return r->size <= r->conn->eager;
@@ -67,6 +69,8 @@ static uint64_t room(const struct r2_path *path)
     uint64_t window = r2_pathrate_window(&path->rate, chunk, lanes);
     uint64_t used = r2_pathrate_inflight(&path->rate);
 
+    if (path->owes_until && path->owes_until > r2_now_ns())
+        return 0;
     return window > used && lanes ? window - used : 0;
 }
 
@@ -207,6 +211,7 @@ void r2_send_start(struct r2_req *r)
     const struct r2_cts_slot *cts = cts_of(c, r->seq);
 
     r2_send_init(&r->led.send, r->size);
+    r->tail_bytes = 0;
     if (cts && cts->size < r->size) {
         r2_conn_fail(c, -EMSGSIZE);
         return;
@@ -322,8 +327,8 @@ static bool leave_to_faster(const struct r2_path *path, const struct r2_req *r, 
     return true;
 }
 
-static void fill(struct r2_path *path, struct r2_conn *c, struct r2_req *r,
-                 const struct r2_chunk *chunk, struct r2_bulk *bulk)
+void r2_send_fill(struct r2_path *path, struct r2_conn *c, struct r2_req *r,
+                  const struct r2_chunk *chunk, struct r2_bulk *bulk)
 {
     const struct r2_cts_slot *cts = cts_of(c, r->seq);
     struct r2_rate_stamp stamp;
@@ -338,8 +343,15 @@ static void fill(struct r2_path *path, struct r2_conn *c, struct r2_req *r,
     bulk->remote_addr = cts->addr + chunk->off;
     bulk->remote_key = cts->keys[path->rnic];
     bulk->keys = r->mr ? r->mr->keys : NULL;
-    r2_pathrate_on_send(&path->rate, chunk->len, r2_now_ns(), &stamp);
+    path->chunk_at = r2_now_ns();
+    r2_pathrate_on_send(&path->rate, chunk->len, path->chunk_at, &stamp);
     r2_send_stamp(&r->led.send, chunk, &stamp);
+}
+
+/* A slow path that is left nothing could never show that it is well again. */
+static bool probe_due(const struct r2_path *path)
+{
+    return path->rate.tight && r2_now_ns() - path->chunk_at > PROBE_NS;
 }
 
 static bool take_chunk(struct r2_path *path, struct r2_conn *c, struct r2_bulk *bulk)
@@ -352,11 +364,11 @@ static bool take_chunk(struct r2_path *path, struct r2_conn *c, struct r2_bulk *
 
         if (!bulk_waiting(c, r) || !r2_send_carries(path, r))
             continue;
-        if (leave_to_faster(path, r, len))
+        if (!probe_due(path) && leave_to_faster(path, r, len))
             return false;
         if (!r2_send_next(&r->led.send, len, path->index, path->gen, r2_now_ns(), &chunk))
             continue;
-        fill(path, c, r, &chunk, bulk);
+        r2_send_fill(path, c, r, &chunk, bulk);
         c->waiting -= chunk.len;
         r2_list_del(&c->ready); /* to the end of the line */
         more_waiting(c, 0);
@@ -456,6 +468,8 @@ bool r2_up_next_chunk(void *owner, struct r2_ep *ep, struct r2_bulk *bulk)
 out:
     if (r2_list_empty(&p->ready) && path->ep == ep)
         r2_pathrate_app_limited(&path->rate);
+    if (!found && path->ep == ep && usable(path) && room(path))
+        found = r2_tail_take(path, bulk);
     r2_peer_unlock(p); /* a faster path may have to be asked instead */
     return found;
 }
@@ -509,8 +523,12 @@ static void report(void *arg, const struct r2_send_report *rep)
         resumed(path);
     if (!rep->stamp.first_sent_ns) /* a small message: it took no room among the bulk */
         return;
-    r2_pathrate_on_ack(&path->rate, rep->bytes, &rep->stamp, rep->t_sent_ns, now);
-    r2_grey_acked(path, rep, now);
+    if (rep->doubled) {
+        r2_tail_acked(path, rep, now);
+    } else {
+        r2_pathrate_on_ack(&path->rate, rep->bytes, &rep->stamp, rep->t_sent_ns, now);
+        r2_grey_acked(path, rep, now);
+    }
     path->kick_wanted++;
 }
 

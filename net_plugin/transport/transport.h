@@ -77,6 +77,9 @@ struct r2_bulk {
 #define R2_BULK_CRC 1u
 /* rx: placed with r2_copy_lines, because its reader does not wait for the end. */
 #define R2_BULK_LINES 2u
+/* A copy of a chunk that is under way over another path as well (two-sided transports): received
+ * beside its place, and claimed when it is whole. */
+#define R2_BULK_COPY 4u
 
 /* What connects two NICs; filled by the engine for connect, by the transport for accepted. */
 struct r2_ep_params {
@@ -197,6 +200,10 @@ struct r2_transport_ops {
      * time; -ETIMEDOUT: the hardware did not confirm it. `cleared`: the peer may have been told to
      * write into their memory. [locks] */
     int (*detach)(struct r2_ep *ep, uint64_t conn, uint64_t first, uint64_t last, bool cleared);
+    /* Two-sided: the lane that reads this chunk into its place lets go of it (chunk_dropped) and
+     * drains the rest; true when it did. Never waits: false when the lane is at it this moment,
+     * or reads something else. The caller may hold the lock of another lane. [locks] */
+    bool (*revoke)(struct r2_ep *ep, unsigned lane, const struct r2_bulk *chunk);
     void (*get)(struct r2_ep *ep);
     void (*put)(struct r2_ep *ep);
     /* Marks what has been handed over so far (any lock); `health` [locks] then tells whether it

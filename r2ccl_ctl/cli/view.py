@@ -22,6 +22,7 @@ from r2ccl_ctl.units import rfc3339, show_bytes, show_rate, show_span
 SHOWN_COUNTERS = (
     "failovers",
     "replayed_chunks",
+    "tail_resent_bytes",
     "duplicate_chunks",
     "stale_chunks",
     "crc_errors",

@@ -21,6 +21,7 @@ struct chunk_msg {
     uint32_t gen;
     uint32_t id;
     uint16_t path;
+    bool copy; /* sent again over another path: claimed when it is whole */
 };
 
 struct ctrl_msg {
@@ -56,6 +57,7 @@ struct ref_tx {
     struct chunk_msg c;
     bool reading;
     bool lost;
+    bool copied;
 };
 
 /* A writer that has not left the buffer yet although its path is dead. */
@@ -70,6 +72,7 @@ static struct world {
     unsigned lanes;
     unsigned failures_left;
     unsigned chunk_max; /* in units of 128 */
+    bool with_copies;
     unsigned char src[MAX_BYTES];
     unsigned char dst[MAX_BYTES];
 
@@ -99,6 +102,7 @@ static struct world {
     struct chunk_msg to_ack[LATE];
     unsigned to_ack_count;
     unsigned replays;
+    unsigned copies, rescues, copies_late; /* sent, took the claim, came second */
 } w;
 
 /* ---- Reference answers ------------------------------------------------------------------- */

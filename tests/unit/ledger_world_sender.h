@@ -58,6 +58,34 @@ static void step_send(struct path *p, uint16_t index, struct lane *lane)
     expect_sender();
 }
 
+/* A transmission that is in flight goes over another path as well. */
+static void step_again(struct path *p, uint16_t index, struct lane *lane)
+{
+    struct r2_chunk c;
+    struct ref_tx *t;
+    bool partly = false, want;
+
+    if (lane->sending || !p->sender_up || w.tx_count == 0 || w.tx_count == MAX_IDS)
+        return;
+    t = &w.tx[w.tx_count - 1 - check_below(w.tx_count < 12 ? w.tx_count : 12)];
+    for (uint32_t b = 0; b < t->c.len; b++)
+        partly |= w.acked[t->c.off + b];
+    want = !t->lost && !t->c.copy && !t->copied && t->c.path != index && t->c.len > 0 && !partly;
+    CHECK_EQ(r2_send_again(&w.send, t->c.id, index, p->gen, 5, &c), want);
+    if (!want)
+        return;
+    CHECK(c.off == t->c.off && c.len == t->c.len && c.id == w.tx_count);
+    t->copied = true;
+    w.tx[w.tx_count++] = (struct ref_tx){
+        .c = {.off = c.off, .len = c.len, .gen = p->gen, .id = c.id, .path = index, .copy = true},
+        .reading = true,
+    };
+    w.copies++;
+    lane->sending = true;
+    lane->tx = w.tx[c.id].c;
+    expect_sender();
+}
+
 static void do_release(uint32_t id)
 {
     struct chunk_msg *c = &w.tx[id].c;
@@ -115,6 +143,9 @@ static uint32_t ref_lose(struct ref_tx *t)
     uint32_t n = 0;
 
     t->lost = true;
+    if (t->c.copy) {
+        return 0;
+    }
     for (uint32_t b = (uint32_t)t->c.off; b < t->c.off + t->c.len; b++) {
         if (!w.acked[b]) {
             CHECK(w.out[b] == FLYING && w.owner[b] == t->c.id);
@@ -185,6 +216,18 @@ static void on_report(void *arg, const struct r2_send_report *r)
     }
     CHECK_EQ(r->bytes, fresh);
     CHECK_EQ(r->complete, left == 0);
+    if (r->copy) { /* of a live one, and not counted among the bytes in flight */
+        bool found = false;
+
+        for (uint32_t i = 0; i < w.tx_count; i++) {
+            struct ref_tx *t = &w.tx[i];
+
+            found |= t->c.copy && !t->lost && t->c.off == r->off && t->c.len == r->len &&
+                     t->c.path == r->path && t->c.gen == r->gen;
+        }
+        CHECK(found && r->doubled);
+        return;
+    }
     if (r->len > 0) {
         CHECK_GT(fresh, 0);
         CHECK_LT(id, w.tx_count);
@@ -192,6 +235,7 @@ static void on_report(void *arg, const struct r2_send_report *r)
         CHECK_EQ(w.tx[id].c.path, r->path);
         CHECK_EQ(w.tx[id].c.gen, r->gen);
         CHECK(!w.tx[id].lost);
+        CHECK_EQ(r->doubled, w.tx[id].copied);
     }
     a->sum += r->bytes;
 }

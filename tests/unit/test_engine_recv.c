@@ -254,6 +254,53 @@ static void test_claim_excludes(void)
     remote_end(&r);
 }
 
+static int claim_copy(struct r2_ep *ep, uint64_t off, struct r2_bulk *c)
+{
+    *c = remote_chunk(&r, 0, off, CHUNK, MSG);
+    c->flags |= R2_BULK_COPY;
+    return fake_claim(ep, c);
+}
+
+/* The same chunk over two paths: whichever is whole first is placed, the other one is drained, and
+ * the reader of the original has let go of the buffer before the copy is placed. */
+static void test_copies(void)
+{
+    struct r2_bulk c, copy;
+    struct r2_req *req;
+
+    begin(2);
+    req = irecv(sink, MSG);
+    CHECK_EQ(claim_copy(b, 0, &copy), 0); /* the original has not come yet */
+    CHECK_EQ(claim(a, 0, 0, &c), 1);      /* ... comes now, while the copy is placed */
+    CHECK(remote_place(b, &copy, source));
+    CHECK_EQ(claim(a, 0, 0, &c), 1); /* ... or later */
+
+    CHECK_EQ(claim(a, 0, CHUNK, &c), 0); /* the original is being read, slowly */
+    memset(sink + CHUNK, 0x55, CHUNK / 2);
+    atomic_store(&a->reading, true);
+    CHECK_EQ(claim_copy(b, CHUNK, &copy), 1); /* inside a read: the copy goes */
+    atomic_store(&a->reading, false);
+    CHECK_EQ(a->n_rx, 1);
+    CHECK_EQ(claim_copy(b, CHUNK, &copy), 0); /* between two reads: it takes the place */
+    CHECK_EQ(a->n_rx, 0);
+    CHECK(remote_place(b, &copy, source));
+    CHECK(!fake_done(a, &c)); /* the rest of the original is drained */
+    CHECK_EQ(claim_copy(b, CHUNK, &copy), 1);
+
+    CHECK_EQ(claim(a, 0, 2 * CHUNK, &c), 0);
+    CHECK(remote_place(a, &c, source));
+    CHECK_EQ(claim_copy(b, 2 * CHUNK, &copy), 1); /* too late */
+    CHECK_EQ(remote_test(req, 0, NULL), 0);
+    chunk(b, 0, 3 * CHUNK);
+    fake_pull(a);
+    fake_pull(b);
+    CHECK_EQ(remote_test(req, REMOTE_WAIT_MS, NULL), 1);
+    CHECK_MEM(sink, source, MSG);
+    CHECK_EQ(claim_copy(b, 0, &copy), 1); /* of a message that is over */
+    CHECK_EQ(remote_state(&r, 0), R2_PATH_UP);
+    remote_end(&r);
+}
+
 static void test_dropped_then_replayed(void)
 {
     struct r2_bulk c, held;
@@ -499,6 +546,7 @@ static const struct check_test tests[] = {
     {"dead_generation_drained", test_dead_generation_drained},
     {"bad_chunks", test_bad_chunks},
     {"claim_excludes", test_claim_excludes},
+    {"copies", test_copies},
     {"dropped_then_replayed", test_dropped_then_replayed},
     {"fenced_last", test_fenced_last},
     {"unknown_generation_fenced", test_unknown_generation_fenced},

@@ -55,18 +55,22 @@ static void step_header(struct path *p, uint16_t lane_index, struct lane *lane)
     CHECK_EQ(lane->rx.gen, p->gen);
     CHECK_EQ(r2_recv_set_total(&w.recv, w.total), 0);
     w.total_seen = true;
+    lane->receiving = true;
+    lane->placing = false;
+    lane->progress = 0;
+    /* The path may have died with half of this chunk in the receiver's kernel. */
+    lane->cut = !p->up && check_below(2);
+    lane->limit = lane->cut ? (uint32_t)check_below(lane->rx.len + 1ull) : lane->rx.len;
+    if (lane->rx.copy) {
+        return; /* beside its place, until it is whole */
+    }
     got =
         r2_recv_claim(&w.recv, lane->rx.off, lane->rx.len, lane->rx.path, lane->rx.gen, lane_index);
     CHECK_EQ(got, ref_claim(&lane->rx));
     if (got == 0) {
         ref_set(&lane->rx, OPEN, CLAIMED);
     }
-    lane->receiving = true;
     lane->placing = got == 0;
-    lane->progress = 0;
-    /* The path may have died with half of this chunk in the receiver's kernel. */
-    lane->cut = !p->up && check_below(2);
-    lane->limit = lane->cut ? (uint32_t)check_below(lane->rx.len + 1ull) : lane->rx.len;
     expect_receiver();
 }
 
@@ -81,11 +85,60 @@ static void write_some(const struct chunk_msg *c, uint32_t *progress, uint32_t n
     }
 }
 
-static void end_of_chunk(struct lane *lane)
+/* The lane that reads this very chunk into its place lets go of it, if it can be asked now. */
+static bool take_back(const struct chunk_msg *c)
+{
+    for (unsigned i = 0; i < w.paths; i++) {
+        for (unsigned k = 0; k < w.lanes; k++) {
+            struct lane *lane = &w.path[i].lanes[k];
+
+            if (!lane->receiving || !lane->placing || lane->rx.off != c->off ||
+                lane->rx.len != c->len || check_below(4) == 0) {
+                continue;
+            }
+            lane->placing = false;
+            CHECK_EQ(r2_recv_release(&w.recv, c->off, c->len, lane->rx.path, lane->rx.gen), 0);
+            ref_set(&lane->rx, CLAIMED, OPEN);
+            return true;
+        }
+    }
+    return false;
+}
+
+/* A copy is whole: it takes the place if that is open, or if its reader lets go of it. */
+static void end_of_copy(struct lane *lane, uint16_t lane_index)
+{
+    const struct chunk_msg *c = &lane->rx;
+    uint32_t progress = 0;
+    int got = r2_recv_claim(&w.recv, c->off, c->len, c->path, c->gen, lane_index);
+
+    CHECK_EQ(got, ref_claim(c));
+    if (got == -EBUSY && take_back(c)) {
+        got = r2_recv_claim(&w.recv, c->off, c->len, c->path, c->gen, lane_index);
+        CHECK_EQ(got, 0);
+        w.rescues++;
+    }
+    w.copies_late += got == 1;
+    if (got != 0) {
+        return; /* dropped without a word: the original answers for the bytes */
+    }
+    ref_set(c, OPEN, CLAIMED);
+    write_some(c, &progress, c->len);
+    CHECK_EQ(r2_recv_done(&w.recv, c->off, c->len, c->path, c->gen), 0);
+    ref_set(c, CLAIMED, DONE);
+    remember(w.to_ack, &w.to_ack_count, c);
+    expect_receiver();
+}
+
+static void end_of_chunk(struct lane *lane, uint16_t lane_index)
 {
     const struct chunk_msg *c = &lane->rx;
 
     lane->receiving = false;
+    if (c->copy) {
+        end_of_copy(lane, lane_index);
+        return;
+    }
     if (lane->placing) {
         CHECK_EQ(r2_recv_done(&w.recv, c->off, c->len, c->path, c->gen), 0);
         ref_set(c, CLAIMED, DONE);
@@ -99,7 +152,7 @@ static void end_of_chunk(struct lane *lane)
     expect_receiver();
 }
 
-static void step_payload(struct path *p, struct lane *lane)
+static void step_payload(struct path *p, uint16_t lane_index, struct lane *lane)
 {
     uint32_t n;
 
@@ -113,7 +166,7 @@ static void step_payload(struct path *p, struct lane *lane)
         lane->progress += n;
     }
     if (lane->progress == lane->rx.len) {
-        end_of_chunk(lane);
+        end_of_chunk(lane, lane_index);
     }
 }
 
@@ -283,6 +336,10 @@ static void step(void)
 
     switch (check_below(p->up ? 32 : 40)) {
     case 0 ... 3:
+        if (w.with_copies && check_below(4) == 0) {
+            step_again(p, index, lane);
+            break;
+        }
         step_send(p, index, lane);
         break;
     case 4 ... 7:
@@ -292,7 +349,7 @@ static void step(void)
         step_header(p, lane_index, lane);
         break;
     case 13 ... 18:
-        step_payload(p, lane);
+        step_payload(p, lane_index, lane);
         break;
     case 19 ... 20:
         step_release();
@@ -336,6 +393,7 @@ static void world_init(void)
     w.lanes = 1 + (unsigned)check_below(MAX_LANES);
     w.failures_left = (unsigned)check_below(24);
     w.chunk_max = 1 + (unsigned)check_below(12);
+    w.with_copies = check_below(3) > 0;
     for (uint32_t b = 0; b < total; b++) {
         w.src[b] = (unsigned char)check_random();
         w.dst[b] = (unsigned char)~w.src[b];
@@ -371,14 +429,20 @@ static void run_world(void)
 static void test_worlds(void)
 {
     unsigned long replays = 0;
-    unsigned long worlds = check_rounds(400);
+    unsigned long worlds = check_rounds(400), copies = 0, rescues = 0, late = 0;
 
     for (unsigned long n = 0; n < worlds; n++) {
         run_world();
         replays += w.replays;
+        copies += w.copies;
+        rescues += w.rescues;
+        late += w.copies_late;
     }
     /* The test is worth nothing when nothing is ever lost. */
     CHECK_GT(replays, worlds);
+    CHECK_GT(copies, worlds);
+    CHECK_GT(rescues, worlds / 20);
+    CHECK_GT(late, worlds / 20);
 }
 
 static const struct check_test tests[] = {

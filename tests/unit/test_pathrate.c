@@ -344,7 +344,10 @@ static void test_bursts_do_not_count(void)
     k.burst = 160 * 1024;
     for (unsigned i = 0; i < 40; i++) {
         k.to_send = MIB;
-        run_for(60 * MS);
+        for (unsigned ms = 0; ms < 60; ms++) {
+            run_for(MS);
+            CHECK(i < 20 || r2_pathrate_rate(&k.pr) <= 50 * MB);
+        }
     }
     CHECK(!k.pr.startup);
     CHECK_LE(r2_pathrate_rate(&k.pr), 40 * MB);
@@ -456,7 +459,10 @@ static void test_small_messages(void)
     }
     CHECK_EQ(r2_pathrate_min_rtt(&k.pr), 20 * US);
     CHECK_GE(r2_pathrate_window(&k.pr, R2_CHUNK_MIN, 1), R2_CHUNK_MIN);
+    CHECK_EQ(r2_pathrate_chunk_len(&k.pr, MIB), R2_CHUNK_MIN);
+    k.pr.tight = true;
     CHECK_EQ(r2_pathrate_chunk_len(&k.pr, MIB), R2_CHUNK_SLOW);
+    k.pr.tight = false;
     /* Bulk after that is not held back. */
     k.to_send = UINT64_MAX;
     run_for(100 * MS);

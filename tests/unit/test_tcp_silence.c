@@ -57,7 +57,7 @@ static struct r2_req *sending, *receiving;
 
 static bool move(int ms)
 {
-    if (!receiving) {
+    if (!receiving && !sending) {
         for (uint32_t i = 0; i < MSG; i += 8)
             memcpy(out + i, &(uint64_t){check_random()}, 8);
         memset(in, 0, MSG);
@@ -93,7 +93,9 @@ static const struct r2_seg_journal_entry *said(enum r2_seg_event event, const ch
     for (uint64_t n = events_seen; n < head; n++) {
         const struct r2_seg_journal_entry *e = &seg->events[n % R2_SEG_MAX_EVENTS];
 
-        if (e->event == event && (!nic || strcmp(e->nic, nic) == 0))
+        /* An event that is whole: it is not written again before the ring has gone round. */
+        if (__atomic_load_n(&e->stamp, __ATOMIC_ACQUIRE) == 2 * n + 2 && e->event == event &&
+            (!nic || strcmp(e->nic, nic) == 0))
             return e;
     }
     return NULL;

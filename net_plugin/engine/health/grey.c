@@ -20,6 +20,7 @@
 
 #define LOSS_NS (500 * NS_PER_MS)
 #define LOSS_SEGMENTS 100
+#define LOSS_LEAST 10   /* sent again: a few may be a timer's mistake */
 #define LOSS_PPM 10000  /* 1 %: grey */
 #define CLEAN_PPM 2000  /* well again */
 #define LOSS_SIBLINGS 4 /* and that many times what its siblings lose */
@@ -143,6 +144,8 @@ void r2_grey_waiting(struct r2_grey *g, uint64_t inflight, uint64_t waited, uint
 
 void r2_grey_segments(struct r2_grey *g, uint64_t sent, uint64_t resent, uint64_t now)
 {
+    uint64_t was;
+
     if (!g->loss_from || sent < g->sent_from || resent < g->resent_from) {
         g->loss_from = now;
         g->sent_from = sent;
@@ -153,11 +156,12 @@ void r2_grey_segments(struct r2_grey *g, uint64_t sent, uint64_t resent, uint64_
         return;
     g->loss_ppm =
         (uint32_t)min_u64(mul_div(resent - g->resent_from, 1000000, sent - g->sent_from), 1000000);
+    was = g->resent_from;
     g->loss_at = now;
     g->loss_from = now;
     g->sent_from = sent;
     g->resent_from = resent;
-    if (g->loss_ppm >= LOSS_PPM) {
+    if (g->loss_ppm >= LOSS_PPM && resent - was >= LOSS_LEAST) {
         g->lossy_rounds++;
         g->clean_rounds = 0;
     } else if (g->loss_ppm <= CLEAN_PPM) {

@@ -124,6 +124,11 @@ static void mux_health(struct r2_ep *ep, struct r2_ep_health *out)
     of(ep)->health(ep, out);
 }
 
+static bool mux_revoke(struct r2_ep *ep, unsigned lane, const struct r2_bulk *chunk)
+{
+    return of(ep)->revoke(ep, lane, chunk);
+}
+
 static unsigned mux_lanes(struct r2_ep *ep)
 {
     return of(ep)->lanes(ep);
@@ -190,6 +195,7 @@ const struct r2_transport_ops r2_transport_mux = {
     .help = mux_help,
     .shut = mux_shut,
     .detach = mux_detach,
+    .revoke = mux_revoke,
     .get = mux_get,
     .put = mux_put,
     .mark = mux_mark,

@@ -408,6 +408,27 @@ static int tcp_detach(struct r2_ep *ep, uint64_t conn, uint64_t first, uint64_t 
     return 0;
 }
 
+static bool tcp_revoke(struct r2_ep *ep, unsigned index, const struct r2_bulk *chunk)
+{
+    struct r2_lane *lane = index && index < R2_TCP_MAX_LANES ? r2_ep_lane(ep, (int)index) : NULL;
+    const struct r2_bulk *c = lane ? &lane->rx_chunk : NULL;
+    bool mine;
+
+    /* Its holder is inside a read, or waits in turn for the caller's lane: neither is waited for.
+     */
+    if (!lane || pthread_mutex_trylock(&lane->rx_lock))
+        return false;
+    mine = !lane->closed && lane->rx_state == R2_RX_BODY && !(c->flags & R2_BULK_COPY) &&
+           c->conn == chunk->conn && c->seq == chunk->seq && c->offset == chunk->offset &&
+           c->len == chunk->len;
+    if (mine) {
+        lane->rx_state = R2_RX_DRAIN;
+        r2_tcp.ev->chunk_dropped(ep->owner, ep, c, false);
+    }
+    pthread_mutex_unlock(&lane->rx_lock);
+    return mine;
+}
+
 static unsigned tcp_lanes(struct r2_ep *ep)
 {
     return (unsigned)atomic_load(&ep->open_lanes);
@@ -492,6 +513,7 @@ const struct r2_transport_ops r2_transport_tcp = {
     .help = tcp_help,
     .shut = tcp_shut,
     .detach = tcp_detach,
+    .revoke = tcp_revoke,
     .get = r2_ep_get,
     .put = r2_ep_put,
     .mark = r2_tcp_mark,

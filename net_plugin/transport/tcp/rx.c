@@ -34,7 +34,7 @@ static size_t rx_allow(struct r2_lane *lane, size_t want)
  * or whose reader polls flags inside it, is received beside its place and copied there. */
 static bool staged(const struct r2_bulk *c)
 {
-    return c->flags & (R2_BULK_CRC | R2_BULK_LINES);
+    return c->flags & (R2_BULK_CRC | R2_BULK_LINES | R2_BULK_COPY);
 }
 
 static int begin_body(struct r2_lane *lane)
@@ -56,10 +56,11 @@ static int begin_body(struct r2_lane *lane)
     c->total = h.total;
     c->len = h.len;
     c->crc = h.crc;
-    c->flags = h.flags & R2_BULK_CRC;
+    c->flags = h.flags & (R2_BULK_CRC | R2_BULK_COPY);
     lane->rx_off = 0;
     lane->rx_head_len = 0;
-    rc = r2_tcp.ev->chunk_claim(ep->owner, ep, c, lane->index);
+    /* A copy claims nothing until it is whole: meanwhile the original may come. */
+    rc = c->flags & R2_BULK_COPY ? 0 : r2_tcp.ev->chunk_claim(ep->owner, ep, c, lane->index);
     if (rc < 0)
         return rc;
     lane->rx_state = rc ? R2_RX_DRAIN : R2_RX_BODY;
@@ -71,7 +72,8 @@ static int begin_body(struct r2_lane *lane)
         r2_mem_more(lane->rx_stage_len);
         if (!lane->rx_stage) {
             lane->rx_state = R2_RX_DRAIN;
-            r2_tcp.ev->chunk_dropped(ep->owner, ep, c, false);
+            if (!(c->flags & R2_BULK_COPY))
+                r2_tcp.ev->chunk_dropped(ep->owner, ep, c, false);
             return -ENOMEM; /* the path is lost, the bytes come over another one */
         }
     }
@@ -90,6 +92,12 @@ static int end_body(struct r2_lane *lane)
     if ((c->flags & R2_BULK_CRC) && r2_crc32c(0, lane->rx_stage, c->len) != c->crc) {
         r2_tcp.ev->chunk_dropped(ep->owner, ep, c, true);
         return -EBADMSG;
+    }
+    if (c->flags & R2_BULK_COPY) {
+        int rc = r2_tcp.ev->chunk_claim(ep->owner, ep, c, lane->index);
+
+        if (rc)
+            return rc < 0 ? rc : 0;
     }
     if (staged(c))
         r2_copy_lines(c->data, lane->rx_stage, c->len, c->offset);

@@ -24,8 +24,9 @@ static void begin_chunk(struct r2_lane *lane)
     h->total = c->total;
     h->len = c->len;
     h->gen = lane->ep->params.gen;
+    h->flags = c->flags & R2_BULK_COPY;
     if (r2_settings_get()->verify) {
-        h->flags = R2_BULK_CRC;
+        h->flags |= R2_BULK_CRC;
         h->crc = r2_crc32c(0, c->data, c->len);
     }
     h->head_crc = r2_crc32c(0, h, offsetof(struct r2_data_head, head_crc));

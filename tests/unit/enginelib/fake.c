@@ -187,13 +187,34 @@ static int op_shut(struct r2_ep *ep)
     return 0;
 }
 
+static bool unhold(struct r2_bulk *held, int *n, const struct r2_bulk *b)
+{
+    for (int i = 0; i < *n; i++) {
+        if (held[i].conn == b->conn && held[i].seq == b->seq && held[i].offset == b->offset) {
+            held[i] = held[--*n];
+            return true;
+        }
+    }
+    return false;
+}
+
+static bool op_revoke(struct r2_ep *ep, unsigned lane, const struct r2_bulk *chunk)
+{
+    bool mine;
+
+    if (lane != 1 || atomic_load(&ep->reading) || pthread_mutex_trylock(&ep->lock))
+        return false;
+    if ((mine = !ep->dead && unhold(ep->rx, &ep->n_rx, chunk)))
+        ev->chunk_dropped(ep->params.owner, ep, chunk, false);
+    pthread_mutex_unlock(&ep->lock);
+    return mine;
+}
+
 static int op_detach(struct r2_ep *ep, uint64_t conn, uint64_t first, uint64_t last, bool cleared)
 {
     atomic_store(&ep->cleared, cleared);
-    (void)first;
-    (void)last;
     pthread_mutex_lock(&ep->lock);
-    if (!ep->dead)
+    if (!ep->dead && first <= last)
         drop_held(ep, conn, false);
     pthread_mutex_unlock(&ep->lock);
     atomic_fetch_add(&ep->detached, 1);
@@ -277,6 +298,7 @@ const struct r2_transport_ops fake_ops = {
     .help = op_nothing,
     .shut = op_shut,
     .detach = op_detach,
+    .revoke = op_revoke,
     .get = op_get,
     .put = op_put,
     .mark = op_nothing,
@@ -458,17 +480,6 @@ bool fake_next(struct r2_ep *ep, struct r2_bulk *bulk)
     }
     pthread_mutex_unlock(&ep->lock);
     return ok;
-}
-
-static bool unhold(struct r2_bulk *held, int *n, const struct r2_bulk *b)
-{
-    for (int i = 0; i < *n; i++) {
-        if (held[i].conn == b->conn && held[i].seq == b->seq && held[i].offset == b->offset) {
-            held[i] = held[--*n];
-            return true;
-        }
-    }
-    return false;
 }
 
 bool fake_chunk_sent(struct r2_ep *ep, const struct r2_bulk *bulk)

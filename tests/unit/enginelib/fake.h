@@ -34,6 +34,7 @@ struct r2_ep {
     atomic_bool unconfirmed;             /* shut() does not come to an end */
     atomic_bool cleared;                 /* the last detach() was told so */
     atomic_bool hold_shut;               /* shut() waits while it is set (5 s at most) */
+    atomic_bool reading;                 /* revoke: the lane is inside a read just now */
     atomic_bool silent;                  /* health: nothing answers */
     atomic_int health_ms;                /* health() takes so long */
     atomic_int kicks, detached, waiting; /* waiting: threads in shut() */

@@ -1,0 +1,37 @@
+/* What a receive ledger can tell: claims of a path, what is missing, what has arrived. */
+#include "engine/ledger.h"
+
+unsigned r2_recv_claims_on(const struct r2_recv_ledger *l, uint16_t path, uint32_t gen)
+{
+    unsigned n = 0;
+
+    for (uint32_t i = 0; i < l->count; i++) {
+        const struct r2_recv_claim *c = r2_recv_claim_at(l, i);
+
+        n += c->path == path && c->gen <= gen;
+    }
+    return n;
+}
+
+void r2_recv_missing(const struct r2_recv_ledger *l, r2_range_fn cb, void *arg)
+{
+    uint64_t end = l->total_known ? l->total : l->capacity;
+    uint64_t gap_end;
+
+    for (uint64_t at = 0; r2_ranges_gap(&l->done, &at, end, &gap_end); at = gap_end) {
+        if (!cb(arg, at, gap_end - at)) {
+            return;
+        }
+    }
+}
+
+void r2_recv_arrived(const struct r2_recv_ledger *l, r2_range_fn cb, void *arg)
+{
+    for (uint32_t i = 0; i < l->done.count; i++) {
+        const struct r2_range *r = r2_ranges_at(&l->done, i);
+
+        if (!cb(arg, r->off, r->end - r->off)) {
+            return;
+        }
+    }
+}

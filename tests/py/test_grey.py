@@ -1,0 +1,102 @@
+"""A NIC that becomes slow under a job is found, said so, relieved, and taken back; no byte suffers.
+
+Rung 3 (faults injected below the engine) and rung 4 (the lab's shaper: real queues, real TCP). How
+fast all that is stands in `make bench BENCH_ARGS="--only grey"`; the limits here are generous.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+import pytest
+from conftest import Build, missing
+from failover_bed import PerfJob, Side, loopback, running_pair, running_perf, until
+
+from r2ccl_ctl.journal import Event
+from r2ccl_ctl.lab import Lab, LabSpec, netns
+
+RATE = 200_000_000
+NICS = 3
+WITHIN_S = 15.0
+
+
+def weights(sides: list[Side], nic: str, since: int) -> list[Event]:
+    found = [event for side in sides for event in side.named("weight") if event.nic == nic]
+    return [event for event in found[since:] if event.nic == nic]
+
+
+@pytest.mark.parametrize("verify", [0, 1])
+def test_slow_nic_on_loopback(build: Build, verify: int) -> None:
+    """One of three NICs falls to a tenth and recovers: the journal says so, all bytes are right."""
+    words = ("--size", "1M", "--count", 100000, "--conns", 3, "--stall", 20)
+    nics = [f"127.0.{n}.1" for n in range(1, NICS + 1)]
+    with running_pair(build.path, *words, nics=loopback(NICS), R2CCL_VERIFY=verify) as pair:
+        for nic in nics:
+            pair.tx.fail(nic, "slow", "tx", rate=10_000_000)
+        pair.moving(60)
+        pair.tx.fail(nics[1], "slow", "tx", rate=1_000_000)
+        until(
+            f"the slow NIC is named: {pair}",
+            lambda: any("slow" in e.cause for e in weights([pair.tx], nics[1], 0)),
+            WITHIN_S,
+        )
+        seen = len(weights([pair.tx], nics[1], 0))
+        pair.tx.fail(nics[1], "slow", "tx", rate=10_000_000)
+        until(
+            f"it is well again: {pair}",
+            lambda: any("again" in e.cause for e in weights([pair.tx], nics[1], seen)),
+            WITHIN_S,
+        )
+        for nic in nics:
+            pair.tx.recover(nic)
+        pair.moving(20)
+        assert not pair.tx.named("path-down", "replay"), str(pair)
+
+
+def test_switched_off(build: Build) -> None:
+    words = ("--size", "1M", "--count", 100000, "--conns", 3, "--stall", 20)
+    with running_pair(build.path, *words, nics=loopback(2), R2CCL_GREY=0) as pair:
+        for nic, rate in (("127.0.1.1", 50_000_000), ("127.0.2.1", 2_000_000)):
+            pair.tx.fail(nic, "slow", "tx", rate=rate)
+        pair.moving(60)
+        assert not pair.tx.named("weight"), str(pair)
+        assert not pair.tx.counter("tail_resent_bytes")
+
+
+@pytest.fixture
+def lab(lab_rights: None) -> Iterator[Lab]:
+    if not netns.has_admin():
+        missing("lab", "this test makes namespaces itself: CAP_SYS_ADMIN is missing")
+    with Lab.up(LabSpec(name=f"g{os.getpid()}", nics=(NICS,), rates=(RATE,))) as up:
+        yield up
+
+
+@pytest.mark.lab
+@pytest.mark.slow
+@pytest.mark.parametrize("verify", [0, 1])
+def test_slow_nic_in_the_lab(build: Build, lab: Lab, verify: int) -> None:
+    """Collectives over shaped NICs, one of them slowed for seconds, twice, every value checked;
+    chunks that it holds back go over others as well, and nothing is lost or doubled by that."""
+    env = {"R2CCL_VERIFY": verify}
+    argv = [str(build.perf), "-b", "4M", "--duration", "14", "--timeout", "60", "-c", "1"]
+    with running_perf(
+        build, env=env, argv=[*argv, "--check-every"], lab=lab.name, per_node=1
+    ) as job:
+        job.moving(100)
+        for node in ("n0", "n1"):
+            before = len(weights(job.sides, "nic1", 0))
+            lab.set_rate(node, "nic1", RATE // 10)
+            _named(job, before)
+            job.moving(40)
+            lab.set_rate(node, "nic1", RATE)
+        assert not job.named("path-down", "replay"), str(job)
+        job.finish(90.0)
+
+
+def _named(job: PerfJob, before: int) -> None:
+    until(
+        f"the slow NIC is named: {job}",
+        lambda: any("slow" in e.cause for e in weights(job.sides, "nic1", before)),
+        WITHIN_S,
+    )
