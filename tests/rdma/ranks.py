@@ -100,6 +100,11 @@ class Ranks:
         )
         return "\n".join(guest.run(look).out for guest in self.bed.guests())
 
+    def crashes(self) -> str:
+        """Where programs crashed, as the guests' kernels tell it."""
+        look = "dmesg | grep -A 1 segfault"
+        return "\n".join(guest.run(look).out for guest in self.bed.guests())
+
     def iterations(self) -> int:
         """Windows that rank 0 has finished, none of which had a wrong value."""
         lines = self.bed.nodes["a"].check("cat /tmp/timeline 2>/dev/null || :").splitlines()
@@ -117,7 +122,8 @@ class Ranks:
         end = time.monotonic() + within
         while not reached():
             if any(job.code is not None for job in self.jobs):
-                pytest.fail(f"a rank ended while waiting for {what}\n{self.text()}", pytrace=False)
+                text = f"{self.text()}\n{self.crashes()}"
+                pytest.fail(f"a rank ended while waiting for {what}\n{text}", pytrace=False)
             if time.monotonic() > end:
                 text = f"{self.text()}\n{self.stacks()}"
                 pytest.fail(f"not within {within:g} s: {what}\n{text}", pytrace=False)

@@ -94,7 +94,8 @@ void r2_fence_poll(struct r2_ep *ep)
     if (ep->fence != R2_FENCE_DRAIN)
         return;
     do {
-        n = ibv_poll_cq(ep->cq, 16, wc);
+        /* Given up before its queue pairs were made: nothing to wait for. */
+        n = ep->cq ? ibv_poll_cq(ep->cq, 16, wc) : 0;
         for (int i = 0; i < n; i++) {
             int q = (int)(wc[i].wr_id >> 32 & 0xffff);
 
