@@ -1,4 +1,6 @@
 /* The semantics of NCCL's net API over the engine, and the tables of v12 and v11. */
+#define _GNU_SOURCE
+#include <dlfcn.h>
 #include <errno.h>
 #include <limits.h>
 #include <stdatomic.h>
@@ -7,6 +9,7 @@
 
 #include "engine/engine.h"
 #include "nccl_abi/abi.h"
+#include "settings/settings.h"
 #include "util/log.h"
 
 #define R2_EXPORT __attribute__((visibility("default")))
@@ -59,6 +62,22 @@ int r2_abi_result(int rc, const char *operation)
     return r2_abi_of_errno(-rc);
 }
 
+/* With the shim preloaded, NCCL's first call has come through it by now. */
+static void check_shim(void)
+{
+    static atomic_flag asked = ATOMIC_FLAG_INIT;
+    const int *reached = dlsym(RTLD_DEFAULT, "r2ccl_shim_reached");
+
+    if (!reached || __atomic_load_n(reached, __ATOMIC_RELAXED) ||
+        r2_settings_get()->mode == R2_MODE_OFF)
+        return;
+    if (!atomic_flag_test_and_set(&asked))
+        R2_WARN(
+            "libr2ccl.so is preloaded, but this program's NCCL calls do not come through it: it "
+            "opens NCCL with dlopen (set R2CCL_DLSYM=1), or NCCL is linked into it. The plugin "
+            "works all the same; r2ccl-ctl shows no communicators");
+}
+
 int r2_abi_init(void **ctx, uint64_t comm_id, struct r2_ncclnet_config *config, r2_nccl_logger log,
                 r2_nccl_profiler prof)
 {
@@ -68,6 +87,8 @@ int r2_abi_init(void **ctx, uint64_t comm_id, struct r2_ncclnet_config *config, 
     (void)config;
     (void)prof;
     *ctx = rc == 0 ? made : NULL;
+    if (rc == 0)
+        check_shim();
     return r2_abi_result(rc, "init");
 }
 

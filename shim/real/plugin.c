@@ -89,11 +89,17 @@ static void warn_bypassed(void)
             gin);
 }
 
+/* Whether any call of the application has come through: the plugin asks, by this name, since it
+ * may be used by an NCCL whose calls do not (linked statically, opened with dlopen). */
+R2_EXPORT extern int r2ccl_shim_reached;
+int r2ccl_shim_reached;
+
 static void load(void)
 {
     char path[1024];
     void *found;
 
+    __atomic_store_n(&r2ccl_shim_reached, 1, __ATOMIC_RELAXED);
     if (user_wants_another())
         return;
     found = dlopen(SONAME, RTLD_NOLOAD | RTLD_LAZY);

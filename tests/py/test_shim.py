@@ -162,6 +162,18 @@ def test_program_that_opens_nccl_itself(
     assert "net plugin:" not in alone.stderr, "without R2CCL_DLSYM it must be left alone"
 
 
+def test_preloaded_in_vain(run_bounded: RunBounded, build: Build, shim: Path) -> None:
+    """The plugin is named and the shim preloaded, but the program's calls go past it."""
+    env = {**NICS, "LD_PRELOAD": str(shim), "NCCL_NET_PLUGIN": str(build.plugin)}
+    env["NCCL_DEBUG"] = "WARN"
+    command: list[str | Path] = [sys.executable, "-c", OPENS, build.host_nccl / "libnccl.so.2"]
+    vain = run_bounded(command, env=env)
+    assert vain.stdout == "0 22809\n0\n"
+    assert vain.stderr.count("NCCL calls do not come through it") == 1
+    reached = run_bounded(command, env={**env, "R2CCL_DLSYM": "1"})
+    assert "do not come through it" not in reached.stderr
+
+
 TWO = """
 import ctypes, sys
 for path in sys.argv[1:]:
@@ -275,9 +287,12 @@ def test_run_with_preload(run_bounded: RunBounded, tool: Path, programs: Path, s
     assert "net plugin:" in finished.stderr
 
 
-@pytest.mark.parametrize("what", ["abort", "fork"])
-def test_abort_and_fork(run_bounded: RunBounded, shim: Path, programs: Path, what: str) -> None:
-    env = {**NICS, "LD_PRELOAD": str(shim)}
+@pytest.mark.parametrize("what", ["abort", "fork", "nonblocking"])
+@pytest.mark.parametrize("plan", ["off", "shadow"])
+def test_abort_fork_and_nonblocking(
+    run_bounded: RunBounded, shim: Path, programs: Path, what: str, plan: str
+) -> None:
+    env = {**NICS, "LD_PRELOAD": str(shim), "R2CCL_PLAN": plan}
     finished = run_bounded([programs / "linked", what], env=env)
     assert finished.stdout == "ok\n"
     assert finished.stderr == ""

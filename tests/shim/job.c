@@ -5,6 +5,7 @@
  *   hold         a few operations, prints "held", waits for stdin to end
  *   abort        one rank waits in a collective that the other never joins; a watchdog aborts it
  *   fork         forks with communicators open; the child only looks, the parent goes on
+ *   nonblocking  communicators with blocking=0, polled until they are made; then AllReduces
  *   traffic S    AllReduces for S seconds, checked; prints how many
  */
 #include "job.h"
@@ -74,6 +75,32 @@ static void run(ncclComm_t *comms, int rounds)
     destroy(parts);
 }
 
+/* As PyTorch does with TORCH_NCCL_USE_COMM_NONBLOCKING. */
+static void make_nonblocking(ncclComm_t *comms)
+{
+    ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+    ncclUniqueId id;
+    int made = 0;
+
+    config.blocking = 0;
+    NCCL(ncclGetUniqueId(&id));
+    for (int r = 0; r < RANKS; r++) {
+        ncclResult_t result = ncclCommInitRankConfig(&comms[r], RANKS, id, r, &config);
+
+        if (result != ncclSuccess && result != ncclInProgress)
+            NCCL(result);
+    }
+    for (int r = 0; r < RANKS; r += made) {
+        ncclResult_t state;
+
+        NCCL(ncclCommGetAsyncError(comms[r], &state));
+        if (state != ncclSuccess && state != ncclInProgress)
+            NCCL(state);
+        made = state == ncclSuccess;
+        usleep(1000);
+    }
+}
+
 static void *watchdog(void *arg)
 {
     usleep(300000);
@@ -131,6 +158,9 @@ static void work(const char *what, const char *number, ncclComm_t *comms)
 
     if (!strcmp(what, "run")) {
         run(comms, atoi(number));
+    } else if (!strcmp(what, "nonblocking")) {
+        for (int i = 0; i < 5; i++)
+            all_reduce(comms, i);
     } else if (!strcmp(what, "hold")) {
         run(comms, 3);
         printf("held\n");
@@ -159,7 +189,10 @@ int r2_job(int argc, char **argv)
     for (int r = 0; r < RANKS; r++)
         buffers[r] = malloc(COUNT * sizeof(float));
     for (int t = 0; t < times; t++) {
-        NCCL(ncclCommInitAll(comms, RANKS, devices));
+        if (!strcmp(what, "nonblocking"))
+            make_nonblocking(comms);
+        else
+            NCCL(ncclCommInitAll(comms, RANKS, devices));
         if (times > 1)
             all_reduce(comms, t);
         work(what, number, comms);
