@@ -301,6 +301,20 @@ static int r2_agree_lookup_slow(struct r2_agree *a, uint64_t index, struct r2_ag
     return rc;
 }
 
+static const char *r2_agree_no_start(int rc)
+{
+    switch (rc) {
+    case -EEXIST:
+        return "another communicator of this process has the same id and rank";
+    case -EADDRINUSE:
+        return "no port of R2CCL_PORT_RANGE is free to listen on: widen it by one per process";
+    case -ENODEV:
+        return "no interface to listen on: NCCL_SOCKET_IFNAME names the one to take";
+    default:
+        return "no memory, thread or descriptor for the agreement";
+    }
+}
+
 /* The first eligible operation. */
 static void r2_agree_start(struct r2_agree *a)
 {
@@ -317,8 +331,7 @@ static void r2_agree_start(struct r2_agree *a)
         return;
     }
     pthread_mutex_lock(&a->lock);
-    r2_agree_off(a, rc == -EEXIST ? "another communicator of this process has the same id and rank"
-                                  : "no memory or thread for the agreement");
+    r2_agree_off(a, r2_agree_no_start(rc));
     pthread_mutex_unlock(&a->lock);
     if (a->ops && a->ops->off) {
         a->ops->off(a->user, a->why);
