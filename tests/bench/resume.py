@@ -149,8 +149,8 @@ def run(options: Options, section: Section) -> None:
     section.notes.append(
         f"2 nodes x {NICS} NICs of 0.5 Gbit/s, 256 KiB messages, 8 outstanding, default settings "
         "(heartbeats every 100 ms, 3 misses) without flap damping. Resumed: the first "
-        "acknowledgement over another path after the lost bytes were queued again. Stall: the longest time without a completed "
-        "message around the fault."
+        "acknowledgement over another path after the lost bytes were queued again. Stall: the "
+        "longest time without a completed message around the fault."
     )
 
 
