@@ -60,7 +60,7 @@ struct r2_node_row {
     uint32_t n_others;
     char name[40]; /* of the NIC, or NIC@host of another node's */
     char why[80];
-    uint8_t reserved[148];
+    uint8_t reserved[152];
 };
 _Static_assert(sizeof(struct r2_node_row) == 512, "node row");
 

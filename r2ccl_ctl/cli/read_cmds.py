@@ -9,9 +9,11 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import click
-from rich.console import RenderableType
+from rich.console import Group, RenderableType
 from rich.live import Live
+from rich.text import Text
 
+from r2ccl_ctl import nodeseg
 from r2ccl_ctl.cli import view
 from r2ccl_ctl.cli.common import (
     console,
@@ -241,7 +243,8 @@ def nics(
     interval: str,
     as_json: bool,
 ) -> None:
-    """List the NICs: state, weight, rates, injected faults.
+    """List the NICs: state, weight, rates, injected faults; and what was found out about broken
+    ones, as the processes of a node share it.
 
     \b
     Example:
@@ -249,7 +252,7 @@ def nics(
     """
 
     def dicts(looks: Looks) -> dict[str, Any]:
-        return view.document(
+        found = view.document(
             "nics",
             [
                 {
@@ -262,13 +265,23 @@ def nics(
                 for nic in snapshot.nics
             ],
         )
+        found["node_verdicts"] = [view.node_dict(*pair) for pair in verdicts(looks)]
+        return found
+
+    def verdicts(looks: Looks) -> list[tuple[nodeseg.NodeSegment, nodeseg.NodeRow]]:
+        hosts = {snapshot.process.host for snapshot, _ in looks}
+        return view.node_verdicts(nodeseg.list_segments(), hosts)
+
+    def render(looks: Looks) -> RenderableType:
+        nics, shared = view.nics_view(looks), verdicts(looks)
+        return Group(nics, Text(""), view.node_table(shared)) if shared else nics
 
     report(
         selection(pid, job, node),
         as_json=as_json,
         watching=watching,
         interval=interval,
-        render=view.nics_view,
+        render=render,
         as_dicts=dicts,
     )
 

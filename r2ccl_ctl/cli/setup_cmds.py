@@ -12,7 +12,7 @@ from click.shell_completion import get_completion_class
 
 from r2ccl_ctl import env as environment
 from r2ccl_ctl import gc as sweeping
-from r2ccl_ctl import paths, settings_view
+from r2ccl_ctl import nodeseg, paths, settings_view
 from r2ccl_ctl.cli.common import F, R2Group, add_row, json_option, print_json, show, table
 from r2ccl_ctl.cli.view import document, process_dict
 from r2ccl_ctl.errors import R2Error, R2UsageError
@@ -172,7 +172,8 @@ def config_list(changed: bool, markdown: bool, as_json: bool) -> None:
 def gc(older_than: str, everything: bool, dry_run: bool, as_json: bool) -> None:
     """Remove what processes that are gone left behind.
 
-    That is their control segments, and with them their journals; never those of running processes.
+    That is their control segments, and with them their journals, and node segments that no process
+    uses; never those of running processes.
 
     \b
     Example:
@@ -180,11 +181,22 @@ def gc(older_than: str, everything: bool, dry_run: bool, as_json: bool) -> None:
     """
     seconds = 0.0 if everything else parse_duration(older_than)
     swept = sweeping.sweep(seconds, dry_run=dry_run)
+    nodes = nodeseg.sweep(seconds, dry_run=dry_run)
     if as_json:
         print_json(
             document(
                 "removed",
                 [
+                    {
+                        "segment": node.name,
+                        "node": node.host,
+                        "age_s": round(age, 1),
+                        "bytes": nodeseg.HEADER_SIZE + nodeseg.ROWS * nodeseg.ROW_SIZE,
+                        "error": error,
+                    }
+                    for node, age, error in nodes
+                ]
+                + [
                     {
                         **process_dict(item.process),
                         "age_s": round(item.age_s, 1),
@@ -201,11 +213,15 @@ def gc(older_than: str, everything: bool, dry_run: bool, as_json: bool) -> None:
                 f"{item.process.name}: {item.process.state}, {show_span(item.age_s)} ago"
                 + (f": {item.error}" if item.error else "")
             )
+        for node, age, error in nodes:
+            click.echo(
+                f"{node.name}: unused, {show_span(age)} ago" + (f": {error}" if error else "")
+            )
         size = sum(item.bytes for item in swept if not item.error)
-        count = sum(not item.error for item in swept)
+        count = sum(not item.error for item in swept) + sum(not error for _, _, error in nodes)
         verb = "would be removed" if dry_run else "removed"
         click.echo(f"{count} {verb}, {show_bytes(size)}", err=True)
-    if any(item.error for item in swept):
+    if any(item.error for item in swept) or any(error for _, _, error in nodes):
         sys.exit(1)
 
 

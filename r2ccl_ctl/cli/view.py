@@ -16,6 +16,7 @@ from rich.text import Text
 from r2ccl_ctl.cli.common import add_row, state, table
 from r2ccl_ctl.control import SCHEMA, Process, Snapshot
 from r2ccl_ctl.journal import Event
+from r2ccl_ctl.nodeseg import NodeRow, NodeSegment
 from r2ccl_ctl.rows import Comm, Nic, PathRow
 from r2ccl_ctl.units import rfc3339, show_bytes, show_rate, show_span
 
@@ -31,7 +32,11 @@ SHOWN_COUNTERS = (
     "handshakes_rejected",
     "journal_dropped",
     "rows_refused",
+    "locate_rounds",
+    "locate_adopted",
+    "verdicts",
 )
+NODE_VERDICT_S = 3600.0  # older ones are history: the journal has them
 
 
 @dataclass
@@ -261,6 +266,44 @@ def rdma_table(snapshots: Sequence[Snapshot], *, titles: bool) -> Table:
                 nic.gid,
                 nic.queue_pairs,
             )
+    return found
+
+
+def node_verdicts(
+    segments: Sequence[NodeSegment], hosts: set[str], now_ns: int | None = None
+) -> list[tuple[NodeSegment, NodeRow]]:
+    """What the processes of these nodes have told each other lately, newest first."""
+    now = time.time_ns() if now_ns is None else now_ns
+    return [
+        (segment, row)
+        for segment in segments
+        if segment.host in hosts
+        for row in segment.rows
+        if 0 <= now - row.real_ns < NODE_VERDICT_S * 1e9
+    ]
+
+
+def node_table(found: Sequence[tuple[NodeSegment, NodeRow]], now_ns: int | None = None) -> Table:
+    """The lower part of r2ccl-ctl nics: verdicts that the processes of a node share."""
+    now = time.time_ns() if now_ns is None else now_ns
+    shown = table("NODE", "NIC", "ADDRESS", "STATE", "AGE", ">BY PID", "VERDICT")
+    for segment, row in found:
+        add_row(
+            shown,
+            segment.host,
+            row.name,
+            row.addr,
+            state(row.state),
+            show_span((now - row.real_ns) / 1e9),
+            row.pid,
+            row.why or row.verdict,
+        )
+    return shown
+
+
+def node_dict(segment: NodeSegment, row: NodeRow) -> dict[str, Any]:
+    found = {"node": segment.host, "segment": segment.name, **vars(row)}
+    found["time"] = rfc3339(row.real_ns)
     return found
 
 

@@ -285,15 +285,25 @@ static void adopted_text(struct r2_finding *v, const struct r2_node_row *row)
 
 void r2_round_adopt(struct r2_round *r, uint64_t now)
 {
+    struct r2_suspect left[R2_SUSPECTS];
     struct r2_finding v[R2_SUSPECTS];
-    int l = r2_own_index(&r->ev, r->lnic);
+    int lnic = r->lnic, l = r2_own_index(&r->ev, lnic), n_left = 0;
     bool works = r2_evidence_works(&r->ev, l, 0);
+
+    for (int i = 0; i < r->n_suspects;) { /* what the row says nothing about needs a round */
+        if (in_row(&r->row, &r->suspects[i].addr)) {
+            i++;
+            continue;
+        }
+        left[n_left++] = r->suspects[i];
+        r->suspects[i] = r->suspects[--r->n_suspects];
+    }
 
     for (int i = 0; i < r->n_suspects; i++) {
         const struct r2_suspect *s = &r->suspects[i];
         int o = r2_evidence_nic(&r->ev, &s->addr, s->label);
 
-        if (pair_outcome(r, &s->addr) == R2_SEEN_SILENT && in_row(&r->row, &s->addr) &&
+        if (pair_outcome(r, &s->addr) == R2_SEEN_SILENT &&
             !(works && blames_local((enum r2_finding_kind)r->row.kind)))
             adopted_text(&v[i], &r->row);
         else
@@ -303,6 +313,10 @@ void r2_round_adopt(struct r2_round *r, uint64_t now)
     if (r->n_suspects)
         carry_out(r, v, false, now);
     r2_round_free(r);
+    for (int i = 0; i < n_left; i++) {
+        r2_rounds_failed(left[i].peer, lnic, left[i].rnic, left[i].via, left[i].failed_at);
+        r2_peer_put(left[i].peer);
+    }
 }
 
 /* ---- hints */

@@ -170,7 +170,8 @@ void r2_rounds_failed(struct r2_peer *p, int lnic, int rnic, int via, uint64_t a
         r2_verdict_word(p, lnic, rnic, at);
         return;
     }
-    if (addr.offers & R2_OFFER_NO_TCP) /* no socket of ours goes over that NIC */
+    /* No socket of ours goes over that NIC, or over any wire at all (a process of this node). */
+    if ((addr.offers & R2_OFFER_NO_TCP) || r2_locate_own_nic(&addr) >= 0)
         return;
     if (!still_suspect(p) || r2_verdict_recent(lnic, &addr, at))
         return;
@@ -234,12 +235,19 @@ static int claim(struct r2_round *r)
     return rc;
 }
 
-/* The paths that failed together are known: one process of the node looks into the NIC. */
-static void settled(struct r2_round *r, uint64_t now)
+static bool find_row(struct r2_round *r, uint64_t now)
 {
     struct r2_nodeseg *seg = r2_locate_nodeseg();
     struct r2_wire_addr own;
 
+    r->have_row = seg && r2_eng.ops->address(r->lnic, &own) == 0 &&
+                  r2_nodeseg_get(seg, &own, &r->row) && covers(r, &r->row, now);
+    return r->have_row;
+}
+
+/* The paths that failed together are known: one process of the node looks into the NIC. */
+static void settled(struct r2_round *r, uint64_t now)
+{
     drop_suspects(r);
     if (!r->n_suspects || !r2_nic_usable(r->lnic) || !r2_nicstate_carrier(r->lnic)) {
         r2_round_free(r);
@@ -253,10 +261,7 @@ static void settled(struct r2_round *r, uint64_t now)
         r2_target_add(r, r->lnic, &s->addr, s->rnic, s->peer->id, s->label, true);
     }
     r->deadline = now + WAIT_NS;
-    if (seg && r2_eng.ops->address(r->lnic, &own) == 0 && r2_nodeseg_get(seg, &own, &r->row) &&
-        covers(r, &r->row, now))
-        r->have_row = true;
-    else if (claim(r) != -EAGAIN)
+    if (!find_row(r, now) && claim(r) != -EAGAIN)
         go(r, now);
 }
 
@@ -297,7 +302,8 @@ static bool add_near(struct r2_round *r, struct r2_peer *p, const struct r2_wire
 
     r2_peer_lock(p);
     for (int i = 0; i < p->n_rnics && !found; i++) {
-        if (!p->rnics[i].known || !r2_same_nic(&p->rnics[i].addr, near))
+        if (!p->rnics[i].known || !r2_same_nic(&p->rnics[i].addr, near) ||
+            r2_locate_own_nic(near) >= 0)
             continue;
         found = true;
         rnic = i;
@@ -453,7 +459,12 @@ static void wait_tick(struct r2_round *r, uint64_t now)
             r2_round_adopt(r, now);
         return;
     }
-    if (claim(r) != -EAGAIN || now >= r->deadline) /* given up, dead, or asleep */
+    if (claim(r) == -EAGAIN && now < r->deadline)
+        return;
+    /* Its holder has given up, is dead or asleep; or has just written what it found. */
+    if (find_row(r, now))
+        unclaim(r);
+    else
         go(r, now);
 }
 

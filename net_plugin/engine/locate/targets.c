@@ -47,8 +47,9 @@ static uint16_t reached_mask(const struct r2_peer *p, int rnic)
     return mask;
 }
 
-/* Under the peer's lock. NICs that their own node calls down are left out: their silence is no
- * news. Several processes of a node have the same NICs. */
+/* Under the peer's lock. NICs that their own node calls down are left out (their silence is no
+ * news), and so are those of this node: what it says to itself goes over no wire. Several processes
+ * of a node have the same NICs. */
 static int add_peer(struct r2_peer *p, struct candidate *c, int n)
 {
     if (p->life != R2_PEER_ALIVE || !p->n_up)
@@ -57,7 +58,8 @@ static int add_peer(struct r2_peer *p, struct candidate *c, int n)
         int i;
 
         if (!p->rnics[r].known || !p->rnics[r].usable ||
-            (p->rnics[r].addr.offers & R2_OFFER_NO_TCP))
+            (p->rnics[r].addr.offers & R2_OFFER_NO_TCP) ||
+            r2_locate_own_nic(&p->rnics[r].addr) >= 0)
             continue;
         for (i = 0; i < n && !r2_same_nic(&c[i].addr, &p->rnics[r].addr); i++) {
         }
@@ -226,7 +228,7 @@ void r2_targets_paths(struct r2_round *r, const struct r2_wire_addr *about)
             struct r2_rnic *rn = &p->rnics[path->rnic];
             char label[R2_WIRE_NAME];
 
-            if (path->state != R2_PATH_UP || !rn->known ||
+            if (path->state != R2_PATH_UP || !rn->known || r2_locate_own_nic(&rn->addr) >= 0 ||
                 !(own >= 0 ? path->lnic == own : r2_same_nic(&rn->addr, about)))
                 continue;
             r2_locate_label(label, rn->name, p->host);
