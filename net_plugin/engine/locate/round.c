@@ -166,13 +166,13 @@ void r2_rounds_failed(struct r2_peer *p, int lnic, int rnic, int via, uint64_t a
     word = p->rnics[rnic].known && !p->rnics[rnic].usable;
     addr = p->rnics[rnic].addr;
     pthread_mutex_unlock(&p->lock);
+    /* No socket of ours goes over that NIC, or over any wire at all (a process of this node). */
+    if ((addr.offers & R2_OFFER_NO_TCP) || r2_locate_own_nic(&addr) >= 0)
+        return;
     if (word) {
         r2_verdict_word(p, lnic, rnic, at);
         return;
     }
-    /* No socket of ours goes over that NIC, or over any wire at all (a process of this node). */
-    if ((addr.offers & R2_OFFER_NO_TCP) || r2_locate_own_nic(&addr) >= 0)
-        return;
     if (!still_suspect(p) || r2_verdict_recent(lnic, &addr, at))
         return;
     r = r2_round_of(R2_ROUND_FULL, lnic);

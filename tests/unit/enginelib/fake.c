@@ -228,7 +228,7 @@ static void op_health(struct r2_ep *ep, struct r2_ep_health *out)
     memset(out, 0, sizeof(*out));
     if (ms)
         fake_sleep_ms(ms);
-    out->answered = !atomic_load(&ep->silent);
+    out->answered = ep->params.probe ? atomic_load(&ep->connected) : !atomic_load(&ep->silent);
 }
 
 static unsigned op_lanes(struct r2_ep *ep)
@@ -364,6 +364,31 @@ struct r2_ep *fake_probe(const uint8_t process[16])
     }
     pthread_mutex_unlock(&all_lock);
     return found;
+}
+
+struct r2_ep *fake_probe_at(const uint8_t process[16], int lnic, int rnic)
+{
+    struct r2_ep *found = NULL;
+
+    pthread_mutex_lock(&all_lock);
+    for (struct r2_ep *e = all; e && !found; e = e->next) {
+        if (is_of(e, process) && e->params.probe && e->params.local_nic == lnic &&
+            e->params.remote_nic == rnic && !atomic_load(&e->is_shut))
+            found = e;
+    }
+    pthread_mutex_unlock(&all_lock);
+    return found;
+}
+
+int fake_probes(const uint8_t process[16])
+{
+    int n = 0;
+
+    pthread_mutex_lock(&all_lock);
+    for (struct r2_ep *e = all; e; e = e->next)
+        n += is_of(e, process) && e->params.probe;
+    pthread_mutex_unlock(&all_lock);
+    return n;
 }
 
 int fake_count(const uint8_t process[16])

@@ -36,6 +36,7 @@ struct r2_ep {
     atomic_bool hold_shut;               /* shut() waits while it is set (5 s at most) */
     atomic_bool reading;                 /* revoke: the lane is inside a read just now */
     atomic_bool silent;                  /* health: nothing answers */
+    atomic_bool connected;               /* health of a probe: the host's kernel did */
     atomic_int health_ms;                /* health() takes so long */
     atomic_int kicks, detached, waiting; /* waiting: threads in shut() */
     atomic_bool is_shut;
@@ -68,6 +69,10 @@ struct r2_ep *fake_find(const uint8_t process[16], int lnic, int rnic, uint32_t 
 struct r2_ep *fake_newest(const uint8_t process[16], int lnic, int via);
 /* As above, without waiting; probes only. */
 struct r2_ep *fake_probe(const uint8_t process[16]);
+/* The newest probe of that pair of NICs that is not over; without waiting. */
+struct r2_ep *fake_probe_at(const uint8_t process[16], int lnic, int rnic);
+/* How many probes to the process were ever made. */
+int fake_probes(const uint8_t process[16]);
 /* How many endpoints to the process were ever connected. */
 int fake_count(const uint8_t process[16]);
 /* The remote process connects: NULL if the engine refuses. */

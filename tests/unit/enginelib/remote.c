@@ -37,7 +37,10 @@ void remote_new(struct remote *r, bool out, int nics)
 {
     uint8_t secret[16];
 
+    static int numbers;
+
     memset(r, 0, sizeof(*r));
+    r->number = numbers++ % 200;
     r->out = out;
     r->nics = nics;
     if (r2_random_bytes(r->id, 16) || r2_random_bytes(secret, 16) ||
@@ -51,6 +54,15 @@ void remote_new(struct remote *r, bool out, int nics)
     memcpy(r->handle + AT_SECRET, secret, 16);
 }
 
+struct r2_wire_addr remote_addr(const struct remote *r, int nic)
+{
+    struct r2_wire_addr a;
+
+    fake_ops.address(nic, &a);
+    a.ip[3] = (uint8_t)(10 + r->number);
+    return a;
+}
+
 static void say_info(struct remote *r, struct r2_ep *ep)
 {
     struct {
@@ -61,14 +73,14 @@ static void say_info(struct remote *r, struct r2_ep *ep)
     memset(&info, 0, sizeof(info));
     info.m.pid = 4242;
     info.m.nics = (uint32_t)r->nics;
-    snprintf(info.m.host, sizeof(info.m.host), "remote");
+    snprintf(info.m.host, sizeof(info.m.host), "remote%d", r->number);
     for (int i = 0; i < r->nics; i++) {
         struct r2_info_nic *n = &info.nics[i];
 
         snprintf(n->name, sizeof(n->name), "rnic%d", i);
         n->word = R2_NIC_USABLE;
         n->speed_mbps = 100000;
-        fake_ops.address(i, &n->addr);
+        n->addr = remote_addr(r, i);
     }
     fake_ctrl(ep, R2_F_INFO, &info, sizeof(info.m) + (size_t)r->nics * sizeof(info.nics[0]));
 }

@@ -13,6 +13,7 @@ struct remote {
     uint8_t id[16];
     bool out;
     int nics;
+    int number;   /* its host is "remoteN", its NIC i has address 127.0.(i+1).(10+N) */
     uint32_t gen; /* !out: the newest generation used */
     uint64_t conn_id;
     uint64_t listen_id;
@@ -66,6 +67,8 @@ bool remote_place(struct r2_ep *ep, const struct r2_bulk *b, const uint8_t *mess
 int remote_state(const struct remote *r, int nic);
 bool remote_wait_state(const struct remote *r, int nic, int state);
 bool remote_suspect(const struct remote *r);
+/* Address of its NIC. */
+struct r2_wire_addr remote_addr(const struct remote *r, int nic);
 /* Waits until the request ends: 1 done, 0 not within `ms`, -errno. */
 int remote_test(struct r2_req *req, int ms, size_t *size);
 bool remote_wait_flag(atomic_bool *flag);

@@ -1,0 +1,540 @@
+/* Localisation and what two ends tell each other, over a scripted transport (rung 2). The engine
+ * has three NICs; two remote processes on nodes of their own, one of them sent to, one received
+ * from, have three each. Nothing answers a probe unless the test says so.
+ *
+ * It proves who is probed, asked and told, and what follows; not that a real probe is answered. */
+#include "check.h"
+#include "engine/locate/verdict.h"
+#include "enginelib/remote.h"
+
+#define NICS 3
+#define ROUND_MS 700 /* a round is over by then, on a slow machine too */
+
+static struct remote x, y; /* x: the engine sends to it; y: receives from it */
+static uint8_t data[65536];
+
+static struct r2_ep *path_of(struct remote *r, int nic)
+{
+    struct r2_ep *ep = fake_find(r->id, nic, nic, 0);
+
+    CHECK(ep);
+    return ep;
+}
+
+static void begin(void)
+{
+    struct r2_req *req;
+
+    remote_new(&x, true, NICS);
+    CHECK(remote_open(&x, NICS));
+    remote_new(&y, false, NICS);
+    CHECK(remote_open(&y, NICS));
+    CHECK_EQ(r2_engine_isend(x.conn, data, sizeof(data), 0, NULL, &req), 0);
+    CHECK_EQ(r2_engine_irecv(y.conn, data, sizeof(data), 0, NULL, &req), 0);
+}
+
+static void end(void)
+{
+    remote_end(&x);
+    remote_end(&y);
+    for (int i = 0; i < NICS; i++) { /* what a verdict took out comes back: nobody is left */
+        for (int t = 0; t < 5000 && !r2_nic_usable(i); t++)
+            fake_sleep_ms(1);
+        CHECK(r2_nic_usable(i));
+    }
+    fake_sleep_ms(50);
+}
+
+/* For `ms`: every probe of a pair that `answers` says yes to is answered. */
+static void play(bool (*answers)(const struct remote *r, int lnic, int rnic), int ms)
+{
+    struct remote *all[] = {&x, &y};
+
+    for (int t = 0; t < ms; t += 5) {
+        for (int i = 0; i < 2; i++) {
+            for (int l = 0; l < NICS; l++) {
+                for (int r = 0; r < NICS; r++) {
+                    struct r2_ep *p = fake_probe_at(all[i]->id, l, r);
+
+                    if (p && answers(all[i], l, r))
+                        fake_fail(p, EALREADY, false);
+                }
+            }
+        }
+        fake_sleep_ms(5);
+    }
+}
+
+static bool nobody(const struct remote *r, int lnic, int rnic)
+{
+    (void)r;
+    (void)lnic;
+    (void)rnic;
+    return false;
+}
+
+static bool everybody(const struct remote *r, int lnic, int rnic)
+{
+    (void)r;
+    (void)lnic;
+    (void)rnic;
+    return true;
+}
+
+static bool only_y(const struct remote *r, int lnic, int rnic)
+{
+    (void)lnic;
+    (void)rnic;
+    return r == &y;
+}
+
+/* The question that a remote process was asked, over whichever path. */
+static bool hear_probe(struct remote *r, struct r2_msg_probe *m)
+{
+    for (int t = 0; t < 400; t++) {
+        for (int i = 0; i < NICS; i++) {
+            if (remote_state(r, i) == R2_PATH_UP &&
+                remote_hear_ms(path_of(r, i), R2_F_PROBE, m, sizeof(*m), 0) >= 0)
+                return true;
+        }
+        fake_sleep_ms(1);
+    }
+    return false;
+}
+
+static bool hears_ms(struct remote *r, uint8_t type, void *body, size_t cap, int ms)
+{
+    for (int t = 0; t <= ms; t++) {
+        for (int i = 0; i < NICS; i++) {
+            if (remote_state(r, i) == R2_PATH_UP &&
+                remote_hear_ms(path_of(r, i), type, body, cap, 0) >= 0)
+                return true;
+        }
+        if (t < ms)
+            fake_sleep_ms(1);
+    }
+    return false;
+}
+
+/* The remote process answers: one of its NICs and one of another process, and what it saw. */
+static void result(struct remote *r, int via, uint64_t round, struct r2_wire_addr from,
+                   struct r2_wire_addr to, enum r2_seen outcome)
+{
+    struct {
+        struct r2_msg_probe_result m;
+        struct r2_wire_seen s;
+    } __attribute__((packed)) f = {.m = {.round = round, .seen = 1}};
+
+    f.s.from = from;
+    f.s.to = to;
+    f.s.outcome = (uint8_t)outcome;
+    f.s.reached = 1;
+    memset(f.s.from_label, 'x', sizeof(f.s.from_label)); /* no end: it is untrusted */
+    CHECK_EQ(fake_ctrl(path_of(r, via), R2_F_PROBE_RESULT, &f, sizeof(f)), 0);
+}
+
+static struct r2_wire_addr own(int nic)
+{
+    struct r2_wire_addr a;
+
+    fake_ops.address(nic, &a);
+    return a;
+}
+
+/* x's NIC 0: our NIC 0 still reaches y, x's NIC 0 is silent to y as well. */
+static void test_remote_nic(void)
+{
+    struct r2_msg_probe q, w;
+    struct r2_msg_verdict v;
+
+    begin();
+    fake_fail(path_of(&x, 0), ETIMEDOUT, false);
+    CHECK(hear_probe(&x, &q));
+    CHECK(r2_same_nic(&q.near, &(struct r2_wire_addr){.family = 4, .ip = {127, 0, 1, 1}}));
+    CHECK_EQ(q.far.ip[3], 10 + x.number);
+    CHECK(hear_probe(&y, &w)); /* the third node is asked as well */
+    CHECK_EQ(w.round, q.round);
+    result(&x, 1, q.round, remote_addr(&x, 0), remote_addr(&y, 0), R2_SEEN_SILENT);
+    result(&y, 1, w.round, remote_addr(&y, 0), remote_addr(&x, 0), R2_SEEN_SILENT);
+    play(only_y, ROUND_MS);
+    CHECK(r2_nic_usable(0));
+    CHECK(hears_ms(&x, R2_F_VERDICT, &v, sizeof(v), 200));
+    CHECK_EQ(v.kind, R2_FOUND_REMOTE);
+    CHECK_EQ(v.nic.ip[3], 10 + x.number);
+    CHECK(hears_ms(&y, R2_F_VERDICT, &v, sizeof(v), 200)); /* all are told */
+    CHECK_EQ(remote_state(&y, 0), R2_PATH_UP);
+    end();
+}
+
+/* Our NIC 0: silent to both, and they reach each other. It fails for all peers at once, all are
+ * told, and it comes back when somebody answers. */
+static void test_local_nic(void)
+{
+    struct r2_msg_probe q;
+    struct r2_msg_nic word;
+
+    begin();
+    fake_fail(path_of(&x, 0), ETIMEDOUT, false);
+    CHECK(hear_probe(&x, &q));
+    result(&x, 1, q.round, remote_addr(&x, 0), remote_addr(&y, 0), R2_SEEN_ANSWERED);
+    play(nobody, ROUND_MS);
+    CHECK(!r2_nic_usable(0));
+    CHECK_NE(remote_state(&y, 0), R2_PATH_UP);
+    CHECK(hears_ms(&y, R2_F_NIC, &word, sizeof(word), 300));
+    CHECK(word.nic == 0 && !word.usable);
+    CHECK(hears_ms(&x, R2_F_NIC, &word, sizeof(word), 300));
+    CHECK(word.nic == 0 && !word.usable);
+    play(everybody, 1800);
+    CHECK(r2_nic_usable(0));
+    CHECK(hears_ms(&y, R2_F_NIC, &word, sizeof(word), 300));
+    end();
+}
+
+/* It works again by the time it is asked: nobody is blamed, nobody is told. */
+static void test_transient(void)
+{
+    struct r2_msg_verdict v;
+    uint64_t before = r2_eng.n->verdicts;
+
+    begin();
+    fake_fail(path_of(&x, 0), ECONNRESET, false);
+    play(everybody, ROUND_MS);
+    CHECK(r2_nic_usable(0));
+    CHECK_EQ(r2_eng.n->verdicts, before + 1);
+    CHECK(!hears_ms(&x, R2_F_VERDICT, &v, sizeof(v), 0));
+    CHECK(!hears_ms(&y, R2_F_VERDICT, &v, sizeof(v), 0));
+    end();
+}
+
+/* Whatever x claims: our NIC answered a probe of ours, so it is not to blame. */
+static void test_liar(void)
+{
+    struct r2_msg_probe q;
+
+    begin();
+    fake_fail(path_of(&x, 0), ETIMEDOUT, false);
+    CHECK(hear_probe(&x, &q));
+    result(&x, 1, q.round, own(0), remote_addr(&y, 0), R2_SEEN_SILENT); /* about our own NIC */
+    play(only_y, ROUND_MS);
+    CHECK(r2_nic_usable(0));
+    CHECK_EQ(remote_state(&y, 0), R2_PATH_UP);
+    end();
+}
+
+/* Many paths of one NIC fail together, to several processes: one round. */
+static void test_one_round(void)
+{
+    uint64_t before = r2_eng.n->locate_rounds;
+
+    begin();
+    fake_fail(path_of(&x, 0), ETIMEDOUT, false);
+    fake_fail(path_of(&y, 0), ETIMEDOUT, false);
+    play(nobody, ROUND_MS);
+    CHECK_EQ(r2_eng.n->locate_rounds, before + 1);
+    end();
+}
+
+/* A process that is gone, or that no path reaches, starts no round (wall 8). */
+static void test_no_path_left(void)
+{
+    uint64_t before = r2_eng.n->locate_rounds;
+
+    begin();
+    for (int i = 0; i < NICS; i++)
+        fake_fail(path_of(&x, i), ECONNRESET, false);
+    fake_sleep_ms(200);
+    CHECK_EQ(r2_eng.n->locate_rounds, before);
+    end();
+}
+
+/* ---- asked by a peer */
+
+static void ask(struct remote *r, int via, uint64_t round, struct r2_wire_addr near,
+                struct r2_wire_addr far)
+{
+    struct r2_msg_probe m = {.round = round, .near = near, .far = far};
+
+    CHECK_EQ(fake_ctrl(path_of(r, via), R2_F_PROBE, &m, sizeof(m)), 0);
+}
+
+static bool hear_result(struct remote *r, uint64_t round, struct r2_wire_seen *seen, uint32_t *n,
+                        int ms)
+{
+    uint8_t body[sizeof(struct r2_msg_probe_result) + R2_WIRE_MAX_SEEN * sizeof(*seen)];
+    struct r2_msg_probe_result m;
+
+    do { /* answers come over two paths: the second one of an earlier round is skipped */
+        if (!hears_ms(r, R2_F_PROBE_RESULT, body, sizeof(body), ms))
+            return false;
+        memcpy(&m, body, sizeof(m));
+    } while (m.round != round);
+    memcpy(seen, body + sizeof(m), m.seen * sizeof(*seen));
+    *n = m.seen;
+    return true;
+}
+
+static enum r2_seen outcome(const struct r2_wire_seen *seen, uint32_t n, struct r2_wire_addr from,
+                            struct r2_wire_addr to)
+{
+    for (uint32_t i = 0; i < n; i++) {
+        if (r2_same_nic(&seen[i].from, &from) && r2_same_nic(&seen[i].to, &to))
+            return (enum r2_seen)seen[i].outcome;
+    }
+    return R2_SEEN_NOTHING;
+}
+
+/* As the other end: from the NIC in question to the asker and to a third node. */
+static void test_asked(void)
+{
+    struct r2_wire_seen seen[R2_WIRE_MAX_SEEN];
+    uint32_t n = 0;
+
+    begin();
+    ask(&x, 1, 4711, remote_addr(&x, 0), own(0));
+    ask(&x, 2, 4711, remote_addr(&x, 0), own(0)); /* again, over another path */
+    play(only_y, 450);
+    CHECK(hear_result(&x, 4711, seen, &n, 300));
+    CHECK_EQ(outcome(seen, n, own(0), remote_addr(&x, 0)), R2_SEEN_SILENT);
+    CHECK_EQ(outcome(seen, n, own(0), remote_addr(&y, 0)), R2_SEEN_ANSWERED);
+    CHECK_EQ(remote_state(&x, 0), R2_PATH_UP); /* a question is no verdict */
+    CHECK(r2_nic_usable(0));
+    end();
+}
+
+/* As a third node: both ends. */
+static void test_witness(void)
+{
+    struct r2_wire_seen seen[R2_WIRE_MAX_SEEN];
+    uint32_t n = 0;
+
+    begin();
+    ask(&x, 1, 4712, remote_addr(&x, 0), remote_addr(&y, 0));
+    play(only_y, 450);
+    CHECK(hear_result(&x, 4712, seen, &n, 300));
+    CHECK_EQ(outcome(seen, n, own(0), remote_addr(&x, 0)), R2_SEEN_SILENT);
+    CHECK_EQ(outcome(seen, n, own(0), remote_addr(&y, 0)), R2_SEEN_ANSWERED);
+    /* NICs that nobody knows: an empty answer */
+    ask(&x, 1, 4713, (struct r2_wire_addr){.family = 4, .ip = {9}},
+        (struct r2_wire_addr){.family = 77});
+    CHECK(hear_result(&x, 4713, seen, &n, 600));
+    CHECK_EQ(n, 0);
+    end();
+}
+
+/* A peer that asks without pause costs a bounded number of probes. */
+static void test_flood(void)
+{
+    int before, after;
+
+    begin();
+    before = fake_probes(x.id) + fake_probes(y.id);
+    for (uint64_t i = 0; i < 300; i++) {
+        ask(&x, 1, 5000 + i, remote_addr(&x, (int)(i % NICS)), own((int)(i % NICS)));
+        fake_sleep_ms(1);
+    }
+    fake_sleep_ms(500);
+    after = fake_probes(x.id) + fake_probes(y.id);
+    CHECK_LT(after - before, 60 * 16 * 3);
+    CHECK(r2_nic_usable(0) && r2_nic_usable(1) && r2_nic_usable(2));
+    end();
+}
+
+/* ---- hints (invariant 12: they make us look, no more) */
+
+static void hint(struct remote *r, int via, struct r2_wire_addr nic)
+{
+    struct r2_msg_verdict m = {.nic = nic, .kind = R2_FOUND_REMOTE};
+
+    CHECK_EQ(fake_ctrl(path_of(r, via), R2_F_VERDICT, &m, sizeof(m)), 0);
+}
+
+static void test_hint_answered(void)
+{
+    begin();
+    hint(&y, 1, remote_addr(&x, 0));
+    play(everybody, 500);
+    CHECK_EQ(remote_state(&x, 0), R2_PATH_UP);
+    hint(&y, 1, own(0));
+    play(everybody, 500);
+    CHECK(r2_nic_usable(0));
+    CHECK_EQ(remote_state(&x, 0), R2_PATH_UP);
+    CHECK_EQ(remote_state(&y, 0), R2_PATH_UP);
+    end();
+}
+
+static void test_hint_confirmed(void)
+{
+    struct r2_ep *a;
+
+    begin();
+    a = path_of(&x, 0);
+    hint(&y, 1, remote_addr(&x, 0));
+    CHECK(remote_wait_flag(&a->is_shut)); /* heartbeats are far from telling */
+    CHECK_EQ(remote_state(&x, 1), R2_PATH_UP);
+    CHECK_EQ(remote_state(&y, 0), R2_PATH_UP);
+    end();
+}
+
+/* ---- what two ends tell each other */
+
+static void wait_nic_word(struct remote *r, int nic, int usable)
+{
+    struct r2_msg_nic m = {.nic = 99};
+
+    for (int t = 0; t < 400; t++) {
+        if (hears_ms(r, R2_F_NIC, &m, sizeof(m), 5) && m.nic == nic && m.usable == usable)
+            return;
+    }
+    CHECK_MSG(false, "no word that NIC %d is %s", nic, usable ? "usable" : "down");
+}
+
+/* The path that carries the word breaks before it is sent: it is said again on another one. */
+static void test_word_lost(void)
+{
+    begin();
+    r2_nicstate_located(0, false, ETIMEDOUT, "a test");
+    fake_fail(path_of(&y, 1), ECONNRESET, false); /* the word stood in its outbox */
+    wait_nic_word(&y, 0, 0);
+    r2_nicstate_located(0, true, 0, "a test");
+    CHECK(remote_path(&y, 1, 0));
+    remote_forget(path_of(&y, 1));
+    remote_forget(path_of(&y, 2));
+    end();
+}
+
+static void test_good_word_lost(void)
+{
+    struct r2_msg_nic m;
+
+    begin();
+    r2_nicstate_located(0, false, ETIMEDOUT, "a test");
+    wait_nic_word(&x, 0, 0);
+    for (int i = 1; i < NICS; i++) {
+        remote_forget(path_of(&x, i));
+        remote_forget(path_of(&y, i));
+    }
+    r2_nicstate_located(0, true, 0, "a test");
+    fake_fail(path_of(&x, 1), ECONNRESET, false); /* with the good word in its outbox */
+    for (int t = 0; t < 400; t++) {
+        if (remote_hear_ms(path_of(&x, 2), R2_F_NIC, &m, sizeof(m), 5) >= 0 && m.nic == 0)
+            break;
+    }
+    CHECK(m.nic == 0 && m.usable);
+    end();
+}
+
+/* One side is blind: the word of the other is enough, over any living path, in either direction,
+ * and saying it twice or late changes nothing. */
+static void test_one_side_blind(void)
+{
+    struct r2_ep *a, *b, *again;
+
+    begin();
+    a = path_of(&y, 0); /* we receive: the sender says DOWN */
+    CHECK_EQ(remote_down(path_of(&y, 1), a), 0);
+    CHECK(remote_wait_flag(&a->is_shut));
+    CHECK(remote_hear(path_of(&y, 1), R2_F_FENCED, NULL, 0) >= 0 ||
+          remote_hear(path_of(&y, 2), R2_F_FENCED, NULL, 0) >= 0);
+    again = remote_path(&y, 0, a->params.gen);
+    CHECK(again);
+    CHECK_EQ(remote_down(path_of(&y, 2), a), 0); /* late, over another path */
+    CHECK_EQ(remote_down(path_of(&y, 1), a), 0);
+    fake_sleep_ms(50);
+    CHECK_EQ(remote_state(&y, 0), R2_PATH_UP);
+    CHECK(!atomic_load(&again->is_shut));
+
+    b = path_of(&x, 0); /* we send: the receiver says that it has fenced it */
+    CHECK_EQ(remote_fenced(path_of(&x, 1), b), 0);
+    CHECK(remote_wait_flag(&b->is_shut));
+    again = remote_path(&x, 0, b->params.gen);
+    CHECK(again);
+    CHECK_EQ(remote_fenced(path_of(&x, 2), b), 0);
+    fake_sleep_ms(50);
+    CHECK_EQ(remote_state(&x, 0), R2_PATH_UP);
+    end();
+}
+
+/* Both sides at the same instant: DOWN crosses FENCED, and each comes twice. */
+static void test_both_at_once(void)
+{
+    struct r2_msg_path m;
+    struct r2_ep *a, *b;
+
+    begin();
+    a = path_of(&y, 0);
+    fake_fail(a, ETIMEDOUT, false);
+    CHECK_EQ(remote_down(path_of(&y, 1), a), 0);
+    CHECK_EQ(remote_down(path_of(&y, 2), a), 0);
+    CHECK(remote_wait_flag(&a->is_shut));
+    CHECK(hears_ms(&y, R2_F_FENCED, &m, sizeof(m), 1000));
+    CHECK_EQ(m.gen, a->params.gen);
+    CHECK_EQ(remote_state(&y, 1), R2_PATH_UP);
+
+    b = path_of(&x, 0);
+    fake_fail(b, ETIMEDOUT, false); /* our DOWN is on its way */
+    CHECK_EQ(remote_fenced(path_of(&x, 1), b), 0);
+    CHECK_EQ(remote_fenced(path_of(&x, 2), b), 0);
+    CHECK(remote_wait_flag(&b->is_shut));
+    CHECK(remote_path(&x, 0, b->params.gen));
+    CHECK_EQ(remote_state(&x, 1), R2_PATH_UP);
+    end();
+}
+
+/* Words about one NIC overtake each other on different paths: the newest epoch stands. */
+static void test_words_reordered(void)
+{
+    struct r2_ep *a;
+
+    begin();
+    a = path_of(&x, 0);
+    CHECK_EQ(remote_nic(path_of(&x, 2), 0, true, 7), 0); /* "back", said last, comes first */
+    CHECK_EQ(remote_nic(path_of(&x, 1), 0, false, 6), 0);
+    CHECK_EQ(remote_nic(path_of(&x, 1), 0, false, 6), 0);
+    fake_sleep_ms(100);
+    CHECK_EQ(remote_state(&x, 0), R2_PATH_UP);
+    CHECK(!atomic_load(&a->is_shut));
+    CHECK_EQ(remote_nic(path_of(&x, 1), 0, false, 8), 0);
+    CHECK(remote_wait_flag(&a->is_shut));
+    CHECK_EQ(remote_nic(path_of(&x, 2), 0, true, 7), 0); /* late */
+    fake_sleep_ms(50);
+    CHECK_EQ(remote_state(&x, 0), R2_PATH_WAIT);
+    CHECK_EQ(remote_nic(path_of(&x, 1), 0, true, 9), 0);
+    CHECK(remote_path(&x, 0, a->params.gen));
+    end();
+}
+
+static const struct check_test tests[] = {
+    {"remote_nic", test_remote_nic},
+    {"local_nic", test_local_nic},
+    {"transient", test_transient},
+    {"liar", test_liar},
+    {"one_round", test_one_round},
+    {"no_path_left", test_no_path_left},
+    {"asked", test_asked},
+    {"witness", test_witness},
+    {"flood", test_flood},
+    {"hint_answered", test_hint_answered},
+    {"hint_confirmed", test_hint_confirmed},
+    {"word_lost", test_word_lost},
+    {"good_word_lost", test_good_word_lost},
+    {"one_side_blind", test_one_side_blind},
+    {"both_at_once", test_both_at_once},
+    {"words_reordered", test_words_reordered},
+    {0},
+};
+
+int main(int argc, char **argv)
+{
+    static const char *const env[] = {"R2CCL_NO_PATH_TIMEOUT",
+                                      "20s",
+                                      "R2CCL_HEARTBEAT",
+                                      "10s",
+                                      "R2CCL_HEARTBEAT_IDLE",
+                                      "10s",
+                                      "R2CCL_LOG",
+                                      "none",
+                                      NULL};
+
+    remote_engine(NICS, env);
+    return check_main(argc, argv, tests);
+}
