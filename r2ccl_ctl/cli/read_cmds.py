@@ -269,8 +269,7 @@ def nics(
         return found
 
     def verdicts(looks: Looks) -> list[tuple[nodeseg.NodeSegment, nodeseg.NodeRow]]:
-        hosts = {snapshot.process.host for snapshot, _ in looks}
-        return view.node_verdicts(nodeseg.list_segments(), hosts)
+        return view.node_verdicts(nodeseg.list_segments(), [snapshot for snapshot, _ in looks])
 
     def render(looks: Looks) -> RenderableType:
         nics, shared = view.nics_view(looks), verdicts(looks)

@@ -36,7 +36,6 @@ SHOWN_COUNTERS = (
     "locate_adopted",
     "verdicts",
 )
-NODE_VERDICT_S = 3600.0  # older ones are history: the journal has them
 
 
 @dataclass
@@ -270,16 +269,22 @@ def rdma_table(snapshots: Sequence[Snapshot], *, titles: bool) -> Table:
 
 
 def node_verdicts(
-    segments: Sequence[NodeSegment], hosts: set[str], now_ns: int | None = None
+    segments: Sequence[NodeSegment], looks: Sequence[Snapshot]
 ) -> list[tuple[NodeSegment, NodeRow]]:
-    """What the processes of these nodes have told each other lately, newest first."""
-    now = time.time_ns() if now_ns is None else now_ns
+    """What the processes of these nodes have told each other since the first of them started,
+    newest first."""
+    since: dict[str, int] = {}
+    for snapshot in looks:
+        process = snapshot.process
+        since[process.host] = min(
+            process.created_real_ns, since.get(process.host, process.created_real_ns)
+        )
     return [
         (segment, row)
         for segment in segments
-        if segment.host in hosts
+        if segment.host in since
         for row in segment.rows
-        if 0 <= now - row.real_ns < NODE_VERDICT_S * 1e9
+        if row.real_ns >= since[segment.host]
     ]
 
 

@@ -3,11 +3,13 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 #include "engine/locate/round.h"
 #include "util/random.h"
 
 #define RECENT 64
+#define WRITE_TRIES 20 /* of 0.1 ms */
 #define RECOVER_FIRST_NS (200 * R2_NS_PER_MS)
 
 static struct recent {
@@ -111,6 +113,7 @@ static void take_out(int nic, const char *why, uint64_t now)
 
 static void write_row(struct r2_node_row *row)
 {
+    const struct timespec soon = {.tv_nsec = 100000};
     struct r2_nodeseg *seg = r2_locate_nodeseg();
 
     if (!seg)
@@ -118,8 +121,8 @@ static void write_row(struct r2_node_row *row)
     memcpy(row->process, r2_eng.process, 16);
     row->nic.port = 0;
     row->nic.offers = 0;
-    for (int i = 0; i < 5 && r2_nodeseg_write(seg, row) == -EAGAIN; i++) {
-    } /* a lost row costs another process a round of its own */
+    for (int i = 0; i < WRITE_TRIES && r2_nodeseg_write(seg, row) == -EAGAIN; i++)
+        nanosleep(&soon, NULL); /* a row that is lost costs another process a round of its own */
 }
 
 static void share_own(int nic, enum r2_node_state state, const struct r2_finding *v,
@@ -452,7 +455,10 @@ void r2_recover_conclude(struct r2_round *r, uint64_t now)
 {
     (void)now;
     for (int i = 0; i < r->n_targets; i++) {
-        if (r->targets[i].outcome == R2_SEEN_ANSWERED && recover[r->lnic].out) {
+        enum r2_seen seen = r->targets[i].outcome;
+
+        /* A kernel's answer came over our NIC too, whatever keeps its process busy. */
+        if ((seen == R2_SEEN_ANSWERED || seen == R2_SEEN_MUTE) && recover[r->lnic].out) {
             back_in_service(r->lnic, "a probe was answered");
             return;
         }
