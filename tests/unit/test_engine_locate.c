@@ -133,6 +133,18 @@ static void result(struct remote *r, int via, uint64_t round, struct r2_wire_add
     CHECK_EQ(fake_ctrl(path_of(r, via), R2_F_PROBE_RESULT, &f, sizeof(f)), 0);
 }
 
+static void wait_nic_word(struct remote *r, int nic, int usable)
+{
+    struct r2_msg_nic m = {.nic = 99};
+
+    for (int t = 0; t < 400; t++) {
+        if (hears_ms(r, R2_F_NIC, &m, sizeof(m), 5) && m.nic == nic &&
+            (m.word == R2_NIC_USABLE) == (usable != 0))
+            return;
+    }
+    CHECK_MSG(false, "no word that NIC %d is %s", nic, usable ? "usable" : "down");
+}
+
 static struct r2_wire_addr own(int nic)
 {
     struct r2_wire_addr a;
@@ -171,7 +183,6 @@ static void test_remote_nic(void)
 static void test_local_nic(void)
 {
     struct r2_msg_probe q;
-    struct r2_msg_nic word;
 
     begin();
     fake_fail(path_of(&x, 0), ETIMEDOUT, false);
@@ -180,13 +191,11 @@ static void test_local_nic(void)
     play(nobody, ROUND_MS);
     CHECK(!r2_nic_usable(0));
     CHECK_NE(remote_state(&y, 0), R2_PATH_UP);
-    CHECK(hears_ms(&y, R2_F_NIC, &word, sizeof(word), 300));
-    CHECK(word.nic == 0 && !word.usable);
-    CHECK(hears_ms(&x, R2_F_NIC, &word, sizeof(word), 300));
-    CHECK(word.nic == 0 && !word.usable);
+    wait_nic_word(&y, 0, 0);
+    wait_nic_word(&x, 0, 0);
     play(everybody, 1800);
     CHECK(r2_nic_usable(0));
-    CHECK(hears_ms(&y, R2_F_NIC, &word, sizeof(word), 300));
+    wait_nic_word(&y, 0, 1);
     end();
 }
 
@@ -377,25 +386,14 @@ static void test_hint_confirmed(void)
 
 /* ---- what two ends tell each other */
 
-static void wait_nic_word(struct remote *r, int nic, int usable)
-{
-    struct r2_msg_nic m = {.nic = 99};
-
-    for (int t = 0; t < 400; t++) {
-        if (hears_ms(r, R2_F_NIC, &m, sizeof(m), 5) && m.nic == nic && m.usable == usable)
-            return;
-    }
-    CHECK_MSG(false, "no word that NIC %d is %s", nic, usable ? "usable" : "down");
-}
-
 /* The path that carries the word breaks before it is sent: it is said again on another one. */
 static void test_word_lost(void)
 {
     begin();
-    r2_nicstate_located(0, false, ETIMEDOUT, "a test");
+    r2_nicstate_located(0, false, "a test");
     fake_fail(path_of(&y, 1), ECONNRESET, false); /* the word stood in its outbox */
     wait_nic_word(&y, 0, 0);
-    r2_nicstate_located(0, true, 0, "a test");
+    r2_nicstate_located(0, true, "a test");
     CHECK(remote_path(&y, 1, 0));
     remote_forget(path_of(&y, 1));
     remote_forget(path_of(&y, 2));
@@ -404,22 +402,16 @@ static void test_word_lost(void)
 
 static void test_good_word_lost(void)
 {
-    struct r2_msg_nic m;
-
     begin();
-    r2_nicstate_located(0, false, ETIMEDOUT, "a test");
+    r2_nicstate_located(0, false, "a test");
     wait_nic_word(&x, 0, 0);
     for (int i = 1; i < NICS; i++) {
         remote_forget(path_of(&x, i));
         remote_forget(path_of(&y, i));
     }
-    r2_nicstate_located(0, true, 0, "a test");
+    r2_nicstate_located(0, true, "a test");
     fake_fail(path_of(&x, 1), ECONNRESET, false); /* with the good word in its outbox */
-    for (int t = 0; t < 400; t++) {
-        if (remote_hear_ms(path_of(&x, 2), R2_F_NIC, &m, sizeof(m), 5) >= 0 && m.nic == 0)
-            break;
-    }
-    CHECK(m.nic == 0 && m.usable);
+    wait_nic_word(&x, 0, 1);                      /* over the path that is left */
     end();
 }
 
