@@ -336,13 +336,13 @@ static void test_flood(void)
     int before, after;
 
     begin();
-    before = fake_probes(x.id) + fake_probes(y.id);
+    before = fake_count(x.id) + fake_count(y.id);
     for (uint64_t i = 0; i < 300; i++) {
         ask(&x, 1, 5000 + i, remote_addr(&x, (int)(i % NICS)), own((int)(i % NICS)));
         fake_sleep_ms(1);
     }
     fake_sleep_ms(500);
-    after = fake_probes(x.id) + fake_probes(y.id);
+    after = fake_count(x.id) + fake_count(y.id);
     CHECK_LT(after - before, 60 * 16 * 3);
     CHECK(r2_nic_usable(0) && r2_nic_usable(1) && r2_nic_usable(2));
     end();

@@ -368,27 +368,14 @@ struct r2_ep *fake_probe(const uint8_t process[16])
 
 struct r2_ep *fake_probe_at(const uint8_t process[16], int lnic, int rnic)
 {
-    struct r2_ep *found = NULL;
+    struct r2_ep *e;
 
     pthread_mutex_lock(&all_lock);
-    for (struct r2_ep *e = all; e && !found; e = e->next) {
-        if (is_of(e, process) && e->params.probe && e->params.local_nic == lnic &&
-            e->params.remote_nic == rnic && !atomic_load(&e->is_shut))
-            found = e;
-    }
+    for (e = all; e && !(is_of(e, process) && e->params.probe && e->params.local_nic == lnic &&
+                         e->params.remote_nic == rnic && !atomic_load(&e->is_shut));)
+        e = e->next;
     pthread_mutex_unlock(&all_lock);
-    return found;
-}
-
-int fake_probes(const uint8_t process[16])
-{
-    int n = 0;
-
-    pthread_mutex_lock(&all_lock);
-    for (struct r2_ep *e = all; e; e = e->next)
-        n += is_of(e, process) && e->params.probe;
-    pthread_mutex_unlock(&all_lock);
-    return n;
+    return e;
 }
 
 int fake_count(const uint8_t process[16])

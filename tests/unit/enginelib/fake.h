@@ -71,8 +71,6 @@ struct r2_ep *fake_newest(const uint8_t process[16], int lnic, int via);
 struct r2_ep *fake_probe(const uint8_t process[16]);
 /* The newest probe of that pair of NICs that is not over; without waiting. */
 struct r2_ep *fake_probe_at(const uint8_t process[16], int lnic, int rnic);
-/* How many probes to the process were ever made. */
-int fake_probes(const uint8_t process[16]);
 /* How many endpoints to the process were ever connected. */
 int fake_count(const uint8_t process[16]);
 /* The remote process connects: NULL if the engine refuses. */
