@@ -18,7 +18,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from r2ccl_ctl.control import SHM
+from r2ccl_ctl import control
 
 MAGIC = b"R2CCNODE"
 VERSION = 1
@@ -188,10 +188,10 @@ def read(path: Path) -> NodeSegment | None:
 def list_segments(directory: Path | None = None, *, unused: bool = False) -> list[NodeSegment]:
     """The node segments that may be read; with `unused` those that no process holds, too."""
     try:
-        names = sorted(os.listdir(directory or SHM))
+        names = sorted(os.listdir(directory or control.SHM))
     except FileNotFoundError:
         names = []
-    found = [read((directory or SHM) / name) for name in names if _NAME.fullmatch(name)]
+    found = [read((directory or control.SHM) / name) for name in names if _NAME.fullmatch(name)]
     return [segment for segment in found if segment is not None and (segment.used or unused)]
 
 

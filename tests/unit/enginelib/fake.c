@@ -226,8 +226,7 @@ static void op_health(struct r2_ep *ep, struct r2_ep_health *out)
     int ms = atomic_load(&ep->health_ms);
 
     memset(out, 0, sizeof(*out));
-    if (ms)
-        fake_sleep_ms(ms);
+    fake_sleep_ms(ms);
     out->answered = ep->params.probe ? atomic_load(&ep->connected) : !atomic_load(&ep->silent);
 }
 
