@@ -51,9 +51,10 @@ class Bed:
         self.guest(nic).run(f"tc qdisc del dev {nic} root")
 
     def rdma_off(self, nic: str) -> None:
-        """RoCE packets vanish on their way out of a NIC, all others pass."""
+        """RoCE packets vanish on their way into a NIC, all others pass. (On the way out rxe is told,
+        and tries again without end, in an interrupt: the guest stands still.)"""
         self.guest(nic).check(
-            f"tc qdisc add dev {nic} clsact && tc filter add dev {nic} egress protocol ip flower"
+            f"tc qdisc add dev {nic} clsact && tc filter add dev {nic} ingress protocol ip flower"
             " ip_proto udp dst_port 4791 action drop"
         )
 
@@ -153,7 +154,7 @@ def running(
 ) -> Iterator[Ranks]:
     """r2ccl_perf with `words` on both nodes. A port of its own each time."""
     bed.port += 1
-    meet = "127.0.0.1" if bed.name == "one" else "10.9.0.1"
+    meet = "127.0.0.1" if bed.name == "one" else "10.2.0.1"
     jobs: list[Job] = []
     for rank, (node, guest) in enumerate(bed.nodes.items()):
         names = {

@@ -3,6 +3,9 @@ Rung 5: it cannot prove what an HCA does."""
 
 from __future__ import annotations
 
+import os
+import warnings
+
 from tests.rdma import facts
 from tests.rdma.work import Work
 
@@ -27,7 +30,7 @@ PROMISES: dict[str, dict[str, object]] = {
 
 
 def test_facts_of_soft_roce(work: Work) -> None:
-    """All steps of the probe say what is recorded, and what the transport is built on holds."""
+    """What the transport is built on holds; all else is as recorded (a warning outside of soak)."""
     seen, _ = facts.observe(work)
     broken = [
         f"{step}.{name} is {seen.get(step, {}).get('facts', {}).get(name)!r}, not {value!r}"
@@ -37,7 +40,11 @@ def test_facts_of_soft_roce(work: Work) -> None:
     ]
     assert not broken, "\n".join(broken)
     changed = facts.differences(facts.recorded(), seen)
-    assert not changed, (
+    text = (
         "soft-RoCE answers otherwise than docs/rdma.md tells; look at what it means, then"
         " `python -m tests.rdma record`:\n" + "\n".join(changed)
     )
+    if changed and not os.environ.get("RDMA_SOAK"):
+        warnings.warn(text, stacklevel=1)
+    else:
+        assert not changed, text

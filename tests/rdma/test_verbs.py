@@ -25,6 +25,11 @@ def plugin_speaks_verbs() -> None:
         pytest.skip(f"{plugin} was built without RDMA: the headers of libibverbs-dev were missing")
 
 
+soak = pytest.mark.skipif(
+    not os.environ.get("RDMA_SOAK"), reason="of the soak lane: RDMA_SOAK=1 runs it"
+)
+
+
 def packets(bed: Bed) -> list[int]:
     return [bed.rdma_packets(f"{node}{rail}") for node in bed.nodes for rail in range(RAILS)]
 
@@ -75,6 +80,7 @@ def test_loss(one: Bed) -> None:
         job.stop()
 
 
+@soak
 def test_sockets_take_over_and_give_back(one: Bed) -> None:
     """RoCE packets vanish on all rails, everything else passes: the last resort are sockets. When
     they pass again, RDMA has the bytes back."""
@@ -91,6 +97,7 @@ def test_sockets_take_over_and_give_back(one: Bed) -> None:
         job.stop()
 
 
+@soak
 def test_silent_peer_nic(two: Bed) -> None:
     """Between two guests: b0 goes down, a0 keeps its carrier and hears nothing."""
     with running(two, *LONG) as job:
@@ -130,6 +137,7 @@ def strike(bed: Bed, chance: random.Random) -> str:
     return ", ".join(story)
 
 
+@soak
 def test_random_failures(one: Bed) -> None:
     """Seeded schedules (RDMA_SEED; RDMA_SCHEDULES of them, 200 in the soak lane): zero wrong, and
     the job goes on after each."""
