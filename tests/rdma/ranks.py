@@ -51,7 +51,7 @@ class Bed:
         self.guest(nic).run(f"tc qdisc del dev {nic} root")
 
     def rdma_off(self, nic: str) -> None:
-        """RoCE packets vanish on their way into a NIC, all others pass. (On the way out rxe is told,
+        """RoCE packets vanish on their way into a NIC, all others pass. (On the way out rxe knows,
         and tries again without end, in an interrupt: the guest stands still.)"""
         self.guest(nic).check(
             f"tc qdisc add dev {nic} clsact && tc filter add dev {nic} ingress protocol ip flower"
