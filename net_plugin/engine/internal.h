@@ -144,6 +144,7 @@ struct r2_peer {
     struct r2_path *paths[R2_PATHS_MAX];
     struct r2_share_set shares; /* of the paths that take chunks */
     uint64_t shares_aged;
+    bool waived; /* S: for some connection (r2_conn.waived) */
     struct r2_list dying;
     bool tcp_wanted;     /* S: some memory has no way but sockets */
     struct r2_ep *probe; /* R: asks whether the silent process still exists */
@@ -235,6 +236,7 @@ struct r2_conn {
     /* S */
     struct r2_list ready; /* peer->ready */
     uint64_t waiting;     /* bytes that bulk lanes may take */
+    bool waived;          /* whichever path can carry them takes them: r2_peer_waive */
     uint64_t posted;      /* receives posted by the peer: all seq below it */
     uint64_t oldest;      /* first message not acknowledged whole */
     uint64_t eager;       /* largest message sent before its clear-to-send */
@@ -402,6 +404,18 @@ void r2_damp_rules_get(struct r2_damp_rules *out);
 /* ---- pathweight.c: weights of paths; all under the lock */
 /* Takes chunks: up, not a stand-in's reserve, and control frames have begun. */
 bool r2_path_carries(const struct r2_path *path);
+/* Takes chunks now, as far as its weight goes: a warm spare while nothing else does. */
+bool r2_path_usable(const struct r2_path *path);
+/* Pulls as it likes: no sibling has a higher weight. */
+bool r2_path_unlimited(const struct r2_path *path);
+/* Could take chunks, were it not for its weight or because it only stands by. */
+bool r2_path_able(const struct r2_path *path);
+/* A path of the connection's home NIC pulls as it likes. */
+bool r2_conn_home_alive(const struct r2_conn *c);
+/* Memory may be registered with some NICs only. If those only stand by, have weight 0 or are not
+ * the home NIC, its messages would wait for ever: finds such connections, for which these rules do
+ * not hold (r2_conn.waived). */
+void r2_peer_waive(struct r2_peer *p);
 /* Some path's weight or usability may have changed: weighs all of the peer's anew. */
 void r2_peer_weigh(struct r2_peer *p);
 /* The path is slow or lossy against its siblings: `permille` of its weight is left (1000: all is
@@ -476,6 +490,8 @@ int r2_send_on_ack(struct r2_conn *c, uint64_t cumulative, const struct r2_ack_r
 /* The receiver has fenced the path: what is missing goes back to the queue. */
 void r2_send_fenced(struct r2_path *path, uint32_t gen);
 void r2_peer_kick(struct r2_peer *p); /* there is work for bulk lanes */
+/* Bytes of the message that bulk lanes may take now. */
+uint64_t r2_send_waiting(const struct r2_req *r);
 
 /* ---- recv.c: the receiver's data plane */
 int r2_up_chunk_claim(void *owner, struct r2_ep *ep, struct r2_bulk *bulk, uint16_t lane);

@@ -66,3 +66,75 @@ void r2_path_set_grey(struct r2_path *path, unsigned permille, const char *reaso
     r2_peer_weigh(path->peer);
     r2_peer_kick(path->peer);
 }
+
+/* ---- who may take what */
+
+bool r2_path_usable(const struct r2_path *path)
+{
+    return r2_path_carries(path) && (path->share.weight || !path->peer->shares.max);
+}
+
+bool r2_path_unlimited(const struct r2_path *path)
+{
+    return r2_path_usable(path) && r2_share_free(&path->peer->shares, &path->share);
+}
+
+bool r2_path_able(const struct r2_path *path)
+{
+    return path->state == R2_PATH_UP && path->ctrl_ready && !path->testing;
+}
+
+bool r2_conn_home_alive(const struct r2_conn *c)
+{
+    const struct r2_peer *p = c->peer;
+
+    for (int i = 0; i < p->n_paths; i++) {
+        if (p->paths[i]->lnic == c->home && r2_path_unlimited(p->paths[i]))
+            return true;
+    }
+    return false;
+}
+
+/* Some path carries the message and may take it. */
+static bool served(const struct r2_conn *c, const struct r2_req *r)
+{
+    const struct r2_peer *p = c->peer;
+    bool stays = r2_eng.set->spread == R2_SPREAD_HOME && r2_conn_home_alive(c);
+
+    for (int i = 0; i < p->n_paths; i++) {
+        if (r2_path_usable(p->paths[i]) && (!stays || p->paths[i]->lnic == c->home) &&
+            r2_send_carries(p->paths[i], r))
+            return true;
+    }
+    return false;
+}
+
+static bool only_stands_by(const struct r2_conn *c, const struct r2_req *r)
+{
+    const struct r2_peer *p = c->peer;
+
+    if (served(c, r))
+        return false;
+    for (int i = 0; i < p->n_paths; i++) {
+        if (r2_path_able(p->paths[i]) && r2_send_carries(p->paths[i], r))
+            return true;
+    }
+    return false;
+}
+
+void r2_peer_waive(struct r2_peer *p)
+{
+    struct r2_list *n;
+
+    R2_LIST_FOR_EACH (n, &p->ready) {
+        struct r2_conn *c = R2_CONTAINER_OF(n, struct r2_conn, ready);
+
+        c->waived = false;
+        for (uint64_t s = c->oldest; s < c->next_seq && !c->waived; s++) {
+            struct r2_req *r = r2_conn_req(c, s);
+
+            c->waived = r && r2_send_waiting(r) && only_stands_by(c, r);
+        }
+        p->waived |= c->waived;
+    }
+}

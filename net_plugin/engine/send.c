@@ -27,6 +27,11 @@ static uint64_t bulk_waiting(const struct r2_conn *c, const struct r2_req *r)
     return r2_send_waiting_bytes(&r->led.send);
 }
 
+uint64_t r2_send_waiting(const struct r2_req *r)
+{
+    return bulk_waiting(r->conn, r);
+}
+
 /* Counts anew what waits for bulk lanes, and lists the connection accordingly. The hot paths add
  * and subtract instead (more_waiting, take_chunk). */
 static void recount(struct r2_conn *c)
@@ -74,18 +79,6 @@ static uint64_t room(const struct r2_path *path)
     return window > used && lanes ? window - used : 0;
 }
 
-/* Takes chunks now, as far as its weight goes: a warm spare while nothing else does. */
-static bool usable(const struct r2_path *path)
-{
-    return r2_path_carries(path) && (path->share.weight || !path->peer->shares.max);
-}
-
-/* Pulls as it likes: no sibling has a higher weight. */
-static bool unlimited(const struct r2_path *path)
-{
-    return usable(path) && r2_share_free(&path->peer->shares, &path->share);
-}
-
 /* Lets lanes of the path pull up to `bytes` of the `space` left; returns what it has no room for.
  */
 static uint64_t kick_path(struct r2_path *path, uint64_t bytes, uint64_t *space)
@@ -104,7 +97,7 @@ static uint64_t ask_path(struct r2_path *path, uint64_t bytes, uint64_t *space)
 {
     uint64_t left = kick_path(path, bytes, space);
 
-    return unlimited(path) ? left : bytes;
+    return r2_path_unlimited(path) ? left : bytes;
 }
 
 static const struct r2_req *first_waiting(struct r2_conn *c)
@@ -133,7 +126,7 @@ static bool has_work(const struct r2_path *path)
 }
 
 /* Asks lanes to pull: first each connection's home NIC, then others for what that has no room
- * for (unless connections stay at home, wherever home lives). */
+ * for (unless connections stay at home, wherever home lives). Waived ones: all. */
 void r2_peer_kick(struct r2_peer *p)
 {
     uint64_t space[R2_PATHS_MAX], rest = 0;
@@ -142,25 +135,29 @@ void r2_peer_kick(struct r2_peer *p)
     if (r2_list_empty(&p->ready))
         return;
     for (int i = 0; i < p->n_paths; i++)
-        space[i] = usable(p->paths[i]) ? room(p->paths[i]) : 0;
+        space[i] = r2_path_usable(p->paths[i]) || (p->waived && r2_path_able(p->paths[i]))
+                       ? room(p->paths[i])
+                       : 0;
     R2_LIST_FOR_EACH (n, &p->ready) {
         struct r2_conn *c = R2_CONTAINER_OF(n, struct r2_conn, ready);
         const struct r2_req *r = first_waiting(c);
         uint64_t left = r ? c->waiting : 0;
         bool home = false;
 
+        for (int i = 0; i < p->n_paths && c->waived; i++)
+            kick_path(p->paths[i], left, &space[i]);
         for (int i = 0; i < p->n_paths && left; i++) {
-            if (p->paths[i]->lnic != c->home || !usable(p->paths[i]) ||
+            if (p->paths[i]->lnic != c->home || !r2_path_usable(p->paths[i]) ||
                 !r2_send_carries(p->paths[i], r))
                 continue;
-            home |= unlimited(p->paths[i]);
+            home |= r2_path_unlimited(p->paths[i]);
             left = ask_path(p->paths[i], left, &space[i]);
         }
         if (!home || r2_eng.set->spread != R2_SPREAD_HOME)
             rest += left;
     }
     for (int i = 0; i < p->n_paths && rest; i++) {
-        if (usable(p->paths[i]) && has_work(p->paths[i]))
+        if (r2_path_usable(p->paths[i]) && has_work(p->paths[i]))
             rest = ask_path(p->paths[i], rest, &space[i]);
     }
 }
@@ -265,6 +262,14 @@ void r2_send_on_cts(struct r2_conn *c, const struct r2_msg_cts *m, const uint32_
 
 /* ---- bulk: paths pull */
 
+/* How long `bytes` take, in ns; gigabytes at a low rate do not fit 64 bits on the way. */
+static uint64_t time_for(uint64_t bytes, uint64_t rate)
+{
+    unsigned __int128 ns = (unsigned __int128)bytes * R2_NS_PER_S / rate;
+
+    return ns > UINT64_MAX ? UINT64_MAX : (uint64_t)ns;
+}
+
 /* When `path` would be done with `len` more bytes, in ns; 0 while nothing is known. */
 static uint64_t finish_time(const struct r2_path *path, uint64_t len, uint64_t now)
 {
@@ -272,18 +277,7 @@ static uint64_t finish_time(const struct r2_path *path, uint64_t len, uint64_t n
 
     if (!rate)
         return 0;
-    return (r2_pathrate_inflight(&path->rate) + len) * 1000000000u / rate;
-}
-
-static bool home_alive(const struct r2_conn *c)
-{
-    const struct r2_peer *p = c->peer;
-
-    for (int i = 0; i < p->n_paths; i++) {
-        if (p->paths[i]->lnic == c->home && unlimited(p->paths[i]))
-            return true;
-    }
-    return false;
+    return time_for(r2_pathrate_inflight(&path->rate) + len, rate);
 }
 
 /* A slow path must not hold a message back: it leaves the last chunks to faster ones that together
@@ -294,7 +288,7 @@ static bool leave_to_faster(const struct r2_path *path, const struct r2_req *r, 
 {
     const struct r2_peer *p = path->peer;
     const struct r2_conn *c = r->conn;
-    bool stays = r2_eng.set->spread == R2_SPREAD_HOME && home_alive(c);
+    bool stays = r2_eng.set->spread == R2_SPREAD_HOME && r2_conn_home_alive(c);
     uint64_t waiting = c->waiting;
     uint32_t len = waiting < chunk ? (uint32_t)waiting : chunk;
     uint64_t now = r2_now_ns(), mine = finish_time(path, len, now), bytes = waiting, rates = 0;
@@ -307,7 +301,7 @@ static bool leave_to_faster(const struct r2_path *path, const struct r2_req *r, 
         struct r2_path *other = p->paths[i];
         uint64_t theirs;
 
-        if (other == path || !usable(other) || other->hb_unanswered ||
+        if (other == path || !r2_path_usable(other) || other->hb_unanswered ||
             (stays && other->lnic != c->home) || !r2_share_may(&p->shares, &other->share) ||
             !r2_send_carries(other, r))
             continue;
@@ -321,7 +315,7 @@ static bool leave_to_faster(const struct r2_path *path, const struct r2_req *r, 
             soonest = other;
         }
     }
-    if (!soonest || soon > mine / 2 || bytes * 1000000000u / (rates ? rates : 1) >= mine)
+    if (!soonest || soon > mine / 2 || time_for(bytes, rates ? rates : 1) >= mine)
         return false;
     soonest->kick_wanted++;
     return true;
@@ -391,7 +385,8 @@ static bool sole_carrier(const struct r2_path *path)
         if (!r || !r2_send_carries(path, r))
             continue;
         for (int i = 0; i < p->n_paths && !others; i++)
-            others = p->paths[i] != path && usable(p->paths[i]) && r2_send_carries(p->paths[i], r);
+            others = p->paths[i] != path && r2_path_usable(p->paths[i]) &&
+                     r2_send_carries(p->paths[i], r);
         if (!others)
             return true;
     }
@@ -407,7 +402,7 @@ static void hand_over(struct r2_path *path)
     for (int i = 0; i < p->n_paths; i++) {
         struct r2_path *other = p->paths[i];
 
-        if (other == path || !unlimited(other) || other->hb_unanswered || !room(other))
+        if (other == path || !r2_path_unlimited(other) || other->hb_unanswered || !room(other))
             continue;
         other->kick_wanted++;
         return;
@@ -423,7 +418,7 @@ static void shares_moved(struct r2_path *path, uint32_t len)
     for (int i = 0; i < p->n_paths && p->shares.limited; i++) {
         struct r2_path *other = p->paths[i];
 
-        if (other != path && usable(other) && !unlimited(other) &&
+        if (other != path && r2_path_usable(other) && !r2_path_unlimited(other) &&
             r2_share_may(&p->shares, &other->share) && room(other))
             other->kick_wanted = 1;
     }
@@ -434,16 +429,18 @@ bool r2_up_next_chunk(void *owner, struct r2_ep *ep, struct r2_bulk *bulk)
     struct r2_path *path = owner;
     struct r2_peer *p = path->peer;
     struct r2_list *n, *tmp;
-    bool found = false, any = false;
+    bool found = false, any = false, rules;
 
     r2_peer_lock(p);
     if (path->ep == ep && path->testing) {
         found = r2_path_test_next(path, bulk);
         goto out;
     }
-    if (path->ep != ep || !usable(path) || r2_list_empty(&p->ready) || !room(path))
+    rules = r2_path_usable(path);
+    if (path->ep != ep || !(rules || (p->waived && r2_path_able(path))) ||
+        r2_list_empty(&p->ready) || !room(path))
         goto out;
-    if (!r2_share_may(&p->shares, &path->share) && !sole_carrier(path)) {
+    if (rules && !r2_share_may(&p->shares, &path->share) && !sole_carrier(path)) {
         hand_over(path);
         goto out;
     }
@@ -452,10 +449,10 @@ bool r2_up_next_chunk(void *owner, struct r2_ep *ep, struct r2_bulk *bulk)
             break;
         R2_LIST_FOR_EACH_SAFE (n, tmp, &p->ready) {
             struct r2_conn *c = R2_CONTAINER_OF(n, struct r2_conn, ready);
-            bool home = c->home == path->lnic || !home_alive(c);
+            bool home = c->waived || c->home == path->lnic || !r2_conn_home_alive(c);
 
             any = true;
-            if (home != (turn == 0) || !take_chunk(path, c, bulk))
+            if (!(rules || c->waived) || home != (turn == 0) || !take_chunk(path, c, bulk))
                 continue;
             found = true;
             break;
@@ -468,7 +465,7 @@ bool r2_up_next_chunk(void *owner, struct r2_ep *ep, struct r2_bulk *bulk)
 out:
     if (r2_list_empty(&p->ready) && path->ep == ep)
         r2_pathrate_app_limited(&path->rate);
-    if (!found && path->ep == ep && usable(path) && room(path))
+    if (!found && path->ep == ep && r2_path_usable(path) && room(path))
         found = r2_tail_take(path, bulk);
     r2_peer_unlock(p); /* a faster path may have to be asked instead */
     return found;

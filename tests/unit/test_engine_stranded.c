@@ -1,0 +1,154 @@
+/* Messages whose memory is registered with some NICs only, over a scripted transport (rung 2): the
+ * rules about who takes chunks (home NIC, spares, weight 0) never leave them waiting for ever. What
+ * it cannot prove: that queue pairs do as the script does. */
+#include <errno.h>
+
+#include "check.h"
+#include "enginelib/remote.h"
+
+#define KB 1024u
+#define MSG (256 * KB)
+
+static uint8_t data[MSG];
+static struct remote r;
+static struct r2_mr *mr;
+
+static struct r2_ep *find_via(int nic, int via, int ms)
+{
+    struct r2_ep *ep = fake_newest(r.id, nic, via);
+
+    for (int t = 0; t < ms && !ep; t++) {
+        fake_sleep_ms(1);
+        ep = fake_newest(r.id, nic, via);
+    }
+    return ep;
+}
+
+static void begin(void)
+{
+    remote_new(&r, true, 2);
+    CHECK(remote_open(&r, 2));
+    CHECK_EQ(r2_engine_reg(r.conn, data, sizeof(data), 1, &mr), 0);
+}
+
+static struct r2_req *post(struct r2_ep *ep, uint64_t seq, struct r2_mr *with, uint32_t key0,
+                           uint32_t key1)
+{
+    struct {
+        struct r2_msg_cts m;
+        uint32_t keys[2];
+    } __attribute__((packed))
+    c = {.m = {.conn = r.conn_id, .seq = seq, .size = MSG, .addr = 0x10000, .keys = 2},
+         .keys = {key0, key1}};
+    struct r2_req *req = NULL;
+
+    CHECK_EQ(r2_engine_isend(r.conn, data, MSG, 0, with, &req), 0);
+    CHECK(req);
+    CHECK_EQ(fake_ctrl(ep, R2_F_CTS, &c, sizeof(c)), 0);
+    return req;
+}
+
+/* Bytes that the endpoint is given within 1 s, acknowledged at once. */
+static uint64_t carry(struct r2_ep *ep, struct r2_ep *via)
+{
+    struct r2_bulk c;
+    uint64_t bytes = 0;
+
+    for (int ms = 0; ms < 1000 && bytes < MSG; ms++) {
+        while (fake_next(ep, &c)) {
+            CHECK(fake_chunk_sent(ep, &c));
+            CHECK_EQ(remote_ack_range(via, &r, c.seq, c.offset, c.len), 0);
+            bytes += c.len;
+        }
+        fake_sleep_ms(1);
+    }
+    return bytes;
+}
+
+/* The home NIC lives, but the receiver could not register the buffer with its NIC of that rail. */
+static void test_home_without_key(void)
+{
+    struct r2_ep *a, *b;
+    struct r2_req *req;
+    struct r2_bulk c;
+
+    begin();
+    a = find_via(0, R2_VIA_VERBS, 1000);
+    b = find_via(1, R2_VIA_VERBS, 1000);
+    CHECK(a && b);
+    req = post(a, 0, mr, 0, 8);
+    CHECK_EQ(carry(b, a), MSG);
+    CHECK_EQ(remote_test(req, 100, NULL), 1);
+    req = post(a, 1, mr, 7, 8); /* registered with both: home again */
+    fake_sleep_ms(60);
+    CHECK(!fake_next(b, &c));
+    CHECK_EQ(carry(a, a), MSG);
+    CHECK_EQ(remote_test(req, 100, NULL), 1);
+    remote_end(&r);
+}
+
+/* Only the warm spare of weight 0 has a key. */
+static void test_weight_zero_alone(void)
+{
+    struct r2_ep *a, *b;
+    struct r2_req *req;
+
+    begin();
+    a = find_via(0, R2_VIA_VERBS, 1000);
+    b = find_via(1, R2_VIA_VERBS, 1000);
+    CHECK(a && b);
+    r2_peer_lock(r.conn->peer);
+    r2_path_set_grey(b->params.owner, 0, "test");
+    r2_peer_unlock(r.conn->peer);
+    req = post(a, 0, mr, 0, 8);
+    CHECK_EQ(carry(b, a), MSG);
+    CHECK_EQ(remote_test(req, 100, NULL), 1);
+    remote_end(&r);
+}
+
+/* Sockets that stood in before, and stand by now, are the only way for memory without keys. */
+static void test_sockets_that_stand_by(void)
+{
+    struct r2_ep *a, *b, *tcp, *again;
+    struct r2_req *req;
+    int kicks;
+
+    begin();
+    a = find_via(0, R2_VIA_VERBS, 1000);
+    b = find_via(1, R2_VIA_VERBS, 1000);
+    CHECK(a && b);
+    fake_fail(a, EIO, false);
+    fake_fail(b, EIO, false);
+    tcp = find_via(0, R2_VIA_TCP, 2000);
+    CHECK(tcp);
+    CHECK(fake_up(tcp));
+    again = find_via(0, R2_VIA_VERBS, 3000);
+    CHECK(again && again != a);
+    CHECK(fake_up(again));
+    fake_sleep_ms(150); /* the planner's turn */
+    CHECK(((struct r2_path *)tcp->params.owner)->spare);
+    kicks = atomic_load(&tcp->kicks);
+    req = post(again, 0, NULL, 0, 0);
+    for (int ms = 0; ms < 1000 && atomic_load(&tcp->kicks) == kicks; ms++)
+        fake_sleep_ms(1);
+    CHECK_GT(atomic_load(&tcp->kicks), kicks); /* it is asked: nobody else would */
+    CHECK_EQ(carry(tcp, again), MSG);
+    CHECK_EQ(remote_test(req, 100, NULL), 1);
+    remote_end(&r);
+}
+
+static const struct check_test tests[] = {
+    {"home_without_key", test_home_without_key},
+    {"weight_zero_alone", test_weight_zero_alone},
+    {"sockets_that_stand_by", test_sockets_that_stand_by},
+    {0},
+};
+
+int main(int argc, char **argv)
+{
+    static const char *const env[] = {"R2CCL_CHUNK", "32K", "R2CCL_SPREAD", "home", NULL};
+
+    fake_offers = R2_OFFER_ROCE;
+    remote_engine(2, env);
+    return check_main(argc, argv, tests);
+}
