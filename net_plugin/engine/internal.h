@@ -288,7 +288,8 @@ enum r2_census { R2_CENSUS_NONE, R2_CENSUS_OK, R2_CENSUS_LOST, R2_CENSUSES };
 struct r2_nic_state {
     atomic_bool link_up, addr_gone;
     atomic_bool located; /* FAILED by a verdict: engine/locate says when it works again */
-    atomic_uint epoch;
+    atomic_uint epoch; /* grows before each change of what peers are told: who reads it first never
+                        * gives old word the newest number */
     struct r2_health health;
     struct r2_damp damp;
     uint64_t alone_at; /* since when none of its paths answers, while others do; 0: not so */

@@ -121,9 +121,9 @@ void r2_out_info(struct r2_path *path)
         snprintf(nics[i].name, sizeof(nics[i].name), "%.*s", (int)sizeof(nics[i].name) - 1,
                  r2_eng.nics[i].name);
         r2_eng.ops->address(i, &nics[i].addr);
+        nics[i].epoch = atomic_load(&r2_eng.nic_state[i].epoch); /* first: see r2_nic_state */
         nics[i].word = (uint8_t)r2_nic_word(i);
         nics[i].less = weight_less(i);
-        nics[i].epoch = r2_eng.nic_state[i].epoch;
         nics[i].speed_mbps = (uint32_t)r2_eng.nics[i].speed_mbps;
     }
     r2_out_frame(path, R2_F_INFO, &m, sizeof(m), nics, (size_t)r2_eng.n_nics * sizeof(nics[0]));
@@ -131,10 +131,11 @@ void r2_out_info(struct r2_path *path)
 
 void r2_out_nic(struct r2_path *path, int nic, int err, bool forgiven)
 {
-    struct r2_msg_nic m = {.nic = (uint8_t)nic, .word = (uint8_t)r2_nic_word(nic)};
+    struct r2_msg_nic m = {.nic = (uint8_t)nic};
 
+    m.epoch = atomic_load(&r2_eng.nic_state[nic].epoch); /* first: see r2_nic_state */
+    m.word = (uint8_t)r2_nic_word(nic);
     m.less = (uint16_t)(weight_less(nic) | (forgiven ? R2_NIC_FORGIVEN : 0));
-    m.epoch = r2_eng.nic_state[nic].epoch;
     m.reason = (uint32_t)err;
     r2_out_frame(path, R2_F_NIC, &m, sizeof(m), NULL, 0);
 }

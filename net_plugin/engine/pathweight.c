@@ -7,8 +7,7 @@
 
 bool r2_path_carries(const struct r2_path *path)
 {
-    return path->state == R2_PATH_UP && !path->spare && path->ctrl_ready && !path->testing &&
-           r2_health_carries(path->health.state);
+    return r2_path_able(path) && !path->spare;
 }
 
 static uint32_t weight_of(const struct r2_path *path, uint64_t now)
@@ -81,7 +80,8 @@ bool r2_path_unlimited(const struct r2_path *path)
 
 bool r2_path_able(const struct r2_path *path)
 {
-    return path->state == R2_PATH_UP && path->ctrl_ready && !path->testing;
+    return path->state == R2_PATH_UP && path->ctrl_ready && !path->testing &&
+           r2_health_carries(path->health.state);
 }
 
 bool r2_conn_home_alive(const struct r2_conn *c)

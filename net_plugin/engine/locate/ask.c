@@ -58,12 +58,17 @@ static void ask(struct r2_round *r, struct r2_peer *p, const struct r2_suspect *
 }
 
 /* A node that has nothing to do with any of the failed paths. */
-static bool is_third(const struct r2_round *r, const struct r2_peer *p)
+static bool is_third(const struct r2_round *r, struct r2_peer *p)
 {
-    if (strcmp(p->host, r2_eng.host) == 0)
+    char host[sizeof(p->host)];
+
+    r2_peer_lock(p);
+    memcpy(host, p->host, sizeof(host));
+    pthread_mutex_unlock(&p->lock);
+    if (strcmp(host, r2_eng.host) == 0)
         return false;
     for (int i = 0; i < r->n_suspects; i++) {
-        if (strcmp(r->suspects[i].peer->host, p->host) == 0)
+        if (strcmp(r->suspects[i].host, host) == 0)
             return false;
     }
     return true;

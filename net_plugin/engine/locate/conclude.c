@@ -86,7 +86,7 @@ static void pronounce(struct r2_round *r, int i, const struct r2_finding *v, uin
     }
     if (v->kind != R2_FOUND_TRANSIENT)
         remember(r->lnic, &s->addr, now);
-    journal(r->lnic, s->name, s->peer->host, s->peer->pid, now - s->failed_at, v->why);
+    journal(r->lnic, s->name, s->host, s->pid, now - s->failed_at, v->why);
 }
 
 static int usable_nics(void)
@@ -381,17 +381,20 @@ void r2_check_conclude(struct r2_round *r, uint64_t now)
 void r2_verdict_word(struct r2_peer *p, int lnic, int rnic, uint64_t now)
 {
     struct r2_wire_addr addr;
-    char name[R2_WIRE_NAME];
+    char name[R2_WIRE_NAME], host[64];
+    uint32_t pid;
 
     r2_peer_lock(p);
     addr = p->rnics[rnic].addr;
     memcpy(name, p->rnics[rnic].name, sizeof(name));
+    memcpy(host, p->host, sizeof(host));
+    pid = p->pid;
     pthread_mutex_unlock(&p->lock);
     explain(p, lnic, rnic, "remote NIC: its node says so");
     if (r2_verdict_recent(-1, &addr, now))
         return;
     remember(-1, &addr, now);
-    journal(lnic, name, p->host, p->pid, 0, "remote NIC: its node says so");
+    journal(lnic, name, host, pid, 0, "remote NIC: its node says so");
 }
 
 /* ---- back in service */

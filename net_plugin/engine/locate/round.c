@@ -135,6 +135,8 @@ static void add_suspect(struct r2_round *r, struct r2_peer *p, int rnic, int via
     r2_peer_lock(p);
     s->addr = p->rnics[rnic].addr;
     memcpy(s->name, p->rnics[rnic].name, sizeof(s->name));
+    memcpy(s->host, p->host, sizeof(s->host));
+    s->pid = p->pid;
     r2_locate_label(s->label, s->name, p->host);
     pthread_mutex_unlock(&p->lock);
     if (r->phase == R2_PHASE_RUN || r->phase == R2_PHASE_WAIT)

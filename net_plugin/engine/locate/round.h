@@ -49,7 +49,8 @@ struct r2_suspect {
     struct r2_peer *peer; /* holds a reference */
     uint8_t rnic, via;    /* via: enum r2_transport_id of the path that failed */
     struct r2_wire_addr addr;
-    char name[R2_WIRE_NAME], label[R2_WIRE_NAME];
+    char name[R2_WIRE_NAME], label[R2_WIRE_NAME], host[64];
+    uint32_t pid;
     uint64_t failed_at;
 };
 
