@@ -125,6 +125,7 @@ static void test_sockets_that_stand_by(void)
     again = find_via(0, R2_VIA_VERBS, 3000);
     CHECK(again && again != a);
     CHECK(fake_up(again));
+    CHECK(remote_prove(&r, again));
     fake_sleep_ms(150); /* the planner's turn */
     CHECK(((struct r2_path *)tcp->params.owner)->spare);
     kicks = atomic_load(&tcp->kicks);
