@@ -13,6 +13,7 @@
 #define FRESH_NS (400 * NS_PER_MS)
 #define WINDOWS 3
 #define WELL_BYTES (256 * 1024)
+#define SLOW_NS (400 * NS_PER_MS) /* a thread that the machine keeps waiting is no slow NIC */
 #define WELL_NS (700 * NS_PER_MS)
 #define SLACK_NS (200 * UINT64_C(1000)) /* threads wake late: no fault of the path */
 #define LATE_MIN_NS (300 * UINT64_C(1000))
@@ -225,7 +226,7 @@ static bool is_slow(struct r2_grey *const *paths, int n, int self, uint64_t now)
     g->share = (uint32_t)min_u64(g->speed * (uint64_t)R2_GREY_FULL / others, R2_GREY_FULL);
     g->lately[g->lately_at++ % 3] = g->share;
     if (g->share < R2_GREY_BELOW && (was || g->late_ns >= LATE_MIN_NS + 2 * late)) {
-        g->slow_windows++;
+        g->slow_from = g->slow_windows++ ? g->slow_from : now;
         g->well_windows = 0;
         g->well_bytes = 0;
     } else if (g->share >= R2_GREY_ABOVE) {
@@ -235,7 +236,7 @@ static bool is_slow(struct r2_grey *const *paths, int n, int self, uint64_t now)
     }
     return was ? g->well_windows < WINDOWS ||
                      (g->well_bytes < WELL_BYTES && now - g->well_from < WELL_NS)
-               : g->slow_windows >= WINDOWS;
+               : g->slow_windows >= WINDOWS && now - g->slow_from >= SLOW_NS;
 }
 
 static uint32_t wanted(const struct r2_grey *g, bool slow, bool lossy)

@@ -10,10 +10,11 @@
  *
  * What slows every path to the peer alike (its process is stopped, a machine is busy) says nothing
  * about one of them: a path's speed counts as a share of the median of its siblings'. Below
- * R2_GREY_BELOW for three windows in a row, and later than twice what its siblings are, it is grey,
- * and what is left of its weight is that share. It is well again after three windows in a row above
- * R2_GREY_ABOVE and 256 KiB or 700 ms in them: less may be what a shaper has saved up. A path that
- * has segments sent again while its siblings do not is lossy, and keeps half of its weight at most.
+ * R2_GREY_BELOW for three windows in a row and 400 ms, and later than twice what its siblings are,
+ * it is grey, and what is left of its weight is that share. It is well again after three windows in
+ * a row above R2_GREY_ABOVE and 256 KiB or 700 ms in them: less may be what a shaper has saved up.
+ * A path that has segments sent again while its siblings do not is lossy, and keeps half of its
+ * weight at most.
  *
  * Units: bytes, nanoseconds, bytes per second, shares per mille. Plain structs, nothing to free.
  * Threads: the caller serialises access to the paths of one peer. No function fails.
@@ -64,6 +65,7 @@ struct r2_grey {
     enum r2_grey_why why;
     unsigned slow_windows, well_windows, lossy_rounds, clean_rounds;
     uint64_t well_bytes, well_from; /* carried well since then */
+    uint64_t slow_from;
 };
 
 void r2_grey_init(struct r2_grey *g, uint64_t announced);
