@@ -366,14 +366,19 @@ int r2_engine_reg_dmabuf(struct r2_conn *c, void *data, size_t size, int type, u
     return reg(c, &m, out);
 }
 
+/* There are messages that the peer was told to write, and that have not arrived. */
+static bool written_yet(const struct r2_conn *c)
+{
+    return !c->out && c->cum < c->next_seq;
+}
+
 /* Lets every lane go of the connection's memory. Without the lock on return. 0, or -ETIMEDOUT: a
  * NIC does not confirm it. */
 static int detach_all(struct r2_conn *c)
 {
     struct r2_ep *eps[2 * R2_PATHS_MAX];
     int n = r2_peer_eps(c->peer, eps, 2 * R2_PATHS_MAX), rc = 0;
-    /* Messages that the peer was told to write, and that have not arrived. */
-    bool cleared = !c->out && c->cum < c->next_seq;
+    bool cleared = written_yet(c);
 
     r2_peer_unlock(c->peer);
     for (int i = 0; i < n; i++) {
@@ -396,7 +401,7 @@ static bool uses(const struct r2_req *r, const struct r2_mr *mr)
 
 int r2_engine_dereg(struct r2_conn *c, struct r2_mr *mr)
 {
-    bool busy = false;
+    bool busy = false, revoke = false;
     int rc = 0, gone;
 
     if (!mr || atomic_load(&r2_eng.inert))
@@ -408,19 +413,21 @@ int r2_engine_dereg(struct r2_conn *c, struct r2_mr *mr)
     if (busy)
         r2_conn_fail(c, -ECANCELED);
     if (c->state == R2_CONN_FAILED || c->state == R2_CONN_CLOSED) {
+        revoke = written_yet(c);
         rc = detach_all(c);
     } else {
         r2_peer_unlock(c->peer);
     }
-    gone = r2_eng.ops->dereg(mr->keys);
+    gone = r2_eng.ops->dereg(mr->keys, revoke);
     free(mr);
     return rc ? rc : gone;
 }
 
 int r2_engine_close(struct r2_conn *c)
 {
+    struct r2_list mrs;
     struct r2_peer *p;
-    bool busy;
+    bool busy, revoke;
     int rc = 0;
 
     if (!c || atomic_load(&r2_eng.inert))
@@ -444,19 +451,23 @@ int r2_engine_close(struct r2_conn *c)
         rc = detach_all(c);
         r2_peer_lock(p);
     }
-    while (!r2_list_empty(&c->mrs)) {
-        struct r2_mr *mr = R2_CONTAINER_OF(r2_list_first(&c->mrs), struct r2_mr, node);
-
-        r2_list_del(&mr->node);
-        r2_eng.ops->dereg(mr->keys);
-        free(mr);
-    }
+    r2_list_init(&mrs);
+    r2_list_splice_tail(&mrs, &c->mrs);
+    revoke = written_yet(c);
     if (p->life == R2_PEER_GONE)
         c->close_acked = true;
     else
         r2_conn_out_close(c);
     r2_conn_reap(c);
     r2_peer_unlock(p);
+    while (!r2_list_empty(&mrs)) { /* may wait for a device: no lock */
+        struct r2_mr *mr = R2_CONTAINER_OF(r2_list_first(&mrs), struct r2_mr, node);
+        int one = r2_eng.ops->dereg(mr->keys, revoke);
+
+        rc = rc ? rc : one;
+        r2_list_del(&mr->node);
+        free(mr);
+    }
     r2_conn_put(c);
     r2_peer_put(p);
     return rc;

@@ -218,8 +218,9 @@ struct r2_transport_ops {
     unsigned (*memory)(int nic);
     /* NULL keys: the transport needs none. */
     int (*reg)(const struct r2_memory *memory, struct r2_mr_keys **out);
-    /* 0 when no NIC can use the registration any more, else -ETIMEDOUT. */
-    int (*dereg)(struct r2_mr_keys *keys);
+    /* 0 when no NIC can use the registration any more, else -ETIMEDOUT. `revoke`: a peer may still
+     * hold its key, which must be dead on return even if the range is registered by others, too. */
+    int (*dereg)(struct r2_mr_keys *keys, bool revoke);
     /* Keys for the peer, one per NIC of this process (0: that NIC has none). Returns how many. */
     int (*remote_keys)(const struct r2_mr_keys *keys, uint32_t out[R2_WIRE_MAX_NICS]);
     /* The endpoint can send from memory with this registration. Any lock. */

@@ -85,6 +85,13 @@ void fv_may_hang(struct fv_dev *dev)
 {
     while (dev->hang)
         pthread_cond_wait(&fv.unhang, &fv.lock);
+    if (fv.chaos.cmd_us) {
+        useconds_t us = (useconds_t)fv_random(fv.chaos.cmd_us);
+
+        pthread_mutex_unlock(&fv.lock);
+        usleep(us);
+        pthread_mutex_lock(&fv.lock);
+    }
 }
 
 FV_EXPORT struct ibv_device **ibv_get_device_list(int *n)

@@ -162,6 +162,7 @@ struct fv_chaos {
     unsigned lost_cqe;   /* per million of completions that vanish */
     unsigned error;      /* per million of work requests that fail */
     unsigned late_us;    /* up to */
+    unsigned cmd_us;     /* a command takes up to so long before it has any effect */
 };
 
 struct fake {

@@ -5,6 +5,7 @@
  *   late_write=N     of 1000 writes land only after their acknowledgement
  *   late_cqe=N       of 1000 completions come late
  *   late_us=N        how late at most, for both
+ *   cmd_us=N         how long a verbs command takes before it has any effect, at most
  *   lost_cqe=N       of a million completions vanish
  *   error=N          of a million requests fail with some code
  *
@@ -54,7 +55,8 @@ void fv_chaos_parse(const char *text)
                  {"late_cqe", offsetof(struct fv_chaos, late_cqe)},
                  {"lost_cqe", offsetof(struct fv_chaos, lost_cqe)},
                  {"error", offsetof(struct fv_chaos, error)},
-                 {"late_us", offsetof(struct fv_chaos, late_us)}};
+                 {"late_us", offsetof(struct fv_chaos, late_us)},
+                 {"cmd_us", offsetof(struct fv_chaos, cmd_us)}};
     char copy[512], *save = NULL;
 
     snprintf(copy, sizeof(copy), "%s", text ? text : "");

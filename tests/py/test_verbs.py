@@ -8,6 +8,11 @@ specification and breaks on request what it leaves open. It cannot prove what de
 
 from __future__ import annotations
 
+import json
+import os
+import random
+import subprocess
+
 import pytest
 from conftest import Build
 from failover_bed import loopback, running_pair, running_perf, until
@@ -69,4 +74,125 @@ def test_port_down_and_up(build: Build) -> None:
         )
         pair.tx.recover("127.0.1.1")
         pair.tx.recover("127.0.2.1")
+        pair.finish()
+
+
+def schedule(build: Build, seed: int) -> None:
+    """Two ports whose requests fail at random, whose writes land after their acknowledgement (until
+    the queue pair has been drained) and whose completions come late: every byte is right."""
+    rng = random.Random(seed)
+    chaos = {
+        "seed": seed,
+        "late_write": rng.choice([0, 300, 900]),
+        "late_cqe": rng.choice([0, 100, 400]),
+        "late_us": rng.choice([200, 3000, 20000]),
+        "error": rng.choice([500, 3000, 10000]),
+        "cmd_us": rng.choice([0, 20000]),
+    }
+    words: list[str | int] = ["--register", "--conns", 2, "--stall", 25]
+    words += ["--size", rng.choice(["64K", "300001", "1M"]), "--count", rng.choice([100, 250])]
+    words += rng.choice([["--random-sizes"], ["--bidir"], []])
+    env = settings(
+        build,
+        R2_FAKEVERBS_CHAOS=",".join(f"{name}={value}" for name, value in chaos.items()),
+        R2CCL_VERIFY=rng.choice([0, 0, 1]),
+        R2CCL_IB_QPS=rng.choice([1, 1, 2]),
+        NCCL_IB_TIMEOUT=13,
+    )
+    command_line = [str(build.path / "stress" / "pair"), *map(str, words)]
+    done = subprocess.run(
+        command_line,
+        env={**os.environ, "R2CCL_NICS": loopback(2), **env},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=90,
+        check=False,
+    )
+    told = f"seed {seed}: {env} {' '.join(command_line)}\n{done.stdout}{done.stderr[-3000:]}"
+    assert done.returncode == 0, f"exit code {done.returncode}, {told}"
+    results = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    assert results and all(result["wrong"] == 0 for result in results), told
+
+
+@pytest.mark.parametrize("seed", range(1, 9))
+def test_failure_schedules(build: Build, seed: int) -> None:
+    schedule(build, seed)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("block", range(20))
+def test_failure_schedules_long(build: Build, block: int) -> None:
+    for seed in range(100 + 10 * block, 110 + 10 * block):
+        schedule(build, seed)
+
+
+@pytest.mark.parametrize(
+    "status", [1, 2, 4, 5, 8, 9, 10, 11, 12, 13, 19, 20, 21], ids=lambda code: f"wc{code}"
+)
+def test_every_completion_code(build: Build, status: int) -> None:
+    """Whatever code a request fails with, the path ends, and the job goes on over the other one."""
+    with running_pair(build.path, *BULK, nics=loopback(2), **settings(build)) as pair:
+        over(pair, "verbs", 2)
+        for nic in ("127.0.1.1", "127.0.2.1"):
+            pair.tx.fail(nic, "slow", rate=150_000_000)
+        pair.moving()
+        command(pair.tx.pid, f"inject fv0 {status}")
+        until(f"it is noticed: {pair}", lambda: bool(pair.tx.named("replay")))
+        pair.finish()
+
+
+@pytest.mark.parametrize("trouble", ["fatal fv1", "refuse fv1 err 1000000", "port fv1 1 blackhole"])
+@pytest.mark.parametrize("side", ["tx", "rx"])
+def test_device_trouble(build: Build, side: str, trouble: str) -> None:
+    """A device fails for good, cannot move queue pairs to ERR (they are destroyed instead), or
+    swallows everything without a word; on either side."""
+    env = settings(build, NCCL_IB_TIMEOUT=14)
+    with running_pair(build.path, *BULK, nics=loopback(2), **env) as pair:
+        over(pair, "verbs", 2)
+        for nic in ("127.0.1.1", "127.0.2.1"):
+            pair.tx.fail(nic, "slow", rate=150_000_000)
+        pair.moving()
+        command(pair.side(side).pid, trouble)
+        if trouble.startswith("refuse"):
+            command(pair.side(side).pid, "port fv1 1 down")
+        until(f"it is noticed: {pair}", lambda: bool(pair.tx.named("replay")), 20.0)
+        pair.finish()
+
+
+def test_unconfirmed_fence_is_not_assumed(build: Build) -> None:
+    """A receiver's device neither drains nor destroys: nothing it may still write is sent again,
+    and the job ends with an error instead of a wrong byte."""
+    env = settings(build, R2CCL_NO_PATH_TIMEOUT="3s", R2_FAKEVERBS_CHAOS="seed=1,late_write=500")
+    words = ("--register", "--size", "1M", "--count", 100000, "--stall", 40)
+    with running_pair(build.path, *words, nics=loopback(2), **env) as pair:
+        over(pair, "verbs", 2)
+        pair.moving()
+        command(pair.rx.pid, "hang fv1 1")
+        command(pair.tx.pid, "port fv1 1 down")
+        code = pair.wait(80)
+        assert code != 0
+        assert not [e for e in pair.rx.named("fenced") if e.nic == "127.0.2.1"], str(pair)
+        assert all(result["wrong"] == 0 for result in pair.results()), str(pair)
+
+
+def test_last_resort_and_back(build: Build) -> None:
+    """Both ports go: sockets carry the job. One comes back: so does the traffic."""
+    with running_pair(build.path, *BULK, nics=loopback(2), **settings(build)) as pair:
+        over(pair, "verbs", 2)
+        for nic in ("127.0.1.1", "127.0.2.1"):
+            pair.tx.fail(nic, "slow", rate=60_000_000)
+        pair.moving()
+        for device in ("fv0", "fv1"):
+            command(pair.tx.pid, f"port {device} 1 down")
+        over(pair, "tcp")
+        pair.moving()
+        assert moved(pair.tx.snapshot(), "tcp") > 0
+        command(pair.tx.pid, "port fv0 1 up")
+        over(pair, "verbs")
+        before = moved(pair.tx.snapshot(), "verbs")
+        pair.moving()
+        until("queue pairs carry it again", lambda: moved(pair.tx.snapshot(), "verbs") > before)
+        for nic in ("127.0.1.1", "127.0.2.1"):
+            pair.tx.recover(nic)
         pair.finish()

@@ -160,9 +160,9 @@ static int mux_reg(const struct r2_memory *memory, struct r2_mr_keys **out)
     return verbs() ? verbs()->reg(memory, out) : via[R2_VIA_TCP]->reg(memory, out);
 }
 
-static int mux_dereg(struct r2_mr_keys *keys)
+static int mux_dereg(struct r2_mr_keys *keys, bool revoke)
 {
-    return keys ? via[R2_VIA_VERBS]->dereg(keys) : 0;
+    return keys ? via[R2_VIA_VERBS]->dereg(keys, revoke) : 0;
 }
 
 static int mux_remote_keys(const struct r2_mr_keys *keys, uint32_t out[R2_WIRE_MAX_NICS])

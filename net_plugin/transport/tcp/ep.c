@@ -475,9 +475,9 @@ static int tcp_reg(const struct r2_memory *memory, struct r2_mr_keys **out)
     return memory->device ? -EOPNOTSUPP : 0;
 }
 
-static int tcp_dereg(struct r2_mr_keys *keys)
+static int tcp_dereg(struct r2_mr_keys *keys, bool revoke)
 {
-    (void)keys;
+    (void)keys, (void)revoke;
     return 0;
 }
 

@@ -15,6 +15,9 @@
 
 static pthread_mutex_t cache_lock = PTHREAD_MUTEX_INITIALIZER;
 static struct r2_list cache = {&cache, &cache};
+/* A device did not answer: the next command is not waited for as long again. */
+static atomic_bool late;
+#define LATE_NS (UINT64_C(50) * 1000000)
 
 /* One command for one device; the last of the two sides frees it. */
 struct mr_cmd {
@@ -122,6 +125,31 @@ static void run_reg(struct r2_cmd *cmd)
     cmd_over(c, false);
 }
 
+/* The others who named the range get a new key; a clear-to-send that carried the old one ends its
+ * path with an access error, and is said again with the new one. */
+static void run_rekey(struct r2_cmd *cmd)
+{
+    struct mr_cmd *c = R2_CONTAINER_OF(cmd, struct mr_cmd, cmd);
+    struct r2_hca *hca = &r2_verbs.hcas[c->hca];
+    struct r2_mr_keys *k = c->keys;
+    struct ibv_mr *old = k->mr[c->hca], *mr = NULL;
+    int rc = 0;
+
+    if (old && !atomic_load(&hca->gone))
+        mr = r2_ibv.reg_mr(hca->pd, k->data, k->size,
+                           IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE);
+    if (mr) {
+        atomic_store(&k->lkey[c->hca], mr->lkey);
+        atomic_store(&k->rkey[c->hca], mr->rkey);
+    } else {
+        atomic_store(&k->has[c->hca], false);
+    }
+    k->mr[c->hca] = mr;
+    if (old)
+        rc = r2_ibv.dereg_mr(old);
+    cmd_over(c, rc && !atomic_load(&hca->gone));
+}
+
 static void run_dereg(struct r2_cmd *cmd)
 {
     struct mr_cmd *c = R2_CONTAINER_OF(cmd, struct mr_cmd, cmd);
@@ -161,7 +189,8 @@ static int on_all(struct r2_mr_keys *keys, void (*run)(struct r2_cmd *))
         c->cmd.run = run;
         r2_cmd_post(&r2_verbs.hcas[i], &c->cmd);
     }
-    rc = wait_all(w, R2_VERBS_COMMAND_NS);
+    rc = wait_all(w, atomic_load(&late) ? LATE_NS : R2_VERBS_COMMAND_NS);
+    atomic_store(&late, rc == -ETIMEDOUT);
     wait_put(w);
     return rc;
 }
@@ -224,14 +253,14 @@ int r2_verbs_reg(const struct r2_memory *m, struct r2_mr_keys **out)
     for (int i = 0; i < r2_verbs.n_hcas; i++)
         any |= atomic_load(&c->keys.has[i]);
     if (!any && m->device) { /* threads cannot reach it, so nothing can */
-        r2_verbs_dereg(&c->keys);
+        r2_verbs_dereg(&c->keys, false);
         return -EOPNOTSUPP;
     }
     *out = &c->keys;
     return 0;
 }
 
-int r2_verbs_dereg(struct r2_mr_keys *keys)
+int r2_verbs_dereg(struct r2_mr_keys *keys, bool revoke)
 {
     struct cached *c = R2_CONTAINER_OF(keys, struct cached, keys);
     bool last;
@@ -243,7 +272,7 @@ int r2_verbs_dereg(struct r2_mr_keys *keys)
         r2_list_del(&keys->node);
     pthread_mutex_unlock(&cache_lock);
     if (!last)
-        return 0;
+        return revoke ? on_all(keys, run_rekey) : 0;
     rc = on_all(keys, run_dereg);
     if (rc)
         R2_WARN("a device does not confirm that %zu bytes at %p are deregistered", keys->size,

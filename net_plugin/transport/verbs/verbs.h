@@ -257,7 +257,7 @@ void r2_cmd_post(struct r2_hca *hca, struct r2_cmd *cmd);
 /* mr.c */
 unsigned r2_verbs_memory(int nic);
 int r2_verbs_reg(const struct r2_memory *memory, struct r2_mr_keys **out);
-int r2_verbs_dereg(struct r2_mr_keys *keys);
+int r2_verbs_dereg(struct r2_mr_keys *keys, bool revoke);
 int r2_verbs_remote_keys(const struct r2_mr_keys *keys, uint32_t out[R2_WIRE_MAX_NICS]);
 bool r2_verbs_registered(const struct r2_ep *ep, const struct r2_mr_keys *keys);
 

@@ -260,9 +260,9 @@ static int op_reg(const struct r2_memory *memory, struct r2_mr_keys **out)
     return 0;
 }
 
-static int op_dereg(struct r2_mr_keys *keys)
+static int op_dereg(struct r2_mr_keys *keys, bool revoke)
 {
-    (void)keys;
+    (void)keys, (void)revoke;
     return 0;
 }
 

@@ -1,0 +1,149 @@
+/* Rung 1: the tables and rules of the verbs transport. */
+#include "check.h"
+
+#ifdef R2_HAVE_VERBS
+#include <infiniband/verbs.h>
+
+#include "transport/verbs/card.h"
+#include "transport/verbs/tables.h"
+
+static void test_every_code_is_known(void)
+{
+    for (int s = IBV_WC_SUCCESS; s <= IBV_WC_TM_RNDV_INCOMPLETE; s++) {
+        const struct r2_wc_info *info = r2_wc_info(s);
+
+        CHECK_EQ(info->status, s);
+        CHECK(info->name[0] && info->meaning[0]);
+        CHECK_EQ(info->err == 0, s == IBV_WC_SUCCESS);
+    }
+    CHECK_EQ(r2_wc_info(IBV_WC_RETRY_EXC_ERR)->blame, R2_BLAME_PATH);
+    CHECK_EQ(r2_wc_info(IBV_WC_REM_ACCESS_ERR)->blame, R2_BLAME_MEMORY); /* blames no NIC */
+    CHECK_EQ(r2_wc_info(IBV_WC_WR_FLUSH_ERR)->blame, R2_BLAME_NOBODY);
+    CHECK_EQ(r2_wc_info(4711)->status, -1);
+    CHECK(r2_wc_info(4711)->err);
+}
+
+static void test_every_event_is_known(void)
+{
+    for (int t = IBV_EVENT_CQ_ERR; t <= IBV_EVENT_WQ_FATAL; t++)
+        CHECK_EQ(r2_async_info(t)->type, t);
+    CHECK_EQ(r2_async_info(IBV_EVENT_PORT_ERR)->act, R2_ASYNC_DOWN);
+    CHECK_EQ(r2_async_info(IBV_EVENT_PORT_ERR)->scope, R2_ASYNC_PORT);
+    CHECK_EQ(r2_async_info(IBV_EVENT_PORT_ACTIVE)->act, R2_ASYNC_UP);
+    CHECK_EQ(r2_async_info(IBV_EVENT_DEVICE_FATAL)->act, R2_ASYNC_GONE);
+    CHECK_EQ(r2_async_info(IBV_EVENT_GID_CHANGE)->act, R2_ASYNC_REFRESH);
+    CHECK_EQ(r2_async_info(IBV_EVENT_QP_FATAL)->scope, R2_ASYNC_QP);
+    CHECK_EQ(r2_async_info(4711)->act, R2_ASYNC_IGNORE);
+}
+
+static void test_hca_list(void)
+{
+    CHECK(r2_hca_match("", "mlx5_0", 1));
+    CHECK(r2_hca_match(NULL, "mlx5_0", 1));
+    CHECK(r2_hca_match("mlx5", "mlx5_10", 2));
+    CHECK(!r2_hca_match("mlx4", "mlx5_0", 1));
+    CHECK(r2_hca_match("mlx5_1", "mlx5_10", 1)); /* a prefix */
+    CHECK(!r2_hca_match("=mlx5_1", "mlx5_10", 1));
+    CHECK(r2_hca_match("=mlx5_1,mlx5_10", "mlx5_10", 1));
+    CHECK(r2_hca_match("=mlx5_1:2", "mlx5_1", 2));
+    CHECK(!r2_hca_match("=mlx5_1:2", "mlx5_1", 1));
+    CHECK(!r2_hca_match("^mlx5_1", "mlx5_1", 1));
+    CHECK(r2_hca_match("^mlx5_1", "mlx5_0", 1));
+    CHECK(r2_hca_match("^=mlx5_1", "mlx5_10", 1));
+    CHECK(!r2_hca_match("^=mlx5_1:1", "mlx5_1", 1));
+    CHECK(r2_hca_match("^=mlx5_1:1", "mlx5_1", 2));
+}
+
+static void test_gid_rule(void)
+{
+    const uint8_t none[16] = {0}, link[16] = {0xfe, 0x80, [15] = 1};
+    const uint8_t mine[16] = {[10] = 0xff, [11] = 0xff, 10, 0, 0, 1};
+    const uint8_t other[16] = {[10] = 0xff, [11] = 0xff, 10, 0, 0, 2};
+    const uint8_t six[16] = {0xfd, [15] = 1};
+
+    CHECK_LT(r2_gid_score(none, R2_GID_V2, mine), 0);
+    CHECK_GT(r2_gid_score(mine, R2_GID_V1, mine), r2_gid_score(other, R2_GID_V2, mine));
+    CHECK_GT(r2_gid_score(mine, R2_GID_V2, mine), r2_gid_score(mine, R2_GID_V1, mine));
+    CHECK_GT(r2_gid_score(mine, R2_GID_V2, mine), r2_gid_score(mine, R2_GID_UNKNOWN, mine));
+    CHECK_GT(r2_gid_score(other, R2_GID_V2, NULL), r2_gid_score(six, R2_GID_V2, NULL));
+    CHECK_GT(r2_gid_score(six, R2_GID_V1, NULL), r2_gid_score(link, R2_GID_V2, NULL));
+}
+
+static struct r2_verbs_card card(void)
+{
+    struct r2_verbs_card c = {.magic = R2_VERBS_MAGIC,
+                              .version = R2_VERBS_VERSION,
+                              .len = sizeof(c),
+                              .link = IBV_LINK_LAYER_ETHERNET,
+                              .mtu = IBV_MTU_4096,
+                              .n_bulk = 2,
+                              .ctrl = 17,
+                              .beat = 18,
+                              .bulk = {19, 20}};
+
+    return c;
+}
+
+static void test_cards(void)
+{
+    struct r2_verbs_card c = card();
+
+    CHECK_EQ(r2_verbs_card_check(&c, IBV_LINK_LAYER_ETHERNET), 0);
+    CHECK_EQ(r2_verbs_card_check(&c, IBV_LINK_LAYER_INFINIBAND), -EPROTONOSUPPORT);
+    c.status = ESTALE;
+    CHECK_EQ(r2_verbs_card_check(&c, IBV_LINK_LAYER_ETHERNET), -ESTALE);
+    c.status = 0xffffffff;
+    CHECK_EQ(r2_verbs_card_check(&c, IBV_LINK_LAYER_ETHERNET), -EPROTO);
+#define BAD(field, value)                                                                          \
+    do {                                                                                           \
+        c = card();                                                                                \
+        c.field = (value);                                                                         \
+        CHECK_EQ(r2_verbs_card_check(&c, IBV_LINK_LAYER_ETHERNET), -EPROTO);                       \
+    } while (0)
+    BAD(magic, 1);
+    BAD(version, 2);
+    BAD(len, 95);
+    BAD(n_bulk, 0);
+    BAD(n_bulk, R2_VERBS_MAX_BULK + 1);
+    BAD(mtu, 0);
+    BAD(mtu, 6);
+    BAD(ctrl, 0);
+    BAD(ctrl, 0x1000000);
+    BAD(beat, 0);
+    BAD(bulk[1], 0);
+    BAD(psn, 0x1000000);
+}
+
+static void test_rates(void)
+{
+    CHECK_EQ(r2_port_rate_gbps(2, 32), 100);  /* 4x EDR */
+    CHECK_EQ(r2_port_rate_gbps(2, 64), 200);  /* 4x HDR */
+    CHECK_EQ(r2_port_rate_gbps(2, 128), 400); /* 4x NDR */
+    CHECK_EQ(r2_port_rate_gbps(1, 1), 2);
+    CHECK_EQ(r2_port_rate_gbps(3, 32), 0);
+    CHECK_STR(r2_port_state_text(4), "Active");
+    CHECK_STR(r2_port_state_text(99), "unknown");
+    CHECK_STR(r2_port_phys_text(5), "LinkUp");
+}
+
+static const struct check_test tests[] = {
+    {"every_code_is_known", test_every_code_is_known},
+    {"every_event_is_known", test_every_event_is_known},
+    {"hca_list", test_hca_list},
+    {"gid_rule", test_gid_rule},
+    {"cards", test_cards},
+    {"rates", test_rates},
+    {0},
+};
+
+int main(int argc, char **argv)
+{
+    return check_main(argc, argv, tests);
+}
+#else
+int main(void)
+{
+    puts("no <infiniband/verbs.h> here");
+    return CHECK_SKIPPED;
+}
+#endif
