@@ -187,17 +187,6 @@ static int op_shut(struct r2_ep *ep)
     return 0;
 }
 
-static bool unhold(struct r2_bulk *held, int *n, const struct r2_bulk *b)
-{
-    for (int i = 0; i < *n; i++) {
-        if (held[i].conn == b->conn && held[i].seq == b->seq && held[i].offset == b->offset) {
-            held[i] = held[--*n];
-            return true;
-        }
-    }
-    return false;
-}
-
 static bool op_revoke(struct r2_ep *ep, unsigned lane, const struct r2_bulk *chunk)
 {
     bool mine;

@@ -96,4 +96,16 @@ void fake_sent(struct r2_ep *ep);
 void fake_forget(const uint8_t process[16]);
 void fake_sleep_ms(int ms);
 
+/* Takes a chunk out of those that an endpoint holds. */
+static inline bool unhold(struct r2_bulk *held, int *n, const struct r2_bulk *b)
+{
+    for (int i = 0; i < *n; i++) {
+        if (held[i].conn == b->conn && held[i].seq == b->seq && held[i].offset == b->offset) {
+            held[i] = held[--*n];
+            return true;
+        }
+    }
+    return false;
+}
+
 #endif
