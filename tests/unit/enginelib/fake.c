@@ -10,8 +10,8 @@
 #define POLICIES 4096
 
 static const struct r2_transport_events *ev;
-static pthread_mutex_t all_lock = PTHREAD_MUTEX_INITIALIZER;
-static struct r2_ep *all;
+pthread_mutex_t fake_all_lock = PTHREAD_MUTEX_INITIALIZER;
+struct r2_ep *fake_all;
 static struct {
     uint8_t process[16];
     int rc;
@@ -39,10 +39,10 @@ static struct r2_ep *ep_new(const struct r2_ep_params *params)
 
 static void list(struct r2_ep *ep)
 {
-    pthread_mutex_lock(&all_lock);
-    ep->next = all;
-    all = ep;
-    pthread_mutex_unlock(&all_lock);
+    pthread_mutex_lock(&fake_all_lock);
+    ep->next = fake_all;
+    fake_all = ep;
+    pthread_mutex_unlock(&fake_all_lock);
 }
 
 static void op_get(struct r2_ep *ep)
@@ -98,7 +98,7 @@ void fake_policy(const uint8_t process[16], int rc)
 {
     int i;
 
-    pthread_mutex_lock(&all_lock);
+    pthread_mutex_lock(&fake_all_lock);
     for (i = 0; i < n_policies && memcmp(policies[i].process, process, 16) != 0; i++) {
     }
     if (i == n_policies && n_policies < POLICIES)
@@ -107,7 +107,7 @@ void fake_policy(const uint8_t process[16], int rc)
         memcpy(policies[i].process, process, 16);
         policies[i].rc = rc;
     }
-    pthread_mutex_unlock(&all_lock);
+    pthread_mutex_unlock(&fake_all_lock);
 }
 
 static int op_connect(const struct r2_ep_params *params, struct r2_ep **out)
@@ -115,9 +115,9 @@ static int op_connect(const struct r2_ep_params *params, struct r2_ep **out)
     struct r2_ep *ep;
     int rc;
 
-    pthread_mutex_lock(&all_lock);
+    pthread_mutex_lock(&fake_all_lock);
     rc = policy_locked(params->remote_process);
-    pthread_mutex_unlock(&all_lock);
+    pthread_mutex_unlock(&fake_all_lock);
     if (rc) { /* as an endpoint that is let go of at once, but the caller holds its owner's lock */
         ev->released(params->owner, params);
         return rc;
@@ -308,75 +308,6 @@ static bool is_of(const struct r2_ep *ep, const uint8_t process[16])
     return memcmp(ep->params.remote_process, process, 16) == 0;
 }
 
-struct r2_ep *fake_find(const uint8_t process[16], int lnic, int rnic, uint32_t gen)
-{
-    struct r2_ep *found = NULL;
-
-    for (int i = 0; i < 3000 && !found; i++) {
-        if (i)
-            fake_sleep_ms(1);
-        pthread_mutex_lock(&all_lock);
-        for (struct r2_ep *e = all; e && !found; e = e->next) {
-            if (is_of(e, process) && !e->params.probe && e->params.gen > gen &&
-                (lnic < 0 || e->params.local_nic == lnic) &&
-                (rnic < 0 || e->params.remote_nic == rnic))
-                found = e;
-        }
-        pthread_mutex_unlock(&all_lock);
-    }
-    return found;
-}
-
-struct r2_ep *fake_newest(const uint8_t process[16], int lnic, int via)
-{
-    struct r2_ep *found = NULL;
-
-    pthread_mutex_lock(&all_lock);
-    for (struct r2_ep *e = all; e && !found; e = e->next) {
-        if (is_of(e, process) && !e->params.probe && e->params.local_nic == lnic &&
-            e->params.remote_nic == lnic && e->params.transport == via && !atomic_load(&e->is_shut))
-            found = e;
-    }
-    pthread_mutex_unlock(&all_lock);
-    return found;
-}
-
-struct r2_ep *fake_probe(const uint8_t process[16])
-{
-    struct r2_ep *found = NULL;
-
-    pthread_mutex_lock(&all_lock);
-    for (struct r2_ep *e = all; e && !found; e = e->next) {
-        if (is_of(e, process) && e->params.probe)
-            found = e;
-    }
-    pthread_mutex_unlock(&all_lock);
-    return found;
-}
-
-struct r2_ep *fake_probe_at(const uint8_t process[16], int lnic, int rnic)
-{
-    struct r2_ep *e;
-
-    pthread_mutex_lock(&all_lock);
-    for (e = all; e && !(is_of(e, process) && e->params.probe && e->params.local_nic == lnic &&
-                         e->params.remote_nic == rnic && !atomic_load(&e->is_shut));)
-        e = e->next;
-    pthread_mutex_unlock(&all_lock);
-    return e;
-}
-
-int fake_count(const uint8_t process[16])
-{
-    int n = 0;
-
-    pthread_mutex_lock(&all_lock);
-    for (struct r2_ep *e = all; e; e = e->next)
-        n += is_of(e, process);
-    pthread_mutex_unlock(&all_lock);
-    return n;
-}
-
 struct r2_ep *fake_accept(const uint8_t process[16], int lnic, int rnic, uint32_t gen)
 {
     struct r2_ep_params params = {
@@ -405,8 +336,8 @@ void fake_forget(const uint8_t process[16])
     struct r2_ep **link, *mine = NULL;
 
     fake_policy(process, -EHOSTUNREACH);
-    pthread_mutex_lock(&all_lock);
-    for (link = &all; *link;) {
+    pthread_mutex_lock(&fake_all_lock);
+    for (link = &fake_all; *link;) {
         struct r2_ep *e = *link;
 
         if (is_of(e, process)) {
@@ -417,7 +348,7 @@ void fake_forget(const uint8_t process[16])
             link = &e->next;
         }
     }
-    pthread_mutex_unlock(&all_lock);
+    pthread_mutex_unlock(&fake_all_lock);
     while (mine) {
         struct r2_ep *e = mine;
 

@@ -51,6 +51,9 @@ struct r2_ep {
 };
 
 extern const struct r2_transport_ops fake_ops;
+/* All endpoints, newest first, and what guards the list. */
+extern struct r2_ep *fake_all;
+extern pthread_mutex_t fake_all_lock;
 /* Bit per NIC: memory is not registered with it. */
 extern unsigned fake_unregistered;
 /* What the NICs offer (R2_OFFER_*); endpoints of R2_VIA_VERBS are one-sided. */
