@@ -111,6 +111,7 @@ static void test_sockets_that_stand_by(void)
 {
     struct r2_ep *a, *b, *tcp, *again;
     struct r2_req *req;
+    bool spare;
     int kicks;
 
     begin();
@@ -127,7 +128,10 @@ static void test_sockets_that_stand_by(void)
     CHECK(fake_up(again));
     CHECK(remote_prove(&r, again));
     fake_sleep_ms(150); /* the planner's turn */
-    CHECK(((struct r2_path *)tcp->params.owner)->spare);
+    r2_peer_lock(((struct r2_path *)tcp->params.owner)->peer);
+    spare = ((struct r2_path *)tcp->params.owner)->spare;
+    r2_peer_unlock(((struct r2_path *)tcp->params.owner)->peer);
+    CHECK(spare);
     kicks = atomic_load(&tcp->kicks);
     req = post(again, 0, NULL, 0, 0);
     for (int ms = 0; ms < 1000 && atomic_load(&tcp->kicks) == kicks; ms++)
