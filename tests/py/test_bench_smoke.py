@@ -109,7 +109,7 @@ def test_cost_of_the_shim(build: Build, run_bounded: RunBounded, tmp_path: Path)
     assert len(section["rows"]) == 8
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 @pytest.mark.lab
 def test_smoke(build: Build, lab_rights: None, run_bounded: RunBounded, tmp_path: Path) -> None:
     """Every benchmark prints its ratios, and the JSON says how and where they were taken."""
