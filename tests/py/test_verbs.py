@@ -133,9 +133,9 @@ def test_failure_schedules_long(build: Build, block: int) -> None:
 def test_every_completion_code(build: Build, status: int) -> None:
     """Whatever code a request fails with, the path ends, and the job goes on over the other one."""
     with running_pair(build.path, *BULK, nics=loopback(2), **settings(build)) as pair:
-        over(pair, "verbs", 2)
-        for nic in ("127.0.1.1", "127.0.2.1"):
+        for nic in ("127.0.1.1", "127.0.2.1"):  # first of all: or a fast machine is done before
             pair.tx.fail(nic, "slow", rate=150_000_000)
+        over(pair, "verbs", 2)
         pair.moving()
         command(pair.tx.pid, f"inject fv0 {status}")
         until(f"it is noticed: {pair}", lambda: bool(pair.tx.named("replay")))
@@ -149,9 +149,9 @@ def test_device_trouble(build: Build, side: str, trouble: str) -> None:
     swallows everything without a word; on either side."""
     env = settings(build, NCCL_IB_TIMEOUT=14)
     with running_pair(build.path, *BULK, nics=loopback(2), **env) as pair:
-        over(pair, "verbs", 2)
-        for nic in ("127.0.1.1", "127.0.2.1"):
+        for nic in ("127.0.1.1", "127.0.2.1"):  # first of all: or a fast machine is done before
             pair.tx.fail(nic, "slow", rate=150_000_000)
+        over(pair, "verbs", 2)
         pair.moving()
         command(pair.side(side).pid, trouble)
         if trouble.startswith("refuse"):
