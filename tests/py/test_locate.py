@@ -120,7 +120,7 @@ def test_found_once_per_node(build: Build, lab: Lab, run_bounded: RunBounded) ->
             10.0,
         )
         rounds = [side.counter("locate_rounds") for side in own]
-        assert sum(rounds) == 1, f"rounds {rounds}: {job}"
+        assert len([n for n in rounds if n]) == 1, f"rounds {rounds}: {job}"
         adopted = [e for side in own for e in verdicts(side) if "found" in e.cause]
         assert adopted, str(job)
         assert all(
