@@ -105,6 +105,7 @@ def test_pair_and_rail(build: Build, lab: Lab) -> None:
         job.finish()
 
 
+@pytest.mark.soak  # needs more cores than two to be prompt
 def test_found_once_per_node(build: Build, lab: Lab, run_bounded: RunBounded) -> None:
     """Several processes a node that all talk to other nodes, one broken NIC: one round of
     localisation on its node, the others adopt the verdict after a probe of their own; `nics` shows
