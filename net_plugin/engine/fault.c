@@ -142,6 +142,27 @@ size_t r2_fault_allow(int nic, int dir, size_t want, uint64_t *retry_ns)
     return ok;
 }
 
+void r2_fault_unmoved(int nic, int dir, size_t bytes)
+{
+    struct slot *s = &slots[nic];
+
+    if (!bytes || !atomic_load_explicit(&s->armed, memory_order_relaxed))
+        return;
+    pthread_mutex_lock(&s->lock);
+    if (s->f.kind != R2_FAULT_NONE && !s->in_force) {
+        s->moved -= bytes < s->moved ? bytes : s->moved;
+    } else if (applies(s, dir) && s->f.kind == R2_FAULT_SLOW) {
+        uint64_t paid = bytes * R2_NS_PER_S / (s->f.rate ? s->f.rate : 1);
+
+        s->tokens_ns[dir] -= paid < s->tokens_ns[dir] ? paid : s->tokens_ns[dir];
+    } else if (applies(s, dir) && s->f.kind == R2_FAULT_LOSS) {
+        s->to_next[dir] += bytes;
+        if (s->to_next[dir] > PIECE)
+            s->to_next[dir] = PIECE;
+    }
+    pthread_mutex_unlock(&s->lock);
+}
+
 bool r2_fault_is(int nic, enum r2_fault_kind kind, int dir)
 {
     struct slot *s = &slots[nic];

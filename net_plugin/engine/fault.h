@@ -40,6 +40,9 @@ bool r2_fault_tick(int nic, uint64_t now);
 /* How many of `want` bytes may move now, 0 .. want. At 0, *retry_ns is when to ask again, or 0:
  * not before r2_transport_ops.nudge. */
 size_t r2_fault_allow(int nic, int dir, size_t want, uint64_t *retry_ns);
+/* Of what was allowed, so many bytes did not move after all (a full socket, an empty one): they are
+ * not counted. */
+void r2_fault_unmoved(int nic, int dir, size_t bytes);
 /* True while the fault is of this kind and in force for the direction. */
 bool r2_fault_is(int nic, enum r2_fault_kind kind, int dir);
 /* "" or for example "blackhole tx", "slow 125000000 B/s both". */

@@ -124,6 +124,38 @@ static void test_loss(void)
     r2_fault_clear(NIC);
 }
 
+/* What was allowed and did not move is not counted: readers ask for all that they could take, and
+ * find a few bytes or none. */
+static void test_unmoved(void)
+{
+    uint64_t retry, moved = 0;
+
+    set((struct r2_fault){.kind = R2_FAULT_SLOW, .rx = true, .rate = 10 * 1000 * 1000});
+    for (int i = 0; i < 10000; i++) {
+        size_t ok = allow(R2_FAULT_RX, 1 << 20, &retry);
+
+        CHECK_GT(ok, 0);
+        r2_fault_unmoved(NIC, R2_FAULT_RX, ok);
+    }
+    for (int i = 0; i < 10; i++) { /* nothing is gained by it: the burst is what it was */
+        size_t ok = allow(R2_FAULT_RX, 1 << 20, &retry);
+
+        moved += ok;
+    }
+    CHECK_LE(moved, 200 * 1000 + 2 * 65536);
+    set((struct r2_fault){.kind = R2_FAULT_LOSS, .tx = true, .loss_ppm = 1000000});
+    CHECK_EQ(allow(R2_FAULT_TX, 100, &retry), 0);
+    set((struct r2_fault){.kind = R2_FAULT_BLACKHOLE, .tx = true, .after_bytes = 1000});
+    for (int i = 0; i < 100; i++) {
+        CHECK_EQ(allow(R2_FAULT_TX, 900, &retry), 900);
+        r2_fault_unmoved(NIC, R2_FAULT_TX, 900);
+    }
+    CHECK_EQ(allow(R2_FAULT_TX, 1000, &retry), 1000);
+    CHECK_EQ(allow(R2_FAULT_TX, 1, &retry), 0);
+    r2_fault_clear(NIC);
+    r2_fault_unmoved(NIC, R2_FAULT_TX, 1);
+}
+
 static const struct check_test tests[] = {
     {"healthy", test_healthy},
     {"directions", test_directions},
@@ -131,6 +163,7 @@ static const struct check_test tests[] = {
     {"until", test_until},
     {"slow", test_slow},
     {"loss", test_loss},
+    {"unmoved", test_unmoved},
     {0},
 };
 

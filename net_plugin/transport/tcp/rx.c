@@ -30,6 +30,17 @@ static size_t rx_allow(struct r2_lane *lane, size_t want)
     return ok;
 }
 
+/* `n`: what the read that was allowed `ok` bytes returned. */
+static void rx_moved(const struct r2_lane *lane, size_t ok, ssize_t n)
+{
+    size_t moved = n > 0 ? (size_t)n : 0;
+    int saved = errno;
+
+    if (moved < ok)
+        r2_fault_unmoved(lane->nic, R2_FAULT_RX, ok - moved);
+    errno = saved;
+}
+
 /* The kernel copies into a buffer in no order within a line. A chunk that must be checked first,
  * or whose reader polls flags inside it, is received beside its place and copied there. */
 static bool staged(const struct r2_bulk *c)
@@ -162,6 +173,7 @@ static int rx_step(struct r2_lane *lane, size_t *moved)
         if (ok == 0)
             return 0;
         n = lane->rx_state == R2_RX_HEAD ? read_head(lane) : read_body(lane, ok);
+        rx_moved(lane, ok, n);
         if (n == 0)
             return -ECONNRESET;
         if (n < 0)
@@ -221,6 +233,7 @@ int r2_lane_rx_ctrl(struct r2_lane *lane)
         if (ok == 0)
             break;
         n = recv(lane->io.fd, lane->rx_buf + lane->rx_len, ok, MSG_DONTWAIT);
+        rx_moved(lane, ok, n);
         if (n < 0 && errno == EINTR)
             continue;
         if (n <= 0) {

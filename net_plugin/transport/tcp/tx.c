@@ -10,6 +10,17 @@
 #include "transport/tcp/tcp.h"
 #include "util/crc32c.h"
 
+/* `n`: what the call that was allowed `ok` bytes returned. */
+static void tx_moved(const struct r2_lane *lane, size_t ok, ssize_t n)
+{
+    size_t moved = n > 0 ? (size_t)n : 0;
+    int saved = errno;
+
+    if (moved < ok)
+        r2_fault_unmoved(lane->nic, R2_FAULT_TX, ok - moved);
+    errno = saved;
+}
+
 static void begin_chunk(struct r2_lane *lane)
 {
     struct r2_bulk *c = &lane->tx_chunk;
@@ -44,7 +55,7 @@ static int push_chunk(struct r2_lane *lane)
     while (lane->tx_off < whole) {
         struct iovec iov[2];
         struct msghdr msg = {.msg_iov = iov};
-        size_t head = sizeof(lane->tx_head), off = lane->tx_off, want = whole - off, ok;
+        size_t head = sizeof(lane->tx_head), off = lane->tx_off, want = whole - off, ok, may;
         uint64_t retry = 0;
         ssize_t n;
 
@@ -54,6 +65,7 @@ static int push_chunk(struct r2_lane *lane)
                 r2_timer_sooner(&lane->timer, retry);
             return r2_tcp_broken(lane->nic) ? -ECONNRESET : 0;
         }
+        may = ok;
         if (off < head) {
             iov[msg.msg_iovlen].iov_base = (uint8_t *)&lane->tx_head + off;
             iov[msg.msg_iovlen++].iov_len = head - off < ok ? head - off : ok;
@@ -65,6 +77,7 @@ static int push_chunk(struct r2_lane *lane)
             iov[msg.msg_iovlen++].iov_len = ok;
         }
         n = sendmsg(lane->io.fd, &msg, MSG_NOSIGNAL | MSG_DONTWAIT);
+        tx_moved(lane, may, n);
         if (n < 0 && errno == EINTR)
             continue;
         if (n < 0)
@@ -120,6 +133,7 @@ static int push_ctrl(struct r2_lane *lane)
             return r2_tcp_broken(lane->nic) ? -ECONNRESET : 0;
         }
         n = send(lane->io.fd, lane->ctrl_buf + lane->ctrl_off, ok, MSG_NOSIGNAL | MSG_DONTWAIT);
+        tx_moved(lane, ok, n);
         if (n < 0 && errno == EINTR)
             continue;
         if (n < 0)
