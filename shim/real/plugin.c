@@ -12,6 +12,8 @@
 
 #include "api/call.h"
 #include "real/real.h"
+#include "settings/settings.h"
+#include "tuner/want.h"
 #include "util/log.h"
 
 #define PLUGIN "libnccl-net-r2ccl.so"
@@ -94,6 +96,18 @@ static void warn_bypassed(void)
 R2_EXPORT extern int r2ccl_shim_reached;
 int r2ccl_shim_reached;
 
+/* NCCL finds the plugin's tuner only in a process that may want something of it: tuner/want.h. */
+static void announce(void *plugin)
+{
+    int (*expect)(const struct r2ccl_tuner_want *want);
+
+    if (r2_settings_get()->plan <= R2_PLAN_SETTING_SHADOW)
+        return;
+    *(void **)&expect = r2_real_dlsym(plugin, "r2ccl_tuner_expect");
+    if (expect)
+        expect(NULL);
+}
+
 static void load(void)
 {
     char path[1024];
@@ -103,8 +117,10 @@ static void load(void)
     if (user_wants_another())
         return;
     found = dlopen(SONAME, RTLD_NOLOAD | RTLD_LAZY);
-    if (found && r2_real_dlsym(found, "r2ccl_settings_json"))
-        return; /* it is loaded: preloaded, or by an NCCL that we did not see */
+    if (found && r2_real_dlsym(found, "r2ccl_settings_json")) {
+        announce(found); /* it is loaded: preloaded, or by an NCCL that we did not see */
+        return;
+    }
     if (found) {
         R2_WARN("another library by the name " SONAME " is loaded already: NCCL uses that and not "
                 "the R2CCL plugin");
@@ -116,10 +132,12 @@ static void load(void)
                 path);
         return;
     }
-    if (!dlopen(path, RTLD_NOW | RTLD_LOCAL)) {
+    found = dlopen(path, RTLD_NOW | RTLD_LOCAL);
+    if (!found) {
         R2_WARN("the plugin cannot be loaded (%s): NCCL runs without R2CCL", dlerror());
         return;
     }
+    announce(found);
     R2_INFO("net plugin: %s", path);
     warn_bypassed();
 }
