@@ -81,6 +81,17 @@ struct r2_req *r2_conn_req(struct r2_conn *c, uint64_t seq)
     return r && r->seq == seq ? r : NULL;
 }
 
+/* What is under way of a message that ends early is acknowledged to nobody: it must not go on
+ * taking room on its path, which others need. */
+static void give_room(void *arg, const struct r2_send_report *rep)
+{
+    struct r2_peer *p = arg;
+    struct r2_path *path = rep->path < p->n_paths ? p->paths[rep->path] : NULL;
+
+    if (path && path->gen == rep->gen && path->state == R2_PATH_UP && rep->stamp.first_sent_ns)
+        r2_pathrate_on_lost(&path->rate, rep->bytes);
+}
+
 void r2_req_finish(struct r2_req *r, int err)
 {
     struct r2_conn *c = r->conn;
@@ -88,6 +99,8 @@ void r2_req_finish(struct r2_req *r, int err)
     if (!r->attached)
         return;
     if (c->out) {
+        if (err)
+            r2_send_unacked(&r->led.send, give_room, c->peer);
         r2_send_free(&r->led.send);
     } else {
         if (!err)
@@ -115,6 +128,8 @@ static void finish_all(struct r2_conn *c, int err)
         if (c->reqs[i].attached)
             r2_req_finish(&c->reqs[i], err);
     }
+    if (c->out)
+        r2_peer_kick(c->peer);
 }
 
 void r2_conn_fail(struct r2_conn *c, int err)

@@ -132,6 +132,10 @@ uint64_t r2_send_path_down(struct r2_send_ledger *l, uint16_t path, uint32_t gen
 uint64_t r2_send_nack(struct r2_send_ledger *l, uint64_t off, uint32_t len, uint16_t path,
                       uint32_t gen);
 
+/* Calls cb for every transmission that is not lost, with the bytes of it that are not acknowledged:
+ * what an abandoned message leaves on its paths. */
+void r2_send_unacked(const struct r2_send_ledger *l, r2_send_report_fn cb, void *arg);
+
 /* Every byte acknowledged and no lane reads any. */
 bool r2_send_complete(const struct r2_send_ledger *l);
 /* Something sent over the path is neither acknowledged nor lost, or still being read. */

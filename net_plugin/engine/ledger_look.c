@@ -1,5 +1,26 @@
-/* What a receive ledger can tell: claims of a path, what is missing, what has arrived. */
+/* What ledgers can tell: what is under way; claims of a path, what is missing, what has arrived. */
 #include "engine/ledger.h"
+
+void r2_send_unacked(const struct r2_send_ledger *l, r2_send_report_fn cb, void *arg)
+{
+    for (uint32_t i = 0; i < l->count; i++) {
+        const struct r2_send_rec *rec = r2_send_rec_at(l, i);
+        struct r2_send_report r = {
+            .off = rec->off,
+            .len = rec->len,
+            .bytes = rec->len - (uint32_t)r2_ranges_overlap(&l->acked, rec->off, rec->len),
+            .path = rec->path,
+            .gen = rec->gen,
+            .doubled = rec->copy || rec->copied,
+            .copy = rec->copy,
+            .t_sent_ns = rec->t_sent_ns,
+            .stamp = rec->stamp,
+        };
+
+        if (!rec->lost)
+            cb(arg, &r);
+    }
+}
 
 unsigned r2_recv_claims_on(const struct r2_recv_ledger *l, uint16_t path, uint32_t gen)
 {

@@ -186,6 +186,11 @@ bool remote_open(struct remote *r, int paths)
     return ok;
 }
 
+bool remote_more(struct remote *r, struct r2_ep *ep)
+{
+    return r2_engine_connect(ctx, 0, r->handle, &r->conn) == 0 && open_out(r, ep);
+}
+
 void remote_end(struct remote *r)
 {
     struct r2_msg_close_ack ack = {.conn = r->conn_id, .from_sender = r->out};
