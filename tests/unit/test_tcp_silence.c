@@ -180,9 +180,81 @@ static void test_closed_window(void)
     end();
 }
 
+/* What a process said last and its end may come as one event: nothing else tells of the end before
+ * the next heartbeat. */
+static atomic_int frames_in, ended_with;
+
+static int count_frame(void *owner, struct r2_ep *ep, uint8_t type, const uint8_t *body, size_t len)
+{
+    (void)owner, (void)ep, (void)type, (void)body, (void)len;
+    atomic_fetch_add(&frames_in, 1);
+    return 0;
+}
+
+static void note_end(void *owner, struct r2_ep *ep, int err, const struct r2_ep_health *health)
+{
+    (void)owner, (void)ep, (void)health;
+    atomic_store(&ended_with, err);
+}
+
+static void no_burst(void *owner, struct r2_ep *ep)
+{
+    (void)owner, (void)ep;
+}
+
+static size_t no_frames(void *owner, struct r2_ep *ep, uint8_t *buf, size_t cap)
+{
+    (void)owner, (void)ep, (void)buf, (void)cap;
+    return 0;
+}
+
+static void none_sent(void *owner, struct r2_ep *ep, uint64_t sent)
+{
+    (void)owner, (void)ep, (void)sent;
+}
+
+static void test_end_with_the_last_words(void)
+{
+    static const struct r2_transport_events quiet = {.ctrl = count_frame,
+                                                     .failed = note_end,
+                                                     .burst_end = no_burst,
+                                                     .next_ctrl = no_frames,
+                                                     .ctrl_sent = none_sent};
+    const struct r2_transport_events *real;
+    const struct r2_frame f = {
+        .type = R2_F_HEARTBEAT, .version = R2_WIRE_VERSION, .len = sizeof(struct r2_msg_heartbeat)};
+    const struct r2_msg_heartbeat beat = {.count = 1};
+    struct r2_ep_params params = {0};
+    struct r2_lane *lane;
+    struct r2_ep *ep;
+    int sv[2];
+
+    begin(); /* the engine's threads run */
+    end();
+    real = r2_tcp.ev;
+    r2_tcp.ev = &quiet;
+    CHECK_EQ(socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK, 0, sv), 0);
+    ep = r2_ep_new(&params);
+    lane = r2_lane_new(sv[0], 0, r2_io_at(1), R2_LANE_OPEN);
+    CHECK(ep && lane);
+    atomic_store(&lane->open, true);
+    lane->ep = ep;
+    ep->lanes[0] = lane;
+    CHECK_EQ(write(sv[1], &f, sizeof(f)), sizeof(f));
+    CHECK_EQ(write(sv[1], &beat, sizeof(beat)), sizeof(beat));
+    CHECK_EQ(shutdown(sv[1], SHUT_WR), 0);
+    CHECK_EQ(r2_lane_start(lane), 0);
+    for (int i = 0; i < 3000 && !atomic_load(&ended_with); i++)
+        usleep(1000);
+    CHECK_EQ(atomic_load(&frames_in), 1);
+    CHECK_EQ(atomic_load(&ended_with), ECONNRESET);
+    r2_tcp.ev = real; /* the lane and its endpoint stay: the process ends */
+}
+
 static const struct check_test tests[] = {
     {"closed_window", test_closed_window},
     {"bulk_alone", test_bulk_alone},
+    {"end_with_the_last_words", test_end_with_the_last_words},
     {0},
 };
 

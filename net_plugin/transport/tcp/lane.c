@@ -18,6 +18,8 @@ static void lane_ready(struct r2_io_fd *f, uint32_t events)
 {
     struct r2_lane *lane = R2_CONTAINER_OF(f, struct r2_lane, io);
 
+    if (events & (EPOLLRDHUP | EPOLLHUP | EPOLLERR))
+        atomic_store(&lane->rx_end, true);
     if (events & ~(uint32_t)EPOLLOUT)
         atomic_store(&lane->rx_again, true);
     r2_lane_event(lane);

@@ -48,7 +48,8 @@ struct r2_lane {
     bool closed;
     bool reaped; /* the I/O thread has let go of it; only that thread looks */
     atomic_bool
-        rx_again; /* an event, or what is left over from before: there may be bytes to read */
+        rx_again;       /* an event, or what is left over from before: there may be bytes to read */
+    atomic_bool rx_end; /* the other side has closed: read to the end, no other event tells of it */
     struct r2_tcp_hello hello;
     struct r2_tcp_challenge challenge;
     uint8_t hs_buf[128];
