@@ -284,10 +284,12 @@ static void rnic_path(struct r2_path *path, enum r2_nic_word word, bool others, 
         [R2_NIC_FAILED] = "the peer's word: its NIC has failed",
     };
 
-    if (word == R2_NIC_USABLE)
+    if (word == R2_NIC_USABLE) {
         path->next_at = 0;
-    else if (word != R2_NIC_DRAINED && (word != R2_NIC_DAMPED || others))
+        path->refused = false; /* whoever said so while it was down */
+    } else if (word != R2_NIC_DRAINED && (word != R2_NIC_DAMPED || others)) {
         r2_path_fail(path, path->gen, err ? err : ENETDOWN, causes[word]);
+    }
     r2_path_follow(path);
 }
 

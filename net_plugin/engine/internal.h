@@ -54,10 +54,12 @@ struct r2_path {
     uint8_t lnic, rnic; /* local NIC, the peer's NIC */
     uint8_t transport;  /* enum r2_transport_id: part of the path's identity */
     enum r2_path_state state;
-    uint32_t gen;        /* newest allotted (S) or accepted (R) */
-    uint32_t down_gen;   /* everything up to it is dead */
-    uint32_t fenced_gen; /* ... and fenced at the receiver */
-    struct r2_ep *ep;    /* of generation `gen`; NULL unless CONNECTING or UP */
+    uint32_t gen;           /* newest allotted (S) or accepted (R) */
+    uint32_t down_gen;      /* everything up to it is dead */
+    uint32_t fenced_gen;    /* ... and fenced at the receiver */
+    uint32_t shut_gen;      /* R: newest whose end is confirmed; an older one's may not be yet */
+    struct r2_ep *ep;       /* of generation `gen`; NULL unless CONNECTING or UP */
+    struct r2_dying *grave; /* for it: memory that is there when it has to end */
     bool ever_up, spare;
     bool refused;      /* the last attempt: a host answered that the process is not there */
     bool first_choice; /* the best pair for its local NIC */
@@ -158,7 +160,8 @@ struct r2_peer {
     int active;           /* requests in flight */
     int opening;          /* connections not yet acknowledged */
     bool resync_wanted;
-    uint64_t no_path_since, idle_since;
+    uint64_t no_path_since; /* since when no proven path is up; 0: one is, or none was missed */
+    uint64_t idle_since;
     uint64_t tail_tokens, tail_at; /* S: bytes that may be sent twice */
     uint64_t resume_from; /* S: when the path failed whose bytes are being replayed; 0: none */
     bool resume_idle;
@@ -288,8 +291,8 @@ enum r2_census { R2_CENSUS_NONE, R2_CENSUS_OK, R2_CENSUS_LOST, R2_CENSUSES };
 struct r2_nic_state {
     atomic_bool link_up, addr_gone;
     atomic_bool located; /* FAILED by a verdict: engine/locate says when it works again */
-    atomic_uint epoch; /* grows before each change of what peers are told: who reads it first never
-                        * gives old word the newest number */
+    atomic_uint epoch;   /* grows after each change of what peers are told: who reads it first never
+                          * gives old word the newest number */
     struct r2_health health;
     struct r2_damp damp;
     uint64_t alone_at; /* since when none of its paths answers, while others do; 0: not so */
@@ -364,6 +367,16 @@ void r2_peer_account(struct r2_peer *p, int delta); /* requests in flight */
 /* ---- path.c: states of paths; all under the lock */
 struct r2_path *r2_path_obtain(struct r2_peer *p, int lnic, int rnic, int transport);
 struct r2_path *r2_path_find(struct r2_peer *p, int lnic, int rnic, int transport);
+/* Before the path gets an endpoint. False: no memory. */
+bool r2_path_grave(struct r2_path *path);
+/* What a host answers for that NIC of the peer's comes from there: the NIC is not down, so no other
+ * one of the host stands in for it. */
+static inline bool r2_rnic_speaks(const struct r2_peer *p, int rnic)
+{
+    return p->rnics[rnic].word != R2_NIC_DOWN && p->rnics[rnic].word != R2_NIC_FAILED;
+}
+/* A path to the peer has proved itself and is up. */
+bool r2_peer_served(const struct r2_peer *p);
 /* A generation is dead: hands its endpoint to the peer's task. Idempotent. */
 void r2_path_fail(struct r2_path *path, uint32_t gen, int err, const char *cause);
 void r2_path_up(struct r2_path *path);

@@ -26,6 +26,27 @@ static void unconfirmed(struct r2_peer *p, struct r2_dying *d, uint64_t now)
         r2_peer_gone(p, -ETIMEDOUT, "a NIC does not confirm that it has stopped");
 }
 
+/* R: the generation has stopped for good. FENCED speaks for all generations up to its number, so an
+ * older one whose end is not confirmed holds it back. */
+static void stopped(struct r2_peer *p, struct r2_path *path, uint32_t gen)
+{
+    uint32_t upto = gen > path->shut_gen ? gen : path->shut_gen;
+    struct r2_list *n;
+
+    path->shut_gen = upto;
+    R2_LIST_FOR_EACH (n, &p->dying) {
+        const struct r2_dying *d = R2_CONTAINER_OF(n, struct r2_dying, node);
+
+        if (d->path == path && d->gen <= upto)
+            upto = d->gen - 1;
+    }
+    if (upto <= path->fenced_gen)
+        return;
+    path->fenced_gen = upto;
+    r2_path_journal(path, R2_EV_FENCED, 0, 0, "");
+    p->resync_wanted = true;
+}
+
 /* Shuts what is buried. The entry stays in the list meanwhile, so that whoever wants memory back
  * finds the endpoint (r2_peer_eps). */
 static void shut_dying(struct r2_peer *p)
@@ -46,11 +67,8 @@ static void shut_dying(struct r2_peer *p)
             continue;
         }
         r2_list_del(&d->node);
-        if (d->path && !p->out && d->gen > d->path->fenced_gen) {
-            d->path->fenced_gen = d->gen;
-            r2_path_journal(d->path, R2_EV_FENCED, 0, 0, "");
-            p->resync_wanted = true;
-        }
+        if (d->path && !p->out)
+            stopped(p, d->path, d->gen);
         r2_eng.ops->put(d->ep);
         free(d);
     }
@@ -237,20 +255,22 @@ static void probe_peer(struct r2_peer *p, uint64_t now)
     p->probe_at = now + PROBE_NS;
     for (int i = 0; i < r2_eng.n_nics; i++) {
         int l = (int)((p->probe_turn + (unsigned)i) % (unsigned)r2_eng.n_nics), order[R2_MAX_NICS],
-            rc;
+            rc, n = may_try(p, l) ? candidates(p, l, R2_VIA_TCP, order) : 0, to = 0;
 
-        if (!may_try(p, l) || candidates(p, l, R2_VIA_TCP, order) == 0)
+        if (!n)
             continue;
+        while (to < n - 1 && !r2_rnic_speaks(p, order[to]))
+            to++;
         p->probe_turn = (unsigned)l + 1;
         params.local_nic = (uint8_t)l;
-        params.remote_nic = (uint8_t)order[0];
-        params.remote_addr = p->rnics[order[0]].addr;
+        params.remote_nic = (uint8_t)order[to];
+        params.remote_addr = p->rnics[order[to]].addr;
         memcpy(params.local_process, r2_eng.process, 16);
         memcpy(params.remote_process, p->id, 16);
         memcpy(params.secret, p->secret, 16);
         r2_peer_get(p); /* the endpoint's, until `released` */
         rc = r2_eng.ops->connect(&params, &p->probe);
-        if (rc == -ECONNREFUSED)
+        if (rc == -ECONNREFUSED && r2_rnic_speaks(p, params.remote_nic))
             r2_peer_gone(p, -ECONNRESET, "process gone: its host refuses");
         return;
     }
@@ -262,15 +282,16 @@ static void check_time(struct r2_peer *p, uint64_t now)
 
     if (p->life == R2_PEER_GONE || (!p->active && !p->opening))
         return;
-    if (p->n_up == 0 && p->no_path_since && now - p->no_path_since > limit)
+    if (!r2_peer_served(p) && p->no_path_since && now - p->no_path_since > limit)
         r2_peer_gone(p, -ETIMEDOUT, "no path came back within R2CCL_NO_PATH_TIMEOUT");
     else if (p->suspect && now - p->suspect_since > limit)
         r2_peer_gone(p, -ETIMEDOUT, "every path silent for R2CCL_NO_PATH_TIMEOUT");
 }
 
-/* A refusal tells that the process is gone only where the process was reached before: a host may
- * answer for an address of another of its NICs, and then refuses because the listener is bound to
- * the right one. If it never was reached, every best pair must have been refused. */
+/* A refusal tells that the process is gone only where the process was reached before, at a NIC that
+ * is not known to be down: a host may answer for an address of another of its NICs, and then
+ * refuses because the listener is bound to the right one. If it never was reached, every best pair
+ * must have been refused. */
 static void refused(struct r2_peer *p)
 {
     bool met = false, refused_met = false, refused_all = p->n_paths > 0;
@@ -281,7 +302,7 @@ static void refused(struct r2_peer *p)
         struct r2_path *path = p->paths[i];
 
         met |= path->ever_up;
-        refused_met |= path->ever_up && path->refused;
+        refused_met |= path->ever_up && path->refused && r2_rnic_speaks(p, path->rnic);
         if (path->first_choice && (!path->refused || path->fails < 3))
             refused_all = false;
     }

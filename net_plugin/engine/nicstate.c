@@ -167,9 +167,9 @@ static bool nic_event(int nic, enum r2_health_event event, const char *cause)
     now = s->health.state;
     word = word_of(s);
     news = word != r2_nic_word(nic);
-    if (news)
-        atomic_fetch_add(&s->epoch, 1);
     atomic_store(&s->word, (unsigned char)word);
+    if (news) /* last: see r2_nic_state */
+        atomic_fetch_add(&s->epoch, 1);
     atomic_store(&s->usable, word == R2_NIC_USABLE);
     atomic_store(&s->trusted, now == R2_HEALTH_HEALTHY || now == R2_HEALTH_SUSPECT);
     if (now != before) {

@@ -103,15 +103,19 @@ static void backoff(struct r2_path *path, uint64_t now, bool attempt)
     path->fails++;
 }
 
+bool r2_path_grave(struct r2_path *path)
+{
+    if (!path->grave)
+        path->grave = malloc(sizeof(*path->grave));
+    return path->grave;
+}
+
 static void bury(struct r2_path *path, int err)
 {
     struct r2_peer *p = path->peer;
-    struct r2_dying *d = malloc(sizeof(*d));
+    struct r2_dying *d = path->grave;
 
-    if (!d) { /* keep the endpoint: the next attempt to fail it finds memory, or never will */
-        r2_peer_wake(p);
-        return;
-    }
+    path->grave = NULL;
     d->ep = path->ep;
     d->path = path;
     d->gen = path->gen;
@@ -191,10 +195,19 @@ static void ended(struct r2_path *path, bool clean, int err, const char *cause)
     r2_peer_census(p);
 }
 
+bool r2_peer_served(const struct r2_peer *p)
+{
+    for (int i = 0; i < p->n_paths; i++) {
+        if (p->paths[i]->state == R2_PATH_UP && !p->paths[i]->testing)
+            return true;
+    }
+    return false;
+}
+
 void r2_path_fail(struct r2_path *path, uint32_t gen, int err, const char *cause)
 {
     struct r2_peer *p = path->peer;
-    bool was_up = path->state == R2_PATH_UP;
+    bool was_up = path->state == R2_PATH_UP, carried = was_up && !path->testing;
     bool clean = path->fenced_gen >= path->down_gen; /* nothing older waits for its fence */
 
     if (gen > path->gen)
@@ -214,10 +227,12 @@ void r2_path_fail(struct r2_path *path, uint32_t gen, int err, const char *cause
     if (was_up || path->state == R2_PATH_CONNECTING)
         ended(path, clean, err, cause);
     r2_out_reset(path);
+    /* Attempts that come up and prove nothing do not begin the wait anew. */
+    if (was_up && !r2_peer_served(p) && (carried || !p->no_path_since))
+        p->no_path_since = p->suspect ? p->suspect_since : r2_now_ns();
     if (p->n_up == 0 && was_up) {
         uint64_t now = r2_now_ns();
 
-        p->no_path_since = p->suspect ? p->suspect_since : now;
         p->suspect = false;
         p->probe_at = now;
         if (p->active || p->opening) {
@@ -286,7 +301,11 @@ int r2_path_connect(struct r2_path *path, uint64_t now)
     path->attempt_at = now;
     r2_peer_get(p); /* the endpoint's, until `released` */
     r2_path_event(path, R2_HEALTH_EV_PROBE, "");
-    rc = r2_eng.ops->connect(&params, &ep);
+    rc = -ENOMEM;
+    if (r2_path_grave(path))
+        rc = r2_eng.ops->connect(&params, &ep);
+    else
+        r2_peer_put(p);
     if (rc == 0) {
         path->ep = ep;
         return 0;

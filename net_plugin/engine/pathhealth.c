@@ -117,6 +117,7 @@ static void proven(struct r2_path *path, const char *cause)
     path->testing = false;
     path->fails = 0;
     path->ever_up = true;
+    path->peer->no_path_since = 0;
     r2_path_event(path, R2_HEALTH_EV_PROVEN, cause);
     r2_peer_census(path->peer);
     r2_path_tell_up(path);

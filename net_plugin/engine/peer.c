@@ -116,6 +116,7 @@ void r2_peer_put(struct r2_peer *p)
         r2_grey_path_free(p->paths[i]);
         r2_mem_less(sizeof(*p->paths[i]) + p->paths[i]->out_cap);
         free(p->paths[i]->out);
+        free(p->paths[i]->grave);
         free(p->paths[i]);
     }
     r2_mem_less(sizeof(*p));
@@ -210,7 +211,7 @@ void r2_peer_account(struct r2_peer *p, int delta)
     p->active += delta;
     r2_gauge_add(&r2_eng.g->requests_in_flight, delta);
     if (delta > 0 && p->active == delta) {
-        if (p->n_up == 0)
+        if (!r2_peer_served(p))
             p->no_path_since = r2_now_ns();
         r2_timer_sooner(&p->timer, r2_now_ns() + R2_TICK_NS);
     }

@@ -74,8 +74,8 @@ static uint64_t room(const struct r2_path *path)
     uint64_t window = r2_pathrate_window(&path->rate, chunk, lanes);
     uint64_t used = r2_pathrate_inflight(&path->rate);
 
-    if (path->owes_until && path->owes_until > r2_now_ns())
-        return 0;
+    if (path->owes_until && path->peer->shares.members > 1 && path->owes_until > r2_now_ns())
+        return 0; /* others have room; the only one is not spared */
     return window > used && lanes ? window - used : 0;
 }
 

@@ -10,6 +10,7 @@
 #define MESSAGE_SHARE 4
 #define RATE_SHARE 16
 #define TOKENS_MAX (UINT64_C(4) << 20)
+#define OWES_MAX R2_NS_PER_S
 #define LATE_NS (1 * R2_NS_PER_MS) /* beside twice what a chunk should take */
 
 static uint64_t ns_of(uint64_t bytes, uint64_t rate)
@@ -175,9 +176,11 @@ void r2_tail_acked(struct r2_path *path, const struct r2_send_report *rep, uint6
     /* The original may still have to get through: until then it takes room. And it took at least
      * so long. */
     owed = ns_of(rep->bytes, rate);
-    if (owed > R2_NS_PER_S)
-        owed = R2_NS_PER_S;
+    if (owed > OWES_MAX)
+        owed = OWES_MAX;
     path->owes_until = (path->owes_until > now ? path->owes_until : now) + owed;
+    if (path->owes_until > now + OWES_MAX) /* the rate is a guess: it may be well again */
+        path->owes_until = now + OWES_MAX;
     if (r2_eng.set->grey && rep->complete)
         r2_grey_chunk(&path->watch, path->rate.delivered - rep->stamp.at_send + rep->len, took,
                       r2_pathrate_rate(&path->rate), now);

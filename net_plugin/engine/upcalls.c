@@ -29,8 +29,11 @@ static void *up_accepted(struct r2_ep *ep, const struct r2_ep_params *params)
                : NULL;
     if (path && (params->gen <= path->gen || params->gen <= path->down_gen))
         path = NULL;
-    if (path) {
+    if (path)
         r2_path_fail(path, path->gen, ECONNRESET, "replaced by a newer generation");
+    if (path && !r2_path_grave(path))
+        path = NULL;
+    if (path) {
         path->gen = params->gen;
         path->ep = ep;
         path->state = R2_PATH_CONNECTING;
@@ -74,7 +77,8 @@ static void probe_over(struct r2_peer *p, struct r2_ep *ep, int err, const struc
         d->ep = ep;
         d->err = err;
         r2_list_add_tail(&p->dying, &d->node);
-        if ((h->refused || h->other_process) && p->n_up == 0)
+        if ((h->refused || h->other_process) && p->n_up == 0 &&
+            r2_rnic_speaks(p, r2_eng.ops->params(ep)->remote_nic))
             r2_peer_gone(p, -ECONNRESET,
                          "process gone: its host refuses, or another process answers");
     }

@@ -1,5 +1,7 @@
 /* The engine over a scripted transport (rung 2): what a connection leaves to others when it ends in
  * the middle of its work, and when a peer counts as gone. It cannot prove what sockets do. */
+#include <errno.h>
+
 #include "check.h"
 #include "enginelib/remote.h"
 
@@ -80,15 +82,92 @@ static void test_dereg_gives_room(void)
     room_after(true);
 }
 
+/* The host of a NIC that is down may answer for its address at another NIC, where nobody listens:
+ * no word about the process. */
+static void test_refusal_of_a_down_nic(void)
+{
+    struct r2_ep *b, *ep;
+    struct r2_req *req;
+
+    begin(2);
+    b = fake_find(r.id, 1, 1, 0);
+    req = isend(r.conn, NULL);
+    CHECK_EQ(remote_nic(b, 0, false, 5), 0);
+    CHECK(remote_wait_state(&r, 0, R2_PATH_WAIT));
+    fake_fail(b, ECONNRESET, false);
+    ep = fake_find(r.id, 0, 0, a->params.gen); /* with no path left all are tried */
+    CHECK(ep);
+    fake_fail(ep, ECONNREFUSED, true);
+    CHECK_EQ(remote_test(req, 100, NULL), 0);
+    ep = remote_path(&r, 1, b->params.gen);
+    CHECK(ep);
+    CHECK_EQ(remote_test(req, 100, NULL), 0);
+    b = ep;
+    fake_fail(b, ECONNRESET, false); /* one that works refuses */
+    ep = fake_find(r.id, 1, 1, b->params.gen);
+    CHECK(ep);
+    fake_fail(ep, ECONNREFUSED, true);
+    CHECK_EQ(remote_test(req, 2000, NULL), -ECONNRESET);
+    remote_end(&r);
+}
+
+/* Control frames get through and test chunks never do (a hole for large packets): attempts that
+ * prove nothing do not prolong the wait for a path. */
+static void test_unproven_paths_end_the_wait(void)
+{
+    struct r2_req *req;
+    uint32_t gen;
+    int rc = 0;
+
+    begin(1);
+    req = isend(r.conn, NULL);
+    gen = a->params.gen;
+    fake_fail(a, ECONNRESET, false);
+    for (int i = 0; i < 60 && !rc; i++) {
+        struct r2_ep *ep =
+            remote_state(&r, 0) == R2_PATH_CONNECTING ? fake_find(r.id, 0, 0, gen) : NULL;
+
+        if (ep && fake_up(ep))
+            gen = ep->params.gen;
+        rc = remote_test(req, 200, NULL);
+    }
+    CHECK_EQ(rc, -ETIMEDOUT);
+    remote_end(&r);
+}
+
+/* A path that may still have to bring what another one brought meanwhile is spared, as long as
+ * there is another one. */
+static void test_the_only_path_is_not_spared(void)
+{
+    struct r2_path *path;
+    struct r2_bulk c;
+
+    begin(2);
+    isend(r.conn, NULL);
+    path = a->params.owner;
+    r2_peer_lock(path->peer);
+    path->owes_until = r2_now_ns() + 60 * R2_NS_PER_S;
+    r2_peer_unlock(path->peer);
+    CHECK_EQ(remote_cts(a, &r, 0, MSG), 0);
+    CHECK(!fake_next(a, &c));
+    fake_fail(fake_find(r.id, 1, 1, 0), ECONNRESET, false);
+    CHECK(fake_next(a, &c));
+    remote_end(&r);
+}
+
 static const struct check_test tests[] = {
     {"close_gives_room", test_close_gives_room},
     {"dereg_gives_room", test_dereg_gives_room},
+    {"refusal_of_a_down_nic", test_refusal_of_a_down_nic},
+    {"unproven_paths_end_the_wait", test_unproven_paths_end_the_wait},
+    {"the_only_path_is_not_spared", test_the_only_path_is_not_spared},
     {0},
 };
 
 int main(int argc, char **argv)
 {
-    static const char *const env[] = {"R2CCL_CHUNK", "32K", "R2CCL_RAMP", "0", NULL};
+    static const char *const env[] = {"R2CCL_CHUNK",           "32K", "R2CCL_RAMP", "0",
+                                      "R2CCL_NO_PATH_TIMEOUT", "4s",  NULL};
 
     remote_engine(2, env);
     return check_main(argc, argv, tests);

@@ -233,6 +233,34 @@ static void test_unconfirmed_fence(void)
     remote_end(&r);
 }
 
+/* FENCED speaks for all generations up to its own, so an older one that is not confirmed holds it
+ * back. */
+static void test_fence_of_older(void)
+{
+    struct r2_ep *a, *b, *newer;
+    struct r2_msg_path m = {0};
+
+    begin(false);
+    a = fake_find(r.id, 0, 0, 0);
+    b = fake_find(r.id, 1, 1, 0);
+    CHECK(a && b);
+    atomic_store(&a->unconfirmed, true);
+    newer = remote_unproven(&r, 0, a->params.gen);
+    CHECK(newer);
+    fake_fail(newer, ECONNRESET, false);
+    CHECK(remote_wait_flag(&newer->is_shut));
+    remote_forget(b);
+    for (int i = 0; i < 3; i++) {
+        CHECK_EQ(remote_down(b, newer), 0);
+        while (remote_hear_ms(b, R2_F_FENCED, &m, sizeof(m), 100) >= 0)
+            CHECK_LT(m.gen, a->params.gen);
+    }
+    fake_shut_over(a);
+    while (m.gen != newer->params.gen)
+        CHECK_GE(remote_hear(b, R2_F_FENCED, &m, sizeof(m)), 0);
+    remote_end(&r);
+}
+
 /* Memory of a message that may still be written: the transport is told so. */
 static void test_detach_of_cleared(void)
 {
@@ -255,6 +283,7 @@ static const struct check_test tests[] = {
     {"stranded_memory", test_stranded_memory},
     {"last_resort_and_back", test_last_resort_and_back},
     {"unconfirmed_fence", test_unconfirmed_fence},
+    {"fence_of_older", test_fence_of_older},
     {"detach_of_cleared", test_detach_of_cleared},
     {0},
 };
