@@ -238,6 +238,19 @@ static void refuse(struct fv_conn *c, struct fv_qp *qp, uint8_t status)
     fv_qp_error(qp);
 }
 
+/* The script wants this write. */
+static bool catches(const struct fv_pkt *p)
+{
+    struct fv_script *s = &fv.script;
+
+    if (!s->min || s->caught || p->op != IBV_WR_RDMA_WRITE || p->len < s->min)
+        return false;
+    s->caught = true;
+    s->src = p->src;
+    s->dest = p->dest;
+    return true;
+}
+
 /* Where the payload goes. False: not now, or the connection is over. */
 static bool place(struct fv_conn *c)
 {
@@ -247,6 +260,10 @@ static bool place(struct fv_conn *c)
     c->body = NULL;
     free(c->hold);
     c->hold = NULL;
+    if (fv.script.in_network && catches(p))
+        c->kept = true;
+    if (c->kept)
+        return false;
     if (!qp || qp->dest != p->src ||
         (qp->base.state != IBV_QPS_RTR && qp->base.state != IBV_QPS_RTS)) {
         fv_conn_drop(c); /* nobody answers */
@@ -260,9 +277,16 @@ static bool place(struct fv_conn *c)
             return false;
         }
         c->body = (uint8_t *)(uintptr_t)p->raddr;
-        if (p->len && fv_chance(fv.chaos.late_write, 1000))
+        if (p->len &&
+            ((!fv.script.in_network && catches(p)) || fv_chance(fv.chaos.late_write, 1000)))
             c->body = c->hold = malloc(p->len);
+        if (fv.script.in_network && fv.script.caught && p->src == fv.script.src)
+            fv.script.landed = true;
         return true;
+    }
+    if (fv_holds(qp)) { /* the rule: a receive completes behind the writes before it */
+        c->kept = true;
+        return false;
     }
     if (qp->r_done == qp->r_posted) {
         c->rnr = true;
@@ -320,6 +344,7 @@ static void executed(struct fv_conn *c)
         l->bytes = c->hold;
         l->len = c->in.len;
         l->rkey = c->in.rkey;
+        l->held = !fv.script.in_network && fv.script.caught && c->in.dest == fv.script.dest;
         c->hold = NULL;
         *qp->late_end = l;
         qp->late_end = &l->next;

@@ -91,6 +91,7 @@ struct fv_late {
     uint64_t due;
     uint8_t *to, *bytes;
     uint32_t len, rkey;
+    bool held; /* until the script lets go */
 };
 
 struct fv_conn;
@@ -135,6 +136,7 @@ struct fv_conn {
     uint8_t port;
     struct fv_qp *qp; /* out: the requester; in: NULL */
     bool connected, dead, want_out, rnr;
+    bool kept; /* by the script: a write waits in the network */
     /* tx: of requests */
     struct fv_pkt head;
     size_t tx_off;
@@ -165,6 +167,15 @@ struct fv_chaos {
     unsigned cmd_us;     /* a command takes up to so long before it has any effect */
 };
 
+/* What a test in the same process has asked for, through fv_script(): one write is caught. */
+struct fv_script {
+    uint32_t min;        /* of the write to catch; 0: none */
+    bool in_network;     /* before it reaches the responder, else acknowledged but not in memory */
+    bool caught, landed; /* landed: its first byte, or all of it where it was acknowledged */
+    bool no_destroy;     /* destroying does not come back until it is let go */
+    uint32_t src, dest;  /* queue pairs */
+};
+
 struct fake {
     pthread_mutex_t lock;
     pthread_cond_t unhang;
@@ -182,6 +193,7 @@ struct fake {
     int inject; /* enum ibv_wc_status for the next work request of ... */
     struct fv_dev *inject_dev;
     unsigned long violations; /* rules of the specification that the caller broke */
+    struct fv_script script;
 };
 extern struct fake fv;
 
@@ -211,6 +223,8 @@ bool fv_chance(unsigned per, unsigned of);
 uint64_t fv_random(uint64_t below);
 /* Waits while the device's commands hang. */
 void fv_may_hang(struct fv_dev *dev);
+/* Writes of the queue pair that the script keeps out of memory. */
+bool fv_holds(const struct fv_qp *qp);
 struct fv_dev *fv_dev_of(struct ibv_context *ctx);
 
 #endif

@@ -62,6 +62,9 @@ FV_EXPORT int ibv_destroy_qp(struct ibv_qp *base)
         pthread_mutex_unlock(&fv.lock);
         return EIO;
     }
+    /* A device waits for its own writes to memory. */
+    while (fv.script.no_destroy || fv_holds(qp))
+        pthread_cond_wait(&fv.unhang, &fv.lock);
     fv_place_late(qp, 0, true);
     if (qp->out)
         fv_conn_drop(qp->out);
@@ -252,6 +255,8 @@ void fv_qp_error(struct fv_qp *qp)
     qp->base.state = IBV_QPS_ERR;
     /* What is on its way into memory may still arrive until the flushes are delivered. */
     qp->flush_at = fv_now() + (qp->late ? fv_random(20000) * 1000 : 0);
+    if (fv_holds(qp))
+        qp->flush_at = UINT64_MAX;
     if (qp->out)
         fv_conn_drop(qp->out);
     fv_qp_tick(qp, fv_now());
@@ -271,9 +276,18 @@ static void flush(struct fv_qp *qp)
     }
 }
 
+bool fv_holds(const struct fv_qp *qp)
+{
+    for (const struct fv_late *l = qp->late; l; l = l->next) {
+        if (l->held)
+            return true;
+    }
+    return false;
+}
+
 void fv_place_late(struct fv_qp *qp, uint64_t now, bool all)
 {
-    while (qp->late && (all || qp->late->due <= now)) {
+    while (qp->late && !qp->late->held && (all || qp->late->due <= now)) {
         struct fv_late *l = qp->late;
 
         qp->late = l->next;

@@ -18,6 +18,17 @@
  *   hang DEV 0|1            commands do not come back
  *   refuse DEV reg|err|destroy N   so many commands fail
  *   chaos ...
+ *
+ * fv_script(), for a test in the same process (dlsym): the next large write is caught, and lands
+ * when the test says so, not before.
+ *   late MIN      it is acknowledged, but not in memory; nothing behind it on its queue pair is
+ *                 executed, no flush of its queue pair is delivered, and it is not destroyed
+ *   network MIN   it is under way to its responder, with all that follows it
+ *   undying       destroying a queue pair does not come back either
+ *   break         its requester gives up: RETRY_EXC_ERR
+ *   release       all of that is over: it arrives
+ *   !COMMAND      as above
+ * Answers 1 once it is caught, 2 once it has landed.
  */
 #define _GNU_SOURCE
 #include <arpa/inet.h>
@@ -26,6 +37,8 @@
 #include <string.h>
 
 #include "fake.h"
+
+FV_EXPORT int fv_script(const char *text);
 
 static uint64_t next_random(void)
 {
@@ -157,4 +170,50 @@ void fv_command(char *text)
     } else if (strcmp(verb, "refuse") == 0 && sscanf(text, "%*s %*s %63s %d", word, &a) == 2) {
         refuse_command(d, word, a);
     }
+}
+
+static void release(void)
+{
+    struct fv_script *s = &fv.script;
+
+    for (int i = 0; i < FV_QPS; i++) {
+        struct fv_qp *qp = fv.qps[i];
+
+        if (!qp || !fv_holds(qp))
+            continue;
+        for (struct fv_late *l = qp->late; l; l = l->next)
+            l->held = false;
+        fv_place_late(qp, 0, true);
+        qp->flush_at = 0;
+        s->landed = true;
+    }
+    for (struct fv_conn *c = fv.conns; c; c = c->next)
+        c->kept = false;
+    s->no_destroy = false;
+    s->min = 0;
+    pthread_cond_broadcast(&fv.unhang);
+}
+
+FV_EXPORT int fv_script(const char *text)
+{
+    struct fv_script *s = &fv.script;
+    unsigned min = 0;
+    int answer;
+
+    pthread_mutex_lock(&fv.lock);
+    if (sscanf(text, "late %u", &min) == 1 || sscanf(text, "network %u", &min) == 1)
+        *s = (struct fv_script){
+            .min = min, .in_network = text[0] == 'n', .no_destroy = s->no_destroy};
+    else if (strcmp(text, "undying") == 0)
+        s->no_destroy = true;
+    else if (strcmp(text, "break") == 0 && s->caught && fv_qp_find(s->src))
+        fv_qp_fail(fv_qp_find(s->src), IBV_WC_RETRY_EXC_ERR);
+    else if (strcmp(text, "release") == 0)
+        release();
+    else if (text[0] == '!')
+        fv_command((char *)(uintptr_t)text + 1);
+    fv_wake();
+    answer = s->landed ? 2 : s->caught ? 1 : 0;
+    pthread_mutex_unlock(&fv.lock);
+    return answer;
 }

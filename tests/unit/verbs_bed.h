@@ -1,0 +1,131 @@
+/* One engine over the stand-in for libibverbs (tests/fakeverbs) that is connected to itself: both
+ * ends of every path, and both ends' devices, are in this process, so that a test decides what
+ * happens when. Rung 3; it cannot prove what real devices do.
+ *
+ * Two NICs (127.0.1.1 and 127.0.2.1, devices fv0 and fv1). One test thread; every wait is bounded.
+ */
+#ifndef R2_TESTS_VERBS_BED_H
+#define R2_TESTS_VERBS_BED_H
+
+#include <dlfcn.h>
+#include <limits.h>
+
+#include "check.h"
+#include "engine/internal.h"
+
+#define BED_WAIT_MS 15000
+
+struct bed {
+    struct r2_ctx *ctx;
+    struct r2_conn *tx, *rx;
+};
+
+static int (*bed_script)(const char *text); /* tests/fakeverbs/script.c */
+
+__attribute__((unused)) static void bed_ms(int ms)
+{
+    usleep((useconds_t)ms * 1000);
+}
+
+/* The stand-in beside this program's build folder; skips the test where it could not be built. */
+__attribute__((unused)) static void bed_library(void)
+{
+    char path[PATH_MAX], *slash;
+    ssize_t n = readlink("/proc/self/exe", path, sizeof(path) - 64);
+    void *lib;
+
+    CHECK_GT(n, 0);
+    path[n] = '\0';
+    for (int up = 0; up < 3; up++) { /* tests/unit/NAME */
+        slash = strrchr(path, '/');
+        CHECK(slash);
+        *slash = '\0';
+    }
+    strcat(path, "/fakeverbs/libibverbs.so.1");
+    if (access(path, R_OK) != 0)
+        CHECK_SKIP("no %s: <infiniband/verbs.h> is missing (Debian: libibverbs-dev)", path);
+    setenv("R2CCL_IBVERBS_LIB", path, 1);
+    lib = dlopen(path, RTLD_NOW | RTLD_LOCAL);
+    CHECK_MSG(lib, "%s", dlerror());
+    *(void **)(void *)&bed_script = dlsym(lib, "fv_script");
+    CHECK(bed_script);
+}
+
+/* Paths over queue pairs that may carry chunks now, towards ourselves. */
+__attribute__((unused)) static int bed_paths(struct r2_conn *tx)
+{
+    struct r2_peer *p = tx->peer;
+    int n = 0;
+
+    r2_peer_lock(p);
+    for (int i = 0; i < p->n_paths; i++)
+        n += p->paths[i]->transport == R2_VIA_VERBS && r2_path_carries(p->paths[i]);
+    r2_peer_unlock(p);
+    return n;
+}
+
+__attribute__((unused)) static void bed_until_paths(struct r2_conn *tx, int paths)
+{
+    for (int ms = 0; ms < BED_WAIT_MS && bed_paths(tx) < paths; ms += 2)
+        bed_ms(2);
+    CHECK_GE(bed_paths(tx), paths);
+}
+
+/* A connection from this process to itself, over `paths` paths. */
+__attribute__((unused)) static void bed_open(struct bed *b, int paths)
+{
+    char handle[R2_HANDLE_BYTES];
+    struct r2_listen *l = NULL;
+
+    memset(b, 0, sizeof(*b));
+    if (!bed_script) {
+        setenv("R2CCL_NICS", "127.0.1.1,127.0.2.1", 1);
+        setenv("R2CCL_CHUNK", "64K", 1);
+        setenv("R2CCL_LOG", "warn", 0);
+        bed_library();
+    }
+    CHECK_EQ(r2_engine_init(&b->ctx, 1, NULL), 0);
+    CHECK_EQ(r2_engine_listen(b->ctx, 0, handle, &l), 0);
+    for (int ms = 0; ms < BED_WAIT_MS && !(b->tx && b->rx); ms++) {
+        if (!b->tx)
+            CHECK_EQ(r2_engine_connect(b->ctx, 0, handle, &b->tx), 0);
+        if (!b->rx)
+            CHECK_EQ(r2_engine_accept(l, &b->rx), 0);
+        bed_ms(1);
+    }
+    CHECK(b->tx && b->rx);
+    CHECK_EQ(r2_engine_close_listen(l), 0);
+    bed_until_paths(b->tx, paths);
+}
+
+__attribute__((unused)) static void bed_close(struct bed *b)
+{
+    r2_engine_close(b->tx);
+    r2_engine_close(b->rx);
+    r2_engine_finalize(b->ctx);
+}
+
+/* 1 done, 0 not within `ms`, -errno. */
+__attribute__((unused)) static int bed_test(struct r2_req *req, int ms)
+{
+    uint64_t until = r2_now_ns() + (uint64_t)ms * R2_NS_PER_MS;
+    int done = 0, rc = 0;
+
+    while (rc == 0 && !done) {
+        rc = r2_engine_test(req, &done, NULL);
+        if (!done && r2_now_ns() > until)
+            break;
+        usleep(200);
+    }
+    return rc ? rc : done;
+}
+
+/* Waits until the script's answer is at least `state`. */
+__attribute__((unused)) static void bed_until_script(int state)
+{
+    for (int ms = 0; ms < BED_WAIT_MS && bed_script("") < state; ms++)
+        bed_ms(1);
+    CHECK_GE(bed_script(""), state);
+}
+
+#endif
