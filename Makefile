@@ -272,7 +272,7 @@ $(B)/tests/shim/host: $(B)/obj/tests/shim/host.o
 	@$(CC) $(san_flags) $(CFLAGS) $(LDFLAGS) -o $@ $^ $(libs)
 $(B)/tests/unit/test_shim $(B)/tests/unit/test_shim_plan: | $(noop) $(noop_old)
 
-$(patsubst %,$(B)/tests/unit/test_verbs_%,fence): | $(fake)
+$(patsubst %,$(B)/tests/unit/test_verbs_%,fence revoke): | $(fake)
 
 # $(1): folder of the source, $(2): folder of the program
 define program

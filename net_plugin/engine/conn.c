@@ -174,10 +174,15 @@ void r2_conn_out_close(struct r2_conn *c)
 {
     struct r2_msg_close m = {.conn = c->id, .from_sender = c->out};
     struct r2_path *path = r2_path_for_ctrl(c->peer, -1, -1);
+    struct r2_msg_lane lanes[R2_PATHS_MAX];
 
     m.cumulative = c->out ? c->next_seq : c->cum;
+    if (c->out && !c->under_way) {
+        m.from_sender |= R2_CLOSE_IDLE;
+        m.lanes = r2_revoke_lanes(c, lanes);
+    }
     if (path)
-        r2_out_frame(path, R2_F_CLOSE, &m, sizeof(m), NULL, 0);
+        r2_out_frame(path, R2_F_CLOSE, &m, sizeof(m), lanes, m.lanes * sizeof(lanes[0]));
 }
 
 /* ---- requests */
@@ -381,20 +386,33 @@ int r2_engine_reg_dmabuf(struct r2_conn *c, void *data, size_t size, int type, u
     return reg(c, &m, out);
 }
 
-/* There are messages that the peer was told to write, and that have not arrived. */
+/* There are messages that the peer was told to write into this memory, and that have not arrived.
+ */
 static bool written_yet(const struct r2_conn *c)
 {
-    return !c->out && c->cum < c->next_seq;
+    bool one_sided = false;
+
+    for (int i = 0; i < c->peer->n_paths; i++)
+        one_sided |= c->peer->paths[i]->transport != R2_VIA_TCP;
+    return one_sided && !c->out && c->cum < c->next_seq;
 }
 
-/* Lets every lane go of the connection's memory. Without the lock on return. 0, or -ETIMEDOUT: a
- * NIC does not confirm it. */
-static int detach_all(struct r2_conn *c)
+/* Lets every lane go of the connection's memory: by the peer's word where it was cleared to write
+ * (`*revoke`), else by force. Without the lock on return. 0, or -ETIMEDOUT: a NIC does not confirm
+ * it. `*revoke` on return: a peer may still hold a key. */
+static int detach_all(struct r2_conn *c, bool *revoke)
 {
     struct r2_ep *eps[2 * R2_PATHS_MAX];
-    int n = r2_peer_eps(c->peer, eps, 2 * R2_PATHS_MAX), rc = 0;
+    int n, rc = 0;
     bool cleared = written_yet(c);
 
+    if (cleared) {
+        r2_peer_unlock(c->peer);
+        cleared = !r2_revoke(c);
+        r2_peer_lock(c->peer);
+    }
+    *revoke = cleared;
+    n = r2_peer_eps(c->peer, eps, 2 * R2_PATHS_MAX);
     r2_peer_unlock(c->peer);
     for (int i = 0; i < n; i++) {
         int one = r2_eng.ops->detach(eps[i], c->id, 0, UINT64_MAX, cleared);
@@ -428,8 +446,7 @@ int r2_engine_dereg(struct r2_conn *c, struct r2_mr *mr)
     if (busy)
         r2_conn_fail(c, -ECANCELED);
     if (c->state == R2_CONN_FAILED || c->state == R2_CONN_CLOSED) {
-        revoke = written_yet(c);
-        rc = detach_all(c);
+        rc = detach_all(c, &revoke);
     } else {
         r2_peer_unlock(c->peer);
     }
@@ -442,7 +459,7 @@ int r2_engine_close(struct r2_conn *c)
 {
     struct r2_list mrs;
     struct r2_peer *p;
-    bool busy, revoke;
+    bool busy, revoke = false;
     int rc = 0;
 
     if (!c || atomic_load(&r2_eng.inert))
@@ -463,12 +480,11 @@ int r2_engine_close(struct r2_conn *c)
     c->waiting = 0;
     r2_list_del(&c->ready);
     if (busy) {
-        rc = detach_all(c);
+        rc = detach_all(c, &revoke);
         r2_peer_lock(p);
     }
     r2_list_init(&mrs);
     r2_list_splice_tail(&mrs, &c->mrs);
-    revoke = written_yet(c);
     if (p->life == R2_PEER_GONE)
         c->close_acked = true;
     else

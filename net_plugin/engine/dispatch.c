@@ -237,6 +237,8 @@ static int on_close(struct r2_path *path, const uint8_t *body)
     ack.conn = m.conn;
     ack.from_sender = m.from_sender;
     c = r2_conn_find(p, m.conn);
+    if (c && !c->out && (m.from_sender & R2_CLOSE_IDLE))
+        r2_revoke_said(c, body + sizeof(m), m.lanes);
     if (c && !c->remote_closed) {
         c->remote_closed = true;
         if (c->state == R2_CONN_OPENING || c->state == R2_CONN_OPEN) {
@@ -390,6 +392,8 @@ static const handler handlers[R2_F_LAST + 1] = {
     [R2_F_VERDICT] = r2_locate_on_verdict,
     [R2_F_TEST] = r2_path_on_test,
     [R2_F_TEST_ACK] = r2_path_on_test_ack,
+    [R2_F_REVOKE] = r2_revoke_on_ask,
+    [R2_F_REVOKED] = r2_revoke_on_answer,
 };
 
 int r2_up_ctrl(void *owner, struct r2_ep *ep, uint8_t type, const uint8_t *body, size_t len)

@@ -211,6 +211,11 @@ struct r2_stash {
     uint8_t *data;
 };
 
+/* Chunks of a connection over the newest generation of a one-sided path that carried any. */
+struct r2_conn_lane {
+    uint32_t gen, chunks;
+};
+
 enum r2_conn_state { R2_CONN_OPENING, R2_CONN_OPEN, R2_CONN_FAILED, R2_CONN_CLOSED };
 
 struct r2_conn {
@@ -230,6 +235,13 @@ struct r2_conn {
     bool close_acked, remote_closed;
     bool tell;          /* failed here: the peer has to learn it, again after every loss */
     uint64_t final_seq; /* R, remote_closed: messages that the sender has begun */
+
+    /* One-sided paths, by r2_path.index: S: handed out, R: arrived (engine/revoke.c) */
+    struct r2_conn_lane lanes[R2_PATHS_MAX];
+    uint32_t under_way; /* S: chunks that a NIC may still read */
+    bool revoked;       /* S: nothing is sent any more; R: the sender has said so, with `said` */
+    bool revoke_asked;  /* S: the receiver waits for the answer */
+    struct r2_conn_lane said[R2_PATHS_MAX]; /* R: what the sender has handed out, by path */
 
     struct r2_req reqs[R2_MAX_REQUESTS];
     struct r2_req *window[R2_WINDOW]; /* by sequence number, checked against req->seq */
@@ -523,6 +535,22 @@ void r2_recv_out_acks(struct r2_peer *p);
 void r2_recv_flushed(struct r2_conn *c, uint64_t cum);
 /* Everything that has arrived, queued for acknowledgement again. */
 void r2_recv_repeat(struct r2_conn *c, struct r2_path *path);
+
+/* ---- revoke.c: what was cleared to send is taken back; all under the lock but the first */
+/* R: asks the sender of a connection that is closed or failed here to stop, and waits for its
+ * answer and for the chunks that it names; at most 200 ms. True: nothing of the connection can be
+ * written any more. Takes the peer's lock; the caller holds none. */
+bool r2_revoke(struct r2_conn *c);
+/* A chunk of the connection was handed to (S) or came over (R) the path. */
+void r2_revoke_count(struct r2_conn *c, const struct r2_path *path);
+/* S: a NIC has let go of a chunk. */
+void r2_revoke_back(struct r2_conn *c, const struct r2_path *path);
+int r2_revoke_on_ask(struct r2_path *path, const uint8_t *body);
+int r2_revoke_on_answer(struct r2_path *path, const uint8_t *body);
+/* R: the sender's word, in REVOKED or CLOSE. */
+void r2_revoke_said(struct r2_conn *c, const uint8_t *lanes, uint32_t n);
+/* S: fills what it has handed out; the number of entries. */
+uint32_t r2_revoke_lanes(const struct r2_conn *c, struct r2_msg_lane out[R2_PATHS_MAX]);
 
 /* ---- upcalls.c */
 extern const struct r2_transport_events r2_engine_events;

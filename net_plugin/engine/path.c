@@ -169,6 +169,12 @@ static void count_failure(struct r2_path *path, uint64_t now)
         r2_damp_release(&path->damp);
 }
 
+/* Memory was taken back, or the peer wrote where it may not any more: no NIC has failed. */
+static bool blameless(int err)
+{
+    return err == ECANCELED || err == EACCES || err == EFAULT;
+}
+
 /* The newest generation has ended: what becomes of the path. */
 static void ended(struct r2_path *path, bool clean, int err, const char *cause)
 {
@@ -183,8 +189,9 @@ static void ended(struct r2_path *path, bool clean, int err, const char *cause)
         path->fails = 0;
         path->down_at = now;
         report_down(path, err, cause);
-        count_failure(path, now);
-        if (!path->quiet)
+        if (!blameless(err))
+            count_failure(path, now);
+        if (!path->quiet && !blameless(err))
             r2_locate_path_failed(path, err);
     } else if (p->out && clean) {
         path->fenced_gen = path->gen; /* it never carried a byte of a message */

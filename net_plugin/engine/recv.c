@@ -286,6 +286,8 @@ static int claim(struct r2_path *path, struct r2_ep *ep, struct r2_bulk *bulk, u
     }
     if (bulk->conn == R2_CONN_TEST)
         return bulk->flags & R2_BULK_COPY ? -EPROTO : r2_path_test_claim(path, bulk);
+    if (c && !c->out)
+        r2_revoke_count(c, path);
     if (!c || c->out || c->state != R2_CONN_OPEN)
         return 1;
     if (bulk->seq >= c->next_seq) /* nobody cleared it to send */

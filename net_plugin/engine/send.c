@@ -227,7 +227,7 @@ void r2_send_on_cts(struct r2_conn *c, const struct r2_msg_cts *m, const uint32_
     struct r2_req *r;
     bool fresh;
 
-    if (c->state != R2_CONN_OPEN && c->state != R2_CONN_OPENING)
+    if ((c->state != R2_CONN_OPEN && c->state != R2_CONN_OPENING) || c->revoked)
         return;
     if (m->seq >= c->oldest + R2_WINDOW)
         return; /* nonsense */
@@ -337,6 +337,7 @@ void r2_send_fill(struct r2_path *path, struct r2_conn *c, struct r2_req *r,
     bulk->remote_addr = cts->addr + chunk->off;
     bulk->remote_key = cts->keys[path->rnic];
     bulk->keys = r->mr ? r->mr->keys : NULL;
+    r2_revoke_count(c, path);
     path->chunk_at = r2_now_ns();
     r2_pathrate_on_send(&path->rate, chunk->len, path->chunk_at, &stamp);
     r2_send_stamp(&r->led.send, chunk, &stamp);
@@ -482,6 +483,8 @@ void r2_up_chunk_sent(void *owner, struct r2_ep *ep, const struct r2_bulk *bulk)
     r2_peer_lock(path->peer);
     path->tx_bytes += bulk->len;
     c = r2_conn_find(path->peer, bulk->conn);
+    if (c && c->out)
+        r2_revoke_back(c, path);
     r = c && c->out ? r2_conn_req(c, bulk->seq) : NULL;
     if (r) {
         r2_send_released(&r->led.send, bulk->offset, bulk->len, path->index,

@@ -82,6 +82,8 @@ static const uint16_t fixed_len[R2_F_LAST + 1] = {
     [R2_F_VERDICT] = sizeof(struct r2_msg_verdict),
     [R2_F_TEST] = sizeof(struct r2_msg_test),
     [R2_F_TEST_ACK] = sizeof(struct r2_msg_test),
+    [R2_F_REVOKE] = sizeof(struct r2_msg_revoke),
+    [R2_F_REVOKED] = sizeof(struct r2_msg_revoke),
 };
 
 static uint32_t load32(const uint8_t *p)
@@ -122,6 +124,15 @@ int r2_wire_check(uint8_t type, const uint8_t *body, size_t len)
         if (seen > R2_WIRE_MAX_SEEN)
             return -EPROTO;
         want += (uint64_t)seen * sizeof(struct r2_wire_seen);
+    }
+    if (type == R2_F_CLOSE || type == R2_F_REVOKED) {
+        uint32_t lanes =
+            load32(body + (type == R2_F_CLOSE ? offsetof(struct r2_msg_close, lanes)
+                                              : offsetof(struct r2_msg_revoke, lanes)));
+
+        if (lanes > R2_WIRE_MAX_LANES)
+            return -EPROTO;
+        want += (uint64_t)lanes * sizeof(struct r2_msg_lane);
     }
     return want == len ? 0 : -EPROTO;
 }

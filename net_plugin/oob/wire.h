@@ -70,7 +70,9 @@ enum r2_frame_type {
     R2_F_VERDICT,      /* B: which NIC was found to be at fault; a hint, never more */
     R2_F_TEST,         /* S: the path is to prove itself before it carries job data */
     R2_F_TEST_ACK,     /* R: as many bytes of test chunks have arrived */
-    R2_F_LAST = R2_F_TEST_ACK,
+    R2_F_REVOKE,       /* R: what was cleared to send on the connection is not any more */
+    R2_F_REVOKED,      /* S: nothing of it is under way, and none follows */
+    R2_F_LAST = R2_F_REVOKED,
 };
 
 struct r2_msg_open {
@@ -133,13 +135,33 @@ struct r2_msg_path {      /* DOWN, FENCED */
     uint32_t reason; /* errno, for the journal */
 } __attribute__((packed));
 
-/* `cumulative`: from the receiver, as in ACK; from the sender, messages begun. */
+/* How many chunks of a connection the sender has handed to a generation of a one-sided path. */
+struct r2_msg_lane {
+    uint8_t sender_nic, receiver_nic;
+    uint8_t transport; /* enum r2_transport_id */
+    uint8_t pad;
+    uint32_t gen;
+    uint32_t chunks;
+} __attribute__((packed));
+
+/* `cumulative`: from the receiver, as in ACK; from the sender, messages begun. Followed by `lanes`
+ * x r2_msg_lane, which say the same as in REVOKED where R2_CLOSE_IDLE is set. */
 struct r2_msg_close {
     uint64_t conn;
     uint64_t cumulative;
-    uint32_t from_sender;
-    uint32_t status;
+    uint32_t from_sender; /* 0, or 1 with R2_CLOSE_IDLE or without */
+    uint32_t lanes;
 } __attribute__((packed));
+#define R2_CLOSE_IDLE 2u /* in from_sender: no chunk is under way */
+
+/* REVOKE: lanes 0. REVOKED: followed by `lanes` x r2_msg_lane; once the receiver has seen as many
+ * chunks of each generation as they say, nothing of the connection can be written any more. */
+struct r2_msg_revoke {
+    uint64_t conn;
+    uint32_t lanes;
+    uint32_t pad;
+} __attribute__((packed));
+#define R2_WIRE_MAX_LANES 64
 
 struct r2_msg_close_ack {
     uint64_t conn;

@@ -18,6 +18,7 @@
 #define R2_VERBS_VERSION 1
 #define R2_VERBS_MAX_BULK 8
 #define R2_VERBS_READY 0x59444552u /* "REDY" */
+#define R2_VERBS_TAKEN 'T'         /* before the end: it ends because memory was taken back */
 
 struct r2_verbs_card {
     uint32_t magic;

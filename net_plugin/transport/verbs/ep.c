@@ -405,8 +405,6 @@ static bool reads(const struct r2_ep *ep, uint64_t conn, uint64_t first, uint64_
     return false;
 }
 
-/* Chunks that are with the NIC come to their end by themselves, or the endpoint is fenced. Where
- * the peer may write at any moment only the fence helps. */
 /* Nothing of a one-sided transport is sent twice unfenced, so nobody asks. */
 static bool op_revoke(struct r2_ep *ep, unsigned lane, const struct r2_bulk *chunk)
 {
@@ -416,15 +414,51 @@ static bool op_revoke(struct r2_ep *ep, unsigned lane, const struct r2_bulk *chu
     return false;
 }
 
+/* Memory is taken back from a peer that may write there: all endpoints that it can write by are
+ * fenced at once, so that waiting for one after the other takes no longer than for the slowest. */
+static void fence_peer(const struct r2_ep *of)
+{
+    struct r2_ep *eps[R2_MAX_NICS * R2_MAX_NICS];
+    struct r2_list *n;
+    int count = 0;
+
+    pthread_mutex_lock(&r2_verbs.lock);
+    R2_LIST_FOR_EACH (n, &r2_verbs.eps) {
+        struct r2_ep *ep = R2_CONTAINER_OF(n, struct r2_ep, node);
+
+        if (ep->params.initiator ||
+            memcmp(ep->params.remote_process, of->params.remote_process, 16))
+            continue;
+        r2_vep_get(ep);
+        eps[count++] = ep;
+        if (count == (int)(sizeof(eps) / sizeof(eps[0])))
+            break; /* the others are found one by one */
+    }
+    pthread_mutex_unlock(&r2_verbs.lock);
+    for (int i = 0; i < count; i++) {
+        pthread_mutex_lock(&eps[i]->lock);
+        eps[i]->on_purpose = true;
+        pthread_mutex_unlock(&eps[i]->lock);
+        r2_vep_fail(eps[i], ECANCELED);
+        op_shut(eps[i]);
+        r2_vep_put(eps[i]);
+    }
+}
+
+/* Chunks that are with the NIC come to their end by themselves, or the endpoint is fenced. Where
+ * the peer may write at any moment (`cleared`) only the fence helps. */
 static int op_detach(struct r2_ep *ep, uint64_t conn, uint64_t first, uint64_t last, bool cleared)
 {
-    uint64_t begin = r2_now_ns(), now = begin;
+    uint64_t begin = r2_now_ns(), now = begin, since = begin;
     bool fence = cleared && !ep->params.initiator, done = false;
 
-    while (!done && now - begin < R2_VERBS_FENCE_NS) {
+    if (fence && !atomic_load(&ep->dead))
+        fence_peer(ep);
+    do {
         struct timespec step = {.tv_nsec = WAIT_STEP_NS};
 
         pthread_mutex_lock(&ep->lock);
+        since = ep->fence_at ? ep->fence_at : begin;
         if (ep->has_held && ep->held.conn == conn && ep->fence == R2_FENCE_NONE) {
             ep->has_held = false; /* not with the NIC yet */
             r2_verbs.ev->chunk_sent(ep->owner, ep, &ep->held);
@@ -441,7 +475,7 @@ static int op_detach(struct r2_ep *ep, uint64_t conn, uint64_t first, uint64_t l
         r2_vep_run(ep);
         nanosleep(&step, NULL);
         now = r2_now_ns();
-    }
+    } while (now - since < R2_VERBS_FENCE_NS);
     return done ? 0 : -ETIMEDOUT;
 }
 

@@ -40,6 +40,7 @@ void r2_fence_begin(struct r2_ep *ep)
     if (ep->fence != R2_FENCE_NONE)
         return;
     atomic_store(&ep->dead, true);
+    ep->fence_at = r2_now_ns();
     r2_meet_close(ep); /* tells the peer */
     /* Without queue pairs, and none being made, there is nothing to fence. */
     if (!ep->commands && !ep->memory) {

@@ -173,7 +173,7 @@ static int step(struct r2_ep *ep, bool *up)
             /* What the network does to this socket says nothing about the queue pairs. */
             if (n < 0 && errno != ECONNRESET)
                 return 0;
-            return n > 0 ? -EPROTO : -ECONNRESET;
+            return n == 0 ? -ECONNRESET : n > 0 && byte == R2_VERBS_TAKEN ? -ECANCELED : -EPROTO;
         }
         default: /* a command is under way */
             return 0;
@@ -213,8 +213,12 @@ void r2_meet_event(struct r2_ep *ep)
 
 void r2_meet_close(struct r2_ep *ep)
 {
+    uint8_t taken = R2_VERBS_TAKEN;
+
     if (ep->oob.fd < 0)
         return;
+    if (ep->on_purpose && ep->stage == R2_V_OPEN)
+        put(ep, &taken, 1);
     r2_io_del(&ep->oob);
     r2_tcp_close_fd(ep->oob.fd, false);
     ep->oob.fd = -1;

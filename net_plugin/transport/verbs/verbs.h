@@ -167,8 +167,8 @@ struct r2_ep {
 
     /* fence */
     enum r2_v_fence fence;
-    uint64_t drain_until;
-    bool over_said;
+    uint64_t drain_until, fence_at; /* fence_at: when it was asked for */
+    bool on_purpose;                /* memory was taken back: nobody is to blame */
 
     /* control frames */
     uint32_t ctrl_len[R2_CTRL_TX];
@@ -282,6 +282,7 @@ int r2_meet_dial(struct r2_ep *ep);
 /* The TCP transport hands over a socket whose peer has proved the secret. */
 void r2_meet_accepted(int fd, int nic, const struct r2_tcp_hello *hello);
 void r2_meet_event(struct r2_ep *ep);
+/* Tells the peer by the end of the socket; with on_purpose, that memory was taken back. */
 void r2_meet_close(struct r2_ep *ep);
 void r2_meet_build(struct r2_cmd *cmd);
 void r2_meet_link(struct r2_cmd *cmd);

@@ -19,6 +19,7 @@ static struct {
 static int n_policies;
 unsigned fake_unregistered;
 uint8_t fake_offers;
+atomic_bool fake_revoked;
 
 void fake_sleep_ms(int ms)
 {
@@ -251,7 +252,8 @@ static int op_reg(const struct r2_memory *memory, struct r2_mr_keys **out)
 
 static int op_dereg(struct r2_mr_keys *keys, bool revoke)
 {
-    (void)keys, (void)revoke;
+    (void)keys;
+    atomic_store(&fake_revoked, revoke);
     return 0;
 }
 
@@ -310,8 +312,12 @@ static bool is_of(const struct r2_ep *ep, const uint8_t process[16])
 
 struct r2_ep *fake_accept(const uint8_t process[16], int lnic, int rnic, uint32_t gen)
 {
-    struct r2_ep_params params = {
-        .local_nic = (uint8_t)lnic, .remote_nic = (uint8_t)rnic, .gen = gen};
+    struct r2_ep_params params = {.local_nic = (uint8_t)lnic,
+                                  .remote_nic = (uint8_t)rnic,
+                                  .transport = fake_offers & (R2_OFFER_ROCE | R2_OFFER_INFINIBAND)
+                                                   ? R2_VIA_VERBS
+                                                   : R2_VIA_TCP,
+                                  .gen = gen};
     struct r2_ep *ep;
 
     memcpy(params.local_process, r2_eng.process, 16);

@@ -58,6 +58,8 @@ extern pthread_mutex_t fake_all_lock;
 extern unsigned fake_unregistered;
 /* What the NICs offer (R2_OFFER_*); endpoints of R2_VIA_VERBS are one-sided. */
 extern uint8_t fake_offers;
+/* The last registration was given back with the word that its keys must be dead. */
+extern atomic_bool fake_revoked;
 static inline uint32_t fake_key(int nic)
 {
     return 0x4b00u + (uint32_t)nic;

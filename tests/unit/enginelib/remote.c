@@ -304,7 +304,8 @@ int remote_word(struct r2_ep *ep, int nic, enum r2_nic_word word, unsigned weigh
 /* The sender of bulk is the engine (out) or the remote process. */
 static struct r2_msg_path about(const struct r2_ep *dead, bool engine_sends)
 {
-    struct r2_msg_path m = {.gen = dead->params.gen, .reason = ETIMEDOUT};
+    struct r2_msg_path m = {
+        .transport = dead->params.transport, .gen = dead->params.gen, .reason = ETIMEDOUT};
 
     m.sender_nic = engine_sends ? dead->params.local_nic : dead->params.remote_nic;
     m.receiver_nic = engine_sends ? dead->params.remote_nic : dead->params.local_nic;
@@ -367,7 +368,9 @@ int remote_state(const struct remote *r, int nic)
     if (!p)
         return -1;
     r2_peer_lock(p);
-    path = r2_path_find(p, nic, nic, R2_VIA_TCP);
+    path = r2_path_find(p, nic, nic, R2_VIA_VERBS);
+    if (!path)
+        path = r2_path_find(p, nic, nic, R2_VIA_TCP);
     state = path ? (int)path->state : -1;
     pthread_mutex_unlock(&p->lock);
     r2_peer_put(p);

@@ -65,7 +65,8 @@ struct r2_bulk remote_chunk(const struct remote *r, uint64_t seq, uint64_t off, 
 /* Writes a claimed chunk from the message's bytes, and ends it. */
 bool remote_place(struct r2_ep *ep, const struct r2_bulk *b, const uint8_t *message);
 
-/* State of the path between NICs of that number (enum r2_path_state), -1: none. */
+/* State of the path between NICs of that number (enum r2_path_state), -1: none; of queue pairs,
+ * where there is one. */
 int remote_state(const struct remote *r, int nic);
 bool remote_wait_state(const struct remote *r, int nic, int state);
 bool remote_suspect(const struct remote *r);

@@ -1,0 +1,172 @@
+/* What was cleared to send is taken back, before its memory is.
+ *
+ * With one-sided transports a peer that was cleared to send may write at any moment, so the
+ * receiver cannot just let go. It asks the sender (REVOKE), which hands out no chunk of the
+ * connection any more, waits until its NICs have let go of those under way, and answers (REVOKED)
+ * how many it has handed to each path generation. That its NICs are done says nothing about the
+ * receiver's memory; but a chunk's head completes at the receiver behind the chunk's bytes, so when
+ * as many heads have come as the sender names, all bytes are in place, and none follows. A
+ * generation that is fenced here cannot write, however many chunks it took along. Paths and other
+ * connections notice nothing.
+ *
+ * Whoever does not answer in time is fenced instead, and the keys are made invalid: the caller's.
+ */
+#include <errno.h>
+#include <string.h>
+#include <time.h>
+
+#include "engine/internal.h"
+
+#define REVOKE_NS (200 * R2_NS_PER_MS)
+#define LOOK_NS (100 * R2_NS_PER_US)
+
+static bool one_sided(const struct r2_path *path)
+{
+    return path->transport != R2_VIA_TCP;
+}
+
+static void count(struct r2_conn_lane *lane, uint32_t gen)
+{
+    if (lane->gen != gen)
+        *lane = (struct r2_conn_lane){.gen = gen};
+    lane->chunks++;
+}
+
+void r2_revoke_count(struct r2_conn *c, const struct r2_path *path)
+{
+    if (!one_sided(path))
+        return;
+    count(&c->lanes[path->index], path->gen);
+    c->under_way += c->out;
+}
+
+uint32_t r2_revoke_lanes(const struct r2_conn *c, struct r2_msg_lane out[R2_PATHS_MAX])
+{
+    uint32_t n = 0;
+
+    for (int i = 0; i < c->peer->n_paths; i++) {
+        const struct r2_path *path = c->peer->paths[i];
+
+        if (!c->lanes[i].chunks || c->lanes[i].gen <= path->fenced_gen)
+            continue;
+        out[n++] = (struct r2_msg_lane){.sender_nic = path->lnic,
+                                        .receiver_nic = path->rnic,
+                                        .transport = path->transport,
+                                        .gen = c->lanes[i].gen,
+                                        .chunks = c->lanes[i].chunks};
+    }
+    return n;
+}
+
+static void answer(struct r2_conn *c)
+{
+    struct r2_msg_lane lanes[R2_PATHS_MAX];
+    struct r2_msg_revoke m = {.conn = c->id, .lanes = r2_revoke_lanes(c, lanes)};
+    struct r2_path *path = r2_path_for_ctrl(c->peer, -1, -1);
+
+    if (path)
+        r2_out_frame(path, R2_F_REVOKED, &m, sizeof(m), lanes, m.lanes * sizeof(lanes[0]));
+    c->revoke_asked = false;
+}
+
+void r2_revoke_back(struct r2_conn *c, const struct r2_path *path)
+{
+    if (!one_sided(path) || !c->under_way)
+        return;
+    c->under_way--;
+    if (c->revoke_asked && !c->under_way)
+        answer(c);
+}
+
+/* S: the CLOSE, which follows or came before, ends what has not arrived. */
+int r2_revoke_on_ask(struct r2_path *path, const uint8_t *body)
+{
+    struct r2_msg_revoke m;
+    struct r2_conn *c;
+
+    memcpy(&m, body, sizeof(m));
+    c = path->peer->out ? r2_conn_find(path->peer, m.conn) : NULL;
+    if (!c) /* closed: its CLOSE has said it all */
+        return path->peer->out ? 0 : -EPROTO;
+    c->revoked = c->revoke_asked = true;
+    for (int i = 0; i < R2_WINDOW; i++)
+        c->cts[i].valid = false;
+    c->waiting = 0;
+    r2_list_del(&c->ready);
+    if (!c->under_way)
+        answer(c);
+    return 0;
+}
+
+void r2_revoke_said(struct r2_conn *c, const uint8_t *lanes, uint32_t n)
+{
+    memset(c->said, 0, sizeof(c->said));
+    for (uint32_t i = 0; i < n; i++) {
+        struct r2_msg_lane l;
+        struct r2_path *path;
+
+        memcpy(&l, lanes + i * sizeof(l), sizeof(l));
+        path = r2_path_find(c->peer, l.receiver_nic, l.sender_nic, l.transport);
+        if (!path)
+            return; /* nonsense: no answer at all */
+        c->said[path->index] = (struct r2_conn_lane){.gen = l.gen, .chunks = l.chunks};
+    }
+    c->revoked = true;
+}
+
+int r2_revoke_on_answer(struct r2_path *path, const uint8_t *body)
+{
+    struct r2_msg_revoke m;
+    struct r2_conn *c;
+
+    memcpy(&m, body, sizeof(m));
+    if (path->peer->out)
+        return -EPROTO;
+    c = r2_conn_find(path->peer, m.conn);
+    if (c && c->state != R2_CONN_OPEN)
+        r2_revoke_said(c, body + sizeof(m), m.lanes);
+    return 0;
+}
+
+/* All that the sender has handed out has arrived, or belongs to a fenced generation. */
+static bool all_in(const struct r2_conn *c)
+{
+    for (int i = 0; i < c->peer->n_paths; i++) {
+        const struct r2_conn_lane *said = &c->said[i], *seen = &c->lanes[i];
+
+        if (said->chunks && said->gen > c->peer->paths[i]->fenced_gen &&
+            (seen->gen != said->gen || seen->chunks != said->chunks))
+            return false;
+    }
+    return c->revoked;
+}
+
+static void ask(struct r2_conn *c)
+{
+    struct r2_msg_revoke m = {.conn = c->id};
+    struct r2_path *path = r2_path_for_ctrl(c->peer, -1, c->remote_home);
+
+    if (path)
+        r2_out_frame(path, R2_F_REVOKE, &m, sizeof(m), NULL, 0);
+}
+
+bool r2_revoke(struct r2_conn *c)
+{
+    uint64_t until = r2_now_ns() + REVOKE_NS;
+    struct r2_peer *p = c->peer;
+    bool done, possible = true;
+
+    r2_peer_lock(p);
+    done = all_in(c);
+    if (!done && !c->revoked)
+        ask(c);
+    r2_peer_unlock(p);
+    while (!done && possible && r2_now_ns() < until) {
+        nanosleep(&(struct timespec){.tv_nsec = LOOK_NS}, NULL);
+        r2_peer_lock(p);
+        done = all_in(c);
+        possible = p->life == R2_PEER_ALIVE && p->n_up > 0;
+        r2_peer_unlock(p);
+    }
+    return done;
+}

@@ -1,0 +1,163 @@
+/* Memory that a peer was cleared to write is taken back, over queue pairs of the stand-in
+ * (verbs_bed.h says what this rung cannot prove). */
+#include <pthread.h>
+
+#include "verbs_bed.h"
+
+#define SIZE (256 * 1024)
+
+static uint8_t out[SIZE], in[SIZE], other[SIZE];
+static struct bed bed;
+static struct r2_conn *tx2, *rx2;
+
+/* The newest generation of any path of the peer. */
+static uint32_t newest(struct r2_peer *p)
+{
+    uint32_t gen = 0;
+
+    r2_peer_lock(p);
+    for (int i = 0; i < p->n_paths; i++)
+        gen = p->paths[i]->gen > gen ? p->paths[i]->gen : gen;
+    r2_peer_unlock(p);
+    return gen;
+}
+
+static void message(struct r2_conn *s, struct r2_conn *d, struct r2_mr *smr, struct r2_mr *dmr)
+{
+    struct r2_req *a = NULL, *b = NULL;
+
+    CHECK_EQ(r2_engine_irecv(d, other, SIZE, 0, dmr, &b), 0);
+    CHECK_EQ(r2_engine_isend(s, out, SIZE, 0, smr, &a), 0);
+    CHECK_EQ(bed_test(b, BED_WAIT_MS), 1);
+    CHECK_EQ(bed_test(a, BED_WAIT_MS), 1);
+    CHECK_MEM(other, out, SIZE);
+    memset(other, 0, SIZE);
+}
+
+static void second_connection(void)
+{
+    char handle[R2_HANDLE_BYTES];
+    struct r2_listen *l = NULL;
+
+    tx2 = rx2 = NULL;
+    CHECK_EQ(r2_engine_listen(bed.ctx, 1, handle, &l), 0);
+    for (int ms = 0; ms < BED_WAIT_MS && !(tx2 && rx2); ms++) {
+        if (!tx2)
+            CHECK_EQ(r2_engine_connect(bed.ctx, 1, handle, &tx2), 0);
+        if (!rx2)
+            CHECK_EQ(r2_engine_accept(l, &rx2), 0);
+        bed_ms(1);
+    }
+    CHECK(tx2 && rx2);
+    CHECK_EQ(r2_engine_close_listen(l), 0);
+}
+
+/* Receives that nobody fills, closed and deregistered: the sender gives its word, and neither the
+ * paths nor another connection's keys for the same memory notice it. */
+static void test_word_is_enough(void)
+{
+    struct r2_mr *in_mr, *same_mr, *smr, *omr;
+    struct r2_req *req = NULL;
+    uint32_t gen, before[R2_WIRE_MAX_NICS], after[R2_WIRE_MAX_NICS];
+
+    bed_open(&bed, 2);
+    second_connection();
+    for (size_t i = 0; i < SIZE; i++)
+        out[i] = (uint8_t)(i * 7 + i / 251);
+    CHECK_EQ(r2_engine_reg(bed.rx, in, SIZE, 1, &in_mr), 0);
+    CHECK_EQ(r2_engine_reg(rx2, in, SIZE, 1, &same_mr), 0);
+    CHECK_EQ(r2_engine_reg(rx2, other, SIZE, 1, &omr), 0);
+    CHECK_EQ(r2_engine_reg(tx2, out, SIZE, 1, &smr), 0);
+    message(tx2, rx2, smr, omr);
+    gen = newest(bed.rx->peer);
+    CHECK_EQ(r2_eng.ops->remote_keys(same_mr->keys, before), 2);
+    CHECK_EQ(r2_engine_irecv(bed.rx, in, SIZE, 0, in_mr, &req), 0);
+    bed_ms(20); /* it is cleared to send */
+    CHECK_EQ(r2_engine_dereg(bed.rx, in_mr), 0);
+    CHECK_EQ(bed_test(req, 0), -ECANCELED);
+    message(tx2, rx2, smr, omr);
+    CHECK_EQ(newest(bed.rx->peer), gen);
+    CHECK_EQ(r2_eng.ops->remote_keys(same_mr->keys, after), 2);
+    CHECK_MEM(before, after, 2 * sizeof(before[0]));
+    CHECK_EQ(r2_engine_close(bed.rx), 0);
+    bed.rx = NULL;
+    message(tx2, rx2, smr, omr);
+    CHECK_EQ(newest(rx2->peer), gen);
+    CHECK_EQ(r2_engine_close(tx2), 0);
+    CHECK_EQ(r2_engine_close(rx2), 0);
+    bed_close(&bed);
+}
+
+static atomic_int dereg_rc;
+
+static void *dereg_main(void *arg)
+{
+    atomic_store(&dereg_rc, r2_engine_dereg(bed.rx, arg));
+    return NULL;
+}
+
+/* A write is on its way into the memory and cannot be called off, so there is no word: deregMr
+ * comes back when the queue pair has been drained, the keys of the range are others then, although
+ * it is still registered, and what comes later finds nothing. No NIC is blamed. */
+static void test_no_word_fence_and_keys(void)
+{
+    uint32_t before[R2_WIRE_MAX_NICS], after[R2_WIRE_MAX_NICS];
+    struct r2_req *a = NULL, *b = NULL;
+    struct r2_mr *in_mr, *same_mr, *out_mr;
+    struct r2_path *path;
+    pthread_t thread;
+
+    bed_open(&bed, 2);
+    second_connection();
+    CHECK_EQ(r2_engine_reg(bed.rx, in, SIZE, 1, &in_mr), 0);
+    CHECK_EQ(r2_engine_reg(rx2, in, SIZE, 1, &same_mr), 0);
+    CHECK_EQ(r2_engine_reg(bed.tx, out, SIZE, 1, &out_mr), 0);
+    CHECK_EQ(r2_eng.ops->remote_keys(same_mr->keys, before), 2);
+    bed_script("late 32768");
+    CHECK_EQ(r2_engine_irecv(bed.rx, in, SIZE, 0, in_mr, &b), 0);
+    CHECK_EQ(r2_engine_isend(bed.tx, out, SIZE, 0, out_mr, &a), 0);
+    bed_until_script(1);
+    atomic_store(&dereg_rc, 1);
+    CHECK_EQ(pthread_create(&thread, NULL, dereg_main, in_mr), 0);
+    bed_ms(500);                       /* longer than the sender's word is waited for */
+    if (atomic_load(&dereg_rc) != 1) { /* a broken one: NCCL has freed the memory */
+        memset(in, 0x5a, SIZE);
+        bed_script("release");
+        bed_ms(50);
+        for (size_t i = 0; i < SIZE; i++)
+            CHECK_MSG(in[i] == 0x5a, "written at %zu after deregMr had returned", i);
+    }
+    CHECK_EQ(atomic_load(&dereg_rc), 1);
+    bed_script("release");
+    pthread_join(thread, NULL);
+    CHECK_EQ(atomic_load(&dereg_rc), 0);
+    CHECK_EQ(r2_eng.ops->remote_keys(same_mr->keys, after), 2);
+    CHECK_NE(before[0], after[0]);
+    CHECK_NE(before[1], after[1]);
+    memset(in, 0x5a, SIZE);
+    bed_until_paths(tx2, 2); /* made anew at once */
+    for (size_t i = 0; i < SIZE; i++)
+        CHECK_EQ(in[i], 0x5a);
+    r2_peer_lock(tx2->peer);
+    for (int i = 0; i < tx2->peer->n_paths; i++) {
+        path = tx2->peer->paths[i];
+        CHECK(path->damp.penalty < 1);
+    }
+    r2_peer_unlock(tx2->peer);
+    for (int i = 0; i < r2_eng.n_nics; i++)
+        CHECK_EQ(r2_nic_word(i), R2_NIC_USABLE);
+    CHECK_EQ(r2_engine_close(tx2), 0);
+    CHECK_EQ(r2_engine_close(rx2), 0);
+    bed_close(&bed);
+}
+
+static const struct check_test tests[] = {
+    {"word_is_enough", test_word_is_enough},
+    {"no_word_fence_and_keys", test_no_word_fence_and_keys},
+    {0},
+};
+
+int main(int argc, char **argv)
+{
+    return check_main(argc, argv, tests);
+}
