@@ -538,9 +538,10 @@ void r2_recv_repeat(struct r2_conn *c, struct r2_path *path);
 
 /* ---- revoke.c: what was cleared to send is taken back; all under the lock but the first */
 /* R: asks the sender of a connection that is closed or failed here to stop, and waits for its
- * answer and for the chunks that it names; at most 200 ms. True: nothing of the connection can be
+ * answer and for the chunks that it names; at most so long. True: nothing of the connection can be
  * written any more. Takes the peer's lock; the caller holds none. */
 bool r2_revoke(struct r2_conn *c);
+extern uint64_t r2_revoke_wait_ns; /* 200 ms; tests change it */
 /* A chunk of the connection was handed to (S) or came over (R) the path. */
 void r2_revoke_count(struct r2_conn *c, const struct r2_path *path);
 /* S: a NIC has let go of a chunk. */

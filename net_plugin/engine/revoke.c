@@ -17,7 +17,7 @@
 
 #include "engine/internal.h"
 
-#define REVOKE_NS (200 * R2_NS_PER_MS)
+uint64_t r2_revoke_wait_ns = 200 * R2_NS_PER_MS;
 #define LOOK_NS (100 * R2_NS_PER_US)
 
 static bool one_sided(const struct r2_path *path)
@@ -152,7 +152,7 @@ static void ask(struct r2_conn *c)
 
 bool r2_revoke(struct r2_conn *c)
 {
-    uint64_t until = r2_now_ns() + REVOKE_NS;
+    uint64_t until = r2_now_ns() + r2_revoke_wait_ns;
     struct r2_peer *p = c->peer;
     bool done, possible = true;
 

@@ -60,6 +60,7 @@ static void test_word_is_enough(void)
     struct r2_req *req = NULL;
     uint32_t gen, before[R2_WIRE_MAX_NICS], after[R2_WIRE_MAX_NICS];
 
+    r2_revoke_wait_ns = 10 * R2_NS_PER_S;
     bed_open(&bed, 2);
     second_connection();
     for (size_t i = 0; i < SIZE; i++)
@@ -107,6 +108,7 @@ static void test_no_word_fence_and_keys(void)
     struct r2_path *path;
     pthread_t thread;
 
+    r2_revoke_wait_ns = 200 * R2_NS_PER_MS;
     bed_open(&bed, 2);
     second_connection();
     CHECK_EQ(r2_engine_reg(bed.rx, in, SIZE, 1, &in_mr), 0);
