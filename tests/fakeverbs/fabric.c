@@ -238,19 +238,6 @@ static void refuse(struct fv_conn *c, struct fv_qp *qp, uint8_t status)
     fv_qp_error(qp);
 }
 
-/* The script wants this write. */
-static bool catches(const struct fv_pkt *p)
-{
-    struct fv_script *s = &fv.script;
-
-    if (!s->min || s->caught || p->op != IBV_WR_RDMA_WRITE || p->len < s->min)
-        return false;
-    s->caught = true;
-    s->src = p->src;
-    s->dest = p->dest;
-    return true;
-}
-
 /* Where the payload goes. False: not now, or the connection is over. */
 static bool place(struct fv_conn *c)
 {
@@ -260,7 +247,7 @@ static bool place(struct fv_conn *c)
     c->body = NULL;
     free(c->hold);
     c->hold = NULL;
-    if (fv.script.in_network && catches(p))
+    if (fv.script.in_network && fv_catches(p))
         c->kept = true;
     if (c->kept)
         return false;
@@ -278,7 +265,7 @@ static bool place(struct fv_conn *c)
         }
         c->body = (uint8_t *)(uintptr_t)p->raddr;
         if (p->len &&
-            ((!fv.script.in_network && catches(p)) || fv_chance(fv.chaos.late_write, 1000)))
+            ((!fv.script.in_network && fv_catches(p)) || fv_chance(fv.chaos.late_write, 1000)))
             c->body = c->hold = malloc(p->len);
         if (fv.script.in_network && fv.script.caught && p->src == fv.script.src)
             fv.script.landed = true;

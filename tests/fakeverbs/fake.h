@@ -223,6 +223,8 @@ bool fv_chance(unsigned per, unsigned of);
 uint64_t fv_random(uint64_t below);
 /* Waits while the device's commands hang. */
 void fv_may_hang(struct fv_dev *dev);
+/* The script wants this write. */
+bool fv_catches(const struct fv_pkt *p);
 /* Writes of the queue pair that the script keeps out of memory. */
 bool fv_holds(const struct fv_qp *qp);
 struct fv_dev *fv_dev_of(struct ibv_context *ctx);

@@ -172,6 +172,18 @@ void fv_command(char *text)
     }
 }
 
+bool fv_catches(const struct fv_pkt *p)
+{
+    struct fv_script *s = &fv.script;
+
+    if (!s->min || s->caught || p->op != IBV_WR_RDMA_WRITE || p->len < s->min)
+        return false;
+    s->caught = true;
+    s->src = p->src;
+    s->dest = p->dest;
+    return true;
+}
+
 static void release(void)
 {
     struct fv_script *s = &fv.script;
