@@ -342,6 +342,31 @@ static int on_nic(struct r2_path *path, const uint8_t *body)
     return 0;
 }
 
+/* Where the peer's NIC is; older word than the last is not believed. What was connected elsewhere
+ * leads nowhere any more. */
+static void rnic_place(struct r2_path *via, int nic, const struct r2_info_nic *m)
+{
+    struct r2_peer *p = via->peer;
+    struct r2_rnic *r = &p->rnics[nic];
+    bool news = r->known && m->epoch > r->epoch && memcmp(&r->addr, &m->addr, sizeof(r->addr)) != 0;
+
+    if (r->known && m->epoch < r->epoch)
+        return;
+    r->addr = m->addr;
+    memcpy(r->name, m->name, sizeof(r->name));
+    for (int i = 0; news && p->out && i < p->n_paths; i++) {
+        struct r2_path *path = p->paths[i];
+        const struct r2_wire_addr *was;
+
+        if (path->rnic != nic || path == via)
+            continue;
+        path->next_at = 0;
+        was = path->ep ? &r2_eng.ops->params(path->ep)->remote_addr : NULL;
+        if (was && (was->port != m->addr.port || memcmp(was->ip, m->addr.ip, sizeof(was->ip)) != 0))
+            r2_path_fail(path, path->gen, EADDRNOTAVAIL, "the peer's word: its NIC has moved");
+    }
+}
+
 static int on_info(struct r2_path *path, const uint8_t *body)
 {
     struct r2_peer *p = path->peer;
@@ -357,8 +382,7 @@ static int on_info(struct r2_path *path, const uint8_t *body)
         memcpy(&nic, body + sizeof(m) + i * sizeof(nic), sizeof(nic));
         nic.name[sizeof(nic.name) - 1] = 0;
         if (nic.addr.family) {
-            p->rnics[i].addr = nic.addr;
-            memcpy(p->rnics[i].name, nic.name, sizeof(nic.name));
+            rnic_place(path, (int)i, &nic);
             rnic_change(p, (int)i,
                         &(struct r2_msg_nic){
                             .word = nic.word, .less = nic.less & R2_NIC_LESS, .epoch = nic.epoch});

@@ -36,8 +36,11 @@ int r2_engine_init(struct r2_ctx **ctx, uint64_t comm_id, r2_log_fn log);
 
 /* Number of usable NICs; 0 is no error. The set is fixed for the life of the process. */
 int r2_engine_devices(int *count);
-/* Description of NIC `dev`; valid for the life of the process; NULL if `dev` is out of range. */
+/* Description of NIC `dev`; valid for the life of the process; NULL if `dev` is out of range. What
+ * says where it is (ifindex, family, addr, socklen, prefixlen) may change: r2_engine_nic_now. */
 const struct r2_nic *r2_engine_nic(int dev);
+/* A copy with the address and interface of this moment. `dev` must be in range. Any thread. */
+void r2_engine_nic_now(int dev, struct r2_nic *out);
 
 /* Fills `handle` (R2_HANDLE_BYTES), which the application carries to the connecting side. */
 int r2_engine_listen(struct r2_ctx *ctx, int dev, void *handle, struct r2_listen **out);

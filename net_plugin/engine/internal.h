@@ -301,7 +301,7 @@ enum r2_census { R2_CENSUS_NONE, R2_CENSUS_OK, R2_CENSUS_LOST, R2_CENSUSES };
 /* `lock` of nicstate.c guards what is not atomic; I/O thread 0 alone changes it, but for verdicts.
  */
 struct r2_nic_state {
-    atomic_bool link_up, addr_gone;
+    atomic_bool link_up, addr_gone; /* addr_gone: or its interface, or nobody listens there yet */
     atomic_bool located; /* FAILED by a verdict: engine/locate says when it works again */
     atomic_uint epoch;   /* grows after each change of what peers are told: who reads it first never
                           * gives old word the newest number */
@@ -589,6 +589,17 @@ void r2_nicstate_undrain(int nic);
 void r2_nicstate_forgive(int nic, bool tell);
 /* Says to all peers what there is to say about the NIC, and weighs their paths anew. */
 void r2_nicstate_announce(int nic);
+
+/* The kernel's word about the link, or the word that the NIC's address is not there. I/O thread 0,
+ * but for r2_nicstate_carrier. */
+void r2_nicstate_link(int nic, bool up, const char *cause);
+
+/* ---- niclink.c: links, addresses and interfaces of this node's NICs */
+void r2_niclink_start(void);
+/* Once a second: an event may have been missed. I/O thread 0. */
+void r2_niclink_look(int nic);
+/* Some NIC has another address than at first: peers are told addresses with each word. */
+bool r2_niclink_moved(void);
 
 /* ---- niccmd.c: the operator's words, injected faults, housekeeping */
 void r2_niccmd_start(void);

@@ -86,9 +86,11 @@ static int candidates(const struct r2_peer *p, int lnic, int transport, int *ord
     struct sockaddr_storage addrs[R2_MAX_NICS];
     int back[R2_MAX_NICS], found[R2_MAX_NICS], n = 0, m;
     struct r2_wire_addr local;
+    struct r2_nic nic;
 
     if (r2_eng.ops->address(lnic, &local))
         return 0;
+    r2_engine_nic_now(lnic, &nic);
     for (int r = 0; r < p->n_rnics; r++) {
         socklen_t len;
 
@@ -96,7 +98,7 @@ static int candidates(const struct r2_peer *p, int lnic, int transport, int *ord
             r2_wire_to_sockaddr(&p->rnics[r].addr, &addrs[n], &len) == 0)
             back[n++] = r;
     }
-    m = r2_rail_candidates(&r2_eng.nics[lnic], lnic, addrs, n, found);
+    m = r2_rail_candidates(&nic, lnic, addrs, n, found);
     for (int i = 0; i < m; i++)
         order[i] = back[found[i]];
     return m;

@@ -9,7 +9,6 @@
 
 #include "engine/internal.h"
 #include "engine/locate/locate.h"
-#include "topology/nettables.h"
 
 #define GRACE_NS (300 * R2_NS_PER_MS) /* for other pairs of the NIC to be tried */
 #define LOOK_NS (1 * R2_NS_PER_S)
@@ -123,6 +122,8 @@ static void tell_peer(struct r2_peer *p, int nic, bool news, bool forgiven, cons
             tell_path(p->paths[i], word, others, cause);
     }
     via = r2_path_for_ctrl(p, -1, -1);
+    if (via && r2_niclink_moved())
+        r2_out_info(via);
     if (via)
         r2_out_nic(via, nic, word == R2_NIC_DOWN ? ENETDOWN : 0, forgiven);
     if (p->resync_wanted && p->out && p->n_up)
@@ -311,7 +312,7 @@ void r2_nicstate_located(int nic, bool usable, const char *why)
 
 /* ---- links */
 
-static void link_change(int nic, bool up, const char *cause)
+void r2_nicstate_link(int nic, bool up, const char *cause)
 {
     struct r2_nic_state *s = &r2_eng.nic_state[nic];
 
@@ -325,64 +326,6 @@ static void link_change(int nic, bool up, const char *cause)
         nic_event(nic, R2_HEALTH_EV_PROBE, cause);
     else
         nic_lost(nic, R2_HEALTH_EV_LOSS, cause);
-}
-
-/* Without its address nothing of the NIC's can be sent or heard, whatever its carrier says. */
-static void addr_change(int nic, bool added, const struct sockaddr *addr)
-{
-    struct r2_nic_state *s = &r2_eng.nic_state[nic];
-
-    if (r2_eng.nics[nic].loopback ||
-        !r2_sockaddr_equal(addr, (const struct sockaddr *)&r2_eng.nics[nic].addr))
-        return;
-    atomic_store(&s->addr_gone, !added);
-    if (!added)
-        link_change(nic, false, "its address is gone");
-    else if (r2_link_query(r2_eng.nics[nic].ifindex) == R2_LINK_UP)
-        link_change(nic, true, "its address is back");
-}
-
-static void on_link(void *arg, int ifindex, enum r2_link_event event, const struct sockaddr *addr)
-{
-    (void)arg;
-    for (int i = 0; i < r2_eng.n_nics; i++) {
-        if (r2_eng.nics[i].ifindex != ifindex)
-            continue;
-        if (event == R2_ADDR_ADDED || event == R2_ADDR_REMOVED) {
-            addr_change(i, event == R2_ADDR_ADDED, addr);
-            continue;
-        }
-        if (event == R2_LINK_UP && atomic_load(&r2_eng.nic_state[i].addr_gone))
-            continue;
-        link_change(i, event == R2_LINK_UP, event == R2_LINK_UP ? "link up" : "link down");
-    }
-}
-
-static void watch_ready(struct r2_io_fd *f, uint32_t events)
-{
-    (void)f;
-    (void)events;
-    r2_linkwatch_read(r2_eng.watch, on_link, NULL);
-}
-
-/* An event may have been missed. */
-static void look_at_link(int nic)
-{
-    int link;
-
-    if (r2_eng.nics[nic].loopback)
-        return;
-    link = r2_link_query(r2_eng.nics[nic].ifindex);
-    if (atomic_load(&r2_eng.nic_state[nic].addr_gone) && link == R2_LINK_UP)
-        return;
-    if (link == R2_LINK_UP || link == R2_LINK_DOWN)
-        link_change(nic, link == R2_LINK_UP, link == R2_LINK_UP ? "link up" : "link down");
-}
-
-bool r2_nicstate_carrier(int nic)
-{
-    look_at_link(nic);
-    return r2_eng.nics[nic].loopback || r2_eng.nic_state[nic].link_up;
 }
 
 /* ---- drain */
@@ -530,7 +473,7 @@ static void tick_nic(int nic, uint64_t now)
         return;
     s->shown_at = now;
     show_penalty(nic, now);
-    look_at_link(nic);
+    r2_niclink_look(nic);
 }
 
 void r2_nicstate_tick(uint64_t now)
@@ -576,23 +519,9 @@ static void begin(int i)
 
 int r2_nicstate_start(void)
 {
-    int rc;
-
     for (int i = 0; i < r2_eng.n_nics; i++)
         begin(i);
-    rc = r2_linkwatch_open(&r2_eng.watch);
-    if (rc == 0) {
-        r2_eng.watch_fd.fd = r2_linkwatch_fd(r2_eng.watch);
-        r2_eng.watch_fd.ready = watch_ready;
-        r2_io_fd_track(r2_eng.watch_fd.fd);
-        rc = r2_io_add(r2_io_at(0), &r2_eng.watch_fd);
-    }
-    if (rc) {
-        R2_WARN("no link events (%s): heartbeats have to notice dead links", strerror(-rc));
-        r2_control_set_missing(r2_eng.ctl, R2_SEG_MISSING_NETLINK);
-    }
-    for (int i = 0; i < r2_eng.n_nics; i++)
-        look_at_link(i); /* what changed since the NICs were found */
+    r2_niclink_start();
     r2_locate_start();
     r2_niccmd_start();
     return 0;

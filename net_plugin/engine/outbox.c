@@ -190,6 +190,8 @@ void r2_peer_resync(struct r2_peer *p)
     if (!via || via->out_len - via->out_off > OUTBOX_FULL)
         return; /* the peer does not read: what is queued says enough until it does */
     p->resync_wanted = false;
+    if (r2_niclink_moved())
+        r2_out_info(via);
     for (int i = 0; i < r2_eng.n_nics; i++)
         r2_out_nic(via, i, 0, false);
     R2_LIST_FOR_EACH (n, &p->conn_list)

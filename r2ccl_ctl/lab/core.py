@@ -376,6 +376,23 @@ class Lab:
             self._call(lambda: self._fabric.set_rate(index, nic, bps, now.rate))
             now.rate = bps
 
+    def pull_nic(self, node: str, nic: str) -> None:
+        """Take the interface itself away, as a driver that is unloaded does. Before anything else
+        is done to the NIC, plug_nic."""
+        index, nic = self._nic(node, nic)
+        with self._changing():
+            self._call(lambda: self._fabric.unplug_nic(index, nic))
+
+    def plug_nic(self, node: str, nic: str) -> None:
+        """Make the interface anew: same name and addresses, another index, no fault."""
+        index, nic = self._nic(node, nic)
+        with self._changing() as state:
+            now = state.nics[index][nic]
+            self._call(lambda: self._fabric.plug_nic(index, nic, now.rate))
+            now.heal()
+            state.cuts -= {c for c in state.cuts if c.nic == nic and index in (c.a, c.b)}
+            self._call(lambda: self._fabric.set_drops(state))
+
     @contextlib.contextmanager
     def _changing(self) -> Iterator[LabState]:
         """The state, locked; saved if the change went through."""

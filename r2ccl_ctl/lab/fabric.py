@@ -136,26 +136,37 @@ class Fabric:
         ipr.addr("add", index=self.index(name, MGMT), address=mgmt_address(node), prefixlen=24)
         ipr.link("set", index=self.index(name, MGMT), state="up")
         for nic in self.spec.nic_names(node):
-            rail = nic_index(nic)
-            self._plug(node, nic, self.spec.bridge_of(rail))
-            index = self.index(name, nic)
+            self.plug_nic(node, nic, self.spec.rate_of(nic_index(nic)))
+
+    def plug_nic(self, node: int, nic: str, rate: int | None) -> None:
+        """A NIC of a node, with its addresses, up."""
+        rail = nic_index(nic)
+        self._plug(node, nic, self.spec.bridge_of(rail))
+        ipr, index = self.ipr(f"n{node}"), self.index(f"n{node}", nic)
+        ipr.addr(
+            "add",
+            index=index,
+            address=self.spec.nic_address(node, rail),
+            prefixlen=self.spec.prefix_len(),
+        )
+        ipr.link("set", index=index, state="up")
+        if self.spec.ipv6:
             ipr.addr(
                 "add",
                 index=index,
-                address=self.spec.nic_address(node, rail),
-                prefixlen=self.spec.prefix_len(),
-            )
-            ipr.link("set", index=index, state="up")
-            if self.spec.ipv6:
-                ipr.addr(
-                    "add",
-                    index=index,
-                    address=self.spec.nic_address6(node, rail),
-                    prefixlen=64,
-                    flags=0x02,
-                )  # IFA_F_NODAD
-            self.set_rate(node, nic, self.spec.rate_of(rail), None)
-            self.add_routes(node, nic)
+                address=self.spec.nic_address6(node, rail),
+                prefixlen=64,
+                flags=0x02,
+            )  # IFA_F_NODAD
+        self.set_rate(node, nic, rate, None)
+        self.add_routes(node, nic)
+
+    def unplug_nic(self, node: int, nic: str) -> None:
+        """Take the interface away, its far end with it."""
+        port, own = fab_port(node, nic), f"n{node}"
+        self.ipr(own).link("del", index=self.index(own, nic))
+        self._index.pop((own, nic))
+        self._index.pop((FAB, port), None)
 
     def _plug(self, node: int, nic: str, bridge: str) -> None:
         """The cable of one NIC, its far end in the bridge."""

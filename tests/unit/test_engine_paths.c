@@ -126,6 +126,48 @@ static void test_nic_word(void)
     remote_end(&r);
 }
 
+static int tell_places(struct r2_ep *ep, uint8_t last_byte, uint32_t epoch)
+{
+    struct {
+        struct r2_msg_info m;
+        struct r2_info_nic nics[2];
+    } info;
+
+    memset(&info, 0, sizeof(info));
+    info.m.pid = 4242;
+    info.m.nics = 2;
+    for (int i = 0; i < 2; i++) {
+        info.nics[i].addr = remote_addr(&r, i);
+        info.nics[i].word = R2_NIC_USABLE;
+        info.nics[i].epoch = epoch;
+    }
+    info.nics[0].addr.ip[3] = last_byte;
+    return fake_ctrl(ep, R2_F_INFO, &info, sizeof(info));
+}
+
+/* The peer's NIC has another address: what was connected to the old one ends, and the next attempt
+ * goes to the new one. Older word changes nothing. */
+static void test_nic_moved(void)
+{
+    struct r2_ep *a2;
+
+    begin(true, 2);
+    post();
+    CHECK_EQ(tell_places(b, 222, 7), 0);
+    CHECK(remote_wait_flag(&a->is_shut));
+    CHECK(!atomic_load(&b->is_shut));
+    a2 = remote_path(&r, 0, a->params.gen);
+    CHECK(a2);
+    CHECK_EQ(a2->params.remote_addr.ip[3], 222);
+    CHECK_EQ(tell_places(b, 111, 6), 0);
+    CHECK_EQ(tell_places(b, 222, 7), 0);
+    CHECK_EQ(tell_places(a2, 222, 7), 0);
+    fake_sleep_ms(50);
+    CHECK_EQ(remote_state(&r, 0), R2_PATH_UP);
+    CHECK(!atomic_load(&a2->is_shut));
+    remote_end(&r);
+}
+
 static void test_refusal_ends(void)
 {
     struct r2_req *req;
@@ -333,6 +375,7 @@ static const struct check_test tests[] = {
     {"all_silent", test_all_silent},
     {"late_observer", test_late_observer},
     {"nic_word", test_nic_word},
+    {"nic_moved", test_nic_moved},
     {"refusal_ends", test_refusal_ends},
     {"refusal_while_a_path_lives", test_refusal_while_a_path_lives},
     {"refusal_elsewhere", test_refusal_elsewhere},

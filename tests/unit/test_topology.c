@@ -506,6 +506,61 @@ static void test_prefix(void)
     CHECK(!r2_sockaddr_in_prefix((struct sockaddr *)&a, (struct sockaddr *)&b, 0));
 }
 
+/* ---- a NIC that moves */
+
+static struct r2_nic moved_nics[2];
+
+static int find_again(int which, int family, const char *want)
+{
+    struct r2_nic out;
+    int rc = r2_nic_find_again(&world, moved_nics, 2, which, &moved_nics[which], family, &out);
+    char text[64];
+
+    if (rc == 0)
+        CHECK_STR(r2_addr_text((const struct sockaddr *)&out.addr, text, sizeof(text)), want);
+    return rc ? rc : out.ifindex;
+}
+
+static void test_find_again(void)
+{
+    struct r2_net_addr *a;
+
+    reset();
+    memset(moved_nics, 0, sizeof(moved_nics));
+    for (int i = 0; i < 2; i++) {
+        snprintf(moved_nics[i].ifname, sizeof(moved_nics[i].ifname), "eth%d", i);
+        moved_nics[i].family = AF_INET;
+        moved_nics[i].ifindex = 40 + i;
+        moved_nics[i].prefixlen = 24;
+    }
+    to_addr("10.0.0.1", &moved_nics[0].addr);
+    to_addr("10.0.1.1", &moved_nics[1].addr);
+    CHECK_EQ(find_again(0, 0, ""), -ENODEV);
+    add_link("eth0", IFF_UP | LOWER_UP);
+    CHECK_EQ(find_again(0, 0, ""), -EADDRNOTAVAIL);
+    add_addr("fe80::1", 64); /* link-local is no place for a NIC that was elsewhere */
+    CHECK_EQ(find_again(0, 0, ""), -EADDRNOTAVAIL);
+    a = add_addr("fd00::1", 64);
+    CHECK_EQ(find_again(0, 0, "fd00::1"), 1);
+    CHECK_EQ(find_again(0, AF_INET, ""), -EADDRNOTAVAIL);
+    a->flags = IFA_F_DADFAILED;
+    CHECK_EQ(find_again(0, 0, ""), -EADDRNOTAVAIL);
+    a->flags = 0;
+    add_addr("192.168.0.1", 24);
+    CHECK_EQ(find_again(0, 0, "192.168.0.1"), 1);
+    a = add_addr("10.0.0.9", 24);
+    a->flags = IFA_F_SECONDARY;
+    CHECK_EQ(find_again(0, 0, "10.0.0.9"), 1);
+    add_addr("10.0.0.1", 24);
+    CHECK_EQ(find_again(0, 0, "10.0.0.1"), 1);
+    CHECK_EQ(find_again(1, 0, ""), -ENODEV);
+    /* Two NICs of one interface: neither takes the other's address. */
+    snprintf(moved_nics[1].ifname, sizeof(moved_nics[1].ifname), "eth0");
+    moved_nics[0].ifindex = 1;
+    moved_nics[1].prefixlen = 8;
+    CHECK_EQ(find_again(1, 0, "10.0.0.9"), 1);
+}
+
 static const struct check_test tests[] = {
     {"default_choice", test_default_choice},
     {"default_without_carrier", test_default_without_carrier},
@@ -529,6 +584,7 @@ static const struct check_test tests[] = {
     {"failover_order_is_permutation", test_failover_order_is_permutation},
     {"rails", test_rails},
     {"prefix", test_prefix},
+    {"find_again", test_find_again},
     {0},
 };
 

@@ -54,6 +54,15 @@ static int mux_address(int nic, struct r2_wire_addr *out)
     return rc;
 }
 
+static int mux_rebind(int nic)
+{
+    int rc = via[R2_VIA_TCP]->rebind(nic);
+
+    if (verbs())
+        verbs()->rebind(nic);
+    return rc;
+}
+
 static unsigned mux_sockets(void)
 {
     unsigned n = via[R2_VIA_TCP]->sockets();
@@ -186,6 +195,7 @@ const struct r2_transport_ops r2_transport_mux = {
     .name = "mux",
     .start = mux_start,
     .address = mux_address,
+    .rebind = mux_rebind,
     .sockets = mux_sockets,
     .connect = mux_connect,
     .kick = mux_kick,

@@ -15,7 +15,8 @@
 
 #define BULK_NOTSENT (256 * 1024)
 
-struct r2_tcp r2_tcp = {.lock = PTHREAD_MUTEX_INITIALIZER};
+struct r2_tcp r2_tcp = {.lock = PTHREAD_MUTEX_INITIALIZER,
+                        .listen_lock = PTHREAD_MUTEX_INITIALIZER};
 
 /* Bulk lanes of a path: a stream moves about 25 Gbit/s with a core of its own, so more of them
  * help only where there are threads to drive them and the link can take it. */
@@ -238,7 +239,9 @@ static int tcp_address(int nic, struct r2_wire_addr *out)
 {
     if (nic < 0 || nic >= 16 || !r2_tcp.listening[nic])
         return -ENODEV;
+    pthread_mutex_lock(&r2_tcp.listen_lock);
     *out = r2_tcp.addrs[nic];
+    pthread_mutex_unlock(&r2_tcp.listen_lock);
     return 0;
 }
 
@@ -504,6 +507,7 @@ const struct r2_transport_ops r2_transport_tcp = {
     .rdma = tcp_rdma,
     .start = tcp_start,
     .address = tcp_address,
+    .rebind = r2_tcp_rebind,
     .sockets = tcp_sockets,
     .connect = tcp_connect,
     .kick = tcp_kick,

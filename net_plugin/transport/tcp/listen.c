@@ -62,26 +62,27 @@ static int new_socket(int nic, int family)
 
 int r2_tcp_socket(int nic, const struct r2_wire_addr *remote)
 {
-    const struct r2_nic *n = r2_engine_nic(nic);
     struct sockaddr_storage sa;
+    struct r2_nic n;
     socklen_t len;
     int fd, rc, one = 1;
 
+    r2_engine_nic_now(nic, &n);
     rc = r2_wire_to_sockaddr(remote, &sa, &len);
     if (rc)
         return rc;
-    if (sa.ss_family != n->family)
+    if (sa.ss_family != n.family)
         return -EAFNOSUPPORT;
     if (r2_tcp_broken(nic))
         return -ENETDOWN;
-    fd = new_socket(nic, n->family);
+    fd = new_socket(nic, n.family);
     if (fd < 0)
         return fd;
     if (sa.ss_family == AF_INET6) /* link-local addresses need the local scope */
         ((struct sockaddr_in6 *)&sa)->sin6_scope_id =
-            ((const struct sockaddr_in6 *)&n->addr)->sin6_scope_id;
+            ((const struct sockaddr_in6 *)&n.addr)->sin6_scope_id;
     setsockopt(fd, IPPROTO_IP, 24 /* IP_BIND_ADDRESS_NO_PORT */, &one, sizeof(one));
-    if (bind(fd, (const struct sockaddr *)&n->addr, n->socklen) < 0)
+    if (bind(fd, (const struct sockaddr *)&n.addr, n.socklen) < 0)
         goto fail;
     if (connect(fd, (struct sockaddr *)&sa, len) < 0 && errno != EINPROGRESS)
         goto fail;
@@ -100,7 +101,9 @@ static void set_port(struct sockaddr_storage *sa, uint16_t port)
         ((struct sockaddr_in6 *)sa)->sin6_port = htons(port);
 }
 
-static int bind_listener(int fd, const struct r2_nic *n)
+/* `again`: the port of the listener before this one, 0: none. Peers that have no path left to
+ * hear a new one over find it where it was. */
+static int bind_listener(int fd, const struct r2_nic *n, uint16_t again)
 {
     const struct r2_port_range *ports = &r2_settings_get()->ports;
     struct sockaddr_storage sa = n->addr;
@@ -109,6 +112,11 @@ static int bind_listener(int fd, const struct r2_nic *n)
     setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &one, sizeof(one));
     /* A NIC that is down now has no local route, and comes up later. */
     setsockopt(fd, IPPROTO_IP, IP_FREEBIND, &one, sizeof(one));
+    set_port(&sa, again);
+    if (again && bind(fd, (struct sockaddr *)&sa, n->socklen) == 0 && listen(fd, 512) == 0)
+        return 0;
+    if (again && errno != EADDRINUSE)
+        return -errno;
     if (!ports->high) {
         set_port(&sa, 0);
         return bind(fd, (struct sockaddr *)&sa, n->socklen) < 0 ? -errno : 0;
@@ -130,8 +138,12 @@ static void accept_ready(struct r2_io_fd *f, uint32_t events)
 
     (void)events;
     for (;;) {
-        int fd = accept4(f->fd, NULL, NULL, SOCK_NONBLOCK | SOCK_CLOEXEC);
         struct r2_lane *lane;
+        int fd;
+
+        pthread_mutex_lock(&r2_tcp.listen_lock);
+        fd = accept4(f->fd, NULL, NULL, SOCK_NONBLOCK | SOCK_CLOEXEC);
+        pthread_mutex_unlock(&r2_tcp.listen_lock);
 
         if (fd < 0) {
             if (errno == EINTR || errno == ECONNABORTED)
@@ -155,34 +167,72 @@ static void accept_ready(struct r2_io_fd *f, uint32_t events)
     }
 }
 
-static int listen_nic(int nic)
+/* A socket that listens at the NIC's place, and its address. */
+static int open_listener(int nic, uint16_t again, struct r2_wire_addr *addr)
 {
-    const struct r2_nic *n = r2_engine_nic(nic);
-    struct r2_io_fd *f = &r2_tcp.listeners[nic];
     struct sockaddr_storage sa;
     socklen_t len = sizeof(sa);
-    int fd = new_socket(nic, n->family), rc;
+    struct r2_nic n;
+    int fd, rc;
 
+    r2_engine_nic_now(nic, &n);
+    fd = new_socket(nic, n.family);
     if (fd < 0)
         return fd;
-    rc = bind_listener(fd, n);
-    if (rc)
-        goto fail;
-    if (listen(fd, 512) < 0 || getsockname(fd, (struct sockaddr *)&sa, &len) < 0) {
+    rc = bind_listener(fd, &n, again);
+    if (!rc && (listen(fd, 512) < 0 || getsockname(fd, (struct sockaddr *)&sa, &len) < 0))
         rc = -errno;
-        goto fail;
+    if (rc) {
+        r2_tcp_close_fd(fd, false);
+        return rc;
     }
-    r2_wire_from_sockaddr(&r2_tcp.addrs[nic], &sa);
+    r2_wire_from_sockaddr(addr, &sa);
+    return fd;
+}
+
+/* A batch of events in hand may still name the listener: it finds whatever is there now. */
+static int install(int nic, int fd, const struct r2_wire_addr *addr)
+{
+    struct r2_io_fd *f = &r2_tcp.listeners[nic];
+    int rc;
+
+    pthread_mutex_lock(&r2_tcp.listen_lock);
+    r2_tcp.addrs[nic] = *addr;
     f->fd = fd;
     f->ready = accept_ready;
     rc = r2_io_add(r2_io_at(nic), f);
-    if (rc)
-        goto fail;
-    r2_tcp.listening[nic] = true;
-    return 0;
-fail:
-    r2_tcp_close_fd(fd, false);
+    if (rc) {
+        f->fd = -1;
+        r2_tcp_close_fd(fd, false);
+    }
+    pthread_mutex_unlock(&r2_tcp.listen_lock);
+    atomic_store(&r2_tcp.listening[nic], rc == 0);
     return rc;
+}
+
+static int listen_nic(int nic, uint16_t again)
+{
+    struct r2_wire_addr addr;
+    int fd = open_listener(nic, again, &addr);
+
+    return fd < 0 ? fd : install(nic, fd, &addr);
+}
+
+int r2_tcp_rebind(int nic)
+{
+    struct r2_io_fd *f = &r2_tcp.listeners[nic];
+    uint16_t port;
+
+    pthread_mutex_lock(&r2_tcp.listen_lock);
+    port = r2_tcp.addrs[nic].port;
+    if (atomic_load(&r2_tcp.listening[nic])) {
+        r2_io_del(f);
+        r2_tcp_close_fd(f->fd, false);
+        f->fd = -1;
+    }
+    atomic_store(&r2_tcp.listening[nic], false);
+    pthread_mutex_unlock(&r2_tcp.listen_lock);
+    return listen_nic(nic, port);
 }
 
 int r2_tcp_listen_all(void)
@@ -191,7 +241,7 @@ int r2_tcp_listen_all(void)
 
     r2_engine_devices(&n);
     for (int i = 0; i < n; i++) {
-        int one = listen_nic(i);
+        int one = listen_nic(i, 0);
 
         if (one == 0) {
             ok++;

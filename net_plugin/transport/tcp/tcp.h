@@ -108,9 +108,10 @@ struct r2_ep {
 struct r2_tcp {
     const struct r2_transport_events *ev;
     uint8_t process[16];
+    pthread_mutex_t listen_lock; /* a leaf: descriptors of listeners, addrs */
     struct r2_io_fd listeners[16];
     struct r2_wire_addr addrs[16];
-    bool listening[16];
+    atomic_bool listening[16];
     atomic_int pending;
     atomic_int sockets;
     pthread_mutex_t lock; /* accepted */
@@ -120,6 +121,7 @@ extern struct r2_tcp r2_tcp;
 
 /* listen.c */
 int r2_tcp_listen_all(void);
+int r2_tcp_rebind(int nic);
 int r2_tcp_bind_device(int fd, int nic);
 
 /* lane.c */

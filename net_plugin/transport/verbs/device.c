@@ -102,13 +102,14 @@ static int best_gid(const struct r2_hca *hca, int port, const struct ibv_port_at
 
 bool r2_vnic_refresh(struct r2_vnic *v)
 {
-    const struct r2_nic *n = r2_engine_nic((int)(v - r2_verbs.nics));
     struct ibv_port_attr attr;
+    struct r2_nic n;
     uint8_t gid[16] = {0}, ip[16];
     int score, index;
     bool changed;
 
-    nic_ip(n, ip);
+    r2_engine_nic_now((int)(v - r2_verbs.nics), &n);
+    nic_ip(&n, ip);
     if (query_port(v->hca, v->port, &attr)) {
         pthread_mutex_lock(&v->lock);
         v->active = false;
@@ -213,6 +214,17 @@ static void refresh_port(struct r2_hca *hca, int port, const struct r2_async_inf
         }
         r2_verbs.ev->nic_link(i, R2_VIA_VERBS, active, info->meaning);
     }
+}
+
+int r2_vnic_rebind(int nic)
+{
+    static const struct r2_async_info info = {
+        .name = "address", .act = R2_ASYNC_REFRESH, .meaning = "its NIC has another address"};
+    struct r2_vnic *v = &r2_verbs.nics[nic];
+
+    if (v->hca && !atomic_load(&v->hca->gone))
+        refresh_port(v->hca, v->port, &info);
+    return 0;
 }
 
 static void on_async(struct r2_hca *hca, const struct ibv_async_event *ev)

@@ -523,6 +523,7 @@ const struct r2_transport_ops r2_transport_verbs = {
     .name = "verbs",
     .start = op_start,
     .address = op_address,
+    .rebind = r2_vnic_rebind,
     .sockets = op_sockets,
     .connect = op_connect,
     .kick = op_kick,

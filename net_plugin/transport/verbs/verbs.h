@@ -249,6 +249,8 @@ int r2_hcas_open(void);
 int r2_vnics_match(void);
 /* Reads state, LID and GID of the NIC's port; true if the GID or LID changed. */
 bool r2_vnic_refresh(struct r2_vnic *nic);
+/* The NIC has another address: its GID is looked for again; endpoints with the old one end. */
+int r2_vnic_rebind(int nic);
 
 /* cmd.c: runs commands of one device in order. */
 int r2_cmd_start(struct r2_hca *hca);

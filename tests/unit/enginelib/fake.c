@@ -81,6 +81,12 @@ static int op_address(int nic, struct r2_wire_addr *out)
     return 0;
 }
 
+static int op_rebind(int nic)
+{
+    (void)nic;
+    return 0;
+}
+
 static unsigned op_sockets(void)
 {
     return 0;
@@ -279,6 +285,7 @@ const struct r2_transport_ops fake_ops = {
     .rdma = op_rdma,
     .start = op_start,
     .address = op_address,
+    .rebind = op_rebind,
     .sockets = op_sockets,
     .connect = op_connect,
     .kick = op_kick,

@@ -1,0 +1,143 @@
+"""NICs whose address changes, or whose interface is taken away and made anew, under a job: they are
+taken back without a new process, and every value stays right.
+
+Rung 4: real addresses and interfaces, r2ccl_perf on the stand-in for NCCL. It cannot prove what a
+physical NIC's driver does while it is loaded again.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+
+import pytest
+from conftest import Build, missing
+from failover_bed import PerfJob, Side, running_perf, until
+from pyroute2 import IPRoute
+
+from r2ccl_ctl import control
+from r2ccl_ctl.lab import Lab, LabSpec, netns
+from r2ccl_ctl.rows import Nic
+
+pytestmark = pytest.mark.lab
+
+RATE = 1_000_000_000
+RAMP = {"R2CCL_RAMP": "300ms"}
+
+
+@pytest.fixture(scope="module")
+def lab(lab_rights: None) -> Iterator[Lab]:
+    """2 nodes x 3 NICs on rails of their own."""
+    if not netns.has_admin():
+        missing("lab", "these tests make namespaces themselves: CAP_SYS_ADMIN is missing")
+    with Lab.up(LabSpec(name=f"m{os.getpid()}", rates=(RATE,), nics=(3,), ipv6=True)) as made:
+        yield made
+
+
+def row(side: Side, nic: str) -> Nic:
+    found = control.find_nic(side.snapshot().nics, nic)
+    assert found is not None
+    return found
+
+
+def address(lab: Lab, node: str, nic: str, *changes: tuple[str, str, int]) -> None:
+    """Add and delete addresses of a NIC, in this order: ("add" or "del", address, prefix)."""
+
+    def work() -> None:
+        with IPRoute() as ip:
+            index = ip.link_lookup(ifname=nic)[0]
+            for verb, text, prefix in changes:
+                more = {"flags": 0x02} if ":" in text else {}  # IFA_F_NODAD
+                ip.addr(verb, index=index, address=text, prefixlen=prefix, **more)
+
+    lab.call_in(node, work)
+
+
+def carries(job: PerfJob, side: Side, nic: str) -> None:
+    """The NIC sends and receives bytes of the job again: paths in both directions are back."""
+
+    def moved() -> tuple[int, int]:
+        paths = [p for p in side.snapshot().paths if p.nic == nic]
+        return sum(p.tx_bytes for p in paths), sum(p.rx_bytes for p in paths)
+
+    tx, rx = moved()
+    much = 4 * 1024 * 1024
+    until(
+        f"{nic} carries both ways again: {job}",
+        lambda: moved()[0] > tx + much and moved()[1] > rx + much,
+    )
+
+
+def back(job: PerfJob, side: Side, nic: str, cause: str, within: float = 8.0) -> None:
+    """The journal says why, and the NIC is in use again."""
+    until(
+        f"{cause}: {job}",
+        lambda: any(e.nic == nic and cause in e.cause for e in side.named("nic-probing")),
+        within,
+    )
+    until(f"{nic} is back: {job}", lambda: row(side, nic).state == "healthy", within)
+    carries(job, side, nic)
+
+
+@pytest.mark.parametrize(("node", "order"), [("n0", "delete-first"), ("n1", "add-first")])
+def test_another_address(build: Build, lab: Lab, node: str, order: str) -> None:
+    """A NIC is renumbered: heard of, agreed on, proven and used, seconds later; and back."""
+    old, new = lab.address(node, "nic1"), "10.2.0.77"
+    with running_perf(build, lab=lab.name, per_node=1, seconds=12, env=RAMP) as job:
+        job.moving()
+        side = job.sides[lab.node_index(node)]
+        # With the old one's prefix it would be a secondary address, and go with it.
+        changes = [("del", old, 24), ("add", new, 25)]
+        address(lab, node, "nic1", *(changes if order == "delete-first" else changes[::-1]))
+        back(job, side, "nic1", f"its address is {new} now, was {old}")
+        assert row(side, "nic1").addr == new
+        address(lab, node, "nic1", ("del", new, 25), ("add", old, 24))
+        back(job, side, "nic1", f"its address is {old} now, was {new}")
+        job.finish()
+
+
+def test_another_family(build: Build, lab: Lab) -> None:
+    """Both ends of a rail lose their IPv4 address and go on with the IPv6 one that they have."""
+    olds = [lab.address(node, "nic2") for node in ("n0", "n1")]
+    with running_perf(build, lab=lab.name, per_node=1, seconds=12, env=RAMP) as job:
+        job.moving()
+        for node, old in zip(("n0", "n1"), olds, strict=True):
+            address(lab, node, "nic2", ("del", old, 24))
+        for index, old in enumerate(olds):
+            new = lab.spec.nic_address6(index, 2)
+            back(job, job.sides[index], "nic2", f"its address is {new} now, was {old}")
+        job.finish()
+    for node, old in zip(("n0", "n1"), olds, strict=True):
+        address(lab, node, "nic2", ("add", old, 24))
+
+
+def test_interface_made_anew(build: Build, lab: Lab) -> None:
+    """The interface goes in the middle of a collective, and one of the same name comes."""
+    with running_perf(build, lab=lab.name, per_node=1, seconds=12, env=RAMP) as job:
+        job.moving()
+        side = job.sides[1]
+        lab.pull_nic("n1", "nic1")
+        until(f"noticed: {job}", lambda: row(side, "nic1").state == "failed")
+        assert side.named("nic-down"), str(job)
+        job.moving()
+        time.sleep(1.2)
+        assert row(side, "nic1").state == "failed", str(job)
+        lab.plug_nic("n1", "nic1")
+        back(job, side, "nic1", "its interface was made anew")
+        job.finish()
+
+
+def test_all_made_anew(build: Build, lab: Lab) -> None:
+    """Every interface of a node is made anew, one after the other, without a moment's rest: with no
+    path left the peer finds it where it was, and nobody takes the process for gone."""
+    with running_perf(build, lab=lab.name, per_node=1, seconds=12, env=RAMP) as job:
+        job.moving()
+        for nic in lab.nics("n0"):
+            lab.pull_nic("n0", nic)
+        time.sleep(0.5)
+        for nic in lab.nics("n0"):
+            lab.plug_nic("n0", nic)
+        for nic in lab.nics("n0"):
+            back(job, job.sides[0], nic, "its interface was made anew")
+        job.finish()
