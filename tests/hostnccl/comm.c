@@ -1,6 +1,6 @@
 /* Life of a communicator, and who may be inside it. */
 #define _GNU_SOURCE
-#include "comm.h"
+#include "tuning.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -60,12 +60,15 @@ ncclResult_t hn_comm_drain(struct ncclComm *comm)
     return hn_comm_check(comm);
 }
 
-static uint64_t host_hash(void)
+/* HOSTNCCL_DEVICES_PER_NODE makes several nodes of one process. */
+static uint64_t host_hash(int device)
 {
     char text[512] = "";
     const char *id = getenv("NCCL_HOSTID");
+    long per_node = hn_util_env("HOSTNCCL_DEVICES_PER_NODE", 0, 1, 4096);
+    uint64_t seed = per_node > 0 ? 2 + (uint64_t)(device / per_node) : 1;
     if (id && *id)
-        return hn_util_hash(id, strlen(id), 1);
+        return hn_util_hash(id, strlen(id), seed);
     gethostname(text, 128);
     size_t at = strlen(text);
     FILE *file = fopen("/proc/sys/kernel/random/boot_id", "r");
@@ -73,7 +76,7 @@ static uint64_t host_hash(void)
         at += fread(text + at, 1, 64, file);
         fclose(file);
     }
-    return hn_util_hash(text, at, 1);
+    return hn_util_hash(text, at, seed);
 }
 
 static int limit(const char *first, const char *second, int configured, int def)
@@ -84,6 +87,33 @@ static int limit(const char *first, const char *second, int configured, int def)
     if (value < 0 && configured != NCCL_CONFIG_UNDEF_INT)
         value = configured;
     return value < 0 ? def : (int)value;
+}
+
+/* Nodes are numbered as their first ranks come. Says where this rank is, as NCCL does. */
+static ncclResult_t place(struct ncclComm *comm, const struct info *all)
+{
+    int *node_of = calloc((size_t)comm->nranks, sizeof(*node_of));
+    if (!node_of)
+        return hn_util_fail(ncclSystemError, "out of memory");
+    comm->nodes = 0;
+    for (int r = 0; r < comm->nranks; r++) {
+        int o = 0;
+        while (o < r && all[o].host_hash != all[r].host_hash)
+            o++;
+        node_of[r] = o < r ? node_of[o] : comm->nodes++;
+    }
+    char text[HN_MAX_CHANNELS * 2 * 64] = "";
+    size_t at = 0;
+    for (int t = 0; t < 2; t++)
+        comm->trees[t] = hn_tree_rank(comm->nranks, node_of, t, comm->rank);
+    for (int c = 0; c < comm->channels * 2; c++) { /* NCCL too has the second tree's behind */
+        const struct hn_tree *tree = &comm->trees[c / comm->channels];
+        at += (size_t)snprintf(text + at, sizeof(text) - at, " [%d] %d/%d/%d->%d->%d", c,
+                               tree->down[0], tree->down[1], tree->down[2], comm->rank, tree->up);
+    }
+    HN_INFO("comm 0x%llx Trees%s", (unsigned long long)comm->id, text);
+    free(node_of);
+    return ncclSuccess;
 }
 
 /* All ranks agree on the channels: one per device of the rank that has most, within limits. */
@@ -99,17 +129,13 @@ static ncclResult_t agree(struct ncclComm *comm)
     own->max_channels =
         limit("NCCL_MAX_NCHANNELS", "NCCL_MAX_CTAS", comm->config.maxCTAs, HN_MAX_CHANNELS);
     own->net_hash = (uint32_t)hn_util_hash(name, strlen(name), 2);
-    own->host_hash = host_hash();
+    own->host_hash = host_hash(comm->device);
     ncclResult_t result = hn_boot_allgather(comm->boot, all, sizeof(*all));
-    int most = 1, least = 1, cap = HN_MAX_CHANNELS, nodes = 0;
+    int most = 1, least = 1, cap = HN_MAX_CHANNELS;
     for (int r = 0; r < comm->nranks && result == ncclSuccess; r++) {
         most = all[r].ndev > most ? all[r].ndev : most;
         least = all[r].min_channels > least ? all[r].min_channels : least;
         cap = all[r].max_channels < cap ? all[r].max_channels : cap;
-        bool new_node = true;
-        for (int o = 0; o < r; o++)
-            new_node &= all[o].host_hash != all[r].host_hash;
-        nodes += new_node;
         if (all[r].net_hash != own->net_hash)
             result = hn_util_fail(ncclInvalidUsage,
                                   "rank %d uses another network than rank %d's "
@@ -118,9 +144,12 @@ static ncclResult_t agree(struct ncclComm *comm)
     }
     comm->channels = most < least ? least : most;
     comm->channels = comm->channels > cap ? cap : comm->channels;
+    if (result == ncclSuccess)
+        result = place(comm, all);
     free(all);
     HN_INFO("rank %d of %d, comm 0x%llx: stand-in for NCCL, nNodes %d, %d channels over NET/%s",
-            comm->rank, comm->nranks, (unsigned long long)comm->id, nodes, comm->channels, name);
+            comm->rank, comm->nranks, (unsigned long long)comm->id, comm->nodes, comm->channels,
+            name);
     return result;
 }
 
@@ -170,6 +199,8 @@ ncclResult_t hn_comm_create(struct ncclComm *comm, struct hn_boot *boot, struct 
     if (hn_service_start(comm) || hn_progress_start(comm) || hn_gpu_start(comm))
         return hn_util_fail(ncclSystemError, "cannot start the communicator's threads");
     result = make_rings(comm);
+    if (result == ncclSuccess)
+        result = hn_tuning_open(comm);
     if (result != ncclSuccess)
         return result;
     uint8_t *ready = calloc((size_t)comm->nranks, 1); /* nobody starts before all are ready */
@@ -194,13 +225,16 @@ static int collect(struct hn_conn **from, size_t count, struct hn_job *jobs, int
 static void close_conns(struct ncclComm *comm)
 {
     size_t rings = (size_t)comm->channels, pairs = rings * (size_t)comm->nranks;
-    struct hn_job *jobs = calloc(2 * (rings + pairs) + 1, sizeof(*jobs));
+    size_t links = rings * 2 * HN_LINKS;
+    struct hn_job *jobs = calloc(2 * (rings + pairs + links) + 1, sizeof(*jobs));
     if (!jobs)
         return;
     int count = collect(comm->ring_send, rings, jobs, 0);
     count = collect(comm->ring_recv, rings, jobs, count);
     count = collect(comm->p2p_send, pairs, jobs, count);
     count = collect(comm->p2p_recv, pairs, jobs, count);
+    count = collect(comm->tree_send, links, jobs, count);
+    count = collect(comm->tree_recv, links, jobs, count);
     if (comm->threads_started & 1)
         hn_service_run(comm, jobs, count, 0);
     for (int i = 0; i < count; i++)
@@ -217,12 +251,15 @@ void hn_comm_free(struct ncclComm *comm)
     close_conns(comm);
     hn_service_stop(comm);
     hn_boot_free(comm->boot);
+    hn_tuning_close(comm);
     if (comm->net)
         hn_net_close(comm->net);
     free(comm->ring_send);
     free(comm->ring_recv);
     free(comm->p2p_send);
     free(comm->p2p_recv);
+    free(comm->tree_send);
+    free(comm->tree_recv);
     pthread_mutex_destroy(&comm->lock);
     pthread_cond_destroy(&comm->cond);
     free(comm);

@@ -1,5 +1,5 @@
 /* The threads that stand for the GPU. Launches of a communicator run one after the other, as on a
- * stream; within a launch the chains run side by side, chain i on thread i modulo the threads. */
+ * stream; within a launch the chains run side by side, each on the thread of its number. */
 #define _GNU_SOURCE
 #include <stdlib.h>
 
@@ -31,9 +31,9 @@ static void run_chains(struct ncclComm *comm, struct hn_launch *launch, int inde
     struct hn_idle idle = {0};
     for (;;) {
         bool progress = false, all = true;
-        for (int i = index; i < launch->chain_count; i += comm->gpu_threads) {
+        for (int i = 0; i < launch->chain_count; i++) {
             struct hn_chain *chain = &launch->chains[i];
-            if (chain->finished)
+            if (chain->thread % comm->gpu_threads != index || chain->finished)
                 continue;
             int rc = hn_kernel_step(chain, &progress);
             if (rc < 0)

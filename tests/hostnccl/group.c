@@ -37,17 +37,20 @@ static ncclResult_t run_inits(struct hn_init *list)
     int count = 0;
     for (struct hn_init *i = list; i; i = i->next)
         count++;
-    if (count == 1)
+    /* NCCL up to 2.27 (net API v10) makes each on a thread of its own, later ones a single one on
+     * the caller's. */
+    bool inline_one = count == 1 && hn_util_env("HOSTNCCL_NET_VERSION", 12, 6, 12) >= 11;
+    if (inline_one)
         hn_init_run(list);
     pthread_t *threads = calloc((size_t)count, sizeof(*threads));
     int started = 0;
     struct hn_init *i = list;
-    for (; count > 1 && threads && i; i = i->next, started++)
+    for (; !inline_one && threads && i; i = i->next, started++)
         if (pthread_create(&threads[started], NULL, init_main, i))
             break;
     for (int t = 0; t < started; t++)
         pthread_join(threads[t], NULL);
-    for (; count > 1 && i; i = i->next)
+    for (; !inline_one && i; i = i->next)
         i->result = ncclSystemError;
     free(threads);
     while (list) {

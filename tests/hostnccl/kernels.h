@@ -16,7 +16,12 @@ enum hn_func { /* NCCL's numbers, for setNetAttr */
                HN_COPY = 100, /* to oneself */
 };
 
-/* One step on one chunk: with what arrives, with one's own input, or with both. */
+/* An AllReduce on a tree is two tasks: data are reduced on their way up and handed out on their way
+ * down. The root does both at once. */
+enum hn_way { HN_AROUND, HN_UP, HN_DOWN };
+
+/* One step on one chunk: with what arrives (from all that the task receives from), with one's own
+ * input, or with both. */
 struct hn_prim {
     bool recv, send, reduce;
     const char *src; /* own input; NULL when only what arrives counts */
@@ -32,7 +37,9 @@ struct hn_task {
     ncclDataType_t type;
     struct hn_redop op;
     int rank, nranks, root;
-    struct hn_conn *from, *to; /* receive from, send to; NULL where nothing is */
+    enum hn_way way;
+    struct hn_conn *from[HN_ARITY], *to[HN_ARITY]; /* receive from, send to */
+    int nfrom, nto;
     const char *src;
     char *dst;
     size_t stride;     /* elements between the blocks of two ranks (all-gather, reduce-scatter) */
@@ -45,8 +52,10 @@ struct hn_task {
     struct hn_prim prim;
     bool has_prim;
     int slice;
-    size_t slice_at, rx_done;
+    size_t slice_at, rx_done[HN_ARITY];
 };
+
+enum { HN_RX_BYTES = 128 << 10 }; /* room for the data of one message in LL or LL128 */
 
 /* Bytes of data that one message of the protocol carries in a slot. */
 size_t hn_proto_capacity(enum hn_proto proto, size_t slot_bytes);

@@ -3,9 +3,9 @@
 #define _GNU_SOURCE
 #include <stdlib.h>
 #include <string.h>
-#include <strings.h>
 
 #include "group.h"
+#include "tuning.h"
 
 enum { ALIGN = 16 };
 
@@ -18,57 +18,13 @@ struct build {
     int nsends, nrecvs, room;
 };
 
-static unsigned protos_allowed(void)
-{
-    static const char *const names[HN_PROTOS] = {"LL", "LL128", "Simple"};
-    const char *text = getenv("NCCL_PROTO");
-    if (!text || !*text)
-        return 7;
-    bool exclude = *text == '^';
-    unsigned mask = 0;
-    char list[128];
-    char *rest = NULL;
-    strncpy(list, text + exclude, sizeof(list) - 1);
-    list[sizeof(list) - 1] = '\0';
-    for (char *name = strtok_r(list, ",", &rest); name; name = strtok_r(NULL, ",", &rest))
-        for (int p = 0; p < HN_PROTOS; p++)
-            if (!strcasecmp(name, names[p]))
-                mask |= 1u << p;
-    mask = exclude ? 7 & ~mask : mask;
-    if (mask)
-        return mask;
-    HN_WARN("NCCL_PROTO=%s ignored: a list of LL, LL128, Simple is needed", text);
-    return 7;
-}
-
-static enum hn_proto choose_proto(size_t bytes, bool p2p)
-{
-    unsigned allowed = protos_allowed();
-    enum hn_proto wish = HN_SIMPLE;
-    if (bytes <= (p2p ? 16u << 10 : 64u << 10))
-        wish = HN_LL;
-    else if (!p2p && bytes <= 1u << 20)
-        wish = HN_LL128;
-    if (p2p) { /* NCCL has no LL128 there */
-        allowed &= 1u << HN_LL | 1u << HN_SIMPLE;
-        allowed = allowed ? allowed : 1u << HN_SIMPLE;
-    }
-    for (int up = wish; up < HN_PROTOS; up++)
-        if (allowed & 1u << up)
-            return (enum hn_proto)up;
-    for (int down = wish; down >= 0; down--)
-        if (allowed & 1u << down)
-            return (enum hn_proto)down;
-    return HN_SIMPLE;
-}
-
-/* How many channels share `bytes`, each at least `least`. */
-static size_t share(const struct ncclComm *comm, size_t bytes, size_t least)
+/* How many of `channels` share `bytes`, each at least `least`. */
+static size_t share(int channels, size_t bytes, size_t least)
 {
     size_t parts = bytes / least;
     if (parts < 1)
         return 1;
-    return parts > (size_t)comm->channels ? (size_t)comm->channels : parts;
+    return parts > (size_t)channels ? (size_t)channels : parts;
 }
 
 static size_t part_size(size_t count, size_t parts)
@@ -83,12 +39,13 @@ static struct hn_chain *chain_for(struct build *b, int key)
         if (b->keys[i] == key)
             return &l->chains[i];
     b->keys[l->chain_count] = key;
+    l->chains[l->chain_count].thread = l->chain_count;
     return &l->chains[l->chain_count++];
 }
 
 static int add_px(struct build *b, const struct hn_task *t, struct hn_conn *conn, bool exact)
 {
-    uint64_t total = conn ? hn_schedule_messages(t, conn->send) : 0;
+    uint64_t total = hn_schedule_messages(t, conn->send);
     if (!total)
         return 0;
     struct hn_pxop *px = calloc(1, sizeof(*px));
@@ -119,13 +76,18 @@ static int add_task(struct build *b, int key, const struct hn_task *model)
         chain->first = chain->now = t;
     chain->last = t;
     if (t->proto != HN_SIMPLE && !chain->rx) {
-        chain->rx = malloc(128 << 10);
-        chain->tx = malloc(128 << 10);
+        chain->rx = malloc(HN_ARITY * HN_RX_BYTES);
+        chain->tx = malloc(HN_RX_BYTES);
         if (!chain->rx || !chain->tx)
             return -1;
     }
     bool p2p = t->func == HN_SEND || t->func == HN_RECV;
-    return add_px(b, t, t->from, p2p) || add_px(b, t, t->to, p2p) ? -1 : 0;
+    int failed = 0;
+    for (int i = 0; i < t->nfrom && !failed; i++)
+        failed = add_px(b, t, t->from[i], p2p);
+    for (int i = 0; i < t->nto && !failed; i++)
+        failed = add_px(b, t, t->to[i], p2p);
+    return failed;
 }
 
 static size_t slot_elements(const struct hn_conn *conn, enum hn_proto proto, size_t es)
@@ -133,39 +95,128 @@ static size_t slot_elements(const struct hn_conn *conn, enum hn_proto proto, siz
     return hn_proto_capacity(proto, conn->lanes[proto].slot_bytes) / es / ALIGN * ALIGN;
 }
 
-static int add_collective(struct build *b, const struct hn_op *op)
+static struct hn_task collective_task(const struct ncclComm *comm, const struct hn_op *op,
+                                      enum hn_proto proto, size_t part, size_t i)
+{
+    struct hn_task t = {.func = op->func,
+                        .proto = proto,
+                        .type = op->type,
+                        .op = op->op,
+                        .rank = comm->rank,
+                        .nranks = comm->nranks,
+                        .root = op->peer,
+                        .src = op->send,
+                        .dst = op->recv,
+                        .stride = op->count};
+    t.begin = t.loop_at = i * part;
+    t.end = op->count - t.begin < part ? op->count : t.begin + part;
+    t.slices = proto == HN_SIMPLE ? 2 : 1;
+    t.chunk = t.end - t.begin;
+    return t;
+}
+
+static int add_ring(struct build *b, const struct hn_op *op, enum hn_proto proto, size_t bytes)
 {
     struct ncclComm *comm = b->comm;
-    size_t es = hn_reduce_size(op->type), bytes = op->count * es;
-    if (op->func == HN_ALLGATHER || op->func == HN_REDUCESCATTER)
-        bytes *= (size_t)comm->nranks;
-    enum hn_proto proto = choose_proto(bytes, false);
-    size_t parts = share(comm, bytes, proto == HN_LL ? 8 << 10 : 64 << 10);
+    size_t es = hn_reduce_size(op->type);
+    size_t parts = share(comm->channels, bytes, proto == HN_LL ? 8 << 10 : 64 << 10);
     size_t part = part_size(op->count, parts);
     for (size_t c = 0; c < parts && c * part < op->count; c++) {
-        struct hn_task t = {.func = op->func,
-                            .proto = proto,
-                            .type = op->type,
-                            .op = op->op,
-                            .rank = comm->rank,
-                            .nranks = comm->nranks,
-                            .root = op->peer,
-                            .src = op->send,
-                            .dst = op->recv,
-                            .stride = op->count};
-        t.begin = t.loop_at = c * part;
-        t.end = op->count - t.begin < part ? op->count : t.begin + part;
-        t.slices = proto == HN_SIMPLE ? 2 : 1;
-        t.chunk = t.end - t.begin;
+        struct hn_task t = collective_task(comm, op, proto, part, c);
         if (comm->nranks > 1) {
-            t.from = comm->ring_recv[c];
-            t.to = comm->ring_send[c];
-            t.chunk = slot_elements(t.to, proto, es) * (size_t)t.slices;
+            t.from[t.nfrom++] = comm->ring_recv[c];
+            t.to[t.nto++] = comm->ring_send[c];
+            t.chunk = slot_elements(t.to[0], proto, es) * (size_t)t.slices;
         }
         if (add_task(b, (int)c, &t))
             return -1;
     }
     return 0;
+}
+
+/* Small enough that several are under way between root and leaves. */
+static size_t tree_chunk(const struct ncclComm *comm, const struct hn_task *t, size_t largest)
+{
+    size_t es = hn_reduce_size(t->type), steps = 4 * (size_t)hn_tree_depth(comm->nodes) + 8;
+    size_t chunk = largest, least = t->proto == HN_SIMPLE ? 64 << 10 : 8 << 10;
+    while ((t->end - t->begin) / chunk < steps && chunk * es > 2 * least)
+        chunk = chunk / 2 / ALIGN * ALIGN;
+    return chunk;
+}
+
+static bool is_root(const struct hn_tree *tree)
+{
+    return tree->up < 0;
+}
+
+/* Both ways of one part. They share a GPU thread: what the one reads, the other writes. */
+static int add_tree_part(struct build *b, struct hn_task *t, size_t part)
+{
+    struct ncclComm *comm = b->comm;
+    const struct hn_tree *tree = &comm->trees[part % 2];
+    struct hn_conn **send = &comm->tree_send[part * HN_LINKS];
+    struct hn_conn **recv = &comm->tree_recv[part * HN_LINKS];
+    struct hn_task up = *t, down = *t;
+    up.way = HN_UP;
+    up.root = is_root(tree) ? comm->rank : -1;
+    down.way = HN_DOWN;
+    for (int i = 0; i < HN_ARITY; i++) {
+        if (tree->down[i] < 0)
+            continue;
+        up.from[up.nfrom++] = recv[1 + i];
+        down.to[down.nto++] = send[1 + i];
+    }
+    if (is_root(tree)) {
+        memcpy(up.to, down.to, sizeof(up.to));
+        up.nto = down.nto;
+    } else {
+        up.to[up.nto++] = send[0];
+        down.from[down.nfrom++] = recv[0];
+    }
+    int key = -2 - (int)part * 2;
+    if (add_task(b, key, &up) || (!is_root(tree) && add_task(b, key - 1, &down)))
+        return -1;
+    chain_for(b, is_root(tree) ? key : key - 1)->thread = chain_for(b, key)->thread;
+    return 0;
+}
+
+/* Each tree has half of the data, each channel an equal share of both. */
+static int add_tree(struct build *b, const struct hn_op *op, enum hn_proto proto, size_t bytes)
+{
+    struct ncclComm *comm = b->comm;
+    size_t es = hn_reduce_size(op->type);
+    size_t parts = share(comm->channels * 2, bytes, proto == HN_LL ? 8 << 10 : 64 << 10);
+    size_t part = part_size(op->count, parts);
+    for (size_t i = 0; i < parts && i * part < op->count; i++) {
+        struct hn_task t = collective_task(comm, op, proto, part, i);
+        struct hn_conn *any = NULL;
+        for (int l = 0; l < HN_LINKS && !any; l++)
+            any = comm->tree_send[i * HN_LINKS + (size_t)l];
+        t.slices = 1;
+        t.chunk = tree_chunk(comm, &t, slot_elements(any, proto, es));
+        if (add_tree_part(b, &t, i))
+            return -1;
+    }
+    return 0;
+}
+
+static ncclResult_t add_collective(struct build *b, const struct hn_op *op)
+{
+    struct ncclComm *comm = b->comm;
+    size_t bytes = op->count * hn_reduce_size(op->type);
+    enum hn_algo algo = HN_RING;
+    enum hn_proto proto;
+    if (op->func == HN_ALLGATHER || op->func == HN_REDUCESCATTER)
+        bytes *= (size_t)comm->nranks;
+    ncclResult_t result = hn_tuning_choose(comm, op->func, bytes, &algo, &proto);
+    bool tree = algo == HN_TREE && comm->nranks > 1;
+    if (result == ncclSuccess && tree)
+        result = hn_conn_trees(comm);
+    if (result != ncclSuccess)
+        return result;
+    if (tree ? add_tree(b, op, proto, bytes) : add_ring(b, op, proto, bytes))
+        return hn_util_fail(ncclSystemError, "out of memory");
+    return ncclSuccess;
 }
 
 /* Part `i` of a message to or from a peer: both ends come to one channel. */
@@ -183,7 +234,7 @@ static struct hn_conn **p2p_conn(struct ncclComm *comm, const struct hn_op *op, 
 
 static size_t p2p_parts(const struct ncclComm *comm, const struct hn_op *op)
 {
-    return share(comm, op->count * hn_reduce_size(op->type), 256 << 10);
+    return share(comm->channels, op->count * hn_reduce_size(op->type), 256 << 10);
 }
 
 static int add_p2p(struct build *b, const struct hn_op *op)
@@ -201,11 +252,13 @@ static int add_p2p(struct build *b, const struct hn_op *op)
                             .src = op->send,
                             .dst = op->recv,
                             .slices = 1};
-        t.proto = choose_proto(op->count * es, true);
+        t.proto = hn_tuning_p2p(op->count * es);
         t.begin = t.loop_at = i * part;
         t.end = op->count - t.begin < part ? op->count : t.begin + part;
-        t.from = op->func == HN_RECV ? conn : NULL;
-        t.to = op->func == HN_SEND ? conn : NULL;
+        if (op->func == HN_SEND)
+            t.to[t.nto++] = conn;
+        else
+            t.from[t.nfrom++] = conn;
         t.chunk = slot_elements(conn, t.proto, es);
         int key = (op->peer * comm->channels + channel) * 2 + (op->func == HN_SEND);
         if (add_task(b, comm->channels + 1 + key, &t))
@@ -279,7 +332,9 @@ static ncclResult_t fill(struct build *b, const struct hn_op *ops)
         bool p2p = is_p2p(op);
         if (p2p ? op->peer == b->comm->rank : !op->count)
             continue;
-        if (p2p ? add_p2p(b, op) : add_collective(b, op))
+        if (!p2p)
+            result = add_collective(b, op);
+        else if (add_p2p(b, op))
             result = hn_util_fail(ncclSystemError, "out of memory");
     }
     return result;
@@ -288,7 +343,7 @@ static ncclResult_t fill(struct build *b, const struct hn_op *ops)
 ncclResult_t hn_launch_build(struct ncclComm *comm, const struct hn_op *ops,
                              struct hn_launch **launch, struct hn_pxop **px)
 {
-    size_t room = (size_t)comm->channels + 1;
+    size_t room = (size_t)comm->channels * 5 + 1; /* rings, two ways of two trees, to oneself */
     for (const struct hn_op *op = ops; op; op = op->next)
         room += is_p2p(op) ? (size_t)comm->channels : 0;
     struct build b = {.comm = comm};
