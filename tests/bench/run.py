@@ -34,6 +34,7 @@ import overhead
 import resume
 import shaped
 import shim_cost
+import tree
 import unshaped
 from figures import SCHEMA, MeasurementWrong, Row, Section, markdown_table, text_table
 from rig import BenchError, Cores, Options, hardware_class, machine
@@ -55,8 +56,9 @@ SECTIONS: dict[str, tuple[str, Callable[[Options, Section], None]]] = {
     "heartbeat": (heartbeat.TITLE, heartbeat.run),
     "overhead": (overhead.TITLE, overhead.run),
     "shim_cost": (shim_cost.TITLE, shim_cost.run),
+    "tree": (tree.TITLE, tree.run),
 }
-NEEDS_LAB = ("shaped", "unshaped", "resume", "locate", "cost", "grey")
+NEEDS_LAB = ("shaped", "unshaped", "resume", "locate", "cost", "grey", "tree")
 
 
 def run_section(name: str, options: Options) -> Section:
