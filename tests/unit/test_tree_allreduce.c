@@ -10,7 +10,7 @@
 #include "check.h"
 #include "tuner/want.h"
 
-enum { MOST = 12, MAX_COUNT = 200000 };
+enum { MOST = 9, MAX_COUNT = 120000 };
 
 #define EACH_FUNCTION(X)                                                                           \
     X(CommInitAll)                                                                                 \
@@ -261,10 +261,10 @@ static void test_by_protocol(void)
 
 static void test_by_tuner(void)
 {
-    static const char *const apis[] = {"8", "9", "10", "11", "12"};
+    static const char *const apis[] = {"8", "10", "12"};
     const struct r2ccl_tuner_want want = {sizeof(want), R2CCL_TUNER_TREE, 100000};
 
-    for (int a = 0; a < 5; a++) {
+    for (int a = 0; a < 3; a++) {
         setenv("HOSTNCCL_NET_VERSION", apis[a], 1);
         CHECK_EQ(start(4, 1, &want), 4);
         all_reduce(4, 99999, ncclInt8, ncclSum, false);
