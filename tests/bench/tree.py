@@ -133,7 +133,7 @@ def _measure(case: Case, bed: Bed, options: Options, section: Section) -> None:
 def _all_reduce(case: Case, lab: Lab, algo: str, options: Options) -> float:
     iters = "1" if options.smoke else "3"
     argv = ["--op", "all_reduce", "-b", str(case.size), "-e", str(case.size), "-n", iters]
-    env = {"NCCL_ALGO": algo, "NCCL_PROTO": "Simple"}
+    env = {"NCCL_ALGO": algo, "NCCL_PROTO": "Simple", "NCCL_NET": "R2CCL"}
     return perf([*argv, "-w", "1"], lab=lab, nics=case.nics, env=env)[0].seconds
 
 

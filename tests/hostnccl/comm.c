@@ -111,7 +111,7 @@ static ncclResult_t place(struct ncclComm *comm, const struct info *all)
         at += (size_t)snprintf(text + at, sizeof(text) - at, " [%d] %d/%d/%d->%d->%d", c,
                                tree->down[0], tree->down[1], tree->down[2], comm->rank, tree->up);
     }
-    HN_INFO("comm 0x%llx Trees%s", (unsigned long long)comm->id, text);
+    HN_INFO("Trees%s", text);
     free(node_of);
     return ncclSuccess;
 }
