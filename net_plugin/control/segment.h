@@ -90,7 +90,8 @@ struct r2_seg_process {
     char plugin_version[32];
     char command[128];
     char warning[128]; /* what the process lacks or could not do, for people */
-    uint8_t reserved[32];
+    uint32_t plan_stop; /* not 0: the operator wants no plans (verb PLAN) */
+    uint8_t reserved[28];
 };
 
 /* Only ever grow. */
@@ -315,7 +316,8 @@ enum r2_seg_verb {
     R2_SEG_VERB_RECOVER_NIC,
     R2_SEG_VERB_DRAIN_NIC,
     R2_SEG_VERB_UNDRAIN_NIC,
-    R2_SEG_VERB_SET_WEIGHT
+    R2_SEG_VERB_SET_WEIGHT,
+    R2_SEG_VERB_PLAN /* no NIC; weight 0: back to NCCL's own choice, 1: plans are welcome */
 };
 
 enum r2_seg_fault {
@@ -462,7 +464,13 @@ struct r2_seg_comm {
     uint64_t op_bytes; /* count x size of the type */
     uint32_t op;       /* enum r2_seg_collective */
     uint32_t calling;  /* not 0: a thread is inside NCCL with it */
-    uint8_t reserved[64];
+    uint64_t planned;  /* collectives that ran on the communicators of a plan */
+    uint32_t seconds;  /* communicators that the shim has made beside it, for plans */
+    uint32_t seconds_making;
+    uint64_t seconds_bytes; /* device memory that they took, about; 0: not known */
+    uint64_t make_ns;       /* the slowest making of one, in the background */
+    uint64_t plan_wait_ns;  /* longest wait of a collective for a change of plan */
+    uint8_t reserved[24];
 };
 
 struct r2_segment {

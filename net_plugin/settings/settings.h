@@ -33,7 +33,7 @@ enum r2_setting_mode {
 
 enum r2_setting_spread { R2_SPREAD_AUTO, R2_SPREAD_HOME, R2_SPREAD_ALL };
 
-enum r2_setting_plan { R2_PLAN_SETTING_OFF, R2_PLAN_SETTING_SHADOW };
+enum r2_setting_plan { R2_PLAN_SETTING_OFF, R2_PLAN_SETTING_SHADOW, R2_PLAN_SETTING_ON };
 
 enum r2_setting_log {
     R2_LOG_SETTING_NONE,

@@ -1,6 +1,7 @@
 /* Wrappers of groups. */
 #include "api/call.h"
 #include "comms/comms.h"
+#include "schedules/run.h"
 
 R2_EXPORT int ncclGroupStart(void);
 int ncclGroupStart(void)
@@ -24,14 +25,17 @@ int ncclGroupEnd(void)
     struct r2_call call;
     int (*fn)(void) = r2_call_enter(&call, R2_API_ncclGroupEnd, NULL, R2_CALLER);
     bool outermost;
-    int result;
+    int result, issued = R2_NCCL_OK;
 
     if (!fn)
         return call.error;
     /* Counted before the call, so that another call of this thread (a signal handler's, say) never
      * finds a group that NCCL has closed. */
     outermost = call.active && r2_comms_in_group() && r2_comms_group_end() == 0;
+    if (outermost)
+        issued = r2_run_group_end(false);
     result = fn();
+    result = result == R2_NCCL_OK ? issued : result;
     if (outermost)
         r2_comms_group_over(result, false);
     r2_call_leave(&call);
@@ -44,12 +48,15 @@ int ncclGroupSimulateEnd(void *info)
     struct r2_call call;
     int (*fn)(void *) = r2_call_enter(&call, R2_API_ncclGroupSimulateEnd, NULL, R2_CALLER);
     bool outermost;
-    int result;
+    int result, issued = R2_NCCL_OK;
 
     if (!fn)
         return call.error;
     outermost = call.active && r2_comms_in_group() && r2_comms_group_end() == 0;
+    if (outermost)
+        issued = r2_run_group_end(true);
     result = fn(info);
+    result = result == R2_NCCL_OK ? issued : result;
     if (outermost)
         r2_comms_group_over(result, true);
     r2_call_leave(&call);

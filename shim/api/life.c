@@ -39,6 +39,15 @@ static void read_config(struct r2_comm_birth *birth, const struct r2_nccl_config
     birth->nonblocking = R2_NCCL_CONFIG_HAS(config, blocking) && config->blocking == 0;
     if (R2_NCCL_CONFIG_HAS(config, name) && config->name)
         snprintf(birth->name, sizeof(birth->name), "%s", config->name);
+    if (!R2_NCCL_CONFIG_HAS(config, blocking))
+        return;
+    birth->has_config = true;
+    memcpy(&birth->config, config,
+           config->size < sizeof(birth->config) ? config->size : sizeof(birth->config));
+    if (birth->config.size > sizeof(birth->config))
+        birth->config.size = sizeof(birth->config);
+    if (R2_NCCL_CONFIG_HAS(config, net_name) && config->net_name)
+        snprintf(birth->net_name, sizeof(birth->net_name), "%s", config->net_name);
 }
 
 /* After a call that makes a communicator: now, or when the group is over. */
@@ -221,6 +230,8 @@ int ncclCommShrink(r2_nccl_comm comm, int *excluded, int nexcluded, r2_nccl_comm
         return call.error;
     if (call.active) {
         read_config(&birth, config);
+        if (call.comm && flags & R2_NCCL_SHRINK_ABORT)
+            r2_comms_fan_abort(call.comm);
         derive(&call, &birth, excluded,
                excluded && nexcluded > 0 ? (size_t)nexcluded * sizeof(*excluded) : 0);
     }
@@ -261,13 +272,16 @@ int ncclCommFinalize(r2_nccl_comm comm)
 {
     struct r2_call call;
     int (*fn)(r2_nccl_comm) = r2_call_enter(&call, R2_API_ncclCommFinalize, comm, R2_CALLER);
-    int result;
+    int result, beside = R2_NCCL_OK;
 
     if (!fn)
         return call.error;
+    if (call.active && call.comm)
+        beside = r2_comms_fan(call.comm, R2_API_ncclCommFinalize, false, 0);
     result = fn(comm);
     if (call.active && call.comm && (result == R2_NCCL_OK || result == R2_NCCL_IN_PROGRESS))
         r2_comms_state(call.comm, R2_SEG_COMM_FINALIZED, NULL);
+    result = result == R2_NCCL_OK ? beside : result;
     r2_call_leave(&call);
     return result;
 }
@@ -306,13 +320,16 @@ static int change(enum r2_api id, r2_nccl_comm comm, int flags, enum r2_seg_comm
 {
     struct r2_call call;
     int (*fn)(r2_nccl_comm, int) = r2_call_enter(&call, id, comm, caller);
-    int result;
+    int result, beside = R2_NCCL_OK;
 
     if (!fn)
         return call.error;
+    if (call.active && call.comm)
+        beside = r2_comms_fan(call.comm, id, true, flags);
     result = fn(comm, flags);
     if (call.active && call.comm && (result == R2_NCCL_OK || result == R2_NCCL_IN_PROGRESS))
         r2_comms_state(call.comm, to, NULL);
+    result = result == R2_NCCL_OK ? beside : result;
     r2_call_leave(&call);
     return result;
 }
@@ -340,6 +357,8 @@ int ncclCommResume(r2_nccl_comm comm)
         return call.error;
     result = fn(comm);
     if (call.active && call.comm && result == R2_NCCL_OK)
+        result = r2_comms_fan(call.comm, R2_API_ncclCommResume, false, 0);
+    if (call.active && call.comm && result == R2_NCCL_OK)
         r2_comms_state(call.comm, R2_SEG_COMM_READY, NULL);
     r2_call_leave(&call);
     return result;
@@ -356,8 +375,11 @@ int ncclCommGetAsyncError(r2_nccl_comm comm, int *error)
     if (!fn)
         return call.error;
     result = fn(comm, error);
-    if (call.active && call.comm && result == R2_NCCL_OK && error)
+    if (call.active && call.comm && result == R2_NCCL_OK && error) {
+        if (*error == R2_NCCL_OK)
+            *error = r2_comms_fan_async(call.comm);
         r2_comms_async(call.comm, comm, *error);
+    }
     r2_call_leave(&call);
     return result;
 }

@@ -13,6 +13,7 @@
 #define R2_NCCL_CONFIG_MAGIC 0xcafebeefu
 #define R2_NCCL_UNDEF INT_MIN
 #define R2_NCCL_NOCOLOR (-1)
+#define R2_NCCL_SHRINK_ABORT 1 /* flag of ncclCommShrink */
 
 /* Results (ncclResult_t). */
 enum {

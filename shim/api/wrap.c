@@ -1,7 +1,18 @@
 /* The wrappers that come from the table alone. */
 #include "api/call.h"
 #include "comms/comms.h"
+#include "schedules/run.h"
 #include "util/log.h"
+
+/* Arguments as words (schedules/run.h). */
+#define W(a) (uint64_t)(uintptr_t)(a)
+#define W5(a, b, c, d, e) W(a), W(b), W(c), W(d), W(e)
+#define W6(a, ...) W(a), W5(__VA_ARGS__)
+#define W7(a, ...) W(a), W6(__VA_ARGS__)
+#define W8(a, ...) W(a), W7(__VA_ARGS__)
+#define W9(a, ...) W(a), W8(__VA_ARGS__)
+#define WORDS_OF(a, b, c, d, e, f, g, h, i, name, ...) name
+#define WORDS(...) WORDS_OF(__VA_ARGS__, W9, W8, W7, W6, W5, , , , )(__VA_ARGS__)
 
 /* The head of every wrapper: `real_fn` is what to call. */
 #define ENTER(name, params, comm)                                                                  \
@@ -44,18 +55,35 @@
         return result;                                                                             \
     }
 
+/* An operation of the application: under a plan, recorded, or handed to NCCL as it is. */
+#define OPERATION(name, kind, args, collective)                                                    \
+    if (!call.active) {                                                                            \
+        result = real_fn args;                                                                     \
+        r2_call_leave(&call);                                                                      \
+        return result;                                                                             \
+    }                                                                                              \
+    result = call.comm ? r2_comms_begin(call.comm, R2_SEG_COLL_##kind, count, type, stream) : 0;   \
+    if (result == R2_NCCL_OK) {                                                                    \
+        bool taken = false;                                                                        \
+        if (r2_run_asks(call.comm)) {                                                              \
+            struct r2_op taken_op = {                                                              \
+                R2_API_##name, (void *)real_fn, call.comm, comm, {WORDS args}};                    \
+            taken = r2_run_take(&taken_op, &result);                                               \
+        }                                                                                          \
+        if (!taken)                                                                                \
+            result = real_fn args;                                                                 \
+        if (call.comm)                                                                             \
+            r2_comms_end(call.comm, result, collective, stream);                                   \
+    }                                                                                              \
+    r2_call_leave(&call);                                                                          \
+    return result;
+
 #define R2_COLL(name, since, kind, params, args)                                                   \
     R2_EXPORT int name params;                                                                     \
     int name params                                                                                \
     {                                                                                              \
         ENTER(name, params, comm)                                                                  \
-        if (call.active && call.comm)                                                              \
-            r2_comms_begin(call.comm, R2_SEG_COLL_##kind, count, type);                            \
-        result = real_fn args;                                                                     \
-        if (call.active && call.comm)                                                              \
-            r2_comms_end(call.comm, result, true);                                                 \
-        r2_call_leave(&call);                                                                      \
-        return result;                                                                             \
+        OPERATION(name, kind, args, true)                                                          \
     }
 
 #define R2_P2P(name, since, kind, params, args)                                                    \
@@ -63,13 +91,7 @@
     int name params                                                                                \
     {                                                                                              \
         ENTER(name, params, comm)                                                                  \
-        if (call.active && call.comm)                                                              \
-            r2_comms_begin(call.comm, R2_SEG_COLL_##kind, count, type);                            \
-        result = real_fn args;                                                                     \
-        if (call.active && call.comm)                                                              \
-            r2_comms_end(call.comm, result, false);                                                \
-        r2_call_leave(&call);                                                                      \
-        return result;                                                                             \
+        OPERATION(name, kind, args, false)                                                         \
     }
 
 #include "api/nccl.def"

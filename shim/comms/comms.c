@@ -9,6 +9,7 @@
 #include "api/call.h"
 #include "comms/follow.h"
 #include "comms/inside.h"
+#include "schedules/second.h"
 #include "util/clock.h"
 #include "util/hash.h"
 #include "util/log.h"
@@ -69,14 +70,21 @@ static void ask(struct r2_comm *comm, int rank, int nranks)
 static void follow(struct r2_comm *comm, const struct r2_comm_birth *birth)
 {
     struct r2_follow *parent = birth->from ? birth->from->follow : NULL;
-    int rank = comm ? comm->unseen.rank : -1, nranks = comm ? (int)comm->unseen.ranks : 0;
+    struct r2_follow_birth is = {0};
 
+    if (comm)
+        is = (struct r2_follow_birth){.rank = comm->unseen.rank,
+                                      .nranks = (int)comm->unseen.ranks,
+                                      .device = comm->unseen.device,
+                                      .has_config = birth->has_config,
+                                      .config = birth->config,
+                                      .net_name = birth->net_name};
     if (parent && (!comm || birth->nonblocking))
         r2_follow_skip(parent, birth->salt);
     else if (parent)
-        comm->follow = r2_follow_child(comm, parent, birth->salt, rank, nranks);
+        comm->follow = r2_follow_child(comm, parent, birth->salt, &is);
     else if (comm && birth->has_id && !birth->nonblocking && r2_follow_wanted())
-        comm->follow = r2_follow_new(comm, &birth->nccl_id, rank, nranks);
+        comm->follow = r2_follow_new(comm, &birth->nccl_id, &is);
 }
 
 static struct r2_comm *make(r2_nccl_comm handle, const struct r2_comm_birth *birth)
@@ -142,8 +150,8 @@ void r2_comms_remove(r2_nccl_comm handle, bool aborted)
     if (comm)
         r2_comm_row_detach(comm);
     pthread_mutex_unlock(&lock);
-    if (comm && comm->follow && aborted)
-        r2_follow_abort(comm->follow);
+    if (comm && comm->follow)
+        (aborted ? r2_follow_abort : r2_follow_end)(comm->follow);
     if (comm)
         r2_comms_drop(comm);
 }
@@ -199,23 +207,36 @@ static void set_u64(uint64_t *field, uint64_t value)
     __atomic_store_n(field, value, __ATOMIC_RELAXED);
 }
 
-void r2_comms_begin(struct r2_comm *comm, enum r2_seg_collective kind, size_t count, int type)
+/* Point-to-point operations have no plan, but in a group they take part in where the communicator's
+ * collectives go (schedules/run.h), so they must see the same plan as these. */
+int r2_comms_begin(struct r2_comm *comm, enum r2_seg_collective kind, size_t count, int type,
+                   r2_nccl_stream stream)
 {
     struct r2_seg_comm *row = r2_comm_row(comm);
+    uint64_t bytes = count * r2_nccl_type_size(type);
 
-    if (comm->follow && kind < R2_SEG_COLL_SEND)
-        r2_follow_before(comm->follow, kind, count * r2_nccl_type_size(type));
+    if (comm->follow && (kind < R2_SEG_COLL_SEND || r2_comms_in_group())) {
+        int result = r2_follow_before(comm->follow, kind, bytes);
+
+        if (result != R2_NCCL_OK)
+            return result;
+        if (kind == R2_SEG_COLL_ALL_REDUCE && !r2_comms_in_group())
+            r2_follow_time(comm->follow, bytes, stream);
+    }
     set_u64(&row->op_mono_ns, r2_now_ns());
-    set_u64(&row->op_bytes, count * r2_nccl_type_size(type));
+    set_u64(&row->op_bytes, bytes);
     __atomic_store_n(&row->op, (uint32_t)kind, __ATOMIC_RELAXED);
     __atomic_store_n(&row->calling, 1, __ATOMIC_RELAXED);
+    return R2_NCCL_OK;
 }
 
-void r2_comms_end(struct r2_comm *comm, int result, bool collective)
+void r2_comms_end(struct r2_comm *comm, int result, bool collective, r2_nccl_stream stream)
 {
     struct r2_seg_comm *row = r2_comm_row(comm);
     bool taken = result == R2_NCCL_OK || result == R2_NCCL_IN_PROGRESS;
 
+    if (comm->follow && collective && !r2_comms_in_group())
+        r2_follow_timed(comm->follow, stream, taken);
     if (result == R2_NCCL_OK &&
         atomic_load_explicit(&comm->state, memory_order_relaxed) == R2_SEG_COMM_INIT)
         r2_comms_async(comm, comm->handle, R2_NCCL_OK);
@@ -241,6 +262,26 @@ void r2_comms_uncount(struct r2_comm *comm, uint64_t n)
     uint64_t next = atomic_fetch_sub_explicit(&comm->index, n, memory_order_relaxed) - n;
 
     set_u64(&r2_comm_row(comm)->operations, next);
+}
+
+int r2_comms_fan(struct r2_comm *comm, enum r2_api function, bool has_flags, int flags)
+{
+    struct r2_seconds *seconds = comm->follow ? r2_follow_seconds(comm->follow) : NULL;
+
+    return seconds ? r2_seconds_fan(seconds, function, has_flags, flags) : R2_NCCL_OK;
+}
+
+int r2_comms_fan_async(struct r2_comm *comm)
+{
+    struct r2_seconds *seconds = comm->follow ? r2_follow_seconds(comm->follow) : NULL;
+
+    return seconds ? r2_seconds_async(seconds) : R2_NCCL_OK;
+}
+
+void r2_comms_fan_abort(struct r2_comm *comm)
+{
+    if (comm->follow)
+        r2_follow_abort(comm->follow);
 }
 
 void r2_comms_state(struct r2_comm *comm, enum r2_seg_comm_state state, const char *cause)

@@ -33,6 +33,9 @@ struct r2_comm_birth {
     char name[40];
     /* For plans: the id that it was made from, or the parent (held by the birth) and what tells it
      * from its siblings. */
+    bool has_config; /* cut to what we know; net_name is its string */
+    struct r2_nccl_config config;
+    char net_name[64];
     bool has_id;
     struct r2_nccl_id nccl_id;
     struct r2_comm *from;
@@ -56,9 +59,18 @@ uint64_t r2_comms_index(const struct r2_comm *comm);
 /* The n-th child that a split, shrink or grow makes of it, from 1: the same on all ranks. */
 uint64_t r2_comms_next_child(struct r2_comm *comm);
 
-/* Around an operation. `result` is NCCL's; what it did not take is not counted. */
-void r2_comms_begin(struct r2_comm *comm, enum r2_seg_collective kind, size_t count, int type);
-void r2_comms_end(struct r2_comm *comm, int result, bool collective);
+/* Around an operation. begin: what is not R2_NCCL_OK is the operation's result, and it is not to be
+ * run. `result` is NCCL's; what it did not take is not counted. */
+int r2_comms_begin(struct r2_comm *comm, enum r2_seg_collective kind, size_t count, int type,
+                   r2_nccl_stream stream);
+void r2_comms_end(struct r2_comm *comm, int result, bool collective, r2_nccl_stream stream);
+
+/* What the application does to its communicator, done to those of plans beside it (R2_NCCL_OK when
+ * there are none); the worst asynchronous error of these. */
+int r2_comms_fan(struct r2_comm *comm, enum r2_api function, bool has_flags, int flags);
+int r2_comms_fan_async(struct r2_comm *comm);
+/* They end at once; no more plans. */
+void r2_comms_fan_abort(struct r2_comm *comm);
 
 void r2_comms_state(struct r2_comm *comm, enum r2_seg_comm_state state, const char *cause);
 /* What ncclCommGetAsyncError said: a communicator in the making becomes ready or fails. */

@@ -9,37 +9,14 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "agree/agree.h"
 #include "api/call.h"
-#include "comms/inside.h"
-#include "comms/watch.h"
-#include "plan/plan.h"
-#include "plan/policy.h"
+#include "comms/follow_inside.h"
+#include "schedules/force.h"
 #include "settings/settings.h"
 #include "util/clock.h"
 #include "util/log.h"
 
-#define ELIGIBLE (UINT64_C(1) << 20) /* bytes */
-#define TYPICAL (UINT64_C(64) << 20) /* size that a plan is judged by until one was seen */
-#define WIRE 1                       /* of what must be equal on all ranks */
-
-struct r2_follow {
-    struct r2_agree *agree;
-    struct r2_comm *comm; /* outlives it */
-    int rank, nranks;
-    uint64_t node;
-    _Atomic(uint64_t) bytes; /* of the largest eligible operation */
-    struct r2_watch_entry entry;
-
-    pthread_mutex_t lock; /* guards the rest */
-    bool ready;
-    uint32_t told; /* share last reported + 1; 0: none */
-    /* leader */
-    int nnodes;
-    int *rank_node; /* [nranks] */
-    struct r2_plan_node *nodes;
-    struct r2_policy policy;
-};
+#define WIRE 2 /* of what must be equal on all ranks, with the settings below */
 
 static uint64_t hash_text(const char *text, uint64_t hash)
 {
@@ -70,7 +47,12 @@ static uint64_t node_key(void)
 
 bool r2_follow_wanted(void)
 {
-    return r2_settings_get()->plan == R2_PLAN_SETTING_SHADOW;
+    return r2_settings_get()->plan != R2_PLAN_SETTING_OFF;
+}
+
+static bool on(void)
+{
+    return r2_settings_get()->plan == R2_PLAN_SETTING_ON;
 }
 
 void r2_follow_sign(struct r2_nccl_id *id)
@@ -126,127 +108,159 @@ static void on_off(void *user, const char *why)
     r2_comm_row_plan(f->comm, NULL, why);
 }
 
-/* The node of a rank is as bad off as the last of its ranks said. */
 static void on_reported(void *user, int rank, const struct r2_agree_report *report)
 {
     struct r2_follow *f = user;
 
     pthread_mutex_lock(&f->lock);
-    if (f->ready && rank >= 0 && rank < f->nranks) {
-        struct r2_plan_node *node = &f->nodes[f->rank_node[rank]];
-
-        node->capacity = (double)report->capacity;
-        node->share = (double)report->share / 65536;
-        r2_policy_event(&f->policy, r2_now_ns());
-    }
+    if (f->ready && rank >= 0 && rank < f->nranks)
+        r2_leader_reported(f, rank, report);
     pthread_mutex_unlock(&f->lock);
     r2_watch_wake();
 }
 
+static void on_decided(void *user, uint64_t epoch, uint64_t at, bool committed, const char *why)
+{
+    struct r2_follow *f = user;
+
+    if (!committed)
+        R2_INFO("communicator %016llx: plan %llu from operation %llu was not agreed: %s",
+                (unsigned long long)r2_comms_id(f->comm), (unsigned long long)epoch,
+                (unsigned long long)at, why);
+    pthread_mutex_lock(&f->lock);
+    r2_leader_decided(f, epoch, committed);
+    pthread_mutex_unlock(&f->lock);
+    r2_watch_wake();
+}
+
+/* May this rank promise it? What it is to run on must be made here; what is only to be made is
+ * begun when its index is reached. */
 static int on_accept(void *user, uint64_t epoch, const void *plan, size_t len, void **object)
 {
-    (void)user, (void)epoch, (void)plan, (void)len, (void)object;
-    return -EOPNOTSUPP; /* nothing here can carry a plan out yet */
-}
+    struct r2_follow *f = user;
+    struct r2_plan_table *table;
+    int rc;
 
-static const struct r2_agree_ops ops = {
-    .ready = on_ready, .off = on_off, .reported = on_reported, .accept = on_accept};
-
-/* ---- planning; the watching thread */
-
-static uint64_t key_of(const struct r2_plan *plan)
-{
-    uint64_t key = UINT64_C(0xcbf29ce484222325);
-
-    if (plan->schedule == R2_PLAN_STOCK)
-        return 0;
-    for (int o = 0; o < plan->norders; o++)
-        for (int n = 0; n < plan->nnodes; n++)
-            key = (key ^ (uint64_t)plan->orders[o].nodes[n]) * UINT64_C(0x100000001b3);
-    return key ? key : 1;
-}
-
-static void say(struct r2_follow *f, const struct r2_plan *plan)
-{
-    char text[40] = "";
-
-    if (plan->schedule != R2_PLAN_STOCK)
-        snprintf(text, sizeof(text), "shadow: tree, %.0f %% less time", plan->gain * 100);
-    r2_comm_row_plan(f->comm, text, plan->reason);
-    r2_watch_journal(plan->reason);
-    R2_INFO("communicator %016llx, plan of R2CCL_PLAN=shadow: %s",
-            (unsigned long long)r2_comms_id(f->comm), plan->reason);
-}
-
-/* Under the lock. */
-static void plan_now(struct r2_follow *f, uint64_t now)
-{
-    uint64_t bytes = atomic_load_explicit(&f->bytes, memory_order_relaxed);
-    struct r2_plan_input input = {
-        .nnodes = f->nnodes,
-        .nodes = f->nodes,
-        .nranks = f->nranks,
-        .rank_node = f->rank_node,
-        .bytes = bytes ? bytes : TYPICAL,
-        .min_bytes = ELIGIBLE,
-        .min_gain = f->policy.config.min_gain,
-        .max_orders = R2_PLAN_ORDERS,
-        .cost = R2_PLAN_COST_DEFAULT,
-    };
-    struct r2_plan plan;
-    char why[80];
-
-    for (int n = 0; n < f->nnodes; n++)
-        if (f->nodes[n].capacity <= 0)
-            return; /* a node has not spoken yet; its report is an event */
-    if (r2_plan_make(&plan, &input) == 0) {
-        uint64_t key = key_of(&plan);
-
-        if (r2_policy_judge(&f->policy, key, plan.gain, now, why)) {
-            r2_policy_committed(&f->policy, key, now);
-            say(f, &plan);
-        }
+    (void)epoch;
+    if (!f->seconds)
+        return -EOPNOTSUPP;
+    rc = r2_plan_table_decode(&table, plan, len, f->nranks);
+    if (rc)
+        return rc;
+    if (!r2_seconds_ready(f->seconds, table)) {
+        r2_plan_table_free(table);
+        return -EAGAIN;
     }
-    r2_plan_free(&plan);
+    *object = table;
+    return 0;
 }
 
-/* Tells the leader what is new about this node; the leader plans. */
+static void on_release(void *user, void *object)
+{
+    (void)user;
+    r2_plan_table_free(object);
+}
+
+static const struct r2_agree_ops ops = {.ready = on_ready,
+                                        .off = on_off,
+                                        .reported = on_reported,
+                                        .decided = on_decided,
+                                        .accept = on_accept,
+                                        .release = on_release};
+
+/* ---- the watching thread */
+
+static uint32_t words_of(struct r2_follow *f, bool stop)
+{
+    bool failed = false;
+    uint64_t made = f->seconds ? r2_seconds_made(f->seconds, &failed) : 0;
+    uint32_t words = (uint32_t)made & R2_FOLLOW_EPOCH;
+
+    if (!made) /* as it was */
+        words = f->told.flags & (R2_FOLLOW_EPOCH | R2_FOLLOW_FAILED);
+    return words | (made && failed ? R2_FOLLOW_FAILED : 0) | (stop ? R2_FOLLOW_STOP : 0) |
+           (f->unable ? R2_FOLLOW_UNABLE : 0);
+}
+
+static void show(struct r2_follow *f)
+{
+    struct r2_seconds_stats seconds;
+    struct r2_agree_stats agree;
+
+    if (!f->seconds)
+        return;
+    r2_seconds_stats(f->seconds, &seconds);
+    r2_agree_get_stats(f->agree, &agree);
+    r2_comm_row_seconds(f->comm, &(struct r2_comm_seconds){.made = seconds.made,
+                                                           .making = seconds.making,
+                                                           .bytes = seconds.bytes,
+                                                           .make_ns = seconds.make_ns,
+                                                           .wait_ns = agree.wait_max_ns});
+}
+
+/* Tells the leader what is new about this node and rank; the leader plans. */
 static void look(struct r2_watch_entry *entry, uint64_t capacity, uint32_t share, uint64_t now)
 {
     struct r2_follow *f = (struct r2_follow *)((char *)entry - offsetof(struct r2_follow, entry));
-    uint64_t next;
+    struct r2_agree_report report = {.capacity = capacity, .share = share};
+    bool tell;
 
     pthread_mutex_lock(&f->lock);
-    if (f->ready && capacity && f->told != share + 1) {
-        struct r2_agree_report report = {.capacity = capacity, .share = share};
-
-        pthread_mutex_unlock(&f->lock);
-        int rc = r2_agree_report(f->agree, &report);
+    report.flags = words_of(f, r2_watch_stop());
+    tell = f->ready && capacity &&
+           (!f->told_any || f->told.share != share || f->told.flags != report.flags);
+    pthread_mutex_unlock(&f->lock);
+    if (tell && r2_agree_report(f->agree, &report) == 0) {
         pthread_mutex_lock(&f->lock);
-        if (rc == 0)
-            f->told = share + 1;
+        f->told = report;
+        f->told_any = true;
+        pthread_mutex_unlock(&f->lock);
     }
-    if (f->ready && f->rank == 0 && r2_policy_poll(&f->policy, now, &next) == R2_POLICY_PLAN)
-        plan_now(f, now);
+    show(f);
+    pthread_mutex_lock(&f->lock);
+    if (f->ready && f->rank == 0)
+        r2_leader_turn(f, now);
     pthread_mutex_unlock(&f->lock);
 }
 
 /* ---- life */
 
-static struct r2_follow *make(struct r2_comm *comm, int rank, int nranks)
+static struct r2_follow *make(struct r2_comm *comm, const struct r2_follow_birth *birth)
 {
     struct r2_follow *f = calloc(1, sizeof(*f));
     struct r2_policy_config config = R2_POLICY_DEFAULT;
 
     if (!f)
         return NULL;
+    config.hold_ns = r2_settings_get()->plan_hold_ns;
     f->comm = comm;
-    f->rank = rank;
-    f->nranks = nranks;
+    f->rank = birth->rank;
+    f->nranks = birth->nranks;
     f->node = node_key();
     f->entry.look = look;
     pthread_mutex_init(&f->lock, NULL);
     r2_policy_init(&f->policy, &config);
+    if (on() && !r2_force_available(r2_comms_real(comm))) {
+        f->unable = true;
+    } else if (on()) {
+        struct r2_seconds_config seconds = {.real = r2_comms_real(comm),
+                                            .rank = birth->rank,
+                                            .nranks = birth->nranks,
+                                            .device = birth->device,
+                                            .has_config = birth->has_config,
+                                            .config = birth->config,
+                                            .net_name = birth->net_name,
+                                            .changed = r2_watch_wake};
+
+        f->seconds = r2_seconds_new(&seconds);
+        f->unable = !f->seconds;
+    }
+    if (birth->rank == 0 && r2_leader_init(f)) {
+        r2_leader_free(f);
+        r2_seconds_free(f->seconds);
+        free(f);
+        return NULL;
+    }
     return f;
 }
 
@@ -254,6 +268,8 @@ static struct r2_follow *begin(struct r2_follow *f, int rc)
 {
     if (rc) {
         R2_WARN_ONCE("a communicator has no plans: %s", strerror(-rc));
+        r2_leader_free(f);
+        r2_seconds_free(f->seconds);
         pthread_mutex_destroy(&f->lock);
         free(f);
         return NULL;
@@ -268,16 +284,17 @@ static struct r2_agree_config config_of(struct r2_follow *f)
         .rank = f->rank,
         .nranks = f->nranks,
         .node = f->node,
-        .settings = WIRE,
+        .settings = WIRE | (uint64_t)r2_settings_get()->plan << 8 |
+                    (uint64_t)r2_settings_get()->capture_plan << 16,
         .ops = &ops,
         .user = f,
     };
 }
 
-struct r2_follow *r2_follow_new(struct r2_comm *comm, const struct r2_nccl_id *id, int rank,
-                                int nranks)
+struct r2_follow *r2_follow_new(struct r2_comm *comm, const struct r2_nccl_id *id,
+                                const struct r2_follow_birth *birth)
 {
-    struct r2_follow *f = nranks > 1 ? make(comm, rank, nranks) : NULL;
+    struct r2_follow *f = birth->nranks > 1 ? make(comm, birth) : NULL;
     struct r2_agree_config config;
 
     if (!f)
@@ -288,9 +305,9 @@ struct r2_follow *r2_follow_new(struct r2_comm *comm, const struct r2_nccl_id *i
 }
 
 struct r2_follow *r2_follow_child(struct r2_comm *comm, struct r2_follow *parent, uint64_t salt,
-                                  int rank, int nranks)
+                                  const struct r2_follow_birth *birth)
 {
-    struct r2_follow *f = make(comm, rank, nranks);
+    struct r2_follow *f = make(comm, birth);
     struct r2_agree_config config;
 
     if (!f) {
@@ -306,15 +323,55 @@ void r2_follow_skip(struct r2_follow *parent, uint64_t salt)
     r2_agree_derive(NULL, parent->agree, salt, NULL);
 }
 
-void r2_follow_before(struct r2_follow *f, enum r2_seg_collective kind, uint64_t bytes)
+/* ---- the application's thread */
+
+/* Another plan is in force from this collective on. */
+static void take_over(struct r2_follow *f, const struct r2_agree_view *view)
 {
-    bool eligible = kind == R2_SEG_COLL_ALL_REDUCE && bytes >= ELIGIBLE;
+    const struct r2_plan_table *table = view->object;
+    bool before = f->table && f->table->nentries, now = table && table->nentries;
+    char text[80], plan[40] = "";
+
+    f->epoch = view->epoch;
+    f->table = table;
+    r2_seconds_follow(f->seconds, table, view->epoch);
+    if (now)
+        snprintf(plan, sizeof(plan), "tree, %d order%s", table->entries[0].segments,
+                 table->entries[0].segments == 1 ? "" : "s");
+    r2_comm_row_plan(f->comm, plan, table->reason);
+    r2_comm_row_epoch(f->comm, view->epoch);
+    atomic_store_explicit(&f->comm->planned, now, memory_order_relaxed);
+    if (now || before) {
+        snprintf(text, sizeof(text), "plan %llu from operation %llu on: %s",
+                 (unsigned long long)view->epoch, (unsigned long long)view->at,
+                 now ? plan : "NCCL's own choice");
+        r2_watch_journal(text);
+    }
+    r2_watch_wake();
+}
+
+int r2_follow_before(struct r2_follow *f, enum r2_seg_collective kind, uint64_t bytes)
+{
+    bool eligible = kind == R2_SEG_COLL_ALL_REDUCE && bytes >= R2_FOLLOW_ELIGIBLE;
     struct r2_agree_view view;
+    int rc;
 
     if (eligible && bytes > atomic_load_explicit(&f->bytes, memory_order_relaxed))
         atomic_store_explicit(&f->bytes, bytes, memory_order_relaxed);
-    /* Nobody promises a plan, so this never waits; whatever it says, NCCL runs as it is. */
-    (void)r2_agree_lookup(f->agree, eligible, &view);
+    rc = r2_agree_lookup(f->agree, eligible, &view);
+    if (rc == -ECANCELED)
+        return R2_NCCL_INTERNAL; /* as NCCL says to calls that an abort overtakes */
+    if (rc) {
+        R2_WARN_ONCE(
+            "a communicator of %d ranks has failed: a rank that knows whether the plan was "
+            "changed does not answer, and none may guess",
+            f->nranks);
+        r2_comms_state(f->comm, R2_SEG_COMM_FAILED, "no rank could tell what became of a plan");
+        return R2_NCCL_REMOTE;
+    }
+    if (view.epoch != f->epoch && view.object)
+        take_over(f, &view);
+    return R2_NCCL_OK;
 }
 
 void r2_follow_after(struct r2_follow *f, uint64_t n)
@@ -322,15 +379,57 @@ void r2_follow_after(struct r2_follow *f, uint64_t n)
     r2_agree_advance(f->agree, n);
 }
 
+const struct r2_plan_table *r2_follow_table(const struct r2_follow *f)
+{
+    return f->table;
+}
+
+struct r2_seconds *r2_follow_seconds(const struct r2_follow *f)
+{
+    return f->seconds;
+}
+
+void r2_follow_time(struct r2_follow *f, uint64_t bytes, void *stream)
+{
+    const struct r2_plan_table *t = f->table;
+
+    if (f->rank != 0 || !f->seconds || bytes < R2_FOLLOW_ELIGIBLE ||
+        r2_device_watch_start(&f->watch, stream))
+        return;
+    f->timed_bytes = bytes;
+    f->timed_epoch = f->epoch;
+    f->timed = t && r2_plan_table_find(t, R2_PLAN_ALLREDUCE, R2_PLAN_ANY_TYPE, bytes);
+}
+
+void r2_follow_timed(struct r2_follow *f, void *stream, bool good)
+{
+    if (f->rank == 0 && f->seconds)
+        r2_device_watch_stop(&f->watch, stream, good);
+}
+
+/* ---- the end */
+
 void r2_follow_abort(struct r2_follow *f)
 {
     r2_agree_abort(f->agree);
+    if (f->seconds)
+        r2_seconds_end(f->seconds, true);
+}
+
+void r2_follow_end(struct r2_follow *f)
+{
+    if (f->seconds)
+        r2_seconds_end(f->seconds, false);
 }
 
 void r2_follow_free(struct r2_follow *f)
 {
     r2_watch_remove(&f->entry); /* not looked at any more */
     r2_agree_destroy(f->agree); /* no callbacks any more */
+    if (f->seconds)
+        r2_seconds_end(f->seconds, true);
+    r2_leader_free(f);
+    r2_seconds_free(f->seconds);
     pthread_mutex_destroy(&f->lock);
     free(f->rank_node);
     free(f->nodes);

@@ -1,12 +1,15 @@
-/* What a communicator's ranks know of each other and would plan together (R2CCL_PLAN=shadow).
+/* What a communicator's ranks know of each other, and the plan that they follow together
+ * (R2CCL_PLAN).
  *
  * Every rank tells the lowest one, over shim/agree, how much of its node's NIC bandwidth is left;
- * that one asks the planner (shim/plan) what it would do, and says so: in the log, in the journal
- * and in the communicator's row. Nothing is proposed and nothing changes: schedules/ is empty.
+ * that one asks the planner (shim/plan) what to do. With R2CCL_PLAN=shadow it only says so: in the
+ * log, the journal and the communicator's row. With on it leads all ranks there (leader.c): first
+ * they make the communicators of the plan (schedules/second.h), then they run on them.
  *
  * A thread of the shim looks at the NICs in the control segment four times a second, from the first
  * communicator on whose ranks have met, and plans. Callbacks of shim/agree only note what they are
- * told. Lock order: the list's lock, then a communicator's; neither is held over a call to NCCL.
+ * told. Lock order: the list's lock, a communicator's, a set's of second communicators; none is
+ * held over a call to NCCL.
  */
 #ifndef R2_COMMS_FOLLOW_H
 #define R2_COMMS_FOLLOW_H
@@ -19,27 +22,49 @@
 #include "comms/comms.h"
 
 struct r2_follow;
+struct r2_plan_table;
+struct r2_seconds;
 
 /* Whether plans are asked for at all. */
 bool r2_follow_wanted(void);
 /* Puts the rendezvous into an id that NCCL has just made. */
 void r2_follow_sign(struct r2_nccl_id *id);
 
+/* What a new communicator is, and what others made beside it are to be like. */
+struct r2_follow_birth {
+    int rank, nranks, device;
+    bool has_config;
+    struct r2_nccl_config config;
+    const char *net_name;
+};
+
 /* For a new communicator made from `id`, or out of `parent` (then `salt` tells its siblings apart).
  * NULL: no plans for it, one warning has said why. */
-struct r2_follow *r2_follow_new(struct r2_comm *comm, const struct r2_nccl_id *id, int rank,
-                                int nranks);
+struct r2_follow *r2_follow_new(struct r2_comm *comm, const struct r2_nccl_id *id,
+                                const struct r2_follow_birth *birth);
 struct r2_follow *r2_follow_child(struct r2_comm *comm, struct r2_follow *parent, uint64_t salt,
-                                  int rank, int nranks);
+                                  const struct r2_follow_birth *birth);
 /* A split of `parent` that this rank gets no communicator from. */
 void r2_follow_skip(struct r2_follow *parent, uint64_t salt);
 
-/* Before a collective, and after NCCL took `n` of them (a group's at its end). */
-void r2_follow_before(struct r2_follow *follow, enum r2_seg_collective kind, uint64_t bytes);
+/* Before a collective, and after NCCL took `n` of them (a group's at its end). Before may wait, and
+ * returns NCCL's result: what is not R2_NCCL_OK is the collective's. */
+int r2_follow_before(struct r2_follow *follow, enum r2_seg_collective kind, uint64_t bytes);
 void r2_follow_after(struct r2_follow *follow, uint64_t n);
 
-/* The application aborts: nobody waits any more. Then, when nobody holds the communicator, free. */
+/* The plan in force; valid until the next r2_follow_before. NULL: none. */
+const struct r2_plan_table *r2_follow_table(const struct r2_follow *follow);
+/* The communicators beside this one; NULL: there are never any. */
+struct r2_seconds *r2_follow_seconds(const struct r2_follow *follow);
+
+/* Around an operation outside of groups: how long it takes. */
+void r2_follow_time(struct r2_follow *follow, uint64_t bytes, void *stream);
+void r2_follow_timed(struct r2_follow *follow, void *stream, bool good);
+
+/* The application aborts: nobody waits any more. Or it destroys. Then, when nobody holds the
+ * communicator, free. */
 void r2_follow_abort(struct r2_follow *follow);
+void r2_follow_end(struct r2_follow *follow);
 void r2_follow_free(struct r2_follow *follow);
 
 #endif

@@ -15,6 +15,7 @@ struct r2_comm {
     atomic_uint_fast64_t children;
     atomic_int state;         /* enum r2_seg_comm_state */
     struct r2_follow *follow; /* plans; NULL: none. Set before it is in the table */
+    atomic_bool planned;      /* a plan with entries is in force; of the thread that runs it */
     /* Where readers see it: in the control segment, else in `unseen`. */
     _Atomic(struct r2_seg_comm *) row;
     atomic_int row_number; /* -1: unseen */
@@ -44,6 +45,12 @@ void r2_comm_row_name(struct r2_comm *comm, const char *name);
 void r2_comm_row_nodes(struct r2_comm *comm, int nodes, int local);
 /* plan NULL: as it was. */
 void r2_comm_row_plan(struct r2_comm *comm, const char *plan, const char *cause);
+void r2_comm_row_epoch(struct r2_comm *comm, uint64_t epoch);
+struct r2_comm_seconds {
+    uint32_t made, making;
+    uint64_t bytes, make_ns, wait_ns;
+};
+void r2_comm_row_seconds(struct r2_comm *comm, const struct r2_comm_seconds *seconds);
 /* The process's control segment once a row has found it, else NULL. */
 struct r2_segment *r2_comm_segment(void);
 /* Whether there is no use in trying (R2CCL_SHM=0, or it was tried too often). */

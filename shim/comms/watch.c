@@ -49,6 +49,13 @@ static void add_up(uint64_t *capacity, uint32_t *share)
     *share = all ? (uint32_t)(left * 65536 / all) : 65536;
 }
 
+bool r2_watch_stop(void)
+{
+    const struct r2_segment *seg = r2_comm_segment();
+
+    return seg && __atomic_load_n(&seg->process.plan_stop, __ATOMIC_RELAXED);
+}
+
 static void wait_a_moment(void)
 {
     struct timespec until;

@@ -6,6 +6,7 @@
 #ifndef R2_COMMS_WATCH_H
 #define R2_COMMS_WATCH_H
 
+#include <stdbool.h>
 #include <stdint.h>
 
 struct r2_watch_entry {
@@ -19,6 +20,8 @@ void r2_watch_add(struct r2_watch_entry *entry);
 void r2_watch_remove(struct r2_watch_entry *entry);
 /* Look soon. Any thread, never waits. */
 void r2_watch_wake(void);
+/* Whether the operator wants stock NCCL in this process (r2ccl-ctl plan off). */
+bool r2_watch_stop(void);
 /* A line in the process's journal. */
 void r2_watch_journal(const char *text);
 

@@ -82,10 +82,15 @@ bool r2_policy_judge(struct r2_policy *p, uint64_t key, double gain, uint64_t no
     return false;
 }
 
+void r2_policy_ban(struct r2_policy *p, uint64_t key)
+{
+    p->banned[p->nbanned++ % (sizeof(p->banned) / sizeof(p->banned[0]))] = key;
+}
+
 void r2_policy_committed(struct r2_policy *p, uint64_t key, uint64_t now_ns)
 {
     if (p->current && key == 0 && r2_policy_slower(p)) {
-        p->banned[p->nbanned++ % (sizeof(p->banned) / sizeof(p->banned[0]))] = p->current;
+        r2_policy_ban(p, p->current);
     }
     p->current = key;
     p->switched = true;

@@ -51,6 +51,8 @@ enum r2_policy_verdict r2_policy_poll(struct r2_policy *p, uint64_t now_ns, uint
 /* After PLAN: should `key` (0: stock) be proposed, whose predicted gain over what is in force is
  * `gain`? `why` (80 bytes) gets a reason. False also when it is in force already. */
 bool r2_policy_judge(struct r2_policy *p, uint64_t key, double gain, uint64_t now_ns, char *why);
+/* `key` is not to be proposed again. */
+void r2_policy_ban(struct r2_policy *p, uint64_t key);
 /* A proposal was committed. After an abort: r2_policy_event. */
 void r2_policy_committed(struct r2_policy *p, uint64_t key, uint64_t now_ns);
 /* What stock NCCL would take in the present state, ns per byte: stands in for measurements where

@@ -1,0 +1,75 @@
+/* Inside comms/: what a communicator's ranks know of each other. follow.c meets, reports and keeps
+ * up with plans; leader.c plans. */
+#ifndef R2_COMMS_FOLLOW_INSIDE_H
+#define R2_COMMS_FOLLOW_INSIDE_H
+
+#include <pthread.h>
+#include <stdatomic.h>
+
+#include "agree/agree.h"
+#include "comms/follow.h"
+#include "comms/inside.h"
+#include "comms/watch.h"
+#include "device/device.h"
+#include "plan/plan.h"
+#include "plan/policy.h"
+#include "plan/table.h"
+#include "schedules/lead.h"
+#include "schedules/second.h"
+#include "schedules/steer.h"
+
+#define R2_FOLLOW_ELIGIBLE (UINT64_C(1) << 20) /* bytes */
+
+/* Words of a rank to the leader, in r2_agree_report.flags. */
+#define R2_FOLLOW_EPOCH UINT32_C(0x00ffffff)  /* the newest plan that it has made, its low bits */
+#define R2_FOLLOW_FAILED UINT32_C(0x20000000) /* ... or could not make */
+#define R2_FOLLOW_STOP UINT32_C(0x40000000)   /* its operator wants stock */
+#define R2_FOLLOW_UNABLE UINT32_C(0x80000000) /* Tree cannot be forced there */
+
+struct r2_follow {
+    struct r2_agree *agree;
+    struct r2_comm *comm; /* outlives it */
+    int rank, nranks;
+    uint64_t node;
+    _Atomic(uint64_t) bytes; /* of the largest eligible operation */
+    struct r2_watch_entry entry;
+    struct r2_seconds *seconds; /* R2CCL_PLAN=on */
+
+    /* the application's thread */
+    uint64_t epoch; /* of the plan in force */
+    const struct r2_plan_table *table;
+    struct r2_device_watch watch;
+    uint64_t timed_bytes, timed_epoch;
+    bool timed;
+
+    pthread_mutex_t lock; /* guards the rest */
+    bool ready, unable;
+    bool told_any;
+    struct r2_agree_report told; /* last reported */
+    /* leader */
+    int nnodes;
+    int *rank_node; /* [nranks] */
+    struct r2_plan_node *nodes;
+    uint32_t *words; /* [nranks]: flags that ranks reported */
+    struct r2_policy policy;
+    struct r2_steer steer;
+    struct r2_lead lead;
+    uint64_t *made;        /* steer's */
+    uint64_t switch_epoch; /* of what runs */
+    uint64_t switch_ready_ns;
+    double running_ns; /* predicted, for the size last planned for */
+    struct r2_plan running;
+    bool fetching; /* a thread gets a unique id; joined in the end */
+    pthread_t fetcher;
+    bool fetched;
+    struct r2_nccl_id id;
+};
+
+/* leader.c; `lock` is held. */
+int r2_leader_init(struct r2_follow *f);
+void r2_leader_free(struct r2_follow *f);
+void r2_leader_reported(struct r2_follow *f, int rank, const struct r2_agree_report *report);
+void r2_leader_decided(struct r2_follow *f, uint64_t epoch, bool committed);
+void r2_leader_turn(struct r2_follow *f, uint64_t now_ns);
+
+#endif

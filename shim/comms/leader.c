@@ -1,0 +1,309 @@
+/* The lowest rank of a communicator: it plans, and with R2CCL_PLAN=on leads its ranks there. */
+#define _GNU_SOURCE
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "api/call.h"
+#include "comms/follow_inside.h"
+#include "settings/settings.h"
+#include "util/clock.h"
+#include "util/log.h"
+
+#define TYPICAL (UINT64_C(64) << 20) /* size that a plan is judged by until one was seen */
+/* How long a switch that is ready waits for operations of stock to be measured against. */
+#define MEASURE_NS (5 * R2_NS_PER_S)
+
+static bool on(void)
+{
+    return r2_settings_get()->plan == R2_PLAN_SETTING_ON;
+}
+
+static uint64_t key_of(const struct r2_plan *plan)
+{
+    uint64_t key = UINT64_C(0xcbf29ce484222325);
+
+    if (plan->schedule == R2_PLAN_STOCK)
+        return 0;
+    for (int o = 0; o < plan->norders; o++)
+        for (int n = 0; n < plan->nnodes; n++)
+            key = (key ^ (uint64_t)plan->orders[o].nodes[n]) * UINT64_C(0x100000001b3);
+    return key ? key : 1;
+}
+
+static void say(struct r2_follow *f, const struct r2_plan *plan)
+{
+    char text[40] = "";
+
+    if (!on() && plan->schedule != R2_PLAN_STOCK)
+        snprintf(text, sizeof(text), "shadow: tree, %.0f %% less time", plan->gain * 100);
+    r2_comm_row_plan(f->comm, on() ? NULL : text, plan->reason);
+    r2_watch_journal(plan->reason);
+    R2_INFO("communicator %016llx, plan of R2CCL_PLAN=%s: %s",
+            (unsigned long long)r2_comms_id(f->comm), on() ? "on" : "shadow", plan->reason);
+}
+
+/* ---- planning */
+
+/* What the plan in force takes now, as predicted: its parts one by one, which is never too little.
+ */
+static double running_ns(const struct r2_follow *f, const struct r2_plan_input *input,
+                         double stock_ns)
+{
+    double ns = 0;
+
+    if (!f->policy.current || !f->running.norders)
+        return stock_ns;
+    for (int k = 0; k < f->running.norders; k++) {
+        uint32_t end =
+            k + 1 < f->running.norders ? f->running.orders[k + 1].boundary : R2_PLAN_UNIT;
+
+        ns += r2_plan_tree_ns(input, f->running.orders[k].nodes) *
+              (end - f->running.orders[k].boundary) / R2_PLAN_UNIT;
+    }
+    return ns;
+}
+
+/* Gain of `plan` over what runs. Back to stock when nothing is degraded any more, whatever the
+ * prediction: it is what the user knows. */
+static double gain_of(const struct r2_follow *f, const struct r2_plan_input *input,
+                      const struct r2_plan *plan)
+{
+    double before = running_ns(f, input, plan->stock_ns);
+    double after = plan->schedule == R2_PLAN_STOCK ? plan->stock_ns : plan->tree_ns;
+
+    if (plan->schedule == R2_PLAN_STOCK && plan->degraded == 0)
+        return 1;
+    return before > 0 ? 1 - after / before : 0;
+}
+
+/* R2CCL_PLAN=on: it becomes the target. False: not now. */
+static bool aim(struct r2_follow *f, const struct r2_plan *plan, uint64_t key, uint64_t now)
+{
+    if (key == 0)
+        return r2_steer_want(&f->steer, 0, true, now);
+    for (int r = 0; r < f->nranks; r++)
+        if (f->words[r] & (R2_FOLLOW_UNABLE | R2_FOLLOW_STOP))
+            return false;
+    if (f->steer.step != R2_STEER_IDLE || f->steer.stop)
+        return false;
+    if (r2_lead_target(&f->lead, plan, key))
+        return false;
+    return r2_steer_want(&f->steer, key, r2_lead_has(&f->lead), now);
+}
+
+static void keep_running(struct r2_follow *f, struct r2_plan *plan)
+{
+    r2_plan_free(&f->running);
+    f->running = *plan;
+    *plan = (struct r2_plan){0};
+}
+
+static void plan_now(struct r2_follow *f, uint64_t now)
+{
+    uint64_t bytes = atomic_load_explicit(&f->bytes, memory_order_relaxed);
+    struct r2_plan_input input = {
+        .nnodes = f->nnodes,
+        .nodes = f->nodes,
+        .nranks = f->nranks,
+        .rank_node = f->rank_node,
+        .bytes = bytes ? bytes : TYPICAL,
+        .min_bytes = R2_FOLLOW_ELIGIBLE,
+        .min_gain = f->policy.config.min_gain,
+        .max_orders = (int)r2_settings_get()->plan_orders,
+        .cost = R2_PLAN_COST_DEFAULT,
+    };
+    struct r2_plan plan;
+    char why[80];
+    uint64_t key;
+
+    for (int n = 0; n < f->nnodes; n++)
+        if (f->nodes[n].capacity <= 0)
+            return; /* a node has not spoken yet; its report is an event */
+    if (r2_plan_make(&plan, &input) == 0) {
+        key = key_of(&plan);
+        if (r2_policy_judge(&f->policy, key, gain_of(f, &input, &plan), now, why)) {
+            if (!on()) {
+                r2_policy_committed(&f->policy, key, now);
+                say(f, &plan);
+            } else if (aim(f, &plan, key, now)) {
+                say(f, &plan);
+                if (key)
+                    keep_running(f, &plan);
+            } else if (f->steer.step != R2_STEER_IDLE) {
+                r2_policy_event(&f->policy, now); /* when this step is through */
+            }
+        }
+    }
+    r2_plan_free(&plan);
+}
+
+/* ---- leading */
+
+/* NCCL makes an id: not under our locks, not on the application's thread. */
+static void *fetch_main(void *arg)
+{
+    struct r2_follow *f = arg;
+    int (*fn)(struct r2_nccl_id *) = r2_comms_real(f->comm)->fn[R2_API_ncclGetUniqueId];
+    struct r2_nccl_id id = {{0}};
+    int result;
+
+    r2_call_nest();
+    result = fn ? fn(&id) : R2_NCCL_USAGE;
+    r2_call_unnest();
+    if (result != R2_NCCL_OK)
+        R2_WARN_ONCE("no unique id for the communicator of a plan (NCCL says %d): no plans",
+                     result);
+    pthread_mutex_lock(&f->lock);
+    f->id = id;
+    f->fetched = result == R2_NCCL_OK;
+    pthread_mutex_unlock(&f->lock);
+    r2_watch_wake();
+    return NULL;
+}
+
+/* Whether every communicator of the target has an id; otherwise one is being fetched. */
+static bool ids_there(struct r2_follow *f)
+{
+    struct r2_lead_comm *comm = r2_lead_idless(&f->lead);
+
+    if (f->fetched) {
+        pthread_join(f->fetcher, NULL); /* it has done all but return */
+        f->fetching = f->fetched = false;
+        if (comm) {
+            comm->id = f->id;
+            comm->has_id = true;
+            comm = r2_lead_idless(&f->lead);
+        }
+    }
+    if (!comm)
+        return true;
+    if (!f->fetching)
+        f->fetching = pthread_create(&f->fetcher, NULL, fetch_main, f) == 0;
+    return false;
+}
+
+static void steer(struct r2_follow *f, uint64_t now)
+{
+    enum r2_steer_step step = r2_steer_due(&f->steer, now);
+    void *plan = NULL;
+    size_t len = 0;
+
+    if (f->steer.lost) {
+        r2_policy_ban(&f->policy, f->steer.lost);
+        r2_watch_journal("plan: a rank could not make its communicator; traffic stays as it is");
+        f->steer.lost = 0;
+    }
+    if (step == R2_STEER_IDLE || (step == R2_STEER_MAKE && !ids_there(f)))
+        return;
+    if (step == R2_STEER_SWITCH && r2_settings_get()->plan_withdraw && !f->policy.current &&
+        f->policy.stock_samples < R2_POLICY_SAMPLES && now < f->steer.since_ns + MEASURE_NS)
+        return; /* something to measure it against */
+    if (r2_lead_encode(&f->lead, step, &plan, &len) == 0 &&
+        r2_agree_propose(f->agree, plan, len) == 0)
+        r2_steer_asked(&f->steer);
+    free(plan);
+}
+
+void r2_leader_decided(struct r2_follow *f, uint64_t epoch, bool committed)
+{
+    uint64_t now = r2_now_ns(), before = f->steer.current;
+    enum r2_steer_step step = f->steer.step;
+
+    if (r2_steer_decided(&f->steer, epoch, committed, now) == R2_STEER_IDLE) {
+        if (step == R2_STEER_MAKE) { /* wanted again when the planner says so */
+            r2_lead_forget(&f->lead);
+            r2_policy_event(&f->policy, now);
+        }
+        return;
+    }
+    r2_lead_through(&f->lead, step);
+    if (step == R2_STEER_SWITCH || (step == R2_STEER_BACK && before)) {
+        r2_policy_committed(&f->policy, f->steer.current, now);
+        f->switch_epoch = epoch;
+    }
+    for (int r = 0; r < f->nranks; r++) /* a rank may have said so before we knew */
+        if (f->steer.step == R2_STEER_MADE &&
+            (f->words[r] & R2_FOLLOW_EPOCH) == (epoch & R2_FOLLOW_EPOCH))
+            r2_steer_made(&f->steer, r, epoch, f->words[r] & R2_FOLLOW_FAILED, now);
+}
+
+void r2_leader_reported(struct r2_follow *f, int rank, const struct r2_agree_report *report)
+{
+    struct r2_plan_node *node = &f->nodes[f->rank_node[rank]];
+    double share = (double)report->share / 65536;
+    uint64_t now = r2_now_ns();
+    uint32_t changed = f->words[rank] ^ report->flags;
+
+    /* The node of a rank is as bad off as the last of its ranks said. */
+    if (node->capacity != (double)report->capacity || node->share != share ||
+        (changed & (R2_FOLLOW_STOP | R2_FOLLOW_UNABLE)))
+        r2_policy_event(&f->policy, now);
+    node->capacity = (double)report->capacity;
+    node->share = share;
+    f->words[rank] = report->flags;
+    if (report->flags & R2_FOLLOW_STOP)
+        r2_steer_want(&f->steer, 0, true, now);
+    if (f->steer.step == R2_STEER_MADE &&
+        (report->flags & R2_FOLLOW_EPOCH) == (f->steer.make_epoch & R2_FOLLOW_EPOCH))
+        r2_steer_made(&f->steer, rank, f->steer.make_epoch, report->flags & R2_FOLLOW_FAILED, now);
+}
+
+/* One measured operation, of stock or of what runs now. */
+static void sample(struct r2_follow *f)
+{
+    uint64_t epoch = f->timed_epoch, bytes = f->timed_bytes, ns;
+    bool planned = f->timed;
+
+    if (!r2_device_watch_read(&f->watch, &ns))
+        return;
+    if (!r2_settings_get()->plan_withdraw || (planned && epoch != f->switch_epoch))
+        return; /* of a plan that is no more */
+    r2_policy_sample(&f->policy, planned ? f->policy.current : 0, bytes, ns);
+}
+
+void r2_leader_turn(struct r2_follow *f, uint64_t now)
+{
+    uint64_t next;
+
+    if (on())
+        sample(f);
+    switch (r2_policy_poll(&f->policy, now, &next)) {
+    case R2_POLICY_PLAN:
+        plan_now(f, now);
+        break;
+    case R2_POLICY_WITHDRAW:
+        if (on() && !f->steer.stop && f->steer.step == R2_STEER_IDLE) {
+            r2_watch_journal("plan: slower than NCCL's own choice over 20 operations, withdrawn");
+            r2_steer_want(&f->steer, 0, true, now);
+        }
+        break;
+    default:
+        break;
+    }
+    if (on())
+        steer(f, now);
+}
+
+int r2_leader_init(struct r2_follow *f)
+{
+    f->made = calloc(((size_t)f->nranks + 63) / 64, sizeof(*f->made));
+    f->words = calloc((size_t)f->nranks, sizeof(*f->words));
+    if (!f->made || !f->words)
+        return -ENOMEM;
+    r2_steer_init(&f->steer, f->nranks, f->made);
+    r2_lead_init(&f->lead, f->nranks, (int)r2_settings_get()->plan_keep);
+    return 0;
+}
+
+void r2_leader_free(struct r2_follow *f)
+{
+    if (f->fetching)
+        pthread_join(f->fetcher, NULL);
+    r2_device_watch_free(&f->watch);
+    r2_plan_free(&f->running);
+    r2_lead_free(&f->lead);
+    free(f->made);
+    free(f->words);
+}

@@ -1,0 +1,165 @@
+/* CUDA's driver interface, as far as device.h needs it: our own declarations. A runtime stream is a
+ * driver stream; a device's number is the same in both. */
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <errno.h>
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stddef.h>
+
+#include "device/device.h"
+#include "util/clock.h"
+
+#define CUDA_DISABLE_NOTHING 0 /* flags of an event: with timing */
+#define CUDA_CAPTURE_NONE 0
+#define CUDA_CAPTURE_RELAXED 2
+
+static struct {
+    atomic_bool found;
+    int (*primary)(void **context, int device);
+    int (*set_current)(void *context);
+    int (*get_current)(void **context);
+    int (*capturing)(void *stream, int *status);
+    int (*exchange)(int *mode);
+    int (*memory)(size_t *free, size_t *total);
+    int (*event_new)(void **event, unsigned flags);
+    int (*event_record)(void *event, void *stream);
+    int (*event_query)(void *event);
+    int (*event_elapsed)(float *ms, void *from, void *to);
+    int (*event_free)(void *event);
+} cuda;
+
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+
+static void look(void)
+{
+    void *lib = dlopen("libcuda.so.1", RTLD_NOLOAD | RTLD_LAZY);
+
+    if (!lib)
+        return;
+    cuda.primary = dlsym(lib, "cuDevicePrimaryCtxRetain");
+    cuda.set_current = dlsym(lib, "cuCtxSetCurrent");
+    cuda.get_current = dlsym(lib, "cuCtxGetCurrent");
+    cuda.capturing = dlsym(lib, "cuStreamIsCapturing");
+    cuda.exchange = dlsym(lib, "cuThreadExchangeStreamCaptureMode");
+    cuda.memory = dlsym(lib, "cuMemGetInfo_v2");
+    cuda.event_new = dlsym(lib, "cuEventCreate");
+    cuda.event_record = dlsym(lib, "cuEventRecord");
+    cuda.event_query = dlsym(lib, "cuEventQuery");
+    cuda.event_elapsed = dlsym(lib, "cuEventElapsedTime");
+    cuda.event_free = dlsym(lib, "cuEventDestroy_v2");
+    if (cuda.primary && cuda.set_current && cuda.get_current && cuda.capturing && cuda.exchange &&
+        cuda.memory && cuda.event_new && cuda.event_record && cuda.event_query &&
+        cuda.event_elapsed && cuda.event_free)
+        /* Release: who sees the flag sees the functions. */
+        atomic_store_explicit(&cuda.found, true, memory_order_release);
+    else
+        dlclose(lib);
+}
+
+static bool driver(void)
+{
+    if (atomic_load_explicit(&cuda.found, memory_order_acquire))
+        return true;
+    pthread_mutex_lock(&lock);
+    if (!atomic_load_explicit(&cuda.found, memory_order_relaxed))
+        look();
+    pthread_mutex_unlock(&lock);
+    return atomic_load_explicit(&cuda.found, memory_order_acquire);
+}
+
+bool r2_device_cuda(void)
+{
+    void *context = NULL;
+
+    /* A loaded driver that nobody has initialised says so here. */
+    return driver() && cuda.get_current(&context) == 0;
+}
+
+int r2_device_enter(int device)
+{
+    int mode = CUDA_CAPTURE_RELAXED;
+    void *context = NULL;
+
+    if (!r2_device_cuda() || device < 0)
+        return 0;
+    /* Retained for good: NCCL's communicators and the application hold it as well. */
+    if (cuda.primary(&context, device) || cuda.set_current(context) || cuda.exchange(&mode))
+        return -EIO;
+    return 0;
+}
+
+bool r2_device_capturing(void *stream)
+{
+    int status = CUDA_CAPTURE_NONE;
+
+    /* An error means the legacy stream while another one captures: NCCL will say so itself. */
+    return r2_device_cuda() && (cuda.capturing(stream, &status) || status != CUDA_CAPTURE_NONE);
+}
+
+uint64_t r2_device_free_bytes(void)
+{
+    size_t left = 0, total = 0;
+
+    return r2_device_cuda() && cuda.memory(&left, &total) == 0 ? left : 0;
+}
+
+/* Who times sets STOPPED last (release), who reads IDLE (release): each sees what the other left.
+ */
+enum { IDLE, RUNNING, STOPPED };
+
+int r2_device_watch_start(struct r2_device_watch *w, void *stream)
+{
+    if (atomic_load_explicit(&w->state, memory_order_acquire) != IDLE)
+        return -EBUSY;
+    w->device = r2_device_cuda();
+    if (!w->device) {
+        w->begin_ns = r2_now_ns();
+        atomic_store_explicit(&w->state, RUNNING, memory_order_relaxed); /* our own thread */
+        return 0;
+    }
+    if (r2_device_capturing(stream))
+        return -EBUSY;
+    for (int i = 0; i < 2; i++)
+        if (!w->events[i] && cuda.event_new(&w->events[i], CUDA_DISABLE_NOTHING))
+            return -EIO;
+    if (cuda.event_record(w->events[0], stream))
+        return -EIO;
+    atomic_store_explicit(&w->state, RUNNING, memory_order_relaxed);
+    return 0;
+}
+
+void r2_device_watch_stop(struct r2_device_watch *w, void *stream, bool good)
+{
+    int next = good ? STOPPED : IDLE;
+
+    if (atomic_load_explicit(&w->state, memory_order_relaxed) != RUNNING)
+        return;
+    w->end_ns = w->device ? 0 : r2_now_ns();
+    if (w->device && cuda.event_record(w->events[1], stream))
+        next = IDLE;
+    atomic_store_explicit(&w->state, next, memory_order_release);
+}
+
+bool r2_device_watch_read(struct r2_device_watch *w, uint64_t *ns)
+{
+    bool known = true;
+    float ms = 0;
+
+    if (atomic_load_explicit(&w->state, memory_order_acquire) != STOPPED)
+        return false;
+    if (w->device && cuda.event_query(w->events[1]))
+        return false;
+    if (w->device)
+        known = cuda.event_elapsed(&ms, w->events[0], w->events[1]) == 0;
+    *ns = w->device ? (uint64_t)((double)ms * 1e6) : w->end_ns - w->begin_ns;
+    atomic_store_explicit(&w->state, IDLE, memory_order_release);
+    return known;
+}
+
+void r2_device_watch_free(struct r2_device_watch *w)
+{
+    for (int i = 0; i < 2; i++)
+        if (w->events[i])
+            cuda.event_free(w->events[i]);
+}

@@ -1,0 +1,45 @@
+/* What the executors need of the device that communicators run on: CUDA's driver, where this
+ * process uses it, else the host (the stand-in for NCCL, whose streams are nothing).
+ *
+ * The driver is never loaded or initialised here: a process that has not done so itself has no
+ * device. Every function may be called from any thread. Errors: 0 or -errno.
+ */
+#ifndef R2_DEVICE_DEVICE_H
+#define R2_DEVICE_DEVICE_H
+
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stdint.h>
+
+/* Whether this process has CUDA's driver in use. */
+bool r2_device_cuda(void);
+
+/* For a thread of the shim, before it calls NCCL: `device` becomes its current one, and what it
+ * does disturbs no capture of another thread. The host: nothing. */
+int r2_device_enter(int device);
+
+/* Whether work that is put on `stream` now would be recorded into a graph. */
+bool r2_device_capturing(void *stream);
+
+/* Bytes free on the calling thread's device; 0: not known. */
+uint64_t r2_device_free_bytes(void);
+
+/* A stopwatch on a stream. On the host it measures from start to stop; with CUDA it puts two events
+ * on the stream, between other work and without a wait. One thread starts and stops it, another may
+ * read: one that has entered the device, since asking for an event can break another thread's
+ * capture. */
+struct r2_device_watch {
+    atomic_int state;
+    bool device;
+    void *events[2];
+    uint64_t begin_ns, end_ns;
+};
+/* 0; -EBUSY: the last time was not read yet, or the stream is being captured; -EIO. */
+int r2_device_watch_start(struct r2_device_watch *w, void *stream);
+/* good false: forget it. */
+void r2_device_watch_stop(struct r2_device_watch *w, void *stream, bool good);
+/* True once, when the time is known. */
+bool r2_device_watch_read(struct r2_device_watch *w, uint64_t *ns);
+void r2_device_watch_free(struct r2_device_watch *w);
+
+#endif

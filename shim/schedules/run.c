@@ -1,0 +1,205 @@
+#define _GNU_SOURCE
+#include "schedules/run.h"
+
+#include <stdlib.h>
+
+#include "comms/comms.h"
+#include "comms/follow.h"
+#include "comms/inside.h"
+#include "device/device.h"
+#include "plan/table.h"
+#include "schedules/second.h"
+#include "settings/settings.h"
+
+#define BUILT_IN_OPS 5 /* ncclSum ... ncclAvg; others were made by the application */
+#define ALIGN 512      /* parts begin at multiples of so many bytes */
+
+/* Arguments of ncclAllReduce. */
+enum { SEND, RECV, COUNT, TYPE, OP, COMM, STREAM };
+
+struct recorded {
+    struct recorded *next;
+    struct r2_op op; /* its communicator is held */
+    bool issued;
+};
+
+static __thread struct {
+    bool recording;
+    struct recorded *first, *last;
+} group __attribute__((tls_model("initial-exec")));
+
+static int call(const struct r2_op *op)
+{
+    int (*fn)(uint64_t, uint64_t, uint64_t, uint64_t, uint64_t, uint64_t, uint64_t, uint64_t,
+              uint64_t) = op->fn;
+    const uint64_t *w = op->word;
+
+    return fn(w[0], w[1], w[2], w[3], w[4], w[5], w[6], w[7], w[8]);
+}
+
+/* ---- one operation */
+
+/* The entry that replaces it, or NULL. */
+static const struct r2_plan_entry *entry_of(const struct r2_op *op)
+{
+    const struct r2_plan_table *table;
+    const struct r2_plan_entry *entry;
+
+    if (op->api != R2_API_ncclAllReduce || !op->comm ||
+        !atomic_load_explicit(&op->comm->planned, memory_order_relaxed))
+        return NULL;
+    table = r2_follow_table(op->comm->follow);
+    entry = r2_plan_table_find(table, R2_PLAN_ALLREDUCE, R2_PLAN_ANY_TYPE,
+                               op->word[COUNT] * r2_nccl_type_size((int)op->word[TYPE]));
+    if (!entry || entry->schedule != R2_PLAN_TREE || op->word[OP] >= BUILT_IN_OPS)
+        return NULL;
+    if (!r2_settings_get()->capture_plan && r2_device_capturing((void *)op->word[STREAM]))
+        return NULL;
+    return entry;
+}
+
+static int run_part(const struct r2_op *op, const struct r2_plan_entry *entry, int part)
+{
+    const struct r2_plan_table *table = r2_follow_table(op->comm->follow);
+    struct r2_seconds *seconds = r2_follow_seconds(op->comm->follow);
+    uint64_t key = table->comms[entry->comm[part]].key;
+    uint64_t size = r2_nccl_type_size((int)op->word[TYPE]), first, count;
+    struct r2_op piece = *op;
+    r2_nccl_comm second;
+
+    r2_plan_entry_part(entry, part, op->word[COUNT], ALIGN / size, &first, &count);
+    if (count == 0)
+        return R2_NCCL_OK;
+    second = r2_seconds_get(seconds, key);
+    if (!second)
+        return R2_NCCL_INTERNAL; /* aborted meanwhile: nobody may choose another way alone */
+    if (r2_settings_get()->capture_plan && r2_device_capturing((void *)op->word[STREAM]))
+        r2_seconds_pin(seconds, key);
+    piece.word[SEND] += first * size;
+    piece.word[RECV] += first * size;
+    piece.word[COUNT] = count;
+    piece.word[COMM] = (uint64_t)(uintptr_t)second;
+    return call(&piece);
+}
+
+/* Inside a real group when there are several parts. */
+static int run_parts(const struct r2_op *op, const struct r2_plan_entry *entry)
+{
+    struct r2_seg_comm *row = r2_comm_row(op->comm);
+    int result = R2_NCCL_OK;
+
+    for (int p = 0; p < entry->segments && result == R2_NCCL_OK; p++)
+        result = run_part(op, entry, p);
+    if (result == R2_NCCL_OK)
+        __atomic_fetch_add(&row->planned, 1, __ATOMIC_RELAXED);
+    return result;
+}
+
+static int run_alone(const struct r2_op *op, const struct r2_plan_entry *entry)
+{
+    struct r2_real *real = r2_comms_real(op->comm);
+    int (*start)(void) = real->fn[R2_API_ncclGroupStart];
+    int (*end)(void) = real->fn[R2_API_ncclGroupEnd];
+    int result, ended;
+
+    if (entry->segments == 1)
+        return run_parts(op, entry);
+    result = start();
+    if (result != R2_NCCL_OK)
+        return result;
+    result = run_parts(op, entry);
+    ended = end();
+    return result == R2_NCCL_OK ? ended : result;
+}
+
+/* ---- groups */
+
+static int record(const struct r2_op *op)
+{
+    struct recorded *r = calloc(1, sizeof(*r));
+
+    if (!r)
+        return R2_NCCL_SYSTEM;
+    r->op = *op;
+    if (op->comm)
+        atomic_fetch_add_explicit(&op->comm->holders, 1, memory_order_relaxed);
+    if (group.last)
+        group.last->next = r;
+    else
+        group.first = r;
+    group.last = r;
+    group.recording = true;
+    return R2_NCCL_OK;
+}
+
+/* What a communicator has in the group, from `r` on; `replaced`: what the plan takes, or the rest.
+ */
+static int issue(struct recorded *r, bool replaced, bool stock)
+{
+    r2_nccl_comm handle = r->op.handle;
+    int first = R2_NCCL_OK;
+
+    for (; r; r = r->next) {
+        const struct r2_plan_entry *entry;
+        int result;
+
+        if (r->issued || r->op.handle != handle)
+            continue;
+        entry = stock ? NULL : entry_of(&r->op);
+        if ((entry != NULL) != replaced)
+            continue;
+        r->issued = true;
+        result = entry ? run_parts(&r->op, entry) : call(&r->op);
+        first = first == R2_NCCL_OK ? result : first;
+    }
+    return first;
+}
+
+int r2_run_group_end(bool stock)
+{
+    struct recorded *all = group.first;
+    int first = R2_NCCL_OK;
+
+    group.first = group.last = NULL;
+    group.recording = false;
+    for (struct recorded *r = all; r; r = r->next) {
+        if (r->issued)
+            continue; /* with the first of its communicator */
+        for (int replaced = 0; replaced < 2; replaced++) {
+            int result = issue(r, replaced, stock);
+
+            first = first == R2_NCCL_OK ? result : first;
+        }
+    }
+    while (all) {
+        struct recorded *next = all->next;
+
+        if (all->op.comm)
+            r2_comms_drop(all->op.comm);
+        free(all);
+        all = next;
+    }
+    return first;
+}
+
+/* ---- */
+
+bool r2_run_asks(struct r2_comm *comm)
+{
+    return group.recording || (comm && atomic_load_explicit(&comm->planned, memory_order_relaxed));
+}
+
+bool r2_run_take(const struct r2_op *op, int *result)
+{
+    const struct r2_plan_entry *entry;
+
+    if (r2_comms_in_group()) {
+        *result = record(op);
+        return true;
+    }
+    entry = entry_of(op);
+    if (!entry)
+        return false;
+    *result = run_alone(op, entry);
+    return true;
+}
