@@ -69,6 +69,7 @@ class Process:
     alive_mono_ns: int = 0
     ended_real_ns: int = 0
     comms: int = 0
+    plan_stop: bool = False
 
     @property
     def running(self) -> bool:
@@ -245,6 +246,7 @@ def _process(path: Path, segment: Segment, header: dict[str, Any], row: dict[str
         comm=f"{row['comm']:016x}" if row["comm"] else "",
         command=row["command"],
         warning=row["warning"],
+        plan_stop=bool(row["plan_stop"]),
         created_real_ns=header["created_real_ns"],
         alive_real_ns=header["alive_real_ns"],
         alive_mono_ns=header["alive_mono_ns"],

@@ -123,6 +123,12 @@ class Comm:
     cause: str
     since_real_ns: int
     since_mono_ns: int
+    planned: int
+    seconds: int
+    seconds_making: int
+    seconds_bytes: int
+    make_ns: int
+    plan_wait_ns: int
 
 
 def word(enum: str, prefix: str, number: int) -> str:
@@ -209,7 +215,8 @@ def comm(index: int, row: dict[str, Any]) -> Comm:
         calling=bool(row["calling"]),
         **take(
             row,
-            "name plan epoch operations p2p op_bytes op_mono_ns cause since_real_ns since_mono_ns",
+            "name plan epoch operations p2p op_bytes op_mono_ns cause since_real_ns since_mono_ns "
+            "planned seconds seconds_making seconds_bytes make_ns plan_wait_ns",
         ),
     )
 

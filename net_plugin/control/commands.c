@@ -64,7 +64,7 @@ static int check(struct r2_control *ctl, struct r2_seg_command *raw, struct r2_c
     int rc = 0;
 
     raw->nic[sizeof(raw->nic) - 1] = '\0';
-    if (raw->verb == R2_SEG_VERB_NONE || raw->verb > R2_SEG_VERB_SET_WEIGHT) {
+    if (raw->verb == R2_SEG_VERB_NONE || raw->verb > R2_SEG_VERB_PLAN) {
         snprintf(result, size, "this process knows no command number %u", raw->verb);
         return -EOPNOTSUPP;
     }
@@ -76,6 +76,10 @@ static int check(struct r2_control *ctl, struct r2_seg_command *raw, struct r2_c
     };
     if (raw->verb == R2_SEG_VERB_PING)
         return 0;
+    if (raw->verb == R2_SEG_VERB_PLAN) {
+        cmd->weight = raw->weight;
+        return raw->weight > 1 ? refuse(result, size, "weight", raw->weight) : 0;
+    }
     cmd->nic = r2_control_nic_find(ctl, raw->nic);
     if (cmd->nic < 0)
         return unknown_nic(ctl, raw->nic, result, size);
@@ -97,6 +101,17 @@ static int check(struct r2_control *ctl, struct r2_seg_command *raw, struct r2_c
     return rc;
 }
 
+/* The shim looks at it, if there is one (shim/comms/watch.c). */
+static void set_plan(struct r2_control *ctl, bool on, char *result, size_t size)
+{
+    r2_row_u32(&ctl->seg->process.plan_stop, !on);
+    r2_control_journal(ctl, &(struct r2_control_event){.event = R2_EV_OPERATOR,
+                                                       .cause = on ? "plan on" : "plan off"});
+    snprintf(result, size, "%s",
+             on ? "plans may be taken again"
+                : "back to NCCL's own choice at the next operation that the ranks agree on");
+}
+
 static void take(struct r2_control *ctl, struct r2_seg_command *slot, r2_control_handler handler,
                  void *arg)
 {
@@ -114,6 +129,8 @@ static void take(struct r2_control *ctl, struct r2_seg_command *slot, r2_control
     rc = check(ctl, &raw, &cmd, result, sizeof(result));
     if (rc == 0 && cmd.verb == R2_SEG_VERB_PING)
         snprintf(result, sizeof(result), "pong");
+    else if (rc == 0 && cmd.verb == R2_SEG_VERB_PLAN)
+        set_plan(ctl, cmd.weight == 1, result, sizeof(result));
     else if (rc == 0)
         rc = handler(arg, &cmd, result, sizeof(result));
     result[sizeof(result) - 1] = '\0';

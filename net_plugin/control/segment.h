@@ -89,7 +89,7 @@ struct r2_seg_process {
     char mode[16];
     char plugin_version[32];
     char command[128];
-    char warning[128]; /* what the process lacks or could not do, for people */
+    char warning[128];  /* what the process lacks or could not do, for people */
     uint32_t plan_stop; /* not 0: the operator wants no plans (verb PLAN) */
     uint8_t reserved[28];
 };

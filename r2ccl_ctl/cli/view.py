@@ -162,6 +162,13 @@ def snapshot_dict(snapshot: Snapshot, rates: dict[int, tuple[float, float]]) -> 
     }
 
 
+def seconds_text(comm: Comm) -> str:
+    """The communicators that the shim made beside it, for plans: "2", "1+1 making"."""
+    if not comm.seconds_making:
+        return str(comm.seconds or "-")
+    return f"{comm.seconds}+{comm.seconds_making} making"
+
+
 def comm_dict(comm: Comm, now_ns: int) -> dict[str, Any]:
     """`op_age_s`: since the newest operation was handed to NCCL."""
     age = (now_ns - comm.op_mono_ns) / 1e9 if 0 < comm.op_mono_ns <= now_ns else None
@@ -396,6 +403,7 @@ def comm_table(snapshots: Sequence[Snapshot], most: dict[str, int], *, titles: b
         "STATE",
         "PLAN",
         ">EPOCH",
+        ">BESIDE",
         ">OPS",
         ">BEHIND",
         "NEWEST OPERATION",
@@ -416,6 +424,7 @@ def comm_table(snapshots: Sequence[Snapshot], most: dict[str, int], *, titles: b
                 state(comm.state),
                 comm.plan or "stock",
                 comm.epoch or "-",
+                seconds_text(comm),
                 comm.operations,
                 behind or "-",
                 operation_text(comm, snapshot.mono_ns),

@@ -1,0 +1,122 @@
+"""plan: what AllReduces run as, and the operator's word about it."""
+
+from __future__ import annotations
+
+import sys
+
+import click
+
+from r2ccl_ctl.cli.act_cmds import target_options
+from r2ccl_ctl.cli.common import json_option, print_json, selection, selection_options
+from r2ccl_ctl.cli.read_cmds import show_comms
+from r2ccl_ctl.cli.view import document
+from r2ccl_ctl.control import Command, list_processes, select_targets, send_commands
+from r2ccl_ctl.units import parse_duration
+
+
+@click.group()
+def plan() -> None:
+    """See and steer the plans of running jobs (R2CCL_PLAN)."""
+
+
+@plan.command("show")
+@selection_options
+@json_option
+def show_plans(pid: int | None, job: str | None, node: str | None, as_json: bool) -> None:
+    """Show what the communicators of running processes run as.
+
+    BESIDE: communicators that the shim has made for plans and keeps.
+
+    \b
+    Example:
+      r2ccl-ctl plan show --job 4711
+    """
+    wanted = selection(pid, job, node)
+    found = [process for process in list_processes() if wanted.wants(process)]
+    show_comms(found, as_json)
+    stopped = [process.title for process in found if process.plan_stop]
+    if stopped and not as_json:
+        click.echo(f"plan off was said to: {', '.join(stopped)}", err=True)
+
+
+def _say(
+    on: bool,
+    pid: int | None,
+    job: str | None,
+    node: str | None,
+    everything: bool,
+    timeout: str,
+    as_json: bool,
+) -> None:
+    processes = select_targets(selection(pid, job, node, everything))
+    command = Command("plan", weight=int(on))
+    answers = send_commands(
+        [(process, command) for process in processes], timeout=parse_duration(timeout)
+    )
+    if as_json:
+        rows = [
+            {
+                "node": answer.process.host,
+                "pid": answer.process.pid,
+                "job": answer.process.job,
+                "rank": answer.process.rank,
+                "ok": answer.ok,
+                "text": answer.text,
+                "code": answer.code,
+            }
+            for answer in answers
+        ]
+        print_json(document("answers", rows))
+    for answer in answers:
+        line = f"{answer.process.title}: {answer.text}"
+        if not answer.ok:
+            click.echo(f"Error: {line}", err=True)
+        elif not as_json:
+            click.echo(line)
+    if not all(answer.ok for answer in answers):
+        sys.exit(1)
+
+
+@plan.command("off")
+@target_options
+@json_option
+def plan_off(
+    pid: int | None,
+    job: str | None,
+    node: str | None,
+    everything: bool,
+    timeout: str,
+    as_json: bool,
+) -> None:
+    """Return to NCCL's own choice, at the next operation that the ranks agree on.
+
+    One process of a communicator is enough: its word counts for all ranks, until plan on. Losing
+    NICs is survived as before.
+
+    \b
+    Example:
+      r2ccl-ctl plan off --job 4711
+    """
+    _say(False, pid, job, node, everything, timeout, as_json)
+
+
+@plan.command("on")
+@target_options
+@json_option
+def plan_on(
+    pid: int | None,
+    job: str | None,
+    node: str | None,
+    everything: bool,
+    timeout: str,
+    as_json: bool,
+) -> None:
+    """Let plans be taken again after plan off.
+
+    It needs processes that were started with R2CCL_PLAN=on.
+
+    \b
+    Example:
+      r2ccl-ctl plan on --job 4711
+    """
+    _say(True, pid, job, node, everything, timeout, as_json)

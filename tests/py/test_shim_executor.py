@@ -1,0 +1,151 @@
+"""R2CCL_PLAN=on over the stand-in: plans are made, taken and given back in the middle of traffic.
+
+Rung 3: four nodes on loopback, all values checked after each iteration. The stand-in has one
+algorithm and no tuner, so R2CCL_PLAN_FORCE=0: what is shown is that all ranks change communicators
+at the same operation and nothing is lost, not that a plan is faster.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+from conftest import Build
+from segment_bed import until
+
+from r2ccl_ctl import control, journal
+from r2ccl_ctl.control import Command, Process
+from r2ccl_ctl.job import Job, LaunchSpec
+from r2ccl_ctl.launch import start
+from r2ccl_ctl.rows import Comm
+
+RANKS = 4
+NIC = "127.0.1.2"
+
+pytestmark = pytest.mark.slow
+
+
+@contextmanager
+def job(build: Build, name: str, *, seconds: int = 120, **env: str) -> Iterator[Job]:
+    spec = LaunchSpec(
+        argv=(str(build.perf), "-b", "2M", "--duration", str(seconds), "--check-every"),
+        ranks=RANKS,
+        emulate_nodes=RANKS,
+        nics=2,
+        job=name,
+        env={
+            "LD_PRELOAD": str(build.path / "libr2ccl.so"),
+            "R2CCL_PLAN": "on",
+            "R2CCL_PLAN_FORCE": "0",
+            "R2CCL_PLAN_HOLD": "1",
+            "R2CCL_PLAN_WITHDRAW": "0",
+            **env,
+        },
+    )
+    running = start(spec, echo=False)
+    try:
+        yield running
+    finally:
+        running.kill()
+
+
+def processes(name: str) -> list[Process]:
+    found = [process for process in control.list_processes() if process.job == name]
+    return sorted(found, key=lambda process: process.rank or 0)
+
+
+def comms(name: str) -> list[Comm]:
+    return [comm for process in processes(name) for comm in process.snapshot().comms]
+
+
+def command(name: str, rank: int, verb: str, **options: object) -> None:
+    answer = control.send_command(
+        processes(name)[rank],
+        Command(verb, **options),  # type: ignore[arg-type]
+        timeout=10,
+    )
+    assert answer.ok, answer.text
+
+
+def meet(name: str) -> None:
+    until(lambda: [comm.nodes for comm in comms(name)] == [RANKS] * RANKS, "the ranks meet", 60)
+
+
+def lose(name: str, rank: int = 1) -> None:
+    command(name, rank, "fail-nic", nic=f"127.0.{rank}.2", fault="blackhole", direction="both")
+
+
+def everywhere(name: str, plan: str) -> bool:
+    found = comms(name)
+    return len(found) == RANKS and all(comm.plan.startswith(plan) for comm in found)
+
+
+def runs(name: str) -> bool:
+    return everywhere(name, "tree") and all(comm.planned > 5 for comm in comms(name))
+
+
+def stock(name: str) -> bool:
+    found = comms(name)
+    return len(found) == RANKS and all(comm.plan == "" and comm.epoch > 2 for comm in found)
+
+
+def said(process: Process) -> list[str]:
+    return [event.cause for event in journal.Cursor(process).events()]
+
+
+def goes_on(name: str) -> None:
+    before = [comm.operations for comm in comms(name)]
+    until(
+        lambda: all(c.operations > b + 10 for c, b in zip(comms(name), before, strict=True)),
+        "traffic goes on",
+        60,
+    )
+
+
+def test_there_and_back(build: Build) -> None:
+    name = "exec-back"
+    with job(build, name) as running:
+        meet(name)
+        lose(name)
+        until(lambda: runs(name), "the plan is taken everywhere", 60)
+        assert {comm.epoch for comm in comms(name)} == {2}, "make, then switch"
+        assert {comm.seconds for comm in comms(name)} == {1}
+        taken = {line for process in processes(name) for line in said(process) if "from op" in line}
+        assert len(taken) == 1, "the same plan from the same operation on"
+        command(name, 1, "recover-nic", nic=NIC)
+        until(lambda: stock(name), "back to stock when the NIC works again", 90)
+        goes_on(name)
+        assert running.running
+
+
+def test_off_and_on_again(build: Build) -> None:
+    """One rank's operator says off; the communicator is kept for the next time."""
+    name = "exec-off"
+    with job(build, name) as running:
+        meet(name)
+        lose(name)
+        until(lambda: runs(name), "the plan is taken everywhere", 60)
+        command(name, 2, "plan", weight=0)
+        until(lambda: stock(name), "back to stock", 60)
+        goes_on(name)
+        assert stock(name)
+        assert {comm.seconds for comm in comms(name)} == {1}, "kept"
+        command(name, 2, "plan", weight=1)
+        until(lambda: everywhere(name, "tree"), "taken again", 60)
+        assert {comm.epoch for comm in comms(name)} == {4}, "without another making"
+        goes_on(name)
+        assert running.running
+
+
+def test_killed_under_the_plan(build: Build) -> None:
+    """A rank dies: its peers end with an error, as without plans, and do not hang."""
+    name = "exec-kill"
+    with job(build, name) as running:
+        meet(name)
+        lose(name)
+        until(lambda: runs(name), "the plan is taken everywhere", 60)
+        os.kill(processes(name)[3].pid, signal.SIGKILL)
+        until(lambda: not running.running, "the job ends", 60)
