@@ -317,7 +317,9 @@ int r2_engine_close_listen(struct r2_listen *l)
 
 /* ---- connecting */
 
-static struct r2_conn *find_cookie(struct r2_ctx *ctx, uint64_t cookie)
+/* A handle comes from outside: its cookie counts only for a connection that it has begun here and
+ * that nobody has yet. */
+static struct r2_conn *find_cookie(struct r2_ctx *ctx, const struct handle *h)
 {
     struct r2_conn *found = NULL;
     struct r2_list *n;
@@ -326,7 +328,8 @@ static struct r2_conn *find_cookie(struct r2_ctx *ctx, uint64_t cookie)
     R2_LIST_FOR_EACH (n, &ctx->conns) {
         struct r2_conn *c = R2_CONTAINER_OF(n, struct r2_conn, ctx_node);
 
-        if (c->id == cookie && c->out)
+        if (c->id == h->cookie && c->out && !c->handed_out && c->listen_id == h->listen &&
+            memcmp(c->peer->id, h->process, 16) == 0)
             found = c;
     }
     pthread_mutex_unlock(&r2_eng.lock);
@@ -404,7 +407,7 @@ int r2_engine_connect(struct r2_ctx *ctx, int dev, void *handle, struct r2_conn 
     }
     if (!h->cookie)
         return begin(ctx, dev, h);
-    c = find_cookie(ctx, h->cookie);
+    c = find_cookie(ctx, h);
     if (!c)
         return -EINVAL;
     r2_peer_lock(c->peer);

@@ -177,7 +177,7 @@ void r2_path_test(struct r2_path *path)
     bool fresh = path->health.state == R2_HEALTH_UNREACHED &&
                  atomic_load(&r2_eng.nic_state[path->lnic].trusted);
 
-    path->test_out = path->test_done = path->test_want = 0;
+    path->test_out = path->test_want = 0; /* test_done: see up_accepted */
     path->test_at = path->peer->out ? r2_now_ns() : 0;
     path->testing = path->peer->out ? !fresh : path->health.state == R2_HEALTH_PROBING;
     if (!path->peer->out)

@@ -381,13 +381,13 @@ static bool sole_carrier(const struct r2_path *path)
     R2_LIST_FOR_EACH (n, &p->ready) {
         struct r2_conn *c = R2_CONTAINER_OF(n, struct r2_conn, ready);
         const struct r2_req *r = first_waiting(c);
-        bool others = false;
+        bool others = false, stays = r2_eng.set->spread == R2_SPREAD_HOME && r2_conn_home_alive(c);
 
         if (!r || !r2_send_carries(path, r))
             continue;
         for (int i = 0; i < p->n_paths && !others; i++)
             others = p->paths[i] != path && r2_path_usable(p->paths[i]) &&
-                     r2_send_carries(p->paths[i], r);
+                     (!stays || p->paths[i]->lnic == c->home) && r2_send_carries(p->paths[i], r);
         if (!others)
             return true;
     }

@@ -155,12 +155,53 @@ static void test_the_only_path_is_not_spared(void)
     remote_end(&r);
 }
 
+/* A handle comes from outside, and so does its cookie: it may not name what others have. */
+static void test_cookie_of_another(void)
+{
+    uint8_t forged[R2_HANDLE_BYTES];
+    struct r2_conn *again = NULL;
+
+    begin(1);
+    memcpy(forged, r.handle, sizeof(forged));
+    memcpy(forged + 48, &r.conn->id, 8); /* behind magic, four bytes, process, secret, listen */
+    CHECK_LT(r2_engine_connect(r.conn->ctx, 0, forged, &again), 0);
+    CHECK(!again);
+    remote_end(&r);
+}
+
+/* The connecting side is up before the accepting one knows it, and its test chunks travel on other
+ * sockets. */
+static void test_test_chunks_before_up(void)
+{
+    struct r2_msg_test m = {.bytes = 64};
+    struct r2_bulk b = {.conn = R2_CONN_TEST, .len = 64, .total = 64};
+    struct r2_ep *ep;
+
+    remote_new(&r, false, 2);
+    CHECK(remote_open(&r, 2));
+    ep = fake_find(r.id, 0, 0, 0);
+    fake_fail(ep, ECONNRESET, false);
+    CHECK(remote_wait_state(&r, 0, R2_PATH_WAIT));
+    m.gen = r.gen = r.gen + 1;
+    ep = fake_accept(r.id, 0, 0, m.gen);
+    CHECK(ep);
+    CHECK_EQ(fake_claim(ep, &b), 0);
+    CHECK(fake_done(ep, &b));
+    CHECK(fake_up(ep));
+    CHECK_EQ(fake_ctrl(ep, R2_F_TEST, &m, sizeof(m)), 0);
+    CHECK_GE(remote_hear(ep, R2_F_TEST_ACK, &m, sizeof(m)), 0);
+    CHECK_EQ(m.bytes, 64);
+    remote_end(&r);
+}
+
 static const struct check_test tests[] = {
     {"close_gives_room", test_close_gives_room},
     {"dereg_gives_room", test_dereg_gives_room},
     {"refusal_of_a_down_nic", test_refusal_of_a_down_nic},
     {"unproven_paths_end_the_wait", test_unproven_paths_end_the_wait},
     {"the_only_path_is_not_spared", test_the_only_path_is_not_spared},
+    {"cookie_of_another", test_cookie_of_another},
+    {"test_chunks_before_up", test_test_chunks_before_up},
     {0},
 };
 
