@@ -14,6 +14,7 @@
 #define SUSPECT_NS (1 * R2_NS_PER_S)
 #define IDLE_NS (10 * R2_NS_PER_S)
 #define SUSPECT_BEATS 2
+#define STOPPED_NS (2 * R2_NS_PER_S)
 #define LATE_NS (2 * R2_TICK_NS) /* an observer that woke later than this was asleep */
 
 /* The hardware has not said that it has stopped. It is not assumed, so nothing that the endpoint
@@ -278,11 +279,31 @@ static void probe_peer(struct r2_peer *p, uint64_t now)
     }
 }
 
+/* This process was stopped, or its machine. */
+static bool slept(const struct r2_peer *p, uint64_t now)
+{
+    return now > p->last_tick && now - p->last_tick >= 4 * R2_TICK_NS + LATE_NS;
+}
+
+/* Time in which nobody here could look for a path is no time waited; being late on a busy machine
+ * is, or the wait might never end. */
+static void not_waited(struct r2_peer *p, uint64_t now)
+{
+    uint64_t ns = now - p->last_tick;
+
+    if (ns < STOPPED_NS)
+        return;
+    if (p->no_path_since)
+        p->no_path_since = p->no_path_since + ns < now ? p->no_path_since + ns : now;
+    if (p->suspect)
+        p->suspect_since = p->suspect_since + ns < now ? p->suspect_since + ns : now;
+}
+
 static void check_time(struct r2_peer *p, uint64_t now)
 {
     uint64_t limit = r2_eng.set->no_path_timeout_ns;
 
-    if (p->life == R2_PEER_GONE || (!p->active && !p->opening))
+    if (p->life == R2_PEER_GONE || (!p->active && !p->opening) || slept(p, now))
         return;
     if (!r2_peer_served(p) && p->no_path_since && now - p->no_path_since > limit)
         r2_peer_gone(p, -ETIMEDOUT, "no path came back within R2CCL_NO_PATH_TIMEOUT");
@@ -551,7 +572,9 @@ void r2_peer_timer(struct r2_timer *t, uint64_t now)
     r2_peer_lock(p);
     busy = p->active || p->opening;
     interval = r2_peer_hb_interval(p, busy);
-    awake = now - p->last_tick < 4 * R2_TICK_NS + LATE_NS;
+    awake = !slept(p, now);
+    if (!awake)
+        not_waited(p, now);
     p->last_tick = now;
     for (int i = 0; i < p->n_paths; i++)
         r2_path_tick(p->paths[i], now);

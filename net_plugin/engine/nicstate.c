@@ -273,7 +273,8 @@ static void look_again(struct r2_peer *p, int nic)
         p->paths[i]->next_at = 0;
         p->paths[i]->hb_at = 0;
     }
-    r2_timer_sooner(&p->timer, r2_now_ns());
+    if (p->listed) /* else it is being forgotten, and its timer has been stopped */
+        r2_timer_sooner(&p->timer, r2_now_ns());
 }
 
 void r2_nicstate_verdict(int nic, enum r2_verdict verdict, const char *why)
