@@ -124,7 +124,7 @@ class Pair:
         self.process = subprocess.Popen(
             self.command,
             env={**os.environ, "R2CCL_LOG": "info", **env},
-            stdin=subprocess.DEVNULL,
+            stdin=subprocess.PIPE if "--hold" in words else subprocess.DEVNULL,
             stdout=self.log,
             stderr=subprocess.STDOUT,
             start_new_session=True,
@@ -153,6 +153,11 @@ class Pair:
             20.0,
         )
 
+    def release(self) -> None:
+        """What `--hold` held back begins."""
+        if self.process.stdin is not None:
+            self.process.stdin.close()
+
     def wait(self, within: float = PATIENCE_S) -> int:
         try:
             return self.process.wait(within)
@@ -167,6 +172,7 @@ class Pair:
         """It must end well, with every byte right."""
         for side in self.sides:
             assert side.segment
+        self.release()
         code = self.wait(within)
         assert code == 0, f"exit code {code}: {self}"
         found = self.results()

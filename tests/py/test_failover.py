@@ -23,7 +23,7 @@ BULK = ("--size", "1M", "--count", 700, "--conns", 2, "--stall", 20)
 def test_healthy(build: Build, size: str, outstanding: int, verify: int) -> None:
     """Messages of each kind flow without any fault, also one at a time: the credit for small
     messages comes back although they were acknowledged before their receive was posted."""
-    words = ("--size", size, "--outstanding", outstanding, "--count", 1500, "--stall", 10)
+    words = ("--size", size, "--outstanding", outstanding, "--count", 1500, "--stall", 10, "--hold")
     with running_pair(build.path, *words, nics=loopback(2), R2CCL_VERIFY=verify) as pair:
         pair.finish()
         assert not pair.tx.named("replay")

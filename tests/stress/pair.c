@@ -3,6 +3,7 @@
  *
  *   R2CCL_NICS=127.0.1.1,127.0.2.1 build/stress/pair --size 1M --count 1000 --conns 2
  *   ... --faults 7 --count 20000     random faults from seed 7, on both sides
+ *   ... --hold                       nothing moves before stdin is closed
  *   ... --listen 10.250.0.1:7000 / --dial 10.250.0.1:7000   the two sides started by hand
  *
  * Prints one line of JSON per side that received: bytes, seconds, GB/s, wrong. Exit 0: all right,
@@ -36,7 +37,7 @@ static struct {
     uint64_t size, count;
     int conns, outstanding, stall;
     uint64_t fault_seed;
-    bool faults, bidir, check, random_sizes, register_memory;
+    bool faults, bidir, check, random_sizes, register_memory, hold;
     const char *listen, *dial;
 } opt = {.size = 1 << 20, .count = 1000, .conns = 1, .outstanding = 4, .stall = 30, .check = true};
 
@@ -341,21 +342,16 @@ static uint64_t parse_size(const char *text)
     return *end == 'K' ? v << 10 : *end == 'M' ? v << 20 : *end == 'G' ? v << 30 : v;
 }
 
+static const struct option longs[] = {{"size", 1, 0, 's'},     {"count", 1, 0, 'n'},
+                                      {"conns", 1, 0, 'c'},    {"outstanding", 1, 0, 'o'},
+                                      {"faults", 1, 0, 'f'},   {"bidir", 0, 0, 'b'},
+                                      {"no-check", 0, 0, 'k'}, {"random-sizes", 0, 0, 'r'},
+                                      {"stall", 1, 0, 'S'},    {"listen", 1, 0, 'l'},
+                                      {"dial", 1, 0, 'd'},     {"register", 0, 0, 'R'},
+                                      {"hold", 0, 0, 'H'},     {0, 0, 0, 0}};
+
 static void parse(int argc, char **argv)
 {
-    static const struct option longs[] = {{"size", 1, 0, 's'},
-                                          {"count", 1, 0, 'n'},
-                                          {"conns", 1, 0, 'c'},
-                                          {"outstanding", 1, 0, 'o'},
-                                          {"faults", 1, 0, 'f'},
-                                          {"bidir", 0, 0, 'b'},
-                                          {"no-check", 0, 0, 'k'},
-                                          {"random-sizes", 0, 0, 'r'},
-                                          {"stall", 1, 0, 'S'},
-                                          {"listen", 1, 0, 'l'},
-                                          {"dial", 1, 0, 'd'},
-                                          {"register", 0, 0, 'R'},
-                                          {0, 0, 0, 0}};
     int o;
 
     while ((o = getopt_long(argc, argv, "", longs, NULL)) != -1) {
@@ -394,6 +390,9 @@ static void parse(int argc, char **argv)
         case 'd':
             opt.dial = optarg;
             break;
+        case 'H':
+            opt.hold = true;
+            break;
         case 'R':
             opt.register_memory = true;
             break;
@@ -427,6 +426,8 @@ static int run(void)
             flows[n].conn = make_conn(flows[n].index, flows[n].send);
             n++;
         }
+    }
+    while (opt.hold && side == 0 && read(STDIN_FILENO, &go, 1) > 0) {
     }
     xfer(&go, 1, true);
     xfer(&go, 1, false);
