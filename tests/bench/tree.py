@@ -4,19 +4,23 @@ Rung 4, the stand-in for NCCL on the plugin, 1 rank per node, shaped NICs that a
 node's place in the tree is its place in the rank order, so the degraded node is the last (an end:
 light) or the second (inner) one. The bound is max(n / min B, 2 (p - 1) n / sum B) with what payload
 the shapers let through; times are of the same run, in turn. The efficiencies are model / measured,
-what the planner calls ring_efficiency and tree_efficiency.
+what the planner calls ring_efficiency and tree_efficiency. With R2CCL_PLAN=on the application's
+order has the degraded node inside, and the shim moves it to an end.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
+import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from figures import Row, Section, check_bound, median, payload_bound
 from rig import Bed, BenchError, Cores, Options, burst_credit, lab_bed, perf
 
+from r2ccl_ctl import paths
 from r2ccl_ctl.lab import Lab
 
 TITLE = "AllReduce with degraded nodes: ring, end-node tree and the lower bound"
@@ -116,6 +120,8 @@ def _measure(case: Case, bed: Bed, options: Options, section: Section) -> None:
                     _possible(case, nodes, f"{state}, {algo}", seconds)
                     found.setdefault((state, algo), []).append(seconds)
     efficiency: dict[str, list[float]] = {"Ring": [], "Tree": []}
+    with _down(bed.lab, [1]):
+        _planned(case, bed.lab, options, section)
     for state, nodes in states.items():
         _rows(case, state, nodes, found, section, efficiency)
     for algo, values in efficiency.items():
@@ -135,6 +141,46 @@ def _all_reduce(case: Case, lab: Lab, algo: str, options: Options) -> float:
     argv = ["--op", "all_reduce", "-b", str(case.size), "-e", str(case.size), "-n", iters]
     env = {"NCCL_ALGO": algo, "NCCL_PROTO": "Simple", "NCCL_NET": "R2CCL"}
     return perf([*argv, "-w", "1"], lab=lab, nics=case.nics, env=env)[0].seconds
+
+
+def _planned(case: Case, lab: Lab, options: Options, section: Section) -> None:
+    """The same with the shim, which is given time to see the state and to switch."""
+    bandwidths = case.bandwidths([1])
+    ring = ring_model(case.size, bandwidths)
+    end = tree_model(case.size, [bandwidths[1], *bandwidths[:1], *bandwidths[2:]])
+    warmup = str(int(8 / ring) + 2)
+    argv = ["--op", "all_reduce", "-b", str(case.size), "-e", str(case.size), "-n", "3"]
+    with tempfile.TemporaryDirectory() as folder:
+        env = {
+            "LD_PRELOAD": str(paths.shim_path()),
+            "R2CCL_PLAN": "on",
+            "NCCL_PROTO": "Simple",
+            "NCCL_NET": "R2CCL",
+            "NCCL_DEBUG": "INFO",
+            "NCCL_DEBUG_FILE": f"{folder}/nccl.%p",
+        }
+        values = [
+            perf([*argv, "-w", warmup], lab=lab, nics=case.nics, env=env)[0].seconds
+            for _ in range(1 if options.smoke else options.repetitions)
+        ]
+        logs = [file.read_text(errors="replace") for file in Path(folder).iterdir()]
+    switched = sum("Algo Tree" in log for log in logs)
+    if switched != len(logs):
+        section.errors.append(f"{case.name}: {switched} of {len(logs)} ranks came to run the plan")
+        return
+    section.rows.append(
+        Row(
+            f"{case.name}, second node (inner) at 1/2, R2CCL_PLAN=on",
+            median(values) * 1e3,
+            "ms",
+            baseline=end * 1e3,
+            baseline_name="model of T",
+            target=TARGET,
+            at_least=False,
+            samples=len(values),
+            note=f"{median(values) / lower_bound(case.size, bandwidths):.3f} of the bound",
+        )
+    )
 
 
 def _possible(case: Case, nodes: Sequence[int], what: str, seconds: float) -> None:

@@ -1,16 +1,19 @@
 """R2CCL_PLAN=on over the stand-in: plans are made, taken and given back in the middle of traffic.
 
-Rung 3: four nodes on loopback, all values checked after each iteration. The stand-in has one
-algorithm and no tuner, so R2CCL_PLAN_FORCE=0: what is shown is that all ranks change communicators
-at the same operation and nothing is lost, not that a plan is faster.
+Rung 3: four nodes on loopback, all values checked after each iteration. Most of it with
+R2CCL_PLAN_FORCE=0, on the stand-in's ring: what is shown is that all ranks change communicators at
+the same operation and nothing is lost, not that a plan is faster. With the tuner, that the plan's
+communicator runs on the tree, with the degraded node at a light position.
 """
 
 from __future__ import annotations
 
 import os
+import re
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 from conftest import Build
@@ -149,3 +152,31 @@ def test_killed_under_the_plan(build: Build) -> None:
         until(lambda: runs(name), "the plan is taken everywhere", 60)
         os.kill(processes(name)[3].pid, signal.SIGKILL)
         until(lambda: not running.running, "the job ends", 60)
+
+
+@pytest.mark.parametrize("net_api", ["12", "10", "8"])
+def test_tree_by_the_tuner(build: Build, tmp_path: Path, net_api: str) -> None:
+    """API v10 and older: NCCL makes communicators on threads of their own; tuner v4, v3."""
+    name = f"exec-tree-{net_api}"
+    env = {
+        "R2CCL_PLAN_FORCE": "1",
+        "NCCL_DEBUG": "INFO",
+        "NCCL_DEBUG_FILE": str(tmp_path / "nccl.%p"),
+        "HOSTNCCL_NET_VERSION": net_api,
+    }
+    with job(build, name, seconds=120, **env) as running:
+        meet(name)
+        lose(name)
+        until(lambda: runs(name), "the plan is taken everywhere", 60)
+        goes_on(name)
+        assert running.running
+        pids = [process.pid for process in processes(name)]
+    logs = [(tmp_path / f"nccl.{pid}").read_text(encoding="utf-8") for pid in pids]
+    for log in logs:
+        assert f"TUNER/Plugin: Using R2CCL (v{ {'12': 5, '10': 4, '8': 3}[net_api] })" in log
+        assert re.findall(r"Algo (\w+)", log) == ["Ring", "Tree"]
+    # Each process's place in its first and its second communicator; node 1 is the degraded one.
+    places = [[int(rank) for rank in re.findall(r"Trees \[0\] \S+->(\d+)->", log)] for log in logs]
+    assert [place[0] for place in places] == list(range(RANKS))
+    assert {place[1] for place in places} == set(range(RANKS))
+    assert places[1][1] in (0, RANKS - 1), "an end of the tree"
