@@ -35,7 +35,8 @@
 #include "util/mem.h"
 
 #define R2_PATHS_MAX 64
-#define R2_WINDOW 64 /* messages of a connection between the oldest unfinished and the newest */
+#define R2_LANES_MAX 32 /* bulk lanes of an endpoint */
+#define R2_WINDOW 64    /* messages of a connection between the oldest unfinished and the newest */
 #define R2_EAGER_AHEAD 16 /* eager messages the receiver stashes per connection */
 #define R2_TICK_NS (25 * R2_NS_PER_MS)
 
@@ -72,6 +73,7 @@ struct r2_path {
     bool quiet;          /* it went down in order: nobody lost anything */
     bool heard, told_up; /* of this generation: INFO was heard; the journal has it */
     uint32_t test_out, test_want, test_done; /* bytes of test chunks; S: handed out; R: arrived */
+    uint8_t test_quota, test_took[R2_LANES_MAX]; /* S: chunks of each bulk lane */
     uint64_t test_at, drain_at;
     int counted; /* in r2_eng.nic_state: enum r2_census */
     uint64_t down_sent_at;
@@ -302,6 +304,8 @@ enum r2_census { R2_CENSUS_NONE, R2_CENSUS_OK, R2_CENSUS_LOST, R2_CENSUSES };
  */
 struct r2_nic_state {
     atomic_bool link_up, addr_gone; /* addr_gone: or its interface, or nobody listens there yet */
+    atomic_int
+        telling; /* threads that are telling what has changed: no news before they are done */
     atomic_bool located; /* FAILED by a verdict: engine/locate says when it works again */
     atomic_uint epoch;   /* grows after each change of what peers are told: who reads it first never
                           * gives old word the newest number */

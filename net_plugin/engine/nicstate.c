@@ -168,6 +168,7 @@ static bool nic_event(int nic, enum r2_health_event event, const char *cause)
     now = s->health.state;
     word = word_of(s);
     news = word != r2_nic_word(nic);
+    atomic_fetch_add(&s->telling, news);
     atomic_store(&s->word, (unsigned char)word);
     if (news) /* last: see r2_nic_state */
         atomic_fetch_add(&s->epoch, 1);
@@ -181,6 +182,7 @@ static bool nic_event(int nic, enum r2_health_event event, const char *cause)
     if (news) {
         r2_locate_nic_changed(nic);
         tell_all(nic, true, false, cause);
+        atomic_fetch_sub(&s->telling, 1);
     }
     return changed;
 }
@@ -461,6 +463,10 @@ static void tick_nic(int nic, uint64_t now)
 
     if (atomic_exchange(&s->forgive, false))
         r2_nicstate_forgive(nic, false);
+    /* A verdict's thread is still at it: if the NIC were probed now, its word would be usable again
+     * before anybody heard that it had failed, and its paths would stay as they are. */
+    if (atomic_load(&s->telling))
+        return;
     if (state_of(nic) == R2_HEALTH_DAMPED)
         tick_damping(nic, now);
     if (state_of(nic) == R2_HEALTH_FAILED && s->link_up && !atomic_load(&s->located))

@@ -1,7 +1,7 @@
 /* Health of paths: what their states mean for traffic, segment and journal; test chunks. Everything
  * here runs under the peer's lock.
  *
- * A path that comes back carries nothing of the job before test chunks on its bulk lanes and words
+ * A path that comes back carries nothing of the job before test chunks on each bulk lane and words
  * on its control lane have gone both ways: the connecting side says how many bytes it wants to see
  * (TEST), sends them as chunks of connection 0, and goes on when the other side has them all
  * (TEST_ACK). One-sided transports have no place to put them, and test the control lane only. */
@@ -12,7 +12,8 @@
 #include "engine/internal.h"
 
 #define TEST_CHUNK (64 * 1024)
-#define TEST_CHUNKS 4
+#define TEST_CHUNKS 4 /* at least, and as many on each lane */
+#define TEST_MOST (TEST_CHUNK * R2_LANES_MAX)
 #define TEST_NS (1 * R2_NS_PER_S)
 #define DRAIN_MIN_NS (50 * R2_NS_PER_MS) /* the word about it travels on another path */
 
@@ -171,6 +172,18 @@ static bool is_empty(const struct r2_path *path)
 
 /* ---- test chunks */
 
+/* Bytes in all. A lane may be dead while the others work: its port may hash to another link, or a
+ * firewall may know it. */
+static uint32_t plan_test(struct r2_path *path)
+{
+    unsigned lanes = r2_eng.ops->planned(path->ep);
+
+    lanes = lanes < 1 ? 1 : lanes > R2_LANES_MAX ? R2_LANES_MAX : lanes;
+    memset(path->test_took, 0, sizeof(path->test_took));
+    path->test_quota = (uint8_t)((TEST_CHUNKS + lanes - 1) / lanes);
+    return TEST_CHUNK * lanes * path->test_quota;
+}
+
 void r2_path_test(struct r2_path *path)
 {
     struct r2_msg_test m = {.gen = path->gen};
@@ -183,19 +196,23 @@ void r2_path_test(struct r2_path *path)
     if (!path->peer->out)
         return;
     if (path->testing && path->transport == R2_VIA_TCP)
-        m.bytes = path->test_want = TEST_CHUNK * TEST_CHUNKS;
+        m.bytes = path->test_want = plan_test(path);
     r2_out_frame(path, R2_F_TEST, &m, sizeof(m), NULL, 0);
     if (fresh)
         proven(path, "");
     else
-        path->kick_wanted += TEST_CHUNKS;
+        path->kick_wanted += R2_LANES_MAX;
 }
 
 bool r2_path_test_next(struct r2_path *path, struct r2_bulk *bulk)
 {
-    if (path->test_out >= path->test_want)
+    unsigned lane = bulk->lane % R2_LANES_MAX;
+
+    if (path->test_out >= path->test_want || path->test_took[lane] >= path->test_quota)
         return false;
+    path->test_took[lane]++;
     memset(bulk, 0, sizeof(*bulk));
+    bulk->lane = (uint16_t)lane;
     bulk->conn = R2_CONN_TEST;
     bulk->seq = path->test_out / TEST_CHUNK;
     bulk->total = bulk->len = TEST_CHUNK;
@@ -234,7 +251,7 @@ int r2_path_on_test(struct r2_path *path, const uint8_t *body)
     struct r2_msg_test m;
 
     memcpy(&m, body, sizeof(m));
-    if (path->peer->out || m.bytes > TEST_CHUNK * TEST_CHUNKS)
+    if (path->peer->out || m.bytes > TEST_MOST)
         return -EPROTO;
     path->test_want = m.bytes;
     path->test_at = r2_now_ns();
@@ -311,6 +328,6 @@ void r2_path_tick(struct r2_path *path, uint64_t now)
         if (now - path->test_at > TEST_NS)
             r2_path_fail(path, path->gen, ETIMEDOUT, "test chunks did not arrive");
         else if (path->test_out < path->test_want)
-            path->kick_wanted += TEST_CHUNKS;
+            path->kick_wanted += R2_LANES_MAX;
     }
 }

@@ -73,6 +73,7 @@ struct r2_bulk {
     uint64_t remote_addr; /* one-sided transports: where to write */
     uint32_t remote_key;
     const struct r2_mr_keys *keys; /* of the sender's memory */
+    uint16_t lane; /* tx: the bulk lane that takes it, 0 ..: set before next_chunk is asked */
 };
 #define R2_BULK_CRC 1u
 /* rx: placed with r2_copy_lines, because its reader does not wait for the end. */
@@ -215,6 +216,8 @@ struct r2_transport_ops {
     void (*mark)(struct r2_ep *ep);
     void (*health)(struct r2_ep *ep, struct r2_ep_health *out);
     unsigned (*lanes)(struct r2_ep *ep); /* bulk lanes that are ready */
+    /* Bulk lanes that it is to have in all, ready or not; known when it is up. Any lock. */
+    unsigned (*planned)(struct r2_ep *ep);
     const struct r2_ep_params *(*params)(const struct r2_ep *ep);
     /* After an injected fault of a NIC changed: look again. [locks] */
     void (*nudge)(struct r2_ep *ep);

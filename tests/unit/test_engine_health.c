@@ -442,6 +442,82 @@ static void test_verdict(void)
     r2_nicstate_forgive(0, false);
 }
 
+static void *give_verdict(void *arg)
+{
+    (void)arg;
+    r2_nicstate_verdict(0, R2_VERDICT_LOCAL, "test says so");
+    return NULL;
+}
+
+/* The one who has the verdict is held up while it tells peers: time passes, but the NIC is not
+ * taken back before its failure was told and its paths were failed. */
+static void test_verdict_is_told(void)
+{
+    struct r2_msg_nic m;
+    struct r2_peer **peers;
+    pthread_t teller;
+    int n;
+
+    begin(true);
+    post(MSG);
+    remote_forget(ep[1]);
+    peers = r2_peer_all(&n);
+    CHECK_GE(n, 1);
+    for (int i = 0; i < n; i++)
+        r2_peer_lock(peers[i]);
+    CHECK_EQ(pthread_create(&teller, NULL, give_verdict, NULL), 0);
+    fake_sleep_ms(150);
+    for (int i = 0; i < n; i++) {
+        r2_peer_unlock(peers[i]);
+        r2_peer_put(peers[i]);
+    }
+    free(peers);
+    CHECK_EQ(pthread_join(teller, NULL), 0);
+    CHECK_GE(remote_hear(ep[1], R2_F_NIC, &m, sizeof(m)), 0);
+    CHECK(m.nic == 0 && m.word == R2_NIC_FAILED);
+    CHECK(remote_wait_flag(&ep[0]->is_shut));
+    CHECK(remote_path(&r, 0, ep[0]->params.gen));
+    CHECK(wait_nic(0, R2_SEG_NIC_HEALTHY));
+    remote_end(&r);
+    r2_nicstate_forgive(0, false);
+}
+
+/* A bulk lane that takes nothing is not proven, and neither is the path. */
+static void test_every_lane_is_proven(void)
+{
+    uint32_t bytes = 0, lanes = 0;
+    struct r2_msg_test m;
+    struct r2_ep *back;
+    struct r2_bulk b;
+
+    begin(true);
+    fake_fail(ep[0], ECONNRESET, false);
+    back = again(0, ep[0]->params.gen);
+    CHECK_GE(remote_hear(back, R2_F_TEST, &m, sizeof(m)), 0);
+    back->asking = 3; /* of four */
+    for (int i = 0; i < 32; i++) {
+        if (!fake_next(back, &b))
+            continue;
+        bytes += b.len;
+        lanes |= 1u << b.lane;
+        CHECK(fake_chunk_sent(back, &b));
+    }
+    CHECK_EQ(lanes, 7);
+    CHECK_EQ(bytes, m.bytes / 4 * 3);
+    back->asking = 4;
+    for (int i = 0; i < 4; i++) {
+        if (!fake_next(back, &b))
+            continue;
+        bytes += b.len;
+        CHECK_EQ(b.lane, 3);
+        CHECK(fake_chunk_sent(back, &b));
+    }
+    CHECK_EQ(bytes, m.bytes);
+    CHECK_EQ(fake_ctrl(back, R2_F_TEST_ACK, &m, sizeof(m)), 0);
+    CHECK_EQ(health_of(0), R2_HEALTH_RAMPING);
+    remote_end(&r);
+}
+
 static const struct check_test tests[] = {
     {"proven_before_data", test_proven_before_data},
     {"unproven_is_given_up", test_unproven_is_given_up},
@@ -458,7 +534,9 @@ static const struct check_test tests[] = {
     {"answers_tests", test_answers_tests},
     {"nic_none_answers", test_nic_none_answers},
     {"nobody_is_blamed", test_nobody_is_blamed},
+    {"every_lane_is_proven", test_every_lane_is_proven},
     {"verdict", test_verdict},
+    {"verdict_is_told", test_verdict_is_told},
     {0},
 };
 

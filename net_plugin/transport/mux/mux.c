@@ -143,6 +143,11 @@ static unsigned mux_lanes(struct r2_ep *ep)
     return of(ep)->lanes(ep);
 }
 
+static unsigned mux_planned(struct r2_ep *ep)
+{
+    return of(ep)->planned(ep);
+}
+
 static const struct r2_ep_params *mux_params(const struct r2_ep *ep)
 {
     return of(ep)->params(ep);
@@ -211,6 +216,7 @@ const struct r2_transport_ops r2_transport_mux = {
     .mark = mux_mark,
     .health = mux_health,
     .lanes = mux_lanes,
+    .planned = mux_planned,
     .params = mux_params,
     .nudge = mux_nudge,
     .memory = mux_memory,

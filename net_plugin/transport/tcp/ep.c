@@ -432,6 +432,11 @@ static bool tcp_revoke(struct r2_ep *ep, unsigned index, const struct r2_bulk *c
     return mine;
 }
 
+static unsigned tcp_planned(struct r2_ep *ep)
+{
+    return (unsigned)ep->n_lanes;
+}
+
 static unsigned tcp_lanes(struct r2_ep *ep)
 {
     return (unsigned)atomic_load(&ep->open_lanes);
@@ -523,6 +528,7 @@ const struct r2_transport_ops r2_transport_tcp = {
     .mark = r2_tcp_mark,
     .health = r2_tcp_health,
     .lanes = tcp_lanes,
+    .planned = tcp_planned,
     .params = tcp_params,
     .nudge = tcp_nudge,
     .reg = tcp_reg,

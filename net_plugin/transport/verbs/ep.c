@@ -539,6 +539,7 @@ const struct r2_transport_ops r2_transport_verbs = {
     .mark = op_mark,
     .health = op_health,
     .lanes = op_lanes,
+    .planned = op_lanes,
     .params = op_params,
     .nudge = op_nudge,
     .memory = r2_verbs_memory,

@@ -301,6 +301,7 @@ const struct r2_transport_ops fake_ops = {
     .mark = op_nothing,
     .health = op_health,
     .lanes = op_lanes,
+    .planned = op_lanes,
     .params = op_params,
     .nudge = op_nothing,
     .reg = op_reg,
@@ -418,6 +419,7 @@ bool fake_next(struct r2_ep *ep, struct r2_bulk *bulk)
     bool ok = false;
 
     pthread_mutex_lock(&ep->lock);
+    bulk->lane = (uint16_t)(ep->turn++ % (ep->asking ? ep->asking : 4));
     if (!ep->dead && ep->n_tx < FAKE_HELD && ev->next_chunk(ep->params.owner, ep, bulk)) {
         ep->tx[ep->n_tx++] = *bulk;
         ok = true;

@@ -31,6 +31,7 @@ struct r2_ep {
     struct r2_bulk tx[FAKE_HELD];        /* under lock: handed out, not let go of */
     struct r2_bulk rx[FAKE_HELD];        /* under lock: claimed */
     int n_tx, n_rx;                      /* under lock */
+    unsigned asking, turn;               /* bulk lanes that ask for chunks, in turn; 0: all four */
     atomic_bool unconfirmed;             /* shut() does not come to an end */
     atomic_bool cleared;                 /* the last detach() was told so */
     atomic_bool hold_shut;               /* shut() waits while it is set (5 s at most) */
