@@ -36,6 +36,27 @@ void r2_peer_hb_forget(struct r2_peer *p)
     count(p, 0, 0);
 }
 
+int r2_path_hb_look(const struct r2_path *path, uint64_t interval, uint64_t now)
+{
+    uint64_t acked_at = path->rate.delivered_time_ns;
+    struct r2_hb_watch w = {
+        .interval = interval,
+        .misses = r2_eng.set->heartbeat_misses,
+        .unanswered = path->hb_unanswered,
+        .beat_age = now - path->hb_sent_at,
+        .look_age = now - path->hb_at,
+        .asked = path->hb_asked_for && path->hb_asked_for == acked_at,
+        .srtt = path->rtt_ns,
+        .var = path->rttvar_ns,
+    };
+
+    /* With so many paths that heartbeats are limited in number there are none to spare. */
+    if (interval <= r2_eng.set->heartbeat_ns && path->peer->out &&
+        r2_pathrate_inflight(&path->rate) && now > acked_at)
+        w.quiet = now - acked_at;
+    return path->hb_marked ? (int)r2_hb_look(&w) : R2_HB_DUE;
+}
+
 /* Bulk bytes that stall while the control lane answers get twice the time: TCP's second
  * retransmission, 600 ms after the loss, may still bring them. */
 bool r2_path_hb_late(const struct r2_path *path)

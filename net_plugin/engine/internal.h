@@ -97,7 +97,8 @@ struct r2_path {
     uint64_t owes_until; /* S: bytes that arrived another way may still be in its sockets */
     bool ctrl_ready;     /* INFO was queued: other frames may follow */
 
-    uint64_t hb_count, hb_at;
+    uint64_t hb_count, hb_at, hb_sent_at; /* hb_at: the last look */
+    uint64_t hb_asked_for; /* S: acknowledgements had stopped then, so it was asked early */
     int hb_unanswered;
     bool hb_marked, hb_fresh, silent;
     uint64_t rtt_ns, rttvar_ns; /* the network's, as the transport measures it */
@@ -456,6 +457,8 @@ void r2_path_set_grey(struct r2_path *path, unsigned permille, const char *reaso
 uint64_t r2_peer_hb_interval(struct r2_peer *p, bool busy);
 void r2_peer_hb_forget(struct r2_peer *p);
 bool r2_path_hb_late(const struct r2_path *path);
+/* enum r2_hb_look of engine/health/heartbeat.h */
+int r2_path_hb_look(const struct r2_path *path, uint64_t interval, uint64_t now);
 
 /* ---- tail.c: chunks that a slow path holds back, sent again; all under the lock */
 /* A chunk for a path that has nothing else to send; false: none. */

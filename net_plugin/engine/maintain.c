@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "engine/health/heartbeat.h"
 #include "engine/internal.h"
 
 #define ATTEMPT_NS (1 * R2_NS_PER_S) /* for a connect of ours to be answered */
@@ -412,15 +413,20 @@ static void send_heartbeat(struct r2_path *path, uint64_t now)
 {
     struct r2_msg_heartbeat m = {.count = ++path->hb_count};
 
-    path->hb_at = now;
+    path->hb_at = path->hb_sent_at = now;
     path->hb_fresh = true;
     r2_out_frame(path, R2_F_HEARTBEAT, &m, sizeof(m), NULL, 0);
     r2_count(&r2_eng.n->heartbeats_sent, 1);
 }
 
 /* Judges whether the last mark was answered; then marks again and sends the next heartbeat. */
-static void beat(struct r2_path *path, const struct r2_ep_health *h, uint64_t now, bool judge)
+static void beat(struct r2_path *path, const struct r2_ep_health *h, uint64_t now, bool judge,
+                 bool early)
 {
+    if (early)
+        path->hb_asked_for = path->rate.delivered_time_ns;
+    if (early && !(h->answered && !h->stalled))
+        return; /* its time is not up */
     if (path->hb_marked) {
         path->rtt_ns = h->rtt_ns;
         path->rttvar_ns = h->rttvar_ns;
@@ -448,13 +454,16 @@ static void beat_all(struct r2_peer *p, uint64_t now, uint64_t interval, bool ju
     struct r2_path *paths[R2_PATHS_MAX];
     struct r2_ep *eps[R2_PATHS_MAX];
     struct r2_ep_health h[R2_PATHS_MAX];
+    bool early[R2_PATHS_MAX];
     int n = 0;
 
     for (int i = 0; i < p->n_paths; i++) {
         struct r2_path *path = p->paths[i];
+        int look = path->state == R2_PATH_UP ? r2_path_hb_look(path, interval, now) : R2_HB_NOT_YET;
 
-        if (path->state != R2_PATH_UP || now - path->hb_at < interval)
+        if (look == R2_HB_NOT_YET)
             continue;
+        early[n] = look == R2_HB_EARLY;
         paths[n] = path;
         eps[n] = path->ep;
         r2_eng.ops->get(eps[n++]);
@@ -467,7 +476,7 @@ static void beat_all(struct r2_peer *p, uint64_t now, uint64_t interval, bool ju
     r2_peer_lock(p);
     for (int i = 0; i < n; i++) {
         if (paths[i]->state == R2_PATH_UP && paths[i]->ep == eps[i])
-            beat(paths[i], &h[i], now, judge);
+            beat(paths[i], &h[i], now, judge, early[i]);
         r2_eng.ops->put(eps[i]);
     }
 }

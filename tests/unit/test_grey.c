@@ -315,6 +315,43 @@ static void test_loss_within_a_second(void)
     CHECK_LE(run(3 * SEC, 1), SEC + 25 * MS);
 }
 
+/* A machine with no core to spare: acknowledgements are seen in heaps when the thread runs, and the
+ * measured rate, a maximum, shows many times what the link can. The link's rate stays the best. */
+static void test_seen_in_heaps(void)
+{
+    struct r2_grey *all[PATHS];
+    uint64_t due[PATHS], sent[PATHS], one = 64 * KIB * SEC / (12 * MB), spike = 0;
+
+    set_up(PATHS, 12 * MB, 0);
+    for (int i = 0; i < PATHS; i++) {
+        all[i] = &sims[i].g;
+        due[i] = sent[i] = now;
+    }
+    for (uint64_t end = now + 20 * SEC; now < end;) {
+        now += 2 * MS + check_below(check_below(4) ? 20 * MS : 90 * MS);
+        for (int i = 0; i < PATHS; i++) {
+            int heap = 0;
+
+            for (; due[i] + one <= now; heap++) {
+                uint64_t took = now - sent[i];
+
+                sent[i] = due[i];
+                due[i] += one;
+                r2_grey_moved(&sims[i].g, 64 * KIB, took, now);
+                r2_grey_chunk(&sims[i].g, 64 * KIB, took, heap || now < spike ? 270 * MB : 12 * MB,
+                              now);
+            }
+            spike = heap > 1 ? now + 200 * MS : spike;
+        }
+        sims[0].changes += r2_grey_judge(all, PATHS, now) != 0;
+    }
+    for (int i = 0; i < PATHS; i++) {
+        CHECK_GT(sims[i].g.best_rate, 6 * MB);
+        CHECK_LT(sims[i].g.best_rate, 20 * MB);
+        CHECK_EQ(sims[i].changes, 0);
+    }
+}
+
 static const struct check_test tests[] = {
     {"slow_and_back", test_slow_and_back},
     {"fast_nics", test_fast_nics},
@@ -327,6 +364,7 @@ static const struct check_test tests[] = {
     {"announced", test_announced},
     {"hysteresis", test_hysteresis},
     {"restart_remembers", test_restart_remembers},
+    {"seen_in_heaps", test_seen_in_heaps},
     {"loss", test_loss},
     {"loss_within_a_second", test_loss_within_a_second},
     {0},

@@ -28,6 +28,81 @@ static void test_misses(void)
     }
 }
 
+/* A path goes dead at time 0, at every phase of its heartbeats, while bytes are out and the timer
+ * ticks every 25 ms. When is that known? */
+static void dead_path(uint64_t phase, bool traffic, uint64_t *known, uint64_t *waited)
+{
+    struct r2_hb_watch w = {.interval = 100 * MS, .misses = 3, .srtt = MS / 5, .var = MS / 10};
+    uint64_t base = 10 * SEC, looked = base - phase, sent = looked;
+    bool answered = true; /* the last one was, before */
+
+    for (uint64_t t = base + check_below(25 * MS);; t += 25 * MS) {
+        enum r2_hb_look look;
+
+        w.look_age = t - looked;
+        w.beat_age = t - sent;
+        w.quiet = traffic ? t - base + 1 : 0;
+        look = r2_hb_look(&w);
+        CHECK_LT(t, base + SEC);
+        if (look == R2_HB_NOT_YET)
+            continue;
+        if (answered) {
+            w.asked = look == R2_HB_EARLY || w.asked;
+            sent = looked = t;
+            answered = false;
+        } else if (look == R2_HB_DUE) {
+            looked = t;
+            if (++w.unanswered == w.misses) {
+                *known = t - base;
+                *waited = t - sent;
+                return;
+            }
+        }
+    }
+}
+
+static void test_dead_path(void)
+{
+    for (uint64_t phase = 0; phase < 100 * MS; phase += MS) {
+        uint64_t known, waited;
+
+        dead_path(phase, true, &known, &waited);
+        CHECK_LE(known, 350 * MS);
+        CHECK_GE(waited, 250 * MS); /* as long as TCP needs to send a lost segment again */
+        CHECK(known >= 300 * MS || waited >= 300 * MS);
+        dead_path(phase, false, &known, &waited);
+        CHECK_GE(waited, 300 * MS);
+        CHECK_LE(known, 425 * MS);
+    }
+}
+
+/* Bytes that nobody acknowledges, while heartbeats are answered: one question more, no verdict. */
+static void test_asks_once(void)
+{
+    struct r2_hb_watch w = {.interval = 100 * MS,
+                            .misses = 3,
+                            .beat_age = 60 * MS,
+                            .look_age = 60 * MS,
+                            .quiet = 30 * MS};
+
+    CHECK_EQ(r2_hb_look(&w), R2_HB_EARLY);
+    w.srtt = 20 * MS; /* a long way: 30 ms are nothing */
+    w.var = 3 * MS;
+    CHECK_EQ(r2_hb_look(&w), R2_HB_NOT_YET);
+    w.srtt = w.var = 0;
+    w.asked = true;
+    w.quiet = 50 * SEC;
+    CHECK_EQ(r2_hb_look(&w), R2_HB_NOT_YET);
+    w.asked = false;
+    w.unanswered = 1;
+    CHECK_EQ(r2_hb_look(&w), R2_HB_NOT_YET);
+    w.unanswered = 0;
+    w.quiet = 0;
+    CHECK_EQ(r2_hb_look(&w), R2_HB_NOT_YET);
+    w.look_age = 100 * MS;
+    CHECK_EQ(r2_hb_look(&w), R2_HB_DUE);
+}
+
 static double per_second(const struct r2_hb_load *l, uint64_t active, uint64_t idle)
 {
     return (double)l->active * 1e9 / (double)active + (double)l->idle * 1e9 / (double)idle;
@@ -69,6 +144,8 @@ static void test_limit(void)
 
 static const struct check_test tests[] = {
     {"misses", test_misses},
+    {"dead_path", test_dead_path},
+    {"asks_once", test_asks_once},
     {"limit", test_limit},
     {0},
 };

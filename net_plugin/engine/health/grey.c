@@ -49,6 +49,7 @@ static void forget(struct r2_grey *g)
 {
     g->window_from = 0;
     g->expected_ns = g->actual_ns = g->rate = g->bytes = 0;
+    g->busy_ns = g->busy_bytes = 0;
     g->chunks = 0;
 }
 
@@ -93,6 +94,8 @@ static void keep_rate(struct r2_grey *g)
 
 static void close_window(struct r2_grey *g, uint64_t now)
 {
+    if (g->busy_ns)
+        g->rate = min_u64(g->rate, mul_div(g->busy_bytes, NS_PER_S, g->busy_ns));
     keep_rate(g);
     if (g->best_rate) {
         g->speed = (uint32_t)min_u64(
@@ -119,6 +122,15 @@ static void sample(struct r2_grey *g, uint64_t moved, uint64_t took, uint64_t no
         g->window_from = now;
     else if (now - g->window_from >= (g->chunks >= WINDOW_CHUNKS ? WINDOW_NS : SPARSE_NS))
         close_window(g, now);
+}
+
+void r2_grey_moved(struct r2_grey *g, uint64_t bytes, uint64_t took, uint64_t now)
+{
+    uint64_t from = max_u64(g->acked_at, now > took ? now - took : 0);
+
+    g->busy_ns += now > from ? now - from : 0;
+    g->busy_bytes += bytes;
+    g->acked_at = now;
 }
 
 void r2_grey_chunk(struct r2_grey *g, uint64_t moved, uint64_t took, uint64_t rate, uint64_t now)

@@ -46,6 +46,8 @@ struct r2_grey {
     uint64_t window_from; /* 0: none is open */
     uint64_t expected_ns, actual_ns, rate, bytes;
     uint32_t chunks;
+    uint64_t busy_ns, busy_bytes,
+        acked_at; /* of the window: time with a chunk out, and its bytes */
 
     uint64_t judged_at; /* when `speed` was measured; 0 never */
     uint32_t speed;     /* of the latest window */
@@ -72,6 +74,11 @@ void r2_grey_init(struct r2_grey *g, uint64_t announced);
 /* The path is made anew: what it did lately is forgotten, what it can do is not. */
 void r2_grey_restart(struct r2_grey *g);
 
+/* Before r2_grey_chunk: the chunk's own bytes. With these a window's rate is at most what was moved
+ * in it: a delivery rate is a maximum of samples, and on a busy machine, where acknowledgements
+ * that have waited are seen at once, one sample of many times the link's speed would otherwise be
+ * the rate of four windows, the path's best, and the reason to call it slow ever after. */
+void r2_grey_moved(struct r2_grey *g, uint64_t bytes, uint64_t took, uint64_t now);
 /* A chunk was acknowledged after `took` ns; `moved`: bytes acknowledged on the path meanwhile, the
  * chunk's included. `rate`: delivery rate of the path as measured now (r2_pathrate_rate). */
 void r2_grey_chunk(struct r2_grey *g, uint64_t moved, uint64_t took, uint64_t rate, uint64_t now);

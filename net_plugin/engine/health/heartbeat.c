@@ -17,6 +17,21 @@ int r2_hb_misses(uint64_t interval, int misses, uint64_t srtt, uint64_t var)
     return want < (uint64_t)misses ? misses : want > (uint64_t)most ? most : (int)want;
 }
 
+enum r2_hb_look r2_hb_look(const struct r2_hb_watch *w)
+{
+    uint64_t all = w->interval * (uint64_t)w->misses, soon = w->interval / 4;
+
+    if (w->look_age >= w->interval)
+        return R2_HB_DUE;
+    if (w->asked && w->unanswered == w->misses - 1 && w->quiet >= all &&
+        w->beat_age >= all - w->interval / 2)
+        return R2_HB_DUE;
+    if (w->asked || w->unanswered || w->quiet < soon || w->beat_age < w->interval / 2 ||
+        w->var > w->quiet / 4 || w->srtt > w->quiet - 4 * w->var)
+        return R2_HB_NOT_YET;
+    return R2_HB_EARLY;
+}
+
 void r2_hb_intervals(const struct r2_hb_load *l, uint64_t *active_ns, uint64_t *idle_ns)
 {
     double active = (double)l->active * NS_PER_S / (double)(l->active_ns ? l->active_ns : 1);

@@ -13,6 +13,7 @@
 #ifndef R2_ENGINE_HEALTH_HEARTBEAT_H
 #define R2_ENGINE_HEALTH_HEARTBEAT_H
 
+#include <stdbool.h>
 #include <stdint.h>
 
 #define R2_HB_STRETCH 10
@@ -20,6 +21,30 @@
 /* Rounds of `interval` that a heartbeat may stay unanswered: `misses` as set, or more where the
  * path's round trips (srtt, var: as measured, 0 unknown) take longer than those. */
 int r2_hb_misses(uint64_t interval, int misses, uint64_t srtt, uint64_t var);
+
+/* Heartbeats come at intervals, so a path that has just answered and then goes dead would be asked
+ * up to an interval later, and be known to be dead that much later too. Bytes of messages that
+ * are not acknowledged say sooner that it is time to ask; they never say that a path is dead, for
+ * it may be the peer's process that does not acknowledge. */
+struct r2_hb_watch {
+    uint64_t interval;
+    int misses, unanswered; /* looks in a row that found no answer */
+    uint64_t beat_age;      /* since the heartbeat was sent that is to be answered, or was last */
+    uint64_t look_age;      /* since the last look */
+    uint64_t quiet; /* since bytes of messages are out and none was acknowledged; 0: not so */
+    bool asked;     /* for that reason, already */
+    uint64_t srtt, var;
+};
+enum r2_hb_look {
+    R2_HB_NOT_YET,
+    R2_HB_DUE,
+    R2_HB_EARLY, /* ask now, half an interval after the last time at the soonest; that the heartbeat
+                    before is unanswered does not count yet */
+};
+/* Whether to look at the path now. The last look, after which it is dead, is due an interval after
+ * the one before it, or when nothing at all was heard for `misses` intervals and the heartbeat has
+ * waited for all but half of one. */
+enum r2_hb_look r2_hb_look(const struct r2_hb_watch *w);
 
 struct r2_hb_load {
     unsigned active, idle;       /* paths of the process that are up */
