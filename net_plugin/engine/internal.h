@@ -459,6 +459,9 @@ void r2_peer_hb_forget(struct r2_peer *p);
 bool r2_path_hb_late(const struct r2_path *path);
 /* enum r2_hb_look of engine/health/heartbeat.h */
 int r2_path_hb_look(const struct r2_path *path, uint64_t interval, uint64_t now);
+/* Looks at the paths whose turn it is. Lets go of the lock meanwhile. `judge`: the observer was
+ * awake, so an answer that is missing counts. */
+void r2_peer_beat(struct r2_peer *p, uint64_t now, uint64_t interval, bool judge);
 
 /* ---- tail.c: chunks that a slow path holds back, sent again; all under the lock */
 /* A chunk for a path that has nothing else to send; false: none. */

@@ -4,7 +4,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "engine/health/heartbeat.h"
 #include "engine/internal.h"
 
 #define ATTEMPT_NS (1 * R2_NS_PER_S) /* for a connect of ours to be answered */
@@ -14,7 +13,6 @@
 #define PROBE_NS (200 * R2_NS_PER_MS)
 #define SUSPECT_NS (1 * R2_NS_PER_S)
 #define IDLE_NS (10 * R2_NS_PER_S)
-#define SUSPECT_BEATS 2
 #define STOPPED_NS (2 * R2_NS_PER_S)
 #define LATE_NS (2 * R2_TICK_NS) /* an observer that woke later than this was asleep */
 
@@ -409,78 +407,6 @@ void r2_peer_task(struct r2_task *t)
 
 /* ---- heartbeats */
 
-static void send_heartbeat(struct r2_path *path, uint64_t now)
-{
-    struct r2_msg_heartbeat m = {.count = ++path->hb_count};
-
-    path->hb_at = path->hb_sent_at = now;
-    path->hb_fresh = true;
-    r2_out_frame(path, R2_F_HEARTBEAT, &m, sizeof(m), NULL, 0);
-    r2_count(&r2_eng.n->heartbeats_sent, 1);
-}
-
-/* Judges whether the last mark was answered; then marks again and sends the next heartbeat. */
-static void beat(struct r2_path *path, const struct r2_ep_health *h, uint64_t now, bool judge,
-                 bool early)
-{
-    if (early)
-        path->hb_asked_for = path->rate.delivered_time_ns;
-    if (early && !(h->answered && !h->stalled))
-        return; /* its time is not up */
-    if (path->hb_marked) {
-        path->rtt_ns = h->rtt_ns;
-        path->rttvar_ns = h->rttvar_ns;
-        path->stalled = h->stalled && h->answered;
-        r2_grey_segments(&path->watch, h->segments, h->retransmits, now);
-        if (h->answered && !h->stalled) {
-            path->hb_unanswered = 0;
-            path->silent = false;
-            r2_path_event(path, R2_HEALTH_EV_ANSWER, "");
-        } else { /* the same mark stands until it is answered */
-            if (judge && ++path->hb_unanswered == SUSPECT_BEATS)
-                r2_path_event(path, R2_HEALTH_EV_SILENCE, "heartbeats are overdue");
-            r2_count(&r2_eng.n->heartbeats_missed, 1);
-            path->hb_at = now;
-            return;
-        }
-    }
-    send_heartbeat(path, now);
-    path->hb_marked = true;
-}
-
-/* Asks the transport without the peer's lock (it takes lane locks), then judges under it. */
-static void beat_all(struct r2_peer *p, uint64_t now, uint64_t interval, bool judge)
-{
-    struct r2_path *paths[R2_PATHS_MAX];
-    struct r2_ep *eps[R2_PATHS_MAX];
-    struct r2_ep_health h[R2_PATHS_MAX];
-    bool early[R2_PATHS_MAX];
-    int n = 0;
-
-    for (int i = 0; i < p->n_paths; i++) {
-        struct r2_path *path = p->paths[i];
-        int look = path->state == R2_PATH_UP ? r2_path_hb_look(path, interval, now) : R2_HB_NOT_YET;
-
-        if (look == R2_HB_NOT_YET)
-            continue;
-        early[n] = look == R2_HB_EARLY;
-        paths[n] = path;
-        eps[n] = path->ep;
-        r2_eng.ops->get(eps[n++]);
-    }
-    if (!n)
-        return;
-    pthread_mutex_unlock(&p->lock);
-    for (int i = 0; i < n; i++)
-        r2_eng.ops->health(eps[i], &h[i]);
-    r2_peer_lock(p);
-    for (int i = 0; i < n; i++) {
-        if (paths[i]->state == R2_PATH_UP && paths[i]->ep == eps[i])
-            beat(paths[i], &h[i], now, judge, early[i]);
-        r2_eng.ops->put(eps[i]);
-    }
-}
-
 /* Wall 8: a path is failed for silence only while another one answers. */
 static void judge_silence(struct r2_peer *p, uint64_t now)
 {
@@ -587,7 +513,7 @@ void r2_peer_timer(struct r2_timer *t, uint64_t now)
     p->last_tick = now;
     for (int i = 0; i < p->n_paths; i++)
         r2_path_tick(p->paths[i], now);
-    beat_all(p, now, interval, awake);
+    r2_peer_beat(p, now, interval, awake);
     if (awake) {
         judge_silence(p, now);
         refresh_suspect(p, now);
