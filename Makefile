@@ -270,7 +270,7 @@ $(B)/tests/shim/cost: $(B)/obj/tests/shim/cost.o $(noop)
 $(B)/tests/shim/host: $(B)/obj/tests/shim/host.o
 	@mkdir -p $(@D)
 	@$(CC) $(san_flags) $(CFLAGS) $(LDFLAGS) -o $@ $^ $(libs)
-$(B)/tests/unit/test_shim $(B)/tests/unit/test_shim_plan: | $(noop) $(noop_old)
+$(B)/tests/unit/test_shim $(B)/tests/unit/test_shim_plan $(B)/tests/unit/test_shim_exec: | $(noop) $(noop_old)
 $(B)/tests/unit/test_tuner $(B)/tests/unit/test_tree_allreduce: | $(plugin) $(host)
 
 $(patsubst %,$(B)/tests/unit/test_verbs_%,fence revoke): | $(fake)

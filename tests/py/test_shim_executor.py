@@ -1,9 +1,8 @@
 """R2CCL_PLAN=on over the stand-in: plans are made, taken and given back in the middle of traffic.
 
-Rung 3: four nodes on loopback, all values checked after each iteration. Most of it with
-R2CCL_PLAN_FORCE=0, on the stand-in's ring: what is shown is that all ranks change communicators at
-the same operation and nothing is lost, not that a plan is faster. With the tuner, that the plan's
-communicator runs on the tree, with the degraded node at a light position.
+Rung 3: four nodes on loopback, all values checked after each iteration. Tree is forced through the
+plugin's tuner, which the stand-in asks as NCCL does. What is shown is that all ranks change
+communicators at the same operation and nothing is lost, not that a plan is faster.
 """
 
 from __future__ import annotations
@@ -42,7 +41,6 @@ def job(build: Build, name: str, *, seconds: int = 120, **env: str) -> Iterator[
         env={
             "LD_PRELOAD": str(build.path / "libr2ccl.so"),
             "R2CCL_PLAN": "on",
-            "R2CCL_PLAN_FORCE": "0",
             "R2CCL_PLAN_HOLD": "1",
             "R2CCL_PLAN_WITHDRAW": "0",
             **env,

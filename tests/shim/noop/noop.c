@@ -40,6 +40,44 @@ void noop_hang(int on)
     atomic_store(&hang, on);
 }
 
+static atomic_int failing, holding;
+
+void noop_fail_inits(int n)
+{
+    atomic_store(&failing, n);
+}
+
+void noop_hold_inits(int on)
+{
+    atomic_store(&holding, on);
+}
+
+static __thread struct {
+    int n;
+    r2_nccl_comm comms[NOOP_TRACE];
+    size_t counts[NOOP_TRACE];
+} traced;
+
+void noop_trace(void)
+{
+    traced.n = 0;
+}
+
+int noop_traced(r2_nccl_comm *comms, size_t *counts)
+{
+    memcpy(comms, traced.comms, sizeof(traced.comms));
+    memcpy(counts, traced.counts, sizeof(traced.counts));
+    return traced.n;
+}
+
+void noop_traces(r2_nccl_comm comm, size_t count)
+{
+    if (noop_within || traced.n == NOOP_TRACE)
+        return;
+    traced.comms[traced.n] = comm;
+    traced.counts[traced.n++] = count;
+}
+
 int noop_note(enum r2_api id)
 {
     if (!noop_within)
@@ -121,6 +159,10 @@ static int make(enum r2_api id, r2_nccl_comm *out, int nranks, int rank)
 {
     int result = noop_note(id);
 
+    while (atomic_load(&holding) && id == R2_API_ncclCommInitRank)
+        usleep(1000);
+    if (atomic_load(&failing) > 0 && atomic_fetch_sub(&failing, 1) > 0)
+        result = R2_NCCL_SYSTEM;
     *out = NULL;
     if (result == R2_NCCL_OK || result == R2_NCCL_IN_PROGRESS) {
         *out = calloc(1, sizeof(**out));

@@ -26,7 +26,18 @@ API void noop_next_result(int result);
 /* Makes every collective wait until this is undone or its communicator is aborted. */
 API void noop_hang(int on);
 
+/* Makes the next `n` communicators fail to be made. */
+API void noop_fail_inits(int n);
+/* Holds every making from an id until this is undone. */
+API void noop_hold_inits(int on);
+/* From now on the operations of the calling thread are noted, at most NOOP_TRACE. noop_traced: how
+ * many, and the communicator and number of elements of each. */
+#define NOOP_TRACE 64
+API void noop_trace(void);
+API int noop_traced(r2_nccl_comm *comms, size_t *counts);
+
 /* Inside. */
+void noop_traces(r2_nccl_comm comm, size_t count);
 int noop_note(enum r2_api id);
 int noop_collective(enum r2_api id, r2_nccl_comm comm);
 extern __thread int noop_within;

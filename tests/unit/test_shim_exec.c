@@ -1,0 +1,429 @@
+/* Carrying plans out (R2CCL_PLAN=on) over the no-op NCCL: what runs where, in which order, and what
+ * happens when a communicator cannot be made or is ended meanwhile. All ranks are threads of this
+ * process; plans are proposed here, not by the planner. Rung 3: real sockets on loopback. It cannot
+ * prove anything about results: tests/py/test_shim_executor.py does. */
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <pthread.h>
+
+#include "api/call.h"
+#include "check.h"
+#include "comms/follow_inside.h"
+#include "../shim/noop/noop.h"
+#include "util/clock.h"
+
+#define R2_OWN(name, since, ret, params) ret name params;
+#define R2_COLL(name, since, kind, params, args) int name params;
+#define R2_P2P(name, since, kind, params, args) int name params;
+#include "api/nccl.def"
+
+#define RANKS 3
+#define BIG ((size_t)(1 << 20) + 3) /* floats: an operation that plans are for */
+#define SMALL ((size_t)1000)
+#define FLOAT 7
+
+static struct {
+    long (*calls)(const char *);
+    void (*fail_inits)(int);
+    void (*hold_inits)(int);
+    void (*trace)(void);
+    int (*traced)(r2_nccl_comm *, size_t *);
+} noop;
+
+struct rank {
+    pthread_t thread;
+    struct r2_nccl_id id;
+    int rank;
+    r2_nccl_comm comm;
+    struct r2_comm *entry; /* held */
+    struct r2_follow *follow;
+    void (*run)(struct rank *me);
+};
+
+static pthread_barrier_t together;
+
+static int reduce(r2_nccl_comm comm, size_t count)
+{
+    return ncclAllReduce(NULL, NULL, count, FLOAT, 0, comm, NULL);
+}
+
+/* A plan of `n` communicators, with an entry of as many parts, or without entries. */
+static void propose(struct rank *me, int n, bool run)
+{
+    static const uint32_t orders[2][RANKS] = {{2, 0, 1}, {1, 2, 0}};
+    struct r2_plan_table t = {.nranks = RANKS, .ncomms = n, .nentries = run};
+    uint8_t bytes[2048];
+    long len;
+    int rc;
+
+    for (int i = 0; i < n; i++) {
+        t.comms[i] = (struct r2_plan_comm){.key = (uint64_t)i + 11, .ranks = orders[i]};
+        t.comms[i].id[0] = (uint8_t)(i + 1);
+        t.entries[0].comm[i] = (uint32_t)i;
+        t.entries[0].boundary[i] = (uint32_t)i * (R2_PLAN_UNIT / 4);
+    }
+    t.entries[0].coll = R2_PLAN_ALLREDUCE;
+    t.entries[0].schedule = R2_PLAN_TREE;
+    t.entries[0].segments = (uint8_t)n;
+    t.entries[0].from_bytes = 1 << 20;
+    t.entries[0].below_bytes = UINT64_MAX;
+    len = r2_plan_table_encode(&t, bytes, sizeof(bytes));
+    CHECK(len > 0 && (size_t)len <= sizeof(bytes));
+    for (int i = 0; i < 20000; i++) {
+        rc = r2_agree_propose(me->follow->agree, bytes, (size_t)len);
+        if (rc != -EAGAIN && rc != -EBUSY)
+            break;
+        CHECK_EQ(reduce(me->comm, BIG), 0);
+        usleep(1000);
+    }
+    CHECK_EQ(rc, 0);
+}
+
+/* Operations until the plan of `epoch` is in force here, at most 20 s. */
+static void reach(struct rank *me, uint64_t epoch)
+{
+    for (int i = 0; i < 20000 && me->follow->epoch < epoch; i++) {
+        CHECK_EQ(reduce(me->comm, BIG), 0);
+        usleep(1000);
+    }
+    CHECK_EQ(me->follow->epoch, epoch);
+}
+
+/* All ranks: rank 0 proposes, and it comes into force. */
+static void agree(struct rank *me, int n, bool run, uint64_t epoch)
+{
+    if (me->rank == 0)
+        propose(me, n, run);
+    reach(me, epoch);
+    pthread_barrier_wait(&together);
+}
+
+/* Until what is to be made is made or has failed: whether it has. */
+static bool made(struct rank *me)
+{
+    bool failed = false;
+
+    for (int i = 0; i < 20000 && !r2_seconds_made(me->follow->seconds, &failed); i++)
+        usleep(1000);
+    CHECK(r2_seconds_made(me->follow->seconds, &failed) != 0);
+    return failed;
+}
+
+/* The two steps to a plan of `n` parts. */
+static void take_plan(struct rank *me, int n)
+{
+    agree(me, n, false, 1);
+    CHECK(!made(me));
+    pthread_barrier_wait(&together);
+    agree(me, n, true, 2);
+}
+
+static r2_nccl_comm second(struct rank *me, uint64_t key)
+{
+    r2_nccl_comm handle = r2_seconds_get(me->follow->seconds, key);
+
+    CHECK(handle != NULL);
+    return handle;
+}
+
+static void *run_rank(void *arg)
+{
+    struct rank *me = arg;
+
+    CHECK_EQ(ncclCommInitRank(&me->comm, RANKS, me->id, me->rank), 0);
+    me->entry = r2_comms_hold(me->comm);
+    CHECK(me->entry && me->entry->follow);
+    me->follow = me->entry->follow;
+    pthread_barrier_wait(&together);
+    me->run(me);
+    r2_comms_drop(me->entry);
+    return NULL;
+}
+
+static void run_all(void (*run)(struct rank *))
+{
+    struct rank ranks[RANKS];
+    struct r2_nccl_id id;
+    int before = r2_comms_count();
+
+    CHECK_EQ(pthread_barrier_init(&together, NULL, RANKS), 0);
+    CHECK_EQ(ncclGetUniqueId(&id), 0);
+    for (int r = 0; r < RANKS; r++) {
+        ranks[r] = (struct rank){.id = id, .rank = r, .run = run};
+        CHECK_EQ(pthread_create(&ranks[r].thread, NULL, run_rank, &ranks[r]), 0);
+    }
+    for (int r = 0; r < RANKS; r++)
+        CHECK_EQ(pthread_join(ranks[r].thread, NULL), 0);
+    CHECK_EQ(r2_comms_count(), before);
+    pthread_barrier_destroy(&together);
+}
+
+/* What this thread's last operations ran on. */
+static void expect(int n, const r2_nccl_comm *comms, const size_t *counts)
+{
+    r2_nccl_comm ran[NOOP_TRACE];
+    size_t elements[NOOP_TRACE];
+
+    CHECK_EQ(noop.traced(ran, elements), n);
+    for (int i = 0; i < n; i++) {
+        CHECK(ran[i] == comms[i]);
+        CHECK_EQ(elements[i], counts[i]);
+    }
+    noop.trace();
+}
+
+#define EXPECT(n, ...) expect(n, (r2_nccl_comm[n])__VA_ARGS__
+
+/* ---- what runs where */
+
+static void single(struct rank *me)
+{
+    r2_nccl_comm x = me->comm, y;
+
+    take_plan(me, 1);
+    y = second(me, 11);
+    CHECK_EQ(y->nranks, RANKS);
+    CHECK_EQ(y->rank, (me->rank + 1) % RANKS); /* its place in {2, 0, 1} */
+    noop.trace();
+    CHECK_EQ(reduce(x, BIG), 0);
+    CHECK_EQ(reduce(x, SMALL), 0);
+    CHECK_EQ(ncclAllReduce(NULL, NULL, BIG, FLOAT, 5, x, NULL), 0); /* the application's own sum */
+    CHECK_EQ(ncclAllGather(NULL, NULL, BIG, FLOAT, x, NULL), 0);
+    EXPECT(4, {y, x, x, x}), (size_t[]){BIG, SMALL, BIG, BIG});
+    agree(me, 1, false, 3);
+    CHECK(second(me, 11) == y); /* listed still */
+    noop.trace();
+    CHECK_EQ(reduce(x, BIG), 0);
+    EXPECT(1, {x}), (size_t[]){BIG});
+    agree(me, 0, false, 4);
+    CHECK(r2_seconds_get(me->follow->seconds, 11) == NULL);
+    CHECK_EQ(ncclCommDestroy(x), 0);
+}
+
+static void test_single_operations(void)
+{
+    run_all(single);
+}
+
+static void parts(struct rank *me)
+{
+    size_t first = BIG / 4 / 128 * 128;
+
+    take_plan(me, 2);
+    noop.trace();
+    CHECK_EQ(reduce(me->comm, BIG), 0);
+    EXPECT(2, {second(me, 11), second(me, 12)}), (size_t[]){first, BIG - first});
+    CHECK_EQ(ncclCommDestroy(me->comm), 0);
+}
+
+static void test_parts(void)
+{
+    run_all(parts);
+}
+
+/* A group keeps the places of its communicators; the plan's comes behind the application's, also
+ * where that is named later. */
+static void groups(struct rank *me)
+{
+    struct r2_nccl_id id = {{0}};
+    r2_nccl_comm x = me->comm, y, z;
+    uint64_t index;
+
+    memset(id.bytes, me->rank + 1, 128); /* not signed: no plans */
+    CHECK_EQ(ncclCommInitRank(&z, 1, id, 0), 0);
+    take_plan(me, 1);
+    y = second(me, 11);
+    noop.trace();
+    index = r2_comms_index(me->entry);
+    CHECK_EQ(ncclGroupStart(), 0);
+    CHECK_EQ(reduce(x, BIG), 0);
+    CHECK_EQ(reduce(z, 1), 0);
+    CHECK_EQ(ncclSend(NULL, 7, FLOAT, 0, x, NULL), 0);
+    CHECK_EQ(ncclGroupStart(), 0);
+    CHECK_EQ(reduce(x, BIG + 1), 0);
+    CHECK_EQ(ncclGroupEnd(), 0);
+    CHECK_EQ(reduce(x, SMALL), 0);
+    expect(0, NULL, NULL);
+    CHECK_EQ(ncclGroupEnd(), 0);
+    EXPECT(5, {x, x, y, y, z}), (size_t[]){7, SMALL, BIG, BIG + 1, 1});
+    CHECK_EQ(r2_comms_index(me->entry), index + 3);
+
+    CHECK_EQ(ncclGroupStart(), 0);
+    CHECK_EQ(reduce(z, 1), 0); /* before anything with a plan: straight on */
+    CHECK_EQ(ncclRecv(NULL, 7, FLOAT, 0, x, NULL), 0);
+    CHECK_EQ(reduce(z, 2), 0);
+    CHECK_EQ(reduce(x, BIG), 0);
+    EXPECT(1, {z}), (size_t[]){1});
+    CHECK_EQ(ncclGroupEnd(), 0);
+    EXPECT(3, {x, y, z}), (size_t[]){7, BIG, 2});
+
+    CHECK_EQ(ncclGroupStart(), 0);
+    CHECK_EQ(reduce(x, BIG), 0);
+    CHECK_EQ(ncclGroupSimulateEnd(NULL), 0);
+    EXPECT(1, {x}), (size_t[]){BIG});
+    CHECK_EQ(ncclCommDestroy(z), 0);
+    CHECK_EQ(ncclCommDestroy(x), 0);
+}
+
+static void test_groups(void)
+{
+    run_all(groups);
+}
+
+/* ---- what goes wrong */
+
+static atomic_int failures;
+
+/* One rank cannot make its communicator: it says so, it refuses the switch, and all go on. */
+static void failing(struct rank *me)
+{
+    if (me->rank == 0) {
+        noop.fail_inits(1);
+        propose(me, 1, false);
+    }
+    reach(me, 1);
+    atomic_fetch_add(&failures, made(me));
+    pthread_barrier_wait(&together);
+    CHECK_EQ(atomic_load(&failures), 1);
+    if (me->rank == 0)
+        propose(me, 1, true);
+    for (int i = 0; i < 700; i++) {
+        CHECK_EQ(reduce(me->comm, BIG), 0);
+        usleep(1000);
+    }
+    CHECK_EQ(me->follow->epoch, 1); /* the switch was not agreed */
+    pthread_barrier_wait(&together);
+    noop.trace();
+    CHECK_EQ(reduce(me->comm, BIG), 0);
+    EXPECT(1, {me->comm}), (size_t[]){BIG});
+    CHECK_EQ(ncclCommDestroy(me->comm), 0);
+}
+
+static void test_failed_making(void)
+{
+    atomic_store(&failures, 0);
+    run_all(failing);
+}
+
+/* Abort does not wait for what is being made; that is ended when NCCL is through with it. */
+static void aborting(struct rank *me)
+{
+    uint64_t begin;
+
+    if (me->rank == 0) {
+        noop.hold_inits(1);
+        propose(me, 1, false);
+    }
+    reach(me, 1);
+    pthread_barrier_wait(&together);
+    CHECK_EQ(reduce(me->comm, BIG), 0); /* nor do operations */
+    begin = r2_now_ns();
+    CHECK_EQ(ncclCommAbort(me->comm), 0);
+    CHECK(r2_now_ns() - begin < 4 * R2_NS_PER_S);
+}
+
+static void test_abort_while_making(void)
+{
+    long before = noop.calls("ncclCommAbort");
+
+    run_all(aborting);
+    CHECK_EQ(noop.calls("ncclCommAbort"), before + RANKS);
+    noop.hold_inits(0);
+    for (int i = 0; i < 10000 && noop.calls("ncclCommAbort") < before + 2 * RANKS; i++)
+        usleep(1000);
+    CHECK_EQ(noop.calls("ncclCommAbort"), before + 2 * RANKS);
+}
+
+/* ---- fan-out */
+
+static void fanned(struct rank *me)
+{
+    int error = 0;
+
+    take_plan(me, 2);
+    CHECK_EQ(ncclCommGetAsyncError(me->comm, &error), 0);
+    CHECK_EQ(error, 0);
+    atomic_store(&second(me, 12)->error, R2_NCCL_REMOTE);
+    CHECK_EQ(ncclCommGetAsyncError(me->comm, &error), 0);
+    CHECK_EQ(error, R2_NCCL_REMOTE);
+    CHECK_EQ(ncclCommRevoke(me->comm, 0), 0);
+    CHECK_EQ(ncclCommSuspend(me->comm, 0), 0);
+    CHECK_EQ(ncclCommResume(me->comm), 0);
+    CHECK_EQ(ncclCommFinalize(me->comm), 0);
+    CHECK_EQ((me->rank ? ncclCommDestroy : ncclCommAbort)(me->comm), 0);
+}
+
+static void test_fan_out(void)
+{
+    static const char *const names[] = {"ncclCommRevoke", "ncclCommSuspend", "ncclCommResume",
+                                        "ncclCommFinalize"};
+    long before[4], destroys = noop.calls("ncclCommDestroy"), aborts = noop.calls("ncclCommAbort");
+
+    for (int i = 0; i < 4; i++)
+        before[i] = noop.calls(names[i]);
+    run_all(fanned);
+    for (int i = 0; i < 4; i++)
+        CHECK_EQ(noop.calls(names[i]), before[i] + 3 * RANKS);
+    CHECK_EQ(noop.calls("ncclCommDestroy"), destroys + (RANKS - 1) * 3);
+    CHECK_EQ(noop.calls("ncclCommAbort"), aborts + 3);
+}
+
+/* Communicators beside each other have plans of their own. */
+static void two(struct rank *me)
+{
+    r2_nccl_comm other, y;
+
+    CHECK_EQ(ncclCommSplit(me->comm, 0, me->rank, &other, NULL), 0);
+    take_plan(me, 1);
+    y = second(me, 11);
+    noop.trace();
+    CHECK_EQ(reduce(other, BIG), 0);
+    CHECK_EQ(reduce(me->comm, BIG), 0);
+    EXPECT(2, {other, y}), (size_t[]){BIG, BIG});
+    CHECK_EQ(ncclCommDestroy(other), 0);
+    CHECK_EQ(ncclCommDestroy(me->comm), 0);
+}
+
+static void test_two_communicators(void)
+{
+    run_all(two);
+}
+
+static const struct check_test tests[] = {
+    {"single_operations", test_single_operations},
+    {"parts", test_parts},
+    {"groups", test_groups},
+    {"failed_making", test_failed_making},
+    {"abort_while_making", test_abort_while_making},
+    {"fan_out", test_fan_out},
+    {"two_communicators", test_two_communicators},
+    {0},
+};
+
+int main(int argc, char **argv)
+{
+    char own[400], path[512];
+    ssize_t n = readlink("/proc/self/exe", own, sizeof(own) - 1);
+    char *slash;
+    void *lib;
+
+    own[n > 0 ? n : 0] = '\0';
+    slash = strrchr(own, '/');
+    if (slash)
+        *slash = '\0';
+    snprintf(path, sizeof(path), "%s/../noop/libnccl.so.2", own);
+    setenv("R2CCL_REAL_NCCL", path, 1);
+    setenv("R2CCL_SHM", "0", 1);
+    setenv("R2CCL_PLAN", "on", 1);
+    setenv("R2CCL_PLAN_FORCE", "0", 1);
+    setenv("NCCL_SOCKET_IFNAME", "lo", 1);
+    lib = dlopen(path, RTLD_NOW | RTLD_LOCAL);
+    CHECK(lib != NULL);
+    *(void **)&noop.calls = dlsym(lib, "noop_calls");
+    *(void **)&noop.fail_inits = dlsym(lib, "noop_fail_inits");
+    *(void **)&noop.hold_inits = dlsym(lib, "noop_hold_inits");
+    *(void **)&noop.trace = dlsym(lib, "noop_trace");
+    *(void **)&noop.traced = dlsym(lib, "noop_traced");
+    CHECK(noop.calls && noop.fail_inits && noop.hold_inits && noop.trace && noop.traced);
+    return check_main(argc, argv, tests);
+}
