@@ -236,6 +236,7 @@ static struct r2_follow *make(struct r2_comm *comm, const struct r2_follow_birth
     f->comm = comm;
     f->rank = birth->rank;
     f->nranks = birth->nranks;
+    f->device = birth->device;
     f->node = node_key();
     f->entry.look = look;
     pthread_mutex_init(&f->lock, NULL);
@@ -329,7 +330,9 @@ void r2_follow_skip(struct r2_follow *parent, uint64_t salt)
 static void take_over(struct r2_follow *f, const struct r2_agree_view *view)
 {
     const struct r2_plan_table *table = view->object;
-    bool before = f->table && f->table->nentries, now = table && table->nentries;
+    /* The table before is released already. */
+    bool before = atomic_load_explicit(&f->comm->planned, memory_order_relaxed);
+    bool now = table->nentries > 0;
     char text[80], plan[40] = "";
 
     f->epoch = view->epoch;
@@ -396,9 +399,9 @@ void r2_follow_time(struct r2_follow *f, uint64_t bytes, void *stream)
     if (f->rank != 0 || !f->seconds || bytes < R2_FOLLOW_ELIGIBLE ||
         r2_device_watch_start(&f->watch, stream))
         return;
-    f->timed_bytes = bytes;
-    f->timed_epoch = f->epoch;
-    f->timed = t && r2_plan_table_find(t, R2_PLAN_ALLREDUCE, R2_PLAN_ANY_TYPE, bytes);
+    f->watch.note[R2_FOLLOW_TIMED_BYTES] = bytes;
+    f->watch.note[R2_FOLLOW_TIMED_EPOCH] =
+        t && r2_plan_table_find(t, R2_PLAN_ALLREDUCE, R2_PLAN_ANY_TYPE, bytes) ? f->epoch : 0;
 }
 
 void r2_follow_timed(struct r2_follow *f, void *stream, bool good)

@@ -26,10 +26,13 @@
 #define R2_FOLLOW_STOP UINT32_C(0x40000000)   /* its operator wants stock */
 #define R2_FOLLOW_UNABLE UINT32_C(0x80000000) /* Tree cannot be forced there */
 
+/* Notes on the stopwatch: bytes of the operation, epoch of the plan that it ran under or 0. */
+enum { R2_FOLLOW_TIMED_BYTES, R2_FOLLOW_TIMED_EPOCH };
+
 struct r2_follow {
     struct r2_agree *agree;
     struct r2_comm *comm; /* outlives it */
-    int rank, nranks;
+    int rank, nranks, device;
     uint64_t node;
     _Atomic(uint64_t) bytes; /* of the largest eligible operation */
     struct r2_watch_entry entry;
@@ -39,8 +42,6 @@ struct r2_follow {
     uint64_t epoch; /* of the plan in force */
     const struct r2_plan_table *table;
     struct r2_device_watch watch;
-    uint64_t timed_bytes, timed_epoch;
-    bool timed;
 
     pthread_mutex_t lock; /* guards the rest */
     bool ready, unable;
@@ -55,7 +56,7 @@ struct r2_follow {
     struct r2_steer steer;
     struct r2_lead lead;
     uint64_t *made;        /* steer's */
-    uint64_t switch_epoch; /* of what runs */
+    uint64_t switch_epoch; /* of the newest plan */
     uint64_t switch_ready_ns;
     double running_ns; /* predicted, for the size last planned for */
     struct r2_plan running;

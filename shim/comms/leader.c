@@ -219,10 +219,11 @@ void r2_leader_decided(struct r2_follow *f, uint64_t epoch, bool committed)
         return;
     }
     r2_lead_through(&f->lead, step);
-    if (step == R2_STEER_SWITCH || (step == R2_STEER_BACK && before)) {
+    if (step == R2_STEER_DROP)
+        r2_policy_event(&f->policy, now); /* something else, or the same once more */
+    if (step == R2_STEER_SWITCH || (step == R2_STEER_BACK && before))
         r2_policy_committed(&f->policy, f->steer.current, now);
-        f->switch_epoch = epoch;
-    }
+    f->switch_epoch = epoch;            /* every plan has the entries of what runs */
     for (int r = 0; r < f->nranks; r++) /* a rank may have said so before we knew */
         if (f->steer.step == R2_STEER_MADE &&
             (f->words[r] & R2_FOLLOW_EPOCH) == (epoch & R2_FOLLOW_EPOCH))
@@ -253,14 +254,14 @@ void r2_leader_reported(struct r2_follow *f, int rank, const struct r2_agree_rep
 /* One measured operation, of stock or of what runs now. */
 static void sample(struct r2_follow *f)
 {
-    uint64_t epoch = f->timed_epoch, bytes = f->timed_bytes, ns;
-    bool planned = f->timed;
+    uint64_t note[2], epoch, ns;
 
-    if (!r2_device_watch_read(&f->watch, &ns))
+    if (r2_device_enter(f->device) || !r2_device_watch_read(&f->watch, &ns, note))
         return;
-    if (!r2_settings_get()->plan_withdraw || (planned && epoch != f->switch_epoch))
+    epoch = note[R2_FOLLOW_TIMED_EPOCH];
+    if (!r2_settings_get()->plan_withdraw || (epoch && epoch != f->switch_epoch))
         return; /* of a plan that is no more */
-    r2_policy_sample(&f->policy, planned ? f->policy.current : 0, bytes, ns);
+    r2_policy_sample(&f->policy, epoch ? f->policy.current : 0, note[R2_FOLLOW_TIMED_BYTES], ns);
 }
 
 void r2_leader_turn(struct r2_follow *f, uint64_t now)

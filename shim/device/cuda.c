@@ -78,14 +78,18 @@ bool r2_device_cuda(void)
 
 int r2_device_enter(int device)
 {
+    static __thread int entered = -1;
     int mode = CUDA_CAPTURE_RELAXED;
     void *context = NULL;
 
-    if (!r2_device_cuda() || device < 0)
+    if (device < 0 || device == entered || !r2_device_cuda())
         return 0;
     /* Retained for good: NCCL's communicators and the application hold it as well. */
-    if (cuda.primary(&context, device) || cuda.set_current(context) || cuda.exchange(&mode))
+    if (cuda.primary(&context, device) || cuda.set_current(context))
         return -EIO;
+    if (entered < 0 && cuda.exchange(&mode)) /* what it returns is the old mode */
+        return -EIO;
+    entered = device;
     return 0;
 }
 
@@ -141,7 +145,7 @@ void r2_device_watch_stop(struct r2_device_watch *w, void *stream, bool good)
     atomic_store_explicit(&w->state, next, memory_order_release);
 }
 
-bool r2_device_watch_read(struct r2_device_watch *w, uint64_t *ns)
+bool r2_device_watch_read(struct r2_device_watch *w, uint64_t *ns, uint64_t note[2])
 {
     bool known = true;
     float ms = 0;
@@ -152,6 +156,8 @@ bool r2_device_watch_read(struct r2_device_watch *w, uint64_t *ns)
         return false;
     if (w->device)
         known = cuda.event_elapsed(&ms, w->events[0], w->events[1]) == 0;
+    note[0] = w->note[0];
+    note[1] = w->note[1];
     *ns = w->device ? (uint64_t)((double)ms * 1e6) : w->end_ns - w->begin_ns;
     atomic_store_explicit(&w->state, IDLE, memory_order_release);
     return known;

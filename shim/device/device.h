@@ -33,13 +33,14 @@ struct r2_device_watch {
     bool device;
     void *events[2];
     uint64_t begin_ns, end_ns;
+    uint64_t note[2]; /* the caller's, written between start and stop */
 };
 /* 0; -EBUSY: the last time was not read yet, or the stream is being captured; -EIO. */
 int r2_device_watch_start(struct r2_device_watch *w, void *stream);
 /* good false: forget it. */
 void r2_device_watch_stop(struct r2_device_watch *w, void *stream, bool good);
-/* True once, when the time is known. */
-bool r2_device_watch_read(struct r2_device_watch *w, uint64_t *ns);
+/* True once, when the time is known, with the notes of its start. */
+bool r2_device_watch_read(struct r2_device_watch *w, uint64_t *ns, uint64_t note[2]);
 void r2_device_watch_free(struct r2_device_watch *w);
 
 #endif

@@ -18,9 +18,10 @@ static void enter(struct r2_steer *s, enum r2_steer_step step, uint64_t now_ns)
         s->target = 0;
 }
 
+/* Where no rank said that it failed, the target may be wanted again. */
 static void lose(struct r2_steer *s, uint64_t now_ns)
 {
-    s->lost = s->target;
+    s->lost = s->failed || s->step == R2_STEER_SWITCH ? s->target : 0;
     enter(s, R2_STEER_DROP, now_ns);
 }
 

@@ -3,8 +3,8 @@
  *
  *   IDLE --want--> MAKE (proposed, agreed) --> MADE? (all ranks say so) --> SWITCH (agreed) -->
  * IDLE |                        | one failed, or none too long said anything
- *                          +--------> IDLE          +--> DROP (agreed) --> IDLE, `lost`
- *   any --want stock--> BACK (agreed) --> IDLE
+ *                          +--------> IDLE          +--> DROP (agreed) --> IDLE; `lost` if one
+ * failed any --want stock--> BACK (agreed) --> IDLE
  *
  * A switch is proposed only after every rank has said that it has made what the agreed make asked
  * for; a rank refuses it nevertheless if it cannot run it. Nothing that fails here stops traffic.
@@ -36,7 +36,7 @@ struct r2_steer {
     bool stop;           /* stock is wanted as soon as the step is through */
     uint64_t current;    /* key of what runs, 0: stock */
     uint64_t target;     /* key of what is being brought about, 0: nothing */
-    uint64_t lost;       /* key that could not be had; the caller reads and clears it */
+    uint64_t lost;       /* key that ranks could not have; the caller reads and clears it */
     uint64_t make_epoch; /* of the agreed make */
     uint64_t since_ns, not_before_ns;
     int tries;

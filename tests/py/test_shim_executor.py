@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import re
 import signal
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -178,3 +179,50 @@ def test_tree_by_the_tuner(build: Build, tmp_path: Path, net_api: str) -> None:
     assert [place[0] for place in places] == list(range(RANKS))
     assert {place[1] for place in places} == set(range(RANKS))
     assert places[1][1] in (0, RANKS - 1), "an end of the tree"
+
+
+def test_stopped_while_it_is_agreed(build: Build) -> None:
+    """A rank stands still when the plan comes: the others wait for it in their collectives, as they
+    always do, and go on with it; the plan comes later."""
+    name = "exec-stop"
+    with job(build, name) as running:
+        meet(name)
+        lose(name)
+        until(lambda: "degraded" in comms(name)[0].cause, "the leader has a plan", 60)
+        victim = processes(name)[3].pid
+        os.kill(victim, signal.SIGSTOP)
+        time.sleep(7)  # longer than the leader waits for promises
+        os.kill(victim, signal.SIGCONT)
+        until(lambda: runs(name), "the plan is taken everywhere", 90)
+        assert running.running
+
+
+def test_killed_while_it_is_made(build: Build) -> None:
+    """The rank dies between the plan and the switch: the job ends, with an error."""
+    name = "exec-die"
+    with job(build, name) as running:
+        meet(name)
+        lose(name)
+        until(lambda: any(comm.epoch == 1 for comm in comms(name)), "the making is agreed", 60)
+        os.kill(processes(name)[3].pid, signal.SIGKILL)
+        until(lambda: not running.running, "the job ends", 60)
+
+
+def test_slower_than_stock_is_withdrawn(build: Build) -> None:
+    """On loopback NCCL's own choice and the plan are about alike. Whichever it is, all ranks have
+    the same, and a plan that is taken back is not taken again."""
+    name = "exec-slow"
+    with job(build, name, R2CCL_PLAN_WITHDRAW="1") as running:
+        meet(name)
+        lose(name)
+        until(lambda: runs(name), "the plan is taken everywhere", 60)
+        time.sleep(10)
+        lines = said(processes(name)[0])
+        withdrawn = [line for line in lines if "withdrawn" in line]
+        assert len(withdrawn) <= 1
+        if withdrawn:
+            until(lambda: stock(name), "back to stock", 60)
+            time.sleep(3)
+            assert stock(name), "not again"
+        goes_on(name)
+        assert running.running
