@@ -6,10 +6,10 @@
 #include <dlfcn.h>
 #include <pthread.h>
 
+#include "../shim/noop/noop.h"
 #include "api/call.h"
 #include "check.h"
 #include "comms/follow_inside.h"
-#include "../shim/noop/noop.h"
 #include "util/clock.h"
 
 #define R2_OWN(name, since, ret, params) ret name params;
