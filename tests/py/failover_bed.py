@@ -115,16 +115,18 @@ class Side:
 
 
 class Pair:
-    """A running build/stress/pair."""
+    """A running build/stress/pair: messages until `finish` (or as many as `--count` says)."""
 
     def __init__(self, build: Path, words: Sequence[str], env: dict[str, str]) -> None:
-        self.command = [str(build / "stress" / "pair"), *words]
+        self.told_to_end = "--count" in words
+        forever = [] if self.told_to_end else ["--until-told"]
+        self.command = [str(build / "stress" / "pair"), *words, *forever]
         self.env = env
         self.log = tempfile.TemporaryFile()
         self.process = subprocess.Popen(
             self.command,
             env={**os.environ, "R2CCL_LOG": "info", **env},
-            stdin=subprocess.PIPE if "--hold" in words else subprocess.DEVNULL,
+            stdin=subprocess.DEVNULL,
             stdout=self.log,
             stderr=subprocess.STDOUT,
             start_new_session=True,
@@ -153,11 +155,6 @@ class Pair:
             20.0,
         )
 
-    def release(self) -> None:
-        """What `--hold` held back begins."""
-        if self.process.stdin is not None:
-            self.process.stdin.close()
-
     def wait(self, within: float = PATIENCE_S) -> int:
         try:
             return self.process.wait(within)
@@ -169,10 +166,12 @@ class Pair:
         return [json.loads(line) for line in self.text().splitlines() if line.startswith("{")]
 
     def finish(self, within: float = PATIENCE_S) -> None:
-        """It must end well, with every byte right."""
+        """It must end well, with every byte right; now, unless it had a --count."""
         for side in self.sides:
             assert side.segment
-        self.release()
+        if not self.told_to_end:
+            self.told_to_end = True
+            self.tx.signal(signal.SIGUSR1)
         code = self.wait(within)
         assert code == 0, f"exit code {code}: {self}"
         found = self.results()

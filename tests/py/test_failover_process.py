@@ -166,10 +166,11 @@ def test_the_process_row(build: Build) -> None:
 
 @pytest.mark.parametrize(("a", "b"), [(1, 4), (3, 2), (4, 1)])
 def test_unequal_numbers_of_nics(build: Build, a: int, b: int) -> None:
-    words = ("--size", "1M", "--count", 60, "--conns", 3, "--bidir", "--stall", 20)
+    words = ("--size", "1M", "--conns", 3, "--bidir", "--stall", 20)
     with running_pair(
         build.path, *words, nics=loopback(a), PAIR_NICS_B=loopback(b, last=9)
     ) as pair:
+        pair.moving(60)
         pair.finish()
 
 
@@ -183,7 +184,8 @@ def test_verify_mode_under_faults(build: Build) -> None:
 def test_ipv6(build: Build) -> None:
     if not Path("/proc/net/if_inet6").exists():
         pytest.skip("no IPv6 here")
-    with running_pair(build.path, "--size", "1M", "--count", 40, nics="::1") as pair:
+    with running_pair(build.path, "--size", "1M", nics="::1") as pair:
+        pair.moving(40)
         pair.finish()
 
 

@@ -29,7 +29,7 @@ def weights(sides: list[Side], nic: str, since: int) -> list[Event]:
 @pytest.mark.parametrize("verify", [0, 1])
 def test_slow_nic_on_loopback(build: Build, verify: int) -> None:
     """One of three NICs falls to a tenth and recovers: the journal says so, all bytes are right."""
-    words = ("--size", "1M", "--count", 100000, "--conns", 3, "--stall", 20)
+    words = ("--size", "1M", "--conns", 3, "--stall", 20)
     nics = [f"127.0.{n}.1" for n in range(1, NICS + 1)]
     with running_pair(build.path, *words, nics=loopback(NICS), R2CCL_VERIFY=verify) as pair:
         for nic in nics:
@@ -55,7 +55,7 @@ def test_slow_nic_on_loopback(build: Build, verify: int) -> None:
 
 
 def test_switched_off(build: Build) -> None:
-    words = ("--size", "1M", "--count", 100000, "--conns", 3, "--stall", 20)
+    words = ("--size", "1M", "--conns", 3, "--stall", 20)
     with running_pair(build.path, *words, nics=loopback(2), R2CCL_GREY=0) as pair:
         for nic, rate in (("127.0.1.1", 50_000_000), ("127.0.2.1", 2_000_000)):
             pair.tx.fail(nic, "slow", "tx", rate=rate)

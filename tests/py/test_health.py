@@ -22,7 +22,7 @@ from r2ccl_ctl.faults import parse_rules
 from r2ccl_ctl.rows import PathRow
 
 A, B, C = "127.0.1.1", "127.0.2.1", "127.0.3.1"
-LONG = ("--size", "1M", "--count", 100_000, "--conns", 2, "--stall", 20)
+LONG = ("--size", "1M", "--conns", 2, "--stall", 20)
 SLOW = 100_000_000  # bytes per second of a NIC, so that the job lasts
 
 
@@ -172,7 +172,7 @@ def test_the_last_one_is_not_damped(build: Build) -> None:
 def test_drain_loses_nothing(build: Build, side: str) -> None:
     """Under traffic both ways, of small and large messages: nothing is replayed, no path fails,
     and afterwards not a byte is on the NIC until it is given back."""
-    words = ("--size", "2M", "--random-sizes", "--count", 1_000_000, "--conns", 2, "--stall", 20)
+    words = ("--size", "2M", "--random-sizes", "--conns", 2, "--stall", 20)
     with running_pair(build.path, *words, "--bidir", nics=loopback(2), R2CCL_RAMP="200ms") as pair:
         one = pair.side(side)
         for each in pair.sides:
@@ -250,8 +250,9 @@ def test_weight_limits_the_share(build: Build) -> None:
 
 def test_orderly_end_is_quiet(build: Build) -> None:
     """The journal of a job that ends well has no failures, and tells both NICs of a path."""
-    words = ("--size", "64K", "--count", 200, "--conns", 2)
+    words = ("--size", "64K", "--conns", 2)
     with running_pair(build.path, *words, nics=loopback(2)) as pair:
+        pair.moving(200)
         pair.finish()
         for side in pair.sides:
             assert not side.named("path-down", "replay", "nic-suspect", "nic-down"), str(pair)

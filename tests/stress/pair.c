@@ -3,7 +3,7 @@
  *
  *   R2CCL_NICS=127.0.1.1,127.0.2.1 build/stress/pair --size 1M --count 1000 --conns 2
  *   ... --faults 7 --count 20000     random faults from seed 7, on both sides
- *   ... --hold                       nothing moves before stdin is closed
+ *   ... --until-told                 messages until the parent gets SIGUSR1, then an orderly end
  *   ... --listen 10.250.0.1:7000 / --dial 10.250.0.1:7000   the two sides started by hand
  *
  * Prints one line of JSON per side that received: bytes, seconds, GB/s, wrong. Exit 0: all right,
@@ -37,7 +37,7 @@ static struct {
     uint64_t size, count;
     int conns, outstanding, stall;
     uint64_t fault_seed;
-    bool faults, bidir, check, random_sizes, register_memory, hold;
+    bool faults, bidir, check, random_sizes, register_memory, until_told;
     const char *listen, *dial;
 } opt = {.size = 1 << 20, .count = 1000, .conns = 1, .outstanding = 4, .stall = 30, .check = true};
 
@@ -45,6 +45,7 @@ static struct r2_ctx *ctx;
 static int peer_fd, ndev, side;
 static atomic_ulong progress, wrong, moved;
 static atomic_bool stop;
+static atomic_bool ending; /* told to end: senders post nothing until both sides know the counts */
 
 struct flow {
     struct r2_conn *conn;
@@ -52,7 +53,12 @@ struct flow {
     bool send;
     pthread_t thread;
     int rc;
+    _Atomic uint64_t count;     /* messages of this flow */
+    _Atomic uint64_t frozen_at; /* posted when `ending` was seen, + 1; 0: not yet */
 };
+
+static struct flow flows[2 * MAX_CONNS];
+static int nflows;
 
 static void die(const char *what, int rc)
 {
@@ -168,11 +174,16 @@ static void *run_flow(void *arg)
         if (opt.register_memory)
             r2_engine_reg(f->conn, slots[i].buf, opt.size, 1, &slots[i].mr);
     }
-    while ((tail < opt.count || head < tail) && !f->rc && !atomic_load(&stop)) {
+    while ((tail < atomic_load(&f->count) || head < tail) && !f->rc && !atomic_load(&stop)) {
         struct slot *s = &slots[tail % (uint64_t)opt.outstanding];
+        bool more = tail < atomic_load(&f->count);
         int rc;
 
-        if (tail < opt.count && tail - head < (uint64_t)opt.outstanding && post(f, s, tail))
+        if (f->send && atomic_load(&ending) && atomic_load(&f->count) == UINT64_MAX) {
+            atomic_store(&f->frozen_at, tail + 1);
+            more = false;
+        }
+        if (more && tail - head < (uint64_t)opt.outstanding && post(f, s, tail))
             tail++;
         if (head == tail)
             continue;
@@ -273,6 +284,55 @@ static void *watch(void *arg)
     }
 }
 
+/* Where this side's senders stand, once they post nothing more. A receiver is never further ahead
+ * than `outstanding`, so that is where the flow ends: nobody waits for a message that never comes.
+ */
+static void freeze(uint64_t *ends)
+{
+    atomic_store(&ending, true);
+    for (int i = 0; i < nflows; i++) {
+        while (flows[i].send && !atomic_load(&flows[i].frozen_at))
+            usleep(100);
+        ends[i] =
+            flows[i].send ? atomic_load(&flows[i].frozen_at) - 1 + (uint64_t)opt.outstanding : 0;
+    }
+}
+
+static void set_counts(const uint64_t *ends, bool send)
+{
+    for (int i = 0; i < nflows; i++) {
+        if (flows[i].send == send)
+            atomic_store(&flows[i].count, ends[i]);
+    }
+}
+
+/* Waits for the word to end (side 0: SIGUSR1, side 1: the other side's counts), and agrees on where
+ * each flow ends: counts there, counts back, a byte there. */
+static void *until_told(void *arg)
+{
+    size_t size = sizeof(uint64_t) * (size_t)nflows;
+    uint64_t ours[2 * MAX_CONNS], theirs[2 * MAX_CONNS];
+    char heard = 1;
+    int number;
+
+    if (side == 0) {
+        sigwait(arg, &number);
+        freeze(ours);
+        xfer(ours, size, true);
+        xfer(theirs, size, false);
+        set_counts(theirs, false);
+        xfer(&heard, 1, true);
+    } else {
+        xfer(theirs, size, false);
+        set_counts(theirs, false);
+        freeze(ours);
+        xfer(ours, size, true);
+        xfer(&heard, 1, false);
+    }
+    set_counts(ours, true);
+    return NULL;
+}
+
 static int parent_or_peer(int argc, char **argv)
 {
     int sv[2];
@@ -342,13 +402,13 @@ static uint64_t parse_size(const char *text)
     return *end == 'K' ? v << 10 : *end == 'M' ? v << 20 : *end == 'G' ? v << 30 : v;
 }
 
-static const struct option longs[] = {{"size", 1, 0, 's'},     {"count", 1, 0, 'n'},
-                                      {"conns", 1, 0, 'c'},    {"outstanding", 1, 0, 'o'},
-                                      {"faults", 1, 0, 'f'},   {"bidir", 0, 0, 'b'},
-                                      {"no-check", 0, 0, 'k'}, {"random-sizes", 0, 0, 'r'},
-                                      {"stall", 1, 0, 'S'},    {"listen", 1, 0, 'l'},
-                                      {"dial", 1, 0, 'd'},     {"register", 0, 0, 'R'},
-                                      {"hold", 0, 0, 'H'},     {0, 0, 0, 0}};
+static const struct option longs[] = {{"size", 1, 0, 's'},       {"count", 1, 0, 'n'},
+                                      {"conns", 1, 0, 'c'},      {"outstanding", 1, 0, 'o'},
+                                      {"faults", 1, 0, 'f'},     {"bidir", 0, 0, 'b'},
+                                      {"no-check", 0, 0, 'k'},   {"random-sizes", 0, 0, 'r'},
+                                      {"stall", 1, 0, 'S'},      {"listen", 1, 0, 'l'},
+                                      {"dial", 1, 0, 'd'},       {"register", 0, 0, 'R'},
+                                      {"until-told", 0, 0, 'u'}, {0, 0, 0, 0}};
 
 static void parse(int argc, char **argv)
 {
@@ -390,11 +450,12 @@ static void parse(int argc, char **argv)
         case 'd':
             opt.dial = optarg;
             break;
-        case 'H':
-            opt.hold = true;
-            break;
         case 'R':
             opt.register_memory = true;
+            break;
+        case 'u':
+            opt.until_told = true;
+            opt.count = UINT64_MAX;
             break;
         default:
             exit(2);
@@ -410,34 +471,35 @@ static void check_options(void)
     }
 }
 
-static int run(void)
+static int run(sigset_t *usr1)
 {
-    struct flow flows[2 * MAX_CONNS] = {0};
-    pthread_t watcher, monkey;
+    pthread_t watcher, monkey, steward;
     uint64_t begin, ns;
     struct rusage use;
-    int n = 0, bad = 0;
+    int bad = 0;
     char go = 1;
 
     for (int i = 0; i < opt.conns; i++) {
         for (int dir = 0; dir <= (opt.bidir ? 1 : 0); dir++) {
-            flows[n].send = (dir == 0) == (side == 0);
-            flows[n].index = 2 * i + dir;
-            flows[n].conn = make_conn(flows[n].index, flows[n].send);
-            n++;
+            struct flow *f = &flows[nflows++];
+
+            f->send = (dir == 0) == (side == 0);
+            f->index = 2 * i + dir;
+            atomic_store(&f->count, opt.count);
+            f->conn = make_conn(f->index, f->send);
         }
-    }
-    while (opt.hold && side == 0 && read(STDIN_FILENO, &go, 1) > 0) {
     }
     xfer(&go, 1, true);
     xfer(&go, 1, false);
     begin = r2_now_ns();
     pthread_create(&watcher, NULL, watch, NULL);
+    if (opt.until_told)
+        pthread_create(&steward, NULL, until_told, usr1);
     if (opt.faults)
         pthread_create(&monkey, NULL, chaos, NULL);
-    for (int i = 0; i < n; i++)
+    for (int i = 0; i < nflows; i++)
         pthread_create(&flows[i].thread, NULL, run_flow, &flows[i]);
-    for (int i = 0; i < n; i++) {
+    for (int i = 0; i < nflows; i++) {
         pthread_join(flows[i].thread, NULL);
         if (flows[i].rc) {
             fprintf(stderr, "pair[%d]: connection %d %s: %s\n", side, flows[i].index,
@@ -447,6 +509,8 @@ static int run(void)
     }
     ns = r2_now_ns() - begin;
     atomic_store(&stop, true);
+    if (opt.until_told && !bad)
+        pthread_join(steward, NULL);
     if (opt.faults)
         pthread_join(monkey, NULL);
     getrusage(RUSAGE_SELF, &use);
@@ -467,7 +531,11 @@ static int run(void)
 int main(int argc, char **argv)
 {
     int pid = 0, rc, status = 0;
+    sigset_t usr1;
 
+    sigemptyset(&usr1);
+    sigaddset(&usr1, SIGUSR1);
+    pthread_sigmask(SIG_BLOCK, &usr1, NULL); /* before any thread: only sigwait takes it */
     parse(argc, argv);
     check_options();
     if (opt.listen || opt.dial)
@@ -480,7 +548,7 @@ int main(int argc, char **argv)
     r2_engine_devices(&ndev);
     if (ndev < 1)
         die("no NIC; set R2CCL_NICS", ENODEV);
-    rc = run();
+    rc = run(&usr1);
     r2_engine_finalize(ctx);
     if (pid > 0 && (waitpid(pid, &status, 0) < 0 || !WIFEXITED(status) || WEXITSTATUS(status)))
         rc = rc ? rc : 1;
