@@ -162,11 +162,25 @@ static int poll_slot(struct flow *f, struct slot *s, uint64_t seq)
     return 1;
 }
 
+/* Nothing to do: as NCCL's threads, it spins at first; and then leaves the cores to the engines,
+ * or a machine with two of them runs little else. `idle_ns` is when that began, 0: just now. */
+static void rest(uint64_t *idle_ns)
+{
+    uint64_t now = r2_now_ns();
+
+    if (!*idle_ns)
+        *idle_ns = now;
+    if (now - *idle_ns < 20 * R2_NS_PER_US)
+        sched_yield();
+    else
+        usleep(30);
+}
+
 static void *run_flow(void *arg)
 {
     struct flow *f = arg;
     struct slot *slots = calloc((size_t)opt.outstanding, sizeof(*slots));
-    uint64_t head = 0, tail = 0;
+    uint64_t head = 0, tail = 0, idle = 0;
 
     for (int i = 0; i < opt.outstanding; i++) {
         slots[i].buf = aligned_alloc(4096, (opt.size + 8191) & ~UINT64_C(4095));
@@ -183,15 +197,21 @@ static void *run_flow(void *arg)
             atomic_store(&f->frozen_at, tail + 1);
             more = false;
         }
-        if (more && tail - head < (uint64_t)opt.outstanding && post(f, s, tail))
+        if (more && tail - head < (uint64_t)opt.outstanding && post(f, s, tail)) {
             tail++;
-        if (head == tail)
+            idle = 0;
+        }
+        if (head == tail) {
+            rest(&idle);
             continue;
+        }
         rc = poll_slot(f, &slots[head % (uint64_t)opt.outstanding], head);
         if (rc < 0)
             f->rc = rc;
         else if (rc == 0)
-            sched_yield();
+            rest(&idle);
+        else
+            idle = 0;
         head += rc == 1;
     }
     for (int i = 0; i < opt.outstanding; i++) {
