@@ -566,57 +566,11 @@ uint32_t r2_revoke_lanes(const struct r2_conn *c, struct r2_msg_lane out[R2_PATH
 /* ---- upcalls.c */
 extern const struct r2_transport_events r2_engine_events;
 
-/* ---- nicrdma.c */
-/* One transport of the NIC is gone (and has ended its endpoints), or back: tried again now. */
-void r2_nic_transport(int nic, int transport, bool up, const char *cause);
-void r2_nic_publish_rdma(void);
-
-/* ---- nicstate.c */
-enum r2_verdict {
-    R2_VERDICT_LOCAL, /* this node's NIC is broken */
-    R2_VERDICT_HINT,  /* something else says that it may be: look for yourself */
-};
-bool r2_nic_usable(int nic);
-static inline enum r2_nic_word r2_nic_word(int nic)
-{
-    return (enum r2_nic_word)atomic_load(&r2_eng.nic_state[nic].word);
-}
-/* Where a failure lies. LOCAL: the NIC has failed, for all peers at once; probing begins. HINT
- * (word from outside): its paths are tested at once, nothing is believed. Takes peers' locks: the
- * caller holds none. */
-void r2_nicstate_verdict(int nic, enum r2_verdict verdict, const char *why);
-/* What engine/locate found about a local NIC: it fails for all peers at once, or works again. */
-void r2_nicstate_located(int nic, bool usable, const char *why);
-/* The kernel's word now, without waiting for its event: false when the link is down. */
-bool r2_nicstate_carrier(int nic);
-int r2_nicstate_start(void);
-/* Time passes; I/O thread 0. */
-void r2_nicstate_tick(uint64_t now);
-void r2_nicstate_drain(int nic);
-/* Undoes a drain; forgets past failures, here and at the peers. */
-void r2_nicstate_undrain(int nic);
-/* Past failures are forgotten; `tell`: by the peers too. */
-void r2_nicstate_forgive(int nic, bool tell);
-/* Says to all peers what there is to say about the NIC, and weighs their paths anew. */
-void r2_nicstate_announce(int nic);
-
-/* The kernel's word about the link, or the word that the NIC's address is not there. I/O thread 0,
- * but for r2_nicstate_carrier. */
-void r2_nicstate_link(int nic, bool up, const char *cause);
-
-/* ---- niclink.c: links, addresses and interfaces of this node's NICs */
-void r2_niclink_start(void);
-/* Once a second: an event may have been missed. I/O thread 0. */
-void r2_niclink_look(int nic);
-/* Some NIC has another address than at first: peers are told addresses with each word. */
-bool r2_niclink_moved(void);
-
-/* ---- niccmd.c: the operator's words, injected faults, housekeeping */
-void r2_niccmd_start(void);
-
 static inline const char *r2_nic_name(int nic)
 {
     return nic >= 0 && nic < r2_eng.n_nics ? r2_eng.nics[nic].name : "?";
 }
+
+#include "engine/nics.h"
 
 #endif
