@@ -106,19 +106,22 @@ def test_pair_and_rail(build: Build, lab: Lab) -> None:
 
 
 @pytest.mark.soak  # needs more cores than two to be prompt
-def test_found_once_per_node(build: Build, lab: Lab, run_bounded: RunBounded) -> None:
+@pytest.mark.parametrize("per_node", [PER_NODE, 8])
+def test_found_once_per_node(
+    build: Build, lab: Lab, run_bounded: RunBounded, per_node: int
+) -> None:
     """Several processes a node that all talk to other nodes, one broken NIC: one round of
     localisation on its node, the others adopt the verdict after a probe of their own; `nics` shows
     it."""
     words = ("--op", "alltoall", "-b", "144K", "--duration", 20)
-    with running_perf(build, *words, lab=lab.name, per_node=PER_NODE, env=LIGHT) as job:
+    with running_perf(build, *words, lab=lab.name, per_node=per_node, env=LIGHT) as job:
         job.moving(2)
         lab.fail_link("n1", "nic1", "silent")
-        own = job.sides[PER_NODE : 2 * PER_NODE]
+        own = job.sides[per_node : 2 * per_node]
         until(
             f"every process of n1 knows: {job}",
             lambda: all(nic_state(side, "nic1")[0] == "failed" for side in own),
-            10.0,
+            10.0 * per_node / PER_NODE,
         )
         rounds = [side.counter("locate_rounds") for side in own]
         assert len([n for n in rounds if n]) == 1, f"rounds {rounds}: {job}"

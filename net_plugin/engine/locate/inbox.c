@@ -156,6 +156,7 @@ static void handle(struct note *n, uint64_t now)
         r2_rounds_result(n->peer, n->body, now);
         break;
     case NOTE_VERDICT:
+        r2_tell_heard(&n->m.verdict.nic, now);
         r2_rounds_hint(&n->m.verdict, now);
         break;
     }
@@ -216,6 +217,7 @@ void r2_locate_house(uint64_t now)
     if (box.seg)
         r2_nodeseg_poll(box.seg, on_row, &now);
     r2_recover_tick(now);
+    r2_tell_tick(now);
     if (r2_rounds_any())
         r2_timer_sooner(&box.timer, now);
 }
