@@ -38,24 +38,37 @@ void r2_peer_hb_forget(struct r2_peer *p)
     count(p, 0, 0);
 }
 
-int r2_path_hb_look(const struct r2_path *path, uint64_t interval, uint64_t now)
+/* Since when nothing that the path brought was acknowledged although it had something to bring; 0:
+ * not so. A slow path's bytes may have arrived over another one meanwhile (tail.c): what it was
+ * asked for is still unproven. */
+static uint64_t quiet_from(struct r2_path *path)
 {
-    uint64_t acked_at = path->rate.delivered_time_ns;
+    if (path->hb_delivered != path->rate.delivered) {
+        path->hb_delivered = path->rate.delivered;
+        path->hb_quiet_from = 0;
+    }
+    if (!path->hb_quiet_from && r2_pathrate_inflight(&path->rate))
+        path->hb_quiet_from = path->rate.delivered_time_ns;
+    return path->hb_quiet_from;
+}
+
+int r2_path_hb_look(struct r2_path *path, uint64_t interval, uint64_t now)
+{
+    uint64_t from = path->peer->out ? quiet_from(path) : 0;
     struct r2_hb_watch w = {
         .interval = interval,
         .misses = r2_eng.set->heartbeat_misses,
         .unanswered = path->hb_unanswered,
         .beat_age = now - path->hb_sent_at,
         .look_age = now - path->hb_at,
-        .asked = path->hb_asked_for && path->hb_asked_for == acked_at,
+        .asked = path->hb_asked_for == path->rate.delivered + 1,
         .srtt = path->rtt_ns,
         .var = path->rttvar_ns,
     };
 
     /* With so many paths that heartbeats are limited in number there are none to spare. */
-    if (interval <= r2_eng.set->heartbeat_ns && path->peer->out &&
-        r2_pathrate_inflight(&path->rate) && now > acked_at)
-        w.quiet = now - acked_at;
+    if (interval <= r2_eng.set->heartbeat_ns && from && now > from)
+        w.quiet = now - from;
     return path->hb_marked ? (int)r2_hb_look(&w) : R2_HB_DUE;
 }
 
@@ -85,7 +98,7 @@ static void beat(struct r2_path *path, const struct r2_ep_health *h, uint64_t no
                  bool early)
 {
     if (early)
-        path->hb_asked_for = path->rate.delivered_time_ns;
+        path->hb_asked_for = path->rate.delivered + 1;
     if (early && !(h->answered && !h->stalled))
         return; /* its time is not up */
     if (path->hb_marked) {
@@ -96,6 +109,7 @@ static void beat(struct r2_path *path, const struct r2_ep_health *h, uint64_t no
         if (h->answered && !h->stalled) {
             path->hb_unanswered = 0;
             path->silent = false;
+            path->hb_quiet_from = early ? path->hb_quiet_from : 0;
             r2_path_event(path, R2_HEALTH_EV_ANSWER, "");
         } else { /* the same mark stands until it is answered */
             if (judge && ++path->hb_unanswered == SUSPECT_BEATS)

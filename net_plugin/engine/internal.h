@@ -98,7 +98,9 @@ struct r2_path {
     bool ctrl_ready;     /* INFO was queued: other frames may follow */
 
     uint64_t hb_count, hb_at, hb_sent_at; /* hb_at: the last look */
-    uint64_t hb_asked_for; /* S: acknowledgements had stopped then, so it was asked early */
+    /* S: one more than `delivered` when it was asked early; that count, and since when it stands.
+     */
+    uint64_t hb_asked_for, hb_delivered, hb_quiet_from;
     int hb_unanswered;
     bool hb_marked, hb_fresh, silent;
     uint64_t rtt_ns, rttvar_ns; /* the network's, as the transport measures it */
@@ -458,7 +460,7 @@ uint64_t r2_peer_hb_interval(struct r2_peer *p, bool busy);
 void r2_peer_hb_forget(struct r2_peer *p);
 bool r2_path_hb_late(const struct r2_path *path);
 /* enum r2_hb_look of engine/health/heartbeat.h */
-int r2_path_hb_look(const struct r2_path *path, uint64_t interval, uint64_t now);
+int r2_path_hb_look(struct r2_path *path, uint64_t interval, uint64_t now);
 /* Looks at the paths whose turn it is. Lets go of the lock meanwhile. `judge`: the observer was
  * awake, so an answer that is missing counts. */
 void r2_peer_beat(struct r2_peer *p, uint64_t now, uint64_t interval, bool judge);

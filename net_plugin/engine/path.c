@@ -262,6 +262,7 @@ void r2_path_up(struct r2_path *path)
     path->state = R2_PATH_UP;
     path->silent = false;
     path->hb_unanswered = 0;
+    path->hb_asked_for = path->hb_quiet_from = 0;
     path->hb_marked = false;
     path->stalled = false;
     path->hb_at = now;
