@@ -273,7 +273,7 @@ $(B)/tests/shim/host: $(B)/obj/tests/shim/host.o
 $(B)/tests/unit/test_shim $(B)/tests/unit/test_shim_plan $(B)/tests/unit/test_shim_exec: | $(noop) $(noop_old)
 $(B)/tests/unit/test_tuner $(B)/tests/unit/test_tree_allreduce: | $(plugin) $(host)
 
-$(patsubst %,$(B)/tests/unit/test_verbs_%,fence revoke): | $(fake)
+$(patsubst %,$(B)/tests/unit/test_verbs_%,fence revoke device): | $(fake)
 
 # $(1): folder of the source, $(2): folder of the program
 define program

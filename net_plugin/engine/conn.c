@@ -315,6 +315,8 @@ int r2_engine_test(struct r2_req *r, int *done, size_t *size)
     int err;
 
     *done = 0;
+    if (r->flush)
+        return r2_flush_test(r, done);
     if (state == R2_REQ_ACTIVE) {
         if (atomic_load(&r2_eng.inert))
             return -EPERM;
@@ -346,9 +348,9 @@ static int reg(struct r2_conn *c, const struct r2_memory *m, struct r2_mr **out)
     *out = NULL;
     if (!mr)
         return -ENOMEM;
-    if (atomic_load(&r2_eng.inert)) {
+    if (atomic_load(&r2_eng.inert) || (m->device && !r2_eng.device_memory)) {
         free(mr);
-        return -EPERM;
+        return m->device ? -EINVAL : -EPERM;
     }
     mr->data = m->data;
     mr->size = m->size;

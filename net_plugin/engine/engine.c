@@ -159,6 +159,17 @@ const struct r2_nic *r2_engine_nic(int dev)
     return dev >= 0 && dev < r2_eng.n_nics ? &r2_eng.nics[dev] : NULL;
 }
 
+unsigned r2_engine_memory(int dev)
+{
+    unsigned kinds = R2_MEMORY_HOST | R2_MEMORY_DEVICE | R2_MEMORY_DMABUF;
+
+    if (dev < 0 || dev >= r2_eng.n_nics || r2_eng.set->gpu_memory != R2_GPU_MEMORY_DIRECT)
+        return R2_MEMORY_HOST;
+    for (int i = 0; i < r2_eng.n_nics; i++)
+        kinds &= r2_eng.ops->memory(i);
+    return kinds | R2_MEMORY_HOST;
+}
+
 static void open_control(uint64_t comm)
 {
     static const char *const modes[] = {"off",     "migrate", "balance", "r2ccl-allreduce",
@@ -196,6 +207,7 @@ static int start_locked(void)
     rc = r2_eng.ops->start(&r2_engine_events, r2_eng.process);
     if (rc)
         return rc;
+    r2_eng.device_memory = r2_eng.n_nics && r2_engine_memory(0) != R2_MEMORY_HOST;
     r2_nicstate_start();
     atomic_store(&r2_eng.next_conn, 1);
     atomic_store(&r2_eng.next_listen, 1);

@@ -55,6 +55,9 @@ int r2_engine_accept(struct r2_listen *listen, struct r2_conn **out);
  * touch. */
 #define R2_MEMORY_TYPE_HOST 1
 int r2_engine_reg(struct r2_conn *conn, void *data, size_t size, int type, struct r2_mr **out);
+/* Kinds of memory (NCCL's numbers: 1 host, 2 CUDA, 4 DMA buffer) that NIC `dev` is to be used for:
+ * memory of devices only where every NIC can, so that each can stand in for another. */
+unsigned r2_engine_memory(int dev);
 /* The same for memory of a device that the kernel knows as a DMA buffer; `fd` stays the caller's.
  */
 int r2_engine_reg_dmabuf(struct r2_conn *conn, void *data, size_t size, int type, uint64_t offset,
@@ -70,6 +73,10 @@ int r2_engine_irecv(struct r2_conn *conn, void *data, size_t size, int tag, stru
  * visible in ascending order, its last 8 bytes last (wall 3). Costs a copy. */
 int r2_engine_irecv_lines(struct r2_conn *conn, void *data, size_t size, int tag, struct r2_mr *mr,
                           struct r2_req **out);
+/* After a receive into memory of a device: `*out` is done when everything that the connection's
+ * receives brought so far is visible to the device; NULL: there is nothing to do. It ends with an
+ * error if a NIC that wrote cannot be made to show it, not even by the device's driver. */
+int r2_engine_iflush(struct r2_conn *conn, void *data, struct r2_mr *mr, struct r2_req **out);
 /* `*done` is always written. When 1, `*size` (may be NULL) is the number of bytes moved and `req`
  * is gone: it must not be used again. A negative return also ends the request. */
 int r2_engine_test(struct r2_req *req, int *done, size_t *size);

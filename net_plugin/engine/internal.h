@@ -197,6 +197,7 @@ struct r2_req {
     uint64_t tail_bytes; /* S: sent twice */
     struct r2_mr *mr;
     uint64_t posted_at;
+    struct r2_flush *flush; /* it is a flush, and owns this */
     union {
         struct r2_send_ledger send;
         struct r2_recv_ledger recv;
@@ -256,6 +257,7 @@ struct r2_conn {
     /* S */
     struct r2_list ready; /* peer->ready */
     uint64_t waiting;     /* bytes that bulk lanes may take */
+    uint64_t stuck_since; /* what waits first has no path that may carry it, though some are up */
     bool waived;          /* whichever path can carry them takes them: r2_peer_waive */
     uint64_t posted;      /* receives posted by the peer: all seq below it */
     uint64_t oldest;      /* first message not acknowledged whole */
@@ -269,6 +271,7 @@ struct r2_conn {
     uint64_t flushed;     /* cum as far as the kernel has the acknowledgement */
     struct r2_list flush; /* path->flushq */
     uint64_t flush_cum, flush_pos;
+    uint32_t wrote; /* bit per NIC that wrote into memory of a device since the last iflush */
     struct r2_ack_range *ranges; /* chunks to acknowledge */
     uint32_t n_ranges, cap_ranges;
     uint16_t ack_path;
@@ -449,6 +452,9 @@ bool r2_conn_home_alive(const struct r2_conn *c);
  * the home NIC, its messages would wait for ever: finds such connections, for which these rules do
  * not hold (r2_conn.waived). */
 void r2_peer_waive(struct r2_peer *p);
+/* S: memory of a device, which sockets cannot carry, and no queue pair that might: waits as long as
+ * for a path of any kind, then its connection fails. */
+void r2_peer_check_stuck(struct r2_peer *p, uint64_t now);
 /* Some path's weight or usability may have changed: weighs all of the peer's anew. */
 void r2_peer_weigh(struct r2_peer *p);
 /* The path is slow or lossy against its siblings: `permille` of its weight is left (1000: all is
@@ -548,25 +554,10 @@ void r2_recv_flushed(struct r2_conn *c, uint64_t cum);
 /* Everything that has arrived, queued for acknowledgement again. */
 void r2_recv_repeat(struct r2_conn *c, struct r2_path *path);
 
-/* ---- revoke.c: what was cleared to send is taken back; all under the lock but the first */
-/* R: asks the sender of a connection that is closed or failed here to stop, and waits for its
- * answer and for the chunks that it names; at most so long. True: nothing of the connection can be
- * written any more. Takes the peer's lock; the caller holds none. */
-bool r2_revoke(struct r2_conn *c);
-extern uint64_t r2_revoke_wait_ns; /* 200 ms; tests change it */
-/* A chunk of the connection was handed to (S) or came over (R) the path. */
-void r2_revoke_count(struct r2_conn *c, const struct r2_path *path);
-/* S: a NIC has let go of a chunk. */
-void r2_revoke_back(struct r2_conn *c, const struct r2_path *path);
-int r2_revoke_on_ask(struct r2_path *path, const uint8_t *body);
-int r2_revoke_on_answer(struct r2_path *path, const uint8_t *body);
-/* R: the sender's word, in REVOKED or CLOSE. */
-void r2_revoke_said(struct r2_conn *c, const uint8_t *lanes, uint32_t n);
-/* S: fills what it has handed out; the number of entries. */
-uint32_t r2_revoke_lanes(const struct r2_conn *c, struct r2_msg_lane out[R2_PATHS_MAX]);
-
 /* ---- upcalls.c */
 extern const struct r2_transport_events r2_engine_events;
+
+#include "engine/memory.h" /* revoke.c, flush.c */
 
 static inline const char *r2_nic_name(int nic)
 {

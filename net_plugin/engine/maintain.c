@@ -371,6 +371,7 @@ static void maintain(struct r2_peer *p, uint64_t now)
         refused(p);
         probe_peer(p, now);
         repeat_downs(p, now);
+        r2_peer_check_stuck(p, now);
         check_time(p, now);
     }
     if (p->resync_wanted && p->n_up)

@@ -1,6 +1,8 @@
 /* Weights of paths: what makes them up, and when they are counted anew. Under the peer's lock. */
 #include <stdio.h>
 
+#include <errno.h>
+
 #include "engine/internal.h"
 
 #define AGE_NS (250 * R2_NS_PER_MS)
@@ -136,5 +138,32 @@ void r2_peer_waive(struct r2_peer *p)
             c->waived = r && r2_send_waiting(r) && only_stands_by(c, r);
         }
         p->waived |= c->waived;
+    }
+}
+
+void r2_peer_check_stuck(struct r2_peer *p, uint64_t now)
+{
+    struct r2_list *n, *tmp;
+
+    R2_LIST_FOR_EACH_SAFE (n, tmp, &p->ready) {
+        struct r2_conn *c = R2_CONTAINER_OF(n, struct r2_conn, ready);
+        bool way = false;
+
+        for (uint64_t s = c->oldest; s < c->next_seq && !way; s++) {
+            const struct r2_req *r = r2_conn_req(c, s);
+
+            for (int i = 0; r && r2_send_waiting(r) && i < p->n_paths && !way; i++)
+                way = p->paths[i]->state == R2_PATH_UP && r2_send_carries(p->paths[i], r);
+        }
+        if (way || !p->n_up)
+            c->stuck_since = 0;
+        else if (!c->stuck_since)
+            c->stuck_since = now;
+        else if (now - c->stuck_since > r2_eng.set->no_path_timeout_ns) {
+            R2_WARN("no NIC that can reach a message's memory came back within "
+                    "R2CCL_NO_PATH_TIMEOUT; memory of GPUs cannot go over sockets "
+                    "(R2CCL_GPU_MEMORY=host: through host memory, which can)");
+            r2_conn_fail(c, -ETIMEDOUT);
+        }
     }
 }

@@ -190,6 +190,8 @@ static int place_eager(struct r2_req *r, const uint8_t *data, uint32_t size)
 {
     int rc = r2_recv_set_total(&r->led.recv, size);
 
+    if (rc == 0 && size && r->mr && r->mr->device)
+        rc = -EPROTO; /* no thread may write there, and the sender was told */
     if (rc == 0 && size) {
         rc = r2_recv_claim(&r->led.recv, 0, size, UINT16_MAX, 0, 0);
         if (rc == 0) {
@@ -298,6 +300,8 @@ static int claim(struct r2_path *path, struct r2_ep *ep, struct r2_bulk *bulk, u
         r2_recv_queue_ack(c, path, 0, 0, 0);
         return 1;
     }
+    if (r->mr && r->mr->device && path->transport == R2_VIA_TCP)
+        return -EPROTO; /* no thread may write there, and the sender was told */
     rc = r2_recv_set_total(&r->led.recv, bulk->total);
     if (rc == -EMSGSIZE) {
         r2_conn_fail(c, -EMSGSIZE);
@@ -313,6 +317,8 @@ static int claim(struct r2_path *path, struct r2_ep *ep, struct r2_bulk *bulk, u
     }
     if (rc)
         return rc;
+    if (r->mr && r->mr->device)
+        bulk->flags &= ~R2_BULK_CRC; /* no thread may look at it */
     bulk->data = r->data + bulk->offset;
     if (r->lines)
         bulk->flags |= R2_BULK_LINES;
@@ -428,6 +434,7 @@ void r2_up_chunk_done(void *owner, struct r2_ep *ep, const struct r2_bulk *bulk)
     path->rx_bytes += bulk->len;
     if (r && r2_recv_done(&r->led.recv, bulk->offset, bulk->len, path->index,
                           r2_eng.ops->params(ep)->gen) == 0) {
+        r2_flush_note(r, path);
         if (r2_recv_complete(&r->led.recv))
             arrived(r);
         r2_recv_queue_ack(c, path, bulk->seq, bulk->offset, bulk->seq >= c->cum ? bulk->len : 0);

@@ -111,7 +111,7 @@ int r2_abi_properties(int dev, struct r2_ncclnet_props_v12 *props)
     props->name = (char *)(uintptr_t)nic->name;
     props->pci_path = nic->pci_path[0] ? (char *)(uintptr_t)nic->pci_path : NULL;
     props->guid = nic->guid;
-    props->ptr_support = R2_NCCL_PTR_HOST;
+    props->ptr_support = (int)r2_engine_memory(dev); /* the same bits */
     props->reg_is_global = 0;
     props->force_flush = 0;
     props->speed = r2_nic_report_speed(nic);
@@ -164,7 +164,7 @@ int r2_abi_accept(void *lcomm, void **rcomm, struct r2_ncclnet_device_handle **d
 int r2_abi_regmr(void *comm, void *data, size_t size, int type, void **mhandle)
 {
     struct r2_mr *made = NULL;
-    int rc = type == R2_NCCL_PTR_HOST ? r2_engine_reg(comm, data, size, type, &made) : -EINVAL;
+    int rc = r2_engine_reg(comm, data, size, type, &made);
 
     *mhandle = rc == 0 ? made : NULL;
     return r2_abi_result(rc, type == R2_NCCL_PTR_HOST ? "regMr" : "regMr of memory of a device");
@@ -173,10 +173,11 @@ int r2_abi_regmr(void *comm, void *data, size_t size, int type, void **mhandle)
 int r2_abi_regmr_dmabuf(void *comm, void *data, size_t size, int type, uint64_t offset, int fd,
                         void **mhandle)
 {
-    (void)comm, (void)data, (void)size, (void)type, (void)offset, (void)fd;
-    *mhandle = NULL;
-    R2_WARN("regMrDmaBuf was called, although the NICs support host memory only");
-    return R2_NCCL_INTERNAL_ERROR;
+    struct r2_mr *made = NULL;
+    int rc = r2_engine_reg_dmabuf(comm, data, size, type, offset, fd, &made);
+
+    *mhandle = rc == 0 ? made : NULL;
+    return r2_abi_result(rc, "regMrDmaBuf");
 }
 
 int r2_abi_deregmr(void *comm, void *mhandle)
@@ -233,9 +234,15 @@ int r2_abi_irecv(void *rcomm, int n, void **data, size_t *sizes, int *tags, void
 
 int r2_abi_iflush(void *rcomm, int n, void **data, int *sizes, void **mhandles, void **request)
 {
-    (void)rcomm, (void)n, (void)data, (void)sizes, (void)mhandles;
-    *request = NULL; /* host memory needs no flush */
-    return R2_NCCL_SUCCESS;
+    struct r2_req *made = NULL;
+    int rc = 0;
+
+    (void)sizes;
+    *request = NULL;
+    if (n > 0 && mhandles) /* one, as in irecv */
+        rc = r2_engine_iflush(rcomm, data[0], mhandles[0], &made);
+    *request = rc == 0 ? made : NULL;
+    return r2_abi_result(rc, "iflush");
 }
 
 int r2_abi_test(void *request, int *done, int *sizes)

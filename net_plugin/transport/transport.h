@@ -232,6 +232,11 @@ struct r2_transport_ops {
     int (*remote_keys)(const struct r2_mr_keys *keys, uint32_t out[R2_WIRE_MAX_NICS]);
     /* The endpoint can send from memory with this registration. Any lock. */
     bool (*registered)(const struct r2_ep *ep, const struct r2_mr_keys *keys);
+    /* Asks NIC `nic` for a byte at `at`, which is in the registration: when it has come, everything
+     * that the NIC wrote before is visible to the memory's owner. Any lock. `ticket` is for
+     * `flushed`: 1 it has come, 0 not yet, -errno: it will not. */
+    int (*flush_memory)(int nic, const struct r2_mr_keys *keys, const void *at, uint64_t *ticket);
+    int (*flushed)(int nic, uint64_t ticket);
     /* In a forked child: forget everything, close nothing of the parent's connections by
      * protocol, only the child's descriptors. Async-signal-safe. */
     void (*child)(void);

@@ -5,6 +5,8 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/eventfd.h>
+#include <sys/socket.h>
+#include <sys/un.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -92,6 +94,21 @@ void fv_may_hang(struct fv_dev *dev)
         usleep(us);
         pthread_mutex_lock(&fv.lock);
     }
+}
+
+int fv_bound(const char *name, int type)
+{
+    struct sockaddr_un sa = {.sun_family = AF_UNIX};
+    int fd = socket(AF_UNIX, type | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+    size_t len = strlen(name);
+
+    memcpy(sa.sun_path + 1, name, len);
+    if (fd >= 0 && bind(fd, (struct sockaddr *)&sa,
+                        (socklen_t)(offsetof(struct sockaddr_un, sun_path) + 1 + len)) < 0) {
+        close(fd);
+        return -1;
+    }
+    return fd;
 }
 
 FV_EXPORT struct ibv_device **ibv_get_device_list(int *n)

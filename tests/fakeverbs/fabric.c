@@ -143,7 +143,7 @@ static bool begin(struct fv_conn *c)
 
     if (qp->sent == qp->posted)
         return false;
-    if (w->len && !fv_mr_find(w->lkey, (uint64_t)(uintptr_t)w->data, w->len, 0)) {
+    if (w->len && !fv_mr_find(w->lkey, w->addr, w->len, 0)) {
         if (qp->sent == qp->done)
             fv_qp_fail(qp, IBV_WC_LOC_PROT_ERR);
         return false;
@@ -181,7 +181,7 @@ static void send_requests(struct fv_conn *c)
         struct fv_qp *qp = c->qp;
         struct fv_wqe *w = &qp->sq[qp->sent % qp->cap.max_send_wr];
 
-        if (!push(c, &c->head, w->data, w->len, &c->tx_off))
+        if (!push(c, &c->head, w->data, w->op == IBV_WR_RDMA_READ ? 0 : w->len, &c->tx_off))
             return;
         c->tx_active = false;
         qp->sent++;
@@ -197,7 +197,8 @@ static void send_ack(struct fv_conn *c)
                                      .status = c->ack_status,
                                      .dest = c->ack_src,
                                      .src = c->ack_qpn,
-                                     .psn = c->ack_psn};
+                                     .psn = c->ack_psn,
+                                     .raddr = c->ack_data};
             c->ack_off = 0;
             c->ack_active = true;
             c->ack_wanted = false;
@@ -225,6 +226,7 @@ static void answer(struct fv_conn *c, uint8_t status)
     c->ack_wanted = true;
     c->ack_psn = c->in.psn;
     c->ack_status = status;
+    c->ack_data = 0;
     c->ack_qpn = c->in.dest;
     c->ack_src = c->in.src;
 }
@@ -258,14 +260,23 @@ static bool place(struct fv_conn *c)
     }
     if (p->psn != qp->psn) /* sent again: acknowledged, not executed */
         return true;
-    if (p->op == IBV_WR_RDMA_WRITE) {
-        if (p->len && !fv_mr_find(p->rkey, p->raddr, p->len, IBV_ACCESS_REMOTE_WRITE)) {
+    if (p->op == IBV_WR_RDMA_WRITE || p->op == IBV_WR_RDMA_READ) {
+        bool read = p->op == IBV_WR_RDMA_READ;
+        struct fv_mr *mr = fv_mr_find(p->rkey, p->raddr, p->len,
+                                      read ? IBV_ACCESS_REMOTE_READ : IBV_ACCESS_REMOTE_WRITE);
+
+        if (p->len && !mr) {
             refuse(c, qp, IBV_WC_REM_ACCESS_ERR);
             return false;
         }
-        c->body = (uint8_t *)(uintptr_t)p->raddr;
-        if (p->len &&
-            ((!fv.script.in_network && fv_catches(p)) || fv_chance(fv.chaos.late_write, 1000)))
+        c->body = read ? NULL : fv_reach(mr, p->raddr);
+        c->behind = !read && fv.chaos.gpu && mr && mr->view;
+        if (read)
+            return true;
+        if (c->behind)
+            c->body = c->hold = malloc(p->len ? p->len : 1);
+        else if (p->len &&
+                 ((!fv.script.in_network && fv_catches(p)) || fv_chance(fv.chaos.late_write, 1000)))
             c->body = c->hold = malloc(p->len);
         if (fv.script.in_network && fv.script.caught && p->src == fv.script.src)
             fv.script.landed = true;
@@ -319,15 +330,24 @@ static void executed(struct fv_conn *c)
         return;
     }
     qp->psn++;
-    if (c->in.op != IBV_WR_RDMA_WRITE) {
+    if (c->in.op == IBV_WR_RDMA_READ) {
+        fv_show(qp->dev);
+        memcpy(&c->ack_data,
+               fv_reach(fv_mr_find(c->in.rkey, c->in.raddr, c->in.len, IBV_ACCESS_REMOTE_READ),
+                        c->in.raddr),
+               c->in.len);
+    } else if (c->in.op != IBV_WR_RDMA_WRITE) {
         received(qp, &c->in);
+    } else if (c->behind) {
+        fv_behind(qp->dev, c->in.raddr, c->hold, c->in.len, c->in.rkey);
+        c->hold = NULL;
     } else if (c->hold) {
         struct fv_late *l = calloc(1, sizeof(*l));
 
         if (!l)
             abort();
         l->due = fv_now() + fv_random(fv.chaos.late_us + 1) * 1000;
-        l->to = (uint8_t *)(uintptr_t)c->in.raddr;
+        l->addr = c->in.raddr;
         l->bytes = c->hold;
         l->len = c->in.len;
         l->rkey = c->in.rkey;
@@ -344,6 +364,10 @@ static void acknowledged(struct fv_conn *c)
 
     c->rnr = c->in.status == RNR;
     if (c->in.status == IBV_WC_SUCCESS) {
+        struct fv_wqe *w = &qp->sq[c->in.psn % qp->cap.max_send_wr];
+
+        if (w->op == IBV_WR_RDMA_READ && c->in.psn - qp->done < qp->sent - qp->done)
+            memcpy((void *)(uintptr_t)w->data, &c->in.raddr, w->len);
         fv_qp_acked(qp, c->in.psn);
         fv_conn_send(c);
     } else if (c->in.status != RNR) {
@@ -395,7 +419,7 @@ static bool receive(struct fv_conn *c)
         c->in_body = true;
         c->body_off = 0;
     }
-    if (c->body_off < c->in.len) {
+    if (c->body_off < c->in.len && c->in.op != IBV_WR_RDMA_READ) {
         struct fv_qp *qp = fv_qp_find(c->in.dest);
 
         /* In ERR, or with the key gone, nothing lands any more. */
@@ -545,21 +569,6 @@ static void *run(void *arg)
     return NULL;
 }
 
-static int bound(const char *name, int type)
-{
-    struct sockaddr_un sa = {.sun_family = AF_UNIX};
-    int fd = socket(AF_UNIX, type | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
-    size_t len = strlen(name);
-
-    memcpy(sa.sun_path + 1, name, len);
-    if (fd >= 0 && bind(fd, (struct sockaddr *)&sa,
-                        (socklen_t)(offsetof(struct sockaddr_un, sun_path) + 1 + len)) < 0) {
-        close(fd);
-        return -1;
-    }
-    return fd;
-}
-
 int fv_start(void)
 {
     struct epoll_event wake = {.events = EPOLLIN, .data.ptr = &fv.wake};
@@ -572,10 +581,10 @@ int fv_start(void)
     fv.slot_fd = -1;
     for (fv.slot = 1; fv.slot < FV_SLOTS && fv.slot_fd < 0; fv.slot += fv.slot_fd < 0) {
         snprintf(name, sizeof(name), "r2fv-slot.%u", fv.slot);
-        fv.slot_fd = bound(name, SOCK_DGRAM);
+        fv.slot_fd = fv_bound(name, SOCK_DGRAM);
     }
     snprintf(name, sizeof(name), "r2fv-ctl.%d", (int)getpid());
-    fv.ctl = bound(name, SOCK_DGRAM);
+    fv.ctl = fv_bound(name, SOCK_DGRAM);
     fv.epoll = epoll_create1(EPOLL_CLOEXEC);
     fv.wake = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     if (fv.slot_fd < 0 || fv.ctl < 0 || fv.epoll < 0 || fv.wake < 0)

@@ -49,12 +49,13 @@ struct fv_dev {
     int no_reg, no_modify_err, no_destroy; /* so many commands fail */
     struct ibv_async_event events[FV_EVENTS];
     unsigned ev_head, ev_tail;
+    struct fv_late *behind, **behind_end; /* written into a DMA buffer, not visible there yet */
 };
 
 struct fv_mr {
     struct ibv_mr base;
     int access;
-    bool used;
+    uint8_t *view; /* of a DMA buffer: where this library can reach it; else NULL */
 };
 
 struct fv_cqe {
@@ -74,7 +75,8 @@ struct fv_wqe {
     enum ibv_wr_opcode op;
     bool signaled, acked;
     uint32_t imm, lkey, rkey, len;
-    const uint8_t *data;
+    const uint8_t *data; /* where this library can reach it */
+    uint64_t addr;       /* what the caller calls it */
     uint64_t raddr;
     uint64_t first_sent;
 };
@@ -89,7 +91,8 @@ struct fv_rqe {
 struct fv_late {
     struct fv_late *next;
     uint64_t due;
-    uint8_t *to, *bytes;
+    uint64_t addr; /* where to */
+    uint8_t *bytes;
     uint32_t len, rkey;
     bool held; /* until the script lets go */
 };
@@ -146,6 +149,8 @@ struct fv_conn {
     size_t ack_off;
     bool ack_active, ack_wanted;
     uint32_t ack_psn;
+    uint64_t ack_data; /* of a read */
+    bool behind;
     uint8_t ack_status;
     uint32_t ack_qpn, ack_src;
     /* rx */
@@ -164,6 +169,7 @@ struct fv_chaos {
     unsigned lost_cqe;   /* per million of completions that vanish */
     unsigned error;      /* per million of work requests that fail */
     unsigned late_us;    /* up to */
+    unsigned gpu;        /* 1: writes into DMA buffers are visible after a read only */
     unsigned cmd_us;     /* a command takes up to so long before it has any effect */
 };
 
@@ -201,9 +207,17 @@ uint64_t fv_now(void);
 void fv_wake(void);
 /* All below: under fv.lock. */
 int fv_start(void);
+/* A Unix socket with that abstract name, or -1. */
+int fv_bound(const char *name, int type);
 struct fv_qp *fv_qp_find(uint32_t qpn);
 /* NULL unless the key covers the range with that access. */
 struct fv_mr *fv_mr_find(uint32_t key, uint64_t addr, uint64_t len, int access);
+/* Where this library can reach an address of the range. */
+uint8_t *fv_reach(const struct fv_mr *mr, uint64_t addr);
+/* Chaos `gpu`: bytes for DMA buffers are not seen there before a read by the same device. Takes
+ * `bytes`. */
+void fv_behind(struct fv_dev *dev, uint64_t addr, uint8_t *bytes, uint32_t len, uint32_t rkey);
+void fv_show(struct fv_dev *dev);
 void fv_complete(struct fv_qp *qp, struct fv_cq *cq, const struct ibv_wc *wc);
 void fv_cq_tick(uint64_t now);
 void fv_qp_error(struct fv_qp *qp);                           /* to ERR */

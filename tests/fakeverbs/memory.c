@@ -2,6 +2,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/eventfd.h>
+#include <sys/mman.h>
 #include <unistd.h>
 
 #include "fake.h"
@@ -60,16 +61,70 @@ FV_EXPORT struct ibv_mr *ibv_reg_mr(struct ibv_pd *pd, void *addr, size_t len, i
     return reg(pd, addr, len, access);
 }
 
-/* The "descriptor" of a buffer in this process is taken at its word. */
+uint8_t *fv_reach(const struct fv_mr *mr, uint64_t addr)
+{
+    if (!mr || !mr->view)
+        return (uint8_t *)(uintptr_t)addr;
+    return mr->view + (addr - (uint64_t)(uintptr_t)mr->base.addr);
+}
+
+static void show(struct fv_late *l)
+{
+    struct fv_mr *mr = fv_mr_find(l->rkey, l->addr, l->len, IBV_ACCESS_REMOTE_WRITE);
+
+    if (mr)
+        memcpy(fv_reach(mr, l->addr), l->bytes, l->len);
+    free(l->bytes);
+    free(l);
+}
+
+void fv_show(struct fv_dev *dev)
+{
+    while (dev->behind) {
+        struct fv_late *l = dev->behind;
+
+        dev->behind = l->next;
+        show(l);
+    }
+    dev->behind_end = &dev->behind;
+}
+
+void fv_behind(struct fv_dev *dev, uint64_t addr, uint8_t *bytes, uint32_t len, uint32_t rkey)
+{
+    struct fv_late *l = calloc(1, sizeof(*l));
+
+    if (!l)
+        abort();
+    *l = (struct fv_late){.addr = addr, .bytes = bytes, .len = len, .rkey = rkey};
+    if (!dev->behind)
+        dev->behind_end = &dev->behind;
+    *dev->behind_end = l;
+    dev->behind_end = &l->next;
+}
+
+/* Memory of a "device": any file that can be mapped. The caller's own address of it need not be
+ * mapped, and is never touched. */
 FV_EXPORT struct ibv_mr *ibv_reg_dmabuf_mr(struct ibv_pd *pd, uint64_t offset, size_t len,
                                            uint64_t iova, int fd, int access)
 {
-    (void)offset;
-    if (fd < 0) {
+    uint64_t page = offset & ~UINT64_C(4095);
+    uint8_t *view = MAP_FAILED;
+    struct ibv_mr *mr;
+
+    pthread_mutex_lock(&fv.lock);
+    fv_may_hang(fv_dev_of(pd->context));
+    pthread_mutex_unlock(&fv.lock);
+    if (fd >= 0)
+        view = mmap(NULL, len + (size_t)(offset - page), PROT_READ | PROT_WRITE, MAP_SHARED, fd,
+                    (off_t)page);
+    if (view == MAP_FAILED) {
         errno = EBADF;
         return NULL;
     }
-    return reg(pd, (void *)(uintptr_t)iova, len, access);
+    mr = reg(pd, (void *)(uintptr_t)iova, len, access);
+    if (mr) /* never unmapped: requests that name a dead key must not end this process */
+        ((struct fv_mr *)(void *)mr)->view = view + (offset - page);
+    return mr;
 }
 
 FV_EXPORT int ibv_dereg_mr(struct ibv_mr *base)

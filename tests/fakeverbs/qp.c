@@ -151,9 +151,12 @@ static int post_one(struct fv_qp *qp, const struct ibv_send_wr *wr)
     w->raddr = wr->wr.rdma.remote_addr;
     w->rkey = wr->wr.rdma.rkey;
     if (wr->num_sge) {
-        w->data = (const uint8_t *)(uintptr_t)wr->sg_list[0].addr;
+        w->addr = wr->sg_list[0].addr;
         w->len = wr->sg_list[0].length;
         w->lkey = wr->sg_list[0].lkey;
+        w->data = fv_reach(fv_mr_find(w->lkey, w->addr, w->len, 0), w->addr);
+        if (w->op == IBV_WR_RDMA_READ && w->len > sizeof(w->raddr))
+            return EINVAL;
     }
     qp->posted++;
     return 0;
@@ -224,7 +227,9 @@ static void complete_send(struct fv_qp *qp, enum ibv_wc_status status)
     qp->done++;
     if ((int32_t)(qp->sent - qp->done) < 0)
         qp->sent = qp->done;
-    wc.opcode = w->op == IBV_WR_RDMA_WRITE ? IBV_WC_RDMA_WRITE : IBV_WC_SEND;
+    wc.opcode = w->op == IBV_WR_RDMA_WRITE  ? IBV_WC_RDMA_WRITE
+                : w->op == IBV_WR_RDMA_READ ? IBV_WC_RDMA_READ
+                                            : IBV_WC_SEND;
     if (status != IBV_WC_SUCCESS) {
         wc.opcode = (enum ibv_wc_opcode)0x55; /* not valid then */
         wc.vendor_err = 0x81;
@@ -289,13 +294,15 @@ void fv_place_late(struct fv_qp *qp, uint64_t now, bool all)
 {
     while (qp->late && !qp->late->held && (all || qp->late->due <= now)) {
         struct fv_late *l = qp->late;
+        struct fv_mr *mr;
 
         qp->late = l->next;
         if (!qp->late)
             qp->late_end = &qp->late;
         /* A key that is gone protects the memory even then. */
-        if (fv_mr_find(l->rkey, (uint64_t)(uintptr_t)l->to, l->len, IBV_ACCESS_REMOTE_WRITE))
-            memcpy(l->to, l->bytes, l->len);
+        mr = fv_mr_find(l->rkey, l->addr, l->len, IBV_ACCESS_REMOTE_WRITE);
+        if (mr)
+            memcpy(fv_reach(mr, l->addr), l->bytes, l->len);
         free(l->bytes);
         free(l);
     }

@@ -6,6 +6,8 @@
  *   late_cqe=N       of 1000 completions come late
  *   late_us=N        how late at most, for both
  *   cmd_us=N         how long a verbs command takes before it has any effect, at most
+ *   gpu=1            what is written into DMA buffers is not seen there before the same device
+ *                    has read from one
  *   lost_cqe=N       of a million completions vanish
  *   error=N          of a million requests fail with some code
  *
@@ -27,6 +29,7 @@
  *   undying       destroying a queue pair does not come back either
  *   break         its requester gives up: RETRY_EXC_ERR
  *   release       all of that is over: it arrives
+ *   show          as the driver of a GPU does it: everything that was written is visible
  *   !COMMAND      as above
  * Answers 1 once it is caught, 2 once it has landed.
  */
@@ -69,6 +72,7 @@ void fv_chaos_parse(const char *text)
                  {"lost_cqe", offsetof(struct fv_chaos, lost_cqe)},
                  {"error", offsetof(struct fv_chaos, error)},
                  {"late_us", offsetof(struct fv_chaos, late_us)},
+                 {"gpu", offsetof(struct fv_chaos, gpu)},
                  {"cmd_us", offsetof(struct fv_chaos, cmd_us)}};
     char copy[512], *save = NULL;
 
@@ -222,6 +226,9 @@ FV_EXPORT int fv_script(const char *text)
         fv_qp_fail(fv_qp_find(s->src), IBV_WC_RETRY_EXC_ERR);
     else if (strcmp(text, "release") == 0)
         release();
+    else if (strcmp(text, "show") == 0)
+        for (int i = 0; i < fv.n_dev; i++)
+            fv_show(&fv.dev[i]);
     else if (text[0] == '!')
         fv_command((char *)(uintptr_t)text + 1);
     fv_wake();

@@ -76,6 +76,27 @@ def test_port_down_and_up(build: Build) -> None:
         pair.finish()
 
 
+@pytest.mark.parametrize("verify", [0, 1])
+def test_device_memory(build: Build, verify: int) -> None:
+    """Memory that no thread can touch, shown by flushes only, while a port goes and comes back:
+    every byte is right, and no socket carried any."""
+    env = settings(
+        build, R2CCL_GPU_MEMORY="direct", R2_FAKEVERBS_CHAOS="seed=1,gpu=1", R2CCL_VERIFY=verify
+    )
+    words = ("--device", "--size", "300001", "--random-sizes", "--count", 600, "--conns", 2)
+    with running_pair(build.path, *words, "--stall", 20, nics=loopback(2), **env) as pair:
+        for nic in ("127.0.1.1", "127.0.2.1"):  # first of all: or a fast machine is done before
+            pair.tx.fail(nic, "slow", rate=50_000_000)
+        over(pair, "verbs", 2)
+        pair.moving()
+        command(pair.tx.pid, "port fv1 1 down")
+        until(f"it is noticed: {pair}", lambda: bool(pair.tx.named("replay")))
+        command(pair.tx.pid, "port fv1 1 up")
+        seen = pair.tx.snapshot()
+        pair.finish()
+        assert moved(seen, "tcp") == 0
+
+
 def schedule(build: Build, seed: int) -> None:
     """Two ports whose requests fail at random, whose writes land after their acknowledgement (until
     the queue pair has been drained) and whose completions come late: every byte is right."""

@@ -4,12 +4,14 @@
  *   R2CCL_NICS=127.0.1.1,127.0.2.1 build/stress/pair --size 1M --count 1000 --conns 2
  *   ... --faults 7 --count 20000     random faults from seed 7, on both sides
  *   ... --until-told                 messages until the parent gets SIGUSR1, then an orderly end
+ *   ... --device                     memory that no thread of the engine can touch, as a DMA buffer
  *   ... --listen 10.250.0.1:7000 / --dial 10.250.0.1:7000   the two sides started by hand
  *
  * Prints one line of JSON per side that received: bytes, seconds, GB/s, wrong. Exit 0: all right,
  * 1: a wrong byte or an error, 2: usage, 3: no progress for --stall seconds.
  */
 #define _GNU_SOURCE
+#include <dlfcn.h>
 #include <errno.h>
 #include <getopt.h>
 #include <netdb.h>
@@ -21,6 +23,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
@@ -37,7 +40,7 @@ static struct {
     uint64_t size, count;
     int conns, outstanding, stall;
     uint64_t fault_seed;
-    bool faults, bidir, check, random_sizes, register_memory, until_told;
+    bool faults, bidir, check, random_sizes, register_memory, until_told, device;
     const char *listen, *dial;
 } opt = {.size = 1 << 20, .count = 1000, .conns = 1, .outstanding = 4, .stall = 30, .check = true};
 
@@ -114,12 +117,75 @@ static uint64_t verify(const uint8_t *buf, uint64_t size, int conn, uint64_t seq
     return bad;
 }
 
+/* `buf` is what the engine is told; `view` where this program sees it. */
 struct slot {
     struct r2_req *req;
     struct r2_mr *mr;
-    uint8_t *buf;
+    uint8_t *buf, *view;
     uint64_t size;
 };
+
+static void slot_make(struct r2_conn *c, struct slot *s)
+{
+    size_t size = (opt.size + 8191) & ~UINT64_C(4095);
+    int fd;
+
+    if (!opt.device) {
+        s->view = s->buf = aligned_alloc(4096, size);
+        memset(s->buf, 0, opt.size);
+        if (opt.register_memory)
+            r2_engine_reg(c, s->buf, opt.size, 1, &s->mr);
+        return;
+    }
+    fd = memfd_create("pair", MFD_CLOEXEC);
+    if (fd < 0 || ftruncate(fd, (off_t)size) < 0)
+        die("memfd", errno);
+    s->view = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    s->buf = mmap(NULL, size, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (s->view == MAP_FAILED || s->buf == MAP_FAILED)
+        die("mmap", errno);
+    if (r2_engine_reg_dmabuf(c, s->buf, opt.size, 2, 0, fd, &s->mr))
+        die("regMrDmaBuf", EINVAL);
+    close(fd); /* as NCCL does */
+}
+
+static void slot_free(struct slot *s)
+{
+    size_t size = (opt.size + 8191) & ~UINT64_C(4095);
+
+    if (!opt.device) {
+        free(s->buf);
+        return;
+    }
+    munmap(s->view, size);
+    munmap(s->buf, size);
+}
+
+/* The driver of the "GPU": the stand-in for libibverbs shows all that was written. */
+__attribute__((visibility("default"))) int cuFlushGPUDirectRDMAWrites(int target, int scope);
+int cuFlushGPUDirectRDMAWrites(int target, int scope)
+{
+    void *lib = dlopen(getenv("R2CCL_IBVERBS_LIB"), RTLD_NOW | RTLD_NOLOAD);
+    int (*script)(const char *);
+
+    (void)target, (void)scope;
+    *(void **)(void *)&script = lib ? dlsym(lib, "fv_script") : NULL;
+    if (!script)
+        return 999;
+    script("show");
+    return 0;
+}
+
+/* What NICs brought is to be seen from here. */
+static int flush_slot(struct r2_conn *c, struct slot *s)
+{
+    struct r2_req *req = NULL;
+    int done = 0, rc = r2_engine_iflush(c, s->buf, s->mr, &req);
+
+    while (rc == 0 && req && !done)
+        rc = r2_engine_test(req, &done, NULL);
+    return rc;
+}
 
 /* Posts message `seq`; false: no request free. */
 static bool post(struct flow *f, struct slot *s, uint64_t seq)
@@ -128,9 +194,9 @@ static bool post(struct flow *f, struct slot *s, uint64_t seq)
     int rc;
 
     if (f->send && opt.check)
-        fill(s->buf, size, f->index, seq);
+        fill(s->view, size, f->index, seq);
     else if (opt.check)
-        memset(s->buf, 0xdb, opt.size); /* what is not written must show */
+        memset(s->view, 0xdb, opt.size); /* what is not written must show */
     s->size = size;
     rc = f->send ? r2_engine_isend(f->conn, s->buf, size, 0, s->mr, &s->req)
                  : r2_engine_irecv(f->conn, s->buf, opt.size, 0, s->mr, &s->req);
@@ -151,14 +217,17 @@ static int poll_slot(struct flow *f, struct slot *s, uint64_t seq)
     atomic_fetch_add(&progress, 1);
     if (f->send) {
         if (opt.check)
-            memset(s->buf, 0xa5, s->size); /* done means: it may be overwritten */
+            memset(s->view, 0xa5, s->size); /* done means: it may be overwritten */
         return 1;
     }
+    rc = flush_slot(f->conn, s);
+    if (rc)
+        return rc;
     atomic_fetch_add(&moved, got);
     if (got != s->size)
         atomic_fetch_add(&wrong, 1);
     if (opt.check)
-        atomic_fetch_add(&wrong, verify(s->buf, s->size, f->index, seq));
+        atomic_fetch_add(&wrong, verify(s->view, s->size, f->index, seq));
     return 1;
 }
 
@@ -183,10 +252,7 @@ static void *run_flow(void *arg)
     uint64_t head = 0, tail = 0, idle = 0;
 
     for (int i = 0; i < opt.outstanding; i++) {
-        slots[i].buf = aligned_alloc(4096, (opt.size + 8191) & ~UINT64_C(4095));
-        memset(slots[i].buf, 0, opt.size);
-        if (opt.register_memory)
-            r2_engine_reg(f->conn, slots[i].buf, opt.size, 1, &slots[i].mr);
+        slot_make(f->conn, &slots[i]);
     }
     while ((tail < atomic_load(&f->count) || head < tail) && !f->rc && !atomic_load(&stop)) {
         struct slot *s = &slots[tail % (uint64_t)opt.outstanding];
@@ -216,11 +282,11 @@ static void *run_flow(void *arg)
     }
     for (int i = 0; i < opt.outstanding; i++) {
         r2_engine_dereg(f->conn, slots[i].mr);
-        memset(slots[i].buf, 0x77, opt.size);
+        memset(slots[i].view, 0x77, opt.size);
     }
     r2_engine_close(f->conn);
     for (int i = 0; i < opt.outstanding; i++)
-        free(slots[i].buf);
+        slot_free(&slots[i]);
     free(slots);
     return NULL;
 }
@@ -422,13 +488,12 @@ static uint64_t parse_size(const char *text)
     return *end == 'K' ? v << 10 : *end == 'M' ? v << 20 : *end == 'G' ? v << 30 : v;
 }
 
-static const struct option longs[] = {{"size", 1, 0, 's'},       {"count", 1, 0, 'n'},
-                                      {"conns", 1, 0, 'c'},      {"outstanding", 1, 0, 'o'},
-                                      {"faults", 1, 0, 'f'},     {"bidir", 0, 0, 'b'},
-                                      {"no-check", 0, 0, 'k'},   {"random-sizes", 0, 0, 'r'},
-                                      {"stall", 1, 0, 'S'},      {"listen", 1, 0, 'l'},
-                                      {"dial", 1, 0, 'd'},       {"register", 0, 0, 'R'},
-                                      {"until-told", 0, 0, 'u'}, {0, 0, 0, 0}};
+static const struct option longs[] = {
+    {"size", 1, 0, 's'},        {"count", 1, 0, 'n'},        {"conns", 1, 0, 'c'},
+    {"outstanding", 1, 0, 'o'}, {"faults", 1, 0, 'f'},       {"bidir", 0, 0, 'b'},
+    {"no-check", 0, 0, 'k'},    {"random-sizes", 0, 0, 'r'}, {"stall", 1, 0, 'S'},
+    {"listen", 1, 0, 'l'},      {"dial", 1, 0, 'd'},         {"register", 0, 0, 'R'},
+    {"until-told", 0, 0, 'u'},  {"device", 0, 0, 'D'},       {0, 0, 0, 0}};
 
 static void parse(int argc, char **argv)
 {
@@ -469,6 +534,9 @@ static void parse(int argc, char **argv)
             break;
         case 'd':
             opt.dial = optarg;
+            break;
+        case 'D':
+            opt.device = true;
             break;
         case 'R':
             opt.register_memory = true;

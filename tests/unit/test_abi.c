@@ -21,7 +21,9 @@ static struct {
     int inits, finalizes, calls;
     void *ctx, *object, *data, *mr, *handle;
     size_t bytes;
-    int dev, tag, type;
+    int dev, tag, type, fd;
+    uint64_t offset;
+    unsigned memory; /* kinds */
     r2_log_fn log;
 } fake;
 
@@ -88,6 +90,28 @@ int r2_engine_reg(struct r2_conn *conn, void *data, size_t size, int type, struc
     fake.bytes = size;
     fake.type = type;
     return give(&mr_mark, (void **)out);
+}
+
+int r2_engine_reg_dmabuf(struct r2_conn *conn, void *data, size_t size, int type, uint64_t offset,
+                         int fd, struct r2_mr **out)
+{
+    fake.offset = offset;
+    fake.fd = fd;
+    return r2_engine_reg(conn, data, size, type, out);
+}
+
+unsigned r2_engine_memory(int dev)
+{
+    (void)dev;
+    return fake.memory;
+}
+
+int r2_engine_iflush(struct r2_conn *conn, void *data, struct r2_mr *mr, struct r2_req **out)
+{
+    fake.object = conn;
+    fake.data = data;
+    fake.mr = mr;
+    return give(&req_mark, (void **)out);
 }
 
 int r2_engine_dereg(struct r2_conn *conn, struct r2_mr *mr)
@@ -231,11 +255,12 @@ static void test_properties(void)
     {
         struct r2_ncclnet_props_v12 p;
 
+        fake.memory = R2_NCCL_PTR_HOST | R2_NCCL_PTR_DMABUF;
         CHECK_EQ(v->properties(1, &p), 0);
         CHECK_STR(p.name, "nic1");
         CHECK(p.pci_path == NULL);
         CHECK_EQ(p.guid, 12);
-        CHECK_EQ(p.ptr_support, R2_NCCL_PTR_HOST);
+        CHECK_EQ(p.ptr_support, R2_NCCL_PTR_HOST | R2_NCCL_PTR_DMABUF);
         CHECK_EQ(p.reg_is_global, 0);
         CHECK_EQ(p.force_flush, 0);
         CHECK_EQ(p.speed, 200000);
@@ -327,12 +352,11 @@ static void test_registration(void)
         CHECK(out == &mr_mark && fake.object == &conn_mark && fake.data == data);
         CHECK_EQ(fake.bytes, 16);
         out = GARBAGE;
-        CHECK_EQ(v->regmr(&conn_mark, data, 16, R2_NCCL_PTR_CUDA, &out), R2_NCCL_INVALID_USAGE);
-        CHECK(out == NULL);
+        CHECK_EQ(v->regmr(&conn_mark, data, 16, R2_NCCL_PTR_CUDA, &out), 0);
+        CHECK(out == &mr_mark && fake.type == R2_NCCL_PTR_CUDA);
         out = GARBAGE;
-        CHECK_EQ(common(v)->regmr_dmabuf(&conn_mark, data, 16, R2_NCCL_PTR_CUDA, 0, 3, &out),
-                 R2_NCCL_INTERNAL_ERROR);
-        CHECK(out == NULL);
+        CHECK_EQ(common(v)->regmr_dmabuf(&conn_mark, data, 17, R2_NCCL_PTR_CUDA, 64, 3, &out), 0);
+        CHECK(out == &mr_mark && fake.offset == 64 && fake.fd == 3 && fake.bytes == 17);
         CHECK_EQ(common(v)->deregmr(&conn_mark, &mr_mark), 0);
         CHECK(fake.mr == &mr_mark && fake.object == &conn_mark);
         calls = fake.calls;
@@ -385,7 +409,16 @@ static void test_data(void)
         CHECK(out == NULL);
         fake.rc = 0;
         out = GARBAGE;
+        fake.data = NULL;
         CHECK_EQ(common(v)->iflush(&conn_mark, 1, data, NULL, mrs, &out), 0);
+        CHECK(out == &req_mark && fake.data == buffer && fake.mr == &mr_mark);
+        fake.later = true;
+        out = GARBAGE;
+        CHECK_EQ(common(v)->iflush(&conn_mark, 1, data, NULL, mrs, &out), 0);
+        CHECK(out == NULL);
+        fake.rc = -EIO;
+        out = GARBAGE;
+        CHECK_EQ(common(v)->iflush(&conn_mark, 1, data, NULL, mrs, &out), R2_NCCL_SYSTEM_ERROR);
         CHECK(out == NULL);
     }
 }

@@ -78,12 +78,11 @@ __attribute__((unused)) static void bed_open(struct bed *b, int paths)
     struct r2_listen *l = NULL;
 
     memset(b, 0, sizeof(*b));
-    if (!bed_script) {
-        setenv("R2CCL_NICS", "127.0.1.1,127.0.2.1", 1);
-        setenv("R2CCL_CHUNK", "64K", 1);
-        setenv("R2CCL_LOG", "warn", 0);
+    setenv("R2CCL_NICS", "127.0.1.1,127.0.2.1", 1); /* read once */
+    setenv("R2CCL_CHUNK", "64K", 1);
+    setenv("R2CCL_LOG", "warn", 0);
+    if (!bed_script)
         bed_library();
-    }
     CHECK_EQ(r2_engine_init(&b->ctx, 1, NULL), 0);
     CHECK_EQ(r2_engine_listen(b->ctx, 0, handle, &l), 0);
     for (int ms = 0; ms < BED_WAIT_MS && !(b->tx && b->rx); ms++) {

@@ -189,6 +189,17 @@ static bool mux_registered(const struct r2_ep *ep, const struct r2_mr_keys *keys
     return of(ep)->registered(ep, keys);
 }
 
+static int mux_flush_memory(int nic, const struct r2_mr_keys *keys, const void *at,
+                            uint64_t *ticket)
+{
+    return verbs() ? verbs()->flush_memory(nic, keys, at, ticket) : -EOPNOTSUPP;
+}
+
+static int mux_flushed(int nic, uint64_t ticket)
+{
+    return verbs() ? verbs()->flushed(nic, ticket) : -EOPNOTSUPP;
+}
+
 static void mux_child(void)
 {
     if (verbs())
@@ -225,5 +236,7 @@ const struct r2_transport_ops r2_transport_mux = {
     .dereg = mux_dereg,
     .remote_keys = mux_remote_keys,
     .registered = mux_registered,
+    .flush_memory = mux_flush_memory,
+    .flushed = mux_flushed,
     .child = mux_child,
 };

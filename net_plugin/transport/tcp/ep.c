@@ -501,6 +501,19 @@ static bool tcp_registered(const struct r2_ep *ep, const struct r2_mr_keys *keys
     return true;
 }
 
+static int tcp_flush_memory(int nic, const struct r2_mr_keys *keys, const void *at,
+                            uint64_t *ticket)
+{
+    (void)nic, (void)keys, (void)at, (void)ticket;
+    return -EOPNOTSUPP;
+}
+
+static int tcp_flushed(int nic, uint64_t ticket)
+{
+    (void)nic, (void)ticket;
+    return -EOPNOTSUPP;
+}
+
 static void tcp_child(void)
 {
     r2_io_child();
@@ -535,5 +548,7 @@ const struct r2_transport_ops r2_transport_tcp = {
     .dereg = tcp_dereg,
     .remote_keys = tcp_remote_keys,
     .registered = tcp_registered,
+    .flush_memory = tcp_flush_memory,
+    .flushed = tcp_flushed,
     .child = tcp_child,
 };

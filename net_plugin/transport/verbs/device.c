@@ -304,14 +304,23 @@ static int open_one(struct ibv_device *dev, struct r2_hca *hca)
         return rc;
     }
     hca->dmabuf = knows_dmabuf(hca->pd);
-    hca->peermem = module_loaded("nvidia_peermem") || module_loaded("nv_peer_mem");
+    /* Where NCCL looks, and the modules' names. */
+    hca->peermem = module_loaded("nvidia_peermem") || module_loaded("nv_peer_mem") ||
+                   access("/sys/kernel/mm/memory_peers/nv_mem/version", F_OK) == 0 ||
+                   access("/sys/kernel/mm/memory_peers/nv_mem_nc/version", F_OK) == 0;
     flags = fcntl(hca->ctx->async_fd, F_GETFL);
     fcntl(hca->ctx->async_fd, F_SETFL, flags | O_NONBLOCK);
     hca->async.fd = hca->ctx->async_fd;
     hca->async.ready = async_ready;
-    r2_io_fd_track(hca->async.fd);
-    r2_io_add(r2_io_at(0), &hca->async);
     return 0;
+}
+
+void r2_hcas_watch(void)
+{
+    for (int i = 0; i < r2_verbs.n_hcas; i++) {
+        r2_io_fd_track(r2_verbs.hcas[i].async.fd);
+        r2_io_add(r2_io_at(0), &r2_verbs.hcas[i].async);
+    }
 }
 
 int r2_hcas_open(void)

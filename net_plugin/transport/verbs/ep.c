@@ -242,15 +242,12 @@ void r2_vep_retire(struct r2_ep *ep)
 
 /* ---- operations */
 
-static int op_start(const struct r2_transport_events *events, const uint8_t process[16])
+static int prepare(void)
 {
     const struct r2_settings *set = r2_settings_get();
     char why[256] = "";
     int rc;
 
-    r2_verbs.ev = events;
-    memcpy(r2_verbs.process, process, 16);
-    r2_list_init(&r2_verbs.eps);
     if (!set->rdma || strcmp(set->nccl_ib_disable, "1") == 0)
         return -ENODEV;
     rc = r2_ibv_load(set->ibverbs_lib, why, sizeof(why));
@@ -260,8 +257,38 @@ static int op_start(const struct r2_transport_events *events, const uint8_t proc
     }
     if (r2_ibv.fork_init)
         r2_ibv.fork_init();
-    if (r2_hcas_open() == 0 || r2_vnics_match() == 0)
-        return -ENODEV;
+    return r2_hcas_open() == 0 || r2_vnics_match() == 0 ? -ENODEV : 0;
+}
+
+int r2_verbs_prepare(void)
+{
+    static pthread_mutex_t once = PTHREAD_MUTEX_INITIALIZER;
+    static int rc = 1;
+    int found;
+
+    pthread_mutex_lock(&once);
+    if (rc == 1)
+        rc = prepare();
+    found = rc;
+    pthread_mutex_unlock(&once);
+    return found;
+}
+
+static int op_start(const struct r2_transport_events *events, const uint8_t process[16])
+{
+    int rc = r2_verbs_prepare();
+
+    r2_verbs.ev = events;
+    memcpy(r2_verbs.process, process, 16);
+    r2_list_init(&r2_verbs.eps);
+    if (rc)
+        return rc;
+    r2_hcas_watch();
+    for (int i = 0; i < R2_MAX_NICS; i++) {
+        if (r2_verbs_memory(i) != R2_MEMORY_HOST &&
+            r2_settings_get()->gpu_memory == R2_GPU_MEMORY_DIRECT)
+            r2_vflush_start(&r2_verbs.nics[i]);
+    }
     r2_tcp_verbs_taker = r2_meet_accepted;
     return 0;
 }
@@ -548,5 +575,7 @@ const struct r2_transport_ops r2_transport_verbs = {
     .dereg = r2_verbs_dereg,
     .remote_keys = r2_verbs_remote_keys,
     .registered = r2_verbs_registered,
+    .flush_memory = r2_verbs_flush_memory,
+    .flushed = r2_verbs_flushed,
     .child = op_child,
 };

@@ -5,9 +5,11 @@
  * The same range is registered once, however many connections name it, and the last of them really
  * deregisters it: nothing is kept for later, so that a key is dead when its last owner says so. */
 #include <errno.h>
+#include <fcntl.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
+#include <unistd.h>
 
 #include "transport/verbs/verbs.h"
 #include "util/clock.h"
@@ -79,8 +81,11 @@ static int wait_all(struct mr_wait *w, uint64_t limit_ns)
 
 static void keys_put(struct r2_mr_keys *keys)
 {
-    if (atomic_fetch_sub(&keys->refs, 1) == 1)
-        free(keys);
+    if (atomic_fetch_sub(&keys->refs, 1) != 1)
+        return;
+    if (keys->dmabuf_fd >= 0)
+        close(keys->dmabuf_fd);
+    free(keys);
 }
 
 static void cmd_over(struct mr_cmd *c, bool failed)
@@ -100,7 +105,8 @@ static void run_reg(struct r2_cmd *cmd)
     struct mr_cmd *c = R2_CONTAINER_OF(cmd, struct mr_cmd, cmd);
     struct r2_hca *hca = &r2_verbs.hcas[c->hca];
     struct r2_mr_keys *k = c->keys;
-    int access = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE;
+    int access = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE |
+                 (k->device ? IBV_ACCESS_REMOTE_READ : 0); /* flush.c */
     struct ibv_mr *mr = NULL;
 
     if (!atomic_load(&hca->gone)) {
@@ -137,7 +143,8 @@ static void run_rekey(struct r2_cmd *cmd)
 
     if (old && !atomic_load(&hca->gone))
         mr = r2_ibv.reg_mr(hca->pd, k->data, k->size,
-                           IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE);
+                           IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE |
+                               (k->device ? IBV_ACCESS_REMOTE_READ : 0));
     if (mr) {
         atomic_store(&k->lkey[c->hca], mr->lkey);
         atomic_store(&k->rkey[c->hca], mr->rkey);
@@ -218,12 +225,13 @@ static struct cached *find(const struct r2_memory *m)
 
 int r2_verbs_reg(const struct r2_memory *m, struct r2_mr_keys **out)
 {
+    int fd = m->dmabuf_fd < 0 ? -1 : fcntl(m->dmabuf_fd, F_DUPFD_CLOEXEC, 3);
     struct cached *c;
     bool any = false;
 
     *out = NULL;
-    if (!m->size)
-        return 0;
+    if (!m->size || (m->dmabuf_fd >= 0 && fd < 0))
+        return m->size ? -EBADF : 0;
     pthread_mutex_lock(&cache_lock);
     c = find(m);
     if (c) {
@@ -241,7 +249,8 @@ int r2_verbs_reg(const struct r2_memory *m, struct r2_mr_keys **out)
         c->keys.data = m->data;
         c->keys.size = m->size;
         c->keys.device = m->device;
-        c->keys.dmabuf_fd = m->dmabuf_fd;
+        /* NCCL closes its own as soon as it is back, and a device may be late. */
+        c->keys.dmabuf_fd = fd;
         c->keys.dmabuf_offset = m->dmabuf_offset;
         r2_list_add_tail(&cache, &c->keys.node);
     }
@@ -307,15 +316,17 @@ bool r2_verbs_registered(const struct r2_ep *ep, const struct r2_mr_keys *keys)
     return keys && h >= 0 && atomic_load_explicit(&keys->has[h], memory_order_relaxed);
 }
 
-/* Until NCCL's calls for memory of devices are wired up, verbs' answer is the host's. */
 unsigned r2_verbs_memory(int nic)
 {
-    struct r2_hca *hca = nic >= 0 && nic < R2_MAX_NICS ? r2_verbs.nics[nic].hca : NULL;
     unsigned kinds = R2_MEMORY_HOST;
+    struct r2_hca *hca;
+
+    r2_verbs_prepare();
+    hca = nic >= 0 && nic < R2_MAX_NICS ? r2_verbs.nics[nic].hca : NULL;
 
     if (hca && hca->peermem)
         kinds |= R2_MEMORY_DEVICE;
     if (hca && hca->dmabuf)
-        kinds |= R2_MEMORY_DEVICE | R2_MEMORY_DMABUF;
+        kinds |= R2_MEMORY_DMABUF;
     return kinds;
 }

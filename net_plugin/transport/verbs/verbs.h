@@ -77,6 +77,7 @@ struct r2_vnic {
     uint8_t gid[16];
     int state, phys;
     unsigned rate_gbps;
+    struct r2_vflush *flush; /* flush.c */
 };
 
 /* One registration of a range with every device. */
@@ -246,6 +247,8 @@ static inline uint64_t r2_wr_id(enum r2_wr_kind kind, int q, uint32_t slot)
 
 /* device.c */
 int r2_hcas_open(void);
+/* Events are listened to from now on. */
+void r2_hcas_watch(void);
 int r2_vnics_match(void);
 /* Reads state, LID and GID of the NIC's port; true if the GID or LID changed. */
 bool r2_vnic_refresh(struct r2_vnic *nic);
@@ -256,6 +259,11 @@ int r2_vnic_rebind(int nic);
 int r2_cmd_start(struct r2_hca *hca);
 void r2_cmd_post(struct r2_hca *hca, struct r2_cmd *cmd);
 
+/* flush.c: reads by which a NIC shows what it has written into memory of devices */
+void r2_vflush_start(struct r2_vnic *nic);
+int r2_verbs_flush_memory(int nic, const struct r2_mr_keys *keys, const void *at, uint64_t *ticket);
+int r2_verbs_flushed(int nic, uint64_t ticket);
+
 /* mr.c */
 unsigned r2_verbs_memory(int nic);
 int r2_verbs_reg(const struct r2_memory *memory, struct r2_mr_keys **out);
@@ -264,6 +272,9 @@ int r2_verbs_remote_keys(const struct r2_mr_keys *keys, uint32_t out[R2_WIRE_MAX
 bool r2_verbs_registered(const struct r2_ep *ep, const struct r2_mr_keys *keys);
 
 /* ep.c */
+/* The library is opened and its devices are found, once; from the start on, or before if somebody
+ * asks for them. 0, or -ENODEV: there are none. */
+int r2_verbs_prepare(void);
 struct r2_ep *r2_vep_new(const struct r2_ep_params *params);
 void r2_vep_get(struct r2_ep *ep);
 void r2_vep_put(struct r2_ep *ep);

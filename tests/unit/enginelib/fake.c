@@ -277,6 +277,18 @@ static bool op_registered(const struct r2_ep *ep, const struct r2_mr_keys *keys)
            (keys && !(fake_unregistered >> ep->params.local_nic & 1));
 }
 
+static int op_flush_memory(int nic, const struct r2_mr_keys *keys, const void *at, uint64_t *ticket)
+{
+    (void)nic, (void)keys, (void)at, (void)ticket;
+    return -EOPNOTSUPP;
+}
+
+static int op_flushed(int nic, uint64_t ticket)
+{
+    (void)nic, (void)ticket;
+    return -EOPNOTSUPP;
+}
+
 static void op_child(void) {}
 
 const struct r2_transport_ops fake_ops = {
@@ -308,6 +320,8 @@ const struct r2_transport_ops fake_ops = {
     .dereg = op_dereg,
     .remote_keys = op_remote_keys,
     .registered = op_registered,
+    .flush_memory = op_flush_memory,
+    .flushed = op_flushed,
     .child = op_child,
 };
 

@@ -1,0 +1,274 @@
+/* Memory of a device that no thread can touch: a DMA buffer whose address is not even mapped here,
+ * so that whoever touches it dies. The stand-in reaches it through its descriptor, and shows what
+ * was written only after a read by the same device, as the way to a GPU may. (verbs_bed.h says what
+ * this rung cannot prove; nothing here proves anything about GPUs.) */
+#define _GNU_SOURCE
+#include <sys/mman.h>
+#include <sys/wait.h>
+
+#include "verbs_bed.h"
+
+#define SIZE (256 * 1024)
+
+struct device {
+    uint8_t *address; /* not mapped */
+    uint8_t *view;    /* the device's side */
+    struct r2_mr *mr;
+};
+
+static struct bed bed;
+static struct device out, in;
+static int driver_calls, driver_result;
+
+/* The GPU's driver. */
+__attribute__((visibility("default"))) int cuFlushGPUDirectRDMAWrites(int target, int scope);
+int cuFlushGPUDirectRDMAWrites(int target, int scope)
+{
+    CHECK_EQ(target, 0);
+    CHECK_EQ(scope, 100);
+    driver_calls++;
+    if (driver_result == 0)
+        bed_script("show");
+    return driver_result;
+}
+
+static void device_new(struct r2_conn *c, struct device *d)
+{
+    int fd = memfd_create("device", MFD_CLOEXEC);
+
+    CHECK_GE(fd, 0);
+    CHECK_EQ(ftruncate(fd, SIZE + 8192), 0);
+    d->view = mmap(NULL, SIZE + 8192, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    d->address = mmap(NULL, SIZE, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    CHECK(d->view != MAP_FAILED && d->address != MAP_FAILED);
+    d->view += 4096; /* an offset into the object */
+    CHECK_EQ(r2_engine_reg_dmabuf(c, d->address, SIZE, 2, 4096, fd, &d->mr), 0);
+    close(fd); /* as NCCL does at once */
+}
+
+static void begin(void)
+{
+    setenv("R2_FAKEVERBS_CHAOS", "seed=1,gpu=1", 1);
+    bed_open(&bed, 2);
+    CHECK_EQ(r2_engine_memory(0), R2_MEMORY_HOST | R2_MEMORY_DMABUF);
+    device_new(bed.tx, &out);
+    device_new(bed.rx, &in);
+    for (size_t i = 0; i < SIZE; i++)
+        out.view[i] = (uint8_t)((i * 7 + i / 251) % 255 + 1);
+    memset(in.view, 0, SIZE);
+    driver_calls = driver_result = 0;
+}
+
+static void post(struct r2_req **send, struct r2_req **recv)
+{
+    *send = *recv = NULL;
+    CHECK_EQ(r2_engine_irecv(bed.rx, in.address, SIZE, 0, in.mr, recv), 0);
+    CHECK_EQ(r2_engine_isend(bed.tx, out.address, SIZE, 0, out.mr, send), 0);
+    CHECK(*send && *recv);
+}
+
+static void finish(void)
+{
+    CHECK_EQ(r2_engine_dereg(bed.rx, in.mr), 0);
+    CHECK_EQ(r2_engine_dereg(bed.tx, out.mr), 0);
+    bed_close(&bed);
+}
+
+/* 1, 0 or -errno of the flush; 1 without a request. */
+static int flush(void)
+{
+    struct r2_req *req = NULL;
+    int rc = r2_engine_iflush(bed.rx, in.address, in.mr, &req);
+
+    if (rc || !req)
+        return rc ? rc : 1;
+    return bed_test(req, BED_WAIT_MS);
+}
+
+/* NCCL is told of device memory only where every NIC can reach it, and only if it was asked for. */
+static int kinds_with(const char *devices, const char *setting)
+{
+    int status;
+    pid_t pid = fork();
+
+    if (pid == 0) {
+        struct r2_ctx *ctx;
+
+        setenv("R2CCL_NICS", "127.0.1.1,127.0.2.1", 1);
+        setenv("R2_FAKEVERBS", devices, 1);
+        setenv("R2CCL_GPU_MEMORY", setting, 1);
+        bed_library();
+        _exit(r2_engine_init(&ctx, 1, NULL) ? 99 : (int)r2_engine_memory(0));
+    }
+    CHECK_EQ(waitpid(pid, &status, 0), pid);
+    CHECK(WIFEXITED(status));
+    return WEXITSTATUS(status);
+}
+
+static void test_announced(void)
+{
+    bed_library(); /* or skip */
+    CHECK_EQ(kinds_with("fv0=127.0.1.1,fv1=127.0.2.1", "direct"),
+             R2_MEMORY_HOST | R2_MEMORY_DMABUF);
+    CHECK_EQ(kinds_with("fv0=127.0.1.1", "direct"), R2_MEMORY_HOST);
+    CHECK_EQ(kinds_with("fv0=127.0.1.1,fv1=127.0.2.1", "host"), R2_MEMORY_HOST);
+}
+
+/* What arrived is not to be seen before the flush, and all of it is behind it: each NIC that wrote
+ * was asked. Nothing to flush: no request. */
+static void test_flush_shows_all(void)
+{
+    struct r2_req *send, *recv;
+    size_t hidden = 0;
+
+    begin();
+    post(&send, &recv);
+    CHECK_EQ(bed_test(recv, BED_WAIT_MS), 1);
+    CHECK_EQ(bed_test(send, BED_WAIT_MS), 1);
+    for (size_t i = 0; i < SIZE; i++)
+        hidden += in.view[i] != out.view[i];
+    CHECK_EQ(hidden, SIZE);
+    CHECK_EQ(flush(), 1);
+    CHECK_MEM(in.view, out.view, SIZE);
+    CHECK_EQ(driver_calls, 0);
+    CHECK_EQ(flush(), 1);
+    finish();
+}
+
+/* A NIC that wrote cannot be asked any more: the driver stands in; if it cannot, it is an error and
+ * never a wrong value. */
+static void test_failed_nic(void)
+{
+    struct r2_req *send, *recv;
+
+    begin();
+    for (int works = 1; works >= 0; works--) {
+        post(&send, &recv);
+        CHECK_EQ(bed_test(recv, BED_WAIT_MS), 1);
+        CHECK_EQ(bed_test(send, BED_WAIT_MS), 1);
+        CHECK(memcmp(in.view, out.view, SIZE) != 0);
+        bed_script("!port fv0 1 blackhole");
+        bed_script("!port fv1 1 blackhole");
+        driver_result = works ? 0 : 999;
+        CHECK_EQ(flush(), works ? 1 : -EIO);
+        CHECK_GT(driver_calls, 0);
+        if (works)
+            CHECK_MEM(in.view, out.view, SIZE);
+        memset(in.view, 0, SIZE);
+        bed_script("!port fv0 1 up");
+        bed_script("!port fv1 1 up");
+        bed_until_paths(bed.tx, 2);
+        for (int ms = 0; ms < 2000; ms += 10) { /* flushes work again: made anew */
+            post(&send, &recv);
+            CHECK_EQ(bed_test(recv, BED_WAIT_MS), 1);
+            CHECK_EQ(bed_test(send, BED_WAIT_MS), 1);
+            driver_result = 0;
+            driver_calls = 0;
+            CHECK_EQ(flush(), 1);
+            if (!driver_calls)
+                break;
+            bed_ms(10);
+        }
+        CHECK_EQ(driver_calls, 0);
+        CHECK_MEM(in.view, out.view, SIZE);
+        memset(in.view, 0, SIZE);
+    }
+    finish();
+}
+
+/* There are some, and none was given anything that it choked on. */
+static void sockets_stand_by(void)
+{
+    struct r2_peer *p = bed.tx->peer;
+    int up = 0;
+
+    r2_peer_lock(p);
+    for (int i = 0; i < p->n_paths; i++) {
+        if (p->paths[i]->transport != R2_VIA_TCP)
+            continue;
+        up += p->paths[i]->state == R2_PATH_UP;
+        CHECK_EQ(p->paths[i]->down_gen, 0);
+    }
+    r2_peer_unlock(p);
+    CHECK_GT(up, 0);
+}
+
+/* All ports gone: sockets come up as the last resort, and this memory is not for them. It waits; a
+ * port that comes back carries it. */
+static void test_waits_for_a_nic(void)
+{
+    struct r2_req *send, *recv;
+
+    begin();
+    bed_script("!port fv0 1 down");
+    bed_script("!port fv1 1 down");
+    for (int ms = 0; ms < BED_WAIT_MS && bed_paths(bed.tx); ms++)
+        bed_ms(1);
+    post(&send, &recv);
+    CHECK_EQ(bed_test(recv, 700), 0);
+    sockets_stand_by();
+    bed_script("!port fv1 1 up");
+    CHECK_EQ(bed_test(recv, BED_WAIT_MS), 1);
+    CHECK_EQ(bed_test(send, BED_WAIT_MS), 1);
+    CHECK_EQ(flush(), 1);
+    CHECK_MEM(in.view, out.view, SIZE);
+    bed_script("!port fv0 1 up");
+    finish();
+}
+
+/* ... and if none comes back, both sides get an error. */
+static void test_no_nic_comes_back(void)
+{
+    struct r2_req *send, *recv;
+    uint64_t begun;
+
+    begin();
+    bed_script("!port fv0 1 down");
+    bed_script("!port fv1 1 down");
+    begun = r2_now_ns();
+    post(&send, &recv);
+    CHECK_LT(bed_test(send, BED_WAIT_MS), 0);
+    CHECK_GE(r2_now_ns() - begun, 2 * R2_NS_PER_S);
+    CHECK_LT(bed_test(recv, BED_WAIT_MS), 0);
+    finish();
+    bed_script("!port fv0 1 up");
+    bed_script("!port fv1 1 up");
+}
+
+/* A device that registers late finds the descriptor that its caller has closed long ago. */
+static void test_late_registration(void)
+{
+    uint32_t keys[R2_WIRE_MAX_NICS];
+    struct device more;
+
+    begin();
+    bed_script("!hang fv0 1");
+    device_new(bed.rx, &more);
+    CHECK_EQ(r2_eng.ops->remote_keys(more.mr->keys, keys), 2);
+    CHECK_EQ(keys[0], 0);
+    bed_script("!hang fv0 0");
+    for (int ms = 0; ms < BED_WAIT_MS && !keys[0]; ms++) {
+        r2_eng.ops->remote_keys(more.mr->keys, keys);
+        bed_ms(1);
+    }
+    CHECK(keys[0] && keys[1]);
+    CHECK_EQ(r2_engine_dereg(bed.rx, more.mr), 0);
+    finish();
+}
+
+static const struct check_test tests[] = {
+    {"announced", test_announced},
+    {"flush_shows_all", test_flush_shows_all},
+    {"failed_nic", test_failed_nic},
+    {"late_registration", test_late_registration},
+    {"waits_for_a_nic", test_waits_for_a_nic},
+    {"no_nic_comes_back", test_no_nic_comes_back},
+    {0},
+};
+
+int main(int argc, char **argv)
+{
+    setenv("R2CCL_NO_PATH_TIMEOUT", "3s", 1);
+    setenv("R2CCL_GPU_MEMORY", "direct", 1);
+    return check_main(argc, argv, tests);
+}
