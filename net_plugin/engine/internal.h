@@ -241,7 +241,6 @@ struct r2_conn {
     bool close_acked, remote_closed;
     bool tell;          /* failed here: the peer has to learn it, again after every loss */
     uint64_t final_seq; /* R, remote_closed: messages that the sender has begun */
-
     /* One-sided paths, by r2_path.index: S: handed out, R: arrived (engine/revoke.c) */
     struct r2_conn_lane lanes[R2_PATHS_MAX];
     uint32_t under_way; /* S: chunks that a NIC may still read */
@@ -257,7 +256,7 @@ struct r2_conn {
     /* S */
     struct r2_list ready; /* peer->ready */
     uint64_t waiting;     /* bytes that bulk lanes may take */
-    uint64_t stuck_since; /* what waits first has no path that may carry it, though some are up */
+    uint64_t stuck_since; /* r2_peer_check_stuck */
     bool waived;          /* whichever path can carry them takes them: r2_peer_waive */
     uint64_t posted;      /* receives posted by the peer: all seq below it */
     uint64_t oldest;      /* first message not acknowledged whole */
@@ -452,8 +451,7 @@ bool r2_conn_home_alive(const struct r2_conn *c);
  * the home NIC, its messages would wait for ever: finds such connections, for which these rules do
  * not hold (r2_conn.waived). */
 void r2_peer_waive(struct r2_peer *p);
-/* S: memory of a device, which sockets cannot carry, and no queue pair that might: waits as long as
- * for a path of any kind, then its connection fails. */
+/* S: what waits has no path that may carry it, as sockets may not: for so long, then it fails. */
 void r2_peer_check_stuck(struct r2_peer *p, uint64_t now);
 /* Some path's weight or usability may have changed: weighs all of the peer's anew. */
 void r2_peer_weigh(struct r2_peer *p);
@@ -556,7 +554,6 @@ void r2_recv_repeat(struct r2_conn *c, struct r2_path *path);
 
 /* ---- upcalls.c */
 extern const struct r2_transport_events r2_engine_events;
-
 #include "engine/memory.h" /* revoke.c, flush.c */
 
 static inline const char *r2_nic_name(int nic)

@@ -26,7 +26,7 @@
  *   late MIN      it is acknowledged, but not in memory; nothing behind it on its queue pair is
  *                 executed, no flush of its queue pair is delivered, and it is not destroyed
  *   network MIN   it is under way to its responder, with all that follows it
- *   undying       destroying a queue pair does not come back either
+ *   undying       destroying its responder does not come back either
  *   break         its requester gives up: RETRY_EXC_ERR
  *   release       all of that is over: it arrives
  *   show          as the driver of a GPU does it: everything that was written is visible
