@@ -436,29 +436,6 @@ void r2_path_forgive(struct r2_path *path);
 void r2_peer_census(struct r2_peer *p);
 void r2_damp_rules_get(struct r2_damp_rules *out);
 
-/* ---- pathweight.c: weights of paths; all under the lock */
-/* Takes chunks: up, not a stand-in's reserve, and control frames have begun. */
-bool r2_path_carries(const struct r2_path *path);
-/* Takes chunks now, as far as its weight goes: a warm spare while nothing else does. */
-bool r2_path_usable(const struct r2_path *path);
-/* Pulls as it likes: no sibling has a higher weight. */
-bool r2_path_unlimited(const struct r2_path *path);
-/* Could take chunks, were it not for its weight or because it only stands by. */
-bool r2_path_able(const struct r2_path *path);
-/* A path of the connection's home NIC pulls as it likes. */
-bool r2_conn_home_alive(const struct r2_conn *c);
-/* Memory may be registered with some NICs only. If those only stand by, have weight 0 or are not
- * the home NIC, its messages would wait for ever: finds such connections, for which these rules do
- * not hold (r2_conn.waived). */
-void r2_peer_waive(struct r2_peer *p);
-/* S: what waits has no path that may carry it, as sockets may not: for so long, then it fails. */
-void r2_peer_check_stuck(struct r2_peer *p, uint64_t now);
-/* Some path's weight or usability may have changed: weighs all of the peer's anew. */
-void r2_peer_weigh(struct r2_peer *p);
-/* The path is slow or lossy against its siblings: `permille` of its weight is left (1000: all is
- * well again). Journalled with the reason when it changes. */
-void r2_path_set_grey(struct r2_path *path, unsigned permille, const char *reason);
-
 /* ---- beats.c: intervals of heartbeats; all under the lock */
 uint64_t r2_peer_hb_interval(struct r2_peer *p, bool busy);
 void r2_peer_hb_forget(struct r2_peer *p);
@@ -554,7 +531,8 @@ void r2_recv_repeat(struct r2_conn *c, struct r2_path *path);
 
 /* ---- upcalls.c */
 extern const struct r2_transport_events r2_engine_events;
-#include "engine/memory.h" /* revoke.c, flush.c */
+#include "engine/memory.h"     /* revoke.c, flush.c */
+#include "engine/pathweight.h" /* weights of paths */
 
 static inline const char *r2_nic_name(int nic)
 {
