@@ -11,7 +11,6 @@
  * 1: a wrong byte or an error, 2: usage, 3: no progress for --stall seconds.
  */
 #define _GNU_SOURCE
-#include <dlfcn.h>
 #include <errno.h>
 #include <getopt.h>
 #include <netdb.h>
@@ -23,7 +22,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
@@ -33,6 +31,8 @@
 #include "engine/fault.h"
 #include "util/clock.h"
 #include "util/random.h"
+
+#include "slots.h"
 
 #define MAX_CONNS 64
 
@@ -117,76 +117,6 @@ static uint64_t verify(const uint8_t *buf, uint64_t size, int conn, uint64_t seq
     return bad;
 }
 
-/* `buf` is what the engine is told; `view` where this program sees it. */
-struct slot {
-    struct r2_req *req;
-    struct r2_mr *mr;
-    uint8_t *buf, *view;
-    uint64_t size;
-};
-
-static void slot_make(struct r2_conn *c, struct slot *s)
-{
-    size_t size = (opt.size + 8191) & ~UINT64_C(4095);
-    int fd;
-
-    if (!opt.device) {
-        s->view = s->buf = aligned_alloc(4096, size);
-        memset(s->buf, 0, opt.size);
-        if (opt.register_memory)
-            r2_engine_reg(c, s->buf, opt.size, 1, &s->mr);
-        return;
-    }
-    fd = memfd_create("pair", MFD_CLOEXEC);
-    if (fd < 0 || ftruncate(fd, (off_t)size) < 0)
-        die("memfd", errno);
-    s->view = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
-    s->buf = mmap(NULL, size, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (s->view == MAP_FAILED || s->buf == MAP_FAILED)
-        die("mmap", errno);
-    if (r2_engine_reg_dmabuf(c, s->buf, opt.size, 2, 0, fd, &s->mr))
-        die("regMrDmaBuf", EINVAL);
-    close(fd); /* as NCCL does */
-}
-
-static void slot_free(struct slot *s)
-{
-    size_t size = (opt.size + 8191) & ~UINT64_C(4095);
-
-    if (!opt.device) {
-        free(s->buf);
-        return;
-    }
-    munmap(s->view, size);
-    munmap(s->buf, size);
-}
-
-/* The driver of the "GPU": the stand-in for libibverbs shows all that was written. */
-__attribute__((visibility("default"))) int cuFlushGPUDirectRDMAWrites(int target, int scope);
-int cuFlushGPUDirectRDMAWrites(int target, int scope)
-{
-    void *lib = dlopen(getenv("R2CCL_IBVERBS_LIB"), RTLD_NOW | RTLD_NOLOAD);
-    int (*script)(const char *);
-
-    (void)target, (void)scope;
-    *(void **)(void *)&script = lib ? dlsym(lib, "fv_script") : NULL;
-    if (!script)
-        return 999;
-    script("show");
-    return 0;
-}
-
-/* What NICs brought is to be seen from here. */
-static int flush_slot(struct r2_conn *c, struct slot *s)
-{
-    struct r2_req *req = NULL;
-    int done = 0, rc = r2_engine_iflush(c, s->buf, s->mr, &req);
-
-    while (rc == 0 && req && !done)
-        rc = r2_engine_test(req, &done, NULL);
-    return rc;
-}
-
 /* Posts message `seq`; false: no request free. */
 static bool post(struct flow *f, struct slot *s, uint64_t seq)
 {
@@ -252,7 +182,8 @@ static void *run_flow(void *arg)
     uint64_t head = 0, tail = 0, idle = 0;
 
     for (int i = 0; i < opt.outstanding; i++) {
-        slot_make(f->conn, &slots[i]);
+        if (slot_make(f->conn, &slots[i], opt.size, opt.register_memory, opt.device))
+            die("registering memory", ENOMEM);
     }
     while ((tail < atomic_load(&f->count) || head < tail) && !f->rc && !atomic_load(&stop)) {
         struct slot *s = &slots[tail % (uint64_t)opt.outstanding];
@@ -286,7 +217,7 @@ static void *run_flow(void *arg)
     }
     r2_engine_close(f->conn);
     for (int i = 0; i < opt.outstanding; i++)
-        slot_free(&slots[i]);
+        slot_free(&slots[i], opt.size, opt.device);
     free(slots);
     return NULL;
 }
