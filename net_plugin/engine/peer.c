@@ -217,6 +217,18 @@ void r2_peer_account(struct r2_peer *p, int delta)
     }
 }
 
+/* R: messages that wait here whole were acknowledged, so their sender may have closed and left in
+ * peace: they can still be received, nothing behind them can. */
+static bool outlives_sender(struct r2_conn *c)
+{
+    if (c->out || c->state != R2_CONN_OPEN || c->next_seq >= c->cum)
+        return false;
+    c->remote_closed = true;
+    c->final_seq = c->cum;
+    r2_recv_flushed(c, c->cum); /* nobody is left to be told */
+    return true;
+}
+
 void r2_peer_gone(struct r2_peer *p, int err, const char *cause)
 {
     struct r2_control_event ev = {
@@ -240,7 +252,7 @@ void r2_peer_gone(struct r2_peer *p, int err, const char *cause)
         if (c->state == R2_CONN_CLOSED) {
             c->close_acked = true; /* nobody is left to acknowledge it */
             r2_conn_reap(c);
-        } else {
+        } else if (!outlives_sender(c)) {
             r2_conn_fail(c, err);
         }
     }

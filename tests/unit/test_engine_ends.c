@@ -216,6 +216,73 @@ static void test_test_chunks_before_up(void)
     remote_end(&r);
 }
 
+static void process_gone(void)
+{
+    fake_policy(r.id, -ECONNREFUSED);
+    fake_fail(a, ECONNRESET, false);
+    for (int ms = 0; ms < REMOTE_WAIT_MS; ms++) {
+        bool gone;
+
+        r2_peer_lock(r.conn->peer);
+        gone = r.conn->peer->life == R2_PEER_GONE;
+        r2_peer_unlock(r.conn->peer);
+        if (gone)
+            return;
+        fake_sleep_ms(1);
+    }
+    CHECK(false);
+}
+
+static void begin_receiver(void)
+{
+    remote_new(&r, false, 2);
+    CHECK(remote_open(&r, 1));
+    a = fake_find(r.id, 0, 0, 0);
+    CHECK(a);
+}
+
+/* Its sends were acknowledged, so the sender has ended; what waits here is received all the same.
+ */
+static struct r2_req *irecv(uint8_t *to)
+{
+    struct r2_req *req = NULL;
+
+    CHECK_EQ(r2_engine_irecv(r.conn, to, MSG, 0, NULL, &req), 0);
+    CHECK(req);
+    return req;
+}
+
+static void test_sender_gone(void)
+{
+    static uint8_t sink[MSG];
+    struct r2_req *req, *late = NULL;
+
+    for (int i = 0; i < 1500; i++)
+        data[i] = (uint8_t)check_random();
+    for (int closes = 0; closes < 2; closes++) {
+        begin_receiver();
+        for (uint64_t s = 0; s < 3; s++)
+            CHECK_EQ(remote_eager(a, &r, s, data + s * 500, 500), 0);
+        req = irecv(sink); /* done, but for the acknowledgement that has not left */
+        if (closes)
+            CHECK_EQ(remote_close(a, &r, 3), 0);
+        process_gone();
+        CHECK_EQ(remote_test(req, 0, NULL), 1);
+        for (int i = 1; i < 3; i++) {
+            memset(sink, 0, 500);
+            CHECK_EQ(remote_test(irecv(sink), 0, NULL), 1);
+            CHECK_MEM(sink, data + i * 500, 500);
+        }
+        CHECK_EQ(r2_engine_irecv(r.conn, sink, MSG, 0, NULL, &late), -ECONNRESET);
+        remote_end(&r);
+    }
+    begin_receiver();
+    req = irecv(sink);
+    process_gone();
+    CHECK_EQ(remote_test(req, 0, NULL), -ECONNRESET);
+    remote_end(&r);
+}
+
 static const struct check_test tests[] = {
     {"close_gives_room", test_close_gives_room},
     {"dereg_gives_room", test_dereg_gives_room},
@@ -225,6 +292,7 @@ static const struct check_test tests[] = {
     {"the_only_path_is_not_spared", test_the_only_path_is_not_spared},
     {"cookie_of_another", test_cookie_of_another},
     {"test_chunks_before_up", test_test_chunks_before_up},
+    {"sender_gone", test_sender_gone},
     {0},
 };
 
