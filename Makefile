@@ -17,20 +17,21 @@ endif
 AR ?= ar
 PYTHON ?= python3
 SAN ?=
+VERBS ?=
 WERROR ?=
 CFLAGS ?= -O2 -g
 
 empty :=
 space := $(empty) $(empty)
 compiler := $(if $(findstring clang,$(notdir $(CC))),clang)
-variant := $(subst $(space),-,$(strip $(compiler) $(SAN)))
+variant := $(subst $(space),-,$(strip $(compiler) $(SAN) $(if $(filter no,$(VERBS)),noverbs)))
 B ?= build$(addprefix /,$(variant))
 
 sources = $(sort $(wildcard $(1)/*.c) $(wildcard $(1)/*/*.c))
 objects = $(patsubst %.c,$(B)/obj/%.o,$(1))
 
-# RDMA needs only the header: the library is opened at run time.
-verbs := $(shell printf '%sinclude <infiniband/verbs.h>\n' '\#' | $(CC) -E -x c - >/dev/null 2>&1 && echo yes)
+# RDMA needs only the header: the library is opened at run time. VERBS=no: as if it were not there.
+verbs := $(if $(filter-out no,$(or $(VERBS),yes)),$(shell printf '%sinclude <infiniband/verbs.h>\n' '\#' | $(CC) -E -x c - >/dev/null 2>&1 && echo yes))
 
 plugin_src := $(call sources,net_plugin)
 plugin_src += $(filter-out $(if $(verbs),,net_plugin/transport/verbs/%),\
@@ -170,7 +171,7 @@ help: ## this text
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1\t\2/p' $(firstword $(MAKEFILE_LIST)) \
 		| while IFS=$$'\t' read -r name text; do printf '%-12s %s\n' "$$name" "$$text"; done
 	@echo
-	@echo "Variables: CC=gcc|clang, SAN=asan|tsan, WERROR=1, CFLAGS, PYTHON, TESTS, PYTEST_ARGS,"
+	@echo "Variables: CC=gcc|clang, SAN=asan|tsan, VERBS=no (without RDMA), WERROR=1, CFLAGS, PYTHON, TESTS, PYTEST_ARGS,"
 	@echo "BENCH_ARGS, DEMO_ARGS, RDMA_ARGS. A variant is built in its own folder: build/asan, build/clang, ..."
 
 # --- rules ----------------------------------------------------------------------------------
@@ -273,7 +274,7 @@ $(B)/tests/shim/host: $(B)/obj/tests/shim/host.o
 $(B)/tests/unit/test_shim $(B)/tests/unit/test_shim_plan $(B)/tests/unit/test_shim_exec: | $(noop) $(noop_old)
 $(B)/tests/unit/test_tuner $(B)/tests/unit/test_tree_allreduce: | $(plugin) $(host)
 
-$(patsubst %,$(B)/tests/unit/test_verbs_%,fence revoke device): | $(fake)
+$(patsubst %,$(B)/tests/unit/test_verbs_%,fence revoke device): | $(if $(fake_src),$(fake))
 
 # $(1): folder of the source, $(2): folder of the program
 define program

@@ -1,0 +1,58 @@
+"""The plugin built where verbs' headers are missing: it builds, has nothing of RDMA in it, and
+works over sockets even where a library and devices could be had.
+
+Rung 3; the headers are not really gone, make is told to build as if they were.
+"""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+from conftest import ROOT, Build, RunBounded
+from failover_bed import loopback, running_pair
+from verbs_bed import moved
+
+pytestmark = pytest.mark.slow
+
+BUILT = ROOT / "build" / "noverbs"
+TESTS = ("test_verbs_tables", "test_verbs_fence")
+
+
+@pytest.fixture(scope="module")
+def without(run_bounded: RunBounded) -> Path:
+    targets = ["libnccl-net-r2ccl.so", "stress/pair", *(f"tests/unit/{name}" for name in TESTS)]
+    words = ["make", "-j2", "VERBS=no", "WERROR=1", *(f"build/noverbs/{name}" for name in targets)]
+    run_bounded(words, cwd=ROOT, timeout=500)
+    return BUILT
+
+
+def test_nothing_of_rdma_is_in_it(without: Path, build: Build) -> None:
+    def names(library: Path) -> str:
+        listing = subprocess.run(
+            ["nm", str(library)], capture_output=True, text=True, timeout=60, check=True
+        )
+        return listing.stdout
+
+    assert "r2_transport_tcp" in names(without / "libnccl-net-r2ccl.so")
+    assert "r2_transport_verbs" not in names(without / "libnccl-net-r2ccl.so")
+
+
+def test_it_works_over_sockets(without: Path, build: Build) -> None:
+    """With RDMA asked for, a library named and GPU memory wanted: sockets, and every byte right."""
+    library = build.path / "fakeverbs" / "libibverbs.so.1"
+    env = {"R2CCL_IBVERBS_LIB": str(library), "R2CCL_RDMA": "1", "R2CCL_GPU_MEMORY": "direct"}
+    words = ("--register", "--size", "100000", "--conns", 2, "--stall", 20)
+    with running_pair(without, *words, nics=loopback(2), **env) as pair:
+        pair.moving(50)
+        seen = pair.tx.snapshot()
+        pair.finish()
+        assert moved(seen, "tcp") > 0
+        assert moved(seen, "verbs") == 0
+
+
+@pytest.mark.parametrize("name", TESTS)
+def test_its_verbs_tests_are_skipped(without: Path, name: str) -> None:
+    done = subprocess.run([str(without / "tests" / "unit" / name)], timeout=60, check=False)
+    assert done.returncode == 77
