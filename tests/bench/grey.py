@@ -137,13 +137,15 @@ def _kept(
 
 
 @contextmanager
-def _job(bed: Bed, plan: Plan, seconds: float, grey: bool) -> Iterator[tuple[Job, Path]]:
+def _job(
+    bed: Bed, plan: Plan, seconds: float, grey: bool, more: dict[str, str] | None = None
+) -> Iterator[tuple[Job, Path]]:
     with tempfile.TemporaryDirectory() as folder:
         timeline = Path(folder) / "timeline"
         command = [str(paths.perf_path()), "--op", "all_reduce", "-b", str(plan.size), "-c", "0"]
         command += ["--duration", f"{seconds:g}", "--window", "1", "--timeout", "60"]
         command += ["--timeline", str(timeline)]
-        env = {} if grey else {"R2CCL_GREY": "0"}
+        env = {**(more or {}), **({} if grey else {"R2CCL_GREY": "0"})}
         spec = perf_spec(command, bed.lab, 2, 1, NICS, False, env, seconds + 90)
         with launch.start(spec, echo=False) as job:
             _until_windows(job, timeline)

@@ -26,6 +26,7 @@ from typing import Any
 
 import click
 import cost
+import flap
 import grey
 import growth
 import heartbeat
@@ -53,12 +54,14 @@ SECTIONS: dict[str, tuple[str, Callable[[Options, Section], None]]] = {
     "cost": (cost.TITLE, cost.run),
     "growth": (growth.TITLE, growth.run),
     "grey": (grey.TITLE, grey.run),
+    "flap": (flap.FLAP_TITLE, flap.run_flap),
+    "ramp": (flap.RAMP_TITLE, flap.run_ramp),
     "heartbeat": (heartbeat.TITLE, heartbeat.run),
     "overhead": (overhead.TITLE, overhead.run),
     "shim_cost": (shim_cost.TITLE, shim_cost.run),
     "tree": (tree.TITLE, tree.run),
 }
-NEEDS_LAB = ("shaped", "unshaped", "resume", "locate", "cost", "grey", "tree")
+NEEDS_LAB = ("shaped", "unshaped", "resume", "locate", "cost", "grey", "flap", "ramp", "tree")
 
 
 def run_section(name: str, options: Options) -> Section:
