@@ -68,9 +68,16 @@ static bool ctrl_health(struct r2_ep *ep, struct r2_lane *lane, struct r2_ep_hea
 static void bulk_health(struct r2_lane *lane, struct r2_ep_health *out)
 {
     struct tcp_info ti;
+    bool idle;
 
     pthread_mutex_lock(&lane->tx_lock);
-    if (!lane->closed && atomic_load(&lane->open) && look(lane, &ti)) {
+    /* All was acknowledged at the last look, and nothing came after it: nobody needs to be asked.
+     */
+    idle = !lane->out_seen && lane->moved == lane->moved_seen;
+    if (idle) {
+        out->segments += lane->segments_seen;
+        out->retransmits += lane->resent_seen;
+    } else if (!lane->closed && atomic_load(&lane->open) && look(lane, &ti)) {
         bool waiting = ti.tcpi_unacked > 0 || ti.tcpi_notsent_bytes > 0;
 
         if (waiting && lane->out_seen && lane->acked_seen == ti.tcpi_bytes_acked &&
@@ -78,6 +85,9 @@ static void bulk_health(struct r2_lane *lane, struct r2_ep_health *out)
             out->stalled = true;
         lane->out_seen = waiting;
         lane->acked_seen = ti.tcpi_bytes_acked;
+        lane->moved_seen = lane->moved;
+        lane->segments_seen = ti.tcpi_data_segs_out;
+        lane->resent_seen = ti.tcpi_total_retrans;
         out->segments += ti.tcpi_data_segs_out;
         out->retransmits += ti.tcpi_total_retrans;
     }

@@ -72,8 +72,9 @@ struct r2_lane {
     atomic_ulong ctrl_total; /* bytes the kernel has taken */
     atomic_bool flush_wanted;
     /* What the last look at a bulk lane's health saw; under tx_lock. */
-    uint64_t acked_seen;
+    uint64_t acked_seen, moved_seen, segments_seen, resent_seen;
     bool out_seen;
+    uint64_t moved; /* bytes the kernel took, of a bulk lane; under tx_lock */
 
     pthread_mutex_t rx_lock;
     enum r2_rx_state rx_state;

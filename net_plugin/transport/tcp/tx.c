@@ -83,6 +83,7 @@ static int push_chunk(struct r2_lane *lane)
         if (n < 0)
             return errno == EAGAIN ? 0 : -errno;
         lane->tx_off += (size_t)n;
+        lane->moved += (size_t)n;
     }
     return 1;
 }
