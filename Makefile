@@ -271,6 +271,13 @@ $(B)/tests/shim/cost: $(B)/obj/tests/shim/cost.o $(noop)
 $(B)/tests/shim/host: $(B)/obj/tests/shim/host.o
 	@mkdir -p $(@D)
 	@$(CC) $(san_flags) $(CFLAGS) $(LDFLAGS) -o $@ $^ $(libs)
+fakecuda := $(B)/tests/fakecuda/libcuda.so.1
+$(fakecuda): $(B)/obj/tests/shim/fakecuda.o
+	@mkdir -p $(@D)
+	@echo "  LINK $@"
+	@$(CC) -shared $(san_flags) $(CFLAGS) $(LDFLAGS) -Wl,-soname,$(@F) -o $@ $^ $(libs)
+$(B)/tests/unit/test_shim_exec: | $(fakecuda)
+
 $(B)/tests/unit/test_shim $(B)/tests/unit/test_shim_plan $(B)/tests/unit/test_shim_exec: | $(noop) $(noop_old)
 $(B)/tests/unit/test_tuner $(B)/tests/unit/test_tree_allreduce: | $(plugin) $(host)
 

@@ -4,6 +4,7 @@
  * prove anything about results: tests/py/test_shim_executor.py does. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
+#include <errno.h>
 #include <pthread.h>
 
 #include "../shim/noop/noop.h"
@@ -389,6 +390,71 @@ static void test_two_communicators(void)
     run_all(two);
 }
 
+/* ---- captures, over a driver that only pretends */
+
+#define CAPTURING ((r2_nccl_stream)0xca)
+
+static int reduce_on(r2_nccl_comm comm, r2_nccl_stream stream)
+{
+    return ncclAllReduce(NULL, NULL, BIG, FLOAT, 0, comm, stream);
+}
+
+/* The switch falls into a capture: it takes effect with the first operation that is not captured.
+ */
+static void captured(struct rank *me)
+{
+    r2_nccl_comm x = me->comm, y;
+    struct r2_device_watch watch = {0};
+    uint64_t ns = 0, note[2];
+
+    agree(me, 1, false, 1);
+    CHECK(!made(me));
+    pthread_barrier_wait(&together);
+    y = second(me, 11);
+    if (me->rank == 0)
+        propose(me, 1, true);
+    for (int i = 0; i < 20000 && me->follow->epoch < 2; i++) {
+        noop.trace();
+        CHECK_EQ(reduce_on(x, CAPTURING), 0);
+        EXPECT(1, {x}), (size_t[]){BIG});
+        usleep(1000);
+    }
+    CHECK_EQ(me->follow->epoch, 2);
+    noop.trace();
+    CHECK_EQ(reduce_on(x, CAPTURING), 0);
+    CHECK_EQ(reduce_on(x, NULL), 0);
+    CHECK_EQ(ncclGroupStart(), 0);
+    CHECK_EQ(reduce_on(x, CAPTURING), 0);
+    CHECK_EQ(ncclGroupEnd(), 0);
+    EXPECT(3, {x, y, x}), (size_t[]){BIG, BIG, BIG});
+    /* The stopwatch, as the leader uses it. */
+    CHECK_EQ(r2_device_watch_start(&watch, CAPTURING), -EBUSY);
+    CHECK_EQ(r2_device_watch_start(&watch, NULL), 0);
+    usleep(3000);
+    r2_device_watch_stop(&watch, NULL, true);
+    CHECK_EQ(r2_device_watch_start(&watch, NULL), -EBUSY);
+    CHECK_EQ(r2_device_enter(1), 0);
+    CHECK(r2_device_watch_read(&watch, &ns, note));
+    CHECK(ns > 2 * R2_NS_PER_MS && ns < R2_NS_PER_S);
+    r2_device_watch_free(&watch);
+    CHECK_EQ(ncclCommDestroy(x), 0);
+}
+
+static void test_captures(void)
+{
+    char own[400], path[512];
+    ssize_t n = readlink("/proc/self/exe", own, sizeof(own) - 1);
+
+    CHECK(n > 0);
+    own[n] = '\0';
+    *strrchr(own, '/') = '\0';
+    snprintf(path, sizeof(path), "%s/../fakecuda/libcuda.so.1", own);
+    CHECK(!r2_device_cuda());
+    CHECK(dlopen(path, RTLD_NOW | RTLD_LOCAL) != NULL);
+    CHECK(r2_device_cuda());
+    run_all(captured);
+}
+
 static const struct check_test tests[] = {
     {"single_operations", test_single_operations},
     {"parts", test_parts},
@@ -397,6 +463,7 @@ static const struct check_test tests[] = {
     {"abort_while_making", test_abort_while_making},
     {"fan_out", test_fan_out},
     {"two_communicators", test_two_communicators},
+    {"captures", test_captures},
     {0},
 };
 

@@ -64,6 +64,8 @@ static void check_world(struct world *w)
         CHECK(w->s.step == R2_STEER_BACK);
     if (w->s.step == R2_STEER_IDLE)
         CHECK_EQ(w->s.target, 0);
+    if (w->s.step == R2_STEER_MADE || w->s.step == R2_STEER_DROP)
+        CHECK_EQ(w->s.failed, w->spoiled);
 }
 
 static void copy(struct world *to, const struct world *from)
