@@ -211,6 +211,17 @@ bool r2_peer_served(const struct r2_peer *p)
     return false;
 }
 
+static void wait_begins(struct r2_path *path, const char *cause)
+{
+    struct r2_peer *p = path->peer;
+
+    p->no_path_since = p->suspect ? p->suspect_since : r2_now_ns();
+    if (!p->active && !p->opening)
+        return;
+    r2_count(&r2_eng.n->no_path_waits, 1);
+    r2_path_journal(path, R2_EV_NO_PATH, 0, 0, cause);
+}
+
 void r2_path_fail(struct r2_path *path, uint32_t gen, int err, const char *cause)
 {
     struct r2_peer *p = path->peer;
@@ -234,18 +245,12 @@ void r2_path_fail(struct r2_path *path, uint32_t gen, int err, const char *cause
     if (was_up || path->state == R2_PATH_CONNECTING)
         ended(path, clean, err, cause);
     r2_out_reset(path);
-    /* Attempts that come up and prove nothing do not begin the wait anew. */
+    /* Attempts that come up and prove nothing do not begin the wait anew, and are no wait more. */
     if (was_up && !r2_peer_served(p) && (carried || !p->no_path_since))
-        p->no_path_since = p->suspect ? p->suspect_since : r2_now_ns();
+        wait_begins(path, cause);
     if (p->n_up == 0 && was_up) {
-        uint64_t now = r2_now_ns();
-
         p->suspect = false;
-        p->probe_at = now;
-        if (p->active || p->opening) {
-            r2_count(&r2_eng.n->no_path_waits, 1);
-            r2_path_journal(path, R2_EV_NO_PATH, 0, 0, cause);
-        }
+        p->probe_at = r2_now_ns();
     }
     if (was_up) {
         p->resync_wanted = true;

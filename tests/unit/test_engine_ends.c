@@ -115,6 +115,7 @@ static void test_refusal_of_a_down_nic(void)
  * prove nothing do not prolong the wait for a path. */
 static void test_unproven_paths_end_the_wait(void)
 {
+    uint64_t waits = __atomic_load_n(&r2_eng.n->no_path_waits, __ATOMIC_RELAXED);
     struct r2_req *req;
     uint32_t gen;
     int rc = 0;
@@ -132,6 +133,7 @@ static void test_unproven_paths_end_the_wait(void)
         rc = remote_test(req, 200, NULL);
     }
     CHECK_EQ(rc, -ETIMEDOUT);
+    CHECK_EQ(__atomic_load_n(&r2_eng.n->no_path_waits, __ATOMIC_RELAXED), waits + 1);
     remote_end(&r);
 }
 
