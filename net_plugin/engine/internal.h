@@ -390,11 +390,12 @@ struct r2_path *r2_path_obtain(struct r2_peer *p, int lnic, int rnic, int transp
 struct r2_path *r2_path_find(struct r2_peer *p, int lnic, int rnic, int transport);
 /* Before the path gets an endpoint. False: no memory. */
 bool r2_path_grave(struct r2_path *path);
-/* What a host answers for that NIC of the peer's comes from there: the NIC is not down, so no other
- * one of the host stands in for it. */
-static inline bool r2_rnic_speaks(const struct r2_peer *p, int rnic)
+/* What a host answers from that NIC of the peer's comes from there: the two NICs have met, and the
+ * peer's is not down, so no other one of the host stands in for it. */
+static inline bool r2_pair_speaks(const struct r2_peer *p, int lnic, int rnic)
 {
-    return p->rnics[rnic].word != R2_NIC_DOWN && p->rnics[rnic].word != R2_NIC_FAILED;
+    return (p->reached[lnic] >> rnic & 1) && p->rnics[rnic].word != R2_NIC_DOWN &&
+           p->rnics[rnic].word != R2_NIC_FAILED;
 }
 /* A path to the peer has proved itself and is up. */
 bool r2_peer_served(const struct r2_peer *p);

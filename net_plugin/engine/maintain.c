@@ -255,14 +255,15 @@ static void probe_peer(struct r2_peer *p, uint64_t now)
     if (p->out || p->n_up || p->probe || r2_list_empty(&p->conn_list) || now < p->probe_at)
         return;
     p->probe_at = now + PROBE_NS;
-    for (int i = 0; i < r2_eng.n_nics; i++) {
-        int l = (int)((p->probe_turn + (unsigned)i) % (unsigned)r2_eng.n_nics), order[R2_MAX_NICS],
-            rc, n = may_try(p, l) ? candidates(p, l, R2_VIA_TCP, order) : 0, to = 0;
+    for (int i = 0; i < 2 * r2_eng.n_nics; i++) { /* first round: whose refusal would count */
+        int l = (int)((p->probe_turn + (unsigned)i) % (unsigned)r2_eng.n_nics), order[R2_MAX_NICS];
+        int rc, n = may_try(p, l) ? candidates(p, l, R2_VIA_TCP, order) : 0, to = 0;
 
-        if (!n)
-            continue;
-        while (to < n - 1 && !r2_rnic_speaks(p, order[to]))
+        while (to < n && !r2_pair_speaks(p, l, order[to]))
             to++;
+        if (!n || (to == n && i < r2_eng.n_nics))
+            continue;
+        to = to < n ? to : 0;
         p->probe_turn = (unsigned)l + 1;
         params.local_nic = (uint8_t)l;
         params.remote_nic = (uint8_t)order[to];
@@ -272,7 +273,7 @@ static void probe_peer(struct r2_peer *p, uint64_t now)
         memcpy(params.secret, p->secret, 16);
         r2_peer_get(p); /* the endpoint's, until `released` */
         rc = r2_eng.ops->connect(&params, &p->probe);
-        if (rc == -ECONNREFUSED && r2_rnic_speaks(p, params.remote_nic))
+        if (rc == -ECONNREFUSED && r2_pair_speaks(p, l, params.remote_nic))
             r2_peer_gone(p, -ECONNRESET, "process gone: its host refuses");
         return;
     }
@@ -324,7 +325,7 @@ static void refused(struct r2_peer *p)
         struct r2_path *path = p->paths[i];
 
         met |= path->ever_up;
-        refused_met |= path->ever_up && path->refused && r2_rnic_speaks(p, path->rnic);
+        refused_met |= path->ever_up && path->refused && r2_pair_speaks(p, path->lnic, path->rnic);
         if (path->first_choice && (!path->refused || path->fails < 3))
             refused_all = false;
     }

@@ -80,7 +80,8 @@ static void probe_over(struct r2_peer *p, struct r2_ep *ep, int err, const struc
         d->err = err;
         r2_list_add_tail(&p->dying, &d->node);
         if ((h->refused || h->other_process) && p->n_up == 0 &&
-            r2_rnic_speaks(p, r2_eng.ops->params(ep)->remote_nic))
+            r2_pair_speaks(p, r2_eng.ops->params(ep)->local_nic,
+                           r2_eng.ops->params(ep)->remote_nic))
             r2_peer_gone(p, -ECONNRESET,
                          "process gone: its host refuses, or another process answers");
     }

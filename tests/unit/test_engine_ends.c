@@ -111,6 +111,32 @@ static void test_refusal_of_a_down_nic(void)
     remote_end(&r);
 }
 
+/* The receiver asks whether the silent process exists; at a NIC that is down, or between NICs that
+ * never met, a refusal is no word about it. */
+static void test_refusal_of_strangers(void)
+{
+    struct r2_req *req = NULL;
+    struct r2_ep *last = NULL;
+    int refused = 0;
+
+    remote_new(&r, false, 2);
+    CHECK(remote_open(&r, 1));
+    CHECK_EQ(r2_engine_irecv(r.conn, data, MSG, 0, NULL, &req), 0);
+    CHECK_EQ(remote_nic(fake_find(r.id, 0, 0, 0), 0, false, 5), 0);
+    for (int i = 0; i < 3000 && refused < 4; i++) {
+        struct r2_ep *ep = fake_probe(r.id);
+
+        if (ep && ep != last) {
+            fake_fail(ep, ECONNREFUSED, true);
+            last = ep;
+            refused++;
+        }
+        CHECK_EQ(remote_test(req, 1, NULL), 0);
+    }
+    CHECK_EQ(refused, 4);
+    remote_end(&r);
+}
+
 /* Control frames get through and test chunks never do (a hole for large packets): attempts that
  * prove nothing do not prolong the wait for a path. */
 static void test_unproven_paths_end_the_wait(void)
@@ -289,6 +315,7 @@ static const struct check_test tests[] = {
     {"close_gives_room", test_close_gives_room},
     {"dereg_gives_room", test_dereg_gives_room},
     {"refusal_of_a_down_nic", test_refusal_of_a_down_nic},
+    {"refusal_of_strangers", test_refusal_of_strangers},
     {"unproven_paths_end_the_wait", test_unproven_paths_end_the_wait},
     {"sleep_is_no_wait", test_sleep_is_no_wait},
     {"the_only_path_is_not_spared", test_the_only_path_is_not_spared},
