@@ -442,6 +442,39 @@ static void test_verdict(void)
     r2_nicstate_forgive(0, false);
 }
 
+/* Word about a NIC is lost with the path that it was said on: it is said again on the next one, and
+ * the peer's own, which crosses it, is repeated too, and changes nothing the second time. */
+static void test_said_again(void)
+{
+    struct r2_msg_nic m;
+    struct r2_ep *next;
+
+    begin(true);
+    post(MSG);
+    remote_forget(ep[1]);
+    r2_nicstate_drain(0);
+    CHECK_EQ(remote_word(ep[1], 0, R2_NIC_DRAINED, 1000, 5), 0); /* they cross */
+    CHECK_EQ(health_of(0), R2_HEALTH_DRAINED);
+    fake_fail(ep[1], ECONNRESET, false); /* nobody has read what was said there */
+    next = remote_path(&r, 1, ep[1]->params.gen);
+    CHECK(next);
+    do
+        CHECK_GE(remote_hear(next, R2_F_NIC, &m, sizeof(m)), 0);
+    while (m.nic != 0);
+    CHECK_EQ(m.word, R2_NIC_DRAINED);
+    CHECK_EQ(remote_word(next, 0, R2_NIC_DRAINED, 1000, 5), 0);
+    CHECK_EQ(health_of(0), R2_HEALTH_DRAINED);
+    r2_nicstate_undrain(0);
+    do
+        CHECK_GE(remote_hear(next, R2_F_NIC, &m, sizeof(m)), 0);
+    while (m.nic != 0 || m.word != R2_NIC_USABLE);
+    CHECK_EQ(health_of(0), R2_HEALTH_DRAINED); /* the peer's half of it stands */
+    CHECK_EQ(remote_word(next, 0, R2_NIC_USABLE, 1000, 6), 0);
+    CHECK_NE(health_of(0), R2_HEALTH_DRAINED);
+    remote_end(&r);
+    CHECK(wait_nic(0, R2_SEG_NIC_HEALTHY));
+}
+
 static void *give_verdict(void *arg)
 {
     (void)arg;
@@ -534,6 +567,7 @@ static const struct check_test tests[] = {
     {"answers_tests", test_answers_tests},
     {"nic_none_answers", test_nic_none_answers},
     {"nobody_is_blamed", test_nobody_is_blamed},
+    {"said_again", test_said_again},
     {"every_lane_is_proven", test_every_lane_is_proven},
     {"verdict", test_verdict},
     {"verdict_is_told", test_verdict_is_told},
