@@ -246,7 +246,7 @@ void fv_complete(struct fv_qp *qp, struct fv_cq *cq, const struct ibv_wc *wc)
     e->due = 0;
     if (fv_chance(fv.chaos.late_cqe, 1000))
         e->due = fv_now() + fv_random(fv.chaos.late_us) * 1000;
-    cq->tail++;
+    __atomic_store_n(&cq->tail, cq->tail + 1, __ATOMIC_RELEASE); /* fv_poll_cq looks unlocked */
     if (!e->due)
         notify(cq);
     else
