@@ -160,6 +160,10 @@ static void test_nic_moved(void)
     CHECK(a2);
     CHECK_EQ(a2->params.remote_addr.ip[3], 222);
     CHECK_EQ(tell_places(b, 111, 6), 0);
+    fake_fail(a2, ECONNRESET, false);
+    a2 = remote_path(&r, 0, a2->params.gen);
+    CHECK(a2);
+    CHECK_EQ(a2->params.remote_addr.ip[3], 222);
     CHECK_EQ(tell_places(b, 222, 7), 0);
     CHECK_EQ(tell_places(a2, 222, 7), 0);
     fake_sleep_ms(50);
