@@ -114,6 +114,31 @@ def test_lost_nics(sanitized: Sanitized, run_bounded: RunBounded) -> None:
     assert [answer.code for answer in answers] == [0] * 4, answers
 
 
+@pytest.mark.parametrize("memory", ["--register", "--device"])
+def test_verbs(sanitized: Sanitized, memory: str, run_bounded: RunBounded) -> None:
+    """Queue pairs over the stand-in for libibverbs, which fails requests, lets writes land late and
+    completions come late, and shows memory of the "device" after a read only: no complaint, no
+    wrong byte."""
+    library = sanitized.build / "fakeverbs" / "libibverbs.so.1"
+    if not library.exists():
+        pytest.skip("no <infiniband/verbs.h> here (Debian: libibverbs-dev)")
+    pair = sanitized.build / "stress" / "pair"
+    run_bounded(["make", f"SAN={sanitized.build.name}", str(pair.relative_to(ROOT))], timeout=300)
+    words = [memory, "--size", "300001", "--random-sizes", "--conns", "2", "--count", "150"]
+    env = {
+        **sanitized.env,
+        "R2CCL_NICS": "127.0.1.1,127.0.2.1",
+        "R2CCL_IBVERBS_LIB": str(library),
+        "R2CCL_GPU_MEMORY": "direct",
+        "R2_FAKEVERBS_CHAOS": "seed=7,gpu=1,late_write=300,late_cqe=100,late_us=3000,error=2000",
+        "NCCL_IB_TIMEOUT": "14",
+    }
+    command = [*sanitized.prefix, str(pair), *words, "--stall", "60"]
+    finished = run_bounded(command, env=env, timeout=200, cwd=ROOT, code=None)
+    assert_quiet(finished.stdout + finished.stderr)
+    assert finished.code == 0, finished
+
+
 def wait_for_job(
     sanitized: Sanitized, job: str, process: subprocess.Popen[bytes], run_bounded: RunBounded
 ) -> None:
