@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import click
@@ -17,7 +18,15 @@ from r2ccl_ctl.cli.common import (
     selection_options,
 )
 from r2ccl_ctl.cli.view import document
-from r2ccl_ctl.control import Answer, Command, Selection, select_targets, send_commands, with_nic
+from r2ccl_ctl.control import (
+    Answer,
+    Command,
+    Process,
+    Selection,
+    select_targets,
+    send_commands,
+    with_nic,
+)
 from r2ccl_ctl.faults import parse_for, parse_kind
 from r2ccl_ctl.units import parse_duration, parse_size
 
@@ -52,32 +61,52 @@ def ask(
     return [(name, answer) for (_, name), answer in zip(pairs, answers, strict=True)]
 
 
-def show_answers(answers: Sequence[tuple[str, Answer]], as_json: bool, done: str) -> None:
-    """Print what the processes said; exit with 1 when one of them did not do it."""
+@dataclass(frozen=True)
+class Said:
+    """What came of a command at one process; `more` are further values of its JSON row."""
+
+    process: Process
+    ok: bool
+    text: str
+    shown: str = ""
+    """What a person reads instead of `text`."""
+    more: Mapping[str, Any] = field(default_factory=dict)
+
+
+def show_said(said: Sequence[Said], as_json: bool) -> None:
+    """Print what came of it; exit with 1 when one process did not do it."""
     if as_json:
-        print_json(document("answers", [_answer_dict(name, answer) for name, answer in answers]))
-    for name, answer in answers:
-        line = f"{answer.process.title}: {answer.text or f'{name} {done}'}"
-        if not answer.ok:
+        print_json(document("answers", [_row(one) for one in said]))
+    for one in said:
+        line = f"{one.process.title}: {one.shown or one.text}"
+        if not one.ok:
             click.echo(f"Error: {line}", err=True)
         elif not as_json:
             click.echo(line)
-    if not all(answer.ok for _, answer in answers):
+    if not all(one.ok for one in said):
         sys.exit(1)
 
 
-def _answer_dict(name: str, answer: Answer) -> dict[str, Any]:
-    process = answer.process
+def _row(one: Said) -> dict[str, Any]:
+    process = one.process
     return {
         "node": process.host,
         "pid": process.pid,
         "job": process.job,
         "rank": process.rank,
-        "nic": name,
-        "ok": answer.ok,
-        "text": answer.text,
-        "code": answer.code,
+        "ok": one.ok,
+        "text": one.text,
+        **one.more,
     }
+
+
+def show_answers(answers: Sequence[tuple[str, Answer]], as_json: bool, done: str) -> None:
+    """What the processes answered about a NIC, as `show_said` does."""
+    said = [
+        Said(a.process, a.ok, a.text, a.text or f"{name} {done}", {"nic": name, "code": a.code})
+        for name, a in answers
+    ]
+    show_said(said, as_json)
 
 
 @click.command("fail-nic")

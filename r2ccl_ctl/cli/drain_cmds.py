@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-import sys
-
 import click
 
 from r2ccl_ctl import drain
-from r2ccl_ctl.cli.act_cmds import ask, nic_argument, show_answers, target_options
-from r2ccl_ctl.cli.common import json_option, print_json, selection
-from r2ccl_ctl.cli.view import document
+from r2ccl_ctl.cli.act_cmds import (
+    Said,
+    ask,
+    nic_argument,
+    show_answers,
+    show_said,
+    target_options,
+)
+from r2ccl_ctl.cli.common import json_option, selection
 from r2ccl_ctl.control import Answer, Command
 from r2ccl_ctl.units import parse_duration
 
@@ -59,36 +63,15 @@ def drain_nic(
     if not wait or not all(answer.ok for _, answer in answers):
         show_answers(answers, as_json, "is being drained")
         return
-    _show_drained(
-        drain.wait([(answer.process, name) for name, answer in answers], patience), nic, as_json
-    )
+    found = drain.wait([(answer.process, name) for name, answer in answers], patience)
+    show_said([_said(one, nic) for one in found], as_json)
 
 
-def _show_drained(found: list[drain.Drained], nic: str, as_json: bool) -> None:
-    if as_json:
-        rows = [
-            {
-                "node": one.process.host,
-                "pid": one.process.pid,
-                "job": one.process.job,
-                "rank": one.process.rank,
-                "nic": nic,
-                "ok": one.done,
-                "text": one.text,
-                "paths": one.paths,
-            }
-            for one in found
-        ]
-        print_json(document("answers", rows))
-    for one in found:
-        line = f"{one.process.title}: {one.text}"
-        if not one.done:
-            more = f" ({one.paths} paths); it goes on: wait again" if one.paths else ""
-            click.echo(f"Error: {line}{more}", err=True)
-        elif not as_json:
-            click.echo(line)
-    if not all(one.done for one in found):
-        sys.exit(1)
+def _said(one: drain.Drained, nic: str) -> Said:
+    shown = one.text
+    if not one.done and one.paths:
+        shown += f" ({one.paths} paths); it goes on: wait again"
+    return Said(one.process, one.done, one.text, shown, {"nic": nic, "paths": one.paths})
 
 
 @click.command("undrain-nic")

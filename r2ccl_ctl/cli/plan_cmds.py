@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import sys
-
 import click
 
-from r2ccl_ctl.cli.act_cmds import target_options
-from r2ccl_ctl.cli.common import json_option, print_json, selection, selection_options
+from r2ccl_ctl.cli.act_cmds import Said, show_said, target_options
+from r2ccl_ctl.cli.common import json_option, selection, selection_options
 from r2ccl_ctl.cli.read_cmds import show_comms
-from r2ccl_ctl.cli.view import document
 from r2ccl_ctl.control import Command, list_processes, select_targets, send_commands
 from r2ccl_ctl.units import parse_duration
 
@@ -53,28 +50,7 @@ def _say(
     answers = send_commands(
         [(process, command) for process in processes], timeout=parse_duration(timeout)
     )
-    if as_json:
-        rows = [
-            {
-                "node": answer.process.host,
-                "pid": answer.process.pid,
-                "job": answer.process.job,
-                "rank": answer.process.rank,
-                "ok": answer.ok,
-                "text": answer.text,
-                "code": answer.code,
-            }
-            for answer in answers
-        ]
-        print_json(document("answers", rows))
-    for answer in answers:
-        line = f"{answer.process.title}: {answer.text}"
-        if not answer.ok:
-            click.echo(f"Error: {line}", err=True)
-        elif not as_json:
-            click.echo(line)
-    if not all(answer.ok for answer in answers):
-        sys.exit(1)
+    show_said([Said(a.process, a.ok, a.text, more={"code": a.code}) for a in answers], as_json)
 
 
 @plan.command("off")
