@@ -198,6 +198,8 @@ struct fake {
     struct fv_chaos chaos;
     int inject; /* enum ibv_wc_status for the next work request of ... */
     struct fv_dev *inject_dev;
+    int lose; /* the next completion of a request whose id begins with that, on ... */
+    struct fv_dev *lose_dev;
     unsigned long violations; /* rules of the specification that the caller broke */
     struct fv_script script;
 };

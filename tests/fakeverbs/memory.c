@@ -242,6 +242,11 @@ void fv_complete(struct fv_qp *qp, struct fv_cq *cq, const struct ibv_wc *wc)
     }
     if (wc->status == IBV_WC_SUCCESS && fv_chance(fv.chaos.lost_cqe, 1000000))
         return;
+    if (wc->status == IBV_WC_SUCCESS && fv.lose && fv.lose_dev == qp->dev &&
+        wc->wr_id >> 48 == (uint64_t)fv.lose) {
+        fv.lose = 0;
+        return;
+    }
     e->wc = *wc;
     e->due = 0;
     if (fv_chance(fv.chaos.late_cqe, 1000))

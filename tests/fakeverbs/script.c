@@ -14,6 +14,7 @@
  * Commands, one per datagram:
  *   port DEV PORT up|down|blackhole   the event follows for up and down
  *   inject DEV STATUS       the next request of the device fails with that enum ibv_wc_status
+ *   lose DEV KIND           the next completion whose wr_id >> 48 is KIND never comes
  *   event DEV TYPE PORT     an asynchronous event, by number of enum ibv_event_type
  *   gid DEV PORT INDEX A.B.C.D   another entry (0.0.0.0: none), and the event
  *   fatal DEV               the device fails: event, no command works, nothing moves
@@ -161,6 +162,9 @@ void fv_command(char *text)
     } else if (strcmp(verb, "inject") == 0 && sscanf(text, "%*s %*s %d", &a) == 1) {
         fv.inject = a;
         fv.inject_dev = d;
+    } else if (strcmp(verb, "lose") == 0 && sscanf(text, "%*s %*s %d", &a) == 1) {
+        fv.lose = a;
+        fv.lose_dev = d;
     } else if (strcmp(verb, "event") == 0 && sscanf(text, "%*s %*s %d %d", &a, &b) == 2) {
         fv_async(d, (enum ibv_event_type)a, b, NULL);
     } else if (strcmp(verb, "gid") == 0 && sscanf(text, "%*s %*s %d %d %63s", &a, &b, word) == 3) {

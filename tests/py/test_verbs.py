@@ -160,6 +160,21 @@ def test_every_completion_code(build: Build, status: int) -> None:
         pair.finish()
 
 
+@pytest.mark.parametrize(("size", "kind"), [("64K", 3), ("8", 1)], ids=["chunk", "control"])
+def test_last_completion_never_comes(build: Build, size: str, kind: int) -> None:
+    """The one message that is under way waits for a completion that got lost, and nothing else is
+    sent that would show it: it is asked after, the path ends, and the job goes on."""
+    words = ("--register", "--size", size, "--outstanding", 1, "--stall", 20)
+    with running_pair(build.path, *words, nics=loopback(2), **settings(build)) as pair:
+        over(pair, "verbs", 2)
+        pair.moving()
+        for device in ("fv0", "fv1"):
+            command(pair.tx.pid, f"lose {device} {kind}")
+        until(f"it is noticed: {pair}", lambda: bool(pair.tx.named("path-down")))
+        pair.moving()
+        pair.finish()
+
+
 @pytest.mark.parametrize("trouble", ["fatal fv1", "refuse fv1 err 1000000", "port fv1 1 blackhole"])
 @pytest.mark.parametrize("side", ["tx", "rx"])
 def test_device_trouble(build: Build, side: str, trouble: str) -> None:

@@ -191,18 +191,65 @@ int r2_data_bulk(struct r2_ep *ep)
     return rc;
 }
 
-int r2_data_beat(struct r2_ep *ep)
+/* Eight bytes into the word that the peer keeps for it: answered by its NIC. */
+static int write_beat(struct r2_ep *ep, struct ibv_qp *qp, uint64_t id)
 {
     struct ibv_sge sge = {
         .addr = (uint64_t)(uintptr_t)r2_v_beat(ep, 0), .length = 8, .lkey = ep->mr->lkey};
     struct ibv_send_wr wr = {
-        .wr_id = r2_wr_id(R2_WR_BEAT, 0, 0),
+        .wr_id = id,
         .sg_list = &sge,
         .num_sge = 1,
         .opcode = IBV_WR_RDMA_WRITE,
         .send_flags = IBV_SEND_SIGNALED,
         .wr.rdma = {.remote_addr = ep->theirs.beat_addr, .rkey = ep->theirs.beat_key}};
+
+    return post(qp, &wr);
+}
+
+/* A queue pair completes in order, so a completion that got lost shows as soon as a later one
+ * comes. Behind the last chunk there may be none: where nothing has completed for a while, a write
+ * is put behind it. No time is judged: while a stopped receiver has no receive left for a chunk,
+ * the proof waits behind that chunk. */
+static int prove(struct r2_ep *ep, uint64_t now)
+{
+    int rc = 0;
+
+    for (int q = 0; q < ep->n_bulk && rc == 0; q++) {
+        struct r2_vqp *v = &ep->bulk[q];
+
+        if (v->tx_done == v->tx_posted || v->tx_done != v->seen_done) {
+            v->seen_done = v->tx_done;
+            v->seen_at = now;
+        } else if (!v->proving && now - v->seen_at > R2_VERBS_PROVE_NS) {
+            v->proving = true;
+            v->prove_to = v->tx_posted;
+            rc = write_beat(ep, v->qp, r2_wr_id(R2_WR_PROOF, q, 0));
+        }
+    }
+    return rc;
+}
+
+static int proved(struct r2_ep *ep, const struct ibv_wc *wc)
+{
+    int q = (int)(wc->wr_id >> 32 & 0xffff);
+    struct r2_vqp *v = &ep->bulk[q];
+
+    if (q >= ep->n_bulk)
+        return -EPROTO;
+    v->proving = false;
+    if ((int32_t)(v->tx_done - v->prove_to) >= 0)
+        return 0;
+    R2_WARN_LIMIT("NIC %s (%s port %u): %u completions of chunks never came",
+                  r2_engine_nic(ep->params.local_nic)->name, ep->hca->name, ep->port,
+                  v->prove_to - v->tx_done);
+    return -EPROTO;
+}
+
+int r2_data_beat(struct r2_ep *ep)
+{
     unsigned asked = atomic_load(&ep->marked);
+    int rc;
 
     if (ep->beat_busy || asked == ep->beat_done ||
         r2_fault_is(ep->params.local_nic, R2_FAULT_BLACKHOLE, R2_FAULT_TX))
@@ -210,7 +257,8 @@ int r2_data_beat(struct r2_ep *ep)
     ep->beat_busy = true;
     ep->beat_asked = asked;
     ep->beat_at = r2_now_ns();
-    return post(ep->beat.qp, &wr);
+    rc = write_beat(ep, ep->beat.qp, r2_wr_id(R2_WR_BEAT, 0, 0));
+    return rc ? rc : prove(ep, ep->beat_at);
 }
 
 /* ---- in */
@@ -270,8 +318,10 @@ static int take_chunk(struct r2_ep *ep, const struct ibv_wc *wc)
     return rc ? rc : r2_data_post_bulk_rx(ep, q, slot);
 }
 
-static int sent_ctrl(struct r2_ep *ep)
+static int sent_ctrl(struct r2_ep *ep, const struct ibv_wc *wc)
 {
+    if ((uint32_t)wc->wr_id != ep->ctrl.tx_done % R2_CTRL_TX)
+        return -EPROTO; /* one before it never came */
     ep->ctrl_sent += ep->ctrl_len[ep->ctrl.tx_done++ % R2_CTRL_TX];
     /* Acknowledged by the peer's NIC: it gets there even if this process ends now (wall 6). */
     r2_verbs.ev->ctrl_sent(ep->owner, ep, ep->ctrl_sent);
@@ -310,7 +360,7 @@ static int one(struct r2_ep *ep, const struct ibv_wc *wc)
         return report(ep, wc);
     switch (wc->wr_id >> 48) {
     case R2_WR_CTRL_TX:
-        return sent_ctrl(ep);
+        return sent_ctrl(ep, wc);
     case R2_WR_CTRL_RX:
         return take_ctrl(ep, wc);
     case R2_WR_BULK_TX:
@@ -322,6 +372,8 @@ static int one(struct r2_ep *ep, const struct ibv_wc *wc)
         ep->beat_done = ep->beat_asked;
         ep->rtt_ns = r2_now_ns() - ep->beat_at;
         return 0;
+    case R2_WR_PROOF:
+        return proved(ep, wc);
     default:
         return -EPROTO;
     }

@@ -96,13 +96,13 @@ int r2_qps_make(struct r2_ep *ep)
     rc = ep->tx ? make_memory(ep) : -ENOMEM;
     if (rc == 0)
         rc = make_cq(ep);
-    /* One work request more on each queue for the drain. */
+    /* One work request more on each queue for the drain, and on bulk ones for the proof. */
     if (rc == 0)
         rc = make_qp(ep, &ep->ctrl, R2_CTRL_TX + 1, R2_CTRL_RX + 1);
     if (rc == 0)
         rc = make_qp(ep, &ep->beat, 4, 2);
     for (int i = 0; i < ep->n_bulk && rc == 0; i++)
-        rc = make_qp(ep, &ep->bulk[i], 2 * R2_BULK_TX + 1, R2_BULK_RX + 1);
+        rc = make_qp(ep, &ep->bulk[i], 2 * R2_BULK_TX + 2, R2_BULK_RX + 1);
     for (uint32_t s = 0; s < R2_CTRL_RX && rc == 0; s++)
         rc = r2_data_post_ctrl_rx(ep, s);
     for (int i = 0; i < ep->n_bulk && !ep->params.initiator; i++) {
