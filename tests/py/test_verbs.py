@@ -160,16 +160,21 @@ def test_every_completion_code(build: Build, status: int) -> None:
         pair.finish()
 
 
-@pytest.mark.parametrize(("size", "kind"), [("64K", 3), ("8", 1)], ids=["chunk", "control"])
-def test_last_completion_never_comes(build: Build, size: str, kind: int) -> None:
-    """The one message that is under way waits for a completion that got lost, and nothing else is
-    sent that would show it: it is asked after, the path ends, and the job goes on."""
-    words = ("--register", "--size", size, "--outstanding", 1, "--stall", 20)
+@pytest.mark.parametrize(
+    ("side", "size", "kind"),
+    [("tx", "64K", 3), ("tx", "8", 1), ("rx", "64K", 2), ("rx", "64K", 4)],
+    ids=["chunk-sent", "control-sent", "control-arrived", "chunk-arrived"],
+)
+def test_completion_never_comes(build: Build, side: str, size: str, kind: int) -> None:
+    """A completion gets lost (KIND: enum r2_wr_kind); where the one message that is under way waits
+    for it, nothing else is sent that would show it. It is noticed, the path ends, the job goes on."""
+    outstanding = 1 if side == "tx" else 8
+    words = ("--register", "--size", size, "--outstanding", outstanding, "--stall", 20)
     with running_pair(build.path, *words, nics=loopback(2), **settings(build)) as pair:
         over(pair, "verbs", 2)
         pair.moving()
         for device in ("fv0", "fv1"):
-            command(pair.tx.pid, f"lose {device} {kind}")
+            command(pair.side(side).pid, f"lose {device} {kind}")
         until(f"it is noticed: {pair}", lambda: bool(pair.tx.named("path-down")))
         pair.moving()
         pair.finish()

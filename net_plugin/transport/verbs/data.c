@@ -268,8 +268,8 @@ static int take_ctrl(struct r2_ep *ep, const struct ibv_wc *wc)
     uint32_t slot = (uint32_t)wc->wr_id;
     int rc;
 
-    if (slot >= R2_CTRL_RX || wc->byte_len > R2_CTRL_SLOT)
-        return -EPROTO;
+    if (slot != ep->ctrl.rx_done++ % R2_CTRL_RX || wc->byte_len > R2_CTRL_SLOT)
+        return -EPROTO; /* or one before it never came: a piece of the stream would be missing */
     memcpy(ep->rx_buf + ep->rx_len, r2_v_ctrl_rx(ep, slot), wc->byte_len);
     ep->rx_len += wc->byte_len;
     ep->rx_debt += wc->byte_len;
