@@ -45,7 +45,8 @@ struct fv_dev {
     struct ibv_context *ctx; /* of the one open() */
     int listener[FV_PORTS + 1];
     bool fatal;
-    bool hang;                             /* commands do not come back until it is cleared */
+    bool hang; /* commands do not come back until it is cleared */
+    int lose;  /* completions of requests whose id begins with that: the next one; 0: none */
     int no_reg, no_modify_err, no_destroy; /* so many commands fail */
     struct ibv_async_event events[FV_EVENTS];
     unsigned ev_head, ev_tail;
@@ -198,8 +199,6 @@ struct fake {
     struct fv_chaos chaos;
     int inject; /* enum ibv_wc_status for the next work request of ... */
     struct fv_dev *inject_dev;
-    int lose; /* the next completion of a request whose id begins with that, on ... */
-    struct fv_dev *lose_dev;
     unsigned long violations; /* rules of the specification that the caller broke */
     struct fv_script script;
 };

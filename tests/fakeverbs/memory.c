@@ -242,9 +242,9 @@ void fv_complete(struct fv_qp *qp, struct fv_cq *cq, const struct ibv_wc *wc)
     }
     if (wc->status == IBV_WC_SUCCESS && fv_chance(fv.chaos.lost_cqe, 1000000))
         return;
-    if (wc->status == IBV_WC_SUCCESS && fv.lose && fv.lose_dev == qp->dev &&
-        wc->wr_id >> 48 == (uint64_t)fv.lose) {
-        fv.lose = 0;
+    if (wc->status == IBV_WC_SUCCESS && qp->dev->lose &&
+        wc->wr_id >> 48 == (uint64_t)qp->dev->lose) {
+        qp->dev->lose = 0;
         return;
     }
     e->wc = *wc;

@@ -14,13 +14,11 @@
  * Commands, one per datagram:
  *   port DEV PORT up|down|blackhole   the event follows for up and down
  *   inject DEV STATUS       the next request of the device fails with that enum ibv_wc_status
- *   lose DEV KIND           the next completion whose wr_id >> 48 is KIND never comes
- *   event DEV TYPE PORT     an asynchronous event, by number of enum ibv_event_type
- *   gid DEV PORT INDEX A.B.C.D   another entry (0.0.0.0: none), and the event
- *   fatal DEV               the device fails: event, no command works, nothing moves
- *   hang DEV 0|1            commands do not come back
- *   refuse DEV reg|err|destroy N   so many commands fail
- *   chaos ...
+ *   lose DEV KIND           the next completion whose wr_id >> 48 is KIND never comes (0: takes it
+ * back) event DEV TYPE PORT     an asynchronous event, by number of enum ibv_event_type gid DEV
+ * PORT INDEX A.B.C.D   another entry (0.0.0.0: none), and the event fatal DEV               the
+ * device fails: event, no command works, nothing moves hang DEV 0|1            commands do not come
+ * back refuse DEV reg|err|destroy N   so many commands fail chaos ...
  *
  * fv_script(), for a test in the same process (dlsym): the next large write is caught, and lands
  * when the test says so, not before.
@@ -163,8 +161,7 @@ void fv_command(char *text)
         fv.inject = a;
         fv.inject_dev = d;
     } else if (strcmp(verb, "lose") == 0 && sscanf(text, "%*s %*s %d", &a) == 1) {
-        fv.lose = a;
-        fv.lose_dev = d;
+        d->lose = a;
     } else if (strcmp(verb, "event") == 0 && sscanf(text, "%*s %*s %d %d", &a, &b) == 2) {
         fv_async(d, (enum ibv_event_type)a, b, NULL);
     } else if (strcmp(verb, "gid") == 0 && sscanf(text, "%*s %*s %d %d %63s", &a, &b, word) == 3) {

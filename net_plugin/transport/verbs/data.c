@@ -191,63 +191,64 @@ int r2_data_bulk(struct r2_ep *ep)
     return rc;
 }
 
-/* Eight bytes into the word that the peer keeps for it: answered by its NIC. */
-static int write_beat(struct r2_ep *ep, struct ibv_qp *qp, uint64_t id)
-{
-    struct ibv_sge sge = {
-        .addr = (uint64_t)(uintptr_t)r2_v_beat(ep, 0), .length = 8, .lkey = ep->mr->lkey};
-    struct ibv_send_wr wr = {
-        .wr_id = id,
-        .sg_list = &sge,
-        .num_sge = 1,
-        .opcode = IBV_WR_RDMA_WRITE,
-        .send_flags = IBV_SEND_SIGNALED,
-        .wr.rdma = {.remote_addr = ep->theirs.beat_addr, .rkey = ep->theirs.beat_key}};
-
-    return post(qp, &wr);
-}
-
 /* A queue pair completes in order, so a completion that got lost shows as soon as a later one
- * comes. Behind the last chunk there may be none: where nothing has completed for a while, a write
- * is put behind it. No time is judged: while a stopped receiver has no receive left for a chunk,
- * the proof waits behind that chunk. */
-static int prove(struct r2_ep *ep, uint64_t now)
+ * comes, at the sender as at the receiver. Behind the last chunk there may be none: some time after
+ * it a count of the chunks is sent, without a payload. No time is judged: where a stopped receiver
+ * has no receive left, the count waits behind the chunks. */
+static int send_counts(struct r2_ep *ep, uint64_t now)
 {
     int rc = 0;
 
     for (int q = 0; q < ep->n_bulk && rc == 0; q++) {
         struct r2_vqp *v = &ep->bulk[q];
+        struct ibv_send_wr wr = {.wr_id = r2_wr_id(R2_WR_COUNT, q, 0),
+                                 .opcode = IBV_WR_SEND_WITH_IMM,
+                                 .send_flags = IBV_SEND_SIGNALED,
+                                 .imm_data = htonl(v->tx_posted)};
 
-        if (v->tx_done == v->tx_posted || v->tx_done != v->seen_done) {
+        if (v->tx_posted != v->seen_posted || v->tx_done != v->seen_done) {
+            v->seen_posted = v->tx_posted;
             v->seen_done = v->tx_done;
             v->seen_at = now;
-        } else if (!v->proving && now - v->seen_at > R2_VERBS_PROVE_NS) {
-            v->proving = true;
-            v->prove_to = v->tx_posted;
-            rc = write_beat(ep, v->qp, r2_wr_id(R2_WR_PROOF, q, 0));
+        } else if (!v->counting && v->said != v->tx_posted &&
+                   now - v->seen_at > R2_VERBS_COUNT_NS) {
+            v->counting = true;
+            v->said = v->tx_posted;
+            rc = post(v->qp, &wr);
         }
     }
     return rc;
 }
 
-static int proved(struct r2_ep *ep, const struct ibv_wc *wc)
+static int missing(struct r2_ep *ep, uint32_t count)
+{
+    R2_WARN_LIMIT("NIC %s (%s port %u): %u completions of chunks never came",
+                  r2_engine_nic(ep->params.local_nic)->name, ep->hca->name, ep->port, count);
+    return -EPROTO;
+}
+
+static int count_sent(struct r2_ep *ep, const struct ibv_wc *wc)
 {
     int q = (int)(wc->wr_id >> 32 & 0xffff);
     struct r2_vqp *v = &ep->bulk[q];
 
     if (q >= ep->n_bulk)
         return -EPROTO;
-    v->proving = false;
-    if ((int32_t)(v->tx_done - v->prove_to) >= 0)
-        return 0;
-    R2_WARN_LIMIT("NIC %s (%s port %u): %u completions of chunks never came",
-                  r2_engine_nic(ep->params.local_nic)->name, ep->hca->name, ep->port,
-                  v->prove_to - v->tx_done);
-    return -EPROTO;
+    v->counting = false;
+    return (int32_t)(v->tx_done - v->said) >= 0 ? 0 : missing(ep, v->said - v->tx_done);
 }
 
 int r2_data_beat(struct r2_ep *ep)
 {
+    struct ibv_sge sge = {
+        .addr = (uint64_t)(uintptr_t)r2_v_beat(ep, 0), .length = 8, .lkey = ep->mr->lkey};
+    struct ibv_send_wr wr = {
+        .wr_id = r2_wr_id(R2_WR_BEAT, 0, 0),
+        .sg_list = &sge,
+        .num_sge = 1,
+        .opcode = IBV_WR_RDMA_WRITE,
+        .send_flags = IBV_SEND_SIGNALED,
+        .wr.rdma = {.remote_addr = ep->theirs.beat_addr, .rkey = ep->theirs.beat_key}};
     unsigned asked = atomic_load(&ep->marked);
     int rc;
 
@@ -257,8 +258,8 @@ int r2_data_beat(struct r2_ep *ep)
     ep->beat_busy = true;
     ep->beat_asked = asked;
     ep->beat_at = r2_now_ns();
-    rc = write_beat(ep, ep->beat.qp, r2_wr_id(R2_WR_BEAT, 0, 0));
-    return rc ? rc : prove(ep, ep->beat_at);
+    rc = post(ep->beat.qp, &wr);
+    return rc || !ep->params.initiator ? rc : send_counts(ep, ep->beat_at);
 }
 
 /* ---- in */
@@ -298,8 +299,13 @@ static int take_chunk(struct r2_ep *ep, const struct ibv_wc *wc)
     struct r2_data_head h;
     struct r2_bulk c = {0};
 
-    if (q >= ep->n_bulk || slot >= R2_BULK_RX || wc->byte_len != sizeof(h) ||
-        !(wc->wc_flags & IBV_WC_WITH_IMM) || ntohl(wc->imm_data) != ep->bulk[q].rx_done)
+    if (q >= ep->n_bulk || slot >= R2_BULK_RX || !(wc->wc_flags & IBV_WC_WITH_IMM))
+        return -EPROTO;
+    if (ntohl(wc->imm_data) != ep->bulk[q].rx_done)
+        return missing(ep, ntohl(wc->imm_data) - ep->bulk[q].rx_done);
+    if (wc->byte_len == 0) /* a count, and it is right */
+        return r2_data_post_bulk_rx(ep, q, slot);
+    if (wc->byte_len != sizeof(h))
         return -EPROTO;
     ep->bulk[q].rx_done++;
     memcpy(&h, r2_v_head_rx(ep, q, slot), sizeof(h));
@@ -372,8 +378,8 @@ static int one(struct r2_ep *ep, const struct ibv_wc *wc)
         ep->beat_done = ep->beat_asked;
         ep->rtt_ns = r2_now_ns() - ep->beat_at;
         return 0;
-    case R2_WR_PROOF:
-        return proved(ep, wc);
+    case R2_WR_COUNT:
+        return count_sent(ep, wc);
     default:
         return -EPROTO;
     }

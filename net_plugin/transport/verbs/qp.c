@@ -96,7 +96,7 @@ int r2_qps_make(struct r2_ep *ep)
     rc = ep->tx ? make_memory(ep) : -ENOMEM;
     if (rc == 0)
         rc = make_cq(ep);
-    /* One work request more on each queue for the drain, and on bulk ones for the proof. */
+    /* One work request more on each queue for the drain, and on bulk ones for a count. */
     if (rc == 0)
         rc = make_qp(ep, &ep->ctrl, R2_CTRL_TX + 1, R2_CTRL_RX + 1);
     if (rc == 0)

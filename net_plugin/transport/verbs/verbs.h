@@ -34,7 +34,7 @@
 #define R2_BULK_TX 64 /* chunks under way per queue pair */
 #define R2_BULK_RX 256
 #define R2_HEAD_SLOT 64
-#define R2_VERBS_PROVE_NS UINT64_C(500000000) /* a completion that is so late is asked after */
+#define R2_VERBS_COUNT_NS UINT64_C(500000000) /* so long after the last chunk it is counted */
 #define R2_MAX_HCAS 16
 
 #define R2_VERBS_MEET_NS (3 * UINT64_C(1000000000))
@@ -104,12 +104,11 @@ struct r2_vqp {
     uint32_t rx_done;            /* arrivals, cumulative */
     bool drain_tx, drain_rx;     /* the last work requests were flushed */
 
-    /* bulk: is a completion missing? data.c */
-    uint32_t seen_done; /* tx_done, and since when it has been that */
+    /* S, bulk: counts, by which both sides notice that a completion is missing (data.c) */
+    uint32_t seen_posted, seen_done; /* the counters above, and since when they are that */
     uint64_t seen_at;
-    bool proving; /* a request that proves it is under way; all before `prove_to` were posted first
-                   */
-    uint32_t prove_to;
+    bool counting; /* a count is under way */
+    uint32_t said; /* tx_posted in the last one */
 };
 
 /* S: as the stages follow. R begins at R2_V_CARD. */
@@ -247,7 +246,7 @@ enum r2_wr_kind {
     R2_WR_BULK_RX,
     R2_WR_BEAT,
     R2_WR_DRAIN,
-    R2_WR_PROOF
+    R2_WR_COUNT
 };
 static inline uint64_t r2_wr_id(enum r2_wr_kind kind, int q, uint32_t slot)
 {
