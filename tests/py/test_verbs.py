@@ -167,7 +167,7 @@ def test_every_completion_code(build: Build, status: int) -> None:
 )
 def test_completion_never_comes(build: Build, side: str, size: str, kind: int) -> None:
     """A completion gets lost (KIND: enum r2_wr_kind); where the one message that is under way waits
-    for it, nothing else is sent that would show it. It is noticed, the path ends, the job goes on."""
+    for it, nothing else is sent that would show it. Noticed, the path ends, the job goes on."""
     words = ("--register", "--size", size, "--outstanding", 1, "--stall", 20)
     with running_pair(build.path, *words, nics=loopback(2), **settings(build)) as pair:
         over(pair, "verbs", 2)
