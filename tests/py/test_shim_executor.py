@@ -11,56 +11,26 @@ import os
 import re
 import signal
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
 from conftest import Build
+from plan_bed import RANKS, comms, preloaded, processes
 from segment_bed import until
 
 from r2ccl_ctl import control, journal
 from r2ccl_ctl.control import Command, Process
-from r2ccl_ctl.job import Job, LaunchSpec
-from r2ccl_ctl.launch import start
-from r2ccl_ctl.rows import Comm
+from r2ccl_ctl.job import Job
 
-RANKS = 4
 NIC = "127.0.1.2"
 
 pytestmark = pytest.mark.slow
 
 
-@contextmanager
-def job(build: Build, name: str, *, seconds: int = 120, **env: str) -> Iterator[Job]:
-    spec = LaunchSpec(
-        argv=(str(build.perf), "-b", "2M", "--duration", str(seconds), "--check-every"),
-        ranks=RANKS,
-        emulate_nodes=RANKS,
-        nics=2,
-        job=name,
-        env={
-            "LD_PRELOAD": str(build.path / "libr2ccl.so"),
-            "R2CCL_PLAN": "on",
-            "R2CCL_PLAN_HOLD": "1",
-            "R2CCL_PLAN_WITHDRAW": "0",
-            **env,
-        },
-    )
-    running = start(spec, echo=False)
-    try:
-        yield running
-    finally:
-        running.kill()
-
-
-def processes(name: str) -> list[Process]:
-    found = [process for process in control.list_processes() if process.job == name]
-    return sorted(found, key=lambda process: process.rank or 0)
-
-
-def comms(name: str) -> list[Comm]:
-    return [comm for process in processes(name) for comm in process.snapshot().comms]
+def job(build: Build, name: str, *, seconds: int = 120, **env: str) -> AbstractContextManager[Job]:
+    plans = {"R2CCL_PLAN": "on", "R2CCL_PLAN_HOLD": "1", "R2CCL_PLAN_WITHDRAW": "0", **env}
+    return preloaded(build, name, ("--duration", str(seconds), "--check-every"), plans)
 
 
 def command(name: str, rank: int, verb: str, **options: object) -> None:

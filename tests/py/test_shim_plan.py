@@ -7,47 +7,21 @@ faster, only GPUs or a shaped lab can tell.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
 from conftest import Build
+from plan_bed import RANKS, comms, preloaded, processes
 from segment_bed import until
 
 from r2ccl_ctl import control, journal
 from r2ccl_ctl.control import Command, Process
-from r2ccl_ctl.job import Job, LaunchSpec
-from r2ccl_ctl.launch import start
-from r2ccl_ctl.rows import Comm
-
-RANKS = 4
+from r2ccl_ctl.job import Job
 
 
-@contextmanager
-def job(build: Build, name: str, **env: str) -> Iterator[Job]:
-    spec = LaunchSpec(
-        argv=(str(build.perf), "-b", "2M", "--duration", "60"),
-        ranks=RANKS,
-        emulate_nodes=RANKS,
-        nics=2,
-        job=name,
-        env={"LD_PRELOAD": str(build.path / "libr2ccl.so"), **env},
-    )
-    running = start(spec, echo=False)
-    try:
-        yield running
-    finally:
-        running.kill()
-
-
-def processes(name: str) -> list[Process]:
-    found = [process for process in control.list_processes() if process.job == name]
-    return sorted(found, key=lambda process: process.rank or 0)
-
-
-def comms(name: str) -> list[Comm]:
-    return [comm for process in processes(name) for comm in process.snapshot().comms]
+def job(build: Build, name: str, **env: str) -> AbstractContextManager[Job]:
+    return preloaded(build, name, ("--duration", "60"), env)
 
 
 def threads(process: Process) -> list[str]:
