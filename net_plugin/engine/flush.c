@@ -2,11 +2,11 @@
  *
  * A receive completes when its head has been seen in host memory; on the way to a GPU its bytes may
  * still be behind. A read of the GPU's memory by the NIC that wrote pushes them, and nothing else
- * the NIC does is a proof. So each NIC that wrote since the last flush of the connection is asked.
- * One that cannot be asked any more, because it has failed since, is stood in for by the GPU's
- * driver (cuFlushGPUDirectRDMAWrites orders the writes of all NICs), which the process has loaded
- * if it has such memory. Where that fails as well, the request ends with an error: a wrong result
- * is worse.
+ * the NIC does is a proof. So each NIC is asked that wrote what no flush of the connection has
+ * shown yet: one that is still under way has not. One that cannot be asked any more, because it has
+ * failed since, is stood in for by the GPU's driver (cuFlushGPUDirectRDMAWrites orders the writes
+ * of all NICs), which the process has loaded if it has such memory. Where that fails as well, the
+ * request ends with an error: a wrong result is worse.
  */
 #include <dlfcn.h>
 #include <errno.h>
@@ -20,8 +20,10 @@
 
 struct r2_flush {
     uint64_t begin;
-    uint32_t wait;   /* bit per NIC */
-    uint32_t failed; /* NICs that have to be stood in for */
+    uint32_t asked;             /* bit per NIC */
+    uint32_t wait;              /* of them, those that have not answered */
+    uint32_t failed;            /* NICs that have to be stood in for */
+    uint32_t upto[R2_MAX_NICS]; /* r2_conn.wrote when it was asked */
     uint64_t ticket[R2_MAX_NICS];
 };
 
@@ -44,7 +46,7 @@ static int driver_flush(void)
 void r2_flush_note(struct r2_req *r, const struct r2_path *path)
 {
     if (r->mr && r->mr->device)
-        r->conn->wrote |= 1u << path->lnic;
+        r->conn->wrote[path->lnic]++;
 }
 
 void r2_flush_note_fenced(const struct r2_path *path)
@@ -54,14 +56,35 @@ void r2_flush_note_fenced(const struct r2_path *path)
     if (!r2_eng.device_memory)
         return;
     R2_LIST_FOR_EACH (n, &path->peer->conn_list)
-        R2_CONTAINER_OF(n, struct r2_conn, node)->wrote |= 1u << path->lnic;
+        R2_CONTAINER_OF(n, struct r2_conn, node)->wrote[path->lnic]++;
+}
+
+/* What there is to show now, by NIC. */
+static void unseen(struct r2_conn *c, struct r2_flush *f)
+{
+    r2_peer_lock(c->peer);
+    for (int i = 0; i < r2_eng.n_nics; i++) {
+        f->upto[i] = c->wrote[i];
+        if (c->wrote[i] != c->shown[i])
+            f->asked |= 1u << i;
+    }
+    pthread_mutex_unlock(&c->peer->lock);
+}
+
+static void seen(struct r2_conn *c, const struct r2_flush *f)
+{
+    r2_peer_lock(c->peer);
+    for (int i = 0; i < r2_eng.n_nics; i++) {
+        if ((f->asked >> i & 1) && (int32_t)(f->upto[i] - c->shown[i]) > 0)
+            c->shown[i] = f->upto[i];
+    }
+    pthread_mutex_unlock(&c->peer->lock);
 }
 
 int r2_engine_iflush(struct r2_conn *c, void *data, struct r2_mr *mr, struct r2_req **out)
 {
-    struct r2_flush *f;
+    struct r2_flush now = {0}, *f;
     struct r2_req *r;
-    uint32_t wrote;
 
     *out = NULL;
     if (atomic_load(&r2_eng.inert))
@@ -70,11 +93,8 @@ int r2_engine_iflush(struct r2_conn *c, void *data, struct r2_mr *mr, struct r2_
         return -EINVAL;
     if (!mr || !mr->device)
         return 0;
-    r2_peer_lock(c->peer);
-    wrote = c->wrote;
-    c->wrote = 0;
-    pthread_mutex_unlock(&c->peer->lock);
-    if (!wrote)
+    unseen(c, &now);
+    if (!now.asked)
         return 0;
     r = calloc(1, sizeof(*r));
     f = calloc(1, sizeof(*f));
@@ -83,11 +103,12 @@ int r2_engine_iflush(struct r2_conn *c, void *data, struct r2_mr *mr, struct r2_
         free(f);
         return -ENOMEM;
     }
+    *f = now;
     r->conn = c;
     r->flush = f;
     f->begin = r2_now_ns();
     for (int i = 0; i < r2_eng.n_nics; i++) {
-        if (!(wrote >> i & 1))
+        if (!(f->asked >> i & 1))
             continue;
         if (r2_eng.ops->flush_memory(i, mr->keys, data, &f->ticket[i]))
             f->failed |= 1u << i;
@@ -126,6 +147,8 @@ int r2_flush_test(struct r2_req *r, int *done)
     }
     if (rc)
         *done = 0;
+    else
+        seen(r->conn, f);
     free(f);
     free(r);
     return rc;

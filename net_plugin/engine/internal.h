@@ -270,7 +270,8 @@ struct r2_conn {
     uint64_t flushed;     /* cum as far as the kernel has the acknowledgement */
     struct r2_list flush; /* path->flushq */
     uint64_t flush_cum, flush_pos;
-    uint32_t wrote; /* bit per NIC that wrote into memory of a device since the last iflush */
+    uint32_t wrote[R2_MAX_NICS]; /* by NIC: how often it wrote into memory of a device ... */
+    uint32_t shown[R2_MAX_NICS]; /* ... and how much of that a flush has shown (engine/flush.c) */
     struct r2_ack_range *ranges; /* chunks to acknowledge */
     uint32_t n_ranges, cap_ranges;
     uint16_t ack_path;

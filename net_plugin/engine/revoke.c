@@ -6,8 +6,8 @@
  * how many it has handed to each path generation. That its NICs are done says nothing about the
  * receiver's memory; but a chunk's head completes at the receiver behind the chunk's bytes, so when
  * as many heads have come as the sender names, all bytes are in place, and none follows. A
- * generation that is fenced here cannot write, however many chunks it took along. Paths and other
- * connections notice nothing.
+ * generation that is fenced here cannot write, however many chunks it took along; one that a newer
+ * one has replaced is waited for until it is. Paths and other connections notice nothing.
  *
  * Whoever does not answer in time is fenced instead, and the keys are made invalid: the caller's.
  */
@@ -128,9 +128,26 @@ int r2_revoke_on_answer(struct r2_path *path, const uint8_t *body)
     return 0;
 }
 
+/* The sender names the newest generation of each path alone: what an older one took along may still
+ * land while its end is not confirmed. */
+static bool older_unconfirmed(const struct r2_conn *c)
+{
+    const struct r2_list *n;
+
+    R2_LIST_FOR_EACH (n, &c->peer->dying) {
+        const struct r2_dying *d = R2_CONTAINER_OF(n, struct r2_dying, node);
+
+        if (d->path && one_sided(d->path) && d->gen < c->said[d->path->index].gen)
+            return true;
+    }
+    return false;
+}
+
 /* All that the sender has handed out has arrived, or belongs to a fenced generation. */
 static bool all_in(const struct r2_conn *c)
 {
+    if (older_unconfirmed(c))
+        return false;
     for (int i = 0; i < c->peer->n_paths; i++) {
         const struct r2_conn_lane *said = &c->said[i], *seen = &c->lanes[i];
 

@@ -154,6 +154,36 @@ static void test_chunk_that_never_comes(void)
     finish(true);
 }
 
+/* The sender counts the newest generation of a path only. What an older one took along, whose queue
+ * pair has not confirmed its end, may still land. */
+static void test_older_generation_unconfirmed(void)
+{
+    struct r2_ep *old;
+    struct answer yes;
+    struct r2_bulk c;
+
+    begin(false);
+    old = b;
+    atomic_store(&old->unconfirmed, true);
+    fake_fail(old, EIO, false);
+    b = remote_path(&r, 1, old->params.gen);
+    CHECK(b && b != old);
+    take_back();
+    yes = (struct answer){.m = {.conn = r.conn_id, .lanes = 1},
+                          .lane = {{.sender_nic = 1,
+                                    .receiver_nic = 1,
+                                    .transport = R2_VIA_VERBS,
+                                    .gen = b->params.gen,
+                                    .chunks = 1}}};
+    CHECK_EQ(fake_ctrl(a, R2_F_REVOKED, &yes, sizeof(yes.m) + sizeof(yes.lane[0])), 0);
+    c = remote_chunk(&r, 0, 0, 32 * KB, MSG);
+    CHECK_EQ(fake_claim(b, &c), 1);
+    CHECK_EQ(over(100), 1);
+    atomic_store(&old->unconfirmed, false);
+    fake_shut_over(old);
+    finish(false);
+}
+
 /* The sender has closed, which says the same: nothing is asked. */
 static void test_closed_sender(void)
 {
@@ -281,6 +311,7 @@ static const struct check_test tests[] = {
     {"chunk_on_its_way", test_chunk_on_its_way},
     {"unanswered", test_unanswered},
     {"chunk_that_never_comes", test_chunk_that_never_comes},
+    {"older_generation_unconfirmed", test_older_generation_unconfirmed},
     {"closed_sender", test_closed_sender},
     {"sender_stops", test_sender_stops},
     {"sender_closes", test_sender_closes},

@@ -322,30 +322,44 @@ static struct r2_ep *first_chunk(struct r2_bulk *c, struct r2_ep **fast)
     return NULL;
 }
 
-/* The last chunk of a message sits on a path that has become slow: it goes over the other one as
- * well. Done when it is acknowledged and neither lane reads it; a lost copy is missed by nobody. */
-static void tail(bool lose)
+/* A message of which all but the first chunk has arrived; that one sits on a path that has become
+ * slow. `copy`: it went over the other path as well, already. */
+static struct r2_req *hold_back(struct r2_bulk *held, struct r2_bulk *copy, struct r2_ep **slow,
+                                struct r2_ep **fast)
 {
-    struct r2_bulk held, c, copy = {0};
-    struct r2_ep *slow, *fast;
     struct r2_req *req;
-    uint64_t seq, before = r2_eng.n->tail_resent_bytes, bytes = 0;
+    struct r2_bulk c;
+    uint64_t seq;
 
     begin(2);
     seq = warm_up();
     req = isend(MSG);
     CHECK_EQ(remote_cts(a, &r, seq, MSG), 0);
-    slow = first_chunk(&held, &fast);
-    CHECK_EQ(held.flags & R2_BULK_COPY, 0);
-    for (bytes = held.len; bytes < MSG;) {
-        struct r2_ep *by = fake_next(fast, &c) ? fast : slow; /* whichever wants it more */
+    *slow = first_chunk(held, fast);
+    CHECK_EQ(held->flags & R2_BULK_COPY, 0);
+    *copy = (struct r2_bulk){0};
+    for (uint64_t bytes = held->len; bytes < MSG;) {
+        struct r2_ep *by = fake_next(*fast, &c) ? *fast : *slow; /* whichever wants it more */
 
-        CHECK(by == fast || fake_next(slow, &c));
+        CHECK(by == *fast || fake_next(*slow, &c));
         CHECK(fake_chunk_sent(by, &c));
         ack_chunk(by, &c);
         bytes += c.flags & R2_BULK_COPY ? 0 : c.len;
-        copy = c.flags & R2_BULK_COPY ? c : copy;
+        *copy = c.flags & R2_BULK_COPY ? c : *copy;
     }
+    return req;
+}
+
+/* The last chunk of a message sits on a path that has become slow: it goes over the other one as
+ * well. Done when it is acknowledged and neither lane reads it; a lost copy is missed by nobody. */
+static void tail(bool lose)
+{
+    struct r2_bulk held, c, copy;
+    struct r2_ep *slow, *fast;
+    struct r2_req *req;
+    uint64_t before = r2_eng.n->tail_resent_bytes;
+
+    req = hold_back(&held, &copy, &slow, &fast);
     for (int i = 0; i < 2000 && !copy.len; i++) { /* once it is overdue */
         fake_sleep_ms(1);
         CHECK(!fake_next(slow, &copy)); /* not over the slow path itself */
@@ -378,6 +392,34 @@ static void test_tail_is_sent_again(void)
 {
     tail(false);
     tail(true);
+}
+
+/* The receiver takes its memory back just then: of what was cleared to send nothing goes out any
+ * more, and a copy is no exception. */
+static void test_no_copy_of_what_was_revoked(void)
+{
+    struct r2_msg_revoke ask;
+    struct r2_bulk held, c, copy;
+    struct r2_ep *slow, *fast;
+    struct r2_req *req;
+
+    for (int i = 0;; i++) { /* until the copy has not gone out already */
+        req = hold_back(&held, &copy, &slow, &fast);
+        if (!copy.len)
+            break;
+        CHECK_LT(i, 10);
+        remote_end(&r);
+    }
+    ask = (struct r2_msg_revoke){.conn = r.conn_id};
+    CHECK_EQ(fake_ctrl(slow, R2_F_REVOKE, &ask, sizeof(ask)), 0);
+    for (int i = 0; i < 300; i++) {
+        fake_sleep_ms(1);
+        CHECK(!fake_next(slow, &c));
+        CHECK(!fake_next(fast, &c));
+    }
+    CHECK_EQ(remote_close(slow, &r, 0), 0);
+    CHECK_EQ(remote_test(req, 1000, NULL), -ECONNRESET);
+    remote_end(&r);
 }
 
 static void test_eager_credit(void)
@@ -496,6 +538,7 @@ static const struct check_test tests[] = {
     {"second_failure_during_replay", test_second_failure_during_replay},
     {"failed_reconnect_keeps_fence", test_failed_reconnect_keeps_fence},
     {"tail_is_sent_again", test_tail_is_sent_again},
+    {"no_copy_of_what_was_revoked", test_no_copy_of_what_was_revoked},
     {"eager_credit", test_eager_credit},
     {"eager_replayed_after_loss", test_eager_replayed_after_loss},
     {"cts_too_small", test_cts_too_small},

@@ -135,6 +135,33 @@ static void test_flush_shows_all(void)
     finish();
 }
 
+/* A flush that is under way has shown nothing yet: of two messages that were in before the first
+ * flush was asked for, the second one's is no sooner done. */
+static void test_two_flushes(void)
+{
+    struct r2_req *send, *recv, *first = NULL, *second = NULL;
+
+    begin();
+    for (int i = 0; i < 2; i++) {
+        post(&send, &recv);
+        CHECK_EQ(bed_test(recv, BED_WAIT_MS), 1);
+        CHECK_EQ(bed_test(send, BED_WAIT_MS), 1);
+    }
+    bed_script("!port fv0 1 blackhole"); /* it does not answer yet */
+    bed_script("!port fv1 1 blackhole");
+    CHECK_EQ(r2_engine_iflush(bed.rx, in.address, in.mr, &first), 0);
+    CHECK_EQ(r2_engine_iflush(bed.rx, in.address, in.mr, &second), 0);
+    CHECK(memcmp(in.view, out.view, SIZE) != 0);
+    CHECK(first && second);
+    CHECK_EQ(bed_test(second, BED_WAIT_MS), 1);
+    CHECK_MEM(in.view, out.view, SIZE);
+    CHECK_EQ(bed_test(first, BED_WAIT_MS), 1);
+    CHECK_EQ(flush(), 1); /* nothing left to show */
+    bed_script("!port fv0 1 up");
+    bed_script("!port fv1 1 up");
+    finish();
+}
+
 /* A NIC that wrote cannot be asked any more: the driver stands in; if it cannot, it is an error and
  * never a wrong value. */
 static void test_failed_nic(void)
@@ -256,11 +283,48 @@ static void test_late_registration(void)
     finish();
 }
 
+static void *answers_later(void *arg)
+{
+    (void)arg;
+    bed_ms(300);
+    bed_script("!hang fv1 0");
+    return NULL;
+}
+
+/* A device whose firmware is dead takes no time from the others: these register as long as they
+ * need, and the memory is theirs. */
+static void test_one_dead_device(void)
+{
+    uint32_t keys[R2_WIRE_MAX_NICS] = {0};
+    struct device first, second;
+    pthread_t thread;
+
+    begin();
+    bed_script("!hang fv0 1");
+    device_new(bed.rx, &first); /* it is known to be late from now on */
+    bed_script("!hang fv1 1");
+    CHECK_EQ(pthread_create(&thread, NULL, answers_later, NULL), 0);
+    device_new(bed.rx, &second);
+    pthread_join(thread, NULL);
+    CHECK_EQ(r2_eng.ops->remote_keys(second.mr->keys, keys), 2);
+    CHECK(!keys[0] && keys[1]);
+    bed_script("!hang fv0 0");
+    for (int ms = 0; ms < BED_WAIT_MS && !keys[0]; ms++) {
+        r2_eng.ops->remote_keys(second.mr->keys, keys);
+        bed_ms(1);
+    }
+    CHECK_EQ(r2_engine_dereg(bed.rx, first.mr), 0);
+    CHECK_EQ(r2_engine_dereg(bed.rx, second.mr), 0);
+    finish();
+}
+
 static const struct check_test tests[] = {
     {"announced", test_announced},
     {"flush_shows_all", test_flush_shows_all},
+    {"two_flushes", test_two_flushes},
     {"failed_nic", test_failed_nic},
     {"late_registration", test_late_registration},
+    {"one_dead_device", test_one_dead_device},
     {"waits_for_a_nic", test_waits_for_a_nic},
     {"no_nic_comes_back", test_no_nic_comes_back},
     {0},

@@ -17,8 +17,8 @@
 
 static pthread_mutex_t cache_lock = PTHREAD_MUTEX_INITIALIZER;
 static struct r2_list cache = {&cache, &cache};
-/* A device did not answer: the next command is not waited for as long again. */
-static atomic_bool late;
+/* Bit per device that did not answer: its next command is not waited for as long again. */
+static atomic_uint late;
 #define LATE_NS (UINT64_C(50) * 1000000)
 
 /* One command for one device; the last of the two sides frees it. */
@@ -32,12 +32,12 @@ struct mr_cmd {
 struct mr_wait {
     pthread_mutex_t lock;
     pthread_cond_t done;
-    int left;
+    uint32_t left; /* bit per device */
     bool failed;
     atomic_int refs;
 };
 
-static struct mr_wait *wait_new(int commands)
+static struct mr_wait *wait_new(void)
 {
     struct mr_wait *w = calloc(1, sizeof(*w));
     pthread_condattr_t attr;
@@ -49,8 +49,7 @@ static struct mr_wait *wait_new(int commands)
     pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
     pthread_cond_init(&w->done, &attr);
     pthread_condattr_destroy(&attr);
-    w->left = commands;
-    atomic_init(&w->refs, commands + 1);
+    atomic_init(&w->refs, 1);
     return w;
 }
 
@@ -63,17 +62,29 @@ static void wait_put(struct mr_wait *w)
     free(w);
 }
 
-/* 0, or -ETIMEDOUT: some command has not come back or failed. */
-static int wait_all(struct mr_wait *w, uint64_t limit_ns)
+/* Waits for those of `devices`, `limit_ns` at most. Under the lock. */
+static void wait_for(struct mr_wait *w, uint32_t devices, uint64_t limit_ns)
 {
-    uint64_t at = r2_now_ns() + limit_ns;
-    struct timespec ts = {.tv_sec = (time_t)(at / 1000000000u),
-                          .tv_nsec = (long)(at % 1000000000u)};
+    struct timespec ts = {.tv_sec = (time_t)(limit_ns / 1000000000u),
+                          .tv_nsec = (long)(limit_ns % 1000000000u)};
     int rc = 0;
 
-    pthread_mutex_lock(&w->lock);
-    while (w->left && rc == 0)
+    while ((w->left & devices) && rc == 0)
         rc = pthread_cond_timedwait(&w->done, &w->lock, &ts);
+}
+
+/* 0, or -ETIMEDOUT: some command has not come back or failed. One device that answers nothing is no
+ * reason to give the others less time. */
+static int wait_all(struct mr_wait *w)
+{
+    uint32_t known = atomic_load(&late);
+    uint64_t now = r2_now_ns();
+    int rc;
+
+    pthread_mutex_lock(&w->lock);
+    wait_for(w, ~known, now + R2_VERBS_COMMAND_NS);
+    wait_for(w, known, now + LATE_NS);
+    atomic_fetch_or(&late, w->left);
     rc = w->left || w->failed ? -ETIMEDOUT : 0;
     pthread_mutex_unlock(&w->lock);
     return rc;
@@ -91,8 +102,9 @@ static void keys_put(struct r2_mr_keys *keys)
 static void cmd_over(struct mr_cmd *c, bool failed)
 {
     pthread_mutex_lock(&c->wait->lock);
-    c->wait->left--;
+    c->wait->left &= ~(1u << c->hca);
     c->wait->failed |= failed;
+    atomic_fetch_and(&late, ~(1u << c->hca)); /* under the lock: behind the mark of who waited */
     pthread_cond_signal(&c->wait->done);
     pthread_mutex_unlock(&c->wait->lock);
     wait_put(c->wait);
@@ -174,7 +186,7 @@ static void run_dereg(struct r2_cmd *cmd)
 /* Runs it on every device, in the order in which commands of the range were given. */
 static int on_all(struct r2_mr_keys *keys, void (*run)(struct r2_cmd *))
 {
-    struct mr_wait *w = wait_new(r2_verbs.n_hcas);
+    struct mr_wait *w = wait_new();
     int rc;
 
     if (!w)
@@ -182,22 +194,20 @@ static int on_all(struct r2_mr_keys *keys, void (*run)(struct r2_cmd *))
     for (int i = 0; i < r2_verbs.n_hcas; i++) {
         struct mr_cmd *c = calloc(1, sizeof(*c));
 
-        if (!c) {
-            pthread_mutex_lock(&w->lock);
-            w->left--;
-            w->failed = true;
-            pthread_mutex_unlock(&w->lock);
-            wait_put(w);
+        pthread_mutex_lock(&w->lock);
+        w->left |= c ? 1u << i : 0;
+        w->failed |= !c;
+        pthread_mutex_unlock(&w->lock);
+        if (!c)
             continue;
-        }
+        atomic_fetch_add(&w->refs, 1);
         atomic_fetch_add(&keys->refs, 1);
         *c = (struct mr_cmd){.wait = w, .keys = keys, .hca = i};
         r2_list_init(&c->cmd.node);
         c->cmd.run = run;
         r2_cmd_post(&r2_verbs.hcas[i], &c->cmd);
     }
-    rc = wait_all(w, atomic_load(&late) ? LATE_NS : R2_VERBS_COMMAND_NS);
-    atomic_store(&late, rc == -ETIMEDOUT);
+    rc = wait_all(w);
     wait_put(w);
     return rc;
 }
@@ -223,11 +233,25 @@ static struct cached *find(const struct r2_memory *m)
     return NULL;
 }
 
+/* Some device has it. Memory of a device that none has is out of everybody's reach. */
+static int usable(struct r2_mr_keys *keys, struct r2_mr_keys **out)
+{
+    bool any = !keys->device;
+
+    for (int i = 0; i < r2_verbs.n_hcas; i++)
+        any |= atomic_load(&keys->has[i]);
+    if (!any) {
+        r2_verbs_dereg(keys, false);
+        return -EOPNOTSUPP;
+    }
+    *out = keys;
+    return 0;
+}
+
 int r2_verbs_reg(const struct r2_memory *m, struct r2_mr_keys **out)
 {
     int fd = m->dmabuf_fd < 0 ? -1 : fcntl(m->dmabuf_fd, F_DUPFD_CLOEXEC, 3);
     struct cached *c;
-    bool any = false;
 
     *out = NULL;
     if (!m->size || (m->dmabuf_fd >= 0 && fd < 0))
@@ -236,11 +260,10 @@ int r2_verbs_reg(const struct r2_memory *m, struct r2_mr_keys **out)
     c = find(m);
     if (c) {
         c->owners++;
-        *out = &c->keys;
         pthread_mutex_unlock(&cache_lock);
         while (!atomic_load(&c->ready)) /* bounded: whoever registers it waits with a limit */
             nanosleep(&(struct timespec){.tv_nsec = 100000}, NULL);
-        return 0;
+        return usable(&c->keys, out);
     }
     c = calloc(1, sizeof(*c));
     if (c) {
@@ -255,18 +278,14 @@ int r2_verbs_reg(const struct r2_memory *m, struct r2_mr_keys **out)
         r2_list_add_tail(&cache, &c->keys.node);
     }
     pthread_mutex_unlock(&cache_lock);
-    if (!c)
+    if (!c) {
+        if (fd >= 0)
+            close(fd);
         return -ENOMEM;
+    }
     on_all(&c->keys, run_reg);
     atomic_store(&c->ready, true);
-    for (int i = 0; i < r2_verbs.n_hcas; i++)
-        any |= atomic_load(&c->keys.has[i]);
-    if (!any && m->device) { /* threads cannot reach it, so nothing can */
-        r2_verbs_dereg(&c->keys, false);
-        return -EOPNOTSUPP;
-    }
-    *out = &c->keys;
-    return 0;
+    return usable(&c->keys, out);
 }
 
 int r2_verbs_dereg(struct r2_mr_keys *keys, bool revoke)
