@@ -104,6 +104,8 @@ struct r2_path {
     int hb_unanswered;
     bool hb_marked, hb_fresh, silent;
     uint64_t rtt_ns, rttvar_ns; /* the network's, as the transport measures it */
+    bool lags; /* its round trips take far longer than another path's: no frames if it can be helped
+                */
     bool stalled; /* bulk bytes are not acknowledged by the peer's kernel, control bytes are */
     uint64_t replayed, tx_bytes, rx_bytes;
     char verdict[64]; /* why it is down, once that is known (engine/locate) */

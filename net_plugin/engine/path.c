@@ -334,7 +334,8 @@ static bool fit(const struct r2_path *path)
     return !path->testing && path->health.state != R2_HEALTH_DRAINED;
 }
 
-/* Frames are few, so a limited weight does not matter to them, but warm spares come last. */
+/* Frames are few, so a limited weight does not matter to them, but warm spares come last. What does
+ * matter is a queue on the way: a message waits for its clear-to-send and its acknowledgement. */
 static bool better(const struct r2_path *a, const struct r2_path *b)
 {
     if (!b)
@@ -343,6 +344,8 @@ static bool better(const struct r2_path *a, const struct r2_path *b)
         return a->hb_unanswered == 0;
     if (fit(a) != fit(b))
         return fit(a);
+    if (a->lags != b->lags)
+        return b->lags;
     return a->share.weight && !b->share.weight;
 }
 
@@ -355,7 +358,7 @@ struct r2_path *r2_path_for_ctrl(struct r2_peer *p, int home, int remote_home)
 
         if (path->state != R2_PATH_UP || !path->ctrl_ready)
             continue;
-        if (path->hb_unanswered == 0 && path->share.weight && fit(path) &&
+        if (path->hb_unanswered == 0 && path->share.weight && fit(path) && !path->lags &&
             (home < 0 || path->lnic == home) && (remote_home < 0 || path->rnic == remote_home))
             return path;
         if (better(path, best))

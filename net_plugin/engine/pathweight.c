@@ -6,6 +6,7 @@
 #include "engine/internal.h"
 
 #define AGE_NS (250 * R2_NS_PER_MS)
+#define LAG_NS (1 * R2_NS_PER_MS) /* beside twice the quickest path's round trip */
 
 bool r2_path_carries(const struct r2_path *path)
 {
@@ -27,6 +28,26 @@ static uint32_t weight_of(const struct r2_path *path, uint64_t now)
     return r2_weight_of(nic, ramp < nic_ramp ? ramp : nic_ramp, path->grey);
 }
 
+/* A path whose round trips take far longer than the quickest one's has a queue on its way, or loses
+ * packets; frames that messages wait for take another. Seen at both ends: a receiver judges no
+ * path by its speed. */
+static void find_laggards(struct r2_peer *p)
+{
+    uint64_t least = UINT64_MAX;
+
+    for (int i = 0; i < p->n_paths; i++) {
+        const struct r2_path *path = p->paths[i];
+
+        if (r2_path_carries(path) && path->rtt_ns && path->rtt_ns < least)
+            least = path->rtt_ns;
+    }
+    for (int i = 0; i < p->n_paths; i++) {
+        struct r2_path *path = p->paths[i];
+
+        path->lags = path->rtt_ns && least != UINT64_MAX && path->rtt_ns > 2 * least + LAG_NS;
+    }
+}
+
 /* Paths whose heartbeat is overdue do not count, so that nobody's share is held up by them. */
 void r2_peer_weigh(struct r2_peer *p)
 {
@@ -46,6 +67,7 @@ void r2_peer_weigh(struct r2_peer *p)
             break;
     }
     r2_share_end(&p->shares, was_limited);
+    find_laggards(p);
     if (now - p->shares_aged > AGE_NS) {
         p->shares_aged = now;
         r2_share_age(&p->shares);

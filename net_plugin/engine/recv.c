@@ -70,7 +70,7 @@ void r2_recv_out_acks(struct r2_peer *p)
 
         r2_list_del(&c->acks);
         /* The path that brought the bytes is alive, or was a moment ago. */
-        if (!path || path->state != R2_PATH_UP || !path->ctrl_ready)
+        if (!path || path->state != R2_PATH_UP || !path->ctrl_ready || path->lags)
             path = ctrl_path(c);
         if (path)
             out_ack(c, path);

@@ -39,6 +39,7 @@ struct r2_ep {
     atomic_bool silent;                  /* health: nothing answers */
     atomic_bool connected;               /* health of a probe: the host's kernel did */
     atomic_int health_ms;                /* health() takes so long */
+    atomic_int rtt_us;                   /* health: round trip of the network */
     atomic_int kicks, detached, waiting; /* waiting: threads in shut() */
     atomic_bool is_shut;
 
