@@ -13,6 +13,7 @@ have backward passes whose sums depend on the order of the threads.
 from __future__ import annotations
 
 import argparse
+import datetime
 import hashlib
 import importlib
 import json
@@ -62,10 +63,24 @@ def make_model(opts: argparse.Namespace) -> Any:
 
 def weights_digest(model: Any) -> str:
     digest = hashlib.sha256()
-    for name, value in sorted(model.state_dict().items()):
+    for name, value in sorted(model.named_parameters()):
         digest.update(name.encode())
         digest.update(value.detach().cpu().contiguous().numpy().tobytes())
     return digest.hexdigest()
+
+
+def wrap(model: Any, opts: argparse.Namespace, device: Any) -> Any:
+    """DDP (AllReduce), or FSDP (AllGather and ReduceScatter) with one unit per block."""
+    if opts.parallel == "ddp":
+        return nn.parallel.DistributedDataParallel(
+            model, device_ids=[device.index] if device else None, bucket_cap_mb=opts.bucket_mb
+        )
+    fsdp = importlib.import_module("torch.distributed.fsdp")
+    policy = importlib.import_module("torch.distributed.fsdp.wrap").ModuleWrapPolicy
+    blocks = {type(part) for part in model if isinstance(part, nn.Module) and len(list(
+        part.children())) > 1}
+    return fsdp.FullyShardedDataParallel(model, device_id=device, use_orig_params=True,
+                                         auto_wrap_policy=policy(blocks))
 
 
 def emit(**values: Any) -> None:
@@ -79,9 +94,7 @@ def train(opts: argparse.Namespace) -> None:
     device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if cuda else torch.device("cpu")
     model = make_model(opts).to(device)
     size = sum(p.numel() * p.element_size() for p in model.parameters())
-    ddp = nn.parallel.DistributedDataParallel(
-        model, device_ids=[device.index] if cuda else None, bucket_cap_mb=opts.bucket_mb
-    )
+    ddp = wrap(model, opts, device if cuda else None)
     optim = torch.optim.SGD(ddp.parameters(), lr=1e-2, momentum=0.9)
     losses = hashlib.sha256()
     if rank == 0:
@@ -89,6 +102,8 @@ def train(opts: argparse.Namespace) -> None:
              nccl=list(torch.cuda.nccl.version()) if cuda else None)
     began = time.monotonic()
     for step in range(opts.steps):
+        if step == opts.stall and rank == world - 1:
+            time.sleep(3600)
         gen = torch.Generator().manual_seed(opts.seed * 1_000_003 + step * world + rank)
         x = torch.randn(opts.batch, opts.tokens, opts.dim, generator=gen).to(device)
         target = torch.roll(x, 1, dims=1)
@@ -119,6 +134,9 @@ def parse_args() -> argparse.Namespace:
     p.add_argument("--tokens", type=int, default=64)
     p.add_argument("--bucket-mb", type=int, default=16)
     p.add_argument("--seed", type=int, default=1)
+    p.add_argument("--parallel", choices=("ddp", "fsdp"), default="ddp")
+    p.add_argument("--stall", type=int, default=-1, help="the last rank stops at this step")
+    p.add_argument("--limit", type=float, default=600, help="seconds an operation may take")
     p.add_argument("--backend", choices=("nccl", "gloo"), default="nccl")
     return p.parse_args()
 
@@ -129,7 +147,8 @@ def main() -> int:
     if opts.backend == "nccl":
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
         torch.backends.cudnn.benchmark = False
-    torch.distributed.init_process_group(opts.backend)
+    torch.distributed.init_process_group(
+        opts.backend, timeout=datetime.timedelta(seconds=opts.limit))
     train(opts)
     torch.distributed.destroy_process_group()
     return 0

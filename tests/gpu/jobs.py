@@ -176,6 +176,10 @@ class Job:
         return [p.pid for p in self._procs]
 
     @property
+    def procs(self) -> list[subprocess.Popen[bytes]]:
+        return list(self._procs)
+
+    @property
     def lines(self) -> list[Line]:
         return list(self._lines)
 

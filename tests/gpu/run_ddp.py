@@ -3,6 +3,8 @@
 
     run_ddp.py exact --nics 2 --scenarios one,row,replay,silent   # through failures, bit-identical
     run_ddp.py kill                                               # others get an error in seconds
+    run_ddp.py stall --train stall=30 --train limit=10            # the watchdog ends the others
+    run_ddp.py exact --program ctypes_app.py --variants dlopen    # NCCL by dlopen, as vLLM has it
     run_ddp.py hang --variants sockets --watch 60                 # the baseline under the same
 
 `exact` runs the loop twice without failures first; only when these agree does a comparison say
@@ -26,9 +28,13 @@ import transports
 from beds import LabError, lab_bed
 from faults import SCENARIOS, Event, FaultError, FaultThread, parse_schedule, scenario
 from jobs import Bed, Ended, Job, Shape, gpu_count, largest_gap, shape_for
-from run_nccl_tests import end_on_term, journals, say, words
+from journal_watch import JournalWatch
+from run_nccl_tests import end_on_term, say, words
 
-TRAIN = Path(__file__).resolve().with_name("ddp_train.py")
+HERE = Path(__file__).resolve().parent
+# One torchrun per rank, each a node of its own: it starts one worker, and gives it the variables.
+TORCHRUN = ('exec "$0" -m torch.distributed.run --nnodes="$WORLD_SIZE" --node-rank="$RANK" '
+            '--nproc-per-node=1 --master-addr="$MASTER_ADDR" --master-port="$MASTER_PORT" "$@"')
 
 
 @dataclass
@@ -41,6 +47,8 @@ class Setup:
     timeout: float
     train_args: list[str]
     extra_env: dict[str, str]
+    program: Path = HERE / "ddp_train.py"
+    torchrun: bool = False
 
     def job(self, variant: transports.Variant, steps: int,
             on_line: Callable[[float, str], None] | None = None) -> Job:
@@ -50,8 +58,9 @@ class Setup:
             env.setdefault("NCCL_DEBUG", "WARN")
         else:
             env["GLOO_SOCKET_IFNAME"] = self.bed.oob
-        argv = [self.python, str(TRAIN), "--steps", str(steps), "--backend", self.backend,
+        argv = [str(self.program), "--steps", str(steps), "--backend", self.backend,
                 *self.train_args]
+        argv = ["sh", "-c", TORCHRUN, self.python, *argv] if self.torchrun else [self.python, *argv]
         return Job(self.bed, self.shape, argv, env | self.extra_env, on_line)
 
 
@@ -126,12 +135,14 @@ def one_run(setup: Setup, variant: transports.Variant, label: str,
             thread.progress(step / setup.steps)
 
     job = setup.job(variant, setup.steps, on_line)
-    thread.start()
-    job.start()
-    try:
-        ended = job.wait(setup.timeout)
-    finally:
-        complete = thread.stop()
+    ours = bool(events) and variant.base in transports.OURS and setup.backend == "nccl"
+    with JournalWatch(ours) as watch:
+        thread.start()
+        job.start()
+        try:
+            ended = job.wait(setup.timeout)
+        finally:
+            complete = thread.stop()
     curve = read_curve(ended)
     steps = [(t, x) for t, x in ended.lines if step_of(x) is not None]
     gaps = [round(largest_gap(steps, d.began, d.began + 1.0) * 1000, 1) for d in thread.done]
@@ -141,8 +152,8 @@ def one_run(setup: Setup, variant: transports.Variant, label: str,
         "events": [d.to_json(ended.started) for d in thread.done], "events_complete": complete,
         "step_gap_ms": gaps, "train_s": curve.seconds, **ended.summary(),
     }
-    if events and variant.base in transports.OURS and setup.backend == "nccl":
-        result["journal"] = journals(ended.pids)
+    if ours:
+        result["journal"] = watch.of(None if setup.torchrun else ended.pids)
     say(f"ddp {label}: {'ok' if good else 'FAILED'} {len(curve.losses)}/{setup.steps} steps, "
         f"codes {ended.codes}, events {len(thread.done)}/{len(events)}, gaps_ms {gaps}, "
         f"train {curve.seconds} s, in {ended.wall_s:.1f} s")
@@ -215,6 +226,30 @@ def kill(setup: Setup, opts: argparse.Namespace) -> dict[str, Any]:
     return {"ok": all(r["ok"] for r in runs), "runs": runs}
 
 
+def stall(setup: Setup, opts: argparse.Namespace) -> dict[str, Any]:
+    """The last rank stops calling NCCL: PyTorch's watchdog must abort the others' communicators and
+    end them, as it does without R2CCL. Give --train limit=SECONDS, the process group's time-out."""
+    runs = []
+    for name in opts.variants:
+        job = setup.job(transports.parse_variant(name), 10**6)
+        job.start()
+        ready = wait_for_steps(job, 20, setup.timeout)
+        began = time.monotonic()
+
+        def others(job: Job = job) -> bool:
+            return all(proc.poll() is not None for proc in job.procs[:-1])
+
+        ended = job.wait(opts.watch, others)
+        took = [None if t is None else round(t - began, 1) for t in ended.ended_at[:-1]]
+        good = ready and all(code not in (None, 0) for code in ended.codes[:-1])
+        runs.append({"variant": name, "ok": good, "others_ended_after_s": took, **ended.summary()})
+        say(f"ddp stall {name}: {'ok' if good else 'FAILED'}: the other ranks ended after {took} s "
+            f"with codes {ended.codes[:-1]}")
+        if not good:
+            say(ended.tail())
+    return {"ok": all(r["ok"] for r in runs), "runs": runs}
+
+
 def hang(setup: Setup, opts: argparse.Namespace) -> dict[str, Any]:
     """Takes one NIC away from a transport without failover and watches what happens."""
     runs = []
@@ -244,7 +279,7 @@ def hang(setup: Setup, opts: argparse.Namespace) -> dict[str, Any]:
 
 
 COMMANDS: dict[str, Callable[[Setup, argparse.Namespace], dict[str, Any]]] = {
-    "exact": exact, "kill": kill, "hang": hang,
+    "exact": exact, "kill": kill, "hang": hang, "stall": stall,
 }
 
 
@@ -263,14 +298,17 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--steps", type=int, default=200)
     p.add_argument("--timeout", type=float, default=120.0, help="seconds for one run")
     p.add_argument("--within", type=float, default=5.0, help="kill: seconds for the others")
-    p.add_argument("--watch", type=float, default=60.0, help="hang: seconds to watch")
+    p.add_argument("--watch", type=float, default=60.0, help="hang, stall: seconds to watch")
     p.add_argument("--backend", choices=("nccl", "gloo"), default="nccl",
                    help="gloo on CPUs only tries the scripts themselves")
     p.add_argument("--python", default=os.environ.get("GPU_PYTHON", sys.executable),
                    help="the interpreter that has PyTorch")
+    p.add_argument("--program", choices=("ddp_train.py", "ctypes_app.py"), default="ddp_train.py")
+    p.add_argument("--torchrun", action="store_true",
+                   help="start each rank by a torchrun of its own (one rank per node)")
     p.add_argument("--env", action="append", default=[], metavar="KEY=VALUE")
     p.add_argument("--train", action="append", default=[], metavar="OPTION=VALUE",
-                   help="an option of ddp_train.py, such as layers=2")
+                   help="an option of the program, such as layers=2")
     p.add_argument("--json", default=None, metavar="FILE")
     return p
 
@@ -296,7 +334,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         with lab_bed(opts.nodes, opts.nics, opts.lab_variant) as bed:
             setup = Setup(bed, shape_for(opts.nodes, per_node, gpus), opts.python, opts.backend,
                           opts.steps, opts.timeout, train_args(opts.train),
-                          dict(pair.split("=", 1) for pair in opts.env))
+                          dict(pair.split("=", 1) for pair in opts.env),
+                          HERE / opts.program, opts.torchrun)
             result = COMMANDS[opts.command](setup, opts)
     except (FaultError, transports.TransportError, LabError, ValueError) as err:
         print(f"run_ddp: {err}", file=sys.stderr)

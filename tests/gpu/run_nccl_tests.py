@@ -20,7 +20,6 @@ import json
 import shlex
 import signal
 import statistics
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -33,6 +32,7 @@ import transports
 from beds import LabError, lab_bed
 from faults import SCENARIOS, FaultError, FaultThread, parse_schedule, scenario
 from jobs import Bed, Ended, Job, Shape, gpu_count, largest_gap, shape_for
+from journal_watch import JournalWatch
 
 OPS = ("all_reduce", "all_gather", "reduce_scatter", "alltoall", "sendrecv", "broadcast")
 LATENCY_LIMIT = 1 << 20
@@ -81,7 +81,7 @@ def bench(setup: Setup, opts: argparse.Namespace) -> dict[str, Any]:
     """Interleaved: every repetition runs all variants once before the next begins."""
     variants = [transports.parse_variant(v) for v in opts.variants]
     args = ["-b", opts.min, "-e", opts.max, "-f", str(opts.factor), "-n", str(opts.iters),
-            "-w", str(opts.warmup), "-c", str(opts.check)]
+            "-w", str(opts.warmup), "-c", str(opts.check), *shlex.split(opts.test_args)]
     runs: list[dict[str, Any]] = []
     for rep in range(opts.reps):
         for op in opts.ops:
@@ -181,21 +181,6 @@ def format_table(table: Sequence[dict[str, Any]]) -> list[str]:
     return lines
 
 
-def journals(pids: Sequence[int]) -> list[Any]:
-    """The journal of each rank's process, dead or alive, as r2ccl-ctl prints it."""
-    out: list[Any] = []
-    for pid in pids:
-        argv = [sys.executable, "-m", "r2ccl_ctl.cli.main", "journal", "--pid", str(pid), "--json"]
-        try:
-            done = subprocess.run(argv, cwd=transports.ROOT, capture_output=True, text=True,
-                                  timeout=20, check=False)
-            out.append(json.loads(done.stdout) if done.returncode == 0 else
-                       {"pid": pid, "error": done.stderr.strip()[-300:]})
-        except (OSError, ValueError, subprocess.TimeoutExpired) as err:
-            out.append({"pid": pid, "error": str(err)[-300:]})
-    return out
-
-
 def fault_run(setup: Setup, opts: argparse.Namespace, op: str, proto: str,
               variant: transports.Variant, name: str) -> dict[str, Any]:
     """One job with NICs failing in its middle: every checked value right, every rank exits 0."""
@@ -211,14 +196,16 @@ def fault_run(setup: Setup, opts: argparse.Namespace, op: str, proto: str,
             thread.progress(seen / opts.cycles)
 
     args = ["-b", opts.size, "-e", opts.size, "-n", str(opts.iters), "-w", "1",
-            "-c", str(opts.check), "-N", str(opts.cycles)]
+            "-c", str(opts.check), "-N", str(opts.cycles), *shlex.split(opts.test_args)]
     job = setup.job(setup.program(op), variant, proto, args, on_line)
-    thread.start()
-    job.start()
-    try:
-        ended = job.wait(setup.timeout)
-    finally:
-        complete = thread.stop()
+    ours = variant.base in transports.OURS and not opts.no_journal
+    with JournalWatch(ours) as watch:
+        thread.start()
+        job.start()
+        try:
+            ended = job.wait(setup.timeout)
+        finally:
+            complete = thread.stop()
     out = nccl_output.parse_output(t for _, t in ended.lines)
     rows = [(t, x) for t, x in ended.lines if nccl_output.parse_row(x) is not None]
     exact = out.wrong == 0 and out.out_of_bounds == 0 and all(r.checked for r in out.rows)
@@ -232,8 +219,8 @@ def fault_run(setup: Setup, opts: argparse.Namespace, op: str, proto: str,
         "median_line_ms": round(median_gap(rows) * 1000, 2), "errors": out.errors,
         **ended.summary(),
     }
-    if variant.base in transports.OURS and not opts.no_journal:
-        result["journal"] = journals(ended.pids)
+    if ours:
+        result["journal"] = watch.of(ended.pids)
     say(f"faults {op} {proto} {variant.name} {name}: {'ok' if good else 'FAILED'} "
         f"wrong={out.wrong} rows={len(out.rows)}/{opts.cycles} codes={ended.codes} "
         f"events={len(thread.done)}/{len(events)} gaps_ms={gaps} in {ended.wall_s:.1f} s")
@@ -370,6 +357,8 @@ def parser() -> argparse.ArgumentParser:
     g = p.add_argument_group("bench and faults")
     g.add_argument("--iters", type=int, default=None, help="default 20; 1 with faults")
     g.add_argument("--check", type=int, default=None, help="checked rounds: 1; 10 with faults")
+    g.add_argument("--test-args", default="", metavar="'OPTION...'",
+                   help="further options of nccl-tests: '-g 2' GPUs per process, '-G 4' graphs")
     g = p.add_argument_group("faults and kill")
     g.add_argument("--size", default="32M")
     g.add_argument("--cycles", type=int, default=60, help="lines of results; the schedule's length")

@@ -44,6 +44,8 @@ VARIANTS = {
     for v in (
         Variant("r2ccl", "r2ccl"),
         Variant("preload", "preload"),
+        Variant("dlopen", "preload", {"R2CCL_DLSYM": "1"}),
+        Variant("plan", "preload", {"R2CCL_PLAN": "on", "R2CCL_PLAN_HOLD": "1s"}),
         Variant("r2ccl-verify", "r2ccl", {"R2CCL_VERIFY": "1"}),
         Variant("sockets", "sockets"),
         Variant("sockets-4x2", "sockets", _socks(4, 2)),

@@ -1,0 +1,60 @@
+"""The journals of a job's processes, taken while it runs: one that ends in order leaves none."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import transports
+
+# `journal --follow` looks for new processes and new events several times a second.
+SETTLE_S = 0.5
+
+
+class JournalWatch:
+    """Follows all processes on this machine. Use as a context manager around the job."""
+
+    def __init__(self, wanted: bool = True) -> None:
+        self._wanted = wanted
+        self._proc: subprocess.Popen[str] | None = None
+        self._reader: threading.Thread | None = None
+        self._events: list[dict[str, Any]] = []
+
+    def __enter__(self) -> JournalWatch:
+        if self._wanted:
+            argv = [sys.executable, "-m", "r2ccl_ctl.cli.main", "journal", "--follow", "--json"]
+            self._proc = subprocess.Popen(argv, cwd=transports.ROOT, text=True, bufsize=1,
+                                          stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+            self._reader = threading.Thread(target=self._read, daemon=True)
+            self._reader.start()
+        return self
+
+    def _read(self) -> None:
+        if self._proc is None or self._proc.stdout is None:
+            return
+        for line in self._proc.stdout:
+            try:
+                self._events.append(json.loads(line))
+            except ValueError:
+                continue
+
+    def __exit__(self, *exc: object) -> None:
+        if self._proc is None or self._reader is None:
+            return
+        time.sleep(SETTLE_S)
+        self._proc.terminate()
+        try:
+            self._proc.wait(timeout=10)
+        except subprocess.TimeoutExpired:
+            self._proc.kill()
+            self._proc.wait(timeout=10)
+        self._reader.join(timeout=10)
+
+    def of(self, pids: Sequence[int] | None) -> list[dict[str, Any]]:
+        """The events of those processes (None: of all) as they were read. Call after the block."""
+        return [event for event in self._events if pids is None or event.get("pid") in pids]
