@@ -196,7 +196,7 @@ static void open_control(uint64_t comm)
 static int start_locked(void)
 {
     int threads = r2_settings_io_threads(r2_eng.set, r2_eng.n_nics);
-    int rc = r2_io_start(threads, r2_eng.set->cpus, (int)(r2_eng.set->spin_ns / 1000));
+    int rc = r2_io_start(threads, r2_eng.set->cpus, r2_eng.set->spin_ns);
 
     if (rc) {
         R2_WARN("cannot start I/O threads: %s", strerror(-rc));

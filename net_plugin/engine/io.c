@@ -21,6 +21,9 @@
 #define MAX_THREADS 64
 #define BATCH 64
 #define MAX_TRACKED 65536
+#define MANY_THREADS 4 /* with fewer, the cores are few: polling takes them from the application   \
+                        */
+#define SPIN_FEW_NS (50 * R2_NS_PER_US)
 
 struct r2_io {
     int index;
@@ -36,6 +39,7 @@ struct r2_io {
      * other's store and no wake-up is lost. */
     atomic_bool sleeping;
     atomic_bool pending;
+    atomic_bool busy; /* runs something; a hint, of no order with anything */
 };
 
 static struct r2_io threads[MAX_THREADS];
@@ -75,6 +79,11 @@ struct r2_io *r2_io_pick(void)
 bool r2_io_awake(struct r2_io *io)
 {
     return !atomic_load_explicit(&io->sleeping, memory_order_relaxed);
+}
+
+bool r2_io_polls(struct r2_io *io)
+{
+    return r2_io_awake(io) && !atomic_load_explicit(&io->busy, memory_order_relaxed);
 }
 
 bool r2_io_all_awake(void)
@@ -167,6 +176,12 @@ void r2_timer_sooner(struct r2_timer *t, uint64_t deadline)
     timer_store(t, deadline, true);
 }
 
+static void set_busy(struct r2_io *io, bool busy)
+{
+    if (atomic_load_explicit(&io->busy, memory_order_relaxed) != busy)
+        atomic_store_explicit(&io->busy, busy, memory_order_relaxed);
+}
+
 static bool run_tasks(struct r2_io *io)
 {
     bool any = false;
@@ -188,6 +203,7 @@ static bool run_tasks(struct r2_io *io)
         r2_list_del(&t->node);
         t->queued = false;
         pthread_mutex_unlock(&io->lock);
+        set_busy(io, true);
         t->run(t);
         any = true;
         pthread_mutex_lock(&io->lock);
@@ -268,6 +284,7 @@ static bool run_events(struct r2_io *io, int timeout)
             (void)got; /* the counter only wakes */
             continue;
         }
+        set_busy(io, true);
         f->ready(f, ev[i].events);
         any = true;
     }
@@ -290,6 +307,7 @@ static void *io_main(void *arg)
             busy_until = r2_now_ns() + spin_ns;
             continue;
         }
+        set_busy(io, false);
         if (spin_ns && r2_now_ns() < busy_until)
             continue;
         atomic_store(&io->sleeping, true);
@@ -376,7 +394,7 @@ static int start_thread(struct r2_io *io, int index, const cpu_set_t *cpus)
     return 0;
 }
 
-int r2_io_start(int count, const char *cpus, int spin_us)
+int r2_io_start(int count, const char *cpus, uint64_t spin)
 {
     cpu_set_t set;
     int cores = allowed_cores(&set), rc;
@@ -392,7 +410,7 @@ int r2_io_start(int count, const char *cpus, int spin_us)
         count = 1;
     if (count > MAX_THREADS)
         count = MAX_THREADS;
-    spin_ns = (uint64_t)spin_us * 1000;
+    spin_ns = count < MANY_THREADS && spin > SPIN_FEW_NS ? SPIN_FEW_NS : spin;
     n_threads = count;
     for (int i = 0; i < count; i++) {
         rc = start_thread(&threads[i], i, &set);

@@ -2,7 +2,7 @@
  *
  * Every descriptor, task and timer belongs to one thread, whose callbacks run one after another.
  * Callbacks of different threads run concurrently. Threads start with the first r2_io_start and
- * sleep when there is nothing to do; they spin for at most R2CCL_SPIN microseconds after activity.
+ * sleep when there is nothing to do; they poll for at most R2CCL_SPIN after activity.
  */
 #ifndef R2_ENGINE_IO_H
 #define R2_ENGINE_IO_H
@@ -37,14 +37,17 @@ struct r2_timer {
     void (*fire)(struct r2_timer *t, uint64_t now);
 };
 
-/* Starts the threads (once per process; `count` 0 = by the allowed cores). 0 or -errno. */
-int r2_io_start(int count, const char *cpus, int spin_us);
+/* Starts the threads (once per process; `count` 0 = by the allowed cores). `spin`: ns that a thread
+ * polls after activity; fewer than four threads poll at most 50 us. 0 or -errno. */
+int r2_io_start(int count, const char *cpus, uint64_t spin);
 int r2_io_count(void);
 /* Owner for something new, in turn. */
 struct r2_io *r2_io_pick(void);
 struct r2_io *r2_io_at(int index);
 /* The thread is running or spinning: it sees a task within a microsecond or so. A hint. */
 bool r2_io_awake(struct r2_io *io);
+/* ... and at once: it is awake and has nothing to do. A hint. */
+bool r2_io_polls(struct r2_io *io);
 /* All threads are. A hint. */
 bool r2_io_all_awake(void);
 

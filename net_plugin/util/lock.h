@@ -5,14 +5,16 @@
 
 #include <pthread.h>
 
+#ifndef __USE_GNU
+#error "the kind of mutex is an extension: define _GNU_SOURCE before the first include"
+#endif
+
 static inline void r2_lock_init(pthread_mutex_t *m)
 {
     pthread_mutexattr_t attr;
 
     pthread_mutexattr_init(&attr);
-#ifdef __USE_GNU
     pthread_mutexattr_settype(&attr, PTHREAD_MUTEX_ADAPTIVE_NP);
-#endif
     pthread_mutex_init(m, &attr);
     pthread_mutexattr_destroy(&attr);
 }

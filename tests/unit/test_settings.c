@@ -48,7 +48,7 @@ static void test_defaults(void)
     CHECK_STR(s.nics, "");
     CHECK_EQ(s.eager, 8192);
     CHECK_EQ(s.chunk, 512 * 1024);
-    CHECK_EQ(s.spin_ns, 50000);
+    CHECK_EQ(s.spin_ns, 200000);
     CHECK_EQ(s.heartbeat_ns, 100000000);
     CHECK_EQ(s.heartbeat_idle_ns, 1000000000);
     CHECK_EQ(s.heartbeat_misses, 3);

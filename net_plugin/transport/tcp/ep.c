@@ -268,16 +268,18 @@ static int tcp_connect(const struct r2_ep_params *params, struct r2_ep **out)
     return 0;
 }
 
+/* A lane is given one chunk at a time: whoever kicks it takes `tx_idle`, and the lane sets it again
+ * before it asks for work (r2_lane_tx_bulk). Lanes of threads that poll come first, then the
+ * lowest: little traffic keeps a few threads awake on both sides instead of waking all in turn. */
 static void tcp_kick(struct r2_ep *ep, unsigned chunks)
 {
-    int n = ep->n_lanes;
-    unsigned start = atomic_fetch_add(&ep->next_kick, 1);
+    for (int pass = 0; pass < 2; pass++) {
+        for (int i = 1; i <= ep->n_lanes && chunks; i++) {
+            struct r2_lane *lane = r2_ep_lane(ep, i);
 
-    for (int i = 0; i < n && chunks; i++) {
-        struct r2_lane *lane = r2_ep_lane(ep, 1 + (int)((start + (unsigned)i) % (unsigned)n));
-
-        /* tx_idle is set before the lane asks for its last chunk: see r2_lane_tx_bulk. */
-        if (lane && atomic_load(&lane->open) && atomic_load(&lane->tx_idle)) {
+            if (!lane || !atomic_load(&lane->open) || (pass == 0 && !r2_io_polls(lane->io.io)) ||
+                !atomic_exchange(&lane->tx_idle, false))
+                continue;
             r2_lane_kick(lane);
             chunks--;
         }
@@ -286,11 +288,10 @@ static void tcp_kick(struct r2_ep *ep, unsigned chunks)
 
 static bool tcp_push(struct r2_ep *ep)
 {
-    int n = ep->n_lanes, rc;
-    unsigned start = atomic_fetch_add(&ep->next_kick, 1);
+    int rc;
 
-    for (int i = 0; i < n; i++) {
-        struct r2_lane *lane = r2_ep_lane(ep, 1 + (int)((start + (unsigned)i) % (unsigned)n));
+    for (int i = 1; i <= ep->n_lanes; i++) {
+        struct r2_lane *lane = r2_ep_lane(ep, i);
 
         if (!lane || !atomic_load(&lane->open) || !atomic_load(&lane->tx_idle) ||
             pthread_mutex_trylock(&lane->tx_lock))

@@ -57,7 +57,9 @@ struct r2_lane {
 
     pthread_mutex_t tx_lock;
     /* bulk */
-    atomic_bool tx_idle; /* set before next_chunk is asked, so that a kick is never lost */
+    /* Nobody has kicked it since it asked for work; set before next_chunk is asked, so that a kick
+     * is never lost: who takes it kicks. */
+    atomic_bool tx_idle;
     bool tx_active;
     bool tx_released; /* the chunk's memory is no longer read (sent, or copied to tx_priv) */
     struct r2_bulk tx_chunk;
@@ -100,7 +102,6 @@ struct r2_ep {
     struct r2_lane *lanes[R2_TCP_MAX_LANES];
     int n_lanes; /* planned bulk lanes */
     atomic_int open_lanes;
-    atomic_uint next_kick;
     atomic_ulong marked; /* control bytes handed over at the last mark */
     atomic_bool refused, other_process;
     atomic_bool connected; /* lane 0: the host's kernel took the connection */

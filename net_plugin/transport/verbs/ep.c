@@ -1,4 +1,5 @@
 /* Endpoints: made, driven, let go of; and the transport's table. */
+#define _GNU_SOURCE
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
