@@ -21,8 +21,9 @@
 #define MAX_THREADS 64
 #define BATCH 64
 #define MAX_TRACKED 65536
-#define MANY_THREADS 4 /* with fewer, the cores are few: polling takes them from the application   \
-                        */
+#define MANY_THREADS                                                                               \
+    4 /* with fewer, the cores are few: polling takes them from the application                    \
+       */
 #define SPIN_FEW_NS (50 * R2_NS_PER_US)
 
 struct r2_io {
