@@ -27,7 +27,7 @@ class JournalWatch:
 
     def __enter__(self) -> JournalWatch:
         if self._wanted:
-            argv = [sys.executable, "-m", "r2ccl_ctl.cli.main", "journal", "--follow", "--json"]
+            argv = [sys.executable, "-m", "r2ccl_ctl", "journal", "--follow", "--json"]
             self._proc = subprocess.Popen(argv, cwd=transports.ROOT, text=True, bufsize=1,
                                           stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
             self._reader = threading.Thread(target=self._read, daemon=True)
