@@ -52,7 +52,7 @@ static uint64_t quiet_from(struct r2_path *path)
     return path->hb_quiet_from;
 }
 
-int r2_path_hb_look(struct r2_path *path, uint64_t interval, uint64_t now)
+static struct r2_hb_watch watch_of(struct r2_path *path, uint64_t interval, uint64_t now)
 {
     uint64_t from = path->peer->out ? quiet_from(path) : 0;
     struct r2_hb_watch w = {
@@ -69,7 +69,32 @@ int r2_path_hb_look(struct r2_path *path, uint64_t interval, uint64_t now)
     /* With so many paths that heartbeats are limited in number there are none to spare. */
     if (interval <= r2_eng.set->heartbeat_ns && from && now > from)
         w.quiet = now - from;
+    return w;
+}
+
+int r2_path_hb_look(struct r2_path *path, uint64_t interval, uint64_t now)
+{
+    struct r2_hb_watch w = watch_of(path, interval, now);
+
     return path->hb_marked ? (int)r2_hb_look(&w) : R2_HB_DUE;
+}
+
+uint64_t r2_peer_hb_next(struct r2_peer *p, uint64_t now)
+{
+    uint64_t soonest = UINT64_MAX;
+
+    for (int i = 0; i < p->n_paths; i++) {
+        struct r2_path *path = p->paths[i];
+        struct r2_hb_watch w;
+        uint64_t next;
+
+        if (path->state != R2_PATH_UP || !path->hb_marked)
+            continue;
+        w = watch_of(path, p->hb_interval, now);
+        next = r2_hb_next(&w);
+        soonest = next < soonest ? next : soonest;
+    }
+    return soonest;
 }
 
 /* Bulk bytes that stall while the control lane answers get twice the time: TCP's second

@@ -446,6 +446,8 @@ void r2_peer_hb_forget(struct r2_peer *p);
 bool r2_path_hb_late(const struct r2_path *path);
 /* enum r2_hb_look of engine/health/heartbeat.h */
 int r2_path_hb_look(struct r2_path *path, uint64_t interval, uint64_t now);
+/* ns until a look that cannot wait for the next tick (r2_hb_next), of all its paths. */
+uint64_t r2_peer_hb_next(struct r2_peer *p, uint64_t now);
 /* Looks at the paths whose turn it is. Lets go of the lock meanwhile. `judge`: the observer was
  * awake, so an answer that is missing counts. */
 void r2_peer_beat(struct r2_peer *p, uint64_t now, uint64_t interval, bool judge);

@@ -499,6 +499,15 @@ static void publish(struct r2_peer *p)
     }
 }
 
+/* A verdict about silence does not wait for the tick. */
+static uint64_t next_tick(struct r2_peer *p, uint64_t now, bool busy)
+{
+    uint64_t tick = busy || p->n_up == 0 ? R2_TICK_NS : 4 * R2_TICK_NS;
+    uint64_t next = r2_peer_hb_next(p, now);
+
+    return next > tick ? tick : next < R2_NS_PER_MS ? R2_NS_PER_MS : next;
+}
+
 void r2_peer_timer(struct r2_timer *t, uint64_t now)
 {
     struct r2_peer *p = R2_CONTAINER_OF(t, struct r2_peer, timer);
@@ -524,7 +533,7 @@ void r2_peer_timer(struct r2_timer *t, uint64_t now)
     }
     r2_peer_weigh(p);
     publish(p);
-    r2_timer_set(&p->timer, now + (busy || p->n_up == 0 ? R2_TICK_NS : 4 * R2_TICK_NS));
+    r2_timer_set(&p->timer, now + next_tick(p, now, busy));
     r2_peer_unlock(p); /* flushes the heartbeats */
     r2_peer_lock(p);
     mark_all(p);

@@ -28,15 +28,15 @@ static void test_misses(void)
     }
 }
 
-/* A path goes dead at time 0, at every phase of its heartbeats, while bytes are out and the timer
- * ticks every 25 ms. When is that known? */
+/* A path goes dead at time 0, at every phase of its heartbeats, while bytes are out. The timer
+ * ticks every 25 ms, or when r2_hb_next says. When is that known? */
 static void dead_path(uint64_t phase, bool traffic, uint64_t *known, uint64_t *waited)
 {
     struct r2_hb_watch w = {.interval = 100 * MS, .misses = 3, .srtt = MS / 5, .var = MS / 10};
-    uint64_t base = 10 * SEC, looked = base - phase, sent = looked;
+    uint64_t base = 10 * SEC, looked = base - phase, sent = looked, next = 0;
     bool answered = true; /* the last one was, before */
 
-    for (uint64_t t = base + check_below(25 * MS);; t += 25 * MS) {
+    for (uint64_t t = base + check_below(25 * MS);; t += next < 25 * MS ? next : 25 * MS) {
         enum r2_hb_look look;
 
         w.look_age = t - looked;
@@ -44,9 +44,7 @@ static void dead_path(uint64_t phase, bool traffic, uint64_t *known, uint64_t *w
         w.quiet = traffic ? t - base + 1 : 0;
         look = r2_hb_look(&w);
         CHECK_LT(t, base + SEC);
-        if (look == R2_HB_NOT_YET)
-            continue;
-        if (answered) {
+        if (look != R2_HB_NOT_YET && answered) {
             w.asked = look == R2_HB_EARLY || w.asked;
             sent = looked = t;
             answered = false;
@@ -58,21 +56,97 @@ static void dead_path(uint64_t phase, bool traffic, uint64_t *known, uint64_t *w
                 return;
             }
         }
+        w.look_age = t - looked;
+        w.beat_age = t - sent;
+        next = r2_hb_next(&w);
+        CHECK(next > 0);
     }
 }
 
 static void test_dead_path(void)
 {
+    uint64_t sum = 0;
+
     for (uint64_t phase = 0; phase < 100 * MS; phase += MS) {
         uint64_t known, waited;
 
         dead_path(phase, true, &known, &waited);
-        CHECK_LE(known, 350 * MS);
+        CHECK_LE(known, 307 * MS);
+        CHECK_GE(known + 1, 275 * MS);
         CHECK_GE(waited, 250 * MS); /* as long as TCP needs to send a lost segment again */
-        CHECK(known >= 300 * MS || waited >= 300 * MS);
+        sum += known;
         dead_path(phase, false, &known, &waited);
         CHECK_GE(waited, 300 * MS);
         CHECK_LE(known, 425 * MS);
+    }
+    CHECK_LE(sum, 100 * 285 * MS);
+}
+
+/* A heartbeat that was sent before the silence began says nothing about it: its answer may have
+ * been lost with the bytes' own. */
+static void test_older_heartbeat(void)
+{
+    struct r2_hb_watch w = {.interval = 100 * MS,
+                            .misses = 3,
+                            .unanswered = 2,
+                            .beat_age = 280 * MS,
+                            .look_age = 80 * MS,
+                            .quiet = 280 * MS};
+
+    CHECK_EQ(r2_hb_look(&w), R2_HB_DUE);
+    CHECK_EQ(r2_hb_next(&w), 0);
+    w.quiet--;
+    CHECK_EQ(r2_hb_look(&w), R2_HB_NOT_YET);
+    CHECK_EQ(r2_hb_next(&w), 20 * MS);
+    w.look_age = 100 * MS;
+    CHECK_EQ(r2_hb_look(&w), R2_HB_DUE);
+    w.look_age = w.beat_age = 10 * MS; /* it was answered: nothing is urgent any more */
+    w.unanswered = 0;
+    w.asked = true;
+    CHECK_EQ(r2_hb_look(&w), R2_HB_NOT_YET);
+    CHECK(r2_hb_next(&w) == UINT64_MAX);
+}
+
+static struct r2_hb_watch later_by(struct r2_hb_watch w, uint64_t ns)
+{
+    w.beat_age += ns;
+    w.look_age += ns;
+    w.quiet += w.quiet ? ns : 0;
+    return w;
+}
+
+/* What it says is when something happens. Of an overdue path nothing happens before; the early
+ * question, which every pause of traffic would bring up, does not drive the timer. */
+static void test_next_is_when(void)
+{
+    for (int i = 0; i < 100000; i++) {
+        uint64_t interval = (5 + check_below(200)) * MS, next;
+        struct r2_hb_watch w = {
+            .interval = interval,
+            .misses = 1 + (int)check_below(5),
+            .unanswered = (int)check_below(5),
+            .beat_age = check_below(6 * interval),
+            .look_age = check_below(interval),
+            .quiet = check_below(2) ? 1 + check_below(6 * interval) : 0,
+            .asked = check_below(2),
+            .srtt = check_below(4) ? 0 : check_below(2 * interval),
+            .var = check_below(4) ? 0 : check_below(interval),
+        };
+        struct r2_hb_watch then;
+
+        next = r2_hb_next(&w);
+        if (next == UINT64_MAX) {
+            CHECK(!w.unanswered);
+            continue;
+        }
+        then = later_by(w, next);
+        CHECK_NE(r2_hb_look(&then), R2_HB_NOT_YET);
+        if (w.unanswered && next) {
+            then = later_by(w, check_below(next));
+            CHECK_EQ(r2_hb_look(&then), R2_HB_NOT_YET);
+        } else if (!w.unanswered) {
+            CHECK_GE(next, interval / R2_HB_EARLY_STEPS);
+        }
     }
 }
 
@@ -145,6 +219,8 @@ static void test_limit(void)
 static const struct check_test tests[] = {
     {"misses", test_misses},
     {"dead_path", test_dead_path},
+    {"older_heartbeat", test_older_heartbeat},
+    {"next_is_when", test_next_is_when},
     {"asks_once", test_asks_once},
     {"limit", test_limit},
     {0},

@@ -17,19 +17,52 @@ int r2_hb_misses(uint64_t interval, int misses, uint64_t srtt, uint64_t var)
     return want < (uint64_t)misses ? misses : want > (uint64_t)most ? most : (int)want;
 }
 
+static uint64_t until(uint64_t age, uint64_t due)
+{
+    return age < due ? due - age : 0;
+}
+
+static uint64_t later(uint64_t a, uint64_t b)
+{
+    return a > b ? a : b;
+}
+
+/* ns until an interval is over since the last look, or the last look of all is due. */
+static uint64_t until_due(const struct r2_hb_watch *w)
+{
+    uint64_t all = w->interval * (uint64_t)w->misses, next = until(w->look_age, w->interval), last;
+
+    if (!w->quiet || w->unanswered != w->misses - 1 || w->beat_age > w->quiet)
+        return next;
+    last = later(until(w->quiet, all - w->interval / 4), until(w->beat_age, all - w->interval / 2));
+    return last < next ? last : next;
+}
+
+/* ns until it may be asked early; UINT64_MAX: not for this reason. */
+static uint64_t until_early(const struct r2_hb_watch *w)
+{
+    uint64_t soon = w->interval / 4;
+
+    if (!w->quiet || w->asked || w->unanswered)
+        return UINT64_MAX;
+    if (w->var > w->interval || w->srtt > w->interval) /* a long way: regular ones must do */
+        return UINT64_MAX;
+    return later(until(w->quiet, later(soon, w->srtt + 4 * w->var)),
+                 until(w->beat_age, w->interval / 2));
+}
+
 enum r2_hb_look r2_hb_look(const struct r2_hb_watch *w)
 {
-    uint64_t all = w->interval * (uint64_t)w->misses, soon = w->interval / 4;
+    return !until_due(w) ? R2_HB_DUE : !until_early(w) ? R2_HB_EARLY : R2_HB_NOT_YET;
+}
 
-    if (w->look_age >= w->interval)
-        return R2_HB_DUE;
-    if (w->asked && w->unanswered == w->misses - 1 && w->quiet >= all &&
-        w->beat_age >= all - w->interval / 2)
-        return R2_HB_DUE;
-    if (w->asked || w->unanswered || w->quiet < soon || w->beat_age < w->interval / 2 ||
-        w->var > w->quiet / 4 || w->srtt > w->quiet - 4 * w->var)
-        return R2_HB_NOT_YET;
-    return R2_HB_EARLY;
+uint64_t r2_hb_next(const struct r2_hb_watch *w)
+{
+    uint64_t early = until_early(w);
+
+    if (w->unanswered)
+        return until_due(w);
+    return early == UINT64_MAX ? early : later(early, w->interval / R2_HB_EARLY_STEPS);
 }
 
 void r2_hb_intervals(const struct r2_hb_load *l, uint64_t *active_ns, uint64_t *idle_ns)

@@ -42,9 +42,16 @@ enum r2_hb_look {
                     before is unanswered does not count yet */
 };
 /* Whether to look at the path now. The last look, after which it is dead, is due an interval after
- * the one before it, or when nothing at all was heard for `misses` intervals and the heartbeat has
- * waited for all but half of one. */
+ * the one before it, or when nothing at all was heard for `misses` intervals less a quarter, and
+ * the heartbeat was sent in that time and has waited for all but half of one. */
 enum r2_hb_look r2_hb_look(const struct r2_hb_watch *w);
+
+/* ns until r2_hb_look has something to say if nothing comes meanwhile, where the observer's regular
+ * tick would be too late for the verdict: a look at a path that is overdue, or an early question
+ * (no sooner than a sixteenth of an interval). UINT64_MAX: the tick will do; so regular heartbeats
+ * of many paths go out together. */
+#define R2_HB_EARLY_STEPS 16
+uint64_t r2_hb_next(const struct r2_hb_watch *w);
 
 struct r2_hb_load {
     unsigned active, idle;       /* paths of the process that are up */
