@@ -67,7 +67,7 @@ static struct r2_hb_watch watch_of(struct r2_path *path, uint64_t interval, uint
     };
 
     /* With so many paths that heartbeats are limited in number there are none to spare. */
-    if (interval <= r2_eng.set->heartbeat_ns && from && now > from)
+    if (interval <= r2_eng.set->heartbeat_ns && from && now > from && !path->stalled)
         w.quiet = now - from;
     return w;
 }
@@ -88,8 +88,8 @@ uint64_t r2_peer_hb_next(struct r2_peer *p, uint64_t now)
         struct r2_hb_watch w;
         uint64_t next;
 
-        if (path->state != R2_PATH_UP || !path->hb_marked)
-            continue;
+        if (path->state != R2_PATH_UP || !path->hb_marked || path->stalled)
+            continue; /* stalled: the longer TCP has, the better */
         w = watch_of(path, p->hb_interval, now);
         next = r2_hb_next(&w);
         soonest = next < soonest ? next : soonest;
