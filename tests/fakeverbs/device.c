@@ -1,5 +1,6 @@
 #define _GNU_SOURCE
 #include <arpa/inet.h>
+#include <endian.h>
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -61,6 +62,53 @@ static void add_device(char *spec, int index)
         add_port(d, a);
     for (int i = 0; i <= FV_PORTS; i++)
         d->listener[i] = -1;
+    d->guid = htobe64(UINT64_C(0x0002c90300000000) + (uint64_t)index);
+    fv.n_dev++;
+}
+
+static void conns_vanish(struct fv_dev *dev)
+{
+    for (struct fv_conn *c = fv.conns; c; c = c->next) {
+        if (c->dev == dev)
+            fv_conn_drop(c);
+    }
+    for (int p = 1; p <= dev->n_ports; p++) {
+        if (dev->listener[p] >= 0)
+            close(dev->listener[p]);
+        dev->listener[p] = -1;
+    }
+}
+
+void fv_remove(struct fv_dev *d, bool quiet)
+{
+    d->removed = true;
+    if (!quiet) {
+        d->fatal = true;
+        fv_qps_vanish(d);
+        fv_mrs_vanish(d);
+        fv_async(d, IBV_EVENT_DEVICE_FATAL, 0, NULL);
+    }
+    conns_vanish(d);
+}
+
+void fv_restore(const struct fv_dev *old, const char *name)
+{
+    struct fv_dev *d = &fv.dev[fv.n_dev];
+
+    if (fv.n_dev == FV_DEVICES || !old->removed)
+        return;
+    memset(d, 0, sizeof(*d));
+    d->base = old->base;
+    snprintf(d->base.name, sizeof(d->base.name), "%.60s", name);
+    d->guid = old->guid;
+    d->n_ports = old->n_ports;
+    for (int p = 1; p <= d->n_ports; p++) {
+        d->port[p] = old->port[p];
+        d->port[p].up = true;
+        d->port[p].blackhole = false;
+    }
+    for (int i = 0; i <= FV_PORTS; i++)
+        d->listener[i] = -1;
     fv.n_dev++;
 }
 
@@ -114,15 +162,18 @@ int fv_bound(const char *name, int type)
 FV_EXPORT struct ibv_device **ibv_get_device_list(int *n)
 {
     struct ibv_device **out;
+    int there = 0;
 
     pthread_mutex_lock(&fv.lock);
     if (!fv.n_dev)
         find_devices();
     out = calloc((size_t)fv.n_dev + 1, sizeof(*out));
-    for (int i = 0; out && i < fv.n_dev; i++)
-        out[i] = &fv.dev[i].base;
+    for (int i = 0; out && i < fv.n_dev; i++) {
+        if (!fv.dev[i].removed)
+            out[there++] = &fv.dev[i].base;
+    }
     if (n)
-        *n = fv.n_dev;
+        *n = there;
     pthread_mutex_unlock(&fv.lock);
     return out;
 }
@@ -135,6 +186,11 @@ FV_EXPORT void ibv_free_device_list(struct ibv_device **list)
 FV_EXPORT const char *ibv_get_device_name(struct ibv_device *dev)
 {
     return dev->name;
+}
+
+FV_EXPORT __be64 ibv_get_device_guid(struct ibv_device *dev)
+{
+    return ((struct fv_dev *)(void *)dev)->guid;
 }
 
 int fv_post_send(struct ibv_qp *qp, struct ibv_send_wr *wr, struct ibv_send_wr **bad);
@@ -151,7 +207,8 @@ FV_EXPORT struct ibv_context *ibv_open_device(struct ibv_device *dev)
     if (!ctx)
         return NULL;
     pthread_mutex_lock(&fv.lock);
-    rc = fv_start();
+    fv_may_hang(d);
+    rc = d->removed ? -ENODEV : fv_start();
     for (int p = 1; p <= d->n_ports && rc == 0; p++)
         rc = fv_listen(d, p);
     ctx->device = dev;
@@ -201,6 +258,8 @@ FV_EXPORT int ibv_query_port(struct ibv_context *ctx, uint8_t port,
 
     if (port < 1 || port > d->n_ports)
         return EINVAL;
+    if (d->removed && d->fatal)
+        return EIO;
     memset(&attr, 0, sizeof(attr));
     pthread_mutex_lock(&fv.lock);
     attr.state = p->up && !d->fatal ? IBV_PORT_ACTIVE : IBV_PORT_DOWN;

@@ -19,7 +19,7 @@
 
 static bool quiet(const struct fv_dev *dev, uint8_t port)
 {
-    return dev->fatal || !dev->port[port].up || dev->port[port].blackhole;
+    return dev->fatal || dev->removed || !dev->port[port].up || dev->port[port].blackhole;
 }
 
 void fv_wake(void)

@@ -21,7 +21,7 @@
 #include <stdint.h>
 
 #define FV_EXPORT __attribute__((visibility("default")))
-#define FV_DEVICES 16
+#define FV_DEVICES 256 /* one that was removed and is back is another one */
 #define FV_PORTS 2
 #define FV_QPS 4096
 #define FV_MRS 65536
@@ -45,8 +45,10 @@ struct fv_dev {
     struct ibv_context *ctx; /* of the one open() */
     int listener[FV_PORTS + 1];
     bool fatal;
-    bool hang; /* commands do not come back until it is cleared */
-    int lose;  /* completions of requests whose id begins with that: the next one; 0: none */
+    bool removed;  /* no longer in the list */
+    uint64_t guid; /* network order */
+    bool hang;     /* commands do not come back until it is cleared */
+    int lose;      /* completions of requests whose id begins with that: the next one; 0: none */
     int no_reg, no_modify_err, no_destroy; /* so many commands fail */
     struct ibv_async_event events[FV_EVENTS];
     unsigned ev_head, ev_tail;
@@ -233,6 +235,12 @@ struct fv_conn *fv_conn_open(struct fv_qp *qp);
 int fv_listen(struct fv_dev *dev, int port);
 void fv_async(struct fv_dev *dev, enum ibv_event_type type, int port, struct ibv_qp *qp);
 void fv_command(char *text);
+/* Hot-unplug. `quiet`: as soft-RoCE does it, without an event and with commands that succeed. */
+void fv_remove(struct fv_dev *dev, bool quiet);
+/* The same hardware is there again, under that name, as a device of its own. */
+void fv_restore(const struct fv_dev *old, const char *name);
+void fv_qps_vanish(struct fv_dev *dev);
+void fv_mrs_vanish(struct fv_dev *dev);
 void fv_chaos_parse(const char *text);
 bool fv_chance(unsigned per, unsigned of);
 uint64_t fv_random(uint64_t below);

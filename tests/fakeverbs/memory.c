@@ -127,12 +127,24 @@ FV_EXPORT struct ibv_mr *ibv_reg_dmabuf_mr(struct ibv_pd *pd, uint64_t offset, s
     return mr;
 }
 
+void fv_mrs_vanish(struct fv_dev *dev)
+{
+    for (unsigned i = 0; i < FV_MRS; i++) {
+        if (fv.mrs[i] && fv_dev_of(fv.mrs[i]->base.context) == dev)
+            fv.mrs[i] = NULL;
+    }
+}
+
 FV_EXPORT int ibv_dereg_mr(struct ibv_mr *base)
 {
     struct fv_dev *dev = fv_dev_of(base->context);
 
     pthread_mutex_lock(&fv.lock);
     fv_may_hang(dev);
+    if (dev->removed && dev->fatal) {
+        pthread_mutex_unlock(&fv.lock);
+        return EIO;
+    }
     fv.mrs[base->rkey & 0xffff] = NULL;
     pthread_mutex_unlock(&fv.lock);
     free(base);
@@ -163,8 +175,11 @@ FV_EXPORT struct ibv_comp_channel *ibv_create_comp_channel(struct ibv_context *c
     return ch;
 }
 
+/* Refuses while a completion queue has it. */
 FV_EXPORT int ibv_destroy_comp_channel(struct ibv_comp_channel *ch)
 {
+    if (ch->refcnt)
+        return EBUSY;
     close(ch->fd);
     free(ch);
     return 0;
@@ -184,6 +199,8 @@ FV_EXPORT struct ibv_cq *ibv_create_cq(struct ibv_context *ctx, int cqe, void *a
     cq->base.cqe = cqe;
     cq->size = (unsigned)cqe;
     cq->ring = calloc(cq->size, sizeof(*cq->ring));
+    if (ch)
+        ch->refcnt++;
     return &cq->base;
 }
 
@@ -198,6 +215,8 @@ FV_EXPORT int ibv_destroy_cq(struct ibv_cq *base)
             return EBUSY;
         }
     }
+    if (base->channel)
+        base->channel->refcnt--;
     pthread_mutex_unlock(&fv.lock);
     free(cq->ring);
     free(cq);

@@ -51,12 +51,40 @@ FV_EXPORT struct ibv_qp *ibv_create_qp(struct ibv_pd *pd, struct ibv_qp_init_att
     return qp ? &qp->base : NULL;
 }
 
+/* The kernel has destroyed them; the library keeps what the caller still names. */
+void fv_qps_vanish(struct fv_dev *dev)
+{
+    for (int i = 0; i < FV_QPS; i++) {
+        struct fv_qp *qp = fv.qps[i];
+
+        if (!qp || qp->dev != dev)
+            continue;
+        while (qp->late) { /* it never arrives */
+            struct fv_late *l = qp->late;
+
+            qp->late = l->next;
+            free(l->bytes);
+            free(l);
+        }
+        qp->late_end = &qp->late;
+        if (qp->out)
+            fv_conn_drop(qp->out);
+        qp->base.state = IBV_QPS_ERR;
+        qp->flush_at = UINT64_MAX;
+        fv.qps[i] = NULL;
+    }
+}
+
 FV_EXPORT int ibv_destroy_qp(struct ibv_qp *base)
 {
     struct fv_qp *qp = of(base);
 
     pthread_mutex_lock(&fv.lock);
     fv_may_hang(qp->dev);
+    if (qp->dev->removed && qp->dev->fatal) {
+        pthread_mutex_unlock(&fv.lock);
+        return EIO; /* as rdma-core answers; the object stays */
+    }
     if (qp->dev->no_destroy > 0) {
         qp->dev->no_destroy--;
         pthread_mutex_unlock(&fv.lock);

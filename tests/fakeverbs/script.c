@@ -15,10 +15,15 @@
  *   port DEV PORT up|down|blackhole   the event follows for up and down
  *   inject DEV STATUS       the next request of the device fails with that enum ibv_wc_status
  *   lose DEV KIND           the next completion whose wr_id >> 48 is KIND never comes (0: takes it
- * back) event DEV TYPE PORT     an asynchronous event, by number of enum ibv_event_type gid DEV
- * PORT INDEX A.B.C.D   another entry (0.0.0.0: none), and the event fatal DEV               the
- * device fails: event, no command works, nothing moves hang DEV 0|1            commands do not come
- * back refuse DEV reg|err|destroy N   so many commands fail chaos ...
+ *                           back)
+ *   event DEV TYPE PORT     an asynchronous event, by number of enum ibv_event_type
+ *   gid DEV PORT INDEX A.B.C.D   another entry (0.0.0.0: none), and the event
+ *   fatal DEV               the device fails: event, no command works, nothing moves; it stays
+ * listed remove DEV              hot-unplug: event, no command works, it is listed no more, and
+ * what was made on it is gone vanish DEV              the same as soft-RoCE does it: no event,
+ * commands succeed restore DEV [NAME]      it is listed again, as another device of the same GUID,
+ * under that name hang DEV 0|1            commands do not come back; those of a device that was
+ * removed: unhang refuse DEV reg|err|destroy N   so many commands fail chaos ...
  *
  * fv_script(), for a test in the same process (dlsym): the next large write is caught, and lands
  * when the test says so, not before.
@@ -96,7 +101,7 @@ void fv_chaos_parse(const char *text)
 
 static struct fv_dev *named(const char *name)
 {
-    for (int i = 0; i < fv.n_dev; i++) {
+    for (int i = fv.n_dev; i-- > 0;) { /* the last one that was put in */
         if (strcmp(fv.dev[i].base.name, name) == 0)
             return &fv.dev[i];
     }
@@ -152,6 +157,12 @@ void fv_command(char *text)
         fv_chaos_parse(text + 6);
         return;
     }
+    if (strcmp(verb, "unhang") == 0) {
+        for (int i = 0; i < fv.n_dev; i++)
+            fv.dev[i].hang = false;
+        pthread_cond_broadcast(&fv.unhang);
+        return;
+    }
     d = named(dev);
     if (!d)
         return;
@@ -169,6 +180,10 @@ void fv_command(char *text)
     } else if (strcmp(verb, "fatal") == 0) {
         d->fatal = true;
         fv_async(d, IBV_EVENT_DEVICE_FATAL, 0, NULL);
+    } else if (strcmp(verb, "remove") == 0 || strcmp(verb, "vanish") == 0) {
+        fv_remove(d, verb[0] == 'v');
+    } else if (strcmp(verb, "restore") == 0) {
+        fv_restore(d, sscanf(text, "%*s %*s %63s", word) == 1 ? word : dev);
     } else if (strcmp(verb, "hang") == 0 && sscanf(text, "%*s %*s %d", &a) == 1) {
         d->hang = a;
         pthread_cond_broadcast(&fv.unhang);

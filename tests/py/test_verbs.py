@@ -15,7 +15,7 @@ import subprocess
 
 import pytest
 from conftest import Build
-from failover_bed import loopback, running_pair, running_perf, until
+from failover_bed import Pair, Side, loopback, running_pair, running_perf, until
 from verbs_bed import command, moved, over, settings
 
 BULK = ("--register", "--size", "1M", "--conns", 2, "--stall", 20)
@@ -233,3 +233,62 @@ def test_last_resort_and_back(build: Build) -> None:
         pair.moving()
         until("queue pairs carry it again", lambda: moved(pair.tx.snapshot(), "verbs") > before)
         pair.finish()
+
+
+def queue_pairs_fit(side: Side, nic: str) -> bool:
+    """There are as many as the NIC's paths that are up need: 3 each (tests set no more)."""
+    seen = side.snapshot()
+    paths = sum(p.nic == nic and p.via == "verbs" and p.state == "up" for p in seen.paths)
+    return next(n.queue_pairs for n in seen.nics if n.name == nic) == 3 * paths
+
+
+def rdma_of(side: Side, nic: str) -> tuple[str, str]:
+    return next((n.rdma_device, n.rdma_state) for n in side.snapshot().nics if n.name == nic)
+
+
+def ups(side: Side, nic: str) -> int:
+    return len([e for e in side.named("path-up") if e.nic == nic])
+
+
+def carried(side: Side, nic: str) -> int:
+    return sum(p.tx_bytes + p.rx_bytes for p in side.snapshot().paths if p.nic == nic)
+
+
+def out_and_in(pair: Pair, at: Side, out: str, back: str) -> None:
+    """The device behind 127.0.2.1 goes and comes back, and is used again."""
+    nic = "127.0.2.1"
+    pair.moving()
+    replays, before = len(pair.tx.named("replay")), ups(at, nic)
+    command(at.pid, out)
+    until(f"it is noticed: {pair}", lambda: len(pair.tx.named("replay")) > replays)
+    until(f"it is told: {pair}", lambda: rdma_of(at, nic)[1] == "Down")
+    pair.moving()
+    command(at.pid, back)
+    until(f"it is back: {pair}", lambda: ups(at, nic) > before, 20.0)
+    sent = carried(at, nic)
+    until(f"it carries again: {pair}", lambda: carried(at, nic) > sent + 5_000_000, 20.0)
+
+
+@pytest.mark.parametrize("how", ["remove", "vanish"])
+@pytest.mark.parametrize("side", ["tx", "rx"])
+def test_device_removed_and_back(build: Build, side: str, how: str) -> None:
+    """A device is taken out in the middle, with the kernel's word or (as soft-RoCE) without, and
+    put in again, twice, then under another name: the job goes on meanwhile, and queue pairs
+    of the new device carry it afterwards, in the same process and with the same memory."""
+    env = settings(build, NCCL_IB_TIMEOUT=14)
+    with running_pair(build.path, *BULK, nics=loopback(2), **env) as pair:
+        for nic in ("127.0.1.1", "127.0.2.1"):
+            pair.tx.fail(nic, "slow", rate=150_000_000)
+        over(pair, "verbs", 2)
+        at, nic, name = pair.side(side), "127.0.2.1", "fv1"
+        for back in ("fv1", "fv9"):
+            out_and_in(pair, at, f"{how} {name}", f"restore {name} {back}")
+            name = back
+        assert rdma_of(at, nic) == ("fv9", "Active")
+        until(
+            f"queue pairs of old devices are gone: {pair}",
+            lambda: queue_pairs_fit(at, nic),
+        )
+        seen = pair.tx.snapshot()
+        pair.finish()
+        assert moved(seen, "tcp") == 0

@@ -1,5 +1,6 @@
 /* The command thread of a device. It may be stuck in the kernel for ever: nobody waits for it
- * without a limit, and what it is late with is not assumed to have happened. */
+ * without a limit, and what it is late with is not assumed to have happened. It ends with the last
+ * user of the device, and closes it. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <signal.h>
@@ -16,6 +17,8 @@ static void *cmd_main(void *arg)
         struct r2_list *n = r2_list_first(&hca->cmds);
         struct r2_cmd *cmd;
 
+        if (!n && !hca->users)
+            break;
         if (!n) {
             pthread_cond_wait(&hca->more, &hca->lock);
             continue;
@@ -27,6 +30,8 @@ static void *cmd_main(void *arg)
         cmd->run(cmd);
         pthread_mutex_lock(&hca->lock);
     }
+    pthread_mutex_unlock(&hca->lock);
+    r2_hca_close(hca);
     return NULL;
 }
 
@@ -35,9 +40,6 @@ int r2_cmd_start(struct r2_hca *hca)
     sigset_t all, old;
     int rc;
 
-    pthread_mutex_init(&hca->lock, NULL);
-    pthread_cond_init(&hca->more, NULL);
-    r2_list_init(&hca->cmds);
     sigfillset(&all);
     pthread_sigmask(SIG_SETMASK, &all, &old); /* the application's signals are not ours */
     rc = pthread_create(&hca->thread, NULL, cmd_main, hca);
@@ -45,6 +47,7 @@ int r2_cmd_start(struct r2_hca *hca)
     if (rc)
         return -rc;
     pthread_setname_np(hca->thread, "r2ccl-verbs");
+    pthread_detach(hca->thread);
     return 0;
 }
 

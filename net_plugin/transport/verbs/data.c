@@ -136,7 +136,7 @@ static int send_chunk(struct r2_ep *ep, int q, const struct r2_bulk *c)
     uint8_t *head = r2_v_head_tx(ep, q, slot);
     struct ibv_sge data = {.addr = (uint64_t)(uintptr_t)c->data,
                            .length = c->len,
-                           .lkey = atomic_load(&c->keys->lkey[ep->nic->hca_index])};
+                           .lkey = atomic_load(&c->keys->lkey[ep->nic->slot])};
     struct ibv_sge id = {.addr = (uint64_t)(uintptr_t)head,
                          .length = sizeof(struct r2_data_head),
                          .lkey = ep->mr->lkey};

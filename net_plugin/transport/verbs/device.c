@@ -1,4 +1,4 @@
-/* Devices, their ports, and which of them is behind which NIC. */
+/* Ports and their addresses, asynchronous events, and which port is behind which NIC. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
@@ -100,7 +100,7 @@ static int best_gid(const struct r2_hca *hca, int port, const struct ibv_port_at
     return best;
 }
 
-bool r2_vnic_refresh(struct r2_vnic *v)
+bool r2_vnic_refresh(struct r2_vnic *v, struct r2_hca *hca)
 {
     struct ibv_port_attr attr;
     struct r2_nic n;
@@ -110,17 +110,18 @@ bool r2_vnic_refresh(struct r2_vnic *v)
 
     r2_engine_nic_now((int)(v - r2_verbs.nics), &n);
     nic_ip(&n, ip);
-    if (query_port(v->hca, v->port, &attr)) {
+    if (query_port(hca, v->port, &attr)) {
         pthread_mutex_lock(&v->lock);
         v->active = false;
         pthread_mutex_unlock(&v->lock);
         return true;
     }
-    index = best_gid(v->hca, v->port, &attr, ip, gid, &score);
+    index = best_gid(hca, v->port, &attr, ip, gid, &score);
     pthread_mutex_lock(&v->lock);
     changed = memcmp(gid, v->gid, 16) != 0 || attr.lid != v->lid;
-    v->active =
-        attr.state == IBV_PORT_ACTIVE && (index >= 0 || attr.link_layer != IBV_LINK_LAYER_ETHERNET);
+    /* r2_vnics_down comes after `gone` and takes the lock as well: it has the last word. */
+    v->active = attr.state == IBV_PORT_ACTIVE && !atomic_load(&hca->gone) &&
+                (index >= 0 || attr.link_layer != IBV_LINK_LAYER_ETHERNET);
     v->link = attr.link_layer == IBV_LINK_LAYER_ETHERNET ? IBV_LINK_LAYER_ETHERNET
                                                          : IBV_LINK_LAYER_INFINIBAND;
     v->mtu = (uint8_t)(attr.active_mtu ? attr.active_mtu : IBV_MTU_1024);
@@ -179,8 +180,12 @@ static struct r2_ep **in_scope(struct r2_hca *hca, const struct ibv_async_event 
     return out;
 }
 
-static void fail_all(struct r2_ep **eps, int n, int err)
+static void fail_all(struct r2_hca *hca, const struct ibv_async_event *ev,
+                     enum r2_async_scope scope, int err)
 {
+    int n;
+    struct r2_ep **eps = in_scope(hca, ev, scope, &n);
+
     for (int i = 0; i < n; i++) {
         r2_vep_fail(eps[i], err);
         r2_vep_put(eps[i]);
@@ -188,165 +193,152 @@ static void fail_all(struct r2_ep **eps, int n, int err)
     free(eps);
 }
 
-/* The NICs of the port: its state is read again, and the engine hears of it. */
-static void refresh_port(struct r2_hca *hca, int port, const struct r2_async_info *info)
+void r2_veps_fail(struct r2_hca *hca, int err)
+{
+    struct ibv_async_event none = {.element.port_num = 0};
+
+    fail_all(hca, &none, R2_ASYNC_DEVICE, err);
+}
+
+/* A port is looked at again. It asks the device, which may not answer: on the command thread. */
+struct refresh {
+    struct r2_cmd cmd;
+    struct r2_hca *hca; /* used */
+    int nic;
+    bool ends; /* endpoints of an address that is gone */
+    const char *cause;
+};
+
+static void run_refresh(struct r2_cmd *cmd)
+{
+    struct refresh *r = R2_CONTAINER_OF(cmd, struct refresh, cmd);
+    struct r2_vnic *v = &r2_verbs.nics[r->nic];
+    struct ibv_async_event ev = {.element.port_num = v->port};
+    bool changed = !atomic_load(&r->hca->gone) && r2_vnic_refresh(v, r->hca), active;
+
+    pthread_mutex_lock(&v->lock);
+    active = v->active;
+    pthread_mutex_unlock(&v->lock);
+    if (r->ends && changed)
+        fail_all(r->hca, &ev, R2_ASYNC_PORT, EADDRNOTAVAIL);
+    if (!atomic_load(&r->hca->gone))
+        r2_verbs.ev->nic_link(r->nic, R2_VIA_VERBS, active, r->cause);
+    r2_hca_unuse(r->hca);
+    free(r);
+}
+
+static void refresh(struct r2_hca *hca, int nic, bool ends, const char *cause)
+{
+    struct refresh *r = calloc(1, sizeof(*r));
+
+    if (!r)
+        return; /* the next event does it */
+    r2_hca_use(hca);
+    r->hca = hca;
+    r->nic = nic;
+    r->ends = ends;
+    r->cause = cause;
+    r2_list_init(&r->cmd.node);
+    r->cmd.run = run_refresh;
+    r2_cmd_post(hca, &r->cmd);
+}
+
+/* The NICs of the port. Down is told at once; what else there is to know is asked. */
+static void port_event(struct r2_hca *hca, int port, const struct r2_async_info *info)
 {
     for (int i = 0; i < R2_MAX_NICS; i++) {
         struct r2_vnic *v = &r2_verbs.nics[i];
-        struct ibv_async_event ev = {.element.port_num = port};
-        bool changed, active;
 
-        if (v->hca != hca || (port >= 0 && v->port != port))
+        if (v->slot != hca->slot || v->port != port)
             continue;
-        changed = r2_vnic_refresh(v);
-        pthread_mutex_lock(&v->lock);
-        if (info->act == R2_ASYNC_DOWN || info->act == R2_ASYNC_GONE)
+        if (info->act == R2_ASYNC_DOWN) {
+            pthread_mutex_lock(&v->lock);
             v->active = false;
+            pthread_mutex_unlock(&v->lock);
+            r2_verbs.ev->nic_link(i, R2_VIA_VERBS, false, info->meaning);
+        }
+        refresh(hca, i, info->act == R2_ASYNC_REFRESH, info->meaning);
+    }
+}
+
+void r2_vnics_down(int slot, const char *why)
+{
+    for (int i = 0; i < R2_MAX_NICS; i++) {
+        struct r2_vnic *v = &r2_verbs.nics[i];
+
+        if (v->slot != slot)
+            continue;
+        pthread_mutex_lock(&v->lock);
+        v->active = false;
+        v->state = IBV_PORT_DOWN;
+        v->phys = 3; /* disabled */
+        pthread_mutex_unlock(&v->lock);
+        r2_vflush_stop(v);
+        r2_verbs.ev->nic_link(i, R2_VIA_VERBS, false, why);
+    }
+}
+
+void r2_vnics_up(struct r2_hca *hca)
+{
+    for (int i = 0; i < R2_MAX_NICS; i++) {
+        struct r2_vnic *v = &r2_verbs.nics[i];
+        bool active;
+
+        if (v->slot != hca->slot)
+            continue;
+        r2_vnic_refresh(v, hca);
+        r2_vflush_start(v);
+        pthread_mutex_lock(&v->lock);
         active = v->active;
         pthread_mutex_unlock(&v->lock);
-        if (info->act == R2_ASYNC_REFRESH && changed) {
-            struct r2_ep **eps;
-            int n;
-
-            ev.element.port_num = v->port;
-            eps = in_scope(hca, &ev, R2_ASYNC_PORT, &n);
-            fail_all(eps, n, EADDRNOTAVAIL);
-        }
-        r2_verbs.ev->nic_link(i, R2_VIA_VERBS, active, info->meaning);
+        r2_verbs.ev->nic_link(i, R2_VIA_VERBS, active, "its RDMA device is back");
     }
 }
 
 int r2_vnic_rebind(int nic)
 {
-    static const struct r2_async_info info = {
-        .name = "address", .act = R2_ASYNC_REFRESH, .meaning = "its NIC has another address"};
-    struct r2_vnic *v = &r2_verbs.nics[nic];
+    struct r2_hca *hca = r2_vnic_use(&r2_verbs.nics[nic]);
 
-    if (v->hca && !atomic_load(&v->hca->gone))
-        refresh_port(v->hca, v->port, &info);
+    if (!hca)
+        return 0;
+    refresh(hca, nic, true, "its NIC has another address");
+    r2_hca_unuse(hca);
     return 0;
 }
 
 static void on_async(struct r2_hca *hca, const struct ibv_async_event *ev)
 {
     const struct r2_async_info *info = r2_async_info(ev->event_type);
-    int port = info->scope == R2_ASYNC_PORT ? ev->element.port_num : -1;
 
     if (info->act == R2_ASYNC_IGNORE)
         return;
     if (info->scope == R2_ASYNC_PORT)
-        R2_INFO("%s port %d: %s (%s)", hca->name, port, info->meaning, info->name);
+        R2_INFO("%s port %d: %s (%s)", hca->name, ev->element.port_num, info->meaning, info->name);
     else
         R2_WARN_LIMIT("%s: %s (%s)", hca->name, info->meaning, info->name);
-    if (info->act == R2_ASYNC_GONE)
-        atomic_store(&hca->gone, true);
-    if (info->scope == R2_ASYNC_PORT || info->scope == R2_ASYNC_DEVICE)
-        refresh_port(hca, port, info);
-    if (info->act == R2_ASYNC_FAIL || info->act == R2_ASYNC_DOWN || info->act == R2_ASYNC_GONE) {
-        int n;
-        struct r2_ep **eps = in_scope(hca, ev, info->scope, &n);
-
-        fail_all(eps, n, info->act == R2_ASYNC_DOWN ? ENETDOWN : EIO);
+    if (info->act == R2_ASYNC_GONE) {
+        r2_hca_gone(hca, info->meaning);
+        return;
     }
+    if (info->scope == R2_ASYNC_PORT)
+        port_event(hca, ev->element.port_num, info);
+    if (info->act == R2_ASYNC_FAIL || info->act == R2_ASYNC_DOWN)
+        fail_all(hca, ev, info->scope, info->act == R2_ASYNC_DOWN ? ENETDOWN : EIO);
 }
 
-static void async_ready(struct r2_io_fd *f, uint32_t events)
+void r2_hca_events(struct r2_io_fd *f, uint32_t events)
 {
     struct r2_hca *hca = R2_CONTAINER_OF(f, struct r2_hca, async);
     struct ibv_async_event ev;
 
     (void)events;
-    while (r2_ibv.get_async_event(hca->ctx, &ev) == 0) {
+    while (!atomic_load(&hca->gone) && r2_ibv.get_async_event(hca->ctx, &ev) == 0) {
         on_async(hca, &ev);
         r2_ibv.ack_async_event(&ev);
     }
 }
 
 /* ---- start */
-
-static bool module_loaded(const char *name)
-{
-    char path[128];
-
-    snprintf(path, sizeof(path), "/sys/module/%s", name);
-    return access(path, F_OK) == 0;
-}
-
-/* The kernel refuses a descriptor of -1 in its own way where it knows DMA buffers at all. */
-static bool knows_dmabuf(struct ibv_pd *pd)
-{
-    struct ibv_mr *mr;
-
-    if (!r2_ibv.reg_dmabuf_mr)
-        return false;
-    mr = r2_ibv.reg_dmabuf_mr(pd, 0, 0, 0, -1, 0);
-    if (mr) {
-        r2_ibv.dereg_mr(mr);
-        return true;
-    }
-    return errno != EOPNOTSUPP && errno != EPROTONOSUPPORT && errno != ENOSYS;
-}
-
-static int open_one(struct ibv_device *dev, struct r2_hca *hca)
-{
-    int flags, rc;
-
-    snprintf(hca->name, sizeof(hca->name), "%s", r2_ibv.get_device_name(dev));
-    hca->ctx = r2_ibv.open_device(dev);
-    if (!hca->ctx)
-        return -EIO;
-    hca->pd = r2_ibv.alloc_pd(hca->ctx);
-    rc = hca->pd && r2_ibv.query_device(hca->ctx, &hca->attr) == 0 ? r2_cmd_start(hca) : -EIO;
-    if (rc) {
-        if (hca->pd)
-            r2_ibv.dealloc_pd(hca->pd);
-        r2_ibv.close_device(hca->ctx);
-        return rc;
-    }
-    hca->dmabuf = knows_dmabuf(hca->pd);
-    /* Where NCCL looks, and the modules' names. */
-    hca->peermem = module_loaded("nvidia_peermem") || module_loaded("nv_peer_mem") ||
-                   access("/sys/kernel/mm/memory_peers/nv_mem/version", F_OK) == 0 ||
-                   access("/sys/kernel/mm/memory_peers/nv_mem_nc/version", F_OK) == 0;
-    flags = fcntl(hca->ctx->async_fd, F_GETFL);
-    fcntl(hca->ctx->async_fd, F_SETFL, flags | O_NONBLOCK);
-    hca->async.fd = hca->ctx->async_fd;
-    hca->async.ready = async_ready;
-    return 0;
-}
-
-void r2_hcas_watch(void)
-{
-    for (int i = 0; i < r2_verbs.n_hcas; i++) {
-        r2_io_fd_track(r2_verbs.hcas[i].async.fd);
-        r2_io_add(r2_io_at(0), &r2_verbs.hcas[i].async);
-    }
-}
-
-int r2_hcas_open(void)
-{
-    const char *list = r2_settings_get()->nccl_ib_hca;
-    struct ibv_device **devs;
-    int n = 0;
-
-    devs = r2_ibv.get_device_list(&n);
-    for (int i = 0; devs && i < n && r2_verbs.n_hcas < R2_MAX_HCAS; i++) {
-        const char *name = r2_ibv.get_device_name(devs[i]);
-        bool wanted = false;
-
-        for (int port = 1; port <= 4; port++)
-            wanted |= r2_hca_match(list, name, port);
-        if (!wanted)
-            continue;
-        if (open_one(devs[i], &r2_verbs.hcas[r2_verbs.n_hcas]) == 0)
-            r2_verbs.n_hcas++;
-        else
-            R2_WARN("RDMA device %s cannot be opened (%s)", name, strerror(errno));
-    }
-    if (devs)
-        r2_ibv.free_device_list(devs);
-    return r2_verbs.n_hcas;
-}
 
 /* The port whose address is the NIC's; for InfiniBand and ports without addresses, that of the
  * NIC's own PCI device. */
@@ -378,8 +370,8 @@ static void match_one(int i)
     struct r2_vnic *v = &r2_verbs.nics[i];
     int best = -1;
 
-    for (int h = 0; h < r2_verbs.n_hcas; h++) {
-        struct r2_hca *hca = &r2_verbs.hcas[h];
+    for (int h = 0; h < r2_verbs.n_slots; h++) {
+        const struct r2_hca *hca = r2_verbs.slots[h].now;
 
         for (int port = 1; port <= hca->attr.phys_port_cnt; port++) {
             int score = r2_hca_match(r2_settings_get()->nccl_ib_hca, hca->name, port)
@@ -388,30 +380,33 @@ static void match_one(int i)
 
             if (score > best) {
                 best = score;
-                v->hca = hca;
-                v->hca_index = h;
+                v->slot = h;
                 v->port = (uint8_t)port;
             }
         }
     }
 }
 
+/* Before the transport is started: no device comes or goes yet. */
 int r2_vnics_match(void)
 {
     int n, found = 0;
 
     r2_engine_devices(&n);
-    for (int i = 0; i < n; i++) {
+    for (int i = 0; i < R2_MAX_NICS; i++) {
         struct r2_vnic *v = &r2_verbs.nics[i];
 
         pthread_mutex_init(&v->lock, NULL);
-        match_one(i);
-        if (!v->hca)
+        v->slot = -1;
+        if (i < n)
+            match_one(i);
+        if (v->slot < 0)
             continue;
-        r2_vnic_refresh(v);
+        r2_vnic_refresh(v, r2_verbs.slots[v->slot].now);
         found++;
-        R2_INFO("NIC %s: RDMA device %s port %d, %s, %s", r2_engine_nic(i)->name, v->hca->name,
-                v->port, v->link == IBV_LINK_LAYER_ETHERNET ? "RoCE" : "InfiniBand",
+        R2_INFO("NIC %s: RDMA device %s port %d, %s, %s", r2_engine_nic(i)->name,
+                r2_verbs.slots[v->slot].name, v->port,
+                v->link == IBV_LINK_LAYER_ETHERNET ? "RoCE" : "InfiniBand",
                 r2_port_state_text(v->state));
     }
     return found;

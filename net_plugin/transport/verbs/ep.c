@@ -13,7 +13,9 @@
 #include "util/lock.h"
 #include "util/log.h"
 
-struct r2_verbs r2_verbs = {.lock = PTHREAD_MUTEX_INITIALIZER};
+struct r2_verbs r2_verbs = {.lock = PTHREAD_MUTEX_INITIALIZER,
+                            .hca_lock = PTHREAD_MUTEX_INITIALIZER,
+                            .nics = {[0 ... R2_MAX_NICS - 1] = {.slot = -1}}};
 
 #define WAIT_STEP_NS (200 * 1000)
 #define LET_GO_NS (UINT64_C(50) * 1000000) /* for chunks to complete before the path is ended */
@@ -63,7 +65,7 @@ struct r2_ep *r2_vep_new(const struct r2_ep_params *params)
     ep->params = *params;
     ep->owner = params->owner;
     ep->nic = &r2_verbs.nics[params->local_nic];
-    ep->hca = ep->nic->hca;
+    ep->hca = r2_vnic_use(ep->nic);
     ep->port = ep->nic->port;
     ep->oob.fd = ep->events.fd = -1;
     atomic_init(&ep->refs, 1);
@@ -107,6 +109,8 @@ void r2_vep_put(struct r2_ep *ep)
         return;
     if (ep->owner)
         r2_verbs.ev->released(ep->owner, &ep->params);
+    if (ep->hca)
+        r2_hca_unuse(ep->hca);
     pthread_mutex_destroy(&ep->lock);
     free(ep->rx_buf);
     free(ep->tx);
@@ -127,6 +131,8 @@ void r2_vep_fail(struct r2_ep *ep, int err)
     pthread_mutex_unlock(&ep->lock);
     R2_TRACE("verbs endpoint to NIC %u generation %u: %s at stage %d", ep->params.remote_nic,
              ep->params.gen, strerror(err), (int)ep->stage);
+    if (ep->hca && atomic_load(&ep->hca->gone))
+        health.cause = "its RDMA device failed or was removed";
     health.refused = atomic_load(&ep->refused);
     health.other_process = atomic_load(&ep->other_process);
     if (owner)
@@ -286,8 +292,7 @@ static int op_start(const struct r2_transport_events *events, const uint8_t proc
         return rc;
     r2_hcas_watch();
     for (int i = 0; i < R2_MAX_NICS; i++) {
-        if (r2_verbs_memory(i) != R2_MEMORY_HOST &&
-            r2_settings_get()->gpu_memory == R2_GPU_MEMORY_DIRECT)
+        if (r2_verbs.nics[i].slot >= 0)
             r2_vflush_start(&r2_verbs.nics[i]);
     }
     r2_tcp_verbs_taker = r2_meet_accepted;
@@ -298,7 +303,8 @@ static int op_address(int nic, struct r2_wire_addr *out)
 {
     struct r2_vnic *v = nic >= 0 && nic < R2_MAX_NICS ? &r2_verbs.nics[nic] : NULL;
 
-    if (!v || !v->hca || atomic_load(&v->hca->gone))
+    /* Offered while its device is away, too: peers that come meanwhile try until it is back. */
+    if (!v || v->slot < 0)
         return -ENODEV;
     memset(out, 0, sizeof(*out));
     pthread_mutex_lock(&v->lock);
@@ -311,10 +317,15 @@ static bool op_rdma(int nic, struct r2_rdma_info *out)
 {
     struct r2_vnic *v = nic >= 0 && nic < R2_MAX_NICS ? &r2_verbs.nics[nic] : NULL;
 
-    if (!v || !v->hca)
+    const char *name;
+
+    if (!v || v->slot < 0)
         return false;
     memset(out, 0, sizeof(*out));
-    memcpy(out->device, v->hca->name, strnlen(v->hca->name, sizeof(out->device) - 1));
+    name = r2_verbs.slots[v->slot].name;
+    pthread_mutex_lock(&r2_verbs.hca_lock);
+    memcpy(out->device, name, strnlen(name, sizeof(out->device) - 1));
+    pthread_mutex_unlock(&r2_verbs.hca_lock);
     out->port = v->port;
     out->queue_pairs = (uint32_t)atomic_load(&v->qps);
     pthread_mutex_lock(&v->lock);
@@ -339,25 +350,16 @@ static unsigned op_sockets(void)
 static int op_connect(const struct r2_ep_params *params, struct r2_ep **out)
 {
     struct r2_vnic *v = &r2_verbs.nics[params->local_nic];
-    struct r2_ep *ep;
+    struct r2_ep *ep = r2_vep_new(params);
     bool active;
     int rc;
 
-    if (!v->hca || atomic_load(&v->hca->gone))
-        rc = -ENODEV;
-    else
-        rc = 0;
-    if (rc == 0) {
-        pthread_mutex_lock(&v->lock);
-        active = v->active;
-        pthread_mutex_unlock(&v->lock);
-        rc = active ? 0 : -ENETDOWN;
-    }
-    ep = r2_vep_new(params);
     if (!ep)
         return -ENOMEM;
-    if (rc == 0)
-        rc = r2_meet_dial(ep);
+    pthread_mutex_lock(&v->lock);
+    active = v->active;
+    pthread_mutex_unlock(&v->lock);
+    rc = !ep->hca ? -ENODEV : !active ? -ENETDOWN : r2_meet_dial(ep);
     if (rc) { /* the owner is told by `released` */
         pthread_mutex_lock(&ep->lock);
         atomic_store(&ep->dead, true);

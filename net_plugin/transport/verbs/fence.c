@@ -7,7 +7,9 @@
  *    device was still writing: a completion is written behind the data that belongs to it.
  * 3. Only then is the fence confirmed, chunks go back to the engine, and it may say FENCED.
  * A queue pair that is not flushed in time is destroyed instead, which the device confirms too. If
- * it confirms neither, the fence is never assumed: nothing that was in flight is sent again.
+ * it confirms neither, the fence is never assumed: nothing that was in flight is sent again. A
+ * device that was removed confirms nothing; the kernel's word that it has let go of it does
+ * (hca.c), at once or when it comes.
  */
 #include <errno.h>
 #include <string.h>
@@ -42,8 +44,10 @@ void r2_fence_begin(struct r2_ep *ep)
     atomic_store(&ep->dead, true);
     ep->fence_at = r2_now_ns();
     r2_meet_close(ep); /* tells the peer */
+    if (!ep->on_purpose)
+        r2_hcas_doubt();
     /* Without queue pairs, and none being made, there is nothing to fence. */
-    if (!ep->commands && !ep->memory) {
+    if ((!ep->commands && !ep->memory) || atomic_load(&ep->hca->removed)) {
         confirmed(ep);
         return;
     }
@@ -116,14 +120,9 @@ void r2_fence_poll(struct r2_ep *ep)
         r2_timer_set(&ep->timer, r2_now_ns() + LOOK_NS);
 }
 
-/* On the command thread: to ERR, or (after that has not helped) destroyed. */
-void r2_fence_end(struct r2_cmd *cmd)
+/* What follows from a command, under the lock. */
+static void ended(struct r2_ep *ep, bool error, int rc)
 {
-    struct r2_ep *ep = R2_CONTAINER_OF(cmd, struct r2_ep, end);
-    bool error = ep->fence == R2_FENCE_ASKED; /* only this thread moves on from it */
-    int rc = error ? r2_qps_error(ep) : r2_qps_destroy(ep);
-
-    pthread_mutex_lock(&ep->lock);
     if (error && rc == 0)
         rc = post_last(ep);
     if (error && rc == 0) {
@@ -140,8 +139,58 @@ void r2_fence_end(struct r2_cmd *cmd)
                 "sent again, because it might still arrive",
                 r2_engine_nic(ep->params.local_nic)->name, ep->hca->name);
     }
+}
+
+/* On the command thread: to ERR, or (after that has not helped) destroyed. The kernel's word may
+ * have been quicker (r2_fence_removed). */
+void r2_fence_end(struct r2_cmd *cmd)
+{
+    struct r2_ep *ep = R2_CONTAINER_OF(cmd, struct r2_ep, end);
+    enum r2_v_fence stage;
+    int rc = 0;
+
+    pthread_mutex_lock(&ep->lock);
+    stage = ep->fence;
+    pthread_mutex_unlock(&ep->lock);
+    if (stage == R2_FENCE_ASKED)
+        rc = r2_qps_error(ep);
+    else if (stage == R2_FENCE_KILL)
+        rc = r2_qps_destroy(ep);
+    if (stage == R2_FENCE_KILL && rc && r2_hca_removed(ep->hca))
+        rc = 0; /* the kernel has destroyed them, and confirms it for the device */
+    pthread_mutex_lock(&ep->lock);
+    if (ep->fence == stage && stage != R2_FENCE_DONE)
+        ended(ep, stage == R2_FENCE_ASKED, rc);
     pthread_mutex_unlock(&ep->lock);
     r2_vep_posted(ep);
+}
+
+void r2_fence_removed(struct r2_hca *hca)
+{
+    struct r2_ep *eps[64];
+    struct r2_list *n;
+    int count;
+
+    do { /* each once: what begins later sees `removed` */
+        count = 0;
+        pthread_mutex_lock(&r2_verbs.lock);
+        R2_LIST_FOR_EACH (n, &r2_verbs.eps) {
+            struct r2_ep *ep = R2_CONTAINER_OF(n, struct r2_ep, node);
+
+            if (ep->hca != hca || count == 64 || atomic_exchange(&ep->told_removed, true))
+                continue;
+            r2_vep_get(ep);
+            eps[count++] = ep;
+        }
+        pthread_mutex_unlock(&r2_verbs.lock);
+        for (int i = 0; i < count; i++) {
+            pthread_mutex_lock(&eps[i]->lock);
+            if (eps[i]->fence != R2_FENCE_NONE && eps[i]->fence != R2_FENCE_DONE)
+                confirmed(eps[i]);
+            pthread_mutex_unlock(&eps[i]->lock);
+            r2_vep_put(eps[i]);
+        }
+    } while (count == 64);
 }
 
 /* On the command thread, after the fence. */

@@ -4,27 +4,42 @@
  * do not touch it, and a NIC whose port is down can still be asked. One that has failed is made
  * anew when the next flush finds it so; that flush has failed.
  *
+ * A NIC whose device is gone cannot be asked; when it is back it gets a new one.
+ *
  * Locks: a leaf each. Made and destroyed on the command thread, like all queue pairs. */
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
 
+#include "settings/settings.h"
 #include "transport/verbs/verbs.h"
 #include "util/log.h"
 
 #define DEPTH 128u
 
-struct r2_vflush {
-    pthread_mutex_t lock;
-    struct r2_vnic *nic;
-    struct r2_cmd make;
-    bool ready, making;
+/* What it is made of, of one device, which it uses. */
+struct parts {
+    struct r2_cmd unmake;
+    struct r2_hca *hca;
     struct ibv_cq *cq;
     struct ibv_qp *qp;
     struct ibv_mr *mr;
-    uint64_t posted, done; /* cumulative; all up to `done` have come */
-    uint64_t lost;         /* all up to it will not */
     uint8_t byte[64];
+};
+
+struct r2_vflush {
+    pthread_mutex_t lock;
+    struct r2_vnic *nic;
+    struct parts *now; /* NULL: none */
+    bool making;
+    uint64_t posted, done;    /* cumulative; all up to `done` have come */
+    uint64_t lost_from, lost; /* those behind the one and up to the other will not */
+};
+
+struct make {
+    struct r2_cmd cmd;
+    struct r2_vflush *flush;
+    struct r2_hca *hca; /* used */
 };
 
 static int connect_self(const struct r2_vflush *f, struct ibv_qp *qp)
@@ -62,72 +77,142 @@ static int connect_self(const struct r2_vflush *f, struct ibv_qp *qp)
     return 0;
 }
 
-static void unmake(struct r2_vflush *f)
+/* A queue pair that is not destroyed still has the rest. */
+static void unmake(struct parts *p)
 {
-    if (f->qp && r2_ibv.destroy_qp(f->qp))
-        return;
-    f->qp = NULL;
-    if (f->cq)
-        r2_ibv.destroy_cq(f->cq);
-    f->cq = NULL;
+    bool left = p->qp && r2_ibv.destroy_qp(p->qp);
+
+    if (p->cq && !left)
+        r2_ibv.destroy_cq(p->cq);
+    left |= p->mr && r2_ibv.dereg_mr(p->mr);
+    if (left && !r2_hca_removed(p->hca))
+        return; /* the device may still write to `byte` */
+    r2_hca_unuse(p->hca);
+    free(p);
+}
+
+static void run_unmake(struct r2_cmd *cmd)
+{
+    unmake(R2_CONTAINER_OF(cmd, struct parts, unmake));
+}
+
+static struct parts *make_parts(const struct r2_vflush *f, struct r2_hca *hca)
+{
+    struct ibv_qp_init_attr attr = {
+        .qp_type = IBV_QPT_RC,
+        .cap = {.max_send_wr = DEPTH, .max_recv_wr = 1, .max_send_sge = 1, .max_recv_sge = 1}};
+    struct parts *p = atomic_load(&hca->gone) ? NULL : calloc(1, sizeof(*p));
+
+    if (!p)
+        return NULL;
+    r2_list_init(&p->unmake.node);
+    p->unmake.run = run_unmake;
+    r2_hca_use(hca);
+    p->hca = hca;
+    p->mr = r2_ibv.reg_mr(hca->pd, p->byte, sizeof(p->byte), IBV_ACCESS_LOCAL_WRITE);
+    p->cq = r2_ibv.create_cq(hca->ctx, (int)DEPTH + 8, NULL, NULL, 0);
+    attr.send_cq = attr.recv_cq = p->cq;
+    p->qp = p->mr && p->cq ? r2_ibv.create_qp(hca->pd, &attr) : NULL;
+    if (p->qp && connect_self(f, p->qp) == 0)
+        return p;
+    unmake(p);
+    return NULL;
+}
+
+/* Under the lock: whatever there was is for its own device's thread to destroy. */
+static void drop(struct r2_vflush *f)
+{
+    if (f->now)
+        r2_cmd_post(f->now->hca, &f->now->unmake);
+    f->now = NULL;
+    f->lost_from = f->done;
+    f->lost = f->posted;
 }
 
 static void run_make(struct r2_cmd *cmd)
 {
-    struct r2_vflush *f = R2_CONTAINER_OF(cmd, struct r2_vflush, make);
-    struct r2_hca *hca = f->nic->hca;
-    struct ibv_qp_init_attr attr = {
-        .qp_type = IBV_QPT_RC,
-        .cap = {.max_send_wr = DEPTH, .max_recv_wr = 1, .max_send_sge = 1, .max_recv_sge = 1}};
-    bool ok;
+    struct make *m = R2_CONTAINER_OF(cmd, struct make, cmd);
+    struct r2_vflush *f = m->flush;
+    struct parts *p = make_parts(f, m->hca);
 
-    unmake(f); /* only this thread touches it while `ready` is not set */
-    if (!f->qp && !atomic_load(&hca->gone)) {
-        if (!f->mr)
-            f->mr = r2_ibv.reg_mr(hca->pd, f->byte, sizeof(f->byte), IBV_ACCESS_LOCAL_WRITE);
-        f->cq = r2_ibv.create_cq(hca->ctx, (int)DEPTH + 8, NULL, NULL, 0);
-        attr.send_cq = attr.recv_cq = f->cq;
-        f->qp = f->mr && f->cq ? r2_ibv.create_qp(hca->pd, &attr) : NULL;
-    }
-    ok = f->qp && connect_self(f, f->qp) == 0;
+    if (!p && !atomic_load(&m->hca->gone))
+        R2_WARN_LIMIT("%s: no queue pair to flush GPU memory with", m->hca->name);
     pthread_mutex_lock(&f->lock);
-    f->ready = ok;
     f->making = false;
+    if (p) {
+        drop(f);
+        f->now = p;
+        if (atomic_load(&p->hca->gone)) /* r2_vflush_stop comes after `gone`, with this lock */
+            drop(f);
+    }
     pthread_mutex_unlock(&f->lock);
-    if (!ok)
-        R2_WARN_LIMIT("%s: no queue pair to flush GPU memory with", hca->name);
+    r2_hca_unuse(m->hca);
+    free(m);
+}
+
+/* Under the lock. */
+static void make(struct r2_vflush *f)
+{
+    struct r2_hca *hca = f->making ? NULL : r2_vnic_use(f->nic);
+    struct make *m = hca ? calloc(1, sizeof(*m)) : NULL;
+
+    if (!m) {
+        if (hca)
+            r2_hca_unuse(hca);
+        return;
+    }
+    f->making = true;
+    m->flush = f;
+    m->hca = hca;
+    r2_list_init(&m->cmd.node);
+    m->cmd.run = run_make;
+    r2_cmd_post(hca, &m->cmd);
 }
 
 void r2_vflush_start(struct r2_vnic *nic)
 {
-    struct r2_vflush *f = calloc(1, sizeof(*f));
+    struct r2_vflush *f = nic->flush;
+
+    if (r2_verbs_memory((int)(nic - r2_verbs.nics)) == R2_MEMORY_HOST ||
+        r2_settings_get()->gpu_memory != R2_GPU_MEMORY_DIRECT)
+        return;
+    if (!f) {
+        f = calloc(1, sizeof(*f));
+        if (!f)
+            return;
+        pthread_mutex_init(&f->lock, NULL);
+        f->nic = nic;
+        nic->flush = f;
+    }
+    pthread_mutex_lock(&f->lock);
+    f->making = false; /* one that was asked of a device that is gone will find that out */
+    make(f);
+    pthread_mutex_unlock(&f->lock);
+}
+
+void r2_vflush_stop(struct r2_vnic *nic)
+{
+    struct r2_vflush *f = nic->flush;
 
     if (!f)
         return;
-    pthread_mutex_init(&f->lock, NULL);
-    f->nic = nic;
-    r2_list_init(&f->make.node);
-    f->make.run = run_make;
-    f->making = true;
-    nic->flush = f;
-    r2_cmd_post(nic->hca, &f->make);
+    pthread_mutex_lock(&f->lock);
+    drop(f);
+    pthread_mutex_unlock(&f->lock);
 }
 
 /* What is under way will not come; the next one finds a new queue pair. */
 static int failed(struct r2_vflush *f)
 {
-    f->lost = f->posted;
-    f->ready = false;
-    if (!f->making) {
-        f->making = true;
-        r2_cmd_post(f->nic->hca, &f->make);
-    }
+    drop(f);
+    make(f);
     return -EIO;
 }
 
 static int post_read(struct r2_vflush *f, const void *at, uint32_t key)
 {
-    struct ibv_sge sge = {.addr = (uint64_t)(uintptr_t)f->byte, .length = 1, .lkey = f->mr->lkey};
+    struct parts *p = f->now;
+    struct ibv_sge sge = {.addr = (uint64_t)(uintptr_t)p->byte, .length = 1, .lkey = p->mr->lkey};
     struct ibv_send_wr wr = {.wr_id = ++f->posted,
                              .sg_list = &sge,
                              .num_sge = 1,
@@ -136,24 +221,21 @@ static int post_read(struct r2_vflush *f, const void *at, uint32_t key)
                              .wr.rdma = {.remote_addr = (uint64_t)(uintptr_t)at, .rkey = key}};
     struct ibv_send_wr *bad;
 
-    return ibv_post_send(f->qp, &wr, &bad) ? failed(f) : 0;
+    return ibv_post_send(p->qp, &wr, &bad) ? failed(f) : 0;
 }
 
 int r2_verbs_flush_memory(int nic, const struct r2_mr_keys *keys, const void *at, uint64_t *ticket)
 {
     struct r2_vnic *v = &r2_verbs.nics[nic];
     struct r2_vflush *f = v->flush;
-    int rc = -ENODEV;
+    int rc;
 
-    if (!f || !keys || !atomic_load(&keys->has[v->hca_index]))
+    if (!f || !keys || !atomic_load(&keys->has[v->slot]))
         return -ENODEV;
     pthread_mutex_lock(&f->lock);
-    if (f->ready && !atomic_load(&v->hca->gone))
-        rc = f->posted - f->done < DEPTH - 1
-                 ? post_read(f, at, atomic_load(&keys->rkey[v->hca_index]))
-                 : failed(f);
-    else if (!f->ready)
-        rc = failed(f);
+    rc = f->now && f->posted - (f->done > f->lost ? f->done : f->lost) < DEPTH - 1
+             ? post_read(f, at, atomic_load(&keys->rkey[v->slot]))
+             : failed(f);
     *ticket = f->posted;
     pthread_mutex_unlock(&f->lock);
     return rc;
@@ -166,9 +248,9 @@ int r2_verbs_flushed(int nic, uint64_t ticket)
     int rc, n = 0;
 
     pthread_mutex_lock(&f->lock);
-    while (f->ready && (n = ibv_poll_cq(f->cq, 1, &wc)) > 0) {
+    while (f->now && (n = ibv_poll_cq(f->now->cq, 1, &wc)) > 0) {
         if (wc.status != IBV_WC_SUCCESS) {
-            R2_WARN_LIMIT("%s: flush of GPU memory: %s", f->nic->hca->name,
+            R2_WARN_LIMIT("%s: flush of GPU memory: %s", f->now->hca->name,
                           r2_wc_info((int)wc.status)->meaning);
             n = -1;
             break;
@@ -177,7 +259,7 @@ int r2_verbs_flushed(int nic, uint64_t ticket)
     }
     if (n < 0)
         failed(f);
-    rc = f->done >= ticket ? 1 : f->lost >= ticket ? -EIO : 0;
+    rc = ticket > f->lost_from && ticket <= f->lost ? -EIO : f->done >= ticket;
     pthread_mutex_unlock(&f->lock);
     return rc;
 }

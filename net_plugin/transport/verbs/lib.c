@@ -51,6 +51,7 @@ static const struct symbol {
     R2_OPT(reg_dmabuf_mr, "IBVERBS_1.12"),
     R2_OPT(reg_mr_iova2, "IBVERBS_1.8"),
     R2_OPT(fork_init, "IBVERBS_1.1"),
+    R2_OPT(get_device_guid, "IBVERBS_1.1"),
 };
 
 int r2_ibv_load(const char *name, char *why, size_t cap)

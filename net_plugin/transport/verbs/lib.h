@@ -44,6 +44,7 @@ struct r2_ibv {
     struct ibv_mr *(*reg_mr_iova2)(struct ibv_pd *pd, void *addr, size_t len, uint64_t iova,
                                    unsigned int access);
     int (*fork_init)(void);
+    __be64 (*get_device_guid)(struct ibv_device *dev);
 };
 
 extern struct r2_ibv r2_ibv;

@@ -393,9 +393,14 @@ void r2_meet_accepted(int fd, int nic, const struct r2_tcp_hello *h)
 
     memcpy(p.local_process, h->to, 16);
     memcpy(p.remote_process, h->from, 16);
-    if (h->remote_nic != nic || !v->hca || atomic_load(&v->hca->gone) ||
-        r2_verbs.ev->secret(h->to, p.secret) || !(ep = r2_vep_new(&p))) {
+    if (h->remote_nic != nic || v->slot < 0 || r2_verbs.ev->secret(h->to, p.secret) ||
+        !(ep = r2_vep_new(&p))) {
         r2_tcp_close_fd(fd, true);
+        return;
+    }
+    if (!ep->hca) { /* not there */
+        r2_tcp_close_fd(fd, true);
+        r2_vep_put(ep);
         return;
     }
     ep->stage = R2_V_CARD;

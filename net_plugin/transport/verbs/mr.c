@@ -3,7 +3,13 @@
  * range; a late key counts from the next clear-to-send on.
  *
  * The same range is registered once, however many connections name it, and the last of them really
- * deregisters it: nothing is kept for later, so that a key is dead when its last owner says so. */
+ * deregisters it: nothing is kept for later, so that a key is dead when its last owner says so.
+ *
+ * A device that is gone lets go of all of them (r2_verbs_purge), and one that is back gets all that
+ * are registered then (r2_verbs_adopt). None is missed: whoever registers puts the range into the
+ * cache before it looks which devices there are, and a device is there before it looks into the
+ * cache; whichever comes second does it, and both do no harm. Commands about one device run one
+ * after another, on its thread. */
 #include <errno.h>
 #include <fcntl.h>
 #include <stdlib.h>
@@ -17,16 +23,25 @@
 
 static pthread_mutex_t cache_lock = PTHREAD_MUTEX_INITIALIZER;
 static struct r2_list cache = {&cache, &cache};
-/* Bit per device that did not answer: its next command is not waited for as long again. */
+/* Bit per device (struct mr_cmd) that did not answer: its next command is not waited for as long
+ * again. */
 static atomic_uint late;
 #define LATE_NS (UINT64_C(50) * 1000000)
 
-/* One command for one device; the last of the two sides frees it. */
+/* One command for one device, which it uses; the last of the two sides frees it. */
 struct mr_cmd {
     struct r2_cmd cmd;
-    struct mr_wait *wait;
+    struct mr_wait *wait; /* NULL: nobody waits */
     struct r2_mr_keys *keys;
-    int hca;
+    struct r2_hca *hca;
+    uint32_t bit; /* of its slot; another one while it is gone */
+};
+
+/* A registration of a device that was removed, which its command thread has not come to yet. */
+struct left_over {
+    struct r2_cmd cmd;
+    struct r2_hca *hca; /* used */
+    struct ibv_mr *mr;
 };
 
 struct mr_wait {
@@ -101,45 +116,139 @@ static void keys_put(struct r2_mr_keys *keys)
 
 static void cmd_over(struct mr_cmd *c, bool failed)
 {
-    pthread_mutex_lock(&c->wait->lock);
-    c->wait->left &= ~(1u << c->hca);
-    c->wait->failed |= failed;
-    atomic_fetch_and(&late, ~(1u << c->hca)); /* under the lock: behind the mark of who waited */
-    pthread_cond_signal(&c->wait->done);
-    pthread_mutex_unlock(&c->wait->lock);
-    wait_put(c->wait);
+    if (c->wait) {
+        pthread_mutex_lock(&c->wait->lock);
+        c->wait->left &= ~c->bit;
+        c->wait->failed |= failed;
+        atomic_fetch_and(&late, ~c->bit); /* under the lock: behind the mark of who waited */
+        pthread_cond_signal(&c->wait->done);
+        pthread_mutex_unlock(&c->wait->lock);
+        wait_put(c->wait);
+    }
     keys_put(c->keys);
+    r2_hca_unuse(c->hca);
     free(c);
+}
+
+/* mr[] and of[]: a leaf. A device that was late may still be at it while another has its slot. */
+static pthread_mutex_t slot_lock = PTHREAD_MUTEX_INITIALIZER;
+
+static void run_left_over(struct r2_cmd *cmd)
+{
+    struct left_over *l = R2_CONTAINER_OF(cmd, struct left_over, cmd);
+
+    r2_ibv.dereg_mr(l->mr);
+    r2_hca_unuse(l->hca);
+    free(l);
+}
+
+/* Under the lock: a device that was removed makes room, however late its thread is. */
+static bool make_room(struct r2_mr_keys *k, int at)
+{
+    struct left_over *l;
+
+    if (!k->of[at])
+        return true;
+    l = atomic_load(&k->of[at]->removed) ? calloc(1, sizeof(*l)) : NULL;
+    if (!l)
+        return false;
+    r2_list_init(&l->cmd.node);
+    l->cmd.run = run_left_over;
+    l->hca = k->of[at];
+    l->mr = k->mr[at];
+    r2_cmd_post(l->hca, &l->cmd);
+    return true;
+}
+
+/* False: it came too late, or another one is there. */
+static bool put_in(struct r2_mr_keys *k, struct r2_hca *hca, struct ibv_mr *mr)
+{
+    int at = hca->slot;
+    bool ok;
+
+    pthread_mutex_lock(&slot_lock);
+    ok = !atomic_load(&hca->gone) && make_room(k, at);
+    if (ok) {
+        r2_hca_use(hca);
+        k->of[at] = hca;
+        k->mr[at] = mr;
+        atomic_store(&k->lkey[at], mr->lkey);
+        atomic_store(&k->rkey[at], mr->rkey);
+        atomic_store(&k->has[at], true);
+    }
+    pthread_mutex_unlock(&slot_lock);
+    return ok;
+}
+
+/* What the device has of it; deregistering is the caller's, who then stops using the device. */
+static struct ibv_mr *take_out(struct r2_mr_keys *k, struct r2_hca *hca)
+{
+    struct ibv_mr *mr = NULL;
+    int at = hca->slot;
+
+    pthread_mutex_lock(&slot_lock);
+    if (k->of[at] == hca) {
+        mr = k->mr[at];
+        atomic_store(&k->has[at], false);
+        k->mr[at] = NULL;
+        k->of[at] = NULL;
+    }
+    pthread_mutex_unlock(&slot_lock);
+    return mr;
+}
+
+static bool has_it(struct r2_mr_keys *k, struct r2_hca *hca)
+{
+    bool has;
+
+    pthread_mutex_lock(&slot_lock);
+    has = k->of[hca->slot] == hca;
+    pthread_mutex_unlock(&slot_lock);
+    return has;
+}
+
+static void reg_one(struct r2_mr_keys *k, struct r2_hca *hca)
+{
+    int access = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE |
+                 (k->device ? IBV_ACCESS_REMOTE_READ : 0); /* flush.c */
+    struct ibv_mr *mr = NULL;
+
+    if (atomic_load(&hca->gone) || has_it(k, hca))
+        return;
+    if (k->dmabuf_fd >= 0)
+        mr = r2_ibv.reg_dmabuf_mr
+                 ? r2_ibv.reg_dmabuf_mr(hca->pd, k->dmabuf_offset, k->size,
+                                        (uint64_t)(uintptr_t)k->data, k->dmabuf_fd, access)
+                 : NULL;
+    else
+        mr = r2_ibv.reg_mr(hca->pd, k->data, k->size, access);
+    if (!mr && !atomic_load(&hca->gone))
+        R2_WARN_LIMIT("%s cannot register %zu bytes of %s memory (%s): its NICs are no path "
+                      "for them",
+                      hca->name, k->size, k->device ? "device" : "host", strerror(errno));
+    if (mr && !put_in(k, hca, mr))
+        r2_ibv.dereg_mr(mr);
+}
+
+/* 0, or an error: nobody knows. A device that was removed took its keys with it. */
+static int dereg_one(struct r2_mr_keys *k, struct r2_hca *hca)
+{
+    struct ibv_mr *mr = take_out(k, hca);
+    int rc = 0;
+
+    if (!mr)
+        return 0;
+    if (r2_ibv.dereg_mr(mr) && !r2_hca_removed(hca))
+        rc = -EIO;
+    r2_hca_unuse(hca);
+    return rc;
 }
 
 static void run_reg(struct r2_cmd *cmd)
 {
     struct mr_cmd *c = R2_CONTAINER_OF(cmd, struct mr_cmd, cmd);
-    struct r2_hca *hca = &r2_verbs.hcas[c->hca];
-    struct r2_mr_keys *k = c->keys;
-    int access = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE |
-                 (k->device ? IBV_ACCESS_REMOTE_READ : 0); /* flush.c */
-    struct ibv_mr *mr = NULL;
 
-    if (!atomic_load(&hca->gone)) {
-        if (k->dmabuf_fd >= 0)
-            mr = r2_ibv.reg_dmabuf_mr
-                     ? r2_ibv.reg_dmabuf_mr(hca->pd, k->dmabuf_offset, k->size,
-                                            (uint64_t)(uintptr_t)k->data, k->dmabuf_fd, access)
-                     : NULL;
-        else
-            mr = r2_ibv.reg_mr(hca->pd, k->data, k->size, access);
-        if (!mr)
-            R2_WARN_LIMIT("%s cannot register %zu bytes of %s memory (%s): its NICs are no path "
-                          "for them",
-                          hca->name, k->size, k->device ? "device" : "host", strerror(errno));
-    }
-    if (mr) {
-        k->mr[c->hca] = mr;
-        atomic_store(&k->lkey[c->hca], mr->lkey);
-        atomic_store(&k->rkey[c->hca], mr->rkey);
-        atomic_store(&k->has[c->hca], true);
-    }
+    reg_one(c->keys, c->hca);
     cmd_over(c, false);
 }
 
@@ -148,65 +257,76 @@ static void run_reg(struct r2_cmd *cmd)
 static void run_rekey(struct r2_cmd *cmd)
 {
     struct mr_cmd *c = R2_CONTAINER_OF(cmd, struct mr_cmd, cmd);
-    struct r2_hca *hca = &r2_verbs.hcas[c->hca];
-    struct r2_mr_keys *k = c->keys;
-    struct ibv_mr *old = k->mr[c->hca], *mr = NULL;
+    struct ibv_mr *old = take_out(c->keys, c->hca);
     int rc = 0;
 
-    if (old && !atomic_load(&hca->gone))
-        mr = r2_ibv.reg_mr(hca->pd, k->data, k->size,
-                           IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE |
-                               (k->device ? IBV_ACCESS_REMOTE_READ : 0));
-    if (mr) {
-        atomic_store(&k->lkey[c->hca], mr->lkey);
-        atomic_store(&k->rkey[c->hca], mr->rkey);
-    } else {
-        atomic_store(&k->has[c->hca], false);
+    if (old) {
+        reg_one(c->keys, c->hca); /* before, so that the new key is another one */
+        rc = r2_ibv.dereg_mr(old) && !r2_hca_removed(c->hca);
+        r2_hca_unuse(c->hca);
     }
-    k->mr[c->hca] = mr;
-    if (old)
-        rc = r2_ibv.dereg_mr(old);
-    cmd_over(c, rc && !atomic_load(&hca->gone));
+    cmd_over(c, rc);
 }
 
 static void run_dereg(struct r2_cmd *cmd)
 {
     struct mr_cmd *c = R2_CONTAINER_OF(cmd, struct mr_cmd, cmd);
-    struct ibv_mr *mr = c->keys->mr[c->hca];
-    int rc = 0;
 
-    atomic_store(&c->keys->has[c->hca], false);
-    c->keys->mr[c->hca] = NULL;
-    if (mr)
-        rc = r2_ibv.dereg_mr(mr);
-    /* A device that is gone took its keys with it: the kernel has reset it. */
-    cmd_over(c, rc && !atomic_load(&r2_verbs.hcas[c->hca].gone));
+    cmd_over(c, dereg_one(c->keys, c->hca) != 0);
 }
 
-/* Runs it on every device, in the order in which commands of the range were given. */
+/* One that is gone has the bit of its slot shifted. */
+static uint32_t bit_of(const struct r2_hca *hca)
+{
+    _Static_assert(2 * R2_MAX_HCAS <= 32, "a bit each");
+    return 1u << (hca->slot + (atomic_load(&hca->gone) ? R2_MAX_HCAS : 0));
+}
+
+/* The command uses the device from now on. `w` NULL: nobody waits for it. */
+static bool give(struct r2_mr_keys *keys, struct r2_hca *hca, struct mr_wait *w,
+                 void (*run)(struct r2_cmd *))
+{
+    struct mr_cmd *c = calloc(1, sizeof(*c));
+
+    if (!c)
+        return false;
+    *c = (struct mr_cmd){.wait = w, .keys = keys, .hca = hca, .bit = bit_of(hca)};
+    if (w) {
+        atomic_fetch_add(&w->refs, 1);
+        pthread_mutex_lock(&w->lock);
+        w->left |= c->bit;
+        pthread_mutex_unlock(&w->lock);
+    }
+    atomic_fetch_add(&keys->refs, 1);
+    r2_list_init(&c->cmd.node);
+    c->cmd.run = run;
+    r2_cmd_post(hca, &c->cmd);
+    return true;
+}
+
+/* Runs it on every device, in the order in which commands of the range were given. One that is gone
+ * registers nothing, but it may still have to let go of something; nobody waits for one that the
+ * kernel has let go of. */
 static int on_all(struct r2_mr_keys *keys, void (*run)(struct r2_cmd *))
 {
+    struct r2_hca *hcas[2 * R2_MAX_HCAS];
+    int n = r2_hcas_use(hcas, run != run_reg), rc;
     struct mr_wait *w = wait_new();
-    int rc;
 
+    for (int i = 0; i < n; i++) {
+        bool removed = atomic_load(&hcas[i]->removed);
+
+        if (w && give(keys, hcas[i], removed ? NULL : w, run))
+            continue;
+        r2_hca_unuse(hcas[i]);
+        if (w) {
+            pthread_mutex_lock(&w->lock);
+            w->failed = true;
+            pthread_mutex_unlock(&w->lock);
+        }
+    }
     if (!w)
         return -ENOMEM;
-    for (int i = 0; i < r2_verbs.n_hcas; i++) {
-        struct mr_cmd *c = calloc(1, sizeof(*c));
-
-        pthread_mutex_lock(&w->lock);
-        w->left |= c ? 1u << i : 0;
-        w->failed |= !c;
-        pthread_mutex_unlock(&w->lock);
-        if (!c)
-            continue;
-        atomic_fetch_add(&w->refs, 1);
-        atomic_fetch_add(&keys->refs, 1);
-        *c = (struct mr_cmd){.wait = w, .keys = keys, .hca = i};
-        r2_list_init(&c->cmd.node);
-        c->cmd.run = run;
-        r2_cmd_post(&r2_verbs.hcas[i], &c->cmd);
-    }
     rc = wait_all(w);
     wait_put(w);
     return rc;
@@ -238,7 +358,7 @@ static int usable(struct r2_mr_keys *keys, struct r2_mr_keys **out)
 {
     bool any = !keys->device;
 
-    for (int i = 0; i < r2_verbs.n_hcas; i++)
+    for (int i = 0; i < r2_verbs.n_slots; i++)
         any |= atomic_load(&keys->has[i]);
     if (!any) {
         r2_verbs_dereg(keys, false);
@@ -309,9 +429,53 @@ int r2_verbs_dereg(struct r2_mr_keys *keys, bool revoke)
     return rc;
 }
 
-static int hca_of(int nic)
+/* All ranges that are registered now, each with a reference; freed by the caller. */
+static struct r2_mr_keys **all_ranges(int *count)
 {
-    return r2_verbs.nics[nic].hca ? r2_verbs.nics[nic].hca_index : -1;
+    struct r2_mr_keys **out;
+    struct r2_list *n;
+    int cap = 0;
+
+    *count = 0;
+    pthread_mutex_lock(&cache_lock);
+    R2_LIST_FOR_EACH (n, &cache)
+        cap++;
+    out = calloc((size_t)cap + 1, sizeof(*out));
+    R2_LIST_FOR_EACH (n, &cache) {
+        if (!out)
+            break;
+        out[*count] = R2_CONTAINER_OF(n, struct r2_mr_keys, node);
+        atomic_fetch_add(&out[(*count)++]->refs, 1);
+    }
+    pthread_mutex_unlock(&cache_lock);
+    return out;
+}
+
+void r2_verbs_adopt(struct r2_hca *hca)
+{
+    int n;
+    struct r2_mr_keys **ranges = all_ranges(&n);
+
+    atomic_fetch_and(&late, ~(bit_of(hca) * (1u | 1u << R2_MAX_HCAS))); /* it was not late */
+    for (int i = 0; i < n; i++) {
+        reg_one(ranges[i], hca);
+        keys_put(ranges[i]);
+    }
+    free(ranges);
+}
+
+/* A range that is being deregistered meanwhile has a command of its own behind this one. */
+void r2_verbs_purge(struct r2_hca *hca)
+{
+    int n;
+    struct r2_mr_keys **ranges = all_ranges(&n);
+
+    for (int i = 0; i < n; i++) {
+        if (dereg_one(ranges[i], hca))
+            R2_WARN_LIMIT("%s does not confirm that memory is deregistered", hca->name);
+        keys_put(ranges[i]);
+    }
+    free(ranges);
 }
 
 int r2_verbs_remote_keys(const struct r2_mr_keys *keys, uint32_t out[R2_WIRE_MAX_NICS])
@@ -319,7 +483,7 @@ int r2_verbs_remote_keys(const struct r2_mr_keys *keys, uint32_t out[R2_WIRE_MAX
     int n = 0;
 
     for (int i = 0; i < R2_WIRE_MAX_NICS && i < R2_MAX_NICS; i++) {
-        int h = hca_of(i);
+        int h = r2_verbs.nics[i].slot;
 
         out[i] = h >= 0 && atomic_load(&keys->has[h]) ? atomic_load(&keys->rkey[h]) : 0;
         if (out[i])
@@ -330,7 +494,7 @@ int r2_verbs_remote_keys(const struct r2_mr_keys *keys, uint32_t out[R2_WIRE_MAX
 
 bool r2_verbs_registered(const struct r2_ep *ep, const struct r2_mr_keys *keys)
 {
-    int h = hca_of(ep->params.local_nic);
+    int h = ep->nic->slot;
 
     return keys && h >= 0 && atomic_load_explicit(&keys->has[h], memory_order_relaxed);
 }
@@ -341,11 +505,13 @@ unsigned r2_verbs_memory(int nic)
     struct r2_hca *hca;
 
     r2_verbs_prepare();
-    hca = nic >= 0 && nic < R2_MAX_NICS ? r2_verbs.nics[nic].hca : NULL;
-
-    if (hca && hca->peermem)
+    hca = nic >= 0 && nic < R2_MAX_NICS ? r2_vnic_use(&r2_verbs.nics[nic]) : NULL;
+    if (!hca)
+        return kinds;
+    if (hca->peermem)
         kinds |= R2_MEMORY_DEVICE;
-    if (hca && hca->dmabuf)
+    if (hca->dmabuf)
         kinds |= R2_MEMORY_DMABUF;
+    r2_hca_unuse(hca);
     return kinds;
 }

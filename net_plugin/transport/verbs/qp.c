@@ -6,6 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <unistd.h>
 
 #include "settings/settings.h"
 #include "transport/verbs/verbs.h"
@@ -211,17 +212,28 @@ int r2_qps_destroy(struct r2_ep *ep)
     return rc;
 }
 
+/* What a device that was removed does not give back is no use to anybody: the library keeps it. */
 void r2_qps_release(struct r2_ep *ep)
 {
+    bool removed = false;
+
     if (r2_qps_destroy(ep)) {
-        R2_WARN_LIMIT("%s does not destroy a queue pair: it is left behind", ep->hca->name);
-        return; /* the rest is still in use */
+        removed = r2_hca_removed(ep->hca);
+        if (!removed) {
+            R2_WARN_LIMIT("%s does not destroy a queue pair: it is left behind", ep->hca->name);
+            return; /* the rest is still in use */
+        }
+        for (int i = 0; i < vqp_count(ep); i++) {
+            if (vqp_at(ep, i)->qp)
+                atomic_fetch_sub(&ep->nic->qps, 1);
+            vqp_at(ep, i)->qp = NULL;
+        }
     }
-    if (ep->cq)
+    if (ep->cq && !removed)
         r2_ibv.destroy_cq(ep->cq);
-    if (ep->channel)
-        r2_ibv.destroy_comp_channel(ep->channel);
-    if (ep->mr && r2_ibv.dereg_mr(ep->mr))
+    if (ep->channel && (removed || r2_ibv.destroy_comp_channel(ep->channel)))
+        close(ep->channel->fd); /* the library does not, while it still has the queue */
+    if (ep->mr && r2_ibv.dereg_mr(ep->mr) && !r2_hca_removed(ep->hca))
         return; /* the device may still write there */
     if (ep->memory)
         munmap(ep->memory, ep->memory_len);

@@ -8,7 +8,7 @@
  *
  * Locks: ep->lock guards all of an endpoint; upcalls (the peer's lock) are made under it, except
  * `up` and `failed`. Whoever finds it taken leaves a mark and goes; the holder looks again
- * (ep_run). r2_verbs.lock (list of endpoints), a NIC's and the cache's lock are leaves.
+ * (ep_run). r2_verbs.lock (list of endpoints), a NIC's, the cache's and a device's lock are leaves.
  *
  * Verbs commands (anything but posting and polling) enter the kernel and may wait for the device's
  * firmware for ever: they run on the device's command thread (cmd.c), never on a thread of NCCL's
@@ -36,6 +36,7 @@
 #define R2_HEAD_SLOT 64
 #define R2_VERBS_COUNT_NS UINT64_C(500000000) /* so long after the last chunk it is counted */
 #define R2_MAX_HCAS 16
+#define R2_MAX_HCA_PORTS 4
 
 #define R2_VERBS_MEET_NS (3 * UINT64_C(1000000000))
 #define R2_VERBS_DRAIN_NS (1 * UINT64_C(1000000000)) /* flushes after ERR, before destroying */
@@ -49,24 +50,43 @@ struct r2_cmd {
     void (*run)(struct r2_cmd *cmd);
 };
 
+/* A device as it was opened once. One that was removed and is back is opened anew, as another of
+ * these in the same slot; nothing of the old one is used for it. hca.c. */
 struct r2_hca {
+    int slot;
+    atomic_int refs; /* the slot, the command thread: who may read this struct */
     char name[64];
+    struct ibv_device **list; /* keeps `dev` what it is, so that another one is told from it */
+    struct ibv_device *dev;
     struct ibv_context *ctx;
     struct ibv_pd *pd;
     struct ibv_device_attr attr;
     bool dmabuf, peermem;
-    atomic_bool gone; /* fatal event: nothing new is made on it */
+    atomic_bool gone;    /* it failed or was removed: nothing new is made on it */
+    atomic_bool removed; /* the kernel has let go of it, and with it of all that was made on it */
+    atomic_bool doubted; /* was waited for in vain: not once more (hca.c) */
     struct r2_io_fd async;
-    pthread_mutex_t lock; /* cmds */
+    struct r2_task leave; /* after its events are listened to no more */
+    struct r2_cmd open, purge;
+    pthread_mutex_t lock; /* cmds, users */
     pthread_cond_t more;
     struct r2_list cmds;
+    int users; /* of ctx: the slot until it is gone, endpoints, registrations; 0: it is closed */
     pthread_t thread;
+};
+
+/* Where a device belongs, while it is there and while it is not. Under r2_verbs.hca_lock. */
+struct r2_slot {
+    char name[64];
+    uint64_t guid;         /* 0: the library does not tell */
+    struct r2_hca *now;    /* NULL: none */
+    struct r2_hca *dead;   /* the last one; while `now` is NULL */
+    struct r2_hca *coming; /* being opened */
 };
 
 /* What RDMA there is behind a NIC of the engine. */
 struct r2_vnic {
-    struct r2_hca *hca; /* NULL: none */
-    int hca_index;
+    int slot; /* -1: none */
     uint8_t port;
     atomic_int qps;       /* open now */
     pthread_mutex_t lock; /* the rest */
@@ -90,7 +110,8 @@ struct r2_mr_keys {
     bool device;
     int dmabuf_fd;
     uint64_t dmabuf_offset;
-    struct ibv_mr *mr[R2_MAX_HCAS]; /* written by the device's command thread */
+    struct ibv_mr *mr[R2_MAX_HCAS]; /* with `of` by command threads, under a lock of mr.c */
+    struct r2_hca *of[R2_MAX_HCAS]; /* whose it is, by slot; used (r2_hca_use) while it is set */
     atomic_uint lkey[R2_MAX_HCAS];  /* valid while `has` is set */
     atomic_uint rkey[R2_MAX_HCAS];
     atomic_bool has[R2_MAX_HCAS];
@@ -159,7 +180,7 @@ struct r2_ep {
     struct r2_verbs_card mine, theirs;
 
     /* queue pairs */
-    struct r2_hca *hca;
+    struct r2_hca *hca; /* used; NULL: there was none */
     struct r2_vnic *nic;
     uint8_t port;
     struct ibv_comp_channel *channel;
@@ -175,6 +196,7 @@ struct r2_ep {
 
     /* fence */
     enum r2_v_fence fence;
+    atomic_bool told_removed;       /* r2_fence_removed has seen it */
     uint64_t drain_until, fence_at; /* fence_at: when it was asked for */
     bool on_purpose;                /* memory was taken back: nobody is to blame */
 
@@ -201,8 +223,9 @@ struct r2_ep {
 struct r2_verbs {
     const struct r2_transport_events *ev;
     uint8_t process[16];
-    struct r2_hca hcas[R2_MAX_HCAS];
-    int n_hcas;
+    pthread_mutex_t hca_lock; /* slots; a leaf but for r2_hca.lock */
+    struct r2_slot slots[R2_MAX_HCAS];
+    int n_slots;
     struct r2_vnic nics[R2_MAX_NICS];
     pthread_mutex_t lock;
     struct r2_list eps;
@@ -253,22 +276,48 @@ static inline uint64_t r2_wr_id(enum r2_wr_kind kind, int q, uint32_t slot)
     return (uint64_t)kind << 48 | (uint64_t)(unsigned)q << 32 | slot;
 }
 
-/* device.c */
+/* hca.c: devices come and go */
 int r2_hcas_open(void);
 /* Events are listened to from now on. */
 void r2_hcas_watch(void);
+/* The device of a slot, or of a NIC, to be given back with r2_hca_unuse; NULL: it is not there. */
+struct r2_hca *r2_hca_at(int slot);
+struct r2_hca *r2_vnic_use(const struct r2_vnic *nic);
+/* All that are there and, with `dead`, those that are gone and not closed yet. Returns how many. */
+int r2_hcas_use(struct r2_hca *out[2 * R2_MAX_HCAS], bool dead);
+void r2_hca_use(struct r2_hca *hca); /* by somebody who uses it */
+void r2_hca_unuse(struct r2_hca *hca);
+/* It failed or was removed: its endpoints end, its memory is let go of, and it is looked for. */
+void r2_hca_gone(struct r2_hca *hca, const char *why);
+/* A path failed: perhaps because its device vanished without a word. */
+void r2_hcas_doubt(void);
+/* On its command thread, after a command failed: true once the kernel has let go of the device,
+ * which is waited for once, in bounded time. */
+bool r2_hca_removed(struct r2_hca *hca);
+
+/* device.c */
 int r2_vnics_match(void);
-/* Reads state, LID and GID of the NIC's port; true if the GID or LID changed. */
-bool r2_vnic_refresh(struct r2_vnic *nic);
+void r2_hca_events(struct r2_io_fd *async, uint32_t events);
+/* On the command thread: reads state, LID and GID of the NIC's port; true if GID or LID changed. */
+bool r2_vnic_refresh(struct r2_vnic *nic, struct r2_hca *hca);
+/* On the command thread: the device is there, and the slot's NICs have it. */
+void r2_vnics_up(struct r2_hca *hca);
+/* The slot's NICs are without their device. */
+void r2_vnics_down(int slot, const char *why);
 /* The NIC has another address: its GID is looked for again; endpoints with the old one end. */
 int r2_vnic_rebind(int nic);
+/* Ends the endpoints of a device. */
+void r2_veps_fail(struct r2_hca *hca, int err);
 
-/* cmd.c: runs commands of one device in order. */
+/* cmd.c: runs commands of one device in order, then closes it (hca.c). */
+void r2_hca_close(struct r2_hca *hca);
 int r2_cmd_start(struct r2_hca *hca);
 void r2_cmd_post(struct r2_hca *hca, struct r2_cmd *cmd);
 
 /* flush.c: reads by which a NIC shows what it has written into memory of devices */
 void r2_vflush_start(struct r2_vnic *nic);
+/* The NIC's device is gone. */
+void r2_vflush_stop(struct r2_vnic *nic);
 int r2_verbs_flush_memory(int nic, const struct r2_mr_keys *keys, const void *at, uint64_t *ticket);
 int r2_verbs_flushed(int nic, uint64_t ticket);
 
@@ -278,6 +327,10 @@ int r2_verbs_reg(const struct r2_memory *memory, struct r2_mr_keys **out);
 int r2_verbs_dereg(struct r2_mr_keys *keys, bool revoke);
 int r2_verbs_remote_keys(const struct r2_mr_keys *keys, uint32_t out[R2_WIRE_MAX_NICS]);
 bool r2_verbs_registered(const struct r2_ep *ep, const struct r2_mr_keys *keys);
+/* On the command thread: registers every range with a device that has come back, and lets go of
+ * those of one that is gone. */
+void r2_verbs_adopt(struct r2_hca *hca);
+void r2_verbs_purge(struct r2_hca *hca);
 
 /* ep.c */
 /* The library is opened and its devices are found, once; from the start on, or before if somebody
@@ -321,6 +374,9 @@ void r2_fence_begin(struct r2_ep *ep);
 void r2_fence_poll(struct r2_ep *ep);
 void r2_fence_end(struct r2_cmd *cmd);
 void r2_fence_destroy(struct r2_cmd *cmd);
+/* No lock: the kernel has let go of the device (`removed` is set). What is not confirmed yet is
+ * now. */
+void r2_fence_removed(struct r2_hca *hca);
 
 /* data.c, under ep->lock: 0 or -errno */
 int r2_data_poll(struct r2_ep *ep);
