@@ -278,7 +278,8 @@ $(fakecuda): $(B)/obj/tests/shim/fakecuda.o
 	@$(CC) -shared $(san_flags) $(CFLAGS) $(LDFLAGS) -Wl,-soname,$(@F) -o $@ $^ $(libs)
 $(B)/tests/unit/test_shim_exec: | $(fakecuda)
 
-$(B)/tests/unit/test_shim $(B)/tests/unit/test_shim_plan $(B)/tests/unit/test_shim_exec: | $(noop) $(noop_old)
+$(B)/tests/unit/test_shim $(B)/tests/unit/test_shim_plan $(B)/tests/unit/test_shim_exec \
+	$(B)/tests/unit/test_shim_trace: | $(noop) $(noop_old)
 $(B)/tests/unit/test_tuner $(B)/tests/unit/test_tree_allreduce: | $(plugin) $(host)
 
 $(patsubst %,$(B)/tests/unit/test_verbs_%,fence revoke device removal): | $(if $(fake_src),$(fake))

@@ -42,6 +42,11 @@ static int number_or(const char *text, int otherwise)
     return (int)value;
 }
 
+int r2_control_env_rank(void)
+{
+    return number_or(first_set(rank_variables), -1);
+}
+
 static ssize_t read_file(const char *path, char *buf, size_t size)
 {
     int fd = open(path, O_RDONLY | O_CLOEXEC);

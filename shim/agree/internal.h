@@ -43,6 +43,7 @@ struct r2_agree {
     /* The application's thread and the service's meet here without a lock: see agree.c. */
     _Atomic uint64_t next;  /* index of the next collective; the application's thread writes */
     _Atomic uint64_t fence; /* from this index on, lookup takes the lock */
+    atomic_bool parked;     /* in r2_agree_hold: the next collective has not begun */
 
     /* the application's thread */
     bool started;
@@ -62,10 +63,12 @@ struct r2_agree {
     int nobjects;
     void **garbage; /* to be released by the service thread */
     int ngarbage, garbage_room;
-    bool aborted, dying, gone, waiting, busy;
+    bool aborted, dying, gone, waiting, held, busy;
     uint64_t waiting_since;
     uint8_t *wanted; /* a plan to be proposed; busy: one is being proposed */
     size_t wanted_len;
+    uint64_t wanted_at; /* from this index on; 0: the horizon says */
+    uint64_t nudges;
     struct r2_agree_report report;
     bool report_new;
     struct r2_agree_stats stats;
@@ -86,6 +89,7 @@ struct r2_agree {
     enum r2_agree_phase phase;
     uint8_t *plan; /* of the proposal under way */
     size_t plan_len;
+    uint64_t plan_at;
     uint64_t phase_ns, repeat_ns, sample_ns;
     int tries;
     struct r2_agree_horizon horizon;
@@ -134,6 +138,16 @@ void r2_agree_member_send(struct r2_agree *a, uint32_t rank, enum r2_agree_kind 
                           size_t second_len);
 void r2_agree_member_to_root(struct r2_agree *a, enum r2_agree_kind kind, const void *payload,
                              size_t len);
+
+/* The next index, as far as a promise is concerned: collectives above it have not begun. Called
+ * after the fence was set (agree.c has the argument). */
+static inline uint64_t r2_agree_begun(struct r2_agree *a)
+{
+    bool parked = atomic_load(&a->parked); /* before `next` */
+    uint64_t next = atomic_load(&a->next);
+
+    return parked && next > 0 ? next - 1 : next;
+}
 
 /* Recomputes the fence from the machine; member lock held. */
 void r2_agree_member_fence(struct r2_agree *a);

@@ -157,7 +157,7 @@ static void r2_member_settle(struct r2_agree *a, const struct r2_agree_out *out)
         snprintf(a->why, sizeof(a->why), "a plan was decided without this rank's promise");
     }
     r2_agree_member_fence(a);
-    if (out->committed || out->aborted || a->machine.failed) {
+    if (out->promised || out->committed || out->aborted || a->machine.failed) {
         pthread_cond_broadcast(&a->wake);
     }
 }
@@ -198,7 +198,7 @@ static void r2_member_concluded(struct r2_agree *a, const struct r2_agree_out *o
     pthread_mutex_unlock(&a->lock);
     if (out->concluded_well) {
         r2_agree_horizon_committed(&a->horizon, took);
-    } else if (refused && a->tries < R2_MEMBER_TRIES && !a->closed) {
+    } else if (refused && a->tries < R2_MEMBER_TRIES && !a->plan_at && !a->closed) {
         a->tries++;
         r2_agree_horizon_refused(&a->horizon);
         a->phase = R2_PHASE_WATCH;
@@ -256,7 +256,7 @@ static uint64_t r2_member_hold(struct r2_agree *a, uint64_t at)
     if (at < atomic_load(&a->fence)) {
         atomic_store(&a->fence, at);
     }
-    return atomic_load(&a->next);
+    return r2_agree_begun(a);
 }
 
 static void r2_member_on_machine(struct r2_agree *a, int from, const struct r2_agree_frame *f,
@@ -272,7 +272,7 @@ static void r2_member_on_machine(struct r2_agree *a, int from, const struct r2_a
     if (r2_agree_msg_decode(payload, f->len, &msg, &plan, &len) != 0) {
         return;
     }
-    next = atomic_load(&a->next);
+    next = r2_agree_begun(a);
     pthread_mutex_lock(&a->lock);
     a->stats.received++;
     willing = r2_agree_machine_would_promise(&a->machine, from, &msg, next);
@@ -306,6 +306,7 @@ static void r2_member_take_wanted(struct r2_agree *a, uint64_t now)
     if (a->wanted && a->phase == R2_PHASE_NONE && a->state == R2_AGREE_READY) {
         a->plan = a->wanted;
         a->plan_len = a->wanted_len;
+        a->plan_at = a->wanted_at;
         a->wanted = NULL;
         a->busy = true;
         a->stats.proposals++;
@@ -334,6 +335,7 @@ static void r2_member_propose(struct r2_agree *a, uint64_t now)
     pthread_mutex_lock(&a->lock);
     at = r2_agree_horizon_pick(&a->horizon, atomic_load(&a->next));
     at = at > a->machine.committed_at ? at : a->machine.committed_at + 1;
+    at = a->plan_at ? a->plan_at : at;
     next = r2_member_hold(a, at);
     out = (struct r2_agree_out){0};
     rc = willing ? r2_agree_machine_propose(&a->machine, at, next, &out) : -1;
@@ -406,7 +408,7 @@ static void r2_member_lead(struct r2_agree *a, uint64_t now)
             r2_agree_horizon_sample(&a->horizon, atomic_load(&a->next), now);
             a->sample_ns = now;
         }
-        if (now >= a->phase_ns + R2_HORIZON_WATCH_NS) {
+        if (a->plan_at || now >= a->phase_ns + R2_HORIZON_WATCH_NS) {
             r2_member_propose(a, now);
         }
     }

@@ -32,6 +32,8 @@ static void start(void)
     r2_log_set_verbosity(settings->log);
     pthread_atfork(NULL, NULL, in_child);
     atomic_store(&state, settings->mode == R2_MODE_OFF ? OFF : ON);
+    if (settings->plan_trace[0] && settings->plan != R2_PLAN_SETTING_ON)
+        R2_WARN("R2CCL_PLAN_TRACE=%s does nothing without R2CCL_PLAN=on", settings->plan_trace);
 }
 
 bool r2_shim_on(void)

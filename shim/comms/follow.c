@@ -16,7 +16,7 @@
 #include "util/clock.h"
 #include "util/log.h"
 
-#define WIRE 2 /* of what must be equal on all ranks, with the settings below */
+#define WIRE 3 /* of what must be equal on all ranks, with the settings below */
 
 static uint64_t hash_text(const char *text, uint64_t hash)
 {
@@ -106,6 +106,7 @@ static void on_off(void *user, const char *why)
 
     R2_WARN_ONCE("a communicator of %d ranks has no plans: %s", f->nranks, why);
     r2_comm_row_plan(f->comm, NULL, why);
+    r2_trace_off(f);
 }
 
 static void on_reported(void *user, int rank, const struct r2_agree_report *report)
@@ -113,8 +114,12 @@ static void on_reported(void *user, int rank, const struct r2_agree_report *repo
     struct r2_follow *f = user;
 
     pthread_mutex_lock(&f->lock);
-    if (f->ready && rank >= 0 && rank < f->nranks)
+    if (f->ready && rank >= 0 && rank < f->nranks && f->trace.replay) {
+        f->words[rank] = report->flags;
+        r2_trace_reported(f, rank, report->flags);
+    } else if (f->ready && rank >= 0 && rank < f->nranks) {
         r2_leader_reported(f, rank, report);
+    }
     pthread_mutex_unlock(&f->lock);
     r2_watch_wake();
 }
@@ -128,7 +133,10 @@ static void on_decided(void *user, uint64_t epoch, uint64_t at, bool committed, 
                 (unsigned long long)r2_comms_id(f->comm), (unsigned long long)epoch,
                 (unsigned long long)at, why);
     pthread_mutex_lock(&f->lock);
-    r2_leader_decided(f, epoch, committed);
+    if (f->trace.replay)
+        r2_trace_decided(f, epoch, committed, why);
+    else
+        r2_leader_decided(f, epoch, committed);
     pthread_mutex_unlock(&f->lock);
     r2_watch_wake();
 }
@@ -147,7 +155,7 @@ static int on_accept(void *user, uint64_t epoch, const void *plan, size_t len, v
     rc = r2_plan_table_decode(&table, plan, len, f->nranks);
     if (rc)
         return rc;
-    if (!r2_seconds_ready(f->seconds, table)) {
+    if (!r2_trace_accept(f, table) || !r2_seconds_ready(f->seconds, table)) {
         r2_plan_table_free(table);
         return -EAGAIN;
     }
@@ -179,7 +187,7 @@ static uint32_t words_of(struct r2_follow *f, bool stop)
     if (!made) /* as it was */
         words = f->told.flags & (R2_FOLLOW_EPOCH | R2_FOLLOW_FAILED);
     return words | (made && failed ? R2_FOLLOW_FAILED : 0) | (stop ? R2_FOLLOW_STOP : 0) |
-           (f->unable ? R2_FOLLOW_UNABLE : 0);
+           (f->unable ? R2_FOLLOW_UNABLE : 0) | r2_trace_words(f);
 }
 
 static void show(struct r2_follow *f)
@@ -207,7 +215,7 @@ static void look(struct r2_watch_entry *entry, uint64_t capacity, uint32_t share
 
     pthread_mutex_lock(&f->lock);
     report.flags = words_of(f, r2_watch_stop());
-    tell = f->ready && capacity &&
+    tell = f->ready && (capacity || f->trace.replay) &&
            (!f->told_any || f->told.share != share || f->told.flags != report.flags);
     pthread_mutex_unlock(&f->lock);
     if (tell && r2_agree_report(f->agree, &report) == 0) {
@@ -219,13 +227,43 @@ static void look(struct r2_watch_entry *entry, uint64_t capacity, uint32_t share
     show(f);
     pthread_mutex_lock(&f->lock);
     if (f->ready && f->rank == 0)
-        r2_leader_turn(f, now);
+        (f->trace.replay ? r2_trace_turn : r2_leader_turn)(f, now);
     pthread_mutex_unlock(&f->lock);
 }
 
 /* ---- life */
 
-static struct r2_follow *make(struct r2_comm *comm, const struct r2_follow_birth *birth)
+static void unmake(struct r2_follow *f)
+{
+    r2_leader_free(f);
+    r2_trace_end(f);
+    r2_seconds_free(f->seconds);
+    pthread_mutex_destroy(&f->lock);
+    free(f->rank_node);
+    free(f->nodes);
+    free(f);
+}
+
+static void make_seconds(struct r2_follow *f, const struct r2_follow_birth *birth)
+{
+    struct r2_seconds_config config = {.real = r2_comms_real(f->comm),
+                                       .rank = birth->rank,
+                                       .nranks = birth->nranks,
+                                       .device = birth->device,
+                                       .has_config = birth->has_config,
+                                       .config = birth->config,
+                                       .net_name = birth->net_name,
+                                       .changed = r2_watch_wake};
+
+    if (!on())
+        return;
+    if (r2_force_available(config.real))
+        f->seconds = r2_seconds_new(&config);
+    f->unable = !f->seconds;
+}
+
+static struct r2_follow *make(struct r2_comm *comm, const struct r2_follow_birth *birth,
+                              struct r2_follow *parent, uint64_t salt)
 {
     struct r2_follow *f = calloc(1, sizeof(*f));
     struct r2_policy_config config = R2_POLICY_DEFAULT;
@@ -241,25 +279,9 @@ static struct r2_follow *make(struct r2_comm *comm, const struct r2_follow_birth
     f->entry.look = look;
     pthread_mutex_init(&f->lock, NULL);
     r2_policy_init(&f->policy, &config);
-    if (on() && !r2_force_available(r2_comms_real(comm))) {
-        f->unable = true;
-    } else if (on()) {
-        struct r2_seconds_config seconds = {.real = r2_comms_real(comm),
-                                            .rank = birth->rank,
-                                            .nranks = birth->nranks,
-                                            .device = birth->device,
-                                            .has_config = birth->has_config,
-                                            .config = birth->config,
-                                            .net_name = birth->net_name,
-                                            .changed = r2_watch_wake};
-
-        f->seconds = r2_seconds_new(&seconds);
-        f->unable = !f->seconds;
-    }
-    if (birth->rank == 0 && r2_leader_init(f)) {
-        r2_leader_free(f);
-        r2_seconds_free(f->seconds);
-        free(f);
+    make_seconds(f, birth);
+    if ((birth->rank == 0 && r2_leader_init(f)) || r2_trace_begin(f, parent, salt)) {
+        unmake(f);
         return NULL;
     }
     return f;
@@ -267,15 +289,16 @@ static struct r2_follow *make(struct r2_comm *comm, const struct r2_follow_birth
 
 static struct r2_follow *begin(struct r2_follow *f, int rc)
 {
+    struct r2_agree_view view;
+
     if (rc) {
         R2_WARN_ONCE("a communicator has no plans: %s", strerror(-rc));
-        r2_leader_free(f);
-        r2_seconds_free(f->seconds);
-        pthread_mutex_destroy(&f->lock);
-        free(f);
+        unmake(f);
         return NULL;
     }
     r2_watch_add(&f->entry);
+    if (f->trace.replay)
+        r2_agree_lookup(f->agree, true, &view); /* meets: the first plan may be near */
     return f;
 }
 
@@ -286,7 +309,7 @@ static struct r2_agree_config config_of(struct r2_follow *f)
         .nranks = f->nranks,
         .node = f->node,
         .settings = WIRE | (uint64_t)r2_settings_get()->plan << 8 |
-                    (uint64_t)r2_settings_get()->capture_plan << 16,
+                    (uint64_t)r2_settings_get()->capture_plan << 16 | r2_trace_mark(f) << 24,
         .ops = &ops,
         .user = f,
     };
@@ -295,7 +318,7 @@ static struct r2_agree_config config_of(struct r2_follow *f)
 struct r2_follow *r2_follow_new(struct r2_comm *comm, const struct r2_nccl_id *id,
                                 const struct r2_follow_birth *birth)
 {
-    struct r2_follow *f = birth->nranks > 1 ? make(comm, birth) : NULL;
+    struct r2_follow *f = birth->nranks > 1 ? make(comm, birth, NULL, 0) : NULL;
     struct r2_agree_config config;
 
     if (!f)
@@ -308,11 +331,13 @@ struct r2_follow *r2_follow_new(struct r2_comm *comm, const struct r2_nccl_id *i
 struct r2_follow *r2_follow_child(struct r2_comm *comm, struct r2_follow *parent, uint64_t salt,
                                   const struct r2_follow_birth *birth)
 {
-    struct r2_follow *f = make(comm, birth);
     struct r2_agree_config config;
+    struct r2_follow *f;
 
+    atomic_fetch_add(&parent->trace.children, 1);
+    f = make(comm, birth, parent, salt);
     if (!f) {
-        r2_follow_skip(parent, salt);
+        r2_agree_derive(NULL, parent->agree, salt, NULL);
         return NULL;
     }
     config = config_of(f);
@@ -321,6 +346,7 @@ struct r2_follow *r2_follow_child(struct r2_comm *comm, struct r2_follow *parent
 
 void r2_follow_skip(struct r2_follow *parent, uint64_t salt)
 {
+    atomic_fetch_add(&parent->trace.children, 1);
     r2_agree_derive(NULL, parent->agree, salt, NULL);
 }
 
@@ -350,6 +376,7 @@ static void take_over(struct r2_follow *f, const struct r2_agree_view *view)
                  now ? plan : "NCCL's own choice");
         r2_watch_journal(text);
     }
+    r2_trace_taken(f, view);
     r2_watch_wake();
 }
 
@@ -361,7 +388,12 @@ int r2_follow_before(struct r2_follow *f, enum r2_seg_collective kind, uint64_t 
 
     if (eligible && bytes > atomic_load_explicit(&f->bytes, memory_order_relaxed))
         atomic_store_explicit(&f->bytes, bytes, memory_order_relaxed);
-    rc = r2_agree_lookup(f->agree, eligible, &view);
+    do {
+        r2_trace_hold(f);
+        rc = r2_agree_lookup(f->agree, eligible, &view);
+        if (rc == 0 && view.epoch != f->epoch && view.object)
+            take_over(f, &view);
+    } while (rc == 0 && r2_trace_again(f));
     if (rc == -ECANCELED)
         return R2_NCCL_INTERNAL; /* as NCCL says to calls that an abort overtakes */
     if (rc) {
@@ -372,8 +404,6 @@ int r2_follow_before(struct r2_follow *f, enum r2_seg_collective kind, uint64_t 
         r2_comms_state(f->comm, R2_SEG_COMM_FAILED, "no rank could tell what became of a plan");
         return R2_NCCL_REMOTE;
     }
-    if (view.epoch != f->epoch && view.object)
-        take_over(f, &view);
     return R2_NCCL_OK;
 }
 
@@ -396,7 +426,7 @@ void r2_follow_time(struct r2_follow *f, uint64_t bytes, void *stream)
 {
     const struct r2_plan_table *t = f->table;
 
-    if (f->rank != 0 || !f->seconds || bytes < R2_FOLLOW_ELIGIBLE ||
+    if (f->rank != 0 || !f->seconds || f->trace.replay || bytes < R2_FOLLOW_ELIGIBLE ||
         r2_device_watch_start(&f->watch, stream))
         return;
     f->watch.note[R2_FOLLOW_TIMED_BYTES] = bytes;
@@ -431,10 +461,5 @@ void r2_follow_free(struct r2_follow *f)
     r2_agree_destroy(f->agree); /* no callbacks any more */
     if (f->seconds)
         r2_seconds_end(f->seconds, true);
-    r2_leader_free(f);
-    r2_seconds_free(f->seconds);
-    pthread_mutex_destroy(&f->lock);
-    free(f->rank_node);
-    free(f->nodes);
-    free(f);
+    unmake(f);
 }

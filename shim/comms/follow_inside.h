@@ -9,6 +9,7 @@
 #include "agree/agree.h"
 #include "comms/follow.h"
 #include "comms/inside.h"
+#include "comms/replay.h"
 #include "comms/watch.h"
 #include "device/device.h"
 #include "plan/plan.h"
@@ -21,10 +22,12 @@
 #define R2_FOLLOW_ELIGIBLE (UINT64_C(1) << 20) /* bytes */
 
 /* Words of a rank to the leader, in r2_agree_report.flags. */
-#define R2_FOLLOW_EPOCH UINT32_C(0x00ffffff)  /* the newest plan that it has made, its low bits */
-#define R2_FOLLOW_FAILED UINT32_C(0x20000000) /* ... or could not make */
-#define R2_FOLLOW_STOP UINT32_C(0x40000000)   /* its operator wants stock */
-#define R2_FOLLOW_UNABLE UINT32_C(0x80000000) /* Tree cannot be forced there */
+#define R2_FOLLOW_EPOCH UINT32_C(0x007fffff)   /* the newest plan that it has made, its low bits */
+#define R2_FOLLOW_GAVE_UP UINT32_C(0x00800000) /* replay: it waits for no plan any more */
+#define R2_FOLLOW_COUNT UINT32_C(0x1f000000)   /* replay: plans that it has recorded, low bits */
+#define R2_FOLLOW_FAILED UINT32_C(0x20000000)  /* ... or could not make */
+#define R2_FOLLOW_STOP UINT32_C(0x40000000)    /* its operator wants stock */
+#define R2_FOLLOW_UNABLE UINT32_C(0x80000000)  /* Tree cannot be forced there */
 
 /* Notes on the stopwatch: bytes of the operation, epoch of the plan that it ran under or 0. */
 enum { R2_FOLLOW_TIMED_BYTES, R2_FOLLOW_TIMED_EPOCH };
@@ -37,6 +40,7 @@ struct r2_follow {
     _Atomic(uint64_t) bytes; /* of the largest eligible operation */
     struct r2_watch_entry entry;
     struct r2_seconds *seconds; /* R2CCL_PLAN=on */
+    struct r2_follow_trace trace;
 
     /* the application's thread */
     uint64_t epoch; /* of the plan in force */
@@ -72,5 +76,7 @@ void r2_leader_free(struct r2_follow *f);
 void r2_leader_reported(struct r2_follow *f, int rank, const struct r2_agree_report *report);
 void r2_leader_decided(struct r2_follow *f, uint64_t epoch, bool committed);
 void r2_leader_turn(struct r2_follow *f, uint64_t now_ns);
+/* A unique id for a communicator; false: not yet, it is being fetched. */
+bool r2_leader_fetch(struct r2_follow *f, struct r2_nccl_id *id);
 
 #endif

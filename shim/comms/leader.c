@@ -163,25 +163,30 @@ static void *fetch_main(void *arg)
     return NULL;
 }
 
-/* Whether every communicator of the target has an id; otherwise one is being fetched. */
-static bool ids_there(struct r2_follow *f)
+bool r2_leader_fetch(struct r2_follow *f, struct r2_nccl_id *id)
 {
-    struct r2_lead_comm *comm = r2_lead_idless(&f->lead);
-
     if (f->fetched) {
         pthread_join(f->fetcher, NULL); /* it has done all but return */
         f->fetching = f->fetched = false;
-        if (comm) {
-            comm->id = f->id;
-            comm->has_id = true;
-            comm = r2_lead_idless(&f->lead);
-        }
-    }
-    if (!comm)
+        *id = f->id;
         return true;
+    }
     if (!f->fetching)
         f->fetching = pthread_create(&f->fetcher, NULL, fetch_main, f) == 0;
     return false;
+}
+
+/* Whether every communicator of the target has an id; otherwise one is being fetched. */
+static bool ids_there(struct r2_follow *f)
+{
+    struct r2_lead_comm *comm;
+
+    while ((comm = r2_lead_idless(&f->lead)) != NULL) {
+        if (!r2_leader_fetch(f, &comm->id))
+            return false;
+        comm->has_id = true;
+    }
+    return true;
 }
 
 static void steer(struct r2_follow *f, uint64_t now)

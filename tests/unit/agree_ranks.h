@@ -203,7 +203,8 @@ static enum r2_agree_state state_of(struct r2_agree *a)
     return stats.state;
 }
 
-static void change(struct r2_agree **members, int n, int comm, uint64_t want)
+__attribute__((unused)) static void change(struct r2_agree **members, int n, int comm,
+                                           uint64_t want)
 {
     uint64_t epoch = 0, low = 0;
 

@@ -1,0 +1,102 @@
+"""One rank of a job whose AllReduces are floats that do not add up alike in every order.
+
+    plan_worker.py FOLDER [PAUSE_MS]
+
+Two communicators: all ranks, and a split of it with the ranks the other way round. Operations
+alternate. FOLDER/stop has the number of the last one of each. FOLDER/RANK gets a line per
+operation: communicator, number, the digest of the result's bytes. Exit codes: 0, or 2 after an
+error of NCCL.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import os
+import random
+import sys
+import time
+from pathlib import Path
+
+RANK, RANKS = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+FLOAT, SUM = 7, 0
+WORDS = (1 << 18) + 96  # above 1 MiB: an operation that plans are for
+
+
+class Id(ctypes.Structure):
+    _fields_ = [("data", ctypes.c_char * 128)]
+
+
+class NcclError(Exception):
+    pass
+
+
+nccl = ctypes.CDLL(None)
+
+
+def check(name: str, *arguments: object) -> None:
+    code = getattr(nccl, name)(*arguments)
+    if code != 0:
+        raise NcclError(f"{name}: result {code}")
+
+
+def unique_id(file: Path) -> Id:
+    unique = Id()
+    if RANK == 0:
+        check("ncclGetUniqueId", ctypes.byref(unique))
+        fresh = file.with_suffix(".new")
+        fresh.write_bytes(bytes(unique))
+        fresh.rename(file)
+        return unique
+    end = time.monotonic() + 30
+    while not file.exists():
+        if time.monotonic() > end:
+            raise NcclError(f"{file} does not appear")
+        time.sleep(0.002)
+    ctypes.memmove(ctypes.byref(unique), file.read_bytes(), 128)
+    return unique
+
+
+class Work:
+    def __init__(self, folder: Path) -> None:
+        self.world, self.turned = ctypes.c_void_p(), ctypes.c_void_p()
+        check("ncclCommInitRank", ctypes.byref(self.world), RANKS, unique_id(folder / "id"), RANK)
+        check("ncclCommSplit", self.world, 7, RANKS - RANK, ctypes.byref(self.turned), None)
+        numbers = random.Random(1000 + RANK)
+        self.send = (ctypes.c_float * WORDS)(*(numbers.uniform(-1, 1) for _ in range(WORDS)))
+        self.recv = (ctypes.c_float * WORDS)()
+
+    def reduce(self, comm: ctypes.c_void_p) -> str:
+        count = ctypes.c_size_t(WORDS)
+        check("ncclAllReduce", self.send, self.recv, count, FLOAT, SUM, comm, ctypes.c_void_p())
+        return hashlib.sha256(self.recv).hexdigest()[:16]
+
+    def end(self) -> None:
+        check("ncclCommDestroy", self.turned)
+        check("ncclCommDestroy", self.world)
+
+
+def run(folder: Path, pause: float) -> None:
+    work = Work(folder)
+    with (folder / str(RANK)).open("w", encoding="utf-8", buffering=1) as out:
+        number, stop = 0, folder / "stop"
+        while not stop.exists() or number <= int(stop.read_text()):
+            for name, comm in (("world", work.world), ("turned", work.turned)):
+                out.write(f"{name} {number} {work.reduce(comm)}\n")
+            number += 1
+            time.sleep(pause)
+    work.end()
+
+
+def main() -> int:
+    pause = float(sys.argv[2]) / 1000 if len(sys.argv) > 2 else 0
+    try:
+        run(Path(sys.argv[1]), pause)
+    except NcclError as err:
+        print(f"rank {RANK}: {err}", flush=True)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
