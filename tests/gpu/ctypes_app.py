@@ -142,6 +142,7 @@ def main() -> int:
     emit(event="end", rank=rank, steps=opts.steps, losses=f"{wrong} wrong", weights=work.digest(),
          seconds=round(time.monotonic() - began, 3))
     torch.cuda.synchronize()
+    work.graph = None  # ncclCommDestroy waits for the graphs that use the communicator
     nccl.call("ncclCommDestroy", comm)
     return 1 if wrong else 0
 

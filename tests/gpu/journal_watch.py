@@ -24,12 +24,13 @@ class JournalWatch:
         self._proc: subprocess.Popen[str] | None = None
         self._reader: threading.Thread | None = None
         self._events: list[dict[str, Any]] = []
+        self._said: list[str] = []
 
     def __enter__(self) -> JournalWatch:
         if self._wanted:
             argv = [sys.executable, "-m", "r2ccl_ctl", "journal", "--follow", "--json"]
             self._proc = subprocess.Popen(argv, cwd=transports.ROOT, text=True, bufsize=1,
-                                          stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+                                          stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
             self._reader = threading.Thread(target=self._read, daemon=True)
             self._reader.start()
         return self
@@ -41,7 +42,7 @@ class JournalWatch:
             try:
                 self._events.append(json.loads(line))
             except ValueError:
-                continue
+                self._said.append(line.rstrip())
 
     def __exit__(self, *exc: object) -> None:
         if self._proc is None or self._reader is None:
@@ -54,6 +55,8 @@ class JournalWatch:
             self._proc.kill()
             self._proc.wait(timeout=10)
         self._reader.join(timeout=10)
+        if self._said:
+            print(f"journal: {' / '.join(self._said[-3:])}", flush=True)
 
     def of(self, pids: Sequence[int] | None) -> list[dict[str, Any]]:
         """The events of those processes (None: of all) as they were read. Call after the block."""

@@ -228,7 +228,10 @@ def kill(setup: Setup, opts: argparse.Namespace) -> dict[str, Any]:
 
 def stall(setup: Setup, opts: argparse.Namespace) -> dict[str, Any]:
     """The last rank stops calling NCCL: PyTorch's watchdog must abort the others' communicators and
-    end them, as it does without R2CCL. Give --train limit=SECONDS, the process group's time-out."""
+    end them, as it does without R2CCL. Give --train limit=SECONDS, the process group's time-out.
+    PyTorch writes dumps first and waits a minute for them: that is switched off and shortened."""
+    setup.extra_env = {"TORCH_NCCL_DUMP_ON_TIMEOUT": "0", "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",
+                       "TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC": "500"} | setup.extra_env
     runs = []
     for name in opts.variants:
         job = setup.job(transports.parse_variant(name), 10**6)
