@@ -25,6 +25,9 @@
     4 /* with fewer, the cores are few: polling takes them from the application                    \
        */
 #define SPIN_FEW_NS (50 * R2_NS_PER_US)
+#define POLLING_PAYS 300              /* per mille of idle times */
+#define PAID_SPAN 16                  /* idle times that count */
+#define WAKING_NS (20 * R2_NS_PER_US) /* what sleeping adds to an idle time */
 
 struct r2_io {
     int index;
@@ -292,10 +295,37 @@ static bool run_events(struct r2_io *io, int timeout)
     return any;
 }
 
+/* A thread without work polls for a while, if that pays: `paid` is the share, per mille, of its
+ * idle times of late that ended while it would have polled, whether it did or not. */
+struct pause {
+    uint64_t since; /* idle since then; 0: it is not */
+    int paid;
+};
+
+static bool pause_polls(struct pause *p)
+{
+    uint64_t now;
+
+    if (!spin_ns)
+        return false;
+    now = r2_now_ns();
+    if (!p->since)
+        p->since = now;
+    return p->paid >= POLLING_PAYS && now < p->since + spin_ns;
+}
+
+static void pause_over(struct pause *p)
+{
+    if (!p->since)
+        return;
+    p->paid += ((r2_now_ns() - p->since <= spin_ns + WAKING_NS ? 1000 : 0) - p->paid) / PAID_SPAN;
+    p->since = 0;
+}
+
 static void *io_main(void *arg)
 {
     struct r2_io *io = arg;
-    uint64_t busy_until = 0;
+    struct pause pause = {.paid = 1000};
 
     self_io = io;
     for (;;) {
@@ -305,11 +335,11 @@ static void *io_main(void *arg)
         any |= run_tasks(io);
         run_timers(io);
         if (any) {
-            busy_until = r2_now_ns() + spin_ns;
+            pause_over(&pause);
             continue;
         }
         set_busy(io, false);
-        if (spin_ns && r2_now_ns() < busy_until)
+        if (pause_polls(&pause))
             continue;
         atomic_store(&io->sleeping, true);
         if (atomic_load(&io->pending)) {
@@ -318,7 +348,7 @@ static void *io_main(void *arg)
         }
         atomic_fetch_add_explicit(&asleep, 1, memory_order_relaxed);
         if (run_events(io, wait_ms(io)))
-            busy_until = r2_now_ns() + spin_ns;
+            pause_over(&pause);
         atomic_fetch_sub_explicit(&asleep, 1, memory_order_relaxed);
         atomic_store(&io->sleeping, false);
     }
