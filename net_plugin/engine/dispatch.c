@@ -427,6 +427,7 @@ int r2_up_ctrl(void *owner, struct r2_ep *ep, uint8_t type, const uint8_t *body,
     int rc = 0;
 
     (void)len;
+    r2_io_note(type != R2_F_HEARTBEAT);
     r2_peer_lock(p);
     /* A frame of a dead generation is not believed: what it said is repeated on a live path. */
     if (path->ep == ep && path->state == R2_PATH_UP && handlers[type])

@@ -51,7 +51,8 @@ static int n_threads;
 static uint64_t spin_ns;
 static atomic_uint next_pick;
 static _Thread_local struct r2_io *self_io;
-static atomic_int asleep; /* threads in epoll_wait; a hint */
+static _Thread_local bool worked, upkeep; /* r2_io_note, of the callback that runs */
+static atomic_int asleep;                 /* threads in epoll_wait; a hint */
 static atomic_bool tracked[MAX_TRACKED];
 
 static void r2_io_wake(struct r2_io *io)
@@ -186,6 +187,20 @@ static void set_busy(struct r2_io *io, bool busy)
         atomic_store_explicit(&io->busy, busy, memory_order_relaxed);
 }
 
+void r2_io_note(bool work)
+{
+    *(work ? &worked : &upkeep) = true;
+}
+
+/* Of the callback that has just returned. */
+static bool did_work(void)
+{
+    bool only_upkeep = upkeep && !worked;
+
+    upkeep = worked = false;
+    return !only_upkeep;
+}
+
 static bool run_tasks(struct r2_io *io)
 {
     bool any = false;
@@ -209,7 +224,7 @@ static bool run_tasks(struct r2_io *io)
         pthread_mutex_unlock(&io->lock);
         set_busy(io, true);
         t->run(t);
-        any = true;
+        any |= did_work();
         pthread_mutex_lock(&io->lock);
     }
     pthread_mutex_unlock(&io->lock);
@@ -290,7 +305,7 @@ static bool run_events(struct r2_io *io, int timeout)
         }
         set_busy(io, true);
         f->ready(f, ev[i].events);
-        any = true;
+        any |= did_work();
     }
     return any;
 }

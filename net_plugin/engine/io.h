@@ -67,6 +67,11 @@ void r2_timer_set(struct r2_timer *t, uint64_t deadline);
 /* Only moves it to an earlier moment. */
 void r2_timer_sooner(struct r2_timer *t, uint64_t deadline);
 
+/* Said by `ready` or `run`: what it was woken for was work, or no more than upkeep (a heartbeat, a
+ * peer's tick), after which polling would find nothing. A callback that says neither did work, and
+ * so did one that says both. */
+void r2_io_note(bool work);
+
 /* Descriptors made by the engine, so that a forked child can close its copies. */
 void r2_io_fd_track(int fd);
 void r2_io_fd_untrack(int fd);

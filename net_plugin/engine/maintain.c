@@ -384,6 +384,7 @@ void r2_peer_task(struct r2_task *t)
     struct r2_peer *p = R2_CONTAINER_OF(t, struct r2_peer, task);
     bool was_listed, drop;
 
+    r2_io_note(false);
     r2_peer_lock(p);
     was_listed = p->listed;
     shut_dying(p);

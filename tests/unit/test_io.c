@@ -1,0 +1,104 @@
+/* engine/io: a thread polls after work, not after upkeep. Four threads, since fewer poll for 50 us
+ * at most, whatever is set. */
+#include "check.h"
+
+#include <stdatomic.h>
+#include <sys/eventfd.h>
+#include <unistd.h>
+
+#include "engine/io.h"
+
+#define SPIN_NS (UINT64_C(400) * 1000000)
+#define FAR_US 50000 /* long after upkeep, long before the polling ends */
+#define THREADS 4
+
+enum said { NOTHING, UPKEEP, WORK, BOTH };
+
+static struct r2_io_fd fd;
+static struct r2_task task;
+static atomic_int say, runs;
+
+static void note(void)
+{
+    int what = atomic_load(&say);
+
+    if (what == UPKEEP || what == BOTH)
+        r2_io_note(false);
+    if (what == WORK || what == BOTH)
+        r2_io_note(true);
+    atomic_fetch_add(&runs, 1);
+}
+
+static void ready(struct r2_io_fd *f, uint32_t events)
+{
+    uint64_t count;
+
+    (void)events;
+    if (read(f->fd, &count, sizeof(count)) == (ssize_t)sizeof(count))
+        note();
+}
+
+static void run(struct r2_task *t)
+{
+    (void)t;
+    note();
+}
+
+static bool asleep_in(struct r2_io *io, int ms)
+{
+    for (int i = 0; i < ms && r2_io_awake(io); i++)
+        usleep(1000);
+    return !r2_io_awake(io);
+}
+
+/* One event or task; whether its thread still polls some time after it. */
+static bool polls_after(enum said what, bool event)
+{
+    struct r2_io *io = event ? fd.io : task.io;
+    uint64_t one = 1;
+    int before = atomic_load(&runs);
+
+    CHECK(asleep_in(io, 3000));
+    atomic_store(&say, what);
+    if (event)
+        CHECK_EQ(write(fd.fd, &one, sizeof(one)), sizeof(one));
+    else
+        CHECK(r2_task_kick(&task));
+    for (int i = 0; i < 3000 && atomic_load(&runs) == before; i++)
+        usleep(1000);
+    CHECK_EQ(atomic_load(&runs), before + 1);
+    if (what == UPKEEP)
+        return !asleep_in(io, 200);
+    usleep(FAR_US);
+    return r2_io_awake(io);
+}
+
+static void test_polls_after_work_only(void)
+{
+    CHECK_EQ(r2_io_start(THREADS, NULL, SPIN_NS), 0);
+    fd.fd = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
+    fd.ready = ready;
+    CHECK_GE(fd.fd, 0);
+    CHECK_EQ(r2_io_add(r2_io_at(1), &fd), 0);
+    r2_task_init(&task, r2_io_at(2), run);
+    CHECK(asleep_in(r2_io_at(1), 3000)); /* the descriptor says that it can be written */
+    for (int event = 0; event < 2; event++) {
+        CHECK(polls_after(NOTHING, event));
+        CHECK(!polls_after(UPKEEP, event));
+        CHECK(polls_after(WORK, event));
+        CHECK(polls_after(BOTH, event));
+        CHECK(!polls_after(UPKEEP, event)); /* what the one before said is forgotten */
+    }
+    r2_io_del(&fd);
+    close(fd.fd);
+}
+
+static const struct check_test tests[] = {
+    {"polls_after_work_only", test_polls_after_work_only},
+    {0},
+};
+
+int main(int argc, char **argv)
+{
+    return check_main(argc, argv, tests);
+}
