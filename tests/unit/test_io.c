@@ -7,9 +7,9 @@
 #include <unistd.h>
 
 #include "engine/io.h"
+#include "util/clock.h"
 
-#define SPIN_NS (UINT64_C(400) * 1000000)
-#define FAR_US 50000 /* long after upkeep, long before the polling ends */
+#define SPIN_NS (UINT64_C(600) * 1000000)
 #define THREADS 4
 
 enum said { NOTHING, UPKEEP, WORK, BOTH };
@@ -34,8 +34,9 @@ static void ready(struct r2_io_fd *f, uint32_t events)
     uint64_t count;
 
     (void)events;
-    if (read(f->fd, &count, sizeof(count)) == (ssize_t)sizeof(count))
-        note();
+    if (read(f->fd, &count, sizeof(count)) != (ssize_t)sizeof(count))
+        atomic_fetch_sub(&runs, 1); /* it can be written again, that is all */
+    note();
 }
 
 static void run(struct r2_task *t)
@@ -51,26 +52,25 @@ static bool asleep_in(struct r2_io *io, int ms)
     return !r2_io_awake(io);
 }
 
-/* One event or task; whether its thread still polls some time after it. */
+/* One event or task; whether its thread polled after it before it went to sleep. */
 static bool polls_after(enum said what, bool event)
 {
     struct r2_io *io = event ? fd.io : task.io;
-    uint64_t one = 1;
     int before = atomic_load(&runs);
+    uint64_t one = 1, from;
 
-    CHECK(asleep_in(io, 3000));
+    CHECK(asleep_in(io, 5000));
     atomic_store(&say, what);
+    from = r2_now_ns();
     if (event)
         CHECK_EQ(write(fd.fd, &one, sizeof(one)), sizeof(one));
     else
         CHECK(r2_task_kick(&task));
-    for (int i = 0; i < 3000 && atomic_load(&runs) == before; i++)
+    for (int i = 0; i < 5000 && atomic_load(&runs) == before; i++)
         usleep(1000);
     CHECK_EQ(atomic_load(&runs), before + 1);
-    if (what == UPKEEP)
-        return !asleep_in(io, 200);
-    usleep(FAR_US);
-    return r2_io_awake(io);
+    CHECK(asleep_in(io, 5000));
+    return r2_now_ns() - from >= SPIN_NS;
 }
 
 static void test_polls_after_work_only(void)
@@ -81,7 +81,7 @@ static void test_polls_after_work_only(void)
     CHECK_GE(fd.fd, 0);
     CHECK_EQ(r2_io_add(r2_io_at(1), &fd), 0);
     r2_task_init(&task, r2_io_at(2), run);
-    CHECK(asleep_in(r2_io_at(1), 3000)); /* the descriptor says that it can be written */
+    CHECK(asleep_in(r2_io_at(1), 5000)); /* the descriptor says that it can be written */
     for (int event = 0; event < 2; event++) {
         CHECK(polls_after(NOTHING, event));
         CHECK(!polls_after(UPKEEP, event));
