@@ -45,6 +45,21 @@ struct r2_conn *r2_conn_find(struct r2_peer *p, uint64_t id)
     return r2_hash_get(&p->conns, id);
 }
 
+bool r2_conn_has_ended(const struct r2_peer *p, uint64_t id)
+{
+    for (unsigned i = 0; i < p->n_ended && i < R2_ENDED; i++) {
+        if (p->ended[i] == id)
+            return true;
+    }
+    return false;
+}
+
+void r2_conn_ended(struct r2_peer *p, uint64_t id)
+{
+    if (!r2_conn_has_ended(p, id))
+        p->ended[p->n_ended++ % R2_ENDED] = id;
+}
+
 void r2_conn_put(struct r2_conn *c)
 {
     if (atomic_fetch_sub_explicit(&c->refs, 1, memory_order_acq_rel) != 1)
@@ -69,6 +84,8 @@ void r2_conn_reap(struct r2_conn *c)
     r2_list_del(&c->acks);
     r2_list_del(&c->flush);
     r2_hash_del(&c->peer->conns, c->id);
+    if (!c->out)
+        r2_conn_ended(c->peer, c->id);
     r2_count(&r2_eng.n->connections_closed, 1);
     r2_gauge_add(&r2_eng.g->connections_open, -1);
     r2_conn_put(c);

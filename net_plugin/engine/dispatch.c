@@ -19,7 +19,7 @@ static int on_open(struct r2_path *path, const uint8_t *body)
     ack.conn = m.conn;
     ack.flags = r2_eng.device_memory ? R2_OPEN_NO_EAGER : 0;
     c = r2_conn_find(p, m.conn);
-    if (!c && m.must_exist) {
+    if (!c && (m.must_exist || r2_conn_has_ended(p, m.conn))) {
         ack.status = ECONNRESET;
     } else if (!c) {
         struct r2_listen *listen = NULL;
@@ -237,6 +237,8 @@ static int on_close(struct r2_path *path, const uint8_t *body)
     ack.conn = m.conn;
     ack.from_sender = m.from_sender;
     c = r2_conn_find(p, m.conn);
+    if (!c && !p->out)
+        r2_conn_ended(p, m.conn); /* its OPEN may be behind it on another path */
     if (c && !c->out && (m.from_sender & R2_CLOSE_IDLE))
         r2_revoke_said(c, body + sizeof(m), m.lanes);
     if (c && !c->remote_closed) {

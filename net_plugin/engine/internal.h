@@ -38,6 +38,7 @@
 #define R2_LANES_MAX 32 /* bulk lanes of an endpoint */
 #define R2_WINDOW 64    /* messages of a connection between the oldest unfinished and the newest */
 #define R2_EAGER_AHEAD 16 /* eager messages the receiver stashes per connection */
+#define R2_ENDED 64       /* connections whose end is remembered */
 #define R2_TICK_NS (25 * R2_NS_PER_MS)
 
 struct r2_peer;
@@ -155,10 +156,15 @@ struct r2_peer {
     uint64_t shares_aged;
     bool waived; /* S: for some connection (r2_conn.waived) */
     struct r2_list dying;
-    bool tcp_wanted;     /* S: some memory has no way but sockets */
-    struct r2_ep *probe; /* R: asks whether the silent process still exists */
+    bool tcp_wanted;              /* S: some memory has no way but sockets */
+    struct r2_ep *probe;          /* R: asks whether the silent process still exists */
+    struct r2_dying *probe_grave; /* as r2_path.grave */
     uint64_t probe_at;
     unsigned probe_turn;
+
+    uint64_t
+        ended[R2_ENDED]; /* R: connections that are over, the latest of them; no id comes twice */
+    unsigned n_ended;    /* ever */
 
     struct r2_hash conns;
     struct r2_list conn_list;
@@ -489,6 +495,9 @@ int r2_up_ctrl(void *owner, struct r2_ep *ep, uint8_t type, const uint8_t *body,
 /* ---- conn.c */
 struct r2_conn *r2_conn_new(struct r2_peer *p, uint64_t id, bool out);
 struct r2_conn *r2_conn_find(struct r2_peer *p, uint64_t id);
+/* R: the connection is over for good; an OPEN that comes late makes none anew. Under the lock. */
+void r2_conn_ended(struct r2_peer *p, uint64_t id);
+bool r2_conn_has_ended(const struct r2_peer *p, uint64_t id);
 void r2_conn_put(struct r2_conn *c);
 /* Fails every request and the connection. Under the lock. */
 void r2_conn_fail(struct r2_conn *c, int err);

@@ -36,7 +36,7 @@ struct r2_io {
     pthread_t thread;
     pthread_mutex_t lock; /* tasks, timers */
     struct r2_list tasks;
-    struct r2_list timers;
+    struct r2_heap timers;
     atomic_ulong next_deadline; /* earliest timer, 0 = none; written under lock */
     /* Pairs with r2_io_wake: the thread stores `sleeping`, then looks at `pending`; a producer
      * stores `pending`, then looks at `sleeping`. Both use seq_cst, so one of them sees the
@@ -137,35 +137,39 @@ bool r2_task_kick(struct r2_task *t)
 
 void r2_timer_init(struct r2_timer *t, struct r2_io *io, void (*fire)(struct r2_timer *, uint64_t))
 {
-    r2_list_init(&t->node);
+    t->node = (struct r2_heap_node){0};
     t->io = io;
     t->deadline = 0;
     t->fire = fire;
 }
 
+/* Under the thread's lock. */
+static void timer_place(struct r2_timer *t, uint64_t deadline)
+{
+    struct r2_io *io = t->io;
+
+    if (t->deadline)
+        r2_heap_remove(&io->timers, &t->node);
+    if (deadline)
+        r2_heap_add(&io->timers, &t->node, deadline);
+    t->deadline = deadline;
+    atomic_store(&io->next_deadline, io->timers.first ? io->timers.first->key : 0);
+}
+
 static void timer_store(struct r2_timer *t, uint64_t deadline, bool only_sooner)
 {
     struct r2_io *io = t->io;
-    bool wake = false;
+    uint64_t before;
+    bool wake;
 
     pthread_mutex_lock(&io->lock);
     if (only_sooner && t->deadline && t->deadline <= deadline) {
         pthread_mutex_unlock(&io->lock);
         return;
     }
-    if (!t->deadline && deadline)
-        r2_list_add_tail(&io->timers, &t->node);
-    else if (t->deadline && !deadline)
-        r2_list_del(&t->node);
-    t->deadline = deadline;
-    if (deadline) {
-        uint64_t next = atomic_load(&io->next_deadline);
-
-        if (!next || deadline < next) {
-            atomic_store(&io->next_deadline, deadline);
-            wake = self_io != io;
-        }
-    }
+    before = atomic_load(&io->next_deadline);
+    timer_place(t, deadline);
+    wake = deadline && (!before || deadline < before) && self_io != io;
     pthread_mutex_unlock(&io->lock);
     if (wake)
         r2_io_wake(io);
@@ -234,24 +238,13 @@ static bool run_tasks(struct r2_io *io)
 /* Fires one due timer; returns false when none is due. */
 static bool fire_one(struct r2_io *io, uint64_t now)
 {
-    struct r2_list *n;
     struct r2_timer *due = NULL;
-    uint64_t next = 0;
 
     pthread_mutex_lock(&io->lock);
-    for (n = io->timers.next; n != &io->timers; n = n->next) {
-        struct r2_timer *t = R2_CONTAINER_OF(n, struct r2_timer, node);
-
-        if (!due && t->deadline <= now)
-            due = t;
-        else if (!next || t->deadline < next)
-            next = t->deadline;
+    if (io->timers.first && io->timers.first->key <= now) {
+        due = R2_CONTAINER_OF(io->timers.first, struct r2_timer, node);
+        timer_place(due, 0);
     }
-    if (due) {
-        r2_list_del(&due->node);
-        due->deadline = 0;
-    }
-    atomic_store(&io->next_deadline, next);
     pthread_mutex_unlock(&io->lock);
     if (due)
         due->fire(due, now);
@@ -417,7 +410,6 @@ static int start_thread(struct r2_io *io, int index, const cpu_set_t *cpus)
     io->index = index;
     r2_lock_init(&io->lock);
     r2_list_init(&io->tasks);
-    r2_list_init(&io->timers);
     io->epoll = epoll_create1(EPOLL_CLOEXEC);
     io->wake = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     if (io->epoll < 0 || io->wake < 0)

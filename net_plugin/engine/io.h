@@ -10,6 +10,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+#include "util/heap.h"
 #include "util/list.h"
 
 struct r2_io;
@@ -31,7 +32,7 @@ struct r2_task {
 };
 
 struct r2_timer {
-    struct r2_list node;
+    struct r2_heap_node node;
     struct r2_io *io;
     uint64_t deadline; /* ns, 0 = off; under the thread's lock */
     void (*fire)(struct r2_timer *t, uint64_t now);

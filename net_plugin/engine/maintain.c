@@ -8,12 +8,14 @@
 
 #define ATTEMPT_NS (1 * R2_NS_PER_S) /* for a connect of ours to be answered */
 #define ATTEMPT_SHORT_NS (300 * R2_NS_PER_MS)
-#define PATIENCE_NS (100 * R2_NS_PER_MS) /* before the next best pair is tried as well */
+#define ATTEMPT_REACHED_NS (10 * R2_NS_PER_S) /* ... where the peer's kernel has taken it */
+#define PATIENCE_NS (100 * R2_NS_PER_MS)      /* before the next best pair is tried as well */
 #define DOWN_REPEAT_NS (100 * R2_NS_PER_MS)
 #define PROBE_NS (200 * R2_NS_PER_MS)
 #define SUSPECT_NS (1 * R2_NS_PER_S)
 #define IDLE_NS (10 * R2_NS_PER_S)
 #define STOPPED_NS (2 * R2_NS_PER_S)
+#define TICK_MAX_NS (4 * R2_TICK_NS)
 #define LATE_NS (2 * R2_TICK_NS) /* an observer that woke later than this was asleep */
 
 /* The hardware has not said that it has stopped. It is not assumed, so nothing that the endpoint
@@ -121,12 +123,27 @@ static uint64_t attempt_ns(const struct r2_path *path)
     return path->peer->n_up || path->fails % 3 == 2 ? ATTEMPT_NS : ATTEMPT_SHORT_NS;
 }
 
+/* The peer's kernel has answered, its process not yet: a peer with much to do is only made slower
+ * by one attempt after the other (wall 8). */
+static bool process_is_slow(const struct r2_path *path)
+{
+    return path->state == R2_PATH_CONNECTING && path->ep && r2_eng.ops->reached(path->ep);
+}
+
+static bool attempt_is_over(const struct r2_path *path, uint64_t now)
+{
+    uint64_t age = now - path->attempt_at;
+
+    return path->state == R2_PATH_CONNECTING && age > attempt_ns(path) &&
+           (age > ATTEMPT_REACHED_NS || !process_is_slow(path));
+}
+
 static void want(struct r2_path *path, bool spare, uint64_t now)
 {
     set_spare(path, spare);
     if (path->state == R2_PATH_IDLE)
         path->next_at = now;
-    if (path->state == R2_PATH_CONNECTING && now - path->attempt_at > attempt_ns(path))
+    if (attempt_is_over(path, now))
         r2_path_fail(path, path->gen, ETIMEDOUT, "no answer to connect");
     if (path->health.state == R2_HEALTH_DRAINED || path->health.state == R2_HEALTH_DAMPED)
         return;
@@ -164,8 +181,9 @@ static int plan_nic(struct r2_peer *p, int lnic, int via, uint64_t now, bool ext
         if (!p->n_up && path->health.state == R2_HEALTH_DRAINED)
             r2_path_event(path, R2_HEALTH_EV_UNDRAIN, "no other path is left");
         up += serving(path);
-        if (path->state == R2_PATH_CONNECTING && now - path->attempt_at < PATIENCE_NS &&
-            path->fails == 0)
+        if ((path->state == R2_PATH_CONNECTING && now - path->attempt_at < PATIENCE_NS &&
+             path->fails == 0) ||
+            process_is_slow(path))
             break;
     }
     return up;
@@ -255,6 +273,8 @@ static void probe_peer(struct r2_peer *p, uint64_t now)
     if (p->out || p->n_up || p->probe || r2_list_empty(&p->conn_list) || now < p->probe_at)
         return;
     p->probe_at = now + PROBE_NS;
+    if (!p->probe_grave && !(p->probe_grave = malloc(sizeof(*p->probe_grave))))
+        return;                                   /* memory that is there when it has to end */
     for (int i = 0; i < 2 * r2_eng.n_nics; i++) { /* first round: whose refusal would count */
         int l = (int)((p->probe_turn + (unsigned)i) % (unsigned)r2_eng.n_nics), order[R2_MAX_NICS];
         int rc, n = may_try(p, l) ? candidates(p, l, R2_VIA_TCP, order) : 0, to = 0;
@@ -282,7 +302,7 @@ static void probe_peer(struct r2_peer *p, uint64_t now)
 /* This process was stopped, or its machine. */
 static bool slept(const struct r2_peer *p, uint64_t now)
 {
-    return now > p->last_tick && now - p->last_tick >= 4 * R2_TICK_NS + LATE_NS;
+    return now > p->last_tick && now - p->last_tick >= TICK_MAX_NS + LATE_NS;
 }
 
 /* Time in which nobody here could look for a path is no time waited; being late on a busy machine
@@ -500,12 +520,16 @@ static void publish(struct r2_peer *p)
     }
 }
 
-/* A verdict about silence does not wait for the tick. */
-static uint64_t next_tick(struct r2_peer *p, uint64_t now, bool busy)
+/* Until the next look: four to an interval of heartbeats, which grows with the number of paths. So
+ * what a process spends on its peers grows with them, and no faster. A verdict about silence does
+ * not wait for that. */
+static uint64_t next_tick(struct r2_peer *p, uint64_t now, bool busy, uint64_t interval)
 {
-    uint64_t tick = busy || p->n_up == 0 ? R2_TICK_NS : 4 * R2_TICK_NS;
+    uint64_t quarter = interval / 4, tick = p->n_up ? TICK_MAX_NS : R2_TICK_NS;
     uint64_t next = r2_peer_hb_next(p, now);
 
+    if (busy)
+        tick = quarter < R2_TICK_NS ? R2_TICK_NS : quarter > TICK_MAX_NS ? TICK_MAX_NS : quarter;
     return next > tick ? tick : next < R2_NS_PER_MS ? R2_NS_PER_MS : next;
 }
 
@@ -534,7 +558,7 @@ void r2_peer_timer(struct r2_timer *t, uint64_t now)
     }
     r2_peer_weigh(p);
     publish(p);
-    r2_timer_set(&p->timer, now + next_tick(p, now, busy));
+    r2_timer_set(&p->timer, now + next_tick(p, now, busy, interval));
     r2_peer_unlock(p); /* flushes the heartbeats */
     r2_peer_lock(p);
     mark_all(p);

@@ -73,11 +73,11 @@ static void probe_over(struct r2_peer *p, struct r2_ep *ep, int err, const struc
     struct r2_dying *d;
 
     r2_peer_lock(p);
-    d = p->probe == ep ? calloc(1, sizeof(*d)) : NULL;
+    d = p->probe == ep ? p->probe_grave : NULL;
     if (d) {
         p->probe = NULL;
-        d->ep = ep;
-        d->err = err;
+        p->probe_grave = NULL;
+        *d = (struct r2_dying){.ep = ep, .err = err};
         r2_list_add_tail(&p->dying, &d->node);
         if ((h->refused || h->other_process) && p->n_up == 0 &&
             r2_pair_speaks(p, r2_eng.ops->params(ep)->local_nic,

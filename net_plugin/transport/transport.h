@@ -180,7 +180,8 @@ struct r2_transport_ops {
     /* Sockets or queue pairs open now. */
     unsigned (*sockets)(void);
     /* Begins to connect; the outcome is `up` or `failed`. The engine owns one reference.
-     * An immediate -errno (no endpoint) is as good as `failed`; -ECONNREFUSED is a refusal. */
+     * An immediate -errno (no endpoint) is as good as `failed`, and `released` has been said;
+     * -ECONNREFUSED is a refusal. */
     int (*connect)(const struct r2_ep_params *params, struct r2_ep **out);
     /* Bulk work for about `chunks` chunks is there. Any thread, any lock. */
     void (*kick)(struct r2_ep *ep, unsigned chunks);
@@ -215,6 +216,9 @@ struct r2_transport_ops {
      * was answered. */
     void (*mark)(struct r2_ep *ep);
     void (*health)(struct r2_ep *ep, struct r2_ep_health *out);
+    /* Not up yet: the peer's kernel has taken the connection and all that was said on it, so the
+     * way is there, and what is missing is its process. Any lock. */
+    bool (*reached)(struct r2_ep *ep);
     unsigned (*lanes)(struct r2_ep *ep); /* bulk lanes that are ready */
     /* Bulk lanes that it is to have in all, ready or not; known when it is up. Any lock. */
     unsigned (*planned)(struct r2_ep *ep);

@@ -163,6 +163,76 @@ static void test_unproven_paths_end_the_wait(void)
     remote_end(&r);
 }
 
+/* An OPEN that was said again, and comes when all is over with its connection: there is nothing to
+ * make anew. Another connection is made, even after many. */
+static void test_open_after_the_end(void)
+{
+    struct r2_msg_close close = {.conn = 77, .from_sender = 1};
+    struct r2_msg_close_ack closed = {.conn = 77};
+    struct r2_msg_open again = {.conn = 77, .eager = 8192};
+    struct r2_msg_open_ack ack;
+    struct r2_conn *ghost = NULL;
+
+    remote_new(&r, false, 2);
+    CHECK(remote_open(&r, 1));
+    a = fake_find(r.id, 0, 0, 0);
+    again.listen = r.listen_id;
+    for (uint64_t id = 77; id < 77 + 300; id++) {
+        close.conn = closed.conn = again.conn = id;
+        CHECK_EQ(fake_ctrl(a, R2_F_CLOSE, &close, sizeof(close)), 0);
+        CHECK_EQ(r2_engine_close(r.conn), 0);
+        CHECK_GE(remote_hear(a, R2_F_CLOSE, NULL, 0), 0);
+        CHECK_EQ(fake_ctrl(a, R2_F_CLOSE_ACK, &closed, sizeof(closed)), 0);
+        CHECK_EQ(fake_ctrl(a, R2_F_OPEN, &again, sizeof(again)), 0);
+        CHECK_GE(remote_hear(a, R2_F_OPEN_ACK, &ack, sizeof(ack)), 0);
+        CHECK_EQ(ack.status, ECONNRESET);
+        CHECK_EQ(r2_engine_accept(r.listen, &ghost), 0);
+        CHECK(!ghost);
+        again.conn = id + 1;
+        CHECK_EQ(fake_ctrl(a, R2_F_OPEN, &again, sizeof(again)), 0);
+        CHECK_GE(remote_hear(a, R2_F_OPEN_ACK, &ack, sizeof(ack)), 0);
+        CHECK_EQ(ack.status, 0);
+        CHECK_EQ(r2_engine_accept(r.listen, &r.conn), 0);
+        CHECK(r.conn);
+        remote_forget(a);
+    }
+    r.conn_id = 77 + 300;
+    remote_end(&r);
+}
+
+/* How many endpoints to the process are there after `ms`. `reached`: its kernel takes them. */
+static int attempts(int ms, bool reached)
+{
+    for (int t = 0; t < ms; t++) {
+        pthread_mutex_lock(&fake_all_lock);
+        for (struct r2_ep *ep = fake_all; ep; ep = ep->next) {
+            if (memcmp(ep->params.remote_process, r.id, 16) == 0)
+                atomic_store(&ep->connected, reached);
+        }
+        pthread_mutex_unlock(&fake_all_lock);
+        fake_sleep_ms(1);
+    }
+    return fake_count(r.id);
+}
+
+/* A peer that is slow to answer, with its kernel at work, is waited for: one attempt after the
+ * other would only make it slower. Where nobody has answered, another attempt may find a way. */
+static void test_slow_process_is_waited_for(void)
+{
+    remote_new(&r, true, 2);
+    CHECK_EQ(r2_engine_connect(r.listen->ctx, 0, r.handle, &r.conn), 0);
+    CHECK(!r.conn);
+    CHECK_EQ(attempts(2500, true), 2); /* one for each NIC, and no other pair is tried */
+    CHECK(remote_open(&r, 2));
+    remote_end(&r);
+    remote_new(&r, true, 2);
+    CHECK_EQ(r2_engine_connect(r.listen->ctx, 0, r.handle, &r.conn), 0);
+    CHECK_GT(attempts(1500, false), 4);
+    fake_policy(r.id, -ECONNREFUSED);
+    for (int i = 0; i < 100; i++)
+        fake_forget(r.id);
+}
+
 /* A process that was stopped without a path has not waited meanwhile. */
 static void test_sleep_is_no_wait(void)
 {
@@ -317,6 +387,8 @@ static const struct check_test tests[] = {
     {"refusal_of_a_down_nic", test_refusal_of_a_down_nic},
     {"refusal_of_strangers", test_refusal_of_strangers},
     {"unproven_paths_end_the_wait", test_unproven_paths_end_the_wait},
+    {"open_after_the_end", test_open_after_the_end},
+    {"slow_process_is_waited_for", test_slow_process_is_waited_for},
     {"sleep_is_no_wait", test_sleep_is_no_wait},
     {"the_only_path_is_not_spared", test_the_only_path_is_not_spared},
     {"cookie_of_another", test_cookie_of_another},

@@ -4,6 +4,7 @@
  */
 #define _GNU_SOURCE
 #include <linux/filter.h>
+#include <netinet/in.h>
 #include <stdatomic.h>
 #include <sys/socket.h>
 
@@ -262,10 +263,52 @@ static void test_end_with_the_last_words(void)
     CHECK_EQ(atomic_load(&ended_with), ECONNRESET);
 }
 
+/* A probe is judged by a thread that may be late: the peer's kernel has answered, and the thread
+ * whose socket it is has not seen it yet. That is no silence. */
+static void test_late_prober(void)
+{
+    struct r2_ep_params params = {.probe = true, .initiator = true};
+    struct sockaddr_in at = {.sin_family = AF_INET, .sin_addr = {htonl(0x7f000101)}};
+    socklen_t len = sizeof(at);
+    struct sock_filter none = BPF_STMT(BPF_RET | BPF_K, 0);
+    struct sock_fprog drop = {.len = 1, .filter = &none};
+    struct r2_ep_health health;
+    struct r2_lane *lane;
+    struct r2_ep *ep;
+    int host, fd;
+
+    begin(); /* the engine's threads run */
+    end();
+    host = socket(AF_INET, SOCK_STREAM, 0);
+    CHECK_EQ(bind(host, (struct sockaddr *)&at, len), 0);
+    CHECK_EQ(getsockname(host, (struct sockaddr *)&at, &len), 0);
+    for (int answers = 0; answers < 2; answers++) {
+        fd = socket(AF_INET, SOCK_STREAM | SOCK_NONBLOCK, 0);
+        if (answers)
+            CHECK_EQ(listen(host, 1), 0);
+        else if (setsockopt(fd, SOL_SOCKET, SO_ATTACH_FILTER, &drop, sizeof(drop)) < 0)
+            CHECK_SKIP("no socket filters here: %s", strerror(errno));
+        CHECK_EQ(connect(fd, (struct sockaddr *)&at, len), -1);
+        usleep(20000);
+        ep = r2_ep_new(&params);
+        lane = r2_lane_new(fd, 0, r2_io_at(1), R2_LANE_CONNECTING);
+        CHECK(ep && lane);
+        lane->ep = ep;
+        ep->lanes[0] = lane;
+        r2_transport_tcp.health(ep, &health);
+        CHECK_EQ(health.answered, answers);
+        CHECK_EQ(r2_transport_tcp.reached(ep), answers);
+        r2_ep_put(ep);
+        close(fd);
+    }
+    close(host);
+}
+
 static const struct check_test tests[] = {
     {"closed_window", test_closed_window},
     {"bulk_alone", test_bulk_alone},
     {"end_with_the_last_words", test_end_with_the_last_words},
+    {"late_prober", test_late_prober},
     {0},
 };
 

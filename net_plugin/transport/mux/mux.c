@@ -133,6 +133,11 @@ static void mux_health(struct r2_ep *ep, struct r2_ep_health *out)
     of(ep)->health(ep, out);
 }
 
+static bool mux_reached(struct r2_ep *ep)
+{
+    return of(ep)->reached(ep);
+}
+
 static bool mux_revoke(struct r2_ep *ep, unsigned lane, const struct r2_bulk *chunk)
 {
     return of(ep)->revoke(ep, lane, chunk);
@@ -226,6 +231,7 @@ const struct r2_transport_ops r2_transport_mux = {
     .put = mux_put,
     .mark = mux_mark,
     .health = mux_health,
+    .reached = mux_reached,
     .lanes = mux_lanes,
     .planned = mux_planned,
     .params = mux_params,

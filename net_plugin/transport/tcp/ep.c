@@ -116,7 +116,7 @@ int r2_ep_connect_lane(struct r2_ep *ep, int index)
         return -ENOMEM;
     }
     set_lane(ep, lane, index);
-    r2_timer_set(&lane->timer, r2_now_ns() + R2_TCP_HANDSHAKE_NS);
+    r2_timer_set(&lane->timer, r2_now_ns() + R2_TCP_CONNECT_NS);
     pthread_mutex_lock(&ep->lock);
     ep->lanes[index] = lane;
     rc = atomic_load(&ep->dead) ? -ESHUTDOWN : r2_lane_start(lane);
@@ -255,8 +255,10 @@ static int tcp_connect(const struct r2_ep_params *params, struct r2_ep **out)
     struct r2_ep *ep = r2_ep_new(params);
     int rc;
 
-    if (!ep)
+    if (!ep) {
+        r2_tcp.ev->released(params->owner, params);
         return -ENOMEM;
+    }
     ep->n_lanes = params->probe ? 0 : plan_lanes(params->local_nic);
     rc = r2_ep_connect_lane(ep, 0);
     if (rc) {
@@ -541,6 +543,7 @@ const struct r2_transport_ops r2_transport_tcp = {
     .put = r2_ep_put,
     .mark = r2_tcp_mark,
     .health = r2_tcp_health,
+    .reached = r2_tcp_reached,
     .lanes = tcp_lanes,
     .planned = tcp_planned,
     .params = tcp_params,

@@ -14,6 +14,9 @@
 #include "engine/fault.h"
 #include "transport/tcp/tcp.h"
 
+/* tcp_info.tcpi_state: netinet/tcp.h has names for them, and is not to be had here. */
+enum { STATE_SYN_SENT = 2, STATE_CLOSE = 7 };
+
 void r2_tcp_mark(struct r2_ep *ep)
 {
     struct r2_lane *lane = r2_ep_lane(ep, 0);
@@ -94,14 +97,43 @@ static void bulk_health(struct r2_lane *lane, struct r2_ep_health *out)
     pthread_mutex_unlock(&lane->tx_lock);
 }
 
+static bool hole(const struct r2_ep *ep)
+{
+    int nic = ep->params.local_nic;
+
+    return r2_fault_is(nic, R2_FAULT_BLACKHOLE, R2_FAULT_TX) ||
+           r2_fault_is(nic, R2_FAULT_BLACKHOLE, R2_FAULT_RX);
+}
+
+/* Under the lane's tx_lock. The host's kernel has answered, whether or not the lane's own thread
+ * has come to see it. */
+static bool established(const struct r2_lane *lane)
+{
+    struct tcp_info ti;
+
+    return !lane->closed && look(lane, &ti) && ti.tcpi_state != STATE_SYN_SENT &&
+           ti.tcpi_state != STATE_CLOSE;
+}
+
+static bool kernel_answered(struct r2_ep *ep, struct r2_lane *lane)
+{
+    bool yes = atomic_load(&ep->connected);
+
+    if (yes || !lane || hole(ep))
+        return yes;
+    pthread_mutex_lock(&lane->tx_lock);
+    yes = established(lane);
+    pthread_mutex_unlock(&lane->tx_lock);
+    return yes;
+}
+
 void r2_tcp_health(struct r2_ep *ep, struct r2_ep_health *out)
 {
     struct r2_lane *lane = r2_ep_lane(ep, 0);
-    int nic = ep->params.local_nic;
 
     memset(out, 0, sizeof(*out));
     if (ep->params.probe)
-        out->answered = atomic_load(&ep->connected);
+        out->answered = kernel_answered(ep, lane);
     if (ep->params.probe || !lane || !ctrl_health(ep, lane, out))
         return;
     for (int i = 1; i <= ep->n_lanes && ep->params.initiator; i++) {
@@ -109,7 +141,23 @@ void r2_tcp_health(struct r2_ep *ep, struct r2_ep_health *out)
         if (lane)
             bulk_health(lane, out);
     }
-    if (r2_fault_is(nic, R2_FAULT_BLACKHOLE, R2_FAULT_TX) ||
-        r2_fault_is(nic, R2_FAULT_BLACKHOLE, R2_FAULT_RX))
+    if (hole(ep))
         out->answered = false; /* the kernel does not know of the injected hole */
+}
+
+/* The lane's lock may be held by a thread that waits for the caller's: then it is at work, which is
+ * as good an answer. */
+bool r2_tcp_reached(struct r2_ep *ep)
+{
+    struct r2_lane *lane = r2_ep_lane(ep, 0);
+    int queued = 0;
+    bool all;
+
+    if (!lane || hole(ep))
+        return false;
+    if (pthread_mutex_trylock(&lane->tx_lock))
+        return true;
+    all = established(lane) && ioctl(lane->io.fd, SIOCOUTQ, &queued) == 0 && queued == 0;
+    pthread_mutex_unlock(&lane->tx_lock);
+    return all;
 }

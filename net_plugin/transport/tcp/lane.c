@@ -72,15 +72,34 @@ void r2_lane_kick(struct r2_lane *lane)
         r2_ep_put(ep);
 }
 
+/* What has come is looked at before anybody is judged: this thread may be the one that is late.
+ * False: it went on, or it is over. */
+static bool stuck(struct r2_lane *lane, enum r2_lane_phase before)
+{
+    bool late;
+
+    r2_lane_event(lane);
+    pthread_mutex_lock(&lane->rx_lock);
+    late = !lane->closed && lane->phase == before;
+    if (!lane->closed && !late && lane->phase != R2_LANE_OPEN)
+        r2_timer_set(&lane->timer, r2_now_ns() + R2_TCP_HANDSHAKE_NS); /* closing stops it */
+    pthread_mutex_unlock(&lane->rx_lock);
+    return late;
+}
+
 static void lane_timer(struct r2_timer *t, uint64_t now)
 {
     struct r2_lane *lane = R2_CONTAINER_OF(t, struct r2_lane, timer);
+    enum r2_lane_phase phase;
     bool late;
 
     (void)now;
     pthread_mutex_lock(&lane->rx_lock);
-    late = !lane->closed && lane->phase != R2_LANE_OPEN;
+    phase = lane->phase;
+    late = !lane->closed && phase != R2_LANE_OPEN;
     pthread_mutex_unlock(&lane->rx_lock);
+    if (late && !stuck(lane, phase))
+        return;
     if (!late) {
         atomic_store(&lane->rx_again, true);
         r2_lane_event(lane);

@@ -12,6 +12,9 @@
 #include "util/clock.h"
 #include "util/log.h"
 
+/* All peers may come at once, each with several sockets; the kernel's own limit is somaxconn. */
+#define BACKLOG 8192
+
 void r2_tcp_close_fd(int fd, bool abort)
 {
     struct linger now = {.l_onoff = 1, .l_linger = 0};
@@ -113,7 +116,7 @@ static int bind_listener(int fd, const struct r2_nic *n, uint16_t again)
     /* A NIC that is down now has no local route, and comes up later. */
     setsockopt(fd, IPPROTO_IP, IP_FREEBIND, &one, sizeof(one));
     set_port(&sa, again);
-    if (again && bind(fd, (struct sockaddr *)&sa, n->socklen) == 0 && listen(fd, 512) == 0)
+    if (again && bind(fd, (struct sockaddr *)&sa, n->socklen) == 0 && listen(fd, BACKLOG) == 0)
         return 0;
     if (again && errno != EADDRINUSE)
         return -errno;
@@ -125,7 +128,7 @@ static int bind_listener(int fd, const struct r2_nic *n, uint16_t again)
         set_port(&sa, (uint16_t)port);
         /* With SO_REUSEADDR two listeners may bind the same port; listen() tells them apart. */
         if (bind(fd, (struct sockaddr *)&sa, n->socklen) == 0)
-            return listen(fd, 512) < 0 ? -errno : 0;
+            return listen(fd, BACKLOG) < 0 ? -errno : 0;
         if (errno != EADDRINUSE)
             return -errno;
     }
@@ -180,7 +183,7 @@ static int open_listener(int nic, uint16_t again, struct r2_wire_addr *addr)
     if (fd < 0)
         return fd;
     rc = bind_listener(fd, &n, again);
-    if (!rc && (listen(fd, 512) < 0 || getsockname(fd, (struct sockaddr *)&sa, &len) < 0))
+    if (!rc && (listen(fd, BACKLOG) < 0 || getsockname(fd, (struct sockaddr *)&sa, &len) < 0))
         rc = -errno;
     if (rc) {
         r2_tcp_close_fd(fd, false);

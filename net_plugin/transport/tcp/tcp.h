@@ -22,8 +22,9 @@
 #define R2_TCP_MAX_CHUNK (16 * 1024 * 1024)
 #define R2_TCP_CTRL_RX (128 * 1024)
 #define R2_TCP_CTRL_TX (64 * 1024)
-#define R2_TCP_HANDSHAKE_NS (3 * UINT64_C(1000000000))
-#define R2_TCP_MAX_PENDING 1024 /* sockets that have not proved the secret */
+#define R2_TCP_HANDSHAKE_NS (3 * UINT64_C(1000000000)) /* R: for the next word of a stranger */
+#define R2_TCP_CONNECT_NS (10 * UINT64_C(1000000000))  /* S: for all of it */
+#define R2_TCP_MAX_PENDING 1024                        /* sockets that have not proved the secret */
 
 enum r2_lane_phase {
     R2_LANE_CONNECTING, /* S: TCP handshake */
@@ -160,6 +161,7 @@ void r2_ep_lane_open(struct r2_lane *lane);
 /* health.c: operations of the transport */
 void r2_tcp_mark(struct r2_ep *ep);
 void r2_tcp_health(struct r2_ep *ep, struct r2_ep_health *out);
+bool r2_tcp_reached(struct r2_ep *ep);
 
 /* tx.c, rx.c: 0 or -errno; callers hold tx_lock / rx_lock. */
 int r2_lane_tx_bulk(struct r2_lane *lane, int chunks); /* at most so many, then kicks itself */

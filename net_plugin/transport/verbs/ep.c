@@ -354,8 +354,10 @@ static int op_connect(const struct r2_ep_params *params, struct r2_ep **out)
     bool active;
     int rc;
 
-    if (!ep)
+    if (!ep) {
+        r2_verbs.ev->released(params->owner, params);
         return -ENOMEM;
+    }
     pthread_mutex_lock(&v->lock);
     active = v->active;
     pthread_mutex_unlock(&v->lock);
@@ -568,6 +570,7 @@ const struct r2_transport_ops r2_transport_verbs = {
     .put = r2_vep_put,
     .mark = op_mark,
     .health = op_health,
+    .reached = r2_meet_reached,
     .lanes = op_lanes,
     .planned = op_lanes,
     .params = op_params,

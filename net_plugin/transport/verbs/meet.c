@@ -3,10 +3,13 @@
  * each takes ep->lock for its step, and only one step is under way at a time. */
 #define _GNU_SOURCE
 #include <errno.h>
+#include <linux/sockios.h>
 #include <string.h>
+#include <sys/ioctl.h>
 #include <sys/socket.h>
 
 #include "engine/engine.h"
+#include "engine/fault.h"
 #include "settings/settings.h"
 #include "transport/verbs/verbs.h"
 #include "util/clock.h"
@@ -222,6 +225,22 @@ void r2_meet_close(struct r2_ep *ep)
     r2_io_del(&ep->oob);
     r2_tcp_close_fd(ep->oob.fd, false);
     ep->oob.fd = -1;
+}
+
+bool r2_meet_reached(struct r2_ep *ep)
+{
+    int queued = 0, nic = ep->params.local_nic;
+    bool all;
+
+    if (r2_fault_is(nic, R2_FAULT_BLACKHOLE, R2_FAULT_TX) ||
+        r2_fault_is(nic, R2_FAULT_BLACKHOLE, R2_FAULT_RX))
+        return false;
+    if (pthread_mutex_trylock(&ep->lock))
+        return true; /* somebody is at work on it */
+    all = ep->stage > R2_V_DIAL && ep->oob.fd >= 0 && ioctl(ep->oob.fd, SIOCOUTQ, &queued) == 0 &&
+          queued == 0;
+    pthread_mutex_unlock(&ep->lock);
+    return all;
 }
 
 /* ---- on the command thread */

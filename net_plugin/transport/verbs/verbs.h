@@ -358,6 +358,8 @@ void r2_meet_accepted(int fd, int nic, const struct r2_tcp_hello *hello);
 void r2_meet_event(struct r2_ep *ep);
 /* Tells the peer by the end of the socket; with on_purpose, that memory was taken back. */
 void r2_meet_close(struct r2_ep *ep);
+/* As r2_transport_ops.reached. */
+bool r2_meet_reached(struct r2_ep *ep);
 void r2_meet_build(struct r2_cmd *cmd);
 void r2_meet_link(struct r2_cmd *cmd);
 

@@ -227,6 +227,11 @@ static void op_health(struct r2_ep *ep, struct r2_ep_health *out)
     out->answered = ep->params.probe ? atomic_load(&ep->connected) : !atomic_load(&ep->silent);
 }
 
+static bool op_reached(struct r2_ep *ep)
+{
+    return atomic_load(&ep->connected);
+}
+
 static unsigned op_lanes(struct r2_ep *ep)
 {
     (void)ep;
@@ -313,6 +318,7 @@ const struct r2_transport_ops fake_ops = {
     .put = op_put,
     .mark = op_nothing,
     .health = op_health,
+    .reached = op_reached,
     .lanes = op_lanes,
     .planned = op_lanes,
     .params = op_params,
