@@ -24,7 +24,7 @@ from r2ccl_ctl.cli.common import (
     show,
 )
 from r2ccl_ctl.control import Process, Selection, Snapshot, list_processes, select
-from r2ccl_ctl.errors import R2UsageError
+from r2ccl_ctl.errors import R2Error, R2UsageError
 from r2ccl_ctl.journal import Cursor, Event
 from r2ccl_ctl.segment import SegmentError
 from r2ccl_ctl.units import parse_duration
@@ -297,12 +297,18 @@ def show_events(events: list[Event], as_json: bool, titled: bool) -> None:
 
 class Reader:
     """The journals of all chosen processes, of those that start later too. With a chosen pid, of
-    its newest process only. Use as a context manager."""
+    its newest process only. `waits`: there may be none yet. Use as a context manager."""
 
-    def __init__(self, wanted: Selection, *, dead: bool) -> None:
+    def __init__(self, wanted: Selection, *, dead: bool, waits: bool = False) -> None:
         self.wanted = wanted
         self.cursors: dict[str, Cursor] = {}
-        processes = select(wanted, dead=dead)
+        try:
+            processes = select(wanted, dead=dead)
+        except R2Error:
+            if not waits or wanted.pid is not None:
+                raise
+            click.echo("no such process yet; waiting for one (Ctrl-C ends)", err=True)
+            processes = []
         self._add(processes[-1:] if wanted.pid is not None else processes)
 
     def __enter__(self) -> Reader:
@@ -352,7 +358,12 @@ def follow_events(reader: Reader) -> Iterator[list[Event]]:
 @click.command()
 @selection_options
 @click.option("--all", "everything", is_flag=True, help="Processes that are gone as well.")
-@click.option("--follow", "-f", is_flag=True, help="Then wait for more, until Ctrl-C.")
+@click.option(
+    "--follow",
+    "-f",
+    is_flag=True,
+    help="Then wait for more, also of processes that start later, until Ctrl-C.",
+)
 @click.option(
     "--last",
     "-n",
@@ -381,7 +392,7 @@ def journal(
     """
     wanted = selection(pid, job, node)
     with (
-        Reader(wanted, dead=everything or pid is not None) as reader,
+        Reader(wanted, dead=everything or pid is not None, waits=follow) as reader,
         contextlib.suppress(KeyboardInterrupt),
     ):
         events = reader.batch()

@@ -277,6 +277,9 @@ def trace(setup: Setup, opts: argparse.Namespace) -> dict[str, Any]:
             recorded["ok"] = recorded["ok"] and plans > 0
             runs.append(recorded)
             say(f"ddp {name} {text}: {plans} plans recorded")
+            for event in recorded.get("journal", []):
+                if not plans and "plan" in str(event.get("cause")):
+                    say(f"  {event['time']} rank {event['rank']}: {event['cause']}")
             more["R2CCL_PLAN_TRACE"] = f"replay:{folder}/t"
             again = replace(variant, settings=variant.settings | more)
             for label, faults in (("without failures", ()), ("with them", events)):

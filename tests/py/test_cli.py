@@ -321,6 +321,19 @@ def test_journal_follows(start_writer: StartWriter) -> None:
             popen.wait()
 
 
+def test_journal_waits_for_the_first_process(start_writer: StartWriter) -> None:
+    name = f"later{os.getpid()}"
+    early = follow("journal", "--job", name, "--follow", "--json")
+    try:
+        time.sleep(1)
+        assert early.poll() is None
+        writer = start_writer(job=name)
+        assert json.loads(read_line(early))["pid"] == writer.pid
+    finally:
+        early.kill()
+        early.wait()
+
+
 def test_watch(start_writer: StartWriter) -> None:
     writer = start_writer()
     popen = follow("status", "--job", writer.job, "--watch", "--json", "--interval", "100ms")
