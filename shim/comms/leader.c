@@ -44,6 +44,15 @@ static void say(struct r2_follow *f, const struct r2_plan *plan)
             (unsigned long long)r2_comms_id(f->comm), on() ? "on" : "shadow", plan->reason);
 }
 
+static void say_not(struct r2_follow *f, const char *why)
+{
+    char text[120];
+
+    snprintf(text, sizeof(text), "plan not taken: %s", why);
+    r2_comm_row_plan(f->comm, NULL, text);
+    r2_watch_journal(text);
+}
+
 /* ---- planning */
 
 /* What the plan in force takes now, as predicted: its parts one by one, which is never too little.
@@ -81,8 +90,10 @@ static double gain_of(const struct r2_follow *f, const struct r2_plan_input *inp
 /* R2CCL_PLAN=on: it becomes the target. False: not now. */
 static bool aim(struct r2_follow *f, const struct r2_plan *plan, uint64_t key, uint64_t now)
 {
-    if (key == 0)
+    if (key == 0) {
+        r2_lead_back(&f->lead, plan->reason);
         return r2_steer_want(&f->steer, 0, true, now);
+    }
     for (int r = 0; r < f->nranks; r++)
         if (f->words[r] & (R2_FOLLOW_UNABLE | R2_FOLLOW_STOP))
             return false;
@@ -134,6 +145,8 @@ static void plan_now(struct r2_follow *f, uint64_t now)
             } else if (f->steer.step != R2_STEER_IDLE) {
                 r2_policy_event(&f->policy, now); /* when this step is through */
             }
+        } else if (on() && key && key != f->policy.current) {
+            say_not(f, why);
         }
     }
     r2_plan_free(&plan);
@@ -249,8 +262,10 @@ void r2_leader_reported(struct r2_follow *f, int rank, const struct r2_agree_rep
     node->capacity = (double)report->capacity;
     node->share = share;
     f->words[rank] = report->flags;
-    if (report->flags & R2_FOLLOW_STOP)
+    if (report->flags & R2_FOLLOW_STOP) {
+        r2_lead_back(&f->lead, "an operator said plan off: NCCL's own choice");
         r2_steer_want(&f->steer, 0, true, now);
+    }
     if (f->steer.step == R2_STEER_MADE &&
         (report->flags & R2_FOLLOW_EPOCH) == (f->steer.make_epoch & R2_FOLLOW_EPOCH))
         r2_steer_made(&f->steer, rank, f->steer.make_epoch, report->flags & R2_FOLLOW_FAILED, now);
@@ -269,6 +284,23 @@ static void sample(struct r2_follow *f)
     r2_policy_sample(&f->policy, epoch ? f->policy.current : 0, note[R2_FOLLOW_TIMED_BYTES], ns);
 }
 
+/* Banned at once: what is measured until the way back is agreed does not change it. */
+static void withdraw(struct r2_follow *f, uint64_t now)
+{
+    const struct r2_policy *p = &f->policy;
+    uint64_t bytes = atomic_load_explicit(&f->bytes, memory_order_relaxed);
+    char why[R2_PLAN_REASON];
+
+    snprintf(why, sizeof(why), "withdrawn: %.3f ms, stock %.3f ms (%llu bytes, %d operations)",
+             p->plan_rate * (double)bytes / 1e6, p->stock_rate * (double)bytes / 1e6,
+             (unsigned long long)bytes, R2_POLICY_SAMPLES);
+    r2_policy_ban(&f->policy, p->current);
+    r2_lead_back(&f->lead, why);
+    r2_watch_journal(why);
+    R2_INFO("communicator %016llx: plan %s", (unsigned long long)r2_comms_id(f->comm), why);
+    r2_steer_want(&f->steer, 0, true, now);
+}
+
 void r2_leader_turn(struct r2_follow *f, uint64_t now)
 {
     uint64_t next;
@@ -280,10 +312,8 @@ void r2_leader_turn(struct r2_follow *f, uint64_t now)
         plan_now(f, now);
         break;
     case R2_POLICY_WITHDRAW:
-        if (on() && !f->steer.stop && f->steer.step == R2_STEER_IDLE) {
-            r2_watch_journal("plan: slower than NCCL's own choice over 20 operations, withdrawn");
-            r2_steer_want(&f->steer, 0, true, now);
-        }
+        if (on() && !f->steer.stop && f->steer.step == R2_STEER_IDLE)
+            withdraw(f, now);
         break;
     default:
         break;

@@ -97,6 +97,7 @@ void r2_policy_committed(struct r2_policy *p, uint64_t key, uint64_t now_ns)
     p->switched_ns = now_ns;
     p->plan_rate = 0;
     p->plan_samples = 0;
+    p->skip = R2_POLICY_SKIP;
 }
 
 /* A mean over the last operations: each counts for 1/20, the first ones for more. */
@@ -113,6 +114,10 @@ void r2_policy_sample(struct r2_policy *p, uint64_t key, uint64_t bytes, uint64_
     double rate = bytes ? (double)ns / (double)bytes : 0;
 
     if (bytes == 0 || key != p->current) { /* begun before a switch, or nothing to measure */
+        return;
+    }
+    if (p->skip > 0) {
+        p->skip--;
         return;
     }
     if (key) {

@@ -11,6 +11,7 @@
 #include <stdint.h>
 
 #define R2_POLICY_SAMPLES 20
+#define R2_POLICY_SKIP 2 /* first operations after a switch: NCCL connects with them */
 
 struct r2_policy_config {
     uint64_t coalesce_ns; /* 1 s */
@@ -34,6 +35,7 @@ struct r2_policy {
     /* speed of what runs, ns per byte */
     double stock_rate, plan_rate, predicted_stock_rate;
     unsigned stock_samples, plan_samples;
+    unsigned skip; /* so many samples still */
 };
 
 enum r2_policy_verdict {

@@ -228,7 +228,8 @@ int r2_lead_encode(const struct r2_lead *l, enum r2_steer_step step, void **out,
     if (step != R2_STEER_BACK && runs->nparts > 0)
         put_entry(&t, runs);
     if (says->nparts == 0 || step == R2_STEER_BACK)
-        snprintf(t.reason, sizeof(t.reason), "back to NCCL's own choice");
+        snprintf(t.reason, sizeof(t.reason), "%s",
+                 step == R2_STEER_BACK && *l->back ? l->back : "back to NCCL's own choice");
     else
         memcpy(t.reason, says->reason, sizeof(t.reason));
     bytes = r2_plan_table_encode(&t, NULL, 0);
@@ -240,6 +241,11 @@ int r2_lead_encode(const struct r2_lead *l, enum r2_steer_step step, void **out,
     *len = (size_t)bytes;
     r2_plan_table_encode(&t, *out, *len);
     return 0;
+}
+
+void r2_lead_back(struct r2_lead *l, const char *why)
+{
+    snprintf(l->back, sizeof(l->back), "%s", why);
 }
 
 void r2_lead_through(struct r2_lead *l, enum r2_steer_step step)
@@ -258,6 +264,8 @@ void r2_lead_through(struct r2_lead *l, enum r2_steer_step step)
         l->current = l->target;
     else if (step == R2_STEER_BACK)
         l->current = (struct r2_lead_plan){0};
+    if (step == R2_STEER_BACK)
+        l->back[0] = '\0';
     if (step != R2_STEER_MAKE)
         l->target = (struct r2_lead_plan){0};
 }

@@ -40,6 +40,7 @@ struct r2_lead {
     int ncomms;
     struct r2_lead_comm comms[R2_PLAN_ORDERS];
     struct r2_lead_plan current, target;
+    char back[R2_PLAN_REASON]; /* why the way back to stock is taken; "": not known */
 };
 
 void r2_lead_init(struct r2_lead *l, int nranks, int keep);
@@ -56,6 +57,8 @@ struct r2_lead_comm *r2_lead_idless(struct r2_lead *l);
 int r2_lead_encode(const struct r2_lead *l, enum r2_steer_step step, void **out, size_t *len);
 /* It was committed. */
 void r2_lead_through(struct r2_lead *l, enum r2_steer_step step);
+/* Why stock is wanted next: every rank shows it. The newest reason counts. */
+void r2_lead_back(struct r2_lead *l, const char *why);
 /* The target is not pursued any more, and nothing of it was agreed. */
 void r2_lead_forget(struct r2_lead *l);
 

@@ -40,6 +40,7 @@ static struct shared {
     _Atomic uint64_t last;    /* operation; 0: not known yet */
     uint8_t ran[RANKS][MOST]; /* 1: on the application's communicator, 2: on another one */
     _Atomic uint64_t operations[RANKS];
+    uint64_t epochs[RANKS]; /* of the last plan */
 } * sh;
 
 static uint8_t recorded[MOST]; /* of the run that was recorded */
@@ -109,6 +110,7 @@ static void step(struct rank *me)
 
 static void finish(struct rank *me)
 {
+    sh->epochs[me->rank] = me->follow->epoch;
     r2_comms_drop(me->entry);
     CHECK_EQ(ncclCommDestroy(me->comm), 0);
 }
@@ -403,6 +405,8 @@ static void test_of_two_runs(void)
     write_file("two", 1, text, len);
     run_ranks(replay, path_of("replay:%s/%s", "two"), 0);
     CHECK(all_stock(0));
+    for (int r = 0; r < RANKS; r++)
+        CHECK_EQ(sh->epochs[r], 0); /* not even begun */
     done();
 }
 
