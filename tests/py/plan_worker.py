@@ -5,13 +5,15 @@
 Two communicators: all ranks, and a split of it with the ranks the other way round. Operations
 alternate. FOLDER/stop has the number of the last one of each. FOLDER/RANK gets a line per
 operation: communicator, number, the digest of the result's bytes. Exit codes: 0, or 2 after an
-error of NCCL.
+error of NCCL: then both communicators are aborted, and a line of JSON says how long that took and
+how long until no thread of the shim makes a communicator any more.
 """
 
 from __future__ import annotations
 
 import ctypes
 import hashlib
+import json
 import os
 import random
 import sys
@@ -57,6 +59,11 @@ def unique_id(file: Path) -> Id:
     return unique
 
 
+def making() -> int:
+    names = [task.read_text() for task in Path("/proc/self/task").glob("*/comm")]
+    return sum(name.startswith("r2ccl-make") for name in names)
+
+
 class Work:
     def __init__(self, folder: Path) -> None:
         self.world, self.turned = ctypes.c_void_p(), ctypes.c_void_p()
@@ -71,6 +78,16 @@ class Work:
         check("ncclAllReduce", self.send, self.recv, count, FLOAT, SUM, comm, ctypes.c_void_p())
         return hashlib.sha256(self.recv).hexdigest()[:16]
 
+    def abort(self) -> None:
+        begin = time.monotonic()
+        check("ncclCommAbort", self.turned)
+        check("ncclCommAbort", self.world)
+        aborted = time.monotonic()
+        while making() and time.monotonic() < aborted + 60:
+            time.sleep(0.01)
+        took = {"abort": aborted - begin, "making": time.monotonic() - aborted, "left": making()}
+        print(json.dumps(took), flush=True)
+
     def end(self) -> None:
         check("ncclCommDestroy", self.turned)
         check("ncclCommDestroy", self.world)
@@ -78,6 +95,15 @@ class Work:
 
 def run(folder: Path, pause: float) -> None:
     work = Work(folder)
+    try:
+        operate(work, folder, pause)
+    except NcclError:
+        work.abort()
+        raise
+    work.end()
+
+
+def operate(work: Work, folder: Path, pause: float) -> None:
     with (folder / str(RANK)).open("w", encoding="utf-8", buffering=1) as out:
         number, stop = 0, folder / "stop"
         while not stop.exists() or number <= int(stop.read_text()):
@@ -85,7 +111,6 @@ def run(folder: Path, pause: float) -> None:
                 out.write(f"{name} {number} {work.reduce(comm)}\n")
             number += 1
             time.sleep(pause)
-    work.end()
 
 
 def main() -> int:

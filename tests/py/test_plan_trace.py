@@ -8,52 +8,26 @@ from __future__ import annotations
 
 import re
 import shutil
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from conftest import ROOT, Build
-from plan_bed import RANKS, comms, processes
+from conftest import Build
+from plan_bed import RANKS, comms, floats, processes
 from segment_bed import until
 
 from r2ccl_ctl import control, journal
 from r2ccl_ctl.control import Command
-from r2ccl_ctl.job import Job, LaunchSpec
-from r2ccl_ctl.launch import start
+from r2ccl_ctl.job import Job
 
 pytestmark = pytest.mark.slow
 
 
-@contextmanager
 def job(
     build: Build, name: str, folder: Path, trace: str, pause: float = 0, **env: str
-) -> Iterator[Job]:
-    """The worker's ranks; their results go to `folder`."""
-    folder.mkdir(exist_ok=True)
-    spec = LaunchSpec(
-        argv=(sys.executable, str(ROOT / "tests/py/plan_worker.py"), str(folder), str(pause)),
-        ranks=RANKS,
-        emulate_nodes=RANKS,
-        nics=2,
-        job=name,
-        env={
-            "LD_PRELOAD": str(build.path / "libr2ccl.so"),
-            "R2CCL_REAL_NCCL": str(build.host_nccl / "libnccl.so.2"),
-            "R2CCL_PLAN": "on",
-            "R2CCL_PLAN_HOLD": "1",
-            "R2CCL_PLAN_WITHDRAW": "0",
-            "R2CCL_PLAN_TRACE": trace,
-            **env,
-        },
-    )
-    running = start(spec, echo=False)
-    try:
-        yield running
-    finally:
-        running.kill()
+) -> AbstractContextManager[Job]:
+    return floats(build, name, folder, pause, 5, {"R2CCL_PLAN_TRACE": trace, **env})
 
 
 def command(name: str, verb: str) -> None:

@@ -7,6 +7,7 @@ communicators at the same operation and nothing is lost, not that a plan is fast
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
@@ -16,12 +17,13 @@ from pathlib import Path
 
 import pytest
 from conftest import Build
-from plan_bed import RANKS, comms, preloaded, processes
+from plan_bed import RANKS, comms, floats, preloaded, processes
 from segment_bed import until
 
 from r2ccl_ctl import control, journal
 from r2ccl_ctl.control import Command, Process
 from r2ccl_ctl.job import Job
+from r2ccl_ctl.rows import Comm
 
 NIC = "127.0.1.2"
 
@@ -31,6 +33,11 @@ pytestmark = pytest.mark.slow
 def job(build: Build, name: str, *, seconds: int = 120, **env: str) -> AbstractContextManager[Job]:
     plans = {"R2CCL_PLAN": "on", "R2CCL_PLAN_HOLD": "1", "R2CCL_PLAN_WITHDRAW": "0", **env}
     return preloaded(build, name, ("--duration", str(seconds), "--check-every"), plans)
+
+
+def of_pid(pid: int) -> list[Comm]:
+    found = [process for process in control.list_processes() if process.pid == pid]
+    return [comm for process in found for comm in process.snapshot().comms]
 
 
 def command(name: str, rank: int, verb: str, **options: object) -> None:
@@ -181,6 +188,35 @@ def test_killed_while_it_is_made(build: Build) -> None:
         until(lambda: any(comm.epoch == 1 for comm in comms(name)), "the making is agreed", 60)
         os.kill(processes(name)[3].pid, signal.SIGKILL)
         until(lambda: not running.running, "the job ends", 60)
+
+
+def test_killed_inside_a_making(build: Build, tmp_path: Path) -> None:
+    """Rank 2 stands still, so that the others are inside the making of the plan's communicators;
+    there rank 3 dies. Who is left gets an error from its collectives, aborts without waiting for
+    what is being made, and no thread stays behind in it."""
+    name = "exec-inside"
+    with floats(build, name, tmp_path / "run", 5, 90, {}) as running:
+        until(lambda: len(comms(name)) == 2 * RANKS and comms(name)[0].nodes == RANKS, "meet", 60)
+        pids = [process.pid for process in processes(name)]
+        lose(name)
+        while not any(comm.seconds_making for comm in comms(name)):
+            assert running.running
+        os.kill(pids[2], signal.SIGSTOP)
+        time.sleep(1)
+        stuck = [comm for process in (0, 1, 3) for comm in of_pid(pids[process])]
+        assert all(any(c.seconds_making for c in stuck if c.rank == r) for r in (0, 1, 3)), stuck
+        killed = time.monotonic()
+        os.kill(pids[3], signal.SIGKILL)
+        until(lambda: all(running.ranks[r].code is not None for r in (0, 1)), "they end", 60)
+        alone = time.monotonic() - killed
+        os.kill(pids[2], signal.SIGCONT)
+        until(lambda: running.ranks[2].code is not None, "the last one ends", 60)
+    assert alone < 30
+    for rank in (0, 1, 2):
+        assert running.ranks[rank].code == 2, running.ranks[rank].output
+        lines = running.ranks[rank].output.splitlines()
+        took = json.loads(next(line for line in lines if line.startswith("{")))
+        assert took["abort"] < 5 and took["left"] == 0, took
 
 
 def test_slower_than_stock_is_withdrawn(build: Build) -> None:
