@@ -135,6 +135,8 @@ def parse_args() -> argparse.Namespace:
     p.add_argument("--bucket-mb", type=int, default=16)
     p.add_argument("--seed", type=int, default=1)
     p.add_argument("--parallel", choices=("ddp", "fsdp"), default="ddp")
+    p.add_argument("--deterministic", type=int, default=1,
+                   help="0: not asked of PyTorch, which then sets NCCL_ALGO: no plans")
     p.add_argument("--stall", type=int, default=-1, help="the last rank stops at this step")
     p.add_argument("--limit", type=float, default=600, help="seconds an operation may take")
     p.add_argument("--backend", choices=("nccl", "gloo"), default="nccl")
@@ -143,7 +145,7 @@ def parse_args() -> argparse.Namespace:
 
 def main() -> int:
     opts = parse_args()
-    torch.use_deterministic_algorithms(True)
+    torch.use_deterministic_algorithms(bool(opts.deterministic))
     if opts.backend == "nccl":
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
         torch.backends.cudnn.benchmark = False

@@ -264,6 +264,7 @@ def plans_in(text: str) -> int:
 def trace(setup: Setup, opts: argparse.Namespace) -> dict[str, Any]:
     """Records a run in which plans come and go, and replays it with other failures and with none:
     losses and weights must be the same bit by bit. Give 4 nodes or more."""
+    setup.train_args += ["--deterministic", "0"]
     runs: list[dict[str, Any]] = []
     for name, text in itertools.product(opts.variants, opts.scenarios):
         with tempfile.TemporaryDirectory() as folder:
