@@ -41,6 +41,7 @@ static struct shared {
     uint8_t ran[RANKS][MOST]; /* 1: on the application's communicator, 2: on another one */
     _Atomic uint64_t operations[RANKS];
     uint64_t epochs[RANKS]; /* of the last plan */
+    uint32_t made_seconds[RANKS];
 } * sh;
 
 static uint8_t recorded[MOST]; /* of the run that was recorded */
@@ -110,6 +111,10 @@ static void step(struct rank *me)
 
 static void finish(struct rank *me)
 {
+    struct r2_seconds_stats stats;
+
+    r2_seconds_stats(me->follow->seconds, &stats);
+    sh->made_seconds[me->rank] = stats.made + stats.making;
     sh->epochs[me->rank] = me->follow->epoch;
     r2_comms_drop(me->entry);
     CHECK_EQ(ncclCommDestroy(me->comm), 0);
@@ -200,6 +205,12 @@ static void replay_slowly(struct rank *me)
     finish(me);
 }
 
+static void replay_impatiently(struct rank *me)
+{
+    setenv("R2CCL_AGREE_TIMEOUT", "4", 1);
+    replay(me);
+}
+
 /* Rank 1 cannot make the plan's communicator. */
 static void replay_failing(struct rank *me)
 {
@@ -216,13 +227,13 @@ static void replay_hanging(struct rank *me)
 {
     uint64_t begin = r2_now_ns();
 
-    setenv("R2CCL_AGREE_TIMEOUT", "1", 1);
+    setenv("R2CCL_AGREE_TIMEOUT", "4", 1);
     start(me);
     if (me->rank == 1)
         noop.hold_inits(1);
     while (me->next < recorded_last)
         step(me);
-    CHECK(r2_now_ns() - begin < 20 * R2_NS_PER_S);
+    CHECK(r2_now_ns() - begin < 30 * R2_NS_PER_S);
     if (me->rank == 1)
         noop.hold_inits(0);
     finish(me);
@@ -310,39 +321,6 @@ static bool all_stock(uint64_t from)
     return memchr(sh->ran[0] + from, 2, recorded_last - from) == NULL;
 }
 
-static void test_the_same(void)
-{
-    record_as("same", 0);
-    run_ranks(replay, path_of("replay:%s/%s", "same"), 0);
-    CHECK_EQ(as_recorded(), recorded_last);
-    done();
-    run_ranks(replay_slowly, path_of("replay:%s/%s.%%r", "same"), 0);
-    CHECK_EQ(as_recorded(), recorded_last);
-    done();
-}
-
-/* Indices fall into groups, whose operations run as their first. */
-static void test_groups(void)
-{
-    record_as("groups", 7);
-    run_ranks(replay, path_of("replay:%s/%s", "groups"), 7);
-    CHECK_EQ(as_recorded(), recorded_last);
-    done();
-}
-
-static void test_cannot_be_made(void)
-{
-    record_as("fails", 0);
-    run_ranks(replay_failing, path_of("replay:%s/%s", "fails"), 0);
-    CHECK(all_stock(0));
-    done();
-    run_ranks(replay_hanging, path_of("replay:%s/%s", "fails"), 0);
-    CHECK(all_stock(0));
-    done();
-}
-
-/* ---- files */
-
 static char *read_file(const char *name, int rank, size_t *len)
 {
     static char text[200000];
@@ -370,6 +348,79 @@ static void write_file(const char *name, int rank, const char *text, size_t len)
     close(fd);
 }
 
+/* Files of one run with that name, which is recorded once: what it ran is in `recorded`. */
+static void base_as(const char *name)
+{
+    static uint8_t ran[MOST];
+    static uint64_t last;
+    size_t len;
+
+    if (!last) {
+        record_as("base", 0);
+        last = recorded_last;
+        memcpy(ran, recorded, sizeof(ran));
+    }
+    recorded_last = last;
+    memcpy(recorded, ran, sizeof(ran));
+    for (int r = 0; r < RANKS; r++) {
+        const char *text = read_file("base", r, &len);
+
+        write_file(name, r, text, len);
+    }
+}
+
+static struct r2_trace *parsed(const char *name, int rank)
+{
+    char why[R2_TRACE_WHY], *text;
+    struct r2_trace *trace;
+    size_t len;
+
+    text = read_file(name, rank, &len);
+    CHECK_MSG(r2_trace_parse(&trace, text, len, why) == 0, "%s", why);
+    CHECK_EQ(trace->ncomms, 1);
+    CHECK_EQ(trace->comms[0].nplans, PLANS);
+    return trace;
+}
+
+static void test_the_same(void)
+{
+    base_as("same");
+    run_ranks(replay, path_of("replay:%s/%s", "same"), 0);
+    CHECK_EQ(as_recorded(), recorded_last);
+    done();
+    run_ranks(replay_slowly, path_of("replay:%s/%s.%%r", "same"), 0);
+    CHECK_EQ(as_recorded(), recorded_last);
+    done();
+}
+
+/* Indices fall into groups, whose operations run as their first. */
+static void test_groups(void)
+{
+    struct r2_trace *trace;
+
+    record_as("groups", 7);
+    trace = parsed("groups", 1);
+    for (int i = 0; i < PLANS; i++)
+        CHECK_EQ(trace->comms[0].plans[i].from % 7, 0); /* where a group begins */
+    r2_trace_free(trace);
+    run_ranks(replay, path_of("replay:%s/%s", "groups"), 7);
+    CHECK_EQ(as_recorded(), recorded_last);
+    done();
+}
+
+static void test_cannot_be_made(void)
+{
+    base_as("fails");
+    run_ranks(replay_failing, path_of("replay:%s/%s", "fails"), 0);
+    CHECK(all_stock(0));
+    done();
+    run_ranks(replay_hanging, path_of("replay:%s/%s", "fails"), 0);
+    CHECK(all_stock(0));
+    done();
+}
+
+/* ---- files */
+
 /* A run that was killed: one rank has not recorded the last plan. */
 static void test_one_is_shorter(void)
 {
@@ -378,7 +429,7 @@ static void test_one_is_shorter(void)
         size_t len;
         char *text, *cut;
 
-        record_as("short", 0);
+        base_as("short");
         text = read_file("short", shorter ? 2 : 0, &len);
         text[len - 1] = '\0';
         cut = strrchr(text, '\n');
@@ -399,7 +450,7 @@ static void test_of_two_runs(void)
     size_t len;
     char *text;
 
-    record_as("one", 0);
+    base_as("one");
     record_as("two", 0);
     text = read_file("one", 1, &len);
     write_file("two", 1, text, len);
@@ -408,6 +459,39 @@ static void test_of_two_runs(void)
     for (int r = 0; r < RANKS; r++)
         CHECK_EQ(sh->epochs[r], 0); /* not even begun */
     done();
+}
+
+/* A file that somebody has changed, checksums and all: the rank does not run what it does not say.
+ */
+static void test_of_another_order(void)
+{
+    static const uint32_t order[RANKS] = {1, 2, 0};
+    char text[20000], *head, *comm, *line;
+    struct r2_trace *trace;
+
+    base_as("order");
+    trace = parsed("order", 2);
+    head = r2_trace_put_head();
+    comm = r2_trace_put_comm(trace->comms);
+    snprintf(text, sizeof(text), "%s%s", head, comm);
+    for (int i = 0; i < PLANS; i++) {
+        const struct r2_trace_plan *plan = &trace->comms[0].plans[i];
+
+        plan->table->comms[0].ranks = order;
+        line = r2_trace_put_plan(trace->comms[0].name, plan->from, plan->table);
+        CHECK(line != NULL && strlen(text) + strlen(line) < sizeof(text));
+        strcat(text, line);
+        free(line);
+    }
+    free(head);
+    free(comm);
+    write_file("order", 2, text, strlen(text));
+    run_ranks(replay_impatiently, path_of("replay:%s/%s", "order"), 0);
+    CHECK(all_stock(0));
+    for (int r = 0; r < RANKS; r++)
+        CHECK_EQ(sh->made_seconds[r], 0);
+    done();
+    r2_trace_free(trace);
 }
 
 /* ---- names of files */
@@ -445,6 +529,7 @@ static const struct check_test tests[] = {
     {"cannot_be_made", test_cannot_be_made},
     {"one_is_shorter", test_one_is_shorter},
     {"of_two_runs", test_of_two_runs},
+    {"of_another_order", test_of_another_order},
     {"names", test_names},
     {0},
 };
