@@ -10,6 +10,7 @@
 #include <string.h>
 
 #include "engine/internal.h"
+#include "engine/locate/locate.h"
 
 #define TEST_CHUNK (64 * 1024)
 #define TEST_CHUNKS 4 /* at least, and as many on each lane */
@@ -68,10 +69,21 @@ bool r2_path_event(struct r2_path *path, enum r2_health_event event, const char 
     return true;
 }
 
+/* Both NICs are of this node: its kernel hands the bytes over, and no wire is asked. Loopback has
+ * no wire anyway. */
+static bool wireless(const struct r2_path *path)
+{
+    const struct r2_rnic *r = &path->peer->rnics[path->rnic];
+
+    return !r2_eng.nics[path->lnic].loopback && r->known && r2_locate_own_nic(&r->addr) >= 0;
+}
+
 static enum r2_census census_of(const struct r2_path *path, bool others)
 {
     const struct r2_peer *p = path->peer;
 
+    if (wireless(path))
+        return R2_CENSUS_NONE;
     if (path->state == R2_PATH_UP && !path->testing && path->health.state != R2_HEALTH_SUSPECT)
         return R2_CENSUS_OK;
     if (!others || p->life != R2_PEER_ALIVE || r2_list_empty(&p->conn_list) || !path->ever_up ||

@@ -35,12 +35,12 @@ def loopback(count: int, last: int = 1) -> str:
     return ",".join(f"127.0.{n}.{last}" for n in range(1, count + 1))
 
 
-def until(what: str, reached: Callable[[], bool], within: float = 10.0) -> None:
-    """Wait for it, or fail the test."""
+def until(what: str, reached: Callable[[], bool], within: float = 10.0, show: object = "") -> None:
+    """Wait for it, or fail the test; `show` is printed then, as it is then."""
     end = time.monotonic() + within
     while not reached():
         if time.monotonic() > end:
-            pytest.fail(f"not within {within:g} s: {what}", pytrace=False)
+            pytest.fail(f"not within {within:g} s: {what} {show}", pytrace=False)
         time.sleep(0.005)
 
 

@@ -1,6 +1,8 @@
 /* Weights of paths over a scripted transport (rung 2): who may take chunks, who is asked instead,
  * warm spares, and verdicts about NICs. */
 #include "check.h"
+
+#include "engine/locate/locate.h"
 #include "enginelib/remote.h"
 
 #define MSG (64u << 20)
@@ -180,6 +182,48 @@ static void test_verdict_local(void)
     remote_end(&r);
 }
 
+static bool nic_back(int nic, int ms)
+{
+    for (int i = 0; i < ms && r2_nic_word(nic) == R2_NIC_FAILED; i++)
+        fake_sleep_ms(1);
+    return r2_nic_word(nic) != R2_NIC_FAILED;
+}
+
+/* A broken NIC's own host still hands over what its processes say to each other by that NIC's
+ * address: that proves nothing, an answer from elsewhere does. */
+static void test_within_the_node(void)
+{
+    struct r2_wire_addr addr;
+    struct r2_ep *again;
+
+    for (int i = 0; i < 3; i++)
+        r2_eng.nics[i].loopback = false;
+    for (int within = 1; within >= 0; within--) {
+        remote_new(&r, true, 3);
+        r.number = within ? -9 : r.number; /* its NICs have the addresses of ours */
+        addr = remote_addr(&r, 1);
+        CHECK_EQ(r2_locate_own_nic(&addr) == 1, within);
+        CHECK(remote_open(&r, 3));
+        ep[1] = fake_find(r.id, 1, 1, 0);
+        CHECK(ep[1]);
+        if (within) {
+            r2_nicstate_located(1, false, "test says so");
+            CHECK(remote_wait_flag(&ep[1]->is_shut));
+            CHECK_EQ(r2_nic_word(1), R2_NIC_FAILED);
+            again = remote_path(&r, 1, ep[1]->params.gen);
+            CHECK(again);
+            CHECK(!nic_back(1, 500));
+            CHECK(!atomic_load(&again->is_shut)); /* it serves all the same */
+        } else {
+            CHECK(nic_back(1, REMOTE_WAIT_MS));
+            r2_nicstate_located(1, true, "test says so");
+        }
+        remote_end(&r);
+    }
+    for (int i = 0; i < 3; i++)
+        r2_eng.nics[i].loopback = true;
+}
+
 /* Word from outside is not believed. */
 static void test_verdict_hint(void)
 {
@@ -204,6 +248,7 @@ static const struct check_test tests[] = {
     {"silent_sibling", test_silent_sibling},
     {"equal_weights_cost_nothing", test_equal_weights_cost_nothing},
     {"verdict_local", test_verdict_local},
+    {"within_the_node", test_within_the_node},
     {"verdict_hint", test_verdict_hint},
     {0},
 };
