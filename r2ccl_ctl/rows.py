@@ -48,6 +48,7 @@ class Nic:
     rdma_link: str = ""
     rdma_gbps: int = 0
     queue_pairs: int = 0
+    rdma_lid: int = 0
     gid: str = ""
 
 
@@ -181,7 +182,7 @@ def rdma(row: dict[str, Any]) -> dict[str, Any]:
         "rdma_phys": known(PHYSICAL_STATES, row["rdma_phys"]),
         "rdma_link": known(LINK_LAYERS, row["rdma_link"]),
         "gid": str(ipaddress.IPv6Address(bytes.fromhex(row["gid"]))),
-        **take(row, "rdma_device rdma_port rdma_gbps queue_pairs"),
+        **take(row, "rdma_device rdma_port rdma_gbps queue_pairs rdma_lid"),
     }
 
 

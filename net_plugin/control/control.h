@@ -139,7 +139,7 @@ void r2_control_peer_remove(struct r2_control *ctl, int peer);
 /* What is behind the NIC for RDMA. Only writes when something is different. */
 struct r2_control_rdma {
     const char *device;
-    uint32_t port, state, phys, link, gbps, queue_pairs; /* as in struct r2_seg_nic */
+    uint32_t port, state, phys, link, gbps, queue_pairs, lid; /* as in struct r2_seg_nic */
     uint8_t gid[16];
 };
 void r2_control_nic_rdma(struct r2_control *ctl, int nic, const struct r2_control_rdma *rdma);

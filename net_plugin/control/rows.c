@@ -308,7 +308,7 @@ void r2_control_nic_rdma(struct r2_control *ctl, int nic, const struct r2_contro
     if (!row || (row->rdma_port == rdma->port && row->rdma_state == rdma->state &&
                  row->rdma_phys == rdma->phys && row->rdma_link == rdma->link &&
                  row->rdma_gbps == rdma->gbps && row->queue_pairs == rdma->queue_pairs &&
-                 memcmp(row->gid, rdma->gid, sizeof(row->gid)) == 0))
+                 row->rdma_lid == rdma->lid && memcmp(row->gid, rdma->gid, sizeof(row->gid)) == 0))
         return;
     r2_row_begin(&row->seq);
     r2_row_text(row->rdma_device, sizeof(row->rdma_device), rdma->device);
@@ -317,6 +317,7 @@ void r2_control_nic_rdma(struct r2_control *ctl, int nic, const struct r2_contro
     r2_row_u32(&row->rdma_phys, rdma->phys);
     r2_row_u32(&row->rdma_link, rdma->link);
     r2_row_u32(&row->rdma_gbps, rdma->gbps);
+    r2_row_u32(&row->rdma_lid, rdma->lid);
     r2_row_u32(&row->queue_pairs, rdma->queue_pairs);
     r2_row_bytes(row->gid, rdma->gid, sizeof(row->gid));
     r2_row_end(&row->seq);

@@ -228,7 +228,8 @@ struct r2_seg_nic {
     uint32_t rdma_gbps;
     uint32_t queue_pairs;
     uint8_t gid[16];
-    uint8_t reserved[8];
+    uint32_t rdma_lid; /* InfiniBand; 0: none */
+    uint8_t reserved[4];
 };
 
 enum r2_seg_peer_state {

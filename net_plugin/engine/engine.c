@@ -71,6 +71,7 @@ static int find_nics(void)
                 "tunnels; name one in R2CCL_NICS; NCCL uses a transport of its own");
     if (n < 0 || r2_eng.set->mode == R2_MODE_OFF)
         n = 0;
+    n = r2_nic_add_ports(n);
     for (int i = 0; i < n; i++) {
         r2_eng.nic_state[i].link_up = r2_eng.nics[i].link_up;
         atomic_init(&r2_eng.nic_state[i].usable, r2_eng.nics[i].link_up);
@@ -87,7 +88,7 @@ static void log_once(void)
     for (int i = 0; i < r2_eng.n_nics; i++) {
         char addr[64];
 
-        r2_addr_text((const struct sockaddr *)&r2_eng.nics[i].addr, addr, sizeof(addr));
+        r2_nic_place_text(&r2_eng.nics[i], addr, sizeof(addr));
         R2_INFO("NIC %d: %s %s, %d Mbit/s%s", i, r2_eng.nics[i].name, addr,
                 r2_eng.nics[i].speed_mbps, r2_eng.nics[i].link_up ? "" : ", no link");
     }

@@ -41,6 +41,9 @@ int r2_engine_devices(int *count);
 const struct r2_nic *r2_engine_nic(int dev);
 /* A copy with the address and interface of this moment. `dev` must be in range. Any thread. */
 void r2_engine_nic_now(int dev, struct r2_nic *out);
+/* The NIC by which NICs without an address (r2_nic.bare) meet their peers: the first that is up,
+ * else the first; -1: there is none. Any thread. */
+int r2_engine_meets(void);
 
 /* Fills `handle` (R2_HANDLE_BYTES), which the application carries to the connecting side. */
 int r2_engine_listen(struct r2_ctx *ctx, int dev, void *handle, struct r2_listen **out);

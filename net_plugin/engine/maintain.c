@@ -82,6 +82,16 @@ static bool rnic_ok(const struct r2_peer *p, int r)
            (p->rnics[r].word == R2_NIC_USABLE || p->rnics[r].word == R2_NIC_FAILED);
 }
 
+/* NICs that are met elsewhere are told apart by their order alone. */
+static int bare_rail(int nic)
+{
+    int rail = 0;
+
+    for (int i = 0; i < nic; i++)
+        rail += r2_eng.nics[i].bare;
+    return rail;
+}
+
 /* Rail order of the peer's NICs for a local one. */
 static int candidates(const struct r2_peer *p, int lnic, int transport, int *order)
 {
@@ -89,10 +99,11 @@ static int candidates(const struct r2_peer *p, int lnic, int transport, int *ord
     int back[R2_MAX_NICS], found[R2_MAX_NICS], n = 0, m;
     struct r2_wire_addr local;
     struct r2_nic nic;
+    bool bare = r2_eng.nics[lnic].bare;
 
     if (r2_eng.ops->address(lnic, &local))
         return 0;
-    r2_engine_nic_now(lnic, &nic);
+    r2_engine_nic_now(bare ? r2_engine_meets() : lnic, &nic);
     for (int r = 0; r < p->n_rnics; r++) {
         socklen_t len;
 
@@ -100,7 +111,7 @@ static int candidates(const struct r2_peer *p, int lnic, int transport, int *ord
             r2_wire_to_sockaddr(&p->rnics[r].addr, &addrs[n], &len) == 0)
             back[n++] = r;
     }
-    m = r2_rail_candidates(&nic, lnic, addrs, n, found);
+    m = r2_rail_candidates(&nic, bare ? bare_rail(lnic) : lnic, addrs, n, found);
     for (int i = 0; i < m; i++)
         order[i] = back[found[i]];
     return m;

@@ -181,7 +181,7 @@ static void look_for_place(int nic)
 {
     const struct r2_nic_state *s = &r2_eng.nic_state[nic];
 
-    if (r2_eng.nics[nic].loopback)
+    if (r2_eng.nics[nic].loopback || r2_eng.nics[nic].bare)
         return;
     if (missing(nic) || (!atomic_load(&s->trusted) && atomic_load(&s->census[R2_CENSUS_OK]) <= 0))
         find_again(nic);
@@ -230,10 +230,18 @@ static void watch_ready(struct r2_io_fd *f, uint32_t events)
         look_for_place(i);
 }
 
+/* A port without an interface is asked by its transport (nicrdma.c). */
+static int query(int nic)
+{
+    if (r2_eng.nics[nic].bare)
+        return r2_nic_port_up(nic) ? R2_LINK_UP : R2_LINK_DOWN;
+    return r2_eng.nics[nic].loopback ? R2_LINK_UP : r2_link_query(index_of(nic));
+}
+
 /* False: the interface does not exist any more. */
 static bool look_at_link(int nic)
 {
-    int link = r2_eng.nics[nic].loopback ? R2_LINK_UP : r2_link_query(index_of(nic));
+    int link = query(nic);
 
     if (link == R2_LINK_UP || link == R2_LINK_DOWN)
         link_event(nic, link == R2_LINK_UP);
@@ -243,7 +251,7 @@ static bool look_at_link(int nic)
 /* Any thread: what is up again is left to thread 0. */
 bool r2_nicstate_carrier(int nic)
 {
-    int link = r2_eng.nics[nic].loopback ? R2_LINK_UP : r2_link_query(index_of(nic));
+    int link = query(nic);
 
     if (link == R2_LINK_DOWN)
         r2_nicstate_link(nic, false, "link down");

@@ -1,15 +1,85 @@
 /* The RDMA half of NICs: what the verbs transport says about them, and what is published. */
+#include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "engine/internal.h"
+#include "topology/pick.h"
+
+static atomic_bool port_down[R2_MAX_NICS]; /* of NICs without an interface */
+
+/* A port that R2CCL_NICS names and that is none of `found`; NULL: there is no such name. */
+static const char *named_in_vain(const struct r2_nic *found, int m)
+{
+    static struct r2_pick_item items[R2_PICK_ITEMS];
+    char err[128];
+    int n = r2_pick_parse(r2_eng.set->nics, items, R2_PICK_ITEMS, err, sizeof(err));
+
+    for (int i = 0; i < n; i++) {
+        bool there = items[i].kind != R2_PICK_PORT || items[i].exclude;
+
+        for (int k = 0; k < m && !there; k++)
+            there = strcmp(items[i].text, found[k].name) == 0;
+        if (!there)
+            return items[i].text;
+    }
+    return NULL;
+}
+
+int r2_nic_add_ports(int n)
+{
+    struct r2_nic found[R2_MAX_NICS];
+    uint64_t seed[R2_MAX_NICS];
+    int m = n > 0 ? r2_eng.ops->ports(r2_eng.nics, n, found, seed, R2_MAX_NICS - n) : 0;
+    const char *missing = n > 0 ? named_in_vain(found, m) : NULL;
+
+    if (missing) {
+        R2_WARN(
+            "no NICs: R2CCL_NICS: %s is no InfiniBand port of this node that is active, allowed "
+            "by NCCL_IB_HCA and not behind an interface of the list (`ibstat` shows ports; a "
+            "port with an interface is named by that)",
+            missing);
+        return 0;
+    }
+    for (int i = 0; i < m; i++) {
+        r2_eng.nics[n + i] = found[i];
+        r2_nics_append(r2_eng.nics, n + i, seed[i]);
+        r2_eng.nic_state[n + i].link_up = true;
+        atomic_init(&r2_eng.nic_state[n + i].usable, true);
+    }
+    return n + m;
+}
+
+bool r2_nic_port_up(int nic)
+{
+    return !atomic_load(&port_down[nic]);
+}
+
+int r2_engine_meets(void)
+{
+    int first = -1;
+
+    for (int i = 0; i < r2_eng.n_nics; i++) {
+        if (r2_eng.nics[i].bare)
+            continue;
+        if (r2_eng.nic_state[i].link_up && !atomic_load(&r2_eng.nic_state[i].addr_gone))
+            return i;
+        first = first < 0 ? i : first;
+    }
+    return first;
+}
 
 void r2_nic_transport(int nic, int transport, bool up, const char *cause)
 {
     struct r2_peer **peers;
     int n;
 
-    (void)cause; /* its endpoints have ended with a reason of their own */
+    /* Its endpoints have ended with a reason of their own. Up is left to thread 0, as for links. */
+    if (r2_eng.nics[nic].bare) {
+        atomic_store(&port_down[nic], !up);
+        if (!up)
+            r2_nicstate_link(nic, false, cause);
+    }
     if (!up)
         return;
     peers = r2_peer_all(&n);
@@ -40,7 +110,8 @@ void r2_nic_publish_rdma(void)
                                        .phys = info.phys,
                                        .link = info.link,
                                        .gbps = info.gbps,
-                                       .queue_pairs = info.queue_pairs};
+                                       .queue_pairs = info.queue_pairs,
+                                       .lid = info.lid};
         memcpy(row.gid, info.gid, sizeof(row.gid));
         r2_control_nic_rdma(r2_eng.ctl, r2_eng.nic_state[i].row, &row);
     }

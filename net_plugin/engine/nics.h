@@ -9,6 +9,10 @@
 /* One transport of the NIC is gone (and has ended its endpoints), or back: tried again now. */
 void r2_nic_transport(int nic, int transport, bool up, const char *cause);
 void r2_nic_publish_rdma(void);
+/* NICs without an interface come behind the `n` that were found; returns how many there are now. */
+int r2_nic_add_ports(int n);
+/* Of a NIC without an interface: the state of its port, which stands for its link. Any thread. */
+bool r2_nic_port_up(int nic);
 
 /* ---- nicstate.c */
 enum r2_verdict {

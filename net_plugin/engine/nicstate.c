@@ -506,7 +506,7 @@ static void add_row(int i)
         .link = n->link_up ? R2_SEG_LINK_UP : R2_SEG_LINK_DOWN,
     };
 
-    row.addr = r2_addr_text((const struct sockaddr *)&n->addr, addr, sizeof(addr));
+    row.addr = r2_nic_place_text(n, addr, sizeof(addr));
     r2_eng.nic_state[i].row = r2_control_nic_add(r2_eng.ctl, &row);
 }
 

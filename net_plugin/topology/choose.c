@@ -307,7 +307,7 @@ int r2_pick_choose(const struct r2_settings *settings, const struct r2_net_table
                           .errlen = errlen};
     struct r2_pick_item items[R2_PICK_ITEMS];
     int nitems = r2_pick_parse(settings->nics, items, R2_PICK_ITEMS, err, errlen);
-    bool only_exclusions = true;
+    bool only_exclusions = true, only_ports = true;
     int rc = 0;
 
     c.family = strcasecmp(settings->nccl_socket_family, "AF_INET") == 0    ? AF_INET
@@ -315,12 +315,20 @@ int r2_pick_choose(const struct r2_settings *settings, const struct r2_net_table
                                                                            : AF_UNSPEC;
     for (int i = 0; i < nitems; i++) {
         only_exclusions &= items[i].exclude;
+        only_ports &= items[i].exclude || items[i].kind == R2_PICK_PORT;
     }
     if (nitems <= 0 || only_exclusions) {
         return nitems < 0 ? nitems : r2_choose_default(&c, nitems ? items : NULL, nitems);
     }
+    if (only_ports) {
+        snprintf(err, errlen,
+                 "R2CCL_NICS=%s names InfiniBand ports only; name an interface with an address as "
+                 "well, which may be slow: queue pairs are agreed on over it",
+                 settings->nics);
+        return -EINVAL;
+    }
     for (int i = 0; i < nitems && rc == 0; i++) {
-        if (items[i].exclude) {
+        if (items[i].exclude || items[i].kind == R2_PICK_PORT) {
             continue;
         }
         rc = items[i].kind == R2_PICK_ADDRESS ? r2_choose_by_address(&c, &items[i])

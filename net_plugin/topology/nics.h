@@ -26,9 +26,11 @@ struct r2_nic {
     socklen_t socklen;
     int prefixlen;
     bool loopback;
-    bool link_up;     /* at the time of r2_nics_find */
-    bool speed_known; /* false: speed_mbps is an assumption */
-    int speed_mbps;   /* > 0 */
+    bool bare; /* an InfiniBand port without an interface: no address, ifindex -1, `ifname` "" */
+    uint64_t port_guid; /* of a bare one, in host order; 0: not known */
+    bool link_up;       /* at the time of r2_nics_find */
+    bool speed_known;   /* false: speed_mbps is an assumption */
+    int speed_mbps;     /* > 0 */
     int mtu;
     int numa;           /* -1: not known */
     char rdma[64];      /* RDMA device of the same PCI device, "" if there is none */
@@ -54,8 +56,19 @@ struct r2_net_tables;
 int r2_nic_find_again(const struct r2_net_tables *tables, const struct r2_nic *nics, int n,
                       int which, const struct r2_nic *first, int family, struct r2_nic *out);
 
+/* After `n` NICs that were found comes one more at nics[n], filled in but for guid, weight and
+ * rail; `seed`: a hash of its hardware. Weights of all are set anew. Pure. */
+void r2_nics_append(struct r2_nic *nics, int n, uint64_t seed);
+
+/* Whether R2CCL_NICS lets that InfiniBand port in, which belongs to no NIC: it names it
+ * ("mlx5_0:1"), or it names no NICs and does not exclude it. Pure. */
+bool r2_nics_wants_port(const struct r2_settings *settings, const char *device, int port);
+
 /* Speed as reported to NCCL, Mbit/s. */
 int r2_nic_report_speed(const struct r2_nic *nic);
+
+/* Where a NIC is, for messages: its address, or the port's GUID ("0x0002c90300a1b2c3"). */
+const char *r2_nic_place_text(const struct r2_nic *nic, char *out, size_t outlen);
 
 /* Text of an address without port, for messages: "10.0.0.1", "fd00::1". Returns `out`. */
 const char *r2_addr_text(const struct sockaddr *addr, char *out, size_t outlen);

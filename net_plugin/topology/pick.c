@@ -33,6 +33,16 @@ static int r2_pick_address(const char *text, struct sockaddr_storage *out)
     return 0;
 }
 
+/* "mlx5_0:1" */
+static bool r2_pick_is_port(const char *text)
+{
+    const char *colon = strchr(text, ':');
+    size_t digits = colon ? strspn(colon + 1, "0123456789") : 0;
+
+    return colon && colon != text && digits > 0 && digits < 4 && colon[1 + digits] == '\0' &&
+           !strpbrk(text, " \t^=*/");
+}
+
 static int r2_pick_item(const char *text, bool exclude, struct r2_pick_item *item, char *err,
                         size_t errlen)
 {
@@ -50,13 +60,18 @@ static int r2_pick_item(const char *text, bool exclude, struct r2_pick_item *ite
         item->text[len - 1] = '\0';
     } else if (!exact && r2_pick_address(text, &item->addr) == 0) {
         item->kind = R2_PICK_ADDRESS;
+    } else if (r2_pick_is_port(text)) {
+        item->kind = R2_PICK_PORT;
+        return 0;
     }
     if (len == 0 || strpbrk(item->text, " \t^=*/") ||
         (item->kind != R2_PICK_ADDRESS && (len >= IFNAMSIZ || strchr(item->text, ':')))) {
-        snprintf(err, errlen,
-                 "R2CCL_NICS: \"%s\" is neither an interface nor an address; an entry is a name "
-                 "(eth0), a prefix (eth*), an exclusion (^eth0) or an IP address",
-                 text);
+        snprintf(
+            err, errlen,
+            "R2CCL_NICS: \"%s\" is neither an interface nor an address; an entry is a name "
+            "(eth0), a prefix (eth*), an exclusion (^eth0), an IP address or an InfiniBand port "
+            "(mlx5_0:1)",
+            text);
         return -EINVAL;
     }
     return 0;
@@ -206,23 +221,62 @@ static uint64_t r2_pick_mix(uint64_t hash, const char *text)
     return hash ^ hash >> 32;
 }
 
+static void r2_pick_guid(struct r2_nic *nics, int i, uint64_t seed)
+{
+    bool taken;
+
+    nics[i].rail = i;
+    nics[i].guid = r2_pick_mix(seed, nics[i].name);
+    do {
+        taken = nics[i].guid == 0;
+        for (int k = 0; k < i; k++) {
+            taken |= nics[k].guid == nics[i].guid;
+        }
+        nics[i].guid += taken;
+    } while (taken);
+}
+
 void r2_pick_finish(struct r2_nic *nics, int n, const uint64_t *seed)
 {
     r2_pick_names(nics, n);
     r2_pick_weights(nics, n);
     for (int i = 0; i < n; i++) {
-        bool taken;
-
-        nics[i].rail = i;
-        nics[i].guid = r2_pick_mix(seed[i], nics[i].name);
-        do {
-            taken = nics[i].guid == 0;
-            for (int k = 0; k < i; k++) {
-                taken |= nics[k].guid == nics[i].guid;
-            }
-            nics[i].guid += taken;
-        } while (taken);
+        r2_pick_guid(nics, i, seed[i]);
     }
+}
+
+const char *r2_nic_place_text(const struct r2_nic *nic, char *out, size_t outlen)
+{
+    if (!nic->bare) {
+        return r2_addr_text((const struct sockaddr *)&nic->addr, out, outlen);
+    }
+    snprintf(out, outlen, "0x%016llx", (unsigned long long)nic->port_guid);
+    return out;
+}
+
+void r2_nics_append(struct r2_nic *nics, int n, uint64_t seed)
+{
+    r2_pick_weights(nics, n + 1);
+    r2_pick_guid(nics, n, seed);
+}
+
+bool r2_nics_wants_port(const struct r2_settings *settings, const char *device, int port)
+{
+    struct r2_pick_item items[R2_PICK_ITEMS];
+    char name[R2_NIC_NAME], err[8];
+    int n = r2_pick_parse(settings->nics, items, R2_PICK_ITEMS, err, sizeof(err));
+    bool chosen = true;
+
+    snprintf(name, sizeof(name), "%.50s:%d", device, port);
+    for (int i = 0; i < n; i++) {
+        bool same = items[i].kind == R2_PICK_PORT && strcmp(items[i].text, name) == 0;
+
+        if (same) {
+            return !items[i].exclude;
+        }
+        chosen &= items[i].exclude;
+    }
+    return n >= 0 && chosen;
 }
 
 int r2_nic_report_speed(const struct r2_nic *nic)

@@ -7,7 +7,8 @@
 
 #define R2_PICK_ITEMS 64
 
-enum r2_pick_kind { R2_PICK_NAME, R2_PICK_PREFIX, R2_PICK_ADDRESS };
+/* PORT: of an RDMA device, "mlx5_0:1" as in NCCL_IB_HCA. */
+enum r2_pick_kind { R2_PICK_NAME, R2_PICK_PREFIX, R2_PICK_ADDRESS, R2_PICK_PORT };
 
 struct r2_pick_item {
     enum r2_pick_kind kind;

@@ -29,6 +29,7 @@
 #include <stdint.h>
 
 #include "oob/wire.h"
+#include "topology/nics.h"
 
 struct r2_ep;      /* owned by the transport, reference counted */
 struct r2_mr_keys; /* a transport's registration of one range on all its NICs */
@@ -160,7 +161,7 @@ struct r2_transport_events {
 /* The RDMA port behind a NIC, for `r2ccl-ctl nics`; numbers as in control/segment.h. */
 struct r2_rdma_info {
     char device[24];
-    uint32_t port, state, phys, link, gbps, queue_pairs;
+    uint32_t port, state, phys, link, gbps, queue_pairs, lid;
     uint8_t gid[16];
 };
 
@@ -179,6 +180,10 @@ struct r2_transport_ops {
     bool (*rdma)(int nic, struct r2_rdma_info *out);
     /* Sockets or queue pairs open now. */
     unsigned (*sockets)(void);
+    /* Ports that belong to none of the `n` NICs and are to be NICs of their own (r2_nic.bare):
+     * writes at most `max`, returns how many; `seed` gets a hash of each one's hardware. Before
+     * `start`, of one thread. */
+    int (*ports)(const struct r2_nic *nics, int n, struct r2_nic *out, uint64_t *seed, int max);
     /* Begins to connect; the outcome is `up` or `failed`. The engine owns one reference.
      * An immediate -errno (no endpoint) is as good as `failed`, and `released` has been said;
      * -ECONNREFUSED is a refusal. */

@@ -32,9 +32,10 @@ static void add_port(struct fv_dev *d, const char *addr)
     p->ip = inet_addr(addr + (p->ib ? 3 : 0));
     p->up = true;
     p->lid = p->ib ? (uint16_t)(ntohl(p->ip) & 0x7fff) : 0;
-    /* Entry 0 is link-local, as devices have it. */
+    /* Entry 0 is link-local, as devices have it; 127.S.x.y is in subnet S of InfiniBand. */
     p->gid[0].raw[0] = 0xfe;
     p->gid[0].raw[1] = 0x80;
+    p->gid[0].raw[7] = p->ib ? (uint8_t)(ntohl(p->ip) >> 16) : 0;
     memcpy(p->gid[0].raw + 12, &p->ip, 4);
     if (p->ib)
         return;
@@ -267,7 +268,7 @@ FV_EXPORT int ibv_query_port(struct ibv_context *ctx, uint8_t port,
     attr.max_mtu = IBV_MTU_4096;
     attr.active_mtu = IBV_MTU_1024;
     attr.gid_tbl_len = FV_GIDS;
-    attr.pkey_tbl_len = 1;
+    attr.pkey_tbl_len = FV_PKEYS;
     attr.max_msg_sz = 1u << 30;
     attr.lid = p->lid;
     attr.link_layer = p->ib ? IBV_LINK_LAYER_INFINIBAND : IBV_LINK_LAYER_ETHERNET;
@@ -294,8 +295,10 @@ FV_EXPORT int ibv_query_gid(struct ibv_context *ctx, uint8_t port, int index, un
 FV_EXPORT int ibv_query_pkey(struct ibv_context *ctx, uint8_t port, int index, __be16 *pkey)
 {
     (void)ctx, (void)port;
-    *pkey = htons(0xffff);
-    return index ? -1 : 0;
+    if (index < 0 || index >= FV_PKEYS)
+        return -1;
+    *pkey = htons(fv_pkey(index));
+    return 0;
 }
 
 void fv_async(struct fv_dev *dev, enum ibv_event_type type, int port, struct ibv_qp *qp)

@@ -161,6 +161,7 @@ static bool begin(struct fv_conn *c)
     memset(&c->head, 0, sizeof(c->head));
     c->head = (struct fv_pkt){.magic = FV_MAGIC,
                               .op = (uint8_t)w->op,
+                              .pkey = qp->pkey,
                               .dest = qp->dest,
                               .src = qp->base.qp_num,
                               .psn = qp->sent,
@@ -253,7 +254,7 @@ static bool place(struct fv_conn *c)
         c->kept = true;
     if (c->kept)
         return false;
-    if (!qp || qp->dest != p->src ||
+    if (!qp || qp->dest != p->src || qp->pkey != p->pkey ||
         (qp->base.state != IBV_QPS_RTR && qp->base.state != IBV_QPS_RTS)) {
         fv_conn_drop(c); /* nobody answers */
         return false;
@@ -471,7 +472,6 @@ int fv_listen(struct fv_dev *dev, int port)
     struct sockaddr_in sa = {.sin_family = AF_INET,
                              .sin_addr.s_addr = dev->port[port].ip,
                              .sin_port = htons((uint16_t)(FV_PORT_BASE + fv.slot))};
-    /* The port's own mark in the tagged pointer's place: listeners are told from connections. */
     struct epoll_event ev = {.events = EPOLLIN};
     int one = 1, fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
 

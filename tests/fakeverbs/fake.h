@@ -26,6 +26,7 @@
 #define FV_QPS 4096
 #define FV_MRS 65536
 #define FV_GIDS 8
+#define FV_PKEYS 2
 #define FV_PORT_BASE 21000
 #define FV_SLOTS 4000
 #define FV_EVENTS 64
@@ -106,7 +107,8 @@ struct fv_qp {
     struct ibv_qp base;
     struct fv_dev *dev;
     struct ibv_qp_cap cap;
-    uint8_t port, timeout, retry;
+    uint8_t port, timeout, retry, sl;
+    uint16_t pkey;
     uint32_t dest;
     uint32_t dest_ip;
     /* cumulative: acknowledged and completed, handed to the socket, posted */
@@ -127,7 +129,7 @@ struct fv_pkt {
     uint32_t magic;
     uint8_t op;     /* enum ibv_wr_opcode, or 0xff: acknowledgement */
     uint8_t status; /* of an acknowledgement: enum ibv_wc_status */
-    uint16_t pad;
+    uint16_t pkey;  /* of the partition; others' packets vanish */
     uint32_t dest, src, psn, len;
     uint32_t rkey, imm;
     uint64_t raddr;
@@ -208,6 +210,11 @@ extern struct fake fv;
 
 uint64_t fv_now(void);
 void fv_wake(void);
+/* The partition key of an index, the same on all ports: the default one, and another. */
+static inline uint16_t fv_pkey(int index)
+{
+    return (uint16_t)(0xffff - index);
+}
 /* All below: under fv.lock. */
 int fv_start(void);
 /* A Unix socket with that abstract name, or -1. */

@@ -108,6 +108,9 @@ static int to_init(struct fv_qp *qp, const struct ibv_qp_attr *a)
 {
     if (a->port_num < 1 || a->port_num > qp->dev->n_ports)
         return EINVAL;
+    if (a->pkey_index >= FV_PKEYS)
+        return EINVAL;
+    qp->pkey = fv_pkey(a->pkey_index);
     qp->port = a->port_num;
     return 0;
 }
@@ -125,7 +128,8 @@ static int to_rtr(struct fv_qp *qp, const struct ibv_qp_attr *a)
             return EINVAL;
         memcpy(&qp->dest_ip, ah->grh.dgid.raw + 12, 4);
     } else {
-        qp->dest_ip = htonl(0x7f000000u | ah->dlid); /* LIDs are the low bits of the address */
+        /* LIDs are the low bits of the address, and lead nowhere outside the subnet. */
+        qp->dest_ip = htonl(0x7f000000u | (uint32_t)p->gid[0].raw[7] << 16 | ah->dlid);
     }
     return 0;
 }

@@ -11,7 +11,9 @@ void r2_evidence_init(struct r2_evidence *ev)
 
 bool r2_same_nic(const struct r2_wire_addr *a, const struct r2_wire_addr *b)
 {
-    return a->family == b->family && a->family &&
+    /* What is met at another NIC's listener has that one's address, and is none that packets test.
+     */
+    return !((a->offers | b->offers) & R2_OFFER_NO_TCP) && a->family == b->family && a->family &&
            memcmp(a->ip, b->ip, a->family == 4 ? 4 : 16) == 0;
 }
 

@@ -70,6 +70,11 @@ static unsigned mux_sockets(void)
     return verbs() ? n + verbs()->sockets() : n;
 }
 
+static int mux_ports(const struct r2_nic *nics, int n, struct r2_nic *out, uint64_t *seed, int max)
+{
+    return via[R2_VIA_VERBS] ? via[R2_VIA_VERBS]->ports(nics, n, out, seed, max) : 0;
+}
+
 static int mux_connect(const struct r2_ep_params *params, struct r2_ep **out)
 {
     int t = params->probe ? R2_VIA_TCP : params->transport;
@@ -218,6 +223,7 @@ const struct r2_transport_ops r2_transport_mux = {
     .address = mux_address,
     .rebind = mux_rebind,
     .sockets = mux_sockets,
+    .ports = mux_ports,
     .connect = mux_connect,
     .kick = mux_kick,
     .push = mux_push,

@@ -235,13 +235,25 @@ static int tcp_start(const struct r2_transport_events *events, const uint8_t pro
     return r2_tcp_listen_all();
 }
 
+static int tcp_ports(const struct r2_nic *nics, int n, struct r2_nic *out, uint64_t *seed, int max)
+{
+    (void)nics, (void)n, (void)out, (void)seed, (void)max;
+    return 0;
+}
+
 static int tcp_address(int nic, struct r2_wire_addr *out)
 {
+    const struct r2_nic *n = r2_engine_nic(nic);
+    bool bare = n && n->bare;
+
+    if (bare) /* met elsewhere, and only to agree on queue pairs */
+        nic = r2_engine_meets();
     if (nic < 0 || nic >= 16 || !r2_tcp.listening[nic])
         return -ENODEV;
     pthread_mutex_lock(&r2_tcp.listen_lock);
     *out = r2_tcp.addrs[nic];
     pthread_mutex_unlock(&r2_tcp.listen_lock);
+    out->offers |= bare ? R2_OFFER_NO_TCP : 0;
     return 0;
 }
 
@@ -528,6 +540,7 @@ const struct r2_transport_ops r2_transport_tcp = {
     .rdma = tcp_rdma,
     .start = tcp_start,
     .address = tcp_address,
+    .ports = tcp_ports,
     .rebind = r2_tcp_rebind,
     .sockets = tcp_sockets,
     .connect = tcp_connect,

@@ -71,6 +71,14 @@ int r2_tcp_socket(int nic, const struct r2_wire_addr *remote)
     int fd, rc, one = 1;
 
     r2_engine_nic_now(nic, &n);
+    if (n.bare) { /* it has no place to dial from */
+        if (r2_tcp_broken(nic))
+            return -ENETDOWN;
+        nic = r2_engine_meets();
+        if (nic < 0)
+            return -EADDRNOTAVAIL;
+        r2_engine_nic_now(nic, &n);
+    }
     rc = r2_wire_to_sockaddr(remote, &sa, &len);
     if (rc)
         return rc;
@@ -226,6 +234,8 @@ int r2_tcp_rebind(int nic)
     struct r2_io_fd *f = &r2_tcp.listeners[nic];
     uint16_t port;
 
+    if (r2_engine_nic(nic)->bare)
+        return 0;
     pthread_mutex_lock(&r2_tcp.listen_lock);
     port = r2_tcp.addrs[nic].port;
     if (atomic_load(&r2_tcp.listening[nic])) {
@@ -244,8 +254,10 @@ int r2_tcp_listen_all(void)
 
     r2_engine_devices(&n);
     for (int i = 0; i < n; i++) {
-        int one = listen_nic(i, 0);
+        int one = r2_engine_nic(i)->bare ? 1 : listen_nic(i, 0);
 
+        if (one > 0)
+            continue;
         if (one == 0) {
             ok++;
             continue;

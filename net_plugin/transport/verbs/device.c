@@ -348,6 +348,8 @@ static int match_score(const struct r2_nic *n, const struct r2_hca *hca, int por
     uint8_t gid[16], ip[16];
     int score, index;
 
+    if (n->bare)
+        return strcmp(n->rdma, hca->name) == 0 && n->rdma_port == port ? 1000 : -1;
     if (query_port(hca, port, &attr))
         return -1;
     nic_ip(n, ip);
@@ -364,11 +366,9 @@ static int match_score(const struct r2_nic *n, const struct r2_hca *hca, int por
     return n->rdma_port == port ? 500 : n->rdma_port ? -1 : 50;
 }
 
-static void match_one(int i)
+int r2_vnic_best(const struct r2_nic *n, uint8_t *at)
 {
-    const struct r2_nic *n = r2_engine_nic(i);
-    struct r2_vnic *v = &r2_verbs.nics[i];
-    int best = -1;
+    int best = -1, slot = -1;
 
     for (int h = 0; h < r2_verbs.n_slots; h++) {
         const struct r2_hca *hca = r2_verbs.slots[h].now;
@@ -380,15 +380,16 @@ static void match_one(int i)
 
             if (score > best) {
                 best = score;
-                v->slot = h;
-                v->port = (uint8_t)port;
+                slot = h;
+                *at = (uint8_t)port;
             }
         }
     }
+    return slot;
 }
 
 /* Before the transport is started: no device comes or goes yet. */
-int r2_vnics_match(void)
+static int vnics_match(void)
 {
     int n, found = 0;
 
@@ -397,9 +398,7 @@ int r2_vnics_match(void)
         struct r2_vnic *v = &r2_verbs.nics[i];
 
         pthread_mutex_init(&v->lock, NULL);
-        v->slot = -1;
-        if (i < n)
-            match_one(i);
+        v->slot = i < n ? r2_vnic_best(r2_engine_nic(i), &v->port) : -1;
         if (v->slot < 0)
             continue;
         r2_vnic_refresh(v, r2_verbs.slots[v->slot].now);
@@ -410,4 +409,53 @@ int r2_vnics_match(void)
                 r2_port_state_text(v->state));
     }
     return found;
+}
+
+static int open_library(void)
+{
+    const struct r2_settings *set = r2_settings_get();
+    char why[256] = "";
+
+    if (!set->rdma || strcmp(set->nccl_ib_disable, "1") == 0)
+        return -ENODEV;
+    if (r2_ibv_load(set->ibverbs_lib, why, sizeof(why))) {
+        R2_INFO("no RDMA: %s", why);
+        return -ENODEV;
+    }
+    if (r2_ibv.fork_init)
+        r2_ibv.fork_init();
+    return r2_hcas_open() == 0 ? -ENODEV : 0;
+}
+
+static int match(void)
+{
+    return r2_verbs_library() || vnics_match() == 0 ? -ENODEV : 0;
+}
+
+static int once(pthread_mutex_t *lock, int *rc, int (*what)(void))
+{
+    int found;
+
+    pthread_mutex_lock(lock);
+    if (*rc == 1)
+        *rc = what();
+    found = *rc;
+    pthread_mutex_unlock(lock);
+    return found;
+}
+
+int r2_verbs_library(void)
+{
+    static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+    static int rc = 1;
+
+    return once(&lock, &rc, open_library);
+}
+
+int r2_verbs_prepare(void)
+{
+    static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+    static int rc = 1;
+
+    return once(&lock, &rc, match);
 }

@@ -249,38 +249,6 @@ void r2_vep_retire(struct r2_ep *ep)
 
 /* ---- operations */
 
-static int prepare(void)
-{
-    const struct r2_settings *set = r2_settings_get();
-    char why[256] = "";
-    int rc;
-
-    if (!set->rdma || strcmp(set->nccl_ib_disable, "1") == 0)
-        return -ENODEV;
-    rc = r2_ibv_load(set->ibverbs_lib, why, sizeof(why));
-    if (rc) {
-        R2_INFO("no RDMA: %s", why);
-        return -ENODEV;
-    }
-    if (r2_ibv.fork_init)
-        r2_ibv.fork_init();
-    return r2_hcas_open() == 0 || r2_vnics_match() == 0 ? -ENODEV : 0;
-}
-
-int r2_verbs_prepare(void)
-{
-    static pthread_mutex_t once = PTHREAD_MUTEX_INITIALIZER;
-    static int rc = 1;
-    int found;
-
-    pthread_mutex_lock(&once);
-    if (rc == 1)
-        rc = prepare();
-    found = rc;
-    pthread_mutex_unlock(&once);
-    return found;
-}
-
 static int op_start(const struct r2_transport_events *events, const uint8_t process[16])
 {
     int rc = r2_verbs_prepare();
@@ -333,6 +301,7 @@ static bool op_rdma(int nic, struct r2_rdma_info *out)
     out->phys = (uint32_t)v->phys;
     out->link = v->link; /* IBV_LINK_LAYER_INFINIBAND 1, _ETHERNET 2 */
     out->gbps = v->rate_gbps;
+    out->lid = v->lid;
     memcpy(out->gid, v->gid, sizeof(out->gid));
     pthread_mutex_unlock(&v->lock);
     return true;
@@ -577,6 +546,7 @@ const struct r2_transport_ops r2_transport_verbs = {
     .nudge = op_nudge,
     .memory = r2_verbs_memory,
     .rdma = op_rdma,
+    .ports = r2_verbs_ports,
     .reg = r2_verbs_reg,
     .dereg = r2_verbs_dereg,
     .remote_keys = r2_verbs_remote_keys,

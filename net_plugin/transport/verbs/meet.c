@@ -403,16 +403,24 @@ int r2_meet_dial(struct r2_ep *ep)
     return watch(ep, fd);
 }
 
+/* A NIC without an address of its own is met at the listener of any other. */
+static bool meets_here(int nic, int listener)
+{
+    const struct r2_nic *n = r2_engine_nic(nic);
+
+    return n && (nic == listener || n->bare);
+}
+
 void r2_meet_accepted(int fd, int nic, const struct r2_tcp_hello *h)
 {
     struct r2_ep_params p = {
-        .local_nic = (uint8_t)nic, .remote_nic = h->nic, .transport = R2_VIA_VERBS, .gen = h->gen};
-    struct r2_vnic *v = &r2_verbs.nics[nic];
+        .local_nic = h->remote_nic, .remote_nic = h->nic, .transport = R2_VIA_VERBS, .gen = h->gen};
+    struct r2_vnic *v = &r2_verbs.nics[h->remote_nic % R2_MAX_NICS];
     struct r2_ep *ep;
 
     memcpy(p.local_process, h->to, 16);
     memcpy(p.remote_process, h->from, 16);
-    if (h->remote_nic != nic || v->slot < 0 || r2_verbs.ev->secret(h->to, p.secret) ||
+    if (!meets_here(h->remote_nic, nic) || v->slot < 0 || r2_verbs.ev->secret(h->to, p.secret) ||
         !(ep = r2_vep_new(&p))) {
         r2_tcp_close_fd(fd, true);
         return;

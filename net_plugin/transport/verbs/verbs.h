@@ -296,7 +296,15 @@ void r2_hcas_doubt(void);
 bool r2_hca_removed(struct r2_hca *hca);
 
 /* device.c */
-int r2_vnics_match(void);
+/* The library is opened and its devices are found, once; from the start on, or before if somebody
+ * asks for them. 0, or -ENODEV: there are none. */
+int r2_verbs_prepare(void);
+/* Only the library and its devices; as above. */
+int r2_verbs_library(void);
+/* The port behind a NIC: its device's slot, or -1. Before the transport is started. */
+int r2_vnic_best(const struct r2_nic *nic, uint8_t *port);
+/* ports.c */
+int r2_verbs_ports(const struct r2_nic *nics, int n, struct r2_nic *out, uint64_t *seed, int max);
 void r2_hca_events(struct r2_io_fd *async, uint32_t events);
 /* On the command thread: reads state, LID and GID of the NIC's port; true if GID or LID changed. */
 bool r2_vnic_refresh(struct r2_vnic *nic, struct r2_hca *hca);
@@ -333,9 +341,6 @@ void r2_verbs_adopt(struct r2_hca *hca);
 void r2_verbs_purge(struct r2_hca *hca);
 
 /* ep.c */
-/* The library is opened and its devices are found, once; from the start on, or before if somebody
- * asks for them. 0, or -ENODEV: there are none. */
-int r2_verbs_prepare(void);
 struct r2_ep *r2_vep_new(const struct r2_ep_params *params);
 void r2_vep_get(struct r2_ep *ep);
 void r2_vep_put(struct r2_ep *ep);

@@ -249,6 +249,12 @@ static bool op_rdma(int nic, struct r2_rdma_info *out)
     return false;
 }
 
+static int op_ports(const struct r2_nic *nics, int n, struct r2_nic *out, uint64_t *seed, int max)
+{
+    (void)nics, (void)n, (void)out, (void)seed, (void)max;
+    return 0;
+}
+
 static unsigned op_memory(int nic)
 {
     (void)nic;
@@ -301,6 +307,7 @@ const struct r2_transport_ops fake_ops = {
     .name = "fake",
     .memory = op_memory,
     .rdma = op_rdma,
+    .ports = op_ports,
     .start = op_start,
     .address = op_address,
     .rebind = op_rebind,

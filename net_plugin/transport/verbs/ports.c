@@ -1,0 +1,98 @@
+/* InfiniBand ports that are NICs of their own, because no interface with an address belongs to them
+ * (IPoIB is not configured, or its interface is not among the NICs). */
+#define _GNU_SOURCE
+#include <endian.h>
+#include <limits.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "settings/settings.h"
+#include "topology/device.h"
+#include "transport/verbs/verbs.h"
+#include "util/log.h"
+
+/* Some NIC has the port. */
+static bool taken(const struct r2_nic *nics, int n, int slot, int port)
+{
+    for (int i = 0; i < n; i++) {
+        uint8_t found_port;
+        int found = r2_vnic_best(&nics[i], &found_port);
+
+        if (found == slot && found_port == port)
+            return true;
+    }
+    return false;
+}
+
+/* Where its device is, by /sys/class/infiniband, which shows other network namespaces' as well. */
+static void place(const char *device, struct r2_nic *nic)
+{
+    char path[128], real[PATH_MAX];
+    const char *bus;
+
+    snprintf(path, sizeof(path), "/sys/class/infiniband/%.64s/device", device);
+    nic->numa = -1;
+    if (!realpath(path, real))
+        return;
+    bus = strrchr(real, '/');
+    r2_device_pci(bus ? bus + 1 : "", nic->pci_path, sizeof(nic->pci_path), &nic->numa);
+}
+
+static void describe(const struct r2_hca *hca, int port, const struct ibv_port_attr *attr,
+                     struct r2_nic *nic)
+{
+    unsigned gbps = r2_port_rate_gbps(attr->active_width, attr->active_speed);
+
+    memset(nic, 0, sizeof(*nic));
+    snprintf(nic->name, sizeof(nic->name), "%.48s:%d", hca->name, port);
+    snprintf(nic->rdma, sizeof(nic->rdma), "%s", hca->name);
+    nic->rdma_port = port;
+    nic->bare = true;
+    nic->ifindex = -1;
+    nic->link_up = true;
+    nic->speed_known = gbps > 0;
+    nic->speed_mbps = (int)gbps * 1000;
+    nic->mtu = 128 << (attr->active_mtu ? attr->active_mtu : IBV_MTU_1024);
+    place(hca->name, nic);
+}
+
+/* Its GUID, in network order: the lower half of the port's own GID. */
+static uint64_t port_guid(const struct r2_hca *hca, int port)
+{
+    union ibv_gid gid = {.raw = {0}};
+    uint64_t guid;
+
+    if (r2_ibv.query_gid(hca->ctx, (uint8_t)port, 0, &gid))
+        return 0;
+    memcpy(&guid, gid.raw + 8, sizeof(guid));
+    return guid;
+}
+
+/* As NCCL does, only ports that are active count: a card may have one that nobody uses. */
+int r2_verbs_ports(const struct r2_nic *nics, int n, struct r2_nic *out, uint64_t *seed, int max)
+{
+    const struct r2_settings *set = r2_settings_get();
+    int found = 0;
+
+    if (r2_verbs_library())
+        return 0;
+    for (int h = 0; h < r2_verbs.n_slots; h++) {
+        const struct r2_hca *hca = r2_verbs.slots[h].now;
+
+        for (int port = 1; port <= hca->attr.phys_port_cnt && found < max; port++) {
+            struct ibv_port_attr attr = {.link_layer = 0};
+
+            if (r2_ibv.query_port(hca->ctx, (uint8_t)port, &attr) ||
+                attr.link_layer != IBV_LINK_LAYER_INFINIBAND || attr.state != IBV_PORT_ACTIVE ||
+                !r2_hca_match(set->nccl_ib_hca, hca->name, port) ||
+                !r2_nics_wants_port(set, hca->name, port) || taken(nics, n, h, port))
+                continue;
+            describe(hca, port, &attr, &out[found]);
+            out[found].port_guid = be64toh(port_guid(hca, port));
+            seed[found] = out[found].port_guid;
+            found++;
+        }
+    }
+    return found;
+}

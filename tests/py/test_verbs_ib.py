@@ -1,0 +1,166 @@
+"""InfiniBand ports without an interface, several on one device: they are NICs of their own, whose
+queue pairs are agreed on over a NIC that has an address.
+
+Rung 3, over the stand-in for libibverbs: LIDs lead nowhere outside their subnet there, packets of
+another partition vanish, and a port's events are its own. It cannot prove what subnet managers,
+switches and devices do."""
+
+from __future__ import annotations
+
+import subprocess
+import time
+
+import pytest
+from click.testing import CliRunner
+from conftest import Build
+from failover_bed import running_pair, until
+from verbs_bed import command, moved, over, settings, up
+
+from r2ccl_ctl.cli.main import main
+from r2ccl_ctl.control import Snapshot
+
+BULK = ("--register", "--size", "1M", "--conns", 2, "--stall", 20)
+PORTS = "127.0.1.1,fvib:1,fvib:2"
+ONE_SUBNET = "fvib=ib:127.0.3.1+ib:127.0.4.1"
+TWO_SUBNETS = "fvib=ib:127.0.3.1+ib:127.1.4.1"
+
+
+def ib(build: Build, devices: str = ONE_SUBNET, **more: str | int) -> dict[str, str]:
+    return settings(build, R2_FAKEVERBS=devices, **more)
+
+
+def pairs_up(seen: Snapshot) -> set[tuple[str, str]]:
+    return {(p.nic, p.remote_nic) for p in seen.paths if p.state == "up" and p.via == "verbs"}
+
+
+def test_ports_are_nics(build: Build) -> None:
+    """Each port is a NIC with its own name, GUID, LID and rail; queue pairs carry all, and the
+    interface over which they were agreed on carries nothing."""
+    with running_pair(build.path, *BULK, nics=PORTS, **ib(build)) as pair:
+        over(pair, "verbs", 2)
+        pair.moving()
+        seen = pair.tx.snapshot()
+        shown = CliRunner().invoke(main, ["nics", "--pid", str(pair.tx.pid)]).output
+        pair.finish()
+    assert {("fvib:1", "fvib:1"), ("fvib:2", "fvib:2")} <= pairs_up(seen)
+    assert moved(seen, "tcp") == 0
+    nics = {n.name: n for n in seen.nics}
+    assert nics["fvib:1"].rdma_lid == 0x0301 and nics["fvib:2"].rdma_lid == 0x0401
+    assert nics["fvib:1"].rdma_link == "InfiniBand" and nics["fvib:1"].weight == 100
+    assert nics["fvib:1"].addr.startswith("0x") and nics["fvib:1"].addr != nics["fvib:2"].addr
+    for word in ("fvib:1", "BASE LID", str(0x0301), "InfiniBand", "LinkUp"):
+        assert word in shown, shown
+
+
+@pytest.mark.parametrize("side", ["tx", "rx"])
+def test_events_belong_to_a_port(build: Build, side: str) -> None:
+    """One port of the device goes down and comes back: its NIC fails and returns, the other port's
+    path never ends."""
+    with running_pair(build.path, *BULK, nics=PORTS, **ib(build)) as pair:
+        at = pair.side(side)
+        over(pair, "verbs", 2)
+        pair.moving()
+        command(at.pid, "port fvib 2 down")
+        until(f"it is noticed: {pair}", lambda: bool(at.named("nic-down")))
+        until(f"its paths end: {pair}", lambda: bool(pair.tx.named("path-down")))
+        pair.moving()
+        time.sleep(1.5)  # links are looked at every second: it stays down
+        assert [e.nic for e in at.named("nic-down")] == ["fvib:2"]
+        assert next(n.link for n in at.snapshot().nics if n.name == "fvib:2") == "down"
+        command(at.pid, "port fvib 2 up")
+        until(
+            f"it is back: {pair}",
+            lambda: (
+                any(e.nic == "fvib:2" for e in at.named("path-up")[2:])
+                and next(n.link for n in at.snapshot().nics if n.name == "fvib:2") == "up"
+            ),
+            20.0,
+        )
+        pair.moving()
+        down = {(e.nic, e.remote_nic) for e in at.named("path-down")}
+        pair.finish()
+    assert ("fvib:1", "fvib:1") not in down, str(pair)
+
+
+def test_other_subnet_by_grh(build: Build) -> None:
+    """Ports of different subnets reach each other by GID, through a router; by LID alone they
+    could not. The own port of rail 2 is down here, that of rail 1 at the peer, so that the only way
+    leads from subnet 0 to subnet 1."""
+    with running_pair(build.path, *BULK, nics=PORTS, **ib(build, TWO_SUBNETS)) as pair:
+        over(pair, "verbs", 2)
+        pair.moving()
+        command(pair.tx.pid, "port fvib 2 down")
+        command(pair.rx.pid, "port fvib 1 down")
+        until(
+            f"across: {pair}", lambda: pairs_up(pair.tx.snapshot()) == {("fvib:1", "fvib:2")}, 20.0
+        )
+        before = moved(pair.tx.snapshot(), "verbs")
+        until(
+            f"it carries: {pair}", lambda: moved(pair.tx.snapshot(), "verbs") > before + 5_000_000
+        )
+        pair.finish()
+
+
+def test_device_with_two_ports_removed(build: Build) -> None:
+    """The device goes with both its ports: sockets carry the job. It is put in again: both NICs
+    come back."""
+    with running_pair(build.path, *BULK, nics=PORTS, **ib(build)) as pair:
+        over(pair, "verbs", 2)
+        pair.moving()
+        command(pair.rx.pid, "remove fvib")
+        over(pair, "tcp")
+        pair.moving()
+        assert {e.nic for e in pair.rx.named("nic-down")} == {"fvib:1", "fvib:2"}
+        sockets = {p.nic for p in pair.tx.snapshot().paths if p.via == "tcp"}
+        assert sockets == {"lo"}, "a port without an interface has none"
+        command(pair.rx.pid, "restore fvib")
+        over(pair, "verbs", 2)
+        before = moved(pair.tx.snapshot(), "verbs")
+        until("queue pairs carry it again", lambda: moved(pair.tx.snapshot(), "verbs") > before)
+        pair.finish()
+
+
+@pytest.mark.parametrize(("index", "via"), [(1, "verbs"), (7, "tcp")])
+def test_partition_key_index(build: Build, index: int, via: str) -> None:
+    """NCCL_IB_PKEY is an index into the port's table; one that is not there makes no queue pair."""
+    with running_pair(build.path, *BULK, nics=PORTS, **ib(build, NCCL_IB_PKEY=index)) as pair:
+        over(pair, via)
+        pair.moving()
+        assert up(pair.tx, "verbs" if via == "tcp" else "tcp") == 0
+        pair.finish()
+
+
+@pytest.mark.parametrize("hca", ["", "=fvib:2", "fvib:2", "^fvib:1"])
+def test_one_port_named(build: Build, hca: str) -> None:
+    """R2CCL_NICS names one port, with a list of NCCL's that has it or without: the other one is no
+    NIC."""
+    env = ib(build, NCCL_IB_HCA=hca)
+    with running_pair(build.path, *BULK, nics="127.0.1.1,fvib:2", **env) as pair:
+        over(pair, "verbs")
+        pair.moving()
+        names = [n.name for n in pair.tx.snapshot().nics]
+        pair.finish()
+    assert names == ["lo", "fvib:2"]
+
+
+@pytest.mark.parametrize(
+    ("nics", "words"),
+    [
+        ("127.0.1.1,fvib:3", ["fvib:3", "InfiniBand port", "ibstat"]),
+        ("fvib:1,fvib:2", ["InfiniBand ports only", "name an interface"]),
+        ("127.0.1.1,fvib:x", ["fvib:x", "mlx5_0:1"]),
+    ],
+)
+def test_bad_names(build: Build, nics: str, words: list[str]) -> None:
+    """A name that is no such port: what is wrong and what would be right."""
+    done = subprocess.run(
+        [str(build.path / "stress" / "pair"), "--register", "--count", "1"],
+        env={"R2CCL_NICS": nics, "R2CCL_LOG": "warn", **ib(build)},
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=False,
+    )
+    assert done.returncode != 0
+    for word in words:
+        assert word in done.stdout + done.stderr, done.stdout + done.stderr

@@ -1,0 +1,63 @@
+/* InfiniBand ports without an interface in the list of NICs. Pure. */
+#include "check.h"
+#include "topology/pick.h"
+
+/* Ports without an interface: named, excluded, or all where nobody chose. */
+static void test_ports_wanted(void)
+{
+    static const struct {
+        const char *list;
+        bool one, two; /* mlx5_0:1, mlx5_0:2 */
+    } rows[] = {{"", true, true},
+                {"^eth2", true, true},
+                {"^mlx5_0:1", false, true},
+                {"eth2", false, false},
+                {"eth2,mlx5_0:2", false, true},
+                {"eth2,mlx5_0:2,^mlx5_0:2", false, true}, /* the first that names it */
+                {"mlx5_0:1,eth2,mlx5_0:2", true, true},
+                {"eth2,mlx5_0:11", false, false},
+                {"eth2,mlx5_0:x", false, false}};
+
+    for (size_t i = 0; i < sizeof(rows) / sizeof(rows[0]); i++) {
+        struct r2_settings set;
+
+        memset(&set, 0, sizeof(set));
+        snprintf(set.nics, sizeof(set.nics), "%s", rows[i].list);
+        CHECK_MSG(r2_nics_wants_port(&set, "mlx5_0", 1) == rows[i].one, "%s", rows[i].list);
+        CHECK_MSG(r2_nics_wants_port(&set, "mlx5_0", 2) == rows[i].two, "%s", rows[i].list);
+    }
+}
+
+/* A port comes behind the others: it is the fastest, so that a slow NIC becomes a spare. */
+static void test_append(void)
+{
+    struct r2_nic nics[3];
+    uint64_t seed = 7;
+
+    memset(nics, 0, sizeof(nics));
+    nics[0] = (struct r2_nic){.name = "eth0", .ifname = "eth0", .speed_mbps = 1000};
+    nics[0].speed_known = nics[0].link_up = true;
+    r2_pick_finish(nics, 1, &seed);
+    CHECK_EQ(nics[0].weight, 100);
+    for (int i = 1; i < 3; i++) {
+        nics[i] = (struct r2_nic){.bare = true, .speed_mbps = 400000};
+        nics[i].speed_known = nics[i].link_up = true;
+        snprintf(nics[i].name, sizeof(nics[i].name), "mlx5_0:%d", i);
+        r2_nics_append(nics, i, seed);
+        CHECK_EQ(nics[i].weight, 100);
+        CHECK_EQ(nics[i].rail, i);
+    }
+    CHECK_EQ(nics[0].weight, 0);
+    CHECK(nics[1].guid && nics[1].guid != nics[2].guid && nics[1].guid != nics[0].guid);
+}
+
+static const struct check_test tests[] = {
+    {"ports_wanted", test_ports_wanted},
+    {"append", test_append},
+    {0},
+};
+
+int main(int argc, char **argv)
+{
+    return check_main(argc, argv, tests);
+}
