@@ -133,6 +133,48 @@ static bool served(const struct r2_conn *c, const struct r2_req *r)
     return false;
 }
 
+static const struct r2_req *first_waiting(struct r2_conn *c)
+{
+    for (uint64_t s = c->oldest; s < c->next_seq; s++) {
+        const struct r2_req *r = r2_conn_req(c, s);
+
+        if (r && r2_send_waiting(r))
+            return r;
+    }
+    return NULL;
+}
+
+/* Some other path carries the message, and may take a chunk of it now. */
+static bool others_may(const struct r2_path *path, const struct r2_conn *c, const struct r2_req *r)
+{
+    const struct r2_peer *p = path->peer;
+    bool stays = r2_eng.set->spread == R2_SPREAD_HOME && r2_conn_home_alive(c);
+
+    for (int i = 0; i < p->n_paths; i++) {
+        const struct r2_path *other = p->paths[i];
+
+        if (other != path && r2_path_usable(other) && !other->hb_unanswered &&
+            (!stays || other->lnic == c->home) && r2_share_may(&p->shares, &other->share) &&
+            r2_send_carries(other, r))
+            return true;
+    }
+    return false;
+}
+
+bool r2_path_sole_carrier(const struct r2_path *path)
+{
+    struct r2_list *n;
+
+    R2_LIST_FOR_EACH (n, &path->peer->ready) {
+        struct r2_conn *c = R2_CONTAINER_OF(n, struct r2_conn, ready);
+        const struct r2_req *r = first_waiting(c);
+
+        if (r && r2_send_carries(path, r) && !others_may(path, c, r))
+            return true;
+    }
+    return false;
+}
+
 static bool only_stands_by(const struct r2_conn *c, const struct r2_req *r)
 {
     const struct r2_peer *p = c->peer;

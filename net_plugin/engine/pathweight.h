@@ -11,6 +11,9 @@ bool r2_path_usable(const struct r2_path *path);
 bool r2_path_unlimited(const struct r2_path *path);
 /* Could take chunks, were it not for its weight or because it only stands by. */
 bool r2_path_able(const struct r2_path *path);
+/* What waits first of some connection no other path may take now: they cannot carry it, have had
+ * their share as well, or do not answer. Then shares are no reason to wait. */
+bool r2_path_sole_carrier(const struct r2_path *path);
 /* A path of the connection's home NIC pulls as it likes. */
 bool r2_conn_home_alive(const struct r2_conn *c);
 /* Memory may be registered with some NICs only. If those only stand by, have weight 0 or are not

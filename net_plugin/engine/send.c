@@ -372,28 +372,6 @@ static bool take_chunk(struct r2_path *path, struct r2_conn *c, struct r2_bulk *
     return false;
 }
 
-/* What waits first can go over no other path, whatever the shares are. */
-static bool sole_carrier(const struct r2_path *path)
-{
-    const struct r2_peer *p = path->peer;
-    struct r2_list *n;
-
-    R2_LIST_FOR_EACH (n, &p->ready) {
-        struct r2_conn *c = R2_CONTAINER_OF(n, struct r2_conn, ready);
-        const struct r2_req *r = first_waiting(c);
-        bool others = false, stays = r2_eng.set->spread == R2_SPREAD_HOME && r2_conn_home_alive(c);
-
-        if (!r || !r2_send_carries(path, r))
-            continue;
-        for (int i = 0; i < p->n_paths && !others; i++)
-            others = p->paths[i] != path && r2_path_usable(p->paths[i]) &&
-                     (!stays || p->paths[i]->lnic == c->home) && r2_send_carries(p->paths[i], r);
-        if (!others)
-            return true;
-    }
-    return false;
-}
-
 /* The path has had its share: whoever may take more is asked instead, so that nothing waits. */
 static void hand_over(struct r2_path *path)
 {
@@ -441,7 +419,7 @@ bool r2_up_next_chunk(void *owner, struct r2_ep *ep, struct r2_bulk *bulk)
     if (path->ep != ep || !(rules || (p->waived && r2_path_able(path))) ||
         r2_list_empty(&p->ready) || !room(path))
         goto out;
-    if (rules && !r2_share_may(&p->shares, &path->share) && !sole_carrier(path)) {
+    if (rules && !r2_share_may(&p->shares, &path->share) && !r2_path_sole_carrier(path)) {
         hand_over(path);
         goto out;
     }
@@ -481,7 +459,7 @@ void r2_up_chunk_sent(void *owner, struct r2_ep *ep, const struct r2_bulk *bulk)
     if (bulk->conn == R2_CONN_TEST)
         return;
     r2_peer_lock(path->peer);
-    path->tx_bytes += bulk->len;
+    path->tx_bytes += bulk->len - bulk->unsent;
     c = r2_conn_find(path->peer, bulk->conn);
     if (c && c->out)
         r2_revoke_back(c, path);
@@ -493,9 +471,9 @@ void r2_up_chunk_sent(void *owner, struct r2_ep *ep, const struct r2_bulk *bulk)
             r2_req_finish(r, 0);
     }
     pthread_mutex_unlock(&path->peer->lock);
-    r2_count(&r2_control_nic_counters(r2_eng.ctl, path->lnic)->tx_bytes, bulk->len);
-    r2_count(&r2_control_nic_counters(r2_eng.ctl, path->lnic)->tx_chunks, 1);
-    r2_count(&r2_eng.n->chunks_sent, 1);
+    r2_count(&r2_control_nic_counters(r2_eng.ctl, path->lnic)->tx_bytes, bulk->len - bulk->unsent);
+    r2_count(&r2_control_nic_counters(r2_eng.ctl, path->lnic)->tx_chunks, !bulk->unsent);
+    r2_count(&r2_eng.n->chunks_sent, !bulk->unsent);
 }
 
 /* ---- acknowledgements */

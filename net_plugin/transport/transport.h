@@ -74,6 +74,7 @@ struct r2_bulk {
     uint64_t remote_addr; /* one-sided transports: where to write */
     uint32_t remote_key;
     const struct r2_mr_keys *keys; /* of the sender's memory */
+    uint32_t unsent;               /* tx, said with chunk_sent: bytes of it that never left */
     uint16_t lane; /* tx: the bulk lane that takes it, 0 ..: set before next_chunk is asked */
 };
 #define R2_BULK_CRC 1u

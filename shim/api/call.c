@@ -17,10 +17,24 @@ static __thread int nested __attribute__((tls_model("initial-exec")));
 enum { UNKNOWN, ON, OFF };
 static atomic_int state;
 
+static void before_fork(void)
+{
+    r2_comms_before_fork();
+    r2_real_before_fork();
+}
+
+static void after_fork(void)
+{
+    r2_real_after_fork();
+    r2_comms_after_fork();
+}
+
 static void in_child(void)
 {
-    /* The child's copy is inert, as the plugin's is: its locks may be held by threads that are not
-     * there, and its communicators are the parent's. */
+    /* The child's copy is inert, as the plugin's is: other locks may be held by threads that are
+     * not there, and its communicators are the parent's. It only looks up which NCCL a call goes
+     * to. */
+    after_fork();
     atomic_store(&state, OFF);
     r2_comms_child();
 }
@@ -30,7 +44,7 @@ static void start(void)
     const struct r2_settings *settings = r2_settings_get();
 
     r2_log_set_verbosity(settings->log);
-    pthread_atfork(NULL, NULL, in_child);
+    pthread_atfork(before_fork, after_fork, in_child);
     atomic_store(&state, settings->mode == R2_MODE_OFF ? OFF : ON);
     if (settings->plan_trace[0] && settings->plan != R2_PLAN_SETTING_ON)
         R2_WARN("R2CCL_PLAN_TRACE=%s does nothing without R2CCL_PLAN=on", settings->plan_trace);

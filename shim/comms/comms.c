@@ -306,6 +306,16 @@ void r2_comms_async(struct r2_comm *comm, r2_nccl_comm handle, int error)
     }
 }
 
+void r2_comms_before_fork(void)
+{
+    pthread_mutex_lock(&lock);
+}
+
+void r2_comms_after_fork(void)
+{
+    pthread_mutex_unlock(&lock);
+}
+
 void r2_comms_child(void)
 {
     r2_comm_row_child();

@@ -90,7 +90,11 @@ void r2_comms_group_over(int result, bool simulated);
 /* How many are in the table. */
 int r2_comms_count(void);
 
-/* In the child after fork. */
+/* Around fork: the table is at rest, so that the child can still look up whose a communicator is.
+ */
+void r2_comms_before_fork(void);
+void r2_comms_after_fork(void);
+/* In the child, after that. */
 void r2_comms_child(void);
 
 #endif

@@ -136,6 +136,16 @@ static struct r2_real *known(const void *base)
     return NULL;
 }
 
+void r2_real_before_fork(void)
+{
+    pthread_mutex_lock(&lock);
+}
+
+void r2_real_after_fork(void)
+{
+    pthread_mutex_unlock(&lock);
+}
+
 /* Makes the entry public, unless another thread was faster or there are too many. */
 static struct r2_real *publish(struct r2_real *real)
 {

@@ -73,4 +73,8 @@ void r2_real_plugin_load(void);
  * have (only there). */
 void r2_real_tell_lacking(struct r2_real *real);
 
+/* Around fork: the list of NCCLs is at rest. */
+void r2_real_before_fork(void);
+void r2_real_after_fork(void);
+
 #endif

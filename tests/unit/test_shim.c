@@ -425,6 +425,45 @@ static void test_child_of_fork_is_inert(void)
     CHECK_EQ(ncclCommDestroy(comm), 0);
 }
 
+static atomic_bool looking;
+
+static void *look_up(void *comm)
+{
+    while (atomic_load(&looking))
+        index_of(comm);
+    return NULL;
+}
+
+/* With several NCCLs in the process a forked child asks the table which one a communicator belongs
+ * to: threads of the parent that were in it then are not there to leave it. */
+static void test_fork_while_others_look_up(void)
+{
+    pthread_t threads[3];
+    r2_nccl_comm comm;
+    int status;
+
+    load();
+    comm = make();
+    atomic_store(&looking, true);
+    for (int i = 0; i < 3; i++)
+        CHECK_EQ(pthread_create(&threads[i], NULL, look_up, comm), 0);
+    for (int i = 0; i < 300; i++) {
+        pid_t pid = fork();
+
+        if (pid == 0) {
+            alarm(5);
+            index_of(comm);
+            _exit(0);
+        }
+        CHECK_EQ(waitpid(pid, &status, 0), pid);
+        CHECK_MSG(status == 0, "the child of fork %d hangs", i);
+    }
+    atomic_store(&looking, false);
+    for (int i = 0; i < 3; i++)
+        pthread_join(threads[i], NULL);
+    CHECK_EQ(ncclCommDestroy(comm), 0);
+}
+
 static const struct check_test tests[] = {
     {"table", test_table},
     {"passes_on", test_passes_on},
@@ -439,6 +478,7 @@ static const struct check_test tests[] = {
     {"abort_from_another_thread", test_abort_from_another_thread},
     {"threads", test_threads},
     {"child_of_fork_is_inert", test_child_of_fork_is_inert},
+    {"fork_while_others_look_up", test_fork_while_others_look_up},
     {0},
 };
 

@@ -221,6 +221,16 @@ static void none_sent(void *owner, struct r2_ep *ep, uint64_t sent)
 }
 
 /* The engine's upcalls, but for `ending`. */
+static atomic_uint unsent;
+
+static void note_sent(void *owner, struct r2_ep *ep, const struct r2_bulk *bulk)
+{
+    if (ep == ending)
+        atomic_store(&unsent, bulk->unsent);
+    else
+        real->chunk_sent(owner, ep, bulk);
+}
+
 static int start_watched(const struct r2_transport_events *events, const uint8_t process[16])
 {
     static struct r2_transport_events watched;
@@ -229,6 +239,7 @@ static int start_watched(const struct r2_transport_events *events, const uint8_t
     watched = *events;
     watched.ctrl = count_frame;
     watched.failed = note_end;
+    watched.chunk_sent = note_sent;
     watched.burst_end = no_burst;
     watched.next_ctrl = no_frames;
     watched.ctrl_sent = none_sent;
@@ -261,6 +272,38 @@ static void test_end_with_the_last_words(void)
         usleep(1000);
     CHECK_EQ(atomic_load(&frames_in), 1);
     CHECK_EQ(atomic_load(&ended_with), ECONNRESET);
+}
+
+/* A lane ends in the middle of a chunk: what had not reached the kernel does not count as sent. */
+static void test_half_sent_chunk(void)
+{
+    static const size_t off[] = {0, sizeof(struct r2_data_head) / 2, sizeof(struct r2_data_head),
+                                 sizeof(struct r2_data_head) + 400};
+    struct r2_ep_params params = {0};
+    int sv[2];
+
+    begin(); /* the engine's threads run */
+    end();
+    for (int i = 0; i < 4; i++) {
+        struct r2_lane *lane;
+
+        CHECK_EQ(socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK, 0, sv), 0);
+        ending = r2_ep_new(&params);
+        lane = r2_lane_new(sv[0], 0, r2_io_at(1), R2_LANE_OPEN);
+        CHECK(ending && lane);
+        lane->ep = ending;
+        lane->index = 1;
+        ending->lanes[1] = lane;
+        lane->tx_chunk = (struct r2_bulk){.conn = 1, .len = 1000};
+        lane->tx_active = true;
+        lane->tx_off = off[i];
+        atomic_store(&unsent, 1);
+        r2_ep_get(ending); /* the lane's */
+        r2_lane_shut(lane, true);
+        CHECK_EQ(atomic_load(&unsent), i == 3 ? 600 : 1000);
+        r2_ep_put(ending);
+        close(sv[1]);
+    }
 }
 
 /* A probe is judged by a thread that may be late: the peer's kernel has answered, and the thread
@@ -309,6 +352,7 @@ static const struct check_test tests[] = {
     {"bulk_alone", test_bulk_alone},
     {"end_with_the_last_words", test_end_with_the_last_words},
     {"late_prober", test_late_prober},
+    {"half_sent_chunk", test_half_sent_chunk},
     {0},
 };
 

@@ -152,7 +152,10 @@ static void give_back(struct r2_lane *lane)
         r2_tcp.ev->chunk_dropped(ep->owner, ep, &lane->rx_chunk, false);
     }
     if (lane->tx_active && !lane->tx_released) {
+        size_t head = sizeof(lane->tx_head), moved = lane->tx_off > head ? lane->tx_off - head : 0;
+
         lane->tx_released = true;
+        lane->tx_chunk.unsent = lane->tx_chunk.len - (uint32_t)moved;
         r2_tcp.ev->chunk_sent(ep->owner, ep, &lane->tx_chunk);
     }
 }

@@ -418,10 +418,13 @@ void r2_data_give_back(struct r2_ep *ep)
         struct r2_vqp *v = &ep->bulk[q];
 
         while (v->tx_done != v->tx_posted) {
-            r2_verbs.ev->chunk_sent(ep->owner, ep,
-                                    &ep->tx[q * R2_BULK_TX + (int)(v->tx_done++ % R2_BULK_TX)]);
+            struct r2_bulk *c = &ep->tx[q * R2_BULK_TX + (int)(v->tx_done++ % R2_BULK_TX)];
+
+            c->unsent = c->len; /* for all that is known */
+            r2_verbs.ev->chunk_sent(ep->owner, ep, c);
         }
     }
+    ep->held.unsent = ep->held.len;
     if (ep->has_held)
         r2_verbs.ev->chunk_sent(ep->owner, ep, &ep->held);
     ep->has_held = false;

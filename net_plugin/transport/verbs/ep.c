@@ -462,6 +462,7 @@ static int op_detach(struct r2_ep *ep, uint64_t conn, uint64_t first, uint64_t l
         since = ep->fence_at ? ep->fence_at : begin;
         if (ep->has_held && ep->held.conn == conn && ep->fence == R2_FENCE_NONE) {
             ep->has_held = false; /* not with the NIC yet */
+            ep->held.unsent = ep->held.len;
             r2_verbs.ev->chunk_sent(ep->owner, ep, &ep->held);
         }
         done = ep->fence == R2_FENCE_DONE || (!fence && !reads(ep, conn, first, last));
