@@ -60,6 +60,7 @@ struct fv_mr {
     struct ibv_mr base;
     int access;
     uint8_t *view; /* of a DMA buffer: where this library can reach it; else NULL */
+    struct fv_mr *kept;
 };
 
 struct fv_cqe {
@@ -122,6 +123,7 @@ struct fv_qp {
     uint64_t flush_at; /* in ERR: flushes are delivered from then on */
     bool flushed;
     bool connecting_failed;
+    struct fv_qp *kept;
     uint64_t next_connect;
 };
 
@@ -199,6 +201,8 @@ struct fake {
     struct fv_qp *qps[FV_QPS];
     struct fv_mr *mrs[FV_MRS];
     unsigned next_qp, next_mr;
+    struct fv_qp *kept_qps; /* of devices that were removed: never freed, as in rdma-core */
+    struct fv_mr *kept_mrs;
     struct fv_conn *conns;
     struct fv_chaos chaos;
     int inject; /* enum ibv_wc_status for the next work request of ... */

@@ -130,8 +130,13 @@ FV_EXPORT struct ibv_mr *ibv_reg_dmabuf_mr(struct ibv_pd *pd, uint64_t offset, s
 void fv_mrs_vanish(struct fv_dev *dev)
 {
     for (unsigned i = 0; i < FV_MRS; i++) {
-        if (fv.mrs[i] && fv_dev_of(fv.mrs[i]->base.context) == dev)
-            fv.mrs[i] = NULL;
+        struct fv_mr *mr = fv.mrs[i];
+
+        if (!mr || fv_dev_of(mr->base.context) != dev)
+            continue;
+        mr->kept = fv.kept_mrs;
+        fv.kept_mrs = mr;
+        fv.mrs[i] = NULL;
     }
 }
 

@@ -71,6 +71,8 @@ void fv_qps_vanish(struct fv_dev *dev)
             fv_conn_drop(qp->out);
         qp->base.state = IBV_QPS_ERR;
         qp->flush_at = UINT64_MAX;
+        qp->kept = fv.kept_qps;
+        fv.kept_qps = qp;
         fv.qps[i] = NULL;
     }
 }
