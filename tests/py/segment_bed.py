@@ -5,8 +5,10 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
+import select
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -101,3 +103,16 @@ def writers() -> Iterator[StartWriter]:
 def start_writer() -> Iterator[StartWriter]:
     with writers() as start:
         yield start
+
+
+def follow(*words: str) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "r2ccl_ctl", *words], stdout=subprocess.PIPE, bufsize=0, cwd=ROOT
+    )
+
+
+def read_line(popen: subprocess.Popen[bytes]) -> str:
+    assert popen.stdout is not None
+    ready, _, _ = select.select([popen.stdout], [], [], 15)
+    assert ready, "nothing came within 15 s"
+    return popen.stdout.readline().decode()

@@ -20,7 +20,7 @@ import click
 import pytest
 from click.testing import CliRunner, Result
 from conftest import ROOT, missing
-from segment_bed import StartWriter, Writer, program, start_writer
+from segment_bed import StartWriter, Writer, follow, program, read_line, start_writer
 
 from r2ccl_ctl import control, env, paths, settings_view
 from r2ccl_ctl.cli import docs
@@ -285,19 +285,6 @@ def test_journal_in_order_of_time(start_writer: StartWriter) -> None:
     assert {event["pid"] for event in events} == {writer.pid for writer in writers}
     times = [event["real_ns"] for event in events]
     assert times == sorted(times)
-
-
-def follow(*words: str) -> subprocess.Popen[bytes]:
-    return subprocess.Popen(
-        [sys.executable, "-m", "r2ccl_ctl", *words], stdout=subprocess.PIPE, bufsize=0, cwd=ROOT
-    )
-
-
-def read_line(popen: subprocess.Popen[bytes]) -> str:
-    assert popen.stdout is not None
-    ready, _, _ = select.select([popen.stdout], [], [], 15)
-    assert ready, "nothing came within 15 s"
-    return popen.stdout.readline().decode()
 
 
 def test_journal_follows(start_writer: StartWriter) -> None:
