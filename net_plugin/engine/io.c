@@ -49,6 +49,7 @@ struct r2_io {
 static struct r2_io threads[MAX_THREADS];
 static int n_threads;
 static uint64_t spin_ns;
+static bool many; /* cores, so that polling takes none from the application */
 static atomic_uint next_pick;
 static _Thread_local struct r2_io *self_io;
 static _Thread_local bool worked, upkeep; /* r2_io_note, of the callback that runs */
@@ -303,8 +304,8 @@ static bool run_events(struct r2_io *io, int timeout)
     return any;
 }
 
-/* A thread without work polls for a while, if that pays: `paid` is the share, per mille, of its
- * idle times of late that ended while it would have polled, whether it did or not. */
+/* A thread without work polls for a while; where cores are few, if that pays: `paid` is the share,
+ * per mille, of its idle times of late that ended while it would have polled, whether it did. */
 struct pause {
     uint64_t since; /* idle since then; 0: it is not */
     int paid;
@@ -319,7 +320,7 @@ static bool pause_polls(struct pause *p)
     now = r2_now_ns();
     if (!p->since)
         p->since = now;
-    return p->paid >= POLLING_PAYS && now < p->since + spin_ns;
+    return (many || p->paid >= POLLING_PAYS) && now < p->since + spin_ns;
 }
 
 static void pause_over(struct pause *p)
@@ -448,7 +449,8 @@ int r2_io_start(int count, const char *cpus, uint64_t spin)
         count = 1;
     if (count > MAX_THREADS)
         count = MAX_THREADS;
-    spin_ns = count < MANY_THREADS && spin > SPIN_FEW_NS ? SPIN_FEW_NS : spin;
+    many = count >= MANY_THREADS;
+    spin_ns = !many && spin > SPIN_FEW_NS ? SPIN_FEW_NS : spin;
     n_threads = count;
     for (int i = 0; i < count; i++) {
         rc = start_thread(&threads[i], i, &set);
