@@ -272,6 +272,10 @@ static void test_end_with_the_last_words(void)
         usleep(1000);
     CHECK_EQ(atomic_load(&frames_in), 1);
     CHECK_EQ(atomic_load(&ended_with), ECONNRESET);
+    r2_ep_get(ending); /* the lane's */
+    r2_lane_shut(lane, true);
+    r2_ep_put(ending);
+    close(sv[1]);
 }
 
 /* A lane ends in the middle of a chunk: what had not reached the kernel does not count as sent. */
