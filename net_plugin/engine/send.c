@@ -343,10 +343,11 @@ void r2_send_fill(struct r2_path *path, struct r2_conn *c, struct r2_req *r,
     r2_send_stamp(&r->led.send, chunk, &stamp);
 }
 
-/* A slow path that is left nothing could never show that it is well again. */
+/* A path that is left nothing could never show that it is well again, or that it was slow only when
+ * it was new. */
 static bool probe_due(const struct r2_path *path)
 {
-    return path->rate.tight && r2_now_ns() - path->chunk_at > PROBE_NS;
+    return r2_now_ns() - path->chunk_at > (path->rate.tight ? PROBE_NS : 10 * PROBE_NS);
 }
 
 static bool take_chunk(struct r2_path *path, struct r2_conn *c, struct r2_bulk *bulk)

@@ -1,0 +1,83 @@
+/* A path that was slow when it was new, over a scripted transport (rung 2): small messages go to
+ * its sibling, and yet it is tried again. What it cannot prove: timing of real NICs. */
+#include "check.h"
+#include "enginelib/remote.h"
+
+#define MSG (64u << 10)
+
+static uint8_t data[MSG];
+static struct remote r;
+static struct r2_ep *ep[2];
+
+/* As if the path had carried chunks that took so long each. */
+static void pretend_rate(int nic, uint64_t ns_per_chunk)
+{
+    struct r2_path *path = ep[nic]->params.owner;
+    uint64_t now = r2_now_ns();
+
+    r2_peer_lock(path->peer);
+    for (int i = 0; i < 64; i++, now += ns_per_chunk) {
+        struct r2_rate_stamp stamp;
+
+        r2_pathrate_on_send(&path->rate, 32 << 10, now, &stamp);
+        r2_pathrate_on_ack(&path->rate, 32 << 10, &stamp, now, now + ns_per_chunk);
+    }
+    CHECK(!path->rate.tight);
+    r2_peer_unlock(path->peer);
+}
+
+/* Sends a message of one chunk; the NIC whose path takes it, the home NIC asked first. */
+static int taker(uint64_t seq)
+{
+    struct r2_req *req = NULL;
+    struct r2_bulk b;
+    int nic = 0;
+
+    CHECK_EQ(r2_engine_isend(r.conn, data, MSG, 0, NULL, &req), 0);
+    CHECK_EQ(remote_cts(ep[0], &r, seq, MSG), 0);
+    while (nic < 2 && !fake_next(ep[nic], &b))
+        nic++;
+    CHECK_LT(nic, 2);
+    CHECK(fake_chunk_sent(ep[nic], &b));
+    CHECK_EQ(remote_ack_range(ep[nic], &r, b.seq, b.offset, b.len), 0);
+    CHECK_EQ(remote_test(req, 1000, NULL), 1);
+    return nic;
+}
+
+static void test_slow_once(void)
+{
+    uint64_t seq = 0, from;
+    int nic;
+
+    remote_new(&r, true, 2);
+    CHECK(remote_open(&r, 2));
+    for (int i = 0; i < 2; i++) {
+        ep[i] = fake_find(r.id, i, i, 0);
+        CHECK(ep[i]);
+    }
+    CHECK_EQ(taker(seq++), 0);
+    pretend_rate(0, 10 * R2_NS_PER_MS);
+    pretend_rate(1, 10 * R2_NS_PER_US);
+    from = r2_now_ns();
+    CHECK_EQ(taker(seq++), 1);
+    do {
+        fake_sleep_ms(10);
+        nic = taker(seq++);
+    } while (nic != 0 && r2_now_ns() - from < 5 * R2_NS_PER_S);
+    CHECK_EQ(nic, 0);
+    CHECK_GT(r2_now_ns() - from, 400 * R2_NS_PER_MS); /* seldom: it may really be slow */
+    remote_end(&r);
+}
+
+static const struct check_test tests[] = {
+    {"slow_once", test_slow_once},
+    {0},
+};
+
+int main(int argc, char **argv)
+{
+    static const char *const env[] = {"R2CCL_CHUNK", "64K", NULL};
+
+    remote_engine(2, env);
+    return check_main(argc, argv, tests);
+}
