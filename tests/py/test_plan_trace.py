@@ -117,6 +117,7 @@ def test_other_bits_without_it(build: Build, recorded: Recorded, tmp_path: Path)
     assert plain != recorded.results
 
 
+@pytest.mark.soak
 def test_the_same_bits_with_the_fault(build: Build, recorded: Recorded, tmp_path: Path) -> None:
     """A NIC is lost at another moment and does not come back: that is no matter to the plans."""
     name, folder = "trace-fault", tmp_path / "f"
@@ -142,6 +143,7 @@ def spoil(trace: Path, how: str) -> str:
     return r"line \d+ is cut off"
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("how", ["missing", "cut off"])
 def test_a_trace_that_is_no_good(
     build: Build, recorded: Recorded, tmp_path: Path, how: str
@@ -159,6 +161,7 @@ def test_a_trace_that_is_no_good(
         assert "is not replayed: every rank must replay its own trace" in rank.output
 
 
+@pytest.mark.soak
 def test_a_trace_is_not_written_over(build: Build, recorded: Recorded, tmp_path: Path) -> None:
     before = {file.name: file.read_bytes() for file in recorded.trace.iterdir()}
     _, running = replay(build, recorded, "trace-over", tmp_path / "run", f"{recorded.trace}/t")
@@ -166,6 +169,7 @@ def test_a_trace_is_not_written_over(build: Build, recorded: Recorded, tmp_path:
     assert {file.name: file.read_bytes() for file in recorded.trace.iterdir()} == before
 
 
+@pytest.mark.soak
 def test_a_plan_that_cannot_run_here(build: Build, recorded: Recorded, tmp_path: Path) -> None:
     """Tree cannot be forced: NCCL's own choice, and nobody waits for a plan."""
     plain, running = replay(
@@ -175,6 +179,7 @@ def test_a_plan_that_cannot_run_here(build: Build, recorded: Recorded, tmp_path:
     assert "NCCL_ALGO is set, so that Tree cannot be forced" in output(running)
 
 
+@pytest.mark.soak
 def test_the_operator_ends_a_replay(build: Build, recorded: Recorded, tmp_path: Path) -> None:
     name, folder = "trace-off", tmp_path / "o"
     folder.mkdir()
@@ -192,6 +197,7 @@ def test_the_operator_ends_a_replay(build: Build, recorded: Recorded, tmp_path: 
     results(folder)
 
 
+@pytest.mark.soak
 def test_a_killed_run_is_replayed(build: Build, tmp_path: Path) -> None:
     """What a run that was killed has recorded is whole."""
     name, first, trace = "trace-kill", tmp_path / "first", tmp_path / "t.%r"

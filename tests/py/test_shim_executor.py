@@ -218,6 +218,7 @@ def test_killed_inside_a_making(build: Build, tmp_path: Path) -> None:
         assert took["abort"] < 5 and took["left"] == 0, took
 
 
+@pytest.mark.soak
 def test_slower_than_stock_is_withdrawn(build: Build) -> None:
     """Node 2's NICs are slow, which nobody has said: an AllReduce takes what it has to send. In the
     ring that is 1.5 times the data, in the tree, where node 1 gets the light place, twice the
