@@ -11,6 +11,8 @@ from collections.abc import Sequence
 from typing import Any
 
 import transports
+from faults import FaultThread
+from jobs import Ended, Job
 
 # `journal --follow` looks for new processes and new events several times a second.
 SETTLE_S = 0.5
@@ -61,3 +63,17 @@ class JournalWatch:
     def of(self, pids: Sequence[int] | None) -> list[dict[str, Any]]:
         """The events of those processes (None: of all) as they were read. Call after the block."""
         return [event for event in self._events if pids is None or event.get("pid") in pids]
+
+
+def run_watched(job: Job, faults: FaultThread, timeout: float,
+                wanted: bool) -> tuple[Ended, bool, JournalWatch]:
+    """Runs the job while NICs fail: how it ended, whether all failures were carried out, and, if
+    wanted, its journals."""
+    with JournalWatch(wanted) as watch:
+        faults.start()
+        job.start()
+        try:
+            ended = job.wait(timeout)
+        finally:
+            complete = faults.stop()
+    return ended, complete, watch

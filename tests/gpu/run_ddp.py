@@ -31,7 +31,7 @@ import transports
 from beds import LabError, lab_bed
 from faults import SCENARIOS, Event, FaultError, FaultThread, parse_schedule, scenario
 from jobs import Bed, Ended, Job, Shape, gpu_count, largest_gap, shape_for
-from journal_watch import JournalWatch
+from journal_watch import run_watched
 from run_nccl_tests import end_on_term, say, words
 
 HERE = Path(__file__).resolve().parent
@@ -139,13 +139,7 @@ def one_run(setup: Setup, variant: transports.Variant, label: str,
 
     job = setup.job(variant, setup.steps, on_line)
     ours = bool(events) and variant.base in transports.OURS and setup.backend == "nccl"
-    with JournalWatch(ours) as watch:
-        thread.start()
-        job.start()
-        try:
-            ended = job.wait(setup.timeout)
-        finally:
-            complete = thread.stop()
+    ended, complete, watch = run_watched(job, thread, setup.timeout, ours)
     curve = read_curve(ended)
     steps = [(t, x) for t, x in ended.lines if step_of(x) is not None]
     gaps = [round(largest_gap(steps, d.began, d.began + 1.0) * 1000, 1) for d in thread.done]

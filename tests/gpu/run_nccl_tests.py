@@ -32,7 +32,7 @@ import transports
 from beds import LabError, lab_bed
 from faults import SCENARIOS, FaultError, FaultThread, parse_schedule, scenario
 from jobs import Bed, Ended, Job, Shape, gpu_count, largest_gap, shape_for
-from journal_watch import JournalWatch
+from journal_watch import run_watched
 
 OPS = ("all_reduce", "all_gather", "reduce_scatter", "alltoall", "sendrecv", "broadcast")
 LATENCY_LIMIT = 1 << 20
@@ -199,13 +199,7 @@ def fault_run(setup: Setup, opts: argparse.Namespace, op: str, proto: str,
             "-c", str(opts.check), "-N", str(opts.cycles), *shlex.split(opts.test_args)]
     job = setup.job(setup.program(op), variant, proto, args, on_line)
     ours = variant.base in transports.OURS and not opts.no_journal
-    with JournalWatch(ours) as watch:
-        thread.start()
-        job.start()
-        try:
-            ended = job.wait(setup.timeout)
-        finally:
-            complete = thread.stop()
+    ended, complete, watch = run_watched(job, thread, setup.timeout, ours)
     out = nccl_output.parse_output(t for _, t in ended.lines)
     rows = [(t, x) for t, x in ended.lines if nccl_output.parse_row(x) is not None]
     exact = out.wrong == 0 and out.out_of_bounds == 0 and all(r.checked for r in out.rows)
