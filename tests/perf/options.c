@@ -33,7 +33,10 @@ static const char usage[] =
     "  -o, --redop OP     sum prod max min avg (sum)\n"
     "  -r, --root N       root of broadcast and reduce (0)\n"
     "  -z, --blocking N   wait for every iteration (0)\n"
-    "      --duration S   repeat the -b size for S seconds; a line per window of iterations\n"
+    "      --duration S   repeat the sizes (-f: all of -b to -e in turn, else -b) for S seconds; "
+    "a\n"
+    "                     line per window of iterations\n"
+    "      --until FILE   with --duration: end early, in order, once the file exists\n"
     "      --window N     iterations per window (1)\n"
     "      --timeline FILE  the windows as JSON lines (rank 0)\n"
     "      --json FILE    the results as JSON (rank 0)\n"
@@ -99,6 +102,7 @@ enum {
     OPT_OP = 256,
     OPT_EVERY,
     OPT_DURATION,
+    OPT_UNTIL,
     OPT_WINDOW,
     OPT_TIMELINE,
     OPT_JSON,
@@ -121,6 +125,7 @@ static const struct option longs[] = {{"minbytes", 1, NULL, 'b'},
                                       {"op", 1, NULL, OPT_OP},
                                       {"check-every", 0, NULL, OPT_EVERY},
                                       {"duration", 1, NULL, OPT_DURATION},
+                                      {"until", 1, NULL, OPT_UNTIL},
                                       {"window", 1, NULL, OPT_WINDOW},
                                       {"timeline", 1, NULL, OPT_TIMELINE},
                                       {"json", 1, NULL, OPT_JSON},
@@ -141,6 +146,9 @@ static void read_long(struct perf_options *o, int opt, const char *arg)
         break;
     case OPT_DURATION:
         o->duration = read_number("--duration", arg, 0.01, 1e7);
+        break;
+    case OPT_UNTIL:
+        o->until = arg;
         break;
     case OPT_WINDOW:
         o->window = (int)read_number("--window", arg, 1, 1e6);

@@ -35,9 +35,10 @@ struct perf_options {
     int root;
     enum perf_op op;
     const char *json, *timeline, *nccl;
-    double duration; /* seconds; 0: the table of sizes */
-    int window;      /* iterations per line of the timeline */
-    double timeout;  /* seconds per iteration; 0: none */
+    const char *until; /* a file that ends the loop; NULL: none */
+    double duration;   /* seconds; 0: the table of sizes */
+    int window;        /* iterations per line of the timeline */
+    double timeout;    /* seconds per iteration; 0: none */
     uint64_t seed;
 };
 
@@ -127,6 +128,7 @@ struct perf { /* everything together */
 
 struct perf_result {
     double seconds; /* per iteration, mean over ranks */
+    double slowest; /* the slowest rank's, with --duration; 0: not known */
     double cpu;     /* CPU seconds per iteration, sum over ranks */
     double algbw, busbw;
     int64_t wrong; /* all ranks; -1 not checked */

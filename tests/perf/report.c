@@ -151,11 +151,12 @@ void perf_report_window(const struct perf *p, const struct perf_shape *s, uint64
     clock_gettime(CLOCK_REALTIME, &wall);
     fprintf(timeline,
             "{\"t\": %.6f, \"monotonic_ns\": %.0f, \"unix\": %.6f, \"iteration\": %llu, "
-            "\"size\": %zu, \"time_us\": %.3f, \"algbw\": %.6f, \"busbw\": %.6f, \"cpu_us\": %.1f, "
+            "\"size\": %zu, \"time_us\": %.3f, \"slowest_us\": %.3f, \"algbw\": %.6f, \"busbw\": "
+            "%.6f, \"cpu_us\": %.1f, "
             "\"wrong\": %lld}\n",
             t, now * 1e9, (double)wall.tv_sec + (double)wall.tv_nsec * 1e-9,
-            (unsigned long long)iteration, s->bytes, r->seconds * 1e6, r->algbw * 1e-9,
-            r->busbw * 1e-9, r->cpu * 1e6, (long long)r->wrong);
+            (unsigned long long)iteration, s->bytes, r->seconds * 1e6, r->slowest * 1e6,
+            r->algbw * 1e-9, r->busbw * 1e-9, r->cpu * 1e6, (long long)r->wrong);
     fflush(timeline);
 }
 

@@ -3,6 +3,7 @@
 #include <sched.h>
 #include <sys/resource.h>
 #include <time.h>
+#include <unistd.h>
 
 #include "perf.h"
 
@@ -64,6 +65,7 @@ static void one(struct perf *p, const struct perf_shape *s, void *send, void *re
         perf_watch_end();
 }
 
+enum { SLOWEST_OF = 256 }; /* ranks up to which the slowest one's time is known */
 static uint64_t iterations_run;
 
 /* The sum came over the network under test: what this rank saw itself counts in any case. */
@@ -80,6 +82,10 @@ static size_t checked_one(struct perf *p, const struct perf_shape *s, void *send
 {
     uint64_t iteration = ++iterations_run;
     perf_ops_fill(p, s, send, recv, in_place, iteration);
+    if (p->o.duration > 0 && p->o.factor > 0) {
+        double barrier = 0; /* large data: ranks take unlike times to fill them */
+        perf_run_sum(p, &barrier, 1);
+    }
     double start = perf_run_now();
     one(p, s, send, recv, true, iteration);
     *seconds = perf_run_now() - start;
@@ -148,36 +154,65 @@ void perf_run_table(struct perf *p)
     }
 }
 
+/* The seconds of an iteration, on average over a window. */
+static double window(struct perf *p, const struct perf_shape *s, size_t *wrong)
+{
+    double seconds = 0, took;
+    for (int i = 0; i < p->o.window; i++) {
+        if (p->o.check) {
+            *wrong += checked_one(p, s, p->send, p->recv, false, &took);
+            seconds += took;
+            continue;
+        }
+        double start = perf_run_now();
+        one(p, s, p->send, p->recv, true, ++iterations_run);
+        seconds += perf_run_now() - start;
+    }
+    return seconds / p->o.window;
+}
+
+static bool over(const struct perf *p, double end)
+{
+    return p->ranks.rank == 0 &&
+           (perf_run_now() > end || (p->o.until && access(p->o.until, F_OK) == 0));
+}
+
+static double largest(const double *values, int count)
+{
+    double most = 0;
+    for (int i = 0; i < count; i++)
+        most = values[i] > most ? values[i] : most;
+    return most;
+}
+
 void perf_run_loop(struct perf *p)
 {
-    struct perf_shape shape;
-    perf_ops_shape(p, p->o.min_bytes, &shape);
     perf_report_head(p);
-    double end = perf_run_now() + p->o.duration, took;
+    double end = perf_run_now() + p->o.duration;
+    size_t bytes = p->o.min_bytes;
     bool more = true;
     while (more) {
-        double seconds = 0, cpu = cpu_now();
+        struct perf_shape shape;
+        perf_ops_shape(p, bytes, &shape);
+        double cpu = cpu_now();
         size_t wrong = 0;
-        for (int i = 0; i < p->o.window; i++) {
-            if (p->o.check) {
-                wrong += checked_one(p, &shape, p->send, p->recv, false, &took);
-                seconds += took;
-                continue;
-            }
-            double start = perf_run_now();
-            one(p, &shape, p->send, p->recv, true, ++iterations_run);
-            seconds += perf_run_now() - start;
-        }
-        double sums[4] = {seconds / p->o.window, (double)wrong, (cpu_now() - cpu) / p->o.window,
-                          p->ranks.rank == 0 && perf_run_now() > end};
-        perf_run_sum(p, sums, 4); /* all ranks stop together, when rank 0 says so */
+        double seconds = window(p, &shape, &wrong);
+        double sums[4 + SLOWEST_OF] = {seconds, (double)wrong, (cpu_now() - cpu) / p->o.window,
+                                       over(p, end)};
+        int each = p->ranks.nranks <= SLOWEST_OF ? p->ranks.nranks : 0;
+        if (each)
+            sums[4 + p->ranks.rank] = seconds;
+        perf_run_sum(p, sums, 4 + each); /* all ranks stop together, when rank 0 says so */
         more = sums[3] == 0;
         struct perf_result r = {.seconds = sums[0] / p->ranks.nranks,
                                 .cpu = sums[2],
                                 .wrong = wrong_of(p, sums[1], wrong),
+                                .slowest = largest(sums + 4, each),
                                 .valid = true};
         r.algbw = r.seconds > 0 ? (double)shape.bytes / r.seconds : 0;
         r.busbw = r.algbw * shape.bus;
         perf_report_window(p, &shape, iterations_run, &r);
+        size_t next = p->o.factor > 0 ? (size_t)((double)bytes * p->o.factor) : 0;
+        bytes = next > bytes && next <= p->o.max_bytes ? next : p->o.min_bytes;
     }
 }

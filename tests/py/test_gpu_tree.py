@@ -1,0 +1,120 @@
+"""tests/gpu/run_tree.py without a GPU: its arithmetic, and once the whole of it on the stand-in.
+
+Rung 1 and 4. What it cannot prove: that a plan is faster on real NCCL.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import Build
+
+GPU = Path(__file__).resolve().parents[1] / "gpu"
+sys.path.insert(0, str(GPU))
+pytest.importorskip("pyroute2")
+
+figures: Any = importlib.import_module("tree_figures")
+run_tree: Any = importlib.import_module("run_tree")
+
+
+def test_models() -> None:
+    """4 nodes with 2 NICs of 1 Gbit/s."""
+    healthy, one, two, three = figures.states(["healthy", "half", "two", "three"], 4, 2)
+    nic = 1e9 / 8 * figures.PAYLOAD
+    n = 10**9
+    assert one.bandwidths(4, 2, 10**9) == [2 * nic, nic, 2 * nic, 2 * nic]
+    times = [
+        [model(n, state.bandwidths(4, 2, 10**9)) / (n / (2 * nic)) for state in (healthy, one, two)]
+        for model in (figures.ring, figures.tree, figures.lower)
+    ]
+    assert times[0] == pytest.approx([1.5, 3, 3])
+    assert times[1] == pytest.approx([2, 2, 2]), "half of a node costs the end of a tree nothing"
+    assert times[2] == pytest.approx([1.5, 2, 2])
+    many = figures.tree(n, three.bandwidths(4, 2, 10**9)) / (n / (2 * nic))
+    assert many == pytest.approx((2 - 2 / 3) * 2)
+
+
+@pytest.mark.parametrize(
+    ("names", "nodes", "nics", "said"),
+    [
+        (["most"], 4, 2, "choose from"),
+        (["three"], 3, 2, "takes 4 nodes"),
+        (["half"], 4, 1, "use 2 or more"),
+    ],
+)
+def test_states_that_cannot_be(names: list[str], nodes: int, nics: int, said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        figures.states(names, nodes, nics)
+
+
+def window(begin: float, seconds: float, size: int = 4) -> Any:
+    return figures.Window(begin + seconds, size, seconds, 0)
+
+
+def test_stalls_are_laid_to_what_caused_them() -> None:
+    change = figures.Change("half", lost=10.0, taken=13.0)
+    found = [
+        window(9.0, 0.5),  # before
+        window(9.9, 0.4),  # the loss came in the middle of it
+        window(11.0, 0.3),
+        window(12.0, 0.5),  # while communicators were made
+        window(12.8, 0.9),  # the first under the plan
+        window(13.8, 0.2),
+        window(14.2, 5.0),  # later: not the switch's
+    ]
+    assert figures.stalls(found, change, {4: 0.3}, {4: 0.2}) == {
+        "loss": 0.1,
+        "making": 0.2,
+        "switch": 0.7,
+    }
+    assert figures.stalls(found, figures.Change("half", lost=10.0), {}, {}) == {}
+
+
+def test_only_operations_that_began_in_the_state_count() -> None:
+    found = [window(0, 1), window(1, 2), window(3, 3), window(6, 4, size=8), window(10, 5)]
+    assert figures.by_size(found, 1.0, 1) == {4: [3, 5], 8: [4]}
+
+
+@pytest.mark.parametrize("words", [["--min", "64"], ["--factor", "1"], ["--env", "X"]])
+def test_usage(words: list[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        run_tree.parse_args(words)
+    assert ended.value.code == 2
+
+
+@pytest.mark.lab
+@pytest.mark.slow
+def test_all_of_it_on_the_stand_in(lab_rights: None, build: Build, tmp_path: Path) -> None:
+    out = tmp_path / "tree.json"
+    argv = "--standin --rate 100mbit --min 1M --max 2M --turns 1 --cycles 2 --budget 150".split()
+    if build.path != GPU.parents[1] / "build":
+        pytest.skip("the script runs what is in build/")
+    done = subprocess.run(
+        [sys.executable, str(GPU / "run_tree.py"), *argv, "--states", "healthy,half",
+         "--env", "R2CCL_PLAN_WITHDRAW=0", "--json", str(out)],
+        capture_output=True,
+        text=True,
+        timeout=180,
+        check=False,
+        env={k: v for k, v in os.environ.items() if not k.startswith(("R2CCL_", "NCCL_"))},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    found = json.loads(out.read_text(encoding="utf-8"))
+    assert found["ok"] and found["wrong"] == 0 and found["operations"] > 20
+    assert [(r["state"], r["size"], r["plan"]) for r in found["rows"]] == [
+        ("healthy", 1 << 20, ""),
+        ("healthy", 2 << 20, ""),
+        ("half", 1 << 20, "tree, 1 order"),
+        ("half", 2 << 20, "tree, 1 order"),
+    ]
+    # What the shapers let through bounds the ring from below, whoever measures.
+    assert all(r["ring_ms"] > 0.9 * r["ring_model_ms"] for r in found["rows"])
+    (change,) = found["changes"]
+    assert 0 < change["decided_s"] <= change["made_s"] <= change["taken_s"] < 60
