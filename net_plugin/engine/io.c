@@ -441,7 +441,7 @@ int r2_io_start(int count, const char *cpus, uint64_t spin)
     if (cpus && *cpus && !parse_cpus(cpus, &set))
         R2_WARN("R2CCL_CPUS=%s names no processor this process may use; ignored", cpus);
     if (count <= 0) {
-        count = cores / 4;
+        count = cores * 3 / 8;
         if (count > 16)
             count = 16;
     }

@@ -202,7 +202,7 @@ int r2_settings_io_threads(const struct r2_settings *settings, int nics)
         cores = CPU_COUNT(&allowed);
     }
     threads = nics < 1 ? 1 : 8 * nics;
-    threads = threads < cores / 4 ? threads : cores / 4;
+    threads = threads < cores * 3 / 8 ? threads : cores * 3 / 8;
     threads = threads < 16 ? threads : 16;
     return threads < 1 ? 1 : threads;
 }

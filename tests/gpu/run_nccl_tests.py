@@ -92,7 +92,8 @@ def bench(setup: Setup, opts: argparse.Namespace) -> dict[str, Any]:
                     out = nccl_output.parse_output(t for _, t in ended.lines)
                     good = ended.ok and out.wrong == 0 and not out.out_of_bounds and bool(out.rows)
                     runs.append({"rep": rep, "op": op, "proto": proto, "variant": variant.name,
-                                 "ok": good, **ended.summary(), **out.to_json()})
+                                 "ours": variant.base in transports.OURS, "ok": good,
+                                 **ended.summary(), **out.to_json()})
                     say(f"bench rep {rep} {op} {proto} {variant.name}: "
                         f"{'ok' if good else 'FAILED'} in {ended.wall_s:.1f} s, "
                         f"{best_words(out)}")
@@ -123,6 +124,7 @@ def medians(runs: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     The ratio is r2ccl's time over the best time up to 1 MiB (lower is better), its bus bandwidth
     over the best above (higher is better). Out-of-place figures; the JSON keeps both halves.
     """
+    ours: set[str] = set()
     cells: dict[tuple[str, str, int], dict[str, list[tuple[float, float]]]] = {}
     for run in runs:
         if not run["ok"]:
@@ -130,6 +132,7 @@ def medians(runs: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
         for row in run["rows"]:
             half = row["out_of_place"]
             cell = cells.setdefault((run["op"], run["proto"], row["size"]), {})
+            ours |= {run["variant"]} if run.get("ours") else set()
             cell.setdefault(run["variant"], []).append((half["time_us"], half["busbw_gbs"]))
     table = []
     for (op, proto, size), by_variant in sorted(cells.items()):
@@ -140,14 +143,14 @@ def medians(runs: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
                 "busbw_gbs": statistics.median(b for _, b in pairs),
                 "runs": len(pairs),
             }
-        line.update(_ratio(size, line["variants"]))
+        line.update(_ratio(size, line["variants"], ours))
         table.append(line)
     return table
 
 
-def _ratio(size: int, by_variant: dict[str, Any]) -> dict[str, Any]:
+def _ratio(size: int, by_variant: dict[str, Any], own: set[str]) -> dict[str, Any]:
     ours = by_variant.get("r2ccl")
-    others = {n: v for n, v in by_variant.items() if not n.startswith("r2ccl")}
+    others = {n: v for n, v in by_variant.items() if n not in own and n != "r2ccl"}
     if ours is None or not others:
         return {"best_other": None, "ratio": None, "measure": None}
     if size <= LATENCY_LIMIT:

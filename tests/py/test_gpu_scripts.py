@@ -235,10 +235,11 @@ def test_bench_medians_and_ratio(tmp_path: Path) -> None:
     row = result["medians"][0]
     assert row["variants"]["sockets"] == {"time_us": 100.0, "busbw_gbs": 15.0, "runs": 2}
 
-    def run(variant: str, size: int, us: float, bus: float) -> dict[str, Any]:
+    def run(variant: str, size: int, us: float, bus: float, ours: bool = False) -> dict[str, Any]:
         half = {"time_us": us, "busbw_gbs": bus}
         return {
             "ok": True,
+            "ours": ours,
             "op": "all_reduce",
             "proto": "auto",
             "variant": variant,
@@ -250,6 +251,7 @@ def test_bench_medians_and_ratio(tmp_path: Path) -> None:
             run("r2ccl", 8, 30, 0),
             run("sockets", 8, 40, 0),
             run("fastsocket", 8, 60, 0),
+            run("threads", 8, 1, 0, ours=True),  # another setting of ours is no baseline
             run("r2ccl", 8 << 20, 1, 30),
             run("sockets", 8 << 20, 1, 20),
             run("fastsocket", 8 << 20, 1, 24),

@@ -285,7 +285,7 @@ static void test_io_threads(void)
     s.io_threads = 0;
     CHECK_EQ(r2_settings_io_threads(&s, 0), 1);
     CHECK_EQ(sched_getaffinity(0, sizeof(allowed), &allowed), 0);
-    CHECK_LE(r2_settings_io_threads(&s, 64), CPU_COUNT(&allowed) / 4 + 1);
+    CHECK_LE(r2_settings_io_threads(&s, 64), CPU_COUNT(&allowed) * 3 / 8 + 1);
     CHECK_GE(r2_settings_io_threads(&s, 64), 1);
     strcpy(s.cpus, "0");
     CHECK_EQ(r2_settings_io_threads(&s, 64), 1);
