@@ -47,6 +47,12 @@ void r2_grey_acked(struct r2_path *path, const struct r2_send_report *rep, uint6
                   r2_pathrate_rate(&path->rate), now);
 }
 
+bool r2_grey_path_doubted(const struct r2_path *path)
+{
+    return path->rate.tight ||
+           (r2_eng.set->grey && r2_pathrate_rate(&path->rate) < path->watch.best_rate / 2);
+}
+
 /* The verdict is the path's; what the same NIC does towards other peers tells where to look. */
 static void tell(struct r2_path *path)
 {

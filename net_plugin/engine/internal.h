@@ -22,6 +22,7 @@
 #include "engine/health/damp.h"
 #include "engine/health/grey.h"
 #include "engine/health/health.h"
+#include "engine/health/trial.h"
 #include "engine/io.h"
 #include "engine/ledger.h"
 #include "engine/pathrate.h"
@@ -94,7 +95,8 @@ struct r2_path {
     uint32_t weight_shown;
     struct r2_grey watch; /* S: is it slow or lossy against its siblings */
     bool counted_grey;
-    uint64_t chunk_at;   /* S: when it last took a chunk */
+    uint64_t chunk_at; /* S: when it last took a chunk */
+    struct r2_trial trial;
     uint64_t owes_until; /* S: bytes that arrived another way may still be in its sockets */
     bool ctrl_ready;     /* INFO was queued: other frames may follow */
 
@@ -472,6 +474,8 @@ void r2_grey_path_up(struct r2_path *path);
 void r2_grey_path_free(struct r2_path *path);
 void r2_grey_acked(struct r2_path *path, const struct r2_send_report *rep, uint64_t now);
 void r2_peer_watch_grey(struct r2_peer *p, uint64_t now);
+/* It takes chunks for trial soon again: it is slow, or its rate has fallen and nobody knows why. */
+bool r2_grey_path_doubted(const struct r2_path *path);
 
 /* ---- maintain.c: the peer's task and timer */
 void r2_peer_task(struct r2_task *t);

@@ -13,6 +13,8 @@
 #define SOLID_NS (20 * NS_PER_MS)           /* ... or for how long */
 #define LATE_NS (4 * NS_PER_MS)             /* threads that wake late are no fault of the path */
 #define LATE_CHUNKS 3
+#define LATE_TURNS 2 /* one thread that is kept waiting makes all late that is in flight */
+#define IDLE_SHARE 4 /* of a sample: so much of its time may have passed with nothing in flight */
 #define MIN_RTT_SPAN_NS (10 * NS_PER_S)
 
 #define CHUNK_TIME_NS NS_PER_MS
@@ -69,6 +71,22 @@ static void anchor(struct r2_pathrate *pr)
     pr->anchor.delivered = pr->delivered;
     pr->anchor.time_ns = pr->delivered_time_ns;
     pr->anchor.first_sent_ns = pr->first_sent_ns;
+    pr->anchor.idle_ns = 0;
+}
+
+/* A sample that begins at the anchor spans enough now. */
+static bool is_solid(const struct r2_pathrate *pr, uint64_t now_ns)
+{
+    return pr->delivered - pr->anchor.delivered >= SOLID_BYTES ||
+           now_ns - pr->anchor.time_ns >= SOLID_NS;
+}
+
+/* The pipe was empty for `idle`: that says nothing about its rate. Between chunks that go out one
+ * after the other it is, though, for a moment each; samples would then never span enough. */
+static bool broken_off(const struct r2_pathrate *pr, uint64_t idle, uint64_t now_ns)
+{
+    return pr->startup || is_solid(pr, now_ns) ||
+           (pr->anchor.idle_ns + idle) * IDLE_SHARE > now_ns - pr->anchor.time_ns;
 }
 
 void r2_pathrate_forget(struct r2_pathrate *pr)
@@ -82,20 +100,24 @@ void r2_pathrate_forget(struct r2_pathrate *pr)
     pr->full_rate = 0;
     pr->full_rounds = 0;
     pr->round_end = pr->delivered;
-    pr->late = 0;
+    pr->late = pr->late_turns = 0;
     anchor(pr);
 }
 
 void r2_pathrate_on_send(struct r2_pathrate *pr, uint64_t len, uint64_t now_ns,
                          struct r2_rate_stamp *stamp)
 {
-    if (pr->inflight == 0) {
-        /* The pipe was empty: the time until now says nothing about its rate. */
+    uint64_t idle = now_ns > pr->delivered_time_ns ? now_ns - pr->delivered_time_ns : 0;
+
+    if (pr->inflight == 0 && broken_off(pr, idle, now_ns)) {
         pr->delivered_time_ns = now_ns;
         pr->first_sent_ns = now_ns;
         anchor(pr);
-    } else if (pr->startup || pr->delivered - pr->anchor.delivered >= SOLID_BYTES ||
-               now_ns - pr->anchor.time_ns >= SOLID_NS) {
+    } else if (pr->inflight == 0) {
+        pr->anchor.idle_ns += idle;
+        pr->delivered_time_ns = now_ns;
+        pr->first_sent_ns = now_ns;
+    } else if (pr->startup || is_solid(pr, now_ns)) {
         anchor(pr);
     }
     stamp->delivered = pr->anchor.delivered;
@@ -200,24 +222,27 @@ static void rtt_sample(struct r2_pathrate *pr, uint64_t len, bool clean, uint64_
  * slower. What the last of them saw is believed, the first ones may have been under way when it
  * happened.
  */
-static void drop_sample(struct r2_pathrate *pr, const struct r2_rate_stamp *stamp,
-                        uint64_t t_sent_ns, uint64_t now_ns)
+static void drop_sample(struct r2_pathrate *pr, uint64_t moved, uint64_t t_sent_ns, uint64_t now_ns)
 {
-    uint64_t moved = pr->delivered - stamp->at_send;
     uint64_t took = now_ns > t_sent_ns ? now_ns - t_sent_ns : 0;
     uint64_t rate = r2_pathrate_rate(pr);
 
     if (rate == 0 || took / 4 <= pr->min_rtt_ns + mul_div(moved, NS_PER_S, rate) + LATE_NS / 4) {
-        pr->late = 0;
+        pr->late = pr->late_turns = 0;
         return;
     }
-    if (++pr->late < LATE_CHUNKS) {
+    pr->late++;
+    if (!pr->late_turns || t_sent_ns >= pr->late_at) {
+        pr->late_turns++;
+        pr->late_at = now_ns;
+    }
+    if (pr->late < LATE_CHUNKS || pr->late_turns < LATE_TURNS) {
         return;
     }
     memset(pr->bucket, 0, sizeof(pr->bucket));
     pr->bucket[pr->bucket_now] =
         max_u64(mul_div(moved, NS_PER_S, max_u64(took - pr->min_rtt_ns, 1)), 1);
-    pr->late = 0;
+    pr->late = pr->late_turns = 0;
     pr->valid_from = pr->delivered;
     anchor(pr);
 }
@@ -254,13 +279,19 @@ void r2_pathrate_on_ack(struct r2_pathrate *pr, uint64_t len, const struct r2_ra
     }
     rate_sample(pr, stamp, t_sent_ns, now_ns);
     rtt_sample(pr, len, stamp->clean, t_sent_ns, now_ns);
-    drop_sample(pr, stamp, t_sent_ns, now_ns);
+    drop_sample(pr, pr->delivered - stamp->at_send, t_sent_ns, now_ns);
     if (pr->startup) {
         if (!stamp->app_limited) {
             pr->startup_window = max_u64(pr->startup_window, was_inflight) + len;
         }
         startup_round(pr, stamp);
     }
+}
+
+void r2_pathrate_overtaken(struct r2_pathrate *pr, uint64_t len, const struct r2_rate_stamp *stamp,
+                           uint64_t t_sent_ns, uint64_t now_ns)
+{
+    drop_sample(pr, pr->delivered - stamp->at_send + len, t_sent_ns, now_ns);
 }
 
 void r2_pathrate_on_lost(struct r2_pathrate *pr, uint64_t len)

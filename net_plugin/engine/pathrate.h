@@ -6,8 +6,9 @@
  * to send can raise it but never lower it. After the start-up only samples over half a megabyte or
  * 20 ms count: what a shaper or a switch saves up while the path is idle (its burst) goes out at
  * many times the rate that follows. Three chunks in a row that took more than four times what they
- * should at that rate end it at once: a path that falls to a tenth is known for that after three
- * chunks, not when the maximum has aged. The round trip is the minimum over 10 s; a path that
+ * should at that rate, one of them sent after another had come, end it at once: a path that falls
+ * to a tenth is known for that after three chunks, not when the maximum has aged. A sample may have
+ * pauses in it, a quarter of its time at most. The round trip is the minimum over 10 s; a path that
  * was never idle for 10 s is asked for a clean sample by a window of one chunk for about two round
  * trips.
  *
@@ -43,6 +44,7 @@ struct r2_pathrate {
     uint64_t inflight;
     struct {
         uint64_t delivered, time_ns, first_sent_ns;
+        uint64_t idle_ns;       /* in it, with nothing in flight */
     } anchor;                   /* where samples begin */
     uint64_t app_limited_until; /* in units of `delivered`; 0: not limited */
 
@@ -50,7 +52,9 @@ struct r2_pathrate {
     unsigned bucket_now;
     uint64_t bucket_used_ns; /* traffic time spent in the current bucket */
     uint64_t last_sample_ns;
-    unsigned late;       /* chunks in a row that took far too long */
+    unsigned late;       /* chunks in a row that took far too long ... */
+    unsigned late_turns; /* ... of them sent after the one before had come */
+    uint64_t late_at;    /* when the latest of those came */
     uint64_t valid_from; /* in units of `delivered`: samples that begin before saw another path */
 
     uint64_t min_rtt_ns; /* 0: none yet */
@@ -79,6 +83,9 @@ void r2_pathrate_on_send(struct r2_pathrate *pr, uint64_t len, uint64_t now_ns,
 /* len bytes of a chunk sent at t_sent_ns have newly been acknowledged. */
 void r2_pathrate_on_ack(struct r2_pathrate *pr, uint64_t len, const struct r2_rate_stamp *stamp,
                         uint64_t t_sent_ns, uint64_t now_ns);
+/* The chunk's bytes came another way, after as long as they would not have needed here. */
+void r2_pathrate_overtaken(struct r2_pathrate *pr, uint64_t len, const struct r2_rate_stamp *stamp,
+                           uint64_t t_sent_ns, uint64_t now_ns);
 /* len bytes in flight will never be acknowledged for this path (requeued). */
 void r2_pathrate_on_lost(struct r2_pathrate *pr, uint64_t len);
 /* The path has room but there is nothing to send. Call whenever a pull for this path came back

@@ -5,8 +5,6 @@
 #include "engine/internal.h"
 #include "util/crc32c.h"
 
-#define PROBE_NS (50 * R2_NS_PER_MS)
-
 static bool is_eager(const struct r2_req *r)
 {
     return r->size <= r->conn->eager;
@@ -325,6 +323,7 @@ void r2_send_fill(struct r2_path *path, struct r2_conn *c, struct r2_req *r,
                   const struct r2_chunk *chunk, struct r2_bulk *bulk)
 {
     const struct r2_cts_slot *cts = cts_of(c, r->seq);
+    uint64_t now = r2_now_ns();
     struct r2_rate_stamp stamp;
 
     memset(bulk, 0, sizeof(*bulk));
@@ -338,16 +337,16 @@ void r2_send_fill(struct r2_path *path, struct r2_conn *c, struct r2_req *r,
     bulk->remote_key = cts->keys[path->rnic];
     bulk->keys = r->mr ? r->mr->keys : NULL;
     r2_revoke_count(c, path);
-    path->chunk_at = r2_now_ns();
-    r2_pathrate_on_send(&path->rate, chunk->len, path->chunk_at, &stamp);
+    r2_trial_took(&path->trial, r2_grey_path_doubted(path), path->chunk_at, chunk->len, now);
+    path->chunk_at = now;
+    r2_pathrate_on_send(&path->rate, chunk->len, now, &stamp);
     r2_send_stamp(&r->led.send, chunk, &stamp);
 }
 
-/* A path that is left nothing could never show that it is well again, or that it was slow only when
- * it was new. */
-static bool probe_due(const struct r2_path *path)
+/* A path that is left nothing could never show that it is well again, or slow. */
+static bool on_trial(const struct r2_path *path)
 {
-    return r2_now_ns() - path->chunk_at > (path->rate.tight ? PROBE_NS : 10 * PROBE_NS);
+    return r2_trial_may(&path->trial, r2_grey_path_doubted(path), path->chunk_at, r2_now_ns());
 }
 
 static bool take_chunk(struct r2_path *path, struct r2_conn *c, struct r2_bulk *bulk)
@@ -360,7 +359,7 @@ static bool take_chunk(struct r2_path *path, struct r2_conn *c, struct r2_bulk *
 
         if (!bulk_waiting(c, r) || !r2_send_carries(path, r))
             continue;
-        if (!probe_due(path) && leave_to_faster(path, r, len))
+        if (!on_trial(path) && leave_to_faster(path, r, len))
             return false;
         if (!r2_send_next(&r->led.send, len, path->index, path->gen, r2_now_ns(), &chunk))
             continue;

@@ -174,6 +174,7 @@ void r2_tail_acked(struct r2_path *path, const struct r2_send_report *rep, uint6
     r2_pathrate_on_lost(&path->rate, rep->bytes); /* room, but no sample: who brought them? */
     if (rep->copy || now <= rep->t_sent_ns)
         return;
+    r2_pathrate_overtaken(&path->rate, rep->bytes, &rep->stamp, rep->t_sent_ns, now);
     /* The original may still have to get through: until then it takes room. And it took at least
      * so long. */
     owed = ns_of(rep->bytes, rate);

@@ -6,7 +6,10 @@ fast all that is stands in `make bench BENCH_ARGS="--only grey"`; the limits her
 
 from __future__ import annotations
 
+import contextlib
 import os
+import subprocess
+import sys
 from collections.abc import Iterator
 
 import pytest
@@ -73,13 +76,13 @@ def lab(lab_rights: None) -> Iterator[Lab]:
 
 
 @pytest.mark.lab
-@pytest.mark.soak
+@pytest.mark.slow
 @pytest.mark.parametrize("verify", [0, 1])
 def test_slow_nic_in_the_lab(build: Build, lab: Lab, verify: int) -> None:
     """Collectives over shaped NICs, one of them slowed for seconds, twice, every value checked;
     chunks that it holds back go over others as well, and nothing is lost or doubled by that."""
     env = {"R2CCL_VERIFY": verify}
-    argv = [str(build.perf), "-b", "4M", "--duration", "24", "--timeout", "60", "-c", "1"]
+    argv = [str(build.perf), "-b", "4M", "--duration", "20", "--timeout", "60", "-c", "1"]
     with running_perf(
         build, env=env, argv=[*argv, "--check-every"], lab=lab.name, per_node=1
     ) as job:
@@ -92,6 +95,33 @@ def test_slow_nic_in_the_lab(build: Build, lab: Lab, verify: int) -> None:
             until("it is well again", lambda: not _slow(job), WITHIN_S, show=job)
         assert not job.named("path-down", "replay"), str(job)
         job.finish(90.0)
+
+
+@contextlib.contextmanager
+def _busy_machine() -> Iterator[None]:
+    """One program more than there are cores that never sleeps."""
+    count = len(os.sched_getaffinity(0)) + 1
+    hogs = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(count)]
+    try:
+        yield
+    finally:
+        for hog in hogs:
+            hog.kill()
+            hog.wait(20)
+
+
+@pytest.mark.lab
+@pytest.mark.slow
+def test_busy_machine_is_no_slow_nic(build: Build, lab: Lab) -> None:
+    """No fault, but threads that wait for a core all the time: no NIC is called slow or lossy."""
+    argv = [str(build.perf), "-b", "4M", "--duration", "15", "--timeout", "60", "-c", "1"]
+    with (
+        running_perf(build, argv=[*argv, "--check-every"], lab=lab.name, per_node=1) as job,
+        _busy_machine(),
+    ):
+        job.moving(100)
+        job.finish(90.0)
+        assert not job.named("weight"), str(job)
 
 
 def _slow(job: PerfJob) -> bool:

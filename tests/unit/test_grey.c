@@ -352,6 +352,42 @@ static void test_seen_in_heaps(void)
     }
 }
 
+/* The threads of one path are kept waiting, again and again: its chunks come late, but its delivery
+ * rate, a maximum, is what it was. */
+static void test_kept_waiting(void)
+{
+    struct r2_grey *all[2];
+
+    set_up(2, 25 * MB, 0);
+    run(2 * SEC, -1);
+    for (int i = 0; i < 2; i++)
+        all[i] = &sims[i].g;
+    for (uint64_t t = 0; t < 2000; t++) {
+        now += 5 * MS;
+        r2_grey_chunk(&sims[0].g, 64 * KIB, t % 3 ? 25 * MS : 3 * MS, 24 * MB, now);
+        r2_grey_chunk(&sims[1].g, 64 * KIB, 3 * MS, 24 * MB, now);
+        if (t % 5 == 0)
+            CHECK_EQ(r2_grey_judge(all, 2, now), 0);
+    }
+    for (uint64_t t = 0; t < 300; t++) { /* and now it has fallen */
+        now += 5 * MS;
+        r2_grey_chunk(&sims[0].g, 64 * KIB, 25 * MS, 3 * MB, now);
+        r2_grey_chunk(&sims[1].g, 64 * KIB, 3 * MS, 24 * MB, now);
+        if (t % 5 == 0)
+            r2_grey_judge(all, 2, now);
+    }
+    CHECK_EQ(sims[0].g.why, R2_GREY_SLOW);
+    CHECK_EQ(sims[1].g.why, R2_GREY_WELL);
+    for (uint64_t t = 0; t < 300; t++) { /* it can as much as ever, only its threads are late */
+        now += 5 * MS;
+        r2_grey_chunk(&sims[0].g, 64 * KIB, t % 3 ? 25 * MS : 3 * MS, 24 * MB, now);
+        r2_grey_chunk(&sims[1].g, 64 * KIB, 3 * MS, 24 * MB, now);
+        if (t % 5 == 0)
+            r2_grey_judge(all, 2, now);
+    }
+    CHECK_EQ(sims[0].g.why, R2_GREY_WELL);
+}
+
 static const struct check_test tests[] = {
     {"slow_and_back", test_slow_and_back},
     {"fast_nics", test_fast_nics},
@@ -365,6 +401,7 @@ static const struct check_test tests[] = {
     {"hysteresis", test_hysteresis},
     {"restart_remembers", test_restart_remembers},
     {"seen_in_heaps", test_seen_in_heaps},
+    {"kept_waiting", test_kept_waiting},
     {"loss", test_loss},
     {"loss_within_a_second", test_loss_within_a_second},
     {0},

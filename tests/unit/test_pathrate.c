@@ -324,6 +324,19 @@ static void test_sudden_drop(void)
     }
 }
 
+/* One thread is kept waiting once: all that is in flight is late, and the rate is what it was. */
+static void test_one_stall(void)
+{
+    link_init(25 * MB, 8 * MS, 1, MIB);
+    run_for(SEC);
+    CHECK_GE(k.count, 4);
+    for (unsigned i = 0; i < k.count; i++)
+        k.list[i].t_acked = later(k.list[i].t_acked, k.now + 200 * MS);
+    k.link_free += 200 * MS;
+    run_for(201 * MS);
+    expect_rate(25 * MB, 15, 25);
+}
+
 /* The silence itself lowers what is believed, before any acknowledgement says so. */
 static void test_silence_lowers(void)
 {
@@ -566,6 +579,7 @@ static const struct check_test tests[] = {
     {"lane_bound", test_lane_bound},
     {"rate_drop", test_rate_drop},
     {"sudden_drop", test_sudden_drop},
+    {"one_stall", test_one_stall},
     {"silence_lowers", test_silence_lowers},
     {"bursts_do_not_count", test_bursts_do_not_count},
     {"rate_rise", test_rate_rise},

@@ -94,6 +94,7 @@ static void keep_rate(struct r2_grey *g)
 
 static void close_window(struct r2_grey *g, uint64_t now)
 {
+    g->measured = g->rate;
     if (g->busy_ns)
         g->rate = min_u64(g->rate, mul_div(g->busy_bytes, NS_PER_S, g->busy_ns));
     keep_rate(g);
@@ -221,7 +222,16 @@ static bool is_lossy(struct r2_grey *const *paths, int n, int self, uint64_t now
            others * LOSS_SIBLINGS < g->loss_ppm;
 }
 
-/* A window's verdict; whether the path is slow now. */
+static void well_window(struct r2_grey *g, uint64_t now)
+{
+    g->well_from = g->well_windows++ ? g->well_from : now;
+    g->well_bytes += g->window_bytes;
+    g->slow_windows = 0;
+}
+
+/* A window's verdict; whether the path is slow now. What one window says about times may be the
+ * machine's doing, which kept a thread waiting; the delivery rate is a maximum over several, so it
+ * has to have fallen as well, and once it is back nothing is slow. */
 static bool is_slow(struct r2_grey *const *paths, int n, int self, uint64_t now)
 {
     struct r2_grey *g = paths[self];
@@ -237,14 +247,15 @@ static bool is_slow(struct r2_grey *const *paths, int n, int self, uint64_t now)
     g->siblings = (uint32_t)others;
     g->share = (uint32_t)min_u64(g->speed * (uint64_t)R2_GREY_FULL / others, R2_GREY_FULL);
     g->lately[g->lately_at++ % 3] = g->share;
-    if (g->share < R2_GREY_BELOW && (was || g->late_ns >= LATE_MIN_NS + 2 * late)) {
+    if (was && g->measured >= g->best_rate / 4 * 3) {
+        well_window(g, now);
+    } else if (g->share < R2_GREY_BELOW && g->measured < g->best_rate / 2 &&
+               g->late_ns >= LATE_MIN_NS + 2 * late) {
         g->slow_from = g->slow_windows++ ? g->slow_from : now;
         g->well_windows = 0;
         g->well_bytes = 0;
     } else if (g->share >= R2_GREY_ABOVE) {
-        g->well_from = g->well_windows++ ? g->well_from : now;
-        g->well_bytes += g->window_bytes;
-        g->slow_windows = 0;
+        well_window(g, now);
     }
     return was ? g->well_windows < WINDOWS ||
                      (g->well_bytes < WELL_BYTES && now - g->well_from < WELL_NS)

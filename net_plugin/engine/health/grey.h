@@ -54,6 +54,7 @@ struct r2_grey {
     uint32_t share;     /* of the siblings' */
     uint32_t lately[3]; /* that share in the latest windows */
     unsigned lately_at;
+    uint64_t measured; /* delivery rate when the window closed */
     uint32_t siblings; /* their speed */
     uint64_t late_ns;  /* how much later its chunks came than they should */
     uint64_t window_bytes;
