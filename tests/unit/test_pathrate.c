@@ -173,7 +173,6 @@ static uint64_t window_bound(void)
 {
     uint64_t chunk = r2_pathrate_chunk_len(&k.pr, k.max_chunk);
     uint64_t pipe = (uint64_t)((unsigned __int128)k.rate * (k.delay + k.ack_jitter) / SEC);
-
     uint64_t lanes = 1 + k.rate / GB < k.lanes ? 1 + k.rate / GB : k.lanes;
 
     return later(2 * (pipe + chunk), pipe + chunk * lanes) * 13 / 10 + chunk;
