@@ -425,19 +425,25 @@ struct r2_seconds *r2_follow_seconds(const struct r2_follow *f)
 void r2_follow_time(struct r2_follow *f, uint64_t bytes, void *stream)
 {
     const struct r2_plan_table *t = f->table;
+    struct r2_device_watch *watch = &f->watches[f->timed % R2_FOLLOW_WATCHES];
 
+    f->timing = NULL;
     if (f->rank != 0 || !f->seconds || f->trace.replay || bytes < R2_FOLLOW_ELIGIBLE ||
-        r2_device_watch_start(&f->watch, stream))
+        r2_device_watch_start(watch, stream))
         return;
-    f->watch.note[R2_FOLLOW_TIMED_BYTES] = bytes;
-    f->watch.note[R2_FOLLOW_TIMED_EPOCH] =
+    watch->note[R2_FOLLOW_TIMED_BYTES] = bytes;
+    watch->note[R2_FOLLOW_TIMED_EPOCH] =
         t && r2_plan_table_find(t, R2_PLAN_ALLREDUCE, R2_PLAN_ANY_TYPE, bytes) ? f->epoch : 0;
+    f->timing = watch;
 }
 
 void r2_follow_timed(struct r2_follow *f, void *stream, bool good)
 {
-    if (f->rank == 0 && f->seconds)
-        r2_device_watch_stop(&f->watch, stream, good);
+    if (!f->timing)
+        return;
+    r2_device_watch_stop(f->timing, stream, good);
+    f->timing = NULL;
+    f->timed++;
 }
 
 /* ---- the end */

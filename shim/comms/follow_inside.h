@@ -31,6 +31,7 @@
 
 /* Notes on the stopwatch: bytes of the operation, epoch of the plan that it ran under or 0. */
 enum { R2_FOLLOW_TIMED_BYTES, R2_FOLLOW_TIMED_EPOCH };
+#define R2_FOLLOW_WATCHES 16 /* operations that are timed between two looks at them */
 
 struct r2_follow {
     struct r2_agree *agree;
@@ -45,7 +46,9 @@ struct r2_follow {
     /* the application's thread */
     uint64_t epoch; /* of the plan in force */
     const struct r2_plan_table *table;
-    struct r2_device_watch watch;
+    struct r2_device_watch watches[R2_FOLLOW_WATCHES];
+    unsigned timed; /* operations that a watch was started for */
+    struct r2_device_watch *timing;
 
     pthread_mutex_t lock; /* guards the rest */
     bool ready, unable;

@@ -32,6 +32,17 @@ static uint64_t key_of(const struct r2_plan *plan)
     return key ? key : 1;
 }
 
+/* A name for what the nodes have left. */
+static uint64_t state_of(const struct r2_follow *f)
+{
+    uint64_t state = UINT64_C(0xcbf29ce484222325);
+
+    for (int n = 0; n < f->nnodes; n++)
+        state = (state ^ (uint64_t)(f->nodes[n].capacity * f->nodes[n].share)) *
+                UINT64_C(0x100000001b3);
+    return state;
+}
+
 static void say(struct r2_follow *f, const struct r2_plan *plan)
 {
     char text[40] = "";
@@ -134,6 +145,7 @@ static void plan_now(struct r2_follow *f, uint64_t now)
             return; /* a node has not spoken yet; its report is an event */
     if (r2_plan_make(&plan, &input) == 0) {
         key = key_of(&plan);
+        r2_policy_state(&f->policy, state_of(f), plan.stock_ns / (double)input.bytes);
         if (r2_policy_judge(&f->policy, key, gain_of(f, &input, &plan), now, why)) {
             if (!on()) {
                 r2_policy_committed(&f->policy, key, now);
@@ -143,7 +155,7 @@ static void plan_now(struct r2_follow *f, uint64_t now)
                 if (key)
                     keep_running(f, &plan);
             } else if (f->steer.step != R2_STEER_IDLE) {
-                r2_policy_event(&f->policy, now); /* when this step is through */
+                r2_policy_again(&f->policy, now); /* when this step is through */
             }
         } else if (on() && key && key != f->policy.current) {
             say_not(f, why);
@@ -216,7 +228,7 @@ static void steer(struct r2_follow *f, uint64_t now)
     if (step == R2_STEER_IDLE || (step == R2_STEER_MAKE && !ids_there(f)))
         return;
     if (step == R2_STEER_SWITCH && r2_settings_get()->plan_withdraw && !f->policy.current &&
-        f->policy.stock_samples < R2_POLICY_SAMPLES && now < f->steer.since_ns + MEASURE_NS)
+        r2_policy_measured(&f->policy) < R2_POLICY_SAMPLES && now < f->steer.since_ns + MEASURE_NS)
         return; /* something to measure it against */
     if (r2_lead_encode(&f->lead, step, &plan, &len) == 0 &&
         r2_agree_propose(f->agree, plan, len) == 0)
@@ -232,13 +244,13 @@ void r2_leader_decided(struct r2_follow *f, uint64_t epoch, bool committed)
     if (r2_steer_decided(&f->steer, epoch, committed, now) == R2_STEER_IDLE) {
         if (step == R2_STEER_MAKE) { /* wanted again when the planner says so */
             r2_lead_forget(&f->lead);
-            r2_policy_event(&f->policy, now);
+            r2_policy_again(&f->policy, now);
         }
         return;
     }
     r2_lead_through(&f->lead, step);
     if (step == R2_STEER_DROP)
-        r2_policy_event(&f->policy, now); /* something else, or the same once more */
+        r2_policy_again(&f->policy, now); /* something else, or the same once more */
     if (step == R2_STEER_SWITCH || (step == R2_STEER_BACK && before))
         r2_policy_committed(&f->policy, f->steer.current, now);
     f->switch_epoch = epoch;            /* every plan has the entries of what runs */
@@ -256,9 +268,10 @@ void r2_leader_reported(struct r2_follow *f, int rank, const struct r2_agree_rep
     uint32_t changed = f->words[rank] ^ report->flags;
 
     /* The node of a rank is as bad off as the last of its ranks said. */
-    if (node->capacity != (double)report->capacity || node->share != share ||
-        (changed & (R2_FOLLOW_STOP | R2_FOLLOW_UNABLE)))
+    if (node->capacity != (double)report->capacity || node->share != share)
         r2_policy_event(&f->policy, now);
+    else if (changed & (R2_FOLLOW_STOP | R2_FOLLOW_UNABLE))
+        r2_policy_again(&f->policy, now);
     node->capacity = (double)report->capacity;
     node->share = share;
     f->words[rank] = report->flags;
@@ -271,12 +284,12 @@ void r2_leader_reported(struct r2_follow *f, int rank, const struct r2_agree_rep
         r2_steer_made(&f->steer, rank, f->steer.make_epoch, report->flags & R2_FOLLOW_FAILED, now);
 }
 
-/* One measured operation, of stock or of what runs now. */
-static void sample(struct r2_follow *f)
+/* A measured operation, of stock or of what runs now. */
+static void take_sample(struct r2_follow *f, struct r2_device_watch *watch)
 {
     uint64_t note[2], epoch, ns;
 
-    if (r2_device_enter(f->device) || !r2_device_watch_read(&f->watch, &ns, note))
+    if (!r2_device_watch_read(watch, &ns, note))
         return;
     epoch = note[R2_FOLLOW_TIMED_EPOCH];
     if (!r2_settings_get()->plan_withdraw || (epoch && epoch != f->switch_epoch))
@@ -284,17 +297,24 @@ static void sample(struct r2_follow *f)
     r2_policy_sample(&f->policy, epoch ? f->policy.current : 0, note[R2_FOLLOW_TIMED_BYTES], ns);
 }
 
+static void sample(struct r2_follow *f)
+{
+    if (r2_device_enter(f->device))
+        return;
+    for (int i = 0; i < R2_FOLLOW_WATCHES; i++)
+        take_sample(f, &f->watches[i]);
+}
+
 /* Banned at once: what is measured until the way back is agreed does not change it. */
 static void withdraw(struct r2_follow *f, uint64_t now)
 {
-    const struct r2_policy *p = &f->policy;
-    uint64_t bytes = atomic_load_explicit(&f->bytes, memory_order_relaxed);
+    double plan_ns = 0, stock_ns = 0;
     char why[R2_PLAN_REASON];
 
-    snprintf(why, sizeof(why), "withdrawn: %.3f ms, stock %.3f ms (%llu bytes, %d operations)",
-             p->plan_rate * (double)bytes / 1e6, p->stock_rate * (double)bytes / 1e6,
-             (unsigned long long)bytes, R2_POLICY_SAMPLES);
-    r2_policy_ban(&f->policy, p->current);
+    r2_policy_compare(&f->policy, &plan_ns, &stock_ns);
+    snprintf(why, sizeof(why), "withdrawn: %.3f ms, stock %.3f ms (%d operations or more)",
+             plan_ns / 1e6, stock_ns / 1e6, R2_POLICY_SAMPLES);
+    r2_policy_ban(&f->policy, f->policy.current);
     r2_lead_back(&f->lead, why);
     r2_watch_journal(why);
     R2_INFO("communicator %016llx: plan %s", (unsigned long long)r2_comms_id(f->comm), why);
@@ -337,7 +357,8 @@ void r2_leader_free(struct r2_follow *f)
 {
     if (f->fetching)
         pthread_join(f->fetcher, NULL);
-    r2_device_watch_free(&f->watch);
+    for (int i = 0; i < R2_FOLLOW_WATCHES; i++)
+        r2_device_watch_free(&f->watches[i]);
     r2_plan_free(&f->running);
     r2_lead_free(&f->lead);
     free(f->made);

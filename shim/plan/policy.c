@@ -10,26 +10,136 @@ void r2_policy_init(struct r2_policy *p, const struct r2_policy_config *config)
     *p = (struct r2_policy){.config = *config};
 }
 
-void r2_policy_event(struct r2_policy *p, uint64_t now_ns)
+static unsigned r2_policy_seen(const struct r2_policy_speeds *s)
+{
+    unsigned n = 0;
+
+    for (int c = 0; c < R2_POLICY_CLASSES; c++) {
+        n += s->seen[c];
+    }
+    return n;
+}
+
+void r2_policy_again(struct r2_policy *p, uint64_t now_ns)
 {
     if (!p->dirty) {
         p->dirty = true;
         p->dirty_since_ns = now_ns;
     }
-    p->stock_rate = p->plan_rate = p->predicted_stock_rate = 0;
-    p->stock_samples = p->plan_samples = 0;
 }
 
-void r2_policy_predict(struct r2_policy *p, double stock_ns_per_byte)
+void r2_policy_event(struct r2_policy *p, uint64_t now_ns)
 {
-    p->predicted_stock_rate = stock_ns_per_byte;
+    r2_policy_again(p, now_ns);
+    if (r2_policy_seen(&p->stock) >= R2_POLICY_LEAST && p->predicted > 0) {
+        p->before = p->stock;
+        p->predicted_before = p->predicted;
+    }
+    p->stock = p->plan = (struct r2_policy_speeds){0};
+    p->predicted = 0;
+}
+
+void r2_policy_state(struct r2_policy *p, uint64_t state, double stock_ns_per_byte)
+{
+    p->state = state;
+    p->predicted = stock_ns_per_byte;
+}
+
+unsigned r2_policy_measured(const struct r2_policy *p)
+{
+    return r2_policy_seen(&p->stock);
+}
+
+/* ---- speeds */
+
+static int r2_policy_class(uint64_t bytes)
+{
+    int c = 0;
+
+    for (bytes >>= 20; bytes > 1 && c < R2_POLICY_CLASSES - 1; bytes >>= 1) {
+        c++;
+    }
+    return c;
+}
+
+static void r2_policy_put(struct r2_policy_speeds *s, int c, uint64_t bytes, double rate)
+{
+    s->bytes[c] = bytes;
+    s->rate[c][s->next[c]] = (float)rate;
+    s->next[c] = (s->next[c] + 1) % R2_POLICY_SAMPLES;
+    s->seen[c] += s->seen[c] < R2_POLICY_SAMPLES;
+}
+
+static double r2_policy_median(const struct r2_policy_speeds *s, int c)
+{
+    float sorted[R2_POLICY_SAMPLES];
+    unsigned n = s->seen[c];
+
+    for (unsigned i = 0; i < n; i++) {
+        unsigned at = i;
+
+        for (; at > 0 && sorted[at - 1] > s->rate[c][i]; at--) {
+            sorted[at] = sorted[at - 1];
+        }
+        sorted[at] = s->rate[c][i];
+    }
+    return n % 2 ? sorted[n / 2] : (sorted[n / 2 - 1] + sorted[n / 2]) / 2;
+}
+
+/* Whether there are R2_POLICY_SAMPLES operations of the plan in classes that stock was measured in
+ * as well; what both take on average for these. */
+static bool r2_policy_sums(const struct r2_policy_speeds *plan,
+                           const struct r2_policy_speeds *stock, double *plan_ns, double *stock_ns)
+{
+    unsigned operations = 0;
+
+    *plan_ns = *stock_ns = 0;
+    for (int c = 0; c < R2_POLICY_CLASSES; c++) {
+        double weight = (double)plan->seen[c] * (double)plan->bytes[c];
+
+        if (plan->seen[c] < R2_POLICY_LEAST || stock->seen[c] < R2_POLICY_LEAST) {
+            continue;
+        }
+        operations += plan->seen[c];
+        *plan_ns += weight * r2_policy_median(plan, c);
+        *stock_ns += weight * r2_policy_median(stock, c);
+    }
+    if (operations < R2_POLICY_SAMPLES) {
+        return false;
+    }
+    *plan_ns /= operations;
+    *stock_ns /= operations;
+    return true;
+}
+
+static bool r2_policy_both(const struct r2_policy *p, double *plan_ns, double *stock_ns,
+                           double *margin)
+{
+    *margin = 1;
+    if (r2_policy_sums(&p->plan, &p->stock, plan_ns, stock_ns)) {
+        return true;
+    }
+    *margin = R2_POLICY_UNSURE;
+    if (p->predicted <= 0 || p->predicted_before <= 0 ||
+        !r2_policy_sums(&p->plan, &p->before, plan_ns, stock_ns)) {
+        return false;
+    }
+    *stock_ns *= p->predicted / p->predicted_before;
+    return true;
+}
+
+bool r2_policy_compare(const struct r2_policy *p, double *plan_ns, double *stock_ns)
+{
+    double margin;
+
+    return r2_policy_both(p, plan_ns, stock_ns, &margin);
 }
 
 static bool r2_policy_slower(const struct r2_policy *p)
 {
-    double stock = p->stock_samples >= R2_POLICY_SAMPLES ? p->stock_rate : p->predicted_stock_rate;
+    double plan, stock, margin;
 
-    return p->current && p->plan_samples >= R2_POLICY_SAMPLES && stock > 0 && p->plan_rate > stock;
+    return p->current && r2_policy_both(p, &plan, &stock, &margin) && plan > stock * margin;
 }
 
 enum r2_policy_verdict r2_policy_poll(struct r2_policy *p, uint64_t now_ns, uint64_t *next_ns)
@@ -58,7 +168,7 @@ enum r2_policy_verdict r2_policy_poll(struct r2_policy *p, uint64_t now_ns, uint
 static bool r2_policy_banned(const struct r2_policy *p, uint64_t key)
 {
     for (unsigned i = 0; i < sizeof(p->banned) / sizeof(p->banned[0]); i++) {
-        if (p->banned[i] == key) {
+        if (p->banned[i].key == key && p->banned[i].state == p->state) {
             return key != 0;
         }
     }
@@ -84,7 +194,11 @@ bool r2_policy_judge(struct r2_policy *p, uint64_t key, double gain, uint64_t no
 
 void r2_policy_ban(struct r2_policy *p, uint64_t key)
 {
-    p->banned[p->nbanned++ % (sizeof(p->banned) / sizeof(p->banned[0]))] = key;
+    if (r2_policy_banned(p, key)) {
+        return;
+    }
+    p->banned[p->nbanned++ % (sizeof(p->banned) / sizeof(p->banned[0]))] =
+        (struct r2_policy_ban){key, p->state};
 }
 
 void r2_policy_committed(struct r2_policy *p, uint64_t key, uint64_t now_ns)
@@ -95,18 +209,8 @@ void r2_policy_committed(struct r2_policy *p, uint64_t key, uint64_t now_ns)
     p->current = key;
     p->switched = true;
     p->switched_ns = now_ns;
-    p->plan_rate = 0;
-    p->plan_samples = 0;
+    p->plan = (struct r2_policy_speeds){0};
     p->skip = R2_POLICY_SKIP;
-}
-
-/* A mean over the last operations: each counts for 1/20, the first ones for more. */
-static void r2_policy_average(double *rate, unsigned *samples, double value)
-{
-    unsigned n = *samples < R2_POLICY_SAMPLES ? *samples + 1 : R2_POLICY_SAMPLES;
-
-    *rate += (value - *rate) / n;
-    *samples = n;
 }
 
 void r2_policy_sample(struct r2_policy *p, uint64_t key, uint64_t bytes, uint64_t ns)
@@ -120,9 +224,5 @@ void r2_policy_sample(struct r2_policy *p, uint64_t key, uint64_t bytes, uint64_
         p->skip--;
         return;
     }
-    if (key) {
-        r2_policy_average(&p->plan_rate, &p->plan_samples, rate);
-    } else {
-        r2_policy_average(&p->stock_rate, &p->stock_samples, rate);
-    }
+    r2_policy_put(key ? &p->plan : &p->stock, r2_policy_class(bytes), bytes, rate);
 }

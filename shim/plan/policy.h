@@ -3,6 +3,12 @@
  * Health events coalesce: the first starts a window, at its end one planning round takes them all.
  * A plan in force is held for a while; a switch must promise a gain; a plan that is slower than
  * what it replaced is withdrawn and not taken again for the same state of the nodes.
+ *
+ * Slower: operations are compared with operations of about their size (a class is a power of two),
+ * medians of the newest 20 of a class, so that one operation that a failure held up says nothing.
+ * What stock takes is measured in the same state of the nodes before the switch. Where it was not
+ * measured there, what was measured in the state before stands in, times what the state changed in
+ * the prediction; that is less sure and needs a larger difference.
  */
 #ifndef R2_PLAN_POLICY_H
 #define R2_PLAN_POLICY_H
@@ -11,7 +17,10 @@
 #include <stdint.h>
 
 #define R2_POLICY_SAMPLES 20
-#define R2_POLICY_SKIP 2 /* first operations after a switch: NCCL connects with them */
+#define R2_POLICY_LEAST 5 /* of a class; fewer say nothing */
+#define R2_POLICY_CLASSES 16
+#define R2_POLICY_UNSURE 1.15 /* slower than stock as estimated from another state */
+#define R2_POLICY_SKIP 2      /* first operations after a switch: NCCL connects with them */
 
 struct r2_policy_config {
     uint64_t coalesce_ns; /* 1 s */
@@ -23,6 +32,18 @@ struct r2_policy_config {
         .coalesce_ns = UINT64_C(1000000000), .hold_ns = UINT64_C(10000000000), .min_gain = 0.05    \
     }
 
+/* Speeds by class of size: the newest ones, ns per byte. */
+struct r2_policy_speeds {
+    unsigned seen[R2_POLICY_CLASSES]; /* stays at R2_POLICY_SAMPLES */
+    unsigned next[R2_POLICY_CLASSES];
+    float rate[R2_POLICY_CLASSES][R2_POLICY_SAMPLES];
+    uint64_t bytes[R2_POLICY_CLASSES]; /* of the newest operation */
+};
+
+struct r2_policy_ban {
+    uint64_t key, state;
+};
+
 struct r2_policy {
     struct r2_policy_config config;
     bool dirty;              /* something changed since the last planning round */
@@ -30,11 +51,14 @@ struct r2_policy {
     uint64_t switched_ns;    /* when the plan in force was agreed */
     bool switched;           /* a plan was ever agreed */
     uint64_t current;        /* key of the schedule in force, 0: stock */
-    uint64_t banned[8];      /* keys withdrawn; (state of the nodes, schedule) */
+    uint64_t state;          /* of the nodes, as the caller told it last */
+    struct r2_policy_ban banned[8];
     unsigned nbanned;
-    /* speed of what runs, ns per byte */
-    double stock_rate, plan_rate, predicted_stock_rate;
-    unsigned stock_samples, plan_samples;
+    struct r2_policy_speeds stock, plan;
+    double predicted; /* what stock would take, ns per byte; 0: not known */
+    /* What stock took in the state before this one, and what was predicted for it. */
+    struct r2_policy_speeds before;
+    double predicted_before;
     unsigned skip; /* so many samples still */
 };
 
@@ -45,23 +69,27 @@ enum r2_policy_verdict {
 };
 
 void r2_policy_init(struct r2_policy *p, const struct r2_policy_config *config);
-/* The share of some node changed, or the operator asked. Speeds measured so far are forgotten: they
- * belong to another state of the nodes. */
+/* The share of some node changed. Speeds measured so far belong to another state of the nodes. */
 void r2_policy_event(struct r2_policy *p, uint64_t now_ns);
+/* Plan again, though the nodes are as they were: an operator asked, or a step failed. */
+void r2_policy_again(struct r2_policy *p, uint64_t now_ns);
 /* What to do now; *next_ns is when to ask again (UINT64_MAX: only after an event or a sample). */
 enum r2_policy_verdict r2_policy_poll(struct r2_policy *p, uint64_t now_ns, uint64_t *next_ns);
 /* After PLAN: should `key` (0: stock) be proposed, whose predicted gain over what is in force is
  * `gain`? `why` (80 bytes) gets a reason. False also when it is in force already. */
 bool r2_policy_judge(struct r2_policy *p, uint64_t key, double gain, uint64_t now_ns, char *why);
-/* `key` is not to be proposed again. */
+/* `key` is not to be proposed again in this state. */
 void r2_policy_ban(struct r2_policy *p, uint64_t key);
 /* A proposal was committed. After an abort: r2_policy_event. */
 void r2_policy_committed(struct r2_policy *p, uint64_t key, uint64_t now_ns);
-/* What stock NCCL would take in the present state, ns per byte: stands in for measurements where
- * the switch came before R2_POLICY_SAMPLES stock operations. 0: not known, no withdrawal without
- * them. */
-void r2_policy_predict(struct r2_policy *p, double stock_ns_per_byte);
+/* In the present state: its name, and what stock NCCL would take, ns per byte. */
+void r2_policy_state(struct r2_policy *p, uint64_t state, double stock_ns_per_byte);
 /* One measured eligible operation under the schedule with this key (0: stock). */
 void r2_policy_sample(struct r2_policy *p, uint64_t key, uint64_t bytes, uint64_t ns);
+/* Operations of stock that were measured in this state; R2_POLICY_SAMPLES are enough. */
+unsigned r2_policy_measured(const struct r2_policy *p);
+/* Of the sizes that both were measured with: ns that the plan took on average, and stock. False:
+ * too few of them. */
+bool r2_policy_compare(const struct r2_policy *p, double *plan_ns, double *stock_ns);
 
 #endif

@@ -2,6 +2,7 @@
 #define _GNU_SOURCE
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "group.h"
 
@@ -69,10 +70,20 @@ ncclResult_t hn_init_prepare(struct hn_init *init, int nranks, int rank, int dev
     return ncclSuccess;
 }
 
+/* HOSTNCCL_GATE: while there is such a file, nobody gets past here. */
+static void wait_at_gate(const struct ncclComm *comm)
+{
+    const char *gate = getenv("HOSTNCCL_GATE");
+    long left = hn_util_env("HOSTNCCL_BOOTSTRAP_TIMEOUT", 60, 1, 86400) * 1000;
+    while (gate && left-- > 0 && !atomic_load(&comm->stop) && access(gate, F_OK) == 0)
+        usleep(1000);
+}
+
 static ncclResult_t make_from_id(struct hn_init *init)
 {
     struct ncclComm *comm = init->comm;
     struct hn_boot *boot = NULL;
+    wait_at_gate(comm);
     comm->id = hn_util_hash(&init->id, sizeof(init->id), 3);
     ncclResult_t result = hn_boot_join(&init->id, comm->rank, comm->nranks, &comm->stop, &boot);
     return result == ncclSuccess ? hn_comm_create(comm, boot, NULL) : result;

@@ -3,6 +3,7 @@
 #define _GNU_SOURCE
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "group.h"
 #include "tuning.h"
@@ -212,6 +213,9 @@ static ncclResult_t add_collective(struct build *b, const struct hn_op *op)
     bool tree = algo == HN_TREE && comm->nranks > 1;
     if (result == ncclSuccess && tree)
         result = hn_conn_trees(comm);
+    const char *delay = tree ? "HOSTNCCL_TREE_DELAY_MS" : "HOSTNCCL_RING_DELAY_MS";
+    if (op->func == HN_ALLREDUCE && bytes >= 1 << 20)
+        usleep((useconds_t)(1000 * hn_util_env(delay, 0, 0, 10000)));
     if (result != ncclSuccess)
         return result;
     if (tree ? add_tree(b, op, proto, bytes) : add_ring(b, op, proto, bytes))

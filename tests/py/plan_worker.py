@@ -5,8 +5,8 @@
 Two communicators: all ranks, and a split of it with the ranks the other way round. Operations
 alternate. FOLDER/stop has the number of the last one of each. FOLDER/RANK gets a line per
 operation: communicator, number, the digest of the result's bytes. Exit codes: 0, or 2 after an
-error of NCCL: then both communicators are aborted, and a line of JSON says how long that took and
-how long until no thread of the shim makes a communicator any more.
+error of NCCL: then both communicators are aborted, FOLDER/aborted.RANK appears, and a line of JSON
+says how long that took and how long until no thread of the shim makes a communicator any more.
 """
 
 from __future__ import annotations
@@ -78,11 +78,12 @@ class Work:
         check("ncclAllReduce", self.send, self.recv, count, FLOAT, SUM, comm, ctypes.c_void_p())
         return hashlib.sha256(self.recv).hexdigest()[:16]
 
-    def abort(self) -> None:
+    def abort(self, folder: Path) -> None:
         begin = time.monotonic()
         check("ncclCommAbort", self.turned)
         check("ncclCommAbort", self.world)
         aborted = time.monotonic()
+        (folder / f"aborted.{RANK}").touch()
         while making() and time.monotonic() < aborted + 60:
             time.sleep(0.01)
         took = {"abort": aborted - begin, "making": time.monotonic() - aborted, "left": making()}
@@ -98,7 +99,7 @@ def run(folder: Path, pause: float) -> None:
     try:
         operate(work, folder, pause)
     except NcclError:
-        work.abort()
+        work.abort(folder)
         raise
     work.end()
 

@@ -40,6 +40,10 @@ def of_pid(pid: int) -> list[Comm]:
     return [comm for process in found for comm in process.snapshot().comms]
 
 
+def makes(pid: int) -> bool:
+    return any(comm.seconds_making for comm in of_pid(pid))
+
+
 def command(name: str, rank: int, verb: str, **options: object) -> None:
     answer = control.send_command(
         processes(name)[rank],
@@ -191,52 +195,45 @@ def test_killed_while_it_is_made(build: Build) -> None:
 
 
 def test_killed_inside_a_making(build: Build, tmp_path: Path) -> None:
-    """Rank 2 stands still, so that whoever has begun to make the plan's communicators is inside;
-    meanwhile rank 3 dies. Who is left gets an error from its collectives, aborts without waiting
-    for what is being made, and no thread stays behind in it longer than NCCL's bootstrap waits for
-    a rank that does not come."""
-    name, env = "exec-inside", {"HOSTNCCL_BOOTSTRAP_TIMEOUT": "10"}
-    with floats(build, name, tmp_path / "run", 5, 90, env) as running:
+    """All ranks are inside the making of the plan's communicators, where NCCL does not return, when
+    rank 3 dies. Who is left gets an error from its collectives and aborts without waiting for what
+    is being made; once NCCL gives up, no thread stays behind in it."""
+    name, gate, folder = "exec-inside", tmp_path / "gate", tmp_path / "run"
+    env = {"HOSTNCCL_BOOTSTRAP_TIMEOUT": "20", "HOSTNCCL_GATE": str(gate)}
+    with floats(build, name, folder, 5, 90, env) as running:
         until(lambda: len(comms(name)) == 2 * RANKS and comms(name)[0].nodes == RANKS, "meet", 60)
         pids = [process.pid for process in processes(name)]
+        gate.touch()
         lose(name)
-        first = processes(name)[0]
-        while not any(comm.seconds_making for comm in first.snapshot().comms):
-            assert running.running  # no pause: the making takes milliseconds
-        os.kill(pids[2], signal.SIGSTOP)
-        time.sleep(1)
-        stuck = [comm for process in (0, 1, 3) for comm in of_pid(pids[process])]
-        assert any(comm.seconds_making for comm in stuck), stuck
+        until(lambda: all(map(makes, pids)), "all make it", 60)
         os.kill(pids[3], signal.SIGKILL)
-        time.sleep(2)
-        os.kill(pids[2], signal.SIGCONT)  # a rank that only stands still is waited for
-        until(lambda: all(running.ranks[r].code is not None for r in (0, 1, 2)), "they end", 80)
+        done = [folder / f"aborted.{rank}" for rank in (0, 1, 2)]
+        until(lambda: all(file.exists() for file in done), "all have aborted", 60)
+        assert gate.exists(), "nothing was made meanwhile"
+        gate.unlink()
+        until(lambda: all(running.ranks[r].code is not None for r in (0, 1, 2)), "they end", 60)
     for rank in (0, 1, 2):
         assert running.ranks[rank].code == 2, running.ranks[rank].output
         lines = running.ranks[rank].output.splitlines()
         took = json.loads(next(line for line in lines if line.startswith("{")))
-        assert took["abort"] < 5 and took["left"] == 0, took
+        assert took["abort"] < 4 and took["left"] == 0, took
 
 
-@pytest.mark.soak
 def test_slower_than_stock_is_withdrawn(build: Build) -> None:
-    """Node 2's NICs are slow, which nobody has said: an AllReduce takes what it has to send. In the
-    ring that is 1.5 times the data, in the tree, where node 1 gets the light place, twice the
-    data. The plan is really slower, is taken back, and not taken again."""
+    """The tree is slower, by much more than what the machine does otherwise: the plan is taken back
+    after 20 operations, and not taken again in the same state of the nodes."""
     name = "exec-slow"
-    with job(build, name, R2CCL_PLAN_WITHDRAW="1") as running:
+    with job(build, name, R2CCL_PLAN_WITHDRAW="1", HOSTNCCL_TREE_DELAY_MS="250") as running:
         meet(name)
-        for nic in ("127.0.1.3", "127.0.2.3"):
-            slow = {"fault": "slow", "direction": "both", "rate": 20_000_000}
-            command(name, 2, "fail-nic", nic=nic, **slow)
         lose(name)
-        until(lambda: runs(name), "the plan is taken everywhere", 90)
+        until(lambda: everywhere(name, "tree"), "the plan is taken everywhere", 90)
         until(lambda: stock(name), "back to stock", 90)
         lines = [line for line in said(processes(name)[0]) if line.startswith("withdrawn: ")]
         assert len(lines) == 1
-        took = re.match(r"withdrawn: ([\d.]+) ms, stock ([\d.]+) ms .*, 20 operations\)", lines[0])
-        assert took and float(took[1]) > float(took[2])
-        assert {comm.cause[:40] for comm in comms(name)} == {lines[0][:40]}, "plan show says why"
+        took = re.match(r"withdrawn: ([\d.]+) ms, stock ([\d.]+) ms \(20 operations", lines[0])
+        assert took and float(took[1]) > max(250, float(took[2])), lines
+        assert {comm.cause for comm in comms(name)} == {lines[0]}, "plan show says why"
+        assert all(20 <= comm.planned < 200 for comm in comms(name))
         # The same loss once more would have the same plan.
         command(name, 1, "recover-nic", nic=NIC)
         until(lambda: not failed(name), "the NIC works again", 60)
@@ -244,4 +241,16 @@ def test_slower_than_stock_is_withdrawn(build: Build) -> None:
         until(lambda: "not taken: it was slower" in comms(name)[0].cause, "not again", 60)
         assert stock(name)
         goes_on(name)
+        assert running.running
+
+
+def test_as_fast_as_promised_is_kept(build: Build) -> None:
+    """The other side: where stock is the slower one, a plan that is measured stays."""
+    name = "exec-fast"
+    with job(build, name, R2CCL_PLAN_WITHDRAW="1", HOSTNCCL_RING_DELAY_MS="250") as running:
+        meet(name)
+        lose(name)
+        until(lambda: all(c.planned > 60 for c in comms(name)), "the plan is taken and stays", 90)
+        assert everywhere(name, "tree")
+        assert not [line for line in said(processes(name)[0]) if line.startswith("withdrawn: ")]
         assert running.running

@@ -356,27 +356,108 @@ static void test_keeps_what_is_fast(void)
     }
 }
 
-/* Another failure makes old measurements worthless; the prediction stands in until there are new
- * ones. */
+static void take(struct r2_policy *p, uint64_t key, uint64_t bytes, uint64_t ns, int times)
+{
+    for (int i = 0; i < times; i++) {
+        r2_policy_sample(p, key, bytes, ns);
+    }
+}
+
+/* Another failure makes old measurements worthless as they are; what the state changed in the
+ * prediction makes them an estimate, until there are new ones. */
 static void test_baseline_follows_the_state(void)
+{
+    for (int slow = 0; slow < 2; slow++) {
+        struct r2_policy p = fresh();
+        uint64_t next;
+
+        r2_policy_state(&p, 1, 0.5);
+        take(&p, 0, 1000, 1000, R2_POLICY_SAMPLES); /* healthy */
+        r2_policy_event(&p, S);
+        CHECK_EQ(r2_policy_measured(&p), 0);
+        CHECK_EQ(r2_policy_poll(&p, 2 * S, &next), R2_POLICY_PLAN);
+        r2_policy_committed(&p, 7, 2 * S);
+        /* Stock would take 2000 if the prediction doubles; more than 1.15 of it is slower. */
+        take(&p, 7, 1000, slow ? 2320 : 2280, R2_POLICY_SAMPLES + R2_POLICY_SKIP);
+        CHECK_EQ(r2_policy_poll(&p, 3 * S, &next), R2_POLICY_WAIT); /* nothing to compare with */
+        r2_policy_state(&p, 2, 1.0);
+        CHECK_EQ(r2_policy_poll(&p, 3 * S, &next), slow ? R2_POLICY_WITHDRAW : R2_POLICY_WAIT);
+    }
+}
+
+/* A measurement in the state itself goes before the estimate, also a short one. */
+static void test_measured_goes_before_estimated(void)
+{
+    struct r2_policy p = fresh();
+    double plan, stock;
+    uint64_t next;
+
+    r2_policy_state(&p, 1, 0.5);
+    take(&p, 0, 1000, 1000, R2_POLICY_SAMPLES);
+    r2_policy_event(&p, S);
+    CHECK_EQ(r2_policy_poll(&p, 2 * S, &next), R2_POLICY_PLAN);
+    r2_policy_state(&p, 2, 1.0);
+    take(&p, 0, 1000, 3000, R2_POLICY_LEAST); /* slower than estimated */
+    r2_policy_committed(&p, 7, 2 * S);
+    take(&p, 7, 1000, 2990, R2_POLICY_SAMPLES + R2_POLICY_SKIP);
+    CHECK_EQ(r2_policy_poll(&p, 3 * S, &next), R2_POLICY_WAIT);
+    CHECK(r2_policy_compare(&p, &plan, &stock));
+    CHECK(plan > 2989 && plan < 2991 && stock > 2999 && stock < 3001);
+    take(&p, 7, 1000, 3010, R2_POLICY_SAMPLES);
+    CHECK_EQ(r2_policy_poll(&p, 3 * S, &next), R2_POLICY_WITHDRAW);
+}
+
+/* A single operation that a failure held up, or a size of which stock had none, is no reason. */
+static void test_only_like_is_compared(void)
 {
     struct r2_policy p = fresh();
     uint64_t next;
 
-    for (int i = 0; i < R2_POLICY_SAMPLES; i++) {
-        r2_policy_sample(&p, 0, 1000, 1000); /* healthy */
+    take(&p, 0, 1 << 20, 1 << 20, R2_POLICY_SAMPLES); /* 1 ns per byte */
+    take(&p, 0, 8 << 20, 4 << 20, R2_POLICY_LEAST);   /* 0.5 */
+    r2_policy_committed(&p, 7, S);
+    take(&p, 7, 1 << 20, 9 << 20, R2_POLICY_SKIP);
+    take(&p, 7, 64 << 20, 999 << 20, R2_POLICY_SAMPLES); /* a size of its own */
+    CHECK_EQ(r2_policy_poll(&p, 2 * S, &next), R2_POLICY_WAIT);
+    take(&p, 7, 1 << 20, 1 << 20, 15);
+    take(&p, 7, 1 << 20, INT64_C(5000) << 20, 3); /* held up */
+    CHECK_EQ(r2_policy_poll(&p, 2 * S, &next), R2_POLICY_WAIT);
+    take(&p, 7, 8 << 20, 3 << 20, R2_POLICY_LEAST); /* faster: 20 and more operations together */
+    CHECK_EQ(r2_policy_poll(&p, 2 * S, &next), R2_POLICY_WAIT);
+    take(&p, 7, 8 << 20, 5 << 20, R2_POLICY_SAMPLES); /* and now slower, at the large size */
+    CHECK_EQ(r2_policy_poll(&p, 2 * S, &next), R2_POLICY_WITHDRAW);
+}
+
+/* What was slower with one NIC lost may be faster with three lost. */
+static void test_banned_for_a_state(void)
+{
+    struct r2_policy p = fresh();
+    char why[80];
+
+    r2_policy_state(&p, 11, 1);
+    r2_policy_ban(&p, 7);
+    CHECK(!r2_policy_judge(&p, 7, 0.5, S, why));
+    r2_policy_state(&p, 12, 1);
+    CHECK(r2_policy_judge(&p, 7, 0.5, S, why));
+    r2_policy_state(&p, 11, 1);
+    for (int i = 0; i < 20; i++) {
+        r2_policy_ban(&p, 7); /* known already: pushes no other out */
     }
-    r2_policy_event(&p, S);
+    r2_policy_ban(&p, 8);
+    CHECK(!r2_policy_judge(&p, 7, 0.5, S, why));
+    CHECK_EQ(p.nbanned, 2);
+}
+
+/* An operator's word or a step that failed is no other state: what was measured stays. */
+static void test_planning_again_forgets_nothing(void)
+{
+    struct r2_policy p = fresh();
+    uint64_t next;
+
+    take(&p, 0, 1000, 1000, R2_POLICY_SAMPLES);
+    r2_policy_again(&p, S);
+    CHECK_EQ(r2_policy_measured(&p), R2_POLICY_SAMPLES);
     CHECK_EQ(r2_policy_poll(&p, 2 * S, &next), R2_POLICY_PLAN);
-    r2_policy_committed(&p, 7, 2 * S);
-    for (int i = 0; i < R2_POLICY_SAMPLES + R2_POLICY_SKIP; i++) {
-        r2_policy_sample(&p, 7, 1000, 1500);
-    }
-    CHECK_EQ(r2_policy_poll(&p, 3 * S, &next), R2_POLICY_WAIT); /* nothing to compare with */
-    r2_policy_predict(&p, 2.0);
-    CHECK_EQ(r2_policy_poll(&p, 3 * S, &next), R2_POLICY_WAIT);
-    r2_policy_predict(&p, 1.2);
-    CHECK_EQ(r2_policy_poll(&p, 3 * S, &next), R2_POLICY_WITHDRAW);
 }
 
 static const struct check_test tests[] = {{"round_trip", test_round_trip},
@@ -391,6 +472,10 @@ static const struct check_test tests[] = {{"round_trip", test_round_trip},
                                           {"withdraws", test_withdraws_what_is_slow},
                                           {"keeps", test_keeps_what_is_fast},
                                           {"baseline", test_baseline_follows_the_state},
+                                          {"measured", test_measured_goes_before_estimated},
+                                          {"like_with_like", test_only_like_is_compared},
+                                          {"banned", test_banned_for_a_state},
+                                          {"again", test_planning_again_forgets_nothing},
                                           {0}};
 
 int main(int argc, char **argv)
