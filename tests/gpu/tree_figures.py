@@ -174,6 +174,7 @@ def table(bed: Bed, order: Sequence[State], rings: dict[str, dict[int, list[floa
             }
             if with_plan:
                 row["planned_ms"] = round(statistics.median(with_plan) * 1e3, 2)
+                row["planned_each_ms"] = [round(t * 1e3, 1) for t in with_plan]
                 row["of_model"] = round(row["planned_ms"] / row["tree_model_ms"], 3)
                 row["of_ring"] = round(row["planned_ms"] / row["ring_ms"], 3)
                 row["spread"] = round((max(with_plan) - min(with_plan)) * 1e3
