@@ -2,10 +2,12 @@
 #include <arpa/inet.h>
 #include <endian.h>
 #include <errno.h>
+#include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/eventfd.h>
+#include <sys/mman.h>
 #include <sys/socket.h>
 #include <sys/un.h>
 #include <time.h>
@@ -21,6 +23,33 @@ uint64_t fv_now(void)
 
     clock_gettime(CLOCK_MONOTONIC, &ts);
     return (uint64_t)ts.tv_sec * 1000000000u + (uint64_t)ts.tv_nsec;
+}
+
+/* Paths that are there until their descriptor is closed. High numbers, so that it is not soon taken
+ * by another file. */
+static int path_open(char *path, size_t cap)
+{
+    int low = memfd_create("r2fv-path", MFD_CLOEXEC), fd = low;
+
+    if (low >= 0) {
+        fd = fcntl(low, F_DUPFD_CLOEXEC, 800);
+        close(low);
+    }
+    snprintf(path, cap, fd < 0 ? "" : "/proc/self/fd/%d", fd);
+    return fd;
+}
+
+static void path_close(int *fd)
+{
+    if (*fd >= 0)
+        close(*fd);
+    *fd = -1;
+}
+
+static void show_paths(struct fv_dev *d)
+{
+    d->entry = path_open(d->base.dev_path, sizeof(d->base.dev_path));
+    d->folder = path_open(d->base.ibdev_path, sizeof(d->base.ibdev_path));
 }
 
 static void add_port(struct fv_dev *d, const char *addr)
@@ -64,6 +93,7 @@ static void add_device(char *spec, int index)
     for (int i = 0; i <= FV_PORTS; i++)
         d->listener[i] = -1;
     d->guid = htobe64(UINT64_C(0x0002c90300000000) + (uint64_t)index);
+    show_paths(d);
     fv.n_dev++;
 }
 
@@ -90,6 +120,18 @@ void fv_remove(struct fv_dev *d, bool quiet)
         fv_async(d, IBV_EVENT_DEVICE_FATAL, 0, NULL);
     }
     conns_vanish(d);
+    path_close(&d->entry);
+    path_close(&d->folder);
+}
+
+void fv_unload(struct fv_dev *d)
+{
+    if (!d->ctx) {
+        fv_remove(d, true);
+        return;
+    }
+    d->unloaded = true;
+    path_close(&d->entry);
 }
 
 void fv_restore(const struct fv_dev *old, const char *name)
@@ -110,6 +152,7 @@ void fv_restore(const struct fv_dev *old, const char *name)
     }
     for (int i = 0; i <= FV_PORTS; i++)
         d->listener[i] = -1;
+    show_paths(d);
     fv.n_dev++;
 }
 
@@ -170,7 +213,7 @@ FV_EXPORT struct ibv_device **ibv_get_device_list(int *n)
         find_devices();
     out = calloc((size_t)fv.n_dev + 1, sizeof(*out));
     for (int i = 0; out && i < fv.n_dev; i++) {
-        if (!fv.dev[i].removed)
+        if (!fv.dev[i].removed && !fv.dev[i].unloaded)
             out[there++] = &fv.dev[i].base;
     }
     if (n)
@@ -209,7 +252,7 @@ FV_EXPORT struct ibv_context *ibv_open_device(struct ibv_device *dev)
         return NULL;
     pthread_mutex_lock(&fv.lock);
     fv_may_hang(d);
-    rc = d->removed ? -ENODEV : fv_start();
+    rc = d->removed || d->unloaded ? -ENODEV : fv_start();
     for (int p = 1; p <= d->n_ports && rc == 0; p++)
         rc = fv_listen(d, p);
     ctx->device = dev;
@@ -232,8 +275,14 @@ FV_EXPORT struct ibv_context *ibv_open_device(struct ibv_device *dev)
 
 FV_EXPORT int ibv_close_device(struct ibv_context *ctx)
 {
+    struct fv_dev *d = fv_dev_of(ctx);
+
     close(ctx->async_fd);
-    fv_dev_of(ctx)->ctx = NULL;
+    pthread_mutex_lock(&fv.lock);
+    d->ctx = NULL;
+    if (d->unloaded)
+        fv_remove(d, true);
+    pthread_mutex_unlock(&fv.lock);
     free(ctx);
     return 0;
 }

@@ -47,9 +47,11 @@ struct fv_dev {
     int listener[FV_PORTS + 1];
     bool fatal;
     bool removed;  /* no longer in the list */
-    uint64_t guid; /* network order */
-    bool hang;     /* commands do not come back until it is cleared */
-    int lose;      /* completions of requests whose id begins with that: the next one; 0: none */
+    bool unloaded; /* nor is this one; but all works until it is closed, and then it is removed */
+    int entry, folder; /* files that base.dev_path and .ibdev_path name; -1 */
+    uint64_t guid;     /* network order */
+    bool hang;         /* commands do not come back until it is cleared */
+    int lose; /* completions of requests whose id begins with that: the next one; 0: none */
     int no_reg, no_modify_err, no_destroy; /* so many commands fail */
     struct ibv_async_event events[FV_EVENTS];
     unsigned ev_head, ev_tail;
@@ -248,6 +250,8 @@ void fv_async(struct fv_dev *dev, enum ibv_event_type type, int port, struct ibv
 void fv_command(char *text);
 /* Hot-unplug. `quiet`: as soft-RoCE does it, without an event and with commands that succeed. */
 void fv_remove(struct fv_dev *dev, bool quiet);
+/* As soft-RoCE is removed: it works on until it is closed. */
+void fv_unload(struct fv_dev *d);
 /* The same hardware is there again, under that name, as a device of its own. */
 void fv_restore(const struct fv_dev *old, const char *name);
 void fv_qps_vanish(struct fv_dev *dev);

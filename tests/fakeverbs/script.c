@@ -19,11 +19,16 @@
  *   event DEV TYPE PORT     an asynchronous event, by number of enum ibv_event_type
  *   gid DEV PORT INDEX A.B.C.D   another entry (0.0.0.0: none), and the event
  *   fatal DEV               the device fails: event, no command works, nothing moves; it stays
- * listed remove DEV              hot-unplug: event, no command works, it is listed no more, and
- * what was made on it is gone vanish DEV              the same as soft-RoCE does it: no event,
- * commands succeed restore DEV [NAME]      it is listed again, as another device of the same GUID,
- * under that name hang DEV 0|1            commands do not come back; those of a device that was
- * removed: unhang refuse DEV reg|err|destroy N   so many commands fail chaos ...
+ *                           listed
+ *   remove DEV              hot-unplug: event, no command works, it is listed no more, and what was
+ *                           made on it is gone
+ *   vanish DEV              the same without a word: no event, commands succeed, nothing arrives
+ *   unload DEV              as soft-RoCE is taken away: listed no more, not opened any more; all on
+ *                           it works on, and it is there until it is closed
+ *   restore DEV [NAME]      it is listed again, as another device of the same GUID, under that name
+ *   hang DEV 0|1            commands do not come back; those of a device that was removed: unhang
+ *   refuse DEV reg|err|destroy N   so many commands fail
+ *   chaos ...
  *
  * fv_script(), for a test in the same process (dlsym): the next large write is caught, and lands
  * when the test says so, not before.
@@ -182,6 +187,8 @@ void fv_command(char *text)
         fv_async(d, IBV_EVENT_DEVICE_FATAL, 0, NULL);
     } else if (strcmp(verb, "remove") == 0 || strcmp(verb, "vanish") == 0) {
         fv_remove(d, verb[0] == 'v');
+    } else if (strcmp(verb, "unload") == 0) {
+        fv_unload(d);
     } else if (strcmp(verb, "restore") == 0) {
         fv_restore(d, sscanf(text, "%*s %*s %63s", word) == 1 ? word : dev);
     } else if (strcmp(verb, "hang") == 0 && sscanf(text, "%*s %*s %d", &a) == 1) {

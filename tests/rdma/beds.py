@@ -82,6 +82,13 @@ def up_command(node: str, rail: int) -> str:
     return UP_OF_ONE.format(end=node, r=rail, n=rail + 1, i=i, j=3 - i, peer=peer)
 
 
+def device_command(nic: str) -> str:
+    """Makes the RDMA device of an interface, unless there is one."""
+    return (
+        f"[ -e /sys/class/infiniband/rxe_{nic} ] || rdma link add rxe_{nic} type rxe netdev {nic}\n"
+    )
+
+
 def one(built: Built, rails: int = 2) -> Guest:
     guest = Guest(built.parts.qemu, built.parts.vmlinuz, built.initramfs, built.folder, name="one")
     try:

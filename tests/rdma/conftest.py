@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Iterator
 
 import pytest
@@ -9,6 +10,7 @@ import pytest
 from tests.rdma import beds
 from tests.rdma.parts import Missing
 from tests.rdma.ranks import Bed
+from tests.rdma.standin import StandIn
 from tests.rdma.work import Work, prepare
 
 
@@ -22,7 +24,19 @@ def work() -> Work:
 
 
 @pytest.fixture(scope="session")
-def booted_one(work: Work) -> Iterator[Bed]:
+def standin() -> Iterator[StandIn]:
+    with tempfile.TemporaryFile("w+") as out:
+        asked = StandIn(out)
+        try:
+            yield asked
+        finally:
+            asked.close()
+
+
+@pytest.fixture(scope="session")
+def booted_one(request: pytest.FixtureRequest, work: Work) -> Iterator[Bed]:
+    if any("standin" in getattr(item, "fixturenames", ()) for item in request.session.items):
+        request.getfixturevalue("standin")  # runs while the guest boots
     with beds.one(work.built("one")) as guest:
         bed = Bed("one", {"a": guest, "b": guest})
         yield bed
@@ -53,3 +67,8 @@ def one(booted_one: Bed) -> Iterator[Bed]:
 def two(booted_two: Bed) -> Iterator[Bed]:
     """Two guests of one node each."""
     yield from mended(booted_two)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """What is asked of the stand-in comes last, when its answers are there."""
+    items.sort(key=lambda item: item.path.name == "test_conformance.py")

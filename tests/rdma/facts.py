@@ -10,25 +10,49 @@ from pathlib import Path
 from typing import Any
 
 from tests.rdma import beds
-from tests.rdma.guest import GuestError
+from tests.rdma.guest import Guest, GuestError
 from tests.rdma.work import Work
 
 FILE = Path(__file__).with_name("facts.json")
 PROBE_SECONDS = 240.0
 NOT_ASKED = "not asked"
 
+# Of these the fence and the answers to a failure are made; they hold on any kernel.
+PROMISES: dict[str, dict[str, object]] = {
+    "write_imm": {"memory_right": True, "receiver_opcode": "RECV_RDMA_WITH_IMM"},
+    "order": {"receives_in_order": True, "memory_right": True},
+    "write_then_send": {"in_order": True, "chunk_complete_when_told": True},
+    "drain": {"all_receives_come_back": True, "flushed": 16},
+    "drain_marker": {"all_posted_before_come_back": True},
+    "late_write_err": {"memory_changed_afterwards": False, "all_drained_each_time": True},
+    "late_write_destroy": {"memory_changed_afterwards": False},
+    "dereg": {"memory_untouched": True},
+    "dereg_busy": {"memory_changed_after_it_returned": False, "refused": False},
+    "sender_err": {"all_sends_come_back": True, "sender_never_knows_less": True},
+    "down_sender": {"all_receives_come_back": True, "all_sends_come_back": True},
+    "down_receiver": {"all_receives_come_back": True, "all_sends_come_back": True},
+    "lost_acks": {"memory_right": True, "receiver_completions": 1},
+    "short_hole": {"once_and_in_order": True},
+    "loss": {"memory_right": True},
+}
+
 Steps = dict[str, dict[str, Any]]
 
 
+def ask(guest: Guest, *steps: str) -> Steps:
+    """Runs the probe on rail 0 of a guest that is bed `one`."""
+    command = "/r2ccl/probe --a rxe_a0 --b rxe_b0 --act /r2ccl/act"
+    done = guest.run(f"{command} {' '.join(steps)}", PROBE_SECONDS)
+    found = parse(done.out)
+    if done.code != 0:
+        raise GuestError(f"probe ended with {done.code} after {list(found)[-1:]}: {done.out}")
+    return found
+
+
 def observe(work: Work, *steps: str) -> tuple[Steps, list[str]]:
-    """Runs the probe on rail 0 of bed `one`. Its steps, and what ails the kernel afterwards."""
+    """The probe's steps in a guest of their own, and what ails the kernel afterwards."""
     with beds.one(work.built("probe")) as guest:
-        command = "/r2ccl/probe --a rxe_a0 --b rxe_b0 --act /r2ccl/act"
-        done = guest.run(f"{command} {' '.join(steps)}", PROBE_SECONDS)
-        found = parse(done.out)
-        if done.code != 0:
-            raise GuestError(f"probe ended with {done.code} after {list(found)[-1:]}: {done.out}")
-        return found, guest.illness()
+        return ask(guest, *steps), guest.illness()
 
 
 def parse(text: str) -> Steps:
@@ -52,6 +76,16 @@ def differences(wanted: Steps, seen: Steps) -> list[str]:
             if want != got and NOT_ASKED not in (want, got):
                 lines.append(f"{step}.{name}: {want!r} expected, {got!r} seen")
     return lines
+
+
+def broken(seen: Steps) -> list[str]:
+    """One line per promise that does not hold, steps that are missing included."""
+    return [
+        f"{step}.{name} is {seen.get(step, {}).get('facts', {}).get(name)!r}, not {value!r}"
+        for step, promises in PROMISES.items()
+        for name, value in promises.items()
+        if seen.get(step, {}).get("facts", {}).get(name) != value
+    ]
 
 
 def recorded() -> Steps:

@@ -21,7 +21,7 @@ COMMANDS = {
     "clean": (),
     "gidoff_a": ("gid fv0 1 {index} 0.0.0.0",),
     "gidon_a": ("gid fv0 1 {index} 127.0.1.1",),
-    "remove_b": ("fatal fv1",),
+    "remove_b": ("unload fv1",),
 }
 
 

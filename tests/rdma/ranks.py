@@ -19,6 +19,7 @@ Condition = Callable[[], bool]
 
 RAILS = 2
 PORT = 5100
+LOOK_SECONDS = 0.2  # a look is a process on the guest's emulated CPU
 
 
 @dataclass
@@ -28,6 +29,7 @@ class Bed:
     name: str
     nodes: dict[str, Guest]
     port: int = field(default=PORT)
+    removals: list[Job] = field(default_factory=list)
 
     def guest(self, nic: str) -> Guest:
         return self.nodes[nic[0]]
@@ -39,10 +41,7 @@ class Bed:
         self.guest(nic).check(f"ip link set {nic} down")
 
     def up(self, nic: str) -> None:
-        if self.name == "one":
-            self.guest(nic).check(beds.up_command(nic[0], int(nic[1:])))
-        else:
-            self.guest(nic).check(f"ip link set {nic} up")
+        self.guest(nic).check(self.up_text(nic))
 
     def netem(self, nic: str, what: str) -> None:
         self.guest(nic).check(f"tc qdisc replace dev {nic} root netem {what}")
@@ -61,14 +60,33 @@ class Bed:
     def rdma_on(self, nic: str) -> None:
         self.guest(nic).run(f"tc qdisc del dev {nic} clsact")
 
+    def up_text(self, nic: str) -> str:
+        if self.name == "one":
+            return beds.up_command(nic[0], int(nic[1:]))
+        return f"ip link set {nic} up\n"
+
+    def remove_device(self, nic: str) -> None:
+        """The driver of the NIC's RDMA device is taken away. The command returns when everybody
+        has let go of the device; nobody waits for that here."""
+        self.removals.append(self.guest(nic).start(f"rdma link delete rxe_{nic}", 120))
+
+    def add_device(self, nic: str) -> None:
+        self.guest(nic).check(beds.device_command(nic))
+
     def mend(self) -> None:
         """Everything as it was when the bed was made."""
-        for node in self.nodes:
-            for rail in range(RAILS):
+        for removal in self.removals:
+            removal.wait()
+        self.removals.clear()
+        for guest in self.guests():
+            text = ""
+            for node, rail in ((n, r) for n in self.nodes for r in range(RAILS)):
                 nic = f"{node}{rail}"
-                self.clean(nic)
-                self.rdma_on(nic)
-                self.up(nic)
+                if self.guest(nic) is guest:
+                    text += f"tc qdisc del dev {nic} root 2>/dev/null\n"
+                    text += f"tc qdisc del dev {nic} clsact 2>/dev/null\n"
+                    text += f"{self.up_text(nic)}{beds.device_command(nic)}"
+            guest.check(f"{text}:")
 
     def rdma_packets(self, nic: str) -> int:
         """Packets that the NIC's RDMA device has sent."""
@@ -128,7 +146,7 @@ class Ranks:
             if time.monotonic() > end:
                 text = f"{self.text()}\n{self.stacks()}"
                 pytest.fail(f"not within {within:g} s: {what}\n{text}", pytrace=False)
-            time.sleep(0.1)
+            time.sleep(LOOK_SECONDS)
 
     def stop(self) -> None:
         """Ends a job that would run on: until now all values were right, on both ranks."""

@@ -5,17 +5,14 @@ behaves as an HCA does."""
 
 from __future__ import annotations
 
-import os
-import subprocess
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.rdma import facts
-from tests.rdma.work import build_folder
+from tests.rdma.standin import StandIn
 
-FAULTS = Path(__file__).with_name("fake_act.py")
+pytestmark = pytest.mark.core
 SPECIFIED = "soft-RoCE departs from the specification, the stand-in follows it"
 UNUSED = "the transport does not use it"
 WIRES = "the stand-in's ports lose what they send and what they receive alike"
@@ -40,32 +37,14 @@ DIFFERENCES: dict[str, tuple[Any, str]] = {
     "address.gid_still_in_table_while_used": (True, "the GID stands in its table twice"),
     "address.old_queue_pair_off": (["SUCCESS"], "its wires do not look at the table"),
     "address.same_index_again": (True, "its entries stay where they are"),
-    "removal.told": (True, "it plays a device that fails, not one that is unloaded"),
-    "removal.events": (["DEVICE_FATAL"], "it plays a device that fails, not one that is unloaded"),
-    "removal.modify": ("Input/output error", "it plays a device that fails"),
-    "removal.removal_waits_for_us": (False, "it plays a device that fails"),
+    "removal.removal_waits_for_us": (False, "its command does not wait, but its device stays"),
 }
 LEFT_OUT = {"write_imm": UNUSED, "read": UNUSED, "send_too_long": UNUSED}
 
 
 @pytest.fixture(scope="module")
-def seen() -> facts.Steps:
-    build = build_folder()
-    library, probe = build / "fakeverbs" / "libibverbs.so.1", build / "rdma" / "probe"
-    for file in (library, probe):
-        if not file.exists():
-            pytest.skip(f"no {file}: the headers of libibverbs-dev were missing in the build")
-    words = [str(probe), "--lib", str(library), "--a", "fv0", "--b", "fv1", "--act", str(FAULTS)]
-    done = subprocess.run(
-        words,
-        env={**os.environ, "R2_FAKEVERBS": "fv0=127.0.1.1,fv1=127.0.2.1"},
-        capture_output=True,
-        text=True,
-        timeout=150,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    return facts.parse(done.stdout)
+def seen(standin: StandIn) -> facts.Steps:
+    return standin.answers()
 
 
 def test_all_steps_were_asked(seen: facts.Steps) -> None:

@@ -228,12 +228,34 @@ static void test_fatal_is_not_removed(void)
     finish();
 }
 
+/* A driver that waits for its users (soft-RoCE): nobody is told, everything on the device works on.
+ * It is let go of all the same, so that whoever removes it does not wait for the end of the job,
+ * and taken again. The stand-in ignores `restore` while somebody has the old one open. */
+static void test_driver_waits_for_us(void)
+{
+    begin();
+    message(1);
+    bed_script("!unload fv1");
+    until_key(dmr, 1, false);
+    message(2);
+    for (int ms = 0; ms < BED_WAIT_MS && !key(dmr, 1); ms += 10) {
+        bed_script("!restore fv1");
+        bed_ms(10);
+    }
+    CHECK(key(dmr, 1));
+    r2_nicstate_forgive(1, true); /* it flapped in the tests before this one */
+    bed_until_paths(bed.tx, 2);
+    message(3);
+    finish();
+}
+
 static const struct check_test tests[] = {
     {"keys", test_keys},
     {"again_and_again", test_again_and_again},
     {"old_one_hangs", test_old_one_hangs},
     {"bytes_under_way", test_bytes_under_way},
     {"fatal_is_not_removed", test_fatal_is_not_removed},
+    {"driver_waits_for_us", test_driver_waits_for_us},
     {0},
 };
 

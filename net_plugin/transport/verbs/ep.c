@@ -485,6 +485,7 @@ static void op_mark(struct r2_ep *ep)
 {
     atomic_fetch_add(&ep->marked, 1);
     r2_vep_kick(ep);
+    r2_hcas_glance();
 }
 
 static void op_health(struct r2_ep *ep, struct r2_ep_health *out)

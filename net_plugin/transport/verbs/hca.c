@@ -169,6 +169,7 @@ static int open_device(struct r2_hca *hca)
     hca->peermem = module_loaded("nvidia_peermem") || module_loaded("nv_peer_mem") ||
                    access("/sys/kernel/mm/memory_peers/nv_mem/version", F_OK) == 0 ||
                    access("/sys/kernel/mm/memory_peers/nv_mem_nc/version", F_OK) == 0;
+    hca->shown = hca->dev->dev_path[0] && access(hca->dev->dev_path, F_OK) == 0;
     flags = fcntl(hca->ctx->async_fd, F_GETFL);
     fcntl(hca->ctx->async_fd, F_SETFL, flags | O_NONBLOCK);
     hca->async.fd = hca->ctx->async_fd;
@@ -346,12 +347,13 @@ static bool listed(struct ibv_device **list, const struct ibv_device *dev)
     return false;
 }
 
-static bool in_sysfs(const char *name)
+static bool in_sysfs(const struct r2_hca *hca)
 {
     char path[128];
 
-    snprintf(path, sizeof(path), "/sys/class/infiniband/%s", name);
-    return access(path, F_OK) == 0;
+    snprintf(path, sizeof(path), "/sys/class/infiniband/%s", hca->name);
+    return access(path, F_OK) == 0 ||
+           (hca->dev->ibdev_path[0] && access(hca->dev->ibdev_path, F_OK) == 0);
 }
 
 /* Its memory is registered before anybody hears of it. It may be gone again at any moment from
@@ -450,8 +452,7 @@ static bool look_at(int slot, struct ibv_device **list)
     }
     if (!dead || coming)
         return true;
-    if (!atomic_load(&dead->removed) && !listed(list, dead->dev) &&
-        (dev || !in_sysfs(dead->name))) {
+    if (!atomic_load(&dead->removed) && !listed(list, dead->dev) && (dev || !in_sysfs(dead))) {
         atomic_store(&dead->removed, true);
         r2_fence_removed(dead);
     }
@@ -506,6 +507,28 @@ static void look_for_it(void)
         }
     }
     pthread_mutex_unlock(&look.lock);
+}
+
+/* Drivers that cannot take a device away from its users (soft-RoCE) tell nobody, let everything on
+ * it work on, and make whoever removes it wait until the last user has let go. What shows is that
+ * the device's entry for users is gone. */
+void r2_hcas_glance(void)
+{
+    static _Atomic uint64_t next;
+    uint64_t now = r2_now_ns(), due = atomic_load(&next);
+    bool gone = false;
+
+    if (now < due || !atomic_compare_exchange_strong(&next, &due, now + LOOK_NS))
+        return;
+    pthread_mutex_lock(&r2_verbs.hca_lock);
+    for (int i = 0; i < r2_verbs.n_slots; i++) {
+        const struct r2_hca *hca = r2_verbs.slots[i].now;
+
+        gone |= hca && hca->shown && access(hca->dev->dev_path, F_OK) < 0 && errno == ENOENT;
+    }
+    pthread_mutex_unlock(&r2_verbs.hca_lock);
+    if (gone)
+        look_for_it();
 }
 
 void r2_hcas_doubt(void)

@@ -62,6 +62,7 @@ struct r2_hca {
     struct ibv_pd *pd;
     struct ibv_device_attr attr;
     bool dmabuf, peermem;
+    bool shown;          /* dev->dev_path was there when it was opened */
     atomic_bool gone;    /* it failed or was removed: nothing new is made on it */
     atomic_bool removed; /* the kernel has let go of it, and with it of all that was made on it */
     atomic_bool doubted; /* was waited for in vain: not once more (hca.c) */
@@ -291,6 +292,8 @@ void r2_hca_unuse(struct r2_hca *hca);
 void r2_hca_gone(struct r2_hca *hca, const char *why);
 /* A path failed: perhaps because its device vanished without a word. */
 void r2_hcas_doubt(void);
+/* Whether all devices are still there, looked at once a second at most. Called with heartbeats. */
+void r2_hcas_glance(void);
 /* On its command thread, after a command failed: true once the kernel has let go of the device,
  * which is waited for once, in bounded time. */
 bool r2_hca_removed(struct r2_hca *hca);

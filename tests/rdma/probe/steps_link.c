@@ -294,7 +294,12 @@ static void step_removal(struct bed *bed)
     bool told = pump_event(bed, &bed->b, IBV_EVENT_DEVICE_FATAL, 3000);
     int64_t after = event_after(&bed->b, IBV_EVENT_DEVICE_FATAL, begin);
     pump(bed, 200, 0, 0);
+    int before = bed->b.seen_count;
+    post_write(bed, 0, 4096, 3);
+    pump(bed, 500, 2, 2);
+    bool works = bed->b.seen_count > before;
     facts(bed);
+    say_bool(bed, "works_on", works);
     say_bool(bed, "told", told);
     say_events(bed, "events", &bed->b);
     say_int(bed, "poll", ibv_poll_cq(bed->b.cq, 1, &wc));

@@ -1,0 +1,50 @@
+"""The probe over the stand-in for libibverbs: started early, asked late. It sleeps for most of its
+time, in which a guest boots."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+from typing import IO
+
+import pytest
+
+from tests.rdma import facts
+from tests.rdma.work import build_folder
+
+FAULTS = Path(__file__).with_name("fake_act.py")
+SECONDS = 150.0
+
+
+class StandIn:
+    def __init__(self, out: IO[str]) -> None:
+        build = build_folder()
+        library, probe = build / "fakeverbs" / "libibverbs.so.1", build / "rdma" / "probe"
+        self.missing = next((file for file in (library, probe) if not file.exists()), None)
+        self.out = out  # a file: a pipe would hold the probe up until somebody reads
+        self.process: subprocess.Popen[str] | None = None
+        if self.missing is None:
+            words = ["--lib", str(library), "--a", "fv0", "--b", "fv1", "--act", str(FAULTS)]
+            self.process = subprocess.Popen(
+                [str(probe), *words],
+                env={**os.environ, "R2_FAKEVERBS": "fv0=127.0.1.1,fv1=127.0.2.1"},
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=subprocess.STDOUT,
+                text=True,
+            )
+
+    def answers(self) -> facts.Steps:
+        if self.process is None:
+            pytest.skip(f"no {self.missing}: libibverbs-dev's headers were missing in the build")
+        code = self.process.wait(SECONDS)
+        self.out.seek(0)
+        text = self.out.read()
+        assert code == 0, f"the probe ended with {code}: {text[-4000:]}"
+        return facts.parse(text)
+
+    def close(self) -> None:
+        if self.process is not None and self.process.poll() is None:
+            self.process.kill()
+            self.process.wait(10)
