@@ -35,7 +35,9 @@ static int path_open(char *path, size_t cap)
         fd = fcntl(low, F_DUPFD_CLOEXEC, 800);
         close(low);
     }
-    snprintf(path, cap, fd < 0 ? "" : "/proc/self/fd/%d", fd);
+    path[0] = '\0';
+    if (fd >= 0)
+        snprintf(path, cap, "/proc/self/fd/%d", fd);
     return fd;
 }
 

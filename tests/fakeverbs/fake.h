@@ -26,7 +26,7 @@
 #define FV_QPS 4096
 #define FV_MRS 65536
 #define FV_GIDS 8
-#define FV_PKEYS 2
+#define FV_PKEYS 4
 #define FV_PORT_BASE 21000
 #define FV_SLOTS 4000
 #define FV_EVENTS 64
@@ -110,7 +110,8 @@ struct fv_qp {
     struct ibv_qp base;
     struct fv_dev *dev;
     struct ibv_qp_cap cap;
-    uint8_t port, timeout, retry, sl;
+    uint8_t port, timeout, retry;
+    struct ibv_qp_attr attr; /* what it was given, all states together; for fv_attr() */
     uint16_t pkey;
     uint32_t dest;
     uint32_t dest_ip;
@@ -246,6 +247,10 @@ void fv_conn_ready(struct fv_conn *c); /* a receive was posted */
 void fv_conn_drop(struct fv_conn *c);
 struct fv_conn *fv_conn_open(struct fv_qp *qp);
 int fv_listen(struct fv_dev *dev, int port);
+/* For a test in the same process (dlsym), without the lock: an attribute of all queue pairs that
+ * are connected. -1: there are none; -2: they differ; -3: packets of theirs have none; -4: which?
+ */
+FV_EXPORT int fv_attr(const char *name);
 void fv_async(struct fv_dev *dev, enum ibv_event_type type, int port, struct ibv_qp *qp);
 void fv_command(char *text);
 /* Hot-unplug. `quiet`: as soft-RoCE does it, without an event and with commands that succeed. */

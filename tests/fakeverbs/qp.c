@@ -113,6 +113,7 @@ static int to_init(struct fv_qp *qp, const struct ibv_qp_attr *a)
     if (a->pkey_index >= FV_PKEYS)
         return EINVAL;
     qp->pkey = fv_pkey(a->pkey_index);
+    qp->attr.pkey_index = a->pkey_index;
     qp->port = a->port_num;
     return 0;
 }
@@ -122,6 +123,9 @@ static int to_rtr(struct fv_qp *qp, const struct ibv_qp_attr *a)
     const struct ibv_ah_attr *ah = &a->ah_attr;
     const struct fv_port *p = &qp->dev->port[qp->port];
 
+    qp->attr.ah_attr = a->ah_attr;
+    qp->attr.path_mtu = a->path_mtu;
+    qp->attr.min_rnr_timer = a->min_rnr_timer;
     if (qp->base.state != IBV_QPS_INIT || (!p->ib && !ah->is_global) || ah->port_num != qp->port)
         return EINVAL;
     qp->dest = a->dest_qp_num;
@@ -161,12 +165,55 @@ FV_EXPORT int ibv_modify_qp(struct ibv_qp *base, struct ibv_qp_attr *a, int mask
     } else if (a->qp_state == IBV_QPS_RTS) {
         qp->timeout = a->timeout;
         qp->retry = a->retry_cnt;
+        qp->attr.timeout = a->timeout;
+        qp->attr.retry_cnt = a->retry_cnt;
+        qp->attr.rnr_retry = a->rnr_retry;
     }
     if (rc == 0 && a->qp_state != IBV_QPS_ERR)
         base->state = a->qp_state;
     fv_wake();
     pthread_mutex_unlock(&fv.lock);
     return rc;
+}
+
+static int attribute(const struct ibv_qp_attr *a, const char *name)
+{
+    const struct {
+        const char *name;
+        int value;
+    } all[] = {{"sl", a->ah_attr.sl},
+               {"tc", a->ah_attr.is_global ? a->ah_attr.grh.traffic_class : -3},
+               {"dlid", a->ah_attr.dlid},
+               {"hop_limit", a->ah_attr.is_global ? a->ah_attr.grh.hop_limit : -3},
+               {"sgid_index", a->ah_attr.is_global ? a->ah_attr.grh.sgid_index : -3},
+               {"pkey_index", a->pkey_index},
+               {"mtu", (int)a->path_mtu},
+               {"timeout", a->timeout},
+               {"retry_cnt", a->retry_cnt},
+               {"rnr_retry", a->rnr_retry},
+               {"min_rnr_timer", a->min_rnr_timer}};
+
+    for (size_t i = 0; i < sizeof(all) / sizeof(all[0]); i++) {
+        if (strcmp(all[i].name, name) == 0)
+            return all[i].value;
+    }
+    return -4;
+}
+
+FV_EXPORT int fv_attr(const char *name)
+{
+    int seen = -1;
+
+    pthread_mutex_lock(&fv.lock);
+    for (int i = 0; i < FV_QPS && seen != -2; i++) {
+        const struct fv_qp *qp = fv.qps[i];
+        int value = qp && qp->base.state == IBV_QPS_RTS ? attribute(&qp->attr, name) : -1;
+
+        if (value != -1)
+            seen = seen == -1 || seen == value ? value : -2;
+    }
+    pthread_mutex_unlock(&fv.lock);
+    return seen;
 }
 
 /* ---- posting */

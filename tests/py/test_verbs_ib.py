@@ -7,6 +7,7 @@ switches and devices do."""
 
 from __future__ import annotations
 
+import socket
 import subprocess
 import time
 
@@ -141,6 +142,41 @@ def test_one_port_named(build: Build, hca: str) -> None:
         names = [n.name for n in pair.tx.snapshot().nics]
         pair.finish()
     assert names == ["lo", "fvib:2"]
+
+
+@pytest.mark.parametrize("keys", [(0, 1), (1, 1)])
+def test_partitions(build: Build, keys: tuple[int, int]) -> None:
+    """Processes of different partitions (NCCL_IB_PKEY) agree on queue pairs over which nothing ever
+    arrives: no paths, and the job goes on over sockets. In the same one, queue pairs carry all."""
+    with socket.socket() as free:
+        free.bind(("127.0.1.1", 0))
+        where = f"127.0.1.1:{free.getsockname()[1]}"
+    words = ["--register", "--size", "256K", "--count", "300", "--stall", "20"]
+    sides = []
+    for how, key in zip(("--listen", "--dial"), keys, strict=True):
+        sides.append(
+            subprocess.Popen(
+                [str(build.path / "stress" / "pair"), *words, how, where],
+                env={
+                    "R2CCL_NICS": "127.0.1.1,127.0.2.1",
+                    "R2CCL_LOG": "info",
+                    **settings(build, NCCL_IB_PKEY=key),
+                },
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+            )
+        )
+        time.sleep(0.3)
+    try:
+        texts = [side.communicate(timeout=60)[0] for side in sides]
+    finally:
+        for side in sides:
+            side.kill()
+    assert [side.returncode for side in sides] == [0, 0], texts
+    assert any('"wrong": 0' in text for text in texts), texts
+    silent = any("heartbeats unanswered" in text or "silent" in text for text in texts)
+    assert silent == (keys[0] != keys[1]), texts
 
 
 @pytest.mark.parametrize(

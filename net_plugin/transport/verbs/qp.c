@@ -12,11 +12,16 @@
 #include "transport/verbs/verbs.h"
 #include "util/log.h"
 
-static int number(const char *text, int otherwise, int low, int high)
+/* One of NCCL's settings; what makes no sense is named and left out. */
+static int number(const char *name, const char *text, int otherwise, int low, int high)
 {
-    long v = text[0] ? strtol(text, NULL, 0) : otherwise;
+    char *end = NULL;
+    long v = text[0] ? strtol(text, &end, 0) : otherwise;
 
-    return v < low || v > high ? otherwise : (int)v;
+    if (!text[0] || (end != text && !*end && v >= low && v <= high))
+        return (int)v;
+    R2_WARN_LIMIT("%s=%s is no number from %d to %d: %d is used", name, text, low, high, otherwise);
+    return otherwise;
 }
 
 static int vqp_count(const struct r2_ep *ep)
@@ -74,7 +79,8 @@ static int make_qp(struct r2_ep *ep, struct r2_vqp *q, int tx, int rx)
     };
     struct ibv_qp_attr attr = {
         .qp_state = IBV_QPS_INIT,
-        .pkey_index = (uint16_t)number(r2_settings_get()->nccl_ib_pkey, 0, 0, 65535),
+        .pkey_index =
+            (uint16_t)number("NCCL_IB_PKEY", r2_settings_get()->nccl_ib_pkey, 0, 0, 65535),
         .port_num = ep->port,
         .qp_access_flags = IBV_ACCESS_REMOTE_WRITE,
     };
@@ -124,7 +130,7 @@ static void route(const struct r2_ep *ep, struct ibv_ah_attr *ah)
     bool ib = ep->mine.link == IBV_LINK_LAYER_INFINIBAND;
 
     ah->port_num = ep->port;
-    ah->sl = (uint8_t)number(set->nccl_ib_sl, 0, 0, 15);
+    ah->sl = (uint8_t)number("NCCL_IB_SL", set->nccl_ib_sl, 0, 0, 15);
     ah->dlid = ep->theirs.lid;
     ah->is_global = !ib || !same_subnet(ep);
     if (!ah->is_global)
@@ -132,7 +138,7 @@ static void route(const struct r2_ep *ep, struct ibv_ah_attr *ah)
     memcpy(ah->grh.dgid.raw, ep->theirs.gid, 16);
     ah->grh.sgid_index = (uint8_t)ep->nic->gid_index;
     ah->grh.hop_limit = 255;
-    ah->grh.traffic_class = (uint8_t)number(set->nccl_ib_tc, 0, 0, 255);
+    ah->grh.traffic_class = (uint8_t)number("NCCL_IB_TC", set->nccl_ib_tc, 0, 0, 255);
 }
 
 static int connect_qp(struct r2_ep *ep, struct r2_vqp *q, uint32_t remote)
@@ -149,8 +155,8 @@ static int connect_qp(struct r2_ep *ep, struct r2_vqp *q, uint32_t remote)
     };
     struct ibv_qp_attr rts = {
         .qp_state = IBV_QPS_RTS,
-        .timeout = (uint8_t)number(set->nccl_ib_timeout, 16, 1, 31),
-        .retry_cnt = (uint8_t)number(set->nccl_ib_retry_cnt, 7, 0, 7),
+        .timeout = (uint8_t)number("NCCL_IB_TIMEOUT", set->nccl_ib_timeout, 16, 1, 31),
+        .retry_cnt = (uint8_t)number("NCCL_IB_RETRY_CNT", set->nccl_ib_retry_cnt, 7, 0, 7),
         .rnr_retry = 7, /* for ever: a stopped process is no failed path */
         .sq_psn = ep->mine.psn,
         .max_rd_atomic = 1,

@@ -1,0 +1,105 @@
+/* What users set with NCCL's names reaches the queue pairs: read from the attributes with which the
+ * stand-in for libibverbs was asked to connect them (verbs_bed.h says what this rung cannot prove;
+ * no switch honours anything here). A process each, because settings are read once. */
+#define _GNU_SOURCE
+#include <sys/wait.h>
+
+#include "verbs_bed.h"
+
+#define ROCE "fv0=127.0.1.1,fv1=127.0.2.1"
+
+struct wanted {
+    const char *name;
+    int value;
+};
+
+static int observed(const char *name)
+{
+    int (*attr)(const char *);
+    void *lib = dlopen(getenv("R2CCL_IBVERBS_LIB"), RTLD_NOW | RTLD_NOLOAD);
+
+    CHECK(lib);
+    *(void **)(void *)&attr = dlsym(lib, "fv_attr");
+    CHECK(attr);
+    return attr(name);
+}
+
+/* `env`: NAME, VALUE, ..., NULL. */
+static void connected_with(const char *const *env, const struct wanted *wanted)
+{
+    int status;
+    pid_t pid = fork();
+
+    if (pid == 0) {
+        struct bed bed;
+
+        for (; *env; env += 2)
+            setenv(env[0], env[1], 1);
+        setenv("R2_FAKEVERBS", ROCE, 1);
+        bed_open(&bed, 2);
+        for (; wanted->name; wanted++)
+            CHECK_MSG(observed(wanted->name) == wanted->value, "%s is %d, not %d", wanted->name,
+                      observed(wanted->name), wanted->value);
+        _exit(0);
+    }
+    CHECK_EQ(waitpid(pid, &status, 0), pid);
+    CHECK(WIFEXITED(status));
+    CHECK_EQ(WEXITSTATUS(status), 0);
+}
+
+static void test_defaults(void)
+{
+    static const char *const env[] = {NULL};
+    static const struct wanted wanted[] = {
+        {"sl", 0},        {"tc", 0},  {"pkey_index", 0}, {"timeout", 16},    {"retry_cnt", 7},
+        {"rnr_retry", 7}, {"mtu", 3}, {"sgid_index", 1}, {"hop_limit", 255}, {NULL, 0}};
+
+    bed_library(); /* or skip */
+    connected_with(env, wanted);
+}
+
+static void test_settings(void)
+{
+    static const char *const env[] = {
+        "NCCL_IB_SL",        "3", "NCCL_IB_TC", "106", "NCCL_IB_PKEY", "2", "NCCL_IB_TIMEOUT", "18",
+        "NCCL_IB_RETRY_CNT", "5", NULL};
+    static const struct wanted wanted[] = {{"sl", 3},       {"tc", 106},      {"pkey_index", 2},
+                                           {"timeout", 18}, {"retry_cnt", 5}, {"rnr_retry", 7},
+                                           {NULL, 0}};
+
+    bed_library();
+    connected_with(env, wanted);
+}
+
+/* Out of bounds or no number: the default, not some other bits. */
+static void test_nonsense(void)
+{
+    static const char *const env[] = {"NCCL_IB_SL",
+                                      "16",
+                                      "NCCL_IB_TC",
+                                      "256",
+                                      "NCCL_IB_PKEY",
+                                      "-1",
+                                      "NCCL_IB_TIMEOUT",
+                                      "99",
+                                      "NCCL_IB_RETRY_CNT",
+                                      "all",
+                                      NULL};
+    static const struct wanted wanted[] = {{"sl", 0},       {"tc", 0},        {"pkey_index", 0},
+                                           {"timeout", 16}, {"retry_cnt", 7}, {NULL, 0}};
+
+    bed_library();
+    connected_with(env, wanted);
+}
+
+static const struct check_test tests[] = {
+    {"defaults", test_defaults},
+    {"settings", test_settings},
+    {"nonsense", test_nonsense},
+    {0},
+};
+
+int main(int argc, char **argv)
+{
+    return check_main(argc, argv, tests);
+}
