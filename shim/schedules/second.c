@@ -34,6 +34,8 @@ struct second {
     enum state state;
     bool abandoned, pinned;
     r2_nccl_comm handle;
+    int askers;  /* threads that ask NCCL about it, which takes no time: its end waits for them */
+    int callers; /* ... that have NCCL do something to it: its end waits, an abort does not */
     uint64_t bytes, make_ns;
 };
 
@@ -149,10 +151,21 @@ static void *make_main(void *arg)
     return NULL;
 }
 
+/* Before NCCL frees what others may be asking it about: another thread may have taken the handle a
+ * moment ago (PyTorch's watchdog asks for asynchronous errors all the time). */
+static void await_others(struct second *c, bool abort)
+{
+    pthread_mutex_lock(&c->lock);
+    while (c->askers > 0 || (c->callers > 0 && !abort))
+        pthread_cond_wait(&c->wake, &c->lock);
+    pthread_mutex_unlock(&c->lock);
+}
+
 static void *end_main(void *arg)
 {
     struct second *c = arg;
 
+    await_others(c, false);
     if (r2_device_enter(c->config.device) == 0)
         call_end(c, c->handle, false);
     drop(c);
@@ -371,52 +384,69 @@ void r2_seconds_stats(struct r2_seconds *s, struct r2_seconds_stats *out)
     pthread_mutex_unlock(&s->lock);
 }
 
-/* The made ones, to be called without a lock. */
-static int handles(struct r2_seconds *s, r2_nccl_comm *out, int room)
+/* The made ones, held, to be called without a lock. */
+static int borrow(struct r2_seconds *s, struct second **out, int room, bool ask)
 {
     int n = 0;
 
     pthread_mutex_lock(&s->lock);
     for (struct second *c = s->all; c && n < room; c = c->next) {
         pthread_mutex_lock(&c->lock);
-        if (c->state == MADE)
-            out[n++] = c->handle;
+        if (c->state == MADE) {
+            *(ask ? &c->askers : &c->callers) += 1;
+            atomic_fetch_add_explicit(&c->holders, 1, memory_order_relaxed);
+            out[n++] = c;
+        }
         pthread_mutex_unlock(&c->lock);
     }
     pthread_mutex_unlock(&s->lock);
     return n;
 }
 
+static void give_back(struct second **all, int n, bool ask)
+{
+    for (int i = 0; i < n; i++) {
+        pthread_mutex_lock(&all[i]->lock);
+        *(ask ? &all[i]->askers : &all[i]->callers) -= 1;
+        pthread_cond_broadcast(&all[i]->wake);
+        pthread_mutex_unlock(&all[i]->lock);
+        drop(all[i]);
+    }
+}
+
+/* The handle stays as it is from MADE on; only who may use it changes. */
 int r2_seconds_fan(struct r2_seconds *s, enum r2_api function, bool has_flags, int flags)
 {
-    r2_nccl_comm all[4 * R2_PLAN_ORDERS];
-    int n = handles(s, all, 4 * R2_PLAN_ORDERS), first = R2_NCCL_OK;
+    struct second *all[4 * R2_PLAN_ORDERS];
+    int n = borrow(s, all, 4 * R2_PLAN_ORDERS, false), first = R2_NCCL_OK;
     void *fn = s->config.real->fn[function];
 
     r2_call_nest();
     for (int i = 0; i < n && fn; i++) {
-        int result = has_flags ? ((int (*)(r2_nccl_comm, int))fn)(all[i], flags)
-                               : ((int (*)(r2_nccl_comm))fn)(all[i]);
+        int result = has_flags ? ((int (*)(r2_nccl_comm, int))fn)(all[i]->handle, flags)
+                               : ((int (*)(r2_nccl_comm))fn)(all[i]->handle);
 
         first = first == R2_NCCL_OK ? result : first;
     }
     r2_call_unnest();
+    give_back(all, n, false);
     return first;
 }
 
 int r2_seconds_async(struct r2_seconds *s)
 {
     int (*fn)(r2_nccl_comm, int *) = s->config.real->fn[R2_API_ncclCommGetAsyncError];
-    r2_nccl_comm all[4 * R2_PLAN_ORDERS];
-    int n = handles(s, all, 4 * R2_PLAN_ORDERS), first = R2_NCCL_OK;
+    struct second *all[4 * R2_PLAN_ORDERS];
+    int n = borrow(s, all, 4 * R2_PLAN_ORDERS, true), first = R2_NCCL_OK;
 
     r2_call_nest();
     for (int i = 0; i < n && fn && first == R2_NCCL_OK; i++) {
-        int error = R2_NCCL_OK, result = fn(all[i], &error);
+        int error = R2_NCCL_OK, result = fn(all[i]->handle, &error);
 
         first = result != R2_NCCL_OK ? result : error == R2_NCCL_IN_PROGRESS ? R2_NCCL_OK : error;
     }
     r2_call_unnest();
+    give_back(all, n, true);
     return first;
 }
 
@@ -454,8 +484,10 @@ void r2_seconds_end(struct r2_seconds *s, bool abort)
         if (!abort)
             await(c, deadline);
         handle = take(c, true);
-        if (handle)
+        if (handle) {
+            await_others(c, abort);
             call_end(c, handle, abort);
+        }
         drop(c);
     }
 }

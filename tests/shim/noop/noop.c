@@ -20,7 +20,9 @@ static const char *const names[R2_API_COUNT] = {
 
 static atomic_long calls[R2_API_COUNT];
 static atomic_int next_result, hang;
-__thread int noop_within;
+/* Initial-exec, as a thread's other variables: thread sanitizers take the dynamic linker's reuse of
+ * dynamic ones for a race. */
+__thread int noop_within __attribute__((tls_model("initial-exec")));
 
 long noop_calls(const char *name)
 {
@@ -56,7 +58,7 @@ static __thread struct {
     int n;
     r2_nccl_comm comms[NOOP_TRACE];
     size_t counts[NOOP_TRACE];
-} traced;
+} traced __attribute__((tls_model("initial-exec")));
 
 void noop_trace(void)
 {
@@ -155,17 +157,26 @@ int ncclGetUniqueId(struct r2_nccl_id *id)
     return noop_note(R2_API_ncclGetUniqueId);
 }
 
+static atomic_long live;
+
+long noop_live(void)
+{
+    return atomic_load(&live);
+}
+
 static int make(enum r2_api id, r2_nccl_comm *out, int nranks, int rank)
 {
     int result = noop_note(id);
 
     while (atomic_load(&holding) && id == R2_API_ncclCommInitRank)
         usleep(1000);
-    if (atomic_load(&failing) > 0 && atomic_fetch_sub(&failing, 1) > 0)
+    if (id == R2_API_ncclCommInitRank && atomic_load(&failing) > 0 &&
+        atomic_fetch_sub(&failing, 1) > 0)
         result = R2_NCCL_SYSTEM;
     *out = NULL;
     if (result == R2_NCCL_OK || result == R2_NCCL_IN_PROGRESS) {
         *out = calloc(1, sizeof(**out));
+        atomic_fetch_add(&live, 1);
         (*out)->rank = rank;
         (*out)->nranks = nranks;
         atomic_store(&(*out)->error, result);
@@ -175,8 +186,11 @@ static int make(enum r2_api id, r2_nccl_comm *out, int nranks, int rank)
 
 int ncclCommInitRank(r2_nccl_comm *out, int nranks, struct r2_nccl_id id, int rank)
 {
-    (void)id;
-    return make(R2_API_ncclCommInitRank, out, nranks, rank);
+    int result = make(R2_API_ncclCommInitRank, out, nranks, rank);
+
+    if (*out)
+        memcpy(&(*out)->id, id.bytes, sizeof((*out)->id));
+    return result;
 }
 
 int ncclCommInitRankConfig(r2_nccl_comm *out, int nranks, struct r2_nccl_id id, int rank,
@@ -245,6 +259,7 @@ static int end(enum r2_api id, r2_nccl_comm comm)
         while (atomic_load(&comm->inside))
             usleep(500);
     }
+    atomic_fetch_sub(&live, comm != NULL);
     free(comm);
     return noop_note(id);
 }

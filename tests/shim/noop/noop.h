@@ -16,6 +16,7 @@
 
 struct r2_nccl_comm {
     int rank, nranks;
+    int id; /* the first bytes of what it was made from; 0: of another communicator */
     atomic_int aborted, error, inside;
 };
 
@@ -26,7 +27,7 @@ API void noop_next_result(int result);
 /* Makes every collective wait until this is undone or its communicator is aborted. */
 API void noop_hang(int on);
 
-/* Makes the next `n` communicators fail to be made. */
+/* Makes the next `n` communicators fail to be made from an id. */
 API void noop_fail_inits(int n);
 /* Holds every making from an id until this is undone. */
 API void noop_hold_inits(int on);
@@ -36,10 +37,13 @@ API void noop_hold_inits(int on);
 API void noop_trace(void);
 API int noop_traced(r2_nccl_comm *comms, size_t *counts);
 
+/* Communicators that were made and have not been ended. */
+API long noop_live(void);
+
 /* Inside. */
 void noop_traces(r2_nccl_comm comm, size_t count);
 int noop_note(enum r2_api id);
 int noop_collective(enum r2_api id, r2_nccl_comm comm);
-extern __thread int noop_within;
+extern __thread int noop_within __attribute__((tls_model("initial-exec")));
 
 #endif
