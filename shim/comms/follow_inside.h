@@ -79,6 +79,8 @@ void r2_leader_free(struct r2_follow *f);
 void r2_leader_reported(struct r2_follow *f, int rank, const struct r2_agree_report *report);
 void r2_leader_decided(struct r2_follow *f, uint64_t epoch, bool committed);
 void r2_leader_turn(struct r2_follow *f, uint64_t now_ns);
+/* How many orders a plan may have here. */
+int r2_leader_orders(void);
 /* A unique id for a communicator; false: not yet, it is being fetched. */
 bool r2_leader_fetch(struct r2_follow *f, struct r2_nccl_id *id);
 

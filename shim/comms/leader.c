@@ -122,6 +122,20 @@ static void keep_running(struct r2_follow *f, struct r2_plan *plan)
     *plan = (struct r2_plan){0};
 }
 
+/* One after the other, parts take no less than all of it in the best of their orders. */
+int r2_leader_orders(void)
+{
+    int orders = (int)r2_settings_get()->plan_orders;
+
+    if (orders > 1 && r2_device_cuda()) {
+        R2_WARN_ONCE("R2CCL_PLAN_ORDERS=%d: on a CUDA stream the parts of an operation run one "
+                     "after the other, which gains nothing; plans have one order",
+                     orders);
+        return 1;
+    }
+    return orders;
+}
+
 static void plan_now(struct r2_follow *f, uint64_t now)
 {
     uint64_t bytes = atomic_load_explicit(&f->bytes, memory_order_relaxed);
@@ -133,7 +147,7 @@ static void plan_now(struct r2_follow *f, uint64_t now)
         .bytes = bytes ? bytes : TYPICAL,
         .min_bytes = R2_FOLLOW_ELIGIBLE,
         .min_gain = f->policy.config.min_gain,
-        .max_orders = (int)r2_settings_get()->plan_orders,
+        .max_orders = r2_leader_orders(),
         .cost = R2_PLAN_COST_DEFAULT,
     };
     struct r2_plan plan;

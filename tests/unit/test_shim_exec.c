@@ -450,8 +450,10 @@ static void test_captures(void)
     *strrchr(own, '/') = '\0';
     snprintf(path, sizeof(path), "%s/../fakecuda/libcuda.so.1", own);
     CHECK(!r2_device_cuda());
+    CHECK_EQ(r2_leader_orders(), 3);
     CHECK(dlopen(path, RTLD_NOW | RTLD_LOCAL) != NULL);
     CHECK(r2_device_cuda());
+    CHECK_EQ(r2_leader_orders(), 1); /* one stream */
     run_all(captured);
 }
 
@@ -483,6 +485,7 @@ int main(int argc, char **argv)
     setenv("R2CCL_SHM", "0", 1);
     setenv("R2CCL_PLAN", "on", 1);
     setenv("R2CCL_PLAN_FORCE", "0", 1);
+    setenv("R2CCL_PLAN_ORDERS", "3", 1);
     setenv("NCCL_SOCKET_IFNAME", "lo", 1);
     lib = dlopen(path, RTLD_NOW | RTLD_LOCAL);
     CHECK(lib != NULL);
