@@ -175,9 +175,11 @@ const char *hn_util_last_error(void)
     return error_text;
 }
 
+#define NAP_US 200
+
 void hn_util_idle(struct hn_idle *idle, bool progress)
 {
-    static atomic_long spin = -1;
+    static atomic_long spin = -1, longest = NAP_US;
     if (progress) {
         idle->since = 0;
         return;
@@ -185,6 +187,8 @@ void hn_util_idle(struct hn_idle *idle, bool progress)
     long us = atomic_load_explicit(&spin, memory_order_relaxed);
     if (us < 0) {
         us = hn_util_env("HOSTNCCL_SPIN_US", 50, 0, 1000000);
+        atomic_store_explicit(&longest, hn_util_env("HOSTNCCL_NAP_US", NAP_US, 20, 100000),
+                              memory_order_relaxed);
         atomic_store_explicit(&spin, us, memory_order_relaxed);
     }
     uint64_t now = hn_util_now();
@@ -195,6 +199,7 @@ void hn_util_idle(struct hn_idle *idle, bool progress)
         sched_yield();
         return;
     }
-    struct timespec nap = {0, idle_ns < 5000000 ? 20000 : 200000};
+    long most = atomic_load_explicit(&longest, memory_order_relaxed);
+    struct timespec nap = {0, most <= NAP_US && idle_ns < 5000000 ? 20000 : most * 1000};
     nanosleep(&nap, NULL);
 }

@@ -34,7 +34,7 @@ ncclResult_t hn_util_fail(ncclResult_t result, const char *fmt, ...)
 const char *hn_util_last_error(void);
 
 /* Back-off of a polling thread: yields for HOSTNCCL_SPIN_US after the last progress, then sleeps
- * 20 us, later 200 us. Zero-initialise; one per thread. */
+ * 20 us, later HOSTNCCL_NAP_US (at once if that is over 200). Zero-initialise; one per thread. */
 struct hn_idle {
     uint64_t since;
 };
