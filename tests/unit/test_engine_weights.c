@@ -4,12 +4,23 @@
 
 #include "engine/locate/locate.h"
 #include "enginelib/remote.h"
+#include "topology/nics.h"
 
 #define MSG (64u << 20)
 
 static uint8_t *data;
 static struct remote r;
 static struct r2_ep *ep[3];
+
+/* In the place of topology/again.c: NICs that are at loopback addresses but not known as loopback's
+ * (remote_wired) are in no table of the kernel, and must not be lost whenever somebody looks. */
+int r2_nic_find_again(const struct r2_net_tables *tables, const struct r2_nic *nics, int n,
+                      int which, const struct r2_nic *first, int family, struct r2_nic *out)
+{
+    (void)tables, (void)n, (void)first, (void)family;
+    *out = nics[which];
+    return 0;
+}
 
 static void begin(int paths)
 {
@@ -63,11 +74,21 @@ static struct r2_req *post(void)
     return req;
 }
 
+/* How long this program was away between a chunk and its acknowledgement is no path's speed. */
+static void forget_rates(void)
+{
+    r2_peer_lock(r.conn->peer);
+    for (int i = 0; i < r.conn->peer->n_paths; i++)
+        r2_pathrate_forget(&r.conn->peer->paths[i]->rate);
+    r2_peer_unlock(r.conn->peer);
+}
+
 /* One chunk over the path, acknowledged at once; its length, 0 if the path gets none. */
 static uint32_t one(int nic)
 {
     struct r2_bulk b;
 
+    forget_rates();
     if (!fake_next(ep[nic], &b))
         return 0;
     CHECK(fake_chunk_sent(ep[nic], &b));
@@ -196,8 +217,7 @@ static void test_within_the_node(void)
     struct r2_wire_addr addr;
     struct r2_ep *again;
 
-    for (int i = 0; i < 3; i++)
-        r2_eng.nics[i].loopback = false;
+    CHECK(nic_back(1, REMOTE_WAIT_MS)); /* after the verdict of the test before */
     for (int within = 1; within >= 0; within--) {
         remote_new(&r, true, 3);
         r.number = within ? -9 : r.number; /* its NICs have the addresses of ours */
@@ -220,8 +240,6 @@ static void test_within_the_node(void)
         }
         remote_end(&r);
     }
-    for (int i = 0; i < 3; i++)
-        r2_eng.nics[i].loopback = true;
 }
 
 /* Word from outside is not believed. */
@@ -266,6 +284,7 @@ int main(int argc, char **argv)
     data = calloc(1, MSG);
     if (!data)
         return 1;
+    remote_wired = true;
     remote_engine(3, env);
     return check_main(argc, argv, tests);
 }

@@ -12,6 +12,7 @@
 enum { AT_PROCESS = 8, AT_SECRET = 24, AT_LISTEN = 40, AT_COOKIE = 48 };
 
 static struct r2_ctx *ctx;
+bool remote_wired;
 
 void remote_engine(int nics, const char *const *env)
 {
@@ -27,7 +28,11 @@ void remote_engine(int nics, const char *const *env)
     for (; env && *env; env += 2)
         setenv(env[0], env[1], 1);
     r2_engine_transport = &fake_ops;
-    if (r2_engine_init(&ctx, 1, NULL) || r2_engine_start() || r2_eng.n_nics != nics) {
+    if (r2_engine_init(&ctx, 1, NULL) == 0) {
+        for (int i = 0; i < r2_eng.n_nics && remote_wired; i++)
+            r2_eng.nics[i].loopback = false;
+    }
+    if (!ctx || r2_engine_start() || r2_eng.n_nics != nics) {
         fprintf(stderr, "the engine does not start with NICs %s\n", list);
         abort();
     }

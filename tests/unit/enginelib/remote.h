@@ -24,6 +24,7 @@ struct remote {
 
 /* The engine of this process with `nics` NICs and the fake transport; once, before all else.
  * `env`: further settings, name and value in turn, ended by NULL. */
+extern bool remote_wired; /* before it: the NICs count as real ones, not as loopback's */
 void remote_engine(int nics, const char *const *env);
 
 /* A process with a fresh random id; no path and no connection yet. */
