@@ -131,7 +131,10 @@ endif
 test-c: $(if $(TESTS),$(picked),native) ## C unit tests of one variant (SAN=asan, CC=clang)
 	@BUILD=$(B) SAN=$(SAN) mk/run-c-tests $(TESTS)
 
-test-py: native venv ## pytest without the soak tests (PYTEST_ARGS="-k name")
+# Most tests wait more than they compute. File by file, since fixtures are made once for a file.
+PYTEST_ARGS ?= -n 3 --dist loadfile --no-loadscope-reorder
+
+test-py: native venv ## pytest without the soak tests, three files at a time (PYTEST_ARGS="-k name")
 	$(tool_env) $(venv)/bin/python -m pytest $(PYTEST_ARGS)
 
 test-san: ## C unit tests under ASan+UBSan and under TSan

@@ -71,6 +71,31 @@ def source_files() -> list[Path]:
     ]
 
 
+# Several processes run the tests file by file (pytest -n 3): those that take longest begin.
+LONGEST = (
+    "test_verbs.py test_lab_failover.py test_package.py test_demo.py test_line_order.py "
+    "test_silence.py test_shim_executor.py test_verbs_faults.py test_hostnccl.py "
+    "test_lab_moves.py test_locate.py test_lab_health.py test_failover_process.py "
+    "test_health.py test_lab_bilateral.py test_no_verbs.py test_agree_mutants.py"
+).split()
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Sort the files, where they are dealt out to several processes."""
+    if config.getoption("dist", "no") == "no" and not hasattr(config, "workerinput"):
+        return
+    rank = {name: place for place, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: rank.get(item.path.name, len(rank)))
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Of tests that passed at a later try only: what failed at first. They are bugs to find."""
+    for report in terminalreporter.stats.get("rerun", []):
+        terminalreporter.write_sep("-", f"failed and tried again: {report.nodeid}")
+        for line in f"{report.longreprtext}\n{report.caplog}".strip().splitlines()[-60:]:
+            terminalreporter.write_line(line[:400])
+
+
 @dataclass(frozen=True)
 class Build:
     """The folder that `make` filled, with the names of what is in it."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shutil
 import signal
 import subprocess
 import tempfile
@@ -217,6 +218,10 @@ class PerfJob:
         os.environ["R2CCL_BUILD_DIR"] = str(build.path)
         perf = [str(build.perf), *words, "-c", "1", "--check-every"]
         argv = spec.pop("argv", perf)
+        self.until: Path | None = None
+        if "--duration" in argv:
+            self.until = Path(tempfile.mkdtemp()) / "end"
+            argv = [*argv, "--until", str(self.until)]
         self.job = launch.start(launch.LaunchSpec(argv=argv, nccl="standin", **spec), echo=False)
         self.began = time.monotonic()
         self.sides = [Side(f"rank {r.place.rank}", r.pid) for r in self.job.ranks]
@@ -246,8 +251,12 @@ class PerfJob:
             time.sleep(0.01)
 
     def finish(self, within: float = PATIENCE_S) -> None:
-        """It must end well, with every value right."""
+        """Some more messages; then it must end well, with every value right: now, unless it is to
+        do a number of them."""
         self.ready()
+        if self.until:
+            self.moving(32)
+            self.until.touch()
         code = self.end(within)
         assert code == 0, f"exit code {code}: {self}"
         assert "Out of bounds values : 0 OK" in self.job.ranks[0].output, str(self)
@@ -264,6 +273,8 @@ class PerfJob:
     def close(self) -> None:
         if self.job.running:
             self.job.kill(0)
+        if self.until:
+            shutil.rmtree(self.until.parent, ignore_errors=True)
         for side in self.sides:
             side.close()
 
@@ -284,11 +295,11 @@ class PerfJob:
 def running_perf(
     build: Build,
     *words: str | int,
-    seconds: float = 4.0,
+    seconds: float = 80.0,  # beyond the patience of `finish`
     env: Mapping[str, str | int] | None = None,
     **spec: Any,
 ) -> Iterator[PerfJob]:
-    """All-reduces of 2 MiB for some seconds (or what `words` say), ended at the end.
+    """All-reduces of 2 MiB until `finish`, for `seconds` at most (or what `words` say).
 
     `spec` goes to launch.LaunchSpec: lab, ranks, per_node, emulate_nodes, nics, argv, ...
     """

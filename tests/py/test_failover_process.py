@@ -50,7 +50,7 @@ def test_killed_rank(build: Build, victim: int) -> None:
 
 def test_stopped_rank(build: Build) -> None:
     """A process that is stopped for 6 s blames no NIC, nor do its peers: its kernel answers."""
-    with running_perf(build, seconds=8, **NODES) as job:
+    with running_perf(build, **NODES) as job:
         job.moving()
         job.sides[1].signal(signal.SIGSTOP)
         time.sleep(6.0)
@@ -118,7 +118,7 @@ def test_strangers(build: Build, seed: int) -> None:
     """Garbage, half handshakes and hundreds of sockets that say nothing reach the listeners: the
     job goes on, and they do not stay."""
     rnd = random.Random(seed)
-    with running_perf(build, seconds=9, **NODES) as job, contextlib.ExitStack() as stack:
+    with running_perf(build, **NODES) as job, contextlib.ExitStack() as stack:
         job.moving()
         before = [descriptors(side.pid) for side in job.sides]
         doors = [door for side in job.sides for door in listeners(side.pid)]
@@ -154,7 +154,7 @@ def test_strangers(build: Build, seed: int) -> None:
 
 def test_the_process_row(build: Build) -> None:
     """What a process holds and whose it is can be seen from outside."""
-    with running_perf(build, seconds=4, job="a-job", **NODES) as job:
+    with running_perf(build, job="a-job", **NODES) as job:
         job.moving()
         for side in job.sides:
             seen = side.snapshot()

@@ -58,7 +58,7 @@ def all_back(job: PerfJob, *nics: tuple[int, str]) -> None:
 
 def test_one_side_blind(build: Build, lab: Lab) -> None:
     """Only n0 sees its link go: n1, with carrier, learns it by word, not from heartbeats."""
-    with running_perf(build, lab=lab.name, per_node=1, seconds=7, env=ENV) as job:
+    with running_perf(build, lab=lab.name, per_node=1, env=ENV) as job:
         job.moving()
         lab.fail_link("n0", "nic1")
         blind = job.sides[1]
@@ -74,7 +74,7 @@ def test_one_side_blind(build: Build, lab: Lab) -> None:
 def test_both_at_once(build: Build, lab: Lab, far: str) -> None:
     """Both sides lose a NIC at one instant; on different rails each one's word may be on the very
     path that the other is losing. What was said on a dead path is said again on the living one."""
-    with running_perf(build, lab=lab.name, per_node=1, seconds=12, env=ENV) as job:
+    with running_perf(build, lab=lab.name, per_node=1, env=ENV) as job:
         job.moving()
         for _ in range(2):
             lab.fail_link("n0", "nic1")

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 import pytest
 from conftest import Build, missing
-from failover_bed import PerfJob, running_perf, until
+from failover_bed import PerfJob, Side, running_perf, until
 
 from r2ccl_ctl.lab import Lab, LabSpec, netns
 
@@ -51,6 +51,10 @@ def causes(job: PerfJob, nic: str) -> list[str]:
     return [e.cause for e in job.named("path-down", "nic-down") if nic in (e.nic, e.remote_nic)]
 
 
+def ups(side: Side, nic: str) -> int:
+    return len([e for e in side.named("path-up") if e.nic == nic])
+
+
 @pytest.mark.parametrize("node", ["n0", "n1"])
 @pytest.mark.parametrize("mode", ["carrier", "admin"])
 def test_link_down(build: Build, quad: Lab, mode: str, node: str) -> None:
@@ -62,7 +66,9 @@ def test_link_down(build: Build, quad: Lab, mode: str, node: str) -> None:
         owner = job.sides[quad.node_index(node)]
         until("the NIC's own node says so", lambda: bool(owner.named("nic-down")))
         job.moving()
+        before = ups(owner, "nic1")
         quad.recover_link(node, "nic1")
+        until(f"a path of it is back: {job}", lambda: ups(owner, "nic1") > before)
         job.finish()
         assert any(e.nic == "nic1" for e in owner.named("nic-down")), str(job)
 
@@ -107,7 +113,7 @@ def test_next_one_dies_during_the_replay(build: Build, quad: Lab) -> None:
 
 def test_flaps(build: Build, quad: Lab) -> None:
     """A link goes down and up time and again; the others carry the job."""
-    with running_perf(build, lab=quad.name, per_node=1, seconds=4) as job:
+    with running_perf(build, lab=quad.name, per_node=1) as job:
         job.moving()
         for _ in range(4):
             quad.fail_link("n1", "nic1")
@@ -121,7 +127,7 @@ def test_flaps(build: Build, quad: Lab) -> None:
 @pytest.mark.parametrize("mode", ["carrier", "admin", "silent"])
 def test_all_away_then_one_back(build: Build, quad: Lab, mode: str) -> None:
     """With no path left the job waits, and goes on over the one that comes back."""
-    with running_perf(build, lab=quad.name, per_node=1, seconds=6) as job:
+    with running_perf(build, lab=quad.name, per_node=1) as job:
         job.moving()
         for nic in quad.nics("n0"):
             quad.fail_link("n0", nic, mode)
@@ -154,7 +160,7 @@ def test_nics_down_from_the_start(build: Build, quad: Lab) -> None:
     takes the first one in when it comes back."""
     quad.fail_link("n0", "nic0")
     quad.fail_link("n1", "nic2", "admin")
-    with running_perf(build, lab=quad.name, per_node=1, seconds=4) as job:
+    with running_perf(build, lab=quad.name, per_node=1) as job:
         job.moving()
         quad.recover_link("n0", "nic0")
         until(
@@ -170,7 +176,7 @@ def test_communicator_made_during_an_outage(build: Build, quad: Lab, mode: str) 
     """No NIC of n1 works while the communicator is made; one comes back 2 s later."""
     for nic in quad.nics("n1"):
         quad.fail_link("n1", nic, mode)
-    with running_perf(build, lab=quad.name, per_node=1, seconds=2) as job:
+    with running_perf(build, lab=quad.name, per_node=1) as job:
         job.ready()
         time.sleep(2.0)
         assert job.job.running, str(job)
@@ -184,7 +190,7 @@ def test_packet_loss(build: Build, quad: Lab) -> None:
     with running_perf(build, lab=quad.name, per_node=1) as job:
         job.moving()
         quad.fail_link("n0", "nic3", "silent", loss=3)
-        job.moving()
+        time.sleep(2.5)
         job.finish()
 
 
@@ -194,7 +200,7 @@ def test_variants(build: Build, lab_rights: None, variant: str) -> None:
     back, in one job."""
     with (
         make("v", variant=variant) as lab,
-        running_perf(build, lab=lab.name, per_node=1, seconds=5) as job,
+        running_perf(build, lab=lab.name, per_node=1) as job,
     ):
         job.moving()
         lab.fail_link("n0", "nic1", "silent", direction="tx")

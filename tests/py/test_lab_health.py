@@ -48,7 +48,7 @@ def told(job: PerfJob, side: Side, nic: str) -> list[str]:
 def test_link_back_in_order(build: Build, lab: Lab) -> None:
     """Down, probing, ramping, up: as the journal of the NIC's node has it."""
     env = {"R2CCL_RAMP": "300ms"}
-    with running_perf(build, lab=lab.name, per_node=1, seconds=8, env=env) as job:
+    with running_perf(build, lab=lab.name, per_node=1, env=env) as job:
         job.moving()
         side = job.sides[0]
         lab.fail_link("n0", "nic1")
@@ -63,7 +63,7 @@ def test_link_back_in_order(build: Build, lab: Lab) -> None:
 def test_flapping_link_is_damped(build: Build, lab: Lab) -> None:
     """A link that goes down and up every 200 ms is left alone after a few times, on both sides,
     while the others carry the job."""
-    with running_perf(build, lab=lab.name, per_node=1, seconds=10) as job:
+    with running_perf(build, lab=lab.name, per_node=1) as job:
         job.moving()
         side = job.sides[1]
         for _ in range(12):
@@ -86,7 +86,7 @@ def test_flapping_link_is_damped(build: Build, lab: Lab) -> None:
 def test_drain_then_pull(build: Build, lab: Lab, node: int) -> None:
     """Drained, the cable pulled and put back, given back: nothing is replayed, no path fails."""
     env = {"R2CCL_RAMP": "300ms"}
-    with running_perf(build, lab=lab.name, per_node=1, seconds=10, env=env) as job:
+    with running_perf(build, lab=lab.name, per_node=1, env=env) as job:
         job.moving()
         side = job.sides[node]
         answer = control.send_command(side.segment, Command("drain-nic", nic="nic2"), timeout=10.0)
@@ -123,7 +123,7 @@ def test_address_goes_and_comes(build: Build, lab: Lab) -> None:
     """A NIC that loses its address while its carrier stays has failed; with the address it is
     back."""
     env = {"R2CCL_RAMP": "300ms"}
-    with running_perf(build, lab=lab.name, per_node=1, seconds=8, env=env) as job:
+    with running_perf(build, lab=lab.name, per_node=1, env=env) as job:
         job.moving()
         side = job.sides[0]
         set_address(lab, "n0", "nic1", False)

@@ -84,7 +84,7 @@ def back(job: PerfJob, side: Side, nic: str, cause: str, within: float = 8.0) ->
 def test_another_address(build: Build, lab: Lab, node: str, order: str) -> None:
     """A NIC is renumbered: heard of, agreed on, proven and used, seconds later; and back."""
     old, new = lab.address(node, "nic1"), "10.2.0.77"
-    with running_perf(build, lab=lab.name, per_node=1, seconds=12, env=RAMP) as job:
+    with running_perf(build, lab=lab.name, per_node=1, env=RAMP) as job:
         job.moving()
         side = job.sides[lab.node_index(node)]
         # With the old one's prefix it would be a secondary address, and go with it.
@@ -100,7 +100,7 @@ def test_another_address(build: Build, lab: Lab, node: str, order: str) -> None:
 def test_another_family(build: Build, lab: Lab) -> None:
     """Both ends of a rail lose their IPv4 address and go on with the IPv6 one that they have."""
     olds = [lab.address(node, "nic2") for node in ("n0", "n1")]
-    with running_perf(build, lab=lab.name, per_node=1, seconds=12, env=RAMP) as job:
+    with running_perf(build, lab=lab.name, per_node=1, env=RAMP) as job:
         job.moving()
         for node, old in zip(("n0", "n1"), olds, strict=True):
             address(lab, node, "nic2", ("del", old, 24))
@@ -114,7 +114,7 @@ def test_another_family(build: Build, lab: Lab) -> None:
 
 def test_interface_made_anew(build: Build, lab: Lab) -> None:
     """The interface goes in the middle of a collective, and one of the same name comes."""
-    with running_perf(build, lab=lab.name, per_node=1, seconds=12, env=RAMP) as job:
+    with running_perf(build, lab=lab.name, per_node=1, env=RAMP) as job:
         job.moving()
         side = job.sides[1]
         lab.pull_nic("n1", "nic1")
@@ -131,7 +131,7 @@ def test_interface_made_anew(build: Build, lab: Lab) -> None:
 def test_all_made_anew(build: Build, lab: Lab) -> None:
     """Every interface of a node is made anew, one after the other, without a moment's rest: with no
     path left the peer finds it where it was, and nobody takes the process for gone."""
-    with running_perf(build, lab=lab.name, per_node=1, seconds=12, env=RAMP) as job:
+    with running_perf(build, lab=lab.name, per_node=1, env=RAMP) as job:
         job.moving()
         for nic in lab.nics("n0"):
             lab.pull_nic("n0", nic)

@@ -54,7 +54,7 @@ def stop(job: PerfJob, rank: int, seconds: float) -> None:
 def test_stopped_in_a_collective(build: Build, seconds: float, verify: int) -> None:
     """Stopped between two steps of an AllReduce, longer than any heartbeat's patience."""
     env = {"R2CCL_VERIFY": verify}
-    argv = [str(build.perf), "-b", "2M", "--duration", str(seconds + 4)]
+    argv = [str(build.perf), "-b", "2M", "--duration", str(seconds + 40)]
     argv += ["--timeout", "90", "-c", "1", "--check-every"]
     with running_perf(build, env=env, argv=argv, timeout=150.0, **NODES) as job:
         job.moving()
@@ -68,7 +68,7 @@ def test_observer_that_was_stopped(build: Build, seed: int) -> None:
     """Both sides are stopped again and again, for as long as heartbeats may stay unanswered, more
     or less: who wakes late must not judge what it finds."""
     rnd = random.Random(seed)
-    with running_perf(build, seconds=14, **NODES) as job:
+    with running_perf(build, **NODES) as job:
         job.moving()
         until = time.monotonic() + 10
         while time.monotonic() < until:
@@ -81,7 +81,7 @@ def test_observer_that_was_stopped(build: Build, seed: int) -> None:
 
 def test_all_stopped_at_once(build: Build) -> None:
     """As a machine that is suspended, or a container that is frozen."""
-    with running_perf(build, seconds=8, **NODES) as job:
+    with running_perf(build, **NODES) as job:
         job.moving()
         for _ in range(3):
             for side in job.sides:
@@ -114,7 +114,7 @@ def busy_machine(loops: int) -> Iterator[None]:
 def test_no_core_to_spare(build: Build) -> None:
     """Four busy loops for each core, and the job at the lowest priority."""
     cores = len(os.sched_getaffinity(0))
-    argv = ["nice", "-n", "19", str(build.perf), "-b", "1M", "--duration", "12"]
+    argv = ["nice", "-n", "19", str(build.perf), "-b", "1M", "--duration", "60"]
     argv += ["--timeout", "60", "-c", "1"]
     with running_perf(build, argv=argv, **NODES) as job:
         job.moving()
