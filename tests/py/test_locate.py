@@ -78,7 +78,7 @@ LIGHT = {
 def test_one_direction(build: Build, lab: Lab, direction: str) -> None:
     """One direction of a NIC is black: its own node blames it and takes it out for all peers; the
     others blame it too. When it works again it comes back by itself."""
-    with running_perf(build, "-b", "128K", "--duration", 60, lab=lab.name, per_node=1) as job:
+    with running_perf(build, "-b", "128K", "--duration", 80, lab=lab.name, per_node=1) as job:
         job.moving()
         lab.fail_link("n1", "nic2", "silent", direction=direction)
         wait_verdicts(job, "nic2", job.sides)
@@ -98,7 +98,7 @@ def test_one_direction(build: Build, lab: Lab, direction: str) -> None:
 
 def test_pair_and_rail(build: Build, lab: Lab) -> None:
     """A pair that lost each other, and a rail that lost its switch: no NIC is blamed."""
-    with running_perf(build, "-b", "128K", "--duration", 60, lab=lab.name, per_node=1) as job:
+    with running_perf(build, "-b", "128K", "--duration", 80, lab=lab.name, per_node=1) as job:
         job.moving()
         lab.cut_pair("n0", "n2", "nic1")
         wait_between(job, "nic1", [job.sides[0], job.sides[2]])
@@ -156,7 +156,7 @@ def test_found_once_per_node(
 
 def test_without_node_segment(build: Build, lab: Lab) -> None:
     """The node segment is removed under a running job: nothing breaks, verdicts are given."""
-    with running_perf(build, "-b", "128K", "--duration", 60, lab=lab.name, per_node=1) as job:
+    with running_perf(build, "-b", "128K", "--duration", 80, lab=lab.name, per_node=1) as job:
         job.moving()
         for segment in nodeseg.list_segments():
             if segment.host == "n0" and segment.used:
@@ -170,7 +170,7 @@ def test_without_node_segment(build: Build, lab: Lab) -> None:
 def test_switched_off(build: Build, lab: Lab) -> None:
     env = {"R2CCL_LOCATE": "0"}
     with running_perf(
-        build, "-b", "128K", "--duration", 60, lab=lab.name, per_node=1, env=env
+        build, "-b", "128K", "--duration", 80, lab=lab.name, per_node=1, env=env
     ) as job:
         job.moving()
         lab.fail_link("n0", "nic0", "silent")

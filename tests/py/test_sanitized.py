@@ -78,13 +78,15 @@ def test_operation(sanitized: Sanitized, operation: str, run_bounded: RunBounded
     assert finished.code == 0, finished
 
 
-def test_lost_nics(sanitized: Sanitized, run_bounded: RunBounded) -> None:
+def test_lost_nics(sanitized: Sanitized, run_bounded: RunBounded, tmp_path: Path) -> None:
     """A NIC is lost, comes back, the other is lost with its connections reset: no complaint, no
     wrong value, and the job saw both."""
     job = f"san-{uuid.uuid4().hex[:8]}"
+    end = tmp_path / "end"
+    perf = ["-b", "1M", "-e", "1M", "--duration", "300", "--until", str(end)]
     with tempfile.TemporaryFile() as out:
         process = subprocess.Popen(
-            sanitized.command(job, ["-b", "1M", "-e", "1M", "--duration", "40"]),
+            sanitized.command(job, perf),
             stdout=out,
             stderr=subprocess.STDOUT,
             env=sanitized.env,
@@ -104,6 +106,7 @@ def test_lost_nics(sanitized: Sanitized, run_bounded: RunBounded) -> None:
                 words: list[str | Path] = [sanitized.tool, *step, "--job", job, "--timeout", "10s"]
                 answers.append(run_bounded(words, timeout=60, code=None))
                 time.sleep(2.5)
+            end.touch()
             code = process.wait(timeout=200)
         finally:
             kill_group(process)
