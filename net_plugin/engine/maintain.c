@@ -45,6 +45,7 @@ static void stopped(struct r2_peer *p, struct r2_path *path, uint32_t gen)
     if (upto <= path->fenced_gen)
         return;
     path->fenced_gen = upto;
+    r2_flush_note_fenced(path);
     r2_path_journal(path, R2_EV_FENCED, 0, 0, "");
     p->resync_wanted = true;
 }

@@ -276,6 +276,44 @@ static void test_detach_of_cleared(void)
     remote_end(&r);
 }
 
+/* What a path had written when it was fenced was never heard of, and may be on its way to the
+ * device still, over bytes that are newer: its NIC flushes, too, before the next message is shown.
+ */
+static void test_fenced_path_flushes(void)
+{
+    struct r2_req *req = NULL, *flush = NULL;
+    struct r2_ep *lost, *left;
+    struct r2_bulk b;
+
+    begin(false);
+    mr->device = r2_eng.device_memory = true;
+    CHECK_EQ(r2_engine_irecv(r.conn, data, MSG, 0, mr, &req), 0);
+    left = find_via(0, R2_VIA_VERBS, REMOTE_WAIT_MS);
+    lost = find_via(1, R2_VIA_VERBS, REMOTE_WAIT_MS);
+    CHECK(left && lost);
+    b = remote_chunk(&r, 0, 0, 64 * KB, MSG);
+    CHECK_EQ(fake_claim(lost, &b), 0);
+    fake_fail(lost, EIO, false);
+    CHECK_GE(remote_hear(left, R2_F_FENCED, NULL, 0), 0);
+    for (uint64_t at = 0; at < MSG; at += b.len) {
+        b = remote_chunk(&r, 0, at, 64 * KB, MSG);
+        CHECK_EQ(fake_claim(left, &b), 0);
+        CHECK(fake_done(left, &b));
+    }
+    fake_pull(left); /* the acknowledgement is on its way */
+    CHECK_EQ(remote_test(req, REMOTE_WAIT_MS, NULL), 1);
+    atomic_store(&fake_flush_asked, 0);
+    CHECK_EQ(r2_engine_iflush(r.conn, data, mr, &flush), 0);
+    CHECK(flush);
+    CHECK_EQ(atomic_load(&fake_flush_asked), 3);
+    CHECK_EQ(remote_test(flush, REMOTE_WAIT_MS, NULL), 1);
+    CHECK_EQ(r2_engine_iflush(r.conn, data, mr, &flush), 0);
+    CHECK(!flush); /* all has been shown */
+    r2_eng.device_memory = false;
+    r2_engine_dereg(r.conn, mr);
+    remote_end(&r);
+}
+
 static const struct check_test tests[] = {
     {"cts_carries_keys", test_cts_carries_keys},
     {"chunks_carry_keys", test_chunks_carry_keys},
@@ -285,6 +323,7 @@ static const struct check_test tests[] = {
     {"unconfirmed_fence", test_unconfirmed_fence},
     {"fence_of_older", test_fence_of_older},
     {"detach_of_cleared", test_detach_of_cleared},
+    {"fenced_path_flushes", test_fenced_path_flushes},
     {0},
 };
 

@@ -62,6 +62,8 @@ extern unsigned fake_unregistered;
 extern uint8_t fake_offers;
 /* The last registration was given back with the word that its keys must be dead. */
 extern atomic_bool fake_revoked;
+/* Bit per NIC: it was asked to flush what it wrote; it answers at once. */
+extern atomic_uint fake_flush_asked;
 static inline uint32_t fake_key(int nic)
 {
     return 0x4b00u + (uint32_t)nic;
