@@ -13,7 +13,6 @@
 #define RTO_NS (200 * R2_NS_PER_MS)
 
 struct slot {
-    atomic_bool armed; /* a fault is set, in force or not */
     pthread_mutex_t lock;
     struct r2_fault f;
     bool in_force;
@@ -24,6 +23,8 @@ struct slot {
     uint64_t to_next[2]; /* LOSS: bytes until the dice are thrown again */
     struct r2_prng prng;
 };
+
+atomic_bool r2_fault_armed[R2_MAX_NICS];
 
 static struct slot slots[R2_MAX_NICS] = {
     [0 ... R2_MAX_NICS - 1] = {.lock = PTHREAD_MUTEX_INITIALIZER}};
@@ -41,7 +42,7 @@ void r2_fault_set(int nic, const struct r2_fault *fault)
     memset(s->stall_until, 0, sizeof(s->stall_until));
     memset(s->to_next, 0, sizeof(s->to_next));
     r2_prng_seed(&s->prng, r2_now_ns());
-    atomic_store(&s->armed, fault->kind != R2_FAULT_NONE);
+    atomic_store(&r2_fault_armed[nic], fault->kind != R2_FAULT_NONE);
     pthread_mutex_unlock(&s->lock);
 }
 
@@ -62,7 +63,7 @@ bool r2_fault_tick(int nic, uint64_t now)
         s->f.kind = R2_FAULT_NONE;
         s->in_force = false;
         s->changed = true;
-        atomic_store(&s->armed, false);
+        atomic_store(&r2_fault_armed[nic], false);
     }
     changed = s->changed;
     s->changed = false;
@@ -118,7 +119,7 @@ size_t r2_fault_allow(int nic, int dir, size_t want, uint64_t *retry_ns)
     struct slot *s = &slots[nic];
     size_t ok = want;
 
-    if (!atomic_load_explicit(&s->armed, memory_order_relaxed))
+    if (!atomic_load_explicit(&r2_fault_armed[nic], memory_order_relaxed))
         return want;
     pthread_mutex_lock(&s->lock);
     *retry_ns = 0;
@@ -146,7 +147,7 @@ void r2_fault_unmoved(int nic, int dir, size_t bytes)
 {
     struct slot *s = &slots[nic];
 
-    if (!bytes || !atomic_load_explicit(&s->armed, memory_order_relaxed))
+    if (!bytes || !atomic_load_explicit(&r2_fault_armed[nic], memory_order_relaxed))
         return;
     pthread_mutex_lock(&s->lock);
     if (s->f.kind != R2_FAULT_NONE && !s->in_force) {
@@ -168,7 +169,7 @@ bool r2_fault_is(int nic, enum r2_fault_kind kind, int dir)
     struct slot *s = &slots[nic];
     bool yes;
 
-    if (!atomic_load_explicit(&s->armed, memory_order_relaxed))
+    if (!atomic_load_explicit(&r2_fault_armed[nic], memory_order_relaxed))
         return false;
     pthread_mutex_lock(&s->lock);
     yes = s->f.kind == kind && applies(s, dir);

@@ -8,9 +8,12 @@
 #ifndef R2_ENGINE_FAULT_H
 #define R2_ENGINE_FAULT_H
 
+#include <stdatomic.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
+
+#include "topology/nics.h"
 
 enum r2_fault_kind {
     R2_FAULT_NONE,
@@ -31,6 +34,14 @@ struct r2_fault {
 };
 
 enum { R2_FAULT_RX = 0, R2_FAULT_TX = 1 };
+
+extern atomic_bool r2_fault_armed[R2_MAX_NICS]; /* a fault is set, in force or not; fault.c */
+
+/* Whoever is asked often asks this first. Relaxed: a fault may be seen a moment later. */
+static inline bool r2_fault_none(int nic)
+{
+    return !atomic_load_explicit(&r2_fault_armed[nic], memory_order_relaxed);
+}
 
 void r2_fault_set(int nic, const struct r2_fault *fault);
 void r2_fault_clear(int nic);

@@ -17,7 +17,7 @@ void r2_flush_note_fenced(const struct r2_path *path);
  * answer and for the chunks that it names; at most so long. True: nothing of the connection can be
  * written any more. Takes the peer's lock; the caller holds none. */
 bool r2_revoke(struct r2_conn *c);
-extern uint64_t r2_revoke_wait_ns; /* 200 ms; tests change it */
+extern uint64_t r2_revoke_wait_ns; /* 0: by the heartbeats' deadline; tests set it */
 /* A chunk of the connection was handed to (S) or came over (R) the path. */
 void r2_revoke_count(struct r2_conn *c, const struct r2_path *path);
 /* S: a NIC has let go of a chunk. */

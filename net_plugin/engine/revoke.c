@@ -17,8 +17,10 @@
 
 #include "engine/internal.h"
 
-uint64_t r2_revoke_wait_ns = 200 * R2_NS_PER_MS;
+uint64_t r2_revoke_wait_ns; /* 0: patience() */
 #define LOOK_NS (100 * R2_NS_PER_US)
+#define PATIENCE_MIN_NS (200 * R2_NS_PER_MS)
+#define PATIENCE_MAX_NS R2_NS_PER_S
 
 static bool one_sided(const struct r2_path *path)
 {
@@ -167,9 +169,22 @@ static void ask(struct r2_conn *c)
         r2_out_frame(path, R2_F_REVOKE, &m, sizeof(m), NULL, 0);
 }
 
+/* The path that carries the question or the answer may have died just now: that is known after so
+ * many heartbeats, and one more is for asking again over another. Whoever waits less fences a peer
+ * that would have answered; NCCL waits for all of it, so no more than a second. */
+static uint64_t patience(void)
+{
+    uint64_t beats = (uint64_t)r2_eng.set->heartbeat_misses + 1;
+    uint64_t ns = beats * r2_eng.set->heartbeat_ns;
+
+    if (r2_revoke_wait_ns)
+        return r2_revoke_wait_ns;
+    return ns < PATIENCE_MIN_NS ? PATIENCE_MIN_NS : ns > PATIENCE_MAX_NS ? PATIENCE_MAX_NS : ns;
+}
+
 bool r2_revoke(struct r2_conn *c)
 {
-    uint64_t until = r2_now_ns() + r2_revoke_wait_ns;
+    uint64_t until = r2_now_ns() + patience(), again = r2_now_ns() + r2_eng.set->heartbeat_ns;
     struct r2_peer *p = c->peer;
     bool done, possible = true;
 
@@ -182,6 +197,10 @@ bool r2_revoke(struct r2_conn *c)
         nanosleep(&(struct timespec){.tv_nsec = LOOK_NS}, NULL);
         r2_peer_lock(p);
         done = all_in(c);
+        if (!done && !c->revoked && r2_now_ns() > again) {
+            ask(c); /* the path may be gone that took the question, or the answer */
+            again = r2_now_ns() + r2_eng.set->heartbeat_ns;
+        }
         possible = p->life == R2_PEER_ALIVE && p->n_up > 0;
         r2_peer_unlock(p);
     }

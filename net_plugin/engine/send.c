@@ -444,7 +444,9 @@ bool r2_up_next_chunk(void *owner, struct r2_ep *ep, struct r2_bulk *bulk)
 out:
     if (r2_list_empty(&p->ready) && path->ep == ep)
         r2_pathrate_app_limited(&path->rate);
-    if (!found && path->ep == ep && r2_path_usable(path) && room(path))
+    /* Only sockets take copies; one-sided paths are not even asked. */
+    if (!found && path->transport == R2_VIA_TCP && path->ep == ep && r2_path_usable(path) &&
+        room(path))
         found = r2_tail_take(path, bulk);
     r2_peer_unlock(p); /* a faster path may have to be asked instead */
     return found;

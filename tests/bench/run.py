@@ -30,6 +30,7 @@ import flap
 import grey
 import growth
 import heartbeat
+import instructions
 import locate
 import overhead
 import resume
@@ -60,6 +61,7 @@ SECTIONS: dict[str, tuple[str, Callable[[Options, Section], None]]] = {
     "overhead": (overhead.TITLE, overhead.run),
     "shim_cost": (shim_cost.TITLE, shim_cost.run),
     "tree": (tree.TITLE, tree.run),
+    "instructions": (instructions.TITLE, instructions.run),
 }
 NEEDS_LAB = ("shaped", "unshaped", "resume", "locate", "cost", "grey", "flap", "ramp", "tree")
 

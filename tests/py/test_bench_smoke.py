@@ -15,6 +15,7 @@ from conftest import ROOT, Build, RunBounded
 
 sys.path.insert(0, str(ROOT / "tests" / "bench"))
 import figures
+import instructions
 import resume
 import rig
 
@@ -29,6 +30,30 @@ def test_ratio_and_verdict() -> None:
     late = figures.Row("x", 21.0, "ms", target=20.0, judged="value", at_least=False)
     assert late.met is False
     assert figures.Row("x", 1.0, "").met is None
+
+
+def test_instructions_by_file() -> None:
+    """What a function cost itself counts for its file and for files inlined into it; what it called
+    does not, though a file may be named there for the first time."""
+    text = """events: Ir
+fl=(1) net_plugin/a.c
+fn=(1) a
+0 10
+fi=(2) net_plugin/b.h
+0 5
+fe=(1)
+cfi=(3) net_plugin/c.c
+cfn=(2) c
+calls=2 0
+0 700
++0 1
+fl=(3)
+fn=(2)
+0 600
+* 100
+"""
+    found = instructions.count(text.splitlines())
+    assert found == {"net_plugin/a.c": 11, "net_plugin/b.h": 5, "net_plugin/c.c": 700}
 
 
 def test_a_row_without_a_number_is_a_problem() -> None:

@@ -110,6 +110,24 @@ static void test_answered(void)
     finish(false);
 }
 
+/* The question, or its answer, went down with a path: it is asked again, so that nobody is fenced
+ * who would have answered. The wait is by the heartbeats' deadline here. */
+static void test_asked_again(void)
+{
+    struct r2_msg_revoke yes, m;
+
+    begin(false);
+    r2_revoke_wait_ns = 0;
+    take_back();
+    remote_forget(a);
+    remote_forget(b);
+    CHECK(hear(R2_F_REVOKE, &m, sizeof(m), 1000));
+    CHECK_EQ(m.conn, r.conn_id);
+    yes = (struct r2_msg_revoke){.conn = r.conn_id};
+    CHECK_EQ(fake_ctrl(a, R2_F_REVOKED, &yes, sizeof(yes)), 0);
+    finish(false);
+}
+
 /* The sender names a chunk: it may still be on its way into the memory until its head has come. */
 static void test_chunk_on_its_way(void)
 {
@@ -308,6 +326,7 @@ static void test_no_blame(void)
 
 static const struct check_test tests[] = {
     {"answered", test_answered},
+    {"asked_again", test_asked_again},
     {"chunk_on_its_way", test_chunk_on_its_way},
     {"unanswered", test_unanswered},
     {"chunk_that_never_comes", test_chunk_that_never_comes},

@@ -59,6 +59,8 @@ static bool let_through(struct r2_ep *ep, int dir, size_t *left)
 {
     uint64_t retry = 0;
 
+    if (r2_fault_none(ep->params.local_nic))
+        *left = 0;
     while (*left) {
         size_t ok = r2_fault_allow(ep->params.local_nic, dir, *left, &retry);
 
@@ -238,7 +240,7 @@ static int count_sent(struct r2_ep *ep, const struct ibv_wc *wc)
     return (int32_t)(v->tx_done - v->said) >= 0 ? 0 : missing(ep, v->said - v->tx_done);
 }
 
-int r2_data_beat(struct r2_ep *ep)
+static int send_beat(struct r2_ep *ep)
 {
     struct ibv_sge sge = {
         .addr = (uint64_t)(uintptr_t)r2_v_beat(ep, 0), .length = 8, .lkey = ep->mr->lkey};
@@ -249,17 +251,23 @@ int r2_data_beat(struct r2_ep *ep)
         .opcode = IBV_WR_RDMA_WRITE,
         .send_flags = IBV_SEND_SIGNALED,
         .wr.rdma = {.remote_addr = ep->theirs.beat_addr, .rkey = ep->theirs.beat_key}};
-    unsigned asked = atomic_load(&ep->marked);
     int rc;
+
+    ep->beat_busy = true;
+    ep->beat_at = r2_now_ns();
+    rc = post(ep->beat.qp, &wr);
+    return rc || !ep->params.initiator ? rc : send_counts(ep, ep->beat_at);
+}
+
+int r2_data_beat(struct r2_ep *ep)
+{
+    unsigned asked = atomic_load(&ep->marked);
 
     if (ep->beat_busy || asked == ep->beat_done ||
         r2_fault_is(ep->params.local_nic, R2_FAULT_BLACKHOLE, R2_FAULT_TX))
         return 0;
-    ep->beat_busy = true;
     ep->beat_asked = asked;
-    ep->beat_at = r2_now_ns();
-    rc = post(ep->beat.qp, &wr);
-    return rc || !ep->params.initiator ? rc : send_counts(ep, ep->beat_at);
+    return send_beat(ep);
 }
 
 /* ---- in */
@@ -385,6 +393,16 @@ static int one(struct r2_ep *ep, const struct ibv_wc *wc)
     }
 }
 
+/* What has been taken is through the fault; of nothing, one byte is asked for. */
+static bool may_take(struct r2_ep *ep)
+{
+    size_t debt = ep->rx_debt ? ep->rx_debt : 1;
+    bool clear = let_through(ep, R2_FAULT_RX, &debt);
+
+    ep->rx_debt = ep->rx_debt ? debt : 0;
+    return clear;
+}
+
 int r2_data_poll(struct r2_ep *ep)
 {
     struct ibv_wc wc[POLL_BATCH];
@@ -392,11 +410,7 @@ int r2_data_poll(struct r2_ep *ep)
     int n = 0, rc = 0;
 
     for (int turn = 0; turn < POLL_TURNS && rc == 0; turn++) {
-        size_t debt = ep->rx_debt ? ep->rx_debt : 1;
-        bool clear = let_through(ep, R2_FAULT_RX, &debt);
-
-        ep->rx_debt = ep->rx_debt ? debt : 0;
-        if (!clear)
+        if (!may_take(ep))
             break;
         n = ibv_poll_cq(ep->cq, POLL_BATCH, wc);
         for (int i = 0; i < n && rc == 0; i++)

@@ -149,8 +149,9 @@ static int pump(struct r2_ep *ep)
     }
     if (!atomic_load(&ep->open) || atomic_load(&ep->failed) || atomic_load(&ep->dead))
         return 0;
-    if (r2_fault_is(ep->params.local_nic, R2_FAULT_ERROR, R2_FAULT_TX) ||
-        r2_fault_is(ep->params.local_nic, R2_FAULT_ERROR, R2_FAULT_RX))
+    if (!r2_fault_none(ep->params.local_nic) &&
+        (r2_fault_is(ep->params.local_nic, R2_FAULT_ERROR, R2_FAULT_TX) ||
+         r2_fault_is(ep->params.local_nic, R2_FAULT_ERROR, R2_FAULT_RX)))
         return -ECONNRESET;
     rc = r2_data_poll(ep);
     if (rc == 0)

@@ -1,0 +1,156 @@
+"""Instructions that the engine and its transport spend on a message: over queue pairs of the
+stand-in for libibverbs, beside sockets. One process pair on a loopback NIC, both sides counted by
+callgrind, the difference of two runs of different length, so that the start is not in it.
+
+Counted is what was compiled from net_plugin/, inlined parts of libibverbs' header included: not the
+C library (copies, locks), not the kernel, not the stand-in. Callgrind runs one thread at a time, so
+threads that poll in vain cost less here than on a machine; it says nothing about time."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import socket
+import subprocess
+import tempfile
+import time
+from collections import Counter
+from pathlib import Path
+
+from figures import MeasurementWrong, Row, Section, median
+from rig import BenchError, Options, clean_env, program
+
+from r2ccl_ctl import paths
+
+TITLE = "Instructions per message (callgrind), queue pairs of the stand-in beside sockets"
+NIC = "127.0.1.1"
+LIMIT_S = 100.0
+TARGET = 1.0
+OURS = "net_plugin/"
+# name, bytes of a message, messages of the short and the long run
+KINDS = (("1 MiB", 1 << 20, 32, 160), ("8 bytes", 8, 400, 2400))
+SMOKE = (("1 MiB", 1 << 20, 8, 24), ("8 bytes", 8, 100, 400))
+NAME = re.compile(r"^(fl|fi|fe|cfl|cfi)=\((\d+)\)(?: (.*))?$")
+COST = re.compile(r"^[+\-*\d]\S* (\d+)$")
+
+
+def count(lines: list[str]) -> Counter[str]:
+    """Instructions by source file of one callgrind file: what each line itself cost, without what
+    it called."""
+    files: dict[str, str] = {}
+    found: Counter[str] = Counter()
+    now, skip = "", False
+    for line in lines:
+        name = NAME.match(line)
+        if name:
+            if name[3]:
+                files[name[2]] = name[3]
+            if not name[1].startswith("c"):  # else that of what is called
+                now = files.get(name[2], "")
+        elif line.startswith("calls="):
+            skip = True  # the next line is what the call cost in all
+        elif cost := COST.match(line):
+            if not skip:
+                found[now] += int(cost[1])
+            skip = False
+    return found
+
+
+def _environment(transport: str) -> dict[str, str]:
+    more = {"R2CCL_RDMA": "0"}
+    if transport == "verbs":
+        library = paths.native_dir() / "fakeverbs" / "libibverbs.so.1"
+        more = {"R2CCL_IBVERBS_LIB": str(library)}
+    return clean_env(R2CCL_NICS=NIC, R2CCL_HEARTBEAT="1s", R2CCL_LOG="warn", **more)
+
+
+def _pair(transport: str, size: int, messages: int, folder: Path) -> Counter[str]:
+    """Instructions of both sides together, by source file."""
+    with socket.socket() as free:
+        free.bind((NIC, 0))
+        where = f"{NIC}:{free.getsockname()[1]}"
+    each = ["valgrind", "--tool=callgrind", "--quiet", "--fair-sched=try", "--dump-line=no"]
+    ask = ["--size", str(size), "--bytes", str(size * messages), "--iters", "1"]
+    ask += ["--warmup", str(size * 4), "--poll-us", "2000", "--stall", "60"]
+    procs: list[subprocess.Popen[str]] = []
+    env = _environment(transport)
+    try:
+        for number, (how, more) in enumerate((("--listen", []), ("--dial", ask))):
+            out = f"--callgrind-out-file={folder}/out.{number}"
+            words = [*each, out, program("msgs"), how, where, *more]
+            procs.append(
+                subprocess.Popen(
+                    words,
+                    env=env,
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.STDOUT,
+                    text=True,
+                )
+            )
+            time.sleep(0.2)
+        ends = time.monotonic() + LIMIT_S
+        texts = [proc.communicate(timeout=max(1, ends - time.monotonic()))[0] for proc in procs]
+    except subprocess.TimeoutExpired as late:
+        raise BenchError(f"{transport}, {size} bytes: still running after {LIMIT_S:g} s") from late
+    finally:
+        for proc in procs:
+            proc.kill()
+            proc.wait()
+    if any(proc.returncode for proc in procs):
+        raise BenchError(f"{transport}, {size} bytes: {' '.join(texts)[-2000:]}")
+    found: Counter[str] = Counter()
+    for number in range(2):
+        found += count((folder / f"out.{number}").read_text(errors="replace").splitlines())
+    return found
+
+
+def _per_message(transport: str, size: int, short: int, long: int) -> Counter[str]:
+    """By file; what is ours only."""
+    with tempfile.TemporaryDirectory() as folder:
+        few = _pair(transport, size, short, Path(folder))
+        many = _pair(transport, size, long, Path(folder))
+    return Counter(
+        {name: round((many[name] - few[name]) / (long - short)) for name in many if OURS in name}
+    )
+
+
+def run(options: Options, section: Section) -> None:
+    if shutil.which("valgrind") is None:
+        section.skipped = "no valgrind (apt-get install valgrind)"
+        return
+    if not (paths.native_dir() / "fakeverbs" / "libibverbs.so.1").exists():
+        section.skipped = "no stand-in for libibverbs: libibverbs-dev's headers were missing"
+        return
+    turns = 1 if options.smoke else 3
+    for kind, size, short, long in SMOKE if options.smoke else KINDS:
+        seen: dict[str, list[int]] = {"tcp": [], "verbs": []}
+        where: dict[str, Counter[str]] = {}
+        for turn in range(turns):
+            for transport, totals in seen.items():
+                options.say(f"instructions, {kind}, {transport}, {turn + 1} of {turns}")
+                where[transport] = _per_message(transport, size, short, long)
+                totals.append(sum(where[transport].values()))
+                other = "transport/verbs/" if transport == "tcp" else "transport/tcp/"
+                if totals[-1] <= 0 or not options.smoke and _share(where[transport], other) > 0.1:
+                    raise MeasurementWrong(f"{kind}, {transport}: {where[transport]}")
+        section.rows.append(
+            Row(
+                f"message of {kind}, both sides",
+                median([float(n) for n in seen["verbs"]]),
+                "instructions",
+                baseline=median([float(n) for n in seen["tcp"]]),
+                baseline_name="sockets",
+                target=TARGET,
+                at_least=False,
+                samples=turns,
+                spread=(max(seen["verbs"]) - min(seen["verbs"])) / median(seen["verbs"]),
+            )
+        )
+        section.details[kind] = {
+            transport: dict(where[transport].most_common(20)) for transport in where
+        }
+
+
+def _share(files: Counter[str], part: str) -> float:
+    return sum(n for name, n in files.items() if part in name) / max(1, sum(files.values()))
