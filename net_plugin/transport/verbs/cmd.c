@@ -51,6 +51,14 @@ int r2_cmd_start(struct r2_hca *hca)
     return 0;
 }
 
+void r2_cmd_give(struct r2_hca *hca, struct r2_cmd *cmd, void (*run)(struct r2_cmd *cmd))
+{
+    r2_list_init(&cmd->node);
+    cmd->queued = false;
+    cmd->run = run;
+    r2_cmd_post(hca, cmd);
+}
+
 void r2_cmd_post(struct r2_hca *hca, struct r2_cmd *cmd)
 {
     pthread_mutex_lock(&hca->lock);

@@ -238,9 +238,7 @@ static void refresh(struct r2_hca *hca, int nic, bool ends, const char *cause)
     r->nic = nic;
     r->ends = ends;
     r->cause = cause;
-    r2_list_init(&r->cmd.node);
-    r->cmd.run = run_refresh;
-    r2_cmd_post(hca, &r->cmd);
+    r2_cmd_give(hca, &r->cmd, run_refresh);
 }
 
 /* The NICs of the port. Down is told at once; what else there is to know is asked. */

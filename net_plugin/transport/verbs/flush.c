@@ -105,8 +105,6 @@ static struct parts *make_parts(const struct r2_vflush *f, struct r2_hca *hca)
 
     if (!p)
         return NULL;
-    r2_list_init(&p->unmake.node);
-    p->unmake.run = run_unmake;
     r2_hca_use(hca);
     p->hca = hca;
     p->mr = r2_ibv.reg_mr(hca->pd, p->byte, sizeof(p->byte), IBV_ACCESS_LOCAL_WRITE);
@@ -123,7 +121,7 @@ static struct parts *make_parts(const struct r2_vflush *f, struct r2_hca *hca)
 static void drop(struct r2_vflush *f)
 {
     if (f->now)
-        r2_cmd_post(f->now->hca, &f->now->unmake);
+        r2_cmd_give(f->now->hca, &f->now->unmake, run_unmake);
     f->now = NULL;
     f->lost_from = f->done;
     f->lost = f->posted;
@@ -164,9 +162,7 @@ static void make(struct r2_vflush *f)
     f->making = true;
     m->flush = f;
     m->hca = hca;
-    r2_list_init(&m->cmd.node);
-    m->cmd.run = run_make;
-    r2_cmd_post(hca, &m->cmd);
+    r2_cmd_give(hca, &m->cmd, run_make);
 }
 
 void r2_vflush_start(struct r2_vnic *nic)

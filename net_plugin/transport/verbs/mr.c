@@ -152,11 +152,9 @@ static bool make_room(struct r2_mr_keys *k, int at)
     l = atomic_load(&k->of[at]->removed) ? calloc(1, sizeof(*l)) : NULL;
     if (!l)
         return false;
-    r2_list_init(&l->cmd.node);
-    l->cmd.run = run_left_over;
     l->hca = k->of[at];
     l->mr = k->mr[at];
-    r2_cmd_post(l->hca, &l->cmd);
+    r2_cmd_give(l->hca, &l->cmd, run_left_over);
     return true;
 }
 
@@ -298,9 +296,7 @@ static bool give(struct r2_mr_keys *keys, struct r2_hca *hca, struct mr_wait *w,
         pthread_mutex_unlock(&w->lock);
     }
     atomic_fetch_add(&keys->refs, 1);
-    r2_list_init(&c->cmd.node);
-    c->cmd.run = run;
-    r2_cmd_post(hca, &c->cmd);
+    r2_cmd_give(hca, &c->cmd, run);
     return true;
 }
 

@@ -324,6 +324,9 @@ void r2_veps_fail(struct r2_hca *hca, int err);
 void r2_hca_close(struct r2_hca *hca);
 int r2_cmd_start(struct r2_hca *hca);
 void r2_cmd_post(struct r2_hca *hca, struct r2_cmd *cmd);
+/* A command that is made for one time. The caller's use of the device (r2_hca_use) is the command's
+ * from now on: `run` gives it back, and frees what `cmd` is in. */
+void r2_cmd_give(struct r2_hca *hca, struct r2_cmd *cmd, void (*run)(struct r2_cmd *cmd));
 
 /* flush.c: reads by which a NIC shows what it has written into memory of devices */
 void r2_vflush_start(struct r2_vnic *nic);
