@@ -518,6 +518,7 @@ static void publish(struct r2_peer *p)
     for (int i = 0; i < p->n_paths; i++) {
         struct r2_path *path = p->paths[i];
         struct r2_seg_path_counters *n = r2_control_path_counters(r2_eng.ctl, path->row);
+        uint32_t weight = r2_weight_of(path->share.weight, R2_WEIGHT_FULL, path->grey);
 
         r2_gauge(&n->tx_bytes, path->tx_bytes);
         r2_gauge(&n->rx_bytes, path->rx_bytes);
@@ -525,10 +526,10 @@ static void publish(struct r2_peer *p)
         r2_gauge(&n->rate, r2_pathrate_rate(&path->rate));
         r2_gauge(&n->rtt_us, path->rtt_ns / 1000);
         r2_gauge(&n->replayed_bytes, path->replayed);
-        if (path->share.weight != path->weight_shown)
-            r2_control_path_weight(r2_eng.ctl, path->row, path->share.weight / 10,
+        if (weight != path->weight_shown)
+            r2_control_path_weight(r2_eng.ctl, path->row, weight / 10,
                                    path->ep ? r2_eng.ops->lanes(path->ep) : 0);
-        path->weight_shown = path->share.weight;
+        path->weight_shown = weight;
     }
 }
 

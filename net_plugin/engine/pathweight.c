@@ -13,6 +13,9 @@ bool r2_path_carries(const struct r2_path *path)
     return r2_path_able(path) && !path->spare;
 }
 
+/* What is enforced: the operator's word, the ramp. A slow path is held to its measured rate instead
+ * (pathrate): a share of what all carry would hold up its siblings, which are no faster because it
+ * is slow, and a path that only shares its NIC with other traffic. */
 static uint32_t weight_of(const struct r2_path *path, uint64_t now)
 {
     uint32_t ramp = path->health.state == R2_HEALTH_RAMPING
@@ -25,7 +28,7 @@ static uint32_t weight_of(const struct r2_path *path, uint64_t now)
 
     if (r->known && r->weight < nic)
         nic = r->weight; /* the lower of the two ends */
-    return r2_weight_of(nic, ramp < nic_ramp ? ramp : nic_ramp, path->grey);
+    return r2_weight_of(nic, ramp < nic_ramp ? ramp : nic_ramp, R2_WEIGHT_FULL);
 }
 
 /* A path whose round trips take far longer than the quickest one's has a queue on its way, or loses

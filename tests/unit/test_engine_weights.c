@@ -25,6 +25,8 @@ int r2_nic_find_again(const struct r2_net_tables *tables, const struct r2_nic *n
 static void begin(int paths)
 {
     remote_new(&r, true, 3);
+    for (int i = 0; i < 3; i++)
+        atomic_store(&r2_eng.nic_state[i].weight, R2_WEIGHT_FULL); /* what a case before left */
     CHECK(remote_open(&r, paths));
     for (int i = 0; i < paths; i++) {
         ep[i] = fake_find(r.id, i, i, 0);
@@ -57,10 +59,13 @@ static int unanswered(int nic)
     return n;
 }
 
-static void grey(int nic, unsigned permille)
+/* As the operator's word does. */
+static void weigh(int nic, unsigned permille)
 {
     r2_peer_lock(r.conn->peer);
-    r2_path_set_grey(path_of(nic), permille, "test");
+    atomic_store(&r2_eng.nic_state[nic].weight, permille);
+    r2_peer_weigh(r.conn->peer);
+    r2_peer_kick(r.conn->peer);
     r2_peer_unlock(r.conn->peer);
 }
 
@@ -102,7 +107,7 @@ static void test_limited_share(void)
     struct r2_req *req;
 
     begin(2);
-    grey(1, 100);
+    weigh(1, 100);
     req = post();
     while (sent[0] + sent[1] < MSG) {
         uint32_t len = one(1);
@@ -132,7 +137,7 @@ static void test_limited_is_asked_again(void)
     int before;
 
     begin(2);
-    grey(1, 300);
+    weigh(1, 300);
     post();
     while (one(1)) {
     }
@@ -144,10 +149,26 @@ static void test_limited_is_asked_again(void)
     remote_end(&r);
 }
 
+/* Being slow is told, and limits nothing by itself: the measured rate does (test_pathrate). */
+static void test_slow_is_no_limit(void)
+{
+    begin(2);
+    post();
+    r2_peer_lock(r.conn->peer);
+    r2_path_set_grey(path_of(1), 100, "test");
+    r2_peer_unlock(r.conn->peer);
+    for (int i = 0; i < 8; i++)
+        CHECK_GT(one(1), 0);
+    r2_peer_lock(r.conn->peer);
+    CHECK_EQ(path_of(1)->grey, 100);
+    r2_peer_unlock(r.conn->peer);
+    remote_end(&r);
+}
+
 static void test_spare_takes_over(void)
 {
     begin(2);
-    grey(1, 0);
+    weigh(1, 0);
     post();
     CHECK_EQ(one(1), 0);
     CHECK_GT(one(0), 0);
@@ -162,7 +183,7 @@ static void test_spare_takes_over(void)
 static void test_silent_sibling(void)
 {
     begin(2);
-    grey(1, 100);
+    weigh(1, 100);
     post();
     while (one(1)) {
     }
@@ -262,6 +283,7 @@ static void test_verdict_hint(void)
 static const struct check_test tests[] = {
     {"limited_share", test_limited_share},
     {"limited_is_asked_again", test_limited_is_asked_again},
+    {"slow_is_no_limit", test_slow_is_no_limit},
     {"spare_takes_over", test_spare_takes_over},
     {"silent_sibling", test_silent_sibling},
     {"equal_weights_cost_nothing", test_equal_weights_cost_nothing},
