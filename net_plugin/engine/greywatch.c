@@ -60,7 +60,8 @@ static void tell(struct r2_path *path)
     int nic = path->lnic, grey, all;
 
     note_grey(path, path->watch.factor < R2_GREY_FULL);
-    path->rate.tight = path->watch.why == R2_GREY_SLOW; /* losses hold a sender back by themselves */
+    path->rate.tight =
+        path->watch.why == R2_GREY_SLOW; /* losses hold a sender back by themselves */
     if (!path->counted_grey)
         r2_pathrate_forget(&path->rate);
     grey = atomic_load_explicit(&grey_paths[nic], memory_order_relaxed);
