@@ -141,7 +141,7 @@ def test_failure_schedules(build: Build, seed: int) -> None:
 @pytest.mark.soak
 @pytest.mark.parametrize("block", range(20))
 def test_failure_schedules_long(build: Build, block: int) -> None:
-    for seed in range(100 + 10 * block, 110 + 10 * block):
+    for seed in [*range(100 + 10 * block, 110 + 10 * block), *([3] if block == 0 else [])]:
         schedule(build, seed)
 
 
