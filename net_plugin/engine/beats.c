@@ -98,7 +98,8 @@ uint64_t r2_peer_hb_next(struct r2_peer *p, uint64_t now)
 }
 
 /* Bulk bytes that stall while the control lane answers get twice the time: TCP's second
- * retransmission, 600 ms after the loss, may still bring them. */
+ * retransmission, up to 600 ms after the loss (with the kernel's own times), may still bring them.
+ */
 bool r2_path_hb_late(const struct r2_path *path)
 {
     int misses = r2_eng.set->heartbeat_misses * (path->stalled ? 2 : 1);

@@ -49,14 +49,30 @@ void r2_flush_note(struct r2_req *r, const struct r2_path *path)
         r->conn->wrote[path->lnic]++;
 }
 
+/* What it wrote and did not tell of belongs to a message that is still missing something. */
+static bool awaits_device_bytes(struct r2_conn *c)
+{
+    for (uint64_t s = c->oldest; s < c->next_seq; s++) {
+        const struct r2_req *r = r2_conn_req(c, s);
+
+        if (r && !r->arrived && r->mr && r->mr->device)
+            return true;
+    }
+    return false;
+}
+
 void r2_flush_note_fenced(const struct r2_path *path)
 {
     struct r2_list *n;
 
-    if (!r2_eng.device_memory)
+    if (!r2_eng.device_memory || path->transport == R2_VIA_TCP)
         return;
-    R2_LIST_FOR_EACH (n, &path->peer->conn_list)
-        R2_CONTAINER_OF(n, struct r2_conn, node)->wrote[path->lnic]++;
+    R2_LIST_FOR_EACH (n, &path->peer->conn_list) {
+        struct r2_conn *c = R2_CONTAINER_OF(n, struct r2_conn, node);
+
+        if (!c->out && awaits_device_bytes(c))
+            c->wrote[path->lnic]++;
+    }
 }
 
 /* What there is to show now, by NIC. */

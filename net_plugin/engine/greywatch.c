@@ -1,5 +1,5 @@
 /* Grey failures: what is measured of a peer's paths goes to the judge (health/grey), and its word
- * becomes weights. Under the peer's lock. */
+ * is told, slows the path's chunks down and starts trials. Under the peer's lock. */
 #include <stdio.h>
 #include <string.h>
 

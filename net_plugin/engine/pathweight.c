@@ -111,12 +111,15 @@ bool r2_path_able(const struct r2_path *path)
            r2_health_carries(path->health.state);
 }
 
+/* Alive and well: nothing stays with a NIC that is known to be slow. */
 bool r2_conn_home_alive(const struct r2_conn *c)
 {
     const struct r2_peer *p = c->peer;
 
     for (int i = 0; i < p->n_paths; i++) {
-        if (p->paths[i]->lnic == c->home && r2_path_unlimited(p->paths[i]))
+        const struct r2_path *path = p->paths[i];
+
+        if (path->lnic == c->home && path->grey == R2_WEIGHT_FULL && r2_path_unlimited(path))
             return true;
     }
     return false;

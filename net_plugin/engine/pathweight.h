@@ -24,8 +24,8 @@ void r2_peer_waive(struct r2_peer *p);
 void r2_peer_check_stuck(struct r2_peer *p, uint64_t now);
 /* Some path's weight or usability may have changed: weighs all of the peer's anew. */
 void r2_peer_weigh(struct r2_peer *p);
-/* The path is slow or lossy against its siblings: `permille` of its weight is left (1000: all is
- * well again). Journalled with the reason when it changes. */
+/* The path is slow or lossy against its siblings: `permille` of its weight is shown (1000: all is
+ * well again), which limits nothing. Journalled with the reason when it changes. */
 void r2_path_set_grey(struct r2_path *path, unsigned permille, const char *reason);
 
 #endif

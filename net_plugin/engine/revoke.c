@@ -60,11 +60,10 @@ uint32_t r2_revoke_lanes(const struct r2_conn *c, struct r2_msg_lane out[R2_PATH
     return n;
 }
 
-static void answer(struct r2_conn *c)
+static void answer(struct r2_conn *c, struct r2_path *path)
 {
     struct r2_msg_lane lanes[R2_PATHS_MAX];
     struct r2_msg_revoke m = {.conn = c->id, .lanes = r2_revoke_lanes(c, lanes)};
-    struct r2_path *path = r2_path_for_ctrl(c->peer, -1, -1);
 
     if (path)
         r2_out_frame(path, R2_F_REVOKED, &m, sizeof(m), lanes, m.lanes * sizeof(lanes[0]));
@@ -77,7 +76,7 @@ void r2_revoke_back(struct r2_conn *c, const struct r2_path *path)
         return;
     c->under_way--;
     if (c->revoke_asked && !c->under_way)
-        answer(c);
+        answer(c, r2_path_for_ctrl(c->peer, -1, -1));
 }
 
 /* S: the CLOSE, which follows or came before, ends what has not arrived. */
@@ -96,7 +95,7 @@ int r2_revoke_on_ask(struct r2_path *path, const uint8_t *body)
     c->waiting = 0;
     r2_list_del(&c->ready);
     if (!c->under_way)
-        answer(c);
+        answer(c, path); /* the way of the question is alive */
     return 0;
 }
 
@@ -169,6 +168,20 @@ static void ask(struct r2_conn *c)
         r2_out_frame(path, R2_F_REVOKE, &m, sizeof(m), NULL, 0);
 }
 
+/* The path that took the question may be dead, which an idle peer's heartbeats find out late: over
+ * every path. Questions and answers may come twice. */
+static void ask_again(struct r2_conn *c)
+{
+    struct r2_msg_revoke m = {.conn = c->id};
+
+    for (int i = 0; i < c->peer->n_paths; i++) {
+        struct r2_path *path = c->peer->paths[i];
+
+        if (path->state == R2_PATH_UP && path->ctrl_ready)
+            r2_out_frame(path, R2_F_REVOKE, &m, sizeof(m), NULL, 0);
+    }
+}
+
 /* The path that carries the question or the answer may have died just now: that is known after so
  * many heartbeats, and one more is for asking again over another. Whoever waits less fences a peer
  * that would have answered; NCCL waits for all of it, so no more than a second. */
@@ -198,7 +211,7 @@ bool r2_revoke(struct r2_conn *c)
         r2_peer_lock(p);
         done = all_in(c);
         if (!done && !c->revoked && r2_now_ns() > again) {
-            ask(c); /* the path may be gone that took the question, or the answer */
+            ask_again(c);
             again = r2_now_ns() + r2_eng.set->heartbeat_ns;
         }
         possible = p->life == R2_PEER_ALIVE && p->n_up > 0;

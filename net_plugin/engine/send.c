@@ -346,7 +346,8 @@ void r2_send_fill(struct r2_path *path, struct r2_conn *c, struct r2_req *r,
 /* A path that is left nothing could never show that it is well again, or slow. */
 static bool on_trial(const struct r2_path *path)
 {
-    return r2_trial_may(&path->trial, r2_grey_path_doubted(path), path->chunk_at, r2_now_ns());
+    return !path->hb_unanswered &&
+           r2_trial_may(&path->trial, r2_grey_path_doubted(path), path->chunk_at, r2_now_ns());
 }
 
 static bool take_chunk(struct r2_path *path, struct r2_conn *c, struct r2_bulk *bulk)

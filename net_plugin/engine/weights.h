@@ -1,12 +1,13 @@
 /* How much of a peer's traffic a path may take. Pure.
  *
- * A path's weight is the product of three factors, each per mille of full: what the operator (or
- * the topology: 0 for a NIC far slower than the fastest) gives its NIC, the ramp after a recovery,
- * and a penalty for being slow or lossy. Chunks are pulled, so weights need not follow the speed of
- * NICs: paths of the highest weight among their siblings pull as they like, and a path below that
- * takes a chunk only while its share of the bytes lately sent to the peer is not above its weighted
- * share. Hence nothing waits for a limited path, and when all weights are equal there is no cost.
- * Weight 0 is a warm spare: it takes chunks only while no sibling has a weight above 0.
+ * A path's weight is the product of factors, each per mille of full: what the operator (or the
+ * topology: 0 for a NIC far slower than the fastest) gives its NIC, and the ramp after a recovery.
+ * (A third, for being slow or lossy, is in the weight that is shown only.) Chunks are pulled, so
+ * weights need not follow the speed of NICs: paths of the highest weight among their siblings pull
+ * as they like, and a path below that takes a chunk only while its share of the bytes lately sent
+ * to the peer is not above its weighted share. Hence nothing waits for a limited path, and when all
+ * weights are equal there is no cost. Weight 0 is a warm spare: it takes chunks only while no
+ * sibling has a weight above 0.
  *
  * "Lately" is an exponential window over about R2_SHARE_SPAN bytes, and over time as often as the
  * caller calls r2_share_age.

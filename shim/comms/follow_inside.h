@@ -58,7 +58,8 @@ struct r2_follow {
     int nnodes;
     int *rank_node; /* [nranks] */
     struct r2_plan_node *nodes;
-    uint32_t *words; /* [nranks]: flags that ranks reported */
+    uint32_t *words;  /* [nranks]: flags that ranks reported */
+    uint32_t *shares; /* [nranks]: what their processes have left, in 1/65536 */
     struct r2_policy policy;
     struct r2_steer steer;
     struct r2_lead lead;

@@ -11,6 +11,7 @@
 #include "util/clock.h"
 #include "util/log.h"
 
+#define R2_SHARE_WHOLE 65536         /* of a report */
 #define TYPICAL (UINT64_C(64) << 20) /* size that a plan is judged by until one was seen */
 /* How long a switch that is ready waits for operations of stock to be measured against. */
 #define MEASURE_NS (5 * R2_NS_PER_S)
@@ -150,16 +151,18 @@ static void plan_now(struct r2_follow *f, uint64_t now)
         .max_orders = r2_leader_orders(),
         .cost = R2_PLAN_COST_DEFAULT,
     };
+    struct r2_plan_input typical = input; /* states are compared at one size */
     struct r2_plan plan;
     char why[80];
     uint64_t key;
 
+    typical.bytes = TYPICAL;
     for (int n = 0; n < f->nnodes; n++)
         if (f->nodes[n].capacity <= 0)
             return; /* a node has not spoken yet; its report is an event */
     if (r2_plan_make(&plan, &input) == 0) {
         key = key_of(&plan);
-        r2_policy_state(&f->policy, state_of(f), plan.stock_ns / (double)input.bytes);
+        r2_policy_state(&f->policy, state_of(f), r2_plan_ring_ns(&typical) / (double)TYPICAL);
         if (r2_policy_judge(&f->policy, key, gain_of(f, &input, &plan), now, why)) {
             if (!on()) {
                 r2_policy_committed(&f->policy, key, now);
@@ -274,14 +277,27 @@ void r2_leader_decided(struct r2_follow *f, uint64_t epoch, bool committed)
             r2_steer_made(&f->steer, r, epoch, f->words[r] & R2_FOLLOW_FAILED, now);
 }
 
+/* A NIC may be lost to one process only (a fault that an operator injects, a drain): the node is as
+ * bad off as the worst of its ranks. */
+static double share_of_node(const struct r2_follow *f, int node)
+{
+    uint32_t least = R2_SHARE_WHOLE;
+
+    for (int r = 0; r < f->nranks; r++)
+        if (f->rank_node[r] == node && f->shares[r] < least)
+            least = f->shares[r];
+    return (double)least / R2_SHARE_WHOLE;
+}
+
 void r2_leader_reported(struct r2_follow *f, int rank, const struct r2_agree_report *report)
 {
     struct r2_plan_node *node = &f->nodes[f->rank_node[rank]];
-    double share = (double)report->share / 65536;
+    double share;
     uint64_t now = r2_now_ns();
     uint32_t changed = f->words[rank] ^ report->flags;
 
-    /* The node of a rank is as bad off as the last of its ranks said. */
+    f->shares[rank] = report->share;
+    share = share_of_node(f, f->rank_node[rank]);
     if (node->capacity != (double)report->capacity || node->share != share)
         r2_policy_event(&f->policy, now);
     else if (changed & (R2_FOLLOW_STOP | R2_FOLLOW_UNABLE))
@@ -323,11 +339,13 @@ static void sample(struct r2_follow *f)
 static void withdraw(struct r2_follow *f, uint64_t now)
 {
     double plan_ns = 0, stock_ns = 0;
+    enum r2_policy_known known;
     char why[R2_PLAN_REASON];
 
-    r2_policy_compare(&f->policy, &plan_ns, &stock_ns);
-    snprintf(why, sizeof(why), "withdrawn: %.3f ms, stock %.3f ms (%d operations or more)",
-             plan_ns / 1e6, stock_ns / 1e6, R2_POLICY_SAMPLES);
+    known = r2_policy_compare(&f->policy, &plan_ns, &stock_ns);
+    snprintf(why, sizeof(why), "withdrawn: %.3f ms, stock %.3f ms (%d operations or more%s)",
+             plan_ns / 1e6, stock_ns / 1e6, R2_POLICY_SAMPLES,
+             known == R2_POLICY_ESTIMATED ? "; stock's is an estimate" : "");
     r2_policy_ban(&f->policy, f->policy.current);
     r2_lead_back(&f->lead, why);
     r2_watch_journal(why);
@@ -360,8 +378,11 @@ int r2_leader_init(struct r2_follow *f)
 {
     f->made = calloc(((size_t)f->nranks + 63) / 64, sizeof(*f->made));
     f->words = calloc((size_t)f->nranks, sizeof(*f->words));
-    if (!f->made || !f->words)
+    f->shares = calloc((size_t)f->nranks, sizeof(*f->shares));
+    if (!f->made || !f->words || !f->shares)
         return -ENOMEM;
+    for (int r = 0; r < f->nranks; r++)
+        f->shares[r] = R2_SHARE_WHOLE; /* until it speaks */
     r2_steer_init(&f->steer, f->nranks, f->made);
     r2_lead_init(&f->lead, f->nranks, (int)r2_settings_get()->plan_keep);
     return 0;
@@ -377,4 +398,5 @@ void r2_leader_free(struct r2_follow *f)
     r2_lead_free(&f->lead);
     free(f->made);
     free(f->words);
+    free(f->shares);
 }

@@ -159,9 +159,10 @@ void r2_trace_taken(struct r2_follow *f, const struct r2_agree_view *view)
     t->taken++;
     t->hold_at = next_hold(t);
     if (f->rank == 0 && t->was && t->taken == t->was->nplans) {
-        r2_watch_journal("replay complete: the last recorded plan stays");
+        r2_watch_journal("replay complete: all that rank 0 recorded is in force");
         R2_WARN("communicator %016llx: the replay of %s is complete at operation %llu; the last "
-                "recorded plan stays, and nothing is planned for what happens in this run",
+                "plan stays if all ranks recorded as many, and nothing is planned for what happens "
+                "in this run",
                 (unsigned long long)r2_comms_id(f->comm), r2_tracing_path(),
                 (unsigned long long)view->index);
     }

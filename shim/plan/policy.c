@@ -112,34 +112,52 @@ static bool r2_policy_sums(const struct r2_policy_speeds *plan,
     return true;
 }
 
-static bool r2_policy_both(const struct r2_policy *p, double *plan_ns, double *stock_ns,
-                           double *margin)
+enum r2_policy_known r2_policy_compare(const struct r2_policy *p, double *plan_ns, double *stock_ns)
 {
-    *margin = 1;
     if (r2_policy_sums(&p->plan, &p->stock, plan_ns, stock_ns)) {
-        return true;
+        return R2_POLICY_MEASURED;
     }
-    *margin = R2_POLICY_UNSURE;
     if (p->predicted <= 0 || p->predicted_before <= 0 ||
         !r2_policy_sums(&p->plan, &p->before, plan_ns, stock_ns)) {
-        return false;
+        return R2_POLICY_UNKNOWN;
     }
     *stock_ns *= p->predicted / p->predicted_before;
-    return true;
-}
-
-bool r2_policy_compare(const struct r2_policy *p, double *plan_ns, double *stock_ns)
-{
-    double margin;
-
-    return r2_policy_both(p, plan_ns, stock_ns, &margin);
+    return R2_POLICY_ESTIMATED;
 }
 
 static bool r2_policy_slower(const struct r2_policy *p)
 {
-    double plan, stock, margin;
+    double plan, stock;
 
-    return p->current && r2_policy_both(p, &plan, &stock, &margin) && plan > stock * margin;
+    if (!p->current) {
+        return false;
+    }
+    switch (r2_policy_compare(p, &plan, &stock)) {
+    case R2_POLICY_MEASURED:
+        return plan > stock * R2_POLICY_SURE;
+    case R2_POLICY_ESTIMATED:
+        return plan > stock * R2_POLICY_UNSURE;
+    default:
+        return false;
+    }
+}
+
+/* Looked at again when R2_POLICY_SAMPLES more have been taken. */
+static bool r2_policy_slower_twice(struct r2_policy *p)
+{
+    if (p->slow_once && p->taken - p->slow_at < R2_POLICY_SAMPLES) {
+        return false;
+    }
+    if (!r2_policy_slower(p)) {
+        p->slow_once = false;
+        return false;
+    }
+    if (!p->slow_once) {
+        p->slow_once = true;
+        p->slow_at = p->taken;
+        return false;
+    }
+    return true;
 }
 
 enum r2_policy_verdict r2_policy_poll(struct r2_policy *p, uint64_t now_ns, uint64_t *next_ns)
@@ -147,7 +165,7 @@ enum r2_policy_verdict r2_policy_poll(struct r2_policy *p, uint64_t now_ns, uint
     uint64_t ready;
 
     *next_ns = UINT64_MAX;
-    if (r2_policy_slower(p)) {
+    if (r2_policy_slower_twice(p)) {
         return R2_POLICY_WITHDRAW;
     }
     if (!p->dirty) {
@@ -211,6 +229,7 @@ void r2_policy_committed(struct r2_policy *p, uint64_t key, uint64_t now_ns)
     p->switched_ns = now_ns;
     p->plan = (struct r2_policy_speeds){0};
     p->skip = R2_POLICY_SKIP;
+    p->slow_once = false;
 }
 
 void r2_policy_sample(struct r2_policy *p, uint64_t key, uint64_t bytes, uint64_t ns)
@@ -224,5 +243,6 @@ void r2_policy_sample(struct r2_policy *p, uint64_t key, uint64_t bytes, uint64_
         p->skip--;
         return;
     }
+    p->taken += key != 0;
     r2_policy_put(key ? &p->plan : &p->stock, r2_policy_class(bytes), bytes, rate);
 }

@@ -5,10 +5,11 @@
  * what it replaced is withdrawn and not taken again for the same state of the nodes.
  *
  * Slower: operations are compared with operations of about their size (a class is a power of two),
- * medians of the newest 20 of a class, so that one operation that a failure held up says nothing.
- * What stock takes is measured in the same state of the nodes before the switch. Where it was not
- * measured there, what was measured in the state before stands in, times what the state changed in
- * the prediction; that is less sure and needs a larger difference.
+ * medians of the newest 20 of a class, so that one operation that a failure held up says nothing;
+ * and found so twice, with 20 operations in between: a plan runs for hours, and is looked at all
+ * the time. What stock takes is measured in the same state of the nodes before the switch. Where it
+ * was not measured there, what was measured in the state before stands in, times what the state
+ * changed in the prediction; that is less sure and needs a larger difference.
  */
 #ifndef R2_PLAN_POLICY_H
 #define R2_PLAN_POLICY_H
@@ -19,6 +20,7 @@
 #define R2_POLICY_SAMPLES 20
 #define R2_POLICY_LEAST 5 /* of a class; fewer say nothing */
 #define R2_POLICY_CLASSES 16
+#define R2_POLICY_SURE 1.05   /* slower than stock as measured: no noise */
 #define R2_POLICY_UNSURE 1.15 /* slower than stock as estimated from another state */
 #define R2_POLICY_SKIP 2      /* first operations after a switch: NCCL connects with them */
 
@@ -59,7 +61,10 @@ struct r2_policy {
     /* What stock took in the state before this one, and what was predicted for it. */
     struct r2_policy_speeds before;
     double predicted_before;
-    unsigned skip; /* so many samples still */
+    unsigned skip;  /* so many samples still */
+    uint64_t taken; /* samples of the plan in force */
+    bool slow_once; /* it was slower, when so many had been taken: */
+    uint64_t slow_at;
 };
 
 enum r2_policy_verdict {
@@ -80,7 +85,7 @@ enum r2_policy_verdict r2_policy_poll(struct r2_policy *p, uint64_t now_ns, uint
 bool r2_policy_judge(struct r2_policy *p, uint64_t key, double gain, uint64_t now_ns, char *why);
 /* `key` is not to be proposed again in this state. */
 void r2_policy_ban(struct r2_policy *p, uint64_t key);
-/* A proposal was committed. After an abort: r2_policy_event. */
+/* A proposal was committed. After an abort: r2_policy_again. */
 void r2_policy_committed(struct r2_policy *p, uint64_t key, uint64_t now_ns);
 /* In the present state: its name, and what stock NCCL would take, ns per byte. */
 void r2_policy_state(struct r2_policy *p, uint64_t state, double stock_ns_per_byte);
@@ -88,8 +93,11 @@ void r2_policy_state(struct r2_policy *p, uint64_t state, double stock_ns_per_by
 void r2_policy_sample(struct r2_policy *p, uint64_t key, uint64_t bytes, uint64_t ns);
 /* Operations of stock that were measured in this state; R2_POLICY_SAMPLES are enough. */
 unsigned r2_policy_measured(const struct r2_policy *p);
-/* Of the sizes that both were measured with: ns that the plan took on average, and stock. False:
- * too few of them. */
-bool r2_policy_compare(const struct r2_policy *p, double *plan_ns, double *stock_ns);
+enum r2_policy_known { R2_POLICY_UNKNOWN, R2_POLICY_MEASURED, R2_POLICY_ESTIMATED };
+
+/* Of the sizes that both were measured with: ns that the plan took on average, and stock. UNKNOWN:
+ * too few of them; ESTIMATED: stock was measured in the state before. */
+enum r2_policy_known r2_policy_compare(const struct r2_policy *p, double *plan_ns,
+                                       double *stock_ns);
 
 #endif

@@ -384,8 +384,8 @@ void r2_seconds_stats(struct r2_seconds *s, struct r2_seconds_stats *out)
     pthread_mutex_unlock(&s->lock);
 }
 
-/* The made ones, held, to be called without a lock. */
-static int borrow(struct r2_seconds *s, struct second **out, int room, bool ask)
+/* The made ones, held, so that they can be looked at without the list's lock. */
+static int hold(struct r2_seconds *s, struct second **out, int room)
 {
     int n = 0;
 
@@ -393,7 +393,6 @@ static int borrow(struct r2_seconds *s, struct second **out, int room, bool ask)
     for (struct second *c = s->all; c && n < room; c = c->next) {
         pthread_mutex_lock(&c->lock);
         if (c->state == MADE) {
-            *(ask ? &c->askers : &c->callers) += 1;
             atomic_fetch_add_explicit(&c->holders, 1, memory_order_relaxed);
             out[n++] = c;
         }
@@ -403,33 +402,46 @@ static int borrow(struct r2_seconds *s, struct second **out, int room, bool ask)
     return n;
 }
 
-static void give_back(struct second **all, int n, bool ask)
+/* Before each call, and for this one only: while one call waits, an abort may end all of them. The
+ * handle stays as it is from MADE on; only who may use it changes. */
+static bool borrow(struct second *c, bool ask)
 {
-    for (int i = 0; i < n; i++) {
-        pthread_mutex_lock(&all[i]->lock);
-        *(ask ? &all[i]->askers : &all[i]->callers) -= 1;
-        pthread_cond_broadcast(&all[i]->wake);
-        pthread_mutex_unlock(&all[i]->lock);
-        drop(all[i]);
-    }
+    bool there;
+
+    pthread_mutex_lock(&c->lock);
+    there = c->state == MADE;
+    if (there)
+        *(ask ? &c->askers : &c->callers) += 1;
+    pthread_mutex_unlock(&c->lock);
+    return there;
 }
 
-/* The handle stays as it is from MADE on; only who may use it changes. */
+static void give_back(struct second *c, bool ask)
+{
+    pthread_mutex_lock(&c->lock);
+    *(ask ? &c->askers : &c->callers) -= 1;
+    pthread_cond_broadcast(&c->wake);
+    pthread_mutex_unlock(&c->lock);
+}
+
 int r2_seconds_fan(struct r2_seconds *s, enum r2_api function, bool has_flags, int flags)
 {
     struct second *all[4 * R2_PLAN_ORDERS];
-    int n = borrow(s, all, 4 * R2_PLAN_ORDERS, false), first = R2_NCCL_OK;
+    int n = hold(s, all, 4 * R2_PLAN_ORDERS), first = R2_NCCL_OK;
     void *fn = s->config.real->fn[function];
 
     r2_call_nest();
-    for (int i = 0; i < n && fn; i++) {
-        int result = has_flags ? ((int (*)(r2_nccl_comm, int))fn)(all[i]->handle, flags)
-                               : ((int (*)(r2_nccl_comm))fn)(all[i]->handle);
+    for (int i = 0; i < n; i++) {
+        if (fn && borrow(all[i], false)) {
+            int result = has_flags ? ((int (*)(r2_nccl_comm, int))fn)(all[i]->handle, flags)
+                                   : ((int (*)(r2_nccl_comm))fn)(all[i]->handle);
 
-        first = first == R2_NCCL_OK ? result : first;
+            give_back(all[i], false);
+            first = first == R2_NCCL_OK ? result : first;
+        }
+        drop(all[i]);
     }
     r2_call_unnest();
-    give_back(all, n, false);
     return first;
 }
 
@@ -437,16 +449,21 @@ int r2_seconds_async(struct r2_seconds *s)
 {
     int (*fn)(r2_nccl_comm, int *) = s->config.real->fn[R2_API_ncclCommGetAsyncError];
     struct second *all[4 * R2_PLAN_ORDERS];
-    int n = borrow(s, all, 4 * R2_PLAN_ORDERS, true), first = R2_NCCL_OK;
+    int n = hold(s, all, 4 * R2_PLAN_ORDERS), first = R2_NCCL_OK;
 
     r2_call_nest();
-    for (int i = 0; i < n && fn && first == R2_NCCL_OK; i++) {
-        int error = R2_NCCL_OK, result = fn(all[i]->handle, &error);
+    for (int i = 0; i < n; i++) {
+        if (fn && first == R2_NCCL_OK && borrow(all[i], true)) {
+            int error = R2_NCCL_OK, result = fn(all[i]->handle, &error);
 
-        first = result != R2_NCCL_OK ? result : error == R2_NCCL_IN_PROGRESS ? R2_NCCL_OK : error;
+            give_back(all[i], true);
+            first = result != R2_NCCL_OK           ? result
+                    : error == R2_NCCL_IN_PROGRESS ? R2_NCCL_OK
+                                                   : error;
+        }
+        drop(all[i]);
     }
     r2_call_unnest();
-    give_back(all, n, true);
     return first;
 }
 

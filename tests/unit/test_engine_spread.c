@@ -66,6 +66,28 @@ static void test_slow_home_carries_all(void)
     remote_end(&r);
 }
 
+/* Once it is called slow nothing stays with it; when it is well again all comes home. */
+static void test_known_slow_home_is_left(void)
+{
+    struct r2_req *req;
+    struct r2_bulk c;
+
+    begin(&req);
+    CHECK_EQ(remote_cts(a, &r, 0, MSG), 0);
+    CHECK(!fake_next(b, &c));
+    r2_peer_lock(path_of(a)->peer);
+    r2_path_set_grey(path_of(a), 100, "test");
+    r2_peer_unlock(path_of(a)->peer);
+    CHECK(fake_next(b, &c));
+    CHECK(fake_chunk_sent(b, &c));
+    r2_peer_lock(path_of(a)->peer);
+    r2_path_set_grey(path_of(a), R2_WEIGHT_FULL, "test");
+    r2_peer_unlock(path_of(a)->peer);
+    CHECK(!fake_next(b, &c));
+    CHECK(fake_next(a, &c));
+    remote_end(&r);
+}
+
 static void test_others_stand_in(void)
 {
     struct r2_req *req;
@@ -81,6 +103,7 @@ static void test_others_stand_in(void)
 
 static const struct check_test tests[] = {
     {"slow_home_carries_all", test_slow_home_carries_all},
+    {"known_slow_home_is_left", test_known_slow_home_is_left},
     {"others_stand_in", test_others_stand_in},
     {0},
 };

@@ -328,7 +328,11 @@ static void test_withdraws_what_is_slow(void)
     for (int i = 0; i < R2_POLICY_SAMPLES + R2_POLICY_SKIP; i++) {
         CHECK_EQ(r2_policy_poll(&p, 2 * S, &next), R2_POLICY_WAIT);
         r2_policy_sample(&p, 0, 1000, 90000); /* not of this plan: begun before it */
-        r2_policy_sample(&p, 7, 1000, 2100);
+        r2_policy_sample(&p, 7, 1000, 2120);
+    }
+    for (int i = 0; i < R2_POLICY_SAMPLES; i++) { /* and once more */
+        CHECK_EQ(r2_policy_poll(&p, 2 * S, &next), R2_POLICY_WAIT);
+        r2_policy_sample(&p, 7, 1000, 2120);
     }
     CHECK_EQ(r2_policy_poll(&p, 2 * S, &next), R2_POLICY_WITHDRAW);
     r2_policy_committed(&p, 0, 3 * S);
@@ -352,6 +356,24 @@ static void test_keeps_what_is_fast(void)
     }
     for (int i = 0; i < 5 * R2_POLICY_SAMPLES; i++) {
         r2_policy_sample(&p, 7, 1000, i % 2 ? 1500 : 2300); /* noise around something faster */
+        CHECK_EQ(r2_policy_poll(&p, 2 * S, &next), R2_POLICY_WAIT);
+    }
+}
+
+/* A little slower is noise, and so is slower for a while. */
+static void test_noise_is_no_reason(void)
+{
+    struct r2_policy p = fresh();
+    uint64_t next;
+
+    for (int i = 0; i < R2_POLICY_SAMPLES; i++) {
+        r2_policy_sample(&p, 0, 1000, 2000);
+    }
+    r2_policy_committed(&p, 7, S);
+    for (int i = 0; i < 10 * R2_POLICY_SAMPLES; i++) {
+        bool hiccup = i >= 2 * R2_POLICY_SAMPLES && i < 2 * R2_POLICY_SAMPLES + 15;
+
+        r2_policy_sample(&p, 7, 1000, hiccup ? 4000 : 2080);
         CHECK_EQ(r2_policy_poll(&p, 2 * S, &next), R2_POLICY_WAIT);
     }
 }
@@ -381,6 +403,8 @@ static void test_baseline_follows_the_state(void)
         take(&p, 7, 1000, slow ? 2320 : 2280, R2_POLICY_SAMPLES + R2_POLICY_SKIP);
         CHECK_EQ(r2_policy_poll(&p, 3 * S, &next), R2_POLICY_WAIT); /* nothing to compare with */
         r2_policy_state(&p, 2, 1.0);
+        CHECK_EQ(r2_policy_poll(&p, 3 * S, &next), R2_POLICY_WAIT);
+        take(&p, 7, 1000, slow ? 2320 : 2280, R2_POLICY_SAMPLES);
         CHECK_EQ(r2_policy_poll(&p, 3 * S, &next), slow ? R2_POLICY_WITHDRAW : R2_POLICY_WAIT);
     }
 }
@@ -401,9 +425,12 @@ static void test_measured_goes_before_estimated(void)
     r2_policy_committed(&p, 7, 2 * S);
     take(&p, 7, 1000, 2990, R2_POLICY_SAMPLES + R2_POLICY_SKIP);
     CHECK_EQ(r2_policy_poll(&p, 3 * S, &next), R2_POLICY_WAIT);
-    CHECK(r2_policy_compare(&p, &plan, &stock));
+    CHECK_EQ(r2_policy_compare(&p, &plan, &stock), R2_POLICY_MEASURED);
     CHECK(plan > 2989 && plan < 2991 && stock > 2999 && stock < 3001);
-    take(&p, 7, 1000, 3010, R2_POLICY_SAMPLES);
+    for (int i = 0; i < 2; i++) {
+        CHECK_EQ(r2_policy_poll(&p, 3 * S, &next), R2_POLICY_WAIT);
+        take(&p, 7, 1000, 3160, R2_POLICY_SAMPLES);
+    }
     CHECK_EQ(r2_policy_poll(&p, 3 * S, &next), R2_POLICY_WITHDRAW);
 }
 
@@ -425,6 +452,8 @@ static void test_only_like_is_compared(void)
     take(&p, 7, 8 << 20, 3 << 20, R2_POLICY_LEAST); /* faster: 20 and more operations together */
     CHECK_EQ(r2_policy_poll(&p, 2 * S, &next), R2_POLICY_WAIT);
     take(&p, 7, 8 << 20, 5 << 20, R2_POLICY_SAMPLES); /* and now slower, at the large size */
+    CHECK_EQ(r2_policy_poll(&p, 2 * S, &next), R2_POLICY_WAIT);
+    take(&p, 7, 8 << 20, 5 << 20, R2_POLICY_SAMPLES);
     CHECK_EQ(r2_policy_poll(&p, 2 * S, &next), R2_POLICY_WITHDRAW);
 }
 
@@ -471,6 +500,7 @@ static const struct check_test tests[] = {{"round_trip", test_round_trip},
                                           {"switch_needs_gain", test_switch_needs_gain},
                                           {"withdraws", test_withdraws_what_is_slow},
                                           {"keeps", test_keeps_what_is_fast},
+                                          {"noise", test_noise_is_no_reason},
                                           {"baseline", test_baseline_follows_the_state},
                                           {"measured", test_measured_goes_before_estimated},
                                           {"like_with_like", test_only_like_is_compared},

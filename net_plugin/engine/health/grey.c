@@ -256,6 +256,8 @@ static bool is_slow(struct r2_grey *const *paths, int n, int self, uint64_t now)
         g->well_bytes = 0;
     } else if (g->share >= R2_GREY_ABOVE) {
         well_window(g, now);
+    } else if (!was && g->measured >= g->best_rate / 2) {
+        g->slow_windows = 0;
     }
     return was ? g->well_windows < WINDOWS ||
                      (g->well_bytes < WELL_BYTES && now - g->well_from < WELL_NS)

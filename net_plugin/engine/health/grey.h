@@ -10,11 +10,11 @@
  *
  * What slows every path to the peer alike (its process is stopped, a machine is busy) says nothing
  * about one of them: a path's speed counts as a share of the median of its siblings'. Below
- * R2_GREY_BELOW for three windows in a row and 400 ms, and later than twice what its siblings are,
- * it is grey, and what is left of its weight is that share. It is well again after three windows in
- * a row above R2_GREY_ABOVE and 256 KiB or 700 ms in them: less may be what a shaper has saved up.
- * A path that has segments sent again while its siblings do not is lossy, and keeps half of its
- * weight at most.
+ * R2_GREY_BELOW for three windows in a row and 400 ms, later than twice what its siblings are, and
+ * with its delivery rate below half of its best, it is grey, and that share is its factor. It is
+ * well again after three windows in a row above R2_GREY_ABOVE, or with three quarters of its best
+ * rate, and 256 KiB or 700 ms in them: less may be what a shaper has saved up. A path that has
+ * segments sent again while its siblings do not is lossy; its factor is half at most.
  *
  * Units: bytes, nanoseconds, bytes per second, shares per mille. Plain structs, nothing to free.
  * Threads: the caller serialises access to the paths of one peer. No function fails.
@@ -29,7 +29,7 @@
 #define R2_GREY_FULL 1000u
 #define R2_GREY_BELOW 500u
 #define R2_GREY_ABOVE 750u
-#define R2_GREY_LEAST 20u /* no path is weighed down further: it has to be seen to recover */
+#define R2_GREY_LEAST 20u /* the least factor */
 #define R2_GREY_LOSSY 500u
 #define R2_GREY_REASON 80
 

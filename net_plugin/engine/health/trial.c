@@ -5,7 +5,7 @@ static bool running(const struct r2_trial *t, uint64_t now)
     return t->from && now - t->from < R2_TRIAL_NS && t->bytes < R2_TRIAL_BYTES;
 }
 
-/* Seldom: only if it was left nothing. */
+/* Seldom: if it has had nothing for a while, left to others or not asked for. */
 static bool due(const struct r2_trial *t, bool soon, uint64_t last, uint64_t now)
 {
     uint64_t since = soon || t->from > last ? t->from : last;

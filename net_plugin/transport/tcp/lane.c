@@ -119,16 +119,16 @@ static void lane_timer(struct r2_timer *t, uint64_t now)
 
 /* What a lost segment costs when nothing behind it tells of the loss: the kernel waits 200 ms at
  * least, a hundred times what a data centre's round trip takes. A repetition may come 30 ms after
- * the round trip, because the other end, ours too, delays no acknowledgement for more than 10.
- * Older kernels keep their times. */
+ * the round trip, because the other end, ours too, delays no acknowledgement for more than 10
+ * where its kernel can. Older kernels keep their times. */
 static void set_timers(int fd)
 {
     int one = 1, max_ms = 1000, min_us = 30000, ack_us = 10000;
 
     setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof(one));
     setsockopt(fd, IPPROTO_TCP, TCP_RTO_MAX_MS, &max_ms, sizeof(max_ms));    /* Linux 6.15 */
-    setsockopt(fd, IPPROTO_TCP, TCP_RTO_MIN_US, &min_us, sizeof(min_us));    /* Linux 6.11 */
-    setsockopt(fd, IPPROTO_TCP, TCP_DELACK_MAX_US, &ack_us, sizeof(ack_us)); /* Linux 6.11 */
+    setsockopt(fd, IPPROTO_TCP, TCP_RTO_MIN_US, &min_us, sizeof(min_us));    /* the same */
+    setsockopt(fd, IPPROTO_TCP, TCP_DELACK_MAX_US, &ack_us, sizeof(ack_us)); /* the same */
 }
 
 struct r2_lane *r2_lane_new(int fd, int nic, struct r2_io *io, enum r2_lane_phase phase)

@@ -292,7 +292,8 @@ void r2_hca_unuse(struct r2_hca *hca);
 void r2_hca_gone(struct r2_hca *hca, const char *why);
 /* A path failed: perhaps because its device vanished without a word. */
 void r2_hcas_doubt(void);
-/* Whether all devices are still there, looked at once a second at most. Called with heartbeats. */
+/* Whether all devices are still there, looked at twice a second at most. Called with heartbeats of
+ * queue pairs. */
 void r2_hcas_glance(void);
 /* On its command thread, after a command failed: true once the kernel has let go of the device,
  * which is waited for once, in bounded time. */
