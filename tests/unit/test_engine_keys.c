@@ -286,7 +286,7 @@ static void test_fenced_path_flushes(void)
     struct r2_bulk b;
 
     begin(false);
-    mr->device = r2_eng.device_memory = true;
+    mr->device = true;
     CHECK_EQ(r2_engine_irecv(r.conn, data, MSG, 0, mr, &req), 0);
     left = find_via(0, R2_VIA_VERBS, REMOTE_WAIT_MS);
     lost = find_via(1, R2_VIA_VERBS, REMOTE_WAIT_MS);
@@ -309,7 +309,6 @@ static void test_fenced_path_flushes(void)
     CHECK_EQ(remote_test(flush, REMOTE_WAIT_MS, NULL), 1);
     CHECK_EQ(r2_engine_iflush(r.conn, data, mr, &flush), 0);
     CHECK(!flush); /* all has been shown */
-    r2_eng.device_memory = false;
     r2_engine_dereg(r.conn, mr);
     remote_end(&r);
 }
@@ -333,5 +332,6 @@ int main(int argc, char **argv)
 
     fake_offers = R2_OFFER_ROCE;
     remote_engine(2, env);
+    r2_eng.device_memory = true; /* before its threads have anything to read it for */
     return check_main(argc, argv, tests);
 }
