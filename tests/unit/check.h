@@ -17,6 +17,7 @@
 
 #include <errno.h>
 #include <inttypes.h>
+#include <limits.h>
 #include <setjmp.h>
 #include <signal.h>
 #include <stdarg.h>
@@ -50,6 +51,20 @@ __attribute__((unused)) static uint64_t check_random(void)
     z = (z ^ (z >> 30)) * UINT64_C(0xbf58476d1ce4e5b9);
     z = (z ^ (z >> 27)) * UINT64_C(0x94d049bb133111eb);
     return z ^ (z >> 31);
+}
+
+/* The path of `name` in the build folder that this program lies in as tests/unit/NAME, until the
+ * next call. It need not exist. */
+__attribute__((unused)) static const char *check_built(const char *name)
+{
+    static char path[PATH_MAX + 256];
+    ssize_t n = readlink("/proc/self/exe", path, PATH_MAX - 1);
+
+    path[n > 0 ? n : 0] = '\0';
+    for (int up = 0; up < 3 && strrchr(path, '/'); up++)
+        *strrchr(path, '/') = '\0';
+    snprintf(path + strlen(path), 256, "/%s", name);
+    return path;
 }
 
 /* Random number in [0, bound), bound > 0. */

@@ -1,13 +1,11 @@
 /* The built library: what it exports, and that it can be loaded and dropped as NCCL does. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
-#include <libgen.h>
-#include <limits.h>
 
 #include "check.h"
 #include "nccl_abi/nccl_net_abi.h"
 
-static char library[PATH_MAX];
+static const char *library;
 
 static void test_exports(void)
 {
@@ -102,15 +100,7 @@ static const struct check_test tests[] = {
 
 int main(int argc, char **argv)
 {
-    char here[PATH_MAX];
-
-    /* build/tests/unit/<this program> */
-    if (!realpath("/proc/self/exe", here)) {
-        perror("realpath");
-        return 1;
-    }
-    snprintf(library, sizeof(library), "%s", dirname(here));
-    strcat(library, "/../../libnccl-net-r2ccl.so");
+    library = check_built("libnccl-net-r2ccl.so");
     if (access(library, R_OK) != 0) {
         fprintf(stderr, "%s is not built\n", library);
         return 1;

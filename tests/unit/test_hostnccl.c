@@ -5,8 +5,6 @@
  * (then R2CCL_NICS and the like come from the environment). What it cannot prove: several hosts. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
-#include <libgen.h>
-#include <limits.h>
 #include <pthread.h>
 #include <stdatomic.h>
 #include <sys/wait.h>
@@ -53,10 +51,7 @@ static int32_t *in[RANKS], *out[RANKS];
 
 static void load(void)
 {
-    char path[PATH_MAX] = "";
-    CHECK(readlink("/proc/self/exe", path, sizeof(path) - 64) > 0);
-    dirname(dirname(dirname(path)));
-    strcat(path, "/hostnccl/libnccl.so.2");
+    const char *path = check_built("hostnccl/libnccl.so.2");
     void *lib = dlopen(path, RTLD_NOW | RTLD_LOCAL);
     CHECK_MSG(lib, "%s: %s", path, dlerror());
 #define X(f)                                                                                       \

@@ -5,7 +5,6 @@
  * as the dynamic linker does under LD_PRELOAD. It cannot prove that the linker finds the real NCCL:
  * tests/py/test_shim.py does. */
 #define _GNU_SOURCE
-#include <dlfcn.h>
 #include <pthread.h>
 #include <sys/mman.h>
 #include <sys/wait.h>
@@ -14,6 +13,7 @@
 #include "api/ids.h"
 #include "check.h"
 #include "comms/inside.h"
+#include "noop_bed.h"
 
 #define R2_PLAIN(name, since, params, args) int name params;
 #define R2_COMM(name, since, params, args) int name params;
@@ -22,22 +22,6 @@
 #define R2_P2P(name, since, kind, params, args) int name params;
 #define R2_OWN(name, since, ret, params) ret name params;
 #include "api/nccl.def"
-
-static long (*noop_calls)(const char *);
-static void (*noop_next_result)(int);
-static void (*noop_hang)(int);
-static char noop_path[512];
-
-static void load(void)
-{
-    void *noop = dlopen(noop_path, RTLD_NOW | RTLD_LOCAL);
-
-    CHECK(noop != NULL);
-    noop_calls = dlsym(noop, "noop_calls");
-    noop_next_result = dlsym(noop, "noop_next_result");
-    noop_hang = dlsym(noop, "noop_hang");
-    CHECK(noop_calls && noop_next_result && noop_hang);
-}
 
 static r2_nccl_comm make(void)
 {
@@ -87,13 +71,12 @@ static int reduce(r2_nccl_comm comm)
 
 static void test_table(void)
 {
-    load();
     for (int i = 0; i < R2_API_COUNT; i++) {
         CHECK_EQ(r2_api_find(r2_api_names[i]), i);
         CHECK(r2_api_wrapper((enum r2_api)i) != NULL);
         CHECK(r2_api_since[i] >= 21400 && r2_api_since[i] < 30000);
         /* The no-op NCCL has every function, so every wrapper has somewhere to go. */
-        CHECK(noop_calls(r2_api_names[i]) >= 0);
+        CHECK(noop.calls(r2_api_names[i]) >= 0);
     }
     CHECK_EQ(r2_api_find("ncclNothing"), -1);
 }
@@ -103,13 +86,12 @@ static void test_passes_on(void)
     long before;
     int version = 0;
 
-    load();
-    before = noop_calls("ncclGetVersion");
+    before = noop.calls("ncclGetVersion");
     CHECK_EQ(ncclGetVersion(&version), 0);
     CHECK_EQ(version, 23203);
     /* One more than ours: the shim asks once itself. */
-    CHECK(noop_calls("ncclGetVersion") - before >= 1);
-    noop_next_result(3);
+    CHECK(noop.calls("ncclGetVersion") - before >= 1);
+    noop.next_result(3);
     CHECK_EQ(ncclMemFree(NULL), 3);
     CHECK_STR(ncclGetErrorString(1), "no-op error");
 }
@@ -118,12 +100,11 @@ static void test_counts_what_nccl_took(void)
 {
     r2_nccl_comm comm;
 
-    load();
     comm = make();
     CHECK_EQ(index_of(comm), 0);
     CHECK_EQ(reduce(comm), 0);
     CHECK_EQ(index_of(comm), 1);
-    noop_next_result(5);
+    noop.next_result(5);
     CHECK_EQ(reduce(comm), 5);
     CHECK_EQ(index_of(comm), 1);
     CHECK_EQ(ncclAllGather(NULL, NULL, 0, 7, comm, NULL), 0); /* nothing to do counts too */
@@ -147,11 +128,10 @@ static void test_nested_calls_pass_through(void)
     long before;
     r2_nccl_comm comm, all[3];
 
-    load();
     comm = make();
-    before = noop_calls("ncclBcast");
+    before = noop.calls("ncclBcast");
     CHECK_EQ(ncclBcast(NULL, 1, 7, 0, comm, NULL), 0);
-    CHECK_EQ(noop_calls("ncclBcast") - before, 1);
+    CHECK_EQ(noop.calls("ncclBcast") - before, 1);
     CHECK_EQ(index_of(comm), 1);
     CHECK(!r2_comms_in_group());
     CHECK_EQ(ncclCommDestroy(comm), 0);
@@ -170,7 +150,6 @@ static void test_groups(void)
 {
     r2_nccl_comm comm, other;
 
-    load();
     comm = make();
     other = make();
     CHECK_EQ(ncclGroupStart(), 0);
@@ -205,7 +184,6 @@ static void test_communicators_of_a_group(void)
     r2_nccl_comm comms[2], failed;
     int before;
 
-    load();
     before = r2_comms_count();
     CHECK_EQ(ncclGetUniqueId(&id), 0);
     CHECK_EQ(ncclGroupStart(), 0);
@@ -219,7 +197,7 @@ static void test_communicators_of_a_group(void)
     /* A group that fails makes none. */
     CHECK_EQ(ncclGroupStart(), 0);
     CHECK_EQ(ncclCommInitRank(&failed, 2, id, 0), 0);
-    noop_next_result(2);
+    noop.next_result(2);
     CHECK_EQ(ncclGroupEnd(), 2);
     CHECK_EQ(r2_comms_count() - before, 2);
     CHECK_EQ(ncclCommDestroy(failed), 0); /* the no-op NCCL has it, unlike the real one */
@@ -233,7 +211,6 @@ static void test_children(void)
     int excluded[] = {1};
     uint64_t id;
 
-    load();
     parent = make();
     id = row_of(parent).id;
     CHECK_EQ(ncclCommSplit(parent, 4, 0, &child, NULL), 0);
@@ -273,7 +250,6 @@ static void test_ids_are_the_same_on_all_ranks(void)
     struct r2_nccl_id id;
     r2_nccl_comm ranks[2], children[2];
 
-    load();
     CHECK_EQ(ncclGetUniqueId(&id), 0);
     for (int r = 0; r < 2; r++) {
         CHECK_EQ(ncclCommInitRank(&ranks[r], 2, id, r), 0);
@@ -296,9 +272,8 @@ static void test_nonblocking(void)
     r2_nccl_comm comm;
     int error = 0;
 
-    load();
     CHECK_EQ(ncclGetUniqueId(&id), 0);
-    noop_next_result(R2_NCCL_IN_PROGRESS);
+    noop.next_result(R2_NCCL_IN_PROGRESS);
     CHECK_EQ(ncclCommInitRank(&comm, 2, id, 0), R2_NCCL_IN_PROGRESS);
     CHECK_EQ(row_of(comm).state, R2_SEG_COMM_INIT);
     CHECK_EQ(ncclCommGetAsyncError(comm, &error), 0);
@@ -307,7 +282,7 @@ static void test_nonblocking(void)
     CHECK_EQ(ncclCommGetAsyncError(comm, &error), 0);
     CHECK_EQ(error, 0);
     CHECK_EQ(row_of(comm).state, R2_SEG_COMM_READY);
-    noop_next_result(R2_NCCL_IN_PROGRESS);
+    noop.next_result(R2_NCCL_IN_PROGRESS);
     CHECK_EQ(reduce(comm), R2_NCCL_IN_PROGRESS);
     CHECK_EQ(index_of(comm), 1);
     CHECK_EQ(ncclCommDestroy(comm), 0);
@@ -323,7 +298,6 @@ static void test_config_is_read_no_further_than_its_size(void)
     struct r2_nccl_id id;
     r2_nccl_comm comm;
 
-    load();
     CHECK(pages != MAP_FAILED);
     CHECK_EQ(mprotect(pages + page, page, PROT_NONE), 0);
     old = (struct r2_nccl_config *)(pages + page - size);
@@ -356,16 +330,15 @@ static void test_abort_from_another_thread(void)
     pthread_t thread;
     void *result;
 
-    load();
     comm = make();
-    noop_hang(1);
+    noop.hang(1);
     CHECK_EQ(pthread_create(&thread, NULL, hanging, comm), 0);
     while (!calling(comm))
         usleep(100);
     usleep(20000); /* from here on the no-op NCCL waits until nobody is inside */
     CHECK_EQ(ncclCommAbort(comm), 0);
     CHECK_EQ(pthread_join(thread, &result), 0);
-    noop_hang(0);
+    noop.hang(0);
     CHECK_EQ((int)(intptr_t)result, R2_NCCL_INTERNAL);
     CHECK(r2_comms_hold(comm) == NULL);
 }
@@ -393,7 +366,6 @@ static void test_threads(void)
     pthread_t threads[4];
     int before;
 
-    load();
     before = r2_comms_count();
     for (int i = 0; i < 4; i++)
         CHECK_EQ(pthread_create(&threads[i], NULL, churn, NULL), 0);
@@ -408,7 +380,6 @@ static void test_child_of_fork_is_inert(void)
     int status, version;
     pid_t pid;
 
-    load();
     comm = make();
     CHECK_EQ(reduce(comm), 0);
     pid = fork();
@@ -442,7 +413,6 @@ static void test_fork_while_others_look_up(void)
     r2_nccl_comm comm;
     int status;
 
-    load();
     comm = make();
     atomic_store(&looking, true);
     for (int i = 0; i < 3; i++)
@@ -484,17 +454,6 @@ static const struct check_test tests[] = {
 
 int main(int argc, char **argv)
 {
-    char own[400];
-    ssize_t n = readlink("/proc/self/exe", own, sizeof(own) - 1);
-    char *slash;
-
-    own[n > 0 ? n : 0] = '\0';
-    slash = strrchr(own, '/');
-    if (slash)
-        *slash = '\0';
-    snprintf(noop_path, sizeof(noop_path), "%s/../noop/libnccl.so.2", own);
-    /* Before the first call, which reads them. */
-    setenv("R2CCL_REAL_NCCL", noop_path, 1);
-    setenv("R2CCL_SHM", "0", 1);
+    noop_bed(NULL);
     return check_main(argc, argv, tests);
 }

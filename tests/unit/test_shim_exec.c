@@ -3,14 +3,13 @@
  * process; plans are proposed here, not by the planner. Rung 3: real sockets on loopback. It cannot
  * prove anything about results: tests/py/test_shim_executor.py does. */
 #define _GNU_SOURCE
-#include <dlfcn.h>
 #include <errno.h>
 #include <pthread.h>
 
-#include "../shim/noop/noop.h"
 #include "api/call.h"
 #include "check.h"
 #include "comms/follow_inside.h"
+#include "noop_bed.h"
 #include "util/clock.h"
 
 #define R2_OWN(name, since, ret, params) ret name params;
@@ -22,14 +21,6 @@
 #define BIG ((size_t)(1 << 20) + 3) /* floats: an operation that plans are for */
 #define SMALL ((size_t)1000)
 #define FLOAT 7
-
-static struct {
-    long (*calls)(const char *);
-    void (*fail_inits)(int);
-    void (*hold_inits)(int);
-    void (*trace)(void);
-    int (*traced)(r2_nccl_comm *, size_t *);
-} noop;
 
 struct rank {
     pthread_t thread;
@@ -442,16 +433,9 @@ static void captured(struct rank *me)
 
 static void test_captures(void)
 {
-    char own[400], path[512];
-    ssize_t n = readlink("/proc/self/exe", own, sizeof(own) - 1);
-
-    CHECK(n > 0);
-    own[n] = '\0';
-    *strrchr(own, '/') = '\0';
-    snprintf(path, sizeof(path), "%s/../fakecuda/libcuda.so.1", own);
     CHECK(!r2_device_cuda());
     CHECK_EQ(r2_leader_orders(), 3);
-    CHECK(dlopen(path, RTLD_NOW | RTLD_LOCAL) != NULL);
+    CHECK(dlopen(check_built("tests/fakecuda/libcuda.so.1"), RTLD_NOW | RTLD_LOCAL) != NULL);
     CHECK(r2_device_cuda());
     CHECK_EQ(r2_leader_orders(), 1); /* one stream */
     run_all(captured);
@@ -471,29 +455,8 @@ static const struct check_test tests[] = {
 
 int main(int argc, char **argv)
 {
-    char own[400], path[512];
-    ssize_t n = readlink("/proc/self/exe", own, sizeof(own) - 1);
-    char *slash;
-    void *lib;
-
-    own[n > 0 ? n : 0] = '\0';
-    slash = strrchr(own, '/');
-    if (slash)
-        *slash = '\0';
-    snprintf(path, sizeof(path), "%s/../noop/libnccl.so.2", own);
-    setenv("R2CCL_REAL_NCCL", path, 1);
-    setenv("R2CCL_SHM", "0", 1);
-    setenv("R2CCL_PLAN", "on", 1);
+    noop_bed("on");
     setenv("R2CCL_PLAN_FORCE", "0", 1);
     setenv("R2CCL_PLAN_ORDERS", "3", 1);
-    setenv("NCCL_SOCKET_IFNAME", "lo", 1);
-    lib = dlopen(path, RTLD_NOW | RTLD_LOCAL);
-    CHECK(lib != NULL);
-    *(void **)&noop.calls = dlsym(lib, "noop_calls");
-    *(void **)&noop.fail_inits = dlsym(lib, "noop_fail_inits");
-    *(void **)&noop.hold_inits = dlsym(lib, "noop_hold_inits");
-    *(void **)&noop.trace = dlsym(lib, "noop_trace");
-    *(void **)&noop.traced = dlsym(lib, "noop_traced");
-    CHECK(noop.calls && noop.fail_inits && noop.hold_inits && noop.trace && noop.traced);
     return check_main(argc, argv, tests);
 }

@@ -6,6 +6,7 @@
 #include "api/call.h"
 #include "check.h"
 #include "comms/inside.h"
+#include "noop_bed.h"
 
 #define R2_OWN(name, since, ret, params) ret name params;
 #define R2_COLL(name, since, kind, params, args) int name params;
@@ -130,18 +131,6 @@ static const struct check_test tests[] = {
 
 int main(int argc, char **argv)
 {
-    char own[400], path[512];
-    ssize_t n = readlink("/proc/self/exe", own, sizeof(own) - 1);
-    char *slash;
-
-    own[n > 0 ? n : 0] = '\0';
-    slash = strrchr(own, '/');
-    if (slash)
-        *slash = '\0';
-    snprintf(path, sizeof(path), "%s/../noop/libnccl.so.2", own);
-    setenv("R2CCL_REAL_NCCL", path, 1);
-    setenv("R2CCL_SHM", "0", 1);
-    setenv("R2CCL_PLAN", "shadow", 1);
-    setenv("NCCL_SOCKET_IFNAME", "lo", 1);
+    noop_bed("shadow");
     return check_main(argc, argv, tests);
 }

@@ -8,13 +8,12 @@
  * as long as R2_STORM_SECONDS says; under ASan and TSan it looks for what is freed or changed under
  * somebody's hands. It cannot prove anything about results: tests/py/test_shim_executor.py does. */
 #define _GNU_SOURCE
-#include <dlfcn.h>
 #include <errno.h>
 #include <pthread.h>
 
-#include "../shim/noop/noop.h"
 #include "check.h"
 #include "comms/follow_inside.h"
+#include "noop_bed.h"
 #include "util/clock.h"
 #include "util/random.h"
 
@@ -30,15 +29,6 @@
 #define FLOAT 7
 #define FIRST_ID (1 << 20)
 #define POOL 3 /* orders that plans of a communicator choose from */
-
-static struct {
-    void (*fail_inits)(int);
-    void (*hold_inits)(int);
-    void (*hang)(int);
-    void (*trace)(void);
-    int (*traced)(r2_nccl_comm *, size_t *);
-    long (*live)(void);
-} noop;
 
 static struct {
     uint64_t seed;
@@ -380,30 +370,7 @@ static const struct check_test tests[] = {{"storm", test_storm}, {0}};
 
 int main(int argc, char **argv)
 {
-    char own[400], path[512];
-    ssize_t n = readlink("/proc/self/exe", own, sizeof(own) - 1);
-    char *slash;
-    void *lib;
-
-    own[n > 0 ? n : 0] = '\0';
-    slash = strrchr(own, '/');
-    if (slash)
-        *slash = '\0';
-    snprintf(path, sizeof(path), "%s/../noop/libnccl.so.2", own);
-    setenv("R2CCL_REAL_NCCL", path, 1);
-    setenv("R2CCL_SHM", "0", 1);
-    setenv("R2CCL_PLAN", "on", 1);
+    noop_bed("on");
     setenv("R2CCL_PLAN_FORCE", "0", 1);
-    setenv("NCCL_SOCKET_IFNAME", "lo", 1);
-    lib = dlopen(path, RTLD_NOW | RTLD_LOCAL);
-    CHECK(lib != NULL);
-    *(void **)&noop.fail_inits = dlsym(lib, "noop_fail_inits");
-    *(void **)&noop.hold_inits = dlsym(lib, "noop_hold_inits");
-    *(void **)&noop.hang = dlsym(lib, "noop_hang");
-    *(void **)&noop.trace = dlsym(lib, "noop_trace");
-    *(void **)&noop.traced = dlsym(lib, "noop_traced");
-    *(void **)&noop.live = dlsym(lib, "noop_live");
-    CHECK(noop.fail_inits && noop.hold_inits && noop.hang && noop.trace && noop.traced &&
-          noop.live);
     return check_main(argc, argv, tests);
 }

@@ -2,17 +2,16 @@
  * rank is a process; plans are proposed here, not by the planner. Rung 3: real sockets on loopback.
  */
 #define _GNU_SOURCE
-#include <dlfcn.h>
 #include <fcntl.h>
 #include <stdatomic.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 
-#include "../shim/noop/noop.h"
 #include "api/call.h"
 #include "check.h"
 #include "comms/follow_inside.h"
+#include "noop_bed.h"
 #include "util/clock.h"
 
 #define R2_OWN(name, since, ret, params) ret name params;
@@ -25,13 +24,6 @@
 #define MOST 200000
 #define AHEAD 20 /* operations that a rank may be ahead of another */
 #define PLANS 4  /* make, run, stock, run again */
-
-static struct {
-    void (*fail_inits)(int);
-    void (*hold_inits)(int);
-    void (*trace)(void);
-    int (*traced)(r2_nccl_comm *, size_t *);
-} noop;
 
 /* What processes share. */
 static struct shared {
@@ -536,31 +528,13 @@ static const struct check_test tests[] = {
 
 int main(int argc, char **argv)
 {
-    char own[400], path[512], command[300];
-    ssize_t n = readlink("/proc/self/exe", own, sizeof(own) - 1);
-    char *slash;
-    void *lib;
+    char command[300];
     int rc;
 
-    own[n > 0 ? n : 0] = '\0';
-    slash = strrchr(own, '/');
-    if (slash)
-        *slash = '\0';
-    snprintf(path, sizeof(path), "%s/../noop/libnccl.so.2", own);
-    setenv("R2CCL_REAL_NCCL", path, 1);
-    setenv("R2CCL_SHM", "0", 1);
-    setenv("R2CCL_LOG", getenv("R2T_LOG") ? getenv("R2T_LOG") : "warn", 1);
-    setenv("R2CCL_PLAN", "on", 1);
+    noop_bed("on");
     setenv("R2CCL_PLAN_FORCE", "0", 1);
-    setenv("NCCL_SOCKET_IFNAME", "lo", 1);
+    setenv("R2CCL_LOG", getenv("R2T_LOG") ? getenv("R2T_LOG") : "warn", 1);
     CHECK(mkdtemp(folder) != NULL);
-    lib = dlopen(path, RTLD_NOW | RTLD_LOCAL);
-    CHECK(lib != NULL);
-    *(void **)&noop.fail_inits = dlsym(lib, "noop_fail_inits");
-    *(void **)&noop.hold_inits = dlsym(lib, "noop_hold_inits");
-    *(void **)&noop.trace = dlsym(lib, "noop_trace");
-    *(void **)&noop.traced = dlsym(lib, "noop_traced");
-    CHECK(noop.fail_inits && noop.hold_inits && noop.trace && noop.traced);
     rc = check_main(argc, argv, tests);
     snprintf(command, sizeof(command), "rm -rf %s", folder);
     return system(command) ? 1 : rc;

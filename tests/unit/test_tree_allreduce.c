@@ -3,8 +3,6 @@
  * for it (tuner/want.h), by NCCL_ALGO, or not at all. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
-#include <libgen.h>
-#include <limits.h>
 
 #include "../hostnccl/nccl.h"
 #include "check.h"
@@ -28,7 +26,7 @@ static struct {
 
 #define OK(call) CHECK_MSG((call) == ncclSuccess, "%s: %s", #call, nc.GetLastError(NULL))
 
-static char folder[PATH_MAX], debug_file[PATH_MAX];
+static char debug_file[64];
 static int (*expect)(const struct r2ccl_tuner_want *want);
 static ncclComm_t comms[MOST];
 static void *in[MOST], *out[MOST];
@@ -36,11 +34,9 @@ static long log_from;
 
 static void *load(const char *name)
 {
-    char path[PATH_MAX + 64];
-    void *lib;
+    const char *path = check_built(name);
+    void *lib = dlopen(path, RTLD_NOW | RTLD_LOCAL);
 
-    snprintf(path, sizeof(path), "%s/%s", folder, name);
-    lib = dlopen(path, RTLD_NOW | RTLD_LOCAL);
     CHECK_MSG(lib, "%s: %s", path, dlerror());
     return lib;
 }
@@ -309,11 +305,6 @@ int main(int argc, char **argv)
 {
     int fd;
 
-    if (readlink("/proc/self/exe", folder, sizeof(folder) - 64) <= 0) {
-        perror("readlink");
-        return 1;
-    }
-    dirname(dirname(dirname(folder)));
     snprintf(debug_file, sizeof(debug_file), "/tmp/r2ccl-tree-XXXXXX");
     fd = mkstemp(debug_file);
     if (fd < 0) {

@@ -3,8 +3,6 @@
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <errno.h>
-#include <libgen.h>
-#include <limits.h>
 #include <pthread.h>
 #include <sched.h>
 #include <stdatomic.h>
@@ -18,7 +16,7 @@
 #define PROTOS R2_NCCL_TUNER_PROTOS
 #define MIB (1ul << 20)
 
-static char library[PATH_MAX];
+static const char *library;
 static int (*expect)(const struct r2ccl_tuner_want *want);
 static atomic_int logged;
 
@@ -447,14 +445,6 @@ static const struct check_test tests[] = {
 
 int main(int argc, char **argv)
 {
-    char here[PATH_MAX];
-
-    /* build/tests/unit/<this program> */
-    if (!realpath("/proc/self/exe", here)) {
-        perror("realpath");
-        return 1;
-    }
-    snprintf(library, sizeof(library), "%s", dirname(here));
-    strcat(library, "/../../libnccl-net-r2ccl.so");
+    library = check_built("libnccl-net-r2ccl.so");
     return check_main(argc, argv, tests);
 }
