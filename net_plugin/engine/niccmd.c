@@ -12,27 +12,10 @@
 
 /* ---- injected faults */
 
-static void nudge_nic(int nic)
+static void nudge(struct r2_ep *ep, void *unused)
 {
-    struct r2_peer **peers;
-    int n;
-
-    peers = r2_peer_all(&n);
-    for (int i = 0; i < n; i++) {
-        struct r2_ep *eps[2 * R2_PATHS_MAX];
-        int m;
-
-        r2_peer_lock(peers[i]);
-        m = r2_peer_eps(peers[i], eps, 2 * R2_PATHS_MAX);
-        r2_peer_unlock(peers[i]);
-        for (int k = 0; k < m; k++) {
-            if (r2_eng.ops->params(eps[k])->local_nic == nic)
-                r2_eng.ops->nudge(eps[k]);
-            r2_eng.ops->put(eps[k]);
-        }
-        r2_peer_put(peers[i]);
-    }
-    free(peers);
+    (void)unused;
+    r2_eng.ops->nudge(ep);
 }
 
 static void fault_event(int nic, enum r2_seg_event event, const char *cause)
@@ -87,7 +70,7 @@ static void tick_fault(int nic, uint64_t now)
         fault_event(nic, R2_EV_FAULT_CLEARED, "over");
     else
         r2_control_nic_fault(r2_eng.ctl, r2_eng.nic_state[nic].row, text[0] ? text : NULL);
-    nudge_nic(nic);
+    r2_nic_eps(nic, nudge, NULL);
 }
 
 /* ---- drains and weights */

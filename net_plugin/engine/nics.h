@@ -31,6 +31,9 @@ void r2_nicstate_verdict(int nic, enum r2_verdict verdict, const char *why);
 /* What engine/locate found about a local NIC: it fails for all peers at once, or works again. */
 void r2_nicstate_located(int nic, bool usable, const char *why);
 /* The kernel's word now, without waiting for its event: false when the link is down. */
+/* Calls `each` with every endpoint of the NIC that is not closed, of all peers; outside all locks.
+ */
+void r2_nic_eps(int nic, void (*each)(struct r2_ep *ep, void *arg), void *arg);
 bool r2_nicstate_carrier(int nic);
 int r2_nicstate_start(void);
 /* Time passes; I/O thread 0. */

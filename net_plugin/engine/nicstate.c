@@ -331,13 +331,9 @@ void r2_nicstate_link(int nic, bool up, const char *cause)
         nic_lost(nic, R2_HEALTH_EV_LOSS, cause);
 }
 
-/* ---- drain */
-
-/* Paths of the NIC that are not closed yet. */
-static uint32_t still_open(int nic)
+void r2_nic_eps(int nic, void (*each)(struct r2_ep *ep, void *arg), void *arg)
 {
     struct r2_peer **peers;
-    uint32_t open = 0;
     int n;
 
     peers = r2_peer_all(&n);
@@ -349,12 +345,28 @@ static uint32_t still_open(int nic)
         m = r2_peer_eps(peers[i], eps, 2 * R2_PATHS_MAX);
         r2_peer_unlock(peers[i]);
         for (int k = 0; k < m; k++) {
-            open += r2_eng.ops->params(eps[k])->local_nic == nic;
+            if (r2_eng.ops->params(eps[k])->local_nic == nic)
+                each(eps[k], arg);
             r2_eng.ops->put(eps[k]);
         }
         r2_peer_put(peers[i]);
     }
     free(peers);
+}
+
+/* ---- drain */
+
+static void count(struct r2_ep *ep, void *open)
+{
+    (void)ep;
+    ++*(uint32_t *)open;
+}
+
+static uint32_t still_open(int nic)
+{
+    uint32_t open = 0;
+
+    r2_nic_eps(nic, count, &open);
     return open;
 }
 

@@ -7,7 +7,6 @@ import json
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 
 from r2ccl_ctl import rows
 from r2ccl_ctl.control import Process, open_segment
@@ -124,12 +123,7 @@ class JobFeed:
     def __enter__(self) -> JobFeed:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        value: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exc: object) -> None:
         self.close()
 
     def close(self) -> None:

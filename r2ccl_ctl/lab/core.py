@@ -21,7 +21,6 @@ import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import IO, Any, TypeVar
 
 from r2ccl_ctl.lab import netns, nsexec
@@ -155,12 +154,7 @@ class Lab:
     def __enter__(self) -> Lab:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        value: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exc: object) -> None:
         self.down()
 
     # Names

@@ -25,7 +25,6 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import TracebackType
 
 BOOT_SECONDS = 180.0
 SLACK_SECONDS = 15.0  # how much later than its limit a command's end may reach us
@@ -289,10 +288,5 @@ class Guest:
     def __enter__(self) -> Guest:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        value: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exc: object) -> None:
         self.close()
