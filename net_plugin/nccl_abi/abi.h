@@ -37,4 +37,20 @@ int r2_abi_close(void *comm);
 int r2_abi_close_listen(void *lcomm);
 int r2_abi_finalize(void *ctx);
 
+/* Members of the properties that came with a version, from those of v12; each version has those of
+ * the ones before it. */
+#define R2_PROPS_V6(to, from)                                                                      \
+    ((to)->name = (from)->name, (to)->pci_path = (from)->pci_path, (to)->guid = (from)->guid,      \
+     (to)->ptr_support = (from)->ptr_support, (to)->speed = (from)->speed,                         \
+     (to)->port = (from)->port, (to)->latency = (from)->latency,                                   \
+     (to)->max_comms = (from)->max_comms, (to)->max_recvs = (from)->max_recvs)
+#define R2_PROPS_V7(to, from)                                                                      \
+    (R2_PROPS_V6(to, from), (to)->netdev_type = (from)->netdev_type,                               \
+     (to)->netdev_version = (from)->netdev_version)
+#define R2_PROPS_V8(to, from) (R2_PROPS_V7(to, from), (to)->reg_is_global = (from)->reg_is_global)
+#define R2_PROPS_V9(to, from)                                                                      \
+    (R2_PROPS_V8(to, from), (to)->force_flush = (from)->force_flush,                               \
+     (to)->vprops.ndevs = (from)->vprops.ndevs, (to)->vprops.devs[0] = (from)->vprops.devs[0],     \
+     (to)->max_p2p_bytes = (from)->max_p2p_bytes, (to)->max_coll_bytes = (from)->max_coll_bytes)
+
 #endif

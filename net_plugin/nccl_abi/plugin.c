@@ -279,23 +279,7 @@ static int r2_abi_properties_v11(int dev, struct r2_ncclnet_props_v11 *props)
     int result = r2_abi_properties(dev, &full);
 
     memset(props, 0, sizeof(*props));
-    props->name = full.name;
-    props->pci_path = full.pci_path;
-    props->guid = full.guid;
-    props->ptr_support = full.ptr_support;
-    props->reg_is_global = full.reg_is_global;
-    props->force_flush = full.force_flush;
-    props->speed = full.speed;
-    props->port = full.port;
-    props->latency = full.latency;
-    props->max_comms = full.max_comms;
-    props->max_recvs = full.max_recvs;
-    props->netdev_type = full.netdev_type;
-    props->netdev_version = full.netdev_version;
-    props->vprops.ndevs = full.vprops.ndevs;
-    props->vprops.devs[0] = full.vprops.devs[0];
-    props->max_p2p_bytes = full.max_p2p_bytes;
-    props->max_coll_bytes = full.max_coll_bytes;
+    R2_PROPS_V9(props, &full);
     props->max_multi_request = full.max_multi_request;
     return result;
 }
@@ -303,52 +287,21 @@ static int r2_abi_properties_v11(int dev, struct r2_ncclnet_props_v11 *props)
 R2_EXPORT extern const struct r2_ncclnet_v12 ncclNetPlugin_v12;
 R2_EXPORT extern const struct r2_ncclnet_v11 ncclNetPlugin_v11;
 
+/* No devices of NVIDIA's own, and no fused ones: each NIC is a NIC. */
+#define R2_NEW_COMMON                                                                              \
+    .name = r2_abi_name, .init = r2_abi_init, .devices = r2_abi_devices, .listen = r2_abi_listen,  \
+    .connect = r2_abi_connect, .accept = r2_abi_accept, .regmr = r2_abi_regmr,                     \
+    .regmr_dmabuf = r2_abi_regmr_dmabuf, .deregmr = r2_abi_deregmr, .isend = r2_abi_isend,         \
+    .irecv = r2_abi_irecv, .iflush = r2_abi_iflush, .test = r2_abi_test,                           \
+    .close_send = r2_abi_close, .close_recv = r2_abi_close, .close_listen = r2_abi_close_listen,   \
+    .finalize = r2_abi_finalize
+
 const struct r2_ncclnet_v12 ncclNetPlugin_v12 = {
-    .name = r2_abi_name,
-    .init = r2_abi_init,
-    .devices = r2_abi_devices,
+    R2_NEW_COMMON,
     .get_properties = r2_abi_properties,
-    .listen = r2_abi_listen,
-    .connect = r2_abi_connect,
-    .accept = r2_abi_accept,
-    .regmr = r2_abi_regmr,
-    .regmr_dmabuf = r2_abi_regmr_dmabuf,
-    .deregmr = r2_abi_deregmr,
-    .isend = r2_abi_isend,
-    .irecv = r2_abi_irecv,
-    .iflush = r2_abi_iflush,
-    .test = r2_abi_test,
-    .close_send = r2_abi_close,
-    .close_recv = r2_abi_close,
-    .close_listen = r2_abi_close_listen,
-    .get_device_mr = NULL,
-    .irecv_consumed = NULL,
-    .make_vdevice = NULL, /* no fused devices: each NIC is a NIC */
-    .finalize = r2_abi_finalize,
-    .set_attr = NULL,
 };
 
 const struct r2_ncclnet_v11 ncclNetPlugin_v11 = {
-    .name = r2_abi_name,
-    .init = r2_abi_init,
-    .devices = r2_abi_devices,
+    R2_NEW_COMMON,
     .get_properties = r2_abi_properties_v11,
-    .listen = r2_abi_listen,
-    .connect = r2_abi_connect,
-    .accept = r2_abi_accept,
-    .regmr = r2_abi_regmr,
-    .regmr_dmabuf = r2_abi_regmr_dmabuf,
-    .deregmr = r2_abi_deregmr,
-    .isend = r2_abi_isend,
-    .irecv = r2_abi_irecv,
-    .iflush = r2_abi_iflush,
-    .test = r2_abi_test,
-    .close_send = r2_abi_close,
-    .close_recv = r2_abi_close,
-    .close_listen = r2_abi_close_listen,
-    .get_device_mr = NULL,
-    .irecv_consumed = NULL,
-    .make_vdevice = NULL,
-    .finalize = r2_abi_finalize,
-    .set_attr = NULL,
 };

@@ -132,23 +132,7 @@ static int r2_old_properties_v9(int dev, struct r2_ncclnet_props_v9 *props)
     int result = r2_abi_properties(dev, &full);
 
     memset(props, 0, sizeof(*props));
-    props->name = full.name;
-    props->pci_path = full.pci_path;
-    props->guid = full.guid;
-    props->ptr_support = full.ptr_support;
-    props->reg_is_global = full.reg_is_global;
-    props->force_flush = full.force_flush;
-    props->speed = full.speed;
-    props->port = full.port;
-    props->latency = full.latency;
-    props->max_comms = full.max_comms;
-    props->max_recvs = full.max_recvs;
-    props->netdev_type = full.netdev_type;
-    props->netdev_version = full.netdev_version;
-    props->vprops.ndevs = full.vprops.ndevs;
-    props->vprops.devs[0] = full.vprops.devs[0];
-    props->max_p2p_bytes = full.max_p2p_bytes;
-    props->max_coll_bytes = full.max_coll_bytes;
+    R2_PROPS_V9(props, &full);
     return result;
 }
 
@@ -158,18 +142,7 @@ static int r2_old_properties_v8(int dev, struct r2_ncclnet_props_v8 *props)
     int result = r2_abi_properties(dev, &full);
 
     memset(props, 0, sizeof(*props));
-    props->name = full.name;
-    props->pci_path = full.pci_path;
-    props->guid = full.guid;
-    props->ptr_support = full.ptr_support;
-    props->reg_is_global = full.reg_is_global;
-    props->speed = full.speed;
-    props->port = full.port;
-    props->latency = full.latency;
-    props->max_comms = full.max_comms;
-    props->max_recvs = full.max_recvs;
-    props->netdev_type = full.netdev_type;
-    props->netdev_version = full.netdev_version;
+    R2_PROPS_V8(props, &full);
     return result;
 }
 
@@ -179,17 +152,7 @@ static int r2_old_properties_v7(int dev, struct r2_ncclnet_props_v7 *props)
     int result = r2_abi_properties(dev, &full);
 
     memset(props, 0, sizeof(*props));
-    props->name = full.name;
-    props->pci_path = full.pci_path;
-    props->guid = full.guid;
-    props->ptr_support = full.ptr_support;
-    props->speed = full.speed;
-    props->port = full.port;
-    props->latency = full.latency;
-    props->max_comms = full.max_comms;
-    props->max_recvs = full.max_recvs;
-    props->netdev_type = full.netdev_type;
-    props->netdev_version = full.netdev_version;
+    R2_PROPS_V7(props, &full);
     return result;
 }
 
@@ -199,15 +162,7 @@ static int r2_old_properties_v6(int dev, struct r2_ncclnet_props_v6 *props)
     int result = r2_abi_properties(dev, &full);
 
     memset(props, 0, sizeof(*props));
-    props->name = full.name;
-    props->pci_path = full.pci_path;
-    props->guid = full.guid;
-    props->ptr_support = full.ptr_support;
-    props->speed = full.speed;
-    props->port = full.port;
-    props->latency = full.latency;
-    props->max_comms = full.max_comms;
-    props->max_recvs = full.max_recvs;
+    R2_PROPS_V6(props, &full);
     return result;
 }
 
