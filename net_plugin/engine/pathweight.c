@@ -83,8 +83,6 @@ void r2_path_set_grey(struct r2_path *path, unsigned permille, const char *reaso
 
     if (permille > R2_WEIGHT_FULL)
         permille = R2_WEIGHT_FULL;
-    if (path->grey == permille)
-        return;
     path->grey = (uint16_t)permille;
     r2_path_journal(path, R2_EV_WEIGHT, 0, 0, reason);
     R2_INFO("path %s: %u of 1000 of its weight: %s", r2_path_text(path, text, sizeof(text)),
@@ -105,6 +103,11 @@ bool r2_path_unlimited(const struct r2_path *path)
     return r2_path_usable(path) && r2_share_free(&path->peer->shares, &path->share);
 }
 
+bool r2_path_well(const struct r2_path *path)
+{
+    return path->grey == R2_WEIGHT_FULL && r2_path_unlimited(path);
+}
+
 bool r2_path_able(const struct r2_path *path)
 {
     return path->state == R2_PATH_UP && path->ctrl_ready && !path->testing &&
@@ -117,9 +120,7 @@ bool r2_conn_home_alive(const struct r2_conn *c)
     const struct r2_peer *p = c->peer;
 
     for (int i = 0; i < p->n_paths; i++) {
-        const struct r2_path *path = p->paths[i];
-
-        if (path->lnic == c->home && path->grey == R2_WEIGHT_FULL && r2_path_unlimited(path))
+        if (p->paths[i]->lnic == c->home && r2_path_well(p->paths[i]))
             return true;
     }
     return false;

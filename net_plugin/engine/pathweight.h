@@ -9,12 +9,14 @@ bool r2_path_carries(const struct r2_path *path);
 bool r2_path_usable(const struct r2_path *path);
 /* Pulls as it likes: no sibling has a higher weight. */
 bool r2_path_unlimited(const struct r2_path *path);
+/* ... and nobody calls it slow or lossy. */
+bool r2_path_well(const struct r2_path *path);
 /* Could take chunks, were it not for its weight or because it only stands by. */
 bool r2_path_able(const struct r2_path *path);
 /* What waits first of some connection no other path may take now: they cannot carry it, have had
  * their share as well, or do not answer. Then shares are no reason to wait. */
 bool r2_path_sole_carrier(const struct r2_path *path);
-/* A path of the connection's home NIC pulls as it likes. */
+/* A path of the connection's home NIC is well. */
 bool r2_conn_home_alive(const struct r2_conn *c);
 /* Memory may be registered with some NICs only. If those only stand by, have weight 0 or are not
  * the home NIC, its messages would wait for ever: finds such connections, for which these rules do
@@ -25,7 +27,7 @@ void r2_peer_check_stuck(struct r2_peer *p, uint64_t now);
 /* Some path's weight or usability may have changed: weighs all of the peer's anew. */
 void r2_peer_weigh(struct r2_peer *p);
 /* The path is slow or lossy against its siblings: `permille` of its weight is shown (1000: all is
- * well again), which limits nothing. Journalled with the reason when it changes. */
+ * well again), which limits nothing. Journalled with the reason: call it when either changes. */
 void r2_path_set_grey(struct r2_path *path, unsigned permille, const char *reason);
 
 #endif

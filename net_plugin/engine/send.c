@@ -90,12 +90,13 @@ static uint64_t kick_path(struct r2_path *path, uint64_t bytes, uint64_t *space)
     return bytes - n;
 }
 
-/* A path of limited weight may decline, so others are asked for its bytes all the same. */
+/* A path of limited weight may decline, a slow one should: others are asked for its bytes all the
+ * same. */
 static uint64_t ask_path(struct r2_path *path, uint64_t bytes, uint64_t *space)
 {
     uint64_t left = kick_path(path, bytes, space);
 
-    return r2_path_unlimited(path) ? left : bytes;
+    return r2_path_well(path) ? left : bytes;
 }
 
 static const struct r2_req *first_waiting(struct r2_conn *c)
@@ -124,7 +125,7 @@ static bool has_work(const struct r2_path *path)
 }
 
 /* Asks lanes to pull: first each connection's home NIC, then others for what that has no room
- * for (unless connections stay at home, wherever home lives). Waived ones: all. */
+ * for (unless connections stay at home, wherever home is well). Waived ones: all. */
 void r2_peer_kick(struct r2_peer *p)
 {
     uint64_t space[R2_PATHS_MAX], rest = 0;
@@ -148,7 +149,7 @@ void r2_peer_kick(struct r2_peer *p)
             if (p->paths[i]->lnic != c->home || !r2_path_usable(p->paths[i]) ||
                 !r2_send_carries(p->paths[i], r))
                 continue;
-            home |= r2_path_unlimited(p->paths[i]);
+            home |= r2_path_well(p->paths[i]);
             left = ask_path(p->paths[i], left, &space[i]);
         }
         if (!home || r2_eng.set->spread != R2_SPREAD_HOME)

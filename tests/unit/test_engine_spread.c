@@ -5,6 +5,7 @@
 
 #define KB 1024u
 #define MSG (128 * KB)
+#define SMALL (32 * KB) /* one chunk */
 
 static uint8_t data[MSG];
 static struct remote r;
@@ -32,7 +33,8 @@ static void pretend_rate(struct r2_ep *ep, uint64_t ns_per_chunk)
     r2_peer_unlock(path->peer);
 }
 
-static void begin(struct r2_req **req)
+/* `known`: the other NIC's path has carried something before. */
+static void begin(struct r2_req **req, bool known)
 {
     remote_new(&r, true, 2);
     CHECK(remote_open(&r, 2));
@@ -40,8 +42,10 @@ static void begin(struct r2_req **req)
     b = fake_find(r.id, 1, 1, 0);
     CHECK(a && b);
     pretend_rate(a, 10 * R2_NS_PER_MS);
-    pretend_rate(b, 10 * R2_NS_PER_US);
-    CHECK_GT(r2_pathrate_rate(&path_of(b)->rate), 10 * r2_pathrate_rate(&path_of(a)->rate));
+    if (known) {
+        pretend_rate(b, 10 * R2_NS_PER_US);
+        CHECK_GT(r2_pathrate_rate(&path_of(b)->rate), 10 * r2_pathrate_rate(&path_of(a)->rate));
+    }
     *req = NULL;
     CHECK_EQ(r2_engine_isend(r.conn, data, MSG, 0, NULL, req), 0);
     CHECK(*req);
@@ -53,7 +57,7 @@ static void test_slow_home_carries_all(void)
     struct r2_bulk c;
     uint64_t bytes = 0;
 
-    begin(&req);
+    begin(&req, true);
     CHECK_EQ(remote_cts(a, &r, 0, MSG), 0);
     while (bytes < MSG) { /* it may not leave them to a path that will not take them */
         CHECK(!fake_next(b, &c));
@@ -66,26 +70,53 @@ static void test_slow_home_carries_all(void)
     remote_end(&r);
 }
 
-/* Once it is called slow nothing stays with it; when it is well again all comes home. */
+static void call(struct r2_ep *ep, unsigned permille)
+{
+    r2_peer_lock(path_of(ep)->peer);
+    r2_path_set_grey(path_of(ep), permille, "test");
+    r2_peer_unlock(path_of(ep)->peer);
+}
+
+/* Once it is called slow nothing stays with it; when it is well again all comes home. An idle path
+ * pulls only when it is asked. */
 static void test_known_slow_home_is_left(void)
 {
-    struct r2_req *req;
+    struct r2_req *req, *next = NULL;
     struct r2_bulk c;
+    int kicks;
 
-    begin(&req);
-    CHECK_EQ(remote_cts(a, &r, 0, MSG), 0);
-    CHECK(!fake_next(b, &c));
-    r2_peer_lock(path_of(a)->peer);
-    r2_path_set_grey(path_of(a), 100, "test");
-    r2_peer_unlock(path_of(a)->peer);
-    CHECK(fake_next(b, &c));
-    CHECK(fake_chunk_sent(b, &c));
-    r2_peer_lock(path_of(a)->peer);
-    r2_path_set_grey(path_of(a), R2_WEIGHT_FULL, "test");
-    r2_peer_unlock(path_of(a)->peer);
-    CHECK(!fake_next(b, &c));
-    CHECK(fake_next(a, &c));
-    remote_end(&r);
+    for (int known = 1; known >= 0; known--) {
+        begin(&req, known);
+        kicks = atomic_load(&b->kicks);
+        CHECK_EQ(remote_cts(a, &r, 0, MSG), 0);
+        CHECK_EQ(atomic_load(&b->kicks), kicks);
+        CHECK(!fake_next(b, &c));
+        call(a, 100);
+        CHECK_GT(atomic_load(&b->kicks), kicks);
+        CHECK(fake_next(b, &c));
+        CHECK(fake_chunk_sent(b, &c));
+        call(a, R2_WEIGHT_FULL);
+        CHECK(!fake_next(b, &c));
+        CHECK(fake_next(a, &c));
+        remote_end(&r);
+
+        begin(&req, known); /* a small message that the slow NIC has room for */
+        CHECK_EQ(remote_cts(a, &r, 0, MSG), 0);
+        for (uint64_t bytes = 0; bytes < MSG; bytes += c.len) {
+            CHECK(fake_next(a, &c));
+            CHECK(fake_chunk_sent(a, &c));
+            CHECK_EQ(remote_ack_range(a, &r, 0, c.offset, c.len), 0);
+        }
+        CHECK_EQ(remote_test(req, 0, NULL), 1);
+        call(a, 100);
+        kicks = atomic_load(&b->kicks);
+        CHECK_EQ(r2_engine_isend(r.conn, data, SMALL, 0, NULL, &next), 0);
+        CHECK_EQ(remote_cts(a, &r, 1, SMALL), 0);
+        CHECK_GT(atomic_load(&b->kicks), kicks);
+        CHECK(fake_next(b, &c));
+        remote_end(&r);
+        next = NULL;
+    }
 }
 
 static void test_others_stand_in(void)
@@ -93,7 +124,7 @@ static void test_others_stand_in(void)
     struct r2_req *req;
     struct r2_bulk c;
 
-    begin(&req);
+    begin(&req, true);
     fake_fail(a, ECONNRESET, false);
     CHECK(remote_wait_state(&r, 0, R2_PATH_WAIT) || remote_state(&r, 0) == R2_PATH_CONNECTING);
     CHECK_EQ(remote_cts(b, &r, 0, MSG), 0);

@@ -69,14 +69,67 @@ static void test_slow_once(void)
     remote_end(&r);
 }
 
+static int unanswered(int nic)
+{
+    struct r2_path *path = ep[nic]->params.owner;
+    int n;
+
+    r2_peer_lock(path->peer);
+    n = path->hb_unanswered;
+    r2_peer_unlock(path->peer);
+    return n;
+}
+
+/* A path whose heartbeat is overdue may be dead: a trial's chunks would wait for the verdict. It
+ * has one again when it answers. */
+static void test_none_while_overdue(void)
+{
+    uint64_t seq = 0, from;
+    int nic;
+
+    remote_new(&r, true, 2);
+    CHECK(remote_open(&r, 2));
+    for (int i = 0; i < 2; i++) {
+        ep[i] = fake_find(r.id, i, i, 0);
+        CHECK(ep[i]);
+    }
+    CHECK_EQ(taker(seq++), 0);
+    pretend_rate(0, 10 * R2_NS_PER_MS);
+    pretend_rate(1, 10 * R2_NS_PER_US);
+    atomic_store(&ep[0]->silent, true);
+    for (from = r2_now_ns(); !unanswered(0) && r2_now_ns() - from < 3 * R2_NS_PER_S;)
+        fake_sleep_ms(5);
+    CHECK_GT(unanswered(0), 0);
+    for (from = r2_now_ns(); r2_now_ns() - from < 2 * R2_TRIAL_SELDOM; fake_sleep_ms(10))
+        CHECK_EQ(taker(seq++), 1);
+    CHECK_EQ(remote_state(&r, 0), R2_PATH_UP);
+    atomic_store(&ep[0]->silent, false);
+    from = r2_now_ns();
+    do {
+        fake_sleep_ms(10);
+        nic = taker(seq++);
+    } while (nic != 0 && r2_now_ns() - from < 5 * R2_NS_PER_S);
+    CHECK_EQ(nic, 0);
+    remote_end(&r);
+}
+
 static const struct check_test tests[] = {
     {"slow_once", test_slow_once},
+    {"none_while_overdue", test_none_while_overdue},
     {0},
 };
 
 int main(int argc, char **argv)
 {
-    static const char *const env[] = {"R2CCL_CHUNK", "64K", NULL};
+    static const char *const env[] = {"R2CCL_CHUNK",
+                                      "64K",
+                                      "R2CCL_HEARTBEAT",
+                                      "50",
+                                      "R2CCL_HEARTBEAT_IDLE",
+                                      "50",
+                                      "R2CCL_HEARTBEAT_MISSES",
+                                      "100",
+                                      NULL};
 
     remote_engine(2, env);
     return check_main(argc, argv, tests);

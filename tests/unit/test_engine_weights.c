@@ -165,6 +165,50 @@ static void test_slow_is_no_limit(void)
     remote_end(&r);
 }
 
+/* Windows of 60 ms of the judge's own time: chunks of path 1 take `took`, 0 is well. */
+static void windows(uint64_t *t, int n, uint64_t took, uint64_t rate)
+{
+    for (int i = 0; i < 6 * n; i++) {
+        *t += 10 * R2_NS_PER_MS;
+        r2_grey_chunk(&path_of(0)->watch, 64 << 10, 3 * R2_NS_PER_MS, 24000000, *t);
+        r2_grey_chunk(&path_of(1)->watch, 64 << 10, took, rate, *t);
+        if (i % 6 == 5)
+            r2_peer_watch_grey(r.conn->peer, *t);
+    }
+}
+
+/* Chunks are short while a path is slow, not while it only loses packets; the weight that is told
+ * follows from one to the other. */
+static void test_slow_and_lossy_in_turn(void)
+{
+    uint64_t t = r2_now_ns();
+    const struct r2_path *path;
+
+    begin(2);
+    r2_peer_lock(r.conn->peer); /* nobody else judges meanwhile */
+    path = path_of(1);
+    windows(&t, 10, 3 * R2_NS_PER_MS, 24000000);
+    for (int i = 0; i < 2; i++)
+        r2_grey_segments(&path_of(i)->watch, 1000, 0, t);
+    CHECK_EQ(path->grey, R2_WEIGHT_FULL);
+    windows(&t, 12, 7500 * R2_NS_PER_US, 8000000);
+    for (int i = 0; i < 2; i++)
+        r2_grey_segments(&path_of(i)->watch, 2000, i ? 50 : 0, t);
+    CHECK(path->rate.tight);
+    CHECK_LT(path->grey, R2_GREY_LOSSY);
+    windows(&t, 4, 3 * R2_NS_PER_MS, 24000000);
+    CHECK_EQ(path->watch.why, R2_GREY_LOSS);
+    CHECK(!path->rate.tight);
+    CHECK_EQ(path->grey, R2_GREY_LOSSY);
+    windows(&t, 12, 7500 * R2_NS_PER_US, 8000000);
+    CHECK_EQ(path->watch.why, R2_GREY_SLOW);
+    CHECK(path->rate.tight);
+    CHECK_LT(path->grey, R2_GREY_LOSSY);
+    CHECK_GT(path->grey, R2_GREY_LOSSY / 2);
+    r2_peer_unlock(r.conn->peer);
+    remote_end(&r);
+}
+
 static void test_spare_takes_over(void)
 {
     begin(2);
@@ -284,6 +328,7 @@ static const struct check_test tests[] = {
     {"limited_share", test_limited_share},
     {"limited_is_asked_again", test_limited_is_asked_again},
     {"slow_is_no_limit", test_slow_is_no_limit},
+    {"slow_and_lossy_in_turn", test_slow_and_lossy_in_turn},
     {"spare_takes_over", test_spare_takes_over},
     {"silent_sibling", test_silent_sibling},
     {"equal_weights_cost_nothing", test_equal_weights_cost_nothing},

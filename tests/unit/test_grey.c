@@ -388,6 +388,70 @@ static void test_kept_waiting(void)
     CHECK_EQ(sims[0].g.why, R2_GREY_WELL);
 }
 
+/* One window of paths 0 and 1: 0's chunks take `took`, its delivery rate is `rate`; 1 is well. */
+static uint64_t window(uint64_t took, uint64_t rate)
+{
+    struct r2_grey *all[2] = {&sims[0].g, &sims[1].g};
+
+    for (int i = 0; i < 6; i++) {
+        now += 10 * MS;
+        r2_grey_chunk(&sims[0].g, 64 * KIB, took, rate, now);
+        r2_grey_chunk(&sims[1].g, 64 * KIB, 3 * MS, 24 * MB, now);
+    }
+    return r2_grey_judge(all, 2, now);
+}
+
+/* A window above the limit, or a delivery rate that is back, contradicts slowness; one in between,
+ * with the rate still down, does not: it may be a shaper's savings. */
+static void test_count_of_windows(void)
+{
+    static const struct {
+        uint64_t took, rate;
+        enum r2_grey_why why;
+        uint32_t least, most;
+    } between[] = {
+        {4900 * US, 8 * MB, R2_GREY_SLOW, 510, 740},
+        {4900 * US, 14 * MB, R2_GREY_WELL, 510, 740},
+        {3200 * US, 8 * MB, R2_GREY_WELL, 760, 1000},
+    };
+
+    for (size_t k = 0; k < sizeof(between) / sizeof(between[0]); k++) {
+        set_up(2, 24 * MB, 0);
+        for (int i = 0; i < 10; i++)
+            CHECK_EQ(window(3 * MS, 24 * MB), 0);
+        for (int i = 0; i < 20; i++) {
+            window(7500 * US, 8 * MB);
+            CHECK_LT(sims[0].g.share, R2_GREY_BELOW);
+            window(between[k].took, between[k].rate);
+            CHECK_GE(sims[0].g.share, between[k].least);
+            CHECK_LE(sims[0].g.share, between[k].most);
+        }
+        CHECK_MSG(sims[0].g.why == between[k].why, "case %zu: %d", k, (int)sims[0].g.why);
+        CHECK_EQ(sims[1].g.why, R2_GREY_WELL);
+    }
+}
+
+/* Slow, then only lossy, then slow as well: each is told, though the factor hardly moves. */
+static void test_reason_changes(void)
+{
+    set_up(4, 125 * MB, 0);
+    run(2 * SEC, -1);
+    sims[0].loss_ppm = 30000;
+    fall(&sims[0], 45 * MB);
+    run(2 * SEC, -1);
+    CHECK_EQ(sims[0].g.why, R2_GREY_SLOW);
+    CHECK_GT(sims[0].g.factor, R2_GREY_LOSSY * 2 / 3);
+    CHECK_LT(sims[0].g.factor, R2_GREY_LOSSY);
+    for (int slow = 0; slow < 2; slow++) {
+        fall(&sims[0], (slow ? 45 : 125) * MB);
+        CHECK_LT(run(2 * SEC, 0), 2 * SEC);
+        CHECK_EQ(sims[0].g.why, slow ? R2_GREY_SLOW : R2_GREY_LOSS);
+        CHECK_LE(sims[0].g.factor, R2_GREY_LOSSY);
+        CHECK_GE(sims[0].g.factor, slow ? R2_GREY_LOSSY * 2 / 3 : R2_GREY_LOSSY);
+    }
+    expect_full(0);
+}
+
 static const struct check_test tests[] = {
     {"slow_and_back", test_slow_and_back},
     {"fast_nics", test_fast_nics},
@@ -402,6 +466,8 @@ static const struct check_test tests[] = {
     {"restart_remembers", test_restart_remembers},
     {"seen_in_heaps", test_seen_in_heaps},
     {"kept_waiting", test_kept_waiting},
+    {"count_of_windows", test_count_of_windows},
+    {"reason_changes", test_reason_changes},
     {"loss", test_loss},
     {"loss_within_a_second", test_loss_within_a_second},
     {0},

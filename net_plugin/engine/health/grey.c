@@ -281,6 +281,7 @@ uint64_t r2_grey_judge(struct r2_grey *const *paths, int n, uint64_t now)
 
     for (int i = 0; i < n && i < 64; i++) {
         struct r2_grey *g = paths[i];
+        enum r2_grey_why why;
         bool slow, lossy, moved;
         uint32_t f, gap;
 
@@ -290,10 +291,10 @@ uint64_t r2_grey_judge(struct r2_grey *const *paths, int n, uint64_t now)
         lossy = is_lossy(paths, n, i, now);
         f = wanted(g, slow, lossy);
         gap = f > g->factor ? f - g->factor : g->factor - f;
-        moved = (f == R2_GREY_FULL) != (g->factor == R2_GREY_FULL) ||
-                (gap * CHANGE > g->factor && !g->well_windows);
-        g->why = slow ? R2_GREY_SLOW : lossy ? R2_GREY_LOSS : R2_GREY_WELL;
-        if (moved && f != g->factor) {
+        why = slow ? R2_GREY_SLOW : lossy ? R2_GREY_LOSS : R2_GREY_WELL;
+        moved = why != g->why || (gap * CHANGE > g->factor && !g->well_windows);
+        g->why = why;
+        if (moved) {
             g->factor = f;
             changed |= UINT64_C(1) << i;
         }

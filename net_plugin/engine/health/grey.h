@@ -9,12 +9,15 @@
  * speed or more is never slow.
  *
  * What slows every path to the peer alike (its process is stopped, a machine is busy) says nothing
- * about one of them: a path's speed counts as a share of the median of its siblings'. Below
- * R2_GREY_BELOW for three windows in a row and 400 ms, later than twice what its siblings are, and
- * with its delivery rate below half of its best, it is grey, and that share is its factor. It is
- * well again after three windows in a row above R2_GREY_ABOVE, or with three quarters of its best
- * rate, and 256 KiB or 700 ms in them: less may be what a shaper has saved up. A path that has
- * segments sent again while its siblings do not is lossy; its factor is half at most.
+ * about one of them: a path's speed counts as a share of the median of its siblings'. A window is
+ * slow if the share is below R2_GREY_BELOW, its chunks come later than twice what the siblings' do,
+ * and the delivery rate is below half of its best. After three slow ones over 400 ms the path is
+ * grey, and that share is its factor. A window above R2_GREY_ABOVE, or whose rate is half of the
+ * best, begins the count anew; one in between counts for neither, as a burst that a shaper saved up
+ * makes a slow path's windows look better, and its rate, still fallen, tells which it was. It is
+ * well again after three windows above R2_GREY_ABOVE, or with three quarters of its best rate, with
+ * no slow one between them, and 256 KiB or 700 ms in them: less may be such savings. A path that
+ * has segments sent again while its siblings do not is lossy; its factor is half at most.
  *
  * Units: bytes, nanoseconds, bytes per second, shares per mille. Plain structs, nothing to free.
  * Threads: the caller serialises access to the paths of one peer. No function fails.
@@ -89,7 +92,7 @@ void r2_grey_waiting(struct r2_grey *g, uint64_t inflight, uint64_t waited, uint
 void r2_grey_segments(struct r2_grey *g, uint64_t sent, uint64_t resent, uint64_t now);
 
 /* Judges the usable paths to one peer (NULL entries are passed over). Call it every 25 to 100 ms.
- * Returns a bit per path whose factor has changed. n <= 64. */
+ * Returns a bit per path whose factor or whose reason has changed. n <= 64. */
 uint64_t r2_grey_judge(struct r2_grey *const *paths, int n, uint64_t now);
 
 /* Why the factor is what it is: "12 % of its best (12.4 of 104 MB/s), siblings at 97 %". */
