@@ -313,6 +313,84 @@ static void test_fenced_path_flushes(void)
     remote_end(&r);
 }
 
+/* A flush of the connection asks these NICs (bits), and all has been shown afterwards. */
+static void flushes(struct r2_conn *c, struct r2_mr *of, unsigned nics)
+{
+    struct r2_req *flush = NULL;
+
+    atomic_store(&fake_flush_asked, 0);
+    CHECK_EQ(r2_engine_iflush(c, data, of, &flush), 0);
+    CHECK_EQ(atomic_load(&fake_flush_asked), nics);
+    CHECK_EQ(flush != NULL, nics != 0);
+    if (flush)
+        CHECK_EQ(remote_test(flush, REMOTE_WAIT_MS, NULL), 1);
+}
+
+/* The path's end is confirmed, and the peer hears of it. */
+static void fence(struct r2_ep *lost, struct r2_ep *left)
+{
+    struct r2_msg_path m = {0};
+
+    fake_fail(lost, EIO, false);
+    while (m.gen != lost->params.gen || m.transport != lost->params.transport)
+        CHECK_GE(remote_hear(left, R2_F_FENCED, &m, sizeof(m)), 0);
+}
+
+/* What a fenced path wrote and did not tell of is for connections that wait for bytes of a device,
+ * and for no others: they would pay a flush for each NIC that failed. */
+static void test_fence_marks_who_waits(void)
+{
+    struct r2_conn *waits, *host, *idle;
+    struct r2_mr *device_mr, *host_mr, *idle_mr;
+    struct r2_req *req = NULL, *other = NULL;
+    struct r2_ep *lost, *left;
+
+    begin(false);
+    left = find_via(0, R2_VIA_VERBS, REMOTE_WAIT_MS);
+    lost = find_via(1, R2_VIA_VERBS, REMOTE_WAIT_MS);
+    CHECK(left && lost);
+    waits = r.conn;
+    device_mr = mr;
+    CHECK(remote_more(&r, left));
+    host = r.conn;
+    CHECK_EQ(r2_engine_reg(host, data, sizeof(data), 1, &host_mr), 0);
+    CHECK(remote_more(&r, left));
+    idle = r.conn;
+    CHECK_EQ(r2_engine_reg(idle, data, sizeof(data), 1, &idle_mr), 0);
+    device_mr->device = idle_mr->device = true;
+    CHECK_EQ(r2_engine_irecv(host, data, MSG, 0, host_mr, &other), 0);
+    CHECK_EQ(r2_engine_irecv(waits, data + MSG, MSG, 0, device_mr, &req), 0);
+    fence(lost, left);
+    flushes(idle, idle_mr, 0);
+    flushes(host, device_mr, 0);
+    flushes(waits, device_mr, 1u << 1);
+    flushes(waits, device_mr, 0);
+    r2_engine_close(waits);
+    r2_engine_close(host);
+    remote_end(&r);
+}
+
+/* Bytes that came through a socket were written by a thread, and no NIC has to show them. */
+static void test_fenced_socket_does_not_flush(void)
+{
+    struct r2_req *req = NULL;
+    struct r2_ep *left, *socket;
+
+    begin(false);
+    left = find_via(0, R2_VIA_VERBS, REMOTE_WAIT_MS);
+    CHECK(left);
+    fake_offers = 0;
+    socket = remote_path(&r, 1, r.gen);
+    fake_offers = R2_OFFER_ROCE;
+    CHECK(socket && socket->params.transport == R2_VIA_TCP);
+    mr->device = true;
+    CHECK_EQ(r2_engine_irecv(r.conn, data, MSG, 0, mr, &req), 0);
+    fence(socket, left);
+    flushes(r.conn, mr, 0);
+    r2_engine_dereg(r.conn, mr);
+    remote_end(&r);
+}
+
 static const struct check_test tests[] = {
     {"cts_carries_keys", test_cts_carries_keys},
     {"chunks_carry_keys", test_chunks_carry_keys},
@@ -323,6 +401,8 @@ static const struct check_test tests[] = {
     {"fence_of_older", test_fence_of_older},
     {"detach_of_cleared", test_detach_of_cleared},
     {"fenced_path_flushes", test_fenced_path_flushes},
+    {"fence_marks_who_waits", test_fence_marks_who_waits},
+    {"fenced_socket_does_not_flush", test_fenced_socket_does_not_flush},
     {0},
 };
 

@@ -128,6 +128,23 @@ static void test_asked_again(void)
     finish(false);
 }
 
+/* The path that took the question may be dead and nobody knows yet: it is repeated over every one,
+ * so that an answer does not wait until that is known. */
+static void test_asked_again_everywhere(void)
+{
+    struct r2_msg_revoke yes, m;
+
+    begin(false);
+    take_back();
+    remote_forget(a);
+    remote_forget(b);
+    CHECK_GE(remote_hear_ms(a, R2_F_REVOKE, &m, sizeof(m), 2000), 0);
+    CHECK_GE(remote_hear_ms(b, R2_F_REVOKE, &m, sizeof(m), 2000), 0);
+    yes = (struct r2_msg_revoke){.conn = r.conn_id};
+    CHECK_EQ(fake_ctrl(b, R2_F_REVOKED, &yes, sizeof(yes)), 0);
+    finish(false);
+}
+
 /* The sender names a chunk: it may still be on its way into the memory until its head has come. */
 static void test_chunk_on_its_way(void)
 {
@@ -269,6 +286,22 @@ static void test_sender_stops(void)
     remote_end(&r);
 }
 
+/* The way that a question came is alive; what another one does is not known. */
+static void test_answer_goes_back(void)
+{
+    struct r2_msg_revoke ask, said;
+
+    begin(true);
+    ask = (struct r2_msg_revoke){.conn = r.conn_id};
+    CHECK_EQ(fake_ctrl(a, R2_F_REVOKE, &ask, sizeof(ask)), 0);
+    CHECK_GE(remote_hear_ms(a, R2_F_REVOKED, &said, sizeof(said), 1000), 0);
+    CHECK_EQ(remote_hear_ms(b, R2_F_REVOKED, &said, sizeof(said), 0), -1);
+    CHECK_EQ(fake_ctrl(b, R2_F_REVOKE, &ask, sizeof(ask)), 0);
+    CHECK_GE(remote_hear_ms(b, R2_F_REVOKED, &said, sizeof(said), 1000), 0);
+    CHECK_EQ(remote_hear_ms(a, R2_F_REVOKED, &said, sizeof(said), 0), -1);
+    remote_end(&r);
+}
+
 /* Its own CLOSE says it, too. */
 static void test_sender_closes(void)
 {
@@ -327,12 +360,14 @@ static void test_no_blame(void)
 static const struct check_test tests[] = {
     {"answered", test_answered},
     {"asked_again", test_asked_again},
+    {"asked_again_everywhere", test_asked_again_everywhere},
     {"chunk_on_its_way", test_chunk_on_its_way},
     {"unanswered", test_unanswered},
     {"chunk_that_never_comes", test_chunk_that_never_comes},
     {"older_generation_unconfirmed", test_older_generation_unconfirmed},
     {"closed_sender", test_closed_sender},
     {"sender_stops", test_sender_stops},
+    {"answer_goes_back", test_answer_goes_back},
     {"sender_closes", test_sender_closes},
     {"no_blame", test_no_blame},
     {0},

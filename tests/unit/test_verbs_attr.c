@@ -92,10 +92,35 @@ static void test_nonsense(void)
     connected_with(env, wanted);
 }
 
+/* The queue pair that shows a NIC's writes to a GPU goes to the same switch: one of another
+ * partition, service level or size than those of data would not come back. That it is among those
+ * looked at shows its timeout, which is its own. */
+static void test_flush_queue_pair(void)
+{
+    static const char *const env[] = {"NCCL_IB_SL",
+                                      "3",
+                                      "NCCL_IB_TC",
+                                      "106",
+                                      "NCCL_IB_PKEY",
+                                      "2",
+                                      "NCCL_IB_TIMEOUT",
+                                      "18",
+                                      "R2CCL_GPU_MEMORY",
+                                      "direct",
+                                      NULL};
+    static const struct wanted wanted[] = {{"timeout", -2},    {"sl", 3},  {"tc", 106},
+                                           {"pkey_index", 2},  {"mtu", 3}, {"sgid_index", 1},
+                                           {"hop_limit", 255}, {NULL, 0}};
+
+    bed_library();
+    connected_with(env, wanted);
+}
+
 static const struct check_test tests[] = {
     {"defaults", test_defaults},
     {"settings", test_settings},
     {"nonsense", test_nonsense},
+    {"flush_queue_pair", test_flush_queue_pair},
     {0},
 };
 

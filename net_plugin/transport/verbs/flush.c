@@ -45,28 +45,19 @@ struct make {
 static int connect_self(const struct r2_vflush *f, struct ibv_qp *qp)
 {
     struct r2_vnic *v = f->nic;
-    struct ibv_qp_attr init = {
-        .qp_state = IBV_QPS_INIT, .port_num = v->port, .qp_access_flags = IBV_ACCESS_REMOTE_READ};
     struct ibv_qp_attr rtr = {.qp_state = IBV_QPS_RTR,
                               .dest_qp_num = qp->qp_num,
                               .max_dest_rd_atomic = 1,
-                              .min_rnr_timer = 12,
-                              .ah_attr.port_num = v->port};
+                              .min_rnr_timer = 12};
     struct ibv_qp_attr rts = {
         .qp_state = IBV_QPS_RTS, .timeout = 14, .retry_cnt = 3, .rnr_retry = 7, .max_rd_atomic = 1};
 
     pthread_mutex_lock(&v->lock);
     rtr.path_mtu = (enum ibv_mtu)v->mtu;
-    rtr.ah_attr.dlid = v->lid;
-    if (v->link == IBV_LINK_LAYER_ETHERNET) {
-        rtr.ah_attr.is_global = 1;
-        memcpy(rtr.ah_attr.grh.dgid.raw, v->gid, 16);
-        rtr.ah_attr.grh.sgid_index = (uint8_t)v->gid_index;
-        rtr.ah_attr.grh.hop_limit = 255;
-    }
+    r2_qp_route(&rtr.ah_attr, v->port, v->lid, v->link == IBV_LINK_LAYER_ETHERNET ? v->gid : NULL,
+                v->gid_index);
     pthread_mutex_unlock(&v->lock);
-    if (r2_ibv.modify_qp(qp, &init,
-                         IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS) ||
+    if (r2_qp_init(qp, v->port, IBV_ACCESS_REMOTE_READ) ||
         r2_ibv.modify_qp(qp, &rtr,
                          IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN |
                              IBV_QP_RQ_PSN | IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER) ||

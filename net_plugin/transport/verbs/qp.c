@@ -66,6 +66,39 @@ static int make_cq(struct r2_ep *ep)
     return ibv_req_notify_cq(ep->cq, 0) ? -EIO : 0;
 }
 
+int r2_qp_init(struct ibv_qp *qp, uint8_t port, unsigned access)
+{
+    struct ibv_qp_attr attr = {
+        .qp_state = IBV_QPS_INIT,
+        .pkey_index =
+            (uint16_t)number("NCCL_IB_PKEY", r2_settings_get()->nccl_ib_pkey, 0, 0, 65535),
+        .port_num = port,
+        .qp_access_flags = access,
+    };
+
+    return r2_ibv.modify_qp(qp, &attr,
+                            IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS)
+               ? -EIO
+               : 0;
+}
+
+void r2_qp_route(struct ibv_ah_attr *ah, uint8_t port, uint16_t lid, const uint8_t *gid,
+                 int gid_index)
+{
+    const struct r2_settings *set = r2_settings_get();
+
+    ah->port_num = port;
+    ah->sl = (uint8_t)number("NCCL_IB_SL", set->nccl_ib_sl, 0, 0, 15);
+    ah->dlid = lid;
+    ah->is_global = gid != NULL;
+    if (!gid)
+        return;
+    memcpy(ah->grh.dgid.raw, gid, 16);
+    ah->grh.sgid_index = (uint8_t)gid_index;
+    ah->grh.hop_limit = 255;
+    ah->grh.traffic_class = (uint8_t)number("NCCL_IB_TC", set->nccl_ib_tc, 0, 0, 255);
+}
+
 static int make_qp(struct r2_ep *ep, struct r2_vqp *q, int tx, int rx)
 {
     struct ibv_qp_init_attr init = {
@@ -77,22 +110,12 @@ static int make_qp(struct r2_ep *ep, struct r2_vqp *q, int tx, int rx)
                 .max_send_sge = 1,
                 .max_recv_sge = 1},
     };
-    struct ibv_qp_attr attr = {
-        .qp_state = IBV_QPS_INIT,
-        .pkey_index =
-            (uint16_t)number("NCCL_IB_PKEY", r2_settings_get()->nccl_ib_pkey, 0, 0, 65535),
-        .port_num = ep->port,
-        .qp_access_flags = IBV_ACCESS_REMOTE_WRITE,
-    };
 
     q->qp = r2_ibv.create_qp(ep->hca->pd, &init);
     if (!q->qp)
         return -EIO;
     atomic_fetch_add(&ep->nic->qps, 1);
-    return r2_ibv.modify_qp(q->qp, &attr,
-                            IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS)
-               ? -EIO
-               : 0;
+    return r2_qp_init(q->qp, ep->port, IBV_ACCESS_REMOTE_WRITE);
 }
 
 int r2_qps_make(struct r2_ep *ep)
@@ -126,19 +149,9 @@ static bool same_subnet(const struct r2_ep *ep)
 
 static void route(const struct r2_ep *ep, struct ibv_ah_attr *ah)
 {
-    const struct r2_settings *set = r2_settings_get();
-    bool ib = ep->mine.link == IBV_LINK_LAYER_INFINIBAND;
+    bool global = ep->mine.link != IBV_LINK_LAYER_INFINIBAND || !same_subnet(ep);
 
-    ah->port_num = ep->port;
-    ah->sl = (uint8_t)number("NCCL_IB_SL", set->nccl_ib_sl, 0, 0, 15);
-    ah->dlid = ep->theirs.lid;
-    ah->is_global = !ib || !same_subnet(ep);
-    if (!ah->is_global)
-        return;
-    memcpy(ah->grh.dgid.raw, ep->theirs.gid, 16);
-    ah->grh.sgid_index = (uint8_t)ep->nic->gid_index;
-    ah->grh.hop_limit = 255;
-    ah->grh.traffic_class = (uint8_t)number("NCCL_IB_TC", set->nccl_ib_tc, 0, 0, 255);
+    r2_qp_route(ah, ep->port, ep->theirs.lid, global ? ep->theirs.gid : NULL, ep->nic->gid_index);
 }
 
 static int connect_qp(struct r2_ep *ep, struct r2_vqp *q, uint32_t remote)

@@ -379,6 +379,12 @@ void r2_meet_link(struct r2_cmd *cmd);
 int r2_qps_make(struct r2_ep *ep);    /* to INIT, receives posted */
 int r2_qps_connect(struct r2_ep *ep); /* to RTS, with ep->theirs */
 int r2_qps_error(struct r2_ep *ep);
+/* Any queue pair of ours: what users have set (partition; service level, traffic class), so that
+ * all of a NIC's are of one kind to the network. To INIT; 0 or -EIO. */
+int r2_qp_init(struct ibv_qp *qp, uint8_t port, unsigned access);
+/* `gid` NULL: by the LID alone. */
+void r2_qp_route(struct ibv_ah_attr *ah, uint8_t port, uint16_t lid, const uint8_t *gid,
+                 int gid_index);
 int r2_qps_destroy(struct r2_ep *ep);  /* only the queue pairs */
 void r2_qps_release(struct r2_ep *ep); /* all the rest */
 

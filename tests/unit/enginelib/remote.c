@@ -193,6 +193,10 @@ bool remote_open(struct remote *r, int paths)
 
 bool remote_more(struct remote *r, struct r2_ep *ep)
 {
+    if (!r->out) {
+        r->conn_id++;
+        return open_in(r, ep);
+    }
     return r2_engine_connect(ctx, 0, r->handle, &r->conn) == 0 && open_out(r, ep);
 }
 

@@ -37,7 +37,7 @@ struct r2_ep *remote_path(struct remote *r, int nic, uint32_t above);
 /* The same before the test chunks; remote_prove then lets them arrive. */
 struct r2_ep *remote_unproven(struct remote *r, int nic, uint32_t above);
 bool remote_prove(struct remote *r, struct r2_ep *ep);
-/* out: one connection more, said over `ep`; it becomes r->conn, the former is the caller's. */
+/* One connection more, said over `ep`; it becomes r->conn, the former is the caller's. */
 bool remote_more(struct remote *r, struct r2_ep *ep);
 /* Closes the connection, answers its CLOSE, and lets the process vanish. */
 void remote_end(struct remote *r);
