@@ -224,18 +224,21 @@ int ncclCommShrink(r2_nccl_comm comm, int *excluded, int nexcluded, r2_nccl_comm
     struct r2_call call;
     int (*fn)(r2_nccl_comm, int *, int, r2_nccl_comm *, struct r2_nccl_config *, int) =
         r2_call_enter(&call, R2_API_ncclCommShrink, comm, R2_CALLER);
+    bool gone = false;
     int result;
 
     if (!fn)
         return call.error;
     if (call.active) {
         read_config(&birth, config);
-        if (call.comm && flags & R2_NCCL_SHRINK_ABORT)
+        if (call.comm && flags & R2_NCCL_SHRINK_ABORT) {
             r2_comms_fan_abort(call.comm);
+            gone = r2_comms_gone(call.comm);
+        }
         derive(&call, &birth, excluded,
                excluded && nexcluded > 0 ? (size_t)nexcluded * sizeof(*excluded) : 0);
     }
-    result = fn(comm, excluded, nexcluded, out, config, flags);
+    result = gone ? R2_NCCL_INTERNAL : fn(comm, excluded, nexcluded, out, config, flags);
     born(&call, out, &birth, result);
     r2_call_leave(&call);
     return result;
@@ -267,6 +270,17 @@ int ncclCommGrow(r2_nccl_comm comm, int nranks, const struct r2_nccl_id *id, int
     return result;
 }
 
+#define OVERTAKEN (-1) /* no result of NCCL's */
+
+/* To the communicators of plans first. That may wait for a dead peer; the abort that ends the wait
+ * frees the application's communicator next, and nothing may be called with it any more. */
+static int fan(const struct r2_call *call, enum r2_api id, bool has_flags, int flags)
+{
+    int beside = r2_comms_fan(call->comm, id, has_flags, flags);
+
+    return r2_comms_gone(call->comm) ? OVERTAKEN : beside;
+}
+
 R2_EXPORT int ncclCommFinalize(r2_nccl_comm comm);
 int ncclCommFinalize(r2_nccl_comm comm)
 {
@@ -277,8 +291,8 @@ int ncclCommFinalize(r2_nccl_comm comm)
     if (!fn)
         return call.error;
     if (call.active && call.comm)
-        beside = r2_comms_fan(call.comm, R2_API_ncclCommFinalize, false, 0);
-    result = fn(comm);
+        beside = fan(&call, R2_API_ncclCommFinalize, false, 0);
+    result = beside == OVERTAKEN ? R2_NCCL_INTERNAL : fn(comm);
     if (call.active && call.comm && (result == R2_NCCL_OK || result == R2_NCCL_IN_PROGRESS))
         r2_comms_state(call.comm, R2_SEG_COMM_FINALIZED, NULL);
     result = result == R2_NCCL_OK ? beside : result;
@@ -325,8 +339,8 @@ static int change(enum r2_api id, r2_nccl_comm comm, int flags, enum r2_seg_comm
     if (!fn)
         return call.error;
     if (call.active && call.comm)
-        beside = r2_comms_fan(call.comm, id, true, flags);
-    result = fn(comm, flags);
+        beside = fan(&call, id, true, flags);
+    result = beside == OVERTAKEN ? R2_NCCL_INTERNAL : fn(comm, flags);
     if (call.active && call.comm && (result == R2_NCCL_OK || result == R2_NCCL_IN_PROGRESS))
         r2_comms_state(call.comm, to, NULL);
     result = result == R2_NCCL_OK ? beside : result;

@@ -62,7 +62,7 @@
         r2_call_leave(&call);                                                                      \
         return result;                                                                             \
     }                                                                                              \
-    result = call.comm ? r2_comms_begin(call.comm, R2_SEG_COLL_##kind, count, type, stream) : 0;   \
+    result = call.comm ? r2_comms_begin(call.comm, R2_SEG_COLL_##kind, count, type) : 0;           \
     if (result == R2_NCCL_OK) {                                                                    \
         bool taken = false;                                                                        \
         if (r2_run_asks(call.comm)) {                                                              \

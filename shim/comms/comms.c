@@ -209,8 +209,7 @@ static void set_u64(uint64_t *field, uint64_t value)
 
 /* Point-to-point operations have no plan, but in a group they take part in where the communicator's
  * collectives go (schedules/run.h), so they must see the same plan as these. */
-int r2_comms_begin(struct r2_comm *comm, enum r2_seg_collective kind, size_t count, int type,
-                   r2_nccl_stream stream)
+int r2_comms_begin(struct r2_comm *comm, enum r2_seg_collective kind, size_t count, int type)
 {
     struct r2_seg_comm *row = r2_comm_row(comm);
     uint64_t bytes = count * r2_nccl_type_size(type);
@@ -220,8 +219,6 @@ int r2_comms_begin(struct r2_comm *comm, enum r2_seg_collective kind, size_t cou
 
         if (result != R2_NCCL_OK)
             return result;
-        if (kind == R2_SEG_COLL_ALL_REDUCE && !r2_comms_in_group())
-            r2_follow_time(comm->follow, bytes, stream);
     }
     set_u64(&row->op_mono_ns, r2_now_ns());
     set_u64(&row->op_bytes, bytes);
@@ -262,6 +259,16 @@ void r2_comms_uncount(struct r2_comm *comm, uint64_t n)
     uint64_t next = atomic_fetch_sub_explicit(&comm->index, n, memory_order_relaxed) - n;
 
     set_u64(&r2_comm_row(comm)->operations, next);
+}
+
+bool r2_comms_gone(struct r2_comm *comm)
+{
+    bool gone;
+
+    pthread_mutex_lock(&lock);
+    gone = r2_hash_get(&table, key_of(comm->handle)) != comm;
+    pthread_mutex_unlock(&lock);
+    return gone;
 }
 
 int r2_comms_fan(struct r2_comm *comm, enum r2_api function, bool has_flags, int flags)

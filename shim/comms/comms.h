@@ -61,12 +61,15 @@ uint64_t r2_comms_next_child(struct r2_comm *comm);
 
 /* Around an operation. begin: what is not R2_NCCL_OK is the operation's result, and it is not to be
  * run. `result` is NCCL's; what it did not take is not counted. */
-int r2_comms_begin(struct r2_comm *comm, enum r2_seg_collective kind, size_t count, int type,
-                   r2_nccl_stream stream);
+int r2_comms_begin(struct r2_comm *comm, enum r2_seg_collective kind, size_t count, int type);
 void r2_comms_end(struct r2_comm *comm, int result, bool collective, r2_nccl_stream stream);
 
+/* Whether another thread has ended it since it was held: its handle is not NCCL's any more. */
+bool r2_comms_gone(struct r2_comm *comm);
+
 /* What the application does to its communicator, done to those of plans beside it (R2_NCCL_OK when
- * there are none); the worst asynchronous error of these. */
+ * there are none); the worst asynchronous error of these. The first may wait for a peer, until an
+ * abort: ask r2_comms_gone after it. */
 int r2_comms_fan(struct r2_comm *comm, enum r2_api function, bool has_flags, int flags);
 int r2_comms_fan_async(struct r2_comm *comm);
 /* They end at once; no more plans. */

@@ -422,9 +422,8 @@ struct r2_seconds *r2_follow_seconds(const struct r2_follow *f)
     return f->seconds;
 }
 
-void r2_follow_time(struct r2_follow *f, uint64_t bytes, void *stream)
+void r2_follow_time(struct r2_follow *f, uint64_t bytes, bool under, void *stream)
 {
-    const struct r2_plan_table *t = f->table;
     struct r2_device_watch *watch = &f->watches[f->timed % R2_FOLLOW_WATCHES];
 
     f->timing = NULL;
@@ -432,8 +431,7 @@ void r2_follow_time(struct r2_follow *f, uint64_t bytes, void *stream)
         r2_device_watch_start(watch, stream))
         return;
     watch->note[R2_FOLLOW_TIMED_BYTES] = bytes;
-    watch->note[R2_FOLLOW_TIMED_EPOCH] =
-        t && r2_plan_table_find(t, R2_PLAN_ALLREDUCE, R2_PLAN_ANY_TYPE, bytes) ? f->epoch : 0;
+    watch->note[R2_FOLLOW_TIMED_EPOCH] = under ? f->epoch : 0;
     f->timing = watch;
 }
 

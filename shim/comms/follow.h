@@ -57,8 +57,9 @@ const struct r2_plan_table *r2_follow_table(const struct r2_follow *follow);
 /* The communicators beside this one; NULL: there are never any. */
 struct r2_seconds *r2_follow_seconds(const struct r2_follow *follow);
 
-/* Around an operation outside of groups: how long it takes. */
-void r2_follow_time(struct r2_follow *follow, uint64_t bytes, void *stream);
+/* Around an operation outside of groups of which a plan may take the like: how long it takes.
+ * under: the plan in force has taken it. */
+void r2_follow_time(struct r2_follow *follow, uint64_t bytes, bool under, void *stream);
 void r2_follow_timed(struct r2_follow *follow, void *stream, bool good);
 
 /* The application aborts: nobody waits any more. Or it destroys. Then, when nobody holds the

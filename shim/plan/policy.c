@@ -1,5 +1,6 @@
 #include "plan/policy.h"
 
+#include <math.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -37,12 +38,13 @@ void r2_policy_event(struct r2_policy *p, uint64_t now_ns)
     }
     p->stock = p->plan = (struct r2_policy_speeds){0};
     p->predicted = 0;
+    p->slow_once = false; /* the second look must be at the same state */
 }
 
 void r2_policy_state(struct r2_policy *p, uint64_t state, double stock_ns_per_byte)
 {
     p->state = state;
-    p->predicted = stock_ns_per_byte;
+    p->predicted = isfinite(stock_ns_per_byte) ? stock_ns_per_byte : 0;
 }
 
 unsigned r2_policy_measured(const struct r2_policy *p)
@@ -221,9 +223,6 @@ void r2_policy_ban(struct r2_policy *p, uint64_t key)
 
 void r2_policy_committed(struct r2_policy *p, uint64_t key, uint64_t now_ns)
 {
-    if (p->current && key == 0 && r2_policy_slower(p)) {
-        r2_policy_ban(p, p->current);
-    }
     p->current = key;
     p->switched = true;
     p->switched_ns = now_ns;

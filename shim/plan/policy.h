@@ -70,7 +70,7 @@ struct r2_policy {
 enum r2_policy_verdict {
     R2_POLICY_WAIT,     /* nothing to do before *next_ns */
     R2_POLICY_PLAN,     /* make a plan now and ask r2_policy_judge */
-    R2_POLICY_WITHDRAW, /* the plan in force is slower than stock: propose stock */
+    R2_POLICY_WITHDRAW, /* the plan in force is slower than stock: ban it, propose stock */
 };
 
 void r2_policy_init(struct r2_policy *p, const struct r2_policy_config *config);
@@ -85,9 +85,11 @@ enum r2_policy_verdict r2_policy_poll(struct r2_policy *p, uint64_t now_ns, uint
 bool r2_policy_judge(struct r2_policy *p, uint64_t key, double gain, uint64_t now_ns, char *why);
 /* `key` is not to be proposed again in this state. */
 void r2_policy_ban(struct r2_policy *p, uint64_t key);
-/* A proposal was committed. After an abort: r2_policy_again. */
+/* A proposal was committed. After an abort: r2_policy_again. Going back to stock bans nothing by
+ * itself: it may be an operator's wish. */
 void r2_policy_committed(struct r2_policy *p, uint64_t key, uint64_t now_ns);
-/* In the present state: its name, and what stock NCCL would take, ns per byte. */
+/* In the present state: its name, and what stock NCCL would take, ns per byte; what is not finite
+ * (a node without a NIC) is not known. */
 void r2_policy_state(struct r2_policy *p, uint64_t state, double stock_ns_per_byte);
 /* One measured eligible operation under the schedule with this key (0: stock). */
 void r2_policy_sample(struct r2_policy *p, uint64_t key, uint64_t bytes, uint64_t ns);

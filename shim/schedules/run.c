@@ -39,14 +39,18 @@ static int call(const struct r2_op *op)
 
 /* ---- one operation */
 
+static bool planned(const struct r2_comm *comm)
+{
+    return comm && atomic_load_explicit(&comm->planned, memory_order_relaxed);
+}
+
 /* The entry that replaces it, or NULL. */
 static const struct r2_plan_entry *entry_of(const struct r2_op *op)
 {
     const struct r2_plan_table *table;
     const struct r2_plan_entry *entry;
 
-    if (op->api != R2_API_ncclAllReduce || !op->comm ||
-        !atomic_load_explicit(&op->comm->planned, memory_order_relaxed))
+    if (op->api != R2_API_ncclAllReduce || !planned(op->comm))
         return NULL;
     table = r2_follow_table(op->comm->follow);
     entry = r2_plan_table_find(table, R2_PLAN_ALLREDUCE, R2_PLAN_ANY_TYPE,
@@ -186,7 +190,17 @@ int r2_run_group_end(bool stock)
 
 bool r2_run_asks(struct r2_comm *comm)
 {
-    return group.recording || (comm && atomic_load_explicit(&comm->planned, memory_order_relaxed));
+    return group.recording || (comm && comm->follow);
+}
+
+/* The application's own reductions stay with NCCL, plan or not, and would be compared with what
+ * they are not like. */
+static void start_watch(const struct r2_op *op, bool under)
+{
+    uint64_t bytes = op->word[COUNT] * r2_nccl_type_size((int)op->word[TYPE]);
+
+    if (op->api == R2_API_ncclAllReduce && op->word[OP] < BUILT_IN_OPS)
+        r2_follow_time(op->comm->follow, bytes, under, (void *)op->word[STREAM]);
 }
 
 bool r2_run_take(const struct r2_op *op, int *result)
@@ -194,10 +208,13 @@ bool r2_run_take(const struct r2_op *op, int *result)
     const struct r2_plan_entry *entry;
 
     if (r2_comms_in_group()) {
+        if (!group.recording && !planned(op->comm))
+            return false;
         *result = record(op);
         return true;
     }
     entry = entry_of(op);
+    start_watch(op, entry != NULL);
     if (!entry)
         return false;
     *result = run_alone(op, entry);

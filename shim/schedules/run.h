@@ -37,7 +37,8 @@ struct r2_op {
 };
 
 /* Runs or records the operation: true, and *result is what the call returns. False: the caller
- * makes the real call. Inside r2_call_enter and r2_call_leave, after r2_comms_begin. */
+ * makes the real call. Inside r2_call_enter and r2_call_leave, after r2_comms_begin. Outside of
+ * groups the time of what plans are for begins here, whoever runs it; r2_comms_end ends it. */
 bool r2_run_take(const struct r2_op *op, int *result);
 
 /* Cheap: whether r2_run_take has to be asked. */

@@ -27,7 +27,8 @@ struct second {
     char net_name[64];
     uint64_t key;
     struct r2_nccl_id id;
-    int rank; /* in its own order */
+    int rank;            /* in its own order */
+    r2_nccl_comm ending; /* the handle, with the thread that ends the set */
 
     pthread_mutex_t lock; /* guards the rest */
     pthread_cond_t wake;
@@ -493,17 +494,19 @@ void r2_seconds_end(struct r2_seconds *s, bool abort)
     all = s->all;
     s->all = NULL;
     pthread_mutex_unlock(&s->lock);
-    while (all) {
-        struct second *c = all;
-        r2_nccl_comm handle;
-
-        all = c->next;
+    /* All of them first: a thread that waits in one must not find the next. */
+    for (struct second *c = all; c; c = c->next) {
         if (!abort)
             await(c, deadline);
-        handle = take(c, true);
-        if (handle) {
+        c->ending = take(c, true);
+    }
+    while (all) {
+        struct second *c = all;
+
+        all = c->next;
+        if (c->ending) {
             await_others(c, abort);
-            call_end(c, handle, abort);
+            call_end(c, c->ending, abort);
         }
         drop(c);
     }

@@ -1,4 +1,6 @@
 /* The shipped plan table, its arithmetic, and the policy of when to plan. */
+#include <math.h>
+
 #include "check.h"
 #include "plan/policy.h"
 #include "plan/table.h"
@@ -335,6 +337,7 @@ static void test_withdraws_what_is_slow(void)
         r2_policy_sample(&p, 7, 1000, 2120);
     }
     CHECK_EQ(r2_policy_poll(&p, 2 * S, &next), R2_POLICY_WITHDRAW);
+    r2_policy_ban(&p, 7);
     r2_policy_committed(&p, 0, 3 * S);
     CHECK_EQ(r2_policy_poll(&p, 4 * S, &next), R2_POLICY_WAIT);
     CHECK(!r2_policy_judge(&p, 7, 0.5, 20 * S, why));
@@ -382,6 +385,65 @@ static void take(struct r2_policy *p, uint64_t key, uint64_t bytes, uint64_t ns,
 {
     for (int i = 0; i < times; i++) {
         r2_policy_sample(p, key, bytes, ns);
+    }
+}
+
+/* A NIC that is dying slows the plan down; what is slow in the state that it leaves is the first
+ * look there. */
+static void test_looks_are_at_one_state(void)
+{
+    struct r2_policy p = fresh();
+    uint64_t next;
+
+    r2_policy_state(&p, 1, 1.0);
+    take(&p, 0, 1000, 1000, R2_POLICY_SAMPLES);
+    r2_policy_committed(&p, 7, S);
+    take(&p, 7, 1000, 1500, R2_POLICY_SAMPLES + R2_POLICY_SKIP);
+    CHECK_EQ(r2_policy_poll(&p, 2 * S, &next), R2_POLICY_WAIT); /* slow once, in state 1 */
+    r2_policy_event(&p, 3 * S);
+    r2_policy_state(&p, 2, 1.0);
+    take(&p, 7, 1000, 1500, R2_POLICY_SAMPLES);
+    CHECK_EQ(r2_policy_poll(&p, 3 * S, &next), R2_POLICY_WAIT);
+    take(&p, 7, 1000, 1500, R2_POLICY_SAMPLES);
+    CHECK_EQ(r2_policy_poll(&p, 3 * S, &next), R2_POLICY_WITHDRAW);
+}
+
+/* An operator says plan off during a hiccup: nothing was found out about the plan. */
+static void test_off_bans_nothing(void)
+{
+    struct r2_policy p = fresh();
+    uint64_t next;
+    char why[80];
+
+    take(&p, 0, 1000, 1000, R2_POLICY_SAMPLES);
+    r2_policy_committed(&p, 7, S);
+    take(&p, 7, 1000, 4000, R2_POLICY_SAMPLES + R2_POLICY_SKIP);
+    CHECK_EQ(r2_policy_poll(&p, 2 * S, &next), R2_POLICY_WAIT);
+    r2_policy_committed(&p, 0, 2 * S);
+    CHECK(r2_policy_judge(&p, 7, 0.5, 20 * S, why));
+}
+
+/* For a while a node had no NIC: nothing was predicted there, so nothing can be derived from it. */
+static void test_no_prediction_is_no_estimate(void)
+{
+    for (int i = 0; i < 3; i++) {
+        struct r2_policy p = fresh();
+        double plan, stock;
+        uint64_t next;
+
+        r2_policy_state(&p, 1, i == 0 ? (double)INFINITY : i == 1 ? (double)NAN : 1.0);
+        take(&p, 0, 1000, 1000, R2_POLICY_SAMPLES);
+        r2_policy_event(&p, S);
+        r2_policy_state(&p, 2, 1.0);
+        r2_policy_committed(&p, 7, 2 * S);
+        take(&p, 7, 1000, 1000, R2_POLICY_SKIP);
+        for (int k = 0; k < 3; k++) {
+            take(&p, 7, 1000, 1000, R2_POLICY_SAMPLES);
+            CHECK_EQ(r2_policy_poll(&p, 3 * S, &next), R2_POLICY_WAIT);
+        }
+        CHECK_EQ(r2_policy_compare(&p, &plan, &stock),
+                 i < 2 ? R2_POLICY_UNKNOWN : R2_POLICY_ESTIMATED);
+        CHECK(i < 2 || (stock > 999 && stock < 1001));
     }
 }
 
@@ -506,6 +568,9 @@ static const struct check_test tests[] = {{"round_trip", test_round_trip},
                                           {"like_with_like", test_only_like_is_compared},
                                           {"banned", test_banned_for_a_state},
                                           {"again", test_planning_again_forgets_nothing},
+                                          {"looks", test_looks_are_at_one_state},
+                                          {"off", test_off_bans_nothing},
+                                          {"no_prediction", test_no_prediction_is_no_estimate},
                                           {0}};
 
 int main(int argc, char **argv)

@@ -168,6 +168,29 @@ static void expect(int n, const r2_nccl_comm *comms, const size_t *counts)
 
 /* ---- what runs where */
 
+/* The leader times what a plan may take, under the plan that took it, and nothing else. */
+static void timed(struct rank *me)
+{
+    struct r2_follow *f = me->follow;
+    struct r2_device_watch *next;
+    unsigned before;
+
+    usleep(600000); /* all stopwatches have been read */
+    before = f->timed;
+    next = &f->watches[before % R2_FOLLOW_WATCHES];
+    CHECK_EQ(reduce(me->comm, BIG), 0);
+    CHECK_EQ(f->timed, before + 1);
+    CHECK_EQ(next->note[R2_FOLLOW_TIMED_BYTES], BIG * 4);
+    CHECK_EQ(next->note[R2_FOLLOW_TIMED_EPOCH], f->epoch);
+    next = &f->watches[f->timed % R2_FOLLOW_WATCHES];
+    memset(next->note, 0xdb, sizeof(next->note));
+    CHECK_EQ(ncclAllReduce(NULL, NULL, BIG, FLOAT, 5, me->comm, NULL), 0); /* its own sum */
+    CHECK_EQ(ncclAllReduceConfig(NULL, NULL, BIG, FLOAT, 0, me->comm, NULL, NULL), 0);
+    CHECK_EQ(ncclAllGather(NULL, NULL, BIG, FLOAT, me->comm, NULL), 0);
+    CHECK_EQ(f->timed, before + 1);
+    CHECK_EQ(next->note[R2_FOLLOW_TIMED_BYTES], UINT64_C(0xdbdbdbdbdbdbdbdb));
+}
+
 static void single(struct rank *me)
 {
     r2_nccl_comm x = me->comm, y;
@@ -182,6 +205,9 @@ static void single(struct rank *me)
     CHECK_EQ(ncclAllReduce(NULL, NULL, BIG, FLOAT, 5, x, NULL), 0); /* the application's own sum */
     CHECK_EQ(ncclAllGather(NULL, NULL, BIG, FLOAT, x, NULL), 0);
     EXPECT(4, {y, x, x, x}), (size_t[]){BIG, SMALL, BIG, BIG});
+    if (me->rank == 0)
+        timed(me);
+    pthread_barrier_wait(&together);
     agree(me, 1, false, 3);
     CHECK(second(me, 11) == y); /* listed still */
     noop.trace();
@@ -360,6 +386,113 @@ static void test_fan_out(void)
     CHECK_EQ(noop.calls("ncclCommAbort"), aborts + 3);
 }
 
+/* ---- ended by another thread
+
+ * A peer is dead: one thread waits inside a plan's communicator, and another one aborts. */
+
+static int do_revoke(r2_nccl_comm comm)
+{
+    return ncclCommRevoke(comm, 0);
+}
+
+static int do_suspend(r2_nccl_comm comm)
+{
+    return ncclCommSuspend(comm, 0);
+}
+
+static int (*stuck)(r2_nccl_comm);
+
+static bool await(atomic_int *a, atomic_int *b)
+{
+    for (int i = 0; i < 20000 && !atomic_load(a) && !atomic_load(b); i++)
+        usleep(1000);
+    return atomic_load(a) || atomic_load(b);
+}
+
+static void *abort_stuck(void *arg)
+{
+    struct rank *me = arg;
+
+    CHECK(await(&second(me, 11)->inside, &second(me, 12)->inside));
+    CHECK_EQ(ncclCommAbort(me->comm), 0);
+    return NULL;
+}
+
+/* The rest of the plan's communicators and the application's own are freed by now. */
+static void overtaken(struct rank *me)
+{
+    pthread_t other;
+
+    take_plan(me, 2);
+    noop.hang(1);
+    CHECK_EQ(pthread_create(&other, NULL, abort_stuck, me), 0);
+    CHECK_EQ(stuck(me->comm), R2_NCCL_INTERNAL);
+    CHECK_EQ(pthread_join(other, NULL), 0);
+    pthread_barrier_wait(&together);
+    noop.hang(0);
+}
+
+static void test_abort_overtakes(void)
+{
+    static const struct {
+        const char *name;
+        int (*call)(r2_nccl_comm);
+    } cases[] = {{"ncclCommFinalize", ncclCommFinalize},
+                 {"ncclCommRevoke", do_revoke},
+                 {"ncclCommSuspend", do_suspend}};
+
+    for (int i = 0; i < 3; i++) {
+        long before = noop.calls(cases[i].name);
+
+        stuck = cases[i].call;
+        run_all(overtaken);
+        CHECK_EQ(noop.calls(cases[i].name), before + RANKS); /* where it waited, no more */
+    }
+}
+
+static atomic_int aborted;
+
+static void *abort_now(void *arg)
+{
+    CHECK_EQ(ncclCommAbort(((struct rank *)arg)->comm), 0);
+    atomic_fetch_add(&aborted, 1);
+    return NULL;
+}
+
+static void *ask(void *arg)
+{
+    int error;
+
+    CHECK_EQ(ncclCommGetAsyncError(((struct rank *)arg)->comm, &error), 0);
+    return NULL;
+}
+
+/* PyTorch's watchdog asks about a plan's communicator while it is aborted: that waits. */
+static void asked(struct rank *me)
+{
+    pthread_t asker, other;
+    r2_nccl_comm y;
+
+    take_plan(me, 1);
+    y = second(me, 11);
+    atomic_store(&y->hold_asks, 1);
+    CHECK_EQ(pthread_create(&asker, NULL, ask, me), 0);
+    CHECK(await(&y->asking, &y->asking));
+    CHECK_EQ(pthread_create(&other, NULL, abort_now, me), 0);
+    usleep(100000);
+    CHECK_EQ(atomic_load(&aborted), 0);
+    pthread_barrier_wait(&together);
+    atomic_store(&y->hold_asks, 0);
+    CHECK_EQ(pthread_join(asker, NULL), 0);
+    CHECK_EQ(pthread_join(other, NULL), 0);
+}
+
+static void test_abort_while_asked(void)
+{
+    run_all(asked);
+    CHECK_EQ(atomic_load(&aborted), RANKS);
+}
+
 /* Communicators beside each other have plans of their own. */
 static void two(struct rank *me)
 {
@@ -448,6 +581,8 @@ static const struct check_test tests[] = {
     {"failed_making", test_failed_making},
     {"abort_while_making", test_abort_while_making},
     {"fan_out", test_fan_out},
+    {"abort_overtakes", test_abort_overtakes},
+    {"abort_while_asked", test_abort_while_asked},
     {"two_communicators", test_two_communicators},
     {"captures", test_captures},
     {0},

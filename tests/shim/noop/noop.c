@@ -94,14 +94,9 @@ int noop_note(enum r2_api id)
 API int ncclBroadcast(const void *send, void *recv, size_t count, int type, int root,
                       r2_nccl_comm comm, r2_nccl_stream stream);
 
-int noop_collective(enum r2_api id, r2_nccl_comm comm)
+/* As on a peer that does not answer. */
+static int wait_for_peers(r2_nccl_comm comm, int result)
 {
-    int result = noop_note(id);
-
-    noop_within++;
-    ncclGroupStart();
-    ncclGroupEnd();
-    noop_within--;
     if (!comm || !atomic_load_explicit(&hang, memory_order_relaxed))
         return result;
     atomic_fetch_add(&comm->inside, 1);
@@ -111,6 +106,17 @@ int noop_collective(enum r2_api id, r2_nccl_comm comm)
         result = R2_NCCL_INTERNAL;
     atomic_fetch_sub(&comm->inside, 1);
     return result;
+}
+
+int noop_collective(enum r2_api id, r2_nccl_comm comm)
+{
+    int result = noop_note(id);
+
+    noop_within++;
+    ncclGroupStart();
+    ncclGroupEnd();
+    noop_within--;
+    return wait_for_peers(comm, result);
 }
 
 API int ncclBcast(void *buffer, size_t count, int type, int root, r2_nccl_comm comm,
@@ -248,8 +254,7 @@ int ncclCommGrow(r2_nccl_comm comm, int nranks, const struct r2_nccl_id *id, int
 
 int ncclCommFinalize(r2_nccl_comm comm)
 {
-    (void)comm;
-    return noop_note(R2_API_ncclCommFinalize);
+    return wait_for_peers(comm, noop_note(R2_API_ncclCommFinalize));
 }
 
 static int end(enum r2_api id, r2_nccl_comm comm)
@@ -276,14 +281,14 @@ int ncclCommAbort(r2_nccl_comm comm)
 
 int ncclCommRevoke(r2_nccl_comm comm, int flags)
 {
-    (void)comm, (void)flags;
-    return noop_note(R2_API_ncclCommRevoke);
+    (void)flags;
+    return wait_for_peers(comm, noop_note(R2_API_ncclCommRevoke));
 }
 
 int ncclCommSuspend(r2_nccl_comm comm, int flags)
 {
-    (void)comm, (void)flags;
-    return noop_note(R2_API_ncclCommSuspend);
+    (void)flags;
+    return wait_for_peers(comm, noop_note(R2_API_ncclCommSuspend));
 }
 
 int ncclCommResume(r2_nccl_comm comm)
@@ -295,7 +300,11 @@ int ncclCommResume(r2_nccl_comm comm)
 /* A communicator in the making is made when it has been asked about once. */
 int ncclCommGetAsyncError(r2_nccl_comm comm, int *error)
 {
+    atomic_fetch_add(&comm->asking, 1);
+    while (atomic_load(&comm->hold_asks))
+        usleep(1000);
     *error = atomic_exchange(&comm->error, R2_NCCL_OK);
+    atomic_fetch_sub(&comm->asking, 1);
     return noop_note(R2_API_ncclCommGetAsyncError);
 }
 

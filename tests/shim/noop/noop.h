@@ -18,13 +18,15 @@ struct r2_nccl_comm {
     int rank, nranks;
     int id; /* the first bytes of what it was made from; 0: of another communicator */
     atomic_int aborted, error, inside;
+    atomic_int hold_asks, asking; /* while the first is set, questions about it wait; how many do */
 };
 
 /* Calls of a function that came from outside, not from the no-op NCCL itself; -1: no such name. */
 API long noop_calls(const char *name);
 /* What the next call of any function returns, once. */
 API void noop_next_result(int result);
-/* Makes every collective wait until this is undone or its communicator is aborted. */
+/* Makes every collective, finalize, revoke and suspend wait until this is undone or its
+ * communicator is aborted. */
 API void noop_hang(int on);
 
 /* Makes the next `n` communicators fail to be made from an id. */
