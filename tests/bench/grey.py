@@ -221,9 +221,11 @@ def _first_weight(watch: Sequence[Cursor], since: int) -> Event | None:
 
 
 def _follow(section: Section, options: Options, plan: Plan) -> None:
-    """How long until the weight follows, there and back, many times in one run."""
+    """How long until the weight follows, there and back, many times in one run, and whether it is
+    the NIC that is named; then a run as long without a fault, in which nothing is to be named."""
     there: list[float] = []
     back: list[float] = []
+    named: list[float] = []
     missed = 0
     seconds = plan.follow_runs * 8.0 + 10
     with lab_bed("follow", NICS, (plan.rate,)) as bed, ExitStack() as stack:
@@ -231,46 +233,110 @@ def _follow(section: Section, options: Options, plan: Plan) -> None:
         job, _ = stack.enter_context(_job(bed, plan, seconds, True))
         watch = _watch(job, stack)
         time.sleep(plan.before)
+        _weights(watch)
+        began = time.monotonic()
+        others: list[Event] = []
         for turn in range(plan.follow_runs):
             if turn % 5 == 0:
                 options.say(f"weights follow: {turn + 1} of {plan.follow_runs}")
             for rate, into in ((plan.slowed, there), (plan.rate, back)):
-                took = _until_weight(bed.lab, watch, rate)
-                if took is None:
+                took = _until_weight(bed.lab, watch, rate, into is there)
+                if took.weight is None:
                     missed += 1
                 else:
-                    into.append(took)
+                    into.append(took.weight)
+                if took.named is not None and into is there:
+                    named.append(took.named)
+                others += took.others
                 time.sleep(0.8)
+        lasted = time.monotonic() - began
         job.kill(grace=0.1)
     for name, values in (("slowed to 10 %", there), ("at full speed again", back)):
-        if not values:
-            if not options.smoke:
-                section.errors.append(f"{name}: the weight never followed")
-            continue
-        for word, share in (("median", 0.5), ("p95", 0.95), ("max", 1.0)):
-            section.rows.append(
-                Row(
-                    f"{name}: weight follows, {word}",
-                    percentile(values, share),
-                    "ms",
-                    target=KNOWN_MS if word == "median" else None,
-                    judged="value",
-                    at_least=False,
-                    samples=len(values),
-                )
-            )
+        if not values and not options.smoke:
+            section.errors.append(f"{name}: the weight never followed")
+        _times(section, f"{name}: weight follows", values)
+    _times(section, "slowed to 10 %: named as slow", named)
+    of = f"of {plan.follow_runs}"
+    section.rows.append(
+        _count("slowed to 10 %: the NIC is named as slow", len(named), of, plan.follow_runs)
+    )
+    blamed = [event for event in others if _blames(event)]
+    section.rows.append(
+        _count("slowed to 10 %: paths of other NICs called slow or lossy", len(blamed), of, None)
+    )
+    section.details["other NICs, while one was slow"] = [f"{e.nic}: {e.cause}" for e in others]
     section.details["weight did not follow within 3 s"] = missed
+    _healthy(section, options, plan, lasted)
 
 
-def _until_weight(lab: Lab, watch: Sequence[Cursor], rate: int) -> float | None:
-    """Milliseconds until some side says so; None: not within 3 s."""
-    for cursor in watch:
-        cursor.events()
+def _healthy(section: Section, options: Options, plan: Plan, seconds: float) -> None:
+    options.say(f"no fault for {seconds:.0f} s")
+    with lab_bed("well", NICS, (plan.rate,)) as bed, ExitStack() as stack:
+        job, _ = stack.enter_context(_job(bed, plan, plan.before + seconds + 10, True))
+        watch = _watch(job, stack)
+        time.sleep(plan.before)
+        _weights(watch)
+        time.sleep(seconds)
+        blamed = [event for event in _weights(watch) if _blames(event)]
+        job.kill(grace=0.1)
+    section.rows.append(
+        _count(f"no fault for {seconds:.0f} s: paths called slow or lossy", len(blamed), "", 0)
+    )
+    section.details["blamed without a fault"] = [f"{e.nic}: {e.cause}" for e in blamed]
+
+
+def _times(section: Section, name: str, values: Sequence[float]) -> None:
+    for word, share in (("median", 0.5), ("p95", 0.95), ("max", 1.0)) if values else ():
+        section.rows.append(
+            Row(
+                f"{name}, {word}",
+                percentile(values, share),
+                "ms",
+                target=KNOWN_MS if word == "median" else None,
+                judged="value",
+                at_least=False,
+                samples=len(values),
+            )
+        )
+
+
+def _count(name: str, found: int, unit: str, target: float | None) -> Row:
+    return Row(name, found, unit, target=target, judged="value", at_least=bool(target))
+
+
+def _blames(event: Event) -> bool:
+    return event.cause.startswith(("slow:", "lossy:"))
+
+
+def _weights(watch: Sequence[Cursor]) -> list[Event]:
+    return [event for cursor in watch for event in cursor.events() if event.event == "weight"]
+
+
+@dataclass
+class Took:
+    """Milliseconds until some side changed the victim's weight, and until it was called slow, and
+    what was said of other NICs; None: not within 3 s."""
+
+    weight: float | None = None
+    named: float | None = None
+    others: list[Event] = field(default_factory=list)
+
+
+def _until_weight(lab: Lab, watch: Sequence[Cursor], rate: int, slow: bool) -> Took:
+    took = Took(others=[event for event in _weights(watch) if event.nic != VICTIM])
     at = time.monotonic_ns()
     lab.set_rate("n0", VICTIM, rate)
     while time.monotonic_ns() - at < 3 * 10**9:
-        event = _first_weight(watch, at)
-        if event is not None:
-            return (event.mono_ns - at) / 1e6
+        if (took.named if slow else took.weight) is not None:
+            break
+        events = sorted(_weights(watch), key=lambda event: event.mono_ns)
+        took.others += [event for event in events if event.nic != VICTIM]
+        for event in events:
+            if event.nic != VICTIM or event.mono_ns < at:
+                continue
+            since = (event.mono_ns - at) / 1e6
+            took.weight = since if took.weight is None else took.weight
+            if took.named is None and event.cause.startswith("slow:"):
+                took.named = since
         time.sleep(0.005)
-    return None
+    return took

@@ -50,11 +50,15 @@ def run(options: Options, section: Section) -> None:
 def _costs(
     section: Section, options: Options, kind: str, size: tuple[int, int], turns: int
 ) -> None:
-    with_them, without = [], []
+    with_them, without, bare = [], [], []
     for turn in range(turns):
         options.say(f"heartbeats, {kind}, {size[0]} peers x {size[1]} NICs: turn {turn + 1}")
         with_them.append(_star(size, kind, options, {}))
         without.append(_star(size, kind, options, OFF))
+        if kind == "active":
+            calls = _star(size, "bare", options, {})
+            beats = with_them[-1].beats / with_them[-1].paths
+            bare.append(calls.cpu / calls.beats * beats * 100)
     per_100 = [
         (a.cpu / a.paths - b.cpu / b.paths) * 100 for a, b in zip(with_them, without, strict=True)
     ]
@@ -69,6 +73,8 @@ def _costs(
             samples=turns,
         )
     )
+    if bare:
+        section.rows[-1].note = f"of it, by the same calls on plain sockets: {median(bare):.3f}"
     section.rows.append(
         Row(
             f"{kind} paths: CPU of the I/O thread, {size[0]} peers x {size[1]} NICs",
@@ -119,7 +125,7 @@ def _star(size: tuple[int, int], kind: str, options: Options, env: dict[str, str
     peers, nics = size
     command = [program("star"), "--peers", str(peers), "--nics", str(nics)]
     command += ["--seconds", "2" if options.smoke else "5"]
-    command += ["--active"] if kind == "active" else []
+    command += [] if kind == "idle" else [f"--{kind}"]
     try:
         done = subprocess.run(
             command,

@@ -5,21 +5,27 @@ that lost a path has to say in its journal which NIC is at fault. A case is righ
 each pair of nodes that the fault separates have given a verdict, and every verdict given is right.
 Times are counted from just before the lab is asked to break something: finding out that a path is
 silent is in them. It cannot show what a physical switch does.
+
+Hundreds of cases take most of an hour; `--add-to FILE` keeps them in a file and `--slice SECONDS`
+ends a run early, so that they can be had a few minutes at a time.
 """
 
 from __future__ import annotations
 
 import itertools
+import json
 import os
 import random
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
 
 from figures import Row, Section, percentile
-from rig import BenchError, Options, perf_spec
+from rig import BenchError, Options, commit, perf_spec
 
 from r2ccl_ctl import control, launch, paths
 from r2ccl_ctl.errors import R2Error
@@ -32,6 +38,7 @@ RATE = 200_000_000
 MS = 1e6
 PATIENCE_S = 3.0  # for verdicts
 HEAL_S = 15.0
+QUIET_S = 0.3
 TARGET = 0.99
 TITLE = "Which NIC is at fault"
 LOCAL, REMOTE, BETWEEN = "local NIC", "remote NIC", "link or switch"
@@ -83,6 +90,60 @@ class Case:
     @property
     def right(self) -> bool:
         return not self.missing() and not self.wrong()
+
+
+@dataclass(frozen=True)
+class Record:
+    """What is kept of a case: enough to count it, and to see what was wrong with it."""
+
+    variant: str
+    kind: str
+    nic: str
+    nodes: list[int]
+    right: bool
+    missing: list[list[int]]
+    wrong: list[str]
+    causes: list[str]
+    given_ms: list[float]
+    commit: str
+
+
+class Ledger:
+    """The cases so far; in a file, if there is one, written after each."""
+
+    def __init__(self, path: Path | None) -> None:
+        self.path, self._commit = path, commit()
+        self.records: list[Record] = []
+        if path and path.exists():
+            try:
+                rows = json.loads(path.read_text(encoding="utf-8"))["cases"]
+                self.records = [Record(**row) for row in rows]
+            except (ValueError, KeyError, TypeError) as err:
+                raise BenchError(f"{path} holds no cases of `locate`: {err}; move it away") from err
+
+    def of(self, variant: str, kind: str) -> list[Record]:
+        return [r for r in self.records if (r.variant, r.kind) == (variant, kind)]
+
+    def add(self, variant: str, case: Case) -> None:
+        self.records.append(
+            Record(
+                variant,
+                case.kind,
+                case.nic,
+                list(case.nodes),
+                case.right,
+                [list(pair) for pair in case.missing()],
+                case.wrong(),
+                [cause for _, _, cause in case.said],
+                [round(t / MS, 1) for t in case.given],
+                self._commit,
+            )
+        )
+        if self.path:
+            rows: dict[str, Any] = {"cases": [asdict(record) for record in self.records]}
+            new = self.path.with_name(self.path.name + ".new")
+            new.write_text(json.dumps(rows, indent=0) + "\n", encoding="utf-8")
+            new.replace(self.path)
 
 
 def one_nic(nic: str, a: int, _b: int) -> Truth:
@@ -196,15 +257,21 @@ class Bed:
                 raise BenchError(f"not all NICs are back {HEAL_S:g} s after they were mended")
             time.sleep(0.02)
 
+    def wait_quiet(self) -> None:
+        """Nothing more is said of the fault before."""
+        until = time.monotonic() + QUIET_S
+        while time.monotonic() < until:
+            if any(event.event == "verdict" for _, event in self.drain()):
+                until = time.monotonic() + QUIET_S
+            time.sleep(0.02)
+
     def counters(self, name: str) -> int:
         return sum(process.snapshot().counters[name] for process in self.processes)
 
 
 def run_case(bed: Bed, kind: Kind, nic: str, a: int, b: int) -> Case:
     bed.wait_healthy()
-    time.sleep(1.2)  # longer than a verdict on the same pair stands
-    for _ in bed.drain():
-        pass
+    bed.wait_quiet()
     truth, judges = kind.truth(nic, a, b), kind.judges(a, b)
     case = Case(kind.name, nic, (a, b), time.monotonic_ns(), truth, judges)
     kind.make(bed.lab, nic, a, b)
@@ -253,39 +320,73 @@ def running(variant: str) -> Iterator[Bed]:
 
 def run(options: Options, section: Section) -> None:
     """Fill in the section; what was found stays when a later part fails."""
-    runs = 1 if options.smoke else options.runs
-    seed = random.randrange(1 << 32)
+    seed = random.randrange(1 << 32) if options.seed is None else options.seed
     section.details["seed"] = seed
-    rng = random.Random(seed)
-    for variant in VARIANTS[:1] if options.smoke else VARIANTS:
-        with running(variant) as bed:
-            for kind in KINDS:
-                if variant == "one-subnet" and kind.name == "rail switched off":
-                    continue  # there is one bridge for all: nothing is left to be told over
-                cases = []
-                for turn in range(runs):
-                    a, b = rng.sample(range(NODES), 2)
-                    case = run_case(bed, kind, f"nic{rng.randrange(NICS)}", a, b)
-                    cases.append(case)
-                    if not case.right:
-                        options.say(
-                            f"{variant}, {kind.name}, {case.nic} of {case.nodes}: wrong "
-                            f"{case.wrong()}, missing {case.missing()}, said {case.said}"
-                        )
-                    elif turn % 10 == 0:
-                        options.say(f"{variant}, {kind.name} {turn + 1} of {runs}")
-                _rows(section, variant, kind, cases)
-            section.details[f"{variant}: rounds"] = bed.counters("locate_rounds")
-            section.details[f"{variant}: probes"] = bed.counters("locate_probes")
+    ledger = Ledger(options.add_to)
+    until = time.monotonic() + options.slice_s if options.slice_s else float("inf")
+    try:
+        for variant in VARIANTS[:1] if options.smoke else VARIANTS:
+            _variant(options, section, variant, ledger, random.Random(f"{seed} {variant}"), until)
+    finally:
+        for variant, kind in itertools.product(VARIANTS, KINDS):
+            _rows(section, variant, kind, ledger.of(variant, kind.name))
+    section.details["commits"] = dict(Counter(record.commit for record in ledger.records))
     section.notes.append(
-        f"{NODES} nodes x {NICS} NICs, one rank each, default settings; seed {seed}. Right: all "
-        "processes that lost a path have given a verdict, and each verdict is right."
+        f"{NODES} nodes x {NICS} NICs, one rank each, default settings but for damping, off, and "
+        f"the ramp, 0.5 s; seed {seed}. Right: all processes that lost a path have given a "
+        "verdict, and each verdict is right."
     )
 
 
-def _rows(section: Section, variant: str, kind: Kind, cases: list[Case]) -> None:
+def kinds_of(variant: str) -> list[Kind]:
+    # With one bridge for all nothing is left to be told over once that is off.
+    return [k for k in KINDS if variant != "one-subnet" or k.name != "rail switched off"]
+
+
+def _variant(
+    options: Options,
+    section: Section,
+    variant: str,
+    ledger: Ledger,
+    rng: random.Random,
+    until: float,
+) -> None:
+    """Cases of all kinds in turn, until there are enough of each or the time is over."""
+    runs = 1 if options.smoke else options.runs
+
+    def due() -> list[Kind]:
+        return [k for k in kinds_of(variant) if len(ledger.of(variant, k.name)) < runs]
+
+    if not due() or time.monotonic() > until:
+        return
+    last = ""
+    with running(variant) as bed:
+        while (kinds := due()) and time.monotonic() < until:
+            for kind in kinds:
+                if time.monotonic() > until:
+                    break
+                a, b = rng.sample(range(NODES), 2)
+                # Another NIC than before: a verdict on a pair stands for a second.
+                last = rng.choice([f"nic{i}" for i in range(NICS) if f"nic{i}" != last])
+                case = run_case(bed, kind, last, a, b)
+                ledger.add(variant, case)
+                if not case.right:
+                    options.say(
+                        f"{variant}, {kind.name}, {case.nic} of {case.nodes}: wrong "
+                        f"{case.wrong()}, missing {case.missing()}, said {case.said}"
+                    )
+            have = [len(ledger.of(variant, k.name)) for k in kinds_of(variant)]
+            if have[0] % 10 == 1:
+                options.say(f"{variant}: {min(have)} of {runs} of each kind")
+        for name in ("rounds", "probes"):
+            section.details[f"{variant}: {name}"] = bed.counters(f"locate_{name}")
+
+
+def _rows(section: Section, variant: str, kind: Kind, cases: list[Record]) -> None:
+    if not cases:
+        return
     right = sum(case.right for case in cases)
-    given = [t / MS for case in cases for t in case.given]
+    given = [t for case in cases for t in case.given_ms]
     name = f"{variant}: {kind.name}"
     section.rows.append(
         Row(
@@ -312,10 +413,6 @@ def _rows(section: Section, variant: str, kind: Kind, cases: list[Case]) -> None
                 )
             )
     section.details[f"{name}: verdicts"] = dict(
-        Counter(cause.split(":")[0] for case in cases for _, _, cause in case.said)
+        Counter(cause.split(":")[0] for case in cases for cause in case.causes)
     )
-    section.details[f"{name}: not right"] = [
-        {"nic": c.nic, "nodes": c.nodes, "missing": c.missing(), "wrong": c.wrong(), "said": c.said}
-        for c in cases
-        if not c.right
-    ]
+    section.details[f"{name}: not right"] = [asdict(case) for case in cases if not case.right]

@@ -39,12 +39,16 @@ class BenchError(R2Error):
 
 @dataclass(frozen=True)
 class Options:
-    """smoke: seconds only, to see that everything runs. runs: faults of each kind."""
+    """smoke: seconds only, to see that everything runs. runs: faults of each kind. slice_s, add_to,
+    seed: of `locate`; seconds after which no case begins, and the file that cases are added to."""
 
     smoke: bool = False
     runs: int = 100
     repetitions: int = 5
     verbose: bool = True
+    slice_s: float | None = None
+    add_to: Path | None = None
+    seed: int | None = None
 
     def say(self, text: str) -> None:
         if self.verbose:

@@ -4,6 +4,7 @@
     make bench                                    everything, 10 to 15 minutes
     make bench BENCH_ARGS=--smoke                 seconds of each, to see that the harness works
     .venv/bin/python tests/bench/run.py --only resume --runs 20
+    .venv/bin/python tests/bench/run.py --only locate --slice 200 --add-to FILE    a part
 
 Prints tables, and writes them with date, machine, versions and load to a JSON file. Exit code 1: a
 benchmark could not be carried out, values were wrong, or a result was faster than its bound; with
@@ -184,6 +185,18 @@ def _end_on_term() -> None:
     help="Interleaved repetitions of unshaped measurements.",
 )
 @click.option(
+    "--slice",
+    "slice_s",
+    type=click.FloatRange(1),
+    help="Seconds after which `locate` begins no more cases.",
+)
+@click.option(
+    "--add-to",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="`locate`: cases so far; those of this run are added, until each kind has --runs.",
+)
+@click.option("--seed", type=int, help="`locate`: which NICs and nodes (default: any).")
+@click.option(
     "--json",
     "json_path",
     type=click.Path(path_type=Path),
@@ -201,13 +214,18 @@ def main(
     only: tuple[str, ...],
     runs: int,
     repetitions: int,
+    slice_s: float | None,
+    add_to: Path | None,
+    seed: int | None,
     json_path: Path | None,
     markdown_path: Path | None,
     strict: bool,
 ) -> None:
     _end_on_term()
     began = datetime.now(timezone.utc)
-    options = Options(smoke=smoke, runs=runs, repetitions=repetitions)
+    options = Options(
+        smoke=smoke, runs=runs, repetitions=repetitions, slice_s=slice_s, add_to=add_to, seed=seed
+    )
     sections: list[Section] = []
     with contextlib.ExitStack() as stack:
         stack.callback(lambda: _finish(sections, options, began, json_path, markdown_path))

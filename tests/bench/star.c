@@ -1,20 +1,27 @@
 /* One process with many peers: what their paths cost while nothing moves.
  *
- *   star --peers 64 --nics 8 --seconds 5 [--active]
+ *   star --peers 64 --nics 8 --seconds 5 [--active | --bare]
  *
  * The hub forks light peers, each an engine of its own on loopback NICs, opens one connection to
  * each and sends it one small message. Then nothing moves; with --active a bulk message waits on
  * every connection for its clear-to-send, so that every path counts as busy. After that, over the
  * given seconds: CPU of the hub's I/O threads and of the whole hub, heartbeats, and what its
  * sockets put on the wire in both directions (66 bytes of headers per segment), as a line of JSON.
+ *
+ * --bare: no engine. One thread makes the system calls of active paths' heartbeats on as many plain
+ * TCP connections: every 100 ms, for each of them, has the last one been acknowledged, and the next
+ * one, of as many bytes. What is left of the cost then is the engine's.
  */
 #define _GNU_SOURCE
 #include <dirent.h>
 #include <fcntl.h>
+#include <linux/sockios.h>
 #include <linux/tcp.h>
 #include <netinet/in.h>
 #include <sched.h>
 #include <signal.h>
+#include <sys/epoll.h>
+#include <sys/ioctl.h>
 #include <sys/prctl.h>
 
 #include "engine/internal.h"
@@ -24,9 +31,11 @@
 #define HEADERS 66
 #define SMALL 8
 #define BULK (64 * 1024)
+#define BEAT 12 /* bytes of a heartbeat's frame */
+#define BEAT_NS 100000000u
 
 static int peers = 8, nics = 8, seconds = 5;
-static bool active;
+static bool active, bare;
 
 static void set_nics(int host)
 {
@@ -172,6 +181,88 @@ static void measure(void)
            (unsigned long long)r2_eng.n->path_failures);
 }
 
+/* ---- plain sockets */
+
+__attribute__((noreturn)) static void bare_leaf(int out)
+{
+    struct sockaddr_in at = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+    struct epoll_event ev = {.events = EPOLLIN};
+    int listener = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0), ready = epoll_create1(0);
+    socklen_t len = sizeof(at);
+    char bytes[64];
+
+    prctl(PR_SET_PDEATHSIG, SIGKILL);
+    if (bind(listener, (struct sockaddr *)&at, len) || listen(listener, nics) ||
+        getsockname(listener, (struct sockaddr *)&at, &len) ||
+        write(out, &at, sizeof(at)) != (ssize_t)sizeof(at))
+        bench_die("listen: %s", strerror(errno));
+    for (int i = 0; i < nics; i++) {
+        ev.data.fd = accept(listener, NULL, NULL);
+        if (ev.data.fd < 0 || epoll_ctl(ready, EPOLL_CTL_ADD, ev.data.fd, &ev))
+            bench_die("accept: %s", strerror(errno));
+    }
+    while (epoll_wait(ready, &ev, 1, -1) >= 0 || errno == EINTR) {
+        if (read(ev.data.fd, bytes, sizeof(bytes)) == 0)
+            break;
+    }
+    _exit(0);
+}
+
+/* The calls of r2_tcp_health and of the send that follows. */
+static void bare_beat(int fd)
+{
+    static const char frame[BEAT];
+    struct tcp_info ti;
+    socklen_t len = sizeof(ti);
+    int queued;
+
+    if (ioctl(fd, SIOCOUTQ, &queued) || getsockopt(fd, IPPROTO_TCP, TCP_INFO, &ti, &len) ||
+        send(fd, frame, sizeof(frame), MSG_NOSIGNAL | MSG_DONTWAIT) != (ssize_t)sizeof(frame))
+        bench_die("heartbeat: %s", strerror(errno));
+}
+
+static int bare_connect(const struct sockaddr_in *to)
+{
+    int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0), one = 1;
+
+    if (fd < 0 || connect(fd, (const struct sockaddr *)to, sizeof(*to)) ||
+        setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof(one)))
+        bench_die("connect: %s", strerror(errno));
+    return fd;
+}
+
+/* Each peer has its time within the 100 ms, as the engine's timers do. */
+static void bare_run(const int *pipes)
+{
+    static int fds[PEERS_MAX][R2_MAX_NICS];
+    uint64_t t0, end, beats = 0, step = BEAT_NS / (unsigned)peers;
+    double cpu;
+
+    for (int p = 0; p < peers; p++) {
+        struct sockaddr_in to;
+
+        if (read(pipes[p], &to, sizeof(to)) != (ssize_t)sizeof(to))
+            bench_die("peer %d did not start", p);
+        for (int i = 0; i < nics; i++)
+            fds[p][i] = bare_connect(&to);
+    }
+    cpu = bench_cpu();
+    t0 = bench_now();
+    end = t0 + (uint64_t)seconds * 1000000000u;
+    for (uint64_t turn = 0, at = t0; at < end; turn++, at += step) {
+        struct timespec when = {.tv_sec = (time_t)(at / 1000000000u),
+                                .tv_nsec = (long)(at % 1000000000u)};
+
+        clock_nanosleep(CLOCK_MONOTONIC, TIMER_ABSTIME, &when, NULL);
+        for (int i = 0; i < nics; i++, beats++)
+            bare_beat(fds[turn % (unsigned)peers][i]);
+    }
+    cpu = bench_cpu() - cpu;
+    printf("{\"paths\": %d, \"seconds\": %.4f, \"io_cpu_s\": %.6f, \"cpu_s\": %.6f, "
+           "\"heartbeats\": %llu, \"missed\": 0, \"wire_bytes\": 0, \"failures\": 0}\n",
+           peers * nics, (double)(bench_now() - t0) / 1e9, cpu, cpu, (unsigned long long)beats);
+}
+
 static void parse(int argc, char **argv)
 {
     for (int i = 1; i < argc; i++) {
@@ -179,6 +270,10 @@ static void parse(int argc, char **argv)
 
         if (strcmp(argv[i], "--active") == 0) {
             active = true;
+            continue;
+        }
+        if (strcmp(argv[i], "--bare") == 0) {
+            bare = true;
             continue;
         }
         if (strcmp(argv[i], "--peers") == 0)
@@ -208,10 +303,17 @@ int main(int argc, char **argv)
 
         if (pipe2(ends, O_CLOEXEC) < 0 || (pid = fork()) < 0)
             bench_die("fork: %s", strerror(errno));
+        if (pid == 0 && bare)
+            bare_leaf(ends[1]);
         if (pid == 0)
             leaf(i, ends[1]);
         close(ends[1]);
         pipes[i] = ends[0];
+    }
+    if (bare) {
+        bare_run(pipes);
+        fflush(stdout);
+        _exit(0);
     }
     engine(&ctx, 1);
     connect_all(ctx, pipes, conns);
