@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
+import re
 import secrets
 import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from r2ccl_ctl import paths
-from r2ccl_ctl.errors import R2UsageError
+from r2ccl_ctl.errors import R2Error, R2UsageError
 
 NCCL_CHOICES = ("system", "standin")
 _JOB_VARIABLES = ("SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID", "TORCHELASTIC_RUN_ID")
@@ -40,10 +41,22 @@ def application_env(
     library_dirs = [str(plugin.parent)] if by_name else []
     if nccl == "standin":
         library_dirs.insert(0, str(paths.standin_dir()))
+    for folder in library_dirs:
+        if re.search("[:;]", folder):
+            raise R2Error(
+                f"'{folder}' cannot stand in LD_LIBRARY_PATH, where : and ; divide folders. Name "
+                "it by a link without them in R2CCL_BUILD_DIR"
+            )
     if library_dirs:
         found["LD_LIBRARY_PATH"] = prepend(library_dirs, base.get("LD_LIBRARY_PATH", ""))
     if preload:
-        found["LD_PRELOAD"] = prepend([str(paths.shim_path())], base.get("LD_PRELOAD", ""))
+        shim = str(paths.shim_path())
+        if re.search(r"[\s:]", shim):
+            raise R2Error(
+                f"'{shim}' cannot be preloaded: the loader takes blanks and colons in LD_PRELOAD "
+                "for ends of names. Name the folder by a link without them in R2CCL_BUILD_DIR"
+            )
+        found["LD_PRELOAD"] = prepend([shim], base.get("LD_PRELOAD", ""))
     if job:
         found["R2CCL_JOB"] = job
     if nics:

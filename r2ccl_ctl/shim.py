@@ -52,7 +52,12 @@ def build(nccl: Path, output: Path) -> list[str]:
         name for name in exported_functions(nccl) if _SECOND.fullmatch(name)
     }
     added = sorted(every - known)
-    output.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        output.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as err:
+        raise R2UsageError(f"--output '{output}' cannot be written: {err.strerror}") from err
+    if output.is_dir():
+        raise R2UsageError(f"--output '{output}' is a folder: name the file, libnccl.so.2, as well")
     with tempfile.TemporaryDirectory() as folder:
         source = Path(folder) / "stubs.c"
         source.write_text(stubs(added, paths.stubs_header()), encoding="utf-8")
@@ -72,7 +77,10 @@ def build(nccl: Path, output: Path) -> list[str]:
             raise R2Error(f"{compiler} was not done after {BUILD_S} s") from None
         if done.returncode:
             raise R2Error(f"{compiler} failed: {done.stderr.strip()[-500:]}")
-        shutil.copy2(made, output)
+        try:
+            shutil.copy2(made, output)
+        except OSError as err:
+            raise R2UsageError(f"--output '{output}' cannot be written: {err.strerror}") from err
     return added
 
 
@@ -114,7 +122,7 @@ def reach(pid: int, *, proc: Path = Path("/proc")) -> Reach:
     """What the process has mapped; R2Error when it may not be looked at."""
     try:
         text = (proc / str(pid) / "maps").read_text(encoding="utf-8", errors="replace")
-    except FileNotFoundError:
+    except (FileNotFoundError, ProcessLookupError):
         raise R2UsageError(f"--pid {pid}: no such process") from None
     except OSError as err:
         raise R2Error(f"pid {pid} cannot be looked at ({err.strerror}): use sudo") from err
@@ -138,7 +146,7 @@ def reach(pid: int, *, proc: Path = Path("/proc")) -> Reach:
 
 
 def _is_named_shim(path: Path) -> bool:
-    with contextlib.suppress(OSError), path.open("rb") as file:
+    with contextlib.suppress(OSError, ValueError), path.open("rb") as file:
         return _search(file.fileno(), b"r2ccl_shim_named")
     return False
 
@@ -147,8 +155,11 @@ def _contains_nccl(path: Path) -> bool:
     """NCCL's code names this variable; ours, and what only calls NCCL, does not."""
     if path.suffix not in ("", ".so") and ".so." not in path.name:
         return False
-    if path.name.startswith("libr2ccl") or not path.is_file():
+    if path.name.startswith("libr2ccl"):
         return False
+    with contextlib.suppress(OSError):
+        if not path.is_file():
+            return False
     with contextlib.suppress(OSError, ValueError), path.open("rb") as file:
         return _search(file.fileno(), b"NCCL_NET_PLUGIN_REF_COUNT") or _search(
             file.fileno(), b"NCCL_P2P_NET_CHUNKSIZE"

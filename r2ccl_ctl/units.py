@@ -21,6 +21,7 @@ _TIMES = {
     "h": 3600.0,
 }
 _LIMIT = 1 << 63
+_LONGEST_S = 365 * 24 * 3600.0  # of a duration: as long as a process takes for --for
 
 
 def _split(text: str, what: str, allowed: str) -> tuple[float, str]:
@@ -64,6 +65,8 @@ def parse_duration(text: str) -> float:
     number, unit = _split(text, "duration", allowed)
     if unit not in _TIMES:
         raise R2UsageError(f"'{text}' is no duration: give {allowed}")
+    if number * _TIMES[unit] > _LONGEST_S:
+        raise R2UsageError(f"duration '{text}' is out of range: at most a year (8760h)")
     return number * _TIMES[unit]
 
 
@@ -71,10 +74,9 @@ def parse_percent(text: str) -> int:
     """Parts per million: 1, 1%, 0.5%."""
     allowed = "a percentage above 0, up to 100"
     number, unit = _split(text, "percentage", allowed)
-    ppm = round(number * 10_000)
-    if unit not in ("", "%") or not 1 <= ppm <= 1_000_000:
+    if unit not in ("", "%") or not 0.5 <= number * 10_000 <= 1_000_000:
         raise R2UsageError(f"'{text}' is no percentage that can be lost: give {allowed}")
-    return ppm
+    return max(1, round(number * 10_000))
 
 
 def show_bytes(number: float) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import subprocess
 import sys
 
@@ -84,12 +85,21 @@ def run(
     for warning in environment.warnings(os.environ):
         click.echo(f"warning: {warning}", err=True)
     sys.stdout.flush()
+    if not command[0]:
+        raise R2UsageError("the command is empty: give the program's name after --")
+    restore_signals()
     try:
         os.execvpe(command[0], list(command), {**os.environ, **added})
     except FileNotFoundError:
         raise R2UsageError(f"'{command[0]}': no such program") from None
     except OSError as err:
         raise R2UsageError(f"'{command[0]}' cannot be run: {err.strerror}") from err
+
+
+def restore_signals() -> None:
+    """Python ignores these; a program that is run in its place must not."""
+    for name in ("SIGPIPE", "SIGXFSZ"):
+        signal.signal(getattr(signal, name), signal.SIG_DFL)
 
 
 @click.command("env")

@@ -207,7 +207,8 @@ def main(argv: list[str]) -> int:
         where = plan.get("hostname") or "the lab"
         print(f"r2ccl-ctl: cannot enter {where}: {err.strerror}", file=sys.stderr, flush=True)
         return 126
-    signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+    for number in (signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores them
+        signal.signal(number, signal.SIG_DFL)
     try:
         os.execvp(command[0], command)
     except OSError as err:
