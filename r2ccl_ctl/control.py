@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import pwd
 import re
 import struct
 import time
@@ -172,16 +173,57 @@ def list_processes(*, dead: bool = False, directory: Path | None = None) -> list
     """Running processes, and with `dead` those that left an object behind; oldest first. Other
     users' are listed where they may be read."""
     found = []
-    try:
-        names = sorted(os.listdir(directory or SHM))
-    except FileNotFoundError:
-        names = []
-    for name in names:
+    for name in _names(directory):
         if _NAME.fullmatch(name):
             process = describe((directory or SHM) / name)
             if process is not None and (dead or process.running):
                 found.append(process)
     return sorted(found, key=lambda process: (process.created_real_ns, process.name))
+
+
+def _names(directory: Path | None) -> list[str]:
+    try:
+        return sorted(os.listdir(directory or SHM))
+    except FileNotFoundError:
+        return []
+    except OSError as err:
+        raise R2Error(
+            f"{directory or SHM}, where control segments are, cannot be listed: {err.strerror}"
+        ) from err
+
+
+def unreadable(*, directory: Path | None = None) -> dict[int, int]:
+    """Pid -> user of the objects that may not be read by us."""
+    found = {}
+    for name in _names(directory):
+        match = _NAME.fullmatch(name)
+        path = (directory or SHM) / name
+        if match is None or os.access(path, os.R_OK, effective_ids=True):
+            continue
+        with contextlib.suppress(OSError):
+            found[int(match[3])] = path.stat().st_uid
+    return found
+
+
+def of_others(wanted: Selection, *, directory: Path | None = None) -> str:
+    """A sentence about processes that may be meant and that we may not read; "" if there are
+    none."""
+    others = unreadable(directory=directory)
+    if wanted.pid is not None:
+        uid = others.get(wanted.pid)
+        return "" if uid is None else f"pid {wanted.pid} belongs to {_user(uid)}: use sudo"
+    if not others:
+        return ""
+    users = ", ".join(sorted({_user(uid) for uid in others.values()}))
+    count = f"{len(others)} process{'' if len(others) == 1 else 'es'}"
+    return f"{count} of {users} may not be read by you: use sudo"
+
+
+def _user(uid: int) -> str:
+    try:
+        return f"user {pwd.getpwuid(uid).pw_name}"
+    except KeyError:
+        return f"user {uid}"
 
 
 def describe(path: Path) -> Process | None:
@@ -314,9 +356,14 @@ def select(
     found = [process for process in there if wanted.wants(process)]
     if found:
         return found
+    hidden = of_others(wanted, directory=directory)
     if there:
         titles = "; ".join(process.title for process in there[:8])
-        raise R2Error(f"no {_what(dead)} with {wanted}. There are: {titles}")
+        more = f"; and {len(there) - 8} more: `r2ccl-ctl ps`" if len(there) > 8 else ""
+        more += f". {hidden}" if hidden else ""
+        raise R2Error(f"no {_what(dead)} with {wanted}. There are: {titles}{more}")
+    if hidden:
+        raise R2Error(f"no {_what(dead)} that you may read. {hidden}")
     where = f"with {wanted} " if str(wanted) else ""
     raise R2Error(
         f"no {_what(dead)} {where}on this machine. Start one with `r2ccl-ctl run -- CMD`; if it "

@@ -144,6 +144,8 @@ def parse_rules(lines: Iterable[str], name: str = "rules") -> list[Rule]:
 def read_rules(path: Path) -> list[Rule]:
     try:
         text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as err:
-        raise R2UsageError(f"{path} cannot be read: {err}") from err
+    except OSError as err:
+        raise R2UsageError(f"{path} cannot be read: {err.strerror}") from err
+    except UnicodeDecodeError as err:
+        raise R2UsageError(f"{path} is no text in UTF-8: {err}") from err
     return parse_rules(text.splitlines(), str(path))

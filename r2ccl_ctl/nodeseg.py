@@ -189,7 +189,7 @@ def list_segments(directory: Path | None = None, *, unused: bool = False) -> lis
     """The node segments that may be read; with `unused` those that no process holds, too."""
     try:
         names = sorted(os.listdir(directory or control.SHM))
-    except FileNotFoundError:
+    except OSError:
         names = []
     found = [read((directory or control.SHM) / name) for name in names if _NAME.fullmatch(name)]
     return [segment for segment in found if segment is not None and (segment.used or unused)]

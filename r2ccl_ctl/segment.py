@@ -283,7 +283,10 @@ class Segment:
 
     def write(self, offset: int, data: bytes) -> None:
         """For the mailbox only."""
-        os.pwrite(self.fd, data, offset)
+        try:
+            os.pwrite(self.fd, data, offset)
+        except OSError as err:
+            raise SegmentError(f"{self.path} cannot be written: {err.strerror}") from err
 
 
 def _table_rows(header: dict[str, Any]) -> list[dict[str, Any]]:

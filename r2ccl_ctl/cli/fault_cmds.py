@@ -11,6 +11,7 @@ import click
 from r2ccl_ctl.cli.act_cmds import ask, show_answers, target_options
 from r2ccl_ctl.cli.common import R2Group, selection
 from r2ccl_ctl.control import Selection
+from r2ccl_ctl.errors import R2Error, R2UsageError
 from r2ccl_ctl.faults import Rule, read_rules
 
 
@@ -36,7 +37,8 @@ def apply(
 
     A line is `NIC KIND [direction=tx|rx|both] [after=BYTES] [for=DURATION] [at=DURATION]`, with the
     words of fail-nic; KIND `recover` is recover-nic. `at` is counted from now; the command ends
-    after the last rule. All rules are checked before the first one is applied.
+    after the last rule. All rules are checked before the first one is applied; one that then
+    cannot be applied, such as for a NIC that no process has, does not keep back those after it.
 
     \b
     Example:
@@ -67,5 +69,10 @@ def _apply(rule: Rule, wanted: Selection, timeout: str) -> bool:
         answers = ask(wanted, rule.nic, timeout, rule.command)
         show_answers(answers, False, str(rule))
     except SystemExit:
+        return False
+    except R2UsageError:  # several jobs: no rule can be meant
+        raise
+    except R2Error as err:  # the rules after it may undo those before it
+        click.echo(f"Error: {rule}: {err}", err=True)
         return False
     return True
