@@ -85,6 +85,7 @@ class Rank:
     pid: int = 0
     code: int | None = None
     ended_at: float | None = None
+    unshown: str = ""  # why some of its output could not be shown
     _lines: collections.deque[str] = field(
         default_factory=lambda: collections.deque(maxlen=OUTPUT_LINES)
     )
@@ -120,9 +121,13 @@ class _Stream:
         texts = [line.decode(errors="replace") for line in lines]
         self.rank._lines.extend(texts)
         if self.sink is not None and texts:
-            with contextlib.suppress(OSError, ValueError):
+            try:
                 self.sink.write("".join(self.prefix + text for text in texts))
                 self.sink.flush()
+            except BrokenPipeError:  # the reader has seen enough
+                self.sink = None
+            except (OSError, ValueError) as err:
+                self.rank.unshown = getattr(err, "strerror", None) or str(err)
 
 
 class Job:

@@ -35,6 +35,8 @@ from r2ccl_ctl.job import (
 from r2ccl_ctl.lab import DEFAULT_NAME, Lab, LabError, LabUsageError, nsexec
 
 PEER_NICS_MAX = 250
+LONGEST_S = 365 * 24 * 3600
+ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
@@ -43,8 +45,9 @@ _ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 def place_ranks(ranks: int, nodes: int, per_node: int) -> list[Place]:
     """Ranks on nodes in blocks, as torchrun and mpirun have it."""
-    if ranks < 0 or per_node < 0:
-        raise LaunchUsageError("the number of ranks must be positive")
+    for option, value in (("--ranks", ranks), ("--per-node", per_node)):
+        if value < 0:
+            raise LaunchUsageError(f"{option} {value}: give a number above 0")
     if ranks == 0:
         ranks = nodes * (per_node or 1)
     if per_node and ranks > nodes * per_node:
@@ -136,7 +139,13 @@ def _nccl_dir(nccl: str, gpus: int) -> str | None:
             f"--nccl '{nccl}': no such file or folder; give standin, system, or the path of a "
             "libnccl.so.2 or of its folder"
         )
-    return str(given if given.is_dir() else given.parent)
+    folder = given if given.is_dir() else given.parent
+    if not (folder / "libnccl.so.2").exists():
+        raise LaunchUsageError(
+            f"--nccl '{nccl}': there is no libnccl.so.2 in {folder}, which is the name that "
+            "programs ask for; give its path, or make a link of that name"
+        )
+    return str(folder)
 
 
 def _plugin(spec: LaunchSpec) -> str | None:
@@ -284,6 +293,9 @@ def start(spec: LaunchSpec, *, echo: bool = True) -> Job:
     """Start the ranks. With echo their lines go to our stdout and stderr."""
     if not spec.argv:
         raise LaunchUsageError("no command: give it after --")
+    for option, seconds in (("--timeout", spec.timeout), ("--grace", spec.grace)):
+        if seconds is not None and not 0 <= seconds <= LONGEST_S:
+            raise LaunchUsageError(f"{option} {seconds:g}: give up to {LONGEST_S} seconds, a year")
     lab: Lab | None = None
     try:
         if spec.lab is not None:
@@ -318,28 +330,44 @@ def _program(argv: Sequence[str], env: Mapping[str, str]) -> list[str]:
     """The command with its program found in PATH, before anything is started."""
     found = shutil.which(argv[0], path=env.get("PATH"))
     if found is None:
-        raise LaunchUsageError(f"cannot run '{argv[0]}': no such program in PATH")
+        why = "no such program in PATH"
+        if os.sep in argv[0] and os.path.exists(argv[0]):
+            why = "a folder" if os.path.isdir(argv[0]) else "not executable (chmod +x?)"
+        raise LaunchUsageError(f"cannot run '{argv[0]}': {why}")
     return [found, *argv[1:]]
 
 
 def run(spec: LaunchSpec) -> int:
-    """Start the ranks, wait for them, end them on Ctrl-C or SIGTERM; the exit code."""
+    """Start the ranks, wait for them, end them on Ctrl-C, SIGTERM or when the terminal is gone;
+    the exit code. A signal that the caller ignores (nohup) stays ignored."""
     caught: list[int] = []
 
     def on_signal(number: int, frame: object) -> None:
         caught.append(number)
         raise KeyboardInterrupt
 
-    before = signal.signal(signal.SIGTERM, on_signal)
+    before = {
+        number: signal.signal(number, on_signal)
+        for number in ENDING
+        if signal.getsignal(number) != signal.SIG_IGN
+    }
     try:
         job = start(spec)
         try:
             code = job.wait()
         except KeyboardInterrupt:
+            for number in before:  # the end is bounded: a second Ctrl-C must not leave ranks behind
+                signal.signal(number, signal.SIG_IGN)
             job.kill()
             return 128 + (caught[0] if caught else signal.SIGINT)
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    for rank in job.ranks:
+        if rank.unshown:
+            print(
+                f"launch: output of rank {rank.place.rank} is lost: {rank.unshown}", file=sys.stderr
+            )
     if job.timed_out:
         print(f"launch: still running after {spec.timeout:g} s, ended", file=sys.stderr)
     elif code != 0:

@@ -99,7 +99,9 @@ def _signals_interrupt() -> Iterator[None]:
     def on_signal(number: int, frame: object) -> None:
         raise Interrupted(number)
 
-    before = {number: signal.signal(number, on_signal) for number in ENDING}
+    # What the caller ignores (nohup) stays ignored.
+    heard = [number for number in ENDING if signal.getsignal(number) != signal.SIG_IGN]
+    before = {number: signal.signal(number, on_signal) for number in heard}
     try:
         yield
     finally:

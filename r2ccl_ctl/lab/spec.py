@@ -84,7 +84,7 @@ def parse_counts(text: str, what: str = "--nics") -> tuple[int, ...]:
     """A comma list of positive counts: one for all nodes, or one per node."""
     counts = []
     for part in text.split(","):
-        if not part.strip().isdigit() or int(part) < 1:
+        if not part.strip().isdecimal() or int(part) < 1:
             raise LabUsageError(
                 f"{what} '{text}' is not understood: give a positive number for all nodes, "
                 "or one per node (for example 4,2)"

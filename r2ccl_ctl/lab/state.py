@@ -101,10 +101,12 @@ class LabState:
             raise LabError(f"schema {data.get('schema')} (this tool speaks {SCHEMA})")
         spec = dict(data["spec"])
         spec["nics"], spec["rates"] = tuple(spec["nics"]), tuple(spec["rates"])
+        created = float(data["created"])
+        time.gmtime(created)  # a time that no calendar holds
         return cls(
             spec=LabSpec(**spec),
             phase=str(data["phase"]),
-            created=float(data["created"]),
+            created=created,
             holder=data["holder"],
             nics=[{n: NicState(**s) for n, s in t.items()} for t in data["nics"]],
             cuts={Cut(**c) for c in data["cuts"]},
@@ -183,7 +185,12 @@ class Store:
             return LabState.from_json(json.loads(self.json_path.read_text()))
         except FileNotFoundError:
             return None
-        except (LabError, ValueError, KeyError, TypeError, AttributeError) as err:
+        except OSError as err:
+            raise LabError(
+                f"{self.json_path} cannot be read: {err.strerror}; if the lab is another user's, "
+                "use sudo, or set R2CCL_LAB_DIR to a directory of your own"
+            ) from err
+        except (OverflowError, LabError, ValueError, KeyError, TypeError, AttributeError) as err:
             raise LabError(
                 f"{self.json_path} cannot be read ({err}): `r2ccl-ctl lab down --name {self.name}` "
                 "removes the lab and the file"

@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -60,7 +61,8 @@ def start_holder() -> tuple[Holder, subprocess.Popen[str]]:
         text=True,
     )
     assert proc.stdout is not None
-    answer = proc.stdout.readline().strip()
+    ready, _, _ = select.select([proc.stdout], [], [], START_TIMEOUT_S)
+    answer = proc.stdout.readline().strip() if ready else ""
     started = start_time(proc.pid)
     if answer != "ready" or started is None:
         proc.kill()
