@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import codecs
+import contextlib
+import errno
 import json
-from collections.abc import Callable
+import os
+import sys
+from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
 import click
-from rich.console import Console, RenderableType
+from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
+from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
@@ -30,7 +36,7 @@ class UsageFailure(Failure):
 
 
 class R2Group(click.Group):
-    """A group whose commands may raise R2Error."""
+    """A group whose commands may raise R2Error. What the system refuses is a message as well."""
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
@@ -38,6 +44,55 @@ class R2Group(click.Group):
         except R2Error as err:
             kind = UsageFailure if isinstance(err, R2UsageError) else Failure
             raise kind(str(err)) from err
+        except OSError as err:
+            if err.errno == errno.EPIPE:  # the reader has seen enough: click ends quietly
+                raise
+            raise Failure(refusal(err)) from err
+
+
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF)
+
+
+def refusal(err: OSError) -> str:
+    """An OSError in words."""
+    why = err.strerror or str(err)
+    if err.filename is not None:
+        return f"{os.fsdecode(err.filename)}: {why}"
+    if err.errno in _NO_ROOM:
+        drop_output()
+        return f"the output cannot be written: {why}"
+    return why
+
+
+def drop_output() -> None:
+    """What is left in the buffer of stdout goes nowhere: the end of Python would try again."""
+    with contextlib.suppress(OSError, ValueError, AttributeError):
+        null = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(null, sys.stdout.fileno())
+        os.close(null)
+
+
+def is_utf8(stream: Any) -> bool:
+    with contextlib.suppress(LookupError, TypeError, AttributeError):
+        return codecs.lookup(stream.encoding).name == "utf-8"
+    return False
+
+
+def prepare_streams() -> None:
+    """Output that cannot fail for the sake of a character, whatever the locale, and a descriptor
+    behind each stream, so that no file that is opened later takes the place of a closed one."""
+    while True:
+        spare = os.open(os.devnull, os.O_RDWR)
+        if spare > 2:
+            os.close(spare)
+            break
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))
+    # Names from the command line and the environment may be any bytes: they come out as they are.
+    out: Any = sys.stdout
+    with contextlib.suppress(AttributeError, ValueError):
+        out.reconfigure(errors="surrogateescape" if is_utf8(out) else "backslashreplace")
 
 
 def selection_options(command: F) -> F:
@@ -65,7 +120,13 @@ def selection(
 
 def print_json(data: Any, *, line: bool = False) -> None:
     """One JSON document, or one line of JSON lines."""
-    click.echo(json.dumps(data, indent=None if line else 2, ensure_ascii=False))
+    indent = None if line else 2
+    text = json.dumps(data, indent=indent, ensure_ascii=not is_utf8(sys.stdout))
+    try:
+        text.encode()
+    except UnicodeEncodeError:  # bytes that are no text
+        text = json.dumps(data, indent=indent)
+    click.echo(text)
 
 
 def console() -> Console:
@@ -76,11 +137,39 @@ def console() -> Console:
     return out
 
 
+class Whole:
+    """Rows as long as they need to be. Where the terminal is narrower they go on in its next line:
+    a row that is cut to fit loses its numbers, and a name with an ellipsis cannot be typed."""
+
+    def __init__(self, data: RenderableType) -> None:
+        self.data = data
+
+    def __rich_console__(self, out: Console, options: ConsoleOptions) -> RenderResult:
+        width = max(options.max_width, 1)
+        wide = options.update(width=max(width, WIDE), height=None)
+        for line in out.render_lines(self.data, wide, pad=False):
+            for part in folded(line, width):
+                yield from part
+                yield Segment.line()
+
+
+def folded(line: list[Segment], width: int) -> Iterator[list[Segment]]:
+    """A line without the blanks at its end, in parts of at most `width` columns."""
+    while line and not line[-1].text.strip(" "):
+        line = line[:-1]
+    if line:
+        line = [*line[:-1], Segment(line[-1].text.rstrip(" "), line[-1].style)]
+    while Segment.get_line_length(line) > width:
+        first, line = Segment.divide(line, [width, Segment.get_line_length(line)])
+        yield first
+    yield line
+
+
 def show(data: RenderableType) -> None:
-    """Print a table or text, without blanks at the ends of lines where it is no terminal."""
+    """Print a table or text, without blanks at the ends of lines."""
     out = console()
     if out.is_terminal:
-        out.print(data)
+        out.print(Whole(data))
         return
     with out.capture() as captured:
         out.print(data)
@@ -133,6 +222,6 @@ def complete_nic(ctx: click.Context, param: click.Parameter, incomplete: str) ->
     try:
         for process in list_processes():
             names.update(nic.name for nic in process.snapshot().nics)
-    except R2Error:
+    except (R2Error, OSError):
         pass
     return sorted(name for name in names if name.startswith(incomplete))

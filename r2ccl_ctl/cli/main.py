@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import click
 
 from r2ccl_ctl import __version__
 from r2ccl_ctl.cli.act_cmds import fail_nic, recover_nic
-from r2ccl_ctl.cli.common import R2Group
+from r2ccl_ctl.cli.common import R2Group, prepare_streams
 from r2ccl_ctl.cli.demo_cmds import demo
 from r2ccl_ctl.cli.drain_cmds import drain_nic, set_weight, undrain_nic
 from r2ccl_ctl.cli.fault_cmds import faults
@@ -28,6 +30,10 @@ SECTIONS = (
 
 class Main(R2Group):
     """Lists the commands by purpose."""
+
+    def main(self, *args: Any, **kwargs: Any) -> Any:
+        prepare_streams()
+        return super().main(*args, **kwargs)
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(self.commands)

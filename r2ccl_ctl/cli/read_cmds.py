@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -16,6 +17,7 @@ from rich.text import Text
 from r2ccl_ctl import nodeseg
 from r2ccl_ctl.cli import view
 from r2ccl_ctl.cli.common import (
+    Whole,
     console,
     json_option,
     print_json,
@@ -23,7 +25,14 @@ from r2ccl_ctl.cli.common import (
     selection_options,
     show,
 )
-from r2ccl_ctl.control import Process, Selection, Snapshot, list_processes, select
+from r2ccl_ctl.control import (
+    Process,
+    Selection,
+    Snapshot,
+    list_processes,
+    of_others,
+    select,
+)
 from r2ccl_ctl.errors import R2Error, R2UsageError
 from r2ccl_ctl.journal import Cursor, Event
 from r2ccl_ctl.segment import SegmentError
@@ -72,8 +81,12 @@ def ps(
     elif found:
         show(view.process_table(found))
     else:
+        meant = f" with {wanted}" if str(wanted) else ""
         more = "" if everything else "; --all lists those that are gone as well"
-        click.echo(f"no process uses R2CCL here{more}", err=True)
+        click.echo(f"no process{meant} uses R2CCL here{more}", err=True)
+    hidden = "" if comms or as_json else of_others(wanted)
+    if hidden:
+        click.echo(hidden, err=True)
 
 
 def show_comms(processes: list[Process], as_json: bool) -> None:
@@ -137,10 +150,11 @@ def watch(interval: float, draw: Callable[[], RenderableType | None], live: bool
                 draw()
                 sys.stdout.flush()
                 time.sleep(interval)
+        signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
         out = console()
         with Live(console=out, screen=True, auto_refresh=False) as screen:
             while True:
-                screen.update(draw() or "", refresh=True)
+                screen.update(Whole(draw() or ""), refresh=True)
                 time.sleep(interval)
 
 
@@ -190,7 +204,7 @@ def report(
 
     if not watching:
         once()
-    elif as_json or not console().is_terminal:
+    elif as_json or not console().is_terminal or console().is_dumb_terminal:
         watch(seconds, once, live=False)
     else:
         watch(seconds, lambda: render(look(wanted, rates, dead=dead)), live=True)
@@ -302,6 +316,7 @@ class Reader:
     def __init__(self, wanted: Selection, *, dead: bool, waits: bool = False) -> None:
         self.wanted = wanted
         self.cursors: dict[str, Cursor] = {}
+        self.damaged: set[str] = set()
         try:
             processes = select(wanted, dead=dead)
         except R2Error:
@@ -309,7 +324,11 @@ class Reader:
                 raise
             click.echo("no such process yet; waiting for one (Ctrl-C ends)", err=True)
             processes = []
-        self._add(processes[-1:] if wanted.pid is not None else processes)
+        problems = self._add(processes[-1:] if wanted.pid is not None else processes)
+        if problems and not self.cursors and not (waits and wanted.pid is None):
+            raise problems[0]
+        for problem in problems:
+            click.echo(f"warning: {problem}", err=True)
 
     def __enter__(self) -> Reader:
         return self
@@ -318,11 +337,16 @@ class Reader:
         for cursor in self.cursors.values():
             cursor.close()
 
-    def _add(self, processes: list[Process]) -> None:
+    def _add(self, processes: list[Process]) -> list[SegmentError]:
+        """Also those whose journals cannot be read, as errors."""
+        problems = []
         for process in processes:
             if process.name not in self.cursors:
-                with contextlib.suppress(SegmentError):
+                try:
                     self.cursors[process.name] = Cursor(process)
+                except SegmentError as err:
+                    problems.append(err)
+        return problems
 
     def rescan(self) -> None:
         if self.wanted.pid is None:
@@ -331,9 +355,13 @@ class Reader:
     def batch(self) -> list[Event]:
         """What is new, in order of time."""
         found: list[Event] = []
-        for cursor in self.cursors.values():
-            with contextlib.suppress(SegmentError):
+        for name, cursor in self.cursors.items():
+            try:
                 found += cursor.events()
+            except SegmentError as err:
+                if name not in self.damaged:
+                    self.damaged.add(name)
+                    click.echo(f"warning: {err}", err=True)
         return sorted(found, key=lambda event: event.real_ns)
 
     def over(self) -> bool:

@@ -1,0 +1,350 @@
+"""r2ccl-ctl where things go wrong: values out of any range, output that nobody takes, objects that
+are damaged or somebody else's, processes that end meanwhile. Never a traceback, always an exit
+code, and a message that names the thing. Rung 3."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+from conftest import ROOT, Finished, run_process
+from segment_bed import StartWriter, start_writer, until
+from test_cli import call, on_a_terminal
+
+from r2ccl_ctl import control, drain, paths
+from r2ccl_ctl.cli import read_cmds
+from r2ccl_ctl.errors import R2Error
+
+__all__ = ["start_writer"]
+
+TOOL = f"{shlex.quote(sys.executable)} -m r2ccl_ctl"
+HUGE = "9" * 400
+
+
+def shell(script: str, *, code: int | None, env: Mapping[str, str] | None = None) -> Finished:
+    """A shell command in which $TOOL is the tool; it must not end with a traceback."""
+    found = run_process(
+        ["bash", "-c", script], env={"TOOL": TOOL, **(env or {})}, cwd=ROOT, code=code
+    )
+    assert "Traceback" not in found.stdout + found.stderr, str(found)
+    assert "Exception ignored" not in found.stderr, str(found)
+    return found
+
+
+# Values
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["fail-nic", "x", "--for", HUGE], ["fail-nic", "x", "--for", "9000h"],
+        ["fail-nic", "x", "--kind", f"loss={HUGE}"], ["fail-nic", "x", "--kind", "loss=0"],
+        ["fail-nic", "x", "--kind", f"slow={HUGE}"], ["fail-nic", "x", "--after", HUGE],
+        ["status", "--watch", "--interval", HUGE], ["gc", "--older-than", HUGE],
+        ["drain-nic", "x", "--wait-timeout", HUGE],
+        ["launch", "--timeout", "nan", "--", "true"], ["launch", "--timeout", "inf", "--", "true"],
+        ["launch", "--timeout", "1e+300", "--", "true"], ["launch", "--grace", "inf", "--", "true"],
+        ["launch", "--grace", "nan", "--", "true"], ["launch", "-n", "-1", "--", "true"],
+        ["lab", "up", "--nics", "²"], ["run", "--", ""],
+    ],
+    ids=lambda words: " ".join(words)[:40],
+)  # fmt: skip
+def test_values_beyond_all_ranges(words: list[str]) -> None:
+    result = call(*words, code=2)
+    assert "Error: " in result.stderr
+    bad = next(word for word in reversed(words) if word not in ("true", "--"))
+    assert bad == "" or bad.rpartition("=")[2] in result.stderr
+
+
+def test_smallest_loss() -> None:
+    result = call("fail-nic", "x", "--job", "none", "--kind", "loss=0.0001", code=1)
+    assert "percentage" not in result.stderr
+
+
+# Output
+
+
+@pytest.mark.parametrize(
+    "words", ["ps --json", "nics", "journal", "journal --json", "env", "config list", "env --json"]
+)
+def test_full_disk(start_writer: StartWriter, words: str) -> None:
+    start_writer()
+    found = shell(f"exec $TOOL {words} > /dev/full", code=1)
+    assert found.stderr == "Error: the output cannot be written: No space left on device\n"
+
+
+@pytest.mark.parametrize("words", ["ps --json", "journal --json", "nics", "config list"])
+def test_closed_output(start_writer: StartWriter, words: str) -> None:
+    start_writer()
+    shell(f"exec $TOOL {words} >&-", code=0)
+    shell(f"exec $TOOL {words} >&- 2>&- <&-", code=0)
+
+
+def test_reader_that_has_seen_enough(start_writer: StartWriter) -> None:
+    writer = start_writer()
+    for words in ("ps", "status", "status --json", "journal --json"):
+        shell(f"$TOOL {words} --job {writer.job} | true", code=0)
+    found = shell(
+        "$TOOL launch -n 1 -- sh -c 'seq 300000; exit 5' | head -n 1; echo ${PIPESTATUS[0]}", code=0
+    )
+    assert found.stdout == "[0] 1\n5\n"
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
+def test_any_locale(encoding: str) -> None:
+    """Every line of a rank is shown, and JSON is JSON, whatever the locale can write."""
+    env = {"PYTHONIOENCODING": encoding}
+    lines = r"'one\na\377b\n\342\230\203\ntwo\n'"
+    found = shell(f"exec $TOOL launch -n 1 -- printf {lines}", code=0, env=env)
+    assert len(found.stdout.splitlines()) == 4
+    found = shell("exec $TOOL env --json --job 'snow ☃'", code=0, env=env)
+    assert json.loads(found.stdout)["env"]["R2CCL_JOB"] == "snow ☃"
+    shell("exec $TOOL env --job 'snow ☃'", code=0, env=env)
+
+
+def test_names_that_are_no_text() -> None:
+    """In a UTF-8 locale bytes come out as they went in, and JSON stays JSON."""
+    env = {"PYTHONIOENCODING": "utf-8"}
+    found = shell(
+        "eval \"$($TOOL env --job $'a\\xff')\"; printf %s \"$R2CCL_JOB\" | od -An -tx1",
+        code=0, env=env,
+    )  # fmt: skip
+    assert found.stdout.split() == ["61", "ff"]
+    json.loads(shell("exec $TOOL env --json --job $'a\\xff'", code=0, env=env).stdout)
+
+
+def test_output_of_ranks_that_is_lost() -> None:
+    found = shell("exec $TOOL launch -n 1 -- echo hello > /dev/full", code=0)
+    assert found.stderr == "launch: output of rank 0 is lost: No space left on device\n"
+
+
+# Terminals
+
+
+def test_narrow_terminal(start_writer: StartWriter) -> None:
+    """Nothing is cut: rows go on in the next line."""
+    writer = start_writer()
+    text = on_a_terminal("status", "--job", writer.job, env={"COLUMNS": "40", "NO_COLOR": "1"})
+    assert "…" not in text
+    assert "signals that this process lacks: numa, netlink" in text.replace("\r\n", "")
+    assert max(len(re.sub(r"\x1b\[[0-9;]*m", "", line)) for line in text.splitlines()) <= 40
+
+
+def test_watch_on_a_dumb_terminal(start_writer: StartWriter) -> None:
+    words = ["status", "--job", start_writer().job, "--watch", "--interval", "100ms"]
+    on_a_terminal(
+        *words,
+        env={"COLUMNS": "80", "TERM": "dumb"},
+        enough=lambda text: text.count("signals that this process lacks") >= 2,
+    )
+
+
+# Objects
+
+
+def test_ps_says_what_it_looked_for(start_writer: StartWriter) -> None:
+    start_writer()
+    assert "no process with job nosuch uses" in call("ps", "--job", "nosuch").stderr
+    assert "no process with pid 1 uses" in call("ps", "--pid", "1").stderr
+
+
+def test_processes_of_others(start_writer: StartWriter, monkeypatch: pytest.MonkeyPatch) -> None:
+    writer = start_writer()
+    monkeypatch.setattr(control, "describe", lambda path: None)
+    monkeypatch.setattr(os, "access", lambda *words, **options: False)
+    monkeypatch.setattr(control, "SHM", writer.path.parent)
+    pid = str(writer.pid)
+    name = re.escape(control._user(os.geteuid()))
+    assert re.search(f"pid {pid} belongs to {name}: use sudo", call("ps", "--pid", pid).stderr)
+    assert re.search(r"\d+ process.* may not be read by you", call("ps").stderr)
+    for words in (["status"], ["fail-nic", "x"], ["journal"]):
+        stderr = call(*words, "--pid", pid, code=1).stderr
+        assert re.search(f"pid {pid} belongs to {name}: use sudo", stderr), stderr
+
+
+def test_shm_that_may_not_be_listed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.touch()
+    monkeypatch.setattr(control, "SHM", file)
+    assert f"{file}, where control segments are" in call("ps", code=1).stderr
+
+
+def test_many_candidates(monkeypatch: pytest.MonkeyPatch, start_writer: StartWriter) -> None:
+    process = start_writer().process
+    monkeypatch.setattr(control, "list_processes", lambda **options: [process] * 10)
+    assert "; and 2 more: `r2ccl-ctl ps`" in call("status", "--job", "nosuch", code=1).stderr
+
+
+@pytest.mark.parametrize("size", [0, 1000, 5000])
+def test_truncated(start_writer: StartWriter, size: int) -> None:
+    writer = start_writer()
+    writer.kill()
+    os.truncate(writer.path, size)
+    for words in (["journal"], ["journal", "--follow"], ["status"], ["nics", "--json"]):
+        result = call(*words, "--pid", str(writer.pid), code=1)
+        assert writer.path.name in result.stderr and "Error: " in result.stderr
+    (row,) = json.loads(call("ps", "--all", "--json", "--pid", str(writer.pid)).stdout)["processes"]
+    assert row["state"] == "damaged"
+
+
+def test_truncated_while_it_is_followed(start_writer: StartWriter) -> None:
+    writer = start_writer()
+    wanted = control.Selection(job=writer.job)
+    with read_cmds.Reader(wanted, dead=False) as reader:
+        assert reader.batch()
+        os.truncate(writer.path, 100)
+        assert reader.batch() == [] and reader.batch() == []
+        assert len(reader.damaged) == 1
+
+
+def test_full_shm(start_writer: StartWriter, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What keeps a command from being written is the answer."""
+    writer = start_writer()
+
+    def full(*words: object) -> int:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "pwrite", full)
+    result = call("fail-nic", "127.0.1.1", "--job", writer.job, code=1)
+    assert "cannot be written: No space left on device" in result.stderr
+
+
+def test_drain_of_a_process_that_dies(start_writer: StartWriter) -> None:
+    writer = start_writer()
+    process = writer.process
+    assert not drain.look(process, "127.0.1.1").done
+    writer.kill()
+    assert drain.look(process, "127.0.1.1") == drain.Drained(process, True, "the process has ended")
+    writer.path.unlink()
+    assert drain.look(process, "127.0.1.1").done
+
+
+def test_faults_go_on_after_one_that_fails(start_writer: StartWriter, tmp_path: Path) -> None:
+    writer = start_writer()
+    rules = tmp_path / "rules"
+    rules.write_text("eth9 blackhole\n127.0.1.1 blackhole\n127.0.2.1 recover\n")
+    result = call("faults", "apply", str(rules), "--job", writer.job, code=1)
+    assert "Error: eth9 blackhole direction=both: no NIC 'eth9'" in result.stderr
+    assert "1 of 3 rules were not applied" in result.stderr
+    assert writer.process.snapshot().nics[0].fault.startswith("blackhole")
+
+
+# Programs
+
+
+def test_run_leaves_signals_alone() -> None:
+    """Python ignores SIGPIPE and SIGXFSZ; what it runs must not."""
+    plain = shell("grep SigIgn /proc/self/status", code=0).stdout
+    assert shell("exec $TOOL run -- grep SigIgn /proc/self/status", code=0).stdout == plain
+    found = shell("exec $TOOL launch -n 1 -- grep SigIgn /proc/self/status", code=0)
+    assert found.stdout == f"[0] {plain}"
+
+
+def test_preload_of_a_path_with_blanks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The loader cannot be told such a name: an error instead of a job without the shim."""
+    folder = tmp_path / "a b"
+    folder.mkdir()
+    for name in (paths.PLUGIN, paths.SHIM):
+        (folder / name).touch()
+    monkeypatch.setenv("R2CCL_BUILD_DIR", str(folder))
+    assert f"export NCCL_NET_PLUGIN='{folder}/" in call("env").stdout
+    for words in (["env", "--preload"], ["run", "--preload", "--", "true"]):
+        assert "cannot be preloaded" in call(*words, code=1).stderr
+    folder = folder.rename(tmp_path / "a:b")
+    monkeypatch.setenv("R2CCL_BUILD_DIR", str(folder))
+    assert "cannot stand in LD_LIBRARY_PATH" in call("env", "--by-name", code=1).stderr
+
+
+def test_launch_of_what_cannot_run(tmp_path: Path) -> None:
+    plain = tmp_path / "plain"
+    plain.touch(mode=0o644)
+    assert "a folder" in call("launch", "--", str(tmp_path), code=2).stderr
+    assert "not executable" in call("launch", "--", str(plain), code=2).stderr
+    result = call("launch", "--nccl", str(tmp_path), "--", "true", code=2)
+    assert f"no libnccl.so.2 in {tmp_path}" in result.stderr
+
+
+def children_of(word: str) -> list[str]:
+    found = subprocess.run(["pgrep", "-f", word], capture_output=True, text=True, check=False)
+    return found.stdout.split()
+
+
+@pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGTERM, signal.SIGINT])
+def test_launch_ends_with_its_terminal(number: signal.Signals) -> None:
+    """Also what the ranks have started."""
+    seconds = f"61{int(number)}.{os.getpid()}"
+    popen = subprocess.Popen(
+        [sys.executable, "-m", "r2ccl_ctl", "launch", "-n", "1", "--", "sh", "-c",
+         f"sleep {seconds}; true"], cwd=ROOT,
+    )  # fmt: skip
+    try:
+        until(lambda: children_of(f"^sleep {seconds}"), "the rank runs", 30)
+        popen.send_signal(number)
+        assert popen.wait(timeout=30) == 128 + number
+        until(lambda: not children_of(f"^sleep {seconds}"), "nothing is left")
+    finally:
+        popen.kill()
+        popen.wait()
+
+
+def test_launch_under_nohup() -> None:
+    popen = subprocess.Popen(
+        ["nohup", sys.executable, "-m", "r2ccl_ctl", "launch", "-n", "1", "--", "sh", "-c",
+         "echo here; sleep 2; exit 3"],
+        cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+    )  # fmt: skip
+    try:
+        assert popen.stdout is not None and popen.stdout.readline() == b"[0] here\n"
+        popen.send_signal(signal.SIGHUP)
+        assert popen.wait(timeout=30) == 3
+    finally:
+        popen.kill()
+        popen.wait()
+
+
+def test_shim_tools_where_they_may_not_write(tmp_path: Path) -> None:
+    nccl = ROOT / os.environ.get("R2CCL_BUILD_DIR", "build") / paths.STANDIN
+    if not nccl.is_file():
+        pytest.skip(f"{nccl}: not there; run `make native`")
+    words = ["shim", "build", "--nccl", str(nccl), "-o"]
+    for output in ("/proc/1/x/libnccl.so.2", str(tmp_path)):
+        assert f"--output '{output}'" in call(*words, output, code=2).stderr
+
+
+# Labs
+
+
+def test_lab_state_that_cannot_be_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("R2CCL_LAB_DIR", str(tmp_path))
+    file = tmp_path / "r2lab.json"
+    file.mkdir()
+    assert f"{file} cannot be read: Is a directory" in call("lab", "status", code=1).stderr
+    file.rmdir()
+    file.write_text(
+        '{"schema": 1, "phase": "up", "created": 1e300, "holder": null, "nics": [], "cuts": [],'
+        '"spec": {"nics": [1], "rates": [null]}}'
+    )
+    assert f"{file} cannot be read" in call("lab", "status", code=1).stderr
+
+
+def test_error_of_the_system_is_a_message(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever was not thought of."""
+
+    def refused(**options: object) -> list[control.Process]:
+        raise PermissionError(13, "Permission denied", "/some/where")
+
+    monkeypatch.setattr(read_cmds, "list_processes", refused)
+    assert call("ps", code=1).stderr == "Error: /some/where: Permission denied\n"
+
+
+def test_select_of_nothing(tmp_path: Path) -> None:
+    with pytest.raises(R2Error, match="no running process"):
+        control.select(control.Selection(), directory=tmp_path)
