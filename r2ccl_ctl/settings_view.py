@@ -21,8 +21,8 @@ INTRODUCTION = (
     "the values that hold where you are; this page is what `r2ccl-ctl config list --markdown` "
     "prints.",
     "Sizes take K, M and G (powers of 1024); durations take ns, us, ms, s, min and h; a plain "
-    "number is in the unit named. A bad value stops the plugin with a message that names the "
-    "setting, the value and what is allowed.",
+    "number is in the unit named. A bad value is reported in the log, with the setting, the value "
+    "and what is allowed (of several, the first); the default holds instead, and the job runs.",
 )
 
 

@@ -126,14 +126,35 @@ bool r2_conn_home_alive(const struct r2_conn *c)
     return false;
 }
 
+int r2_conn_stays(const struct r2_conn *c)
+{
+    const struct r2_peer *p = c->peer;
+    bool migrate = r2_eng.set->mode == R2_MODE_MIGRATE;
+    int best = -1, behind = r2_eng.n_nics;
+
+    if (!r2_conn_narrow())
+        return -1;
+    if (!migrate)
+        return r2_conn_home_alive(c) ? c->home : -1;
+    for (int i = 0; i < p->n_paths; i++) {
+        int after = (p->paths[i]->lnic - c->home + r2_eng.n_nics) % r2_eng.n_nics;
+
+        if (after < behind && r2_path_well(p->paths[i])) {
+            behind = after;
+            best = p->paths[i]->lnic;
+        }
+    }
+    return best;
+}
+
 /* Some path carries the message and may take it. */
 static bool served(const struct r2_conn *c, const struct r2_req *r)
 {
     const struct r2_peer *p = c->peer;
-    bool stays = r2_eng.set->spread == R2_SPREAD_HOME && r2_conn_home_alive(c);
+    int stays = r2_conn_stays(c);
 
     for (int i = 0; i < p->n_paths; i++) {
-        if (r2_path_usable(p->paths[i]) && (!stays || p->paths[i]->lnic == c->home) &&
+        if (r2_path_usable(p->paths[i]) && (stays < 0 || p->paths[i]->lnic == stays) &&
             r2_send_carries(p->paths[i], r))
             return true;
     }
@@ -155,13 +176,13 @@ static const struct r2_req *first_waiting(struct r2_conn *c)
 static bool others_may(const struct r2_path *path, const struct r2_conn *c, const struct r2_req *r)
 {
     const struct r2_peer *p = path->peer;
-    bool stays = r2_eng.set->spread == R2_SPREAD_HOME && r2_conn_home_alive(c);
+    int stays = r2_conn_stays(c);
 
     for (int i = 0; i < p->n_paths; i++) {
         const struct r2_path *other = p->paths[i];
 
         if (other != path && r2_path_usable(other) && !other->hb_unanswered &&
-            (!stays || other->lnic == c->home) && r2_share_may(&p->shares, &other->share) &&
+            (stays < 0 || other->lnic == stays) && r2_share_may(&p->shares, &other->share) &&
             r2_send_carries(other, r))
             return true;
     }

@@ -141,18 +141,19 @@ void r2_peer_kick(struct r2_peer *p)
         struct r2_conn *c = R2_CONTAINER_OF(n, struct r2_conn, ready);
         const struct r2_req *r = first_waiting(c);
         uint64_t left = r ? c->waiting : 0;
-        bool home = false;
+        int stays = r2_conn_stays(c), first = stays < 0 ? c->home : stays;
+        bool asked = false;
 
         for (int i = 0; i < p->n_paths && c->waived; i++)
             kick_path(p->paths[i], left, &space[i]);
         for (int i = 0; i < p->n_paths && left; i++) {
-            if (p->paths[i]->lnic != c->home || !r2_path_usable(p->paths[i]) ||
+            if (p->paths[i]->lnic != first || !r2_path_usable(p->paths[i]) ||
                 !r2_send_carries(p->paths[i], r))
                 continue;
-            home |= r2_path_well(p->paths[i]);
+            asked |= stays >= 0 && r2_path_well(p->paths[i]);
             left = ask_path(p->paths[i], left, &space[i]);
         }
-        if (!home || r2_eng.set->spread != R2_SPREAD_HOME)
+        if (!asked)
             rest += left;
     }
     for (int i = 0; i < p->n_paths && rest; i++) {
@@ -287,7 +288,7 @@ static bool leave_to_faster(const struct r2_path *path, const struct r2_req *r, 
 {
     const struct r2_peer *p = path->peer;
     const struct r2_conn *c = r->conn;
-    bool stays = r2_eng.set->spread == R2_SPREAD_HOME && r2_conn_home_alive(c);
+    int stays = r2_conn_stays(c);
     uint64_t waiting = c->waiting;
     uint32_t len = waiting < chunk ? (uint32_t)waiting : chunk;
     uint64_t now = r2_now_ns(), mine = finish_time(path, len, now), bytes = waiting, rates = 0;
@@ -301,7 +302,7 @@ static bool leave_to_faster(const struct r2_path *path, const struct r2_req *r, 
         uint64_t theirs;
 
         if (other == path || !r2_path_usable(other) || other->hb_unanswered ||
-            (stays && other->lnic != c->home) || !r2_share_may(&p->shares, &other->share) ||
+            (stays >= 0 && other->lnic != stays) || !r2_share_may(&p->shares, &other->share) ||
             !r2_send_carries(other, r))
             continue;
         theirs = finish_time(other, len, now);
@@ -405,6 +406,17 @@ static void shares_moved(struct r2_path *path, uint32_t len)
     }
 }
 
+/* Whether the connection's chunks go over the NIC before those of others do, or alone do. */
+static bool at_home(const struct r2_conn *c, int nic)
+{
+    int stays;
+
+    if (!r2_conn_narrow())
+        return c->home == nic || !r2_conn_home_alive(c);
+    stays = r2_conn_stays(c);
+    return stays < 0 || stays == nic;
+}
+
 bool r2_up_next_chunk(void *owner, struct r2_ep *ep, struct r2_bulk *bulk)
 {
     struct r2_path *path = owner;
@@ -426,11 +438,11 @@ bool r2_up_next_chunk(void *owner, struct r2_ep *ep, struct r2_bulk *bulk)
         goto out;
     }
     for (int turn = 0; turn < 2 && !found; turn++) {
-        if (turn == 1 && r2_eng.set->spread == R2_SPREAD_HOME)
+        if (turn == 1 && r2_conn_narrow())
             break;
         R2_LIST_FOR_EACH_SAFE (n, tmp, &p->ready) {
             struct r2_conn *c = R2_CONTAINER_OF(n, struct r2_conn, ready);
-            bool home = c->waived || c->home == path->lnic || !r2_conn_home_alive(c);
+            bool home = c->waived || at_home(c, path->lnic);
 
             any = true;
             if (!(rules || c->waived) || home != (turn == 0) || !take_chunk(path, c, bulk))

@@ -4,6 +4,8 @@
 
 #include <pthread.h>
 #include <stdatomic.h>
+#include <stdlib.h>
+#include <string.h>
 
 #include "comms/comms.h"
 #include "settings/settings.h"
@@ -42,10 +44,13 @@ static void in_child(void)
 static void start(void)
 {
     const struct r2_settings *settings = r2_settings_get();
+    const char *plan = getenv("R2CCL_PLAN");
 
     r2_log_set_verbosity(settings->log);
     pthread_atfork(before_fork, after_fork, in_child);
     atomic_store(&state, settings->mode == R2_MODE_OFF ? OFF : ON);
+    if (settings->mode <= R2_MODE_BALANCE && plan && plan[0] && strcmp(plan, "off") != 0)
+        R2_WARN("R2CCL_PLAN=%s does nothing in R2CCL_MODE=off, migrate or balance", plan);
     if (settings->plan_trace[0] && settings->plan != R2_PLAN_SETTING_ON)
         R2_WARN("R2CCL_PLAN_TRACE=%s does nothing without R2CCL_PLAN=on", settings->plan_trace);
 }

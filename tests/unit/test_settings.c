@@ -108,6 +108,37 @@ static void test_values(void)
     CHECK_STR(s.nccl_socket_ifname, "^docker");
 }
 
+static void test_plans_of_modes(void)
+{
+    static const struct {
+        const char *mode, *plan;
+        int want;
+    } cases[] = {
+        {"auto", NULL, R2_PLAN_SETTING_OFF},
+        {"auto", "on", R2_PLAN_SETTING_ON},
+        {"off", "on", R2_PLAN_SETTING_OFF},
+        {"migrate", "on", R2_PLAN_SETTING_OFF},
+        {"balance", "shadow", R2_PLAN_SETTING_OFF},
+        {"3", NULL, R2_PLAN_SETTING_ON},
+        {"optimal", NULL, R2_PLAN_SETTING_ON},
+        {"optimal", "off", R2_PLAN_SETTING_OFF},
+        {"optimal", "shadow", R2_PLAN_SETTING_SHADOW},
+        {"optimal", "", R2_PLAN_SETTING_ON},
+    };
+    struct r2_settings s;
+    char err[512];
+
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        env_count = 0;
+        set_env("R2CCL_MODE", cases[i].mode);
+        if (cases[i].plan)
+            set_env("R2CCL_PLAN", cases[i].plan);
+        CHECK_EQ(r2_settings_parse(&s, fake_getenv, err, sizeof(err)), 0);
+        CHECK_MSG(s.plan == cases[i].want, "%s, %s: %d", cases[i].mode,
+                  cases[i].plan ? cases[i].plan : "-", s.plan);
+    }
+}
+
 static void test_bad_values(void)
 {
     static const char *const bad[][2] = {
@@ -440,6 +471,7 @@ static const struct check_test tests[] = {
     {"defaults", test_defaults},
     {"table", test_table},
     {"values", test_values},
+    {"plans_of_modes", test_plans_of_modes},
     {"bad_values", test_bad_values},
     {"alias_and_empty", test_alias_and_empty},
     {"long_text", test_long_text},

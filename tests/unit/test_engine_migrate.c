@@ -1,0 +1,121 @@
+/* R2CCL_MODE=migrate over a scripted transport (rung 2): a connection's bytes stay on its home NIC;
+ * when that dies or is slow they move to one other, the next, and come home again. What it cannot
+ * prove: timing of real NICs. */
+#include "check.h"
+#include "enginelib/remote.h"
+
+#define KB 1024u
+#define MSG (128 * KB)
+#define NICS 3
+
+static uint8_t data[MSG];
+static struct remote r;
+static struct r2_ep *ep[NICS];
+
+static void begin(struct r2_req **req)
+{
+    remote_new(&r, true, NICS);
+    CHECK(remote_open(&r, NICS));
+    for (int i = 0; i < NICS; i++) {
+        ep[i] = fake_find(r.id, i, i, 0);
+        CHECK(ep[i]);
+    }
+    *req = NULL;
+    CHECK_EQ(r2_engine_isend(r.conn, data, MSG, 0, NULL, req), 0);
+    CHECK(*req);
+}
+
+static void call(struct r2_ep *e, unsigned permille)
+{
+    struct r2_path *path = e->params.owner;
+
+    r2_peer_lock(path->peer);
+    r2_path_set_grey(path, permille, "test");
+    r2_peer_unlock(path->peer);
+}
+
+/* The next chunk goes over `nic`, and over no other. */
+static void next_goes_over(int nic)
+{
+    struct r2_bulk c;
+
+    for (int i = 0; i < NICS; i++) {
+        if (i != nic)
+            CHECK_MSG(!fake_next(ep[i], &c), "a chunk over NIC %d", i);
+    }
+    CHECK(fake_next(ep[nic], &c));
+    CHECK(fake_chunk_sent(ep[nic], &c));
+}
+
+static void test_one_stands_in(void)
+{
+    struct r2_req *req;
+    int kicks[NICS];
+
+    begin(&req);
+    CHECK_EQ(remote_cts(ep[0], &r, 0, MSG), 0);
+    next_goes_over(0);
+    for (int i = 0; i < NICS; i++)
+        kicks[i] = atomic_load(&ep[i]->kicks);
+    fake_fail(ep[0], ECONNRESET, false);
+    CHECK(remote_wait_state(&r, 0, R2_PATH_WAIT) || remote_state(&r, 0) == R2_PATH_CONNECTING);
+    for (int i = 0; i < 5000 && atomic_load(&ep[1]->kicks) == kicks[1]; i++)
+        usleep(1000);
+    CHECK_GT(atomic_load(&ep[1]->kicks), kicks[1]); /* idle paths pull only when asked */
+    CHECK_EQ(atomic_load(&ep[2]->kicks), kicks[2]);
+    ep[0] = NULL;
+    for (int i = 0; i < 2; i++) {
+        struct r2_bulk c;
+
+        CHECK(!fake_next(ep[2], &c));
+        CHECK(fake_next(ep[1], &c));
+        CHECK(fake_chunk_sent(ep[1], &c));
+    }
+    remote_end(&r);
+}
+
+static void test_second_loss(void)
+{
+    struct r2_req *req;
+    struct r2_bulk c;
+
+    begin(&req);
+    fake_fail(ep[0], ECONNRESET, false);
+    fake_fail(ep[1], ECONNRESET, false);
+    CHECK(remote_wait_state(&r, 0, R2_PATH_WAIT) || remote_state(&r, 0) == R2_PATH_CONNECTING);
+    CHECK(remote_wait_state(&r, 1, R2_PATH_WAIT) || remote_state(&r, 1) == R2_PATH_CONNECTING);
+    CHECK_EQ(remote_cts(ep[2], &r, 0, MSG), 0);
+    CHECK(fake_next(ep[2], &c));
+    remote_end(&r);
+}
+
+static void test_slow_and_well_again(void)
+{
+    struct r2_req *req;
+
+    begin(&req);
+    CHECK_EQ(remote_cts(ep[0], &r, 0, MSG), 0);
+    next_goes_over(0);
+    call(ep[0], 100);
+    next_goes_over(1);
+    call(ep[1], 100);
+    next_goes_over(2);
+    call(ep[0], R2_WEIGHT_FULL);
+    next_goes_over(0);
+    remote_end(&r);
+}
+
+static const struct check_test tests[] = {
+    {"one_stands_in", test_one_stands_in},
+    {"second_loss", test_second_loss},
+    {"slow_and_well_again", test_slow_and_well_again},
+    {0},
+};
+
+int main(int argc, char **argv)
+{
+    static const char *const env[] = {"R2CCL_CHUNK", "32K", "R2CCL_MODE", "migrate", NULL};
+
+    remote_engine(NICS, env);
+    return check_main(argc, argv, tests);
+}
