@@ -1,5 +1,6 @@
 /* Connections and requests: the calls of NCCL's threads. */
 #include <errno.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -149,6 +150,21 @@ static void finish_all(struct r2_conn *c, int err)
         r2_peer_kick(c->peer);
 }
 
+/* That of a peer that is gone is one event for all of its connections. */
+static void tell_failed(const struct r2_conn *c, int err)
+{
+    struct r2_control_event ev = {
+        .event = R2_EV_CONNECTION_FAILED, .peer_host = c->peer->host, .peer_pid = c->peer->pid};
+    char cause[96];
+
+    if (c->peer->life == R2_PEER_GONE)
+        return;
+    snprintf(cause, sizeof(cause), "%s: %s", c->out ? "sending" : "receiving", strerror(-err));
+    ev.nic = r2_nic_name(c->home);
+    ev.cause = cause;
+    r2_control_journal(r2_eng.ctl, &ev);
+}
+
 void r2_conn_fail(struct r2_conn *c, int err)
 {
     if (c->state == R2_CONN_FAILED || c->state == R2_CONN_CLOSED)
@@ -171,6 +187,7 @@ void r2_conn_fail(struct r2_conn *c, int err)
     finish_all(c, err);
     if (c->tell) /* the peer's requests must not wait until the application closes */
         r2_conn_out_close(c);
+    tell_failed(c, err);
     r2_count(&r2_eng.n->connections_failed, 1);
 }
 

@@ -2,6 +2,7 @@
  * chunks and small messages, right ones and wrong ones, and loses paths. What it cannot prove: that
  * sockets do as the script does. */
 #include "check.h"
+#include "control/impl.h"
 #include "enginelib/remote.h"
 
 #define KB 1024u
@@ -116,6 +117,21 @@ static void test_stash(void)
     remote_end(&r);
 }
 
+/* Some event of that kind and cause is in the journal. */
+static bool journaled(enum r2_seg_event event, const char *cause)
+{
+    const struct r2_segment *seg = r2_eng.ctl->seg;
+
+    for (int i = 0; i < R2_SEG_MAX_EVENTS; i++) {
+        const struct r2_seg_journal_entry *e = &seg->events[i];
+
+        if (__atomic_load_n(&e->event, __ATOMIC_RELAXED) == (uint32_t)event &&
+            strncmp(e->cause, cause, strlen(cause)) == 0)
+            return true;
+    }
+    return false;
+}
+
 static void test_eager_too_large(void)
 {
     struct r2_req *req;
@@ -125,6 +141,7 @@ static void test_eager_too_large(void)
     remote_eager(a, &r, 0, source, 1000);
     CHECK_EQ(remote_test(req, 0, NULL), -EMSGSIZE);
     CHECK_EQ(sink[100], 0);
+    CHECK(journaled(R2_EV_CONNECTION_FAILED, "receiving: Message too long"));
     remote_end(&r);
 }
 
