@@ -118,7 +118,7 @@ def show_answers(answers: Sequence[tuple[str, Answer]], as_json: bool, done: str
     show_default=True,
     metavar="blackhole|error|slow=RATE|loss=PCT",
     help="blackhole: bytes vanish, nobody is told; error: connections are reset; "
-    "slow: at most RATE (100mbit, 10MB/s); loss: PCT of the chunks.",
+    "slow: at most RATE (100mbit, 10MB/s); loss: PCT of pieces of 64 KiB come 200 ms late.",
 )
 @click.option(
     "--direction",

@@ -112,7 +112,7 @@ def launch(
 
     \b
     Example:
-      r2ccl-ctl launch -n 4 --emulate-nodes 2 --nics 4 -- r2ccl_perf all_reduce -b 1M -e 64M
+      r2ccl-ctl launch -n 4 --emulate-nodes 2 --nics 4 -- r2ccl_perf --op all_reduce -b 1M -e 64M
       r2ccl-ctl launch --lab --per-node 2 -- python3 train.py
     """
     if lab is not None and (emulate_nodes != 1 or nics):

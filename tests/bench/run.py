@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """All benchmarks: every figure beside its baseline, measured in turn in the same run.
 
-    make bench                                    everything, 10 to 15 minutes
+    make bench                                    everything, about an hour on 2 cores
     make bench BENCH_ARGS=--smoke                 seconds of each, to see that the harness works
     .venv/bin/python tests/bench/run.py --only resume --runs 20
     .venv/bin/python tests/bench/run.py --only locate --slice 200 --add-to FILE    a part

@@ -4,7 +4,7 @@
     run_nccl_tests.py bench  --ops all_reduce,alltoall --variants r2ccl,sockets-2x4 --reps 5
     run_nccl_tests.py faults --ops all_reduce --protos LL,LL128,Simple --scenarios one,silent
     run_nccl_tests.py kill   --ops all_reduce
-    run_nccl_tests.py perf   --args "all_reduce -b 8 -e 64M -f 32"     # r2ccl_perf on real NCCL
+    run_nccl_tests.py perf   --args "--op all_reduce -b 8 -e 64M -f 32"   # r2ccl_perf on real NCCL
     run_nccl_tests.py info
 
 NCCL_TESTS (or --nccl-tests) names the directory of the *_perf programs, built with MPI=1 against
