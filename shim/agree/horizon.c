@@ -1,21 +1,25 @@
 #include "agree/horizon.h"
 
 #define R2_HORIZON_DOUBLINGS 10
-#define R2_HORIZON_LEAST 4 /* operations */
+#define R2_HORIZON_LEAST 4 /* operations, where so many were seen */
 
 void r2_agree_horizon_watch(struct r2_agree_horizon *h, uint64_t index, uint64_t now_ns)
 {
     h->sample_ns = now_ns;
     h->sample_index = index;
+    h->watch_ns = now_ns;
+    h->seen = 0;
     h->peak = 0;
 }
 
 void r2_agree_horizon_sample(struct r2_agree_horizon *h, uint64_t index, uint64_t now_ns)
 {
     if (now_ns > h->sample_ns && index >= h->sample_index) {
-        double rate = (double)(index - h->sample_index) / (double)(now_ns - h->sample_ns);
+        uint64_t n = index - h->sample_index;
+        double rate = (double)n / (double)(now_ns - h->sample_ns);
 
-        h->peak = rate > h->peak ? rate : h->peak;
+        h->seen += n;
+        h->peak = n > 1 && rate > h->peak ? rate : h->peak; /* one alone is no rate */
     }
     h->sample_ns = now_ns;
     h->sample_index = index;
@@ -24,10 +28,15 @@ void r2_agree_horizon_sample(struct r2_agree_horizon *h, uint64_t index, uint64_
 uint64_t r2_agree_horizon_pick(const struct r2_agree_horizon *h, uint64_t index)
 {
     uint64_t time = h->commit_ns * R2_HORIZON_TIMES;
-    double lead;
+    uint64_t watched = h->sample_ns > h->watch_ns ? h->sample_ns - h->watch_ns : 0;
+    double lead, rate;
 
     time = time > R2_HORIZON_LEAST_NS ? time : R2_HORIZON_LEAST_NS;
-    lead = h->peak * (double)time + R2_HORIZON_LEAST;
+    watched = watched > R2_HORIZON_WATCH_NS ? watched : R2_HORIZON_WATCH_NS;
+    rate = (double)(h->seen + 1) / (double)watched;
+    rate = h->peak > rate ? h->peak : rate;
+    lead = rate * (double)time +
+           (double)(h->seen < R2_HORIZON_LEAST - 1 ? h->seen + 1 : R2_HORIZON_LEAST);
     lead *= (double)(1u << h->doublings);
     lead = lead < 1e12 ? lead : 1e12;
     return index + h->ahead + (uint64_t)lead;

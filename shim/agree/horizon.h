@@ -3,7 +3,9 @@
  *
  * The leader watches its own index for a moment before it proposes (no cost while nothing changes),
  * takes the fastest stretch as the rate, and adds what other ranks were ahead of it when they last
- * answered. A refusal says how far ahead a rank really was; each doubles the lead.
+ * answered. A refusal says how far ahead a rank really was; each doubles the lead. Where it sees no
+ * operation begin, they are long or there are none: then the next one is far enough, since each
+ * more would run as it should not for its whole length.
  */
 #ifndef R2_AGREE_HORIZON_H
 #define R2_AGREE_HORIZON_H
@@ -17,7 +19,8 @@
 
 struct r2_agree_horizon {
     uint64_t sample_ns, sample_index; /* start of the running stretch; 0: none */
-    double peak;                      /* indices per ns in the fastest one */
+    uint64_t watch_ns, seen;          /* start of the watch; operations that began since */
+    double peak;                      /* indices per ns in the fastest one that had several */
     uint64_t ahead;                   /* the farthest that another rank was ahead */
     uint64_t commit_ns;               /* what the last commit took */
     unsigned doublings;

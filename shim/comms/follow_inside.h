@@ -82,6 +82,9 @@ void r2_leader_decided(struct r2_follow *f, uint64_t epoch, bool committed);
 void r2_leader_turn(struct r2_follow *f, uint64_t now_ns);
 /* How many orders a plan may have here. */
 int r2_leader_orders(void);
+/* Whether a switch waits a while, for operations of stock to measure the plan against: where enough
+ * of them are predicted to come. */
+bool r2_leader_waits(const struct r2_follow *f);
 /* A unique id for a communicator; false: not yet, it is being fetched. */
 bool r2_leader_fetch(struct r2_follow *f, struct r2_nccl_id *id);
 

@@ -113,7 +113,11 @@ static bool aim(struct r2_follow *f, const struct r2_plan *plan, uint64_t key, u
         return false;
     if (r2_lead_target(&f->lead, plan, key))
         return false;
-    return r2_steer_want(&f->steer, key, r2_lead_has(&f->lead), now);
+    if (!r2_steer_want(&f->steer, key, r2_lead_has(&f->lead), now))
+        return false;
+    if (r2_policy_urgent(&f->policy))
+        r2_steer_relieve(&f->steer);
+    return true;
 }
 
 static void keep_running(struct r2_follow *f, struct r2_plan *plan)
@@ -137,10 +141,12 @@ int r2_leader_orders(void)
     return orders;
 }
 
-static void plan_now(struct r2_follow *f, uint64_t now)
+/* For the largest size that was seen. False: a node has not spoken yet; its report is an event. */
+static bool input_of(const struct r2_follow *f, struct r2_plan_input *input)
 {
     uint64_t bytes = atomic_load_explicit(&f->bytes, memory_order_relaxed);
-    struct r2_plan_input input = {
+
+    *input = (struct r2_plan_input){
         .nnodes = f->nnodes,
         .nodes = f->nodes,
         .nranks = f->nranks,
@@ -151,15 +157,23 @@ static void plan_now(struct r2_follow *f, uint64_t now)
         .max_orders = r2_leader_orders(),
         .cost = R2_PLAN_COST_DEFAULT,
     };
-    struct r2_plan_input typical = input; /* states are compared at one size */
+    for (int n = 0; n < f->nnodes; n++)
+        if (f->nodes[n].capacity <= 0)
+            return false;
+    return true;
+}
+
+static void plan_now(struct r2_follow *f, uint64_t now)
+{
+    struct r2_plan_input input, typical; /* states are compared at one size */
     struct r2_plan plan;
     char why[80];
     uint64_t key;
 
+    if (!input_of(f, &input))
+        return;
+    typical = input;
     typical.bytes = TYPICAL;
-    for (int n = 0; n < f->nnodes; n++)
-        if (f->nodes[n].capacity <= 0)
-            return; /* a node has not spoken yet; its report is an event */
     if (r2_plan_make(&plan, &input) == 0) {
         key = key_of(&plan);
         r2_policy_state(&f->policy, state_of(f), r2_plan_ring_ns(&typical) / (double)TYPICAL);
@@ -231,6 +245,18 @@ static bool ids_there(struct r2_follow *f)
     return true;
 }
 
+static bool makes(enum r2_steer_step step)
+{
+    return step == R2_STEER_MAKE || step == R2_STEER_RELIEF;
+}
+
+bool r2_leader_waits(const struct r2_follow *f)
+{
+    return r2_settings_get()->plan_withdraw && !f->policy.current &&
+           r2_policy_measured(&f->policy) < R2_POLICY_SAMPLES &&
+           f->running.stock_ns * R2_POLICY_LEAST < (double)MEASURE_NS;
+}
+
 static void steer(struct r2_follow *f, uint64_t now)
 {
     enum r2_steer_step step = r2_steer_due(&f->steer, now);
@@ -242,11 +268,10 @@ static void steer(struct r2_follow *f, uint64_t now)
         r2_watch_journal("plan: a rank could not make its communicator; traffic stays as it is");
         f->steer.lost = 0;
     }
-    if (step == R2_STEER_IDLE || (step == R2_STEER_MAKE && !ids_there(f)))
+    if (step == R2_STEER_IDLE || (makes(step) && !ids_there(f)))
         return;
-    if (step == R2_STEER_SWITCH && r2_settings_get()->plan_withdraw && !f->policy.current &&
-        r2_policy_measured(&f->policy) < R2_POLICY_SAMPLES && now < f->steer.since_ns + MEASURE_NS)
-        return; /* something to measure it against */
+    if (step == R2_STEER_SWITCH && now < f->steer.since_ns + MEASURE_NS && r2_leader_waits(f))
+        return;
     if (r2_lead_encode(&f->lead, step, &plan, &len) == 0 &&
         r2_agree_propose(f->agree, plan, len) == 0)
         r2_steer_asked(&f->steer);
@@ -259,7 +284,7 @@ void r2_leader_decided(struct r2_follow *f, uint64_t epoch, bool committed)
     enum r2_steer_step step = f->steer.step;
 
     if (r2_steer_decided(&f->steer, epoch, committed, now) == R2_STEER_IDLE) {
-        if (step == R2_STEER_MAKE) { /* wanted again when the planner says so */
+        if (makes(step)) { /* wanted again when the planner says so */
             r2_lead_forget(&f->lead);
             r2_policy_again(&f->policy, now);
         }
@@ -268,7 +293,7 @@ void r2_leader_decided(struct r2_follow *f, uint64_t epoch, bool committed)
     r2_lead_through(&f->lead, step);
     if (step == R2_STEER_DROP)
         r2_policy_again(&f->policy, now); /* something else, or the same once more */
-    if (step == R2_STEER_SWITCH || (step == R2_STEER_BACK && before))
+    if (step == R2_STEER_SWITCH || ((step == R2_STEER_BACK || step == R2_STEER_RELIEF) && before))
         r2_policy_committed(&f->policy, f->steer.current, now);
     f->switch_epoch = epoch;            /* every plan has the entries of what runs */
     for (int r = 0; r < f->nranks; r++) /* a rank may have said so before we knew */
@@ -289,6 +314,18 @@ static double share_of_node(const struct r2_follow *f, int node)
     return (double)least / R2_SHARE_WHOLE;
 }
 
+/* A node has changed: is what runs still better than nothing? */
+static void look_ahead(struct r2_follow *f, int node, uint64_t now)
+{
+    struct r2_plan_input input;
+    double stock;
+
+    if (!input_of(f, &input))
+        return;
+    stock = r2_plan_ring_ns(&input);
+    r2_policy_outlook(&f->policy, (uint64_t)node, running_ns(f, &input, stock), stock, now);
+}
+
 void r2_leader_reported(struct r2_follow *f, int rank, const struct r2_agree_report *report)
 {
     struct r2_plan_node *node = &f->nodes[f->rank_node[rank]];
@@ -297,14 +334,16 @@ void r2_leader_reported(struct r2_follow *f, int rank, const struct r2_agree_rep
     uint32_t changed = f->words[rank] ^ report->flags;
 
     f->shares[rank] = report->share;
-    share = share_of_node(f, f->rank_node[rank]);
-    if (node->capacity != (double)report->capacity || node->share != share)
-        r2_policy_event(&f->policy, now);
-    else if (changed & (R2_FOLLOW_STOP | R2_FOLLOW_UNABLE))
-        r2_policy_again(&f->policy, now);
-    node->capacity = (double)report->capacity;
-    node->share = share;
     f->words[rank] = report->flags;
+    share = share_of_node(f, f->rank_node[rank]);
+    if (node->capacity != (double)report->capacity || node->share != share) {
+        node->capacity = (double)report->capacity;
+        node->share = share;
+        r2_policy_event(&f->policy, now);
+        look_ahead(f, f->rank_node[rank], now);
+    } else if (changed & (R2_FOLLOW_STOP | R2_FOLLOW_UNABLE)) {
+        r2_policy_again(&f->policy, now);
+    }
     if (report->flags & R2_FOLLOW_STOP) {
         r2_lead_back(&f->lead, "an operator said plan off: NCCL's own choice");
         r2_steer_want(&f->steer, 0, true, now);

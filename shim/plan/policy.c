@@ -41,6 +41,35 @@ void r2_policy_event(struct r2_policy *p, uint64_t now_ns)
     p->slow_once = false; /* the second look must be at the same state */
 }
 
+static bool r2_policy_flaps(const struct r2_policy *p, uint64_t cause, uint64_t now_ns)
+{
+    uint64_t window = R2_POLICY_HOLDS * p->config.hold_ns;
+    unsigned n = p->nhasty < R2_POLICY_CAUSES ? p->nhasty : R2_POLICY_CAUSES, found = 0;
+
+    for (unsigned i = 0; i < n; i++) {
+        found += p->hasty[i].cause == cause && now_ns < p->hasty[i].at_ns + window;
+    }
+    return found >= R2_POLICY_HASTE;
+}
+
+void r2_policy_outlook(struct r2_policy *p, uint64_t cause, double plan_ns, double stock_ns,
+                       uint64_t now_ns)
+{
+    bool worse = p->current && plan_ns > stock_ns; /* no NIC left: both are infinite */
+
+    if (!worse) {
+        p->urgent = false;
+    } else if (!r2_policy_flaps(p, cause, now_ns)) {
+        p->urgent = true;
+        p->cause = cause;
+    }
+}
+
+bool r2_policy_urgent(const struct r2_policy *p)
+{
+    return p->urgent;
+}
+
 void r2_policy_state(struct r2_policy *p, uint64_t state, double stock_ns_per_byte)
 {
     p->state = state;
@@ -174,7 +203,7 @@ enum r2_policy_verdict r2_policy_poll(struct r2_policy *p, uint64_t now_ns, uint
         return R2_POLICY_WAIT;
     }
     ready = p->dirty_since_ns + p->config.coalesce_ns;
-    if (p->switched && ready < p->switched_ns + p->config.hold_ns) {
+    if (p->switched && !p->urgent && ready < p->switched_ns + p->config.hold_ns) {
         ready = p->switched_ns + p->config.hold_ns;
     }
     if (now_ns < ready) {
@@ -223,6 +252,10 @@ void r2_policy_ban(struct r2_policy *p, uint64_t key)
 
 void r2_policy_committed(struct r2_policy *p, uint64_t key, uint64_t now_ns)
 {
+    if (p->urgent) {
+        p->hasty[p->nhasty++ % R2_POLICY_CAUSES] = (struct r2_policy_change){p->cause, now_ns};
+        p->urgent = false;
+    }
     p->current = key;
     p->switched = true;
     p->switched_ns = now_ns;

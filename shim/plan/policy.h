@@ -4,6 +4,11 @@
  * A plan in force is held for a while; a switch must promise a gain; a plan that is slower than
  * what it replaced is withdrawn and not taken again for the same state of the nodes.
  *
+ * The hold is against flapping. A loss that makes the plan in force slower than stock, by its own
+ * prediction, does not wait for it: what runs is then worse than no plan. Each such change is noted
+ * with its cause (a node); a cause that had R2_POLICY_HASTE of them within R2_POLICY_HOLDS holds
+ * flaps, and waits like everything else.
+ *
  * Slower: operations are compared with operations of about their size (a class is a power of two),
  * medians of the newest 20 of a class, so that one operation that a failure held up says nothing;
  * and found so twice, with 20 operations in between: a plan runs for hours, and is looked at all
@@ -22,6 +27,9 @@
 #define R2_POLICY_CLASSES 16
 #define R2_POLICY_SURE 1.05   /* slower than stock as measured: no noise */
 #define R2_POLICY_UNSURE 1.15 /* slower than stock as estimated from another state */
+#define R2_POLICY_HASTE 2     /* changes of one cause that need not wait */
+#define R2_POLICY_HOLDS 6     /* ... within so many holds */
+#define R2_POLICY_CAUSES 16   /* changes that are remembered */
 #define R2_POLICY_SKIP 2      /* first operations after a switch: NCCL connects with them */
 
 struct r2_policy_config {
@@ -46,6 +54,10 @@ struct r2_policy_ban {
     uint64_t key, state;
 };
 
+struct r2_policy_change {
+    uint64_t cause, at_ns;
+};
+
 struct r2_policy {
     struct r2_policy_config config;
     bool dirty;              /* something changed since the last planning round */
@@ -63,6 +75,10 @@ struct r2_policy {
     double predicted_before;
     unsigned skip;  /* so many samples still */
     uint64_t taken; /* samples of the plan in force */
+    bool urgent;    /* what is in force is worse than stock, and the hold does not count */
+    uint64_t cause; /* ... of that */
+    struct r2_policy_change hasty[R2_POLICY_CAUSES];
+    unsigned nhasty;
     bool slow_once; /* it was slower, when so many had been taken: */
     uint64_t slow_at;
 };
@@ -76,6 +92,12 @@ enum r2_policy_verdict {
 void r2_policy_init(struct r2_policy *p, const struct r2_policy_config *config);
 /* The share of some node changed. Speeds measured so far belong to another state of the nodes. */
 void r2_policy_event(struct r2_policy *p, uint64_t now_ns);
+/* After an event of the node `cause`: what the plan in force and stock are predicted to take now.
+ */
+void r2_policy_outlook(struct r2_policy *p, uint64_t cause, double plan_ns, double stock_ns,
+                       uint64_t now_ns);
+/* Whether what is in force is to be given up at once. */
+bool r2_policy_urgent(const struct r2_policy *p);
 /* Plan again, though the nodes are as they were: an operator asked, or a step failed. */
 void r2_policy_again(struct r2_policy *p, uint64_t now_ns);
 /* What to do now; *next_ns is when to ask again (UINT64_MAX: only after an event or a sample). */

@@ -41,6 +41,7 @@ static bool needed(const struct r2_lead *l, enum r2_steer_step step, uint64_t ke
     case R2_STEER_MAKE:
         return runs_on(&l->current, key) || runs_on(&l->target, key);
     case R2_STEER_SWITCH:
+    case R2_STEER_RELIEF:
         return runs_on(&l->target, key);
     case R2_STEER_DROP:
         return runs_on(&l->current, key);
@@ -223,9 +224,9 @@ int r2_lead_encode(const struct r2_lead *l, enum r2_steer_step step, void **out,
     }
     if (step == R2_STEER_SWITCH)
         runs = &l->target;
-    if (step == R2_STEER_SWITCH || step == R2_STEER_MAKE)
+    if (step == R2_STEER_SWITCH || step == R2_STEER_MAKE || step == R2_STEER_RELIEF)
         says = &l->target;
-    if (step != R2_STEER_BACK && runs->nparts > 0)
+    if (step != R2_STEER_BACK && step != R2_STEER_RELIEF && runs->nparts > 0)
         put_entry(&t, runs);
     if (says->nparts == 0 || step == R2_STEER_BACK)
         snprintf(t.reason, sizeof(t.reason), "%s",
@@ -262,10 +263,10 @@ void r2_lead_through(struct r2_lead *l, enum r2_steer_step step)
     remove_unlisted(l, listed);
     if (step == R2_STEER_SWITCH)
         l->current = l->target;
-    else if (step == R2_STEER_BACK)
+    else if (step == R2_STEER_BACK || step == R2_STEER_RELIEF)
         l->current = (struct r2_lead_plan){0};
     if (step == R2_STEER_BACK)
         l->back[0] = '\0';
-    if (step != R2_STEER_MAKE)
+    if (step != R2_STEER_MAKE && step != R2_STEER_RELIEF)
         l->target = (struct r2_lead_plan){0};
 }

@@ -44,6 +44,12 @@ bool r2_steer_want(struct r2_steer *s, uint64_t key, bool have, uint64_t now_ns)
     return true;
 }
 
+void r2_steer_relieve(struct r2_steer *s)
+{
+    if (s->step == R2_STEER_MAKE && s->current && !s->asked)
+        s->step = R2_STEER_RELIEF;
+}
+
 /* The operator's stop comes between two steps. What was being made is dropped with it: the way back
  * lists only what is kept. */
 static void heed_stop(struct r2_steer *s, uint64_t now_ns)
@@ -88,7 +94,7 @@ static void refused(struct r2_steer *s, uint64_t now_ns)
     s->asked = false;
     s->not_before_ns = now_ns + R2_STEER_PAUSE_NS;
     s->tries++;
-    if (s->step == R2_STEER_MAKE)
+    if (s->step == R2_STEER_MAKE || s->step == R2_STEER_RELIEF)
         enter(s, R2_STEER_IDLE, now_ns);
     else if (s->step == R2_STEER_SWITCH && s->tries >= R2_STEER_TRIES)
         lose(s, now_ns);
@@ -107,6 +113,8 @@ enum r2_steer_step r2_steer_decided(struct r2_steer *s, uint64_t epoch, bool com
     }
     switch (s->step) {
     case R2_STEER_MAKE:
+    case R2_STEER_RELIEF:
+        s->current = s->step == R2_STEER_RELIEF ? 0 : s->current;
         s->make_epoch = epoch;
         memset(s->made, 0, ((size_t)s->nranks + 63) / 64 * sizeof(*s->made));
         enter(s, R2_STEER_MADE, now_ns);

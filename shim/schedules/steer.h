@@ -28,6 +28,7 @@ enum r2_steer_step {
     R2_STEER_SWITCH, /* proposing: run on them */
     R2_STEER_DROP,   /* proposing: forget the target, run what runs */
     R2_STEER_BACK,   /* proposing: stock */
+    R2_STEER_RELIEF, /* proposing: stock, and have these communicators: as MAKE otherwise */
 };
 
 struct r2_steer {
@@ -50,9 +51,12 @@ void r2_steer_init(struct r2_steer *s, int nranks, uint64_t *made);
 /* Take `key` (0: stock). have: the communicators are there, on all ranks. False: something is under
  * way; ask again later (stock is remembered). */
 bool r2_steer_want(struct r2_steer *s, uint64_t key, bool have, uint64_t now_ns);
+/* After a want that is to be made: what runs has become worse than stock, and does not run on until
+ * the other is made. */
+void r2_steer_relieve(struct r2_steer *s);
 
-/* What is to be proposed now: MAKE, SWITCH, DROP, BACK, or IDLE for nothing. After the proposal is
- * on its way, r2_steer_asked; when it could not be made (-EBUSY), ask again later. */
+/* What is to be proposed now: MAKE, RELIEF, SWITCH, DROP, BACK, or IDLE for nothing. After the
+ * proposal is on its way, r2_steer_asked; when it could not be made (-EBUSY), ask again later. */
 enum r2_steer_step r2_steer_due(struct r2_steer *s, uint64_t now_ns);
 void r2_steer_asked(struct r2_steer *s);
 

@@ -193,7 +193,7 @@ static void test_horizon(void)
     uint64_t first;
 
     r2_agree_horizon_watch(&h, 1000, 0);
-    CHECK_EQ(r2_agree_horizon_pick(&h, 1000), 1004); /* nothing moves */
+    CHECK_EQ(r2_agree_horizon_pick(&h, 1000), 1001); /* nothing moves */
     r2_agree_horizon_sample(&h, 1010, 20 * MS);      /* 500 a second */
     r2_agree_horizon_sample(&h, 1010, 40 * MS);      /* a pause does not count */
     CHECK_EQ(r2_agree_horizon_pick(&h, 1010), 1010 + 50 + 4);
@@ -209,6 +209,27 @@ static void test_horizon(void)
     }
     r2_agree_horizon_heard(&h, 0, UINT64_MAX); /* nonsense from outside is bounded */
     CHECK_LT(r2_agree_horizon_pick(&h, 1010), UINT64_C(1) << 42);
+}
+
+/* Operations of seconds: each one that a plan waits for costs its length. */
+static void test_horizon_of_long_operations(void)
+{
+    struct r2_agree_horizon h = {0};
+
+    for (uint64_t seen = 0; seen < 3; seen++) {
+        r2_agree_horizon_watch(&h, 70, 0);
+        for (uint64_t t = 1; t <= 10; t++) { /* at 100 and 200 ms */
+            uint64_t began = t < 5 || seen == 0 ? 0 : t < 10 || seen == 1 ? 1 : 2;
+
+            r2_agree_horizon_sample(&h, 70 + began, t * 20 * MS);
+        }
+        CHECK_EQ(r2_agree_horizon_pick(&h, 70 + seen), 70 + seen + (seen + 1) + (seen + 1) / 2);
+    }
+    r2_agree_horizon_watch(&h, 70, 0);
+    r2_agree_horizon_committed(&h, 500 * MS); /* agreeing takes longer than that */
+    CHECK_EQ(r2_agree_horizon_pick(&h, 70), 70 + 1 + 20);
+    r2_agree_horizon_refused(&h);
+    CHECK_EQ(r2_agree_horizon_pick(&h, 70), 70 + 42);
 }
 
 /* --- random runs -------------------------------------------------------------------------- */
@@ -363,6 +384,7 @@ static const struct check_test tests[] = {{"tail", test_tail},
                                           {"roster", test_roster},
                                           {"small_payloads", test_small_payloads},
                                           {"horizon", test_horizon},
+                                          {"long_operations", test_horizon_of_long_operations},
                                           {"random_runs", test_random_runs},
                                           {0}};
 

@@ -302,6 +302,71 @@ static void test_plan_holds(void)
     CHECK_EQ(next, 121 * S);
 }
 
+/* A loss that makes the plan worse than stock does not wait; what it gains otherwise does, and so
+ * does a change back meanwhile. */
+static void test_new_loss_does_not_wait(void)
+{
+    for (int i = 0; i < 4; i++) {
+        struct r2_policy p = fresh();
+        uint64_t next;
+
+        r2_policy_committed(&p, i < 3 ? 7 : 0, 100 * S);
+        r2_policy_event(&p, 101 * S);
+        r2_policy_outlook(&p, 2, 5, i == 1 ? 5 : 4, 101 * S);
+        if (i == 2) {
+            r2_policy_event(&p, 101 * S + S / 2);
+            r2_policy_outlook(&p, 2, 3, 4, 101 * S + S / 2);
+        }
+        CHECK_EQ(r2_policy_poll(&p, 102 * S - 1, &next), R2_POLICY_WAIT);
+        CHECK_EQ(next, i ? 110 * S : 102 * S);
+        CHECK_EQ(r2_policy_poll(&p, 102 * S, &next), i ? R2_POLICY_WAIT : R2_POLICY_PLAN);
+        CHECK_EQ(r2_policy_urgent(&p), i == 0);
+        r2_policy_again(&p, 102 * S); /* it was not agreed: as urgent as before */
+        CHECK_EQ(r2_policy_poll(&p, 103 * S, &next), i ? R2_POLICY_WAIT : R2_POLICY_PLAN);
+    }
+}
+
+/* The plan for what node `node` leaves is taken, and the node comes back and is lost again. When
+ * was the plan replaced? */
+static uint64_t flap(struct r2_policy *p, uint64_t node, uint64_t now)
+{
+    uint64_t at = now + S, next;
+
+    r2_policy_event(p, now);
+    r2_policy_outlook(p, node, 5, 4, now);
+    CHECK_EQ(r2_policy_poll(p, now, &next), R2_POLICY_WAIT);
+    at = next;
+    CHECK_EQ(r2_policy_poll(p, at, &next), R2_POLICY_PLAN);
+    r2_policy_committed(p, p->current + 1, at);
+    return at - now;
+}
+
+static void test_flaps_are_held(void)
+{
+    struct r2_policy p = fresh();
+
+    r2_policy_committed(&p, 7, 100 * S);
+    CHECK_EQ(flap(&p, 2, 101 * S), S);
+    CHECK_EQ(flap(&p, 2, 103 * S), S);
+    CHECK_EQ(flap(&p, 2, 105 * S), 9 * S); /* held from 104 s on */
+    CHECK_EQ(flap(&p, 3, 115 * S), S);     /* another node is no flap of this one */
+    CHECK_EQ(flap(&p, 2, 117 * S), 9 * S);
+    CHECK_EQ(flap(&p, 2, 163 * S), S); /* the first of them is forgotten, */
+    CHECK_EQ(flap(&p, 2, 165 * S), S); /* the second */
+    CHECK_EQ(flap(&p, 2, 167 * S), 9 * S);
+}
+
+/* Both are infinite when a node has no NIC left: no plan is better than another. */
+static void test_nothing_left_is_not_urgent(void)
+{
+    struct r2_policy p = fresh();
+
+    r2_policy_committed(&p, 7, 100 * S);
+    r2_policy_event(&p, 101 * S);
+    r2_policy_outlook(&p, 2, (double)INFINITY, (double)INFINITY, 101 * S);
+    CHECK(!r2_policy_urgent(&p));
+}
+
 static void test_switch_needs_gain(void)
 {
     struct r2_policy p = fresh();
@@ -559,6 +624,9 @@ static const struct check_test tests[] = {{"round_trip", test_round_trip},
                                           {"from_plan", test_from_plan},
                                           {"events_coalesce", test_events_coalesce},
                                           {"plan_holds", test_plan_holds},
+                                          {"new_loss", test_new_loss_does_not_wait},
+                                          {"flaps", test_flaps_are_held},
+                                          {"nothing_left", test_nothing_left_is_not_urgent},
                                           {"switch_needs_gain", test_switch_needs_gain},
                                           {"withdraws", test_withdraws_what_is_slow},
                                           {"keeps", test_keeps_what_is_fast},

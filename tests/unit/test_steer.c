@@ -58,7 +58,7 @@ static void check_world(struct world *w)
     CHECK_EQ(w->s.current, w->agreed);
     if (due == R2_STEER_SWITCH)
         CHECK(w->had || (w->said == (1 << RANKS) - 1 && !w->spoiled));
-    if (due == R2_STEER_MAKE || due == R2_STEER_SWITCH)
+    if (due == R2_STEER_MAKE || due == R2_STEER_RELIEF || due == R2_STEER_SWITCH)
         CHECK(w->s.target != 0);
     if (due == R2_STEER_BACK)
         CHECK(w->s.step == R2_STEER_BACK);
@@ -74,7 +74,7 @@ static void copy(struct world *to, const struct world *from)
     to->s.made = to->made;
 }
 
-enum { EVENTS = 5 + 2 + 2 * RANKS + 2 };
+enum { EVENTS = 5 + 2 + 2 * RANKS + 2 + 1 };
 
 /* False: the event cannot happen here. */
 static bool happen(struct world *w, int e)
@@ -107,11 +107,13 @@ static bool happen(struct world *w, int e)
         target = w->s.target;
         through = r2_steer_decided(&w->s, 7, e == 0, w->now);
         CHECK_EQ(through, e == 0 ? step : R2_STEER_IDLE);
+        if (e == 1 && (step == R2_STEER_MAKE || step == R2_STEER_RELIEF))
+            CHECK_EQ(w->s.step, R2_STEER_IDLE); /* the planner's to want again */
         if (through == R2_STEER_SWITCH)
             w->agreed = target;
-        if (through == R2_STEER_BACK)
+        if (through == R2_STEER_BACK || through == R2_STEER_RELIEF)
             w->agreed = 0;
-        if (through == R2_STEER_MAKE)
+        if (through == R2_STEER_MAKE || through == R2_STEER_RELIEF)
             w->said = 0;
         return true;
     }
@@ -126,6 +128,12 @@ static bool happen(struct world *w, int e)
         return true;
     }
     e -= 2 * RANKS;
+    if (e == 2) { /* what runs is not to run on meanwhile */
+        step = w->s.step;
+        r2_steer_relieve(&w->s);
+        CHECK(w->s.step == step || (w->s.current && w->s.target && !w->s.asked));
+        return w->s.step != step;
+    }
     w->now += e ? R2_STEER_PATIENCE_NS : R2_STEER_PAUSE_NS;
     return true;
 }
@@ -281,6 +289,27 @@ static void test_what_is_shipped(void)
     r2_lead_free(&l);
 }
 
+/* What runs has become worse than stock: stock runs while the next is made. */
+static void test_relief(void)
+{
+    struct r2_lead l;
+
+    r2_lead_init(&l, 4, 1);
+    target(&l, 1, 0, false);
+    expect(&l, R2_STEER_MAKE, 1, 0);
+    expect(&l, R2_STEER_SWITCH, 1, 1);
+    target(&l, 1, 1, false);
+    expect(&l, R2_STEER_RELIEF, 2, 0); /* the old one is kept */
+    CHECK_EQ(l.current.key, 0);
+    CHECK_EQ(l.target.key, 2);
+    expect(&l, R2_STEER_DROP, 1, 0); /* could not be made: stock stays */
+    target(&l, 1, 1, false);
+    expect(&l, R2_STEER_MAKE, 2, 0);
+    expect(&l, R2_STEER_SWITCH, 2, 1);
+    CHECK_EQ(l.current.key, 2);
+    r2_lead_free(&l);
+}
+
 static void test_nothing_kept(void)
 {
     struct r2_lead l;
@@ -300,6 +329,7 @@ static void test_nothing_kept(void)
 static const struct check_test tests[] = {
     {"every_sequence", test_every_sequence},
     {"what_is_shipped", test_what_is_shipped},
+    {"relief", test_relief},
     {"nothing_kept", test_nothing_kept},
     {0},
 };

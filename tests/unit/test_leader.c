@@ -1,0 +1,223 @@
+/* The leader of a communicator (comms/leader.c) without ranks: what it makes of their reports, and
+ * how many operations it times. Rung 1; the ranks' words and what was agreed are handed to it, and
+ * no proposal leaves. What ranks do with it: test_shim_exec.c, tests/py/test_shim_executor.py. */
+#include "check.h"
+#include "comms/follow_inside.h"
+#include "settings/settings.h"
+#include "util/clock.h"
+
+#define NODES 4
+#define RANKS (2 * NODES)
+#define S R2_NS_PER_S
+#define FULL 65536
+#define SPEED UINT64_C(1000000000)
+
+struct bed {
+    struct r2_follow f;
+    struct r2_comm comm;
+    struct r2_real real; /* an NCCL without functions: no ids, so nothing can be proposed */
+    uint32_t words[RANKS];
+};
+
+static struct bed *bed_open(void)
+{
+    struct r2_seconds_config config = {.nranks = RANKS};
+    struct r2_policy_config policy = R2_POLICY_DEFAULT;
+    struct bed *b = calloc(1, sizeof(*b));
+    struct r2_follow *f = &b->f;
+
+    config.real = b->comm.real = &b->real;
+    atomic_init(&b->comm.row, &b->comm.unseen);
+    atomic_init(&b->comm.row_number, -1);
+    f->comm = &b->comm;
+    f->nranks = RANKS;
+    f->nnodes = NODES;
+    f->ready = true;
+    f->rank_node = calloc(RANKS, sizeof(*f->rank_node));
+    f->nodes = calloc(NODES, sizeof(*f->nodes));
+    for (int r = 0; r < RANKS; r++)
+        f->rank_node[r] = r / 2;
+    pthread_mutex_init(&f->lock, NULL);
+    r2_policy_init(&f->policy, &policy);
+    CHECK_EQ(r2_leader_init(f), 0);
+    f->seconds = r2_seconds_new(&config);
+    CHECK(f->seconds != NULL);
+    return b;
+}
+
+static void bed_close(struct bed *b)
+{
+    r2_leader_free(&b->f);
+    r2_seconds_end(b->f.seconds, true);
+    r2_seconds_free(b->f.seconds);
+    pthread_mutex_destroy(&b->f.lock);
+    free(b->f.rank_node);
+    free(b->f.nodes);
+    free(b);
+}
+
+static void report(struct bed *b, int rank, uint32_t share)
+{
+    r2_leader_reported(
+        &b->f, rank,
+        &(struct r2_agree_report){.capacity = SPEED, .share = share, .flags = b->words[rank]});
+}
+
+/* All that is new has coalesced. */
+static void turn(struct bed *b)
+{
+    pthread_mutex_lock(&b->f.lock); /* an id is being asked for on a thread of its own */
+    r2_leader_turn(&b->f, r2_now_ns() + 2 * S);
+    pthread_mutex_unlock(&b->f.lock);
+}
+
+static void all_whole(struct bed *b)
+{
+    for (int r = 0; r < RANKS; r++)
+        report(b, r, FULL);
+    turn(b);
+    CHECK_EQ(b->f.steer.step, R2_STEER_IDLE);
+}
+
+/* A NIC that one process has lost (an injected fault, a drain) is lost to the node, whoever else
+ * reports after it; it is whole again when its last rank is. */
+static void test_worst_rank_counts(void)
+{
+    struct bed *b = bed_open();
+
+    all_whole(b);
+    report(b, 2, FULL / 2);
+    report(b, 3, FULL);
+    report(b, 3, FULL * 3 / 4);
+    CHECK(b->f.nodes[1].share > 0.499 && b->f.nodes[1].share < 0.501);
+    report(b, 2, FULL);
+    CHECK(b->f.nodes[1].share > 0.749 && b->f.nodes[1].share < 0.751);
+    report(b, 3, FULL);
+    for (int n = 0; n < NODES; n++)
+        CHECK(b->f.nodes[n].share == 1);
+    bed_close(b);
+}
+
+/* Estimates divide predictions of two states: those are for one size, whatever sizes came between.
+ */
+static void test_states_are_compared_at_one_size(void)
+{
+    struct bed *b = bed_open();
+    double small;
+
+    atomic_store(&b->f.bytes, 1 << 20);
+    all_whole(b);
+    small = b->f.policy.predicted;
+    CHECK(small > 0);
+    atomic_store(&b->f.bytes, 1 << 30);
+    r2_policy_again(&b->f.policy, r2_now_ns());
+    turn(b);
+    CHECK(b->f.policy.predicted == small);
+    bed_close(b);
+}
+
+/* Between two looks there are enough for a verdict: a plan of which every look sees one operation
+ * is not withdrawn for seconds. */
+static void test_enough_is_timed(void)
+{
+    struct bed *b = bed_open();
+
+    for (int i = 0; i < 3 * R2_POLICY_SAMPLES; i++) {
+        r2_follow_time(&b->f, 1 << 20, false, NULL);
+        r2_follow_timed(&b->f, NULL, true);
+    }
+    turn(b);
+    CHECK_GE(r2_policy_measured(&b->f.policy), 3 * R2_POLICY_LEAST);
+    bed_close(b);
+}
+
+/* ---- a second loss */
+
+static void decided(struct bed *b, uint64_t epoch, enum r2_steer_step step)
+{
+    pthread_mutex_lock(&b->f.lock);
+    CHECK_EQ(b->f.steer.step, step);
+    r2_steer_asked(&b->f.steer);
+    r2_leader_decided(&b->f, epoch, true);
+    pthread_mutex_unlock(&b->f.lock);
+}
+
+static void all_made(struct bed *b, uint32_t epoch)
+{
+    for (int r = 0; r < RANKS; r++) {
+        b->words[r] = epoch;
+        report(b, r, r / 2 == 1 ? FULL / 2 : FULL);
+    }
+    turn(b);
+}
+
+/* Half of node 1 is lost, and the plan for it runs. */
+static struct bed *bed_with_plan(void)
+{
+    struct bed *b = bed_open();
+
+    atomic_store(&b->f.bytes, 64 << 20);
+    all_whole(b);
+    report(b, 2, FULL / 2);
+    turn(b);
+    decided(b, 1, R2_STEER_MAKE);
+    all_made(b, 1);
+    decided(b, 2, R2_STEER_SWITCH);
+    CHECK(b->f.policy.current != 0);
+    return b;
+}
+
+/* It puts another node to an inner place of the tree, where it is slower than the ring: stock at
+ * once, while the next is made. */
+static void test_second_loss(void)
+{
+    for (int node = 0; node < NODES; node++) {
+        struct bed *b = bed_with_plan();
+        uint64_t first = b->f.policy.current;
+
+        if (node == b->f.running.orders[0].nodes[0] ||
+            node == b->f.running.orders[0].nodes[NODES - 1]) { /* its ends: nothing to relieve */
+            report(b, 2 * node, node == 1 ? FULL / 4 : FULL / 2);
+            turn(b);
+            CHECK_EQ(b->f.steer.step, R2_STEER_IDLE);
+            bed_close(b);
+            continue;
+        }
+        report(b, 2 * node, FULL / 2);
+        turn(b);
+        decided(b, 3, R2_STEER_RELIEF);
+        CHECK_EQ(b->f.policy.current, 0);
+        CHECK_EQ(b->f.lead.current.key, 0);
+        CHECK(b->f.steer.target != 0 && b->f.steer.target != first);
+        bed_close(b);
+    }
+}
+
+/* The switch waits for measurements of stock, and does not where they cannot come in time. */
+static void test_waits_for_what_can_come(void)
+{
+    for (int slow = 0; slow < 2; slow++) {
+        struct bed *b = bed_open();
+
+        atomic_store(&b->f.bytes, slow ? UINT64_C(4) << 30 : 64 << 20); /* 16 s, 0.2 s */
+        all_whole(b);
+        report(b, 2, FULL / 2);
+        turn(b);
+        CHECK_EQ(b->f.steer.step, R2_STEER_MAKE);
+        CHECK_EQ(r2_leader_waits(&b->f), !slow);
+        bed_close(b);
+    }
+}
+
+static const struct check_test tests[] = {
+    {"worst_rank", test_worst_rank_counts},  {"one_size", test_states_are_compared_at_one_size},
+    {"enough_timed", test_enough_is_timed},  {"second_loss", test_second_loss},
+    {"waits", test_waits_for_what_can_come}, {0},
+};
+
+int main(int argc, char **argv)
+{
+    setenv("R2CCL_PLAN", "on", 1);
+    setenv("R2CCL_SHM", "0", 1);
+    return check_main(argc, argv, tests);
+}
