@@ -18,60 +18,30 @@ import sys
 import time
 from pathlib import Path
 
-RANK, RANKS = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
-FLOAT, SUM = 7, 0
+from nccl_rank import RANK, RANKS, Nccl, NcclError
+
 WORDS = 200_000
-
-
-class Id(ctypes.Structure):
-    _fields_ = [("data", ctypes.c_char * 128)]
-
-
-class NcclError(Exception):
-    pass
 
 
 class Ring:
     """A communicator of all ranks, and one all-reduce on it whose result is looked at."""
 
-    def __init__(self, nccl: ctypes.CDLL, file: Path) -> None:
+    def __init__(self, nccl: Nccl, file: Path) -> None:
         self.nccl = nccl
-        self.comm = ctypes.c_void_p()
-        unique = Id()
-        if RANK == 0:
-            self.check("ncclGetUniqueId", ctypes.byref(unique))
-            fresh = file.with_suffix(".new")
-            fresh.write_bytes(bytes(unique))
-            fresh.rename(file)
-        else:
-            end = time.monotonic() + 30
-            while not file.exists():
-                if time.monotonic() > end:
-                    raise NcclError(f"{file} does not appear")
-                time.sleep(0.002)
-            ctypes.memmove(ctypes.byref(unique), file.read_bytes(), 128)
-        self.check("ncclCommInitRank", ctypes.byref(self.comm), RANKS, unique, RANK)
+        self.comm = nccl.init(file)
         self.send = (ctypes.c_float * WORDS)(*([float(RANK + 1)] * WORDS))
         self.recv = (ctypes.c_float * WORDS)()
         self.right = array.array("f", [float(RANKS * (RANKS + 1) // 2)] * WORDS).tobytes()
 
-    def check(self, name: str, *arguments: object) -> None:
-        code = getattr(self.nccl, name)(*arguments)
-        if code != 0:
-            raise NcclError(f"{name}: result {code}")
-
     def reduce(self, words: int = WORDS) -> None:
         ctypes.memset(self.recv, 0xDB, 4 * words)
-        count = ctypes.c_size_t(words)
-        self.check(
-            "ncclAllReduce", self.send, self.recv, count, FLOAT, SUM, self.comm, ctypes.c_void_p()
-        )
+        self.nccl.sum(self.send, self.recv, words, self.comm)
         if bytes(self.recv)[: 4 * words] != self.right[: 4 * words]:
             print(f"rank {RANK}: wrong values", flush=True)
             os._exit(1)
 
     def destroy(self) -> None:
-        self.check("ncclCommDestroy", self.comm)
+        self.nccl.check("ncclCommDestroy", self.comm)
 
 
 def usage() -> dict[str, int]:
@@ -83,7 +53,7 @@ def usage() -> dict[str, int]:
     }
 
 
-def recreate(nccl: ctypes.CDLL, file: Path, count: int) -> None:
+def recreate(nccl: Nccl, file: Path, count: int) -> None:
     early: dict[str, int] = {}
     for number in range(count):
         ring = Ring(nccl, file.with_name(f"{file.name}{number}"))
@@ -96,7 +66,7 @@ def recreate(nccl: ctypes.CDLL, file: Path, count: int) -> None:
     print(json.dumps({"rank": RANK, "early": early, "late": usage()}), flush=True)
 
 
-def fork(nccl: ctypes.CDLL, file: Path) -> None:
+def fork(nccl: Nccl, file: Path) -> None:
     ring = Ring(nccl, file)
     for number in range(60):
         ring.reduce()
@@ -108,7 +78,7 @@ def fork(nccl: ctypes.CDLL, file: Path) -> None:
     ring.destroy()
 
 
-def leave(nccl: ctypes.CDLL, file: Path) -> None:
+def leave(nccl: Nccl, file: Path) -> None:
     ring = Ring(nccl, file)
     for number in range(1_000_000):
         ring.reduce()
@@ -118,7 +88,7 @@ def leave(nccl: ctypes.CDLL, file: Path) -> None:
 
 
 def main() -> int:
-    nccl = ctypes.CDLL("libnccl.so.2")
+    nccl = Nccl("libnccl.so.2")
     file = Path(sys.argv[2])
     try:
         if sys.argv[1] == "recreate":

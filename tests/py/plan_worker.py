@@ -14,49 +14,16 @@ from __future__ import annotations
 import ctypes
 import hashlib
 import json
-import os
 import random
 import sys
 import time
 from pathlib import Path
 
-RANK, RANKS = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-FLOAT, SUM = 7, 0
+from nccl_rank import RANK, RANKS, Nccl, NcclError
+
 WORDS = (1 << 18) + 96  # above 1 MiB: an operation that plans are for
 
-
-class Id(ctypes.Structure):
-    _fields_ = [("data", ctypes.c_char * 128)]
-
-
-class NcclError(Exception):
-    pass
-
-
-nccl = ctypes.CDLL(None)
-
-
-def check(name: str, *arguments: object) -> None:
-    code = getattr(nccl, name)(*arguments)
-    if code != 0:
-        raise NcclError(f"{name}: result {code}")
-
-
-def unique_id(file: Path) -> Id:
-    unique = Id()
-    if RANK == 0:
-        check("ncclGetUniqueId", ctypes.byref(unique))
-        fresh = file.with_suffix(".new")
-        fresh.write_bytes(bytes(unique))
-        fresh.rename(file)
-        return unique
-    end = time.monotonic() + 30
-    while not file.exists():
-        if time.monotonic() > end:
-            raise NcclError(f"{file} does not appear")
-        time.sleep(0.002)
-    ctypes.memmove(ctypes.byref(unique), file.read_bytes(), 128)
-    return unique
+nccl = Nccl(None)
 
 
 def making() -> int:
@@ -66,22 +33,20 @@ def making() -> int:
 
 class Work:
     def __init__(self, folder: Path) -> None:
-        self.world, self.turned = ctypes.c_void_p(), ctypes.c_void_p()
-        check("ncclCommInitRank", ctypes.byref(self.world), RANKS, unique_id(folder / "id"), RANK)
-        check("ncclCommSplit", self.world, 7, RANKS - RANK, ctypes.byref(self.turned), None)
+        self.world, self.turned = nccl.init(folder / "id"), ctypes.c_void_p()
+        nccl.check("ncclCommSplit", self.world, 7, RANKS - RANK, ctypes.byref(self.turned), None)
         numbers = random.Random(1000 + RANK)
         self.send = (ctypes.c_float * WORDS)(*(numbers.uniform(-1, 1) for _ in range(WORDS)))
         self.recv = (ctypes.c_float * WORDS)()
 
     def reduce(self, comm: ctypes.c_void_p) -> str:
-        count = ctypes.c_size_t(WORDS)
-        check("ncclAllReduce", self.send, self.recv, count, FLOAT, SUM, comm, ctypes.c_void_p())
+        nccl.sum(self.send, self.recv, WORDS, comm)
         return hashlib.sha256(self.recv).hexdigest()[:16]
 
     def abort(self, folder: Path) -> None:
         begin = time.monotonic()
-        check("ncclCommAbort", self.turned)
-        check("ncclCommAbort", self.world)
+        nccl.check("ncclCommAbort", self.turned)
+        nccl.check("ncclCommAbort", self.world)
         aborted = time.monotonic()
         (folder / f"aborted.{RANK}").touch()
         while making() and time.monotonic() < aborted + 60:
@@ -90,8 +55,8 @@ class Work:
         print(json.dumps(took), flush=True)
 
     def end(self) -> None:
-        check("ncclCommDestroy", self.turned)
-        check("ncclCommDestroy", self.world)
+        nccl.check("ncclCommDestroy", self.turned)
+        nccl.check("ncclCommDestroy", self.world)
 
 
 def run(folder: Path, pause: float) -> None:

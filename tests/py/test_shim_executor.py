@@ -128,6 +128,27 @@ def test_off_and_on_again(build: Build) -> None:
         assert running.running
 
 
+def test_second_loss_is_not_held(build: Build) -> None:
+    """The tree for node 1's loss has node 2 at an inner place: when that is degraded too, it is
+    worse than the ring, and the hold does not count. Stock runs until the next is made."""
+    name = "exec-second"
+    with job(build, name, R2CCL_PLAN_HOLD="60") as running:
+        meet(name)
+        lose(name)
+        until(lambda: runs(name), "the plan is taken everywhere", 60)
+        epoch = comms(name)[0].epoch
+        lose(name, 2)
+        until(
+            lambda: everywhere(name, "tree") and {c.epoch for c in comms(name)} == {epoch + 2},
+            "the plan for both",
+            45,
+        )
+        lines = [line for line in said(processes(name)[0]) if "from operation" in line]
+        assert "NCCL's own choice" in lines[-2] and "tree" in lines[-1], lines
+        goes_on(name)
+        assert running.running
+
+
 def test_killed_under_the_plan(build: Build) -> None:
     """A rank dies: its peers end with an error, as without plans, and do not hang."""
     name = "exec-kill"
