@@ -168,6 +168,22 @@ long r2_plan_table_encode(const struct r2_plan_table *t, void *out, size_t room)
     return (long)c.at;
 }
 
+int r2_plan_table_pack(const struct r2_plan_table *t, void **out, size_t *len)
+{
+    long bytes = r2_plan_table_encode(t, NULL, 0);
+
+    if (bytes < 0) {
+        return (int)bytes;
+    }
+    *out = malloc((size_t)bytes);
+    if (!*out) {
+        return -ENOMEM;
+    }
+    *len = (size_t)bytes;
+    r2_plan_table_encode(t, *out, *len);
+    return 0;
+}
+
 static void r2_table_take_comms(struct r2_cursor *c, struct r2_plan_table *t, uint32_t *ranks)
 {
     for (int i = 0; i < t->ncomms; i++) {

@@ -52,6 +52,8 @@ struct r2_plan_table {
 
 /* Bytes needed, or -errno (-EINVAL: not a valid table). Writes at most `room` bytes. */
 long r2_plan_table_encode(const struct r2_plan_table *t, void *out, size_t room);
+/* The same to memory of its own, the caller's to free; 0, -EINVAL or -ENOMEM. */
+int r2_plan_table_pack(const struct r2_plan_table *t, void **out, size_t *len);
 /* 0, -EINVAL (not a table for `nranks` ranks) or -ENOMEM. */
 int r2_plan_table_decode(struct r2_plan_table **out, const void *data, size_t len, int nranks);
 void r2_plan_table_free(struct r2_plan_table *t);

@@ -92,24 +92,21 @@ char *r2_trace_put_plan(uint64_t name, uint64_t from, const struct r2_plan_table
     struct r2_plan_table bare = *table;
     char summary[SUMMARY], *body;
     unsigned char *bytes;
-    size_t at;
-    long len;
+    void *packed;
+    size_t at, len;
 
     for (int c = 0; c < bare.ncomms; c++)
         memset(bare.comms[c].id, 0, sizeof(bare.comms[c].id));
-    len = r2_plan_table_encode(&bare, NULL, 0);
-    if (len < 0)
+    if (r2_plan_table_pack(&bare, &packed, &len))
         return NULL;
-    bytes = malloc((size_t)len);
-    body = malloc(100 + 2 * (size_t)len + SUMMARY);
-    if (!bytes || !body) {
+    bytes = packed;
+    body = malloc(100 + 2 * len + SUMMARY);
+    if (!body) {
         free(bytes);
-        free(body);
         return NULL;
     }
-    r2_plan_table_encode(&bare, bytes, (size_t)len);
     at = (size_t)sprintf(body, "plan %016" PRIx64 " from %" PRIu64 " table ", name, from);
-    for (long i = 0; i < len; i++) {
+    for (size_t i = 0; i < len; i++) {
         body[at++] = digits[bytes[i] >> 4];
         body[at++] = digits[bytes[i] & 15];
     }

@@ -207,7 +207,6 @@ int r2_lead_encode(const struct r2_lead *l, enum r2_steer_step step, void **out,
     const struct r2_lead_plan *runs = &l->current, *says = &l->current;
     struct r2_plan_table t = {.nranks = l->nranks};
     bool listed[R2_PLAN_ORDERS];
-    long bytes;
 
     choose(l, step, listed);
     for (int i = 0; i < l->ncomms; i++) {
@@ -233,15 +232,7 @@ int r2_lead_encode(const struct r2_lead *l, enum r2_steer_step step, void **out,
                  step == R2_STEER_BACK && *l->back ? l->back : "back to NCCL's own choice");
     else
         memcpy(t.reason, says->reason, sizeof(t.reason));
-    bytes = r2_plan_table_encode(&t, NULL, 0);
-    if (bytes < 0)
-        return (int)bytes;
-    *out = malloc((size_t)bytes);
-    if (!*out)
-        return -ENOMEM;
-    *len = (size_t)bytes;
-    r2_plan_table_encode(&t, *out, *len);
-    return 0;
+    return r2_plan_table_pack(&t, out, len);
 }
 
 void r2_lead_back(struct r2_lead *l, const char *why)

@@ -165,7 +165,6 @@ int r2_replay_encode(const struct r2_replay *r, enum r2_replay_step step, void *
                      uint64_t *at)
 {
     struct r2_plan_table t = {.nranks = r->nranks};
-    long bytes;
 
     *at = 0;
     if (step == R2_REPLAY_PLAN) {
@@ -179,13 +178,5 @@ int r2_replay_encode(const struct r2_replay *r, enum r2_replay_step step, void *
     } else {
         snprintf(t.reason, sizeof(t.reason), "%s", r->why);
     }
-    bytes = r2_plan_table_encode(&t, NULL, 0);
-    if (bytes < 0)
-        return (int)bytes;
-    *out = malloc((size_t)bytes);
-    if (!*out)
-        return -ENOMEM;
-    *len = (size_t)bytes;
-    r2_plan_table_encode(&t, *out, *len);
-    return 0;
+    return r2_plan_table_pack(&t, out, len);
 }
