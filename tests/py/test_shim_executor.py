@@ -58,7 +58,7 @@ def meet(name: str) -> None:
 
 
 def lose(name: str, rank: int = 1) -> None:
-    command(name, rank, "fail-nic", nic=f"127.0.{rank}.2", fault="blackhole", direction="both")
+    command(name, rank, "fail-nic", nic=f"127.0.1.{rank + 1}", fault="blackhole", direction="both")
 
 
 def everywhere(name: str, plan: str) -> bool:
