@@ -121,7 +121,7 @@ def test_found_once_per_node(
     """Several processes a node that all talk to other nodes, one broken NIC: one round of
     localisation on its node, the others adopt the verdict after a probe of their own; `nics` shows
     it."""
-    seconds = 20 if per_node == PER_NODE else 60
+    seconds = 80 if per_node == PER_NODE else 150  # at most: `finish` ends it
     size = "144K" if per_node == PER_NODE else "48K"
     words = ("--op", "alltoall", "-b", size, "--duration", seconds)
     with running_perf(
@@ -138,11 +138,10 @@ def test_found_once_per_node(
         )
         rounds = [side.counter("locate_rounds") for side in own]
         assert len([n for n in rounds if n]) == 1, f"rounds {rounds}: {job}"
-        adopted = [e for side in own for e in verdicts(side) if "found" in e.cause]
-        assert adopted, str(job)
-        assert all(
-            e.cause.startswith(("local NIC", "transient")) for side in own for e in verdicts(side)
-        ), str(job)
+        causes = [(side.name, e.remote_nic, e.cause) for side in own for e in verdicts(side)]
+        assert any("found" in cause for _, _, cause in causes), f"{causes}: {job}"
+        others = [c for c in causes if not c[2].startswith(("local NIC", "transient"))]
+        assert not others, f"{others} of {causes}: {job}"
         shown = json.loads(run_bounded([TOOL, "nics", "--json"]).stdout)["node_verdicts"]
         here = {str(Path(f"/proc/{side.pid}/ns/net").stat().st_ino) for side in job.sides}
         shown = [row for row in shown if row["segment"].split(".")[2] in here]  # tests run beside

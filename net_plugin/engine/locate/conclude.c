@@ -271,6 +271,19 @@ static enum r2_seen pair_outcome(const struct r2_round *r, const struct r2_wire_
     return R2_SEEN_NOTHING;
 }
 
+/* Our own probes say so too: the pair was silent, or it came too late to the round to be asked and
+ * goes with one that was. */
+static bool confirmed(const struct r2_round *r, const struct r2_wire_addr *addr)
+{
+    enum r2_seen seen = pair_outcome(r, addr);
+
+    for (int i = 0; i < r->n_targets && seen == R2_SEEN_NOTHING; i++) {
+        if (r->targets[i].lnic == r->lnic && r->targets[i].outcome == R2_SEEN_SILENT)
+            seen = R2_SEEN_SILENT;
+    }
+    return seen == R2_SEEN_SILENT;
+}
+
 static bool in_row(const struct r2_node_row *row, const struct r2_wire_addr *addr)
 {
     for (uint32_t i = 0; i < row->n_others; i++) {
@@ -306,8 +319,7 @@ void r2_round_adopt(struct r2_round *r, uint64_t now)
         const struct r2_suspect *s = &r->suspects[i];
         int o = r2_evidence_nic(&r->ev, &s->addr, s->label);
 
-        if (pair_outcome(r, &s->addr) == R2_SEEN_SILENT &&
-            !(works && blames_local((enum r2_finding_kind)r->row.kind)))
+        if (confirmed(r, &s->addr) && !(works && blames_local((enum r2_finding_kind)r->row.kind)))
             adopted_text(&v[i], &r->row);
         else
             r2_verdict_of(&r->ev, l, o, 0, false, &v[i]);

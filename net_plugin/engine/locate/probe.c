@@ -56,7 +56,7 @@ static void end_probe(struct r2_probe **slot)
     r2_probe_put(probe);
 }
 
-static void start_try(struct r2_target *t)
+static void start_try(struct r2_target *t, uint64_t now)
 {
     struct r2_ep_params params = {
         .initiator = true, .probe = true, .locate = true, .transport = R2_VIA_TCP};
@@ -73,6 +73,8 @@ static void start_try(struct r2_target *t)
     params.owner = probe;
     memcpy(params.local_process, r2_eng.process, 16);
     memcpy(params.remote_process, t->process, 16);
+    if (!t->tries)
+        t->tried_at = now;
     t->probes[t->tries++] = probe;
     r2_count(&r2_eng.n->locate_probes, 1);
     rc = r2_eng.ops->connect(&params, &probe->ep);
@@ -142,8 +144,8 @@ void r2_targets_tick(struct r2_round *r, uint64_t now)
         if (t->closed)
             continue;
         take_answers(t, now);
-        if (!t->closed && due && t->tries < R2_TRIES)
-            start_try(t);
+        if (!t->closed && (due || !t->tries) && t->tries < R2_TRIES)
+            start_try(t, now);
     }
 }
 
@@ -174,8 +176,8 @@ void r2_targets_close(struct r2_round *r, uint64_t now)
             continue;
         if (connected(t))
             t->outcome = R2_SEEN_MUTE;
-        else if (t->outcome == R2_SEEN_NOTHING && t->tries)
-            t->outcome = R2_SEEN_SILENT;
+        else if (t->outcome == R2_SEEN_NOTHING && t->tries && now - t->tried_at >= R2_TRY_NS)
+            t->outcome = R2_SEEN_SILENT; /* one that came late had no time to answer */
         finish(t, t->outcome, now);
     }
 }
