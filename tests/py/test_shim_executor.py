@@ -84,6 +84,13 @@ def failed(name: str) -> bool:
     return any(nic.name == NIC and nic.state not in ("up", "ramping") for nic in nics)
 
 
+def one_epoch(name: str) -> int:
+    """Of all ranks. A proposal that came too late for a rank has used one up, so only its order is
+    known."""
+    (epoch,) = {comm.epoch for comm in comms(name)}
+    return epoch
+
+
 def goes_on(name: str) -> None:
     before = [comm.operations for comm in comms(name)]
     until(
@@ -99,7 +106,7 @@ def test_there_and_back(build: Build) -> None:
         meet(name)
         lose(name)
         until(lambda: runs(name), "the plan is taken everywhere", 60)
-        assert {comm.epoch for comm in comms(name)} == {2}, "make, then switch"
+        assert one_epoch(name) >= 2, "make, then switch"
         assert {comm.seconds for comm in comms(name)} == {1}
         taken = {line for process in processes(name) for line in said(process) if "from op" in line}
         assert len(taken) == 1, "the same plan from the same operation on"
@@ -121,9 +128,11 @@ def test_off_and_on_again(build: Build) -> None:
         goes_on(name)
         assert stock(name)
         assert {comm.seconds for comm in comms(name)} == {1}, "kept"
+        makings, before = [comm.make_ns for comm in comms(name)], one_epoch(name)
         command(name, 2, "plan", weight=1)
         until(lambda: everywhere(name, "tree"), "taken again", 60)
-        assert {comm.epoch for comm in comms(name)} == {4}, "without another making"
+        assert one_epoch(name) > before
+        assert [comm.make_ns for comm in comms(name)] == makings, "without another making"
         goes_on(name)
         assert running.running
 
@@ -210,7 +219,7 @@ def test_killed_while_it_is_made(build: Build) -> None:
     with job(build, name) as running:
         meet(name)
         lose(name)
-        until(lambda: any(comm.epoch == 1 for comm in comms(name)), "the making is agreed", 60)
+        until(lambda: any(comm.epoch for comm in comms(name)), "the making is agreed", 60)
         os.kill(processes(name)[3].pid, signal.SIGKILL)
         until(lambda: not running.running, "the job ends", 60)
 

@@ -29,6 +29,7 @@ struct rank {
     r2_nccl_comm comm;
     struct r2_comm *entry; /* held */
     struct r2_follow *follow;
+    uint64_t epoch; /* of the plan that came into force last */
     void (*run)(struct rank *me);
 };
 
@@ -71,23 +72,36 @@ static void propose(struct rank *me, int n, bool run)
     CHECK_EQ(rc, 0);
 }
 
-/* Operations until the plan of `epoch` is in force here, at most 20 s. */
-static void reach(struct rank *me, uint64_t epoch)
+/* A new plan is in force here. Its epoch is any that is higher: a proposal that comes too late for
+ * a rank is made again by itself, under the next one. */
+static void reached(struct rank *me)
 {
-    for (int i = 0; i < 20000 && me->follow->epoch < epoch; i++) {
+    static uint64_t epochs[RANKS];
+
+    CHECK_GT(me->follow->epoch, me->epoch);
+    epochs[me->rank] = me->epoch = me->follow->epoch;
+    pthread_barrier_wait(&together);
+    for (int r = 0; r < RANKS; r++)
+        CHECK_EQ(epochs[r], me->epoch);
+    pthread_barrier_wait(&together);
+}
+
+/* Operations until another plan is in force on all ranks, at most 20 s. */
+static void reach(struct rank *me)
+{
+    for (int i = 0; i < 20000 && me->follow->epoch == me->epoch; i++) {
         CHECK_EQ(reduce(me->comm, BIG), 0);
         usleep(1000);
     }
-    CHECK_EQ(me->follow->epoch, epoch);
+    reached(me);
 }
 
 /* All ranks: rank 0 proposes, and it comes into force. */
-static void agree(struct rank *me, int n, bool run, uint64_t epoch)
+static void agree(struct rank *me, int n, bool run)
 {
     if (me->rank == 0)
         propose(me, n, run);
-    reach(me, epoch);
-    pthread_barrier_wait(&together);
+    reach(me);
 }
 
 /* Until what is to be made is made or has failed: whether it has. */
@@ -104,10 +118,10 @@ static bool made(struct rank *me)
 /* The two steps to a plan of `n` parts. */
 static void take_plan(struct rank *me, int n)
 {
-    agree(me, n, false, 1);
+    agree(me, n, false);
     CHECK(!made(me));
     pthread_barrier_wait(&together);
-    agree(me, n, true, 2);
+    agree(me, n, true);
 }
 
 static r2_nccl_comm second(struct rank *me, uint64_t key)
@@ -208,12 +222,12 @@ static void single(struct rank *me)
     if (me->rank == 0)
         timed(me);
     pthread_barrier_wait(&together);
-    agree(me, 1, false, 3);
+    agree(me, 1, false);
     CHECK(second(me, 11) == y); /* listed still */
     noop.trace();
     CHECK_EQ(reduce(x, BIG), 0);
     EXPECT(1, {x}), (size_t[]){BIG});
-    agree(me, 0, false, 4);
+    agree(me, 0, false);
     CHECK(r2_seconds_get(me->follow->seconds, 11) == NULL);
     CHECK_EQ(ncclCommDestroy(x), 0);
 }
@@ -299,7 +313,7 @@ static void failing(struct rank *me)
         noop.fail_inits(1);
         propose(me, 1, false);
     }
-    reach(me, 1);
+    reach(me);
     atomic_fetch_add(&failures, made(me));
     pthread_barrier_wait(&together);
     CHECK_EQ(atomic_load(&failures), 1);
@@ -309,7 +323,7 @@ static void failing(struct rank *me)
         CHECK_EQ(reduce(me->comm, BIG), 0);
         usleep(1000);
     }
-    CHECK_EQ(me->follow->epoch, 1); /* the switch was not agreed */
+    CHECK_EQ(me->follow->epoch, me->epoch); /* the switch was not agreed */
     pthread_barrier_wait(&together);
     noop.trace();
     CHECK_EQ(reduce(me->comm, BIG), 0);
@@ -332,8 +346,7 @@ static void aborting(struct rank *me)
         noop.hold_inits(1);
         propose(me, 1, false);
     }
-    reach(me, 1);
-    pthread_barrier_wait(&together);
+    reach(me);
     CHECK_EQ(reduce(me->comm, BIG), 0); /* nor do operations */
     begin = r2_now_ns();
     CHECK_EQ(ncclCommAbort(me->comm), 0);
@@ -531,19 +544,19 @@ static void captured(struct rank *me)
     struct r2_device_watch watch = {0};
     uint64_t ns = 0, note[2];
 
-    agree(me, 1, false, 1);
+    agree(me, 1, false);
     CHECK(!made(me));
     pthread_barrier_wait(&together);
     y = second(me, 11);
     if (me->rank == 0)
         propose(me, 1, true);
-    for (int i = 0; i < 20000 && me->follow->epoch < 2; i++) {
+    for (int i = 0; i < 20000 && me->follow->epoch == me->epoch; i++) {
         noop.trace();
         CHECK_EQ(reduce_on(x, CAPTURING), 0);
         EXPECT(1, {x}), (size_t[]){BIG});
         usleep(1000);
     }
-    CHECK_EQ(me->follow->epoch, 2);
+    reached(me);
     noop.trace();
     CHECK_EQ(reduce_on(x, CAPTURING), 0);
     CHECK_EQ(reduce_on(x, NULL), 0);
