@@ -310,10 +310,12 @@ FV_EXPORT int ibv_query_port(struct ibv_context *ctx, uint8_t port,
 
     if (port < 1 || port > d->n_ports)
         return EINVAL;
-    if (d->removed && d->fatal)
-        return EIO;
     memset(&attr, 0, sizeof(attr));
     pthread_mutex_lock(&fv.lock);
+    if (d->removed && d->fatal) {
+        pthread_mutex_unlock(&fv.lock);
+        return EIO;
+    }
     attr.state = p->up && !d->fatal ? IBV_PORT_ACTIVE : IBV_PORT_DOWN;
     attr.phys_state = p->up ? 5 : 3;
     attr.max_mtu = IBV_MTU_4096;

@@ -357,7 +357,7 @@ static void tail(bool lose)
     struct r2_bulk held, c, copy;
     struct r2_ep *slow, *fast;
     struct r2_req *req;
-    uint64_t before = r2_eng.n->tail_resent_bytes;
+    uint64_t before = __atomic_load_n(&r2_eng.n->tail_resent_bytes, __ATOMIC_RELAXED);
 
     req = hold_back(&held, &copy, &slow, &fast);
     for (int i = 0; i < 2000 && !copy.len; i++) { /* once it is overdue */
@@ -370,7 +370,7 @@ static void tail(bool lose)
     CHECK_EQ(copy.len, held.len);
     CHECK(copy.data == held.data);
     CHECK(!fake_next(fast, &c)); /* once */
-    CHECK_EQ(r2_eng.n->tail_resent_bytes - before, copy.len);
+    CHECK_EQ(__atomic_load_n(&r2_eng.n->tail_resent_bytes, __ATOMIC_RELAXED) - before, copy.len);
     if (lose) { /* with its path: the original stays answerable, nothing is queued again */
         fake_fail(fast, ECONNRESET, false);
         CHECK_GE(remote_hear(slow, R2_F_DOWN, NULL, 0), 0);

@@ -249,9 +249,11 @@ static void test_equal_weights_cost_nothing(void)
         CHECK_GT(one(0), 0);
         CHECK_GT(one(1), 0);
     }
+    r2_peer_lock(r.conn->peer); /* ticks write them */
     CHECK(!r.conn->peer->shares.limited);
     CHECK_EQ(r.conn->peer->shares.recent, 0);
     CHECK_EQ(path_of(0)->share.recent, 0);
+    r2_peer_unlock(r.conn->peer);
     remote_end(&r);
 }
 
