@@ -240,8 +240,10 @@ class Sides:
                 raise BenchError(f"a side ended with {code}: {self.errors()}")
 
     def errors(self) -> str:
-        self._errors.seek(0)
-        return self._errors.read().decode(errors="replace").strip()[-4000:] or "(no message)"
+        # Not by a seek: sides that still run write where this descriptor stands.
+        size = os.fstat(self._errors.fileno()).st_size
+        text = os.pread(self._errors.fileno(), size, 0).decode(errors="replace")
+        return text.strip()[-4000:] or "(no message)"
 
     def _check_time(self) -> None:
         if time.monotonic() > self.ends_at:

@@ -144,8 +144,9 @@ class Pair:
         return self.tx if name == "tx" else self.rx
 
     def text(self) -> str:
-        self.log.seek(0)
-        return self.log.read().decode(errors="replace")
+        # Not by a seek: the processes write where this descriptor stands.
+        size = os.fstat(self.log.fileno()).st_size
+        return os.pread(self.log.fileno(), size, 0).decode(errors="replace")
 
     def moving(self, count: int = 8) -> None:
         """Wait until that many more messages have arrived."""
