@@ -249,12 +249,13 @@ def words(times: dict[int, list[float]]) -> str:
 def watched_change(setup: Setup, run: Running, lost: dict[int, int], state: State) -> Change:
     """Takes the state's NICs away and waits until all ranks run a new plan; a state for which none
     comes within --patience stays with what runs."""
-    before = max((comm.epoch for comm in run.comms()), default=0)
+    comms = run.comms()  # what is seen only after the loss may already be its effect
+    before = max((comm.epoch for comm in comms), default=0)
+    causes = {comm.cause for comm in comms}
     change_to(setup, lost, state.lost)
     change = Change(state.name, time.monotonic())
     if not state.lost:
         return change
-    causes = {comm.cause for comm in run.comms()}
 
     def taken() -> bool:
         comms = run.comms()
