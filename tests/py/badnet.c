@@ -267,6 +267,19 @@ static int iflush(void *rcomm, int n, void **data, int *sizes, void **mhandles, 
     return R2_NCCL_SUCCESS;
 }
 
+/* Word by word in ascending order, which memcpy does not promise. */
+static void place_words(char *to, const char *from, size_t size)
+{
+    size_t at = 0;
+
+    for (; at + 8 <= size; at += 8) {
+        uint64_t word;
+        memcpy(&word, from + at, 8);
+        __atomic_store_n((uint64_t *)(void *)(to + at), word, __ATOMIC_RELEASE);
+    }
+    memcpy(to + at, from + at, size - at);
+}
+
 /* Line by line in ascending order, or with the flag before the rest. */
 static void place(struct request *r, size_t size)
 {
@@ -276,7 +289,7 @@ static void place(struct request *r, size_t size)
             memcpy(r->data + at + 120, r->staging + at + 120, 8);
             usleep(at == 0 ? 2000 : 1);
         }
-        memcpy(r->data + at, r->staging + at, n);
+        place_words(r->data + at, r->staging + at, n);
     }
 }
 
