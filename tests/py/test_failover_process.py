@@ -80,8 +80,8 @@ def test_rank_that_leaves(build: Build, tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_many_communicators(build: Build, tmp_path: Path) -> None:
     """A hundred communicators one after the other leave nothing behind."""
-    with works(build, "recreate", tmp_path / "id", 100) as job:
-        assert job.end(80) == 0, str(job)
+    with works(build, "recreate", tmp_path / "id", 100, timeout=240.0) as job:
+        assert job.end(200) == 0, str(job)  # 12 s on a machine with time
     for line in output(job).splitlines():
         if not line.startswith("{"):
             continue

@@ -94,7 +94,7 @@ def test_found_within_a_second(build: Build) -> None:
 
 def test_ramp_grows(build: Build) -> None:
     """The share of a NIC that is back grows with its weight."""
-    with running_pair(build.path, *LONG, nics=loopback(2), R2CCL_RAMP="4s", R2CCL_GREY=0) as pair:
+    with running_pair(build.path, *LONG, nics=loopback(2), R2CCL_RAMP="12s", R2CCL_GREY=0) as pair:
         for nic in (A, B):
             pair.tx.fail(nic, "slow", rate=SLOW)
         pair.moving()
@@ -110,7 +110,7 @@ def test_ramp_grows(build: Build) -> None:
         b, a = sent(pair.tx, B) - early[0], sent(pair.tx, A) - early[1]
         assert weights and weights == sorted(weights) and 0 < weights[0] < 60, (weights, str(pair))
         assert b / (a + b) < 0.4, (a, b)
-        until(f"up: {pair}", lambda: bool(order(pair.tx, B, "nic-up")), 15.0)
+        until(f"up: {pair}", lambda: bool(order(pair.tx, B, "nic-up")), 30.0)
         until(
             f"full weight: {pair}",
             lambda: any(
