@@ -206,8 +206,7 @@ def unreadable(*, directory: Path | None = None) -> dict[int, int]:
 
 
 def of_others(wanted: Selection, *, directory: Path | None = None) -> str:
-    """A sentence about processes that may be meant and that we may not read; "" if there are
-    none."""
+    """A sentence about processes that may be meant and that we may not read, or ""."""
     others = unreadable(directory=directory)
     if wanted.pid is not None:
         uid = others.get(wanted.pid)
