@@ -364,7 +364,7 @@ def parser() -> argparse.ArgumentParser:
     g.add_argument("--within", type=float, default=5.0, help="kill: seconds for the others")
     g = p.add_argument_group("perf")
     g.add_argument("--program", default=str(transports.ROOT / "build" / "r2ccl_perf"))
-    g.add_argument("--args", default="all_reduce -b 8 -e 64M -f 32 -c 1")
+    g.add_argument("--args", default="--op all_reduce -b 8 -e 64M -f 32 -c 1")
     return p
 
 
