@@ -15,6 +15,7 @@ from r2ccl_ctl import paths
 from r2ccl_ctl.errors import R2Error
 
 _FUNCTION = "r2ccl_settings_json"
+_NOTES = "r2ccl_settings_notes"
 
 INTRODUCTION = (
     "Environment variables, read once by each process. `r2ccl-ctl config list` shows them with "
@@ -22,7 +23,7 @@ INTRODUCTION = (
     "prints.",
     "Sizes take K, M and G (powers of 1024); durations take ns, us, ms, s, min and h; a plain "
     "number is in the unit named. A bad value is reported in the log, with the setting, the value "
-    "and what is allowed (of several, the first); the default holds instead, and the job runs.",
+    "and what is allowed; the default holds instead, and the job runs.",
 )
 
 
@@ -63,6 +64,18 @@ def load(plugin: Path | None = None) -> list[Setting]:
             f"{path} describes its settings in a way that this r2ccl-ctl does not know ({err}): "
             "use the r2ccl-ctl that came with it"
         ) from err
+
+
+def notes(plugin: Path | None = None) -> list[str]:
+    """What the plugin says about names: R2CCL_* variables that are no settings, aliases."""
+    ffi = cffi.FFI()
+    ffi.cdef(f"const char *{_NOTES}(void);")
+    try:
+        library = ffi.dlopen(str(plugin or paths.plugin_path()))
+        text: Any = ffi.string(getattr(library, _NOTES)())
+    except (OSError, AttributeError):  # a plugin of before this function
+        return []
+    return [str(line) for line in text.decode("utf-8", errors="replace").splitlines()]
 
 
 def _setting(row: dict[str, Any]) -> Setting:

@@ -53,21 +53,21 @@ static int find_nics(void)
     int n = r2_nics_find(r2_eng.set, r2_eng.nics, R2_MAX_NICS, err, sizeof(err));
 
     if (n < 0)
-        R2_WARN("no NICs: %s", err);
+        R2_TELL("no NICs: %s", err);
     else if (r2_eng.set->mode == R2_MODE_OFF)
         R2_WARN(
             "R2CCL_MODE is off: R2CCL offers no NICs, and NCCL uses a transport of its own that "
             "does not survive the loss of a NIC; unset R2CCL_MODE to use R2CCL");
     else if (n == 0 && r2_eng.set->nics[0])
-        R2_WARN("no NICs: R2CCL_NICS=%s leaves none; NCCL uses a transport of its own",
+        R2_TELL("no NICs: R2CCL_NICS=%s leaves none; NCCL uses a transport of its own",
                 r2_eng.set->nics);
     else if (n == 0 && r2_eng.set->nccl_socket_ifname[0])
-        R2_WARN("no NICs: NCCL_SOCKET_IFNAME=%s matches no interface that is up and has an "
+        R2_TELL("no NICs: NCCL_SOCKET_IFNAME=%s matches no interface that is up and has an "
                 "address; name one that `ip -br addr` shows, or set R2CCL_NICS; NCCL uses a "
                 "transport of its own",
                 r2_eng.set->nccl_socket_ifname);
     else if (n == 0)
-        R2_WARN("no NICs: this node has no interface with an address but loopback, bridges and "
+        R2_TELL("no NICs: this node has no interface with an address but loopback, bridges and "
                 "tunnels; name one in R2CCL_NICS; NCCL uses a transport of its own");
     if (n < 0 || r2_eng.set->mode == R2_MODE_OFF)
         n = 0;
@@ -79,12 +79,16 @@ static int find_nics(void)
     return n;
 }
 
+static void tell_lines(const char *text)
+{
+    for (; text && *text; text += strcspn(text, "\n"), text += *text == '\n')
+        R2_TELL("%.*s", (int)strcspn(text, "\n"), text);
+}
+
 static void log_once(void)
 {
-    if (r2_settings_error())
-        R2_WARN("%s", r2_settings_error());
-    if (r2_settings_warnings()[0])
-        R2_WARN("%s", r2_settings_warnings());
+    tell_lines(r2_settings_error());
+    tell_lines(r2_settings_warnings());
     for (int i = 0; i < r2_eng.n_nics; i++) {
         char addr[64];
 

@@ -27,6 +27,7 @@ static void plan_of_mode(struct r2_settings *out, r2_getenv_fn getenv_fn)
 int r2_settings_parse(struct r2_settings *out, r2_getenv_fn getenv_fn, char *err, size_t errlen)
 {
     char message[512];
+    size_t at = 0;
     int result = 0;
 
     memset(out, 0, sizeof(*out));
@@ -42,8 +43,10 @@ int r2_settings_parse(struct r2_settings *out, r2_getenv_fn getenv_fn, char *err
         if (rc == 0 && text) {
             rc = r2_setting_read(row, name, text, out, message, sizeof(message));
         }
-        if (rc && result == 0) {
-            snprintf(err, errlen, "%s", message);
+        if (rc) {
+            if (at < errlen) {
+                at += (size_t)snprintf(err + at, errlen - at, "%s%s", at ? "\n" : "", message);
+            }
             result = rc;
         }
     }
@@ -163,7 +166,7 @@ size_t r2_settings_check_names(char *const *envp, char *out, size_t outlen)
 static pthread_once_t r2_settings_once = PTHREAD_ONCE_INIT;
 static struct {
     struct r2_settings settings;
-    char error[512];
+    char error[4096];
     char warnings[4096];
 } r2_settings_process;
 
@@ -190,6 +193,11 @@ const char *r2_settings_error(void)
 {
     r2_settings_get();
     return r2_settings_process.error[0] ? r2_settings_process.error : NULL;
+}
+
+const char *r2ccl_settings_notes(void)
+{
+    return r2_settings_warnings();
 }
 
 const char *r2_settings_warnings(void)

@@ -65,13 +65,14 @@ struct r2_settings {
 typedef char *(*r2_getenv_fn)(const char *name);
 
 /* Fills `out` from `getenv_fn`. A bad value: -EINVAL, `err` names the setting, the value and what
- * is allowed, that setting has its default and the others are still read. */
+ * is allowed, one line for each bad one with '\n' between them; these settings have their defaults
+ * and the others are still read. */
 int r2_settings_parse(struct r2_settings *out, r2_getenv_fn getenv_fn, char *err, size_t errlen);
 
 /* The settings of this process: never NULL, parsed on the first call from any thread, valid and
  * constant for the life of the process. Settings with a bad value have their default. */
 const struct r2_settings *r2_settings_get(void);
-/* NULL, or the message about the first bad value. */
+/* NULL, or the lines about bad values. */
 const char *r2_settings_error(void);
 /* Lines about unknown R2CCL_* variables and aliases in use, each ended by '\n'; "" if none. */
 const char *r2_settings_warnings(void);
@@ -88,5 +89,8 @@ int r2_settings_io_threads(const struct r2_settings *settings, int nics);
  * allowed, choices, value, source ("default", "environment", or the alias) and, for a bad value,
  * error. Foreign variables have "foreign": true. Static: the caller does not free it. */
 __attribute__((visibility("default"))) const char *r2ccl_settings_json(void);
+
+/* r2_settings_warnings, for r2ccl-ctl. */
+__attribute__((visibility("default"))) const char *r2ccl_settings_notes(void);
 
 #endif

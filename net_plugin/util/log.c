@@ -106,6 +106,36 @@ void r2_log_write(enum r2_log_level level, const char *file, int line, const cha
     errno = saved;
 }
 
+/* NCCL writes warnings at these levels; without NCCL_DEBUG it is silent. */
+static bool log_nccl_warns(void)
+{
+    static const char *const levels[] = {"WARN", "INFO", "ABORT", "TRACE"};
+    const char *env = getenv("NCCL_DEBUG");
+
+    for (size_t i = 0; env && i < sizeof(levels) / sizeof(levels[0]); i++) {
+        if (strcasecmp(env, levels[i]) == 0) {
+            return true;
+        }
+    }
+    return false;
+}
+
+void r2_log_tell(const char *file, int line, const char *fmt, ...)
+{
+    int saved = errno;
+    char text[LOG_LINE];
+    va_list ap;
+
+    va_start(ap, fmt);
+    vsnprintf(text, sizeof(text), fmt, ap);
+    va_end(ap);
+    log_out(R2_LOG_WARN, file, line, text);
+    if (__atomic_load_n(&logger, __ATOMIC_RELAXED) && log_verbosity() >= 1 && !log_nccl_warns()) {
+        fprintf(stderr, "WARN " LOG_PREFIX "%s\n", text);
+    }
+    errno = saved;
+}
+
 bool r2_log_limit_pass(struct r2_log_limit *limit, uint64_t now_ns, uint32_t *dropped)
 {
     /* Several threads may share a place. Races only blur the count by a line or two: each field is

@@ -34,6 +34,12 @@ bool r2_log_enabled(enum r2_log_level level);
 __attribute__((format(printf, 4, 5))) void r2_log_write(enum r2_log_level level, const char *file,
                                                         int line, const char *fmt, ...);
 
+/* A warning that nobody may miss: on stderr as well where NCCL hides warnings, unless R2CCL_LOG is
+ * none. For what keeps R2CCL from doing as it was asked, once per process. */
+__attribute__((format(printf, 3, 4))) void r2_log_tell(const char *file, int line, const char *fmt,
+                                                       ...);
+#define R2_TELL(...) r2_log_tell(__FILE__, __LINE__, __VA_ARGS__)
+
 /* State of a rate-limited place in the code: zero-initialised. */
 struct r2_log_limit {
     uint64_t window_start_ns;

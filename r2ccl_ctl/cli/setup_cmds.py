@@ -163,9 +163,8 @@ def config_list(changed: bool, markdown: bool, as_json: bool) -> None:
                 settings_view.range_text(setting),
             )
         show(found)
-    for setting in settings:
-        if setting.error:
-            click.echo(f"warning: {setting.error}", err=True)
+    for line in [setting.error for setting in settings if setting.error] + settings_view.notes():
+        click.echo(f"warning: {line}", err=True)
 
 
 @click.command()

@@ -348,3 +348,34 @@ def test_error_of_the_system_is_a_message(monkeypatch: pytest.MonkeyPatch) -> No
 def test_select_of_nothing(tmp_path: Path) -> None:
     with pytest.raises(R2Error, match="no running process"):
         control.select(control.Selection(), directory=tmp_path)
+
+
+# Settings
+
+
+def test_what_keeps_a_job_from_using_r2ccl_is_said() -> None:
+    """NCCL without NCCL_DEBUG hides warnings: a job that runs without R2CCL's NICs, or with other
+    settings than it was given, says so on stderr all the same. Every bad setting, one line each."""
+    launch = (
+        "exec $TOOL launch -n 2 --emulate-nodes 2 --nccl standin --env R2CCL_NICS=eth99 "
+        "--env R2CCL_EAGER=lots --env R2CCL_CHUNK=-1 --env R2CCL_HARTBEAT=3 {} "
+        "-- r2ccl_perf --op all_reduce -b 4K -n 1 -w 0"
+    )
+    lines = (
+        "WARN NET/R2CCL: no NICs: R2CCL_NICS: eth99 does not exist",
+        "WARN NET/R2CCL: R2CCL_EAGER=lots is not valid: allowed is 0..32K bytes",
+        "WARN NET/R2CCL: R2CCL_CHUNK=-1 is not valid: allowed is 4K..16M bytes",
+        "WARN NET/R2CCL: R2CCL_HARTBEAT is not a setting of R2CCL; did you mean R2CCL_HEARTBEAT?",
+    )
+    found = shell(launch.format(""), code=0)
+    for rank in range(2):
+        for line in lines:
+            assert found.stderr.count(f"[{rank}] {line}") == 1, str(found)
+    assert "NET/R2CCL" not in shell(launch.format("--env R2CCL_LOG=none"), code=0).stderr
+    found = shell(launch.format("--env NCCL_DEBUG=WARN"), code=0)
+    assert found.stderr.count("eth99 does not exist") == 2, str(found)
+
+
+def test_config_list_knows_names_that_are_none() -> None:
+    found = shell("exec $TOOL config list --changed", code=0, env={"R2CCL_HARTBEAT": "1"})
+    assert "warning: R2CCL_HARTBEAT is not a setting of R2CCL; did you mean" in found.stderr

@@ -10,10 +10,10 @@ static const char *library;
 static void test_exports(void)
 {
     static const char *const wanted[] = {
-        "ncclNetPlugin_v6",   "ncclNetPlugin_v7",   "ncclNetPlugin_v8",   "ncclNetPlugin_v9",
-        "ncclNetPlugin_v10",  "ncclNetPlugin_v11",  "ncclNetPlugin_v12",  "r2ccl_settings_json",
-        "ncclTunerPlugin_v2", "ncclTunerPlugin_v3", "ncclTunerPlugin_v4", "ncclTunerPlugin_v5",
-        "r2ccl_tuner_expect"};
+        "ncclNetPlugin_v6",   "ncclNetPlugin_v7",    "ncclNetPlugin_v8",   "ncclNetPlugin_v9",
+        "ncclNetPlugin_v10",  "ncclNetPlugin_v11",   "ncclNetPlugin_v12",  "r2ccl_settings_json",
+        "ncclTunerPlugin_v2", "ncclTunerPlugin_v3",  "ncclTunerPlugin_v4", "ncclTunerPlugin_v5",
+        "r2ccl_tuner_expect", "r2ccl_settings_notes"};
     const int count = sizeof(wanted) / sizeof(wanted[0]);
     char command[PATH_MAX + 100];
     char line[512];

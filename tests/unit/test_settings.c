@@ -74,6 +74,26 @@ static void test_table(void)
     }
 }
 
+static void test_every_bad_value_is_named(void)
+{
+    struct r2_settings s;
+    char err[512];
+    char little[40];
+
+    env_count = 0;
+    set_env("R2CCL_EAGER", "lots");
+    set_env("R2CCL_VERIFY", "2");
+    set_env("R2CCL_CHUNK", "1M");
+    CHECK_EQ(r2_settings_parse(&s, fake_getenv, err, sizeof(err)), -EINVAL);
+    CHECK_MSG(strstr(err, "R2CCL_EAGER=lots is not valid") && strstr(err, "\nR2CCL_VERIFY=2 is") &&
+                  !strstr(err, "R2CCL_CHUNK") && err[strlen(err) - 1] != '\n',
+              "%s", err);
+    CHECK_EQ(s.eager, 8192);
+    CHECK_EQ(s.chunk, 1 << 20);
+    CHECK_EQ(r2_settings_parse(&s, fake_getenv, little, sizeof(little)), -EINVAL);
+    CHECK_EQ(strlen(little), sizeof(little) - 1);
+}
+
 static void test_values(void)
 {
     struct r2_settings s;
@@ -481,6 +501,7 @@ static const struct check_test tests[] = {
     {"round_trip", test_round_trip},
     {"cpus", test_cpus},
     {"io_threads", test_io_threads},
+    {"every_bad_value_is_named", test_every_bad_value_is_named},
     {"fuzz", test_fuzz},
     {"process", test_process},
     {"json", test_json},
