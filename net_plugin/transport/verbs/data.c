@@ -76,6 +76,19 @@ static bool let_through(struct r2_ep *ep, int dir, size_t *left)
 
 /* ---- out */
 
+/* Nobody waits for the end of what S sends here: its completions only give slots back, so that one
+ * of several is enough, and of those that fill the queue at least one is signalled. R's are
+ * acknowledgements, of which it wants to know that they have arrived (sent_ctrl). What is not
+ * signalled still completes when it fails or is flushed; a signalled one that got lost shows with
+ * the next, which the engine's heartbeats bring at the latest. */
+static unsigned signals(const struct r2_ep *ep)
+{
+    _Static_assert(2 * R2_CTRL_SIGNAL <= R2_CTRL_TX && R2_CTRL_TX % R2_CTRL_SIGNAL == 0, "");
+    return !ep->params.initiator || ep->ctrl.tx_posted % R2_CTRL_SIGNAL == R2_CTRL_SIGNAL - 1
+               ? IBV_SEND_SIGNALED
+               : 0;
+}
+
 static int send_ctrl(struct r2_ep *ep)
 {
     uint32_t slot = ep->ctrl.tx_posted % R2_CTRL_TX;
@@ -86,19 +99,23 @@ static int send_ctrl(struct r2_ep *ep)
                              .sg_list = &sge,
                              .num_sge = 1,
                              .opcode = IBV_WR_SEND,
-                             .send_flags = IBV_SEND_SIGNALED};
+                             .send_flags = signals(ep)};
 
+    ep->ctrl_signals = (ep->ctrl_signals & ~(1u << slot)) | (wr.send_flags ? 1u << slot : 0);
     ep->ctrl_len[slot] = (uint32_t)ep->ctrl_held;
     ep->ctrl.tx_posted++;
     ep->ctrl_held = 0;
     return post(ep->ctrl.qp, &wr);
 }
 
+/* Less than fits a slot was all there is: whoever appends more asks again. */
 int r2_data_ctrl(struct r2_ep *ep)
 {
+    bool more = true, held = ep->ctrl_held > 0;
     int rc = 0;
 
-    while (rc == 0 && ep->ctrl.tx_posted - ep->ctrl.tx_done < R2_CTRL_TX) {
+    ep->ctrl_waits = true;
+    while (rc == 0 && more && ep->ctrl.tx_posted - ep->ctrl.tx_done < R2_CTRL_TX) {
         if (!ep->ctrl_held) {
             uint32_t slot = ep->ctrl.tx_posted % R2_CTRL_TX;
 
@@ -106,10 +123,14 @@ int r2_data_ctrl(struct r2_ep *ep)
                 r2_verbs.ev->next_ctrl(ep->owner, ep, r2_v_ctrl_tx(ep, slot), R2_CTRL_SLOT);
             ep->ctrl_left = ep->ctrl_held;
         }
-        if (!ep->ctrl_held || !let_through(ep, R2_FAULT_TX, &ep->ctrl_left))
-            break;
-        rc = send_ctrl(ep);
+        more = held || ep->ctrl_held == R2_CTRL_SLOT;
+        held = false;
+        if (ep->ctrl_held && !let_through(ep, R2_FAULT_TX, &ep->ctrl_left))
+            return 0;
+        if (ep->ctrl_held)
+            rc = send_ctrl(ep);
     }
+    ep->ctrl_waits = more;
     return rc;
 }
 
@@ -178,13 +199,13 @@ int r2_data_bulk(struct r2_ep *ep)
 {
     int rc = 0, q;
 
-    if (!ep->params.initiator)
-        return 0;
-    while (rc == 0 && (q = free_queue(ep)) >= 0) {
+    ep->bulk_waits = ep->params.initiator;
+    while (rc == 0 && ep->bulk_waits && (q = free_queue(ep)) >= 0) {
         if (!ep->has_held) {
             ep->has_held = r2_verbs.ev->next_chunk(ep->owner, ep, &ep->held);
             ep->held_left = ep->held.len;
         }
+        ep->bulk_waits = ep->has_held;
         if (!ep->has_held || !let_through(ep, R2_FAULT_TX, &ep->held_left))
             break;
         ep->has_held = false;
@@ -272,6 +293,12 @@ int r2_data_beat(struct r2_ep *ep)
 
 /* ---- in */
 
+/* Arrivals are taken first, and the next ones when a fault has let these through (may_take). */
+static void owe(struct r2_ep *ep, size_t bytes)
+{
+    ep->rx_debt = r2_fault_none(ep->params.local_nic) ? 0 : ep->rx_debt + bytes;
+}
+
 static int take_ctrl(struct r2_ep *ep, const struct ibv_wc *wc)
 {
     uint32_t slot = (uint32_t)wc->wr_id;
@@ -281,7 +308,7 @@ static int take_ctrl(struct r2_ep *ep, const struct ibv_wc *wc)
         return -EPROTO; /* or one before it never came: a piece of the stream would be missing */
     memcpy(ep->rx_buf + ep->rx_len, r2_v_ctrl_rx(ep, slot), wc->byte_len);
     ep->rx_len += wc->byte_len;
-    ep->rx_debt += wc->byte_len;
+    owe(ep, wc->byte_len);
     rc = r2_data_post_ctrl_rx(ep, slot);
     return rc ? rc : r2_frames_take(r2_verbs.ev, ep->owner, ep, ep->rx_buf, &ep->rx_len);
 }
@@ -327,16 +354,23 @@ static int take_chunk(struct r2_ep *ep, const struct ibv_wc *wc)
     c.len = h.len;
     c.crc = h.crc;
     c.flags = h.flags & R2_BULK_CRC;
-    ep->rx_debt += c.len;
+    owe(ep, c.len);
     rc = arrived(ep, &c, (uint16_t)(q + 1));
     return rc ? rc : r2_data_post_bulk_rx(ep, q, slot);
 }
 
 static int sent_ctrl(struct r2_ep *ep, const struct ibv_wc *wc)
 {
-    if ((uint32_t)wc->wr_id != ep->ctrl.tx_done % R2_CTRL_TX)
+    uint32_t slot;
+    bool signalled = false;
+
+    while (!signalled && ep->ctrl.tx_done != ep->ctrl.tx_posted) {
+        slot = ep->ctrl.tx_done++ % R2_CTRL_TX;
+        signalled = ep->ctrl_signals >> slot & 1;
+        ep->ctrl_sent += ep->ctrl_len[slot];
+    }
+    if (!signalled || slot != (uint32_t)wc->wr_id)
         return -EPROTO; /* one before it never came */
-    ep->ctrl_sent += ep->ctrl_len[ep->ctrl.tx_done++ % R2_CTRL_TX];
     /* Acknowledged by the peer's NIC: it gets there even if this process ends now (wall 6). */
     r2_verbs.ev->ctrl_sent(ep->owner, ep, ep->ctrl_sent);
     return 0;
@@ -351,6 +385,7 @@ static int sent_chunk(struct r2_ep *ep, const struct ibv_wc *wc)
         return -EPROTO; /* a queue pair completes in order */
     v = &ep->bulk[q];
     v->tx_done++;
+    ep->bulk_waits = true;
     r2_verbs.ev->chunk_sent(ep->owner, ep,
                             &ep->tx[q * R2_BULK_TX + (int)((v->tx_done - 1) % R2_BULK_TX)]);
     return 0;
@@ -384,6 +419,8 @@ static int one(struct r2_ep *ep, const struct ibv_wc *wc)
     case R2_WR_BEAT:
         ep->beat_busy = false;
         ep->beat_done = ep->beat_asked;
+        if (atomic_load(&ep->marked) != ep->beat_done)
+            atomic_fetch_or(&ep->want, R2_WANT_BEAT); /* asked for while it was under way */
         ep->rtt_ns = r2_now_ns() - ep->beat_at;
         return 0;
     case R2_WR_COUNT:
@@ -393,7 +430,8 @@ static int one(struct r2_ep *ep, const struct ibv_wc *wc)
     }
 }
 
-/* What has been taken is through the fault; of nothing, one byte is asked for. */
+/* Without a fault nothing is owed. What has been taken is through the fault; of nothing, one byte
+ * is asked for. */
 static bool may_take(struct r2_ep *ep)
 {
     size_t debt = ep->rx_debt ? ep->rx_debt : 1;
@@ -403,6 +441,14 @@ static bool may_take(struct r2_ep *ep)
     return clear;
 }
 
+/* Where the engine may have something to say or to kick then. */
+static bool ends_burst(const struct ibv_wc *wc)
+{
+    uint64_t kind = wc->wr_id >> 48;
+
+    return kind >= R2_WR_CTRL_RX && kind <= R2_WR_BULK_RX;
+}
+
 int r2_data_poll(struct r2_ep *ep)
 {
     struct ibv_wc wc[POLL_BATCH];
@@ -410,19 +456,20 @@ int r2_data_poll(struct r2_ep *ep)
     int n = 0, rc = 0;
 
     for (int turn = 0; turn < POLL_TURNS && rc == 0; turn++) {
-        if (!may_take(ep))
+        if (!r2_fault_none(ep->params.local_nic) && !may_take(ep))
             break;
         n = ibv_poll_cq(ep->cq, POLL_BATCH, wc);
-        for (int i = 0; i < n && rc == 0; i++)
+        for (int i = 0; i < n && rc == 0; i++) {
             rc = one(ep, &wc[i]);
-        any |= n > 0;
+            any |= ends_burst(&wc[i]);
+        }
         if (n < POLL_BATCH)
             break;
     }
     if (any)
         r2_verbs.ev->burst_end(ep->owner, ep);
     if (n == POLL_BATCH)
-        atomic_store(&ep->wanted, true);
+        atomic_fetch_or(&ep->want, R2_WANT_POLL);
     return n < 0 ? -EIO : rc;
 }
 

@@ -27,7 +27,7 @@ static void task_run(struct r2_task *t)
 
     if (!atomic_load(&ep->open))
         r2_meet_event(ep);
-    r2_vep_run(ep);
+    r2_vep_run(ep, 0); /* what it was kicked for, unless somebody has done it meanwhile */
     pthread_mutex_lock(&ep->lock);
     reap = ep->reap;
     ep->reap = false;
@@ -47,7 +47,7 @@ static void timer_fire(struct r2_timer *t, uint64_t now)
     if (!atomic_load(&ep->open) && !atomic_load(&ep->dead))
         r2_vep_fail(ep, ETIMEDOUT);
     else
-        r2_vep_run(ep);
+        r2_vep_run(ep, R2_WANT_ALL);
 }
 
 struct r2_ep *r2_vep_new(const struct r2_ep_params *params)
@@ -139,9 +139,17 @@ void r2_vep_fail(struct r2_ep *ep, int err)
         r2_verbs.ev->failed(owner, ep, err, &health);
 }
 
-static int pump(struct r2_ep *ep)
+static bool broken(int nic)
 {
-    int rc;
+    return !r2_fault_none(nic) && (r2_fault_is(nic, R2_FAULT_ERROR, R2_FAULT_TX) ||
+                                   r2_fault_is(nic, R2_FAULT_ERROR, R2_FAULT_RX));
+}
+
+/* What arrives leads to frames and chunks, which are asked for meanwhile. */
+static int pump(struct r2_ep *ep, unsigned want)
+{
+    const unsigned out = R2_WANT_CTRL | R2_WANT_BULK | R2_WANT_BEAT;
+    int rc = 0;
 
     if (ep->fence == R2_FENCE_DRAIN) {
         r2_fence_poll(ep);
@@ -149,40 +157,47 @@ static int pump(struct r2_ep *ep)
     }
     if (!atomic_load(&ep->open) || atomic_load(&ep->failed) || atomic_load(&ep->dead))
         return 0;
-    if (!r2_fault_none(ep->params.local_nic) &&
-        (r2_fault_is(ep->params.local_nic, R2_FAULT_ERROR, R2_FAULT_TX) ||
-         r2_fault_is(ep->params.local_nic, R2_FAULT_ERROR, R2_FAULT_RX)))
+    if (broken(ep->params.local_nic))
         return -ECONNRESET;
-    rc = r2_data_poll(ep);
-    if (rc == 0)
+    if (want & R2_WANT_POLL)
+        rc = r2_data_poll(ep);
+    if (atomic_load(&ep->want) & out)
+        want |= atomic_fetch_and(&ep->want, ~out);
+    if (rc == 0 && ((want & R2_WANT_CTRL) || ep->ctrl_waits))
         rc = r2_data_ctrl(ep);
-    if (rc == 0)
+    if (rc == 0 && (want & R2_WANT_BEAT))
         rc = r2_data_beat(ep);
-    if (rc == 0)
+    if (rc == 0 && ((want & R2_WANT_BULK) || ep->bulk_waits))
         rc = r2_data_bulk(ep);
     return rc;
 }
 
-/* `wanted` is stored before the lock is tried and read after it is released, both seq_cst: of two
- * threads one sees the other. */
-void r2_vep_run(struct r2_ep *ep)
+/* With the lock, which it lets go of. */
+static void run_locked(struct r2_ep *ep)
 {
-    int rc = 0;
+    int rc;
 
-    atomic_store(&ep->wanted, true);
-    while (atomic_load(&ep->wanted) && rc == 0) {
-        if (pthread_mutex_trylock(&ep->lock))
-            return;
-        atomic_store(&ep->wanted, false);
-        rc = pump(ep);
+    do {
+        rc = pump(ep, atomic_exchange(&ep->want, 0));
         pthread_mutex_unlock(&ep->lock);
-    }
+    } while (rc == 0 && atomic_load(&ep->want) && !pthread_mutex_trylock(&ep->lock));
     if (rc < 0)
         r2_vep_fail(ep, -rc);
 }
 
-void r2_vep_kick(struct r2_ep *ep)
+/* `want` is stored before the lock is tried and read after it is released, both seq_cst: of two
+ * threads one sees the other. */
+void r2_vep_run(struct r2_ep *ep, unsigned want)
 {
+    if (want)
+        atomic_fetch_or(&ep->want, want);
+    if (atomic_load(&ep->want) && !pthread_mutex_trylock(&ep->lock))
+        run_locked(ep);
+}
+
+void r2_vep_kick(struct r2_ep *ep, unsigned want)
+{
+    atomic_fetch_or(&ep->want, want);
     r2_vep_get(ep);
     if (!r2_task_kick(&ep->task))
         r2_vep_put(ep);
@@ -220,8 +235,8 @@ static void events_ready(struct r2_io_fd *f, uint32_t events)
             ibv_req_notify_cq(ep->cq, 0); /* what came before is polled below */
         }
     }
-    pthread_mutex_unlock(&ep->lock);
-    r2_vep_run(ep);
+    atomic_fetch_or(&ep->want, R2_WANT_POLL);
+    run_locked(ep);
 }
 
 int r2_vep_watch(struct r2_ep *ep)
@@ -245,7 +260,7 @@ void r2_vep_retire(struct r2_ep *ep)
         return;
     }
     ep->reap = true;
-    r2_vep_kick(ep);
+    r2_vep_kick(ep, R2_WANT_POLL);
 }
 
 /* ---- operations */
@@ -349,34 +364,34 @@ static int op_connect(const struct r2_ep_params *params, struct r2_ep **out)
 static void op_kick(struct r2_ep *ep, unsigned chunks)
 {
     (void)chunks;
-    r2_vep_kick(ep);
+    r2_vep_kick(ep, R2_WANT_BULK);
 }
 
 static bool op_push(struct r2_ep *ep)
 {
     if (!atomic_load(&ep->open))
         return false;
-    r2_vep_run(ep);
+    r2_vep_run(ep, R2_WANT_BULK);
     return true;
 }
 
 static void op_flush(struct r2_ep *ep)
 {
-    r2_vep_run(ep);
+    r2_vep_run(ep, R2_WANT_CTRL);
 }
 
 static void op_flush_soon(struct r2_ep *ep)
 {
     if (r2_io_awake(ep->io))
-        r2_vep_kick(ep);
+        r2_vep_kick(ep, R2_WANT_CTRL);
     else
-        r2_vep_run(ep);
+        r2_vep_run(ep, R2_WANT_CTRL);
 }
 
 static void op_help(struct r2_ep *ep)
 {
     if (atomic_load(&ep->open))
-        r2_vep_run(ep);
+        r2_vep_run(ep, R2_WANT_POLL);
 }
 
 static int op_shut(struct r2_ep *ep)
@@ -475,7 +490,7 @@ static int op_detach(struct r2_ep *ep, uint64_t conn, uint64_t first, uint64_t l
             r2_vep_fail(ep, ECANCELED);
             op_shut(ep);
         }
-        r2_vep_run(ep);
+        r2_vep_run(ep, R2_WANT_ALL);
         nanosleep(&step, NULL);
         now = r2_now_ns();
     } while (now - since < R2_VERBS_FENCE_NS);
@@ -485,7 +500,7 @@ static int op_detach(struct r2_ep *ep, uint64_t conn, uint64_t first, uint64_t l
 static void op_mark(struct r2_ep *ep)
 {
     atomic_fetch_add(&ep->marked, 1);
-    r2_vep_kick(ep);
+    r2_vep_kick(ep, R2_WANT_BEAT);
     r2_hcas_glance();
 }
 
@@ -494,7 +509,7 @@ static void op_health(struct r2_ep *ep, struct r2_ep_health *out)
     int nic = ep->params.local_nic;
 
     memset(out, 0, sizeof(*out));
-    r2_vep_run(ep); /* drain what came before judging */
+    r2_vep_run(ep, R2_WANT_POLL); /* drain what came before judging */
     pthread_mutex_lock(&ep->lock);
     out->answered = ep->beat_done == atomic_load(&ep->marked);
     out->rtt_ns = ep->rtt_ns;
@@ -516,7 +531,7 @@ static const struct r2_ep_params *op_params(const struct r2_ep *ep)
 
 static void op_nudge(struct r2_ep *ep)
 {
-    r2_vep_kick(ep);
+    r2_vep_kick(ep, R2_WANT_ALL);
 }
 
 /* The kernel keeps the parent's mappings out of the child (MADV_DONTFORK); the descriptors are

@@ -202,6 +202,6 @@ void r2_fence_destroy(struct r2_cmd *cmd)
     pthread_mutex_lock(&ep->lock);
     ep->reap = true;
     pthread_mutex_unlock(&ep->lock);
-    r2_vep_kick(ep);
+    r2_vep_kick(ep, R2_WANT_ALL);
     r2_vep_posted(ep);
 }

@@ -192,7 +192,7 @@ static void open_up(struct r2_ep *ep)
     r2_verbs.ev->up(ep->owner, ep);
     /* Frames that arrive before the engine knows the path as up would be ignored. */
     atomic_store(&ep->open, true);
-    r2_vep_kick(ep);
+    r2_vep_kick(ep, R2_WANT_ALL);
 }
 
 void r2_meet_event(struct r2_ep *ep)
@@ -347,7 +347,7 @@ void r2_meet_build(struct r2_cmd *cmd)
     if (rc)
         r2_vep_fail(ep, -rc);
     else
-        r2_vep_kick(ep); /* what the peer said meanwhile has had its edge */
+        r2_vep_kick(ep, R2_WANT_ALL); /* what the peer said meanwhile has had its edge */
     r2_vep_posted(ep);
 }
 

@@ -30,6 +30,7 @@
 
 #define R2_CTRL_SLOT 4096
 #define R2_CTRL_TX 16
+#define R2_CTRL_SIGNAL 8 /* S: of so many one is signalled (data.c) */
 #define R2_CTRL_RX 32
 #define R2_BULK_TX 64 /* chunks under way per queue pair */
 #define R2_BULK_RX 256
@@ -118,6 +119,13 @@ struct r2_mr_keys {
     atomic_bool has[R2_MAX_HCAS];
 };
 
+/* What is looked at: not all of it costs nothing, and a small message comes by six times. */
+#define R2_WANT_POLL 1u /* completions */
+#define R2_WANT_CTRL 2u /* control frames to send */
+#define R2_WANT_BULK 4u /* chunks to send */
+#define R2_WANT_BEAT 8u
+#define R2_WANT_ALL 15u
+
 enum r2_vqp_kind { R2_QP_CTRL, R2_QP_BEAT, R2_QP_BULK };
 
 struct r2_vqp {
@@ -126,7 +134,8 @@ struct r2_vqp {
     uint32_t rx_done;            /* arrivals, cumulative */
     bool drain_tx, drain_rx;     /* the last work requests were flushed */
 
-    /* S, bulk: counts, by which both sides notice that a completion is missing (data.c) */
+    /* S, bulk: counts, by which both sides notice that a completion is missing (data.c)
+     */
     uint32_t seen_posted, seen_done; /* the counters above, and since when they are that */
     uint64_t seen_at;
     bool counting; /* a count is under way */
@@ -162,7 +171,8 @@ struct r2_ep {
     bool listed;
     atomic_int refs; /* engine, I/O thread, queued task and commands */
     atomic_bool failed, dead, open;
-    atomic_bool wanted, refused, other_process;
+    atomic_uint want; /* R2_WANT_*: what somebody has asked for since it was last looked at */
+    atomic_bool refused, other_process;
     atomic_uint marked; /* heartbeat asked for */
     pthread_mutex_t lock;
     int broken; /* errno that is to be reported when the lock is let go */
@@ -203,6 +213,8 @@ struct r2_ep {
 
     /* control frames */
     uint32_t ctrl_len[R2_CTRL_TX];
+    uint32_t ctrl_signals;       /* bit per slot */
+    bool ctrl_waits, bulk_waits; /* there may be more to send: no slot was free, or a fault */
     uint64_t ctrl_sent;
     uint8_t *rx_buf;
     size_t rx_len;
@@ -354,8 +366,8 @@ void r2_vep_put(struct r2_ep *ep);
 /* Reports the failure once; holds no lock. */
 void r2_vep_fail(struct r2_ep *ep, int err);
 /* Moves everything on that can be moved, unless another thread does. */
-void r2_vep_run(struct r2_ep *ep);
-void r2_vep_kick(struct r2_ep *ep);
+void r2_vep_run(struct r2_ep *ep, unsigned want);
+void r2_vep_kick(struct r2_ep *ep, unsigned want);      /* the same by its I/O thread */
 void r2_vep_post(struct r2_ep *ep, struct r2_cmd *cmd); /* under the lock; takes a reference */
 void r2_vep_posted(struct r2_ep *ep);                   /* the command has run; no lock */
 /* Completion events are watched for. */
