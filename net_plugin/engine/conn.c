@@ -6,7 +6,9 @@
 
 #include "engine/internal.h"
 
-#define PUSH_BYTES (64 * 1024) /* sent by the caller itself: a wake-up would cost more */
+/* Messages up to this size are sent by the caller itself: a wake-up would cost more. */
+#define PUSH_BYTES (64 * 1024)
+#define PUSH_BYTES_ALONE (256 * 1024) /* where one I/O thread would do all of them */
 
 struct r2_conn *r2_conn_new(struct r2_peer *p, uint64_t id, bool out)
 {
@@ -221,6 +223,12 @@ void r2_conn_out_close(struct r2_conn *c)
 
 /* ---- requests */
 
+/* One I/O thread: cores are few, and each wake-up takes one from NCCL. */
+static bool alone(void)
+{
+    return r2_io_count() == 1;
+}
+
 static struct r2_req *take_req(struct r2_conn *c)
 {
     if (c->window[c->next_seq % R2_WINDOW] || c->next_seq - c->oldest >= R2_MAX_REQUESTS)
@@ -262,6 +270,11 @@ static int post(struct r2_conn *c, void *data, size_t size, bool lines, struct r
     return 0;
 }
 
+static bool pushes(size_t size)
+{
+    return r2_eng.set->help_progress && size <= (alone() ? PUSH_BYTES_ALONE : PUSH_BYTES);
+}
+
 static int post_any(struct r2_conn *c, bool send, void *data, size_t size, bool lines,
                     struct r2_mr *mr, struct r2_req **out)
 {
@@ -278,7 +291,7 @@ static int post_any(struct r2_conn *c, bool send, void *data, size_t size, bool 
         r2_send_start(*out);
     else if (*out)
         r2_recv_start(*out);
-    r2_peer_unlock_soon(c->peer, size <= PUSH_BYTES && r2_eng.set->help_progress);
+    r2_peer_unlock_soon(c->peer, pushes(size));
     return rc;
 }
 
@@ -320,17 +333,24 @@ static bool help_is_due(struct r2_conn *c)
     return true;
 }
 
-/* NCCL's thread looks at the control sockets itself: a small message then costs no wake-up. */
+/* NCCL's thread looks at the control sockets itself: a small message then costs no wake-up. Where
+ * there is one I/O thread it does all that this one would do for sockets (r2_io_lend). */
 static void help(struct r2_conn *c)
 {
     struct r2_ep *eps[R2_PATHS_MAX];
+    bool lent;
     int n = 0;
 
-    if (!help_is_due(c) || pthread_mutex_trylock(&c->peer->lock))
+    if (!help_is_due(c))
+        return;
+    lent = alone() && r2_io_lend(r2_io_at(0));
+    if (pthread_mutex_trylock(&c->peer->lock))
         return;
     for (int i = 0; i < c->peer->n_paths; i++) {
         struct r2_path *path = c->peer->paths[i];
 
+        if (lent && path->transport == R2_VIA_TCP)
+            continue;
         if (path->state == R2_PATH_UP && !path->spare) {
             eps[n++] = path->ep;
             r2_eng.ops->get(path->ep);

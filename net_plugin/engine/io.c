@@ -2,6 +2,7 @@
 #include "engine/io.h"
 
 #include <errno.h>
+#include <poll.h>
 #include <pthread.h>
 #include <sched.h>
 #include <signal.h>
@@ -28,6 +29,9 @@
 #define POLLING_PAYS 300              /* per mille of idle times */
 #define PAID_SPAN 16                  /* idle times that count */
 #define WAKING_NS (20 * R2_NS_PER_US) /* what sleeping adds to an idle time */
+#define LENT_NS (300 * R2_NS_PER_US)  /* a caller that polls comes again within that */
+#define LENT_LOOK_MS 1                /* how often the thread asks whether it still does */
+#define LENT_BATCH 4                  /* events per call: the caller has work of its own */
 
 struct r2_io {
     int index;
@@ -44,6 +48,14 @@ struct r2_io {
     atomic_bool sleeping;
     atomic_bool pending;
     atomic_bool busy; /* runs something; a hint, of no order with anything */
+    /* Held by whoever runs callbacks, the thread or one that stands in for it: from collecting
+     * events to the end of the tasks. */
+    pthread_mutex_t turn;
+    struct epoll_event left[LENT_BATCH]; /* what a stand-in may not run; under turn */
+    int n_left;
+    /* Somebody stands in for the thread until then. A hint: a thread that reads an old value
+     * watches descriptors without need, or looks a millisecond later. */
+    atomic_ulong lent_until;
 };
 
 static struct r2_io threads[MAX_THREADS];
@@ -52,8 +64,9 @@ static uint64_t spin_ns;
 static bool many; /* cores, so that polling takes none from the application */
 static atomic_uint next_pick;
 static _Thread_local struct r2_io *self_io;
-static _Thread_local bool worked, upkeep; /* r2_io_note, of the callback that runs */
-static atomic_int asleep;                 /* threads in epoll_wait; a hint */
+static _Thread_local struct r2_io *standing_for; /* r2_io_lend, while it is at it */
+static _Thread_local bool worked, upkeep;        /* r2_io_note, of the callback that runs */
+static atomic_int asleep;                        /* threads in epoll_wait; a hint */
 static atomic_bool tracked[MAX_TRACKED];
 
 static void r2_io_wake(struct r2_io *io)
@@ -116,6 +129,7 @@ void r2_task_init(struct r2_task *t, struct r2_io *io, void (*run)(struct r2_tas
     r2_list_init(&t->node);
     t->io = io;
     t->queued = false;
+    t->brief = false;
     t->run = run;
 }
 
@@ -131,7 +145,7 @@ bool r2_task_kick(struct r2_task *t)
         r2_list_add_tail(&io->tasks, &t->node);
     }
     pthread_mutex_unlock(&io->lock);
-    if (fresh)
+    if (fresh && !(t->brief && standing_for == io)) /* else r2_io_lend comes to it */
         r2_io_wake(io);
     return fresh;
 }
@@ -206,18 +220,20 @@ static bool did_work(void)
     return !only_upkeep;
 }
 
-static bool run_tasks(struct r2_io *io)
+/* `all`: else only those that a stand-in may run. */
+static bool run_tasks(struct r2_io *io, bool all)
 {
     bool any = false;
+    struct r2_list *n, *tmp;
 
     /* Tasks kicked by tasks run in the next round, so that descriptors are not starved. */
     struct r2_list round;
 
     r2_list_init(&round);
     pthread_mutex_lock(&io->lock);
-    while (!r2_list_empty(&io->tasks)) {
-        struct r2_list *n = r2_list_first(&io->tasks);
-
+    R2_LIST_FOR_EACH_SAFE (n, tmp, &io->tasks) {
+        if (!all && !R2_CONTAINER_OF(n, struct r2_task, node)->brief)
+            continue;
         r2_list_del(n);
         r2_list_add_tail(&round, n);
     }
@@ -281,27 +297,88 @@ static int wait_ms(struct r2_io *io)
     return next > 10000 ? 10000 : (int)next;
 }
 
-static bool run_events(struct r2_io *io, int timeout)
+static bool run_event(struct r2_io *io, const struct epoll_event *ev)
+{
+    struct r2_io_fd *f = ev->data.ptr;
+    uint64_t count;
+    ssize_t got;
+
+    if (!f) {
+        got = read(io->wake, &count, sizeof(count));
+        (void)got; /* the counter only wakes */
+        return false;
+    }
+    set_busy(io, true);
+    f->ready(f, ev->events);
+    return did_work();
+}
+
+static bool run_events(struct r2_io *io)
 {
     struct epoll_event ev[BATCH];
-    int n = epoll_wait(io->epoll, ev, BATCH, timeout);
     bool any = false;
+    int n;
+
+    for (int i = 0; i < io->n_left; i++)
+        any |= run_event(io, &io->left[i]);
+    io->n_left = 0;
+    n = epoll_wait(io->epoll, ev, BATCH, 0);
+    for (int i = 0; i < n; i++)
+        any |= run_event(io, &ev[i]);
+    return any;
+}
+
+/* Events of other descriptors are kept for the thread, which runs them before any task: so what
+ * r2_io_del promises holds for them too. */
+static void lend_events(struct r2_io *io)
+{
+    struct epoll_event ev[LENT_BATCH];
+    int n = epoll_wait(io->epoll, ev, LENT_BATCH - io->n_left, 0);
 
     for (int i = 0; i < n; i++) {
         struct r2_io_fd *f = ev[i].data.ptr;
 
-        if (!f) {
-            uint64_t count;
-            ssize_t got = read(io->wake, &count, sizeof(count));
-
-            (void)got; /* the counter only wakes */
-            continue;
-        }
-        set_busy(io, true);
-        f->ready(f, ev[i].events);
-        any |= did_work();
+        if (f && f->brief)
+            run_event(io, &ev[i]);
+        else if (f)
+            io->left[io->n_left++] = ev[i];
     }
-    return any;
+}
+
+bool r2_io_lend(struct r2_io *io)
+{
+    bool more;
+
+    if (r2_io_awake(io) || pthread_mutex_trylock(&io->turn))
+        return false;
+    atomic_store_explicit(&io->lent_until, r2_now_ns() + LENT_NS, memory_order_relaxed);
+    standing_for = io;
+    if (io->n_left < LENT_BATCH)
+        lend_events(io);
+    run_tasks(io, false);
+    standing_for = NULL;
+    pthread_mutex_lock(&io->lock);
+    more = io->n_left || !r2_list_empty(&io->tasks);
+    pthread_mutex_unlock(&io->lock);
+    pthread_mutex_unlock(&io->turn);
+    if (more)
+        r2_io_wake(io);
+    return true;
+}
+
+/* While somebody stands in for the thread, its descriptors do not wake it. */
+static void sleep_on(struct r2_io *io)
+{
+    struct pollfd pfd = {.events = POLLIN};
+    bool lent;
+    int ms, n;
+
+    do {
+        lent = r2_now_ns() < atomic_load_explicit(&io->lent_until, memory_order_relaxed);
+        ms = wait_ms(io);
+        pfd.fd = lent ? io->wake : io->epoll;
+        n = poll(&pfd, 1, lent && ms > LENT_LOOK_MS ? LENT_LOOK_MS : ms);
+    } while (n == 0 && lent && ms > LENT_LOOK_MS);
 }
 
 /* A thread without work polls for a while; where cores are few, if that pays: `paid` is the share,
@@ -338,11 +415,14 @@ static void *io_main(void *arg)
 
     self_io = io;
     for (;;) {
-        bool any = run_events(io, 0);
+        bool any;
 
+        pthread_mutex_lock(&io->turn);
+        any = run_events(io);
         atomic_store(&io->pending, false);
-        any |= run_tasks(io);
+        any |= run_tasks(io, true);
         run_timers(io);
+        pthread_mutex_unlock(&io->turn);
         if (any) {
             pause_over(&pause);
             continue;
@@ -356,8 +436,7 @@ static void *io_main(void *arg)
             continue;
         }
         atomic_fetch_add_explicit(&asleep, 1, memory_order_relaxed);
-        if (run_events(io, wait_ms(io)))
-            pause_over(&pause);
+        sleep_on(io);
         atomic_fetch_sub_explicit(&asleep, 1, memory_order_relaxed);
         atomic_store(&io->sleeping, false);
     }
@@ -410,6 +489,7 @@ static int start_thread(struct r2_io *io, int index, const cpu_set_t *cpus)
 
     io->index = index;
     r2_lock_init(&io->lock);
+    r2_lock_init(&io->turn);
     r2_list_init(&io->tasks);
     io->epoll = epoll_create1(EPOLL_CLOEXEC);
     io->wake = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);

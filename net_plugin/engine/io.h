@@ -19,6 +19,7 @@ struct r2_io;
 struct r2_io_fd {
     int fd;
     struct r2_io *io;
+    bool brief; /* a stand-in may run it (r2_io_lend) */
     void (*ready)(struct r2_io_fd *f, uint32_t events);
 };
 
@@ -28,6 +29,7 @@ struct r2_task {
     struct r2_list node;
     struct r2_io *io;
     bool queued; /* under the thread's lock */
+    bool brief;  /* a stand-in may run it (r2_io_lend) */
     void (*run)(struct r2_task *t);
 };
 
@@ -51,6 +53,13 @@ bool r2_io_awake(struct r2_io *io);
 bool r2_io_polls(struct r2_io *io);
 /* All threads are. A hint. */
 bool r2_io_all_awake(void);
+
+/* For a caller that polls anyway, without locks: runs what a sleeping thread would do now, of
+ * descriptors and tasks that are `brief` (they wait for nobody), and lets it sleep as long as the
+ * caller comes again soon. Where cores are few that saves a wake-up per message. What is left to
+ * do is left to the thread, which is woken. The callbacks of one I/O thread still run one after
+ * another. False: it did nothing, because the thread is awake or somebody else stands in. */
+bool r2_io_lend(struct r2_io *io);
 
 int r2_io_add(struct r2_io *io, struct r2_io_fd *f);
 /* After return no new event of `f` is collected; a batch in hand may still name it: free what

@@ -352,6 +352,14 @@ static bool on_trial(const struct r2_path *path)
            r2_trial_may(&path->trial, r2_grey_path_doubted(path), path->chunk_at, r2_now_ns());
 }
 
+/* No small rest: it would cost as much as a chunk, and another lane's thread a wake-up. */
+static uint32_t with_rest(const struct r2_req *r, uint32_t len)
+{
+    uint64_t left = r2_send_waiting_bytes(&r->led.send);
+
+    return left <= (uint64_t)len + len / 2 && left <= chunk_max() ? (uint32_t)left : len;
+}
+
 static bool take_chunk(struct r2_path *path, struct r2_conn *c, struct r2_bulk *bulk)
 {
     uint32_t len = r2_pathrate_chunk_len(&path->rate, chunk_max());
@@ -364,7 +372,8 @@ static bool take_chunk(struct r2_path *path, struct r2_conn *c, struct r2_bulk *
             continue;
         if (!on_trial(path) && leave_to_faster(path, r, len))
             return false;
-        if (!r2_send_next(&r->led.send, len, path->index, path->gen, r2_now_ns(), &chunk))
+        if (!r2_send_next(&r->led.send, with_rest(r, len), path->index, path->gen, r2_now_ns(),
+                          &chunk))
             continue;
         r2_send_fill(path, c, r, &chunk, bulk);
         c->waiting -= chunk.len;

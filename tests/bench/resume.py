@@ -134,7 +134,7 @@ UNDAMPED = {"R2CCL_DAMP_SUPPRESS": "0"}  # every NIC fails dozens of times
 def run(options: Options, section: Section) -> None:
     """Fill in the section; what was found stays when a later part fails."""
     runs = 2 if options.smoke else options.runs
-    for mode in ("carrier", "silent"):
+    for mode in filter(options.wants, ("carrier", "silent")):
         with lab_bed("resume", NICS, (RATE,)) as bed, tempfile.TemporaryDirectory() as folder:
             log = str(Path(folder) / "done")
             words = (*MESSAGE, "--seconds", "3600")

@@ -40,7 +40,8 @@ class BenchError(R2Error):
 @dataclass(frozen=True)
 class Options:
     """smoke: seconds only, to see that everything runs. runs: faults of each kind. slice_s, add_to,
-    seed: of `locate`; seconds after which no case begins, and the file that cases are added to."""
+    seed: of `locate`; seconds after which no case begins, and the file that cases are added to.
+    parts: of sections that have several; none: all of them."""
 
     smoke: bool = False
     runs: int = 100
@@ -49,6 +50,10 @@ class Options:
     slice_s: float | None = None
     add_to: Path | None = None
     seed: int | None = None
+    parts: tuple[str, ...] = ()
+
+    def wants(self, part: str) -> bool:
+        return not self.parts or part in self.parts
 
     def say(self, text: str) -> None:
         if self.verbose:

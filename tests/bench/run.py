@@ -208,6 +208,13 @@ def _end_on_term() -> None:
     type=click.Path(path_type=Path),
     help="Write the tables as Markdown as well.",
 )
+@click.option(
+    "--part",
+    "parts",
+    multiple=True,
+    help="Of `resume` (carrier, silent), `shaped` (a lab's name, as its rows begin with) or "
+    "`growth` (a number of processes), these alone.",
+)
 @click.option("--strict", is_flag=True, help="A missed target is a failure.")
 def main(
     smoke: bool,
@@ -219,12 +226,19 @@ def main(
     seed: int | None,
     json_path: Path | None,
     markdown_path: Path | None,
+    parts: tuple[str, ...],
     strict: bool,
 ) -> None:
     _end_on_term()
     began = datetime.now(timezone.utc)
     options = Options(
-        smoke=smoke, runs=runs, repetitions=repetitions, slice_s=slice_s, add_to=add_to, seed=seed
+        smoke=smoke,
+        runs=runs,
+        repetitions=repetitions,
+        parts=parts,
+        slice_s=slice_s,
+        add_to=add_to,
+        seed=seed,
     )
     sections: list[Section] = []
     with contextlib.ExitStack() as stack:

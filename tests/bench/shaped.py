@@ -58,6 +58,8 @@ SMOKE = (Case("2 x 0.2 Gbit/s", (GBIT // 5,) * 2, lose=True),)
 def run(options: Options, section: Section) -> None:
     """Fill in the section; what was found stays when a later part fails."""
     for case in SMOKE if options.smoke else CASES:
+        if not options.wants(case.name):
+            continue
         with lab_bed("shaped", len(case.rates), case.rates) as bed:
             cores = Cores()
             _rates(section, bed, case, options)

@@ -14,6 +14,7 @@
 #include "util/log.h"
 
 #define BULK_NOTSENT (256 * 1024)
+#define PUSH_TURN 2 /* the second look finds nothing, as a rule, and so wakes no I/O thread */
 
 struct r2_tcp r2_tcp = {.lock = PTHREAD_MUTEX_INITIALIZER,
                         .listen_lock = PTHREAD_MUTEX_INITIALIZER};
@@ -314,7 +315,7 @@ static bool tcp_push(struct r2_ep *ep)
             pthread_mutex_unlock(&lane->tx_lock);
             continue;
         }
-        rc = r2_lane_tx_bulk(lane, 1);
+        rc = r2_lane_tx_bulk(lane, PUSH_TURN);
         pthread_mutex_unlock(&lane->tx_lock);
         if (rc < 0)
             r2_ep_fail(ep, -rc);

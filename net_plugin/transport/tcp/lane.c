@@ -142,12 +142,14 @@ struct r2_lane *r2_lane_new(int fd, int nic, struct r2_io *io, enum r2_lane_phas
     lane->io.fd = fd;
     lane->io.io = io;
     lane->io.ready = lane_ready;
+    lane->io.brief = true;
     lane->nic = nic;
     lane->phase = phase;
     atomic_init(&lane->tx_idle, true);
     r2_lock_init(&lane->tx_lock);
     r2_lock_init(&lane->rx_lock);
     r2_task_init(&lane->task, io, lane_task);
+    lane->task.brief = true;
     r2_timer_init(&lane->timer, io, lane_timer);
     return lane;
 }

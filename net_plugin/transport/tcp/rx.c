@@ -116,8 +116,8 @@ static int end_body(struct r2_lane *lane)
     return 0;
 }
 
-/* Reads the rest of the payload and, in the same call, the next head. */
-static ssize_t read_body(struct r2_lane *lane, size_t ok)
+/* Reads the rest of the payload and, in the same call, the next head. `*asked`: for how much. */
+static ssize_t read_body(struct r2_lane *lane, size_t ok, size_t *asked)
 {
     struct r2_bulk *c = &lane->rx_chunk;
     struct iovec iov[2];
@@ -138,6 +138,7 @@ static ssize_t read_body(struct r2_lane *lane, size_t ok)
         msg.msg_iovlen = 1;
     iov[1].iov_base = lane->rx_head;
     iov[1].iov_len = sizeof(lane->rx_head);
+    *asked = iov[0].iov_len + (msg.msg_iovlen == 2 ? iov[1].iov_len : 0);
     n = recvmsg(lane->io.fd, &msg, MSG_DONTWAIT);
     if (n <= 0)
         return n;
@@ -165,32 +166,35 @@ static int rx_step(struct r2_lane *lane, size_t *moved)
 {
     size_t rest = lane->rx_state == R2_RX_HEAD ? sizeof(lane->rx_head) - lane->rx_head_len
                                                : lane->rx_chunk.len - lane->rx_off;
-    ssize_t n = 1;
+    bool dry = false;
+    ssize_t n;
 
     if (rest) {
-        size_t ok = rx_allow(lane, rest);
+        size_t ok = rx_allow(lane, rest), asked = rest;
 
         if (ok == 0)
             return 0;
-        n = lane->rx_state == R2_RX_HEAD ? read_head(lane) : read_body(lane, ok);
+        n = lane->rx_state == R2_RX_HEAD ? read_head(lane) : read_body(lane, ok, &asked);
         rx_moved(lane, ok, n);
         if (n == 0)
             return -ECONNRESET;
         if (n < 0)
             return errno == EINTR ? 1 : errno == EAGAIN ? 0 : -errno;
         *moved += (size_t)n;
+        /* It was emptied, and what comes now is an event of its own, unless it is the end. */
+        dry = (size_t)n < asked && !atomic_load(&lane->rx_end);
     }
     if (lane->rx_state == R2_RX_HEAD) {
         int rc = lane->rx_head_len == sizeof(lane->rx_head) ? begin_body(lane) : 0;
 
-        return rc < 0 ? rc : 1;
+        return rc < 0 ? rc : !dry;
     }
     if (lane->rx_off == lane->rx_chunk.len) {
         int rc = end_body(lane);
 
-        return rc < 0 ? rc : 1;
+        return rc < 0 ? rc : !dry || lane->rx_head_len == sizeof(lane->rx_head);
     }
-    return 1;
+    return !dry;
 }
 
 /* There is more to read, after others had their turn. */

@@ -1,0 +1,251 @@
+/* engine/io: a caller that polls stands in for the one I/O thread (r2_io_lend). What may run where,
+ * that nothing is lost on the way, and that callbacks still run one after another. */
+#include "check.h"
+
+#include <dirent.h>
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/eventfd.h>
+#include <unistd.h>
+
+#include "engine/io.h"
+#include "util/clock.h"
+
+#define LIMIT_NS (UINT64_C(20) * 1000000000)
+#define CALLERS 2
+#define ROUND 20
+#define EVENTS 500
+#define GAP_NS 30000        /* between events, spent polling */
+#define TAKES_NS 2000000000 /* far more than the thread takes to notice that nobody polls */
+#define INSIDE_NS 3000      /* of a callback: long enough to meet another */
+
+static struct r2_io_fd brief_fd, long_fd;
+static struct r2_task brief_task, long_task;
+static atomic_int inside, overlaps;
+static atomic_long written, seen, left_seen, brief_runs, long_runs;
+static atomic_long by_thread;     /* brief callbacks that the I/O thread ran */
+static atomic_bool misplaced;     /* a callback that is not brief ran elsewhere */
+static _Thread_local bool caller; /* this thread is none of engine/io */
+static atomic_bool stop;
+
+static void enter(bool brief)
+{
+    if (atomic_fetch_add(&inside, 1))
+        atomic_fetch_add(&overlaps, 1);
+    if (!brief && caller)
+        atomic_store(&misplaced, true);
+    if (brief && !caller)
+        atomic_fetch_add(&by_thread, 1);
+}
+
+static void leave(void)
+{
+    uint64_t until = r2_now_ns() + INSIDE_NS;
+
+    while (r2_now_ns() < until)
+        ;
+    atomic_fetch_sub(&inside, 1);
+}
+
+static void ready(struct r2_io_fd *f, uint32_t events)
+{
+    uint64_t count = 0;
+
+    (void)events;
+    enter(f == &brief_fd);
+    if (read(f->fd, &count, sizeof(count)) == (ssize_t)sizeof(count))
+        atomic_fetch_add(f == &brief_fd ? &seen : &left_seen, (long)count);
+    leave();
+}
+
+static void run(struct r2_task *t)
+{
+    enter(t == &brief_task);
+    atomic_fetch_add(t == &brief_task ? &brief_runs : &long_runs, 1);
+    leave();
+}
+
+static void add(struct r2_io_fd *f, bool brief)
+{
+    f->fd = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
+    f->brief = brief;
+    f->ready = ready;
+    CHECK_GE(f->fd, 0);
+    CHECK_EQ(r2_io_add(r2_io_at(0), f), 0);
+}
+
+static void begin(void)
+{
+    caller = true;
+    CHECK_EQ(r2_io_start(1, NULL, 0), 0);
+    add(&brief_fd, true);
+    add(&long_fd, false);
+    r2_task_init(&brief_task, r2_io_at(0), run);
+    r2_task_init(&long_task, r2_io_at(0), run);
+    brief_task.brief = true;
+}
+
+static void put(struct r2_io_fd *f)
+{
+    uint64_t one = 1;
+
+    CHECK_EQ(write(f->fd, &one, sizeof(one)), sizeof(one));
+}
+
+/* Polls as NCCL does until the counter is there. */
+static bool lend_until(atomic_long *counter, long value)
+{
+    uint64_t until = r2_now_ns() + LIMIT_NS;
+
+    while (atomic_load(counter) < value && r2_now_ns() < until)
+        r2_io_lend(r2_io_at(0));
+    return atomic_load(counter) >= value;
+}
+
+/* How often the I/O thread has gone to sleep. */
+static long naps(void)
+{
+    DIR *dir = opendir("/proc/self/task");
+    struct dirent *d;
+    long found = -1;
+
+    while (dir && (d = readdir(dir))) {
+        char path[300], line[128], name[32] = "";
+        FILE *f;
+
+        snprintf(path, sizeof(path), "/proc/self/task/%s/status", d->d_name);
+        f = fopen(path, "r");
+        while (f && fgets(line, sizeof(line), f)) {
+            long n;
+
+            sscanf(line, "Name: %31s", name);
+            if (strncmp(name, "r2ccl-io", 8) == 0 &&
+                sscanf(line, "voluntary_ctxt_switches: %ld", &n) == 1)
+                found = n;
+        }
+        if (f)
+            fclose(f);
+    }
+    if (dir)
+        closedir(dir);
+    return found;
+}
+
+/* Events while the caller polls wake the thread for few of them, and it runs none. A machine that
+ * takes the caller's core away for long makes it come too late, so one round of several must do. */
+static void test_caller_runs_what_is_brief(void)
+{
+    uint64_t until = r2_now_ns() + LIMIT_NS;
+    long before, slept;
+
+    do {
+        before = atomic_load(&by_thread);
+        slept = naps();
+        CHECK_GE(slept, 0);
+        for (int i = 0; i < EVENTS; i++) {
+            uint64_t next = r2_now_ns() + GAP_NS;
+
+            put(&brief_fd);
+            CHECK(lend_until(&seen, atomic_fetch_add(&written, 1) + 1));
+            while (r2_now_ns() < next)
+                r2_io_lend(r2_io_at(0));
+        }
+        slept = naps() - slept;
+    } while ((atomic_load(&by_thread) != before || slept > EVENTS / 10) && r2_now_ns() < until);
+    CHECK_EQ(atomic_load(&by_thread), before);
+    CHECK(slept <= EVENTS / 10);
+}
+
+/* Each while the caller goes on polling, so that the thread must be woken for them. */
+static void test_thread_runs_the_rest(void)
+{
+    for (long i = 1; i <= ROUND; i++) {
+        put(&long_fd);
+        CHECK(lend_until(&left_seen, i));
+        CHECK(r2_task_kick(&long_task));
+        CHECK(lend_until(&long_runs, i));
+    }
+    CHECK(!atomic_load(&misplaced));
+}
+
+/* The caller comes no more. */
+static void test_thread_takes_over(void)
+{
+    for (int i = 0; i < ROUND; i++) {
+        bool task = i % 2;
+        long want = atomic_fetch_add(&written, !task) + !task;
+        long tasks = atomic_load(&brief_runs) + task;
+        uint64_t until;
+
+        for (int k = 0; k < 100; k++) {
+            r2_io_lend(r2_io_at(0));
+            if (k % 10 == 0)
+                usleep(100); /* it goes to sleep meanwhile */
+        }
+        until = r2_now_ns() + TAKES_NS;
+        if (task)
+            r2_task_kick(&brief_task);
+        else
+            put(&brief_fd);
+        while ((atomic_load(&seen) < want || atomic_load(&brief_runs) < tasks) &&
+               r2_now_ns() < until)
+            usleep(100);
+        CHECK_EQ(atomic_load(&seen), want);
+        CHECK_EQ(atomic_load(&brief_runs), tasks);
+    }
+}
+
+static void *polling(void *arg)
+{
+    (void)arg;
+    caller = true;
+    while (!atomic_load(&stop))
+        r2_io_lend(r2_io_at(0));
+    return NULL;
+}
+
+static void test_one_after_another(void)
+{
+    pthread_t threads[CALLERS];
+    uint64_t until = r2_now_ns() + LIMIT_NS / 40;
+    long rest = atomic_load(&left_seen), n = 0;
+
+    for (int i = 0; i < CALLERS; i++)
+        CHECK_EQ(pthread_create(&threads[i], NULL, polling, NULL), 0);
+    for (; r2_now_ns() < until; n++) {
+        put(&brief_fd);
+        atomic_fetch_add(&written, 1);
+        r2_task_kick(&brief_task);
+        if (n % 8 == 0) {
+            put(&long_fd);
+            rest++;
+            r2_task_kick(&long_task);
+        }
+        usleep(50);
+    }
+    CHECK(lend_until(&seen, atomic_load(&written)));
+    CHECK(lend_until(&left_seen, rest));
+    atomic_store(&stop, true);
+    for (int i = 0; i < CALLERS; i++)
+        CHECK_EQ(pthread_join(threads[i], NULL), 0);
+    CHECK_EQ(atomic_load(&seen), atomic_load(&written));
+    CHECK_EQ(atomic_load(&left_seen), rest);
+    CHECK_EQ(atomic_load(&overlaps), 0);
+    CHECK(!atomic_load(&misplaced));
+}
+
+static const struct check_test tests[] = {
+    {"caller_runs_what_is_brief", test_caller_runs_what_is_brief},
+    {"thread_runs_the_rest", test_thread_runs_the_rest},
+    {"thread_takes_over", test_thread_takes_over},
+    {"one_after_another", test_one_after_another},
+    {0},
+};
+
+int main(int argc, char **argv)
+{
+    begin();
+    return check_main(argc, argv, tests);
+}
