@@ -4,6 +4,7 @@
  *   R2CCL_NICS=127.0.1.1,127.0.2.1 build/stress/pair --size 1M --count 1000 --conns 2
  *   ... --faults 7 --count 20000     random faults from seed 7, on both sides
  *   ... --until-told                 messages until the parent gets SIGUSR1, then an orderly end
+ *   PAIR_BEGIN=FILE ...              connected, but no message before there is that file (60 s)
  *   ... --device                     memory that no thread of the engine can touch, as a DMA buffer
  *   ... --listen 10.250.0.1:7000 / --dial 10.250.0.1:7000   the two sides started by hand
  *
@@ -490,6 +491,17 @@ static void check_options(void)
     }
 }
 
+static void await_begin(void)
+{
+    const char *file = getenv("PAIR_BEGIN");
+
+    for (int i = 0; file && side == 0 && access(file, F_OK); i++) {
+        if (i == 6000)
+            die(file, ENOENT);
+        usleep(10000);
+    }
+}
+
 static int run(sigset_t *usr1)
 {
     pthread_t watcher, monkey, steward;
@@ -508,6 +520,7 @@ static int run(sigset_t *usr1)
             f->conn = make_conn(f->index, f->send);
         }
     }
+    await_begin();
     xfer(&go, 1, true);
     xfer(&go, 1, false);
     begin = r2_now_ns();
