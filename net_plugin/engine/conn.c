@@ -80,7 +80,11 @@ void r2_conn_put(struct r2_conn *c)
 
 void r2_conn_reap(struct r2_conn *c)
 {
-    if (c->state != R2_CONN_CLOSED || !c->close_acked || r2_list_empty(&c->node))
+    /* A sender that has said its CLOSE needs nothing more from here; it may be gone by the time
+     * that this side closes, and then nobody acknowledges that. */
+    bool over = c->close_acked || (!c->out && c->remote_closed);
+
+    if (c->state != R2_CONN_CLOSED || !over || c->detaching || r2_list_empty(&c->node))
         return;
     r2_list_del(&c->node);
     r2_list_del(&c->ready);
@@ -536,8 +540,10 @@ int r2_engine_close(struct r2_conn *c)
     c->waiting = 0;
     r2_list_del(&c->ready);
     if (busy) {
+        c->detaching = true;
         rc = detach_all(c, &revoke);
         r2_peer_lock(p);
+        c->detaching = false;
     }
     r2_list_init(&mrs);
     r2_list_splice_tail(&mrs, &c->mrs);

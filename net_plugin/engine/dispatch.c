@@ -250,6 +250,8 @@ static int on_close(struct r2_path *path, const uint8_t *body)
                 sender_closed(c, m.cumulative);
         }
     }
+    if (c)
+        r2_conn_reap(c);
     r2_out_frame(path, R2_F_CLOSE_ACK, &ack, sizeof(ack), NULL, 0);
     return rc;
 }

@@ -77,8 +77,11 @@ static void tell(struct r2_path *path)
 
 void r2_peer_watch_grey(struct r2_peer *p, uint64_t now)
 {
-    struct r2_grey *paths[R2_PATHS_MAX];
+    /* As many as a verdict has bits: one path of a local NIC carries, or two. */
+    struct r2_grey *watched[64] = {NULL};
+    struct r2_path *of[64];
     uint64_t changed;
+    int n = 0;
 
     if (!r2_eng.set->grey || !p->out)
         return;
@@ -86,13 +89,16 @@ void r2_peer_watch_grey(struct r2_peer *p, uint64_t now)
         struct r2_path *path = p->paths[i];
         uint64_t since = path->rate.delivered_time_ns;
 
-        paths[i] = r2_path_carries(path) ? &path->watch : NULL;
-        if (paths[i] && now > since)
-            r2_grey_waiting(paths[i], r2_pathrate_inflight(&path->rate), now - since, now);
+        if (!r2_path_carries(path) || n == 64)
+            continue;
+        of[n] = path;
+        watched[n++] = &path->watch;
+        if (now > since)
+            r2_grey_waiting(&path->watch, r2_pathrate_inflight(&path->rate), now - since, now);
     }
-    changed = r2_grey_judge(paths, p->n_paths, now);
-    for (int i = 0; i < p->n_paths; i++) {
+    changed = r2_grey_judge(watched, n, now);
+    for (int i = 0; i < n; i++) {
         if (changed >> i & 1)
-            tell(p->paths[i]);
+            tell(of[i]);
     }
 }

@@ -35,7 +35,9 @@
 #include "util/hash.h"
 #include "util/mem.h"
 
-#define R2_PATHS_MAX 64
+#define R2_PATHS_VIA 64 /* of each transport, to one peer: engine/pairs.c */
+#define R2_PATHS_MAX (R2_PATHS_VIA * R2_VIA_COUNT)
+_Static_assert(R2_PATHS_VIA <= R2_WIRE_MAX_LANES, "CLOSE names each one-sided path that wrote");
 #define R2_LANES_MAX 32 /* bulk lanes of an endpoint */
 #define R2_WINDOW 64    /* messages of a connection between the oldest unfinished and the newest */
 #define R2_EAGER_AHEAD 16 /* eager messages the receiver stashes per connection */
@@ -201,6 +203,7 @@ struct r2_req {
     bool attached; /* in the connection's window; ledger in use */
     bool lines;    /* R: the buffer is read before the receive is done */
     bool arrived;  /* R: all bytes in place, the acknowledgement may not have left */
+    bool kept;     /* R: its clear-to-send was not said: r2_recv_say_kept */
     uint64_t seq;
     uint8_t *data;
     uint64_t size;       /* of the buffer; R: then of the message */
@@ -249,6 +252,7 @@ struct r2_conn {
     enum r2_conn_state state;
     int error;
     bool close_acked, remote_closed;
+    bool detaching;     /* its close waits for lanes and for the peer's word: it stays until then */
     bool tell;          /* failed here: the peer has to learn it, again after every loss */
     uint64_t final_seq; /* R, remote_closed: messages that the sender has begun */
     /* One-sided paths, by r2_path.index: S: handed out, R: arrived (engine/revoke.c) */
@@ -355,8 +359,9 @@ struct r2_engine {
     struct r2_nic_state nic_state[R2_MAX_NICS];
     struct r2_list peers, listens, ctxs;
     atomic_ulong next_conn, next_listen;
-    atomic_uint next_gen; /* generations are never used twice by a process */
-    bool device_memory;   /* NICs may read and write memory that threads may not */
+    atomic_uint
+        top_gen;        /* highest generation of a path: each counts by itself, new ones above it */
+    bool device_memory; /* NICs may read and write memory that threads may not */
     struct r2_control *ctl;
     struct r2_seg_counters *n;
     struct r2_seg_gauges *g;
@@ -420,6 +425,10 @@ struct r2_path *r2_path_for_ctrl(struct r2_peer *p, int home, int remote_home);
 const char *r2_path_text(const struct r2_path *path, char *out, size_t cap);
 void r2_path_journal(const struct r2_path *path, enum r2_seg_event event, uint64_t bytes,
                      uint64_t duration_ns, const char *cause);
+
+/* ---- pairs.c: which pairs of NICs may have a path. Under the lock. */
+/* S: keeps of a local NIC's candidates, best first, those that there is room for; how many. */
+int r2_pairs_keep(struct r2_peer *p, int lnic, int via, int *order, int n);
 
 /* ---- pathhealth.c: health of paths, test chunks; all under the lock */
 #define R2_CONN_TEST 0 /* connection id of test chunks; real ones begin at 1 */
@@ -540,6 +549,9 @@ void r2_recv_start(struct r2_req *r);
 int r2_recv_on_eager(struct r2_conn *c, struct r2_path *path, const struct r2_msg_eager *m,
                      const uint8_t *data);
 void r2_recv_cts(struct r2_req *r, struct r2_path *path);
+/* Says the clear-to-send of small receives that are still empty after a while: if the message is
+ * too large for its receive, nobody learns it otherwise. */
+void r2_recv_say_kept(struct r2_peer *p, uint64_t now);
 void r2_recv_queue_ack(struct r2_conn *c, struct r2_path *path, uint64_t seq, uint64_t off,
                        uint64_t len);
 /* Turns queued acknowledgements into frames. */

@@ -174,6 +174,7 @@ static int plan_nic(struct r2_peer *p, int lnic, int via, uint64_t now, bool ext
 {
     int order[R2_MAX_NICS], n = candidates(p, lnic, via, order), up = 0;
 
+    n = r2_pairs_keep(p, lnic, via, order, n);
     for (int i = 0; i < n; i++) {
         struct r2_path *path;
 
@@ -570,6 +571,8 @@ void r2_peer_timer(struct r2_timer *t, uint64_t now)
         r2_tail_poll(p, now);
     }
     r2_peer_weigh(p);
+    if (p->active && !p->out)
+        r2_recv_say_kept(p, now);
     publish(p);
     r2_timer_set(&p->timer, now + next_tick(p, now, busy, interval));
     r2_peer_unlock(p); /* flushes the heartbeats */

@@ -40,6 +40,8 @@ struct r2_path *r2_path_obtain(struct r2_peer *p, int lnic, int rnic, int transp
     path->lnic = (uint8_t)lnic;
     path->rnic = (uint8_t)rnic;
     path->transport = (uint8_t)transport;
+    if (p->out) /* the other side may remember a path that was here before */
+        path->gen = path->down_gen = path->fenced_gen = atomic_load(&r2_eng.top_gen);
     r2_list_init(&path->flushq);
     r2_pathrate_init(&path->rate, 0);
     path->grey = R2_WEIGHT_FULL;
@@ -278,6 +280,8 @@ void r2_path_up(struct r2_path *path)
     p->reached[path->lnic] |= (uint16_t)(1u << path->rnic);
     path->heard = path->told_up = false;
     r2_out_info(path);
+    if (path->state != R2_PATH_UP) /* no memory for the frame */
+        return;
     path->ctrl_ready = true;
     path->grey = R2_WEIGHT_FULL; /* what was measured is forgotten too */
     r2_grey_path_up(path);
@@ -304,7 +308,10 @@ int r2_path_connect(struct r2_path *path, uint64_t now)
     struct r2_ep *ep = NULL;
     int rc;
 
-    path->gen = atomic_fetch_add(&r2_eng.next_gen, 1) + 1;
+    path->gen++;
+    for (unsigned top = atomic_load(&r2_eng.top_gen);
+         top < path->gen && !atomic_compare_exchange_weak(&r2_eng.top_gen, &top, path->gen);) {
+    }
     params.gen = path->gen;
     params.remote_addr = p->rnics[path->rnic].addr;
     memcpy(params.local_process, r2_eng.process, 16);

@@ -220,10 +220,14 @@ void r2_peer_waive(struct r2_peer *p)
 {
     struct r2_list *n;
 
+    if (p->waived) {
+        R2_LIST_FOR_EACH (n, &p->conn_list)
+            R2_CONTAINER_OF(n, struct r2_conn, node)->waived = false;
+    }
+    p->waived = false;
     R2_LIST_FOR_EACH (n, &p->ready) {
         struct r2_conn *c = R2_CONTAINER_OF(n, struct r2_conn, ready);
 
-        c->waived = false;
         for (uint64_t s = c->oldest; s < c->next_seq && !c->waived; s++) {
             struct r2_req *r = r2_conn_req(c, s);
 

@@ -9,6 +9,7 @@
 
 #define RANGES_PER_FRAME 256
 #define POSTED_AHEAD 3
+#define KEPT_NS (50 * R2_NS_PER_MS)
 #define LANE_COPY 0x8000 /* of a claim: a whole copy is being put into place */
 
 static struct r2_path *ctrl_path(struct r2_conn *c)
@@ -145,9 +146,27 @@ void r2_recv_cts(struct r2_req *r, struct r2_path *path)
     if (r->mr && r->mr->keys)
         m.keys = (uint32_t)r2_eng.ops->remote_keys(r->mr->keys, keys);
     m.flags = r->mr && r->mr->device ? R2_CTS_DEVICE : 0;
-    if (path && r2_out_frame(path, R2_F_CTS, &m, sizeof(m), keys, m.keys * sizeof(*keys)) == 0 &&
-        r->conn->cts_sent <= r->seq)
+    if (!path || r2_out_frame(path, R2_F_CTS, &m, sizeof(m), keys, m.keys * sizeof(*keys)))
+        return;
+    r->kept = false;
+    if (r->conn->cts_sent <= r->seq)
         r->conn->cts_sent = r->seq + 1;
+}
+
+void r2_recv_say_kept(struct r2_peer *p, uint64_t now)
+{
+    struct r2_list *n;
+
+    R2_LIST_FOR_EACH (n, &p->conn_list) {
+        struct r2_conn *c = R2_CONTAINER_OF(n, struct r2_conn, node);
+
+        for (uint64_t s = c->oldest; !c->out && s < c->next_seq && c->state == R2_CONN_OPEN; s++) {
+            struct r2_req *r = r2_conn_req(c, s);
+
+            if (r && r->kept && !r->arrived && now > r->posted_at + KEPT_NS)
+                r2_recv_cts(r, ctrl_path(c));
+        }
+    }
 }
 
 /* A receive that only a small message can fill needs no word of its own: the sender does not wait
@@ -216,7 +235,8 @@ void r2_recv_start(struct r2_req *r)
     struct r2_stash *s = stash_of(c, r->seq);
 
     r2_recv_init(&r->led.recv, r->size);
-    if (!cts_can_wait(r))
+    r->kept = cts_can_wait(r);
+    if (!r->kept)
         post_cts(r, ctrl_path(c)); /* for a stashed message it gives the credit back */
     if (s) {
         s->valid = false;

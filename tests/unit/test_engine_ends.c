@@ -381,6 +381,108 @@ static void test_sender_gone(void)
     remote_end(&r);
 }
 
+static uint64_t open_now(void)
+{
+    return __atomic_load_n(&r2_eng.g->connections_open, __ATOMIC_RELAXED);
+}
+
+/* Its connection is over once both sides have closed it; nobody is left to say so when the sender,
+ * which is done, has let its paths go before the receiver closes, or while it does. */
+static void test_receiver_closes_late(void)
+{
+    for (int first = 0; first < 2; first++) { /* the receiver's CLOSE leaves first, and is lost */
+        uint64_t before = open_now();
+        int asked;
+
+        begin_receiver();
+        if (first)
+            CHECK_EQ(r2_engine_close(r.conn), 0);
+        CHECK_EQ(remote_close(a, &r, 0), 0);
+        fake_fail(a, ECONNRESET, false);
+        if (!first)
+            CHECK_EQ(r2_engine_close(r.conn), 0);
+        r2_engine_close_listen(r.listen);
+        for (int ms = 0; ms < 1000 && open_now() > before; ms++)
+            fake_sleep_ms(1);
+        CHECK_EQ(open_now(), before);
+        asked = fake_count(r.id); /* before it closed, it may have looked for the sender */
+        fake_sleep_ms(500);
+        CHECK_EQ(fake_count(r.id), asked);
+        fake_forget(r.id);
+    }
+}
+
+/* Each path counts its generations by itself: one that comes and goes uses up nobody else's. */
+static void test_generations_do_not_run_out(void)
+{
+    unsigned top;
+
+    begin(1);
+    top = atomic_exchange(&r2_eng.top_gen, UINT32_MAX - 2);
+    for (int i = 0; i < 5; i++) {
+        struct r2_ep *ep = a;
+
+        fake_fail(ep, ECONNRESET, false);
+        a = remote_path(&r, 0, ep->params.gen);
+        CHECK(a);
+        CHECK_EQ(a->params.gen, ep->params.gen + 1);
+    }
+    atomic_store(&r2_eng.top_gen, top + 5);
+    remote_end(&r);
+}
+
+/* A peer that is met again remembers the paths that were there before. */
+static void test_generations_of_a_new_path(void)
+{
+    uint32_t gen;
+
+    begin(1);
+    fake_fail(a, ECONNRESET, false);
+    a = remote_path(&r, 0, a->params.gen);
+    CHECK(a);
+    gen = a->params.gen;
+    remote_end(&r);
+    begin(1); /* another peer: any path that is new */
+    CHECK_GT(a->params.gen, gen);
+    remote_end(&r);
+}
+
+static struct r2_req *irecv_of(uint8_t *to, size_t size)
+{
+    struct r2_req *req = NULL;
+
+    CHECK_EQ(r2_engine_irecv(r.conn, to, size, 0, NULL, &req), 0);
+    CHECK(req);
+    return req;
+}
+
+/* The sender does not wait for the word about a small receive, so it is kept back; a message that
+ * is too large for it does wait, so it is said after a while, whatever a later receive has said. */
+static void test_kept_word_is_said(void)
+{
+    static uint8_t sink[MSG];
+    struct r2_msg_cts m;
+    struct r2_req *req;
+
+    begin_receiver();
+    for (uint64_t s = 0; s < 3; s++) { /* those that come in time cost no frame */
+        CHECK_EQ(remote_eager(a, &r, s, data, 500), 0);
+        req = irecv_of(sink, 1000);
+        fake_pull(a);
+        CHECK_EQ(remote_test(req, 1000, NULL), 1);
+    }
+    CHECK_EQ(remote_hear_ms(a, R2_F_CTS, &m, sizeof(m), 200), -1);
+    irecv_of(sink, 1000);
+    irecv_of(sink, MSG);
+    CHECK_GE(remote_hear(a, R2_F_CTS, &m, sizeof(m)), 0);
+    CHECK_EQ(m.seq, 4);
+    CHECK_EQ(remote_hear_ms(a, R2_F_CTS, &m, sizeof(m), 20), -1);
+    CHECK_GE(remote_hear(a, R2_F_CTS, &m, sizeof(m)), 0);
+    CHECK_EQ(m.seq, 3);
+    CHECK_EQ(remote_hear_ms(a, R2_F_CTS, &m, sizeof(m), 200), -1); /* once */
+    remote_end(&r);
+}
+
 static const struct check_test tests[] = {
     {"close_gives_room", test_close_gives_room},
     {"dereg_gives_room", test_dereg_gives_room},
@@ -394,6 +496,10 @@ static const struct check_test tests[] = {
     {"cookie_of_another", test_cookie_of_another},
     {"test_chunks_before_up", test_test_chunks_before_up},
     {"sender_gone", test_sender_gone},
+    {"kept_word_is_said", test_kept_word_is_said},
+    {"receiver_closes_late", test_receiver_closes_late},
+    {"generations_do_not_run_out", test_generations_do_not_run_out},
+    {"generations_of_a_new_path", test_generations_of_a_new_path},
     {0},
 };
 

@@ -14,6 +14,7 @@
 
 /* All peers may come at once, each with several sockets; the kernel's own limit is somaxconn. */
 #define BACKLOG 8192
+#define AGAIN_NS (100 * R2_NS_PER_MS)
 
 void r2_tcp_close_fd(int fd, bool abort)
 {
@@ -161,6 +162,8 @@ static void accept_ready(struct r2_io_fd *f, uint32_t events)
                 continue;
             if (errno == EMFILE || errno == ENFILE)
                 R2_WARN_LIMIT("cannot accept a connection: no file descriptors left (ulimit -n)");
+            if (errno != EAGAIN && errno != EWOULDBLOCK && errno != EBADF)
+                r2_timer_set(&r2_tcp.again[nic], r2_now_ns() + AGAIN_NS);
             return;
         }
         atomic_fetch_add(&r2_tcp.sockets, 1);
@@ -176,6 +179,13 @@ static void accept_ready(struct r2_io_fd *f, uint32_t events)
         if (r2_lane_start(lane) < 0)
             r2_lane_shut(lane, true);
     }
+}
+
+/* Events come once for what is new: who waits since descriptors or memory ran out brings none. */
+static void accept_again(struct r2_timer *t, uint64_t now)
+{
+    (void)now;
+    accept_ready(&r2_tcp.listeners[t - r2_tcp.again], 0);
 }
 
 /* A socket that listens at the NIC's place, and its address. */
@@ -253,6 +263,8 @@ int r2_tcp_listen_all(void)
     int n, ok = 0, rc = -ENODEV;
 
     r2_engine_devices(&n);
+    for (int i = 0; i < n; i++)
+        r2_timer_init(&r2_tcp.again[i], r2_io_at(i), accept_again);
     for (int i = 0; i < n; i++) {
         int one = r2_engine_nic(i)->bare ? 1 : listen_nic(i, 0);
 

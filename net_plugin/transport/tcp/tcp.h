@@ -113,6 +113,7 @@ struct r2_tcp {
     uint8_t process[16];
     pthread_mutex_t listen_lock; /* a leaf: descriptors of listeners, addrs */
     struct r2_io_fd listeners[16];
+    struct r2_timer again[16]; /* accepts what is left in a listener's queue */
     struct r2_wire_addr addrs[16];
     atomic_bool listening[16];
     atomic_int pending;

@@ -19,6 +19,7 @@ static struct {
 static int n_policies;
 unsigned fake_unregistered;
 uint8_t fake_offers;
+atomic_uint fake_unreachable;
 atomic_bool fake_revoked;
 atomic_uint fake_flush_asked;
 
@@ -126,6 +127,8 @@ static int op_connect(const struct r2_ep_params *params, struct r2_ep **out)
     pthread_mutex_lock(&fake_all_lock);
     rc = policy_locked(params->remote_process);
     pthread_mutex_unlock(&fake_all_lock);
+    if (!rc && (atomic_load(&fake_unreachable) >> params->transport & 1))
+        rc = -EHOSTUNREACH;
     if (rc) { /* as an endpoint that is let go of at once, but the caller holds its owner's lock */
         ev->released(params->owner, params);
         return rc;

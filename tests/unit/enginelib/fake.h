@@ -60,6 +60,8 @@ extern pthread_mutex_t fake_all_lock;
 extern unsigned fake_unregistered;
 /* What the NICs offer (R2_OFFER_*); endpoints of R2_VIA_VERBS are one-sided. */
 extern uint8_t fake_offers;
+/* Bit per transport: connect() finds nobody by it. */
+extern atomic_uint fake_unreachable;
 /* The last registration was given back with the word that its keys must be dead. */
 extern atomic_bool fake_revoked;
 /* Bit per NIC: it was asked to flush what it wrote; it answers at once. */

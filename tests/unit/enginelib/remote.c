@@ -16,7 +16,7 @@ bool remote_wired;
 
 void remote_engine(int nics, const char *const *env)
 {
-    char list[128] = "";
+    char list[256] = "";
 
     for (int i = 0; i < nics; i++)
         snprintf(list + strlen(list), sizeof(list) - strlen(list), "%s127.0.%d.1", i ? "," : "",
