@@ -10,7 +10,7 @@
  * that one test alone repeats what it did among all. R2_LONG=N in the environment multiplies what
  * check_rounds returns.
  * Exit status: 0 passed, 1 failed, 77 everything skipped. A failed check ends the program at once;
- * a test that runs longer than its time limit (60 s, or -t) fails.
+ * a test that runs longer than its time limit (60 s, 150 s under TSan, or -t) fails.
  */
 #ifndef R2_TESTS_UNIT_CHECK_H
 #define R2_TESTS_UNIT_CHECK_H
@@ -30,7 +30,11 @@
 #include <unistd.h>
 
 #define CHECK_SKIPPED 77
+#ifdef __SANITIZE_THREAD__ /* computes ten times as long */
+#define CHECK_SECONDS 150
+#else
 #define CHECK_SECONDS 60
+#endif
 
 struct check_test {
     const char *name;
