@@ -177,6 +177,7 @@ struct r2_peer {
     int active;           /* requests in flight */
     int opening;          /* connections not yet acknowledged */
     bool resync_wanted;
+    bool acks_dropped;      /* R: memory was short for a range since the last resync began */
     uint64_t no_path_since; /* since when no proven path is up; 0: one is, or none was missed */
     uint64_t idle_since;
     uint64_t tail_tokens, tail_at; /* S: bytes that may be sent twice */

@@ -122,9 +122,29 @@ static struct r2_send_rec *send_insert(struct r2_send_ledger *l, uint64_t off)
     return &recs[i];
 }
 
+/* A piece of the queue ends where a copy under way begins or ends: its receiver tells the two apart
+ * by whole chunks, and what is replayed either is the copy's bytes or has none of them. */
+static uint64_t send_cut(struct r2_send_ledger *l, uint64_t off, uint64_t piece)
+{
+    const struct r2_send_rec *recs = send_recs(l);
+    uint64_t end = off + piece;
+
+    for (uint32_t i = send_lower(l, off > l->max_len ? off - l->max_len : 0);
+         i < l->count && recs[i].off < end; i++) {
+        uint64_t copy_end = recs[i].off + recs[i].len;
+
+        if (!recs[i].copy || recs[i].lost)
+            continue;
+        if (recs[i].off > off)
+            end = recs[i].off;
+        else if (copy_end > off && copy_end < end)
+            end = copy_end;
+    }
+    return end - off;
+}
+
 /* The next piece that may go out. False when there is none. */
-static bool send_pick(const struct r2_send_ledger *l, uint32_t max_len, uint64_t *off,
-                      uint32_t *len)
+static bool send_pick(struct r2_send_ledger *l, uint32_t max_len, uint64_t *off, uint32_t *len)
 {
     uint64_t piece;
 
@@ -137,7 +157,7 @@ static bool send_pick(const struct r2_send_ledger *l, uint32_t max_len, uint64_t
         const struct r2_range *first = r2_ranges_at(&l->queue, 0);
 
         *off = first->off;
-        piece = first->end - first->off;
+        piece = send_cut(l, first->off, first->end - first->off);
     } else {
         *off = l->next;
         piece = l->total - l->next;
@@ -433,29 +453,6 @@ bool r2_send_idle(const struct r2_send_ledger *l)
     return l->queue.count == 0 && l->next == l->total;
 }
 
-bool r2_send_on_path(const struct r2_send_ledger *l, uint16_t path)
-{
-    const struct r2_send_rec *recs = l->heap ? l->heap : l->small;
-
-    for (uint32_t i = 0; i < l->count; i++) {
-        if (recs[i].path == path && (recs[i].reading || !recs[i].lost))
-            return true;
-    }
-    return false;
-}
-
-bool r2_send_reading(const struct r2_send_ledger *l)
-{
-    const struct r2_send_rec *recs = l->heap ? l->heap : l->small;
-
-    for (uint32_t i = 0; i < l->count; i++) {
-        if (recs[i].reading) {
-            return true;
-        }
-    }
-    return false;
-}
-
 /* ---- Receiver ---------------------------------------------------------------------------- */
 
 void r2_recv_init(struct r2_recv_ledger *l, uint64_t capacity)
@@ -540,8 +537,8 @@ static int recv_reserve(struct r2_recv_ledger *l)
     return r2_ranges_reserve(&l->done, (size_t)l->done.count + l->count + 1);
 }
 
-int r2_recv_claim(struct r2_recv_ledger *l, uint64_t off, uint32_t len, uint16_t path, uint32_t gen,
-                  uint16_t lane)
+static int recv_claim(struct r2_recv_ledger *l, uint64_t off, uint32_t len, uint16_t path,
+                      uint32_t gen, uint16_t lane, bool over)
 {
     int err;
 
@@ -551,7 +548,7 @@ int r2_recv_claim(struct r2_recv_ledger *l, uint64_t off, uint32_t len, uint16_t
     if (r2_ranges_contains(&l->done, off, len)) {
         return 1;
     }
-    if (r2_ranges_overlap(&l->done, off, len) > 0 || recv_claimed(l, off, len)) {
+    if ((!over && r2_ranges_overlap(&l->done, off, len) > 0) || recv_claimed(l, off, len)) {
         return -EBUSY;
     }
     err = recv_reserve(l);
@@ -561,6 +558,18 @@ int r2_recv_claim(struct r2_recv_ledger *l, uint64_t off, uint32_t len, uint16_t
     recv_claims(l)[l->count++] =
         (struct r2_recv_claim){.off = off, .len = len, .path = path, .gen = gen, .lane = lane};
     return 0;
+}
+
+int r2_recv_claim(struct r2_recv_ledger *l, uint64_t off, uint32_t len, uint16_t path, uint32_t gen,
+                  uint16_t lane)
+{
+    return recv_claim(l, off, len, path, gen, lane, false);
+}
+
+int r2_recv_claim_over(struct r2_recv_ledger *l, uint64_t off, uint32_t len, uint16_t path,
+                       uint32_t gen, uint16_t lane)
+{
+    return recv_claim(l, off, len, path, gen, lane, true);
 }
 
 int r2_recv_release(struct r2_recv_ledger *l, uint64_t off, uint32_t len, uint16_t path,

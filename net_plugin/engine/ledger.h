@@ -84,9 +84,10 @@ void r2_send_init(struct r2_send_ledger *l, uint64_t total);
 void r2_send_free(struct r2_send_ledger *l);
 
 /* Hands out the next chunk of at most max_len bytes: first what must be sent again, lowest offset
- * first, then new bytes. The transmission counts as in flight and being read from now on. A
- * message of size 0 has one chunk of length 0.
- * False: nothing to hand out, max_len below 128 with more than that to send, or no memory. */
+ * first and cut where a copy under way (r2_send_again) begins or ends, then new bytes. The
+ * transmission counts as in flight and being read from now on. A message of size 0 has one chunk of
+ * length 0. False: nothing to hand out, max_len below 128 with more than that to send, or no
+ * memory. */
 bool r2_send_next(struct r2_send_ledger *l, uint32_t max_len, uint16_t path, uint32_t gen,
                   uint64_t now_ns, struct r2_chunk *chunk);
 /* Stores the stamp (r2_pathrate_on_send) of a chunk just handed out. */
@@ -195,6 +196,11 @@ int r2_recv_set_total(struct r2_recv_ledger *l, uint64_t total);
  *   -ENOMEM  as -EBUSY */
 int r2_recv_claim(struct r2_recv_ledger *l, uint64_t off, uint32_t len, uint16_t path, uint32_t gen,
                   uint16_t lane);
+/* The same, but only what is claimed is busy: done bytes are written once more, with the same
+ * contents, and the message is not complete while the claim is open. For transmissions that are
+ * not pieces of earlier ones, and whose sender has not heard what is done. */
+int r2_recv_claim_over(struct r2_recv_ledger *l, uint64_t off, uint32_t len, uint16_t path,
+                       uint32_t gen, uint16_t lane);
 /* The claimed bytes are in place; the writer has left the buffer. 0, or -ENOENT: no such claim. */
 int r2_recv_done(struct r2_recv_ledger *l, uint64_t off, uint32_t len, uint16_t path, uint32_t gen);
 /* The claimant has left the buffer without finishing: the bytes are open again. 0 or -ENOENT. */

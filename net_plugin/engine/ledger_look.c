@@ -56,3 +56,26 @@ void r2_recv_arrived(const struct r2_recv_ledger *l, r2_range_fn cb, void *arg)
         }
     }
 }
+
+bool r2_send_on_path(const struct r2_send_ledger *l, uint16_t path)
+{
+    const struct r2_send_rec *recs = l->heap ? l->heap : l->small;
+
+    for (uint32_t i = 0; i < l->count; i++) {
+        if (recs[i].path == path && (recs[i].reading || !recs[i].lost))
+            return true;
+    }
+    return false;
+}
+
+bool r2_send_reading(const struct r2_send_ledger *l)
+{
+    const struct r2_send_rec *recs = l->heap ? l->heap : l->small;
+
+    for (uint32_t i = 0; i < l->count; i++) {
+        if (recs[i].reading) {
+            return true;
+        }
+    }
+    return false;
+}

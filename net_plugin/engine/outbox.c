@@ -152,7 +152,7 @@ static void resync_paths(struct r2_peer *p, struct r2_path *via)
             m.reason = (uint32_t)path->last_err;
             path->down_sent_at = r2_now_ns();
             r2_out_frame(via, R2_F_DOWN, &m, sizeof(m), NULL, 0);
-        } else if (!p->out && path->fenced_gen) {
+        } else if (!p->out && path->fenced_gen && !p->acks_dropped) {
             m.sender_nic = path->rnic;
             m.receiver_nic = path->lnic;
             m.gen = path->fenced_gen;
@@ -190,6 +190,7 @@ void r2_peer_resync(struct r2_peer *p)
     if (!via || via->out_len - via->out_off > OUTBOX_FULL)
         return; /* the peer does not read: what is queued says enough until it does */
     p->resync_wanted = false;
+    p->acks_dropped = false;
     if (r2_niclink_moved())
         r2_out_info(via);
     for (int i = 0; i < r2_eng.n_nics; i++)

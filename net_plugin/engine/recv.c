@@ -19,6 +19,15 @@ static struct r2_path *ctrl_path(struct r2_conn *c)
 
 /* ---- acknowledgements */
 
+/* No memory for one more range: what can be said is said, and all of it again soon. Until that has
+ * worked no generation is called fenced, or the sender would send again what is in place. */
+static void range_dropped(struct r2_peer *p)
+{
+    p->acks_dropped = true;
+    p->resync_wanted = true;
+    r2_timer_sooner(&p->timer, r2_now_ns() + R2_TICK_NS);
+}
+
 void r2_recv_queue_ack(struct r2_conn *c, struct r2_path *path, uint64_t seq, uint64_t off,
                        uint64_t len)
 {
@@ -27,13 +36,16 @@ void r2_recv_queue_ack(struct r2_conn *c, struct r2_path *path, uint64_t seq, ui
             uint32_t cap = c->cap_ranges ? 2 * c->cap_ranges : 16;
             struct r2_ack_range *more = realloc(c->ranges, cap * sizeof(*more));
 
-            if (!more) /* the next resync says it again */
-                return;
-            r2_mem_more((cap - c->cap_ranges) * sizeof(*more));
-            c->ranges = more;
-            c->cap_ranges = cap;
+            if (more) {
+                r2_mem_more((cap - c->cap_ranges) * sizeof(*more));
+                c->ranges = more;
+                c->cap_ranges = cap;
+            }
         }
-        c->ranges[c->n_ranges++] = (struct r2_ack_range){.seq = seq, .offset = off, .len = len};
+        if (c->n_ranges < c->cap_ranges)
+            c->ranges[c->n_ranges++] = (struct r2_ack_range){.seq = seq, .offset = off, .len = len};
+        else
+            range_dropped(c->peer);
     }
     if (path)
         c->ack_path = path->index;
@@ -331,6 +343,9 @@ static int claim(struct r2_path *path, struct r2_ep *ep, struct r2_bulk *bulk, u
         rc = r2_recv_claim(&r->led.recv, bulk->offset, bulk->len, path->index,
                            r2_eng.ops->params(ep)->gen,
                            bulk->flags & R2_BULK_COPY ? lane | LANE_COPY : lane);
+    if (rc == -EBUSY && !(bulk->flags & R2_BULK_COPY)) /* some of it has come, in other pieces */
+        rc = r2_recv_claim_over(&r->led.recv, bulk->offset, bulk->len, path->index,
+                                r2_eng.ops->params(ep)->gen, lane);
     if (rc == 1) {
         r2_count(&r2_eng.n->duplicate_chunks, 1);
         r2_recv_queue_ack(c, path, bulk->seq, bulk->offset, bulk->len);
@@ -345,7 +360,7 @@ static int claim(struct r2_path *path, struct r2_ep *ep, struct r2_bulk *bulk, u
     return 0;
 }
 
-/* The claim of this very chunk, or NULL. */
+/* The claim that covers this chunk, or NULL. */
 static const struct r2_recv_claim *claim_of(struct r2_peer *p, const struct r2_bulk *bulk)
 {
     struct r2_conn *c = r2_conn_find(p, bulk->conn);
@@ -354,7 +369,7 @@ static const struct r2_recv_claim *claim_of(struct r2_peer *p, const struct r2_b
     for (uint32_t i = 0; r && i < r->led.recv.count; i++) {
         const struct r2_recv_claim *k = r2_recv_claim_at(&r->led.recv, i);
 
-        if (k->off == bulk->offset && k->len == bulk->len)
+        if (k->off <= bulk->offset && bulk->offset + bulk->len <= k->off + k->len)
             return k;
     }
     return NULL;
@@ -376,7 +391,8 @@ static struct r2_path *reader(struct r2_peer *p, const struct r2_bulk *bulk, str
     const struct r2_recv_claim *k = claim_of(p, bulk);
     struct r2_path *path = k && k->path < p->n_paths ? p->paths[k->path] : NULL;
 
-    if (!path || !path->ep || path->gen != k->gen || (k->lane & LANE_COPY))
+    if (!path || k->off != bulk->offset || k->len != bulk->len || !path->ep ||
+        path->gen != k->gen || (k->lane & LANE_COPY))
         return NULL;
     *ep = path->ep;
     *lane = k->lane;
@@ -473,13 +489,14 @@ void r2_up_chunk_dropped(void *owner, struct r2_ep *ep, const struct r2_bulk *bu
     struct r2_req *r;
 
     if (bulk->conn == R2_CONN_TEST) {
+        r2_count(&r2_eng.n->crc_errors, bad_crc);
         test_over(path, ep, bulk, false);
         return;
     }
     r2_peer_lock(p);
     c = r2_conn_find(p, bulk->conn);
     r = c && !c->out ? r2_conn_req(c, bulk->seq) : NULL;
-    if (r)
+    if (r && !(bulk->flags & R2_BULK_COPY)) /* a copy has no claim, an original might */
         r2_recv_release(&r->led.recv, bulk->offset, bulk->len, path->index,
                         r2_eng.ops->params(ep)->gen);
     if (bad_crc) {

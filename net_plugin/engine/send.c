@@ -302,8 +302,8 @@ static bool leave_to_faster(const struct r2_path *path, const struct r2_req *r, 
         uint64_t theirs;
 
         if (other == path || !r2_path_usable(other) || other->hb_unanswered ||
-            (stays >= 0 && other->lnic != stays) || !r2_share_may(&p->shares, &other->share) ||
-            !r2_send_carries(other, r))
+            other->owes_until > now || (stays >= 0 && other->lnic != stays) ||
+            !r2_share_may(&p->shares, &other->share) || !r2_send_carries(other, r))
             continue;
         theirs = finish_time(other, len, now);
         if (!theirs || theirs >= mine)

@@ -152,7 +152,8 @@ struct r2_transport_events {
      * 1: drain the bytes and forget them; < 0: protocol violation. */
     int (*chunk_claim)(void *owner, struct r2_ep *ep, struct r2_bulk *bulk, uint16_t lane);
     void (*chunk_done)(void *owner, struct r2_ep *ep, const struct r2_bulk *bulk);
-    /* The claim is given back unwritten or half written (`bad_crc`: it failed verification). */
+    /* The claim is given back unwritten or half written (`bad_crc`: it failed verification).
+     * A copy (R2_BULK_COPY) that was not claimed yet has none to give back. */
     void (*chunk_dropped)(void *owner, struct r2_ep *ep, const struct r2_bulk *bulk, bool bad_crc);
     /* End of a burst of arrivals, chunks and frames alike: what they brought is acknowledged and
      * answered now, not before. Must follow them soon. */

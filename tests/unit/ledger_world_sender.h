@@ -5,6 +5,21 @@
 
 #include "ledger_world.h"
 
+/* Nothing that is repeated reaches over an end of a copy under way. */
+static bool ref_border(uint32_t at)
+{
+    for (uint32_t i = 0; i < w.tx_count; i++) {
+        const struct ref_tx *t = &w.tx[i];
+        bool gone = true;
+
+        for (uint32_t b = t->c.off; b < t->c.off + t->c.len; b++)
+            gone &= w.acked[b];
+        if (t->c.copy && !t->lost && !gone && (t->c.off == at || t->c.off + t->c.len == at))
+            return true;
+    }
+    return false;
+}
+
 /* Checks that a chunk is the one that had to come next, and enters it. */
 static void ref_next(const struct r2_chunk *c, uint32_t max, uint16_t path, uint32_t gen)
 {
@@ -24,6 +39,8 @@ static void ref_next(const struct r2_chunk *c, uint32_t max, uint16_t path, uint
     }
     CHECK_EQ(c->off, off);
     for (end = off; end < w.total && !w.acked[end] && w.out[end] == w.out[off]; end++) {
+        if (end > off && w.out[off] == QUEUED && ref_border(end))
+            break;
     }
     /* As long as max allows; cut at a multiple of 128. */
     CHECK_EQ(c->len, end - off <= max ? end - off : max / 128 * 128);

@@ -306,6 +306,47 @@ static uint64_t warm_up(void)
     return seq;
 }
 
+static void pretend_rate(struct r2_path *path, uint64_t ns_per_chunk)
+{
+    uint64_t now = r2_now_ns();
+
+    r2_peer_lock(path->peer);
+    for (int i = 0; i < 64; i++) {
+        struct r2_rate_stamp stamp;
+
+        r2_pathrate_on_send(&path->rate, 32 * KB, now, &stamp);
+        r2_pathrate_on_ack(&path->rate, 32 * KB, &stamp, now, now + ns_per_chunk);
+        now += ns_per_chunk;
+    }
+    path->chunk_at = r2_now_ns();
+    r2_peer_unlock(path->peer);
+}
+
+/* A faster path that is spared for a while takes nothing, so nothing is left to it. */
+static void test_tail_is_not_left_to_the_spared(void)
+{
+    struct r2_path *fast;
+    struct r2_bulk c;
+    struct r2_req *req;
+
+    for (int spared = 0; spared < 2; spared++) {
+        begin(2);
+        fast = b->params.owner;
+        pretend_rate(a->params.owner, 10 * R2_NS_PER_MS);
+        pretend_rate(fast, 10 * R2_NS_PER_US);
+        r2_peer_lock(fast->peer);
+        fast->owes_until = spared ? r2_now_ns() + 60 * R2_NS_PER_S : 0;
+        r2_peer_unlock(fast->peer);
+        req = isend(64 * KB);
+        CHECK_EQ(remote_cts(a, &r, 0, 64 * KB), 0);
+        CHECK_EQ(fake_next(a, &c), spared);
+        if (!spared)
+            CHECK(fake_next(b, &c));
+        CHECK_EQ(remote_test(req, 0, NULL), 0);
+        remote_end(&r);
+    }
+}
+
 /* Whichever path takes a chunk first is the slow one; the other one is `*fast`. */
 static struct r2_ep *first_chunk(struct r2_bulk *c, struct r2_ep **fast)
 {
@@ -537,6 +578,7 @@ static const struct check_test tests[] = {
     {"no_down_after_fenced", test_no_down_after_fenced},
     {"second_failure_during_replay", test_second_failure_during_replay},
     {"failed_reconnect_keeps_fence", test_failed_reconnect_keeps_fence},
+    {"tail_is_not_left_to_the_spared", test_tail_is_not_left_to_the_spared},
     {"tail_is_sent_again", test_tail_is_sent_again},
     {"no_copy_of_what_was_revoked", test_no_copy_of_what_was_revoked},
     {"eager_credit", test_eager_credit},

@@ -40,6 +40,35 @@ static void expect_none(struct r2_send_ledger *l)
     CHECK(!r2_send_next(l, 1 << 20, 0, 1, 0, &c));
 }
 
+/* Two neighbours are lost, one of them has a copy under way: what is repeated ends at its border.
+ */
+static void test_send_cut_at_a_copy(void)
+{
+    struct r2_send_ledger l;
+    struct r2_chunk c, copy;
+
+    for (int which = 0; which < 3; which++) {
+        r2_send_init(&l, 3 * KIB);
+        for (int i = 0; i < 3; i++) {
+            c = next(&l, KIB, 0, 1);
+            expect_chunk(c, (uint64_t)i * KIB, KIB);
+            CHECK_EQ(r2_send_released(&l, c.off, c.len, 0, 1), 0);
+        }
+        CHECK(r2_send_again(&l, (uint32_t)which, 1, 1, 0, &copy));
+        expect_chunk(copy, (uint64_t)which * KIB, KIB);
+        CHECK_EQ(r2_send_path_down(&l, 0, 1, NULL), 3 * KIB);
+        if (which) /* before the copy */
+            expect_chunk(next(&l, 8 * KIB, 1, 1), 0, (uint32_t)which * KIB);
+        expect_chunk(next(&l, 512, 1, 1), (uint64_t)which * KIB, 512); /* pieces of its own bytes */
+        expect_chunk(next(&l, 8 * KIB, 1, 1), (uint64_t)which * KIB + 512, 512);
+        if (which < 2)
+            expect_chunk(next(&l, 8 * KIB, 1, 1), (uint64_t)(which + 1) * KIB,
+                         (uint32_t)(2 - which) * KIB);
+        expect_none(&l);
+        r2_send_free(&l);
+    }
+}
+
 static void test_send_plain(void)
 {
     struct reports got = {0};
@@ -430,6 +459,7 @@ static void test_recv_walks(void)
 }
 
 static const struct check_test tests[] = {
+    {"send_cut_at_a_copy", test_send_cut_at_a_copy},
     {"send_plain", test_send_plain},
     {"send_partial_acks", test_send_partial_acks},
     {"send_bad_acks", test_send_bad_acks},

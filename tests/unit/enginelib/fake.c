@@ -200,12 +200,14 @@ static int op_shut(struct r2_ep *ep)
 
 static bool op_revoke(struct r2_ep *ep, unsigned lane, const struct r2_bulk *chunk)
 {
+    struct r2_bulk held = *chunk;
     bool mine;
 
+    held.flags &= ~R2_BULK_COPY;
     if (lane != 1 || atomic_load(&ep->reading) || pthread_mutex_trylock(&ep->lock))
         return false;
-    if ((mine = !ep->dead && unhold(ep->rx, &ep->n_rx, chunk)))
-        ev->chunk_dropped(ep->params.owner, ep, chunk, false);
+    if ((mine = !ep->dead && unhold(ep->rx, &ep->n_rx, &held)))
+        ev->chunk_dropped(ep->params.owner, ep, &held, false);
     pthread_mutex_unlock(&ep->lock);
     return mine;
 }

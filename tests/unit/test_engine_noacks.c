@@ -1,0 +1,124 @@
+/* The engine as receiver when memory for acknowledgements runs out (rung 2, as test_engine_recv.c):
+ * what has arrived is said as soon as there is memory again, without any event of a path, and
+ * nothing is called fenced before. recv.c is compiled in here with an allocator that fails on
+ * demand. */
+#include "check.h"
+
+#include <stdatomic.h>
+#include <stdlib.h>
+
+static atomic_bool alloc_fails;
+static atomic_ulong alloc_failed;
+
+static void *test_realloc(void *p, size_t size)
+{
+    if (atomic_load(&alloc_fails)) {
+        atomic_fetch_add(&alloc_failed, 1);
+        return NULL;
+    }
+    return realloc(p, size);
+}
+
+#define realloc test_realloc
+#include "../../net_plugin/engine/recv.c"
+#undef realloc
+
+#include "enginelib/remote.h"
+
+#define KB 1024u
+#define MSG (64 * KB)
+#define CHUNK (16 * KB)
+
+struct heard {
+    struct r2_msg_ack m;
+    struct r2_ack_range range[8];
+} __attribute__((packed));
+
+static uint8_t source[MSG], sink[MSG];
+static struct remote r;
+static struct r2_ep *a, *b;
+static struct r2_req *req;
+
+static void begin(int paths)
+{
+    for (size_t i = 0; i < sizeof(source); i++)
+        source[i] = (uint8_t)check_random();
+    memset(sink, 0, sizeof(sink));
+    remote_new(&r, false, 2);
+    CHECK(remote_open(&r, paths));
+    a = fake_find(r.id, 0, 0, 0);
+    b = paths > 1 ? fake_find(r.id, 1, 1, 0) : NULL;
+    CHECK(a && (b || paths < 2));
+    req = NULL;
+    CHECK_EQ(r2_engine_irecv(r.conn, sink, MSG, 0, NULL, &req), 0);
+    CHECK(req);
+    atomic_store(&alloc_failed, 0);
+    atomic_store(&alloc_fails, true);
+}
+
+static void place(struct r2_ep *ep, uint64_t off)
+{
+    struct r2_bulk c = remote_chunk(&r, 0, off, CHUNK, MSG);
+
+    CHECK_EQ(fake_claim(ep, &c), 0);
+    CHECK(remote_place(ep, &c, source));
+}
+
+/* The range of one chunk is said by itself once there is memory. */
+static void test_one_chunk(void)
+{
+    struct heard ack;
+
+    begin(1);
+    place(a, CHUNK);
+    CHECK_GT(atomic_load(&alloc_failed), 0);
+    fake_sleep_ms(100);
+    atomic_store(&alloc_fails, false);
+    do {
+        memset(&ack, 0, sizeof(ack));
+        CHECK_GE(remote_hear(a, R2_F_ACK, &ack, sizeof(ack)), 0);
+    } while (ack.m.ranges == 0);
+    CHECK_EQ(ack.range[0].offset, CHUNK);
+    CHECK_EQ(ack.range[0].len, CHUNK);
+    remote_end(&r);
+}
+
+/* The sender would send again what is in place: FENCED waits until all of that was said. */
+static void test_fenced_waits(void)
+{
+    struct heard ack = {0};
+    int at_ack = -1, at_fenced;
+
+    begin(2);
+    place(a, CHUNK);
+    remote_forget(b);
+    CHECK_EQ(remote_down(b, a), 0);
+    CHECK_EQ(remote_hear_ms(b, R2_F_FENCED, NULL, 0, 200), -1);
+    CHECK_EQ(remote_down(b, a), 0); /* asked again */
+    CHECK_EQ(remote_hear_ms(b, R2_F_FENCED, NULL, 0, 200), -1);
+    remote_forget(b);
+    atomic_store(&alloc_fails, false);
+    at_fenced = remote_hear(b, R2_F_FENCED, NULL, 0);
+    CHECK_GE(at_fenced, 0);
+    do {
+        memset(&ack, 0, sizeof(ack));
+        at_ack = remote_hear_ms(b, R2_F_ACK, &ack, sizeof(ack), 0);
+        CHECK_GE(at_ack, 0);
+    } while (ack.m.ranges == 0);
+    CHECK_LT(at_ack, at_fenced);
+    CHECK_EQ(ack.range[0].offset, CHUNK);
+    CHECK_EQ(ack.range[0].len, CHUNK);
+    remote_end(&r);
+}
+
+static const struct check_test tests[] = {
+    {"one_chunk", test_one_chunk},
+    {"fenced_waits", test_fenced_waits},
+    {0},
+};
+
+int main(int argc, char **argv)
+{
+    remote_engine(2, NULL);
+    return check_main(argc, argv, tests);
+}
