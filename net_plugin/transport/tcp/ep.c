@@ -83,7 +83,15 @@ struct r2_lane *r2_ep_lane(struct r2_ep *ep, int i)
 void r2_ep_fail(struct r2_ep *ep, int err)
 {
     struct r2_ep_health health = {0};
+    bool nobody;
 
+    pthread_mutex_lock(&ep->lock);
+    nobody = ep->asking; /* the engine has it already, and has not said whose it is */
+    if (nobody)
+        ep->late = err;
+    pthread_mutex_unlock(&ep->lock);
+    if (nobody) /* r2_lane_event reports it */
+        return;
     if (atomic_exchange(&ep->failed, true) || atomic_load(&ep->dead))
         return;
     health.refused = atomic_load(&ep->refused);
@@ -91,6 +99,17 @@ void r2_ep_fail(struct r2_ep *ep, int err)
     health.other_process = atomic_load(&ep->other_process);
     health.answered = atomic_load(&ep->connected);
     r2_tcp.ev->failed(ep->owner, ep, err, &health);
+}
+
+int r2_ep_late(struct r2_ep *ep)
+{
+    int err;
+
+    pthread_mutex_lock(&ep->lock);
+    err = ep->late;
+    ep->late = 0;
+    pthread_mutex_unlock(&ep->lock);
+    return err;
 }
 
 static void set_lane(struct r2_ep *ep, struct r2_lane *lane, int index)
@@ -148,6 +167,7 @@ static int accept_new(struct r2_lane *lane, const struct r2_tcp_hello *h)
 {
     struct r2_ep_params p = {.local_nic = (uint8_t)lane->nic, .remote_nic = h->nic, .gen = h->gen};
     struct r2_ep *ep;
+    void *owner;
 
     if (h->remote_nic != lane->nic)
         return EPROTO;
@@ -158,10 +178,15 @@ static int accept_new(struct r2_lane *lane, const struct r2_tcp_hello *h)
     if (!ep)
         return ENOMEM;
     ep->n_lanes = h->lanes;
+    ep->asking = true;
     set_lane(ep, lane, 0);
     ep->lanes[0] = lane;
-    ep->owner = r2_tcp.ev->accepted(ep, &p);
-    if (!ep->owner) {
+    owner = r2_tcp.ev->accepted(ep, &p);
+    pthread_mutex_lock(&ep->lock);
+    ep->owner = owner;
+    ep->asking = false; /* r2_ep_fail may have come before */
+    pthread_mutex_unlock(&ep->lock);
+    if (!owner) {
         ep->lanes[0] = NULL;
         lane->ep = NULL;
         r2_ep_put(ep);

@@ -242,7 +242,7 @@ static int receive(struct r2_lane *lane, bool *opened)
 
 void r2_lane_event(struct r2_lane *lane)
 {
-    bool opened = false, open, unknown;
+    bool opened = false, open, unknown, young;
     struct r2_ep *ep;
     int rc = 0;
 
@@ -251,6 +251,7 @@ void r2_lane_event(struct r2_lane *lane)
         pthread_mutex_unlock(&lane->rx_lock);
         return;
     }
+    young = lane->phase != R2_LANE_OPEN;
     rc = receive(lane, &opened);
     open = lane->phase == R2_LANE_OPEN;
     ep = lane->ep;
@@ -273,6 +274,8 @@ void r2_lane_event(struct r2_lane *lane)
         }
         return;
     }
+    if (young && rc == 0)
+        rc = -r2_ep_late(ep);
     if (opened && rc == 0) {
         r2_ep_lane_open(lane);
         atomic_store(&lane->rx_again, true);

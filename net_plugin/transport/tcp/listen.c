@@ -18,12 +18,17 @@
 
 void r2_tcp_close_fd(int fd, bool abort)
 {
+    const struct sockaddr none = {.sa_family = AF_UNSPEC}; /* resets */
     struct linger now = {.l_onoff = 1, .l_linger = 0};
 
     if (fd < 0)
         return;
     if (abort) /* a reset: the kernel must not go on retransmitting what is dead */
         setsockopt(fd, SOL_SOCKET, SO_LINGER, &now, sizeof(now));
+    /* The connection ends here and now, even if a child forked meanwhile holds the socket, too. */
+    if (abort)
+        connect(fd, &none, sizeof(none));
+    shutdown(fd, SHUT_RDWR);
     r2_io_fd_untrack(fd);
     close(fd);
     atomic_fetch_sub(&r2_tcp.sockets, 1);

@@ -99,6 +99,8 @@ struct r2_ep {
     atomic_int refs;     /* engine, each lane, table */
     atomic_bool failed;
     atomic_bool dead;
+    bool asking; /* under lock: the engine is asked who its owner is */
+    int late;    /* under lock: it failed with this meanwhile */
     pthread_mutex_t lock;
     struct r2_lane *lanes[R2_TCP_MAX_LANES];
     int n_lanes; /* planned bulk lanes */
@@ -153,6 +155,8 @@ struct r2_lane *r2_ep_lane(struct r2_ep *ep, int index); /* or NULL */
 void r2_ep_put(struct r2_ep *ep);
 /* Reports the failure once; holds no lock. */
 void r2_ep_fail(struct r2_ep *ep, int err);
+/* The errno that it failed with before it had an owner, once; 0: it did not. */
+int r2_ep_late(struct r2_ep *ep);
 int r2_ep_connect_lane(struct r2_ep *ep, int index);
 /* R: attaches a lane that proved itself. 0 or an errno for WELCOME. */
 int r2_ep_attach(struct r2_lane *lane, const struct r2_tcp_hello *hello);
