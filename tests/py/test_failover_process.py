@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import ROOT, Build
+from conftest import ROOT, Build, RunBounded
 from failover_bed import PerfJob, loopback, running_pair, running_perf, until
 
 WORKER = ROOT / "tests/py/failover_worker.py"
@@ -218,3 +218,26 @@ def test_without_shared_memory(build: Build) -> None:
         assert job.end(40) == 0, str(job)
         assert "Out of bounds values : 0 OK" in output(job), str(job)
         assert not any(side.has_segment() for side in job.sides)
+
+
+@pytest.mark.parametrize(
+    ("program", "words", "said"),
+    [
+        ("attack_exit", ["3"], ["ok"]),
+        ("attack_credit", [], ["side 0 ok", "side 1 ok"]),
+    ],
+)
+def test_attack(
+    build: Build, run_bounded: RunBounded, program: str, words: list[str], said: list[str]
+) -> None:
+    """A peer that dies before it acknowledges CLOSE; a credit that is lost with all paths."""
+    finished = run_bounded(
+        [build.path / "stress" / program, *words],
+        env={
+            "R2CCL_NICS": "127.0.1.1,127.0.2.1",
+            "R2CCL_IO_THREADS": "4",
+            "R2CCL_SHM": "0",
+        },
+        timeout=60,
+    )
+    assert sorted(finished.stdout.split("\n")) == ["", *said], finished
