@@ -77,8 +77,7 @@ static uint64_t room(const struct r2_path *path)
     return window > used && lanes ? window - used : 0;
 }
 
-/* Lets lanes of the path pull up to `bytes` of the `space` left; returns what it has no room for.
- */
+/* Lets lanes of the path pull up to `bytes` of the `space` left; returns what has no room. */
 static uint64_t kick_path(struct r2_path *path, uint64_t bytes, uint64_t *space)
 {
     uint64_t n = *space < bytes ? *space : bytes;
@@ -244,8 +243,6 @@ void r2_send_on_cts(struct r2_conn *c, const struct r2_msg_cts *m, const uint32_
     s->addr = m->addr;
     s->device = m->flags & R2_CTS_DEVICE;
     memcpy(s->keys, keys, sizeof(s->keys));
-    if (m->seq >= c->posted)
-        c->posted = m->seq + 1;
     r = r2_conn_req(c, m->seq);
     if (r && r->size > m->size) {
         R2_WARN("a send of %llu bytes is larger than its receive of %llu",
