@@ -66,9 +66,10 @@ struct r2_follow {
     uint64_t *made;        /* steer's */
     uint64_t switch_epoch; /* of the newest plan */
     uint64_t switch_ready_ns;
-    double running_ns; /* predicted, for the size last planned for */
-    struct r2_plan running;
-    bool fetching; /* a thread gets a unique id; joined in the end */
+    double running_ns;            /* predicted, for the size last planned for */
+    struct r2_plan running, next; /* what is in force; what was aimed at last */
+    int changed_node;             /* the one that an event came from last */
+    bool fetching;                /* a thread gets a unique id; joined in the end */
     pthread_t fetcher;
     bool fetched;
     struct r2_nccl_id id;

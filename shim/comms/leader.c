@@ -120,10 +120,10 @@ static bool aim(struct r2_follow *f, const struct r2_plan *plan, uint64_t key, u
     return true;
 }
 
-static void keep_running(struct r2_follow *f, struct r2_plan *plan)
+static void keep(struct r2_plan *kept, struct r2_plan *plan)
 {
-    r2_plan_free(&f->running);
-    f->running = *plan;
+    r2_plan_free(kept);
+    *kept = *plan;
     *plan = (struct r2_plan){0};
 }
 
@@ -184,7 +184,7 @@ static void plan_now(struct r2_follow *f, uint64_t now)
             } else if (aim(f, &plan, key, now)) {
                 say(f, &plan);
                 if (key)
-                    keep_running(f, &plan);
+                    keep(&f->next, &plan); /* it runs once the switch is agreed */
             } else if (f->steer.step != R2_STEER_IDLE) {
                 r2_policy_again(&f->policy, now); /* when this step is through */
             }
@@ -254,7 +254,7 @@ bool r2_leader_waits(const struct r2_follow *f)
 {
     return r2_settings_get()->plan_withdraw && !f->policy.current &&
            r2_policy_measured(&f->policy) < R2_POLICY_SAMPLES &&
-           f->running.stock_ns * R2_POLICY_LEAST < (double)MEASURE_NS;
+           f->next.stock_ns * R2_POLICY_LEAST < (double)MEASURE_NS;
 }
 
 static void steer(struct r2_follow *f, uint64_t now)
@@ -278,6 +278,21 @@ static void steer(struct r2_follow *f, uint64_t now)
     free(plan);
 }
 
+/* A node has changed, or what runs: is that still better than nothing? */
+static void look_ahead(struct r2_follow *f, uint64_t now)
+{
+    struct r2_plan_input input;
+    double stock;
+
+    if (!input_of(f, &input))
+        return;
+    stock = r2_plan_ring_ns(&input);
+    r2_policy_outlook(&f->policy, (uint64_t)f->changed_node, running_ns(f, &input, stock), stock,
+                      now);
+    if (r2_policy_urgent(&f->policy))
+        r2_policy_again(&f->policy, now);
+}
+
 void r2_leader_decided(struct r2_follow *f, uint64_t epoch, bool committed)
 {
     uint64_t now = r2_now_ns(), before = f->steer.current;
@@ -295,6 +310,10 @@ void r2_leader_decided(struct r2_follow *f, uint64_t epoch, bool committed)
         r2_policy_again(&f->policy, now); /* something else, or the same once more */
     if (step == R2_STEER_SWITCH || ((step == R2_STEER_BACK || step == R2_STEER_RELIEF) && before))
         r2_policy_committed(&f->policy, f->steer.current, now);
+    if (step == R2_STEER_SWITCH) { /* nodes may have changed since it was aimed at */
+        keep(&f->running, &f->next);
+        look_ahead(f, now);
+    }
     f->switch_epoch = epoch;            /* every plan has the entries of what runs */
     for (int r = 0; r < f->nranks; r++) /* a rank may have said so before we knew */
         if (f->steer.step == R2_STEER_MADE &&
@@ -314,18 +333,6 @@ static double share_of_node(const struct r2_follow *f, int node)
     return (double)least / R2_SHARE_WHOLE;
 }
 
-/* A node has changed: is what runs still better than nothing? */
-static void look_ahead(struct r2_follow *f, int node, uint64_t now)
-{
-    struct r2_plan_input input;
-    double stock;
-
-    if (!input_of(f, &input))
-        return;
-    stock = r2_plan_ring_ns(&input);
-    r2_policy_outlook(&f->policy, (uint64_t)node, running_ns(f, &input, stock), stock, now);
-}
-
 void r2_leader_reported(struct r2_follow *f, int rank, const struct r2_agree_report *report)
 {
     struct r2_plan_node *node = &f->nodes[f->rank_node[rank]];
@@ -340,7 +347,8 @@ void r2_leader_reported(struct r2_follow *f, int rank, const struct r2_agree_rep
         node->capacity = (double)report->capacity;
         node->share = share;
         r2_policy_event(&f->policy, now);
-        look_ahead(f, f->rank_node[rank], now);
+        f->changed_node = f->rank_node[rank];
+        look_ahead(f, now);
     } else if (changed & (R2_FOLLOW_STOP | R2_FOLLOW_UNABLE)) {
         r2_policy_again(&f->policy, now);
     }
@@ -434,6 +442,7 @@ void r2_leader_free(struct r2_follow *f)
     for (int i = 0; i < R2_FOLLOW_WATCHES; i++)
         r2_device_watch_free(&f->watches[i]);
     r2_plan_free(&f->running);
+    r2_plan_free(&f->next);
     r2_lead_free(&f->lead);
     free(f->made);
     free(f->words);

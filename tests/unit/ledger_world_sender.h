@@ -12,9 +12,11 @@ static bool ref_border(uint32_t at)
         const struct ref_tx *t = &w.tx[i];
         bool gone = true;
 
+        if (!t->c.copy || t->lost || (t->c.off != at && t->c.off + t->c.len != at))
+            continue;
         for (uint32_t b = t->c.off; b < t->c.off + t->c.len; b++)
             gone &= w.acked[b];
-        if (t->c.copy && !t->lost && !gone && (t->c.off == at || t->c.off + t->c.len == at))
+        if (!gone)
             return true;
     }
     return false;

@@ -133,13 +133,18 @@ static void test_enough_is_timed(void)
 
 /* ---- a second loss */
 
-static void decided(struct bed *b, uint64_t epoch, enum r2_steer_step step)
+static void concluded(struct bed *b, uint64_t epoch, enum r2_steer_step step, bool committed)
 {
     pthread_mutex_lock(&b->f.lock);
     CHECK_EQ(b->f.steer.step, step);
     r2_steer_asked(&b->f.steer);
-    r2_leader_decided(&b->f, epoch, true);
+    r2_leader_decided(&b->f, epoch, committed);
     pthread_mutex_unlock(&b->f.lock);
+}
+
+static void decided(struct bed *b, uint64_t epoch, enum r2_steer_step step)
+{
+    concluded(b, epoch, step, true);
 }
 
 static void all_made(struct bed *b, uint32_t epoch)
@@ -193,6 +198,58 @@ static void test_second_loss(void)
     }
 }
 
+/* A node at an inner place of what runs, or is about to. */
+static int inner_node(const struct r2_plan *plan)
+{
+    for (int node = 0; node < NODES; node++)
+        if (node != 1 && node != plan->orders[0].nodes[0] &&
+            node != plan->orders[0].nodes[NODES - 1])
+            return node;
+    CHECK(false);
+    return -1;
+}
+
+/* What was aimed at and refused does not run: it is wanted again, against what does. */
+static void test_refused_relief(void)
+{
+    struct bed *b = bed_with_plan();
+
+    report(b, 2 * inner_node(&b->f.running), FULL / 2);
+    turn(b);
+    concluded(b, 3, R2_STEER_RELIEF, false);
+    CHECK(b->f.policy.current != 0);
+    turn(b);
+    CHECK_EQ(b->f.steer.step, R2_STEER_RELIEF);
+    bed_close(b);
+}
+
+/* A loss while the plan is made makes it worse than stock before it begins: it is relieved at once
+ * then, hold or not. */
+static void test_loss_while_it_is_made(void)
+{
+    struct bed *b = bed_open();
+    int node;
+
+    atomic_store(&b->f.bytes, 64 << 20);
+    all_whole(b);
+    report(b, 2, FULL / 2);
+    turn(b);
+    node = inner_node(&b->f.next);
+    decided(b, 1, R2_STEER_MAKE);
+    report(b, 2 * node, FULL / 2);
+    for (int r = 0; r < RANKS; r++) {
+        b->words[r] = 1;
+        report(b, r, r / 2 == 1 || r / 2 == node ? FULL / 2 : FULL);
+    }
+    turn(b);
+    decided(b, 2, R2_STEER_SWITCH);
+    pthread_mutex_lock(&b->f.lock);
+    r2_leader_turn(&b->f, r2_now_ns() + 4 * S); /* long before the hold is over */
+    pthread_mutex_unlock(&b->f.lock);
+    CHECK_EQ(b->f.steer.step, R2_STEER_RELIEF);
+    bed_close(b);
+}
+
 /* The switch waits for measurements of stock, and does not where they cannot come in time. */
 static void test_waits_for_what_can_come(void)
 {
@@ -210,9 +267,14 @@ static void test_waits_for_what_can_come(void)
 }
 
 static const struct check_test tests[] = {
-    {"worst_rank", test_worst_rank_counts},  {"one_size", test_states_are_compared_at_one_size},
-    {"enough_timed", test_enough_is_timed},  {"second_loss", test_second_loss},
-    {"waits", test_waits_for_what_can_come}, {0},
+    {"worst_rank", test_worst_rank_counts},
+    {"one_size", test_states_are_compared_at_one_size},
+    {"enough_timed", test_enough_is_timed},
+    {"second_loss", test_second_loss},
+    {"waits", test_waits_for_what_can_come},
+    {"refused_relief", test_refused_relief},
+    {"loss_while_made", test_loss_while_it_is_made},
+    {0},
 };
 
 int main(int argc, char **argv)

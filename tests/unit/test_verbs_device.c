@@ -214,7 +214,7 @@ static void sockets_stand_by(void)
         if (p->paths[i]->transport != R2_VIA_TCP)
             continue;
         up += p->paths[i]->state == R2_PATH_UP;
-        CHECK_EQ(p->paths[i]->down_gen, 0);
+        CHECK_EQ(p->paths[i]->last_err, 0);
     }
     r2_peer_unlock(p);
     CHECK_GT(up, 0);

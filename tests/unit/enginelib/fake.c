@@ -18,7 +18,7 @@ static struct {
 } policies[POLICIES];
 static int n_policies;
 unsigned fake_unregistered;
-uint8_t fake_offers;
+_Atomic uint8_t fake_offers;
 atomic_uint fake_unreachable;
 atomic_bool fake_revoked;
 atomic_uint fake_flush_asked;

@@ -59,7 +59,7 @@ extern pthread_mutex_t fake_all_lock;
 /* Bit per NIC: memory is not registered with it. */
 extern unsigned fake_unregistered;
 /* What the NICs offer (R2_OFFER_*); endpoints of R2_VIA_VERBS are one-sided. */
-extern uint8_t fake_offers;
+extern _Atomic uint8_t fake_offers;
 /* Bit per transport: connect() finds nobody by it. */
 extern atomic_uint fake_unreachable;
 /* The last registration was given back with the word that its keys must be dead. */
