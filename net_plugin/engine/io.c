@@ -329,11 +329,11 @@ static bool run_events(struct r2_io *io)
 }
 
 /* Events of other descriptors are kept for the thread, which runs them before any task: so what
- * r2_io_del promises holds for them too. */
-static void lend_events(struct r2_io *io)
+ * r2_io_del promises holds for them too. True: there may be more than it took. */
+static bool lend_events(struct r2_io *io)
 {
     struct epoll_event ev[LENT_BATCH];
-    int n = epoll_wait(io->epoll, ev, LENT_BATCH - io->n_left, 0);
+    int most = LENT_BATCH - io->n_left, n = epoll_wait(io->epoll, ev, most, 0);
 
     for (int i = 0; i < n; i++) {
         struct r2_io_fd *f = ev[i].data.ptr;
@@ -343,22 +343,23 @@ static void lend_events(struct r2_io *io)
         else if (f)
             io->left[io->n_left++] = ev[i];
     }
+    return n == most;
 }
 
 bool r2_io_lend(struct r2_io *io)
 {
-    bool more;
+    bool more, full = true;
 
     if (r2_io_awake(io) || pthread_mutex_trylock(&io->turn))
         return false;
     atomic_store_explicit(&io->lent_until, r2_now_ns() + LENT_NS, memory_order_relaxed);
     standing_for = io;
     if (io->n_left < LENT_BATCH)
-        lend_events(io);
+        full = lend_events(io);
     run_tasks(io, false);
     standing_for = NULL;
     pthread_mutex_lock(&io->lock);
-    more = io->n_left || !r2_list_empty(&io->tasks);
+    more = full || io->n_left || !r2_list_empty(&io->tasks);
     pthread_mutex_unlock(&io->lock);
     pthread_mutex_unlock(&io->turn);
     if (more)

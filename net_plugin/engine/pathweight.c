@@ -130,7 +130,7 @@ int r2_conn_stays(const struct r2_conn *c)
 {
     const struct r2_peer *p = c->peer;
     bool migrate = r2_eng.set->mode == R2_MODE_MIGRATE;
-    int best = -1, behind = r2_eng.n_nics;
+    int best = -1, behind = 2 * r2_eng.n_nics;
 
     if (!r2_conn_narrow())
         return -1;
@@ -139,7 +139,8 @@ int r2_conn_stays(const struct r2_conn *c)
     for (int i = 0; i < p->n_paths; i++) {
         int after = (p->paths[i]->lnic - c->home + r2_eng.n_nics) % r2_eng.n_nics;
 
-        if (after < behind && r2_path_well(p->paths[i])) {
+        after += r2_path_unlimited(p->paths[i]) ? 0 : r2_eng.n_nics; /* while it ramps */
+        if (after < behind && r2_path_usable(p->paths[i])) {
             behind = after;
             best = p->paths[i]->lnic;
         }

@@ -24,7 +24,8 @@ static inline bool r2_conn_narrow(void)
     return r2_eng.set->spread == R2_SPREAD_HOME || r2_eng.set->mode == R2_MODE_MIGRATE;
 }
 /* The NIC that the connection keeps to now, or -1: none, it goes over all. That is its home NIC
- * while it is well; else, with R2CCL_MODE=migrate, the next one after it that is. */
+ * while it is well. With R2CCL_MODE=migrate it is the home NIC while it is up and at full weight,
+ * slow or not (nothing would show that it is well again), else the next one after it that is. */
 int r2_conn_stays(const struct r2_conn *c);
 /* Memory may be registered with some NICs only. If those only stand by, have weight 0 or are not
  * the home NIC, its messages would wait for ever: finds such connections, for which these rules do

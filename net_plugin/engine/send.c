@@ -72,7 +72,8 @@ static uint64_t room(const struct r2_path *path)
     uint64_t window = r2_pathrate_window(&path->rate, chunk, lanes);
     uint64_t used = r2_pathrate_inflight(&path->rate);
 
-    if (path->owes_until && path->peer->shares.members > 1 && path->owes_until > r2_now_ns())
+    if (path->owes_until && path->peer->shares.members > 1 && !r2_conn_narrow() &&
+        path->owes_until > r2_now_ns())
         return 0; /* others have room; the only one is not spared */
     return window > used && lanes ? window - used : 0;
 }
@@ -123,8 +124,8 @@ static bool has_work(const struct r2_path *path)
     return false;
 }
 
-/* Asks lanes to pull: first each connection's home NIC, then others for what that has no room
- * for (unless connections stay at home, wherever home is well). Waived ones: all. */
+/* Asks lanes to pull: first each connection's home NIC, then others for what that has no room for
+ * (unless connections keep to one). Waived ones: all. */
 void r2_peer_kick(struct r2_peer *p)
 {
     uint64_t space[R2_PATHS_MAX], rest = 0;
@@ -140,8 +141,7 @@ void r2_peer_kick(struct r2_peer *p)
         struct r2_conn *c = R2_CONTAINER_OF(n, struct r2_conn, ready);
         const struct r2_req *r = first_waiting(c);
         uint64_t left = r ? c->waiting : 0;
-        int stays = r2_conn_stays(c), first = stays < 0 ? c->home : stays;
-        bool asked = false;
+        int stays = r2_conn_stays(c), first = stays < 0 ? c->home : stays, asked = 0;
 
         for (int i = 0; i < p->n_paths && c->waived; i++)
             kick_path(p->paths[i], left, &space[i]);
@@ -149,7 +149,7 @@ void r2_peer_kick(struct r2_peer *p)
             if (p->paths[i]->lnic != first || !r2_path_usable(p->paths[i]) ||
                 !r2_send_carries(p->paths[i], r))
                 continue;
-            asked |= stays >= 0 && r2_path_well(p->paths[i]);
+            asked |= stays >= 0;
             left = ask_path(p->paths[i], left, &space[i]);
         }
         if (!asked)
@@ -350,11 +350,13 @@ static bool on_trial(const struct r2_path *path)
 }
 
 /* No small rest: it would cost as much as a chunk, and another lane's thread a wake-up. */
-static uint32_t with_rest(const struct r2_req *r, uint32_t len)
+static uint32_t with_rest(const struct r2_path *path, const struct r2_req *r, uint32_t len)
 {
     uint64_t left = r2_send_waiting_bytes(&r->led.send);
 
-    return left <= (uint64_t)len + len / 2 && left <= chunk_max() ? (uint32_t)left : len;
+    return !path->rate.tight && left <= (uint64_t)len + len / 2 && left <= chunk_max()
+               ? (uint32_t)left
+               : len;
 }
 
 static bool take_chunk(struct r2_path *path, struct r2_conn *c, struct r2_bulk *bulk)
@@ -369,8 +371,8 @@ static bool take_chunk(struct r2_path *path, struct r2_conn *c, struct r2_bulk *
             continue;
         if (!on_trial(path) && leave_to_faster(path, r, len))
             return false;
-        if (!r2_send_next(&r->led.send, with_rest(r, len), path->index, path->gen, r2_now_ns(),
-                          &chunk))
+        if (!r2_send_next(&r->led.send, with_rest(path, r, len), path->index, path->gen,
+                          r2_now_ns(), &chunk))
             continue;
         r2_send_fill(path, c, r, &chunk, bulk);
         c->waiting -= chunk.len;
@@ -390,10 +392,10 @@ static void hand_over(struct r2_path *path)
     for (int i = 0; i < p->n_paths; i++) {
         struct r2_path *other = p->paths[i];
 
-        if (other == path || !r2_path_unlimited(other) || other->hb_unanswered || !room(other))
-            continue;
-        other->kick_wanted++;
-        return;
+        if (other != path && r2_path_unlimited(other) && !other->hb_unanswered && room(other)) {
+            other->kick_wanted++;
+            return;
+        }
     }
 }
 
@@ -415,11 +417,10 @@ static void shares_moved(struct r2_path *path, uint32_t len)
 /* Whether the connection's chunks go over the NIC before those of others do, or alone do. */
 static bool at_home(const struct r2_conn *c, int nic)
 {
-    int stays;
+    int stays = r2_conn_stays(c);
 
     if (!r2_conn_narrow())
         return c->home == nic || !r2_conn_home_alive(c);
-    stays = r2_conn_stays(c);
     return stays < 0 || stays == nic;
 }
 
@@ -443,9 +444,7 @@ bool r2_up_next_chunk(void *owner, struct r2_ep *ep, struct r2_bulk *bulk)
         hand_over(path);
         goto out;
     }
-    for (int turn = 0; turn < 2 && !found; turn++) {
-        if (turn == 1 && r2_conn_narrow())
-            break;
+    for (int turn = 0; turn < (r2_conn_narrow() ? 1 : 2) && !found; turn++) {
         R2_LIST_FOR_EACH_SAFE (n, tmp, &p->ready) {
             struct r2_conn *c = R2_CONTAINER_OF(n, struct r2_conn, ready);
             bool home = c->waived || at_home(c, path->lnic);

@@ -277,7 +277,9 @@ static bool confirmed(const struct r2_round *r, const struct r2_wire_addr *addr)
 {
     enum r2_seen seen = pair_outcome(r, addr);
 
-    for (int i = 0; i < r->n_targets && seen == R2_SEEN_NOTHING; i++) {
+    /* ... which only a NIC that is broken for all of its pairs is a reason for. */
+    for (int i = 0; i < r->n_targets && seen == R2_SEEN_NOTHING && r->row.kind == R2_FOUND_LOCAL;
+         i++) {
         if (r->targets[i].lnic == r->lnic && r->targets[i].outcome == R2_SEEN_SILENT)
             seen = R2_SEEN_SILENT;
     }

@@ -14,7 +14,9 @@
 #include "util/log.h"
 
 #define BULK_NOTSENT (256 * 1024)
-#define PUSH_TURN 2 /* the second look finds nothing, as a rule, and so wakes no I/O thread */
+/* Chunks of a push. With one I/O thread a second look finds nothing, as a rule, and so wakes
+ * nobody; where there are more, the rest of a burst is theirs. */
+#define PUSH_TURN (r2_io_count() == 1 ? 2 : 1)
 
 struct r2_tcp r2_tcp = {.lock = PTHREAD_MUTEX_INITIALIZER,
                         .listen_lock = PTHREAD_MUTEX_INITIALIZER};
