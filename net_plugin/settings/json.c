@@ -170,3 +170,8 @@ const char *r2ccl_settings_json(void)
     pthread_once(&r2_json_once, r2_json_make);
     return r2_json_text ? r2_json_text : "[]\n";
 }
+
+const char *r2ccl_settings_notes(void)
+{
+    return r2_settings_warnings();
+}

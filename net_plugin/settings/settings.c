@@ -195,11 +195,6 @@ const char *r2_settings_error(void)
     return r2_settings_process.error[0] ? r2_settings_process.error : NULL;
 }
 
-const char *r2ccl_settings_notes(void)
-{
-    return r2_settings_warnings();
-}
-
 const char *r2_settings_warnings(void)
 {
     r2_settings_get();

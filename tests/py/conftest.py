@@ -21,6 +21,10 @@ ROOT = Path(__file__).resolve().parents[2]
 TOOL = Path(sys.executable).with_name("r2ccl-ctl")
 PARTS = ("build", "lab", "userns", "gpu")
 
+# Under nohup, or behind a shell's &, programs would be born deaf to what tests end them with.
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
+signal.signal(signal.SIGINT, signal.default_int_handler)
+
 
 def required_parts() -> set[str]:
     """Parts whose absence is a failure (TEST_REQUIRE=lab,gpu)."""
