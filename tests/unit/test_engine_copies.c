@@ -1,54 +1,9 @@
 /* The engine as receiver of chunks that come twice or damaged, over a scripted transport (rung 2):
  * copies beside their originals, what is sent again over them, checksums that do not fit. What it
  * cannot prove: that sockets do as the script does (test_tcp_damage.c). */
-#include "check.h"
 #include "control/impl.h"
-#include "enginelib/remote.h"
+#include "recv_bed.h"
 #include "util/crc32c.h"
-
-#define KB 1024u
-#define MSG (64 * KB)
-#define CHUNK (16 * KB)
-
-static uint8_t source[4 * MSG], sink[4 * MSG];
-static struct remote r;
-static struct r2_ep *a, *b; /* paths of NIC 0 and NIC 1 */
-
-static void begin(int paths)
-{
-    for (size_t i = 0; i < sizeof(source); i++)
-        source[i] = (uint8_t)check_random();
-    memset(sink, 0, sizeof(sink));
-    remote_new(&r, false, 2);
-    CHECK(remote_open(&r, paths));
-    a = fake_find(r.id, 0, 0, 0);
-    b = paths > 1 ? fake_find(r.id, 1, 1, 0) : NULL;
-    CHECK(a && (b || paths < 2));
-}
-
-static struct r2_req *irecv(uint8_t *to, size_t size)
-{
-    struct r2_req *req = NULL;
-
-    CHECK_EQ(r2_engine_irecv(r.conn, to, size, 0, NULL, &req), 0);
-    CHECK(req);
-    return req;
-}
-
-/* One chunk of message `seq`, whose bytes are source + seq * MSG. */
-static int claim(struct r2_ep *ep, uint64_t seq, uint64_t off, struct r2_bulk *c)
-{
-    *c = remote_chunk(&r, seq, off, CHUNK, MSG);
-    return fake_claim(ep, c);
-}
-
-static void chunk(struct r2_ep *ep, uint64_t seq, uint64_t off)
-{
-    struct r2_bulk c;
-
-    CHECK_EQ(claim(ep, seq, off, &c), 0);
-    CHECK(remote_place(ep, &c, source + seq * MSG));
-}
 
 static int claim_copy(struct r2_ep *ep, uint64_t off, struct r2_bulk *c)
 {
@@ -66,12 +21,12 @@ static void test_copies(void)
 
     begin(2);
     req = irecv(sink, MSG);
-    CHECK_EQ(claim_copy(b, 0, &copy), 0); /* the original has not come yet */
-    CHECK_EQ(claim(a, 0, 0, &c), 1);      /* ... comes now, while the copy is placed */
+    CHECK_EQ(claim_copy(b, 0, &copy), 0);  /* the original has not come yet */
+    CHECK_EQ(claim_chunk(a, 0, 0, &c), 1); /* ... comes now, while the copy is placed */
     CHECK(remote_place(b, &copy, source));
-    CHECK_EQ(claim(a, 0, 0, &c), 1); /* ... or later */
+    CHECK_EQ(claim_chunk(a, 0, 0, &c), 1); /* ... or later */
 
-    CHECK_EQ(claim(a, 0, CHUNK, &c), 0); /* the original is being read, slowly */
+    CHECK_EQ(claim_chunk(a, 0, CHUNK, &c), 0); /* the original is being read, slowly */
     memset(sink + CHUNK, 0x55, CHUNK / 2);
     atomic_store(&a->reading, true);
     CHECK_EQ(claim_copy(b, CHUNK, &copy), 1); /* inside a read: the copy goes */
@@ -83,7 +38,7 @@ static void test_copies(void)
     CHECK(!fake_done(a, &c)); /* the rest of the original is drained */
     CHECK_EQ(claim_copy(b, CHUNK, &copy), 1);
 
-    CHECK_EQ(claim(a, 0, 2 * CHUNK, &c), 0);
+    CHECK_EQ(claim_chunk(a, 0, 2 * CHUNK, &c), 0);
     CHECK(remote_place(a, &c, source));
     CHECK_EQ(claim_copy(b, 2 * CHUNK, &copy), 1); /* too late */
     CHECK_EQ(remote_test(req, 0, NULL), 0);
@@ -136,14 +91,14 @@ static void test_dropped_copy_leaves_the_original(void)
 
     begin(2);
     req = irecv(sink, MSG);
-    CHECK_EQ(claim(a, 0, 0, &c), 0);
+    CHECK_EQ(claim_chunk(a, 0, 0, &c), 0);
     copy = remote_chunk(&r, 0, 0, CHUNK, MSG);
     copy.flags |= R2_BULK_COPY;
     r2_up_chunk_dropped(a->params.owner, a, &copy, true);
     CHECK_EQ(r2_eng.n->crc_errors - bad, 1);
-    CHECK_LT(claim(b, 0, 0, &again), 0); /* still written to */
+    CHECK_LT(claim_chunk(b, 0, 0, &again), 0); /* still written to */
     CHECK(remote_place(a, &c, source));
-    CHECK_EQ(claim(b, 0, 0, &again), 1);
+    CHECK_EQ(claim_chunk(b, 0, 0, &again), 1);
     CHECK_EQ(remote_test(req, 0, NULL), 0);
     remote_end(&r);
 }
@@ -159,7 +114,7 @@ static void test_bad_crc_is_not_placed(void)
     req = irecv(sink, MSG);
     for (uint64_t off = 0; off < MSG - CHUNK; off += CHUNK)
         chunk(a, 0, off);
-    CHECK_EQ(claim(a, 0, MSG - CHUNK, &c), 0);
+    CHECK_EQ(claim_chunk(a, 0, MSG - CHUNK, &c), 0);
     CHECK(fake_dropped(a, &c, true));
     CHECK_EQ(r2_eng.n->crc_errors - bad, 1);
     fake_fail(a, EBADMSG, false); /* as the transport does then */

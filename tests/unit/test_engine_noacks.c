@@ -23,45 +23,22 @@ static void *test_realloc(void *p, size_t size)
 #include "../../net_plugin/engine/recv.c"
 #undef realloc
 
-#include "enginelib/remote.h"
-
-#define KB 1024u
-#define MSG (64 * KB)
-#define CHUNK (16 * KB)
+#include "recv_bed.h"
 
 struct heard {
     struct r2_msg_ack m;
     struct r2_ack_range range[8];
 } __attribute__((packed));
 
-static uint8_t source[MSG], sink[MSG];
-static struct remote r;
-static struct r2_ep *a, *b;
 static struct r2_req *req;
 
-static void begin(int paths)
+/* A receive is posted, and from now on there is no memory. */
+static void begin_short(int paths)
 {
-    for (size_t i = 0; i < sizeof(source); i++)
-        source[i] = (uint8_t)check_random();
-    memset(sink, 0, sizeof(sink));
-    remote_new(&r, false, 2);
-    CHECK(remote_open(&r, paths));
-    a = fake_find(r.id, 0, 0, 0);
-    b = paths > 1 ? fake_find(r.id, 1, 1, 0) : NULL;
-    CHECK(a && (b || paths < 2));
-    req = NULL;
-    CHECK_EQ(r2_engine_irecv(r.conn, sink, MSG, 0, NULL, &req), 0);
-    CHECK(req);
+    begin(paths);
+    req = irecv(sink, MSG);
     atomic_store(&alloc_failed, 0);
     atomic_store(&alloc_fails, true);
-}
-
-static void place(struct r2_ep *ep, uint64_t off)
-{
-    struct r2_bulk c = remote_chunk(&r, 0, off, CHUNK, MSG);
-
-    CHECK_EQ(fake_claim(ep, &c), 0);
-    CHECK(remote_place(ep, &c, source));
 }
 
 /* The range of one chunk is said by itself once there is memory. */
@@ -69,8 +46,8 @@ static void test_one_chunk(void)
 {
     struct heard ack;
 
-    begin(1);
-    place(a, CHUNK);
+    begin_short(1);
+    chunk(a, 0, CHUNK);
     CHECK_GT(atomic_load(&alloc_failed), 0);
     fake_sleep_ms(100);
     atomic_store(&alloc_fails, false);
@@ -89,8 +66,8 @@ static void test_fenced_waits(void)
     struct heard ack = {0};
     int at_ack = -1, at_fenced;
 
-    begin(2);
-    place(a, CHUNK);
+    begin_short(2);
+    chunk(a, 0, CHUNK);
     remote_forget(b);
     CHECK_EQ(remote_down(b, a), 0);
     CHECK_EQ(remote_hear_ms(b, R2_F_FENCED, NULL, 0, 200), -1);

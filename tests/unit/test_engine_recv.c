@@ -1,53 +1,8 @@
 /* The engine as receiver, over a scripted transport (rung 2). The test is the sender: it sends
  * chunks and small messages, right ones and wrong ones, and loses paths. What it cannot prove: that
  * sockets do as the script does. */
-#include "check.h"
 #include "control/impl.h"
-#include "enginelib/remote.h"
-
-#define KB 1024u
-#define MSG (64 * KB)
-#define CHUNK (16 * KB)
-
-static uint8_t source[4 * MSG], sink[4 * MSG];
-static struct remote r;
-static struct r2_ep *a, *b; /* paths of NIC 0 and NIC 1 */
-
-static void begin(int paths)
-{
-    for (size_t i = 0; i < sizeof(source); i++)
-        source[i] = (uint8_t)check_random();
-    memset(sink, 0, sizeof(sink));
-    remote_new(&r, false, 2);
-    CHECK(remote_open(&r, paths));
-    a = fake_find(r.id, 0, 0, 0);
-    b = paths > 1 ? fake_find(r.id, 1, 1, 0) : NULL;
-    CHECK(a && (b || paths < 2));
-}
-
-static struct r2_req *irecv(uint8_t *to, size_t size)
-{
-    struct r2_req *req = NULL;
-
-    CHECK_EQ(r2_engine_irecv(r.conn, to, size, 0, NULL, &req), 0);
-    CHECK(req);
-    return req;
-}
-
-/* One chunk of message `seq`, whose bytes are source + seq * MSG. */
-static int claim(struct r2_ep *ep, uint64_t seq, uint64_t off, struct r2_bulk *c)
-{
-    *c = remote_chunk(&r, seq, off, CHUNK, MSG);
-    return fake_claim(ep, c);
-}
-
-static void chunk(struct r2_ep *ep, uint64_t seq, uint64_t off)
-{
-    struct r2_bulk c;
-
-    CHECK_EQ(claim(ep, seq, off, &c), 0);
-    CHECK(remote_place(ep, &c, source + seq * MSG));
-}
+#include "recv_bed.h"
 
 static void message(struct r2_ep *ep, uint64_t seq)
 {
@@ -156,7 +111,7 @@ static void test_failure_is_told(void)
 
     begin(2);
     req = irecv(sink, CHUNK);
-    CHECK_EQ(claim(a, 0, 0, &c), 1); /* a chunk of a message of MSG bytes */
+    CHECK_EQ(claim_chunk(a, 0, 0, &c), 1); /* a chunk of a message of MSG bytes */
     CHECK_EQ(remote_test(req, 0, NULL), -EMSGSIZE);
     CHECK_GE(remote_hear(a, R2_F_CLOSE, &m, sizeof(m)), 0);
     CHECK_EQ(m.conn, r.conn_id);
@@ -213,7 +168,7 @@ static void test_dead_generation_drained(void)
     req = irecv(sink, MSG);
     atomic_store(&a->hold_shut, true);
     CHECK_EQ(remote_down(b, a), 0);
-    CHECK_EQ(claim(a, 0, 0, &c), 1); /* its bytes are in the socket still */
+    CHECK_EQ(claim_chunk(a, 0, 0, &c), 1); /* its bytes are in the socket still */
     CHECK_EQ(remote_test(req, 0, NULL), 0);
     atomic_store(&a->hold_shut, false);
     message(b, 0);
@@ -229,9 +184,9 @@ static void test_bad_chunks(void)
     struct r2_req *req;
 
     begin(1);
-    CHECK_EQ(claim(a, 0, 0, &c), -EPROTO); /* not cleared to send */
+    CHECK_EQ(claim_chunk(a, 0, 0, &c), -EPROTO); /* not cleared to send */
     req = irecv(sink, MSG);
-    CHECK_EQ(claim(a, 1, 0, &c), -EPROTO);
+    CHECK_EQ(claim_chunk(a, 1, 0, &c), -EPROTO);
     c = remote_chunk(&r, 0, MSG, CHUNK, MSG);
     CHECK_EQ(fake_claim(a, &c), -EPROTO); /* behind the end */
     c = remote_chunk(&r, 0, UINT64_MAX - 127, CHUNK, MSG);
@@ -240,8 +195,8 @@ static void test_bad_chunks(void)
     CHECK_EQ(fake_claim(a, &c), -EPROTO); /* off the lines */
     chunk(a, 0, 0);
     c = remote_chunk(&r, 0, CHUNK, CHUNK, 2 * CHUNK);
-    CHECK_EQ(fake_claim(a, &c), -EPROTO); /* another total */
-    CHECK_EQ(claim(a, 0, 0, &c), 1);      /* twice: drained */
+    CHECK_EQ(fake_claim(a, &c), -EPROTO);  /* another total */
+    CHECK_EQ(claim_chunk(a, 0, 0, &c), 1); /* twice: drained */
     CHECK_EQ(remote_test(req, 0, NULL), 0);
     c = remote_chunk(&r, 0, CHUNK, CHUNK, MSG);
     c.conn = 999; /* nobody's: drained, as what is left of a closed connection */
@@ -263,10 +218,10 @@ static void test_claim_excludes(void)
 
     begin(2);
     req = irecv(sink, MSG);
-    CHECK_EQ(claim(a, 0, 0, &c), 0);
-    CHECK_LT(claim(b, 0, 0, &d), 0); /* another path writes there */
+    CHECK_EQ(claim_chunk(a, 0, 0, &c), 0);
+    CHECK_LT(claim_chunk(b, 0, 0, &d), 0); /* another path writes there */
     CHECK(remote_place(a, &c, source));
-    CHECK_EQ(claim(b, 0, 0, &d), 1);
+    CHECK_EQ(claim_chunk(b, 0, 0, &d), 1);
     CHECK_EQ(remote_test(req, 0, NULL), 0);
     remote_end(&r);
 }
@@ -278,11 +233,11 @@ static void test_dropped_then_replayed(void)
 
     begin(2);
     req = irecv(sink, MSG);
-    CHECK_EQ(claim(a, 0, 0, &c), 0);
+    CHECK_EQ(claim_chunk(a, 0, 0, &c), 0);
     memset(c.data, 0xaa, CHUNK / 2); /* half written */
     CHECK(fake_dropped(a, &c, false));
     chunk(b, 0, 0);
-    CHECK_EQ(claim(a, 0, CHUNK, &held), 0);
+    CHECK_EQ(claim_chunk(a, 0, CHUNK, &held), 0);
     memset(held.data, 0xbb, CHUNK / 2);
     fake_fail(a, ECONNRESET, false); /* shut gives the claim back */
     CHECK_GE(remote_hear(b, R2_F_FENCED, NULL, 0), 0);
@@ -312,7 +267,7 @@ static void test_fenced_last(void)
     begin(2);
     req = irecv(sink, MSG);
     chunk(a, 0, 0);
-    CHECK_EQ(claim(a, 0, CHUNK, &held), 0);
+    CHECK_EQ(claim_chunk(a, 0, CHUNK, &held), 0);
     remote_forget(b);
     atomic_store(&a->hold_shut, true);
     CHECK_EQ(remote_down(b, a), 0);
@@ -497,10 +452,10 @@ static void test_lines(void)
     begin(1);
     CHECK_EQ(r2_engine_irecv_lines(r.conn, sink, MSG, 0, NULL, &req), 0);
     plain = irecv(sink + MSG, MSG);
-    CHECK_EQ(claim(a, 0, 0, &c), 0);
+    CHECK_EQ(claim_chunk(a, 0, 0, &c), 0);
     CHECK_EQ(c.flags & R2_BULK_LINES, R2_BULK_LINES);
     CHECK(remote_place(a, &c, source));
-    CHECK_EQ(claim(a, 1, 0, &c), 0);
+    CHECK_EQ(claim_chunk(a, 1, 0, &c), 0);
     CHECK_EQ(c.flags & R2_BULK_LINES, 0);
     CHECK(remote_place(a, &c, source + MSG));
     CHECK(req && plain);

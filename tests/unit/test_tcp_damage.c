@@ -7,15 +7,11 @@
 #include <sys/socket.h>
 #include <sys/syscall.h>
 
-#include "check.h"
-#include "engine/internal.h"
+#include "tcp_bed.h"
 #include "transport/tcp/tcp.h"
 
 #define MSG (1024u * 1024)
 
-static struct r2_ctx *ctx;
-static struct r2_listen *listen_here;
-static struct r2_conn *tx, *rx;
 static uint8_t out[MSG], in[MSG];
 
 /* Chunks whose payload is to be damaged, and how many were. */
@@ -51,10 +47,7 @@ static void *accepted(struct r2_ep *ep, const struct r2_ep_params *params)
 
 static void begin(int nudges)
 {
-    char handle[R2_HANDLE_BYTES];
-
-    CHECK_EQ(r2_engine_init(&ctx, 1, NULL), 0);
-    CHECK_EQ(r2_engine_listen(ctx, 0, handle, &listen_here), 0);
+    bed_listen();
     if (!real) {
         real = r2_tcp.ev;
         hooked = *real;
@@ -62,48 +55,15 @@ static void begin(int nudges)
         r2_tcp.ev = &hooked;
     }
     atomic_store(&nudged, nudges);
-    tx = rx = NULL;
-    for (int i = 0; i < 10000 && !(tx && rx); i++) {
-        if (!tx)
-            CHECK_EQ(r2_engine_connect(ctx, 0, handle, &tx), 0);
-        if (!rx)
-            CHECK_EQ(r2_engine_accept(listen_here, &rx), 0);
-        usleep(1000);
-    }
-    CHECK(tx && rx);
-}
-
-static void end(void)
-{
-    r2_engine_close(tx);
-    r2_engine_close(rx);
-    r2_engine_close_listen(listen_here);
-    r2_engine_finalize(ctx);
+    bed_connect();
 }
 
 static void move(void)
 {
     struct r2_req *s = NULL, *t = NULL;
 
-    for (uint32_t i = 0; i < MSG; i += 8)
-        memcpy(out + i, &(uint64_t){check_random()}, 8);
-    memset(in, 0, MSG);
-    CHECK_EQ(r2_engine_irecv(rx, in, MSG, 0, NULL, &t), 0);
-    CHECK_EQ(r2_engine_isend(tx, out, MSG, 0, NULL, &s), 0);
-    for (int i = 0; i < 100000 && (s || t); i++) {
-        int done = 0;
-
-        if (s)
-            CHECK_EQ(r2_engine_test(s, &done, NULL), 0);
-        s = done ? NULL : s;
-        done = 0;
-        if (t)
-            CHECK_EQ(r2_engine_test(t, &done, NULL), 0);
-        t = done ? NULL : t;
-        if (s || t)
-            usleep(200);
-    }
-    CHECK(!s && !t);
+    bed_post(out, in, MSG, &s, &t);
+    CHECK(bed_done(&s, &t, 20000));
     CHECK_MEM(in, out, MSG);
 }
 

@@ -6,41 +6,18 @@
 #include <sys/resource.h>
 #include <sys/socket.h>
 
-#include "check.h"
-#include "engine/internal.h"
+#include "tcp_bed.h"
 #include "transport/tcp/tcp.h"
 
 #define BIG (64u * 1024)
 #define SMALL 1024u
 
-static struct r2_ctx *ctx;
-static struct r2_listen *listen_here;
-static struct r2_conn *tx, *rx;
 static uint8_t out[BIG], in[BIG];
 
 static void begin(void)
 {
-    char handle[R2_HANDLE_BYTES];
-
-    CHECK_EQ(r2_engine_init(&ctx, 1, NULL), 0);
-    CHECK_EQ(r2_engine_listen(ctx, 0, handle, &listen_here), 0);
-    tx = rx = NULL;
-    for (int i = 0; i < 5000 && !(tx && rx); i++) {
-        if (!tx)
-            CHECK_EQ(r2_engine_connect(ctx, 0, handle, &tx), 0);
-        if (!rx)
-            CHECK_EQ(r2_engine_accept(listen_here, &rx), 0);
-        usleep(1000);
-    }
-    CHECK(tx && rx);
-}
-
-static void end(void)
-{
-    r2_engine_close(tx);
-    r2_engine_close(rx);
-    r2_engine_close_listen(listen_here);
-    r2_engine_finalize(ctx);
+    bed_listen();
+    bed_connect();
 }
 
 static struct r2_req *isend(uint32_t size)

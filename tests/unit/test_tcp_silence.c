@@ -8,49 +8,26 @@
 #include <stdatomic.h>
 #include <sys/socket.h>
 
-#include "check.h"
-#include "engine/internal.h"
+#include "tcp_bed.h"
 #include "transport/tcp/tcp.h"
 
 #define MSG (256u * 1024)
 #define NICS 2
 
-static struct r2_ctx *ctx;
-static struct r2_listen *listen_here;
-static struct r2_conn *tx, *rx;
 static uint8_t out[MSG], in[MSG];
 static uint64_t events_seen;
 
 static void begin(void)
 {
-    char handle[R2_HANDLE_BYTES];
-
-    CHECK_EQ(r2_engine_init(&ctx, 1, NULL), 0);
-    CHECK_EQ(r2_engine_listen(ctx, 0, handle, &listen_here), 0);
+    bed_listen();
     for (int i = 0; i < NICS; i++) { /* sockets inherit it: their windows close soon */
         int small = 16 * 1024;
 
         setsockopt(r2_tcp.listeners[i].fd, SOL_SOCKET, SO_RCVBUF, &small, sizeof(small));
     }
-    tx = rx = NULL;
-    for (int i = 0; i < 5000 && !(tx && rx); i++) {
-        if (!tx)
-            CHECK_EQ(r2_engine_connect(ctx, 0, handle, &tx), 0);
-        if (!rx)
-            CHECK_EQ(r2_engine_accept(listen_here, &rx), 0);
-        usleep(1000);
-    }
-    CHECK(tx && rx);
+    bed_connect();
     events_seen =
         __atomic_load_n(&r2_control_segment(r2_eng.ctl)->header.event_head, __ATOMIC_ACQUIRE);
-}
-
-static void end(void)
-{
-    r2_engine_close(tx);
-    r2_engine_close(rx);
-    r2_engine_close_listen(listen_here);
-    r2_engine_finalize(ctx);
 }
 
 /* Moves one message; false if it is not done within `ms`: it goes on with the next call. */
@@ -58,28 +35,9 @@ static struct r2_req *sending, *receiving;
 
 static bool move(int ms)
 {
-    if (!receiving && !sending) {
-        for (uint32_t i = 0; i < MSG; i += 8)
-            memcpy(out + i, &(uint64_t){check_random()}, 8);
-        memset(in, 0, MSG);
-        CHECK_EQ(r2_engine_irecv(rx, in, MSG, 0, NULL, &receiving), 0);
-        CHECK_EQ(r2_engine_isend(tx, out, MSG, 0, NULL, &sending), 0);
-        CHECK(sending && receiving);
-    }
-    for (int i = 0; i <= ms * 5 && (sending || receiving); i++) {
-        int done = 0;
-
-        if (sending)
-            CHECK_EQ(r2_engine_test(sending, &done, NULL), 0);
-        sending = done ? NULL : sending;
-        done = 0;
-        if (receiving)
-            CHECK_EQ(r2_engine_test(receiving, &done, NULL), 0);
-        receiving = done ? NULL : receiving;
-        if (sending || receiving)
-            usleep(200);
-    }
-    if (sending || receiving)
+    if (!receiving && !sending)
+        bed_post(out, in, MSG, &sending, &receiving);
+    if (!bed_done(&sending, &receiving, ms))
         return false;
     CHECK_MEM(in, out, MSG);
     return true;

@@ -1,0 +1,73 @@
+/* Two ends in one process over real sockets on loopback (rung 3): tx sends, rx receives. One test
+ * thread; every wait is bounded. */
+#ifndef R2_TESTS_TCP_BED_H
+#define R2_TESTS_TCP_BED_H
+
+#include "check.h"
+#include "engine/internal.h"
+
+static struct r2_ctx *ctx;
+static struct r2_listen *listen_here;
+static struct r2_conn *tx, *rx;
+static char listen_handle[R2_HANDLE_BYTES];
+
+static void bed_listen(void)
+{
+    CHECK_EQ(r2_engine_init(&ctx, 1, NULL), 0);
+    CHECK_EQ(r2_engine_listen(ctx, 0, listen_handle, &listen_here), 0);
+}
+
+static void bed_connect(void)
+{
+    tx = rx = NULL;
+    for (int i = 0; i < 10000 && !(tx && rx); i++) {
+        if (!tx)
+            CHECK_EQ(r2_engine_connect(ctx, 0, listen_handle, &tx), 0);
+        if (!rx)
+            CHECK_EQ(r2_engine_accept(listen_here, &rx), 0);
+        usleep(1000);
+    }
+    CHECK(tx && rx);
+}
+
+static void end(void)
+{
+    r2_engine_close(tx);
+    r2_engine_close(rx);
+    r2_engine_close_listen(listen_here);
+    r2_engine_finalize(ctx);
+}
+
+/* Random bytes from `out` to `in`. */
+__attribute__((unused)) static void bed_post(uint8_t *out, uint8_t *in, uint32_t len,
+                                             struct r2_req **sending, struct r2_req **receiving)
+{
+    for (uint32_t i = 0; i < len; i += 8)
+        memcpy(out + i, &(uint64_t){check_random()}, 8);
+    memset(in, 0, len);
+    CHECK_EQ(r2_engine_irecv(rx, in, len, 0, NULL, receiving), 0);
+    CHECK_EQ(r2_engine_isend(tx, out, len, 0, NULL, sending), 0);
+    CHECK(*sending && *receiving);
+}
+
+/* Until both are done, and thus NULL; false after `ms`. */
+__attribute__((unused)) static bool bed_done(struct r2_req **sending, struct r2_req **receiving,
+                                             int ms)
+{
+    for (int i = 0; i <= ms * 5 && (*sending || *receiving); i++) {
+        int done = 0;
+
+        if (*sending)
+            CHECK_EQ(r2_engine_test(*sending, &done, NULL), 0);
+        *sending = done ? NULL : *sending;
+        done = 0;
+        if (*receiving)
+            CHECK_EQ(r2_engine_test(*receiving, &done, NULL), 0);
+        *receiving = done ? NULL : *receiving;
+        if (*sending || *receiving)
+            usleep(200);
+    }
+    return !*sending && !*receiving;
+}
+
+#endif
