@@ -16,23 +16,6 @@ static struct r2_path *path_of(const struct r2_ep *ep)
     return ep->params.owner;
 }
 
-/* As if the path had carried chunks that took so long each. */
-static void pretend_rate(struct r2_ep *ep, uint64_t ns_per_chunk)
-{
-    struct r2_path *path = path_of(ep);
-    uint64_t now = r2_now_ns();
-
-    r2_peer_lock(path->peer);
-    for (int i = 0; i < 64; i++) {
-        struct r2_rate_stamp stamp;
-
-        r2_pathrate_on_send(&path->rate, 32 * KB, now, &stamp);
-        r2_pathrate_on_ack(&path->rate, 32 * KB, &stamp, now, now + ns_per_chunk);
-        now += ns_per_chunk;
-    }
-    r2_peer_unlock(path->peer);
-}
-
 /* `known`: the other NIC's path has carried something before. */
 static void begin(struct r2_req **req, bool known)
 {
@@ -41,9 +24,9 @@ static void begin(struct r2_req **req, bool known)
     a = fake_find(r.id, 0, 0, 0);
     b = fake_find(r.id, 1, 1, 0);
     CHECK(a && b);
-    pretend_rate(a, 10 * R2_NS_PER_MS);
+    remote_rate(a, 10 * R2_NS_PER_MS);
     if (known) {
-        pretend_rate(b, 10 * R2_NS_PER_US);
+        remote_rate(b, 10 * R2_NS_PER_US);
         CHECK_GT(r2_pathrate_rate(&path_of(b)->rate), 10 * r2_pathrate_rate(&path_of(a)->rate));
     }
     *req = NULL;

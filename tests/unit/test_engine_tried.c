@@ -9,23 +9,6 @@ static uint8_t data[MSG];
 static struct remote r;
 static struct r2_ep *ep[2];
 
-/* As if the path had carried chunks that took so long each. */
-static void pretend_rate(int nic, uint64_t ns_per_chunk)
-{
-    struct r2_path *path = ep[nic]->params.owner;
-    uint64_t now = r2_now_ns();
-
-    r2_peer_lock(path->peer);
-    for (int i = 0; i < 64; i++, now += ns_per_chunk) {
-        struct r2_rate_stamp stamp;
-
-        r2_pathrate_on_send(&path->rate, 32 << 10, now, &stamp);
-        r2_pathrate_on_ack(&path->rate, 32 << 10, &stamp, now, now + ns_per_chunk);
-    }
-    CHECK(!path->rate.tight);
-    r2_peer_unlock(path->peer);
-}
-
 /* Sends a message of one chunk; the NIC whose path takes it, the home NIC asked first. */
 static int taker(uint64_t seq)
 {
@@ -56,8 +39,8 @@ static void test_slow_once(void)
         CHECK(ep[i]);
     }
     CHECK_EQ(taker(seq++), 0);
-    pretend_rate(0, 10 * R2_NS_PER_MS);
-    pretend_rate(1, 10 * R2_NS_PER_US);
+    remote_rate(ep[0], 10 * R2_NS_PER_MS);
+    remote_rate(ep[1], 10 * R2_NS_PER_US);
     from = r2_now_ns();
     CHECK_EQ(taker(seq++), 1);
     do {
@@ -94,8 +77,8 @@ static void test_none_while_overdue(void)
         CHECK(ep[i]);
     }
     CHECK_EQ(taker(seq++), 0);
-    pretend_rate(0, 10 * R2_NS_PER_MS);
-    pretend_rate(1, 10 * R2_NS_PER_US);
+    remote_rate(ep[0], 10 * R2_NS_PER_MS);
+    remote_rate(ep[1], 10 * R2_NS_PER_US);
     atomic_store(&ep[0]->silent, true);
     for (from = r2_now_ns(); !unanswered(0) && r2_now_ns() - from < 3 * R2_NS_PER_S;)
         fake_sleep_ms(5);

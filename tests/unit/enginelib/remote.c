@@ -432,3 +432,18 @@ bool remote_wait_flag(atomic_bool *flag)
     }
     return false;
 }
+
+void remote_rate(struct r2_ep *ep, uint64_t ns_per_chunk)
+{
+    struct r2_path *path = ep->params.owner;
+    uint64_t now = r2_now_ns();
+
+    r2_peer_lock(path->peer);
+    for (int i = 0; i < 64; i++, now += ns_per_chunk) {
+        struct r2_rate_stamp stamp;
+
+        r2_pathrate_on_send(&path->rate, 32 << 10, now, &stamp);
+        r2_pathrate_on_ack(&path->rate, 32 << 10, &stamp, now, now + ns_per_chunk);
+    }
+    r2_peer_unlock(path->peer);
+}

@@ -76,5 +76,7 @@ struct r2_wire_addr remote_addr(const struct remote *r, int nic);
 /* Waits until the request ends: 1 done, 0 not within `ms`, -errno. */
 int remote_test(struct r2_req *req, int ms, size_t *size);
 bool remote_wait_flag(atomic_bool *flag);
+/* As if its path had carried 64 chunks of 32 KiB, one after the other, that took so long each. */
+void remote_rate(struct r2_ep *ep, uint64_t ns_per_chunk);
 
 #endif
