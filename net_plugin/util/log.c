@@ -93,19 +93,6 @@ static void log_out(enum r2_log_level level, const char *file, int line, const c
     }
 }
 
-void r2_log_write(enum r2_log_level level, const char *file, int line, const char *fmt, ...)
-{
-    int saved = errno;
-    char text[LOG_LINE];
-    va_list ap;
-
-    va_start(ap, fmt);
-    vsnprintf(text, sizeof(text), fmt, ap);
-    va_end(ap);
-    log_out(level, file, line, text);
-    errno = saved;
-}
-
 /* NCCL writes warnings at these levels; without NCCL_DEBUG it is silent. */
 static bool log_nccl_warns(void)
 {
@@ -120,20 +107,39 @@ static bool log_nccl_warns(void)
     return false;
 }
 
-void r2_log_tell(const char *file, int line, const char *fmt, ...)
+/* `tell`: whatever NCCL does with it, somebody must see it. */
+__attribute__((format(printf, 5, 0))) static void log_va(enum r2_log_level level, bool tell,
+                                                         const char *file, int line,
+                                                         const char *fmt, va_list ap)
 {
     int saved = errno;
     char text[LOG_LINE];
-    va_list ap;
 
-    va_start(ap, fmt);
     vsnprintf(text, sizeof(text), fmt, ap);
-    va_end(ap);
-    log_out(R2_LOG_WARN, file, line, text);
-    if (__atomic_load_n(&logger, __ATOMIC_RELAXED) && log_verbosity() >= 1 && !log_nccl_warns()) {
+    log_out(level, file, line, text);
+    if (tell && __atomic_load_n(&logger, __ATOMIC_RELAXED) && log_verbosity() >= 1 &&
+        !log_nccl_warns()) {
         fprintf(stderr, "WARN " LOG_PREFIX "%s\n", text);
     }
     errno = saved;
+}
+
+void r2_log_write(enum r2_log_level level, const char *file, int line, const char *fmt, ...)
+{
+    va_list ap;
+
+    va_start(ap, fmt);
+    log_va(level, false, file, line, fmt, ap);
+    va_end(ap);
+}
+
+void r2_log_tell(const char *file, int line, const char *fmt, ...)
+{
+    va_list ap;
+
+    va_start(ap, fmt);
+    log_va(R2_LOG_WARN, true, file, line, fmt, ap);
+    va_end(ap);
 }
 
 bool r2_log_limit_pass(struct r2_log_limit *limit, uint64_t now_ns, uint32_t *dropped)

@@ -23,10 +23,10 @@ class NcclError(Exception):
 class Nccl:
     def __init__(self, library: str | None) -> None:
         """None: what the process has loaded already (a preloaded shim)."""
-        self.library = ctypes.CDLL(library)
+        self.nccl = ctypes.CDLL(library)
 
     def check(self, name: str, *arguments: object) -> None:
-        code = getattr(self.library, name)(*arguments)
+        code = getattr(self.nccl, name)(*arguments)
         if code != 0:
             raise NcclError(f"{name}: result {code}")
 
