@@ -284,11 +284,14 @@ static int post_any(struct r2_conn *c, bool send, void *data, size_t size, bool 
 {
     int rc;
 
+    int cancel;
+
     *out = NULL;
     if (atomic_load(&r2_eng.inert))
         return -EPERM;
     if (!c || c->out != send)
         return -EINVAL;
+    pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &cancel); /* locks, and calls on sockets */
     r2_peer_lock(c->peer);
     rc = post(c, data, size, lines, mr, out);
     if (*out && send)
@@ -296,6 +299,7 @@ static int post_any(struct r2_conn *c, bool send, void *data, size_t size, bool 
     else if (*out)
         r2_recv_start(*out);
     r2_peer_unlock_soon(c->peer, pushes(size));
+    pthread_setcancelstate(cancel, NULL);
     return rc;
 }
 
@@ -343,10 +347,8 @@ static void help(struct r2_conn *c)
 {
     struct r2_ep *eps[R2_PATHS_MAX];
     bool lent;
-    int n = 0;
+    int n = 0, cancel;
 
-    if (!help_is_due(c))
-        return;
     lent = alone() && r2_io_lend(r2_io_at(0));
     if (pthread_mutex_trylock(&c->peer->lock))
         return;
@@ -361,10 +363,12 @@ static void help(struct r2_conn *c)
         }
     }
     pthread_mutex_unlock(&c->peer->lock);
+    pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &cancel);
     for (int i = 0; i < n; i++) {
         r2_eng.ops->help(eps[i]);
         r2_eng.ops->put(eps[i]);
     }
+    pthread_setcancelstate(cancel, NULL);
 }
 
 int r2_engine_test(struct r2_req *r, int *done, size_t *size)
@@ -378,7 +382,8 @@ int r2_engine_test(struct r2_req *r, int *done, size_t *size)
     if (state == R2_REQ_ACTIVE) {
         if (atomic_load(&r2_eng.inert))
             return -EPERM;
-        help(r->conn);
+        if (help_is_due(r->conn))
+            help(r->conn);
         state = atomic_load_explicit(&r->state, memory_order_acquire);
     }
     if (state == R2_REQ_ACTIVE)

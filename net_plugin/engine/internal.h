@@ -522,7 +522,7 @@ void r2_conn_reap(struct r2_conn *c);
 struct r2_req *r2_conn_req(struct r2_conn *c, uint64_t seq);
 void r2_req_finish(struct r2_req *r, int err); /* err 0: done */
 
-/* ---- send.c: the sender's data plane */
+/* ---- pull.c: which chunk goes over which path */
 /* The path can carry the message: its memory is registered with the NICs of both ends, or read and
  * written by threads on both. */
 bool r2_send_carries(const struct r2_path *path, const struct r2_req *r);
@@ -530,6 +530,9 @@ bool r2_up_next_chunk(void *owner, struct r2_ep *ep, struct r2_bulk *bulk);
 void r2_up_chunk_sent(void *owner, struct r2_ep *ep, const struct r2_bulk *bulk);
 void r2_send_fill(struct r2_path *path, struct r2_conn *c, struct r2_req *r,
                   const struct r2_chunk *chunk, struct r2_bulk *bulk);
+void r2_peer_kick(struct r2_peer *p); /* there is work for bulk lanes */
+
+/* ---- send.c: the sender's messages */
 void r2_send_start(struct r2_req *r); /* a new message: eager or to the ready list */
 void r2_send_pump(struct r2_conn *c); /* what waits for credit, CTS or a path */
 void r2_send_on_cts(struct r2_conn *c, const struct r2_msg_cts *m, const uint32_t *keys);
@@ -537,9 +540,14 @@ int r2_send_on_ack(struct r2_conn *c, uint64_t cumulative, const struct r2_ack_r
                    uint32_t n);
 /* The receiver has fenced the path: what is missing goes back to the queue. */
 void r2_send_fenced(struct r2_path *path, uint32_t gen);
-void r2_peer_kick(struct r2_peer *p); /* there is work for bulk lanes */
 /* Bytes of the message that bulk lanes may take now. */
 uint64_t r2_send_waiting(const struct r2_req *r);
+/* The connection's first message of which there are any, or NULL. */
+const struct r2_req *r2_send_first_waiting(struct r2_conn *c);
+/* So many more wait, or fewer: the connection is listed accordingly. */
+void r2_send_more(struct r2_conn *c, uint64_t bytes);
+/* The clear-to-send of that message, or NULL. */
+const struct r2_cts_slot *r2_send_cts(const struct r2_conn *c, uint64_t seq);
 
 /* ---- recv.c: the receiver's data plane */
 int r2_up_chunk_claim(void *owner, struct r2_ep *ep, struct r2_bulk *bulk, uint16_t lane);

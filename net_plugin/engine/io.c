@@ -2,6 +2,7 @@
 #include "engine/io.h"
 
 #include <errno.h>
+#include <limits.h>
 #include <poll.h>
 #include <pthread.h>
 #include <sched.h>
@@ -31,7 +32,7 @@
 #define WAKING_NS (20 * R2_NS_PER_US) /* what sleeping adds to an idle time */
 #define LENT_NS (300 * R2_NS_PER_US)  /* a caller that polls comes again within that */
 #define LENT_LOOK_MS 1                /* how often the thread asks whether it still does */
-#define LENT_BATCH 4                  /* events per call: the caller has work of its own */
+#define LENT_BATCH 4                  /* events, and tasks, per call: the caller has other work */
 
 struct r2_io {
     int index;
@@ -220,9 +221,10 @@ static bool did_work(void)
     return !only_upkeep;
 }
 
-/* `all`: else only those that a stand-in may run. */
-static bool run_tasks(struct r2_io *io, bool all)
+/* `lent`: no more than a stand-in may run, and of those a few; the rest stays in the queue. */
+static bool run_tasks(struct r2_io *io, bool lent)
 {
+    int room = lent ? LENT_BATCH : INT_MAX;
     bool any = false;
     struct r2_list *n, *tmp;
 
@@ -232,8 +234,10 @@ static bool run_tasks(struct r2_io *io, bool all)
     r2_list_init(&round);
     pthread_mutex_lock(&io->lock);
     R2_LIST_FOR_EACH_SAFE (n, tmp, &io->tasks) {
-        if (!all && !R2_CONTAINER_OF(n, struct r2_task, node)->brief)
+        if (lent && !R2_CONTAINER_OF(n, struct r2_task, node)->brief)
             continue;
+        if (room-- == 0)
+            break;
         r2_list_del(n);
         r2_list_add_tail(&round, n);
     }
@@ -349,14 +353,18 @@ static bool lend_events(struct r2_io *io)
 bool r2_io_lend(struct r2_io *io)
 {
     bool more, full = true;
+    int cancel;
 
     if (r2_io_awake(io) || pthread_mutex_trylock(&io->turn))
         return false;
+    /* The caller may be a thread that its application cancels; callbacks read and write sockets,
+     * where it would end with the turn and their locks in hand. */
+    pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &cancel);
     atomic_store_explicit(&io->lent_until, r2_now_ns() + LENT_NS, memory_order_relaxed);
     standing_for = io;
     if (io->n_left < LENT_BATCH)
         full = lend_events(io);
-    run_tasks(io, false);
+    run_tasks(io, true);
     standing_for = NULL;
     pthread_mutex_lock(&io->lock);
     more = full || io->n_left || !r2_list_empty(&io->tasks);
@@ -364,6 +372,7 @@ bool r2_io_lend(struct r2_io *io)
     pthread_mutex_unlock(&io->turn);
     if (more)
         r2_io_wake(io);
+    pthread_setcancelstate(cancel, NULL);
     return true;
 }
 
@@ -421,7 +430,7 @@ static void *io_main(void *arg)
         pthread_mutex_lock(&io->turn);
         any = run_events(io);
         atomic_store(&io->pending, false);
-        any |= run_tasks(io, true);
+        any |= run_tasks(io, false);
         run_timers(io);
         pthread_mutex_unlock(&io->turn);
         if (any) {

@@ -57,8 +57,9 @@ bool r2_io_all_awake(void);
 /* For a caller that polls anyway, without locks: runs what a sleeping thread would do now, of
  * descriptors and tasks that are `brief` (they wait for nobody), and lets it sleep as long as the
  * caller comes again soon. Where cores are few that saves a wake-up per message. What is left to
- * do is left to the thread, which is woken. The callbacks of one I/O thread still run one after
- * another. False: it did nothing, because the thread is awake or somebody else stands in. */
+ * do, a few events and tasks being all that it is asked for, is left to the thread, which is woken.
+ * The callbacks of one I/O thread still run one after another. The caller is not cancelled
+ * meanwhile. False: it did nothing, because the thread is awake or somebody else stands in. */
 bool r2_io_lend(struct r2_io *io);
 
 int r2_io_add(struct r2_io *io, struct r2_io_fd *f);

@@ -279,6 +279,7 @@ void r2_path_up(struct r2_path *path)
     path->verdict[0] = '\0';
     p->reached[path->lnic] |= (uint16_t)(1u << path->rnic);
     path->heard = path->told_up = false;
+    path->testing = true; /* until its first frames are out it has carried nothing */
     r2_out_info(path);
     if (path->state != R2_PATH_UP) /* no memory for the frame */
         return;
@@ -287,6 +288,8 @@ void r2_path_up(struct r2_path *path)
     r2_grey_path_up(path);
     path->owes_until = 0;
     r2_path_test(path);
+    if (path->state != R2_PATH_UP) /* the same */
+        return;
     r2_path_show(path, path->testing ? "test chunks are under way" : "");
     r2_peer_census(p);
     r2_peer_weigh(p);

@@ -204,12 +204,13 @@ void r2_path_test(struct r2_path *path)
 
     path->test_out = path->test_want = 0; /* test_done: see up_accepted */
     path->test_at = path->peer->out ? r2_now_ns() : 0;
-    path->testing = path->peer->out ? !fresh : path->health.state == R2_HEALTH_PROBING;
+    path->testing = path->peer->out || path->health.state == R2_HEALTH_PROBING;
     if (!path->peer->out)
         return;
-    if (path->testing && path->transport == R2_VIA_TCP)
+    if (!fresh && path->transport == R2_VIA_TCP)
         m.bytes = path->test_want = plan_test(path);
-    r2_out_frame(path, R2_F_TEST, &m, sizeof(m), NULL, 0);
+    if (r2_out_frame(path, R2_F_TEST, &m, sizeof(m), NULL, 0))
+        return; /* no memory: it is down again */
     if (fresh)
         proven(path, "");
     else

@@ -162,17 +162,6 @@ static bool served(const struct r2_conn *c, const struct r2_req *r)
     return false;
 }
 
-static const struct r2_req *first_waiting(struct r2_conn *c)
-{
-    for (uint64_t s = c->oldest; s < c->next_seq; s++) {
-        const struct r2_req *r = r2_conn_req(c, s);
-
-        if (r && r2_send_waiting(r))
-            return r;
-    }
-    return NULL;
-}
-
 /* Some other path carries the message, and may take a chunk of it now. */
 static bool others_may(const struct r2_path *path, const struct r2_conn *c, const struct r2_req *r)
 {
@@ -196,7 +185,7 @@ bool r2_path_sole_carrier(const struct r2_path *path)
 
     R2_LIST_FOR_EACH (n, &path->peer->ready) {
         struct r2_conn *c = R2_CONTAINER_OF(n, struct r2_conn, ready);
-        const struct r2_req *r = first_waiting(c);
+        const struct r2_req *r = r2_send_first_waiting(c);
 
         if (r && r2_send_carries(path, r) && !others_may(path, c, r))
             return true;
@@ -215,6 +204,15 @@ static bool only_stands_by(const struct r2_conn *c, const struct r2_req *r)
             return true;
     }
     return false;
+}
+
+void r2_conn_begins(struct r2_conn *c, const struct r2_req *r)
+{
+    bool alone = r2_list_empty(&c->ready); /* nothing else of it waits: earlier ones do not count */
+
+    if (alone || !c->waived)
+        c->waived = only_stands_by(c, r);
+    c->peer->waived |= c->waived;
 }
 
 void r2_peer_waive(struct r2_peer *p)

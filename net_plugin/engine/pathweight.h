@@ -31,6 +31,8 @@ int r2_conn_stays(const struct r2_conn *c);
  * the home NIC, its messages would wait for ever: finds such connections, for which these rules do
  * not hold (r2_conn.waived). */
 void r2_peer_waive(struct r2_peer *p);
+/* The same for a message that begins to wait for a bulk lane, before its connection is listed. */
+void r2_conn_begins(struct r2_conn *c, const struct r2_req *r);
 /* S: what waits has no path that may carry it, as sockets may not: for so long, then it fails. */
 void r2_peer_check_stuck(struct r2_peer *p, uint64_t now);
 /* Some path's weight or usability may have changed: weighs all of the peer's anew. */

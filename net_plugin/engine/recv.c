@@ -360,11 +360,17 @@ static int claim(struct r2_path *path, struct r2_ep *ep, struct r2_bulk *bulk, u
     return 0;
 }
 
+static const struct r2_req *req_of(struct r2_peer *p, const struct r2_bulk *bulk)
+{
+    struct r2_conn *c = r2_conn_find(p, bulk->conn);
+
+    return c && !c->out ? r2_conn_req(c, bulk->seq) : NULL;
+}
+
 /* The claim that covers this chunk, or NULL. */
 static const struct r2_recv_claim *claim_of(struct r2_peer *p, const struct r2_bulk *bulk)
 {
-    struct r2_conn *c = r2_conn_find(p, bulk->conn);
-    struct r2_req *r = c && !c->out ? r2_conn_req(c, bulk->seq) : NULL;
+    const struct r2_req *r = req_of(p, bulk);
 
     for (uint32_t i = 0; r && i < r->led.recv.count; i++) {
         const struct r2_recv_claim *k = r2_recv_claim_at(&r->led.recv, i);
@@ -384,7 +390,8 @@ static bool being_placed(struct r2_peer *p, const struct r2_bulk *bulk)
     return k && (k->lane & LANE_COPY);
 }
 
-/* Who reads the very chunk of a copy into its place: its path, with the endpoint's reference. */
+/* Who reads the very chunk of a copy into its place: its path, with the endpoint's reference. None
+ * that was claimed over bytes in place (r2_recv_claim_over): a copy cannot have its claim. */
 static struct r2_path *reader(struct r2_peer *p, const struct r2_bulk *bulk, struct r2_ep **ep,
                               unsigned *lane)
 {
@@ -392,7 +399,8 @@ static struct r2_path *reader(struct r2_peer *p, const struct r2_bulk *bulk, str
     struct r2_path *path = k && k->path < p->n_paths ? p->paths[k->path] : NULL;
 
     if (!path || k->off != bulk->offset || k->len != bulk->len || !path->ep ||
-        path->gen != k->gen || (k->lane & LANE_COPY))
+        path->gen != k->gen || (k->lane & LANE_COPY) ||
+        r2_ranges_overlap(&req_of(p, bulk)->led.recv.done, bulk->offset, bulk->len))
         return NULL;
     *ep = path->ep;
     *lane = k->lane;

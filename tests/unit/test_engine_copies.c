@@ -81,6 +81,35 @@ static void test_replay_over_a_copy(void)
     remote_end(&r);
 }
 
+/* The replay of a chunk that has come in part is read over what is in place; then a copy of all of
+ * it is whole first. The copy goes, and the reader of the replay stays with it: its path is well.
+ */
+static void test_copy_behind_a_replay(void)
+{
+    struct r2_bulk c, copy;
+    struct r2_req *req;
+
+    begin(2);
+    req = irecv(sink, MSG);
+    chunk(b, 0, 0);
+    c = remote_chunk(&r, 0, 0, 2 * CHUNK, MSG);
+    CHECK_EQ(fake_claim(a, &c), 0); /* half of it has come */
+    copy = c;
+    copy.flags |= R2_BULK_COPY;
+    CHECK_EQ(fake_claim(b, &copy), 1);
+    CHECK_EQ(remote_state(&r, 0), R2_PATH_UP);
+    CHECK_EQ(a->n_rx, 1);
+    CHECK(remote_place(a, &c, source));
+    chunk(b, 0, 2 * CHUNK);
+    chunk(b, 0, 3 * CHUNK);
+    fake_pull(a);
+    fake_pull(b);
+    CHECK_EQ(remote_test(req, REMOTE_WAIT_MS, NULL), 1);
+    CHECK_MEM(sink, source, MSG);
+    CHECK_EQ(remote_state(&r, 0), R2_PATH_UP);
+    remote_end(&r);
+}
+
 /* A copy that is not whole has no claim; the lane that gives it up must not give back that of the
  * original, which another lane of the same endpoint writes into its place. */
 static void test_dropped_copy_leaves_the_original(void)
@@ -160,6 +189,7 @@ static void test_bad_crc_of_a_small_message(void)
 static const struct check_test tests[] = {
     {"copies", test_copies},
     {"replay_over_a_copy", test_replay_over_a_copy},
+    {"copy_behind_a_replay", test_copy_behind_a_replay},
     {"dropped_copy_leaves_the_original", test_dropped_copy_leaves_the_original},
     {"bad_crc_is_not_placed", test_bad_crc_is_not_placed},
     {"bad_crc_of_a_small_message", test_bad_crc_of_a_small_message},

@@ -47,8 +47,65 @@ static void test_up_without_memory(void)
     remote_end(&r);
 }
 
+/* A message waits for a path. One that comes up and cannot say its first frames was none: the wait
+ * goes on from where it began, nothing is called a failure, and nothing up. `first`: not even the
+ * first one finds memory; else the second one does not. */
+static void wait_goes_on(bool first)
+{
+    size_t one = sizeof(struct r2_frame) + sizeof(struct r2_msg_info) + sizeof(struct r2_info_nic);
+    struct r2_path *path;
+    struct r2_peer *p;
+    uint64_t since, now_since;
+    struct remote r;
+    struct r2_ep *ep;
+    bool served, up;
+
+    remote_new(&r, true, 1);
+    CHECK_EQ(r2_engine_connect(r.listen->ctx, 0, r.handle, &r.conn), 0);
+    ep = fake_find(r.id, 0, 0, 0);
+    CHECK(ep);
+    path = ep->params.owner;
+    p = path->peer;
+    r2_peer_lock(p);
+    since = p->no_path_since;
+    if (!first) {
+        path->out = malloc(one);
+        path->out_cap = one;
+        r2_mem_more(one);
+    }
+    r2_peer_unlock(p);
+    CHECK(since);
+    fake_sleep_ms(2);
+    atomic_store(&no_memory, true);
+    CHECK(fake_up(ep));
+    r2_peer_lock(p);
+    now_since = p->no_path_since;
+    up = path->state == R2_PATH_UP;
+    served = path->ever_up || path->quiet || path->down_at;
+    r2_peer_unlock(p);
+    atomic_store(&no_memory, false);
+    CHECK(!up);
+    CHECK_EQ(now_since, since);
+    CHECK(!served);
+    CHECK(fake_find(r.id, 0, 0, ep->params.gen));
+    CHECK(remote_open(&r, 1));
+    remote_end(&r);
+}
+
+static void test_no_memory_for_the_first_frame(void)
+{
+    wait_goes_on(true);
+}
+
+static void test_no_memory_for_the_second_frame(void)
+{
+    wait_goes_on(false);
+}
+
 static const struct check_test tests[] = {
     {"up_without_memory", test_up_without_memory},
+    {"no_memory_for_the_first_frame", test_no_memory_for_the_first_frame},
+    {"no_memory_for_the_second_frame", test_no_memory_for_the_second_frame},
     {0},
 };
 

@@ -97,6 +97,35 @@ static void weigh(struct r2_ep *ep, unsigned permille)
     r2_peer_unlock(r.conn->peer);
 }
 
+/* One message after the other, each when the one before is over, so that the connection has nothing
+ * to send in between: none waits for the peer's next tick. */
+static void test_every_message_at_once(void)
+{
+    struct r2_ep *a, *b;
+    struct r2_bulk c;
+
+    begin();
+    a = find_via(0, R2_VIA_VERBS, 1000);
+    b = find_via(1, R2_VIA_VERBS, 1000);
+    CHECK(a && b);
+    for (uint64_t seq = 0; seq < 8; seq++) {
+        bool with = seq % 4 == 3; /* registered with both: home again, at once */
+        struct r2_ep *way = with ? a : b;
+        int kicks = atomic_load(&way->kicks);
+        struct r2_req *req = post(a, seq, mr, with ? 7 : 0, 8);
+
+        CHECK_GT(atomic_load(&way->kicks), kicks);
+        CHECK(!fake_next(with ? b : a, &c));
+        CHECK(fake_next(way, &c));
+        CHECK(fake_chunk_sent(way, &c));
+        CHECK_EQ(remote_ack_range(a, &r, c.seq, c.offset, c.len), 0);
+        CHECK_EQ(carry(way, a), MSG - c.len);
+        CHECK_EQ(remote_test(req, 100, NULL), 1);
+        fake_sleep_ms(40); /* ticks pass, and nothing waits */
+    }
+    remote_end(&r);
+}
+
 /* Only the warm spare of weight 0 has a key. */
 static void test_weight_zero_alone(void)
 {
@@ -153,6 +182,7 @@ static void test_sockets_that_stand_by(void)
 
 static const struct check_test tests[] = {
     {"home_without_key", test_home_without_key},
+    {"every_message_at_once", test_every_message_at_once},
     {"weight_zero_alone", test_weight_zero_alone},
     {"sockets_that_stand_by", test_sockets_that_stand_by},
     {0},

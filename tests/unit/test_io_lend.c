@@ -19,7 +19,8 @@
 #define EVENTS 500
 #define GAP_NS 30000        /* between events, spent polling */
 #define TAKES_NS 2000000000 /* far more than the thread takes to notice that nobody polls */
-#define INSIDE_NS 3000      /* of a callback: long enough to meet another */
+#define MANY 40
+#define INSIDE_NS 3000 /* of a callback: long enough to meet another */
 
 static struct r2_io_fd brief_fd, long_fd;
 static struct r2_task brief_task, long_task;
@@ -29,6 +30,9 @@ static atomic_long by_thread;     /* brief callbacks that the I/O thread ran */
 static atomic_bool misplaced;     /* a callback that is not brief ran elsewhere */
 static _Thread_local bool caller; /* this thread is none of engine/io */
 static atomic_bool stop;
+static struct r2_task many[MANY]; /* brief; kicked by an event that asks for them */
+static atomic_long many_by_caller, many_by_thread;
+static atomic_bool ask_many, hold, held; /* the next event: kicks them; waits inside */
 
 static void enter(bool brief)
 {
@@ -49,12 +53,30 @@ static void leave(void)
     atomic_fetch_sub(&inside, 1);
 }
 
+static void run_many(struct r2_task *t)
+{
+    (void)t;
+    atomic_fetch_add(caller ? &many_by_caller : &many_by_thread, 1);
+}
+
+/* Inside a callback, as one that reads a socket is, while somebody cancels the caller. */
+static void held_inside(void)
+{
+    atomic_store(&held, true);
+    while (atomic_load(&hold))
+        usleep(100); /* a cancellation point, as read and write are */
+}
+
 static void ready(struct r2_io_fd *f, uint32_t events)
 {
     uint64_t count = 0;
 
     (void)events;
     enter(f == &brief_fd);
+    for (int i = 0; caller && atomic_load(&ask_many) && i < MANY; i++)
+        r2_task_kick(&many[i]);
+    if (caller && atomic_load(&hold))
+        held_inside();
     if (read(f->fd, &count, sizeof(count)) == (ssize_t)sizeof(count))
         atomic_fetch_add(f == &brief_fd ? &seen : &left_seen, (long)count);
     leave();
@@ -85,6 +107,10 @@ static void begin(void)
     r2_task_init(&brief_task, r2_io_at(0), run);
     r2_task_init(&long_task, r2_io_at(0), run);
     brief_task.brief = true;
+    for (int i = 0; i < MANY; i++) {
+        r2_task_init(&many[i], r2_io_at(0), run_many);
+        many[i].brief = true;
+    }
 }
 
 static void put(struct r2_io_fd *f)
@@ -236,10 +262,84 @@ static void test_one_after_another(void)
     CHECK(!atomic_load(&misplaced));
 }
 
+/* One event makes work for many: the caller has other things to do, so it takes a few of them. */
+static void test_a_few_tasks_at_a_time(void)
+{
+    uint64_t until = r2_now_ns() + LIMIT_NS;
+    long mine = 0, want = 0;
+
+    for (int turn = 0; turn < 20 && !mine && r2_now_ns() < until; turn++) {
+        long seen_before = atomic_load(&seen);
+
+        usleep(2000); /* the thread sleeps, and somebody stands in for it, before the event */
+        while (!r2_io_lend(r2_io_at(0)) && r2_now_ns() < until)
+            ;
+        atomic_store(&ask_many, true);
+        put(&brief_fd);
+        atomic_fetch_add(&written, 1);
+        while (atomic_load(&seen) == seen_before && r2_now_ns() < until)
+            r2_io_lend(r2_io_at(0));
+        atomic_store(&ask_many, false);
+        mine = atomic_load(&many_by_caller); /* of the one call that ran the event */
+        want += mine ? MANY : 0;
+    }
+    CHECK_GT(mine, 0);
+    CHECK(mine <= MANY / 4);
+    while (atomic_load(&many_by_caller) + atomic_load(&many_by_thread) < want &&
+           r2_now_ns() < until)
+        r2_io_lend(r2_io_at(0));
+    CHECK_EQ(atomic_load(&many_by_caller) + atomic_load(&many_by_thread), want);
+}
+
+static void *cancelled(void *arg)
+{
+    uint64_t until = r2_now_ns() + LIMIT_NS / 4;
+
+    (void)arg;
+    caller = true;
+    while (r2_now_ns() < until) { /* ends by being cancelled */
+        r2_io_lend(r2_io_at(0));
+        pthread_testcancel();
+    }
+    return NULL;
+}
+
+/* The application cancels a thread that stands in: it ends when it has given the turn back. */
+static void test_cancelled_while_it_stands_in(void)
+{
+    uint64_t until = r2_now_ns() + LIMIT_NS / 4;
+    pthread_t thread;
+    void *how = NULL;
+
+    atomic_store(&hold, true);
+    CHECK_EQ(pthread_create(&thread, NULL, cancelled, NULL), 0);
+    while (!atomic_load(&held) && r2_now_ns() < until) {
+        put(&brief_fd); /* until one is the caller's: the thread may be awake for others */
+        atomic_fetch_add(&written, 1);
+        usleep(1000);
+    }
+    CHECK(atomic_load(&held));
+    CHECK_EQ(pthread_cancel(thread), 0);
+    usleep(20000); /* it is inside still, or has left with the turn in hand */
+    atomic_store(&hold, false);
+    CHECK_EQ(pthread_join(thread, &how), 0);
+    CHECK(how == PTHREAD_CANCELED);
+    for (long i = 1, more = atomic_load(&long_runs); i <= 3; i++) {
+        CHECK(r2_task_kick(&long_task));
+        until = r2_now_ns() + LIMIT_NS / 4;
+        while (atomic_load(&long_runs) < more + i && r2_now_ns() < until)
+            usleep(100);
+        CHECK_EQ(atomic_load(&long_runs), more + i);
+    }
+    CHECK(lend_until(&seen, atomic_load(&written)));
+}
+
 static const struct check_test tests[] = {
     {"caller_runs_what_is_brief", test_caller_runs_what_is_brief},
     {"thread_runs_the_rest", test_thread_runs_the_rest},
     {"thread_takes_over", test_thread_takes_over},
+    {"a_few_tasks_at_a_time", test_a_few_tasks_at_a_time},
+    {"cancelled_while_it_stands_in", test_cancelled_while_it_stands_in},
     {"one_after_another", test_one_after_another},
     {0},
 };
