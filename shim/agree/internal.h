@@ -1,6 +1,6 @@
 /* What the files of shim/agree share. agree.c is the application's side (create, lookup, abort),
- * service.c the thread, member.c what that thread does for one rank, rendezvous.c for the ranks of
- * ids that this process has signed.
+ * service.c the thread, member.c and ask.c what that thread does for one rank, rendezvous.c for the
+ * ranks of ids that this process has signed.
  *
  * Locks: service lock (members, signed ids, dirty list) and one lock per member; neither is held
  * while the other is taken, nor over a callback or a system call that blocks. Both are leaves.
@@ -132,6 +132,8 @@ void r2_agree_member_frame(struct r2_agree *a, const uint8_t process[16],
 /* The connection to this process broke. */
 void r2_agree_member_lost(struct r2_agree *a, const uint8_t process[16]);
 
+/* Sends the machine's message; with a proposal goes the plan. */
+void r2_agree_member_say(struct r2_agree *a, uint32_t rank, const struct r2_agree_msg *msg);
 /* Sends to a rank of the roster (nothing before it is there), to the rendezvous. */
 void r2_agree_member_send(struct r2_agree *a, uint32_t rank, enum r2_agree_kind kind,
                           const void *first, size_t first_len, const void *second,
@@ -155,6 +157,13 @@ void r2_agree_member_fence(struct r2_agree *a);
  * released by the service thread. Member lock held. */
 void r2_agree_member_drop(struct r2_agree *a, uint64_t epoch, bool before, uint64_t keep);
 void r2_agree_member_free(struct r2_agree *a);
+
+/* --- ask.c (service thread) --------------------------------------------------------------- */
+
+/* The rank has promised. */
+void r2_agree_ask_begin(struct r2_agree *a, uint64_t now);
+/* Asks what is due; sooner while the rank waits. */
+void r2_agree_ask_turn(struct r2_agree *a, uint64_t now);
 
 /* --- join.c (service thread) -------------------------------------------------------------- */
 

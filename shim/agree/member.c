@@ -1,5 +1,5 @@
 /* What the service thread does for one rank of one communicator: registers it, carries the
- * machine's messages, drives proposals, asks on behalf of a rank that waits, buries what is done
+ * machine's messages, drives proposals, has it ask (ask.c) while it waits, buries what is done
  * for. */
 #include <stdio.h>
 #include <stdlib.h>
@@ -8,16 +8,11 @@
 #include "agree/internal.h"
 #include "util/clock.h"
 
-#define R2_MEMBER_REPEAT_NS R2_NS_PER_S             /* a proposal, to who has not answered */
-#define R2_MEMBER_GIVE_UP_NS (5 * R2_NS_PER_S)      /* then the leader aborts it */
-#define R2_MEMBER_TRIES 6                           /* with ever later indices */
-#define R2_MEMBER_ASK_LEADER_NS (20 * R2_NS_PER_MS) /* into a wait */
-#define R2_MEMBER_ASK_AGAIN_NS (200 * R2_NS_PER_MS) /* then again; doubles */
-#define R2_MEMBER_DEAF_NS R2_NS_PER_S               /* a leader so long silent: ask others, too */
-#define R2_MEMBER_ASK_FIRST 8                       /* so many; doubles */
-#define R2_MEMBER_ASK_MOST_NS (5 * R2_NS_PER_S)
-#define R2_MEMBER_ASK_IDLE_NS (5 * R2_NS_PER_S) /* a promise that nobody waits for yet */
-#define R2_MEMBER_TOMB_NS (30 * R2_NS_PER_S)    /* the dead still answer */
+#define R2_MEMBER_REPEAT_NS R2_NS_PER_S        /* a proposal, to who has not answered */
+#define R2_MEMBER_GIVE_UP_NS (5 * R2_NS_PER_S) /* then the leader aborts it */
+#define R2_MEMBER_TRIES 6                      /* with ever later indices */
+#define R2_MEMBER_PLACES 3                     /* choices of one, see there */
+#define R2_MEMBER_TOMB_NS (30 * R2_NS_PER_S)   /* the dead still answer */
 
 /* --- objects ------------------------------------------------------------------------------ */
 
@@ -116,7 +111,7 @@ void r2_agree_member_send(struct r2_agree *a, uint32_t rank, enum r2_agree_kind 
     r2_agree_service_send(to->process, &to->addr, &f, first, first_len, second);
 }
 
-static void r2_member_say(struct r2_agree *a, uint32_t rank, const struct r2_agree_msg *msg)
+void r2_agree_member_say(struct r2_agree *a, uint32_t rank, const struct r2_agree_msg *msg)
 {
     bool plan = msg->type == R2_AGREE_PROPOSE;
     uint8_t text[R2_AGREE_MSG_BYTES];
@@ -130,7 +125,7 @@ static void r2_member_say_all(struct r2_agree *a, const struct r2_agree_msg *msg
 {
     for (int r = 0; r < a->nranks; r++) {
         if (r != a->rank) {
-            r2_member_say(a, (uint32_t)r, msg);
+            r2_agree_member_say(a, (uint32_t)r, msg);
         }
     }
 }
@@ -197,12 +192,11 @@ static void r2_member_concluded(struct r2_agree *a, const struct r2_agree_out *o
     }
     pthread_mutex_unlock(&a->lock);
     if (out->concluded_well) {
-        r2_agree_horizon_committed(&a->horizon, took);
+        r2_agree_horizon_committed(&a->horizon, took, now);
     } else if (refused && a->tries < R2_MEMBER_TRIES && !a->plan_at && !a->closed) {
         a->tries++;
-        r2_agree_horizon_refused(&a->horizon);
-        a->phase = R2_PHASE_WATCH;
-        a->phase_ns = now - R2_HORIZON_WATCH_NS; /* it has watched */
+        r2_agree_horizon_refused(&a->horizon, now);
+        a->phase = R2_PHASE_WATCH; /* what it saw before the first try still counts */
         return;
     }
     r2_member_forget_plan(a);
@@ -214,14 +208,12 @@ static void r2_member_act(struct r2_agree *a, int sender, const struct r2_agree_
                           uint64_t at, bool refused, const char *why, uint64_t now)
 {
     if (out->to == R2_AGREE_SENDER) {
-        r2_member_say(a, (uint32_t)sender, &out->msg);
+        r2_agree_member_say(a, (uint32_t)sender, &out->msg);
     } else if (out->to == R2_AGREE_EVERYBODY) {
         r2_member_say_all(a, &out->msg);
     }
     if (out->promised && !out->committed) {
-        a->ask_wait_ns = 0;
-        a->ask_width = 0;
-        a->ask_ns = now + R2_MEMBER_ASK_IDLE_NS;
+        r2_agree_ask_begin(a, now);
     }
     if (out->concluded) {
         r2_member_concluded(a, out, at, refused, why, now);
@@ -289,7 +281,7 @@ static void r2_member_on_machine(struct r2_agree *a, int from, const struct r2_a
     r2_member_settle(a, &out);
     pthread_mutex_unlock(&a->lock);
     if (msg.type == R2_AGREE_PROMISE || msg.type == R2_AGREE_REFUSE) {
-        r2_agree_horizon_heard(&a->horizon, next, msg.next);
+        r2_agree_horizon_heard(&a->horizon, next, msg.next, now);
     }
     /* A rank that was past the index may agree to a later one. */
     r2_member_act(a, from, &out, at, msg.type == R2_AGREE_REFUSE && msg.next >= at,
@@ -321,6 +313,25 @@ static void r2_member_take_wanted(struct r2_agree *a, uint64_t now)
     }
 }
 
+/* Member lock held: the index N of the proposal, and *next, for which the fence stands. The
+ * application may pass N between the choice and the fence. From then on it waits for the lock at
+ * its next lookup, so that it counts one group more at most, and the third choice is sure. */
+static uint64_t r2_member_place(struct r2_agree *a, uint64_t now, uint64_t *next)
+{
+    uint64_t at;
+
+    for (int i = 0; i < R2_MEMBER_PLACES; i++) {
+        at = r2_agree_horizon_pick(&a->horizon, atomic_load(&a->next), now);
+        at = at > a->machine.committed_at ? at : a->machine.committed_at + 1;
+        at = a->plan_at ? a->plan_at : at;
+        *next = r2_member_hold(a, at);
+        if (a->plan_at || *next < at) {
+            break;
+        }
+    }
+    return at;
+}
+
 static void r2_member_propose(struct r2_agree *a, uint64_t now)
 {
     struct r2_agree_out out;
@@ -333,10 +344,7 @@ static void r2_member_propose(struct r2_agree *a, uint64_t now)
     pthread_mutex_unlock(&a->lock);
     willing = r2_member_accept(a, epoch, a->plan, a->plan_len);
     pthread_mutex_lock(&a->lock);
-    at = r2_agree_horizon_pick(&a->horizon, atomic_load(&a->next));
-    at = at > a->machine.committed_at ? at : a->machine.committed_at + 1;
-    at = a->plan_at ? a->plan_at : at;
-    next = r2_member_hold(a, at);
+    at = r2_member_place(a, now, &next);
     out = (struct r2_agree_out){0};
     rc = willing ? r2_agree_machine_propose(&a->machine, at, next, &out) : -1;
     if (rc != 0) {
@@ -372,7 +380,7 @@ static void r2_member_repeat(struct r2_agree *a, uint64_t now)
                   !r2_agree_machine_has_promise(&a->machine, r);
         pthread_mutex_unlock(&a->lock);
         if (missing) {
-            r2_member_say(a, (uint32_t)r, &msg);
+            r2_agree_member_say(a, (uint32_t)r, &msg);
         }
     }
 }
@@ -404,11 +412,13 @@ static void r2_member_lead(struct r2_agree *a, uint64_t now)
 
     r2_member_take_wanted(a, now);
     if (a->phase == R2_PHASE_WATCH) {
-        if (now >= a->sample_ns + R2_HORIZON_SAMPLE_NS) {
-            r2_agree_horizon_sample(&a->horizon, atomic_load(&a->next), now);
+        bool enough = a->plan_at || a->tries > 0;
+
+        if (!enough && now >= a->sample_ns + R2_HORIZON_SAMPLE_NS) {
+            enough = r2_agree_horizon_sample(&a->horizon, atomic_load(&a->next), now);
             a->sample_ns = now;
         }
-        if (a->plan_at || now >= a->phase_ns + R2_HORIZON_WATCH_NS) {
+        if (enough) {
             r2_member_propose(a, now);
         }
     }
@@ -424,66 +434,6 @@ static void r2_member_lead(struct r2_agree *a, uint64_t now)
 
         a->deadline_ns = a->repeat_ns < end ? a->repeat_ns : end;
     }
-}
-
-/* --- asking ------------------------------------------------------------------------------- */
-
-/* The leader is silent. Others may know, or settle it by saying never. Not all at once: hundreds of
- * ranks wait for the same thing, and one that has learnt it tells everybody who asks. Starts with
- * the next ranks, doubles, comes round. */
-static void r2_member_ask_others(struct r2_agree *a, const struct r2_agree_msg *msg)
-{
-    int most = a->nranks - 2; /* all but the leader and itself */
-
-    a->ask_width = a->ask_width ? a->ask_width * 2 : R2_MEMBER_ASK_FIRST;
-    a->ask_width = a->ask_width < most ? a->ask_width : most;
-    for (int i = 0; i < a->ask_width; i++) {
-        int rank = 1 + (a->rank + a->ask_at + i) % (a->nranks - 1);
-
-        if (rank == a->rank) {
-            a->ask_at++;
-            rank = 1 + (a->rank + a->ask_at + i) % (a->nranks - 1);
-        }
-        r2_member_say(a, (uint32_t)rank, msg);
-    }
-    a->ask_at = (a->ask_at + a->ask_width) % (a->nranks - 1);
-}
-
-static void r2_member_inquire(struct r2_agree *a, uint64_t now)
-{
-    struct r2_agree_msg msg;
-    uint64_t since = 0;
-    bool open;
-
-    pthread_mutex_lock(&a->lock);
-    open = a->rank != R2_AGREE_LEADER && r2_agree_machine_ask(&a->machine, &msg);
-    if (a->waiting) {
-        since = a->waiting_since;
-    }
-    pthread_mutex_unlock(&a->lock);
-    if (!open) {
-        return;
-    }
-    if (since && a->ask_wait_ns == 0) { /* the wait has just begun: the answer may be on its way */
-        a->ask_wait_ns = R2_MEMBER_ASK_LEADER_NS;
-        a->ask_ns = since + R2_MEMBER_ASK_LEADER_NS;
-    }
-    if (now >= a->ask_ns) {
-        r2_member_say(a, R2_AGREE_LEADER, &msg);
-        if (since && now >= since + R2_MEMBER_DEAF_NS &&
-            now >= a->leader_heard_ns + R2_MEMBER_DEAF_NS) {
-            r2_member_ask_others(a, &msg);
-        }
-        if (since) {
-            a->ask_wait_ns = a->ask_wait_ns < R2_MEMBER_ASK_AGAIN_NS ? R2_MEMBER_ASK_AGAIN_NS
-                                                                     : a->ask_wait_ns * 2;
-        }
-        if (a->ask_wait_ns > R2_MEMBER_ASK_MOST_NS) {
-            a->ask_wait_ns = R2_MEMBER_ASK_MOST_NS;
-        }
-        a->ask_ns = now + (since ? a->ask_wait_ns : R2_MEMBER_ASK_IDLE_NS);
-    }
-    a->deadline_ns = a->ask_ns < a->deadline_ns ? a->ask_ns : a->deadline_ns;
 }
 
 /* --- turns -------------------------------------------------------------------------------- */
@@ -590,6 +540,6 @@ void r2_agree_member_turn(struct r2_agree *a, uint64_t now)
         if (a->rank == R2_AGREE_LEADER) {
             r2_member_lead(a, now);
         }
-        r2_member_inquire(a, now);
+        r2_agree_ask_turn(a, now);
     }
 }

@@ -1,5 +1,6 @@
-/* Plans from a given index on, and ranks that wait there before anything is promised. Processes
- * over loopback; every operation's plan is compared (agree_ranks.h). */
+/* Plans from a given index on, and ranks that wait there before anything is promised; a leader that
+ * passes the index while it chooses it. Processes over loopback; every operation's plan is compared
+ * (agree_ranks.h). */
 #define _GNU_SOURCE
 #include "agree_ranks.h"
 
@@ -229,12 +230,71 @@ static void test_other(void)
     run_processes(2, other);
 }
 
+/* ---- a leader that was idle when it was watched, and busy when it chooses the index */
+
+#define BURSTS 12
+#define BURST 300 /* groups of five */
+
+static atomic_bool burst, bursting;
+
+static int accept_in_burst(void *user, uint64_t epoch, const void *plan, size_t len, void **object)
+{
+    if (me == 0) { /* the leader's own look at the plan comes right before the choice */
+        uint64_t begun = r2_now_ns();
+
+        atomic_store(&burst, true);
+        while (!atomic_load(&bursting)) { /* no sleep: the burst is short */
+            CHECK_LT(r2_now_ns() - begun, 40 * R2_NS_PER_S);
+        }
+    }
+    return on_accept(user, epoch, plan, len, object);
+}
+
+static void groups(struct r2_agree *a, int n, uint64_t *epoch)
+{
+    for (int i = 0; i < n; i++) {
+        CHECK_EQ(operate(a, 0, epoch), 0);
+        r2_agree_advance(a, 4);
+        atomic_store(&bursting, true);
+    }
+}
+
+static void burst_begins(void)
+{
+    uint64_t epoch = 0;
+    struct r2_agree *a;
+
+    ops.accept = accept_in_burst;
+    a = meet();
+    for (uint64_t i = 1; i <= BURSTS; i++) {
+        if (me == 0) {
+            atomic_store(&burst, false);
+            atomic_store(&bursting, false);
+            CHECK_EQ(r2_agree_propose(a, "a pla", 5), 0);
+            AWAIT(atomic_load(&burst));
+        } else {
+            AWAIT(atomic_load(&sh->switched) == (int)i);
+        }
+        groups(a, BURST, &epoch);
+        if (me == 0) {
+            AWAIT(atomic_load(&sh->step) == (int)i);
+            CHECK_MSG(atomic_load(&sh->decided_well) == i, "burst %d: %s", (int)i, sh->why);
+            atomic_fetch_add(&sh->switched, 1);
+        }
+        groups(a, 20, &epoch); /* N may be just behind the burst */
+        CHECK_EQ(epoch, i);
+    }
+    r2_agree_destroy(a);
+}
+
+static void test_burst(void)
+{
+    run_processes(2, burst_begins);
+}
+
 static const struct check_test tests[] = {
-    {"exact", test_exact},
-    {"impatient", test_impatient},
-    {"ends", test_ends},
-    {"other", test_other},
-    {0},
+    {"exact", test_exact}, {"impatient", test_impatient}, {"ends", test_ends},
+    {"other", test_other}, {"burst", test_burst},         {0},
 };
 
 int main(int argc, char **argv)

@@ -193,43 +193,89 @@ static void test_horizon(void)
     uint64_t first;
 
     r2_agree_horizon_watch(&h, 1000, 0);
-    CHECK_EQ(r2_agree_horizon_pick(&h, 1000), 1001); /* nothing moves */
-    r2_agree_horizon_sample(&h, 1010, 20 * MS);      /* 500 a second */
-    r2_agree_horizon_sample(&h, 1010, 40 * MS);      /* a pause does not count */
-    CHECK_EQ(r2_agree_horizon_pick(&h, 1010), 1010 + 50 + 4);
-    r2_agree_horizon_heard(&h, 1010, 1500); /* another rank runs ahead */
-    first = r2_agree_horizon_pick(&h, 1010);
+    CHECK_EQ(r2_agree_horizon_pick(&h, 1000, 0), 1001); /* nothing moves */
+    r2_agree_horizon_sample(&h, 1010, 20 * MS);         /* 500 a second */
+    r2_agree_horizon_sample(&h, 1010, 40 * MS);         /* a pause does not count */
+    CHECK_EQ(r2_agree_horizon_pick(&h, 1010, 40 * MS), 1010 + 50 + 4);
+    r2_agree_horizon_heard(&h, 1010, 1500, 40 * MS); /* another rank runs ahead */
+    first = r2_agree_horizon_pick(&h, 1010, 40 * MS);
     CHECK_EQ(first, 1010 + 490 + 54);
-    r2_agree_horizon_refused(&h);
-    CHECK_EQ(r2_agree_horizon_pick(&h, 1010), 1010 + 490 + 108);
-    r2_agree_horizon_committed(&h, 100 * MS); /* slow commits need more room */
-    CHECK_EQ(r2_agree_horizon_pick(&h, 1010), 1010 + 490 - 122 + 404);
+    r2_agree_horizon_refused(&h, 40 * MS);
+    CHECK_EQ(r2_agree_horizon_pick(&h, 1010, 40 * MS), 1010 + 490 + 108);
+    r2_agree_horizon_committed(&h, 100 * MS, 50 * MS); /* slow commits need more room */
+    CHECK_EQ(r2_agree_horizon_pick(&h, 1010, 50 * MS), 1010 + 490 - 122 + 404);
     for (int i = 0; i < 100; i++) {
-        r2_agree_horizon_refused(&h);
+        r2_agree_horizon_refused(&h, 50 * MS);
     }
-    r2_agree_horizon_heard(&h, 0, UINT64_MAX); /* nonsense from outside is bounded */
-    CHECK_LT(r2_agree_horizon_pick(&h, 1010), UINT64_C(1) << 42);
+    r2_agree_horizon_heard(&h, 0, UINT64_MAX, 50 * MS); /* nonsense from outside is bounded */
+    CHECK_LT(r2_agree_horizon_pick(&h, 1010, 50 * MS), UINT64_C(1) << 42);
+}
+
+/* Watches operations of a length; what it picks beyond the next one, and when. */
+static uint64_t horizon_of(struct r2_agree_horizon *h, uint64_t length, uint64_t *now)
+{
+    uint64_t begun = *now, index = 70;
+
+    r2_agree_horizon_watch(h, index, *now);
+    do {
+        *now += 20 * MS;
+        index = 70 + (*now - begun) / length;
+        CHECK_LE(*now - begun, 600 * MS);
+    } while (!r2_agree_horizon_sample(h, index, *now));
+    return r2_agree_horizon_pick(h, index, *now) - index;
 }
 
 /* Operations of seconds: each one that a plan waits for costs its length. */
 static void test_horizon_of_long_operations(void)
 {
     struct r2_agree_horizon h = {0};
+    uint64_t now = 0, begun;
 
-    for (uint64_t seen = 0; seen < 3; seen++) {
-        r2_agree_horizon_watch(&h, 70, 0);
-        for (uint64_t t = 1; t <= 10; t++) { /* at 100 and 200 ms */
-            uint64_t began = t < 5 || seen == 0 ? 0 : t < 10 || seen == 1 ? 1 : 2;
-
-            r2_agree_horizon_sample(&h, 70 + began, t * 20 * MS);
-        }
-        CHECK_EQ(r2_agree_horizon_pick(&h, 70 + seen), 70 + seen + (seen + 1) + (seen + 1) / 2);
+    CHECK_EQ(horizon_of(&h, 1000 * MS, &now), 1);
+    CHECK_EQ(now, 200 * MS);
+    r2_agree_horizon_committed(&h, 500 * MS, now); /* agreeing takes longer than that */
+    CHECK_EQ(horizon_of(&h, 1000 * MS, &now), 1);
+    r2_agree_horizon_refused(&h, now);
+    CHECK_EQ(horizon_of(&h, 1000 * MS, &now), 2);
+    /* One has just begun when it is asked: that alone does not make it a stream. */
+    h = (struct r2_agree_horizon){0};
+    begun = now;
+    r2_agree_horizon_watch(&h, 70, now);
+    while (!r2_agree_horizon_sample(&h, 72, now += 20 * MS)) {
     }
-    r2_agree_horizon_watch(&h, 70, 0);
-    r2_agree_horizon_committed(&h, 500 * MS); /* agreeing takes longer than that */
-    CHECK_EQ(r2_agree_horizon_pick(&h, 70), 70 + 1 + 20);
-    r2_agree_horizon_refused(&h);
-    CHECK_EQ(r2_agree_horizon_pick(&h, 70), 70 + 42);
+    CHECK_EQ(now - begun, 400 * MS);
+    CHECK_EQ(r2_agree_horizon_pick(&h, 72, now), 73);
+    /* 120 ms each: it watches to the end, and takes them as they come. */
+    begun = now;
+    CHECK_EQ(horizon_of(&h, 120 * MS, &now), 4);
+    CHECK_EQ(now - begun, 600 * MS);
+    begun = now;
+    CHECK_EQ(horizon_of(&h, 40 * MS, &now), 7);
+    CHECK_EQ(now - begun, 200 * MS);
+}
+
+/* One slow commit, one rank that ran ahead, a refusal: a minute later they say nothing. */
+static void test_horizon_fades(void)
+{
+    struct r2_agree_horizon h = {0};
+    uint64_t now = 1000 * MS, slow, last, lead = 0;
+
+    last = horizon_of(&h, 20 * MS, &now);
+    r2_agree_horizon_committed(&h, 1000 * MS, now);
+    r2_agree_horizon_heard(&h, 0, 3, now);
+    slow = horizon_of(&h, 20 * MS, &now);
+    CHECK_LT(last + 300, slow);
+    r2_agree_horizon_committed(&h, 10 * MS, now); /* the next one is fast: not so soon forgotten */
+    CHECK_LT(last + 200, horizon_of(&h, 20 * MS, &now));
+    r2_agree_horizon_refused(&h, now);
+    for (int s = 0; s < 60; s += 5) {
+        uint64_t was = lead;
+
+        now += 5000 * MS;
+        lead = horizon_of(&h, 20 * MS, &now);
+        CHECK(s == 0 || lead <= was);
+    }
+    CHECK_EQ(lead, last);
 }
 
 /* --- random runs -------------------------------------------------------------------------- */
@@ -385,6 +431,7 @@ static const struct check_test tests[] = {{"tail", test_tail},
                                           {"small_payloads", test_small_payloads},
                                           {"horizon", test_horizon},
                                           {"long_operations", test_horizon_of_long_operations},
+                                          {"horizon_fades", test_horizon_fades},
                                           {"random_runs", test_random_runs},
                                           {0}};
 
