@@ -27,11 +27,11 @@ static void task_run(struct r2_task *t)
 
     if (!atomic_load(&ep->open))
         r2_meet_event(ep);
-    r2_vep_run(ep, 0); /* what it was kicked for, unless somebody has done it meanwhile */
     pthread_mutex_lock(&ep->lock);
     reap = ep->reap;
     ep->reap = false;
-    pthread_mutex_unlock(&ep->lock);
+    r2_vep_unlock(ep);
+    r2_vep_run(ep, 0); /* what it was kicked for, unless somebody has done it meanwhile */
     if (reap) {
         r2_timer_set(&ep->timer, 0);
         r2_vep_put(ep);
@@ -128,7 +128,7 @@ void r2_vep_fail(struct r2_ep *ep, int err)
     owner = ep->owner;
     if (!owner) /* nobody else will end it */
         r2_fence_begin(ep);
-    pthread_mutex_unlock(&ep->lock);
+    r2_vep_unlock(ep);
     R2_TRACE("verbs endpoint to NIC %u generation %u: %s at stage %d", ep->params.remote_nic,
              ep->params.gen, strerror(err), (int)ep->stage);
     if (ep->hca && atomic_load(&ep->hca->gone))
@@ -172,6 +172,15 @@ static int pump(struct r2_ep *ep, unsigned want)
     return rc;
 }
 
+/* What is wanted, seen by somebody who has just let go of the lock. Who finds it taken has written
+ * `want` before. Both are read-modify-write operations, so one comes after the other: either this
+ * one sees that bit, or the other's reads what this one wrote and, both being acquire and release,
+ * finds the lock free. A load here would not do: nothing keeps it behind the unlock. */
+static unsigned wanted(struct r2_ep *ep)
+{
+    return atomic_fetch_or_explicit(&ep->want, 0, memory_order_acq_rel);
+}
+
 /* With the lock, which it lets go of. */
 static void run_locked(struct r2_ep *ep)
 {
@@ -180,19 +189,26 @@ static void run_locked(struct r2_ep *ep)
     do {
         rc = pump(ep, atomic_exchange(&ep->want, 0));
         pthread_mutex_unlock(&ep->lock);
-    } while (rc == 0 && atomic_load(&ep->want) && !pthread_mutex_trylock(&ep->lock));
+    } while (rc == 0 && wanted(ep) && !pthread_mutex_trylock(&ep->lock));
     if (rc < 0)
         r2_vep_fail(ep, -rc);
 }
 
-/* `want` is stored before the lock is tried and read after it is released, both seq_cst: of two
- * threads one sees the other. */
 void r2_vep_run(struct r2_ep *ep, unsigned want)
 {
     if (want)
-        atomic_fetch_or(&ep->want, want);
-    if (atomic_load(&ep->want) && !pthread_mutex_trylock(&ep->lock))
+        atomic_fetch_or_explicit(&ep->want, want, memory_order_acq_rel);
+    else if (!wanted(ep))
+        return;
+    if (!pthread_mutex_trylock(&ep->lock))
         run_locked(ep);
+}
+
+void r2_vep_unlock(struct r2_ep *ep)
+{
+    pthread_mutex_unlock(&ep->lock);
+    if (wanted(ep))
+        r2_vep_kick(ep, 0);
 }
 
 void r2_vep_kick(struct r2_ep *ep, unsigned want)
@@ -214,7 +230,7 @@ void r2_vep_posted(struct r2_ep *ep)
 {
     pthread_mutex_lock(&ep->lock);
     ep->commands--;
-    pthread_mutex_unlock(&ep->lock);
+    r2_vep_unlock(ep);
     r2_vep_put(ep);
 }
 
@@ -353,7 +369,7 @@ static int op_connect(const struct r2_ep_params *params, struct r2_ep **out)
         atomic_store(&ep->failed, true);
         if (ep->oob.fd >= 0)
             r2_fence_begin(ep);
-        pthread_mutex_unlock(&ep->lock);
+        r2_vep_unlock(ep);
         r2_vep_put(ep);
         return rc;
     }
@@ -401,7 +417,7 @@ static int op_shut(struct r2_ep *ep)
     pthread_mutex_lock(&ep->lock);
     r2_fence_begin(ep);
     rc = ep->fence == R2_FENCE_DONE ? 0 : -EINPROGRESS;
-    pthread_mutex_unlock(&ep->lock);
+    r2_vep_unlock(ep);
     return rc;
 }
 
@@ -455,7 +471,7 @@ static void fence_peer(const struct r2_ep *of)
     for (int i = 0; i < count; i++) {
         pthread_mutex_lock(&eps[i]->lock);
         eps[i]->on_purpose = true;
-        pthread_mutex_unlock(&eps[i]->lock);
+        r2_vep_unlock(eps[i]);
         r2_vep_fail(eps[i], ECANCELED);
         op_shut(eps[i]);
         r2_vep_put(eps[i]);
@@ -483,7 +499,7 @@ static int op_detach(struct r2_ep *ep, uint64_t conn, uint64_t first, uint64_t l
         }
         done = ep->fence == R2_FENCE_DONE || (!fence && !reads(ep, conn, first, last));
         fence |= now - begin > LET_GO_NS;
-        pthread_mutex_unlock(&ep->lock);
+        r2_vep_unlock(ep);
         if (done)
             break;
         if (fence) {
@@ -513,7 +529,7 @@ static void op_health(struct r2_ep *ep, struct r2_ep_health *out)
     pthread_mutex_lock(&ep->lock);
     out->answered = ep->beat_done == atomic_load(&ep->marked);
     out->rtt_ns = ep->rtt_ns;
-    pthread_mutex_unlock(&ep->lock);
+    r2_vep_unlock(ep);
     if (r2_fault_is(nic, R2_FAULT_BLACKHOLE, R2_FAULT_TX) ||
         r2_fault_is(nic, R2_FAULT_BLACKHOLE, R2_FAULT_RX))
         out->answered = false; /* the NIC does not know of the injected hole */

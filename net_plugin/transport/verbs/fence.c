@@ -151,7 +151,7 @@ void r2_fence_end(struct r2_cmd *cmd)
 
     pthread_mutex_lock(&ep->lock);
     stage = ep->fence;
-    pthread_mutex_unlock(&ep->lock);
+    r2_vep_unlock(ep);
     if (stage == R2_FENCE_ASKED)
         rc = r2_qps_error(ep);
     else if (stage == R2_FENCE_KILL)
@@ -161,7 +161,7 @@ void r2_fence_end(struct r2_cmd *cmd)
     pthread_mutex_lock(&ep->lock);
     if (ep->fence == stage && stage != R2_FENCE_DONE)
         ended(ep, stage == R2_FENCE_ASKED, rc);
-    pthread_mutex_unlock(&ep->lock);
+    r2_vep_unlock(ep);
     r2_vep_posted(ep);
 }
 
@@ -187,7 +187,7 @@ void r2_fence_removed(struct r2_hca *hca)
             pthread_mutex_lock(&eps[i]->lock);
             if (eps[i]->fence != R2_FENCE_NONE && eps[i]->fence != R2_FENCE_DONE)
                 confirmed(eps[i]);
-            pthread_mutex_unlock(&eps[i]->lock);
+            r2_vep_unlock(eps[i]);
             r2_vep_put(eps[i]);
         }
     } while (count == 64);
@@ -201,7 +201,7 @@ void r2_fence_destroy(struct r2_cmd *cmd)
     r2_qps_release(ep);
     pthread_mutex_lock(&ep->lock);
     ep->reap = true;
-    pthread_mutex_unlock(&ep->lock);
+    r2_vep_unlock(ep);
     r2_vep_kick(ep, R2_WANT_ALL);
     r2_vep_posted(ep);
 }

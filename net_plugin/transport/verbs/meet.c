@@ -207,7 +207,7 @@ void r2_meet_event(struct r2_ep *ep)
     pthread_mutex_lock(&ep->lock);
     if (!atomic_load(&ep->dead) && !atomic_load(&ep->failed) && ep->oob.fd >= 0)
         rc = step(ep, &up);
-    pthread_mutex_unlock(&ep->lock);
+    r2_vep_unlock(ep);
     if (rc < 0)
         r2_vep_fail(ep, -rc);
     else if (up)
@@ -239,7 +239,7 @@ bool r2_meet_reached(struct r2_ep *ep)
         return true; /* somebody is at work on it */
     all = ep->stage > R2_V_DIAL && ep->oob.fd >= 0 && ioctl(ep->oob.fd, SIOCOUTQ, &queued) == 0 &&
           queued == 0;
-    pthread_mutex_unlock(&ep->lock);
+    r2_vep_unlock(ep);
     return all;
 }
 
@@ -295,7 +295,7 @@ static int say_card(struct r2_ep *ep)
     else
         rc = put(ep, &ep->mine, sizeof(ep->mine));
     ep->stage = ep->params.initiator ? R2_V_CARD : R2_V_READY;
-    pthread_mutex_unlock(&ep->lock);
+    r2_vep_unlock(ep);
     return rc;
 }
 
@@ -309,7 +309,7 @@ static void refuse(struct r2_ep *ep, int err)
     pthread_mutex_lock(&ep->lock);
     if (ep->oob.fd >= 0)
         put(ep, &no, sizeof(no));
-    pthread_mutex_unlock(&ep->lock);
+    r2_vep_unlock(ep);
 }
 
 /* R: the engine hears of the endpoint. It may have failed just now, when there was nobody to tell.
@@ -325,7 +325,7 @@ static int introduce(struct r2_ep *ep)
     pthread_mutex_lock(&ep->lock);
     ep->owner = owner;
     late = atomic_load(&ep->failed);
-    pthread_mutex_unlock(&ep->lock);
+    r2_vep_unlock(ep);
     if (late)
         r2_verbs.ev->failed(owner, ep, ECONNRESET, &none);
     return late ? -ECONNRESET : 0;
@@ -362,7 +362,7 @@ void r2_meet_link(struct r2_cmd *cmd)
         pthread_mutex_lock(&ep->lock);
         rc = atomic_load(&ep->dead) || ep->oob.fd < 0 ? -ESHUTDOWN : put(ep, &ready, sizeof(ready));
         ep->stage = R2_V_OPEN;
-        pthread_mutex_unlock(&ep->lock);
+        r2_vep_unlock(ep);
     }
     if (rc)
         r2_vep_fail(ep, -rc);

@@ -7,8 +7,8 @@
  * agreed on: card.h. How they end: fence.c.
  *
  * Locks: ep->lock guards all of an endpoint; upcalls (the peer's lock) are made under it, except
- * `up` and `failed`. Whoever finds it taken leaves a mark and goes; the holder looks again
- * (ep_run). r2_verbs.lock (list of endpoints), a NIC's, the cache's and a device's lock are leaves.
+ * `up` and `failed`. Whoever finds it taken leaves a mark and goes; every holder looks again when
+ * it lets go (r2_vep_run, r2_vep_unlock). r2_verbs.lock (list of endpoints), a NIC's, the cache's and a device's lock are leaves.
  *
  * Verbs commands (anything but posting and polling) enter the kernel and may wait for the device's
  * firmware for ever: they run on the device's command thread (cmd.c), never on a thread of NCCL's
@@ -367,6 +367,8 @@ void r2_vep_put(struct r2_ep *ep);
 void r2_vep_fail(struct r2_ep *ep, int err);
 /* Moves everything on that can be moved, unless another thread does. */
 void r2_vep_run(struct r2_ep *ep, unsigned want);
+/* Lets go of the lock; what others wanted meanwhile is left to the I/O thread. Any lock. */
+void r2_vep_unlock(struct r2_ep *ep);
 void r2_vep_kick(struct r2_ep *ep, unsigned want);      /* the same by its I/O thread */
 void r2_vep_post(struct r2_ep *ep, struct r2_cmd *cmd); /* under the lock; takes a reference */
 void r2_vep_posted(struct r2_ep *ep);                   /* the command has run; no lock */
