@@ -331,6 +331,7 @@ static void executed(struct fv_conn *c)
         return;
     }
     qp->psn++;
+    fv_spoil(&c->in, c->body);
     if (c->in.op == IBV_WR_RDMA_READ) {
         fv_show(qp->dev);
         memcpy(&c->ack_data,
@@ -343,19 +344,8 @@ static void executed(struct fv_conn *c)
         fv_behind(qp->dev, c->in.raddr, c->hold, c->in.len, c->in.rkey);
         c->hold = NULL;
     } else if (c->hold) {
-        struct fv_late *l = calloc(1, sizeof(*l));
-
-        if (!l)
-            abort();
-        l->due = fv_now() + fv_random(fv.chaos.late_us + 1) * 1000;
-        l->addr = c->in.raddr;
-        l->bytes = c->hold;
-        l->len = c->in.len;
-        l->rkey = c->in.rkey;
-        l->held = !fv.script.in_network && fv.script.caught && c->in.dest == fv.script.dest;
+        fv_land_late(qp, &c->in, c->hold);
         c->hold = NULL;
-        *qp->late_end = l;
-        qp->late_end = &l->next;
     }
 }
 

@@ -178,6 +178,7 @@ struct fv_chaos {
     unsigned late_cqe;   /* per mille of completions that are delayed */
     unsigned lost_cqe;   /* per million of completions that vanish */
     unsigned error;      /* per million of work requests that fail */
+    unsigned damage;     /* per million of writes that arrive with a changed byte */
     unsigned late_us;    /* up to */
     unsigned gpu;        /* 1: writes into DMA buffers are visible after a read only */
     unsigned cmd_us;     /* a command takes up to so long before it has any effect */
@@ -190,6 +191,9 @@ struct fv_script {
     bool caught, landed; /* landed: its first byte, or all of it where it was acknowledged */
     bool no_destroy;     /* destroying does not come back until it is let go */
     uint32_t src, dest;  /* queue pairs */
+    uint32_t spoil;      /* bytes of a request that is to arrive with a changed one; 0: none */
+    uint32_t spoil_at;
+    enum ibv_wr_opcode spoil_op;
 };
 
 struct fake {
@@ -242,6 +246,8 @@ void fv_qp_fail(struct fv_qp *qp, enum ibv_wc_status status); /* the oldest requ
 void fv_qp_acked(struct fv_qp *qp, uint32_t psn);
 void fv_qp_tick(struct fv_qp *qp, uint64_t now);
 void fv_place_late(struct fv_qp *qp, uint64_t now, bool all);
+/* An executed write is not in memory yet. Takes `bytes`. */
+void fv_land_late(struct fv_qp *qp, const struct fv_pkt *p, uint8_t *bytes);
 void fv_conn_send(struct fv_conn *c);
 void fv_conn_ready(struct fv_conn *c); /* a receive was posted */
 void fv_conn_drop(struct fv_conn *c);
@@ -268,6 +274,8 @@ uint64_t fv_random(uint64_t below);
 void fv_may_hang(struct fv_dev *dev);
 /* The script wants this write. */
 bool fv_catches(const struct fv_pkt *p);
+/* What arrived gets a byte changed, if script or chaos want it. */
+void fv_spoil(const struct fv_pkt *p, uint8_t *body);
 /* Writes of the queue pair that the script keeps out of memory. */
 bool fv_holds(const struct fv_qp *qp);
 struct fv_dev *fv_dev_of(struct ibv_context *ctx);

@@ -371,6 +371,22 @@ bool fv_holds(const struct fv_qp *qp)
     return false;
 }
 
+void fv_land_late(struct fv_qp *qp, const struct fv_pkt *p, uint8_t *bytes)
+{
+    struct fv_late *l = calloc(1, sizeof(*l));
+
+    if (!l)
+        abort();
+    l->due = fv_now() + fv_random(fv.chaos.late_us + 1) * 1000;
+    l->addr = p->raddr;
+    l->bytes = bytes;
+    l->len = p->len;
+    l->rkey = p->rkey;
+    l->held = !fv.script.in_network && fv.script.caught && p->dest == fv.script.dest;
+    *qp->late_end = l;
+    qp->late_end = &l->next;
+}
+
 void fv_place_late(struct fv_qp *qp, uint64_t now, bool all)
 {
     while (qp->late && !qp->late->held && (all || qp->late->due <= now)) {

@@ -10,6 +10,7 @@
  *                    has read from one
  *   lost_cqe=N       of a million completions vanish
  *   error=N          of a million requests fail with some code
+ *   damage=N         of a million writes of more than a heartbeat arrive with a changed byte
  *
  * Commands, one per datagram:
  *   port DEV PORT up|down|blackhole   the event follows for up and down
@@ -38,12 +39,16 @@
  *   undying       destroying its responder does not come back either
  *   break         its requester gives up: RETRY_EXC_ERR
  *   release       all of that is over: it arrives
+ *   damage write|send|head MIN [AT]   instead: the next RDMA write, send, or send with an immediate
+ *                 of that many bytes arrives with a changed one (that one, else the middle), and
+ *                 nobody is told; answers 2 then
  *   show          as the driver of a GPU does it: everything that was written is visible
  *   !COMMAND      as above
  * Answers 1 once it is caught, 2 once it has landed.
  */
 #define _GNU_SOURCE
 #include <arpa/inet.h>
+#include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -80,6 +85,7 @@ void fv_chaos_parse(const char *text)
                  {"late_cqe", offsetof(struct fv_chaos, late_cqe)},
                  {"lost_cqe", offsetof(struct fv_chaos, lost_cqe)},
                  {"error", offsetof(struct fv_chaos, error)},
+                 {"damage", offsetof(struct fv_chaos, damage)},
                  {"late_us", offsetof(struct fv_chaos, late_us)},
                  {"gpu", offsetof(struct fv_chaos, gpu)},
                  {"cmd_us", offsetof(struct fv_chaos, cmd_us)}};
@@ -211,6 +217,29 @@ bool fv_catches(const struct fv_pkt *p)
     return true;
 }
 
+void fv_spoil(const struct fv_pkt *p, uint8_t *body)
+{
+    struct fv_script *s = &fv.script;
+    bool asked = s->spoil && p->len >= s->spoil && p->op == s->spoil_op;
+
+    if (asked) {
+        s->spoil = 0;
+        s->landed = true;
+    }
+    if (body && (asked || (p->op == IBV_WR_RDMA_WRITE && p->len > sizeof(uint64_t) &&
+                           fv_chance(fv.chaos.damage, 1000000))))
+        body[asked && s->spoil_at < p->len ? s->spoil_at : p->len / 2] ^= 0x10;
+}
+
+static void damage(const char *kind, unsigned min, unsigned at)
+{
+    fv.script = (struct fv_script){.spoil = min,
+                                   .spoil_at = at,
+                                   .spoil_op = kind[0] == 'w'   ? IBV_WR_RDMA_WRITE
+                                               : kind[0] == 's' ? IBV_WR_SEND
+                                                                : IBV_WR_SEND_WITH_IMM};
+}
+
 static void release(void)
 {
     struct fv_script *s = &fv.script;
@@ -236,13 +265,16 @@ static void release(void)
 FV_EXPORT int fv_script(const char *text)
 {
     struct fv_script *s = &fv.script;
-    unsigned min = 0;
+    char kind[16];
+    unsigned min = 0, at = UINT_MAX;
     int answer;
 
     pthread_mutex_lock(&fv.lock);
     if (sscanf(text, "late %u", &min) == 1 || sscanf(text, "network %u", &min) == 1)
         *s = (struct fv_script){
             .min = min, .in_network = text[0] == 'n', .no_destroy = s->no_destroy};
+    else if (sscanf(text, "damage %15s %u %u", kind, &min, &at) >= 2)
+        damage(kind, min, at);
     else if (strcmp(text, "undying") == 0)
         s->no_destroy = true;
     else if (strcmp(text, "break") == 0 && s->caught && fv_qp_find(s->src))

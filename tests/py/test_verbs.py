@@ -216,6 +216,22 @@ def test_unconfirmed_fence_is_not_assumed(build: Build) -> None:
         assert all(result["wrong"] == 0 for result in pair.results()), str(pair)
 
 
+def test_damaged_writes(build: Build) -> None:
+    """Writes arrive changed and nobody is told: with verify mode the job ends with an error that
+    names the NICs, and no wrong byte is handed out as right."""
+    env = settings(build, R2CCL_VERIFY=1)
+    words = (*BULK, "--count", 1_000_000)
+    with running_pair(build.path, *words, nics=loopback(2), **env) as pair:
+        over(pair, "verbs", 2)
+        pair.moving()
+        command(pair.rx.pid, "chaos damage=100000")
+        assert pair.wait(30) != 0, str(pair)
+        told = pair.rx.named("crc-error")
+        assert told and all(e.nic in ("127.0.1.1", "127.0.2.1") for e in told), str(pair)
+        assert pair.rx.counter("crc_errors") == len(told)
+        assert all(result["wrong"] == 0 for result in pair.results()), str(pair)
+
+
 def test_last_resort_and_back(build: Build) -> None:
     """Both ports go: sockets carry the job. One comes back: so does the traffic."""
     with running_pair(build.path, *BULK, nics=loopback(2), **settings(build)) as pair:

@@ -8,7 +8,8 @@
  *
  * Locks: ep->lock guards all of an endpoint; upcalls (the peer's lock) are made under it, except
  * `up` and `failed`. Whoever finds it taken leaves a mark and goes; every holder looks again when
- * it lets go (r2_vep_run, r2_vep_unlock). r2_verbs.lock (list of endpoints), a NIC's, the cache's and a device's lock are leaves.
+ * it lets go (r2_vep_run, r2_vep_unlock). r2_verbs.lock (list of endpoints), a NIC's, the cache's
+ * and a device's lock are leaves.
  *
  * Verbs commands (anything but posting and polling) enter the kernel and may wait for the device's
  * firmware for ever: they run on the device's command thread (cmd.c), never on a thread of NCCL's
