@@ -92,6 +92,7 @@ static struct r2_agree *r2_agree_new(const struct r2_agree_config *config)
     a->ops = config->ops;
     a->user = config->user;
     a->deadline_ns = UINT64_MAX;
+    a->tell_ns = UINT64_MAX;
     r2_list_init(&a->node_all);
     r2_list_init(&a->node_dirty);
     r2_lock_init(&a->lock);

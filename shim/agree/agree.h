@@ -10,6 +10,7 @@
  *     init                  r2_agree_create (no thread, no socket, no traffic)
  *     split, shrink         r2_agree_derive by every rank that calls it, also those without a child
  *     collective            r2_agree_lookup (may wait), the real call, r2_agree_advance
+ *     NCCL has failed       r2_agree_tell: the other ranks hear of it
  *     abort                 r2_agree_abort before the real call
  *     destroy               r2_agree_destroy after the real call
  *
@@ -79,6 +80,9 @@ struct r2_agree_ops {
     void (*decided)(void *user, uint64_t epoch, uint64_t at, bool committed, const char *why);
     /* Leader only: a rank reported; its own reports included. */
     void (*reported)(void *user, int rank, const struct r2_agree_report *report);
+    /* NCCL has failed at another rank with `error` (r2_agree_tell); at most once, also after an
+     * abort. */
+    void (*failed)(void *user, int rank, uint32_t error);
 };
 
 struct r2_agree_config {
@@ -145,6 +149,12 @@ uint64_t r2_agree_index(const struct r2_agree *a);
 
 /* Tells the leader this node's bandwidth; the last one counts. 0, -EAGAIN before ready. */
 int r2_agree_report(struct r2_agree *a, const struct r2_agree_report *report);
+
+/* NCCL has failed at this rank with `error` (an ncclResult_t, not 0): the other ranks are told, by
+ * the leader or, where that one is silent, by this rank. The first one counts. Since a process may
+ * end with its error, waits until the word is with the kernel, at most 50 ms. 0; -ENOTCONN: nobody
+ * is known who could be told (yet: they are when they are). */
+int r2_agree_tell(struct r2_agree *a, uint32_t error);
 
 /* Wakes the waiting lookup; this one and later ones return -ECANCELED. Idempotent, never waits. */
 void r2_agree_abort(struct r2_agree *a);

@@ -71,6 +71,8 @@ struct r2_agree {
     uint64_t nudges;
     struct r2_agree_report report;
     bool report_new;
+    uint32_t error; /* NCCL's, at this rank; 0: none */
+    bool error_said;
     struct r2_agree_stats stats;
 
     /* service lock */
@@ -96,6 +98,9 @@ struct r2_agree {
     uint64_t ask_ns, ask_wait_ns; /* next question about the open promise */
     int ask_width, ask_at;        /* how many others were asked last, and where to go on */
     uint64_t leader_heard_ns;
+    struct r2_agree_failure failure; /* the first that this rank knows of; error 0: none */
+    int failure_rounds;              /* how often this rank has told all others */
+    uint64_t tell_ns;                /* tell all others (again) then; UINT64_MAX: no need */
 };
 
 /* --- service.c ---------------------------------------------------------------------------- */
@@ -153,10 +158,17 @@ static inline uint64_t r2_agree_begun(struct r2_agree *a)
 
 /* Recomputes the fence from the machine; member lock held. */
 void r2_agree_member_fence(struct r2_agree *a);
+void r2_agree_member_free(struct r2_agree *a);
+
+/* --- objects.c --------------------------------------------------------------------------- */
+
+/* To be given back; NULL is allowed. Member lock held. */
+void r2_agree_member_discard(struct r2_agree *a, void *object);
 /* Forgets the object of an epoch, or (before) of all epochs below it, except `keep`; it will be
  * released by the service thread. Member lock held. */
 void r2_agree_member_drop(struct r2_agree *a, uint64_t epoch, bool before, uint64_t keep);
-void r2_agree_member_free(struct r2_agree *a);
+/* Gives back what was forgotten. Service thread, no lock held. */
+void r2_agree_member_collect(struct r2_agree *a);
 
 /* --- ask.c (service thread) --------------------------------------------------------------- */
 
@@ -174,6 +186,12 @@ void r2_agree_join_off(struct r2_agree *a, const struct r2_agree_frame *f, const
 void r2_agree_join_report(struct r2_agree *a);
 void r2_agree_join_reported(struct r2_agree *a, uint32_t from, const struct r2_agree_frame *f,
                             const uint8_t *payload);
+
+/* --- tell.c (service thread) -------------------------------------------------------------- */
+
+void r2_agree_tell_turn(struct r2_agree *a, uint64_t now);
+void r2_agree_tell_frame(struct r2_agree *a, const struct r2_agree_frame *f, const uint8_t *payload,
+                         uint64_t now);
 
 /* --- rendezvous.c (service thread) -------------------------------------------------------- */
 

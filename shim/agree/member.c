@@ -14,61 +14,7 @@
 #define R2_MEMBER_PLACES 3                     /* choices of one, see there */
 #define R2_MEMBER_TOMB_NS (30 * R2_NS_PER_S)   /* the dead still answer */
 
-/* --- objects ------------------------------------------------------------------------------ */
-
-/* Member lock held. */
-static void r2_member_discard(struct r2_agree *a, void *object)
-{
-    if (!object) {
-        return;
-    }
-    if (a->ngarbage == a->garbage_room) {
-        int room = a->garbage_room ? a->garbage_room * 2 : 8;
-        void **more = realloc(a->garbage, (size_t)room * sizeof(*more));
-
-        if (!more) {
-            return; /* leaked rather than freed under somebody's hands */
-        }
-        a->garbage = more;
-        a->garbage_room = room;
-    }
-    a->garbage[a->ngarbage++] = object;
-}
-
-void r2_agree_member_drop(struct r2_agree *a, uint64_t epoch, bool before, uint64_t keep)
-{
-    int n = 0;
-
-    for (int i = 0; i < a->nobjects; i++) {
-        struct r2_agree_object *o = &a->objects[i];
-
-        if (o->epoch != keep && (before ? o->epoch < epoch : o->epoch == epoch)) {
-            r2_member_discard(a, o->object);
-        } else {
-            a->objects[n++] = *o;
-        }
-    }
-    a->nobjects = n;
-}
-
-static void r2_member_collect(struct r2_agree *a)
-{
-    for (;;) {
-        void *object = NULL;
-
-        pthread_mutex_lock(&a->lock);
-        if (a->ngarbage > 0) {
-            object = a->garbage[--a->ngarbage];
-        }
-        pthread_mutex_unlock(&a->lock);
-        if (!object) {
-            return;
-        }
-        if (a->ops && a->ops->release) {
-            a->ops->release(a->user, object);
-        }
-    }
-}
+/* --- life --------------------------------------------------------------------------------- */
 
 void r2_agree_member_fence(struct r2_agree *a)
 {
@@ -235,7 +181,7 @@ static bool r2_member_accept(struct r2_agree *a, uint64_t epoch, const void *pla
     if (willing) {
         a->objects[a->nobjects++] = (struct r2_agree_object){epoch, object};
     } else {
-        r2_member_discard(a, object);
+        r2_agree_member_discard(a, object);
     }
     pthread_mutex_unlock(&a->lock);
     return willing;
@@ -286,7 +232,7 @@ static void r2_member_on_machine(struct r2_agree *a, int from, const struct r2_a
     /* A rank that was past the index may agree to a later one. */
     r2_member_act(a, from, &out, at, msg.type == R2_AGREE_REFUSE && msg.next >= at,
                   "a rank has refused it", now);
-    r2_member_collect(a);
+    r2_agree_member_collect(a);
 }
 
 /* --- leader ------------------------------------------------------------------------------- */
@@ -466,6 +412,8 @@ void r2_agree_member_frame(struct r2_agree *a, const uint8_t process[16],
         r2_agree_member_turn(a, now);
     } else if (f->kind == R2_FRAME_REPORT) {
         r2_agree_join_reported(a, f->from, f, payload);
+    } else if (f->kind == R2_FRAME_FAILED) {
+        r2_agree_tell_frame(a, f, payload, now);
     }
 }
 
@@ -496,7 +444,7 @@ static void r2_member_bury(struct r2_agree *a, uint64_t now)
     r2_agree_member_drop(a, UINT64_MAX, true, 0);
     a->object = NULL;
     pthread_mutex_unlock(&a->lock);
-    r2_member_collect(a);
+    r2_agree_member_collect(a);
     a->buried_ns = now;
     pthread_mutex_lock(&a->lock);
     a->ops = NULL;
@@ -505,7 +453,8 @@ static void r2_member_bury(struct r2_agree *a, uint64_t now)
     pthread_mutex_unlock(&a->lock);
 }
 
-void r2_agree_member_turn(struct r2_agree *a, uint64_t now)
+/* False: its time is over. */
+static bool r2_member_work(struct r2_agree *a, uint64_t now)
 {
     enum r2_agree_state state;
     bool dying, ended;
@@ -513,13 +462,9 @@ void r2_agree_member_turn(struct r2_agree *a, uint64_t now)
     a->deadline_ns = UINT64_MAX;
     if (a->buried_ns) {
         a->deadline_ns = a->buried_ns + R2_MEMBER_TOMB_NS;
-        if (now >= a->deadline_ns) {
-            r2_agree_service_remove(a);
-            r2_agree_member_free(a);
-        }
-        return;
+        return now < a->deadline_ns;
     }
-    r2_member_collect(a);
+    r2_agree_member_collect(a);
     pthread_mutex_lock(&a->lock);
     state = a->state;
     dying = a->dying;
@@ -531,7 +476,7 @@ void r2_agree_member_turn(struct r2_agree *a, uint64_t now)
     if (dying) {
         r2_member_bury(a, now);
         a->deadline_ns = now + R2_MEMBER_TOMB_NS;
-        return;
+        return true;
     }
     if (state == R2_AGREE_JOINING) {
         r2_agree_join_register(a, now);
@@ -541,5 +486,16 @@ void r2_agree_member_turn(struct r2_agree *a, uint64_t now)
             r2_member_lead(a, now);
         }
         r2_agree_ask_turn(a, now);
+    }
+    return true;
+}
+
+void r2_agree_member_turn(struct r2_agree *a, uint64_t now)
+{
+    if (r2_member_work(a, now)) {
+        r2_agree_tell_turn(a, now);
+    } else {
+        r2_agree_service_remove(a);
+        r2_agree_member_free(a);
     }
 }

@@ -285,3 +285,19 @@ int r2_agree_report_decode(const uint8_t *in, size_t len, uint64_t *number,
     r->flags = (uint32_t)r2_get(in + 20, 4);
     return r->share > 65536 ? -EPROTO : 0;
 }
+
+void r2_agree_failure_encode(uint8_t out[R2_AGREE_FAILURE_BYTES], const struct r2_agree_failure *f)
+{
+    r2_put(out, f->rank, 4);
+    r2_put(out + 4, f->error, 4);
+}
+
+int r2_agree_failure_decode(const uint8_t *in, size_t len, struct r2_agree_failure *f)
+{
+    if (len != R2_AGREE_FAILURE_BYTES) {
+        return -EPROTO;
+    }
+    f->rank = (uint32_t)r2_get(in, 4);
+    f->error = (uint32_t)r2_get(in + 4, 4);
+    return f->rank >= R2_AGREE_RANKS || f->error == 0 ? -EPROTO : 0;
+}

@@ -53,6 +53,7 @@ enum r2_agree_kind {
     R2_FRAME_LEAVE,     /* a rank to the rendezvous */
     R2_FRAME_MACHINE,   /* rank to rank */
     R2_FRAME_REPORT,    /* a rank to the leader */
+    R2_FRAME_FAILED,    /* rank to rank: NCCL has failed at one */
     R2_FRAME_KINDS,
 };
 
@@ -112,5 +113,13 @@ void r2_agree_report_encode(uint8_t out[R2_AGREE_REPORT_BYTES], uint64_t number,
                             const struct r2_agree_report *r);
 int r2_agree_report_decode(const uint8_t *in, size_t len, uint64_t *number,
                            struct r2_agree_report *r);
+
+/* Where NCCL has failed, and what it said. */
+struct r2_agree_failure {
+    uint32_t rank, error; /* error: an ncclResult_t, not 0 */
+};
+#define R2_AGREE_FAILURE_BYTES 8
+void r2_agree_failure_encode(uint8_t out[R2_AGREE_FAILURE_BYTES], const struct r2_agree_failure *f);
+int r2_agree_failure_decode(const uint8_t *in, size_t len, struct r2_agree_failure *f);
 
 #endif

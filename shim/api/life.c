@@ -393,6 +393,8 @@ int ncclCommGetAsyncError(r2_nccl_comm comm, int *error)
         if (*error == R2_NCCL_OK)
             *error = r2_comms_fan_async(call.comm);
         r2_comms_async(call.comm, comm, *error);
+        if (*error == R2_NCCL_OK || *error == R2_NCCL_IN_PROGRESS)
+            *error = r2_comms_elsewhere(call.comm) ? R2_NCCL_REMOTE : *error;
     }
     r2_call_leave(&call);
     return result;

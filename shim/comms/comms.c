@@ -214,6 +214,8 @@ int r2_comms_begin(struct r2_comm *comm, enum r2_seg_collective kind, size_t cou
     struct r2_seg_comm *row = r2_comm_row(comm);
     uint64_t bytes = count * r2_nccl_type_size(type);
 
+    if (r2_comms_elsewhere(comm))
+        return R2_NCCL_REMOTE;
     if (comm->follow && (kind < R2_SEG_COLL_SEND || r2_comms_in_group())) {
         int result = r2_follow_before(comm->follow, kind, bytes);
 
@@ -249,6 +251,8 @@ void r2_comms_end(struct r2_comm *comm, int result, bool collective, r2_nccl_str
     } else if (taken) {
         __atomic_fetch_add(&row->p2p, 1, __ATOMIC_RELAXED);
     }
+    if (result == R2_NCCL_REMOTE || result == R2_NCCL_SYSTEM)
+        r2_comms_async(comm, comm->handle, result);
     __atomic_store_n(&row->calling, 0, __ATOMIC_RELAXED);
     if (atomic_load_explicit(&comm->row_number, memory_order_relaxed) < 0)
         try_again(comm, __atomic_load_n(&row->op_mono_ns, __ATOMIC_RELAXED));
@@ -310,7 +314,37 @@ void r2_comms_async(struct r2_comm *comm, r2_nccl_comm handle, int error)
         r2_call_nest();
         r2_comms_state(comm, R2_SEG_COMM_FAILED, text ? text(error) : "asynchronous error");
         r2_call_unnest();
+        if (comm->follow)
+            r2_follow_tell(comm->follow, error);
     }
+}
+
+static const char *name_of(int error)
+{
+    static const char *const names[] = {
+        "ncclSuccess",         "ncclUnhandledCudaError", "ncclSystemError", "ncclInternalError",
+        "ncclInvalidArgument", "ncclInvalidUsage",       "ncclRemoteError"};
+
+    return error >= 0 && error < (int)(sizeof(names) / sizeof(names[0])) ? names[error]
+                                                                         : "an error";
+}
+
+void r2_comms_told(struct r2_comm *comm, int rank, int error)
+{
+    char cause[64];
+
+    snprintf(cause, sizeof(cause), "%s at rank %d", name_of(error), rank);
+    R2_WARN("communicator %016llx has failed at rank %d (%s): this rank waits for it in vain, and "
+            "ncclCommGetAsyncError says ncclRemoteError",
+            (unsigned long long)comm->id, rank, name_of(error));
+    r2_comms_state(comm, R2_SEG_COMM_FAILED, cause);
+    /* Relaxed: it is all there is to see. */
+    atomic_store_explicit(&comm->told, R2_NCCL_REMOTE, memory_order_relaxed);
+}
+
+int r2_comms_elsewhere(struct r2_comm *comm)
+{
+    return atomic_load_explicit(&comm->told, memory_order_relaxed);
 }
 
 void r2_comms_before_fork(void)

@@ -76,8 +76,11 @@ int r2_comms_fan_async(struct r2_comm *comm);
 void r2_comms_fan_abort(struct r2_comm *comm);
 
 void r2_comms_state(struct r2_comm *comm, enum r2_seg_comm_state state, const char *cause);
-/* What ncclCommGetAsyncError said: a communicator in the making becomes ready or fails. */
+/* What ncclCommGetAsyncError said: a communicator in the making becomes ready or fails. The first
+ * error is told to the other ranks. */
 void r2_comms_async(struct r2_comm *comm, r2_nccl_comm handle, int error);
+/* R2_NCCL_REMOTE once another rank has told of its error; else R2_NCCL_OK. */
+int r2_comms_elsewhere(struct r2_comm *comm);
 
 /* Groups, of the calling thread. Only calls of the application itself come here. */
 void r2_comms_group_start(void);

@@ -45,9 +45,14 @@ static uint64_t node_key(void)
     return hash_text(text, UINT64_C(0xcbf29ce484222325));
 }
 
-bool r2_follow_wanted(void)
+static bool planning(void)
 {
     return r2_settings_get()->plan != R2_PLAN_SETTING_OFF;
+}
+
+bool r2_follow_wanted(void)
+{
+    return planning() || r2_settings_get()->tell_errors > 0;
 }
 
 static bool on(void)
@@ -55,12 +60,24 @@ static bool on(void)
     return r2_settings_get()->plan == R2_PLAN_SETTING_ON;
 }
 
+/* The ranks of a communicator cannot speak to each other. */
+static void lacks(const char *why)
+{
+    if (planning())
+        R2_WARN_ONCE(
+            "a communicator has no plans, and its ranks are not told of each other's errors: "
+            "%s",
+            why);
+    else
+        R2_INFO("the ranks of a communicator are not told of each other's errors: %s", why);
+}
+
 void r2_follow_sign(struct r2_nccl_id *id)
 {
     char why[R2_AGREE_WHY] = "";
 
     if (r2_agree_id_sign((uint8_t *)id->bytes, why))
-        R2_WARN_ONCE("communicators made here have no plans: %s", why);
+        lacks(why);
 }
 
 /* ---- what shim/agree tells; service thread */
@@ -104,8 +121,9 @@ static void on_off(void *user, const char *why)
 {
     struct r2_follow *f = user;
 
-    R2_WARN_ONCE("a communicator of %d ranks has no plans: %s", f->nranks, why);
-    r2_comm_row_plan(f->comm, NULL, why);
+    lacks(why);
+    if (planning())
+        r2_comm_row_plan(f->comm, NULL, why);
     r2_trace_off(f);
 }
 
@@ -169,10 +187,18 @@ static void on_release(void *user, void *object)
     r2_plan_table_free(object);
 }
 
+static void on_failed(void *user, int rank, uint32_t error)
+{
+    struct r2_follow *f = user;
+
+    r2_comms_told(f->comm, rank, (int)error);
+}
+
 static const struct r2_agree_ops ops = {.ready = on_ready,
                                         .off = on_off,
                                         .reported = on_reported,
                                         .decided = on_decided,
+                                        .failed = on_failed,
                                         .accept = on_accept,
                                         .release = on_release};
 
@@ -292,11 +318,12 @@ static struct r2_follow *begin(struct r2_follow *f, int rc)
     struct r2_agree_view view;
 
     if (rc) {
-        R2_WARN_ONCE("a communicator has no plans: %s", strerror(-rc));
+        lacks(strerror(-rc));
         unmake(f);
         return NULL;
     }
-    r2_watch_add(&f->entry);
+    if (planning())
+        r2_watch_add(&f->entry);
     if (f->trace.replay)
         r2_agree_lookup(f->agree, true, &view); /* meets: the first plan may be near */
     return f;
@@ -382,7 +409,8 @@ static void take_over(struct r2_follow *f, const struct r2_agree_view *view)
 
 int r2_follow_before(struct r2_follow *f, enum r2_seg_collective kind, uint64_t bytes)
 {
-    bool eligible = kind == R2_SEG_COLL_ALL_REDUCE && bytes >= R2_FOLLOW_ELIGIBLE;
+    bool eligible = kind == R2_SEG_COLL_ALL_REDUCE && bytes >= R2_FOLLOW_ELIGIBLE && planning();
+    bool meet = eligible || f->nranks <= r2_settings_get()->tell_errors;
     struct r2_agree_view view;
     int rc;
 
@@ -390,7 +418,7 @@ int r2_follow_before(struct r2_follow *f, enum r2_seg_collective kind, uint64_t 
         atomic_store_explicit(&f->bytes, bytes, memory_order_relaxed);
     do {
         r2_trace_hold(f);
-        rc = r2_agree_lookup(f->agree, eligible, &view);
+        rc = r2_agree_lookup(f->agree, meet, &view);
         if (rc == 0 && view.epoch != f->epoch && view.object)
             take_over(f, &view);
     } while (rc == 0 && r2_trace_again(f));
@@ -402,9 +430,16 @@ int r2_follow_before(struct r2_follow *f, enum r2_seg_collective kind, uint64_t 
             "changed does not answer, and none may guess",
             f->nranks);
         r2_comms_state(f->comm, R2_SEG_COMM_FAILED, "no rank could tell what became of a plan");
+        r2_follow_tell(f, R2_NCCL_REMOTE);
         return R2_NCCL_REMOTE;
     }
     return R2_NCCL_OK;
+}
+
+void r2_follow_tell(struct r2_follow *f, int error)
+{
+    if (f->nranks <= r2_settings_get()->tell_errors)
+        r2_agree_tell(f->agree, (uint32_t)error);
 }
 
 void r2_follow_after(struct r2_follow *f, uint64_t n)

@@ -1,5 +1,5 @@
-/* What a communicator's ranks know of each other, and the plan that they follow together
- * (R2CCL_PLAN).
+/* What a communicator's ranks know of each other, the plan that they follow together (R2CCL_PLAN),
+ * and that NCCL has failed at one of them (R2CCL_TELL_ERRORS).
  *
  * Every rank tells the lowest one, over shim/agree, how much of its node's NIC bandwidth is left;
  * that one asks the planner (shim/plan) what to do. With R2CCL_PLAN=shadow it only says so: in the
@@ -25,7 +25,7 @@ struct r2_follow;
 struct r2_plan_table;
 struct r2_seconds;
 
-/* Whether plans are asked for at all. */
+/* Whether ranks are to meet at all, for plans or to be told of each other's errors. */
 bool r2_follow_wanted(void);
 /* Puts the rendezvous into an id that NCCL has just made. */
 void r2_follow_sign(struct r2_nccl_id *id);
@@ -51,6 +51,8 @@ void r2_follow_skip(struct r2_follow *parent, uint64_t salt);
  * returns NCCL's result: what is not R2_NCCL_OK is the collective's. */
 int r2_follow_before(struct r2_follow *follow, enum r2_seg_collective kind, uint64_t bytes);
 void r2_follow_after(struct r2_follow *follow, uint64_t n);
+/* NCCL has failed here: the other ranks are told (R2CCL_TELL_ERRORS). May wait 50 ms. */
+void r2_follow_tell(struct r2_follow *follow, int error);
 
 /* The plan in force; valid until the next r2_follow_before. NULL: none. */
 const struct r2_plan_table *r2_follow_table(const struct r2_follow *follow);

@@ -14,6 +14,7 @@ struct r2_comm {
     atomic_uint_fast64_t index;
     atomic_uint_fast64_t children;
     atomic_int state;         /* enum r2_seg_comm_state */
+    atomic_int told;          /* r2_comms_told's: what the application gets to see; 0: nothing */
     struct r2_follow *follow; /* plans; NULL: none. Set before it is in the table */
     atomic_bool planned;      /* a plan with entries is in force; of the thread that runs it */
     /* Where readers see it: in the control segment, else in `unseen`. */
@@ -31,6 +32,9 @@ static inline struct r2_seg_comm *r2_comm_row(struct r2_comm *comm)
  */
 void r2_comms_group_count(struct r2_comm *comm);
 void r2_comms_uncount(struct r2_comm *comm, uint64_t n);
+
+/* NCCL has failed with `error` at another rank: this one waits for it in vain. Not held. */
+void r2_comms_told(struct r2_comm *comm, int rank, int error);
 
 /* row.c. Finds the process's control segment if the plugin has made it by now, and a free row in
  * it; otherwise the entry stays unseen. Cheap when it was tried a moment ago. The caller holds the

@@ -58,9 +58,11 @@ def test_shadow_says_what_it_would_do(build: Build) -> None:
         until(lambda: comms(name)[0].operations > before + 5, "traffic", 20)
 
 
-def test_without_plans_there_is_no_thread(build: Build) -> None:
-    name = "shim-no-plan"
-    with job(build, name):
+@pytest.mark.parametrize("tell", ["0", "256"], ids=["alone", "told"])
+def test_without_plans_nothing_watches(build: Build, tell: str) -> None:
+    """Without plans nobody looks at NICs; ranks that are not told of errors do not meet at all."""
+    name = f"shim-no-plan-{tell}"
+    with job(build, name, R2CCL_TELL_ERRORS=tell):
         until(
             lambda: len(comms(name)) == RANKS and all(c.operations > 3 for c in comms(name)),
             "traffic",
@@ -68,5 +70,6 @@ def test_without_plans_there_is_no_thread(build: Build) -> None:
         )
         time.sleep(0.5)
         names = {word for process in processes(name) for word in threads(process)}
-        assert not [word for word in names if word.startswith(("r2ccl-plan", "r2ccl-agree"))]
-        assert {comm.nodes for comm in comms(name)} == {None}
+        assert not [word for word in names if word.startswith("r2ccl-plan")]
+        assert ("r2-agree" in names) == (tell != "0")
+        assert {comm.nodes for comm in comms(name)} == {None if tell == "0" else RANKS}

@@ -1,0 +1,152 @@
+/* Where NCCL has failed at one rank, the others wait for it for ever: those that have a connection
+ * to what died get an error from their transport, those that only share memory with it, or with a
+ * rank that has stopped since, get none. So the first that knows says it to the leader, who says it
+ * to all; where the leader does not answer, it is said to all directly.
+ *
+ * A word is about a communicator that cannot complete anything any more, so that it may come twice,
+ * late, or after an abort; it is never taken back. */
+#define _GNU_SOURCE
+#include <errno.h>
+#include <stdio.h>
+#include <time.h>
+
+#include "agree/internal.h"
+#include "util/clock.h"
+#include "util/lock.h"
+
+#define R2_TELL_WAIT_NS (50 * R2_NS_PER_MS)    /* of a thread that reports an error */
+#define R2_TELL_LEADER_NS (500 * R2_NS_PER_MS) /* then the others are told without it */
+#define R2_TELL_STEP_NS (2 * R2_NS_PER_MS)     /* rank by rank, so that not all do so at once */
+#define R2_TELL_AGAIN_NS (500 * R2_NS_PER_MS)  /* all are told again; grows by as much */
+#define R2_TELL_ROUNDS 3
+
+/* --- any thread --------------------------------------------------------------------------- */
+
+int r2_agree_tell(struct r2_agree *a, uint32_t error)
+{
+    uint64_t deadline = r2_now_ns() + R2_TELL_WAIT_NS;
+    struct timespec ts = {.tv_sec = (time_t)(deadline / R2_NS_PER_S),
+                          .tv_nsec = (long)(deadline % R2_NS_PER_S)};
+    int rc = 0;
+
+    if (error == 0 || atomic_load(&r2_agree_inert)) {
+        return -ENOTCONN;
+    }
+    pthread_mutex_lock(&a->lock);
+    a->error = a->error ? a->error : error;
+    pthread_mutex_unlock(&a->lock);
+    r2_agree_service_kick(a);
+    pthread_mutex_lock(&a->lock);
+    while (!a->error_said && rc == 0) {
+        rc = a->state == R2_AGREE_READY || a->state == R2_AGREE_FAILED ? 0 : ENOTCONN;
+        rc = rc == 0 ? pthread_cond_timedwait(&a->wake, &a->lock, &ts) : rc;
+    }
+    rc = a->error_said ? 0 : -ENOTCONN;
+    pthread_mutex_unlock(&a->lock);
+    return rc;
+}
+
+/* --- service thread ----------------------------------------------------------------------- */
+
+static void r2_tell_rank(struct r2_agree *a, uint32_t rank)
+{
+    uint8_t text[R2_AGREE_FAILURE_BYTES];
+
+    r2_agree_failure_encode(text, &a->failure);
+    r2_agree_member_send(a, rank, R2_FRAME_FAILED, text, sizeof(text), NULL, 0);
+}
+
+/* Frames may be lost with their connection, and before a rank knows the others it takes none:
+ * repeated a few times. */
+static void r2_tell_all(struct r2_agree *a, uint64_t now)
+{
+    for (int r = 0; r < a->nranks; r++) {
+        if (r != a->rank) {
+            r2_tell_rank(a, (uint32_t)r);
+        }
+    }
+    a->failure_rounds++;
+    a->tell_ns = now + R2_TELL_AGAIN_NS * (uint64_t)a->failure_rounds;
+}
+
+static void r2_tell_said(struct r2_agree *a)
+{
+    pthread_mutex_lock(&a->lock);
+    a->error_said = true;
+    pthread_cond_broadcast(&a->wake);
+    pthread_mutex_unlock(&a->lock);
+}
+
+static void r2_tell_again(struct r2_agree *a, uint64_t now)
+{
+    if (a->failure_rounds < R2_TELL_ROUNDS) {
+        r2_tell_all(a, now);
+    } else {
+        a->tell_ns = UINT64_MAX;
+    }
+}
+
+/* The word of this rank. */
+static void r2_tell_first(struct r2_agree *a, uint64_t now)
+{
+    if (a->rank == R2_AGREE_LEADER) {
+        r2_tell_all(a, now);
+        return;
+    }
+    r2_tell_rank(a, R2_AGREE_LEADER);
+    a->tell_ns = now + R2_TELL_LEADER_NS + (uint64_t)a->rank * R2_TELL_STEP_NS;
+}
+
+void r2_agree_tell_turn(struct r2_agree *a, uint64_t now)
+{
+    bool said, here;
+    uint32_t error;
+
+    pthread_mutex_lock(&a->lock);
+    error = a->error;
+    said = a->error_said;
+    pthread_mutex_unlock(&a->lock);
+    if (!a->roster.seats) {
+        return;
+    }
+    here = error && a->failure.error == 0;
+    if (here) {
+        a->failure = (struct r2_agree_failure){(uint32_t)a->rank, error};
+        r2_tell_first(a, now);
+    }
+    if (error && !said) { /* by this rank, or by another before it */
+        r2_tell_said(a);
+    }
+    if (!here && now >= a->tell_ns) {
+        r2_tell_again(a, now);
+    }
+    a->deadline_ns = a->tell_ns < a->deadline_ns ? a->tell_ns : a->deadline_ns;
+}
+
+/* From a rank of the roster. What the leader knows it tells to all; another rank's word comes where
+ * the leader did not answer that one. */
+void r2_agree_tell_frame(struct r2_agree *a, const struct r2_agree_frame *f, const uint8_t *payload,
+                         uint64_t now)
+{
+    bool leader = a->rank == R2_AGREE_LEADER, first = a->failure.error == 0;
+    struct r2_agree_failure failure;
+
+    if (r2_agree_failure_decode(payload, f->len, &failure) != 0 ||
+        failure.rank >= (uint32_t)a->nranks) {
+        return;
+    }
+    if (first) {
+        a->failure = failure;
+        if (failure.rank != (uint32_t)a->rank && a->ops && a->ops->failed) {
+            a->ops->failed(a->user, (int)failure.rank, failure.error);
+        }
+    }
+    if (!leader) {
+        a->tell_ns = UINT64_MAX; /* others see to it */
+    } else if (first) {
+        r2_tell_all(a, now);
+        a->deadline_ns = a->tell_ns < a->deadline_ns ? a->tell_ns : a->deadline_ns;
+    } else {
+        r2_tell_rank(a, f->from); /* it did not hear */
+    }
+}

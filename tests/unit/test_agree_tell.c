@@ -1,0 +1,236 @@
+/* NCCL fails at one rank: all others hear of it, once, whoever dies in between. */
+#define _GNU_SOURCE
+#include "agree_ranks.h"
+
+#include <signal.h>
+#include <unistd.h>
+
+#define ERROR 6
+
+static atomic_int heard; /* of this process; told by the service thread */
+static atomic_int heard_rank, heard_error;
+
+static void on_failed(void *user, int rank, uint32_t error)
+{
+    (void)user;
+    CHECK(rank != me);
+    atomic_store(&heard_rank, rank);
+    atomic_store(&heard_error, (int)error);
+    atomic_fetch_add(&heard, 1);
+}
+
+/* A rank that has met the others. */
+static struct r2_agree *meet(void)
+{
+    uint8_t id[R2_AGREE_ID];
+    struct r2_agree *a;
+    uint64_t epoch;
+
+    ops.failed = on_failed;
+    get_id(id);
+    a = member(id, me, processes);
+    CHECK_EQ(operate(a, 0, &epoch), 0);
+    AWAIT(state_of(a) == R2_AGREE_READY);
+    atomic_fetch_add(&sh->step, 1);
+    AWAIT(atomic_load(&sh->step) >= processes);
+    return a;
+}
+
+/* sh->switched counts who is done; the others live until then, since they may be asked. */
+static void leave(struct r2_agree *a, int all)
+{
+    atomic_fetch_add(&sh->switched, 1);
+    AWAIT(atomic_load(&sh->switched) >= all);
+    usleep(50000); /* a second word would come now */
+    CHECK_MSG(atomic_load(&heard) <= 1, "told %d times", atomic_load(&heard));
+    r2_agree_destroy(a);
+}
+
+static void hear(struct r2_agree *a, int rank, int all)
+{
+    AWAIT(atomic_load(&heard));
+    CHECK_EQ(atomic_load(&heard_rank), rank);
+    CHECK_EQ(atomic_load(&heard_error), ERROR);
+    leave(a, all);
+}
+
+static uint64_t sent_by(struct r2_agree *a)
+{
+    struct r2_agree_stats stats;
+
+    r2_agree_get_stats(a, &stats);
+    return stats.sent;
+}
+
+static void one_tells(void)
+{
+    struct r2_agree *a = meet();
+
+    if (me != 2) {
+        hear(a, 2, processes);
+        return;
+    }
+    CHECK_EQ(r2_agree_tell(a, ERROR), 0);
+    CHECK_EQ(r2_agree_tell(a, 3), 0); /* the first one counts */
+    leave(a, processes);
+    CHECK_EQ(atomic_load(&heard), 0);
+}
+
+static void leader_tells(void)
+{
+    struct r2_agree *a = meet();
+    uint64_t before = sent_by(a);
+
+    if (me != 0) {
+        hear(a, 0, processes);
+        return;
+    }
+    CHECK_EQ(r2_agree_tell(a, ERROR), 0);
+    CHECK_EQ(sent_by(a) - before, (uint64_t)processes - 1);
+    leave(a, processes);
+}
+
+/* The word is with the kernel when tell returns: the leader passes it on. */
+static void teller_ends(void)
+{
+    struct r2_agree *a = meet();
+
+    if (me != 2) {
+        hear(a, 2, processes - 1);
+        return;
+    }
+    CHECK_EQ(r2_agree_tell(a, ERROR), 0);
+    _exit(0);
+}
+
+/* What an application does with an error. */
+static void teller_aborts(void)
+{
+    struct r2_agree *a = meet();
+
+    if (me != 1) {
+        hear(a, 1, processes);
+        return;
+    }
+    r2_agree_tell(a, ERROR);
+    r2_agree_abort(a);
+    r2_agree_destroy(a);
+    atomic_fetch_add(&sh->switched, 1);
+    AWAIT(atomic_load(&sh->switched) >= processes);
+}
+
+/* ... and what the leader may have done before: it passes on what it hears all the same. */
+static void leader_aborted(void)
+{
+    struct r2_agree *a = meet();
+
+    if (me == 0) {
+        r2_agree_abort(a);
+        r2_agree_destroy(a);
+        atomic_fetch_add(&sh->switched, 1);
+        AWAIT(atomic_load(&sh->switched) >= processes - 1);
+        return;
+    }
+    AWAIT(atomic_load(&sh->switched) >= 1);
+    if (me != 2) {
+        hear(a, 2, processes - 1);
+        return;
+    }
+    CHECK_EQ(r2_agree_tell(a, ERROR), 0);
+    _exit(0);
+}
+
+static void leader_dead(void)
+{
+    struct r2_agree *a = meet();
+
+    if (me == 0) {
+        pause(); /* until it is killed */
+    }
+    if (me != 2) {
+        hear(a, 2, processes - 1);
+        return;
+    }
+    kill(sh->pids[0], SIGKILL);
+    r2_agree_tell(a, ERROR);
+    leave(a, processes - 1);
+}
+
+static void all_tell(void)
+{
+    struct r2_agree *a = meet();
+
+    r2_agree_tell(a, ERROR);
+    leave(a, processes);
+}
+
+/* The last rank comes when the error is known. */
+static void before_they_met(void)
+{
+    uint8_t id[R2_AGREE_ID];
+    struct r2_agree *a;
+    uint64_t epoch;
+
+    ops.failed = on_failed;
+    get_id(id);
+    a = member(id, me, processes);
+    if (me == 1) {
+        AWAIT(atomic_load(&sh->refuse));
+    }
+    CHECK_EQ(operate(a, 0, &epoch), 0);
+    if (me != 2) {
+        hear(a, 2, processes);
+        return;
+    }
+    CHECK_EQ(r2_agree_tell(a, ERROR), -ENOTCONN);
+    atomic_store(&sh->refuse, 1);
+    leave(a, processes);
+}
+
+static void nobody_to_tell(void)
+{
+    uint8_t id[R2_AGREE_ID];
+    struct r2_agree *a;
+
+    ops.failed = on_failed;
+    get_id(id);
+    a = member(id, me, processes);
+    CHECK_EQ(r2_agree_tell(a, ERROR), -ENOTCONN); /* no operation, no traffic */
+    CHECK_EQ(r2_agree_tell(a, 0), -ENOTCONN);
+    CHECK_EQ(sent_by(a), 0);
+    leave(a, processes);
+}
+
+#define CASE(name, n)                                                                              \
+    static void test_##name(void)                                                                  \
+    {                                                                                              \
+        run_processes(n, name);                                                                    \
+    }
+
+CASE(one_tells, 5)
+CASE(leader_tells, 5)
+CASE(teller_ends, 5)
+CASE(teller_aborts, 4)
+CASE(leader_aborted, 4)
+CASE(leader_dead, 5)
+CASE(all_tell, 6)
+CASE(before_they_met, 4)
+CASE(nobody_to_tell, 2)
+
+static const struct check_test tests[] = {{"one_tells", test_one_tells},
+                                          {"leader_tells", test_leader_tells},
+                                          {"teller_ends", test_teller_ends},
+                                          {"teller_aborts", test_teller_aborts},
+                                          {"leader_aborted", test_leader_aborted},
+                                          {"leader_dead", test_leader_dead},
+                                          {"all_tell", test_all_tell},
+                                          {"before_they_met", test_before_they_met},
+                                          {"nobody_to_tell", test_nobody_to_tell},
+                                          {0}};
+
+int main(int argc, char **argv)
+{
+    setenv("NCCL_SOCKET_IFNAME", "lo", 1);
+    setenv("NCCL_SOCKET_FAMILY", "AF_INET", 1);
+    return check_main(argc, argv, tests);
+}
