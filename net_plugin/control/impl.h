@@ -49,7 +49,12 @@ static inline void r2_row_u64(uint64_t *field, uint64_t value)
 }
 /* `size`: of the field, a multiple of 8, as is its address. Cuts on a character boundary. */
 void r2_row_text(char *field, size_t size, const char *text);
-/* The same with `n` bytes that are no text. */
+/* The same with a sentence, of which as many words are kept as fit in front of " ...". */
+void r2_row_cause(char *field, size_t size, const char *text);
+/* Bytes of `text` that fit into `room`: all of it, or up to the end of a word (of a character,
+ * where that would leave less than half). */
+size_t r2_row_words(const char *text, size_t room);
+/* As r2_row_text with `n` bytes that are no text. */
 void r2_row_bytes(void *field, const void *data, size_t n);
 /* Raises a table's mark of rows ever used. */
 void r2_row_mark(struct r2_control *ctl, enum r2_seg_kind kind, uint32_t row);

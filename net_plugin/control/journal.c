@@ -88,7 +88,7 @@ void r2_control_journal(struct r2_control *ctl, const struct r2_control_event *e
     r2_row_text(e->nic, sizeof(e->nic), event->nic);
     r2_row_text(e->remote_nic, sizeof(e->remote_nic), event->remote_nic);
     r2_row_text(e->peer_host, sizeof(e->peer_host), event->peer_host);
-    r2_row_text(e->cause, sizeof(e->cause), event->cause);
+    r2_row_cause(e->cause, sizeof(e->cause), event->cause);
     r2_row_mark(ctl, R2_SEG_KIND_EVENTS, row);
     /* Pairs with the reader's acquire of the stamp: an even stamp means that all above is there. */
     __atomic_store_n(&e->stamp, 2 * number + 2, __ATOMIC_RELEASE);

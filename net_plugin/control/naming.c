@@ -34,6 +34,6 @@ void r2_control_path_cause(struct r2_control *ctl, int path, const char *cause)
         return;
     row = &ctl->seg->paths[path];
     r2_row_begin(&row->seq);
-    r2_row_text(row->cause, sizeof(row->cause), cause);
+    r2_row_cause(row->cause, sizeof(row->cause), cause);
     r2_row_end(&row->seq);
 }

@@ -102,7 +102,7 @@ void r2_control_nic_state(struct r2_control *ctl, int nic, enum r2_seg_nic_state
     r2_row_begin(&row->seq);
     before = __atomic_load_n(&row->state, __ATOMIC_RELAXED);
     r2_row_u32(&row->state, (uint32_t)state);
-    r2_row_text(row->cause, sizeof(row->cause), cause);
+    r2_row_cause(row->cause, sizeof(row->cause), cause);
     if (before != (uint32_t)state)
         set_since(&row->since_real_ns, &row->since_mono_ns);
     r2_row_end(&row->seq);
@@ -247,7 +247,7 @@ void r2_control_peer_state(struct r2_control *ctl, int peer, enum r2_seg_peer_st
     if (__atomic_load_n(&row->state, __ATOMIC_RELAXED) != (uint32_t)state)
         set_since(&row->since_real_ns, &row->since_mono_ns);
     r2_row_u32(&row->state, (uint32_t)state);
-    r2_row_text(row->cause, sizeof(row->cause), cause);
+    r2_row_cause(row->cause, sizeof(row->cause), cause);
     r2_row_end(&row->seq);
 }
 
@@ -374,7 +374,7 @@ void r2_control_path_state(struct r2_control *ctl, int path, enum r2_seg_path_st
     before = __atomic_load_n(&row->state, __ATOMIC_RELAXED);
     r2_row_u32(&row->state, (uint32_t)state);
     r2_row_u64(&row->generation, generation);
-    r2_row_text(row->cause, sizeof(row->cause), cause);
+    r2_row_cause(row->cause, sizeof(row->cause), cause);
     if (before != (uint32_t)state)
         set_since(&row->since_real_ns, &row->since_mono_ns);
     r2_row_end(&row->seq);

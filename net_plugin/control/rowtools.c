@@ -55,6 +55,39 @@ void r2_row_text(char *field, size_t size, const char *text)
     r2_row_bytes(field, buf, size);
 }
 
+size_t r2_row_words(const char *text, size_t room)
+{
+    size_t n = strnlen(text, room + 1), word = room;
+
+    if (n <= room)
+        return n;
+    while (word > room / 2 && text[word] != ' ')
+        word--;
+    if (text[word] == ' ')
+        return word;
+    for (n = room; n > 0 && ((unsigned char)text[n] & 0xc0) == 0x80;)
+        n--;
+    return n;
+}
+
+void r2_row_cause(char *field, size_t size, const char *text)
+{
+    static const char more[] = " ...";
+    char buf[256];
+    size_t n;
+
+    if (size > sizeof(buf))
+        size = sizeof(buf);
+    if (!text || strnlen(text, size) < size) {
+        r2_row_text(field, size, text);
+        return;
+    }
+    n = r2_row_words(text, size - sizeof(more));
+    memcpy(buf, text, n);
+    memcpy(buf + n, more, sizeof(more));
+    r2_row_text(field, size, buf);
+}
+
 void r2_row_mark(struct r2_control *ctl, enum r2_seg_kind kind, uint32_t row)
 {
     uint32_t *high = &ctl->seg->header.tables[kind - 1].high;

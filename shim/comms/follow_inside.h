@@ -63,9 +63,10 @@ struct r2_follow {
     struct r2_policy policy;
     struct r2_steer steer;
     struct r2_lead lead;
-    uint64_t *made;        /* steer's */
-    uint64_t switch_epoch; /* of the newest plan */
-    uint64_t switch_ready_ns;
+    uint64_t *made;               /* steer's */
+    uint64_t switch_epoch;        /* of the newest plan */
+    uint64_t wait_ns;             /* when the switch that waits for measurements became ready */
+    unsigned wait_measured;       /* operations of stock that were measured then */
     double running_ns;            /* predicted, for the size last planned for */
     struct r2_plan running, next; /* what is in force; what was aimed at last */
     int changed_node;             /* the one that an event came from last */
@@ -84,8 +85,8 @@ void r2_leader_turn(struct r2_follow *f, uint64_t now_ns);
 /* How many orders a plan may have here. */
 int r2_leader_orders(void);
 /* Whether a switch waits a while, for operations of stock to measure the plan against: where enough
- * of them are predicted to come. */
-bool r2_leader_waits(const struct r2_follow *f);
+ * of them are predicted to come, and do come. */
+bool r2_leader_waits(struct r2_follow *f, uint64_t now_ns);
 /* A unique id for a communicator; false: not yet, it is being fetched. */
 bool r2_leader_fetch(struct r2_follow *f, struct r2_nccl_id *id);
 

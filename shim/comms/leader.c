@@ -15,6 +15,7 @@
 #define TYPICAL (UINT64_C(64) << 20) /* size that a plan is judged by until one was seen */
 /* How long a switch that is ready waits for operations of stock to be measured against. */
 #define MEASURE_NS (5 * R2_NS_PER_S)
+#define LOOK_NS R2_NS_PER_S /* ... before it looks whether they come */
 
 static bool on(void)
 {
@@ -250,11 +251,22 @@ static bool makes(enum r2_steer_step step)
     return step == R2_STEER_MAKE || step == R2_STEER_RELIEF;
 }
 
-bool r2_leader_waits(const struct r2_follow *f)
+bool r2_leader_waits(struct r2_follow *f, uint64_t now)
 {
-    return r2_settings_get()->plan_withdraw && !f->policy.current &&
-           r2_policy_measured(&f->policy) < R2_POLICY_SAMPLES &&
-           f->next.stock_ns * R2_POLICY_LEAST < (double)MEASURE_NS;
+    unsigned measured = r2_policy_measured(&f->policy);
+    uint64_t waited = now - f->steer.since_ns;
+
+    if (f->wait_ns != f->steer.since_ns || measured < f->wait_measured) {
+        f->wait_ns = f->steer.since_ns;
+        f->wait_measured = measured;
+    }
+    if (!r2_settings_get()->plan_withdraw || f->policy.current || waited >= MEASURE_NS ||
+        measured >= R2_POLICY_SAMPLES || f->next.stock_ns * R2_POLICY_LEAST >= (double)MEASURE_NS)
+        return false;
+    /* A prediction takes NICs' own word for their speed. If it goes on as in the first second: */
+    return waited < LOOK_NS ||
+           f->wait_measured + (measured - f->wait_measured) * MEASURE_NS / waited >=
+               R2_POLICY_LEAST;
 }
 
 static void steer(struct r2_follow *f, uint64_t now)
@@ -270,7 +282,7 @@ static void steer(struct r2_follow *f, uint64_t now)
     }
     if (step == R2_STEER_IDLE || (makes(step) && !ids_there(f)))
         return;
-    if (step == R2_STEER_SWITCH && now < f->steer.since_ns + MEASURE_NS && r2_leader_waits(f))
+    if (step == R2_STEER_SWITCH && r2_leader_waits(f, now))
         return;
     if (r2_lead_encode(&f->lead, step, &plan, &len) == 0 &&
         r2_agree_propose(f->agree, plan, len) == 0)

@@ -176,7 +176,7 @@ void r2_comm_row_state(struct r2_comm *comm, enum r2_seg_comm_state state, const
     r2_row_u32(&row->state, (uint32_t)state);
     r2_row_u64(&row->since_real_ns, r2_control_clock(CLOCK_REALTIME));
     r2_row_u64(&row->since_mono_ns, r2_control_clock(CLOCK_MONOTONIC));
-    r2_row_text(row->cause, sizeof(row->cause), cause);
+    r2_row_cause(row->cause, sizeof(row->cause), cause);
     r2_row_end(&row->seq);
 }
 
@@ -222,7 +222,7 @@ void r2_comm_row_plan(struct r2_comm *comm, const char *plan, const char *cause)
         r2_row_begin(&row->seq);
         if (plan)
             r2_row_text(row->plan, sizeof(row->plan), plan);
-        r2_row_text(row->cause, sizeof(row->cause), cause);
+        r2_row_cause(row->cause, sizeof(row->cause), cause);
         r2_row_end(&row->seq);
     } while (row != r2_comm_row(comm));
 }

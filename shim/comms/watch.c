@@ -5,6 +5,7 @@
 #include <signal.h>
 #include <stdatomic.h>
 #include <stdbool.h>
+#include <stdio.h>
 #include <string.h>
 #include <time.h>
 
@@ -144,7 +145,16 @@ void r2_watch_wake(void)
 void r2_watch_journal(const char *text)
 {
     struct r2_control ctl = {.seg = r2_comm_segment(), .fd = -1};
+    char line[sizeof(((struct r2_seg_journal_entry *)0)->cause)];
 
-    if (ctl.seg)
-        r2_control_journal(&ctl, &(struct r2_control_event){.event = R2_EV_PLAN, .cause = text});
+    for (bool more = false; ctl.seg && *text; more = true) { /* a reason takes several lines */
+        const char *before = more ? "... " : "";
+        size_t room = sizeof(line) - 1 - strlen(before), n = r2_row_words(text, room);
+
+        if (text[n]) /* room for the sign that more follows */
+            n = r2_row_words(text, room - 4);
+        snprintf(line, sizeof(line), "%s%.*s%s", before, (int)n, text, text[n] ? " ..." : "");
+        r2_control_journal(&ctl, &(struct r2_control_event){.event = R2_EV_PLAN, .cause = line});
+        text += n + strspn(text + n, " ");
+    }
 }

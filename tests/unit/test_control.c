@@ -221,9 +221,17 @@ static void test_nic_rows(void)
 
     memset(longest, 'x', sizeof(longest) - 1);
     longest[sizeof(longest) - 1] = '\0';
-    memcpy(longest + sizeof(row->cause) - 2, "\xc3\xa9", 2); /* a two-byte letter on the cut */
+    memcpy(longest + sizeof(row->cause) - 6, "\xc3\xa9", 2); /* a two-byte letter on the cut */
     r2_control_nic_state(ctl, 1, R2_SEG_NIC_FAILED, longest);
     CHECK_EQ(strlen(row->cause), sizeof(row->cause) - 2);
+    CHECK_STR(row->cause + sizeof(row->cause) - 7, "x ...");
+    longest[50] = longest[70] = longest[78] = ' '; /* a sentence is cut behind a word */
+    r2_control_nic_state(ctl, 1, R2_SEG_NIC_FAILED, longest);
+    CHECK_EQ(strlen(row->cause), 74);
+    CHECK_STR(row->cause + 68, "xx ...");
+    longest[sizeof(row->cause) - 1] = '\0'; /* as long as the field */
+    r2_control_nic_state(ctl, 1, R2_SEG_NIC_FAILED, longest);
+    CHECK_STR(row->cause, longest);
     close_and_remove(ctl);
 }
 

@@ -261,9 +261,38 @@ static void test_waits_for_what_can_come(void)
         report(b, 2, FULL / 2);
         turn(b);
         CHECK_EQ(b->f.steer.step, R2_STEER_MAKE);
-        CHECK_EQ(r2_leader_waits(&b->f), !slow);
+        CHECK_EQ(r2_leader_waits(&b->f, b->f.steer.since_ns), !slow);
         bed_close(b);
     }
+}
+
+/* NICs that are slower than they say: operations take 2 s where 0.2 s were predicted. */
+static void test_waits_while_they_come(void)
+{
+    struct bed *b = bed_open();
+    uint64_t ready;
+
+    atomic_store(&b->f.bytes, 64 << 20);
+    all_whole(b);
+    report(b, 2, FULL / 2);
+    turn(b);
+    r2_policy_sample(&b->f.policy, 0, 64 << 20, 2 * S); /* before it was ready */
+    ready = b->f.steer.since_ns;
+    CHECK(r2_leader_waits(&b->f, ready));
+    CHECK(r2_leader_waits(&b->f, ready + S - 1));
+    CHECK(!r2_leader_waits(&b->f, ready + S));
+    r2_policy_sample(&b->f.policy, 0, 64 << 20, S);
+    CHECK(r2_leader_waits(&b->f, ready + S)); /* five more of these, with the one before */
+    CHECK(!r2_leader_waits(&b->f, ready + 2 * S));
+    for (int i = 0; i < 4; i++)
+        r2_policy_sample(&b->f.policy, 0, 64 << 20, S / 4);
+    CHECK(r2_leader_waits(&b->f, ready + 4 * S));
+    CHECK(!r2_leader_waits(&b->f, ready + 5 * S));
+    report(b, 4, FULL / 2); /* what was measured says nothing about this state */
+    b->f.steer.since_ns = ready;
+    CHECK(r2_leader_waits(&b->f, ready + S / 2));
+    CHECK(!r2_leader_waits(&b->f, ready + S));
+    bed_close(b);
 }
 
 static const struct check_test tests[] = {
@@ -272,6 +301,7 @@ static const struct check_test tests[] = {
     {"enough_timed", test_enough_is_timed},
     {"second_loss", test_second_loss},
     {"waits", test_waits_for_what_can_come},
+    {"waits_while", test_waits_while_they_come},
     {"refused_relief", test_refused_relief},
     {"loss_while_made", test_loss_while_it_is_made},
     {0},

@@ -178,7 +178,9 @@ static void timed(struct rank *me)
     struct r2_device_watch *next;
     unsigned before;
 
-    usleep(600000); /* all stopwatches have been read */
+    for (int i = 0, ms = 0; i < R2_FOLLOW_WATCHES; i++) /* all stopwatches are read */
+        for (; atomic_load(&f->watches[i].state) != 0; ms++)
+            CHECK(ms < 20000 && usleep(1000) == 0);
     before = f->timed;
     next = &f->watches[before % R2_FOLLOW_WATCHES];
     CHECK_EQ(reduce(me->comm, BIG), 0);
