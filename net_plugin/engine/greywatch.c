@@ -42,7 +42,7 @@ void r2_grey_acked(struct r2_path *path, const struct r2_send_report *rep, uint6
 {
     if (!r2_eng.set->grey || !rep->complete || now <= rep->t_sent_ns)
         return;
-    r2_grey_moved(&path->watch, rep->len, now - rep->t_sent_ns, now);
+    r2_grey_moved(&path->watch, rep->len, now - rep->t_sent_ns, rep->stamp.app_limited, now);
     r2_grey_chunk(&path->watch, path->rate.delivered - rep->stamp.at_send, now - rep->t_sent_ns,
                   r2_pathrate_rate(&path->rate), now);
 }

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -55,6 +56,40 @@ def test_slow_nic_on_loopback(build: Build, tmp_path: Path, verify: int) -> None
             lambda: any("again" in e.cause for e in weights([pair.tx], nics[1], seen)),
             WITHIN_S,
         )
+        for nic in nics:
+            pair.tx.recover(nic)
+        pair.moving(20)
+        assert not pair.tx.named("path-down", "replay"), str(pair)
+
+
+def test_limit_that_came_for_good(build: Build, tmp_path: Path) -> None:
+    """A NIC was faster than its siblings and is limited to what they have: it is not slow for that.
+    What counts as slow then is measured by the new limit."""
+    words = ("--size", "1M", "--conns", 3, "--stall", 20)
+    nics = [f"127.0.{n}.1" for n in range(1, NICS + 1)]
+    begin = tmp_path / "begin"
+    env: dict[str, str | int] = {"PAIR_BEGIN": str(begin)}
+    with running_pair(build.path, *words, nics=loopback(NICS), **env) as pair:
+        for nic in nics:
+            rate = 300_000_000 if nic == nics[1] else 10_000_000
+            pair.tx.fail(nic, "slow", "tx", rate=rate)
+        begin.touch()
+        pair.moving(1000)
+        pair.tx.fail(nics[1], "slow", "tx", rate=10_000_000)
+        pair.moving(200)  # 7 s: every half-life halves what it is held to
+
+        def slow() -> list[str]:
+            return [e.cause for e in weights([pair.tx], nics[1], 0)][-1:]
+
+        assert not any("slow" in cause for cause in slow()), f"{slow()}: {pair}"
+        pair.tx.fail(nics[1], "slow", "tx", rate=1_000_000)
+        until(
+            f"the slow NIC is named: {pair}",
+            lambda: any("slow" in cause for cause in slow()),
+            WITHIN_S,
+        )
+        best = re.search(r"of its best \((\d+) MB/s\)", slow()[0])
+        assert best and int(best[1]) <= 30, slow()
         for nic in nics:
             pair.tx.recover(nic)
         pair.moving(20)

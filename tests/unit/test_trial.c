@@ -90,7 +90,7 @@ static void send_chunk(void)
 static void acked(void)
 {
     r2_pathrate_on_ack(&s.pr, CHUNK, &s.stamp, s.sent, now);
-    r2_grey_moved(&s.g, CHUNK, now - s.sent, now);
+    r2_grey_moved(&s.g, CHUNK, now - s.sent, false, now);
     r2_grey_chunk(&s.g, CHUNK, now - s.sent, r2_pathrate_rate(&s.pr), now);
     s.due = 0;
     s.took_bytes += CHUNK;
@@ -111,7 +111,7 @@ static uint64_t run(uint64_t ns, bool until_judged)
         if (!s.due && (!left_to_sibling() || r2_trial_may(&s.trial, doubted(), s.chunk_at, now)))
             send_chunk();
         if (now % one == 0) {
-            r2_grey_moved(&s.sibling, CHUNK, one, now);
+            r2_grey_moved(&s.sibling, CHUNK, one, false, now);
             r2_grey_chunk(&s.sibling, CHUNK, one, 25 * MB, now);
         }
         if (now % (25 * MS) == 0)

@@ -17,7 +17,8 @@
 #define WELL_NS (700 * NS_PER_MS)
 #define SLACK_NS (200 * UINT64_C(1000)) /* threads wake late: no fault of the path */
 #define LATE_MIN_NS (300 * UINT64_C(1000))
-#define CHANGE 2 /* a factor that moved by less than half is not worth telling */
+#define SPAN_NS (1000 * NS_PER_MS) /* of evidence: what was shown counts for one to two */
+#define CHANGE 2                   /* a factor that moved by less than half is not worth telling */
 
 #define LOSS_NS (500 * NS_PER_MS)
 #define LOSS_SEGMENTS 100
@@ -50,7 +51,7 @@ static void forget(struct r2_grey *g)
     g->window_from = 0;
     g->expected_ns = g->actual_ns = g->rate = g->bytes = 0;
     g->busy_ns = g->busy_bytes = 0;
-    g->chunks = 0;
+    g->chunks = g->moves = g->free_moves = 0;
 }
 
 void r2_grey_init(struct r2_grey *g, uint64_t announced)
@@ -66,6 +67,7 @@ void r2_grey_restart(struct r2_grey *g)
 
     r2_grey_init(g, was.announced);
     g->best_rate = was.best_rate;
+    g->peak = was.peak;
     g->least_ns = was.least_ns;
     g->least_bytes = was.least_bytes;
 }
@@ -89,7 +91,33 @@ static void keep_rate(struct r2_grey *g)
     g->kept[g->kept_at++ % 4] = g->rate;
     for (int i = 0; i < 4; i++)
         least = min_u64(least, g->kept[i]);
+    g->peak = max_u64(g->peak, least);
     g->best_rate = max_u64(g->best_rate, least);
+}
+
+/* A window in which the path had more to do than it could: its rate is what the path can now. */
+static void take_evidence(struct r2_grey *g)
+{
+    uint64_t least = UINT64_MAX;
+
+    if (!g->moves || 2 * g->free_moves < g->moves)
+        return;
+    g->busy_rates[g->busy_at++ % 4] = g->rate;
+    g->fade_ns += g->busy_ns;
+    g->shown_ns += g->busy_ns;
+    if (g->shown_ns >= SPAN_NS) {
+        g->shown_ns = 0;
+        g->shown[1] = g->shown[0];
+        g->shown[0] = 0;
+    }
+    for (int i = 0; i < 4; i++)
+        least = min_u64(least, g->busy_rates[i]);
+    g->shown[0] = max_u64(g->shown[0], least);
+}
+
+static uint64_t shown(const struct r2_grey *g)
+{
+    return max_u64(g->shown[0], g->shown[1]);
 }
 
 static void close_window(struct r2_grey *g, uint64_t now)
@@ -98,6 +126,7 @@ static void close_window(struct r2_grey *g, uint64_t now)
     if (g->busy_ns)
         g->rate = min_u64(g->rate, mul_div(g->busy_bytes, NS_PER_S, g->busy_ns));
     keep_rate(g);
+    take_evidence(g);
     if (g->best_rate) {
         g->speed = (uint32_t)min_u64(
             mul_div(g->expected_ns, R2_GREY_FULL, max_u64(g->actual_ns, 1)), R2_GREY_FULL);
@@ -125,13 +154,15 @@ static void sample(struct r2_grey *g, uint64_t moved, uint64_t took, uint64_t no
         close_window(g, now);
 }
 
-void r2_grey_moved(struct r2_grey *g, uint64_t bytes, uint64_t took, uint64_t now)
+void r2_grey_moved(struct r2_grey *g, uint64_t bytes, uint64_t took, bool limited, uint64_t now)
 {
     uint64_t from = max_u64(g->acked_at, now > took ? now - took : 0);
 
     g->busy_ns += now > from ? now - from : 0;
     g->busy_bytes += bytes;
     g->acked_at = now;
+    g->moves++;
+    g->free_moves += !limited;
 }
 
 void r2_grey_chunk(struct r2_grey *g, uint64_t moved, uint64_t took, uint64_t rate, uint64_t now)
@@ -211,6 +242,43 @@ static bool siblings(struct r2_grey *const *paths, int n, int self, uint64_t now
     return m > 0;
 }
 
+/* What path `self` should carry if it could what its siblings have shown lately: their median, of
+ * two the greater one. 0: they have had no occasion. */
+static uint64_t level(struct r2_grey *const *paths, int n, int self)
+{
+    const struct r2_grey *me = paths[self];
+    uint64_t v[64];
+    int m = 0;
+
+    for (int i = 0; i < n && i < 64; i++) {
+        const struct r2_grey *g = paths[i];
+        uint64_t x = !g || i == self ? 0 : shown(g);
+        int k;
+
+        if (!x)
+            continue;
+        if (me->announced && g->announced)
+            x = mul_div(x, me->announced, g->announced);
+        for (k = m++; k > 0 && v[k - 1] < x; k--) /* descending */
+            v[k] = v[k - 1];
+        v[k] = x;
+    }
+    return m ? v[(m - 1) / 2] : 0;
+}
+
+static void fade(struct r2_grey *const *paths, int n, int self)
+{
+    struct r2_grey *g = paths[self];
+    uint64_t least, gone;
+
+    g->level = level(paths, n, self);
+    least = g->level ? max_u64(shown(g), min_u64(g->peak, g->level)) : g->best_rate;
+    gone = mul_div(g->best_rate, min_u64(g->fade_ns, R2_GREY_HALF_LIFE) * 693 / 1000,
+                   R2_GREY_HALF_LIFE); /* ln 2; a step is short against the half-life */
+    g->best_rate = max_u64(least, g->best_rate - gone);
+    g->fade_ns = 0;
+}
+
 static bool is_lossy(struct r2_grey *const *paths, int n, int self, uint64_t now)
 {
     struct r2_grey *g = paths[self];
@@ -227,6 +295,12 @@ static void well_window(struct r2_grey *g, uint64_t now)
     g->well_from = g->well_windows++ ? g->well_from : now;
     g->well_bytes += g->window_bytes;
     g->slow_windows = 0;
+}
+
+/* Beside siblings that carry no more, nothing waits for the path, whatever it could do once. */
+static uint64_t held_to(const struct r2_grey *g)
+{
+    return g->level ? min_u64(g->best_rate, g->level) : g->best_rate;
 }
 
 /* A window's verdict; whether the path is slow now. What one window says about times may be the
@@ -249,7 +323,7 @@ static bool is_slow(struct r2_grey *const *paths, int n, int self, uint64_t now)
     g->lately[g->lately_at++ % 3] = g->share;
     if (was && g->measured >= g->best_rate / 4 * 3) {
         well_window(g, now);
-    } else if (g->share < R2_GREY_BELOW && g->measured < g->best_rate / 2 &&
+    } else if (g->share < R2_GREY_BELOW && g->measured < held_to(g) / 2 &&
                g->late_ns >= LATE_MIN_NS + 2 * late) {
         g->slow_from = g->slow_windows++ ? g->slow_from : now;
         g->well_windows = 0;
@@ -287,6 +361,7 @@ uint64_t r2_grey_judge(struct r2_grey *const *paths, int n, uint64_t now)
 
         if (!g)
             continue;
+        fade(paths, n, i);
         slow = is_slow(paths, n, i, now);
         lossy = is_lossy(paths, n, i, now);
         f = wanted(g, slow, lossy);

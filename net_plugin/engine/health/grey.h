@@ -19,6 +19,15 @@
  * no slow one between them, and 256 KiB or 700 ms in them: less may be such savings. A path that
  * has segments sent again while its siblings do not is lossy; its factor is half at most.
  *
+ * The best fades, or a limit that came for good would make a path slow for ever: it halves with
+ * every R2_GREY_HALF_LIFE of evidence, down to what the path itself has shown lately or what its
+ * siblings have (their median, in proportion to the announced speeds), whichever is more. So one
+ * that falls behind its siblings stays slow for as long as they show more, and one beside siblings
+ * that carry no more than it does is not slow. Evidence are windows in which at least half of the
+ * chunks were sent with more waiting behind them: what an idle path does, or one that waits for the
+ * application, says nothing about what it can do, neither for itself nor as a sibling. The greatest
+ * rate ever kept up is remembered beside it: when the siblings show more again, it counts again.
+ *
  * Units: bytes, nanoseconds, bytes per second, shares per mille. Plain structs, nothing to free.
  * Threads: the caller serialises access to the paths of one peer. No function fails.
  */
@@ -35,20 +44,28 @@
 #define R2_GREY_LEAST 20u /* the least factor */
 #define R2_GREY_LOSSY 500u
 #define R2_GREY_REASON 80
+#define R2_GREY_HALF_LIFE UINT64_C(1000000000)
 
 enum r2_grey_why { R2_GREY_WELL, R2_GREY_SLOW, R2_GREY_LOSS };
 
 struct r2_grey {
     uint64_t announced; /* speed of the link, bytes per second; 0 not known */
 
-    uint64_t best_rate;
+    uint64_t best_rate;             /* what it is held to: fades, never above `peak` */
+    uint64_t peak;                  /* the highest rate it ever kept up */
     uint64_t least_ns, least_bytes; /* the chunk that was acknowledged soonest, and its bytes */
     uint64_t kept[4];               /* measured rates of the latest windows */
     unsigned kept_at;
+    uint64_t busy_rates[4]; /* the same of the latest windows that are evidence */
+    unsigned busy_at;
+    uint64_t shown[2]; /* the best of those in this span of evidence and in the one before */
+    uint64_t shown_ns; /* evidence in this span */
+    uint64_t fade_ns;  /* evidence that the best has not faded by yet */
+    uint64_t level;    /* what the siblings show that it should carry; 0 not known */
 
     uint64_t window_from; /* 0: none is open */
     uint64_t expected_ns, actual_ns, rate, bytes;
-    uint32_t chunks;
+    uint32_t chunks, moves, free_moves; /* acknowledged whole; of them not kept back */
     uint64_t busy_ns, busy_bytes,
         acked_at; /* of the window: time with a chunk out, and its bytes */
 
@@ -81,8 +98,9 @@ void r2_grey_restart(struct r2_grey *g);
 /* Before r2_grey_chunk: the chunk's own bytes. With these a window's rate is at most what was moved
  * in it: a delivery rate is a maximum of samples, and on a busy machine, where acknowledgements
  * that have waited are seen at once, one sample of many times the link's speed would otherwise be
- * the rate of four windows, the path's best, and the reason to call it slow ever after. */
-void r2_grey_moved(struct r2_grey *g, uint64_t bytes, uint64_t took, uint64_t now);
+ * the rate of four windows, the path's best, and the reason to call it slow ever after.
+ * `limited`: when it was sent there was nothing more to send. */
+void r2_grey_moved(struct r2_grey *g, uint64_t bytes, uint64_t took, bool limited, uint64_t now);
 /* A chunk was acknowledged after `took` ns; `moved`: bytes acknowledged on the path meanwhile, the
  * chunk's included. `rate`: delivery rate of the path as measured now (r2_pathrate_rate). */
 void r2_grey_chunk(struct r2_grey *g, uint64_t moved, uint64_t took, uint64_t rate, uint64_t now);

@@ -1,0 +1,150 @@
+/* engine/health/grey: what a path is held to fades when its siblings show no more than it does, and
+ * only then. Simulated paths. */
+#include "grey_sim.h"
+
+/* One NIC was faster than the others for a while, then all have the same limit for good. It is not
+ * slow beside them, what it is held to fades, and a real fall is measured by the new limit. */
+static void test_limit_for_good(void)
+{
+    set_up(4, 50 * MB, 0);
+    sims[0].rtt = sims[0].noise = 5 * US;
+    fall(&sims[0], 1300 * MB);
+    run(2 * SEC, -1);
+    CHECK_GT(sims[0].g.best_rate, 1000 * MB);
+    fall(&sims[0], 50 * MB);
+    run(R2_GREY_HALF_LIFE + 2 * SEC, -1); /* what it showed counts for 2 s */
+    CHECK_LT(sims[0].g.best_rate, 700 * MB);
+    run(5 * SEC, -1);
+    CHECK_LE(sims[0].g.best_rate, 60 * MB);
+    CHECK_GT(sims[0].g.best_rate, 40 * MB);
+    for (int i = 0; i < count; i++)
+        CHECK_EQ(sims[i].changes, 0);
+    fall(&sims[0], 30 * MB); /* no tenth of 1300, but more than half of 50 */
+    run(5 * SEC, -1);
+    CHECK_EQ(sims[0].changes, 0);
+    fall(&sims[0], 5 * MB);
+    CHECK_LE(run(2 * SEC, 0), 750 * MS);
+    run(SEC, -1);
+    CHECK_GE(sims[0].g.factor, 80);
+    CHECK_LE(sims[0].g.factor, 200);
+    expect_full(0);
+}
+
+/* Siblings show what it should carry: at a tenth it is slow for as long as they do, however long.
+ */
+static void test_slow_for_long(void)
+{
+    for (int paths = 2; paths <= PATHS; paths++) {
+        set_up(paths, 125 * MB, 0);
+        run(2 * SEC, -1);
+        fall(&sims[0], 12 * MB + 500000);
+        CHECK_LE(run(SEC, 0), 750 * MS);
+        run(600 * SEC, -1);
+        expect_full(0);
+        if (paths == PATHS) /* and a second one: there are still two that show it */
+            fall(&sims[1], 12 * MB);
+        run(60 * SEC, -1);
+        for (int i = 0; i < (paths == PATHS ? 2 : 1); i++) {
+            CHECK_EQ(sims[i].g.why, R2_GREY_SLOW);
+            CHECK_LE(sims[i].g.factor, 200);
+            CHECK_GT(sims[i].g.best_rate, 100 * MB);
+        }
+    }
+}
+
+/* What idle paths do, or such that wait for the application, is no evidence: not of what they can
+ * do, and not of what their sibling could. */
+static void test_no_evidence(void)
+{
+    uint64_t best;
+
+    set_up(3, 125 * MB, 0);
+    run(2 * SEC, -1);
+    best = sims[0].g.best_rate;
+    for (int i = 0; i < count; i++) {
+        sims[i].limited = true;
+        fall(&sims[i], 20 * MB);
+    }
+    run(60 * SEC, -1);
+    for (int i = 0; i < count; i++)
+        CHECK_GE(sims[i].g.best_rate, best - MB);
+    expect_full(-1);
+    sims[0].limited =
+        false; /* it falls, and has much to do; the others do not show what they can */
+    fall(&sims[0], 5 * MB);
+    run(60 * SEC, -1);
+    CHECK_GE(sims[0].g.best_rate, best - MB);
+    CHECK_EQ(sims[0].g.why, R2_GREY_SLOW);
+    sims[1].next = UINT64_MAX; /* nothing at all */
+    run(60 * SEC, -1);
+    CHECK_GE(sims[0].g.best_rate, best - MB);
+    CHECK_GE(sims[1].g.best_rate, best - MB);
+}
+
+/* Siblings that never had an occasion to show what they can. */
+static void test_level_unknown(void)
+{
+    set_up(3, 125 * MB, 0);
+    sims[1].limited = sims[2].limited = true;
+    run(2 * SEC, -1);
+    fall(&sims[0], 12 * MB);
+    run(60 * SEC, -1);
+    CHECK_EQ(sims[0].g.why, R2_GREY_SLOW);
+    CHECK_GT(sims[0].g.best_rate, 100 * MB);
+    expect_full(0);
+}
+
+/* All are slowed down for a minute, by whatever they share; all but one come back. */
+static void test_one_stays_behind(void)
+{
+    set_up(4, 125 * MB, 0);
+    run(2 * SEC, -1);
+    for (int i = 0; i < count; i++)
+        fall(&sims[i], 12 * MB);
+    run(30 * SEC, -1);
+    r2_grey_restart(&sims[0].g); /* made anew meanwhile */
+    run(30 * SEC, -1);
+    for (int i = 0; i < count; i++) {
+        CHECK_LT(sims[i].g.best_rate, 20 * MB);
+        CHECK_EQ(sims[i].changes, 0);
+    }
+    for (int i = 1; i < count; i++)
+        fall(&sims[i], 125 * MB);
+    CHECK_LE(run(2 * SEC, 0), SEC);
+    CHECK_EQ(sims[0].g.why, R2_GREY_SLOW);
+    run(SEC, -1);
+    CHECK_LE(sims[0].g.factor, 200);
+    expect_full(0);
+}
+
+/* Siblings that are slower by design are no measure for one whose speed is announced. */
+static void test_level_by_design(void)
+{
+    for (int known = 0; known < 2; known++) {
+        set_up(3, 100 * MB, 0);
+        for (int i = 0; i < count; i++)
+            sims[i].g.announced = known ? (i ? 125 : 1250) * MB : 0;
+        sims[0].rtt = sims[0].noise = 5 * US;
+        fall(&sims[0], 1000 * MB);
+        run(2 * SEC, -1);
+        fall(&sims[0], 100 * MB);
+        run(20 * SEC, -1);
+        CHECK_EQ(sims[0].g.why, known ? R2_GREY_SLOW : R2_GREY_WELL);
+        expect_full(0);
+    }
+}
+
+static const struct check_test tests[] = {
+    {"limit_for_good", test_limit_for_good},
+    {"slow_for_long", test_slow_for_long},
+    {"no_evidence", test_no_evidence},
+    {"level_unknown", test_level_unknown},
+    {"one_stays_behind", test_one_stays_behind},
+    {"level_by_design", test_level_by_design},
+    {0},
+};
+
+int main(int argc, char **argv)
+{
+    return check_main(argc, argv, tests);
+}
