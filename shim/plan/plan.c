@@ -366,7 +366,7 @@ static void r2_plan_explain(struct r2_plan *plan, const struct r2_plan_input *in
              in->nnodes, worst, in->nodes[worst].share * 100);
     if (plan->schedule == R2_PLAN_TREE) {
         snprintf(plan->reason, sizeof(plan->reason),
-                 "tree over %d order%s: %s; predicted %.3f ms against %.3f ms of the ring for "
+                 "tree, %d order%s: %s; predicted %.3f ms against %.3f ms of the ring for "
                  "%" PRIu64 " bytes (%.0f %% less; bound %.3f ms)",
                  plan->norders, plan->norders > 1 ? "s" : "", what, plan->tree_ns / 1e6,
                  plan->stock_ns / 1e6, in->bytes, gain * 100, plan->bound_ns / 1e6);

@@ -111,7 +111,7 @@ def test_there_and_back(build: Build) -> None:
         taken = {line for process in processes(name) for line in said(process) if "from op" in line}
         assert len(taken) == 1, "the same plan from the same operation on"
         reason = " ".join(said(processes(name)[0])).replace(" ... ... ", " ")
-        assert re.search(r"tree over 1 order: 1 of \d nodes degraded.* bound [0-9.]+ ms\)", reason)
+        assert re.search(r"tree, 1 order: 1 of \d nodes degraded.* bound [0-9.]+ ms\)", reason)
         shown = comms(name)[0].cause
         assert shown.endswith(" ...") and shown.removesuffix("...") in reason, shown
         command(name, 1, "recover-nic", nic=NIC)

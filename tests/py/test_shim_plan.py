@@ -54,6 +54,7 @@ def test_shadow_says_what_it_would_do(build: Build) -> None:
         assert {comm.epoch for comm in seen} == {0}, "nothing was agreed"
         lines = [event.cause for event in journal.Cursor(processes(name)[0]).events()]
         assert any("node 1 keeps 50 %" in line for line in lines)
+        assert any(line.startswith("... ") and "bound" in line for line in lines), "all of it"
         before = comms(name)[0].operations
         until(lambda: comms(name)[0].operations > before + 5, "traffic", 20)
 
