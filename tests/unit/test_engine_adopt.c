@@ -31,9 +31,12 @@ static void serve(int in, int out)
     if (r2_nodeseg_open(&seg, host))
         _exit(1);
     while (read(in, &row, sizeof(row)) == (ssize_t)sizeof(row)) {
-        int rc = row.state ? r2_nodeseg_write(seg, &row) : r2_nodeseg_claim(seg, &row.nic);
+        bool gives_up = row.state == R2_NODE_UNKNOWN && row.pid;
+        int rc = gives_up    ? 0
+                 : row.state ? r2_nodeseg_write(seg, &row)
+                             : r2_nodeseg_claim(seg, &row.nic);
 
-        if (row.state)
+        if (row.state || gives_up)
             r2_nodeseg_release(seg, &row.nic);
         if (write(out, &rc, sizeof(rc)) != (ssize_t)sizeof(rc))
             break;
@@ -69,9 +72,10 @@ static void tell(const struct r2_node_row *row)
     CHECK_EQ(rc, 0);
 }
 
-static void other_claims(int nic)
+/* It claims the NIC, or gives it back without a word, as if it had died. */
+static void other_claims(int nic, bool claims)
 {
-    struct r2_node_row row = {0};
+    struct r2_node_row row = {.pid = !claims};
 
     fake_ops.address(nic, &row.nic);
     row.nic.port = 0;
@@ -104,7 +108,7 @@ static void begin(void)
     CHECK(remote_open(&y, NICS));
     CHECK_EQ(r2_engine_isend(x.conn, data, sizeof(data), 0, NULL, &req), 0);
     CHECK_EQ(r2_engine_irecv(y.conn, data, sizeof(data), 0, NULL, &req), 0);
-    other_claims(0);
+    other_claims(0, true);
 }
 
 static void end(void)
@@ -204,6 +208,25 @@ static void test_a_pair_too_late(void)
     end();
 }
 
+/* The other process dies without a word. What had no time to answer before is asked again then. */
+static void test_a_late_pair_is_asked_again(void)
+{
+    begin();
+    fail(&x);
+    CHECK(probed(&x));
+    fake_sleep_ms(LATE_MS);
+    fail(&y);
+    for (int t = 0; t < 2000 && (fake_probe_at(x.id, 0, 0) || fake_probe_at(y.id, 0, 0)); t++)
+        fake_sleep_ms(1);
+    CHECK(!fake_probe_at(x.id, 0, 0) && !fake_probe_at(y.id, 0, 0));
+    other_claims(0, false);
+    CHECK(probed(&y));
+    fake_fail(fake_probe_at(y.id, 0, 0), EALREADY, false);
+    CHECK_MSG(starts(verdict_on(&y), "transient"), "it is \"%s\"", verdict_on(&y));
+    CHECK(!fake_probe_at(x.id, 0, 0)); /* it was silent: that stands */
+    end();
+}
+
 /* What our own probe says stands over what another process wrote. */
 static void test_an_answer_counts_more(void)
 {
@@ -246,6 +269,7 @@ static void test_silence_takes_time(void)
 static const struct check_test tests[] = {
     {"adopted", test_adopted},
     {"a_pair_too_late", test_a_pair_too_late},
+    {"a_late_pair_is_asked_again", test_a_late_pair_is_asked_again},
     {"an_answer_counts_more", test_an_answer_counts_more},
     {"silence_takes_time", test_silence_takes_time},
     {0},

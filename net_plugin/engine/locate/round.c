@@ -218,6 +218,7 @@ static bool covers(const struct r2_round *r, const struct r2_node_row *row, uint
 static void go(struct r2_round *r, uint64_t now)
 {
     r->phase = R2_PHASE_RUN;
+    r2_targets_again(r);
     start_clock(r, now);
     r2_targets_collect(r);
     r2_round_ask(r);

@@ -41,7 +41,7 @@ struct r2_target {
     enum r2_seen outcome; /* NOTHING: not known yet */
     uint64_t at;
     uint64_t tried_at; /* the first attempt */
-    bool closed;
+    bool closed, counted; /* counted: its outcome is among the round's evidence */
     int tries;
     struct r2_probe *probes[R2_TRIES];
 };
@@ -110,7 +110,9 @@ void r2_targets_tick(struct r2_round *r, uint64_t now);
 void r2_targets_close(struct r2_round *r, uint64_t now);
 /* All targets have an outcome. */
 bool r2_targets_done(const struct r2_round *r);
-/* Moves the targets' outcomes into the round's evidence; once. */
+/* The round goes on by itself after it has waited: those that had no time to answer have it now. */
+void r2_targets_again(struct r2_round *r);
+/* Moves the targets' outcomes into the round's evidence, each of them once. */
 void r2_targets_evidence(struct r2_round *r);
 /* "nic1@n2", cut to fit. */
 void r2_locate_label(char out[R2_WIRE_NAME], const char *nic, const char *host);
