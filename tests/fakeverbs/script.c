@@ -43,6 +43,7 @@
  *                 of that many bytes arrives with a changed one (that one, else the middle), and
  *                 nobody is told; answers 2 then
  *   show          as the driver of a GPU does it: everything that was written is visible
+ *   where         answers 10 and the last digit of the device's name that sent what was caught
  *   !COMMAND      as above
  * Answers 1 once it is caught, 2 once it has landed.
  */
@@ -288,6 +289,11 @@ FV_EXPORT int fv_script(const char *text)
         fv_command((char *)(uintptr_t)text + 1);
     fv_wake();
     answer = s->landed ? 2 : s->caught ? 1 : 0;
+    if (strcmp(text, "where") == 0 && fv_qp_find(s->src)) {
+        const char *name = fv_qp_find(s->src)->dev->base.name;
+
+        answer = 10 + name[strlen(name) - 1] - '0';
+    }
     pthread_mutex_unlock(&fv.lock);
     return answer;
 }

@@ -47,33 +47,16 @@ static void message(size_t size)
     memset(in, 0, size);
 }
 
-static uint64_t counted(const uint64_t *counter)
+/* So often, and each time with the NICs. */
+static void blamed(uint64_t from, const char *cause, int times)
 {
-    return __atomic_load_n(counter, __ATOMIC_RELAXED);
-}
-
-static uint64_t journal_end(void)
-{
-    return __atomic_load_n(&r2_control_segment(r2_eng.ctl)->header.event_head, __ATOMIC_ACQUIRE);
-}
-
-/* What the journal has to say of it since entry `from`: how often, and each time with the NIC. */
-static int told(uint64_t from, enum r2_seg_event event, const char *cause)
-{
-    const struct r2_segment *seg = r2_control_segment(r2_eng.ctl);
+    static const char *const nics[] = {"127.0.1.1", "127.0.2.1"};
     int n = 0;
 
-    for (uint64_t i = from; i < journal_end(); i++) {
-        const struct r2_seg_journal_entry *e = &seg->events[i % R2_SEG_MAX_EVENTS];
-
-        if (__atomic_load_n(&e->stamp, __ATOMIC_ACQUIRE) != 2 * i + 2) /* being written */
-            continue;
-        if (e->event != event || strcmp(e->cause, cause) != 0)
-            continue;
-        CHECK(strncmp(e->nic, "127.0.", 6) == 0 && strncmp(e->remote_nic, "127.0.", 6) == 0);
-        n++;
-    }
-    return n;
+    CHECK_EQ(bed_told(from, R2_EV_CRC_ERROR, NULL, NULL, cause), times);
+    for (int i = 0; i < 4; i++)
+        n += bed_told(from, R2_EV_CRC_ERROR, nics[i % 2], nics[i / 2], cause);
+    CHECK_EQ(n, times);
 }
 
 /* A chunk: the message is not done, both sides are told within a second, another connection over
@@ -89,8 +72,8 @@ static void test_chunk(void)
     bed_open(&other, 2);
     begin();
     message(SIZE);
-    bad = counted(&r2_eng.n->crc_errors);
-    from = journal_end();
+    bad = bed_counted(&r2_eng.n->crc_errors);
+    from = bed_journal();
     bed_script("damage write 32768");
     post(SIZE, &send, &recv);
     bed_until_script(2);
@@ -99,8 +82,8 @@ static void test_chunk(void)
     rc = bed_test(send, BED_WAIT_MS);
     CHECK_MSG(rc < 0, "the sender was told %d", rc);
     CHECK_LT(r2_now_ns() - begun, R2_NS_PER_S);
-    CHECK_EQ(counted(&r2_eng.n->crc_errors) - bad, 1);
-    CHECK_EQ(told(from, R2_EV_CRC_ERROR, "chunk"), 1);
+    CHECK_EQ(bed_counted(&r2_eng.n->crc_errors) - bad, 1);
+    blamed(from, "chunk", 1);
     finish();
     for (size_t i = 1; i < SIZE - 1; i++)
         wrong += in[i] == (out[i] ^ 0x10) && out[i - 1] && in[i - 1] == out[i - 1] &&
@@ -121,18 +104,18 @@ static void test_small_message(void)
 
     begin();
     message(SMALL);
-    bad = counted(&r2_eng.n->crc_errors);
-    failed = counted(&r2_eng.n->path_failures);
-    from = journal_end();
+    bad = bed_counted(&r2_eng.n->crc_errors);
+    failed = bed_counted(&r2_eng.n->path_failures);
+    from = bed_journal();
     for (int i = 1; i <= 3; i++) {
         bed_script("damage send 1500");
         message(SMALL);
         CHECK_EQ(bed_script(""), 2);
-        CHECK_EQ(counted(&r2_eng.n->crc_errors) - bad, (uint64_t)i);
+        CHECK_EQ(bed_counted(&r2_eng.n->crc_errors) - bad, (uint64_t)i);
         bed_until_paths(bed.tx, 2);
     }
-    CHECK_EQ(told(from, R2_EV_CRC_ERROR, "small message"), 3);
-    CHECK_GE(counted(&r2_eng.n->path_failures) - failed, 3);
+    blamed(from, "small message", 3);
+    CHECK_GE(bed_counted(&r2_eng.n->path_failures) - failed, 3);
     message(SMALL);
     finish();
 }
@@ -145,16 +128,16 @@ static void test_head_of_a_chunk(void)
 
     begin();
     message(SIZE);
-    bad = counted(&r2_eng.n->crc_errors);
-    failed = counted(&r2_eng.n->path_failures);
+    bad = bed_counted(&r2_eng.n->crc_errors);
+    failed = bed_counted(&r2_eng.n->path_failures);
     for (int i = 1; i <= 3; i++) {
         bed_script("damage head 16 25");
         message(SIZE);
         CHECK_EQ(bed_script(""), 2);
-        CHECK_GE(counted(&r2_eng.n->path_failures) - failed, (uint64_t)i);
+        CHECK_GE(bed_counted(&r2_eng.n->path_failures) - failed, (uint64_t)i);
         bed_until_paths(bed.tx, 2);
     }
-    CHECK_EQ(counted(&r2_eng.n->crc_errors), bad);
+    CHECK_EQ(bed_counted(&r2_eng.n->crc_errors), bad);
     message(SIZE);
     finish();
 }

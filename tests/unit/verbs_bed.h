@@ -109,6 +109,36 @@ __attribute__((unused)) static int bed_test(struct r2_req *req, int ms)
     return rc ? rc : done;
 }
 
+__attribute__((unused)) static uint64_t bed_counted(const uint64_t *counter)
+{
+    return __atomic_load_n(counter, __ATOMIC_RELAXED);
+}
+
+__attribute__((unused)) static uint64_t bed_journal(void)
+{
+    return __atomic_load_n(&r2_control_segment(r2_eng.ctl)->header.event_head, __ATOMIC_ACQUIRE);
+}
+
+/* How often the journal has that event since entry `from` (bed_journal), between these NICs, for
+ * that cause; NULL: any. */
+__attribute__((unused)) static int bed_told(uint64_t from, enum r2_seg_event event, const char *nic,
+                                            const char *remote, const char *cause)
+{
+    const struct r2_segment *seg = r2_control_segment(r2_eng.ctl);
+    int n = 0;
+
+    for (uint64_t i = from; i < bed_journal(); i++) {
+        const struct r2_seg_journal_entry *e = &seg->events[i % R2_SEG_MAX_EVENTS];
+
+        if (__atomic_load_n(&e->stamp, __ATOMIC_ACQUIRE) != 2 * i + 2) /* being written */
+            continue;
+        n += e->event == event && (!nic || strcmp(e->nic, nic) == 0) &&
+             (!remote || strcmp(e->remote_nic, remote) == 0) &&
+             (!cause || strcmp(e->cause, cause) == 0);
+    }
+    return n;
+}
+
 /* Waits until the script's answer is at least `state`. */
 __attribute__((unused)) static void bed_until_script(int state)
 {

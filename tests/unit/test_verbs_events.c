@@ -1,0 +1,241 @@
+/* Events of a device whose two ports are two NICs, over the stand-in for libibverbs (verbs_bed.h
+ * says what this rung cannot prove): one port's are not the other's, and an address may change
+ * while queue pairs are being made with it. */
+#include "verbs_bed.h"
+
+#ifdef R2_HAVE_VERBS
+
+#include "transport/verbs/verbs.h"
+
+#define SIZE (256 * 1024)
+
+static uint8_t out[SIZE], in[SIZE];
+static struct bed bed;
+static struct r2_mr *out_mr, *in_mr;
+static const char *const nics[] = {"127.0.1.1", "127.0.2.1"};
+
+static void message(int turn)
+{
+    struct r2_req *send = NULL, *recv = NULL;
+
+    for (size_t i = 0; i < SIZE; i++)
+        out[i] = (uint8_t)(i * 7 + i / 251 + (size_t)turn * 31);
+    memset(in, 0xdb, SIZE);
+    CHECK_EQ(r2_engine_irecv(bed.rx, in, SIZE, 0, in_mr, &recv), 0);
+    CHECK_EQ(r2_engine_isend(bed.tx, out, SIZE, 0, out_mr, &send), 0);
+    CHECK_EQ(bed_test(recv, BED_WAIT_MS), 1);
+    CHECK_EQ(bed_test(send, BED_WAIT_MS), 1);
+    CHECK_MEM(in, out, SIZE);
+}
+
+static void begin(void)
+{
+    bed_open(&bed, 2);
+    CHECK_EQ(r2_engine_reg(bed.tx, out, SIZE, 1, &out_mr), 0);
+    CHECK_EQ(r2_engine_reg(bed.rx, in, SIZE, 1, &in_mr), 0);
+    message(0);
+}
+
+static void finish(void)
+{
+    CHECK_EQ(r2_engine_dereg(bed.rx, in_mr), 0);
+    CHECK_EQ(r2_engine_dereg(bed.tx, out_mr), 0);
+    bed_close(&bed);
+}
+
+/* The generation of the NIC's path to itself if that carries chunks, else 0. */
+static uint32_t carries(int nic)
+{
+    struct r2_peer *p = bed.tx->peer;
+    uint32_t gen = 0;
+
+    r2_peer_lock(p);
+    for (int i = 0; i < p->n_paths; i++) {
+        const struct r2_path *path = p->paths[i];
+
+        if (path->transport == R2_VIA_VERBS && path->lnic == nic && path->rnic == nic &&
+            r2_path_carries(path))
+            gen = path->gen;
+    }
+    r2_peer_unlock(p);
+    return gen;
+}
+
+static void until_carries(int nic, bool does)
+{
+    r2_nicstate_forgive(nic, true); /* of the tests before */
+    for (int ms = 0; ms < BED_WAIT_MS && (carries(nic) != 0) != does; ms++)
+        bed_ms(1);
+    CHECK_MSG((carries(nic) != 0) == does, "NIC %d should%s carry", nic, does ? "" : " not");
+}
+
+static void both_carry(void)
+{
+    until_carries(0, true);
+    until_carries(1, true);
+}
+
+/* Whatever happens to one port, or to one that is nobody's, ends nothing of the other's. */
+static void test_port_of_another(void)
+{
+    static const int types[] = {IBV_EVENT_PORT_ERR,    IBV_EVENT_LID_CHANGE,
+                                IBV_EVENT_PKEY_CHANGE, IBV_EVENT_SM_CHANGE,
+                                IBV_EVENT_GID_CHANGE,  IBV_EVENT_CLIENT_REREGISTER};
+    uint32_t gens[2];
+    uint64_t from;
+    char text[32];
+
+    begin();
+    both_carry();
+    for (int port = 1; port >= 0; port--) {
+        int other = 1 - port;
+
+        gens[other] = carries(other);
+        from = bed_journal();
+        snprintf(text, sizeof(text), "!port fv0 %d down", port + 1);
+        bed_script(text);
+        until_carries(port, false);
+        message(port);
+        for (size_t i = 0; i < sizeof(types) / sizeof(types[0]); i++) {
+            snprintf(text, sizeof(text), "!event fv0 %d %d", types[i], port + 1);
+            bed_script(text);
+        }
+        bed_ms(50);
+        message(port + 10);
+        CHECK_EQ(carries(other), gens[other]);
+        CHECK_EQ(bed_told(from, R2_EV_PATH_DOWN, nics[other], nics[other], NULL), 0);
+        CHECK_EQ(bed_told(from, R2_EV_NIC_DOWN, nics[other], NULL, NULL), 0);
+        CHECK_EQ(r2_nic_word(other), R2_NIC_USABLE);
+        snprintf(text, sizeof(text), "!port fv0 %d up", port + 1);
+        bed_script(text);
+        both_carry();
+        CHECK_EQ(carries(other), gens[other]);
+    }
+    for (int nic = 0; nic < 2; nic++)
+        gens[nic] = carries(nic);
+    for (size_t i = 0; i < sizeof(types) / sizeof(types[0]); i++) {
+        for (int port = 0; port <= 9; port += 3) { /* none of them is there */
+            snprintf(text, sizeof(text), "!event fv0 %d %d", types[i], port);
+            bed_script(text);
+        }
+    }
+    bed_ms(100);
+    message(2);
+    for (int nic = 0; nic < 2; nic++)
+        CHECK_EQ(carries(nic), gens[nic]);
+    finish();
+}
+
+/* An endpoint of NIC 0 to NIC 0 that has sent its card and waits for the peer's, with a reference.
+ */
+static struct r2_ep *being_made(void)
+{
+    struct r2_ep *found = NULL;
+
+    for (int us = 0; us < BED_WAIT_MS * 1000 && !found; us += 100) {
+        struct r2_list *n;
+
+        pthread_mutex_lock(&r2_verbs.lock);
+        R2_LIST_FOR_EACH (n, &r2_verbs.eps) {
+            struct r2_ep *ep = R2_CONTAINER_OF(n, struct r2_ep, node);
+
+            if (found || !ep->params.initiator || ep->params.local_nic || ep->params.remote_nic ||
+                pthread_mutex_trylock(&ep->lock))
+                continue;
+            if (ep->stage == R2_V_CARD && !atomic_load(&ep->dead)) {
+                found = ep;
+                r2_vep_get(ep);
+            }
+            pthread_mutex_unlock(&ep->lock);
+        }
+        pthread_mutex_unlock(&r2_verbs.lock);
+        usleep(100);
+    }
+    CHECK(found);
+    return found;
+}
+
+/* Port 1 goes and comes back, and its path is being made again, slowly. */
+static struct r2_ep *again(void)
+{
+    bed_script("!port fv0 1 down");
+    until_carries(0, false);
+    bed_script("!chaos cmd_us=30000");
+    bed_script("!port fv0 1 up");
+    r2_nicstate_forgive(0, true);
+    return being_made();
+}
+
+/* The address moves to another entry of the table: whatever is being made takes it from there. */
+static void test_gid_moves_meanwhile(void)
+{
+    uint64_t from;
+    int index;
+
+    begin();
+    for (int turn = 0; turn < 6; turn++) {
+        struct r2_ep *ep = again();
+
+        from = bed_journal();
+        bed_script(turn % 2 ? "!gid fv0 1 3 0.0.0.0" : "!gid fv0 1 1 0.0.0.0");
+        bed_script(turn % 2 ? "!gid fv0 1 1 127.0.1.1" : "!gid fv0 1 3 127.0.1.1");
+        bed_script("!chaos cmd_us=0");
+        both_carry();
+        pthread_mutex_lock(&r2_verbs.nics[0].lock);
+        index = r2_verbs.nics[0].gid_index;
+        pthread_mutex_unlock(&r2_verbs.nics[0].lock);
+        CHECK_EQ(index, turn % 2 ? 1 : 3);
+        CHECK_EQ(bed_told(from, R2_EV_PATH_DOWN, nics[1], nics[1], NULL), 0);
+        message(turn);
+        r2_vep_put(ep);
+    }
+    finish();
+}
+
+/* The address is another one: what is being made with the old one ends at once, not by its time
+ * limit, and is made with the new one. */
+static void test_gid_changes_meanwhile(void)
+{
+    begin();
+    for (int turn = 0; turn < 4; turn++) {
+        struct r2_ep *ep = again();
+        uint64_t begun = r2_now_ns();
+
+        bed_script("!gid fv0 1 1 127.0.99.1"); /* leads nowhere */
+        for (int ms = 0; ms < BED_WAIT_MS && !atomic_load(&ep->failed); ms++)
+            bed_ms(1);
+        CHECK(atomic_load(&ep->failed));
+        CHECK_LT(r2_now_ns() - begun, R2_NS_PER_S);
+        r2_vep_put(ep);
+        message(turn); /* over the other port */
+        bed_script("!chaos cmd_us=0");
+        bed_script("!gid fv0 1 1 127.0.1.1");
+        both_carry();
+        message(turn + 10);
+    }
+    finish();
+}
+
+static const struct check_test tests[] = {
+    {"port_of_another", test_port_of_another},
+    {"gid_moves_meanwhile", test_gid_moves_meanwhile},
+    {"gid_changes_meanwhile", test_gid_changes_meanwhile},
+    {0},
+};
+
+int main(int argc, char **argv)
+{
+    setenv("R2_FAKEVERBS", "fv0=127.0.1.1+127.0.2.1", 1);
+    setenv("R2CCL_HEARTBEAT", "2s", 1); /* nor by one of these */
+    setenv("R2CCL_HEARTBEAT_IDLE", "2s", 1);
+    return check_main(argc, argv, tests);
+}
+
+#else
+
+int main(void)
+{
+    return CHECK_SKIPPED;
+}
+
+#endif
