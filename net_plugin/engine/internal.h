@@ -161,6 +161,7 @@ struct r2_peer {
     bool waived; /* S: for some connection (r2_conn.waived) */
     struct r2_list dying;
     bool tcp_wanted;              /* S: some memory has no way but sockets */
+    bool fresh_late;              /* S: queue pairs never came up and took too long (maintain.c) */
     struct r2_ep *probe;          /* R: asks whether the silent process still exists */
     struct r2_dying *probe_grave; /* as r2_path.grave */
     uint64_t probe_at;

@@ -12,6 +12,7 @@
 #define PATIENCE_NS (100 * R2_NS_PER_MS)      /* before the next best pair is tried as well */
 #define DOWN_REPEAT_NS (100 * R2_NS_PER_MS)
 #define PROBE_NS (200 * R2_NS_PER_MS)
+#define FRESH_NS (3 * R2_NS_PER_S) /* for first attempts, all together, before the last resort */
 #define SUSPECT_NS (1 * R2_NS_PER_S)
 #define IDLE_NS (10 * R2_NS_PER_S)
 #define STOPPED_NS (2 * R2_NS_PER_S)
@@ -237,20 +238,35 @@ static bool stranded(struct r2_peer *p)
     return false;
 }
 
-/* Paths of one transport. True: they serve, or may in a moment. */
+/* Pairs are tried for the first time one after the other, each as long as the peer's kernel keeps
+ * it waiting: together too long. Then nothing is expected of them any more, until one serves. */
+static bool expected(struct r2_peer *p, bool serves, bool fresh, uint64_t now)
+{
+    uint64_t half = r2_eng.set->no_path_timeout_ns / 2, most = half < FRESH_NS ? half : FRESH_NS;
+
+    if (serves)
+        p->fresh_late = false;
+    else if (p->no_path_since && now > p->no_path_since && now - p->no_path_since > most)
+        p->fresh_late = true;
+    return serves || (fresh && !p->fresh_late);
+}
+
+/* Paths of one transport. True: they serve, or may in a moment (of queue pairs). */
 static bool plan_transport(struct r2_peer *p, int via, uint64_t now)
 {
-    bool few = p->n_up == 1, serves = false;
+    bool few = p->n_up == 1, serves = false, fresh = false;
 
     for (int l = 0; l < r2_eng.n_nics; l++) {
         if (may_try(p, l))
             plan_nic(p, l, via, now, few);
     }
     for (int i = 0; i < p->n_paths; i++) {
-        if (p->paths[i]->transport == via && r2_nic_usable(p->paths[i]->lnic))
-            serves |= serving(p->paths[i]) || still_new(p->paths[i]);
+        if (p->paths[i]->transport == via && r2_nic_usable(p->paths[i]->lnic)) {
+            serves |= serving(p->paths[i]);
+            fresh |= still_new(p->paths[i]);
+        }
     }
-    return serves;
+    return via == R2_VIA_VERBS && expected(p, serves, fresh, now);
 }
 
 /* Which pairs of NICs to have (S). Own rail first; with a single path up, one spare more. Sockets

@@ -7,6 +7,7 @@
 #include <stdio.h>
 
 #include "transport/verbs/verbs.h"
+#include "util/clock.h"
 
 static void *cmd_main(void *arg)
 {
@@ -26,13 +27,25 @@ static void *cmd_main(void *arg)
         cmd = R2_CONTAINER_OF(n, struct r2_cmd, node);
         r2_list_del(n);
         cmd->queued = false;
+        hca->busy_since = r2_now_ns();
         pthread_mutex_unlock(&hca->lock);
         cmd->run(cmd);
         pthread_mutex_lock(&hca->lock);
+        hca->busy_since = 0;
     }
     pthread_mutex_unlock(&hca->lock);
     r2_hca_close(hca);
     return NULL;
+}
+
+bool r2_cmd_stuck(struct r2_hca *hca)
+{
+    bool stuck;
+
+    pthread_mutex_lock(&hca->lock);
+    stuck = hca->busy_since && r2_now_ns() - hca->busy_since > R2_VERBS_MEET_NS;
+    pthread_mutex_unlock(&hca->lock);
+    return stuck;
 }
 
 int r2_cmd_start(struct r2_hca *hca)

@@ -362,7 +362,10 @@ static int op_connect(const struct r2_ep_params *params, struct r2_ep **out)
     pthread_mutex_lock(&v->lock);
     active = v->active;
     pthread_mutex_unlock(&v->lock);
-    rc = !ep->hca ? -ENODEV : !active ? -ENETDOWN : r2_meet_dial(ep);
+    rc = !ep->hca                ? -ENODEV
+         : !active               ? -ENETDOWN
+         : r2_cmd_stuck(ep->hca) ? -EBUSY
+                                 : r2_meet_dial(ep);
     if (rc) { /* the owner is told by `released` */
         pthread_mutex_lock(&ep->lock);
         atomic_store(&ep->dead, true);
@@ -416,7 +419,7 @@ static int op_shut(struct r2_ep *ep)
 
     pthread_mutex_lock(&ep->lock);
     r2_fence_begin(ep);
-    rc = ep->fence == R2_FENCE_DONE ? 0 : -EINPROGRESS;
+    rc = ep->fence == R2_FENCE_DONE || r2_fence_idle(ep) ? 0 : -EINPROGRESS;
     r2_vep_unlock(ep);
     return rc;
 }

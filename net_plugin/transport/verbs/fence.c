@@ -9,7 +9,7 @@
  * A queue pair that is not flushed in time is destroyed instead, which the device confirms too. If
  * it confirms neither, the fence is never assumed: nothing that was in flight is sent again. A
  * device that was removed confirms nothing; the kernel's word that it has let go of it does
- * (hca.c), at once or when it comes.
+ * (hca.c), at once or when it comes. An endpoint of S that never was open has nothing to confirm.
  */
 #include <errno.h>
 #include <string.h>
@@ -26,11 +26,16 @@ static struct r2_vqp *vqp_at(struct r2_ep *ep, int i)
     return i == 0 ? &ep->ctrl : i == 1 ? &ep->beat : &ep->bulk[i - 2];
 }
 
+bool r2_fence_idle(const struct r2_ep *ep)
+{
+    return ep->params.initiator && atomic_load(&ep->dead) && ep->stage < R2_V_OPEN;
+}
+
 static void confirmed(struct r2_ep *ep)
 {
     ep->fence = R2_FENCE_DONE;
     r2_timer_set(&ep->timer, 0);
-    if (ep->owner) {
+    if (ep->owner && !r2_fence_idle(ep)) {
         r2_data_give_back(ep);
         r2_verbs.ev->shut_over(ep->owner, ep);
     }

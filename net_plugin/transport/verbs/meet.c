@@ -361,7 +361,7 @@ void r2_meet_link(struct r2_cmd *cmd)
     if (rc == 0) {
         pthread_mutex_lock(&ep->lock);
         rc = atomic_load(&ep->dead) || ep->oob.fd < 0 ? -ESHUTDOWN : put(ep, &ready, sizeof(ready));
-        ep->stage = R2_V_OPEN;
+        ep->stage = rc ? ep->stage : R2_V_OPEN; /* one that is dead before is never used */
         r2_vep_unlock(ep);
     }
     if (rc)
@@ -398,7 +398,6 @@ int r2_meet_dial(struct r2_ep *ep)
 
     if (fd < 0)
         return fd;
-    ep->stage = R2_V_DIAL;
     ep->n_bulk = r2_settings_get()->ib_qps;
     return watch(ep, fd);
 }
@@ -425,7 +424,7 @@ void r2_meet_accepted(int fd, int nic, const struct r2_tcp_hello *h)
         r2_tcp_close_fd(fd, true);
         return;
     }
-    if (!ep->hca) { /* not there */
+    if (!ep->hca || r2_cmd_stuck(ep->hca)) { /* not there */
         r2_tcp_close_fd(fd, true);
         r2_vep_put(ep);
         return;

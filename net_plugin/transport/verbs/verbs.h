@@ -71,9 +71,10 @@ struct r2_hca {
     struct r2_io_fd async;
     struct r2_task leave; /* after its events are listened to no more */
     struct r2_cmd open, purge;
-    pthread_mutex_t lock; /* cmds, users */
+    pthread_mutex_t lock; /* cmds, busy_since, users */
     pthread_cond_t more;
     struct r2_list cmds;
+    uint64_t busy_since; /* a command runs, 0: none */
     int users; /* of ctx: the slot until it is gone, endpoints, registrations; 0: it is closed */
     pthread_t thread;
 };
@@ -338,6 +339,9 @@ void r2_veps_fail(struct r2_hca *hca, int err);
 void r2_hca_close(struct r2_hca *hca);
 int r2_cmd_start(struct r2_hca *hca);
 void r2_cmd_post(struct r2_hca *hca, struct r2_cmd *cmd);
+/* A command has not come back for so long that nothing new is begun: each attempt would leave one
+ * more behind it. */
+bool r2_cmd_stuck(struct r2_hca *hca);
 /* A command that is made for one time. The caller's use of the device (r2_hca_use) is the command's
  * from now on: `run` gives it back, and frees what `cmd` is in. */
 void r2_cmd_give(struct r2_hca *hca, struct r2_cmd *cmd, void (*run)(struct r2_cmd *cmd));
@@ -405,6 +409,9 @@ void r2_qps_release(struct r2_ep *ep); /* all the rest */
 
 /* fence.c, under ep->lock */
 void r2_fence_begin(struct r2_ep *ep);
+/* S: it ended before it was open, so no work request of the engine's was ever posted on it, and
+ * none will be: whatever its queue pairs still do touches the endpoint's own memory alone. */
+bool r2_fence_idle(const struct r2_ep *ep);
 /* Looks for flushes, and for the time. */
 void r2_fence_poll(struct r2_ep *ep);
 void r2_fence_end(struct r2_cmd *cmd);

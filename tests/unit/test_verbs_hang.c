@@ -1,0 +1,110 @@
+/* RDMA devices whose commands hang from the beginning, at a peer that can be reached by sockets
+ * (verbs_bed.h says what this rung cannot prove). Each pair of NICs may take seconds to fail for
+ * the first time, one after the other; sockets stand in long before R2CCL_NO_PATH_TIMEOUT, and
+ * queue pairs carry the job when the devices answer. */
+#include "verbs_bed.h"
+
+#ifdef R2_HAVE_VERBS
+
+#include "transport/verbs/verbs.h"
+
+#define SIZE (256 * 1024)
+
+static uint8_t out[SIZE], in[SIZE];
+static struct bed bed;
+static struct r2_mr *out_mr, *in_mr;
+
+static void message(int turn)
+{
+    struct r2_req *send = NULL, *recv = NULL;
+
+    for (size_t i = 0; i < SIZE; i++)
+        out[i] = (uint8_t)(i * 7 + i / 251 + (size_t)turn * 31);
+    memset(in, 0xdb, SIZE);
+    CHECK_EQ(r2_engine_irecv(bed.rx, in, SIZE, 0, in_mr, &recv), 0);
+    CHECK_EQ(r2_engine_isend(bed.tx, out, SIZE, 0, out_mr, &send), 0);
+    CHECK_EQ(bed_test(recv, BED_WAIT_MS), 1);
+    CHECK_EQ(bed_test(send, BED_WAIT_MS), 1);
+    CHECK_MEM(in, out, SIZE);
+}
+
+/* Sockets that carry as much as they are given, and do not only stand by. */
+static int sockets(void)
+{
+    struct r2_peer *p = bed.tx->peer;
+    int n = 0;
+
+    r2_peer_lock(p);
+    for (int i = 0; i < p->n_paths; i++)
+        n += p->paths[i]->transport == R2_VIA_TCP && r2_path_carries(p->paths[i]);
+    r2_peer_unlock(p);
+    return n;
+}
+
+static int endpoints(void)
+{
+    struct r2_list *n;
+    int count = 0;
+
+    pthread_mutex_lock(&r2_verbs.lock);
+    R2_LIST_FOR_EACH (n, &r2_verbs.eps)
+        count++;
+    pthread_mutex_unlock(&r2_verbs.lock);
+    return count;
+}
+
+static void test_from_the_beginning(void)
+{
+    struct r2_ctx *first;
+    int before;
+
+    setenv("R2CCL_NICS", "127.0.1.1,127.0.2.1", 1);
+    bed_library();
+    CHECK_EQ(r2_engine_init(&first, 1, NULL), 0); /* the devices are open now */
+    bed_script("!hang fv0 1");
+    bed_script("!hang fv1 1");
+    bed_open(&bed, 0);
+    CHECK_EQ(bed_paths(bed.tx), 0);
+    CHECK_GT(sockets(), 0);
+    CHECK_EQ(r2_engine_reg(bed.tx, out, SIZE, 1, &out_mr), 0);
+    CHECK_EQ(r2_engine_reg(bed.rx, in, SIZE, 1, &in_mr), 0);
+    message(1);
+    bed_ms(1500);
+    before = endpoints();
+    bed_ms(3500);                  /* what the devices never answer is held against nobody */
+    CHECK_LE(endpoints(), before); /* no more of them wait behind the first */
+    CHECK_GT(sockets(), 0);
+    message(2);
+    bed_script("!unhang");
+    for (int nic = 0; nic < 2; nic++)
+        r2_nicstate_forgive(nic, true);
+    bed_until_paths(bed.tx, 2);
+    for (int ms = 0; ms < BED_WAIT_MS && sockets(); ms++)
+        bed_ms(1);
+    CHECK_EQ(sockets(), 0);
+    message(3);
+    CHECK_EQ(r2_engine_dereg(bed.rx, in_mr), 0);
+    CHECK_EQ(r2_engine_dereg(bed.tx, out_mr), 0);
+    bed_close(&bed);
+    r2_engine_finalize(first);
+}
+
+static const struct check_test tests[] = {
+    {"from_the_beginning", test_from_the_beginning},
+    {0},
+};
+
+int main(int argc, char **argv)
+{
+    setenv("R2CCL_NO_PATH_TIMEOUT", "4s", 1);
+    return check_main(argc, argv, tests);
+}
+
+#else
+
+int main(void)
+{
+    return CHECK_SKIPPED;
+}
+
+#endif
