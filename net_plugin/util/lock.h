@@ -1,9 +1,10 @@
 /* Mutexes that spin a little before they sleep: the engine's critical sections are short, and a
- * thread that sleeps costs more than they last. */
+ * thread that sleeps costs more than they last. Condition variables. */
 #ifndef R2_UTIL_LOCK_H
 #define R2_UTIL_LOCK_H
 
 #include <pthread.h>
+#include <time.h>
 
 #ifndef __USE_GNU
 #error "the kind of mutex is an extension: define _GNU_SOURCE before the first include"
@@ -17,6 +18,17 @@ static inline void r2_lock_init(pthread_mutex_t *m)
     pthread_mutexattr_settype(&attr, PTHREAD_MUTEX_ADAPTIVE_NP);
     pthread_mutex_init(m, &attr);
     pthread_mutexattr_destroy(&attr);
+}
+
+/* Its timed waits go by CLOCK_MONOTONIC: a wall clock that is set back must not make one long. */
+static inline void r2_cond_init(pthread_cond_t *c)
+{
+    pthread_condattr_t attr;
+
+    pthread_condattr_init(&attr);
+    pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
+    pthread_cond_init(c, &attr);
+    pthread_condattr_destroy(&attr);
 }
 
 #endif

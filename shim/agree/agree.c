@@ -78,7 +78,6 @@ bool r2_agree_id_signed(const uint8_t id[R2_AGREE_ID])
 static struct r2_agree *r2_agree_new(const struct r2_agree_config *config)
 {
     struct r2_agree *a = calloc(1, sizeof(*a));
-    pthread_condattr_t attr;
 
     if (!a) {
         return NULL;
@@ -96,10 +95,7 @@ static struct r2_agree *r2_agree_new(const struct r2_agree_config *config)
     r2_list_init(&a->node_all);
     r2_list_init(&a->node_dirty);
     r2_lock_init(&a->lock);
-    pthread_condattr_init(&attr);
-    pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
-    pthread_cond_init(&a->wake, &attr);
-    pthread_condattr_destroy(&attr);
+    r2_cond_init(&a->wake);
     atomic_init(&a->fence, UINT64_MAX);
     return a;
 }

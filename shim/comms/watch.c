@@ -13,6 +13,7 @@
 #include "comms/inside.h"
 #include "control/impl.h"
 #include "util/clock.h"
+#include "util/lock.h"
 #include "util/log.h"
 
 #define LOOK_MS 250
@@ -22,7 +23,7 @@ static struct r2_watch_entry *entries;
 static bool running;
 /* Its own lock: callbacks wake us while we hold the other one and wait for them. */
 static pthread_mutex_t sleep_lock = PTHREAD_MUTEX_INITIALIZER;
-static pthread_cond_t wake = PTHREAD_COND_INITIALIZER;
+static pthread_cond_t wake = PTHREAD_COND_INITIALIZER; /* until the thread starts */
 static bool woken;
 
 static bool carries(uint32_t state)
@@ -61,7 +62,7 @@ static void wait_a_moment(void)
 {
     struct timespec until;
 
-    clock_gettime(CLOCK_REALTIME, &until);
+    clock_gettime(CLOCK_MONOTONIC, &until);
     until.tv_nsec += LOOK_MS * 1000000L;
     if (until.tv_nsec >= 1000000000L) {
         until.tv_nsec -= 1000000000L;
@@ -100,6 +101,10 @@ static void start(void)
     sigset_t all, old;
     int rc;
 
+    pthread_mutex_lock(&sleep_lock);
+    pthread_cond_destroy(&wake); /* nobody waits yet */
+    r2_cond_init(&wake);
+    pthread_mutex_unlock(&sleep_lock);
     sigfillset(&all);
     pthread_attr_init(&attr);
     pthread_attr_setdetachstate(&attr, PTHREAD_CREATE_DETACHED);

@@ -13,6 +13,7 @@
 #include "device/device.h"
 #include "schedules/force.h"
 #include "util/clock.h"
+#include "util/lock.h"
 #include "util/log.h"
 
 #define WAIT_NS (5 * R2_NS_PER_S) /* for one in the making, when its parent is destroyed */
@@ -189,7 +190,7 @@ static struct second *make(struct r2_seconds *s, const struct r2_plan_comm *plan
             c->rank = r;
     atomic_init(&c->holders, 2);
     pthread_mutex_init(&c->lock, NULL);
-    pthread_cond_init(&c->wake, NULL);
+    r2_cond_init(&c->wake);
     if (start(make_main, c, "r2ccl-make")) {
         c->state = FAILED;
         drop(c);
@@ -475,7 +476,7 @@ static void await(struct second *c, uint64_t deadline)
     while (c->state == MAKING && r2_now_ns() < deadline) {
         struct timespec until;
 
-        clock_gettime(CLOCK_REALTIME, &until);
+        clock_gettime(CLOCK_MONOTONIC, &until);
         until.tv_nsec += 20 * 1000000L;
         until.tv_sec += until.tv_nsec / 1000000000L;
         until.tv_nsec %= 1000000000L;
