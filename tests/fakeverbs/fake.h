@@ -124,6 +124,7 @@ struct fv_qp {
     struct fv_conn *out; /* our requests */
     struct fv_late *late, **late_end;
     uint64_t flush_at; /* in ERR: flushes are delivered from then on */
+    bool dry;          /* in ERR, and its receives were flushed */
     bool flushed;
     bool connecting_failed;
     struct fv_qp *kept;
@@ -180,6 +181,7 @@ struct fv_chaos {
     unsigned error;      /* per million of work requests that fail */
     unsigned damage;     /* per million of writes that arrive with a changed byte */
     unsigned late_us;    /* up to */
+    unsigned dry;        /* 1: receives that come to a drained queue pair are never flushed */
     unsigned gpu;        /* 1: writes into DMA buffers are visible after a read only */
     unsigned cmd_us;     /* a command takes up to so long before it has any effect */
 };

@@ -341,6 +341,10 @@ void fv_qp_error(struct fv_qp *qp)
     qp->base.state = IBV_QPS_ERR;
     /* What is on its way into memory may still arrive until the flushes are delivered. */
     qp->flush_at = fv_now() + (qp->late ? fv_random(20000) * 1000 : 0);
+    if (fv.chaos.dry) { /* as measured (docs/rdma.md) */
+        qp->dry = qp->r_done == qp->r_posted;
+        qp->flush_at += 10000000;
+    }
     if (fv_holds(qp))
         qp->flush_at = UINT64_MAX;
     if (qp->out)
@@ -353,13 +357,14 @@ static void flush(struct fv_qp *qp)
 {
     while (qp->done != qp->posted)
         complete_send(qp, IBV_WC_WR_FLUSH_ERR);
-    while (qp->r_done != qp->r_posted) {
+    while (qp->r_done != qp->r_posted && !qp->dry) {
         struct fv_rqe *r = &qp->rq[qp->r_done++ % qp->cap.max_recv_wr];
         struct ibv_wc wc = {
             .wr_id = r->wr_id, .status = IBV_WC_WR_FLUSH_ERR, .qp_num = qp->base.qp_num};
 
         fv_complete(qp, (struct fv_cq *)(void *)qp->base.recv_cq, &wc);
     }
+    qp->dry = fv.chaos.dry;
 }
 
 bool fv_holds(const struct fv_qp *qp)

@@ -6,6 +6,8 @@
  *   late_cqe=N       of 1000 completions come late
  *   late_us=N        how late at most, for both
  *   cmd_us=N         how long a verbs command takes before it has any effect, at most
+ *   dry=1            as soft-RoCE: flushes take 10 ms, and a receive that is posted to a queue
+ *                    without any in ERR is never flushed
  *   gpu=1            what is written into DMA buffers is not seen there before the same device
  *                    has read from one
  *   lost_cqe=N       of a million completions vanish
@@ -88,6 +90,7 @@ void fv_chaos_parse(const char *text)
                  {"error", offsetof(struct fv_chaos, error)},
                  {"damage", offsetof(struct fv_chaos, damage)},
                  {"late_us", offsetof(struct fv_chaos, late_us)},
+                 {"dry", offsetof(struct fv_chaos, dry)},
                  {"gpu", offsetof(struct fv_chaos, gpu)},
                  {"cmd_us", offsetof(struct fv_chaos, cmd_us)}};
     char copy[512], *save = NULL;

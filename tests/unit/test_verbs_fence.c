@@ -86,6 +86,24 @@ static void test_late_in_the_network(void)
     finish();
 }
 
+/* Where a queue without receives never flushes one that comes in ERR (soft-RoCE), no path waits for
+ * that, which would take the drain's second. */
+static void test_queues_without_receives(void)
+{
+    uint64_t begun;
+
+    begin();
+    bed_script("!chaos dry=1");
+    fail_with("network 32768");
+    begun = r2_now_ns();
+    CHECK_EQ(bed_test(recv_req, BED_WAIT_MS), 1);
+    CHECK_LT(r2_now_ns() - begun, 800 * R2_NS_PER_MS);
+    CHECK_MEM(in, out, SIZE);
+    bed_script("release");
+    bed_script("!chaos dry=0");
+    finish();
+}
+
 /* The device neither drains nor destroys: nothing is sent again, and the job ends with an error. */
 static void test_unconfirmed_is_not_assumed(void)
 {
@@ -110,6 +128,7 @@ static void test_unconfirmed_is_not_assumed(void)
 static const struct check_test tests[] = {
     {"acknowledged_but_late", test_acknowledged_but_late},
     {"late_in_the_network", test_late_in_the_network},
+    {"queues_without_receives", test_queues_without_receives},
     {"unconfirmed_is_not_assumed", test_unconfirmed_is_not_assumed},
     {0},
 };
