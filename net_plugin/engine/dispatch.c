@@ -346,8 +346,24 @@ static int on_nic(struct r2_path *path, const uint8_t *body)
     return 0;
 }
 
-/* Where the peer's NIC is; older word than the last is not believed. What was connected elsewhere
- * leads nowhere any more. */
+/* What was connected to where the NIC was leads nowhere any more. */
+static void leave_old_place(struct r2_peer *p, int nic, const struct r2_path *via,
+                            const struct r2_wire_addr *addr)
+{
+    for (int i = 0; p->out && i < p->n_paths; i++) {
+        struct r2_path *path = p->paths[i];
+        const struct r2_wire_addr *was;
+
+        if (path->rnic != nic || path == via)
+            continue;
+        path->next_at = 0;
+        was = path->ep ? &r2_eng.ops->params(path->ep)->remote_addr : NULL;
+        if (was && (was->port != addr->port || memcmp(was->ip, addr->ip, sizeof(was->ip)) != 0))
+            r2_path_fail(path, path->gen, EADDRNOTAVAIL, "the peer's word: its NIC has moved");
+    }
+}
+
+/* Where the peer's NIC is; older word than the last is not believed. */
 static void rnic_place(struct r2_path *via, int nic, const struct r2_info_nic *m)
 {
     struct r2_peer *p = via->peer;
@@ -358,17 +374,20 @@ static void rnic_place(struct r2_path *via, int nic, const struct r2_info_nic *m
         return;
     r->addr = m->addr;
     memcpy(r->name, m->name, sizeof(r->name));
-    for (int i = 0; news && p->out && i < p->n_paths; i++) {
-        struct r2_path *path = p->paths[i];
-        const struct r2_wire_addr *was;
+    if (news)
+        leave_old_place(p, nic, via, &m->addr);
+}
 
-        if (path->rnic != nic || path == via)
-            continue;
-        path->next_at = 0;
-        was = path->ep ? &r2_eng.ops->params(path->ep)->remote_addr : NULL;
-        if (was && (was->port != m->addr.port || memcmp(was->ip, m->addr.ip, sizeof(was->ip)) != 0))
-            r2_path_fail(path, path->gen, EADDRNOTAVAIL, "the peer's word: its NIC has moved");
-    }
+void r2_peer_moved(struct r2_peer *p, int nic, const struct r2_wire_addr *addr)
+{
+    struct r2_wire_addr now = *addr;
+
+    now.offers = p->rnics[nic].addr.offers;
+    if (memcmp(&now, &p->rnics[nic].addr, sizeof(now)) == 0)
+        return;
+    p->rnics[nic].addr = now;
+    leave_old_place(p, nic, NULL, &now);
+    r2_peer_wake(p);
 }
 
 static int on_info(struct r2_path *path, const uint8_t *body)

@@ -381,6 +381,10 @@ int r2_engine_start(void); /* threads, listeners, control; once */
 /* ---- peer.c */
 /* Finds or makes; with a reference. */
 struct r2_peer *r2_peer_obtain(const uint8_t id[16], const uint8_t secret[16], bool out);
+/* The same, NULL when there is none. */
+struct r2_peer *r2_peer_find(const uint8_t id[16], bool out);
+/* Under the lock: its NIC is there now, as it says without a path. */
+void r2_peer_moved(struct r2_peer *p, int nic, const struct r2_wire_addr *addr);
 void r2_peer_get(struct r2_peer *p);
 /* References to all peers, so that they can be locked without the engine's lock. The caller puts
  * each and frees the array. */

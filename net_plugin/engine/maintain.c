@@ -295,7 +295,7 @@ static void repeat_downs(struct r2_peer *p, uint64_t now)
     }
 }
 
-/* R: with no path left, asks at the peer's addresses whether its process still exists. */
+/* R: with no path left, asks whether the peer's process still exists; says where its NIC is now. */
 static void probe_peer(struct r2_peer *p, uint64_t now)
 {
     struct r2_ep_params params = {.initiator = true, .probe = true, .owner = p};

@@ -71,6 +71,16 @@ struct r2_peer *r2_peer_obtain(const uint8_t id[16], const uint8_t secret[16], b
     return p;
 }
 
+struct r2_peer *r2_peer_find(const uint8_t id[16], bool out)
+{
+    struct r2_peer *p;
+
+    pthread_mutex_lock(&r2_eng.lock);
+    p = find_locked(id, out);
+    pthread_mutex_unlock(&r2_eng.lock);
+    return p;
+}
+
 void r2_peer_get(struct r2_peer *p)
 {
     atomic_fetch_add_explicit(&p->refs, 1, memory_order_relaxed);

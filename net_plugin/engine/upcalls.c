@@ -15,6 +15,32 @@ static int up_secret(const uint8_t process[16], uint8_t secret[16])
     return 0;
 }
 
+static int up_caller(const uint8_t process[16], uint8_t secret[16])
+{
+    struct r2_peer *p = r2_peer_find(process, true);
+
+    if (!p)
+        return -ESRCH;
+    memcpy(secret, p->secret, 16); /* never changes */
+    r2_peer_put(p);
+    return 0;
+}
+
+/* S: no path leads to the peer any more, and it has moved. While one does, what it says there has
+ * an epoch, and nothing else is believed. */
+static void up_called(const uint8_t process[16], int nic, const struct r2_wire_addr *addr)
+{
+    struct r2_peer *p = r2_peer_find(process, true);
+
+    if (!p)
+        return;
+    r2_peer_lock(p);
+    if (!p->n_up && p->rnics[nic].known)
+        r2_peer_moved(p, nic, addr);
+    r2_peer_unlock(p);
+    r2_peer_put(p);
+}
+
 /* R: generations only grow. A newer one tells that the connecting side gave the older ones up. */
 static void *up_accepted(struct r2_ep *ep, const struct r2_ep_params *params)
 {
@@ -141,6 +167,8 @@ const struct r2_transport_events r2_engine_events = {
     .released = up_released,
     .accepted = up_accepted,
     .secret = up_secret,
+    .caller = up_caller,
+    .called = up_called,
     .rejected = up_rejected,
     .up = up_up,
     .failed = up_failed,

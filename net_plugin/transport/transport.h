@@ -97,7 +97,8 @@ struct r2_ep_params {
     struct r2_wire_addr remote_addr;
     void *owner; /* the engine's path */
     bool probe;  /* only ask who answers there: ends in `failed`, err EALREADY if the
-                    peer's process did */
+                    peer's process did. Unless it is `locate`, this process is the accepting one of
+                    the two, and says where its NIC is now (`called` over there) */
     bool locate; /* a probe of engine/locate: owner is its struct r2_probe */
 };
 
@@ -123,6 +124,10 @@ struct r2_transport_events {
     void *(*accepted)(struct r2_ep *ep, const struct r2_ep_params *params);
     /* Secret of this process if `process` is this process's id, else -ESRCH. */
     int (*secret)(const uint8_t process[16], uint8_t secret[16]);
+    /* Secret of accepting process `process` if this one has a connection to it, else -ESRCH. */
+    int (*caller)(const uint8_t process[16], uint8_t secret[16]);
+    /* It has proven itself: its NIC `nic` is at `addr` now. */
+    void (*called)(const uint8_t process[16], int nic, const struct r2_wire_addr *addr);
     /* A socket that came to NIC `nic` was sent away before it was an endpoint: it proved nothing,
      * asked for another process, was too slow, or came too late (err, a positive errno). */
     void (*rejected)(int nic, int err);

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterator
+from functools import partial
 
 import pytest
 from conftest import Build, missing
@@ -39,6 +40,10 @@ def row(side: Side, nic: str) -> Nic:
     found = control.find_nic(side.snapshot().nics, nic)
     assert found is not None
     return found
+
+
+def healthy(side: Side, nic: str) -> bool:
+    return row(side, nic).state == "healthy"
 
 
 def address(lab: Lab, node: str, nic: str, *changes: tuple[str, str, int]) -> None:
@@ -141,3 +146,26 @@ def test_all_made_anew(build: Build, lab: Lab) -> None:
         for nic in lab.nics("n0"):
             back(job, job.sides[0], nic, "its interface was made anew")
         job.finish()
+
+
+@pytest.mark.parametrize("node", ["n0", "n1"])
+def test_all_renumbered(build: Build, lab: Lab, node: str) -> None:
+    """Every NIC of a node gets another address while no path is left over which the peer could hear
+    of it: the process that is waited for calls the one that connects."""
+    nics = lab.nics(node)
+    olds = [lab.address(node, nic) for nic in nics]
+    news = [f"10.{rail + 1}.0.88" for rail in range(len(nics))]
+    with running_perf(build, lab=lab.name, per_node=1, env=RAMP) as job:
+        job.moving()
+        side, other = (job.sides[lab.node_index(n)] for n in (node, {"n0": "n1"}.get(node, "n0")))
+        for nic, old in zip(nics, olds, strict=True):
+            address(lab, node, nic, ("del", old, 24))
+        until(f"no path is left: {job}", lambda: bool(other.named("no-path")))
+        for nic, new in zip(nics, news, strict=True):
+            address(lab, node, nic, ("add", new, 24))
+        for nic in nics:
+            until(f"{nic} is back: {job}", partial(healthy, side, nic))
+            carries(job, side, nic)
+        job.finish()
+    for nic, old, new in zip(nics, olds, news, strict=True):
+        address(lab, node, nic, ("del", new, 24), ("add", old, 24))

@@ -40,7 +40,7 @@ struct r2_target {
     bool reached;
     enum r2_seen outcome; /* NOTHING: not known yet */
     uint64_t at;
-    uint64_t tried_at; /* the first attempt */
+    uint64_t tried_at;    /* the first attempt */
     bool closed, counted; /* counted: its outcome is among the round's evidence */
     int tries;
     struct r2_probe *probes[R2_TRIES];

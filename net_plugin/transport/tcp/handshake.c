@@ -4,6 +4,7 @@
 #include <string.h>
 #include <sys/socket.h>
 
+#include "engine/engine.h"
 #include "engine/fault.h"
 #include "transport/tcp/tcp.h"
 #include "util/clock.h"
@@ -52,6 +53,19 @@ void r2_hello_tag(const uint8_t secret[16], char who, const struct r2_tcp_hello 
     r2_siphash128(secret, text, sizeof(text), tag);
 }
 
+/* Where the listener of a calling NIC is; 0: there is none, and nothing to call for. */
+static uint16_t listens_at(int nic)
+{
+    uint16_t port;
+
+    if (r2_engine_nic(nic)->bare)
+        return 0;
+    pthread_mutex_lock(&r2_tcp.listen_lock);
+    port = atomic_load(&r2_tcp.listening[nic]) ? r2_tcp.addrs[nic].port : 0;
+    pthread_mutex_unlock(&r2_tcp.listen_lock);
+    return port;
+}
+
 static int send_hello(struct r2_lane *lane)
 {
     const struct r2_ep_params *p = &lane->ep->params;
@@ -67,6 +81,10 @@ static int send_hello(struct r2_lane *lane)
     h->nic = p->local_nic;
     h->remote_nic = p->remote_nic;
     h->gen = p->gen;
+    if (p->probe && !p->locate && listens_at(p->local_nic)) {
+        h->kind = R2_HELLO_CALL;
+        h->gen = listens_at(p->local_nic);
+    }
     memcpy(h->from, p->local_process, 16);
     memcpy(h->to, p->remote_process, 16);
     rc = r2_random_bytes(h->nonce, 16);
@@ -112,6 +130,11 @@ static int on_challenge(struct r2_lane *lane)
         atomic_store(&lane->ep->other_process, true);
         return -ESRCH;
     }
+    if (lane->hello.kind == R2_HELLO_CALL) {
+        r2_hello_tag(p->secret, 'C', &lane->hello, c.nonce, proof.tag);
+        lane->phase = R2_LANE_WAIT_WELCOME;
+        return put(lane, &proof, sizeof(proof));
+    }
     if (p->probe) /* the asked-for process answered; an accepting side knows no secret of it */
         return -EALREADY;
     r2_hello_tag(p->secret, 'R', &lane->hello, c.nonce, want);
@@ -124,6 +147,30 @@ static int on_challenge(struct r2_lane *lane)
     return put(lane, &proof, sizeof(proof));
 }
 
+static int on_call(struct r2_lane *lane, const struct r2_tcp_proof *proof)
+{
+    struct r2_tcp_welcome w = {.magic = R2_TCP_MAGIC};
+    const struct r2_tcp_hello *h = &lane->hello;
+    struct sockaddr_storage sa;
+    struct r2_wire_addr addr;
+    socklen_t len = sizeof(sa);
+    uint8_t secret[16], want[16];
+
+    if (r2_tcp.ev->caller(h->from, secret))
+        return -ESRCH;
+    r2_hello_tag(secret, 'C', h, lane->challenge.nonce, want);
+    if (!r2_tag_equal(want, proof->tag))
+        return -EACCES;
+    if (h->nic >= R2_WIRE_MAX_NICS || h->gen == 0 || h->gen > UINT16_MAX)
+        return -EPROTO;
+    if (getpeername(lane->io.fd, (struct sockaddr *)&sa, &len) < 0 ||
+        r2_wire_from_sockaddr(&addr, &sa))
+        return -ENOTCONN;
+    addr.port = (uint16_t)h->gen;
+    r2_tcp.ev->called(h->from, h->nic, &addr);
+    return put(lane, &w, sizeof(w)); /* the caller leaves then */
+}
+
 static int on_proof(struct r2_lane *lane)
 {
     struct r2_tcp_welcome w = {.magic = R2_TCP_MAGIC};
@@ -132,6 +179,8 @@ static int on_proof(struct r2_lane *lane)
     int rc;
 
     memcpy(&proof, lane->hs_buf, sizeof(proof));
+    if (lane->hello.kind == R2_HELLO_CALL)
+        return on_call(lane, &proof);
     if (r2_tcp.ev->secret(lane->hello.to, secret))
         return -ESRCH;
     r2_hello_tag(secret, 'S', &lane->hello, lane->challenge.nonce, want);
@@ -160,6 +209,8 @@ static int on_welcome(struct r2_lane *lane)
     memcpy(&w, lane->hs_buf, sizeof(w));
     if (w.magic != R2_TCP_MAGIC)
         return -EPROTO;
+    if (lane->ep->params.probe) /* the called process has heard it */
+        return -EALREADY;
     if (w.status)
         return w.status < 4096 ? -(int)w.status : -EPROTO;
     lane->phase = R2_LANE_OPEN;

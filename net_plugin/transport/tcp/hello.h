@@ -12,8 +12,11 @@
 
 #define R2_TCP_MAGIC 0x4c435232u
 
-/* R2_HELLO_VERBS: after the WELCOME the stream belongs to the verbs transport. */
-enum r2_hello_kind { R2_HELLO_LANE = 1, R2_HELLO_PROBE = 2, R2_HELLO_VERBS = 3 };
+/* R2_HELLO_VERBS: after the WELCOME the stream belongs to the verbs transport.
+ * R2_HELLO_CALL: the other way round. An accepting process that no path leads to any more calls the
+ * connecting one: "my NIC `nic` is here, its listener at port `gen`". The proof is made with the
+ * caller's own secret, which the called process had from its handle. */
+enum r2_hello_kind { R2_HELLO_LANE = 1, R2_HELLO_PROBE = 2, R2_HELLO_VERBS = 3, R2_HELLO_CALL = 4 };
 
 struct r2_tcp_hello {
     uint32_t magic;
@@ -46,7 +49,7 @@ struct r2_tcp_welcome {
     uint32_t status; /* 0 or an errno: stale generation, unknown endpoint */
 } __attribute__((packed));
 
-/* `who`: 'R' for the challenge's tag, 'S' for the proof's. */
+/* `who`: 'R' for the challenge's tag, 'S' for the proof's, 'C' for a caller's. */
 void r2_hello_tag(const uint8_t secret[16], char who, const struct r2_tcp_hello *hello,
                   const uint8_t nonce[16], uint8_t tag[16]);
 

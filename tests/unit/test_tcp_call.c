@@ -1,0 +1,157 @@
+/* Calls of an accepting process that no path leads to (R2_HELLO_CALL), over real sockets on
+ * loopback (rung 3): who is believed, and when. The caller is a plain socket of the test. What it
+ * cannot prove: that paths come back by it; the lab does. */
+#define _GNU_SOURCE
+#include <errno.h>
+#include <sys/socket.h>
+
+#include "tcp_bed.h"
+#include "transport/tcp/tcp.h"
+#include "util/siphash.h"
+
+#define PORT 4711
+
+static struct r2_transport_events hooked;
+static const struct r2_transport_events *real;
+static atomic_int calls;
+static struct r2_wire_addr said;
+static int said_nic;
+
+static void called(const uint8_t process[16], int nic, const struct r2_wire_addr *addr)
+{
+    said = *addr;
+    said_nic = nic;
+    real->called(process, nic, addr);
+    atomic_fetch_add(&calls, 1);
+}
+
+static int start_hooked(const struct r2_transport_events *events, const uint8_t process[16])
+{
+    real = events;
+    hooked = *events;
+    hooked.called = called;
+    return r2_transport_mux.start(&hooked, process);
+}
+
+static int dial(void)
+{
+    const struct timeval patience = {.tv_sec = 10};
+    struct sockaddr_storage sa;
+    struct r2_wire_addr addr;
+    socklen_t len;
+    int fd;
+
+    CHECK_EQ(r2_eng.ops->address(0, &addr), 0);
+    CHECK_EQ(r2_wire_to_sockaddr(&addr, &sa, &len), 0);
+    fd = socket(sa.ss_family, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    CHECK_GE(fd, 0);
+    setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &patience, sizeof(patience));
+    CHECK_EQ(connect(fd, (struct sockaddr *)&sa, len), 0);
+    return fd;
+}
+
+/* Calls, as process `from` that knows `secret`. True: it was welcomed. */
+static bool call(const uint8_t from[16], const uint8_t secret[16], unsigned nic, uint32_t port)
+{
+    struct r2_tcp_hello h = {.magic = R2_TCP_MAGIC,
+                             .version = R2_WIRE_VERSION,
+                             .kind = R2_HELLO_CALL,
+                             .nic = (uint8_t)nic,
+                             .gen = port};
+    struct r2_tcp_challenge c;
+    struct r2_tcp_proof proof;
+    struct r2_tcp_welcome w;
+    int fd = dial();
+    ssize_t n;
+
+    memcpy(h.from, from, 16);
+    memcpy(h.to, r2_eng.process, 16);
+    CHECK_EQ(send(fd, &h, sizeof(h), MSG_NOSIGNAL), (ssize_t)sizeof(h));
+    CHECK_EQ(recv(fd, &c, sizeof(c), MSG_WAITALL), (ssize_t)sizeof(c));
+    CHECK_EQ(c.status, 0);
+    r2_hello_tag(secret, 'C', &h, c.nonce, proof.tag);
+    CHECK_EQ(send(fd, &proof, sizeof(proof), MSG_NOSIGNAL), (ssize_t)sizeof(proof));
+    n = recv(fd, &w, sizeof(w), MSG_WAITALL);
+    CHECK(n == (ssize_t)sizeof(w) || n == 0 || (n < 0 && errno == ECONNRESET));
+    close(fd);
+    return n == (ssize_t)sizeof(w) && w.status == 0;
+}
+
+static void where(struct r2_wire_addr *out)
+{
+    r2_peer_lock(tx->peer);
+    *out = tx->peer->rnics[1].addr;
+    pthread_mutex_unlock(&tx->peer->lock);
+}
+
+/* Only who has the secret of a process that this one has a connection to. */
+static void test_who_is_believed(void)
+{
+    uint8_t other[16], wrong[16];
+
+    bed_listen();
+    bed_connect();
+    memcpy(other, r2_eng.process, 16);
+    memcpy(wrong, r2_eng.secret, 16);
+    other[3] ^= 1;
+    wrong[15] ^= 1;
+    CHECK(!call(r2_eng.process, wrong, 1, PORT));
+    CHECK(!call(other, r2_eng.secret, 1, PORT));
+    CHECK(!call(r2_eng.process, r2_eng.secret, R2_WIRE_MAX_NICS, PORT));
+    CHECK(!call(r2_eng.process, r2_eng.secret, 1, 0));
+    CHECK(!call(r2_eng.process, r2_eng.secret, 1, 65536));
+    CHECK_EQ(atomic_load(&calls), 0);
+    CHECK(call(r2_eng.process, r2_eng.secret, 1, PORT));
+    CHECK_EQ(atomic_load(&calls), 1);
+    CHECK_EQ(said_nic, 1);
+    CHECK_EQ(said.port, PORT);
+    CHECK_EQ(said.family, 4);
+    end();
+}
+
+/* While a path is up the peer's word comes over it, in order; a call changes nothing. */
+static void test_only_without_a_path(void)
+{
+    struct r2_wire_addr before, after;
+    int was = atomic_load(&calls);
+
+    bed_listen();
+    bed_connect();
+    where(&before);
+    CHECK(before.family);
+    CHECK(call(r2_eng.process, r2_eng.secret, 1, PORT));
+    CHECK_EQ(atomic_load(&calls), was + 1);
+    where(&after);
+    CHECK_EQ(memcmp(&before, &after, sizeof(before)), 0);
+    r2_peer_lock(tx->peer); /* none left */
+    for (int i = 0; i < tx->peer->n_paths; i++)
+        r2_path_fail(tx->peer->paths[i], tx->peer->paths[i]->gen, ETIMEDOUT, "test");
+    r2_peer_moved(tx->peer, 1, &said);
+    pthread_mutex_unlock(&tx->peer->lock);
+    where(&after);
+    CHECK_EQ(after.port, PORT);
+    CHECK_EQ(after.offers, before.offers);
+    r2_peer_lock(tx->peer); /* and back, so that it ends in order */
+    r2_peer_moved(tx->peer, 1, &before);
+    pthread_mutex_unlock(&tx->peer->lock);
+    end();
+}
+
+static const struct check_test tests[] = {
+    {"who_is_believed", test_who_is_believed},
+    {"only_without_a_path", test_only_without_a_path},
+    {0},
+};
+
+int main(int argc, char **argv)
+{
+    static struct r2_transport_ops ops;
+
+    ops = r2_transport_mux;
+    ops.start = start_hooked;
+    r2_engine_transport = &ops;
+    setenv("R2CCL_NICS", "127.0.1.1,127.0.2.1", 1);
+    setenv("R2CCL_SHM", "0", 1);
+    setenv("R2CCL_LOG", "none", 1);
+    return check_main(argc, argv, tests);
+}
