@@ -63,6 +63,7 @@ static void blamed(uint64_t from, const char *cause, int times)
  * the same NICs goes on. */
 static void test_chunk(void)
 {
+    const char *why = "a chunk arrived damaged (CRC32C)";
     uint64_t bad, from, begun;
     struct r2_req *send, *recv;
     struct bed other;
@@ -84,6 +85,9 @@ static void test_chunk(void)
     CHECK_LT(r2_now_ns() - begun, R2_NS_PER_S);
     CHECK_EQ(bed_counted(&r2_eng.n->crc_errors) - bad, 1);
     blamed(from, "chunk", 1);
+    for (int ms = 0; ms < 1000 && !bed_told(from, R2_EV_PATH_DOWN, NULL, NULL, why); ms++)
+        bed_ms(1);
+    CHECK_EQ(bed_told(from, R2_EV_PATH_DOWN, NULL, NULL, why), 1);
     finish();
     for (size_t i = 1; i < SIZE - 1; i++)
         wrong += in[i] == (out[i] ^ 0x10) && out[i - 1] && in[i - 1] == out[i - 1] &&

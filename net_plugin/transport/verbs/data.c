@@ -247,6 +247,7 @@ static int missing(struct r2_ep *ep, uint32_t count)
 {
     R2_WARN_LIMIT("NIC %s (%s port %u): %u completions of chunks never came",
                   r2_engine_nic(ep->params.local_nic)->name, ep->hca->name, ep->port, count);
+    ep->cause = "a completion never came";
     return -EPROTO;
 }
 
@@ -321,6 +322,7 @@ static int arrived(struct r2_ep *ep, struct r2_bulk *c, uint16_t lane)
         return rc < 0 ? rc : 0;
     if ((c->flags & R2_BULK_CRC) && r2_crc32c(0, c->data, c->len) != c->crc) {
         r2_verbs.ev->chunk_dropped(ep->owner, ep, c, true);
+        ep->cause = "a chunk arrived damaged (CRC32C)";
         return -EBADMSG;
     }
     r2_verbs.ev->chunk_done(ep->owner, ep, c);
@@ -396,10 +398,12 @@ static int report(struct r2_ep *ep, const struct ibv_wc *wc)
     const struct r2_wc_info *info = r2_wc_info(wc->status);
     int nic = ep->params.local_nic;
 
-    if (info->blame != R2_BLAME_NOBODY)
+    if (info->blame != R2_BLAME_NOBODY) {
+        ep->cause = info->meaning;
         R2_WARN_LIMIT("NIC %s (%s port %u): completion %s: %s (vendor 0x%x)",
                       r2_engine_nic(nic)->name, ep->hca->name, ep->port, info->name, info->meaning,
                       wc->vendor_err);
+    }
     return -info->err;
 }
 

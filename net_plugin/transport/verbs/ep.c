@@ -120,17 +120,20 @@ void r2_vep_put(struct r2_ep *ep)
 void r2_vep_fail(struct r2_ep *ep, int err)
 {
     struct r2_ep_health health = {0};
+    const char *cause;
     void *owner;
 
     if (atomic_exchange(&ep->failed, true) || atomic_load(&ep->dead))
         return;
     pthread_mutex_lock(&ep->lock);
     owner = ep->owner;
+    cause = ep->cause;
     if (!owner) /* nobody else will end it */
         r2_fence_begin(ep);
     r2_vep_unlock(ep);
     R2_TRACE("verbs endpoint to NIC %u generation %u: %s at stage %d", ep->params.remote_nic,
              ep->params.gen, strerror(err), (int)ep->stage);
+    health.cause = cause;
     if (ep->hca && atomic_load(&ep->hca->gone))
         health.cause = "its RDMA device failed or was removed";
     health.refused = atomic_load(&ep->refused);

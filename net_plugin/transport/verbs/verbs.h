@@ -177,7 +177,7 @@ struct r2_ep {
     atomic_bool refused, other_process;
     atomic_uint marked; /* heartbeat asked for */
     pthread_mutex_t lock;
-    int broken; /* errno that is to be reported when the lock is let go */
+    const char *cause; /* of its failure, for people: static text, or NULL */
 
     struct r2_io *io;
     struct r2_task task;
