@@ -341,6 +341,20 @@ static bool help_is_due(struct r2_conn *c)
     return true;
 }
 
+/* Frames that waited for others have waited long enough. */
+static void say_held(struct r2_peer *p)
+{
+    uint64_t until = atomic_load_explicit(&p->held_until, memory_order_relaxed);
+    int cancel;
+
+    if (!until || r2_now_ns() < until || pthread_mutex_trylock(&p->lock))
+        return;
+    pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &cancel);
+    r2_peer_say_held(p, r2_now_ns());
+    r2_peer_unlock(p);
+    pthread_setcancelstate(cancel, NULL);
+}
+
 /* NCCL's thread looks at the control sockets itself: a small message then costs no wake-up. Where
  * there is one I/O thread it does all that this one would do for sockets (r2_io_lend). */
 static void help(struct r2_conn *c)
@@ -382,6 +396,7 @@ int r2_engine_test(struct r2_req *r, int *done, size_t *size)
     if (state == R2_REQ_ACTIVE) {
         if (atomic_load(&r2_eng.inert))
             return -EPERM;
+        say_held(r->conn->peer);
         if (help_is_due(r->conn))
             help(r->conn);
         state = atomic_load_explicit(&r->state, memory_order_acquire);

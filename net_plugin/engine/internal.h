@@ -87,8 +87,8 @@ struct r2_path {
     uint64_t out_total;    /* bytes ever taken by the transport, of this endpoint */
     struct r2_list flushq; /* connections whose acknowledgement waits for the kernel */
     bool flush_wanted;
-    bool flush_lazy;    /* nothing among the frames is in a hurry */
-    uint64_t last_post; /* when a flush of its frames was last asked for that could wait */
+    uint64_t held_until; /* frames wait until then for others to go along with; 0: none does */
+    uint64_t last_post;  /* when a flush of its frames was last asked for that could wait */
     unsigned kick_wanted;
 
     struct r2_pathrate rate;
@@ -173,10 +173,11 @@ struct r2_peer {
 
     struct r2_hash conns;
     struct r2_list conn_list;
-    struct r2_list ready; /* S: connections with bytes to send */
-    struct r2_list ackq;  /* R: connections with acknowledgements to send */
-    int active;           /* requests in flight */
-    int opening;          /* connections not yet acknowledged */
+    struct r2_list ready;    /* S: connections with bytes to send */
+    struct r2_list ackq;     /* R: connections with acknowledgements to send */
+    int active;              /* requests in flight */
+    atomic_ulong held_until; /* of its paths, the earliest, or earlier; a hint without the lock */
+    int opening;             /* connections not yet acknowledged */
     bool resync_wanted;
     bool acks_dropped;      /* R: memory was short for a range since the last resync began */
     uint64_t no_path_since; /* since when no proven path is up; 0: one is, or none was missed */
@@ -293,6 +294,7 @@ struct r2_conn {
     uint16_t ack_path;
     uint32_t peer_eager; /* the sender sends messages up to this size unasked */
     uint64_t cts_sent;   /* clear-to-send was said for all messages below */
+    unsigned small;      /* messages that came unasked, in a row */
     struct r2_stash stash[R2_EAGER_AHEAD];
 };
 
@@ -500,6 +502,11 @@ void r2_peer_timer(struct r2_timer *t, uint64_t now);
 /* Appends a frame to the path's outbox and wants a flush. 0 or -ENOMEM (the path is failed). */
 int r2_out_frame(struct r2_path *path, uint8_t type, const void *a, size_t a_len, const void *b,
                  size_t b_len);
+/* What was appended last is in no hurry: unless other frames take it along it leaves `ns` later, as
+ * r2_peer_say_held finds, which whoever polls a request of the peer's calls, and the peer's tick.
+ */
+void r2_out_hold(struct r2_path *path, uint64_t now, uint64_t ns);
+void r2_peer_say_held(struct r2_peer *p, uint64_t now);
 void r2_out_reset(struct r2_path *path);
 size_t r2_up_next_ctrl(void *owner, struct r2_ep *ep, uint8_t *buf, size_t cap);
 void r2_up_ctrl_sent(void *owner, struct r2_ep *ep, uint64_t sent);
@@ -564,7 +571,7 @@ int r2_recv_on_eager(struct r2_conn *c, struct r2_path *path, const struct r2_ms
                      const uint8_t *data);
 void r2_recv_cts(struct r2_req *r, struct r2_path *path);
 /* Says the clear-to-send of small receives that are still empty after a while: if the message is
- * too large for its receive, nobody learns it otherwise. */
+ * too large for its receive, nobody learns it otherwise. And what else was held (r2_out_hold). */
 void r2_recv_say_kept(struct r2_peer *p, uint64_t now);
 void r2_recv_queue_ack(struct r2_conn *c, struct r2_path *path, uint64_t seq, uint64_t off,
                        uint64_t len);

@@ -22,7 +22,6 @@
 
 #define MAX_THREADS 64
 #define BATCH 64
-#define MAX_TRACKED 65536
 #define MANY_THREADS                                                                               \
     4 /* with fewer, the cores are few: polling takes them from the application                    \
        */
@@ -57,6 +56,9 @@ struct r2_io {
     /* Somebody stands in for the thread until then. A hint: a thread that reads an old value
      * watches descriptors without need, or looks a millisecond later. */
     atomic_ulong lent_until;
+    /* Under lock: the thread sleeps, and looks for tasks by itself when nobody stands in any more.
+     */
+    bool looks;
 };
 
 static struct r2_io threads[MAX_THREADS];
@@ -68,7 +70,6 @@ static _Thread_local struct r2_io *self_io;
 static _Thread_local struct r2_io *standing_for; /* r2_io_lend, while it is at it */
 static _Thread_local bool worked, upkeep;        /* r2_io_note, of the callback that runs */
 static atomic_int asleep;                        /* threads in epoll_wait; a hint */
-static atomic_bool tracked[MAX_TRACKED];
 
 static void r2_io_wake(struct r2_io *io)
 {
@@ -221,10 +222,10 @@ static bool did_work(void)
     return !only_upkeep;
 }
 
-/* `lent`: no more than a stand-in may run, and of those a few; the rest stays in the queue. */
-static bool run_tasks(struct r2_io *io, bool lent)
+/* `left`: no more than a stand-in may run, and of those a few; says whether it left any. */
+static bool run_tasks(struct r2_io *io, bool *left)
 {
-    int room = lent ? LENT_BATCH : INT_MAX;
+    int room = left ? LENT_BATCH : INT_MAX;
     bool any = false;
     struct r2_list *n, *tmp;
 
@@ -234,10 +235,11 @@ static bool run_tasks(struct r2_io *io, bool lent)
     r2_list_init(&round);
     pthread_mutex_lock(&io->lock);
     R2_LIST_FOR_EACH_SAFE (n, tmp, &io->tasks) {
-        if (lent && !R2_CONTAINER_OF(n, struct r2_task, node)->brief)
+        if (left && (!R2_CONTAINER_OF(n, struct r2_task, node)->brief || room == 0)) {
+            *left = true;
             continue;
-        if (room-- == 0)
-            break;
+        }
+        room--;
         r2_list_del(n);
         r2_list_add_tail(&round, n);
     }
@@ -350,9 +352,22 @@ static bool lend_events(struct r2_io *io)
     return n == most;
 }
 
+/* What tasks have queued of their own kind is left for the caller's next look: as a rule a lane
+ * that has sent a chunk and asks once more, in vain. Should the caller not come again, the thread
+ * looks (sleep_on), unless it watches its descriptors just now. */
+static bool leaves_tasks(struct r2_io *io)
+{
+    bool left;
+
+    pthread_mutex_lock(&io->lock);
+    left = !r2_list_empty(&io->tasks) && !io->looks;
+    pthread_mutex_unlock(&io->lock);
+    return left;
+}
+
 bool r2_io_lend(struct r2_io *io)
 {
-    bool more, full = true;
+    bool more = true;
     int cancel;
 
     if (r2_io_awake(io) || pthread_mutex_trylock(&io->turn))
@@ -363,17 +378,27 @@ bool r2_io_lend(struct r2_io *io)
     atomic_store_explicit(&io->lent_until, r2_now_ns() + LENT_NS, memory_order_relaxed);
     standing_for = io;
     if (io->n_left < LENT_BATCH)
-        full = lend_events(io);
-    run_tasks(io, true);
+        more = lend_events(io);
+    more |= io->n_left > 0;
+    run_tasks(io, &more);
     standing_for = NULL;
-    pthread_mutex_lock(&io->lock);
-    more = full || io->n_left || !r2_list_empty(&io->tasks);
-    pthread_mutex_unlock(&io->lock);
     pthread_mutex_unlock(&io->turn);
-    if (more)
+    if (more || leaves_tasks(io))
         r2_io_wake(io);
     pthread_setcancelstate(cancel, NULL);
     return true;
+}
+
+/* Whether it goes on sleeping, and who is left with the tasks is said (leaves_tasks). */
+static bool goes_on(struct r2_io *io, bool lent)
+{
+    bool on;
+
+    pthread_mutex_lock(&io->lock);
+    on = lent || !io->looks || r2_list_empty(&io->tasks);
+    io->looks = lent;
+    pthread_mutex_unlock(&io->lock);
+    return on;
 }
 
 /* While somebody stands in for the thread, its descriptors do not wake it. */
@@ -385,10 +410,13 @@ static void sleep_on(struct r2_io *io)
 
     do {
         lent = r2_now_ns() < atomic_load_explicit(&io->lent_until, memory_order_relaxed);
+        if (!goes_on(io, lent))
+            return;
         ms = wait_ms(io);
         pfd.fd = lent ? io->wake : io->epoll;
         n = poll(&pfd, 1, lent && ms > LENT_LOOK_MS ? LENT_LOOK_MS : ms);
     } while (n == 0 && lent && ms > LENT_LOOK_MS);
+    goes_on(io, false);
 }
 
 /* A thread without work polls for a while; where cores are few, if that pays: `paid` is the share,
@@ -430,7 +458,7 @@ static void *io_main(void *arg)
         pthread_mutex_lock(&io->turn);
         any = run_events(io);
         atomic_store(&io->pending, false);
-        any |= run_tasks(io, false);
+        any |= run_tasks(io, NULL);
         run_timers(io);
         pthread_mutex_unlock(&io->turn);
         if (any) {
@@ -550,28 +578,6 @@ int r2_io_start(int count, const char *cpus, uint64_t spin)
         }
     }
     return 0;
-}
-
-void r2_io_fd_track(int fd)
-{
-    if (fd >= 0 && fd < MAX_TRACKED)
-        atomic_store_explicit(&tracked[fd], true, memory_order_relaxed);
-}
-
-void r2_io_fd_untrack(int fd)
-{
-    if (fd >= 0 && fd < MAX_TRACKED)
-        atomic_store_explicit(&tracked[fd], false, memory_order_relaxed);
-}
-
-void r2_io_child(void)
-{
-    for (int fd = 0; fd < MAX_TRACKED; fd++) {
-        if (atomic_load_explicit(&tracked[fd], memory_order_relaxed)) {
-            close(fd);
-            r2_io_fd_untrack(fd);
-        }
-    }
 }
 
 uint64_t r2_io_cpu_ns(void)

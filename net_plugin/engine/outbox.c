@@ -54,14 +54,44 @@ int r2_out_frame(struct r2_path *path, uint8_t type, const void *a, size_t a_len
         memcpy(path->out + path->out_len, b, b_len);
     path->out_len += b_len;
     path->flush_wanted = true;
-    path->flush_lazy = false;
     return 0;
+}
+
+void r2_out_hold(struct r2_path *path, uint64_t now, uint64_t ns)
+{
+    struct r2_peer *p = path->peer;
+    uint64_t until = atomic_load_explicit(&p->held_until, memory_order_relaxed);
+
+    path->flush_wanted = false;
+    if (path->held_until)
+        return;
+    path->held_until = now + ns;
+    if (!until || path->held_until < until)
+        atomic_store_explicit(&p->held_until, path->held_until, memory_order_relaxed);
+}
+
+void r2_peer_say_held(struct r2_peer *p, uint64_t now)
+{
+    uint64_t next = 0;
+
+    for (int i = 0; i < p->n_paths; i++) {
+        struct r2_path *path = p->paths[i];
+
+        if (path->held_until && path->held_until <= now) {
+            path->held_until = 0;
+            path->flush_wanted = true;
+        } else if (path->held_until && (!next || path->held_until < next)) {
+            next = path->held_until;
+        }
+    }
+    atomic_store_explicit(&p->held_until, next, memory_order_relaxed);
 }
 
 void r2_out_reset(struct r2_path *path)
 {
     path->out_len = path->out_off = 0;
     path->out_total = 0;
+    path->held_until = 0;
     path->flush_wanted = false;
     path->ctrl_ready = false;
     while (!r2_list_empty(&path->flushq))
@@ -82,6 +112,8 @@ size_t r2_up_next_ctrl(void *owner, struct r2_ep *ep, uint8_t *buf, size_t cap)
             memcpy(buf, path->out + path->out_off, n);
         path->out_off += n;
         path->out_total += n;
+        if (path->out_off == path->out_len)
+            path->held_until = 0;
     }
     pthread_mutex_unlock(&path->peer->lock);
     return n;

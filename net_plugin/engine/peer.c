@@ -170,7 +170,7 @@ static void unlock(struct r2_peer *p, bool push, bool soon)
         eps[n] = path->ep;
         r2_eng.ops->get(path->ep);
         flush[n] = path->flush_wanted;
-        later[n] = soon && flush[n] && (in_burst(path, now) || path->flush_lazy);
+        later[n] = soon && flush[n] && in_burst(path, now);
         kick[n++] = path->kick_wanted;
         path->flush_wanted = false;
         path->kick_wanted = 0;

@@ -9,6 +9,9 @@
 
 #define RANGES_PER_FRAME 256
 #define POSTED_AHEAD 3
+#define HOLD_NS (20 * R2_NS_PER_US)
+#define HOLD_SMALL_NS (100 * R2_NS_PER_US)
+#define HOLD_AFTER_SMALL 8
 #define KEPT_NS (50 * R2_NS_PER_MS)
 #define LANE_COPY 0x8000 /* of a claim: a whole copy is being put into place */
 
@@ -179,6 +182,7 @@ void r2_recv_say_kept(struct r2_peer *p, uint64_t now)
                 r2_recv_cts(r, ctrl_path(c));
         }
     }
+    r2_peer_say_held(p, now);
 }
 
 /* A receive that only a small message can fill needs no word of its own: the sender does not wait
@@ -188,15 +192,26 @@ static bool cts_can_wait(const struct r2_req *r)
     return r->size <= r->conn->peer_eager && r->seq - r->conn->cts_sent < R2_EAGER_AHEAD / 2;
 }
 
-/* While the sender may still send several messages, NCCL's thread leaves the word about one more to
- * an I/O thread. */
+/* How long the word may wait for another frame to go along with, as a rule the acknowledgement of
+ * an earlier message. Not at all where nothing earlier is to come, unless the sender does not wait
+ * for it: then it sends small messages, one after the other. Where cores are few each call on a
+ * socket counts; elsewhere only what is several messages ahead waits. */
+static uint64_t patience(const struct r2_req *r)
+{
+    uint64_t enough = r2_io_count() == 1 ? 1 : POSTED_AHEAD;
+
+    if (r->conn->small >= HOLD_AFTER_SMALL)
+        return HOLD_SMALL_NS;
+    return r->seq >= r->conn->cum + enough ? HOLD_NS : 0;
+}
+
 static void post_cts(struct r2_req *r, struct r2_path *path)
 {
-    bool hurry = path && path->flush_wanted && !path->flush_lazy;
+    bool hurry = path && path->flush_wanted;
 
     r2_recv_cts(r, path);
-    if (path && !hurry && r->seq - r->conn->oldest >= POSTED_AHEAD)
-        path->flush_lazy = true;
+    if (path && !hurry && patience(r))
+        r2_out_hold(path, r->posted_at, patience(r));
 }
 
 static struct r2_stash *stash_of(struct r2_conn *c, uint64_t seq)
@@ -299,6 +314,7 @@ int r2_recv_on_eager(struct r2_conn *c, struct r2_path *path, const struct r2_ms
         else
             rc = m->seq < c->next_seq ? 0 : stash_eager(c, m, data);
     }
+    c->small += c->small < HOLD_AFTER_SMALL;
     path->rx_bytes += m->size;
     r2_count(&r2_control_nic_counters(r2_eng.ctl, path->lnic)->rx_bytes, m->size);
     r2_recv_queue_ack(c, path, m->seq, 0, has_arrived(c, m->seq) && m->seq >= c->cum ? m->size : 0);
@@ -324,6 +340,7 @@ static int claim(struct r2_path *path, struct r2_ep *ep, struct r2_bulk *bulk, u
         r2_revoke_count(c, path);
     if (!c || c->out || c->state != R2_CONN_OPEN)
         return 1;
+    c->small = 0;
     if (bulk->seq >= c->next_seq) /* nobody cleared it to send */
         return -EPROTO;
     r = r2_conn_req(c, bulk->seq);

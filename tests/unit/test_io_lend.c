@@ -33,6 +33,7 @@ static atomic_bool stop;
 static struct r2_task many[MANY]; /* brief; kicked by an event that asks for them */
 static atomic_long many_by_caller, many_by_thread;
 static atomic_bool ask_many, hold, held; /* the next event: kicks them; waits inside */
+static atomic_bool ask_one, ask_next;    /* ... kicks the first, which kicks the second */
 
 static void enter(bool brief)
 {
@@ -55,8 +56,9 @@ static void leave(void)
 
 static void run_many(struct r2_task *t)
 {
-    (void)t;
     atomic_fetch_add(caller ? &many_by_caller : &many_by_thread, 1);
+    if (t == &many[0] && atomic_exchange(&ask_next, false))
+        r2_task_kick(&many[1]);
 }
 
 /* Inside a callback, as one that reads a socket is, while somebody cancels the caller. */
@@ -77,6 +79,12 @@ static void ready(struct r2_io_fd *f, uint32_t events)
         r2_task_kick(&many[i]);
     if (caller && atomic_load(&hold))
         held_inside();
+    if (caller && atomic_exchange(&ask_one, false)) {
+        atomic_store(&ask_next, true);
+        r2_task_kick(&many[0]);
+        leave();
+        return; /* unread: reading would be an event of its own, which wakes the thread */
+    }
     if (read(f->fd, &count, sizeof(count)) == (ssize_t)sizeof(count))
         atomic_fetch_add(f == &brief_fd ? &seen : &left_seen, (long)count);
     leave();
@@ -268,12 +276,12 @@ static void test_a_few_tasks_at_a_time(void)
     uint64_t until = r2_now_ns() + LIMIT_NS;
     long mine = 0, want = 0;
 
-    for (int turn = 0; turn < 20 && !mine && r2_now_ns() < until; turn++) {
+    while (!mine && r2_now_ns() < until) {
+        uint64_t warm = r2_now_ns() + 3000000;
         long seen_before = atomic_load(&seen);
 
-        usleep(2000); /* the thread sleeps, and somebody stands in for it, before the event */
-        while (!r2_io_lend(r2_io_at(0)) && r2_now_ns() < until)
-            ;
+        while (r2_now_ns() < warm) /* the thread leaves its descriptors to the caller */
+            r2_io_lend(r2_io_at(0));
         atomic_store(&ask_many, true);
         put(&brief_fd);
         atomic_fetch_add(&written, 1);
@@ -289,6 +297,68 @@ static void test_a_few_tasks_at_a_time(void)
            r2_now_ns() < until)
         r2_io_lend(r2_io_at(0));
     CHECK_EQ(atomic_load(&many_by_caller) + atomic_load(&many_by_thread), want);
+}
+
+static long both_ran(void)
+{
+    return atomic_load(&many_by_caller) + atomic_load(&many_by_thread);
+}
+
+/* What a task leaves is the caller's as long as it comes again, and wakes nobody ... */
+static void test_left_for_the_next_look(void)
+{
+    uint64_t until = r2_now_ns() + LIMIT_NS;
+    long slept;
+
+    do {
+        slept = naps();
+        for (int i = 0; i < EVENTS; i++) {
+            long ran = both_ran();
+            uint64_t next = r2_now_ns() + GAP_NS;
+
+            atomic_store(&ask_one, true);
+            put(&brief_fd);
+            atomic_fetch_add(&written, 1);
+            while (both_ran() < ran + 2 && atomic_load(&seen) < atomic_load(&written) &&
+                   r2_now_ns() < until)
+                r2_io_lend(r2_io_at(0));
+            CHECK(r2_now_ns() < until);
+            atomic_store(&ask_one, false);
+            while (r2_now_ns() < next)
+                r2_io_lend(r2_io_at(0));
+        }
+        slept = naps() - slept;
+    } while (slept > EVENTS / 5 && r2_now_ns() < until);
+    CHECK(slept <= EVENTS / 5);
+}
+
+/* ... and the thread's if it does not. */
+static void test_left_for_the_thread(void)
+{
+    int left = 0;
+
+    for (int turn = 0; turn < 3 * ROUND && left < ROUND / 2; turn++) {
+        uint64_t until = r2_now_ns() + TAKES_NS, warm = r2_now_ns() + 3000000;
+        long mine = atomic_load(&many_by_caller), ran = both_ran();
+
+        while (r2_now_ns() < warm) /* the thread leaves its descriptors to the caller */
+            r2_io_lend(r2_io_at(0));
+        atomic_store(&ask_one, true);
+        put(&brief_fd);
+        atomic_fetch_add(&written, 1);
+        while (both_ran() == ran && atomic_load(&seen) < atomic_load(&written) &&
+               r2_now_ns() < until)
+            r2_io_lend(r2_io_at(0));
+        if (atomic_exchange(&ask_one, false))
+            continue; /* it was the thread's event */
+        left += atomic_load(&many_by_caller) == mine + 1;
+        while (both_ran() < ran + 2 && r2_now_ns() < until)
+            usleep(100);
+        CHECK_EQ(both_ran(), ran + 2);
+    }
+    CHECK_GT(left, 0);
+    put(&brief_fd);
+    CHECK(lend_until(&seen, atomic_fetch_add(&written, 1) + 1));
 }
 
 static void *cancelled(void *arg)
@@ -339,6 +409,8 @@ static const struct check_test tests[] = {
     {"thread_runs_the_rest", test_thread_runs_the_rest},
     {"thread_takes_over", test_thread_takes_over},
     {"a_few_tasks_at_a_time", test_a_few_tasks_at_a_time},
+    {"left_for_the_next_look", test_left_for_the_next_look},
+    {"left_for_the_thread", test_left_for_the_thread},
     {"cancelled_while_it_stands_in", test_cancelled_while_it_stands_in},
     {"one_after_another", test_one_after_another},
     {0},

@@ -157,6 +157,11 @@ static void op_nothing(struct r2_ep *ep)
     (void)ep;
 }
 
+static void op_flush(struct r2_ep *ep)
+{
+    atomic_fetch_add(&ep->flushes, 1);
+}
+
 static void drop_held(struct r2_ep *ep, uint64_t conn, bool any)
 {
     for (int i = 0; i < ep->n_rx;) {
@@ -322,8 +327,8 @@ const struct r2_transport_ops fake_ops = {
     .connect = op_connect,
     .kick = op_kick,
     .push = op_push,
-    .flush = op_nothing,
-    .flush_soon = op_nothing,
+    .flush = op_flush,
+    .flush_soon = op_flush,
     .help = op_nothing,
     .shut = op_shut,
     .detach = op_detach,

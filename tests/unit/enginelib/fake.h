@@ -40,6 +40,7 @@ struct r2_ep {
     atomic_bool connected;        /* health of a probe, and reached(): the host's kernel did */
     atomic_int health_ms;         /* health() takes so long */
     atomic_int rtt_us;            /* health: round trip of the network */
+    atomic_int flushes;
     atomic_int kicks, detached, waiting; /* waiting: threads in shut() */
     atomic_bool is_shut;
 
