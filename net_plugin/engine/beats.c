@@ -1,6 +1,7 @@
 /* This process's heartbeats: how often they go out, and when one is late. Under the peer's lock. */
 #include "engine/health/heartbeat.h"
 #include "engine/internal.h"
+#include "util/log.h"
 
 #define SUSPECT_BEATS 2
 
@@ -119,6 +120,20 @@ static void send_heartbeat(struct r2_path *path, uint64_t now)
     r2_count(&r2_eng.n->heartbeats_sent, 1);
 }
 
+static void use_lanes(struct r2_path *path, const struct r2_ep_health *h, uint64_t now)
+{
+    struct r2_lanes *l = &path->lanes;
+    char text[128];
+
+    if (r2_eng.set->lanes || !r2_eng.ops->use ||
+        !r2_lanes_sample(l, h->segments, h->retransmits, now))
+        return;
+    r2_eng.ops->use(path->ep, l->now);
+    path->weight_shown = UINT32_MAX; /* the row has the number */
+    R2_INFO("path %s: %u of %u streams carry, since segments %s sent again",
+            r2_path_text(path, text, sizeof(text)), l->now, l->most, l->more ? "were not" : "are");
+}
+
 /* Judges whether the last mark was answered; then marks again and sends the next heartbeat. */
 static void beat(struct r2_path *path, const struct r2_ep_health *h, uint64_t now, bool judge,
                  bool early)
@@ -132,6 +147,7 @@ static void beat(struct r2_path *path, const struct r2_ep_health *h, uint64_t no
         path->rttvar_ns = h->rttvar_ns;
         path->stalled = h->stalled && h->answered;
         r2_grey_segments(&path->watch, h->segments, h->retransmits, now);
+        use_lanes(path, h, now);
         if (h->answered && !h->stalled) {
             path->hb_unanswered = 0;
             path->silent = false;

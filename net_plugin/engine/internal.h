@@ -22,6 +22,7 @@
 #include "engine/health/damp.h"
 #include "engine/health/grey.h"
 #include "engine/health/health.h"
+#include "engine/health/lanes.h"
 #include "engine/health/trial.h"
 #include "engine/io.h"
 #include "engine/ledger.h"
@@ -99,8 +100,9 @@ struct r2_path {
     bool counted_grey;
     uint64_t chunk_at; /* S: when it last took a chunk */
     struct r2_trial trial;
-    uint64_t owes_until; /* S: bytes that arrived another way may still be in its sockets */
-    bool ctrl_ready;     /* INFO was queued: other frames may follow */
+    struct r2_lanes lanes; /* S: how many of its streams carry */
+    uint64_t owes_until;   /* S: bytes that arrived another way may still be in its sockets */
+    bool ctrl_ready;       /* INFO was queued: other frames may follow */
 
     uint64_t hb_count, hb_at, hb_sent_at; /* hb_at: the last look */
     /* S: one more than `delivered` when it was asked early; that count, and since when it stands.

@@ -286,6 +286,7 @@ void r2_path_up(struct r2_path *path)
     path->ctrl_ready = true;
     path->grey = R2_WEIGHT_FULL; /* what was measured is forgotten too */
     r2_grey_path_up(path);
+    r2_lanes_init(&path->lanes, r2_eng.ops->planned(path->ep));
     path->owes_until = 0;
     r2_path_test(path);
     if (path->state != R2_PATH_UP) /* the same */

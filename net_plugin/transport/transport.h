@@ -231,9 +231,12 @@ struct r2_transport_ops {
     /* Not up yet: the peer's kernel has taken the connection and all that was said on it, so the
      * way is there, and what is missing is its process. Any lock. */
     bool (*reached)(struct r2_ep *ep);
-    unsigned (*lanes)(struct r2_ep *ep); /* bulk lanes that are ready */
+    unsigned (*lanes)(struct r2_ep *ep); /* bulk lanes that are ready and in use */
     /* Bulk lanes that it is to have in all, ready or not; known when it is up. Any lock. */
     unsigned (*planned)(struct r2_ep *ep);
+    /* So many of its bulk lanes get chunks from now on; all while it is not called. NULL: not by
+     * number. Any lock. */
+    void (*use)(struct r2_ep *ep, unsigned lanes);
     const struct r2_ep_params *(*params)(const struct r2_ep *ep);
     /* After an injected fault of a NIC changed: look again. [locks] */
     void (*nudge)(struct r2_ep *ep);

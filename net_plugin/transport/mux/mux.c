@@ -158,6 +158,12 @@ static unsigned mux_planned(struct r2_ep *ep)
     return of(ep)->planned(ep);
 }
 
+static void mux_use(struct r2_ep *ep, unsigned lanes)
+{
+    if (of(ep)->use)
+        of(ep)->use(ep, lanes);
+}
+
 static const struct r2_ep_params *mux_params(const struct r2_ep *ep)
 {
     return of(ep)->params(ep);
@@ -240,6 +246,7 @@ const struct r2_transport_ops r2_transport_mux = {
     .reached = mux_reached,
     .lanes = mux_lanes,
     .planned = mux_planned,
+    .use = mux_use,
     .params = mux_params,
     .nudge = mux_nudge,
     .memory = mux_memory,

@@ -14,26 +14,8 @@
 #include "util/log.h"
 
 #define BULK_NOTSENT (256 * 1024)
-/* Chunks of a push. With one I/O thread a second look finds nothing, as a rule, and so wakes
- * nobody; where there are more, the rest of a burst is theirs. */
-#define PUSH_TURN (r2_io_count() == 1 ? 2 : 1)
-
 struct r2_tcp r2_tcp = {.lock = PTHREAD_MUTEX_INITIALIZER,
                         .listen_lock = PTHREAD_MUTEX_INITIALIZER};
-
-/* Bulk lanes of a path: a stream moves about 25 Gbit/s with a core of its own, so more of them
- * help only where there are threads to drive them and the link can take it. */
-static int plan_lanes(int nic)
-{
-    int asked = r2_settings_get()->lanes, threads = r2_io_count();
-    const struct r2_nic *n = r2_engine_nic(nic);
-
-    if (asked > 0)
-        return asked < R2_TCP_MAX_LANES ? asked : R2_TCP_MAX_LANES - 1;
-    if (n->speed_known && n->speed_mbps <= 2500)
-        return 1;
-    return threads < 1 ? 1 : threads > 4 ? 4 : threads;
-}
 
 struct r2_ep *r2_ep_new(const struct r2_ep_params *params)
 {
@@ -180,6 +162,7 @@ static int accept_new(struct r2_lane *lane, const struct r2_tcp_hello *h)
     if (!ep)
         return ENOMEM;
     ep->n_lanes = h->lanes;
+    r2_bulk_use(ep, h->lanes);
     ep->asking = true;
     set_lane(ep, lane, 0);
     ep->lanes[0] = lane;
@@ -299,7 +282,8 @@ static int tcp_connect(const struct r2_ep_params *params, struct r2_ep **out)
         r2_tcp.ev->released(params->owner, params);
         return -ENOMEM;
     }
-    ep->n_lanes = params->probe ? 0 : plan_lanes(params->local_nic);
+    ep->n_lanes = params->probe ? 0 : r2_bulk_plan(params->local_nic);
+    r2_bulk_use(ep, (unsigned)ep->n_lanes);
     rc = r2_ep_connect_lane(ep, 0);
     if (rc) {
         atomic_store(&ep->dead, true);
@@ -308,47 +292,6 @@ static int tcp_connect(const struct r2_ep_params *params, struct r2_ep **out)
     }
     *out = ep;
     return 0;
-}
-
-/* A lane is given one chunk at a time: whoever kicks it takes `tx_idle`, and the lane sets it again
- * before it asks for work (r2_lane_tx_bulk). Lanes of threads that poll come first, then the
- * lowest: little traffic keeps a few threads awake on both sides instead of waking all in turn. */
-static void tcp_kick(struct r2_ep *ep, unsigned chunks)
-{
-    for (int pass = 0; pass < 2; pass++) {
-        for (int i = 1; i <= ep->n_lanes && chunks; i++) {
-            struct r2_lane *lane = r2_ep_lane(ep, i);
-
-            if (!lane || !atomic_load(&lane->open) || (pass == 0 && !r2_io_polls(lane->io.io)) ||
-                !atomic_exchange(&lane->tx_idle, false))
-                continue;
-            r2_lane_kick(lane);
-            chunks--;
-        }
-    }
-}
-
-static bool tcp_push(struct r2_ep *ep)
-{
-    int rc;
-
-    for (int i = 1; i <= ep->n_lanes; i++) {
-        struct r2_lane *lane = r2_ep_lane(ep, i);
-
-        if (!lane || !atomic_load(&lane->open) || !atomic_load(&lane->tx_idle) ||
-            pthread_mutex_trylock(&lane->tx_lock))
-            continue;
-        if (lane->closed) {
-            pthread_mutex_unlock(&lane->tx_lock);
-            continue;
-        }
-        rc = r2_lane_tx_bulk(lane, PUSH_TURN);
-        pthread_mutex_unlock(&lane->tx_lock);
-        if (rc < 0)
-            r2_ep_fail(ep, -rc);
-        return true;
-    }
-    return false;
 }
 
 static void tcp_flush(struct r2_ep *ep)
@@ -475,16 +418,6 @@ static bool tcp_revoke(struct r2_ep *ep, unsigned index, const struct r2_bulk *c
     return mine;
 }
 
-static unsigned tcp_planned(struct r2_ep *ep)
-{
-    return (unsigned)ep->n_lanes;
-}
-
-static unsigned tcp_lanes(struct r2_ep *ep)
-{
-    return (unsigned)atomic_load(&ep->open_lanes);
-}
-
 static const struct r2_ep_params *tcp_params(const struct r2_ep *ep)
 {
     return &ep->params;
@@ -572,8 +505,8 @@ const struct r2_transport_ops r2_transport_tcp = {
     .rebind = r2_tcp_rebind,
     .sockets = tcp_sockets,
     .connect = tcp_connect,
-    .kick = tcp_kick,
-    .push = tcp_push,
+    .kick = r2_bulk_kick,
+    .push = r2_bulk_push,
     .flush = tcp_flush,
     .flush_soon = tcp_flush_soon,
     .help = tcp_help,
@@ -585,8 +518,9 @@ const struct r2_transport_ops r2_transport_tcp = {
     .mark = r2_tcp_mark,
     .health = r2_tcp_health,
     .reached = r2_tcp_reached,
-    .lanes = tcp_lanes,
-    .planned = tcp_planned,
+    .lanes = r2_bulk_lanes,
+    .planned = r2_bulk_planned,
+    .use = r2_bulk_use,
     .params = tcp_params,
     .nudge = tcp_nudge,
     .reg = tcp_reg,

@@ -103,7 +103,8 @@ struct r2_ep {
     int late;    /* under lock: it failed with this meanwhile */
     pthread_mutex_t lock;
     struct r2_lane *lanes[R2_TCP_MAX_LANES];
-    int n_lanes; /* planned bulk lanes */
+    int n_lanes;    /* planned bulk lanes */
+    atomic_int use; /* of them: the others get no more chunks */
     atomic_int open_lanes;
     atomic_ulong marked; /* control bytes handed over at the last mark */
     atomic_bool refused, other_process;
@@ -167,6 +168,15 @@ void r2_ep_lane_open(struct r2_lane *lane);
 void r2_tcp_mark(struct r2_ep *ep);
 void r2_tcp_health(struct r2_ep *ep, struct r2_ep_health *out);
 bool r2_tcp_reached(struct r2_ep *ep);
+
+/* bulk.c: see transport.h; uses: lane `index` is to take chunks. */
+int r2_bulk_plan(int nic);
+void r2_bulk_use(struct r2_ep *ep, unsigned lanes);
+bool r2_bulk_uses(const struct r2_ep *ep, int index);
+void r2_bulk_kick(struct r2_ep *ep, unsigned chunks);
+bool r2_bulk_push(struct r2_ep *ep);
+unsigned r2_bulk_planned(struct r2_ep *ep);
+unsigned r2_bulk_lanes(struct r2_ep *ep);
 
 /* tx.c, rx.c: 0 or -errno; callers hold tx_lock / rx_lock. */
 int r2_lane_tx_bulk(struct r2_lane *lane, int chunks); /* at most so many, then kicks itself */

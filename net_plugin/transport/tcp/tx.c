@@ -101,6 +101,10 @@ int r2_lane_tx_bulk(struct r2_lane *lane, int chunks)
             /* Idle before asking: work that appears after a refusal finds the lane idle and
              * kicks it; seq_cst on both sides, with the peer's lock in between. */
             atomic_store(&lane->tx_idle, true);
+            if (!r2_bulk_uses(ep, lane->index)) { /* not any more: others do what there is */
+                r2_bulk_kick(ep, 1);
+                return 0;
+            }
             lane->tx_chunk.lane = (uint16_t)(lane->index - 1);
             if (!r2_tcp.ev->next_chunk(ep->owner, ep, &lane->tx_chunk))
                 return 0;

@@ -1,0 +1,94 @@
+/* Which lanes of an endpoint carry bulk data. */
+#include "engine/engine.h"
+#include "settings/settings.h"
+#include "transport/tcp/tcp.h"
+
+/* Chunks of a push. With one I/O thread a second look finds nothing, as a rule, and so wakes
+ * nobody; where there are more, the rest of a burst is theirs. */
+#define PUSH_TURN (r2_io_count() == 1 ? 2 : 1)
+
+/* Bulk lanes of a path: a stream moves about 25 Gbit/s with a core of its own, so more of them
+ * help only where there are threads to drive them and the link can take it. */
+int r2_bulk_plan(int nic)
+{
+    int asked = r2_settings_get()->lanes, threads = r2_io_count();
+    const struct r2_nic *n = r2_engine_nic(nic);
+
+    if (asked > 0)
+        return asked < R2_TCP_MAX_LANES ? asked : R2_TCP_MAX_LANES - 1;
+    if (n->speed_known && n->speed_mbps <= 2500)
+        return 1;
+    return threads < 1 ? 1 : threads > 4 ? 4 : threads;
+}
+
+/* Relaxed: a figure. A lane that is asked by who still reads the old one looks itself, and passes
+ * the question on (r2_lane_tx_bulk). */
+static int in_use(const struct r2_ep *ep)
+{
+    return atomic_load_explicit(&ep->use, memory_order_relaxed);
+}
+
+void r2_bulk_use(struct r2_ep *ep, unsigned lanes)
+{
+    int n = lanes < (unsigned)ep->n_lanes ? (int)lanes : ep->n_lanes;
+
+    atomic_store_explicit(&ep->use, n, memory_order_relaxed);
+}
+
+bool r2_bulk_uses(const struct r2_ep *ep, int index)
+{
+    return index <= in_use(ep);
+}
+
+/* A lane is given one chunk at a time: whoever kicks it takes `tx_idle`, and the lane sets it again
+ * before it asks for work (r2_lane_tx_bulk). Lanes of threads that poll come first, then the
+ * lowest: little traffic keeps a few threads awake on both sides instead of waking all in turn. */
+void r2_bulk_kick(struct r2_ep *ep, unsigned chunks)
+{
+    for (int pass = 0; pass < 2; pass++) {
+        for (int i = 1; i <= in_use(ep) && chunks; i++) {
+            struct r2_lane *lane = r2_ep_lane(ep, i);
+
+            if (!lane || !atomic_load(&lane->open) || (pass == 0 && !r2_io_polls(lane->io.io)) ||
+                !atomic_exchange(&lane->tx_idle, false))
+                continue;
+            r2_lane_kick(lane);
+            chunks--;
+        }
+    }
+}
+
+bool r2_bulk_push(struct r2_ep *ep)
+{
+    int rc;
+
+    for (int i = 1; i <= in_use(ep); i++) {
+        struct r2_lane *lane = r2_ep_lane(ep, i);
+
+        if (!lane || !atomic_load(&lane->open) || !atomic_load(&lane->tx_idle) ||
+            pthread_mutex_trylock(&lane->tx_lock))
+            continue;
+        if (lane->closed) {
+            pthread_mutex_unlock(&lane->tx_lock);
+            continue;
+        }
+        rc = r2_lane_tx_bulk(lane, PUSH_TURN);
+        pthread_mutex_unlock(&lane->tx_lock);
+        if (rc < 0)
+            r2_ep_fail(ep, -rc);
+        return true;
+    }
+    return false;
+}
+
+unsigned r2_bulk_planned(struct r2_ep *ep)
+{
+    return (unsigned)ep->n_lanes;
+}
+
+unsigned r2_bulk_lanes(struct r2_ep *ep)
+{
+    int open = atomic_load(&ep->open_lanes), use = in_use(ep);
+
+    return (unsigned)(open < use ? open : use);
+}
