@@ -125,8 +125,12 @@ static void use_lanes(struct r2_path *path, const struct r2_ep_health *h, uint64
     struct r2_lanes *l = &path->lanes;
     char text[128];
 
-    if (r2_eng.set->lanes || !r2_eng.ops->use ||
-        !r2_lanes_sample(l, h->segments, h->retransmits, now))
+    /* The sender's; while one that is to carry is not open yet, the others have to, and test chunks
+     * come over all. */
+    if (r2_eng.set->lanes || !r2_eng.ops->use || !path->peer->out || path->testing ||
+        r2_eng.ops->lanes(path->ep) < l->now)
+        return;
+    if (!r2_lanes_sample(l, h->segments, h->retransmits, now))
         return;
     r2_eng.ops->use(path->ep, l->now);
     path->weight_shown = UINT32_MAX; /* the row has the number */

@@ -587,7 +587,7 @@ void r2_peer_timer(struct r2_timer *t, uint64_t now)
         r2_tail_poll(p, now);
     }
     r2_peer_weigh(p);
-    if (p->active && !p->out)
+    if (!p->out && (p->active || atomic_load(&p->held_until)))
         r2_recv_say_kept(p, now);
     publish(p);
     r2_timer_set(&p->timer, now + next_tick(p, now, busy, interval));

@@ -542,5 +542,8 @@ void r2_up_burst_end(void *owner, struct r2_ep *ep)
     (void)ep;
     r2_peer_lock(path->peer);
     r2_recv_out_acks(path->peer);
+    /* What has waited for these goes with them, or over its own path: theirs may be another. */
+    if (atomic_load_explicit(&path->peer->held_until, memory_order_relaxed))
+        r2_peer_say_held(path->peer, UINT64_MAX);
     r2_peer_unlock_soon(path->peer, false);
 }

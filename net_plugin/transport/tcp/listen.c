@@ -57,6 +57,38 @@ int r2_tcp_bind_device(int fd, int nic)
     return -errno;
 }
 
+static bool set_congestion(int fd, const char *name)
+{
+    return !setsockopt(fd, IPPROTO_TCP, TCP_CONGESTION, name, (socklen_t)strlen(name));
+}
+
+/* Before the socket connects or listens (what it accepts is like it): bbr that has begun to pace
+ * goes on under any other. A new stream's pace comes from its handshake, a few megabytes per second
+ * on a busy machine, and one that carried nothing but small messages was never measured: a chunk of
+ * half a megabyte then takes tens of milliseconds (docs/decisions.md 17). */
+static void choose_congestion(int fd)
+{
+    const char *wanted = r2_settings_get()->congestion;
+    char name[32] = "";
+    socklen_t len = sizeof(name) - 1;
+
+    if (!strcmp(wanted, "system"))
+        return;
+    if (!strcmp(wanted, "auto")) {
+        if (!getsockopt(fd, IPPROTO_TCP, TCP_CONGESTION, name, &len) && !strncmp(name, "bbr", 3) &&
+            !set_congestion(fd, "cubic") && !set_congestion(fd, "reno"))
+            R2_WARN_LIMIT(
+                "the system's congestion control is %s, and neither cubic nor reno is "
+                "allowed (net.ipv4.tcp_allowed_congestion_control): messages may wait for "
+                "its pacing",
+                name);
+    } else if (!set_congestion(fd, wanted)) {
+        R2_WARN_LIMIT("R2CCL_TCP_CONGESTION=%s: %s; the system's is taken. "
+                      "net.ipv4.tcp_allowed_congestion_control has what may be chosen",
+                      wanted, strerror(errno));
+    }
+}
+
 static int new_socket(int nic, int family)
 {
     int fd = socket(family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
@@ -66,6 +98,7 @@ static int new_socket(int nic, int family)
     atomic_fetch_add(&r2_tcp.sockets, 1);
     r2_io_fd_track(fd);
     r2_tcp_bind_device(fd, nic);
+    choose_congestion(fd);
     return fd;
 }
 
