@@ -260,10 +260,17 @@ static void events_ready(struct r2_io_fd *f, uint32_t events)
 
 int r2_vep_watch(struct r2_ep *ep)
 {
-    ep->events.fd = ep->channel->fd;
-    ep->events.ready = events_ready;
-    r2_io_fd_track(ep->events.fd);
-    return r2_io_add(ep->io, &ep->events);
+    int rc = -ESHUTDOWN;
+
+    pthread_mutex_lock(&ep->lock);
+    if (ep->fence == R2_FENCE_NONE) { /* else nobody might take it out again */
+        ep->events.fd = ep->channel->fd;
+        ep->events.ready = events_ready;
+        r2_io_fd_track(ep->events.fd);
+        rc = r2_io_add(ep->io, &ep->events);
+    }
+    r2_vep_unlock(ep);
+    return rc;
 }
 
 void r2_vep_retire(struct r2_ep *ep)
@@ -274,7 +281,9 @@ void r2_vep_retire(struct r2_ep *ep)
         r2_io_fd_untrack(ep->events.fd);
         ep->events.fd = -1;
     }
-    if (ep->memory || ep->channel) {
+    /* A command that is under way (the device was removed) may be making them just now: destroyed
+     * behind it. */
+    if (ep->commands || ep->memory || ep->channel) {
         r2_vep_post(ep, &ep->destroy);
         return;
     }
@@ -314,32 +323,6 @@ static int op_address(int nic, struct r2_wire_addr *out)
     out->offers = v->link == IBV_LINK_LAYER_ETHERNET ? R2_OFFER_ROCE : R2_OFFER_INFINIBAND;
     pthread_mutex_unlock(&v->lock);
     return 0;
-}
-
-static bool op_rdma(int nic, struct r2_rdma_info *out)
-{
-    struct r2_vnic *v = nic >= 0 && nic < R2_MAX_NICS ? &r2_verbs.nics[nic] : NULL;
-
-    const char *name;
-
-    if (!v || v->slot < 0)
-        return false;
-    memset(out, 0, sizeof(*out));
-    name = r2_verbs.slots[v->slot].name;
-    pthread_mutex_lock(&r2_verbs.hca_lock);
-    memcpy(out->device, name, strnlen(name, sizeof(out->device) - 1));
-    pthread_mutex_unlock(&r2_verbs.hca_lock);
-    out->port = v->port;
-    out->queue_pairs = (uint32_t)atomic_load(&v->qps);
-    pthread_mutex_lock(&v->lock);
-    out->state = (uint32_t)v->state;
-    out->phys = (uint32_t)v->phys;
-    out->link = v->link; /* IBV_LINK_LAYER_INFINIBAND 1, _ETHERNET 2 */
-    out->gbps = v->rate_gbps;
-    out->lid = v->lid;
-    memcpy(out->gid, v->gid, sizeof(out->gid));
-    pthread_mutex_unlock(&v->lock);
-    return true;
 }
 
 static unsigned op_sockets(void)
@@ -429,6 +412,9 @@ static int op_shut(struct r2_ep *ep)
 
 static bool reads(const struct r2_ep *ep, uint64_t conn, uint64_t first, uint64_t last)
 {
+    /* Before it is open it is the command thread's, and no chunk has been taken. */
+    if (!atomic_load(&ep->open))
+        return false;
     if (ep->has_held && ep->held.conn == conn)
         return true;
     for (int q = 0; q < ep->n_bulk && ep->tx; q++) {
@@ -585,7 +571,7 @@ const struct r2_transport_ops r2_transport_verbs = {
     .params = op_params,
     .nudge = op_nudge,
     .memory = r2_verbs_memory,
-    .rdma = op_rdma,
+    .rdma = r2_verbs_rdma,
     .ports = r2_verbs_ports,
     .reg = r2_verbs_reg,
     .dereg = r2_verbs_dereg,

@@ -1,5 +1,5 @@
 /* InfiniBand ports that are NICs of their own, because no interface with an address belongs to them
- * (IPoIB is not configured, or its interface is not among the NICs). */
+ * (IPoIB is not configured, or its interface is not among the NICs); and what is told of a port. */
 #define _GNU_SOURCE
 #include <endian.h>
 #include <limits.h>
@@ -95,4 +95,29 @@ int r2_verbs_ports(const struct r2_nic *nics, int n, struct r2_nic *out, uint64_
         }
     }
     return found;
+}
+
+bool r2_verbs_rdma(int nic, struct r2_rdma_info *out)
+{
+    struct r2_vnic *v = nic >= 0 && nic < R2_MAX_NICS ? &r2_verbs.nics[nic] : NULL;
+    const char *name;
+
+    if (!v || v->slot < 0)
+        return false;
+    memset(out, 0, sizeof(*out));
+    name = r2_verbs.slots[v->slot].name;
+    pthread_mutex_lock(&r2_verbs.hca_lock);
+    memcpy(out->device, name, strnlen(name, sizeof(out->device) - 1));
+    pthread_mutex_unlock(&r2_verbs.hca_lock);
+    out->port = v->port;
+    out->queue_pairs = (uint32_t)atomic_load(&v->qps);
+    pthread_mutex_lock(&v->lock);
+    out->state = (uint32_t)v->state;
+    out->phys = (uint32_t)v->phys;
+    out->link = v->link; /* IBV_LINK_LAYER_INFINIBAND 1, _ETHERNET 2 */
+    out->gbps = v->rate_gbps;
+    out->lid = v->lid;
+    memcpy(out->gid, v->gid, sizeof(out->gid));
+    pthread_mutex_unlock(&v->lock);
+    return true;
 }

@@ -323,6 +323,8 @@ int r2_verbs_library(void);
 int r2_vnic_best(const struct r2_nic *nic, uint8_t *port);
 /* ports.c */
 int r2_verbs_ports(const struct r2_nic *nics, int n, struct r2_nic *out, uint64_t *seed, int max);
+/* What is known of the NIC's port, for people; false: it has none. */
+bool r2_verbs_rdma(int nic, struct r2_rdma_info *out);
 void r2_hca_events(struct r2_io_fd *async, uint32_t events);
 /* On the command thread: reads state, LID and GID of the NIC's port; true if GID or LID changed. */
 bool r2_vnic_refresh(struct r2_vnic *nic, struct r2_hca *hca);
@@ -377,7 +379,7 @@ void r2_vep_unlock(struct r2_ep *ep);
 void r2_vep_kick(struct r2_ep *ep, unsigned want);      /* the same by its I/O thread */
 void r2_vep_post(struct r2_ep *ep, struct r2_cmd *cmd); /* under the lock; takes a reference */
 void r2_vep_posted(struct r2_ep *ep);                   /* the command has run; no lock */
-/* Completion events are watched for. */
+/* Completion events are watched for; -ESHUTDOWN: its fence has begun. Takes the lock. */
 int r2_vep_watch(struct r2_ep *ep);
 /* Under the lock, after the fence: lets go of everything. */
 void r2_vep_retire(struct r2_ep *ep);
