@@ -27,7 +27,7 @@ static int up_caller(const uint8_t process[16], uint8_t secret[16])
 }
 
 /* S: no path leads to the peer any more, and it has moved. While one does, what it says there has
- * an epoch, and nothing else is believed. */
+ * an epoch, and nothing else is believed. Paths none of which answers are up for seconds yet. */
 static void up_called(const uint8_t process[16], int nic, const struct r2_wire_addr *addr)
 {
     struct r2_peer *p = r2_peer_find(process, true);
@@ -35,7 +35,7 @@ static void up_called(const uint8_t process[16], int nic, const struct r2_wire_a
     if (!p)
         return;
     r2_peer_lock(p);
-    if (!p->n_up && p->rnics[nic].known)
+    if ((!p->n_up || p->suspect) && p->rnics[nic].known)
         r2_peer_moved(p, nic, addr);
     r2_peer_unlock(p);
     r2_peer_put(p);

@@ -94,6 +94,51 @@ static void test_level_unknown(void)
     expect_full(0);
 }
 
+/* Two fall, as on a card with two ports, and nobody knows what the others could carry: they have
+ * been made anew, or never had to do all they can. They are no less for that, and what is slow
+ * beside them stays slow; the two would show each other that nothing more is to be had. Of three
+ * paths the second that falls is as late as the later one of its siblings, and not found. */
+static void two_fall(int paths, bool anew)
+{
+    int slow = paths == 3 ? 1 : 2;
+
+    set_up(paths, 125 * MB, 0);
+    for (int i = 2; i < count; i++)
+        sims[i].limited = !anew;
+    sims[1].limited = false;
+    run(2 * SEC, -1);
+    for (int i = 2; i < count; i++) {
+        if (anew)
+            r2_grey_restart(&sims[i].g);
+        sims[i].limited = true; /* they empty the queue */
+    }
+    fall(&sims[0], 12 * MB);
+    if (paths == 3)
+        CHECK_LE(run(SEC, 0), 750 * MS);
+    fall(&sims[1], 12 * MB);
+    run(60 * SEC, -1);
+    for (int i = 0; i < count; i++) {
+        CHECK_EQ(sims[i].g.why, i < slow ? R2_GREY_SLOW : R2_GREY_WELL);
+        CHECK_EQ(sims[i].changes, i < slow);
+    }
+    for (int i = 0; i < 2; i++)
+        CHECK_GT(sims[i].g.best_rate, 100 * MB);
+    for (int i = 2; i < count; i++) { /* as slow as they are: now nothing more is to be had */
+        sims[i].limited = false;
+        fall(&sims[i], 12 * MB);
+    }
+    run(10 * SEC, -1);
+    expect_full(-1);
+    for (int i = 0; i < 2; i++)
+        CHECK_LT(sims[i].g.best_rate, 20 * MB);
+}
+
+static void test_two_fall(void)
+{
+    for (int i = 0; i < 4; i++)
+        two_fall(3 + i / 2, i % 2);
+}
+
 /* All are slowed down for a minute, by whatever they share; all but one come back. */
 static void test_one_stays_behind(void)
 {
@@ -139,6 +184,7 @@ static const struct check_test tests[] = {
     {"slow_for_long", test_slow_for_long},
     {"no_evidence", test_no_evidence},
     {"level_unknown", test_level_unknown},
+    {"two_fall", test_two_fall},
     {"one_stays_behind", test_one_stays_behind},
     {"level_by_design", test_level_by_design},
     {0},

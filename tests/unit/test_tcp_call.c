@@ -16,11 +16,17 @@ static const struct r2_transport_events *real;
 static atomic_int calls;
 static struct r2_wire_addr said;
 static int said_nic;
+static atomic_bool silent; /* every path, as it is found out just before a call */
 
 static void called(const uint8_t process[16], int nic, const struct r2_wire_addr *addr)
 {
     said = *addr;
     said_nic = nic;
+    if (atomic_load(&silent)) {
+        r2_peer_lock(tx->peer);
+        tx->peer->suspect = true; /* until the next look at heartbeats, which do come */
+        pthread_mutex_unlock(&tx->peer->lock);
+    }
     real->called(process, nic, addr);
     atomic_fetch_add(&calls, 1);
 }
@@ -50,6 +56,21 @@ static int dial(void)
     return fd;
 }
 
+static bool passed_on; /* the proof is of a caller at another address */
+
+static void prove(int fd, const uint8_t secret[16], const struct r2_tcp_hello *h,
+                  const uint8_t nonce[16], uint8_t tag[16])
+{
+    struct sockaddr_storage sa;
+    socklen_t len = sizeof(sa);
+    struct r2_wire_addr here;
+
+    CHECK_EQ(getsockname(fd, (struct sockaddr *)&sa, &len), 0);
+    CHECK_EQ(r2_wire_from_sockaddr(&here, &sa), 0);
+    here.ip[3] ^= passed_on ? 8 : 0;
+    r2_hello_call_tag(secret, h, nonce, &here, tag);
+}
+
 /* Calls, as process `from` that knows `secret`. True: it was welcomed. */
 static bool call(const uint8_t from[16], const uint8_t secret[16], unsigned nic, uint32_t port)
 {
@@ -69,7 +90,7 @@ static bool call(const uint8_t from[16], const uint8_t secret[16], unsigned nic,
     CHECK_EQ(send(fd, &h, sizeof(h), MSG_NOSIGNAL), (ssize_t)sizeof(h));
     CHECK_EQ(recv(fd, &c, sizeof(c), MSG_WAITALL), (ssize_t)sizeof(c));
     CHECK_EQ(c.status, 0);
-    r2_hello_tag(secret, 'C', &h, c.nonce, proof.tag);
+    prove(fd, secret, &h, c.nonce, proof.tag);
     CHECK_EQ(send(fd, &proof, sizeof(proof), MSG_NOSIGNAL), (ssize_t)sizeof(proof));
     n = recv(fd, &w, sizeof(w), MSG_WAITALL);
     CHECK(n == (ssize_t)sizeof(w) || n == 0 || (n < 0 && errno == ECONNRESET));
@@ -100,6 +121,9 @@ static void test_who_is_believed(void)
     CHECK(!call(r2_eng.process, r2_eng.secret, R2_WIRE_MAX_NICS, PORT));
     CHECK(!call(r2_eng.process, r2_eng.secret, 1, 0));
     CHECK(!call(r2_eng.process, r2_eng.secret, 1, 65536));
+    passed_on = true;
+    CHECK(!call(r2_eng.process, r2_eng.secret, 1, PORT));
+    passed_on = false;
     CHECK_EQ(atomic_load(&calls), 0);
     CHECK(call(r2_eng.process, r2_eng.secret, 1, PORT));
     CHECK_EQ(atomic_load(&calls), 1);
@@ -109,7 +133,37 @@ static void test_who_is_believed(void)
     end();
 }
 
-/* While a path is up the peer's word comes over it, in order; a call changes nothing. */
+/* The paths are dead but up still, as none of them answers and silence alone fails none: the caller
+ * is believed, and what leads to where it was is given up; the others are left as they are. */
+static void test_every_path_silent(void)
+{
+    struct r2_wire_addr before, after;
+
+    bed_listen();
+    bed_connect();
+    where(&before);
+    atomic_store(&silent, true);
+    for (int i = 0; i < 50; i++) { /* the look may come between */
+        CHECK(call(r2_eng.process, r2_eng.secret, 1, PORT));
+        where(&after);
+        if (after.port == PORT)
+            break;
+    }
+    atomic_store(&silent, false);
+    CHECK_EQ(after.port, PORT);
+    CHECK_EQ(after.offers, before.offers);
+    r2_peer_lock(tx->peer);
+    CHECK_GT(tx->peer->n_up, 0);
+    for (int i = 0; i < tx->peer->n_paths; i++) {
+        if (tx->peer->paths[i]->rnic == 1) /* nothing listens there */
+            CHECK(tx->peer->paths[i]->state != R2_PATH_UP);
+    }
+    r2_peer_moved(tx->peer, 1, &before); /* and back, so that it ends in order */
+    pthread_mutex_unlock(&tx->peer->lock);
+    end();
+}
+
+/* While a path answers the peer's word comes over it, in order; a call changes nothing. */
 static void test_only_without_a_path(void)
 {
     struct r2_wire_addr before, after;
@@ -140,6 +194,7 @@ static void test_only_without_a_path(void)
 static const struct check_test tests[] = {
     {"who_is_believed", test_who_is_believed},
     {"only_without_a_path", test_only_without_a_path},
+    {"every_path_silent", test_every_path_silent},
     {0},
 };
 

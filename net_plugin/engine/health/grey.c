@@ -243,7 +243,7 @@ static bool siblings(struct r2_grey *const *paths, int n, int self, uint64_t now
 }
 
 /* What path `self` should carry if it could what its siblings have shown lately: their median, of
- * two the greater one. 0: they have had no occasion. */
+ * two the greater one, where one that had no occasion counts as more than any. 0: that is it. */
 static uint64_t level(struct r2_grey *const *paths, int n, int self)
 {
     const struct r2_grey *me = paths[self];
@@ -252,18 +252,21 @@ static uint64_t level(struct r2_grey *const *paths, int n, int self)
 
     for (int i = 0; i < n && i < 64; i++) {
         const struct r2_grey *g = paths[i];
-        uint64_t x = !g || i == self ? 0 : shown(g);
+        uint64_t x;
         int k;
 
-        if (!x)
+        if (!g || i == self)
             continue;
-        if (me->announced && g->announced)
+        x = shown(g);
+        if (!x)
+            x = UINT64_MAX;
+        else if (me->announced && g->announced)
             x = mul_div(x, me->announced, g->announced);
         for (k = m++; k > 0 && v[k - 1] < x; k--) /* descending */
             v[k] = v[k - 1];
         v[k] = x;
     }
-    return m ? v[(m - 1) / 2] : 0;
+    return m && v[(m - 1) / 2] != UINT64_MAX ? v[(m - 1) / 2] : 0;
 }
 
 static void fade(struct r2_grey *const *paths, int n, int self)

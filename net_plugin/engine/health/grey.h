@@ -25,8 +25,12 @@
  * that falls behind its siblings stays slow for as long as they show more, and one beside siblings
  * that carry no more than it does is not slow. Evidence are windows in which at least half of the
  * chunks were sent with more waiting behind them: what an idle path does, or one that waits for the
- * application, says nothing about what it can do, neither for itself nor as a sibling. The greatest
- * rate ever kept up is remembered beside it: when the siblings show more again, it counts again.
+ * application, says nothing about what it can do, neither for itself nor as a sibling. A sibling
+ * without evidence counts as one that could carry more than any: or of three paths two that fell
+ * together would show each other that nothing more is to be had, while the third empties the queue.
+ * It costs little where the third could do no more either: a slow path's part goes to it, and then
+ * it shows what it can. The greatest rate ever kept up is remembered beside the best: when the
+ * siblings show more again, it counts again.
  *
  * Units: bytes, nanoseconds, bytes per second, shares per mille. Plain structs, nothing to free.
  * Threads: the caller serialises access to the paths of one peer. No function fails.

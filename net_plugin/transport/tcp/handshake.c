@@ -53,6 +53,17 @@ void r2_hello_tag(const uint8_t secret[16], char who, const struct r2_tcp_hello 
     r2_siphash128(secret, text, sizeof(text), tag);
 }
 
+void r2_hello_call_tag(const uint8_t secret[16], const struct r2_tcp_hello *hello,
+                       const uint8_t nonce[16], const struct r2_wire_addr *from, uint8_t tag[16])
+{
+    uint8_t text[16 + 1 + sizeof(from->ip)];
+
+    r2_hello_tag(secret, 'C', hello, nonce, text);
+    text[16] = from->family;
+    memcpy(text + 17, from->ip, sizeof(from->ip));
+    r2_siphash128(secret, text, sizeof(text), tag);
+}
+
 /* Where the listener of a calling NIC is; 0: there is none, and nothing to call for. */
 static uint16_t listens_at(int nic)
 {
@@ -118,6 +129,21 @@ static int on_hello(struct r2_lane *lane)
     return put(lane, &c, sizeof(c));
 }
 
+static int prove_call(struct r2_lane *lane, const uint8_t nonce[16])
+{
+    struct sockaddr_storage sa;
+    socklen_t len = sizeof(sa);
+    struct r2_wire_addr here;
+    struct r2_tcp_proof proof;
+
+    if (getsockname(lane->io.fd, (struct sockaddr *)&sa, &len) < 0 ||
+        r2_wire_from_sockaddr(&here, &sa))
+        return -ENOTCONN;
+    r2_hello_call_tag(lane->ep->params.secret, &lane->hello, nonce, &here, proof.tag);
+    lane->phase = R2_LANE_WAIT_WELCOME;
+    return put(lane, &proof, sizeof(proof));
+}
+
 static int on_challenge(struct r2_lane *lane)
 {
     const struct r2_ep_params *p = &lane->ep->params;
@@ -130,11 +156,8 @@ static int on_challenge(struct r2_lane *lane)
         atomic_store(&lane->ep->other_process, true);
         return -ESRCH;
     }
-    if (lane->hello.kind == R2_HELLO_CALL) {
-        r2_hello_tag(p->secret, 'C', &lane->hello, c.nonce, proof.tag);
-        lane->phase = R2_LANE_WAIT_WELCOME;
-        return put(lane, &proof, sizeof(proof));
-    }
+    if (lane->hello.kind == R2_HELLO_CALL)
+        return prove_call(lane, c.nonce);
     if (p->probe) /* the asked-for process answered; an accepting side knows no secret of it */
         return -EALREADY;
     r2_hello_tag(p->secret, 'R', &lane->hello, c.nonce, want);
@@ -158,14 +181,14 @@ static int on_call(struct r2_lane *lane, const struct r2_tcp_proof *proof)
 
     if (r2_tcp.ev->caller(h->from, secret))
         return -ESRCH;
-    r2_hello_tag(secret, 'C', h, lane->challenge.nonce, want);
+    if (getpeername(lane->io.fd, (struct sockaddr *)&sa, &len) < 0 ||
+        r2_wire_from_sockaddr(&addr, &sa))
+        return -ENOTCONN;
+    r2_hello_call_tag(secret, h, lane->challenge.nonce, &addr, want);
     if (!r2_tag_equal(want, proof->tag))
         return -EACCES;
     if (h->nic >= R2_WIRE_MAX_NICS || h->gen == 0 || h->gen > UINT16_MAX)
         return -EPROTO;
-    if (getpeername(lane->io.fd, (struct sockaddr *)&sa, &len) < 0 ||
-        r2_wire_from_sockaddr(&addr, &sa))
-        return -ENOTCONN;
     addr.port = (uint16_t)h->gen;
     r2_tcp.ev->called(h->from, h->nic, &addr);
     return put(lane, &w, sizeof(w)); /* the caller leaves then */

@@ -49,9 +49,14 @@ struct r2_tcp_welcome {
     uint32_t status; /* 0 or an errno: stale generation, unknown endpoint */
 } __attribute__((packed));
 
-/* `who`: 'R' for the challenge's tag, 'S' for the proof's, 'C' for a caller's. */
+/* `who`: 'R' for the challenge's tag, 'S' for the proof's. */
 void r2_hello_tag(const uint8_t secret[16], char who, const struct r2_tcp_hello *hello,
                   const uint8_t nonce[16], uint8_t tag[16]);
+/* A caller's proof. It covers the address that the caller's socket has (not the port), which is
+ * believed: so a host that has come to where the called process was cannot pass a call on to it as
+ * its own. An address translated on the way fails, as streams to it would. */
+void r2_hello_call_tag(const uint8_t secret[16], const struct r2_tcp_hello *hello,
+                       const uint8_t nonce[16], const struct r2_wire_addr *from, uint8_t tag[16]);
 
 /* Who takes the socket of a proven R2_HELLO_VERBS; NULL: it is refused. Set before listening. The
  * descriptor is non-blocking, watched by nobody, counted by the TCP transport until
