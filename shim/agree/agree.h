@@ -151,9 +151,9 @@ uint64_t r2_agree_index(const struct r2_agree *a);
 int r2_agree_report(struct r2_agree *a, const struct r2_agree_report *report);
 
 /* NCCL has failed at this rank with `error` (an ncclResult_t, not 0): the other ranks are told, by
- * the leader or, where that one is silent, by this rank. The first one counts. Since a process may
- * end with its error, waits until the word is with the kernel, at most 50 ms. 0; -ENOTCONN: nobody
- * is known who could be told (yet: they are when they are). */
+ * the leader or, where there is no connection to that one or it is silent, by this rank. The first
+ * one counts. Since a process may end with its error, waits until the word is with the kernel, at
+ * most 50 ms. 0; -ENOTCONN: it is not, or not to all (yet: that goes on while the process lives). */
 int r2_agree_tell(struct r2_agree *a, uint32_t error);
 
 /* Wakes the waiting lookup; this one and later ones return -ECANCELED. Idempotent, never waits. */

@@ -73,6 +73,7 @@ struct r2_agree {
     bool report_new;
     uint32_t error; /* NCCL's, at this rank; 0: none */
     bool error_said;
+    int tellers; /* threads in r2_agree_tell */
     struct r2_agree_stats stats;
 
     /* service lock */
@@ -127,6 +128,8 @@ void r2_agree_service_remove(struct r2_agree *a);
 void r2_agree_service_send(const uint8_t *process, const struct r2_agree_addr *addr,
                            const struct r2_agree_frame *f, const void *first, size_t first_len,
                            const void *second);
+/* What became of what was sent there last. */
+enum r2_agree_way r2_agree_service_way(const uint8_t process[16], const struct r2_agree_addr *addr);
 uint64_t r2_agree_service_now(void);
 
 /* --- member.c (service thread) ------------------------------------------------------------ */
@@ -143,6 +146,8 @@ void r2_agree_member_say(struct r2_agree *a, uint32_t rank, const struct r2_agre
 void r2_agree_member_send(struct r2_agree *a, uint32_t rank, enum r2_agree_kind kind,
                           const void *first, size_t first_len, const void *second,
                           size_t second_len);
+/* The way to a rank of the roster; R2_WAY_NONE before it is there. */
+enum r2_agree_way r2_agree_member_way(struct r2_agree *a, uint32_t rank);
 void r2_agree_member_to_root(struct r2_agree *a, enum r2_agree_kind kind, const void *payload,
                              size_t len);
 

@@ -144,6 +144,9 @@ void r2_agree_member_lost(struct r2_agree *a, const uint8_t process[16])
         pthread_mutex_lock(&a->lock);
         a->report_new = a->report_number > 0; /* the last one may be lost */
         pthread_mutex_unlock(&a->lock);
+        if (a->failure.error && a->failure_rounds == 0 && a->tell_ns != UINT64_MAX) {
+            a->tell_ns = 0; /* it was told, and has told nobody yet */
+        }
         a->deadline_ns = 0;
     }
 }

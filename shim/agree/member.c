@@ -57,6 +57,17 @@ void r2_agree_member_send(struct r2_agree *a, uint32_t rank, enum r2_agree_kind 
     r2_agree_service_send(to->process, &to->addr, &f, first, first_len, second);
 }
 
+enum r2_agree_way r2_agree_member_way(struct r2_agree *a, uint32_t rank)
+{
+    const struct r2_agree_hello *to;
+
+    if (!a->roster.seats || rank >= a->roster.nranks) {
+        return R2_WAY_NONE;
+    }
+    to = &a->roster.processes[a->roster.seats[rank].process];
+    return r2_agree_service_way(to->process, &to->addr);
+}
+
 void r2_agree_member_say(struct r2_agree *a, uint32_t rank, const struct r2_agree_msg *msg)
 {
     bool plan = msg->type == R2_AGREE_PROPOSE;

@@ -260,6 +260,27 @@ int r2_agree_net_send(struct r2_agree_net *net, const uint8_t *process,
     return rc;
 }
 
+enum r2_agree_way r2_agree_net_way(struct r2_agree_net *net, const uint8_t *process,
+                                   const struct r2_agree_addr *addr)
+{
+    struct r2_agree_conn *c = r2_net_find(net, process, addr);
+    struct tcp_info info = {0};
+    socklen_t len = sizeof(info);
+
+    if (!c) {
+        return R2_WAY_NONE;
+    }
+    if (c->connecting) {
+        return R2_WAY_WAIT;
+    }
+    /* The end of a peer that died is with the kernel before this thread has read of it. */
+    if (getsockopt(c->fd, IPPROTO_TCP, TCP_INFO, &info, &len) < 0 ||
+        info.tcpi_state != TCP_ESTABLISHED) {
+        return R2_WAY_NONE;
+    }
+    return c->out_at < c->out_len ? R2_WAY_WAIT : R2_WAY_SENT;
+}
+
 /* --- receiving ---------------------------------------------------------------------------- */
 
 static bool r2_net_hello(struct r2_agree_net *net, struct r2_agree_conn *c,

@@ -62,6 +62,16 @@ int r2_agree_net_send(struct r2_agree_net *net, const uint8_t *process,
                       const struct r2_agree_addr *addr, const struct r2_agree_frame *f,
                       const void *first, size_t first_len, const void *second);
 
+/* How far what was sent to a process has come. */
+enum r2_agree_way {
+    R2_WAY_NONE, /* no connection, or one whose other end is closed: what was sent is lost */
+    R2_WAY_WAIT, /* the connection is being made, or takes no more for now */
+    R2_WAY_SENT, /* with the kernel, which goes on if this process ends */
+    R2_WAY_SELF, /* it is this process (r2_agree_service_way) */
+};
+enum r2_agree_way r2_agree_net_way(struct r2_agree_net *net, const uint8_t *process,
+                                   const struct r2_agree_addr *addr);
+
 /* Waits for sockets or `wake` (an eventfd in epoll with data NULL) at most `timeout_ms`, then moves
  * what can be moved. */
 void r2_agree_net_turn(struct r2_agree_net *net, int timeout_ms);

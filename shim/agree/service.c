@@ -208,6 +208,12 @@ void r2_agree_service_send(const uint8_t *process, const struct r2_agree_addr *a
     r2_list_add_tail(&svc.notes, &note->node);
 }
 
+enum r2_agree_way r2_agree_service_way(const uint8_t process[16], const struct r2_agree_addr *addr)
+{
+    return memcmp(process, svc.process, 16) == 0 ? R2_WAY_SELF
+                                                 : r2_agree_net_way(&svc.net, process, addr);
+}
+
 uint64_t r2_agree_service_now(void)
 {
     return r2_now_ns();

@@ -1,7 +1,7 @@
 /* Where NCCL has failed at one rank, the others wait for it for ever: those that have a connection
  * to what died get an error from their transport, those that only share memory with it, or with a
  * rank that has stopped since, get none. So the first that knows says it to the leader, who says it
- * to all; where the leader does not answer, it is said to all directly.
+ * to all; where that one is not connected or does not answer, it is said to all directly.
  *
  * A word is about a communicator that cannot complete anything any more, so that it may come twice,
  * late, or after an abort; it is never taken back. */
@@ -19,6 +19,7 @@
 #define R2_TELL_STEP_NS (2 * R2_NS_PER_MS)     /* rank by rank, so that not all do so at once */
 #define R2_TELL_AGAIN_NS (500 * R2_NS_PER_MS)  /* all are told again; grows by as much */
 #define R2_TELL_ROUNDS 3
+#define R2_TELL_LOOK_NS R2_NS_PER_MS /* whether the word is with the kernel */
 
 /* --- any thread --------------------------------------------------------------------------- */
 
@@ -34,6 +35,7 @@ int r2_agree_tell(struct r2_agree *a, uint32_t error)
     }
     pthread_mutex_lock(&a->lock);
     a->error = a->error ? a->error : error;
+    a->tellers++; /* before the kick: the thread looks again while there are any */
     pthread_mutex_unlock(&a->lock);
     r2_agree_service_kick(a);
     pthread_mutex_lock(&a->lock);
@@ -41,6 +43,7 @@ int r2_agree_tell(struct r2_agree *a, uint32_t error)
         rc = a->state == R2_AGREE_READY || a->state == R2_AGREE_FAILED ? 0 : ENOTCONN;
         rc = rc == 0 ? pthread_cond_timedwait(&a->wake, &a->lock, &ts) : rc;
     }
+    a->tellers--;
     rc = a->error_said ? 0 : -ENOTCONN;
     pthread_mutex_unlock(&a->lock);
     return rc;
@@ -86,10 +89,13 @@ static void r2_tell_again(struct r2_agree *a, uint64_t now)
     }
 }
 
-/* The word of this rank. */
+/* The word of this rank. A leader that it has no connection to (it is the one that died, or the
+ * ranks met at another process), and one that ends with this process, are not relied on. */
 static void r2_tell_first(struct r2_agree *a, uint64_t now)
 {
-    if (a->rank == R2_AGREE_LEADER) {
+    enum r2_agree_way way = r2_agree_member_way(a, R2_AGREE_LEADER); /* of what was sent before */
+
+    if (a->rank == R2_AGREE_LEADER || way != R2_WAY_SENT) {
         r2_tell_all(a, now);
         return;
     }
@@ -97,14 +103,37 @@ static void r2_tell_first(struct r2_agree *a, uint64_t now)
     a->tell_ns = now + R2_TELL_LEADER_NS + (uint64_t)a->rank * R2_TELL_STEP_NS;
 }
 
+/* Whether the word may be left to the kernel: with everybody who was told and can be reached. */
+static bool r2_tell_gone(struct r2_agree *a)
+{
+    bool one = false;
+
+    if (a->failure.rank != (uint32_t)a->rank) {
+        return true; /* another's word, which came first and tells them all */
+    }
+    if (a->failure_rounds == 0) {
+        return r2_agree_member_way(a, R2_AGREE_LEADER) == R2_WAY_SENT;
+    }
+    for (int r = 0; r < a->nranks; r++) {
+        enum r2_agree_way way = r2_agree_member_way(a, (uint32_t)r);
+
+        if (way == R2_WAY_WAIT) {
+            return false;
+        }
+        one = one || (r != a->rank && way != R2_WAY_NONE);
+    }
+    return one;
+}
+
 void r2_agree_tell_turn(struct r2_agree *a, uint64_t now)
 {
-    bool said, here;
+    bool said, here, awaited;
     uint32_t error;
 
     pthread_mutex_lock(&a->lock);
     error = a->error;
     said = a->error_said;
+    awaited = a->tellers > 0;
     pthread_mutex_unlock(&a->lock);
     if (!a->roster.seats) {
         return;
@@ -114,11 +143,13 @@ void r2_agree_tell_turn(struct r2_agree *a, uint64_t now)
         a->failure = (struct r2_agree_failure){(uint32_t)a->rank, error};
         r2_tell_first(a, now);
     }
-    if (error && !said) { /* by this rank, or by another before it */
-        r2_tell_said(a);
-    }
     if (!here && now >= a->tell_ns) {
         r2_tell_again(a, now);
+    }
+    if (error && !said && r2_tell_gone(a)) {
+        r2_tell_said(a);
+    } else if (error && !said && awaited && now + R2_TELL_LOOK_NS < a->deadline_ns) {
+        a->deadline_ns = now + R2_TELL_LOOK_NS;
     }
     a->deadline_ns = a->tell_ns < a->deadline_ns ? a->tell_ns : a->deadline_ns;
 }

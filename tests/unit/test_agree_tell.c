@@ -156,6 +156,89 @@ static void leader_dead(void)
     leave(a, processes - 1);
 }
 
+/* ... and the rank that noticed ends at once, too. */
+static void leader_and_teller_end(void)
+{
+    struct r2_agree *a = meet();
+
+    if (me == 0) {
+        pause(); /* until it is killed */
+    }
+    if (me != 2) {
+        hear(a, 2, processes - 2);
+        return;
+    }
+    kill(sh->pids[0], SIGKILL);
+    AWAIT(kill(sh->pids[0], 0) < 0); /* reaped: its sockets are closed */
+    CHECK_EQ(r2_agree_tell(a, ERROR), 0);
+    _exit(0);
+}
+
+/* A communicator that was split off: the process that its ranks met at is not its leader's, to whom
+ * there is no connection before the word. */
+static void teller_of_a_split_ends(void)
+{
+    struct r2_agree_config config;
+    struct r2_agree *parent, *a;
+    uint8_t id[R2_AGREE_ID];
+    uint64_t epoch;
+
+    ops.ready = NULL; /* other nodes than those that on_ready knows */
+    get_id(id);
+    parent = member(id, me, processes);
+    if (me == 0) {
+        CHECK_EQ(operate(parent, 0, &epoch), 0); /* it answers for the id */
+        CHECK_EQ(r2_agree_derive(NULL, parent, 1, NULL), 0);
+        leave(parent, processes - 1);
+        return;
+    }
+    me--;
+    ops.failed = on_failed;
+    config = config_of(NULL, me, processes - 1);
+    CHECK_EQ(r2_agree_derive(&a, parent, 1, &config), 0);
+    CHECK_EQ(operate(a, 1, &epoch), 0);
+    AWAIT(state_of(a) == R2_AGREE_READY);
+    atomic_fetch_add(&sh->step, 1);
+    AWAIT(atomic_load(&sh->step) >= processes - 1);
+    if (me != 2) {
+        hear(a, 2, processes - 1);
+        return;
+    }
+    CHECK_EQ(r2_agree_tell(a, ERROR), 0);
+    _exit(0);
+}
+
+/* Another rank of the leader's own process. */
+static void neighbour_of_the_leader_ends(void)
+{
+    int ranks = processes + 1;
+    struct r2_agree *a, *b = NULL;
+    uint8_t id[R2_AGREE_ID];
+    uint64_t epoch;
+
+    ops.ready = NULL;
+    get_id(id);
+    a = member(id, me, ranks);
+    if (me != 0) {
+        ops.failed = on_failed;
+        CHECK_EQ(operate(a, 0, &epoch), 0);
+    } else {
+        b = member(id, processes, ranks);
+        CHECK_EQ(operate(a, 0, &epoch), 0);
+        CHECK_EQ(operate(b, 0, &epoch), 0);
+        AWAIT(state_of(b) == R2_AGREE_READY);
+    }
+    AWAIT(state_of(a) == R2_AGREE_READY);
+    atomic_fetch_add(&sh->step, 1);
+    AWAIT(atomic_load(&sh->step) >= processes);
+    if (me != 0) {
+        hear(a, processes, processes - 1);
+        return;
+    }
+    CHECK_EQ(r2_agree_tell(b, ERROR), 0);
+    _exit(0);
+}
+
 static void all_tell(void)
 {
     struct r2_agree *a = meet();
@@ -213,6 +296,9 @@ CASE(teller_ends, 5)
 CASE(teller_aborts, 4)
 CASE(leader_aborted, 4)
 CASE(leader_dead, 5)
+CASE(leader_and_teller_end, 5)
+CASE(teller_of_a_split_ends, 5)
+CASE(neighbour_of_the_leader_ends, 6)
 CASE(all_tell, 6)
 CASE(before_they_met, 4)
 CASE(nobody_to_tell, 2)
@@ -223,6 +309,10 @@ static const struct check_test tests[] = {{"one_tells", test_one_tells},
                                           {"teller_aborts", test_teller_aborts},
                                           {"leader_aborted", test_leader_aborted},
                                           {"leader_dead", test_leader_dead},
+                                          {"leader_and_teller_end", test_leader_and_teller_end},
+                                          {"teller_of_a_split_ends", test_teller_of_a_split_ends},
+                                          {"neighbour_of_the_leader_ends",
+                                           test_neighbour_of_the_leader_ends},
                                           {"all_tell", test_all_tell},
                                           {"before_they_met", test_before_they_met},
                                           {"nobody_to_tell", test_nobody_to_tell},
