@@ -52,7 +52,7 @@ void r2_row_text(char *field, size_t size, const char *text);
 /* The same with a sentence, of which as many words are kept as fit in front of " ...". */
 void r2_row_cause(char *field, size_t size, const char *text);
 /* Bytes of `text` that fit into `room`: all of it, or up to the end of a word (of a character,
- * where that would leave less than half). */
+ * where that would leave less than half). Not 0 where there is something and room for it. */
 size_t r2_row_words(const char *text, size_t room);
 /* As r2_row_text with `n` bytes that are no text. */
 void r2_row_bytes(void *field, const void *data, size_t n);

@@ -67,7 +67,7 @@ size_t r2_row_words(const char *text, size_t room)
         return word;
     for (n = room; n > 0 && ((unsigned char)text[n] & 0xc0) == 0x80;)
         n--;
-    return n;
+    return n ? n : room; /* no character begins there: it is no text, but it comes to an end */
 }
 
 void r2_row_cause(char *field, size_t size, const char *text)

@@ -248,8 +248,8 @@ static int r2_agree_lookup_locked(struct r2_agree *a, uint64_t index)
         enum r2_agree_at at = r2_agree_machine_at(&a->machine, index);
         uint64_t now;
 
-        if (a->aborted) {
-            return -ECANCELED;
+        if (a->aborted || a->told) {
+            return a->aborted ? -ECANCELED : -EREMOTEIO;
         }
         if (at == R2_AGREE_GO) {
             r2_agree_switch(a);
@@ -380,6 +380,9 @@ static int r2_agree_held(const struct r2_agree *a, uint64_t at, uint64_t deadlin
 
     if (a->aborted || m->failed) {
         return -ECANCELED;
+    }
+    if (a->told) {
+        return -EREMOTEIO;
     }
     if (a->state == R2_AGREE_OFF) {
         return -ENOTCONN;

@@ -118,7 +118,8 @@ struct r2_agree_view {
  * promised a plan for this index or an earlier one and its fate is not known, and then at most the
  * timeout. `eligible`: this operation could run a plan; the first such call starts registration.
  * 0; -ETIMEDOUT: nobody could tell, the communicator has failed for good and every later lookup
- * returns the same; -ECANCELED: r2_agree_abort. Cost without a change under way: two loads. */
+ * returns the same; -EREMOTEIO: another rank has told of its error, for good as well; -ECANCELED:
+ * r2_agree_abort. Cost without a change under way: two loads. */
 int r2_agree_lookup(struct r2_agree *a, bool eligible, struct r2_agree_view *view);
 
 /* Counts `n` collectives that NCCL has taken: captured, zero-count and single-rank ones too. Those
@@ -140,7 +141,8 @@ int r2_agree_propose_at(struct r2_agree *a, const void *plan, size_t len, uint64
  * the next index itself on. 0: promised or committed; -EAGAIN: `more` said false, which is asked,
  * without a lock, at the beginning and after each r2_agree_nudge; -ETIMEDOUT: longer than the
  * timeout; -ESTALE: another plan, from a later index on, is promised or committed;
- * -ENOTCONN: plan changes are off; -ECANCELED: r2_agree_abort. */
+ * -ENOTCONN: plan changes are off; -EREMOTEIO: another rank has told of its error; -ECANCELED:
+ * r2_agree_abort. */
 int r2_agree_hold(struct r2_agree *a, uint64_t at, bool (*more)(void *user), void *user);
 /* A waiting hold asks again. Never waits. */
 void r2_agree_nudge(struct r2_agree *a);
@@ -153,7 +155,8 @@ int r2_agree_report(struct r2_agree *a, const struct r2_agree_report *report);
 /* NCCL has failed at this rank with `error` (an ncclResult_t, not 0): the other ranks are told, by
  * the leader or, where there is no connection to that one or it is silent, by this rank. The first
  * one counts. Since a process may end with its error, waits until the word is with the kernel, at
- * most 50 ms. 0; -ENOTCONN: it is not, or not to all (yet: that goes on while the process lives). */
+ * most 50 ms. 0; -ENOTCONN: it is not, or not to all (yet: that goes on while the process lives).
+ */
 int r2_agree_tell(struct r2_agree *a, uint32_t error);
 
 /* Wakes the waiting lookup; this one and later ones return -ECANCELED. Idempotent, never waits. */

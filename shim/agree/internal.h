@@ -74,6 +74,7 @@ struct r2_agree {
     uint32_t error; /* NCCL's, at this rank; 0: none */
     bool error_said;
     int tellers; /* threads in r2_agree_tell */
+    bool told;   /* of another rank's: nothing is looked up any more */
     struct r2_agree_stats stats;
 
     /* service lock */

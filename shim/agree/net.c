@@ -16,6 +16,7 @@
 #define R2_NET_STRANGER 256    /* most bytes of a frame from one that has shown no token */
 #define R2_NET_STRANGER_NS (10 * R2_NS_PER_S)
 #define R2_NET_CONNECT_NS (10 * R2_NS_PER_S)
+#define R2_NET_DEAF_NS R2_NS_PER_S
 
 bool r2_agree_addr_equal(const struct r2_agree_addr *a, const struct r2_agree_addr *b)
 {
@@ -420,12 +421,25 @@ static void r2_net_event(struct r2_agree_net *net, struct r2_agree_conn *c, uint
     }
 }
 
+/* Who waits to be accepted, while there are no descriptors, would wake the thread again and again:
+ * the listener is left alone for a while. */
+static void r2_net_listen(struct r2_agree_net *net, bool on)
+{
+    struct epoll_event ev = {.events = EPOLLIN, .data.ptr = net};
+    int rc = epoll_ctl(net->epoll, on ? EPOLL_CTL_ADD : EPOLL_CTL_DEL, net->listener, &ev);
+
+    net->deaf_ns = on && rc == 0 ? 0 : net->now_ns + R2_NET_DEAF_NS;
+}
+
 static void r2_net_accept(struct r2_agree_net *net)
 {
     for (int i = 0; i < R2_NET_EVENTS; i++) {
         int fd = accept4(net->listener, NULL, NULL, SOCK_NONBLOCK | SOCK_CLOEXEC);
 
         if (fd < 0) {
+            if (errno == EMFILE || errno == ENFILE || errno == ENOBUFS || errno == ENOMEM) {
+                r2_net_listen(net, false);
+            }
             return;
         }
         if (net->strangers >= R2_AGREE_STRANGERS) {
@@ -465,6 +479,9 @@ void r2_agree_net_turn(struct r2_agree_net *net, int timeout_ms)
         } else if (who) {
             r2_net_event(net, who, events[i].events);
         }
+    }
+    if (net->deaf_ns && net->now_ns >= net->deaf_ns) {
+        r2_net_listen(net, true);
     }
     r2_net_expire(net);
 }

@@ -34,6 +34,7 @@ struct r2_agree_conn {
 
 struct r2_agree_net {
     int epoll, listener;
+    uint64_t deaf_ns; /* the listener is not looked at until then; 0: it is */
     struct r2_list conns;
     struct r2_hash by_process; /* first 8 bytes of the process id */
     int strangers;
@@ -73,7 +74,7 @@ enum r2_agree_way r2_agree_net_way(struct r2_agree_net *net, const uint8_t *proc
                                    const struct r2_agree_addr *addr);
 
 /* Waits for sockets or `wake` (an eventfd in epoll with data NULL) at most `timeout_ms`, then moves
- * what can be moved. */
+ * what can be moved. Called at least every second: only a turn listens again after a pause. */
 void r2_agree_net_turn(struct r2_agree_net *net, int timeout_ms);
 
 bool r2_agree_addr_equal(const struct r2_agree_addr *a, const struct r2_agree_addr *b);

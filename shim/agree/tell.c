@@ -154,6 +154,19 @@ void r2_agree_tell_turn(struct r2_agree *a, uint64_t now)
     a->deadline_ns = a->tell_ns < a->deadline_ns ? a->tell_ns : a->deadline_ns;
 }
 
+/* What this rank waits for does not come any more, or to no use. */
+static void r2_tell_here(struct r2_agree *a)
+{
+    if (a->ops && a->ops->failed) {
+        a->ops->failed(a->user, (int)a->failure.rank, a->failure.error);
+    }
+    pthread_mutex_lock(&a->lock);
+    a->told = true;
+    r2_agree_member_fence(a);
+    pthread_cond_broadcast(&a->wake);
+    pthread_mutex_unlock(&a->lock);
+}
+
 /* From a rank of the roster. What the leader knows it tells to all; another rank's word comes where
  * the leader did not answer that one. */
 void r2_agree_tell_frame(struct r2_agree *a, const struct r2_agree_frame *f, const uint8_t *payload,
@@ -168,8 +181,8 @@ void r2_agree_tell_frame(struct r2_agree *a, const struct r2_agree_frame *f, con
     }
     if (first) {
         a->failure = failure;
-        if (failure.rank != (uint32_t)a->rank && a->ops && a->ops->failed) {
-            a->ops->failed(a->user, (int)failure.rank, failure.error);
+        if (failure.rank != (uint32_t)a->rank) {
+            r2_tell_here(a);
         }
     }
     if (!leader) {

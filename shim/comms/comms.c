@@ -245,11 +245,13 @@ void r2_comms_end(struct r2_comm *comm, int result, bool collective, r2_nccl_str
 
         set_u64(&row->operations, next);
         if (r2_comms_in_group())
-            r2_comms_group_count(comm);
+            r2_comms_group_count(comm, true);
         else if (comm->follow)
             r2_follow_after(comm->follow, 1);
     } else if (taken) {
         __atomic_fetch_add(&row->p2p, 1, __ATOMIC_RELAXED);
+        if (r2_comms_in_group())
+            r2_comms_group_count(comm, false);
     }
     if (result == R2_NCCL_REMOTE || result == R2_NCCL_SYSTEM)
         r2_comms_async(comm, comm->handle, result);

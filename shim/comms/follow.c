@@ -300,6 +300,7 @@ static struct r2_follow *make(struct r2_comm *comm, const struct r2_follow_birth
     f->comm = comm;
     f->rank = birth->rank;
     f->nranks = birth->nranks;
+    f->family = parent ? parent->family : birth->nranks;
     f->device = birth->device;
     f->node = node_key();
     f->entry.look = look;
@@ -315,6 +316,7 @@ static struct r2_follow *make(struct r2_comm *comm, const struct r2_follow_birth
 
 static struct r2_follow *begin(struct r2_follow *f, int rc)
 {
+    struct r2_agree_stats stats;
     struct r2_agree_view view;
 
     if (rc) {
@@ -322,6 +324,10 @@ static struct r2_follow *begin(struct r2_follow *f, int rc)
         unmake(f);
         return NULL;
     }
+    r2_agree_get_stats(f->agree, &stats);
+    if (stats.state == R2_AGREE_OFF &&
+        f->nranks > 1) /* from the start, of which `off` says nothing */
+        lacks(stats.why);
     if (planning())
         r2_watch_add(&f->entry);
     if (f->trace.replay)
@@ -379,6 +385,12 @@ void r2_follow_skip(struct r2_follow *parent, uint64_t salt)
 
 /* ---- the application's thread */
 
+/* All ranks of a family meet at one process, which has a descriptor for each of theirs. */
+static bool tells(const struct r2_follow *f)
+{
+    return f->family <= r2_settings_get()->tell_errors;
+}
+
 /* Another plan is in force from this collective on. */
 static void take_over(struct r2_follow *f, const struct r2_agree_view *view)
 {
@@ -410,7 +422,7 @@ static void take_over(struct r2_follow *f, const struct r2_agree_view *view)
 int r2_follow_before(struct r2_follow *f, enum r2_seg_collective kind, uint64_t bytes)
 {
     bool eligible = kind == R2_SEG_COLL_ALL_REDUCE && bytes >= R2_FOLLOW_ELIGIBLE && planning();
-    bool meet = eligible || f->nranks <= r2_settings_get()->tell_errors;
+    bool meet = eligible || tells(f);
     struct r2_agree_view view;
     int rc;
 
@@ -424,6 +436,8 @@ int r2_follow_before(struct r2_follow *f, enum r2_seg_collective kind, uint64_t 
     } while (rc == 0 && r2_trace_again(f));
     if (rc == -ECANCELED)
         return R2_NCCL_INTERNAL; /* as NCCL says to calls that an abort overtakes */
+    if (rc == -EREMOTEIO)
+        return R2_NCCL_REMOTE; /* r2_comms_told has said so */
     if (rc) {
         R2_WARN_ONCE(
             "a communicator of %d ranks has failed: a rank that knows whether the plan was "
@@ -438,7 +452,7 @@ int r2_follow_before(struct r2_follow *f, enum r2_seg_collective kind, uint64_t 
 
 void r2_follow_tell(struct r2_follow *f, int error)
 {
-    if (f->nranks <= r2_settings_get()->tell_errors)
+    if (tells(f))
         r2_agree_tell(f->agree, (uint32_t)error);
 }
 

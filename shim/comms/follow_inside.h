@@ -37,6 +37,7 @@ struct r2_follow {
     struct r2_agree *agree;
     struct r2_comm *comm; /* outlives it */
     int rank, nranks, device;
+    int family; /* ranks of the communicator that it was split from, in the end; else its own */
     uint64_t node;
     _Atomic(uint64_t) bytes; /* of the largest eligible operation */
     struct r2_watch_entry entry;

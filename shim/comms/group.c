@@ -15,7 +15,7 @@ struct birth {
 struct counted {
     struct counted *next;
     struct r2_comm *comm; /* held */
-    uint64_t n;
+    uint64_t n;           /* collectives */
 };
 
 static __thread struct {
@@ -53,7 +53,7 @@ void r2_comms_group_birth(r2_nccl_comm *out, const struct r2_comm_birth *is)
     *end = birth;
 }
 
-void r2_comms_group_count(struct r2_comm *comm)
+void r2_comms_group_count(struct r2_comm *comm, bool collective)
 {
     struct counted *at = group.counts;
 
@@ -67,7 +67,7 @@ void r2_comms_group_count(struct r2_comm *comm)
         *at = (struct counted){group.counts, comm, 0};
         group.counts = at;
     }
-    at->n++;
+    at->n += collective;
 }
 
 void r2_comms_group_over(int result, bool simulated)
@@ -93,6 +93,9 @@ void r2_comms_group_over(int result, bool simulated)
             r2_comms_uncount(at->comm, at->n);
         else if (at->comm->follow)
             r2_follow_after(at->comm->follow, at->n);
+        if (result == R2_NCCL_REMOTE ||
+            result == R2_NCCL_SYSTEM) /* NCCL does not say whose it is */
+            r2_comms_async(at->comm, at->comm->handle, result);
         r2_comms_drop(at->comm);
         free(at);
     }

@@ -28,9 +28,9 @@ static inline struct r2_seg_comm *r2_comm_row(struct r2_comm *comm)
     return atomic_load_explicit(&comm->row, memory_order_acquire);
 }
 
-/* group.c: counts a collective of the open group. comms.c: takes back what a simulated one counted.
- */
-void r2_comms_group_count(struct r2_comm *comm);
+/* group.c: notes an operation of the open group, which counts where it is a collective. comms.c:
+ * takes back what a simulated one counted. */
+void r2_comms_group_count(struct r2_comm *comm, bool collective);
 void r2_comms_uncount(struct r2_comm *comm, uint64_t n);
 
 /* NCCL has failed with `error` at another rank: this one waits for it in vain. Not held. */

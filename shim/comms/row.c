@@ -170,14 +170,17 @@ void r2_comm_row_detach(struct r2_comm *comm)
 
 void r2_comm_row_state(struct r2_comm *comm, enum r2_seg_comm_state state, const char *cause)
 {
-    struct r2_seg_comm *row = r2_comm_row(comm);
+    struct r2_seg_comm *row;
 
-    r2_row_begin(&row->seq);
-    r2_row_u32(&row->state, (uint32_t)state);
-    r2_row_u64(&row->since_real_ns, r2_control_clock(CLOCK_REALTIME));
-    r2_row_u64(&row->since_mono_ns, r2_control_clock(CLOCK_MONOTONIC));
-    r2_row_cause(row->cause, sizeof(row->cause), cause);
-    r2_row_end(&row->seq);
+    do { /* the table's side may move it meanwhile: the service thread comes here too */
+        row = r2_comm_row(comm);
+        r2_row_begin(&row->seq);
+        r2_row_u32(&row->state, (uint32_t)state);
+        r2_row_u64(&row->since_real_ns, r2_control_clock(CLOCK_REALTIME));
+        r2_row_u64(&row->since_mono_ns, r2_control_clock(CLOCK_MONOTONIC));
+        r2_row_cause(row->cause, sizeof(row->cause), cause);
+        r2_row_end(&row->seq);
+    } while (row != r2_comm_row(comm));
 }
 
 void r2_comm_row_ranks(struct r2_comm *comm, int rank, int nranks, int device)

@@ -2,6 +2,9 @@
 #define _GNU_SOURCE
 #include "agree_ranks.h"
 
+#include <sys/resource.h>
+#include <time.h>
+
 /* --- it works ----------------------------------------------------------------------------- */
 
 static void two_ranks_per_process(void)
@@ -143,6 +146,51 @@ static void test_split(void)
     run_processes(5, split);
 }
 
+/* Out of descriptors: who waits to be accepted does not keep the thread busy, and comes in later.
+ */
+static void no_descriptors(void)
+{
+    struct rlimit was, none;
+    struct timespec before, after;
+    struct r2_agree *a;
+    uint8_t id[R2_AGREE_ID];
+    uint64_t epoch;
+    double spent;
+
+    get_id(id);
+    a = member(id, me, processes);
+    if (me == 0) {
+        CHECK_EQ(operate(a, 0, &epoch), 0); /* its thread runs */
+        CHECK_EQ(getrlimit(RLIMIT_NOFILE, &was), 0);
+        none = (struct rlimit){.rlim_cur = 1, .rlim_max = was.rlim_max};
+        CHECK_EQ(setrlimit(RLIMIT_NOFILE, &none), 0);
+        atomic_store(&sh->step, 1);
+        AWAIT(atomic_load(&sh->step) == 2);
+        clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &before);
+        usleep(1500000);
+        clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &after);
+        spent =
+            (double)(after.tv_sec - before.tv_sec) + (double)(after.tv_nsec - before.tv_nsec) / 1e9;
+        CHECK_MSG(spent < 0.1, "%.3f s of the processor in 1.5 s", spent);
+        CHECK_EQ(state_of(a), R2_AGREE_JOINING);
+        CHECK_EQ(setrlimit(RLIMIT_NOFILE, &was), 0);
+    } else {
+        AWAIT(atomic_load(&sh->step) == 1);
+        CHECK_EQ(operate(a, 0, &epoch), 0);
+        usleep(100000);
+        atomic_store(&sh->step, 2);
+    }
+    AWAIT(state_of(a) == R2_AGREE_READY);
+    atomic_fetch_add(&sh->switched, 1);
+    AWAIT(atomic_load(&sh->switched) == processes);
+    r2_agree_destroy(a);
+}
+
+static void test_no_descriptors(void)
+{
+    run_processes(2, no_descriptors);
+}
+
 /* --- it is off ---------------------------------------------------------------------------- */
 
 static void one_comes_late(void)
@@ -262,6 +310,7 @@ static const struct check_test tests[] = {{"change", test_change},
                                           {"objects", test_objects},
                                           {"large_plan", test_large_plan},
                                           {"split", test_split},
+                                          {"no_descriptors", test_no_descriptors},
                                           {"missing_rank", test_missing_rank},
                                           {"other_settings", test_other_settings},
                                           {"unsigned_id", test_unsigned_id},

@@ -2,6 +2,7 @@
 #define _GNU_SOURCE
 #include "agree_ranks.h"
 
+#include <errno.h>
 #include <signal.h>
 #include <unistd.h>
 
@@ -284,6 +285,67 @@ static void nobody_to_tell(void)
     leave(a, processes);
 }
 
+/* Rank 2 does not answer before the others are done. */
+static int accept_late(void *user, uint64_t epoch, const void *plan, size_t len, void **object)
+{
+    AWAIT(me != 2 || atomic_load(&sh->switched) >= 2);
+    return on_accept(user, epoch, plan, len, object);
+}
+
+/* A rank that waits to hear of a plan hears of the error instead, at once. */
+static void who_waits_for_a_plan(void)
+{
+    struct r2_agree_view view;
+    struct r2_agree *a;
+    uint64_t epoch, begun;
+
+    ops.accept = accept_late;
+    a = meet();
+    if (me == 0) {
+        CHECK_EQ(r2_agree_propose_at(a, "a pla", 5, 3), 0);
+        AWAIT(atomic_load(&sh->stuck) == 1);
+        usleep(50000);
+        CHECK_EQ(r2_agree_tell(a, ERROR), 0);
+        leave(a, processes);
+        return;
+    }
+    if (me == 1) {
+        AWAIT(atomic_load(&sh->accepted) == 2); /* the leader and this one; promised in a moment */
+        usleep(50000);
+        CHECK_EQ(operate(a, 0, &epoch), 0);
+        CHECK_EQ(operate(a, 0, &epoch), 0);
+        atomic_store(&sh->stuck, 1);
+        begun = r2_now_ns();
+        CHECK_EQ(r2_agree_lookup(a, true, &view), -EREMOTEIO);
+        CHECK_LT(r2_now_ns() - begun, 3 * R2_NS_PER_S); /* the leader gives up after 5 s */
+        CHECK_EQ(r2_agree_lookup(a, true, &view), -EREMOTEIO);
+    }
+    hear(a, 0, processes);
+}
+
+static bool yes(void *user)
+{
+    (void)user;
+    atomic_store(&sh->stuck, 1);
+    return true;
+}
+
+static void who_holds(void)
+{
+    struct r2_agree *a = meet();
+
+    if (me == 0) {
+        CHECK_EQ(r2_agree_hold(a, 1, yes, NULL), -EREMOTEIO);
+        CHECK_EQ(r2_agree_hold(a, 1, yes, NULL), -EREMOTEIO);
+        hear(a, 1, processes);
+        return;
+    }
+    AWAIT(atomic_load(&sh->stuck) == 1);
+    usleep(50000);
+    CHECK_EQ(r2_agree_tell(a, ERROR), 0);
+    leave(a, processes);
+}
+
 #define CASE(name, n)                                                                              \
     static void test_##name(void)                                                                  \
     {                                                                                              \
@@ -302,21 +364,25 @@ CASE(neighbour_of_the_leader_ends, 6)
 CASE(all_tell, 6)
 CASE(before_they_met, 4)
 CASE(nobody_to_tell, 2)
+CASE(who_waits_for_a_plan, 3)
+CASE(who_holds, 2)
 
-static const struct check_test tests[] = {{"one_tells", test_one_tells},
-                                          {"leader_tells", test_leader_tells},
-                                          {"teller_ends", test_teller_ends},
-                                          {"teller_aborts", test_teller_aborts},
-                                          {"leader_aborted", test_leader_aborted},
-                                          {"leader_dead", test_leader_dead},
-                                          {"leader_and_teller_end", test_leader_and_teller_end},
-                                          {"teller_of_a_split_ends", test_teller_of_a_split_ends},
-                                          {"neighbour_of_the_leader_ends",
-                                           test_neighbour_of_the_leader_ends},
-                                          {"all_tell", test_all_tell},
-                                          {"before_they_met", test_before_they_met},
-                                          {"nobody_to_tell", test_nobody_to_tell},
-                                          {0}};
+static const struct check_test tests[] = {
+    {"one_tells", test_one_tells},
+    {"leader_tells", test_leader_tells},
+    {"teller_ends", test_teller_ends},
+    {"teller_aborts", test_teller_aborts},
+    {"leader_aborted", test_leader_aborted},
+    {"leader_dead", test_leader_dead},
+    {"leader_and_teller_end", test_leader_and_teller_end},
+    {"teller_of_a_split_ends", test_teller_of_a_split_ends},
+    {"neighbour_of_the_leader_ends", test_neighbour_of_the_leader_ends},
+    {"all_tell", test_all_tell},
+    {"before_they_met", test_before_they_met},
+    {"nobody_to_tell", test_nobody_to_tell},
+    {"who_waits_for_a_plan", test_who_waits_for_a_plan},
+    {"who_holds", test_who_holds},
+    {0}};
 
 int main(int argc, char **argv)
 {

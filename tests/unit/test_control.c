@@ -513,7 +513,17 @@ static void test_ended_object_is_small(void)
     CHECK_EQ(shm_unlink(name), 0);
 }
 
+static void test_words(void)
+{
+    CHECK_EQ(r2_row_words("two words", 20), 9);
+    CHECK_EQ(r2_row_words("two words", 5), 3);
+    CHECK_EQ(r2_row_words("abc\xc3\xa4", 4), 3);
+    CHECK_EQ(r2_row_words("", 4), 0);
+    CHECK_EQ(r2_row_words("\x80\x80\x80\x80\x80\x80", 4), 4); /* who goes on from there comes on */
+}
+
 static const struct check_test tests[] = {
+    {"words", test_words},
     {"opens", test_opens},
     {"opens_again", test_opens_again},
     {"group", test_group},

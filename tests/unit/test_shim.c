@@ -12,6 +12,7 @@
 #include "api/call.h"
 #include "api/ids.h"
 #include "check.h"
+#include "comms/follow_inside.h"
 #include "comms/inside.h"
 #include "noop_bed.h"
 
@@ -434,12 +435,78 @@ static void test_fork_while_others_look_up(void)
     CHECK_EQ(ncclCommDestroy(comm), 0);
 }
 
+/* An error that comes with the end of a group is that of all its communicators. */
+static void test_errors_of_a_group(void)
+{
+    r2_nccl_comm one, other, outside;
+
+    one = make();
+    other = make();
+    outside = make();
+    CHECK_EQ(ncclGroupStart(), 0);
+    CHECK_EQ(reduce(one), 0);
+    CHECK_EQ(ncclSend(NULL, 1, 7, 0, other, NULL), 0);
+    noop.next_result(5); /* a mistake of the caller's */
+    CHECK_EQ(ncclGroupEnd(), 5);
+    CHECK_EQ(row_of(one).state, R2_SEG_COMM_READY);
+    CHECK_EQ(ncclGroupStart(), 0);
+    CHECK_EQ(reduce(one), 0);
+    CHECK_EQ(ncclSend(NULL, 1, 7, 0, other, NULL), 0);
+    CHECK_EQ(ncclSend(NULL, 1, 7, 0, other, NULL), 0);
+    noop.next_result(R2_NCCL_REMOTE);
+    CHECK_EQ(ncclGroupEnd(), R2_NCCL_REMOTE);
+    CHECK_EQ(row_of(one).state, R2_SEG_COMM_FAILED);
+    CHECK_EQ(row_of(other).state, R2_SEG_COMM_FAILED);
+    CHECK_EQ(row_of(outside).state, R2_SEG_COMM_READY);
+    CHECK_EQ(index_of(one), 2);
+    CHECK_EQ(index_of(other), 0);
+    CHECK_EQ(ncclCommDestroy(one), 0);
+    CHECK_EQ(ncclCommDestroy(other), 0);
+    CHECK_EQ(ncclCommDestroy(outside), 0);
+}
+
+/* Whether the ranks of a new communicator meet, to be told of errors. */
+static bool meets(r2_nccl_comm handle)
+{
+    struct r2_comm *comm = r2_comms_hold(handle);
+    struct r2_agree_stats stats;
+
+    CHECK_EQ(reduce(handle), 0);
+    r2_agree_get_stats(comm->follow->agree, &stats);
+    CHECK(stats.state == R2_AGREE_IDLE || stats.state == R2_AGREE_JOINING);
+    r2_comms_drop(comm);
+    return stats.state == R2_AGREE_JOINING;
+}
+
+/* R2CCL_TELL_ERRORS bounds what one process has to bear: all of a family meet at the same one. */
+static void test_children_of_too_many(void)
+{
+    static int excluded[100];
+    r2_nccl_comm parents[2], children[2], grandchild;
+    struct r2_nccl_id id;
+
+    for (int i = 0; i < 2; i++) {
+        CHECK_EQ(ncclGetUniqueId(&id), 0);
+        CHECK_EQ(ncclCommInitRank(&parents[i], i == 0 ? 256 : 257, id, 1), 0);
+        CHECK_EQ(meets(parents[i]), i == 0);
+        CHECK_EQ(ncclCommShrink(parents[i], excluded, 100, &children[i], NULL, 0), 0);
+        CHECK_EQ(meets(children[i]), i == 0);
+        CHECK_EQ(ncclCommSplit(children[i], 3, 0, &grandchild, NULL), 0);
+        CHECK_EQ(meets(grandchild), i == 0);
+        CHECK_EQ(ncclCommDestroy(grandchild), 0);
+        CHECK_EQ(ncclCommDestroy(children[i]), 0);
+        CHECK_EQ(ncclCommDestroy(parents[i]), 0);
+    }
+}
+
 static const struct check_test tests[] = {
     {"table", test_table},
     {"passes_on", test_passes_on},
     {"counts_what_nccl_took", test_counts_what_nccl_took},
     {"nested_calls_pass_through", test_nested_calls_pass_through},
     {"groups", test_groups},
+    {"children_of_too_many", test_children_of_too_many},
+    {"errors_of_a_group", test_errors_of_a_group},
     {"communicators_of_a_group", test_communicators_of_a_group},
     {"children", test_children},
     {"ids_are_the_same_on_all_ranks", test_ids_are_the_same_on_all_ranks},
