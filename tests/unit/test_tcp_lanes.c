@@ -6,6 +6,7 @@
 #include <pthread.h>
 #include <stdatomic.h>
 #include <sys/socket.h>
+#include <sys/wait.h>
 
 #include "tcp_bed.h"
 #include "transport/tcp/tcp.h"
@@ -121,8 +122,118 @@ static void test_changing(void)
     end();
 }
 
+/* ---- congestion control */
+
+static void congestion(int fd, char *name)
+{
+    socklen_t len = 31;
+
+    memset(name, 0, 32);
+    CHECK_EQ(getsockopt(fd, IPPROTO_TCP, TCP_CONGESTION, name, &len), 0);
+}
+
+/* What a socket of the system's choice has. */
+static void systems(char *name)
+{
+    int fd = socket(AF_INET, SOCK_STREAM, 0);
+
+    CHECK(fd >= 0);
+    congestion(fd, name);
+    close(fd);
+}
+
+/* All streams of both ends. */
+static void all_have(const char *wanted)
+{
+    struct r2_list *n;
+    char name[32];
+    int seen = 0;
+
+    for (int i = 0; i <= LANES; i++) {
+        congestion(r2_ep_lane(sender(), i)->io.fd, name);
+        CHECK_STR(name, wanted);
+    }
+    pthread_mutex_lock(&r2_tcp.lock);
+    R2_LIST_FOR_EACH (n, &r2_tcp.accepted) {
+        struct r2_ep *ep = R2_CONTAINER_OF(n, struct r2_ep, node);
+
+        for (int i = 0; i <= LANES && ep->lanes[i]; i++, seen++) {
+            congestion(ep->lanes[i]->io.fd, name);
+            CHECK_STR(name, wanted);
+        }
+    }
+    pthread_mutex_unlock(&r2_tcp.lock);
+    CHECK(seen > LANES);
+}
+
+/* In a process of its own: settings are read once. */
+static void connected_with(const char *setting, const char *wanted)
+{
+    int status = 0;
+    pid_t pid = fork();
+
+    CHECK(pid >= 0);
+    if (pid == 0) {
+        alarm(60);
+        setenv("R2CCL_TCP_CONGESTION", setting, 1);
+        bed_listen();
+        bed_connect();
+        move(1);
+        open_all();
+        all_have(wanted);
+        end();
+        _exit(0);
+    }
+    CHECK_EQ(waitpid(pid, &status, 0), pid);
+    CHECK_EQ(status, 0);
+}
+
+static void test_congestion_named(void)
+{
+    connected_with("reno", "reno");
+}
+
+static void test_congestion_of_the_system(void)
+{
+    char name[32];
+
+    systems(name);
+    connected_with("system", name);
+}
+
+static void test_congestion_unknown(void)
+{
+    char name[32];
+
+    systems(name);
+    connected_with("no-such-thing", name);
+}
+
+/* Another one where the system has BBR; else the system's choice stands. */
+static void test_congestion_auto(void)
+{
+    char name[32];
+
+    systems(name);
+    if (!strncmp(name, "bbr", 3)) {
+        int fd = socket(AF_INET, SOCK_STREAM, 0);
+        bool cubic = !setsockopt(fd, IPPROTO_TCP, TCP_CONGESTION, "cubic", 5);
+
+        close(fd);
+        snprintf(name, sizeof(name), "%s", cubic ? "cubic" : "reno");
+    }
+    connected_with("auto", name);
+}
+
 static const struct check_test tests[] = {
-    {"out_of_use", test_out_of_use}, {"changing", test_changing}, {0}};
+    {"congestion_named", test_congestion_named},
+    {"congestion_of_the_system", test_congestion_of_the_system},
+    {"congestion_unknown", test_congestion_unknown},
+    {"congestion_auto", test_congestion_auto},
+    /* these make threads, which a child would lack */
+    {"out_of_use", test_out_of_use},
+    {"changing", test_changing},
+    {0}};
 
 int main(int argc, char **argv)
 {
