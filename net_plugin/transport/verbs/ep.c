@@ -30,8 +30,10 @@ static void task_run(struct r2_task *t)
     pthread_mutex_lock(&ep->lock);
     reap = ep->reap;
     ep->reap = false;
-    r2_vep_unlock(ep);
-    r2_vep_run(ep, 0); /* what it was kicked for, unless somebody has done it meanwhile */
+    pthread_mutex_unlock(&ep->lock);
+    /* What it was kicked for, unless somebody has done it meanwhile; r2_vep_unlock would kick anew.
+     */
+    r2_vep_run(ep, 0);
     if (reap) {
         r2_timer_set(&ep->timer, 0);
         r2_vep_put(ep);
