@@ -92,8 +92,9 @@ void r2_peer_watch_grey(struct r2_peer *p, uint64_t now)
         if (!r2_path_carries(path) || n == 64)
             continue;
         of[n] = path;
-        watched[n++] = &path->watch;
-        if (now > since)
+        /* One that is given nothing shows nothing: no sibling to be measured by. */
+        watched[n++] = r2_path_usable(path) ? &path->watch : NULL;
+        if (now > since && watched[n - 1])
             r2_grey_waiting(&path->watch, r2_pathrate_inflight(&path->rate), now - since, now);
     }
     changed = r2_grey_judge(watched, n, now);

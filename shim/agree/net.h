@@ -67,7 +67,7 @@ int r2_agree_net_send(struct r2_agree_net *net, const uint8_t *process,
 enum r2_agree_way {
     R2_WAY_NONE, /* no connection, or one whose other end is closed: what was sent is lost */
     R2_WAY_WAIT, /* the connection is being made, or takes no more for now */
-    R2_WAY_SENT, /* with the kernel, which goes on if this process ends */
+    R2_WAY_SENT, /* with the kernel, which goes on if this process ends (not beyond a lost way) */
     R2_WAY_SELF, /* it is this process (r2_agree_service_way) */
 };
 enum r2_agree_way r2_agree_net_way(struct r2_agree_net *net, const uint8_t *process,

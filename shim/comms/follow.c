@@ -325,8 +325,8 @@ static struct r2_follow *begin(struct r2_follow *f, int rc)
         return NULL;
     }
     r2_agree_get_stats(f->agree, &stats);
-    if (stats.state == R2_AGREE_OFF &&
-        f->nranks > 1) /* from the start, of which `off` says nothing */
+    /* From the start, of which `off` says nothing. */
+    if (stats.state == R2_AGREE_OFF && stats.why[0] && f->nranks > 1)
         lacks(stats.why);
     if (planning())
         r2_watch_add(&f->entry);

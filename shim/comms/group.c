@@ -73,7 +73,11 @@ void r2_comms_group_count(struct r2_comm *comm, bool collective)
 void r2_comms_group_over(int result, bool simulated)
 {
     bool made = !simulated && (result == R2_NCCL_OK || result == R2_NCCL_IN_PROGRESS);
+    bool failed = !simulated && (result == R2_NCCL_REMOTE || result == R2_NCCL_SYSTEM);
 
+    /* Of several NCCL does not say whose error it is: the well ones are not to end by it, and the
+     * failed one says so itself when it is asked (ncclCommGetAsyncError). */
+    failed = failed && group.counts && !group.counts->next;
     while (group.births) {
         struct birth *birth = group.births;
 
@@ -93,8 +97,7 @@ void r2_comms_group_over(int result, bool simulated)
             r2_comms_uncount(at->comm, at->n);
         else if (at->comm->follow)
             r2_follow_after(at->comm->follow, at->n);
-        if (result == R2_NCCL_REMOTE ||
-            result == R2_NCCL_SYSTEM) /* NCCL does not say whose it is */
+        if (failed)
             r2_comms_async(at->comm, at->comm->handle, result);
         r2_comms_drop(at->comm);
         free(at);

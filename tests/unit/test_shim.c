@@ -453,13 +453,20 @@ static void test_errors_of_a_group(void)
     CHECK_EQ(reduce(one), 0);
     CHECK_EQ(ncclSend(NULL, 1, 7, 0, other, NULL), 0);
     CHECK_EQ(ncclSend(NULL, 1, 7, 0, other, NULL), 0);
-    noop.next_result(R2_NCCL_REMOTE);
+    noop.next_result(R2_NCCL_REMOTE); /* of one of the two: the other is well */
     CHECK_EQ(ncclGroupEnd(), R2_NCCL_REMOTE);
-    CHECK_EQ(row_of(one).state, R2_SEG_COMM_FAILED);
-    CHECK_EQ(row_of(other).state, R2_SEG_COMM_FAILED);
-    CHECK_EQ(row_of(outside).state, R2_SEG_COMM_READY);
+    CHECK_EQ(row_of(one).state, R2_SEG_COMM_READY);
+    CHECK_EQ(row_of(other).state, R2_SEG_COMM_READY);
     CHECK_EQ(index_of(one), 2);
     CHECK_EQ(index_of(other), 0);
+    CHECK_EQ(ncclGroupStart(), 0);
+    CHECK_EQ(ncclSend(NULL, 1, 7, 0, other, NULL), 0);
+    CHECK_EQ(ncclSend(NULL, 1, 7, 0, other, NULL), 0);
+    noop.next_result(R2_NCCL_REMOTE);
+    CHECK_EQ(ncclGroupEnd(), R2_NCCL_REMOTE);
+    CHECK_EQ(row_of(one).state, R2_SEG_COMM_READY);
+    CHECK_EQ(row_of(other).state, R2_SEG_COMM_FAILED);
+    CHECK_EQ(row_of(outside).state, R2_SEG_COMM_READY);
     CHECK_EQ(ncclCommDestroy(one), 0);
     CHECK_EQ(ncclCommDestroy(other), 0);
     CHECK_EQ(ncclCommDestroy(outside), 0);

@@ -81,8 +81,11 @@ static void test_out_of_use(void)
     r2_engine_transport->use(sender(), 2);
     CHECK_EQ(r2_bulk_lanes(sender()), 2);
     CHECK_EQ(r2_bulk_planned(sender()), LANES);
-    usleep(20000); /* what is on its way */
-    carried(before);
+    do { /* what is on its way */
+        carried(before);
+        usleep(50000);
+        carried(after);
+    } while (memcmp(before, after, sizeof(before)) != 0);
     move(20);
     carried(after);
     CHECK(after[0] + after[1] - before[0] - before[1] >= 20ull * MSG);
