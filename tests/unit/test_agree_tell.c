@@ -55,6 +55,15 @@ static void hear(struct r2_agree *a, int rank, int all)
     leave(a, all);
 }
 
+/* All but the rank that tells; false: this is that one. */
+static bool hears(struct r2_agree *a, int teller, int all)
+{
+    if (me != teller) {
+        hear(a, teller, all);
+    }
+    return me != teller;
+}
+
 static uint64_t sent_by(struct r2_agree *a)
 {
     struct r2_agree_stats stats;
@@ -74,8 +83,7 @@ static void one_tells(void)
 {
     struct r2_agree *a = meet();
 
-    if (me != 2) {
-        hear(a, 2, processes);
+    if (hears(a, 2, processes)) {
         return;
     }
     tell(a, ERROR);
@@ -89,8 +97,7 @@ static void leader_tells(void)
     struct r2_agree *a = meet();
     uint64_t before = sent_by(a);
 
-    if (me != 0) {
-        hear(a, 0, processes);
+    if (hears(a, 0, processes)) {
         return;
     }
     tell(a, ERROR);
@@ -103,8 +110,7 @@ static void teller_ends(void)
 {
     struct r2_agree *a = meet();
 
-    if (me != 2) {
-        hear(a, 2, processes - 1);
+    if (hears(a, 2, processes - 1)) {
         return;
     }
     tell(a, ERROR);
@@ -116,8 +122,7 @@ static void teller_aborts(void)
 {
     struct r2_agree *a = meet();
 
-    if (me != 1) {
-        hear(a, 1, processes);
+    if (hears(a, 1, processes)) {
         return;
     }
     r2_agree_tell(a, ERROR);
@@ -140,8 +145,7 @@ static void leader_aborted(void)
         return;
     }
     AWAIT(atomic_load(&sh->switched) >= 1);
-    if (me != 2) {
-        hear(a, 2, processes - 1);
+    if (hears(a, 2, processes - 1)) {
         return;
     }
     tell(a, ERROR);
@@ -155,8 +159,7 @@ static void leader_dead(void)
     if (me == 0) {
         pause(); /* until it is killed */
     }
-    if (me != 2) {
-        hear(a, 2, processes - 1);
+    if (hears(a, 2, processes - 1)) {
         return;
     }
     kill(sh->pids[0], SIGKILL);
@@ -172,8 +175,7 @@ static void leader_and_teller_end(void)
     if (me == 0) {
         pause(); /* until it is killed */
     }
-    if (me != 2) {
-        hear(a, 2, processes - 2);
+    if (hears(a, 2, processes - 2)) {
         return;
     }
     kill(sh->pids[0], SIGKILL);
@@ -208,8 +210,7 @@ static void teller_of_a_split_ends(void)
     AWAIT(state_of(a) == R2_AGREE_READY);
     atomic_fetch_add(&sh->step, 1);
     AWAIT(atomic_load(&sh->step) >= processes - 1);
-    if (me != 2) {
-        hear(a, 2, processes - 1);
+    if (hears(a, 2, processes - 1)) {
         return;
     }
     tell(a, ERROR);
@@ -269,8 +270,7 @@ static void before_they_met(void)
         AWAIT(atomic_load(&sh->refuse));
     }
     CHECK_EQ(operate(a, 0, &epoch), 0);
-    if (me != 2) {
-        hear(a, 2, processes);
+    if (hears(a, 2, processes)) {
         return;
     }
     CHECK_EQ(r2_agree_tell(a, ERROR), -ENOTCONN);

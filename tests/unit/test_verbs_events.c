@@ -11,36 +11,24 @@
 
 static uint8_t out[SIZE], in[SIZE];
 static struct bed bed;
-static struct r2_mr *out_mr, *in_mr;
+static struct bed_memory memory = {.out = out, .in = in, .size = SIZE};
 static const char *const nics[] = {"127.0.1.1", "127.0.2.1"};
 
 static void message(int turn)
 {
-    struct r2_req *send = NULL, *recv = NULL;
-
-    for (size_t i = 0; i < SIZE; i++)
-        out[i] = (uint8_t)(i * 7 + i / 251 + (size_t)turn * 31);
-    memset(in, 0xdb, SIZE);
-    CHECK_EQ(r2_engine_irecv(bed.rx, in, SIZE, 0, in_mr, &recv), 0);
-    CHECK_EQ(r2_engine_isend(bed.tx, out, SIZE, 0, out_mr, &send), 0);
-    CHECK_EQ(bed_test(recv, BED_WAIT_MS), 1);
-    CHECK_EQ(bed_test(send, BED_WAIT_MS), 1);
-    CHECK_MEM(in, out, SIZE);
+    bed_message(&bed, &memory, turn);
 }
 
 static void begin(void)
 {
     bed_open(&bed, 2);
-    CHECK_EQ(r2_engine_reg(bed.tx, out, SIZE, 1, &out_mr), 0);
-    CHECK_EQ(r2_engine_reg(bed.rx, in, SIZE, 1, &in_mr), 0);
+    bed_register(&bed, &memory);
     message(0);
 }
 
 static void finish(void)
 {
-    CHECK_EQ(r2_engine_dereg(bed.rx, in_mr), 0);
-    CHECK_EQ(r2_engine_dereg(bed.tx, out_mr), 0);
-    bed_close(&bed);
+    bed_finish(&bed, &memory);
 }
 
 /* The generation of the NIC's path to itself if that carries chunks, else 0. */

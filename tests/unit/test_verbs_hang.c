@@ -12,20 +12,11 @@
 
 static uint8_t out[SIZE], in[SIZE];
 static struct bed bed;
-static struct r2_mr *out_mr, *in_mr;
+static struct bed_memory memory = {.out = out, .in = in, .size = SIZE};
 
 static void message(int turn)
 {
-    struct r2_req *send = NULL, *recv = NULL;
-
-    for (size_t i = 0; i < SIZE; i++)
-        out[i] = (uint8_t)(i * 7 + i / 251 + (size_t)turn * 31);
-    memset(in, 0xdb, SIZE);
-    CHECK_EQ(r2_engine_irecv(bed.rx, in, SIZE, 0, in_mr, &recv), 0);
-    CHECK_EQ(r2_engine_isend(bed.tx, out, SIZE, 0, out_mr, &send), 0);
-    CHECK_EQ(bed_test(recv, BED_WAIT_MS), 1);
-    CHECK_EQ(bed_test(send, BED_WAIT_MS), 1);
-    CHECK_MEM(in, out, SIZE);
+    bed_message(&bed, &memory, turn);
 }
 
 /* Sockets that carry as much as they are given, and do not only stand by. */
@@ -66,8 +57,7 @@ static void test_from_the_beginning(void)
     bed_open(&bed, 0);
     CHECK_EQ(bed_paths(bed.tx), 0);
     CHECK_GT(sockets(), 0);
-    CHECK_EQ(r2_engine_reg(bed.tx, out, SIZE, 1, &out_mr), 0);
-    CHECK_EQ(r2_engine_reg(bed.rx, in, SIZE, 1, &in_mr), 0);
+    bed_register(&bed, &memory);
     message(1);
     bed_ms(1500);
     before = endpoints();
@@ -83,9 +73,7 @@ static void test_from_the_beginning(void)
         bed_ms(1);
     CHECK_EQ(sockets(), 0);
     message(3);
-    CHECK_EQ(r2_engine_dereg(bed.rx, in_mr), 0);
-    CHECK_EQ(r2_engine_dereg(bed.tx, out_mr), 0);
-    bed_close(&bed);
+    bed_finish(&bed, &memory);
     r2_engine_finalize(first);
 }
 

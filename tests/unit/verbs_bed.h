@@ -147,4 +147,39 @@ __attribute__((unused)) static void bed_until_script(int state)
     CHECK_GE(bed_script(""), state);
 }
 
+/* Buffers that both ends have registered, and a message between them, other bytes with each turn.
+ */
+struct bed_memory {
+    uint8_t *out, *in;
+    size_t size;
+    struct r2_mr *out_mr, *in_mr;
+};
+
+__attribute__((unused)) static void bed_register(struct bed *bed, struct bed_memory *m)
+{
+    CHECK_EQ(r2_engine_reg(bed->tx, m->out, m->size, 1, &m->out_mr), 0);
+    CHECK_EQ(r2_engine_reg(bed->rx, m->in, m->size, 1, &m->in_mr), 0);
+}
+
+__attribute__((unused)) static void bed_finish(struct bed *bed, struct bed_memory *m)
+{
+    CHECK_EQ(r2_engine_dereg(bed->rx, m->in_mr), 0);
+    CHECK_EQ(r2_engine_dereg(bed->tx, m->out_mr), 0);
+    bed_close(bed);
+}
+
+__attribute__((unused)) static void bed_message(struct bed *bed, struct bed_memory *m, int turn)
+{
+    struct r2_req *send = NULL, *recv = NULL;
+
+    for (size_t i = 0; i < m->size; i++)
+        m->out[i] = (uint8_t)(i * 7 + i / 251 + (size_t)turn * 31);
+    memset(m->in, 0xdb, m->size);
+    CHECK_EQ(r2_engine_irecv(bed->rx, m->in, m->size, 0, m->in_mr, &recv), 0);
+    CHECK_EQ(r2_engine_isend(bed->tx, m->out, m->size, 0, m->out_mr, &send), 0);
+    CHECK_EQ(bed_test(recv, BED_WAIT_MS), 1);
+    CHECK_EQ(bed_test(send, BED_WAIT_MS), 1);
+    CHECK_MEM(m->in, m->out, m->size);
+}
+
 #endif

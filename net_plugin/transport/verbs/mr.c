@@ -10,6 +10,7 @@
  * cache before it looks which devices there are, and a device is there before it looks into the
  * cache; whichever comes second does it, and both do no harm. Commands about one device run one
  * after another, on its thread. */
+#define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
 #include <stdlib.h>
@@ -19,6 +20,7 @@
 
 #include "transport/verbs/verbs.h"
 #include "util/clock.h"
+#include "util/lock.h"
 #include "util/log.h"
 
 static pthread_mutex_t cache_lock = PTHREAD_MUTEX_INITIALIZER;
@@ -55,15 +57,11 @@ struct mr_wait {
 static struct mr_wait *wait_new(void)
 {
     struct mr_wait *w = calloc(1, sizeof(*w));
-    pthread_condattr_t attr;
 
     if (!w)
         return NULL;
     pthread_mutex_init(&w->lock, NULL);
-    pthread_condattr_init(&attr);
-    pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
-    pthread_cond_init(&w->done, &attr);
-    pthread_condattr_destroy(&attr);
+    r2_cond_init(&w->done);
     atomic_init(&w->refs, 1);
     return w;
 }
