@@ -270,7 +270,7 @@ $(B)/tests/shim/linked: $(B)/obj/tests/shim/linked.o $(B)/obj/tests/shim/job.o $
 	@$(CC) $(san_flags) $(CFLAGS) $(LDFLAGS) $(nccl_rpath) -o $@ $^ $(libs)
 $(B)/tests/shim/cost: $(B)/obj/tests/shim/cost.o $(noop)
 	@mkdir -p $(@D)
-	@$(CC) $(san_flags) $(CFLAGS) $(LDFLAGS) -Wl,-rpath,'$$ORIGIN/../noop' -o $@ $^ $(libs)
+	@$(CC) -rdynamic $(san_flags) $(CFLAGS) $(LDFLAGS) -Wl,-rpath,'$$ORIGIN/../noop' -o $@ $^ $(libs)
 $(B)/tests/shim/host: $(B)/obj/tests/shim/host.o
 	@mkdir -p $(@D)
 	@$(CC) $(san_flags) $(CFLAGS) $(LDFLAGS) -o $@ $^ $(libs)

@@ -24,6 +24,7 @@ from typing import Any
 from r2ccl_ctl import rows
 from r2ccl_ctl.errors import R2Error, R2UsageError
 from r2ccl_ctl.rows import Comm, Nic, PathRow, Peer, word
+from r2ccl_ctl.rows import find_nic as find_nic
 from r2ccl_ctl.segment import Segment, SegmentError, layout
 
 SCHEMA = 1
@@ -71,6 +72,7 @@ class Process:
     ended_real_ns: int = 0
     comms: int = 0
     plan_stop: bool = False
+    plan: str = ""
 
     @property
     def running(self) -> bool:
@@ -288,6 +290,7 @@ def _process(path: Path, segment: Segment, header: dict[str, Any], row: dict[str
         command=row["command"],
         warning=row["warning"],
         plan_stop=bool(row["plan_stop"]),
+        plan=word("r2_seg_plan", "R2_SEG_PLAN_", row["plan"]).replace("unknown", ""),
         created_real_ns=header["created_real_ns"],
         alive_real_ns=header["alive_real_ns"],
         alive_mono_ns=header["alive_mono_ns"],
@@ -357,6 +360,7 @@ def select(
         return found
     hidden = of_others(wanted, directory=directory)
     if there:
+        there.sort(key=lambda process: not process.running)
         titles = "; ".join(process.title for process in there[:8])
         more = f"; and {len(there) - 8} more: `r2ccl-ctl ps`" if len(there) > 8 else ""
         more += f". {hidden}" if hidden else ""
@@ -479,9 +483,15 @@ class Posted:
             if time.monotonic() > deadline:
                 if state == "posted":
                     self._set_state("free")
-                return Answer(self.process, False, f"no answer in time: {_HUNG}")
+                return Answer(self.process, False, self._why_silent())
             time.sleep(pause)
             pause = min(pause * 1.3, 0.02)
+
+    def _why_silent(self) -> str:
+        now = describe(self.process.path)
+        if now is not None and now.running:
+            return f"no answer in time: {_HUNG}"
+        return f"it {now.state if now is not None else 'ended'} before it could answer"
 
     def _row(self, offset: int) -> dict[str, Any]:
         data = self.segment.read(offset, self.segment.tables["commands"].stride)
@@ -569,18 +579,6 @@ def send_commands(
             except R2Error as err:
                 answers[index] = Answer(item.process, False, str(err))
     return [answers[index] for index in range(len(pairs))]
-
-
-def find_nic(nics: Iterable[Nic], name: str) -> Nic | None:
-    """The NIC with this name, else the one with this interface or address."""
-    nics = list(nics)
-    for nic in nics:
-        if nic.name == name:
-            return nic
-    for nic in nics:
-        if name and name in (nic.ifname, nic.addr):
-            return nic
-    return None
 
 
 def with_nic(processes: Iterable[Process], name: str) -> Iterator[tuple[Process, str]]:

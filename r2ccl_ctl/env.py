@@ -13,6 +13,9 @@ from r2ccl_ctl import paths
 from r2ccl_ctl.errors import R2Error, R2UsageError
 
 NCCL_CHOICES = ("system", "standin")
+# NCCL 2.27.3 to 2.29.7 forget the plugin's name when they unload it with the last communicator, and
+# the next communicator silently goes without: never unload.
+KEEP_LOADED = {"NCCL_NET_PLUGIN_REF_COUNT": "1"}
 _JOB_VARIABLES = ("SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID", "TORCHELASTIC_RUN_ID")
 
 
@@ -35,9 +38,7 @@ def application_env(
         raise R2UsageError(f"--nccl {nccl}: choose {' or '.join(NCCL_CHOICES)}")
     plugin = paths.plugin_path()
     found = {"NCCL_NET_PLUGIN": "r2ccl" if by_name else str(plugin)}
-    # NCCL 2.27.3 to 2.29.7 forget the plugin's name when they unload it with the last
-    # communicator, and the next communicator silently goes without: never unload.
-    found["NCCL_NET_PLUGIN_REF_COUNT"] = "1"
+    found.update(KEEP_LOADED)
     library_dirs = [str(plugin.parent)] if by_name else []
     if nccl == "standin":
         library_dirs.insert(0, str(paths.standin_dir()))
@@ -78,7 +79,7 @@ def default_job(base: Mapping[str, str], command: Sequence[str]) -> str:
     return f"{Path(command[0]).name}-{secrets.token_hex(2)}"
 
 
-def warnings(base: Mapping[str, str]) -> list[str]:
+def hindrances(base: Mapping[str, str]) -> list[str]:
     """What in the caller's environment keeps NCCL from using the plugin."""
     found = []
     net = base.get("NCCL_NET", "")
@@ -87,6 +88,12 @@ def warnings(base: Mapping[str, str]) -> list[str]:
     mode = base.get("R2CCL_MODE") or base.get("R2CC_MODE") or ""
     if mode.lower() in ("0", "off"):
         found.append(f"R2CCL_MODE={mode} switches R2CCL off")
+    return found
+
+
+def warnings(base: Mapping[str, str]) -> list[str]:
+    """What in the caller's environment keeps NCCL from using the plugin, or is not heeded."""
+    found = hindrances(base)
     plugin = base.get("NCCL_NET_PLUGIN", "")
     if plugin:
         found.append(f"NCCL_NET_PLUGIN={plugin} is replaced")

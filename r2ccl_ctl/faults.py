@@ -44,7 +44,7 @@ def parse_kind(text: str) -> tuple[str, int, int]:
 
 def parse_for(text: str | None) -> int:
     """Milliseconds of --for; 0: until recover-nic."""
-    if not text:
+    if text is None:
         return 0
     for_ms = round(parse_duration(text) * 1000)
     if for_ms < 1:

@@ -21,6 +21,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from r2ccl_ctl import env as environment
 from r2ccl_ctl import paths
 from r2ccl_ctl.job import (
     NCCL_AUTO,
@@ -275,6 +276,8 @@ def rank_env(
         env["NCCL_SOCKET_IFNAME"] = bed.socket_ifname
     if natives.nccl_plugin:
         env["NCCL_NET_PLUGIN"] = natives.nccl_plugin
+    if natives.nccl_plugin != "none":
+        env.update(environment.KEEP_LOADED)
     if natives.nccl_dir:
         env["LD_LIBRARY_PATH"] = _prepend(natives.nccl_dir, base.get("LD_LIBRARY_PATH"))
     if natives.bin_dir:
@@ -290,7 +293,8 @@ def _prepend(folder: str, path: str | None) -> str:
 
 
 def start(spec: LaunchSpec, *, echo: bool = True) -> Job:
-    """Start the ranks. With echo their lines go to our stdout and stderr."""
+    """Start the ranks. With echo their lines go to our stdout and stderr, and what keeps them from
+    using R2CCL as it was meant to our stderr."""
     if not spec.argv:
         raise LaunchUsageError("no command: give it after --")
     for option, seconds in (("--timeout", spec.timeout), ("--grace", spec.grace)):
@@ -307,7 +311,7 @@ def start(spec: LaunchSpec, *, echo: bool = True) -> Job:
         gpus = visible_gpus(os.environ)
         natives = find_natives(spec, len(gpus))
         base = os.environ
-        name = spec.job or f"job-{secrets.token_hex(4)}"
+        name = spec.job or base.get("R2CCL_JOB") or f"job-{secrets.token_hex(4)}"
         ports = bed.free_ports(2)
         shares = split_gpus(gpus, max(p.node for p in places) + 1)
         commands = []
@@ -323,7 +327,26 @@ def start(spec: LaunchSpec, *, echo: bool = True) -> Job:
     finally:
         if lab is not None:
             lab.close()
+    if echo:
+        for warning in warnings(spec, bed, base):
+            print(f"warning: {warning}", file=sys.stderr)
     return Job(spec, name, commands, places, echo)
+
+
+def warnings(spec: LaunchSpec, bed: Bed, base: Mapping[str, str]) -> list[str]:
+    """What in the caller's environment and --env keeps the ranks from using R2CCL, and what of it
+    they do not get."""
+    merged = {**base, **spec.env}
+    if "NCCL_NET_PLUGIN" in spec.env:  # it was meant
+        merged.pop("NCCL_NET_PLUGIN")
+    found = [] if spec.plugin == "none" else environment.warnings(merged)
+    nics = base.get("R2CCL_NICS", "")
+    if nics and bed.nics[0] and "R2CCL_NICS" not in spec.env:
+        found.append(
+            f"R2CCL_NICS={nics} is replaced by {bed.nics[0]} (of the first node): the NICs are "
+            "those of the emulated nodes; --env R2CCL_NICS=... sets it for every rank"
+        )
+    return found
 
 
 def _program(argv: Sequence[str], env: Mapping[str, str]) -> list[str]:

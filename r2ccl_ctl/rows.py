@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -67,6 +68,8 @@ class Peer:
     since_real_ns: int
     since_mono_ns: int
     heard_mono_ns: int
+    waits_mono_ns: int = 0
+    gives_up_mono_ns: int = 0
 
 
 @dataclass(frozen=True)
@@ -190,13 +193,27 @@ def known(words: tuple[str, ...], number: int) -> str:
     return words[number] if number < len(words) else f"unknown-{number}"
 
 
+def find_nic(nics: Iterable[Nic], name: str) -> Nic | None:
+    """The NIC with this name, else the one with this interface or address."""
+    nics = list(nics)
+    for nic in nics:
+        if nic.name == name:
+            return nic
+    for nic in nics:
+        if name and name in (nic.ifname, nic.addr):
+            return nic
+    return None
+
+
 def peer(index: int, row: dict[str, Any]) -> Peer:
     return Peer(
         index=index,
         state=word("r2_seg_peer_state", "R2_SEG_PEER_", row["state"]),
         direction=word("r2_seg_direction", "R2_SEG_DIR_", row["direction"]),
         **take(
-            row, "process_id host pid connections cause since_real_ns since_mono_ns heard_mono_ns"
+            row,
+            "process_id host pid connections cause since_real_ns since_mono_ns heard_mono_ns "
+            "waits_mono_ns gives_up_mono_ns",
         ),
     )
 

@@ -27,6 +27,10 @@ def nccl_functions(library: Path) -> set[str]:
     found = {name for name in exported_functions(library) if _NAME.fullmatch(name)}
     if "ncclCommInitRank" not in found:
         raise R2UsageError(f"--nccl '{library}' is no NCCL: it has no ncclCommInitRank")
+    if _is_named_shim(library):
+        raise R2UsageError(
+            f"--nccl '{library}' is R2CCL's own library with NCCL's name: give NCCL's libnccl.so.2"
+        )
     return found
 
 

@@ -55,7 +55,7 @@ def parse_rate(text: str) -> int:
             raise R2UsageError(f"'{text}' is no rate: give {allowed}")
         rate = number * _SIZES[unit]
     if not 1 <= rate < _LIMIT:
-        raise R2UsageError(f"rate '{text}' is out of range: at least 1 byte per second")
+        raise R2UsageError(f"rate '{text}' is out of range: give 1 byte per second to 8388607TB/s")
     return int(rate)
 
 

@@ -177,14 +177,22 @@ static struct r2_control *use_reserve(void)
     return &reserve;
 }
 
-static int open_shared(struct r2_control *ctl, const char *shm_group, char *warning, size_t size)
-{
-    char base[R2_CONTROL_NAME - 16];
-    int rc;
+#define BASE_NAME (R2_CONTROL_NAME - 16)
 
-    snprintf(base, sizeof(base), R2_CONTROL_PREFIX "%u.%llu.%d.%llu", (unsigned)geteuid(),
+/* What the names of this process's objects begin with. */
+static void base_name(char out[BASE_NAME])
+{
+    snprintf(out, BASE_NAME, R2_CONTROL_PREFIX "%u.%llu.%d.%llu", (unsigned)geteuid(),
              (unsigned long long)r2_control_pidns(), (int)getpid(),
              (unsigned long long)r2_control_start_ticks());
+}
+
+static int open_shared(struct r2_control *ctl, const char *shm_group, char *warning, size_t size)
+{
+    char base[BASE_NAME];
+    int rc;
+
+    base_name(base);
     r2_control_sweep(R2_CONTROL_PREFIX, base, r2_control_clock(CLOCK_REALTIME));
     rc = map_shared(ctl, base);
     if (rc)
@@ -292,6 +300,16 @@ void r2_control_child(struct r2_control *ctl)
     ctl->fd = -1;
     ctl->name[0] = '\0';
     __atomic_store_n(&last_opened, NULL, __ATOMIC_RELEASE);
+}
+
+int r2_control_neighbours(const struct r2_control *ctl)
+{
+    char base[BASE_NAME];
+
+    if (ctl->fd < 0)
+        return 0;
+    base_name(base);
+    return r2_control_count_held(R2_CONTROL_PREFIX, base);
 }
 
 const char *r2_control_name(const struct r2_control *ctl)

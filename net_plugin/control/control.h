@@ -46,6 +46,7 @@ struct r2_control_info {
     int verify;
     const char *plugin_version;
     const char *shm_group; /* group that may read, by name or number; NULL or "": none */
+    enum r2_seg_plan plan; /* R2CCL_PLAN */
     int hidden;            /* not 0: private memory, as R2CCL_SHM=0 asks */
 };
 
@@ -59,6 +60,9 @@ void r2_control_close(struct r2_control *ctl);
 void r2_control_child(struct r2_control *ctl);
 /* "/r2ccl.0.4026531836.17.123456", or "" without shared memory; lives as long as `ctl`. */
 const char *r2_control_name(const struct r2_control *ctl);
+/* Other processes of this user with a control segment in the same shared memory, as a rule on the
+ * same machine. 0 where `ctl` is private. Reads a directory: tens of microseconds. */
+int r2_control_neighbours(const struct r2_control *ctl);
 /* The segment itself, for tests and for reading back. */
 struct r2_segment *r2_control_segment(struct r2_control *ctl);
 
@@ -130,6 +134,10 @@ void r2_control_peer_describe(struct r2_control *ctl, int peer, const char *host
 /* Connections open now, and who sends in them (bits of enum r2_seg_direction). */
 void r2_control_peer_connections(struct r2_control *ctl, int peer, uint32_t open,
                                  enum r2_seg_direction direction);
+/* Since when something here waits for a path to it, and when that ends with an error; 0: nothing
+ * waits, or never. Single words, cheap. */
+void r2_control_peer_waits(struct r2_control *ctl, int peer, uint64_t since_mono_ns,
+                           uint64_t gives_up_mono_ns);
 /* When it was last heard; a single word, cheap. */
 void r2_control_peer_heard(struct r2_control *ctl, int peer, uint64_t mono_ns);
 /* Frees the row and the rows of its paths. */

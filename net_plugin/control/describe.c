@@ -121,6 +121,7 @@ void r2_control_describe(struct r2_control *ctl, const struct r2_control_info *i
     r2_row_u32(&row->nccl_version, info->nccl_version);
     r2_row_u32(&row->net_api, info->net_api);
     r2_row_u32(&row->verify, info->verify ? 1 : 0);
+    r2_row_u32(&row->plan, (uint32_t)info->plan);
     r2_row_bytes(row->process_id, info->process_id, sizeof(row->process_id));
     r2_row_text(row->job, sizeof(row->job), job);
     r2_row_text(row->mode, sizeof(row->mode), info->mode);

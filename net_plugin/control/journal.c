@@ -40,6 +40,9 @@ static const char *const names[] = {
     [R2_EV_WARNING] = "warning",
     [R2_EV_ERROR] = "error",
     [R2_EV_PLAN] = "plan",
+    [R2_EV_PATH_HEALTHY] = "path-healthy",
+    [R2_EV_PATH_DRAINED] = "path-drained",
+    [R2_EV_PATH_DAMPED] = "path-damped",
 };
 
 const char *r2_control_event_name(enum r2_seg_event event)

@@ -228,6 +228,8 @@ int r2_control_peer_add(struct r2_control *ctl, const struct r2_control_peer *pe
     r2_row_u32(&row->serial, row->serial + 1);
     r2_row_u64(&row->connections, 0);
     r2_row_u64(&row->heard_mono_ns, 0);
+    r2_row_u64(&row->waits_mono_ns, 0);
+    r2_row_u64(&row->gives_up_mono_ns, 0);
     set_since(&row->since_real_ns, &row->since_mono_ns);
     r2_row_u32(&row->used, 1);
     r2_row_end(&row->seq);
@@ -262,6 +264,17 @@ void r2_control_peer_connections(struct r2_control *ctl, int peer, uint32_t open
     r2_row_u64(&row->connections, open);
     r2_row_u32(&row->direction, (uint32_t)direction);
     r2_row_end(&row->seq);
+}
+
+void r2_control_peer_waits(struct r2_control *ctl, int peer, uint64_t since_mono_ns,
+                           uint64_t gives_up_mono_ns)
+{
+    struct r2_seg_peer *row = peer_row(ctl, peer);
+
+    if (!row)
+        return;
+    r2_gauge(&row->gives_up_mono_ns, gives_up_mono_ns);
+    r2_gauge(&row->waits_mono_ns, since_mono_ns);
 }
 
 void r2_control_peer_heard(struct r2_control *ctl, int peer, uint64_t mono_ns)

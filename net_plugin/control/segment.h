@@ -91,8 +91,11 @@ struct r2_seg_process {
     char command[128];
     char warning[128];  /* what the process lacks or could not do, for people */
     uint32_t plan_stop; /* not 0: the operator wants no plans (verb PLAN) */
-    uint8_t reserved[28];
+    uint32_t plan;      /* enum r2_seg_plan: what R2CCL_PLAN is here */
+    uint8_t reserved[24];
 };
+
+enum r2_seg_plan { R2_SEG_PLAN_UNKNOWN = 0, R2_SEG_PLAN_OFF, R2_SEG_PLAN_SHADOW, R2_SEG_PLAN_ON };
 
 /* Only ever grow. */
 struct r2_seg_counters {
@@ -262,7 +265,9 @@ struct r2_seg_peer {
     char cause[80];
     uint64_t connections;
     uint64_t heard_mono_ns;
-    uint8_t reserved[40];
+    uint64_t waits_mono_ns; /* since when something here waits for a path to it; 0: nothing does */
+    uint64_t gives_up_mono_ns; /* when that ends with an error, as things stand; 0: never */
+    uint8_t reserved[24];
 };
 
 enum r2_seg_path_state {
@@ -394,7 +399,10 @@ enum r2_seg_event {
     R2_EV_OPERATOR,
     R2_EV_WARNING,
     R2_EV_ERROR,
-    R2_EV_PLAN
+    R2_EV_PLAN,
+    R2_EV_PATH_HEALTHY,
+    R2_EV_PATH_DRAINED,
+    R2_EV_PATH_DAMPED
 };
 
 /* `stamp` is 2 x number + 1 while event `number` (0, 1, ...) is being written into its slot

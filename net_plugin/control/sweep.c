@@ -21,18 +21,25 @@ struct left {
     uint64_t age_ns;
 };
 
+/* Somebody has it open who said so, as its maker does to its end (control.c). */
+static bool is_held(int fd)
+{
+    struct flock lock = {.l_type = F_WRLCK, .l_whence = SEEK_SET, .l_start = 0, .l_len = 1};
+
+    return fcntl(fd, F_GETLK, &lock) || lock.l_type != F_UNLCK;
+}
+
 /* How long ago anything was heard of the object at `fd`; 0 if it is alive or not ours to judge.
  * Other processes' objects only: closing a descriptor of the own one would drop the own lock. */
 static uint64_t age_of(int fd, uint64_t now)
 {
-    struct flock lock = {.l_type = F_WRLCK, .l_whence = SEEK_SET, .l_start = 0, .l_len = 1};
     struct r2_seg_header header = {0};
     struct stat st;
     uint64_t last;
 
     if (fstat(fd, &st) || !S_ISREG(st.st_mode) || st.st_uid != geteuid())
         return 0;
-    if (fcntl(fd, F_GETLK, &lock) || lock.l_type != F_UNLCK)
+    if (is_held(fd))
         return 0;
     last = (uint64_t)st.st_ctim.tv_sec * 1000000000u + (uint64_t)st.st_ctim.tv_nsec;
     if (pread(fd, &header, sizeof(header), 0) == (ssize_t)sizeof(header) &&
@@ -47,9 +54,14 @@ static uint64_t age_of(int fd, uint64_t now)
     return last < now ? now - last : 0;
 }
 
+static int open_left(int dir, const char *name)
+{
+    return openat(dir, name, O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
+}
+
 static uint64_t age_of_name(int dir, const char *name, uint64_t now)
 {
-    int fd = openat(dir, name, O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
+    int fd = open_left(dir, name);
     uint64_t age;
 
     if (fd < 0)
@@ -114,4 +126,25 @@ out:
     free(left);
     closedir(dir);
     return removed;
+}
+
+int r2_control_count_held(const char *prefix, const char *own)
+{
+    DIR *dir = opendir(DIRECTORY);
+    struct dirent *entry;
+    int fd, n = 0;
+
+    if (!dir)
+        return 0;
+    while ((entry = readdir(dir)) != NULL) {
+        if (strncmp(entry->d_name, prefix, strlen(prefix)) || is_own(entry->d_name, own))
+            continue;
+        fd = open_left(dirfd(dir), entry->d_name);
+        if (fd < 0)
+            continue;
+        n += is_held(fd);
+        close(fd);
+    }
+    closedir(dir);
+    return n;
 }

@@ -1,9 +1,22 @@
-/* This process's heartbeats: how often they go out, and when one is late. Under the peer's lock. */
+/* This process's heartbeats: how often they go out, when one is late, and what follows. Under the
+ * peer's lock.
+ *
+ * A path is in use while something that was given to it may not have arrived, chunks that are not
+ * acknowledged or frames that no answered heartbeat was sent behind, and for CALM_NS after. Only
+ * then can its silence cost anything, so only then it is asked at the pace of R2CCL_HEARTBEAT; a
+ * calm one is asked as an idle peer's are. What is given to a calm path makes it due at the next
+ * tick. A miss of one path brings all of the peer's to that pace, and only an answer to a heartbeat
+ * no older than the unanswered one proves that the peer is there: a calm path's may be from before
+ * all fell silent. */
+#include <errno.h>
+
 #include "engine/health/heartbeat.h"
 #include "engine/internal.h"
 #include "util/log.h"
 
 #define SUSPECT_BEATS 2
+#define DOUBT_NS (1 * R2_NS_PER_S)
+#define CALM_NS (1 * R2_NS_PER_S)
 
 /* Paths of the process that are up, of busy and of idle peers. Counts, nothing is ordered by
  * them. */
@@ -19,24 +32,64 @@ static void count(struct r2_peer *p, int active, int idle)
     p->hb_idle = idle;
 }
 
-uint64_t r2_peer_hb_interval(struct r2_peer *p, bool busy)
+static bool in_use(const struct r2_path *path, uint64_t now)
+{
+    uint64_t used = path->hb_used_at, acked = path->rate.delivered_time_ns;
+
+    used = used > acked ? used : acked;
+    return path->hb_given || path->hb_unanswered || !path->hb_marked ||
+           r2_pathrate_inflight(&path->rate) || now < used + CALM_NS;
+}
+
+static uint64_t interval_of(const struct r2_path *path, uint64_t now)
+{
+    const struct r2_peer *p = path->peer;
+
+    return in_use(path, now) || now < p->hb_doubt_until ? p->hb_interval : p->hb_calm_interval;
+}
+
+void r2_peer_hb_intervals(struct r2_peer *p, bool busy, uint64_t now)
 {
     struct r2_hb_load load = {.active_ns = r2_eng.set->heartbeat_ns,
                               .idle_ns = r2_eng.set->heartbeat_idle_ns,
                               .most = (unsigned)r2_eng.set->heartbeat_max};
     uint64_t active_ns, idle_ns;
+    int active = 0;
 
-    count(p, busy ? p->n_up : 0, busy ? 0 : p->n_up);
+    for (int i = 0; i < p->n_paths && busy; i++)
+        active += p->paths[i]->state == R2_PATH_UP &&
+                  (in_use(p->paths[i], now) || now < p->hb_doubt_until);
+    count(p, active, p->n_up - active);
     load.active = (unsigned)atomic_load_explicit(&active_paths, memory_order_relaxed);
     load.idle = (unsigned)atomic_load_explicit(&idle_paths, memory_order_relaxed);
     r2_hb_intervals(&load, &active_ns, &idle_ns);
     p->hb_interval = busy ? active_ns : idle_ns;
-    return p->hb_interval;
+    p->hb_calm_interval = idle_ns > p->hb_interval ? idle_ns : p->hb_interval;
 }
 
 void r2_peer_hb_forget(struct r2_peer *p)
 {
     count(p, 0, 0);
+}
+
+void r2_peer_hb_doubt(struct r2_peer *p, uint64_t now)
+{
+    p->hb_doubt_until = now + DOUBT_NS;
+}
+
+bool r2_path_hb_answers(const struct r2_path *path, uint64_t since)
+{
+    return path->state == R2_PATH_UP && path->hb_marked && !path->hb_unanswered &&
+           path->hb_proven_at >= since;
+}
+
+static bool some_answers(const struct r2_peer *p, uint64_t since)
+{
+    for (int i = 0; i < p->n_paths; i++) {
+        if (r2_path_hb_answers(p->paths[i], since))
+            return true;
+    }
+    return false;
 }
 
 /* Since when nothing that the path brought was acknowledged although it had something to bring; 0:
@@ -53,9 +106,9 @@ static uint64_t quiet_from(struct r2_path *path)
     return path->hb_quiet_from;
 }
 
-static struct r2_hb_watch watch_of(struct r2_path *path, uint64_t interval, uint64_t now)
+static struct r2_hb_watch watch_of(struct r2_path *path, uint64_t now)
 {
-    uint64_t from = path->peer->out ? quiet_from(path) : 0;
+    uint64_t from = path->peer->out ? quiet_from(path) : 0, interval = interval_of(path, now);
     struct r2_hb_watch w = {
         .interval = interval,
         .misses = r2_eng.set->heartbeat_misses,
@@ -73,11 +126,11 @@ static struct r2_hb_watch watch_of(struct r2_path *path, uint64_t interval, uint
     return w;
 }
 
-int r2_path_hb_look(struct r2_path *path, uint64_t interval, uint64_t now)
+static enum r2_hb_look look(struct r2_path *path, uint64_t now)
 {
-    struct r2_hb_watch w = watch_of(path, interval, now);
+    struct r2_hb_watch w = watch_of(path, now);
 
-    return path->hb_marked ? (int)r2_hb_look(&w) : R2_HB_DUE;
+    return path->hb_marked ? r2_hb_look(&w) : R2_HB_DUE;
 }
 
 uint64_t r2_peer_hb_next(struct r2_peer *p, uint64_t now)
@@ -91,7 +144,7 @@ uint64_t r2_peer_hb_next(struct r2_peer *p, uint64_t now)
 
         if (path->state != R2_PATH_UP || !path->hb_marked || path->stalled)
             continue; /* stalled: the longer TCP has, the better */
-        w = watch_of(path, p->hb_interval, now);
+        w = watch_of(path, now);
         next = r2_hb_next(&w);
         soonest = next < soonest ? next : soonest;
     }
@@ -101,7 +154,7 @@ uint64_t r2_peer_hb_next(struct r2_peer *p, uint64_t now)
 /* Bulk bytes that stall while the control lane answers get twice the time: TCP's second
  * retransmission, up to 600 ms after the loss (with the kernel's own times), may still bring them.
  */
-bool r2_path_hb_late(const struct r2_path *path)
+static bool is_late(const struct r2_path *path)
 {
     int misses = r2_eng.set->heartbeat_misses * (path->stalled ? 2 : 1);
 
@@ -153,14 +206,18 @@ static void beat(struct r2_path *path, const struct r2_ep_health *h, uint64_t no
         r2_grey_segments(&path->watch, h->segments, h->retransmits, now);
         use_lanes(path, h, now);
         if (h->answered && !h->stalled) {
+            path->hb_proven_at = path->hb_sent_at;
+            path->hb_used_at = path->hb_given ? now : path->hb_used_at;
+            path->hb_given = false;
             path->hb_unanswered = 0;
             path->silent = false;
             path->hb_quiet_from = early ? path->hb_quiet_from : 0;
-            r2_path_event(path, R2_HEALTH_EV_ANSWER, "");
+            r2_path_event(path, R2_HEALTH_EV_ANSWER, "heartbeats are answered");
         } else { /* the same mark stands until it is answered */
             if (judge && ++path->hb_unanswered == SUSPECT_BEATS)
                 r2_path_event(path, R2_HEALTH_EV_SILENCE, "heartbeats are overdue");
             r2_count(&r2_eng.n->heartbeats_missed, 1);
+            r2_peer_hb_doubt(path->peer, now);
             path->hb_at = now;
             return;
         }
@@ -170,7 +227,7 @@ static void beat(struct r2_path *path, const struct r2_ep_health *h, uint64_t no
 }
 
 /* Asks the transport without the peer's lock (it takes lane locks), then judges under it. */
-void r2_peer_beat(struct r2_peer *p, uint64_t now, uint64_t interval, bool judge)
+void r2_peer_beat(struct r2_peer *p, uint64_t now, bool judge)
 {
     struct r2_path *paths[R2_PATHS_MAX];
     struct r2_ep *eps[R2_PATHS_MAX];
@@ -180,11 +237,11 @@ void r2_peer_beat(struct r2_peer *p, uint64_t now, uint64_t interval, bool judge
 
     for (int i = 0; i < p->n_paths; i++) {
         struct r2_path *path = p->paths[i];
-        int look = path->state == R2_PATH_UP ? r2_path_hb_look(path, interval, now) : R2_HB_NOT_YET;
+        enum r2_hb_look due = path->state == R2_PATH_UP ? look(path, now) : R2_HB_NOT_YET;
 
-        if (look == R2_HB_NOT_YET)
+        if (due == R2_HB_NOT_YET)
             continue;
-        early[n] = look == R2_HB_EARLY;
+        early[n] = due == R2_HB_EARLY;
         paths[n] = path;
         eps[n] = path->ep;
         r2_eng.ops->get(eps[n++]);
@@ -199,5 +256,43 @@ void r2_peer_beat(struct r2_peer *p, uint64_t now, uint64_t interval, bool judge
         if (paths[i]->state == R2_PATH_UP && paths[i]->ep == eps[i])
             beat(paths[i], &h[i], now, judge, early[i]);
         r2_eng.ops->put(eps[i]);
+    }
+}
+
+/* Wall 8: a path is failed for silence only while another one answers. */
+void r2_peer_judge_silence(struct r2_peer *p, uint64_t now)
+{
+    int silent = 0;
+    bool all;
+
+    for (int i = 0; i < p->n_paths; i++) {
+        struct r2_path *path = p->paths[i];
+
+        path->silent = path->state == R2_PATH_UP && is_late(path);
+        silent += path->silent;
+    }
+    all = silent && silent == p->n_up;
+    for (int i = 0; i < p->n_paths && silent && !all; i++) {
+        struct r2_path *path = p->paths[i];
+
+        if (path->silent && some_answers(p, path->hb_sent_at))
+            r2_path_fail(path, path->gen, ETIMEDOUT,
+                         path->stalled ? "bulk bytes unacknowledged" : "heartbeats unanswered");
+    }
+    if (all) {
+        if (!p->suspect) {
+            struct r2_control_event ev = {.event = R2_EV_PEER_SUSPECT,
+                                          .peer_host = p->host,
+                                          .peer_pid = p->pid,
+                                          .cause = "every path is silent"};
+
+            p->suspect = true;
+            p->suspect_since = now;
+            r2_control_journal(r2_eng.ctl, &ev);
+            r2_control_peer_state(r2_eng.ctl, p->row, R2_SEG_PEER_SUSPECT, "every path is silent");
+        }
+    } else if (p->suspect) {
+        p->suspect = false;
+        r2_control_peer_state(r2_eng.ctl, p->row, R2_SEG_PEER_UP, "");
     }
 }

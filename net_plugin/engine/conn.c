@@ -29,6 +29,8 @@ struct r2_conn *r2_conn_new(struct r2_peer *p, uint64_t id, bool out)
     r2_list_init(&c->ready);
     r2_list_init(&c->acks);
     r2_list_init(&c->flush);
+    if (!out)
+        r2_unasked_init(c);
     if (r2_hash_put(&p->conns, id, c)) {
         r2_mem_less(sizeof(*c));
         free(c);
@@ -72,6 +74,7 @@ void r2_conn_put(struct r2_conn *c)
             r2_mem_less(c->stash[i].size);
         free(c->stash[i].data);
     }
+    r2_unasked_free(c);
     r2_mem_less(sizeof(*c) + c->cap_ranges * sizeof(*c->ranges));
     free(c->ranges);
     r2_peer_put(c->peer);
@@ -264,7 +267,7 @@ static int post(struct r2_conn *c, void *data, size_t size, bool lines, struct r
     r->mr = mr;
     r->error = 0;
     r->lines = lines;
-    r->arrived = false;
+    r->arrived = r->unasked = false;
     r->attached = true;
     r->posted_at = r2_now_ns();
     atomic_store_explicit(&r->state, R2_REQ_ACTIVE, memory_order_relaxed);
@@ -355,22 +358,18 @@ static void say_held(struct r2_peer *p)
     pthread_setcancelstate(cancel, NULL);
 }
 
-/* NCCL's thread looks at the control sockets itself: a small message then costs no wake-up. Where
- * there is one I/O thread it does all that this one would do for sockets (r2_io_lend). */
+/* NCCL's thread looks at control lanes itself: a small message then costs no wake-up. Where
+ * there is one I/O thread it does all that this one would do for them (r2_io_lend). */
 static void help(struct r2_conn *c)
 {
     struct r2_ep *eps[R2_PATHS_MAX];
-    bool lent;
     int n = 0, cancel;
 
-    lent = alone() && r2_io_lend(r2_io_at(0));
-    if (pthread_mutex_trylock(&c->peer->lock))
+    if ((alone() && r2_io_lend(r2_io_at(0))) || pthread_mutex_trylock(&c->peer->lock))
         return;
     for (int i = 0; i < c->peer->n_paths; i++) {
         struct r2_path *path = c->peer->paths[i];
 
-        if (lent && path->transport == R2_VIA_TCP)
-            continue;
         if (path->state == R2_PATH_UP && !path->spare) {
             eps[n++] = path->ep;
             r2_eng.ops->get(path->ep);
@@ -486,6 +485,7 @@ static int detach_all(struct r2_conn *c, bool *revoke)
     int n, rc = 0;
     bool cleared = written_yet(c);
 
+    r2_unasked_settle(c);
     if (cleared) {
         r2_peer_unlock(c->peer);
         cleared = !r2_revoke(c);
@@ -551,7 +551,7 @@ int r2_engine_close(struct r2_conn *c)
     r2_list_del(&c->queue);
     pthread_mutex_unlock(&r2_eng.lock);
     r2_peer_lock(p);
-    busy = c->state == R2_CONN_FAILED || c->next_seq != c->oldest;
+    busy = c->state == R2_CONN_FAILED || c->next_seq != c->oldest || r2_unasked_writing(c);
     if (c->state == R2_CONN_OPENING)
         p->opening--;
     c->state = R2_CONN_CLOSED;

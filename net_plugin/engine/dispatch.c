@@ -17,7 +17,7 @@ static int on_open(struct r2_path *path, const uint8_t *body)
     if (p->out)
         return -EPROTO;
     ack.conn = m.conn;
-    ack.flags = r2_eng.device_memory ? R2_OPEN_NO_EAGER : 0;
+    ack.flags = (r2_eng.device_memory ? R2_OPEN_NO_EAGER : 0) | r2_unasked_word();
     c = r2_conn_find(p, m.conn);
     if (!c && (m.must_exist || r2_conn_has_ended(p, m.conn))) {
         ack.status = ECONNRESET;
@@ -66,6 +66,7 @@ static int on_open_ack(struct r2_path *path, const uint8_t *body)
     }
     if (m.flags & R2_OPEN_NO_EAGER)
         c->eager = 0;
+    r2_unasked_heard(c, m.flags);
     c->state = R2_CONN_OPEN;
     return 0;
 }
@@ -452,9 +453,13 @@ int r2_up_ctrl(void *owner, struct r2_ep *ep, uint8_t type, const uint8_t *body,
     (void)len;
     r2_io_note(type != R2_F_HEARTBEAT);
     r2_peer_lock(p);
-    /* A frame of a dead generation is not believed: what it said is repeated on a live path. */
+    /* A frame of a dead generation is not believed: what it said is repeated on a live path. An
+     * acknowledgement is, whoever brings it and when: what has arrived stays so, and who said it
+     * may not be there any more to repeat it. */
     if (path->ep == ep && path->state == R2_PATH_UP && handlers[type])
         rc = handlers[type](path, body);
+    else if (type == R2_F_ACK)
+        rc = on_ack(path, body);
     pthread_mutex_unlock(&p->lock); /* burst_end flushes */
     return rc;
 }

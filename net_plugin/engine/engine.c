@@ -53,7 +53,10 @@ static int find_nics(void)
     int n = r2_nics_find(r2_eng.set, r2_eng.nics, R2_MAX_NICS, err, sizeof(err));
 
     if (n < 0)
-        R2_TELL("no NICs: %s", err);
+        R2_TELL(
+            "no NICs: %s; NCCL uses a transport of its own, which does not survive the loss of a "
+            "NIC",
+            err);
     else if (r2_eng.set->mode == R2_MODE_OFF)
         R2_WARN(
             "R2CCL_MODE is off: R2CCL offers no NICs, and NCCL uses a transport of its own that "
@@ -142,6 +145,8 @@ int r2_engine_init(struct r2_ctx **ctx, uint64_t comm_id, r2_log_fn log)
     rc = init_once();
     if (rc == 0) {
         c->comm_id = comm_id;
+        if (!r2_eng.first_comm)
+            r2_eng.first_comm = comm_id;
         r2_list_init(&c->conns);
         r2_list_init(&c->listens);
         r2_list_add_tail(&r2_eng.ctxs, &c->node);
@@ -151,6 +156,14 @@ int r2_engine_init(struct r2_ctx **ctx, uint64_t comm_id, r2_log_fn log)
     pthread_mutex_unlock(&r2_eng.lock);
     free(c);
     return rc;
+}
+
+void r2_engine_called_by(unsigned nccl_version, unsigned net_api)
+{
+    pthread_mutex_lock(&r2_eng.lock);
+    r2_eng.nccl_version = nccl_version;
+    r2_eng.net_api = net_api;
+    pthread_mutex_unlock(&r2_eng.lock);
 }
 
 int r2_engine_devices(int *count)
@@ -186,7 +199,10 @@ static void open_control(uint64_t comm)
         .comm = comm,
         .mode = modes[r2_eng.set->mode],
         .verify = r2_eng.set->verify,
+        .nccl_version = r2_eng.nccl_version,
+        .net_api = r2_eng.net_api,
         .shm_group = r2_eng.set->shm_group,
+        .plan = (enum r2_seg_plan)(R2_SEG_PLAN_OFF + (int)r2_eng.set->plan),
     };
     int rc;
 
@@ -194,6 +210,9 @@ static void open_control(uint64_t comm)
     rc = r2_control_open(&r2_eng.ctl, &info);
     if (rc)
         R2_WARN("no control segment (%s): r2ccl-ctl cannot see this process", strerror(-rc));
+    else if (r2_control_segment(r2_eng.ctl)->process.warning[0])
+        R2_TELL("R2CCL_SHM_GROUP=%s: %s", r2_eng.set->shm_group,
+                r2_control_segment(r2_eng.ctl)->process.warning);
     r2_eng.n = r2_control_counters(r2_eng.ctl);
     r2_eng.g = r2_control_gauges(r2_eng.ctl);
 }
@@ -207,11 +226,13 @@ static int start_locked(void)
         R2_WARN("cannot start I/O threads: %s", strerror(-rc));
         return rc;
     }
-    open_control(0);
+    open_control(r2_eng.first_comm);
     r2_gauge(&r2_eng.g->threads, (uint64_t)r2_io_count());
     rc = r2_eng.ops->start(&r2_engine_events, r2_eng.process);
-    if (rc)
+    if (rc) {
+        R2_TELL("no NIC can be used (%s): NCCL ends with a system error", strerror(-rc));
         return rc;
+    }
     r2_eng.device_memory = r2_eng.n_nics && r2_engine_memory(0) != R2_MEMORY_HOST;
     r2_nicstate_start();
     atomic_store(&r2_eng.next_conn, 1);
@@ -418,8 +439,8 @@ int r2_engine_connect(struct r2_ctx *ctx, int dev, void *handle, struct r2_conn 
     if (dev < 0 || dev >= r2_eng.n_nics)
         return -EINVAL;
     if (h->magic != HANDLE_MAGIC || h->version != R2_WIRE_VERSION || h->n_addrs > HANDLE_ADDRS) {
-        R2_WARN("the peer's handle is not R2CCL's (or of another version): all ranks need the same "
-                "net plugin");
+        R2_WARN_LIMIT("the peer's handle is not R2CCL's (or of another version): all ranks need "
+                      "the same net plugin");
         return -EINVAL;
     }
     if (!h->cookie)
@@ -441,17 +462,6 @@ int r2_engine_connect(struct r2_ctx *ctx, int dev, void *handle, struct r2_conn 
         return err;
     }
     return 0;
-}
-
-static bool known_ctx(const struct r2_ctx *ctx)
-{
-    struct r2_list *n;
-
-    R2_LIST_FOR_EACH (n, &r2_eng.ctxs) {
-        if (R2_CONTAINER_OF(n, struct r2_ctx, node) == ctx)
-            return true;
-    }
-    return false;
 }
 
 /* A connection of the context that nobody closes: half made. Others are let go of, because a
@@ -476,15 +486,9 @@ static struct r2_conn *next_half_open(struct r2_ctx *ctx)
 int r2_engine_finalize(struct r2_ctx *ctx)
 {
     struct r2_conn *c;
-    bool known;
 
     if (atomic_load(&r2_eng.inert))
         return 0;
-    pthread_mutex_lock(&r2_eng.lock);
-    known = known_ctx(ctx);
-    pthread_mutex_unlock(&r2_eng.lock);
-    if (!known)
-        return 0; /* finalized before, by the communicator that it was shared with */
     for (;;) {
         struct r2_list *l;
 
@@ -497,9 +501,5 @@ int r2_engine_finalize(struct r2_ctx *ctx)
     }
     while ((c = next_half_open(ctx)))
         r2_engine_close(c);
-    pthread_mutex_lock(&r2_eng.lock);
-    r2_list_del(&ctx->node);
-    pthread_mutex_unlock(&r2_eng.lock);
-    free(ctx);
     return 0;
 }

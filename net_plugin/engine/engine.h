@@ -30,9 +30,13 @@ struct r2_mr;     /* one registered range of memory */
 struct r2_req;    /* one isend or irecv in flight */
 
 /* Starts the engine on the first call of the process (NICs are found, threads and the control
- * segment are made by the first listen or connect), and makes a context. The context is owned by
- * the caller until r2_engine_finalize. */
+ * segment are made by the first listen or connect), and makes a context. The context stays
+ * valid to the process's end. */
 int r2_engine_init(struct r2_ctx **ctx, uint64_t comm_id, r2_log_fn log);
+
+/* Who calls, for operators: NCCL's version number (22809 is 2.28.9) and that of its net API; 0: not
+ * known. Before the first listen or connect. */
+void r2_engine_called_by(unsigned nccl_version, unsigned net_api);
 
 /* Number of usable NICs; 0 is no error. The set is fixed for the life of the process. */
 int r2_engine_devices(int *count);
@@ -86,7 +90,9 @@ int r2_engine_test(struct r2_req *req, int *done, size_t *size);
 
 int r2_engine_close(struct r2_conn *conn);
 int r2_engine_close_listen(struct r2_listen *listen);
-/* Closes what is left of the context: half-open connects, listens, connections. */
+/* Closes what is left of the context: half-open connects and listens; connections are their users'.
+ * The context itself stays valid to the process's end (some 60 bytes): NCCL 2.28.3 shares it
+ * between communicators and finalizes it with each of them. */
 int r2_engine_finalize(struct r2_ctx *ctx);
 
 #endif

@@ -17,6 +17,7 @@ struct slot {
     struct r2_fault f;
     bool in_force;
     bool changed;
+    uint64_t until_ns;     /* once in force; 0: until cleared */
     uint64_t moved;        /* bytes since it was set */
     uint64_t tokens_ns[2]; /* SLOW: the time up to which the direction is paid for */
     uint64_t stall_until[2];
@@ -29,6 +30,12 @@ atomic_bool r2_fault_armed[R2_MAX_NICS];
 static struct slot slots[R2_MAX_NICS] = {
     [0 ... R2_MAX_NICS - 1] = {.lock = PTHREAD_MUTEX_INITIALIZER}};
 
+static void strike(struct slot *s)
+{
+    s->in_force = true;
+    s->until_ns = s->f.for_ns ? r2_now_ns() + s->f.for_ns : 0;
+}
+
 void r2_fault_set(int nic, const struct r2_fault *fault)
 {
     struct slot *s = &slots[nic];
@@ -36,7 +43,9 @@ void r2_fault_set(int nic, const struct r2_fault *fault)
     pthread_mutex_lock(&s->lock);
     s->f = *fault;
     s->moved = 0;
-    s->in_force = fault->after_bytes == 0;
+    s->in_force = false;
+    if (fault->after_bytes == 0)
+        strike(s);
     s->changed = true;
     memset(s->tokens_ns, 0, sizeof(s->tokens_ns));
     memset(s->stall_until, 0, sizeof(s->stall_until));
@@ -59,7 +68,7 @@ bool r2_fault_tick(int nic, uint64_t now)
     bool changed;
 
     pthread_mutex_lock(&s->lock);
-    if (s->f.kind != R2_FAULT_NONE && s->f.until_ns && now >= s->f.until_ns) {
+    if (s->f.kind != R2_FAULT_NONE && s->in_force && s->until_ns && now >= s->until_ns) {
         s->f.kind = R2_FAULT_NONE;
         s->in_force = false;
         s->changed = true;
@@ -126,7 +135,7 @@ size_t r2_fault_allow(int nic, int dir, size_t want, uint64_t *retry_ns)
     if (s->f.kind != R2_FAULT_NONE && !s->in_force) {
         s->moved += want;
         if (s->moved >= s->f.after_bytes) {
-            s->in_force = true;
+            strike(s);
             s->changed = true;
         }
     } else if (applies(s, dir)) {

@@ -30,7 +30,7 @@ struct r2_fault {
     uint64_t rate;
     uint32_t loss_ppm;
     uint64_t after_bytes; /* begins when that many further bytes have moved */
-    uint64_t until_ns;    /* 0: until cleared */
+    uint64_t for_ns;      /* from when it comes into force; 0: until cleared */
 };
 
 enum { R2_FAULT_RX = 0, R2_FAULT_TX = 1 };

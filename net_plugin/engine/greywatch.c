@@ -75,16 +75,34 @@ static void tell(struct r2_path *path)
     r2_path_set_grey(path, path->watch.factor, text);
 }
 
+/* Local NICs that chunks may take, as bits: where each connection keeps to one NIC, the others are
+ * not asked for anything. */
+static uint64_t given(const struct r2_peer *p)
+{
+    struct r2_list *n;
+    uint64_t nics = 0;
+
+    if (!r2_conn_narrow())
+        return UINT64_MAX;
+    R2_LIST_FOR_EACH (n, &p->conn_list) {
+        int stays = r2_conn_stays(R2_CONTAINER_OF(n, struct r2_conn, node));
+
+        nics |= stays < 0 ? UINT64_MAX : UINT64_C(1) << stays;
+    }
+    return nics;
+}
+
 void r2_peer_watch_grey(struct r2_peer *p, uint64_t now)
 {
     /* As many as a verdict has bits: one path of a local NIC carries, or two. */
     struct r2_grey *watched[64] = {NULL};
     struct r2_path *of[64];
-    uint64_t changed;
+    uint64_t changed, nics;
     int n = 0;
 
     if (!r2_eng.set->grey || !p->out)
         return;
+    nics = given(p);
     for (int i = 0; i < p->n_paths; i++) {
         struct r2_path *path = p->paths[i];
         uint64_t since = path->rate.delivered_time_ns;
@@ -92,8 +110,9 @@ void r2_peer_watch_grey(struct r2_peer *p, uint64_t now)
         if (!r2_path_carries(path) || n == 64)
             continue;
         of[n] = path;
-        /* One that is given nothing shows nothing: no sibling to be measured by. */
-        watched[n++] = r2_path_usable(path) ? &path->watch : NULL;
+        /* One that is given nothing, a warm spare or a NIC that no connection keeps to, shows
+         * nothing: no sibling to be measured by. */
+        watched[n++] = r2_path_usable(path) && (nics >> path->lnic & 1) ? &path->watch : NULL;
         if (now > since && watched[n - 1])
             r2_grey_waiting(&path->watch, r2_pathrate_inflight(&path->rate), now - since, now);
     }

@@ -46,6 +46,7 @@ _Static_assert(R2_PATHS_VIA <= R2_WIRE_MAX_LANES, "CLOSE names each one-sided pa
 #define R2_TICK_NS (25 * R2_NS_PER_MS)
 
 struct r2_peer;
+#include "engine/unasked.h"
 
 enum r2_path_state {
     R2_PATH_IDLE,       /* not wanted now */
@@ -98,18 +99,19 @@ struct r2_path {
     uint32_t weight_shown;
     struct r2_grey watch; /* S: is it slow or lossy against its siblings */
     bool counted_grey;
+    bool weight_told;  /* the journal has a word about its weight */
     uint64_t chunk_at; /* S: when it last took a chunk */
     struct r2_trial trial;
     struct r2_lanes lanes; /* S: how many of its streams carry */
     uint64_t owes_until;   /* S: bytes that arrived another way may still be in its sockets */
     bool ctrl_ready;       /* INFO was queued: other frames may follow */
 
-    uint64_t hb_count, hb_at, hb_sent_at; /* hb_at: the last look */
-    /* S: one more than `delivered` when it was asked early; that count, and since when it stands.
-     */
-    uint64_t hb_asked_for, hb_delivered, hb_quiet_from;
+    uint64_t hb_count, hb_at, hb_sent_at, hb_proven_at; /* last look; sent; the last answered was */
+    /* S: `delivered` + 1 when it was asked early; that count, and since when it stands. */
+    uint64_t hb_asked_for, hb_delivered, hb_quiet_from, hb_used_at;
     int hb_unanswered;
     bool hb_marked, hb_fresh, silent;
+    bool hb_given; /* frames since the last look; hb_used_at: when a look last found any */
     uint64_t rtt_ns, rttvar_ns; /* the network's, as the transport measures it */
     bool lags; /* its round trips take far longer than another path's: no frames if it can be helped
                 */
@@ -125,7 +127,8 @@ struct r2_dying {
     struct r2_list node;
     struct r2_ep *ep;
     struct r2_path *path; /* NULL: a probe */
-    uint32_t gen;
+    uint32_t gen;         /* of the endpoint itself */
+    uint32_t upto; /* what its end confirms: attempts after it that never came are over too */
     int err;
     uint64_t since; /* the transport has not confirmed the end since then; 0: not asked yet */
 };
@@ -189,9 +192,12 @@ struct r2_peer {
     bool resume_idle;
     uint64_t last_tick;
     int hb_active, hb_idle; /* paths counted for the limit of heartbeats */
-    uint64_t hb_interval;
+    uint64_t hb_interval, hb_calm_interval, hb_doubt_until;
     bool suspect;
     uint64_t suspect_since, refresh_at;
+    struct { /* what operators were last shown */
+        uint64_t connections, heard, waits, gives_up;
+    } shown;
 
     struct r2_io *io;
     struct r2_task task;
@@ -209,6 +215,7 @@ struct r2_req {
     bool lines;    /* R: the buffer is read before the receive is done */
     bool arrived;  /* R: all bytes in place, the acknowledgement may not have left */
     bool kept;     /* R: its clear-to-send was not said: r2_recv_say_kept */
+    bool unasked;  /* S: it goes before its clear-to-send */
     uint64_t seq;
     uint8_t *data;
     uint64_t size;       /* of the buffer; R: then of the message */
@@ -297,6 +304,7 @@ struct r2_conn {
     uint32_t peer_eager; /* the sender sends messages up to this size unasked */
     uint64_t cts_sent;   /* clear-to-send was said for all messages below */
     unsigned small;      /* messages that came unasked, in a row */
+    struct r2_unasked_set unasked;
     struct r2_stash stash[R2_EAGER_AHEAD];
 };
 
@@ -355,6 +363,8 @@ struct r2_engine {
     pthread_mutex_t lock; /* peers, listens, contexts, backlogs */
     bool inited, started;
     int start_error;
+    unsigned nccl_version, net_api; /* under the lock until started; 0: not known */
+    uint64_t first_comm;
     atomic_bool inert; /* a forked child: does nothing */
     const struct r2_settings *set;
     const struct r2_transport_ops *ops;
@@ -436,10 +446,6 @@ const char *r2_path_text(const struct r2_path *path, char *out, size_t cap);
 void r2_path_journal(const struct r2_path *path, enum r2_seg_event event, uint64_t bytes,
                      uint64_t duration_ns, const char *cause);
 
-/* ---- pairs.c: which pairs of NICs may have a path. Under the lock. */
-/* S: keeps of a local NIC's candidates, best first, those that there is room for; how many. */
-int r2_pairs_keep(struct r2_peer *p, int lnic, int via, int *order, int n);
-
 /* ---- pathhealth.c: health of paths, test chunks; all under the lock */
 #define R2_CONN_TEST 0 /* connection id of test chunks; real ones begin at 1 */
 /* Takes the event, and shows and journals what follows from it. True: something did. */
@@ -465,36 +471,27 @@ void r2_path_follow(struct r2_path *path);
 void r2_path_forgive(struct r2_path *path);
 /* What its paths say about each NIC. */
 void r2_peer_census(struct r2_peer *p);
+/* A path of it leads to a peer that answers on none: no word that it is well. Locks peers. */
+bool r2_nic_asked_in_vain(int nic);
 void r2_damp_rules_get(struct r2_damp_rules *out);
 
-/* ---- beats.c: intervals of heartbeats; all under the lock */
-uint64_t r2_peer_hb_interval(struct r2_peer *p, bool busy);
+/* ---- beats.c: heartbeats, and what their silence means; all under the lock */
+void r2_peer_hb_intervals(struct r2_peer *p, bool busy, uint64_t now);
 void r2_peer_hb_forget(struct r2_peer *p);
-bool r2_path_hb_late(const struct r2_path *path);
-/* enum r2_hb_look of engine/health/heartbeat.h */
-int r2_path_hb_look(struct r2_path *path, uint64_t interval, uint64_t now);
+/* All its paths are asked at the pace of paths in use for a while. */
+void r2_peer_hb_doubt(struct r2_peer *p, uint64_t now);
+/* It answers: a heartbeat that was sent at `since` or later. */
+bool r2_path_hb_answers(const struct r2_path *path, uint64_t since);
 /* ns until a look that cannot wait for the next tick (r2_hb_next), of all its paths. */
 uint64_t r2_peer_hb_next(struct r2_peer *p, uint64_t now);
 /* Looks at the paths whose turn it is. Lets go of the lock meanwhile. `judge`: the observer was
  * awake, so an answer that is missing counts. */
-void r2_peer_beat(struct r2_peer *p, uint64_t now, uint64_t interval, bool judge);
+void r2_peer_beat(struct r2_peer *p, uint64_t now, bool judge);
+void r2_peer_judge_silence(struct r2_peer *p, uint64_t now);
 
-/* ---- tail.c: chunks that a slow path holds back, sent again; all under the lock */
-/* A chunk for a path that has nothing else to send; false: none. */
-bool r2_tail_take(struct r2_path *path, struct r2_bulk *bulk);
-/* Asks a faster path to look, if one holds something back. */
-void r2_tail_poll(struct r2_peer *p, uint64_t now);
-/* Bytes that were sent twice have arrived. */
-void r2_tail_acked(struct r2_path *path, const struct r2_send_report *rep, uint64_t now);
-
-/* ---- greywatch.c: slow and lossy paths; all under the lock */
-void r2_grey_path_init(struct r2_path *path);
-void r2_grey_path_up(struct r2_path *path);
-void r2_grey_path_free(struct r2_path *path);
-void r2_grey_acked(struct r2_path *path, const struct r2_send_report *rep, uint64_t now);
-void r2_peer_watch_grey(struct r2_peer *p, uint64_t now);
-/* It takes chunks for trial soon again: it is slow, or its rate has fallen and nobody knows why. */
-bool r2_grey_path_doubted(const struct r2_path *path);
+/* ---- peershow.c: what operators see of a peer; what stderr hears, once. Under the lock. */
+void r2_peer_show(struct r2_peer *p, uint64_t now);
+void r2_peer_tell_gone(const struct r2_peer *p, const char *cause);
 
 /* ---- maintain.c: the peer's task and timer */
 void r2_peer_task(struct r2_task *t);
@@ -572,6 +569,9 @@ void r2_recv_start(struct r2_req *r);
 int r2_recv_on_eager(struct r2_conn *c, struct r2_path *path, const struct r2_msg_eager *m,
                      const uint8_t *data);
 void r2_recv_cts(struct r2_req *r, struct r2_path *path);
+/* All of the message has arrived; its bytes are in their place: done once that was told. */
+void r2_recv_mark(struct r2_conn *c, uint64_t seq);
+void r2_recv_placed(struct r2_req *r);
 /* Says the clear-to-send of small receives that are still empty after a while: if the message is
  * too large for its receive, nobody learns it otherwise. And what else was held (r2_out_hold). */
 void r2_recv_say_kept(struct r2_peer *p, uint64_t now);
@@ -587,6 +587,7 @@ void r2_recv_repeat(struct r2_conn *c, struct r2_path *path);
 extern const struct r2_transport_events r2_engine_events;
 #include "engine/memory.h"     /* revoke.c, flush.c */
 #include "engine/pathweight.h" /* weights of paths */
+#include "engine/slow.h"       /* tail.c, greywatch.c */
 
 static inline const char *r2_nic_name(int nic)
 {

@@ -16,22 +16,17 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "engine/pause.h"
+#include "settings/values.h"
 #include "util/clock.h"
 #include "util/lock.h"
 #include "util/log.h"
 
 #define MAX_THREADS 64
 #define BATCH 64
-#define MANY_THREADS                                                                               \
-    4 /* with fewer, the cores are few: polling takes them from the application                    \
-       */
-#define SPIN_FEW_NS (50 * R2_NS_PER_US)
-#define POLLING_PAYS 300              /* per mille of idle times */
-#define PAID_SPAN 16                  /* idle times that count */
-#define WAKING_NS (20 * R2_NS_PER_US) /* what sleeping adds to an idle time */
-#define LENT_NS (300 * R2_NS_PER_US)  /* a caller that polls comes again within that */
-#define LENT_LOOK_MS 1                /* how often the thread asks whether it still does */
-#define LENT_BATCH 4                  /* events, and tasks, per call: the caller has other work */
+#define LENT_NS (300 * R2_NS_PER_US) /* a caller that polls comes again within that */
+#define LENT_LOOK_MS 1               /* how often the thread asks whether it still does */
+#define LENT_BATCH 4                 /* events, and tasks, per call: the caller has other work */
 
 struct r2_io {
     int index;
@@ -63,8 +58,6 @@ struct r2_io {
 
 static struct r2_io threads[MAX_THREADS];
 static int n_threads;
-static uint64_t spin_ns;
-static bool many; /* cores, so that polling takes none from the application */
 static atomic_uint next_pick;
 static _Thread_local struct r2_io *self_io;
 static _Thread_local struct r2_io *standing_for; /* r2_io_lend, while it is at it */
@@ -114,8 +107,9 @@ bool r2_io_all_awake(void)
 
 int r2_io_add(struct r2_io *io, struct r2_io_fd *f)
 {
-    struct epoll_event ev = {.events = EPOLLIN | EPOLLOUT | EPOLLRDHUP | EPOLLET, .data.ptr = f};
+    struct epoll_event ev = {.events = EPOLLIN | EPOLLRDHUP | EPOLLET, .data.ptr = f};
 
+    ev.events |= f->reads ? 0 : EPOLLOUT;
     f->io = io;
     return epoll_ctl(io->epoll, EPOLL_CTL_ADD, f->fd, &ev) < 0 ? -errno : 0;
 }
@@ -419,37 +413,10 @@ static void sleep_on(struct r2_io *io)
     goes_on(io, false);
 }
 
-/* A thread without work polls for a while; where cores are few, if that pays: `paid` is the share,
- * per mille, of its idle times of late that ended while it would have polled, whether it did. */
-struct pause {
-    uint64_t since; /* idle since then; 0: it is not */
-    int paid;
-};
-
-static bool pause_polls(struct pause *p)
-{
-    uint64_t now;
-
-    if (!spin_ns)
-        return false;
-    now = r2_now_ns();
-    if (!p->since)
-        p->since = now;
-    return (many || p->paid >= POLLING_PAYS) && now < p->since + spin_ns;
-}
-
-static void pause_over(struct pause *p)
-{
-    if (!p->since)
-        return;
-    p->paid += ((r2_now_ns() - p->since <= spin_ns + WAKING_NS ? 1000 : 0) - p->paid) / PAID_SPAN;
-    p->since = 0;
-}
-
 static void *io_main(void *arg)
 {
     struct r2_io *io = arg;
-    struct pause pause = {.paid = 1000};
+    struct r2_pause pause = R2_PAUSE;
 
     self_io = io;
     for (;;) {
@@ -462,11 +429,11 @@ static void *io_main(void *arg)
         run_timers(io);
         pthread_mutex_unlock(&io->turn);
         if (any) {
-            pause_over(&pause);
+            r2_pause_over(&pause);
             continue;
         }
         set_busy(io, false);
-        if (pause_polls(&pause))
+        if (r2_pause_polls(&pause))
             continue;
         atomic_store(&io->sleeping, true);
         if (atomic_load(&io->pending)) {
@@ -489,27 +456,13 @@ static int allowed_cores(cpu_set_t *set)
     return CPU_COUNT(set);
 }
 
-/* "0-3,8" -> set; intersected with what the process may use. False when nothing is left. */
-static bool parse_cpus(const char *text, cpu_set_t *allowed)
+/* What `text` names of `allowed`. False when nothing is left. */
+static bool narrow_to(const char *text, cpu_set_t *allowed)
 {
     cpu_set_t want;
-    const char *p = text;
 
-    CPU_ZERO(&want);
-    while (*p) {
-        char *end;
-        long lo = strtol(p, &end, 10), hi = lo;
-
-        if (end == p)
-            return false;
-        if (*end == '-')
-            hi = strtol(end + 1, &end, 10);
-        for (long c = lo; c >= 0 && c <= hi && c < CPU_SETSIZE; c++)
-            CPU_SET((size_t)c, &want);
-        p = *end == ',' ? end + 1 : end;
-        if (*end && *end != ',')
-            return false;
-    }
+    if (r2_value_cpus(text, &want))
+        return false;
     CPU_AND(&want, &want, allowed);
     if (CPU_COUNT(&want) == 0)
         return false;
@@ -556,8 +509,8 @@ int r2_io_start(int count, const char *cpus, uint64_t spin)
     cpu_set_t set;
     int cores = allowed_cores(&set), rc;
 
-    if (cpus && *cpus && !parse_cpus(cpus, &set))
-        R2_WARN("R2CCL_CPUS=%s names no processor this process may use; ignored", cpus);
+    if (cpus && *cpus && !narrow_to(cpus, &set))
+        R2_TELL("R2CCL_CPUS=%s names no processor this process may use; ignored", cpus);
     if (count <= 0) {
         count = cores * 3 / 8;
         if (count > 16)
@@ -567,8 +520,7 @@ int r2_io_start(int count, const char *cpus, uint64_t spin)
         count = 1;
     if (count > MAX_THREADS)
         count = MAX_THREADS;
-    many = count >= MANY_THREADS;
-    spin_ns = !many && spin > SPIN_FEW_NS ? SPIN_FEW_NS : spin;
+    r2_pause_start(count, spin);
     n_threads = count;
     for (int i = 0; i < count; i++) {
         rc = start_thread(&threads[i], i, &set);

@@ -20,6 +20,7 @@ struct r2_io_fd {
     int fd;
     struct r2_io *io;
     bool brief; /* a stand-in may run it (r2_io_lend) */
+    bool reads; /* nothing is ever written to it: that it could be is no event */
     void (*ready)(struct r2_io_fd *f, uint32_t events);
 };
 

@@ -395,27 +395,28 @@ static uint64_t send_lose(struct r2_send_ledger *l, struct r2_send_rec *rec)
 }
 
 uint64_t r2_send_path_down(struct r2_send_ledger *l, uint16_t path, uint32_t gen,
-                           uint64_t *replayed)
+                           struct r2_send_replay *replay)
 {
     struct r2_send_rec *recs = send_recs(l);
-    uint64_t bytes = 0;
+    struct r2_send_replay none = {0, 0}, *sum = replay ? replay : &none;
+    uint64_t before = sum->bytes;
     uint32_t keep = 0;
 
     for (uint32_t i = 0; i < l->count; i++) {
         struct r2_send_rec *rec = &recs[i];
 
         if (rec->path == path && rec->gen <= gen && !rec->lost) {
-            bytes += send_lose(l, rec);
+            uint64_t lost = send_lose(l, rec);
+
+            sum->bytes += lost;
+            sum->chunks += lost > 0;
         }
         if (!rec->lost || rec->reading) {
             recs[keep++] = *rec;
         }
     }
     l->count = keep;
-    if (replayed) {
-        *replayed += bytes;
-    }
-    return bytes;
+    return sum->bytes - before;
 }
 
 uint64_t r2_send_nack(struct r2_send_ledger *l, uint64_t off, uint32_t len, uint16_t path,

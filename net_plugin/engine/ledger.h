@@ -123,10 +123,13 @@ int64_t r2_send_ack_all(struct r2_send_ledger *l, r2_send_report_fn report, void
 
 /* The path is dead up to and including generation gen: what was in flight on it and is not
  * acknowledged goes back to the queue, exactly the missing bytes. Idempotent. Transmissions whose
- * bytes are still being read stay until r2_send_released. Adds the bytes to *replayed (may be
- * NULL) and returns them. The receiver must have fenced the generation first (wall 2). */
+ * bytes are still being read stay until r2_send_released. Adds to *replay (may be NULL) and returns
+ * the bytes. The receiver must have fenced the generation first (wall 2). */
+struct r2_send_replay {
+    uint64_t bytes, chunks; /* that go back; chunks of which only a part is missing count as well */
+};
 uint64_t r2_send_path_down(struct r2_send_ledger *l, uint16_t path, uint32_t gen,
-                           uint64_t *replayed);
+                           struct r2_send_replay *replay);
 /* The receiver dropped this chunk (r2_recv_claim said -EBUSY) although the path lives: the bytes
  * that are missing go back to the queue. Returns them: 0 when there was no such transmission in
  * flight, so a repeated nack is harmless. The result is for r2_pathrate_on_lost, too. */

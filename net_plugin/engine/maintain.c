@@ -4,7 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "engine/internal.h"
+#include "engine/pairs.h"
 
 #define ATTEMPT_NS (1 * R2_NS_PER_S) /* for a connect of ours to be answered */
 #define ATTEMPT_SHORT_NS (300 * R2_NS_PER_MS)
@@ -12,6 +12,7 @@
 #define PATIENCE_NS (100 * R2_NS_PER_MS)      /* before the next best pair is tried as well */
 #define DOWN_REPEAT_NS (100 * R2_NS_PER_MS)
 #define PROBE_NS (200 * R2_NS_PER_MS)
+#define PROBE_PATIENCE_NS (300 * R2_NS_PER_MS) /* for the peer's kernel to answer one */
 #define FRESH_NS (3 * R2_NS_PER_S) /* for first attempts, all together, before the last resort */
 #define SUSPECT_NS (1 * R2_NS_PER_S)
 #define IDLE_NS (10 * R2_NS_PER_S)
@@ -72,7 +73,7 @@ static void shut_dying(struct r2_peer *p)
         }
         r2_list_del(&d->node);
         if (d->path && !p->out)
-            stopped(p, d->path, d->gen);
+            stopped(p, d->path, d->upto);
         r2_eng.ops->put(d->ep);
         free(d);
     }
@@ -82,41 +83,6 @@ static bool rnic_ok(const struct r2_peer *p, int r)
 {
     return p->rnics[r].known &&
            (p->rnics[r].word == R2_NIC_USABLE || p->rnics[r].word == R2_NIC_FAILED);
-}
-
-/* NICs that are met elsewhere are told apart by their order alone. */
-static int bare_rail(int nic)
-{
-    int rail = 0;
-
-    for (int i = 0; i < nic; i++)
-        rail += r2_eng.nics[i].bare;
-    return rail;
-}
-
-/* Rail order of the peer's NICs for a local one. */
-static int candidates(const struct r2_peer *p, int lnic, int transport, int *order)
-{
-    struct sockaddr_storage addrs[R2_MAX_NICS];
-    int back[R2_MAX_NICS], found[R2_MAX_NICS], n = 0, m;
-    struct r2_wire_addr local;
-    struct r2_nic nic;
-    bool bare = r2_eng.nics[lnic].bare;
-
-    if (r2_eng.ops->address(lnic, &local))
-        return 0;
-    r2_engine_nic_now(bare ? r2_engine_meets() : lnic, &nic);
-    for (int r = 0; r < p->n_rnics; r++) {
-        socklen_t len;
-
-        if (p->rnics[r].known && r2_transport_fits(transport, &local, &p->rnics[r].addr) &&
-            r2_wire_to_sockaddr(&p->rnics[r].addr, &addrs[n], &len) == 0)
-            back[n++] = r;
-    }
-    m = r2_rail_candidates(&nic, bare ? bare_rail(lnic) : lnic, addrs, n, found);
-    for (int i = 0; i < m; i++)
-        order[i] = back[found[i]];
-    return m;
 }
 
 static void set_spare(struct r2_path *path, bool spare)
@@ -171,14 +137,17 @@ static bool serving(const struct r2_path *path)
 }
 
 /* For one local NIC: the best pair, and the next best ones while that is not up. */
-static int plan_nic(struct r2_peer *p, int lnic, int via, uint64_t now, bool extra)
+static int plan_nic(struct r2_peer *p, int lnic, int via, uint64_t now, bool extra,
+                    unsigned allowed)
 {
-    int order[R2_MAX_NICS], n = candidates(p, lnic, via, order), up = 0;
+    int order[R2_MAX_NICS], n = r2_pairs_candidates(p, lnic, via, order), up = 0;
 
     n = r2_pairs_keep(p, lnic, via, order, n);
     for (int i = 0; i < n; i++) {
         struct r2_path *path;
 
+        if (!(allowed >> order[i] & 1))
+            continue;
         /* With no path left the peer cannot take its word about a NIC back: all are tried. */
         if (!rnic_ok(p, order[i]) && p->n_up)
             continue;
@@ -258,7 +227,7 @@ static bool plan_transport(struct r2_peer *p, int via, uint64_t now)
 
     for (int l = 0; l < r2_eng.n_nics; l++) {
         if (may_try(p, l))
-            plan_nic(p, l, via, now, few);
+            plan_nic(p, l, via, now, few, ~0u);
     }
     for (int i = 0; i < p->n_paths; i++) {
         if (p->paths[i]->transport == via && r2_nic_usable(p->paths[i]->lnic)) {
@@ -269,6 +238,30 @@ static bool plan_transport(struct r2_peer *p, int via, uint64_t now)
     return via == R2_VIA_VERBS && expected(p, serves, fresh, now);
 }
 
+/* A NIC that only stands by does not come up before those that it stands by for. */
+static bool waits(const struct r2_peer *p, int lnic)
+{
+    return !p->n_up && !atomic_load(&r2_eng.nic_state[lnic].weight);
+}
+
+/* Queue pairs serve: sockets carry for NICs that have none, and others stand by. */
+static void plan_beside(struct r2_peer *p, uint64_t now)
+{
+    unsigned allowed[R2_MAX_NICS];
+
+    for (int l = 0; l < r2_eng.n_nics; l++) {
+        allowed[l] = r2_pairs_beside(p, l);
+        if (allowed[l] && may_try(p, l) && !waits(p, l))
+            plan_nic(p, l, R2_VIA_TCP, now, false, allowed[l]);
+    }
+    for (int i = 0; i < p->n_paths; i++) {
+        struct r2_path *path = p->paths[i];
+
+        if (path->transport == R2_VIA_TCP && !(allowed[path->lnic] >> path->rnic & 1))
+            set_spare(path, true);
+    }
+}
+
 /* Which pairs of NICs to have (S). Own rail first; with a single path up, one spare more. Sockets
  * are the last resort where queue pairs can be had: they stand in, and stand by afterwards. */
 static void plan_paths(struct r2_peer *p, uint64_t now)
@@ -277,12 +270,10 @@ static void plan_paths(struct r2_peer *p, uint64_t now)
 
     if (verbs && p->n_up && !p->tcp_wanted)
         p->tcp_wanted = stranded(p);
-    if (!verbs || p->tcp_wanted) {
+    if (!verbs || p->tcp_wanted)
         plan_transport(p, R2_VIA_TCP, now);
-        return;
-    }
-    for (int i = 0; i < p->n_paths; i++)
-        p->paths[i]->spare |= p->paths[i]->transport == R2_VIA_TCP;
+    else
+        plan_beside(p, now);
 }
 
 static void repeat_downs(struct r2_peer *p, uint64_t now)
@@ -295,10 +286,27 @@ static void repeat_downs(struct r2_peer *p, uint64_t now)
     }
 }
 
+/* Nobody has answered the question that is out, and others wait for their turn: the next one goes
+ * by another NIC. Where the peer's kernel has answered, its process is waited for. */
+static void give_probe_up(struct r2_peer *p, uint64_t now)
+{
+    struct r2_dying *d = p->probe_grave;
+
+    if (!p->probe || now < p->probe_at + (PROBE_PATIENCE_NS - PROBE_NS) ||
+        r2_eng.ops->reached(p->probe))
+        return;
+    *d = (struct r2_dying){.ep = p->probe, .err = ETIMEDOUT};
+    r2_list_add_tail(&p->dying, &d->node);
+    p->probe = NULL;
+    p->probe_grave = NULL;
+}
+
 /* R: with no path left, asks whether the peer's process still exists; says where its NIC is now. */
 static void probe_peer(struct r2_peer *p, uint64_t now)
 {
     struct r2_ep_params params = {.initiator = true, .probe = true, .owner = p};
+
+    give_probe_up(p, now);
     if (p->out || p->n_up || p->probe || r2_list_empty(&p->conn_list) || now < p->probe_at)
         return;
     p->probe_at = now + PROBE_NS;
@@ -306,7 +314,7 @@ static void probe_peer(struct r2_peer *p, uint64_t now)
         return;                                   /* memory that is there when it has to end */
     for (int i = 0; i < 2 * r2_eng.n_nics; i++) { /* first round: whose refusal would count */
         int l = (int)((p->probe_turn + (unsigned)i) % (unsigned)r2_eng.n_nics), order[R2_MAX_NICS];
-        int rc, n = may_try(p, l) ? candidates(p, l, R2_VIA_TCP, order) : 0, to = 0;
+        int rc, n = may_try(p, l) ? r2_pairs_candidates(p, l, R2_VIA_TCP, order) : 0, to = 0;
 
         while (to < n && !r2_pair_speaks(p, l, order[to]))
             to++;
@@ -459,49 +467,6 @@ void r2_peer_task(struct r2_task *t)
 
 /* ---- heartbeats */
 
-/* Wall 8: a path is failed for silence only while another one answers. */
-static void judge_silence(struct r2_peer *p, uint64_t now)
-{
-    int answering = 0, silent = 0;
-
-    for (int i = 0; i < p->n_paths; i++) {
-        struct r2_path *path = p->paths[i];
-
-        if (path->state != R2_PATH_UP)
-            continue;
-        path->silent = r2_path_hb_late(path);
-        if (path->silent)
-            silent++;
-        else if (path->hb_marked && path->hb_unanswered == 0)
-            answering++;
-    }
-    if (silent && answering) {
-        for (int i = 0; i < p->n_paths; i++) {
-            struct r2_path *path = p->paths[i];
-
-            if (path->state == R2_PATH_UP && path->silent)
-                r2_path_fail(path, path->gen, ETIMEDOUT,
-                             path->stalled ? "bulk bytes unacknowledged" : "heartbeats unanswered");
-        }
-    }
-    if (p->n_up && silent == p->n_up && !answering) {
-        if (!p->suspect) {
-            struct r2_control_event ev = {.event = R2_EV_PEER_SUSPECT,
-                                          .peer_host = p->host,
-                                          .peer_pid = p->pid,
-                                          .cause = "every path is silent"};
-
-            p->suspect = true;
-            p->suspect_since = now;
-            r2_control_journal(r2_eng.ctl, &ev);
-            r2_control_peer_state(r2_eng.ctl, p->row, R2_SEG_PEER_SUSPECT, "every path is silent");
-        }
-    } else if (p->suspect) {
-        p->suspect = false;
-        r2_control_peer_state(r2_eng.ctl, p->row, R2_SEG_PEER_UP, "");
-    }
-}
-
 /* Every path is silent for long: the kernel's own retries become rare, so fresh connections try,
  * one path after the other. No NIC is blamed for it. */
 static void refresh_suspect(struct r2_peer *p, uint64_t now)
@@ -553,9 +518,9 @@ static void publish(struct r2_peer *p)
 /* Until the next look: four to an interval of heartbeats, which grows with the number of paths. So
  * what a process spends on its peers grows with them, and no faster. A verdict about silence does
  * not wait for that. */
-static uint64_t next_tick(struct r2_peer *p, uint64_t now, bool busy, uint64_t interval)
+static uint64_t next_tick(struct r2_peer *p, uint64_t now, bool busy)
 {
-    uint64_t quarter = interval / 4, tick = p->n_up ? TICK_MAX_NS : R2_TICK_NS;
+    uint64_t quarter = p->hb_interval / 4, tick = p->n_up ? TICK_MAX_NS : R2_TICK_NS;
     uint64_t next = r2_peer_hb_next(p, now);
 
     if (busy)
@@ -567,21 +532,20 @@ void r2_peer_timer(struct r2_timer *t, uint64_t now)
 {
     struct r2_peer *p = R2_CONTAINER_OF(t, struct r2_peer, timer);
     bool busy, awake;
-    uint64_t interval;
 
     r2_peer_get(p);
     r2_peer_lock(p);
     busy = p->active || p->opening;
-    interval = r2_peer_hb_interval(p, busy);
+    r2_peer_hb_intervals(p, busy, now);
     awake = !slept(p, now);
     if (!awake)
         not_waited(p, now);
     p->last_tick = now;
     for (int i = 0; i < p->n_paths; i++)
         r2_path_tick(p->paths[i], now);
-    r2_peer_beat(p, now, interval, awake);
+    r2_peer_beat(p, now, awake);
     if (awake) {
-        judge_silence(p, now);
+        r2_peer_judge_silence(p, now);
         refresh_suspect(p, now);
         r2_peer_watch_grey(p, now);
         r2_tail_poll(p, now);
@@ -590,7 +554,8 @@ void r2_peer_timer(struct r2_timer *t, uint64_t now)
     if (!p->out && (p->active || atomic_load(&p->held_until)))
         r2_recv_say_kept(p, now);
     publish(p);
-    r2_timer_set(&p->timer, now + next_tick(p, now, busy, interval));
+    r2_peer_show(p, now);
+    r2_timer_set(&p->timer, now + next_tick(p, now, busy));
     r2_peer_unlock(p); /* flushes the heartbeats */
     r2_peer_lock(p);
     mark_all(p);

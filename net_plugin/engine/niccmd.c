@@ -6,6 +6,7 @@
 
 #include "engine/internal.h"
 #include "engine/locate/locate.h"
+#include "engine/pollers.h"
 
 #define HOUSE_NS (20 * R2_NS_PER_MS)
 #define WEIGHT_MAX 100 /* percent */
@@ -42,8 +43,7 @@ static int fail_nic(const struct r2_control_cmd *cmd)
                                                   : R2_FAULT_LOSS;
     f.tx = cmd->direction & R2_SEG_DIR_TX;
     f.rx = cmd->direction & R2_SEG_DIR_RX;
-    if (cmd->for_ms)
-        f.until_ns = r2_now_ns() + cmd->for_ms * R2_NS_PER_MS;
+    f.for_ns = cmd->for_ms * R2_NS_PER_MS;
     r2_fault_set(cmd->nic, &f);
     fault_event(cmd->nic, R2_EV_FAULT_INJECTED, NULL);
     return 0;
@@ -51,11 +51,16 @@ static int fail_nic(const struct r2_control_cmd *cmd)
 
 static int recover_nic(const struct r2_control_cmd *cmd, char *result, size_t size)
 {
+    bool had = !r2_fault_none(cmd->nic);
+
     r2_fault_clear(cmd->nic);
     if (r2_eng.nic_state[cmd->nic].fault_told)
         fault_event(cmd->nic, R2_EV_FAULT_CLEARED, "operator");
     r2_nicstate_forgive(cmd->nic, true);
-    snprintf(result, size, "no fault is injected on %s", r2_nic_name(cmd->nic));
+    snprintf(result, size,
+             had ? "no fault is injected on %s any more"
+                 : "no fault was injected on %s; its past failures are forgotten",
+             r2_nic_name(cmd->nic));
     return 0;
 }
 
@@ -103,9 +108,14 @@ static int drain_nic(const struct r2_control_cmd *cmd, char *result, size_t size
 
 static int undrain_nic(const struct r2_control_cmd *cmd, char *result, size_t size)
 {
+    enum r2_nic_word word = r2_nic_word(cmd->nic);
+    bool out = word == R2_NIC_DRAINED || word == R2_NIC_DAMPED;
+
     operator_event(cmd->nic, R2_EV_OPERATOR, "undrain-nic");
     r2_nicstate_undrain(cmd->nic);
-    snprintf(result, size, "%s may be used again, once test chunks have arrived on it",
+    snprintf(result, size,
+             out ? "%s may be used again, once test chunks have arrived on it"
+                 : "%s was neither drained nor damped; its past failures are forgotten",
              r2_nic_name(cmd->nic));
     return 0;
 }
@@ -159,6 +169,7 @@ void r2_nicstate_house(struct r2_timer *t, uint64_t now)
     r2_nicstate_tick(now);
     r2_locate_house(now);
     r2_nic_publish_rdma();
+    r2_pollers_house(now);
     r2_gauge(&r2_eng.g->sockets, r2_eng.ops->sockets());
     r2_gauge(&r2_eng.g->memory_bytes, r2_mem_now());
     r2_timer_set(t, now + HOUSE_NS);

@@ -17,7 +17,7 @@
 
 static pthread_mutex_t place_lock = PTHREAD_MUTEX_INITIALIZER;
 static struct r2_nic first[R2_MAX_NICS];  /* as they were found */
-static bool deaf[R2_MAX_NICS];            /* nobody listens at its new place */
+static bool deaf[R2_MAX_NICS];            /* nobody listens where it is */
 static char place_news[R2_MAX_NICS][128]; /* until its link is up: what happened to its place */
 static uint64_t lost_at[R2_MAX_NICS];     /* when its address was seen to be gone */
 static atomic_bool moved;                 /* set once, read by anybody */
@@ -131,13 +131,16 @@ static void move(int nic, const struct r2_nic *to, const char *cause)
 static void listen_again(int nic)
 {
     int rc = r2_eng.ops->rebind(nic);
+    bool was = deaf[nic];
 
     deaf[nic] = rc != 0;
     if (rc)
-        R2_WARN_LIMIT("NIC %s: cannot listen at its new address: %s (tried again every second)",
+        R2_WARN_LIMIT("NIC %s: cannot listen at its address: %s (tried again every second)",
                       r2_nic_name(nic), strerror(-rc));
     atomic_store(&moved, true);
     r2_nicstate_announce(nic);
+    if (was != deaf[nic])
+        r2_nicstate_deaf(nic, deaf[nic]);
 }
 
 /* Where the NIC is now, by the kernel's tables: taken back if it was missing. */
@@ -181,6 +184,10 @@ static void look_for_place(int nic)
 {
     const struct r2_nic_state *s = &r2_eng.nic_state[nic];
 
+    if (deaf[nic] && !missing(nic)) { /* since the start: it can still connect */
+        listen_again(nic);
+        return;
+    }
     if (r2_eng.nics[nic].loopback || r2_eng.nics[nic].bare)
         return;
     if (missing(nic) || (!atomic_load(&s->trusted) && atomic_load(&s->census[R2_CENSUS_OK]) <= 0))
@@ -283,6 +290,10 @@ void r2_niclink_start(void)
         R2_WARN("no link events (%s): heartbeats have to notice dead links", strerror(-rc));
         r2_control_set_missing(r2_eng.ctl, R2_SEG_MISSING_NETLINK);
     }
-    for (int i = 0; i < r2_eng.n_nics; i++)
+    for (int i = 0; i < r2_eng.n_nics; i++) {
+        struct r2_wire_addr addr;
+
+        deaf[i] = !r2_eng.nics[i].bare && r2_eng.ops->address(i, &addr) != 0;
         look_at_link(i); /* what changed since the NICs were found */
+    }
 }

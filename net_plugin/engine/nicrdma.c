@@ -50,6 +50,37 @@ int r2_nic_add_ports(int n)
     return n + m;
 }
 
+/* R2CCL_NICS names NICs, and not only such as are left out. */
+static bool named(void)
+{
+    static struct r2_pick_item items[R2_PICK_ITEMS];
+    char err[128];
+    int n = r2_pick_parse(r2_eng.set->nics, items, R2_PICK_ITEMS, err, sizeof(err));
+
+    for (int i = 0; i < n; i++) {
+        if (!items[i].exclude)
+            return true;
+    }
+    return false;
+}
+
+bool r2_nic_stands_by(int nic)
+{
+    struct r2_rdma_info info;
+    bool any = false, meets = false;
+
+    for (int i = 0; i < r2_eng.n_nics; i++) {
+        any |= r2_eng.ops->rdma(i, &info);
+        meets |= r2_eng.nics[i].bare; /* an interface must be named, for ports to meet by */
+    }
+    if (!any || r2_eng.ops->rdma(nic, &info) || (named() && !meets))
+        return false;
+    R2_INFO("NIC %s stands by: others have RDMA, and it has not (`r2ccl-ctl set-weight` makes it "
+            "carry beside them, and so does R2CCL_NICS that names interfaces only)",
+            r2_nic_name(nic));
+    return true;
+}
+
 bool r2_nic_port_up(int nic)
 {
     return !atomic_load(&port_down[nic]);

@@ -11,6 +11,9 @@ void r2_nic_transport(int nic, int transport, bool up, const char *cause);
 void r2_nic_publish_rdma(void);
 /* NICs without an interface come behind the `n` that were found; returns how many there are now. */
 int r2_nic_add_ports(int n);
+/* Others of the node have RDMA, it has not, and nobody has named it, or only as the place where
+ * ports without an interface meet their peers: of weight 0. */
+bool r2_nic_stands_by(int nic);
 /* Of a NIC without an interface: the state of its port, which stands for its link. Any thread. */
 bool r2_nic_port_up(int nic);
 
@@ -45,6 +48,8 @@ void r2_nicstate_undrain(int nic);
 void r2_nicstate_forgive(int nic, bool tell);
 /* Says to all peers what there is to say about the NIC, and weighs their paths anew. */
 void r2_nicstate_announce(int nic);
+/* Operators see that nobody can connect to it, or that one can again. */
+void r2_nicstate_deaf(int nic, bool deaf);
 
 /* The kernel's word about the link, or the word that the NIC's address is not there. I/O thread 0,
  * but for r2_nicstate_carrier. */

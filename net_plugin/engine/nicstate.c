@@ -275,6 +275,7 @@ static void look_again(struct r2_peer *p, int nic)
         p->paths[i]->next_at = 0;
         p->paths[i]->hb_at = 0;
     }
+    r2_peer_hb_doubt(p, r2_now_ns()); /* and whether the others answer is known by then */
     if (p->listed) /* else it is being forgotten, and its timer has been stopped */
         r2_timer_sooner(&p->timer, r2_now_ns());
 }
@@ -430,7 +431,8 @@ static void tick_census(int nic, uint64_t now)
         nic_event(nic, R2_HEALTH_EV_PROBE, "a path of it is back");
     else if (state == R2_HEALTH_PROBING && ok > 0)
         nic_event(nic, R2_HEALTH_EV_PROVEN, "test chunks have arrived");
-    else if (state == R2_HEALTH_PROBING && !lost && age_of(nic, now) > UNUSED_NS)
+    else if (state == R2_HEALTH_PROBING && !lost && age_of(nic, now) > UNUSED_NS &&
+             !r2_nic_asked_in_vain(nic))
         nic_event(nic, R2_HEALTH_EV_PROVEN, "link up, and no path needs it");
     else if (state == R2_HEALTH_SUSPECT && !s->alone_at)
         nic_event(nic, R2_HEALTH_EV_ANSWER, "it answers");
@@ -513,7 +515,7 @@ static void add_row(int i)
         .pci_path = n->pci_path,
         .speed_mbps = (uint32_t)n->speed_mbps,
         .numa = n->numa,
-        .weight = (uint32_t)n->weight,
+        .weight = atomic_load(&r2_eng.nic_state[i].weight) ? (uint32_t)n->weight : 0,
         .state = n->link_up ? R2_SEG_NIC_HEALTHY : R2_SEG_NIC_FAILED,
         .link = n->link_up ? R2_SEG_LINK_UP : R2_SEG_LINK_DOWN,
     };
@@ -522,13 +524,24 @@ static void add_row(int i)
     r2_eng.nic_state[i].row = r2_control_nic_add(r2_eng.ctl, &row);
 }
 
+void r2_nicstate_deaf(int nic, bool deaf)
+{
+    static const char cause[] = "cannot listen (R2CCL_PORT_RANGE has no free port?)";
+    struct r2_control_event ev = {
+        .event = R2_EV_WARNING, .nic = r2_nic_name(nic), .cause = deaf ? cause : "listens again"};
+
+    r2_control_nic_state(r2_eng.ctl, r2_eng.nic_state[nic].row, shown_as(state_of(nic)),
+                         deaf ? cause : "");
+    r2_control_journal(r2_eng.ctl, &ev);
+}
+
 static void begin(int i)
 {
     struct r2_nic_state *s = &r2_eng.nic_state[i];
 
     s->link_up = r2_eng.nics[i].link_up;
     s->health.state = s->link_up ? R2_HEALTH_HEALTHY : R2_HEALTH_FAILED;
-    atomic_store(&s->weight, r2_eng.nics[i].weight ? R2_WEIGHT_FULL : 0);
+    atomic_store(&s->weight, r2_eng.nics[i].weight && !r2_nic_stands_by(i) ? R2_WEIGHT_FULL : 0);
     atomic_store(&s->word, (unsigned char)word_of(s));
     atomic_store(&s->usable, s->link_up);
     atomic_store(&s->trusted, s->link_up);
@@ -538,8 +551,13 @@ static void begin(int i)
 
 int r2_nicstate_start(void)
 {
-    for (int i = 0; i < r2_eng.n_nics; i++)
+    for (int i = 0; i < r2_eng.n_nics; i++) {
+        struct r2_wire_addr addr;
+
         begin(i);
+        if (!r2_eng.nics[i].bare && r2_eng.ops->address(i, &addr))
+            r2_nicstate_deaf(i, true);
+    }
     r2_niclink_start();
     r2_locate_start();
     r2_niccmd_start();

@@ -54,6 +54,7 @@ int r2_out_frame(struct r2_path *path, uint8_t type, const void *a, size_t a_len
         memcpy(path->out + path->out_len, b, b_len);
     path->out_len += b_len;
     path->flush_wanted = true;
+    path->hb_given |= type != R2_F_HEARTBEAT;
     return 0;
 }
 

@@ -120,7 +120,8 @@ static void bury(struct r2_path *path, int err)
     path->grave = NULL;
     d->ep = path->ep;
     d->path = path;
-    d->gen = path->gen;
+    d->gen = r2_eng.ops->params(path->ep)->gen;
+    d->upto = path->gen;
     d->err = err;
     d->since = 0;
     r2_list_init(&d->node);
@@ -269,10 +270,10 @@ void r2_path_up(struct r2_path *path)
     path->state = R2_PATH_UP;
     path->silent = false;
     path->hb_unanswered = 0;
-    path->hb_asked_for = path->hb_quiet_from = 0;
-    path->hb_marked = false;
+    path->hb_asked_for = path->hb_quiet_from = path->hb_used_at = 0;
+    path->hb_marked = path->hb_given = false;
     path->stalled = false;
-    path->hb_at = now;
+    path->hb_at = path->hb_proven_at = now;
     r2_pathrate_reset(&path->rate);
     p->n_up++;
     path->refused = false;

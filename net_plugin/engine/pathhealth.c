@@ -53,16 +53,34 @@ void r2_path_show(struct r2_path *path, const char *cause)
     r2_control_path_state(r2_eng.ctl, path->row, shown_as(path), path->gen, cause);
 }
 
+/* Every change of state is told: what makes a path come up or go down tells it itself (path-up,
+ * path-down). A path that is closed in order is not worth a word. */
+static enum r2_seg_event told_as(enum r2_health_state before, enum r2_health_state state)
+{
+    static const enum r2_seg_event as[R2_HEALTH_STATES] = {
+        [R2_HEALTH_SUSPECT] = R2_EV_PATH_SUSPECT,
+        [R2_HEALTH_PROBING] = R2_EV_PATH_PROBING,
+        [R2_HEALTH_DRAINED] = R2_EV_PATH_DRAINED,
+        [R2_HEALTH_DAMPED] = R2_EV_PATH_DAMPED,
+    };
+
+    if (state == before)
+        return R2_EV_NONE;
+    if (state == R2_HEALTH_HEALTHY && before != R2_HEALTH_UNREACHED)
+        return R2_EV_PATH_HEALTHY;
+    return as[state];
+}
+
 bool r2_path_event(struct r2_path *path, enum r2_health_event event, const char *cause)
 {
     enum r2_health_state before = path->health.state;
+    enum r2_seg_event told;
 
     if (!r2_health_step(&path->health, event, r2_now_ns()))
         return false;
-    if (path->health.state != before && path->health.state == R2_HEALTH_SUSPECT)
-        r2_path_journal(path, R2_EV_PATH_SUSPECT, 0, 0, cause);
-    else if (path->health.state != before && path->health.state == R2_HEALTH_PROBING)
-        r2_path_journal(path, R2_EV_PATH_PROBING, 0, 0, cause);
+    told = told_as(before, path->health.state);
+    if (told != R2_EV_NONE)
+        r2_path_journal(path, told, 0, 0, cause);
     r2_path_show(path, cause);
     r2_peer_census(path->peer);
     r2_peer_weigh(path->peer);
@@ -112,6 +130,41 @@ void r2_peer_census(struct r2_peer *p)
         atomic_fetch_add(&r2_eng.nic_state[path->lnic].census[now], 1);
         path->counted = (int)now;
     }
+}
+
+static bool has_open(const struct r2_peer *p)
+{
+    struct r2_list *l;
+
+    R2_LIST_FOR_EACH (l, &p->conn_list) {
+        const struct r2_conn *c = R2_CONTAINER_OF(l, struct r2_conn, node);
+
+        if (c->state == R2_CONN_OPENING || (c->state == R2_CONN_OPEN && !c->remote_closed))
+            return true;
+    }
+    return false;
+}
+
+bool r2_nic_asked_in_vain(int nic)
+{
+    struct r2_peer **peers;
+    bool found = false;
+    int n;
+
+    peers = r2_peer_all(&n);
+    for (int i = 0; i < n; i++) {
+        struct r2_peer *p = peers[i];
+
+        r2_peer_lock(p);
+        if (p->life == R2_PEER_ALIVE && (p->suspect || !r2_peer_served(p)) && has_open(p)) {
+            for (int k = 0; k < p->n_paths; k++)
+                found |= p->paths[k]->lnic == nic && p->paths[k]->ever_up;
+        }
+        r2_peer_unlock(p);
+        r2_peer_put(p);
+    }
+    free(peers);
+    return found;
 }
 
 void r2_path_tell_up(struct r2_path *path)
@@ -324,7 +377,7 @@ void r2_path_tick(struct r2_path *path, uint64_t now)
     switch (path->health.state) {
     case R2_HEALTH_RAMPING:
         if (now - path->health.since_ns >= r2_eng.set->ramp_ns)
-            r2_path_event(path, R2_HEALTH_EV_RAMPED, "");
+            r2_path_event(path, R2_HEALTH_EV_RAMPED, "at full weight");
         break;
     case R2_HEALTH_DAMPED:
         tick_damped(path, now);

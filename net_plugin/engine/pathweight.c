@@ -4,6 +4,7 @@
 #include <errno.h>
 
 #include "engine/internal.h"
+#include "util/told.h"
 
 #define AGE_NS (250 * R2_NS_PER_MS)
 #define LAG_NS (1 * R2_NS_PER_MS) /* beside twice the quickest path's round trip */
@@ -77,6 +78,27 @@ void r2_peer_weigh(struct r2_peer *p)
     }
 }
 
+/* On a loaded machine weights change all the time, and the journal is for failures as well: the
+ * first word about a path, and of others so many that the ring lasts for days. */
+static void tell_weight(struct r2_path *path, const char *reason)
+{
+    static struct r2_told told; /* under its own lock: peers have different ones */
+    static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+    unsigned untold = 0;
+    char text[128];
+    bool tell;
+
+    pthread_mutex_lock(&lock);
+    tell = r2_told_pass(&told, !path->weight_told, r2_now_ns(), &untold);
+    pthread_mutex_unlock(&lock);
+    if (!tell)
+        return;
+    path->weight_told = true;
+    if (untold)
+        snprintf(text, sizeof(text), "%s (and %u changes before, not shown)", reason, untold);
+    r2_path_journal(path, R2_EV_WEIGHT, 0, 0, untold ? text : reason);
+}
+
 void r2_path_set_grey(struct r2_path *path, unsigned permille, const char *reason)
 {
     char text[128];
@@ -84,7 +106,7 @@ void r2_path_set_grey(struct r2_path *path, unsigned permille, const char *reaso
     if (permille > R2_WEIGHT_FULL)
         permille = R2_WEIGHT_FULL;
     path->grey = (uint16_t)permille;
-    r2_path_journal(path, R2_EV_WEIGHT, 0, 0, reason);
+    tell_weight(path, reason);
     R2_INFO("path %s: %u of 1000 of its weight: %s", r2_path_text(path, text, sizeof(text)),
             permille, reason);
     r2_peer_weigh(path->peer);

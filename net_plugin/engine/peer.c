@@ -232,11 +232,17 @@ void r2_peer_account(struct r2_peer *p, int delta)
  * peace: they can still be received, nothing behind them can. */
 static bool outlives_sender(struct r2_conn *c)
 {
-    if (c->out || c->state != R2_CONN_OPEN || c->next_seq >= c->cum)
+    if (c->out || c->state != R2_CONN_OPEN || (c->next_seq >= c->cum && !r2_unasked_pending(c)))
         return false;
     c->remote_closed = true;
     c->final_seq = c->cum;
     r2_recv_flushed(c, c->cum); /* nobody is left to be told */
+    for (uint64_t s = c->cum; s < c->next_seq; s++) {
+        struct r2_req *r = r2_conn_req(c, s);
+
+        if (r)
+            r2_req_finish(r, c->peer->error);
+    }
     return true;
 }
 
@@ -254,7 +260,9 @@ void r2_peer_gone(struct r2_peer *p, int err, const char *cause)
     if (!r2_list_empty(&p->conn_list)) {
         r2_control_journal(r2_eng.ctl, &ev);
         R2_INFO("peer %s pid %u is gone: %s", p->host[0] ? p->host : "?", p->pid, cause);
+        r2_peer_tell_gone(p, cause);
     }
+    r2_peer_show(p, r2_now_ns());
     for (int i = 0; i < p->n_paths; i++)
         r2_path_fail(p->paths[i], p->paths[i]->gen, -err, cause);
     R2_LIST_FOR_EACH_SAFE (n, tmp, &p->conn_list) {

@@ -178,8 +178,8 @@ void r2_send_fill(struct r2_path *path, struct r2_conn *c, struct r2_req *r,
     bulk->total = r->size;
     bulk->len = chunk->len;
     bulk->data = r->data + chunk->off;
-    bulk->remote_addr = cts->addr + chunk->off;
-    bulk->remote_key = cts->keys[path->rnic];
+    bulk->remote_addr = cts ? cts->addr + chunk->off : 0;
+    bulk->remote_key = cts ? cts->keys[path->rnic] : 0;
     bulk->keys = r->mr ? r->mr->keys : NULL;
     r2_revoke_count(c, path);
     r2_trial_took(&path->trial, r2_grey_path_doubted(path), path->chunk_at, chunk->len, now);

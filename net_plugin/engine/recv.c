@@ -130,11 +130,12 @@ void r2_recv_repeat(struct r2_conn *c, struct r2_path *path)
         if (c->stash[i].valid && c->stash[i].seq >= c->cum)
             r2_recv_queue_ack(c, NULL, c->stash[i].seq, 0, c->stash[i].size);
     }
+    r2_unasked_repeat(c);
     r2_recv_queue_ack(c, path, 0, 0, 0);
 }
 
 /* Message `seq` has arrived whole. */
-static void mark_arrived(struct r2_conn *c, uint64_t seq)
+void r2_recv_mark(struct r2_conn *c, uint64_t seq)
 {
     if (seq < c->cum || seq - c->cum >= 64)
         return;
@@ -221,13 +222,12 @@ static struct r2_stash *stash_of(struct r2_conn *c, uint64_t seq)
     return s->valid && s->seq == seq ? s : NULL;
 }
 
-/* The bytes are in place: the request is done once the acknowledgement has left. */
-static void arrived(struct r2_req *r)
+void r2_recv_placed(struct r2_req *r)
 {
     struct r2_conn *c = r->conn;
 
     r->arrived = true;
-    mark_arrived(c, r->seq);
+    r2_recv_mark(c, r->seq);
     if (r->seq < c->flushed)
         r2_req_finish(r, 0);
 }
@@ -252,7 +252,7 @@ static int place_eager(struct r2_req *r, const uint8_t *data, uint32_t size)
         r2_conn_fail(r->conn, rc);
         return rc;
     }
-    arrived(r);
+    r2_recv_placed(r);
     return 0;
 }
 
@@ -265,6 +265,8 @@ void r2_recv_start(struct r2_req *r)
     r->kept = cts_can_wait(r);
     if (!r->kept)
         post_cts(r, ctrl_path(c)); /* for a stashed message it gives the credit back */
+    if (r2_unasked_posted(c, r))
+        return;
     if (s) {
         s->valid = false;
         place_eager(r, s->data, s->size);
@@ -288,7 +290,7 @@ static int stash_eager(struct r2_conn *c, const struct r2_msg_eager *m, const ui
     s->seq = m->seq;
     s->size = m->size;
     s->valid = true;
-    mark_arrived(c, m->seq);
+    r2_recv_mark(c, m->seq);
     return 0;
 }
 
@@ -327,6 +329,8 @@ int r2_recv_on_eager(struct r2_conn *c, struct r2_path *path, const struct r2_ms
 static int claim(struct r2_path *path, struct r2_ep *ep, struct r2_bulk *bulk, uint16_t lane)
 {
     struct r2_conn *c = r2_conn_find(path->peer, bulk->conn);
+    struct r2_recv_ledger *led;
+    struct r2_unasked *u;
     struct r2_req *r;
     int rc;
 
@@ -341,27 +345,28 @@ static int claim(struct r2_path *path, struct r2_ep *ep, struct r2_bulk *bulk, u
     if (!c || c->out || c->state != R2_CONN_OPEN)
         return 1;
     c->small = 0;
-    if (bulk->seq >= c->next_seq) /* nobody cleared it to send */
-        return -EPROTO;
     r = r2_conn_req(c, bulk->seq);
-    if (has_arrived(c, bulk->seq) || !r) {
+    u = r2_unasked_at(c, bulk->seq);
+    if (has_arrived(c, bulk->seq) || (!r && !u && bulk->seq < c->next_seq)) {
         r2_count(&r2_eng.n->duplicate_chunks, 1);
         r2_recv_queue_ack(c, path, 0, 0, 0);
         return 1;
     }
-    if (r->mr && r->mr->device && path->transport == R2_VIA_TCP)
+    if (!r && !u && !(u = r2_unasked_begin(c, path, bulk, &rc)))
+        return rc;
+    if (!u && r->mr && r->mr->device && path->transport == R2_VIA_TCP)
         return -EPROTO; /* no thread may write there, and the sender was told */
-    rc = r2_recv_set_total(&r->led.recv, bulk->total);
+    led = u ? &u->led : &r->led.recv;
+    rc = r2_recv_set_total(led, bulk->total);
     if (rc == -EMSGSIZE) {
         r2_conn_fail(c, -EMSGSIZE);
         return 1;
     }
     if (rc == 0)
-        rc = r2_recv_claim(&r->led.recv, bulk->offset, bulk->len, path->index,
-                           r2_eng.ops->params(ep)->gen,
+        rc = r2_recv_claim(led, bulk->offset, bulk->len, path->index, r2_eng.ops->params(ep)->gen,
                            bulk->flags & R2_BULK_COPY ? lane | LANE_COPY : lane);
     if (rc == -EBUSY && !(bulk->flags & R2_BULK_COPY)) /* some of it has come, in other pieces */
-        rc = r2_recv_claim_over(&r->led.recv, bulk->offset, bulk->len, path->index,
+        rc = r2_recv_claim_over(led, bulk->offset, bulk->len, path->index,
                                 r2_eng.ops->params(ep)->gen, lane);
     if (rc == 1) {
         r2_count(&r2_eng.n->duplicate_chunks, 1);
@@ -369,28 +374,32 @@ static int claim(struct r2_path *path, struct r2_ep *ep, struct r2_bulk *bulk, u
     }
     if (rc)
         return rc;
-    if (r->mr && r->mr->device)
+    if (!u && r->mr && r->mr->device)
         bulk->flags &= ~R2_BULK_CRC; /* no thread may look at it */
-    bulk->data = r->data + bulk->offset;
-    if (r->lines)
+    bulk->data = (u ? u->data : r->data) + bulk->offset;
+    if (!u && r->lines)
         bulk->flags |= R2_BULK_LINES;
     return 0;
 }
 
-static const struct r2_req *req_of(struct r2_peer *p, const struct r2_bulk *bulk)
+/* Where the message's bytes are recorded, while some of them are missing; or NULL. */
+static struct r2_recv_ledger *led_of(struct r2_conn *c, uint64_t seq)
 {
-    struct r2_conn *c = r2_conn_find(p, bulk->conn);
+    struct r2_unasked *u = c && !c->out ? r2_unasked_at(c, seq) : NULL;
+    struct r2_req *r = c && !c->out && !u ? r2_conn_req(c, seq) : NULL;
 
-    return c && !c->out ? r2_conn_req(c, bulk->seq) : NULL;
+    if (u)
+        return u->whole ? NULL : &u->led;
+    return r ? &r->led.recv : NULL;
 }
 
 /* The claim that covers this chunk, or NULL. */
 static const struct r2_recv_claim *claim_of(struct r2_peer *p, const struct r2_bulk *bulk)
 {
-    const struct r2_req *r = req_of(p, bulk);
+    const struct r2_recv_ledger *led = led_of(r2_conn_find(p, bulk->conn), bulk->seq);
 
-    for (uint32_t i = 0; r && i < r->led.recv.count; i++) {
-        const struct r2_recv_claim *k = r2_recv_claim_at(&r->led.recv, i);
+    for (uint32_t i = 0; led && i < led->count; i++) {
+        const struct r2_recv_claim *k = r2_recv_claim_at(led, i);
 
         if (k->off <= bulk->offset && bulk->offset + bulk->len <= k->off + k->len)
             return k;
@@ -417,7 +426,8 @@ static struct r2_path *reader(struct r2_peer *p, const struct r2_bulk *bulk, str
 
     if (!path || k->off != bulk->offset || k->len != bulk->len || !path->ep ||
         path->gen != k->gen || (k->lane & LANE_COPY) ||
-        r2_ranges_overlap(&req_of(p, bulk)->led.recv.done, bulk->offset, bulk->len))
+        r2_ranges_overlap(&led_of(r2_conn_find(p, bulk->conn), bulk->seq)->done, bulk->offset,
+                          bulk->len))
         return NULL;
     *ep = path->ep;
     *lane = k->lane;
@@ -478,12 +488,31 @@ static void test_over(struct r2_path *path, struct r2_ep *ep, const struct r2_bu
     r2_peer_unlock(path->peer);
 }
 
+/* One more chunk of a message is in its place. */
+static void placed(struct r2_conn *c, uint64_t seq, const struct r2_recv_ledger *led,
+                   const struct r2_path *path)
+{
+    struct r2_unasked *u = r2_unasked_at(c, seq);
+    struct r2_req *r = u ? NULL : r2_conn_req(c, seq);
+
+    if (r)
+        r2_flush_note(r, path);
+    if (!r2_recv_complete(led))
+        return;
+    if (r) {
+        r2_recv_placed(r);
+    } else {
+        r2_recv_mark(c, seq);
+        r2_unasked_whole(c, u);
+    }
+}
+
 void r2_up_chunk_done(void *owner, struct r2_ep *ep, const struct r2_bulk *bulk)
 {
     struct r2_path *path = owner;
     struct r2_peer *p = path->peer;
     struct r2_conn *c;
-    struct r2_req *r;
+    struct r2_recv_ledger *led;
 
     if (bulk->conn == R2_CONN_TEST) {
         test_over(path, ep, bulk, true);
@@ -491,13 +520,11 @@ void r2_up_chunk_done(void *owner, struct r2_ep *ep, const struct r2_bulk *bulk)
     }
     r2_peer_lock(p);
     c = r2_conn_find(p, bulk->conn);
-    r = c && !c->out ? r2_conn_req(c, bulk->seq) : NULL;
+    led = led_of(c, bulk->seq);
     path->rx_bytes += bulk->len;
-    if (r && r2_recv_done(&r->led.recv, bulk->offset, bulk->len, path->index,
-                          r2_eng.ops->params(ep)->gen) == 0) {
-        r2_flush_note(r, path);
-        if (r2_recv_complete(&r->led.recv))
-            arrived(r);
+    if (led &&
+        r2_recv_done(led, bulk->offset, bulk->len, path->index, r2_eng.ops->params(ep)->gen) == 0) {
+        placed(c, bulk->seq, led, path);
         r2_recv_queue_ack(c, path, bulk->seq, bulk->offset, bulk->seq >= c->cum ? bulk->len : 0);
     }
     pthread_mutex_unlock(&p->lock); /* acknowledged at the end of the burst */
@@ -511,7 +538,7 @@ void r2_up_chunk_dropped(void *owner, struct r2_ep *ep, const struct r2_bulk *bu
     struct r2_path *path = owner;
     struct r2_peer *p = path->peer;
     struct r2_conn *c;
-    struct r2_req *r;
+    struct r2_recv_ledger *led;
 
     if (bulk->conn == R2_CONN_TEST) {
         r2_count(&r2_eng.n->crc_errors, bad_crc);
@@ -520,16 +547,15 @@ void r2_up_chunk_dropped(void *owner, struct r2_ep *ep, const struct r2_bulk *bu
     }
     r2_peer_lock(p);
     c = r2_conn_find(p, bulk->conn);
-    r = c && !c->out ? r2_conn_req(c, bulk->seq) : NULL;
-    if (r && !(bulk->flags & R2_BULK_COPY)) /* a copy has no claim, an original might */
-        r2_recv_release(&r->led.recv, bulk->offset, bulk->len, path->index,
-                        r2_eng.ops->params(ep)->gen);
+    led = led_of(c, bulk->seq);
+    if (led && !(bulk->flags & R2_BULK_COPY)) /* a copy has no claim, an original might */
+        r2_recv_release(led, bulk->offset, bulk->len, path->index, r2_eng.ops->params(ep)->gen);
     if (bad_crc) {
         r2_count(&r2_eng.n->crc_errors, 1);
         r2_path_journal(path, R2_EV_CRC_ERROR, bulk->len, 0, "chunk");
         /* The bytes are in the buffer already, where their reader may have seen them: sending them
          * again would come too late (wall 17). */
-        if (r && path->transport != R2_VIA_TCP)
+        if (led && path->transport != R2_VIA_TCP)
             r2_conn_fail(c, -EBADMSG);
     }
     pthread_mutex_unlock(&p->lock);

@@ -21,7 +21,7 @@ const struct r2_cts_slot *r2_send_cts(const struct r2_conn *c, uint64_t seq)
 /* Bytes of a message that bulk lanes may take now. */
 static uint64_t bulk_waiting(const struct r2_conn *c, const struct r2_req *r)
 {
-    if (!r || is_eager(r) || !r2_send_cts(c, r->seq))
+    if (!r || is_eager(r) || c->revoked || !(r->unasked || r2_send_cts(c, r->seq)))
         return 0;
     return r2_send_waiting_bytes(&r->led.send);
 }
@@ -119,6 +119,10 @@ void r2_send_start(struct r2_req *r)
         r2_conn_begins(c, r);
         r2_send_more(c, r->size);
         r2_peer_kick(c->peer);
+    } else {
+        r2_unasked_grant(c, r);
+        if (r->unasked)
+            r2_peer_kick(c->peer);
     }
 }
 
@@ -136,6 +140,9 @@ void r2_send_on_cts(struct r2_conn *c, const struct r2_msg_cts *m, const uint32_
         c->posted = m->seq + 1;
     if (m->seq < c->oldest) { /* acknowledged from the stash before: only the credit is news */
         r2_send_pump(c);
+        r2_unasked_grant_all(c);
+        if (!r2_list_empty(&c->ready))
+            r2_peer_kick(c->peer);
         return;
     }
     fresh = !r2_send_cts(c, m->seq);
@@ -152,11 +159,12 @@ void r2_send_on_cts(struct r2_conn *c, const struct r2_msg_cts *m, const uint32_
         r2_conn_fail(c, -EMSGSIZE);
         return;
     }
-    if (fresh && bulk_waiting(c, r)) {
+    if (fresh && r && !r->unasked && bulk_waiting(c, r)) {
         r2_conn_begins(c, r);
         r2_send_more(c, bulk_waiting(c, r));
     }
     r2_send_pump(c);
+    r2_unasked_grant_all(c);
     if (!r2_list_empty(&c->ready))
         r2_peer_kick(c->peer);
 }
@@ -192,7 +200,8 @@ static void report(void *arg, const struct r2_send_report *rep)
         r2_pathrate_on_ack(&path->rate, rep->bytes, &rep->stamp, rep->t_sent_ns, now);
         r2_grey_acked(path, rep, now);
     }
-    path->kick_wanted++;
+    if (!r2_list_empty(&p->ready) || r2_tail_waits(p, now))
+        path->kick_wanted++;
 }
 
 static int64_t ack_req(struct r2_conn *c, uint64_t seq, const struct r2_ack_range *range)
@@ -232,7 +241,7 @@ int r2_send_on_ack(struct r2_conn *c, uint64_t cumulative, const struct r2_ack_r
 void r2_send_fenced(struct r2_path *path, uint32_t gen)
 {
     struct r2_peer *p = path->peer;
-    uint64_t bytes = 0;
+    struct r2_send_replay again = {0, 0};
     struct r2_list *n;
 
     R2_LIST_FOR_EACH (n, &p->conn_list) {
@@ -242,7 +251,7 @@ void r2_send_fenced(struct r2_path *path, uint32_t gen)
         for (uint64_t s = c->oldest; s < c->next_seq && c->out; s++) {
             struct r2_req *r = r2_conn_req(c, s);
 
-            if (r && r2_send_path_down(&r->led.send, path->index, gen, &bytes))
+            if (r && r2_send_path_down(&r->led.send, path->index, gen, &again))
                 any = true;
         }
         if (any) {
@@ -250,12 +259,13 @@ void r2_send_fenced(struct r2_path *path, uint32_t gen)
             r2_send_pump(c);
         }
     }
-    if (!path->ever_up || (path->quiet && !bytes))
+    if (!path->ever_up || (path->quiet && !again.bytes))
         return;
-    path->replayed += bytes;
-    r2_path_journal(path, R2_EV_REPLAY, bytes, r2_now_ns() - path->down_at, "");
-    r2_count(&r2_eng.n->replayed_bytes, bytes);
-    r2_count(&r2_control_nic_counters(r2_eng.ctl, path->lnic)->replayed_bytes, bytes);
+    path->replayed += again.bytes;
+    r2_path_journal(path, R2_EV_REPLAY, again.bytes, r2_now_ns() - path->down_at, "");
+    r2_count(&r2_eng.n->replayed_bytes, again.bytes);
+    r2_count(&r2_eng.n->replayed_chunks, again.chunks);
+    r2_count(&r2_control_nic_counters(r2_eng.ctl, path->lnic)->replayed_bytes, again.bytes);
     r2_count(&r2_eng.n->failovers, 1);
     p->resume_from = path->down_at;
     p->resume_idle = p->active == 0;

@@ -126,6 +126,11 @@ static const struct r2_path *held_back(const struct r2_peer *p, uint64_t now)
     return NULL;
 }
 
+bool r2_tail_waits(const struct r2_peer *p, uint64_t now)
+{
+    return held_back(p, now) != NULL;
+}
+
 bool r2_tail_take(struct r2_path *path, struct r2_bulk *bulk)
 {
     struct r2_peer *p = path->peer;

@@ -15,6 +15,8 @@ extern const char r2_abi_name[]; /* what NCCL_NET= selects */
 /* An engine's 0 or -errno as a result; a failure is logged, with the operation's name. */
 int r2_abi_result(int rc, const char *operation);
 
+/* Notes who calls, for operators. */
+void r2_abi_called_by(unsigned net_api, r2_nccl_logger log);
 int r2_abi_init(void **ctx, uint64_t comm_id, struct r2_ncclnet_config *config, r2_nccl_logger log,
                 r2_nccl_profiler prof);
 int r2_abi_devices(int *ndev);

@@ -78,6 +78,31 @@ static void check_shim(void)
             "works all the same; r2ccl-ctl shows no communicators");
 }
 
+/* Asked of the library that the logger is in: the one whose calls come here, whatever else in the
+ * process has the name, such as the shim. */
+static unsigned nccl_version_of(r2_nccl_logger log)
+{
+    int (*get)(int *version) = NULL;
+    int version = 0;
+    Dl_info info;
+    void *nccl = NULL;
+
+    if (log && dladdr((void *)(uintptr_t)log, &info) && info.dli_fname)
+        nccl = dlopen(info.dli_fname, RTLD_LAZY | RTLD_NOLOAD);
+    if (!nccl)
+        return 0;
+    *(void **)&get = dlsym(nccl, "ncclGetVersion");
+    if (get && get(&version))
+        version = 0;
+    dlclose(nccl);
+    return version > 0 ? (unsigned)version : 0;
+}
+
+void r2_abi_called_by(unsigned net_api, r2_nccl_logger log)
+{
+    r2_engine_called_by(nccl_version_of(log), net_api);
+}
+
 int r2_abi_init(void **ctx, uint64_t comm_id, struct r2_ncclnet_config *config, r2_nccl_logger log,
                 r2_nccl_profiler prof)
 {
@@ -287,9 +312,23 @@ static int r2_abi_properties_v11(int dev, struct r2_ncclnet_props_v11 *props)
 R2_EXPORT extern const struct r2_ncclnet_v12 ncclNetPlugin_v12;
 R2_EXPORT extern const struct r2_ncclnet_v11 ncclNetPlugin_v11;
 
+static int r2_init_v12(void **ctx, uint64_t comm_id, struct r2_ncclnet_config *config,
+                       r2_nccl_logger log, r2_nccl_profiler prof)
+{
+    r2_abi_called_by(12, log);
+    return r2_abi_init(ctx, comm_id, config, log, prof);
+}
+
+static int r2_init_v11(void **ctx, uint64_t comm_id, struct r2_ncclnet_config *config,
+                       r2_nccl_logger log, r2_nccl_profiler prof)
+{
+    r2_abi_called_by(11, log);
+    return r2_abi_init(ctx, comm_id, config, log, prof);
+}
+
 /* No devices of NVIDIA's own, and no fused ones: each NIC is a NIC. */
 #define R2_NEW_COMMON                                                                              \
-    .name = r2_abi_name, .init = r2_abi_init, .devices = r2_abi_devices, .listen = r2_abi_listen,  \
+    .name = r2_abi_name, .devices = r2_abi_devices, .listen = r2_abi_listen,                       \
     .connect = r2_abi_connect, .accept = r2_abi_accept, .regmr = r2_abi_regmr,                     \
     .regmr_dmabuf = r2_abi_regmr_dmabuf, .deregmr = r2_abi_deregmr, .isend = r2_abi_isend,         \
     .irecv = r2_abi_irecv, .iflush = r2_abi_iflush, .test = r2_abi_test,                           \
@@ -298,10 +337,12 @@ R2_EXPORT extern const struct r2_ncclnet_v11 ncclNetPlugin_v11;
 
 const struct r2_ncclnet_v12 ncclNetPlugin_v12 = {
     R2_NEW_COMMON,
+    .init = r2_init_v12,
     .get_properties = r2_abi_properties,
 };
 
 const struct r2_ncclnet_v11 ncclNetPlugin_v11 = {
     R2_NEW_COMMON,
+    .init = r2_init_v11,
     .get_properties = r2_abi_properties_v11,
 };

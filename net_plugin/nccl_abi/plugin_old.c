@@ -15,12 +15,13 @@ static struct {
     void *ctx; /* set once, read under the lock */
 } r2_old = {.lock = PTHREAD_MUTEX_INITIALIZER};
 
-static int r2_old_init(r2_nccl_logger log)
+static int r2_old_init(unsigned net_api, r2_nccl_logger log)
 {
     int result = R2_NCCL_SUCCESS;
 
     pthread_mutex_lock(&r2_old.lock);
     if (!r2_old.ctx) {
+        r2_abi_called_by(net_api, log);
         result = r2_abi_init(&r2_old.ctx, 0, NULL, log, NULL);
     } else if (log) {
         /* NCCL may have been loaded anew since. */
@@ -33,8 +34,19 @@ static int r2_old_init(r2_nccl_logger log)
 static int r2_old_init_v10(r2_nccl_logger log, r2_nccl_profiler prof)
 {
     (void)prof;
-    return r2_old_init(log);
+    return r2_old_init(10, log);
 }
+
+#define R2_OLD_INIT(version)                                                                       \
+    static int r2_old_init_v##version(r2_nccl_logger log)                                          \
+    {                                                                                              \
+        return r2_old_init(version, log);                                                          \
+    }
+
+R2_OLD_INIT(9)
+R2_OLD_INIT(8)
+R2_OLD_INIT(7)
+R2_OLD_INIT(6)
 
 static void *r2_old_ctx(void)
 {
@@ -194,7 +206,7 @@ const struct r2_ncclnet_v10 ncclNetPlugin_v10 = {
 
 const struct r2_ncclnet_v9 ncclNetPlugin_v9 = {
     R2_OLD_COMMON,
-    .init = r2_old_init,
+    .init = r2_old_init_v9,
     .get_properties = r2_old_properties_v9,
     .connect = r2_old_connect,
     .accept = r2_abi_accept,
@@ -205,7 +217,7 @@ const struct r2_ncclnet_v9 ncclNetPlugin_v9 = {
 
 const struct r2_ncclnet_v8 ncclNetPlugin_v8 = {
     R2_OLD_COMMON,
-    .init = r2_old_init,
+    .init = r2_old_init_v8,
     .get_properties = r2_old_properties_v8,
     .connect = r2_old_connect,
     .accept = r2_abi_accept,
@@ -216,7 +228,7 @@ const struct r2_ncclnet_v8 ncclNetPlugin_v8 = {
 
 const struct r2_ncclnet_v7 ncclNetPlugin_v7 = {
     R2_OLD_COMMON,
-    .init = r2_old_init,
+    .init = r2_old_init_v7,
     .get_properties = r2_old_properties_v7,
     .connect = r2_old_connect,
     .accept = r2_abi_accept,
@@ -227,7 +239,7 @@ const struct r2_ncclnet_v7 ncclNetPlugin_v7 = {
 
 const struct r2_ncclnet_v6 ncclNetPlugin_v6 = {
     R2_OLD_COMMON,
-    .init = r2_old_init,
+    .init = r2_old_init_v6,
     .get_properties = r2_old_properties_v6,
     .connect = r2_old_connect_v6,
     .accept = r2_old_accept_v6,

@@ -19,7 +19,9 @@
 #error "the wire format is little-endian, and so must be the host"
 #endif
 
-#define R2_WIRE_VERSION 1
+/* Of all that two plugins say to each other, hellos and handles included: another one is refused
+ * (r2_engine_connect). 2: an accepting process may call who connects to it. */
+#define R2_WIRE_VERSION 2
 #define R2_WIRE_MAX_NICS 16
 #define R2_WIRE_MAX_BODY 65535
 #define R2_WIRE_NAME 32
@@ -87,9 +89,11 @@ struct r2_msg_open {
 struct r2_msg_open_ack {
     uint64_t conn;
     uint32_t status;
-    uint32_t flags; /* R2_OPEN_NO_EAGER */
+    uint32_t flags; /* R2_OPEN_NO_EAGER; in the upper bits the KiB that a larger message may have
+                       that comes before its clear-to-send over a bulk lane */
 } __attribute__((packed));
-#define R2_OPEN_NO_EAGER 1u /* send nothing before its clear-to-send */
+#define R2_OPEN_NO_EAGER 1u /* send no small message before its clear-to-send */
+#define R2_OPEN_UNASKED_SHIFT 16
 
 /* Followed by `keys` x 32 bit for one-sided transports, indexed by the receiver's NIC. */
 struct r2_msg_cts {

@@ -160,7 +160,7 @@ def fail_nic(
       r2ccl-ctl fail-nic 127.0.2.1 --kind slow=100mbit --for 30s --job 4711
     """
     fault, rate, loss_ppm = parse_kind(kind)
-    after_bytes = parse_size(after) if after else 0
+    after_bytes = 0 if after is None else parse_size(after)
     for_ms = parse_for(duration)
     answers = ask(
         selection(pid, job, node, everything),

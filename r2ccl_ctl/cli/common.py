@@ -8,6 +8,7 @@ import errno
 import json
 import os
 import sys
+import time
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
@@ -17,8 +18,9 @@ from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
-from r2ccl_ctl.control import Selection, list_processes
+from r2ccl_ctl.control import Process, Selection, list_processes
 from r2ccl_ctl.errors import R2Error, R2UsageError
+from r2ccl_ctl.units import rfc3339, show_span
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -98,9 +100,22 @@ def prepare_streams() -> None:
 def selection_options(command: F) -> F:
     """--pid, --job, --node: which processes."""
     for option in (
-        click.option("--node", metavar="NAME", help="Processes of this node (host name)."),
-        click.option("--job", metavar="JOB", help="Processes of this job."),
-        click.option("--pid", type=click.IntRange(min=1), metavar="PID", help="This process."),
+        click.option(
+            "--node",
+            metavar="NAME",
+            shell_complete=complete_node,
+            help="Processes of this node (host name).",
+        ),
+        click.option(
+            "--job", metavar="JOB", shell_complete=complete_job, help="Processes of this job."
+        ),
+        click.option(
+            "--pid",
+            type=click.IntRange(min=1),
+            metavar="PID",
+            shell_complete=complete_pid,
+            help="This process.",
+        ),
     ):
         command = option(command)
     return command
@@ -211,6 +226,22 @@ def state(word: str) -> Text:
     return Text(word, style=STYLES.get(word, ""))
 
 
+def ago(mono_ns: int, now_ns: int | None = None) -> str:
+    """How long a state has lasted."""
+    now = time.monotonic_ns() if now_ns is None else now_ns
+    return show_span((now - mono_ns) / 1e9) if 0 < mono_ns <= now else ""
+
+
+def process_state(process: Process) -> Text:
+    if process.silent_s:
+        return Text(f"silent for {show_span(process.silent_s)}", style="yellow")
+    return state(process.state)
+
+
+def row_dict(row: Any) -> dict[str, Any]:
+    return {**vars(row), "since": rfc3339(row.since_real_ns)}
+
+
 def add_row(to: Table, *cells: object) -> None:
     """Cells as plain text: what comes from a segment is no markup."""
     to.add_row(*(cell if isinstance(cell, Text) else Text(str(cell)) for cell in cells))
@@ -225,3 +256,23 @@ def complete_nic(ctx: click.Context, param: click.Parameter, incomplete: str) ->
     except (R2Error, OSError):
         pass
     return sorted(name for name in names if name.startswith(incomplete))
+
+
+def complete_process(
+    value: Callable[[Process], str],
+) -> Callable[[click.Context, click.Parameter, str], list[str]]:
+    """What the running processes have for it, for the shell."""
+
+    def complete(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
+        try:
+            found = {value(process) for process in list_processes()}
+        except (R2Error, OSError):
+            return []
+        return sorted(word for word in found if word and word.startswith(incomplete))
+
+    return complete
+
+
+complete_job = complete_process(lambda process: process.job)
+complete_node = complete_process(lambda process: process.host)
+complete_pid = complete_process(lambda process: str(process.pid))

@@ -4,26 +4,38 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import click
 
 from r2ccl_ctl.cli.act_cmds import ask, show_answers, target_options
 from r2ccl_ctl.cli.common import R2Group, selection
-from r2ccl_ctl.control import Selection
+from r2ccl_ctl.control import Selection, list_processes, select_targets, with_nic
 from r2ccl_ctl.errors import R2Error, R2UsageError
 from r2ccl_ctl.faults import Rule, read_rules
+
+LOOK_S = 0.5
 
 
 @click.group(cls=R2Group)
 def faults() -> None:
-    """Faults from a file of rules."""
+    """Faults from a file of rules.
+
+    \b
+    Example:
+      r2ccl-ctl faults apply rules.txt --check
+    """
 
 
 @faults.command()
 @click.argument("file", type=click.Path(path_type=Path, dir_okay=False))
 @target_options
-@click.option("--check", is_flag=True, help="Only read FILE, and show what would be done when.")
+@click.option(
+    "--check",
+    is_flag=True,
+    help="Only read FILE, look for its NICs, and show what would be done when.",
+)
 def apply(
     file: Path,
     pid: int | None,
@@ -39,6 +51,8 @@ def apply(
     words of fail-nic; KIND `recover` is recover-nic. `at` is counted from now; the command ends
     after the last rule. All rules are checked before the first one is applied; one that then
     cannot be applied, such as for a NIC that no process has, does not keep back those after it.
+    It stops when no process is left; stopped by Ctrl-C, it lists the faults that still stand.
+    --check ends with 1 when there is such a NIC; while no process runs, none is looked for.
 
     \b
     Example:
@@ -53,15 +67,70 @@ def apply(
     if check:
         for rule in rules:
             click.echo(f"{rule.at_s:g}s: {rule}")
+        if not _nics_known(rules, selection(pid, job, node, everything)):
+            sys.exit(1)
         return
     start = time.monotonic()
     failed = 0
-    for rule in rules:
-        time.sleep(max(0.0, start + rule.at_s - time.monotonic()))
-        failed += not _apply(rule, selection(pid, job, node, everything), timeout)
+    wanted = selection(pid, job, node, everything)
+    done: list[Rule] = []
+    try:
+        for rule in rules:
+            if not _wait(start + rule.at_s, wanted, looks=bool(done)):
+                click.echo(
+                    f"Error: no target is left: stopped after {len(done)} of {len(rules)} rules",
+                    err=True,
+                )
+                sys.exit(1)
+            failed += not _apply(rule, wanted, timeout)
+            done.append(rule)
+    except KeyboardInterrupt:
+        left = standing(done)
+        click.echo(f"Error: stopped after {len(done)} of {len(rules)} rules", err=True)
+        for rule in left:
+            click.echo(f"still stands: {rule} (r2ccl-ctl recover-nic {rule.nic})", err=True)
+        sys.exit(130)
     if failed:
         click.echo(f"Error: {failed} of {len(rules)} rules were not applied everywhere", err=True)
         sys.exit(1)
+
+
+def _wait(until: float, wanted: Selection, *, looks: bool) -> bool:
+    """Until that moment; False as soon as there is nobody any more whom rules could be for."""
+    while True:
+        if looks and not any(wanted.wants(process) for process in list_processes()):
+            return False
+        left = until - time.monotonic()
+        if left <= 0:
+            return True
+        time.sleep(min(left, LOOK_S))
+
+
+def standing(done: Sequence[Rule]) -> list[Rule]:
+    """Of the rules that were applied the last of each NIC, unless it gave the NIC back. Those with
+    a time of their own may be over."""
+    last = {rule.nic: rule for rule in done}
+    return [rule for rule in last.values() if rule.kind != "recover"]
+
+
+def _nics_known(rules: Sequence[Rule], wanted: Selection) -> bool:
+    try:
+        processes = select_targets(wanted)
+    except R2UsageError:
+        raise
+    except R2Error as err:
+        if str(wanted):  # these were to be looked at
+            raise
+        click.echo(f"NICs were not looked for: {err}", err=True)
+        return True
+    known = True
+    for name, line in {rule.nic: rule.line for rule in reversed(rules)}.items():
+        try:
+            list(with_nic(processes, name))
+        except R2Error as err:
+            click.echo(f"Error: line {line}: {err}", err=True)
+            known = False
+    return known
 
 
 def _apply(rule: Rule, wanted: Selection, timeout: str) -> bool:

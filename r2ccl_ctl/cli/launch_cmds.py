@@ -23,7 +23,7 @@ class UsageFailure(Failure):
 @click.option(
     "-n",
     "--ranks",
-    default=0,
+    type=click.IntRange(min=1),
     metavar="N",
     help="How many ranks. Default: --per-node (or 1) on every node.",
 )
@@ -86,11 +86,13 @@ class UsageFailure(Failure):
     metavar="S",
     help="When a rank fails the others get S seconds before SIGTERM.",
 )
-@click.option("--job", default="", metavar="ID", help="Job id; default: a random one.")
+@click.option(
+    "--job", default="", metavar="ID", help="Job id; default: R2CCL_JOB, else a random one."
+)
 @click.option("--no-prefix", is_flag=True, help="Do not put [rank] before every line.")
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
 def launch(
-    ranks: int,
+    ranks: int | None,
     lab: str | None,
     per_node: int,
     emulate_nodes: int,
@@ -122,7 +124,7 @@ def launch(
             userns.rerun(lab)
         spec = launching.LaunchSpec(
             argv=command,
-            ranks=ranks,
+            ranks=ranks or 0,
             lab=lab,
             per_node=per_node,
             emulate_nodes=emulate_nodes,

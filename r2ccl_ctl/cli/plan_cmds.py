@@ -5,15 +5,20 @@ from __future__ import annotations
 import click
 
 from r2ccl_ctl.cli.act_cmds import Said, show_said, target_options
-from r2ccl_ctl.cli.common import json_option, selection, selection_options
+from r2ccl_ctl.cli.common import R2Group, json_option, selection, selection_options
 from r2ccl_ctl.cli.read_cmds import show_comms
-from r2ccl_ctl.control import Command, list_processes, select_targets, send_commands
+from r2ccl_ctl.control import Answer, Command, list_processes, select_targets, send_commands
 from r2ccl_ctl.units import parse_duration
 
 
-@click.group()
+@click.group(cls=R2Group)
 def plan() -> None:
-    """See and steer the plans of running jobs (R2CCL_PLAN)."""
+    """See and steer the plans of running jobs (R2CCL_PLAN).
+
+    \b
+    Example:
+      r2ccl-ctl plan show --job 4711
+    """
 
 
 @plan.command("show")
@@ -30,7 +35,7 @@ def show_plans(pid: int | None, job: str | None, node: str | None, as_json: bool
     """
     wanted = selection(pid, job, node)
     found = [process for process in list_processes() if wanted.wants(process)]
-    show_comms(found, as_json)
+    show_comms(found, wanted, as_json)
     stopped = [process.title for process in found if process.plan_stop]
     if stopped and not as_json:
         click.echo(f"plan off was said to: {', '.join(stopped)}", err=True)
@@ -50,7 +55,21 @@ def _say(
     answers = send_commands(
         [(process, command) for process in processes], timeout=parse_duration(timeout)
     )
-    show_said([Said(a.process, a.ok, a.text, more={"code": a.code}) for a in answers], as_json)
+    show_said([_said(answer, on) for answer in answers], as_json)
+
+
+def _said(answer: Answer, on: bool) -> Said:
+    """What comes of it: the process takes every such word, and may have no use for it."""
+    process, ok, text = answer.process, answer.ok, answer.text
+    if ok and process.plan in ("off", "shadow"):
+        ok, text = False, f"started with R2CCL_PLAN={process.plan}: nothing changes"
+    elif ok and not process.comms:
+        ok = False
+        text = (
+            "no communicator is followed here (no shim, or none made yet): nothing changes; plan "
+            f"{'on' if on else 'off'} holds for those that are made later with the shim"
+        )
+    return Said(process, ok, text, more={"code": answer.code})
 
 
 @plan.command("off")

@@ -15,7 +15,7 @@ from rich.live import Live
 from rich.text import Text
 
 from r2ccl_ctl import nodeseg
-from r2ccl_ctl.cli import view
+from r2ccl_ctl.cli import comm_view, view
 from r2ccl_ctl.cli.common import (
     Whole,
     console,
@@ -75,21 +75,25 @@ def ps(
     wanted = selection(pid, job, node)
     found = [process for process in list_processes(dead=everything) if wanted.wants(process)]
     if comms:
-        show_comms(found, as_json)
+        show_comms(found, wanted, as_json)
     elif as_json:
         print_json(view.document("processes", [view.process_dict(process) for process in found]))
     elif found:
         show(view.process_table(found))
     else:
-        meant = f" with {wanted}" if str(wanted) else ""
         more = "" if everything else "; --all lists those that are gone as well"
-        click.echo(f"no process{meant} uses R2CCL here{more}", err=True)
+        click.echo(nobody(wanted) + more, err=True)
     hidden = "" if comms or as_json else of_others(wanted)
     if hidden:
         click.echo(hidden, err=True)
 
 
-def show_comms(processes: list[Process], as_json: bool) -> None:
+def nobody(wanted: Selection) -> str:
+    meant = f" with {wanted}" if str(wanted) else ""
+    return f"no process{meant} uses R2CCL here"
+
+
+def show_comms(processes: list[Process], wanted: Selection, as_json: bool) -> None:
     snapshots = []
     for process in processes:
         with contextlib.suppress(SegmentError):
@@ -100,14 +104,16 @@ def show_comms(processes: list[Process], as_json: bool) -> None:
                 "node": snapshot.process.host,
                 "pid": snapshot.process.pid,
                 "job": snapshot.process.job,
-                **view.comm_dict(comm, snapshot.mono_ns),
+                **comm_view.comm_dict(comm, snapshot),
             }
             for snapshot in snapshots
             for comm in snapshot.comms
         ]
         print_json(view.document("communicators", rows))
     elif any(snapshot.comms for snapshot in snapshots):
-        show(view.comm_table(snapshots, view.most_operations(snapshots), titles=True))
+        show(comm_view.comm_table(snapshots, comm_view.most_operations(snapshots), titles=True))
+    elif not processes:
+        click.echo(nobody(wanted), err=True)
     else:
         click.echo(
             "no communicators are followed here: processes show theirs when they run with "
@@ -142,20 +148,39 @@ def _look(wanted: Selection, rates: view.Rates, *, dead: bool) -> Looks:
     return found
 
 
-def watch(interval: float, draw: Callable[[], RenderableType | None], live: bool) -> None:
-    """Call `draw` every `interval` seconds until Ctrl-C; `live`: in place, on the whole screen."""
+def watch(interval: float, draw: Callable[[], object]) -> None:
+    """Call `draw` every `interval` seconds until Ctrl-C."""
     with contextlib.suppress(KeyboardInterrupt):
-        if not live:
+        while True:
+            draw()
+            sys.stdout.flush()
+            time.sleep(interval)
+
+
+def watch_live(interval: float, draw: Callable[[], RenderableType]) -> None:
+    """Show `draw` in place, on the whole screen, every `interval` seconds until Ctrl-C. When nobody
+    is left the last view stays, also on the screen that this one was put over."""
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
+    out = console()
+    last = shown = draw()
+    ended = ""
+    try:
+        with (
+            contextlib.suppress(KeyboardInterrupt),
+            Live(console=out, screen=True, auto_refresh=False) as screen,
+        ):
             while True:
-                draw()
-                sys.stdout.flush()
+                screen.update(Whole(shown), refresh=True)
                 time.sleep(interval)
-        signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
-        out = console()
-        with Live(console=out, screen=True, auto_refresh=False) as screen:
-            while True:
-                screen.update(Whole(draw() or ""), refresh=True)
-                time.sleep(interval)
+                try:
+                    last = shown = draw()
+                    ended = ""
+                except R2Error:
+                    ended = ended or time.strftime("%H:%M:%S")
+                    note = Text(f"ended {ended}, waiting for more (Ctrl-C ends)", style="yellow")
+                    shown = Group(last, Text(""), note)
+    finally:
+        out.print(Whole(shown))
 
 
 def watch_options(command: Callable[..., None]) -> Callable[..., None]:
@@ -205,9 +230,9 @@ def report(
     if not watching:
         once()
     elif as_json or not console().is_terminal or console().is_dumb_terminal:
-        watch(seconds, once, live=False)
+        watch(seconds, once)
     else:
-        watch(seconds, lambda: render(look(wanted, rates, dead=dead)), live=True)
+        watch_live(seconds, lambda: render(look(wanted, rates, dead=dead)))
 
 
 @click.command()
@@ -411,7 +436,8 @@ def journal(
 ) -> None:
     """Show what happened, when, and why: failures, replays, recoveries.
 
-    With --pid also of a process that is gone. --json prints one object per line.
+    With --pid also of a process that is gone, and with --all of all those whose journals are still
+    there: the 16 newest of a user, for an hour. --json prints one object per line.
 
     \b
     Example:

@@ -125,7 +125,12 @@ def env_(job: str, preload: bool, nccl: str, by_name: bool, nics: str, as_json: 
 
 @click.group(cls=R2Group)
 def config() -> None:
-    """Settings: which there are, and what holds here."""
+    """Settings: which there are, and what holds here.
+
+    \b
+    Example:
+      r2ccl-ctl config list --changed
+    """
 
 
 @config.command("list")
@@ -182,7 +187,8 @@ def gc(older_than: str, everything: bool, dry_run: bool, as_json: bool) -> None:
     """Remove what processes that are gone left behind.
 
     That is their control segments, and with them their journals, and node segments that no process
-    uses; never those of running processes.
+    uses; never those of running processes. Each process that starts does some of that itself: of
+    its user's it keeps the 16 newest, and none that is older than an hour.
 
     \b
     Example:

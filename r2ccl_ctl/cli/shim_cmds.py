@@ -22,7 +22,12 @@ NCCL = click.option(
 
 @click.group(cls=R2Group)
 def shim() -> None:
-    """The LD_PRELOAD shim: where it is, what it reaches, one for a newer NCCL."""
+    """The LD_PRELOAD shim: where it is, what it reaches, one for a newer NCCL.
+
+    \b
+    Example:
+      r2ccl-ctl shim check --pid 4242
+    """
 
 
 @shim.command("path")

@@ -13,16 +13,18 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from r2ccl_ctl.cli.common import add_row, state, table
+from r2ccl_ctl.cli.comm_view import comm_dict, comm_table, most_operations, stands
+from r2ccl_ctl.cli.common import add_row, ago, process_state, row_dict, state, table
 from r2ccl_ctl.control import SCHEMA, Process, Snapshot
 from r2ccl_ctl.journal import Event
 from r2ccl_ctl.nodeseg import NodeRow, NodeSegment
-from r2ccl_ctl.rows import Comm, Nic, PathRow
+from r2ccl_ctl.rows import Nic, PathRow
 from r2ccl_ctl.units import rfc3339, show_bytes, show_rate, show_span
 
 SHOWN_COUNTERS = (
     "failovers",
     "replayed_chunks",
+    "replayed_bytes",
     "tail_resent_bytes",
     "duplicate_chunks",
     "stale_chunks",
@@ -66,22 +68,10 @@ class Rates:
         return found
 
 
-def ago(mono_ns: int, now_ns: int | None = None) -> str:
-    """How long a state has lasted."""
-    now = time.monotonic_ns() if now_ns is None else now_ns
-    return show_span((now - mono_ns) / 1e9) if 0 < mono_ns <= now else ""
-
-
 def rank_text(process: Process) -> str:
     if process.rank is None:
         return ""
     return f"{process.rank}/{process.ranks}" if process.ranks else str(process.rank)
-
-
-def process_state(process: Process) -> Text:
-    if process.silent_s:
-        return Text(f"silent for {show_span(process.silent_s)}", style="yellow")
-    return state(process.state)
 
 
 def process_table(processes: Iterable[Process]) -> Table:
@@ -143,10 +133,6 @@ def nic_dict(nic: Nic, rates: dict[int, tuple[float, float]]) -> dict[str, Any]:
     return found
 
 
-def row_dict(row: Any) -> dict[str, Any]:
-    return {**vars(row), "since": rfc3339(row.since_real_ns)}
-
-
 def snapshot_dict(snapshot: Snapshot, rates: dict[int, tuple[float, float]]) -> dict[str, Any]:
     return {
         **process_dict(snapshot.process),
@@ -156,23 +142,11 @@ def snapshot_dict(snapshot: Snapshot, rates: dict[int, tuple[float, float]]) -> 
         "nics": [nic_dict(nic, rates) for nic in snapshot.nics],
         "peers": [row_dict(peer) for peer in snapshot.peers],
         "paths": [row_dict(path) for path in snapshot.paths],
-        "communicators": [comm_dict(comm, snapshot.mono_ns) for comm in snapshot.comms],
+        "stands": stands(snapshot),
+        "communicators": [comm_dict(comm, snapshot) for comm in snapshot.comms],
         "counters": snapshot.counters,
         "gauges": snapshot.gauges,
     }
-
-
-def seconds_text(comm: Comm) -> str:
-    """The communicators that the shim made beside it, for plans: "2", "1+1 making"."""
-    if not comm.seconds_making:
-        return str(comm.seconds or "-")
-    return f"{comm.seconds}+{comm.seconds_making} making"
-
-
-def comm_dict(comm: Comm, now_ns: int) -> dict[str, Any]:
-    """`op_age_s`: since the newest operation was handed to NCCL."""
-    age = (now_ns - comm.op_mono_ns) / 1e9 if 0 < comm.op_mono_ns <= now_ns else None
-    return {**row_dict(comm), "op_age_s": None if age is None else round(age, 3)}
 
 
 def document(key: str, rows: Sequence[Any]) -> dict[str, Any]:
@@ -375,66 +349,6 @@ def peer_table(snapshot: Snapshot) -> Table:
     return found
 
 
-def most_operations(snapshots: Iterable[Snapshot]) -> dict[str, int]:
-    """Communicator -> the collectives of the rank here that has handed over most."""
-    found: dict[str, int] = {}
-    for snapshot in snapshots:
-        for comm in snapshot.comms:
-            found[comm.id] = max(found.get(comm.id, 0), comm.operations)
-    return found
-
-
-def operation_text(comm: Comm, now_ns: int) -> str:
-    """ "all-reduce of 4 MiB, 12 s ago"; "in" while a thread is inside NCCL with it."""
-    if comm.op == "none":
-        return "-"
-    size = f" of {show_bytes(comm.op_bytes)}" if comm.op_bytes else ""
-    since = ago(comm.op_mono_ns, now_ns)
-    return f"in {comm.op}{size} for {since}" if comm.calling else f"{comm.op}{size}, {since} ago"
-
-
-def comm_table(snapshots: Sequence[Snapshot], most: dict[str, int], *, titles: bool) -> Table:
-    """Communicators. BEHIND: collectives that this rank has yet to hand over and another rank of
-    the communicator here already has: in a hang, the others wait for it."""
-    found = table(
-        *(("NODE", ">PID") if titles else ()),
-        "COMM",
-        "NAME",
-        "RANK",
-        ">NODES",
-        "STATE",
-        "PLAN",
-        ">EPOCH",
-        ">BESIDE",
-        ">OPS",
-        ">BEHIND",
-        "NEWEST OPERATION",
-        "CAUSE",
-    )
-    for snapshot in snapshots:
-        for comm in snapshot.comms:
-            title = (snapshot.process.host, snapshot.process.pid) if titles else ()
-            rank = "-" if comm.rank is None else f"{comm.rank}/{comm.ranks or '?'}"
-            behind = most.get(comm.id, comm.operations) - comm.operations
-            add_row(
-                found,
-                *title,
-                comm.id[:8],
-                comm.name or "-",
-                rank,
-                comm.nodes or "-",
-                state(comm.state),
-                comm.plan or "stock",
-                comm.epoch or "-",
-                seconds_text(comm),
-                comm.operations,
-                behind or "-",
-                operation_text(comm, snapshot.mono_ns),
-                comm.cause,
-            )
-    return found
-
-
 def count_text(counts: Counter[str]) -> str:
     """ "7 up, 1 down"."""
     return ", ".join(f"{number} {word}" for word, number in counts.most_common())
@@ -460,8 +374,9 @@ def summary(snapshot: Snapshot) -> list[str]:
     counters, gauges = snapshot.counters, snapshot.gauges
     paths = Counter(path.state for path in snapshot.paths)
     lines = [
-        f"peers {len(snapshot.peers)}, paths {count_text(paths) or 'none'}, connections "
-        f"{gauges['connections_open']}, requests in flight {gauges['requests_in_flight']}",
+        f"peers {len({peer.process_id for peer in snapshot.peers})}, "
+        f"paths {count_text(paths) or 'none'}, connections {gauges['connections_open']}, "
+        f"requests in flight {gauges['requests_in_flight']}",
         f"sent {show_bytes(counters['bytes_sent'])}, received "
         f"{show_bytes(counters['bytes_received'])}, replayed "
         f"{show_bytes(counters['replayed_bytes'])}, sockets {gauges['sockets']}, threads "
@@ -472,6 +387,9 @@ def summary(snapshot: Snapshot) -> list[str]:
     ]
     if notable:
         lines.append(", ".join(notable))
+    standing = stands(snapshot)
+    if standing:
+        lines.append(f"stands: {standing}")
     if snapshot.missing:
         lines.append(f"signals that this process lacks: {', '.join(snapshot.missing)}")
     if snapshot.process.warning:
@@ -535,7 +453,7 @@ def event_line(event: Event, *, titled: bool) -> Text:
     text.append(rfc3339(event.real_ns) + "  ")
     if titled:
         text.append(f"{event.process.host}:{event.process.pid}  ")
-    text.append(f"{event.event:<17}", style=EVENT_STYLES.get(event.event, ""))
+    text.append(f"{event.event:<18}", style=EVENT_STYLES.get(event.event, ""))
     parts = []
     if event.nic and event.remote_nic:
         parts.append(f"{event.nic} -> {event.remote_nic}")

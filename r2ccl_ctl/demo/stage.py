@@ -18,13 +18,14 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Protocol
 
+from r2ccl_ctl import env as environment
 from r2ccl_ctl import launch, paths
 from r2ccl_ctl.control import Command, Process, list_processes, send_commands
 from r2ccl_ctl.demo.evidence import Outcome, judge_failure, judge_recovery
 from r2ccl_ctl.demo.feeds import JobFeed, Timeline, Window
 from r2ccl_ctl.demo.plan import Action, DemoSpec, Phase
 from r2ccl_ctl.demo.report import Deed, PhaseResult, Report, build_report
-from r2ccl_ctl.errors import R2Error
+from r2ccl_ctl.errors import R2Error, R2UsageError
 from r2ccl_ctl.job import NCCL_STANDIN, Job, LaunchSpec
 from r2ccl_ctl.units import show_bytes, show_span
 
@@ -54,6 +55,9 @@ def run(spec: DemoSpec, screen: Screen) -> Report:
     """Play the demo. R2Error when it cannot even start; what goes wrong later is in the report.
     Interrupted (Ctrl-C, SIGTERM, SIGHUP) passes through when all is cleaned up."""
     spec.check()
+    hindered = environment.hindrances(os.environ)
+    if hindered:
+        raise R2UsageError(f"the demo shows R2CCL, and {'; '.join(hindered)}: unset it first")
     folder = spec.make_folder()
     perf = paths.perf_path()
     job_name = f"demo-{secrets.token_hex(3)}"

@@ -18,6 +18,8 @@ MAX_NICS = 64
 MAX_MTU = 65521
 # tbf keeps its rate in 32 bits of bytes per second.
 MAX_RATE_BPS = 8 * (2**32 - 1)
+# Its burst is kept as a time, in 32 bits of ticks: the least burst at less than that does not fit.
+MIN_RATE_BPS = 8000
 GATEWAY_HOST = 254
 
 _RATE = re.compile(r"(?P<num>\d+(?:\.\d+)?)\s*(?P<unit>[kmgt]?)bit(?:/s|ps)?", re.IGNORECASE)
@@ -45,8 +47,11 @@ def parse_rate(text: str) -> int | None:
             "(for example 500mbit, 2.5gbit), or none for an unshaped NIC"
         )
     bps = int(float(match["num"]) * _UNITS[match["unit"].lower()])
-    if bps < 1000:
-        raise LabUsageError(f"rate '{text}' is below 1kbit: give a higher one, or use fail-link")
+    if bps < MIN_RATE_BPS:
+        raise LabUsageError(
+            f"rate '{text}' is below {format_rate(MIN_RATE_BPS)}, the least that the shaper can "
+            "do: give a higher one, or use fail-link"
+        )
     if bps > MAX_RATE_BPS:
         raise LabUsageError(
             f"rate '{text}' is above {format_rate(MAX_RATE_BPS)}, the most that the shaper can do: "

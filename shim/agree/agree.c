@@ -552,6 +552,8 @@ void r2_agree_get_stats(struct r2_agree *a, struct r2_agree_stats *out)
     pthread_mutex_lock(&a->lock);
     *out = a->stats;
     out->state = a->state;
+    out->promised = a->machine.promise.epoch;
+    out->waiting = a->waiting;
     memcpy(out->why, a->why, sizeof(out->why));
     pthread_mutex_unlock(&a->lock);
     out->index = atomic_load(&a->next);

@@ -153,10 +153,10 @@ uint64_t r2_agree_index(const struct r2_agree *a);
 int r2_agree_report(struct r2_agree *a, const struct r2_agree_report *report);
 
 /* NCCL has failed at this rank with `error` (an ncclResult_t, not 0): the other ranks are told, by
- * the leader or, where there is no connection to that one or it is silent, by this rank. The first
- * one counts. Since a process may end with its error, waits until the word is with the kernel, at
- * most 50 ms. 0; -ENOTCONN: it is not, or not to all (yet: that goes on while the process lives).
- */
+ * the leader or, where there is no connection to that one or it does not answer within 30 to 45 ms,
+ * by this rank. The first one counts. Since a process may end with its error, waits until the
+ * leader has answered, or the word to everybody that can be reached is with the kernel, at most 200
+ * ms. 0; -ENOTCONN: not so (yet: that goes on while the process lives). */
 int r2_agree_tell(struct r2_agree *a, uint32_t error);
 
 /* Wakes the waiting lookup; this one and later ones return -ECANCELED. Idempotent, never waits. */
@@ -182,6 +182,8 @@ struct r2_agree_stats {
     uint64_t sent, received;              /* messages of this rank */
     uint64_t waits, wait_ns, wait_max_ns; /* of lookup */
     uint64_t commit_ns;                   /* leader: proposal to commit, the last one */
+    uint64_t promised;                    /* epoch of a promise whose fate is not known; 0: none */
+    bool waiting;                         /* a lookup waits for it */
     char why[R2_AGREE_WHY];               /* OFF, FAILED; "" otherwise */
 };
 

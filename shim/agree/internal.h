@@ -101,6 +101,8 @@ struct r2_agree {
     int ask_width, ask_at;        /* how many others were asked last, and where to go on */
     uint64_t leader_heard_ns;
     struct r2_agree_failure failure; /* the first that this rank knows of; error 0: none */
+    bool failure_heard;              /* another rank has said one: the leader's answer, too */
+    bool failure_sent;               /* this rank's word is with one other rank at least */
     int failure_rounds;              /* how often this rank has told all others */
     uint64_t tell_ns;                /* tell all others (again) then; UINT64_MAX: no need */
 };

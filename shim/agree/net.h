@@ -63,9 +63,12 @@ int r2_agree_net_send(struct r2_agree_net *net, const uint8_t *process,
                       const struct r2_agree_addr *addr, const struct r2_agree_frame *f,
                       const void *first, size_t first_len, const void *second);
 
+#define R2_NET_LONG_NS (100 * R2_NS_PER_MS) /* for a connection to be made */
+
 /* How far what was sent to a process has come. */
 enum r2_agree_way {
-    R2_WAY_NONE, /* no connection, or one whose other end is closed: what was sent is lost */
+    R2_WAY_NONE, /* no connection, one whose other end is closed (what was sent is lost), or one
+                  * that has been in the making for R2_NET_LONG_NS: nobody may be there */
     R2_WAY_WAIT, /* the connection is being made, or takes no more for now */
     R2_WAY_SENT, /* with the kernel, which goes on if this process ends (not beyond a lost way) */
     R2_WAY_SELF, /* it is this process (r2_agree_service_way) */

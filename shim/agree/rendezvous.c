@@ -80,27 +80,40 @@ static struct r2_group *r2_group_make(const uint8_t token[R2_AGREE_TOKEN],
 
 /* --- telling ------------------------------------------------------------------------------ */
 
+static void r2_group_send_to(const struct r2_group *g, uint32_t rank,
+                             const struct r2_agree_hello *to, enum r2_agree_kind kind,
+                             const void *payload, size_t len)
+{
+    struct r2_agree_frame f = {.kind = kind, .to = rank, .len = (uint32_t)len};
+
+    memcpy(f.token, g->token, R2_AGREE_TOKEN);
+    r2_agree_service_send(to->process, &to->addr, &f, payload, len, NULL);
+}
+
 static void r2_group_send(const struct r2_group *g, uint32_t rank, enum r2_agree_kind kind,
                           const void *payload, size_t len)
 {
-    struct r2_agree_frame f = {.kind = kind, .to = rank, .len = (uint32_t)len};
     const struct r2_seat *seat = &g->seats[rank];
 
-    memcpy(f.token, g->token, R2_AGREE_TOKEN);
     if (seat->taken && !seat->left) {
-        r2_agree_service_send(seat->process.process, &seat->process.addr, &f, payload, len, NULL);
+        r2_group_send_to(g, rank, &seat->process, kind, payload, len);
     }
 }
 
 /* The payload of OFF: 1 for good or 0 for now, then the reason. */
+static size_t r2_group_off_text(char text[R2_AGREE_WHY + 1], const char *why, bool good)
+{
+    int len = snprintf(text + 1, R2_AGREE_WHY, "%s", why);
+
+    text[0] = (char)good;
+    return (size_t)(len < R2_AGREE_WHY ? len : R2_AGREE_WHY - 1) + 1;
+}
+
 static void r2_group_send_off(const struct r2_group *g, uint32_t rank, const char *why, bool good)
 {
     char text[R2_AGREE_WHY + 1];
-    int len = snprintf(text + 1, sizeof(text) - 1, "%s", why);
 
-    text[0] = (char)good;
-    len = len < R2_AGREE_WHY ? len : R2_AGREE_WHY - 1;
-    r2_group_send(g, rank, R2_FRAME_OFF, text, (size_t)len + 1);
+    r2_group_send(g, rank, R2_FRAME_OFF, text, r2_group_off_text(text, why, good));
 }
 
 __attribute__((format(printf, 2, 3))) static void r2_group_off(struct r2_group *g, const char *fmt,
@@ -115,6 +128,24 @@ __attribute__((format(printf, 2, 3))) static void r2_group_off(struct r2_group *
     for (uint32_t i = 0; i < g->nranks; i++) {
         r2_group_send_off(g, i, g->why, true);
     }
+}
+
+/* Which ranks are missing. */
+static void r2_group_missing(const struct r2_group *g, char why[R2_AGREE_WHY])
+{
+    char list[96] = "";
+    size_t at = 0;
+    uint32_t missing = g->nranks - g->taken;
+    uint32_t named = 0;
+
+    for (uint32_t i = 0; i < g->nranks && named < 8; i++) {
+        if (!g->seats[i].taken) {
+            at += (size_t)snprintf(list + at, sizeof(list) - at, "%s%u", named ? ", " : "", i);
+            named++;
+        }
+    }
+    snprintf(why, R2_AGREE_WHY, "%u of %u ranks have not registered (%s%s): is the shim there?",
+             missing, g->nranks, list, missing > named ? ", ..." : "");
 }
 
 /* Processes in the order of their lowest rank. */
@@ -160,6 +191,11 @@ out:
 
 /* --- what ranks say ----------------------------------------------------------------------- */
 
+static bool r2_seat_of_another(const struct r2_seat *seat, const struct r2_agree_hello *from)
+{
+    return seat->taken && memcmp(seat->process.process, from->process, 16) != 0;
+}
+
 /* What makes plan changes impossible for good. */
 static bool r2_group_differs(struct r2_group *g, uint32_t rank, const struct r2_agree_register *r,
                              const struct r2_agree_hello *from)
@@ -173,10 +209,25 @@ static bool r2_group_differs(struct r2_group *g, uint32_t rank, const struct r2_
         r2_group_off(g, "rank %u has other R2CCL settings than the ranks before it", rank);
     } else if (r->nranks != g->nranks) {
         r2_group_off(g, "rank %u counts %u ranks, others %u", rank, r->nranks, g->nranks);
-    } else if (seat->taken && memcmp(seat->process.process, from->process, 16) != 0) {
+    } else if (r2_seat_of_another(seat, from)) {
         r2_group_off(g, "two processes are rank %u", rank);
     }
     return g->off;
+}
+
+/* One that was started again, when the ranks have met: it is no member, and they are none the worse
+ * for it. False: it is none such. */
+static bool r2_group_refuses(const struct r2_group *g, uint32_t rank,
+                             const struct r2_agree_hello *from)
+{
+    char why[64], text[R2_AGREE_WHY + 1];
+
+    if (!r2_seat_of_another(&g->seats[rank], from) || (!g->complete && !g->off)) {
+        return false;
+    }
+    snprintf(why, sizeof(why), "two processes are rank %u", rank);
+    r2_group_send_to(g, rank, from, R2_FRAME_OFF, text, r2_group_off_text(text, why, true));
+    return true;
 }
 
 static void r2_rendezvous_register(const struct r2_agree_hello *from,
@@ -193,6 +244,9 @@ static void r2_rendezvous_register(const struct r2_agree_hello *from,
         return;
     }
     seat = &g->seats[f->from];
+    if (r2_group_refuses(g, f->from, from)) {
+        return;
+    }
     if (g->off || r2_group_differs(g, f->from, r, from)) {
         if (!seat->taken) { /* it comes too late for the general message */
             seat->taken = true;
@@ -218,6 +272,11 @@ static void r2_rendezvous_register(const struct r2_agree_hello *from,
         for (uint32_t i = 0; i < g->nranks; i++) {
             r2_group_send(g, i, R2_FRAME_ROSTER, g->roster, g->roster_len);
         }
+    } else if (g->said) { /* it comes when the others have been told who is missing */
+        char why[R2_AGREE_WHY];
+
+        r2_group_missing(g, why);
+        r2_group_send_off(g, f->from, why, false);
     }
 }
 
@@ -290,20 +349,9 @@ void r2_agree_rendezvous_lost(const uint8_t process[16])
 
 static void r2_group_say_missing(struct r2_group *g)
 {
-    char list[96] = "";
-    size_t at = 0;
-    uint32_t missing = g->nranks - g->taken;
-    uint32_t named = 0;
     char why[R2_AGREE_WHY];
 
-    for (uint32_t i = 0; i < g->nranks && named < 8; i++) {
-        if (!g->seats[i].taken) {
-            at += (size_t)snprintf(list + at, sizeof(list) - at, "%s%u", named ? ", " : "", i);
-            named++;
-        }
-    }
-    snprintf(why, sizeof(why), "%u of %u ranks have not registered (%s%s): is the shim there?",
-             missing, g->nranks, list, missing > named ? ", ..." : "");
+    r2_group_missing(g, why);
     for (uint32_t i = 0; i < g->nranks; i++) {
         r2_group_send_off(g, i, why, false);
     }

@@ -1,7 +1,9 @@
 /* Where NCCL has failed at one rank, the others wait for it for ever: those that have a connection
  * to what died get an error from their transport, those that only share memory with it, or with a
  * rank that has stopped since, get none. So the first that knows says it to the leader, who says it
- * to all; where that one is not connected or does not answer, it is said to all directly.
+ * to all, this rank included. Where that one is not connected, or nothing comes back from it soon
+ * (its process stands still, or its host has lost its power, of which the kernel here knows nothing
+ * yet), it is said to all directly.
  *
  * A word is about a communicator that cannot complete anything any more, so that it may come twice,
  * late, or after an abort; it is never taken back. */
@@ -14,10 +16,12 @@
 #include "util/clock.h"
 #include "util/lock.h"
 
-#define R2_TELL_WAIT_NS (50 * R2_NS_PER_MS)    /* of a thread that reports an error */
-#define R2_TELL_LEADER_NS (500 * R2_NS_PER_MS) /* then the others are told without it */
-#define R2_TELL_STEP_NS (2 * R2_NS_PER_MS)     /* rank by rank, so that not all do so at once */
-#define R2_TELL_AGAIN_NS (500 * R2_NS_PER_MS)  /* all are told again; grows by as much */
+/* Of a thread that reports an error: the leader's patience, the last step and R2_NET_LONG_NS. */
+#define R2_TELL_WAIT_NS (200 * R2_NS_PER_MS)
+#define R2_TELL_LEADER_NS (30 * R2_NS_PER_MS) /* then the others are told without it */
+#define R2_TELL_STEP_NS R2_NS_PER_MS          /* rank by rank, so that not all do so at once */
+#define R2_TELL_STEPS 16
+#define R2_TELL_AGAIN_NS (500 * R2_NS_PER_MS) /* all are told again; grows by as much */
 #define R2_TELL_ROUNDS 3
 #define R2_TELL_LOOK_NS R2_NS_PER_MS /* whether the word is with the kernel */
 
@@ -100,29 +104,26 @@ static void r2_tell_first(struct r2_agree *a, uint64_t now)
         return;
     }
     r2_tell_rank(a, R2_AGREE_LEADER);
-    a->tell_ns = now + R2_TELL_LEADER_NS + (uint64_t)a->rank * R2_TELL_STEP_NS;
+    a->tell_ns = now + R2_TELL_LEADER_NS + (uint64_t)(a->rank % R2_TELL_STEPS) * R2_TELL_STEP_NS;
 }
 
-/* Whether the word may be left to the kernel: with everybody who was told and can be reached. */
+/* Whether this rank may end: a word came from another one, which tells them all, or everybody who
+ * can be reached has been told, as far as the kernel, which goes on with it. Who has heard may be
+ * gone by the time that the last one is known not to answer. */
 static bool r2_tell_gone(struct r2_agree *a)
 {
-    bool one = false;
+    bool wait = false;
 
-    if (a->failure.rank != (uint32_t)a->rank) {
-        return true; /* another's word, which came first and tells them all */
-    }
-    if (a->failure_rounds == 0) {
-        return r2_agree_member_way(a, R2_AGREE_LEADER) == R2_WAY_SENT;
+    if (a->failure_heard || a->failure_rounds == 0) {
+        return a->failure_heard;
     }
     for (int r = 0; r < a->nranks; r++) {
         enum r2_agree_way way = r2_agree_member_way(a, (uint32_t)r);
 
-        if (way == R2_WAY_WAIT) {
-            return false;
-        }
-        one = one || (r != a->rank && way != R2_WAY_NONE);
+        wait = wait || way == R2_WAY_WAIT;
+        a->failure_sent |= r != a->rank && (way == R2_WAY_SENT || way == R2_WAY_SELF);
     }
-    return one;
+    return a->failure_sent && !wait;
 }
 
 void r2_agree_tell_turn(struct r2_agree *a, uint64_t now)
@@ -179,6 +180,7 @@ void r2_agree_tell_frame(struct r2_agree *a, const struct r2_agree_frame *f, con
         failure.rank >= (uint32_t)a->nranks) {
         return;
     }
+    a->failure_heard = true;
     if (first) {
         a->failure = failure;
         if (failure.rank != (uint32_t)a->rank) {

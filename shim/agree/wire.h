@@ -15,7 +15,7 @@
 #include "agree/agree.h"
 #include "agree/machine.h"
 
-#define R2_AGREE_VERSION 1
+#define R2_AGREE_VERSION 2 /* 2: ranks tell each other of NCCL's errors */
 #define R2_AGREE_TOKEN 16
 #define R2_AGREE_HEADER 48
 #define R2_AGREE_FRAME (1 << 20) /* most bytes of a payload */

@@ -158,16 +158,26 @@ void fv_restore(const struct fv_dev *old, const char *name)
     fv.n_dev++;
 }
 
+static enum ibv_mtu active_mtu(const char *bytes)
+{
+    int mtu = IBV_MTU_256;
+
+    while (bytes && mtu < IBV_MTU_4096 && 128 << mtu < atoi(bytes))
+        mtu++;
+    return bytes ? (enum ibv_mtu)mtu : IBV_MTU_1024;
+}
+
 static void find_devices(void)
 {
-    const char *list = getenv("R2_FAKEVERBS");
+    const char *list = getenv("R2_FAKEVERBS"), *some = getenv("R2_FAKEVERBS_DEVICES");
     char text[1024], *save = NULL;
-    int index = 0;
+    int index = 0, most = some ? atoi(some) : FV_DEVICES;
 
     if (!list)
         list = getenv("R2CCL_NICS");
+    fv.mtu = active_mtu(getenv("R2_FAKEVERBS_MTU"));
     snprintf(text, sizeof(text), "%s", list ? list : "");
-    for (char *s = strtok_r(text, ",", &save); s && fv.n_dev < FV_DEVICES;
+    for (char *s = strtok_r(text, ",", &save); s && fv.n_dev < FV_DEVICES && index < most;
          s = strtok_r(NULL, ",", &save))
         add_device(s, index++);
 }
@@ -319,7 +329,7 @@ FV_EXPORT int ibv_query_port(struct ibv_context *ctx, uint8_t port,
     attr.state = p->up && !d->fatal ? IBV_PORT_ACTIVE : IBV_PORT_DOWN;
     attr.phys_state = p->up ? 5 : 3;
     attr.max_mtu = IBV_MTU_4096;
-    attr.active_mtu = IBV_MTU_1024;
+    attr.active_mtu = fv.mtu;
     attr.gid_tbl_len = FV_GIDS;
     attr.pkey_tbl_len = FV_PKEYS;
     attr.max_msg_sz = 1u << 30;
@@ -363,13 +373,34 @@ void fv_async(struct fv_dev *dev, enum ibv_event_type type, int port, struct ibv
         return;
     memset(ev, 0, sizeof(*ev));
     ev->event_type = type;
-    if (qp)
+    if (qp && type == IBV_EVENT_CQ_ERR)
+        ev->element.cq = qp->send_cq;
+    else if (qp)
         ev->element.qp = qp;
     else
         ev->element.port_num = port;
     dev->ev_tail++;
     if (write(dev->ctx->async_fd, &one, sizeof(one)) < 0)
         abort();
+}
+
+/* Of a queue pair or completion queue: not destroyed before the event is acknowledged. */
+static bool is_of_object(const struct ibv_async_event *ev)
+{
+    switch (ev->event_type) {
+    case IBV_EVENT_CQ_ERR:
+    case IBV_EVENT_QP_FATAL:
+    case IBV_EVENT_QP_REQ_ERR:
+    case IBV_EVENT_QP_ACCESS_ERR:
+    case IBV_EVENT_COMM_EST:
+    case IBV_EVENT_SQ_DRAINED:
+    case IBV_EVENT_PATH_MIG:
+    case IBV_EVENT_PATH_MIG_ERR:
+    case IBV_EVENT_QP_LAST_WQE_REACHED:
+        return true;
+    default:
+        return false;
+    }
 }
 
 FV_EXPORT int ibv_get_async_event(struct ibv_context *ctx, struct ibv_async_event *ev)
@@ -381,9 +412,11 @@ FV_EXPORT int ibv_get_async_event(struct ibv_context *ctx, struct ibv_async_even
     if (read(ctx->async_fd, &one, sizeof(one)) < 0)
         return -1;
     pthread_mutex_lock(&fv.lock);
-    if (d->ev_head != d->ev_tail) {
+    while (rc < 0 && d->ev_head != d->ev_tail) {
         *ev = d->events[d->ev_head++ % FV_EVENTS];
-        rc = 0;
+        if (is_of_object(ev))
+            d->told = *ev;
+        rc = is_of_object(ev) && !ev->element.qp ? -1 : 0; /* -1: fv_events_over */
     }
     pthread_mutex_unlock(&fv.lock);
     return rc;
@@ -391,7 +424,27 @@ FV_EXPORT int ibv_get_async_event(struct ibv_context *ctx, struct ibv_async_even
 
 FV_EXPORT void ibv_ack_async_event(struct ibv_async_event *ev)
 {
-    (void)ev;
+    if (!is_of_object(ev))
+        return;
+    pthread_mutex_lock(&fv.lock);
+    for (int i = 0; i < fv.n_dev; i++) {
+        if (fv.dev[i].told.element.qp == ev->element.qp)
+            memset(&fv.dev[i].told, 0, sizeof(fv.dev[i].told));
+    }
+    pthread_cond_broadcast(&fv.unhang);
+    pthread_mutex_unlock(&fv.lock);
+}
+
+void fv_events_over(struct fv_dev *dev, const void *object)
+{
+    for (unsigned i = dev->ev_head; i != dev->ev_tail; i++) {
+        struct ibv_async_event *ev = &dev->events[i % FV_EVENTS];
+
+        if (is_of_object(ev) && ev->element.qp == object)
+            memset(ev, 0, sizeof(*ev));
+    }
+    while (dev->told.element.qp == object)
+        pthread_cond_wait(&fv.unhang, &fv.lock);
 }
 
 FV_EXPORT int ibv_fork_init(void)

@@ -162,6 +162,7 @@ static bool begin(struct fv_conn *c)
     c->head = (struct fv_pkt){.magic = FV_MAGIC,
                               .op = (uint8_t)w->op,
                               .pkey = qp->pkey,
+                              .mtu = (uint8_t)qp->attr.path_mtu,
                               .dest = qp->dest,
                               .src = qp->base.qp_num,
                               .psn = qp->sent,
@@ -254,7 +255,7 @@ static bool place(struct fv_conn *c)
         c->kept = true;
     if (c->kept)
         return false;
-    if (!qp || qp->dest != p->src || qp->pkey != p->pkey ||
+    if (!qp || qp->dest != p->src || qp->pkey != p->pkey || qp->attr.path_mtu != p->mtu ||
         (qp->base.state != IBV_QPS_RTR && qp->base.state != IBV_QPS_RTS)) {
         fv_conn_drop(c); /* nobody answers */
         return false;
@@ -508,9 +509,14 @@ static void take_command(void)
     if (n <= 0)
         return;
     text[n] = '\0';
-    fv_command(text);
+    if (strncmp(text, "attr ", 5) == 0) {
+        snprintf(text, sizeof(text), "%d", fv_attr_seen(text + 5));
+    } else {
+        fv_command(text);
+        snprintf(text, sizeof(text), "ok");
+    }
     if (len > sizeof(sa_family_t))
-        sendto(fv.ctl, "ok", 2, MSG_DONTWAIT, (struct sockaddr *)&from, len);
+        sendto(fv.ctl, text, strlen(text), MSG_DONTWAIT, (struct sockaddr *)&from, len);
 }
 
 static void tick(void)

@@ -6,6 +6,8 @@
  * R2_FAKEVERBS  "fv0=127.0.1.1,fv1=127.0.2.1+127.0.2.2": devices and their ports' addresses, which
  *               become RoCE v2 GIDs; "ib:" before an address makes the port InfiniBand. Unset: a
  *               device for each address in R2CCL_NICS.
+ * R2_FAKEVERBS_DEVICES  only so many, the first ones.
+ * R2_FAKEVERBS_MTU  active MTU of all ports, 256 ... 4096 (1024).
  * R2_FAKEVERBS_CHAOS  see script.c.
  * Commands to a running process (script.c): datagrams to the abstract socket "r2fv-ctl.PID".
  *
@@ -55,6 +57,7 @@ struct fv_dev {
     int no_reg, no_modify_err, no_destroy; /* so many commands fail */
     struct ibv_async_event events[FV_EVENTS];
     unsigned ev_head, ev_tail;
+    struct ibv_async_event told;          /* of a queue, and not acknowledged yet */
     struct fv_late *behind, **behind_end; /* written into a DMA buffer, not visible there yet */
 };
 
@@ -136,6 +139,7 @@ struct fv_pkt {
     uint8_t op;     /* enum ibv_wr_opcode, or 0xff: acknowledgement */
     uint8_t status; /* of an acknowledgement: enum ibv_wc_status */
     uint16_t pkey;  /* of the partition; others' packets vanish */
+    uint8_t mtu;    /* of the path; so do those of another size */
     uint32_t dest, src, psn, len;
     uint32_t rkey, imm;
     uint64_t raddr;
@@ -207,6 +211,7 @@ struct fake {
     unsigned slot;
     struct fv_dev dev[FV_DEVICES];
     int n_dev;
+    enum ibv_mtu mtu; /* active, of all ports */
     struct fv_qp *qps[FV_QPS];
     struct fv_mr *mrs[FV_MRS];
     unsigned next_qp, next_mr;
@@ -259,7 +264,11 @@ int fv_listen(struct fv_dev *dev, int port);
  * are connected. -1: there are none; -2: they differ; -3: packets of theirs have none; -4: which?
  */
 FV_EXPORT int fv_attr(const char *name);
+int fv_attr_seen(const char *name); /* the same under the lock */
 void fv_async(struct fv_dev *dev, enum ibv_event_type type, int port, struct ibv_qp *qp);
+/* The queue is about to be destroyed: waits until the event that was told of it is acknowledged;
+ * others of it are never told. */
+void fv_events_over(struct fv_dev *dev, const void *object);
 void fv_command(char *text);
 /* Hot-unplug. `quiet`: as soft-RoCE does it, without an event and with commands that succeed. */
 void fv_remove(struct fv_dev *dev, bool quiet);

@@ -220,6 +220,7 @@ FV_EXPORT int ibv_destroy_cq(struct ibv_cq *base)
             return EBUSY;
         }
     }
+    fv_events_over(fv_dev_of(base->context), base);
     if (base->channel)
         base->channel->refcnt--;
     pthread_mutex_unlock(&fv.lock);

@@ -33,6 +33,7 @@ FV_EXPORT struct ibv_qp *ibv_create_qp(struct ibv_pd *pd, struct ibv_qp_init_att
         fv.next_qp = at + 1;
         fv.qps[at] = qp;
         qp->base.context = pd->context;
+        qp->base.qp_context = attr->qp_context;
         qp->base.pd = pd;
         qp->base.send_cq = attr->send_cq;
         qp->base.recv_cq = attr->recv_cq;
@@ -95,6 +96,7 @@ FV_EXPORT int ibv_destroy_qp(struct ibv_qp *base)
     /* A device waits for its own writes to memory. */
     while ((fv.script.no_destroy && base->qp_num == fv.script.dest) || fv_holds(qp))
         pthread_cond_wait(&fv.unhang, &fv.lock);
+    fv_events_over(qp->dev, base);
     fv_place_late(qp, 0, true);
     if (qp->out)
         fv_conn_drop(qp->out);
@@ -200,11 +202,10 @@ static int attribute(const struct ibv_qp_attr *a, const char *name)
     return -4;
 }
 
-FV_EXPORT int fv_attr(const char *name)
+int fv_attr_seen(const char *name)
 {
     int seen = -1;
 
-    pthread_mutex_lock(&fv.lock);
     for (int i = 0; i < FV_QPS && seen != -2; i++) {
         const struct fv_qp *qp = fv.qps[i];
         int value = qp && qp->base.state == IBV_QPS_RTS ? attribute(&qp->attr, name) : -1;
@@ -212,6 +213,15 @@ FV_EXPORT int fv_attr(const char *name)
         if (value != -1)
             seen = seen == -1 || seen == value ? value : -2;
     }
+    return seen;
+}
+
+FV_EXPORT int fv_attr(const char *name)
+{
+    int seen;
+
+    pthread_mutex_lock(&fv.lock);
+    seen = fv_attr_seen(name);
     pthread_mutex_unlock(&fv.lock);
     return seen;
 }

@@ -20,6 +20,8 @@
  *   lose DEV KIND           the next completion whose wr_id >> 48 is KIND never comes (0: takes it
  *                           back)
  *   event DEV TYPE PORT     an asynchronous event, by number of enum ibv_event_type
+ *   queue DEV TYPE N        one of its N-th queue pair that is connected, or of that one's
+ *                           completion queue
  *   gid DEV PORT INDEX A.B.C.D   another entry (0.0.0.0: none), and the event
  *   fatal DEV               the device fails: event, no command works, nothing moves; it stays
  *                           listed
@@ -32,6 +34,7 @@
  *   hang DEV 0|1            commands do not come back; those of a device that was removed: unhang
  *   refuse DEV reg|err|destroy N   so many commands fail
  *   chaos ...
+ *   attr NAME               answers with what fv_attr (fake.h) tells
  *
  * fv_script(), for a test in the same process (dlsym): the next large write is caught, and lands
  * when the test says so, not before.
@@ -151,6 +154,16 @@ static void gid_command(struct fv_dev *d, int port, int index, const char *addr)
     fv_async(d, IBV_EVENT_GID_CHANGE, port, NULL);
 }
 
+static void queue_command(struct fv_dev *d, enum ibv_event_type type, int number)
+{
+    for (int i = 0; i < FV_QPS; i++) {
+        struct fv_qp *qp = fv.qps[i];
+
+        if (qp && qp->dev == d && qp->base.state == IBV_QPS_RTS && number-- == 0)
+            fv_async(d, type, 0, &qp->base);
+    }
+}
+
 static void refuse_command(struct fv_dev *d, const char *what, int n)
 {
     if (strcmp(what, "reg") == 0)
@@ -190,6 +203,8 @@ void fv_command(char *text)
         d->lose = a;
     } else if (strcmp(verb, "event") == 0 && sscanf(text, "%*s %*s %d %d", &a, &b) == 2) {
         fv_async(d, (enum ibv_event_type)a, b, NULL);
+    } else if (strcmp(verb, "queue") == 0 && sscanf(text, "%*s %*s %d %d", &a, &b) == 2) {
+        queue_command(d, (enum ibv_event_type)a, b);
     } else if (strcmp(verb, "gid") == 0 && sscanf(text, "%*s %*s %d %d %63s", &a, &b, word) == 3) {
         gid_command(d, a, b, word);
     } else if (strcmp(verb, "fatal") == 0) {

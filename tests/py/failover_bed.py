@@ -227,18 +227,23 @@ class PerfJob:
         self.began = time.monotonic()
         self.sides = [Side(f"rank {r.place.rank}", r.pid) for r in self.job.ranks]
 
-    def ready(self) -> None:
-        """Wait until every rank has its control segment; its journal outlives it from there."""
+    def ready(self) -> bool:
+        """Wait until every rank has its control segment; its journal outlives it from there. False:
+        the job has ended, and well, before all were seen."""
 
         def begun() -> bool:
             return all(side.has_segment() for side in self.sides) or not self.job.running
 
         until("every rank has a control segment", begun, 30.0)
-        assert all(side.has_segment() for side in self.sides), f"ended early: {self}"
+        if all(side.has_segment() for side in self.sides):
+            return True
+        assert self.end() == 0, f"ended early: {self}"
+        return False
 
     def moving(self, count: int = 8) -> None:
         """Wait until every rank has received that many more messages."""
-        self.ready()
+        if not self.ready():
+            return  # they did move, until all was done
         goal = [side.counter("messages_received") + count for side in self.sides]
         end = time.monotonic() + 30.0
         while any(

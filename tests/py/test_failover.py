@@ -49,6 +49,9 @@ def test_one_nic_dies(build: Build, kind: str, direction: str, side: str) -> Non
         assert pair.side(side).named("fault-injected")
         assert pair.tx.named("path-down"), str(pair)
         assert pair.rx.named("fenced"), str(pair)
+        chunks, lost = pair.tx.counter("replayed_chunks"), pair.tx.counter("replayed_bytes")
+        assert chunks * 128 <= lost <= chunks << 20, f"{lost} bytes in {chunks} chunks"
+        assert (lost > 0) == (chunks > 0)
 
 
 @pytest.mark.parametrize("kind", ["blackhole", "error"])

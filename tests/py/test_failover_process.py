@@ -60,6 +60,15 @@ def test_stopped_rank(build: Build) -> None:
         job.finish()
 
 
+def test_a_job_that_is_over_before_it_is_seen(build: Build) -> None:
+    """The bed takes one that ended well for what it is, however late it looks."""
+    with running_perf(build, "-b", "8", "-e", "8", "-n", "1", **NODES) as job:
+        assert job.end() == 0, str(job)
+        assert not job.ready()
+        job.moving()
+        job.finish()
+
+
 def test_fork_in_the_middle(build: Build, tmp_path: Path) -> None:
     """A child that ends with all exit handlers takes nothing with it."""
     with works(build, "fork", tmp_path / "id") as job:

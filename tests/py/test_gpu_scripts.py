@@ -28,6 +28,7 @@ faults: Any = importlib.import_module("faults")
 jobs: Any = importlib.import_module("jobs")
 out: Any = importlib.import_module("nccl_output")
 run_ddp: Any = importlib.import_module("run_ddp")
+matrix: Any = importlib.import_module("run_matrix")
 run_tests: Any = importlib.import_module("run_nccl_tests")
 transports: Any = importlib.import_module("transports")
 
@@ -388,3 +389,43 @@ def test_minimpi_ends_when_a_rank_is_lost(minimpi: Path) -> None:
     ended = job.wait(20)
     assert ended.codes == [1, 9, 1, 1]
     assert "closed its connection" in ended.logs[0]
+
+
+def test_rows_of_the_matrix_are_judged() -> None:
+    row = matrix.ROWS[0]
+    seen = {"event": "path down", "pid": 1}
+    runs = [{"events": [], "journal": None}, {"events": [{"what": "carrier"}], "journal": [seen]}]
+    good = matrix.judge(row, 0, 3.0, {"ok": True, "runs": runs}, "")
+    assert good.ok and good.seen == 1
+    elsewhere = [{"events": [{"what": "carrier"}], "journal": []}]
+    past = matrix.judge(row, 0, 3.0, {"ok": True, "runs": elsewhere}, "")
+    assert not past.ok and "past the plugin" in past.why
+    assert not matrix.judge(row, None, 3.0, {}, "").ok
+    assert "boom" in matrix.judge(row, 1, 3.0, {"ok": False}, "boom").why
+    assert not matrix.judge(row, 0, 3.0, {"ok": False, "runs": runs}, "").ok
+    killed = next(row for row in matrix.ROWS if not row.faults)
+    assert matrix.judge(killed, 0, 3.0, {"ok": True, "runs": [{}]}, "").ok
+    assert "| right |" in matrix.table([good])[2]
+
+
+def test_rows_of_the_matrix_can_be_run() -> None:
+    """Their scripts take their arguments, and a row that hangs is ended."""
+    for row in matrix.ROWS:
+        script = run_ddp if row.script == "run_ddp.py" else run_tests
+        argv = row.argv("python3", Path("/x.json"))
+        assert script.parser().parse_args(argv[2:]).json == "/x.json"
+    assert [r.name for r in matrix.chosen(["jax", "ddp"], False)] == ["jax", "ddp"]
+    assert all(r.script == "run_ddp.py" for r in matrix.chosen([], False))
+    with pytest.raises(ValueError, match="choose from"):
+        matrix.chosen(["windows"], True)
+
+
+def test_a_row_that_hangs_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "slow.py").write_text("import time; time.sleep(60)")
+    (tmp_path / "bad.py").write_text("print('so it is'); raise SystemExit(3)")
+    monkeypatch.setattr(matrix, "HERE", tmp_path)
+    slow = matrix.Row("jax", "", "slow.py", "", 1)
+    done = matrix.run_row(slow, 0, sys.executable, 100)
+    assert not done.ok and done.code is None and done.seconds < 20
+    bad = matrix.run_row(matrix.Row("cupy", "", "bad.py", "", 20), 0, sys.executable, 100)
+    assert not bad.ok and bad.code == 3 and "so it is" in bad.why

@@ -21,6 +21,7 @@ sys.path.insert(0, str(GPU))
 pytest.importorskip("pyroute2")
 
 figures: Any = importlib.import_module("tree_figures")
+raw_rates: Any = importlib.import_module("raw_rates")
 run_tree: Any = importlib.import_module("run_tree")
 
 
@@ -39,6 +40,32 @@ def test_models() -> None:
     assert times[2] == pytest.approx([1.5, 2, 2])
     many = figures.tree(n, three.bandwidths(4, 2, 10**9)) / (n / (2 * nic))
     assert many == pytest.approx((2 - 2 / 3) * 2)
+
+
+def test_models_by_what_raw_tcp_carried() -> None:
+    """The second NIC is the slower one, and the one that is lost."""
+    healthy, half = figures.states(["healthy", "half"], 4, 2)
+    assert half.of_nics(4, [3e8, 1e8]) == [4e8, 3e8, 4e8, 4e8]
+    bed = figures.Bed(4, 2, 4 * 10**9, (3e8, 1e8))
+    times = {"half": {4 * 10**8: [4.5]}}
+    (row,) = figures.table(bed, [half], {"half": {4 * 10**8: [5.0]}}, times, {})
+    assert (row["raw_ring_model_ms"], row["raw_tree_model_ms"], row["raw_lower_ms"]) == (
+        2000.0,
+        2000.0,
+        1600.0,
+    )
+    assert (row["ring_of_raw"], row["of_raw_model"], row["of_raw_lower"]) == (2.5, 2.25, 2.812)
+    assert row["of_model"] > row["of_raw_model"], "the nominal rate is higher"
+    bare = figures.Bed(4, 2, 4 * 10**9)
+    (without,) = figures.table(bare, [healthy], {"healthy": {4 * 10**8: [5.0]}}, {}, {})
+    assert not [key for key in without if "raw" in key]
+    lines = figures.markdown([row, without], [])
+    assert len({line.count("|") for line in lines[:4]}) == 1
+
+
+def test_raw_rates_of_several_turns() -> None:
+    found = [raw_rates.Raw((1.0, 5.0), 4.0), raw_rates.Raw((3.0, 1.0), 6.0)]
+    assert raw_rates.middle(found) == raw_rates.Raw((2.0, 3.0), 5.0)
 
 
 @pytest.mark.parametrize(
@@ -89,15 +116,12 @@ def test_usage(words: list[str]) -> None:
     assert ended.value.code == 2
 
 
-@pytest.mark.lab
-@pytest.mark.slow
-def test_all_of_it_on_the_stand_in(lab_rights: None, build: Build, tmp_path: Path) -> None:
-    out = tmp_path / "tree.json"
-    argv = "--standin --rate 100mbit --min 1M --max 2M --turns 1 --cycles 2 --budget 150".split()
+def run_on_the_stand_in(build: Build, out: Path, *words: str) -> Any:
     if build.path != GPU.parents[1] / "build":
         pytest.skip("the script runs what is in build/")
     done = subprocess.run(
-        [sys.executable, str(GPU / "run_tree.py"), *argv, "--states", "healthy,half",
+        [sys.executable, str(GPU / "run_tree.py"), "--standin", "--rate", "100mbit", *words,
+         "--turns", "1", "--cycles", "2", "--budget", "150",
          "--env", "R2CCL_PLAN_WITHDRAW=0", "--json", str(out)],
         capture_output=True,
         text=True,
@@ -106,7 +130,24 @@ def test_all_of_it_on_the_stand_in(lab_rights: None, build: Build, tmp_path: Pat
         env={k: v for k, v in os.environ.items() if not k.startswith(("R2CCL_", "NCCL_"))},
     )  # fmt: skip
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
-    found = json.loads(out.read_text(encoding="utf-8"))
+    return json.loads(out.read_text(encoding="utf-8"))
+
+
+@pytest.mark.lab
+@pytest.mark.slow
+def test_several_orders_on_the_stand_in(lab_rights: None, build: Build, tmp_path: Path) -> None:
+    """More degraded nodes than one order has light positions for."""
+    words = "--nodes 8 --min 1M --max 1M --states three --env R2CCL_PLAN_ORDERS=3".split()
+    found = run_on_the_stand_in(build, tmp_path / "tree.json", *words)
+    assert found["ok"] and found["wrong"] == 0
+    assert [(r["state"], r["plan"]) for r in found["rows"]] == [("three", "tree, 3 orders")]
+
+
+@pytest.mark.lab
+@pytest.mark.slow
+def test_all_of_it_on_the_stand_in(lab_rights: None, build: Build, tmp_path: Path) -> None:
+    words = "--min 1M --max 2M --states healthy,half".split()
+    found = run_on_the_stand_in(build, tmp_path / "tree.json", *words)
     assert found["ok"] and found["wrong"] == 0 and found["operations"] > 20
     assert [(r["state"], r["size"], r["plan"]) for r in found["rows"]] == [
         ("healthy", 1 << 20, ""),
@@ -116,5 +157,8 @@ def test_all_of_it_on_the_stand_in(lab_rights: None, build: Build, tmp_path: Pat
     ]
     # What the shapers let through bounds the ring from below, whoever measures.
     assert all(r["ring_ms"] > 0.9 * r["ring_model_ms"] for r in found["rows"])
+    assert len(found["raw"]["single"]) == 2
+    assert all(0.8 < 8 * rate / 1e8 <= figures.PAYLOAD * 1.02 for rate in found["raw"]["single"])
+    assert all(r["of_raw_model"] > 0 for r in found["rows"])
     (change,) = found["changes"]
     assert 0 <= change["decided_s"] <= change["made_s"] <= change["taken_s"] < 60

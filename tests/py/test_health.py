@@ -69,6 +69,7 @@ def test_back_in_order(build: Build, kind: str, side: str) -> None:
         other = pair.rx if side == "tx" else pair.tx
         assert not order(other, B, *names[1:]), str(pair)
         until("the path is back", lambda: "back" in [e.cause for e in pair.tx.named("path-up")])
+        until("fully", lambda: "at full weight" in [e.cause for e in pair.tx.named("path-healthy")])
         before = sent(pair.tx, B)
         pair.tx.fail(A, "slow", rate=SLOW)
         until("it carries data", lambda: sent(pair.tx, B) > before)
@@ -301,6 +302,13 @@ def test_commands(build: Build, tmp_path: Path) -> None:
         rules.write_text("127.0.9.9 error\n")
         done = cli("faults", "apply", str(rules), *pid)
         assert done.returncode == 1 and "127.0.9.9" in done.stderr, done
+        injected = pair.tx.named("fault-injected")
+        done = cli("faults", "apply", str(rules), *pid, "--check")
+        assert done.returncode == 1 and f"line 1: no NIC '127.0.9.9'. NICs: {A}" in done.stderr
+        rules.write_text(f"{B} blackhole\n")
+        assert cli("faults", "apply", str(rules), *pid, "--check").returncode == 0
+        assert cli("faults", "apply", str(rules), "--pid", "1", "--check").returncode == 1
+        assert pair.tx.named("fault-injected") == injected, "--check is to change nothing"
         rules.write_text("eth1 blackhole\neth1 sideways\n")
         done = cli("faults", "apply", str(rules), *pid)
         assert done.returncode == 2 and f"{rules}:2" in done.stderr, done

@@ -48,6 +48,10 @@ def healthy(side: Side, nic: str) -> bool:
     return row(side, nic).state == "healthy"
 
 
+def has_event(side: Side, name: str) -> bool:
+    return bool(side.named(name))
+
+
 def address(lab: Lab, node: str, nic: str, *changes: tuple[str, str, int]) -> None:
     """Add and delete addresses of a NIC, in this order: ("add" or "del", address, prefix)."""
 
@@ -147,6 +151,90 @@ def test_all_made_anew(build: Build, lab: Lab) -> None:
             lab.plug_nic("n0", nic)
         for nic in lab.nics("n0"):
             back(job, job.sides[0], nic, "its interface was made anew")
+        job.finish()
+
+
+@contextlib.contextmanager
+def renumbered(
+    lab: Lab, number: int, *places: tuple[str, str]
+) -> Iterator[list[tuple[str, str, str, str]]]:
+    """(node, NIC, address that it has, address that it is to have); all as it was at the end, for
+    the other tests and another try of this one."""
+    rows = [
+        (node, nic, lab.address(node, nic), f"10.{lab.nics(node).index(nic) + 1}.0.{number + at}")
+        for at, (node, nic) in enumerate(places)
+    ]
+    try:
+        yield rows
+    finally:
+        for node, nic, old, new in rows:
+            for change in (("del", old, 24), ("del", new, 24), ("add", old, 24)):
+                with contextlib.suppress(R2Error):
+                    address(lab, node, nic, change)
+
+
+def test_two_of_three_renumbered(build: Build, lab: Lab) -> None:
+    """Two NICs of a node get other addresses in the same moment: the paths of both fall silent, the
+    third one's answer, so they fail, and what it carries tells the peer where the two are now."""
+    with (
+        renumbered(lab, 90, ("n1", "nic0"), ("n1", "nic2")) as rows,
+        running_perf(build, lab=lab.name, per_node=1, env=RAMP) as job,
+    ):
+        job.moving()
+        for node, nic, old, new in rows:
+            address(lab, node, nic, ("del", old, 24), ("add", new, 24))
+        for _, nic, old, new in rows:
+            back(job, job.sides[1], nic, f"its address is {new} now, was {old}")
+        for side in job.sides:
+            assert not side.named("no-path", "peer-suspect", "peer-gone"), str(job)
+            assert healthy(side, "nic1"), str(job)
+            assert not [e for e in side.named("nic-down", "path-down") if e.nic == "nic1"], str(job)
+        job.finish()
+
+
+def test_both_ends_of_a_rail(build: Build, lab: Lab) -> None:
+    """Both ends of a rail get other addresses in the same moment: each hears of the other's over
+    the other rails."""
+    with (
+        renumbered(lab, 95, ("n0", "nic1"), ("n1", "nic1")) as rows,
+        running_perf(build, lab=lab.name, per_node=1, env=RAMP) as job,
+    ):
+        job.moving()
+        for node, nic, old, new in rows:
+            address(lab, node, nic, ("del", old, 24), ("add", new, 24))
+        for (_, nic, old, new), side in zip(rows, job.sides, strict=True):
+            back(job, side, nic, f"its address is {new} now, was {old}")
+        for side in job.sides:
+            assert not side.named("no-path", "peer-gone"), str(job)
+        job.finish()
+
+
+def test_both_sides_renumbered(build: Build, lab: Lab) -> None:
+    """All NICs of both nodes move at once: neither can hear of the other's addresses, and nobody
+    takes the other's process for gone. One side at its old addresses again, and the job goes on."""
+    places = [(node, nic) for node in ("n0", "n1") for nic in lab.nics(node)]
+    with (
+        renumbered(lab, 100, *places) as rows,
+        running_perf(build, lab=lab.name, per_node=1, env=RAMP) as job,
+    ):
+        job.moving()
+        for node, nic, old, _ in rows:
+            address(lab, node, nic, ("del", old, 24))
+        for side in job.sides:
+            until(f"no path is left: {job}", partial(has_event, side, "no-path"), 30.0)
+        ups = [len(side.named("path-up")) for side in job.sides]
+        for node, nic, _, new in rows:
+            address(lab, node, nic, ("add", new, 24))
+        time.sleep(3.0)
+        assert [len(side.named("path-up")) for side in job.sides] == ups, str(job)
+        assert not job.named("peer-gone"), str(job)
+        for node, nic, old, new in rows:
+            if node == "n1":
+                address(lab, node, nic, ("del", new, 24), ("add", old, 24))
+        for _, nic, _, _ in rows[: len(rows) // 2]:
+            for side in job.sides:
+                until(f"{nic} is back: {job}", partial(healthy, side, nic), 20.0)
+                carries(job, side, nic)
         job.finish()
 
 

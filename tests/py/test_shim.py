@@ -218,6 +218,55 @@ print(lib.ncclGetErrorString(1))
 """
 
 
+BYPASSES = """
+import ctypes
+
+class Config(ctypes.Structure):
+    _fields_ = [("size", ctypes.c_size_t), ("magic", ctypes.c_uint), ("version", ctypes.c_uint),
+                *((name, ctypes.c_int) for name in ("blocking", "cga", "least", "most")),
+                ("net", ctypes.c_char_p), ("share", ctypes.c_int), ("traffic", ctypes.c_int),
+                ("name", ctypes.c_char_p), ("collnet", ctypes.c_int), ("cta", ctypes.c_int),
+                ("shrink", ctypes.c_int)]
+
+class Id(ctypes.Structure):
+    _fields_ = [("text", ctypes.c_byte * 128)]
+
+lib = ctypes.CDLL(None)
+for _ in range(2):
+    ident, comm = Id(), ctypes.c_void_p()
+    config = Config(ctypes.sizeof(Config), 0xCAFEBEEF, 23203, 1, 0, 0, 0, b"Socket", 0, 0, b"c", 1)
+    lib.ncclGetUniqueId(ctypes.byref(ident))
+    print(lib.ncclCommInitRankConfig(ctypes.byref(comm), 1, ident, 0, ctypes.byref(config)))
+    nothing, size = ctypes.c_void_p(), ctypes.c_size_t(0)
+    print(lib.ncclPutSignal(nothing, size, 0, 0, nothing, size, 0, 0, 0, comm, nothing))
+    print(lib.ncclSignal(0, 0, 0, 0, comm, nothing))
+    print(lib.ncclDevCommCreate(comm, nothing, nothing))
+    print(lib.ncclCommDestroy(comm))
+"""
+
+
+def test_what_goes_around_the_plugin_is_said_once(
+    run_bounded: RunBounded, shim: Path, noop: Path
+) -> None:
+    env = {**NICS, "LD_PRELOAD": str(shim), "R2CCL_REAL_NCCL": str(noop)}
+    env |= {"NCCL_COLLNET_ENABLE": "1", "NCCL_GIN_ENABLE": "1"}
+    finished = python(run_bounded, BYPASSES, env)
+    assert finished.stdout == "0\n" * 10, finished
+    for words in (
+        "NCCL_COLLNET_ENABLE=1: reductions in the switches (SHARP)",
+        "NCCL_GIN_ENABLE=1",
+        "asks for the network Socket (netName)",
+        "asks for reductions in the switches (collnetEnable)",
+        "one-sided communication (ncclPutSignal) goes around",
+        "one-sided communication (ncclSignal) goes around",
+        "device-initiated communication (ncclDevCommCreate) goes around",
+    ):
+        assert finished.stderr.count(words) == 1, (words, finished.stderr)
+    assert finished.stderr.count("WARN") == 7, finished.stderr
+    quiet = python(run_bounded, BYPASSES, {**env, "R2CCL_MODE": "0"})
+    assert quiet.stdout == finished.stdout and "WARN" not in quiet.stderr
+
+
 def test_no_nccl(run_bounded: RunBounded, shim: Path) -> None:
     finished = python(run_bounded, CALLS, {"LD_PRELOAD": str(shim)})
     assert finished.stdout == "2 2\n" * 3 + "b'NCCL is not loaded'\n"

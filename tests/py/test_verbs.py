@@ -51,7 +51,7 @@ def test_healthy(build: Build, size: str, outstanding: int, count: int, verify: 
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_collectives(build: Build, op: str, ranks: int) -> None:
     """Collectives of all sizes and protocols, every value checked."""
-    words = ("--op", op, "-b", "8", "-e", "4M", "-f", "16", "-n", "40")
+    words = ("--op", op, "-b", "8", "-e", "4M", "-f", "16", "-n", "150")
     with running_perf(build, *words, ranks=ranks, nics=2, env=settings(build)) as job:
         job.finish()
 

@@ -7,7 +7,8 @@ switches and devices do."""
 
 from __future__ import annotations
 
-import socket
+import contextlib
+import functools
 import subprocess
 import time
 
@@ -15,7 +16,7 @@ import pytest
 from click.testing import CliRunner
 from conftest import Build
 from failover_bed import running_pair, until
-from verbs_bed import command, moved, over, settings, up
+from verbs_bed import ask, both_right, command, moved, over, settings, two_ends
 
 from r2ccl_ctl.cli.main import main
 from r2ccl_ctl.control import Snapshot
@@ -127,7 +128,7 @@ def test_partition_key_index(build: Build, index: int, via: str) -> None:
     with running_pair(build.path, *BULK, nics=PORTS, **ib(build, NCCL_IB_PKEY=index)) as pair:
         over(pair, via)
         pair.moving()
-        assert up(pair.tx, "verbs" if via == "tcp" else "tcp") == 0
+        assert moved(pair.tx.snapshot(), "verbs" if via == "tcp" else "tcp") == 0
         pair.finish()
 
 
@@ -148,35 +149,49 @@ def test_one_port_named(build: Build, hca: str) -> None:
 def test_partitions(build: Build, keys: tuple[int, int]) -> None:
     """Processes of different partitions (NCCL_IB_PKEY) agree on queue pairs over which nothing ever
     arrives: no paths, and the job goes on over sockets. In the same one, queue pairs carry all."""
-    with socket.socket() as free:
-        free.bind(("127.0.1.1", 0))
-        where = f"127.0.1.1:{free.getsockname()[1]}"
-    words = ["--register", "--size", "256K", "--count", "300", "--stall", "20"]
-    sides = []
-    for how, key in zip(("--listen", "--dial"), keys, strict=True):
-        sides.append(
-            subprocess.Popen(
-                [str(build.path / "stress" / "pair"), *words, how, where],
-                env={
-                    "R2CCL_NICS": "127.0.1.1,127.0.2.1",
-                    "R2CCL_LOG": "info",
-                    **settings(build, NCCL_IB_PKEY=key),
-                },
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                text=True,
-            )
-        )
-        time.sleep(0.3)
-    try:
-        texts = [side.communicate(timeout=60)[0] for side in sides]
-    finally:
-        for side in sides:
-            side.kill()
-    assert [side.returncode for side in sides] == [0, 0], texts
-    assert any('"wrong": 0' in text for text in texts), texts
+    env = [settings(build, NCCL_IB_PKEY=key) for key in keys]
+    with two_ends(build.path, "127.0.1.1,127.0.2.1", env[0], env[1], 300) as sides:
+        texts = both_right(sides)
     silent = any("heartbeats unanswered" in text or "silent" in text for text in texts)
     assert silent == (keys[0] != keys[1]), texts
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "agreed"),
+    [
+        ({"R2CCL_IB_MTU": "512"}, {}, 2),
+        ({}, {"R2CCL_IB_MTU": "256"}, 1),
+        ({"R2_FAKEVERBS_MTU": "2048"}, {"R2_FAKEVERBS_MTU": "4096"}, 4),
+        ({"R2_FAKEVERBS_MTU": "4096"}, {"R2_FAKEVERBS_MTU": "4096", "R2CCL_IB_MTU": "2048"}, 4),
+    ],
+)
+def test_path_mtu_is_agreed_on(
+    build: Build, first: dict[str, str], second: dict[str, str], agreed: int
+) -> None:
+    """Ends with other settings, or other ports, use the lesser MTU, both of them: packets of
+    another size than the responder's vanish in the stand-in. (Numbers: enum ibv_mtu.)"""
+    env = [{**settings(build), **more} for more in (first, second)]
+    with two_ends(build.path, "127.0.1.1,127.0.2.1", env[0], env[1], 3000) as sides:
+        for side in sides:
+            what = f"mtu {agreed} in {side.pid}"
+            until(what, functools.partial(lambda pid: mtu_of(pid) == agreed, side.pid))
+        texts = both_right(sides)
+    assert not any("is down: heartbeats" in text for text in texts), texts
+
+
+def mtu_of(pid: int) -> int:
+    with contextlib.suppress(OSError):  # it has only begun
+        return int(ask(pid, "attr mtu"))
+    return -1
+
+
+def test_bad_mtu(build: Build) -> None:
+    """No size that queue pairs know: an error that names the setting, the value, the choices."""
+    env = settings(build, R2CCL_IB_MTU="1500")
+    with two_ends(build.path, "127.0.1.1", env, env, 10) as sides:
+        texts = [side.communicate(timeout=60)[0] for side in sides]
+    for word in ("R2CCL_IB_MTU", "1500", "256", "4096", "auto"):
+        assert word in texts[0], texts
 
 
 @pytest.mark.parametrize(

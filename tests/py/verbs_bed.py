@@ -3,8 +3,12 @@ NICs, and a datagram makes them fail."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
+import subprocess
+import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -32,13 +36,18 @@ def settings(build: Build, **more: str | int) -> dict[str, str]:
     }
 
 
-def command(pid: int, text: str) -> None:
-    """Tell the stand-in in that process; waits until it has heard."""
+def ask(pid: int, text: str) -> str:
+    """Tell the stand-in in that process; its answer."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as s:
         s.bind(f"\0r2fv-test.{os.getpid()}.{pid}")
         s.settimeout(10)
         s.sendto(text.encode(), f"\0r2fv-ctl.{pid}")
-        assert s.recv(16) == b"ok"
+        return s.recv(16).decode()
+
+
+def command(pid: int, text: str) -> None:
+    """Tell the stand-in in that process; waits until it has heard."""
+    assert ask(pid, text) == "ok"
 
 
 def moved(snapshot: Snapshot, via: str) -> int:
@@ -53,3 +62,45 @@ def up(side: Side, via: str) -> int:
 def over(pair: Pair, via: str, paths: int = 1) -> None:
     """Wait until the pair's paths are of that transport."""
     until(f"{paths} paths over {via}: {pair}", lambda: up(pair.tx, via) >= paths, 20.0)
+
+
+@contextlib.contextmanager
+def two_ends(
+    build: Path,
+    nics: str,
+    first: dict[str, str],
+    second: dict[str, str],
+    count: int,
+    size: str = "256K",
+) -> Iterator[list[subprocess.Popen[str]]]:
+    """A sender and a receiver, each with an environment of its own; the receiver dials."""
+    with socket.socket() as free:
+        free.bind(("127.0.1.1", 0))
+        where = f"127.0.1.1:{free.getsockname()[1]}"
+    words = ["--register", "--size", size, "--count", str(count), "--stall", "20"]
+    sides: list[subprocess.Popen[str]] = []
+    try:
+        for how, env in (("--listen", first), ("--dial", second)):
+            sides.append(
+                subprocess.Popen(
+                    [str(build / "stress" / "pair"), *words, how, where],
+                    env={"R2CCL_NICS": nics, "R2CCL_LOG": "info", **env},
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.STDOUT,
+                    text=True,
+                )
+            )
+            time.sleep(0.3)
+        yield sides
+    finally:
+        for side in sides:
+            side.kill()
+            side.wait(20)
+
+
+def both_right(sides: list[subprocess.Popen[str]]) -> list[str]:
+    """They end well, with every byte right; what they said."""
+    texts = [side.communicate(timeout=60)[0] for side in sides]
+    assert [side.returncode for side in sides] == [0, 0], texts
+    assert any('"wrong": 0' in text for text in texts), texts
+    return texts

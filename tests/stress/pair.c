@@ -267,7 +267,7 @@ static void *chaos(void *arg)
         f.rx = !f.tx || r2_prng_below(&rnd, 2);
         f.kind = (enum r2_fault_kind)(1 + r2_prng_below(&rnd, 4));
         f.after_bytes = r2_prng_below(&rnd, 2) ? r2_prng_below(&rnd, 8 << 20) : 0;
-        f.until_ns = r2_now_ns() + (20 + r2_prng_below(&rnd, 1000)) * R2_NS_PER_MS;
+        f.for_ns = (20 + r2_prng_below(&rnd, 1000)) * R2_NS_PER_MS;
         r2_fault_set(nic, &f);
         usleep((useconds_t)(5000 + r2_prng_below(&rnd, 500000)));
         if (r2_prng_below(&rnd, 3) == 0)

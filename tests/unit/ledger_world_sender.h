@@ -180,8 +180,8 @@ static uint32_t ref_lose(struct ref_tx *t)
 
 static void sender_down(struct path *p, uint16_t index)
 {
-    uint64_t want = 0;
-    uint64_t counted = 3;
+    uint64_t want = 0, chunks = 0;
+    struct r2_send_replay counted = {.bytes = 3, .chunks = 4};
 
     if (!p->sender_up) {
         return;
@@ -190,11 +190,15 @@ static void sender_down(struct path *p, uint16_t index)
         struct ref_tx *t = &w.tx[i];
 
         if (t->c.path == index && t->c.gen <= p->gen && !t->lost && !ref_tx_over(t)) {
-            want += ref_lose(t);
+            uint64_t lost = ref_lose(t);
+
+            want += lost;
+            chunks += lost > 0;
         }
     }
     CHECK_EQ(r2_send_path_down(&w.send, index, p->gen, &counted), want);
-    CHECK_EQ(counted, want + 3);
+    CHECK_EQ(counted.bytes, want + 3);
+    CHECK_EQ(counted.chunks, chunks + 4);
     CHECK_EQ(r2_send_path_down(&w.send, index, p->gen, NULL), 0);
     p->sender_up = false;
     expect_sender();

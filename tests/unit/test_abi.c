@@ -23,6 +23,7 @@ static struct {
     size_t bytes;
     int dev, tag, type, fd;
     uint64_t offset;
+    unsigned api;
     unsigned memory; /* kinds */
     r2_log_fn log;
 } fake;
@@ -48,6 +49,12 @@ int r2_engine_init(struct r2_ctx **ctx, uint64_t comm_id, r2_log_fn log)
     fake.log = log;
     fake.bytes = comm_id;
     return give(&ctx_mark, (void **)ctx);
+}
+
+void r2_engine_called_by(unsigned nccl_version, unsigned net_api)
+{
+    CHECK_EQ(nccl_version, 0); /* the logger is in no NCCL */
+    fake.api = net_api;
 }
 
 int r2_engine_devices(int *count)
@@ -192,6 +199,8 @@ static void *start(const struct version *v)
     fake.rc = 0;
     fake.later = false;
     CHECK_EQ(v->init(&ctx), R2_NCCL_SUCCESS);
+    if (v->number >= 11)
+        CHECK_EQ(fake.api, (unsigned)v->number);
     return v->number >= 11 ? ctx : &ctx_mark;
 }
 
@@ -225,6 +234,7 @@ static void test_init_of_old_versions(void)
     CHECK(out == NULL);
     fake.rc = -EMFILE;
     CHECK_EQ(ncclNetPlugin_v8.init(quiet_log), R2_NCCL_SYSTEM_ERROR);
+    CHECK_EQ(fake.api, 8);
     fake.rc = 0;
     before = fake.inits;
     EACH_VERSION(v)

@@ -1,6 +1,7 @@
 /* The agreement between processes: registration, changes, and everything that may be missing. */
 #define _GNU_SOURCE
 #include "agree_ranks.h"
+#include "util/siphash.h"
 
 #include <sys/resource.h>
 #include <time.h>
@@ -218,11 +219,77 @@ static void one_comes_late(void)
     r2_agree_destroy(a);
 }
 
+/* Rank 1 comes when rank 0 has been told, and rank 2 when rank 1 has. */
+static void one_comes_after_the_word(void)
+{
+    struct r2_agree *a;
+    uint8_t id[R2_AGREE_ID];
+    uint64_t epoch;
+
+    get_id(id);
+    a = member(id, me, processes);
+    AWAIT(atomic_load(&sh->off) == me);
+    if (me == 2) {
+        CHECK_STR(sh->why, "1 of 3 ranks have not registered (2): is the shim there?");
+    } else if (me == 1) {
+        CHECK_STR(sh->why, "2 of 3 ranks have not registered (1, 2): is the shim there?");
+    }
+    CHECK_EQ(operate(a, 0, &epoch), 0);
+    AWAIT(atomic_load(&sh->ready) == 3);
+    CHECK_EQ(atomic_load(&sh->off), 2);
+    r2_agree_destroy(a);
+}
+
+static void test_who_comes_after_the_word(void)
+{
+    setenv("R2CCL_AGREE_TIMEOUT", "300ms", 1);
+    run_processes(3, one_comes_after_the_word);
+    unsetenv("R2CCL_AGREE_TIMEOUT");
+}
+
 static void test_missing_rank(void)
 {
     setenv("R2CCL_AGREE_TIMEOUT", "300ms", 1);
     run_processes(3, one_comes_late);
     unsetenv("R2CCL_AGREE_TIMEOUT");
+}
+
+/* The last process is rank 2 once more: one that was started again knows the id, and is no member.
+ * What it says about rank 2 changes nothing for those who have met. */
+static void started_again(void)
+{
+    int ranks = processes - 1;
+    bool again = me == ranks;
+    struct r2_agree *a;
+    uint8_t id[R2_AGREE_ID];
+    uint64_t epoch;
+
+    ops.ready = NULL;
+    get_id(id);
+    if (again) {
+        AWAIT(atomic_load(&sh->step) == ranks);
+    }
+    a = member(id, again ? 2 : me, ranks);
+    CHECK_EQ(operate(a, again, &epoch), 0);
+    AWAIT(state_of(a) == (again ? R2_AGREE_OFF : R2_AGREE_READY));
+    if (again) {
+        CHECK_STR(sh->why, "two processes are rank 2");
+        CHECK_EQ(r2_agree_tell(a, 6), -ENOTCONN);
+        atomic_store(&sh->stuck, 1);
+    } else {
+        atomic_fetch_add(&sh->step, 1);
+        AWAIT(atomic_load(&sh->stuck));
+        CHECK_EQ(state_of(a), R2_AGREE_READY);
+        AWAIT(me != 0 || r2_agree_propose(a, "a pla", 5) == 0);
+        change(&a, 1, 0, 1);
+        CHECK_EQ(atomic_load(&sh->off), 1); /* the newcomer alone */
+    }
+    r2_agree_destroy(a);
+}
+
+static void test_started_again(void)
+{
+    run_processes(4, started_again);
 }
 
 static void other_settings(void)
@@ -271,6 +338,32 @@ static void unsigned_id(void)
     r2_agree_destroy(NULL);
 }
 
+/* Signed by a build that speaks otherwise. */
+static void id_of_another_version(void)
+{
+    struct r2_agree_stats stats;
+    uint8_t id[R2_AGREE_ID], *tail = id + R2_AGREE_ID - R2_AGREE_TAIL;
+    struct r2_agree *a;
+    uint64_t epoch;
+
+    get_id(id);
+    CHECK_EQ(tail[8], R2_AGREE_VERSION);
+    tail[8]--;
+    r2_siphash128(tail + 32, id, R2_AGREE_ID - 32, tail + 48); /* a right one of its kind */
+    a = member(id, me, processes);
+    CHECK_EQ(operate(a, 0, &epoch), 0);
+    r2_agree_get_stats(a, &stats);
+    CHECK_EQ(stats.state, R2_AGREE_OFF);
+    CHECK_STR(stats.why, "the unique id was signed by another version of R2CCL");
+    CHECK_EQ(stats.sent, 0);
+    r2_agree_destroy(a);
+}
+
+static void test_id_of_another_version(void)
+{
+    run_processes(2, id_of_another_version);
+}
+
 static void test_unsigned_id(void)
 {
     run_processes(1, unsigned_id);
@@ -306,16 +399,20 @@ static void test_refusal(void)
     run_processes(3, one_refuses);
 }
 
-static const struct check_test tests[] = {{"change", test_change},
-                                          {"objects", test_objects},
-                                          {"large_plan", test_large_plan},
-                                          {"split", test_split},
-                                          {"no_descriptors", test_no_descriptors},
-                                          {"missing_rank", test_missing_rank},
-                                          {"other_settings", test_other_settings},
-                                          {"unsigned_id", test_unsigned_id},
-                                          {"refusal", test_refusal},
-                                          {0}};
+static const struct check_test tests[] = {
+    {"change", test_change},
+    {"objects", test_objects},
+    {"large_plan", test_large_plan},
+    {"split", test_split},
+    {"no_descriptors", test_no_descriptors},
+    {"missing_rank", test_missing_rank},
+    {"who_comes_after_the_word", test_who_comes_after_the_word},
+    {"started_again", test_started_again},
+    {"other_settings", test_other_settings},
+    {"unsigned_id", test_unsigned_id},
+    {"id_of_another_version", test_id_of_another_version},
+    {"refusal", test_refusal},
+    {0}};
 
 int main(int argc, char **argv)
 {

@@ -3,7 +3,10 @@
 #include "agree_ranks.h"
 
 #include <errno.h>
+#include <linux/filter.h>
+#include <pthread.h>
 #include <signal.h>
+#include <sys/socket.h>
 #include <unistd.h>
 
 #define ERROR 6
@@ -72,8 +75,7 @@ static uint64_t sent_by(struct r2_agree *a)
     return stats.sent;
 }
 
-/* Until the word is with the kernel, which on a busy machine may take longer than one call waits.
- */
+/* Until the rank may end, which on a busy machine may take longer than one call waits. */
 static void tell(struct r2_agree *a, uint32_t error)
 {
     AWAIT(r2_agree_tell(a, error) == 0);
@@ -181,6 +183,87 @@ static void leader_and_teller_end(void)
     kill(sh->pids[0], SIGKILL);
     AWAIT(kill(sh->pids[0], 0) < 0); /* reaped: its sockets are closed */
     tell(a, ERROR);
+    _exit(0);
+}
+
+/* Nothing that comes to this process's sockets is taken any more, not even acknowledged: to its
+ * peers its host has lost its power. */
+static void lose_power(void)
+{
+    struct sock_filter drop = BPF_STMT(BPF_RET | BPF_K, 0);
+    struct sock_fprog program = {.len = 1, .filter = &drop};
+    int sockets = 0;
+
+    for (int fd = 3; fd < 256; fd++) {
+        int type = 0;
+        socklen_t len = sizeof(type);
+
+        if (getsockopt(fd, SOL_SOCKET, SO_TYPE, &type, &len) == 0 && type == SOCK_STREAM) {
+            CHECK_EQ(setsockopt(fd, SOL_SOCKET, SO_ATTACH_FILTER, &program, sizeof(program)), 0);
+            sockets++;
+        }
+    }
+    CHECK_LT(1, sockets); /* the listener and a connection at least */
+}
+
+/* These ranks end when the others are done. */
+static void lost(int all)
+{
+    atomic_fetch_add(&sh->stuck, 1);
+    AWAIT(atomic_load(&sh->switched) >= all);
+    _exit(0);
+}
+
+/* The kernel takes the word for a leader that is not there: it is said to all all the same, before
+ * the rank that noticed ends. */
+static void leader_without_power(void)
+{
+    struct r2_agree *a = meet();
+
+    if (me == 0) {
+        lose_power();
+        lost(processes - 2);
+    }
+    if (hears(a, 2, processes - 2)) {
+        return;
+    }
+    AWAIT(atomic_load(&sh->stuck) == 1);
+    tell(a, ERROR);
+    _exit(0);
+}
+
+static void leader_stands_still(void)
+{
+    struct r2_agree *a = meet();
+
+    if (hears(a, 2, processes - 2)) {
+        return;
+    }
+    kill(sh->pids[0], SIGSTOP);
+    tell(a, ERROR);
+    AWAIT(atomic_load(&sh->switched) >= processes - 2);
+    kill(sh->pids[0], SIGKILL);
+    _exit(0);
+}
+
+/* Nor does one that no connection can be made to keep the rank from saying so in time. */
+static void two_without_power(void)
+{
+    struct r2_agree *a = meet();
+    uint64_t begun;
+
+    if (me == 0 || me == 4) {
+        lose_power();
+        lost(processes - 2);
+    }
+    if (hears(a, 2, processes - 3)) {
+        return;
+    }
+    AWAIT(atomic_load(&sh->stuck) == 2);
+    begun = r2_now_ns();
+    tell(a, ERROR);
+    CHECK_LT(r2_now_ns() - begun, 5 * R2_NS_PER_S); /* the attempt ends after 10 s */
+    atomic_fetch_add(&sh->switched, 1);
     _exit(0);
 }
 
@@ -299,31 +382,52 @@ static int accept_late(void *user, uint64_t epoch, const void *plan, size_t len,
     return on_accept(user, epoch, plan, len, object);
 }
 
+/* Says so when the lookup waits. */
+static void *watch(void *arg)
+{
+    struct r2_agree_stats stats = {0};
+
+    for (uint64_t begun = r2_now_ns(); !stats.waiting && r2_now_ns() - begun < 40 * R2_NS_PER_S;) {
+        r2_agree_get_stats(arg, &stats);
+        usleep(200);
+    }
+    atomic_store(&sh->stuck, stats.waiting);
+    return NULL;
+}
+
+static uint64_t promised_by(struct r2_agree *a)
+{
+    struct r2_agree_stats stats;
+
+    r2_agree_get_stats(a, &stats);
+    return stats.promised;
+}
+
 /* A rank that waits to hear of a plan hears of the error instead, at once. */
 static void who_waits_for_a_plan(void)
 {
     struct r2_agree_view view;
     struct r2_agree *a;
     uint64_t epoch, begun;
+    pthread_t watcher;
 
     ops.accept = accept_late;
     a = meet();
     if (me == 0) {
         CHECK_EQ(r2_agree_propose_at(a, "a pla", 5, 3), 0);
         AWAIT(atomic_load(&sh->stuck) == 1);
-        usleep(50000);
         tell(a, ERROR);
         leave(a, processes);
         return;
     }
     if (me == 1) {
-        AWAIT(atomic_load(&sh->accepted) == 2); /* the leader and this one; promised in a moment */
-        usleep(50000);
+        AWAIT(promised_by(a) == 1);
         CHECK_EQ(operate(a, 0, &epoch), 0);
         CHECK_EQ(operate(a, 0, &epoch), 0);
-        atomic_store(&sh->stuck, 1);
+        CHECK_EQ(pthread_create(&watcher, NULL, watch, a), 0);
         begun = r2_now_ns();
         CHECK_EQ(r2_agree_lookup(a, true, &view), -EREMOTEIO);
+        pthread_join(watcher, NULL);
         CHECK_LT(r2_now_ns() - begun, 3 * R2_NS_PER_S); /* the leader gives up after 5 s */
         CHECK_EQ(r2_agree_lookup(a, true, &view), -EREMOTEIO);
     }
@@ -348,8 +452,7 @@ static void who_holds(void)
         return;
     }
     AWAIT(atomic_load(&sh->stuck) == 1);
-    usleep(50000);
-    tell(a, ERROR);
+    tell(a, ERROR); /* before or while it waits */
     leave(a, processes);
 }
 
@@ -366,6 +469,9 @@ CASE(teller_aborts, 4)
 CASE(leader_aborted, 4)
 CASE(leader_dead, 5)
 CASE(leader_and_teller_end, 5)
+CASE(leader_without_power, 5)
+CASE(leader_stands_still, 5)
+CASE(two_without_power, 6)
 CASE(teller_of_a_split_ends, 5)
 CASE(neighbour_of_the_leader_ends, 6)
 CASE(all_tell, 6)
@@ -382,6 +488,9 @@ static const struct check_test tests[] = {
     {"leader_aborted", test_leader_aborted},
     {"leader_dead", test_leader_dead},
     {"leader_and_teller_end", test_leader_and_teller_end},
+    {"leader_without_power", test_leader_without_power},
+    {"leader_stands_still", test_leader_stands_still},
+    {"two_without_power", test_two_without_power},
     {"teller_of_a_split_ends", test_teller_of_a_split_ends},
     {"neighbour_of_the_leader_ends", test_neighbour_of_the_leader_ends},
     {"all_tell", test_all_tell},

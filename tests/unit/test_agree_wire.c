@@ -156,6 +156,8 @@ static void test_small_payloads(void)
         size_t len = check_below(100);
         uint8_t *text = malloc(len ? len : 1);
         struct r2_agree_register r;
+        uint8_t again[R2_AGREE_FAILURE_BYTES];
+        struct r2_agree_failure failure;
         struct r2_agree_report report;
         struct r2_agree_hello h;
         struct r2_agree_msg m;
@@ -167,6 +169,8 @@ static void test_small_payloads(void)
         fill(text, len);
         if (len >= 8 && check_below(2)) {
             memset(text + 1, 0, 7);
+        } else if (len == R2_AGREE_FAILURE_BYTES) {
+            memset(text + 2, 0, 2); /* a rank that may be */
         }
         if (r2_agree_msg_decode(text, len, &m, &plan, &plan_len) == 0) {
             CHECK(m.type >= R2_AGREE_PROPOSE && m.type < R2_AGREE_TYPES && m.epoch > 0);
@@ -177,6 +181,11 @@ static void test_small_payloads(void)
         }
         if (r2_agree_report_decode(text, len, &number, &report) == 0) {
             CHECK_LE(report.share, 65536);
+        }
+        if (r2_agree_failure_decode(text, len, &failure) == 0) {
+            CHECK(len == R2_AGREE_FAILURE_BYTES && failure.error != 0);
+            r2_agree_failure_encode(again, &failure);
+            CHECK_MEM(again, text, len);
         }
         r2_agree_hello_decode(text, len, &h);
         free(text);

@@ -1,5 +1,6 @@
 /* Rung 1: sweeping the objects that processes left behind. */
 #include <fcntl.h>
+#include <signal.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
@@ -111,11 +112,85 @@ static void test_sweep_spares_the_living(void)
     CHECK(shm_unlink(name) != 0);
 }
 
+/* A process that has an object with the prefix and holds it, as control.c does, until it is killed.
+ */
+static pid_t hold_one(const char *prefix, int i)
+{
+    struct flock lock = {.l_type = F_WRLCK, .l_whence = SEEK_SET, .l_len = 1};
+    char name[R2_CONTROL_NAME], said = 0;
+    int ready[2], fd;
+    pid_t pid;
+
+    CHECK_EQ(pipe(ready), 0);
+    leave(prefix, i, 1);
+    pid = fork();
+    CHECK_GE(pid, 0);
+    if (pid == 0) {
+        snprintf(name, sizeof(name), "/%s%d", prefix, i);
+        fd = shm_open(name, O_RDWR, 0);
+        said = fd >= 0 && fcntl(fd, F_SETLK, &lock) == 0;
+        if (write(ready[1], &said, 1) == 1)
+            pause();
+        _exit(1);
+    }
+    CHECK_EQ(read(ready[0], &said, 1), 1);
+    CHECK_EQ(said, 1);
+    close(ready[0]);
+    close(ready[1]);
+    return pid;
+}
+
+static void test_counts_the_living(void)
+{
+    char prefix[64], own[80];
+    pid_t a, b;
+
+    snprintf(prefix, sizeof(prefix), "r2test.%d.", (int)getpid());
+    snprintf(own, sizeof(own), "%s7", prefix);
+    CHECK_EQ(r2_control_count_held(prefix, own), 0);
+    leave(prefix, 0, 1); /* held by nobody */
+    a = hold_one(prefix, 1);
+    b = hold_one(prefix, 2);
+    CHECK_EQ(r2_control_count_held(prefix, own), 2);
+    snprintf(own, sizeof(own), "%s2", prefix);
+    CHECK_EQ(r2_control_count_held(prefix, own), 1);
+    for (int i = 0; i < 2; i++) {
+        CHECK_EQ(kill(i ? b : a, SIGKILL), 0);
+        CHECK_EQ(waitpid(i ? b : a, NULL, 0), i ? b : a);
+    }
+    snprintf(own, sizeof(own), "%s7", prefix);
+    CHECK_EQ(r2_control_count_held(prefix, own), 0);
+    for (int i = 0; i < 3; i++)
+        CHECK(remove_left(prefix, i));
+}
+
+/* Counting must not lose the own lock, which closing any descriptor of the object would. */
+static void test_counting_leaves_the_own_alone(void)
+{
+    struct r2_control_info info = {.host = "host-a", .rank = -1}, hidden = {.hidden = true};
+    struct r2_control *ctl = NULL, *second = NULL, *unseen = NULL;
+    char name[R2_CONTROL_NAME];
+
+    CHECK_EQ(r2_control_open(&ctl, &info), 0);
+    CHECK_EQ(r2_control_open(&second, &info), 0);
+    CHECK_EQ(r2_control_open(&unseen, &hidden), 0);
+    CHECK_GE(r2_control_neighbours(ctl), 0);
+    CHECK_EQ(r2_control_neighbours(unseen), 0);
+    snprintf(name, sizeof(name), "%s", r2_control_name(ctl));
+    CHECK_EQ(sweep_in_child(name), 0); /* neither, so both are held */
+    r2_control_close(unseen);
+    r2_control_close(second);
+    r2_control_close(ctl);
+    CHECK_EQ(sweep_in_child(name), 2);
+}
+
 static const struct check_test tests[] = {
     {"sweep_by_age", test_sweep_by_age},
     {"sweep_spares_what_is_set_up", test_sweep_spares_what_is_set_up},
     {"sweep_by_number", test_sweep_by_number},
     {"sweep_spares_the_living", test_sweep_spares_the_living},
+    {"counts_the_living", test_counts_the_living},
+    {"counting_leaves_the_own_alone", test_counting_leaves_the_own_alone},
     {0},
 };
 

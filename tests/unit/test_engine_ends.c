@@ -289,6 +289,22 @@ static void test_cookie_of_another(void)
     remote_end(&r);
 }
 
+/* Processes with different builds do not understand each other by halves. */
+static void test_handle_of_another_version(void)
+{
+    uint8_t forged[R2_HANDLE_BYTES];
+    struct r2_conn *again = NULL;
+
+    begin(1);
+    memcpy(forged, r.handle, sizeof(forged));
+    memset(forged + 48, 0, 8); /* the cookie: a fresh one */
+    CHECK_EQ(forged[4], R2_WIRE_VERSION);
+    forged[4]--;
+    CHECK_EQ(r2_engine_connect(r.conn->ctx, 0, forged, &again), -EINVAL);
+    CHECK(!again);
+    remote_end(&r);
+}
+
 /* The connecting side is up before the accepting one knows it, and its test chunks travel on other
  * sockets. */
 static void test_test_chunks_before_up(void)
@@ -483,6 +499,31 @@ static void test_kept_word_is_said(void)
     remote_end(&r);
 }
 
+/* What has arrived stays so: an acknowledgement counts although the path that brings it is given up
+ * already. Its receiver may not be there any more to repeat it. */
+static void test_ack_of_the_dead(void)
+{
+    struct r2_req *req = NULL;
+    struct r2_bulk c;
+    struct r2_ep *b;
+
+    begin(2);
+    b = fake_find(r.id, 1, 1, 0);
+    CHECK(b);
+    CHECK_EQ(r2_engine_isend(r.conn, data, 64 * KB, 0, NULL, &req), 0);
+    CHECK_EQ(remote_cts(a, &r, 0, 64 * KB), 0);
+    CHECK_EQ(fill_window(a), 2);
+    atomic_store(&a->unconfirmed, true); /* not shut yet: it still hears */
+    fake_fail(a, ECONNRESET, false);
+    CHECK_EQ(remote_test(req, 0, NULL), 0);
+    CHECK_EQ(remote_ack(a, &r, 1), 0);
+    CHECK_EQ(remote_test(req, 0, NULL), 1);
+    fake_shut_over(a);
+    CHECK_EQ(remote_fenced(b, a), 0);
+    CHECK(!fake_next(b, &c)); /* nothing of it is sent again */
+    remote_end(&r);
+}
+
 static const struct check_test tests[] = {
     {"close_gives_room", test_close_gives_room},
     {"dereg_gives_room", test_dereg_gives_room},
@@ -494,7 +535,9 @@ static const struct check_test tests[] = {
     {"sleep_is_no_wait", test_sleep_is_no_wait},
     {"the_only_path_is_not_spared", test_the_only_path_is_not_spared},
     {"cookie_of_another", test_cookie_of_another},
+    {"handle_of_another_version", test_handle_of_another_version},
     {"test_chunks_before_up", test_test_chunks_before_up},
+    {"ack_of_the_dead", test_ack_of_the_dead},
     {"sender_gone", test_sender_gone},
     {"kept_word_is_said", test_kept_word_is_said},
     {"receiver_closes_late", test_receiver_closes_late},

@@ -261,6 +261,74 @@ static void test_fence_of_older(void)
     remote_end(&r);
 }
 
+/* Paths of NIC 0 and NIC 1; the end of the first, told by DOWN of attempts that never came, is not
+ * confirmed. */
+static void end_told_late(struct r2_ep **a, struct r2_ep **b, struct r2_msg_path *m)
+{
+    begin(false);
+    *a = fake_find(r.id, 0, 0, 0);
+    *b = fake_find(r.id, 1, 1, 0);
+    CHECK(*a && *b);
+    remote_forget(*b);
+    atomic_store(&(*a)->unconfirmed, true);
+    *m = (struct r2_msg_path){
+        .sender_nic = 0, .receiver_nic = 0, .transport = (*a)->params.transport};
+    m->gen = (*a)->params.gen + 3;
+    CHECK_EQ(fake_ctrl(*b, R2_F_DOWN, m, sizeof(*m)), 0);
+}
+
+static void not_fenced(struct r2_ep *via, uint32_t gen, int ms)
+{
+    struct r2_msg_path said;
+
+    while (remote_hear_ms(via, R2_F_FENCED, &said, sizeof(said), ms) >= 0)
+        CHECK_LT(said.gen, gen);
+}
+
+static void fenced_up_to(struct r2_ep *via, uint32_t gen)
+{
+    struct r2_msg_path said = {0};
+
+    while (said.gen < gen)
+        CHECK_GE(remote_hear(via, R2_F_FENCED, &said, sizeof(said)), 0);
+}
+
+/* The word that is about the endpoint itself comes last. */
+static void test_older_down_unconfirmed(void)
+{
+    struct r2_ep *a, *b;
+    struct r2_msg_path m;
+    uint32_t last;
+
+    end_told_late(&a, &b, &m);
+    last = m.gen;
+    not_fenced(b, a->params.gen, 200);
+    m.gen = a->params.gen;
+    CHECK_EQ(fake_ctrl(b, R2_F_DOWN, &m, sizeof(m)), 0);
+    not_fenced(b, a->params.gen, 300);
+    fake_shut_over(a);
+    fenced_up_to(b, last);
+    remote_end(&r);
+}
+
+/* The path's next life ends, and that is confirmed, before the end of this one is. */
+static void test_next_life_ends_first(void)
+{
+    struct r2_ep *a, *b, *newer;
+    struct r2_msg_path m;
+
+    end_told_late(&a, &b, &m);
+    not_fenced(b, a->params.gen, 100);
+    newer = remote_unproven(&r, 0, m.gen);
+    CHECK(newer);
+    fake_fail(newer, ECONNRESET, false);
+    CHECK(remote_wait_flag(&newer->is_shut));
+    not_fenced(b, a->params.gen, 300);
+    fake_shut_over(a);
+    fenced_up_to(b, m.gen);
+    remote_end(&r);
+}
+
 /* Memory of a message that may still be written: the transport is told so. */
 static void test_detach_of_cleared(void)
 {
@@ -399,6 +467,8 @@ static const struct check_test tests[] = {
     {"last_resort_and_back", test_last_resort_and_back},
     {"unconfirmed_fence", test_unconfirmed_fence},
     {"fence_of_older", test_fence_of_older},
+    {"older_down_unconfirmed", test_older_down_unconfirmed},
+    {"next_life_ends_first", test_next_life_ends_first},
     {"detach_of_cleared", test_detach_of_cleared},
     {"fenced_path_flushes", test_fenced_path_flushes},
     {"fence_marks_who_waits", test_fence_marks_who_waits},

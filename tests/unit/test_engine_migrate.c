@@ -117,7 +117,43 @@ static void test_owing_home_goes_on(void)
     remote_end(&r);
 }
 
+/* What path 0 is held to after a second in which NICs 0 and 1 showed 50 MB/s, and NIC 2 nothing. */
+static uint64_t held_to(const struct r2_conn *other, int home)
+{
+    struct r2_peer *p = r.conn->peer;
+    uint64_t best;
+
+    CHECK(other != r.conn && other->peer == p);
+    r2_peer_lock(p);
+    r.conn->home = (uint8_t)home; /* as if it had been made for that device */
+    for (int i = 0; i < NICS; i++)
+        remote_shows(ep[i]->params.owner, 1000000000, i == 2 ? 0 : 50000000);
+    r2_peer_watch_grey(p, r2_now_ns());
+    best = ((struct r2_path *)ep[0]->params.owner)->watch.best_rate;
+    r2_peer_unlock(p);
+    return best;
+}
+
+/* A NIC that no connection keeps to is idle for good: it is no measure of what can be had, or what
+ * a path is held to would never fade in this mode. */
+static void test_idle_nics_are_no_siblings(void)
+{
+    struct r2_req *req;
+    struct r2_conn *first;
+
+    begin(&req);
+    first = r.conn;
+    CHECK(remote_more(&r, ep[0]));
+    CHECK_LT(held_to(first, 1), 400000000);
+    CHECK_EQ(held_to(first, 2), 1000000000); /* one that may be used could carry anything */
+    CHECK_EQ(held_to(first, 0), 1000000000); /* nobody to compare with */
+    CHECK_LT(held_to(first, 1), 400000000);
+    r2_engine_close(first);
+    remote_end(&r);
+}
+
 static const struct check_test tests[] = {
+    {"idle_nics_are_no_siblings", test_idle_nics_are_no_siblings},
     {"one_stands_in", test_one_stands_in},
     {"second_loss", test_second_loss},
     {"slow_is_not_lost", test_slow_is_not_lost},

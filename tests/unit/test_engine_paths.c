@@ -241,6 +241,28 @@ static void test_probe(void)
     remote_end(&r);
 }
 
+/* A question that falls into a hole does not keep the others from being asked. */
+static void test_probe_unanswered(void)
+{
+    struct r2_ep *probe = NULL;
+
+    begin(false, 1);
+    post();
+    fake_fail(a, ECONNRESET, false);
+    for (int i = 0; i < REMOTE_WAIT_MS && !(probe = fake_probe(r.id)); i++)
+        fake_sleep_ms(1);
+    CHECK(probe);
+    atomic_store(&probe->connected, true); /* its process is only slow */
+    fake_sleep_ms(500);
+    CHECK(fake_probe(r.id) == probe);
+    atomic_store(&probe->connected, false);
+    for (int i = 0; i < 500 && fake_probe(r.id) == probe; i++)
+        fake_sleep_ms(1);
+    CHECK(fake_probe(r.id) && fake_probe(r.id) != probe);
+    CHECK(remote_wait_flag(&probe->is_shut));
+    remote_end(&r);
+}
+
 static void test_no_path_timeout(void)
 {
     for (int out = 0; out < 2; out++) {
@@ -384,6 +406,7 @@ static const struct check_test tests[] = {
     {"refusal_while_a_path_lives", test_refusal_while_a_path_lives},
     {"refusal_elsewhere", test_refusal_elsewhere},
     {"probe", test_probe},
+    {"probe_unanswered", test_probe_unanswered},
     {"no_path_timeout", test_no_path_timeout},
     {"back_before_timeout", test_back_before_timeout},
     {"dereg_detaches", test_dereg_detaches},

@@ -299,6 +299,39 @@ static void test_fenced_last(void)
     remote_end(&r);
 }
 
+/* DOWN of an older generation comes over another path behind DOWN of attempts that never reached
+ * us, while the older endpoint is being shut: it is not fenced before that is over. */
+static void test_older_down_after_newer(void)
+{
+    struct r2_msg_path m = {.sender_nic = 0, .receiver_nic = 0}, fenced = {0};
+    struct r2_bulk held;
+    struct r2_ep *other;
+
+    begin(2);
+    irecv(sink, MSG);
+    CHECK_EQ(claim_chunk(a, 0, CHUNK, &held), 0); /* a lane reads into the buffer */
+    remote_forget(b);
+    atomic_store(&a->hold_shut, true);
+    m.gen = a->params.gen + 3;
+    CHECK_EQ(fake_ctrl(b, R2_F_DOWN, &m, sizeof(m)), 0);
+    for (int i = 0; i < REMOTE_WAIT_MS && !atomic_load(&a->waiting); i++)
+        fake_sleep_ms(1);
+    CHECK_EQ(atomic_load(&a->waiting), 1);
+    CHECK_EQ(remote_down(b, a), 0);
+    other = remote_path(&r, 0, m.gen); /* a reason to repeat what is fenced */
+    CHECK(other);
+    while (remote_hear_ms(other, R2_F_FENCED, &fenced, sizeof(fenced), 100) >= 0)
+        CHECK_LT(fenced.gen, a->params.gen);
+    while (remote_hear_ms(b, R2_F_FENCED, &fenced, sizeof(fenced), 50) >= 0)
+        CHECK_LT(fenced.gen, a->params.gen);
+    remote_forget(other);
+    atomic_store(&a->hold_shut, false);
+    while (fenced.gen < m.gen)
+        CHECK_GE(remote_hear(other, R2_F_FENCED, &fenced, sizeof(fenced)), 0);
+    CHECK(atomic_load(&a->is_shut));
+    remote_end(&r);
+}
+
 static void test_unknown_generation_fenced(void)
 {
     struct r2_msg_path m = {.sender_nic = 0, .receiver_nic = 0}, fenced;
@@ -473,6 +506,7 @@ static const struct check_test tests[] = {
     {"claim_excludes", test_claim_excludes},
     {"dropped_then_replayed", test_dropped_then_replayed},
     {"fenced_last", test_fenced_last},
+    {"older_down_after_newer", test_older_down_after_newer},
     {"unknown_generation_fenced", test_unknown_generation_fenced},
     {"resync_repeats", test_resync_repeats},
     {"lost_ack", test_lost_ack},

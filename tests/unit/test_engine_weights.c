@@ -326,7 +326,32 @@ static void test_verdict_hint(void)
     remote_end(&r);
 }
 
+/* A warm spare carries nothing, so it shows nothing, neither that more is to be had nor that it is
+ * not: what a path is held to fades beside the siblings that do carry, and only those. */
+static void test_spare_is_no_sibling(void)
+{
+    begin(3);
+    for (int spare = 1; spare >= 0; spare--) {
+        struct r2_peer *p = r.conn->peer;
+        uint64_t best;
+
+        weigh(2, spare ? 0 : R2_WEIGHT_FULL);
+        r2_peer_lock(p);
+        for (int i = 0; i < 3; i++)
+            remote_shows(path_of(i), 1000000000, i == 2 ? 0 : 50000000);
+        r2_peer_watch_grey(p, r2_now_ns());
+        best = path_of(0)->watch.best_rate;
+        r2_peer_unlock(p);
+        if (spare)
+            CHECK_LT(best, 400000000);
+        else
+            CHECK_EQ(best, 1000000000);
+    }
+    remote_end(&r);
+}
+
 static const struct check_test tests[] = {
+    {"spare_is_no_sibling", test_spare_is_no_sibling},
     {"limited_share", test_limited_share},
     {"limited_is_asked_again", test_limited_is_asked_again},
     {"slow_is_no_limit", test_slow_is_no_limit},

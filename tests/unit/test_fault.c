@@ -75,12 +75,31 @@ static void test_until(void)
 {
     uint64_t now = r2_now_ns(), retry;
 
-    set((struct r2_fault){.kind = R2_FAULT_ERROR, .tx = true, .until_ns = now + R2_NS_PER_S});
+    set((struct r2_fault){.kind = R2_FAULT_ERROR, .tx = true, .for_ns = R2_NS_PER_S});
     CHECK(r2_fault_tick(NIC, now));
     CHECK(!r2_fault_tick(NIC, now + R2_NS_PER_S - 1));
     CHECK_EQ(allow(R2_FAULT_TX, 9, &retry), 0);
-    CHECK(r2_fault_tick(NIC, now + R2_NS_PER_S));
+    CHECK(r2_fault_tick(NIC, r2_now_ns() + R2_NS_PER_S));
     CHECK_EQ(allow(R2_FAULT_TX, 9, &retry), 9);
+    text_is("");
+}
+
+/* The time counts from when the fault strikes, not from the command. */
+static void test_until_after_bytes(void)
+{
+    uint64_t before, retry;
+
+    set((struct r2_fault){
+        .kind = R2_FAULT_BLACKHOLE, .tx = true, .after_bytes = 100, .for_ns = R2_NS_PER_S});
+    r2_fault_tick(NIC, r2_now_ns());
+    CHECK(!r2_fault_tick(NIC, r2_now_ns() + 5 * R2_NS_PER_S));
+    text_is("blackhole tx (armed)");
+    before = r2_now_ns();
+    allow(R2_FAULT_TX, 100, &retry);
+    CHECK(r2_fault_tick(NIC, before));
+    CHECK(!r2_fault_tick(NIC, before + R2_NS_PER_S - 1));
+    text_is("blackhole tx");
+    CHECK(r2_fault_tick(NIC, r2_now_ns() + R2_NS_PER_S));
     text_is("");
 }
 
@@ -161,6 +180,7 @@ static const struct check_test tests[] = {
     {"directions", test_directions},
     {"after_bytes", test_after_bytes},
     {"until", test_until},
+    {"until_after_bytes", test_until_after_bytes},
     {"slow", test_slow},
     {"loss", test_loss},
     {"unmoved", test_unmoved},

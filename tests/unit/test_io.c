@@ -7,6 +7,8 @@
 #include <unistd.h>
 
 #include "engine/io.h"
+#include "engine/pause.h"
+#include "engine/pollers.h"
 #include "util/clock.h"
 
 #define SPIN_NS (UINT64_C(600) * 1000000)
@@ -93,8 +95,63 @@ static void test_polls_after_work_only(void)
     close(fd.fd);
 }
 
+static int polling_of(struct r2_task *tasks, int ms)
+{
+    int n = 0;
+
+    usleep((useconds_t)ms * 1000);
+    for (int i = 0; i < THREADS; i++)
+        n += r2_io_awake(tasks[i].io);
+    return n;
+}
+
+/* All threads have work at one moment; how many of them poll after it. */
+static int pollers_of_all(int allowed)
+{
+    struct r2_task tasks[THREADS];
+    int before = atomic_load(&runs), n;
+
+    r2_pause_let(allowed);
+    atomic_store(&say, WORK);
+    for (int i = 0; i < THREADS; i++) {
+        CHECK(asleep_in(r2_io_at(i), 5000));
+        r2_task_init(&tasks[i], r2_io_at(i), run);
+    }
+    for (int i = 0; i < THREADS; i++)
+        CHECK(r2_task_kick(&tasks[i]));
+    for (int i = 0; i < 5000 && atomic_load(&runs) < before + THREADS; i++)
+        usleep(1000);
+    n = polling_of(tasks, (int)(SPIN_NS / 2000000)); /* half of the time that they poll */
+    for (int i = 0; i < THREADS; i++)
+        CHECK(asleep_in(r2_io_at(i), 5000));
+    return n;
+}
+
+static void test_no_more_poll_than_may(void)
+{
+    for (int turn = 0; turn < 2; turn++) { /* places are given back */
+        CHECK_EQ(pollers_of_all(0), 0);
+        CHECK_EQ(pollers_of_all(1), 1);
+        CHECK_EQ(pollers_of_all(3), 3);
+        CHECK_EQ(pollers_of_all(64), THREADS);
+    }
+}
+
+static void test_what_a_process_may(void)
+{
+    CHECK_EQ(r2_pollers(32, 1), 30);
+    CHECK_EQ(r2_pollers(32, 2), 14);
+    CHECK_EQ(r2_pollers(64, 4), 14);
+    CHECK_EQ(r2_pollers(32, 8), 2);
+    CHECK_EQ(r2_pollers(16, 8), 0);
+    CHECK_EQ(r2_pollers(2, 64), 0);
+    CHECK_EQ(r2_pollers(8, 0), 6);
+}
+
 static const struct check_test tests[] = {
     {"polls_after_work_only", test_polls_after_work_only},
+    {"no_more_poll_than_may", test_no_more_poll_than_may},
+    {"what_a_process_may", test_what_a_process_may},
     {0},
 };
 

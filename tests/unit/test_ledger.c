@@ -158,7 +158,7 @@ static void test_send_bad_acks(void)
 
 static void test_send_path_down(void)
 {
-    uint64_t replayed = 5;
+    struct r2_send_replay replayed = {.bytes = 5, .chunks = 1};
     struct reports got = {0};
     struct r2_send_ledger l;
 
@@ -171,7 +171,8 @@ static void test_send_path_down(void)
     CHECK_EQ(r2_send_path_down(&l, 7, 9, &replayed), 0);
     CHECK_EQ(r2_send_path_down(&l, 0, 3, &replayed), 2 * KIB);
     CHECK_EQ(r2_send_path_down(&l, 0, 3, &replayed), 0);
-    CHECK_EQ(replayed, 5 + 2 * KIB);
+    CHECK_EQ(replayed.bytes, 5 + 2 * KIB);
+    CHECK_EQ(replayed.chunks, 1 + 2);
     CHECK_EQ(r2_send_waiting_bytes(&l), 6 * KIB);
     CHECK(r2_send_reading(&l));
     expect_chunk(next(&l, 512, 1, 3), 0, 512);       /* lowest first, before anything new */

@@ -364,6 +364,7 @@ static void fanned(struct rank *me)
     take_plan(me, 2);
     CHECK_EQ(ncclCommGetAsyncError(me->comm, &error), 0);
     CHECK_EQ(error, 0);
+    pthread_barrier_wait(&together); /* the first error is told to all */
     atomic_store(&second(me, 12)->error, R2_NCCL_REMOTE);
     CHECK_EQ(ncclCommGetAsyncError(me->comm, &error), 0);
     CHECK_EQ(error, R2_NCCL_REMOTE);
@@ -379,7 +380,6 @@ static void test_fan_out(void)
     static const char *const names[] = {"ncclCommRevoke", "ncclCommSuspend", "ncclCommResume",
                                         "ncclCommFinalize"};
     long before[4], destroys = noop.calls("ncclCommDestroy"), aborts = noop.calls("ncclCommAbort");
-
     for (int i = 0; i < 4; i++)
         before[i] = noop.calls(names[i]);
     run_all(fanned);

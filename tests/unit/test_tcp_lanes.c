@@ -228,12 +228,84 @@ static void test_congestion_auto(void)
     connected_with("auto", name);
 }
 
+static const struct r2_transport_events *real;
+static atomic_bool hold_ack;
+static atomic_bool has_failed; /* of `watched` */
+static struct r2_ep *_Atomic held, *_Atomic watched;
+
+/* The thread of lane 0 is busy while an acknowledgement waits for it. */
+static int ctrl(void *owner, struct r2_ep *ep, uint8_t type, const uint8_t *body, size_t len)
+{
+    if (type == R2_F_ACK && atomic_exchange(&hold_ack, false)) {
+        atomic_store(&watched, ep);
+        atomic_store(&held, ep);
+        for (int ms = 0; ms < 5000 && atomic_load(&held); ms++)
+            usleep(1000);
+    }
+    return real->ctrl(owner, ep, type, body, len);
+}
+
+static void failed(void *owner, struct r2_ep *ep, int err, const struct r2_ep_health *h)
+{
+    if (ep == atomic_load(&watched)) /* and not its other end */
+        atomic_store(&has_failed, true);
+    real->failed(owner, ep, err, h);
+}
+
+static struct r2_lane *on_another_thread(struct r2_ep *ep)
+{
+    for (int i = 1; i <= LANES; i++) {
+        if (r2_ep_lane(ep, i)->io.io != r2_ep_lane(ep, 0)->io.io)
+            return r2_ep_lane(ep, i);
+    }
+    return NULL;
+}
+
+/* Whoever finishes and leaves said its last words on lane 0: they are read before the path is given
+ * up, whichever lane's end is seen first. */
+static void test_words_before_the_end(void)
+{
+    static struct r2_transport_events hooked;
+    struct r2_req *s = NULL, *t = NULL;
+    struct r2_lane *bulk;
+    struct r2_ep *ep;
+
+    bed_listen();
+    real = r2_tcp.ev;
+    hooked = *real;
+    hooked.ctrl = ctrl;
+    hooked.failed = failed;
+    r2_tcp.ev = &hooked;
+    bed_connect();
+    move(1);
+    open_all();
+    atomic_store(&hold_ack, true);
+    bed_post(out, in, MSG, &s, &t);
+    for (int ms = 0; ms < 5000 && !atomic_load(&held); ms++)
+        usleep(1000);
+    ep = atomic_load(&held);
+    CHECK(ep && ep->params.initiator);
+    bulk = on_another_thread(ep);
+    CHECK(bulk);
+    CHECK_EQ(shutdown(bulk->io.fd, SHUT_RD), 0); /* its thread sees the end of what comes */
+    usleep(200 * 1000);
+    CHECK(!atomic_load(&has_failed));
+    atomic_store(&held, NULL);
+    for (int ms = 0; ms < 3000 && !atomic_load(&has_failed); ms++)
+        usleep(1000);
+    CHECK(atomic_load(&has_failed));
+    CHECK(bed_done(&s, &t, 20000));
+    CHECK_MEM(in, out, MSG);
+    end();
+}
+
 static const struct check_test tests[] = {
     {"congestion_named", test_congestion_named},
     {"congestion_of_the_system", test_congestion_of_the_system},
     {"congestion_unknown", test_congestion_unknown},
     {"congestion_auto", test_congestion_auto},
     /* these make threads, which a child would lack */
+    {"words_before_the_end", test_words_before_the_end},
     {"out_of_use", test_out_of_use},
     {"changing", test_changing},
     {0}};

@@ -11,6 +11,7 @@
 #include "util/log.h"
 #include "util/random.h"
 #include "util/siphash.h"
+#include "util/told.h"
 
 /* ---- list -------------------------------------------------------------------------------- */
 
@@ -466,6 +467,32 @@ static void test_log_threads(void)
     CHECK_LE(logged.lines, 6000 + 20);
 }
 
+/* A burst, then one in a minute; what was left out is counted; nothing is left out of the first
+ * words about something. */
+static void test_told(void)
+{
+    struct r2_told t = {0};
+    uint64_t now = 7 * R2_NS_PER_S;
+    unsigned untold = 99;
+
+    for (int i = 0; i < R2_TOLD_BURST; i++) {
+        CHECK(r2_told_pass(&t, false, now, &untold));
+        CHECK_EQ(untold, 0);
+    }
+    for (int i = 0; i < 5; i++)
+        CHECK(!r2_told_pass(&t, false, now + R2_TOLD_EACH_NS - 1, &untold));
+    CHECK(r2_told_pass(&t, true, now, &untold));
+    CHECK_EQ(untold, 5);
+    CHECK(!r2_told_pass(&t, false, now, &untold));
+    CHECK(r2_told_pass(&t, false, now + R2_TOLD_EACH_NS, &untold));
+    CHECK_EQ(untold, 1);
+    CHECK(!r2_told_pass(&t, false, now + R2_TOLD_EACH_NS, &untold));
+    now += 1000 * R2_TOLD_EACH_NS; /* a quiet day: the burst is there again */
+    for (int i = 0; i < R2_TOLD_BURST; i++)
+        CHECK(r2_told_pass(&t, false, now, &untold));
+    CHECK(!r2_told_pass(&t, false, now, &untold));
+}
+
 static const struct check_test tests[] = {
     {"list", test_list},
     {"hash_random", test_hash_random},
@@ -481,6 +508,7 @@ static const struct check_test tests[] = {
     {"log_logger", test_log_logger},
     {"log_limit", test_log_limit},
     {"log_threads", test_log_threads},
+    {"told", test_told},
     {NULL, NULL},
 };
 

@@ -116,12 +116,31 @@ static void test_flush_queue_pair(void)
     connected_with(env, wanted);
 }
 
+/* R2CCL_IB_MTU lowers the active one, and never raises it; no such size is no setting. */
+static void test_mtu(void)
+{
+    static const char *const low[] = {"R2CCL_IB_MTU", "512", "R2CCL_GPU_MEMORY", "direct", NULL};
+    static const char *const high[] = {"R2CCL_IB_MTU", "4096", "R2_FAKEVERBS_MTU", "2048", NULL};
+    static const char *const none[] = {"R2CCL_IB_MTU", "1500", NULL};
+    static const char *const automatic[] = {"R2CCL_IB_MTU", "auto", "R2_FAKEVERBS_MTU", "4096",
+                                            NULL};
+    /* Flushes' queue pairs are among them: their timeout differs. */
+    static const struct wanted is_512[] = {{"mtu", 2}, {"timeout", -2}, {NULL, 0}};
+    static const struct wanted is_2048[] = {{"mtu", 4}, {NULL, 0}};
+    static const struct wanted is_1024[] = {{"mtu", 3}, {NULL, 0}};
+    static const struct wanted is_4096[] = {{"mtu", 5}, {NULL, 0}};
+
+    bed_library();
+    connected_with(low, is_512);
+    connected_with(high, is_2048);
+    connected_with(none, is_1024);
+    connected_with(automatic, is_4096);
+}
+
 static const struct check_test tests[] = {
-    {"defaults", test_defaults},
-    {"settings", test_settings},
-    {"nonsense", test_nonsense},
-    {"flush_queue_pair", test_flush_queue_pair},
-    {0},
+    {"defaults", test_defaults}, {"settings", test_settings},
+    {"nonsense", test_nonsense}, {"flush_queue_pair", test_flush_queue_pair},
+    {"mtu", test_mtu},           {0},
 };
 
 int main(int argc, char **argv)

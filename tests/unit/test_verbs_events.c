@@ -204,8 +204,102 @@ static void test_gid_changes_meanwhile(void)
     finish();
 }
 
+/* Paths between these NICs that ended since; both ends of each are here. */
+static int ended(uint64_t from, int a, int b)
+{
+    return bed_told(from, R2_EV_PATH_DOWN, nics[a], nics[b], NULL);
+}
+
+/* What is told of one queue ends its path, and no other. */
+static void test_events_of_queues(void)
+{
+    static const int ends[] = {IBV_EVENT_QP_FATAL, IBV_EVENT_QP_REQ_ERR, IBV_EVENT_QP_ACCESS_ERR,
+                               IBV_EVENT_PATH_MIG_ERR, IBV_EVENT_CQ_ERR};
+    static const int means_nothing[] = {IBV_EVENT_COMM_EST, IBV_EVENT_SQ_DRAINED,
+                                        IBV_EVENT_PATH_MIG, IBV_EVENT_QP_LAST_WQE_REACHED};
+    uint64_t from;
+    char text[32];
+
+    begin();
+    both_carry();
+    for (size_t i = 0; i < sizeof(ends) / sizeof(ends[0]); i++) {
+        uint32_t gens[2] = {carries(0), carries(1)};
+        int hit;
+
+        from = bed_journal();
+        snprintf(text, sizeof(text), "!queue fv0 %d %d", ends[i], (int)i * 2);
+        bed_script(text);
+        for (int ms = 0; ms < BED_WAIT_MS && !bed_told(from, R2_EV_PATH_DOWN, NULL, NULL, NULL);
+             ms++)
+            bed_ms(1);
+        message((int)i);
+        /* There may be one across, that stands by. */
+        hit = (ended(from, 0, 0) > 0) + (ended(from, 1, 1) > 0) +
+              (ended(from, 0, 1) + ended(from, 1, 0) > 0);
+        CHECK_MSG(hit == 1, "event %d ended %d paths", ends[i], hit);
+        both_carry();
+        for (int nic = 0; nic < 2; nic++)
+            CHECK_EQ(carries(nic) != gens[nic], ended(from, nic, nic) > 0);
+    }
+    from = bed_journal();
+    for (size_t i = 0; i < sizeof(means_nothing) / sizeof(means_nothing[0]); i++) {
+        snprintf(text, sizeof(text), "!queue fv0 %d %d", means_nothing[i], (int)i);
+        bed_script(text);
+    }
+    bed_ms(100);
+    message(9);
+    CHECK_EQ(bed_told(from, R2_EV_PATH_DOWN, NULL, NULL, NULL), 0);
+    finish();
+}
+
+static atomic_bool enough;
+
+static void *tells(void *arg)
+{
+    unsigned seed = 1;
+
+    (void)arg;
+    while (!atomic_load(&enough)) {
+        char text[32];
+
+        snprintf(text, sizeof(text), "!queue fv0 %d %d",
+                 rand_r(&seed) % 3 ? IBV_EVENT_QP_FATAL : IBV_EVENT_CQ_ERR, rand_r(&seed) % 12);
+        bed_script(text);
+        usleep(2000);
+    }
+    return NULL;
+}
+
+/* Events of queues that are being made and destroyed: whose they are is known all the same, without
+ * a look at what another thread is changing (TSan). */
+static void test_events_while_queues_go(void)
+{
+    uint64_t from, until = r2_now_ns() + 2 * R2_NS_PER_S;
+    pthread_t thread;
+
+    begin();
+    both_carry();
+    from = bed_journal();
+    bed_script("!chaos cmd_us=500");
+    CHECK_EQ(pthread_create(&thread, NULL, tells, NULL), 0);
+    for (int turn = 0; r2_now_ns() < until; turn++) {
+        for (int nic = 0; nic < 2; nic++)
+            r2_nicstate_forgive(nic, true);
+        message(turn); /* over sockets, if it must be */
+    }
+    atomic_store(&enough, true);
+    pthread_join(thread, NULL);
+    bed_script("!chaos cmd_us=0");
+    CHECK_GE(bed_told(from, R2_EV_PATH_DOWN, NULL, NULL, NULL), 4);
+    both_carry();
+    message(1);
+    finish();
+}
+
 static const struct check_test tests[] = {
     {"port_of_another", test_port_of_another},
+    {"events_of_queues", test_events_of_queues},
+    {"events_while_queues_go", test_events_while_queues_go},
     {"gid_moves_meanwhile", test_gid_moves_meanwhile},
     {"gid_changes_meanwhile", test_gid_changes_meanwhile},
     {0},

@@ -217,8 +217,8 @@ void r2_grey_segments(struct r2_grey *g, uint64_t sent, uint64_t resent, uint64_
 
 enum what { SPEED, LATENESS, LOSS };
 
-/* Median of what is known about the siblings of path `self`, of two the greater one; false: nothing
- * is known. */
+/* Median of what is known about the siblings of path `self`, of two the better one (two that fall
+ * together are no excuse for each other); false: nothing is known. */
 static bool siblings(struct r2_grey *const *paths, int n, int self, uint64_t now, enum what what,
                      uint64_t *out)
 {
@@ -238,7 +238,7 @@ static bool siblings(struct r2_grey *const *paths, int n, int self, uint64_t now
         v[k] = x;
     }
     if (m)
-        *out = v[(m - 1) / 2];
+        *out = v[what == SPEED ? (m - 1) / 2 : m / 2];
     return m > 0;
 }
 

@@ -338,6 +338,14 @@ void r2_round_adopt(struct r2_round *r, uint64_t now)
 
 /* ---- hints */
 
+/* An answer since then is no old one: the round has had all paths asked (r2_peer_hb_doubt). */
+static uint64_t lately(const struct r2_peer *p)
+{
+    uint64_t now = r2_now_ns();
+
+    return now > 4 * p->hb_interval ? now - 4 * p->hb_interval : 0;
+}
+
 /* Paths over the pair fail at once, while another path to the peer answers (wall 8). */
 static void fail_pair(const struct r2_target *t)
 {
@@ -351,8 +359,7 @@ static void fail_pair(const struct r2_target *t)
 
         r2_peer_lock(p);
         for (int k = 0; k < p->n_paths; k++)
-            other |= p->paths[k]->state == R2_PATH_UP && p->paths[k]->lnic != t->lnic &&
-                     p->paths[k]->hb_unanswered == 0;
+            other |= p->paths[k]->lnic != t->lnic && r2_path_hb_answers(p->paths[k], lately(p));
         for (int k = 0; other && k < p->n_paths; k++) {
             struct r2_path *path = p->paths[k];
 

@@ -3,9 +3,9 @@
 #include "settings/settings.h"
 #include "transport/tcp/tcp.h"
 
-/* Chunks of a push. With one I/O thread a second look finds nothing, as a rule, and so wakes
- * nobody; where there are more, the rest of a burst is theirs. */
-#define PUSH_TURN (r2_io_count() == 1 ? 2 : 1)
+/* Chunks of a push: the second look, which finds nothing as a rule, costs less than to wake the
+ * lane's thread for it. */
+#define PUSH_TURN 2
 
 /* Bulk lanes of a path: a stream moves about 25 Gbit/s with a core of its own, so more of them
  * help only where there are threads to drive them and the link can take it. */
@@ -75,7 +75,7 @@ bool r2_bulk_push(struct r2_ep *ep)
         rc = r2_lane_tx_bulk(lane, PUSH_TURN);
         pthread_mutex_unlock(&lane->tx_lock);
         if (rc < 0)
-            r2_ep_fail(ep, -rc);
+            r2_ep_lane_failed(ep, -rc);
         return true;
     }
     return false;

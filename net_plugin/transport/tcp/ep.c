@@ -85,6 +85,23 @@ void r2_ep_fail(struct r2_ep *ep, int err)
     r2_tcp.ev->failed(ep->owner, ep, err, &health);
 }
 
+/* Who finishes and leaves has said so on lane 0, but each lane has a thread of its own: the end of
+ * another one is often seen before the last word is read, and a failed endpoint is not read any
+ * more (invariant 1). */
+void r2_ep_lane_failed(struct r2_ep *ep, int err)
+{
+    struct r2_lane *first = r2_ep_lane(ep, 0);
+    int none = 0;
+
+    if ((err != ECONNRESET && err != EPIPE) || !first || !atomic_load(&first->open) ||
+        r2_tcp_broken(ep->params.local_nic)) {
+        r2_ep_fail(ep, err);
+        return;
+    }
+    atomic_compare_exchange_strong(&ep->ending, &none, err);
+    r2_lane_kick(first);
+}
+
 int r2_ep_late(struct r2_ep *ep)
 {
     int err;
@@ -323,7 +340,7 @@ static void tcp_help(struct r2_ep *ep)
         rc = r2_lane_rx_ctrl(lane);
     pthread_mutex_unlock(&lane->rx_lock);
     if (rc < 0)
-        r2_ep_fail(ep, -rc);
+        r2_ep_lane_failed(ep, -rc);
 }
 
 static int tcp_shut(struct r2_ep *ep)

@@ -235,6 +235,10 @@ static int receive(struct r2_lane *lane, bool *opened)
         *opened = true;
         return 0;
     }
+    if (lane->index == 0 && atomic_load(&lane->ep->ending)) {
+        rc = r2_lane_rx_rest(lane);
+        return rc ? rc : -atomic_load(&lane->ep->ending);
+    }
     if (!atomic_exchange(&lane->rx_again, false))
         return 0; /* kicked to send; edge-triggered: nothing has come since it was last empty */
     return lane->index ? r2_lane_rx_bulk(lane) : r2_lane_rx_ctrl(lane);
@@ -291,7 +295,9 @@ void r2_lane_event(struct r2_lane *lane)
             pthread_mutex_unlock(&lane->tx_lock);
         }
     }
-    if (rc < 0)
+    if (rc < 0 && lane->index)
+        r2_ep_lane_failed(ep, -rc);
+    else if (rc < 0)
         r2_ep_fail(ep, -rc);
     r2_ep_put(ep);
 }

@@ -15,6 +15,7 @@
 /* All peers may come at once, each with several sockets; the kernel's own limit is somaxconn. */
 #define BACKLOG 8192
 #define AGAIN_NS (100 * R2_NS_PER_MS)
+#define CROWDED_NS (5 * R2_NS_PER_MS) /* until some of those who are being heard have been */
 
 void r2_tcp_close_fd(int fd, bool abort)
 {
@@ -83,9 +84,12 @@ static void choose_congestion(int fd)
                 "its pacing",
                 name);
     } else if (!set_congestion(fd, wanted)) {
-        R2_WARN_LIMIT("R2CCL_TCP_CONGESTION=%s: %s; the system's is taken. "
-                      "net.ipv4.tcp_allowed_congestion_control has what may be chosen",
-                      wanted, strerror(errno));
+        static atomic_bool told;
+
+        if (!atomic_exchange(&told, true))
+            R2_TELL("R2CCL_TCP_CONGESTION=%s: %s; the system's is taken. "
+                    "net.ipv4.tcp_allowed_congestion_control has what may be chosen",
+                    wanted, strerror(errno));
     }
 }
 
@@ -151,35 +155,41 @@ static void set_port(struct sockaddr_storage *sa, uint16_t port)
         ((struct sockaddr_in6 *)sa)->sin6_port = htons(port);
 }
 
-/* `again`: the port of the listener before this one, 0: none. Peers that have no path left to
- * hear a new one over find it where it was. */
-static int bind_listener(int fd, const struct r2_nic *n, uint16_t again)
+/* A socket that listens at the port, 0: at any, or -errno. With SO_REUSEADDR two processes may bind
+ * the same port before either listens, and listen() tells the second; what is bound stays so, hence
+ * a socket for each try. */
+static int try_port(int nic, const struct r2_nic *n, uint16_t port)
 {
-    const struct r2_port_range *ports = &r2_settings_get()->ports;
     struct sockaddr_storage sa = n->addr;
-    int one = 1;
+    int fd = new_socket(nic, n->family), one = 1, rc;
 
+    if (fd < 0)
+        return fd;
     setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &one, sizeof(one));
     /* A NIC that is down now has no local route, and comes up later. */
     setsockopt(fd, IPPROTO_IP, IP_FREEBIND, &one, sizeof(one));
-    set_port(&sa, again);
-    if (again && bind(fd, (struct sockaddr *)&sa, n->socklen) == 0 && listen(fd, BACKLOG) == 0)
-        return 0;
-    if (again && errno != EADDRINUSE)
-        return -errno;
-    if (!ports->high) {
-        set_port(&sa, 0);
-        return bind(fd, (struct sockaddr *)&sa, n->socklen) < 0 ? -errno : 0;
-    }
-    for (uint32_t port = ports->low; port <= ports->high; port++) {
-        set_port(&sa, (uint16_t)port);
-        /* With SO_REUSEADDR two listeners may bind the same port; listen() tells them apart. */
-        if (bind(fd, (struct sockaddr *)&sa, n->socklen) == 0)
-            return listen(fd, BACKLOG) < 0 ? -errno : 0;
-        if (errno != EADDRINUSE)
-            return -errno;
-    }
-    return -EADDRINUSE;
+    set_port(&sa, port);
+    if (bind(fd, (struct sockaddr *)&sa, n->socklen) == 0 && listen(fd, BACKLOG) == 0)
+        return fd;
+    rc = -errno;
+    r2_tcp_close_fd(fd, false);
+    return rc;
+}
+
+/* `again`: the port of the listener before this one, 0: none. Peers that have no path left to
+ * hear a new one over find it where it was. */
+static int find_port(int nic, const struct r2_nic *n, uint16_t again)
+{
+    const struct r2_port_range *ports = &r2_settings_get()->ports;
+    int fd = again ? try_port(nic, n, again) : -EADDRINUSE;
+
+    if (fd != -EADDRINUSE)
+        return fd;
+    if (!ports->high)
+        return try_port(nic, n, 0);
+    for (uint32_t port = ports->low; port <= ports->high && fd == -EADDRINUSE; port++)
+        fd = try_port(nic, n, (uint16_t)port);
+    return fd;
 }
 
 static void accept_ready(struct r2_io_fd *f, uint32_t events)
@@ -191,6 +201,10 @@ static void accept_ready(struct r2_io_fd *f, uint32_t events)
         struct r2_lane *lane;
         int fd;
 
+        if (atomic_load(&r2_tcp.pending) >= R2_TCP_MAX_PENDING) {
+            r2_timer_set(&r2_tcp.again[nic], r2_now_ns() + CROWDED_NS);
+            return; /* the others wait in the kernel's queue */
+        }
         pthread_mutex_lock(&r2_tcp.listen_lock);
         fd = accept4(f->fd, NULL, NULL, SOCK_NONBLOCK | SOCK_CLOEXEC);
         pthread_mutex_unlock(&r2_tcp.listen_lock);
@@ -206,7 +220,7 @@ static void accept_ready(struct r2_io_fd *f, uint32_t events)
         }
         atomic_fetch_add(&r2_tcp.sockets, 1);
         r2_io_fd_track(fd);
-        if (atomic_load(&r2_tcp.pending) >= R2_TCP_MAX_PENDING || r2_tcp_broken(nic) ||
+        if (r2_tcp_broken(nic) ||
             !(lane = r2_lane_new(fd, nic, r2_io_pick(), R2_LANE_WAIT_HELLO))) {
             r2_tcp.ev->rejected(nic, ECONNREFUSED);
             r2_tcp_close_fd(fd, true);
@@ -235,13 +249,11 @@ static int open_listener(int nic, uint16_t again, struct r2_wire_addr *addr)
     int fd, rc;
 
     r2_engine_nic_now(nic, &n);
-    fd = new_socket(nic, n.family);
+    fd = find_port(nic, &n, again);
     if (fd < 0)
         return fd;
-    rc = bind_listener(fd, &n, again);
-    if (!rc && (listen(fd, BACKLOG) < 0 || getsockname(fd, (struct sockaddr *)&sa, &len) < 0))
+    if (getsockname(fd, (struct sockaddr *)&sa, &len) < 0) {
         rc = -errno;
-    if (rc) {
         r2_tcp_close_fd(fd, false);
         return rc;
     }
@@ -313,7 +325,7 @@ int r2_tcp_listen_all(void)
             continue;
         }
         rc = one;
-        R2_WARN("NIC %s: cannot listen: %s%s", r2_engine_nic(i)->name, strerror(-one),
+        R2_TELL("NIC %s: cannot listen: %s%s", r2_engine_nic(i)->name, strerror(-one),
                 one == -EADDRINUSE ? " (R2CCL_PORT_RANGE has no free port)" : "");
     }
     return ok ? 0 : rc;

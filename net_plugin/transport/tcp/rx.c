@@ -1,7 +1,9 @@
 #define _GNU_SOURCE
 #include <errno.h>
+#include <linux/sockios.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/ioctl.h>
 #include <sys/socket.h>
 #include <sys/uio.h>
 
@@ -254,5 +256,19 @@ int r2_lane_rx_ctrl(struct r2_lane *lane)
         r2_tcp.ev->burst_end(lane->ep->owner, lane->ep);
     if (moved >= RX_BUDGET)
         rx_again_later(lane);
+    return rc;
+}
+
+/* Bounded: a peer that lives may go on talking. */
+int r2_lane_rx_rest(struct r2_lane *lane)
+{
+    int left = 0, rc;
+
+    if (ioctl(lane->io.fd, SIOCINQ, &left) < 0)
+        left = 0;
+    do {
+        rc = r2_lane_rx_ctrl(lane);
+        left -= RX_BUDGET;
+    } while (rc == 0 && left > 0);
     return rc;
 }

@@ -98,6 +98,8 @@ struct r2_ep {
     struct r2_list node; /* in the table of accepted endpoints */
     atomic_int refs;     /* engine, each lane, table */
     atomic_bool failed;
+    atomic_int
+        ending; /* a lane found the connection ended with this: lane 0 reads its rest first */
     atomic_bool dead;
     bool asking; /* under lock: the engine is asked who its owner is */
     int late;    /* under lock: it failed with this meanwhile */
@@ -156,6 +158,9 @@ struct r2_lane *r2_ep_lane(struct r2_ep *ep, int index); /* or NULL */
 void r2_ep_put(struct r2_ep *ep);
 /* Reports the failure once; holds no lock. */
 void r2_ep_fail(struct r2_ep *ep, int err);
+/* The same for what a lane's socket said. Where the other process may just have left, what lane 0
+ * has in its kernel's buffer is read first, by its own thread; may be called with rx_lock held. */
+void r2_ep_lane_failed(struct r2_ep *ep, int err);
 /* The errno that it failed with before it had an owner, once; 0: it did not. */
 int r2_ep_late(struct r2_ep *ep);
 int r2_ep_connect_lane(struct r2_ep *ep, int index);
@@ -185,6 +190,8 @@ int r2_lane_tx_bulk(struct r2_lane *lane, int chunks); /* at most so many, then 
 int r2_lane_tx_ctrl(struct r2_lane *lane);
 int r2_lane_rx_bulk(struct r2_lane *lane);
 int r2_lane_rx_ctrl(struct r2_lane *lane);
+/* What the kernel has received up to now. */
+int r2_lane_rx_rest(struct r2_lane *lane);
 /* Drives lane 0 and repeats while somebody asked meanwhile. Holds no lock but possibly rx_lock. */
 void r2_lane_flush(struct r2_lane *lane);
 

@@ -189,7 +189,7 @@ void r2_lane_flush(struct r2_lane *lane)
             rc = r2_lane_tx_ctrl(lane);
         pthread_mutex_unlock(&lane->tx_lock);
         if (rc < 0) {
-            r2_ep_fail(lane->ep, -rc);
+            r2_ep_lane_failed(lane->ep, -rc);
             return;
         }
     }

@@ -54,13 +54,10 @@ int r2_data_post_bulk_rx(struct r2_ep *ep, int q, uint32_t slot)
                    R2_HEAD_SLOT);
 }
 
-/* An injected fault lets `*left` bytes through, now or later. True: all of them. */
-static bool let_through(struct r2_ep *ep, int dir, size_t *left)
+static bool faulty(struct r2_ep *ep, int dir, size_t *left)
 {
     uint64_t retry = 0;
 
-    if (r2_fault_none(ep->params.local_nic))
-        *left = 0;
     while (*left) {
         size_t ok = r2_fault_allow(ep->params.local_nic, dir, *left, &retry);
 
@@ -71,6 +68,15 @@ static bool let_through(struct r2_ep *ep, int dir, size_t *left)
             r2_timer_sooner(&ep->timer, retry);
         return false;
     }
+    return true;
+}
+
+/* An injected fault lets `*left` bytes through, now or later. True: all of them. */
+static inline bool let_through(struct r2_ep *ep, int dir, size_t *left)
+{
+    if (!r2_fault_none(ep->params.local_nic))
+        return faulty(ep, dir, left);
+    *left = 0;
     return true;
 }
 

@@ -2,7 +2,9 @@
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
+#include <limits.h>
 #include <netinet/in.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -60,8 +62,31 @@ static int wanted_gid_index(void)
     const struct r2_settings *set = r2_settings_get();
 
     const char *text = set->ib_gid_index[0] ? set->ib_gid_index : set->nccl_ib_gid_index;
+    static atomic_bool told;
+    char *end;
+    long index;
 
-    return text[0] ? atoi(text) : -1;
+    if (!text[0])
+        return -1;
+    errno = 0;
+    index = strtol(text, &end, 10);
+    if (!errno && end != text && !*end && index >= -1 && index <= INT_MAX)
+        return (int)index;
+    if (!atomic_exchange(&told, true))
+        R2_TELL("%s=%s is no index of a GID: give a number, such as 3; the entry that fits the NIC "
+                "is taken",
+                set->ib_gid_index[0] ? "R2CCL_IB_GID_INDEX" : "NCCL_IB_GID_INDEX", text);
+    return -1;
+}
+
+/* What queue pairs of the port may use at most. The choices of the setting are in the order of enum
+ * ibv_mtu, `auto` in the place of none. */
+static uint8_t port_mtu(const struct ibv_port_attr *attr)
+{
+    uint8_t active = (uint8_t)(attr->active_mtu ? attr->active_mtu : IBV_MTU_1024);
+    int most = r2_settings_get()->ib_mtu;
+
+    return most && most < active ? (uint8_t)most : active;
 }
 
 /* The entry to use of a port's table: index, or -1. `score` says how good it is. */
@@ -124,7 +149,7 @@ bool r2_vnic_refresh(struct r2_vnic *v, struct r2_hca *hca)
                 (index >= 0 || attr.link_layer != IBV_LINK_LAYER_ETHERNET);
     v->link = attr.link_layer == IBV_LINK_LAYER_ETHERNET ? IBV_LINK_LAYER_ETHERNET
                                                          : IBV_LINK_LAYER_INFINIBAND;
-    v->mtu = (uint8_t)(attr.active_mtu ? attr.active_mtu : IBV_MTU_1024);
+    v->mtu = port_mtu(&attr);
     v->lid = attr.lid;
     v->gid_index = index < 0 ? 0 : index;
     memcpy(v->gid, gid, 16);
@@ -142,19 +167,21 @@ static bool on_port(const struct r2_ep *ep, const struct r2_hca *hca, int port)
     return ep->hca == hca && (port < 0 || ep->port == port);
 }
 
-static bool has_qp(const struct r2_ep *ep, const struct ibv_qp *qp)
+/* Whose queue an event is about. The queue is there until the event is acknowledged (destroying it
+ * waits for that); the endpoint need not be, so it is only compared with those that are. What it
+ * has in ep->cq and its queue pairs is not looked at: its command thread may be changing that. */
+static const struct r2_ep *ep_of(const struct ibv_async_event *ev, enum r2_async_scope scope)
 {
-    bool found = ep->ctrl.qp == qp || ep->beat.qp == qp;
-
-    for (int i = 0; i < ep->n_bulk; i++)
-        found |= ep->bulk[i].qp == qp;
-    return found;
+    if (scope == R2_ASYNC_CQ)
+        return ev->element.cq->cq_context;
+    return scope == R2_ASYNC_QP ? ev->element.qp->qp_context : NULL;
 }
 
 /* Endpoints in the scope of an event, each with a reference. */
 static struct r2_ep **in_scope(struct r2_hca *hca, const struct ibv_async_event *ev,
                                enum r2_async_scope scope, int *count)
 {
+    const struct r2_ep *one = ep_of(ev, scope);
     struct r2_ep **out;
     struct r2_list *n;
     int cap = 0;
@@ -167,9 +194,7 @@ static struct r2_ep **in_scope(struct r2_hca *hca, const struct ibv_async_event 
     R2_LIST_FOR_EACH (n, &r2_verbs.eps) {
         struct r2_ep *ep = R2_CONTAINER_OF(n, struct r2_ep, node);
         bool hit = (scope == R2_ASYNC_DEVICE && ep->hca == hca) ||
-                   (scope == R2_ASYNC_PORT && on_port(ep, hca, ev->element.port_num)) ||
-                   (scope == R2_ASYNC_CQ && ep->cq == ev->element.cq) ||
-                   (scope == R2_ASYNC_QP && has_qp(ep, ev->element.qp));
+                   (scope == R2_ASYNC_PORT && on_port(ep, hca, ev->element.port_num)) || ep == one;
 
         if (hit && out) {
             r2_vep_get(ep);

@@ -150,12 +150,27 @@ static bool broken(int nic)
                                    r2_fault_is(nic, R2_FAULT_ERROR, R2_FAULT_RX));
 }
 
+/* One, because it is armed once for each: another look would be a system call in vain. What came
+ * before it is armed again is polled afterwards. */
+static void take_event(struct r2_ep *ep)
+{
+    struct ibv_cq *cq;
+    void *arg;
+
+    if (ep->fence >= R2_FENCE_KILL || !ep->channel || r2_ibv.get_cq_event(ep->channel, &cq, &arg))
+        return;
+    r2_ibv.ack_cq_events(ep->cq, 1);
+    ibv_req_notify_cq(ep->cq, 0);
+}
+
 /* What arrives leads to frames and chunks, which are asked for meanwhile. */
 static int pump(struct r2_ep *ep, unsigned want)
 {
     const unsigned out = R2_WANT_CTRL | R2_WANT_BULK | R2_WANT_BEAT;
     int rc = 0;
 
+    if (want & R2_WANT_EVENT)
+        take_event(ep);
     if (ep->fence == R2_FENCE_DRAIN) {
         r2_fence_poll(ep);
         return 0;
@@ -239,25 +254,11 @@ void r2_vep_posted(struct r2_ep *ep)
     r2_vep_put(ep);
 }
 
+/* Whoever has the lock takes the event: this one waits for nobody (r2_io_lend). */
 static void events_ready(struct r2_io_fd *f, uint32_t events)
 {
-    struct r2_ep *ep = R2_CONTAINER_OF(f, struct r2_ep, events);
-    struct ibv_cq *cq;
-    unsigned n = 0;
-    void *arg;
-
     (void)events;
-    pthread_mutex_lock(&ep->lock);
-    if (ep->fence < R2_FENCE_KILL && ep->channel) {
-        while (r2_ibv.get_cq_event(ep->channel, &cq, &arg) == 0)
-            n++;
-        if (n) {
-            r2_ibv.ack_cq_events(ep->cq, n);
-            ibv_req_notify_cq(ep->cq, 0); /* what came before is polled below */
-        }
-    }
-    atomic_fetch_or(&ep->want, R2_WANT_POLL);
-    run_locked(ep);
+    r2_vep_run(R2_CONTAINER_OF(f, struct r2_ep, events), R2_WANT_EVENT | R2_WANT_POLL);
 }
 
 int r2_vep_watch(struct r2_ep *ep)
@@ -268,6 +269,7 @@ int r2_vep_watch(struct r2_ep *ep)
     if (ep->fence == R2_FENCE_NONE) { /* else nobody might take it out again */
         ep->events.fd = ep->channel->fd;
         ep->events.ready = events_ready;
+        ep->events.reads = ep->events.brief = true;
         r2_io_fd_track(ep->events.fd);
         rc = r2_io_add(ep->io, &ep->events);
     }
@@ -330,8 +332,10 @@ static int op_address(int nic, struct r2_wire_addr *out)
 static unsigned op_sockets(void)
 {
     unsigned n = 0;
+    int nics;
 
-    for (int i = 0; i < R2_MAX_NICS; i++)
+    r2_engine_devices(&nics);
+    for (int i = 0; i < nics; i++)
         n += (unsigned)atomic_load(&r2_verbs.nics[i].qps);
     return n;
 }
@@ -397,7 +401,7 @@ static void op_flush_soon(struct r2_ep *ep)
 
 static void op_help(struct r2_ep *ep)
 {
-    if (atomic_load(&ep->open))
+    if (atomic_load(&ep->open) && !r2_io_awake(ep->io))
         r2_vep_run(ep, R2_WANT_POLL);
 }
 

@@ -174,6 +174,7 @@ static int open_device(struct r2_hca *hca)
     fcntl(hca->ctx->async_fd, F_SETFL, flags | O_NONBLOCK);
     hca->async.fd = hca->ctx->async_fd;
     hca->async.ready = r2_hca_events;
+    hca->async.reads = true;
     return 0;
 }
 

@@ -60,7 +60,7 @@ static int make_cq(struct r2_ep *ep)
     flags = fcntl(ep->channel->fd, F_GETFL);
     if (fcntl(ep->channel->fd, F_SETFL, flags | O_NONBLOCK) < 0)
         return -errno;
-    ep->cq = r2_ibv.create_cq(ep->hca->ctx, want, NULL, ep->channel, 0);
+    ep->cq = r2_ibv.create_cq(ep->hca->ctx, want, ep, ep->channel, 0);
     if (!ep->cq)
         return -EIO;
     return ibv_req_notify_cq(ep->cq, 0) ? -EIO : 0;
@@ -102,6 +102,7 @@ void r2_qp_route(struct ibv_ah_attr *ah, uint8_t port, uint16_t lid, const uint8
 static int make_qp(struct r2_ep *ep, struct r2_vqp *q, int tx, int rx)
 {
     struct ibv_qp_init_attr init = {
+        .qp_context = ep, /* for its events (device.c) */
         .send_cq = ep->cq,
         .recv_cq = ep->cq,
         .qp_type = IBV_QPT_RC,

@@ -30,8 +30,8 @@
 #include "transport/verbs/tables.h"
 
 #define R2_CTRL_SLOT 4096
-#define R2_CTRL_TX 16
-#define R2_CTRL_SIGNAL 8 /* S: of so many one is signalled (data.c) */
+#define R2_CTRL_TX 32
+#define R2_CTRL_SIGNAL 16 /* S: of so many one is signalled (data.c) */
 #define R2_CTRL_RX 32
 #define R2_BULK_TX 64 /* chunks under way per queue pair */
 #define R2_BULK_RX 256
@@ -96,7 +96,7 @@ struct r2_vnic {
     pthread_mutex_t lock; /* the rest */
     bool active;
     uint8_t link; /* IBV_LINK_LAYER_* */
-    uint8_t mtu;
+    uint8_t mtu;  /* enum ibv_mtu: the most that is asked for, by setting and active MTU */
     uint16_t lid;
     int gid_index;
     uint8_t gid[16];
@@ -127,6 +127,7 @@ struct r2_mr_keys {
 #define R2_WANT_BULK 4u /* chunks to send */
 #define R2_WANT_BEAT 8u
 #define R2_WANT_ALL 15u
+#define R2_WANT_EVENT 16u /* the completion channel has one: taken, and the queue armed again */
 
 enum r2_vqp_kind { R2_QP_CTRL, R2_QP_BEAT, R2_QP_BULK };
 

@@ -19,6 +19,7 @@ static struct {
 static int n_policies;
 unsigned fake_unregistered;
 _Atomic uint8_t fake_offers;
+atomic_uint fake_plain;
 atomic_uint fake_unreachable;
 atomic_bool fake_revoked;
 atomic_uint fake_flush_asked;
@@ -78,8 +79,10 @@ static int op_start(const struct r2_transport_events *events, const uint8_t proc
 
 static int op_address(int nic, struct r2_wire_addr *out)
 {
-    *out = (struct r2_wire_addr){
-        .family = 4, .offers = fake_offers, .port = 4000, .ip = {127, 0, (uint8_t)(nic + 1), 1}};
+    *out = (struct r2_wire_addr){.family = 4,
+                                 .offers = fake_plain >> nic & 1 ? 0 : fake_offers,
+                                 .port = 4000,
+                                 .ip = {127, 0, (uint8_t)(nic + 1), 1}};
     return 0;
 }
 
@@ -256,8 +259,8 @@ static const struct r2_ep_params *op_params(const struct r2_ep *ep)
 
 static bool op_rdma(int nic, struct r2_rdma_info *out)
 {
-    (void)nic, (void)out;
-    return false;
+    (void)out;
+    return fake_offers && !(fake_plain >> nic & 1);
 }
 
 static int op_ports(const struct r2_nic *nics, int n, struct r2_nic *out, uint64_t *seed, int max)

@@ -61,6 +61,8 @@ extern pthread_mutex_t fake_all_lock;
 extern unsigned fake_unregistered;
 /* What the NICs offer (R2_OFFER_*); endpoints of R2_VIA_VERBS are one-sided. */
 extern _Atomic uint8_t fake_offers;
+/* Bit per NIC: it offers nothing of that. */
+extern atomic_uint fake_plain;
 /* Bit per transport: connect() finds nobody by it. */
 extern atomic_uint fake_unreachable;
 /* The last registration was given back with the word that its keys must be dead. */

@@ -13,6 +13,7 @@ enum { AT_PROCESS = 8, AT_SECRET = 24, AT_LISTEN = 40, AT_COOKIE = 48 };
 
 static struct r2_ctx *ctx;
 bool remote_wired;
+unsigned remote_plain;
 
 void remote_engine(int nics, const char *const *env)
 {
@@ -64,6 +65,7 @@ struct r2_wire_addr remote_addr(const struct remote *r, int nic)
     struct r2_wire_addr a;
 
     fake_ops.address(nic, &a);
+    a.offers = remote_plain >> nic & 1 ? 0 : fake_offers;
     a.ip[3] = (uint8_t)(10 + r->number);
     return a;
 }
@@ -431,6 +433,14 @@ bool remote_wait_flag(atomic_bool *flag)
         fake_sleep_ms(1);
     }
     return false;
+}
+
+void remote_shows(struct r2_path *path, uint64_t best, uint64_t shown)
+{
+    r2_grey_restart(&path->watch);
+    path->watch.best_rate = path->watch.peak = best;
+    path->watch.shown[0] = shown;
+    path->watch.fade_ns = shown ? R2_NS_PER_S : 0;
 }
 
 void remote_rate(struct r2_ep *ep, uint64_t ns_per_chunk)

@@ -24,7 +24,8 @@ struct remote {
 
 /* The engine of this process with `nics` NICs and the fake transport; once, before all else.
  * `env`: further settings, name and value in turn, ended by NULL. */
-extern bool remote_wired; /* before it: the NICs count as real ones, not as loopback's */
+extern unsigned remote_plain; /* bit per NIC of remote ones: as fake_plain */
+extern bool remote_wired;     /* before it: the NICs count as real ones, not as loopback's */
 void remote_engine(int nics, const char *const *env);
 
 /* A process with a fresh random id; no path and no connection yet. */
@@ -78,5 +79,8 @@ int remote_test(struct r2_req *req, int ms, size_t *size);
 bool remote_wait_flag(atomic_bool *flag);
 /* As if its path had carried 64 chunks of 32 KiB, one after the other, that took so long each. */
 void remote_rate(struct r2_ep *ep, uint64_t ns_per_chunk);
+/* As if the path had kept up `best` once, and shown `shown` bytes per second in the second just
+ * over (0: it had nothing to do). Under the peer's lock. */
+void remote_shows(struct r2_path *path, uint64_t best, uint64_t shown);
 
 #endif

@@ -1,0 +1,74 @@
+#include "engine/pause.h"
+
+#include <limits.h>
+#include <stdatomic.h>
+
+#include "util/clock.h"
+
+#define MANY_THREADS 4
+#define SPIN_FEW_NS (50 * R2_NS_PER_US)
+#define POLLING_PAYS 300              /* per mille */
+#define PAID_SPAN 16                  /* idle times that count */
+#define WAKING_NS (20 * R2_NS_PER_US) /* what sleeping adds to an idle time */
+
+static uint64_t spin_ns;
+static bool many;
+static atomic_int may_poll = INT_MAX, polling; /* threads; with `many` */
+
+void r2_pause_start(int threads, uint64_t spin)
+{
+    many = threads >= MANY_THREADS;
+    spin_ns = !many && spin > SPIN_FEW_NS ? SPIN_FEW_NS : spin;
+}
+
+void r2_pause_let(int n)
+{
+    atomic_store_explicit(&may_poll, n, memory_order_relaxed);
+}
+
+/* Relaxed, here and below: numbers that order nothing else; that no more poll than may is the
+ * compare-exchange's. */
+static bool take_place(void)
+{
+    int others = atomic_load_explicit(&polling, memory_order_relaxed);
+
+    do {
+        if (others >= atomic_load_explicit(&may_poll, memory_order_relaxed))
+            return false;
+    } while (!atomic_compare_exchange_weak_explicit(&polling, &others, others + 1,
+                                                    memory_order_relaxed, memory_order_relaxed));
+    return true;
+}
+
+static void leave_place(struct r2_pause *p)
+{
+    if (p->counted)
+        atomic_fetch_sub_explicit(&polling, 1, memory_order_relaxed);
+    p->counted = false;
+}
+
+bool r2_pause_polls(struct r2_pause *p)
+{
+    uint64_t now;
+
+    if (!spin_ns)
+        return false;
+    now = r2_now_ns();
+    if (!p->since) {
+        p->since = now;
+        p->counted = many && take_place();
+    }
+    if ((many ? p->counted : p->paid >= POLLING_PAYS) && now < p->since + spin_ns)
+        return true;
+    leave_place(p);
+    return false;
+}
+
+void r2_pause_over(struct r2_pause *p)
+{
+    leave_place(p);
+    if (!p->since)
+        return;
+    p->paid += ((r2_now_ns() - p->since <= spin_ns + WAKING_NS ? 1000 : 0) - p->paid) / PAID_SPAN;
+    p->since = 0;
+}

@@ -1,0 +1,35 @@
+/* What an I/O thread does while it has nothing to do: it polls for a while, or sleeps at once.
+ *
+ * Four threads and more belong to a machine with cores to spare: each polls for R2CCL_SPIN, if not
+ * as many do already as may at once (r2_pause_let). Where threads are fewer, polling takes the
+ * cores from the application, and one polls at most 50 us, and only if that has paid lately.
+ */
+#ifndef R2_ENGINE_PAUSE_H
+#define R2_ENGINE_PAUSE_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+/* Of one thread, and touched by it only. */
+struct r2_pause {
+    uint64_t since; /* idle since then; 0: it is not */
+    int paid;       /* per mille of the idle times of late that ended while it would have polled */
+    bool counted;   /* among those that poll */
+};
+
+#define R2_PAUSE                                                                                   \
+    {                                                                                              \
+        .paid = 1000                                                                               \
+    }
+
+/* Before the first thread runs. `spin`: ns, 0 = nobody polls. */
+void r2_pause_start(int threads, uint64_t spin);
+/* At most `n` threads poll at once, of four and more; holds for idle times that begin from now on.
+ * At first all may. Any thread. */
+void r2_pause_let(int n);
+/* The thread has found nothing to do: whether it looks again at once. */
+bool r2_pause_polls(struct r2_pause *p);
+/* It has found something. */
+void r2_pause_over(struct r2_pause *p);
+
+#endif

@@ -1,0 +1,65 @@
+/* What operators see of a peer: connections, when it was heard, what waits for it in vain. */
+#include <string.h>
+
+#include "engine/internal.h"
+
+#define TOLD 64 /* peers whose loss was told; more than that may be told twice */
+
+static uint64_t heard_at(const struct r2_peer *p)
+{
+    uint64_t heard = p->shown.heard;
+
+    for (int i = 0; i < p->n_paths; i++) {
+        const struct r2_path *path = p->paths[i];
+
+        if (path->state == R2_PATH_UP && path->heard && path->hb_proven_at > heard)
+            heard = path->hb_proven_at;
+    }
+    return heard;
+}
+
+/* Since when requests or connections wait although no path answers (maintain.c ends that); 0. */
+static uint64_t waits_since(const struct r2_peer *p)
+{
+    if (p->life != R2_PEER_ALIVE || (!p->active && !p->opening))
+        return 0;
+    if (!r2_peer_served(p))
+        return p->no_path_since;
+    return p->suspect ? p->suspect_since : 0;
+}
+
+void r2_peer_show(struct r2_peer *p, uint64_t now)
+{
+    enum r2_seg_direction direction = p->out ? R2_SEG_DIR_TX : R2_SEG_DIR_RX;
+    uint64_t connections = p->life == R2_PEER_ALIVE ? r2_hash_count(&p->conns) : 0;
+    uint64_t heard = heard_at(p), waits = waits_since(p), gives_up;
+
+    waits = waits > now ? now : waits;
+    gives_up = waits ? waits + r2_eng.set->no_path_timeout_ns : 0;
+    if (connections != p->shown.connections)
+        r2_control_peer_connections(r2_eng.ctl, p->row, (uint32_t)connections,
+                                    connections ? direction : R2_SEG_DIR_NONE);
+    if (heard != p->shown.heard)
+        r2_control_peer_heard(r2_eng.ctl, p->row, heard);
+    if (waits != p->shown.waits || gives_up != p->shown.gives_up)
+        r2_control_peer_waits(r2_eng.ctl, p->row, waits, gives_up);
+    p->shown.connections = connections;
+    p->shown.heard = heard;
+    p->shown.waits = waits;
+    p->shown.gives_up = gives_up;
+}
+
+void r2_peer_tell_gone(const struct r2_peer *p, const char *cause)
+{
+    static atomic_ulong told[TOLD];
+    uint64_t id;
+
+    if (!p->active && !p->opening)
+        return;
+    memcpy(&id, p->id, sizeof(id));
+    /* Relaxed: a word about a word. The same process is a peer twice, for sending and receiving. */
+    if (atomic_exchange_explicit(&told[id % TOLD], id, memory_order_relaxed) == id)
+        return;
+    R2_TELL("peer %s pid %u is given up, and what waits for it fails: %s",
+            p->host[0] ? p->host : "(never reached)", p->pid, cause);
+}

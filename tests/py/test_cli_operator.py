@@ -1,0 +1,393 @@
+"""r2ccl-ctl in an operator's hands: what is said when a word has no effect, a process is gone or
+silent, or the environment keeps R2CCL out. Rung 3."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import ROOT
+from segment_bed import StartWriter, start_writer, until
+from test_cli import call
+from test_launch import SHOW_ENV, environments
+
+from r2ccl_ctl import control, faults, launch, paths
+from r2ccl_ctl.cli import comm_view, view
+from r2ccl_ctl.control import Command, Process, Snapshot
+from r2ccl_ctl.errors import R2UsageError
+from r2ccl_ctl.job import LaunchSpec
+from r2ccl_ctl.journal import Event
+from r2ccl_ctl.lab import LabUsageError
+from r2ccl_ctl.lab.spec import MIN_RATE_BPS, parse_rate
+from r2ccl_ctl.rows import Comm, Peer
+
+__all__ = ["start_writer"]
+
+
+# launch
+
+
+def ranks_env(monkeypatch: pytest.MonkeyPatch, **more: Any) -> list[dict[str, str]]:
+    monkeypatch.delenv("NCCL_NET_PLUGIN_REF_COUNT", raising=False)
+    spec = LaunchSpec(argv=[sys.executable, "-c", SHOW_ENV], timeout=60.0, **more)
+    with launch.start(spec, echo=False) as job:
+        return environments(job)
+
+
+def test_launch_keeps_the_plugin_loaded(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    plugin = tmp_path / "plugin.so"
+    plugin.touch()
+    (env,) = ranks_env(monkeypatch, plugin=str(plugin), nccl="system")
+    assert env["NCCL_NET_PLUGIN_REF_COUNT"] == "1"
+    (env,) = ranks_env(monkeypatch, plugin="none", nccl="system")
+    assert "NCCL_NET_PLUGIN_REF_COUNT" not in env
+    more = {"NCCL_NET_PLUGIN_REF_COUNT": "0"}
+    (env,) = ranks_env(monkeypatch, plugin=str(plugin), nccl="system", env=more)
+    assert env["NCCL_NET_PLUGIN_REF_COUNT"] == "0", "--env has the last word"
+
+
+def test_launch_keeps_the_callers_job(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("R2CCL_JOB", "mine")
+    (env,) = ranks_env(monkeypatch, plugin="none", nccl="system")
+    assert env["R2CCL_JOB"] == "mine"
+    (env,) = ranks_env(monkeypatch, plugin="none", nccl="system", job="other")
+    assert env["R2CCL_JOB"] == "other"
+
+
+def test_launch_warns(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("NCCL_NET", "R2CCL_MODE", "R2CC_MODE", "NCCL_NET_PLUGIN", "R2CCL_NICS"):
+        monkeypatch.delenv(name, raising=False)
+    words = ["launch", "--emulate-nodes", "2", "--", "true"]
+
+    def said(*options: str) -> str:
+        argv = [sys.executable, "-m", "r2ccl_ctl", words[0], *options, *words[1:]]
+        done = subprocess.run(argv, capture_output=True, text=True, timeout=60, cwd=ROOT)
+        assert done.returncode == 0, done
+        return done.stderr
+
+    assert "warning" not in said()
+    monkeypatch.setenv("NCCL_NET", "Socket")
+    assert said().count("warning: NCCL_NET=Socket makes NCCL ignore R2CCL") == 1
+    assert "warning" not in said("--plugin", "none"), "nobody wants R2CCL here"
+    monkeypatch.delenv("NCCL_NET")
+    assert "warning: R2CCL_MODE=off switches" in said("--env", "R2CCL_MODE=off")
+    monkeypatch.setenv("R2CCL_NICS", "eth7")
+    assert "warning: R2CCL_NICS=eth7 is replaced by 127.0.1.1" in said()
+    assert "warning" not in said("--env", "R2CCL_NICS=127.0.0.1")
+
+
+def test_launch_of_no_rank() -> None:
+    assert "-n" in call("launch", "-n", "0", "--", "true", code=2).stderr
+
+
+# Who is to blame
+
+
+def comm() -> Comm:
+    return Comm(
+        index=0, id="0123456789abcdef", parent="", state="ready", op="all-reduce", rank=1, device=0,
+        ranks=2, nodes=2, local_ranks=1, calling=False, name="", plan="", epoch=0, operations=7,
+        p2p=0, op_bytes=4, op_mono_ns=0, cause="", since_real_ns=0, since_mono_ns=0, planned=0,
+        seconds=0, seconds_making=0, seconds_bytes=0, make_ns=0, plan_wait_ns=0,
+    )  # fmt: skip
+
+
+def look(process: Process, *peers: Peer) -> Snapshot:
+    return Snapshot(
+        process=process, real_ns=time.time_ns(), mono_ns=time.monotonic_ns(), counters={},
+        gauges={}, missing=[], nics=[], peers=list(peers), paths=[], comms=[comm()],
+    )  # fmt: skip
+
+
+def waiting(direction: str = "tx", **more: Any) -> Peer:
+    now = time.monotonic_ns()
+    words: dict[str, Any] = {
+        "state": "suspect", "waits_mono_ns": now - 18 * 10**9, "gives_up_mono_ns": now + 22 * 10**9
+    }  # fmt: skip
+    words.update(more)
+    return Peer(
+        index=0, process_id="aa", host="node1", pid=7, direction=direction, connections=1,
+        cause="", since_real_ns=0, since_mono_ns=1, heard_mono_ns=1, **words,
+    )  # fmt: skip
+
+
+def cells(snapshot: Snapshot) -> dict[str, str]:
+    table = comm_view.comm_table([snapshot], {}, titles=True)
+    return {str(column.header): str(next(iter(column.cells))) for column in table.columns}
+
+
+def test_the_silent_rank_is_named(start_writer: StartWriter) -> None:
+    writer = start_writer("--deaf")
+    process = writer.process
+    assert cells(look(process))["STATE"] == "ready"
+    silent = replace(process, alive_mono_ns=time.monotonic_ns() - 7 * 10**9)
+    assert cells(look(silent))["STATE"] == "silent for 7s"
+    assert comm_view.comm_dict(comm(), look(silent))["silent_s"] == pytest.approx(7, abs=1)
+    assert comm_view.comm_dict(comm(), look(process))["silent_s"] == 0
+
+
+def test_who_waits_for_a_path_says_so(start_writer: StartWriter) -> None:
+    process = start_writer().process
+    text = "no path to node1:7 for 18s, gives up in 22s"
+    snapshot = look(process, waiting(), waiting("rx"))
+    assert comm_view.stands(snapshot) == text, "both rows of a peer are one peer"
+    assert cells(snapshot)["CAUSE"] == f"stands: {text}"
+    assert comm_view.comm_dict(comm(), snapshot)["stands"] == text
+    assert comm_view.stands(look(process, waiting(gives_up_mono_ns=0))) == text.partition(",")[0]
+    for peer in (waiting(waits_mono_ns=0), waiting(state="gone")):
+        assert comm_view.stands(look(process, peer)) == ""
+    real = replace(process.snapshot(), peers=[waiting(), waiting("rx")])
+    lines = view.summary(real)
+    assert f"stands: {text}" in lines and lines[0].startswith("peers 1, ")
+
+
+# Values
+
+
+@pytest.mark.parametrize("rate", ["1kbit", "7999bit", "0.5kbit"])
+def test_rates_that_the_shaper_cannot_do(rate: str) -> None:
+    with pytest.raises(LabUsageError, match=rf"rate '{rate}' is below 8kbit"):
+        parse_rate(rate)
+    assert "is below 8kbit" in call("lab", "up", "--rate", rate, code=2).stderr
+
+
+def test_the_least_rate_can_be_encoded() -> None:
+    """As the shaper's options are packed: burst and limit as times in 32 bits of ticks."""
+    from pyroute2.netlink.rtnl.tcmsg import sched_tbf
+
+    from r2ccl_ctl.lab.spec import tbf_burst, tbf_limit
+
+    def pack(bps: int) -> int:
+        options = {"rate": f"{bps}bit", "burst": tbf_burst(bps), "limit": tbf_limit(bps)}
+        parms = dict(sched_tbf.get_parameters({**options, "kind": "tbf"})["attrs"])
+        return int(parms["TCA_TBF_PARMS"]["buffer"])
+
+    assert pack(MIN_RATE_BPS) < 2**32 <= pack(1000)
+
+
+@pytest.mark.parametrize("option", ["--for", "--after"])
+def test_nothing_is_no_value(option: str) -> None:
+    stderr = call("fail-nic", "x", option, "", "--job", "none", code=2).stderr
+    assert "'' is no " in stderr
+
+
+def test_a_rate_above_all_says_the_most() -> None:
+    stderr = call("fail-nic", "x", "--kind", "slow=99999999999gbit", code=2).stderr
+    (most,) = re.findall(r"to (\d+TB/s)", stderr)
+    assert faults.parse_kind(f"slow={most}")[1] > 0
+    with pytest.raises(R2UsageError):
+        faults.parse_kind(f"slow={int(most[:-4]) + 1}TB/s")
+
+
+# JSON
+
+
+@pytest.mark.parametrize(
+    ("words", "code"),
+    [
+        ("status --job nosuch --json", 1), ("status --json --interval x", 2),
+        ("fail-nic x --json --for never", 2), ("nics --json --nosuch", 2),
+        ("lab status --json --name nosuch", 2), ("shim check --json --pid 0", 2),
+    ],
+)  # fmt: skip
+def test_errors_as_json(words: str, code: int) -> None:
+    result = call(*words.split(), code=code)
+    found = json.loads(result.stdout)
+    assert found["schema"] == 1 and found["exit_code"] == code
+    assert found["error"] and f"Error: {found['error']}" in result.stderr
+
+
+def test_errors_of_those_that_asked_for_no_json() -> None:
+    assert call("status", "--job", "nosuch", code=1).stdout == ""
+    assert call("run", "--", "", "--json", code=2).stdout == "", "the word is the command's"
+
+
+# Words without effect
+
+
+def test_plan_where_nobody_plans(start_writer: StartWriter) -> None:
+    plain, shadow = start_writer("--plan", "3"), start_writer("--plan", "2")
+    for word in ("off", "on"):
+        stderr = call("plan", word, "--pid", str(plain.pid), code=1).stderr
+        assert "no communicator is followed here" in stderr
+        stderr = call("plan", word, "--pid", str(shadow.pid), code=1).stderr
+        assert "started with R2CCL_PLAN=shadow: nothing changes" in stderr
+
+
+def test_communicators_of_nobody(start_writer: StartWriter) -> None:
+    writer = start_writer()
+    for words in (["ps", "--comms"], ["plan", "show"]):
+        assert "no process with job nope uses R2CCL here" in call(*words, "--job", "nope").stderr
+        stderr = call(*words, "--job", writer.job).stderr
+        assert "no communicators are followed here" in stderr
+
+
+@pytest.mark.parametrize(
+    ("mode", "word"),
+    [({"R2CCL_MODE": "off"}, "R2CCL_MODE=off"), ({"NCCL_NET": "Socket"}, "Socket")],
+)
+def test_demo_of_nothing(mode: dict[str, str], word: str, tmp_path: Path) -> None:
+    stderr = call("demo", "--output", str(tmp_path), env=mode, code=2).stderr
+    assert word in stderr and "unset it" in stderr
+    assert not list(tmp_path.iterdir())
+
+
+def test_own_library_is_no_nccl(tmp_path: Path) -> None:
+    own = paths.named_shim_path()
+    words = ["shim", "build", "--nccl", str(own), "-o", str(tmp_path / "libnccl.so.2")]
+    assert "R2CCL's own library" in call(*words, code=2).stderr
+
+
+# Those that are gone
+
+
+def test_process_that_ends_before_it_answers(start_writer: StartWriter) -> None:
+    writer = start_writer("--deaf")
+    timer = threading.Timer(0.3, writer.kill)
+    timer.start()
+    answer = control.send_command(writer.process, Command("ping"), timeout=1.5)
+    timer.join()
+    assert not answer.ok and answer.text == "it died before it could answer"
+
+
+def test_running_ones_are_named_first(start_writer: StartWriter) -> None:
+    dead = start_writer()
+    dead.kill()
+    alive = start_writer()
+    stderr = call("status", "--pid", "1", code=1).stderr
+    titles = stderr.partition("There are: ")[2]
+    assert 0 <= titles.find(f"pid {alive.pid} ") < len(titles)
+    where = titles.find(f"pid {dead.pid} ")
+    assert where < 0 or titles.find(f"pid {alive.pid} ") < where
+
+
+def test_names_of_events_stand_apart(start_writer: StartWriter) -> None:
+    event = Event(
+        process=start_writer().process, number=0, lost=0, real_ns=1, mono_ns=1,
+        event="connection-opened", nic="eth0", remote_nic="", peer_host="", peer_pid=0,
+        generation=0, bytes=0, duration_us=0, cause="",
+    )  # fmt: skip
+    assert "connection-opened eth0" in view.event_line(event, titled=False).plain
+
+
+# --watch
+
+
+def on_a_pty(argv: list[str], script: Callable[[Callable[[str], None], int], None]) -> str:
+    """Run on a terminal; `script(await_text, pid)` acts; the whole output, to the end."""
+    ours, theirs = os.openpty()
+    env = {**os.environ, "TERM": "xterm", "COLUMNS": "200", "LINES": "40", "NO_COLOR": "1"}
+    popen = subprocess.Popen(argv, stdin=theirs, stdout=theirs, cwd=ROOT, env=env)
+    os.close(theirs)
+    found = bytearray()
+
+    def drain() -> None:
+        while True:
+            try:
+                data = os.read(ours, 65536)
+            except OSError:  # the other side is closed
+                return
+            found.extend(data)
+
+    reader = threading.Thread(target=drain)
+    reader.start()
+    try:
+        script(
+            lambda text: until(lambda: text in found.decode(errors="replace"), text, 30), popen.pid
+        )
+        assert popen.wait(timeout=20) == 0
+    finally:
+        popen.kill()
+        popen.wait()
+        reader.join(10)
+        os.close(ours)
+    return found.decode(errors="replace")
+
+
+@pytest.mark.parametrize("word", ["status", "nics"])
+def test_watch_outlives_the_job(start_writer: StartWriter, word: str) -> None:
+    writer = start_writer()
+    argv = [sys.executable, "-m", "r2ccl_ctl", word, "--job", writer.job, "--watch"]
+    argv += ["--interval", "100ms"]
+
+    def script(await_text: Callable[[str], None], pid: int) -> None:
+        await_text("127.0.1.1")
+        writer.end()
+        await_text(", waiting for more")
+        os.kill(pid, signal.SIGINT)
+
+    text = on_a_pty(argv, script)
+    after = text.rpartition("\x1b[?1049l")[2]  # the other screen is left
+    assert "127.0.1.1" in after and re.search(r"ended \d\d:\d\d:\d\d, waiting", after)
+
+
+def test_completion_of_processes(start_writer: StartWriter) -> None:
+    writer = start_writer()
+    for option, word in (("--job", writer.job), ("--pid", str(writer.pid)), ("--node", "node-a")):
+        env = {
+            "_R2CCL_CTL_COMPLETE": "bash_complete",
+            "COMP_WORDS": f"r2ccl-ctl status {option} {word[:-1]}",
+            "COMP_CWORD": "3",
+        }
+        argv = [sys.executable, "-c", COMPLETE]
+        done = subprocess.run(
+            argv, capture_output=True, text=True, timeout=60, env={**os.environ, **env}, cwd=ROOT
+        )
+        assert f"plain,{word}" in done.stdout.splitlines(), done
+
+
+COMPLETE = "from r2ccl_ctl.cli.main import main; main(prog_name='r2ccl-ctl')"
+
+
+@pytest.mark.parametrize("name", ["faults", "plan", "config", "shim"])
+def test_groups_have_an_example(name: str) -> None:
+    assert f"Example:\n    r2ccl-ctl {name} " in call(name, "--help").stdout
+
+
+def test_faults_that_stand_are_named_when_it_is_stopped(
+    start_writer: StartWriter, tmp_path: Path
+) -> None:
+    writer = start_writer()
+    rules = tmp_path / "rules"
+    rules.write_text("127.0.1.1 blackhole\n127.0.2.1 error\n127.0.2.1 recover at=100ms\n"
+                     "127.0.1.1 recover at=60s\n")  # fmt: skip
+    argv = [sys.executable, "-m", "r2ccl_ctl", "faults", "apply", str(rules), "--job", writer.job]
+    popen = subprocess.Popen(
+        argv, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, cwd=ROOT
+    )
+    try:
+        until(lambda: [n.fault for n in writer.process.snapshot().nics][0] != "", "fault", 30)
+        until(lambda: [n.fault for n in writer.process.snapshot().nics][1] == "", "recovery", 30)
+        time.sleep(1.0)
+        popen.send_signal(signal.SIGINT)
+        _, stderr = popen.communicate(timeout=20)
+    finally:
+        popen.kill()
+        popen.wait()
+    assert popen.returncode == 130, stderr
+    assert "stopped after 3 of 4 rules" in stderr
+    assert stderr.count("still stands") == 1 and "recover-nic 127.0.1.1" in stderr
+
+
+def test_faults_stop_when_nobody_is_left(start_writer: StartWriter, tmp_path: Path) -> None:
+    writer = start_writer()
+    rules = tmp_path / "rules"
+    rules.write_text("127.0.1.1 blackhole\n127.0.1.1 recover at=60s\n")
+    timer = threading.Timer(1.0, writer.kill)
+    timer.start()
+    begun = time.monotonic()
+    stderr = call("faults", "apply", str(rules), "--job", writer.job, code=1).stderr
+    timer.join()
+    assert "no target is left: stopped after 1 of 2 rules" in stderr
+    assert time.monotonic() - begun < 30

@@ -1,0 +1,265 @@
+/* Nodes of which some NICs have RDMA and some have not, over a scripted transport (rung 2): which
+ * pairs sockets join while queue pairs serve, how their weights share the bytes, what the last
+ * resort is, and who stands by. What it cannot prove: that real NICs do as the script does. */
+#include <errno.h>
+#include <sys/wait.h>
+
+#include "check.h"
+#include "engine/nics.h"
+#include "enginelib/remote.h"
+
+#define KB 1024u
+#define MSG (8192 * KB)
+
+static uint8_t data[MSG];
+static struct remote r;
+static struct r2_mr *mr;
+
+static bool pair_is(const struct r2_ep *ep, int lnic, int rnic, int via)
+{
+    return memcmp(ep->params.remote_process, r.id, 16) == 0 && ep->params.local_nic == lnic &&
+           ep->params.remote_nic == rnic && ep->params.transport == via && !ep->params.probe &&
+           !atomic_load(&ep->is_shut);
+}
+
+static struct r2_ep *pair_now(int lnic, int rnic, int via)
+{
+    struct r2_ep *ep, *found = NULL;
+
+    pthread_mutex_lock(&fake_all_lock);
+    for (ep = fake_all; ep && !found; ep = ep->next)
+        found = pair_is(ep, lnic, rnic, via) ? ep : NULL;
+    pthread_mutex_unlock(&fake_all_lock);
+    return found;
+}
+
+static struct r2_ep *pair(int lnic, int rnic, int via)
+{
+    struct r2_ep *ep = pair_now(lnic, rnic, via);
+
+    for (int ms = 0; ms < REMOTE_WAIT_MS && !ep; ms++) {
+        fake_sleep_ms(1);
+        ep = pair_now(lnic, rnic, via);
+    }
+    CHECK_MSG(ep, "nothing joins NIC %d to %d by transport %d", lnic, rnic, via);
+    return ep;
+}
+
+static void serves(struct r2_ep *ep)
+{
+    CHECK(fake_up(ep));
+    CHECK(remote_prove(&r, ep));
+}
+
+static bool spare(const struct r2_ep *ep)
+{
+    struct r2_path *path = ep->params.owner;
+    bool is;
+
+    r2_peer_lock(path->peer);
+    is = path->spare;
+    r2_peer_unlock(path->peer);
+    return is;
+}
+
+/* Bits: NICs without RDMA. One pair of NICs with it is up, and a connection. */
+static struct r2_ep *begin(unsigned here, unsigned there)
+{
+    atomic_store(&fake_plain, there); /* the handle is the remote process's */
+    remote_plain = there;
+    remote_new(&r, true, 2);
+    atomic_store(&fake_plain, here);
+    CHECK(remote_open(&r, 1));
+    CHECK_EQ(r2_engine_reg(r.conn, data, sizeof(data), 1, &mr), 0);
+    return pair(0, 0, R2_VIA_VERBS);
+}
+
+static struct r2_req *post(struct r2_ep *ep, uint64_t seq)
+{
+    struct {
+        struct r2_msg_cts m;
+        uint32_t keys[2];
+    } __attribute__((packed))
+    c = {.m = {.conn = r.conn_id, .seq = seq, .size = MSG, .addr = 0x10000, .keys = 2},
+         .keys = {7, 0}};
+    struct r2_req *req = NULL;
+
+    CHECK_EQ(r2_engine_isend(r.conn, data, MSG, 0, mr, &req), 0);
+    CHECK(req);
+    CHECK_EQ(fake_ctrl(ep, R2_F_CTS, &c, sizeof(c)), 0);
+    return req;
+}
+
+/* Both ask in turn until all is sent; bytes that the second one got. */
+static uint64_t share_of(struct r2_ep *ep, struct r2_ep *other, struct r2_req *req)
+{
+    uint64_t mine = 0;
+    struct r2_bulk c;
+    int done = 0;
+
+    for (int ms = 0; ms < REMOTE_WAIT_MS && !(done = remote_test(req, 0, NULL)); ms++) {
+        for (int turn = 0; turn < 2; turn++) {
+            struct r2_ep *from = turn ? other : ep;
+
+            if (!fake_next(from, &c))
+                continue;
+            CHECK(fake_chunk_sent(from, &c));
+            CHECK_EQ(remote_ack_range(ep, &r, c.seq, c.offset, c.len), 0);
+            mine += turn ? c.len : 0;
+        }
+        usleep(50);
+    }
+    CHECK_EQ(done, 1);
+    return mine;
+}
+
+static void weigh(int nic, unsigned permille)
+{
+    r2_peer_lock(r.conn->peer);
+    atomic_store(&r2_eng.nic_state[nic].weight, permille);
+    r2_peer_weigh(r.conn->peer);
+    r2_peer_unlock(r.conn->peer);
+}
+
+static void begin_ramped(struct r2_ep *ep)
+{
+    struct r2_path *path = ep->params.owner;
+
+    for (int ms = 0; ms < REMOTE_WAIT_MS; ms++) {
+        bool free;
+
+        r2_peer_lock(path->peer);
+        free = r2_path_unlimited(path);
+        r2_peer_unlock(path->peer);
+        if (free)
+            return;
+        fake_sleep_ms(1);
+    }
+    CHECK_MSG(false, "it does not get its full weight");
+}
+
+/* Queue pairs of the one NIC and sockets of the other share by weight: alike, a third, nothing. */
+static void test_shares(void)
+{
+    static const struct {
+        unsigned weight, least, most; /* of 100 */
+    } turns[] = {{1000, 35, 65}, {500, 20, 45}, {0, 0, 0}, {1000, 35, 65}};
+    struct r2_ep *rdma = begin(2, 2), *tcp = pair(1, 1, R2_VIA_TCP);
+
+    serves(tcp);
+    begin_ramped(tcp);
+    for (uint64_t i = 0; i < sizeof(turns) / sizeof(turns[0]); i++) {
+        uint64_t got;
+
+        weigh(1, turns[i].weight);
+        got = share_of(rdma, tcp, post(rdma, i)) * 100 / MSG;
+        CHECK_MSG(got >= turns[i].least && got <= turns[i].most, "weight %u: %u of 100",
+                  turns[i].weight, (unsigned)got);
+    }
+    CHECK(!pair_now(0, 0, R2_VIA_TCP) && !pair_now(0, 1, R2_VIA_TCP));
+    remote_end(&r);
+}
+
+/* Whichever end has NICs without RDMA, those that are left are joined by sockets, by rail. */
+static void test_one_end_is_mixed(void)
+{
+    for (unsigned end = 0; end < 2; end++) {
+        struct r2_ep *tcp;
+
+        begin(end ? 2 : 0, end ? 0 : 2);
+        tcp = pair(1, 1, R2_VIA_TCP);
+        serves(tcp);
+        fake_sleep_ms(100);
+        CHECK(!spare(tcp));
+        CHECK(!pair_now(0, 0, R2_VIA_TCP) && !pair_now(0, 1, R2_VIA_TCP));
+        remote_end(&r);
+    }
+}
+
+/* All NICs have RDMA: no socket while it serves. */
+static void test_nobody_is_mixed(void)
+{
+    begin(0, 0);
+    serves(pair(1, 1, R2_VIA_VERBS));
+    fake_sleep_ms(150);
+    for (int pairs = 0; pairs < 4; pairs++)
+        CHECK(!pair_now(pairs & 1, pairs >> 1, R2_VIA_TCP));
+    remote_end(&r);
+}
+
+/* RDMA is gone: the sockets of its NIC join those that never ended, and stand by when it is back.
+ */
+static void test_last_resort_and_back(void)
+{
+    struct r2_ep *rdma = begin(2, 2), *tcp = pair(1, 1, R2_VIA_TCP), *resort, *back;
+
+    serves(tcp);
+    fake_fail(rdma, EIO, false);
+    resort = pair(0, 0, R2_VIA_TCP);
+    serves(resort);
+    fake_sleep_ms(50);
+    CHECK(!spare(resort) && !spare(tcp));
+    back = pair(0, 0, R2_VIA_VERBS);
+    CHECK(back != rdma);
+    serves(back);
+    for (int ms = 0; ms < REMOTE_WAIT_MS && !spare(resort); ms++)
+        fake_sleep_ms(1);
+    CHECK(spare(resort));
+    CHECK(!spare(tcp));
+    CHECK(!atomic_load(&tcp->is_shut));
+    remote_end(&r);
+}
+
+/* NICs that nobody has named stand by where others have RDMA. */
+static void test_stands_by_unless_named(void)
+{
+    static const struct {
+        const char *nics;
+        unsigned plain;
+        bool first, second, bare;
+    } rows[] = {
+        {"", 2, false, true, false},
+        {"", 3, false, false, false},
+        {"", 0, false, false, false},
+        {"^eth9", 1, true, false, false},
+        {"eth0,eth1", 2, false, false, false},
+        {"eth*,^eth9", 2, false, false, false},
+        {"eth1,mlx5_0:1", 2, false, true, true},
+    };
+    static struct r2_settings other;
+    int status;
+    pid_t pid = fork(); /* settings do not change under a running engine */
+
+    for (size_t i = 0; pid == 0 && i < sizeof(rows) / sizeof(rows[0]); i++) {
+        other = *r2_settings_get();
+        snprintf(other.nics, sizeof(other.nics), "%s", rows[i].nics);
+        r2_eng.set = &other;
+        atomic_store(&fake_plain, rows[i].plain);
+        r2_eng.nics[0].bare = rows[i].bare;
+        if (r2_nic_stands_by(0) != rows[i].first || r2_nic_stands_by(1) != rows[i].second)
+            _exit(1 + (int)i);
+    }
+    if (pid == 0)
+        _exit(0);
+    CHECK_EQ(waitpid(pid, &status, 0), pid);
+    CHECK(WIFEXITED(status));
+    CHECK_MSG(WEXITSTATUS(status) == 0, "row %d of the table", WEXITSTATUS(status) - 1);
+}
+
+static const struct check_test tests[] = {
+    {"shares", test_shares},
+    {"one_end_is_mixed", test_one_end_is_mixed},
+    {"nobody_is_mixed", test_nobody_is_mixed},
+    {"last_resort_and_back", test_last_resort_and_back},
+    {"stands_by_unless_named", test_stands_by_unless_named},
+    {0},
+};
+
+int main(int argc, char **argv)
+{
+    static const char *const env[] = {"R2CCL_CHUNK", "64K", "R2CCL_RAMP", "10ms", NULL};
+
+    fake_offers = R2_OFFER_ROCE;
+    remote_engine(2, env);
+    return check_main(argc, argv, tests);
+}
