@@ -68,18 +68,14 @@ def run(options: Options, section: Section) -> None:
     plan = SMOKE if options.smoke else FULL
     turns = 1 if options.smoke else min(3, options.repetitions)
     slow = (NICS - 1 + plan.slowed / plan.rate) / NICS
-    _kept(section, options, plan, turns, "one of 4 NICs at 10 %", _slow(plan), slow, TARGET)
-    _kept(
-        section,
-        options,
-        plan,
-        turns,
-        f"one of 4 NICs loses {LOSS_PERCENT:g} % of its packets",
-        _lossy,
-        (NICS - 1) / NICS,
-        None,
-    )
-    _follow(section, options, plan)
+    name = f"one of 4 NICs loses {LOSS_PERCENT:g} % of its packets"
+    if options.wants("slow"):
+        fault = _slow(plan)
+        _kept(section, options, plan, turns, "one of 4 NICs at 10 %", fault, slow, TARGET)
+    if options.wants("lossy"):
+        _kept(section, options, plan, turns, name, _lossy, (NICS - 1) / NICS, None)
+    if options.wants("follow"):
+        _follow(section, options, plan)
     section.notes.append(
         f"2 nodes x {NICS} NICs of {plan.rate / GBIT:g} Gbit/s, AllReduce of "
         f"{plan.size // MIB} MiB on the stand-in; the second after the fault is left out of the "

@@ -4,7 +4,8 @@
 Driven by run_ddp.py --program ctypes_app.py and started like ddp_train.py. Every step is an
 AllReduce of numbers whose sum is known; its "loss" is how many of them were wrong, and the digest
 is that of the last result. With --graph N every step replays a CUDA graph of N AllReduces in which
-each feeds the next. Prints the same JSON lines as ddp_train.py.
+each feeds the next. With --again N there is a new communicator every N steps: many generations of
+them in one process. Prints the same JSON lines as ddp_train.py.
 """
 
 from __future__ import annotations
@@ -104,17 +105,33 @@ class Work:
         return hashlib.sha256(self.buffers[-1].cpu().numpy().tobytes()).hexdigest()
 
 
-def share_id(nccl: Nccl, rank: int, world: int) -> bytes:
-    store = torch.distributed.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]),
-                                       world, rank == 0)
+def make_store(rank: int, world: int) -> Any:
+    return torch.distributed.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]),
+                                      world, rank == 0)
+
+
+def new_comm(nccl: Nccl, store: Any, rank: int, world: int, step: int) -> ctypes.c_void_p:
     if rank == 0:
-        store.set("id", nccl.unique_id())
-    unique_id = bytes(store.get("id"))
-    store.add("read", 1)
-    deadline = time.monotonic() + 30
-    while rank == 0 and store.add("read", 0) < world and time.monotonic() < deadline:
-        time.sleep(0.01)
-    return unique_id
+        store.set(f"id {step}", nccl.unique_id())
+    return nccl.init(world, bytes(store.get(f"id {step}")), rank)
+
+
+def one_comm(nccl: Nccl, comm: ctypes.c_void_p, opts: argparse.Namespace, rank: int, world: int,
+             steps: range) -> tuple[int, str]:
+    """Runs these steps on a communicator and destroys it: how many numbers were wrong, and the
+    digest of the last result."""
+    work = Work(nccl, comm, opts, rank, world)
+    wrong = 0
+    for step in steps:
+        bad = work.once(step)
+        wrong += bad
+        if rank == 0:
+            emit(event="step", step=step + 1, loss=f"{bad} wrong")
+    digest = work.digest()
+    torch.cuda.synchronize()
+    work.graph = None  # ncclCommDestroy waits for the graphs that use the communicator
+    nccl.call("ncclCommDestroy", comm)
+    return wrong, digest
 
 
 def main() -> int:
@@ -123,27 +140,25 @@ def main() -> int:
     p.add_argument("--steps", type=int, default=200)
     p.add_argument("--size", type=int, default=8 << 20, help="bytes of an AllReduce")
     p.add_argument("--graph", type=int, default=0, help="AllReduces in a CUDA graph; 0: no graph")
+    p.add_argument("--again", type=int, default=0, help="a new communicator every N steps; 0: one")
     p.add_argument("--nccl", default="libnccl.so.2", help="name or path for dlopen")
     p.add_argument("--backend", default="nccl")
     opts = p.parse_args()
     rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
     nccl = Nccl(opts.nccl)
-    comm = nccl.init(world, share_id(nccl, rank, world), rank)
-    work = Work(nccl, comm, opts, rank, world)
+    store = make_store(rank, world)
     if rank == 0:
         emit(event="start", world=world, torch=str(torch.__version__), graph=opts.graph)
-    began, wrong = time.monotonic(), 0
-    for step in range(opts.steps):
-        bad = work.once(step)
+    began, wrong, digest = time.monotonic(), 0, ""
+    each = opts.again or opts.steps
+    for first in range(0, opts.steps, each):
+        comm = new_comm(nccl, store, rank, world, first)
+        bad, digest = one_comm(nccl, comm, opts, rank, world,
+                               range(first, min(first + each, opts.steps)))
         wrong += bad
-        if rank == 0:
-            emit(event="step", step=step + 1, loss=f"{bad} wrong")
-    emit(event="end", rank=rank, steps=opts.steps, losses=f"{wrong} wrong", weights=work.digest(),
+    emit(event="end", rank=rank, steps=opts.steps, losses=f"{wrong} wrong", weights=digest,
          seconds=round(time.monotonic() - began, 3))
-    torch.cuda.synchronize()
-    work.graph = None  # ncclCommDestroy waits for the graphs that use the communicator
-    nccl.call("ncclCommDestroy", comm)
     return 1 if wrong else 0
 
 

@@ -65,16 +65,28 @@ def weights_digest(model: Any) -> str:
     digest = hashlib.sha256()
     for name, value in sorted(model.named_parameters()):
         digest.update(name.encode())
-        digest.update(value.detach().cpu().contiguous().numpy().tobytes())
+        own = value.detach().to_local() if hasattr(value, "to_local") else value.detach()
+        digest.update(own.cpu().contiguous().numpy().tobytes())
     return digest.hexdigest()
 
 
 def wrap(model: Any, opts: argparse.Namespace, device: Any) -> Any:
-    """DDP (AllReduce), or FSDP (AllGather and ReduceScatter) with one unit per block."""
+    """DDP (AllReduce), or FSDP (AllGather and ReduceScatter) with one unit per block: the one that
+    wraps (fsdp), or the one that shards in place (fsdp2)."""
     if opts.parallel == "ddp":
+        group = None
+        if opts.split:  # a communicator that PyTorch splits off, since init_process_group has one
+            group = torch.distributed.new_group(list(range(torch.distributed.get_world_size())))
         return nn.parallel.DistributedDataParallel(
-            model, device_ids=[device.index] if device else None, bucket_cap_mb=opts.bucket_mb
+            model, device_ids=[device.index] if device else None, bucket_cap_mb=opts.bucket_mb,
+            process_group=group,
         )
+    if opts.parallel == "fsdp2":
+        shard = importlib.import_module("torch.distributed.fsdp").fully_shard
+        for part in model:
+            if len(list(part.children())) > 1:
+                shard(part)
+        return shard(model)
     fsdp = importlib.import_module("torch.distributed.fsdp")
     policy = importlib.import_module("torch.distributed.fsdp.wrap").ModuleWrapPolicy
     blocks = {type(part) for part in model if isinstance(part, nn.Module) and len(list(
@@ -134,7 +146,9 @@ def parse_args() -> argparse.Namespace:
     p.add_argument("--tokens", type=int, default=64)
     p.add_argument("--bucket-mb", type=int, default=16)
     p.add_argument("--seed", type=int, default=1)
-    p.add_argument("--parallel", choices=("ddp", "fsdp"), default="ddp")
+    p.add_argument("--parallel", choices=("ddp", "fsdp", "fsdp2"), default="ddp")
+    p.add_argument("--split", type=int, default=0,
+                   help="1: DDP on a group whose communicator is split off (ncclCommSplit)")
     p.add_argument("--deterministic", type=int, default=1,
                    help="0: not asked of PyTorch, which then sets NCCL_ALGO: no plans")
     p.add_argument("--stall", type=int, default=-1, help="the last rank stops at this step")
@@ -149,8 +163,11 @@ def main() -> int:
     if opts.backend == "nccl":
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
         torch.backends.cudnn.benchmark = False
+    more = {}
+    if opts.split and opts.backend == "nccl":  # connects at once; groups are split off
+        more["device_id"] = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
     torch.distributed.init_process_group(
-        opts.backend, timeout=datetime.timedelta(seconds=opts.limit))
+        opts.backend, timeout=datetime.timedelta(seconds=opts.limit), **more)
     train(opts)
     torch.distributed.destroy_process_group()
     return 0

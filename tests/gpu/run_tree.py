@@ -9,8 +9,10 @@
 Nodes are network namespaces with veth NICs that tc shapes; 1 rank per node, which share GPUs where
 there are fewer. Two jobs of r2ccl_perf per turn, all sizes in turn in each, every value of every
 operation checked: NCCL_ALGO=Ring without plans, and only LD_PRELOAD and R2CCL_PLAN=on. NICs are
-really taken away under the running job. Prints a table beside the models (docs/plan.md) and what
-each change took, and --json FILE has everything. Ends within --budget seconds.
+really taken away under the running job. Prints a table beside the models (docs/plan.md), by the
+rate that the shapers were told, less headers, and by what raw TCP carried over each NIC in the same
+run (build/bench/rawsock); and what each change took. --json FILE has everything. Ends within
+--budget seconds.
 Exit code 0: all ran and no value was wrong; 1: not; 2: usage, or something is missing.
 """
 
@@ -29,10 +31,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import raw_rates
 import transports
 import tree_figures
 from beds import LabBed, LabError, lab_bed
 from jobs import Ended, Job, Shape, gpu_count, shape_for
+from raw_rates import Raw
 from run_nccl_tests import end_on_term
 from tree_figures import Change, State, Window
 
@@ -78,6 +82,7 @@ class Found:
     plans: dict[str, dict[int, list[float]]] = field(default_factory=dict)
     taken: dict[str, str] = field(default_factory=dict)
     changes: list[Change] = field(default_factory=list)
+    raw: list[Raw] = field(default_factory=list)
     wrong: int = 0
     operations: int = 0
     problems: list[str] = field(default_factory=list)
@@ -278,6 +283,26 @@ def watched_change(setup: Setup, run: Running, lost: dict[int, int], state: Stat
     return change
 
 
+def measure_raw(setup: Setup, found: Found) -> None:
+    """Raw TCP over the same NICs, before each turn's jobs."""
+    tool = transports.ROOT / "build" / "bench" / "rawsock"
+    if not tool.exists():
+        say(f"  raw TCP: not measured, {tool} is missing: make {tool.relative_to(transports.ROOT)}")
+        return
+    try:
+        raw = raw_rates.measure(setup.bed, tool, parse_rate(setup.opts.rate) or 0)
+    except LabError as err:
+        say(f"  raw TCP: not measured: {err}")
+        return
+    found.raw.append(raw)
+    say(f"  raw TCP: {', '.join(gbits(rate) for rate in raw.single)} of single NICs, "
+        f"{gbits(raw.both)} of a node each way at once")
+
+
+def gbits(rate: float) -> str:
+    return f"{rate * 8 / 1e9:.3f} Gbit/s"
+
+
 def turns(setup: Setup, found: Found) -> None:
     opts = setup.opts
     order = tree_figures.states(opts.states, opts.nodes, opts.nics)
@@ -287,6 +312,7 @@ def turns(setup: Setup, found: Found) -> None:
             say(f"turn {turn + 1}: left out, no time left")
             return
         say(f"turn {turn + 1}")
+        measure_raw(setup, found)
         ring_job(setup, order, found)
         if not found.problems:
             plan_job(setup, order, found)
@@ -330,7 +356,8 @@ def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
 
 def report(opts: argparse.Namespace, rate: int, found: Found) -> dict[str, Any]:
     order = tree_figures.states(opts.states, opts.nodes, opts.nics)
-    bed = tree_figures.Bed(opts.nodes, opts.nics, rate)
+    raw = raw_rates.middle(found.raw) if found.raw else None
+    bed = tree_figures.Bed(opts.nodes, opts.nics, rate, raw.single if raw else ())
     rows = tree_figures.table(bed, order, found.rings, found.plans, found.taken)
     changes = [change.to_json() for change in found.changes]
     say("\n".join(tree_figures.markdown(rows, changes)))
@@ -339,6 +366,7 @@ def report(opts: argparse.Namespace, rate: int, found: Found) -> dict[str, Any]:
         say(f"PROBLEM: {problem}")
     return {
         "schema": 1, "nodes": opts.nodes, "nics": opts.nics, "rate": rate, "rows": rows,
+        "raw": raw.to_json() if raw else None,
         "changes": changes, "operations": found.operations, "wrong": found.wrong,
         "problems": found.problems, "cores": len(os.sched_getaffinity(0)),
         "standin": opts.standin, "gpus": 0 if opts.standin else gpu_count(),

@@ -50,7 +50,7 @@ step_env() {
         cat /proc/sys/net/ipv4/tcp_congestion_control'
 }
 
-step_build() { bounded 120 make -j "$(nproc)" artefacts PYTHON="$PYTHON"; }
+step_build() { bounded 120 make -j "$(nproc)" artefacts build/bench/rawsock PYTHON="$PYTHON"; }
 
 step_info() {
     nccl_tests 100 info --variants "${VARIANTS:-r2ccl,sockets,fastsocket}" --nics "${NICS:-2}" \

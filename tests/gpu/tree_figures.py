@@ -25,8 +25,12 @@ class State:
     lost: dict[int, int]
 
     def bandwidths(self, nodes: int, nics: int, rate: int) -> list[float]:
-        nic = rate / 8 * PAYLOAD
-        return [nic * (nics - self.lost.get(node, 0)) for node in range(nodes)]
+        """By the rate that the shapers were told."""
+        return self.of_nics(nodes, [rate / 8 * PAYLOAD] * nics)
+
+    def of_nics(self, nodes: int, each: Sequence[float]) -> list[float]:
+        """By the rate of each NIC of a node; the last ones are lost first."""
+        return [sum(each[:len(each) - self.lost.get(node, 0)]) for node in range(nodes)]
 
 
 def states(names: Sequence[str], nodes: int, nics: int) -> list[State]:
@@ -151,14 +155,18 @@ def stalls(found: Sequence[Window], change: Change, before: dict[int, float],
 
 @dataclass(frozen=True)
 class Bed:
+    """raw: what raw TCP carried over each NIC of a node in the same run; empty: not measured."""
+
     nodes: int
     nics: int
     rate: int
+    raw: tuple[float, ...] = ()
 
 
 def table(bed: Bed, order: Sequence[State], rings: dict[str, dict[int, list[float]]],
           plans: dict[str, dict[int, list[float]]], taken: dict[str, str]) -> list[dict[str, Any]]:
-    """A row per state and size; times in ms."""
+    """A row per state and size; times in ms. The models twice: by the rate that the shapers were
+    told, less headers, and (raw_...) by what raw TCP carried over them."""
     rows = []
     for state in order:
         bandwidths = state.bandwidths(bed.nodes, bed.nics, bed.rate)
@@ -177,24 +185,41 @@ def table(bed: Bed, order: Sequence[State], rings: dict[str, dict[int, list[floa
                 row["planned_each_ms"] = [round(t * 1e3, 1) for t in with_plan]
                 row["of_model"] = round(row["planned_ms"] / row["tree_model_ms"], 3)
                 row["of_ring"] = round(row["planned_ms"] / row["ring_ms"], 3)
+                row["of_lower"] = round(row["planned_ms"] / row["lower_ms"], 3)
                 row["spread"] = round((max(with_plan) - min(with_plan)) * 1e3
                                       / row["planned_ms"], 3)
+            if bed.raw:
+                row |= _beside_raw(row, state.of_nics(bed.nodes, bed.raw))
             rows.append(row)
     return rows
 
 
+def _beside_raw(row: dict[str, Any], bandwidths: Sequence[float]) -> dict[str, Any]:
+    size, planned = row["size"], row["planned_ms"]
+    more: dict[str, Any] = {
+        f"raw_{name}_ms": round(model(size, bandwidths) * 1e3, 2)
+        for name, model in (("ring_model", ring), ("tree_model", tree), ("lower", lower))
+    }
+    more["ring_of_raw"] = round(row["ring_ms"] / more["raw_ring_model_ms"], 3)
+    if planned is not None:
+        more["of_raw_model"] = round(planned / more["raw_tree_model_ms"], 3)
+        more["of_raw_lower"] = round(planned / more["raw_lower_ms"], 3)
+    return more
+
+
 def markdown(rows: Sequence[dict[str, Any]], changes: Sequence[dict[str, Any]]) -> list[str]:
     lines = [
-        "| state | size | ring, no plan | its model | with plans | T's model | lower bound "
-        "| / T's model | / ring | plan | runs |",
-        "|---|---|---|---|---|---|---|---|---|---|---|",
+        "| state | size | ring, no plan | its model, raw | with plans | T's model, raw "
+        "| lower bound, raw | / T's model | / T's raw | / lower raw | / ring | plan | runs |",
+        "|---|---|---|---|---|---|---|---|---|---|---|---|---|",
     ]
     for r in rows:
         planned = "-" if r["planned_ms"] is None else f"{r['planned_ms']:.1f} ms"
         lines.append(
             f"| {r['state']} | {r['size'] >> 20} MiB | {r['ring_ms']:.1f} ms "
-            f"| {r['ring_model_ms']:.1f} | {planned} | {r['tree_model_ms']:.1f} "
-            f"| {r['lower_ms']:.1f} | {r.get('of_model', '-')} | {r.get('of_ring', '-')} "
+            f"| {_two(r, 'ring_model_ms')} | {planned} | {_two(r, 'tree_model_ms')} "
+            f"| {_two(r, 'lower_ms')} | {r.get('of_model', '-')} | {r.get('of_raw_model', '-')} "
+            f"| {r.get('of_raw_lower', '-')} | {r.get('of_ring', '-')} "
             f"| {r['plan'] or 'stock'} | {r['ring_runs']}, {r['planned_runs']} |"
         )
     lines += ["", "| loss | decided | made | taken | longest making | longest wait at the switch "
@@ -206,6 +231,11 @@ def markdown(rows: Sequence[dict[str, Any]], changes: Sequence[dict[str, Any]]) 
                  _s(c["wait_s"]), *(_s(stall.get(k)) for k in ("loss", "making", "switch"))]
         lines.append(f"| {c['state']} | " + " | ".join(cells) + " |")
     return lines
+
+
+def _two(row: dict[str, Any], name: str) -> str:
+    raw = row.get(f"raw_{name}")
+    return f"{row[name]:.1f}, " + ("-" if raw is None else f"{raw:.1f}")
 
 
 def _s(value: float | None) -> str:

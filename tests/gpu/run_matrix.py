@@ -1,0 +1,257 @@
+#!/usr/bin/env python3
+"""The rows of docs/shim.md's table of runs, on the real NCCL: one command each, several at a time.
+
+    run_matrix.py --budget 190 --json matrix.json        # all rows, in order of need
+    run_matrix.py --rows jax,cupy,generations            # some of them
+    run_matrix.py --list
+
+Every row takes a NIC away in the middle of a job that has only the shim, unless it says otherwise,
+and passes only if the numbers are right and the plugin's journal has seen the NIC go: otherwise the
+traffic went somewhere else. Rows that no longer fit into --budget are left out and said so.
+NCCL_TESTS as for run_nccl_tests.py; without it its rows are left out.
+Exit code 0: every row that ran passed, and one did; 1: not; 2: usage, or no GPU.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from jobs import gpu_count
+from run_nccl_tests import end_on_term, say, words
+from transports import ROOT
+
+HERE = Path(__file__).resolve().parent
+PORTS_OF_A_ROW = 60
+ONCE = "0.3:carrier:n1:nic0,0.7:up:n1:nic0"
+SMALL = "--train dim=384 --train layers=3 --steps 80 --baselines 1"
+
+
+@dataclass(frozen=True)
+class Row:
+    """One command. seconds: what it may take. faults: NICs fail, and the journal must say so."""
+
+    name: str
+    what: str
+    script: str
+    args: str
+    seconds: int
+    faults: bool = True
+    env: dict[str, str] = field(default_factory=dict)
+
+    def argv(self, python: str, out: Path) -> list[str]:
+        words_of = [word.replace("BUILD", str(ROOT / "build")) for word in self.args.split()]
+        return [python, str(HERE / self.script), *words_of, "--json", str(out)]
+
+
+def ddp(name: str, what: str, args: str, seconds: int = 60) -> Row:
+    return Row(name, what, "run_ddp.py", f"exact --scenarios {ONCE} {args}", seconds)
+
+
+def app(name: str, what: str, program: str, args: str, seconds: int = 60) -> Row:
+    return ddp(name, what, f"--program {program} --baselines 1 {args}", seconds)
+
+
+def nccl_tests(name: str, what: str, args: str, seconds: int = 50) -> Row:
+    return Row(name, what, "run_nccl_tests.py", args, seconds)
+
+
+# Those without any run come first.
+ROWS = (
+    app("generations", "a hundred communicators, made and destroyed one after the other (ctypes)",
+        "ctypes_app.py", "--variants dlopen --steps 200 --train again=2 --train size=1048576", 120),
+    app("jax", "JAX, a process per GPU; R2CCL_DLSYM=1", "jax_app.py", "--variants dlopen"),
+    app("cupy", "CuPy; R2CCL_DLSYM=1", "cupy_app.py", "--variants dlopen"),
+    app("named", "ctypes, given nccl/libnccl.so.2 as VLLM_NCCL_SO_PATH does; nothing preloaded",
+        "ctypes_app.py", "--variants named --train nccl=BUILD/nccl/libnccl.so.2"),
+    ddp("fsdp2", "PyTorch FSDP2 (fully_shard)", f"--variants preload {SMALL} "
+        "--train parallel=fsdp2"),
+    ddp("split", "PyTorch DDP on a communicator that it split off (device_id)",
+        f"--variants preload {SMALL} --train split=1"),
+    nccl_tests("shadow", "nccl-tests, 4 nodes on the GPUs there are, R2CCL_PLAN=shadow",
+               "faults --nodes 4 --ranks-per-node 1 --variants "
+               f"shadow=preload:R2CCL_PLAN=shadow --protos auto --cycles 20 --scenarios {ONCE}"),
+    # Those with a run of an earlier build.
+    ddp("ddp", "PyTorch DDP", f"--variants preload {SMALL}"),
+    ddp("fsdp", "PyTorch FSDP", f"--variants preload {SMALL} --train parallel=fsdp"),
+    ddp("nonblocking", "PyTorch DDP, TORCH_NCCL_USE_COMM_NONBLOCKING=1",
+        f"--variants preload {SMALL} --env TORCH_NCCL_USE_COMM_NONBLOCKING=1"),
+    ddp("torchrun", "PyTorch DDP under torchrun", f"--variants preload {SMALL} --torchrun", 75),
+    app("dlopen-graphs", "NCCL by dlopen through ctypes under CUDA graphs; R2CCL_DLSYM=1",
+        "ctypes_app.py", "--variants dlopen --train graph=4"),
+    nccl_tests("mpirun", "nccl-tests all_reduce_perf, a process per GPU",
+               f"faults --variants preload --protos auto --cycles 20 --scenarios {ONCE}"),
+    nccl_tests("graphs", "nccl-tests with CUDA graphs (-G 2)",
+               "faults --variants preload --protos auto --cycles 15 --test-args=-G2 "
+               f"--scenarios {ONCE}"),
+    Row("watchdog", "PyTorch's watchdog, a rank that stops calling NCCL", "run_ddp.py",
+        "stall --variants preload --train stall=30 --train limit=10 --watch 45 "
+        "--train dim=384 --train layers=3", 75, faults=False),
+    Row("kill", "PyTorch DDP, a rank killed: the other is told", "run_ddp.py",
+        "kill --variants preload --within 10 --train dim=384 --train layers=3", 45, faults=False),
+)
+
+
+@dataclass
+class Done:
+    """What became of a row. seen: paths that its journals saw go down."""
+
+    name: str
+    what: str
+    ok: bool
+    code: int | None
+    seconds: float
+    seen: int = 0
+    why: str = ""
+    command: str = ""
+
+
+def paths_lost(result: dict[str, Any]) -> int:
+    """Of the runs in which NICs failed, the least number of journal entries that a path went down:
+    only connections of the plugin's have paths."""
+    counts = [
+        sum(all(w in str(entry.get("event", "")) for w in ("path", "down"))
+            for entry in run.get("journal") or [])
+        for run in result.get("runs", []) if run.get("events")
+    ]
+    return min(counts, default=0)
+
+
+def judge(row: Row, code: int | None, seconds: float, result: dict[str, Any], tail: str) -> Done:
+    """tail: the end of what it printed, for the reason."""
+    seen = paths_lost(result)
+    why = ""
+    if code is None:
+        why = f"still running after {row.seconds} s"
+    elif code != 0 or not result.get("ok"):
+        why = f"exit code {code}: {tail[-600:]}"
+    elif row.faults and seen == 0:
+        why = "no journal saw a path go down: the traffic went past the plugin"
+    return Done(row.name, row.what, not why, code, round(seconds, 1), seen, why,
+                f"{row.script} {row.args}")
+
+
+def run_row(row: Row, number: int, python: str, limit: float) -> Done:
+    """limit: seconds that are left. Whatever it started is ended."""
+    with tempfile.TemporaryDirectory() as folder:
+        out = Path(folder) / "result.json"
+        log = Path(folder) / "log"
+        port = str(31000 + number * PORTS_OF_A_ROW)
+        begun = time.monotonic()
+        with log.open("wb") as file:
+            proc = subprocess.Popen(
+                row.argv(python, out), stdout=file, stderr=file, stdin=subprocess.DEVNULL,
+                env=dict(os.environ) | row.env | {"R2_GPU_PORT": port}, start_new_session=True)
+            try:
+                code: int | None = proc.wait(timeout=min(row.seconds, limit))
+            except subprocess.TimeoutExpired:
+                code = None
+                proc.send_signal(signal.SIGTERM)  # it takes its ranks and its lab down
+                try:
+                    proc.wait(timeout=12)
+                except subprocess.TimeoutExpired:
+                    os.killpg(proc.pid, signal.SIGKILL)
+                    proc.wait()
+        result = json.loads(out.read_text()) if out.exists() else {}
+        return judge(row, code, time.monotonic() - begun, result, log.read_text(errors="replace"))
+
+
+def run_all(rows: Sequence[Row], opts: argparse.Namespace) -> tuple[list[Done], list[str]]:
+    """Results in the order of their ends, and the names of rows that were left out."""
+    ends = time.monotonic() + opts.budget
+    waiting, lock = list(enumerate(rows)), threading.Lock()
+    done: list[Done] = []
+    left: list[str] = []
+
+    def lane() -> None:
+        while True:
+            with lock:
+                if not waiting:
+                    return
+                number, row = waiting.pop(0)
+            rest = ends - time.monotonic() - 15
+            if rest < min(row.seconds, 30):
+                left.append(row.name)
+                continue
+            one = run_row(row, number, opts.python, rest)
+            with lock:
+                done.append(one)
+                say(f"{one.name}: {'ok' if one.ok else 'FAILED'} in {one.seconds} s"
+                    + (f", {one.seen} paths seen to go down" if one.seen else "")
+                    + (f": {one.why}" if one.why else ""))
+
+    lanes = [threading.Thread(target=lane) for _ in range(opts.lanes)]
+    for thread in lanes:
+        thread.start()
+    for thread in lanes:
+        thread.join()
+    return done, left
+
+
+def chosen(names: Sequence[str], have_tests: bool) -> list[Row]:
+    """ValueError names a row that does not exist."""
+    known = {row.name: row for row in ROWS}
+    for name in names:
+        if name not in known:
+            raise ValueError(f"row '{name}' does not exist: choose from {', '.join(known)}")
+    rows = [known[name] for name in names] if names else list(ROWS)
+    return [row for row in rows if have_tests or row.script != "run_nccl_tests.py"]
+
+
+def table(done: Sequence[Done]) -> list[str]:
+    lines = ["| row | result | seconds | paths seen to go down |", "|---|---|---|---|"]
+    order = {row.name: i for i, row in enumerate(ROWS)}
+    for one in sorted(done, key=lambda d: order[d.name]):
+        lines.append(f"| {one.what} | {'right' if one.ok else 'FAILED'} | {one.seconds} "
+                     f"| {one.seen} |")
+    return lines
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    p = argparse.ArgumentParser(description=__doc__,
+                                formatter_class=argparse.RawDescriptionHelpFormatter)
+    p.add_argument("--rows", type=words, default=[])
+    p.add_argument("--list", action="store_true")
+    p.add_argument("--lanes", type=int, default=4, help="rows at a time")
+    p.add_argument("--budget", type=float, default=190.0, help="seconds for everything")
+    p.add_argument("--python", default=os.environ.get("GPU_PYTHON", sys.executable))
+    p.add_argument("--json", default=None, metavar="FILE")
+    opts = p.parse_args(argv)
+    if opts.list:
+        say("\n".join(f"{row.name:14} {row.what}\n{'':14} {row.script} {row.args}"
+                      for row in ROWS))
+        return 0
+    end_on_term()
+    try:
+        rows = chosen(opts.rows, bool(os.environ.get("NCCL_TESTS")))
+    except ValueError as err:
+        print(f"run_matrix: {err}", file=sys.stderr)
+        return 2
+    if gpu_count() == 0:
+        print("run_matrix: no NVIDIA GPU on this machine (no /dev/nvidia0)", file=sys.stderr)
+        return 2
+    done, left = run_all(rows, opts)
+    left += [row.name for row in itertools.filterfalse(rows.__contains__, ROWS) if not opts.rows]
+    say("\n".join(table(done)))
+    say(f"left out: {', '.join(left) or 'nothing'}")
+    good = bool(done) and all(one.ok for one in done)
+    if opts.json:
+        text = {"schema": 1, "ok": good, "rows": [asdict(one) for one in done], "left_out": left}
+        Path(opts.json).write_text(json.dumps(text, indent=1) + "\n", encoding="utf-8")
+    return 0 if good else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
