@@ -132,6 +132,7 @@ int r2_control_count_held(const char *prefix, const char *own)
 {
     DIR *dir = opendir(DIRECTORY);
     struct dirent *entry;
+    struct stat st;
     int fd, n = 0;
 
     if (!dir)
@@ -142,7 +143,8 @@ int r2_control_count_held(const char *prefix, const char *own)
         fd = open_left(dirfd(dir), entry->d_name);
         if (fd < 0)
             continue;
-        n += is_held(fd);
+        if (!fstat(fd, &st) && st.st_uid == geteuid()) /* others' may say what they like */
+            n += is_held(fd);
         close(fd);
     }
     closedir(dir);

@@ -2,7 +2,7 @@
  * peer's lock.
  *
  * A path is in use while something that was given to it may not have arrived, chunks that are not
- * acknowledged or frames that no answered heartbeat was sent behind, and for CALM_NS after. Only
+ * acknowledged or frames that no answered heartbeat was sent behind, and for a while after. Only
  * then can its silence cost anything, so only then it is asked at the pace of R2CCL_HEARTBEAT; a
  * calm one is asked as an idle peer's are. What is given to a calm path makes it due at the next
  * tick. A miss of one path brings all of the peer's to that pace, and only an answer to a heartbeat
@@ -16,7 +16,7 @@
 
 #define SUSPECT_BEATS 2
 #define DOUBT_NS (1 * R2_NS_PER_S)
-#define CALM_NS (1 * R2_NS_PER_S)
+#define CALM_NS (1 * R2_NS_PER_S) /* two heartbeats, where these are rarer */
 
 /* Paths of the process that are up, of busy and of idle peers. Counts, nothing is ordered by
  * them. */
@@ -35,10 +35,11 @@ static void count(struct r2_peer *p, int active, int idle)
 static bool in_use(const struct r2_path *path, uint64_t now)
 {
     uint64_t used = path->hb_used_at, acked = path->rate.delivered_time_ns;
+    uint64_t beats = 2 * path->peer->hb_interval, calm = beats > CALM_NS ? beats : CALM_NS;
 
     used = used > acked ? used : acked;
     return path->hb_given || path->hb_unanswered || !path->hb_marked ||
-           r2_pathrate_inflight(&path->rate) || now < used + CALM_NS;
+           r2_pathrate_inflight(&path->rate) || now < used + calm;
 }
 
 static uint64_t interval_of(const struct r2_path *path, uint64_t now)

@@ -222,7 +222,7 @@ bool r2_send_again(struct r2_send_ledger *l, uint32_t id, uint16_t path, uint32_
     if (!rec) {
         return false;
     }
-    send_recs(l)[at].copied = true;
+    send_recs(l)[at].copied = l->copies = true;
     *rec = (struct r2_send_rec){
         .off = chunk->off,
         .len = chunk->len,

@@ -53,6 +53,7 @@ struct r2_send_ledger {
     uint32_t cap;
     uint32_t next_id;
     uint32_t max_len; /* longest record ever: bounds the search for overlaps */
+    bool copies;      /* some were sent */
     bool empty_sent;  /* total == 0: its one chunk of no bytes is in flight */
     bool empty_acked;
     struct r2_send_rec small[R2_SEND_INLINE];
@@ -142,6 +143,16 @@ void r2_send_unacked(const struct r2_send_ledger *l, r2_send_report_fn cb, void 
 
 /* Every byte acknowledged and no lane reads any. */
 bool r2_send_complete(const struct r2_send_ledger *l);
+/* A copy (r2_send_again) is under way: what it covers may come to its place at any moment, also
+ * when the original is lost, and with it the whole message. */
+static inline bool r2_send_doubled(const struct r2_send_ledger *l)
+{
+    for (uint32_t i = 0; l->copies && i < l->count; i++) {
+        if (r2_send_rec_at(l, i)->copy && !r2_send_rec_at(l, i)->lost)
+            return true;
+    }
+    return false;
+}
 /* Something sent over the path is neither acknowledged nor lost, or still being read. */
 bool r2_send_on_path(const struct r2_send_ledger *l, uint16_t path);
 /* Nothing to hand out. */

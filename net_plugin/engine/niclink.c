@@ -14,10 +14,12 @@
 
 /* A NIC that is renumbered has for a moment no address of its family: the other one can wait. */
 #define FAMILY_NS (1 * R2_NS_PER_S)
+#define LISTEN_NS (900 * R2_NS_PER_MS) /* a NIC that is deaf tries once a second, not at each event */
 
 static pthread_mutex_t place_lock = PTHREAD_MUTEX_INITIALIZER;
 static struct r2_nic first[R2_MAX_NICS];  /* as they were found */
 static bool deaf[R2_MAX_NICS];            /* nobody listens where it is */
+static uint64_t tried_at[R2_MAX_NICS];    /* when it was last tried to */
 static char place_news[R2_MAX_NICS][128]; /* until its link is up: what happened to its place */
 static uint64_t lost_at[R2_MAX_NICS];     /* when its address was seen to be gone */
 static atomic_bool moved;                 /* set once, read by anybody */
@@ -134,6 +136,7 @@ static void listen_again(int nic)
     bool was = deaf[nic];
 
     deaf[nic] = rc != 0;
+    tried_at[nic] = r2_now_ns();
     if (rc)
         R2_WARN_LIMIT("NIC %s: cannot listen at its address: %s (tried again every second)",
                       r2_nic_name(nic), strerror(-rc));
@@ -170,7 +173,8 @@ static void find_again(int nic)
         move(nic, &now, place_news[nic]);
         listen_again(nic);
     } else if (deaf[nic]) {
-        listen_again(nic);
+        if (r2_now_ns() - tried_at[nic] >= LISTEN_NS)
+            listen_again(nic);
     } else if (missing(nic)) {
         snprintf(place_news[nic], sizeof(place_news[nic]), "its address is back");
     }
@@ -185,7 +189,8 @@ static void look_for_place(int nic)
     const struct r2_nic_state *s = &r2_eng.nic_state[nic];
 
     if (deaf[nic] && !missing(nic)) { /* since the start: it can still connect */
-        listen_again(nic);
+        if (r2_now_ns() - tried_at[nic] >= LISTEN_NS)
+            listen_again(nic);
         return;
     }
     if (r2_eng.nics[nic].loopback || r2_eng.nics[nic].bare)

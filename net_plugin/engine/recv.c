@@ -354,6 +354,10 @@ static int claim(struct r2_path *path, struct r2_ep *ep, struct r2_bulk *bulk, u
     }
     if (!r && !u && !(u = r2_unasked_begin(c, path, bulk, &rc)))
         return rc;
+    if (u && path->transport != R2_VIA_TCP) { /* it is in the receive's buffer, the rest is not */
+        r2_conn_fail(c, -EPROTO);
+        return 1;
+    }
     if (!u && r->mr && r->mr->device && path->transport == R2_VIA_TCP)
         return -EPROTO; /* no thread may write there, and the sender was told */
     led = u ? &u->led : &r->led.recv;

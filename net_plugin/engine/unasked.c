@@ -62,7 +62,7 @@ static void copy_task(struct r2_task *t);
 
 void r2_unasked_init(struct r2_conn *c)
 {
-    r2_task_init(&c->unasked.copy, r2_io_pick(), copy_task);
+    r2_task_init(&c->unasked.copy, r2_eng.set->unasked ? r2_io_pick() : r2_io_at(0), copy_task);
     c->unasked.copy.brief = true;
 }
 
@@ -147,7 +147,7 @@ struct r2_unasked *r2_unasked_begin(struct r2_conn *c, const struct r2_path *pat
 
     *err = -EPROTO; /* beyond the credit, or of a size that nobody allowed */
     if (r2_eng.device_memory || path->transport != R2_VIA_TCP ||
-        bulk->total > r2_eng.set->unasked || bulk->seq >= c->next_seq + R2_UNASKED_AHEAD ||
+        !bulk->total || bulk->total > r2_eng.set->unasked || bulk->seq >= c->next_seq + R2_UNASKED_AHEAD ||
         set->at[bulk->seq % R2_WINDOW])
         return NULL;
     *err = -ENOMEM;

@@ -34,8 +34,11 @@ def comm_dict(comm: Comm, snapshot: Snapshot) -> dict[str, Any]:
 
 
 def stands(snapshot: Snapshot) -> str:
-    """ "no path to node1:17 for 18s, gives up in 22s", of each peer that it waits for; or ""."""
+    """ "no path to node1:17 for 18s, gives up in 22s", of each peer that it waits for; or "",
+    as for a process that has ended, which waits for nobody."""
     now_ns = snapshot.mono_ns
+    if not snapshot.process.running:
+        return ""
     found: dict[str, str] = {}
     for peer in snapshot.peers:
         if not 0 < peer.waits_mono_ns <= now_ns or peer.state in ("gone", "closed"):

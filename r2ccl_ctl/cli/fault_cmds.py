@@ -51,7 +51,8 @@ def apply(
     words of fail-nic; KIND `recover` is recover-nic. `at` is counted from now; the command ends
     after the last rule. All rules are checked before the first one is applied; one that then
     cannot be applied, such as for a NIC that no process has, does not keep back those after it.
-    It stops when no process is left; stopped by Ctrl-C, it lists the faults that still stand.
+    It stops when no process is left that a rule was applied to; stopped early, it lists the faults
+    that may still stand.
     --check ends with 1 when there is such a NIC; while no process runs, none is looked for.
 
     \b
@@ -71,24 +72,26 @@ def apply(
             sys.exit(1)
         return
     start = time.monotonic()
-    failed = 0
     wanted = selection(pid, job, node, everything)
-    done: list[Rule] = []
+    begun: list[Rule] = []  # the last of them may be under way
+    done = failed = 0
     try:
         for rule in rules:
-            if not _wait(start + rule.at_s, wanted, looks=bool(done)):
+            if not _wait(start + rule.at_s, wanted, looks=done > failed):
                 click.echo(
-                    f"Error: no target is left: stopped after {len(done)} of {len(rules)} rules",
+                    f"Error: no target is left: stopped after {done} of {len(rules)} rules",
                     err=True,
                 )
                 sys.exit(1)
+            begun.append(rule)
             failed += not _apply(rule, wanted, timeout)
-            done.append(rule)
-    except KeyboardInterrupt:
-        left = standing(done)
-        click.echo(f"Error: stopped after {len(done)} of {len(rules)} rules", err=True)
-        for rule in left:
+            done += 1
+    except (KeyboardInterrupt, R2UsageError) as err:
+        click.echo(f"Error: stopped after {done} of {len(rules)} rules", err=True)
+        for rule in standing(begun):
             click.echo(f"still stands: {rule} (r2ccl-ctl recover-nic {rule.nic})", err=True)
+        if isinstance(err, R2UsageError):
+            raise
         sys.exit(130)
     if failed:
         click.echo(f"Error: {failed} of {len(rules)} rules were not applied everywhere", err=True)
@@ -107,8 +110,8 @@ def _wait(until: float, wanted: Selection, *, looks: bool) -> bool:
 
 
 def standing(done: Sequence[Rule]) -> list[Rule]:
-    """Of the rules that were applied the last of each NIC, unless it gave the NIC back. Those with
-    a time of their own may be over."""
+    """Of the rules that were begun the last of each NIC, unless it gave the NIC back. Those with
+    a time of their own may be over, and the very last may not have got through."""
     last = {rule.nic: rule for rule in done}
     return [rule for rule in last.values() if rule.kind != "recover"]
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import click
 
 from r2ccl_ctl.cli.act_cmds import Said, show_said, target_options
@@ -55,7 +57,13 @@ def _say(
     answers = send_commands(
         [(process, command) for process in processes], timeout=parse_duration(timeout)
     )
-    show_said([_said(answer, on) for answer in answers], as_json)
+    show_said([_said(answer, on) for answer in answers], as_json, enough=one_of_each_job)
+
+
+def one_of_each_job(said: Sequence[Said]) -> bool:
+    """A word that one process takes counts for all ranks of its communicators; others of the job,
+    such as data loaders, follow none."""
+    return {one.process.job for one in said if one.ok} == {one.process.job for one in said}
 
 
 def _said(answer: Answer, on: bool) -> Said:
@@ -86,7 +94,7 @@ def plan_off(
     """Return to NCCL's own choice, at the next operation that the ranks agree on.
 
     One process of a communicator is enough: its word counts for all ranks, until plan on. Losing
-    NICs is survived as before.
+    NICs is survived as before. Ends with 1 when no process of a job has a use for it.
 
     \b
     Example:
@@ -108,7 +116,8 @@ def plan_on(
 ) -> None:
     """Let plans be taken again after plan off.
 
-    It needs processes that were started with R2CCL_PLAN=on.
+    It needs processes that were started with R2CCL_PLAN=on. Ends with 1 when no process of a job
+    has a use for it.
 
     \b
     Example:

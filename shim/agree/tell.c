@@ -3,7 +3,7 @@
  * rank that has stopped since, get none. So the first that knows says it to the leader, who says it
  * to all, this rank included. Where that one is not connected, or nothing comes back from it soon
  * (its process stands still, or its host has lost its power, of which the kernel here knows nothing
- * yet), it is said to all directly.
+ * yet), it is said to all directly, and who hears it so says it to the leader.
  *
  * A word is about a communicator that cannot complete anything any more, so that it may come twice,
  * late, or after an abort; it is never taken back. */
@@ -189,6 +189,9 @@ void r2_agree_tell_frame(struct r2_agree *a, const struct r2_agree_frame *f, con
     }
     if (!leader) {
         a->tell_ns = UINT64_MAX; /* others see to it */
+        if (first && f->from != R2_AGREE_LEADER) {
+            r2_tell_rank(a, R2_AGREE_LEADER); /* whom that one may not reach */
+        }
     } else if (first) {
         r2_tell_all(a, now);
         a->deadline_ns = a->tell_ns < a->deadline_ns ? a->tell_ns : a->deadline_ns;

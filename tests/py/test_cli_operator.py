@@ -23,7 +23,8 @@ from test_cli import call
 from test_launch import SHOW_ENV, environments
 
 from r2ccl_ctl import control, faults, launch, paths
-from r2ccl_ctl.cli import comm_view, view
+from r2ccl_ctl.cli import act_cmds, comm_view, fault_cmds, plan_cmds, view
+from r2ccl_ctl.cli.main import main
 from r2ccl_ctl.control import Command, Process, Snapshot
 from r2ccl_ctl.errors import R2UsageError
 from r2ccl_ctl.job import LaunchSpec
@@ -147,6 +148,7 @@ def test_who_waits_for_a_path_says_so(start_writer: StartWriter) -> None:
     assert comm_view.stands(look(process, waiting(gives_up_mono_ns=0))) == text.partition(",")[0]
     for peer in (waiting(waits_mono_ns=0), waiting(state="gone")):
         assert comm_view.stands(look(process, peer)) == ""
+    assert comm_view.stands(look(replace(process, state="ended"), waiting())) == ""
     real = replace(process.snapshot(), peers=[waiting(), waiting("rx")])
     lines = view.summary(real)
     assert f"stands: {text}" in lines and lines[0].startswith("peers 1, ")
@@ -223,6 +225,17 @@ def test_plan_where_nobody_plans(start_writer: StartWriter) -> None:
         assert "no communicator is followed here" in stderr
         stderr = call("plan", word, "--pid", str(shadow.pid), code=1).stderr
         assert "started with R2CCL_PLAN=shadow: nothing changes" in stderr
+
+
+def test_plan_off_needs_one_process_of_each_job() -> None:
+    def said(job: str, ok: bool) -> act_cmds.Said:
+        process = Process("a", Path("a"), "running", 1, 1, 0, 0, host="h", job=job)
+        return act_cmds.Said(process, ok, "" if ok else "no communicator is followed here")
+
+    enough = plan_cmds.one_of_each_job
+    assert enough([said("a", True), said("a", False), said("b", True)])
+    assert not enough([said("a", True), said("b", False)])
+    assert not enough([said("a", False)])
 
 
 def test_communicators_of_nobody(start_writer: StartWriter) -> None:
@@ -378,6 +391,43 @@ def test_faults_that_stand_are_named_when_it_is_stopped(
     assert popen.returncode == 130, stderr
     assert "stopped after 3 of 4 rules" in stderr
     assert stderr.count("still stands") == 1 and "recover-nic 127.0.1.1" in stderr
+
+
+def test_a_rule_under_way_stands(
+    start_writer: StartWriter,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Stopped inside a rule that may have got through; and by a word that cannot be meant."""
+    writer = start_writer()
+    rules = tmp_path / "rules"
+    rules.write_text("127.0.1.1 blackhole\n127.0.2.1 error\n")
+    real = fault_cmds.ask
+    for error, code in ((KeyboardInterrupt(), 130), (R2UsageError("several jobs"), 2)):
+
+        def interrupted(wanted: Any, nic: str, *more: Any, error: BaseException = error) -> Any:
+            if nic == "127.0.2.1":
+                raise error
+            return real(wanted, nic, *more)
+
+        monkeypatch.setattr(fault_cmds, "ask", interrupted)
+        words = ["faults", "apply", str(rules), "--job", writer.job]
+        with pytest.raises(SystemExit) as stopped:
+            main(words, prog_name="r2ccl-ctl")
+        assert stopped.value.code == code
+        stderr = capsys.readouterr().err
+        assert "stopped after 1 of 2 rules" in stderr
+        for nic in ("127.0.1.1", "127.0.2.1"):
+            assert f"recover-nic {nic})" in stderr
+
+
+def test_rules_before_there_is_a_job(start_writer: StartWriter, tmp_path: Path) -> None:
+    """Nobody is looked for before a rule was applied: those before the job are not."""
+    rules = tmp_path / "rules"
+    rules.write_text("127.0.1.1 blackhole\n127.0.1.1 error at=1s\n")
+    stderr = call("faults", "apply", str(rules), "--job", "nope", code=1).stderr
+    assert "2 of 2 rules were not applied" in stderr and "no target is left" not in stderr
 
 
 def test_faults_stop_when_nobody_is_left(start_writer: StartWriter, tmp_path: Path) -> None:

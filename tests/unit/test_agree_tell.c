@@ -4,6 +4,7 @@
 
 #include <errno.h>
 #include <linux/filter.h>
+#include <netinet/in.h>
 #include <pthread.h>
 #include <signal.h>
 #include <sys/socket.h>
@@ -186,24 +187,45 @@ static void leader_and_teller_end(void)
     _exit(0);
 }
 
-/* Nothing that comes to this process's sockets is taken any more, not even acknowledged: to its
- * peers its host has lost its power. */
-static void lose_power(void)
+static bool is_stream(int fd)
+{
+    int type = 0;
+    socklen_t len = sizeof(type);
+
+    return getsockopt(fd, SOL_SOCKET, SO_TYPE, &type, &len) == 0 && type == SOCK_STREAM;
+}
+
+/* Nothing that comes to the socket is taken any more, not even acknowledged. */
+static void deafen(int fd)
 {
     struct sock_filter drop = BPF_STMT(BPF_RET | BPF_K, 0);
     struct sock_fprog program = {.len = 1, .filter = &drop};
+
+    CHECK_EQ(setsockopt(fd, SOL_SOCKET, SO_ATTACH_FILTER, &program, sizeof(program)), 0);
+}
+
+/* To its peers this process's host has lost its power. */
+static void lose_power(void)
+{
     int sockets = 0;
 
     for (int fd = 3; fd < 256; fd++) {
-        int type = 0;
-        socklen_t len = sizeof(type);
-
-        if (getsockopt(fd, SOL_SOCKET, SO_TYPE, &type, &len) == 0 && type == SOCK_STREAM) {
-            CHECK_EQ(setsockopt(fd, SOL_SOCKET, SO_ATTACH_FILTER, &program, sizeof(program)), 0);
+        if (is_stream(fd)) {
+            deafen(fd);
             sockets++;
         }
     }
     CHECK_LT(1, sockets); /* the listener and a connection at least */
+}
+
+static uint16_t port_of(int fd, bool own)
+{
+    struct sockaddr_in addr = {0};
+    socklen_t len = sizeof(addr);
+    int rc = own ? getsockname(fd, (struct sockaddr *)&addr, &len)
+                 : getpeername(fd, (struct sockaddr *)&addr, &len);
+
+    return rc == 0 && addr.sin_family == AF_INET ? ntohs(addr.sin_port) : 0;
 }
 
 /* These ranks end when the others are done. */
@@ -244,6 +266,49 @@ static void leader_stands_still(void)
     AWAIT(atomic_load(&sh->switched) >= processes - 2);
     kill(sh->pids[0], SIGKILL);
     _exit(0);
+}
+
+/* The leader hears nothing of the rank that tells, but of others that heard it. */
+static void teller_out_of_the_leaders_reach(void)
+{
+    struct r2_agree *a = meet();
+    uint64_t begun;
+
+    if (me == 2) { /* sh->ran: the ports of its ends */
+        int n = 0;
+
+        for (int fd = 3; fd < 256; fd++) {
+            if (is_stream(fd)) {
+                atomic_store(&sh->ran[0][n++], port_of(fd, true));
+            }
+        }
+        atomic_store(&sh->stuck, n);
+    }
+    AWAIT(atomic_load(&sh->stuck));
+    if (me == 0) {
+        int cut = 0;
+
+        for (int fd = 3; fd < 256; fd++) {
+            for (int i = 0; is_stream(fd) && i < atomic_load(&sh->stuck); i++) {
+                if (port_of(fd, false) && port_of(fd, false) == atomic_load(&sh->ran[0][i])) {
+                    deafen(fd);
+                    cut++;
+                }
+            }
+        }
+        CHECK_LT(0, cut);
+        atomic_store(&sh->accepted, 1);
+    }
+    AWAIT(atomic_load(&sh->accepted));
+    begun = r2_now_ns();
+    if (me == 2) {
+        tell(a, ERROR);
+        leave(a, processes);
+        return;
+    }
+    AWAIT(atomic_load(&heard));
+    CHECK_LT(r2_now_ns() - begun, 5 * R2_NS_PER_S); /* a connection anew would take 10 s */
+    hears(a, 2, processes);
 }
 
 /* Nor does one that no connection can be made to keep the rank from saying so in time. */
@@ -471,6 +536,7 @@ CASE(leader_dead, 5)
 CASE(leader_and_teller_end, 5)
 CASE(leader_without_power, 5)
 CASE(leader_stands_still, 5)
+CASE(teller_out_of_the_leaders_reach, 4)
 CASE(two_without_power, 6)
 CASE(teller_of_a_split_ends, 5)
 CASE(neighbour_of_the_leader_ends, 6)
@@ -490,6 +556,7 @@ static const struct check_test tests[] = {
     {"leader_and_teller_end", test_leader_and_teller_end},
     {"leader_without_power", test_leader_without_power},
     {"leader_stands_still", test_leader_stands_still},
+    {"teller_out_of_the_leaders_reach", test_teller_out_of_the_leaders_reach},
     {"two_without_power", test_two_without_power},
     {"teller_of_a_split_ends", test_teller_of_a_split_ends},
     {"neighbour_of_the_leader_ends", test_neighbour_of_the_leader_ends},

@@ -246,11 +246,47 @@ static void test_stands_by_unless_named(void)
     CHECK_MSG(WEXITSTATUS(status) == 0, "row %d of the table", WEXITSTATUS(status) - 1);
 }
 
+/* Queue pairs write to where the message's bytes belong, whenever the NIC gets round to it: so not
+ * while a copy of some on sockets could end the message before, and not what its receiver keeps
+ * elsewhere. */
+static void test_queue_pairs_write_alone(void)
+{
+    struct r2_ep *rdma = begin(2, 2), *tcp = pair(1, 1, R2_VIA_TCP);
+    struct r2_path *sockets = tcp->params.owner;
+    struct r2_chunk copy;
+    struct r2_bulk c, d;
+    struct r2_req *req;
+
+    serves(tcp);
+    begin_ramped(tcp);
+    req = post(rdma, 0);
+    CHECK(fake_next(tcp, &c));
+    r2_peer_lock(r.conn->peer);
+    CHECK(r2_send_again(&req->led.send, 0, (uint16_t)(sockets->index + 7), 1, 0, &copy));
+    r2_peer_unlock(r.conn->peer);
+    CHECK(!fake_next(rdma, &d));
+    r2_peer_lock(r.conn->peer); /* the copy's path is down */
+    CHECK_EQ(
+        r2_send_released(&req->led.send, copy.off, copy.len, (uint16_t)(sockets->index + 7), 1), 0);
+    r2_send_path_down(&req->led.send, (uint16_t)(sockets->index + 7), 1, NULL);
+    req->unasked = true;
+    r2_peer_unlock(r.conn->peer);
+    CHECK(!fake_next(rdma, &d));
+    r2_peer_lock(r.conn->peer);
+    req->unasked = false;
+    r2_peer_unlock(r.conn->peer);
+    CHECK(fake_next(rdma, &d));
+    CHECK(fake_chunk_sent(rdma, &d));
+    CHECK(fake_chunk_sent(tcp, &c));
+    remote_end(&r);
+}
+
 static const struct check_test tests[] = {
     {"shares", test_shares},
     {"one_end_is_mixed", test_one_end_is_mixed},
     {"nobody_is_mixed", test_nobody_is_mixed},
     {"last_resort_and_back", test_last_resort_and_back},
+    {"queue_pairs_write_alone", test_queue_pairs_write_alone},
     {"stands_by_unless_named", test_stands_by_unless_named},
     {0},
 };
