@@ -177,24 +177,21 @@ static struct r2_control *use_reserve(void)
     return &reserve;
 }
 
-#define BASE_NAME (R2_CONTROL_NAME - 16)
-
 /* What the names of this process's objects begin with. */
-static void base_name(char out[BASE_NAME])
+static void base_name(char out[R2_CONTROL_BASE])
 {
-    snprintf(out, BASE_NAME, R2_CONTROL_PREFIX "%u.%llu.%d.%llu", (unsigned)geteuid(),
+    snprintf(out, R2_CONTROL_BASE, R2_CONTROL_PREFIX "%u.%llu.%d.%llu", (unsigned)geteuid(),
              (unsigned long long)r2_control_pidns(), (int)getpid(),
              (unsigned long long)r2_control_start_ticks());
 }
 
 static int open_shared(struct r2_control *ctl, const char *shm_group, char *warning, size_t size)
 {
-    char base[BASE_NAME];
     int rc;
 
-    base_name(base);
-    r2_control_sweep(R2_CONTROL_PREFIX, base, r2_control_clock(CLOCK_REALTIME));
-    rc = map_shared(ctl, base);
+    base_name(ctl->base);
+    r2_control_sweep(R2_CONTROL_PREFIX, ctl->base, r2_control_clock(CLOCK_REALTIME));
+    rc = map_shared(ctl, ctl->base);
     if (rc)
         return rc;
     rc = set_access(ctl->fd, shm_group);
@@ -304,12 +301,7 @@ void r2_control_child(struct r2_control *ctl)
 
 int r2_control_neighbours(const struct r2_control *ctl)
 {
-    char base[BASE_NAME];
-
-    if (ctl->fd < 0)
-        return 0;
-    base_name(base);
-    return r2_control_count_held(R2_CONTROL_PREFIX, base);
+    return ctl->fd < 0 ? 0 : r2_control_count_held(R2_CONTROL_PREFIX, ctl->base);
 }
 
 const char *r2_control_name(const struct r2_control *ctl)

@@ -11,12 +11,16 @@
 
 #define R2_CONTROL_NAME 128 /* of the object, with the leading "/" */
 
+#define R2_CONTROL_BASE (R2_CONTROL_NAME - 16)
+
 struct r2_control {
     struct r2_segment *seg;
     int fd;          /* -1: private memory */
     bool in_reserve; /* the static object for when memory is out */
     char name[R2_CONTROL_NAME];
-    uint64_t alive_mono_ns; /* of the last sign of life; polling thread only */
+    char base[R2_CONTROL_BASE]; /* what the names of this process's objects began with at the start:
+                                   /proc, or the effective user, may say something else later */
+    uint64_t alive_mono_ns;     /* of the last sign of life; polling thread only */
     /* where row -1 leads */
     struct r2_seg_nic_counters no_nic;
     struct r2_seg_path_counters no_path;

@@ -138,13 +138,14 @@ int r2_control_count_held(const char *prefix, const char *own)
     if (!dir)
         return 0;
     while ((entry = readdir(dir)) != NULL) {
-        if (strncmp(entry->d_name, prefix, strlen(prefix)) || is_own(entry->d_name, own))
+        if (strncmp(entry->d_name, prefix, strlen(prefix)) || is_own(entry->d_name, own) ||
+            fstatat(dirfd(dir), entry->d_name, &st, AT_SYMLINK_NOFOLLOW) || !S_ISREG(st.st_mode) ||
+            st.st_uid != geteuid()) /* other users' may say what they like */
             continue;
         fd = open_left(dirfd(dir), entry->d_name);
         if (fd < 0)
             continue;
-        if (!fstat(fd, &st) && st.st_uid == geteuid()) /* others' may say what they like */
-            n += is_held(fd);
+        n += is_held(fd);
         close(fd);
     }
     closedir(dir);

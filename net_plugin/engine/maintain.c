@@ -192,16 +192,7 @@ static bool stranded(struct r2_peer *p)
     struct r2_list *n;
 
     R2_LIST_FOR_EACH (n, &p->ready) {
-        struct r2_conn *c = R2_CONTAINER_OF(n, struct r2_conn, ready);
-        bool way = false;
-
-        for (uint64_t s = c->oldest; s < c->next_seq && !way; s++) {
-            const struct r2_req *r = r2_conn_req(c, s);
-
-            for (int i = 0; r && i < p->n_paths && !way; i++)
-                way = p->paths[i]->state == R2_PATH_UP && r2_send_carries(p->paths[i], r);
-        }
-        if (!way)
+        if (!r2_conn_has_way(R2_CONTAINER_OF(n, struct r2_conn, ready)))
             return true;
     }
     return false;

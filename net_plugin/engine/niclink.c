@@ -14,7 +14,8 @@
 
 /* A NIC that is renumbered has for a moment no address of its family: the other one can wait. */
 #define FAMILY_NS (1 * R2_NS_PER_S)
-#define LISTEN_NS (900 * R2_NS_PER_MS) /* a NIC that is deaf tries once a second, not at each event */
+#define LISTEN_NS                                                                                  \
+    (900 * R2_NS_PER_MS) /* a NIC that is deaf tries once a second, not at each event */
 
 static pthread_mutex_t place_lock = PTHREAD_MUTEX_INITIALIZER;
 static struct r2_nic first[R2_MAX_NICS];  /* as they were found */
@@ -130,7 +131,7 @@ static void move(int nic, const struct r2_nic *to, const char *cause)
 }
 
 /* Nobody may be refused because the listener is not there yet: it is, before peers hear of it. */
-static void listen_again(int nic)
+static void listen_again(int nic, bool elsewhere)
 {
     int rc = r2_eng.ops->rebind(nic);
     bool was = deaf[nic];
@@ -141,7 +142,8 @@ static void listen_again(int nic)
         R2_WARN_LIMIT("NIC %s: cannot listen at its address: %s (tried again every second)",
                       r2_nic_name(nic), strerror(-rc));
     atomic_store(&moved, true);
-    r2_nicstate_announce(nic);
+    if (elsewhere || was != deaf[nic])
+        r2_nicstate_announce(nic);
     if (was != deaf[nic])
         r2_nicstate_deaf(nic, deaf[nic]);
 }
@@ -171,10 +173,10 @@ static void find_again(int nic)
         describe_move(&old, &now, place_news[nic], sizeof(place_news[nic]));
         R2_INFO("NIC %s: %s", r2_nic_name(nic), place_news[nic]);
         move(nic, &now, place_news[nic]);
-        listen_again(nic);
+        listen_again(nic, true);
     } else if (deaf[nic]) {
         if (r2_now_ns() - tried_at[nic] >= LISTEN_NS)
-            listen_again(nic);
+            listen_again(nic, false);
     } else if (missing(nic)) {
         snprintf(place_news[nic], sizeof(place_news[nic]), "its address is back");
     }
@@ -188,9 +190,9 @@ static void look_for_place(int nic)
 {
     const struct r2_nic_state *s = &r2_eng.nic_state[nic];
 
-    if (deaf[nic] && !missing(nic)) { /* since the start: it can still connect */
+    if (deaf[nic] && !missing(nic)) { /* since the start */
         if (r2_now_ns() - tried_at[nic] >= LISTEN_NS)
-            listen_again(nic);
+            listen_again(nic, false);
         return;
     }
     if (r2_eng.nics[nic].loopback || r2_eng.nics[nic].bare)

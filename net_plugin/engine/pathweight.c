@@ -258,20 +258,32 @@ void r2_peer_waive(struct r2_peer *p)
     }
 }
 
+/* What goes unasked, and is not cleared yet, waits for the receiver. */
+bool r2_conn_has_way(struct r2_conn *c)
+{
+    const struct r2_peer *p = c->peer;
+    bool cleared = false, way = false;
+
+    for (uint64_t s = c->oldest; s < c->next_seq && !way; s++) {
+        const struct r2_req *r = r2_conn_req(c, s);
+
+        if (!r || !r2_send_waiting(r))
+            continue;
+        cleared |= !r->unasked || r2_send_cts(c, s);
+        for (int i = 0; i < p->n_paths && !way; i++)
+            way = p->paths[i]->state == R2_PATH_UP && r2_send_carries(p->paths[i], r);
+    }
+    return way || !cleared;
+}
+
 void r2_peer_check_stuck(struct r2_peer *p, uint64_t now)
 {
     struct r2_list *n, *tmp;
 
     R2_LIST_FOR_EACH_SAFE (n, tmp, &p->ready) {
         struct r2_conn *c = R2_CONTAINER_OF(n, struct r2_conn, ready);
-        bool way = false;
+        bool way = r2_conn_has_way(c);
 
-        for (uint64_t s = c->oldest; s < c->next_seq && !way; s++) {
-            const struct r2_req *r = r2_conn_req(c, s);
-
-            for (int i = 0; r && r2_send_waiting(r) && i < p->n_paths && !way; i++)
-                way = p->paths[i]->state == R2_PATH_UP && r2_send_carries(p->paths[i], r);
-        }
         if (way || !p->n_up)
             c->stuck_since = 0;
         else if (!c->stuck_since)

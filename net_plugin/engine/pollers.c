@@ -1,5 +1,7 @@
+#define _GNU_SOURCE
 #include "engine/pollers.h"
 
+#include <sched.h>
 #include <unistd.h>
 
 #include "engine/internal.h"
@@ -16,15 +18,23 @@ int r2_pollers(int cores, int processes)
     return part < 0 ? 0 : part;
 }
 
+int r2_pollers_cores(void)
+{
+    cpu_set_t set;
+
+    if (sched_getaffinity(getpid(), sizeof(set), &set) && /* it may have ended */
+        sched_getaffinity(0, sizeof(set), &set))
+        return 1;
+    return CPU_COUNT(&set);
+}
+
 void r2_pollers_house(uint64_t now)
 {
     static uint64_t next; /* the house timer's thread only */
     static unsigned looks;
-    long cores = sysconf(_SC_NPROCESSORS_ONLN);
 
     if (now < next)
         return;
     next = now + (looks++ < 20 ? SOON_NS : LOOK_NS);
-    if (cores > 0)
-        r2_pause_let(r2_pollers((int)cores, 1 + r2_control_neighbours(r2_eng.ctl)));
+    r2_pause_let(r2_pollers(r2_pollers_cores(), 1 + r2_control_neighbours(r2_eng.ctl)));
 }

@@ -13,6 +13,10 @@
  * cores, less two that NCCL's progress thread and the application keep busy. Pure. */
 int r2_pollers(int cores, int processes);
 
+/* The cores that the process may run on now, as its main thread may: where it was narrowed (a
+ * cpuset, a container, taskset), the others are no use to it. At least 1. */
+int r2_pollers_cores(void);
+
 /* Looks at the machine, now and then, and says it to the threads (r2_pause_let). From the
  * engine's house timer only; `now`: monotonic ns. */
 void r2_pollers_house(uint64_t now);

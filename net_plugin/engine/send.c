@@ -163,6 +163,8 @@ void r2_send_on_cts(struct r2_conn *c, const struct r2_msg_cts *m, const uint32_
         r2_conn_begins(c, r);
         r2_send_more(c, bulk_waiting(c, r));
     }
+    if (r)
+        r2_unasked_cleared(r);
     r2_send_pump(c);
     r2_unasked_grant_all(c);
     if (!r2_list_empty(&c->ready))

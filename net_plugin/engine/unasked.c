@@ -56,6 +56,11 @@ void r2_unasked_grant_all(struct r2_conn *c)
     }
 }
 
+void r2_unasked_cleared(struct r2_req *r)
+{
+    r->unasked = r->unasked && (r->led.send.next || r->led.send.count);
+}
+
 /* ---- the receiver */
 
 static void copy_task(struct r2_task *t);
@@ -146,8 +151,8 @@ struct r2_unasked *r2_unasked_begin(struct r2_conn *c, const struct r2_path *pat
     struct r2_unasked *u;
 
     *err = -EPROTO; /* beyond the credit, or of a size that nobody allowed */
-    if (r2_eng.device_memory || path->transport != R2_VIA_TCP ||
-        !bulk->total || bulk->total > r2_eng.set->unasked || bulk->seq >= c->next_seq + R2_UNASKED_AHEAD ||
+    if (r2_eng.device_memory || path->transport != R2_VIA_TCP || !bulk->total ||
+        bulk->total > r2_eng.set->unasked || bulk->seq >= c->next_seq + R2_UNASKED_AHEAD ||
         set->at[bulk->seq % R2_WINDOW])
         return NULL;
     *err = -ENOMEM;

@@ -50,6 +50,9 @@ void r2_unasked_heard(struct r2_conn *c, uint32_t flags);
 void r2_unasked_grant(struct r2_conn *c, struct r2_req *r);
 void r2_unasked_grant_all(struct r2_conn *c);
 
+/* S: its clear-to-send has come; if nothing of it went before, it is a message like any other. */
+void r2_unasked_cleared(struct r2_req *r);
+
 /* R: the message of that number that came before its receive, or NULL. */
 struct r2_unasked *r2_unasked_at(struct r2_conn *c, uint64_t seq);
 /* R: the first chunk of one. NULL: it may not come (-EPROTO), or memory is short (-ENOMEM). */

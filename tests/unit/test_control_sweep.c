@@ -1,7 +1,10 @@
 /* Rung 1: sweeping the objects that processes left behind. */
+#define _GNU_SOURCE
 #include <fcntl.h>
+#include <sched.h>
 #include <signal.h>
 #include <sys/mman.h>
+#include <sys/mount.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 
@@ -184,6 +187,53 @@ static void test_counting_leaves_the_own_alone(void)
     CHECK_EQ(sweep_in_child(name), 2);
 }
 
+/* Whether anybody still holds it, as another process sees that. */
+static bool held_for_others(const char *name)
+{
+    struct flock lock = {.l_type = F_WRLCK, .l_whence = SEEK_SET, .l_start = 0, .l_len = 1};
+    int status, fd;
+    pid_t pid = fork();
+
+    CHECK_GE(pid, 0);
+    if (pid == 0) {
+        fd = shm_open(name, O_RDWR, 0);
+        _exit(fd < 0 || fcntl(fd, F_GETLK, &lock) ? 2 : lock.l_type != F_UNLCK);
+    }
+    CHECK_EQ(waitpid(pid, &status, 0), pid);
+    CHECK(WIFEXITED(status) && WEXITSTATUS(status) < 2);
+    return WEXITSTATUS(status);
+}
+
+/* Nor when nothing of /proc can be read at that moment, so that the process would not know its own
+ * name. Needs the right to mount. */
+static void test_counting_without_proc(void)
+{
+    struct r2_control_info info = {.host = "host-a", .rank = -1};
+    struct r2_control *ctl = NULL;
+    int status;
+    pid_t pid = fork();
+
+    CHECK_GE(pid, 0);
+    if (pid == 0) {
+        if (unshare(CLONE_NEWNS) || mount(NULL, "/", NULL, MS_REC | MS_PRIVATE, NULL))
+            _exit(77);
+        CHECK_EQ(r2_control_open(&ctl, &info), 0);
+        CHECK(held_for_others(r2_control_name(ctl)));
+        if (mount("none", "/proc", "tmpfs", 0, NULL))
+            _exit(77);
+        CHECK_GE(r2_control_neighbours(ctl), 0);
+        CHECK(held_for_others(r2_control_name(ctl)));
+        r2_control_close(ctl);
+        _exit(0);
+    }
+    CHECK_EQ(waitpid(pid, &status, 0), pid);
+    CHECK(WIFEXITED(status));
+    if (WEXITSTATUS(status) == 77)
+        printf("skipped: no right to mount\n");
+    else
+        CHECK_EQ(WEXITSTATUS(status), 0);
+}
+
 static const struct check_test tests[] = {
     {"sweep_by_age", test_sweep_by_age},
     {"sweep_spares_what_is_set_up", test_sweep_spares_what_is_set_up},
@@ -191,6 +241,7 @@ static const struct check_test tests[] = {
     {"sweep_spares_the_living", test_sweep_spares_the_living},
     {"counts_the_living", test_counts_the_living},
     {"counting_leaves_the_own_alone", test_counting_leaves_the_own_alone},
+    {"counting_without_proc", test_counting_without_proc},
     {0},
 };
 

@@ -74,7 +74,16 @@ static struct r2_ep *begin(unsigned here, unsigned there)
     return pair(0, 0, R2_VIA_VERBS);
 }
 
-static struct r2_req *post(struct r2_ep *ep, uint64_t seq)
+static struct r2_req *isend(void)
+{
+    struct r2_req *req = NULL;
+
+    CHECK_EQ(r2_engine_isend(r.conn, data, MSG, 0, mr, &req), 0);
+    CHECK(req);
+    return req;
+}
+
+static void clear(struct r2_ep *ep, uint64_t seq)
 {
     struct {
         struct r2_msg_cts m;
@@ -82,11 +91,15 @@ static struct r2_req *post(struct r2_ep *ep, uint64_t seq)
     } __attribute__((packed))
     c = {.m = {.conn = r.conn_id, .seq = seq, .size = MSG, .addr = 0x10000, .keys = 2},
          .keys = {7, 0}};
-    struct r2_req *req = NULL;
 
-    CHECK_EQ(r2_engine_isend(r.conn, data, MSG, 0, mr, &req), 0);
-    CHECK(req);
     CHECK_EQ(fake_ctrl(ep, R2_F_CTS, &c, sizeof(c)), 0);
+}
+
+static struct r2_req *post(struct r2_ep *ep, uint64_t seq)
+{
+    struct r2_req *req = isend();
+
+    clear(ep, seq);
     return req;
 }
 
@@ -281,12 +294,48 @@ static void test_queue_pairs_write_alone(void)
     remote_end(&r);
 }
 
+static bool has_way(void)
+{
+    bool has;
+
+    r2_peer_lock(r.conn->peer);
+    has = r2_conn_has_way(r.conn);
+    r2_peer_unlock(r.conn->peer);
+    return has;
+}
+
+/* Sockets are gone in the middle of a message that goes unasked: until its receive is posted it
+ * waits for that, as long as it takes, then for sockets. One that had not begun waits for neither.
+ */
+static void test_unasked_and_queue_pairs_alone(void)
+{
+    struct r2_ep *rdma = begin(2, 2);
+    struct r2_req *req = isend();
+    struct r2_chunk chunk;
+
+    r2_peer_lock(r.conn->peer);
+    req->unasked = true;
+    CHECK(r2_send_next(&req->led.send, 64 * KB, 7, 1, 0, &chunk));
+    r2_peer_unlock(r.conn->peer);
+    CHECK(has_way());
+    clear(rdma, 0);
+    CHECK(!has_way());
+    req = isend();
+    r2_peer_lock(r.conn->peer);
+    req->unasked = true;
+    r2_peer_unlock(r.conn->peer);
+    clear(rdma, 1);
+    CHECK(has_way());
+    remote_end(&r);
+}
+
 static const struct check_test tests[] = {
     {"shares", test_shares},
     {"one_end_is_mixed", test_one_end_is_mixed},
     {"nobody_is_mixed", test_nobody_is_mixed},
     {"last_resort_and_back", test_last_resort_and_back},
     {"queue_pairs_write_alone", test_queue_pairs_write_alone},
+    {"unasked_and_queue_pairs_alone", test_unasked_and_queue_pairs_alone},
     {"stands_by_unless_named", test_stands_by_unless_named},
     {0},
 };

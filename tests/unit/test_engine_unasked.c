@@ -197,6 +197,60 @@ static void test_close_while_written(void)
     fake_forget(r.id);
 }
 
+/* The sender is gone while one message waits for its copy and a lane writes into the receive of the
+ * next one: that lane is made to let go before the memory goes. */
+static void test_gone_while_written(void)
+{
+    struct r2_req *req[2];
+    struct r2_mr *mr = NULL;
+    struct r2_bulk c;
+
+    begin(1);
+    message(a, 0);
+    hold_copies();
+    CHECK_EQ(r2_engine_reg(r.conn, sink + MSG, MSG, R2_MEMORY_TYPE_HOST, &mr), 0);
+    req[0] = irecv(sink, MSG);
+    CHECK_EQ(r2_engine_irecv(r.conn, sink + MSG, MSG, 0, mr, &req[1]), 0);
+    CHECK_EQ(claim_chunk(a, 1, 0, &c), 0);
+    CHECK(c.data == sink + MSG);
+    atomic_store(&a->hold_shut, true);
+    r2_peer_lock(r.conn->peer);
+    r2_peer_gone(r.conn->peer, -ECONNRESET, "test");
+    r2_peer_unlock(r.conn->peer);
+    CHECK_EQ(remote_test(req[1], 0, NULL), -ECONNRESET);
+    CHECK_EQ(atomic_load(&a->detached), 0);
+    CHECK_EQ(r2_engine_dereg(r.conn, mr), 0);
+    CHECK_GE(atomic_load(&a->detached), 1);
+    atomic_store(&a->hold_shut, false);
+    let_copies();
+    remote_test(req[0], REMOTE_WAIT_MS, NULL);
+    CHECK_EQ(r2_engine_close(r.conn), 0);
+    fake_forget(r.id);
+}
+
+/* A queue pair comes up in the middle of a message that is put beside its receive, and a sender
+ * that does not know better writes the rest to the receive: an error, no message of two halves. */
+static void test_queue_pair_joins(void)
+{
+    struct r2_req *req;
+    struct r2_ep *q;
+    struct r2_bulk c;
+
+    begin(1);
+    chunk(a, 0, 0);
+    fake_offers = R2_OFFER_ROCE;
+    q = fake_accept(r.id, 1, 1, 1000);
+    fake_offers = 0;
+    CHECK(q);
+    CHECK(fake_up(q));
+    CHECK(remote_prove(&r, q));
+    req = irecv(sink, MSG);
+    c = remote_chunk(&r, 0, CHUNK, CHUNK, MSG);
+    CHECK_EQ(fake_claim(q, &c), 1);
+    CHECK_EQ(remote_test(req, REMOTE_WAIT_MS, NULL), -EPROTO);
+    remote_end(&r);
+}
+
 /* Its memory goes while a thread may be copying into it: dereg waits for that, and afterwards
  * nothing is written. */
 static void test_dereg_while_copied(void)
@@ -352,6 +406,8 @@ static const struct check_test tests[] = {
     {"too_large", test_too_large},
     {"outlives_its_sender", test_outlives_its_sender},
     {"close_while_written", test_close_while_written},
+    {"gone_while_written", test_gone_while_written},
+    {"queue_pair_joins", test_queue_pair_joins},
     {"dereg_while_copied", test_dereg_while_copied},
     {"random_order", test_random_order},
     {"goes_unasked", test_goes_unasked},

@@ -1,9 +1,12 @@
 /* engine/io: a thread polls after work, not after upkeep. Four threads, since fewer poll for 50 us
  * at most, whatever is set. */
+#define _GNU_SOURCE
 #include "check.h"
 
+#include <sched.h>
 #include <stdatomic.h>
 #include <sys/eventfd.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include "engine/io.h"
@@ -148,10 +151,34 @@ static void test_what_a_process_may(void)
     CHECK_EQ(r2_pollers(8, 0), 6);
 }
 
+/* Cores that the process may not run on are no use to it. */
+static void test_cores_of_the_process(void)
+{
+    int status;
+    pid_t pid = fork();
+
+    CHECK_GE(pid, 0);
+    if (pid == 0) {
+        cpu_set_t one, all;
+
+        CPU_ZERO(&one);
+        if (sched_getaffinity(0, sizeof(all), &all) || r2_pollers_cores() != CPU_COUNT(&all))
+            _exit(1);
+        for (int i = 0; i < CPU_SETSIZE && CPU_COUNT(&one) == 0; i++) {
+            if (CPU_ISSET(i, &all))
+                CPU_SET(i, &one);
+        }
+        _exit(sched_setaffinity(0, sizeof(one), &one) || r2_pollers_cores() != 1 ? 2 : 0);
+    }
+    CHECK_EQ(waitpid(pid, &status, 0), pid);
+    CHECK_EQ(status, 0);
+}
+
 static const struct check_test tests[] = {
     {"polls_after_work_only", test_polls_after_work_only},
     {"no_more_poll_than_may", test_no_more_poll_than_may},
     {"what_a_process_may", test_what_a_process_may},
+    {"cores_of_the_process", test_cores_of_the_process},
     {0},
 };
 
