@@ -447,6 +447,8 @@ class Posted:
 
     def close(self) -> None:
         for offset, size in self._locked:
+            if self.request_id and self._state(offset) == "posted":
+                self._set_state("free")  # nobody is left who would say what came of it
             with contextlib.suppress(OSError):
                 self.segment.unlock(offset, size)
         self._locked.clear()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 import time
 from collections.abc import Sequence
@@ -73,23 +74,34 @@ def apply(
         return
     start = time.monotonic()
     wanted = selection(pid, job, node, everything)
-    begun: list[Rule] = []  # the last of them may be under way
+    taken: list[Rule] = []
+    under_way: list[Rule] = []
     done = failed = 0
     try:
         for rule in rules:
-            if not _wait(start + rule.at_s, wanted, looks=done > failed):
+            if not _wait(start + rule.at_s, wanted, looks=bool(taken)):
                 click.echo(
                     f"Error: no target is left: stopped after {done} of {len(rules)} rules",
                     err=True,
                 )
                 sys.exit(1)
-            begun.append(rule)
-            failed += not _apply(rule, wanted, timeout)
+            under_way = [rule]
+            some, every = _apply(rule, wanted, timeout)
+            under_way.clear()
+            taken += [rule] if some else []
+            failed += not every
             done += 1
     except (KeyboardInterrupt, R2UsageError) as err:
         click.echo(f"Error: stopped after {done} of {len(rules)} rules", err=True)
-        for rule in standing(begun):
-            click.echo(f"still stands: {rule} (r2ccl-ctl recover-nic {rule.nic})", err=True)
+        again = "r2ccl-ctl recover-nic" + "".join(
+            f" {option} {shlex.quote(value)}"
+            for option, value in (("--job", job), ("--node", node), ("--pid", pid and str(pid)))
+            if value
+        )
+        for rule in standing(taken):
+            click.echo(f"still stands: {rule} ({again} {rule.nic})", err=True)
+        for rule in under_way:
+            click.echo(f"under way, may stand: {rule} ({again} {rule.nic})", err=True)
         if isinstance(err, R2UsageError):
             raise
         sys.exit(130)
@@ -110,8 +122,8 @@ def _wait(until: float, wanted: Selection, *, looks: bool) -> bool:
 
 
 def standing(done: Sequence[Rule]) -> list[Rule]:
-    """Of the rules that were begun the last of each NIC, unless it gave the NIC back. Those with
-    a time of their own may be over, and the very last may not have got through."""
+    """Of the rules that were applied the last of each NIC, unless it gave the NIC back. Those with
+    a time of their own may be over."""
     last = {rule.nic: rule for rule in done}
     return [rule for rule in last.values() if rule.kind != "recover"]
 
@@ -136,15 +148,18 @@ def _nics_known(rules: Sequence[Rule], wanted: Selection) -> bool:
     return known
 
 
-def _apply(rule: Rule, wanted: Selection, timeout: str) -> bool:
+def _apply(rule: Rule, wanted: Selection, timeout: str) -> tuple[bool, bool]:
+    """Whether some process, and whether every one, took it."""
     try:
         answers = ask(wanted, rule.nic, timeout, rule.command)
-        show_answers(answers, False, str(rule))
-    except SystemExit:
-        return False
     except R2UsageError:  # several jobs: no rule can be meant
         raise
     except R2Error as err:  # the rules after it may undo those before it
         click.echo(f"Error: {rule}: {err}", err=True)
-        return False
-    return True
+        return False, False
+    some = any(answer.ok for _, answer in answers)
+    try:
+        show_answers(answers, False, str(rule))
+    except SystemExit:
+        return some, False
+    return some, True

@@ -10,7 +10,7 @@ import click
 
 from r2ccl_ctl import __version__
 from r2ccl_ctl.cli.act_cmds import fail_nic, recover_nic
-from r2ccl_ctl.cli.common import R2Group, prepare_streams, print_json
+from r2ccl_ctl.cli.common import R2Group, drop_output, prepare_streams, print_json
 from r2ccl_ctl.cli.demo_cmds import demo
 from r2ccl_ctl.cli.drain_cmds import drain_nic, set_weight, undrain_nic
 from r2ccl_ctl.cli.fault_cmds import faults
@@ -47,7 +47,10 @@ class Main(R2Group):
         except click.ClickException as err:
             if asks_for_json(self, self._words):
                 error = {"error": err.format_message(), "exit_code": err.exit_code}
-                print_json({"schema": SCHEMA, **error}, line=True)
+                try:
+                    print_json({"schema": SCHEMA, **error}, line=True)
+                except OSError:  # the error is said on stderr all the same
+                    drop_output()
             raise
 
     def list_commands(self, ctx: click.Context) -> list[str]:

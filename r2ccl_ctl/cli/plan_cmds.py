@@ -69,8 +69,8 @@ def one_of_each_job(said: Sequence[Said]) -> bool:
 def _said(answer: Answer, on: bool) -> Said:
     """What comes of it: the process takes every such word, and may have no use for it."""
     process, ok, text = answer.process, answer.ok, answer.text
-    if ok and process.plan in ("off", "shadow"):
-        ok, text = False, f"started with R2CCL_PLAN={process.plan}: nothing changes"
+    if ok and process.plan in ("off", "shadow"):  # no plan to go back from: so it was meant
+        ok, text = not on, f"started with R2CCL_PLAN={process.plan}: nothing changes"
     elif ok and not process.comms:
         ok = False
         text = (
@@ -94,7 +94,8 @@ def plan_off(
     """Return to NCCL's own choice, at the next operation that the ranks agree on.
 
     One process of a communicator is enough: its word counts for all ranks, until plan on. Losing
-    NICs is survived as before. Ends with 1 when no process of a job has a use for it.
+    NICs is survived as before. Ends with 1 when no process of a job follows a communicator that
+    could have a plan; where plans are off already, with 0.
 
     \b
     Example:

@@ -61,7 +61,8 @@ static void drop(struct second *c)
     free(c);
 }
 
-static int start(void *(*run)(void *), void *arg, const char *name)
+/* It names itself: from here it may be over, and its memory gone. */
+static int start(void *(*run)(void *), void *arg)
 {
     pthread_attr_t attr;
     pthread_t thread;
@@ -75,8 +76,6 @@ static int start(void *(*run)(void *), void *arg, const char *name)
     rc = pthread_create(&thread, &attr, run, arg);
     pthread_sigmask(SIG_SETMASK, &old, NULL);
     pthread_attr_destroy(&attr);
-    if (rc == 0)
-        pthread_setname_np(thread, name);
     return rc;
 }
 
@@ -121,6 +120,8 @@ static void *make_main(void *arg)
     uint64_t begin = r2_now_ns(), before, after;
     r2_nccl_comm handle = NULL;
     bool abandoned, forced = true;
+
+    pthread_setname_np(pthread_self(), "r2ccl-make");
     int result = R2_NCCL_SYSTEM;
 
     if (r2_device_enter(c->config.device) == 0) {
@@ -167,6 +168,7 @@ static void *end_main(void *arg)
 {
     struct second *c = arg;
 
+    pthread_setname_np(pthread_self(), "r2ccl-end");
     await_others(c, false);
     if (r2_device_enter(c->config.device) == 0)
         call_end(c, c->handle, false);
@@ -191,7 +193,7 @@ static struct second *make(struct r2_seconds *s, const struct r2_plan_comm *plan
     atomic_init(&c->holders, 2);
     pthread_mutex_init(&c->lock, NULL);
     r2_cond_init(&c->wake);
-    if (start(make_main, c, "r2ccl-make")) {
+    if (start(make_main, c)) {
         c->state = FAILED;
         drop(c);
     }
@@ -259,7 +261,7 @@ static void retire(struct second *c)
 {
     r2_nccl_comm handle = take(c, true);
 
-    if (handle && start(end_main, c, "r2ccl-end") == 0)
+    if (handle && start(end_main, c) == 0)
         return; /* the thread has our hold */
     drop(c);
 }

@@ -24,6 +24,7 @@ from test_launch import SHOW_ENV, environments
 
 from r2ccl_ctl import control, faults, launch, paths
 from r2ccl_ctl.cli import act_cmds, comm_view, fault_cmds, plan_cmds, view
+from r2ccl_ctl.cli.act_cmds import ask
 from r2ccl_ctl.cli.main import main
 from r2ccl_ctl.control import Command, Process, Snapshot
 from r2ccl_ctl.errors import R2UsageError
@@ -32,6 +33,7 @@ from r2ccl_ctl.journal import Event
 from r2ccl_ctl.lab import LabUsageError
 from r2ccl_ctl.lab.spec import MIN_RATE_BPS, parse_rate
 from r2ccl_ctl.rows import Comm, Peer
+from r2ccl_ctl.segment import Segment
 
 __all__ = ["start_writer"]
 
@@ -215,6 +217,35 @@ def test_errors_of_those_that_asked_for_no_json() -> None:
     assert call("run", "--", "", "--json", code=2).stdout == "", "the word is the command's"
 
 
+def test_errors_in_json_to_a_full_disk() -> None:
+    argv = [sys.executable, "-m", "r2ccl_ctl", "status", "--json", "--pid", "99999999"]
+    with open("/dev/full", "w", encoding="utf-8") as full:
+        done = subprocess.run(
+            argv, stdout=full, stderr=subprocess.PIPE, text=True, timeout=60, cwd=ROOT
+        )
+    assert done.returncode == 1 and "Traceback" not in done.stderr and "99999999" in done.stderr
+
+
+def test_what_was_not_taken_is_withdrawn(start_writer: StartWriter) -> None:
+    """Who stops waiting leaves nothing behind that a process would do later."""
+    writer = start_writer("--deaf")
+    command = Command("fail-nic", nic="127.0.1.1", fault="blackhole", direction="both")
+    path = writer.process.path
+    with Segment(path) as segment:
+        table = segment.tables["commands"]
+
+        def states() -> list[bytes]:
+            return [segment.read(table.offset + i * table.stride, 4) for i in range(table.rows)]
+
+        before = states()
+        posted = control.Posted(writer.process, command, Segment(path, write=True))
+        with pytest.raises(KeyboardInterrupt), posted:
+            posted.post(time.monotonic() + 5)
+            assert states() != before
+            raise KeyboardInterrupt
+        assert states() == before
+
+
 # Words without effect
 
 
@@ -223,8 +254,9 @@ def test_plan_where_nobody_plans(start_writer: StartWriter) -> None:
     for word in ("off", "on"):
         stderr = call("plan", word, "--pid", str(plain.pid), code=1).stderr
         assert "no communicator is followed here" in stderr
-        stderr = call("plan", word, "--pid", str(shadow.pid), code=1).stderr
-        assert "started with R2CCL_PLAN=shadow: nothing changes" in stderr
+        done = call("plan", word, "--pid", str(shadow.pid), code=int(word == "on"))
+        text = done.stderr if word == "on" else done.stdout
+        assert "started with R2CCL_PLAN=shadow: nothing changes" in text
 
 
 def test_plan_off_needs_one_process_of_each_job() -> None:
@@ -390,7 +422,7 @@ def test_faults_that_stand_are_named_when_it_is_stopped(
         popen.wait()
     assert popen.returncode == 130, stderr
     assert "stopped after 3 of 4 rules" in stderr
-    assert stderr.count("still stands") == 1 and "recover-nic 127.0.1.1" in stderr
+    assert stderr.count("still stands") == 1 and " 127.0.1.1)" in stderr
 
 
 def test_a_rule_under_way_stands(
@@ -402,8 +434,8 @@ def test_a_rule_under_way_stands(
     """Stopped inside a rule that may have got through; and by a word that cannot be meant."""
     writer = start_writer()
     rules = tmp_path / "rules"
-    rules.write_text("127.0.1.1 blackhole\n127.0.2.1 error\n")
-    real = fault_cmds.ask
+    rules.write_text("127.0.1.1 blackhole\nnosuch blackhole\n127.0.2.1 error\n")
+    real = ask
     for error, code in ((KeyboardInterrupt(), 130), (R2UsageError("several jobs"), 2)):
 
         def interrupted(wanted: Any, nic: str, *more: Any, error: BaseException = error) -> Any:
@@ -417,9 +449,11 @@ def test_a_rule_under_way_stands(
             main(words, prog_name="r2ccl-ctl")
         assert stopped.value.code == code
         stderr = capsys.readouterr().err
-        assert "stopped after 1 of 2 rules" in stderr
-        for nic in ("127.0.1.1", "127.0.2.1"):
-            assert f"recover-nic {nic})" in stderr
+        assert "stopped after 2 of 3 rules" in stderr
+        again = f"(r2ccl-ctl recover-nic --job {writer.job}"
+        assert f"still stands: 127.0.1.1 blackhole direction=both {again} 127.0.1.1)" in stderr
+        assert f"under way, may stand: 127.0.2.1 error direction=both {again} 127.0.2.1)" in stderr
+        assert stderr.count("stand") == 2
 
 
 def test_rules_before_there_is_a_job(start_writer: StartWriter, tmp_path: Path) -> None:

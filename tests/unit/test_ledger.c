@@ -59,7 +59,7 @@ static void test_send_cut_at_a_copy(void)
         expect_chunk(copy, (uint64_t)which * KIB, KIB);
         CHECK_EQ(r2_send_path_down(&l, 0, 1, NULL), 3 * KIB);
         CHECK(r2_send_doubled(&l)); /* until its own path is down */
-        if (which) /* before the copy */
+        if (which)                  /* before the copy */
             expect_chunk(next(&l, 8 * KIB, 1, 1), 0, (uint32_t)which * KIB);
         expect_chunk(next(&l, 512, 1, 1), (uint64_t)which * KIB, 512); /* pieces of its own bytes */
         expect_chunk(next(&l, 8 * KIB, 1, 1), (uint64_t)which * KIB + 512, 512);

@@ -2,6 +2,9 @@
 #include "check.h"
 
 #include <pthread.h>
+#include <sys/mman.h>
+#include <sys/ptrace.h>
+#include <sys/wait.h>
 
 #include "util/clock.h"
 #include "util/copy.h"
@@ -60,6 +63,7 @@ static void test_exact_random(void)
 
 /* ---- A reader that polls ----------------------------------------------------------------- */
 
+#define OUT_OF_ORDER 3 /* no busy machine does that: no second try (mk/run-c-tests) */
 #define LINES 64
 #define LINE_WORDS 16
 #define WORDS (LINES * LINE_WORDS)
@@ -196,7 +200,10 @@ static void run_race(bool ll128)
                 usleep(50); /* one core: let the reader run */
             }
         }
-        CHECK_EQ(__atomic_load_n(&reader_bad, __ATOMIC_ACQUIRE), 0);
+        if (__atomic_load_n(&reader_bad, __ATOMIC_ACQUIRE)) {
+            printf("round %u: the reader saw flags before their data\n", round);
+            exit(OUT_OF_ORDER);
+        }
     }
     __atomic_store_n(&race_over, true, __ATOMIC_RELEASE);
     CHECK_EQ(pthread_join(thread, NULL), 0);
@@ -212,11 +219,89 @@ static void test_ll_reader(void)
     run_race(false);
 }
 
+/* ---- What is in place after every single instruction ------------------------------------- */
+
+#define STEP_LINES 8
+#define STEP_WORDS (STEP_LINES * LINE_WORDS)
+#define STEPS_MOST 5000000
+
+static void step_source(bool ll128)
+{
+    for (unsigned w = 0; w < STEP_WORDS; w++) {
+        bool flag = w % LINE_WORDS == LINE_WORDS - 1;
+
+        source_buf[w] = !ll128 ? UINT64_C(1) << 32 | (uint32_t)data_word(1, w)
+                        : flag ? 1
+                               : data_word(1, w);
+    }
+}
+
+static bool in_order(const uint64_t *buf, bool ll128)
+{
+    for (unsigned w = 0; w < STEP_WORDS; w++) {
+        unsigned flag = w | (LINE_WORDS - 1);
+
+        if (ll128 ? buf[flag] && buf[w] != source_buf[w] : buf[w] && buf[w] != source_buf[w])
+            return false;
+    }
+    return true;
+}
+
+/* The child copies, in pieces that end at `cut`; the parent looks after each of its instructions.
+ */
+static void step_through(bool ll128, size_t cut)
+{
+    size_t len = STEP_WORDS * sizeof(uint64_t);
+    uint64_t *buf = mmap(NULL, len, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    int status = 0, steps = 0;
+    pid_t pid;
+
+    CHECK(buf != MAP_FAILED);
+    step_source(ll128);
+    fflush(stdout);
+    pid = fork();
+    CHECK_GE(pid, 0);
+    if (pid == 0) {
+        if (ptrace(PTRACE_TRACEME, 0, NULL, NULL))
+            _exit(77);
+        raise(SIGSTOP);
+        r2_copy_lines(buf, source_buf, cut, 0);
+        r2_copy_lines((char *)buf + cut, (char *)source_buf + cut, len - cut, cut);
+        _exit(0);
+    }
+    CHECK_EQ(waitpid(pid, &status, 0), pid);
+    for (; WIFSTOPPED(status) && steps < STEPS_MOST; steps++) {
+        if (!in_order(buf, ll128)) {
+            printf("cut %zu, step %d: a flag before its data\n", cut, steps);
+            kill(pid, SIGKILL);
+            exit(OUT_OF_ORDER);
+        }
+        CHECK_EQ(ptrace(PTRACE_SINGLESTEP, pid, NULL, NULL), 0);
+        CHECK_EQ(waitpid(pid, &status, 0), pid);
+    }
+    if (WIFEXITED(status) && WEXITSTATUS(status) == 77)
+        CHECK_SKIP("ptrace is not allowed here");
+    CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 0);
+    CHECK_GE(steps, STEP_LINES);
+    CHECK_MEM(buf, source_buf, len);
+    munmap(buf, len);
+}
+
+static void test_every_instruction(void)
+{
+    for (int ll128 = 0; ll128 < 2; ll128++) {
+        step_through(ll128, STEP_WORDS * sizeof(uint64_t));
+        for (int i = 0; i < 2; i++)
+            step_through(ll128, 8 * check_below(STEP_WORDS));
+    }
+}
+
 static const struct check_test tests[] = {
     {"exact_small", test_exact_small},
     {"exact_random", test_exact_random},
     {"ll128_reader", test_ll128_reader},
     {"ll_reader", test_ll_reader},
+    {"every_instruction", test_every_instruction},
     {NULL, NULL},
 };
 
