@@ -1,10 +1,12 @@
 /* Connections and requests: the calls of NCCL's threads. */
+#define _GNU_SOURCE
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "engine/internal.h"
+#include "util/lock.h"
 
 /* Messages up to this size are sent by the caller itself: a wake-up would cost more. */
 #define PUSH_BYTES (64 * 1024)
@@ -285,16 +287,14 @@ static bool pushes(size_t size)
 static int post_any(struct r2_conn *c, bool send, void *data, size_t size, bool lines,
                     struct r2_mr *mr, struct r2_req **out)
 {
+    R2_UNCANCELLED;
     int rc;
-
-    int cancel;
 
     *out = NULL;
     if (atomic_load(&r2_eng.inert))
         return -EPERM;
     if (!c || c->out != send)
         return -EINVAL;
-    pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &cancel); /* locks, and calls on sockets */
     r2_peer_lock(c->peer);
     rc = post(c, data, size, lines, mr, out);
     if (*out && send)
@@ -302,7 +302,6 @@ static int post_any(struct r2_conn *c, bool send, void *data, size_t size, bool 
     else if (*out)
         r2_recv_start(*out);
     r2_peer_unlock_soon(c->peer, pushes(size));
-    pthread_setcancelstate(cancel, NULL);
     return rc;
 }
 
@@ -419,6 +418,7 @@ int r2_engine_test(struct r2_req *r, int *done, size_t *size)
 
 static int reg(struct r2_conn *c, const struct r2_memory *m, struct r2_mr **out)
 {
+    R2_UNCANCELLED;
     struct r2_mr *mr = calloc(1, sizeof(*mr));
     int rc;
 
@@ -514,6 +514,7 @@ static bool uses(const struct r2_req *r, const struct r2_mr *mr)
 
 int r2_engine_dereg(struct r2_conn *c, struct r2_mr *mr)
 {
+    R2_UNCANCELLED;
     bool busy = false, revoke = false;
     int rc = 0, gone;
 
@@ -537,6 +538,7 @@ int r2_engine_dereg(struct r2_conn *c, struct r2_mr *mr)
 
 int r2_engine_close(struct r2_conn *c)
 {
+    R2_UNCANCELLED;
     struct r2_list mrs;
     struct r2_peer *p;
     bool busy, revoke = false;

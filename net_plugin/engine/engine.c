@@ -10,6 +10,7 @@
 
 #include "engine/internal.h"
 #include "engine/locate/locate.h"
+#include "util/lock.h"
 #include "util/random.h"
 
 #define HANDLE_MAGIC 0x48324352u /* "RC2H" */
@@ -40,6 +41,7 @@ _Static_assert(sizeof(struct handle) <= R2_HANDLE_BYTES, "the handle is carried 
 static void in_child(void)
 {
     atomic_store(&r2_eng.inert, true);
+    r2_log_child();
     if (!r2_eng.started)
         return;
     r2_eng.ops->child();
@@ -130,6 +132,7 @@ static int init_once(void)
 
 int r2_engine_init(struct r2_ctx **ctx, uint64_t comm_id, r2_log_fn log)
 {
+    R2_UNCANCELLED;
     struct r2_ctx *c;
     int rc;
 
@@ -226,6 +229,8 @@ static int start_locked(void)
         R2_WARN("cannot start I/O threads: %s", strerror(-rc));
         return rc;
     }
+    if (r2_log_defer()) /* lines are said under peers' locks, and by threads that must not wait */
+        R2_WARN("cannot start a thread for log lines: who reads them slowly slows paths down");
     open_control(r2_eng.first_comm);
     r2_gauge(&r2_eng.g->threads, (uint64_t)r2_io_count());
     rc = r2_eng.ops->start(&r2_engine_events, r2_eng.process);
@@ -242,6 +247,7 @@ static int start_locked(void)
 
 int r2_engine_start(void)
 {
+    R2_UNCANCELLED;
     static pthread_mutex_t once = PTHREAD_MUTEX_INITIALIZER;
     int rc;
 
@@ -284,6 +290,7 @@ static void fill_handle(struct handle *h, const struct r2_listen *l)
 
 int r2_engine_listen(struct r2_ctx *ctx, int dev, void *handle, struct r2_listen **out)
 {
+    R2_UNCANCELLED;
     struct r2_listen *l;
     struct handle h[2];
     int rc = r2_engine_start();
@@ -312,6 +319,7 @@ int r2_engine_listen(struct r2_ctx *ctx, int dev, void *handle, struct r2_listen
 
 int r2_engine_accept(struct r2_listen *l, struct r2_conn **out)
 {
+    R2_UNCANCELLED;
     struct r2_list *n;
 
     *out = NULL;
@@ -330,6 +338,7 @@ int r2_engine_accept(struct r2_listen *l, struct r2_conn **out)
 
 int r2_engine_close_listen(struct r2_listen *l)
 {
+    R2_UNCANCELLED;
     struct r2_conn *c;
 
     if (!l || atomic_load(&r2_eng.inert))
@@ -389,6 +398,18 @@ static void learn_addrs(struct r2_peer *p, const struct handle *h)
     }
 }
 
+/* A peer without connections is being forgotten: the next call finds a new one. Others have to be
+ * closed first, by whoever was told that they have failed. */
+static int given_up(const struct r2_peer *p)
+{
+    if (!p->error || r2_list_empty(&p->conn_list))
+        return -EAGAIN;
+    R2_WARN_LIMIT("peer %s pid %u was given up (%s): there is a new connection to it when the "
+                  "communicators that had one are destroyed",
+                  p->host[0] ? p->host : "?", p->pid, strerror(-p->error));
+    return p->error;
+}
+
 static int begin(struct r2_ctx *ctx, int dev, struct handle *h)
 {
     struct r2_peer *p = r2_peer_obtain(h->process, h->secret, true);
@@ -399,7 +420,7 @@ static int begin(struct r2_ctx *ctx, int dev, struct handle *h)
         return -ENOMEM;
     r2_peer_lock(p);
     if (p->life == R2_PEER_GONE || !p->listed) {
-        rc = p->error ? p->error : -EAGAIN; /* being forgotten: the next call finds a new one */
+        rc = given_up(p);
         goto out;
     }
     learn_addrs(p, h);
@@ -429,6 +450,7 @@ out:
 
 int r2_engine_connect(struct r2_ctx *ctx, int dev, void *handle, struct r2_conn **out)
 {
+    R2_UNCANCELLED;
     struct handle *h = handle;
     struct r2_conn *c;
     int rc = r2_engine_start(), state, err;
@@ -464,42 +486,45 @@ int r2_engine_connect(struct r2_ctx *ctx, int dev, void *handle, struct r2_conn 
     return 0;
 }
 
-/* A connection of the context that nobody closes: half made. Others are let go of, because a
- * communicator that shares the context may still use them. */
-static struct r2_conn *next_half_open(struct r2_ctx *ctx)
+/* NCCL closes its connections before it finalizes the context that was theirs alone. Connections
+ * that are still in use tell that a communicator shares it, which may be making others just now. */
+static bool is_shared(struct r2_ctx *ctx)
 {
-    struct r2_conn *half = NULL;
     struct r2_list *n;
+    bool shared = false;
 
     pthread_mutex_lock(&r2_eng.lock);
-    while (!half && (n = r2_list_first(&ctx->conns))) {
-        struct r2_conn *c = R2_CONTAINER_OF(n, struct r2_conn, ctx_node);
+    R2_LIST_FOR_EACH (n, &ctx->conns) {
+        const struct r2_conn *c = R2_CONTAINER_OF(n, struct r2_conn, ctx_node);
 
-        r2_list_del(n);
-        if (c->out && !c->handed_out)
-            half = c;
+        shared |= !c->out || c->handed_out;
     }
     pthread_mutex_unlock(&r2_eng.lock);
-    return half;
+    return shared;
 }
 
 int r2_engine_finalize(struct r2_ctx *ctx)
 {
-    struct r2_conn *c;
+    R2_UNCANCELLED;
+    struct r2_list *n;
 
-    if (atomic_load(&r2_eng.inert))
+    if (atomic_load(&r2_eng.inert) || is_shared(ctx))
         return 0;
     for (;;) {
-        struct r2_list *l;
-
         pthread_mutex_lock(&r2_eng.lock);
-        l = r2_list_first(&ctx->listens);
+        n = r2_list_first(&ctx->listens);
         pthread_mutex_unlock(&r2_eng.lock);
-        if (!l)
+        if (!n)
             break;
-        r2_engine_close_listen(R2_CONTAINER_OF(l, struct r2_listen, ctx_node));
+        r2_engine_close_listen(R2_CONTAINER_OF(n, struct r2_listen, ctx_node));
     }
-    while ((c = next_half_open(ctx)))
-        r2_engine_close(c);
+    for (;;) { /* half made: nobody else closes them */
+        pthread_mutex_lock(&r2_eng.lock);
+        n = r2_list_first(&ctx->conns);
+        pthread_mutex_unlock(&r2_eng.lock);
+        if (!n)
+            break;
+        r2_engine_close(R2_CONTAINER_OF(n, struct r2_conn, ctx_node));
+    }
     return 0;
 }

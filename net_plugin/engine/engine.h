@@ -90,9 +90,10 @@ int r2_engine_test(struct r2_req *req, int *done, size_t *size);
 
 int r2_engine_close(struct r2_conn *conn);
 int r2_engine_close_listen(struct r2_listen *listen);
-/* Closes what is left of the context: half-open connects and listens; connections are their users'.
- * The context itself stays valid to the process's end (some 60 bytes): NCCL 2.28.3 shares it
- * between communicators and finalizes it with each of them. */
+/* Closes what is left of the context: half-open connects and listens; connections are their users',
+ * and while there is one the context is in use and nothing of it is closed. It stays valid to the
+ * process's end (some 60 bytes): NCCL 2.28.3 shares it between communicators and finalizes it with
+ * each of them. */
 int r2_engine_finalize(struct r2_ctx *ctx);
 
 #endif

@@ -8,11 +8,13 @@
  * of all NICs), which the process has loaded if it has such memory. Where that fails as well, the
  * request ends with an error: a wrong result is worse.
  */
+#define _GNU_SOURCE
 #include <dlfcn.h>
 #include <errno.h>
 #include <stdlib.h>
 
 #include "engine/internal.h"
+#include "util/lock.h"
 
 #define FLUSH_NS (1 * R2_NS_PER_S) /* for a NIC to answer */
 #define CU_FLUSH_CURRENT_CTX 0
@@ -99,6 +101,7 @@ static void seen(struct r2_conn *c, const struct r2_flush *f)
 
 int r2_engine_iflush(struct r2_conn *c, void *data, struct r2_mr *mr, struct r2_req **out)
 {
+    R2_UNCANCELLED;
     struct r2_flush now = {0}, *f;
     struct r2_req *r;
 
@@ -137,6 +140,7 @@ int r2_engine_iflush(struct r2_conn *c, void *data, struct r2_mr *mr, struct r2_
 
 int r2_flush_test(struct r2_req *r, int *done)
 {
+    R2_UNCANCELLED;
     struct r2_flush *f = r->flush;
     bool late = r2_now_ns() - f->begin > FLUSH_NS;
     int rc = 0;

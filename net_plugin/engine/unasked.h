@@ -11,7 +11,6 @@
 #define R2_ENGINE_UNASKED_H
 
 #define R2_UNASKED_AHEAD 8
-#define R2_UNASKED_MAX (256 * 1024) /* of the setting, and of what a peer can say */
 
 /* R: a message that came before its receive. Under the peer's lock, but for the bytes: who has a
  * claim of the ledger writes them, and while `copied` an I/O thread reads them. */

@@ -1,5 +1,6 @@
 /* Mutexes that spin a little before they sleep: the engine's critical sections are short, and a
- * thread that sleeps costs more than they last. Condition variables. */
+ * thread that sleeps costs more than they last. Condition variables. Blocks that are not cancelled.
+ */
 #ifndef R2_UTIL_LOCK_H
 #define R2_UTIL_LOCK_H
 
@@ -9,6 +10,25 @@
 #ifndef __USE_GNU
 #error "the kind of mutex is an extension: define _GNU_SOURCE before the first include"
 #endif
+
+/* First line of a block that takes locks and makes calls of the kernel: its thread, which may be
+ * the application's, is not cancelled before the block's end; what was asked meanwhile happens
+ * later. */
+#define R2_UNCANCELLED                                                                             \
+    __attribute__((cleanup(r2_cancel_again), unused)) int uncancelled_ = r2_cancel_later()
+
+static inline int r2_cancel_later(void)
+{
+    int state;
+
+    pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &state);
+    return state;
+}
+
+static inline void r2_cancel_again(const int *state)
+{
+    pthread_setcancelstate(*state, NULL);
+}
 
 static inline void r2_lock_init(pthread_mutex_t *m)
 {

@@ -1,14 +1,20 @@
+#define _GNU_SOURCE
 #include "util/log.h"
 
 #include <errno.h>
+#include <pthread.h>
+#include <signal.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <strings.h>
 
 #include "util/clock.h"
+#include "util/lock.h"
 
 #define LOG_LINE 1024
+#define LOG_QUEUE 64
+#define LAST_WORDS_NS (200 * R2_NS_PER_MS)
 #define LOG_PREFIX "NET/R2CCL: "
 #define LIMIT_LINES 5
 #define LIMIT_WINDOW_NS (5 * R2_NS_PER_S)
@@ -19,6 +25,14 @@
 #define SUBSYS_ALL (~0UL)
 
 #define VERBOSITY_UNREAD (-1)
+
+struct r2_log_line {
+    enum r2_log_level level;
+    bool tell;
+    int line;
+    const char *file; /* __FILE__ */
+    char text[LOG_LINE];
+};
 
 static r2_log_fn logger;
 static int verbosity = VERBOSITY_UNREAD;
@@ -77,22 +91,6 @@ bool r2_log_enabled(enum r2_log_level level)
     return false;
 }
 
-static void log_out(enum r2_log_level level, const char *file, int line, const char *text)
-{
-    static const char *const names[] = {"", "", "WARN ", "INFO ", "", "TRACE "};
-    r2_log_fn fn = __atomic_load_n(&logger, __ATOMIC_RELAXED);
-    unsigned long flags = level == R2_LOG_WARN   ? SUBSYS_ALL
-                          : level == R2_LOG_INFO ? SUBSYS_INIT | SUBSYS_NET
-                                                 : SUBSYS_NET;
-
-    if (fn) {
-        fn((int)level, flags, file, line, LOG_PREFIX "%s", text);
-    } else if (r2_log_enabled(level)) {
-        /* One call, one write: lines of several threads do not mix. */
-        fprintf(stderr, "%s" LOG_PREFIX "%s\n", names[level], text);
-    }
-}
-
 /* NCCL writes warnings at these levels; without NCCL_DEBUG it is silent. */
 static bool log_nccl_warns(void)
 {
@@ -107,20 +105,154 @@ static bool log_nccl_warns(void)
     return false;
 }
 
+static void log_out(const struct r2_log_line *l)
+{
+    static const char *const names[] = {"", "", "WARN ", "INFO ", "", "TRACE "};
+    r2_log_fn fn = __atomic_load_n(&logger, __ATOMIC_RELAXED);
+    unsigned long flags = l->level == R2_LOG_WARN   ? SUBSYS_ALL
+                          : l->level == R2_LOG_INFO ? SUBSYS_INIT | SUBSYS_NET
+                                                    : SUBSYS_NET;
+
+    if (fn) {
+        fn((int)l->level, flags, l->file, l->line, LOG_PREFIX "%s", l->text);
+    } else if (r2_log_enabled(l->level)) {
+        /* One call, one write: lines of several threads do not mix. */
+        fprintf(stderr, "%s" LOG_PREFIX "%s\n", names[l->level], l->text);
+    }
+    if (l->tell && fn && log_verbosity() >= 1 && !log_nccl_warns())
+        fprintf(stderr, "WARN " LOG_PREFIX "%s\n", l->text);
+}
+
+/* ---- the thread that writes */
+
+struct r2_log_queue {
+    pthread_mutex_t lock; /* a leaf: nothing is called under it */
+    pthread_cond_t more, written;
+    bool on;   /* relaxed reads outside: who misses it by a moment writes the line itself */
+    bool busy; /* a line is being written */
+    unsigned first, count, dropped;
+    struct r2_log_line *lines;
+};
+
+static struct r2_log_queue queue = {.lock = PTHREAD_MUTEX_INITIALIZER};
+
+static void *write_lines(void *arg)
+{
+    struct r2_log_line l;
+
+    (void)arg;
+    pthread_mutex_lock(&queue.lock);
+    for (;;) {
+        while (!queue.count && !queue.dropped)
+            pthread_cond_wait(&queue.more, &queue.lock);
+        if (queue.count) {
+            l = queue.lines[queue.first];
+            queue.first = (queue.first + 1) % LOG_QUEUE;
+            queue.count--;
+        } else {
+            l = (struct r2_log_line){.level = R2_LOG_WARN, .file = __FILE__, .line = __LINE__};
+            snprintf(l.text, sizeof(l.text),
+                     "%u lines of the log were left out: they came faster "
+                     "than they could be written",
+                     queue.dropped);
+            queue.dropped = 0;
+        }
+        queue.busy = true;
+        pthread_mutex_unlock(&queue.lock);
+        log_out(&l);
+        pthread_mutex_lock(&queue.lock);
+        queue.busy = false;
+        pthread_cond_broadcast(&queue.written);
+    }
+    return NULL;
+}
+
+int r2_log_defer(void)
+{
+    sigset_t all, old;
+    pthread_t thread;
+    int rc = 0;
+
+    pthread_mutex_lock(&queue.lock);
+    if (!queue.on && !queue.lines) {
+        r2_cond_init(&queue.more);
+        r2_cond_init(&queue.written);
+        queue.lines = calloc(LOG_QUEUE, sizeof(*queue.lines));
+        sigfillset(&all);
+        pthread_sigmask(SIG_SETMASK, &all, &old); /* the application's signals are not ours */
+        rc = queue.lines ? -pthread_create(&thread, NULL, write_lines, NULL) : -ENOMEM;
+        pthread_sigmask(SIG_SETMASK, &old, NULL);
+        if (rc == 0) {
+            pthread_setname_np(thread, "r2ccl-log");
+            pthread_detach(thread);
+            __atomic_store_n(&queue.on, true, __ATOMIC_RELAXED);
+        } else {
+            free(queue.lines);
+            queue.lines = NULL;
+        }
+    }
+    pthread_mutex_unlock(&queue.lock);
+    return rc;
+}
+
+bool r2_log_settle(uint64_t ns)
+{
+    uint64_t end = r2_now_ns() + ns;
+    struct timespec ts = {.tv_sec = (time_t)(end / R2_NS_PER_S),
+                          .tv_nsec = (long)(end % R2_NS_PER_S)};
+    bool done = true;
+
+    if (!__atomic_load_n(&queue.on, __ATOMIC_RELAXED))
+        return true;
+    pthread_mutex_lock(&queue.lock);
+    while (queue.count || queue.dropped || queue.busy) {
+        if (pthread_cond_timedwait(&queue.written, &queue.lock, &ts) == ETIMEDOUT) {
+            done = !(queue.count || queue.dropped || queue.busy);
+            break;
+        }
+    }
+    pthread_mutex_unlock(&queue.lock);
+    return done;
+}
+
+void r2_log_child(void)
+{
+    /* Alone in the child: whoever held the lock is not here. The queue is the parent's to write. */
+    __atomic_store_n(&queue.on, false, __ATOMIC_RELAXED);
+}
+
+/* What is said in the last moments, and why, must not be lost with the thread that writes it. */
+__attribute__((destructor)) static void at_exit(void)
+{
+    r2_log_settle(LAST_WORDS_NS);
+}
+
+/* Its text is there. */
+static void log_line(const struct r2_log_line *l)
+{
+    if (!__atomic_load_n(&queue.on, __ATOMIC_RELAXED)) {
+        log_out(l);
+        return;
+    }
+    pthread_mutex_lock(&queue.lock);
+    if (queue.count < LOG_QUEUE)
+        queue.lines[(queue.first + queue.count++) % LOG_QUEUE] = *l;
+    else
+        queue.dropped++;
+    pthread_cond_signal(&queue.more);
+    pthread_mutex_unlock(&queue.lock);
+}
+
 /* `tell`: whatever NCCL does with it, somebody must see it. */
 __attribute__((format(printf, 5, 0))) static void log_va(enum r2_log_level level, bool tell,
                                                          const char *file, int line,
                                                          const char *fmt, va_list ap)
 {
     int saved = errno;
-    char text[LOG_LINE];
+    struct r2_log_line l = {.level = level, .tell = tell, .file = file, .line = line};
 
-    vsnprintf(text, sizeof(text), fmt, ap);
-    log_out(level, file, line, text);
-    if (tell && __atomic_load_n(&logger, __ATOMIC_RELAXED) && log_verbosity() >= 1 &&
-        !log_nccl_warns()) {
-        fprintf(stderr, "WARN " LOG_PREFIX "%s\n", text);
-    }
+    vsnprintf(l.text, sizeof(l.text), fmt, ap);
+    log_line(&l);
     errno = saved;
 }
 
@@ -165,7 +297,7 @@ void r2_log_write_limited(struct r2_log_limit *limit, enum r2_log_level level, c
                           int line, const char *fmt, ...)
 {
     int saved = errno;
-    char text[LOG_LINE];
+    struct r2_log_line l = {.level = level, .file = file, .line = line};
     uint32_t dropped;
     va_list ap;
     int n;
@@ -175,11 +307,11 @@ void r2_log_write_limited(struct r2_log_limit *limit, enum r2_log_level level, c
         return;
     }
     va_start(ap, fmt);
-    n = vsnprintf(text, sizeof(text), fmt, ap);
+    n = vsnprintf(l.text, sizeof(l.text), fmt, ap);
     va_end(ap);
-    if (dropped > 0 && n >= 0 && (size_t)n < sizeof(text)) {
-        snprintf(text + n, sizeof(text) - (size_t)n, " (and %u more like this)", dropped);
+    if (dropped > 0 && n >= 0 && (size_t)n < sizeof(l.text)) {
+        snprintf(l.text + n, sizeof(l.text) - (size_t)n, " (and %u more like this)", dropped);
     }
-    log_out(level, file, line, text);
+    log_line(&l);
     errno = saved;
 }

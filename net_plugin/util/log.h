@@ -3,6 +3,9 @@
  * Without a logger, lines go to stderr if the environment has R2CCL_LOG=1 (warnings), 2 (and
  * information) or 3 (and traces). Trace lines also need R2CCL_LOG=3 or NCCL_DEBUG=TRACE when a
  * logger is set. Every function is thread-safe; none fails; errno is preserved.
+ *
+ * Where lines go may block: a pipe that nobody reads, a logger that waits. Until r2_log_defer the
+ * caller writes them itself; after it they are queued, and only the thread that writes them waits.
  */
 #ifndef R2_UTIL_LOG_H
 #define R2_UTIL_LOG_H
@@ -24,6 +27,16 @@ enum r2_log_level {
 /* Sets the logger of the process; NULL goes back to stderr. The last caller wins. The old logger
  * may still be running in another thread when this returns. */
 void r2_log_set(r2_log_fn fn);
+
+/* From here on a thread of its own writes all lines, in the order in which they were said; callers
+ * may hold any lock. What does not fit into the queue (64 lines) is left out and counted. 0, or
+ * -errno: then callers go on writing themselves. Later calls do nothing. */
+int r2_log_defer(void);
+/* Waits until everything said so far is written, at most `ns`: false when it is not. Runs at the
+ * process's end, too (0.2 s). */
+bool r2_log_settle(uint64_t ns);
+/* In a forked child, which has no such thread: callers write themselves. Async-signal-safe. */
+void r2_log_child(void);
 
 /* Overrides R2CCL_LOG: 0 none, 1 warnings, 2 information, 3 traces. */
 void r2_log_set_verbosity(int verbosity);

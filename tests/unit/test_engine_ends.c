@@ -347,6 +347,31 @@ static void process_gone(void)
     CHECK(false);
 }
 
+/* What was made before has failed and says why; once it is closed, another one is no victim of
+ * that: it is begun with a peer of its own. */
+static void test_given_up_is_forgotten(void)
+{
+    struct r2_conn *failed, *again = NULL;
+    uint8_t handle[R2_HANDLE_BYTES];
+    struct r2_ctx *ctx;
+
+    begin(1);
+    failed = r.conn;
+    ctx = failed->ctx;
+    memcpy(handle, r.handle, sizeof(handle));
+    process_gone();
+    CHECK_EQ(r2_engine_connect(ctx, 0, handle, &again), -ECONNRESET);
+    r2_engine_close(failed);
+    for (int ms = 0; ms < REMOTE_WAIT_MS && !memcmp(handle, r.handle, sizeof(handle)); ms++) {
+        CHECK_EQ(r2_engine_connect(ctx, 0, handle, &again), 0);
+        fake_sleep_ms(1);
+    }
+    CHECK(memcmp(handle, r.handle, sizeof(handle))); /* it has its connection's number now */
+    r.conn = NULL;
+    for (int i = 0; i < 100; i++)
+        fake_forget(r.id);
+}
+
 static void begin_receiver(void)
 {
     remote_new(&r, false, 2);
@@ -543,6 +568,7 @@ static const struct check_test tests[] = {
     {"receiver_closes_late", test_receiver_closes_late},
     {"generations_do_not_run_out", test_generations_do_not_run_out},
     {"generations_of_a_new_path", test_generations_of_a_new_path},
+    {"given_up_is_forgotten", test_given_up_is_forgotten},
     {0},
 };
 

@@ -1,5 +1,4 @@
-/* More strangers than are heard at once, and contexts that communicators share, over real sockets
- * on loopback (rung 3). */
+/* More strangers than are heard at once, over real sockets on loopback (rung 3). */
 #define _GNU_SOURCE
 #include <netinet/in.h>
 #include <stdlib.h>
@@ -62,27 +61,8 @@ static void test_a_crowd_waits(void)
     end();
 }
 
-/* As NCCL 2.28.3 does with ncclCommSplit and splitShare: the parent is finalized, the child goes on
- * with the same context. */
-static void test_a_context_outlives_its_finalize(void)
-{
-    struct r2_listen *again = NULL;
-
-    bed_listen();
-    bed_connect();
-    CHECK_EQ(r2_engine_finalize(ctx), 0); /* takes the listen along */
-    CHECK_EQ(r2_engine_listen(ctx, 0, listen_handle, &again), 0);
-    r2_engine_close(tx);
-    r2_engine_close(rx);
-    listen_here = again;
-    bed_connect();
-    end();
-    CHECK_EQ(r2_engine_finalize(ctx), 0);
-}
-
 static const struct check_test tests[] = {
     {"a_crowd_waits", test_a_crowd_waits},
-    {"a_context_outlives_its_finalize", test_a_context_outlives_its_finalize},
     {0},
 };
 

@@ -1,0 +1,187 @@
+/* What callers do to the engine, over real sockets on loopback (rung 3): the log goes where nobody
+ * reads it, threads are cancelled in the middle of a call, a context serves several communicators.
+ * What it cannot prove: NCCL's own logger. */
+#define _GNU_SOURCE
+#include <sched.h>
+#include <sys/socket.h>
+
+#include "tcp_bed.h"
+#include "util/clock.h"
+
+#define SIZE (256u * 1024)
+
+static uint8_t out[SIZE], in[SIZE];
+
+static void moves(void)
+{
+    struct r2_req *s, *r;
+
+    bed_post(out, in, SIZE, &s, &r);
+    CHECK(bed_done(&s, &r, 20000));
+    CHECK_EQ(memcmp(out, in, SIZE), 0);
+}
+
+/* ---- a log that waits */
+
+static pthread_mutex_t reader = PTHREAD_MUTEX_INITIALIZER; /* held: nobody reads */
+static atomic_int lines;
+
+static void slow_log(int level, unsigned long flags, const char *file, int line, const char *fmt,
+                     ...)
+{
+    (void)level, (void)flags, (void)file, (void)line, (void)fmt;
+    pthread_mutex_lock(&reader);
+    atomic_fetch_add(&lines, 1);
+    pthread_mutex_unlock(&reader);
+}
+
+/* Every connection of this process breaks, and both ends have something to say about it. */
+static int break_connections(void)
+{
+    int broken = 0;
+
+    for (int fd = 3; fd < 256; fd++) {
+        struct sockaddr_storage sa;
+        socklen_t len = sizeof(sa);
+
+        if (getpeername(fd, (struct sockaddr *)&sa, &len) == 0 && sa.ss_family == AF_INET &&
+            shutdown(fd, SHUT_RDWR) == 0)
+            broken++;
+    }
+    return broken;
+}
+
+static void test_nobody_reads_the_log(void)
+{
+    int before;
+
+    bed_listen();
+    bed_connect();
+    moves();
+    r2_log_set(slow_log);
+    CHECK(r2_log_settle(5 * R2_NS_PER_S));
+    before = atomic_load(&lines);
+    pthread_mutex_lock(&reader);
+    CHECK_GT(break_connections(), 0);
+    for (int i = 0; i < 5; i++)
+        moves();
+    CHECK(!r2_log_settle(R2_NS_PER_MS)); /* somebody did wait */
+    pthread_mutex_unlock(&reader);
+    CHECK(r2_log_settle(10 * R2_NS_PER_S));
+    CHECK_GT(atomic_load(&lines), before);
+    r2_log_set(NULL);
+    end();
+}
+
+/* ---- cancelled threads */
+
+static struct r2_mr *mr;
+static struct r2_listen *second;
+static int step;
+
+/* The wish is there before the first call; nothing that is begun may be left half done. */
+static void *cancelled(void *arg)
+{
+    char handle[R2_HANDLE_BYTES];
+    struct r2_req *req = NULL;
+    int old;
+
+    (void)arg;
+    pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &old);
+    pthread_cancel(pthread_self());
+    pthread_setcancelstate(old, NULL);
+    CHECK_EQ(r2_engine_listen(ctx, 0, handle, &second), 0);
+    for (int i = 0; i < 100000 && !(tx && rx); i++) {
+        if (!tx)
+            CHECK_EQ(r2_engine_connect(ctx, 0, listen_handle, &tx), 0);
+        if (!rx)
+            CHECK_EQ(r2_engine_accept(listen_here, &rx), 0);
+        sched_yield();
+    }
+    step++;
+    CHECK(tx && rx);
+    CHECK_EQ(r2_engine_reg(rx, in, SIZE, R2_MEMORY_TYPE_HOST, &mr), 0);
+    CHECK_EQ(r2_engine_irecv(rx, in, SIZE, 0, mr, &req), 0);
+    step++;
+    CHECK_EQ(r2_engine_dereg(rx, mr), 0); /* fails the receive */
+    step++;
+    CHECK_EQ(r2_engine_close_listen(second), 0);
+    CHECK_EQ(r2_engine_close(tx), 0);
+    CHECK_EQ(r2_engine_close(rx), 0);
+    step++;
+    pthread_testcancel();
+    step++;
+    return NULL;
+}
+
+static void test_cancelled_between_calls_only(void)
+{
+    pthread_t t;
+    void *how;
+
+    bed_listen();
+    tx = rx = NULL;
+    CHECK_EQ(pthread_create(&t, NULL, cancelled, NULL), 0);
+    CHECK_EQ(pthread_join(t, &how), 0);
+    CHECK(how == PTHREAD_CANCELED);
+    CHECK_EQ(step, 4);
+    bed_connect(); /* no lock was left behind */
+    moves();
+    end();
+}
+
+/* ---- contexts of several communicators */
+
+/* As NCCL 2.28.3 does with ncclCommSplit and splitShare: the parent is finalized, the child goes on
+ * with the same context. */
+static void test_a_context_outlives_its_finalize(void)
+{
+    struct r2_listen *again = NULL;
+    struct r2_conn *first_tx, *first_rx;
+
+    bed_listen();
+    bed_connect();
+    moves();
+    CHECK_EQ(r2_engine_finalize(ctx), 0); /* connections are in use: it is shared */
+    first_tx = tx;
+    first_rx = rx;
+    tx = rx = NULL;
+    CHECK_EQ(r2_engine_connect(ctx, 0, listen_handle, &tx), 0); /* half made ... */
+    CHECK_EQ(r2_engine_finalize(ctx), 0);
+    for (int i = 0; i < 10000 && !(tx && rx); i++) { /* ... and made after it all the same */
+        if (!tx)
+            CHECK_EQ(r2_engine_connect(ctx, 0, listen_handle, &tx), 0);
+        if (!rx)
+            CHECK_EQ(r2_engine_accept(listen_here, &rx), 0);
+        usleep(1000);
+    }
+    CHECK(tx && rx);
+    moves();
+    r2_engine_close(first_tx);
+    r2_engine_close(first_rx);
+    r2_engine_close(tx);
+    r2_engine_close(rx);
+    CHECK_EQ(r2_engine_finalize(ctx), 0); /* nobody's any more: takes the listen along */
+    CHECK(r2_list_empty(&ctx->listens));
+    CHECK_EQ(r2_engine_listen(ctx, 0, listen_handle, &again), 0);
+    listen_here = again;
+    bed_connect();
+    moves();
+    end();
+    CHECK_EQ(r2_engine_finalize(ctx), 0);
+}
+
+static const struct check_test tests[] = {
+    {"nobody_reads_the_log", test_nobody_reads_the_log},
+    {"cancelled_between_calls_only", test_cancelled_between_calls_only},
+    {"a_context_outlives_its_finalize", test_a_context_outlives_its_finalize},
+    {0},
+};
+
+int main(int argc, char **argv)
+{
+    setenv("R2CCL_NICS", "127.0.1.1,127.0.2.1", 1);
+    setenv("R2CCL_IO_THREADS", "1", 1);
+    setenv("R2CCL_SHM", "0", 1);
+    return check_main(argc, argv, tests);
+}
