@@ -20,9 +20,14 @@ static pthread_mutex_t r2_fds_lock = PTHREAD_MUTEX_INITIALIZER; /* a leaf */
 static int *r2_fds;
 static size_t r2_nfds, r2_fds_room;
 
-void r2_agree_fds_add(int fd)
+void r2_agree_fds_begin(void)
 {
     pthread_mutex_lock(&r2_fds_lock);
+}
+
+/* The lock is held. */
+static void r2_fds_note(int fd)
+{
     if (r2_nfds == r2_fds_room) {
         size_t room = r2_fds_room ? r2_fds_room * 2 : 64;
         int *more = realloc(r2_fds, room * sizeof(*more));
@@ -35,7 +40,18 @@ void r2_agree_fds_add(int fd)
     if (r2_nfds < r2_fds_room) { /* else: one that a child will not close; close-on-exec is set */
         r2_fds[r2_nfds++] = fd;
     }
+}
+
+int r2_agree_fds_made(int fd)
+{
+    int saved = errno;
+
+    if (fd >= 0) {
+        r2_fds_note(fd);
+    }
     pthread_mutex_unlock(&r2_fds_lock);
+    errno = saved;
+    return fd;
 }
 
 void r2_agree_fds_close(int fd)
@@ -115,9 +131,10 @@ static int r2_listen_bind(int fd, struct sockaddr_storage *sa, socklen_t len)
 
 static int r2_listen_socket(struct sockaddr_storage *sa, socklen_t len)
 {
-    int fd = socket(sa->ss_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
-    int rc;
+    int fd, rc;
 
+    r2_agree_fds_begin();
+    fd = r2_agree_fds_made(socket(sa->ss_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
     if (fd < 0) {
         return -errno;
     }
@@ -129,7 +146,7 @@ static int r2_listen_socket(struct sockaddr_storage *sa, socklen_t len)
         rc = -errno;
     }
     if (rc != 0) {
-        close(fd);
+        r2_agree_fds_close(fd);
         return rc;
     }
     return fd;
@@ -151,7 +168,6 @@ int r2_agree_net_open_listener(int *fd, struct r2_agree_addr *addr, char *why, s
         return rc;
     }
     *fd = rc;
-    r2_agree_fds_add(rc);
     memset(addr, 0, sizeof(*addr));
     if (nic.addr.ss_family == AF_INET) {
         const struct sockaddr_in *in = (const struct sockaddr_in *)&nic.addr;

@@ -7,6 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/epoll.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include "util/clock.h"
@@ -37,7 +38,7 @@ static uint64_t r2_net_key(const uint8_t process[16])
 static void r2_net_close(struct r2_agree_net *net, struct r2_agree_conn *c)
 {
     uint64_t key = r2_net_key(c->process);
-    bool known = c->hello;
+    bool known = c->hello && (c->outgoing || c->trusted); /* anybody may say any name */
     uint8_t process[16];
 
     memcpy(process, c->process, sizeof(process));
@@ -46,6 +47,9 @@ static void r2_net_close(struct r2_agree_net *net, struct r2_agree_conn *c)
     }
     net->strangers -= !c->outgoing && !c->trusted;
     r2_list_del(&c->node);
+    /* Not left to the close: a child that has been forked and has not closed its copy yet would
+     * keep it in the set, and its next event would be one of a connection that is no more. */
+    epoll_ctl(net->epoll, EPOLL_CTL_DEL, c->fd, NULL);
     r2_agree_fds_close(c->fd);
     free(c->in);
     free(c->out);
@@ -148,7 +152,6 @@ static struct r2_agree_conn *r2_net_add(struct r2_agree_net *net, int fd, bool o
     uint8_t text[R2_AGREE_HELLO_BYTES];
     int one = 1;
 
-    r2_agree_fds_add(fd);
     if (!c) {
         r2_agree_fds_close(fd);
         return NULL;
@@ -200,13 +203,14 @@ static struct r2_agree_conn *r2_net_connect(struct r2_agree_net *net,
     if (addr->family == 0) {
         return NULL;
     }
-    fd = socket(sa.ss_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
+    r2_agree_fds_begin();
+    fd = r2_agree_fds_made(socket(sa.ss_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
     if (fd < 0) {
         return NULL;
     }
     connecting = connect(fd, (struct sockaddr *)&sa, len) < 0;
     if (connecting && errno != EINPROGRESS) {
-        close(fd);
+        r2_agree_fds_close(fd);
         return NULL;
     }
     c = r2_net_add(net, fd, true, connecting);
@@ -434,18 +438,35 @@ static void r2_net_listen(struct r2_agree_net *net, bool on)
 static void r2_net_accept(struct r2_agree_net *net)
 {
     for (int i = 0; i < R2_NET_EVENTS; i++) {
-        int fd = accept4(net->listener, NULL, NULL, SOCK_NONBLOCK | SOCK_CLOEXEC);
+        int fd;
 
+        r2_agree_fds_begin();
+        fd = r2_agree_fds_made(
+            accept4(net->listener, NULL, NULL, SOCK_NONBLOCK | SOCK_CLOEXEC)); /* does not block */
         if (fd < 0) {
             if (errno == EMFILE || errno == ENFILE || errno == ENOBUFS || errno == ENOMEM) {
                 r2_net_listen(net, false);
             }
             return;
         }
-        if (net->strangers >= R2_AGREE_STRANGERS) {
-            close(fd);
-        } else {
-            r2_net_add(net, fd, false, false);
+        r2_net_add(net, fd, false, false);
+    }
+}
+
+/* Too many strangers: the oldest go, unless what they have sent meanwhile shows that they are none.
+ */
+static void r2_net_crowd(struct r2_agree_net *net)
+{
+    struct r2_list *it, *tmp;
+
+    R2_LIST_FOR_EACH_SAFE (it, tmp, &net->conns) { /* in the order in which they came */
+        struct r2_agree_conn *c = R2_CONTAINER_OF(it, struct r2_agree_conn, node);
+
+        if (net->strangers <= net->most_strangers) {
+            return;
+        }
+        if (!c->outgoing && !c->trusted && (!r2_net_read(net, c) || !c->trusted)) {
+            r2_net_close(net, c);
         }
     }
 }
@@ -483,7 +504,20 @@ void r2_agree_net_turn(struct r2_agree_net *net, int timeout_ms)
     if (net->deaf_ns && net->now_ns >= net->deaf_ns) {
         r2_net_listen(net, true);
     }
+    r2_net_crowd(net);
     r2_net_expire(net);
+}
+
+static int r2_net_most_strangers(void)
+{
+    struct rlimit limit;
+    rlim_t part;
+
+    if (getrlimit(RLIMIT_NOFILE, &limit) < 0) {
+        return R2_AGREE_STRANGERS;
+    }
+    part = limit.rlim_cur / R2_AGREE_STRANGERS_PART;
+    return part < R2_AGREE_STRANGERS ? (int)part : R2_AGREE_STRANGERS;
 }
 
 int r2_agree_net_init(struct r2_agree_net *net, int listener)
@@ -494,11 +528,12 @@ int r2_agree_net_init(struct r2_agree_net *net, int listener)
     r2_hash_init(&net->by_process);
     net->listener = listener;
     net->now_ns = r2_now_ns();
-    net->epoll = epoll_create1(EPOLL_CLOEXEC);
+    net->most_strangers = r2_net_most_strangers();
+    r2_agree_fds_begin();
+    net->epoll = r2_agree_fds_made(epoll_create1(EPOLL_CLOEXEC));
     if (net->epoll < 0) {
         return -errno;
     }
-    r2_agree_fds_add(net->epoll);
     if (listener >= 0 && epoll_ctl(net->epoll, EPOLL_CTL_ADD, listener, &ev) < 0) {
         int rc = -errno;
 

@@ -17,7 +17,11 @@
 #include "util/hash.h"
 #include "util/list.h"
 
-#define R2_AGREE_STRANGERS 1024 /* accepted connections that have not shown a token yet */
+/* Accepted connections that have not shown a token yet, at most, and at most this part of the
+ * process's descriptors. Beyond, the oldest are closed: a rank shows its token as soon as it is
+ * connected, so that those who do not cannot keep it out. */
+#define R2_AGREE_STRANGERS 1024
+#define R2_AGREE_STRANGERS_PART 4
 
 struct r2_agree_conn {
     struct r2_list node;
@@ -37,7 +41,7 @@ struct r2_agree_net {
     uint64_t deaf_ns; /* the listener is not looked at until then; 0: it is */
     struct r2_list conns;
     struct r2_hash by_process; /* first 8 bytes of the process id */
-    int strangers;
+    int strangers, most_strangers;
     struct r2_agree_hello self;
     uint64_t now_ns; /* of the running turn */
     /* A frame from a process that has said hello; `trusted` may be set. False: close it. */
@@ -45,7 +49,7 @@ struct r2_agree_net {
                      const uint8_t *payload);
     /* Whether the token of a frame is known here: only then is room made for it. */
     bool (*knows)(void *user, const struct r2_agree_frame *f);
-    /* The connection with this process is gone. */
+    /* A connection with this process is gone: one that was made here, or has shown a token. */
     void (*on_close)(void *user, const uint8_t process[16]);
     void *user;
 };
@@ -82,8 +86,13 @@ void r2_agree_net_turn(struct r2_agree_net *net, int timeout_ms);
 
 bool r2_agree_addr_equal(const struct r2_agree_addr *a, const struct r2_agree_addr *b);
 
-/* Descriptors that a forked child closes. Any thread. */
-void r2_agree_fds_add(int fd);
+/* Descriptors that a forked child closes. Any thread.
+ *     r2_agree_fds_begin();
+ *     fd = r2_agree_fds_made(socket(...));
+ * Between the two no process is forked by another thread, so that none has a descriptor that it
+ * does not know of: what made it must not block. A failure (negative) and errno pass through. */
+void r2_agree_fds_begin(void);
+int r2_agree_fds_made(int fd);
 void r2_agree_fds_close(int fd);
 void r2_agree_fds_before_fork(void);
 void r2_agree_fds_in_parent(void);

@@ -215,18 +215,20 @@ static bool r2_group_differs(struct r2_group *g, uint32_t rank, const struct r2_
     return g->off;
 }
 
-/* One that was started again, when the ranks have met: it is no member, and they are none the worse
- * for it. False: it is none such. */
+/* One that was started again, when the ranks have met or never will: it is no member, and they are
+ * none the worse for it. It hears what keeps the others from plan changes, if anything does. False:
+ * it is none such. */
 static bool r2_group_refuses(const struct r2_group *g, uint32_t rank,
                              const struct r2_agree_hello *from)
 {
-    char why[64], text[R2_AGREE_WHY + 1];
+    char two[64], text[R2_AGREE_WHY + 1];
 
     if (!r2_seat_of_another(&g->seats[rank], from) || (!g->complete && !g->off)) {
         return false;
     }
-    snprintf(why, sizeof(why), "two processes are rank %u", rank);
-    r2_group_send_to(g, rank, from, R2_FRAME_OFF, text, r2_group_off_text(text, why, true));
+    snprintf(two, sizeof(two), "two processes are rank %u", rank);
+    r2_group_send_to(g, rank, from, R2_FRAME_OFF, text,
+                     r2_group_off_text(text, g->off ? g->why : two, true));
     return true;
 }
 

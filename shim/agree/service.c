@@ -390,12 +390,13 @@ static int r2_service_open(void)
     if (rc != 0) {
         return rc;
     }
-    svc.wake = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
+    r2_agree_fds_begin();
+    svc.wake = r2_agree_fds_made(eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC));
     if (svc.wake < 0) {
+        rc = -errno;
         r2_agree_fds_close(svc.net.epoll);
-        return -errno;
+        return rc;
     }
-    r2_agree_fds_add(svc.wake);
     return epoll_ctl(svc.net.epoll, EPOLL_CTL_ADD, svc.wake, &ev) < 0 ? -errno : 0;
 }
 

@@ -316,6 +316,38 @@ static void test_other_settings(void)
     run_processes(3, other_settings);
 }
 
+/* The last process is rank 2 once more, of a communicator that has no plan changes: it hears why.
+ */
+static void started_again_when_off(void)
+{
+    int ranks = processes - 1;
+    bool again = me == ranks;
+    struct r2_agree_config config;
+    struct r2_agree_stats stats;
+    struct r2_agree *a;
+    uint8_t id[R2_AGREE_ID];
+    uint64_t epoch;
+
+    get_id(id);
+    if (again) {
+        AWAIT(atomic_load(&sh->off) == ranks);
+    }
+    config = config_of(id, again ? 2 : me, ranks);
+    config.settings = me == 1 ? 77 : 5;
+    CHECK_EQ(r2_agree_create(&a, &config), 0);
+    CHECK_EQ(operate(a, again, &epoch), 0);
+    AWAIT(state_of(a) == R2_AGREE_OFF);
+    r2_agree_get_stats(a, &stats);
+    CHECK_MSG(strstr(stats.why, "has other R2CCL settings"), "%s", stats.why);
+    AWAIT(atomic_load(&sh->off) == processes); /* nobody leaves before */
+    r2_agree_destroy(a);
+}
+
+static void test_started_again_when_off(void)
+{
+    run_processes(4, started_again_when_off);
+}
+
 static void unsigned_id(void)
 {
     uint8_t id[R2_AGREE_ID] = {1, 2, 3};
@@ -409,6 +441,7 @@ static const struct check_test tests[] = {
     {"who_comes_after_the_word", test_who_comes_after_the_word},
     {"started_again", test_started_again},
     {"other_settings", test_other_settings},
+    {"started_again_when_off", test_started_again_when_off},
     {"unsigned_id", test_unsigned_id},
     {"id_of_another_version", test_id_of_another_version},
     {"refusal", test_refusal},

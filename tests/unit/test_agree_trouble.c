@@ -6,6 +6,7 @@
 #include <arpa/inet.h>
 #include <dirent.h>
 #include <pthread.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 
 /* --- waits end ---------------------------------------------------------------------------- */
@@ -155,7 +156,7 @@ static void attack(const uint8_t id[R2_AGREE_ID])
     CHECK_EQ(r2_agree_tail_decode(id, &tail), 0);
     r2_agree_hello_encode(hello, &h);
     r2_agree_msg_encode(msg, &refuse);
-    for (int i = 0; i < 200; i++) {
+    for (int i = 0; i < 100; i++) {
         int fd = dial(&tail.addr);
         uint8_t token[16];
 
@@ -220,6 +221,139 @@ static void under_attack(void)
 static void test_attack(void)
 {
     run_processes(3, under_attack);
+}
+
+/* Who connects is told the process's name, and may call itself by it: that it goes away again is
+ * not the end of the process. Then the ranks of this one would have left, and the group with them,
+ * so that a rank that is started again would be taken for the first of another. */
+static void pose(const uint8_t id[R2_AGREE_ID])
+{
+    struct r2_agree_tail tail;
+    uint8_t told[R2_AGREE_HEADER + R2_AGREE_HELLO_BYTES];
+    struct r2_agree_hello h;
+    size_t n = 0;
+    int fd;
+
+    CHECK_EQ(r2_agree_tail_decode(id, &tail), 0);
+    fd = dial(&tail.addr);
+    while (n < sizeof(told)) {
+        ssize_t more = recv(fd, told + n, sizeof(told) - n, 0);
+
+        CHECK(more > 0);
+        n += (size_t)more;
+    }
+    CHECK_EQ(r2_agree_hello_decode(told + R2_AGREE_HEADER, R2_AGREE_HELLO_BYTES, &h), 0);
+    for (int i = 0; i < 5; i++) {
+        int other = dial(&tail.addr);
+        uint8_t hello[R2_AGREE_HELLO_BYTES], none[16] = {0};
+
+        r2_agree_hello_encode(hello, &h);
+        say(other, R2_FRAME_HELLO, none, hello, sizeof(hello));
+        usleep(20000); /* it is heard */
+        close(other);
+    }
+    close(fd);
+}
+
+static void posed_for(void)
+{
+    struct r2_agree *all[2] = {NULL};
+    struct r2_agree_stats stats;
+    uint8_t id[R2_AGREE_ID];
+    uint64_t epoch;
+
+    ops.ready = NULL;
+    get_id(id);
+    if (me == 1) {
+        AWAIT(atomic_load(&sh->step) == 1);
+        pose(id);
+        all[0] = member(id, 1, 2);
+        CHECK_EQ(operate(all[0], 0, &epoch), 0);
+        AWAIT(state_of(all[0]) == R2_AGREE_OFF);
+        r2_agree_get_stats(all[0], &stats);
+        CHECK_STR(stats.why, "two processes are rank 1");
+        r2_agree_destroy(all[0]);
+        atomic_store(&sh->step, 2);
+        return;
+    }
+    for (int r = 0; r < 2; r++) {
+        all[r] = member(id, r, 2);
+        CHECK_EQ(operate(all[r], 0, &epoch), 0);
+    }
+    AWAIT(state_of(all[0]) == R2_AGREE_READY && state_of(all[1]) == R2_AGREE_READY);
+    atomic_store(&sh->step, 1);
+    AWAIT(atomic_load(&sh->step) == 2);
+    r2_agree_destroy(all[0]);
+    r2_agree_destroy(all[1]);
+}
+
+static void test_pose(void)
+{
+    run_processes(2, posed_for);
+}
+
+/* More of them than the process that made the id may hold connections for, who say nothing: they
+ * keep no rank out. */
+enum { CROWD = 200, CROWD_FILES = 256 };
+
+static void crowd(const uint8_t id[R2_AGREE_ID])
+{
+    int fds[CROWD], next = 0;
+    struct r2_agree_tail tail;
+
+    CHECK_EQ(r2_agree_tail_decode(id, &tail), 0);
+    for (int i = 0; i < CROWD; i++) {
+        fds[i] = dial(&tail.addr);
+    }
+    atomic_store(&sh->stuck, 1);
+    while (atomic_load(&sh->ready) < 2) { /* and more come in the place of those thrown out */
+        close(fds[next]);
+        fds[next] = dial(&tail.addr);
+        next = (next + 1) % CROWD;
+        usleep(1000);
+    }
+    atomic_store(&sh->stuck, 2);
+    for (int i = 0; i < CROWD; i++) {
+        close(fds[i]);
+    }
+}
+
+static void crowded(void)
+{
+    struct rlimit few;
+    uint64_t epoch, begin;
+    uint8_t id[R2_AGREE_ID];
+    struct r2_agree *a;
+
+    get_id(id);
+    if (me == 2) {
+        AWAIT(atomic_load(&sh->step) == 1);
+        crowd(id);
+        return;
+    }
+    ops.ready = NULL;
+    CHECK_EQ(getrlimit(RLIMIT_NOFILE, &few), 0);
+    few.rlim_cur = CROWD_FILES;
+    CHECK_EQ(setrlimit(RLIMIT_NOFILE, &few), 0);
+    a = member(id, me, 2);
+    if (me == 0) {
+        CHECK_EQ(operate(a, 0, &epoch), 0);
+        atomic_store(&sh->step, 1);
+    } else {
+        AWAIT(atomic_load(&sh->stuck) == 1);
+        CHECK_EQ(operate(a, 0, &epoch), 0);
+    }
+    begin = r2_now_ns();
+    AWAIT(state_of(a) == R2_AGREE_READY);
+    CHECK(me == 0 || r2_now_ns() - begin < 8 * R2_NS_PER_S); /* silent ones may stay for 10 s */
+    atomic_fetch_add(&sh->ready, 1);
+    AWAIT(atomic_load(&sh->stuck) == 2);
+    r2_agree_destroy(a);
+}
+
+static void test_crowd(void)
+{
+    run_processes(3, crowded);
 }
 
 /* --- fork --------------------------------------------------------------------------------- */
@@ -292,11 +426,58 @@ static void test_fork(void)
     run_processes(2, fork_in_the_middle);
 }
 
+/* Another thread makes and closes descriptors all the time, for who knocks. No child has one that
+ * it does not know of, which would keep a connection open that its peer takes for ended with the
+ * process; and those that it has for a moment bring no events of what is closed here. */
+static void fork_at_the_door(void)
+{
+    struct r2_agree_tail tail;
+    struct r2_agree *a;
+    uint8_t id[R2_AGREE_ID];
+    uint64_t epoch;
+
+    get_id(id);
+    if (me == 1) {
+        CHECK_EQ(r2_agree_tail_decode(id, &tail), 0);
+        while (!atomic_load(&sh->stuck)) {
+            close(dial(&tail.addr));
+            usleep(100);
+        }
+        atomic_store(&sh->stuck, 2);
+        return;
+    }
+    a = member(id, me, 2);
+    CHECK_EQ(operate(a, 0, &epoch), 0);
+    for (int i = 0; i < 100; i++) {
+        int status = 0;
+        pid_t pid = fork();
+
+        CHECK(pid >= 0);
+        if (pid == 0) {
+            alarm(20);
+            _exit(count_sockets());
+        }
+        CHECK(waitpid(pid, &status, 0) == pid);
+        CHECK_MSG(status == 0, "child %d: status 0x%x", i, status);
+    }
+    atomic_store(&sh->stuck, 1);
+    AWAIT(atomic_load(&sh->stuck) == 2); /* it has a door to knock at as long as it does */
+    r2_agree_destroy(a);
+}
+
+static void test_fork_at_the_door(void)
+{
+    run_processes(2, fork_at_the_door);
+}
+
 static const struct check_test tests[] = {{"dead_leader_refusal", test_dead_leader_refusal},
                                           {"dead_leader_timeout", test_dead_leader_timeout},
                                           {"abort_wakes", test_abort_wakes},
                                           {"attack", test_attack},
+                                          {"pose", test_pose},
+                                          {"crowd", test_crowd},
                                           {"fork", test_fork},
+                                          {"fork_at_the_door", test_fork_at_the_door},
                                           {0}};
 
 int main(int argc, char **argv)
