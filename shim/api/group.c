@@ -1,4 +1,4 @@
-/* Wrappers of groups. */
+/* Wrappers of groups, and of what must wait for their end. */
 #include "api/call.h"
 #include "comms/comms.h"
 #include "schedules/run.h"
@@ -59,6 +59,21 @@ int ncclGroupSimulateEnd(void *info)
     result = result == R2_NCCL_OK ? issued : result;
     if (outermost)
         r2_comms_group_over(result, true);
+    r2_call_leave(&call);
+    return result;
+}
+
+R2_EXPORT int ncclRedOpDestroy(int op, r2_nccl_comm comm);
+int ncclRedOpDestroy(int op, r2_nccl_comm comm)
+{
+    struct r2_call call;
+    int (*fn)(int, r2_nccl_comm) = r2_call_enter(&call, R2_API_ncclRedOpDestroy, comm, R2_CALLER);
+    int result;
+
+    if (!fn)
+        return call.error;
+    if (!call.active || !r2_run_destroys(fn, op, comm, &result))
+        result = fn(op, comm);
     r2_call_leave(&call);
     return result;
 }

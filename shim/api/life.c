@@ -1,5 +1,6 @@
 /* Wrappers that make and end communicators. */
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <strings.h>
 
@@ -50,6 +51,14 @@ static void read_config(struct r2_comm_birth *birth, const struct r2_nccl_config
         snprintf(birth->net_name, sizeof(birth->net_name), "%s", config->net_name);
 }
 
+/* NCCL's own variable for all communicators: 0, 1, or -1 where it says nothing. */
+static int blocking_by_environment(void)
+{
+    const char *text = getenv("NCCL_COMM_BLOCKING");
+
+    return !text || (strcmp(text, "0") && strcmp(text, "1")) ? -1 : text[0] - '0';
+}
+
 /* After a call that makes a communicator: now, or when the group is over. */
 static void born(const struct r2_call *call, r2_nccl_comm *out, struct r2_comm_birth *birth,
                  int result)
@@ -57,7 +66,9 @@ static void born(const struct r2_call *call, r2_nccl_comm *out, struct r2_comm_b
     if (!call->active || (result != R2_NCCL_OK && result != R2_NCCL_IN_PROGRESS))
         return;
     birth->real = call->real;
-    birth->nonblocking = result == R2_NCCL_IN_PROGRESS;
+    /* One that asks for non-blocking calls may be made already here and not yet on another rank. */
+    birth->pending = result == R2_NCCL_IN_PROGRESS;
+    birth->nonblocking |= birth->pending || blocking_by_environment() == 0;
     if (r2_comms_in_group())
         r2_comms_group_birth(out, birth);
     else
@@ -329,8 +340,8 @@ int ncclCommAbort(r2_nccl_comm comm)
     return end(R2_API_ncclCommAbort, comm, R2_CALLER);
 }
 
-static int change(enum r2_api id, r2_nccl_comm comm, int flags, enum r2_seg_comm_state to,
-                  const void *caller)
+/* Revoke and suspend. */
+static int change(enum r2_api id, r2_nccl_comm comm, int flags, const void *caller)
 {
     struct r2_call call;
     int (*fn)(r2_nccl_comm, int) = r2_call_enter(&call, id, comm, caller);
@@ -341,8 +352,12 @@ static int change(enum r2_api id, r2_nccl_comm comm, int flags, enum r2_seg_comm
     if (call.active && call.comm)
         beside = fan(&call, id, true, flags);
     result = beside == OVERTAKEN ? R2_NCCL_INTERNAL : fn(comm, flags);
-    if (call.active && call.comm && (result == R2_NCCL_OK || result == R2_NCCL_IN_PROGRESS))
-        r2_comms_state(call.comm, to, NULL);
+    if (call.active && call.comm && (result == R2_NCCL_OK || result == R2_NCCL_IN_PROGRESS)) {
+        if (id == R2_API_ncclCommRevoke)
+            r2_comms_revoked(call.comm);
+        else
+            r2_comms_state(call.comm, R2_SEG_COMM_SUSPENDED, NULL);
+    }
     result = result == R2_NCCL_OK ? beside : result;
     r2_call_leave(&call);
     return result;
@@ -351,13 +366,13 @@ static int change(enum r2_api id, r2_nccl_comm comm, int flags, enum r2_seg_comm
 R2_EXPORT int ncclCommRevoke(r2_nccl_comm comm, int flags);
 int ncclCommRevoke(r2_nccl_comm comm, int flags)
 {
-    return change(R2_API_ncclCommRevoke, comm, flags, R2_SEG_COMM_REVOKED, R2_CALLER);
+    return change(R2_API_ncclCommRevoke, comm, flags, R2_CALLER);
 }
 
 R2_EXPORT int ncclCommSuspend(r2_nccl_comm comm, int flags);
 int ncclCommSuspend(r2_nccl_comm comm, int flags)
 {
-    return change(R2_API_ncclCommSuspend, comm, flags, R2_SEG_COMM_SUSPENDED, R2_CALLER);
+    return change(R2_API_ncclCommSuspend, comm, flags, R2_CALLER);
 }
 
 R2_EXPORT int ncclCommResume(r2_nccl_comm comm);

@@ -109,8 +109,8 @@ static struct r2_comm *make(r2_nccl_comm handle, const struct r2_comm_birth *bir
     comm->unseen.ranks = birth->nranks > 0 ? (uint32_t)birth->nranks : 0;
     comm->unseen.used = 1;
     r2_comm_row_name(comm, birth->name);
-    r2_comms_state(comm, birth->nonblocking ? R2_SEG_COMM_INIT : R2_SEG_COMM_READY, NULL);
-    if (!birth->nonblocking)
+    r2_comms_state(comm, birth->pending ? R2_SEG_COMM_INIT : R2_SEG_COMM_READY, NULL);
+    if (!birth->pending)
         ask(comm, birth->rank, birth->nranks);
     return comm;
 }
@@ -295,6 +295,13 @@ void r2_comms_fan_abort(struct r2_comm *comm)
 {
     if (comm->follow)
         r2_follow_abort(comm->follow);
+}
+
+void r2_comms_revoked(struct r2_comm *comm)
+{
+    r2_comms_state(comm, R2_SEG_COMM_REVOKED, NULL);
+    if (comm->follow)
+        r2_follow_revoked(comm->follow);
 }
 
 void r2_comms_state(struct r2_comm *comm, enum r2_seg_comm_state state, const char *cause)

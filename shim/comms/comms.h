@@ -29,7 +29,8 @@ struct r2_comm_birth {
     uint64_t id;      /* the same on all ranks, not 0 */
     uint64_t parent;  /* id of the parent; 0: none */
     int rank, nranks; /* -1, 0: to be asked of NCCL */
-    bool nonblocking; /* may still be in the making */
+    bool nonblocking; /* its calls may return before they are done, on some rank if not here */
+    bool pending;     /* still in the making */
     char name[40];
     /* For plans: the id that it was made from, or the parent (held by the birth) and what tells it
      * from its siblings. */
@@ -74,6 +75,8 @@ int r2_comms_fan(struct r2_comm *comm, enum r2_api function, bool has_flags, int
 int r2_comms_fan_async(struct r2_comm *comm);
 /* They end at once; no more plans. */
 void r2_comms_fan_abort(struct r2_comm *comm);
+/* NCCL has revoked it: nobody waits for a plan any more, and what is done with it goes to NCCL. */
+void r2_comms_revoked(struct r2_comm *comm);
 
 void r2_comms_state(struct r2_comm *comm, enum r2_seg_comm_state state, const char *cause);
 /* What ncclCommGetAsyncError said: a communicator in the making becomes ready or fails. The first

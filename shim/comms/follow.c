@@ -434,6 +434,9 @@ int r2_follow_before(struct r2_follow *f, enum r2_seg_collective kind, uint64_t 
         if (rc == 0 && view.epoch != f->epoch && view.object)
             take_over(f, &view);
     } while (rc == 0 && r2_trace_again(f));
+    /* Relaxed: what was stored before the agreement was ended is seen under its lock. */
+    if (rc == -ECANCELED && atomic_load_explicit(&f->revoked, memory_order_relaxed))
+        return R2_NCCL_OK;
     if (rc == -ECANCELED)
         return R2_NCCL_INTERNAL; /* as NCCL says to calls that an abort overtakes */
     if (rc == -EREMOTEIO)
@@ -494,6 +497,12 @@ void r2_follow_timed(struct r2_follow *f, void *stream, bool good)
 }
 
 /* ---- the end */
+
+void r2_follow_revoked(struct r2_follow *f)
+{
+    atomic_store_explicit(&f->revoked, true, memory_order_relaxed);
+    r2_agree_abort(f->agree);
+}
 
 void r2_follow_abort(struct r2_follow *f)
 {

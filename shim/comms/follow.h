@@ -51,7 +51,7 @@ void r2_follow_skip(struct r2_follow *parent, uint64_t salt);
  * returns NCCL's result: what is not R2_NCCL_OK is the collective's. */
 int r2_follow_before(struct r2_follow *follow, enum r2_seg_collective kind, uint64_t bytes);
 void r2_follow_after(struct r2_follow *follow, uint64_t n);
-/* NCCL has failed here: the other ranks are told (R2CCL_TELL_ERRORS). May wait 50 ms. */
+/* NCCL has failed here: the other ranks are told (R2CCL_TELL_ERRORS). May wait 200 ms. */
 void r2_follow_tell(struct r2_follow *follow, int error);
 
 /* The plan in force; valid until the next r2_follow_before. NULL: none. */
@@ -64,6 +64,9 @@ struct r2_seconds *r2_follow_seconds(const struct r2_follow *follow);
 void r2_follow_time(struct r2_follow *follow, uint64_t bytes, bool under, void *stream);
 void r2_follow_timed(struct r2_follow *follow, void *stream, bool good);
 
+/* NCCL has revoked the communicator: who waits for a plan's fate does so no more, and its operation
+ * goes to NCCL, which refuses it. No more plans. Any thread. */
+void r2_follow_revoked(struct r2_follow *follow);
 /* The application aborts: nobody waits any more. Or it destroys. Then, when nobody holds the
  * communicator, free. */
 void r2_follow_abort(struct r2_follow *follow);

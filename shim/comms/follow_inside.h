@@ -39,6 +39,7 @@ struct r2_follow {
     int rank, nranks, device;
     int family; /* ranks of the communicator that it was split from, in the end; else its own */
     uint64_t node;
+    atomic_bool revoked;
     _Atomic(uint64_t) bytes; /* of the largest eligible operation */
     struct r2_watch_entry entry;
     struct r2_seconds *seconds; /* R2CCL_PLAN=on */

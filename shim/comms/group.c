@@ -82,7 +82,8 @@ void r2_comms_group_over(int result, bool simulated)
         struct birth *birth = group.births;
 
         group.births = birth->next;
-        birth->is.nonblocking |= result == R2_NCCL_IN_PROGRESS;
+        birth->is.pending |= result == R2_NCCL_IN_PROGRESS;
+        birth->is.nonblocking |= birth->is.pending;
         if (made)
             r2_comms_add(birth->out ? *birth->out : NULL, &birth->is);
         if (birth->is.from)

@@ -2,6 +2,7 @@
 #include "schedules/run.h"
 
 #include <stdlib.h>
+#include <string.h>
 
 #include "comms/comms.h"
 #include "comms/follow.h"
@@ -20,12 +21,21 @@ enum { SEND, RECV, COUNT, TYPE, OP, COMM, STREAM };
 struct recorded {
     struct recorded *next;
     struct r2_op op; /* its communicator is held */
+    void *config;    /* ours, or NULL */
     bool issued;
+};
+
+struct destroyed {
+    struct destroyed *next;
+    int (*fn)(int, r2_nccl_comm);
+    int op;
+    r2_nccl_comm comm;
 };
 
 static __thread struct {
     bool recording;
     struct recorded *first, *last;
+    struct destroyed *destroyed;
 } group __attribute__((tls_model("initial-exec")));
 
 static int call(const struct r2_op *op)
@@ -118,6 +128,53 @@ static int run_alone(const struct r2_op *op, const struct r2_plan_entry *entry)
 
 /* ---- groups */
 
+/* Which argument is an ncclCollConfig_t; -1: none. */
+static int config_word(enum r2_api api)
+{
+    switch (api) {
+    case R2_API_ncclAllGatherConfig:
+    case R2_API_ncclAlltoAllConfig:
+        return 6;
+    case R2_API_ncclAllReduceConfig:
+    case R2_API_ncclReduceScatterConfig:
+    case R2_API_ncclBroadcastConfig:
+    case R2_API_ncclGatherConfig:
+    case R2_API_ncclScatterConfig:
+        return 7;
+    case R2_API_ncclReduceConfig:
+        return 8;
+    default:
+        return -1;
+    }
+}
+
+/* What every configuration of NCCL's begins with. */
+struct config_head {
+    size_t size;
+    unsigned magic, version;
+};
+
+#define MOST_CONFIG 4096 /* bytes; a larger one is none that we know */
+
+/* As NCCL does in the call: all `size` bytes, not what pointers in them lead to. One that NCCL will
+ * refuse stays the caller's. */
+static bool keep_config(struct recorded *r)
+{
+    int word = config_word(r->op.api);
+    const struct config_head *config =
+        word < 0 ? NULL : (const struct config_head *)(uintptr_t)r->op.word[word];
+
+    if (!config || config->magic != R2_NCCL_CONFIG_MAGIC || config->size < sizeof(*config) ||
+        config->size > MOST_CONFIG)
+        return true;
+    r->config = malloc(config->size);
+    if (!r->config)
+        return false;
+    memcpy(r->config, config, config->size);
+    r->op.word[word] = (uint64_t)(uintptr_t)r->config;
+    return true;
+}
+
 static int record(const struct r2_op *op)
 {
     struct recorded *r = calloc(1, sizeof(*r));
@@ -125,6 +182,10 @@ static int record(const struct r2_op *op)
     if (!r)
         return R2_NCCL_SYSTEM;
     r->op = *op;
+    if (!keep_config(r)) {
+        free(r);
+        return R2_NCCL_SYSTEM;
+    }
     if (op->comm)
         atomic_fetch_add_explicit(&op->comm->holders, 1, memory_order_relaxed);
     if (group.last)
@@ -159,10 +220,40 @@ static int issue(struct recorded *r, bool replaced, bool stock)
     return first;
 }
 
+bool r2_run_destroys(int (*fn)(int, r2_nccl_comm), int op, r2_nccl_comm comm, int *result)
+{
+    struct destroyed *d = group.recording ? malloc(sizeof(*d)) : NULL;
+
+    if (!group.recording)
+        return false;
+    *result = d ? R2_NCCL_OK : R2_NCCL_SYSTEM;
+    if (d) {
+        *d = (struct destroyed){group.destroyed, fn, op, comm};
+        group.destroyed = d;
+    }
+    return true;
+}
+
+/* What could not go before the operations. Returns the first error. */
+static int destroy_all(void)
+{
+    int first = R2_NCCL_OK;
+
+    while (group.destroyed) {
+        struct destroyed *d = group.destroyed;
+        int result = d->fn(d->op, d->comm);
+
+        first = first == R2_NCCL_OK ? result : first;
+        group.destroyed = d->next;
+        free(d);
+    }
+    return first;
+}
+
 int r2_run_group_end(bool stock)
 {
     struct recorded *all = group.first;
-    int first = R2_NCCL_OK;
+    int first = R2_NCCL_OK, destroyed;
 
     group.first = group.last = NULL;
     group.recording = false;
@@ -180,10 +271,12 @@ int r2_run_group_end(bool stock)
 
         if (all->op.comm)
             r2_comms_drop(all->op.comm);
+        free(all->config);
         free(all);
         all = next;
     }
-    return first;
+    destroyed = destroy_all();
+    return first == R2_NCCL_OK ? destroyed : first;
 }
 
 /* ---- */

@@ -289,6 +289,49 @@ static void test_nonblocking(void)
     CHECK_EQ(ncclCommDestroy(comm), 0);
 }
 
+static bool followed(r2_nccl_comm handle)
+{
+    struct r2_comm *comm = r2_comms_hold(handle);
+    bool has;
+
+    CHECK(comm != NULL);
+    has = comm->follow != NULL;
+    r2_comms_drop(comm);
+    return has;
+}
+
+/* With blocking=0 a communicator has no agreement, also where NCCL is through with making it when
+ * the call returns: on another rank it may not be. */
+static void test_nonblocking_and_made_at_once(void)
+{
+    struct r2_nccl_config config = {
+        .size = sizeof(config), .magic = R2_NCCL_CONFIG_MAGIC, .blocking = 1};
+    r2_nccl_comm comms[2], child;
+    struct r2_nccl_id id;
+
+    for (int blocking = 0; blocking < 2; blocking++) {
+        config.blocking = blocking;
+        CHECK_EQ(ncclGetUniqueId(&id), 0);
+        CHECK_EQ(ncclCommInitRankConfig(&comms[blocking], 2, id, 0, &config), 0);
+        CHECK_EQ(followed(comms[blocking]), blocking);
+        CHECK_EQ(row_of(comms[blocking]).state, R2_SEG_COMM_READY);
+    }
+    config.blocking = 0;
+    CHECK_EQ(ncclCommSplit(comms[1], 1, 0, &child, &config), 0);
+    CHECK(!followed(child));
+    CHECK_EQ(ncclCommDestroy(child), 0);
+    CHECK_EQ(ncclCommSplit(comms[1], 1, 0, &child, NULL), 0); /* as its parent */
+    CHECK(followed(child));
+    CHECK_EQ(ncclCommDestroy(child), 0);
+    setenv("NCCL_COMM_BLOCKING", "0", 1);
+    CHECK_EQ(ncclCommInitRank(&child, 2, id, 1), 0);
+    unsetenv("NCCL_COMM_BLOCKING");
+    CHECK(!followed(child));
+    CHECK_EQ(ncclCommDestroy(child), 0);
+    for (int i = 0; i < 2; i++)
+        CHECK_EQ(ncclCommDestroy(comms[i]), 0);
+}
+
 /* A configuration of NCCL 2.18 ends before the newer fields: nothing behind it may be touched. */
 static void test_config_is_read_no_further_than_its_size(void)
 {
@@ -518,6 +561,7 @@ static const struct check_test tests[] = {
     {"children", test_children},
     {"ids_are_the_same_on_all_ranks", test_ids_are_the_same_on_all_ranks},
     {"nonblocking", test_nonblocking},
+    {"nonblocking_and_made_at_once", test_nonblocking_and_made_at_once},
     {"config_is_read_no_further_than_its_size", test_config_is_read_no_further_than_its_size},
     {"abort_from_another_thread", test_abort_from_another_thread},
     {"threads", test_threads},

@@ -3,10 +3,12 @@
 #define _GNU_SOURCE
 #include <pthread.h>
 
+#include "agree/internal.h"
 #include "api/call.h"
 #include "check.h"
-#include "comms/inside.h"
+#include "comms/follow_inside.h"
 #include "noop_bed.h"
+#include "util/clock.h"
 
 #define R2_OWN(name, since, ret, params) ret name params;
 #define R2_COLL(name, since, kind, params, args) int name params;
@@ -122,10 +124,132 @@ static void test_missing_rank(void)
     CHECK_EQ(ncclCommAbort(comm), 0);
 }
 
+/* ---- revoked while operations wait */
+
+static pthread_barrier_t together;
+
+static void *operate(void *comm)
+{
+    return (void *)(intptr_t)ncclAllReduce(NULL, NULL, BIG, 7, 0, comm, NULL);
+}
+
+/* As if this rank had promised a plan that begins with its next operation, and nobody could tell
+ * what became of it. */
+static void promise(struct r2_agree *a)
+{
+    pthread_mutex_lock(&a->lock);
+    a->machine.promise = (struct r2_agree_slot){a->machine.decided + 1, r2_agree_index(a)};
+    atomic_store(&a->fence, 0);
+    pthread_mutex_unlock(&a->lock);
+}
+
+static void await_waiting(struct r2_agree *a)
+{
+    struct r2_agree_stats stats = {0};
+
+    for (int i = 0; i < 20000 && !stats.waiting; i++) {
+        r2_agree_get_stats(a, &stats);
+        usleep(1000);
+    }
+    CHECK(stats.waiting);
+}
+
+static void *revoke_while_waiting(void *arg)
+{
+    struct rank *me = arg;
+    uint64_t begin = r2_now_ns();
+    struct r2_comm *entry;
+    r2_nccl_comm comm;
+    pthread_t other;
+    void *result;
+
+    CHECK_EQ(ncclCommInitRank(&comm, RANKS, me->id, me->rank), 0);
+    entry = r2_comms_hold(comm);
+    CHECK(entry && entry->follow);
+    meet(comm);
+    pthread_barrier_wait(&together);
+    promise(entry->follow->agree);
+    pthread_barrier_wait(&together); /* who has not promised would say that nothing came of it */
+    CHECK_EQ(pthread_create(&other, NULL, operate, comm), 0);
+    await_waiting(entry->follow->agree);
+    pthread_barrier_wait(&together);
+    CHECK_EQ(ncclCommRevoke(comm, 0), 0);
+    CHECK_EQ(pthread_join(other, &result), 0);
+    CHECK_EQ((int)(intptr_t)result, R2_NCCL_USAGE); /* NCCL's answer, not the shim's */
+    CHECK_EQ((int)(intptr_t)operate(comm), R2_NCCL_USAGE);
+    CHECK(r2_now_ns() - begin < 50 * R2_NS_PER_S); /* R2CCL_AGREE_TIMEOUT is 60 s */
+    CHECK_EQ(r2_comms_index(entry), r2_agree_index(entry->follow->agree));
+    r2_comms_drop(entry);
+    CHECK_EQ(ncclCommDestroy(comm), 0);
+    return NULL;
+}
+
+static void test_revoke_wakes(void)
+{
+    struct rank ranks[RANKS];
+    struct r2_nccl_id id;
+
+    CHECK_EQ(pthread_barrier_init(&together, NULL, RANKS), 0);
+    CHECK_EQ(ncclGetUniqueId(&id), 0);
+    for (int r = 0; r < RANKS; r++) {
+        ranks[r] = (struct rank){.id = id, .rank = r};
+        CHECK_EQ(pthread_create(&ranks[r].thread, NULL, revoke_while_waiting, &ranks[r]), 0);
+    }
+    for (int r = 0; r < RANKS; r++)
+        CHECK_EQ(pthread_join(ranks[r].thread, NULL), 0);
+    pthread_barrier_destroy(&together);
+}
+
+/* ---- what a recorded operation needs is kept until it is issued */
+
+static void test_kept_while_recorded(void)
+{
+    static const struct r2_plan_table empty;
+    struct r2_nccl_config config = {
+        .size = sizeof(config), .magic = R2_NCCL_CONFIG_MAGIC, .blocking = 4711};
+    r2_nccl_comm comm, ran[NOOP_TRACE];
+    size_t counts[NOOP_TRACE];
+    struct r2_comm *entry;
+    struct r2_nccl_id id;
+
+    CHECK_EQ(ncclGetUniqueId(&id), 0);
+    CHECK_EQ(ncclCommInitRank(&comm, 2, id, 1), 0);
+    entry = r2_comms_hold(comm);
+    entry->follow->table = &empty;
+    atomic_store(&entry->planned, true); /* groups are recorded */
+    noop.trace();
+    CHECK_EQ(ncclGroupStart(), 0);
+    CHECK_EQ(ncclAllReduce(NULL, NULL, BIG, 7, 5, comm, NULL), 0); /* the application's own sum */
+    CHECK_EQ(ncclRedOpDestroy(5, comm), 0);
+    CHECK_EQ(ncclAllReduceConfig(NULL, NULL, 3, 7, 0, comm, NULL, &config), 0);
+    memset(&config, 0xdb, sizeof(config));
+    CHECK_EQ(noop.traced(ran, counts), 0); /* recorded, not run */
+    CHECK_EQ(ncclGroupEnd(), 0);
+    CHECK_EQ(noop.traced(ran, counts), 4);
+    CHECK(counts[0] == BIG && counts[1] == 3 && counts[2] == 4711 && counts[3] == NOOP_DESTROYED);
+    /* Outside of a recorded group it is destroyed at once, and an error is the call's. */
+    noop.trace();
+    noop.next_result(5);
+    CHECK_EQ(ncclRedOpDestroy(5, comm), 5);
+    CHECK_EQ(noop.traced(ran, counts), 1);
+    /* And in one whose communicator has no plan any more when it ends. */
+    CHECK_EQ(ncclGroupStart(), 0);
+    CHECK_EQ(ncclAllReduce(NULL, NULL, BIG, 7, 5, comm, NULL), 0);
+    CHECK_EQ(ncclRedOpDestroy(5, comm), 0);
+    entry->follow->table = NULL;
+    atomic_store(&entry->planned, false);
+    CHECK_EQ(ncclGroupEnd(), 0);
+    CHECK_EQ(noop.traced(ran, counts), 3);
+    r2_comms_drop(entry);
+    CHECK_EQ(ncclCommAbort(comm), 0);
+}
+
 static const struct check_test tests[] = {
     {"ranks_meet", test_ranks_meet},
     {"generations", test_generations},
     {"missing_rank", test_missing_rank},
+    {"revoke_wakes", test_revoke_wakes},
+    {"kept_while_recorded", test_kept_while_recorded},
     {0},
 };
 

@@ -116,6 +116,8 @@ int noop_collective(enum r2_api id, r2_nccl_comm comm)
     ncclGroupStart();
     ncclGroupEnd();
     noop_within--;
+    if (comm && atomic_load_explicit(&comm->revoked, memory_order_relaxed))
+        return R2_NCCL_USAGE;
     return wait_for_peers(comm, result);
 }
 
@@ -131,6 +133,27 @@ int ncclBcast(void *buffer, size_t count, int type, int root, r2_nccl_comm comm,
         result = ncclBroadcast(buffer, buffer, count, type, root, comm, stream);
     noop_within--;
     return result;
+}
+
+/* Traces as an operation of a made-up size, and so where it came among the others. */
+int ncclRedOpDestroy(int op, r2_nccl_comm comm)
+{
+    (void)op;
+    noop_traces(comm, NOOP_DESTROYED);
+    return noop_note(R2_API_ncclRedOpDestroy);
+}
+
+/* Traces the first number of its configuration as an operation of its own. */
+API int ncclAllReduceConfig(const void *send, void *recv, size_t count, int type, int op,
+                            r2_nccl_comm comm, r2_nccl_stream stream, const void *config);
+int ncclAllReduceConfig(const void *send, void *recv, size_t count, int type, int op,
+                        r2_nccl_comm comm, r2_nccl_stream stream, const void *config)
+{
+    (void)send, (void)recv, (void)type, (void)op, (void)stream;
+    noop_traces(comm, count);
+    if (config)
+        noop_traces(comm, (size_t)((const struct r2_nccl_config *)config)->blocking);
+    return noop_collective(R2_API_ncclAllReduceConfig, comm);
 }
 
 API int ncclGetVersion(int *version);
@@ -281,8 +304,12 @@ int ncclCommAbort(r2_nccl_comm comm)
 
 int ncclCommRevoke(r2_nccl_comm comm, int flags)
 {
+    int result = wait_for_peers(comm, noop_note(R2_API_ncclCommRevoke));
+
     (void)flags;
-    return wait_for_peers(comm, noop_note(R2_API_ncclCommRevoke));
+    if (result == R2_NCCL_OK)
+        atomic_store(&comm->revoked, 1);
+    return result;
 }
 
 int ncclCommSuspend(r2_nccl_comm comm, int flags)

@@ -8,6 +8,7 @@
 #define NOOP_H
 
 #include <stdatomic.h>
+#include <stdint.h>
 
 #include "api/ids.h"
 #include "api/nccl.h"
@@ -17,7 +18,7 @@
 struct r2_nccl_comm {
     int rank, nranks;
     int id; /* the first bytes of what it was made from; 0: of another communicator */
-    atomic_int aborted, error, inside;
+    atomic_int aborted, revoked, error, inside;
     atomic_int hold_asks, asking; /* while the first is set, questions about it wait; how many do */
 };
 
@@ -36,6 +37,7 @@ API void noop_hold_inits(int on);
 /* From now on the operations of the calling thread are noted, at most NOOP_TRACE. noop_traced: how
  * many, and the communicator and number of elements of each. */
 #define NOOP_TRACE 64
+#define NOOP_DESTROYED SIZE_MAX /* elements of what ncclRedOpDestroy is noted as */
 API void noop_trace(void);
 API int noop_traced(r2_nccl_comm *comms, size_t *counts);
 
