@@ -187,6 +187,11 @@ endef
 $(B)/flags: FORCE
 	$(call stamp,$(CC) $(base_flags) $(CFLAGS) $(CPPFLAGS))
 
+# The version stands in one place.
+version := $(shell sed -n 's/^__version__ = "\(.*\)"/\1/p' r2ccl_ctl/__init__.py)
+$(B)/obj/net_plugin/control/describe.o: private CPPFLAGS += -DR2_VERSION='"$(version)"'
+$(B)/obj/net_plugin/control/describe.o: r2ccl_ctl/__init__.py
+
 $(B)/sources: FORCE
 	$(call stamp,$(plugin_src) : $(agree_src) : $(shim_src) : $(host_src) : $(perf_src) : $(help_src) : $(fake_src))
 

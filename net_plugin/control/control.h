@@ -44,10 +44,10 @@ struct r2_control_info {
     uint32_t net_api;      /* 0: not known */
     const char *mode;      /* "auto", "migrate", ... */
     int verify;
-    const char *plugin_version;
-    const char *shm_group; /* group that may read, by name or number; NULL or "": none */
-    enum r2_seg_plan plan; /* R2CCL_PLAN */
-    int hidden;            /* not 0: private memory, as R2CCL_SHM=0 asks */
+    const char *plugin_version; /* NULL: of this build */
+    const char *shm_group;      /* group that may read, by name or number; NULL or "": none */
+    enum r2_seg_plan plan;      /* R2CCL_PLAN */
+    int hidden;                 /* not 0: private memory, as R2CCL_SHM=0 asks */
 };
 
 /* Returns 0 with an object that others can see; -errno with one on private memory (say so in a
@@ -154,8 +154,8 @@ void r2_control_nic_rdma(struct r2_control *ctl, int nic, const struct r2_contro
 int r2_control_path_add(struct r2_control *ctl, int peer, int nic, const char *remote_nic);
 void r2_control_path_via(struct r2_control *ctl, int path, enum r2_seg_via via);
 /* Sets state, generation, cause and since. Counts, in the row and for the process, failures (a
- * change to DOWN) and recoveries (to UP after a failure, but not from SUSPECT); keeps the gauges
- * paths_up (UP and RAMPING) and paths_total. */
+ * change to DOWN; also as an error of its NIC) and recoveries (to UP after a failure, but not from
+ * SUSPECT); keeps the gauges paths_up (UP and RAMPING) and paths_total. */
 void r2_control_path_state(struct r2_control *ctl, int path, enum r2_seg_path_state state,
                            uint64_t generation, const char *cause);
 void r2_control_path_weight(struct r2_control *ctl, int path, uint32_t weight, uint32_t streams);

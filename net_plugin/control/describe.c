@@ -125,7 +125,8 @@ void r2_control_describe(struct r2_control *ctl, const struct r2_control_info *i
     r2_row_bytes(row->process_id, info->process_id, sizeof(row->process_id));
     r2_row_text(row->job, sizeof(row->job), job);
     r2_row_text(row->mode, sizeof(row->mode), info->mode);
-    r2_row_text(row->plugin_version, sizeof(row->plugin_version), info->plugin_version);
+    r2_row_text(row->plugin_version, sizeof(row->plugin_version),
+                info->plugin_version ? info->plugin_version : R2_VERSION);
     set_host(row, info->host);
     set_command(row);
     r2_row_end(&row->seq);

@@ -394,8 +394,12 @@ void r2_control_path_state(struct r2_control *ctl, int path, enum r2_seg_path_st
     if (carries(state) != carries(before))
         r2_gauge_add(&ctl->seg->gauges.paths_up, carries(state) ? 1 : -1);
     if (state == R2_SEG_PATH_DOWN && before != R2_SEG_PATH_DOWN) {
+        struct r2_seg_nic *nic = nic_row(ctl, (int)__atomic_load_n(&row->nic, __ATOMIC_RELAXED));
+
         r2_count(&row->n.failures, 1);
         r2_count(&ctl->seg->counters.path_failures, 1);
+        if (nic) /* the path's row goes with its peer, this one stays */
+            r2_count(&nic->n.errors, 1);
     } else if (state == R2_SEG_PATH_UP && before != R2_SEG_PATH_UP &&
                before != R2_SEG_PATH_SUSPECT &&
                __atomic_load_n(&row->n.failures, __ATOMIC_RELAXED) > 0) {

@@ -182,7 +182,7 @@ struct r2_seg_nic_counters {
     uint64_t rx_chunks;
     uint64_t failures;
     uint64_t recoveries;
-    uint64_t errors;
+    uint64_t errors; /* times that a path of it went down, whichever end was at fault */
     uint64_t replayed_bytes;
     uint64_t tx_rate; /* measured, bytes per second */
     uint64_t rx_rate;

@@ -27,8 +27,16 @@ from r2ccl_ctl.control import (
     send_commands,
     with_nic,
 )
+from r2ccl_ctl.errors import R2UsageError
 from r2ccl_ctl.faults import parse_for, parse_kind
 from r2ccl_ctl.units import parse_duration, parse_size
+
+
+def some_time(ctx: click.Context, param: click.Parameter, value: str) -> str:
+    """With none, nobody could answer, and each process would be called hung."""
+    if parse_duration(value) < 0.001:
+        raise R2UsageError(f"{param.opts[0]} {value}: at least 1ms")
+    return value
 
 
 def target_options(command: F) -> F:
@@ -38,6 +46,7 @@ def target_options(command: F) -> F:
             default="2s",
             show_default=True,
             metavar="DURATION",
+            callback=some_time,
             help="How long to wait for the processes' answers.",
         ),
         click.option("--all", "everything", is_flag=True, help="Processes of all jobs."),

@@ -16,6 +16,7 @@ from r2ccl_ctl.cli.drain_cmds import drain_nic, set_weight, undrain_nic
 from r2ccl_ctl.cli.fault_cmds import faults
 from r2ccl_ctl.cli.lab_cmds import lab
 from r2ccl_ctl.cli.launch_cmds import launch
+from r2ccl_ctl.cli.metrics_cmds import metrics
 from r2ccl_ctl.cli.plan_cmds import plan
 from r2ccl_ctl.cli.read_cmds import journal, nics, ps, status
 from r2ccl_ctl.cli.setup_cmds import build, completion, config, env_, gc, run
@@ -24,7 +25,7 @@ from r2ccl_ctl.control import SCHEMA
 
 SECTIONS = (
     ("Start", (build, run, env_, launch)),
-    ("Look", (ps, status, nics, journal)),
+    ("Look", (ps, status, nics, journal, metrics)),
     ("Steer", (drain_nic, undrain_nic, set_weight, fail_nic, recover_nic, faults, plan)),
     ("Try out", (demo, lab)),
     ("Tools", (config, shim, gc, completion)),

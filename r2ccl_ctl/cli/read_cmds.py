@@ -298,6 +298,8 @@ def nics(
                     "node": snapshot.process.host,
                     "pid": snapshot.process.pid,
                     "job": snapshot.process.job,
+                    "silent_s": round(snapshot.process.silent_s, 1),
+                    "stands": comm_view.stands(snapshot),
                     **view.nic_dict(nic, rates),
                 }
                 for snapshot, rates in looks

@@ -9,6 +9,7 @@ import subprocess
 import sys
 
 import click
+from click.core import ParameterSource
 from click.shell_completion import get_completion_class
 
 from r2ccl_ctl import env as environment
@@ -147,6 +148,9 @@ def config_list(changed: bool, markdown: bool, as_json: bool) -> None:
     Example:
       R2CCL_VERIFY=1 r2ccl-ctl config list --changed
     """
+    if markdown and (changed or as_json):
+        other = "--json" if as_json else "--changed"
+        raise R2UsageError(f"--markdown is the whole page: give it without {other}")
     settings = settings_view.load()
     if markdown:
         click.echo(settings_view.markdown(settings), nl=False)
@@ -183,7 +187,8 @@ def config_list(changed: bool, markdown: bool, as_json: bool) -> None:
 @click.option("--all", "everything", is_flag=True, help="However old.")
 @click.option("--dry-run", is_flag=True, help="Only say what would be removed.")
 @json_option
-def gc(older_than: str, everything: bool, dry_run: bool, as_json: bool) -> None:
+@click.pass_context
+def gc(ctx: click.Context, older_than: str, everything: bool, dry_run: bool, as_json: bool) -> None:
     """Remove what processes that are gone left behind.
 
     That is their control segments, and with them their journals, and node segments that no process
@@ -194,6 +199,8 @@ def gc(older_than: str, everything: bool, dry_run: bool, as_json: bool) -> None:
     Example:
       r2ccl-ctl gc --older-than 1h
     """
+    if everything and ctx.get_parameter_source("older_than") is ParameterSource.COMMANDLINE:
+        raise R2UsageError(f"--all and --older-than {older_than} exclude each other: give one")
     seconds = 0.0 if everything else parse_duration(older_than)
     swept = sweeping.sweep(seconds, dry_run=dry_run)
     nodes = nodeseg.sweep(seconds, dry_run=dry_run)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -180,6 +181,11 @@ def penalty(nic: Nic, now_ns: int | None = None) -> str:
     return f"{text}, reuse in {show_span(left)}" if left > 0 else text
 
 
+def fault_text(fault: str) -> str:
+    """ "slow 20 Mbit/s tx" for the segment's "slow 2500000 B/s tx": a rate as fail-nic takes it."""
+    return re.sub(r"\b(\d{1,18}) B/s", lambda found: show_rate(int(found[1])), fault)
+
+
 def nic_cells(
     nic: Nic, rates: dict[int, tuple[float, float]], now_ns: int | None = None
 ) -> tuple[object, ...]:
@@ -197,7 +203,7 @@ def nic_cells(
         nic.failures,
         ago(nic.since_mono_ns, now_ns),
         penalty(nic, now_ns),
-        nic.fault or "-",
+        fault_text(nic.fault) or "-",
         nic.cause,
     )
 
@@ -398,12 +404,21 @@ def summary(snapshot: Snapshot) -> list[str]:
 
 
 def nics_view(looks: Sequence[tuple[Snapshot, dict[int, tuple[float, float]]]]) -> Group:
-    """r2ccl-ctl nics: all NICs, and what RDMA there is behind them."""
+    """r2ccl-ctl nics: all NICs, what RDMA there is behind them, and which processes stand."""
     parts: list[Any] = [nic_table(looks, titles=True)]
     snapshots = [snapshot for snapshot, _ in looks]
     if any(nic.rdma_device for snapshot in snapshots for nic in snapshot.nics):
         parts += [Text(), rdma_table(snapshots, titles=True)]
-    return Group(*parts)
+    lines = [line for snapshot in snapshots for line in standing_lines(snapshot)]
+    return Group(*parts, *([Text(), *lines] if lines else []))
+
+
+def standing_lines(snapshot: Snapshot) -> list[Text]:
+    """What the rows of its NICs do not tell: that they are old, since their process is silent, and
+    why it stands."""
+    process, standing = snapshot.process, stands(snapshot)
+    found = [Text.assemble(process.title, ": ", process_state(process))] if process.silent_s else []
+    return found + ([Text(f"{process.title}: stands: {standing}")] if standing else [])
 
 
 def status_view(

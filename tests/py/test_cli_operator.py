@@ -22,7 +22,7 @@ from segment_bed import StartWriter, start_writer, until
 from test_cli import call
 from test_launch import SHOW_ENV, environments
 
-from r2ccl_ctl import control, faults, launch, paths
+from r2ccl_ctl import __version__, control, faults, launch, paths
 from r2ccl_ctl.cli import act_cmds, comm_view, fault_cmds, plan_cmds, view
 from r2ccl_ctl.cli.act_cmds import ask
 from r2ccl_ctl.cli.main import main
@@ -475,3 +475,73 @@ def test_faults_stop_when_nobody_is_left(start_writer: StartWriter, tmp_path: Pa
     timer.join()
     assert "no target is left: stopped after 1 of 2 rules" in stderr
     assert time.monotonic() - begun < 30
+
+
+# Small lies
+
+
+def test_ctrl_c_while_the_tool_loads(tmp_path: Path) -> None:
+    """Before the commands are there to handle it: it ends the tool without a traceback. A library
+    that the tool needs sends the signal while it is loaded."""
+    (tmp_path / "rich").mkdir()
+    (tmp_path / "rich/__init__.py").write_text(
+        "import os, signal, time\nos.kill(os.getpid(), signal.SIGINT)\ntime.sleep(60)\n"
+    )
+    for ignore, code in (("", -signal.SIGINT), ("trap '' INT; ", 7)):
+        script = f"{ignore}exec {sys.executable} -m r2ccl_ctl ps"
+        if ignore:  # as under nohup: nobody ends it, so let the library end it
+            (tmp_path / "rich/__init__.py").write_text(
+                "import os, signal\nos.kill(os.getpid(), signal.SIGINT)\nos._exit(7)\n"
+            )
+        run = subprocess.run(
+            ["bash", "-c", script], capture_output=True, timeout=60, cwd=ROOT,
+            env={**os.environ, "PYTHONPATH": str(tmp_path)},
+        )  # fmt: skip
+        assert (run.returncode, run.stderr) == (code, b"")
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "fail-nic x --timeout 0", "recover-nic x --timeout 0ms", "plan off --timeout 0",
+        "gc --all --older-than 5s", "config list --markdown --json",
+        "config list --markdown --changed",
+    ],
+)  # fmt: skip
+def test_options_that_make_no_sense(words: str) -> None:
+    """No time for an answer, and options of which one would be ignored."""
+    stderr = call(*words.split(), code=2).stderr
+    assert re.search(r"Error: .*--(timeout|all|markdown)\b.*: ", stderr), stderr
+
+
+def test_rate_of_a_fault_in_the_unit_of_fail_nic(start_writer: StartWriter) -> None:
+    writer = start_writer()
+    call("fail-nic", "127.0.1.1", "--kind", "slow=100mbit", "--job", writer.job)
+    assert "slow both 100 Mbit/s" in call("nics", "--job", writer.job).stdout
+    assert view.fault_text("loss 10000 ppm") == "loss 10000 ppm"
+
+
+def test_nics_of_those_that_stand_or_are_silent(start_writer: StartWriter) -> None:
+    writer = start_writer("--deaf")
+    snapshot = replace(writer.process.snapshot(), peers=[waiting()])
+    silent = replace(
+        snapshot, process=replace(writer.process, alive_mono_ns=time.monotonic_ns() - 7 * 10**9)
+    )
+    standing, quiet = (
+        [line.plain for line in view.standing_lines(one)] for one in (snapshot, silent)
+    )
+    title = f"node-a pid {writer.pid} (job {writer.job})"
+    assert standing == [f"{title}: stands: no path to node1:7 for 18s, gives up in 22s"]
+    assert quiet == [f"{title}: silent for 7s", *standing]
+    assert view.standing_lines(replace(snapshot, peers=[])) == []
+    until(lambda: writer.process.silent_s > 0, "the writer is called silent")
+    text = call("nics", "--job", writer.job).stdout
+    assert re.search(rf"^{re.escape(title)}: silent for \d+s$", text, re.MULTILINE), text
+    rows = json.loads(call("nics", "--job", writer.job, "--json").stdout)["nics"]
+    assert all(row["silent_s"] > 3 and row["stands"] == "" for row in rows) and rows
+
+
+def test_versions_of_plugins_are_known(start_writer: StartWriter) -> None:
+    writer = start_writer()
+    (row,) = json.loads(call("ps", "--job", writer.job, "--json").stdout)["processes"]
+    assert row["plugin_version"] == __version__

@@ -210,7 +210,7 @@ int main(int argc, char **argv)
         {"names", no_argument, NULL, 'n'},         {NULL, 0, NULL, 0},
     };
     struct options options = {.seconds = 20, .job = "test-job", .rank = -1, .nics = 2};
-    struct r2_control_info info = {.host = "node-a", .mode = "auto", .plugin_version = "0.1.0"};
+    struct r2_control_info info = {.host = "node-a", .mode = "auto"};
     struct writer w = {0};
     int opt, rc;
 

@@ -16,7 +16,6 @@ static const struct r2_control_info info = {
     .rank = 3,
     .ranks = 8,
     .mode = "auto",
-    .plugin_version = "0.1.0",
 };
 
 static struct r2_control *open_one(void)
@@ -248,6 +247,7 @@ static void test_peers_and_paths(void)
     CHECK_EQ(r2_control_peer_add(ctl, &peer), -1);
     CHECK_EQ(seg->counters.rows_refused, 1);
     CHECK_EQ(seg->gauges.peers, R2_SEG_MAX_PEERS);
+    CHECK_EQ(r2_control_nic_add(ctl, &(struct r2_control_nic){.name = "nic0"}), 0);
     for (int i = 0; i < R2_SEG_MAX_PATHS; i++) {
         rows[i] = r2_control_path_add(ctl, i % 2, 0, "nic3");
         CHECK_EQ(rows[i], i);
@@ -259,6 +259,7 @@ static void test_peers_and_paths(void)
     r2_control_path_state(ctl, 5, R2_SEG_PATH_DOWN, 2, "reset");
     r2_control_path_state(ctl, 5, R2_SEG_PATH_DOWN, 3, "reset");
     CHECK_EQ(seg->paths[5].n.failures, 1);
+    CHECK_EQ(seg->nics[0].n.errors, 1);
     CHECK_EQ(seg->paths[5].generation, 3);
     r2_control_path_state(ctl, 5, R2_SEG_PATH_CONNECTING, 4, NULL);
     r2_control_path_state(ctl, 5, R2_SEG_PATH_UP, 4, NULL);
@@ -271,6 +272,7 @@ static void test_peers_and_paths(void)
     CHECK_EQ(seg->gauges.paths_total, R2_SEG_MAX_PATHS / 2);
     CHECK_EQ(seg->gauges.paths_up, R2_SEG_MAX_PATHS / 2);
     CHECK_EQ(seg->paths[5].used, 0);
+    CHECK_EQ(seg->nics[0].n.errors, 1); /* outlives the path */
     first = r2_control_path_add(ctl, 0, 1, "nic4");
     CHECK_EQ(first, 1);
     CHECK_EQ(seg->paths[1].serial, 2);
