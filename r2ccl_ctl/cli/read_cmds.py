@@ -14,7 +14,7 @@ from rich.console import Group, RenderableType
 from rich.live import Live
 from rich.text import Text
 
-from r2ccl_ctl import nodeseg
+from r2ccl_ctl import gpus, nodeseg
 from r2ccl_ctl.cli import comm_view, view
 from r2ccl_ctl.cli.common import (
     Whole,
@@ -285,6 +285,10 @@ def nics(
     """List the NICs: state, weight, rates, injected faults; and what was found out about broken
     ones, as the processes of a node share it.
 
+    GPUS, where NVML knows some: the nearest ones, by nvidia-smi's index, and how near they are, in
+    the words of `nvidia-smi topo -m`: PIX behind the same PCIe switch, PXB behind several, PHB at
+    the same host bridge, NODE in the same NUMA node, SYS across.
+
     \b
     Example:
       r2ccl-ctl nics --job 4711
@@ -301,6 +305,7 @@ def nics(
                     "silent_s": round(snapshot.process.silent_s, 1),
                     "stands": comm_view.stands(snapshot),
                     **view.nic_dict(nic, rates),
+                    "gpus": [near.as_dict() for near in gpus.nearest(nic, machine(looks))],
                 }
                 for snapshot, rates in looks
                 for nic in snapshot.nics
@@ -309,11 +314,24 @@ def nics(
         found["node_verdicts"] = [view.node_dict(*pair) for pair in verdicts(looks)]
         return found
 
+    known: list[gpus.Gpu] = []
+    asked: list[bool] = []
+
+    def machine(looks: Looks) -> list[gpus.Gpu]:
+        """The GPUs of this machine; asked for once, and only where a NIC can be near one."""
+        if not asked and any(nic.pci_path for snapshot, _ in looks for nic in snapshot.nics):
+            asked.append(True)
+            answer = gpus.list_gpus()
+            if answer is None:
+                click.echo("warning: the NVIDIA driver does not answer: no GPUs shown", err=True)
+            known.extend(answer or [])
+        return known
+
     def verdicts(looks: Looks) -> list[tuple[nodeseg.NodeSegment, nodeseg.NodeRow]]:
         return view.node_verdicts(nodeseg.list_segments(), [snapshot for snapshot, _ in looks])
 
     def render(looks: Looks) -> RenderableType:
-        nics, shared = view.nics_view(looks), verdicts(looks)
+        nics, shared = view.nics_view(looks, machine(looks)), verdicts(looks)
         return Group(nics, Text(""), view.node_table(shared)) if shared else nics
 
     report(

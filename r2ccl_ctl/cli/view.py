@@ -17,6 +17,7 @@ from rich.text import Text
 from r2ccl_ctl.cli.comm_view import comm_dict, comm_table, most_operations, stands
 from r2ccl_ctl.cli.common import add_row, ago, process_state, row_dict, state, table
 from r2ccl_ctl.control import SCHEMA, Process, Snapshot
+from r2ccl_ctl.gpus import Gpu, near_text, nearest
 from r2ccl_ctl.journal import Event
 from r2ccl_ctl.nodeseg import NodeRow, NodeSegment
 from r2ccl_ctl.rows import Nic, PathRow
@@ -209,14 +210,16 @@ def nic_cells(
 
 
 def nic_table(
-    snapshots: Sequence[tuple[Snapshot, dict[int, tuple[float, float]]]], *, titles: bool
+    snapshots: Sequence[tuple[Snapshot, dict[int, tuple[float, float]]]], gpus: Sequence[Gpu] = ()
 ) -> Table:
-    """r2ccl-ctl nics: the NICs of all processes."""
-    found = table(*(("NODE", ">PID") if titles else ()), *NIC_COLUMNS)
+    """r2ccl-ctl nics: the NICs of all processes. Which GPUs are near them only where there are
+    GPUs."""
+    found = table("NODE", ">PID", *NIC_COLUMNS[:1], *(["GPUS"] if gpus else []), *NIC_COLUMNS[1:])
     for snapshot, rates in snapshots:
         for nic in snapshot.nics:
-            title = (snapshot.process.host, snapshot.process.pid) if titles else ()
-            add_row(found, *title, *nic_cells(nic, rates))
+            name, *cells = nic_cells(nic, rates)
+            near = [near_text(nearest(nic, gpus)) or "-"] if gpus else []
+            add_row(found, snapshot.process.host, snapshot.process.pid, name, *near, *cells)
     return found
 
 
@@ -403,9 +406,11 @@ def summary(snapshot: Snapshot) -> list[str]:
     return lines
 
 
-def nics_view(looks: Sequence[tuple[Snapshot, dict[int, tuple[float, float]]]]) -> Group:
+def nics_view(
+    looks: Sequence[tuple[Snapshot, dict[int, tuple[float, float]]]], gpus: Sequence[Gpu] = ()
+) -> Group:
     """r2ccl-ctl nics: all NICs, what RDMA there is behind them, and which processes stand."""
-    parts: list[Any] = [nic_table(looks, titles=True)]
+    parts: list[Any] = [nic_table(looks, gpus)]
     snapshots = [snapshot for snapshot, _ in looks]
     if any(nic.rdma_device for snapshot in snapshots for nic in snapshot.nics):
         parts += [Text(), rdma_table(snapshots, titles=True)]
