@@ -28,6 +28,7 @@ from test_health import LONG
 from r2ccl_ctl import control, exporter
 from r2ccl_ctl.control import Selection
 from r2ccl_ctl.errors import R2Error, R2UsageError
+from r2ccl_ctl.rows import Comm
 
 __all__ = ["start_writer"]
 
@@ -99,9 +100,7 @@ def test_counters_are_those_of_the_segment(start_writer: StartWriter) -> None:
     assert set(exporter.COUNTERS) <= set(snapshot.counters)
     assert set(exporter.GAUGES) <= set(snapshot.gauges)
     assert set(exporter.NIC_COUNTERS) <= set(vars(snapshot.nics[0]))
-    assert {f.name for f in exporter.Comm.__dataclass_fields__.values()} >= set(
-        exporter.COMM_COUNTERS
-    )
+    assert {f.name for f in Comm.__dataclass_fields__.values()} >= set(exporter.COMM_COUNTERS)
 
 
 def test_two_rows_of_one_name_are_one_series(start_writer: StartWriter) -> None:
