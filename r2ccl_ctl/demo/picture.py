@@ -10,6 +10,7 @@ from r2ccl_ctl.units import show_bytes, show_rate
 if TYPE_CHECKING:
     from r2ccl_ctl.demo.feeds import Sample
 
+LETTER = 0.0066  # width of one in the labels, of the axes' width
 BIN_S = 0.5
 LOST, BACK = "#c0392b", "#1e8449"
 COLOURS = ("#4c72b0", "#dd8452", "#55a868", "#8172b3", "#937860", "#da8bc3", "#8c8c8c", "#ccb974")
@@ -164,13 +165,13 @@ def _events(report: Report, axes: Any) -> None:
 
 
 def _labels(report: Report, axes: Any) -> None:
-    """Beside each line what was done and what came of it; neighbours one below the other."""
-    last, row = -1e9, 0
+    """Beside each line what was done and what came of it; below the text before where that would
+    reach into it."""
+    free, row, lines = -1e9, 0, 0
     start, end = _span(report)
     for deed in report.deeds:
         at = report.seconds(deed.outcome.began_ns or deed.asked_ns)
-        row = row + 1 if at - last < (end - start) / 8 else 0
-        last = at
+        row = row + lines if at < free else 0
         failed = deed.action.verb == "fail"
         text = f"{deed.action.verb} {deed.action.nic}"
         if deed.outcome.resume_ms is not None:
@@ -178,9 +179,11 @@ def _labels(report: Report, axes: Any) -> None:
             text += f" after {deed.outcome.resume_ms:.0f} ms"
         if failed and deed.outcome.replayed_bytes:
             text += f"\n{show_bytes(deed.outcome.replayed_bytes)} replayed"
+        lines = text.count("\n") + 1
+        free = at + max(map(len, text.split("\n"))) * LETTER * (end - start)
         axes.annotate(
             text,
-            (at, 0.99 - 0.06 * row),
+            (at, 0.99 - 0.05 * row),
             xycoords=("data", "axes fraction"),
             xytext=(4, 0),
             textcoords="offset points",
