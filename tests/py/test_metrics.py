@@ -116,7 +116,8 @@ def test_two_rows_of_one_name_are_one_series(start_writer: StartWriter) -> None:
 
 
 def test_failures_are_counted(build: Build) -> None:
-    """A real engine loses a NIC in the middle of its messages: the counters rise."""
+    """A real engine loses a NIC in the middle of its messages: the counters rise, and are those of
+    the segment just before and just after."""
 
     def at(name: str, **labels: str) -> float:
         page = parsed(exporter.page(Selection(pid=pair.tx.segment.pid)).decode())
@@ -127,13 +128,16 @@ def test_failures_are_counted(build: Build) -> None:
         before = at("r2ccl_sent_bytes_total")
         assert at("r2ccl_nic_failures_total", nic=NIC) == 0
         pair.tx.fail(NIC, "blackhole")
-        until(lambda: at("r2ccl_nic_failures_total", nic=NIC) == 1, "the failure is counted", 30)
-        until(lambda: at("r2ccl_replayed_bytes_total") > 0, "the replay is counted", 30)
-        assert at("r2ccl_failovers_total") > 0 and at("r2ccl_path_failures_total") > 0
+        until(lambda: at("r2ccl_nic_failures_total", nic=NIC) >= 1, "the failure is counted", 60)
+        assert at("r2ccl_path_failures_total") > 0
         assert at("r2ccl_nic_path_failures_total", nic=NIC) > 0
         assert at("r2ccl_nic_state", nic=NIC, state="healthy") == 0
         assert at("r2ccl_nic_fault_injected", nic=NIC) == 1
-        until(lambda: at("r2ccl_sent_bytes_total") > before, "bytes are counted", 30)
+        until(lambda: at("r2ccl_sent_bytes_total") > before, "bytes are counted", 60)
+        for key, (name, _) in exporter.COUNTERS.items():
+            low = pair.tx.counter(key)
+            shown = at(f"r2ccl_{name}_total")
+            assert low <= shown <= pair.tx.counter(key), name
         pair.finish()
 
 
