@@ -286,6 +286,17 @@ static void test_cookie_of_another(void)
     memcpy(forged + 48, &r.conn->id, 8); /* behind magic, four bytes, process, secret, listen */
     CHECK_LT(r2_engine_connect(r.conn->ctx, 0, forged, &again), 0);
     CHECK(!again);
+    memcpy(forged, r.handle, sizeof(forged));
+    memset(forged + 48, 0, 8);
+    CHECK_EQ(r2_engine_connect(r.conn->ctx, 0, forged, &again), 0); /* a second one, under way */
+    forged[8] ^= 1; /* its cookie, of another process */
+    CHECK_EQ(r2_engine_connect(r.conn->ctx, 0, forged, &again), -EINVAL);
+    forged[8] ^= 1;
+    forged[40] ^= 1; /* of another listener */
+    CHECK_EQ(r2_engine_connect(r.conn->ctx, 0, forged, &again), -EINVAL);
+    forged[40] ^= 1;
+    CHECK_EQ(r2_engine_connect(r.conn->ctx, 0, forged, &again), 0);
+    CHECK(!again);
     remote_end(&r);
 }
 

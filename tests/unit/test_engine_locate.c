@@ -400,6 +400,34 @@ static void test_hint_confirmed(void)
     end();
 }
 
+/* A NIC of ours that carries nothing new as it is: a hint about it is no news, and a drain is not
+ * turned into a failure. */
+static void test_hint_about_a_drained_nic(void)
+{
+    uint64_t hints;
+    struct r2_bulk c;
+    struct r2_ep *a;
+
+    begin();
+    a = path_of(&x, 0);
+    CHECK_EQ(remote_cts(a, &x, 0, sizeof(data)), 0);
+    CHECK(fake_next(a, &c)); /* so that its path stays for a while */
+    r2_nicstate_drain(0);
+    CHECK(!r2_nic_usable(0));
+    CHECK_EQ(remote_state(&x, 0), R2_PATH_UP);
+    hints = __atomic_load_n(&r2_eng.n->locate_hints, __ATOMIC_RELAXED);
+    hint(&y, 1, own(0));
+    for (int ms = 0; ms < ROUND_MS; ms += 5) {
+        CHECK(!fake_probe_at(x.id, 0, 0) && !fake_probe_at(y.id, 0, 0));
+        fake_sleep_ms(5);
+    }
+    CHECK_EQ(__atomic_load_n(&r2_eng.n->locate_hints, __ATOMIC_RELAXED), hints);
+    CHECK_EQ(remote_state(&x, 0), R2_PATH_UP);
+    CHECK(!atomic_load(&a->is_shut));
+    r2_nicstate_undrain(0);
+    end();
+}
+
 /* ---- what two ends tell each other */
 
 /* The path that carries the word breaks before it is sent: it is said again on another one. */
@@ -523,6 +551,7 @@ static const struct check_test tests[] = {
     {"flood", test_flood},
     {"hint_answered", test_hint_answered},
     {"hint_confirmed", test_hint_confirmed},
+    {"hint_about_a_drained_nic", test_hint_about_a_drained_nic},
     {"word_lost", test_word_lost},
     {"good_word_lost", test_good_word_lost},
     {"one_side_blind", test_one_side_blind},

@@ -1,6 +1,11 @@
 /* Messages that come before their receive over bulk lanes (engine/unasked), over a scripted
  * transport (rung 2): the test is the sender, then the receiver. What it cannot prove: that sockets
  * do as the script does (tests/py/test_unasked.py). */
+#define _GNU_SOURCE
+#include <pthread.h>
+#include <signal.h>
+#include <sys/mman.h>
+
 #include "recv_bed.h"
 
 static void hear_whole(struct r2_ep *ep, uint64_t cumulative)
@@ -274,6 +279,120 @@ static void test_dereg_while_copied(void)
     }
 }
 
+/* Where a copy stays in its middle: memory that nobody may write until `go_on`. */
+static uint8_t *held_at;
+static atomic_bool held, go_on;
+static struct sigaction segv_was;
+
+static void on_segv(int sig, siginfo_t *info, void *context)
+{
+    uint8_t *at = info->si_addr;
+
+    (void)context;
+    if (at < held_at || at >= held_at + MSG) { /* any other one is what it always is */
+        sigaction(sig, &segv_was, NULL);
+        return;
+    }
+    atomic_store(&held, true);
+    for (int i = 0; i < 20000 && !atomic_load(&go_on); i++)
+        nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
+    mprotect(held_at, MSG, PROT_READ | PROT_WRITE);
+}
+
+static struct r2_task unblock;
+static atomic_bool unblocked;
+
+/* The engine's threads have all signals blocked. */
+static void unblock_run(struct r2_task *t)
+{
+    sigset_t set;
+
+    (void)t;
+    sigemptyset(&set);
+    sigaddset(&set, SIGSEGV);
+    pthread_sigmask(SIG_UNBLOCK, &set, NULL);
+    atomic_store(&unblocked, true);
+}
+
+static struct r2_mr *held_mr;
+static atomic_bool let_off;
+
+static void *lets_off(void *arg)
+{
+    if (arg)
+        CHECK_EQ(r2_engine_dereg(r.conn, held_mr), 0);
+    else
+        CHECK_EQ(r2_engine_close(r.conn), 0);
+    atomic_store(&let_off, true);
+    return NULL;
+}
+
+/* The connection is there while its copy is. */
+static bool is_open(void)
+{
+    bool yes;
+
+    r2_peer_lock(r.conn->peer);
+    yes = r.conn->state == R2_CONN_OPEN;
+    pthread_mutex_unlock(&r.conn->peer->lock);
+    return yes;
+}
+
+/* The memory is given back in the middle of a copy into it: by dereg or by close, neither of which
+ * returns before the copy is over. */
+static void given_back_in_a_copy(bool by_dereg)
+{
+    struct sigaction act = {.sa_sigaction = on_segv, .sa_flags = SA_SIGINFO};
+    struct r2_req *req = NULL;
+    pthread_t thread;
+
+    begin(1);
+    message(a, 0);
+    held_at = mmap(NULL, MSG, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    CHECK(held_at != MAP_FAILED);
+    atomic_store(&held, false);
+    atomic_store(&go_on, false);
+    atomic_store(&let_off, false);
+    atomic_store(&unblocked, false);
+    CHECK_EQ(sigaction(SIGSEGV, &act, &segv_was), 0);
+    r2_task_init(&unblock, r.conn->unasked.copy.io, unblock_run);
+    CHECK(r2_task_kick(&unblock));
+    CHECK(remote_wait_flag(&unblocked));
+    CHECK_EQ(r2_engine_reg(r.conn, held_at, MSG, R2_MEMORY_TYPE_HOST, &held_mr), 0);
+    CHECK_EQ(r2_engine_irecv(r.conn, held_at, MSG, 0, held_mr, &req), 0);
+    CHECK(req);
+    CHECK(remote_wait_flag(&held));
+    CHECK_EQ(pthread_create(&thread, NULL, lets_off, by_dereg ? &held_mr : NULL), 0);
+    for (int ms = 0; ms < REMOTE_WAIT_MS * 5 && is_open(); ms++)
+        fake_sleep_ms(1);
+    CHECK(!is_open()); /* it is at it: the request has ended */
+    for (int ms = 0; ms < 60; ms++) {
+        CHECK_MSG(!atomic_load(&let_off), "given back while a thread copies into it");
+        fake_sleep_ms(1);
+    }
+    atomic_store(&go_on, true);
+    CHECK_EQ(pthread_join(thread, NULL), 0);
+    CHECK(atomic_load(&let_off));
+    CHECK_MEM(held_at, source, MSG); /* the copy was over, too */
+    CHECK_EQ(sigaction(SIGSEGV, &segv_was, NULL), 0);
+    CHECK_EQ(munmap(held_at, MSG), 0);
+    if (by_dereg) {
+        CHECK_EQ(remote_test(req, 0, NULL), -ECANCELED);
+        CHECK_EQ(r2_engine_close(r.conn), 0);
+    }
+    fake_forget(r.id);
+}
+
+static void test_dereg_in_a_copy(void)
+{
+    given_back_in_a_copy(true);
+}
+
+static void test_close_in_a_copy(void)
+{
+    given_back_in_a_copy(false);
+}
+
 /* Many messages, each in random order of chunks, before or after its receive or in the middle of
  * it, while a thread copies. */
 static void test_random_order(void)
@@ -409,6 +528,8 @@ static const struct check_test tests[] = {
     {"gone_while_written", test_gone_while_written},
     {"queue_pair_joins", test_queue_pair_joins},
     {"dereg_while_copied", test_dereg_while_copied},
+    {"dereg_in_a_copy", test_dereg_in_a_copy},
+    {"close_in_a_copy", test_close_in_a_copy},
     {"random_order", test_random_order},
     {"goes_unasked", test_goes_unasked},
     {"lost_and_small", test_lost_and_small},
