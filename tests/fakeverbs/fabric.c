@@ -251,7 +251,8 @@ static bool place(struct fv_conn *c)
     c->body = NULL;
     free(c->hold);
     c->hold = NULL;
-    if (fv.script.in_network && fv_catches(p))
+    /* What is kept already is not caught once more by a new script. */
+    if (!c->kept && fv.script.in_network && fv_catches(p))
         c->kept = true;
     if (c->kept)
         return false;

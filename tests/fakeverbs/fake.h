@@ -54,7 +54,7 @@ struct fv_dev {
     uint64_t guid;     /* network order */
     bool hang;         /* commands do not come back until it is cleared */
     int lose; /* completions of requests whose id begins with that: the next one; 0: none */
-    int no_reg, no_modify_err, no_destroy; /* so many commands fail */
+    int no_reg, no_modify_err, no_destroy, no_dereg; /* so many commands fail */
     struct ibv_async_event events[FV_EVENTS];
     unsigned ev_head, ev_tail;
     struct ibv_async_event told;          /* of a queue, and not acknowledged yet */

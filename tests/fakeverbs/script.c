@@ -32,7 +32,7 @@
  *                           it works on, and it is there until it is closed
  *   restore DEV [NAME]      it is listed again, as another device of the same GUID, under that name
  *   hang DEV 0|1            commands do not come back; those of a device that was removed: unhang
- *   refuse DEV reg|err|destroy N   so many commands fail
+ *   refuse DEV reg|dereg|err|destroy N   so many commands fail; dereg: of a page or more
  *   chaos ...
  *   attr NAME               answers with what fv_attr (fake.h) tells
  *
@@ -172,6 +172,8 @@ static void refuse_command(struct fv_dev *d, const char *what, int n)
         d->no_modify_err = n;
     else if (strcmp(what, "destroy") == 0)
         d->no_destroy = n;
+    else if (strcmp(what, "dereg") == 0)
+        d->no_dereg = n;
 }
 
 void fv_command(char *text)

@@ -210,6 +210,46 @@ static int ended(uint64_t from, int a, int b)
     return bed_told(from, R2_EV_PATH_DOWN, nics[a], nics[b], NULL);
 }
 
+static bool active(int nic)
+{
+    struct r2_vnic *v = &r2_verbs.nics[nic];
+    bool is;
+
+    pthread_mutex_lock(&v->lock);
+    is = v->active;
+    pthread_mutex_unlock(&v->lock);
+    return is;
+}
+
+/* A port's event is believed at once, however long the device takes to say more about it (it may be
+ * dead): nothing new is begun there, and the other port is as it was. */
+static void test_told_before_the_device_answers(void)
+{
+    char text[32];
+
+    begin();
+    both_carry();
+    for (int port = 0; port < 2; port++) {
+        uint64_t from = bed_journal();
+
+        bed_script("!hang fv0 1");
+        snprintf(text, sizeof(text), "!port fv0 %d down", port + 1);
+        bed_script(text);
+        for (int ms = 0; ms < BED_WAIT_MS && active(port); ms++)
+            bed_ms(1);
+        CHECK(!active(port));
+        CHECK(active(1 - port));
+        until_carries(port, false);
+        CHECK_EQ(ended(from, 1 - port, 1 - port), 0);
+        bed_script("!hang fv0 0");
+        snprintf(text, sizeof(text), "!port fv0 %d up", port + 1);
+        bed_script(text);
+        both_carry();
+        message(port);
+    }
+    finish();
+}
+
 /* What is told of one queue ends its path, and no other. */
 static void test_events_of_queues(void)
 {
@@ -298,6 +338,7 @@ static void test_events_while_queues_go(void)
 
 static const struct check_test tests[] = {
     {"port_of_another", test_port_of_another},
+    {"told_before_the_device_answers", test_told_before_the_device_answers},
     {"events_of_queues", test_events_of_queues},
     {"events_while_queues_go", test_events_while_queues_go},
     {"gid_moves_meanwhile", test_gid_moves_meanwhile},

@@ -3,6 +3,7 @@
  * go of, and what is registered is registered with the new one, even if commands of the old one
  * never come back. */
 #include <dirent.h>
+#include <pthread.h>
 
 #include "verbs_bed.h"
 
@@ -228,6 +229,70 @@ static void test_fatal_is_not_removed(void)
     finish();
 }
 
+/* Keys of a device that fails and does not let go of them: not said to be gone because they were
+ * asked for before, only when the kernel has let go of the device. */
+static void test_keys_are_not_confirmed(void)
+{
+    static uint8_t more[8192];
+    struct r2_mr *mr;
+
+    begin();
+    CHECK_EQ(r2_engine_reg(bed.rx, more, sizeof(more), 1, &mr), 0);
+    bed_script("!port fv1 1 down");
+    for (int ms = 0; ms < BED_WAIT_MS && bed_paths(bed.tx) > 1; ms++)
+        bed_ms(1);
+    bed_ms(200); /* the path's own memory is not what is asked for first */
+    bed_script("!refuse fv1 dereg 1000000");
+    bed_script("!fatal fv1");
+    until_key(mr, 1, false);
+    bed_ms(100); /* it has been asked for all, and waited for in vain */
+    CHECK_EQ(r2_engine_dereg(bed.rx, mr), -ETIMEDOUT);
+    CHECK_EQ(r2_engine_dereg(bed.tx, smr), -ETIMEDOUT);
+    bed_script("!remove fv1");
+    bed_ms(700); /* the kernel's word is there */
+    CHECK_EQ(r2_engine_dereg(bed.rx, dmr), 0);
+    CHECK_EQ(r2_engine_reg(bed.rx, in, SIZE, 1, &dmr), 0);
+    CHECK_EQ(r2_engine_reg(bed.tx, out, SIZE, 1, &smr), 0);
+    bed_script("!restore fv1");
+    until_key(dmr, 1, true);
+    r2_nicstate_forgive(1, true); /* it flapped in the tests before this one */
+    bed_until_paths(bed.tx, 2);
+    message(1);
+    finish();
+}
+
+static void *removes_soon(void *arg)
+{
+    (void)arg;
+    bed_ms(300);
+    bed_script("!remove fv1");
+    return NULL;
+}
+
+/* The kernel's word comes while somebody waits for the device's: it stands for it. */
+static void test_word_comes_late(void)
+{
+    static uint8_t more[8192];
+    struct r2_mr *mr;
+    pthread_t thread;
+
+    begin();
+    CHECK_EQ(r2_engine_reg(bed.rx, more, sizeof(more), 1, &mr), 0);
+    bed_script("!refuse fv1 dereg 1000000");
+    bed_script("!fatal fv1");
+    for (int ms = 0; ms < BED_WAIT_MS && bed_paths(bed.tx) > 1; ms++)
+        bed_ms(1);
+    CHECK_EQ(pthread_create(&thread, NULL, removes_soon, NULL), 0);
+    CHECK_EQ(r2_engine_dereg(bed.rx, mr), 0);
+    pthread_join(thread, NULL);
+    bed_script("!restore fv1");
+    until_key(dmr, 1, true);
+    r2_nicstate_forgive(1, true);
+    bed_until_paths(bed.tx, 2);
+    message(1);
+    finish();
+}
+
 /* A driver that waits for its users (soft-RoCE): nobody is told, everything on the device works on.
  * It is let go of all the same, so that whoever removes it does not wait for the end of the job,
  * and taken again. The stand-in ignores `restore` while somebody has the old one open. */
@@ -255,6 +320,8 @@ static const struct check_test tests[] = {
     {"old_one_hangs", test_old_one_hangs},
     {"bytes_under_way", test_bytes_under_way},
     {"fatal_is_not_removed", test_fatal_is_not_removed},
+    {"keys_are_not_confirmed", test_keys_are_not_confirmed},
+    {"word_comes_late", test_word_comes_late},
     {"driver_waits_for_us", test_driver_waits_for_us},
     {0},
 };

@@ -193,6 +193,18 @@ static struct ibv_mr *take_out(struct r2_mr_keys *k, struct r2_hca *hca)
     return mr;
 }
 
+/* The device did not deregister it: whoever asks next asks the device anew. */
+static void put_back(struct r2_mr_keys *k, struct r2_hca *hca, struct ibv_mr *mr)
+{
+    pthread_mutex_lock(&slot_lock);
+    if (!k->of[hca->slot]) { /* else another device is there, so this one was removed */
+        r2_hca_use(hca);
+        k->of[hca->slot] = hca;
+        k->mr[hca->slot] = mr;
+    }
+    pthread_mutex_unlock(&slot_lock);
+}
+
 static bool has_it(struct r2_mr_keys *k, struct r2_hca *hca)
 {
     bool has;
@@ -226,8 +238,9 @@ static void reg_one(struct r2_mr_keys *k, struct r2_hca *hca)
         r2_ibv.dereg_mr(mr);
 }
 
-/* 0, or an error: nobody knows. A device that was removed took its keys with it. */
-static int dereg_one(struct r2_mr_keys *k, struct r2_hca *hca)
+/* 0, or an error: nobody knows. A device that was removed took its keys with it. `again`: somebody
+ * will ask once more, and is not to hear that nothing is left. */
+static int dereg_one(struct r2_mr_keys *k, struct r2_hca *hca, bool again)
 {
     struct ibv_mr *mr = take_out(k, hca);
     int rc = 0;
@@ -236,6 +249,8 @@ static int dereg_one(struct r2_mr_keys *k, struct r2_hca *hca)
         return 0;
     if (r2_ibv.dereg_mr(mr) && !r2_hca_removed(hca))
         rc = -EIO;
+    if (rc && again)
+        put_back(k, hca, mr);
     r2_hca_unuse(hca);
     return rc;
 }
@@ -268,7 +283,7 @@ static void run_dereg(struct r2_cmd *cmd)
 {
     struct mr_cmd *c = R2_CONTAINER_OF(cmd, struct mr_cmd, cmd);
 
-    cmd_over(c, dereg_one(c->keys, c->hca) != 0);
+    cmd_over(c, dereg_one(c->keys, c->hca, false) != 0);
 }
 
 /* One that is gone has the bit of its slot shifted. */
@@ -465,7 +480,7 @@ void r2_verbs_purge(struct r2_hca *hca)
     struct r2_mr_keys **ranges = all_ranges(&n);
 
     for (int i = 0; i < n; i++) {
-        if (dereg_one(ranges[i], hca))
+        if (dereg_one(ranges[i], hca, true))
             R2_WARN_LIMIT("%s does not confirm that memory is deregistered", hca->name);
         keys_put(ranges[i]);
     }
