@@ -16,7 +16,7 @@ import pytest
 from click.testing import CliRunner
 from conftest import Build
 from failover_bed import running_pair, until
-from verbs_bed import ask, both_right, command, moved, over, settings, two_ends
+from verbs_bed import PATIENT, ask, both_right, command, moved, over, settings, two_ends
 
 from r2ccl_ctl.cli.main import main
 from r2ccl_ctl.control import Snapshot
@@ -28,7 +28,7 @@ TWO_SUBNETS = "fvib=ib:127.0.3.1+ib:127.1.4.1"
 
 
 def ib(build: Build, devices: str = ONE_SUBNET, **more: str | int) -> dict[str, str]:
-    return settings(build, R2_FAKEVERBS=devices, **more)
+    return settings(build, R2_FAKEVERBS=devices, **{**PATIENT, **more})
 
 
 def pairs_up(seen: Snapshot) -> set[tuple[str, str]]:
@@ -56,14 +56,16 @@ def test_ports_are_nics(build: Build) -> None:
 
 @pytest.mark.parametrize("side", ["tx", "rx"])
 def test_events_belong_to_a_port(build: Build, side: str) -> None:
-    """One port of the device goes down and comes back: its NIC fails and returns, the other port's
-    path never ends."""
+    """One port of the device goes down and comes back: its NIC fails before the device has answered
+    any question about it, and returns; the other port's path never ends."""
     with running_pair(build.path, *BULK, nics=PORTS, **ib(build)) as pair:
         at = pair.side(side)
         over(pair, "verbs", 2)
         pair.moving()
+        command(at.pid, "hang fvib 1")
         command(at.pid, "port fvib 2 down")
         until(f"it is noticed: {pair}", lambda: bool(at.named("nic-down")))
+        command(at.pid, "hang fvib 0")
         until(f"its paths end: {pair}", lambda: bool(pair.tx.named("path-down")))
         pair.moving()
         time.sleep(1.5)  # links are looked at every second: it stays down
@@ -80,8 +82,8 @@ def test_events_belong_to_a_port(build: Build, side: str) -> None:
         )
         pair.moving()
         down = {(e.nic, e.remote_nic) for e in at.named("path-down")}
+        assert ("fvib:1", "fvib:1") not in down, str(pair)
         pair.finish()
-    assert ("fvib:1", "fvib:1") not in down, str(pair)
 
 
 def test_other_subnet_by_grh(build: Build) -> None:

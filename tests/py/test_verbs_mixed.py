@@ -12,7 +12,7 @@ import time
 import pytest
 from conftest import Build
 from failover_bed import Pair, Side, loopback, running_pair, running_perf, until
-from verbs_bed import both_right, command, settings, two_ends
+from verbs_bed import PATIENT, both_right, command, settings, two_ends
 
 BULK = ("--register", "--size", "1M", "--conns", 2, "--stall", 20)
 RDMA, PLAIN = "127.0.1.1", "127.0.2.1"
@@ -21,7 +21,7 @@ ALL = "fv0=127.0.1.1,fv1=127.0.2.1"
 
 
 def mixed(build: Build, devices: str = MIXED, **more: str | int) -> dict[str, str]:
-    return settings(build, R2_FAKEVERBS=devices, **more)
+    return settings(build, R2_FAKEVERBS=devices, **{**PATIENT, **more})
 
 
 def by_nic(side: Side, via: str) -> dict[str, int]:
@@ -72,8 +72,7 @@ def test_both_kinds_carry(build: Build) -> None:
 def test_either_kind_fails(build: Build, kind: str, out: str, back: str, side: str) -> None:
     """One kind goes in the middle of messages: what it lost goes over the other, which never ended;
     it comes back and carries again."""
-    env = mixed(build, NCCL_IB_TIMEOUT=14)
-    with running_pair(build.path, *BULK, nics=loopback(2), **env) as pair:
+    with running_pair(build.path, *BULK, nics=loopback(2), **mixed(build)) as pair:
         at, nic, other = pair.side(side), *((RDMA, PLAIN) if kind == "verbs" else (PLAIN, RDMA))
         carrying(pair, pair.tx, *BOTH)
         for slowed in (RDMA, PLAIN):
