@@ -115,12 +115,12 @@ static void test_port_of_another(void)
 }
 
 /* An endpoint of NIC 0 to NIC 0 that has sent its card and waits for the peer's, with a reference.
- */
+ * NULL: it is made already, on a machine that did not let us look in time. */
 static struct r2_ep *being_made(void)
 {
     struct r2_ep *found = NULL;
 
-    for (int us = 0; us < BED_WAIT_MS * 1000 && !found; us += 100) {
+    for (int us = 0; us < BED_WAIT_MS * 1000 && !found && !carries(0); us += 100) {
         struct r2_list *n;
 
         pthread_mutex_lock(&r2_verbs.lock);
@@ -139,19 +139,24 @@ static struct r2_ep *being_made(void)
         pthread_mutex_unlock(&r2_verbs.lock);
         usleep(100);
     }
-    CHECK(found);
     return found;
 }
 
 /* Port 1 goes and comes back, and its path is being made again, slowly. */
 static struct r2_ep *again(void)
 {
-    bed_script("!port fv0 1 down");
-    until_carries(0, false);
-    bed_script("!chaos cmd_us=30000");
-    bed_script("!port fv0 1 up");
-    r2_nicstate_forgive(0, true);
-    return being_made();
+    struct r2_ep *found = NULL;
+
+    for (int tries = 0; tries < 20 && !found; tries++) {
+        bed_script("!port fv0 1 down");
+        until_carries(0, false);
+        bed_script("!chaos cmd_us=30000");
+        bed_script("!port fv0 1 up");
+        r2_nicstate_forgive(0, true);
+        found = being_made();
+    }
+    CHECK(found);
+    return found;
 }
 
 /* The address moves to another entry of the table: whatever is being made takes it from there. */
