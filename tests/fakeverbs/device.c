@@ -322,7 +322,8 @@ FV_EXPORT int ibv_query_port(struct ibv_context *ctx, uint8_t port,
         return EINVAL;
     memset(&attr, 0, sizeof(attr));
     pthread_mutex_lock(&fv.lock);
-    fv_may_hang(d);
+    while (d->hang > 1)
+        pthread_cond_wait(&fv.unhang, &fv.lock);
     if (d->removed && d->fatal) {
         pthread_mutex_unlock(&fv.lock);
         return EIO;

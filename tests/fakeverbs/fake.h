@@ -52,7 +52,7 @@ struct fv_dev {
     bool unloaded; /* nor is this one; but all works until it is closed, and then it is removed */
     int entry, folder; /* files that base.dev_path and .ibdev_path name; -1 */
     uint64_t guid;     /* network order */
-    bool hang;         /* commands do not come back until it is cleared */
+    int hang;          /* commands do not come back until it is cleared; 2: questions, too */
     int lose; /* completions of requests whose id begins with that: the next one; 0: none */
     int no_reg, no_modify_err, no_destroy, no_dereg; /* so many commands fail */
     struct ibv_async_event events[FV_EVENTS];

@@ -31,7 +31,8 @@
  *   unload DEV              as soft-RoCE is taken away: listed no more, not opened any more; all on
  *                           it works on, and it is there until it is closed
  *   restore DEV [NAME]      it is listed again, as another device of the same GUID, under that name
- *   hang DEV 0|1            commands do not come back; those of a device that was removed: unhang
+ *   hang DEV 0|1|2          commands do not come back; those of a device that was removed: unhang
+ *                           (2: nor does what is asked about a port)
  *   refuse DEV reg|dereg|err|destroy N   so many commands fail; dereg: of a page or more
  *   chaos ...
  *   attr NAME               answers with what fv_attr (fake.h) tells
@@ -189,7 +190,7 @@ void fv_command(char *text)
     }
     if (strcmp(verb, "unhang") == 0) {
         for (int i = 0; i < fv.n_dev; i++)
-            fv.dev[i].hang = false;
+            fv.dev[i].hang = 0;
         pthread_cond_broadcast(&fv.unhang);
         return;
     }

@@ -62,7 +62,7 @@ def test_events_belong_to_a_port(build: Build, side: str) -> None:
         at = pair.side(side)
         over(pair, "verbs", 2)
         pair.moving()
-        command(at.pid, "hang fvib 1")
+        command(at.pid, "hang fvib 2")
         command(at.pid, "port fvib 2 down")
         until(f"it is noticed: {pair}", lambda: bool(at.named("nic-down")))
         command(at.pid, "hang fvib 0")

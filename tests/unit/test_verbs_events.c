@@ -237,7 +237,7 @@ static void test_told_before_the_device_answers(void)
     for (int port = 0; port < 2; port++) {
         uint64_t from = bed_journal();
 
-        bed_script("!hang fv0 1");
+        bed_script("!hang fv0 2");
         snprintf(text, sizeof(text), "!port fv0 %d down", port + 1);
         bed_script(text);
         for (int ms = 0; ms < BED_WAIT_MS && active(port); ms++)
