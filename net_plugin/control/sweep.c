@@ -6,13 +6,15 @@
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
+#include <sys/statvfs.h>
 #include <unistd.h>
 
 #include "control/impl.h"
 
 #define DIRECTORY "/dev/shm"
 #define KEEP 16                              /* the newest */
-#define YOUNG_NS (UINT64_C(60) * 1000000000) /* without a header it may be one being set up */
+#define KEEP_YOUNG 64                        /* ... which have just ended, if there is room */
+#define YOUNG_NS (UINT64_C(60) * 1000000000) /* heard of lately; without a header: being set up */
 #define OLD_NS (UINT64_C(3600) * 1000000000) /* always removed */
 #define MAX_LEFT 1024                        /* looked at in one sweep */
 
@@ -85,6 +87,14 @@ static bool is_own(const char *name, const char *own)
     return !strncmp(name, own, n) && (name[n] == '\0' || name[n] == '.');
 }
 
+/* Half of the shared memory is free: what lies there keeps nobody from making more. */
+static bool has_room(int dir)
+{
+    struct statvfs fs;
+
+    return !fstatvfs(dir, &fs) && fs.f_bavail >= fs.f_blocks / 2;
+}
+
 static int collect(DIR *dir, const char *prefix, const char *own, uint64_t now, struct left *left)
 {
     struct dirent *entry;
@@ -107,7 +117,7 @@ int r2_control_sweep(const char *prefix, const char *own, uint64_t now)
 {
     DIR *dir = opendir(DIRECTORY);
     struct left *left = NULL;
-    int n, removed = 0;
+    int n, young, removed = 0;
 
     if (!dir)
         return 0;
@@ -116,8 +126,9 @@ int r2_control_sweep(const char *prefix, const char *own, uint64_t now)
         goto out;
     n = collect(dir, prefix, own, now, left);
     qsort(left, (size_t)n, sizeof(*left), by_age);
+    young = has_room(dirfd(dir)) ? KEEP_YOUNG : KEEP;
     for (int i = 0; i < n; i++) {
-        if (i < KEEP && left[i].age_ns < OLD_NS)
+        if ((i < KEEP && left[i].age_ns < OLD_NS) || (i < young && left[i].age_ns < YOUNG_NS))
             continue;
         if (!unlinkat(dirfd(dir), left[i].name, 0))
             removed++;

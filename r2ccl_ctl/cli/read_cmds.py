@@ -457,7 +457,8 @@ def journal(
     """Show what happened, when, and why: failures, replays, recoveries.
 
     With --pid also of a process that is gone, and with --all of all those whose journals are still
-    there: the 16 newest of a user, for an hour. --json prints one object per line.
+    there: the 16 newest of a user, for an hour, and up to 64 for a minute. --json prints one object
+    per line.
 
     \b
     Example:

@@ -193,7 +193,8 @@ def gc(ctx: click.Context, older_than: str, everything: bool, dry_run: bool, as_
 
     That is their control segments, and with them their journals, and node segments that no process
     uses; never those of running processes. Each process that starts does some of that itself: of
-    its user's it keeps the 16 newest, and none that is older than an hour.
+    its user's it keeps the 16 newest, for a minute up to 64 if there is room, and none that is
+    older than an hour.
 
     \b
     Example:

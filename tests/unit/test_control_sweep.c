@@ -6,6 +6,7 @@
 #include <sys/mman.h>
 #include <sys/mount.h>
 #include <sys/stat.h>
+#include <sys/statvfs.h>
 #include <sys/wait.h>
 
 #include "check.h"
@@ -82,6 +83,28 @@ static void test_sweep_by_number(void)
     CHECK_EQ(left, 17);
     for (int i = 17; i < 20; i++) {
         CHECK(!remove_left(prefix, i));
+    }
+}
+
+/* A job of many processes has ended, and another one begins: its journals can be read for a while.
+ */
+static void test_sweep_spares_what_has_just_ended(void)
+{
+    uint64_t now = r2_control_clock(CLOCK_REALTIME) + 10 * 3600 * SECOND;
+    struct statvfs fs;
+    char prefix[64];
+
+    CHECK_EQ(statvfs("/dev/shm", &fs), 0);
+    snprintf(prefix, sizeof(prefix), "r2test.%d.", (int)getpid());
+    for (int i = 0; i < 66; i++) {
+        leave(prefix, i, now - (uint64_t)(i < 60 ? 2 : 10) * SECOND);
+    }
+    if (fs.f_bavail > fs.f_blocks / 4 * 3)
+        CHECK_EQ(r2_control_sweep(prefix, "r2test.own", now), 2); /* the oldest */
+    CHECK_EQ(r2_control_sweep(prefix, "r2test.own", now + 70 * SECOND),
+             fs.f_bavail > fs.f_blocks / 4 * 3 ? 48 : 50);
+    for (int i = 0; i < 66; i++) {
+        remove_left(prefix, i);
     }
 }
 
@@ -238,6 +261,7 @@ static const struct check_test tests[] = {
     {"sweep_by_age", test_sweep_by_age},
     {"sweep_spares_what_is_set_up", test_sweep_spares_what_is_set_up},
     {"sweep_by_number", test_sweep_by_number},
+    {"sweep_spares_what_has_just_ended", test_sweep_spares_what_has_just_ended},
     {"sweep_spares_the_living", test_sweep_spares_the_living},
     {"counts_the_living", test_counts_the_living},
     {"counting_leaves_the_own_alone", test_counting_leaves_the_own_alone},
