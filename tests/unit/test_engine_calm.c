@@ -116,6 +116,28 @@ static void test_silence_in_use(void)
     remote_end(&r);
 }
 
+/* A path goes silent while nothing is on it, just after it was asked. From the moment when it is
+ * given something its silence is judged at the pace of paths in use, not when its turn comes. */
+static void test_silent_before_it_is_used(void)
+{
+    struct r2_bulk b;
+    uint64_t n, from;
+
+    begin();
+    fake_sleep_ms(12 * BEAT_MS);
+    n = beats(1);
+    for (int i = 0; i < 2 * SELDOM_MS && beats(1) == n; i++)
+        fake_sleep_ms(1);
+    CHECK_GT(beats(1), n);
+    atomic_store(&ep[1]->silent, true);
+    from = r2_now_ns();
+    use(1, &b);
+    CHECK(remote_wait_flag(&ep[1]->is_shut));
+    CHECK_LT(r2_now_ns() - from, SELDOM_MS / 2 * R2_NS_PER_MS); /* 0.2 s */
+    CHECK_EQ(remote_state(&r, 0), R2_PATH_UP);
+    remote_end(&r);
+}
+
 /* Both go silent at once. The answer that the calm one gave before is no proof that the peer is
  * there: no path is failed for it, and the peer is suspect. */
 static void test_old_answers_prove_nothing(void)
@@ -146,6 +168,7 @@ static const struct check_test tests[] = {
     {"calm_paths_are_asked_seldom", test_calm_paths_are_asked_seldom},
     {"frames_count", test_frames_count},
     {"silence_in_use", test_silence_in_use},
+    {"silent_before_it_is_used", test_silent_before_it_is_used},
     {"old_answers_prove_nothing", test_old_answers_prove_nothing},
     {0},
 };
