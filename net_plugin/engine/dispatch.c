@@ -293,7 +293,7 @@ static void rnic_path(struct r2_path *path, enum r2_nic_word word, bool others, 
 
     if (word == R2_NIC_USABLE) {
         path->next_at = 0;
-        path->refused = false; /* whoever said so while it was down */
+        r2_peer_answers(path->peer); /* whoever refused while it was down */
     } else if (word != R2_NIC_DRAINED && (word != R2_NIC_DAMPED || others)) {
         r2_path_fail(path, path->gen, err ? err : ENETDOWN, causes[word]);
     }
@@ -387,6 +387,7 @@ void r2_peer_moved(struct r2_peer *p, int nic, const struct r2_wire_addr *addr)
     if (memcmp(&now, &p->rnics[nic].addr, sizeof(now)) == 0)
         return;
     p->rnics[nic].addr = now;
+    r2_peer_answers(p);
     leave_old_place(p, nic, NULL, &now);
     r2_peer_wake(p);
 }

@@ -46,6 +46,7 @@ _Static_assert(R2_PATHS_VIA <= R2_WIRE_MAX_LANES, "CLOSE names each one-sided pa
 #define R2_TICK_NS (25 * R2_NS_PER_MS)
 
 struct r2_peer;
+#include "engine/asking.h"
 #include "engine/unasked.h"
 
 enum r2_path_state {
@@ -68,9 +69,9 @@ struct r2_path {
     struct r2_ep *ep;       /* of generation `gen`; NULL unless CONNECTING or UP */
     struct r2_dying *grave; /* for it: memory that is there when it has to end */
     bool ever_up, spare;
-    bool refused;      /* the last attempt: a host answered that the process is not there */
-    bool first_choice; /* the best pair for its local NIC */
-    int fails;         /* in a row */
+    uint64_t refused_from; /* S: since then a host answers that the process is not there; or 0 */
+    bool first_choice;     /* the best pair for its local NIC */
+    int fails;             /* in a row */
     int last_err;
     uint64_t next_at, down_at, attempt_at;
     struct r2_health health;
@@ -165,13 +166,9 @@ struct r2_peer {
     uint64_t shares_aged;
     bool waived; /* S: for some connection (r2_conn.waived) */
     struct r2_list dying;
-    bool tcp_wanted;              /* S: some memory has no way but sockets */
-    bool fresh_late;              /* S: queue pairs never came up and took too long (maintain.c) */
-    struct r2_ep *probe;          /* R: asks whether the silent process still exists */
-    struct r2_dying *probe_grave; /* as r2_path.grave */
-    uint64_t probe_at;
-    unsigned probe_turn;
-
+    bool tcp_wanted;         /* S: some memory has no way but sockets */
+    bool fresh_late;         /* S: queue pairs never came up and took too long (maintain.c) */
+    struct r2_asking asking; /* whether the silent process still exists */
     uint64_t
         ended[R2_ENDED]; /* R: connections that are over, the latest of them; no id comes twice */
     unsigned n_ended;    /* ever */
@@ -439,6 +436,7 @@ bool r2_peer_served(const struct r2_peer *p);
 void r2_path_fail(struct r2_path *path, uint32_t gen, int err, const char *cause);
 void r2_path_up(struct r2_path *path);
 int r2_path_connect(struct r2_path *path, uint64_t now); /* S: one attempt */
+void r2_path_refused(struct r2_path *path, bool yes);    /* S: how it has ended */
 /* The path that control frames of a connection take: the preferred one while it lives, else any
  * that answers; NULL when none is up. */
 struct r2_path *r2_path_for_ctrl(struct r2_peer *p, int home, int remote_home);
@@ -494,6 +492,7 @@ void r2_peer_show(struct r2_peer *p, uint64_t now);
 void r2_peer_tell_gone(const struct r2_peer *p, const char *cause);
 
 /* ---- maintain.c: the peer's task and timer */
+bool r2_peer_may_try(const struct r2_peer *p, int lnic);
 void r2_peer_task(struct r2_task *t);
 void r2_peer_timer(struct r2_timer *t, uint64_t now);
 

@@ -11,8 +11,6 @@
 #define ATTEMPT_REACHED_NS (10 * R2_NS_PER_S) /* ... where the peer's kernel has taken it */
 #define PATIENCE_NS (100 * R2_NS_PER_MS)      /* before the next best pair is tried as well */
 #define DOWN_REPEAT_NS (100 * R2_NS_PER_MS)
-#define PROBE_NS (200 * R2_NS_PER_MS)
-#define PROBE_PATIENCE_NS (300 * R2_NS_PER_MS) /* for the peer's kernel to answer one */
 #define FRESH_NS (3 * R2_NS_PER_S) /* for first attempts, all together, before the last resort */
 #define SUSPECT_NS (1 * R2_NS_PER_S)
 #define IDLE_NS (10 * R2_NS_PER_S)
@@ -173,7 +171,7 @@ static int plan_nic(struct r2_peer *p, int lnic, int via, uint64_t now, bool ext
 }
 
 /* FAILED: probing goes on. The last one is never damped. */
-static bool may_try(const struct r2_peer *p, int nic)
+bool r2_peer_may_try(const struct r2_peer *p, int nic)
 {
     enum r2_nic_word word = r2_nic_word(nic);
 
@@ -217,7 +215,7 @@ static bool plan_transport(struct r2_peer *p, int via, uint64_t now)
     bool few = p->n_up == 1, serves = false, fresh = false;
 
     for (int l = 0; l < r2_eng.n_nics; l++) {
-        if (may_try(p, l))
+        if (r2_peer_may_try(p, l))
             plan_nic(p, l, via, now, few, ~0u);
     }
     for (int i = 0; i < p->n_paths; i++) {
@@ -242,7 +240,7 @@ static void plan_beside(struct r2_peer *p, uint64_t now)
 
     for (int l = 0; l < r2_eng.n_nics; l++) {
         allowed[l] = r2_pairs_beside(p, l);
-        if (allowed[l] && may_try(p, l) && !waits(p, l))
+        if (allowed[l] && r2_peer_may_try(p, l) && !waits(p, l))
             plan_nic(p, l, R2_VIA_TCP, now, false, allowed[l]);
     }
     for (int i = 0; i < p->n_paths; i++) {
@@ -274,56 +272,6 @@ static void repeat_downs(struct r2_peer *p, uint64_t now)
 
         if (path->down_gen > path->fenced_gen && now - path->down_sent_at > DOWN_REPEAT_NS)
             p->resync_wanted = true;
-    }
-}
-
-/* Nobody has answered the question that is out, and others wait for their turn: the next one goes
- * by another NIC. Where the peer's kernel has answered, its process is waited for. */
-static void give_probe_up(struct r2_peer *p, uint64_t now)
-{
-    struct r2_dying *d = p->probe_grave;
-
-    if (!p->probe || now < p->probe_at + (PROBE_PATIENCE_NS - PROBE_NS) ||
-        r2_eng.ops->reached(p->probe))
-        return;
-    *d = (struct r2_dying){.ep = p->probe, .err = ETIMEDOUT};
-    r2_list_add_tail(&p->dying, &d->node);
-    p->probe = NULL;
-    p->probe_grave = NULL;
-}
-
-/* R: with no path left, asks whether the peer's process still exists; says where its NIC is now. */
-static void probe_peer(struct r2_peer *p, uint64_t now)
-{
-    struct r2_ep_params params = {.initiator = true, .probe = true, .owner = p};
-
-    give_probe_up(p, now);
-    if (p->out || p->n_up || p->probe || r2_list_empty(&p->conn_list) || now < p->probe_at)
-        return;
-    p->probe_at = now + PROBE_NS;
-    if (!p->probe_grave && !(p->probe_grave = malloc(sizeof(*p->probe_grave))))
-        return;                                   /* memory that is there when it has to end */
-    for (int i = 0; i < 2 * r2_eng.n_nics; i++) { /* first round: whose refusal would count */
-        int l = (int)((p->probe_turn + (unsigned)i) % (unsigned)r2_eng.n_nics), order[R2_MAX_NICS];
-        int rc, n = may_try(p, l) ? r2_pairs_candidates(p, l, R2_VIA_TCP, order) : 0, to = 0;
-
-        while (to < n && !r2_pair_speaks(p, l, order[to]))
-            to++;
-        if (!n || (to == n && i < r2_eng.n_nics))
-            continue;
-        to = to < n ? to : 0;
-        p->probe_turn = (unsigned)l + 1;
-        params.local_nic = (uint8_t)l;
-        params.remote_nic = (uint8_t)order[to];
-        params.remote_addr = p->rnics[order[to]].addr;
-        memcpy(params.local_process, r2_eng.process, 16);
-        memcpy(params.remote_process, p->id, 16);
-        memcpy(params.secret, p->secret, 16);
-        r2_peer_get(p); /* the endpoint's, until `released` */
-        rc = r2_eng.ops->connect(&params, &p->probe);
-        if (rc == -ECONNREFUSED && r2_pair_speaks(p, l, params.remote_nic))
-            r2_peer_gone(p, -ECONNRESET, "process gone: its host refuses");
-        return;
     }
 }
 
@@ -359,28 +307,6 @@ static void check_time(struct r2_peer *p, uint64_t now)
         r2_peer_gone(p, -ETIMEDOUT, "every path silent for R2CCL_NO_PATH_TIMEOUT");
 }
 
-/* A refusal tells that the process is gone only where the process was reached before, at a NIC that
- * is not known to be down: a host may answer for an address of another of its NICs, and then
- * refuses because the listener is bound to the right one. If it never was reached, every best pair
- * must have been refused. */
-static void refused(struct r2_peer *p)
-{
-    bool met = false, refused_met = false, refused_all = p->n_paths > 0;
-
-    if (!p->out || p->n_up || p->life == R2_PEER_GONE)
-        return;
-    for (int i = 0; i < p->n_paths; i++) {
-        struct r2_path *path = p->paths[i];
-
-        met |= path->ever_up;
-        refused_met |= path->ever_up && path->refused && r2_pair_speaks(p, path->lnic, path->rnic);
-        if (path->first_choice && (!path->refused || path->fails < 3))
-            refused_all = false;
-    }
-    if (refused_met || (!met && refused_all))
-        r2_peer_gone(p, -ECONNRESET, "process gone: its host refuses, or another process answers");
-}
-
 /* A peer without connections: its paths are closed after a while (S), and it is forgotten. */
 static void retire(struct r2_peer *p, uint64_t now)
 {
@@ -397,7 +323,7 @@ static void retire(struct r2_peer *p, uint64_t now)
     for (int i = 0; i < p->n_paths; i++)
         r2_path_fail(p->paths[i], p->paths[i]->gen, 0, "idle");
     p->life = R2_PEER_GONE;
-    if (!r2_list_empty(&p->dying) || p->probe || !p->listed)
+    if (!r2_list_empty(&p->dying) || r2_peer_is_asking(p) || !p->listed)
         return;
     r2_timer_set(&p->timer, 0);
     pthread_mutex_lock(&r2_eng.lock);
@@ -413,16 +339,16 @@ static void retire(struct r2_peer *p, uint64_t now)
 
 static void maintain(struct r2_peer *p, uint64_t now)
 {
-    refused(p);
+    r2_peer_judge_refusals(p, now);
     if (p->life == R2_PEER_ALIVE) {
         if (p->out && (!r2_list_empty(&p->conn_list) || p->opening))
             plan_paths(p, now);
-        refused(p);
-        probe_peer(p, now);
+        r2_peer_judge_refusals(p, now);
         repeat_downs(p, now);
         r2_peer_check_stuck(p, now);
         check_time(p, now);
     }
+    r2_peer_ask(p, now);
     if (p->resync_wanted && p->n_up)
         r2_peer_resync(p);
 }

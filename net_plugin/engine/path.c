@@ -253,7 +253,7 @@ void r2_path_fail(struct r2_path *path, uint32_t gen, int err, const char *cause
         wait_begins(path, cause);
     if (p->n_up == 0 && was_up) {
         p->suspect = false;
-        p->probe_at = r2_now_ns();
+        p->asking.next_at = r2_now_ns();
     }
     if (was_up) {
         p->resync_wanted = true;
@@ -276,7 +276,7 @@ void r2_path_up(struct r2_path *path)
     path->hb_at = path->hb_proven_at = now;
     r2_pathrate_reset(&path->rate);
     p->n_up++;
-    path->refused = false;
+    r2_peer_answers(p);
     path->verdict[0] = '\0';
     p->reached[path->lnic] |= (uint16_t)(1u << path->rnic);
     path->heard = path->told_up = false;
@@ -300,6 +300,15 @@ void r2_path_up(struct r2_path *path)
         p->resync_wanted = true;
     }
     r2_peer_wake(p);
+}
+
+void r2_path_refused(struct r2_path *path, bool yes)
+{
+    uint64_t now = r2_now_ns();
+
+    path->refused_from = !yes ? 0 : path->refused_from ? path->refused_from : now;
+    if (yes)
+        r2_peer_refused(path->peer, path->lnic, path->rnic, now);
 }
 
 int r2_path_connect(struct r2_path *path, uint64_t now)
@@ -335,7 +344,7 @@ int r2_path_connect(struct r2_path *path, uint64_t now)
         path->ep = ep;
         return 0;
     }
-    path->refused = rc == -ECONNREFUSED;
+    r2_path_refused(path, rc == -ECONNREFUSED);
     r2_path_fail(path, path->gen, -rc, "connect");
     return rc;
 }

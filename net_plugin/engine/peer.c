@@ -129,7 +129,7 @@ void r2_peer_put(struct r2_peer *p)
         free(p->paths[i]->grave);
         free(p->paths[i]);
     }
-    free(p->probe_grave);
+    r2_asking_free(&p->asking);
     r2_mem_less(sizeof(*p));
     r2_hash_free(&p->conns);
     pthread_mutex_destroy(&p->lock);

@@ -96,21 +96,8 @@ static void up_up(void *owner, struct r2_ep *ep)
 
 static void probe_over(struct r2_peer *p, struct r2_ep *ep, int err, const struct r2_ep_health *h)
 {
-    struct r2_dying *d;
-
     r2_peer_lock(p);
-    d = p->probe == ep ? p->probe_grave : NULL;
-    if (d) {
-        p->probe = NULL;
-        p->probe_grave = NULL;
-        *d = (struct r2_dying){.ep = ep, .err = err};
-        r2_list_add_tail(&p->dying, &d->node);
-        if ((h->refused || h->other_process) && p->n_up == 0 &&
-            r2_pair_speaks(p, r2_eng.ops->params(ep)->local_nic,
-                           r2_eng.ops->params(ep)->remote_nic))
-            r2_peer_gone(p, -ECONNRESET,
-                         "process gone: its host refuses, or another process answers");
-    }
+    r2_peer_asked(p, ep, err, h->refused || h->other_process, err == EALREADY);
     r2_peer_wake(p);
     r2_peer_unlock(p);
 }
@@ -132,7 +119,7 @@ static void up_failed(void *owner, struct r2_ep *ep, int err, const struct r2_ep
     p = path->peer;
     r2_peer_lock(p);
     if (path->ep == ep) {
-        path->refused = h->refused || h->other_process;
+        r2_path_refused(path, h->refused || h->other_process);
         r2_path_fail(path, path->gen, err,
                      h->cause                    ? h->cause
                      : path->state == R2_PATH_UP ? "connection error"

@@ -182,8 +182,9 @@ static void test_refusal_ends(void)
     fake_fail(a, ECONNRESET, false);
     again = fake_find(r.id, 0, 0, a->params.gen);
     CHECK(again);
+    fake_policy(r.id, -ECONNREFUSED); /* and goes on to */
     fake_fail(again, ECONNREFUSED, true);
-    CHECK_EQ(remote_test(req, 1000, NULL), -ECONNRESET);
+    CHECK_EQ(remote_test(req, REMOTE_WAIT_MS, NULL), -ECONNRESET);
     remote_end(&r);
 }
 
@@ -218,7 +219,7 @@ static void test_refusal_elsewhere(void)
     remote_end(&r);
 }
 
-/* The accepting side asks whether the process still exists; a probe that is refused ends it. */
+/* The accepting side asks whether the process still exists; probes that are refused end it. */
 static void test_probe(void)
 {
     struct r2_req *req;
@@ -236,8 +237,9 @@ static void test_probe(void)
     for (int i = 0; i < REMOTE_WAIT_MS && fake_probe(r.id) == probe; i++)
         fake_sleep_ms(1);
     CHECK(fake_probe(r.id) != probe);
+    fake_policy(r.id, -ECONNREFUSED);
     fake_fail(fake_probe(r.id), ECONNREFUSED, true);
-    CHECK_EQ(remote_test(req, 1000, NULL), -ECONNRESET);
+    CHECK_EQ(remote_test(req, REMOTE_WAIT_MS, NULL), -ECONNRESET);
     remote_end(&r);
 }
 

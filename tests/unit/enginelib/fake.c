@@ -438,7 +438,7 @@ void fake_shut_over(struct r2_ep *ep)
 
 void fake_fail(struct r2_ep *ep, int err, bool refused)
 {
-    struct r2_ep_health h = {.refused = refused};
+    struct r2_ep_health h = {.refused = refused, .other_process = err == ESRCH};
 
     if (!atomic_load(&ep->is_shut))
         ev->failed(ep->params.owner, ep, err, &h);

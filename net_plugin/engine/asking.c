@@ -1,0 +1,247 @@
+/* Does the peer's process still exist? Asked when no path leads to it any more; under its lock.
+ *
+ * A host that refuses says that nobody listens there in this moment. So does the host of a process
+ * that lives and has not got its listener back, after its NIC's interface was made anew; so does a
+ * firewall while its rules are changed, or whoever has the NIC's address for a moment. What ends a
+ * process's listeners for good ends all of them at once. Hence one refusal is a beginning: it takes
+ * another one CONFIRM_NS later, and one of every NIC that can have a say; one that neither refuses
+ * nor answers may be where the process listens, and is waited for until PARTIAL_NS. A NIC whose
+ * kernel takes a connection contradicts, until it is known who answers there. */
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "engine/internal.h"
+#include "engine/pairs.h"
+
+#define CONFIRM_NS (500 * R2_NS_PER_MS)
+#define PARTIAL_NS (2 * R2_NS_PER_S)
+#define STALE_NS (5 * R2_NS_PER_S) /* between two refusals: the former is forgotten */
+#define ASK_NS (200 * R2_NS_PER_MS)
+#define ASK_AGAIN_NS (50 * R2_NS_PER_MS) /* after a refusal: the next NIC */
+/* For the peer's kernel to answer; every third question by a NIC gives a slow network time, in
+ * which TCP also repeats what was lost. */
+#define PATIENCE_NS (300 * R2_NS_PER_MS)
+#define PATIENCE_LONG_NS (2 * R2_NS_PER_S)
+#define PATIENCE_REACHED_NS (10 * R2_NS_PER_S) /* ... where it has, for the process */
+#define REFUSED_LEAST 3 /* attempts of each pair, to a process that never was reached */
+
+/* ---- refusals */
+
+void r2_peer_refused(struct r2_peer *p, int lnic, int rnic, uint64_t now)
+{
+    struct r2_asking *a = &p->asking;
+
+    if (p->n_up || !r2_pair_speaks(p, lnic, rnic))
+        return;
+    if (!a->refused_from || now - a->refused_at > STALE_NS) {
+        a->refused_from = now;
+        a->refused_nics = 0;
+    }
+    a->refused_at = now;
+    a->refused_nics |= (uint16_t)(1u << rnic);
+}
+
+void r2_peer_answers(struct r2_peer *p)
+{
+    p->asking.refused_from = 0;
+    for (int i = 0; i < p->n_paths; i++)
+        p->paths[i]->refused_from = 0;
+}
+
+/* The peer's NICs that can still have a say: met before, from a NIC that works here. */
+static uint16_t speakers(const struct r2_peer *p)
+{
+    unsigned nics = 0;
+
+    for (int l = 0; l < r2_eng.n_nics; l++) {
+        for (int r = 0; r < R2_MAX_NICS && r2_nic_usable(l); r++)
+            nics |= (unsigned)r2_pair_speaks(p, l, r) << r;
+    }
+    return (uint16_t)nics;
+}
+
+/* Some kernel over there has taken a connection, and nobody has answered on it yet. */
+static bool may_answer(const struct r2_peer *p)
+{
+    for (int i = 0; i < p->n_paths; i++) {
+        const struct r2_path *path = p->paths[i];
+
+        if (path->state == R2_PATH_CONNECTING && path->ep &&
+            r2_pair_speaks(p, path->lnic, path->rnic) && r2_eng.ops->reached(path->ep))
+            return true;
+    }
+    for (int l = 0; l < r2_eng.n_nics; l++) {
+        const struct r2_question *q = &p->asking.by[l];
+
+        if (q->ep && r2_pair_speaks(p, l, r2_eng.ops->params(q->ep)->remote_nic) &&
+            r2_eng.ops->reached(q->ep))
+            return true;
+    }
+    return false;
+}
+
+/* S: a process that never was reached: every best pair is refused, again and again. */
+static bool never_there(const struct r2_peer *p, uint64_t now)
+{
+    for (int i = 0; i < p->n_paths; i++) {
+        const struct r2_path *path = p->paths[i];
+
+        if (path->ever_up)
+            return false;
+        if (path->first_choice && (!path->refused_from || path->fails < REFUSED_LEAST ||
+                                   now - path->refused_from < CONFIRM_NS))
+            return false;
+    }
+    return p->n_paths > 0;
+}
+
+void r2_peer_judge_refusals(struct r2_peer *p, uint64_t now)
+{
+    const struct r2_asking *a = &p->asking;
+    uint64_t span = a->refused_at - a->refused_from, needed;
+
+    if (p->n_up || p->life == R2_PEER_GONE)
+        return;
+    needed = speakers(p) & ~(unsigned)a->refused_nics ? PARTIAL_NS : CONFIRM_NS;
+    if (!(a->refused_from && span >= needed) && !(p->out && never_there(p, now)))
+        return;
+    if (!may_answer(p))
+        r2_peer_gone(p, -ECONNRESET, "process gone: its host refuses, or another process answers");
+}
+
+/* ---- questions of the accepting side */
+
+/* Counted from the NIC's number on, so that not all are patient at once. */
+static uint64_t patience(int nic, const struct r2_question *q)
+{
+    if (r2_eng.ops->reached(q->ep))
+        return PATIENCE_REACHED_NS;
+    return (q->asked + (unsigned)nic) % 3 ? PATIENCE_NS : PATIENCE_LONG_NS;
+}
+
+static void bury(struct r2_peer *p, struct r2_question *q, int err)
+{
+    struct r2_dying *d = q->grave;
+
+    *d = (struct r2_dying){.ep = q->ep, .err = err};
+    r2_list_add_tail(&p->dying, &d->node);
+    q->ep = NULL;
+    q->grave = NULL;
+}
+
+static void give_up(struct r2_peer *p, uint64_t now)
+{
+    for (int l = 0; l < r2_eng.n_nics; l++) {
+        struct r2_question *q = &p->asking.by[l];
+
+        if (q->ep && now - q->at >= patience(l, q))
+            bury(p, q, ETIMEDOUT);
+    }
+}
+
+/* The peer's kernel has answered, its process not yet: it is not asked by another NIC as well. */
+static bool process_is_slow(const struct r2_peer *p)
+{
+    for (int l = 0; l < r2_eng.n_nics; l++) {
+        const struct r2_question *q = &p->asking.by[l];
+
+        if (q->ep && r2_eng.ops->reached(q->ep))
+            return true;
+    }
+    return false;
+}
+
+/* Whether the NIC can ask now, and at which of the peer's; where a refusal would count, or
+ * (`anyone`) its first choice. */
+static bool whom(const struct r2_peer *p, int l, bool anyone, int *rnic)
+{
+    int order[R2_MAX_NICS], n, to = 0;
+
+    if (p->asking.by[l].ep || !r2_peer_may_try(p, l))
+        return false;
+    n = r2_pairs_candidates(p, l, R2_VIA_TCP, order);
+    while (to < n && !r2_pair_speaks(p, l, order[to]))
+        to++;
+    if (!n || (to == n && !anyone))
+        return false;
+    *rnic = order[to < n ? to : 0];
+    return true;
+}
+
+static void ask(struct r2_peer *p, int l, int rnic, uint64_t now)
+{
+    struct r2_ep_params params = {.initiator = true, .probe = true, .owner = p};
+    struct r2_question *q = &p->asking.by[l];
+
+    if (!q->grave && !(q->grave = malloc(sizeof(*q->grave))))
+        return; /* memory that is there when it has to end */
+    q->at = now;
+    q->asked++;
+    params.local_nic = (uint8_t)l;
+    params.remote_nic = (uint8_t)rnic;
+    params.remote_addr = p->rnics[rnic].addr;
+    memcpy(params.local_process, r2_eng.process, 16);
+    memcpy(params.remote_process, p->id, 16);
+    memcpy(params.secret, p->secret, 16);
+    r2_peer_get(p); /* the endpoint's, until `released` */
+    if (r2_eng.ops->connect(&params, &q->ep) == -ECONNREFUSED) {
+        r2_peer_refused(p, l, rnic, now);
+        p->asking.next_at = now + ASK_AGAIN_NS;
+    }
+}
+
+/* Says where its NIC is now, besides. One NIC after the other, each with a question of its own, so
+ * that a hole does not keep the others from being asked. */
+void r2_peer_ask(struct r2_peer *p, uint64_t now)
+{
+    unsigned nics = (unsigned)r2_eng.n_nics;
+
+    give_up(p, now);
+    if (p->out || p->life == R2_PEER_GONE || p->n_up || r2_list_empty(&p->conn_list) ||
+        now < p->asking.next_at || process_is_slow(p))
+        return;
+    p->asking.next_at = now + ASK_NS;
+    for (unsigned i = 0; i < 2 * nics; i++) { /* first round: whose refusal would count */
+        int l = (int)((p->asking.turn + i) % nics), rnic;
+
+        if (!whom(p, l, i >= nics, &rnic))
+            continue;
+        p->asking.turn = (unsigned)l + 1;
+        ask(p, l, rnic, now);
+        return;
+    }
+}
+
+void r2_peer_asked(struct r2_peer *p, struct r2_ep *ep, int err, bool refused, bool alive)
+{
+    const struct r2_ep_params *params = r2_eng.ops->params(ep);
+    struct r2_question *q = &p->asking.by[params->local_nic];
+    uint64_t now = r2_now_ns();
+
+    if (q->ep != ep)
+        return;
+    bury(p, q, err);
+    if (refused) {
+        r2_peer_refused(p, params->local_nic, params->remote_nic, now);
+        p->asking.next_at = now + ASK_AGAIN_NS;
+        r2_peer_judge_refusals(p, now);
+    } else if (alive) {
+        r2_peer_answers(p);
+    }
+}
+
+bool r2_peer_is_asking(const struct r2_peer *p)
+{
+    for (int l = 0; l < R2_MAX_NICS; l++) {
+        if (p->asking.by[l].ep)
+            return true;
+    }
+    return false;
+}
+
+void r2_asking_free(struct r2_asking *a)
+{
+    for (int l = 0; l < R2_MAX_NICS; l++)
+        free(a->by[l].grave);
+}

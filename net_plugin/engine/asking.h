@@ -1,0 +1,45 @@
+/* Whether a peer's process still exists, when no path leads to it any more: what refusals say, and
+ * the questions of the accepting side, which makes no attempts of its own. Included by internal.h.
+ *
+ * Units: nanoseconds. Everything here is under the peer's lock. */
+#ifndef R2_ENGINE_ASKING_H
+#define R2_ENGINE_ASKING_H
+
+/* R: by one local NIC. */
+struct r2_question {
+    struct r2_ep *ep;       /* the one that is out; NULL: none */
+    struct r2_dying *grave; /* as r2_path.grave */
+    uint64_t at;            /* when it was asked */
+    unsigned asked;         /* ever */
+};
+
+/* Part of a peer. */
+struct r2_asking {
+    struct r2_question by[R2_MAX_NICS]; /* R */
+    uint64_t next_at;                   /* R: no question before */
+    unsigned turn;                      /* R: local NIC of the next one */
+    uint64_t refused_from, refused_at;  /* the first and the latest refusal that count; 0: none */
+    uint16_t refused_nics;              /* the peer's NICs that they came from */
+};
+
+struct r2_peer;
+struct r2_path;
+
+/* An attempt between these NICs was refused, or another process answered. It counts with no path
+ * up only, and where it can tell something about the process (r2_pair_speaks). */
+void r2_peer_refused(struct r2_peer *p, int lnic, int rnic, uint64_t now);
+/* The process has answered, or its NICs have changed: what was refused before says nothing now. */
+void r2_peer_answers(struct r2_peer *p);
+/* With no path up: ends the peer (r2_peer_gone) if what was refused proves that its process is. */
+void r2_peer_judge_refusals(struct r2_peer *p, uint64_t now);
+/* R: gives questions up that had their time; with no path left asks the next one. */
+void r2_peer_ask(struct r2_peer *p, uint64_t now);
+/* R: a question is over, unless it was given up before. `alive`: the peer's process has answered.
+ */
+void r2_peer_asked(struct r2_peer *p, struct r2_ep *ep, int err, bool refused, bool alive);
+/* R: questions are out. */
+bool r2_peer_is_asking(const struct r2_peer *p);
+/* The last reference is gone. */
+void r2_asking_free(struct r2_asking *a);
+
+#endif

@@ -1,0 +1,317 @@
+/* Whether a process still exists, over a scripted transport (rung 2): what refusals prove, and how
+ * long questions are waited for. The time without a path is 20 s. It cannot prove what kernels
+ * answer. */
+#include <errno.h>
+
+#include "check.h"
+#include "enginelib/remote.h"
+
+#define MSG (64 * 1024u)
+
+static uint8_t data[MSG];
+static struct remote r;
+static struct r2_req *req;
+static uint32_t lost[2];      /* by NIC: its path's generation that was up */
+static struct r2_ep *over[2]; /* by NIC: what was ended last, and may not be shut yet */
+
+/* Paths between NICs 0..paths-1 are there, and a request waits. */
+static void begin(bool out, int paths)
+{
+    req = NULL;
+    remote_new(&r, out, 2);
+    CHECK(remote_open(&r, paths));
+    if (out)
+        CHECK_EQ(r2_engine_isend(r.conn, data, MSG, 0, NULL, &req), 0);
+    else
+        CHECK_EQ(r2_engine_irecv(r.conn, data, MSG, 0, NULL, &req), 0);
+    CHECK(req);
+    lost[0] = lost[1] = 0;
+    over[0] = over[1] = NULL;
+}
+
+static void lose_one(int nic)
+{
+    struct r2_ep *e = fake_find(r.id, nic, nic, 0);
+
+    CHECK(e);
+    lost[nic] = e->params.gen;
+    fake_fail(e, ECONNRESET, false);
+}
+
+/* They were there, and all are lost. */
+static void lose(bool out, int paths)
+{
+    begin(out, paths);
+    for (int i = 0; i < paths; i++)
+        lose_one(i);
+}
+
+/* The attempt (S) or question (R) that is out between NICs of that number, or NULL. */
+static struct r2_ep *trial(int nic)
+{
+    struct r2_ep *e;
+
+    pthread_mutex_lock(&fake_all_lock);
+    for (e = fake_all; e; e = e->next) {
+        if (memcmp(e->params.remote_process, r.id, 16) == 0 && e->params.initiator &&
+            e->params.probe == !r.out && e->params.local_nic == nic &&
+            e->params.remote_nic == nic && (!r.out || e->params.gen > lost[nic]) &&
+            e != over[nic] && !atomic_load(&e->is_shut))
+            break;
+    }
+    pthread_mutex_unlock(&fake_all_lock);
+    return e;
+}
+
+static struct r2_ep *await_trial(int nic)
+{
+    struct r2_ep *e = NULL;
+
+    for (int i = 0; i < REMOTE_WAIT_MS && !(e = trial(nic)); i++)
+        fake_sleep_ms(1);
+    CHECK(e);
+    return e;
+}
+
+/* It ends. */
+static void end_trial(struct r2_ep *e, int err)
+{
+    over[e->params.local_nic] = e;
+    fake_fail(e, err, err == ECONNREFUSED);
+}
+
+/* The process answers: the path between NICs of that number is there again. */
+static struct r2_ep *back(int nic)
+{
+    struct r2_ep *e = remote_path(&r, nic, r.out ? await_trial(nic)->params.gen - 1 : r.gen);
+
+    CHECK(e);
+    return e;
+}
+
+/* For `ms`, or until the request ends: whatever is out between NICs of `nics` (bits) ends with
+ * `err`. Returns how often; `rc` as remote_test. */
+static int refuse(unsigned nics, int err, int ms, int *rc)
+{
+    int times = 0;
+
+    *rc = 0;
+    for (uint64_t end = r2_now_ns() + (uint64_t)ms * R2_NS_PER_MS; !*rc && r2_now_ns() < end;) {
+        for (int i = 0; i < 2; i++) {
+            struct r2_ep *e = nics >> i & 1 ? trial(i) : NULL;
+
+            if (!e)
+                continue;
+            times++;
+            end_trial(e, err);
+        }
+        *rc = remote_test(req, 2, NULL);
+    }
+    return times;
+}
+
+/* A listener that is not there in one moment, and is in the next. */
+static void test_one_refusal(void)
+{
+    for (int out = 0; out < 2; out++) {
+        lose(out, 2);
+        for (int n = 0; n < 2; n++) /* once at each NIC */
+            end_trial(await_trial(n), ECONNREFUSED);
+        CHECK_EQ(remote_test(req, 1500, NULL), 0);
+        back(0);
+        CHECK_EQ(remote_test(req, 50, NULL), 0);
+        remote_end(&r);
+    }
+}
+
+/* A process that is gone: its host refuses at every NIC, and goes on to. Another process that has
+ * its address is as good. */
+static void test_process_is_gone(void)
+{
+    static const int how[] = {ECONNREFUSED, ESRCH};
+
+    for (int i = 0; i < 4; i++) {
+        uint64_t t0 = r2_now_ns(), took;
+        int rc;
+
+        lose(i & 1, 2);
+        CHECK_GE(refuse(3, how[i / 2], 5000, &rc), 2);
+        took = r2_now_ns() - t0;
+        CHECK_EQ(rc, -ECONNRESET);
+        CHECK_GE(took, 500 * R2_NS_PER_MS);
+        CHECK_LT(took, 3000 * R2_NS_PER_MS); /* 0.6 s on a machine with time */
+        remote_end(&r);
+    }
+}
+
+/* One NIC refuses, the other neither refuses nor answers: the process may listen there. Not for
+ * ever, for that one may be dead. */
+static void test_the_other_one_is_silent(void)
+{
+    for (int out = 0; out < 2; out++) {
+        uint64_t t0;
+        int rc;
+
+        lose(out, 2);
+        t0 = r2_now_ns();
+        CHECK_GE(refuse(1, ECONNREFUSED, 1500, &rc), 2);
+        CHECK_EQ(rc, 0);
+        refuse(1, ECONNREFUSED, 6000, &rc);
+        CHECK_EQ(rc, -ECONNRESET);
+        CHECK_GE(r2_now_ns() - t0, 2 * R2_NS_PER_S);
+        remote_end(&r);
+    }
+}
+
+/* ... unless it is known to be down, and has no say. */
+static void test_the_other_one_is_down(void)
+{
+    uint64_t t0;
+    int rc;
+
+    begin(true, 2);
+    CHECK_EQ(remote_nic(fake_find(r.id, 0, 0, 0), 1, false, 5), 0);
+    CHECK(remote_wait_state(&r, 1, R2_PATH_WAIT));
+    t0 = r2_now_ns();
+    lose_one(0);
+    refuse(1, ECONNREFUSED, 5000, &rc);
+    CHECK_EQ(rc, -ECONNRESET);
+    CHECK_LT(r2_now_ns() - t0, 1800 * R2_NS_PER_MS);
+    remote_end(&r);
+}
+
+/* NICs that have no say: one over which the process never was met, one that the peer calls down. A
+ * host may answer there for another of its NICs, where nobody listens. */
+static void test_refused_elsewhere(void)
+{
+    int rc;
+
+    lose(true, 1);
+    CHECK_GE(refuse(2, ECONNREFUSED, 2500, &rc), 2);
+    CHECK_EQ(rc, 0);
+    remote_end(&r);
+    begin(true, 2);
+    CHECK_EQ(remote_nic(fake_find(r.id, 1, 1, 0), 0, false, 5), 0);
+    CHECK(remote_wait_state(&r, 0, R2_PATH_WAIT));
+    lost[0] = fake_find(r.id, 0, 0, 0)->params.gen;
+    lose_one(1);
+    CHECK_GE(refuse(1, ECONNREFUSED, 2500, &rc), 2);
+    CHECK_EQ(rc, 0);
+    remote_end(&r);
+}
+
+/* One NIC refuses, the kernel behind the other takes connections: a process that is stopped, and
+ * one of whose interfaces was made anew. */
+static void test_the_other_one_listens(void)
+{
+    for (int out = 0; out < 2; out++) {
+        struct r2_ep *e = NULL;
+        int rc;
+
+        lose(out, 2);
+        for (int i = 0; i < REMOTE_WAIT_MS && !(e = trial(1)); i++)
+            refuse(1, ECONNREFUSED, 1, &rc);
+        CHECK(e);
+        atomic_store(&e->connected, true);
+        CHECK_GE(refuse(1, ECONNREFUSED, 3000, &rc), out ? 2 : 0);
+        CHECK_EQ(rc, 0);
+        CHECK_EQ(trial(1), e);
+        back(0);
+        CHECK_EQ(remote_test(req, 50, NULL), 0);
+        remote_end(&r);
+    }
+}
+
+/* Once the process has answered, what was refused before proves nothing. */
+static void test_answers_between(void)
+{
+    for (int out = 0; out < 2; out++) {
+        lose(out, 1);
+        for (int i = 0; i < 3; i++) {
+            end_trial(await_trial(0), ECONNREFUSED);
+            CHECK_EQ(remote_test(req, 300, NULL), 0);
+            if (out)
+                end_trial(back(0), ECONNRESET);
+            else
+                end_trial(await_trial(0), EALREADY);
+        }
+        CHECK_EQ(remote_test(req, 0, NULL), 0);
+        remote_end(&r);
+    }
+}
+
+/* What was refused while another path was up says nothing about the time after it. */
+static void test_refused_before_the_loss(void)
+{
+    int rc;
+
+    begin(true, 2);
+    lose_one(0);
+    CHECK_GE(refuse(1, ECONNREFUSED, 2500, &rc), 2);
+    lose_one(1);
+    end_trial(await_trial(1), ECONNREFUSED);
+    CHECK_EQ(remote_test(req, 250, NULL), 0);
+    refuse(3, ECONNREFUSED, 3000, &rc);
+    CHECK_EQ(rc, -ECONNRESET);
+    remote_end(&r);
+}
+
+/* Over a network that takes long, or loses the first packets, an answer comes after seconds: some
+ * questions are waited for, and do not keep the others from being asked. */
+static void test_some_questions_are_patient(void)
+{
+    struct r2_ep *out[2] = {NULL, NULL};
+    uint64_t since[2] = {0, 0}, longest = 0, end;
+    int asked = 0;
+
+    lose(false, 2);
+    end = r2_now_ns() + 6 * R2_NS_PER_S;
+    while (r2_now_ns() < end) {
+        for (int i = 0; i < 2; i++) {
+            struct r2_ep *e = trial(i);
+            uint64_t now = r2_now_ns();
+
+            if (e == out[i])
+                continue;
+            if (out[i] && now - since[i] > longest)
+                longest = now - since[i];
+            asked += e != NULL;
+            out[i] = e;
+            since[i] = now;
+        }
+        fake_sleep_ms(2);
+    }
+    CHECK_GE(longest, 1500 * R2_NS_PER_MS);
+    CHECK_GE(asked, 8); /* 12 on a machine with time; one after the other: 6 */
+    CHECK_EQ(remote_test(req, 0, NULL), 0);
+    remote_end(&r);
+}
+
+static const struct check_test tests[] = {
+    {"one_refusal", test_one_refusal},
+    {"process_is_gone", test_process_is_gone},
+    {"the_other_one_is_silent", test_the_other_one_is_silent},
+    {"the_other_one_is_down", test_the_other_one_is_down},
+    {"refused_elsewhere", test_refused_elsewhere},
+    {"the_other_one_listens", test_the_other_one_listens},
+    {"answers_between", test_answers_between},
+    {"refused_before_the_loss", test_refused_before_the_loss},
+    {"some_questions_are_patient", test_some_questions_are_patient},
+    {0},
+};
+
+int main(int argc, char **argv)
+{
+    static const char *const env[] = {"R2CCL_HEARTBEAT",
+                                      "25ms",
+                                      "R2CCL_HEARTBEAT_IDLE",
+                                      "25ms",
+                                      "R2CCL_NO_PATH_TIMEOUT",
+                                      "20s",
+                                      "R2CCL_DAMP_SUPPRESS",
+                                      "0",
+                                      NULL};
+
+    remote_engine(2, env);
+    return check_main(argc, argv, tests);
+}
