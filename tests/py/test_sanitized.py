@@ -26,7 +26,10 @@ OPTIONS = {
         "ASAN_OPTIONS": "detect_leaks=1:detect_stack_use_after_return=1:strict_string_checks=1",
         "UBSAN_OPTIONS": "print_stacktrace=1:halt_on_error=1",
     },
-    "tsan": {"TSAN_OPTIONS": "exitcode=66:second_deadlock_stack=1:history_size=4"},
+    "tsan": {
+        "TSAN_OPTIONS": "exitcode=66:second_deadlock_stack=1:history_size=4:print_suppressions=0:"
+        f"suppressions={ROOT / 'mk' / 'tsan.supp'}"
+    },
 }
 COMPLAINTS = (
     "ERROR: AddressSanitizer",
