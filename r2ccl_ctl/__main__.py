@@ -12,11 +12,13 @@ def main() -> None:
     it ends one in C, by the signal and without a word.
     """
     before = signal.getsignal(signal.SIGINT)
-    if before is signal.default_int_handler:  # not where it is ignored, as under nohup
+    ours = before is signal.default_int_handler  # not where it is ignored, as under nohup
+    if ours:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
     from r2ccl_ctl.cli.main import main as commands
 
-    signal.signal(signal.SIGINT, before)
+    if ours:
+        signal.signal(signal.SIGINT, before)
     commands(prog_name="r2ccl-ctl")
 
 

@@ -447,9 +447,9 @@ class Posted:
 
     def close(self) -> None:
         for offset, size in self._locked:
-            if self.request_id and self._state(offset) == "posted":
-                self._set_state("free")  # nobody is left who would say what came of it
-            with contextlib.suppress(OSError):
+            with contextlib.suppress(OSError, SegmentError):
+                if self.request_id and self._state(offset) == "posted":
+                    self._set_state("free")  # nobody is left who would say what came of it
                 self.segment.unlock(offset, size)
         self._locked.clear()
         self.segment.close()

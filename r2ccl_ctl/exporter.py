@@ -1,7 +1,7 @@
 """What the control segments hold, as metrics for Prometheus.
 
 A series belongs to one process: its labels are job_name, node, rank and pid, and nic or comm beside
-them. So no counter ever falls, and none is reset by a sibling that ends. A process that has ended
+them. So no counter is reset by a sibling that ends. A process that has ended
 keeps its series, with their last values, for a while (`keep_s`): longer than the time between two
 scrapes, so that what happened in a job's last seconds is seen. Then the series end.
 
@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import os
 import socket
+import stat
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -229,14 +230,14 @@ def add_comm(to: Families, snapshot: Snapshot | None, comm: Comm | None) -> None
 
 def wanted_processes(there: Iterable[Process], wanted: Selection, alive_ns: int) -> list[Process]:
     """Those that run, and those that were alive at `alive_ns` or later. Damaged ones are left out:
-    nobody knows whose they are."""
-    return [
-        process
-        for process in there
-        if wanted.wants(process)
-        and process.state != "damaged"
-        and (process.running or max(process.ended_real_ns, process.alive_real_ns) >= alive_ns)
-    ]
+    nobody knows whose they are. Of several with the same labels, as after a container's restart or
+    an exec, the one that runs, or the newest."""
+    found: dict[tuple[str, ...], Process] = {}
+    for process in sorted(there, key=lambda p: (p.running, p.created_real_ns)):
+        lives = process.running or max(process.ended_real_ns, process.alive_real_ns) >= alive_ns
+        if wanted.wants(process) and process.state != "damaged" and lives:
+            found[process_labels(process)] = process
+    return list(found.values())
 
 
 def collect(
@@ -309,13 +310,22 @@ def page(wanted: Selection, keep_s: float = KEEP_S, directory: Path | None = Non
 
 
 def write_atomically(path: Path, data: bytes) -> None:
-    """Readers see the old file or the new one, never a part. Raises R2Error."""
+    """Readers see the old file or the new one, never a part. A link stays one; the mode stays, and
+    is 0644 of a new file, whatever the umask: others are to read it. Raises R2Error, of which
+    R2UsageError where something else than a file is there, such as a device."""
+    path = Path(os.path.realpath(path))
     scratch = path.parent / f".{path.name}.{os.getpid()}.tmp"
     try:
-        descriptor = os.open(scratch, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o666)
+        mode = path.stat().st_mode if path.exists() else stat.S_IFREG | 0o644
+        if not stat.S_ISREG(mode):
+            raise R2UsageError(
+                f"--output '{path}' is no regular file: leave out --output for stdout"
+            )
+        descriptor = os.open(scratch, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
         try:
             with open(descriptor, "wb") as out:
                 out.write(data)
+                os.fchmod(descriptor, stat.S_IMODE(mode))
             os.replace(scratch, path)
         except BaseException:
             scratch.unlink(missing_ok=True)
@@ -343,8 +353,9 @@ def serve(wanted: Selection, address: str, port: int, keep_s: float = KEEP_S) ->
     or the address is not this machine's."""
     try:
         server, _ = start_http_server(port, address, registry(wanted, keep_s))
-    except socket.gaierror as err:
-        raise R2UsageError(f"--listen: '{address}' is no address: {err.strerror}") from err
+    except (socket.gaierror, UnicodeError) as err:
+        why = getattr(err, "strerror", "") or "not a name"
+        raise R2UsageError(f"--listen: '{address}' is no address: {why}") from err
     except OSError as err:
         raise R2Error(
             f"--listen: {address} port {port} cannot be had: {err.strerror}; give another one"

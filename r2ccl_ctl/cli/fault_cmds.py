@@ -52,8 +52,8 @@ def apply(
     words of fail-nic; KIND `recover` is recover-nic. `at` is counted from now; the command ends
     after the last rule. All rules are checked before the first one is applied; one that then
     cannot be applied, such as for a NIC that no process has, does not keep back those after it.
-    It stops when no process is left that a rule was applied to; stopped early, it lists the faults
-    that may still stand.
+    It stops when, after a rule was applied, no process is left that a rule could be for; stopped
+    early, it lists the faults that may still stand.
     --check ends with 1 when there is such a NIC; while no process runs, none is looked for.
 
     \b
@@ -98,9 +98,10 @@ def apply(
             for option, value in (("--job", job), ("--node", node), ("--pid", pid and str(pid)))
             if value
         )
+        again += " --all" if everything else ""
         for rule in standing(taken):
             click.echo(f"still stands: {rule} ({again} {rule.nic})", err=True)
-        for rule in under_way:
+        for rule in under_way if isinstance(err, KeyboardInterrupt) else ():
             click.echo(f"under way, may stand: {rule} ({again} {rule.nic})", err=True)
         if isinstance(err, R2UsageError):
             raise

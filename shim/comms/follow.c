@@ -435,7 +435,8 @@ int r2_follow_before(struct r2_follow *f, enum r2_seg_collective kind, uint64_t 
             take_over(f, &view);
     } while (rc == 0 && r2_trace_again(f));
     /* Relaxed: what was stored before the agreement was ended is seen under its lock. */
-    if (rc == -ECANCELED && atomic_load_explicit(&f->revoked, memory_order_relaxed))
+    if (rc == -ECANCELED && atomic_load_explicit(&f->revoked, memory_order_relaxed) &&
+        !r2_comms_gone(f->comm)) /* an abort since then frees what NCCL would be called with */
         return R2_NCCL_OK;
     if (rc == -ECANCELED)
         return R2_NCCL_INTERNAL; /* as NCCL says to calls that an abort overtakes */

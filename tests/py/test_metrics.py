@@ -230,6 +230,41 @@ def test_output_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.Monke
     assert out.read_text() == "old" and list(tmp_path.iterdir()) == [out]
 
 
+def test_output_to_what_is_no_file(tmp_path: Path) -> None:
+    """A device, for instance, which root could replace by a file for the whole machine."""
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    with pytest.raises(R2UsageError, match="is no regular file"):
+        exporter.write_atomically(pipe, b"new")
+    assert stat.S_ISFIFO(pipe.lstat().st_mode) and list(tmp_path.iterdir()) == [pipe]
+
+
+def test_output_for_others_to_read(tmp_path: Path) -> None:
+    """A new file can be read whatever the umask; an old one keeps its mode, a link what it is."""
+    out, link = tmp_path / "out", tmp_path / "link"
+    link.symlink_to(out)
+    before = os.umask(0o077)
+    try:
+        exporter.write_atomically(link, b"one")
+        assert link.is_symlink() and out.read_text() == "one"
+        assert stat.S_IMODE(out.stat().st_mode) == 0o644
+        out.chmod(0o640)
+        exporter.write_atomically(out, b"two")
+        assert out.read_text() == "two" and stat.S_IMODE(out.stat().st_mode) == 0o640
+    finally:
+        os.umask(before)
+
+
+def test_the_same_labels_once_more(start_writer: StartWriter) -> None:
+    """After a container's restart, the pid is the same: the one that runs counts, or the newest."""
+    process = start_writer().process
+    old = replace(process, state="ended", created_real_ns=1, name="old")
+    newer = replace(old, created_real_ns=2, name="newer")
+    for there, name in (([process, old], process.name), ([newer, old], "newer")):
+        found = exporter.wanted_processes(there, Selection(), 0)
+        assert [one.name for one in found] == [name]
+
+
 @pytest.fixture
 def served(start_writer: StartWriter) -> Iterator[tuple[subprocess.Popen[str], str, str]]:
     """(the tool, its address, the job)"""
@@ -272,7 +307,7 @@ def test_a_port_that_is_taken(served: tuple[subprocess.Popen[str], str, str]) ->
 @pytest.mark.parametrize(
     "words",
     ["--listen x", "--listen 70000", "--listen ::1:9435", "--listen nosuch.invalid:9435",
-     "--listen -1", "--listen 9435 --output x", "--keep never"],
+     "--listen -1", "--listen 0..0:9435", "--listen 9435 --output x", "--keep never"],
 )  # fmt: skip
 def test_wrong_usage(words: str) -> None:
     assert "Error: " in call("metrics", *words.split(), code=2).stderr
