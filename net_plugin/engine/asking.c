@@ -6,7 +6,8 @@
  * process's listeners for good ends all of them at once. Hence one refusal is a beginning: it takes
  * another one CONFIRM_NS later, and one of every NIC that can have a say; one that neither refuses
  * nor answers may be where the process listens, and is waited for until PARTIAL_NS. A NIC whose
- * kernel takes a connection contradicts, until it is known who answers there. */
+ * kernel takes connections contradicts, until one is refused there: who stands still does so for
+ * longer than one attempt. */
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
@@ -17,6 +18,7 @@
 #define CONFIRM_NS (500 * R2_NS_PER_MS)
 #define PARTIAL_NS (2 * R2_NS_PER_S)
 #define STALE_NS (5 * R2_NS_PER_S) /* between two refusals: the former is forgotten */
+#define TAKEN_NS (5 * R2_NS_PER_S) /* a kernel that took a connection does so again before */
 #define ASK_NS (200 * R2_NS_PER_MS)
 #define ASK_AGAIN_NS (50 * R2_NS_PER_MS) /* after a refusal: the next NIC */
 /* For the peer's kernel to answer; every third question by a NIC gives a slow network time, in
@@ -40,11 +42,13 @@ void r2_peer_refused(struct r2_peer *p, int lnic, int rnic, uint64_t now)
     }
     a->refused_at = now;
     a->refused_nics |= (uint16_t)(1u << rnic);
+    a->taken_at[rnic] = 0;
 }
 
 void r2_peer_answers(struct r2_peer *p)
 {
     p->asking.refused_from = 0;
+    memset(p->asking.taken_at, 0, sizeof(p->asking.taken_at));
     for (int i = 0; i < p->n_paths; i++)
         p->paths[i]->refused_from = 0;
 }
@@ -62,20 +66,33 @@ static uint16_t speakers(const struct r2_peer *p)
 }
 
 /* Some kernel over there has taken a connection, and nobody has answered on it yet. */
-static bool may_answer(const struct r2_peer *p)
+static void note_taken(struct r2_peer *p, uint64_t now)
 {
+    uint64_t *taken_at = p->asking.taken_at;
+
     for (int i = 0; i < p->n_paths; i++) {
         const struct r2_path *path = p->paths[i];
 
         if (path->state == R2_PATH_CONNECTING && path->ep &&
             r2_pair_speaks(p, path->lnic, path->rnic) && r2_eng.ops->reached(path->ep))
-            return true;
+            taken_at[path->rnic] = now;
     }
     for (int l = 0; l < r2_eng.n_nics; l++) {
         const struct r2_question *q = &p->asking.by[l];
+        int rnic = q->ep ? r2_eng.ops->params(q->ep)->remote_nic : 0;
 
-        if (q->ep && r2_pair_speaks(p, l, r2_eng.ops->params(q->ep)->remote_nic) &&
-            r2_eng.ops->reached(q->ep))
+        if (q->ep && r2_pair_speaks(p, l, rnic) && r2_eng.ops->reached(q->ep))
+            taken_at[rnic] = now;
+    }
+}
+
+/* One did, and has not refused since. */
+static bool may_answer(const struct r2_peer *p, uint64_t now)
+{
+    for (int r = 0; r < R2_MAX_NICS; r++) {
+        uint64_t at = p->asking.taken_at[r];
+
+        if (at && (now < at || now - at < TAKEN_NS))
             return true;
     }
     return false;
@@ -103,10 +120,11 @@ void r2_peer_judge_refusals(struct r2_peer *p, uint64_t now)
 
     if (p->n_up || p->life == R2_PEER_GONE)
         return;
+    note_taken(p, now);
     needed = speakers(p) & ~(unsigned)a->refused_nics ? PARTIAL_NS : CONFIRM_NS;
     if (!(a->refused_from && span >= needed) && !(p->out && never_there(p, now)))
         return;
-    if (!may_answer(p))
+    if (!may_answer(p, now))
         r2_peer_gone(p, -ECONNRESET, "process gone: its host refuses, or another process answers");
 }
 
@@ -156,16 +174,25 @@ static bool process_is_slow(const struct r2_peer *p)
  * (`anyone`) its first choice. */
 static bool whom(const struct r2_peer *p, int l, bool anyone, int *rnic)
 {
-    int order[R2_MAX_NICS], n, to = 0;
+    const struct r2_asking *a = &p->asking;
+    int order[R2_MAX_NICS], who[R2_MAX_NICS], n, speaking = 0, silent = 0;
 
-    if (p->asking.by[l].ep || !r2_peer_may_try(p, l))
+    if (a->by[l].ep || !r2_peer_may_try(p, l))
         return false;
     n = r2_pairs_candidates(p, l, R2_VIA_TCP, order);
-    while (to < n && !r2_pair_speaks(p, l, order[to]))
-        to++;
-    if (!n || (to == n && !anyone))
+    for (int i = 0; i < n; i++) {
+        if (r2_pair_speaks(p, l, order[i]))
+            who[speaking++] = order[i];
+    }
+    if (!n || (!speaking && !anyone))
         return false;
-    *rnic = order[to < n ? to : 0];
+    *rnic = speaking ? who[a->by[l].asked % (unsigned)speaking] : order[0];
+    for (int i = 0; i < speaking && a->refused_from; i++) { /* first who has not refused yet */
+        if (!(a->refused_nics >> who[i] & 1))
+            who[silent++] = who[i];
+    }
+    if (silent)
+        *rnic = who[a->by[l].asked % (unsigned)silent];
     return true;
 }
 

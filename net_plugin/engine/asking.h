@@ -20,6 +20,8 @@ struct r2_asking {
     unsigned turn;                      /* R: local NIC of the next one */
     uint64_t refused_from, refused_at;  /* the first and the latest refusal that count; 0: none */
     uint16_t refused_nics;              /* the peer's NICs that they came from */
+    uint64_t taken_at[R2_MAX_NICS];     /* by the peer's NIC: when its kernel was last seen to have
+                                           taken a connection that nobody had answered; 0: not */
 };
 
 struct r2_peer;

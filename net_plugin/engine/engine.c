@@ -476,7 +476,9 @@ int r2_engine_connect(struct r2_ctx *ctx, int dev, void *handle, struct r2_conn 
     r2_peer_unlock(c->peer);
     if (state == R2_CONN_OPEN) {
         h->cookie = 0;
+        pthread_mutex_lock(&r2_eng.lock);
         c->handed_out = true;
+        pthread_mutex_unlock(&r2_eng.lock);
         *out = c;
     } else if (state == R2_CONN_FAILED) {
         h->cookie = 0;
@@ -488,43 +490,46 @@ int r2_engine_connect(struct r2_ctx *ctx, int dev, void *handle, struct r2_conn 
 
 /* NCCL closes its connections before it finalizes the context that was theirs alone. Connections
  * that are still in use tell that a communicator shares it, which may be making others just now. */
-static bool is_shared(struct r2_ctx *ctx)
+static bool is_shared(const struct r2_ctx *ctx)
 {
-    struct r2_list *n;
+    const struct r2_list *n;
     bool shared = false;
 
-    pthread_mutex_lock(&r2_eng.lock);
     R2_LIST_FOR_EACH (n, &ctx->conns) {
         const struct r2_conn *c = R2_CONTAINER_OF(n, struct r2_conn, ctx_node);
 
         shared |= !c->out || c->handed_out;
     }
-    pthread_mutex_unlock(&r2_eng.lock);
     return shared;
+}
+
+/* Nobody else has these: another finalize finds the context empty, and a connection that is made
+ * from now on is not among them. */
+static void close_all(struct r2_list *listens, struct r2_list *half_made)
+{
+    struct r2_list *n;
+
+    while ((n = r2_list_first(listens)))
+        r2_engine_close_listen(R2_CONTAINER_OF(n, struct r2_listen, ctx_node));
+    while ((n = r2_list_first(half_made)))
+        r2_engine_close(R2_CONTAINER_OF(n, struct r2_conn, ctx_node));
 }
 
 int r2_engine_finalize(struct r2_ctx *ctx)
 {
     R2_UNCANCELLED;
-    struct r2_list *n;
+    struct r2_list listens, half_made;
 
-    if (atomic_load(&r2_eng.inert) || is_shared(ctx))
+    if (atomic_load(&r2_eng.inert))
         return 0;
-    for (;;) {
-        pthread_mutex_lock(&r2_eng.lock);
-        n = r2_list_first(&ctx->listens);
-        pthread_mutex_unlock(&r2_eng.lock);
-        if (!n)
-            break;
-        r2_engine_close_listen(R2_CONTAINER_OF(n, struct r2_listen, ctx_node));
+    r2_list_init(&listens);
+    r2_list_init(&half_made);
+    pthread_mutex_lock(&r2_eng.lock);
+    if (!is_shared(ctx)) {
+        r2_list_splice_tail(&listens, &ctx->listens);
+        r2_list_splice_tail(&half_made, &ctx->conns);
     }
-    for (;;) { /* half made: nobody else closes them */
-        pthread_mutex_lock(&r2_eng.lock);
-        n = r2_list_first(&ctx->conns);
-        pthread_mutex_unlock(&r2_eng.lock);
-        if (!n)
-            break;
-        r2_engine_close(R2_CONTAINER_OF(n, struct r2_conn, ctx_node));
-    }
+    pthread_mutex_unlock(&r2_eng.lock);
+    close_all(&listens, &half_made);
     return 0;
 }

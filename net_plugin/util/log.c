@@ -13,7 +13,7 @@
 #include "util/lock.h"
 
 #define LOG_LINE 1024
-#define LOG_QUEUE 64
+#define LOG_QUEUE 64 /* half of them for warnings alone */
 #define LAST_WORDS_NS (200 * R2_NS_PER_MS)
 #define LOG_PREFIX "NET/R2CCL: "
 #define LIMIT_LINES 5
@@ -235,7 +235,7 @@ static void log_line(const struct r2_log_line *l)
         return;
     }
     pthread_mutex_lock(&queue.lock);
-    if (queue.count < LOG_QUEUE)
+    if (queue.count < (l->tell || l->level == R2_LOG_WARN ? LOG_QUEUE : LOG_QUEUE / 2))
         queue.lines[(queue.first + queue.count++) % LOG_QUEUE] = *l;
     else
         queue.dropped++;

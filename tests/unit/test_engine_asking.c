@@ -46,8 +46,8 @@ static void lose(bool out, int paths)
         lose_one(i);
 }
 
-/* The attempt (S) or question (R) that is out between NICs of that number, or NULL. */
-static struct r2_ep *trial(int nic)
+/* The attempt (S) or question (R) that is out between these NICs, or NULL. */
+static struct r2_ep *trial_of(int nic, int rnic)
 {
     struct r2_ep *e;
 
@@ -55,12 +55,17 @@ static struct r2_ep *trial(int nic)
     for (e = fake_all; e; e = e->next) {
         if (memcmp(e->params.remote_process, r.id, 16) == 0 && e->params.initiator &&
             e->params.probe == !r.out && e->params.local_nic == nic &&
-            e->params.remote_nic == nic && (!r.out || e->params.gen > lost[nic]) &&
+            e->params.remote_nic == rnic && (!r.out || e->params.gen > lost[nic]) &&
             e != over[nic] && !atomic_load(&e->is_shut))
             break;
     }
     pthread_mutex_unlock(&fake_all_lock);
     return e;
+}
+
+static struct r2_ep *trial(int nic)
+{
+    return trial_of(nic, nic);
 }
 
 static struct r2_ep *await_trial(int nic)
@@ -216,6 +221,9 @@ static void test_the_other_one_listens(void)
         CHECK_GE(refuse(1, ECONNREFUSED, 3000, &rc), out ? 2 : 0);
         CHECK_EQ(rc, 0);
         CHECK_EQ(trial(1), e);
+        end_trial(e, ETIMEDOUT); /* its time is over; whoever stands still does so still */
+        CHECK_GE(refuse(1, ECONNREFUSED, 1000, &rc), 1);
+        CHECK_EQ(rc, 0);
         back(0);
         CHECK_EQ(remote_test(req, 50, NULL), 0);
         remote_end(&r);
@@ -253,6 +261,24 @@ static void test_refused_before_the_loss(void)
     CHECK_EQ(remote_test(req, 250, NULL), 0);
     refuse(3, ECONNREFUSED, 3000, &rc);
     CHECK_EQ(rc, -ECONNRESET);
+    remote_end(&r);
+}
+
+/* R: one NIC is left that has met both of the peer's: each of them is asked. */
+static void test_every_nic_is_asked(void)
+{
+    struct r2_ep *e = NULL;
+
+    lose(false, 1);
+    r2_peer_lock(r.conn->peer);
+    r.conn->peer->reached[0] |= 2;
+    r2_peer_unlock(r.conn->peer);
+    for (int i = 0; i < REMOTE_WAIT_MS && !(e = trial_of(0, 1)); i++) {
+        if (trial(0))
+            end_trial(trial(0), ECONNREFUSED);
+        fake_sleep_ms(1);
+    }
+    CHECK(e);
     remote_end(&r);
 }
 
@@ -296,6 +322,7 @@ static const struct check_test tests[] = {
     {"the_other_one_listens", test_the_other_one_listens},
     {"answers_between", test_answers_between},
     {"refused_before_the_loss", test_refused_before_the_loss},
+    {"every_nic_is_asked", test_every_nic_is_asked},
     {"some_questions_are_patient", test_some_questions_are_patient},
     {0},
 };
