@@ -97,6 +97,15 @@ class Bed:
         """Whether the NIC's RDMA device has sent so many packets."""
         return lambda: self.rdma_packets(nic) >= packets
 
+    def kernel_bytes(self, nic: str) -> int:
+        """Bytes that the interface has sent for the kernel's protocols and for soft-RoCE."""
+        return int(self.guest(nic).check(f"cat /sys/class/net/{nic}/statistics/tx_bytes"))
+
+    def sends(self, nic: str, more: int) -> Condition:
+        """Whether the interface has sent so many more bytes since now."""
+        wanted = self.kernel_bytes(nic) + more
+        return lambda: self.kernel_bytes(nic) >= wanted
+
     def illness(self) -> list[str]:
         return [line for guest in self.guests() for line in guest.illness()]
 

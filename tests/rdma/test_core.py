@@ -88,6 +88,32 @@ def test_loss(one: Bed) -> None:
         job.stop()
 
 
+def test_mixed_nodes(one: Bed) -> None:
+    """Each node has one NIC with RDMA and one that is Ethernet alone: queue pairs and sockets carry
+    side by side. All RDMA goes: sockets carry on both NICs, and RDMA has its bytes back when
+    packets pass again. The Ethernet-only NIC goes in the middle and comes back."""
+    for nic in ("a1", "b1"):
+        one.remove_device(nic)
+        assert one.removals[-1].wait().code == 0, one.removals[-1].text()
+    with running(one, *LONG, env=VERIFY) as job:
+        job.moving(1)
+        job.until("a1, without RDMA, carries", one.sends("a1", 1_000_000))
+        job.until("a0's queue pairs carry", one.carries("a0", one.rdma_packets("a0") + 200))
+        for nic in ("a0", "b0"):
+            one.rdma_off(nic)
+        job.moving(2)
+        job.until("sockets carry on a0", one.sends("a0", 1_000_000))
+        for nic in ("a0", "b0"):
+            one.rdma_on(nic)
+        wanted = one.rdma_packets("a0") + 200
+        job.until("a0's queue pairs carry again", one.carries("a0", wanted))
+        one.down("b1")
+        job.moving(2)
+        one.up("b1")
+        job.until("a1 carries again", one.sends("a1", 1_000_000))
+        job.stop()
+
+
 def test_device_removed_and_back(one: Bed) -> None:
     """The driver's device of one NIC goes in the middle of a collective. Soft-RoCE tells nobody and
     waits until the last process has let go of it: the job does, runs on over the other rail, and
