@@ -31,7 +31,7 @@ sources = $(sort $(wildcard $(1)/*.c) $(wildcard $(1)/*/*.c))
 objects = $(patsubst %.c,$(B)/obj/%.o,$(1))
 
 # RDMA needs only the header: the library is opened at run time. VERBS=no: as if it were not there.
-verbs := $(if $(filter-out no,$(or $(VERBS),yes)),$(shell printf '%sinclude <infiniband/verbs.h>\n' '\#' | $(CC) -E -x c - >/dev/null 2>&1 && echo yes))
+verbs := $(if $(filter-out no,$(or $(VERBS),yes)),$(shell $(CC) -E -include infiniband/verbs.h -x c /dev/null >/dev/null 2>&1 && echo yes))
 
 plugin_src := $(call sources,net_plugin)
 plugin_src += $(filter-out $(if $(verbs),,net_plugin/transport/verbs/%),\

@@ -1,7 +1,8 @@
 """The plugin built where verbs' headers are missing: it builds, has nothing of RDMA in it, and
 works over sockets even where a library and devices could be had.
 
-Rung 3; the headers are not really gone, make is told to build as if they were.
+Rung 3; the headers are not really gone: make is told to build as if they were, or the compiler finds
+others, which do not compile, first.
 """
 
 from __future__ import annotations
@@ -26,6 +27,18 @@ def without(run_bounded: RunBounded) -> Path:
     words = ["make", "-j2", "VERBS=no", "WERROR=1", *(f"build/noverbs/{name}" for name in targets)]
     run_bounded(words, cwd=ROOT, timeout=500)
     return BUILT
+
+
+def test_make_notices_by_itself(run_bounded: RunBounded, tmp_path: Path) -> None:
+    """On a machine without them nobody says VERBS=no."""
+    hidden = tmp_path / "infiniband" / "verbs.h"
+    hidden.parent.mkdir()
+    hidden.write_text("#error missing\n")
+    words = ["make", "-n", f"CC=gcc -I{tmp_path}", f"B={tmp_path / 'build'}", "native"]
+    done = run_bounded(words, cwd=ROOT, timeout=100)
+    assert "net_plugin/transport/tcp/ep.c" in done.stdout
+    assert "net_plugin/transport/verbs/" not in done.stdout
+    assert "tests/fakeverbs/" not in done.stdout
 
 
 def test_nothing_of_rdma_is_in_it(without: Path, build: Build) -> None:
