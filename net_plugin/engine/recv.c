@@ -307,6 +307,10 @@ int r2_recv_on_eager(struct r2_conn *c, struct r2_path *path, const struct r2_ms
         r2_path_journal(path, R2_EV_CRC_ERROR, m->size, 0, "small message");
         return -EBADMSG; /* ends the path; the message comes over another one */
     }
+    if (r2_unasked_in_chunks(c, m->seq)) {
+        r2_unasked_both_ways(c, m->seq);
+        return 0;
+    }
     if (has_arrived(c, m->seq)) {
         r2_count(&r2_eng.n->duplicate_chunks, 1);
     } else {
@@ -349,7 +353,10 @@ static int claim(struct r2_path *path, struct r2_ep *ep, struct r2_bulk *bulk, u
     u = r2_unasked_at(c, bulk->seq);
     if (has_arrived(c, bulk->seq) || (!r && !u && bulk->seq < c->next_seq)) {
         r2_count(&r2_eng.n->duplicate_chunks, 1);
-        r2_recv_queue_ack(c, path, 0, 0, 0);
+        if (stash_of(c, bulk->seq))
+            r2_unasked_both_ways(c, bulk->seq);
+        else
+            r2_recv_queue_ack(c, path, 0, 0, 0);
         return 1;
     }
     if (!r && !u && !(u = r2_unasked_begin(c, path, bulk, &rc)))

@@ -168,6 +168,22 @@ struct r2_unasked *r2_unasked_begin(struct r2_conn *c, const struct r2_path *pat
     return u;
 }
 
+bool r2_unasked_in_chunks(struct r2_conn *c, uint64_t seq)
+{
+    const struct r2_req *r = r2_conn_req(c, seq);
+
+    return r2_unasked_at(c, seq) || (r && !r->arrived && r->led.recv.total_known);
+}
+
+void r2_unasked_both_ways(struct r2_conn *c, uint64_t seq)
+{
+    R2_WARN_LIMIT("peer %s pid %u breaks the protocol: message %llu of connection %llu comes as a "
+                  "small message and in chunks; the connection fails",
+                  c->peer->host[0] ? c->peer->host : "?", c->peer->pid, (unsigned long long)seq,
+                  (unsigned long long)c->id);
+    r2_conn_fail(c, -EPROTO);
+}
+
 /* Its bytes go into the receive's buffer, which they have to themselves. */
 static int claim_all(struct r2_req *r, uint32_t size)
 {

@@ -59,6 +59,12 @@ struct r2_unasked *r2_unasked_begin(struct r2_conn *c, const struct r2_path *pat
                                     const struct r2_bulk *bulk, int *err);
 /* R: all of it has come. */
 void r2_unasked_whole(struct r2_conn *c, struct r2_unasked *u);
+/* R: some of the message has come in chunks, and its receive is not full: no small message any
+ * more. */
+bool r2_unasked_in_chunks(struct r2_conn *c, uint64_t seq);
+/* R: its sender says it as a small message and in chunks. Each half might wait for ever for the
+ * rest, and another path would bring the same: the connection fails (-EPROTO). */
+void r2_unasked_both_ways(struct r2_conn *c, uint64_t seq);
 /* R: the receive of that message is posted: true when it is served from here. */
 bool r2_unasked_posted(struct r2_conn *c, struct r2_req *r);
 /* R: everything of them that has arrived, queued for acknowledgement again. */
