@@ -1,8 +1,8 @@
 """The plugin built where verbs' headers are missing: it builds, has nothing of RDMA in it, and
 works over sockets even where a library and devices could be had.
 
-Rung 3; the headers are not really gone: make is told to build as if they were, or the compiler finds
-others, which do not compile, first.
+Rung 3; the headers are not really gone: make is told to build as if they were, or the compiler
+finds others first, which do not compile.
 """
 
 from __future__ import annotations

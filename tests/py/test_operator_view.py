@@ -4,12 +4,15 @@ sockets and processes, injected faults. It cannot prove what link events do (run
 
 from __future__ import annotations
 
+import contextlib
+import os
 import re
 import socket
 import subprocess
 import sys
 import time
 
+import pytest
 from conftest import ROOT, Build
 from failover_bed import Side, loopback, running_pair, until
 from test_health import LONG, state
@@ -87,12 +90,23 @@ def test_settings_that_cannot_be_followed_are_told() -> None:
         assert done.stderr.count(f"[0] WARN NET/R2CCL: {name}={value}") == 1, done.stderr
 
 
-def test_a_port_that_is_taken_is_told() -> None:
-    """No port on any NIC: the job ends, and says why without NCCL_DEBUG."""
-    with socket.socket() as one, socket.socket() as other:
+def taken_port(stack: contextlib.ExitStack) -> tuple[socket.socket, socket.socket, int]:
+    """Of both addresses the same port, whatever else runs here."""
+    for _ in range(20):
+        one = stack.enter_context(socket.socket())
+        other = stack.enter_context(socket.socket())
         one.bind(("127.0.1.1", 0))
         port = one.getsockname()[1]
-        other.bind(("127.0.1.2", port))
+        with contextlib.suppress(OSError):
+            other.bind(("127.0.1.2", port))
+            return one, other, port
+    pytest.fail("no port that both addresses have")
+
+
+def test_a_port_that_is_taken_is_told() -> None:
+    """No port on any NIC: the job ends, and says why without NCCL_DEBUG."""
+    with contextlib.ExitStack() as stack:
+        one, other, port = taken_port(stack)
         one.listen()
         other.listen()
         done = perf("--nics", "1", "--env", f"R2CCL_PORT_RANGE={port}-{port}")
@@ -103,7 +117,7 @@ def test_a_port_that_is_taken_is_told() -> None:
 
 def test_a_deaf_nic_is_shown() -> None:
     """One of two NICs has no port: the job runs, and the NIC shows that it cannot be reached."""
-    name = "deaf-nic"
+    name = f"deaf-nic-{os.getpid()}"
     with socket.socket() as taken:
         taken.bind(("127.0.2.1", 0))
         taken.listen()

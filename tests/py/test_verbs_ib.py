@@ -151,7 +151,8 @@ def test_one_port_named(build: Build, hca: str) -> None:
 def test_partitions(build: Build, keys: tuple[int, int]) -> None:
     """Processes of different partitions (NCCL_IB_PKEY) agree on queue pairs over which nothing ever
     arrives: no paths, and the job goes on over sockets. In the same one, queue pairs carry all."""
-    env = [settings(build, NCCL_IB_PKEY=key) for key in keys]
+    more = PATIENT if keys[0] == keys[1] else {}
+    env = [settings(build, NCCL_IB_PKEY=key, **more) for key in keys]
     with two_ends(build.path, "127.0.1.1,127.0.2.1", env[0], env[1], 300) as sides:
         texts = both_right(sides)
     silent = any("heartbeats unanswered" in text or "silent" in text for text in texts)
@@ -172,8 +173,8 @@ def test_path_mtu_is_agreed_on(
 ) -> None:
     """Ends with other settings, or other ports, use the lesser MTU, both of them: packets of
     another size than the responder's vanish in the stand-in. (Numbers: enum ibv_mtu.)"""
-    env = [{**settings(build), **more} for more in (first, second)]
-    with two_ends(build.path, "127.0.1.1,127.0.2.1", env[0], env[1], 3000) as sides:
+    env = [{**settings(build, **PATIENT), **more} for more in (first, second)]
+    with two_ends(build.path, "127.0.1.1,127.0.2.1", env[0], env[1], 6000) as sides:
         for side in sides:
             what = f"mtu {agreed} in {side.pid}"
             until(what, functools.partial(lambda pid: mtu_of(pid) == agreed, side.pid))

@@ -36,6 +36,19 @@ def by_nic(side: Side, via: str) -> dict[str, int]:
 BOTH = ((RDMA, "verbs"), (PLAIN, "tcp"))
 
 
+def settled(side: Side, nics: tuple[str, ...]) -> dict[str, int]:
+    """by_nic of sockets, once those of `nics` have stood still for a while."""
+    seen: list[dict[str, int]] = [{}]
+
+    def stands() -> bool:
+        time.sleep(0.3)
+        seen.append(by_nic(side, "tcp"))
+        return all(seen[-1].get(nic, 0) == seen[-2].get(nic, -1) for nic in nics)
+
+    until(f"sockets of {nics} stand still", stands, 20.0)
+    return seen[-1]
+
+
 def carrying(pair: Pair, side: Side, *kinds: tuple[str, str], least: int = 2_000_000) -> None:
     """Each of them carries messages from now on."""
     before = {kind: by_nic(side, kind[1]).get(kind[0], 0) for kind in kinds}
@@ -115,8 +128,7 @@ def test_last_resort_of_the_rdma_nics(build: Build) -> None:
         for nic in nics.split(","):
             pair.tx.recover(nic)
         carrying(pair, pair.tx, (RDMA, "verbs"), (third, "tcp"))
-        time.sleep(0.3)  # what sockets had taken before
-        before = by_nic(pair.tx, "tcp")
+        before = settled(pair.tx, (RDMA, PLAIN))  # what sockets had taken before
         carrying(pair, pair.tx, (RDMA, "verbs"), (third, "tcp"))
         after = by_nic(pair.tx, "tcp")
         for nic in (RDMA, PLAIN):

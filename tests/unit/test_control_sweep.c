@@ -152,6 +152,7 @@ static pid_t hold_one(const char *prefix, int i)
     pid = fork();
     CHECK_GE(pid, 0);
     if (pid == 0) {
+        alarm(60); /* should a check fail above */
         snprintf(name, sizeof(name), "/%s%d", prefix, i);
         fd = shm_open(name, O_RDWR, 0);
         said = fd >= 0 && fcntl(fd, F_SETLK, &lock) == 0;

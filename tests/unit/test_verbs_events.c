@@ -319,7 +319,7 @@ static void *tells(void *arg)
  * a look at what another thread is changing (TSan). */
 static void test_events_while_queues_go(void)
 {
-    uint64_t from, until = r2_now_ns() + 2 * R2_NS_PER_S;
+    uint64_t from, until;
     pthread_t thread;
 
     begin();
@@ -327,6 +327,7 @@ static void test_events_while_queues_go(void)
     from = bed_journal();
     bed_script("!chaos cmd_us=500");
     CHECK_EQ(pthread_create(&thread, NULL, tells, NULL), 0);
+    until = r2_now_ns() + 2 * R2_NS_PER_S;
     for (int turn = 0; r2_now_ns() < until; turn++) {
         for (int nic = 0; nic < 2; nic++)
             r2_nicstate_forgive(nic, true);
