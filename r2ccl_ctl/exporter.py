@@ -231,13 +231,19 @@ def add_comm(to: Families, snapshot: Snapshot | None, comm: Comm | None) -> None
 def wanted_processes(there: Iterable[Process], wanted: Selection, alive_ns: int) -> list[Process]:
     """Those that run, and those that were alive at `alive_ns` or later. Damaged ones are left out:
     nobody knows whose they are. Of several with the same labels, as after a container's restart or
-    an exec, the one that runs, or the newest."""
-    found: dict[tuple[str, ...], Process] = {}
-    for process in sorted(there, key=lambda p: (p.running, p.created_real_ns)):
+    an exec, those that run (containers that share a host's name: added up), or the newest."""
+    ended: dict[tuple[str, ...], Process] = {}
+    running: list[Process] = []
+    for process in sorted(there, key=lambda p: p.created_real_ns):
         lives = process.running or max(process.ended_real_ns, process.alive_real_ns) >= alive_ns
-        if wanted.wants(process) and process.state != "damaged" and lives:
-            found[process_labels(process)] = process
-    return list(found.values())
+        if not wanted.wants(process) or process.state == "damaged" or not lives:
+            continue
+        if process.running:
+            running.append(process)
+        else:
+            ended[process_labels(process)] = process
+    taken = {process_labels(process) for process in running}
+    return running + [process for labels, process in ended.items() if labels not in taken]
 
 
 def collect(

@@ -29,7 +29,8 @@ enum r2_log_level {
 void r2_log_set(r2_log_fn fn);
 
 /* From here on a thread of its own writes all lines, in the order in which they were said; callers
- * may hold any lock. What does not fit into the queue (64 lines) is left out and counted. 0, or
+ * may hold any lock. What does not fit into the queue is left out and counted: 64 lines, of which
+ * only R2_LOG_WARN and above may take the second half. 0, or
  * -errno: then callers go on writing themselves. Later calls do nothing. */
 int r2_log_defer(void);
 /* Waits until everything said so far is written, at most `ns`: false when it is not. Runs at the

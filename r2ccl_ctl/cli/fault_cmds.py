@@ -75,6 +75,7 @@ def apply(
     start = time.monotonic()
     wanted = selection(pid, job, node, everything)
     taken: list[Rule] = []
+    jobs: set[str] = set()  # whose processes took them
     under_way: list[Rule] = []
     done = failed = 0
     try:
@@ -86,24 +87,28 @@ def apply(
                 )
                 sys.exit(1)
             under_way = [rule]
-            some, every = _apply(rule, wanted, timeout)
+            took, every = _apply(rule, wanted, timeout)
             under_way.clear()
-            taken += [rule] if some else []
+            taken += [rule] if took else []
+            jobs |= took
             failed += not every
             done += 1
-    except (KeyboardInterrupt, R2UsageError) as err:
+    except (KeyboardInterrupt, R2Error) as err:
         click.echo(f"Error: stopped after {done} of {len(rules)} rules", err=True)
         again = "r2ccl-ctl recover-nic" + "".join(
             f" {option} {shlex.quote(value)}"
             for option, value in (("--job", job), ("--node", node), ("--pid", pid and str(pid)))
             if value
         )
-        again += " --all" if everything else ""
+        if everything or (not str(wanted) and jobs - {""} != jobs):
+            again += " --all"
+        elif not str(wanted):
+            again += "".join(f" --job {shlex.quote(name)}" for name in jobs)
         for rule in standing(taken):
             click.echo(f"still stands: {rule} ({again} {rule.nic})", err=True)
         for rule in under_way if isinstance(err, KeyboardInterrupt) else ():
             click.echo(f"under way, may stand: {rule} ({again} {rule.nic})", err=True)
-        if isinstance(err, R2UsageError):
+        if isinstance(err, R2Error):
             raise
         sys.exit(130)
     if failed:
@@ -149,18 +154,18 @@ def _nics_known(rules: Sequence[Rule], wanted: Selection) -> bool:
     return known
 
 
-def _apply(rule: Rule, wanted: Selection, timeout: str) -> tuple[bool, bool]:
-    """Whether some process, and whether every one, took it."""
+def _apply(rule: Rule, wanted: Selection, timeout: str) -> tuple[set[str], bool]:
+    """The jobs with a process that took it, and whether every process did."""
     try:
         answers = ask(wanted, rule.nic, timeout, rule.command)
     except R2UsageError:  # several jobs: no rule can be meant
         raise
     except R2Error as err:  # the rules after it may undo those before it
         click.echo(f"Error: {rule}: {err}", err=True)
-        return False, False
-    some = any(answer.ok for _, answer in answers)
+        return set(), False
+    took = {answer.process.job for _, answer in answers if answer.ok}
     try:
         show_answers(answers, False, str(rule))
     except SystemExit:
-        return some, False
-    return some, True
+        return took, False
+    return took, True

@@ -256,13 +256,19 @@ def test_output_for_others_to_read(tmp_path: Path) -> None:
 
 
 def test_the_same_labels_once_more(start_writer: StartWriter) -> None:
-    """After a container's restart, the pid is the same: the one that runs counts, or the newest."""
+    """After a container's restart, the pid is the same: the one that runs counts, or the newest.
+    Two that run, in containers that share the host's name, both do."""
     process = start_writer().process
     old = replace(process, state="ended", created_real_ns=1, name="old")
     newer = replace(old, created_real_ns=2, name="newer")
-    for there, name in (([process, old], process.name), ([newer, old], "newer")):
+    other = replace(process, name="other")
+    for there, names in (
+        ([process, old], [process.name]),
+        ([newer, old], ["newer"]),
+        ([process, old, other], [process.name, "other"]),
+    ):
         found = exporter.wanted_processes(there, Selection(), 0)
-        assert [one.name for one in found] == [name]
+        assert [one.name for one in found] == names
 
 
 @pytest.fixture
