@@ -4,10 +4,12 @@
  * that lives and has not got its listener back, after its NIC's interface was made anew; so does a
  * firewall while its rules are changed, or whoever has the NIC's address for a moment. What ends a
  * process's listeners for good ends all of them at once. Hence one refusal is a beginning: it takes
- * another one CONFIRM_NS later, and one of every NIC that can have a say; one that neither refuses
- * nor answers may be where the process listens, and is waited for until PARTIAL_NS. A NIC whose
- * kernel takes connections contradicts, until one is refused there: who stands still does so for
- * longer than one attempt. */
+ * another one CONFIRM_NS later, of every NIC that can have a say. One NIC's refusals do not confirm
+ * another's: an attempt may be out for longer than CONFIRM_NS, at a NIC that has refused in one
+ * moment and listens in the next. One that has neither answered nor refused for so long may be
+ * where the process listens, and is waited for until PARTIAL_NS, which is more than two attempts
+ * take. A NIC whose kernel takes connections contradicts, until one is refused there: who stands
+ * still does so for longer than one attempt. */
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
@@ -38,10 +40,11 @@ void r2_peer_refused(struct r2_peer *p, int lnic, int rnic, uint64_t now)
         return;
     if (!a->refused_from || now - a->refused_at > STALE_NS) {
         a->refused_from = now;
-        a->refused_nics = 0;
+        memset(a->nic_refused_from, 0, sizeof(a->nic_refused_from));
     }
-    a->refused_at = now;
-    a->refused_nics |= (uint16_t)(1u << rnic);
+    if (!a->nic_refused_from[rnic])
+        a->nic_refused_from[rnic] = now;
+    a->refused_at = a->nic_refused_at[rnic] = now;
     a->taken_at[rnic] = 0;
 }
 
@@ -53,16 +56,24 @@ void r2_peer_answers(struct r2_peer *p)
         p->paths[i]->refused_from = 0;
 }
 
-/* The peer's NICs that can still have a say: met before, from a NIC that works here. */
-static uint16_t speakers(const struct r2_peer *p)
+/* It has refused, and again when a moment was over. */
+static bool confirmed(const struct r2_asking *a, int rnic)
 {
-    unsigned nics = 0;
+    uint64_t from = a->refused_from ? a->nic_refused_from[rnic] : 0;
 
+    return from && a->nic_refused_at[rnic] - from >= CONFIRM_NS;
+}
+
+/* Every NIC of the peer's that can still have a say has: met before, from one that works here. */
+static bool all_confirmed(const struct r2_peer *p)
+{
     for (int l = 0; l < r2_eng.n_nics; l++) {
-        for (int r = 0; r < R2_MAX_NICS && r2_nic_usable(l); r++)
-            nics |= (unsigned)r2_pair_speaks(p, l, r) << r;
+        for (int r = 0; r < R2_MAX_NICS && r2_nic_usable(l); r++) {
+            if (r2_pair_speaks(p, l, r) && !confirmed(&p->asking, r))
+                return false;
+        }
     }
-    return (uint16_t)nics;
+    return true;
 }
 
 /* Some kernel over there has taken a connection, and nobody has answered on it yet. */
@@ -121,7 +132,7 @@ void r2_peer_judge_refusals(struct r2_peer *p, uint64_t now)
     if (p->n_up || p->life == R2_PEER_GONE)
         return;
     note_taken(p, now);
-    needed = speakers(p) & ~(unsigned)a->refused_nics ? PARTIAL_NS : CONFIRM_NS;
+    needed = all_confirmed(p) ? CONFIRM_NS : PARTIAL_NS;
     if (!(a->refused_from && span >= needed) && !(p->out && never_there(p, now)))
         return;
     if (!may_answer(p, now))
@@ -170,9 +181,17 @@ static bool process_is_slow(const struct r2_peer *p)
     return false;
 }
 
+/* Its refusal would tell nothing: it has refused often enough, or only just now. */
+static bool settled(const struct r2_asking *a, int rnic, uint64_t now)
+{
+    uint64_t from = a->nic_refused_from[rnic];
+
+    return confirmed(a, rnic) || (from && now - from < CONFIRM_NS);
+}
+
 /* Whether the NIC can ask now, and at which of the peer's; where a refusal would count, or
  * (`anyone`) its first choice. */
-static bool whom(const struct r2_peer *p, int l, bool anyone, int *rnic)
+static bool whom(const struct r2_peer *p, int l, bool anyone, uint64_t now, int *rnic)
 {
     const struct r2_asking *a = &p->asking;
     int order[R2_MAX_NICS], who[R2_MAX_NICS], n, speaking = 0, silent = 0;
@@ -187,8 +206,8 @@ static bool whom(const struct r2_peer *p, int l, bool anyone, int *rnic)
     if (!n || (!speaking && !anyone))
         return false;
     *rnic = speaking ? who[a->by[l].asked % (unsigned)speaking] : order[0];
-    for (int i = 0; i < speaking && a->refused_from; i++) { /* first who has not refused yet */
-        if (!(a->refused_nics >> who[i] & 1))
+    for (int i = 0; i < speaking && a->refused_from; i++) { /* first who can tell something new */
+        if (!settled(a, who[i], now))
             who[silent++] = who[i];
     }
     if (silent)
@@ -232,7 +251,7 @@ void r2_peer_ask(struct r2_peer *p, uint64_t now)
     for (unsigned i = 0; i < 2 * nics; i++) { /* first round: whose refusal would count */
         int l = (int)((p->asking.turn + i) % nics), rnic;
 
-        if (!whom(p, l, i >= nics, &rnic))
+        if (!whom(p, l, i >= nics, now, &rnic))
             continue;
         p->asking.turn = (unsigned)l + 1;
         ask(p, l, rnic, now);

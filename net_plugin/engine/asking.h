@@ -19,9 +19,10 @@ struct r2_asking {
     uint64_t next_at;                   /* R: no question before */
     unsigned turn;                      /* R: local NIC of the next one */
     uint64_t refused_from, refused_at;  /* the first and the latest refusal that count; 0: none */
-    uint16_t refused_nics;              /* the peer's NICs that they came from */
-    uint64_t taken_at[R2_MAX_NICS];     /* by the peer's NIC: when its kernel was last seen to have
-                                           taken a connection that nobody had answered; 0: not */
+    /* By the peer's NIC: its first and its latest one among them; 0: none. */
+    uint64_t nic_refused_from[R2_MAX_NICS], nic_refused_at[R2_MAX_NICS];
+    uint64_t taken_at[R2_MAX_NICS]; /* by the peer's NIC: when its kernel was last seen to have
+                                       taken a connection that nobody had answered; 0: not */
 };
 
 struct r2_peer;
@@ -30,7 +31,8 @@ struct r2_path;
 /* An attempt between these NICs was refused, or another process answered. It counts with no path
  * up only, and where it can tell something about the process (r2_pair_speaks). */
 void r2_peer_refused(struct r2_peer *p, int lnic, int rnic, uint64_t now);
-/* The process has answered, or its NICs have changed: what was refused before says nothing now. */
+/* The process has answered, if only that it wants no such path, or its NICs have changed: what was
+ * refused before says nothing now. */
 void r2_peer_answers(struct r2_peer *p);
 /* With no path up: ends the peer (r2_peer_gone) if what was refused proves that its process is. */
 void r2_peer_judge_refusals(struct r2_peer *p, uint64_t now);

@@ -120,6 +120,8 @@ static void up_failed(void *owner, struct r2_ep *ep, int err, const struct r2_ep
     r2_peer_lock(p);
     if (path->ep == ep) {
         r2_path_refused(path, h->refused || h->other_process);
+        if (p->out && err == ESTALE) /* its process has proven itself, and wants no such path */
+            r2_peer_answers(p);
         r2_path_fail(path, path->gen, err,
                      h->cause                    ? h->cause
                      : path->state == R2_PATH_UP ? "connection error"

@@ -94,25 +94,31 @@ static struct r2_ep *back(int nic)
     return e;
 }
 
-/* For `ms`, or until the request ends: whatever is out between NICs of `nics` (bits) ends with
- * `err`. Returns how often; `rc` as remote_test. */
-static int refuse(unsigned nics, int err, int ms, int *rc)
+/* For `ms`, or until the request ends: whatever is out between NICs i ends with err[i]; 0: does not
+ * end. Returns how often; `rc` as remote_test. */
+static int answer(const int err[2], int ms, int *rc)
 {
     int times = 0;
 
     *rc = 0;
     for (uint64_t end = r2_now_ns() + (uint64_t)ms * R2_NS_PER_MS; !*rc && r2_now_ns() < end;) {
         for (int i = 0; i < 2; i++) {
-            struct r2_ep *e = nics >> i & 1 ? trial(i) : NULL;
+            struct r2_ep *e = err[i] ? trial(i) : NULL;
 
             if (!e)
                 continue;
             times++;
-            end_trial(e, err);
+            end_trial(e, err[i]);
         }
         *rc = remote_test(req, 2, NULL);
     }
     return times;
+}
+
+/* The same between NICs of `nics` (bits). */
+static int refuse(unsigned nics, int err, int ms, int *rc)
+{
+    return answer((int[2]){nics & 1 ? err : 0, nics & 2 ? err : 0}, ms, rc);
 }
 
 /* A listener that is not there in one moment, and is in the next. */
@@ -166,6 +172,65 @@ static void test_the_other_one_is_silent(void)
         CHECK_GE(r2_now_ns() - t0, 2 * R2_NS_PER_S);
         remote_end(&r);
     }
+}
+
+/* It has refused once, in the moment in which its interface was made anew, and listens again by the
+ * next attempt, which may be out for longer than the other one has to refuse. */
+static void test_the_other_one_refused_once(void)
+{
+    for (int out = 0; out < 2; out++) {
+        uint64_t t0;
+        int rc;
+
+        lose(out, 2);
+        t0 = r2_now_ns();
+        end_trial(await_trial(1), ECONNREFUSED);
+        CHECK_GE(refuse(1, ECONNREFUSED, 1300, &rc), 2);
+        CHECK_EQ(rc, 0);
+        refuse(1, ECONNREFUSED, 6000, &rc);
+        CHECK_EQ(rc, -ECONNRESET);
+        CHECK_GE(r2_now_ns() - t0, 2 * R2_NS_PER_S);
+        remote_end(&r);
+    }
+}
+
+/* It was silent, and refuses for the first time: its interface is just coming back. */
+static void test_the_other_one_comes_back(void)
+{
+    for (int out = 0; out < 2; out++) {
+        uint64_t t0, refused;
+        int rc;
+
+        do { /* time enough to look at it before it is waited for no longer */
+            lose(out, 2);
+            t0 = r2_now_ns();
+            refuse(1, ECONNREFUSED, 700, &rc);
+            CHECK_EQ(rc, 0);
+            end_trial(await_trial(1), ECONNREFUSED);
+            refused = r2_now_ns() - t0;
+            rc = remote_test(req, 150, NULL);
+            if (refused > 1900 * R2_NS_PER_MS)
+                remote_end(&r);
+        } while (refused > 1900 * R2_NS_PER_MS);
+        CHECK_EQ(rc, 0);
+        back(1);
+        CHECK_EQ(remote_test(req, 50, NULL), 0);
+        remote_end(&r);
+    }
+}
+
+/* S: one NIC refuses; behind the other the process answers that it wants no path there, for an
+ * operator has drained it or it knows a newer one: it lives. */
+static void test_the_other_one_wants_none(void)
+{
+    int rc;
+
+    lose(true, 2);
+    CHECK_GE(answer((int[2]){ECONNREFUSED, ESTALE}, 4000, &rc), 4);
+    CHECK_EQ(rc, 0);
+    CHECK_GE(refuse(3, ECONNREFUSED, 5000, &rc), 2);
+    CHECK_EQ(rc, -ECONNRESET);
+    remote_end(&r);
 }
 
 /* ... unless it is known to be down, and has no say. */
@@ -317,6 +382,9 @@ static const struct check_test tests[] = {
     {"one_refusal", test_one_refusal},
     {"process_is_gone", test_process_is_gone},
     {"the_other_one_is_silent", test_the_other_one_is_silent},
+    {"the_other_one_refused_once", test_the_other_one_refused_once},
+    {"the_other_one_comes_back", test_the_other_one_comes_back},
+    {"the_other_one_wants_none", test_the_other_one_wants_none},
     {"the_other_one_is_down", test_the_other_one_is_down},
     {"refused_elsewhere", test_refused_elsewhere},
     {"the_other_one_listens", test_the_other_one_listens},
