@@ -1,6 +1,7 @@
 /* Wrappers of groups, and of what must wait for their end. */
 #include "api/call.h"
 #include "comms/comms.h"
+#include "schedules/reduction.h"
 #include "schedules/run.h"
 
 R2_EXPORT int ncclGroupStart(void);
@@ -32,8 +33,10 @@ int ncclGroupEnd(void)
     /* Counted before the call, so that another call of this thread (a signal handler's, say) never
      * finds a group that NCCL has closed. */
     outermost = call.active && r2_comms_in_group() && r2_comms_group_end() == 0;
-    if (outermost)
+    if (outermost) {
+        r2_comms_group_hand();
         issued = r2_run_group_end(false);
+    }
     result = fn();
     result = result == R2_NCCL_OK ? issued : result;
     if (outermost)
@@ -72,8 +75,10 @@ int ncclRedOpDestroy(int op, r2_nccl_comm comm)
 
     if (!fn)
         return call.error;
-    if (!call.active || !r2_run_destroys(fn, op, comm, &result))
-        result = fn(op, comm);
+    /* Of any thread: while a group that another one has open has operations with it recorded, NCCL
+     * is told of it behind these. */
+    result =
+        call.active && r2_reduction_destroy(fn, op, call.comm, comm) ? R2_NCCL_OK : fn(op, comm);
     r2_call_leave(&call);
     return result;
 }

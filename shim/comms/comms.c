@@ -211,17 +211,20 @@ static void set_u64(uint64_t *field, uint64_t value)
  * collectives go (schedules/run.h), so they must see the same plan as these. */
 int r2_comms_begin(struct r2_comm *comm, enum r2_seg_collective kind, size_t count, int type)
 {
-    struct r2_seg_comm *row = r2_comm_row(comm);
     uint64_t bytes = count * r2_nccl_type_size(type);
+    struct r2_seg_comm *row;
 
     if (r2_comms_elsewhere(comm))
         return R2_NCCL_REMOTE;
+    if (r2_comms_in_group() && !r2_comms_group_reserve(comm))
+        return R2_NCCL_SYSTEM; /* one that is not counted would part this rank from the others */
     if (comm->follow && (kind < R2_SEG_COLL_SEND || r2_comms_in_group())) {
         int result = r2_follow_before(comm->follow, kind, bytes);
 
         if (result != R2_NCCL_OK)
             return result;
     }
+    row = r2_comm_row(comm); /* not before: that may have taken a while */
     set_u64(&row->op_mono_ns, r2_now_ns());
     set_u64(&row->op_bytes, bytes);
     __atomic_store_n(&row->op, (uint32_t)kind, __ATOMIC_RELAXED);
@@ -239,19 +242,12 @@ void r2_comms_end(struct r2_comm *comm, int result, bool collective, r2_nccl_str
     if (result == R2_NCCL_OK &&
         atomic_load_explicit(&comm->state, memory_order_relaxed) == R2_SEG_COMM_INIT)
         r2_comms_async(comm, comm->handle, R2_NCCL_OK);
-    if (taken && collective) {
-        /* One thread at a time uses a communicator, as NCCL asks. */
-        uint64_t next = atomic_fetch_add_explicit(&comm->index, 1, memory_order_relaxed) + 1;
-
-        set_u64(&row->operations, next);
-        if (r2_comms_in_group())
-            r2_comms_group_count(comm, true);
-        else if (comm->follow)
-            r2_follow_after(comm->follow, 1);
+    if (taken && r2_comms_in_group()) {
+        r2_comms_group_count(comm, collective);
     } else if (taken) {
-        __atomic_fetch_add(&row->p2p, 1, __ATOMIC_RELAXED);
-        if (r2_comms_in_group())
-            r2_comms_group_count(comm, false);
+        r2_comms_handed(comm, collective, !collective);
+        if (collective && comm->follow)
+            r2_follow_after(comm->follow, 1);
     }
     if (result == R2_NCCL_REMOTE || result == R2_NCCL_SYSTEM)
         r2_comms_async(comm, comm->handle, result);
@@ -260,11 +256,17 @@ void r2_comms_end(struct r2_comm *comm, int result, bool collective, r2_nccl_str
         try_again(comm, __atomic_load_n(&row->op_mono_ns, __ATOMIC_RELAXED));
 }
 
-void r2_comms_uncount(struct r2_comm *comm, uint64_t n)
+void r2_comms_handed(struct r2_comm *comm, uint64_t collectives, uint64_t p2p)
 {
-    uint64_t next = atomic_fetch_sub_explicit(&comm->index, n, memory_order_relaxed) - n;
+    /* Relaxed: numbers to read. One thread at a time uses a communicator, as NCCL asks, so what
+     * is stored grows. */
+    uint64_t before = atomic_fetch_add_explicit(&comm->index, collectives, memory_order_relaxed);
+    struct r2_seg_comm *row = r2_comm_row(comm);
 
-    set_u64(&r2_comm_row(comm)->operations, next);
+    if (collectives)
+        set_u64(&row->operations, before + collectives);
+    if (p2p)
+        __atomic_fetch_add(&row->p2p, p2p, __ATOMIC_RELAXED);
 }
 
 bool r2_comms_gone(struct r2_comm *comm)

@@ -2,10 +2,11 @@
  * application keeps using.
  *
  * The index of a communicator counts the collectives that NCCL took from the application: when it
- * took them (inside a group too), captured, zero-count and single-rank ones as well; not Send and
- * Recv, and not those of a group that ended in ncclGroupSimulateEnd. NCCL asks its users to issue
- * the collectives of a communicator in the same order on all ranks, so the index of an operation is
- * the same on all of them.
+ * took them, those of a group at its outermost end, just before NCCL is told of that; captured,
+ * zero-count and single-rank ones as well; not Send and Recv, and not those of a group that ended
+ * in ncclGroupSimulateEnd. So it never falls. NCCL asks its users to issue the collectives of a
+ * communicator in the same order on all ranks, so the index of an operation is the same on all of
+ * them.
  *
  * Threads: everything may be called from any thread. An entry lives while it is in the table or
  * held; removing one (destroy, abort from another thread) does not wait for holders. No lock is
@@ -93,6 +94,9 @@ bool r2_comms_in_group(void);
 /* In a group: the communicator that a call will have put to *out when the group is over (NULL: a
  * split that gives none). */
 void r2_comms_group_birth(r2_nccl_comm *out, const struct r2_comm_birth *birth);
+/* The outermost end is about to be called, and no simulated one: what NCCL took counts from now on,
+ * so that a rank that hangs in it has handed over as much as its peers. */
+void r2_comms_group_hand(void);
 /* The outermost end is through NCCL. simulated: nothing of it was really done. */
 void r2_comms_group_over(int result, bool simulated);
 

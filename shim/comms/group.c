@@ -1,4 +1,4 @@
-/* A thread's open group: what it made and counted since the outermost ncclGroupStart. */
+/* A thread's open group: what it made and called since the outermost ncclGroupStart. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -14,8 +14,8 @@ struct birth {
 
 struct counted {
     struct counted *next;
-    struct r2_comm *comm; /* held */
-    uint64_t n;           /* collectives */
+    struct r2_comm *comm;      /* held */
+    uint64_t collectives, p2p; /* that NCCL took */
 };
 
 static __thread struct {
@@ -53,21 +53,52 @@ void r2_comms_group_birth(r2_nccl_comm *out, const struct r2_comm_birth *is)
     *end = birth;
 }
 
-void r2_comms_group_count(struct r2_comm *comm, bool collective)
+static struct counted *find(struct r2_comm *comm)
 {
     struct counted *at = group.counts;
 
     while (at && at->comm != comm)
         at = at->next;
-    if (!at) {
-        at = malloc(sizeof(*at));
-        if (!at)
-            return;
-        atomic_fetch_add_explicit(&comm->holders, 1, memory_order_relaxed);
-        *at = (struct counted){group.counts, comm, 0};
-        group.counts = at;
-    }
-    at->n += collective;
+    return at;
+}
+
+bool r2_comms_group_reserve(struct r2_comm *comm)
+{
+    struct counted *at;
+
+    if (find(comm))
+        return true;
+    at = malloc(sizeof(*at));
+    if (!at)
+        return false;
+    atomic_fetch_add_explicit(&comm->holders, 1, memory_order_relaxed);
+    *at = (struct counted){.next = group.counts, .comm = comm};
+    group.counts = at;
+    return true;
+}
+
+void r2_comms_group_count(struct r2_comm *comm, bool collective)
+{
+    struct counted *at = find(comm);
+
+    if (at)
+        *(collective ? &at->collectives : &at->p2p) += 1;
+}
+
+void r2_comms_group_hand(void)
+{
+    for (struct counted *at = group.counts; at; at = at->next)
+        r2_comms_handed(at->comm, at->collectives, at->p2p);
+}
+
+/* Whether NCCL took operations on one communicator alone. */
+static bool alone(void)
+{
+    int comms = 0;
+
+    for (struct counted *at = group.counts; at; at = at->next)
+        comms += at->collectives || at->p2p;
+    return comms == 1;
 }
 
 void r2_comms_group_over(int result, bool simulated)
@@ -77,7 +108,7 @@ void r2_comms_group_over(int result, bool simulated)
 
     /* Of several NCCL does not say whose error it is: the well ones are not to end by it, and the
      * failed one says so itself when it is asked (ncclCommGetAsyncError). */
-    failed = failed && group.counts && !group.counts->next;
+    failed = failed && alone();
     while (group.births) {
         struct birth *birth = group.births;
 
@@ -94,11 +125,9 @@ void r2_comms_group_over(int result, bool simulated)
         struct counted *at = group.counts;
 
         group.counts = at->next;
-        if (simulated)
-            r2_comms_uncount(at->comm, at->n);
-        else if (at->comm->follow)
-            r2_follow_after(at->comm->follow, at->n);
-        if (failed)
+        if (!simulated && at->comm->follow)
+            r2_follow_after(at->comm->follow, at->collectives);
+        if (failed && (at->collectives || at->p2p))
             r2_comms_async(at->comm, at->comm->handle, result);
         r2_comms_drop(at->comm);
         free(at);

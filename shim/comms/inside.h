@@ -28,10 +28,11 @@ static inline struct r2_seg_comm *r2_comm_row(struct r2_comm *comm)
     return atomic_load_explicit(&comm->row, memory_order_acquire);
 }
 
-/* group.c: notes an operation of the open group, which counts where it is a collective. comms.c:
- * takes back what a simulated one counted. */
+/* group.c: room for what the open group does on a communicator (false: no memory), before an
+ * operation; then notes that NCCL took it. comms.c: so many are NCCL's now. */
+bool r2_comms_group_reserve(struct r2_comm *comm);
 void r2_comms_group_count(struct r2_comm *comm, bool collective);
-void r2_comms_uncount(struct r2_comm *comm, uint64_t n);
+void r2_comms_handed(struct r2_comm *comm, uint64_t collectives, uint64_t p2p);
 
 /* NCCL has failed with `error` at another rank: this one waits for it in vain. Not held. */
 void r2_comms_told(struct r2_comm *comm, int rank, int error);

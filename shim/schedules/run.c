@@ -9,6 +9,7 @@
 #include "comms/inside.h"
 #include "device/device.h"
 #include "plan/table.h"
+#include "schedules/reduction.h"
 #include "schedules/second.h"
 #include "settings/settings.h"
 
@@ -20,22 +21,15 @@ enum { SEND, RECV, COUNT, TYPE, OP, COMM, STREAM };
 
 struct recorded {
     struct recorded *next;
-    struct r2_op op; /* its communicator is held */
-    void *config;    /* ours, or NULL */
+    struct r2_op op;                   /* its communicator is held */
+    void *config;                      /* ours, or NULL */
+    const struct r2_plan_entry *entry; /* what replaces it; set at the group's end */
     bool issued;
-};
-
-struct destroyed {
-    struct destroyed *next;
-    int (*fn)(int, r2_nccl_comm);
-    int op;
-    r2_nccl_comm comm;
 };
 
 static __thread struct {
     bool recording;
     struct recorded *first, *last;
-    struct destroyed *destroyed;
 } group __attribute__((tls_model("initial-exec")));
 
 static int call(const struct r2_op *op)
@@ -99,13 +93,12 @@ static int run_part(const struct r2_op *op, const struct r2_plan_entry *entry, i
 /* Inside a real group when there are several parts. */
 static int run_parts(const struct r2_op *op, const struct r2_plan_entry *entry)
 {
-    struct r2_seg_comm *row = r2_comm_row(op->comm);
     int result = R2_NCCL_OK;
 
     for (int p = 0; p < entry->segments && result == R2_NCCL_OK; p++)
         result = run_part(op, entry, p);
     if (result == R2_NCCL_OK)
-        __atomic_fetch_add(&row->planned, 1, __ATOMIC_RELAXED);
+        __atomic_fetch_add(&r2_comm_row(op->comm)->planned, 1, __ATOMIC_RELAXED);
     return result;
 }
 
@@ -175,6 +168,22 @@ static bool keep_config(struct recorded *r)
     return true;
 }
 
+/* Whether it has a reduction that the application made. */
+static bool own_reduction(const struct r2_op *op)
+{
+    switch (op->api) {
+    case R2_API_ncclAllReduce:
+    case R2_API_ncclReduceScatter:
+    case R2_API_ncclReduce:
+    case R2_API_ncclAllReduceConfig:
+    case R2_API_ncclReduceScatterConfig:
+    case R2_API_ncclReduceConfig:
+        return op->word[OP] >= BUILT_IN_OPS;
+    default:
+        return false;
+    }
+}
+
 static int record(const struct r2_op *op)
 {
     struct recorded *r = calloc(1, sizeof(*r));
@@ -182,7 +191,9 @@ static int record(const struct r2_op *op)
     if (!r)
         return R2_NCCL_SYSTEM;
     r->op = *op;
-    if (!keep_config(r)) {
+    if (!keep_config(r) ||
+        (own_reduction(op) && !r2_reduction_use(op->comm, op->handle, (int)op->word[OP]))) {
+        free(r->config);
         free(r);
         return R2_NCCL_SYSTEM;
     }
@@ -197,55 +208,28 @@ static int record(const struct r2_op *op)
     return R2_NCCL_OK;
 }
 
+/* The abort of another thread frees what NCCL would be called with. */
+static bool gone(const struct r2_op *op)
+{
+    return op->comm && r2_comms_gone(op->comm);
+}
+
 /* What a communicator has in the group, from `r` on; `replaced`: what the plan takes, or the rest.
  */
-static int issue(struct recorded *r, bool replaced, bool stock)
+static int issue(struct recorded *r, bool replaced)
 {
     r2_nccl_comm handle = r->op.handle;
     int first = R2_NCCL_OK;
 
     for (; r; r = r->next) {
-        const struct r2_plan_entry *entry;
-        int result;
+        int result = R2_NCCL_INTERNAL;
 
-        if (r->issued || r->op.handle != handle)
-            continue;
-        entry = stock ? NULL : entry_of(&r->op);
-        if ((entry != NULL) != replaced)
+        if (r->issued || r->op.handle != handle || (r->entry != NULL) != replaced)
             continue;
         r->issued = true;
-        result = entry ? run_parts(&r->op, entry) : call(&r->op);
+        if (!gone(&r->op))
+            result = r->entry ? run_parts(&r->op, r->entry) : call(&r->op);
         first = first == R2_NCCL_OK ? result : first;
-    }
-    return first;
-}
-
-bool r2_run_destroys(int (*fn)(int, r2_nccl_comm), int op, r2_nccl_comm comm, int *result)
-{
-    struct destroyed *d = group.recording ? malloc(sizeof(*d)) : NULL;
-
-    if (!group.recording)
-        return false;
-    *result = d ? R2_NCCL_OK : R2_NCCL_SYSTEM;
-    if (d) {
-        *d = (struct destroyed){group.destroyed, fn, op, comm};
-        group.destroyed = d;
-    }
-    return true;
-}
-
-/* What could not go before the operations. Returns the first error. */
-static int destroy_all(void)
-{
-    int first = R2_NCCL_OK;
-
-    while (group.destroyed) {
-        struct destroyed *d = group.destroyed;
-        int result = d->fn(d->op, d->comm);
-
-        first = first == R2_NCCL_OK ? result : first;
-        group.destroyed = d->next;
-        free(d);
     }
     return first;
 }
@@ -253,15 +237,18 @@ static int destroy_all(void)
 int r2_run_group_end(bool stock)
 {
     struct recorded *all = group.first;
-    int first = R2_NCCL_OK, destroyed;
+    int first = R2_NCCL_OK;
 
     group.first = group.last = NULL;
     group.recording = false;
+    /* Once: whether a stream is being captured may change between two questions. */
+    for (struct recorded *r = all; r; r = r->next)
+        r->entry = stock ? NULL : entry_of(&r->op);
     for (struct recorded *r = all; r; r = r->next) {
         if (r->issued)
             continue; /* with the first of its communicator */
         for (int replaced = 0; replaced < 2; replaced++) {
-            int result = issue(r, replaced, stock);
+            int result = issue(r, replaced);
 
             first = first == R2_NCCL_OK ? result : first;
         }
@@ -269,14 +256,18 @@ int r2_run_group_end(bool stock)
     while (all) {
         struct recorded *next = all->next;
 
+        if (own_reduction(&all->op)) {
+            int result = r2_reduction_release(all->op.comm, all->op.handle, (int)all->op.word[OP]);
+
+            first = first == R2_NCCL_OK ? result : first;
+        }
         if (all->op.comm)
             r2_comms_drop(all->op.comm);
         free(all->config);
         free(all);
         all = next;
     }
-    destroyed = destroy_all();
-    return first == R2_NCCL_OK ? destroyed : first;
+    return first;
 }
 
 /* ---- */

@@ -44,13 +44,9 @@ bool r2_run_take(const struct r2_op *op, int *result);
 /* Cheap: whether r2_run_take has to be asked. */
 bool r2_run_asks(struct r2_comm *comm);
 
-/* A reduction that the application made may be destroyed as soon as the operations with it have
- * been called. While these are recorded, that waits for the end of the group: true, and *result is
- * what the call returns. False: the caller makes the real call. */
-bool r2_run_destroys(int (*fn)(int, r2_nccl_comm), int op, r2_nccl_comm comm, int *result);
-
 /* The outermost end of a group is about to be called: issues what was recorded. stock: nothing goes
- * to a plan's communicators (a simulated end). Returns the first error. */
+ * to a plan's communicators (a simulated end). What was recorded on a communicator that another
+ * thread has aborted meanwhile is not issued: ncclInternalError. Returns the first error. */
 int r2_run_group_end(bool stock);
 
 #endif

@@ -156,25 +156,34 @@ static void test_groups(void)
     CHECK_EQ(ncclGroupStart(), 0);
     CHECK_EQ(ncclGroupStart(), 0);
     CHECK_EQ(reduce(comm), 0);
-    CHECK_EQ(index_of(comm), 1); /* when NCCL takes it, not when the group ends */
+    CHECK_EQ(index_of(comm), 0); /* NCCL has it when the group ends, all of it */
     CHECK_EQ(ncclGroupEnd(), 0);
     CHECK(r2_comms_in_group());
+    CHECK_EQ(index_of(comm), 0);
     CHECK_EQ(reduce(comm), 0);
+    CHECK_EQ(ncclSend(NULL, 1, 7, 0, comm, NULL), 0);
+    CHECK_EQ(row_of(comm).p2p, 0);
     CHECK_EQ(reduce(other), 0);
     CHECK_EQ(ncclGroupEnd(), 0);
     CHECK(!r2_comms_in_group());
     CHECK_EQ(index_of(comm), 2);
     CHECK_EQ(index_of(other), 1);
-    /* Of a simulation nothing stays. */
+    CHECK_EQ(row_of(comm).operations, 2);
+    CHECK_EQ(row_of(comm).p2p, 1);
+    /* A simulation is never seen: what operators see is a counter, and does not fall. */
     CHECK_EQ(ncclGroupStart(), 0);
     CHECK_EQ(reduce(comm), 0);
     CHECK_EQ(reduce(comm), 0);
     CHECK_EQ(reduce(other), 0);
-    CHECK_EQ(index_of(comm), 4);
+    CHECK_EQ(ncclSend(NULL, 1, 7, 0, comm, NULL), 0);
+    CHECK_EQ(row_of(comm).operations, 2);
     CHECK_EQ(ncclGroupSimulateEnd(NULL), 0);
     CHECK_EQ(index_of(comm), 2);
     CHECK_EQ(index_of(other), 1);
     CHECK_EQ(row_of(comm).operations, 2);
+    CHECK_EQ(row_of(comm).p2p, 1);
+    CHECK_EQ(reduce(comm), 0);
+    CHECK_EQ(row_of(comm).operations, 3);
     CHECK_EQ(ncclCommDestroy(comm), 0);
     CHECK_EQ(ncclCommDestroy(other), 0);
 }

@@ -200,56 +200,11 @@ static void test_revoke_wakes(void)
     pthread_barrier_destroy(&together);
 }
 
-/* ---- what a recorded operation needs is kept until it is issued */
-
-static void test_kept_while_recorded(void)
-{
-    static const struct r2_plan_table empty;
-    struct r2_nccl_config config = {
-        .size = sizeof(config), .magic = R2_NCCL_CONFIG_MAGIC, .blocking = 4711};
-    r2_nccl_comm comm, ran[NOOP_TRACE];
-    size_t counts[NOOP_TRACE];
-    struct r2_comm *entry;
-    struct r2_nccl_id id;
-
-    CHECK_EQ(ncclGetUniqueId(&id), 0);
-    CHECK_EQ(ncclCommInitRank(&comm, 2, id, 1), 0);
-    entry = r2_comms_hold(comm);
-    entry->follow->table = &empty;
-    atomic_store(&entry->planned, true); /* groups are recorded */
-    noop.trace();
-    CHECK_EQ(ncclGroupStart(), 0);
-    CHECK_EQ(ncclAllReduce(NULL, NULL, BIG, 7, 5, comm, NULL), 0); /* the application's own sum */
-    CHECK_EQ(ncclRedOpDestroy(5, comm), 0);
-    CHECK_EQ(ncclAllReduceConfig(NULL, NULL, 3, 7, 0, comm, NULL, &config), 0);
-    memset(&config, 0xdb, sizeof(config));
-    CHECK_EQ(noop.traced(ran, counts), 0); /* recorded, not run */
-    CHECK_EQ(ncclGroupEnd(), 0);
-    CHECK_EQ(noop.traced(ran, counts), 4);
-    CHECK(counts[0] == BIG && counts[1] == 3 && counts[2] == 4711 && counts[3] == NOOP_DESTROYED);
-    /* Outside of a recorded group it is destroyed at once, and an error is the call's. */
-    noop.trace();
-    noop.next_result(5);
-    CHECK_EQ(ncclRedOpDestroy(5, comm), 5);
-    CHECK_EQ(noop.traced(ran, counts), 1);
-    /* And in one whose communicator has no plan any more when it ends. */
-    CHECK_EQ(ncclGroupStart(), 0);
-    CHECK_EQ(ncclAllReduce(NULL, NULL, BIG, 7, 5, comm, NULL), 0);
-    CHECK_EQ(ncclRedOpDestroy(5, comm), 0);
-    entry->follow->table = NULL;
-    atomic_store(&entry->planned, false);
-    CHECK_EQ(ncclGroupEnd(), 0);
-    CHECK_EQ(noop.traced(ran, counts), 3);
-    r2_comms_drop(entry);
-    CHECK_EQ(ncclCommAbort(comm), 0);
-}
-
 static const struct check_test tests[] = {
     {"ranks_meet", test_ranks_meet},
     {"generations", test_generations},
     {"missing_rank", test_missing_rank},
     {"revoke_wakes", test_revoke_wakes},
-    {"kept_while_recorded", test_kept_while_recorded},
     {0},
 };
 
