@@ -146,6 +146,7 @@ void fv_restore(const struct fv_dev *old, const char *name)
     d->base = old->base;
     snprintf(d->base.name, sizeof(d->base.name), "%.60s", name);
     d->guid = old->guid;
+    d->no_reg = old->no_reg;
     d->n_ports = old->n_ports;
     for (int p = 1; p <= d->n_ports; p++) {
         d->port[p] = old->port[p];
@@ -292,6 +293,7 @@ FV_EXPORT int ibv_close_device(struct ibv_context *ctx)
     close(ctx->async_fd);
     pthread_mutex_lock(&fv.lock);
     d->ctx = NULL;
+    fv.n_closed++;
     if (d->unloaded)
         fv_remove(d, true);
     pthread_mutex_unlock(&fv.lock);

@@ -211,6 +211,8 @@ struct fake {
     unsigned slot;
     struct fv_dev dev[FV_DEVICES];
     int n_dev;
+    int n_closed;
+    const void *only; /* what fv_dev.no_dereg is about, by its address; NULL: any */
     enum ibv_mtu mtu; /* active, of all ports */
     struct fv_qp *qps[FV_QPS];
     struct fv_mr *mrs[FV_MRS];

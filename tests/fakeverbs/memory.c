@@ -146,7 +146,8 @@ FV_EXPORT int ibv_dereg_mr(struct ibv_mr *base)
 
     pthread_mutex_lock(&fv.lock);
     fv_may_hang(dev);
-    if ((dev->removed && dev->fatal) || (dev->no_dereg > 0 && base->length >= 4096)) {
+    if ((dev->removed && dev->fatal) ||
+        (dev->no_dereg > 0 && base->length >= 4096 && (!fv.only || fv.only == base->addr))) {
         dev->no_dereg--;
         pthread_mutex_unlock(&fv.lock);
         return EIO;

@@ -30,7 +30,8 @@
  *   vanish DEV              the same without a word: no event, commands succeed, nothing arrives
  *   unload DEV              as soft-RoCE is taken away: listed no more, not opened any more; all on
  *                           it works on, and it is there until it is closed
- *   restore DEV [NAME]      it is listed again, as another device of the same GUID, under that name
+ *   restore DEV [NAME]      it is listed again, as another device of the same GUID, under that
+ *                           name; it refuses the registrations that the old one was to refuse
  *   hang DEV 0|1|2          commands do not come back; those of a device that was removed: unhang
  *                           (2: nor does what is asked about a port)
  *   refuse DEV reg|dereg|err|destroy N   so many commands fail; dereg: of a page or more
@@ -49,6 +50,9 @@
  *                 of that many bytes arrives with a changed one (that one, else the middle), and
  *                 nobody is told; answers 2 then
  *   show          as the driver of a GPU does it: everything that was written is visible
+ *   closed        answers how many devices were closed
+ *   only ADDR     of all there is, only what was registered there is not deregistered (0: any)
+ *   held DEV ADDR answers how many registrations of that address the device has
  *   where         answers 10 and the last digit of the device's name that sent what was caught
  *   !COMMAND      as above
  * Answers 1 once it is caught, 2 once it has landed.
@@ -284,10 +288,21 @@ static void release(void)
     pthread_cond_broadcast(&fv.unhang);
 }
 
+static int held(const char *dev, const void *addr)
+{
+    int n = 0;
+
+    for (int i = 0; i < FV_MRS; i++)
+        n += fv.mrs[i] && fv.mrs[i]->base.addr == addr &&
+             strcmp(fv_dev_of(fv.mrs[i]->base.context)->base.name, dev) == 0;
+    return n;
+}
+
 FV_EXPORT int fv_script(const char *text)
 {
     struct fv_script *s = &fv.script;
-    char kind[16];
+    char kind[16], dev[64];
+    void *addr;
     unsigned min = 0, at = UINT_MAX;
     int answer;
 
@@ -306,10 +321,16 @@ FV_EXPORT int fv_script(const char *text)
     else if (strcmp(text, "show") == 0)
         for (int i = 0; i < fv.n_dev; i++)
             fv_show(&fv.dev[i]);
+    else if (sscanf(text, "only %p", &addr) == 1)
+        fv.only = addr;
     else if (text[0] == '!')
         fv_command((char *)(uintptr_t)text + 1);
     fv_wake();
     answer = s->landed ? 2 : s->caught ? 1 : 0;
+    if (strcmp(text, "closed") == 0)
+        answer = fv.n_closed;
+    if (sscanf(text, "held %63s %p", dev, &addr) == 2)
+        answer = held(dev, addr);
     if (strcmp(text, "where") == 0 && fv_qp_find(s->src)) {
         const char *name = fv_qp_find(s->src)->dev->base.name;
 

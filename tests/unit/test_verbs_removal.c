@@ -2,10 +2,17 @@
  * this rung cannot prove): memory, queue pairs, threads and descriptors of the old device are let
  * go of, and what is registered is registered with the new one, even if commands of the old one
  * never come back. */
+#define _GNU_SOURCE
 #include <dirent.h>
 #include <pthread.h>
+#include <sys/mman.h>
+#include <sys/syscall.h>
 
 #include "verbs_bed.h"
+
+#ifdef R2_HAVE_VERBS
+
+#include "transport/verbs/verbs.h"
 
 #define SIZE (256 * 1024)
 #define TURNS 12
@@ -84,6 +91,15 @@ static void message(int turn)
     CHECK_EQ(bed_test(recv, BED_WAIT_MS), 1);
     CHECK_EQ(bed_test(send, BED_WAIT_MS), 1);
     CHECK_MEM(in, out, SIZE);
+}
+
+static bool there(int slot)
+{
+    struct r2_hca *hca = r2_hca_at(slot);
+
+    if (hca)
+        r2_hca_unuse(hca);
+    return hca != NULL;
 }
 
 /* Whatever was registered before, meanwhile or after has a key where a device is, and none where
@@ -261,6 +277,66 @@ static void test_keys_are_not_confirmed(void)
     finish();
 }
 
+/* Two owners of a range, and a device that failed and keeps its key: neither is told that it is
+ * gone because the other has asked before. */
+static void test_two_owners_not_confirmed(void)
+{
+    struct r2_memory m = {.size = 8192, .dmabuf_fd = -1};
+    static uint8_t more[8192];
+    struct r2_mr_keys *keys;
+    struct r2_mr *mr;
+
+    m.data = more;
+    begin();
+    CHECK_EQ(r2_engine_reg(bed.rx, more, sizeof(more), 1, &mr), 0);
+    for (int i = 0; i < 2; i++) {
+        CHECK_EQ(r2_eng.ops->reg(&m, &keys), 0);
+        CHECK(keys == mr->keys);
+    }
+    bed_script("!refuse fv1 dereg 1000000");
+    bed_script("!fatal fv1");
+    until_key(mr, 1, false);
+    CHECK_EQ(r2_eng.ops->dereg(keys, true), -ETIMEDOUT);
+    CHECK_EQ(r2_eng.ops->dereg(keys, true), -ETIMEDOUT);
+    CHECK_EQ(r2_engine_dereg(bed.rx, mr), -ETIMEDOUT);
+    bed_script("!remove fv1");
+    bed_script("!restore fv1");
+    until_key(dmr, 1, true);
+    r2_nicstate_forgive(1, true);
+    bed_until_paths(bed.tx, 2);
+    message(1);
+    finish();
+}
+
+/* The device that came in place of one cannot register what that one had: the old one is closed all
+ * the same. */
+static void test_old_one_is_closed(void)
+{
+    static uint8_t more[8192];
+    struct r2_mr *mr;
+    int before;
+
+    begin();
+    CHECK_EQ(r2_engine_reg(bed.rx, more, sizeof(more), 1, &mr), 0);
+    message(1);
+    before = bed_script("closed");
+    bed_script("!refuse fv1 dereg 1000000");
+    bed_script("!fatal fv1");
+    until_key(mr, 1, false);
+    bed_ms(1300); /* the kernel's word has been waited for in vain */
+    bed_script("!refuse fv1 reg 3");
+    bed_script("!remove fv1");
+    bed_script("!restore fv1");
+    for (int ms = 0; ms < BED_WAIT_MS && !there(1); ms++)
+        bed_ms(1);
+    CHECK(there(1));
+    CHECK_EQ(r2_engine_dereg(bed.rx, mr), 0);
+    finish();
+    for (int ms = 0; ms < BED_WAIT_MS && bed_script("closed") == before; ms++)
+        bed_ms(1);
+    CHECK_EQ(bed_script("closed"), before + 1);
+}
+
 static void *removes_soon(void *arg)
 {
     (void)arg;
@@ -314,6 +390,83 @@ static void test_driver_waits_for_us(void)
     finish();
 }
 
+static atomic_bool caught; /* commands that make an endpoint's queue pairs are held back */
+static atomic_int waiting;
+
+/* The first that such a command does; the second device's are held back. */
+int madvise(void *at, size_t len, int advice)
+{
+    struct r2_hca *hca = advice == MADV_DONTFORK ? r2_hca_at(1) : NULL;
+    bool its_own = hca && pthread_equal(hca->thread, pthread_self());
+
+    if (hca)
+        r2_hca_unuse(hca);
+    if (its_own && atomic_load(&caught)) {
+        atomic_fetch_add(&waiting, 1);
+        while (atomic_load(&caught))
+            bed_ms(1);
+    }
+    return (int)syscall(SYS_madvise, at, len, advice);
+}
+
+/* Endpoints of the second NIC that were let go of and are still there. */
+static int fenced(void)
+{
+    struct r2_ep *eps[64];
+    struct r2_list *n;
+    int count = 0, done = 0;
+
+    pthread_mutex_lock(&r2_verbs.lock);
+    R2_LIST_FOR_EACH (n, &r2_verbs.eps) {
+        struct r2_ep *ep = R2_CONTAINER_OF(n, struct r2_ep, node);
+
+        if (ep->nic != &r2_verbs.nics[1] || count == 64)
+            continue;
+        r2_vep_get(ep);
+        eps[count++] = ep;
+    }
+    pthread_mutex_unlock(&r2_verbs.lock);
+    for (int i = 0; i < count; i++) {
+        pthread_mutex_lock(&eps[i]->lock);
+        done += eps[i]->fence == R2_FENCE_DONE;
+        r2_vep_unlock(eps[i]);
+        r2_vep_put(eps[i]);
+    }
+    return done;
+}
+
+/* The device goes when a command has begun to make queue pairs on it, and nothing is there yet to
+ * tell that by: what it makes afterwards is let go of all the same. */
+static void test_made_meanwhile(void)
+{
+    begin();
+    bed_script("!remove fv1");
+    until_key(dmr, 1, false);
+    atomic_store(&caught, true);
+    bed_script("!restore fv1");
+    for (int ms = 0; ms < BED_WAIT_MS && !atomic_load(&waiting); ms++) {
+        r2_nicstate_forgive(1, true);
+        bed_ms(1);
+    }
+    CHECK_GT(atomic_load(&waiting), 0);
+    bed_script("!vanish fv1"); /* its commands succeed */
+    for (int ms = 0; ms < BED_WAIT_MS && !fenced(); ms++)
+        bed_ms(1);
+    CHECK_GT(fenced(), 0);
+    bed_ms(100); /* whoever lets go too early has done so */
+    atomic_store(&caught, false);
+    for (int ms = 0; ms < BED_WAIT_MS && (fenced() || atomic_load(&r2_verbs.nics[1].qps)); ms++)
+        bed_ms(1);
+    CHECK_EQ(fenced(), 0);
+    CHECK_EQ(atomic_load(&r2_verbs.nics[1].qps), 0);
+    bed_script("!restore fv1");
+    until_key(dmr, 1, true);
+    r2_nicstate_forgive(1, true);
+    bed_until_paths(bed.tx, 2);
+    message(1);
+    finish();
+}
+
 static const struct check_test tests[] = {
     {"keys", test_keys},
     {"again_and_again", test_again_and_again},
@@ -321,6 +474,9 @@ static const struct check_test tests[] = {
     {"bytes_under_way", test_bytes_under_way},
     {"fatal_is_not_removed", test_fatal_is_not_removed},
     {"keys_are_not_confirmed", test_keys_are_not_confirmed},
+    {"two_owners_not_confirmed", test_two_owners_not_confirmed},
+    {"old_one_is_closed", test_old_one_is_closed},
+    {"made_meanwhile", test_made_meanwhile},
     {"word_comes_late", test_word_comes_late},
     {"driver_waits_for_us", test_driver_waits_for_us},
     {0},
@@ -330,3 +486,12 @@ int main(int argc, char **argv)
 {
     return check_main(argc, argv, tests);
 }
+
+#else
+
+int main(void)
+{
+    return CHECK_SKIPPED;
+}
+
+#endif

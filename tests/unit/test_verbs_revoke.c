@@ -153,9 +153,122 @@ static void test_no_word_fence_and_keys(void)
     bed_close(&bed);
 }
 
+/* Registrations of `in` that the device has. */
+static int held(const char *dev)
+{
+    char text[64];
+
+    snprintf(text, sizeof(text), "held %s %p", dev, (void *)in);
+    return bed_script(text);
+}
+
+static struct r2_mr_keys *reg(void *data)
+{
+    struct r2_memory m = {.data = data, .size = SIZE, .dmabuf_fd = -1};
+    struct r2_mr_keys *keys = NULL;
+
+    CHECK_EQ(r2_eng.ops->reg(&m, &keys), 0);
+    CHECK(keys);
+    return keys;
+}
+
+/* Only `in` is refused: paths come and go as they like. */
+static void begin_refusing(void)
+{
+    char text[64];
+
+    bed_open(&bed, 2);
+    snprintf(text, sizeof(text), "only %p", (void *)in);
+    bed_script(text);
+}
+
+/* The keys of a range with two owners are changed for the first, and a device keeps the old one:
+ * the first is told so, and the second is not told that all is gone before it is. */
+static void test_refused_with_two_owners(void)
+{
+    struct r2_mr_keys *one, *two;
+
+    begin_refusing();
+    one = reg(in);
+    two = reg(in);
+    CHECK(one == two);
+    bed_script("!refuse fv0 dereg 1");
+    CHECK_EQ(r2_eng.ops->dereg(one, true), -ETIMEDOUT);
+    CHECK_EQ(held("fv0"), 2);
+    CHECK_EQ(held("fv1"), 1);
+    CHECK_EQ(r2_eng.ops->dereg(two, false), 0); /* the old one is asked for once more */
+    CHECK_EQ(held("fv0"), 0);
+    CHECK_EQ(held("fv1"), 0);
+    bed_close(&bed);
+}
+
+/* As long as a device keeps a key, nobody hears that memory of that range is deregistered, whoever
+ * registered it; of other memory nothing is held against it. */
+static void test_refused_for_long(void)
+{
+    struct r2_mr_keys *one, *two;
+
+    begin_refusing();
+    one = reg(in);
+    two = reg(in);
+    bed_script("!refuse fv0 dereg 1");
+    CHECK_EQ(r2_eng.ops->dereg(one, true), -ETIMEDOUT);
+    bed_script("!refuse fv0 dereg 2");
+    CHECK_EQ(r2_eng.ops->dereg(two, true), -ETIMEDOUT);
+    CHECK_EQ(held("fv0"), 2);
+    CHECK_EQ(r2_eng.ops->dereg(reg(other), false), 0);
+    CHECK_EQ(held("fv0"), 2);
+    one = reg(in);
+    CHECK_EQ(held("fv0"), 3);
+    bed_script("!refuse fv0 dereg 1");
+    CHECK_EQ(r2_eng.ops->dereg(one, false), -ETIMEDOUT);
+    CHECK_EQ(r2_eng.ops->dereg(reg(in), false), 0);
+    CHECK_EQ(held("fv0"), 0);
+    CHECK_EQ(held("fv1"), 0);
+    bed_close(&bed);
+}
+
+#define OWNERS 4
+
+static struct r2_mr_keys *range;
+static atomic_int ready;
+
+static void *lets_go(void *arg)
+{
+    (void)arg;
+    atomic_fetch_add(&ready, 1);
+    while (atomic_load(&ready) < OWNERS)
+        sched_yield();
+    CHECK_EQ(r2_eng.ops->dereg(range, true), 0);
+    return NULL;
+}
+
+/* All of them at once: none uses what the last one frees (ASan), and nothing is left. */
+static void test_owners_at_once(void)
+{
+    pthread_t threads[OWNERS];
+
+    bed_open(&bed, 2);
+    for (int turn = 0; turn < 50; turn++) {
+        atomic_store(&ready, 0);
+        for (int i = 0; i < OWNERS; i++)
+            range = reg(in);
+        for (int i = 0; i < OWNERS; i++)
+            CHECK_EQ(pthread_create(&threads[i], NULL, lets_go, NULL), 0);
+        for (int i = 0; i < OWNERS; i++)
+            pthread_join(threads[i], NULL);
+        CHECK_EQ(held("fv0"), 0);
+        CHECK_EQ(held("fv1"), 0);
+    }
+    bed_close(&bed);
+}
+
 static const struct check_test tests[] = {
     {"word_is_enough", test_word_is_enough},
     {"no_word_fence_and_keys", test_no_word_fence_and_keys},
+    {"refused_with_two_owners", test_refused_with_two_owners},
+    {"refused_for_long", test_refused_for_long},
+    {"owners_at_once", test_owners_at_once},
     {0},
 };
 

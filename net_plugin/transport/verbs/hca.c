@@ -188,6 +188,14 @@ static void run_purge(struct r2_cmd *cmd)
     r2_hca_unuse(hca);
 }
 
+static void run_forget(struct r2_cmd *cmd)
+{
+    struct r2_hca *hca = R2_CONTAINER_OF(cmd, struct r2_hca, forget);
+
+    r2_verbs_purge(hca);
+    r2_hca_unuse(hca);
+}
+
 /* On I/O thread 0, behind the last batch of events: the slot uses it no more. */
 static void leave(struct r2_task *t)
 {
@@ -209,8 +217,11 @@ static struct r2_hca *hca_new(int slot, const char *name)
     r2_list_init(&hca->cmds);
     r2_list_init(&hca->open.node);
     r2_list_init(&hca->purge.node);
+    r2_list_init(&hca->forget.node);
+    r2_list_init(&hca->held);
     hca->open.run = run_open;
     hca->purge.run = run_purge;
+    hca->forget.run = run_forget;
     pthread_mutex_init(&hca->lock, NULL);
     pthread_cond_init(&hca->more, NULL);
     return hca;
@@ -456,6 +467,8 @@ static bool look_at(int slot, struct ibv_device **list)
     if (!atomic_load(&dead->removed) && !listed(list, dead->dev) && (dev || !in_sysfs(dead))) {
         atomic_store(&dead->removed, true);
         r2_fence_removed(dead);
+        if (use_dead(dead)) /* who holds what it did not confirm lets go of that, and of it */
+            r2_cmd_post(dead, &dead->forget);
     }
     if (dev && dev != dead->dev && atomic_load(&dead->removed))
         begin_open(slot, r2_ibv.get_device_name(dev));

@@ -9,7 +9,11 @@
  * are registered then (r2_verbs_adopt). None is missed: whoever registers puts the range into the
  * cache before it looks which devices there are, and a device is there before it looks into the
  * cache; whichever comes second does it, and both do no harm. Commands about one device run one
- * after another, on its thread. */
+ * after another, on its thread.
+ *
+ * A key that a device did not deregister is kept (let_go), whoever asked for it, and asked for
+ * again by every command that is about bytes of its range: none of them is confirmed while the
+ * device still holds it. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
@@ -39,11 +43,14 @@ struct mr_cmd {
     uint32_t bit; /* of its slot; another one while it is gone */
 };
 
-/* A registration of a device that was removed, which its command thread has not come to yet. */
+/* A registration that is in no slot any more, which its device's command thread has not come to
+ * yet. */
 struct left_over {
     struct r2_cmd cmd;
     struct r2_hca *hca; /* used */
     struct ibv_mr *mr;
+    const void *data;
+    size_t size;
 };
 
 struct mr_wait {
@@ -103,10 +110,96 @@ static int wait_all(struct mr_wait *w)
     return rc;
 }
 
+/* A registration that the device did not deregister. Its bytes are compared, not touched. */
+struct held {
+    struct r2_list node;
+    struct ibv_mr *mr;
+    const uint8_t *data;
+    size_t size;
+};
+
+/* On the command thread. The caller's use of the device ends with the registration: here, or when
+ * it is asked for again. False: the device still holds it. */
+static bool let_go(struct r2_hca *hca, struct ibv_mr *mr, const void *data, size_t size)
+{
+    struct held *h;
+
+    if (r2_ibv.dereg_mr(mr) == 0 || r2_hca_removed(hca)) {
+        r2_hca_unuse(hca);
+        return true;
+    }
+    h = calloc(1, sizeof(*h));
+    if (h) {
+        *h = (struct held){.mr = mr, .data = data, .size = size};
+        r2_list_add_tail(&hca->held, &h->node);
+    } else {
+        hca->forgotten++;
+    }
+    return false;
+}
+
+/* On the command thread: asks again for what was not deregistered of these bytes (`size` 0: of
+ * any). True: the device still holds some of it. */
+static bool still_held(struct r2_hca *hca, const void *data, size_t size)
+{
+    const uint8_t *from = data;
+    struct r2_list *n, *next;
+    bool held = false;
+
+    for (n = hca->held.next; n != &hca->held; n = next) {
+        struct held *h = R2_CONTAINER_OF(n, struct held, node);
+
+        next = n->next;
+        if (size && (h->data >= from + size || h->data + h->size <= from))
+            continue;
+        if (r2_ibv.dereg_mr(h->mr) && !r2_hca_removed(hca)) {
+            held = true;
+            continue;
+        }
+        r2_list_del(&h->node);
+        free(h);
+        r2_hca_unuse(hca);
+    }
+    while (hca->forgotten && r2_hca_removed(hca)) {
+        hca->forgotten--;
+        r2_hca_unuse(hca);
+    }
+    return held || hca->forgotten;
+}
+
+/* mr[] and of[]: a leaf. A device that was late may still be at it while another has its slot. */
+static pthread_mutex_t slot_lock = PTHREAD_MUTEX_INITIALIZER;
+
+static void run_left_over(struct r2_cmd *cmd)
+{
+    struct left_over *l = R2_CONTAINER_OF(cmd, struct left_over, cmd);
+
+    let_go(l->hca, l->mr, l->data, l->size);
+    free(l);
+}
+
+/* Takes what the slot has to its own device's thread, with the use of that. */
+static bool leave_over(const struct r2_mr_keys *k, int at)
+{
+    struct left_over *l = calloc(1, sizeof(*l));
+
+    if (!l)
+        return false;
+    *l = (struct left_over){.hca = k->of[at], .mr = k->mr[at], .data = k->data, .size = k->size};
+    r2_cmd_give(l->hca, &l->cmd, run_left_over);
+    return true;
+}
+
+/* The last reference: what a device has of it is a command that was never given to it (memory), or
+ * what one that was removed since nobody asks any more. */
 static void keys_put(struct r2_mr_keys *keys)
 {
     if (atomic_fetch_sub(&keys->refs, 1) != 1)
         return;
+    for (int i = 0; i < R2_MAX_HCAS; i++) {
+        if (keys->of[i] && !leave_over(keys, i))
+            r2_hca_unuse(keys->of[i]);
+    }
     if (keys->dmabuf_fd >= 0)
         close(keys->dmabuf_fd);
     free(keys);
@@ -128,32 +221,10 @@ static void cmd_over(struct mr_cmd *c, bool failed)
     free(c);
 }
 
-/* mr[] and of[]: a leaf. A device that was late may still be at it while another has its slot. */
-static pthread_mutex_t slot_lock = PTHREAD_MUTEX_INITIALIZER;
-
-static void run_left_over(struct r2_cmd *cmd)
-{
-    struct left_over *l = R2_CONTAINER_OF(cmd, struct left_over, cmd);
-
-    r2_ibv.dereg_mr(l->mr);
-    r2_hca_unuse(l->hca);
-    free(l);
-}
-
 /* Under the lock: a device that was removed makes room, however late its thread is. */
 static bool make_room(struct r2_mr_keys *k, int at)
 {
-    struct left_over *l;
-
-    if (!k->of[at])
-        return true;
-    l = atomic_load(&k->of[at]->removed) ? calloc(1, sizeof(*l)) : NULL;
-    if (!l)
-        return false;
-    l->hca = k->of[at];
-    l->mr = k->mr[at];
-    r2_cmd_give(l->hca, &l->cmd, run_left_over);
-    return true;
+    return !k->of[at] || (atomic_load(&k->of[at]->removed) && leave_over(k, at));
 }
 
 /* False: it came too late, or another one is there. */
@@ -176,7 +247,7 @@ static bool put_in(struct r2_mr_keys *k, struct r2_hca *hca, struct ibv_mr *mr)
     return ok;
 }
 
-/* What the device has of it; deregistering is the caller's, who then stops using the device. */
+/* What the device has of it; deregistering is the caller's, and the use of the device (let_go). */
 static struct ibv_mr *take_out(struct r2_mr_keys *k, struct r2_hca *hca)
 {
     struct ibv_mr *mr = NULL;
@@ -191,18 +262,6 @@ static struct ibv_mr *take_out(struct r2_mr_keys *k, struct r2_hca *hca)
     }
     pthread_mutex_unlock(&slot_lock);
     return mr;
-}
-
-/* The device did not deregister it: whoever asks next asks the device anew. */
-static void put_back(struct r2_mr_keys *k, struct r2_hca *hca, struct ibv_mr *mr)
-{
-    pthread_mutex_lock(&slot_lock);
-    if (!k->of[hca->slot]) { /* else another device is there, so this one was removed */
-        r2_hca_use(hca);
-        k->of[hca->slot] = hca;
-        k->mr[hca->slot] = mr;
-    }
-    pthread_mutex_unlock(&slot_lock);
 }
 
 static bool has_it(struct r2_mr_keys *k, struct r2_hca *hca)
@@ -234,25 +293,18 @@ static void reg_one(struct r2_mr_keys *k, struct r2_hca *hca)
         R2_WARN_LIMIT("%s cannot register %zu bytes of %s memory (%s): its NICs are no path "
                       "for them",
                       hca->name, k->size, k->device ? "device" : "host", strerror(errno));
-    if (mr && !put_in(k, hca, mr))
-        r2_ibv.dereg_mr(mr);
+    if (mr && !put_in(k, hca, mr)) {
+        r2_hca_use(hca);
+        let_go(hca, mr, k->data, k->size);
+    }
 }
 
-/* 0, or an error: nobody knows. A device that was removed took its keys with it. `again`: somebody
- * will ask once more, and is not to hear that nothing is left. */
-static int dereg_one(struct r2_mr_keys *k, struct r2_hca *hca, bool again)
+/* False: the device still holds it. One that was removed took its keys with it. */
+static bool dereg_one(struct r2_mr_keys *k, struct r2_hca *hca)
 {
     struct ibv_mr *mr = take_out(k, hca);
-    int rc = 0;
 
-    if (!mr)
-        return 0;
-    if (r2_ibv.dereg_mr(mr) && !r2_hca_removed(hca))
-        rc = -EIO;
-    if (rc && again)
-        put_back(k, hca, mr);
-    r2_hca_unuse(hca);
-    return rc;
+    return !mr || let_go(hca, mr, k->data, k->size);
 }
 
 static void run_reg(struct r2_cmd *cmd)
@@ -268,22 +320,23 @@ static void run_reg(struct r2_cmd *cmd)
 static void run_rekey(struct r2_cmd *cmd)
 {
     struct mr_cmd *c = R2_CONTAINER_OF(cmd, struct mr_cmd, cmd);
+    bool held = still_held(c->hca, c->keys->data, c->keys->size);
     struct ibv_mr *old = take_out(c->keys, c->hca);
-    int rc = 0;
 
     if (old) {
         reg_one(c->keys, c->hca); /* before, so that the new key is another one */
-        rc = r2_ibv.dereg_mr(old) && !r2_hca_removed(c->hca);
-        r2_hca_unuse(c->hca);
+        held |= !let_go(c->hca, old, c->keys->data, c->keys->size);
     }
-    cmd_over(c, rc);
+    cmd_over(c, held);
 }
 
 static void run_dereg(struct r2_cmd *cmd)
 {
     struct mr_cmd *c = R2_CONTAINER_OF(cmd, struct mr_cmd, cmd);
+    bool held = still_held(c->hca, c->keys->data, c->keys->size);
 
-    cmd_over(c, dereg_one(c->keys, c->hca, false) != 0);
+    held |= !dereg_one(c->keys, c->hca);
+    cmd_over(c, held);
 }
 
 /* One that is gone has the bit of its slot shifted. */
@@ -427,10 +480,11 @@ int r2_verbs_dereg(struct r2_mr_keys *keys, bool revoke)
     last = --c->owners == 0;
     if (last)
         r2_list_del(&keys->node);
+    else
+        atomic_fetch_add(&keys->refs, 1); /* ours is gone: others may let go of it meanwhile */
     pthread_mutex_unlock(&cache_lock);
-    if (!last)
-        return revoke ? on_all(keys, run_rekey) : 0;
-    rc = on_all(keys, run_dereg);
+    if (last || revoke)
+        rc = on_all(keys, last ? run_dereg : run_rekey);
     if (rc)
         R2_WARN("a device does not confirm that %zu bytes at %p are deregistered", keys->size,
                 keys->data);
@@ -480,11 +534,13 @@ void r2_verbs_purge(struct r2_hca *hca)
     struct r2_mr_keys **ranges = all_ranges(&n);
 
     for (int i = 0; i < n; i++) {
-        if (dereg_one(ranges[i], hca, true))
+        if (!dereg_one(ranges[i], hca))
             R2_WARN_LIMIT("%s does not confirm that memory is deregistered", hca->name);
         keys_put(ranges[i]);
     }
     free(ranges);
+    if (atomic_load(&hca->removed))
+        still_held(hca, NULL, 0);
 }
 
 int r2_verbs_remote_keys(const struct r2_mr_keys *keys, uint32_t out[R2_WIRE_MAX_NICS])

@@ -70,7 +70,9 @@ struct r2_hca {
     atomic_bool doubted; /* was waited for in vain: not once more (hca.c) */
     struct r2_io_fd async;
     struct r2_task leave; /* after its events are listened to no more */
-    struct r2_cmd open, purge;
+    struct r2_cmd open, purge, forget;
+    struct r2_list held;  /* its command thread's: what it did not deregister (mr.c), each used */
+    int forgotten;        /* of those: what there was no memory to remember by */
     pthread_mutex_t lock; /* cmds, busy_since, users */
     pthread_cond_t more;
     struct r2_list cmds;
@@ -363,7 +365,7 @@ int r2_verbs_dereg(struct r2_mr_keys *keys, bool revoke);
 int r2_verbs_remote_keys(const struct r2_mr_keys *keys, uint32_t out[R2_WIRE_MAX_NICS]);
 bool r2_verbs_registered(const struct r2_ep *ep, const struct r2_mr_keys *keys);
 /* On the command thread: registers every range with a device that has come back, and lets go of
- * those of one that is gone. */
+ * those of one that is gone; once more when it was removed, for what it had not confirmed. */
 void r2_verbs_adopt(struct r2_hca *hca);
 void r2_verbs_purge(struct r2_hca *hca);
 
