@@ -4,6 +4,7 @@ code, and a message that names the thing. Rung 3."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -272,9 +273,14 @@ def test_launch_of_what_cannot_run(tmp_path: Path) -> None:
     assert f"no libnccl.so.2 in {tmp_path}" in result.stderr
 
 
-def children_of(word: str) -> list[str]:
-    found = subprocess.run(["pgrep", "-f", word], capture_output=True, text=True, check=False)
-    return found.stdout.split()
+def running(*argv: str) -> bool:
+    """Whether a process has this command line."""
+    wanted = "".join(f"{word}\0" for word in argv).encode()
+    for process in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):  # it has ended
+            if process.read_bytes() == wanted:
+                return True
+    return False
 
 
 @pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGTERM, signal.SIGINT])
@@ -286,10 +292,10 @@ def test_launch_ends_with_its_terminal(number: signal.Signals) -> None:
          f"sleep {seconds}; true"], cwd=ROOT,
     )  # fmt: skip
     try:
-        until(lambda: children_of(f"^sleep {seconds}"), "the rank runs", 30)
+        until(lambda: running("sleep", seconds), "the rank runs", 30)
         popen.send_signal(number)
         assert popen.wait(timeout=30) == 128 + number
-        until(lambda: not children_of(f"^sleep {seconds}"), "nothing is left")
+        until(lambda: not running("sleep", seconds), "nothing is left")
     finally:
         popen.kill()
         popen.wait()

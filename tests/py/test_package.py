@@ -5,6 +5,7 @@ Rung 3. It cannot prove that the wheel's native code runs on other machines than
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import re
 import shutil
@@ -61,8 +62,13 @@ def installed(
     """The bin folder of a fresh environment with nothing but the wheel and what it needs."""
     folder = tmp_path_factory.mktemp("installed")
     venv = folder / "venv"
-    run_bounded([sys.executable, "-m", "venv", venv], timeout=120)
-    run_bounded([venv / "bin/python", "-m", "pip", "install", "--quiet", wheel], timeout=400)
+    if importlib.util.find_spec("ensurepip"):
+        run_bounded([sys.executable, "-m", "venv", venv], timeout=120)
+        pip: list[str | Path] = [venv / "bin/python", "-m", "pip"]
+    else:  # as Debian ships it: mk/venv has fetched a pip that installs elsewhere
+        run_bounded([sys.executable, "-m", "venv", "--without-pip", venv], timeout=120)
+        pip = [sys.executable, "-m", "pip", "--python", venv / "bin/python"]
+    run_bounded([*pip, "install", "--quiet", wheel], timeout=400)
     return venv / "bin"
 
 
