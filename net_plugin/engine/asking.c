@@ -23,7 +23,7 @@
 #define TAKEN_NS (5 * R2_NS_PER_S) /* a kernel that took a connection does so again before */
 #define ASK_NS (200 * R2_NS_PER_MS)
 #define ASK_AGAIN_NS (50 * R2_NS_PER_MS) /* after a refusal: the next NIC */
-/* For the peer's kernel to answer; every third question by a NIC gives a slow network time, in
+/* For the peer's kernel to answer; every third question at a NIC gives a slow network time, in
  * which TCP also repeats what was lost. */
 #define PATIENCE_NS (300 * R2_NS_PER_MS)
 #define PATIENCE_LONG_NS (2 * R2_NS_PER_S)
@@ -141,12 +141,9 @@ void r2_peer_judge_refusals(struct r2_peer *p, uint64_t now)
 
 /* ---- questions of the accepting side */
 
-/* Counted from the NIC's number on, so that not all are patient at once. */
-static uint64_t patience(int nic, const struct r2_question *q)
+static uint64_t patience(const struct r2_question *q)
 {
-    if (r2_eng.ops->reached(q->ep))
-        return PATIENCE_REACHED_NS;
-    return (q->asked + (unsigned)nic) % 3 ? PATIENCE_NS : PATIENCE_LONG_NS;
+    return r2_eng.ops->reached(q->ep) ? PATIENCE_REACHED_NS : q->patience;
 }
 
 static void bury(struct r2_peer *p, struct r2_question *q, int err)
@@ -164,7 +161,7 @@ static void give_up(struct r2_peer *p, uint64_t now)
     for (int l = 0; l < r2_eng.n_nics; l++) {
         struct r2_question *q = &p->asking.by[l];
 
-        if (q->ep && now - q->at >= patience(l, q))
+        if (q->ep && now - q->at >= patience(q))
             bury(p, q, ETIMEDOUT);
     }
 }
@@ -190,28 +187,30 @@ static bool settled(const struct r2_asking *a, int rnic, uint64_t now)
 }
 
 /* Whether the NIC can ask now, and at which of the peer's; where a refusal would count, or
- * (`anyone`) its first choice. */
+ * (`anyone`) its first choice. Those that can tell something new and the others take turns: a
+ * silent one must not keep those from being asked that go on refusing, or are back. */
 static bool whom(const struct r2_peer *p, int l, bool anyone, uint64_t now, int *rnic)
 {
     const struct r2_asking *a = &p->asking;
-    int order[R2_MAX_NICS], who[R2_MAX_NICS], n, speaking = 0, silent = 0;
+    int order[R2_MAX_NICS], who[2][R2_MAX_NICS], n, turn = (int)(a->by[l].asked % 2);
+    unsigned many[2] = {0, 0}, round = a->by[l].asked; /* [1]: settled */
 
     if (a->by[l].ep || !r2_peer_may_try(p, l))
         return false;
     n = r2_pairs_candidates(p, l, R2_VIA_TCP, order);
     for (int i = 0; i < n; i++) {
+        bool old = a->refused_from && settled(a, order[i], now);
+
         if (r2_pair_speaks(p, l, order[i]))
-            who[speaking++] = order[i];
+            who[old][many[old]++] = order[i];
     }
-    if (!n || (!speaking && !anyone))
+    if (!n || (!many[0] && !many[1] && !anyone))
         return false;
-    *rnic = speaking ? who[a->by[l].asked % (unsigned)speaking] : order[0];
-    for (int i = 0; i < speaking && a->refused_from; i++) { /* first who can tell something new */
-        if (!settled(a, who[i], now))
-            who[silent++] = who[i];
-    }
-    if (silent)
-        *rnic = who[a->by[l].asked % (unsigned)silent];
+    if (many[0] && many[1])
+        round /= 2;
+    else
+        turn = many[1] != 0;
+    *rnic = many[turn] ? who[turn][round % many[turn]] : order[0];
     return true;
 }
 
@@ -224,6 +223,7 @@ static void ask(struct r2_peer *p, int l, int rnic, uint64_t now)
         return; /* memory that is there when it has to end */
     q->at = now;
     q->asked++;
+    q->patience = ++p->asking.nic_asked[rnic] % 3 ? PATIENCE_NS : PATIENCE_LONG_NS;
     params.local_nic = (uint8_t)l;
     params.remote_nic = (uint8_t)rnic;
     params.remote_addr = p->rnics[rnic].addr;

@@ -10,6 +10,7 @@ struct r2_question {
     struct r2_ep *ep;       /* the one that is out; NULL: none */
     struct r2_dying *grave; /* as r2_path.grave */
     uint64_t at;            /* when it was asked */
+    uint64_t patience;      /* for the peer's kernel */
     unsigned asked;         /* ever */
 };
 
@@ -18,6 +19,7 @@ struct r2_asking {
     struct r2_question by[R2_MAX_NICS]; /* R */
     uint64_t next_at;                   /* R: no question before */
     unsigned turn;                      /* R: local NIC of the next one */
+    unsigned nic_asked[R2_MAX_NICS];    /* R: by the peer's NIC: how often */
     uint64_t refused_from, refused_at;  /* the first and the latest refusal that count; 0: none */
     /* By the peer's NIC: its first and its latest one among them; 0: none. */
     uint64_t nic_refused_from[R2_MAX_NICS], nic_refused_at[R2_MAX_NICS];

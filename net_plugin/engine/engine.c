@@ -365,7 +365,8 @@ int r2_engine_close_listen(struct r2_listen *l)
 /* ---- connecting */
 
 /* A handle comes from outside: its cookie counts only for a connection that it has begun here and
- * that nobody has yet. */
+ * that nobody has yet. It counts as handed out from here on, so that a finalize in another thread
+ * does not take it from under the caller, who gives it back if it is not made yet. */
 static struct r2_conn *find_cookie(struct r2_ctx *ctx, const struct handle *h)
 {
     struct r2_conn *found = NULL;
@@ -379,6 +380,8 @@ static struct r2_conn *find_cookie(struct r2_ctx *ctx, const struct handle *h)
             memcmp(c->peer->id, h->process, 16) == 0)
             found = c;
     }
+    if (found)
+        found->handed_out = true;
     pthread_mutex_unlock(&r2_eng.lock);
     return found;
 }
@@ -476,14 +479,15 @@ int r2_engine_connect(struct r2_ctx *ctx, int dev, void *handle, struct r2_conn 
     r2_peer_unlock(c->peer);
     if (state == R2_CONN_OPEN) {
         h->cookie = 0;
-        pthread_mutex_lock(&r2_eng.lock);
-        c->handed_out = true;
-        pthread_mutex_unlock(&r2_eng.lock);
         *out = c;
     } else if (state == R2_CONN_FAILED) {
         h->cookie = 0;
         r2_engine_close(c);
         return err;
+    } else {
+        pthread_mutex_lock(&r2_eng.lock);
+        c->handed_out = false;
+        pthread_mutex_unlock(&r2_eng.lock);
     }
     return 0;
 }
@@ -503,8 +507,10 @@ static bool is_shared(const struct r2_ctx *ctx)
     return shared;
 }
 
-/* Nobody else has these: another finalize finds the context empty, and a connection that is made
- * from now on is not among them. */
+/* Nobody else is at these: another finalize finds the context empty, a connect that looks at one
+ * right now counts as its owner, and what is made from now on is not among them. A communicator
+ * that shares the context and has nothing but listens and half-made connections cannot be told
+ * from none: these are closed under it. */
 static void close_all(struct r2_list *listens, struct r2_list *half_made)
 {
     struct r2_list *n;

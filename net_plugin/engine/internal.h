@@ -255,7 +255,7 @@ struct r2_conn {
     atomic_int refs;
     uint64_t id, listen_id;
     bool out;             /* we send */
-    bool handed_out;      /* S: r2_engine_connect has returned it */
+    bool handed_out;      /* S: r2_engine_connect has returned it, or looks at it */
     atomic_ulong help_at; /* when NCCL's thread next looks at the sockets itself */
     uint8_t home, remote_home;
     enum r2_conn_state state;

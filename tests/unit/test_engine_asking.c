@@ -347,6 +347,27 @@ static void test_every_nic_is_asked(void)
     remote_end(&r);
 }
 
+/* R: the same. One of the peer's NICs has refused, and again when a moment was over, the other one
+ * is silent: the first goes on being asked, and so the process is found to be gone. */
+static void test_silence_of_one_keeps_no_other(void)
+{
+    struct r2_asking *a;
+    uint64_t now;
+    int rc;
+
+    lose(false, 1);
+    r2_peer_lock(r.conn->peer);
+    r.conn->peer->reached[0] |= 2;
+    a = &r.conn->peer->asking;
+    now = r2_now_ns();
+    a->refused_from = a->nic_refused_from[0] = now - 600 * R2_NS_PER_MS;
+    a->refused_at = a->nic_refused_at[0] = now;
+    r2_peer_unlock(r.conn->peer);
+    CHECK_GE(refuse(1, ECONNREFUSED, 12000, &rc), 1);
+    CHECK_EQ(rc, -ECONNRESET);
+    remote_end(&r);
+}
+
 /* Over a network that takes long, or loses the first packets, an answer comes after seconds: some
  * questions are waited for, and do not keep the others from being asked. */
 static void test_some_questions_are_patient(void)
@@ -391,6 +412,7 @@ static const struct check_test tests[] = {
     {"answers_between", test_answers_between},
     {"refused_before_the_loss", test_refused_before_the_loss},
     {"every_nic_is_asked", test_every_nic_is_asked},
+    {"silence_of_one_keeps_no_other", test_silence_of_one_keeps_no_other},
     {"some_questions_are_patient", test_some_questions_are_patient},
     {0},
 };

@@ -164,10 +164,55 @@ static void test_a_context_outlives_its_finalize(void)
     CHECK_EQ(r2_engine_finalize(ctx), 0);
 }
 
+static atomic_bool enough;
+
+static void *finalizes(void *arg)
+{
+    while (!atomic_load(&enough)) {
+        CHECK_EQ(r2_engine_finalize(arg), 0);
+        sched_yield();
+    }
+    return NULL;
+}
+
+/* The parent is finalized while the child asks whether its first connection is made: the child
+ * finds it gone, or it is not closed before the child has looked. (ASan and TSan tell.) */
+static void test_finalized_while_it_connects(void)
+{
+    struct r2_conn *made;
+    struct r2_ctx *child;
+    int gone = 0, rc;
+    pthread_t thread;
+
+    bed_listen();
+    CHECK_EQ(r2_engine_init(&child, 2, NULL), 0);
+    atomic_store(&enough, false);
+    CHECK_EQ(pthread_create(&thread, NULL, finalizes, child), 0);
+    for (uint64_t end = r2_now_ns() + R2_NS_PER_S / 2; r2_now_ns() < end || !gone;) {
+        char handle[R2_HANDLE_BYTES];
+
+        memcpy(handle, listen_handle, sizeof(handle));
+        for (rc = 0, made = NULL; !rc && !made;)
+            rc = r2_engine_connect(child, 0, handle, &made);
+        CHECK(!rc || rc == -EINVAL);
+        gone += rc != 0;
+        if (made)
+            CHECK_EQ(r2_engine_close(made), 0);
+        CHECK_LT(r2_now_ns(), end + 20 * R2_NS_PER_S);
+    }
+    atomic_store(&enough, true);
+    pthread_join(thread, NULL);
+    CHECK_EQ(r2_engine_finalize(child), 0);
+    CHECK(r2_list_empty(&child->conns));
+    CHECK_EQ(r2_engine_close_listen(listen_here), 0);
+    CHECK_EQ(r2_engine_finalize(ctx), 0);
+}
+
 static const struct check_test tests[] = {
     {"nobody_reads_the_log", test_nobody_reads_the_log},
     {"cancelled_between_calls_only", test_cancelled_between_calls_only},
     {"a_context_outlives_its_finalize", test_a_context_outlives_its_finalize},
+    {"finalized_while_it_connects", test_finalized_while_it_connects},
     {0},
 };
 
