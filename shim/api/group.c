@@ -26,7 +26,7 @@ int ncclGroupEnd(void)
     struct r2_call call;
     int (*fn)(void) = r2_call_enter(&call, R2_API_ncclGroupEnd, NULL, R2_CALLER);
     bool outermost;
-    int result, issued = R2_NCCL_OK;
+    int ended, result, issued = R2_NCCL_OK;
 
     if (!fn)
         return call.error;
@@ -37,10 +37,10 @@ int ncclGroupEnd(void)
         r2_comms_group_hand();
         issued = r2_run_group_end(false);
     }
-    result = fn();
-    result = result == R2_NCCL_OK ? issued : result;
+    ended = fn();
+    result = r2_nccl_worse(ended, issued);
     if (outermost)
-        r2_comms_group_over(result, false);
+        r2_comms_group_over(ended, result, false);
     r2_call_leave(&call);
     return result;
 }
@@ -51,17 +51,17 @@ int ncclGroupSimulateEnd(void *info)
     struct r2_call call;
     int (*fn)(void *) = r2_call_enter(&call, R2_API_ncclGroupSimulateEnd, NULL, R2_CALLER);
     bool outermost;
-    int result, issued = R2_NCCL_OK;
+    int ended, result, issued = R2_NCCL_OK;
 
     if (!fn)
         return call.error;
     outermost = call.active && r2_comms_in_group() && r2_comms_group_end() == 0;
     if (outermost)
         issued = r2_run_group_end(true);
-    result = fn(info);
-    result = result == R2_NCCL_OK ? issued : result;
+    ended = fn(info);
+    result = r2_nccl_worse(ended, issued);
     if (outermost)
-        r2_comms_group_over(result, true);
+        r2_comms_group_over(ended, result, true);
     r2_call_leave(&call);
     return result;
 }

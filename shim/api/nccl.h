@@ -6,6 +6,7 @@
 #define R2_API_NCCL_H
 
 #include <limits.h>
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -25,6 +26,14 @@ enum {
     R2_NCCL_REMOTE = 6,
     R2_NCCL_IN_PROGRESS = 7,
 };
+
+/* Of two results the one to say: the first error; without one, that something is in progress. */
+static inline int r2_nccl_worse(int first, int second)
+{
+    bool fine = first == R2_NCCL_OK || (first == R2_NCCL_IN_PROGRESS && second != R2_NCCL_OK);
+
+    return fine ? second : first;
+}
 
 struct r2_nccl_id {
     char bytes[R2_NCCL_ID_BYTES];

@@ -216,7 +216,7 @@ int r2_comms_begin(struct r2_comm *comm, enum r2_seg_collective kind, size_t cou
 
     if (r2_comms_elsewhere(comm))
         return R2_NCCL_REMOTE;
-    if (r2_comms_in_group() && !r2_comms_group_reserve(comm))
+    if (r2_comms_in_group() && !r2_comms_group_reserve(comm) && comm->follow)
         return R2_NCCL_SYSTEM; /* one that is not counted would part this rank from the others */
     if (comm->follow && (kind < R2_SEG_COLL_SEND || r2_comms_in_group())) {
         int result = r2_follow_before(comm->follow, kind, bytes);
@@ -251,6 +251,7 @@ void r2_comms_end(struct r2_comm *comm, int result, bool collective, r2_nccl_str
     }
     if (result == R2_NCCL_REMOTE || result == R2_NCCL_SYSTEM)
         r2_comms_async(comm, comm->handle, result);
+    row = r2_comm_row(comm); /* again: that may have taken a while */
     __atomic_store_n(&row->calling, 0, __ATOMIC_RELAXED);
     if (atomic_load_explicit(&comm->row_number, memory_order_relaxed) < 0)
         try_again(comm, __atomic_load_n(&row->op_mono_ns, __ATOMIC_RELAXED));

@@ -97,8 +97,10 @@ void r2_comms_group_birth(r2_nccl_comm *out, const struct r2_comm_birth *birth);
 /* The outermost end is about to be called, and no simulated one: what NCCL took counts from now on,
  * so that a rank that hangs in it has handed over as much as its peers. */
 void r2_comms_group_hand(void);
-/* The outermost end is through NCCL. simulated: nothing of it was really done. */
-void r2_comms_group_over(int result, bool simulated);
+/* The outermost end is through NCCL, with what NCCL said of it and what the application is told: it
+ * has made communicators also where an operation of the group was not issued. simulated: nothing of
+ * it was really done. */
+void r2_comms_group_over(int ended, int result, bool simulated);
 
 /* How many are in the table. */
 int r2_comms_count(void);

@@ -101,9 +101,9 @@ static bool alone(void)
     return comms == 1;
 }
 
-void r2_comms_group_over(int result, bool simulated)
+void r2_comms_group_over(int ended, int result, bool simulated)
 {
-    bool made = !simulated && (result == R2_NCCL_OK || result == R2_NCCL_IN_PROGRESS);
+    bool made = !simulated && (ended == R2_NCCL_OK || ended == R2_NCCL_IN_PROGRESS);
     bool failed = !simulated && (result == R2_NCCL_REMOTE || result == R2_NCCL_SYSTEM);
 
     /* Of several NCCL does not say whose error it is: the well ones are not to end by it, and the
@@ -113,7 +113,7 @@ void r2_comms_group_over(int result, bool simulated)
         struct birth *birth = group.births;
 
         group.births = birth->next;
-        birth->is.pending |= result == R2_NCCL_IN_PROGRESS;
+        birth->is.pending |= ended == R2_NCCL_IN_PROGRESS;
         birth->is.nonblocking |= birth->is.pending;
         if (made)
             r2_comms_add(birth->out ? *birth->out : NULL, &birth->is);

@@ -229,7 +229,7 @@ static int issue(struct recorded *r, bool replaced)
         r->issued = true;
         if (!gone(&r->op))
             result = r->entry ? run_parts(&r->op, r->entry) : call(&r->op);
-        first = first == R2_NCCL_OK ? result : first;
+        first = r2_nccl_worse(first, result);
     }
     return first;
 }
@@ -250,7 +250,7 @@ int r2_run_group_end(bool stock)
         for (int replaced = 0; replaced < 2; replaced++) {
             int result = issue(r, replaced);
 
-            first = first == R2_NCCL_OK ? result : first;
+            first = r2_nccl_worse(first, result);
         }
     }
     while (all) {
@@ -259,7 +259,7 @@ int r2_run_group_end(bool stock)
         if (own_reduction(&all->op)) {
             int result = r2_reduction_release(all->op.comm, all->op.handle, (int)all->op.word[OP]);
 
-            first = first == R2_NCCL_OK ? result : first;
+            first = r2_nccl_worse(first, result);
         }
         if (all->op.comm)
             r2_comms_drop(all->op.comm);

@@ -140,8 +140,8 @@ static void *abort_it(void *comm)
 /* Nothing is called with what the abort has freed; the group's other communicator runs. */
 static void test_aborted_while_recorded(void)
 {
-    r2_nccl_comm comm, other, ran[NOOP_TRACE];
-    struct r2_comm *entry, *beside;
+    r2_nccl_comm comm, other, child = NULL, ran[NOOP_TRACE];
+    struct r2_comm *entry, *beside, *made;
     size_t counts[NOOP_TRACE];
     long destroyed;
 
@@ -153,11 +153,34 @@ static void test_aborted_while_recorded(void)
     CHECK_EQ(reduce(comm, 1, OWN_SUM), 0);
     CHECK_EQ(ncclRedOpDestroy(OWN_SUM, comm), 0);
     CHECK_EQ(reduce(other, 2, 0), 0);
+    CHECK_EQ(ncclCommSplit(other, 0, 0, &child, NULL), 0);
     in_thread(abort_it, comm);
     CHECK_EQ(ncclGroupEnd(), R2_NCCL_INTERNAL);
     CHECK_EQ(called(ran, counts), 1);
     CHECK(ran[0] == other && counts[0] == 2);
     CHECK_EQ(noop.calls("ncclRedOpDestroy"), destroyed);
+    made = r2_comms_hold(child); /* NCCL has made it, whatever else was wrong */
+    CHECK(made && made->follow);
+    end(made, child);
+    end(entry, NULL);
+    end(beside, other);
+}
+
+/* Of two communicators the first one's call is in progress, as a non-blocking one's are, and the
+ * other one was aborted: the end does not hide that. */
+static void test_in_progress_hides_no_error(void)
+{
+    struct r2_comm *entry, *beside;
+    r2_nccl_comm comm, other;
+
+    other = make(&beside, &empty);
+    comm = make(&entry, &empty);
+    CHECK_EQ(ncclGroupStart(), 0);
+    CHECK_EQ(reduce(other, 2, 0), 0);
+    CHECK_EQ(reduce(comm, 1, 0), 0);
+    in_thread(abort_it, comm);
+    noop.next_result(R2_NCCL_IN_PROGRESS);
+    CHECK_EQ(ncclGroupEnd(), R2_NCCL_INTERNAL);
     end(entry, NULL);
     end(beside, other);
 }
@@ -232,6 +255,7 @@ static const struct check_test tests[] = {
     {"kept_while_recorded", test_kept_while_recorded},
     {"destroyed_by_another_thread", test_destroyed_by_another_thread},
     {"aborted_while_recorded", test_aborted_while_recorded},
+    {"in_progress_hides_no_error", test_in_progress_hides_no_error},
     {"counted_before_it_hangs", test_counted_before_it_hangs},
     {"capture_begins_meanwhile", test_capture_begins_meanwhile},
     {0},

@@ -12,8 +12,8 @@
  * after another, on its thread.
  *
  * A key that a device did not deregister is kept (let_go), whoever asked for it, and asked for
- * again by every command that is about bytes of its range: none of them is confirmed while the
- * device still holds it. */
+ * again by every command that is about bytes of its range: none of the same registration's is
+ * confirmed while the device still holds it. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
@@ -29,6 +29,7 @@
 
 static pthread_mutex_t cache_lock = PTHREAD_MUTEX_INITIALIZER;
 static struct r2_list cache = {&cache, &cache};
+static uint64_t serials; /* cache_lock */
 /* Bit per device (struct mr_cmd) that did not answer: its next command is not waited for as long
  * again. */
 static atomic_uint late;
@@ -43,14 +44,25 @@ struct mr_cmd {
     uint32_t bit; /* of its slot; another one while it is gone */
 };
 
+/* A range, for when its keys are freed. */
+struct whose {
+    const uint8_t *data;
+    size_t size;
+    uint64_t serial;
+};
+
+static struct whose whose(const struct r2_mr_keys *k)
+{
+    return (struct whose){.data = k->data, .size = k->size, .serial = k->serial};
+}
+
 /* A registration that is in no slot any more, which its device's command thread has not come to
  * yet. */
 struct left_over {
     struct r2_cmd cmd;
     struct r2_hca *hca; /* used */
     struct ibv_mr *mr;
-    const void *data;
-    size_t size;
+    struct whose whose;
 };
 
 struct mr_wait {
@@ -114,13 +126,12 @@ static int wait_all(struct mr_wait *w)
 struct held {
     struct r2_list node;
     struct ibv_mr *mr;
-    const uint8_t *data;
-    size_t size;
+    struct whose of;
 };
 
 /* On the command thread. The caller's use of the device ends with the registration: here, or when
  * it is asked for again. False: the device still holds it. */
-static bool let_go(struct r2_hca *hca, struct ibv_mr *mr, const void *data, size_t size)
+static bool let_go(struct r2_hca *hca, struct ibv_mr *mr, const struct whose *of)
 {
     struct held *h;
 
@@ -130,7 +141,7 @@ static bool let_go(struct r2_hca *hca, struct ibv_mr *mr, const void *data, size
     }
     h = calloc(1, sizeof(*h));
     if (h) {
-        *h = (struct held){.mr = mr, .data = data, .size = size};
+        *h = (struct held){.mr = mr, .of = *of};
         r2_list_add_tail(&hca->held, &h->node);
     } else {
         hca->forgotten++;
@@ -138,11 +149,11 @@ static bool let_go(struct r2_hca *hca, struct ibv_mr *mr, const void *data, size
     return false;
 }
 
-/* On the command thread: asks again for what was not deregistered of these bytes (`size` 0: of
- * any). True: the device still holds some of it. */
-static bool still_held(struct r2_hca *hca, const void *data, size_t size)
+/* On the command thread: asks again for what was not deregistered of these bytes (NULL: of any).
+ * True: the device still holds some of what the same range had there. What others had of the same
+ * bytes is not this one's to answer for: they were told, and it was used beside theirs. */
+static bool still_held(struct r2_hca *hca, const struct whose *of)
 {
-    const uint8_t *from = data;
     struct r2_list *n, *next;
     bool held = false;
 
@@ -150,10 +161,10 @@ static bool still_held(struct r2_hca *hca, const void *data, size_t size)
         struct held *h = R2_CONTAINER_OF(n, struct held, node);
 
         next = n->next;
-        if (size && (h->data >= from + size || h->data + h->size <= from))
+        if (of && (h->of.data >= of->data + of->size || h->of.data + h->of.size <= of->data))
             continue;
         if (r2_ibv.dereg_mr(h->mr) && !r2_hca_removed(hca)) {
-            held = true;
+            held |= of && h->of.serial == of->serial;
             continue;
         }
         r2_list_del(&h->node);
@@ -174,7 +185,7 @@ static void run_left_over(struct r2_cmd *cmd)
 {
     struct left_over *l = R2_CONTAINER_OF(cmd, struct left_over, cmd);
 
-    let_go(l->hca, l->mr, l->data, l->size);
+    let_go(l->hca, l->mr, &l->whose);
     free(l);
 }
 
@@ -185,7 +196,7 @@ static bool leave_over(const struct r2_mr_keys *k, int at)
 
     if (!l)
         return false;
-    *l = (struct left_over){.hca = k->of[at], .mr = k->mr[at], .data = k->data, .size = k->size};
+    *l = (struct left_over){.hca = k->of[at], .mr = k->mr[at], .whose = whose(k)};
     r2_cmd_give(l->hca, &l->cmd, run_left_over);
     return true;
 }
@@ -279,6 +290,7 @@ static void reg_one(struct r2_mr_keys *k, struct r2_hca *hca)
     int access = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE |
                  (k->device ? IBV_ACCESS_REMOTE_READ : 0); /* flush.c */
     struct ibv_mr *mr = NULL;
+    struct whose of = whose(k);
 
     if (atomic_load(&hca->gone) || has_it(k, hca))
         return;
@@ -295,7 +307,7 @@ static void reg_one(struct r2_mr_keys *k, struct r2_hca *hca)
                       hca->name, k->size, k->device ? "device" : "host", strerror(errno));
     if (mr && !put_in(k, hca, mr)) {
         r2_hca_use(hca);
-        let_go(hca, mr, k->data, k->size);
+        let_go(hca, mr, &of);
     }
 }
 
@@ -303,8 +315,9 @@ static void reg_one(struct r2_mr_keys *k, struct r2_hca *hca)
 static bool dereg_one(struct r2_mr_keys *k, struct r2_hca *hca)
 {
     struct ibv_mr *mr = take_out(k, hca);
+    struct whose of = whose(k);
 
-    return !mr || let_go(hca, mr, k->data, k->size);
+    return !mr || let_go(hca, mr, &of);
 }
 
 static void run_reg(struct r2_cmd *cmd)
@@ -320,12 +333,13 @@ static void run_reg(struct r2_cmd *cmd)
 static void run_rekey(struct r2_cmd *cmd)
 {
     struct mr_cmd *c = R2_CONTAINER_OF(cmd, struct mr_cmd, cmd);
-    bool held = still_held(c->hca, c->keys->data, c->keys->size);
+    struct whose of = whose(c->keys);
+    bool held = still_held(c->hca, &of);
     struct ibv_mr *old = take_out(c->keys, c->hca);
 
     if (old) {
         reg_one(c->keys, c->hca); /* before, so that the new key is another one */
-        held |= !let_go(c->hca, old, c->keys->data, c->keys->size);
+        held |= !let_go(c->hca, old, &of);
     }
     cmd_over(c, held);
 }
@@ -333,7 +347,8 @@ static void run_rekey(struct r2_cmd *cmd)
 static void run_dereg(struct r2_cmd *cmd)
 {
     struct mr_cmd *c = R2_CONTAINER_OF(cmd, struct mr_cmd, cmd);
-    bool held = still_held(c->hca, c->keys->data, c->keys->size);
+    struct whose of = whose(c->keys);
+    bool held = still_held(c->hca, &of);
 
     held |= !dereg_one(c->keys, c->hca);
     cmd_over(c, held);
@@ -453,6 +468,7 @@ int r2_verbs_reg(const struct r2_memory *m, struct r2_mr_keys **out)
         atomic_init(&c->keys.refs, 1);
         c->keys.data = m->data;
         c->keys.size = m->size;
+        c->keys.serial = ++serials;
         c->keys.device = m->device;
         /* NCCL closes its own as soon as it is back, and a device may be late. */
         c->keys.dmabuf_fd = fd;
@@ -540,7 +556,7 @@ void r2_verbs_purge(struct r2_hca *hca)
     }
     free(ranges);
     if (atomic_load(&hca->removed))
-        still_held(hca, NULL, 0);
+        still_held(hca, NULL);
 }
 
 int r2_verbs_remote_keys(const struct r2_mr_keys *keys, uint32_t out[R2_WIRE_MAX_NICS])

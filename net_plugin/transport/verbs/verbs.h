@@ -113,6 +113,7 @@ struct r2_mr_keys {
     atomic_int refs;
     void *data;
     size_t size;
+    uint64_t serial; /* no other's */
     bool device;
     int dmabuf_fd;
     uint64_t dmabuf_offset;
