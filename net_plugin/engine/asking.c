@@ -67,13 +67,18 @@ static bool confirmed(const struct r2_asking *a, int rnic)
 /* Every NIC of the peer's that can still have a say has: met before, from one that works here. */
 static bool all_confirmed(const struct r2_peer *p)
 {
+    bool any = false;
+
     for (int l = 0; l < r2_eng.n_nics; l++) {
         for (int r = 0; r < R2_MAX_NICS && r2_nic_usable(l); r++) {
-            if (r2_pair_speaks(p, l, r) && !confirmed(&p->asking, r))
+            if (!r2_pair_speaks(p, l, r))
+                continue;
+            if (!confirmed(&p->asking, r))
                 return false;
+            any = true;
         }
     }
-    return true;
+    return any;
 }
 
 /* Some kernel over there has taken a connection, and nobody has answered on it yet. */
@@ -118,22 +123,29 @@ static bool never_there(const struct r2_peer *p, uint64_t now)
         if (path->ever_up)
             return false;
         if (path->first_choice && (!path->refused_from || path->fails < REFUSED_LEAST ||
-                                   now - path->refused_from < CONFIRM_NS))
+                                   now < path->refused_from + CONFIRM_NS))
             return false;
     }
     return p->n_paths > 0;
 }
 
+/* Refusals have gone on for that long, and still did a moment ago. */
+static bool went_on(const struct r2_asking *a, uint64_t needed, uint64_t now)
+{
+    return a->refused_from && a->refused_at - a->refused_from >= needed &&
+           now < a->refused_at + STALE_NS;
+}
+
 void r2_peer_judge_refusals(struct r2_peer *p, uint64_t now)
 {
     const struct r2_asking *a = &p->asking;
-    uint64_t span = a->refused_at - a->refused_from, needed;
+    uint64_t needed;
 
     if (p->n_up || p->life == R2_PEER_GONE)
         return;
     note_taken(p, now);
     needed = all_confirmed(p) ? CONFIRM_NS : PARTIAL_NS;
-    if (!(a->refused_from && span >= needed) && !(p->out && never_there(p, now)))
+    if (!went_on(a, needed, now) && !(p->out && never_there(p, now)))
         return;
     if (!may_answer(p, now))
         r2_peer_gone(p, -ECONNRESET, "process gone: its host refuses, or another process answers");
@@ -238,18 +250,25 @@ static void ask(struct r2_peer *p, int l, int rnic, uint64_t now)
 }
 
 /* Says where its NIC is now, besides. One NIC after the other, each with a question of its own, so
- * that a hole does not keep the others from being asked. */
+ * that a hole does not keep the others from being asked. Once the peer's host has refused, all ask
+ * at once where that would tell something new: of many NICs each has to be asked twice. */
 void r2_peer_ask(struct r2_peer *p, uint64_t now)
 {
     unsigned nics = (unsigned)r2_eng.n_nics;
+    bool confirm = p->asking.refused_from;
+    int rnic;
 
     give_up(p, now);
     if (p->out || p->life == R2_PEER_GONE || p->n_up || r2_list_empty(&p->conn_list) ||
         now < p->asking.next_at || process_is_slow(p))
         return;
     p->asking.next_at = now + ASK_NS;
+    for (int l = 0; confirm && l < (int)nics; l++) {
+        if (whom(p, l, false, now, &rnic) && !settled(&p->asking, rnic, now))
+            ask(p, l, rnic, now);
+    }
     for (unsigned i = 0; i < 2 * nics; i++) { /* first round: whose refusal would count */
-        int l = (int)((p->asking.turn + i) % nics), rnic;
+        int l = (int)((p->asking.turn + i) % nics);
 
         if (!whom(p, l, i >= nics, now, &rnic))
             continue;

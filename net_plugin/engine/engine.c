@@ -317,6 +317,19 @@ int r2_engine_listen(struct r2_ctx *ctx, int dev, void *handle, struct r2_listen
     return 0;
 }
 
+/* A finalize may have closed it under a communicator that shares the context. Under r2_eng.lock;
+ * the pointer is compared only. */
+static bool is_open(const struct r2_listen *l)
+{
+    const struct r2_list *n;
+
+    R2_LIST_FOR_EACH (n, &r2_eng.listens) {
+        if (R2_CONTAINER_OF(n, struct r2_listen, node) == l)
+            return true;
+    }
+    return false;
+}
+
 int r2_engine_accept(struct r2_listen *l, struct r2_conn **out)
 {
     R2_UNCANCELLED;
@@ -326,6 +339,10 @@ int r2_engine_accept(struct r2_listen *l, struct r2_conn **out)
     if (atomic_load(&r2_eng.inert))
         return -EPERM;
     pthread_mutex_lock(&r2_eng.lock);
+    if (!is_open(l)) {
+        pthread_mutex_unlock(&r2_eng.lock);
+        return -EINVAL;
+    }
     n = r2_list_first(&l->backlog);
     if (n) {
         *out = R2_CONTAINER_OF(n, struct r2_conn, queue);
@@ -340,13 +357,19 @@ int r2_engine_close_listen(struct r2_listen *l)
 {
     R2_UNCANCELLED;
     struct r2_conn *c;
+    bool open;
 
     if (!l || atomic_load(&r2_eng.inert))
         return 0;
     pthread_mutex_lock(&r2_eng.lock);
-    r2_list_del(&l->node);
-    r2_list_del(&l->ctx_node);
+    open = is_open(l);
+    if (open) {
+        r2_list_del(&l->node);
+        r2_list_del(&l->ctx_node);
+    }
     pthread_mutex_unlock(&r2_eng.lock);
+    if (!open)
+        return 0;
     for (;;) { /* nobody else reaches the list any more */
         struct r2_list *n;
 
@@ -510,7 +533,7 @@ static bool is_shared(const struct r2_ctx *ctx)
 /* Nobody else is at these: another finalize finds the context empty, a connect that looks at one
  * right now counts as its owner, and what is made from now on is not among them. A communicator
  * that shares the context and has nothing but listens and half-made connections cannot be told
- * from none: these are closed under it. */
+ * from none: these are closed under it, and its next accept or connect says -EINVAL. */
 static void close_all(struct r2_list *listens, struct r2_list *half_made)
 {
     struct r2_list *n;

@@ -120,8 +120,10 @@ static void want(struct r2_path *path, bool spare, uint64_t now)
     set_spare(path, spare);
     if (path->state == R2_PATH_IDLE)
         path->next_at = now;
-    if (attempt_is_over(path, now))
+    if (attempt_is_over(path, now)) {
+        r2_path_refused(path, false);
         r2_path_fail(path, path->gen, ETIMEDOUT, "no answer to connect");
+    }
     if (path->health.state == R2_HEALTH_DRAINED || path->health.state == R2_HEALTH_DAMPED)
         return;
     if ((path->state == R2_PATH_IDLE || path->state == R2_PATH_WAIT) && now >= path->next_at)
