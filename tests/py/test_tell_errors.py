@@ -51,7 +51,7 @@ def told(folder: Path) -> dict[int, int]:
 
 
 def killed(folder: Path, name: str, victim: int) -> None:
-    until(lambda: len(list(folder.glob("works.*"))) == RANKS, "operations")
+    until(lambda: len(list(folder.glob("works.*"))) == RANKS, "operations", 60)
     (pid,) = [p.pid for p in processes(name) if p.rank == victim]
     os.kill(pid, signal.SIGKILL)
 
