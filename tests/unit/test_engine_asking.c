@@ -368,6 +368,24 @@ static void test_silence_of_one_keeps_no_other(void)
     remote_end(&r);
 }
 
+/* Refusals that went on, and then none for longer than they are remembered: no proof, whatever has
+ * changed since about who can have a say. */
+static void test_old_refusals_prove_nothing(void)
+{
+    struct r2_asking *a;
+    uint64_t now;
+
+    lose(true, 1);
+    r2_peer_lock(r.conn->peer);
+    a = &r.conn->peer->asking;
+    now = r2_now_ns();
+    a->refused_from = a->nic_refused_from[0] = now - 10 * R2_NS_PER_S;
+    a->refused_at = a->nic_refused_at[0] = now - 7 * R2_NS_PER_S;
+    r2_peer_unlock(r.conn->peer);
+    CHECK_EQ(remote_test(req, 500, NULL), 0);
+    remote_end(&r);
+}
+
 /* Over a network that takes long, or loses the first packets, an answer comes after seconds: some
  * questions are waited for, and do not keep the others from being asked. */
 static void test_some_questions_are_patient(void)
@@ -413,22 +431,13 @@ static const struct check_test tests[] = {
     {"refused_before_the_loss", test_refused_before_the_loss},
     {"every_nic_is_asked", test_every_nic_is_asked},
     {"silence_of_one_keeps_no_other", test_silence_of_one_keeps_no_other},
+    {"old_refusals_prove_nothing", test_old_refusals_prove_nothing},
     {"some_questions_are_patient", test_some_questions_are_patient},
     {0},
 };
 
 int main(int argc, char **argv)
 {
-    static const char *const env[] = {"R2CCL_HEARTBEAT",
-                                      "25ms",
-                                      "R2CCL_HEARTBEAT_IDLE",
-                                      "25ms",
-                                      "R2CCL_NO_PATH_TIMEOUT",
-                                      "20s",
-                                      "R2CCL_DAMP_SUPPRESS",
-                                      "0",
-                                      NULL};
-
-    remote_engine(2, env);
+    remote_engine(2, remote_outlives);
     return check_main(argc, argv, tests);
 }

@@ -128,16 +128,6 @@ static const struct check_test tests[] = {
 
 int main(int argc, char **argv)
 {
-    static const char *const env[] = {"R2CCL_HEARTBEAT",
-                                      "25ms",
-                                      "R2CCL_HEARTBEAT_IDLE",
-                                      "25ms",
-                                      "R2CCL_NO_PATH_TIMEOUT",
-                                      "20s",
-                                      "R2CCL_DAMP_SUPPRESS",
-                                      "0",
-                                      NULL};
-
-    remote_engine(NICS, env);
+    remote_engine(NICS, remote_outlives);
     return check_main(argc, argv, tests);
 }

@@ -277,6 +277,17 @@ static void test_keys_are_not_confirmed(void)
     finish();
 }
 
+/* The device is put in again and carries. */
+static void ends_well(void)
+{
+    bed_script("!restore fv1");
+    until_key(dmr, 1, true);
+    r2_nicstate_forgive(1, true);
+    bed_until_paths(bed.tx, 2);
+    message(1);
+    finish();
+}
+
 /* Two owners of a range, and a device that failed and keeps its key: neither is told that it is
  * gone because the other has asked before. */
 static void test_two_owners_not_confirmed(void)
@@ -300,12 +311,7 @@ static void test_two_owners_not_confirmed(void)
     CHECK_EQ(r2_eng.ops->dereg(keys, true), -ETIMEDOUT);
     CHECK_EQ(r2_engine_dereg(bed.rx, mr), -ETIMEDOUT);
     bed_script("!remove fv1");
-    bed_script("!restore fv1");
-    until_key(dmr, 1, true);
-    r2_nicstate_forgive(1, true);
-    bed_until_paths(bed.tx, 2);
-    message(1);
-    finish();
+    ends_well();
 }
 
 /* The device that came in place of one cannot register what that one had: the old one is closed all
@@ -361,12 +367,7 @@ static void test_word_comes_late(void)
     CHECK_EQ(pthread_create(&thread, NULL, removes_soon, NULL), 0);
     CHECK_EQ(r2_engine_dereg(bed.rx, mr), 0);
     pthread_join(thread, NULL);
-    bed_script("!restore fv1");
-    until_key(dmr, 1, true);
-    r2_nicstate_forgive(1, true);
-    bed_until_paths(bed.tx, 2);
-    message(1);
-    finish();
+    ends_well();
 }
 
 /* A driver that waits for its users (soft-RoCE): nobody is told, everything on the device works on.
@@ -459,12 +460,7 @@ static void test_made_meanwhile(void)
         bed_ms(1);
     CHECK_EQ(fenced(), 0);
     CHECK_EQ(atomic_load(&r2_verbs.nics[1].qps), 0);
-    bed_script("!restore fv1");
-    until_key(dmr, 1, true);
-    r2_nicstate_forgive(1, true);
-    bed_until_paths(bed.tx, 2);
-    message(1);
-    finish();
+    ends_well();
 }
 
 static const struct check_test tests[] = {

@@ -12,6 +12,16 @@
 enum { AT_PROCESS = 8, AT_SECRET = 24, AT_LISTEN = 40, AT_COOKIE = 48 };
 
 static struct r2_ctx *ctx;
+
+const char *const remote_outlives[] = {"R2CCL_HEARTBEAT",
+                                       "25ms",
+                                       "R2CCL_HEARTBEAT_IDLE",
+                                       "25ms",
+                                       "R2CCL_NO_PATH_TIMEOUT",
+                                       "20s",
+                                       "R2CCL_DAMP_SUPPRESS",
+                                       "0",
+                                       NULL};
 bool remote_wired;
 unsigned remote_plain;
 

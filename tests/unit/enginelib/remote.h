@@ -27,6 +27,8 @@ struct remote {
 extern unsigned remote_plain; /* bit per NIC of remote ones: as fake_plain */
 extern bool remote_wired;     /* before it: the NICs count as real ones, not as loopback's */
 void remote_engine(int nics, const char *const *env);
+/* Settings with which a peer without a path is waited for longer than a test takes. */
+extern const char *const remote_outlives[];
 
 /* A process with a fresh random id; no path and no connection yet. */
 void remote_new(struct remote *r, bool out, int nics);
