@@ -22,18 +22,29 @@ class StandIn:
         build = build_folder()
         library, probe = build / "fakeverbs" / "libibverbs.so.1", build / "rdma" / "probe"
         self.missing = next((file for file in (library, probe) if not file.exists()), None)
+        self.command = [str(probe), "--lib", str(library), "--a", "fv0", "--b", "fv1"]
+        self.command += ["--act", str(FAULTS)]
         self.out = out  # a file: a pipe would hold the probe up until somebody reads
-        self.process: subprocess.Popen[str] | None = None
-        if self.missing is None:
-            words = ["--lib", str(library), "--a", "fv0", "--b", "fv1", "--act", str(FAULTS)]
-            self.process = subprocess.Popen(
-                [str(probe), *words],
-                env={**os.environ, "R2_FAKEVERBS": "fv0=127.0.1.1,fv1=127.0.2.1"},
-                stdin=subprocess.DEVNULL,
-                stdout=out,
-                stderr=subprocess.STDOUT,
-                text=True,
-            )
+        self.process = self.start() if self.missing is None else None
+
+    def start(self, *steps: str) -> subprocess.Popen[str]:
+        """The probe, asked for these steps, or for all."""
+        self.out.seek(0)
+        self.out.truncate()
+        return subprocess.Popen(
+            [*self.command, *steps],
+            env={**os.environ, "R2_FAKEVERBS": "fv0=127.0.1.1,fv1=127.0.2.1"},
+            stdin=subprocess.DEVNULL,
+            stdout=self.out,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+
+    def answers_again(self, *steps: str) -> facts.Steps:
+        """Asks for these steps anew; the first asking must be over."""
+        assert self.process is not None and self.process.poll() is not None
+        self.process = self.start(*steps)
+        return self.answers()
 
     def answers(self) -> facts.Steps:
         if self.process is None:

@@ -39,6 +39,7 @@ DIFFERENCES: dict[str, tuple[Any, str]] = {
     "address.same_index_again": (True, "its entries stay where they are"),
     "removal.removal_waits_for_us": (False, "its command does not wait, but its device stays"),
 }
+TURNS = 3
 LEFT_OUT = {"write_imm": UNUSED, "read": UNUSED, "send_too_long": UNUSED}
 
 
@@ -52,12 +53,22 @@ def test_all_steps_were_asked(seen: facts.Steps) -> None:
     assert set(seen) >= recorded, f"the probe did not run {recorded - set(seen)}"
 
 
-def test_the_same_answers(seen: facts.Steps) -> None:
+def test_the_same_answers(seen: facts.Steps, standin: StandIn) -> None:
+    """What a step answers may hang on time (a hole no longer than the sender's patience) while
+    guests boot on all cores: steps that differ are asked again, alone."""
     wanted = facts.recorded()
     for name, (value, _) in DIFFERENCES.items():
         step, fact = name.split(".")
         wanted[step]["facts"][fact] = value
     steps = {step: value for step, value in seen.items() if step in wanted and step not in LEFT_OUT}
+    for _ in range(TURNS):
+        found = facts.differences(wanted, steps)
+        if not found:
+            return
+        print("asked again:", *found, sep="\n")
+        again = sorted({line.partition(".")[0] for line in found})
+        steps = standin.answers_again(*again)
+        assert set(steps) == set(again)
     found = facts.differences(wanted, steps)
     assert not found, "the stand-in answers otherwise than soft-RoCE:\n" + "\n".join(found)
 
