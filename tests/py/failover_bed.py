@@ -274,7 +274,9 @@ class PerfJob:
             pytest.fail(f"still running after {within:g} s: {self}", pytrace=False)
 
     def named(self, *events: str) -> list[Event]:
-        return [event for side in self.sides for event in side.named(*events)]
+        """Of all ranks but one that ended, and well, before it was ever seen (`ready`)."""
+        seen = [side for side in self.sides if side.has_segment() or self.job.running]
+        return [event for side in seen for event in side.named(*events)]
 
     def close(self) -> None:
         if self.job.running:

@@ -110,7 +110,8 @@ def test_ramp_grows(build: Build) -> None:
             time.sleep(0.1)
         b, a = sent(pair.tx, B) - early[0], sent(pair.tx, A) - early[1]
         assert weights and weights == sorted(weights) and 0 < weights[0] < 60, (weights, str(pair))
-        assert b / (a + b) < 0.4, (a, b)
+        most = weights[-1] / (100 + weights[-1])  # what its last weight gives it; full: a half
+        assert b / (a + b) < most + 0.1, (a, b, weights)
         until(f"up: {pair}", lambda: bool(order(pair.tx, B, "nic-up")), 30.0)
         until(
             f"full weight: {pair}",
