@@ -351,11 +351,11 @@ bool act_over(struct bed *bed)
 
 void act(struct bed *bed, const char *what)
 {
-    int64_t deadline = now_us() + 20000000;
+    int64_t deadline = now_us() + 60000000;
     act_start(bed, what);
     while (!act_over(bed)) {
         if (now_us() > deadline)
-            die("%s %s: still running after 20 s", bed->act, what);
+            die("%s %s: still running after 60 s", bed->act, what);
         pump(bed, 1, 0, 0);
     }
 }
