@@ -202,7 +202,8 @@ static void step_lost_acks(struct bed *bed)
     pump(bed, 100, 0, 0);
 }
 
-/* A hole shorter than the sender's patience (8 s: its two ends are processes that have to start). */
+/* A hole shorter than the sender's patience (8 s: its two ends are processes that have to start).
+ */
 static void step_short_hole(struct bed *bed)
 {
     struct ways ways = patient;
