@@ -16,7 +16,8 @@ import pytest
 from tests.rdma.ranks import RAILS, Bed, running
 from tests.rdma.work import build_folder
 
-LONG = ("--op", "all_reduce", "-b", "1M", "-e", "1M", "--duration", "600")
+HOURS = 2 * 3600.0  # of schedules at most; other jobs are told to end within minutes
+LONG = ("--op", "all_reduce", "-b", "1M", "-e", "1M", "--duration", f"{HOURS:.0f}")
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -96,7 +97,7 @@ def test_random_failures(one: Bed) -> None:
     chance = random.Random(seed)
     count = int(os.environ.get("RDMA_SCHEDULES") or 5)
     verify = str(chance.randrange(2))
-    with running(one, *LONG, seconds=7200, env={"R2CCL_VERIFY": verify}) as job:
+    with running(one, *LONG, seconds=HOURS, env={"R2CCL_VERIFY": verify}) as job:
         job.moving(1)
         for number in range(count):
             print(f"seed {seed}, schedule {number}: {strike(one, chance)}", flush=True)
