@@ -284,10 +284,11 @@ $(fakecuda): $(B)/obj/tests/shim/fakecuda.o
 	@mkdir -p $(@D)
 	@echo "  LINK $@"
 	@$(CC) -shared $(san_flags) $(CFLAGS) $(LDFLAGS) -Wl,-soname,$(@F) -o $@ $^ $(libs)
-$(B)/tests/unit/test_shim_exec $(B)/tests/unit/test_shim_group: | $(fakecuda)
+$(B)/tests/unit/test_shim_exec $(B)/tests/unit/test_shim_group $(B)/tests/unit/test_shim_timing: | $(fakecuda)
 
 $(B)/tests/unit/test_shim $(B)/tests/unit/test_shim_plan $(B)/tests/unit/test_shim_exec \
-	$(B)/tests/unit/test_shim_group $(B)/tests/unit/test_shim_trace $(B)/tests/unit/test_shim_storm: | $(noop) $(noop_old) $(plugin)
+	$(B)/tests/unit/test_shim_group $(B)/tests/unit/test_shim_trace $(B)/tests/unit/test_shim_storm \
+	$(B)/tests/unit/test_shim_timing: | $(noop) $(noop_old) $(plugin)
 $(B)/tests/unit/test_tuner $(B)/tests/unit/test_tree_allreduce: | $(plugin) $(host)
 
 $(patsubst %,$(B)/tests/unit/test_verbs_%,fence revoke device removal attr lost want damage attack events hang): | $(if $(fake_src),$(fake))

@@ -263,6 +263,7 @@ static void unmake(struct r2_follow *f)
 {
     r2_leader_free(f);
     r2_trace_end(f);
+    r2_timing_free(f->timing);
     r2_seconds_free(f->seconds);
     pthread_mutex_destroy(&f->lock);
     free(f->rank_node);
@@ -311,6 +312,8 @@ static struct r2_follow *make(struct r2_comm *comm, const struct r2_follow_birth
         unmake(f);
         return NULL;
     }
+    if (f->rank == 0 && f->seconds && !f->trace.replay)
+        f->timing = r2_timing_new(f->device); /* without, plans are not measured */
     return f;
 }
 
@@ -477,24 +480,16 @@ struct r2_seconds *r2_follow_seconds(const struct r2_follow *f)
 
 void r2_follow_time(struct r2_follow *f, uint64_t bytes, bool under, void *stream)
 {
-    struct r2_device_watch *watch = &f->watches[f->timed % R2_FOLLOW_WATCHES];
+    const uint64_t note[] = {[R2_TIMING_BYTES] = bytes, [R2_TIMING_EPOCH] = under ? f->epoch : 0};
 
-    f->timing = NULL;
-    if (f->rank != 0 || !f->seconds || f->trace.replay || bytes < R2_FOLLOW_ELIGIBLE ||
-        r2_device_watch_start(watch, stream))
-        return;
-    watch->note[R2_FOLLOW_TIMED_BYTES] = bytes;
-    watch->note[R2_FOLLOW_TIMED_EPOCH] = under ? f->epoch : 0;
-    f->timing = watch;
+    if (f->timing && bytes >= R2_FOLLOW_ELIGIBLE)
+        r2_timing_start(f->timing, note, stream);
 }
 
 void r2_follow_timed(struct r2_follow *f, void *stream, bool good)
 {
-    if (!f->timing)
-        return;
-    r2_device_watch_stop(f->timing, stream, good);
-    f->timing = NULL;
-    f->timed++;
+    if (f->timing)
+        r2_timing_stop(f->timing, stream, good);
 }
 
 /* ---- the end */

@@ -10,6 +10,7 @@
 #include "comms/follow.h"
 #include "comms/inside.h"
 #include "comms/replay.h"
+#include "comms/timing.h"
 #include "comms/watch.h"
 #include "device/device.h"
 #include "plan/plan.h"
@@ -29,10 +30,6 @@
 #define R2_FOLLOW_STOP UINT32_C(0x40000000)    /* its operator wants stock */
 #define R2_FOLLOW_UNABLE UINT32_C(0x80000000)  /* Tree cannot be forced there */
 
-/* Notes on the stopwatch: bytes of the operation, epoch of the plan that it ran under or 0. */
-enum { R2_FOLLOW_TIMED_BYTES, R2_FOLLOW_TIMED_EPOCH };
-#define R2_FOLLOW_WATCHES 16 /* operations that are timed between two looks at them */
-
 struct r2_follow {
     struct r2_agree *agree;
     struct r2_comm *comm; /* outlives it */
@@ -43,14 +40,12 @@ struct r2_follow {
     _Atomic(uint64_t) bytes; /* of the largest eligible operation */
     struct r2_watch_entry entry;
     struct r2_seconds *seconds; /* R2CCL_PLAN=on */
+    struct r2_timing *timing;   /* the leader's, R2CCL_PLAN=on */
     struct r2_follow_trace trace;
 
     /* the application's thread */
     uint64_t epoch; /* of the plan in force */
     const struct r2_plan_table *table;
-    struct r2_device_watch watches[R2_FOLLOW_WATCHES];
-    unsigned timed; /* operations that a watch was started for */
-    struct r2_device_watch *timing;
 
     pthread_mutex_t lock; /* guards the rest */
     bool ready, unable;

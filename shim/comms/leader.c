@@ -373,25 +373,18 @@ void r2_leader_reported(struct r2_follow *f, int rank, const struct r2_agree_rep
         r2_steer_made(&f->steer, rank, f->steer.make_epoch, report->flags & R2_FOLLOW_FAILED, now);
 }
 
-/* A measured operation, of stock or of what runs now. */
-static void take_sample(struct r2_follow *f, struct r2_device_watch *watch)
+/* Measured operations, of stock or of what runs now. */
+static void sample(struct r2_follow *f)
 {
     uint64_t note[2], epoch, ns;
 
-    if (!r2_device_watch_read(watch, &ns, note))
-        return;
-    epoch = note[R2_FOLLOW_TIMED_EPOCH];
-    if (!r2_settings_get()->plan_withdraw || (epoch && epoch != f->switch_epoch))
-        return; /* of a plan that is no more */
-    r2_policy_sample(&f->policy, epoch ? f->policy.current : 0, note[R2_FOLLOW_TIMED_BYTES], ns);
-}
-
-static void sample(struct r2_follow *f)
-{
-    if (r2_device_enter(f->device))
-        return;
-    for (int i = 0; i < R2_FOLLOW_WATCHES; i++)
-        take_sample(f, &f->watches[i]);
+    for (int i = 0; i < R2_TIMING_WATCHES; i++) {
+        if (!f->timing || !r2_timing_take(f->timing, &ns, note))
+            return;
+        epoch = note[R2_TIMING_EPOCH];
+        if (r2_settings_get()->plan_withdraw && (!epoch || epoch == f->switch_epoch))
+            r2_policy_sample(&f->policy, epoch ? f->policy.current : 0, note[R2_TIMING_BYTES], ns);
+    }
 }
 
 /* Banned at once: what is measured until the way back is agreed does not change it. */
@@ -451,8 +444,6 @@ void r2_leader_free(struct r2_follow *f)
 {
     if (f->fetching)
         pthread_join(f->fetcher, NULL);
-    for (int i = 0; i < R2_FOLLOW_WATCHES; i++)
-        r2_device_watch_free(&f->watches[i]);
     r2_plan_free(&f->running);
     r2_plan_free(&f->next);
     r2_lead_free(&f->lead);

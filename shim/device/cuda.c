@@ -108,9 +108,10 @@ uint64_t r2_device_free_bytes(void)
     return r2_device_cuda() && cuda.memory(&left, &total) == 0 ? left : 0;
 }
 
-/* Who times sets STOPPED last (release), who reads IDLE (release): each sees what the other left.
- */
-enum { IDLE, RUNNING, STOPPED };
+/* Who times stores STOPPED last, who polls KNOWN or IDLE, who takes IDLE; each with release, and is
+ * read with acquire by the next: it sees what all before it left in the other fields. The host has
+ * no STOPPED. */
+enum { IDLE, RUNNING, STOPPED, KNOWN };
 
 int r2_device_watch_start(struct r2_device_watch *w, void *stream)
 {
@@ -135,32 +136,40 @@ int r2_device_watch_start(struct r2_device_watch *w, void *stream)
 
 void r2_device_watch_stop(struct r2_device_watch *w, void *stream, bool good)
 {
-    int next = good ? STOPPED : IDLE;
+    int next = w->device ? STOPPED : KNOWN;
 
     if (atomic_load_explicit(&w->state, memory_order_relaxed) != RUNNING)
         return;
-    w->end_ns = w->device ? 0 : r2_now_ns();
-    if (w->device && cuda.event_record(w->events[1], stream))
-        next = IDLE;
-    atomic_store_explicit(&w->state, next, memory_order_release);
+    if (!w->device)
+        w->ns = r2_now_ns() - w->begin_ns;
+    else if (good && cuda.event_record(w->events[1], stream))
+        good = false;
+    atomic_store_explicit(&w->state, good ? next : IDLE, memory_order_release);
 }
 
-bool r2_device_watch_read(struct r2_device_watch *w, uint64_t *ns, uint64_t note[2])
+bool r2_device_watch_poll(struct r2_device_watch *w)
 {
-    bool known = true;
     float ms = 0;
+    bool known;
 
-    if (atomic_load_explicit(&w->state, memory_order_acquire) != STOPPED)
+    if (atomic_load_explicit(&w->state, memory_order_acquire) != STOPPED ||
+        cuda.event_query(w->events[1]))
         return false;
-    if (w->device && cuda.event_query(w->events[1]))
+    known = cuda.event_elapsed(&ms, w->events[0], w->events[1]) == 0;
+    w->ns = (uint64_t)((double)ms * 1e6);
+    atomic_store_explicit(&w->state, known ? KNOWN : IDLE, memory_order_release);
+    return known;
+}
+
+bool r2_device_watch_take(struct r2_device_watch *w, uint64_t *ns, uint64_t note[2])
+{
+    if (atomic_load_explicit(&w->state, memory_order_acquire) != KNOWN)
         return false;
-    if (w->device)
-        known = cuda.event_elapsed(&ms, w->events[0], w->events[1]) == 0;
     note[0] = w->note[0];
     note[1] = w->note[1];
-    *ns = w->device ? (uint64_t)((double)ms * 1e6) : w->end_ns - w->begin_ns;
+    *ns = w->ns;
     atomic_store_explicit(&w->state, IDLE, memory_order_release);
-    return known;
+    return true;
 }
 
 void r2_device_watch_free(struct r2_device_watch *w)

@@ -1,6 +1,7 @@
 /* As much of CUDA's driver as shim/device uses, so that its code runs without a GPU. A stream whose
  * address is FAKE_CAPTURING is being captured, one at FAKE_BEGINS from the second question about it
- * on; events are times. */
+ * on; events are times. While fake_cuda_hold(1) holds, a question about an event is not
+ * answered, as when another thread is inside cudaFree. */
 #include <stdatomic.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -81,11 +82,29 @@ int cuEventRecord(void *event, void *stream)
     return 0;
 }
 
+static atomic_int hold, held;
+
+API void fake_cuda_hold(int on);
+void fake_cuda_hold(int on)
+{
+    atomic_store(&hold, on);
+}
+
+API int fake_cuda_held(void); /* threads that wait for an answer */
+int fake_cuda_held(void)
+{
+    return atomic_load(&held);
+}
+
 API int cuEventQuery(void *event);
 int cuEventQuery(void *event)
 {
     int mode = 2;
 
+    atomic_fetch_add(&held, 1);
+    while (atomic_load(&hold))
+        nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
+    atomic_fetch_sub(&held, 1);
     cuThreadExchangeStreamCaptureMode(&mode);
     if (mode != 2)
         abort(); /* could break another thread's capture */

@@ -1,0 +1,170 @@
+#define _GNU_SOURCE
+#include "comms/timing.h"
+
+#include <pthread.h>
+#include <signal.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include "api/call.h"
+#include "comms/watch.h"
+#include "util/log.h"
+
+#define LOOK_MS 250
+
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* guards these */
+static pthread_cond_t wake = PTHREAD_COND_INITIALIZER;
+static struct r2_timing *all; /* others add at its head, the thread alone takes away */
+static bool running;
+
+/* Everything that the driver does for `t`; no lock is held. True: it is over. */
+static bool attend(struct r2_timing *t)
+{
+    /* Acquire: whoever ended it has stopped timing. */
+    bool ended = atomic_load_explicit(&t->ended, memory_order_acquire), news = false;
+
+    if (r2_device_enter(t->device) == 0)
+        for (int i = 0; i < R2_TIMING_WATCHES && !ended; i++)
+            news |= r2_device_watch_poll(&t->watches[i]);
+    if (news)
+        r2_watch_wake();
+    for (int i = 0; i < R2_TIMING_WATCHES && ended; i++)
+        r2_device_watch_free(&t->watches[i]);
+    return ended;
+}
+
+/* Which comes after `t`, the first for NULL. */
+static struct r2_timing *after(struct r2_timing *t)
+{
+    struct r2_timing *next;
+
+    pthread_mutex_lock(&lock);
+    next = t ? t->next : all;
+    pthread_mutex_unlock(&lock);
+    return next;
+}
+
+static void take_away(struct r2_timing *t)
+{
+    pthread_mutex_lock(&lock);
+    for (struct r2_timing **at = &all; *at; at = &(*at)->next) {
+        if (*at == t) {
+            *at = t->next;
+            break;
+        }
+    }
+    pthread_mutex_unlock(&lock);
+    free(t);
+}
+
+static void *poll_all(void *arg)
+{
+    const struct timespec pause = {.tv_nsec = LOOK_MS * 1000000L};
+
+    (void)arg;
+    pthread_setname_np(pthread_self(), "r2ccl-time");
+    for (;;) {
+        pthread_mutex_lock(&lock);
+        while (!all)
+            pthread_cond_wait(&wake, &lock);
+        pthread_mutex_unlock(&lock);
+        for (struct r2_timing *t = after(NULL), *next; t; t = next) {
+            bool over = attend(t);
+
+            next = after(t);
+            if (over)
+                take_away(t);
+        }
+        nanosleep(&pause, NULL);
+    }
+    return NULL;
+}
+
+/* Signals are the application's. Under the lock. */
+static bool start(void)
+{
+    pthread_attr_t attr;
+    pthread_t thread;
+    sigset_t mask, old;
+    int rc;
+
+    sigfillset(&mask);
+    pthread_attr_init(&attr);
+    pthread_attr_setdetachstate(&attr, PTHREAD_CREATE_DETACHED);
+    pthread_sigmask(SIG_SETMASK, &mask, &old);
+    rc = pthread_create(&thread, &attr, poll_all, NULL);
+    pthread_sigmask(SIG_SETMASK, &old, NULL);
+    pthread_attr_destroy(&attr);
+    if (rc)
+        R2_WARN_ONCE("no thread that times operations (%s): plans are not measured", strerror(rc));
+    return rc == 0;
+}
+
+static bool add(struct r2_timing *t)
+{
+    bool there;
+
+    pthread_mutex_lock(&lock);
+    running = running || start();
+    there = running;
+    if (there) {
+        t->next = all;
+        all = t;
+        pthread_cond_signal(&wake);
+    }
+    pthread_mutex_unlock(&lock);
+    return there;
+}
+
+struct r2_timing *r2_timing_new(int device)
+{
+    struct r2_timing *t = calloc(1, sizeof(*t));
+
+    if (t)
+        t->device = device;
+    return t;
+}
+
+void r2_timing_start(struct r2_timing *t, const uint64_t note[2], void *stream)
+{
+    struct r2_device_watch *watch = &t->watches[t->timed % R2_TIMING_WATCHES];
+
+    t->now = NULL;
+    if (r2_device_watch_start(watch, stream))
+        return;
+    memcpy(watch->note, note, sizeof(watch->note));
+    t->now = watch;
+}
+
+void r2_timing_stop(struct r2_timing *t, void *stream, bool good)
+{
+    if (!t->now)
+        return;
+    if (t->now->device && !t->polled)
+        t->polled = add(t); /* not again, where no thread can be started: a watch stays in use */
+    r2_device_watch_stop(t->now, stream, good);
+    t->now = NULL;
+    t->timed++;
+}
+
+bool r2_timing_take(struct r2_timing *t, uint64_t *ns, uint64_t note[2])
+{
+    for (int i = 0; i < R2_TIMING_WATCHES; i++)
+        if (r2_device_watch_take(&t->watches[i], ns, note))
+            return true;
+    return false;
+}
+
+void r2_timing_free(struct r2_timing *t)
+{
+    if (t && t->polled) {
+        /* Release: with all that was done to it. It is the thread's from here on. */
+        atomic_store_explicit(&t->ended, true, memory_order_release);
+        return;
+    }
+    for (int i = 0; t && i < R2_TIMING_WATCHES; i++)
+        r2_device_watch_free(&t->watches[i]); /* none, but where no thread could be started */
+    free(t);
+}

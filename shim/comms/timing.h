@@ -1,0 +1,46 @@
+/* How long operations of a communicator take on its device: what plans are judged by.
+ *
+ * CUDA's driver is asked by a thread of its own (one of the process, started when the first
+ * operation has been timed with CUDA), which holds no lock meanwhile: the driver may not answer
+ * before another thread's call ends, cudaFree for one, which waits for kernels that wait for other
+ * ranks, and those may wait for what the planning thread has to say. */
+#ifndef R2_COMMS_TIMING_H
+#define R2_COMMS_TIMING_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "device/device.h"
+
+#define R2_TIMING_WATCHES 16 /* operations that are timed between two looks at them */
+
+/* What stopwatches note: bytes of the operation, epoch of the plan that it ran under or 0. */
+enum { R2_TIMING_BYTES, R2_TIMING_EPOCH };
+
+struct r2_timing {
+    int device;
+    struct r2_device_watch watches[R2_TIMING_WATCHES];
+    /* the thread that times */
+    unsigned timed; /* operations that a watch was started for */
+    struct r2_device_watch *now;
+    bool polled; /* the process's thread knows it */
+    /* that thread's */
+    atomic_bool ended;
+    struct r2_timing *next;
+};
+
+/* Of a communicator on this device, or NULL. */
+struct r2_timing *r2_timing_new(int device);
+/* Around an operation that this thread puts on `stream`: note is what r2_timing_take gives back.
+ * Nothing is timed while all watches are in use, or the stream is being captured. */
+void r2_timing_start(struct r2_timing *t, const uint64_t note[2], void *stream);
+/* good false: the operation was refused. */
+void r2_timing_stop(struct r2_timing *t, void *stream, bool good);
+/* The next operation whose time is known: true. One thread, which may hold locks: no call of the
+ * driver, no wait. */
+bool r2_timing_take(struct r2_timing *t, uint64_t *ns, uint64_t note[2]);
+/* Nobody times or takes any more. Never waits: with CUDA its thread frees it, when the driver
+ * answers. */
+void r2_timing_free(struct r2_timing *t);
+
+#endif
