@@ -263,7 +263,6 @@ static void unmake(struct r2_follow *f)
 {
     r2_leader_free(f);
     r2_trace_end(f);
-    r2_timing_free(f->timing);
     r2_seconds_free(f->seconds);
     pthread_mutex_destroy(&f->lock);
     free(f->rank_node);
@@ -312,8 +311,6 @@ static struct r2_follow *make(struct r2_comm *comm, const struct r2_follow_birth
         unmake(f);
         return NULL;
     }
-    if (f->rank == 0 && f->seconds && !f->trace.replay)
-        f->timing = r2_timing_new(f->device); /* without, plans are not measured */
     return f;
 }
 
@@ -482,7 +479,7 @@ void r2_follow_time(struct r2_follow *f, uint64_t bytes, bool under, void *strea
 {
     const uint64_t note[] = {[R2_TIMING_BYTES] = bytes, [R2_TIMING_EPOCH] = under ? f->epoch : 0};
 
-    if (f->timing && bytes >= R2_FOLLOW_ELIGIBLE)
+    if (f->timing && f->seconds && !f->trace.replay && bytes >= R2_FOLLOW_ELIGIBLE)
         r2_timing_start(f->timing, note, stream);
 }
 

@@ -431,6 +431,7 @@ int r2_leader_init(struct r2_follow *f)
     f->made = calloc(((size_t)f->nranks + 63) / 64, sizeof(*f->made));
     f->words = calloc((size_t)f->nranks, sizeof(*f->words));
     f->shares = calloc((size_t)f->nranks, sizeof(*f->shares));
+    f->timing = on() ? r2_timing_new(f->device) : NULL; /* without, plans are not measured */
     if (!f->made || !f->words || !f->shares)
         return -ENOMEM;
     for (int r = 0; r < f->nranks; r++)
@@ -444,6 +445,7 @@ void r2_leader_free(struct r2_follow *f)
 {
     if (f->fetching)
         pthread_join(f->fetcher, NULL);
+    r2_timing_free(f->timing);
     r2_plan_free(&f->running);
     r2_plan_free(&f->next);
     r2_lead_free(&f->lead);
