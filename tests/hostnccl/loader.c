@@ -60,7 +60,8 @@ static void *open_library(const char *name)
     if (is_file)
         return NULL;
     char file[300];
-    snprintf(file, sizeof(file), "libnccl-net-%s.so", name);
+    if ((size_t)snprintf(file, sizeof(file), "libnccl-net-%s.so", name) >= sizeof(file))
+        return NULL;
     dl = dlopen(file, RTLD_NOW | RTLD_LOCAL);
     if (dl)
         HN_INFO("NET/Plugin: loaded %s", file);
