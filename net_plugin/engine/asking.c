@@ -56,6 +56,15 @@ void r2_peer_answers(struct r2_peer *p)
         p->paths[i]->refused_from = 0;
 }
 
+/* Once the peer's process has given this one up it never takes that back, nor has it any other end
+ * of the connections that are open here. But a connection that is still being opened may be newer,
+ * and so may be those that were opened over a path that came up after it was said. */
+void r2_peer_given_up(struct r2_peer *p, uint64_t asked)
+{
+    if (!p->n_up && !p->opening && asked >= p->asking.lost_at && !r2_list_empty(&p->conn_list))
+        r2_peer_gone(p, -ECONNRESET, "its process has given this one up");
+}
+
 /* It has refused, and again when a moment was over. */
 static bool confirmed(const struct r2_asking *a, int rnic)
 {
@@ -64,13 +73,21 @@ static bool confirmed(const struct r2_asking *a, int rnic)
     return from && a->nic_refused_at[rnic] - from >= CONFIRM_NS;
 }
 
-/* Every NIC of the peer's that can still have a say has: met before, from one that works here. */
+/* One that works, or is left alone as long as another one is left: now it is tried. */
+static bool has_a_say(int lnic)
+{
+    enum r2_nic_word word = r2_nic_word(lnic);
+
+    return word == R2_NIC_USABLE || word == R2_NIC_DAMPED;
+}
+
+/* Every NIC of the peer's that can still have a say has: met before, from one that has one here. */
 static bool all_confirmed(const struct r2_peer *p)
 {
     bool any = false;
 
     for (int l = 0; l < r2_eng.n_nics; l++) {
-        for (int r = 0; r < R2_MAX_NICS && r2_nic_usable(l); r++) {
+        for (int r = 0; r < R2_MAX_NICS && has_a_say(l); r++) {
             if (!r2_pair_speaks(p, l, r))
                 continue;
             if (!confirmed(&p->asking, r))
@@ -278,7 +295,7 @@ void r2_peer_ask(struct r2_peer *p, uint64_t now)
     }
 }
 
-void r2_peer_asked(struct r2_peer *p, struct r2_ep *ep, int err, bool refused, bool alive)
+void r2_peer_asked(struct r2_peer *p, struct r2_ep *ep, int err, const struct r2_ep_health *h)
 {
     const struct r2_ep_params *params = r2_eng.ops->params(ep);
     struct r2_question *q = &p->asking.by[params->local_nic];
@@ -287,13 +304,15 @@ void r2_peer_asked(struct r2_peer *p, struct r2_ep *ep, int err, bool refused, b
     if (q->ep != ep)
         return;
     bury(p, q, err);
-    if (refused) {
+    if (h->refused || h->other_process) {
         r2_peer_refused(p, params->local_nic, params->remote_nic, now);
         p->asking.next_at = now + ASK_AGAIN_NS;
         r2_peer_judge_refusals(p, now);
-    } else if (alive) {
+    } else if (h->there || err == EALREADY) {
         r2_peer_answers(p);
     }
+    if (h->given_up)
+        r2_peer_given_up(p, q->at);
 }
 
 bool r2_peer_is_asking(const struct r2_peer *p)

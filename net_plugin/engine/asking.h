@@ -25,10 +25,12 @@ struct r2_asking {
     uint64_t nic_refused_from[R2_MAX_NICS], nic_refused_at[R2_MAX_NICS];
     uint64_t taken_at[R2_MAX_NICS]; /* by the peer's NIC: when its kernel was last seen to have
                                        taken a connection that nobody had answered; 0: not */
+    uint64_t lost_at;               /* when the last path to it was lost; 0: none was up */
 };
 
 struct r2_peer;
 struct r2_path;
+struct r2_ep_health;
 
 /* An attempt between these NICs was refused, or another process answered. It counts with no path
  * up only, and where it can tell something about the process (r2_pair_speaks). */
@@ -40,9 +42,11 @@ void r2_peer_answers(struct r2_peer *p);
 void r2_peer_judge_refusals(struct r2_peer *p, uint64_t now);
 /* R: gives questions up that had their time; with no path left asks the next one. */
 void r2_peer_ask(struct r2_peer *p, uint64_t now);
-/* R: a question is over, unless it was given up before. `alive`: the peer's process has answered.
- */
-void r2_peer_asked(struct r2_peer *p, struct r2_ep *ep, int err, bool refused, bool alive);
+/* R: a question is over, unless it was given up before. */
+void r2_peer_asked(struct r2_peer *p, struct r2_ep *ep, int err, const struct r2_ep_health *h);
+/* Its process has answered, to an attempt or question that began at `asked`, that it has given this
+ * one up: ends the peer, if that is about the connections there are. */
+void r2_peer_given_up(struct r2_peer *p, uint64_t asked);
 /* R: questions are out. */
 bool r2_peer_is_asking(const struct r2_peer *p);
 /* The last reference is gone. */

@@ -253,7 +253,7 @@ void r2_path_fail(struct r2_path *path, uint32_t gen, int err, const char *cause
         wait_begins(path, cause);
     if (p->n_up == 0 && was_up) {
         p->suspect = false;
-        p->asking.next_at = r2_now_ns();
+        p->asking.next_at = p->asking.lost_at = r2_now_ns();
     }
     if (was_up) {
         p->resync_wanted = true;

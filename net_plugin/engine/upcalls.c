@@ -41,6 +41,20 @@ static void up_called(const uint8_t process[16], int nic, const struct r2_wire_a
     r2_peer_put(p);
 }
 
+static bool up_given_up(const uint8_t process[16], bool out)
+{
+    struct r2_peer *p = r2_peer_find(process, out);
+    bool yes;
+
+    if (!p)
+        return false;
+    r2_peer_lock(p);
+    yes = p->life == R2_PEER_GONE && p->error && p->listed;
+    r2_peer_unlock(p);
+    r2_peer_put(p);
+    return yes;
+}
+
 /* R: generations only grow. A newer one tells that the connecting side gave the older ones up. */
 static void *up_accepted(struct r2_ep *ep, const struct r2_ep_params *params)
 {
@@ -97,7 +111,7 @@ static void up_up(void *owner, struct r2_ep *ep)
 static void probe_over(struct r2_peer *p, struct r2_ep *ep, int err, const struct r2_ep_health *h)
 {
     r2_peer_lock(p);
-    r2_peer_asked(p, ep, err, h->refused || h->other_process, err == EALREADY);
+    r2_peer_asked(p, ep, err, h);
     r2_peer_wake(p);
     r2_peer_unlock(p);
 }
@@ -120,12 +134,15 @@ static void up_failed(void *owner, struct r2_ep *ep, int err, const struct r2_ep
     r2_peer_lock(p);
     if (path->ep == ep) {
         r2_path_refused(path, h->refused || h->other_process);
-        if (p->out && err == ESTALE) /* its process has proven itself, and wants no such path */
+        /* Its process has proven itself, whatever it says to such a path. */
+        if (h->there && path->state == R2_PATH_CONNECTING)
             r2_peer_answers(p);
         r2_path_fail(path, path->gen, err,
                      h->cause                    ? h->cause
                      : path->state == R2_PATH_UP ? "connection error"
                                                  : "connect");
+        if (h->given_up)
+            r2_peer_given_up(p, path->attempt_at);
         if (p->out && p->n_up && p->resync_wanted)
             r2_peer_resync(p); /* DOWN leaves at once */
     }
@@ -158,6 +175,7 @@ const struct r2_transport_events r2_engine_events = {
     .secret = up_secret,
     .caller = up_caller,
     .called = up_called,
+    .given_up = up_given_up,
     .rejected = up_rejected,
     .up = up_up,
     .failed = up_failed,

@@ -111,6 +111,9 @@ struct r2_ep_health {
     bool refused;         /* the failure was a refusal by a living host */
     const char *cause;    /* of the failure, for people: static text, or NULL */
     bool other_process;   /* somebody else answered at the peer's address */
+    bool there;           /* the peer's process has answered, whatever became of it: it lives, as
+                             an attempt has proved; a probe knows no secret to prove it by */
+    bool given_up;        /* ... and has given this one up: that is proven */
     uint64_t rtt_ns;      /* the network's smoothed round trip, 0 if unknown */
     uint64_t rttvar_ns;   /* and its mean deviation */
     uint64_t segments;    /* of data sent since the endpoint came up, over all lanes */
@@ -128,6 +131,9 @@ struct r2_transport_events {
     int (*caller)(const uint8_t process[16], uint8_t secret[16]);
     /* It has proven itself: its NIC `nic` is at `addr` now. */
     void (*called)(const uint8_t process[16], int nic, const struct r2_wire_addr *addr);
+    /* That process was given up in this direction, and its connections have failed (`out` as in
+     * engine/internal.h). */
+    bool (*given_up)(const uint8_t process[16], bool out);
     /* A socket that came to NIC `nic` was sent away before it was an endpoint: it proved nothing,
      * asked for another process, was too slow, or came too late (err, a positive errno). */
     void (*rejected)(int nic, int err);

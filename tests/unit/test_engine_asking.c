@@ -1,125 +1,7 @@
 /* Whether a process still exists, over a scripted transport (rung 2): what refusals prove, and how
  * long questions are waited for. The time without a path is 20 s. It cannot prove what kernels
  * answer. */
-#include <errno.h>
-
-#include "check.h"
-#include "enginelib/remote.h"
-
-#define MSG (64 * 1024u)
-
-static uint8_t data[MSG];
-static struct remote r;
-static struct r2_req *req;
-static uint32_t lost[2];      /* by NIC: its path's generation that was up */
-static struct r2_ep *over[2]; /* by NIC: what was ended last, and may not be shut yet */
-
-/* Paths between NICs 0..paths-1 are there, and a request waits. */
-static void begin(bool out, int paths)
-{
-    req = NULL;
-    remote_new(&r, out, 2);
-    CHECK(remote_open(&r, paths));
-    if (out)
-        CHECK_EQ(r2_engine_isend(r.conn, data, MSG, 0, NULL, &req), 0);
-    else
-        CHECK_EQ(r2_engine_irecv(r.conn, data, MSG, 0, NULL, &req), 0);
-    CHECK(req);
-    lost[0] = lost[1] = 0;
-    over[0] = over[1] = NULL;
-}
-
-static void lose_one(int nic)
-{
-    struct r2_ep *e = fake_find(r.id, nic, nic, 0);
-
-    CHECK(e);
-    lost[nic] = e->params.gen;
-    fake_fail(e, ECONNRESET, false);
-}
-
-/* They were there, and all are lost. */
-static void lose(bool out, int paths)
-{
-    begin(out, paths);
-    for (int i = 0; i < paths; i++)
-        lose_one(i);
-}
-
-/* The attempt (S) or question (R) that is out between these NICs, or NULL. */
-static struct r2_ep *trial_of(int nic, int rnic)
-{
-    struct r2_ep *e;
-
-    pthread_mutex_lock(&fake_all_lock);
-    for (e = fake_all; e; e = e->next) {
-        if (memcmp(e->params.remote_process, r.id, 16) == 0 && e->params.initiator &&
-            e->params.probe == !r.out && e->params.local_nic == nic &&
-            e->params.remote_nic == rnic && (!r.out || e->params.gen > lost[nic]) &&
-            e != over[nic] && !atomic_load(&e->is_shut))
-            break;
-    }
-    pthread_mutex_unlock(&fake_all_lock);
-    return e;
-}
-
-static struct r2_ep *trial(int nic)
-{
-    return trial_of(nic, nic);
-}
-
-static struct r2_ep *await_trial(int nic)
-{
-    struct r2_ep *e = NULL;
-
-    for (int i = 0; i < REMOTE_WAIT_MS && !(e = trial(nic)); i++)
-        fake_sleep_ms(1);
-    CHECK(e);
-    return e;
-}
-
-/* It ends. */
-static void end_trial(struct r2_ep *e, int err)
-{
-    over[e->params.local_nic] = e;
-    fake_fail(e, err, err == ECONNREFUSED);
-}
-
-/* The process answers: the path between NICs of that number is there again. */
-static struct r2_ep *back(int nic)
-{
-    struct r2_ep *e = remote_path(&r, nic, r.out ? await_trial(nic)->params.gen - 1 : r.gen);
-
-    CHECK(e);
-    return e;
-}
-
-/* For `ms`, or until the request ends: whatever is out between NICs i ends with err[i]; 0: does not
- * end. Returns how often; `rc` as remote_test. */
-static int answer(const int err[2], int ms, int *rc)
-{
-    int times = 0;
-
-    *rc = 0;
-    for (uint64_t end = r2_now_ns() + (uint64_t)ms * R2_NS_PER_MS; !*rc && r2_now_ns() < end;) {
-        for (int i = 0; i < 2; i++) {
-            struct r2_ep *e = err[i] ? trial(i) : NULL;
-
-            if (!e)
-                continue;
-            times++;
-            end_trial(e, err[i]);
-        }
-        *rc = remote_test(req, 2, NULL);
-    }
-    return times;
-}
-
-/* The same between NICs of `nics` (bits). */
-static int refuse(unsigned nics, int err, int ms, int *rc)
-{
-    return answer((int[2]){nics & 1 ? err : 0, nics & 2 ? err : 0}, ms, rc);
-}
+#include "asking_bed.h"
 
 /* A listener that is not there in one moment, and is in the next. */
 static void test_one_refusal(void)
@@ -417,6 +299,23 @@ static void test_some_questions_are_patient(void)
     remote_end(&r);
 }
 
+/* The same, whatever becomes of the attempt or question after the process has answered it. */
+static void test_the_other_one_answers(void)
+{
+    for (int out = 0; out < 2; out++) {
+        int rc;
+
+        lose(out, 2);
+        speaks = true;
+        CHECK_GE(answer((int[2]){ECONNREFUSED, out ? ENOMEM : EACCES}, 4000, &rc), 4);
+        speaks = false;
+        CHECK_EQ(rc, 0);
+        CHECK_GE(refuse(3, ECONNREFUSED, 5000, &rc), 2);
+        CHECK_EQ(rc, -ECONNRESET);
+        remote_end(&r);
+    }
+}
+
 static const struct check_test tests[] = {
     {"one_refusal", test_one_refusal},
     {"process_is_gone", test_process_is_gone},
@@ -424,6 +323,7 @@ static const struct check_test tests[] = {
     {"the_other_one_refused_once", test_the_other_one_refused_once},
     {"the_other_one_comes_back", test_the_other_one_comes_back},
     {"the_other_one_wants_none", test_the_other_one_wants_none},
+    {"the_other_one_answers", test_the_other_one_answers},
     {"the_other_one_is_down", test_the_other_one_is_down},
     {"refused_elsewhere", test_refused_elsewhere},
     {"the_other_one_listens", test_the_other_one_listens},

@@ -121,6 +121,63 @@ static int paths_up(const uint8_t id[16])
     return n;
 }
 
+/* How the engine's last endpoint to a process ended, as the engine was told. */
+static struct r2_transport_events hooked;
+static const struct r2_transport_events *real;
+static uint8_t watched[16];
+static uint8_t watched_via;
+static struct r2_ep_health told;
+static int told_err; /* 0: not yet */
+static pthread_mutex_t told_lock = PTHREAD_MUTEX_INITIALIZER;
+
+static void failed(void *owner, struct r2_ep *ep, int err, const struct r2_ep_health *health)
+{
+    const struct r2_ep_params *params = r2_eng.ops->params(ep);
+
+    pthread_mutex_lock(&told_lock);
+    if (memcmp(params->remote_process, watched, 16) == 0 && params->transport == watched_via &&
+        !told_err) {
+        told = *health;
+        told_err = err;
+    }
+    pthread_mutex_unlock(&told_lock);
+    real->failed(owner, ep, err, health);
+}
+
+static int start_hooked(const struct r2_transport_events *events, const uint8_t process[16])
+{
+    real = events;
+    hooked = *events;
+    hooked.failed = failed;
+    return r2_transport_mux.start(&hooked, process);
+}
+
+/* From now on, of the endpoints to that process by that transport. */
+static void watch(const uint8_t id[16], enum r2_transport_id via)
+{
+    pthread_mutex_lock(&told_lock);
+    memcpy(watched, id, 16);
+    watched_via = (uint8_t)via;
+    told_err = 0;
+    pthread_mutex_unlock(&told_lock);
+}
+
+static struct r2_ep_health await_end(int *err)
+{
+    struct r2_ep_health h = {0};
+
+    *err = 0;
+    for (int ms = 0; ms < 20000 && !*err; ms++) {
+        usleep(1000);
+        pthread_mutex_lock(&told_lock);
+        *err = told_err;
+        h = told;
+        pthread_mutex_unlock(&told_lock);
+    }
+    CHECK(*err);
+    return h;
+}
+
 /* ---- the engine accepts */
 
 static int dial(void)
@@ -294,7 +351,8 @@ static int next_attempt(const struct other *o, enum r2_hello_kind kind, struct r
 }
 
 /* Answers one attempt. The socket when the engine has proved itself then, -1 when it left. */
-static int proves(const struct other *o, enum r2_hello_kind kind, enum tag tag)
+static int proves_to(const struct other *o, enum r2_hello_kind kind, enum tag tag,
+                     struct r2_tcp_hello *hello, uint8_t nonce[16])
 {
     struct r2_tcp_challenge c = {.magic = R2_TCP_MAGIC};
     struct r2_tcp_proof proof;
@@ -303,6 +361,8 @@ static int proves(const struct other *o, enum r2_hello_kind kind, enum tag tag)
     uint8_t want[16];
 
     CHECK_EQ(r2_random_bytes(c.nonce, 16), 0);
+    *hello = h;
+    memcpy(nonce, c.nonce, 16);
     make_tag(tag, o->secret, 'R', &h, c.nonce, c.tag);
     CHECK(say(fd, &c, sizeof(c)));
     if (!hear(fd, &proof, sizeof(proof))) {
@@ -312,6 +372,14 @@ static int proves(const struct other *o, enum r2_hello_kind kind, enum tag tag)
     r2_hello_tag(o->secret, 'S', &h, c.nonce, want);
     CHECK_MEM(proof.tag, want, 16);
     return fd;
+}
+
+static int proves(const struct other *o, enum r2_hello_kind kind, enum tag tag)
+{
+    struct r2_tcp_hello hello;
+    uint8_t nonce[16];
+
+    return proves_to(o, kind, tag, &hello, nonce);
 }
 
 static void connects(enum r2_hello_kind kind, uint8_t offers)
@@ -346,6 +414,80 @@ static void test_wrong_acceptor(void)
     connects(R2_HELLO_LANE, 0);
 }
 
+/* "You are gone to me" ends connections: it is believed from who proves it, in answer to this very
+ * attempt; its number alone is nothing, and neither is what was said to another attempt. */
+static void test_given_up_by_whom(void)
+{
+    for (int tag = RIGHT; tag <= TAGS; tag++) { /* TAGS: it leaves without one */
+        const struct r2_tcp_welcome w = {.magic = R2_TCP_MAGIC, .status = R2_WELCOME_GONE};
+        struct r2_tcp_proof proof;
+        struct r2_ep_health health;
+        struct r2_tcp_hello h;
+        uint8_t nonce[16];
+        struct other o;
+        int fd, err;
+
+        begin();
+        other_new(&o, 0);
+        watch(o.id, R2_VIA_TCP);
+        fd = proves_to(&o, R2_HELLO_LANE, RIGHT, &h, nonce);
+        CHECK_GE(fd, 0);
+        CHECK(say(fd, &w, sizeof(w)));
+        make_tag(tag == TAGS ? RIGHT : (enum tag)tag, o.secret, 'G', &h, nonce, proof.tag);
+        if (tag < TAGS)
+            CHECK(say(fd, &proof, sizeof(proof)));
+        else
+            close(fd);
+        health = await_end(&err);
+        CHECK_MSG(health.given_up == (tag == RIGHT), "tag %d: %d, error %d", tag, health.given_up,
+                  err);
+        CHECK(health.there);
+        if (tag < TAGS)
+            close(fd);
+        close(o.listener);
+        end();
+    }
+}
+
+/* Who takes the connection and answers with what is not of this protocol is another process, also
+ * if that is shorter than any answer of ours. Who says nothing is not known to be. */
+static void answers_otherwise(enum r2_hello_kind kind, uint8_t offers)
+{
+    static const char *const words[] = {"H", "SSH-2.0-x\r\n", "2RCX", ""};
+
+    for (int i = 0; i < 2 * 4; i++) {
+        const char *word = words[i / 2];
+        struct r2_ep_health health;
+        struct r2_tcp_hello h;
+        struct other o;
+        int fd, err;
+
+        if (i % 2 == 0 && !*word)
+            continue; /* nothing is said, and nobody leaves */
+        begin();
+        other_new(&o, offers);
+        fd = next_attempt(&o, kind, &h);
+        watch(o.id, kind == R2_HELLO_LANE ? R2_VIA_TCP : R2_VIA_VERBS);
+        if (*word)
+            CHECK(say(fd, word, strlen(word)));
+        if (i % 2)
+            close(fd);
+        health = await_end(&err);
+        CHECK_EQ(health.other_process, *word != 0);
+        CHECK_EQ(err, *word ? ESRCH : ECONNRESET);
+        CHECK(!health.there);
+        if (i % 2 == 0)
+            close(fd);
+        close(o.listener);
+        end();
+    }
+}
+
+static void test_another_protocol(void)
+{
+    answers_otherwise(R2_HELLO_LANE, 0);
+}
+
 /* ---- the same for queue pairs, whose devices are the stand-in's (tests/fakeverbs) */
 
 static void need_devices(void)
@@ -372,10 +514,19 @@ static void test_wrong_acceptor_of_pairs(void)
     connects(R2_HELLO_VERBS, R2_OFFER_ROCE);
 }
 
+static void test_another_protocol_of_pairs(void)
+{
+    need_devices();
+    answers_otherwise(R2_HELLO_VERBS, R2_OFFER_ROCE);
+}
+
 static const struct check_test tests[] = {
     {"wrong_connector", test_wrong_connector},
     {"lane_of_another", test_lane_of_another},
     {"wrong_acceptor", test_wrong_acceptor},
+    {"given_up_by_whom", test_given_up_by_whom},
+    {"another_protocol", test_another_protocol},
+    {"another_protocol_of_pairs", test_another_protocol_of_pairs},
     {"wrong_connector_of_pairs", test_wrong_connector_of_pairs},
     {"wrong_acceptor_of_pairs", test_wrong_acceptor_of_pairs},
     {0},
@@ -384,6 +535,11 @@ static const struct check_test tests[] = {
 int main(int argc, char **argv)
 {
     const char *library = check_built("fakeverbs/libibverbs.so.1");
+    static struct r2_transport_ops ops;
+
+    ops = r2_transport_mux;
+    ops.start = start_hooked;
+    r2_engine_transport = &ops;
 
     if (access(library, R_OK) == 0)
         setenv("R2CCL_IBVERBS_LIB", library, 1);

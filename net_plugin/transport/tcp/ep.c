@@ -81,6 +81,8 @@ void r2_ep_fail(struct r2_ep *ep, int err)
     health.refused = atomic_load(&ep->refused);
     health.cause = r2_tcp_error(err)->cause;
     health.other_process = atomic_load(&ep->other_process);
+    health.there = atomic_load(&ep->there);
+    health.given_up = atomic_load(&ep->given_up);
     health.answered = atomic_load(&ep->connected);
     r2_tcp.ev->failed(ep->owner, ep, err, &health);
 }

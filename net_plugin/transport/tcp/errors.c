@@ -38,6 +38,7 @@ static const struct r2_tcp_error table[] = {
     ROW(EPIPE, "the peer has closed the connection", REMOTE_PROCESS, SOON),
     ROW(ECONNABORTED, "the connection was aborted", REMOTE_PROCESS, SOON),
     ROW(ESTALE, "the peer knows a newer generation of the path", REMOTE_PROCESS, SOON),
+    ROW(ENOTRECOVERABLE, "the peer's process has given this one up", REMOTE_PROCESS, GONE),
     {0, "any other", "connection error", R2_WHOSE_UNKNOWN, ANEW},
     {0, NULL, NULL, R2_WHOSE_UNKNOWN, NULL},
 };

@@ -156,6 +156,9 @@ static int on_challenge(struct r2_lane *lane)
         atomic_store(&lane->ep->other_process, true);
         return -ESRCH;
     }
+    lane->challenge = c;
+    if (p->probe)
+        atomic_store(&lane->ep->there, true);
     if (lane->hello.kind == R2_HELLO_CALL)
         return prove_call(lane, c.nonce);
     if (p->probe) /* the asked-for process answered; an accepting side knows no secret of it */
@@ -165,9 +168,21 @@ static int on_challenge(struct r2_lane *lane)
         atomic_store(&lane->ep->other_process, true);
         return -EACCES;
     }
+    atomic_store(&lane->ep->there, true);
     r2_hello_tag(p->secret, 'S', &lane->hello, c.nonce, proof.tag);
     lane->phase = R2_LANE_WAIT_WELCOME;
     return put(lane, &proof, sizeof(proof));
+}
+
+static int say_gone(struct r2_lane *lane, const uint8_t secret[16])
+{
+    struct {
+        struct r2_tcp_welcome w;
+        struct r2_tcp_proof proof;
+    } __attribute__((packed)) word = {.w = {.magic = R2_TCP_MAGIC, .status = R2_WELCOME_GONE}};
+
+    r2_hello_tag(secret, 'G', &lane->hello, lane->challenge.nonce, word.proof.tag);
+    return put(lane, &word, sizeof(word));
 }
 
 static int on_call(struct r2_lane *lane, const struct r2_tcp_proof *proof)
@@ -189,6 +204,8 @@ static int on_call(struct r2_lane *lane, const struct r2_tcp_proof *proof)
         return -EACCES;
     if (h->nic >= R2_WIRE_MAX_NICS || h->gen == 0 || h->gen > UINT16_MAX)
         return -EPROTO;
+    if (r2_tcp.ev->given_up(h->from, true))
+        return say_gone(lane, secret);
     addr.port = (uint16_t)h->gen;
     r2_tcp.ev->called(h->from, h->nic, &addr);
     return put(lane, &w, sizeof(w)); /* the caller leaves then */
@@ -218,7 +235,10 @@ static int on_proof(struct r2_lane *lane)
         return -EPROTO;
     rc = r2_ep_attach(lane, &lane->hello);
     w.status = (uint32_t)rc;
-    put(lane, &w, sizeof(w));
+    if (rc == ESTALE && lane->hello.lane == 0 && r2_tcp.ev->given_up(lane->hello.from, false))
+        say_gone(lane, secret);
+    else
+        put(lane, &w, sizeof(w));
     if (rc)
         return -rc;
     lane->phase = R2_LANE_OPEN;
@@ -232,12 +252,29 @@ static int on_welcome(struct r2_lane *lane)
     memcpy(&w, lane->hs_buf, sizeof(w));
     if (w.magic != R2_TCP_MAGIC)
         return -EPROTO;
+    if (w.status == R2_WELCOME_GONE) {
+        lane->phase = R2_LANE_WAIT_GONE;
+        return 0;
+    }
     if (lane->ep->params.probe) /* the called process has heard it */
         return -EALREADY;
     if (w.status)
         return w.status < 4096 ? -(int)w.status : -EPROTO;
     lane->phase = R2_LANE_OPEN;
     return 1;
+}
+
+static int on_gone(struct r2_lane *lane)
+{
+    struct r2_tcp_proof proof;
+    uint8_t want[16];
+
+    memcpy(&proof, lane->hs_buf, sizeof(proof));
+    r2_hello_tag(lane->ep->params.secret, 'G', &lane->hello, lane->challenge.nonce, want);
+    if (!r2_tag_equal(want, proof.tag))
+        return -EACCES;
+    atomic_store(&lane->ep->given_up, true);
+    return -R2_WELCOME_GONE;
 }
 
 int r2_lane_begin(struct r2_lane *lane)
@@ -267,6 +304,7 @@ int r2_lane_handshake(struct r2_lane *lane)
         [R2_LANE_WAIT_CHALLENGE] = sizeof(struct r2_tcp_challenge),
         [R2_LANE_WAIT_PROOF] = sizeof(struct r2_tcp_proof),
         [R2_LANE_WAIT_WELCOME] = sizeof(struct r2_tcp_welcome),
+        [R2_LANE_WAIT_GONE] = sizeof(struct r2_tcp_proof),
     };
     int rc;
 
@@ -280,6 +318,11 @@ int r2_lane_handshake(struct r2_lane *lane)
                 return rc;
         }
         rc = collect(lane, want[lane->phase]);
+        if (rc <= 0 && lane->phase == R2_LANE_WAIT_CHALLENGE &&
+            r2_hello_foreign(lane->hs_buf, lane->hs_len)) {
+            atomic_store(&lane->ep->other_process, true);
+            return -ESRCH;
+        }
         if (rc <= 0)
             return rc;
         switch (lane->phase) {
@@ -291,8 +334,10 @@ int r2_lane_handshake(struct r2_lane *lane)
             break;
         case R2_LANE_WAIT_PROOF:
             return on_proof(lane);
+        case R2_LANE_WAIT_GONE:
+            return on_gone(lane);
         default:
-            return on_welcome(lane);
+            rc = on_welcome(lane);
         }
         if (rc)
             return rc;

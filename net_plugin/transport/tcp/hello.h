@@ -5,8 +5,10 @@
 #ifndef R2_TRANSPORT_TCP_HELLO_H
 #define R2_TRANSPORT_TCP_HELLO_H
 
+#include <errno.h>
 #include <stdbool.h>
 #include <stdint.h>
+#include <string.h>
 
 #include "oob/wire.h"
 
@@ -46,12 +48,27 @@ struct r2_tcp_proof {
 
 struct r2_tcp_welcome {
     uint32_t magic;
-    uint32_t status; /* 0 or an errno: stale generation, unknown endpoint */
+    uint32_t status; /* 0 or an errno: stale generation, unknown endpoint; R2_WELCOME_GONE */
 } __attribute__((packed));
 
-/* `who`: 'R' for the challenge's tag, 'S' for the proof's. */
+/* "You are gone to me": the speaker has given the other process up, and its ends of all connections
+ * between them have failed. A tag of label 'G' follows, a r2_tcp_proof, under the secret that both
+ * sides of this socket know: that of the accepting process, or the caller's. It ends connections,
+ * so it counts only with the tag, which answers this very HELLO. Who does not know it takes it for
+ * an errno, and leaves. */
+#define R2_WELCOME_GONE ENOTRECOVERABLE
+
+/* `who`: 'R' for the challenge's tag, 'S' for the proof's, 'G' for R2_WELCOME_GONE's. */
 void r2_hello_tag(const uint8_t secret[16], char who, const struct r2_tcp_hello *hello,
                   const uint8_t nonce[16], uint8_t tag[16]);
+/* The first `len` bytes of what should be a challenge are not of this protocol; 0: not known. */
+static inline bool r2_hello_foreign(const void *said, size_t len)
+{
+    const uint32_t magic = R2_TCP_MAGIC;
+
+    return memcmp(said, &magic, len < sizeof(magic) ? len : sizeof(magic)) != 0;
+}
+
 /* A caller's proof. It covers the address that the caller's socket has (not the port), which is
  * believed: so a host that has come to where the called process was cannot pass a call on to it as
  * its own. An address translated on the way fails, as streams to it would. */

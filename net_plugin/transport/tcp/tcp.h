@@ -32,6 +32,7 @@ enum r2_lane_phase {
     R2_LANE_WAIT_CHALLENGE,
     R2_LANE_WAIT_PROOF,
     R2_LANE_WAIT_WELCOME,
+    R2_LANE_WAIT_GONE, /* S: the tag behind R2_WELCOME_GONE */
     R2_LANE_OPEN,
 };
 
@@ -109,7 +110,7 @@ struct r2_ep {
     atomic_int use; /* of them: the others get no more chunks */
     atomic_int open_lanes;
     atomic_ulong marked; /* control bytes handed over at the last mark */
-    atomic_bool refused, other_process;
+    atomic_bool refused, other_process, there, given_up; /* as in r2_ep_health */
     atomic_bool connected; /* lane 0: the host's kernel took the connection */
 };
 

@@ -140,6 +140,7 @@ void r2_vep_fail(struct r2_ep *ep, int err)
         health.cause = "its RDMA device failed or was removed";
     health.refused = atomic_load(&ep->refused);
     health.other_process = atomic_load(&ep->other_process);
+    health.there = atomic_load(&ep->there);
     if (owner)
         r2_verbs.ev->failed(owner, ep, err, &health);
 }

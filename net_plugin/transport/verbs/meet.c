@@ -96,6 +96,7 @@ static int on_challenge(struct r2_ep *ep)
         atomic_store(&ep->other_process, true);
         return c.status ? -ESRCH : -EACCES;
     }
+    atomic_store(&ep->there, true);
     r2_hello_tag(p->secret, 'S', &ep->hello, c.nonce, proof.tag);
     ep->stage = R2_V_WELCOME;
     return put(ep, &proof, sizeof(proof));
@@ -150,6 +151,10 @@ static int step(struct r2_ep *ep, bool *up)
             break;
         case R2_V_CHALLENGE:
             rc = collect(ep, sizeof(struct r2_tcp_challenge));
+            if (rc <= 0 && r2_hello_foreign(ep->buf, ep->buf_len)) {
+                atomic_store(&ep->other_process, true);
+                return -ESRCH;
+            }
             rc = rc > 0 ? on_challenge(ep) : rc ? rc : 1;
             break;
         case R2_V_WELCOME:

@@ -178,7 +178,7 @@ struct r2_ep {
     atomic_int refs; /* engine, I/O thread, queued task and commands */
     atomic_bool failed, dead, open;
     atomic_uint want; /* R2_WANT_*: what somebody has asked for since it was last looked at */
-    atomic_bool refused, other_process;
+    atomic_bool refused, other_process, there;
     atomic_uint marked; /* heartbeat asked for */
     pthread_mutex_t lock;
     const char *cause; /* of its failure, for people: static text, or NULL */

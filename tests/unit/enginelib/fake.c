@@ -438,7 +438,10 @@ void fake_shut_over(struct r2_ep *ep)
 
 void fake_fail(struct r2_ep *ep, int err, bool refused)
 {
-    struct r2_ep_health h = {.refused = refused, .other_process = err == ESRCH};
+    struct r2_ep_health h = {.refused = refused,
+                             .other_process = err == ESRCH,
+                             .there = err == ESTALE || atomic_load(&ep->there),
+                             .given_up = atomic_load(&ep->given_up)};
 
     if (!atomic_load(&ep->is_shut))
         ev->failed(ep->params.owner, ep, err, &h);

@@ -38,6 +38,7 @@ struct r2_ep {
     atomic_bool reading;          /* revoke: the lane is inside a read just now */
     atomic_bool silent;           /* health: nothing answers */
     atomic_bool connected;        /* health of a probe, and reached(): the host's kernel did */
+    atomic_bool there, given_up;  /* fake_fail: as in r2_ep_health */
     atomic_int health_ms;         /* health() takes so long */
     atomic_int rtt_us;            /* health: round trip of the network */
     atomic_int flushes;

@@ -1,0 +1,156 @@
+/* Whether a process still exists, over a scripted transport (rung 2): when its word that it has
+ * given this one up is heeded, and whose refusals are needed. What refusals prove is
+ * test_engine_asking.c's, who may say that word test_tcp_proof.c's. */
+#include "asking_bed.h"
+
+static void set_word(int nic, enum r2_nic_word word)
+{
+    atomic_store(&r2_eng.nic_state[nic].word, (unsigned char)word);
+    atomic_store(&r2_eng.nic_state[nic].usable, word == R2_NIC_USABLE);
+}
+
+/* Both are lost, with that word about NICs of ours (bits). What refuses (bits) does not prove at
+ * once that the process is gone, but does when it goes on. */
+static void not_at_once(bool out, unsigned ours, enum r2_nic_word word, unsigned refusing)
+{
+    uint64_t t0;
+    int rc;
+
+    begin(out, 2);
+    for (int i = 0; i < 2; i++) {
+        if (ours >> i & 1)
+            set_word(i, word);
+    }
+    lose_one(0);
+    lose_one(1);
+    t0 = r2_now_ns();
+    CHECK_GE(refuse(refusing, ECONNREFUSED, 1200, &rc), 2);
+    CHECK_EQ(rc, 0);
+    refuse(refusing, ECONNREFUSED, 6000, &rc);
+    CHECK_EQ(rc, -ECONNRESET);
+    CHECK_GE(r2_now_ns() - t0, 2 * R2_NS_PER_S);
+    set_word(0, R2_NIC_USABLE);
+    set_word(1, R2_NIC_USABLE);
+    remote_end(&r);
+}
+
+/* Our NIC that leads to the other one is left alone because it failed too often: now it is tried.
+ */
+static void test_the_other_one_by_a_damped_nic(void)
+{
+    for (int out = 0; out < 2; out++)
+        not_at_once(out, 2, R2_NIC_DAMPED, 1);
+}
+
+/* No NIC of ours works, so what comes over them is no proof that nothing else could come. */
+static void test_no_nic_has_a_say(void)
+{
+    for (int out = 0; out < 2; out++)
+        not_at_once(out, 3, R2_NIC_FAILED, 3);
+}
+
+/* What is out between NICs of that number ends with the process's word that it has given this one
+ * up, until the request ends or `ms` are over. Returns how often; `rc` as remote_test. */
+static int given_up(int nic, int ms, int *rc)
+{
+    int times = 0;
+
+    *rc = 0;
+    for (uint64_t end = r2_now_ns() + (uint64_t)ms * R2_NS_PER_MS; !*rc && r2_now_ns() < end;) {
+        struct r2_ep *e = trial(nic);
+
+        if (e) {
+            atomic_store(&e->there, true);
+            atomic_store(&e->given_up, true);
+            end_trial(e, ENOTRECOVERABLE);
+            times++;
+        }
+        *rc = remote_test(req, 2, NULL);
+    }
+    return times;
+}
+
+/* Nothing is waited for. */
+static void test_given_up(void)
+{
+    for (int out = 0; out < 2; out++) {
+        int rc;
+
+        lose(out, 2);
+        CHECK_GE(given_up(1, 5000, &rc), 1);
+        CHECK_EQ(rc, -ECONNRESET);
+        remote_end(&r);
+    }
+}
+
+/* A path came up after it was asked: what was opened over it may be newer than the answer. */
+static void test_given_up_before_the_last_path(void)
+{
+    for (int out = 0; out < 2; out++) {
+        struct r2_ep *e, *up;
+
+        lose(out, 2);
+        e = await_trial(1);
+        up = back(0);
+        lost[0] = up->params.gen;
+        atomic_store(&e->there, true);
+        atomic_store(&e->given_up, true);
+        if (!out) /* while it is up, and when it is not any more */
+            end_trial(up, ECONNRESET);
+        end_trial(e, ENOTRECOVERABLE);
+        CHECK_EQ(remote_test(req, 300, NULL), 0);
+        if (out)
+            CHECK_EQ(remote_state(&r, 0), R2_PATH_UP);
+        remote_end(&r);
+    }
+    /* S: an attempt from before the last loss. */
+    for (int i = 0; i < 3; i++) {
+        struct r2_ep *e;
+
+        begin(true, 2);
+        lose_one(1);
+        e = await_trial(1);
+        lose_one(0);
+        atomic_store(&e->given_up, true);
+        end_trial(e, ENOTRECOVERABLE);
+        CHECK_EQ(remote_test(req, 300, NULL), 0);
+        remote_end(&r);
+    }
+}
+
+/* S: a connection that is being opened may be one that the process has not heard of yet. Those that
+ * are open end with the last of these. */
+static void test_given_up_while_one_is_opened(void)
+{
+    struct r2_conn *conn = NULL;
+    struct r2_ctx *ctx;
+    int rc;
+
+    lose(true, 1);
+    CHECK_EQ(r2_engine_init(&ctx, 2, NULL), 0);
+    CHECK_EQ(r2_engine_connect(ctx, 0, r.handle, &conn), 0);
+    CHECK(!conn);
+    CHECK_GE(given_up(0, 1000, &rc), 1);
+    CHECK_EQ(rc, 0);
+    CHECK_EQ(r2_engine_connect(ctx, 0, r.handle, &conn), 0);
+    CHECK(!conn);
+    CHECK_EQ(r2_engine_finalize(ctx), 0);
+    CHECK_GE(given_up(0, 5000, &rc), 1);
+    CHECK_EQ(rc, -ECONNRESET);
+    remote_end(&r);
+}
+
+static const struct check_test tests[] = {
+    {"given_up", test_given_up},
+    {"given_up_before_the_last_path", test_given_up_before_the_last_path},
+    {"given_up_while_one_is_opened", test_given_up_while_one_is_opened},
+    {"the_other_one_by_a_damped_nic", test_the_other_one_by_a_damped_nic},
+    {"no_nic_has_a_say", test_no_nic_has_a_say},
+    {0},
+};
+
+int main(int argc, char **argv)
+{
+    remote_engine(2, remote_outlives);
+    return check_main(argc, argv, tests);
+}
