@@ -7,6 +7,7 @@
     run_ddp.py trace --variants preload --nodes 4                 # plans recorded and replayed
     run_ddp.py exact --program ctypes_app.py --variants dlopen    # NCCL by dlopen, as vLLM has it
     run_ddp.py exact --program jax_app.py --variants dlopen       # JAX; cupy_app.py: CuPy
+    run_ddp.py exact --program megatron_train.py --variants preload --train tp=2   # Megatron-Core
     run_ddp.py hang --variants sockets --watch 60                 # the baseline under the same
 
 `exact` runs the loop twice without failures first; only when these agree does a comparison say
@@ -36,7 +37,8 @@ from journal_watch import run_watched
 from run_nccl_tests import end_on_term, say, words
 
 HERE = Path(__file__).resolve().parent
-PROGRAMS = ("ddp_train.py", "ctypes_app.py", "cupy_app.py", "jax_app.py")
+PROGRAMS = ("ddp_train.py", "megatron_train.py", "ctypes_app.py", "cupy_app.py", "jax_app.py")
+OPEN_NCCL = PROGRAMS[2:]  # by its name
 # One torchrun per rank, each a node of its own: it starts one worker, and gives it the variables.
 TORCHRUN = ('exec "$0" -m torch.distributed.run --nnodes="$WORLD_SIZE" --node-rank="$RANK" '
             '--nproc-per-node=1 --master-addr="$MASTER_ADDR" --master-port="$MASTER_PORT" "$@"')
@@ -61,7 +63,7 @@ class Setup:
         if self.backend == "nccl":
             env |= transports.transport_env(variant, self.bed.nic_prefix, self.bed.oob)
             env.setdefault("NCCL_DEBUG", "WARN")
-            if self.program.name != PROGRAMS[0]:  # they open NCCL by its name
+            if self.program.name in OPEN_NCCL:
                 env["LD_LIBRARY_PATH"] = transports.library_path(transports.find_nccl())
         else:
             env["GLOO_SOCKET_IFNAME"] = self.bed.oob

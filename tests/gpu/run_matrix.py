@@ -7,15 +7,14 @@
 
 Every row takes a NIC away in the middle of a job that has only the shim, unless it says otherwise,
 and passes only if the numbers are right and the plugin's journal has seen the NIC go: otherwise the
-traffic went somewhere else. Rows that no longer fit into --budget are left out and said so.
-NCCL_TESTS as for run_nccl_tests.py; without it its rows are left out.
+traffic went somewhere else. Left out, with the reason: rows that no longer fit into --budget, rows
+whose Python package --python has not, and nccl-tests' without NCCL_TESTS (run_nccl_tests.py).
 Exit code 0: every row that ran passed, and one did; 1: not; 2: usage, or no GPU.
 """
 
 from __future__ import annotations
 
 import argparse
-import itertools
 import json
 import os
 import signal
@@ -25,7 +24,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -36,12 +35,14 @@ from transports import ROOT
 HERE = Path(__file__).resolve().parent
 PORTS_OF_A_ROW = 60
 ONCE = "0.3:carrier:n1:nic0,0.7:up:n1:nic0"
+MODULES = {"jax_app.py": "jax", "cupy_app.py": "cupy", "megatron_train.py": "megatron.core"}
 SMALL = "--train dim=384 --train layers=3 --steps 80 --baselines 1"
 
 
 @dataclass(frozen=True)
 class Row:
-    """One command. seconds: what it may take. faults: NICs fail, and the journal must say so."""
+    """One command. seconds: what it may take. faults: NICs fail, and the journal must say so.
+    needs: the Python module without which it is left out."""
 
     name: str
     what: str
@@ -50,6 +51,7 @@ class Row:
     seconds: int
     faults: bool = True
     env: dict[str, str] = field(default_factory=dict)
+    needs: str = ""
 
     def argv(self, python: str, out: Path) -> list[str]:
         words_of = [word.replace("BUILD", str(ROOT / "build")) for word in self.args.split()]
@@ -57,11 +59,21 @@ class Row:
 
 
 def ddp(name: str, what: str, args: str, seconds: int = 60) -> Row:
-    return Row(name, what, "run_ddp.py", f"exact --scenarios {ONCE} {args}", seconds)
+    return Row(name, what, "run_ddp.py", f"exact --scenarios {ONCE} {args}", seconds,
+               needs="torch")
 
 
 def app(name: str, what: str, program: str, args: str, seconds: int = 60) -> Row:
-    return ddp(name, what, f"--program {program} --baselines 1 {args}", seconds)
+    return replace(ddp(name, what, f"--program {program} --baselines 1 {args}", seconds),
+                   needs=MODULES.get(program, "torch"))
+
+
+def megatron(name: str, what: str, args: str) -> Row:
+    """Two ranks on two nodes, so that what they share crosses the NICs however many GPUs there are;
+    two runs without failures, which must agree first."""
+    row = ddp(name, f"Megatron-Core, GPT, {what}", "--program megatron_train.py --variants preload "
+              f"--ranks-per-node 1 --steps 100 --timeout 60 {args}", 120)
+    return replace(row, needs=MODULES["megatron_train.py"])
 
 
 def nccl_tests(name: str, what: str, args: str, seconds: int = 50) -> Row:
@@ -70,6 +82,10 @@ def nccl_tests(name: str, what: str, args: str, seconds: int = 50) -> Row:
 
 # Those without any run come first.
 ROWS = (
+    megatron("megatron-tp", "tensor parallel 2", "--train tp=2"),
+    megatron("megatron-dp", "data parallel 2, distributed optimizer, overlapped",
+             "--train overlap=1"),
+    megatron("megatron-pp", "pipeline parallel 2", "--train pp=2 --train micro=4"),
     app("generations", "a hundred communicators, made and destroyed one after the other (ctypes)",
         "ctypes_app.py", "--variants dlopen --steps 200 --train again=2 --train size=1048576", 120),
     app("jax", "JAX, a process per GPU; R2CCL_DLSYM=1", "jax_app.py", "--variants dlopen"),
@@ -98,9 +114,10 @@ ROWS = (
                f"--scenarios {ONCE}"),
     Row("watchdog", "PyTorch's watchdog, a rank that stops calling NCCL", "run_ddp.py",
         "stall --variants preload --train stall=30 --train limit=10 --watch 45 "
-        "--train dim=384 --train layers=3", 75, faults=False),
+        "--train dim=384 --train layers=3", 75, faults=False, needs="torch"),
     Row("kill", "PyTorch DDP, a rank killed: the other is told", "run_ddp.py",
-        "kill --variants preload --within 10 --train dim=384 --train layers=3", 45, faults=False),
+        "kill --variants preload --within 10 --train dim=384 --train layers=3", 45, faults=False,
+        needs="torch"),
 )
 
 
@@ -168,12 +185,13 @@ def run_row(row: Row, number: int, python: str, limit: float) -> Done:
         return judge(row, code, time.monotonic() - begun, result, log.read_text(errors="replace"))
 
 
-def run_all(rows: Sequence[Row], opts: argparse.Namespace) -> tuple[list[Done], list[str]]:
-    """Results in the order of their ends, and the names of rows that were left out."""
+def run_all(rows: Sequence[Row],
+            opts: argparse.Namespace) -> tuple[list[Done], dict[str, str]]:
+    """Results in the order of their ends, and why rows were left out, by their names."""
     ends = time.monotonic() + opts.budget
     waiting, lock = list(enumerate(rows)), threading.Lock()
     done: list[Done] = []
-    left: list[str] = []
+    left: dict[str, str] = {}
 
     def lane() -> None:
         while True:
@@ -183,7 +201,7 @@ def run_all(rows: Sequence[Row], opts: argparse.Namespace) -> tuple[list[Done], 
                 number, row = waiting.pop(0)
             rest = ends - time.monotonic() - 15
             if rest < min(row.seconds, 30):
-                left.append(row.name)
+                left[row.name] = f"{rest:.0f} s of --budget were left"
                 continue
             one = run_row(row, number, opts.python, rest)
             with lock:
@@ -200,14 +218,39 @@ def run_all(rows: Sequence[Row], opts: argparse.Namespace) -> tuple[list[Done], 
     return done, left
 
 
-def chosen(names: Sequence[str], have_tests: bool) -> list[Row]:
+def lacking(python: str, modules: Sequence[str]) -> list[str]:
+    """Those modules that this interpreter does not find. ValueError: it cannot be asked."""
+    look = ("import importlib.util as u, json, sys\nfound = []\nfor name in sys.argv[1:]:\n"
+            "    try:\n        found.append(u.find_spec(name) is not None)\n"
+            "    except ImportError:\n        found.append(False)\nprint(json.dumps(found))")
+    try:
+        said = subprocess.run([python, "-c", look, *modules], capture_output=True, text=True,
+                              check=True, timeout=60).stdout
+    except subprocess.CalledProcessError as err:
+        raise ValueError(f"--python {python}: exit code {err.returncode}: "
+                         f"{err.stderr[-300:]}") from None
+    except (OSError, subprocess.TimeoutExpired) as err:
+        raise ValueError(f"--python {python}: {err}; name one that runs") from None
+    return [name for name, there in zip(modules, json.loads(said), strict=True) if not there]
+
+
+def runnable(rows: Sequence[Row], python: str,
+             have_tests: bool) -> tuple[list[Row], dict[str, str]]:
+    """The rows that can be run here, and why the others cannot."""
+    absent = lacking(python, sorted({row.needs for row in rows if row.needs}))
+    left = {row.name: f"{python} has no module {row.needs}" for row in rows if row.needs in absent}
+    left |= {row.name: "NCCL_TESTS is not set" for row in rows
+             if row.script == "run_nccl_tests.py" and not have_tests}
+    return [row for row in rows if row.name not in left], left
+
+
+def chosen(names: Sequence[str]) -> list[Row]:
     """ValueError names a row that does not exist."""
     known = {row.name: row for row in ROWS}
     for name in names:
         if name not in known:
             raise ValueError(f"row '{name}' does not exist: choose from {', '.join(known)}")
-    rows = [known[name] for name in names] if names else list(ROWS)
-    return [row for row in rows if have_tests or row.script != "run_nccl_tests.py"]
+    return [known[name] for name in names] if names else list(ROWS)
 
 
 def table(done: Sequence[Done]) -> list[str]:
@@ -235,20 +278,21 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     end_on_term()
     try:
-        rows = chosen(opts.rows, bool(os.environ.get("NCCL_TESTS")))
+        rows, absent = runnable(chosen(opts.rows), opts.python, bool(os.environ.get("NCCL_TESTS")))
     except ValueError as err:
         print(f"run_matrix: {err}", file=sys.stderr)
         return 2
     if gpu_count() == 0:
         print("run_matrix: no NVIDIA GPU on this machine (no /dev/nvidia0)", file=sys.stderr)
         return 2
-    done, left = run_all(rows, opts)
-    left += [row.name for row in itertools.filterfalse(rows.__contains__, ROWS) if not opts.rows]
+    done, late = run_all(rows, opts)
+    left = absent | late
     say("\n".join(table(done)))
-    say(f"left out: {', '.join(left) or 'nothing'}")
+    say("\n".join(f"left out: {name}: {why}" for name, why in left.items())
+        or "left out: nothing")
     good = bool(done) and all(one.ok for one in done)
     if opts.json:
-        text = {"schema": 1, "ok": good, "rows": [asdict(one) for one in done], "left_out": left}
+        text = {"schema": 2, "ok": good, "rows": [asdict(one) for one in done], "left_out": left}
         Path(opts.json).write_text(json.dumps(text, indent=1) + "\n", encoding="utf-8")
     return 0 if good else 1
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import json
 import os
 import shutil
 import subprocess
@@ -414,10 +415,88 @@ def test_rows_of_the_matrix_can_be_run() -> None:
         script = run_ddp if row.script == "run_ddp.py" else run_tests
         argv = row.argv("python3", Path("/x.json"))
         assert script.parser().parse_args(argv[2:]).json == "/x.json"
-    assert [r.name for r in matrix.chosen(["jax", "ddp"], False)] == ["jax", "ddp"]
-    assert all(r.script == "run_ddp.py" for r in matrix.chosen([], False))
+    assert [r.name for r in matrix.chosen(["jax", "ddp"])] == ["jax", "ddp"]
+    assert matrix.chosen([]) == list(matrix.ROWS)
     with pytest.raises(ValueError, match="choose from"):
-        matrix.chosen(["windows"], True)
+        matrix.chosen(["windows"])
+
+
+def test_rows_without_their_package_are_left_out_and_why(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A Megatron is there as soon as its package is, also one without an __init__ above it."""
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    (tmp_path / "torch.py").touch()
+    rows = matrix.chosen(["megatron-tp", "megatron-dp", "megatron-pp", "ddp", "mpirun"])
+    here, left = matrix.runnable(rows, sys.executable, have_tests=False)
+    assert [row.name for row in here] == ["ddp"]
+    assert left["megatron-tp"] == f"{sys.executable} has no module megatron.core"
+    assert left["mpirun"] == "NCCL_TESTS is not set" and len(left) == 4
+    (tmp_path / "megatron" / "core").mkdir(parents=True)
+    (tmp_path / "megatron" / "core" / "__init__.py").touch()
+    here, left = matrix.runnable(rows, sys.executable, have_tests=True)
+    assert here == rows and not left
+    assert matrix.lacking(sys.executable, ["json", "no_such_module"]) == ["no_such_module"]
+    for python, said in ((str(tmp_path / "none"), "name one that runs"), ("false", "exit code 1")):
+        with pytest.raises(ValueError, match=said):
+            matrix.lacking(python, ["json"])
+
+
+def test_all_rows_left_out_is_a_failure(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    monkeypatch.setenv("GPU_COUNT", "2")
+    monkeypatch.setattr(matrix, "lacking", lambda _python, modules: list(modules))
+    report = tmp_path / "report.json"
+    assert matrix.main(["--rows", "cupy", "--python", "py", "--json", str(report)]) == 1
+    assert "left out: cupy: py has no module cupy" in capsys.readouterr().out
+    assert json.loads(report.read_text())["left_out"] == {"cupy": "py has no module cupy"}
+
+
+def train(tmp_path: Path, *args: str) -> subprocess.CompletedProcess[str]:
+    """megatron_train.py as the only rank, beside a torch that has nothing in it."""
+    (tmp_path / "torch.py").touch()
+    env = dict(os.environ) | {"PYTHONPATH": str(tmp_path), "RANK": "0", "WORLD_SIZE": "1"}
+    return subprocess.run(
+        [sys.executable, str(GPU / "megatron_train.py"), *args],
+        capture_output=True, text=True, env=env, timeout=60, check=False,
+    )
+
+
+def test_megatron_says_what_is_missing(tmp_path: Path) -> None:
+    (tmp_path / "megatron").mkdir()
+    (tmp_path / "megatron" / "__init__.py").touch()
+    gone = train(tmp_path)
+    assert gone.returncode == 2 and "Traceback" not in gone.stderr
+    assert "'megatron.core': install torch, and megatron-core" in gone.stderr
+    (tmp_path / "megatron" / "core.py").write_text("__version__ = '0'")
+    odd = train(tmp_path, "--tp", "2")
+    assert odd.returncode == 2 and "Traceback" not in odd.stderr
+    assert "--tp 2 times --pp 1 does not divide the 1 ranks" in odd.stderr
+
+
+@pytest.mark.parametrize("parallel", ["--tp 2", "--overlap 1", "--pp 2 --micro 4"])
+def test_megatron_repeats_itself_on_cpus(parallel: str) -> None:
+    """Where the interpreter has Megatron-Core ($GPU_PYTHON; this project needs neither it nor
+    PyTorch): two runs with the same losses and weights, which fall."""
+    python = os.environ.get("GPU_PYTHON", sys.executable)
+    if matrix.lacking(python, ["torch", "megatron.core"]):
+        pytest.skip(f"{python} has no torch and megatron.core")
+    small = "--dim 64 --heads 4 --layers 2 --vocab 128 --tokens 32 --batch 2 --bucket 20000"
+    argv = [python, str(GPU / "megatron_train.py"), "--backend", "gloo", "--steps", "30"]
+    curves = []
+    for _ in range(2):
+        env = {"MASTER_PORT": free_port(), "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
+        whole = [*argv, *small.split(), *parallel.split()]
+        job = jobs.Job(LocalBed(), jobs.Shape(2, 1), whole, env)
+        job.start()
+        ended = job.wait(180)
+        assert ended.ok, ended.tail()
+        curves.append(run_ddp.read_curve(ended))
+    assert curves[0].differences(curves[1]) == [] and len(curves[0].losses) == 30
+    assert len(curves[0].digests) == 4, "both ranks say theirs after step 20 and at the end"
+    first, last = (float.fromhex(curves[0].losses[i]) for i in (0, -1))
+    assert last < first - 0.5, f"it learns: {first} to {last}"
 
 
 def test_a_row_that_hangs_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
