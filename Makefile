@@ -291,7 +291,7 @@ $(B)/tests/unit/test_shim $(B)/tests/unit/test_shim_plan $(B)/tests/unit/test_sh
 	$(B)/tests/unit/test_shim_timing: | $(noop) $(noop_old) $(plugin)
 $(B)/tests/unit/test_tuner $(B)/tests/unit/test_tree_allreduce: | $(plugin) $(host)
 
-$(patsubst %,$(B)/tests/unit/test_verbs_%,fence revoke device removal attr lost want damage attack events hang): | $(if $(fake_src),$(fake))
+$(patsubst %,$(B)/tests/unit/test_verbs_%,fence revoke device removal attr lost want damage attack events hang start): | $(if $(fake_src),$(fake))
 
 # $(1): folder of the source, $(2): folder of the program
 define program

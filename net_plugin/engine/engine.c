@@ -123,9 +123,9 @@ static int init_once(void)
     gethostname(r2_eng.host, sizeof(r2_eng.host) - 1);
     if (r2_eng.set->node_name[0])
         snprintf(r2_eng.host, sizeof(r2_eng.host), "%.63s", r2_eng.set->node_name);
+    pthread_atfork(NULL, NULL, in_child); /* before: RDMA devices may take seconds to be found */
     r2_eng.n_nics = find_nics();
     log_once();
-    pthread_atfork(NULL, NULL, in_child);
     r2_eng.inited = true;
     return 0;
 }

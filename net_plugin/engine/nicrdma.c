@@ -8,6 +8,20 @@
 
 static atomic_bool port_down[R2_MAX_NICS]; /* of NICs without an interface */
 
+/* A port, as users write it, of a device that was left out: it may be right, and it costs the
+ * others nothing. */
+static bool is_left_out(const char *port)
+{
+    char device[R2_NIC_NAME];
+    size_t len = strcspn(port, ":");
+
+    if (len >= sizeof(device))
+        return false;
+    memcpy(device, port, len);
+    device[len] = '\0';
+    return r2_eng.ops->left_out(device);
+}
+
 /* A port that R2CCL_NICS names and that is none of `found`; NULL: there is no such name. */
 static const char *named_in_vain(const struct r2_nic *found, int m)
 {
@@ -16,7 +30,8 @@ static const char *named_in_vain(const struct r2_nic *found, int m)
     int n = r2_pick_parse(r2_eng.set->nics, items, R2_PICK_ITEMS, err, sizeof(err));
 
     for (int i = 0; i < n; i++) {
-        bool there = items[i].kind != R2_PICK_PORT || items[i].exclude;
+        bool there =
+            items[i].kind != R2_PICK_PORT || items[i].exclude || is_left_out(items[i].text);
 
         for (int k = 0; k < m && !there; k++)
             there = strcmp(items[i].text, found[k].name) == 0;

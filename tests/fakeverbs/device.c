@@ -168,6 +168,19 @@ static enum ibv_mtu active_mtu(const char *bytes)
     return bytes ? (enum ibv_mtu)mtu : IBV_MTU_1024;
 }
 
+static void hang_some(const char *list)
+{
+    char text[256], name[64], word[16], *save = NULL;
+
+    snprintf(text, sizeof(text), "%s", list ? list : "");
+    for (char *w = strtok_r(text, ",", &save); w; w = strtok_r(NULL, ",", &save)) {
+        for (int i = 0; i < fv.n_dev && sscanf(w, "%63s %15s", name, word) == 2; i++) {
+            if (strcmp(fv.dev[i].base.name, name) == 0)
+                fv.dev[i].stuck |= fv_call(word);
+        }
+    }
+}
+
 static void find_devices(void)
 {
     const char *list = getenv("R2_FAKEVERBS"), *some = getenv("R2_FAKEVERBS_DEVICES");
@@ -181,6 +194,7 @@ static void find_devices(void)
     for (char *s = strtok_r(text, ",", &save); s && fv.n_dev < FV_DEVICES && index < most;
          s = strtok_r(NULL, ",", &save))
         add_device(s, index++);
+    hang_some(getenv("R2_FAKEVERBS_HANG"));
 }
 
 struct fv_dev *fv_dev_of(struct ibv_context *ctx)
@@ -199,6 +213,12 @@ void fv_may_hang(struct fv_dev *dev)
         usleep(us);
         pthread_mutex_lock(&fv.lock);
     }
+}
+
+void fv_may_stick(struct fv_dev *dev, unsigned at)
+{
+    while (dev->stuck & at)
+        pthread_cond_wait(&fv.unhang, &fv.lock);
 }
 
 int fv_bound(const char *name, int type)
@@ -265,6 +285,7 @@ FV_EXPORT struct ibv_context *ibv_open_device(struct ibv_device *dev)
         return NULL;
     pthread_mutex_lock(&fv.lock);
     fv_may_hang(d);
+    fv_may_stick(d, FV_AT_OPEN);
     rc = d->removed || d->unloaded ? -ENODEV : fv_start();
     for (int p = 1; p <= d->n_ports && rc == 0; p++)
         rc = fv_listen(d, p);
@@ -276,9 +297,10 @@ FV_EXPORT struct ibv_context *ibv_open_device(struct ibv_device *dev)
     ctx->async_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK | EFD_SEMAPHORE);
     ctx->cmd_fd = -1;
     ctx->num_comp_vectors = 1;
-    d->ctx = ctx;
+    d->ctx = rc ? NULL : ctx;
     pthread_mutex_unlock(&fv.lock);
     if (rc) {
+        close(ctx->async_fd);
         free(ctx);
         errno = -rc;
         return NULL;
@@ -303,6 +325,9 @@ FV_EXPORT int ibv_close_device(struct ibv_context *ctx)
 
 FV_EXPORT int ibv_query_device(struct ibv_context *ctx, struct ibv_device_attr *attr)
 {
+    pthread_mutex_lock(&fv.lock);
+    fv_may_stick(fv_dev_of(ctx), FV_AT_DEVICE);
+    pthread_mutex_unlock(&fv.lock);
     memset(attr, 0, sizeof(*attr));
     attr->max_qp = FV_QPS;
     attr->max_qp_wr = 16384;
@@ -326,6 +351,7 @@ FV_EXPORT int ibv_query_port(struct ibv_context *ctx, uint8_t port,
     pthread_mutex_lock(&fv.lock);
     while (d->hang > 1)
         pthread_cond_wait(&fv.unhang, &fv.lock);
+    fv_may_stick(d, FV_AT_PORT(0) | FV_AT_PORT(port));
     if (d->removed && d->fatal) {
         pthread_mutex_unlock(&fv.lock);
         return EIO;
@@ -354,6 +380,7 @@ FV_EXPORT int ibv_query_gid(struct ibv_context *ctx, uint8_t port, int index, un
     if (port < 1 || port > d->n_ports || index < 0 || index >= FV_GIDS)
         return -1;
     pthread_mutex_lock(&fv.lock);
+    fv_may_stick(d, FV_AT_GID);
     *gid = d->port[port].gid[index];
     pthread_mutex_unlock(&fv.lock);
     return 0;

@@ -593,5 +593,7 @@ int fv_start(void)
     pthread_sigmask(SIG_SETMASK, &all, &old);
     fv.started = pthread_create(&fv.thread, NULL, run, NULL) == 0;
     pthread_sigmask(SIG_SETMASK, &old, NULL);
+    if (fv.started)
+        pthread_setname_np(fv.thread, "fakeverbs");
     return fv.started ? 0 : -EAGAIN;
 }

@@ -7,6 +7,8 @@
  *               become RoCE v2 GIDs; "ib:" before an address makes the port InfiniBand. Unset: a
  *               device for each address in R2CCL_NICS.
  * R2_FAKEVERBS_DEVICES  only so many, the first ones.
+ * R2_FAKEVERBS_HANG  "fv0 open,fv1 port2": calls that do not come back from the beginning, in the
+ *               words of the command `hang` (script.c).
  * R2_FAKEVERBS_MTU  active MTU of all ports, 256 ... 4096 (1024).
  * R2_FAKEVERBS_CHAOS  see script.c.
  * Commands to a running process (script.c): datagrams to the abstract socket "r2fv-ctl.PID".
@@ -33,6 +35,13 @@
 #define FV_SLOTS 4000
 #define FV_EVENTS 64
 
+/* Calls by which a device is opened and asked. */
+#define FV_AT_OPEN 1u
+#define FV_AT_PD 2u
+#define FV_AT_DEVICE 4u
+#define FV_AT_GID 8u
+#define FV_AT_PORT(port) (16u << (port)) /* 0: of all */
+
 struct fv_port {
     bool up, ib;
     uint32_t ip; /* network order */
@@ -53,6 +62,7 @@ struct fv_dev {
     int entry, folder; /* files that base.dev_path and .ibdev_path name; -1 */
     uint64_t guid;     /* network order */
     int hang;          /* commands do not come back until it is cleared; 2: questions, too */
+    unsigned stuck;    /* FV_AT_*: nor do these */
     int lose; /* completions of requests whose id begins with that: the next one; 0: none */
     int no_reg, no_modify_err, no_destroy, no_dereg; /* so many commands fail */
     struct ibv_async_event events[FV_EVENTS];
@@ -285,6 +295,10 @@ bool fv_chance(unsigned per, unsigned of);
 uint64_t fv_random(uint64_t below);
 /* Waits while the device's commands hang. */
 void fv_may_hang(struct fv_dev *dev);
+/* Waits while the call, one or more of FV_AT_*, does. */
+void fv_may_stick(struct fv_dev *dev, unsigned at);
+/* Which one a word of the command `hang` names; 0: none. */
+unsigned fv_call(const char *word);
 /* The script wants this write. */
 bool fv_catches(const struct fv_pkt *p);
 /* What arrived gets a byte changed, if script or chaos want it. */

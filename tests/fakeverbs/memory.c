@@ -11,6 +11,9 @@ FV_EXPORT struct ibv_pd *ibv_alloc_pd(struct ibv_context *ctx)
 {
     struct ibv_pd *pd = calloc(1, sizeof(*pd));
 
+    pthread_mutex_lock(&fv.lock);
+    fv_may_stick(fv_dev_of(ctx), FV_AT_PD);
+    pthread_mutex_unlock(&fv.lock);
     if (pd)
         pd->context = ctx;
     return pd;

@@ -34,6 +34,7 @@
  *                           name; it refuses the registrations that the old one was to refuse
  *   hang DEV 0|1|2          commands do not come back; those of a device that was removed: unhang
  *                           (2: nor does what is asked about a port)
+ *   hang DEV open|pd|device|gid|port|port1|port2   that one call does not come back, until unhang
  *   refuse DEV reg|dereg|err|destroy N   so many commands fail; dereg: of a page or more
  *   chaos ...
  *   attr NAME               answers with what fv_attr (fake.h) tells
@@ -181,6 +182,21 @@ static void refuse_command(struct fv_dev *d, const char *what, int n)
         d->no_dereg = n;
 }
 
+unsigned fv_call(const char *word)
+{
+    static const struct {
+        const char *word;
+        unsigned at;
+    } calls[] = {{"open", FV_AT_OPEN},    {"pd", FV_AT_PD},        {"device", FV_AT_DEVICE},
+                 {"gid", FV_AT_GID},      {"port", FV_AT_PORT(0)}, {"port1", FV_AT_PORT(1)},
+                 {"port2", FV_AT_PORT(2)}};
+    unsigned at = 0;
+
+    for (size_t i = 0; i < sizeof(calls) / sizeof(calls[0]); i++)
+        at |= strcmp(word, calls[i].word) == 0 ? calls[i].at : 0;
+    return at;
+}
+
 void fv_command(char *text)
 {
     char verb[32] = "", dev[64] = "", word[64] = "";
@@ -194,7 +210,7 @@ void fv_command(char *text)
     }
     if (strcmp(verb, "unhang") == 0) {
         for (int i = 0; i < fv.n_dev; i++)
-            fv.dev[i].hang = 0;
+            fv.dev[i].hang = 0, fv.dev[i].stuck = 0;
         pthread_cond_broadcast(&fv.unhang);
         return;
     }
@@ -226,6 +242,8 @@ void fv_command(char *text)
     } else if (strcmp(verb, "hang") == 0 && sscanf(text, "%*s %*s %d", &a) == 1) {
         d->hang = a;
         pthread_cond_broadcast(&fv.unhang);
+    } else if (strcmp(verb, "hang") == 0 && sscanf(text, "%*s %*s %63s", word) == 1) {
+        d->stuck |= fv_call(word);
     } else if (strcmp(verb, "refuse") == 0 && sscanf(text, "%*s %*s %63s %d", word, &a) == 2) {
         refuse_command(d, word, a);
     }

@@ -52,8 +52,8 @@ static void test_from_the_beginning(void)
     setenv("R2CCL_NICS", "127.0.1.1,127.0.2.1", 1);
     bed_library();
     CHECK_EQ(r2_engine_init(&first, 1, NULL), 0); /* the devices are open now */
-    bed_script("!hang fv0 1");
-    bed_script("!hang fv1 1");
+    bed_script("!hang fv0 2");                    /* what is asked about ports as well */
+    bed_script("!hang fv1 2");
     bed_open(&bed, 0);
     CHECK_EQ(bed_paths(bed.tx), 0);
     CHECK_GT(sockets(), 0);

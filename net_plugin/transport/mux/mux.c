@@ -75,6 +75,11 @@ static int mux_ports(const struct r2_nic *nics, int n, struct r2_nic *out, uint6
     return via[R2_VIA_VERBS] ? via[R2_VIA_VERBS]->ports(nics, n, out, seed, max) : 0;
 }
 
+static bool mux_left_out(const char *device)
+{
+    return via[R2_VIA_VERBS] && via[R2_VIA_VERBS]->left_out(device);
+}
+
 static int mux_connect(const struct r2_ep_params *params, struct r2_ep **out)
 {
     int t = params->probe ? R2_VIA_TCP : params->transport;
@@ -230,6 +235,7 @@ const struct r2_transport_ops r2_transport_mux = {
     .rebind = mux_rebind,
     .sockets = mux_sockets,
     .ports = mux_ports,
+    .left_out = mux_left_out,
     .connect = mux_connect,
     .kick = mux_kick,
     .push = mux_push,

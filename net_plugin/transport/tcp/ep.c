@@ -271,6 +271,12 @@ static int tcp_ports(const struct r2_nic *nics, int n, struct r2_nic *out, uint6
     return 0;
 }
 
+static bool tcp_left_out(const char *device)
+{
+    (void)device;
+    return false;
+}
+
 static int tcp_address(int nic, struct r2_wire_addr *out)
 {
     const struct r2_nic *n = r2_engine_nic(nic);
@@ -521,6 +527,7 @@ const struct r2_transport_ops r2_transport_tcp = {
     .start = tcp_start,
     .address = tcp_address,
     .ports = tcp_ports,
+    .left_out = tcp_left_out,
     .rebind = r2_tcp_rebind,
     .sockets = tcp_sockets,
     .connect = tcp_connect,

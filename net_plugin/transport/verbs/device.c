@@ -1,4 +1,4 @@
-/* Ports and their addresses, asynchronous events, and which port is behind which NIC. */
+/* Ports and their addresses, and asynchronous events. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
@@ -14,6 +14,8 @@
 #include "settings/settings.h"
 #include "transport/verbs/verbs.h"
 #include "util/log.h"
+
+#define GIDS_STEP 16 /* entries by which a view grows */
 
 /* One line of a file in sysfs; false where there is none. */
 static bool sysfs_line(const char *path, char *out, size_t cap)
@@ -39,8 +41,7 @@ static enum r2_gid_type gid_type(const struct r2_hca *hca, int port, int index)
     return strstr(text, "v2") ? R2_GID_V2 : R2_GID_V1;
 }
 
-/* A NIC's address as a GID has it. */
-static void nic_ip(const struct r2_nic *n, uint8_t ip[16])
+void r2_nic_ip(const struct r2_nic *n, uint8_t ip[16])
 {
     memset(ip, 0, 16);
     if (n->family == AF_INET6) {
@@ -49,12 +50,6 @@ static void nic_ip(const struct r2_nic *n, uint8_t ip[16])
     }
     ip[10] = ip[11] = 0xff;
     memcpy(ip + 12, &((const struct sockaddr_in *)&n->addr)->sin_addr, 4);
-}
-
-static int query_port(const struct r2_hca *hca, int port, struct ibv_port_attr *attr)
-{
-    memset(attr, 0, sizeof(*attr));
-    return r2_ibv.query_port(hca->ctx, (uint8_t)port, attr);
 }
 
 static int wanted_gid_index(void)
@@ -89,18 +84,35 @@ static uint8_t port_mtu(const struct ibv_port_attr *attr)
     return most && most < active ? (uint8_t)most : active;
 }
 
-/* The entry to use of a port's table: index, or -1. `score` says how good it is. */
-static int best_gid(const struct r2_hca *hca, int port, const struct ibv_port_attr *attr,
-                    const uint8_t *ip, uint8_t gid[16], int *score)
+/* One entry more; false: no memory. */
+static bool add_gid(struct r2_port_view *view, int index, enum r2_gid_type type,
+                    const uint8_t raw[16])
 {
-    int asked = wanted_gid_index(), best = -1;
-    bool roce = attr->link_layer == IBV_LINK_LAYER_ETHERNET;
+    struct r2_gid_entry *more = view->gids;
 
-    *score = -1;
-    for (int i = 0; i < attr->gid_tbl_len; i++) {
+    if (view->n_gids % GIDS_STEP == 0)
+        more = realloc(more, sizeof(*more) * (size_t)(view->n_gids + GIDS_STEP));
+    if (!more)
+        return false;
+    view->gids = more;
+    more[view->n_gids] = (struct r2_gid_entry){.index = index, .type = type};
+    memcpy(more[view->n_gids++].raw, raw, 16);
+    return true;
+}
+
+void r2_port_read(const struct r2_hca *hca, int port, const uint8_t *ip, struct r2_port_view *view)
+{
+    int asked = wanted_gid_index();
+    bool roce;
+
+    memset(view, 0, sizeof(*view));
+    if (r2_ibv.query_port(hca->ctx, (uint8_t)port, &view->attr))
+        return;
+    view->there = true;
+    roce = view->attr.link_layer == IBV_LINK_LAYER_ETHERNET;
+    for (int i = 0; i < view->attr.gid_tbl_len; i++) {
         enum r2_gid_type type = R2_GID_UNKNOWN;
         union ibv_gid g;
-        int s;
 
         if (asked >= 0 && i != asked)
             continue;
@@ -113,50 +125,84 @@ static int best_gid(const struct r2_hca *hca, int port, const struct ibv_port_at
             continue;
         if (roce)
             type = gid_type(hca, port, i);
-        s = roce ? r2_gid_score(g.raw, type, ip) : 0;
+        if (!add_gid(view, i, type, g.raw))
+            break;
+        if (ip && type == R2_GID_V2 && memcmp(g.raw, ip, 16) == 0)
+            break; /* none is better */
+    }
+}
+
+void r2_port_free(struct r2_port_view *view)
+{
+    free(view->gids);
+    view->gids = NULL;
+    view->n_gids = 0;
+}
+
+int r2_port_gid(const struct r2_port_view *view, const uint8_t ip[16], uint8_t gid[16], int *score)
+{
+    bool roce = view->attr.link_layer == IBV_LINK_LAYER_ETHERNET;
+    int best = -1;
+
+    *score = -1;
+    for (int i = 0; i < view->n_gids; i++) {
+        const struct r2_gid_entry *e = &view->gids[i];
+        int s = roce ? r2_gid_score(e->raw, e->type, ip) : 0;
+
         if (s > *score) {
             *score = s;
-            best = i;
-            memcpy(gid, g.raw, 16);
+            best = e->index;
+            memcpy(gid, e->raw, 16);
         }
-        if (type == R2_GID_V2 && memcmp(g.raw, ip, 16) == 0)
-            break; /* none is better */
     }
     return best;
 }
 
-bool r2_vnic_refresh(struct r2_vnic *v, struct r2_hca *hca)
+bool r2_vnic_take(struct r2_vnic *v, struct r2_hca *hca, const uint8_t ip[16],
+                  const struct r2_port_view *view)
 {
-    struct ibv_port_attr attr;
-    struct r2_nic n;
-    uint8_t gid[16] = {0}, ip[16];
+    const struct ibv_port_attr *attr = &view->attr;
+    uint8_t gid[16] = {0};
     int score, index;
     bool changed;
 
-    r2_engine_nic_now((int)(v - r2_verbs.nics), &n);
-    nic_ip(&n, ip);
-    if (query_port(hca, v->port, &attr)) {
+    if (!view->there) {
         pthread_mutex_lock(&v->lock);
         v->active = false;
         pthread_mutex_unlock(&v->lock);
         return true;
     }
-    index = best_gid(hca, v->port, &attr, ip, gid, &score);
+    index = r2_port_gid(view, ip, gid, &score);
     pthread_mutex_lock(&v->lock);
-    changed = memcmp(gid, v->gid, 16) != 0 || attr.lid != v->lid;
+    changed = memcmp(gid, v->gid, 16) != 0 || attr->lid != v->lid;
     /* r2_vnics_down comes after `gone` and takes the lock as well: it has the last word. */
-    v->active = attr.state == IBV_PORT_ACTIVE && !atomic_load(&hca->gone) &&
-                (index >= 0 || attr.link_layer != IBV_LINK_LAYER_ETHERNET);
-    v->link = attr.link_layer == IBV_LINK_LAYER_ETHERNET ? IBV_LINK_LAYER_ETHERNET
-                                                         : IBV_LINK_LAYER_INFINIBAND;
-    v->mtu = port_mtu(&attr);
-    v->lid = attr.lid;
+    v->active = attr->state == IBV_PORT_ACTIVE && !atomic_load(&hca->gone) &&
+                (index >= 0 || attr->link_layer != IBV_LINK_LAYER_ETHERNET);
+    v->link = attr->link_layer == IBV_LINK_LAYER_ETHERNET ? IBV_LINK_LAYER_ETHERNET
+                                                          : IBV_LINK_LAYER_INFINIBAND;
+    v->mtu = port_mtu(attr);
+    v->lid = attr->lid;
     v->gid_index = index < 0 ? 0 : index;
     memcpy(v->gid, gid, 16);
-    v->state = attr.state;
-    v->phys = attr.phys_state;
-    v->rate_gbps = r2_port_rate_gbps(attr.active_width, attr.active_speed);
+    v->state = attr->state;
+    v->phys = attr->phys_state;
+    v->rate_gbps = r2_port_rate_gbps(attr->active_width, attr->active_speed);
     pthread_mutex_unlock(&v->lock);
+    return changed;
+}
+
+bool r2_vnic_refresh(struct r2_vnic *v, struct r2_hca *hca)
+{
+    struct r2_port_view view;
+    struct r2_nic n;
+    uint8_t ip[16];
+    bool changed;
+
+    r2_engine_nic_now((int)(v - r2_verbs.nics), &n);
+    r2_nic_ip(&n, ip);
+    r2_port_read(hca, v->port, ip, &view);
+    changed = r2_vnic_take(v, hca, ip, &view);
+    r2_port_free(&view);
     return changed;
 }
 
@@ -359,126 +405,4 @@ void r2_hca_events(struct r2_io_fd *f, uint32_t events)
         on_async(hca, &ev);
         r2_ibv.ack_async_event(&ev);
     }
-}
-
-/* ---- start */
-
-/* The port whose address is the NIC's; for InfiniBand and ports without addresses, that of the
- * NIC's own PCI device. */
-static int match_score(const struct r2_nic *n, const struct r2_hca *hca, int port)
-{
-    struct ibv_port_attr attr;
-    uint8_t gid[16], ip[16];
-    int score, index;
-
-    if (n->bare)
-        return strcmp(n->rdma, hca->name) == 0 && n->rdma_port == port ? 1000 : -1;
-    if (query_port(hca, port, &attr))
-        return -1;
-    nic_ip(n, ip);
-    index = best_gid(hca, port, &attr, ip, gid, &score);
-    if (attr.link_layer == IBV_LINK_LAYER_ETHERNET) {
-        if (index >= 0 && memcmp(gid, ip, 16) == 0)
-            return 1000;
-        if (strcmp(n->rdma, hca->name) == 0 && index >= 0)
-            return 100;
-        return -1;
-    }
-    if (strcmp(n->rdma, hca->name) != 0)
-        return -1;
-    return n->rdma_port == port ? 500 : n->rdma_port ? -1 : 50;
-}
-
-int r2_vnic_best(const struct r2_nic *n, uint8_t *at)
-{
-    int best = -1, slot = -1;
-
-    for (int h = 0; h < r2_verbs.n_slots; h++) {
-        const struct r2_hca *hca = r2_verbs.slots[h].now;
-
-        for (int port = 1; port <= hca->attr.phys_port_cnt; port++) {
-            int score = r2_hca_match(r2_settings_get()->nccl_ib_hca, hca->name, port)
-                            ? match_score(n, hca, port)
-                            : -1;
-
-            if (score > best) {
-                best = score;
-                slot = h;
-                *at = (uint8_t)port;
-            }
-        }
-    }
-    return slot;
-}
-
-/* Before the transport is started: no device comes or goes yet. */
-static int vnics_match(void)
-{
-    int n, found = 0;
-
-    r2_engine_devices(&n);
-    for (int i = 0; i < R2_MAX_NICS; i++) {
-        struct r2_vnic *v = &r2_verbs.nics[i];
-
-        pthread_mutex_init(&v->lock, NULL);
-        v->slot = i < n ? r2_vnic_best(r2_engine_nic(i), &v->port) : -1;
-        if (v->slot < 0)
-            continue;
-        r2_vnic_refresh(v, r2_verbs.slots[v->slot].now);
-        found++;
-        R2_INFO("NIC %s: RDMA device %s port %d, %s, %s", r2_engine_nic(i)->name,
-                r2_verbs.slots[v->slot].name, v->port,
-                v->link == IBV_LINK_LAYER_ETHERNET ? "RoCE" : "InfiniBand",
-                r2_port_state_text(v->state));
-    }
-    return found;
-}
-
-static int open_library(void)
-{
-    const struct r2_settings *set = r2_settings_get();
-    char why[256] = "";
-
-    if (!set->rdma || strcmp(set->nccl_ib_disable, "1") == 0)
-        return -ENODEV;
-    if (r2_ibv_load(set->ibverbs_lib, why, sizeof(why))) {
-        R2_INFO("no RDMA: %s", why);
-        return -ENODEV;
-    }
-    if (r2_ibv.fork_init)
-        r2_ibv.fork_init();
-    return r2_hcas_open() == 0 ? -ENODEV : 0;
-}
-
-static int match(void)
-{
-    return r2_verbs_library() || vnics_match() == 0 ? -ENODEV : 0;
-}
-
-static int once(pthread_mutex_t *lock, int *rc, int (*what)(void))
-{
-    int found;
-
-    pthread_mutex_lock(lock);
-    if (*rc == 1)
-        *rc = what();
-    found = *rc;
-    pthread_mutex_unlock(lock);
-    return found;
-}
-
-int r2_verbs_library(void)
-{
-    static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-    static int rc = 1;
-
-    return once(&lock, &rc, open_library);
-}
-
-int r2_verbs_prepare(void)
-{
-    static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-    static int rc = 1;
-
-    return once(&lock, &rc, match);
 }

@@ -580,6 +580,7 @@ const struct r2_transport_ops r2_transport_verbs = {
     .memory = r2_verbs_memory,
     .rdma = r2_verbs_rdma,
     .ports = r2_verbs_ports,
+    .left_out = r2_verbs_left_out,
     .reg = r2_verbs_reg,
     .dereg = r2_verbs_dereg,
     .remote_keys = r2_verbs_remote_keys,

@@ -1,5 +1,6 @@
-/* Devices as they come and go: opened at the start, let go of when they fail or are removed, opened
- * anew when they are back (a driver loaded again, firmware reset, a card put in again).
+/* Devices as they come and go: opened at the start (start.c), let go of when they fail or are
+ * removed, opened anew when they are back (a driver loaded again, firmware reset, a card put in
+ * again).
  *
  * A device that is back is another one: other context, other keys, other queue pairs. It takes its
  * slot only when the old one is out of it, and every range is registered with it before its NICs
@@ -108,12 +109,15 @@ int r2_hcas_use(struct r2_hca *out[2 * R2_MAX_HCAS], bool dead)
     return n;
 }
 
-static void put(struct r2_hca *hca)
+void r2_hca_put(struct r2_hca *hca)
 {
     if (!hca || atomic_fetch_sub(&hca->refs, 1) != 1)
         return;
     if (hca->list)
         r2_ibv.free_device_list(hca->list);
+    for (int i = 1; i <= hca->n_ports; i++)
+        r2_port_free(&hca->ports[i]);
+    free(hca->ports);
     pthread_mutex_destroy(&hca->lock);
     pthread_cond_destroy(&hca->more);
     free(hca);
@@ -126,7 +130,7 @@ void r2_hca_close(struct r2_hca *hca)
         r2_ibv.dealloc_pd(hca->pd);
     if (hca->ctx && r2_ibv.close_device(hca->ctx))
         R2_WARN("RDMA device %s cannot be closed (%s)", hca->name, strerror(errno));
-    put(hca);
+    r2_hca_put(hca);
 }
 
 /* ---- opening */
@@ -154,7 +158,7 @@ static bool knows_dmabuf(struct ibv_pd *pd)
     return errno != EOPNOTSUPP && errno != EPROTONOSUPPORT && errno != ENOSYS;
 }
 
-static int open_device(struct r2_hca *hca)
+int r2_hca_open(struct r2_hca *hca)
 {
     int flags;
 
@@ -202,8 +206,7 @@ static void leave(struct r2_task *t)
     r2_hca_unuse(R2_CONTAINER_OF(t, struct r2_hca, leave));
 }
 
-/* With two references: the slot's and the thread's; one user, the slot. */
-static struct r2_hca *hca_new(int slot, const char *name)
+struct r2_hca *r2_hca_new(int slot, const char *name)
 {
     struct r2_hca *hca = calloc(1, sizeof(*hca));
 
@@ -227,61 +230,9 @@ static struct r2_hca *hca_new(int slot, const char *name)
     return hca;
 }
 
-static bool wanted(const char *name)
-{
-    bool any = false;
-
-    for (int port = 1; port <= R2_MAX_HCA_PORTS; port++)
-        any |= r2_hca_match(r2_settings_get()->nccl_ib_hca, name, port);
-    return any;
-}
-
-static uint64_t guid_of(struct ibv_device *dev)
+uint64_t r2_hca_guid(struct ibv_device *dev)
 {
     return r2_ibv.get_device_guid ? (uint64_t)r2_ibv.get_device_guid(dev) : 0;
-}
-
-/* At the start only: on the caller's thread, because what there is decides what is offered. */
-static void open_first(struct ibv_device *dev)
-{
-    struct r2_slot *s = &r2_verbs.slots[r2_verbs.n_slots];
-    struct r2_hca *hca = hca_new(r2_verbs.n_slots, r2_ibv.get_device_name(dev));
-    int rc = -ENOMEM, n;
-
-    if (hca) {
-        hca->list = r2_ibv.get_device_list(&n);
-        hca->dev = dev;
-        rc = open_device(hca);
-    }
-    if (rc == 0)
-        rc = r2_cmd_start(hca);
-    if (rc) {
-        R2_WARN("RDMA device %s cannot be opened (%s)", r2_ibv.get_device_name(dev), strerror(-rc));
-        if (hca) {
-            atomic_store(&hca->refs, 1);
-            r2_hca_close(hca);
-        }
-        return;
-    }
-    memcpy(s->name, hca->name, sizeof(s->name));
-    s->guid = guid_of(dev);
-    s->now = hca;
-    r2_verbs.n_slots++;
-}
-
-int r2_hcas_open(void)
-{
-    struct ibv_device **devs;
-    int n = 0;
-
-    devs = r2_ibv.get_device_list(&n);
-    for (int i = 0; devs && i < n && r2_verbs.n_slots < R2_MAX_HCAS; i++) {
-        if (wanted(r2_ibv.get_device_name(devs[i])))
-            open_first(devs[i]);
-    }
-    if (devs)
-        r2_ibv.free_device_list(devs);
-    return r2_verbs.n_slots;
 }
 
 static void watch(struct r2_hca *hca)
@@ -342,7 +293,7 @@ static struct ibv_device *find(struct ibv_device **list, const struct r2_slot *s
     struct ibv_device *same_name = NULL;
 
     for (; list && *list; list++) {
-        if (s->guid && guid_of(*list) == s->guid)
+        if (s->guid && r2_hca_guid(*list) == s->guid)
             return *list;
         if (strcmp(r2_ibv.get_device_name(*list), s->name) == 0)
             same_name = *list;
@@ -350,7 +301,7 @@ static struct ibv_device *find(struct ibv_device **list, const struct r2_slot *s
     return same_name;
 }
 
-static bool listed(struct ibv_device **list, const struct ibv_device *dev)
+bool r2_hca_listed(struct ibv_device **list, const struct ibv_device *dev)
 {
     for (; list && *list; list++) {
         if (*list == dev)
@@ -383,7 +334,7 @@ static void installed(struct r2_hca *hca)
     memcpy(s->name, hca->name, sizeof(s->name));
     watch(hca);
     pthread_mutex_unlock(&r2_verbs.hca_lock);
-    put(dead);
+    r2_hca_put(dead);
     r2_verbs_adopt(hca);
     R2_INFO("RDMA device %s is back", hca->name);
     r2_vnics_up(hca);
@@ -404,7 +355,7 @@ static void run_open(struct r2_cmd *cmd)
     pthread_mutex_unlock(&r2_verbs.hca_lock);
     if (hca->dev)
         snprintf(hca->name, sizeof(hca->name), "%s", r2_ibv.get_device_name(hca->dev));
-    rc = hca->dev ? open_device(hca) : -ENODEV;
+    rc = hca->dev ? r2_hca_open(hca) : -ENODEV;
     if (rc == 0) {
         installed(hca);
         return;
@@ -414,13 +365,13 @@ static void run_open(struct r2_cmd *cmd)
     s->coming = NULL;
     pthread_mutex_unlock(&r2_verbs.hca_lock);
     r2_hca_unuse(hca); /* closes it */
-    put(hca);
+    r2_hca_put(hca);
 }
 
 static void begin_open(int slot, const char *name)
 {
     struct r2_slot *s = &r2_verbs.slots[slot];
-    struct r2_hca *hca = hca_new(slot, name);
+    struct r2_hca *hca = r2_hca_new(slot, name);
 
     if (!hca)
         return;
@@ -431,8 +382,8 @@ static void begin_open(int slot, const char *name)
         pthread_mutex_lock(&r2_verbs.hca_lock);
         s->coming = NULL;
         pthread_mutex_unlock(&r2_verbs.hca_lock);
-        put(hca);
-        put(hca);
+        r2_hca_put(hca);
+        r2_hca_put(hca);
         return;
     }
     r2_cmd_post(hca, &hca->open);
@@ -457,14 +408,15 @@ static bool look_at(int slot, struct ibv_device **list)
     dev = find(list, s);
     pthread_mutex_unlock(&r2_verbs.hca_lock);
     if (hca) {
-        if (!listed(list, hca->dev))
+        if (!r2_hca_listed(list, hca->dev))
             r2_hca_gone(hca, "the device was removed");
         r2_hca_unuse(hca);
         return atomic_load(&hca->gone);
     }
     if (!dead || coming)
         return true;
-    if (!atomic_load(&dead->removed) && !listed(list, dead->dev) && (dev || !in_sysfs(dead))) {
+    if (!atomic_load(&dead->removed) && !r2_hca_listed(list, dead->dev) &&
+        (dev || !in_sysfs(dead))) {
         atomic_store(&dead->removed, true);
         r2_fence_removed(dead);
         if (use_dead(dead)) /* who holds what it did not confirm lets go of that, and of it */
@@ -472,7 +424,7 @@ static bool look_at(int slot, struct ibv_device **list)
     }
     if (dev && dev != dead->dev && atomic_load(&dead->removed))
         begin_open(slot, r2_ibv.get_device_name(dev));
-    put(dead);
+    r2_hca_put(dead);
     return true;
 }
 

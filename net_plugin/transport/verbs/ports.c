@@ -1,7 +1,6 @@
 /* InfiniBand ports that are NICs of their own, because no interface with an address belongs to them
  * (IPoIB is not configured, or its interface is not among the NICs); and what is told of a port. */
 #define _GNU_SOURCE
-#include <endian.h>
 #include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -57,18 +56,6 @@ static void describe(const struct r2_hca *hca, int port, const struct ibv_port_a
     place(hca->name, nic);
 }
 
-/* Its GUID, in network order: the lower half of the port's own GID. */
-static uint64_t port_guid(const struct r2_hca *hca, int port)
-{
-    union ibv_gid gid = {.raw = {0}};
-    uint64_t guid;
-
-    if (r2_ibv.query_gid(hca->ctx, (uint8_t)port, 0, &gid))
-        return 0;
-    memcpy(&guid, gid.raw + 8, sizeof(guid));
-    return guid;
-}
-
 /* As NCCL does, only ports that are active count: a card may have one that nobody uses. */
 int r2_verbs_ports(const struct r2_nic *nics, int n, struct r2_nic *out, uint64_t *seed, int max)
 {
@@ -80,16 +67,16 @@ int r2_verbs_ports(const struct r2_nic *nics, int n, struct r2_nic *out, uint64_
     for (int h = 0; h < r2_verbs.n_slots; h++) {
         const struct r2_hca *hca = r2_verbs.slots[h].now;
 
-        for (int port = 1; port <= hca->attr.phys_port_cnt && found < max; port++) {
-            struct ibv_port_attr attr = {.link_layer = 0};
+        for (int port = 1; port <= hca->n_ports && found < max; port++) {
+            const struct r2_port_view *view = &hca->ports[port];
 
-            if (r2_ibv.query_port(hca->ctx, (uint8_t)port, &attr) ||
-                attr.link_layer != IBV_LINK_LAYER_INFINIBAND || attr.state != IBV_PORT_ACTIVE ||
+            if (!view->there || view->attr.link_layer != IBV_LINK_LAYER_INFINIBAND ||
+                view->attr.state != IBV_PORT_ACTIVE ||
                 !r2_hca_match(set->nccl_ib_hca, hca->name, port) ||
                 !r2_nics_wants_port(set, hca->name, port) || taken(nics, n, h, port))
                 continue;
-            describe(hca, port, &attr, &out[found]);
-            out[found].port_guid = be64toh(port_guid(hca, port));
+            describe(hca, port, &view->attr, &out[found]);
+            out[found].port_guid = view->guid;
             seed[found] = out[found].port_guid;
             found++;
         }

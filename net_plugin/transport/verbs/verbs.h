@@ -52,6 +52,21 @@ struct r2_cmd {
     void (*run)(struct r2_cmd *cmd);
 };
 
+struct r2_gid_entry {
+    int index;
+    enum r2_gid_type type;
+    uint8_t raw[16];
+};
+
+/* What a port has said of itself. */
+struct r2_port_view {
+    bool there; /* it has answered; else the rest is nothing */
+    struct ibv_port_attr attr;
+    uint64_t guid; /* InfiniBand, at the start; 0: unknown */
+    int n_gids;
+    struct r2_gid_entry *gids; /* those that may be used, in the order of the table */
+};
+
 /* A device as it was opened once. One that was removed and is back is opened anew, as another of
  * these in the same slot; nothing of the old one is used for it. hca.c. */
 struct r2_hca {
@@ -63,14 +78,17 @@ struct r2_hca {
     struct ibv_context *ctx;
     struct ibv_pd *pd;
     struct ibv_device_attr attr;
+    struct r2_port_view *ports; /* at the start, [1 .. n_ports]; of devices that came back: none */
+    int n_ports;
+    int answer; /* start.c: 0 or -errno, 1 while there is none */
     bool dmabuf, peermem;
     bool shown;          /* dev->dev_path was there when it was opened */
     atomic_bool gone;    /* it failed or was removed: nothing new is made on it */
     atomic_bool removed; /* the kernel has let go of it, and with it of all that was made on it */
     atomic_bool doubted; /* was waited for in vain: not once more (hca.c) */
     struct r2_io_fd async;
-    struct r2_task leave; /* after its events are listened to no more */
-    struct r2_cmd open, purge, forget;
+    struct r2_task leave;              /* after its events are listened to no more */
+    struct r2_cmd open, purge, forget; /* open: of start.c at the start, else of hca.c */
     struct r2_list held;  /* its command thread's: what it did not deregister (mr.c), each used */
     int forgotten;        /* of those: what there was no memory to remember by */
     pthread_mutex_t lock; /* cmds, busy_since, users */
@@ -296,7 +314,15 @@ static inline uint64_t r2_wr_id(enum r2_wr_kind kind, int q, uint32_t slot)
 }
 
 /* hca.c: devices come and go */
-int r2_hcas_open(void);
+/* With two references: the slot's and the thread's; one user, the slot. NULL: no memory. */
+struct r2_hca *r2_hca_new(int slot, const char *name);
+/* A reference less. */
+void r2_hca_put(struct r2_hca *hca);
+/* On its command thread: device and protection domain, and what there is to know of it. 0 or
+ * -errno; what was made until then is for r2_hca_close. */
+int r2_hca_open(struct r2_hca *hca);
+uint64_t r2_hca_guid(struct ibv_device *dev);
+bool r2_hca_listed(struct ibv_device **list, const struct ibv_device *dev);
 /* Events are listened to from now on. */
 void r2_hcas_watch(void);
 /* The device of a slot, or of a NIC, to be given back with r2_hca_unuse; NULL: it is not there. */
@@ -317,12 +343,15 @@ void r2_hcas_glance(void);
  * which is waited for once, in bounded time. */
 bool r2_hca_removed(struct r2_hca *hca);
 
-/* device.c */
+/* start.c */
 /* The library is opened and its devices are found, once; from the start on, or before if somebody
- * asks for them. 0, or -ENODEV: there are none. */
+ * asks for them. 0, or -ENODEV: there are none. Waits for devices that do not answer, 10 s at most
+ * for all together, the first time. */
 int r2_verbs_prepare(void);
 /* Only the library and its devices; as above. */
 int r2_verbs_library(void);
+/* The device was wanted and did not answer in time. */
+bool r2_verbs_left_out(const char *device);
 /* The port behind a NIC: its device's slot, or -1. Before the transport is started. */
 int r2_vnic_best(const struct r2_nic *nic, uint8_t *port);
 /* ports.c */
@@ -330,6 +359,17 @@ int r2_verbs_ports(const struct r2_nic *nics, int n, struct r2_nic *out, uint64_
 /* What is known of the NIC's port, for people; false: it has none. */
 bool r2_verbs_rdma(int nic, struct r2_rdma_info *out);
 void r2_hca_events(struct r2_io_fd *async, uint32_t events);
+/* device.c */
+/* On the command thread: asks the port; to be freed. With `ip`, GIDs of that address will do. */
+void r2_port_read(const struct r2_hca *hca, int port, const uint8_t *ip, struct r2_port_view *view);
+void r2_port_free(struct r2_port_view *view);
+/* The entry to use: index, or -1. `score` says how good it is. */
+int r2_port_gid(const struct r2_port_view *view, const uint8_t ip[16], uint8_t gid[16], int *score);
+/* A NIC's address as a GID has it. */
+void r2_nic_ip(const struct r2_nic *n, uint8_t ip[16]);
+/* The NIC's port is like that now; true if GID or LID changed. */
+bool r2_vnic_take(struct r2_vnic *nic, struct r2_hca *hca, const uint8_t ip[16],
+                  const struct r2_port_view *view);
 /* On the command thread: reads state, LID and GID of the NIC's port; true if GID or LID changed. */
 bool r2_vnic_refresh(struct r2_vnic *nic, struct r2_hca *hca);
 /* On the command thread: the device is there, and the slot's NICs have it. */

@@ -269,6 +269,12 @@ static int op_ports(const struct r2_nic *nics, int n, struct r2_nic *out, uint64
     return 0;
 }
 
+static bool op_left_out(const char *device)
+{
+    (void)device;
+    return false;
+}
+
 static unsigned op_memory(int nic)
 {
     (void)nic;
@@ -323,6 +329,7 @@ const struct r2_transport_ops fake_ops = {
     .memory = op_memory,
     .rdma = op_rdma,
     .ports = op_ports,
+    .left_out = op_left_out,
     .start = op_start,
     .address = op_address,
     .rebind = op_rebind,
