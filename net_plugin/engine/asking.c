@@ -23,8 +23,8 @@
 #define TAKEN_NS (5 * R2_NS_PER_S) /* a kernel that took a connection does so again before */
 #define ASK_NS (200 * R2_NS_PER_MS)
 #define ASK_AGAIN_NS (50 * R2_NS_PER_MS) /* after a refusal: the next NIC */
-/* For the peer's kernel to answer; every third question at a NIC gives a slow network time, in
- * which TCP also repeats what was lost. */
+/* For the peer's kernel to answer; every third question at a NIC, one of each of ours at a time,
+ * gives a slow network time, in which TCP also repeats what was lost. */
 #define PATIENCE_NS (300 * R2_NS_PER_MS)
 #define PATIENCE_LONG_NS (2 * R2_NS_PER_S)
 #define PATIENCE_REACHED_NS (10 * R2_NS_PER_S) /* ... where it has, for the process */
@@ -110,12 +110,13 @@ static void note_taken(struct r2_peer *p, uint64_t now)
             r2_pair_speaks(p, path->lnic, path->rnic) && r2_eng.ops->reached(path->ep))
             taken_at[path->rnic] = now;
     }
-    for (int l = 0; l < r2_eng.n_nics; l++) {
-        const struct r2_question *q = &p->asking.by[l];
-        int rnic = q->ep ? r2_eng.ops->params(q->ep)->remote_nic : 0;
+    for (int i = 0; i < R2_QUESTIONS; i++) {
+        const struct r2_question *q = &p->asking.by[i];
+        const struct r2_ep_params *params = q->ep ? r2_eng.ops->params(q->ep) : NULL;
 
-        if (q->ep && r2_pair_speaks(p, l, rnic) && r2_eng.ops->reached(q->ep))
-            taken_at[rnic] = now;
+        if (params && r2_pair_speaks(p, params->local_nic, params->remote_nic) &&
+            r2_eng.ops->reached(q->ep))
+            taken_at[params->remote_nic] = now;
     }
 }
 
@@ -153,6 +154,19 @@ static bool went_on(const struct r2_asking *a, uint64_t needed, uint64_t now)
            now < a->refused_at + STALE_NS;
 }
 
+/* R: a NIC that has not refused for certain is being given time: the others' refusals have to go on
+ * for longer meanwhile. */
+static bool asked_patiently(const struct r2_peer *p)
+{
+    for (int l = 0; l < r2_eng.n_nics; l++) {
+        const struct r2_ep *ep = p->asking.by[R2_MAX_NICS + l].ep;
+
+        if (ep && !confirmed(&p->asking, r2_eng.ops->params(ep)->remote_nic))
+            return true;
+    }
+    return false;
+}
+
 void r2_peer_judge_refusals(struct r2_peer *p, uint64_t now)
 {
     const struct r2_asking *a = &p->asking;
@@ -161,7 +175,7 @@ void r2_peer_judge_refusals(struct r2_peer *p, uint64_t now)
     if (p->n_up || p->life == R2_PEER_GONE)
         return;
     note_taken(p, now);
-    needed = all_confirmed(p) ? CONFIRM_NS : PARTIAL_NS;
+    needed = all_confirmed(p) ? CONFIRM_NS : asked_patiently(p) ? 2 * PARTIAL_NS : PARTIAL_NS;
     if (!went_on(a, needed, now) && !(p->out && never_there(p, now)))
         return;
     if (!may_answer(p, now))
@@ -185,21 +199,34 @@ static void bury(struct r2_peer *p, struct r2_question *q, int err)
     q->grave = NULL;
 }
 
+/* A question that gives the network time does not keep its NIC from asking others meanwhile. */
+static void step_aside(struct r2_asking *a, int l, uint64_t now)
+{
+    struct r2_question *q = &a->by[l], *aside = &a->by[R2_MAX_NICS + l], was = *q;
+
+    if (!q->ep || aside->ep || q->patience != PATIENCE_LONG_NS || now - q->at < PATIENCE_NS)
+        return;
+    *q = (struct r2_question){.grave = aside->grave, .asked = was.asked};
+    *aside = was;
+}
+
 static void give_up(struct r2_peer *p, uint64_t now)
 {
-    for (int l = 0; l < r2_eng.n_nics; l++) {
-        struct r2_question *q = &p->asking.by[l];
+    for (int i = 0; i < R2_QUESTIONS; i++) {
+        struct r2_question *q = &p->asking.by[i];
 
         if (q->ep && now - q->at >= patience(q))
             bury(p, q, ETIMEDOUT);
     }
+    for (int l = 0; l < r2_eng.n_nics; l++)
+        step_aside(&p->asking, l, now);
 }
 
 /* The peer's kernel has answered, its process not yet: it is not asked by another NIC as well. */
 static bool process_is_slow(const struct r2_peer *p)
 {
-    for (int l = 0; l < r2_eng.n_nics; l++) {
-        const struct r2_question *q = &p->asking.by[l];
+    for (int i = 0; i < R2_QUESTIONS; i++) {
+        const struct r2_question *q = &p->asking.by[i];
 
         if (q->ep && r2_eng.ops->reached(q->ep))
             return true;
@@ -221,7 +248,9 @@ static bool settled(const struct r2_asking *a, int rnic, uint64_t now)
 static bool whom(const struct r2_peer *p, int l, bool anyone, uint64_t now, int *rnic)
 {
     const struct r2_asking *a = &p->asking;
+    const struct r2_ep *aside = a->by[R2_MAX_NICS + l].ep;
     int order[R2_MAX_NICS], who[2][R2_MAX_NICS], n, turn = (int)(a->by[l].asked % 2);
+    int being_asked = aside ? r2_eng.ops->params(aside)->remote_nic : -1;
     unsigned many[2] = {0, 0}, round = a->by[l].asked; /* [1]: settled */
 
     if (a->by[l].ep || !r2_peer_may_try(p, l))
@@ -230,10 +259,10 @@ static bool whom(const struct r2_peer *p, int l, bool anyone, uint64_t now, int 
     for (int i = 0; i < n; i++) {
         bool old = a->refused_from && settled(a, order[i], now);
 
-        if (r2_pair_speaks(p, l, order[i]))
+        if (order[i] != being_asked && r2_pair_speaks(p, l, order[i]))
             who[old][many[old]++] = order[i];
     }
-    if (!n || (!many[0] && !many[1] && !anyone))
+    if (!n || (!many[0] && !many[1] && (!anyone || aside)))
         return false;
     if (many[0] && many[1])
         round /= 2;
@@ -252,7 +281,11 @@ static void ask(struct r2_peer *p, int l, int rnic, uint64_t now)
         return; /* memory that is there when it has to end */
     q->at = now;
     q->asked++;
-    q->patience = ++p->asking.nic_asked[rnic] % 3 ? PATIENCE_NS : PATIENCE_LONG_NS;
+    q->patience = PATIENCE_NS;
+    if (++p->asking.nic_asked[rnic] >= 3 && !p->asking.by[R2_MAX_NICS + l].ep) {
+        q->patience = PATIENCE_LONG_NS;
+        p->asking.nic_asked[rnic] = 0;
+    }
     params.local_nic = (uint8_t)l;
     params.remote_nic = (uint8_t)rnic;
     params.remote_addr = p->rnics[rnic].addr;
@@ -302,6 +335,8 @@ void r2_peer_asked(struct r2_peer *p, struct r2_ep *ep, int err, const struct r2
     uint64_t now = r2_now_ns();
 
     if (q->ep != ep)
+        q += R2_MAX_NICS;
+    if (q->ep != ep)
         return;
     bury(p, q, err);
     if (h->refused || h->other_process) {
@@ -317,8 +352,8 @@ void r2_peer_asked(struct r2_peer *p, struct r2_ep *ep, int err, const struct r2
 
 bool r2_peer_is_asking(const struct r2_peer *p)
 {
-    for (int l = 0; l < R2_MAX_NICS; l++) {
-        if (p->asking.by[l].ep)
+    for (int i = 0; i < R2_QUESTIONS; i++) {
+        if (p->asking.by[i].ep)
             return true;
     }
     return false;
@@ -326,6 +361,6 @@ bool r2_peer_is_asking(const struct r2_peer *p)
 
 void r2_asking_free(struct r2_asking *a)
 {
-    for (int l = 0; l < R2_MAX_NICS; l++)
-        free(a->by[l].grave);
+    for (int i = 0; i < R2_QUESTIONS; i++)
+        free(a->by[i].grave);
 }

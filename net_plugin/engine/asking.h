@@ -5,7 +5,11 @@
 #ifndef R2_ENGINE_ASKING_H
 #define R2_ENGINE_ASKING_H
 
-/* R: by one local NIC. */
+/* Of each local NIC one, and behind these R2_MAX_NICS, by local NIC, one that is given more time.
+ */
+#define R2_QUESTIONS (2 * R2_MAX_NICS)
+
+/* R */
 struct r2_question {
     struct r2_ep *ep;       /* the one that is out; NULL: none */
     struct r2_dying *grave; /* as r2_path.grave */
@@ -16,11 +20,11 @@ struct r2_question {
 
 /* Part of a peer. */
 struct r2_asking {
-    struct r2_question by[R2_MAX_NICS]; /* R */
-    uint64_t next_at;                   /* R: no question before */
-    unsigned turn;                      /* R: local NIC of the next one */
-    unsigned nic_asked[R2_MAX_NICS];    /* R: by the peer's NIC: how often */
-    uint64_t refused_from, refused_at;  /* the first and the latest refusal that count; 0: none */
+    struct r2_question by[R2_QUESTIONS]; /* R */
+    uint64_t next_at;                    /* R: no question before */
+    unsigned turn;                       /* R: local NIC of the next one */
+    unsigned nic_asked[R2_MAX_NICS];     /* R: by the peer's NIC: how often since one was patient */
+    uint64_t refused_from, refused_at;   /* the first and the latest refusal that count; 0: none */
     /* By the peer's NIC: its first and its latest one among them; 0: none. */
     uint64_t nic_refused_from[R2_MAX_NICS], nic_refused_at[R2_MAX_NICS];
     uint64_t taken_at[R2_MAX_NICS]; /* by the peer's NIC: when its kernel was last seen to have

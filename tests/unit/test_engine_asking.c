@@ -316,6 +316,72 @@ static void test_the_other_one_answers(void)
     }
 }
 
+/* R: one NIC is left that has met both of the peer's. While one of them is given time, the other is
+ * asked. */
+static void test_patience_keeps_no_other(void)
+{
+    struct r2_ep *was = NULL;
+    uint64_t since = 0, end;
+    bool both = false;
+
+    lose(false, 1);
+    r2_peer_lock(r.conn->peer);
+    r.conn->peer->reached[0] |= 2;
+    r2_peer_unlock(r.conn->peer);
+    for (end = r2_now_ns() + 15 * R2_NS_PER_S; !both && r2_now_ns() < end;) {
+        struct r2_ep *e = trial_of(0, 0);
+        uint64_t now = r2_now_ns();
+
+        since = e == was ? since : now;
+        was = e;
+        both = e && now - since > 400 * R2_NS_PER_MS && trial_of(0, 1);
+        fake_sleep_ms(1);
+    }
+    CHECK(both);
+    CHECK_EQ(remote_test(req, 0, NULL), 0);
+    remote_end(&r);
+}
+
+/* R: refusals of one NIC have gone on, and another is being given time to answer: it is waited for,
+ * and heard. */
+static void test_the_patient_one_is_waited_for(void)
+{
+    bool heard = false;
+
+    for (int i = 0; i < 5 && !heard; i++) { /* it may be over before it was looked at */
+        struct r2_ep *was = NULL, *e = NULL;
+        uint64_t since = r2_now_ns(), now = since, end = now + 15 * R2_NS_PER_S;
+        struct r2_asking *a;
+        int rc;
+
+        lose(false, 2);
+        while (now < end && !(e && now - since > 500 * R2_NS_PER_MS)) {
+            e = trial(1);
+            now = r2_now_ns();
+            since = e == was ? since : now;
+            was = e;
+            fake_sleep_ms(1);
+        }
+        CHECK(e);
+        r2_peer_lock(r.conn->peer);
+        a = &r.conn->peer->asking;
+        now = r2_now_ns();
+        a->refused_from = a->nic_refused_from[0] = now - 2500 * R2_NS_PER_MS;
+        a->refused_at = a->nic_refused_at[0] = now;
+        r2_peer_unlock(r.conn->peer);
+        rc = remote_test(req, 300, NULL);
+        if (trial(1) == e) {
+            CHECK_EQ(rc, 0);
+            end_trial(e, EALREADY);
+            r2_peer_lock(r.conn->peer);
+            heard = a->refused_from == 0;
+            r2_peer_unlock(r.conn->peer);
+        }
+        remote_end(&r);
+    }
+    CHECK(heard);
+}
+
 static const struct check_test tests[] = {
     {"one_refusal", test_one_refusal},
     {"process_is_gone", test_process_is_gone},
@@ -333,6 +399,8 @@ static const struct check_test tests[] = {
     {"silence_of_one_keeps_no_other", test_silence_of_one_keeps_no_other},
     {"old_refusals_prove_nothing", test_old_refusals_prove_nothing},
     {"some_questions_are_patient", test_some_questions_are_patient},
+    {"patience_keeps_no_other", test_patience_keeps_no_other},
+    {"the_patient_one_is_waited_for", test_the_patient_one_is_waited_for},
     {0},
 };
 
