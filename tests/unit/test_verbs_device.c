@@ -318,6 +318,23 @@ static void test_one_dead_device(void)
     finish();
 }
 
+/* A device that failed destroys no queue pair of flushes. When it is taken out of the node at last,
+ * nothing of it is kept, so that it is closed. */
+static void test_let_go_when_removed(void)
+{
+    begin();
+    bed_script("!refuse fv0 destroy 1000");
+    bed_script("!fatal fv0");
+    bed_ms(1500); /* longer than its removal is waited for */
+    CHECK_EQ(bed_script("closed"), 0);
+    bed_script("!remove fv0");
+    for (int ms = 0; ms < BED_WAIT_MS && !bed_script("closed"); ms++)
+        bed_ms(1);
+    CHECK_EQ(bed_script("closed"), 1);
+    bed_script("!restore fv0");
+    finish();
+}
+
 static const struct check_test tests[] = {
     {"announced", test_announced},
     {"flush_shows_all", test_flush_shows_all},
@@ -327,6 +344,7 @@ static const struct check_test tests[] = {
     {"one_dead_device", test_one_dead_device},
     {"waits_for_a_nic", test_waits_for_a_nic},
     {"no_nic_comes_back", test_no_nic_comes_back},
+    {"let_go_when_removed", test_let_go_when_removed},
     {0},
 };
 

@@ -20,6 +20,7 @@
 /* What it is made of, of one device, which it uses. */
 struct parts {
     struct r2_cmd unmake;
+    struct r2_list node; /* r2_hca.unflushed, its command thread's */
     struct r2_hca *hca;
     struct ibv_cq *cq;
     struct ibv_qp *qp;
@@ -76,10 +77,23 @@ static void unmake(struct parts *p)
     if (p->cq && !left)
         r2_ibv.destroy_cq(p->cq);
     left |= p->mr && r2_ibv.dereg_mr(p->mr);
-    if (left && !r2_hca_removed(p->hca))
-        return; /* the device may still write to `byte` */
+    if (left && !r2_hca_removed(p->hca)) {
+        r2_list_add_tail(&p->hca->unflushed, &p->node); /* the device may still write to `byte` */
+        return;
+    }
     r2_hca_unuse(p->hca);
     free(p);
+}
+
+void r2_vflush_forget(struct r2_hca *hca)
+{
+    struct r2_list *n;
+
+    while ((n = r2_list_first(&hca->unflushed))) {
+        r2_list_del(n);
+        r2_hca_unuse(hca);
+        free(R2_CONTAINER_OF(n, struct parts, node));
+    }
 }
 
 static void run_unmake(struct r2_cmd *cmd)

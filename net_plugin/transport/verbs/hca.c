@@ -197,6 +197,7 @@ static void run_forget(struct r2_cmd *cmd)
     struct r2_hca *hca = R2_CONTAINER_OF(cmd, struct r2_hca, forget);
 
     r2_verbs_purge(hca);
+    r2_vflush_forget(hca);
     r2_hca_unuse(hca);
 }
 
@@ -222,6 +223,7 @@ struct r2_hca *r2_hca_new(int slot, const char *name)
     r2_list_init(&hca->purge.node);
     r2_list_init(&hca->forget.node);
     r2_list_init(&hca->held);
+    r2_list_init(&hca->unflushed);
     hca->open.run = run_open;
     hca->purge.run = run_purge;
     hca->forget.run = run_forget;

@@ -89,8 +89,10 @@ struct r2_hca {
     struct r2_io_fd async;
     struct r2_task leave;              /* after its events are listened to no more */
     struct r2_cmd open, purge, forget; /* open: of start.c at the start, else of hca.c */
-    struct r2_list held;  /* its command thread's: what it did not deregister (mr.c), each used */
-    int forgotten;        /* of those: what there was no memory to remember by */
+    struct r2_list held; /* its command thread's: what it did not deregister (mr.c), each used */
+    int forgotten;       /* of those: what there was no memory to remember by */
+    struct r2_list
+        unflushed;        /* its command thread's: what it did not destroy (flush.c), each used */
     pthread_mutex_t lock; /* cmds, busy_since, users */
     pthread_cond_t more;
     struct r2_list cmds;
@@ -396,6 +398,8 @@ void r2_cmd_give(struct r2_hca *hca, struct r2_cmd *cmd, void (*run)(struct r2_c
 void r2_vflush_start(struct r2_vnic *nic);
 /* The NIC's device is gone. */
 void r2_vflush_stop(struct r2_vnic *nic);
+/* On the command thread: the device was removed, and with it what it did not destroy. */
+void r2_vflush_forget(struct r2_hca *hca);
 int r2_verbs_flush_memory(int nic, const struct r2_mr_keys *keys, const void *at, uint64_t *ticket);
 int r2_verbs_flushed(int nic, uint64_t ticket);
 
