@@ -12,36 +12,37 @@ import hashlib
 import importlib
 import json
 import os
+import pickle
 import socket
 import sys
 import time
 from typing import Any
 
 cupy: Any = importlib.import_module("cupy")
-nccl: Any = importlib.import_module("cupy.cuda").nccl
+nccl: Any = importlib.import_module("cupy.cuda.nccl")  # cupy.cuda does not import it
 
 
 def emit(**values: Any) -> None:
     print(json.dumps(values), flush=True)
 
 
-def share_id(rank: int, world: int) -> tuple[int, ...]:
-    """The id of rank 0, over a socket of our own. CuPy hands it out as signed bytes."""
+def share_id(rank: int, world: int) -> Any:
+    """The id of rank 0, over a socket of our own: bytes, or signed bytes in a tuple (CuPy 13)."""
     at = (os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))
     if rank == 0:
-        own = tuple(nccl.get_unique_id())
+        own = nccl.get_unique_id()
         with socket.create_server(at) as server:
             for _ in range(world - 1):
                 conn, _where = server.accept()
                 with conn:
-                    conn.sendall(json.dumps(own).encode())
+                    conn.sendall(pickle.dumps(own))
         return own
     deadline = time.monotonic() + 60
     while True:
         try:
-            with socket.create_connection(at, timeout=30) as conn, conn.makefile() as text:
-                return tuple(json.loads(text.read()))
-        except OSError:
+            with socket.create_connection(at, timeout=30) as conn, conn.makefile("rb") as file:
+                return pickle.load(file)
+        except (OSError, EOFError):
             if time.monotonic() > deadline:
                 raise
             time.sleep(0.05)
@@ -54,6 +55,9 @@ def main() -> int:
     p.add_argument("--size", type=int, default=8 << 20, help="bytes of an AllReduce")
     p.add_argument("--backend", default="nccl")
     opts = p.parse_args()
+    if not nccl.available:
+        print("cupy_app: CuPy finds no libnccl.so.2: set NCCL_LIB", file=sys.stderr)
+        return 2
     rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     cupy.cuda.Device(int(os.environ["LOCAL_RANK"])).use()
     comm = nccl.NcclCommunicator(world, share_id(rank, world), rank)

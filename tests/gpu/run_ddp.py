@@ -196,8 +196,9 @@ def exact(setup: Setup, opts: argparse.Namespace) -> dict[str, Any]:
 
 
 def wait_for_steps(job: Job, count: int, timeout: float) -> bool:
+    """False: not within that time, or every rank ended first."""
     deadline = time.monotonic() + timeout
-    while time.monotonic() < deadline:
+    while time.monotonic() < deadline and any(proc.poll() is None for proc in job.procs):
         if sum(1 for _, text in job.lines if step_of(text) is not None) >= count:
             return True
         time.sleep(0.01)

@@ -11,6 +11,7 @@ import importlib
 import json
 import os
 import shutil
+import socket
 import subprocess
 import sys
 import textwrap
@@ -186,6 +187,43 @@ def test_job_reports_codes_and_kills_what_hangs(tmp_path: Path) -> None:
     for pid in ended.pids:
         with pytest.raises(ProcessLookupError):
             os.kill(pid, 0)
+
+
+def test_a_job_that_has_ended_is_not_waited_for(tmp_path: Path) -> None:
+    rank = script(tmp_path, "rank", "raise SystemExit(1)")
+    job = jobs.Job(LocalBed(), jobs.Shape(2, 1), [str(rank)])
+    job.start()
+    began = time.monotonic()
+    assert not run_ddp.wait_for_steps(job, 20, 300)
+    assert time.monotonic() - began < 150
+    assert job.wait(60).codes == [1, 1]
+
+
+def cupy_of(tmp_path: Path, own_id: str) -> None:
+    """A package as CuPy is one: cupy.cuda does not import nccl."""
+    place = tmp_path / "cupy" / "cuda"
+    place.mkdir(parents=True)
+    (tmp_path / "cupy" / "__init__.py").write_text("")
+    (place / "__init__.py").write_text("")
+    (place / "nccl.py").write_text(f"available = True\ndef get_unique_id(): return {own_id}\n")
+
+
+@pytest.mark.parametrize("own_id", ["bytes(range(128))", "tuple(range(-64, 64))"])
+def test_ranks_of_cupy_meet_with_the_id_as_it_was_given(tmp_path: Path, own_id: str) -> None:
+    cupy_of(tmp_path, own_id)
+    body = "import cupy_app as a, os\nprint(repr(a.share_id(int(os.environ['RANK']), 3)))\n"
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    env = os.environ | {"PYTHONPATH": f"{tmp_path}:{GPU}", "MASTER_ADDR": "127.0.0.1",
+                        "MASTER_PORT": str(port)}
+    ranks = [subprocess.Popen([sys.executable, "-c", body], env=env | {"RANK": str(r)}, text=True,
+                              stdout=subprocess.PIPE, stderr=subprocess.PIPE) for r in range(3)]
+    try:
+        said = [rank.communicate(timeout=120) for rank in ranks]
+    finally:
+        for rank in ranks:
+            rank.kill()
+    assert [text for text, _ in said] == [f"{eval(own_id)!r}\n"] * 3, said
 
 
 def test_largest_gap() -> None:
