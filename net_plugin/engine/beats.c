@@ -115,7 +115,8 @@ static struct r2_hb_watch watch_of(struct r2_path *path, uint64_t now)
         .misses = r2_eng.set->heartbeat_misses,
         .unanswered = path->hb_unanswered,
         .beat_age = now - path->hb_sent_at,
-        .look_age = now - path->hb_at,
+        .look_age =
+            path->hb_at ? now - path->hb_at : UINT64_MAX, /* 0: now, however young the clock */
         .asked = path->hb_asked_for == path->rate.delivered + 1,
         .srtt = path->rtt_ns,
         .var = path->rttvar_ns,

@@ -126,7 +126,8 @@ static void mount_all(void)
         if (mount(what[i][0], what[i][1], what[i][0], 0, NULL) != 0)
             fprintf(stderr, "agent: mount %s: %s\n", what[i][1], strerror(errno));
     }
-    symlink("/proc/self/fd", "/dev/fd");
+    if (symlink("/proc/self/fd", "/dev/fd") != 0)
+        fprintf(stderr, "agent: /dev/fd: %s\n", strerror(errno));
     mkdir("/dev/pts", 0755);
     mount("devpts", "/dev/pts", "devpts", 0, NULL);
 }
