@@ -80,7 +80,7 @@ def nccl_tests(name: str, what: str, args: str, seconds: int = 50) -> Row:
     return Row(name, what, "run_nccl_tests.py", args, seconds)
 
 
-# Those without any run come first.
+# Those that were run last come first.
 ROWS = (
     megatron("megatron-tp", "tensor parallel 2", "--train tp=2"),
     megatron("megatron-dp", "data parallel 2, distributed optimizer, overlapped",
