@@ -477,10 +477,8 @@ struct r2_seconds *r2_follow_seconds(const struct r2_follow *f)
 
 void r2_follow_time(struct r2_follow *f, uint64_t bytes, bool under, void *stream)
 {
-    const uint64_t note[] = {[R2_TIMING_BYTES] = bytes, [R2_TIMING_EPOCH] = under ? f->epoch : 0};
-
     if (f->timing && f->seconds && !f->trace.replay && bytes >= R2_FOLLOW_ELIGIBLE)
-        r2_timing_start(f->timing, note, stream);
+        r2_timing_start(f->timing, bytes, under ? f->epoch : 0, stream);
 }
 
 void r2_follow_timed(struct r2_follow *f, void *stream, bool good)
@@ -499,6 +497,7 @@ void r2_follow_revoked(struct r2_follow *f)
 
 void r2_follow_abort(struct r2_follow *f)
 {
+    r2_timing_abort(f->timing);
     r2_agree_abort(f->agree);
     if (f->seconds)
         r2_seconds_end(f->seconds, true);

@@ -376,12 +376,14 @@ void r2_leader_reported(struct r2_follow *f, int rank, const struct r2_agree_rep
 /* Measured operations, of stock or of what runs now. */
 static void sample(struct r2_follow *f)
 {
-    uint64_t note[2], epoch, ns;
+    uint64_t note[R2_TIMING_NOTES], epoch, ns;
 
     for (int i = 0; i < R2_TIMING_WATCHES; i++) {
         if (!f->timing || !r2_timing_take(f->timing, &ns, note))
             return;
         epoch = note[R2_TIMING_EPOCH];
+        if (note[R2_TIMING_BEGUN] < f->policy.event_ns)
+            continue; /* nodes were in another state */
         if (r2_settings_get()->plan_withdraw && (!epoch || epoch == f->switch_epoch))
             r2_policy_sample(&f->policy, epoch ? f->policy.current : 0, note[R2_TIMING_BYTES], ns);
     }

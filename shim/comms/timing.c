@@ -10,6 +10,7 @@
 
 #include "api/call.h"
 #include "comms/watch.h"
+#include "util/clock.h"
 #include "util/log.h"
 
 #define LOOK_MS 250
@@ -19,20 +20,48 @@ static pthread_cond_t wake = PTHREAD_COND_INITIALIZER;
 static struct r2_timing *all; /* others add at its head, the thread alone takes away */
 static bool running;
 
-/* Everything that the driver does for `t`; no lock is held. True: it is over. */
-static bool attend(struct r2_timing *t)
-{
-    /* Acquire: whoever ended it has stopped timing. */
-    bool ended = atomic_load_explicit(&t->ended, memory_order_acquire), news = false;
+/* Whose the events are. FREE: anybody's who takes them; ASKED: the thread's, for a moment; OWNER:
+ * r2_timing_free destroys them; LEFT: the thread has to; GONE: they are destroyed. Each step is
+ * acquire and release: who takes them sees what was done to them before. */
+enum { FREE, ASKED, OWNER, LEFT, GONE };
 
-    if (r2_device_enter(t->device) == 0)
-        for (int i = 0; i < R2_TIMING_WATCHES && !ended; i++)
-            news |= r2_device_watch_poll(&t->watches[i]);
+static bool step(struct r2_timing *t, int from, int to)
+{
+    return atomic_compare_exchange_strong_explicit(&t->turn, &from, to, memory_order_acq_rel,
+                                                   memory_order_acquire);
+}
+
+static void destroy_events(struct r2_timing *t)
+{
+    for (int i = 0; i < R2_TIMING_WATCHES; i++)
+        r2_device_watch_free(&t->watches[i]);
+}
+
+static void ask(struct r2_timing *t)
+{
+    bool any = false, news = false;
+
+    for (int i = 0; i < R2_TIMING_WATCHES; i++)
+        any |= r2_device_watch_asks(&t->watches[i]);
+    if (!any || r2_device_enter(t->device))
+        return;
+    for (int i = 0; i < R2_TIMING_WATCHES; i++)
+        news |= r2_device_watch_poll(&t->watches[i]);
     if (news)
         r2_watch_wake();
-    for (int i = 0; i < R2_TIMING_WATCHES && ended; i++)
-        r2_device_watch_free(&t->watches[i]);
-    return ended;
+}
+
+/* The thread's part for `t`; no lock is held. True: it is over. */
+static bool attend(struct r2_timing *t)
+{
+    if (step(t, FREE, ASKED)) {
+        ask(t);
+        if (step(t, ASKED, FREE))
+            return false; /* else it was left to us meanwhile */
+    }
+    if (step(t, LEFT, GONE))
+        destroy_events(t);
+    return atomic_load_explicit(&t->turn, memory_order_acquire) == GONE;
 }
 
 /* Which comes after `t`, the first for NULL. */
@@ -127,14 +156,16 @@ struct r2_timing *r2_timing_new(int device)
     return t;
 }
 
-void r2_timing_start(struct r2_timing *t, const uint64_t note[2], void *stream)
+void r2_timing_start(struct r2_timing *t, uint64_t bytes, uint64_t epoch, void *stream)
 {
     struct r2_device_watch *watch = &t->watches[t->timed % R2_TIMING_WATCHES];
 
     t->now = NULL;
     if (r2_device_watch_start(watch, stream))
         return;
-    memcpy(watch->note, note, sizeof(watch->note));
+    watch->note[R2_TIMING_BYTES] = bytes;
+    watch->note[R2_TIMING_EPOCH] = epoch;
+    watch->note[R2_TIMING_BEGUN] = r2_now_ns();
     t->now = watch;
 }
 
@@ -149,7 +180,7 @@ void r2_timing_stop(struct r2_timing *t, void *stream, bool good)
     t->timed++;
 }
 
-bool r2_timing_take(struct r2_timing *t, uint64_t *ns, uint64_t note[2])
+bool r2_timing_take(struct r2_timing *t, uint64_t *ns, uint64_t note[R2_TIMING_NOTES])
 {
     for (int i = 0; i < R2_TIMING_WATCHES; i++)
         if (r2_device_watch_take(&t->watches[i], ns, note))
@@ -157,14 +188,24 @@ bool r2_timing_take(struct r2_timing *t, uint64_t *ns, uint64_t note[2])
     return false;
 }
 
+void r2_timing_abort(struct r2_timing *t)
+{
+    if (t)
+        atomic_store_explicit(&t->aborted, true, memory_order_relaxed); /* says only: do not call */
+}
+
 void r2_timing_free(struct r2_timing *t)
 {
-    if (t && t->polled) {
-        /* Release: with all that was done to it. It is the thread's from here on. */
-        atomic_store_explicit(&t->ended, true, memory_order_release);
+    if (!t)
         return;
+    if (!t->polled) { /* no thread knows it */
+        destroy_events(t);
+        free(t);
+    } else if (!atomic_load_explicit(&t->aborted, memory_order_relaxed) && step(t, FREE, OWNER)) {
+        destroy_events(t);
+        step(t, OWNER, GONE); /* the thread's from here on */
+    } else {
+        while (!step(t, ASKED, LEFT) && !step(t, FREE, LEFT))
+            ; /* the thread is between the two: a few instructions */
     }
-    for (int i = 0; t && i < R2_TIMING_WATCHES; i++)
-        r2_device_watch_free(&t->watches[i]); /* none, but where no thread could be started */
-    free(t);
 }

@@ -14,8 +14,9 @@
 
 #define R2_TIMING_WATCHES 16 /* operations that are timed between two looks at them */
 
-/* What stopwatches note: bytes of the operation, epoch of the plan that it ran under or 0. */
-enum { R2_TIMING_BYTES, R2_TIMING_EPOCH };
+/* What stopwatches note: bytes of the operation, epoch of the plan that it ran under or 0, when it
+ * was handed over (r2_now_ns; r2_timing_start notes it). */
+enum { R2_TIMING_BYTES, R2_TIMING_EPOCH, R2_TIMING_BEGUN, R2_TIMING_NOTES };
 
 struct r2_timing {
     int device;
@@ -23,24 +24,27 @@ struct r2_timing {
     /* the thread that times */
     unsigned timed; /* operations that a watch was started for */
     struct r2_device_watch *now;
-    bool polled; /* the process's thread knows it */
-    /* that thread's */
-    atomic_bool ended;
+    bool polled;     /* the process's thread knows it */
+    atomic_int turn; /* whose the driver's part is: timing.c */
+    atomic_bool aborted;
     struct r2_timing *next;
 };
 
 /* Of a communicator on this device, or NULL. */
 struct r2_timing *r2_timing_new(int device);
-/* Around an operation that this thread puts on `stream`: note is what r2_timing_take gives back.
+/* Around an operation that this thread puts on `stream`: what r2_timing_take gives back.
  * Nothing is timed while all watches are in use, or the stream is being captured. */
-void r2_timing_start(struct r2_timing *t, const uint64_t note[2], void *stream);
+void r2_timing_start(struct r2_timing *t, uint64_t bytes, uint64_t epoch, void *stream);
 /* good false: the operation was refused. */
 void r2_timing_stop(struct r2_timing *t, void *stream, bool good);
 /* The next operation whose time is known: true. One thread, which may hold locks: no call of the
  * driver, no wait. */
-bool r2_timing_take(struct r2_timing *t, uint64_t *ns, uint64_t note[2]);
-/* Nobody times or takes any more. Never waits: with CUDA its thread frees it, when the driver
- * answers. */
+bool r2_timing_take(struct r2_timing *t, uint64_t *ns, uint64_t note[R2_TIMING_NOTES]);
+/* Its communicator is being aborted: r2_timing_free makes no call of the driver. */
+void r2_timing_abort(struct r2_timing *t);
+/* Nobody times or takes any more. Its events are destroyed when this returns, so that the
+ * application may end its device; but while the driver is being asked about them, and after an
+ * abort, that is left to the thread: nothing is waited for. */
 void r2_timing_free(struct r2_timing *t);
 
 #endif

@@ -6,11 +6,13 @@
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stddef.h>
+#include <string.h>
 
 #include "device/device.h"
 #include "util/clock.h"
 
 #define CUDA_DISABLE_NOTHING 0 /* flags of an event: with timing */
+#define CUDA_NOT_READY 600
 #define CUDA_CAPTURE_NONE 0
 #define CUDA_CAPTURE_RELAXED 2
 
@@ -147,26 +149,34 @@ void r2_device_watch_stop(struct r2_device_watch *w, void *stream, bool good)
     atomic_store_explicit(&w->state, good ? next : IDLE, memory_order_release);
 }
 
+bool r2_device_watch_asks(const struct r2_device_watch *w)
+{
+    return atomic_load_explicit(&w->state, memory_order_acquire) == STOPPED;
+}
+
 bool r2_device_watch_poll(struct r2_device_watch *w)
 {
     float ms = 0;
     bool known;
+    int rc;
 
-    if (atomic_load_explicit(&w->state, memory_order_acquire) != STOPPED ||
-        cuda.event_query(w->events[1]))
+    if (!r2_device_watch_asks(w))
         return false;
-    known = cuda.event_elapsed(&ms, w->events[0], w->events[1]) == 0;
+    rc = cuda.event_query(w->events[1]);
+    if (rc == CUDA_NOT_READY)
+        return false;
+    /* What will never be known (an error of the device that stays) is forgotten. */
+    known = rc == 0 && cuda.event_elapsed(&ms, w->events[0], w->events[1]) == 0;
     w->ns = (uint64_t)((double)ms * 1e6);
     atomic_store_explicit(&w->state, known ? KNOWN : IDLE, memory_order_release);
     return known;
 }
 
-bool r2_device_watch_take(struct r2_device_watch *w, uint64_t *ns, uint64_t note[2])
+bool r2_device_watch_take(struct r2_device_watch *w, uint64_t *ns, uint64_t note[R2_DEVICE_NOTES])
 {
     if (atomic_load_explicit(&w->state, memory_order_acquire) != KNOWN)
         return false;
-    note[0] = w->note[0];
-    note[1] = w->note[1];
+    memcpy(note, w->note, sizeof(w->note));
     *ns = w->ns;
     atomic_store_explicit(&w->state, IDLE, memory_order_release);
     return true;

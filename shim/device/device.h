@@ -28,24 +28,27 @@ uint64_t r2_device_free_bytes(void);
  * on the stream, between other work and without a wait. Three threads share it, each of them one
  * only: one starts and stops it, one asks the driver (poll), which may block for as long as another
  * thread's call does, and one takes what is known and never waits. */
+#define R2_DEVICE_NOTES 3
 struct r2_device_watch {
     atomic_int state;
     bool device;
     void *events[2];
     uint64_t begin_ns, ns;
-    uint64_t note[2]; /* the caller's, written between start and stop */
+    uint64_t note[R2_DEVICE_NOTES]; /* the caller's, written between start and stop */
 };
 /* 0; -EBUSY: the last time was not read yet, or the stream is being captured; -EIO. */
 int r2_device_watch_start(struct r2_device_watch *w, void *stream);
 /* good false: forget it. */
 void r2_device_watch_stop(struct r2_device_watch *w, void *stream, bool good);
+/* Whether the driver is to be asked. */
+bool r2_device_watch_asks(const struct r2_device_watch *w);
 /* Asks CUDA's driver whether the time is known; true: it is now, r2_device_watch_take has it. For a
  * thread that holds no lock and has entered the device, since asking for an event can break another
  * thread's capture. On the host there is nothing to ask. */
 bool r2_device_watch_poll(struct r2_device_watch *w);
 /* True once, when the time is known, with the notes of its start. */
-bool r2_device_watch_take(struct r2_device_watch *w, uint64_t *ns, uint64_t note[2]);
-/* Events are the driver's, too: for the thread that polls. */
+bool r2_device_watch_take(struct r2_device_watch *w, uint64_t *ns, uint64_t note[R2_DEVICE_NOTES]);
+/* Nobody uses it any more. Asks the driver, too. */
 void r2_device_watch_free(struct r2_device_watch *w);
 
 #endif

@@ -38,6 +38,7 @@ void r2_policy_event(struct r2_policy *p, uint64_t now_ns)
     }
     p->stock = p->plan = (struct r2_policy_speeds){0};
     p->predicted = 0;
+    p->event_ns = now_ns;
     p->slow_once = false; /* the second look must be at the same state */
 }
 

@@ -69,7 +69,8 @@ struct r2_policy {
     struct r2_policy_ban banned[8];
     unsigned nbanned;
     struct r2_policy_speeds stock, plan;
-    double predicted; /* what stock would take, ns per byte; 0: not known */
+    double predicted;  /* what stock would take, ns per byte; 0: not known */
+    uint64_t event_ns; /* the newest event: what began before it was in another state */
     /* What stock took in the state before this one, and what was predicted for it. */
     struct r2_policy_speeds before;
     double predicted_before;

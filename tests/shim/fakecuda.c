@@ -67,11 +67,20 @@ int cuMemGetInfo_v2(size_t *left, size_t *total)
     return current ? 0 : 201;
 }
 
+static atomic_int events;
+
+API int fake_cuda_events(void); /* that were made and not destroyed */
+int fake_cuda_events(void)
+{
+    return atomic_load(&events);
+}
+
 API int cuEventCreate(void **event, unsigned flags);
 int cuEventCreate(void **event, unsigned flags)
 {
     (void)flags;
     *event = calloc(1, sizeof(struct timespec));
+    atomic_fetch_add(&events, *event != NULL);
     return *event ? 0 : 2;
 }
 
@@ -84,7 +93,14 @@ int cuEventRecord(void *event, void *stream)
     return 0;
 }
 
-static atomic_int hold, held;
+static atomic_int hold, held, slow, answer;
+
+API void fake_cuda_answer(int is_slow, int what); /* of questions about events, from now on */
+void fake_cuda_answer(int is_slow, int what)
+{
+    atomic_store(&slow, is_slow);
+    atomic_store(&answer, what);
+}
 
 API void fake_cuda_hold(int on);
 void fake_cuda_hold(int on)
@@ -103,15 +119,19 @@ int cuEventQuery(void *event)
 {
     int mode = 2;
 
-    atomic_fetch_add(&held, 1);
-    while (atomic_load(&hold))
+    if (atomic_load(&hold)) {
+        atomic_fetch_add(&held, 1);
+        while (atomic_load(&hold))
+            nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
+        atomic_fetch_sub(&held, 1);
+    }
+    if (atomic_load(&slow))
         nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
-    atomic_fetch_sub(&held, 1);
     cuThreadExchangeStreamCaptureMode(&mode);
     if (mode != 2)
         abort(); /* could break another thread's capture */
     (void)event;
-    return 0;
+    return atomic_load(&answer);
 }
 
 API int cuEventElapsedTime(float *ms, void *from, void *to);
@@ -126,6 +146,7 @@ int cuEventElapsedTime(float *ms, void *from, void *to)
 API int cuEventDestroy_v2(void *event);
 int cuEventDestroy_v2(void *event)
 {
+    atomic_fetch_sub(&events, 1);
     free(event);
     return 0;
 }

@@ -393,7 +393,7 @@ static void captured(struct rank *me)
 {
     r2_nccl_comm x = me->comm, y;
     struct r2_device_watch watch = {0};
-    uint64_t ns = 0, note[2];
+    uint64_t ns = 0, note[R2_DEVICE_NOTES];
 
     agree(me, 1, false);
     CHECK(!made(me));

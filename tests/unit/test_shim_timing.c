@@ -7,17 +7,36 @@
 static struct {
     void (*hold)(int on);
     int (*held)(void);
+    int (*events)(void);
+    void (*answer)(int is_slow, int what);
 } driver;
+
+/* Whether that many events are left, at most 20 s from now. */
+static bool events_left(int n)
+{
+    for (int i = 0; i < 20000 && driver.events() != n; i++)
+        usleep(1000);
+    return driver.events() == n;
+}
 
 /* One that does not come back is a hang: no more than this. */
 static void begin_to_hold(struct rank *me)
 {
+    CHECK_EQ(driver.held(), 0);
     driver.hold(1);
     for (int i = 0; i < 20000 && !driver.held(); i++) {
         CHECK_EQ(reduce(me->comm, BIG), 0);
         usleep(1000);
     }
     CHECK(driver.held() > 0);
+    CHECK(me->follow->timing->polled); /* its own operations are what is asked about */
+}
+
+static void no_longer(void)
+{
+    driver.hold(0);
+    CHECK(events_left(0));
+    CHECK_EQ(driver.held(), 0);
 }
 
 /* The leader's thread waits for the driver; a plan is agreed, made, taken, and taken back. */
@@ -28,17 +47,18 @@ static void plans(struct rank *me)
     pthread_barrier_wait(&together);
     take_plan(me, 1);
     agree(me, 0, false);
-    if (me->rank == 0) {
+    if (me->rank == 0)
         CHECK(driver.held() > 0); /* all the time */
-        driver.hold(0);
-    }
     pthread_barrier_wait(&together);
-    CHECK_EQ(ncclCommDestroy(me->comm), 0);
+    CHECK_EQ(ncclCommDestroy(me->comm), 0); /* does not wait for it either */
 }
 
 static void test_plans(void)
 {
     run_all(plans);
+    CHECK(driver.held() > 0);
+    CHECK(driver.events() > 0);
+    no_longer();
 }
 
 /* A watchdog's abort ends a kernel that the driver's own call waits for: it must not wait too. */
@@ -52,40 +72,107 @@ static void aborts(struct rank *me)
     begin = r2_now_ns();
     CHECK_EQ(ncclCommAbort(me->comm), 0);
     CHECK(r2_now_ns() - begin < 20 * R2_NS_PER_S);
-    pthread_barrier_wait(&together);
-    if (me->rank == 0) {
-        CHECK(driver.held() > 0);
-        driver.hold(0);
-    }
 }
 
 static void test_aborts(void)
 {
-    run_all(aborts);
-    run_all(aborts); /* and the next communicator is looked after again */
+    for (int i = 0; i < 2; i++) { /* the next communicator is looked after again */
+        run_all(aborts);
+        CHECK(driver.held() > 0);
+        no_longer();
+    }
 }
 
-/* Many communicators come and go while their operations are timed: each watch is freed once, after
- * all that is done to it (sanitizers look). */
+/* Many communicators come and go while they are asked about, or not: when a destroy returns their
+ * events are gone, but for those that the driver is being asked about, which follow. */
 static void comes_and_goes(struct rank *me)
 {
     for (int i = 0; i < 300; i++)
         CHECK_EQ(reduce(me->comm, BIG), 0);
-    if (me->rank == 0) /* while it is asked, or not */
+    if (me->rank == 0)
         usleep((useconds_t)(r2_now_ns() % 3) * 100000);
     CHECK_EQ(ncclCommDestroy(me->comm), 0);
 }
 
 static void test_comes_and_goes(void)
 {
-    for (int i = 0; i < 12; i++)
+    int gone = 0;
+
+    driver.answer(1, 0);
+    for (int i = 0; i < 12; i++) {
         run_all(comes_and_goes);
+        gone += driver.events() == 0;
+        CHECK(events_left(0));
+    }
+    CHECK_GE(gone, 4);
+    driver.answer(0, 0);
+}
+
+/* Until so many operations of stock are known to the leader. */
+static unsigned measured(struct rank *me, unsigned wanted)
+{
+    unsigned n = 0;
+
+    for (int i = 0; i < 10000 && n < wanted; i++) {
+        CHECK_EQ(reduce(me->comm, BIG), 0);
+        usleep(1000);
+        pthread_mutex_lock(&me->follow->lock);
+        n = r2_policy_measured(&me->follow->policy);
+        pthread_mutex_unlock(&me->follow->lock);
+    }
+    return n;
+}
+
+/* What the driver says reaches the planner: times, but not of what began before the nodes changed;
+ * an error is no time, and ends nothing. */
+static void known(struct rank *me)
+{
+    struct r2_follow *f = me->follow;
+    unsigned before;
+
+    CHECK_EQ(reduce(me->comm, BIG), 0); /* they meet */
+    if (me->rank == 0) {
+        CHECK_GE(measured(me, 4), 4);
+        driver.answer(0, 700); /* an illegal address, say */
+        before = f->timing->timed;
+        for (int i = 0; i < 3 * R2_TIMING_WATCHES; i++) {
+            CHECK_EQ(reduce(me->comm, BIG), 0);
+            usleep(20000);
+        }
+        CHECK_GT(f->timing->timed, before + R2_TIMING_WATCHES);
+        driver.answer(0, 0);
+        pthread_mutex_lock(&f->lock);
+        r2_policy_event(&f->policy, r2_now_ns());
+        pthread_mutex_unlock(&f->lock);
+        CHECK_GE(measured(me, 4), 4);
+        driver.hold(1); /* and these are asked about when it is over */
+        for (int i = 0; i < 2 * R2_TIMING_WATCHES; i++)
+            CHECK_EQ(reduce(me->comm, BIG), 0);
+        pthread_mutex_lock(&f->lock);
+        r2_policy_event(&f->policy, r2_now_ns());
+        pthread_mutex_unlock(&f->lock);
+        driver.hold(0);
+        for (int i = 0; i < R2_TIMING_WATCHES;) /* until all are read */
+            i = atomic_load(&f->timing->watches[i].state) ? (usleep(1000), 0) : i + 1;
+        pthread_mutex_lock(&f->lock);
+        CHECK_EQ(r2_policy_measured(&f->policy), 0);
+        pthread_mutex_unlock(&f->lock);
+    }
+    pthread_barrier_wait(&together);
+    CHECK_EQ(ncclCommDestroy(me->comm), 0);
+}
+
+static void test_known(void)
+{
+    run_all(known);
+    CHECK(events_left(0));
 }
 
 static const struct check_test tests[] = {
     {"plans", test_plans},
     {"aborts", test_aborts},
     {"comes_and_goes", test_comes_and_goes},
+    {"known", test_known},
     {0},
 };
 
@@ -96,7 +183,9 @@ int main(int argc, char **argv)
     CHECK(lib != NULL);
     *(void **)(void *)&driver.hold = dlsym(lib, "fake_cuda_hold");
     *(void **)(void *)&driver.held = dlsym(lib, "fake_cuda_held");
-    CHECK(driver.hold && driver.held);
+    *(void **)(void *)&driver.events = dlsym(lib, "fake_cuda_events");
+    *(void **)(void *)&driver.answer = dlsym(lib, "fake_cuda_answer");
+    CHECK(driver.hold && driver.held && driver.events && driver.answer);
     noop_bed("on");
     setenv("R2CCL_PLAN_FORCE", "0", 1);
     return check_main(argc, argv, tests);
