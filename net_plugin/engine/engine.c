@@ -161,8 +161,15 @@ int r2_engine_init(struct r2_ctx **ctx, uint64_t comm_id, r2_log_fn log)
     return rc;
 }
 
+bool r2_engine_in_child(void)
+{
+    return atomic_load(&r2_eng.inert);
+}
+
 void r2_engine_called_by(unsigned nccl_version, unsigned net_api)
 {
+    if (r2_engine_in_child()) /* the lock may be that of a thread which is not here */
+        return;
     pthread_mutex_lock(&r2_eng.lock);
     r2_eng.nccl_version = nccl_version;
     r2_eng.net_api = net_api;

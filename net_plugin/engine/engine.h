@@ -34,6 +34,10 @@ struct r2_req;    /* one isend or irecv in flight */
  * valid to the process's end. */
 int r2_engine_init(struct r2_ctx **ctx, uint64_t comm_id, r2_log_fn log);
 
+/* In a child that was forked off a process with an engine: nothing works there. Any thread, no
+ * lock. */
+bool r2_engine_in_child(void);
+
 /* Who calls, for operators: NCCL's version number (22809 is 2.28.9) and that of its net API; 0: not
  * known. Before the first listen or connect. */
 void r2_engine_called_by(unsigned nccl_version, unsigned net_api);

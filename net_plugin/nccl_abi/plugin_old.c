@@ -2,6 +2,7 @@
 #include <pthread.h>
 #include <string.h>
 
+#include "engine/engine.h"
 #include "nccl_abi/abi.h"
 #include "util/log.h"
 
@@ -18,7 +19,10 @@ static struct {
 static int r2_old_init(unsigned net_api, r2_nccl_logger log)
 {
     int result = R2_NCCL_SUCCESS;
+    void *none;
 
+    if (r2_engine_in_child()) /* the lock may be that of a thread which is not here */
+        return r2_abi_init(&none, 0, NULL, log, NULL);
     pthread_mutex_lock(&r2_old.lock);
     if (!r2_old.ctx) {
         r2_abi_called_by(net_api, log);

@@ -197,8 +197,8 @@ struct r2_transport_ops {
      * writes at most `max`, returns how many; `seed` gets a hash of each one's hardware. Before
      * `start`, of one thread. */
     int (*ports)(const struct r2_nic *nics, int n, struct r2_nic *out, uint64_t *seed, int max);
-    /* The RDMA device did not answer when `ports` asked for its, so that nobody knows them. After
-     * that, any lock. */
+    /* The RDMA device did not answer when `ports` asked for its, or could not be opened, so that
+     * nobody knows them. After that, any lock. */
     bool (*left_out)(const char *device);
     /* Begins to connect; the outcome is `up` or `failed`. The engine owns one reference.
      * An immediate -errno (no endpoint) is as good as `failed`, and `released` has been said;

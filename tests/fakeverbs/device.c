@@ -286,7 +286,7 @@ FV_EXPORT struct ibv_context *ibv_open_device(struct ibv_device *dev)
     pthread_mutex_lock(&fv.lock);
     fv_may_hang(d);
     fv_may_stick(d, FV_AT_OPEN);
-    rc = d->removed || d->unloaded ? -ENODEV : fv_start();
+    rc = d->removed || d->unloaded ? -ENODEV : d->stuck & FV_FAILS ? -EIO : fv_start();
     for (int p = 1; p <= d->n_ports && rc == 0; p++)
         rc = fv_listen(d, p);
     ctx->device = dev;

@@ -41,6 +41,7 @@
 #define FV_AT_DEVICE 4u
 #define FV_AT_GID 8u
 #define FV_AT_PORT(port) (16u << (port)) /* 0: of all */
+#define FV_FAILS (1u << 31)              /* it does not hang: opening it is an error */
 
 struct fv_port {
     bool up, ib;

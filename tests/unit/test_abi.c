@@ -51,6 +51,11 @@ int r2_engine_init(struct r2_ctx **ctx, uint64_t comm_id, r2_log_fn log)
     return give(&ctx_mark, (void **)ctx);
 }
 
+bool r2_engine_in_child(void)
+{
+    return false;
+}
+
 void r2_engine_called_by(unsigned nccl_version, unsigned net_api)
 {
     CHECK_EQ(nccl_version, 0); /* the logger is in no NCCL */

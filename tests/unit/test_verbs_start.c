@@ -253,6 +253,8 @@ static void dead_port(void)
     bed_script("!remove fv0");
     bed_script("!unhang");
     late_ones_go(1, 0);
+    CHECK(told("RDMA device fv0, which this process has left out, "));
+    CHECK(!told("a process that starts now uses it"));
     job_ends();
 }
 
@@ -274,6 +276,20 @@ static void named_port(void)
 
     waited(init("127.0.1.1,fvib:1", "fvib=ib:127.0.3.1", "fvib port1"));
     told_left_out("fvib");
+    CHECK_EQ(r2_engine_devices(&n), 0);
+    CHECK_EQ(n, 1);
+    CHECK(!told("no NICs"));
+    job(0);
+    job_ends();
+}
+
+/* Nor is it where the driver says at once that the device is dead. */
+static void named_port_of_a_failed_one(void)
+{
+    int n;
+
+    CHECK_LT(init("127.0.1.1,fvib:1", "fvib=ib:127.0.3.1", "fvib fail"), BOUND_MS - 500);
+    CHECK(told("RDMA device fvib cannot be opened"));
     CHECK_EQ(r2_engine_devices(&n), 0);
     CHECK_EQ(n, 1);
     CHECK(!told("no NICs"));
@@ -318,6 +334,7 @@ static void forked_meanwhile(void)
     if (pid == 0) {
         struct r2_ctx *ctx;
 
+        r2_engine_called_by(0, 0); /* as NCCL's first call does */
         _exit(r2_engine_init(&ctx, 1, NULL) == -EPERM ? 0 : 1);
     }
     CHECK_GT(pid, 0);
@@ -347,6 +364,7 @@ static struct one cases[] = {
     {dead_port, "dead_port", 0, -1},
     {dead_port_left_out, "dead_port_left_out", 0, -1},
     {named_port, "named_port", 0, -1},
+    {named_port_of_a_failed_one, "named_port_of_a_failed_one", 0, -1},
     {forked_meanwhile, "forked_meanwhile", 0, -1},
 };
 #define CASES (sizeof(cases) / sizeof(cases[0]))

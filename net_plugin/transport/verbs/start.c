@@ -53,6 +53,11 @@ static uint64_t port_guid(const struct r2_hca *hca, int port)
     return be64toh(guid);
 }
 
+static bool asked(const struct r2_hca *hca, int port)
+{
+    return r2_hca_match(r2_settings_get()->nccl_ib_hca, hca->name, port);
+}
+
 /* A port that the user has left out is not asked: it may be the one that does not answer. */
 static int read_ports(struct r2_hca *hca)
 {
@@ -65,13 +70,36 @@ static int read_ports(struct r2_hca *hca)
     for (int port = 1; port <= n; port++) {
         struct r2_port_view *view = &hca->ports[port];
 
-        if (!r2_hca_match(r2_settings_get()->nccl_ib_hca, hca->name, port))
+        if (!asked(hca, port))
             continue;
         r2_port_read(hca, port, NULL, view);
         if (view->there && view->attr.link_layer != IBV_LINK_LAYER_ETHERNET)
             view->guid = port_guid(hca, port);
     }
     return 0;
+}
+
+static bool all_ports(const struct r2_hca *hca)
+{
+    bool all = true;
+
+    for (int port = 1; port <= hca->n_ports; port++)
+        all &= hca->ports[port].there || !asked(hca, port);
+    return all;
+}
+
+static void say_late(const struct r2_hca *hca, int rc)
+{
+    if (rc)
+        R2_WARN("RDMA device %s, which this process has left out, cannot be opened (%s)", hca->name,
+                strerror(-rc));
+    else if (!all_ports(hca))
+        R2_WARN("RDMA device %s, which this process has left out, cannot say how its ports are",
+                hca->name);
+    else
+        R2_WARN("RDMA device %s has answered, too late for this process, which has left it out; a "
+                "process that starts now uses it",
+                hca->name);
 }
 
 static void run_start(struct r2_cmd *cmd)
@@ -89,9 +117,7 @@ static void run_start(struct r2_cmd *cmd)
     pthread_mutex_unlock(&start.lock);
     if (!late)
         return;
-    R2_WARN("RDMA device %s has answered, too late for this process, which has left it out; a "
-            "process that starts now uses it",
-            hca->name);
+    say_late(hca, rc);
     r2_hca_unuse(hca); /* closes it */
     r2_hca_put(hca);
 }
@@ -107,8 +133,17 @@ static bool wanted(const char *name)
     return any;
 }
 
+static void note_left_out(const char *name)
+{
+    if (start.n_left_out < START_TRIED)
+        snprintf(start.left_out[start.n_left_out++], sizeof(start.left_out[0]), "%s", name);
+}
+
+/* Firmware that is dead may let a driver say so at once, after its own time-out, or never: what
+ * R2CCL_NICS says of the device means the same in each. */
 static void cannot_open(const char *name, int rc)
 {
+    note_left_out(name);
     R2_WARN("RDMA device %s cannot be opened (%s)", name, strerror(-rc));
 }
 
@@ -172,11 +207,11 @@ static void wait_for(struct r2_hca *const *hcas, int n, int *answers)
 
 static void leave_out(const struct r2_hca *hca)
 {
-    snprintf(start.left_out[start.n_left_out++], sizeof(start.left_out[0]), "%s", hca->name);
+    note_left_out(hca->name);
     R2_WARN("RDMA device %s has not answered for %d s (opening it, or a question about a port): "
             "its firmware may be dead. It is left out, the job goes on over other NICs, or sockets "
             "where none is left. Reset the device or reboot the node, or leave it out by "
-            "NCCL_IB_HCA, such as NCCL_IB_HCA=^=%s, which also saves the %d s",
+            "NCCL_IB_HCA (NCCL_IB_HCA=^=%s, or a list without it), which also saves the %d s",
             hca->name, START_STEPS, hca->name, START_STEPS);
 }
 
