@@ -73,12 +73,14 @@ static bool confirmed(const struct r2_asking *a, int rnic)
     return from && a->nic_refused_at[rnic] - from >= CONFIRM_NS;
 }
 
-/* One that works, or is left alone as long as another one is left: now it is tried. */
+/* One that works, or is left alone as long as another one is left: now it is tried. What fails too
+ * often is mostly damped as its link goes down: then nobody can refuse there. */
 static bool has_a_say(int lnic)
 {
     enum r2_nic_word word = r2_nic_word(lnic);
 
-    return word == R2_NIC_USABLE || word == R2_NIC_DAMPED;
+    return word == R2_NIC_USABLE ||
+           (word == R2_NIC_DAMPED && atomic_load(&r2_eng.nic_state[lnic].link_up));
 }
 
 /* Every NIC of the peer's that can still have a say has: met before, from one that has one here. */

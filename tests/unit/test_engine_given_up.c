@@ -42,6 +42,31 @@ static void test_the_other_one_by_a_damped_nic(void)
         not_at_once(out, 2, R2_NIC_DAMPED, 1);
 }
 
+/* It lost its link when it failed too often, as most do: no refusal can come that way. */
+static void test_damped_without_a_link(void)
+{
+    for (int out = 0; out < 2; out++) {
+        uint64_t t0;
+        int rc;
+
+        begin(out, 2);
+        atomic_store(&r2_eng.nic_state[1].addr_gone, true); /* or its link would be taken for up */
+        set_word(1, R2_NIC_DAMPED);
+        atomic_store(&r2_eng.nic_state[1].link_up, false);
+        lose_one(0);
+        lose_one(1);
+        t0 = r2_now_ns();
+        refuse(1, ECONNREFUSED, 6000, &rc);
+        CHECK_EQ(rc, -ECONNRESET);
+        CHECK_LT(r2_now_ns() - t0, 2 * R2_NS_PER_S);
+        CHECK(!atomic_load(&r2_eng.nic_state[1].link_up));
+        atomic_store(&r2_eng.nic_state[1].addr_gone, false);
+        atomic_store(&r2_eng.nic_state[1].link_up, true);
+        set_word(1, R2_NIC_USABLE);
+        remote_end(&r);
+    }
+}
+
 /* No NIC of ours works, so what comes over them is no proof that nothing else could come. */
 static void test_no_nic_has_a_say(void)
 {
@@ -145,6 +170,7 @@ static const struct check_test tests[] = {
     {"given_up_before_the_last_path", test_given_up_before_the_last_path},
     {"given_up_while_one_is_opened", test_given_up_while_one_is_opened},
     {"the_other_one_by_a_damped_nic", test_the_other_one_by_a_damped_nic},
+    {"damped_without_a_link", test_damped_without_a_link},
     {"no_nic_has_a_say", test_no_nic_has_a_say},
     {0},
 };
