@@ -2,7 +2,6 @@
 #include "comms/timing.h"
 
 #include <pthread.h>
-#include <signal.h>
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
@@ -12,6 +11,7 @@
 #include "comms/watch.h"
 #include "util/clock.h"
 #include "util/log.h"
+#include "util/thread.h"
 
 #define LOOK_MS 250
 
@@ -111,21 +111,10 @@ static void *poll_all(void *arg)
     return NULL;
 }
 
-/* Signals are the application's. Under the lock. */
 static bool start(void)
 {
-    pthread_attr_t attr;
-    pthread_t thread;
-    sigset_t mask, old;
-    int rc;
+    int rc = r2_thread_start(poll_all, NULL);
 
-    sigfillset(&mask);
-    pthread_attr_init(&attr);
-    pthread_attr_setdetachstate(&attr, PTHREAD_CREATE_DETACHED);
-    pthread_sigmask(SIG_SETMASK, &mask, &old);
-    rc = pthread_create(&thread, &attr, poll_all, NULL);
-    pthread_sigmask(SIG_SETMASK, &old, NULL);
-    pthread_attr_destroy(&attr);
     if (rc)
         R2_WARN_ONCE("no thread that times operations (%s): plans are not measured", strerror(rc));
     return rc == 0;

@@ -2,7 +2,6 @@
 #include "comms/watch.h"
 
 #include <pthread.h>
-#include <signal.h>
 #include <stdatomic.h>
 #include <stdbool.h>
 #include <stdio.h>
@@ -15,6 +14,7 @@
 #include "util/clock.h"
 #include "util/lock.h"
 #include "util/log.h"
+#include "util/thread.h"
 
 #define LOOK_MS 250
 
@@ -93,25 +93,15 @@ static void *watch(void *arg)
     return NULL;
 }
 
-/* Signals are the application's. */
 static void start(void)
 {
-    pthread_attr_t attr;
-    pthread_t thread;
-    sigset_t all, old;
     int rc;
 
     pthread_mutex_lock(&sleep_lock);
     pthread_cond_destroy(&wake); /* nobody waits yet */
     r2_cond_init(&wake);
     pthread_mutex_unlock(&sleep_lock);
-    sigfillset(&all);
-    pthread_attr_init(&attr);
-    pthread_attr_setdetachstate(&attr, PTHREAD_CREATE_DETACHED);
-    pthread_sigmask(SIG_SETMASK, &all, &old);
-    rc = pthread_create(&thread, &attr, watch, NULL);
-    pthread_sigmask(SIG_SETMASK, &old, NULL);
-    pthread_attr_destroy(&attr);
+    rc = r2_thread_start(watch, NULL);
     running = rc == 0;
     if (rc)
         R2_WARN_ONCE("no thread for plans (%s): there are none", strerror(rc));

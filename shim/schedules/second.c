@@ -2,7 +2,6 @@
 #include "schedules/second.h"
 
 #include <pthread.h>
-#include <signal.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -15,6 +14,7 @@
 #include "util/clock.h"
 #include "util/lock.h"
 #include "util/log.h"
+#include "util/thread.h"
 
 #define WAIT_NS (5 * R2_NS_PER_S) /* for one in the making, when its parent is destroyed */
 
@@ -59,24 +59,6 @@ static void drop(struct second *c)
     pthread_mutex_destroy(&c->lock);
     pthread_cond_destroy(&c->wake);
     free(c);
-}
-
-/* It names itself: from here it may be over, and its memory gone. */
-static int start(void *(*run)(void *), void *arg)
-{
-    pthread_attr_t attr;
-    pthread_t thread;
-    sigset_t all, old;
-    int rc;
-
-    sigfillset(&all); /* signals are the application's */
-    pthread_attr_init(&attr);
-    pthread_attr_setdetachstate(&attr, PTHREAD_CREATE_DETACHED);
-    pthread_sigmask(SIG_SETMASK, &all, &old);
-    rc = pthread_create(&thread, &attr, run, arg);
-    pthread_sigmask(SIG_SETMASK, &old, NULL);
-    pthread_attr_destroy(&attr);
-    return rc;
 }
 
 /* ---- making and ending one, on its own thread */
@@ -193,7 +175,7 @@ static struct second *make(struct r2_seconds *s, const struct r2_plan_comm *plan
     atomic_init(&c->holders, 2);
     pthread_mutex_init(&c->lock, NULL);
     r2_cond_init(&c->wake);
-    if (start(make_main, c)) {
+    if (r2_thread_start(make_main, c)) {
         c->state = FAILED;
         drop(c);
     }
@@ -261,7 +243,7 @@ static void retire(struct second *c)
 {
     r2_nccl_comm handle = take(c, true);
 
-    if (handle && start(end_main, c) == 0)
+    if (handle && r2_thread_start(end_main, c) == 0)
         return; /* the thread has our hold */
     drop(c);
 }

@@ -1,0 +1,9 @@
+/* Threads of ours in somebody else's process. */
+#ifndef R2_UTIL_THREAD_H
+#define R2_UTIL_THREAD_H
+
+/* Starts a detached thread that takes no signal: those are the application's. It names itself,
+ * since from here it may be over already. 0, or an errno value as of pthread_create. Any thread. */
+int r2_thread_start(void *(*run)(void *), void *arg);
+
+#endif
