@@ -9,7 +9,6 @@
 
 #include "api/call.h"
 #include "comms/watch.h"
-#include "util/clock.h"
 #include "util/log.h"
 #include "util/thread.h"
 
@@ -59,8 +58,10 @@ static bool attend(struct r2_timing *t)
         if (step(t, ASKED, FREE))
             return false; /* else it was left to us meanwhile */
     }
-    if (step(t, LEFT, GONE))
+    if (step(t, LEFT, GONE)) {
+        (void)r2_device_enter(t->device); /* as far as it still can be */
         destroy_events(t);
+    }
     return atomic_load_explicit(&t->turn, memory_order_acquire) == GONE;
 }
 
@@ -154,7 +155,6 @@ void r2_timing_start(struct r2_timing *t, uint64_t bytes, uint64_t epoch, void *
         return;
     watch->note[R2_TIMING_BYTES] = bytes;
     watch->note[R2_TIMING_EPOCH] = epoch;
-    watch->note[R2_TIMING_BEGUN] = r2_now_ns();
     t->now = watch;
 }
 
@@ -187,8 +187,9 @@ void r2_timing_free(struct r2_timing *t)
 {
     if (!t)
         return;
-    if (!t->polled) { /* no thread knows it */
-        destroy_events(t);
+    if (!t->polled) { /* no thread knows it: none was needed, or none could be started */
+        if (!atomic_load_explicit(&t->aborted, memory_order_relaxed))
+            destroy_events(t);
         free(t);
     } else if (!atomic_load_explicit(&t->aborted, memory_order_relaxed) && step(t, FREE, OWNER)) {
         destroy_events(t);

@@ -14,9 +14,11 @@
 
 #define R2_TIMING_WATCHES 16 /* operations that are timed between two looks at them */
 
-/* What stopwatches note: bytes of the operation, epoch of the plan that it ran under or 0, when it
- * was handed over (r2_now_ns; r2_timing_start notes it). */
+/* What stopwatches note: bytes of the operation, epoch of the plan that it ran under or 0, and when
+ * it had not begun (device.h). */
 enum { R2_TIMING_BYTES, R2_TIMING_EPOCH, R2_TIMING_BEGUN, R2_TIMING_NOTES };
+_Static_assert((int)R2_TIMING_BEGUN == R2_DEVICE_BEGUN && (int)R2_TIMING_NOTES == R2_DEVICE_NOTES,
+               "the last note is the stopwatch's");
 
 struct r2_timing {
     int device;

@@ -2,10 +2,13 @@
  * address is FAKE_CAPTURING is being captured, one at FAKE_BEGINS from the second question about it
  * on; events are times. While fake_cuda_hold(1) holds, a question about an event is not
  * answered, as when another thread is inside cudaFree. */
+#define _GNU_SOURCE
+#include <pthread.h>
 #include <stdatomic.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <stdlib.h>
+#include <string.h>
 #include <time.h>
 
 #define API __attribute__((visibility("default")))
@@ -93,7 +96,13 @@ int cuEventRecord(void *event, void *stream)
     return 0;
 }
 
-static atomic_int hold, held, slow, answer;
+static atomic_int hold, held, slow, answer, asked;
+
+API int fake_cuda_asked(void); /* questions about events */
+int fake_cuda_asked(void)
+{
+    return atomic_load(&asked);
+}
 
 API void fake_cuda_answer(int is_slow, int what); /* of questions about events, from now on */
 void fake_cuda_answer(int is_slow, int what)
@@ -119,6 +128,7 @@ int cuEventQuery(void *event)
 {
     int mode = 2;
 
+    atomic_fetch_add(&asked, 1);
     if (atomic_load(&hold)) {
         atomic_fetch_add(&held, 1);
         while (atomic_load(&hold))
@@ -146,6 +156,11 @@ int cuEventElapsedTime(float *ms, void *from, void *to)
 API int cuEventDestroy_v2(void *event);
 int cuEventDestroy_v2(void *event)
 {
+    char name[16] = "";
+
+    pthread_getname_np(pthread_self(), name, sizeof(name));
+    if (strcmp(name, "r2ccl-time") == 0 && !current)
+        abort(); /* in no context of the device */
     atomic_fetch_sub(&events, 1);
     free(event);
     return 0;
