@@ -352,7 +352,7 @@ FV_EXPORT int ibv_query_port(struct ibv_context *ctx, uint8_t port,
     while (d->hang > 1)
         pthread_cond_wait(&fv.unhang, &fv.lock);
     fv_may_stick(d, FV_AT_PORT(0) | FV_AT_PORT(port));
-    if (d->removed && d->fatal) {
+    if ((d->removed && d->fatal) || d->stuck & FV_PORTS_FAIL) {
         pthread_mutex_unlock(&fv.lock);
         return EIO;
     }

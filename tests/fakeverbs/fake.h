@@ -42,6 +42,7 @@
 #define FV_AT_GID 8u
 #define FV_AT_PORT(port) (16u << (port)) /* 0: of all */
 #define FV_FAILS (1u << 31)              /* it does not hang: opening it is an error */
+#define FV_PORTS_FAIL (1u << 30)         /* ... questions about its ports are */
 
 struct fv_port {
     bool up, ib;

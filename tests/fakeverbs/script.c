@@ -189,7 +189,7 @@ unsigned fv_call(const char *word)
         unsigned at;
     } calls[] = {{"open", FV_AT_OPEN},     {"pd", FV_AT_PD},        {"device", FV_AT_DEVICE},
                  {"gid", FV_AT_GID},       {"port", FV_AT_PORT(0)}, {"port1", FV_AT_PORT(1)},
-                 {"port2", FV_AT_PORT(2)}, {"fail", FV_FAILS}};
+                 {"port2", FV_AT_PORT(2)}, {"fail", FV_FAILS},      {"ports-fail", FV_PORTS_FAIL}};
     unsigned at = 0;
 
     for (size_t i = 0; i < sizeof(calls) / sizeof(calls[0]); i++)

@@ -284,17 +284,27 @@ static void named_port(void)
 }
 
 /* Nor is it where the driver says at once that the device is dead. */
-static void named_port_of_a_failed_one(void)
+static void named_port_that_fails(const char *how, const char *what)
 {
     int n;
 
-    CHECK_LT(init("127.0.1.1,fvib:1", "fvib=ib:127.0.3.1", "fvib fail"), BOUND_MS - 500);
-    CHECK(told("RDMA device fvib cannot be opened"));
+    CHECK_LT(init("127.0.1.1,fvib:1", "fvib=ib:127.0.3.1", how), BOUND_MS - 500);
+    CHECK(told(what));
     CHECK_EQ(r2_engine_devices(&n), 0);
     CHECK_EQ(n, 1);
     CHECK(!told("no NICs"));
     job(0);
     job_ends();
+}
+
+static void named_port_of_a_failed_one(void)
+{
+    named_port_that_fails("fvib fail", "RDMA device fvib cannot be opened");
+}
+
+static void named_failed_port(void)
+{
+    named_port_that_fails("fvib ports-fail", "RDMA device fvib cannot say how its ports are");
 }
 
 /* Waits for a child's end, and makes one at that time. */
@@ -365,6 +375,7 @@ static struct one cases[] = {
     {dead_port_left_out, "dead_port_left_out", 0, -1},
     {named_port, "named_port", 0, -1},
     {named_port_of_a_failed_one, "named_port_of_a_failed_one", 0, -1},
+    {named_failed_port, "named_failed_port", 0, -1},
     {forked_meanwhile, "forked_meanwhile", 0, -1},
 };
 #define CASES (sizeof(cases) / sizeof(cases[0]))

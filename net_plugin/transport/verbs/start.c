@@ -205,6 +205,15 @@ static void wait_for(struct r2_hca *const *hcas, int n, int *answers)
     pthread_mutex_unlock(&start.lock);
 }
 
+/* A port that cannot be asked is no NIC, and no reason to have none. */
+static void say_ports(const struct r2_hca *hca)
+{
+    if (all_ports(hca))
+        return;
+    note_left_out(hca->name);
+    R2_WARN("RDMA device %s cannot say how its ports are: those are left out", hca->name);
+}
+
 static void leave_out(const struct r2_hca *hca)
 {
     note_left_out(hca->name);
@@ -233,6 +242,7 @@ static void take_answers(struct r2_hca *const *hcas, int n, const int *answers)
         if (answers[i] == NO_ANSWER) {
             leave_out(hca);
         } else if (answers[i] == 0 && r2_verbs.n_slots < R2_MAX_HCAS) {
+            say_ports(hca);
             take_in(hca);
         } else {
             if (answers[i])
