@@ -63,7 +63,7 @@ def test_all_ranks_are_told(build: Build, tmp_path: Path, victim: int) -> None:
     with job(build, name, tmp_path):
         killed(tmp_path, name, victim)
         others = {rank: REMOTE for rank in range(RANKS) if rank != victim}
-        until(lambda: told(tmp_path) == others, "what the others are told")
+        until(lambda: told(tmp_path) == others, "what the others are told", 40.0)
         rows = [c for c in comms(name) if c.rank != victim]
         assert {c.state for c in rows} == {"failed"}
         assert any("ncclRemoteError at rank" in c.cause for c in rows), [c.cause for c in rows]
@@ -75,6 +75,6 @@ def test_off_means_by_connections_only(build: Build, tmp_path: Path, most: str) 
     name = f"untold{most}-{os.getpid()}"
     with job(build, name, tmp_path, R2CCL_TELL_ERRORS=most):
         killed(tmp_path, name, 3)
-        until(lambda: {2, 4} <= set(told(tmp_path)), "the neighbours' errors")
+        until(lambda: {2, 4} <= set(told(tmp_path)), "the neighbours' errors", 40.0)
         time.sleep(1)
         assert set(told(tmp_path)) == {2, 4}
