@@ -31,7 +31,7 @@ NICS = 2
 RATE = 500_000_000
 MESSAGE = ["--size", "256K", "--outstanding", "8"]
 LOOK_S = 0.002
-STEADY_S = 0.15
+STEADY_S = 0.4  # after a NIC is back: longer than a black hole's stall
 GIVE_UP_S = 10.0
 MS = 1e6
 
@@ -214,6 +214,11 @@ def stall(times: Sequence[int], begin: int, end: int) -> int:
     return max((times[i] - times[i - 1] for i in range(first, last + 1)), default=0)
 
 
+def stall_before(times: Sequence[int], begin: int, end: int) -> int:
+    """The same, of what lies before `end`: a gap that goes on after it may be the next fault's."""
+    return stall([*times[: bisect.bisect_left(times, end)], end], begin, end) if times else 0
+
+
 def calm_gap(times: Sequence[int], begin: int, end: int) -> int:
     """The longest gap between messages that were both completed within [begin, end]."""
     inside = times[bisect.bisect_left(times, begin) : bisect.bisect_right(times, end)]
@@ -229,7 +234,7 @@ def _rows(section: Section, mode: str, faults: list[Fault], times: Sequence[int]
         "stall": lambda f: stall(times, f.at, f.healed),
         "stall before the fault": lambda f: calm_gap(times, f.at - int(100 * MS), f.at),
         "NIC back after it was mended": lambda f: f.back - f.healed,
-        "stall while it comes back": lambda f: stall(times, f.healed, f.end),
+        "stall while it comes back": lambda f: stall_before(times, f.healed, f.end),
         "the lab's own call": lambda f: f.done - f.at,
     }
     title = {"carrier": "link down", "silent": "silent black hole"}[mode]

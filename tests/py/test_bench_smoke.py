@@ -84,6 +84,11 @@ def test_stall_is_the_gap_that_overlaps() -> None:
     assert resume.stall(times, 11, 12) == 10
     assert resume.stall(times, 125, 500) == 270
     assert resume.stall([], 1, 2) == 0
+    assert resume.stall_before(times, 125, 135) == 10  # the next fault's begins at 130
+    assert resume.stall_before(times, 125, 390) == 260
+    assert resume.stall_before(times, 25, 125) == 100
+    assert resume.stall_before(times, 25, 1000) == 600
+    assert resume.stall_before([], 1, 2) == 0
     assert resume.calm_gap(times, 5, 125) == 100
     assert resume.calm_gap(times, 5, 115) == 10
     assert resume.calm_gap(times, 21, 30) == 0
