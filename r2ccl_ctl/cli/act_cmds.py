@@ -92,18 +92,25 @@ def show_said(
     """Print what came of it; exit with 1 unless that is enough."""
     came = enough(said)
     if as_json:
-        print_json(document("answers", [_row(one) for one in said]))
-    for one in said:
-        line = f"{one.process.title}: {one.shown or one.text}"
-        if not one.ok:
-            click.echo(line if came else f"Error: {line}", err=True)
-        elif not as_json:
-            click.echo(line)
+        print_json(document("answers", [said_dict(one) for one in said]))
+    print_said(said, quiet=as_json, came=came)
     if not came:
         sys.exit(1)
 
 
-def _row(one: Said) -> dict[str, Any]:
+def print_said(said: Sequence[Said], *, quiet: bool, came: bool = False) -> None:
+    """A line of each process: what was done, unless `quiet`; what was not, on stderr, an error
+    unless the whole `came`."""
+    for one in said:
+        line = f"{one.process.title}: {one.shown or one.text}"
+        if not one.ok:
+            click.echo(line if came else f"Error: {line}", err=True)
+        elif not quiet:
+            click.echo(line)
+
+
+def said_dict(one: Said) -> dict[str, Any]:
+    """Its row in JSON."""
     process = one.process
     return {
         "node": process.host,
@@ -116,13 +123,17 @@ def _row(one: Said) -> dict[str, Any]:
     }
 
 
-def show_answers(answers: Sequence[tuple[str, Answer]], as_json: bool, done: str) -> None:
-    """What the processes answered about a NIC, as `show_said` does."""
-    said = [
+def answered(answers: Sequence[tuple[str, Answer]], done: str) -> list[Said]:
+    """What the processes answered about a NIC; `done` is said for one that only agreed."""
+    return [
         Said(a.process, a.ok, a.text, a.text or f"{name} {done}", {"nic": name, "code": a.code})
         for name, a in answers
     ]
-    show_said(said, as_json)
+
+
+def show_answers(answers: Sequence[tuple[str, Answer]], as_json: bool, done: str) -> None:
+    """What the processes answered about a NIC, as `show_said` does."""
+    show_said(answered(answers, done), as_json)
 
 
 @click.command("fail-nic")

@@ -6,15 +6,18 @@ import shlex
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import click
 
-from r2ccl_ctl.cli.act_cmds import ask, show_answers, target_options
-from r2ccl_ctl.cli.common import R2Group, selection
-from r2ccl_ctl.control import Selection, list_processes, select_targets, with_nic
+from r2ccl_ctl.cli.act_cmds import Said, answered, ask, print_said, said_dict, target_options
+from r2ccl_ctl.cli.common import R2Group, json_option, print_json, selection
+from r2ccl_ctl.control import SCHEMA, Selection, list_processes, select_targets, with_nic
 from r2ccl_ctl.errors import R2Error, R2UsageError
 from r2ccl_ctl.faults import Rule, read_rules
+from r2ccl_ctl.units import rfc3339
 
 LOOK_S = 0.5
 
@@ -37,6 +40,7 @@ def faults() -> None:
     is_flag=True,
     help="Only read FILE, look for its NICs, and show what would be done when.",
 )
+@json_option
 def apply(
     file: Path,
     pid: int | None,
@@ -45,6 +49,7 @@ def apply(
     everything: bool,
     timeout: str,
     check: bool,
+    as_json: bool,
 ) -> None:
     """Apply the fault rules of FILE to running processes.
 
@@ -55,6 +60,8 @@ def apply(
     It stops when, after a rule was applied, no process is left that a rule could be for; stopped
     early, it lists the faults that may still stand.
     --check ends with 1 when there is such a NIC; while no process runs, none is looked for.
+    --json prints one object per line: each rule with its answers as soon as it was applied, then
+    what came of all of them and which faults may still stand.
 
     \b
     Example:
@@ -66,54 +73,134 @@ def apply(
       eth2   recover      at=10s
     """
     rules = read_rules(file)
+    wanted = selection(pid, job, node, everything)
     if check:
-        for rule in rules:
-            click.echo(f"{rule.at_s:g}s: {rule}")
-        if not _nics_known(rules, selection(pid, job, node, everything)):
+        if not _check(rules, wanted, as_json):
             sys.exit(1)
         return
     start = time.monotonic()
-    wanted = selection(pid, job, node, everything)
-    taken: list[Rule] = []
-    jobs: set[str] = set()  # whose processes took them
-    under_way: list[Rule] = []
-    done = failed = 0
+    course = Course(rules, wanted, timeout, as_json)
     try:
         for rule in rules:
-            if not _wait(start + rule.at_s, wanted, looks=bool(taken)):
-                click.echo(
-                    f"Error: no target is left: stopped after {done} of {len(rules)} rules",
-                    err=True,
-                )
+            if not _wait(start + rule.at_s, wanted, looks=bool(course.taken)):
+                click.echo(f"Error: no target is left: {course.stopped}", err=True)
+                course.show_end("no target is left")
                 sys.exit(1)
-            under_way = [rule]
-            took, every = _apply(rule, wanted, timeout)
-            under_way.clear()
-            taken += [rule] if took else []
-            jobs |= took
-            failed += not every
-            done += 1
+            course.apply(rule)
     except (KeyboardInterrupt, R2Error) as err:
-        click.echo(f"Error: stopped after {done} of {len(rules)} rules", err=True)
-        again = "r2ccl-ctl recover-nic" + "".join(
-            f" {option} {shlex.quote(value)}"
-            for option, value in (("--job", job), ("--node", node), ("--pid", pid and str(pid)))
-            if value
-        )
-        if everything or (not str(wanted) and jobs - {""} != jobs):
-            again += " --all"
-        elif not str(wanted):
-            again += "".join(f" --job {shlex.quote(name)}" for name in jobs)
-        for rule in standing(taken):
-            click.echo(f"still stands: {rule} ({again} {rule.nic})", err=True)
-        for rule in under_way if isinstance(err, KeyboardInterrupt) else ():
-            click.echo(f"under way, may stand: {rule} ({again} {rule.nic})", err=True)
-        if isinstance(err, R2Error):
+        click.echo(f"Error: {course.stopped}", err=True)
+        asked = isinstance(err, KeyboardInterrupt)
+        for rule in standing(course.taken):
+            click.echo(f"still stands: {rule} ({course.recover(rule)})", err=True)
+        for rule in course.under_way:
+            click.echo(f"under way, may stand: {rule} ({course.recover(rule)})", err=True)
+        course.show_end("interrupted" if asked else str(err))
+        if not asked:
             raise
         sys.exit(130)
-    if failed:
-        click.echo(f"Error: {failed} of {len(rules)} rules were not applied everywhere", err=True)
+    course.show_end("")
+    if course.failed:
+        click.echo(
+            f"Error: {course.failed} of {len(rules)} rules were not applied everywhere", err=True
+        )
         sys.exit(1)
+
+
+@dataclass
+class Course:
+    """What came of the rules so far."""
+
+    rules: Sequence[Rule]
+    wanted: Selection
+    timeout: str
+    as_json: bool
+    taken: list[Rule] = field(default_factory=list)
+    jobs: set[str] = field(default_factory=set)
+    """Whose processes took them."""
+    under_way: list[Rule] = field(default_factory=list)
+    done: int = 0
+    failed: int = 0
+
+    @property
+    def stopped(self) -> str:
+        return f"stopped after {self.done} of {len(self.rules)} rules"
+
+    def apply(self, rule: Rule) -> None:
+        """Ask the processes, and show what they said."""
+        self.under_way = [rule]
+        said: list[Said] = []
+        error = ""
+        try:
+            said = answered(ask(self.wanted, rule.nic, self.timeout, rule.command), str(rule))
+        except R2UsageError:  # several jobs: no rule can be meant, and nobody was asked
+            self.under_way = []
+            raise
+        except R2Error as err:  # the rules after it may undo those before it
+            error = str(err)
+            click.echo(f"Error: {rule}: {error}", err=True)
+        self.under_way = []
+        self.done += 1
+        every = not error and all(one.ok for one in said)
+        if any(one.ok for one in said):
+            self.taken.append(rule)
+        self.jobs |= {one.process.job for one in said if one.ok}
+        self.failed += not every
+        if self.as_json:
+            rows = [said_dict(one) for one in said]
+            _line({**rule_dict(rule), "ok": every, "error": error, "answers": rows})
+        print_said(said, quiet=self.as_json)
+
+    def recover(self, rule: Rule) -> str:
+        """The command that takes it back."""
+        wanted = self.wanted
+        given = (("--job", wanted.job), ("--node", wanted.node), ("--pid", wanted.pid))
+        words = [f" {option} {shlex.quote(str(value))}" for option, value in given if value]
+        if wanted.everything or (not str(wanted) and self.jobs - {""} != self.jobs):
+            words.append(" --all")
+        elif not str(wanted):
+            words += [f" --job {shlex.quote(name)}" for name in sorted(self.jobs)]
+        return f"r2ccl-ctl recover-nic{''.join(words)} {rule.nic}"
+
+    def show_end(self, stopped: str) -> None:
+        """The last line of --json; `stopped`: why rules were left, or nothing."""
+        if not self.as_json:
+            return
+        done = {"rules": len(self.rules), "done": self.done, "failed": self.failed}
+        left = {"standing": standing(self.taken), "under_way": self.under_way}
+        faults = {
+            key: [{**rule_dict(rule), "recover": self.recover(rule)} for rule in found]
+            for key, found in left.items()
+        }
+        _line({**done, "ok": not (stopped or self.failed), "stopped": stopped, **faults})
+
+
+def rule_dict(rule: Rule) -> dict[str, Any]:
+    """A rule in JSON: the words of its line."""
+    return {
+        "line": rule.line,
+        "nic": rule.nic,
+        "kind": rule.kind,
+        "direction": rule.direction,
+        "after": rule.after,
+        "for": rule.duration,
+        "at_s": rule.at_s,
+    }
+
+
+def _line(row: dict[str, Any]) -> None:
+    print_json({"schema": SCHEMA, "time": rfc3339(time.time_ns()), **row}, line=True)
+
+
+def _check(rules: Sequence[Rule], wanted: Selection, as_json: bool) -> bool:
+    """Show what would be done when; whether every NIC is known."""
+    if not as_json:
+        for rule in rules:
+            click.echo(f"{rule.at_s:g}s: {rule}")
+    strange = _strange_nics(rules, wanted)
+    for rule in rules if as_json else ():
+        error = strange.get(rule.nic, "")
+        _line({**rule_dict(rule), "ok": not error, "error": error})
+    return not strange
 
 
 def _wait(until: float, wanted: Selection, *, looks: bool) -> bool:
@@ -134,7 +221,8 @@ def standing(done: Sequence[Rule]) -> list[Rule]:
     return [rule for rule in last.values() if rule.kind != "recover"]
 
 
-def _nics_known(rules: Sequence[Rule], wanted: Selection) -> bool:
+def _strange_nics(rules: Sequence[Rule], wanted: Selection) -> dict[str, str]:
+    """NICs that no process has, with what is to be said about each."""
     try:
         processes = select_targets(wanted)
     except R2UsageError:
@@ -143,29 +231,12 @@ def _nics_known(rules: Sequence[Rule], wanted: Selection) -> bool:
         if str(wanted):  # these were to be looked at
             raise
         click.echo(f"NICs were not looked for: {err}", err=True)
-        return True
-    known = True
+        return {}
+    strange = {}
     for name, line in {rule.nic: rule.line for rule in reversed(rules)}.items():
         try:
             list(with_nic(processes, name))
         except R2Error as err:
+            strange[name] = str(err)
             click.echo(f"Error: line {line}: {err}", err=True)
-            known = False
-    return known
-
-
-def _apply(rule: Rule, wanted: Selection, timeout: str) -> tuple[set[str], bool]:
-    """The jobs with a process that took it, and whether every process did."""
-    try:
-        answers = ask(wanted, rule.nic, timeout, rule.command)
-    except R2UsageError:  # several jobs: no rule can be meant
-        raise
-    except R2Error as err:  # the rules after it may undo those before it
-        click.echo(f"Error: {rule}: {err}", err=True)
-        return set(), False
-    took = {answer.process.job for _, answer in answers if answer.ok}
-    try:
-        show_answers(answers, False, str(rule))
-    except SystemExit:
-        return took, False
-    return took, True
+    return strange

@@ -448,11 +448,16 @@ def test_a_rule_under_way_stands(
             return real(wanted, nic, *more)
 
         monkeypatch.setattr(fault_cmds, "ask", interrupted)
-        words = ["faults", "apply", str(rules), "--job", writer.job]
+        words = ["faults", "apply", str(rules), "--job", writer.job, "--json"]
         with pytest.raises(SystemExit) as stopped:
             main(words, prog_name="r2ccl-ctl")
         assert stopped.value.code == code
-        stderr = capsys.readouterr().err
+        stdout, stderr = capsys.readouterr()
+        said = [json.loads(line) for line in stdout.splitlines()]
+        end = said[2] if code == 130 else said[-2]  # an error has a line of its own after it
+        assert end["stopped"] == ("interrupted" if code == 130 else "several jobs")
+        assert [rule["nic"] for rule in end["standing"]] == ["127.0.1.1"]
+        assert bool(end["under_way"]) == (code == 130)
         assert "stopped after 2 of 3 rules" in stderr
         again = f"(r2ccl-ctl recover-nic --job {writer.job}"
         assert f"still stands: 127.0.1.1 blackhole direction=both {again} 127.0.1.1)" in stderr
@@ -468,17 +473,59 @@ def test_rules_before_there_is_a_job(start_writer: StartWriter, tmp_path: Path) 
     assert "2 of 2 rules were not applied" in stderr and "no target is left" not in stderr
 
 
-def test_faults_stop_when_nobody_is_left(start_writer: StartWriter, tmp_path: Path) -> None:
+def test_faults_stop_when_nobody_is_left(
+    start_writer: StartWriter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The process ends while the second rule is waited for."""
     writer = start_writer()
     rules = tmp_path / "rules"
-    rules.write_text("127.0.1.1 blackhole\n127.0.1.1 recover at=60s\n")
-    timer = threading.Timer(1.0, writer.kill)
-    timer.start()
+    rules.write_text("127.0.1.1 blackhole\n127.0.1.1 recover at=300s\n")
+    timer = threading.Timer(0.7, writer.kill)
+    real = fault_cmds._wait
+
+    def waits(*words: Any, looks: bool) -> bool:
+        if looks:
+            timer.start()
+        return real(*words, looks=looks)
+
+    monkeypatch.setattr(fault_cmds, "_wait", waits)
     begun = time.monotonic()
-    stderr = call("faults", "apply", str(rules), "--job", writer.job, code=1).stderr
+    done = call("faults", "apply", str(rules), "--job", writer.job, "--json", code=1)
     timer.join()
-    assert "no target is left: stopped after 1 of 2 rules" in stderr
-    assert time.monotonic() - begun < 30
+    assert "no target is left: stopped after 1 of 2 rules" in done.stderr
+    end = json.loads(done.stdout.splitlines()[-1])
+    assert (end["done"], end["ok"], end["stopped"]) == (1, False, "no target is left")
+    assert time.monotonic() - begun < 150
+
+
+def test_faults_as_json(start_writer: StartWriter, tmp_path: Path) -> None:
+    """One line per rule with its answers, then what came of all of them; --check in such lines."""
+    writer = start_writer()
+    rules = tmp_path / "rules"
+    rules.write_text("127.0.1.1 blackhole for=1h\neth9 error\n\n127.0.2.1 slow=1gbit direction=tx\n"
+                     "127.0.2.1 recover at=100ms\n")  # fmt: skip
+    words = ["faults", "apply", str(rules), "--job", writer.job, "--json"]
+    checked = [json.loads(line) for line in call(*words, "--check", code=1).stdout.splitlines()]
+    assert [(row["line"], row["ok"], row["at_s"]) for row in checked] == [
+        (1, True, 0), (2, False, 0), (4, True, 0), (5, True, 0.1)]  # fmt: skip
+    assert "no NIC 'eth9'" in checked[1]["error"]
+    assert not [nic for nic in writer.process.snapshot().nics if nic.fault], "--check only looks"
+    result = call(*words, code=1)
+    *each, end = [json.loads(line) for line in result.stdout.splitlines()]
+    assert {row["schema"] for row in (*each, end)} == {1}
+    assert [(row["line"], row["nic"], row["kind"], row["ok"]) for row in each] == [
+        (1, "127.0.1.1", "blackhole", True), (2, "eth9", "error", False),
+        (4, "127.0.2.1", "slow=1gbit", True), (5, "127.0.2.1", "recover", True)]  # fmt: skip
+    assert (each[0]["for"], each[2]["direction"], each[3]["at_s"]) == ("1h", "tx", 0.1)
+    assert "no NIC 'eth9'" in each[1]["error"] and each[1]["answers"] == []
+    (answer,) = each[0]["answers"]
+    assert answer["ok"] and (answer["pid"], answer["nic"]) == (writer.pid, "127.0.1.1")
+    assert (end["rules"], end["done"], end["failed"], end["ok"], end["stopped"]) == (
+        4, 4, 1, False, "")  # fmt: skip
+    (still,) = end["standing"]
+    assert (still["line"], end["under_way"]) == (1, [])
+    assert still["recover"] == f"r2ccl-ctl recover-nic --job {writer.job} 127.0.1.1"
+    assert "1 of 4 rules were not applied" in result.stderr
 
 
 # Small lies
