@@ -322,6 +322,32 @@ int remote_word(struct r2_ep *ep, int nic, enum r2_nic_word word, unsigned weigh
     return fake_ctrl(ep, R2_F_NIC, &m, sizeof(m));
 }
 
+static struct {
+    struct r2_task task;
+    void (*f)(int nic);
+    int nic;
+    atomic_bool done; /* written last, by the I/O thread */
+} command;
+
+static void run_command(struct r2_task *t)
+{
+    (void)t;
+    command.f(command.nic);
+    atomic_store(&command.done, true);
+}
+
+bool remote_command(void (*f)(int nic), int nic)
+{
+    r2_task_init(&command.task, r2_io_at(0), run_command);
+    command.f = f;
+    command.nic = nic;
+    atomic_store(&command.done, false);
+    r2_task_kick(&command.task);
+    for (int i = 0; i < 20000 && !atomic_load(&command.done); i++)
+        fake_sleep_ms(1);
+    return atomic_load(&command.done);
+}
+
 /* The sender of bulk is the engine (out) or the remote process. */
 static struct r2_msg_path about(const struct r2_ep *dead, bool engine_sends)
 {

@@ -59,6 +59,9 @@ int remote_eager(struct r2_ep *ep, struct remote *r, uint64_t seq, const void *d
 int remote_close(struct r2_ep *ep, struct remote *r, uint64_t cumulative);
 int remote_nic(struct r2_ep *ep, int nic, bool usable, uint32_t epoch);
 int remote_word(struct r2_ep *ep, int nic, enum r2_nic_word word, unsigned weight, uint32_t epoch);
+/* Calls f(nic) on I/O thread 0, as commands of operators are, and waits until it has returned.
+ * False: not within 20 s. One at a time. */
+bool remote_command(void (*f)(int nic), int nic);
 /* Word about the generation of a path, said over another. */
 int remote_down(struct r2_ep *ep, const struct r2_ep *dead);
 int remote_fenced(struct r2_ep *ep, const struct r2_ep *dead);
