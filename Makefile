@@ -102,13 +102,19 @@ defs := $(if $(and $(compiler),$(SAN)),,-Wl,-z,defs)
 tool_env := $(if $(filter-out build,$(B)),R2CCL_BUILD_DIR=$(abspath $(B)))
 
 # --- main targets ---------------------------------------------------------------------------
-.PHONY: all native artefacts venv demo test test-c test-py test-san test-rdma rdma-programs lint format bench chaos wheel \
+.PHONY: all native objects artefacts venv demo test test-c test-py test-san test-rdma rdma-programs lint format bench chaos wheel \
 	clean distclean help FORCE
 
 all: native venv ## build everything: native code and .venv with r2ccl-ctl in it
 	@echo "r2ccl-ctl is at $(venv)/bin/r2ccl-ctl; next: make demo"
 
 native: artefacts $(archive) $(shim_tests) $(unit) $(tools) $(stress) $(bench) $(rdma) ## build only the native code
+
+# Every source that is compiled, and nothing linked: what compilers have to say of it.
+compiled := $(plugin_src) $(agree_src) $(shim_lib_src) $(preload_src) $(host_src) $(perf_src) $(unit_src) $(tool_src) $(help_src) \
+	$(fake_src) $(stress_src) $(bench_src) $(agent_src) $(if $(verbs_inc),$(probe_src)) \
+	$(wildcard tests/shim/*.c tests/shim/noop/*.c)
+objects: $(call objects,$(compiled)) $(patsubst %.c,$(B)/obj/named/%.o,$(named_src))
 
 artefacts: $(if $(plugin_src),$(plugin)) $(shim) $(named) $(named_object) $(if $(host_src),$(host)) \
 	$(if $(perf_src),$(perf)) $(if $(fake_src),$(fake))
@@ -144,10 +150,10 @@ test-san: ## C unit tests under ASan+UBSan and under TSan
 rdma-programs: artefacts $(B)/rdma/agent $(B)/rdma/probe ## what runs in the RDMA guest
 
 test-rdma: venv ## soft-RoCE in a virtual machine (rung 5): the RDMA guest
-	@mk/test-rdma $(RDMA_ARGS)
+	@+mk/test-rdma $(RDMA_ARGS)
 
 lint: venv ## -Werror under gcc and clang, clang-format, ruff, mypy, shellcheck
-	@mk/lint
+	@+mk/lint
 
 format: venv ## rewrite C and Python sources in the project's style
 	@mk/lint --format
