@@ -4,15 +4,17 @@ for what they are to see. Rung 3. It cannot prove that it saves time."""
 from __future__ import annotations
 
 import shutil
+import subprocess
 from pathlib import Path
 
 from conftest import ROOT, Finished, RunBounded
+from segment_bed import until
 
 WAITS = "timeout 60 sh -c 'until [ -e {0} ]; do sleep 0.1; done'"
 
 
-def ci(folder: Path, run: RunBounded, makefile: str, *lanes: str) -> Finished:
-    """.ci/run there, with these commands as lanes."""
+def tree(folder: Path, makefile: str, *lanes: str) -> list[str | Path]:
+    """What runs .ci/run there, with these commands as lanes."""
     (folder / ".ci").mkdir()
     (folder / "docs").mkdir()
     shutil.copy2(ROOT / ".ci/run", folder / ".ci/run")
@@ -21,7 +23,11 @@ def ci(folder: Path, run: RunBounded, makefile: str, *lanes: str) -> Finished:
     (folder / "docs/testing.md").write_text(
         "\n".join(["<!-- lanes -->", "", *rows, "", "<!-- end of lanes -->", ""])
     )
-    return run([folder / ".ci/run", "--no-install"], cwd=folder, timeout=200, code=None)
+    return [folder / ".ci/run", "--no-install"]
+
+
+def ci(folder: Path, run: RunBounded, makefile: str, *lanes: str) -> Finished:
+    return run(tree(folder, makefile, *lanes), cwd=folder, timeout=200, code=None)
 
 
 def test_compiles_beside_a_lane(tmp_path: Path, run_bounded: RunBounded) -> None:
@@ -55,3 +61,26 @@ def test_ahead_of_nothing(tmp_path: Path, run_bounded: RunBounded) -> None:
     makefile = "native:\n\t@touch ahead\ntest-c:\n"
     done = ci(tmp_path, run_bounded, makefile, "sleep 1", "make test-c", "test ! -e ahead")
     assert done.code == 0, done
+
+
+def test_ended_with_all_that_runs(tmp_path: Path) -> None:
+    """SIGTERM ends it soon, with the lane and with what is compiled ahead."""
+    makefile = "native:\n\t@echo $$$$ >ahead; exec sleep 300\n"
+    words = tree(tmp_path, makefile, "echo $$ >lane; exec sleep 300", "make test-c SAN=asan")
+    files = [tmp_path / "lane", tmp_path / "ahead"]
+    with subprocess.Popen(words, cwd=tmp_path, stdout=subprocess.DEVNULL) as process:
+        try:
+            until(lambda: all(file.exists() and file.read_text() for file in files), "both", 60)
+            process.terminate()
+            assert process.wait(60) == 143
+        finally:
+            process.kill()
+    until(lambda: all(ended(int(file.read_text())) for file in files), "the end of both", 60)
+
+
+def ended(pid: int) -> bool:
+    """Gone, or not yet waited for by whoever inherited it."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return True
