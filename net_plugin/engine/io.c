@@ -6,7 +6,6 @@
 #include <poll.h>
 #include <pthread.h>
 #include <sched.h>
-#include <signal.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -21,6 +20,7 @@
 #include "util/clock.h"
 #include "util/lock.h"
 #include "util/log.h"
+#include "util/thread.h"
 
 #define MAX_THREADS 64
 #define BATCH 64
@@ -473,8 +473,6 @@ static bool narrow_to(const char *text, cpu_set_t *allowed)
 static int start_thread(struct r2_io *io, int index, const cpu_set_t *cpus)
 {
     struct epoll_event ev = {.events = EPOLLIN, .data.ptr = NULL};
-    pthread_attr_t attr;
-    sigset_t all, old;
     char name[16];
     int rc;
 
@@ -490,13 +488,7 @@ static int start_thread(struct r2_io *io, int index, const cpu_set_t *cpus)
     r2_io_fd_track(io->wake);
     if (epoll_ctl(io->epoll, EPOLL_CTL_ADD, io->wake, &ev) < 0)
         return -errno;
-    pthread_attr_init(&attr);
-    pthread_attr_setaffinity_np(&attr, sizeof(*cpus), cpus);
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &old); /* the application's signals are not ours */
-    rc = pthread_create(&io->thread, &attr, io_main, io);
-    pthread_sigmask(SIG_SETMASK, &old, NULL);
-    pthread_attr_destroy(&attr);
+    rc = r2_thread_start_on(&io->thread, cpus, io_main, io);
     if (rc)
         return -rc;
     snprintf(name, sizeof(name), "r2ccl-io%u", (unsigned)index % 100);

@@ -3,7 +3,6 @@
 
 #include <errno.h>
 #include <pthread.h>
-#include <signal.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -11,6 +10,7 @@
 
 #include "util/clock.h"
 #include "util/lock.h"
+#include "util/thread.h"
 
 #define LOG_LINE 1024
 #define LOG_QUEUE 64 /* half of them for warnings alone */
@@ -141,6 +141,7 @@ static void *write_lines(void *arg)
     struct r2_log_line l;
 
     (void)arg;
+    pthread_setname_np(pthread_self(), "r2ccl-log");
     pthread_mutex_lock(&queue.lock);
     for (;;) {
         while (!queue.count && !queue.dropped)
@@ -169,8 +170,6 @@ static void *write_lines(void *arg)
 
 int r2_log_defer(void)
 {
-    sigset_t all, old;
-    pthread_t thread;
     int rc = 0;
 
     pthread_mutex_lock(&queue.lock);
@@ -178,13 +177,8 @@ int r2_log_defer(void)
         r2_cond_init(&queue.more);
         r2_cond_init(&queue.written);
         queue.lines = calloc(LOG_QUEUE, sizeof(*queue.lines));
-        sigfillset(&all);
-        pthread_sigmask(SIG_SETMASK, &all, &old); /* the application's signals are not ours */
-        rc = queue.lines ? -pthread_create(&thread, NULL, write_lines, NULL) : -ENOMEM;
-        pthread_sigmask(SIG_SETMASK, &old, NULL);
+        rc = queue.lines ? -r2_thread_start(write_lines, NULL) : -ENOMEM;
         if (rc == 0) {
-            pthread_setname_np(thread, "r2ccl-log");
-            pthread_detach(thread);
             __atomic_store_n(&queue.on, true, __ATOMIC_RELAXED);
         } else {
             free(queue.lines);

@@ -2,7 +2,6 @@
  * and runs every callback. */
 #define _GNU_SOURCE
 #include <errno.h>
-#include <signal.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/epoll.h>
@@ -13,6 +12,7 @@
 #include "util/clock.h"
 #include "util/random.h"
 #include "util/siphash.h"
+#include "util/thread.h"
 
 #define R2_SERVICE_TURN_MS 1000
 
@@ -404,8 +404,6 @@ static int r2_service_open(void)
 static int r2_service_run(void)
 {
     char why[R2_AGREE_WHY];
-    sigset_t all, old;
-    pthread_t thread;
     int rc = r2_service_listen_locked(why, sizeof(why));
 
     if (svc.running) {
@@ -415,14 +413,8 @@ static int r2_service_run(void)
     if (rc != 0) {
         return rc;
     }
-    sigfillset(&all); /* the application's signals are for its own threads */
-    pthread_sigmask(SIG_SETMASK, &all, &old);
-    rc = -pthread_create(&thread, NULL, r2_service_main, NULL);
-    pthread_sigmask(SIG_SETMASK, &old, NULL);
-    if (rc == 0) {
-        pthread_detach(thread);
-        svc.running = true;
-    }
+    rc = -r2_thread_start(r2_service_main, NULL);
+    svc.running = rc == 0;
     return rc;
 }
 

@@ -1,8 +1,11 @@
-/* util/: list, hash, random, clock, CRC32C, SipHash, log. */
+/* util/: list, hash, random, clock, CRC32C, SipHash, log, threads. */
+#define _GNU_SOURCE
 #include "check.h"
 
 #include <errno.h>
 #include <pthread.h>
+#include <sched.h>
+#include <stdatomic.h>
 
 #include "util/clock.h"
 #include "util/crc32c.h"
@@ -11,6 +14,7 @@
 #include "util/log.h"
 #include "util/random.h"
 #include "util/siphash.h"
+#include "util/thread.h"
 #include "util/told.h"
 
 /* ---- list -------------------------------------------------------------------------------- */
@@ -493,6 +497,63 @@ static void test_told(void)
     CHECK(!r2_told_pass(&t, false, now, &untold));
 }
 
+/* ---- thread ------------------------------------------------------------------------------ */
+
+static struct {
+    atomic_int over;
+    sigset_t blocked;
+    cpu_set_t cpus;
+    int detached;
+} seen;
+
+static void *look_around(void *arg)
+{
+    pthread_attr_t attr;
+
+    CHECK(arg == &seen);
+    CHECK_EQ(pthread_sigmask(SIG_SETMASK, NULL, &seen.blocked), 0);
+    CHECK_EQ(pthread_getattr_np(pthread_self(), &attr), 0);
+    CHECK_EQ(pthread_attr_getdetachstate(&attr, &seen.detached), 0);
+    pthread_attr_destroy(&attr);
+    CHECK_EQ(sched_getaffinity(0, sizeof(seen.cpus), &seen.cpus), 0);
+    atomic_fetch_add(&seen.over, 1);
+    return NULL;
+}
+
+/* A thread of ours takes no signal of the application's, whose own mask stays as it was. */
+static void test_thread(void)
+{
+    sigset_t mask, after;
+    pthread_t thread;
+    cpu_set_t cpus, all;
+    int first = 0;
+
+    sigemptyset(&mask);
+    sigaddset(&mask, SIGUSR2);
+    CHECK_EQ(pthread_sigmask(SIG_SETMASK, &mask, NULL), 0);
+    CHECK_EQ(sched_getaffinity(0, sizeof(all), &all), 0);
+    while (!CPU_ISSET(first, &all))
+        first++;
+    CPU_ZERO(&cpus);
+    CPU_SET(first, &cpus);
+    for (int i = 0; i < 2; i++) {
+        CHECK_EQ(i ? r2_thread_start_on(&thread, &cpus, look_around, &seen)
+                   : r2_thread_start(look_around, &seen),
+                 0);
+        for (int ms = 0; ms < 20000 && atomic_load(&seen.over) == i; ms++)
+            usleep(1000);
+        CHECK_EQ(atomic_load(&seen.over), i + 1);
+        for (int s = 1; s < 32; s++)
+            CHECK(s == SIGKILL || s == SIGSTOP || sigismember(&seen.blocked, s) == 1);
+        CHECK_EQ(seen.detached, PTHREAD_CREATE_DETACHED);
+        CHECK(CPU_EQUAL(&seen.cpus, i ? &cpus : &all));
+    }
+    CHECK_EQ(pthread_sigmask(SIG_SETMASK, NULL, &after), 0);
+    CHECK(sigismember(&after, SIGUSR2) == 1 && sigismember(&after, SIGUSR1) == 0);
+    sigemptyset(&mask);
+    pthread_sigmask(SIG_SETMASK, &mask, NULL);
+}
+
 static const struct check_test tests[] = {
     {"list", test_list},
     {"hash_random", test_hash_random},
@@ -509,6 +570,7 @@ static const struct check_test tests[] = {
     {"log_limit", test_log_limit},
     {"log_threads", test_log_threads},
     {"told", test_told},
+    {"thread", test_thread},
     {NULL, NULL},
 };
 

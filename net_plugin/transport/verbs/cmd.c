@@ -3,16 +3,17 @@
  * user of the device, and closes it. */
 #define _GNU_SOURCE
 #include <errno.h>
-#include <signal.h>
 #include <stdio.h>
 
 #include "transport/verbs/verbs.h"
 #include "util/clock.h"
+#include "util/thread.h"
 
 static void *cmd_main(void *arg)
 {
     struct r2_hca *hca = arg;
 
+    pthread_setname_np(pthread_self(), "r2ccl-verbs");
     pthread_mutex_lock(&hca->lock);
     for (;;) {
         struct r2_list *n = r2_list_first(&hca->cmds);
@@ -50,18 +51,7 @@ bool r2_cmd_stuck(struct r2_hca *hca)
 
 int r2_cmd_start(struct r2_hca *hca)
 {
-    sigset_t all, old;
-    int rc;
-
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &old); /* the application's signals are not ours */
-    rc = pthread_create(&hca->thread, NULL, cmd_main, hca);
-    pthread_sigmask(SIG_SETMASK, &old, NULL);
-    if (rc)
-        return -rc;
-    pthread_setname_np(hca->thread, "r2ccl-verbs");
-    pthread_detach(hca->thread);
-    return 0;
+    return -r2_thread_start_on(&hca->thread, NULL, cmd_main, hca);
 }
 
 void r2_cmd_give(struct r2_hca *hca, struct r2_cmd *cmd, void (*run)(struct r2_cmd *cmd))
