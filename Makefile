@@ -290,7 +290,7 @@ $(fakecuda): $(B)/obj/tests/shim/fakecuda.o
 	@mkdir -p $(@D)
 	@echo "  LINK $@"
 	@$(CC) -shared $(san_flags) $(CFLAGS) $(LDFLAGS) -Wl,-soname,$(@F) -o $@ $^ $(libs)
-$(B)/tests/unit/test_shim_exec $(B)/tests/unit/test_shim_group $(B)/tests/unit/test_shim_timing: | $(fakecuda)
+$(patsubst %,$(B)/tests/unit/test_%,shim_exec shim_group shim_timing leader): | $(fakecuda)
 
 $(B)/tests/unit/test_shim $(B)/tests/unit/test_shim_plan $(B)/tests/unit/test_shim_exec \
 	$(B)/tests/unit/test_shim_group $(B)/tests/unit/test_shim_trace $(B)/tests/unit/test_shim_storm \

@@ -60,17 +60,15 @@ struct r2_follow {
     struct r2_policy policy;
     struct r2_steer steer;
     struct r2_lead lead;
-    uint64_t *made;               /* steer's */
-    uint64_t switch_epoch;        /* of the newest plan */
-    uint64_t wait_ns;             /* when the switch that waits for measurements became ready */
-    unsigned wait_measured;       /* operations of stock that were measured then */
-    double running_ns;            /* predicted, for the size last planned for */
-    struct r2_plan running, next; /* what is in force; what was aimed at last */
-    int changed_node;             /* the one that an event came from last */
-    bool fetching;                /* a thread gets a unique id; joined in the end */
-    pthread_t fetcher;
-    bool fetched;
-    struct r2_nccl_id id;
+    uint64_t *made;                  /* steer's */
+    uint64_t switch_epoch;           /* of the newest plan */
+    uint64_t wait_ns;                /* when the switch that waits for measurements became ready */
+    unsigned wait_measured;          /* operations of stock that were measured then */
+    double running_ns;               /* predicted, for the size last planned for */
+    struct r2_plan running, next;    /* what is in force; what was aimed at last */
+    int changed_node;                /* the one that an event came from last */
+    int orders;                      /* a plan may have so many */
+    struct r2_leader_errand *errand; /* for a unique id; NULL: none */
 };
 
 /* leader.c; `lock` is held. */
@@ -79,7 +77,7 @@ void r2_leader_free(struct r2_follow *f);
 void r2_leader_reported(struct r2_follow *f, int rank, const struct r2_agree_report *report);
 void r2_leader_decided(struct r2_follow *f, uint64_t epoch, bool committed);
 void r2_leader_turn(struct r2_follow *f, uint64_t now_ns);
-/* How many orders a plan may have here. */
+/* How many orders a plan may have here. Asks the driver: without `lock`. */
 int r2_leader_orders(void);
 /* Whether a switch waits a while, for operations of stock to measure the plan against: where enough
  * of them are predicted to come, and do come. */

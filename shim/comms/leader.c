@@ -10,6 +10,7 @@
 #include "settings/settings.h"
 #include "util/clock.h"
 #include "util/log.h"
+#include "util/thread.h"
 
 #define R2_SHARE_WHOLE 65536         /* of a report */
 #define TYPICAL (UINT64_C(64) << 20) /* size that a plan is judged by until one was seen */
@@ -155,7 +156,7 @@ static bool input_of(const struct r2_follow *f, struct r2_plan_input *input)
         .bytes = bytes ? bytes : TYPICAL,
         .min_bytes = R2_FOLLOW_ELIGIBLE,
         .min_gain = f->policy.config.min_gain,
-        .max_orders = r2_leader_orders(),
+        .max_orders = f->orders,
         .cost = R2_PLAN_COST_DEFAULT,
     };
     for (int n = 0; n < f->nnodes; n++)
@@ -198,39 +199,67 @@ static void plan_now(struct r2_follow *f, uint64_t now)
 
 /* ---- leading */
 
-/* NCCL makes an id: not under our locks, not on the application's thread. */
-static void *fetch_main(void *arg)
+/* NCCL makes an id on a thread of its own, which nobody waits for: it may take a while, and nothing
+ * tells it to stop. Its thread's and the communicator's; the last of them frees it. */
+struct r2_leader_errand {
+    atomic_int holders;
+    atomic_int state;
+    int (*get)(struct r2_nccl_id *); /* NCCL's */
+    struct r2_nccl_id id;            /* the thread's until GOT, which is a release */
+};
+enum { GETTING, GOT, FAILED };
+
+static void drop(struct r2_leader_errand *e)
 {
-    struct r2_follow *f = arg;
-    int (*fn)(struct r2_nccl_id *) = r2_comms_real(f->comm)->fn[R2_API_ncclGetUniqueId];
-    struct r2_nccl_id id = {{0}};
+    /* As of every count of holders: who frees sees what the others did. */
+    if (e && atomic_fetch_sub_explicit(&e->holders, 1, memory_order_acq_rel) == 1)
+        free(e);
+}
+
+static void *errand_main(void *arg)
+{
+    struct r2_leader_errand *e = arg;
     int result;
 
+    pthread_setname_np(pthread_self(), "r2ccl-id");
     r2_call_nest();
-    result = fn ? fn(&id) : R2_NCCL_USAGE;
+    result = e->get ? e->get(&e->id) : R2_NCCL_USAGE;
     r2_call_unnest();
     if (result != R2_NCCL_OK)
         R2_WARN_ONCE("no unique id for the communicator of a plan (NCCL says %d): no plans",
                      result);
-    pthread_mutex_lock(&f->lock);
-    f->id = id;
-    f->fetched = result == R2_NCCL_OK;
-    pthread_mutex_unlock(&f->lock);
+    atomic_store_explicit(&e->state, result == R2_NCCL_OK ? GOT : FAILED, memory_order_release);
     r2_watch_wake();
+    drop(e);
     return NULL;
+}
+
+static struct r2_leader_errand *errand(struct r2_real *real)
+{
+    struct r2_leader_errand *e = calloc(1, sizeof(*e));
+
+    if (!e)
+        return NULL;
+    atomic_init(&e->holders, 2);
+    atomic_init(&e->state, GETTING);
+    e->get = real->fn[R2_API_ncclGetUniqueId];
+    if (r2_thread_start(errand_main, e)) {
+        free(e); /* again at the next look */
+        return NULL;
+    }
+    return e;
 }
 
 bool r2_leader_fetch(struct r2_follow *f, struct r2_nccl_id *id)
 {
-    if (f->fetched) {
-        pthread_join(f->fetcher, NULL); /* it has done all but return */
-        f->fetching = f->fetched = false;
-        *id = f->id;
-        return true;
-    }
-    if (!f->fetching)
-        f->fetching = pthread_create(&f->fetcher, NULL, fetch_main, f) == 0;
-    return false;
+    if (!f->errand)
+        f->errand = errand(r2_comms_real(f->comm));
+    if (!f->errand || atomic_load_explicit(&f->errand->state, memory_order_acquire) != GOT)
+        return false;
+    *id = f->errand->id;
+    drop(f->errand);
+    f->errand = NULL;
+    return true;
 }
 
 /* Whether every communicator of the target has an id; otherwise one is being fetched. */
@@ -263,6 +292,10 @@ bool r2_leader_waits(struct r2_follow *f, uint64_t now)
     if (!r2_settings_get()->plan_withdraw || f->policy.current || waited >= MEASURE_NS ||
         measured >= R2_POLICY_SAMPLES || f->next.stock_ns * R2_POLICY_LEAST >= (double)MEASURE_NS)
         return false;
+    /* The host may be seconds ahead of its device: what is known now was begun long ago, and comes
+     * in bursts. */
+    if (f->timing && measured + r2_timing_awaited(f->timing) >= R2_POLICY_LEAST)
+        return true;
     /* A prediction takes NICs' own word for their speed. If it goes on as in the first second: */
     return waited < LOOK_NS ||
            f->wait_measured + (measured - f->wait_measured) * MEASURE_NS / waited >=
@@ -433,6 +466,7 @@ int r2_leader_init(struct r2_follow *f)
     f->made = calloc(((size_t)f->nranks + 63) / 64, sizeof(*f->made));
     f->words = calloc((size_t)f->nranks, sizeof(*f->words));
     f->shares = calloc((size_t)f->nranks, sizeof(*f->shares));
+    f->orders = r2_leader_orders();
     f->timing = on() ? r2_timing_new(f->device) : NULL; /* without, plans are not measured */
     if (!f->made || !f->words || !f->shares)
         return -ENOMEM;
@@ -445,8 +479,7 @@ int r2_leader_init(struct r2_follow *f)
 
 void r2_leader_free(struct r2_follow *f)
 {
-    if (f->fetching)
-        pthread_join(f->fetcher, NULL);
+    drop(f->errand);
     r2_timing_free(f->timing);
     r2_plan_free(&f->running);
     r2_plan_free(&f->next);

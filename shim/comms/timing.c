@@ -46,6 +46,7 @@ static void ask(struct r2_timing *t)
         return;
     for (int i = 0; i < R2_TIMING_WATCHES; i++)
         news |= r2_device_watch_poll(&t->watches[i]);
+    r2_device_leave();
     if (news)
         r2_watch_wake();
 }
@@ -59,8 +60,10 @@ static bool attend(struct r2_timing *t)
             return false; /* else it was left to us meanwhile */
     }
     if (step(t, LEFT, GONE)) {
-        (void)r2_device_enter(t->device); /* as far as it still can be */
-        destroy_events(t);
+        if (r2_device_enter(t->device) == 0) { /* else they are gone with the device */
+            destroy_events(t);
+            r2_device_leave();
+        }
     }
     return atomic_load_explicit(&t->turn, memory_order_acquire) == GONE;
 }
@@ -175,6 +178,15 @@ bool r2_timing_take(struct r2_timing *t, uint64_t *ns, uint64_t note[R2_TIMING_N
         if (r2_device_watch_take(&t->watches[i], ns, note))
             return true;
     return false;
+}
+
+unsigned r2_timing_awaited(const struct r2_timing *t)
+{
+    unsigned n = 0;
+
+    for (int i = 0; i < R2_TIMING_WATCHES; i++)
+        n += r2_device_watch_asks(&t->watches[i]);
+    return n;
 }
 
 void r2_timing_abort(struct r2_timing *t)

@@ -42,6 +42,8 @@ void r2_timing_stop(struct r2_timing *t, void *stream, bool good);
 /* The next operation whose time is known: true. One thread, which may hold locks: no call of the
  * driver, no wait. */
 bool r2_timing_take(struct r2_timing *t, uint64_t *ns, uint64_t note[R2_TIMING_NOTES]);
+/* Operations that are with the device, and whose times are not known yet. Any thread. */
+unsigned r2_timing_awaited(const struct r2_timing *t);
 /* Its communicator is being aborted: r2_timing_free makes no call of the driver. */
 void r2_timing_abort(struct r2_timing *t);
 /* Nobody times or takes any more. Its events are destroyed when this returns, so that the

@@ -21,6 +21,8 @@
 static struct {
     atomic_bool found;
     int (*primary)(void **context, int device);
+    int (*release)(int device);
+    int (*state)(int device, unsigned *flags, int *active);
     int (*set_current)(void *context);
     int (*get_current)(void **context);
     int (*capturing)(void *stream, int *status);
@@ -42,6 +44,8 @@ static void look(void)
     if (!lib)
         return;
     cuda.primary = dlsym(lib, "cuDevicePrimaryCtxRetain");
+    cuda.release = dlsym(lib, "cuDevicePrimaryCtxRelease_v2");
+    cuda.state = dlsym(lib, "cuDevicePrimaryCtxGetState");
     cuda.set_current = dlsym(lib, "cuCtxSetCurrent");
     cuda.get_current = dlsym(lib, "cuCtxGetCurrent");
     cuda.capturing = dlsym(lib, "cuStreamIsCapturing");
@@ -52,9 +56,9 @@ static void look(void)
     cuda.event_query = dlsym(lib, "cuEventQuery");
     cuda.event_elapsed = dlsym(lib, "cuEventElapsedTime");
     cuda.event_free = dlsym(lib, "cuEventDestroy_v2");
-    if (cuda.primary && cuda.set_current && cuda.get_current && cuda.capturing && cuda.exchange &&
-        cuda.memory && cuda.event_new && cuda.event_record && cuda.event_query &&
-        cuda.event_elapsed && cuda.event_free)
+    if (cuda.primary && cuda.release && cuda.state && cuda.set_current && cuda.get_current &&
+        cuda.capturing && cuda.exchange && cuda.memory && cuda.event_new && cuda.event_record &&
+        cuda.event_query && cuda.event_elapsed && cuda.event_free)
         /* Release: who sees the flag sees the functions. */
         atomic_store_explicit(&cuda.found, true, memory_order_release);
     else
@@ -80,21 +84,39 @@ bool r2_device_cuda(void)
     return driver() && cuda.get_current(&context) == 0;
 }
 
+static __thread int entered = -1;
+
 int r2_device_enter(int device)
 {
-    static __thread int entered = -1;
-    int mode = CUDA_CAPTURE_RELAXED;
+    static __thread bool relaxed;
+    int mode = CUDA_CAPTURE_RELAXED, active = 0;
     void *context = NULL;
+    unsigned flags;
 
-    if (device < 0 || device == entered || !r2_device_cuda())
+    if (device < 0 || !r2_device_cuda())
         return 0;
-    /* Retained for good: NCCL's communicators and the application hold it as well. */
-    if (cuda.primary(&context, device) || cuda.set_current(context))
+    if (cuda.state(device, &flags, &active))
         return -EIO;
-    if (entered < 0 && cuda.exchange(&mode)) /* what it returns is the old mode */
+    if (!active)
+        return -ENODEV; /* nor is one made for the application that has ended it */
+    if (cuda.primary(&context, device))
         return -EIO;
+    if (cuda.set_current(context) || (!relaxed && cuda.exchange(&mode))) {
+        cuda.release(device);
+        return -EIO;
+    }
+    relaxed = true; /* what the exchange gave back is the old mode */
     entered = device;
     return 0;
+}
+
+void r2_device_leave(void)
+{
+    if (entered < 0)
+        return;
+    cuda.set_current(NULL);
+    cuda.release(entered);
+    entered = -1;
 }
 
 bool r2_device_capturing(void *stream)

@@ -14,9 +14,14 @@
 /* Whether this process has CUDA's driver in use. */
 bool r2_device_cuda(void);
 
-/* For a thread of the shim, before it calls NCCL: `device` becomes its current one, and what it
- * does disturbs no capture of another thread. The host: nothing. */
+/* For a thread of the shim, around what it does with NCCL or the driver: `device` becomes its
+ * current one, whose primary context is held meanwhile and no longer, since the application may
+ * reset it between two such times; and what the thread does disturbs no capture of another one. 0;
+ * -ENODEV: the application has ended the device, and all that was on it is gone; -EIO. The host:
+ * nothing. */
 int r2_device_enter(int device);
+/* After an enter that returned 0. */
+void r2_device_leave(void);
 
 /* Whether work that is put on `stream` now would be recorded into a graph. */
 bool r2_device_capturing(void *stream);

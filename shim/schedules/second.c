@@ -101,12 +101,13 @@ static void *make_main(void *arg)
     void (*changed)(void) = c->config.changed;
     uint64_t begin = r2_now_ns(), before, after;
     r2_nccl_comm handle = NULL;
-    bool abandoned, forced = true;
-
-    pthread_setname_np(pthread_self(), "r2ccl-make");
+    bool entered, abandoned, forced = true;
     int result = R2_NCCL_SYSTEM;
 
-    if (r2_device_enter(c->config.device) == 0) {
+    pthread_setname_np(pthread_self(), "r2ccl-make");
+
+    entered = r2_device_enter(c->config.device) == 0;
+    if (entered) {
         before = r2_device_free_bytes();
         result = call_init(c, &handle, &forced);
         after = r2_device_free_bytes();
@@ -130,6 +131,8 @@ static void *make_main(void *arg)
     pthread_mutex_unlock(&c->lock);
     if (abandoned && handle)
         call_end(c, handle, true);
+    if (entered)
+        r2_device_leave();
     drop(c);
     if (changed)
         changed();
@@ -144,18 +147,6 @@ static void await_others(struct second *c, bool abort)
     while (c->askers > 0 || (c->callers > 0 && !abort))
         pthread_cond_wait(&c->wake, &c->lock);
     pthread_mutex_unlock(&c->lock);
-}
-
-static void *end_main(void *arg)
-{
-    struct second *c = arg;
-
-    pthread_setname_np(pthread_self(), "r2ccl-end");
-    await_others(c, false);
-    if (r2_device_enter(c->config.device) == 0)
-        call_end(c, c->handle, false);
-    drop(c);
-    return NULL;
 }
 
 static struct second *make(struct r2_seconds *s, const struct r2_plan_comm *plan)
@@ -238,14 +229,35 @@ static bool listed(const struct second *c, const struct r2_plan_table *t)
     return false;
 }
 
-/* Off the application's thread: NCCL's destroy waits for what is on the streams. */
-static void retire(struct second *c)
+static void *end_main(void *arg)
 {
+    struct second *c = arg;
     r2_nccl_comm handle = take(c, true);
 
-    if (handle && r2_thread_start(end_main, c) == 0)
-        return; /* the thread has our hold */
+    pthread_setname_np(pthread_self(), "r2ccl-end");
+    await_others(c, false);
+    if (r2_device_enter(c->config.device) == 0) {
+        call_end(c, handle, false);
+        r2_device_leave();
+    }
     drop(c);
+    return NULL;
+}
+
+/* Off the application's thread: NCCL's destroy waits for what is on the streams. False: there is no
+ * thread for it now; the set keeps it until there is one, or until it ends. */
+static bool retire(struct second *c)
+{
+    bool made;
+
+    pthread_mutex_lock(&c->lock);
+    made = c->state == MADE; /* stays so: who ends one takes it out of the set first */
+    c->abandoned = !made;
+    pthread_mutex_unlock(&c->lock);
+    if (made)
+        return r2_thread_start(end_main, c) == 0; /* which has our hold */
+    drop(c);
+    return true;
 }
 
 void r2_seconds_follow(struct r2_seconds *s, const struct r2_plan_table *t, uint64_t epoch)
@@ -256,14 +268,13 @@ void r2_seconds_follow(struct r2_seconds *s, const struct r2_plan_table *t, uint
     s->epoch = epoch;
     s->lacking = false;
     for (at = &s->all; *at;) {
-        struct second *c = *at;
+        struct second *c = *at, *next;
 
-        if (listed(c, t) || c->pinned) {
+        next = c->next; /* it may be gone once it is retired */
+        if (listed(c, t) || c->pinned || !retire(c))
             at = &c->next;
-            continue;
-        }
-        *at = c->next;
-        retire(c);
+        else
+            *at = next;
     }
     for (int i = 0; i < t->ncomms && !s->ended; i++) {
         struct second *c = find(s, t->comms[i].key);

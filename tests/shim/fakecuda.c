@@ -17,16 +17,63 @@
 #define FAKE_CAPTURING ((void *)0xca)
 #define FAKE_BEGINS ((void *)0xcb)
 
-API int cuDevicePrimaryCtxRetain(void **context, int device);
-int cuDevicePrimaryCtxRetain(void **context, int device)
-{
-    static char contexts[64];
+#define DEVICES 64
+#define DESTROYED 709 /* the context is */
+PER_THREAD void *current;
+static atomic_int retained, ended, forbidden;
+static atomic_uintptr_t life = 1; /* of all contexts, which a reset ends */
 
-    *context = &contexts[device & 63];
+API int fake_cuda_retained(void); /* contexts that were retained and not released */
+int fake_cuda_retained(void)
+{
+    return atomic_load(&retained);
+}
+
+API void fake_cuda_reset(int on); /* the application ends its devices, or has them again */
+void fake_cuda_reset(int on)
+{
+    atomic_fetch_add(&life, on != 0);
+    atomic_store(&ended, on);
+}
+
+API void fake_cuda_forbid(int on); /* nobody may ask whether there is a driver */
+void fake_cuda_forbid(int on)
+{
+    atomic_store(&forbidden, on);
+}
+
+/* On this thread, in a context that is not destroyed. */
+static int there(void)
+{
+    return current && (uintptr_t)current / DEVICES == atomic_load(&life);
+}
+
+API int cuDevicePrimaryCtxGetState(int device, unsigned *flags, int *active);
+int cuDevicePrimaryCtxGetState(int device, unsigned *flags, int *active)
+{
+    (void)device;
+    *flags = 0;
+    *active = !atomic_load(&ended);
     return 0;
 }
 
-PER_THREAD void *current;
+API int cuDevicePrimaryCtxRetain(void **context, int device);
+int cuDevicePrimaryCtxRetain(void **context, int device)
+{
+    if (atomic_load(&ended))
+        abort(); /* would begin one that the application has ended */
+    atomic_fetch_add(&retained, 1);
+    *context = (void *)(atomic_load(&life) * DEVICES + (uintptr_t)device % DEVICES);
+    return 0;
+}
+
+API int cuDevicePrimaryCtxRelease_v2(int device);
+int cuDevicePrimaryCtxRelease_v2(int device)
+{
+    (void)device;
+    atomic_fetch_sub(&retained, 1);
+    return 0;
+}
 
 API int cuCtxSetCurrent(void *context);
 int cuCtxSetCurrent(void *context)
@@ -38,6 +85,8 @@ int cuCtxSetCurrent(void *context)
 API int cuCtxGetCurrent(void **context);
 int cuCtxGetCurrent(void **context)
 {
+    if (atomic_load(&forbidden))
+        abort(); /* it could block: a lock is held */
     *context = current;
     return 0;
 }
@@ -65,9 +114,9 @@ int cuThreadExchangeStreamCaptureMode(int *mode)
 API int cuMemGetInfo_v2(size_t *left, size_t *total);
 int cuMemGetInfo_v2(size_t *left, size_t *total)
 {
-    *left = current ? (size_t)1 << 30 : 0; /* nobody has a device before it entered one */
+    *left = there() ? (size_t)1 << 30 : 0; /* nobody has a device before it entered one */
     *total = (size_t)1 << 34;
-    return current ? 0 : 201;
+    return there() ? 0 : 201;
 }
 
 static atomic_int events;
@@ -78,13 +127,25 @@ int fake_cuda_events(void)
     return atomic_load(&events);
 }
 
+static struct event {
+    atomic_int used;
+    struct timespec at;
+} pool[4096];
+
 API int cuEventCreate(void **event, unsigned flags);
 int cuEventCreate(void **event, unsigned flags)
 {
     (void)flags;
-    *event = calloc(1, sizeof(struct timespec));
-    atomic_fetch_add(&events, *event != NULL);
-    return *event ? 0 : 2;
+    for (int i = 0; i < 4096; i++) {
+        int unused = 0;
+
+        if (atomic_compare_exchange_strong(&pool[i].used, &unused, 1)) {
+            atomic_fetch_add(&events, 1);
+            *event = &pool[i].at;
+            return 0;
+        }
+    }
+    return 2;
 }
 
 API int cuEventRecord(void *event, void *stream);
@@ -141,7 +202,7 @@ int cuEventQuery(void *event)
     if (mode != 2)
         abort(); /* could break another thread's capture */
     (void)event;
-    return atomic_load(&answer);
+    return there() ? atomic_load(&answer) : DESTROYED;
 }
 
 API int cuEventElapsedTime(float *ms, void *from, void *to);
@@ -159,9 +220,9 @@ int cuEventDestroy_v2(void *event)
     char name[16] = "";
 
     pthread_getname_np(pthread_self(), name, sizeof(name));
-    if (strcmp(name, "r2ccl-time") == 0 && !current)
+    if (strcmp(name, "r2ccl-time") == 0 && !there())
         abort(); /* in no context of the device */
     atomic_fetch_sub(&events, 1);
-    free(event);
+    atomic_store(&((struct event *)((char *)event - offsetof(struct event, at)))->used, 0);
     return 0;
 }

@@ -1,6 +1,9 @@
 /* The leader of a communicator (comms/leader.c) without ranks: what it makes of their reports, and
  * how many operations it times. Rung 1; the ranks' words and what was agreed are handed to it, and
  * no proposal leaves. What ranks do with it: test_shim_exec.c, tests/py/test_shim_executor.py. */
+#define _GNU_SOURCE
+#include <dlfcn.h>
+
 #include "check.h"
 #include "comms/follow_inside.h"
 #include "settings/settings.h"
@@ -295,6 +298,113 @@ static void test_waits_while_they_come(void)
     bed_close(b);
 }
 
+/* ---- what may take a while */
+
+static atomic_int ids_asked, ids_given, ids_held;
+
+static int hold_id(struct r2_nccl_id *id)
+{
+    int number = atomic_fetch_add(&ids_asked, 1) + 1;
+
+    while (atomic_load(&ids_held))
+        usleep(1000);
+    id->bytes[0] = (char)number;
+    atomic_fetch_add(&ids_given, 1);
+    return R2_NCCL_OK;
+}
+
+static void wait_for(atomic_int *what, int n)
+{
+    for (int i = 0; i < 20000 && atomic_load(what) < n; i++)
+        usleep(1000);
+    CHECK_EQ(atomic_load(what), n);
+}
+
+/* An id that NCCL does not give: the leader goes on, and its communicator ends without it. */
+static void test_id_held(void)
+{
+    struct bed *b = bed_open();
+    struct r2_nccl_id id;
+
+    b->real.fn[R2_API_ncclGetUniqueId] = hold_id;
+    atomic_store(&ids_held, 1);
+    CHECK(!r2_leader_fetch(&b->f, &id));
+    wait_for(&ids_asked, 1);
+    for (int i = 0; i < 100; i++)
+        CHECK(!r2_leader_fetch(&b->f, &id));
+    CHECK_EQ(atomic_load(&ids_asked), 1);
+    bed_close(b);
+    atomic_store(&ids_held, 0);
+    wait_for(&ids_given, 1);
+
+    b = bed_open();
+    b->real.fn[R2_API_ncclGetUniqueId] = hold_id;
+    for (int n = 2; n < 4; n++) { /* each is another one */
+        for (int i = 0; i < 20000 && !r2_leader_fetch(&b->f, &id); i++)
+            usleep(1000);
+        CHECK_EQ(id.bytes[0], n);
+    }
+    CHECK_EQ(atomic_load(&ids_given), 3);
+    bed_close(b);
+}
+
+/* Of a driver that only pretends, which this process has from the first call on. */
+static void drive(const char *function, int a, int b)
+{
+    void *driver = dlopen(check_built("tests/fakecuda/libcuda.so.1"), RTLD_NOW | RTLD_LOCAL);
+    void (*fn)(int, int) = NULL;
+
+    CHECK(driver != NULL);
+
+    *(void **)(void *)&fn = dlsym(driver, function);
+    CHECK_MSG(fn, "%s", function);
+    fn(a, b);
+}
+
+/* Where the driver does not answer, reports and plans go on. */
+static void test_driver_holds_nothing_up(void)
+{
+    struct bed *b;
+
+    drive("fake_cuda_forbid", 0, 0);
+    b = bed_open();
+    CHECK_EQ(b->f.orders, 1); /* on a stream */
+    drive("fake_cuda_forbid", 1, 0);
+    atomic_store(&b->f.bytes, 64 << 20);
+    all_whole(b);
+    report(b, 2, FULL / 2);
+    turn(b);
+    CHECK_EQ(b->f.steer.step, R2_STEER_MAKE);
+    drive("fake_cuda_forbid", 0, 0);
+    bed_close(b);
+}
+
+/* The host is ahead of its device: what it has handed over is known seconds later, at once. */
+static void test_waits_for_a_device_behind(void)
+{
+    struct bed *b;
+    uint64_t ready;
+
+    drive("fake_cuda_answer", 0, 600); /* not over */
+    b = bed_open();
+    atomic_store(&b->f.bytes, 64 << 20);
+    all_whole(b);
+    report(b, 2, FULL / 2);
+    turn(b);
+    ready = b->f.steer.since_ns;
+    CHECK(r2_leader_waits(&b->f, ready));
+    for (unsigned i = 0; i < R2_POLICY_LEAST; i++) { /* enough for a verdict */
+        CHECK(!r2_leader_waits(&b->f, ready + 2 * S));
+        r2_follow_time(&b->f, 64 << 20, false, NULL);
+        r2_follow_timed(&b->f, NULL, true);
+    }
+    CHECK(r2_leader_waits(&b->f, ready + 2 * S));
+    CHECK(r2_leader_waits(&b->f, ready + 5 * S - 1));
+    CHECK(!r2_leader_waits(&b->f, ready + 5 * S));
+    drive("fake_cuda_answer", 0, 0);
+    bed_close(b);
+}
+
 static const struct check_test tests[] = {
     {"worst_rank", test_worst_rank_counts},
     {"one_size", test_states_are_compared_at_one_size},
@@ -304,12 +414,16 @@ static const struct check_test tests[] = {
     {"waits_while", test_waits_while_they_come},
     {"refused_relief", test_refused_relief},
     {"loss_while_made", test_loss_while_it_is_made},
+    {"id_held", test_id_held},
+    {"driver", test_driver_holds_nothing_up}, /* and from here on there is one */
+    {"device_behind", test_waits_for_a_device_behind},
     {0},
 };
 
 int main(int argc, char **argv)
 {
     setenv("R2CCL_PLAN", "on", 1);
+    setenv("R2CCL_PLAN_ORDERS", "2", 1);
     setenv("R2CCL_SHM", "0", 1);
     return check_main(argc, argv, tests);
 }

@@ -4,6 +4,7 @@
  * prove anything about results: tests/py/test_shim_executor.py does. */
 #define _GNU_SOURCE
 #include "plan_bed.h"
+#include "util/thread.h"
 
 static r2_nccl_comm second(struct rank *me, uint64_t key)
 {
@@ -216,6 +217,73 @@ static void test_abort_while_making(void)
     CHECK_EQ(noop.calls("ncclCommAbort"), before + 2 * RANKS);
 }
 
+/* ---- no threads */
+
+/* Whether this process can have threads: one more takes more room than there is, or not. */
+static void threads_can_start(bool can)
+{
+    static size_t usual;
+    pthread_attr_t attr;
+    pthread_t thread;
+
+    CHECK_EQ(pthread_getattr_default_np(&attr), 0);
+    if (!usual)
+        CHECK_EQ(pthread_attr_getstacksize(&attr, &usual), 0);
+    CHECK_EQ(pthread_attr_setstacksize(&attr, can ? usual : (size_t)1 << 47), 0);
+    CHECK_EQ(pthread_setattr_default_np(&attr), 0);
+    pthread_attr_destroy(&attr);
+    if (!can)
+        CHECK_EQ(r2_thread_start(run_rank, &thread), EAGAIN);
+}
+
+static uint32_t seconds_made(struct rank *me)
+{
+    struct r2_seconds_stats stats;
+
+    r2_seconds_stats(me->follow->seconds, &stats);
+    return stats.made;
+}
+
+/* What a plan does not list any more is destroyed by a thread of its own. Where there is none, it
+ * is kept, and goes with the next plan, or with the application's. */
+static void without_threads(struct rank *me)
+{
+    for (int again = 0; again < 2; again++) {
+        take_plan(me, 1);
+        CHECK_EQ(seconds_made(me), 1);
+        pthread_barrier_wait(&together);
+        if (me->rank == 0)
+            threads_can_start(false);
+        pthread_barrier_wait(&together);
+        agree(me, 0, false);
+        CHECK_EQ(seconds_made(me), 1);
+        CHECK_EQ(noop.live(), 2 * RANKS);
+        pthread_barrier_wait(&together);
+        if (again) {
+            CHECK_EQ(ncclCommDestroy(me->comm), 0);
+            pthread_barrier_wait(&together);
+            CHECK_EQ(noop.live(), 0);
+        }
+        pthread_barrier_wait(&together);
+        if (me->rank == 0)
+            threads_can_start(true);
+        pthread_barrier_wait(&together);
+        if (again)
+            return;
+        agree(me, 0, false);
+        for (int i = 0; i < 20000 && noop.live() != RANKS; i++)
+            usleep(1000);
+        CHECK_EQ(noop.live(), RANKS);
+        CHECK_EQ(seconds_made(me), 0);
+        pthread_barrier_wait(&together);
+    }
+}
+
+static void test_without_threads(void)
+{
+    run_all(without_threads);
+}
+
 /* ---- fan-out */
 
 static void fanned(struct rank *me)
@@ -425,6 +493,7 @@ static void captured(struct rank *me)
     CHECK(!r2_device_watch_take(&watch, &ns, note)); /* nobody has asked the driver */
     CHECK(r2_device_watch_poll(&watch));
     CHECK(r2_device_watch_take(&watch, &ns, note));
+    r2_device_leave();
     CHECK(!r2_device_watch_take(&watch, &ns, note));
     CHECK(ns > 2 * R2_NS_PER_MS && ns < R2_NS_PER_S);
     r2_device_watch_free(&watch);
@@ -447,6 +516,7 @@ static const struct check_test tests[] = {
     {"groups", test_groups},
     {"failed_making", test_failed_making},
     {"abort_while_making", test_abort_while_making},
+    {"without_threads", test_without_threads},
     {"fan_out", test_fan_out},
     {"abort_overtakes", test_abort_overtakes},
     {"abort_while_asked", test_abort_while_asked},

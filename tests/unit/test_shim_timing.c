@@ -4,6 +4,8 @@
 #define _GNU_SOURCE
 #include "plan_bed.h"
 
+#include <dirent.h>
+
 #define NOT_READY 600 /* as CUDA's driver says */
 
 static struct {
@@ -12,6 +14,8 @@ static struct {
     int (*held)(void);
     int (*events)(void);
     void (*answer)(int is_slow, int what);
+    int (*retained)(void);
+    void (*reset)(int on);
 } driver;
 
 /* Whether that many events are left, at most 20 s from now. */
@@ -20,6 +24,44 @@ static bool events_left(int n)
     for (int i = 0; i < 20000 && driver.events() != n; i++)
         usleep(1000);
     return driver.events() == n;
+}
+
+/* The shim's threads hold no context of a device, but for the moment in which they use it. */
+static void no_context_held(void)
+{
+    for (int i = 0; i < 20000 && driver.retained(); i++)
+        usleep(1000);
+    CHECK_EQ(driver.retained(), 0);
+}
+
+/* Threads of ours, as their names say, and none of them takes the application's signals. */
+static int without_signals(void)
+{
+    DIR *d = opendir("/proc/self/task");
+    struct dirent *e;
+    int n = 0;
+
+    CHECK(d);
+    while ((e = readdir(d))) {
+        char path[300], line[256];
+        uint64_t blocked = 0;
+        bool ours = false;
+        FILE *f;
+
+        snprintf(path, sizeof(path), "/proc/self/task/%s/status", e->d_name);
+        f = fopen(path, "re");
+        while (f && fgets(line, sizeof(line), f)) {
+            ours |= strncmp(line, "Name:\tr2", 8) == 0;
+            sscanf(line, "SigBlk: %" SCNx64, &blocked);
+        }
+        if (f)
+            fclose(f);
+        for (int s = 1; ours && s < 32; s++)
+            CHECK_MSG(s == SIGKILL || s == SIGSTOP || blocked >> (s - 1) & 1, "signal %d", s);
+        n += ours;
+    }
+    closedir(d);
+    return n;
 }
 
 /* One that does not come back is a hang: no more than this. */
@@ -40,6 +82,7 @@ static void no_longer(void)
     driver.hold(0);
     CHECK(events_left(0));
     CHECK_EQ(driver.held(), 0);
+    no_context_held();
 }
 
 /* The leader's thread waits for the driver; a plan is agreed, made, taken, and taken back. */
@@ -50,8 +93,10 @@ static void plans(struct rank *me)
     pthread_barrier_wait(&together);
     take_plan(me, 1);
     agree(me, 0, false);
-    if (me->rank == 0)
-        CHECK(driver.held() > 0); /* all the time */
+    if (me->rank == 0) {
+        CHECK(driver.held() > 0);       /* all the time */
+        CHECK_GE(without_signals(), 3); /* for the agreement, plans, times */
+    }
     pthread_barrier_wait(&together);
     CHECK_EQ(ncclCommDestroy(me->comm), 0); /* does not wait for it either */
 }
@@ -188,11 +233,54 @@ static void test_known(void)
     CHECK(events_left(0));
 }
 
+/* The application ends its devices between two of its communicators, and begins again. */
+static void in_another_life(struct rank *me)
+{
+    CHECK_EQ(reduce(me->comm, BIG), 0);
+    if (me->rank == 0)
+        CHECK_GE(measured(me, 4), 4);
+    pthread_barrier_wait(&together);
+    CHECK_EQ(ncclCommDestroy(me->comm), 0);
+}
+
+static void test_device_reset(void)
+{
+    for (int i = 0; i < 3; i++) {
+        run_all(in_another_life);
+        CHECK(events_left(0));
+        no_context_held(); /* nor would a reset be the end of one */
+        driver.reset(1);
+        driver.reset(0);
+    }
+}
+
+/* ... while the driver was still to be asked: that is over, and no device is begun for it. */
+static void ends_its_device(struct rank *me)
+{
+    if (me->rank == 0)
+        begin_to_hold(me);
+    pthread_barrier_wait(&together);
+    CHECK_EQ(ncclCommAbort(me->comm), 0);
+}
+
+static void test_device_ended(void)
+{
+    run_all(ends_its_device);
+    driver.reset(1);
+    driver.hold(0);
+    no_context_held();
+    usleep(600000); /* two looks: r2ccl-time would be seen destroying events in no context */
+    no_context_held();
+    driver.reset(0);
+}
+
 static const struct check_test tests[] = {
     {"plans", test_plans},
     {"aborts", test_aborts},
     {"comes_and_goes", test_comes_and_goes},
     {"known", test_known},
+    {"device_reset", test_device_reset},
+    {"device_ended", test_device_ended},
     {0},
 };
 
@@ -206,7 +294,10 @@ int main(int argc, char **argv)
     *(void **)(void *)&driver.asked = dlsym(lib, "fake_cuda_asked");
     *(void **)(void *)&driver.events = dlsym(lib, "fake_cuda_events");
     *(void **)(void *)&driver.answer = dlsym(lib, "fake_cuda_answer");
-    CHECK(driver.hold && driver.held && driver.asked && driver.events && driver.answer);
+    *(void **)(void *)&driver.retained = dlsym(lib, "fake_cuda_retained");
+    *(void **)(void *)&driver.reset = dlsym(lib, "fake_cuda_reset");
+    CHECK(driver.hold && driver.held && driver.asked && driver.events && driver.answer &&
+          driver.retained && driver.reset);
     noop_bed("on");
     setenv("R2CCL_PLAN_FORCE", "0", 1);
     return check_main(argc, argv, tests);
