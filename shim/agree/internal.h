@@ -89,7 +89,8 @@ struct r2_agree {
     bool said_off, closed;
     uint64_t buried_ns; /* when it was destroyed; 0: it lives */
     uint64_t report_number;
-    uint64_t *report_seen; /* leader: last number of each rank */
+    uint64_t *report_seen;        /* leader: last number of each rank */
+    struct r2_agree_early *early; /* leader: [nranks], until it has the roster; NULL: none */
     enum r2_agree_phase phase;
     uint8_t *plan; /* of the proposal under way */
     size_t plan_len;
@@ -192,6 +193,9 @@ void r2_agree_join_roster(struct r2_agree *a, const struct r2_agree_frame *f,
                           const uint8_t *payload);
 void r2_agree_join_off(struct r2_agree *a, const struct r2_agree_frame *f, const uint8_t *payload);
 void r2_agree_join_report(struct r2_agree *a);
+/* Leader: a report from a process that has the roster before this one has. */
+void r2_agree_join_early(struct r2_agree *a, const uint8_t process[16],
+                         const struct r2_agree_frame *f, const uint8_t *payload);
 void r2_agree_join_reported(struct r2_agree *a, uint32_t from, const struct r2_agree_frame *f,
                             const uint8_t *payload);
 

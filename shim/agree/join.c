@@ -10,6 +10,13 @@
 #define R2_MEMBER_REGISTER_NS R2_NS_PER_S /* first repetition; doubles */
 #define R2_MEMBER_REGISTER_MOST_NS (30 * R2_NS_PER_S)
 
+/* A report that came before the roster, and with it the knowledge of whose it is. */
+struct r2_agree_early {
+    bool there;
+    uint8_t process[16];
+    uint8_t report[R2_AGREE_REPORT_BYTES];
+};
+
 /* --- joining ------------------------------------------------------------------------------ */
 
 void r2_agree_join_register(struct r2_agree *a, uint64_t now)
@@ -38,6 +45,43 @@ void r2_agree_join_register(struct r2_agree *a, uint64_t now)
             a->ops->off(a->user, "the process that made the unique id does not answer");
         }
     }
+}
+
+void r2_agree_join_early(struct r2_agree *a, const uint8_t process[16],
+                         const struct r2_agree_frame *f, const uint8_t *payload)
+{
+    struct r2_agree_early *early;
+
+    if (a->rank != R2_AGREE_LEADER || f->from >= (uint32_t)a->nranks ||
+        f->len != R2_AGREE_REPORT_BYTES || a->buried_ns) {
+        return;
+    }
+    if (!a->early) {
+        a->early = calloc((size_t)a->nranks, sizeof(*a->early));
+    }
+    early = a->early ? &a->early[f->from] : NULL;
+    if (early) {
+        early->there = true;
+        memcpy(early->process, process, sizeof(early->process));
+        memcpy(early->report, payload, sizeof(early->report));
+    }
+}
+
+/* As if they came now. */
+static void r2_join_take_early(struct r2_agree *a)
+{
+    struct r2_agree_early *early = a->early;
+
+    a->early = NULL;
+    for (int r = 0; early && r < a->nranks; r++) {
+        struct r2_agree_frame f = {
+            .kind = R2_FRAME_REPORT, .from = (uint32_t)r, .len = R2_AGREE_REPORT_BYTES};
+
+        if (early[r].there) {
+            r2_agree_member_frame(a, early[r].process, &f, early[r].report);
+        }
+    }
+    free(early);
 }
 
 void r2_agree_join_roster(struct r2_agree *a, const struct r2_agree_frame *f,
@@ -73,6 +117,7 @@ void r2_agree_join_roster(struct r2_agree *a, const struct r2_agree_frame *f,
         a->ops->ready(a->user, members, a->nranks);
     }
     free(members);
+    r2_join_take_early(a);
 }
 
 void r2_agree_join_off(struct r2_agree *a, const struct r2_agree_frame *f, const uint8_t *payload)

@@ -30,6 +30,7 @@ void r2_agree_member_free(struct r2_agree *a)
     r2_agree_roster_free(&a->roster);
     free(a->machine.promises);
     free(a->report_seen);
+    free(a->early);
     free(a->garbage);
     free(a->wanted);
     free(a->plan);
@@ -408,6 +409,10 @@ void r2_agree_member_frame(struct r2_agree *a, const uint8_t process[16],
     if (f->kind == R2_FRAME_OFF) {
         r2_agree_join_off(a, f, payload);
         r2_agree_member_turn(a, now);
+        return;
+    }
+    if (!a->roster.seats && f->kind == R2_FRAME_REPORT) {
+        r2_agree_join_early(a, process, f, payload);
         return;
     }
     /* A rank speaks from the process that registered it: one started again is no member. */

@@ -203,20 +203,23 @@ static enum r2_agree_state state_of(struct r2_agree *a)
     return stats.state;
 }
 
-__attribute__((unused)) static void change(struct r2_agree **members, int n, int comm,
-                                           uint64_t want)
+/* Operations until the plan of epoch `want` or a later one is in force; returns which. A proposal
+ * that comes too late for a rank is made again under the next epoch. */
+__attribute__((unused)) static uint64_t change(struct r2_agree **members, int n, int comm,
+                                               uint64_t want)
 {
     uint64_t epoch = 0, low = 0;
 
     for (int i = 0; i < OPS && low < want; i++) {
-        low = want;
+        low = UINT64_MAX;
         for (int k = 0; k < n; k++) {
             CHECK_EQ(operate(members[k], comm, &epoch), 0);
             low = epoch < low ? epoch : low;
         }
         usleep(1000);
     }
-    CHECK_EQ(low, want);
+    CHECK_GE(low, want);
+    return low;
 }
 
 #endif

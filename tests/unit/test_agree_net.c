@@ -1,5 +1,6 @@
 /* The agreement between processes: registration, changes, and everything that may be missing. */
 #define _GNU_SOURCE
+#include "agree/internal.h"
 #include "agree_ranks.h"
 #include "util/siphash.h"
 
@@ -31,12 +32,12 @@ static void two_ranks_per_process(void)
         CHECK_EQ(r2_agree_report(members[k], &report), 0);
         CHECK_EQ(r2_agree_propose(members[k], "a pla", 5), me + k == 0 ? 0 : -EPERM);
     }
-    change(members, 2, 0, 1);
+    epoch = change(members, 2, 0, 1);
     if (me == 0) {
-        CHECK_EQ(r2_agree_propose(members[0], "a pla", 5), 0);
+        AWAIT(r2_agree_propose(members[0], "a pla", 5) == 0);
         CHECK_EQ(r2_agree_propose(members[0], "a pla", 5), -EBUSY);
     }
-    change(members, 2, 0, 2);
+    change(members, 2, 0, epoch + 1);
     AWAIT(atomic_load(&sh->reports) == 2 * processes);
     r2_agree_destroy(members[0]);
     r2_agree_destroy(members[1]);
@@ -57,9 +58,10 @@ static void objects_come_back(void)
     a = member(id, me, processes);
     CHECK_EQ(operate(a, 0, &epoch), 0);
     AWAIT(state_of(a) == R2_AGREE_READY);
-    for (uint64_t want = 1; want <= 5; want++) {
+    epoch = 0;
+    for (int i = 0; i < 5; i++) {
         AWAIT(me != 0 || r2_agree_propose(a, "a pla", 5) == 0);
-        change(&a, 1, 0, want);
+        epoch = change(&a, 1, 0, epoch + 1);
     }
     r2_agree_destroy(a);
     if (me == 0) {
@@ -111,6 +113,64 @@ static void large_plan(void)
 static void test_large_plan(void)
 {
     run_processes(4, large_plan);
+}
+
+static void hear(struct r2_agree *a, char process, enum r2_agree_kind kind, uint32_t from,
+                 const uint8_t *payload, size_t len)
+{
+    struct r2_agree_frame f = {.kind = kind, .from = from, .len = (uint32_t)len};
+    uint8_t id[16];
+
+    memset(id, process, sizeof(id));
+    r2_agree_member_frame(a, id, &f, payload);
+}
+
+static void hear_report(struct r2_agree *a, char process, uint32_t from, uint64_t number)
+{
+    struct r2_agree_report report = {.capacity = 7, .share = 1000 + from};
+    uint8_t text[R2_AGREE_REPORT_BYTES];
+
+    r2_agree_report_encode(text, number, &report);
+    hear(a, process, R2_FRAME_REPORT, from, text, sizeof(text));
+}
+
+/* A rank that has the roster before the leader has it reports at once, and only once. Rank 0, of
+ * process A; B is rank 1, C rank 2 and X neither. No thread of ours runs yet. */
+static void report_before_the_roster(void)
+{
+    struct r2_agree_hello processes3[3] = {{.process = {0}}};
+    struct r2_agree_seat seats[3];
+    struct r2_agree_roster roster = {3, 3, processes3, seats};
+    uint8_t id[R2_AGREE_ID], text[1024];
+    struct r2_agree *a;
+    size_t len;
+
+    get_id(id);
+    a = member(id, 0, 3);
+    a->state = R2_AGREE_JOINING;
+    hear_report(a, 'B', 1, 1);
+    hear_report(a, 'B', 1, 2);
+    hear_report(a, 'X', 2, 1);
+    CHECK_EQ(atomic_load(&sh->reports), 0);
+    for (int r = 0; r < 3; r++) {
+        memset(processes3[r].process, 'A' + r, 16);
+        seats[r] = (struct r2_agree_seat){(uint32_t)r, 100};
+    }
+    len = r2_agree_roster_encode(text, sizeof(text), &roster);
+    CHECK_LE(len, sizeof(text));
+    hear(a, 'A', R2_FRAME_ROSTER, 0, text, len);
+    CHECK_EQ(state_of(a), R2_AGREE_READY);
+    CHECK_EQ(atomic_load(&sh->reports), 1);
+    hear_report(a, 'B', 1, 2);
+    CHECK_EQ(atomic_load(&sh->reports), 1);
+    hear_report(a, 'C', 2, 1);
+    CHECK_EQ(atomic_load(&sh->reports), 2);
+    r2_agree_destroy(a);
+}
+
+static void test_report_before_the_roster(void)
+{
+    run_processes(1, report_before_the_roster);
 }
 
 /* Two halves of a split, and one rank that is in neither. */
@@ -273,6 +333,7 @@ static void started_again(void)
     CHECK_EQ(operate(a, again, &epoch), 0);
     AWAIT(state_of(a) == (again ? R2_AGREE_OFF : R2_AGREE_READY));
     if (again) {
+        AWAIT(atomic_load(&sh->off) == 1); /* says it after it is */
         CHECK_STR(sh->why, "two processes are rank 2");
         CHECK_EQ(r2_agree_tell(a, 6), -ENOTCONN);
         atomic_store(&sh->stuck, 1);
@@ -435,6 +496,7 @@ static const struct check_test tests[] = {
     {"change", test_change},
     {"objects", test_objects},
     {"large_plan", test_large_plan},
+    {"early_report", test_report_before_the_roster},
     {"split", test_split},
     {"no_descriptors", test_no_descriptors},
     {"missing_rank", test_missing_rank},

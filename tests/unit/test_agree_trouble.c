@@ -414,10 +414,10 @@ static void fork_in_the_middle(void)
     CHECK_GT(count_sockets(), 0);
     child_is_inert(a);
     AWAIT(me != 0 || r2_agree_propose(a, "a pla", 5) == 0);
-    change(&a, 1, 0, 1);
+    epoch = change(&a, 1, 0, 1);
     child_is_inert(a);
     AWAIT(me != 0 || r2_agree_propose(a, "a pla", 5) == 0);
-    change(&a, 1, 0, 2); /* the parents go on */
+    change(&a, 1, 0, epoch + 1); /* the parents go on */
     r2_agree_destroy(a);
 }
 
