@@ -301,7 +301,7 @@ static int post_any(struct r2_conn *c, bool send, void *data, size_t size, bool 
         r2_send_start(*out);
     else if (*out)
         r2_recv_start(*out);
-    r2_peer_unlock_soon(c->peer, pushes(size));
+    r2_peer_unlock_posted(c->peer, send && size <= r2_eng.set->eager, pushes(size));
     return rc;
 }
 
@@ -327,6 +327,8 @@ int r2_engine_irecv_lines(struct r2_conn *c, void *data, size_t size, int tag, s
 }
 
 #define HELP_NS (2 * R2_NS_PER_US)
+/* Nothing to help: the next look, well before an I/O thread has polled for nothing and sleeps. */
+#define LATER_NS (50 * R2_NS_PER_US)
 
 /* NCCL polls without a pause: it may not take the peer's lock each time, nor while the I/O threads
  * look at the sockets anyway. help_at is a hint, and the caller nearly always the same thread. */
@@ -363,6 +365,7 @@ static void help(struct r2_conn *c)
 {
     struct r2_ep *eps[R2_PATHS_MAX];
     int n = 0, cancel;
+    bool helped = false;
 
     if ((alone() && r2_io_lend(r2_io_at(0))) || pthread_mutex_trylock(&c->peer->lock))
         return;
@@ -377,9 +380,11 @@ static void help(struct r2_conn *c)
     pthread_mutex_unlock(&c->peer->lock);
     pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &cancel);
     for (int i = 0; i < n; i++) {
-        r2_eng.ops->help(eps[i]);
+        helped |= r2_eng.ops->help(eps[i]);
         r2_eng.ops->put(eps[i]);
     }
+    if (!helped && !alone())
+        atomic_store_explicit(&c->help_at, r2_now_ns() + LATER_NS, memory_order_relaxed);
     pthread_setcancelstate(cancel, NULL);
 }
 

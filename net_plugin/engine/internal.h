@@ -407,10 +407,12 @@ void r2_peer_lock(struct r2_peer *p);
 /* Releases the lock, then flushes outboxes and kicks lanes that were asked for meanwhile. May be
  * called with lane locks held: flushing only tries the control lane's lock. */
 void r2_peer_unlock(struct r2_peer *p);
-/* The same where frames come in bursts: one that follows another closely is left to an I/O thread
- * that is awake, which says many with one call. `push`: sends a single chunk itself if a lane is
- * free. */
-void r2_peer_unlock_soon(struct r2_peer *p, bool push);
+/* The same for who has other things to do: frames may be left to an I/O thread that is awake, which
+ * says many with one call. */
+void r2_peer_unlock_soon(struct r2_peer *p);
+/* The same after a request was posted. `eager`: it is a message that goes with the frames; they go
+ * at once unless they follow others closely. `push`: the caller may send a single chunk itself. */
+void r2_peer_unlock_posted(struct r2_peer *p, bool eager, bool push);
 /* The peer's process does not exist any more (err -ECONNRESET), or no path came back
  * (-ETIMEDOUT): its connections fail. Under the lock. */
 void r2_peer_gone(struct r2_peer *p, int err, const char *cause);

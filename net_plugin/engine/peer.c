@@ -153,11 +153,11 @@ static bool in_burst(struct r2_path *path, uint64_t now)
     return burst;
 }
 
-/* push: send a single chunk here; soon: leave bursts of frames to an I/O thread that is awake */
-static void unlock(struct r2_peer *p, bool push, bool soon)
+/* push: a single chunk may be sent here; soon: frames may be left to an I/O thread that is awake */
+static void unlock(struct r2_peer *p, bool push, bool soon, bool data)
 {
     struct r2_ep *eps[FLUSH_MAX];
-    bool flush[FLUSH_MAX], later[FLUSH_MAX];
+    bool flush[FLUSH_MAX], lone[FLUSH_MAX];
     unsigned kick[FLUSH_MAX];
     uint64_t now = soon ? r2_now_ns() : 0;
     int n = 0;
@@ -170,7 +170,7 @@ static void unlock(struct r2_peer *p, bool push, bool soon)
         eps[n] = path->ep;
         r2_eng.ops->get(path->ep);
         flush[n] = path->flush_wanted;
-        later[n] = soon && flush[n] && in_burst(path, now);
+        lone[n] = soon && flush[n] && !in_burst(path, now);
         kick[n++] = path->kick_wanted;
         path->flush_wanted = false;
         path->kick_wanted = 0;
@@ -181,8 +181,8 @@ static void unlock(struct r2_peer *p, bool push, bool soon)
             kick[i] = 0;
         if (kick[i])
             r2_eng.ops->kick(eps[i], kick[i]);
-        if (flush[i] && later[i])
-            r2_eng.ops->flush_soon(eps[i]);
+        if (flush[i] && soon)
+            r2_eng.ops->flush_soon(eps[i], lone[i], data);
         else if (flush[i])
             r2_eng.ops->flush(eps[i]);
         r2_eng.ops->put(eps[i]);
@@ -191,12 +191,17 @@ static void unlock(struct r2_peer *p, bool push, bool soon)
 
 void r2_peer_unlock(struct r2_peer *p)
 {
-    unlock(p, false, false);
+    unlock(p, false, false, false);
 }
 
-void r2_peer_unlock_soon(struct r2_peer *p, bool push)
+void r2_peer_unlock_soon(struct r2_peer *p)
 {
-    unlock(p, push, true);
+    unlock(p, false, true, false);
+}
+
+void r2_peer_unlock_posted(struct r2_peer *p, bool eager, bool push)
+{
+    unlock(p, push, true, eager);
 }
 
 int r2_peer_eps(struct r2_peer *p, struct r2_ep **out, int max)

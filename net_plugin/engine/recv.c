@@ -582,5 +582,5 @@ void r2_up_burst_end(void *owner, struct r2_ep *ep)
     /* What has waited for these goes with them, or over its own path: theirs may be another. */
     if (atomic_load_explicit(&path->peer->held_until, memory_order_relaxed))
         r2_peer_say_held(path->peer, UINT64_MAX);
-    r2_peer_unlock_soon(path->peer, false);
+    r2_peer_unlock_soon(path->peer);
 }

@@ -211,11 +211,12 @@ struct r2_transport_ops {
     bool (*push)(struct r2_ep *ep);
     /* Control frames are there: sends them now if it can. [locks] */
     void (*flush)(struct r2_ep *ep);
-    /* The same for a thread with other things to do: leaves it to an I/O thread that is awake. */
-    void (*flush_soon)(struct r2_ep *ep);
-    /* Makes progress on arrivals of control frames, without blocking, unless an I/O thread is
-     * awake that does. [locks] */
-    void (*help)(struct r2_ep *ep);
+    /* The same for a thread with other things to do: may leave it to an I/O thread that is awake.
+     * lone: no other frames came shortly before; data: a message may be among them. [locks] */
+    void (*flush_soon)(struct r2_ep *ep, bool lone, bool data);
+    /* Makes progress on arrivals of control frames, without blocking. False: left to an I/O thread
+     * that is awake and does. [locks] */
+    bool (*help)(struct r2_ep *ep);
     /* Ends the endpoint. On return of 0 no byte of it can land, nobody reads or writes message
      * memory for it, and no further upcall comes. -EINPROGRESS: that is not confirmed yet; the
      * transport goes on by itself and says `shut_over`. Until then it must not be assumed, however

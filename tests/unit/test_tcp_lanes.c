@@ -299,6 +299,107 @@ static void test_words_before_the_end(void)
     end();
 }
 
+/* ---- who sends: a caller with other things to do, or an I/O thread (docs/decisions.md 22) */
+
+static struct hold {
+    struct r2_task task;
+    atomic_bool on;
+} holds[4];
+static atomic_bool let_go;
+
+static void stay(struct r2_task *t)
+{
+    struct hold *h = R2_CONTAINER_OF(t, struct hold, task);
+
+    atomic_store(&h->on, true);
+    while (!atomic_load(&let_go))
+        usleep(100);
+    atomic_store(&h->on, false);
+}
+
+/* All I/O threads are awake, and do nothing else until let_go. */
+static void keep_awake(void)
+{
+    atomic_store(&let_go, false);
+    for (int i = 0; i < r2_io_count(); i++) {
+        r2_task_init(&holds[i].task, r2_io_at(i), stay);
+        r2_task_kick(&holds[i].task);
+    }
+    for (int i = 0; i < r2_io_count(); i++) {
+        for (int ms = 0; ms < 5000 && !atomic_load(&holds[i].on); ms++)
+            usleep(1000);
+        CHECK(atomic_load(&holds[i].on));
+    }
+}
+
+static void release(void)
+{
+    atomic_store(&let_go, true);
+    for (int i = 0; i < r2_io_count(); i++) {
+        for (int ms = 0; ms < 5000 && atomic_load(&holds[i].on); ms++)
+            usleep(1000);
+        CHECK(!atomic_load(&holds[i].on));
+    }
+}
+
+/* All threads are awake: does the caller of isend or irecv send on lane 0 itself? */
+static bool caller_sends(struct r2_conn *of, size_t size)
+{
+    struct r2_ep *ep = of->peer->paths[0]->ep;
+    struct r2_req *s = NULL, *t = NULL;
+    uint64_t before, after;
+
+    usleep(50000); /* nothing has gone that way shortly before */
+    keep_awake();
+    usleep(1000);
+    before = atomic_load(&r2_ep_lane(ep, 0)->ctrl_total);
+    if (of == tx)
+        CHECK_EQ(r2_engine_isend(tx, out, size, 0, NULL, &s), 0);
+    else
+        CHECK_EQ(r2_engine_irecv(rx, in, size, 0, NULL, &t), 0);
+    after = atomic_load(&r2_ep_lane(ep, 0)->ctrl_total);
+    release();
+    if (of == tx)
+        CHECK_EQ(r2_engine_irecv(rx, in, size, 0, NULL, &t), 0);
+    else
+        CHECK_EQ(r2_engine_isend(tx, out, size, 0, NULL, &s), 0);
+    CHECK(s && t && bed_done(&s, &t, 20000));
+    return after != before;
+}
+
+static bool all_asleep(void)
+{
+    for (int i = 0; i < r2_io_count(); i++) {
+        if (r2_io_awake(r2_io_at(i)))
+            return false;
+    }
+    return true;
+}
+
+static void test_who_sends(void)
+{
+    bool pushed = false, helped = false;
+
+    bed_listen();
+    bed_connect();
+    move(1);
+    open_all();
+    keep_awake();
+    CHECK(!r2_engine_transport->push(sender())); /* a thread that is awake takes the chunk */
+    CHECK(!r2_engine_transport->help(sender()));
+    release();
+    for (int ms = 0; ms < 10000 && !(pushed && helped); ms++) { /* now and then a heartbeat */
+        usleep(1000);
+        pushed |= all_asleep() && r2_engine_transport->push(sender());
+        helped |= all_asleep() && r2_engine_transport->help(sender());
+    }
+    CHECK(pushed && helped);
+    CHECK(caller_sends(tx, 64));        /* a small message that comes alone goes at once */
+    CHECK(!caller_sends(rx, 64 << 10)); /* the word that one may come is left to a thread */
+    CHECK(!caller_sends(tx, 64 << 10)); /* so is a large message */
+    end();
+}
+
 static const struct check_test tests[] = {
     {"congestion_named", test_congestion_named},
     {"congestion_of_the_system", test_congestion_of_the_system},
@@ -307,6 +408,7 @@ static const struct check_test tests[] = {
     /* these make threads, which a child would lack */
     {"words_before_the_end", test_words_before_the_end},
     {"out_of_use", test_out_of_use},
+    {"who_sends", test_who_sends},
     {"changing", test_changing},
     {0}};
 

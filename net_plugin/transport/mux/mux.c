@@ -103,14 +103,14 @@ static void mux_flush(struct r2_ep *ep)
     of(ep)->flush(ep);
 }
 
-static void mux_flush_soon(struct r2_ep *ep)
+static void mux_flush_soon(struct r2_ep *ep, bool lone, bool data)
 {
-    of(ep)->flush_soon(ep);
+    of(ep)->flush_soon(ep, lone, data);
 }
 
-static void mux_help(struct r2_ep *ep)
+static bool mux_help(struct r2_ep *ep)
 {
-    of(ep)->help(ep);
+    return of(ep)->help(ep);
 }
 
 static int mux_shut(struct r2_ep *ep)

@@ -58,10 +58,27 @@ void r2_bulk_kick(struct r2_ep *ep, unsigned chunks)
     }
 }
 
+/* With several I/O threads: one of the lanes' is awake and takes the next chunk (the only one is
+ * rather spared). */
+static bool others_send(struct r2_ep *ep)
+{
+    if (r2_io_count() < 2)
+        return false;
+    for (int i = 1; i <= in_use(ep); i++) {
+        struct r2_lane *lane = r2_ep_lane(ep, i);
+
+        if (lane && atomic_load(&lane->open) && r2_io_awake(lane->io.io))
+            return true;
+    }
+    return false;
+}
+
 bool r2_bulk_push(struct r2_ep *ep)
 {
     int rc;
 
+    if (others_send(ep))
+        return false;
     for (int i = 1; i <= in_use(ep); i++) {
         struct r2_lane *lane = r2_ep_lane(ep, i);
 

@@ -327,28 +327,34 @@ static void tcp_flush(struct r2_ep *ep)
         r2_lane_flush(lane);
 }
 
-static void tcp_flush_soon(struct r2_ep *ep)
+/* A call to send costs the caller several microseconds: words of no hurry are left to a thread that
+ * is awake, where there are several (docs/decisions.md 22). */
+static void tcp_flush_soon(struct r2_ep *ep, bool lone, bool data)
 {
     struct r2_lane *lane = r2_ep_lane(ep, 0);
+    bool now = lone && (data || r2_io_count() == 1);
 
-    if (lane && r2_io_awake(lane->io.io))
+    if (lane && r2_io_awake(lane->io.io) && !now)
         r2_lane_kick(lane);
     else if (lane)
         r2_lane_flush(lane);
 }
 
-static void tcp_help(struct r2_ep *ep)
+static bool tcp_help(struct r2_ep *ep)
 {
     struct r2_lane *lane = r2_ep_lane(ep, 0);
     int rc = 0;
 
-    if (!lane || r2_io_awake(lane->io.io) || pthread_mutex_trylock(&lane->rx_lock))
-        return;
+    if (!lane || r2_io_awake(lane->io.io))
+        return false;
+    if (pthread_mutex_trylock(&lane->rx_lock))
+        return true;
     if (!lane->closed && lane->phase == R2_LANE_OPEN)
         rc = r2_lane_rx_ctrl(lane);
     pthread_mutex_unlock(&lane->rx_lock);
     if (rc < 0)
         r2_ep_lane_failed(ep, -rc);
+    return true;
 }
 
 static int tcp_shut(struct r2_ep *ep)

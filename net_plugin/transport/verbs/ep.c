@@ -392,18 +392,23 @@ static void op_flush(struct r2_ep *ep)
     r2_vep_run(ep, R2_WANT_CTRL);
 }
 
-static void op_flush_soon(struct r2_ep *ep)
+/* To post a frame costs less than to hand it over. */
+static void op_flush_soon(struct r2_ep *ep, bool lone, bool data)
 {
-    if (r2_io_awake(ep->io))
+    (void)data;
+    if (r2_io_awake(ep->io) && !lone)
         r2_vep_kick(ep, R2_WANT_CTRL);
     else
         r2_vep_run(ep, R2_WANT_CTRL);
 }
 
-static void op_help(struct r2_ep *ep)
+static bool op_help(struct r2_ep *ep)
 {
-    if (atomic_load(&ep->open) && !r2_io_awake(ep->io))
+    if (r2_io_awake(ep->io))
+        return false;
+    if (atomic_load(&ep->open))
         r2_vep_run(ep, R2_WANT_POLL);
+    return true;
 }
 
 static int op_shut(struct r2_ep *ep)

@@ -165,6 +165,19 @@ static void op_flush(struct r2_ep *ep)
     atomic_fetch_add(&ep->flushes, 1);
 }
 
+static void op_flush_soon(struct r2_ep *ep, bool lone, bool data)
+{
+    (void)lone;
+    (void)data;
+    op_flush(ep);
+}
+
+static bool op_help(struct r2_ep *ep)
+{
+    (void)ep;
+    return false;
+}
+
 static void drop_held(struct r2_ep *ep, uint64_t conn, bool any)
 {
     for (int i = 0; i < ep->n_rx;) {
@@ -338,8 +351,8 @@ const struct r2_transport_ops fake_ops = {
     .kick = op_kick,
     .push = op_push,
     .flush = op_flush,
-    .flush_soon = op_flush,
-    .help = op_nothing,
+    .flush_soon = op_flush_soon,
+    .help = op_help,
     .shut = op_shut,
     .detach = op_detach,
     .revoke = op_revoke,
