@@ -31,7 +31,7 @@ SCHEMA = 1
 SHM = Path("/dev/shm")
 SILENT_S = 3.0
 FRESH_NS = 10 * 10**9
-POLL_S = 0.002
+POLL_S, LOOK_S = 0.002, 0.2  # at the slot of a command; whether anybody is left to answer
 
 _NAME = re.compile(r"r2ccl\.(\d{1,10})\.(\d{1,20})\.(\d{1,10})\.(\d{1,20})(?:\.(\d{1,4}))?")
 
@@ -472,8 +472,8 @@ class Posted:
             time.sleep(POLL_S)
 
     def wait(self, deadline: float) -> Answer:
-        """The answer; withdraws the command when there is none before `deadline`."""
-        pause = POLL_S
+        """The answer; withdraws the command when none comes before `deadline`, or none can."""
+        pause, look, silent = POLL_S, time.monotonic() + LOOK_S, ""
         while True:
             row = self._row(self.offset)
             state = _COMMAND_STATE(row["state"])
@@ -482,17 +482,17 @@ class Posted:
                     self._set_state("free")
                     return Answer(self.process, state == "done", row["result"], row["code"])
                 self._fill(self.offset)  # of a client that gave up in this slot
-            if time.monotonic() > deadline:
-                if state == "posted":
-                    self._set_state("free")
-                return Answer(self.process, False, self._why_silent())
+            if silent:  # known before this look at the slot; `close` withdraws the command
+                return Answer(self.process, False, silent)
+            if time.monotonic() > min(look, deadline):
+                look = time.monotonic() + LOOK_S
+                silent = self._why_silent(time.monotonic() > deadline)
             time.sleep(pause)
             pause = min(pause * 1.3, 0.02)
 
-    def _why_silent(self) -> str:
-        now = describe(self.process.path)
-        if now is not None and now.running:
-            return f"no answer in time: {_HUNG}"
+    def _why_silent(self, late: bool) -> str:
+        if (now := describe(self.process.path)) is not None and now.running:
+            return f"no answer in time: {_HUNG}" if late else ""
         return f"it {now.state if now is not None else 'ended'} before it could answer"
 
     def _row(self, offset: int) -> dict[str, Any]:

@@ -62,11 +62,13 @@ class Side:
         self._cursor: journal.Cursor | None = None
 
     def has_segment(self) -> bool:
-        with contextlib.suppress(R2Error):
-            found = control.find(self.pid)
-            if self._segment is None and found.state == "running":
-                self._segment = found
-                self._cursor = journal.Cursor(found)
+        """Once seen, it is known: to look for it is to read every object there is."""
+        if self._segment is None:
+            with contextlib.suppress(R2Error):
+                found = control.find(self.pid)
+                if found.state == "running":
+                    self._cursor = journal.Cursor(found)
+                    self._segment = found
         return self._segment is not None
 
     @property
@@ -292,7 +294,8 @@ class PerfJob:
             lines.append(f"--- {side.name}, exit code {rank.code}")
             with contextlib.suppress(R2Error, OSError):
                 lines += [
-                    f"{e.event} {e.nic} -> {e.remote_nic} gen {e.generation} {e.bytes} B {e.cause}"
+                    f"{e.mono_ns / 1e9 - self.began:.2f} {e.event} {e.nic} -> {e.remote_nic} "
+                    f"gen {e.generation} {e.bytes} B {e.cause}"
                     for e in (side.events() if side.has_segment() else [])
                 ][-60:]
             lines.append(rank.output[-2500:])

@@ -9,7 +9,9 @@ loopback`). Round n draws everything from seed + n and runs in verify mode when 
 that fails prints its own command. Faults: links down, flapping links, black holes of each
 direction, loss, slow links, cut pairs, faults inside the engine, drained and weighted NICs, stopped
 ranks, and now and then every NIC of a node away and one given back.
-The plan of a seed is always the same, its timing only roughly so.
+The plan of a seed is always the same, its timing only roughly so; what undoes a fault after a while
+is done by a thread of its own, on time however slow the plan is being carried out. That thread also
+gives two nodes a rail back that have had none in common for NO_RAIL_S: a job need not outlive more.
 
 Exit code 0: all well; 1: a round failed.
 """
@@ -18,10 +20,12 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import itertools
 import os
 import random
 import signal
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -40,6 +44,7 @@ from r2ccl_ctl.control import Command  # noqa: E402
 from r2ccl_ctl.errors import R2Error  # noqa: E402
 from r2ccl_ctl.lab import Lab, LabSpec, netns  # noqa: E402
 from r2ccl_ctl.lab.spec import VARIANTS  # noqa: E402
+from r2ccl_ctl.lab.state import Cut, LabState, Store  # noqa: E402
 
 NODES, NICS = 3, 4
 RATES = (50_000_000, 200_000_000, 500_000_000, 1_000_000_000)
@@ -48,6 +53,79 @@ THREADS_OVER_START = 2
 MIB_OVER_START = 96  # resident: what a path's buffers and the stand-in's copies may come to
 FLAP_S = 0.2
 SETTLE_S = 10.0  # what a lost NIC has left behind (attempts, fences) is gone after so long
+NO_RAIL_S = 8.0  # two nodes without a rail between them, at most: no job has to outlive more
+RAIL_S = 3.0  # ... and with one before that counts anew
+LOSS_MAX = 10.0  # percent; what loses more is no rail
+
+
+def rails(state: LabState, a: int, b: int) -> list[str]:
+    """The rails on which both nodes send and receive, and to each other."""
+
+    def carries(node: int, nic: str) -> bool:
+        now = state.nics[node][nic]
+        return now.link == "up" and max(now.loss_tx, now.loss_rx) <= LOSS_MAX
+
+    return [
+        nic
+        for nic in state.spec.nic_names(a)
+        if carries(a, nic)
+        and carries(b, nic)
+        and Cut(nic, min(a, b), max(a, b)) not in state.cuts
+        and nic not in state.dead_rails
+    ]
+
+
+class Keeper:
+    """A thread that does what falls due, and every `LOOK_S` looks whether any two nodes have been
+    without a rail for too long. What it raised, `close` raises."""
+
+    LOOK_S = 0.1
+
+    def __init__(self, lab: Lab | None, note: Callable[[str], None]) -> None:
+        self.lab, self.note = lab, note
+        self.due: list[tuple[float, Callable[[], None]]] = []  # appended to by others
+        self.over = threading.Event()
+        self.wrong: BaseException | None = None
+        self.since: dict[tuple[int, int], float] = {}  # without a rail, but for moments
+        self.last: dict[tuple[int, int], float] = {}  # when they were seen so last
+        self.thread = threading.Thread(target=self.main, daemon=True)
+        self.thread.start()
+
+    def main(self) -> None:
+        look = 0.0
+        try:
+            while not self.over.wait(0.005):
+                now = time.monotonic()
+                for item in [item for item in self.due if item[0] <= now]:
+                    self.due.remove(item)
+                    item[1]()
+                if self.lab is not None and now >= look:
+                    self.look(self.lab, now)
+                    look = time.monotonic() + self.LOOK_S
+        except BaseException as err:  # handed to the caller, whatever it is
+            self.wrong = err
+
+    def look(self, lab: Lab, now: float) -> None:
+        state = Store(lab.name).load()
+        for a, b in itertools.combinations(range(NODES), 2) if state else ():
+            assert state is not None
+            if rails(state, a, b):
+                if now - self.last.get((a, b), 0.0) > RAIL_S:
+                    self.since.pop((a, b), None)
+                continue
+            self.last[a, b] = now
+            if now - self.since.setdefault((a, b), now) > NO_RAIL_S:
+                nic = f"nic{(a + b) % NICS}"
+                self.note(f"n{a} - n{b} have had no rail for long: {nic} recovers on both")
+                lab.recover_link(f"n{a}", nic)
+                lab.recover_link(f"n{b}", nic)
+
+    def close(self) -> None:
+        self.over.set()
+        self.thread.join(60.0)
+        wrong, self.wrong = self.wrong, None
+        if wrong is not None:
+            raise wrong
 
 
 class Monkey:
@@ -56,8 +134,8 @@ class Monkey:
     def __init__(self, rnd: random.Random, job: PerfJob, lab: Lab | None) -> None:
         self.rnd, self.job, self.lab = rnd, job, lab
         self.done: list[str] = []
-        self.due: list[tuple[float, Callable[[], None]]] = []
         self.stopped: set[int] = set()  # pids: they answer no commands
+        self.keeper = Keeper(lab, self.note)
 
     def nic(self) -> tuple[int, str]:
         node, nic = self.rnd.randrange(NODES), self.rnd.randrange(NICS)
@@ -67,10 +145,10 @@ class Monkey:
         self.done.append(f"{time.monotonic() - self.job.began:.2f} {text}")
 
     def later(self, seconds: float, action: Callable[[], None]) -> None:
-        self.due.append((time.monotonic() + seconds, action))
+        self.keeper.due.append((time.monotonic() + seconds, action))
 
     def step(self) -> None:
-        """The next fault, then sleep for a while, with what falls due in it."""
+        """The next fault, then sleep for a while."""
         choices = [self.engine, self.engine, self.stop, self.drain, self.weigh]
         if self.lab is not None:
             choices += [self.link, self.link, self.silent, self.silent, self.recover, self.recover]
@@ -78,16 +156,7 @@ class Monkey:
         else:
             choices += [self.engine, self.engine_blackout]
         self.rnd.choice(choices)()
-        self.rest(self.rnd.uniform(0.02, 0.6))
-
-    def rest(self, seconds: float) -> None:
-        end = time.monotonic() + seconds
-        while time.monotonic() < end:
-            for when, action in list(self.due):
-                if time.monotonic() >= when:
-                    self.due.remove((when, action))
-                    action()
-            time.sleep(0.005)
+        time.sleep(self.rnd.uniform(0.02, 0.6))
 
     def engine(self) -> None:
         """A fault inside a rank's engine; it ends by itself."""
@@ -153,7 +222,10 @@ class Monkey:
         with contextlib.suppress(ProcessLookupError):
             side.signal(signal.SIGSTOP)
             self.stopped.add(side.pid)
-        self.later(gap, lambda: self.cont(side.pid))
+        # Of its own: the keeper may be waiting for this rank's answer.
+        timer = threading.Timer(gap, self.cont, (side.pid,))
+        timer.daemon = True
+        timer.start()
 
     def cont(self, pid: int) -> None:
         self.stopped.discard(pid)
@@ -215,15 +287,19 @@ class Monkey:
         return self.lab
 
     def mend(self) -> None:
-        self.due.clear()
-        for side in self.job.sides:
-            self.cont(side.pid)
+        """The links first: until then there may be no path, and an operator's words take time."""
+        try:
+            self.keeper.close()
+        finally:
+            if self.lab is not None:
+                self.lab.recover_all()
+            for side in self.job.sides:
+                self.cont(side.pid)
+        self.note("links mended")
         for side in self.job.sides:
             for nic in side.snapshot().nics if self.job.job.running else []:
                 self.say(side, Command("undrain-nic", nic=nic.name))
                 self.say(side, Command("set-weight", nic=nic.name, weight=100))
-        if self.lab is not None:
-            self.lab.recover_all()
         self.note("all mended")
 
 
@@ -315,6 +391,8 @@ def round_of(build: Build, seed: int, lab: Lab | None, seconds: float) -> str:
             print("\n".join(["--- what was done", *monkey.done, str(job)]), flush=True)
             raise
         finally:
+            monkey.keeper.over.set()
+            monkey.keeper.thread.join(60.0)
             for side in job.sides:
                 monkey.cont(side.pid)
             if lab is not None:
