@@ -240,6 +240,23 @@ def test_client_refuses(start_writer: StartWriter, command: Command) -> None:
         send_command(start_writer().process, command)
 
 
+def test_process_that_ends_before_it_answers(start_writer: StartWriter) -> None:
+    writer = start_writer("--deaf")
+    process = writer.process
+
+    def kill_once_asked() -> None:
+        until(lambda: any(slot_states(writer)), "a command")
+        writer.kill()
+
+    killer = threading.Thread(target=kill_once_asked)
+    killer.start()
+    began = time.monotonic()
+    answer = send_command(process, Command("ping"), timeout=100.0)
+    killer.join()
+    assert not answer.ok and answer.text == "it died before it could answer"
+    assert time.monotonic() - began < 60, "it was waited for to the end"
+
+
 def test_no_answer_withdraws_the_command(start_writer: StartWriter) -> None:
     writer = start_writer("--deaf")
     began = time.monotonic()
