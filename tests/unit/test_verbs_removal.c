@@ -410,7 +410,8 @@ int madvise(void *at, size_t len, int advice)
     return (int)syscall(SYS_madvise, at, len, advice);
 }
 
-/* Endpoints of the second NIC that were let go of and are still there. */
+/* Endpoints of the second NIC that were let go of while a command of theirs was under way, which is
+ * not over yet. Others that are let go of meanwhile do not count: they are there for a moment. */
 static int fenced(void)
 {
     struct r2_ep *eps[64];
@@ -429,7 +430,7 @@ static int fenced(void)
     pthread_mutex_unlock(&r2_verbs.lock);
     for (int i = 0; i < count; i++) {
         pthread_mutex_lock(&eps[i]->lock);
-        done += eps[i]->fence == R2_FENCE_DONE;
+        done += eps[i]->fence == R2_FENCE_DONE && eps[i]->commands > 0;
         r2_vep_unlock(eps[i]);
         r2_vep_put(eps[i]);
     }
