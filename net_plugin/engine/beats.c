@@ -42,11 +42,16 @@ static bool in_use(const struct r2_path *path, uint64_t now)
            r2_pathrate_inflight(&path->rate) || now < used + calm;
 }
 
+static bool is_calm(const struct r2_path *path, uint64_t now)
+{
+    return !in_use(path, now) && now >= path->peer->hb_doubt_until;
+}
+
 static uint64_t interval_of(const struct r2_path *path, uint64_t now)
 {
     const struct r2_peer *p = path->peer;
 
-    return in_use(path, now) || now < p->hb_doubt_until ? p->hb_interval : p->hb_calm_interval;
+    return is_calm(path, now) ? p->hb_calm_interval : p->hb_interval;
 }
 
 void r2_peer_hb_intervals(struct r2_peer *p, bool busy, uint64_t now)
@@ -193,13 +198,24 @@ static void use_lanes(struct r2_path *path, const struct r2_ep_health *h, uint64
             r2_path_text(path, text, sizeof(text)), l->now, l->most, l->more ? "were not" : "are");
 }
 
+/* A look at one path, while the lock is let go. */
+struct look {
+    struct r2_path *path;
+    struct r2_ep *ep;
+    enum r2_hb_look due;
+    struct r2_ep_health h;
+};
+
 /* Judges whether the last mark was answered; then marks again and sends the next heartbeat. */
-static void beat(struct r2_path *path, const struct r2_ep_health *h, uint64_t now, bool judge,
-                 bool early)
+static void beat(const struct look *l, uint64_t now, bool judge)
 {
+    struct r2_path *path = l->path;
+    const struct r2_ep_health *h = &l->h;
+    bool early = l->due == R2_HB_EARLY;
+
     if (early)
         path->hb_asked_for = path->rate.delivered + 1;
-    if (early && !(h->answered && !h->stalled))
+    if (l->due != R2_HB_DUE && !(h->answered && !h->stalled))
         return; /* its time is not up */
     if (path->hb_marked) {
         path->rtt_ns = h->rtt_ns;
@@ -228,36 +244,52 @@ static void beat(struct r2_path *path, const struct r2_ep_health *h, uint64_t no
     path->hb_marked = true;
 }
 
-/* Asks the transport without the peer's lock (it takes lane locks), then judges under it. */
-void r2_peer_beat(struct r2_peer *p, uint64_t now, bool judge)
+/* The peer's paths that it is time to look at. Calm ones go along with a calm one whose turn it is:
+ * each group of heartbeats that leaves by itself wakes a thread here and one at the peer. */
+static int due_paths(struct r2_peer *p, uint64_t now, struct look *out)
 {
-    struct r2_path *paths[R2_PATHS_MAX];
-    struct r2_ep *eps[R2_PATHS_MAX];
-    struct r2_ep_health h[R2_PATHS_MAX];
-    bool early[R2_PATHS_MAX];
+    enum r2_hb_look due[R2_PATHS_MAX];
+    bool along = false;
     int n = 0;
 
     for (int i = 0; i < p->n_paths; i++) {
-        struct r2_path *path = p->paths[i];
-        enum r2_hb_look due = path->state == R2_PATH_UP ? look(path, now) : R2_HB_NOT_YET;
+        const struct r2_path *path = p->paths[i];
 
-        if (due == R2_HB_NOT_YET)
-            continue;
-        early[n] = due == R2_HB_EARLY;
-        paths[n] = path;
-        eps[n] = path->ep;
-        r2_eng.ops->get(eps[n++]);
+        due[i] = path->state == R2_PATH_UP ? look(p->paths[i], now) : R2_HB_NOT_YET;
+        along |= due[i] == R2_HB_DUE && is_calm(path, now);
     }
+    for (int i = 0; i < p->n_paths; i++) {
+        struct r2_path *path = p->paths[i];
+
+        if (due[i] == R2_HB_NOT_YET && along && path->state == R2_PATH_UP && is_calm(path, now)) {
+            struct r2_hb_watch w = watch_of(path, now);
+
+            due[i] = r2_hb_along(&w);
+        }
+        if (due[i] == R2_HB_NOT_YET)
+            continue;
+        out[n] = (struct look){.path = path, .ep = path->ep, .due = due[i]};
+        r2_eng.ops->get(out[n++].ep);
+    }
+    return n;
+}
+
+/* Asks the transport without the peer's lock (it takes lane locks), then judges under it. */
+void r2_peer_beat(struct r2_peer *p, uint64_t now, bool judge)
+{
+    struct look looks[R2_PATHS_MAX];
+    int n = due_paths(p, now, looks);
+
     if (!n)
         return;
     pthread_mutex_unlock(&p->lock);
     for (int i = 0; i < n; i++)
-        r2_eng.ops->health(eps[i], &h[i]);
+        r2_eng.ops->health(looks[i].ep, &looks[i].h);
     r2_peer_lock(p);
     for (int i = 0; i < n; i++) {
-        if (paths[i]->state == R2_PATH_UP && paths[i]->ep == eps[i])
-            beat(paths[i], &h[i], now, judge, early[i]);
-        r2_eng.ops->put(eps[i]);
+        if (looks[i].path->state == R2_PATH_UP && looks[i].path->ep == looks[i].ep)
+            beat(&looks[i], now, judge);
+        r2_eng.ops->put(looks[i].ep);
     }
 }
 

@@ -28,6 +28,7 @@ KINDS: dict[str, tuple[list[str], dict[str, str], int]] = {
     "waiting": (["--active"], {}, 1),
     "in use": (["--active"], {"R2CCL_HEARTBEAT_IDLE": "100ms"}, 10),
     "bare": (["--bare"], {}, 10),
+    "blind": (["--blind"], {}, 10),
 }
 CAP = 1000  # R2CCL_HEARTBEAT_MAX
 LIMIT_S = 240
@@ -62,15 +63,16 @@ def run(options: Options, section: Section) -> None:
 def _costs(
     section: Section, options: Options, kind: str, size: tuple[int, int], turns: int
 ) -> None:
-    with_them, without, bare = [], [], []
+    with_them, without = [], []
+    plain: dict[str, list[float]] = {"bare": [], "blind": []}
     for turn in range(turns):
         options.say(f"heartbeats, {kind}, {size[0]} peers x {size[1]} NICs: turn {turn + 1}")
         with_them.append(_star(size, kind, options, {}))
         without.append(_star(size, kind, options, OFF))
-        if kind == "in use":
-            calls = _star(size, "bare", options, {})
+        for calls in plain if kind == "in use" else ():
+            found = _star(size, calls, options, {})
             beats = with_them[-1].beats / with_them[-1].paths
-            bare.append(calls.cpu / calls.beats * beats * 100)
+            plain[calls].append(found.cpu / found.beats * beats * 100)
     per_100 = [
         (a.cpu / a.paths - b.cpu / b.paths) * 100 for a, b in zip(with_them, without, strict=True)
     ]
@@ -85,8 +87,11 @@ def _costs(
             samples=turns,
         )
     )
-    if bare:
-        section.rows[-1].note = f"of it, by the same calls on plain sockets: {median(bare):.3f}"
+    if plain["bare"]:
+        section.rows[-1].note = (
+            f"of it, by the same calls on plain sockets: {median(plain['bare']):.3f}, "
+            f"by `send` alone: {median(plain['blind']):.3f}"
+        )
     section.rows.append(
         Row(
             f"paths {kind}: CPU of the I/O thread, {size[0]} peers x {size[1]} NICs",

@@ -98,6 +98,35 @@ static void test_frames_count(void)
     remote_end(&r);
 }
 
+static bool together(void)
+{
+    bool same;
+
+    r2_peer_lock(path_of(0)->peer);
+    same = path_of(0)->hb_at == path_of(1)->hb_at;
+    r2_peer_unlock(path_of(0)->peer);
+    return same;
+}
+
+/* Paths that nothing is under way on are asked together, however their turns lay before. */
+static void test_calm_paths_go_together(void)
+{
+    struct r2_bulk b;
+
+    begin();
+    use(1, &b);
+    fake_sleep_ms(3 * BEAT_MS);
+    CHECK_EQ(remote_ack_range(ep[1], &r, b.seq, b.offset, b.len), 0);
+    for (int i = 0; i < 4 * SELDOM_MS && !together(); i++)
+        fake_sleep_ms(1);
+    CHECK(together());
+    for (int i = 0; i < 5; i++) { /* and stay so */
+        fake_sleep_ms(SELDOM_MS / 4);
+        CHECK(together());
+    }
+    remote_end(&r);
+}
+
 /* The path in use goes silent; the other one, last asked a while ago, is asked now, and its answer
  * lets the verdict fall long before its own turn. */
 static void test_silence_in_use(void)
@@ -167,6 +196,7 @@ static void test_old_answers_prove_nothing(void)
 static const struct check_test tests[] = {
     {"calm_paths_are_asked_seldom", test_calm_paths_are_asked_seldom},
     {"frames_count", test_frames_count},
+    {"calm_paths_go_together", test_calm_paths_go_together},
     {"silence_in_use", test_silence_in_use},
     {"silent_before_it_is_used", test_silent_before_it_is_used},
     {"old_answers_prove_nothing", test_old_answers_prove_nothing},

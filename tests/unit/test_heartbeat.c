@@ -63,6 +63,17 @@ static void dead_path(uint64_t phase, bool traffic, uint64_t *known, uint64_t *w
     }
 }
 
+static void test_along(void)
+{
+    struct r2_hb_watch w = {.interval = 1000 * MS, .misses = 3, .look_age = 499 * MS};
+
+    CHECK_EQ(r2_hb_along(&w), R2_HB_NOT_YET);
+    w.look_age = 500 * MS;
+    CHECK_EQ(r2_hb_along(&w), R2_HB_ALONG);
+    w.unanswered = 1; /* its next look is a judgement, and that keeps its time */
+    CHECK_EQ(r2_hb_along(&w), R2_HB_NOT_YET);
+}
+
 static void test_dead_path(void)
 {
     uint64_t sum = 0;
@@ -218,6 +229,7 @@ static void test_limit(void)
 
 static const struct check_test tests[] = {
     {"misses", test_misses},
+    {"along", test_along},
     {"dead_path", test_dead_path},
     {"older_heartbeat", test_older_heartbeat},
     {"next_is_when", test_next_is_when},

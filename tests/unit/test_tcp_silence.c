@@ -60,8 +60,9 @@ static const struct r2_seg_journal_entry *said(enum r2_seg_event event, const ch
     return NULL;
 }
 
-/* The accepted bulk sockets: of the path between the NICs number `nic`, or of all for -1. */
-static int bulk_in(int nic, struct r2_lane **out, int max)
+/* The accepted sockets, 0 for control and then bulk: of the path between the NICs number `nic`, or
+ * of all for -1. */
+static int accepted(int index, int nic, struct r2_lane **out, int max)
 {
     int found = 0;
 
@@ -72,7 +73,7 @@ static int bulk_in(int nic, struct r2_lane **out, int max)
         pthread_mutex_lock(&r2_tcp.lock);
         R2_LIST_FOR_EACH (n, &r2_tcp.accepted) {
             struct r2_ep *ep = R2_CONTAINER_OF(n, struct r2_ep, node);
-            struct r2_lane *lane = r2_ep_lane(ep, 1);
+            struct r2_lane *lane = r2_ep_lane(ep, index);
 
             if (found < max && lane && atomic_load(&lane->open) &&
                 (nic < 0 || (ep->params.local_nic == nic && ep->params.remote_nic == nic)))
@@ -83,7 +84,9 @@ static int bulk_in(int nic, struct r2_lane **out, int max)
     return found;
 }
 
-static void test_bulk_alone(void)
+/* One socket of the first NIC's path hears nothing any more: that path is lost, the other is not.
+ */
+static void black_hole(int index, const char *cause)
 {
     struct sock_filter none = BPF_STMT(BPF_RET | BPF_K, 0);
     struct sock_fprog drop = {.len = 1, .filter = &none};
@@ -94,7 +97,7 @@ static void test_bulk_alone(void)
     begin();
     for (int i = 0; i < 20; i++)
         CHECK(move(5000));
-    CHECK_EQ(bulk_in(0, &lane, 1), 1); /* of the home NIC */
+    CHECK_EQ(accepted(index, 0, &lane, 1), 1); /* of the home NIC */
     CHECK(!said(R2_EV_PATH_DOWN, NULL));
     if (setsockopt(lane->io.fd, SOL_SOCKET, SO_ATTACH_FILTER, &drop, sizeof(drop)) < 0)
         CHECK_SKIP("no socket filters here: %s", strerror(errno));
@@ -104,14 +107,23 @@ static void test_bulk_alone(void)
         e = said(R2_EV_PATH_DOWN, "127.0.1.1");
     }
     CHECK_MSG(e, "nobody noticed in 5 s, %d messages moved", (int)moved);
-    CHECK_MSG(strstr(e->cause, "bulk bytes unacknowledged") || strstr(e->cause, "peer's word"),
-              "cause: %s", e->cause);
+    CHECK_MSG(strstr(e->cause, cause) || strstr(e->cause, "peer's word"), "cause: %s", e->cause);
     CHECK_LE(e->mono_ns - from, 2 * R2_NS_PER_S);
     printf("# noticed after %d ms\n", (int)((e->mono_ns - from) / R2_NS_PER_MS));
     for (int i = 0; i < 20; i++)
         CHECK(move(5000));
     CHECK(!said(R2_EV_PATH_DOWN, "127.0.2.1"));
     end();
+}
+
+static void test_bulk_alone(void)
+{
+    black_hole(1, "bulk bytes unacknowledged");
+}
+
+static void test_control_alone(void)
+{
+    black_hole(0, "heartbeats unanswered");
 }
 
 /* The receiver does not read for 3 s: its window closes, its kernel answers. That is no silence. */
@@ -123,7 +135,7 @@ static void test_closed_window(void)
     begin();
     for (int i = 0; i < 20; i++)
         CHECK(move(5000));
-    n = bulk_in(-1, lanes, 16);
+    n = accepted(1, -1, lanes, 16);
     CHECK_GE(n, NICS);
     for (int i = 0; i < n; i++)
         pthread_mutex_lock(&lanes[i]->rx_lock);
@@ -312,6 +324,7 @@ static void test_late_prober(void)
 static const struct check_test tests[] = {
     {"closed_window", test_closed_window},
     {"bulk_alone", test_bulk_alone},
+    {"control_alone", test_control_alone},
     {"end_with_the_last_words", test_end_with_the_last_words},
     {"late_prober", test_late_prober},
     {"half_sent_chunk", test_half_sent_chunk},

@@ -56,6 +56,11 @@ enum r2_hb_look r2_hb_look(const struct r2_hb_watch *w)
     return !until_due(w) ? R2_HB_DUE : !until_early(w) ? R2_HB_EARLY : R2_HB_NOT_YET;
 }
 
+enum r2_hb_look r2_hb_along(const struct r2_hb_watch *w)
+{
+    return w->unanswered || w->look_age < w->interval / 2 ? R2_HB_NOT_YET : R2_HB_ALONG;
+}
+
 uint64_t r2_hb_next(const struct r2_hb_watch *w)
 {
     uint64_t early = until_early(w);

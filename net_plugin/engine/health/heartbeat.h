@@ -40,11 +40,17 @@ enum r2_hb_look {
     R2_HB_DUE,
     R2_HB_EARLY, /* ask now, half an interval after the last time at the soonest; that the heartbeat
                     before is unanswered does not count yet */
+    R2_HB_ALONG, /* the same, for another reason: heartbeats of other paths leave now anyway */
 };
 /* Whether to look at the path now. The last look, after which it is dead, is due an interval after
  * the one before it, or when nothing at all was heard for `misses` intervals less a quarter, and
  * the heartbeat was sent in that time and has waited for all but half of one. */
 enum r2_hb_look r2_hb_look(const struct r2_hb_watch *w);
+
+/* ... and for a path that nothing is under way on, beside one that is due: R2_HB_ALONG in the
+ * second half of its interval, so that soon they all are due together, and never later than alone.
+ */
+enum r2_hb_look r2_hb_along(const struct r2_hb_watch *w);
 
 /* ns until r2_hb_look has something to say if nothing comes meanwhile, where the observer's regular
  * tick would be too late for the verdict: a look at a path that is overdue, or an early question
