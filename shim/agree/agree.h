@@ -156,7 +156,8 @@ int r2_agree_report(struct r2_agree *a, const struct r2_agree_report *report);
  * the leader or, where there is no connection to that one or it does not answer within 30 to 45 ms,
  * by this rank. The first one counts. Since a process may end with its error, waits until the
  * leader has answered, or the word to everybody that can be reached is with the kernel, at most 200
- * ms. 0; -ENOTCONN: not so (yet: that goes on while the process lives). */
+ * ms. 0, also where nobody is left to be told; -ENOTCONN: not so (yet: that goes on while the
+ * process lives). */
 int r2_agree_tell(struct r2_agree *a, uint32_t error);
 
 /* Wakes the waiting lookup; this one and later ones return -ECANCELED. Idempotent, never waits. */

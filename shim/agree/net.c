@@ -276,7 +276,7 @@ enum r2_agree_way r2_agree_net_way(struct r2_agree_net *net, const uint8_t *proc
         return R2_WAY_NONE;
     }
     if (c->connecting) {
-        return net->now_ns - c->born_ns < R2_NET_LONG_NS ? R2_WAY_WAIT : R2_WAY_NONE;
+        return net->now_ns - c->born_ns < R2_NET_LONG_NS ? R2_WAY_WAIT : R2_WAY_LONG;
     }
     /* The end of a peer that died is with the kernel before this thread has read of it. */
     if (getsockopt(c->fd, IPPROTO_TCP, TCP_INFO, &info, &len) < 0 ||

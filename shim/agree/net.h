@@ -71,8 +71,8 @@ int r2_agree_net_send(struct r2_agree_net *net, const uint8_t *process,
 
 /* How far what was sent to a process has come. */
 enum r2_agree_way {
-    R2_WAY_NONE, /* no connection, one whose other end is closed (what was sent is lost), or one
-                  * that has been in the making for R2_NET_LONG_NS: nobody may be there */
+    R2_WAY_NONE, /* no connection, or one whose other end is closed: what was sent is lost */
+    R2_WAY_LONG, /* the connection has been in the making for R2_NET_LONG_NS: nobody may be there */
     R2_WAY_WAIT, /* the connection is being made, or takes no more for now */
     R2_WAY_SENT, /* with the kernel, which goes on if this process ends (not beyond a lost way) */
     R2_WAY_SELF, /* it is this process (r2_agree_service_way) */

@@ -109,10 +109,12 @@ static void r2_tell_first(struct r2_agree *a, uint64_t now)
 
 /* Whether this rank may end: a word came from another one, which tells them all, or everybody who
  * can be reached has been told, as far as the kernel, which goes on with it. Who has heard may be
- * gone by the time that the last one is known not to answer. */
+ * gone by the time that the last one is known not to answer. Where no connection to anybody is
+ * there or in the making, their hosts have refused it or ended theirs: all others are gone, and
+ * nobody is left to be told. */
 static bool r2_tell_gone(struct r2_agree *a)
 {
-    bool wait = false;
+    bool wait = false, nobody = true;
 
     if (a->failure_heard || a->failure_rounds == 0) {
         return a->failure_heard;
@@ -121,9 +123,10 @@ static bool r2_tell_gone(struct r2_agree *a)
         enum r2_agree_way way = r2_agree_member_way(a, (uint32_t)r);
 
         wait = wait || way == R2_WAY_WAIT;
+        nobody = nobody && (r == a->rank || way == R2_WAY_NONE);
         a->failure_sent |= r != a->rank && (way == R2_WAY_SENT || way == R2_WAY_SELF);
     }
-    return a->failure_sent && !wait;
+    return nobody || (a->failure_sent && !wait);
 }
 
 void r2_agree_tell_turn(struct r2_agree *a, uint64_t now)

@@ -9,6 +9,7 @@
 #include "api/call.h"
 #include "comms/follow.h"
 #include "comms/inside.h"
+#include "comms/watch.h"
 #include "schedules/second.h"
 #include "util/clock.h"
 #include "util/hash.h"
@@ -313,6 +314,26 @@ void r2_comms_state(struct r2_comm *comm, enum r2_seg_comm_state state, const ch
         r2_comm_row_state(comm, state, cause);
 }
 
+static const char *name_of(int error)
+{
+    static const char *const names[] = {
+        "ncclSuccess",         "ncclUnhandledCudaError", "ncclSystemError", "ncclInternalError",
+        "ncclInvalidArgument", "ncclInvalidUsage",       "ncclRemoteError"};
+
+    return error >= 0 && error < (int)(sizeof(names) / sizeof(names[0])) ? names[error]
+                                                                         : "an error";
+}
+
+/* From now on the application can know. */
+static void journal_failed(const struct r2_comm *comm, const char *cause)
+{
+    char line[112];
+
+    snprintf(line, sizeof(line), "communicator %016llx has failed: %s",
+             (unsigned long long)comm->id, cause);
+    r2_watch_journal_failed(line);
+}
+
 void r2_comms_async(struct r2_comm *comm, r2_nccl_comm handle, int error)
 {
     (void)handle;
@@ -328,17 +349,8 @@ void r2_comms_async(struct r2_comm *comm, r2_nccl_comm handle, int error)
         r2_call_unnest();
         if (comm->follow)
             r2_follow_tell(comm->follow, error);
+        journal_failed(comm, name_of(error));
     }
-}
-
-static const char *name_of(int error)
-{
-    static const char *const names[] = {
-        "ncclSuccess",         "ncclUnhandledCudaError", "ncclSystemError", "ncclInternalError",
-        "ncclInvalidArgument", "ncclInvalidUsage",       "ncclRemoteError"};
-
-    return error >= 0 && error < (int)(sizeof(names) / sizeof(names[0])) ? names[error]
-                                                                         : "an error";
 }
 
 void r2_comms_told(struct r2_comm *comm, int rank, int error)
@@ -350,6 +362,7 @@ void r2_comms_told(struct r2_comm *comm, int rank, int error)
             "ncclCommGetAsyncError says ncclRemoteError",
             (unsigned long long)comm->id, rank, name_of(error));
     r2_comms_state(comm, R2_SEG_COMM_FAILED, cause);
+    journal_failed(comm, cause);
     /* Relaxed: it is all there is to see. */
     atomic_store_explicit(&comm->told, R2_NCCL_REMOTE, memory_order_relaxed);
 }

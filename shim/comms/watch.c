@@ -137,7 +137,7 @@ void r2_watch_wake(void)
     pthread_mutex_unlock(&sleep_lock);
 }
 
-void r2_watch_journal(const char *text)
+static void journal(enum r2_seg_event event, const char *text)
 {
     struct r2_control ctl = {.seg = r2_comm_segment(), .fd = -1};
     char line[sizeof(((struct r2_seg_journal_entry *)0)->cause)];
@@ -149,7 +149,17 @@ void r2_watch_journal(const char *text)
         if (text[n]) /* room for the sign that more follows */
             n = r2_row_words(text, room - 4);
         snprintf(line, sizeof(line), "%s%.*s%s", before, (int)n, text, text[n] ? " ..." : "");
-        r2_control_journal(&ctl, &(struct r2_control_event){.event = R2_EV_PLAN, .cause = line});
+        r2_control_journal(&ctl, &(struct r2_control_event){.event = event, .cause = line});
         text += n + strspn(text + n, " ");
     }
+}
+
+void r2_watch_journal(const char *text)
+{
+    journal(R2_EV_PLAN, text);
+}
+
+void r2_watch_journal_failed(const char *text)
+{
+    journal(R2_EV_ERROR, text);
 }

@@ -22,7 +22,9 @@ void r2_watch_remove(struct r2_watch_entry *entry);
 void r2_watch_wake(void);
 /* Whether the operator wants stock NCCL in this process (r2ccl-ctl plan off). */
 bool r2_watch_stop(void);
-/* A line in the process's journal. */
+/* A line in the process's journal, about plans. */
 void r2_watch_journal(const char *text);
+/* ... about a communicator that has failed. Both: any thread, never waits. */
+void r2_watch_journal_failed(const char *text);
 
 #endif

@@ -60,6 +60,11 @@ class JournalWatch:
         if self._said:
             print(f"journal: {' / '.join(self._said[-3:])}", flush=True)
 
+    def sees(self, pids: Sequence[int]) -> bool:
+        """Whether the journals of all these processes are read by now (none wanted: yes): one that
+        ends before it was seen leaves nothing."""
+        return not self._wanted or set(pids) <= {event.get("pid") for event in list(self._events)}
+
     def of(self, pids: Sequence[int] | None) -> list[dict[str, Any]]:
         """The events of those processes (None: of all) as they were read. Call after the block."""
         return [event for event in self._events if pids is None or event.get("pid") in pids]

@@ -32,7 +32,7 @@ import transports
 from beds import LabError, lab_bed
 from faults import SCENARIOS, FaultError, FaultThread, parse_schedule, scenario
 from jobs import Bed, Ended, Job, Shape, gpu_count, largest_gap, shape_for
-from journal_watch import run_watched
+from journal_watch import JournalWatch, run_watched
 
 OPS = ("all_reduce", "all_gather", "reduce_scatter", "alltoall", "sendrecv", "broadcast")
 LATENCY_LIMIT = 1 << 20
@@ -240,35 +240,65 @@ def faults(setup: Setup, opts: argparse.Namespace) -> dict[str, Any]:
     return {"ok": all(r["ok"] for r in runs), "runs": runs}
 
 
-def kill(setup: Setup, opts: argparse.Namespace) -> dict[str, Any]:
-    """Kills the last rank in the middle; every other rank must end with an error in --within s."""
-    runs = []
+def first_after(events: Sequence[dict[str, Any]], pid: int, names: Sequence[str],
+                since: float) -> float | None:
+    """Seconds from `since` (monotonic) to the first of these events of a process's journal."""
+    times = [e["mono_ns"] / 1e9 - since for e in events
+             if e.get("pid") == pid and e["event"] in names and e["mono_ns"] / 1e9 >= since]
+    return round(min(times), 3) if times else None
+
+
+def kill_times(events: Sequence[dict[str, Any]], pids: Sequence[int],
+               killed: float) -> dict[str, list[float | None]]:
+    """Of each process, in seconds since the kill: when its engine gave the dead one up (None: it
+    has no connection to it), and when NCCL could tell the application, which is the same with the
+    plugin alone, and with the shim later (other ranks are told first) or by another rank's word."""
+    known = [first_after(events, pid, ("peer-gone", "connection-failed"), killed) for pid in pids]
+    shim = [first_after(events, pid, ("error",), killed) for pid in pids]
+    told = [k if s is None else s for k, s in zip(known, shim, strict=True)]
+    return {"others_knew_after_s": known, "others_told_after_s": told}
+
+
+def kill_run(setup: Setup, opts: argparse.Namespace, op: str, name: str) -> dict[str, Any]:
+    variant, rows = transports.parse_variant(name), 0
+
+    def on_line(_now: float, text: str) -> None:
+        nonlocal rows
+        rows += nccl_output.parse_row(text) is not None
+
     args = ["-b", opts.size, "-e", opts.size, "-n", "20", "-w", "1", "-c", "0", "-N", "0"]
-    for op in opts.ops:
-        for name in opts.variants:
-            rows = 0
+    job = setup.job(setup.program(op), variant, opts.protos[0], args, on_line)
+    ours = variant.base in transports.OURS and not opts.no_journal
+    with JournalWatch(ours) as watch:
+        job.start()
+        began = time.monotonic()
+        while time.monotonic() - began < setup.timeout and (
+                rows < 5 or not watch.sees(job.pids)):
+            time.sleep(0.01)
+        killed = job.kill_rank(setup.shape.world - 1)
+        ended = job.wait(opts.within + 5)
+    events = watch.of(ended.pids)
+    others = [None if t is None else round(t - killed, 3) for t in ended.ended_at[:-1]]
+    good = rows >= 5 and all(t is not None and t <= opts.within for t in others) and all(
+        code not in (None, 0) for code in ended.codes[:-1])
+    result: dict[str, Any] = {"op": op, "variant": name, "ok": good, "killed": killed,
+                              "others_ended_after_s": others, **ended.summary()}
+    words = f"the other ranks ended {others} s after, codes {ended.codes}"
+    if ours:
+        result |= kill_times(events, ended.pids[:-1], killed) | {"journal": events}
+        words = (f"the other ranks knew {result['others_knew_after_s']}, were told "
+                 f"{result['others_told_after_s']}, ended {others} s after, codes {ended.codes}")
+    say(f"kill {op} {name}: {'ok' if good else 'FAILED'}: {words}")
+    if not good:
+        say(ended.tail())
+    return result
 
-            def on_line(_now: float, text: str) -> None:
-                nonlocal rows
-                rows += nccl_output.parse_row(text) is not None
 
-            job = setup.job(setup.program(op), transports.parse_variant(name), opts.protos[0],
-                            args, on_line)
-            job.start()
-            began = time.monotonic()
-            while rows < 5 and time.monotonic() - began < setup.timeout:
-                time.sleep(0.01)
-            killed = job.kill_rank(setup.shape.world - 1)
-            ended = job.wait(opts.within + 5)
-            others = [None if t is None else round(t - killed, 3) for t in ended.ended_at[:-1]]
-            good = rows >= 5 and all(t is not None and t <= opts.within for t in others) and all(
-                code not in (None, 0) for code in ended.codes[:-1])
-            runs.append({"op": op, "variant": name, "ok": good, "others_ended_after_s": others,
-                         **ended.summary()})
-            say(f"kill {op} {name}: {'ok' if good else 'FAILED'}: the other ranks ended "
-                f"{others} s after, codes {ended.codes}")
-            if not good:
-                say(ended.tail())
+def kill(setup: Setup, opts: argparse.Namespace) -> dict[str, Any]:
+    """Kills the last rank in the middle; every other rank must end with an error in --within s.
+
+    When they were told is in their journals; the rest is the program's own way to its end."""
+    runs = [kill_run(setup, opts, op, name) for op in opts.ops for name in opts.variants]
     return {"ok": all(r["ok"] for r in runs), "runs": runs}
 
 

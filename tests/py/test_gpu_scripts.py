@@ -304,6 +304,26 @@ def test_bench_medians_and_ratio(tmp_path: Path) -> None:
     assert any("0.75 (time)" in line for line in run_tests.format_table(table))
 
 
+def test_when_the_others_were_told_of_a_killed_rank() -> None:
+    def event(pid: int, word: str, at: float) -> dict[str, Any]:
+        return {"pid": pid, "event": word, "mono_ns": int(at * 1e9)}
+
+    events = [
+        event(1, "connection-failed", 9.0),  # before
+        event(1, "path-down", 10.1),
+        event(1, "peer-gone", 10.6),
+        event(1, "error", 10.65),
+        event(2, "error", 10.7),  # by another's word
+        event(3, "peer-gone", 10.75),  # the plugin alone
+        event(3, "peer-gone", 10.8),
+        event(9, "peer-gone", 10.1),  # another job's
+    ]
+    assert run_tests.kill_times(events, [1, 2, 3, 4], 10.0) == {
+        "others_knew_after_s": [0.6, None, 0.75, None],
+        "others_told_after_s": [0.65, 0.7, 0.75, None],
+    }
+
+
 def test_variants(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     env = transports.transport_env(transports.parse_variant("sockets-2x4"))
     assert env["NCCL_NVLS_ENABLE"] == "0" and env["NCCL_SOCKET_NTHREADS"] == "2"

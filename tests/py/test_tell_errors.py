@@ -4,6 +4,7 @@ their connections; the others wait, and only hear of it by the shim."""
 from __future__ import annotations
 
 import os
+import re
 import signal
 import sys
 import time
@@ -17,6 +18,7 @@ from plan_bed import comms, processes
 from segment_bed import until
 
 from r2ccl_ctl.job import Job, LaunchSpec
+from r2ccl_ctl.journal import read_all
 from r2ccl_ctl.launch import start
 
 RANKS = 6
@@ -67,6 +69,12 @@ def test_all_ranks_are_told(build: Build, tmp_path: Path, victim: int) -> None:
         rows = [c for c in comms(name) if c.rank != victim]
         assert {c.state for c in rows} == {"failed"}
         assert any("ncclRemoteError at rank" in c.cause for c in rows), [c.cause for c in rows]
+        for process in processes(name):
+            lines = [e.cause for e in read_all(process) if e.event == "error"]
+            if process.rank == victim:
+                assert not lines
+            else:  # before the application could hear of it
+                assert lines and re.search("communicator .* has failed: ncclRemoteError", lines[0])
 
 
 @pytest.mark.parametrize("most", ["0", "5"], ids=["off", "too-many-ranks"])

@@ -1,9 +1,9 @@
 /* NCCL fails at one rank: all others hear of it, once, whoever dies in between. */
 #define _GNU_SOURCE
+#include "agree_power.h"
 #include "agree_ranks.h"
 
 #include <errno.h>
-#include <linux/filter.h>
 #include <netinet/in.h>
 #include <pthread.h>
 #include <signal.h>
@@ -185,37 +185,6 @@ static void leader_and_teller_end(void)
     AWAIT(kill(sh->pids[0], 0) < 0); /* reaped: its sockets are closed */
     tell(a, ERROR);
     _exit(0);
-}
-
-static bool is_stream(int fd)
-{
-    int type = 0;
-    socklen_t len = sizeof(type);
-
-    return getsockopt(fd, SOL_SOCKET, SO_TYPE, &type, &len) == 0 && type == SOCK_STREAM;
-}
-
-/* Nothing that comes to the socket is taken any more, not even acknowledged. */
-static void deafen(int fd)
-{
-    struct sock_filter drop = BPF_STMT(BPF_RET | BPF_K, 0);
-    struct sock_fprog program = {.len = 1, .filter = &drop};
-
-    CHECK_EQ(setsockopt(fd, SOL_SOCKET, SO_ATTACH_FILTER, &program, sizeof(program)), 0);
-}
-
-/* To its peers this process's host has lost its power. */
-static void lose_power(void)
-{
-    int sockets = 0;
-
-    for (int fd = 3; fd < 256; fd++) {
-        if (is_stream(fd)) {
-            deafen(fd);
-            sockets++;
-        }
-    }
-    CHECK_LT(1, sockets); /* the listener and a connection at least */
 }
 
 static uint16_t port_of(int fd, bool own)
