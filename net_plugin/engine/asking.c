@@ -56,12 +56,30 @@ void r2_peer_answers(struct r2_peer *p)
         p->paths[i]->refused_from = 0;
 }
 
+/* S: what is open was before it was said; what is being opened waits for its answer. */
+static void fail_open_ones(struct r2_peer *p)
+{
+    struct r2_list *n, *next;
+
+    R2_LIST_FOR_EACH_SAFE (n, next, &p->conn_list) {
+        struct r2_conn *c = R2_CONTAINER_OF(n, struct r2_conn, node);
+
+        if (c->state == R2_CONN_OPEN)
+            r2_conn_fail(c, -ECONNRESET);
+    }
+}
+
 /* Once the peer's process has given this one up it never takes that back, nor has it any other end
- * of the connections that are open here. But a connection that is still being opened may be newer,
- * and so may be those that were opened over a path that came up after it was said. */
+ * of the connections that are open here. But a connection that is still being opened may be newer:
+ * that process takes it when its application has closed those that failed. And so may be those that
+ * were opened over a path that came up after it was said. */
 void r2_peer_given_up(struct r2_peer *p, uint64_t asked)
 {
-    if (!p->n_up && !p->opening && asked >= p->asking.lost_at && !r2_list_empty(&p->conn_list))
+    if (p->n_up || asked < p->asking.lost_at || r2_list_empty(&p->conn_list))
+        return;
+    if (p->opening)
+        fail_open_ones(p);
+    else
         r2_peer_gone(p, -ECONNRESET, "its process has given this one up");
 }
 
