@@ -10,6 +10,7 @@
 
 #include "engine/internal.h"
 #include "engine/locate/locate.h"
+#include "topology/device.h"
 #include "util/lock.h"
 #include "util/random.h"
 
@@ -42,8 +43,10 @@ static void in_child(void)
 {
     atomic_store(&r2_eng.inert, true);
     r2_log_child();
-    if (!r2_eng.started)
+    if (!r2_eng.started) {
+        r2_io_child(); /* RDMA devices are open before */
         return;
+    }
     r2_eng.ops->child();
     r2_control_child(r2_eng.ctl);
     r2_locate_child();
@@ -100,6 +103,11 @@ static void log_once(void)
         r2_nic_place_text(&r2_eng.nics[i], addr, sizeof(addr));
         R2_INFO("NIC %d: %s %s, %d Mbit/s%s", i, r2_eng.nics[i].name, addr,
                 r2_eng.nics[i].speed_mbps, r2_eng.nics[i].link_up ? "" : ", no link");
+        if (r2_eng.nics[i].silent)
+            R2_WARN("NIC %s: its driver has not answered for %d s: its speed and its RDMA device "
+                    "are unknown. `ethtool %s` shows whether it answers; R2CCL_NICS without it "
+                    "leaves it out",
+                    r2_eng.nics[i].name, R2_DEVICE_SECONDS, r2_eng.nics[i].ifname);
     }
 }
 

@@ -11,6 +11,10 @@
 #include <sys/ioctl.h>
 #include <unistd.h>
 
+#include "util/ask.h"
+
+static atomic_int r2_device_seconds = R2_DEVICE_SECONDS;
+
 static int r2_device_ethtool(const char *ifname, void *request)
 {
     struct ifreq ifr = {.ifr_data = request};
@@ -29,7 +33,7 @@ static int r2_device_ethtool(const char *ifname, void *request)
     return rc;
 }
 
-int r2_device_speed(const char *ifname)
+static int r2_device_speed(const char *ifname)
 {
     /* The link mode masks follow the struct; the kernel says first how long they are. */
     union {
@@ -49,7 +53,7 @@ int r2_device_speed(const char *ifname)
     return (int)req.s.speed;
 }
 
-int r2_device_permanent_mac(const char *ifname, unsigned char *mac, int maxlen)
+static int r2_device_permanent_mac(const char *ifname, unsigned char *mac, int maxlen)
 {
     union {
         struct ethtool_perm_addr p;
@@ -121,14 +125,27 @@ static const struct r2_net_link *r2_device_below(const struct r2_net_tables *tab
     return NULL;
 }
 
+static void r2_device_ask_bus(void *item)
+{
+    struct r2_net_link *link = item;
+
+    r2_device_bus(link->name, link->bus, sizeof(link->bus));
+    r2_device_rdma(link->bus, link->rdma, sizeof(link->rdma));
+}
+
 void r2_device_decorate(struct r2_net_tables *tables)
 {
-    for (int i = 0; i < tables->nlinks; i++) {
-        struct r2_net_link *link = &tables->links[i];
+    bool *answered = calloc((size_t)tables->nlinks + 1, sizeof(*answered));
 
-        r2_device_bus(link->name, link->bus, sizeof(link->bus));
-        r2_device_rdma(link->bus, link->rdma, sizeof(link->rdma));
+    _Static_assert(sizeof(struct r2_net_link) <= R2_ASK_SIZE, "an item");
+    if (answered) {
+        r2_ask_all(tables->links, sizeof(*tables->links), tables->nlinks, r2_device_ask_bus,
+                   answered, &r2_device_seconds);
     }
+    for (int i = 0; i < tables->nlinks; i++) {
+        tables->links[i].silent = !answered || !answered[i];
+    }
+    free(answered);
     /* Twice: a VLAN on a bond has its hardware two links down. */
     for (int i = 0; i < 2 * tables->nlinks; i++) {
         struct r2_net_link *link = &tables->links[i % tables->nlinks];
@@ -166,7 +183,7 @@ void r2_device_pci(const char *bus, char *path, size_t pathlen, int *numa)
     }
 }
 
-int r2_device_port(const char *ifname)
+static int r2_device_port(const char *ifname)
 {
     char name[128];
     int port = -1;
@@ -181,6 +198,32 @@ int r2_device_port(const char *ifname)
         fclose(f);
     }
     return port + 1;
+}
+
+static void r2_device_ask_facts(void *item)
+{
+    struct r2_device_facts *f = item;
+
+    if (f->silent) {
+        return;
+    }
+    f->speed = r2_device_speed(f->name);
+    f->port = f->has_port ? r2_device_port(f->name) : 0;
+    f->mac_len = r2_device_permanent_mac(f->name, f->mac, sizeof(f->mac));
+}
+
+void r2_device_ask(struct r2_device_facts *facts, int n)
+{
+    bool *answered = calloc((size_t)n + 1, sizeof(*answered));
+
+    _Static_assert(sizeof(struct r2_device_facts) <= R2_ASK_SIZE, "an item");
+    if (answered) {
+        r2_ask_all(facts, sizeof(*facts), n, r2_device_ask_facts, answered, &r2_device_seconds);
+    }
+    for (int i = 0; i < n; i++) {
+        facts[i].silent |= !answered || !answered[i];
+    }
+    free(answered);
 }
 
 uint64_t r2_device_host_id(void)

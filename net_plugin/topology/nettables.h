@@ -24,6 +24,7 @@ struct r2_net_link {
     /* Filled in by topology/device.c: */
     char bus[64];  /* PCI address, 0000:3b:00.0; "" if there is none */
     char rdma[64]; /* RDMA device of the same PCI device, mlx5_0; "" if there is none */
+    bool silent;   /* its driver has not answered in time */
 };
 
 struct r2_net_addr {

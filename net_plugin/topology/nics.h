@@ -30,6 +30,7 @@ struct r2_nic {
     uint64_t port_guid; /* of a bare one, in host order; 0: not known */
     bool link_up;       /* at the time of r2_nics_find */
     bool speed_known;   /* false: speed_mbps is an assumption */
+    bool silent;        /* its driver has not answered in time: speed and device are unknown */
     int speed_mbps;     /* > 0 */
     int mtu;
     int numa;           /* -1: not known */
@@ -63,6 +64,8 @@ void r2_nics_append(struct r2_nic *nics, int n, uint64_t seed);
 /* Whether R2CCL_NICS lets that InfiniBand port in, which belongs to no NIC: it names it
  * ("mlx5_0:1"), or it names no NICs and does not exclude it. Pure. */
 bool r2_nics_wants_port(const struct r2_settings *settings, const char *device, int port);
+/* Whether it names it. Pure. */
+bool r2_nics_names_port(const struct r2_settings *settings, const char *device, int port);
 
 /* Speed as reported to NCCL, Mbit/s. */
 int r2_nic_report_speed(const struct r2_nic *nic);
