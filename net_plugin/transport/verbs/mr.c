@@ -13,7 +13,8 @@
  *
  * A key that a device did not deregister is kept (let_go), whoever asked for it, and asked for
  * again by every command that is about bytes of its range: none of the same registration's is
- * confirmed while the device still holds it. */
+ * confirmed while the device still holds it. What that takes is there with the key (r2_reg), so
+ * that none is lost where memory is short. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
@@ -56,13 +57,13 @@ static struct whose whose(const struct r2_mr_keys *k)
     return (struct whose){.data = k->data, .size = k->size, .serial = k->serial};
 }
 
-/* A registration that is in no slot any more, which its device's command thread has not come to
- * yet. */
-struct left_over {
-    struct r2_cmd cmd;
-    struct r2_hca *hca; /* used */
+/* What one device has of a range. It uses the device. */
+struct r2_reg {
+    struct r2_list node; /* r2_hca.held: the device did not deregister it */
+    struct r2_cmd cmd;   /* it is in no slot any more, and its device's thread has not come to it */
+    struct r2_hca *hca;
     struct ibv_mr *mr;
-    struct whose whose;
+    struct whose of; /* its bytes are compared, not touched */
 };
 
 struct mr_wait {
@@ -122,30 +123,18 @@ static int wait_all(struct mr_wait *w)
     return rc;
 }
 
-/* A registration that the device did not deregister. Its bytes are compared, not touched. */
-struct held {
-    struct r2_list node;
-    struct ibv_mr *mr;
-    struct whose of;
-};
-
-/* On the command thread. The caller's use of the device ends with the registration: here, or when
- * it is asked for again. False: the device still holds it. */
-static bool let_go(struct r2_hca *hca, struct ibv_mr *mr, const struct whose *of)
+/* On the command thread. It and its use of the device end here, or when it is asked for again.
+ * False: the device still holds it. */
+static bool let_go(struct r2_reg *reg)
 {
-    struct held *h;
+    struct r2_hca *hca = reg->hca;
 
-    if (r2_ibv.dereg_mr(mr) == 0 || r2_hca_removed(hca)) {
+    if (r2_ibv.dereg_mr(reg->mr) == 0 || r2_hca_removed(hca)) {
+        free(reg);
         r2_hca_unuse(hca);
         return true;
     }
-    h = calloc(1, sizeof(*h));
-    if (h) {
-        *h = (struct held){.mr = mr, .of = *of};
-        r2_list_add_tail(&hca->held, &h->node);
-    } else {
-        hca->forgotten++;
-    }
+    r2_list_add_tail(&hca->held, &reg->node);
     return false;
 }
 
@@ -158,7 +147,7 @@ static bool still_held(struct r2_hca *hca, const struct whose *of)
     bool held = false;
 
     for (n = hca->held.next; n != &hca->held; n = next) {
-        struct held *h = R2_CONTAINER_OF(n, struct held, node);
+        struct r2_reg *h = R2_CONTAINER_OF(n, struct r2_reg, node);
 
         next = n->next;
         if (of && (h->of.data >= of->data + of->size || h->of.data + h->of.size <= of->data))
@@ -171,34 +160,25 @@ static bool still_held(struct r2_hca *hca, const struct whose *of)
         free(h);
         r2_hca_unuse(hca);
     }
-    while (hca->forgotten && r2_hca_removed(hca)) {
-        hca->forgotten--;
-        r2_hca_unuse(hca);
-    }
-    return held || hca->forgotten;
+    return held;
 }
 
-/* mr[] and of[]: a leaf. A device that was late may still be at it while another has its slot. */
+/* r2_mr_keys.reg: a leaf. A device that was late may still be at it while another has its slot. */
 static pthread_mutex_t slot_lock = PTHREAD_MUTEX_INITIALIZER;
 
 static void run_left_over(struct r2_cmd *cmd)
 {
-    struct left_over *l = R2_CONTAINER_OF(cmd, struct left_over, cmd);
-
-    let_go(l->hca, l->mr, &l->whose);
-    free(l);
+    let_go(R2_CONTAINER_OF(cmd, struct r2_reg, cmd));
 }
 
-/* Takes what the slot has to its own device's thread, with the use of that. */
-static bool leave_over(const struct r2_mr_keys *k, int at)
+/* Gives what the slot has, if anything, to its own device's thread. */
+static void leave_over(struct r2_mr_keys *k, int at)
 {
-    struct left_over *l = calloc(1, sizeof(*l));
+    struct r2_reg *reg = k->reg[at];
 
-    if (!l)
-        return false;
-    *l = (struct left_over){.hca = k->of[at], .mr = k->mr[at], .whose = whose(k)};
-    r2_cmd_give(l->hca, &l->cmd, run_left_over);
-    return true;
+    k->reg[at] = NULL;
+    if (reg)
+        r2_cmd_give(reg->hca, &reg->cmd, run_left_over);
 }
 
 /* The last reference: what a device has of it is a command that was never given to it (memory), or
@@ -207,10 +187,8 @@ static void keys_put(struct r2_mr_keys *keys)
 {
     if (atomic_fetch_sub(&keys->refs, 1) != 1)
         return;
-    for (int i = 0; i < R2_MAX_HCAS; i++) {
-        if (keys->of[i] && !leave_over(keys, i))
-            r2_hca_unuse(keys->of[i]);
-    }
+    for (int i = 0; i < R2_MAX_HCAS; i++)
+        leave_over(keys, i);
     if (keys->dmabuf_fd >= 0)
         close(keys->dmabuf_fd);
     free(keys);
@@ -232,92 +210,97 @@ static void cmd_over(struct mr_cmd *c, bool failed)
     free(c);
 }
 
-/* Under the lock: a device that was removed makes room, however late its thread is. */
-static bool make_room(struct r2_mr_keys *k, int at)
+/* False: it came too late, or another one is there. A device that was removed makes room, however
+ * late its thread is. */
+static bool put_in(struct r2_mr_keys *k, struct r2_reg *reg)
 {
-    return !k->of[at] || (atomic_load(&k->of[at]->removed) && leave_over(k, at));
-}
-
-/* False: it came too late, or another one is there. */
-static bool put_in(struct r2_mr_keys *k, struct r2_hca *hca, struct ibv_mr *mr)
-{
-    int at = hca->slot;
+    int at = reg->hca->slot;
     bool ok;
 
     pthread_mutex_lock(&slot_lock);
-    ok = !atomic_load(&hca->gone) && make_room(k, at);
+    if (k->reg[at] && atomic_load(&k->reg[at]->hca->removed))
+        leave_over(k, at);
+    ok = !atomic_load(&reg->hca->gone) && !k->reg[at];
     if (ok) {
-        r2_hca_use(hca);
-        k->of[at] = hca;
-        k->mr[at] = mr;
-        atomic_store(&k->lkey[at], mr->lkey);
-        atomic_store(&k->rkey[at], mr->rkey);
+        k->reg[at] = reg;
+        atomic_store(&k->lkey[at], reg->mr->lkey);
+        atomic_store(&k->rkey[at], reg->mr->rkey);
         atomic_store(&k->has[at], true);
     }
     pthread_mutex_unlock(&slot_lock);
     return ok;
 }
 
-/* What the device has of it; deregistering is the caller's, and the use of the device (let_go). */
-static struct ibv_mr *take_out(struct r2_mr_keys *k, struct r2_hca *hca)
+/* What the device has of it; letting go of that is the caller's. */
+static struct r2_reg *take_out(struct r2_mr_keys *k, const struct r2_hca *hca)
 {
-    struct ibv_mr *mr = NULL;
+    struct r2_reg *reg;
     int at = hca->slot;
 
     pthread_mutex_lock(&slot_lock);
-    if (k->of[at] == hca) {
-        mr = k->mr[at];
+    reg = k->reg[at] && k->reg[at]->hca == hca ? k->reg[at] : NULL;
+    if (reg) {
         atomic_store(&k->has[at], false);
-        k->mr[at] = NULL;
-        k->of[at] = NULL;
+        k->reg[at] = NULL;
     }
     pthread_mutex_unlock(&slot_lock);
-    return mr;
+    return reg;
 }
 
-static bool has_it(struct r2_mr_keys *k, struct r2_hca *hca)
+static bool has_it(struct r2_mr_keys *k, const struct r2_hca *hca)
 {
     bool has;
 
     pthread_mutex_lock(&slot_lock);
-    has = k->of[hca->slot] == hca;
+    has = k->reg[hca->slot] && k->reg[hca->slot]->hca == hca;
     pthread_mutex_unlock(&slot_lock);
     return has;
 }
 
-static void reg_one(struct r2_mr_keys *k, struct r2_hca *hca)
+static struct ibv_mr *ask_for(const struct r2_mr_keys *k, struct r2_hca *hca)
 {
     int access = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE |
                  (k->device ? IBV_ACCESS_REMOTE_READ : 0); /* flush.c */
-    struct ibv_mr *mr = NULL;
-    struct whose of = whose(k);
+
+    if (k->dmabuf_fd < 0)
+        return r2_ibv.reg_mr(hca->pd, k->data, k->size, access);
+    return r2_ibv.reg_dmabuf_mr
+               ? r2_ibv.reg_dmabuf_mr(hca->pd, k->dmabuf_offset, k->size,
+                                      (uint64_t)(uintptr_t)k->data, k->dmabuf_fd, access)
+               : NULL;
+}
+
+static void reg_one(struct r2_mr_keys *k, struct r2_hca *hca)
+{
+    struct r2_reg *reg;
 
     if (atomic_load(&hca->gone) || has_it(k, hca))
         return;
-    if (k->dmabuf_fd >= 0)
-        mr = r2_ibv.reg_dmabuf_mr
-                 ? r2_ibv.reg_dmabuf_mr(hca->pd, k->dmabuf_offset, k->size,
-                                        (uint64_t)(uintptr_t)k->data, k->dmabuf_fd, access)
-                 : NULL;
-    else
-        mr = r2_ibv.reg_mr(hca->pd, k->data, k->size, access);
-    if (!mr && !atomic_load(&hca->gone))
+    reg = calloc(1, sizeof(*reg)); /* without it there is no key either */
+    if (reg) {
+        r2_hca_use(hca);
+        *reg = (struct r2_reg){.hca = hca, .mr = ask_for(k, hca), .of = whose(k)};
+    }
+    if (reg && reg->mr) {
+        if (!put_in(k, reg))
+            let_go(reg);
+        return;
+    }
+    if (!atomic_load(&hca->gone))
         R2_WARN_LIMIT("%s cannot register %zu bytes of %s memory (%s): its NICs are no path "
                       "for them",
                       hca->name, k->size, k->device ? "device" : "host", strerror(errno));
-    if (mr && !put_in(k, hca, mr)) {
-        r2_hca_use(hca);
-        let_go(hca, mr, &of);
-    }
+    if (reg)
+        r2_hca_unuse(hca);
+    free(reg);
 }
 
 /* False: the device still holds it. One that was removed took its keys with it. */
 static bool dereg_one(struct r2_mr_keys *k, struct r2_hca *hca)
 {
-    struct ibv_mr *mr = take_out(k, hca);
-    struct whose of = whose(k);
+    struct r2_reg *reg = take_out(k, hca);
 
-    return !mr || let_go(hca, mr, &of);
+    return !reg || let_go(reg);
 }
 
 static void run_reg(struct r2_cmd *cmd)
@@ -335,11 +318,11 @@ static void run_rekey(struct r2_cmd *cmd)
     struct mr_cmd *c = R2_CONTAINER_OF(cmd, struct mr_cmd, cmd);
     struct whose of = whose(c->keys);
     bool held = still_held(c->hca, &of);
-    struct ibv_mr *old = take_out(c->keys, c->hca);
+    struct r2_reg *old = take_out(c->keys, c->hca);
 
     if (old) {
         reg_one(c->keys, c->hca); /* before, so that the new key is another one */
-        held |= !let_go(c->hca, old, &of);
+        held |= !let_go(old);
     }
     cmd_over(c, held);
 }

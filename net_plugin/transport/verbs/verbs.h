@@ -80,7 +80,8 @@ struct r2_hca {
     struct ibv_device_attr attr;
     struct r2_port_view *ports; /* at the start, [1 .. n_ports]; of devices that came back: none */
     int n_ports;
-    int answer; /* start.c: 0 or -errno, 1 while there is none */
+    int answer;    /* start.c: 0 or -errno, 1 while there is none */
+    uint64_t guid; /* the same, with the answer; 0: unknown */
     bool dmabuf, peermem;
     bool shown;          /* dev->dev_path was there when it was opened */
     atomic_bool gone;    /* it failed or was removed: nothing new is made on it */
@@ -90,7 +91,6 @@ struct r2_hca {
     struct r2_task leave;              /* after its events are listened to no more */
     struct r2_cmd open, purge, forget; /* open: of start.c at the start, else of hca.c */
     struct r2_list held; /* its command thread's: what it did not deregister (mr.c), each used */
-    int forgotten;       /* of those: what there was no memory to remember by */
     struct r2_list
         unflushed;        /* its command thread's: what it did not destroy (flush.c), each used */
     pthread_mutex_t lock; /* cmds, busy_since, users */
@@ -137,9 +137,8 @@ struct r2_mr_keys {
     bool device;
     int dmabuf_fd;
     uint64_t dmabuf_offset;
-    struct ibv_mr *mr[R2_MAX_HCAS]; /* with `of` by command threads, under a lock of mr.c */
-    struct r2_hca *of[R2_MAX_HCAS]; /* whose it is, by slot; used (r2_hca_use) while it is set */
-    atomic_uint lkey[R2_MAX_HCAS];  /* valid while `has` is set */
+    struct r2_reg *reg[R2_MAX_HCAS]; /* by slot; by command threads, under a lock of mr.c */
+    atomic_uint lkey[R2_MAX_HCAS];   /* valid while `has` is set */
     atomic_uint rkey[R2_MAX_HCAS];
     atomic_bool has[R2_MAX_HCAS];
 };
