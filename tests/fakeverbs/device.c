@@ -174,9 +174,14 @@ static void hang_some(const char *list)
 
     snprintf(text, sizeof(text), "%s", list ? list : "");
     for (char *w = strtok_r(text, ",", &save); w; w = strtok_r(NULL, ",", &save)) {
+        if (sscanf(w, "list %d", &fv.no_list) == 1)
+            continue;
         for (int i = 0; i < fv.n_dev && sscanf(w, "%63s %15s", name, word) == 2; i++) {
-            if (strcmp(fv.dev[i].base.name, name) == 0)
-                fv.dev[i].stuck |= fv_call(word);
+            if (strcmp(fv.dev[i].base.name, name) != 0)
+                continue;
+            fv.dev[i].stuck |= fv_call(word);
+            for (int p = 1; p <= FV_PORTS && strncmp(word, "down", 4) == 0; p++)
+                fv.dev[i].port[p].up &= atoi(word + 4) != p;
         }
     }
 }
@@ -244,6 +249,11 @@ FV_EXPORT struct ibv_device **ibv_get_device_list(int *n)
     pthread_mutex_lock(&fv.lock);
     if (!fv.n_dev)
         find_devices();
+    if (fv.no_list > 1)
+        fv.no_list--;
+    else
+        while (fv.no_list)
+            pthread_cond_wait(&fv.unhang, &fv.lock);
     out = calloc((size_t)fv.n_dev + 1, sizeof(*out));
     for (int i = 0; out && i < fv.n_dev; i++) {
         if (!fv.dev[i].removed && !fv.dev[i].unloaded)
@@ -295,12 +305,13 @@ FV_EXPORT struct ibv_context *ibv_open_device(struct ibv_device *dev)
     ctx->ops.poll_cq = fv_poll_cq;
     ctx->ops.req_notify_cq = fv_req_notify_cq;
     ctx->async_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK | EFD_SEMAPHORE);
-    ctx->cmd_fd = -1;
+    ctx->cmd_fd = memfd_create("r2fv-cmd", MFD_CLOEXEC);
     ctx->num_comp_vectors = 1;
     d->ctx = rc ? NULL : ctx;
     pthread_mutex_unlock(&fv.lock);
     if (rc) {
         close(ctx->async_fd);
+        close(ctx->cmd_fd);
         free(ctx);
         errno = -rc;
         return NULL;
@@ -313,6 +324,7 @@ FV_EXPORT int ibv_close_device(struct ibv_context *ctx)
     struct fv_dev *d = fv_dev_of(ctx);
 
     close(ctx->async_fd);
+    close(ctx->cmd_fd);
     pthread_mutex_lock(&fv.lock);
     d->ctx = NULL;
     fv.n_closed++;

@@ -213,7 +213,7 @@ static void send_ack(struct fv_conn *c)
 
 void fv_conn_send(struct fv_conn *c)
 {
-    if (c->dead || quiet(c->dev, c->port))
+    if (c->dead || quiet(c->dev, c->port) || (c->qp && c->qp->mute))
         return;
     if (c->qp)
         send_requests(c);

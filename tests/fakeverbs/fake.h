@@ -8,7 +8,8 @@
  *               device for each address in R2CCL_NICS.
  * R2_FAKEVERBS_DEVICES  only so many, the first ones.
  * R2_FAKEVERBS_HANG  "fv0 open,fv1 port2": calls that do not come back from the beginning, in the
- *               words of the command `hang` (script.c).
+ *               words of the command `hang` (script.c); "list N": the N-th list of devices and
+ *               those after it; "fv1 down1": that port is down.
  * R2_FAKEVERBS_MTU  active MTU of all ports, 256 ... 4096 (1024).
  * R2_FAKEVERBS_CHAOS  see script.c.
  * Commands to a running process (script.c): datagrams to the abstract socket "r2fv-ctl.PID".
@@ -142,6 +143,7 @@ struct fv_qp {
     bool dry;          /* in ERR, and its receives were flushed */
     bool flushed;
     bool connecting_failed;
+    bool mute; /* its requests vanish */
     struct fv_qp *kept;
     uint64_t next_connect;
 };
@@ -224,6 +226,7 @@ struct fake {
     struct fv_dev dev[FV_DEVICES];
     int n_dev;
     int n_closed;
+    int no_list; /* 1: the list of devices does not come back; N: that one, counted from here */
     const void *only; /* what fv_dev.no_dereg is about, by its address; NULL: any */
     enum ibv_mtu mtu; /* active, of all ports */
     struct fv_qp *qps[FV_QPS];

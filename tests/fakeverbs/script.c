@@ -53,6 +53,8 @@
  *   show          as the driver of a GPU does it: everything that was written is visible
  *   closed        answers how many devices were closed
  *   only ADDR     of all there is, only what was registered there is not deregistered (0: any)
+ *   mute QPN      requests of that queue pair vanish, as where a switch has one way of several that
+ *                 is broken, and this one's packets go by it
  *   held DEV ADDR answers how many registrations of that address the device has
  *   where         answers 10 and the last digit of the device's name that sent what was caught
  *   !COMMAND      as above
@@ -211,6 +213,7 @@ void fv_command(char *text)
     if (strcmp(verb, "unhang") == 0) {
         for (int i = 0; i < fv.n_dev; i++)
             fv.dev[i].hang = 0, fv.dev[i].stuck = 0;
+        fv.no_list = 0;
         pthread_cond_broadcast(&fv.unhang);
         return;
     }
@@ -339,6 +342,8 @@ FV_EXPORT int fv_script(const char *text)
     else if (strcmp(text, "show") == 0)
         for (int i = 0; i < fv.n_dev; i++)
             fv_show(&fv.dev[i]);
+    else if (sscanf(text, "mute %u", &min) == 1 && fv_qp_find(min))
+        fv_qp_find(min)->mute = true;
     else if (sscanf(text, "only %p", &addr) == 1)
         fv.only = addr;
     else if (text[0] == '!')

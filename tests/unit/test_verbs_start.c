@@ -1,5 +1,6 @@
 /* Devices whose firmware is dead when the process starts: calls of the stand-in for libibverbs that
- * open a device, or ask it, do not come back (verbs_bed.h says what this rung cannot prove).
+ * list or open devices, or ask one, do not come back; and which devices a process has open
+ * (verbs_bed.h says what this rung cannot prove).
  *
  * An engine starts once per process and waits 10 s for such a device, so each case is a process of
  * its own, and all of them wait side by side. */
@@ -307,6 +308,54 @@ static void named_failed_port(void)
     named_port_that_fails("fvib ports-fail", "RDMA device fvib cannot say how its ports are");
 }
 
+/* The list of devices does not come, which a thread of its own asks for: the job has sockets. The
+ * list comes much later, and nobody takes notice. */
+static void no_list(void)
+{
+    waited(init_two("list 1"));
+    CHECK_MSG(told("the list of RDMA devices has not come for 10 s"), "%s", said);
+    CHECK(r2_verbs_left_out("fv0"));
+    job(0);
+    CHECK(!rdma(0) && !rdma(1));
+    bed_script("!unhang");
+    for (int ms = 0; ms < BED_WAIT_MS && !told("the list of RDMA devices has come, too late"); ms++)
+        bed_ms(10);
+    CHECK(told("the list of RDMA devices has come, too late"));
+    CHECK_EQ(threads(), 0);
+    job_ends();
+}
+
+/* Each device keeps a list of its own (hca.c): the second one's does not come. What there was until
+ * then is used. */
+static void half_a_list(void)
+{
+    waited(init_two("list 3"));
+    CHECK_MSG(told("the list of RDMA devices has not come for 10 s"), "%s", said);
+    bed_script("!unhang"); /* who looks for a device later asks for lists, too */
+    job(1);
+    CHECK(rdma(0) && !rdma(1));
+    late_ones_go(0, 1);
+    job_ends();
+}
+
+/* More devices than are used, of which some fail: no more are opened than that takes. */
+static void many(void)
+{
+    char text[1024];
+    int len = 0;
+
+    for (int i = 0; i < R2_MAX_HCAS + 4; i++)
+        len += snprintf(text + len, sizeof(text) - (size_t)len, "%sfv%d=127.0.%d.1", i ? "," : "",
+                        i, i + 1);
+    CHECK_LT(init("127.0.18.1,127.0.19.1", text, "fv0 fail,fv1 fail"), BOUND_MS - 500);
+    CHECK(told("RDMA device fv1 cannot be opened") && !told("RDMA device fv2 cannot be opened"));
+    CHECK_EQ(r2_verbs.n_slots, R2_MAX_HCAS);
+    job(1);
+    CHECK(rdma(0) && !rdma(1)); /* fv17 is the last one of them */
+    late_ones_go(0, R2_MAX_HCAS);
+    job_ends();
+}
+
 /* Waits for a child's end, and makes one at that time. */
 static bool ended(pid_t pid, int *status, uint64_t until)
 {
@@ -321,6 +370,44 @@ static bool ended(pid_t pid, int *status, uint64_t until)
         waitpid(pid, status, 0);
     }
     return found == pid;
+}
+
+/* In a child: what its parent has open of devices. */
+static int devices_open(void)
+{
+    int n = 0;
+
+    for (int i = 0; i < r2_verbs.n_slots; i++) {
+        const struct ibv_context *ctx = r2_verbs.slots[i].now->ctx;
+
+        n += fcntl(ctx->cmd_fd, F_GETFD) >= 0;
+        n += fcntl(ctx->async_fd, F_GETFD) >= 0;
+    }
+    return n;
+}
+
+static void child_has_none(void)
+{
+    int status = -1;
+    pid_t pid = fork();
+
+    if (pid == 0)
+        _exit(devices_open());
+    CHECK_GT(pid, 0);
+    CHECK(ended(pid, &status, r2_now_ns() + BED_WAIT_MS * R2_NS_PER_MS));
+    CHECK_EQ(status, 0);
+    CHECK_EQ(devices_open(), 4);
+}
+
+/* A child holds no device: a driver that waits for its users would wait for it. Before the engine
+ * is started, and after. */
+static void forked(void)
+{
+    init_two("");
+    child_has_none();
+    job(2);
+    child_has_none();
+    job_ends();
 }
 
 static void *init_thread(void *ms)
@@ -376,6 +463,10 @@ static struct one cases[] = {
     {named_port, "named_port", 0, -1},
     {named_port_of_a_failed_one, "named_port_of_a_failed_one", 0, -1},
     {named_failed_port, "named_failed_port", 0, -1},
+    {no_list, "no_list", 0, -1},
+    {half_a_list, "half_a_list", 0, -1},
+    {many, "many", 0, -1},
+    {forked, "forked", 0, -1},
     {forked_meanwhile, "forked_meanwhile", 0, -1},
 };
 #define CASES (sizeof(cases) / sizeof(cases[0]))

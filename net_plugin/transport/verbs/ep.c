@@ -271,7 +271,6 @@ int r2_vep_watch(struct r2_ep *ep)
         ep->events.fd = ep->channel->fd;
         ep->events.ready = events_ready;
         ep->events.reads = ep->events.brief = true;
-        r2_io_fd_track(ep->events.fd);
         rc = r2_io_add(ep->io, &ep->events);
     }
     r2_vep_unlock(ep);
@@ -283,7 +282,6 @@ void r2_vep_retire(struct r2_ep *ep)
     r2_meet_close(ep);
     if (ep->events.fd >= 0) {
         r2_io_del(&ep->events);
-        r2_io_fd_untrack(ep->events.fd);
         ep->events.fd = -1;
     }
     /* A command that is under way (the device was removed) may be making them just now: destroyed

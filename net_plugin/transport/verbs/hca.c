@@ -128,6 +128,10 @@ void r2_hca_close(struct r2_hca *hca)
 {
     if (hca->pd)
         r2_ibv.dealloc_pd(hca->pd);
+    if (hca->ctx) {
+        r2_io_fd_untrack(hca->ctx->cmd_fd);
+        r2_io_fd_untrack(hca->ctx->async_fd);
+    }
     if (hca->ctx && r2_ibv.close_device(hca->ctx))
         R2_WARN("RDMA device %s cannot be closed (%s)", hca->name, strerror(errno));
     r2_hca_put(hca);
@@ -165,6 +169,9 @@ int r2_hca_open(struct r2_hca *hca)
     hca->ctx = r2_ibv.open_device(hca->dev);
     if (!hca->ctx)
         return -(errno ? errno : EIO);
+    /* A driver that cannot take the device away from its users would wait for a child's. */
+    r2_io_fd_track(hca->ctx->cmd_fd);
+    r2_io_fd_track(hca->ctx->async_fd);
     hca->pd = r2_ibv.alloc_pd(hca->ctx);
     if (!hca->pd || r2_ibv.query_device(hca->ctx, &hca->attr))
         return -(errno ? errno : EIO);
@@ -240,7 +247,6 @@ uint64_t r2_hca_guid(struct ibv_device *dev)
 static void watch(struct r2_hca *hca)
 {
     r2_task_init(&hca->leave, r2_io_at(0), leave);
-    r2_io_fd_track(hca->async.fd);
     r2_io_add(r2_io_at(0), &hca->async);
 }
 
@@ -270,7 +276,6 @@ void r2_hca_gone(struct r2_hca *hca, const char *why)
     r2_veps_fail(hca, EIO);
     r2_cmd_post(hca, &hca->purge);
     r2_io_del(&hca->async);
-    r2_io_fd_untrack(hca->async.fd);
     r2_task_kick(&hca->leave);
     look_for_it();
 }

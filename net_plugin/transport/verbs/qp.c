@@ -57,6 +57,7 @@ static int make_cq(struct r2_ep *ep)
     ep->channel = r2_ibv.create_comp_channel(ep->hca->ctx);
     if (!ep->channel)
         return -EIO;
+    r2_io_fd_track(ep->channel->fd);
     flags = fcntl(ep->channel->fd, F_GETFL);
     if (fcntl(ep->channel->fd, F_SETFL, flags | O_NONBLOCK) < 0)
         return -errno;
@@ -251,6 +252,8 @@ void r2_qps_release(struct r2_ep *ep)
     }
     if (ep->cq && !removed)
         r2_ibv.destroy_cq(ep->cq);
+    if (ep->channel)
+        r2_io_fd_untrack(ep->channel->fd);
     if (ep->channel && (removed || r2_ibv.destroy_comp_channel(ep->channel)))
         close(ep->channel->fd); /* the library does not, while it still has the queue */
     if (ep->mr && r2_ibv.dereg_mr(ep->mr) && !r2_hca_removed(ep->hca))

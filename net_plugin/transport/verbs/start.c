@@ -1,7 +1,11 @@
-/* Devices at the start: opened and asked side by side, each by its own command thread, because any
- * question may wait for ever for firmware that is dead. Who starts the transport waits for all of
- * them together, START_STEPS steps at most, and asks no device anything: what ports there are, and
- * which is behind which NIC, is decided by what the threads have brought (struct r2_port_view).
+/* Devices at the start: listed by a thread, then opened and asked side by side, each by its own
+ * command thread, because any question may wait for ever for firmware that is dead, or for a lock
+ * of the kernel that its driver holds. Who starts the transport waits for all of them together,
+ * START_STEPS steps at most, and asks no device anything: what ports there are, and which is behind
+ * which NIC, is decided by what the threads have brought (struct r2_port_view).
+ *
+ * No more devices are open at a time than can be used: the next one is opened when another could
+ * not be.
  *
  * A device that has not answered by then is left out. It has no slot, so nobody but its own thread
  * knows of it any more; if the thread ever comes back it closes the device and ends. Another thread
@@ -22,6 +26,7 @@
 #include "util/clock.h"
 #include "util/lock.h"
 #include "util/log.h"
+#include "util/thread.h"
 
 /* Steps, so that a process that was stopped meanwhile does not hold it against its devices. */
 #define START_STEPS 10
@@ -29,15 +34,22 @@
 #define START_TRIED (4 * R2_MAX_HCAS) /* some may not open */
 #define NO_ANSWER 1
 
-/* The lock is a leaf; it guards `over`, and r2_hca.answer of all. A device is its thread's until
+/* The lock is a leaf; it guards all of it, and r2_hca.answer of all. A device is its thread's until
  * the answer is there, and then who waited owns it; once `over` is set, without an answer, it is
- * the thread's for good. Both look under the lock, so that exactly one of them has it. */
+ * the thread's for good. Both look under the lock, so that exactly one of them has it.
+ *
+ * Once `over` is set, nobody writes anything but answers: who waited, and set it, reads the rest
+ * without the lock, as does who comes after. */
 static struct {
     pthread_mutex_t lock;
-    pthread_cond_t come;
-    bool over; /* nobody waits any more */
+    pthread_cond_t come; /* an answer, the end of the list, the end of waiting */
+    bool over;           /* nobody waits any more */
+    bool listed;         /* all that are wanted have been begun */
+    bool cut_short;      /* the list was waited for in vain */
+    int n_hcas;
+    struct r2_hca *hcas[START_TRIED]; /* with a reference each, of who waits */
     int n_left_out;
-    char left_out[START_TRIED][64]; /* written before the transport is started, then constant */
+    char left_out[START_TRIED][64]; /* that also by who waited, before the transport is started */
 } start = {.lock = PTHREAD_MUTEX_INITIALIZER};
 
 /* ---- on the command thread */
@@ -110,10 +122,11 @@ static void run_start(struct r2_cmd *cmd)
 
     if (rc == 0)
         rc = read_ports(hca);
+    hca->guid = r2_hca_guid(hca->dev);
     pthread_mutex_lock(&start.lock);
     late = start.over;
     hca->answer = rc;
-    pthread_cond_signal(&start.come);
+    pthread_cond_broadcast(&start.come);
     pthread_mutex_unlock(&start.lock);
     if (!late)
         return;
@@ -122,7 +135,7 @@ static void run_start(struct r2_cmd *cmd)
     r2_hca_put(hca);
 }
 
-/* ---- on the caller's */
+/* ---- on the thread that lists them */
 
 static bool wanted(const char *name)
 {
@@ -133,6 +146,7 @@ static bool wanted(const char *name)
     return any;
 }
 
+/* Under the lock, or when the list is over. */
 static void note_left_out(const char *name)
 {
     if (start.n_left_out < START_TRIED)
@@ -141,67 +155,147 @@ static void note_left_out(const char *name)
 
 /* Firmware that is dead may let a driver say so at once, after its own time-out, or never: what
  * R2CCL_NICS says of the device means the same in each. */
-static void cannot_open(const char *name, int rc)
+static void say_not_opened(const char *name, int rc)
 {
-    note_left_out(name);
     R2_WARN("RDMA device %s cannot be opened (%s)", name, strerror(-rc));
 }
 
-/* With one reference more, the caller's. NULL: it was told why. */
-static struct r2_hca *begin(struct ibv_device *dev)
+/* Those that are open, or may still be. Under the lock. */
+static int hopeful(void)
 {
-    const char *name = r2_ibv.get_device_name(dev);
-    struct r2_hca *hca = r2_hca_new(-1, name);
-    int rc, n;
+    int n = 0;
 
-    if (!hca) {
-        cannot_open(name, -ENOMEM);
-        return NULL;
+    for (int i = 0; i < start.n_hcas; i++)
+        n += start.hcas[i]->answer == 0 || start.hcas[i]->answer == NO_ANSWER;
+    return n;
+}
+
+static bool some_missing(void)
+{
+    bool missing = !start.listed;
+
+    for (int i = 0; i < start.n_hcas; i++)
+        missing |= start.hcas[i]->answer == NO_ANSWER;
+    return missing;
+}
+
+/* Waits until there is room for one more. False: there will be none. Under the lock. */
+static bool room(void)
+{
+    bool all_good = false;
+
+    while (!start.over && !all_good && hopeful() >= R2_MAX_HCAS) {
+        all_good = true;
+        for (int i = 0; i < start.n_hcas; i++)
+            all_good &= start.hcas[i]->answer != NO_ANSWER;
+        if (!all_good)
+            pthread_cond_wait(&start.come, &start.lock);
     }
+    return !start.over && !all_good && start.n_hcas < START_TRIED;
+}
+
+/* Its thread runs; it was not given anything to do yet. NULL: `rc` says why. */
+static struct r2_hca *new_one(struct ibv_device *dev, int *rc)
+{
+    struct r2_hca *hca = r2_hca_new(-1, r2_ibv.get_device_name(dev));
+    int n;
+
+    *rc = -ENOMEM;
+    if (!hca)
+        return NULL;
     hca->list = r2_ibv.get_device_list(&n); /* keeps `dev` */
     hca->dev = dev;
     hca->answer = NO_ANSWER;
     hca->open.run = run_start;
-    atomic_fetch_add(&hca->refs, 1);
-    rc = r2_hca_listed(hca->list, dev) ? r2_cmd_start(hca) : -ENODEV;
-    if (rc) {
-        cannot_open(name, rc);
-        for (int i = 0; i < 3; i++) /* the slot's, the thread's, ours */
-            r2_hca_put(hca);
-        return NULL;
-    }
-    r2_cmd_post(hca, &hca->open);
-    return hca;
+    *rc = r2_hca_listed(hca->list, dev) ? r2_cmd_start(hca) : -ENODEV;
+    if (*rc == 0)
+        return hca;
+    r2_hca_put(hca); /* the slot's, the thread's */
+    r2_hca_put(hca);
+    return NULL;
 }
 
-static bool some_missing(struct r2_hca *const *hcas, int n)
+/* False: no more. */
+static bool begin(struct ibv_device *dev)
 {
-    bool missing = false;
+    int rc = 0;
+    struct r2_hca *hca = NULL;
+    bool more;
 
-    for (int i = 0; i < n; i++)
-        missing |= hcas[i]->answer == NO_ANSWER;
-    return missing;
+    pthread_mutex_lock(&start.lock);
+    more = room();
+    pthread_mutex_unlock(&start.lock);
+    if (more)
+        hca = new_one(dev, &rc);
+    pthread_mutex_lock(&start.lock);
+    more &= !start.over;
+    if (more && hca) {
+        atomic_fetch_add(&hca->refs, 1);
+        start.hcas[start.n_hcas++] = hca;
+    } else if (more) {
+        note_left_out(r2_ibv.get_device_name(dev));
+    }
+    pthread_mutex_unlock(&start.lock);
+    if (more && hca) {
+        r2_cmd_post(hca, &hca->open);
+    } else if (hca) {
+        r2_hca_unuse(hca); /* its thread ends */
+        r2_hca_put(hca);
+    } else if (more) {
+        say_not_opened(r2_ibv.get_device_name(dev), rc);
+    }
+    return more;
 }
+
+static void *list_main(void *arg)
+{
+    int n = 0;
+    struct ibv_device **devs;
+    bool more = true, late;
+
+    (void)arg;
+    pthread_setname_np(pthread_self(), "r2ccl-list");
+    devs = r2_ibv.get_device_list(&n);
+    for (int i = 0; devs && i < n && more; i++) {
+        if (wanted(r2_ibv.get_device_name(devs[i])))
+            more = begin(devs[i]);
+    }
+    if (devs)
+        r2_ibv.free_device_list(devs);
+    pthread_mutex_lock(&start.lock);
+    late = start.over;
+    if (!late)
+        start.listed = true;
+    pthread_cond_broadcast(&start.come);
+    pthread_mutex_unlock(&start.lock);
+    if (late)
+        R2_WARN("the list of RDMA devices has come, too late for this process, which goes on "
+                "without those that were missing; a process that starts now uses them");
+    return NULL;
+}
+
+/* ---- on the caller's */
 
 /* What each has answered by the end of the time. */
-static void wait_for(struct r2_hca *const *hcas, int n, int *answers)
+static void wait_for(int *answers)
 {
     int steps = 0;
 
     pthread_mutex_lock(&start.lock);
-    while (steps < START_STEPS && some_missing(hcas, n)) {
+    while (steps < START_STEPS && some_missing()) {
         uint64_t until = r2_now_ns() + START_STEP_NS;
         struct timespec ts = {.tv_sec = (time_t)(until / 1000000000u),
                               .tv_nsec = (long)(until % 1000000000u)};
         int rc = 0;
 
-        while (rc == 0 && some_missing(hcas, n))
+        while (rc == 0 && some_missing())
             rc = pthread_cond_timedwait(&start.come, &start.lock, &ts);
         steps++;
     }
     start.over = true;
-    for (int i = 0; i < n; i++)
-        answers[i] = hcas[i]->answer;
+    for (int i = 0; i < start.n_hcas; i++)
+        answers[i] = start.hcas[i]->answer;
+    pthread_cond_broadcast(&start.come);
     pthread_mutex_unlock(&start.lock);
 }
 
@@ -230,23 +324,23 @@ static void take_in(struct r2_hca *hca)
 
     hca->slot = r2_verbs.n_slots++;
     memcpy(s->name, hca->name, sizeof(s->name));
-    s->guid = r2_hca_guid(hca->dev);
+    s->guid = hca->guid;
     s->now = hca;
 }
 
-static void take_answers(struct r2_hca *const *hcas, int n, const int *answers)
+static void take_answers(const int *answers)
 {
-    for (int i = 0; i < n; i++) {
-        struct r2_hca *hca = hcas[i];
+    for (int i = 0; i < start.n_hcas; i++) {
+        struct r2_hca *hca = start.hcas[i];
 
         if (answers[i] == NO_ANSWER) {
             leave_out(hca);
-        } else if (answers[i] == 0 && r2_verbs.n_slots < R2_MAX_HCAS) {
+        } else if (answers[i] == 0) {
             say_ports(hca);
             take_in(hca);
         } else {
-            if (answers[i])
-                cannot_open(hca->name, answers[i]);
+            note_left_out(hca->name);
+            say_not_opened(hca->name, answers[i]);
             r2_hca_unuse(hca); /* its thread closes it */
             r2_hca_put(hca);
         }
@@ -257,29 +351,31 @@ static void take_answers(struct r2_hca *const *hcas, int n, const int *answers)
 /* Opens all that the user wants. Returns how many there are. Once per process. */
 static int open_devices(void)
 {
-    struct ibv_device **devs;
-    struct r2_hca *hcas[START_TRIED];
-    int answers[START_TRIED], n = 0, opened = 0;
+    int answers[START_TRIED], rc;
 
     r2_cond_init(&start.come);
-    devs = r2_ibv.get_device_list(&n);
-    for (int i = 0; devs && i < n && opened < START_TRIED; i++) {
-        if (wanted(r2_ibv.get_device_name(devs[i])))
-            hcas[opened] = begin(devs[i]);
-        else
-            continue;
-        opened += hcas[opened] != NULL;
+    rc = r2_thread_start(list_main, NULL);
+    if (rc) {
+        R2_WARN("RDMA devices cannot be looked for: no thread (%s)", strerror(rc));
+        return 0;
     }
-    if (devs)
-        r2_ibv.free_device_list(devs);
-    wait_for(hcas, opened, answers);
-    take_answers(hcas, opened, answers);
+    wait_for(answers);
+    start.cut_short = !start.listed;
+    if (start.cut_short)
+        R2_WARN(
+            "the list of RDMA devices has not come for %d s: a driver or its firmware may be "
+            "dead, and hold up the kernel. Devices that are missing are left out, the job goes "
+            "on over other NICs, or sockets where none is left. `ibv_devices` shows whether the "
+            "list comes; R2CCL_RDMA=0 saves the %d s",
+            START_STEPS, START_STEPS);
+    take_answers(answers);
     return r2_verbs.n_slots;
 }
 
+/* Where the list has not come to its end, a device that is not in it may be there. */
 bool r2_verbs_left_out(const char *device)
 {
-    bool found = false;
+    bool found = start.cut_short;
 
     for (int i = 0; i < start.n_left_out; i++)
         found |= strcmp(start.left_out[i], device) == 0;
