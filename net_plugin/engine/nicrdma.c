@@ -49,18 +49,18 @@ int r2_nic_add_ports(int n)
     const char *missing = n > 0 ? named_in_vain(found, m) : NULL;
 
     if (missing) {
-        R2_WARN(
-            "no NICs: R2CCL_NICS: %s is no InfiniBand port of this node that is active, allowed "
-            "by NCCL_IB_HCA and not behind an interface of the list (`ibstat` shows ports; a "
-            "port with an interface is named by that)",
-            missing);
+        R2_WARN("no NICs: R2CCL_NICS: %s is no InfiniBand port of this node that is allowed by "
+                "NCCL_IB_HCA and not behind an interface of the list (`ibstat` shows ports; a port "
+                "with an interface is named by that)",
+                missing);
         return 0;
     }
     for (int i = 0; i < m; i++) {
         r2_eng.nics[n + i] = found[i];
         r2_nics_append(r2_eng.nics, n + i, seed[i]);
-        r2_eng.nic_state[n + i].link_up = true;
-        atomic_init(&r2_eng.nic_state[n + i].usable, true);
+        atomic_store(&port_down[n + i], !found[i].link_up);
+        r2_eng.nic_state[n + i].link_up = found[i].link_up;
+        atomic_init(&r2_eng.nic_state[n + i].usable, found[i].link_up);
     }
     return n + m;
 }

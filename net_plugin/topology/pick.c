@@ -260,23 +260,43 @@ void r2_nics_append(struct r2_nic *nics, int n, uint64_t seed)
     r2_pick_guid(nics, n, seed);
 }
 
+/* The first item that is about that port; NULL: none. `*others`: some item names another NIC, or
+ * the list is wrong. */
+static const struct r2_pick_item *r2_pick_port(const struct r2_settings *settings,
+                                               const char *device, int port,
+                                               struct r2_pick_item items[R2_PICK_ITEMS],
+                                               bool *others)
+{
+    char name[R2_NIC_NAME], err[8];
+    int n = r2_pick_parse(settings->nics, items, R2_PICK_ITEMS, err, sizeof(err));
+
+    *others = n < 0;
+    snprintf(name, sizeof(name), "%.50s:%d", device, port);
+    for (int i = 0; i < n; i++) {
+        if (items[i].kind == R2_PICK_PORT && strcmp(items[i].text, name) == 0) {
+            return &items[i];
+        }
+        *others |= !items[i].exclude;
+    }
+    return NULL;
+}
+
 bool r2_nics_wants_port(const struct r2_settings *settings, const char *device, int port)
 {
     struct r2_pick_item items[R2_PICK_ITEMS];
-    char name[R2_NIC_NAME], err[8];
-    int n = r2_pick_parse(settings->nics, items, R2_PICK_ITEMS, err, sizeof(err));
-    bool chosen = true;
+    bool others;
+    const struct r2_pick_item *item = r2_pick_port(settings, device, port, items, &others);
 
-    snprintf(name, sizeof(name), "%.50s:%d", device, port);
-    for (int i = 0; i < n; i++) {
-        bool same = items[i].kind == R2_PICK_PORT && strcmp(items[i].text, name) == 0;
+    return item ? !item->exclude : !others;
+}
 
-        if (same) {
-            return !items[i].exclude;
-        }
-        chosen &= items[i].exclude;
-    }
-    return n >= 0 && chosen;
+bool r2_nics_names_port(const struct r2_settings *settings, const char *device, int port)
+{
+    struct r2_pick_item items[R2_PICK_ITEMS];
+    bool others;
+    const struct r2_pick_item *item = r2_pick_port(settings, device, port, items, &others);
+
+    return item && !item->exclude;
 }
 
 int r2_nic_report_speed(const struct r2_nic *nic)

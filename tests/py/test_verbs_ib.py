@@ -54,6 +54,28 @@ def test_ports_are_nics(build: Build) -> None:
         assert word in shown, shown
 
 
+def test_port_that_comes_up_later(build: Build) -> None:
+    """A port that is named and has no link when the processes start is a NIC that is down: the
+    other one carries, and it joins in when its link comes."""
+    with running_pair(
+        build.path, *BULK, nics=PORTS, **ib(build, R2_FAKEVERBS_HANG="fvib down2")
+    ) as pair:
+        over(pair, "verbs", 1)
+        pair.moving()
+        for side in (pair.tx, pair.rx):
+            assert {n.name: n.link for n in side.snapshot().nics}["fvib:2"] == "down", str(pair)
+        assert pairs_up(pair.tx.snapshot()) == {("fvib:1", "fvib:1")}, str(pair)
+        for side in (pair.tx, pair.rx):
+            command(side.pid, "port fvib 2 up")
+        until(
+            f"it joins in: {pair}",
+            lambda: ("fvib:2", "fvib:2") in pairs_up(pair.tx.snapshot()),
+            20.0,
+        )
+        pair.moving()
+        pair.finish()
+
+
 @pytest.mark.parametrize("side", ["tx", "rx"])
 def test_events_belong_to_a_port(build: Build, side: str) -> None:
     """One port of the device goes down and comes back: its NIC fails before the device has answered

@@ -41,7 +41,9 @@ static void place(const char *device, struct r2_nic *nic)
 static void describe(const struct r2_hca *hca, int port, const struct ibv_port_attr *attr,
                      struct r2_nic *nic)
 {
-    unsigned gbps = r2_port_rate_gbps(attr->active_width, attr->active_speed);
+    bool up = attr->state == IBV_PORT_ACTIVE;
+    /* What a port without a link says of its rate is not what it will have. */
+    unsigned gbps = up ? r2_port_rate_gbps(attr->active_width, attr->active_speed) : 0;
 
     memset(nic, 0, sizeof(*nic));
     snprintf(nic->name, sizeof(nic->name), "%.48s:%d", hca->name, port);
@@ -49,17 +51,28 @@ static void describe(const struct r2_hca *hca, int port, const struct ibv_port_a
     nic->rdma_port = port;
     nic->bare = true;
     nic->ifindex = -1;
-    nic->link_up = true;
+    nic->link_up = up;
     nic->speed_known = gbps > 0;
     nic->speed_mbps = (int)gbps * 1000;
     nic->mtu = 128 << (attr->active_mtu ? attr->active_mtu : IBV_MTU_1024);
     place(hca->name, nic);
 }
 
-/* As NCCL does, only ports that are active count: a card may have one that nobody uses. */
-int r2_verbs_ports(const struct r2_nic *nics, int n, struct r2_nic *out, uint64_t *seed, int max)
+/* The port is taken, if no NIC has it: as NCCL does, only one that is active, as a card may have
+ * one that nobody uses; but also one that the user names, which may have its link later. */
+static bool counts(const struct r2_hca *hca, int port)
 {
     const struct r2_settings *set = r2_settings_get();
+    const struct r2_port_view *view = &hca->ports[port];
+
+    return view->there && view->attr.link_layer == IBV_LINK_LAYER_INFINIBAND &&
+           r2_hca_match(set->nccl_ib_hca, hca->name, port) &&
+           r2_nics_wants_port(set, hca->name, port) &&
+           (view->attr.state == IBV_PORT_ACTIVE || r2_nics_names_port(set, hca->name, port));
+}
+
+int r2_verbs_ports(const struct r2_nic *nics, int n, struct r2_nic *out, uint64_t *seed, int max)
+{
     int found = 0;
 
     if (r2_verbs_library())
@@ -70,10 +83,7 @@ int r2_verbs_ports(const struct r2_nic *nics, int n, struct r2_nic *out, uint64_
         for (int port = 1; port <= hca->n_ports && found < max; port++) {
             const struct r2_port_view *view = &hca->ports[port];
 
-            if (!view->there || view->attr.link_layer != IBV_LINK_LAYER_INFINIBAND ||
-                view->attr.state != IBV_PORT_ACTIVE ||
-                !r2_hca_match(set->nccl_ib_hca, hca->name, port) ||
-                !r2_nics_wants_port(set, hca->name, port) || taken(nics, n, h, port))
+            if (!counts(hca, port) || taken(nics, n, h, port))
                 continue;
             describe(hca, port, &view->attr, &out[found]);
             out[found].port_guid = view->guid;
