@@ -95,6 +95,9 @@ class Job:
         self.guest.send(f"kill {self.id}")
 
 
+KILLED = 137  # exit code of a command that did not end in time
+
+
 class Guest:
     def __init__(
         self,
@@ -241,11 +244,26 @@ class Guest:
 
     def check(self, command: str, seconds: float = 30) -> str:
         """Runs a command that must succeed."""
-        done = self.run(command, seconds)
+        try:
+            done = self.run(command, seconds)
+        except GuestError as late:
+            raise GuestError(f"{late}\n{self.blocked()}") from late
         if done.code != 0:
             what = command if len(command) < 200 else f"{command[:200]}..."
-            raise GuestError(f"{self.name}: {what}: exit code {done.code}: {done.out.strip()}")
+            late_too = f"\n{self.blocked()}" if done.code == KILLED else ""
+            raise GuestError(
+                f"{self.name}: {what}: exit code {done.code}: {done.out.strip()}{late_too}"
+            )
         return done.out
+
+    def blocked(self) -> str:
+        """What the guest's kernel says of tasks that wait and of what its CPUs do; said where a
+        command did not come back, which may wait for a lock of the kernel."""
+        ask = "for c in w l; do echo $c > /proc/sysrq-trigger; sleep 1; done"
+        try:
+            return self.run(f"dmesg -c > /dev/null; {ask}; dmesg", 20).out
+        except GuestError as silent:
+            return f"nor does the guest say what is blocked: {silent}"
 
     def set_link(self, nic: int, up: bool) -> None:
         """Plugs the cable of a NIC in or out; the guest's kernel sees its carrier change."""
