@@ -138,6 +138,50 @@ API ncclResult_t ncclCommSplit(ncclComm_t comm, int color, int key, ncclComm_t *
     return start_init(&init);
 }
 
+/* Old ranks of those who stay, in init->stay. */
+static ncclResult_t list_stays(struct hn_init *init, const int *excluded, int nexcluded)
+{
+    const struct ncclComm *parent = init->parent;
+    init->stay = calloc((size_t)parent->nranks, sizeof(*init->stay));
+    if (!init->stay)
+        return hn_util_fail(ncclSystemError, "out of memory");
+    for (int r = 0; r < parent->nranks; r++) {
+        bool out = false;
+        for (int i = 0; i < nexcluded; i++)
+            out |= excluded[i] == r;
+        if (out && r == parent->rank)
+            return hn_util_fail(ncclInvalidArgument, "rank %d is excluded and calls", r);
+        if (!out)
+            init->stay[init->stays++] = r;
+    }
+    if (init->stays + nexcluded != parent->nranks)
+        return hn_util_fail(ncclInvalidArgument, "excluded ranks come twice or do not exist");
+    return ncclSuccess;
+}
+
+/* Only what NCCL does without NCCL_SHRINK_ABORT: the parent's operations go on. */
+API ncclResult_t ncclCommShrink(ncclComm_t comm, int *excluded, int nexcluded, ncclComm_t *newcomm,
+                                ncclConfig_t *config, int flags)
+{
+    if (!excluded || nexcluded < 1 || flags != NCCL_SHRINK_DEFAULT)
+        return hn_util_fail(ncclInvalidArgument, "%d ranks excluded, flags %d", nexcluded, flags);
+    ncclResult_t result = hn_comm_enter(comm);
+    if (result != ncclSuccess)
+        return result;
+    result = hn_comm_check(comm);
+    struct hn_init init = {.out = newcomm, .parent = comm};
+    if (result == ncclSuccess)
+        result = list_stays(&init, excluded, nexcluded);
+    if (result == ncclSuccess)
+        result = hn_init_prepare(&init, comm->nranks, comm->rank, comm->device, config);
+    if (result != ncclSuccess) {
+        free(init.stay);
+        hn_comm_leave(comm);
+        return result;
+    }
+    return start_init(&init);
+}
+
 API ncclResult_t ncclCommFinalize(ncclComm_t comm)
 {
     ncclResult_t result = hn_comm_enter(comm);

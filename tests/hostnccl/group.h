@@ -22,8 +22,10 @@ struct hn_init { /* one communicator to be made */
     struct ncclComm *comm;
     ncclComm_t *out;
     ncclUniqueId id;
-    struct ncclComm *parent; /* a split, else NULL */
+    struct ncclComm *parent; /* a split or shrink, else NULL */
     int color, key;
+    int *stay; /* shrink: old ranks of the new ones; ours until it is made. Else NULL */
+    int stays;
     ncclResult_t result;
 };
 

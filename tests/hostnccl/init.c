@@ -141,10 +141,47 @@ static ncclResult_t make_split(struct hn_init *init)
     return result;
 }
 
+/* Without those who do not stay, who may be gone: every pair of the others speaks for itself. */
+static ncclResult_t make_shrink(struct hn_init *init)
+{
+    struct ncclComm *comm = init->comm, *parent = init->parent;
+    const int *stay = init->stay;
+    struct hn_boot *boot = NULL;
+    struct hn_addr *addrs = calloc((size_t)init->stays, sizeof(*addrs));
+    uint64_t parts[3] = {parent->id, ++parent->splits,
+                         hn_util_hash(stay, (size_t)init->stays * sizeof(*stay), 5)};
+    comm->id = hn_util_hash(parts, sizeof(parts), 6);
+    comm->nranks = init->stays;
+    for (comm->rank = 0; stay[comm->rank] != parent->rank;)
+        comm->rank++;
+    ncclResult_t result = addrs ? ncclSuccess : ncclSystemError;
+    if (result == ncclSuccess)
+        result = hn_boot_open(comm->id, &comm->stop, &boot, &addrs[comm->rank]);
+    for (int r = 0; r < comm->nranks && result == ncclSuccess; r++)
+        if (r != comm->rank)
+            result =
+                hn_boot_send(parent->boot, stay[r], comm->id, &addrs[comm->rank], sizeof(*addrs));
+    for (int r = 0; r < comm->nranks && result == ncclSuccess; r++)
+        if (r != comm->rank)
+            result = hn_boot_recv(parent->boot, stay[r], comm->id, &addrs[r], sizeof(*addrs));
+    if (result == ncclSuccess)
+        result = hn_boot_meet(boot, comm->rank, comm->nranks, addrs);
+    if (result == ncclSuccess) {
+        result = hn_comm_create(comm, boot, comm->config.splitShare == 1 ? parent->net : NULL);
+        boot = NULL; /* the communicator's, whatever the result */
+    }
+    hn_boot_free(boot);
+    free(addrs);
+    free(init->stay);
+    return result;
+}
+
 void hn_init_run(struct hn_init *init)
 {
     struct ncclComm *comm = init->comm;
-    init->result = init->parent ? make_split(init) : make_from_id(init);
+    init->result = init->stay     ? make_shrink(init)
+                   : init->parent ? make_split(init)
+                                  : make_from_id(init);
     if (init->parent)
         hn_comm_leave(init->parent);
     bool absent = init->parent && init->color == NCCL_SPLIT_NOCOLOR;
