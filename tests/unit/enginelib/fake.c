@@ -7,16 +7,9 @@
 #include <string.h>
 #include <unistd.h>
 
-#define POLICIES 4096
-
 static const struct r2_transport_events *ev;
 pthread_mutex_t fake_all_lock = PTHREAD_MUTEX_INITIALIZER;
 struct r2_ep *fake_all;
-static struct {
-    uint8_t process[16];
-    int rc;
-} policies[POLICIES];
-static int n_policies;
 unsigned fake_unregistered;
 _Atomic uint8_t fake_offers;
 atomic_uint fake_plain;
@@ -97,39 +90,11 @@ static unsigned op_sockets(void)
     return 0;
 }
 
-static int policy_locked(const uint8_t process[16])
-{
-    for (int i = 0; i < n_policies; i++) {
-        if (memcmp(policies[i].process, process, 16) == 0)
-            return policies[i].rc;
-    }
-    return 0;
-}
-
-void fake_policy(const uint8_t process[16], int rc)
-{
-    int i;
-
-    pthread_mutex_lock(&fake_all_lock);
-    for (i = 0; i < n_policies && memcmp(policies[i].process, process, 16) != 0; i++) {
-    }
-    if (i == n_policies && n_policies < POLICIES)
-        n_policies++;
-    if (i < n_policies) {
-        memcpy(policies[i].process, process, 16);
-        policies[i].rc = rc;
-    }
-    pthread_mutex_unlock(&fake_all_lock);
-}
-
 static int op_connect(const struct r2_ep_params *params, struct r2_ep **out)
 {
+    int rc = fake_policy_of(params->remote_process);
     struct r2_ep *ep;
-    int rc;
 
-    pthread_mutex_lock(&fake_all_lock);
-    rc = policy_locked(params->remote_process);
-    pthread_mutex_unlock(&fake_all_lock);
     if (!rc && (atomic_load(&fake_unreachable) >> params->transport & 1))
         rc = -EHOSTUNREACH;
     if (rc) { /* as an endpoint that is let go of at once, but the caller holds its owner's lock */

@@ -77,6 +77,7 @@ static inline uint32_t fake_key(int nic)
 
 /* What connect() answers for this process from now on: 0 endpoints, or -errno. */
 void fake_policy(const uint8_t process[16], int rc);
+int fake_policy_of(const uint8_t process[16]); /* 0: none */
 /* The newest endpoint to that process for the pair of NICs with a generation above `gen`, waited
  * for 3 s; NULL. -1 for any NIC. The list keeps the reference. */
 struct r2_ep *fake_find(const uint8_t process[16], int lnic, int rnic, uint32_t gen);
