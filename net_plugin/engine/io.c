@@ -43,6 +43,7 @@ struct r2_io {
     atomic_bool sleeping;
     atomic_bool pending;
     atomic_bool busy; /* runs something; a hint, of no order with anything */
+    atomic_bool away; /* r2_io_away; likewise */
     /* Held by whoever runs callbacks, the thread or one that stands in for it: from collecting
      * events to the end of the tasks. */
     pthread_mutex_t turn;
@@ -92,7 +93,14 @@ struct r2_io *r2_io_pick(void)
 
 bool r2_io_awake(struct r2_io *io)
 {
-    return !atomic_load_explicit(&io->sleeping, memory_order_relaxed);
+    return !atomic_load_explicit(&io->sleeping, memory_order_relaxed) &&
+           !atomic_load_explicit(&io->away, memory_order_relaxed);
+}
+
+void r2_io_away(bool away)
+{
+    if (self_io)
+        atomic_store_explicit(&self_io->away, away, memory_order_relaxed);
 }
 
 bool r2_io_polls(struct r2_io *io)

@@ -240,8 +240,10 @@ static void watch_ready(struct r2_io_fd *f, uint32_t events)
     (void)events;
     if (r2_linkwatch_read(r2_eng.watch, on_link, NULL) <= 0)
         return;
+    r2_io_away(true);
     for (int i = 0; i < r2_eng.n_nics; i++)
         look_for_place(i);
+    r2_io_away(false);
 }
 
 /* A port without an interface is asked by its transport (nicrdma.c). */
@@ -276,9 +278,11 @@ bool r2_nicstate_carrier(int nic)
 
 void r2_niclink_look(int nic)
 {
+    r2_io_away(true);
     if (!look_at_link(nic))
         lost(nic, "its interface is gone");
     look_for_place(nic);
+    r2_io_away(false);
 }
 
 void r2_niclink_start(void)

@@ -11,7 +11,6 @@
 #include "util/thread.h"
 
 #define STEP_NS UINT64_C(1000000000)
-#define SHORT_NS (STEP_NS / 10)
 #define THREADS 8
 
 /* The last of the threads frees it; the lock guards all but what is constant. */
@@ -96,8 +95,8 @@ static void wait_for(struct asked *a, atomic_int *steps)
     bool all = false;
     int threads = 1;
 
-    if (atomic_load(steps) <= 0)
-        all = step(a, SHORT_NS);
+    if (atomic_load(steps) <= 0) /* others have used it up: these are asked all the same */
+        all = step(a, STEP_NS);
     while (!all && a->refs > 1 && atomic_load(steps) > 0) {
         all = step(a, STEP_NS);
         if (all)

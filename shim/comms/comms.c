@@ -324,8 +324,7 @@ static const char *name_of(int error)
                                                                          : "an error";
 }
 
-/* From now on the application can know. */
-static void journal_failed(const struct r2_comm *comm, const char *cause)
+void r2_comms_journal_failed(const struct r2_comm *comm, const char *cause)
 {
     char line[112];
 
@@ -349,7 +348,7 @@ void r2_comms_async(struct r2_comm *comm, r2_nccl_comm handle, int error)
         r2_call_unnest();
         if (comm->follow)
             r2_follow_tell(comm->follow, error);
-        journal_failed(comm, name_of(error));
+        r2_comms_journal_failed(comm, name_of(error));
     }
 }
 
@@ -362,7 +361,7 @@ void r2_comms_told(struct r2_comm *comm, int rank, int error)
             "ncclCommGetAsyncError says ncclRemoteError",
             (unsigned long long)comm->id, rank, name_of(error));
     r2_comms_state(comm, R2_SEG_COMM_FAILED, cause);
-    journal_failed(comm, cause);
+    r2_comms_journal_failed(comm, cause);
     /* Relaxed: it is all there is to see. */
     atomic_store_explicit(&comm->told, R2_NCCL_REMOTE, memory_order_relaxed);
 }

@@ -36,6 +36,8 @@ void r2_comms_handed(struct r2_comm *comm, uint64_t collectives, uint64_t p2p);
 
 /* NCCL has failed with `error` at another rank: this one waits for it in vain. Not held. */
 void r2_comms_told(struct r2_comm *comm, int rank, int error);
+/* A line in the journal: the communicator has failed, and the application can hear of it. */
+void r2_comms_journal_failed(const struct r2_comm *comm, const char *cause);
 
 /* row.c. Finds the process's control segment if the plugin has made it by now, and a free row in
  * it; otherwise the entry stays unseen. Cheap when it was tried a moment ago. The caller holds the

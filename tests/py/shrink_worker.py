@@ -37,6 +37,16 @@ def operate(nccl: Nccl, comm: ctypes.c_void_p, ranks: int, end: Path) -> None:
             time.sleep(PAUSE)
 
 
+def last_sum(folder: Path) -> None:
+    """Until the others have had the last operation: an abort ends what this rank still sends."""
+    ends = f"{RANKS} {folder.joinpath('shrink').read_text().strip()} "
+    until = time.monotonic() + 60
+    while not all(ends in (folder / str(rank)).read_text() for rank in range(RANKS - 1)):
+        if time.monotonic() > until:
+            raise TimeoutError(f"not all ranks have had operation {ends}")
+        time.sleep(PAUSE)
+
+
 def main() -> None:
     folder, nccl = Path(sys.argv[1]), Nccl(None)
     world, fewer = nccl.init(folder / "id"), ctypes.c_void_p()
@@ -48,6 +58,7 @@ def main() -> None:
         operate(nccl, fewer, RANKS - 1, folder / "stop")
         nccl.check("ncclCommDestroy", fewer)
     else:
+        last_sum(folder)
         nccl.check("ncclCommAbort", world)
 
 

@@ -177,6 +177,7 @@ static void leave_over(struct r2_mr_keys *k, int at)
     struct r2_reg *reg = k->reg[at];
 
     k->reg[at] = NULL;
+    atomic_store(&k->has[at], false);
     if (reg)
         r2_cmd_give(reg->hca, &reg->cmd, run_left_over);
 }
