@@ -5,7 +5,15 @@
 
 #include "verbs_bed.h"
 
-#if defined(R2_HAVE_VERBS) && !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+#define SANITIZED 1
+#elif defined(__has_feature) /* clang */
+#if __has_feature(address_sanitizer) || __has_feature(thread_sanitizer)
+#define SANITIZED 1
+#endif
+#endif
+
+#if defined(R2_HAVE_VERBS) && !defined(SANITIZED)
 
 #include "transport/verbs/verbs.h"
 
