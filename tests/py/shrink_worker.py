@@ -40,7 +40,7 @@ def operate(nccl: Nccl, comm: ctypes.c_void_p, ranks: int, end: Path) -> None:
 def last_sum(folder: Path) -> None:
     """Until the others have had the last operation: an abort ends what this rank still sends."""
     ends = f"{RANKS} {folder.joinpath('shrink').read_text().strip()} "
-    until = time.monotonic() + 60
+    until = time.monotonic() + 240
     while not all(ends in (folder / str(rank)).read_text() for rank in range(RANKS - 1)):
         if time.monotonic() > until:
             raise TimeoutError(f"not all ranks have had operation {ends}")
