@@ -324,13 +324,29 @@ static const char *name_of(int error)
                                                                          : "an error";
 }
 
-void r2_comms_journal_failed(const struct r2_comm *comm, const char *cause)
+/* Right before the application hears of it, on whichever thread it asks first. */
+static void journal_failed(struct r2_comm *comm, const char *cause)
 {
     char line[112];
 
+    /* Relaxed: one of them writes, and nothing else hangs on it. */
+    if (atomic_exchange_explicit(&comm->journaled, true, memory_order_relaxed))
+        return;
     snprintf(line, sizeof(line), "communicator %016llx has failed: %s",
              (unsigned long long)comm->id, cause);
     r2_watch_journal_failed(line);
+}
+
+/* Of several threads that find it at once one tells the other ranks, which may take 200 ms; the
+ * rest do not wait for it. */
+static void failed(struct r2_comm *comm, int error, const char *cause, const char *line)
+{
+    if (atomic_exchange(&comm->state, R2_SEG_COMM_FAILED) != R2_SEG_COMM_FAILED) {
+        r2_comm_row_state(comm, R2_SEG_COMM_FAILED, cause);
+        if (comm->follow)
+            r2_follow_tell(comm->follow, error);
+    }
+    journal_failed(comm, line);
 }
 
 void r2_comms_async(struct r2_comm *comm, r2_nccl_comm handle, int error)
@@ -339,17 +355,25 @@ void r2_comms_async(struct r2_comm *comm, r2_nccl_comm handle, int error)
     if (atomic_load(&comm->state) == R2_SEG_COMM_INIT && error == R2_NCCL_OK) {
         r2_comms_state(comm, R2_SEG_COMM_READY, NULL);
         ask(comm, -1, 0);
-    } else if (error != R2_NCCL_OK && error != R2_NCCL_IN_PROGRESS &&
-               atomic_load(&comm->state) != R2_SEG_COMM_FAILED) {
+    } else if (error != R2_NCCL_OK && error != R2_NCCL_IN_PROGRESS) {
         const char *(*text)(int) = comm->real->fn[R2_API_ncclGetErrorString];
+        const char *cause = "asynchronous error";
 
         r2_call_nest();
-        r2_comms_state(comm, R2_SEG_COMM_FAILED, text ? text(error) : "asynchronous error");
+        if (text && atomic_load(&comm->state) != R2_SEG_COMM_FAILED)
+            cause = text(error);
         r2_call_unnest();
-        if (comm->follow)
-            r2_follow_tell(comm->follow, error);
-        r2_comms_journal_failed(comm, name_of(error));
+        failed(comm, error, cause, name_of(error));
     }
+}
+
+void r2_comms_undecided(struct r2_comm *comm)
+{
+    const char *cause = "no rank could tell what became of a plan";
+
+    failed(comm, R2_NCCL_REMOTE, cause, cause);
+    /* Relaxed: it is all there is to see. */
+    atomic_store_explicit(&comm->told, R2_NCCL_REMOTE, memory_order_relaxed);
 }
 
 void r2_comms_told(struct r2_comm *comm, int rank, int error)
@@ -361,7 +385,7 @@ void r2_comms_told(struct r2_comm *comm, int rank, int error)
             "ncclCommGetAsyncError says ncclRemoteError",
             (unsigned long long)comm->id, rank, name_of(error));
     r2_comms_state(comm, R2_SEG_COMM_FAILED, cause);
-    r2_comms_journal_failed(comm, cause);
+    journal_failed(comm, cause);
     /* Relaxed: it is all there is to see. */
     atomic_store_explicit(&comm->told, R2_NCCL_REMOTE, memory_order_relaxed);
 }

@@ -447,9 +447,7 @@ int r2_follow_before(struct r2_follow *f, enum r2_seg_collective kind, uint64_t 
             "a communicator of %d ranks has failed: a rank that knows whether the plan was "
             "changed does not answer, and none may guess",
             f->nranks);
-        r2_comms_state(f->comm, R2_SEG_COMM_FAILED, "no rank could tell what became of a plan");
-        r2_follow_tell(f, R2_NCCL_REMOTE);
-        r2_comms_journal_failed(f->comm, "no rank could tell what became of a plan");
+        r2_comms_undecided(f->comm);
         return R2_NCCL_REMOTE;
     }
     return R2_NCCL_OK;

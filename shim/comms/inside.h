@@ -14,7 +14,8 @@ struct r2_comm {
     atomic_uint_fast64_t index;
     atomic_uint_fast64_t children;
     atomic_int state;         /* enum r2_seg_comm_state */
-    atomic_int told;          /* r2_comms_told's: what the application gets to see; 0: nothing */
+    atomic_int told;          /* by the shim: what the application gets to see; 0: nothing */
+    atomic_bool journaled;    /* that it has failed */
     struct r2_follow *follow; /* plans; NULL: none. Set before it is in the table */
     atomic_bool planned;      /* a plan with entries is in force; of the thread that runs it */
     /* Where readers see it: in the control segment, else in `unseen`. */
@@ -36,8 +37,9 @@ void r2_comms_handed(struct r2_comm *comm, uint64_t collectives, uint64_t p2p);
 
 /* NCCL has failed with `error` at another rank: this one waits for it in vain. Not held. */
 void r2_comms_told(struct r2_comm *comm, int rank, int error);
-/* A line in the journal: the communicator has failed, and the application can hear of it. */
-void r2_comms_journal_failed(const struct r2_comm *comm, const char *cause);
+/* Nobody could tell this rank what became of a plan: it never runs another operation, and the
+ * application sees ncclRemoteError. Tells the other ranks, which may take 200 ms. */
+void r2_comms_undecided(struct r2_comm *comm);
 
 /* row.c. Finds the process's control segment if the plugin has made it by now, and a free row in
  * it; otherwise the entry stays unseen. Cheap when it was tried a moment ago. The caller holds the

@@ -1,17 +1,21 @@
-/* Communicators whose ranks meet (R2CCL_PLAN=shadow), over the no-op NCCL: all ranks are threads of
- * this process. Rung 3: real sockets on loopback. It cannot prove anything between hosts. */
+/* Communicators whose ranks meet (R2CCL_PLAN=shadow), over the no-op NCCL, and how they fail: all
+ * ranks are threads of this process. Rung 3: real sockets on loopback. It cannot prove anything
+ * between hosts. */
 #define _GNU_SOURCE
 #include <pthread.h>
+#include <sys/mman.h>
 
 #include "agree/internal.h"
 #include "api/call.h"
 #include "check.h"
 #include "comms/follow_inside.h"
+#include "control/impl.h"
 #include "noop_bed.h"
 #include "util/clock.h"
 
 #define R2_OWN(name, since, ret, params) ret name params;
 #define R2_COLL(name, since, kind, params, args) int name params;
+#define R2_P2P(name, since, kind, params, args) int name params;
 #include "api/nccl.def"
 
 #define RANKS 3
@@ -184,7 +188,7 @@ static void *revoke_while_waiting(void *arg)
     return NULL;
 }
 
-static void test_revoke_wakes(void)
+static void run_together(void *(*run)(void *))
 {
     struct rank ranks[RANKS];
     struct r2_nccl_id id;
@@ -193,11 +197,154 @@ static void test_revoke_wakes(void)
     CHECK_EQ(ncclGetUniqueId(&id), 0);
     for (int r = 0; r < RANKS; r++) {
         ranks[r] = (struct rank){.id = id, .rank = r};
-        CHECK_EQ(pthread_create(&ranks[r].thread, NULL, revoke_while_waiting, &ranks[r]), 0);
+        CHECK_EQ(pthread_create(&ranks[r].thread, NULL, run, &ranks[r]), 0);
     }
     for (int r = 0; r < RANKS; r++)
         CHECK_EQ(pthread_join(ranks[r].thread, NULL), 0);
     pthread_barrier_destroy(&together);
+}
+
+static void test_revoke_wakes(void)
+{
+    run_together(revoke_while_waiting);
+}
+
+/* ---- failed */
+
+static struct r2_control *control; /* NULL: no shared memory */
+
+/* Lines of the journal that say why a communicator has failed. */
+static int failures(struct r2_comm *comm, const char *why)
+{
+    const struct r2_segment *seg = r2_control_segment(control);
+    char begin[80];
+    int n = 0;
+
+    snprintf(begin, sizeof(begin), "communicator %016llx has failed: %s",
+             (unsigned long long)r2_comms_id(comm), why);
+    for (int i = 0; i < R2_SEG_MAX_EVENTS; i++) {
+        const struct r2_seg_journal_entry *e = &seg->events[i];
+        uint64_t stamp = __atomic_load_n(&e->stamp, __ATOMIC_ACQUIRE);
+
+        n += stamp && stamp % 2 == 0 && e->event == R2_EV_ERROR &&
+             strncmp(e->cause, begin, strlen(begin)) == 0;
+    }
+    return n;
+}
+
+static int async_error(r2_nccl_comm comm)
+{
+    int error = -1;
+
+    CHECK_EQ(ncclCommGetAsyncError(comm, &error), 0);
+    return error;
+}
+
+#define UNDECIDED 1 /* the rank that waits in vain */
+
+/* NCCL is not called, nothing is counted, and it is for good. */
+static void undecided_at(r2_nccl_comm comm, struct r2_comm *entry)
+{
+    uint64_t begin = r2_now_ns(), index = r2_comms_index(entry);
+    long calls = noop.calls("ncclAllReduce"), sends = noop.calls("ncclSend");
+
+    CHECK_EQ((int)(intptr_t)operate(comm), R2_NCCL_REMOTE);
+    CHECK_GE(r2_now_ns() - begin, 300 * R2_NS_PER_MS);
+    CHECK_EQ(r2_comm_row(entry)->state, R2_SEG_COMM_FAILED);
+    CHECK_EQ(async_error(comm), R2_NCCL_REMOTE);
+    CHECK_EQ((int)(intptr_t)operate(comm), R2_NCCL_REMOTE);
+    CHECK_EQ(ncclSend(NULL, 1, 7, 0, comm, NULL), R2_NCCL_REMOTE);
+    CHECK_EQ(noop.calls("ncclAllReduce"), calls);
+    CHECK_EQ(noop.calls("ncclSend"), sends);
+    CHECK_EQ(r2_comms_index(entry), index);
+}
+
+static void *wait_in_vain(void *arg)
+{
+    struct rank *me = arg;
+    struct r2_comm *entry;
+    struct r2_agree *a;
+    r2_nccl_comm comm;
+
+    CHECK_EQ(ncclCommInitRank(&comm, RANKS, me->id, me->rank), 0);
+    entry = r2_comms_hold(comm);
+    CHECK(entry && entry->follow);
+    a = entry->follow->agree;
+    meet(comm);
+    pthread_barrier_wait(&together);
+    promise(a);
+    if (me->rank == UNDECIDED)
+        a->timeout_ns = 300 * R2_NS_PER_MS; /* the others would wait for 60 s */
+    pthread_barrier_wait(&together);
+    if (me->rank == UNDECIDED)
+        undecided_at(comm, entry);
+    else
+        CHECK_EQ((int)(intptr_t)operate(comm), R2_NCCL_REMOTE); /* told */
+    CHECK_EQ(async_error(comm), R2_NCCL_REMOTE);
+    pthread_barrier_wait(&together);
+    if (control) {
+        CHECK_EQ(failures(entry, "no rank could tell"), 1);
+        CHECK_EQ(failures(entry, "ncclRemoteError at rank 1"), RANKS - 1);
+        CHECK_EQ(failures(entry, ""), RANKS);
+    }
+    pthread_barrier_wait(&together);
+    r2_comms_drop(entry);
+    CHECK_EQ(ncclCommDestroy(comm), 0);
+    return NULL;
+}
+
+static void test_undecided(void)
+{
+    run_together(wait_in_vain);
+}
+
+static void *poll_error(void *comm)
+{
+    return (void *)(intptr_t)async_error(comm);
+}
+
+static bool telling(struct r2_agree *a)
+{
+    bool any;
+
+    pthread_mutex_lock(&a->lock);
+    any = a->tellers > 0;
+    pthread_mutex_unlock(&a->lock);
+    return any;
+}
+
+/* One thread found the error and tells the others, for 200 ms, as nobody answers; another one hears
+ * of it meanwhile. By then the journal has it, and it has it once. */
+static void test_journal(void)
+{
+    struct r2_nccl_id id;
+    struct r2_comm *entry;
+    r2_nccl_comm comm;
+    pthread_t first;
+    void *result;
+
+    if (!control)
+        CHECK_SKIP("no shared memory");
+    CHECK_EQ(ncclGetUniqueId(&id), 0);
+    CHECK_EQ(ncclCommInitRank(&comm, 2, id, 1), 0);
+    entry = r2_comms_hold(comm);
+    pthread_mutex_lock(&entry->follow->agree->lock);
+    entry->follow->agree->state = R2_AGREE_READY; /* as if they had met */
+    pthread_mutex_unlock(&entry->follow->agree->lock);
+    atomic_store(&comm->error, R2_NCCL_REMOTE);
+    CHECK_EQ(pthread_create(&first, NULL, poll_error, comm), 0);
+    for (int i = 0; i < 20000 && !telling(entry->follow->agree); i++)
+        usleep(100);
+    atomic_store(&comm->error, R2_NCCL_REMOTE);
+    CHECK_EQ(async_error(comm), R2_NCCL_REMOTE);
+    CHECK_EQ(failures(entry, "ncclRemoteError"), 1);
+    CHECK_EQ(pthread_join(first, &result), 0);
+    CHECK_EQ((int)(intptr_t)result, R2_NCCL_REMOTE);
+    atomic_store(&comm->error, R2_NCCL_SYSTEM);
+    CHECK_EQ(async_error(comm), R2_NCCL_SYSTEM);
+    CHECK_EQ(failures(entry, ""), 1);
+    r2_comms_drop(entry);
+    CHECK_EQ(ncclCommAbort(comm), 0);
 }
 
 static const struct check_test tests[] = {
@@ -205,11 +352,24 @@ static const struct check_test tests[] = {
     {"generations", test_generations},
     {"missing_rank", test_missing_rank},
     {"revoke_wakes", test_revoke_wakes},
+    {"undecided", test_undecided},
+    {"journal", test_journal},
     {0},
 };
 
 int main(int argc, char **argv)
 {
+    static const struct r2_control_info info = {.rank = -1};
+    char name[R2_CONTROL_NAME];
+    int rc;
+
     noop_bed("shadow");
-    return check_main(argc, argv, tests);
+    setenv("R2CCL_SHM", "1", 1);
+    if (r2_control_open(&control, &info))
+        control = NULL;
+    snprintf(name, sizeof(name), "%s", control ? r2_control_name(control) : "");
+    rc = check_main(argc, argv, tests);
+    if (control)
+        shm_unlink(name);
+    return rc;
 }
