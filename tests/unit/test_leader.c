@@ -20,6 +20,7 @@ struct bed {
     struct r2_comm comm;
     struct r2_real real; /* an NCCL without functions: no ids, so nothing can be proposed */
     uint32_t words[RANKS];
+    uint64_t speed; /* bytes/s of a node */
 };
 
 static struct bed *bed_open(void)
@@ -32,6 +33,7 @@ static struct bed *bed_open(void)
     config.real = b->comm.real = &b->real;
     atomic_init(&b->comm.row, &b->comm.unseen);
     atomic_init(&b->comm.row_number, -1);
+    b->speed = SPEED;
     f->comm = &b->comm;
     f->nranks = RANKS;
     f->nnodes = NODES;
@@ -63,7 +65,7 @@ static void report(struct bed *b, int rank, uint32_t share)
 {
     r2_leader_reported(
         &b->f, rank,
-        &(struct r2_agree_report){.capacity = SPEED, .share = share, .flags = b->words[rank]});
+        &(struct r2_agree_report){.capacity = b->speed, .share = share, .flags = b->words[rank]});
 }
 
 /* All that is new has coalesced. */
@@ -160,10 +162,11 @@ static void all_made(struct bed *b, uint32_t epoch)
 }
 
 /* Half of node 1 is lost, and the plan for it runs. */
-static struct bed *bed_with_plan(void)
+static struct bed *bed_with_plan_at(uint64_t speed)
 {
     struct bed *b = bed_open();
 
+    b->speed = speed;
     atomic_store(&b->f.bytes, 64 << 20);
     all_whole(b);
     report(b, 2, FULL / 2);
@@ -173,6 +176,11 @@ static struct bed *bed_with_plan(void)
     decided(b, 2, R2_STEER_SWITCH);
     CHECK(b->f.policy.current != 0);
     return b;
+}
+
+static struct bed *bed_with_plan(void)
+{
+    return bed_with_plan_at(SPEED);
 }
 
 /* It puts another node to an inner place of the tree, where it is slower than the ring: stock at
@@ -250,6 +258,108 @@ static void test_loss_while_it_is_made(void)
     r2_leader_turn(&b->f, r2_now_ns() + 4 * S); /* long before the hold is over */
     pthread_mutex_unlock(&b->f.lock);
     CHECK_EQ(b->f.steer.step, R2_STEER_RELIEF);
+    bed_close(b);
+}
+
+/* ---- the way back */
+
+/* After the hold of a plan, of which the reports have said something new meanwhile. */
+static void turn_after_hold(struct bed *b)
+{
+    pthread_mutex_lock(&b->f.lock);
+    r2_leader_turn(&b->f, r2_now_ns() + 20 * S);
+    pthread_mutex_unlock(&b->f.lock);
+}
+
+static void report_node(struct bed *b, int node, uint32_t share)
+{
+    report(b, 2 * node, share);
+    report(b, 2 * node + 1, share);
+}
+
+static double gain_of_stock(struct bed *b)
+{
+    const struct r2_plan_input input = {.nnodes = NODES,
+                                        .nodes = b->f.nodes,
+                                        .nranks = RANKS,
+                                        .rank_node = b->f.rank_node,
+                                        .bytes = atomic_load(&b->f.bytes),
+                                        .min_bytes = R2_FOLLOW_ELIGIBLE,
+                                        .cost = R2_PLAN_COST_DEFAULT};
+
+    return 1 - r2_plan_ring_ns(&input) / r2_plan_tree_ns(&input, b->f.running.orders[0].nodes);
+}
+
+/* When all nodes are whole again it is NCCL's own choice again, which is what the user knows, also
+ * where the plan would be as fast or faster; and not before. */
+static void test_back_needs_no_gain(void)
+{
+    struct bed *b = bed_with_plan_at(100 * SPEED);
+    uint64_t plan = b->f.policy.current;
+
+    atomic_store(&b->f.bytes, 2 << 20); /* a tree has fewer hops, which is most of it here */
+    report_node(b, 1, FULL * 99 / 100);
+    turn_after_hold(b);
+    CHECK_EQ(b->f.policy.current, plan);
+    CHECK(!b->f.steer.stop && b->f.steer.step == R2_STEER_IDLE);
+    report_node(b, 1, FULL);
+    CHECK_MSG(gain_of_stock(b) < b->f.policy.config.min_gain, "%.3f", gain_of_stock(b));
+    turn_after_hold(b);
+    decided(b, 3, R2_STEER_BACK);
+    CHECK_EQ(b->f.policy.current, 0);
+    CHECK_EQ(b->f.lead.current.key, 0);
+    bed_close(b);
+}
+
+/* How many communicators the ranks are told to have. */
+static int listed(struct bed *b, enum r2_steer_step step)
+{
+    struct r2_plan_table *table;
+    void *bytes = NULL;
+    size_t len = 0;
+    int n;
+
+    for (int i = 0; i < b->f.lead.ncomms; i++)
+        b->f.lead.comms[i].has_id = true;
+    CHECK_EQ(r2_lead_encode(&b->f.lead, step, &bytes, &len), 0);
+    for (int i = 0; i < b->f.lead.ncomms; i++)
+        b->f.lead.comms[i].has_id = false; /* or it would be proposed */
+    CHECK_EQ(r2_plan_table_decode(&table, bytes, len, RANKS), 0);
+    n = table->ncomms;
+    r2_plan_table_free(table);
+    free(bytes);
+    return n;
+}
+
+/* R2CCL_PLAN_KEEP=1 (main): of two plans that ran, the ranks keep the newer one's communicator. */
+static void test_keeps_as_many_as_asked(void)
+{
+    struct bed *b = bed_with_plan();
+    uint64_t first = b->f.lead.comms[0].key, epoch = 3;
+
+    CHECK_EQ(b->f.lead.ncomms, 1);
+    for (int node = 1; node < 3; node++) { /* it loses half in turn: another order for each */
+        if (node == 2) {
+            report_node(b, node, FULL / 2);
+            turn_after_hold(b);
+            CHECK_EQ(listed(b, R2_STEER_MAKE), 2);
+            decided(b, epoch, R2_STEER_MAKE);
+            for (int r = 0; r < RANKS; r++) {
+                b->words[r] = (uint32_t)epoch;
+                report(b, r, r / 2 == node ? FULL / 2 : FULL);
+            }
+            turn(b);
+            epoch++;
+            CHECK_EQ(listed(b, R2_STEER_SWITCH), 2); /* the one that runs, and the last */
+            decided(b, epoch++, R2_STEER_SWITCH);
+        }
+        report_node(b, node, FULL);
+        turn_after_hold(b);
+        CHECK_EQ(listed(b, R2_STEER_BACK), 1);
+        decided(b, epoch++, R2_STEER_BACK);
+        CHECK_EQ(b->f.lead.ncomms, 1);
+        CHECK_EQ(b->f.lead.comms[0].key == first, node == 1);
+    }
     bed_close(b);
 }
 
@@ -410,6 +520,8 @@ static const struct check_test tests[] = {
     {"one_size", test_states_are_compared_at_one_size},
     {"enough_timed", test_enough_is_timed},
     {"second_loss", test_second_loss},
+    {"back_needs_no_gain", test_back_needs_no_gain},
+    {"keeps", test_keeps_as_many_as_asked},
     {"waits", test_waits_for_what_can_come},
     {"waits_while", test_waits_while_they_come},
     {"refused_relief", test_refused_relief},
@@ -424,6 +536,7 @@ int main(int argc, char **argv)
 {
     setenv("R2CCL_PLAN", "on", 1);
     setenv("R2CCL_PLAN_ORDERS", "2", 1);
+    setenv("R2CCL_PLAN_KEEP", "1", 1);
     setenv("R2CCL_SHM", "0", 1);
     return check_main(argc, argv, tests);
 }
