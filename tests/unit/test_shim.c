@@ -6,7 +6,6 @@
  * tests/py/test_shim.py does. */
 #define _GNU_SOURCE
 #include <pthread.h>
-#include <sys/mman.h>
 #include <sys/wait.h>
 
 #include "api/call.h"
@@ -298,79 +297,6 @@ static void test_nonblocking(void)
     CHECK_EQ(ncclCommDestroy(comm), 0);
 }
 
-static bool followed(r2_nccl_comm handle)
-{
-    struct r2_comm *comm = r2_comms_hold(handle);
-    bool has;
-
-    CHECK(comm != NULL);
-    has = comm->follow != NULL;
-    r2_comms_drop(comm);
-    return has;
-}
-
-/* With blocking=0 a communicator has no agreement, also where NCCL is through with making it when
- * the call returns: on another rank it may not be. */
-static void test_nonblocking_and_made_at_once(void)
-{
-    struct r2_nccl_config config = {
-        .size = sizeof(config), .magic = R2_NCCL_CONFIG_MAGIC, .blocking = 1};
-    r2_nccl_comm comms[2], child;
-    struct r2_nccl_id id;
-
-    for (int blocking = 0; blocking < 2; blocking++) {
-        config.blocking = blocking;
-        CHECK_EQ(ncclGetUniqueId(&id), 0);
-        CHECK_EQ(ncclCommInitRankConfig(&comms[blocking], 2, id, 0, &config), 0);
-        CHECK_EQ(followed(comms[blocking]), blocking);
-        CHECK_EQ(row_of(comms[blocking]).state, R2_SEG_COMM_READY);
-    }
-    config.blocking = 0;
-    CHECK_EQ(ncclCommSplit(comms[1], 1, 0, &child, &config), 0);
-    CHECK(!followed(child));
-    CHECK_EQ(ncclCommDestroy(child), 0);
-    CHECK_EQ(ncclCommSplit(comms[1], 1, 0, &child, NULL), 0); /* as its parent */
-    CHECK(followed(child));
-    CHECK_EQ(ncclCommDestroy(child), 0);
-    setenv("NCCL_COMM_BLOCKING", "0", 1);
-    CHECK_EQ(ncclCommInitRank(&child, 2, id, 1), 0);
-    unsetenv("NCCL_COMM_BLOCKING");
-    CHECK(!followed(child));
-    CHECK_EQ(ncclCommDestroy(child), 0);
-    for (int i = 0; i < 2; i++)
-        CHECK_EQ(ncclCommDestroy(comms[i]), 0);
-}
-
-/* A configuration of NCCL 2.18 ends before the newer fields: nothing behind it may be touched. */
-static void test_config_is_read_no_further_than_its_size(void)
-{
-    size_t page = (size_t)sysconf(_SC_PAGESIZE), size = offsetof(struct r2_nccl_config, name);
-    char *pages = mmap(NULL, 2 * page, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    struct r2_nccl_config whole = {.size = sizeof(whole), .magic = R2_NCCL_CONFIG_MAGIC};
-    struct r2_nccl_config *old;
-    struct r2_nccl_id id;
-    r2_nccl_comm comm;
-
-    CHECK(pages != MAP_FAILED);
-    CHECK_EQ(mprotect(pages + page, page, PROT_NONE), 0);
-    old = (struct r2_nccl_config *)(pages + page - size);
-    old->size = size;
-    old->magic = R2_NCCL_CONFIG_MAGIC;
-    old->version = 21800;
-    CHECK_EQ(ncclGetUniqueId(&id), 0);
-    CHECK_EQ(ncclCommInitRankConfig(&comm, 2, id, 0, old), 0);
-    CHECK_STR(row_of(comm).name, "");
-    CHECK_EQ(ncclCommDestroy(comm), 0);
-    whole.name = "tensor parallel";
-    CHECK_EQ(ncclCommInitRankConfig(&comm, 2, id, 0, &whole), 0);
-    CHECK_STR(row_of(comm).name, "tensor parallel");
-    CHECK_EQ(ncclCommDestroy(comm), 0);
-    CHECK_EQ(ncclCommInitRankScalable(&comm, 2, 1, 1, &id, NULL), 0);
-    CHECK_EQ(row_of(comm).rank, 1);
-    CHECK_EQ(ncclCommDestroy(comm), 0);
-    munmap(pages, 2 * page);
-}
-
 static void *hanging(void *arg)
 {
     return (void *)(intptr_t)reduce(arg);
@@ -570,8 +496,6 @@ static const struct check_test tests[] = {
     {"children", test_children},
     {"ids_are_the_same_on_all_ranks", test_ids_are_the_same_on_all_ranks},
     {"nonblocking", test_nonblocking},
-    {"nonblocking_and_made_at_once", test_nonblocking_and_made_at_once},
-    {"config_is_read_no_further_than_its_size", test_config_is_read_no_further_than_its_size},
     {"abort_from_another_thread", test_abort_from_another_thread},
     {"threads", test_threads},
     {"child_of_fork_is_inert", test_child_of_fork_is_inert},

@@ -225,8 +225,13 @@ int ncclCommInitRank(r2_nccl_comm *out, int nranks, struct r2_nccl_id id, int ra
 int ncclCommInitRankConfig(r2_nccl_comm *out, int nranks, struct r2_nccl_id id, int rank,
                            struct r2_nccl_config *config)
 {
-    (void)id, (void)config;
-    return make(R2_API_ncclCommInitRankConfig, out, nranks, rank);
+    int result = make(R2_API_ncclCommInitRankConfig, out, nranks, rank);
+
+    (void)id;
+    if (*out && config)
+        memcpy(&(*out)->config, config,
+               config->size < sizeof(*config) ? config->size : sizeof(*config));
+    return result;
 }
 
 int ncclCommInitRankScalable(r2_nccl_comm *out, int nranks, int rank, int nids,
