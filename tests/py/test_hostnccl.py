@@ -23,6 +23,7 @@ from pathlib import Path
 
 import pytest
 from conftest import ROOT, Build, missing, run_process
+from segment_bed import until
 
 OPS = ("all_reduce", "reduce_scatter", "all_gather", "broadcast", "reduce", "alltoall", "sendrecv")
 PROTOS = ("LL", "LL128", "Simple")
@@ -269,9 +270,23 @@ def test_ranks_without_rendezvous(build: Build) -> None:
 # ---- failures end, in bounded time, and say why
 
 
+def under_way(build: Build, tmp: Path, ranks: int, args: str) -> Job:
+    """A job whose first operations are done: all ranks are connected. It runs until it is ended."""
+    rows = tmp / "timeline"
+    words = [*args.split(), "--duration", "3600", "--timeline", str(rows)]
+    job = Job(build, tmp, ranks, words, {})
+    try:
+        until(lambda: rows.exists() and rows.read_bytes(), "the first operations", LIMIT)
+    except BaseException:
+        for process in job.processes:
+            process.kill()
+            process.wait(timeout=20)
+        raise
+    return job
+
+
 def test_killed_rank(build: Build, tmp_path: Path) -> None:
-    job = Job(build, tmp_path, 3, "-b 4M --duration 30 --timeout 20".split(), {})
-    time.sleep(1.0)
+    job = under_way(build, tmp_path, 3, "-b 4M --timeout 20")
     job.processes[2].kill()
     began = time.monotonic()
     result = job.finish(limit=15)
@@ -281,8 +296,7 @@ def test_killed_rank(build: Build, tmp_path: Path) -> None:
 
 
 def test_stopped_rank_times_out(build: Build, tmp_path: Path) -> None:
-    job = Job(build, tmp_path, 2, "-b 4M --duration 30 --timeout 2".split(), {})
-    time.sleep(1.0)
+    job = under_way(build, tmp_path, 2, "-b 4M --timeout 4")
     job.processes[1].send_signal(signal.SIGSTOP)
     try:
         job.processes[0].wait(timeout=20)
@@ -290,7 +304,7 @@ def test_stopped_rank_times_out(build: Build, tmp_path: Path) -> None:
         job.processes[1].kill()
     result = job.finish(limit=5)
     assert result.codes[0] == 3, str(result)
-    assert "did not finish within 2 s" in result.stderr[0]
+    assert "did not finish within 4 s" in result.stderr[0]
 
 
 LONELY_RANK = """

@@ -23,6 +23,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 from conftest import ROOT, missing
+from segment_bed import until
 
 from r2ccl_ctl.cli.lab_cmds import lab as lab_command
 from r2ccl_ctl.lab import Lab, LabError, LabSpec, LabUsageError, known_labs, netns, remove
@@ -365,17 +366,18 @@ def test_ipv6(fresh: Callable[..., Lab]) -> None:
     assert lab.call_in("n0", reach) == 1  # the address has survived
 
 
-def test_no_trace(fresh: Callable[..., Lab]) -> None:
+def test_no_trace(fresh: Callable[..., Lab], tmp_path: Path) -> None:
     before = traces()
     lab = fresh(nodes=3, nics=(3,), rates=(10**9,))
     lab.fail_link("n0", "nic0")
     lab.fail_link("n1", "nic0", "silent")
     lab.cut_pair("n0", "n2", "nic1")
     child = lab.popen("n2", ["sleep", "100"])
-    stubborn = ["sh", "-c", "trap '' TERM; while :; do sleep 0.05; done"]
+    deaf = tmp_path / "deaf"
+    stubborn = ["sh", "-c", "trap '' TERM; : >$0; while :; do sleep 0.05; done", str(deaf)]
     other = lab.popen("n0", stubborn, new_session=True)
-    time.sleep(0.3)
-    assert lab.status()["nodes"][2]["pids"] == [child.pid]
+    until(deaf.exists, "it hears no SIGTERM", 60)
+    until(lambda: lab.status()["nodes"][2]["pids"] == [child.pid], "the other is in its node", 60)
     assert lab.down() >= 2
     assert child.wait(5) == -signal.SIGTERM
     assert other.wait(5) == -signal.SIGKILL

@@ -22,14 +22,14 @@ from r2ccl_ctl import launch
 sys.path.insert(0, str(ROOT / "tests" / "gpu"))
 trees: Any = importlib.import_module("nccl_trees")
 
-LIMIT = 60.0
+LIMIT = 180.0  # beyond all that a rank waits for, so that it says itself what it waited for
 
 
 def run(
     build: Build, tmp: Path, nodes: int, per_node: int, args: str, env: Mapping[str, str]
 ) -> str:
     """r2ccl_perf on emulated nodes; the logs of all ranks, each rank on a host of its node."""
-    argv = [str(build.perf), "--op", "all_reduce", *args.split(), "--timeout", "30"]
+    argv = [str(build.perf), "--op", "all_reduce", *args.split(), "--timeout", "60"]
     more = {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_FILE": str(tmp / "nccl.%p"), **env}
     spec = launch.LaunchSpec(
         argv=argv,
@@ -43,7 +43,9 @@ def run(
     )
     with launch.start(spec, echo=False) as job:
         code = job.wait(LIMIT + 30)
-        assert code == 0, "".join(rank.output[-600:] for rank in job.ranks)
+        said = [rank.output[-600:] for rank in job.ranks]
+        logs = [file.read_text(errors="replace")[-600:] for file in tmp.glob("nccl.*")]
+        assert code == 0, "\n".join([f"exit code {code}", *said, *logs])
     text = ""
     for file in sorted(tmp.glob("nccl.*")):
         log = file.read_text(encoding="utf-8")
