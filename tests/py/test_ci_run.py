@@ -3,20 +3,35 @@ for what they are to see. Rung 3. It cannot prove that it saves time."""
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 from pathlib import Path
 
+import pytest
 from conftest import ROOT, Finished, RunBounded
 from segment_bed import until
 
 WAITS = "timeout 60 sh -c 'until [ -e {0} ]; do sleep 0.1; done'"
 
 
+# Notes how it was called, and starts the program with the priority of everything else: what is idle
+# may stand still for longer than any bound here, where others use the machine.
+CHRT = '#!/bin/sh\necho "$1 $2" >>{0}/chrt.log\nshift 2\nexec "$@"\n'
+
+
+def environment(folder: Path) -> dict[str, str]:
+    """A machine without a quota, on which idle is no priority."""
+    return {"PATH": f"{folder}/bin:{os.environ['PATH']}", "CI_CGROUPS": str(folder / "cgroups")}
+
+
 def tree(folder: Path, makefile: str, *lanes: str) -> list[str | Path]:
     """What runs .ci/run there, with these commands as lanes."""
     (folder / ".ci").mkdir()
     (folder / "docs").mkdir()
+    (folder / "bin").mkdir()
+    (folder / "bin/chrt").write_text(CHRT.format(folder))
+    (folder / "bin/chrt").chmod(0o755)
     shutil.copy2(ROOT / ".ci/run", folder / ".ci/run")
     (folder / "Makefile").write_text(makefile)
     rows = [f"| lane{i} | ci | yes | 1 | 2 | `{c}` | it |" for i, c in enumerate(lanes)]
@@ -27,7 +42,8 @@ def tree(folder: Path, makefile: str, *lanes: str) -> list[str | Path]:
 
 
 def ci(folder: Path, run: RunBounded, makefile: str, *lanes: str) -> Finished:
-    return run(tree(folder, makefile, *lanes), cwd=folder, timeout=200, code=None)
+    words = tree(folder, makefile, *lanes)
+    return run(words, cwd=folder, timeout=200, code=None, env=environment(folder))
 
 
 def test_compiles_beside_a_lane(tmp_path: Path, run_bounded: RunBounded) -> None:
@@ -38,6 +54,7 @@ def test_compiles_beside_a_lane(tmp_path: Path, run_bounded: RunBounded) -> None
     assert done.code == 0, done
     assert "3 passed, 0 failed, 0 skipped" in done.stdout
     assert {path.name for path in tmp_path.glob("ran-*")} == {"ran-asan", "ran-tsan"}
+    assert set((tmp_path / "chrt.log").read_text().splitlines()) == {"--idle 0"}
 
 
 def test_a_lane_goes_on_with_what_is_not_ready(tmp_path: Path, run_bounded: RunBounded) -> None:
@@ -56,6 +73,59 @@ def test_a_lane_goes_on_with_what_is_not_ready(tmp_path: Path, run_bounded: RunB
     assert "3 passed, 0 failed, 0 skipped" in done.stdout
 
 
+def test_a_lane_waits_for_all_that_was_compiling(tmp_path: Path, run_bounded: RunBounded) -> None:
+    """A compiler outlives make, which was told to end, by a second."""
+    makefile = (
+        "native:\n"
+        "\t@sh -c 'trap \"sleep 1; touch late; exit\" TERM; touch up; \\\n"
+        "\twhile :; do sleep 0.05; done' & exec sleep 300\n"
+        "test-c:\n"
+        "\t@test -e late\n"
+    )
+    done = ci(tmp_path, run_bounded, makefile, WAITS.format("up"), "make test-c SAN=asan")
+    assert done.code == 0, done
+
+
+@pytest.mark.parametrize(
+    ("file", "text"),
+    [("cpu.max", "50000 100000\n"), ("cpu/cpu.cfs_quota_us", "50000\n")],
+    ids=["v2", "v1"],
+)
+def test_nothing_is_compiled_of_a_quota(
+    tmp_path: Path, run_bounded: RunBounded, file: str, text: str
+) -> None:
+    quota = tmp_path / "cgroups" / file
+    quota.parent.mkdir(parents=True)
+    quota.write_text(text)
+    if quota.parent.name == "cpu":
+        (quota.parent / "cpu.cfs_period_us").write_text("100000\n")
+    if not has_cgroup(quota.parent.name):
+        pytest.skip("this kernel gives processes no cgroup of that version")
+    makefile = "native:\n\t@touch ahead\ntest-c:\n"
+    done = ci(tmp_path, run_bounded, makefile, "test ! -e ahead", "make test-c SAN=asan")
+    assert done.code == 0, done
+    said = (tmp_path / "build/ci/ahead.log").read_text()
+    assert said == "nothing is compiled ahead: the CPU quota is 50000 us of each 100000 us\n"
+
+
+def has_cgroup(folder: str) -> bool:
+    """Whether there is one whose quota is looked for in that folder."""
+    for line in Path("/proc/self/cgroup").read_text().splitlines():
+        names = line.split(":", 2)[1]
+        if ("cpu" in names.split(",")) if folder == "cpu" else not names:
+            return True
+    return False
+
+
+@pytest.mark.parametrize("text", ["max 100000\n", "100000000 100000\n"])
+def test_a_quota_of_all_cores_is_none(tmp_path: Path, run_bounded: RunBounded, text: str) -> None:
+    (tmp_path / "cgroups").mkdir()
+    (tmp_path / "cgroups/cpu.max").write_text(text)
+    makefile = "native:\n\t@touch built\ntest-c:\n"
+    done = ci(tmp_path, run_bounded, makefile, WAITS.format("built"), "make test-c SAN=asan")
+    assert done.code == 0, done
+
+
 def test_ahead_of_nothing(tmp_path: Path, run_bounded: RunBounded) -> None:
     """The plain tests are no reason to: others use their build folder."""
     makefile = "native:\n\t@touch ahead\ntest-c:\n"
@@ -68,7 +138,8 @@ def test_ended_with_all_that_runs(tmp_path: Path) -> None:
     makefile = "native:\n\t@echo $$$$ >ahead; exec sleep 300\n"
     words = tree(tmp_path, makefile, "echo $$ >lane; exec sleep 300", "make test-c SAN=asan")
     files = [tmp_path / "lane", tmp_path / "ahead"]
-    with subprocess.Popen(words, cwd=tmp_path, stdout=subprocess.DEVNULL) as process:
+    env = {**os.environ, **environment(tmp_path)}
+    with subprocess.Popen(words, cwd=tmp_path, env=env, stdout=subprocess.DEVNULL) as process:
         try:
             until(lambda: all(file.exists() and file.read_text() for file in files), "both", 60)
             process.terminate()
