@@ -11,9 +11,11 @@ import os
 import random
 import statistics
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from conftest import Build, missing
@@ -21,6 +23,7 @@ from failover_bed import PerfJob, Side, running_perf, until
 
 from r2ccl_ctl import control
 from r2ccl_ctl.control import Command, Process
+from r2ccl_ctl.errors import R2Error
 from r2ccl_ctl.lab import Lab, LabSpec, netns
 from r2ccl_ctl.lab.state import Cut, LabState, Store
 
@@ -134,6 +137,67 @@ def test_links_are_mended_before_words_are_said(
         monkey.mend()
         job.finish()
     assert len(set(said)) == 2 * chaos.NODES * chaos.NICS
+
+
+class Ended:
+    """A job one of whose ranks has ended, which excuses what ranks do not answer, and only that."""
+
+    def __init__(self) -> None:
+        self.job = self
+        self.ranks = [self, self]
+        self.sides: list[Side] = []
+        self.began = time.monotonic()
+        self.running, self.code = True, 0
+
+    def moving(self, operations: int = 1) -> None:
+        raise AssertionError("a rank has ended")
+
+
+class Idle(chaos.Monkey):
+    """Has no ideas."""
+
+    def step(self) -> None:
+        time.sleep(0.01)
+
+
+@pytest.mark.parametrize("wrong", [R2Error("no cable"), KeyError("no cable")], ids=["R2", "other"])
+def test_a_keeper_that_fails_fails_the_round(wrong: Exception) -> None:
+    """With its message, soon, and however often it is asked."""
+
+    def fail() -> None:
+        raise wrong
+
+    job: Any = Ended()
+    monkey = Idle(random.Random(1), job, None)
+    monkey.later(0.0, fail)
+    began = time.monotonic()
+    with pytest.raises(AssertionError, match="keeper has failed: .*no cable"):
+        chaos.trouble(job, monkey, 60.0)
+    assert time.monotonic() - began < 30
+    with pytest.raises(AssertionError, match="no cable"):
+        monkey.mend()
+
+
+def test_a_keeper_that_fails_at_the_end_fails_the_round() -> None:
+    job: Any = Ended()
+    monkey = Idle(random.Random(1), job, None)
+    monkey.keeper.wrong = R2Error("no cable")
+    with pytest.raises(AssertionError, match="no cable"):
+        chaos.trouble(job, monkey, 0.0)
+
+
+def test_a_keeper_that_hangs_fails_the_round(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(chaos.Keeper, "END_S", 0.2)
+    go = threading.Event()
+    job: Any = Ended()
+    monkey = Idle(random.Random(1), job, None)
+    try:
+        monkey.later(0.0, lambda: (go.wait(60), None)[1])
+        until("the keeper is at it", lambda: not monkey.keeper.due, 60.0, [])
+        with pytest.raises(AssertionError, match="has not ended within"):
+            monkey.mend()
+    finally:
+        go.set()
 
 
 def test_what_counts_as_a_rail() -> None:

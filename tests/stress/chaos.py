@@ -77,11 +77,16 @@ def rails(state: LabState, a: int, b: int) -> list[str]:
     ]
 
 
+class KeeperError(AssertionError):
+    """The keeper could not go on: what it was to undo stays as it is, and the round has failed."""
+
+
 class Keeper:
     """A thread that does what falls due, and every `LOOK_S` looks whether any two nodes have been
-    without a rail for too long. What it raised, `close` raises."""
+    without a rail for too long. Once it has raised something, `check` and `close` raise that."""
 
     LOOK_S = 0.1
+    END_S = 60.0  # for what it is at, when it is told to end
 
     def __init__(self, lab: Lab | None, note: Callable[[str], None]) -> None:
         self.lab, self.note = lab, note
@@ -122,12 +127,21 @@ class Keeper:
                 lab.recover_link(f"n{a}", nic)
                 lab.recover_link(f"n{b}", nic)
 
-    def close(self) -> None:
+    def check(self) -> None:
+        if self.wrong is not None:
+            what = f"{type(self.wrong).__name__}: {self.wrong}"
+            raise KeeperError(f"the keeper has failed: {what}") from self.wrong
+
+    def end(self) -> bool:
         self.over.set()
-        self.thread.join(60.0)
-        wrong, self.wrong = self.wrong, None
-        if wrong is not None:
-            raise wrong
+        self.thread.join(self.END_S)
+        return not self.thread.is_alive()
+
+    def close(self) -> None:
+        ended = self.end()
+        self.check()
+        if not ended:
+            raise KeeperError(f"the keeper has not ended within {self.END_S:g} s")
 
 
 class Monkey:
@@ -209,14 +223,24 @@ class Monkey:
         return name
 
     def say(self, side: Side, command: Command) -> None:
-        """A refusal is an answer too: the last usable NIC is not drained."""
+        """A refusal is an answer too: the last usable NIC is not drained. A rank that has reached
+        the job's end gives none."""
         if side.pid in self.stopped or not self.job.job.running:
             return
         try:
             control.send_command(side.segment, command, timeout=10.0)
         except R2Error:
-            if self.job.job.running:
+            if not self.ending():
                 raise
+
+    def ending(self, within: float = 2.0) -> bool:
+        """Whether some rank has ended; it may be gone for a moment before that is known."""
+        end = time.monotonic() + within
+        while all(rank.code is None for rank in self.job.job.ranks):
+            if time.monotonic() > end:
+                return False
+            time.sleep(0.05)
+        return True
 
     def stop(self) -> None:
         side, gap = self.rnd.choice(self.job.sides), self.rnd.uniform(0.05, 2.0)
@@ -361,8 +385,11 @@ def trouble(job: PerfJob, monkey: Monkey, seconds: float) -> None:
     try:
         while time.monotonic() < end and job.job.running:
             monkey.step()
+            monkey.keeper.check()
         monkey.mend()
         job.moving(2)
+    except KeeperError:
+        raise
     except (pytest.fail.Exception, AssertionError, R2Error):
         if all(rank.code is None for rank in job.job.ranks):
             raise
@@ -397,11 +424,12 @@ def round_of(build: Build, seed: int, lab: Lab | None, seconds: float) -> str:
             more = over(grown, start)
             assert not more, "; ".join(more)
         except (AssertionError, pytest.fail.Exception, R2Error, OSError):
+            if monkey.keeper.wrong is not None:
+                monkey.note(f"the keeper has failed: {monkey.keeper.wrong!r}")
             print("\n".join(["--- what was done", *monkey.done, str(job)]), flush=True)
             raise
         finally:
-            monkey.keeper.over.set()
-            monkey.keeper.thread.join(60.0)
+            monkey.keeper.end()
             for side in job.sides:
                 monkey.cont(side.pid)
             if lab is not None:
