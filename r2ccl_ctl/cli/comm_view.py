@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any
-
-from rich.table import Table
+from typing import TYPE_CHECKING, Any
 
 from r2ccl_ctl.cli.common import add_row, ago, process_state, row_dict, state, table
 from r2ccl_ctl.control import Snapshot
 from r2ccl_ctl.rows import Comm
 from r2ccl_ctl.units import show_bytes, show_span
+
+if TYPE_CHECKING:
+    from rich.table import Table
 
 
 def seconds_text(comm: Comm) -> str:

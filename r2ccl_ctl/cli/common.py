@@ -10,17 +10,20 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterator
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
-from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
-from rich.segment import Segment
-from rich.table import Table
-from rich.text import Text
 
-from r2ccl_ctl.control import Process, Selection, list_processes
 from r2ccl_ctl.errors import R2Error, R2UsageError
 from r2ccl_ctl.units import rfc3339, show_span
+
+if TYPE_CHECKING:  # every command loads this module: what takes long is loaded where it is used
+    from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
+    from rich.segment import Segment
+    from rich.table import Table
+    from rich.text import Text
+
+    from r2ccl_ctl.control import Process, Selection
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -130,6 +133,8 @@ def json_option(command: F) -> F:
 def selection(
     pid: int | None, job: str | None, node: str | None, everything: bool = False
 ) -> Selection:
+    from r2ccl_ctl.control import Selection
+
     return Selection(pid=pid, job=job, node=node, everything=everything)
 
 
@@ -146,6 +151,8 @@ def print_json(data: Any, *, line: bool = False) -> None:
 
 def console() -> Console:
     """For data on stdout. Honours NO_COLOR; nothing is wrapped when it is no terminal."""
+    from rich.console import Console
+
     out = Console(highlight=False, markup=False, emoji=False)
     if not out.is_terminal:
         out = Console(highlight=False, markup=False, emoji=False, width=WIDE)
@@ -160,6 +167,8 @@ class Whole:
         self.data = data
 
     def __rich_console__(self, out: Console, options: ConsoleOptions) -> RenderResult:
+        from rich.segment import Segment
+
         width = max(options.max_width, 1)
         wide = options.update(width=max(width, WIDE), height=None)
         for line in out.render_lines(self.data, wide, pad=False):
@@ -170,6 +179,8 @@ class Whole:
 
 def folded(line: list[Segment], width: int) -> Iterator[list[Segment]]:
     """A line without the blanks at its end, in parts of at most `width` columns."""
+    from rich.segment import Segment
+
     while line and not line[-1].text.strip(" "):
         line = line[:-1]
     if line:
@@ -193,6 +204,9 @@ def show(data: RenderableType) -> None:
 
 def table(*columns: str) -> Table:
     """A table without lines. A column that starts with ">" is for numbers."""
+    from rich.table import Table
+    from rich.text import Text
+
     found = Table(box=None, pad_edge=False, header_style="bold")
     for column in columns:
         found.add_column(
@@ -223,6 +237,8 @@ STYLES = {
 
 
 def state(word: str) -> Text:
+    from rich.text import Text
+
     return Text(word, style=STYLES.get(word, ""))
 
 
@@ -234,6 +250,8 @@ def ago(mono_ns: int, now_ns: int | None = None) -> str:
 
 def process_state(process: Process) -> Text:
     if process.silent_s:
+        from rich.text import Text
+
         return Text(f"silent for {show_span(process.silent_s)}", style="yellow")
     return state(process.state)
 
@@ -244,11 +262,15 @@ def row_dict(row: Any) -> dict[str, Any]:
 
 def add_row(to: Table, *cells: object) -> None:
     """Cells as plain text: what comes from a segment is no markup."""
+    from rich.text import Text
+
     to.add_row(*(cell if isinstance(cell, Text) else Text(str(cell)) for cell in cells))
 
 
 def complete_nic(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
     """The NICs of the running processes, for the shell."""
+    from r2ccl_ctl.control import list_processes
+
     names: set[str] = set()
     try:
         for process in list_processes():
@@ -264,6 +286,8 @@ def complete_process(
     """What the running processes have for it, for the shell."""
 
     def complete(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
+        from r2ccl_ctl.control import list_processes
+
         try:
             found = {value(process) for process in list_processes()}
         except (R2Error, OSError):

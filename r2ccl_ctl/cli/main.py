@@ -2,38 +2,128 @@
 
 from __future__ import annotations
 
+import importlib
 import sys
 from collections.abc import Sequence
 from typing import Any
 
 import click
+from click.shell_completion import CompletionItem
 
 from r2ccl_ctl import __version__
-from r2ccl_ctl.cli.act_cmds import fail_nic, recover_nic
 from r2ccl_ctl.cli.common import R2Group, drop_output, prepare_streams, print_json
-from r2ccl_ctl.cli.demo_cmds import demo
-from r2ccl_ctl.cli.drain_cmds import drain_nic, set_weight, undrain_nic
-from r2ccl_ctl.cli.fault_cmds import faults
-from r2ccl_ctl.cli.lab_cmds import lab
-from r2ccl_ctl.cli.launch_cmds import launch
-from r2ccl_ctl.cli.metrics_cmds import metrics
-from r2ccl_ctl.cli.plan_cmds import plan
-from r2ccl_ctl.cli.read_cmds import journal, nics, ps, status
-from r2ccl_ctl.cli.setup_cmds import build, completion, config, env_, gc, run
-from r2ccl_ctl.cli.shim_cmds import shim
-from r2ccl_ctl.control import SCHEMA
+from r2ccl_ctl.interrupts import ends_without_a_word
+
+
+class Later(click.Command):
+    """A command that is loaded when it is asked for. `summary` is the first sentence of its help,
+    which lists show; `function` its name in `module` where that is not the command's own."""
+
+    def __init__(self, name: str, module: str, summary: str, function: str = "") -> None:
+        super().__init__(name, help=summary)
+        self.module = f"r2ccl_ctl.cli.{module}"
+        self.function = function or name.replace("-", "_")
+
+    def load(self) -> click.Command:
+        with ends_without_a_word():
+            found = getattr(importlib.import_module(self.module), self.function)
+        assert isinstance(found, click.Command)
+        return found
+
 
 SECTIONS = (
-    ("Start", (build, run, env_, launch)),
-    ("Look", (ps, status, nics, journal, metrics)),
-    ("Steer", (drain_nic, undrain_nic, set_weight, fail_nic, recover_nic, faults, plan)),
-    ("Try out", (demo, lab)),
-    ("Tools", (config, shim, gc, completion)),
+    (
+        "Start",
+        (
+            Later("build", "setup_cmds", "Build the native parts of a checkout (`make native`)."),
+            Later("run", "setup_cmds", "Run CMD with everything set that makes NCCL use R2CCL."),
+            Later(
+                "env",
+                "setup_cmds",
+                "Print what `run` would set, for a shell or a job script.",
+                function="env_",
+            ),
+            Later(
+                "launch",
+                "launch_cmds",
+                "Start ranks of CMD on this machine, or in the nodes of a lab.",
+            ),
+        ),
+    ),
+    (
+        "Look",
+        (
+            Later("ps", "read_cmds", "List the processes that use R2CCL, or their communicators."),
+            Later(
+                "status",
+                "read_cmds",
+                "Show NICs, peers, paths and counters of running processes.",
+            ),
+            Later(
+                "nics",
+                "read_cmds",
+                "List the NICs: state, weight, rates, injected faults; and what was found out "
+                "about broken ones, as the processes of a node share it.",
+            ),
+            Later(
+                "journal",
+                "read_cmds",
+                "Show what happened, when, and why: failures, replays, recoveries.",
+            ),
+            Later("metrics", "metrics_cmds", "Print metrics for Prometheus, or serve them."),
+        ),
+    ),
+    (
+        "Steer",
+        (
+            Later(
+                "drain-nic",
+                "drain_cmds",
+                "Move the traffic of running processes off NIC, losslessly.",
+            ),
+            Later(
+                "undrain-nic", "drain_cmds", "Let running processes use NIC again after drain-nic."
+            ),
+            Later(
+                "set-weight",
+                "drain_cmds",
+                "Limit the share of NIC in the traffic of running processes.",
+            ),
+            Later("fail-nic", "act_cmds", "Take NIC away from running processes."),
+            Later("recover-nic", "act_cmds", "Give NIC back to running processes."),
+            Later("faults", "fault_cmds", "Faults from a file of rules."),
+            Later("plan", "plan_cmds", "See and steer the plans of running jobs (R2CCL_PLAN)."),
+        ),
+    ),
+    (
+        "Try out",
+        (
+            Later(
+                "demo",
+                "demo_cmds",
+                "Take NICs away under a running AllReduce, and give them back.",
+            ),
+            Later("lab", "lab_cmds", "Emulated nodes and NICs on this machine, to break at will."),
+        ),
+    ),
+    (
+        "Tools",
+        (
+            Later("config", "setup_cmds", "Settings: which there are, and what holds here."),
+            Later(
+                "shim",
+                "shim_cmds",
+                "The LD_PRELOAD shim: where it is, what it reaches, one for a newer NCCL.",
+            ),
+            Later("gc", "setup_cmds", "Remove what processes that are gone left behind."),
+            Later("completion", "setup_cmds", "Print the completion script for a shell."),
+        ),
+    ),
 )
 
 
 class Main(R2Group):
-    """Lists the commands by purpose."""
+    """Lists the commands by purpose, and loads the one that is asked for."""
 
     _words: Sequence[str] = ()
 
@@ -47,6 +137,8 @@ class Main(R2Group):
             return super().invoke(ctx)
         except click.ClickException as err:
             if asks_for_json(self, self._words):
+                from r2ccl_ctl.control import SCHEMA
+
                 error = {"error": err.format_message(), "exit_code": err.exit_code}
                 try:
                     print_json({"schema": SCHEMA, **error}, line=True)
@@ -56,6 +148,21 @@ class Main(R2Group):
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(self.commands)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        found = super().get_command(ctx, cmd_name)
+        if isinstance(found, Later):
+            found = self.commands[cmd_name] = found.load()
+        return found
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        """As a group does it, without loading the commands for their first sentences."""
+        found = [
+            CompletionItem(name, help=command.get_short_help_str())
+            for name, command in self.commands.items()
+            if name.startswith(incomplete)
+        ]
+        return [*found, *click.Command.shell_complete(self, ctx, incomplete)]
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         for title, commands in SECTIONS:
@@ -69,12 +176,11 @@ def asks_for_json(command: click.Command, words: Sequence[str]) -> bool:
     """--json stands among the words of a command that has it."""
     rest = list(words)
     while isinstance(command, click.Group):
-        named = [
-            (i, command.commands[word]) for i, word in enumerate(rest) if word in command.commands
-        ]
-        if not named:
+        at = next((i for i, word in enumerate(rest) if word in command.commands), None)
+        found = None if at is None else command.get_command(click.Context(command), rest[at])
+        if at is None or found is None:
             return False
-        rest, command = rest[named[0][0] + 1 :], named[0][1]
+        rest, command = rest[at + 1 :], found
     rest = rest[: rest.index("--")] if "--" in rest else rest
     return "--json" in rest and any("--json" in option.opts for option in command.params)
 

@@ -7,12 +7,9 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
-from rich.console import Group, RenderableType
-from rich.live import Live
-from rich.text import Text
 
 from r2ccl_ctl import gpus, nodeseg
 from r2ccl_ctl.cli import comm_view, view
@@ -37,6 +34,9 @@ from r2ccl_ctl.errors import R2Error, R2UsageError
 from r2ccl_ctl.journal import Cursor, Event
 from r2ccl_ctl.segment import SegmentError
 from r2ccl_ctl.units import parse_duration
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
 
 FOLLOW_S = 0.1
 RESCAN_S = 0.5
@@ -160,6 +160,10 @@ def watch(interval: float, draw: Callable[[], object]) -> None:
 def watch_live(interval: float, draw: Callable[[], RenderableType]) -> None:
     """Show `draw` in place, on the whole screen, every `interval` seconds until Ctrl-C. When nobody
     is left the last view stays, also on the screen that this one was put over."""
+    from rich.console import Group
+    from rich.live import Live
+    from rich.text import Text
+
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     out = console()
     last = shown = draw()
@@ -331,6 +335,9 @@ def nics(
         return view.node_verdicts(nodeseg.list_segments(), [snapshot for snapshot, _ in looks])
 
     def render(looks: Looks) -> RenderableType:
+        from rich.console import Group
+        from rich.text import Text
+
         nics, shared = view.nics_view(looks, machine(looks)), verdicts(looks)
         return Group(nics, Text(""), view.node_table(shared)) if shared else nics
 

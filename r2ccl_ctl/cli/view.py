@@ -7,12 +7,7 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
-
-from rich.console import Group, RenderableType
-from rich.padding import Padding
-from rich.table import Table
-from rich.text import Text
+from typing import TYPE_CHECKING, Any
 
 from r2ccl_ctl.cli.comm_view import comm_dict, comm_table, most_operations, stands
 from r2ccl_ctl.cli.common import add_row, ago, process_state, row_dict, state, table
@@ -22,6 +17,11 @@ from r2ccl_ctl.journal import Event
 from r2ccl_ctl.nodeseg import NodeRow, NodeSegment
 from r2ccl_ctl.rows import Nic, PathRow
 from r2ccl_ctl.units import rfc3339, show_bytes, show_rate, show_span
+
+if TYPE_CHECKING:
+    from rich.console import Group, RenderableType
+    from rich.table import Table
+    from rich.text import Text
 
 SHOWN_COUNTERS = (
     "failovers",
@@ -364,6 +364,8 @@ def count_text(counts: Counter[str]) -> str:
 
 
 def title(snapshot: Snapshot) -> Text:
+    from rich.text import Text
+
     process = snapshot.process
     parts = [process.host, f"pid {process.pid}"]
     parts += [f"job {process.job}"] if process.job else []
@@ -410,6 +412,9 @@ def nics_view(
     looks: Sequence[tuple[Snapshot, dict[int, tuple[float, float]]]], gpus: Sequence[Gpu] = ()
 ) -> Group:
     """r2ccl-ctl nics: all NICs, what RDMA there is behind them, and which processes stand."""
+    from rich.console import Group
+    from rich.text import Text
+
     parts: list[Any] = [nic_table(looks, gpus)]
     snapshots = [snapshot for snapshot, _ in looks]
     if any(nic.rdma_device for snapshot in snapshots for nic in snapshot.nics):
@@ -421,6 +426,8 @@ def nics_view(
 def standing_lines(snapshot: Snapshot) -> list[Text]:
     """What the rows of its NICs do not tell: that they are old, since their process is silent, and
     why it stands."""
+    from rich.text import Text
+
     process, standing = snapshot.process, stands(snapshot)
     found = [Text.assemble(process.title, ": ", process_state(process))] if process.silent_s else []
     return found + ([Text(f"{process.title}: stands: {standing}")] if standing else [])
@@ -430,6 +437,10 @@ def status_view(
     snapshots: Sequence[tuple[Snapshot, dict[int, tuple[float, float]]]], *, details: bool
 ) -> RenderableType:
     """r2ccl-ctl status. Without details only the paths that are not up are listed."""
+    from rich.console import Group
+    from rich.padding import Padding
+    from rich.text import Text
+
     parts: list[RenderableType] = []
     most = most_operations(snapshot for snapshot, _ in snapshots)
     for snapshot, rates in snapshots:
@@ -467,6 +478,8 @@ def event_dict(event: Event) -> dict[str, Any]:
 
 def event_line(event: Event, *, titled: bool) -> Text:
     """One line: when, who, what, where, how much, why."""
+    from rich.text import Text
+
     text = Text()
     if event.lost:
         text.append(f"... {event.lost} events were overwritten before they could be read\n")

@@ -522,17 +522,18 @@ def test_faults_as_json(start_writer: StartWriter, tmp_path: Path) -> None:
 # Small lies
 
 
-def test_ctrl_c_while_the_tool_loads(tmp_path: Path) -> None:
-    """Before the commands are there to handle it: it ends the tool without a traceback. A library
-    that the tool needs sends the signal while it is loaded."""
-    (tmp_path / "rich").mkdir()
-    (tmp_path / "rich/__init__.py").write_text(
+@pytest.mark.parametrize("library", ["click", "cffi"])
+def test_ctrl_c_while_the_tool_loads(tmp_path: Path, library: str) -> None:
+    """Before the commands are there to handle it, or the one that is asked for: it ends the tool
+    without a traceback. A library that is needed sends the signal while it is loaded."""
+    (tmp_path / library).mkdir()
+    (tmp_path / library / "__init__.py").write_text(
         "import os, signal, time\nos.kill(os.getpid(), signal.SIGINT)\ntime.sleep(60)\n"
     )
     for ignore, code in (("", -signal.SIGINT), ("trap '' INT; ", 7)):
         script = f"{ignore}exec {sys.executable} -m r2ccl_ctl ps"
         if ignore:  # as under nohup: nobody ends it, so let the library end it
-            (tmp_path / "rich/__init__.py").write_text(
+            (tmp_path / library / "__init__.py").write_text(
                 "import os, signal\nos.kill(os.getpid(), signal.SIGINT)\nos._exit(7)\n"
             )
         run = subprocess.run(
