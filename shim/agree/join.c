@@ -10,11 +10,16 @@
 #define R2_MEMBER_REGISTER_NS R2_NS_PER_S /* first repetition; doubles */
 #define R2_MEMBER_REGISTER_MOST_NS (30 * R2_NS_PER_S)
 
-/* A report that came before the roster, and with it the knowledge of whose it is. */
+/* Reports that came before the roster, and with it the knowledge of which process the rank is: the
+ * last one of each of the first few that say they are it. So one that was started again, or is not
+ * it, does not take the place of the one that registered. */
+#define R2_JOIN_CLAIMS 4
 struct r2_agree_early {
-    bool there;
-    uint8_t process[16];
-    uint8_t report[R2_AGREE_REPORT_BYTES];
+    int claims;
+    struct {
+        uint8_t process[16];
+        uint8_t report[R2_AGREE_REPORT_BYTES];
+    } claim[R2_JOIN_CLAIMS];
 };
 
 /* --- joining ------------------------------------------------------------------------------ */
@@ -51,6 +56,7 @@ void r2_agree_join_early(struct r2_agree *a, const uint8_t process[16],
                          const struct r2_agree_frame *f, const uint8_t *payload)
 {
     struct r2_agree_early *early;
+    int i = 0;
 
     if (a->rank != R2_AGREE_LEADER || f->from >= (uint32_t)a->nranks ||
         f->len != R2_AGREE_REPORT_BYTES || a->buried_ns) {
@@ -60,14 +66,17 @@ void r2_agree_join_early(struct r2_agree *a, const uint8_t process[16],
         a->early = calloc((size_t)a->nranks, sizeof(*a->early));
     }
     early = a->early ? &a->early[f->from] : NULL;
-    if (early) {
-        early->there = true;
-        memcpy(early->process, process, sizeof(early->process));
-        memcpy(early->report, payload, sizeof(early->report));
+    while (early && i < early->claims && memcmp(early->claim[i].process, process, 16) != 0) {
+        i++;
+    }
+    if (early && i < R2_JOIN_CLAIMS) {
+        early->claims = i < early->claims ? early->claims : i + 1;
+        memcpy(early->claim[i].process, process, sizeof(early->claim[i].process));
+        memcpy(early->claim[i].report, payload, sizeof(early->claim[i].report));
     }
 }
 
-/* As if they came now. */
+/* As if they came now: those of processes that are not the rank's are dropped. */
 static void r2_join_take_early(struct r2_agree *a)
 {
     struct r2_agree_early *early = a->early;
@@ -77,8 +86,8 @@ static void r2_join_take_early(struct r2_agree *a)
         struct r2_agree_frame f = {
             .kind = R2_FRAME_REPORT, .from = (uint32_t)r, .len = R2_AGREE_REPORT_BYTES};
 
-        if (early[r].there) {
-            r2_agree_member_frame(a, early[r].process, &f, early[r].report);
+        for (int i = 0; i < early[r].claims; i++) {
+            r2_agree_member_frame(a, early[r].claim[i].process, &f, early[r].claim[i].report);
         }
     }
     free(early);

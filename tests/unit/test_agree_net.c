@@ -125,9 +125,12 @@ static void hear(struct r2_agree *a, char process, enum r2_agree_kind kind, uint
     r2_agree_member_frame(a, id, &f, payload);
 }
 
+/* What another process than the rank's says never gets to be reported: on_reported would not have
+ * its capacity. */
 static void hear_report(struct r2_agree *a, char process, uint32_t from, uint64_t number)
 {
-    struct r2_agree_report report = {.capacity = 7, .share = 1000 + from};
+    struct r2_agree_report report = {.capacity = process == 'A' + (char)from ? 7 : 8,
+                                     .share = 1000 + from};
     uint8_t text[R2_AGREE_REPORT_BYTES];
 
     r2_agree_report_encode(text, number, &report);
@@ -135,7 +138,8 @@ static void hear_report(struct r2_agree *a, char process, uint32_t from, uint64_
 }
 
 /* A rank that has the roster before the leader has it reports at once, and only once. Rank 0, of
- * process A; B is rank 1, C rank 2 and X neither. No thread of ours runs yet. */
+ * process A; B is rank 1, C rank 2 and X to Z neither, whatever they say before or after it. No
+ * thread of ours runs yet. */
 static void report_before_the_roster(void)
 {
     struct r2_agree_hello processes3[3] = {{.process = {0}}};
@@ -148,9 +152,16 @@ static void report_before_the_roster(void)
     get_id(id);
     a = member(id, 0, 3);
     a->state = R2_AGREE_JOINING;
+    hear_report(a, 'Y', 1, 5);
     hear_report(a, 'B', 1, 1);
+    hear_report(a, 'X', 1, 9);
     hear_report(a, 'B', 1, 2);
-    hear_report(a, 'X', 2, 1);
+    for (char other = 'X'; other <= 'Z'; other++) {
+        hear_report(a, other, 1, 9);
+        hear_report(a, other, 2, 1);
+    }
+    hear_report(a, 'V', 1, 9); /* one too many */
+    hear_report(a, 'B', 0, 1); /* for another rank */
     CHECK_EQ(atomic_load(&sh->reports), 0);
     for (int r = 0; r < 3; r++) {
         memset(processes3[r].process, 'A' + r, 16);
