@@ -295,7 +295,7 @@ $(patsubst %,$(B)/tests/unit/test_%,shim_exec shim_group shim_timing leader): | 
 $(B)/tests/unit/test_shim $(B)/tests/unit/test_shim_config $(B)/tests/unit/test_shim_plan $(B)/tests/unit/test_shim_exec \
 	$(B)/tests/unit/test_shim_group $(B)/tests/unit/test_shim_trace $(B)/tests/unit/test_shim_storm \
 	$(B)/tests/unit/test_shim_timing: | $(noop) $(noop_old) $(plugin)
-$(B)/tests/unit/test_tuner $(B)/tests/unit/test_tree_allreduce: | $(plugin) $(host)
+$(B)/tests/unit/test_tuner $(B)/tests/unit/test_tree_allreduce $(B)/tests/unit/test_hostnccl: | $(plugin) $(host)
 
 $(patsubst %,$(B)/tests/unit/test_verbs_%,fence revoke device removal attr lost want damage attack events hang start): | $(if $(fake_src),$(fake))
 

@@ -65,6 +65,7 @@ static ncclResult_t start_init(struct hn_init *init)
     comm->in_api = 1; /* until it is made */
     if (comm->config.blocking != 0)
         return hn_group_init(init);
+    init->result = ncclSystemError; /* unless it starts */
     struct hn_init *copy = malloc(sizeof(*copy));
     if (copy) {
         *copy = *init;
@@ -74,9 +75,7 @@ static ncclResult_t start_init(struct hn_init *init)
         comm->init_threaded = false;
         free(copy);
     }
-    comm->in_api = 0;
-    hn_comm_free(comm);
-    *init->out = NULL;
+    hn_init_over(init);
     return hn_util_fail(ncclSystemError, "no thread for the communicator");
 }
 
@@ -127,7 +126,7 @@ API ncclResult_t ncclCommSplit(ncclComm_t comm, int color, int key, ncclComm_t *
     ncclResult_t result = hn_comm_enter(comm);
     if (result != ncclSuccess)
         return result;
-    result = hn_comm_check(comm);
+    result = hn_comm_usable(comm);
     struct hn_init init = {.out = newcomm, .parent = comm, .color = color, .key = key};
     if (result == ncclSuccess)
         result = hn_init_prepare(&init, comm->nranks, comm->rank, comm->device, config);
@@ -168,7 +167,7 @@ API ncclResult_t ncclCommShrink(ncclComm_t comm, int *excluded, int nexcluded, n
     ncclResult_t result = hn_comm_enter(comm);
     if (result != ncclSuccess)
         return result;
-    result = hn_comm_check(comm);
+    result = hn_comm_usable(comm);
     struct hn_init init = {.out = newcomm, .parent = comm};
     if (result == ncclSuccess)
         result = list_stays(&init, excluded, nexcluded);
@@ -180,6 +179,82 @@ API ncclResult_t ncclCommShrink(ncclComm_t comm, int *excluded, int nexcluded, n
         return result;
     }
     return start_init(&init);
+}
+
+API ncclResult_t ncclCommGetUniqueId(ncclComm_t comm, ncclUniqueId *id)
+{
+    ncclResult_t result = hn_comm_enter(comm);
+    if (result != ncclSuccess)
+        return result;
+    result = hn_comm_check(comm);
+    if (result == ncclSuccess)
+        result = id ? hn_boot_new_id(id) : hn_util_fail(ncclInvalidArgument, "id is NULL");
+    hn_comm_leave(comm);
+    return result;
+}
+
+API ncclResult_t ncclCommGrow(ncclComm_t comm, int nranks, const ncclUniqueId *id, int rank,
+                              ncclComm_t *newcomm, ncclConfig_t *config)
+{
+    if (comm ? rank != -1 || nranks <= comm->nranks : !id)
+        return hn_util_fail(ncclInvalidArgument, "%s rank %d of %d, %s id", comm ? "old" : "new",
+                            rank, nranks, id ? "with" : "no");
+    if (!comm)
+        return init_rank(newcomm, nranks, id, rank, default_device(), config);
+    ncclResult_t result = hn_comm_enter(comm);
+    if (result != ncclSuccess)
+        return result;
+    result = hn_comm_check(comm);
+    struct hn_init init = {.out = newcomm, .parent = comm, .grows = true, .has_id = id};
+    if (id)
+        init.id = *id;
+    if (result == ncclSuccess)
+        result = hn_init_prepare(&init, nranks, comm->rank, comm->device, config);
+    if (result != ncclSuccess) {
+        hn_comm_leave(comm);
+        return result;
+    }
+    return start_init(&init);
+}
+
+API ncclResult_t ncclCommRevoke(ncclComm_t comm, int flags)
+{
+    if (flags != NCCL_REVOKE_DEFAULT || hn_group_open())
+        return hn_util_fail(ncclInvalidArgument, "flags %d, or in a group", flags);
+    ncclResult_t result = hn_comm_enter(comm);
+    if (result != ncclSuccess)
+        return result;
+    result = hn_comm_revoke(comm);
+    hn_comm_leave(comm);
+    return result;
+}
+
+/* A pause: memory stays where it is. */
+static ncclResult_t pause_comm(struct ncclComm *comm, bool suspend)
+{
+    ncclResult_t result = hn_comm_enter(comm);
+    if (result != ncclSuccess)
+        return result;
+    if (suspend)
+        result = hn_comm_check(comm);
+    if (result == ncclSuccess)
+        result = hn_comm_drain(comm);
+    if (result == ncclSuccess && atomic_exchange(&comm->suspended, suspend) == suspend)
+        result = hn_util_fail(ncclInvalidUsage, "the communicator is not suspended");
+    hn_comm_leave(comm);
+    return result;
+}
+
+API ncclResult_t ncclCommSuspend(ncclComm_t comm, int flags)
+{
+    if (flags & ~NCCL_SUSPEND_MEM || hn_group_open())
+        return hn_util_fail(ncclInvalidArgument, "flags %d, or in a group", flags);
+    return pause_comm(comm, true);
+}
+
+API ncclResult_t ncclCommResume(ncclComm_t comm)
+{
+    return pause_comm(comm, false);
 }
 
 API ncclResult_t ncclCommFinalize(ncclComm_t comm)

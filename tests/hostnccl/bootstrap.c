@@ -355,6 +355,11 @@ ncclResult_t hn_boot_join(const ncclUniqueId *id, int rank, int nranks, const _A
     return result;
 }
 
+void hn_boot_stop(struct hn_boot *boot, const _Atomic int *stop)
+{
+    boot->stop = stop;
+}
+
 void hn_boot_free(struct hn_boot *boot)
 {
     if (!boot)

@@ -22,6 +22,7 @@ ncclResult_t hn_boot_join(const ncclUniqueId *id, int rank, int nranks, const _A
 ncclResult_t hn_boot_open(uint64_t secret, const _Atomic int *stop, struct hn_boot **out,
                           struct hn_addr *addr);
 ncclResult_t hn_boot_meet(struct hn_boot *boot, int rank, int nranks, const struct hn_addr *addrs);
+void hn_boot_stop(struct hn_boot *boot, const _Atomic int *stop); /* from now on */
 void hn_boot_free(struct hn_boot *boot);
 
 /* `data` has nranks blocks of `bytes`, own block filled. */

@@ -19,16 +19,42 @@ void hn_comm_fail(struct ncclComm *comm, ncclResult_t result)
     int now = atomic_load(&comm->async);
     if (now == ncclSuccess || now == ncclInProgress)
         atomic_store(&comm->async, result);
+    atomic_store(&comm->broken, 1);
     atomic_store(&comm->stop, 1);
     pthread_cond_broadcast(&comm->cond);
     pthread_mutex_unlock(&comm->lock);
 }
 
-ncclResult_t hn_comm_check(struct ncclComm *comm)
+ncclResult_t hn_comm_usable(struct ncclComm *comm)
 {
     if (atomic_load(&comm->aborted))
         return hn_util_fail(ncclInternalError, "the communicator was aborted");
     return (ncclResult_t)atomic_load(&comm->async);
+}
+
+ncclResult_t hn_comm_check(struct ncclComm *comm)
+{
+    ncclResult_t result = hn_comm_usable(comm);
+    if (result == ncclSuccess && atomic_load(&comm->revoked))
+        return hn_util_fail(ncclInvalidUsage, "the communicator was revoked");
+    if (result == ncclSuccess && atomic_load(&comm->suspended))
+        return hn_util_fail(ncclInvalidUsage, "the communicator is suspended");
+    return result;
+}
+
+ncclResult_t hn_comm_revoke(struct ncclComm *comm)
+{
+    pthread_mutex_lock(&comm->lock);
+    bool before = atomic_exchange(&comm->revoked, true);
+    atomic_store(&comm->stop, 1);
+    pthread_cond_broadcast(&comm->cond);
+    while (!before && comm->in_api > 1)
+        pthread_cond_wait(&comm->cond, &comm->lock);
+    if (!before && comm->boot) /* nobody uses it now: for a shrink or split it is good again */
+        hn_boot_stop(comm->boot, &comm->broken);
+    pthread_mutex_unlock(&comm->lock);
+    return before ? hn_util_fail(ncclInvalidUsage, "the communicator was revoked before")
+                  : hn_comm_usable(comm);
 }
 
 ncclResult_t hn_comm_enter(struct ncclComm *comm)
@@ -46,7 +72,8 @@ ncclResult_t hn_comm_enter(struct ncclComm *comm)
 void hn_comm_leave(struct ncclComm *comm)
 {
     pthread_mutex_lock(&comm->lock);
-    if (--comm->in_api == 0)
+    /* Abort waits until the last one has left, revoke until all others have. */
+    if (--comm->in_api == 0 || atomic_load(&comm->revoked))
         pthread_cond_broadcast(&comm->cond);
     pthread_mutex_unlock(&comm->lock);
 }
@@ -57,7 +84,7 @@ ncclResult_t hn_comm_drain(struct ncclComm *comm)
     while ((comm->launches || comm->px_active) && !atomic_load(&comm->stop))
         pthread_cond_wait(&comm->cond, &comm->lock);
     pthread_mutex_unlock(&comm->lock);
-    return hn_comm_check(comm);
+    return hn_comm_usable(comm);
 }
 
 /* HOSTNCCL_DEVICES_PER_NODE makes several nodes of one process. */

@@ -123,9 +123,10 @@ struct ncclComm {
     ncclConfig_t config;
     char net_name[64];
     unsigned splits;
-    atomic_int async; /* ncclResult_t */
-    _Atomic int stop; /* set by an error or abort: every wait ends */
-    atomic_bool aborted;
+    atomic_int async;   /* ncclResult_t */
+    _Atomic int stop;   /* set by an error, abort or revoke: every wait ends */
+    _Atomic int broken; /* set by an error or abort: nothing can be done with its boot any more */
+    atomic_bool aborted, revoked, suspended;
     atomic_bool finalized;
     pthread_t init_thread;
     bool init_threaded;
@@ -157,10 +158,13 @@ struct ncclComm {
 /* First error wins; everything that waits on the communicator ends. */
 void hn_comm_fail(struct ncclComm *comm, ncclResult_t result);
 /* ncclSuccess, or the error every call on a broken communicator returns. */
+ncclResult_t hn_comm_usable(struct ncclComm *comm);
+/* The same of operations: also revoked and suspended ones refuse them. */
 ncclResult_t hn_comm_check(struct ncclComm *comm);
 /* Around every API call on a communicator: abort waits for callers to leave. */
 ncclResult_t hn_comm_enter(struct ncclComm *comm);
 void hn_comm_leave(struct ncclComm *comm);
+ncclResult_t hn_comm_revoke(struct ncclComm *comm); /* inside enter and leave */
 /* Waits until no launch and no message is under way, or the communicator broke. */
 ncclResult_t hn_comm_drain(struct ncclComm *comm);
 ncclResult_t hn_comm_create(struct ncclComm *comm, struct hn_boot *boot, struct hn_netctx *share);

@@ -50,8 +50,10 @@ static ncclResult_t run_inits(struct hn_init *list)
             break;
     for (int t = 0; t < started; t++)
         pthread_join(threads[t], NULL);
-    for (; !inline_one && i; i = i->next)
-        i->result = ncclSystemError;
+    for (; !inline_one && i; i = i->next) {
+        i->result = hn_util_fail(ncclSystemError, "no thread for the communicator");
+        hn_init_over(i);
+    }
     free(threads);
     while (list) {
         struct hn_init *next = list->next;
@@ -69,6 +71,8 @@ static void build_part(struct part *part)
     part->result = hn_comm_check(comm);
     if (part->result == ncclSuccess)
         part->result = hn_launch_build(comm, part->ops, &part->launch, &part->px);
+    if (part->result != ncclSuccess && atomic_load(&comm->revoked)) /* and did not fail */
+        part->result = hn_comm_check(comm);
     if (part->result != ncclSuccess && part->result != ncclInvalidUsage)
         hn_comm_fail(comm, part->result);
 }
@@ -196,8 +200,12 @@ ncclResult_t hn_group_op(const struct hn_op *op)
 ncclResult_t hn_group_init(const struct hn_init *init)
 {
     struct hn_init *copy = malloc(sizeof(*copy));
-    if (!copy)
-        return hn_util_fail(ncclSystemError, "out of memory");
+    if (!copy) {
+        struct hn_init failed = *init;
+        failed.result = hn_util_fail(ncclSystemError, "out of memory");
+        hn_init_over(&failed);
+        return failed.result;
+    }
     *copy = *init;
     copy->next = NULL;
     if (!inits)

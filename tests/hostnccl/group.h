@@ -22,10 +22,11 @@ struct hn_init { /* one communicator to be made */
     struct ncclComm *comm;
     ncclComm_t *out;
     ncclUniqueId id;
-    struct ncclComm *parent; /* a split or shrink, else NULL */
+    struct ncclComm *parent; /* a split, shrink or old rank of a grow, else NULL */
     int color, key;
     int *stay; /* shrink: old ranks of the new ones; ours until it is made. Else NULL */
     int stays;
+    bool grows, has_id; /* an old rank; the one that has the id */
     ncclResult_t result;
 };
 
@@ -43,5 +44,7 @@ ncclResult_t hn_launch_build(struct ncclComm *comm, const struct hn_op *ops,
 ncclResult_t hn_init_prepare(struct hn_init *init, int nranks, int rank, int device,
                              const ncclConfig_t *config);
 void hn_init_run(struct hn_init *init); /* may run on any thread; the result is in init->result */
+/* Its end, also of one that was prepared and not run, with the error in init->result. */
+void hn_init_over(struct hn_init *init);
 
 #endif

@@ -141,6 +141,31 @@ static ncclResult_t make_split(struct hn_init *init)
     return result;
 }
 
+/* One of the old ranks has the id that new ones join by. */
+static ncclResult_t make_grown(struct hn_init *init)
+{
+    struct ncclComm *parent = init->parent;
+    struct invitation {
+        int32_t there;
+        ncclUniqueId id;
+    } *all = calloc((size_t)parent->nranks, sizeof(*all));
+    if (!all)
+        return hn_util_fail(ncclSystemError, "out of memory");
+    all[parent->rank] = (struct invitation){init->has_id, init->id};
+    ncclResult_t result = hn_boot_allgather(parent->boot, all, sizeof(*all));
+    int root = 0;
+    while (root < parent->nranks && !all[root].there)
+        root++;
+    if (result == ncclSuccess && root == parent->nranks)
+        result = hn_util_fail(ncclInvalidUsage, "ncclCommGrow: no rank has a unique id");
+    if (result == ncclSuccess) {
+        init->id = all[root].id;
+        result = make_from_id(init);
+    }
+    free(all);
+    return result;
+}
+
 /* Without those who do not stay, who may be gone: every pair of the others speaks for itself. */
 static ncclResult_t make_shrink(struct hn_init *init)
 {
@@ -172,19 +197,25 @@ static ncclResult_t make_shrink(struct hn_init *init)
     }
     hn_boot_free(boot);
     free(addrs);
-    free(init->stay);
     return result;
 }
 
 void hn_init_run(struct hn_init *init)
 {
-    struct ncclComm *comm = init->comm;
     init->result = init->stay     ? make_shrink(init)
+                   : init->grows  ? make_grown(init)
                    : init->parent ? make_split(init)
                                   : make_from_id(init);
+    hn_init_over(init);
+}
+
+void hn_init_over(struct hn_init *init)
+{
+    struct ncclComm *comm = init->comm;
+    free(init->stay);
     if (init->parent)
         hn_comm_leave(init->parent);
-    bool absent = init->parent && init->color == NCCL_SPLIT_NOCOLOR;
+    bool absent = init->parent && init->color == NCCL_SPLIT_NOCOLOR; /* of a split only */
     if (init->result == ncclSuccess && !absent) {
         int in_progress = ncclInProgress; /* an error that came first stays */
         atomic_compare_exchange_strong(&comm->async, &in_progress, ncclSuccess);

@@ -119,6 +119,21 @@ ncclResult_t ncclCommSplit(ncclComm_t comm, int color, int key, ncclComm_t *newc
 #define NCCL_SHRINK_DEFAULT 0
 ncclResult_t ncclCommShrink(ncclComm_t comm, int *excluded, int nexcluded, ncclComm_t *newcomm,
                             ncclConfig_t *config, int flags);
+/* Old ranks: comm, and rank -1; one of them with the id that ncclCommGetUniqueId made of comm, the
+ * others with NULL or the same. New ranks: comm NULL, the id, and their rank. */
+ncclResult_t ncclCommGetUniqueId(ncclComm_t comm, ncclUniqueId *id);
+ncclResult_t ncclCommGrow(ncclComm_t comm, int nranks, const ncclUniqueId *id, int rank,
+                          ncclComm_t *newcomm, ncclConfig_t *config);
+/* Operations under way end, and later ones are refused, with ncclInvalidUsage, at this rank. What
+ * goes on: shrink, split, finalize, destroy, abort. Not in a group; waits until other threads have
+ * left their calls on it. */
+#define NCCL_REVOKE_DEFAULT 0
+ncclResult_t ncclCommRevoke(ncclComm_t comm, int flags);
+/* After its operations are through; those until ncclCommResume are refused with ncclInvalidUsage.
+ */
+#define NCCL_SUSPEND_MEM 1
+ncclResult_t ncclCommSuspend(ncclComm_t comm, int flags);
+ncclResult_t ncclCommResume(ncclComm_t comm);
 ncclResult_t ncclCommFinalize(ncclComm_t comm);
 ncclResult_t ncclCommDestroy(ncclComm_t comm);
 ncclResult_t ncclCommAbort(ncclComm_t comm);

@@ -11,12 +11,13 @@ from pathlib import Path
 from conftest import ROOT, Build
 
 from r2ccl_ctl import control
-from r2ccl_ctl.control import Process
+from r2ccl_ctl.control import Command, Process
 from r2ccl_ctl.job import Job, LaunchSpec
 from r2ccl_ctl.launch import start
 from r2ccl_ctl.rows import Comm
 
 RANKS = 4
+NIC = "127.0.1.2"
 
 
 @contextmanager
@@ -74,3 +75,82 @@ def processes(name: str) -> list[Process]:
 
 def comms(name: str) -> list[Comm]:
     return [comm for process in processes(name) for comm in process.snapshot().comms]
+
+
+# ---- workers that make communicators out of others (shrink_worker.py, life_worker.py)
+
+
+@contextmanager
+def working(
+    build: Build, name: str, folder: Path, worker: str, ranks: int, *words: str
+) -> Iterator[Job]:
+    """Ranks of a worker, which keep a file of what they got in `folder`."""
+    spec = LaunchSpec(
+        argv=(sys.executable, str(ROOT / "tests/py" / worker), str(folder), *words),
+        ranks=ranks,
+        emulate_nodes=ranks,
+        nics=2,
+        job=name,
+        env={
+            "LD_PRELOAD": str(build.path / "libr2ccl.so"),
+            "R2CCL_REAL_NCCL": str(build.host_nccl / "libnccl.so.2"),
+            "R2CCL_PLAN": "on",
+            "R2CCL_PLAN_HOLD": "1",
+            "R2CCL_PLAN_WITHDRAW": "0",
+        },
+    )
+    running = start(spec, echo=False)
+    try:
+        yield running
+    finally:
+        running.kill()
+
+
+def sized(name: str, ranks: int) -> list[Comm]:
+    """The communicators of so many ranks."""
+    return [comm for comm in comms(name) if comm.ranks == ranks]
+
+
+def plans(name: str, ranks: int) -> list[str]:
+    """Of the communicator of so many ranks, each a node, at those that have met."""
+    return [comm.plan for comm in sized(name, ranks) if comm.nodes == ranks]
+
+
+def meets(name: str, ranks: int) -> bool:
+    return len(plans(name, ranks)) == ranks
+
+
+def runs(name: str, ranks: int, plan: str) -> bool:
+    """Of all of its ranks: a tree, or for "" NCCL's own choice."""
+    found = plans(name, ranks)
+    return len(found) == ranks and all(bool(plan) == bool(shown) for shown in found)
+
+
+def lose(name: str) -> None:
+    """Half of what rank 1 has."""
+    _command(name, Command("fail-nic", nic=NIC, fault="blackhole", direction="both"))
+
+
+def regain(name: str) -> None:
+    _command(name, Command("recover-nic", nic=NIC))
+
+
+def _command(name: str, what: Command) -> None:
+    answer = control.send_command(processes(name)[1], what, timeout=10)
+    assert answer.ok, answer.text
+
+
+def last_of(folder: Path, rank: int) -> int:
+    return int((folder / str(rank)).read_text().splitlines()[-1].split()[1])
+
+
+def end_at(folder: Path, name: str) -> None:
+    """An operation that no rank has come to: each takes 10 ms, and none is ahead by two."""
+    fresh = folder / f"{name}.new"
+    fresh.write_text(str(last_of(folder, 0) + 100))
+    fresh.rename(folder / name)
+
+
+def digests(folder: Path, rank: int, ranks: int) -> list[str]:
+    lines = (folder / str(rank)).read_text().splitlines()
+    return [line for line in lines if line.startswith(f"{ranks} ")]

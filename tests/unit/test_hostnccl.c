@@ -19,6 +19,12 @@ enum { RANKS = 4, MAX_COUNT = 300000 };
     X(CommInitRankConfig)                                                                          \
     X(GetUniqueId)                                                                                 \
     X(CommSplit)                                                                                   \
+    X(CommShrink)                                                                                  \
+    X(CommGrow)                                                                                    \
+    X(CommGetUniqueId)                                                                             \
+    X(CommRevoke)                                                                                  \
+    X(CommSuspend)                                                                                 \
+    X(CommResume)                                                                                  \
     X(CommFinalize)                                                                                \
     X(CommDestroy)                                                                                 \
     X(CommAbort)                                                                                   \
@@ -230,7 +236,10 @@ static atomic_int entered;
 static void *lonely(void *arg)
 {
     ncclComm_t comm = arg;
-    static int32_t data[50000];
+    static int32_t buffers[RANKS][50000];
+    int rank = 0;
+    OK(nc.CommUserRank(comm, &rank));
+    int32_t *data = buffers[rank];
     atomic_store(&entered, 1);
     return (void *)(intptr_t)nc.AllReduce(data, data, 50000, ncclInt32, ncclSum, comm, NULL);
 }
@@ -299,6 +308,155 @@ static void test_dead_peer(void)
     CHECK_EQ((intptr_t)lonely(comms[0]), ncclRemoteError);
     OK(nc.CommAbort(comms[0]));
     comms[0] = comms[1] = NULL;
+    finish(2);
+}
+
+/* ---- revoke, suspend, grow */
+
+static void *do_shrink(void *arg)
+{
+    static int last = 2;
+    int rank = (int)(intptr_t)arg;
+    ncclComm_t whole = comms[rank];
+    OK(nc.CommShrink(whole, &last, 1, &comms[rank], NULL, NCCL_SHRINK_DEFAULT));
+    OK(nc.CommDestroy(whole));
+    return NULL;
+}
+
+static void at_once(int ranks, void *(*run)(void *))
+{
+    pthread_t threads[RANKS];
+    for (intptr_t r = 0; r < ranks; r++)
+        CHECK_EQ(pthread_create(&threads[r], NULL, run, (void *)r), 0);
+    for (int r = 0; r < ranks; r++)
+        pthread_join(threads[r], NULL);
+}
+
+/* The last rank stands still: what the others wait in ends, and they go on without it. */
+static void test_revoke(void)
+{
+    pthread_t threads[2];
+    void *result = NULL;
+    ncclResult_t error = ncclRemoteError;
+    start(3);
+    all_reduce(3, 1000);
+    for (int r = 0; r < 2; r++)
+        CHECK_EQ(pthread_create(&threads[r], NULL, lonely, comms[r]), 0);
+    usleep(50000);
+    for (int r = 0; r < 2; r++) {
+        OK(nc.CommRevoke(comms[r], NCCL_REVOKE_DEFAULT));
+        pthread_join(threads[r], &result);
+        CHECK_EQ((intptr_t)result, ncclInvalidUsage);
+        CHECK_EQ((intptr_t)lonely(comms[r]), ncclInvalidUsage);
+        CHECK_EQ(nc.CommRevoke(comms[r], NCCL_REVOKE_DEFAULT), ncclInvalidUsage);
+        OK(nc.CommGetAsyncError(comms[r], &error));
+        CHECK_EQ(error, ncclSuccess);
+    }
+    at_once(2, do_shrink);
+    for (int i = 0; i < 3; i++)
+        all_reduce(2, 1 + check_below(MAX_COUNT));
+    finish(3); /* the last one was not revoked */
+}
+
+static void test_suspend(void)
+{
+    start(2);
+    all_reduce(2, 1000);
+    CHECK_EQ(nc.CommResume(comms[0]), ncclInvalidUsage);
+    for (int r = 0; r < 2; r++)
+        OK(nc.CommSuspend(comms[r], NCCL_SUSPEND_MEM));
+    for (int r = 0; r < 2; r++) {
+        CHECK_EQ((intptr_t)lonely(comms[r]), ncclInvalidUsage);
+        CHECK_EQ(nc.CommSuspend(comms[r], NCCL_SUSPEND_MEM), ncclInvalidUsage);
+        OK(nc.CommResume(comms[r]));
+    }
+    all_reduce(2, 1000);
+    finish(2);
+}
+
+static ncclUniqueId invitation;
+
+static void *do_grow(void *arg)
+{
+    int rank = (int)(intptr_t)arg;
+    ncclComm_t before = rank < 2 ? comms[rank] : NULL;
+    const ncclUniqueId *id = rank ? NULL : &invitation;
+    OK(nc.CommGrow(before, 3, before ? id : &invitation, before ? -1 : rank, &comms[rank], NULL));
+    if (before)
+        OK(nc.CommDestroy(before));
+    return NULL;
+}
+
+static void test_grow(void)
+{
+    int rank = -1, count = 0;
+    start(3); /* for the buffers */
+    for (int r = 0; r < 3; r++)
+        OK(nc.CommDestroy(comms[r]));
+    OK(nc.CommInitAll(comms, 2, NULL));
+    all_reduce(2, 1000);
+    CHECK_EQ(nc.CommGrow(comms[0], 2, NULL, -1, &comms[2], NULL), ncclInvalidArgument);
+    CHECK_EQ(nc.CommGrow(comms[0], 3, NULL, 0, &comms[2], NULL), ncclInvalidArgument);
+    CHECK_EQ(nc.CommGrow(NULL, 3, NULL, 2, &comms[2], NULL), ncclInvalidArgument);
+    OK(nc.CommGetUniqueId(comms[0], &invitation));
+    at_once(3, do_grow);
+    for (int r = 0; r < 3; r++) {
+        OK(nc.CommUserRank(comms[r], &rank));
+        OK(nc.CommCount(comms[r], &count));
+        CHECK(rank == r && count == 3);
+    }
+    all_reduce(3, 1 + check_below(MAX_COUNT));
+    finish(3);
+}
+
+/* ---- */
+
+static void *nothing(void *arg)
+{
+    return arg;
+}
+
+/* Whether this process can have threads: one more takes more room than there is, or not. */
+static bool threads_can_start(bool can)
+{
+    static size_t usual;
+    pthread_attr_t attr;
+    pthread_t thread;
+    CHECK_EQ(pthread_getattr_default_np(&attr), 0);
+    if (!usual)
+        CHECK_EQ(pthread_attr_getstacksize(&attr, &usual), 0);
+    CHECK_EQ(pthread_attr_setstacksize(&attr, can ? usual : (size_t)1 << 47), 0);
+    CHECK_EQ(pthread_setattr_default_np(&attr), 0);
+    pthread_attr_destroy(&attr);
+    bool started = pthread_create(&thread, NULL, nothing, NULL) == 0;
+    if (started)
+        pthread_join(thread, NULL);
+    return started;
+}
+
+/* What is to be made by threads that cannot be started leaves nothing behind, and lets the
+ * communicator go that it was to be made of. */
+static void test_no_threads(void)
+{
+    ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+    ncclComm_t made[2] = {NULL, NULL};
+    int other[2] = {1, 0};
+    start(2);
+    config.blocking = 0;
+    if (threads_can_start(false)) {
+        threads_can_start(true);
+        CHECK_SKIP("threads start whatever their stacks");
+    }
+    CHECK_EQ(nc.CommShrink(comms[0], other, 1, made, &config, NCCL_SHRINK_DEFAULT),
+             ncclSystemError);
+    CHECK(made[0] == NULL);
+    OK(nc.GroupStart()); /* two of them: each has a thread */
+    for (int r = 0; r < 2; r++)
+        OK(nc.CommShrink(comms[r], &other[r], 1, &made[r], NULL, NCCL_SHRINK_DEFAULT));
+    CHECK_EQ(nc.GroupEnd(), ncclSystemError);
+    CHECK(made[0] == NULL && made[1] == NULL);
+    CHECK(threads_can_start(true));
+    all_reduce(2, 1000);
     finish(2);
 }
 
@@ -412,6 +570,10 @@ int main(int argc, char **argv)
         {"abort", test_abort},
         {"abort_one_of_two", test_abort_one_of_two},
         {"dead_peer", test_dead_peer},
+        {"revoke", test_revoke},
+        {"suspend", test_suspend},
+        {"grow", test_grow},
+        {"no_threads", test_no_threads},
         {"nonblocking", test_nonblocking},
         {"bad_arguments", test_bad_arguments},
         {"fork", test_fork},
