@@ -104,20 +104,70 @@ except AttributeError as err:
     assert "undefined symbol: ncclAllReduceX" in plain.stdout
 
 
+SECURE = """
+#include <dirent.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/auxv.h>
+#include <unistd.h>
+
+extern char **environ;
+
+static int entries(const char *folder)
+{
+    DIR *dir = opendir(folder);
+    int n = 0;
+
+    while (dir && readdir(dir))
+        n++;
+    closedir(dir);
+    return n;
+}
+
+int main(void)
+{
+    FILE *maps = fopen("/proc/self/maps", "r");
+    char line[4096];
+    int mapped = 0;
+
+    while (fgets(line, sizeof(line), maps))
+        mapped |= strstr(line, "libr2ccl.so") != NULL;
+    fclose(maps);
+    printf("secure %lu, uid %d, library %d\\n", getauxval(AT_SECURE), (int)geteuid(), mapped);
+    printf("%d %d\\n", entries("/proc/self/task"), entries("/proc/self/fd"));
+    for (char **e = environ; *e; e++)
+        puts(*e);
+    return 0;
+}
+"""
+
+
 def test_setuid_program_starts(run_bounded: RunBounded, shim: Path, tmp_path: Path) -> None:
-    setpriv = shutil.which("setpriv")
-    if os.geteuid() != 0 or setpriv is None:
-        pytest.skip("needs root and setpriv (package util-linux)")
-    program = tmp_path / "id"
-    shutil.copy("/usr/bin/id", program)
-    program.chmod(0o4755)
+    """A setuid program starts as before with the library in it. ld.so would ignore a preload by its
+    path there, so the program names the library itself."""
+    setpriv, gcc = shutil.which("setpriv"), shutil.which("gcc")
+    if os.geteuid() != 0 or setpriv is None or gcc is None:
+        pytest.skip("needs root, setpriv (package util-linux) and gcc")
+    (tmp_path / "look.c").write_text(SECURE, encoding="utf-8")
     for folder in [tmp_path, *tmp_path.parents][:-2]:
         folder.chmod(folder.stat().st_mode | 0o055)
-    # ld.so ignores a preload with a path in a program with other rights, as ever.
-    finished = run_bounded(
-        [setpriv, "--reuid=65534", "--clear-groups", "env", f"LD_PRELOAD={shim}", program, "-u"]
-    )
-    assert finished.stdout == "0\n"
+    env = {"R2CCL_PLAN": "on", "R2CCL_PLAN_TRACE": f"{tmp_path}/trace", "R2CCL_DLSYM": "1"}
+    words, files = [f"{name}={value}" for name, value in env.items()], os.listdir(tmp_path)
+    said = []
+    for with_it in (0, 1):
+        program = tmp_path / f"look{with_it}"
+        link = ["-Wl,--no-as-needed", f"-Wl,-rpath,{shim.parent}", shim] if with_it else []
+        run_bounded([gcc, "-o", program, tmp_path / "look.c", *link])
+        program.chmod(0o4755)
+        finished = run_bounded(
+            [setpriv, "--reuid=65534", "--clear-groups", "env", "-i", *words, program]
+        )
+        first, rest = finished.stdout.split("\n", 1)
+        assert first == f"secure 1, uid 0, library {with_it}"
+        assert finished.stderr == ""
+        said.append(rest)
+    assert said[0] == said[1]
+    assert sorted(os.listdir(tmp_path)) == sorted([*files, "look0", "look1"])
 
 
 @pytest.mark.parametrize("how", ["linked", "rtld-local", "named"])
