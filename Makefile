@@ -293,7 +293,7 @@ $(fakecuda): $(B)/obj/tests/shim/fakecuda.o
 $(patsubst %,$(B)/tests/unit/test_%,shim_exec shim_group shim_timing leader): | $(fakecuda)
 
 $(B)/tests/unit/test_shim $(B)/tests/unit/test_shim_config $(B)/tests/unit/test_shim_plan $(B)/tests/unit/test_shim_exec \
-	$(B)/tests/unit/test_shim_group $(B)/tests/unit/test_shim_trace $(B)/tests/unit/test_shim_storm \
+	$(B)/tests/unit/test_shim_group $(B)/tests/unit/test_shim_beside $(B)/tests/unit/test_shim_trace $(B)/tests/unit/test_shim_storm \
 	$(B)/tests/unit/test_shim_timing: | $(noop) $(noop_old) $(plugin)
 $(B)/tests/unit/test_tuner $(B)/tests/unit/test_tree_allreduce $(B)/tests/unit/test_hostnccl: | $(plugin) $(host)
 

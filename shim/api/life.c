@@ -340,39 +340,46 @@ int ncclCommAbort(r2_nccl_comm comm)
     return end(R2_API_ncclCommAbort, comm, R2_CALLER);
 }
 
-/* Revoke and suspend. */
-static int change(enum r2_api id, r2_nccl_comm comm, int flags, const void *caller)
+R2_EXPORT int ncclCommRevoke(r2_nccl_comm comm, int flags);
+int ncclCommRevoke(r2_nccl_comm comm, int flags)
 {
     struct r2_call call;
-    int (*fn)(r2_nccl_comm, int) = r2_call_enter(&call, id, comm, caller);
+    int (*fn)(r2_nccl_comm, int) = r2_call_enter(&call, R2_API_ncclCommRevoke, comm, R2_CALLER);
     int result, beside = R2_NCCL_OK;
 
     if (!fn)
         return call.error;
     if (call.active && call.comm)
-        beside = fan(&call, id, true, flags);
+        beside = fan(&call, R2_API_ncclCommRevoke, true, flags);
     result = beside == OVERTAKEN ? R2_NCCL_INTERNAL : fn(comm, flags);
-    if (call.active && call.comm && (result == R2_NCCL_OK || result == R2_NCCL_IN_PROGRESS)) {
-        if (id == R2_API_ncclCommRevoke)
-            r2_comms_revoked(call.comm);
-        else
-            r2_comms_state(call.comm, R2_SEG_COMM_SUSPENDED, NULL);
-    }
+    if (call.active && call.comm && (result == R2_NCCL_OK || result == R2_NCCL_IN_PROGRESS))
+        r2_comms_revoked(call.comm);
     result = result == R2_NCCL_OK ? beside : result;
     r2_call_leave(&call);
     return result;
 }
 
-R2_EXPORT int ncclCommRevoke(r2_nccl_comm comm, int flags);
-int ncclCommRevoke(r2_nccl_comm comm, int flags)
-{
-    return change(R2_API_ncclCommRevoke, comm, flags, R2_CALLER);
-}
-
+/* All of them or none. */
 R2_EXPORT int ncclCommSuspend(r2_nccl_comm comm, int flags);
 int ncclCommSuspend(r2_nccl_comm comm, int flags)
 {
-    return change(R2_API_ncclCommSuspend, comm, flags, R2_CALLER);
+    struct r2_call call;
+    int (*fn)(r2_nccl_comm, int) = r2_call_enter(&call, R2_API_ncclCommSuspend, comm, R2_CALLER);
+    int result, beside = R2_NCCL_OK;
+
+    if (!fn)
+        return call.error;
+    if (call.active && call.comm)
+        beside = fan(&call, R2_API_ncclCommSuspend, true, flags);
+    result = beside == OVERTAKEN ? R2_NCCL_INTERNAL : beside;
+    if (beside == R2_NCCL_OK)
+        result = fn(comm, flags);
+    if (call.active && call.comm && (result == R2_NCCL_OK || result == R2_NCCL_IN_PROGRESS))
+        r2_comms_state(call.comm, R2_SEG_COMM_SUSPENDED, NULL);
+    else if (call.active && call.comm)
+        r2_comms_fan(call.comm, R2_API_ncclCommResume, false, 0); /* those that were */
+    r2_call_leave(&call);
+    return result;
 }
 
 R2_EXPORT int ncclCommResume(r2_nccl_comm comm);

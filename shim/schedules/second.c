@@ -30,6 +30,7 @@ struct second {
     struct r2_nccl_id id;
     int rank;            /* in its own order */
     r2_nccl_comm ending; /* the handle, with the thread that ends the set */
+    atomic_bool suspended;
 
     pthread_mutex_t lock; /* guards the rest */
     pthread_cond_t wake;
@@ -421,6 +422,21 @@ static void give_back(struct second *c, bool ask)
     pthread_mutex_unlock(&c->lock);
 }
 
+/* NCCL resumes only what it has suspended; one may have been made since. Relaxed: whoever suspends
+ * and resumes a communicator does so one after the other. */
+static bool concerns(const struct second *c, enum r2_api function)
+{
+    return function != R2_API_ncclCommResume ||
+           atomic_load_explicit(&c->suspended, memory_order_relaxed);
+}
+
+static void note(struct second *c, enum r2_api function)
+{
+    if (function == R2_API_ncclCommSuspend || function == R2_API_ncclCommResume)
+        atomic_store_explicit(&c->suspended, function == R2_API_ncclCommSuspend,
+                              memory_order_relaxed);
+}
+
 int r2_seconds_fan(struct r2_seconds *s, enum r2_api function, bool has_flags, int flags)
 {
     struct second *all[4 * R2_PLAN_ORDERS];
@@ -429,10 +445,12 @@ int r2_seconds_fan(struct r2_seconds *s, enum r2_api function, bool has_flags, i
 
     r2_call_nest();
     for (int i = 0; i < n; i++) {
-        if (fn && borrow(all[i], false)) {
+        if (fn && concerns(all[i], function) && borrow(all[i], false)) {
             int result = has_flags ? ((int (*)(r2_nccl_comm, int))fn)(all[i]->handle, flags)
                                    : ((int (*)(r2_nccl_comm))fn)(all[i]->handle);
 
+            if (result == R2_NCCL_OK)
+                note(all[i], function);
             give_back(all[i], false);
             first = first == R2_NCCL_OK ? result : first;
         }

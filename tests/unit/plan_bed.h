@@ -1,5 +1,5 @@
 /* Ranks as threads of this process over the no-op NCCL (noop_bed.h), whose plans the test itself
- * proposes. Of test_shim_exec.c and test_shim_timing.c. */
+ * proposes. Of test_shim_exec.c, test_shim_beside.c and test_shim_timing.c. */
 #ifndef R2_TESTS_PLAN_BED_H
 #define R2_TESTS_PLAN_BED_H
 
@@ -111,6 +111,15 @@ static void take_plan(struct rank *me, int n)
     CHECK(!made(me));
     pthread_barrier_wait(&together);
     agree(me, n, true);
+}
+
+/* What was made for it. */
+__attribute__((unused)) static r2_nccl_comm second(struct rank *me, uint64_t key)
+{
+    r2_nccl_comm handle = r2_seconds_get(me->follow->seconds, key);
+
+    CHECK(handle != NULL);
+    return handle;
 }
 
 static void *run_rank(void *arg)

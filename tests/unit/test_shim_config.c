@@ -1,5 +1,5 @@
 /* What the shim makes of a communicator's configuration, over the no-op NCCL. Rung 2. That plans'
- * communicators get it too: test_shim_exec.c. */
+ * communicators get it too: test_shim_beside.c. */
 #define _GNU_SOURCE
 #include <sys/mman.h>
 

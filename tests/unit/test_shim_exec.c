@@ -6,14 +6,6 @@
 #include "plan_bed.h"
 #include "util/thread.h"
 
-static r2_nccl_comm second(struct rank *me, uint64_t key)
-{
-    r2_nccl_comm handle = r2_seconds_get(me->follow->seconds, key);
-
-    CHECK(handle != NULL);
-    return handle;
-}
-
 /* What this thread's last operations ran on. */
 static void expect(int n, const r2_nccl_comm *comms, const size_t *counts)
 {
@@ -446,45 +438,6 @@ static void test_two_communicators(void)
     run_all(two);
 }
 
-/* A communicator's configuration is that of what plans make beside it, also where it is given to
- * ncclCommShrink: as much of it as we know, which is the caller's own when it returns. */
-static void configured(struct rank *me)
-{
-    struct {
-        struct r2_nccl_config known;
-        char newer[64];
-    } config = {.known = {.size = sizeof(config),
-                          .magic = R2_NCCL_CONFIG_MAGIC,
-                          .blocking = 1,
-                          .min_ctas = 4711,
-                          .net_name = "R2CCL"}};
-    r2_nccl_comm whole = me->comm;
-    const struct r2_nccl_config *made_with;
-    int nobody;
-
-    /* None excluded: NCCL would refuse that, but all ranks of the bed stay. */
-    CHECK_EQ(ncclCommShrink(whole, &nobody, 0, &me->comm, &config.known, 0), 0);
-    memset(&config, 0xdb, sizeof(config));
-    r2_comms_drop(me->entry);
-    me->entry = r2_comms_hold(me->comm);
-    CHECK(me->entry && me->entry->follow);
-    me->follow = me->entry->follow;
-    pthread_barrier_wait(&together);
-    take_plan(me, 1);
-    made_with = &second(me, 11)->config;
-    CHECK_EQ(made_with->size, sizeof(*made_with));
-    CHECK_EQ(made_with->magic, R2_NCCL_CONFIG_MAGIC);
-    CHECK_EQ(made_with->min_ctas, 4711);
-    CHECK_STR(made_with->net_name, "R2CCL");
-    CHECK_EQ(ncclCommDestroy(me->comm), 0);
-    CHECK_EQ(ncclCommDestroy(whole), 0);
-}
-
-static void test_configuration(void)
-{
-    run_all(configured);
-}
-
 /* ---- captures, over a driver that only pretends */
 
 #define CAPTURING ((r2_nccl_stream)0xca)
@@ -560,7 +513,6 @@ static const struct check_test tests[] = {
     {"abort_overtakes", test_abort_overtakes},
     {"abort_while_asked", test_abort_while_asked},
     {"two_communicators", test_two_communicators},
-    {"configuration", test_configuration},
     {"captures", test_captures},
     {0},
 };

@@ -319,14 +319,19 @@ int ncclCommRevoke(r2_nccl_comm comm, int flags)
 
 int ncclCommSuspend(r2_nccl_comm comm, int flags)
 {
+    int result = wait_for_peers(comm, noop_note(R2_API_ncclCommSuspend));
+
     (void)flags;
-    return wait_for_peers(comm, noop_note(R2_API_ncclCommSuspend));
+    if (result == R2_NCCL_OK && atomic_exchange(&comm->suspended, 1))
+        result = R2_NCCL_USAGE;
+    return result;
 }
 
 int ncclCommResume(r2_nccl_comm comm)
 {
-    (void)comm;
-    return noop_note(R2_API_ncclCommResume);
+    int result = noop_note(R2_API_ncclCommResume);
+
+    return result == R2_NCCL_OK && !atomic_exchange(&comm->suspended, 0) ? R2_NCCL_USAGE : result;
 }
 
 /* A communicator in the making is made when it has been asked about once. */

@@ -19,7 +19,7 @@ struct r2_nccl_comm {
     int rank, nranks;
     int id; /* the first bytes of what it was made from; 0: of another communicator */
     struct r2_nccl_config config; /* of ncclCommInitRankConfig, as much as we know of it */
-    atomic_int aborted, revoked, error, inside;
+    atomic_int aborted, revoked, suspended, error, inside;
     atomic_int hold_asks, asking; /* while the first is set, questions about it wait; how many do */
 };
 
