@@ -156,8 +156,8 @@ def test_setuid_program_starts(run_bounded: RunBounded, shim: Path, tmp_path: Pa
     said = []
     for with_it in (0, 1):
         program = tmp_path / f"look{with_it}"
-        link = ["-Wl,--no-as-needed", f"-Wl,-rpath,{shim.parent}", shim] if with_it else []
-        run_bounded([gcc, "-o", program, tmp_path / "look.c", *link])
+        link: list[str | Path] = ["-Wl,--no-as-needed", f"-Wl,-rpath,{shim.parent}", shim]
+        run_bounded([gcc, "-o", program, tmp_path / "look.c", *(link if with_it else [])])
         program.chmod(0o4755)
         finished = run_bounded(
             [setpriv, "--reuid=65534", "--clear-groups", "env", "-i", *words, program]
