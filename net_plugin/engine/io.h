@@ -50,9 +50,9 @@ struct r2_io *r2_io_pick(void);
 struct r2_io *r2_io_at(int index);
 /* The thread is running or spinning: it sees a task within a microsecond or so. A hint. */
 bool r2_io_awake(struct r2_io *io);
-/* An I/O thread's own word: until it takes that back, what it does may wait for the kernel for long
- * (questions by netlink wait while an interface is changed), and it does not count as awake.
- * Without effect on other threads. */
+/* An I/O thread's own word: until it takes that back, what it does may wait for the kernel for
+ * long, and it does not count as awake. For questions by netlink when the process cannot have a
+ * thread for them (nicask.c). Without effect on other threads. */
 void r2_io_away(bool away);
 /* ... and at once: it is awake and has nothing to do. A hint. */
 bool r2_io_polls(struct r2_io *io);

@@ -1,21 +1,38 @@
 /* Links, addresses and interfaces of this node's NICs: what the kernel says about them, and what
  * follows when a NIC has another address or its interface was made anew.
  *
- * Everything here runs on I/O thread 0, but for r2_nicstate_carrier and r2_engine_nic_now. Where a
- * NIC is (r2_nic.ifindex, addr, ...) is changed here only, under `place_lock`, a leaf. */
+ * Everything here runs on I/O thread 0, but for r2_engine_nic_now, and nothing here waits for the
+ * kernel's RTNL lock: events are read as they come, questions are put by a thread of their own
+ * (nicask.c), and their answers come back as a task. (To bind and to listen, listen_again, takes
+ * locks of sockets and RCU's only.) Where a NIC is (r2_nic.ifindex, addr, ...) is changed here
+ * only, under `place_lock`, a leaf.
+ *
+ * Events and answers come on two ways, and the newer one counts. Both are made under RTNL, so they
+ * have an order in the kernel: an answer says what was at its moment A. Before an answer is taken,
+ * all events that are queued are read (answered), so all events older than A have been told by
+ * then. If nothing about the interface was read since the question was put (r2_linkwatch_since),
+ * nothing newer than A has been told either: the answer is the newest word, and counts. If
+ * something was, it may be older than A or newer, which nobody can tell: the answer is dropped and
+ * the question put again, so an old "up" never overrules a newer "down" nor the other way round.
+ * While events keep coming they are the news, and the question waits for the next tick (20 ms). A
+ * carrier that changes is seen by questions before its event, which the kernel may hold back for a
+ * second: the event then repeats what is known, or is as new as it is. */
 #include <errno.h>
 #include <stdio.h>
 #include <string.h>
 #include <strings.h>
 
 #include "engine/internal.h"
+#include "engine/nicask.h"
 #include "topology/nettables.h"
 #include "topology/pick.h"
 
 /* A NIC that is renumbered has for a moment no address of its family: the other one can wait. */
 #define FAMILY_NS (1 * R2_NS_PER_S)
-#define LISTEN_NS                                                                                  \
-    (900 * R2_NS_PER_MS) /* a NIC that is deaf tries once a second, not at each event */
+#define LISTEN_NS (900 * R2_NS_PER_MS)  /* a deaf NIC tries once a second, not at each event */
+#define AGAIN_NS (20 * R2_NS_PER_MS)    /* an answer was too old: after a tick */
+#define FAILED_NS (100 * R2_NS_PER_MS)  /* the kernel could not answer: not at once again */
+#define CARRIER_NS (150 * R2_NS_PER_MS) /* an answer says so long that there is carrier */
 
 static pthread_mutex_t place_lock = PTHREAD_MUTEX_INITIALIZER;
 static struct r2_nic first[R2_MAX_NICS];  /* as they were found */
@@ -24,6 +41,12 @@ static uint64_t tried_at[R2_MAX_NICS];    /* when it was last tried to */
 static char place_news[R2_MAX_NICS][128]; /* until its link is up: what happened to its place */
 static uint64_t lost_at[R2_MAX_NICS];     /* when its address was seen to be gone */
 static atomic_bool moved;                 /* set once, read by anybody */
+
+static struct r2_task answers;
+static bool link_due[R2_MAX_NICS];       /* its link is to be asked for, at the next tick */
+static uint64_t tables_due;              /* the tables are, from then on; 0: not */
+static uint64_t carrier_at[R2_MAX_NICS]; /* when the last question was put that has an answer */
+static uint64_t counted[R2_MAX_NICS];    /* number of the last answer that counted */
 
 void r2_engine_nic_now(int dev, struct r2_nic *out)
 {
@@ -63,6 +86,43 @@ static void comes_up(int nic)
 {
     r2_nicstate_link(nic, true, place_news[nic][0] ? place_news[nic] : "link up");
     place_news[nic][0] = 0;
+}
+
+/* ---- questions, and whether answers count */
+
+static uint64_t moment(void)
+{
+    return r2_eng.watch ? r2_linkwatch_moment(r2_eng.watch) : 0;
+}
+
+/* Something newer may have been told about the interface, or has been about the NIC, since it was
+ * asked for. */
+static bool overtaken(int nic, int ifindex, const struct r2_nicask *got)
+{
+    return got->number < counted[nic] ||
+           (r2_eng.watch && r2_linkwatch_since(r2_eng.watch, ifindex, got->moment));
+}
+
+static void want_tables(uint64_t at)
+{
+    if (!tables_due || at < tables_due)
+        tables_due = at;
+}
+
+/* One that is out may be older than what made us ask: then it is put again when it is back. Not
+ * before all events are read: what was lost is in the tables only if they are read after that. */
+static void ask_tables(void)
+{
+    if (tables_due && r2_now_ns() >= tables_due &&
+        (!r2_eng.watch || r2_linkwatch_drained(r2_eng.watch)) &&
+        r2_nicask_put(R2_NICASK_TABLES, 0, moment()))
+        tables_due = 0;
+}
+
+static void ask_link(int nic)
+{
+    if (link_due[nic] && r2_nicask_put(nic, index_of(nic), moment()))
+        link_due[nic] = false;
 }
 
 /* ---- another place */
@@ -149,18 +209,19 @@ static void listen_again(int nic, bool elsewhere)
 }
 
 /* Where the NIC is now, by the kernel's tables: taken back if it was missing. */
-static void find_again(int nic)
+static void find_again(int nic, const struct r2_nicask *got)
 {
-    struct r2_net_tables tables;
     struct r2_nic old, now;
     int rc;
 
-    if (r2_net_tables_read(&tables))
-        return;
     r2_engine_nic_now(nic, &old);
-    rc = r2_nic_find_again(&tables, r2_eng.nics, r2_eng.n_nics, nic, &first[nic],
+    rc = r2_nic_find_again(&got->tables, r2_eng.nics, r2_eng.n_nics, nic, &first[nic],
                            family_wanted(nic), &now);
-    r2_net_tables_free(&tables);
+    if (overtaken(nic, old.ifindex, got) || (rc == 0 && overtaken(nic, now.ifindex, got))) {
+        want_tables(r2_now_ns() + AGAIN_NS);
+        return;
+    }
+    counted[nic] = got->number;
     if (!rc && named_by_address(nic) &&
         !r2_sockaddr_equal((const struct sockaddr *)&now.addr,
                            (const struct sockaddr *)&first[nic].addr))
@@ -186,19 +247,25 @@ static void find_again(int nic)
 }
 
 /* It has none, or is of no use where it is: a better address may have come. */
-static void look_for_place(int nic)
+static bool needs_place(int nic)
 {
     const struct r2_nic_state *s = &r2_eng.nic_state[nic];
 
+    if (r2_eng.nics[nic].loopback || r2_eng.nics[nic].bare)
+        return false;
+    return missing(nic) ||
+           (!deaf[nic] && !atomic_load(&s->trusted) && atomic_load(&s->census[R2_CENSUS_OK]) <= 0);
+}
+
+static void look_for_place(int nic)
+{
     if (deaf[nic] && !missing(nic)) { /* since the start */
         if (r2_now_ns() - tried_at[nic] >= LISTEN_NS)
             listen_again(nic, false);
-        return;
+    } else if (needs_place(nic)) {
+        want_tables(r2_now_ns());
+        ask_tables();
     }
-    if (r2_eng.nics[nic].loopback || r2_eng.nics[nic].bare)
-        return;
-    if (missing(nic) || (!atomic_load(&s->trusted) && atomic_load(&s->census[R2_CENSUS_OK]) <= 0))
-        find_again(nic);
 }
 
 /* ---- the kernel's word */
@@ -234,62 +301,138 @@ static void on_link(void *arg, int ifindex, enum r2_link_event event, const stru
     }
 }
 
+/* Takes in what is queued; what is too much for once is left to the task. */
+static void read_events(void)
+{
+    int n;
+
+    if (!r2_eng.watch)
+        return;
+    n = r2_linkwatch_read(r2_eng.watch, on_link, NULL);
+    if (n >= 0 && !r2_linkwatch_drained(r2_eng.watch))
+        r2_task_kick(&answers);
+    if (r2_linkwatch_stale(r2_eng.watch))
+        want_tables(r2_now_ns());
+    for (int i = 0; i < r2_eng.n_nics && n > 0; i++)
+        look_for_place(i);
+    ask_tables();
+}
+
 static void watch_ready(struct r2_io_fd *f, uint32_t events)
 {
     (void)f;
     (void)events;
-    if (r2_linkwatch_read(r2_eng.watch, on_link, NULL) <= 0)
+    read_events();
+}
+
+static void link_answer(int nic, const struct r2_nicask *got)
+{
+    if (got->rc < 0)
+        return; /* the next look is soon enough */
+    if (got->ifindex != index_of(nic) || overtaken(nic, got->ifindex, got)) {
+        link_due[nic] = true;
         return;
-    r2_io_away(true);
-    for (int i = 0; i < r2_eng.n_nics; i++)
-        look_for_place(i);
-    r2_io_away(false);
+    }
+    counted[nic] = got->number;
+    carrier_at[nic] = got->put_at;
+    if (got->rc == R2_LINK_REMOVED) {
+        lost(nic, "its interface is gone");
+        look_for_place(nic);
+    } else {
+        link_event(nic, got->rc == R2_LINK_UP);
+    }
+}
+
+static void tables_answer(struct r2_nicask *got)
+{
+    bool stale = r2_eng.watch && r2_linkwatch_stale(r2_eng.watch);
+
+    if (stale && got->rc == 0) {
+        r2_linkwatch_resync(r2_eng.watch, &got->tables, got->moment, on_link, NULL);
+        stale = r2_linkwatch_stale(r2_eng.watch);
+    }
+    for (int i = 0; i < r2_eng.n_nics; i++) {
+        stale |= got->rc && needs_place(i);
+        if (got->rc == 0 && needs_place(i))
+            find_again(i, got);
+    }
+    if (stale)
+        want_tables(r2_now_ns() + (got->rc ? FAILED_NS : AGAIN_NS));
+    r2_net_tables_free(&got->tables);
+}
+
+/* The task: answers are there, or events were left. */
+static void answered(struct r2_task *t)
+{
+    struct r2_nicask got;
+
+    (void)t;
+    read_events();
+    if (r2_eng.watch && !r2_linkwatch_drained(r2_eng.watch))
+        return; /* events first, see above: it was kicked again, or the next tick does it */
+    if (r2_nicask_take(R2_NICASK_TABLES, &got))
+        tables_answer(&got);
+    for (int i = 0; i < r2_eng.n_nics; i++) {
+        if (r2_nicask_take(i, &got))
+            link_answer(i, &got);
+    }
 }
 
 /* A port without an interface is asked by its transport (nicrdma.c). */
-static int query(int nic)
+static bool has_interface(int nic)
 {
-    if (r2_eng.nics[nic].bare)
-        return r2_nic_port_up(nic) ? R2_LINK_UP : R2_LINK_DOWN;
-    return r2_eng.nics[nic].loopback ? R2_LINK_UP : r2_link_query(index_of(nic));
+    return !r2_eng.nics[nic].bare && !r2_eng.nics[nic].loopback;
 }
 
-/* False: the interface does not exist any more. */
-static bool look_at_link(int nic)
+void r2_niclink_ask(int nic)
 {
-    int link = query(nic);
-
-    if (link == R2_LINK_UP || link == R2_LINK_DOWN)
-        link_event(nic, link == R2_LINK_UP);
-    return link != R2_LINK_REMOVED;
+    if (has_interface(nic)) {
+        link_due[nic] = true;
+        ask_link(nic);
+    }
 }
 
-/* Any thread: what is up again is left to thread 0. */
-bool r2_nicstate_carrier(int nic)
+enum r2_carrier r2_niclink_carrier(int nic)
 {
-    int link = query(nic);
-
-    if (link == R2_LINK_DOWN)
-        r2_nicstate_link(nic, false, "link down");
-    if (link < 0)
-        return r2_eng.nic_state[nic].link_up;
-    return link == R2_LINK_UP && !missing(nic);
+    if (!has_interface(nic))
+        return r2_eng.nics[nic].loopback || r2_nic_port_up(nic) ? R2_CARRIER_UP : R2_CARRIER_DOWN;
+    if (missing(nic) || !r2_eng.nic_state[nic].link_up)
+        return R2_CARRIER_DOWN;
+    return carrier_at[nic] && r2_now_ns() - carrier_at[nic] < CARRIER_NS ? R2_CARRIER_UP
+                                                                         : R2_CARRIER_UNKNOWN;
 }
 
 void r2_niclink_look(int nic)
 {
-    r2_io_away(true);
-    if (!look_at_link(nic))
-        lost(nic, "its interface is gone");
+    if (has_interface(nic))
+        r2_niclink_ask(nic);
+    else
+        link_event(nic, r2_eng.nics[nic].loopback || r2_nic_port_up(nic));
     look_for_place(nic);
-    r2_io_away(false);
 }
 
+void r2_niclink_tick(void)
+{
+    if (r2_eng.watch && !r2_linkwatch_drained(r2_eng.watch))
+        r2_task_kick(&answers);
+    for (int i = 0; i < r2_eng.n_nics; i++)
+        ask_link(i);
+    ask_tables();
+}
+
+/* Before the watch is at work nothing of this is thread 0's. */
 void r2_niclink_start(void)
 {
     int rc;
 
     memcpy(first, r2_eng.nics, sizeof(first));
+    for (int i = 0; i < r2_eng.n_nics; i++) {
+        struct r2_wire_addr addr;
+
+        deaf[i] = !r2_eng.nics[i].bare && r2_eng.ops->address(i, &addr) != 0;
+    }
+    r2_task_init(&answers, r2_io_at(0), answered);
+    r2_nicask_start(&answers);
     rc = r2_linkwatch_open(&r2_eng.watch);
     if (rc == 0) {
         r2_eng.watch_fd.fd = r2_linkwatch_fd(r2_eng.watch);
@@ -300,11 +443,5 @@ void r2_niclink_start(void)
     if (rc) {
         R2_WARN("no link events (%s): heartbeats have to notice dead links", strerror(-rc));
         r2_control_set_missing(r2_eng.ctl, R2_SEG_MISSING_NETLINK);
-    }
-    for (int i = 0; i < r2_eng.n_nics; i++) {
-        struct r2_wire_addr addr;
-
-        deaf[i] = !r2_eng.nics[i].bare && r2_eng.ops->address(i, &addr) != 0;
-        look_at_link(i); /* what changed since the NICs were found */
     }
 }

@@ -33,11 +33,9 @@ static inline enum r2_nic_word r2_nic_word(int nic)
 void r2_nicstate_verdict(int nic, enum r2_verdict verdict, const char *why);
 /* What engine/locate found about a local NIC: it fails for all peers at once, or works again. */
 void r2_nicstate_located(int nic, bool usable, const char *why);
-/* The kernel's word now, without waiting for its event: false when the link is down. */
 /* Calls `each` with every endpoint of the NIC that is not closed, of all peers; outside all locks.
  */
 void r2_nic_eps(int nic, void (*each)(struct r2_ep *ep, void *arg), void *arg);
-bool r2_nicstate_carrier(int nic);
 int r2_nicstate_start(void);
 /* Time passes; I/O thread 0. */
 void r2_nicstate_tick(uint64_t now);
@@ -52,13 +50,23 @@ void r2_nicstate_announce(int nic);
 void r2_nicstate_deaf(int nic, bool deaf);
 
 /* The kernel's word about the link, or the word that the NIC's address is not there. I/O thread 0,
- * but for r2_nicstate_carrier. */
+ * and the thread of a port without an interface. */
 void r2_nicstate_link(int nic, bool up, const char *cause);
 
-/* ---- niclink.c: links, addresses and interfaces of this node's NICs */
+/* ---- niclink.c: links, addresses and interfaces of this node's NICs. I/O thread 0, which waits
+ * for none of this: the kernel's answers come when they come, and a NIC is what it was until then.
+ */
 void r2_niclink_start(void);
-/* Once a second: an event may have been missed. I/O thread 0. */
+/* Once a second: an event may have been missed. */
 void r2_niclink_look(int nic);
+/* Every 20 ms: what could not be asked before. */
+void r2_niclink_tick(void);
+/* Asks about its link now, without waiting for an event, which the kernel may hold back for a
+ * second. The answer makes the NIC's state follow; as a rule within a millisecond. */
+void r2_niclink_ask(int nic);
+/* What is known: DOWN by an event or an answer (or its address is gone), UP by the answer to a
+ * question of the last 150 ms, else UNKNOWN. */
+enum r2_carrier r2_niclink_carrier(int nic);
 /* Some NIC has another address than at first: peers are told addresses with each word. */
 bool r2_niclink_moved(void);
 

@@ -499,6 +499,7 @@ static void tick_nic(int nic, uint64_t now)
 
 void r2_nicstate_tick(uint64_t now)
 {
+    r2_niclink_tick();
     for (int i = 0; i < r2_eng.n_nics; i++)
         tick_nic(i, now);
 }

@@ -219,6 +219,8 @@ struct r2_msg_info {
     char host[64];
 } __attribute__((packed));
 
+enum r2_carrier { R2_CARRIER_UNKNOWN = 0, R2_CARRIER_UP, R2_CARRIER_DOWN };
+
 /* The path between `near` and `far` (NICs of two processes; ports do not matter) has failed. The
  * process that `far` belongs to looks from there, any other one looks at both ends. */
 struct r2_msg_probe {

@@ -3,6 +3,8 @@
 
 #include <errno.h>
 #include <linux/rtnetlink.h>
+#include <stdbool.h>
+#include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -11,10 +13,17 @@
 
 #define R2_LINKWATCH_BUFFER 32768
 #define R2_LINKWATCH_MESSAGES 1024 /* per call: a storm must not keep the caller for ever */
+#define R2_LINKWATCH_SLOTS 64      /* of interfaces, by index */
 
 struct r2_linkwatch {
     int fd;
-    struct r2_net_tables known; /* what the caller has been told */
+    struct r2_net_tables known;         /* what the caller has been told */
+    uint64_t moment;                    /* grows with all that is read */
+    uint64_t heard[R2_LINKWATCH_SLOTS]; /* when the last message about such an interface was read */
+    uint64_t lost_at;                   /* when the last loss was over; 0: none */
+    bool losing;  /* the kernel leaves messages out, until its queue has been empty */
+    bool stale;   /* `known` lacks what was lost */
+    bool drained; /* the last read has left nothing behind */
     _Alignas(struct nlmsghdr) char buffer[R2_LINKWATCH_BUFFER];
 };
 
@@ -152,6 +161,17 @@ static void r2_linkwatch_unaddr(struct r2_linkwatch_report *r, const struct r2_n
     }
 }
 
+static void r2_linkwatch_hear(struct r2_linkwatch *w, int ifindex)
+{
+    w->heard[(unsigned)ifindex % R2_LINKWATCH_SLOTS] = ++w->moment;
+}
+
+static int r2_linkwatch_new_addr(struct r2_linkwatch_report *r, const struct r2_net_addr *addr)
+{
+    r2_linkwatch_hear(r->watch, addr->ifindex);
+    return r2_linkwatch_addr(r, addr);
+}
+
 static int r2_linkwatch_message(struct r2_linkwatch_report *r, const struct nlmsghdr *m)
 {
     struct r2_net_link link;
@@ -166,15 +186,17 @@ static int r2_linkwatch_message(struct r2_linkwatch_report *r, const struct nlms
             r2_netlink_decode_link(m, &link)) {
             return 0;
         }
+        r2_linkwatch_hear(r->watch, link.ifindex);
         if (m->nlmsg_type == RTM_NEWLINK) {
             return r2_linkwatch_link(r, &link);
         }
         r2_linkwatch_unlink(r, link.ifindex);
         return 0;
     case RTM_NEWADDR:
-        return r2_netlink_decode_addr(m, &addr) ? 0 : r2_linkwatch_addr(r, &addr);
+        return r2_netlink_decode_addr(m, &addr) ? 0 : r2_linkwatch_new_addr(r, &addr);
     case RTM_DELADDR:
         if (r2_netlink_decode_addr(m, &addr) == 0) {
+            r2_linkwatch_hear(r->watch, addr.ifindex);
             r2_linkwatch_unaddr(r, &addr);
         }
         return 0;
@@ -185,37 +207,65 @@ static int r2_linkwatch_message(struct r2_linkwatch_report *r, const struct nlms
 
 /* ---- after a loss ---- */
 
-/* Reads the tables and reports the differences. Events that were queued before this moment and
- * are read later may repeat an older state; the ones behind them bring it back. */
-static int r2_linkwatch_resync(struct r2_linkwatch_report *r)
+/* The kernel says once that its queue was full, and leaves out whatever comes until the queue has
+ * been empty. */
+static void r2_linkwatch_lost(struct r2_linkwatch *w)
 {
-    struct r2_net_tables *known = &r->watch->known;
-    struct r2_net_tables now;
-    int rc = r2_net_tables_read(&now);
+    w->losing = w->stale = true;
+    w->lost_at = ++w->moment;
+}
 
-    if (rc) {
-        return rc;
+static void r2_linkwatch_empty(struct r2_linkwatch *w)
+{
+    w->drained = true;
+    if (w->losing) {
+        w->losing = false;
+        w->lost_at = ++w->moment;
     }
+}
+
+static bool r2_linkwatch_fresh(struct r2_linkwatch *w, int ifindex, uint64_t moment)
+{
+    bool fresh = !r2_linkwatch_since(w, ifindex, moment);
+
+    w->stale |= !fresh;
+    return fresh;
+}
+
+int r2_linkwatch_resync(struct r2_linkwatch *watch, const struct r2_net_tables *now,
+                        uint64_t moment, r2_linkwatch_fn fn, void *arg)
+{
+    struct r2_linkwatch_report r = {.watch = watch, .fn = fn, .arg = arg};
+    struct r2_net_tables *known = &watch->known;
+    int rc = 0;
+
+    watch->stale = false;
     for (int i = known->naddrs - 1; i >= 0; i--) {
         struct r2_net_addr addr = known->addrs[i];
 
-        if (!r2_linkwatch_find(&now, &addr)) {
-            r2_linkwatch_unaddr(r, &addr);
+        if (!r2_linkwatch_find(now, &addr) && r2_linkwatch_fresh(watch, addr.ifindex, moment)) {
+            r2_linkwatch_unaddr(&r, &addr);
         }
     }
     for (int i = known->nlinks - 1; i >= 0; i--) {
-        if (!r2_net_tables_link(&now, known->links[i].ifindex)) {
-            r2_linkwatch_unlink(r, known->links[i].ifindex);
+        int ifindex = known->links[i].ifindex;
+
+        if (!r2_net_tables_link(now, ifindex) && r2_linkwatch_fresh(watch, ifindex, moment)) {
+            r2_linkwatch_unlink(&r, ifindex);
         }
     }
-    for (int i = 0; i < now.nlinks && rc == 0; i++) {
-        rc = r2_linkwatch_link(r, &now.links[i]);
+    for (int i = 0; i < now->nlinks && rc == 0; i++) {
+        if (r2_linkwatch_fresh(watch, now->links[i].ifindex, moment)) {
+            rc = r2_linkwatch_link(&r, &now->links[i]);
+        }
     }
-    for (int i = 0; i < now.naddrs && rc == 0; i++) {
-        rc = r2_linkwatch_addr(r, &now.addrs[i]);
+    for (int i = 0; i < now->naddrs && rc == 0; i++) {
+        if (r2_linkwatch_fresh(watch, now->addrs[i].ifindex, moment)) {
+            rc = r2_linkwatch_addr(&r, &now->addrs[i]);
+        }
     }
-    r2_net_tables_free(&now);
-    return rc;
+    watch->stale |= rc != 0;
+    return rc ? rc : r.count;
 }
 
 int r2_linkwatch_read(struct r2_linkwatch *watch, r2_linkwatch_fn fn, void *arg)
@@ -223,6 +273,7 @@ int r2_linkwatch_read(struct r2_linkwatch *watch, r2_linkwatch_fn fn, void *arg)
     struct r2_linkwatch_report r = {.watch = watch, .fn = fn, .arg = arg};
     int rc = 0;
 
+    watch->drained = false;
     for (int messages = 0; rc == 0 && messages < R2_LINKWATCH_MESSAGES;) {
         struct sockaddr_nl from = {0};
         socklen_t fromlen = sizeof(from);
@@ -230,15 +281,14 @@ int r2_linkwatch_read(struct r2_linkwatch *watch, r2_linkwatch_fn fn, void *arg)
                              (struct sockaddr *)&from, &fromlen);
         int left = (int)n;
 
-        if (n < 0 && (errno == EAGAIN || errno == EINTR)) {
+        if (n < 0 && errno == ENOBUFS) {
+            r2_linkwatch_lost(watch);
+        } else if (n < 0 && errno != EINTR) { /* EAGAIN: that was all */
+            rc = errno == EAGAIN ? 0 : -errno;
+            r2_linkwatch_empty(watch);
             break;
         }
-        if (n < 0) {
-            rc = errno == ENOBUFS ? r2_linkwatch_resync(&r) : -errno;
-            messages++;
-            continue;
-        }
-        if (from.nl_pid != 0) { /* not from the kernel */
+        if (n < 0 || from.nl_pid != 0) { /* or not from the kernel */
             messages++;
             continue;
         }
@@ -246,9 +296,32 @@ int r2_linkwatch_read(struct r2_linkwatch *watch, r2_linkwatch_fn fn, void *arg)
              left > 0 && NLMSG_OK(m, (unsigned)left) && rc == 0;
              m = NLMSG_NEXT(m, left), messages++) {
             rc = r2_linkwatch_message(&r, m);
+            if (rc) { /* no memory: as if the kernel had lost it */
+                r2_linkwatch_lost(watch);
+            }
         }
     }
     return rc ? rc : r.count;
+}
+
+bool r2_linkwatch_drained(const struct r2_linkwatch *watch)
+{
+    return watch->drained;
+}
+
+bool r2_linkwatch_stale(const struct r2_linkwatch *watch)
+{
+    return watch->stale;
+}
+
+uint64_t r2_linkwatch_moment(const struct r2_linkwatch *watch)
+{
+    return watch->moment;
+}
+
+bool r2_linkwatch_since(const struct r2_linkwatch *watch, int ifindex, uint64_t moment)
+{
+    return watch->lost_at > moment || watch->heard[(unsigned)ifindex % R2_LINKWATCH_SLOTS] > moment;
 }
 
 int r2_link_query(int ifindex)

@@ -164,6 +164,24 @@ static void on_event(void *arg, int ifindex, enum r2_link_event event, const str
     }
 }
 
+/* With a dump of now, as the engine does (where another thread asks for it). */
+static void resync(struct r2_linkwatch *w, struct seen *seen)
+{
+    struct r2_net_tables tables;
+    uint64_t moment;
+
+    for (int tries = 0; r2_linkwatch_stale(w); tries++) {
+        CHECK(tries < 100);
+        CHECK_GE(r2_linkwatch_read(w, on_event, seen), 0);
+        CHECK(r2_linkwatch_drained(w));
+        moment = r2_linkwatch_moment(w);
+        CHECK_EQ(r2_net_tables_read(&tables), 0);
+        CHECK_GE(r2_linkwatch_read(w, on_event, seen), 0);
+        CHECK_GE(r2_linkwatch_resync(w, &tables, moment, on_event, seen), 0);
+        r2_net_tables_free(&tables);
+    }
+}
+
 /* Reads until `event` was seen `count` times, 5 s at most. */
 static void await(struct r2_linkwatch *w, struct seen *seen, enum r2_link_event event, int count)
 {
@@ -173,6 +191,8 @@ static void await(struct r2_linkwatch *w, struct seen *seen, enum r2_link_event 
         CHECK_MSG(tries < 50, "event %d was not seen %d times", (int)event, count);
         poll(&p, 1, 100);
         CHECK_GE(r2_linkwatch_read(w, on_event, seen), 0);
+        if (r2_linkwatch_stale(w))
+            resync(w, seen);
     }
 }
 
@@ -268,6 +288,52 @@ static void test_events_overflow(void)
     r2_linkwatch_close(w);
 }
 
+/* Tables that were read before an event say nothing against it; of other interfaces they count. */
+static void test_events_newer_than_tables(void)
+{
+    struct r2_net_tables before;
+    struct seen c0, d0;
+    struct r2_linkwatch *w;
+    uint64_t moment;
+    int small = 1;
+
+    make_world();
+    ip("link add name c0 type veth peer name d0"); /* down: nothing happens to them by itself */
+    memset(&c0, 0, sizeof(c0));
+    memset(&d0, 0, sizeof(d0));
+    c0.ifindex = (int)if_nametoindex("c0");
+    d0.ifindex = (int)if_nametoindex("d0");
+    CHECK_EQ(r2_linkwatch_open(&w), 0);
+    CHECK_EQ(r2_linkwatch_read(w, on_event, &c0), 0);
+    CHECK(r2_linkwatch_drained(w));
+    moment = r2_linkwatch_moment(w);
+    CHECK_EQ(r2_net_tables_read(&before), 0);
+    CHECK(!r2_linkwatch_since(w, c0.ifindex, moment));
+    ip("addr add 10.5.0.1/24 dev c0");
+    await(w, &c0, R2_ADDR_ADDED, 1);
+    CHECK(r2_linkwatch_since(w, c0.ifindex, moment));
+    CHECK(!r2_linkwatch_since(w, d0.ifindex, moment));
+
+    /* The tables do not have the address; and as if the other one had been up then. */
+    r2_net_tables_link(&before, d0.ifindex)->flags |= IFF_UP | 0x10000;
+    CHECK_GE(r2_linkwatch_resync(w, &before, moment, on_event, &d0), 1);
+    CHECK_EQ(d0.count[R2_LINK_UP], 1);
+    CHECK_GE(r2_linkwatch_resync(w, &before, moment, on_event, &c0), 0);
+    CHECK_EQ(c0.count[R2_ADDR_REMOVED], 0);
+    CHECK(r2_linkwatch_stale(w)); /* of that interface they tell nothing */
+    r2_net_tables_free(&before);
+
+    CHECK_EQ(setsockopt(r2_linkwatch_fd(w), SOL_SOCKET, SO_RCVBUF, &small, sizeof(small)), 0);
+    moment = r2_linkwatch_moment(w);
+    for (int i = 0; i < 20; i++)
+        ip(i % 2 ? "link set d0 mtu 1400" : "link set d0 mtu 1401");
+    CHECK_GE(r2_linkwatch_read(w, on_event, &c0), 0);
+    CHECK(r2_linkwatch_since(w, c0.ifindex, moment)); /* what was lost may be about any of them */
+    moment = r2_linkwatch_moment(w);
+    CHECK(!r2_linkwatch_since(w, c0.ifindex, moment));
+    r2_linkwatch_close(w);
+}
+
 /* A NIC that moves into a container's namespace is gone here. */
 static void test_events_moved_away(void)
 {
@@ -312,6 +378,7 @@ static const struct check_test tests[] = {
     {"events", test_events},
     {"events_only_changes", test_events_only_changes},
     {"events_overflow", test_events_overflow},
+    {"events_newer_than_tables", test_events_newer_than_tables},
     {"events_moved_away", test_events_moved_away},
     {"query_nothing", test_query_nothing},
     {0},

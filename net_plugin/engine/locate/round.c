@@ -7,6 +7,7 @@
 #include "util/random.h"
 
 #define WAIT_NS (800 * R2_NS_PER_MS) /* for the process that looks into the NIC */
+#define LOOK_NS (50 * R2_NS_PER_MS)  /* between questions about the carrier */
 #define HINTS_PER_S 20
 #define CHECKS_MAX 4
 #define ASSISTS_MAX 12
@@ -252,7 +253,8 @@ static bool find_row(struct r2_round *r, uint64_t now)
 static void settled(struct r2_round *r, uint64_t now)
 {
     drop_suspects(r);
-    if (!r->n_suspects || !r2_nic_usable(r->lnic) || !r2_nicstate_carrier(r->lnic)) {
+    if (!r->n_suspects || !r2_nic_usable(r->lnic) ||
+        r2_niclink_carrier(r->lnic) == R2_CARRIER_DOWN) {
         r2_round_free(r);
         return;
     }
@@ -345,7 +347,7 @@ void r2_rounds_asked(struct r2_peer *p, const struct r2_msg_probe *m, uint64_t n
     if (lnic < 0) {
         r2_targets_witness(r, &m->near);
         r2_targets_witness(r, &m->far);
-    } else if (r2_nicstate_carrier(lnic) && add_near(r, p, &m->near)) {
+    } else if (r2_niclink_carrier(lnic) != R2_CARRIER_DOWN && add_near(r, p, &m->near)) {
         r2_targets_collect(r);
     }
 }
@@ -412,9 +414,16 @@ void r2_rounds_row(const struct r2_node_row *row, uint64_t now)
 void r2_rounds_nic(int nic, uint64_t now)
 {
     for (int i = 0; i < R2_ROUNDS && !r2_nic_usable(nic); i++) {
-        if (rounds[i].phase != R2_PHASE_FREE && rounds[i].kind == R2_ROUND_FULL &&
-            rounds[i].lnic == nic)
-            r2_round_free(&rounds[i]); /* the reason is known now */
+        struct r2_round *r = &rounds[i];
+
+        if (r->phase == R2_PHASE_FREE || r->lnic != nic)
+            continue;
+        if (r->kind == R2_ROUND_FULL) {
+            r2_round_free(r); /* the reason is known now */
+        } else if (r->kind == R2_ROUND_ASSIST && r2_niclink_carrier(nic) == R2_CARRIER_DOWN) {
+            r2_targets_close(r, now); /* what is not seen without carrier says nothing */
+            r->n_targets = 0;
+        }
     }
     r2_verdict_nic(nic, now);
 }
@@ -482,10 +491,24 @@ static void conclude(struct r2_round *r, uint64_t now)
     r2_round_free(r);
 }
 
+/* A carrier that is gone is the reason, and its event may come a second late. Asked when a round
+ * begins, and again while it runs: the answer is there, as a rule, when the paths that failed
+ * together are known, and says the rest by itself (r2_rounds_nic). If the kernel does not answer, a
+ * round goes on by what its probes see, which without carrier is nothing. */
+static void look(struct r2_round *r, uint64_t now)
+{
+    if (r->lnic < 0 || now - r->looked_at < LOOK_NS ||
+        (r->kind != R2_ROUND_FULL && r->kind != R2_ROUND_ASSIST))
+        return;
+    r->looked_at = now;
+    r2_niclink_ask(r->lnic);
+}
+
 static void round_tick(struct r2_round *r, uint64_t now)
 {
     bool early;
 
+    look(r, now);
     if (r->phase == R2_PHASE_SETTLE && now - r->began >= R2_SETTLE_NS)
         settled(r, now);
     if (r->phase != R2_PHASE_RUN && r->phase != R2_PHASE_WAIT)

@@ -87,6 +87,7 @@ struct r2_round {
     uint64_t id;
     int lnic; /* -1: ASSIST by a third node */
     uint64_t began, next_try, close_at, deadline;
+    uint64_t looked_at; /* when the carrier was last asked for */
     bool claimed, closed;
     struct r2_suspect suspects[R2_SUSPECTS];
     struct r2_target targets[R2_TARGETS];

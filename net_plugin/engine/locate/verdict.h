@@ -36,8 +36,6 @@ enum r2_seen {
     R2_SEEN_LAST = R2_SEEN_MUTE,
 };
 
-enum r2_carrier { R2_CARRIER_UNKNOWN = 0, R2_CARRIER_UP, R2_CARRIER_DOWN };
-
 enum r2_finding_kind {
     R2_FOUND_UNDECIDED = 0,
     R2_FOUND_TRANSIENT, /* the pair works again */

@@ -1,0 +1,502 @@
+/* Questions about links while the kernel does not answer (rung 2): I/O thread 0 goes on, and an
+ * answer that is older than an event does not count.
+ *
+ * In the place of the kernel are this program's sendto(), recv() and recvfrom(): they hold
+ * questions back before they are put, as the kernel does while it changes an interface, or their
+ * answers behind it; say what a link's state is; and make events. It cannot prove which calls of a
+ * real kernel wait. Two NICs, both on interface 1 (lo), which there is in every namespace. */
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <linux/if_link.h>
+#include <linux/netlink.h>
+#include <linux/rtnetlink.h>
+#include <net/if.h>
+#include <sys/epoll.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+
+#include "check.h"
+#include "enginelib/remote.h"
+#include "topology/nettables.h"
+#include "topology/nics.h"
+
+#define LO 1
+#define WAIT_MS 20000
+#ifndef IFF_LOWER_UP
+#define IFF_LOWER_UP 0x10000
+#endif
+
+static struct remote r;
+static struct r2_ep *ep[2];
+
+/* ---- the kernel */
+
+static struct {
+    pthread_mutex_t lock;
+    pthread_cond_t go;
+    bool hold_questions;          /* they stay inside sendto() */
+    bool hold_links, hold_tables; /* their answers stay inside recv() */
+    bool held_up;                 /* what the last one of those says */
+    int pass;                     /* so many may go on */
+    bool only_tables;             /* questions about one link fail */
+    bool up;                      /* what it says about links */
+    int inside;                   /* threads that are held */
+    int links, tables;            /* questions that were put */
+    int losses, events;           /* of events: to be told */
+    bool event_up;
+} kernel = {.lock = PTHREAD_MUTEX_INITIALIZER, .go = PTHREAD_COND_INITIALIZER, .up = true};
+static _Thread_local bool asks, asks_table, up_then;
+static bool no_thread; /* for questions */
+static atomic_int refused;
+
+/* Under the lock. */
+static void stay(const bool *hold)
+{
+    kernel.inside++;
+    while (*hold && !kernel.pass)
+        pthread_cond_wait(&kernel.go, &kernel.lock);
+    kernel.pass = 0;
+    kernel.inside--;
+}
+
+ssize_t sendto(int fd, const void *buf, size_t len, int flags, const struct sockaddr *to,
+               socklen_t tolen)
+{
+    const struct nlmsghdr *m = buf;
+
+    asks = to && to->sa_family == AF_NETLINK;
+    if (asks) {
+        asks_table = m->nlmsg_flags & NLM_F_DUMP;
+        pthread_mutex_lock(&kernel.lock);
+        ++*(asks_table ? &kernel.tables : &kernel.links);
+        stay(&kernel.hold_questions);
+        up_then = kernel.up;
+        pthread_mutex_unlock(&kernel.lock);
+    }
+    return syscall(SYS_sendto, fd, buf, len, flags, to, tolen);
+}
+
+ssize_t recv(int fd, void *buf, size_t len, int flags)
+{
+    ssize_t n = syscall(SYS_recvfrom, fd, buf, len, flags, NULL, NULL);
+    int left = (int)n;
+
+    if (!asks)
+        return n;
+    for (struct nlmsghdr *m = buf; left > 0 && NLMSG_OK(m, (unsigned)left);
+         m = NLMSG_NEXT(m, left)) {
+        struct ifinfomsg *info = NLMSG_DATA(m);
+
+        if (m->nlmsg_type == RTM_NEWLINK && info->ifi_index == LO)
+            info->ifi_flags = up_then ? info->ifi_flags | IFF_UP | IFF_LOWER_UP
+                                      : info->ifi_flags & ~(unsigned)IFF_LOWER_UP;
+    }
+    pthread_mutex_lock(&kernel.lock);
+    kernel.held_up = up_then;
+    stay(asks_table ? &kernel.hold_tables : &kernel.hold_links);
+    if (!asks_table && kernel.only_tables) {
+        errno = EAGAIN;
+        n = -1;
+    }
+    pthread_mutex_unlock(&kernel.lock);
+    return n;
+}
+
+/* One event about lo. Under the lock. */
+static ssize_t event(void *buf)
+{
+    struct {
+        struct nlmsghdr head;
+        struct ifinfomsg info;
+        struct rtattr name_head;
+        char name[4];
+    } m = {
+        .head = {.nlmsg_len = sizeof(m), .nlmsg_type = RTM_NEWLINK},
+        .info = {.ifi_index = LO,
+                 .ifi_flags = IFF_UP | (kernel.event_up ? (unsigned)IFF_LOWER_UP : 0)},
+        .name_head = {.rta_len = RTA_LENGTH(3), .rta_type = IFLA_IFNAME},
+        .name = "lo",
+    };
+
+    kernel.events--;
+    memcpy(buf, &m, sizeof(m));
+    return sizeof(m);
+}
+
+ssize_t recvfrom(int fd, void *buf, size_t len, int flags, struct sockaddr *from,
+                 socklen_t *fromlen)
+{
+    ssize_t n = 0;
+
+    if (!from || !r2_eng.watch || fd != r2_linkwatch_fd(r2_eng.watch))
+        return syscall(SYS_recvfrom, fd, buf, len, flags, from, fromlen);
+    pthread_mutex_lock(&kernel.lock);
+    memset(from, 0, sizeof(struct sockaddr_nl)); /* from the kernel */
+    if (kernel.losses) {
+        kernel.losses--;
+        errno = ENOBUFS;
+        n = -1;
+    } else if (kernel.events) {
+        n = event(buf);
+    }
+    pthread_mutex_unlock(&kernel.lock);
+    return n ? n : syscall(SYS_recvfrom, fd, buf, len, flags, from, fromlen);
+}
+
+/* In the place of topology/again.c: no table has the addresses of these NICs. */
+int r2_nic_find_again(const struct r2_net_tables *tables, const struct r2_nic *nics, int n,
+                      int which, const struct r2_nic *first, int family, struct r2_nic *out)
+{
+    (void)n, (void)first, (void)family;
+    *out = nics[which];
+    out->link_up = r2_net_link_is_up(r2_net_tables_link(tables, LO));
+    return 0;
+}
+
+/* I/O thread 0 starts no other threads. */
+int pthread_create(pthread_t *thread, const pthread_attr_t *attr, void *(*run)(void *), void *arg)
+{
+    int (*real)(pthread_t *, const pthread_attr_t *, void *(*)(void *), void *) =
+        (int (*)(pthread_t *, const pthread_attr_t *, void *(*)(void *), void *))dlsym(
+            RTLD_NEXT, "pthread_create");
+    char name[16] = "";
+
+    pthread_getname_np(pthread_self(), name, sizeof(name));
+    if (no_thread && strncmp(name, "r2ccl-io", 8) == 0) {
+        atomic_fetch_add(&refused, 1);
+        return EAGAIN;
+    }
+    return real(thread, attr, run, arg);
+}
+
+static int look(const int *what)
+{
+    int n;
+
+    pthread_mutex_lock(&kernel.lock);
+    n = *what;
+    pthread_mutex_unlock(&kernel.lock);
+    return n;
+}
+
+static void wait_for(const int *what, int least)
+{
+    for (int ms = 0; ms < WAIT_MS && look(what) < least; ms++)
+        usleep(1000);
+    CHECK_GE(look(what), least);
+}
+
+static void set(bool *what, bool to)
+{
+    pthread_mutex_lock(&kernel.lock);
+    *what = to;
+    pthread_cond_broadcast(&kernel.go);
+    pthread_mutex_unlock(&kernel.lock);
+}
+
+/* ---- I/O thread 0 */
+
+static void read_events(int unused)
+{
+    (void)unused;
+    r2_eng.watch_fd.ready(&r2_eng.watch_fd, EPOLLIN);
+}
+
+static void tell(bool up)
+{
+    pthread_mutex_lock(&kernel.lock);
+    kernel.events = 1;
+    kernel.event_up = up;
+    pthread_mutex_unlock(&kernel.lock);
+    CHECK(remote_command(read_events, 0));
+    CHECK_EQ(look(&kernel.events), 0);
+}
+
+static bool alone; /* only the first NIC is on lo */
+
+static bool link_is(bool up)
+{
+    return r2_eng.nic_state[0].link_up == up && (alone || r2_eng.nic_state[1].link_up == up);
+}
+
+static void wait_link(bool up)
+{
+    for (int ms = 0; ms < WAIT_MS && !link_is(up); ms++)
+        usleep(1000);
+    CHECK(link_is(up));
+}
+
+/* Grows with every change that peers hear of. */
+static unsigned changes(void)
+{
+    return atomic_load(&r2_eng.nic_state[0].epoch) + atomic_load(&r2_eng.nic_state[1].epoch);
+}
+
+static void settle(void)
+{
+    set(&kernel.up, true);
+    tell(true);
+    wait_link(true);
+    for (int ms = 0; ms < WAIT_MS && !(r2_nic_usable(0) && r2_nic_usable(1)); ms++)
+        usleep(1000);
+    CHECK(r2_nic_usable(0) && r2_nic_usable(1));
+}
+
+static atomic_int fired;
+
+static void fire(struct r2_timer *t, uint64_t now)
+{
+    (void)t;
+    (void)now;
+    atomic_fetch_add(&fired, 1);
+}
+
+/* ---- cases */
+
+/* The kernel is busy with some interface: operators are served, timers fire, peers hear heartbeats,
+ * and no more than one thread waits. */
+static void test_goes_on(void)
+{
+    struct r2_timer timer;
+    int asked;
+
+    remote_new(&r, true, 2);
+    CHECK(remote_open(&r, 2));
+    for (int i = 0; i < 2; i++)
+        CHECK((ep[i] = fake_find(r.id, i, i, 0)));
+    set(&kernel.hold_questions, true);
+    wait_for(&kernel.inside, 1);
+    CHECK(remote_command(r2_nicstate_drain, 1));
+    CHECK(!r2_nic_usable(1));
+    CHECK(remote_command(r2_nicstate_undrain, 1));
+    r2_timer_init(&timer, r2_io_at(0), fire);
+    r2_timer_set(&timer, r2_now_ns());
+    for (int ms = 0; ms < WAIT_MS && !atomic_load(&fired); ms++)
+        usleep(1000);
+    CHECK_EQ(atomic_load(&fired), 1);
+    for (int i = 0; i < 2; i++) {
+        remote_forget(ep[i]);
+        CHECK_GE(remote_hear_ms(ep[i], R2_F_HEARTBEAT, NULL, 0, WAIT_MS), 0);
+    }
+    asked = look(&kernel.links);
+    sleep(2); /* each NIC has been looked at again */
+    CHECK_EQ(look(&kernel.inside), 1);
+    CHECK_EQ(look(&kernel.links), asked);
+    CHECK(link_is(true));
+    CHECK_EQ(look(&kernel.inside), 1); /* all of that while the kernel was busy */
+    set(&kernel.hold_questions, false);
+    wait_for(&kernel.links, asked + 2);
+    remote_end(&r);
+}
+
+/* What the kernel has said is under way, behind the last question that was told: says `up`. */
+static void hold_answer(bool up)
+{
+    bool held = !up;
+
+    set(&kernel.hold_links, true);
+    CHECK(remote_command(r2_niclink_ask, 0));
+    wait_for(&kernel.inside, 1);
+    set(&kernel.up, up);
+    for (int ms = 0; ms < WAIT_MS && held != up; ms++) { /* those of before the change go by */
+        pthread_mutex_lock(&kernel.lock);
+        held = kernel.inside ? kernel.held_up : !up;
+        if (kernel.inside && held != up) {
+            kernel.pass = 1;
+            pthread_cond_broadcast(&kernel.go);
+        }
+        pthread_mutex_unlock(&kernel.lock);
+        usleep(1000);
+    }
+    CHECK_EQ(held, up);
+    CHECK_EQ(look(&kernel.inside), 1);
+}
+
+/* Lets it go, and waits for later ones of both NICs: nothing has come of it. */
+static void nothing_changes(bool up)
+{
+    unsigned before = changes();
+    int answers = look(&kernel.links);
+
+    CHECK(link_is(up));
+    set(&kernel.hold_links, false);
+    wait_for(&kernel.links, answers + 4);
+    CHECK(link_is(up));
+    CHECK_EQ(changes(), before);
+}
+
+/* An "up" that is older than the event that says "down". */
+static void test_old_up(void)
+{
+    settle();
+    hold_answer(true);
+    set(&kernel.up, false);
+    tell(false);
+    nothing_changes(false);
+    settle();
+}
+
+/* A "down" that is older than an event that says "up", which repeats what was known. */
+static void test_old_down(void)
+{
+    settle();
+    hold_answer(false);
+    set(&kernel.up, true);
+    tell(true);
+    nothing_changes(true);
+    settle();
+}
+
+/* Tables that say "up" and are older than the last event. */
+static void test_old_tables(void)
+{
+    unsigned before;
+    int tables;
+
+    settle();
+    set(&kernel.only_tables, true);
+    set(&kernel.hold_tables, true);
+    tell(false); /* who is down looks for a place, and may find that it is up */
+    wait_for(&kernel.inside, 1);
+    CHECK(link_is(false));
+    set(&kernel.up, false);
+    tell(false);
+    before = changes();
+    tables = look(&kernel.tables);
+    set(&kernel.hold_tables, false);
+    wait_for(&kernel.tables, tables + 3); /* two to a reading */
+    CHECK(link_is(false));
+    CHECK_EQ(changes(), before);
+    set(&kernel.up, true); /* and newer ones count */
+    wait_link(true);
+    set(&kernel.only_tables, false);
+    settle();
+}
+
+/* Events are lost, and the tables stand in for them when the kernel has time. */
+static void test_loss(void)
+{
+    settle();
+    set(&kernel.only_tables, true);
+    set(&kernel.hold_questions, true);
+    pthread_mutex_lock(&kernel.lock);
+    kernel.losses = 1;
+    kernel.up = false;
+    pthread_mutex_unlock(&kernel.lock);
+    CHECK(remote_command(read_events, 0));
+    wait_for(&kernel.inside, 1);
+    CHECK(remote_command(read_events, 0)); /* it does not wait */
+    CHECK(link_is(true));
+    set(&kernel.hold_questions, false);
+    wait_link(false);
+    set(&kernel.only_tables, false);
+    settle();
+}
+
+static void only_the_first(int unused)
+{
+    (void)unused;
+    r2_eng.nics[1].loopback = true; /* its link is not asked for */
+    r2_eng.nics[1].ifindex = -1;
+    alone = true;
+}
+
+/* In the second that follows a look at the links the carrier goes, without an event. */
+static bool asked_without_carrier(uint64_t round)
+{
+    struct r2_msg_probe_result result;
+    struct r2_msg_probe m = {.round = round};
+
+    m.near = remote_addr(&r, 0);
+    CHECK_EQ(fake_ops.address(0, &m.far), 0);
+    wait_for(&kernel.links, look(&kernel.links) + 1);
+    set(&kernel.up, false);
+    CHECK_EQ(fake_ctrl(ep[1], R2_F_PROBE, &m, sizeof(m)), 0);
+    CHECK_GE(remote_hear_ms(ep[1], R2_F_PROBE_RESULT, &result, sizeof(result), WAIT_MS), 0);
+    CHECK_EQ(result.round, round);
+    return result.carrier == R2_CARRIER_DOWN && result.seen == 0;
+}
+
+/* A peer asks about a NIC whose carrier is gone, which the kernel has not told yet: the kernel is
+ * asked, the peer hears it, and nothing of what was not seen without carrier. */
+static void test_carrier_is_asked_for(void)
+{
+    bool told = false;
+
+    settle();
+    CHECK(remote_command(only_the_first, 0));
+    remote_new(&r, true, 2);
+    CHECK(remote_open(&r, 2));
+    CHECK((ep[1] = fake_find(r.id, 1, 1, 0)));
+    for (int tries = 0; tries < 5 && !told; tries++) { /* threads may have to wait for a core */
+        settle();
+        told = asked_without_carrier((uint64_t)tries + 7);
+    }
+    CHECK(told);
+    wait_link(false);
+    remote_end(&r);
+}
+
+/* Without a thread for them questions are put all the same, and others know that the I/O thread may
+ * be away. */
+static void test_no_thread(void)
+{
+    const char *self = "/proc/self/exe";
+    int status;
+    pid_t pid = fork();
+
+    CHECK_GE(pid, 0);
+    if (pid == 0) {
+        setenv("R2_LINKS_NO_THREAD", "1", 1);
+        execl(self, self, "asks_itself", (char *)NULL);
+        _exit(127);
+    }
+    CHECK_EQ(waitpid(pid, &status, 0), pid);
+    CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 0);
+}
+
+static atomic_bool awake;
+
+static void is_awake(int unused)
+{
+    (void)unused;
+    atomic_store(&awake, r2_io_awake(r2_io_at(0)));
+}
+
+static void test_asks_itself(void)
+{
+    set(&kernel.up, false);
+    wait_link(false);
+    settle();
+    set(&kernel.hold_questions, true);
+    wait_for(&kernel.inside, 1);
+    CHECK(!r2_io_awake(r2_io_at(0)));
+    set(&kernel.hold_questions, false);
+    CHECK(remote_command(is_awake, 0));
+    CHECK(atomic_load(&awake));
+    CHECK_GT(atomic_load(&refused), 0);
+}
+
+static const struct check_test without[] = {{"asks_itself", test_asks_itself}, {0}};
+
+static const struct check_test tests[] = {
+    {"goes_on", test_goes_on},
+    {"old_up", test_old_up},
+    {"old_down", test_old_down},
+    {"old_tables", test_old_tables},
+    {"loss", test_loss},
+    {"no_thread", test_no_thread},
+    {"carrier_is_asked_for", test_carrier_is_asked_for}, /* the last: it changes a NIC */
+    {0}};
+
+int main(int argc, char **argv)
+{
+    no_thread = getenv("R2_LINKS_NO_THREAD") != NULL;
+    remote_wired = true;
+    remote_engine(2, remote_outlives);
+    if (!r2_eng.watch) {
+        printf("skip all: the kernel tells nothing about links here\n");
+        return CHECK_SKIPPED;
+    }
+    return check_main(argc, argv, no_thread ? without : tests);
+}
