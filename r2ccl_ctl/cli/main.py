@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import importlib
 import sys
 from collections.abc import Sequence
@@ -11,7 +12,14 @@ import click
 from click.shell_completion import CompletionItem
 
 from r2ccl_ctl import __version__
-from r2ccl_ctl.cli.common import R2Group, drop_output, prepare_streams, print_json
+from r2ccl_ctl.cli.common import (
+    Failure,
+    R2Group,
+    drop_output,
+    prepare_streams,
+    print_json,
+    refusal,
+)
 from r2ccl_ctl.interrupts import ends_without_a_word
 
 
@@ -131,6 +139,21 @@ class Main(R2Group):
         prepare_streams()
         self._words = list(sys.argv[1:] if args is None else args)
         return super().main(args, *more, **kwargs)
+
+    def make_context(
+        self,
+        info_name: str | None,
+        args: list[str],
+        parent: click.Context | None = None,
+        **extra: Any,
+    ) -> click.Context:
+        """--help and --version write before there is a context to run in."""
+        try:
+            return super().make_context(info_name, args, parent, **extra)
+        except OSError as err:
+            if err.errno == errno.EPIPE:
+                raise
+            raise Failure(refusal(err)) from err
 
     def invoke(self, ctx: click.Context) -> Any:
         try:

@@ -74,7 +74,9 @@ def test_smallest_loss() -> None:
 
 
 @pytest.mark.parametrize(
-    "words", ["ps --json", "nics", "journal", "journal --json", "env", "config list", "env --json"]
+    "words",
+    ["ps --json", "nics", "journal", "journal --json", "env", "config list", "env --json",
+     "--help", "--version", "status --help"],  # fmt: skip
 )
 def test_full_disk(start_writer: StartWriter, words: str) -> None:
     start_writer()
