@@ -156,7 +156,7 @@ static void reach(struct rank *me, bool first)
     me->epoch = me->follow->epoch;
     CHECK_GT(me->epoch, before);
     if (first) {
-        AWAIT(r2_seconds_made(me->follow->seconds, &failed) == 1 && !failed);
+        AWAIT(r2_seconds_made(me->follow->seconds, &failed) == me->epoch && !failed);
         atomic_fetch_add(&sh->made, 1);
         AWAIT(atomic_load(&sh->made) == RANKS);
     }
