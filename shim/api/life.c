@@ -359,25 +359,45 @@ int ncclCommRevoke(r2_nccl_comm comm, int flags)
     return result;
 }
 
-/* All of them or none. */
+/* What NCCL refuses before the ranks of a communicator meet. */
+static bool refused(int result)
+{
+    return result == R2_NCCL_USAGE || result == R2_NCCL_ARGUMENT;
+}
+
+/* The communicators of plans after the application's. NCCL meets all ranks in each call, so a rank
+ * whose own part has failed goes on with the rest: the others wait for it there. What it was
+ * refused, as all ranks are, leaves it as it was. One of a plan that fails half way ends the
+ * communicator: its ranks no longer have the same to run on. */
+static int together(struct r2_call *call, enum r2_api id, bool has_flags, int flags, int result)
+{
+    int beside;
+
+    if (!call->active || !call->comm || refused(result) || r2_comms_gone(call->comm))
+        return result;
+    beside = fan(call, id, has_flags, flags);
+    if (beside == OVERTAKEN)
+        return R2_NCCL_INTERNAL;
+    if (beside != R2_NCCL_OK && beside != R2_NCCL_IN_PROGRESS && !refused(beside))
+        r2_comms_broken(call->comm, id == R2_API_ncclCommSuspend ? "a plan's part was not suspended"
+                                                                 : "a plan's part was not resumed");
+    if (result == R2_NCCL_OK || result == R2_NCCL_IN_PROGRESS)
+        r2_comms_state(call->comm,
+                       id == R2_API_ncclCommSuspend ? R2_SEG_COMM_SUSPENDED : R2_SEG_COMM_READY,
+                       NULL);
+    return result == R2_NCCL_OK ? beside : result;
+}
+
 R2_EXPORT int ncclCommSuspend(r2_nccl_comm comm, int flags);
 int ncclCommSuspend(r2_nccl_comm comm, int flags)
 {
     struct r2_call call;
     int (*fn)(r2_nccl_comm, int) = r2_call_enter(&call, R2_API_ncclCommSuspend, comm, R2_CALLER);
-    int result, beside = R2_NCCL_OK;
+    int result;
 
     if (!fn)
         return call.error;
-    if (call.active && call.comm)
-        beside = fan(&call, R2_API_ncclCommSuspend, true, flags);
-    result = beside == OVERTAKEN ? R2_NCCL_INTERNAL : beside;
-    if (beside == R2_NCCL_OK)
-        result = fn(comm, flags);
-    if (call.active && call.comm && (result == R2_NCCL_OK || result == R2_NCCL_IN_PROGRESS))
-        r2_comms_state(call.comm, R2_SEG_COMM_SUSPENDED, NULL);
-    else if (call.active && call.comm)
-        r2_comms_fan(call.comm, R2_API_ncclCommResume, false, 0); /* those that were */
+    result = together(&call, R2_API_ncclCommSuspend, true, flags, fn(comm, flags));
     r2_call_leave(&call);
     return result;
 }
@@ -391,11 +411,7 @@ int ncclCommResume(r2_nccl_comm comm)
 
     if (!fn)
         return call.error;
-    result = fn(comm);
-    if (call.active && call.comm && result == R2_NCCL_OK)
-        result = r2_comms_fan(call.comm, R2_API_ncclCommResume, false, 0);
-    if (call.active && call.comm && result == R2_NCCL_OK)
-        r2_comms_state(call.comm, R2_SEG_COMM_READY, NULL);
+    result = together(&call, R2_API_ncclCommResume, false, 0, fn(comm));
     r2_call_leave(&call);
     return result;
 }

@@ -310,7 +310,14 @@ void r2_comms_revoked(struct r2_comm *comm)
 
 void r2_comms_state(struct r2_comm *comm, enum r2_seg_comm_state state, const char *cause)
 {
-    if (atomic_exchange(&comm->state, (int)state) != (int)state || cause)
+    int before = atomic_load(&comm->state);
+
+    do { /* one that has failed stays so, whatever of a call that was under way comes after it */
+        if (before == R2_SEG_COMM_FAILED &&
+            (state == R2_SEG_COMM_READY || state == R2_SEG_COMM_SUSPENDED))
+            return;
+    } while (!atomic_compare_exchange_weak(&comm->state, &before, (int)state));
+    if (before != (int)state || cause)
         r2_comm_row_state(comm, state, cause);
 }
 
@@ -367,10 +374,8 @@ void r2_comms_async(struct r2_comm *comm, r2_nccl_comm handle, int error)
     }
 }
 
-void r2_comms_undecided(struct r2_comm *comm)
+void r2_comms_broken(struct r2_comm *comm, const char *cause)
 {
-    const char *cause = "no rank could tell what became of a plan";
-
     failed(comm, R2_NCCL_REMOTE, cause, cause);
     /* Relaxed: it is all there is to see. */
     atomic_store_explicit(&comm->told, R2_NCCL_REMOTE, memory_order_relaxed);

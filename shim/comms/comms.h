@@ -80,6 +80,10 @@ void r2_comms_fan_abort(struct r2_comm *comm);
 void r2_comms_revoked(struct r2_comm *comm);
 
 void r2_comms_state(struct r2_comm *comm, enum r2_seg_comm_state state, const char *cause);
+/* The ranks no longer have the same to run on, or nobody could tell this one what became of a plan:
+ * it runs nothing any more, and the application sees ncclRemoteError. Tells the other ranks, which
+ * may take 200 ms. `cause`: 37 characters at most, for one line of the journal. */
+void r2_comms_broken(struct r2_comm *comm, const char *cause);
 /* What ncclCommGetAsyncError said: a communicator in the making becomes ready or fails. The first
  * error is told to the other ranks. */
 void r2_comms_async(struct r2_comm *comm, r2_nccl_comm handle, int error);

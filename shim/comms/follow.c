@@ -447,7 +447,7 @@ int r2_follow_before(struct r2_follow *f, enum r2_seg_collective kind, uint64_t 
             "a communicator of %d ranks has failed: a rank that knows whether the plan was "
             "changed does not answer, and none may guess",
             f->nranks);
-        r2_comms_undecided(f->comm);
+        r2_comms_broken(f->comm, "nobody knows what became of a plan");
         return R2_NCCL_REMOTE;
     }
     return R2_NCCL_OK;

@@ -37,9 +37,6 @@ void r2_comms_handed(struct r2_comm *comm, uint64_t collectives, uint64_t p2p);
 
 /* NCCL has failed with `error` at another rank: this one waits for it in vain. Not held. */
 void r2_comms_told(struct r2_comm *comm, int rank, int error);
-/* Nobody could tell this rank what became of a plan: it never runs another operation, and the
- * application sees ncclRemoteError. Tells the other ranks, which may take 200 ms. */
-void r2_comms_undecided(struct r2_comm *comm);
 
 /* row.c. Finds the process's control segment if the plugin has made it by now, and a free row in
  * it; otherwise the entry stays unseen. Cheap when it was tried a moment ago. The caller holds the

@@ -31,6 +31,7 @@ struct second {
     int rank;            /* in its own order */
     r2_nccl_comm ending; /* the handle, with the thread that ends the set */
     atomic_bool suspended;
+    bool agreed; /* a plan in force has named it: all ranks have it. Under the set's lock */
 
     pthread_mutex_t lock; /* guards the rest */
     pthread_cond_t wake;
@@ -261,6 +262,19 @@ static bool retire(struct second *c)
     return true;
 }
 
+/* A plan with entries is in force only where every rank has made what they name. */
+static void agree(struct r2_seconds *s, const struct r2_plan_table *t)
+{
+    for (int e = 0; e < t->nentries; e++) {
+        for (int i = 0; t->entries[e].schedule == R2_PLAN_TREE && i < t->entries[e].segments; i++) {
+            struct second *c = find(s, t->comms[t->entries[e].comm[i]].key);
+
+            if (c)
+                c->agreed = true;
+        }
+    }
+}
+
 void r2_seconds_follow(struct r2_seconds *s, const struct r2_plan_table *t, uint64_t epoch)
 {
     struct second **at;
@@ -290,6 +304,7 @@ void r2_seconds_follow(struct r2_seconds *s, const struct r2_plan_table *t, uint
         c->next = s->all; /* in front of a pinned one of the same order */
         s->all = c;
     }
+    agree(s, t);
     pthread_mutex_unlock(&s->lock);
 }
 
@@ -382,17 +397,33 @@ void r2_seconds_stats(struct r2_seconds *s, struct r2_seconds_stats *out)
     pthread_mutex_unlock(&s->lock);
 }
 
+/* NCCL meets all ranks of a communicator to suspend or resume it, so each of them has to come to
+ * the same ones, in the same order: those that a plan in force has named, by their keys. One that
+ * is being made, or was made here and failed elsewhere, is not among them. */
+static bool together(enum r2_api function)
+{
+    return function == R2_API_ncclCommSuspend || function == R2_API_ncclCommResume;
+}
+
+/* Behind those of the same key. */
+static void put_by_key(struct second **out, int n, struct second *c)
+{
+    for (; n > 0 && out[n - 1]->key > c->key; n--)
+        out[n] = out[n - 1];
+    out[n] = c;
+}
+
 /* The made ones, held, so that they can be looked at without the list's lock. */
-static int hold(struct r2_seconds *s, struct second **out, int room)
+static int hold(struct r2_seconds *s, struct second **out, int room, bool agreed)
 {
     int n = 0;
 
     pthread_mutex_lock(&s->lock);
     for (struct second *c = s->all; c && n < room; c = c->next) {
         pthread_mutex_lock(&c->lock);
-        if (c->state == MADE) {
+        if (c->state == MADE && (c->agreed || !agreed)) {
             atomic_fetch_add_explicit(&c->holders, 1, memory_order_relaxed);
-            out[n++] = c;
+            put_by_key(out, n++, c);
         }
         pthread_mutex_unlock(&c->lock);
     }
@@ -432,7 +463,7 @@ static bool concerns(const struct second *c, enum r2_api function)
 
 static void note(struct second *c, enum r2_api function)
 {
-    if (function == R2_API_ncclCommSuspend || function == R2_API_ncclCommResume)
+    if (together(function))
         atomic_store_explicit(&c->suspended, function == R2_API_ncclCommSuspend,
                               memory_order_relaxed);
 }
@@ -440,7 +471,7 @@ static void note(struct second *c, enum r2_api function)
 int r2_seconds_fan(struct r2_seconds *s, enum r2_api function, bool has_flags, int flags)
 {
     struct second *all[4 * R2_PLAN_ORDERS];
-    int n = hold(s, all, 4 * R2_PLAN_ORDERS), first = R2_NCCL_OK;
+    int n = hold(s, all, 4 * R2_PLAN_ORDERS, together(function)), first = R2_NCCL_OK;
     void *fn = s->config.real->fn[function];
 
     r2_call_nest();
@@ -464,7 +495,7 @@ int r2_seconds_async(struct r2_seconds *s)
 {
     int (*fn)(r2_nccl_comm, int *) = s->config.real->fn[R2_API_ncclCommGetAsyncError];
     struct second *all[4 * R2_PLAN_ORDERS];
-    int n = hold(s, all, 4 * R2_PLAN_ORDERS), first = R2_NCCL_OK;
+    int n = hold(s, all, 4 * R2_PLAN_ORDERS, false), first = R2_NCCL_OK;
 
     r2_call_nest();
     for (int i = 0; i < n; i++) {

@@ -43,8 +43,13 @@ static void test_configuration(void)
     run_all(configured);
 }
 
-/* NCCL resumes what it has suspended: a plan's communicator that is made meanwhile is not among it.
- */
+static int suspended(struct rank *me, uint64_t key)
+{
+    return atomic_load(&second(me, key)->suspended);
+}
+
+/* NCCL meets all ranks: a plan's communicator that one rank has made and another may not have yet
+ * is left alone, also when it is made while the application's is suspended. */
 static void made_while_suspended(struct rank *me)
 {
     if (me->rank == 0) {
@@ -58,33 +63,73 @@ static void made_while_suspended(struct rank *me)
     CHECK(!made(me));
     CHECK_EQ(ncclCommResume(me->comm), 0);
     CHECK_EQ(ncclCommSuspend(me->comm, 0), 0);
-    CHECK_EQ(atomic_load(&second(me, 11)->suspended), 1);
+    CHECK_EQ(suspended(me, 11), 0);
     CHECK_EQ(ncclCommResume(me->comm), 0);
-    CHECK_EQ(atomic_load(&second(me, 11)->suspended), 0);
     CHECK_EQ(ncclCommDestroy(me->comm), 0);
 }
 
-/* One that cannot be suspended: none is, and the application hears of it. */
-static void not_suspended(struct rank *me)
+/* What NCCL refuses leaves what is suspended so and the rest not: the application's, once more or
+ * at first; one of a plan, which is not resumed then. */
+static void refused(struct rank *me)
 {
     take_plan(me, 2);
-    for (int which = 0; which < 2; which++) {
-        r2_nccl_comm refuses = which ? me->comm : second(me, 11);
+    CHECK_EQ(ncclCommSuspend(me->comm, 0), 0);
+    CHECK_EQ(ncclCommSuspend(me->comm, 0), R2_NCCL_USAGE);
+    CHECK_EQ(suspended(me, 11), 1);
+    CHECK_EQ(suspended(me, 12), 1);
+    CHECK_EQ(ncclCommResume(me->comm), 0);
+    CHECK_EQ(ncclCommResume(me->comm), R2_NCCL_USAGE);
+    CHECK_EQ(suspended(me, 11), 0);
+    CHECK_EQ(suspended(me, 12), 0);
+    atomic_store(&me->comm->suspended, 1);
+    CHECK_EQ(ncclCommSuspend(me->comm, 0), R2_NCCL_USAGE);
+    CHECK_EQ(suspended(me, 11), 0);
+    atomic_store(&me->comm->suspended, 0);
+    atomic_store(&second(me, 12)->suspended, 1);
+    CHECK_EQ(ncclCommSuspend(me->comm, 0), R2_NCCL_USAGE);
+    CHECK_EQ(suspended(me, 11), 1);
+    CHECK_EQ(atomic_load(&me->comm->suspended), 1);
+    CHECK_EQ(ncclCommResume(me->comm), 0);
+    CHECK_EQ(suspended(me, 11), 0);
+    CHECK_EQ(suspended(me, 12), 1);
+    CHECK_EQ(ncclCommDestroy(me->comm), 0);
+}
 
-        atomic_store(&refuses->suspended, 1);
-        CHECK_EQ(ncclCommSuspend(me->comm, 0), R2_NCCL_USAGE);
-        CHECK_EQ(atomic_exchange(&refuses->suspended, 0), 1);
-        CHECK_EQ(atomic_load(&second(me, 11)->suspended), 0);
-        CHECK_EQ(atomic_load(&second(me, 12)->suspended), 0);
-        CHECK_EQ(atomic_load(&me->comm->suspended), 0);
-    }
+static int async_error(struct rank *me)
+{
+    int error = -1;
+
+    CHECK_EQ(ncclCommGetAsyncError(me->comm, &error), 0);
+    return error;
+}
+
+/* The other ranks wait in each call for this one, whatever failed here. Where that was one of a
+ * plan, the communicator is at its end. */
+static void half_way(struct rank *me)
+{
+    take_plan(me, 2);
+    atomic_store(&me->comm->suspended, NOOP_SHORT);
+    CHECK_EQ(ncclCommSuspend(me->comm, 0), R2_NCCL_SYSTEM);
+    CHECK_EQ(suspended(me, 11), 1);
+    CHECK_EQ(suspended(me, 12), 1);
+    atomic_store(&me->comm->suspended, 1);
+    CHECK_EQ(ncclCommResume(me->comm), 0);
+    CHECK_EQ(async_error(me), 0);
+    pthread_barrier_wait(&together); /* before a rank tells the others of its failure */
+    atomic_store(&second(me, 11)->suspended, NOOP_SHORT);
+    CHECK_EQ(ncclCommSuspend(me->comm, 0), R2_NCCL_SYSTEM);
+    CHECK_EQ(suspended(me, 12), 1);
+    CHECK_EQ(async_error(me), R2_NCCL_REMOTE);
+    CHECK_EQ(ncclCommResume(me->comm), 0);
+    CHECK_EQ(atomic_load(&me->entry->state), R2_SEG_COMM_FAILED);
     CHECK_EQ(ncclCommDestroy(me->comm), 0);
 }
 
 static void test_suspend(void)
 {
     run_all(made_while_suspended);
-    run_all(not_suspended);
+    run_all(refused);
+    run_all(half_way);
 }
 
 static const struct check_test tests[] = {

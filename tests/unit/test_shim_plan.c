@@ -283,7 +283,7 @@ static void *wait_in_vain(void *arg)
     CHECK_EQ(async_error(comm), R2_NCCL_REMOTE);
     pthread_barrier_wait(&together);
     if (control) {
-        CHECK_EQ(failures(entry, "no rank could tell"), 1);
+        CHECK_EQ(failures(entry, "nobody knows what became of a plan"), 1);
         CHECK_EQ(failures(entry, "ncclRemoteError at rank 1"), RANKS - 1);
         CHECK_EQ(failures(entry, ""), RANKS);
     }

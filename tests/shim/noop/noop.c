@@ -97,7 +97,7 @@ API int ncclBroadcast(const void *send, void *recv, size_t count, int type, int 
 /* As on a peer that does not answer. */
 static int wait_for_peers(r2_nccl_comm comm, int result)
 {
-    if (!comm || !atomic_load_explicit(&hang, memory_order_relaxed))
+    if (!comm || atomic_load(&comm->answered) || !atomic_load_explicit(&hang, memory_order_relaxed))
         return result;
     atomic_fetch_add(&comm->inside, 1);
     while (atomic_load(&hang) && !atomic_load(&comm->aborted))
@@ -322,9 +322,17 @@ int ncclCommSuspend(r2_nccl_comm comm, int flags)
     int result = wait_for_peers(comm, noop_note(R2_API_ncclCommSuspend));
 
     (void)flags;
-    if (result == R2_NCCL_OK && atomic_exchange(&comm->suspended, 1))
-        result = R2_NCCL_USAGE;
-    return result;
+    if (result != R2_NCCL_OK)
+        return result;
+    switch (atomic_exchange(&comm->suspended, 1)) {
+    case 0:
+        return R2_NCCL_OK;
+    case NOOP_SHORT:
+        atomic_store(&comm->suspended, 0);
+        return R2_NCCL_SYSTEM;
+    default:
+        return R2_NCCL_USAGE;
+    }
 }
 
 int ncclCommResume(r2_nccl_comm comm)

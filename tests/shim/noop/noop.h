@@ -15,11 +15,14 @@
 
 #define API __attribute__((visibility("default")))
 
+#define NOOP_SHORT 2 /* of `suspended`: the next ncclCommSuspend fails, for want of memory */
+
 struct r2_nccl_comm {
     int rank, nranks;
     int id; /* the first bytes of what it was made from; 0: of another communicator */
     struct r2_nccl_config config; /* of ncclCommInitRankConfig, as much as we know of it */
     atomic_int aborted, revoked, suspended, error, inside;
+    atomic_int answered;          /* its peers answer, also while those of others do not */
     atomic_int hold_asks, asking; /* while the first is set, questions about it wait; how many do */
 };
 
