@@ -126,6 +126,46 @@ def test_a_quota_of_all_cores_is_none(tmp_path: Path, run_bounded: RunBounded, t
     assert done.code == 0, done
 
 
+# What names the groups of a process, and what the group's files say of a quota.
+NO_QUOTA = {
+    "missing": ("missing", "50000\n"),
+    "folder": ("folder", "50000\n"),
+    "empty-line": ("\n", "50000\n"),
+    "short": ("0:nothing\n", "50000\n"),
+    "relative": ("0::a\n", ""),
+    "gone": ("3:cpu:/no/such\n\n", ""),
+    "empty": ("0::/a\n", ""),
+    "no-period": ("0::/a\n", "50000\n"),
+    "words": ("0::/a\n", "most of it\n"),
+    "too-much": ("0::/a\n", "9" * 40 + " 1\n"),
+    "v1-no-period": ("3:cpu,cpuacct:/a\n", "50000\n"),
+}
+
+
+@pytest.mark.parametrize(("group", "text"), NO_QUOTA.values(), ids=NO_QUOTA)
+def test_what_is_no_quota_ends_nothing(
+    tmp_path: Path, run_bounded: RunBounded, group: str, text: str
+) -> None:
+    """No such file, one that cannot be read, and whatever it or the group's files may say."""
+    member = tmp_path / "member"
+    if group == "folder":
+        member.mkdir()
+    elif group != "missing":
+        member.write_text(group)
+    for file in ("cpu.max", "cpu/cpu.cfs_quota_us"):
+        for at in ("", "a"):
+            quota = tmp_path / "cgroups" / Path(file).parent / at / Path(file).name
+            quota.parent.mkdir(parents=True, exist_ok=True)
+            quota.write_text(text)
+    words = tree(tmp_path, "native:\ntest-c:\n", "true", "make test-c SAN=asan")
+    env = {**environment(tmp_path), "CI_CGROUP": str(member)}
+    done = run_bounded(words, cwd=tmp_path, timeout=200, code=None, env=env)
+    assert done.code == 0, done
+    assert "2 passed, 0 failed" in done.stdout, done
+    said = (tmp_path / "build/ci/ahead.log").read_text()
+    assert "quota" not in said and "error" not in said, said
+
+
 def test_ahead_of_nothing(tmp_path: Path, run_bounded: RunBounded) -> None:
     """The plain tests are no reason to: others use their build folder."""
     makefile = "native:\n\t@touch ahead\ntest-c:\n"
