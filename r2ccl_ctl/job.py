@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from typing import IO
 
 from r2ccl_ctl.errors import R2Error, R2UsageError
+from r2ccl_ctl.ports import Ports
 
 CODE_TIMEOUT = 124
 OUTPUT_LINES = 20000
@@ -140,7 +141,9 @@ class Job:
         commands: list[tuple[list[str], dict[str, str]]],
         places: list[Place],
         echo: bool,
+        held: Ports | None = None,
     ) -> None:
+        """`held` is closed when all ranks have ended."""
         self.name = name
         self.spec = spec
         self.ranks = [Rank(place) for place in places]
@@ -148,6 +151,7 @@ class Job:
         self.timed_out = False
         self._commands = commands
         self._echo = echo
+        self._held = held
         self._procs: list[subprocess.Popen[bytes]] = []
         self._started = threading.Event()
         self._done = threading.Event()
@@ -219,6 +223,8 @@ class Job:
                 os.close(fd)
             self._wake.close()
             self._waker.close()
+            if self._held is not None:
+                self._held.close()
             self._done.set()
 
     def _start_ranks(self, streams: dict[int, _Stream], pidfds: dict[int, int]) -> None:

@@ -15,9 +15,8 @@ import re
 import secrets
 import shutil
 import signal
-import socket
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -34,6 +33,7 @@ from r2ccl_ctl.job import (
     Place,
 )
 from r2ccl_ctl.lab import DEFAULT_NAME, Lab, LabError, LabUsageError, nsexec
+from r2ccl_ctl.ports import Ports, PortsError
 
 PEER_NICS_MAX = 250
 LONGEST_S = 365 * 24 * 3600
@@ -173,7 +173,7 @@ class Bed:
     where it has a host name of its own. nics: R2CCL_NICS of each node, "" to
     leave it. socket_ifname: NCCL_SOCKET_IFNAME, "" to leave it. address: of node 0, for
     rendezvous. wrap(node, argv): the command line that runs argv there and dies with its parent.
-    free_ports(n): ports that are free on node 0.
+    ports(n): so many of node 0, the caller's until it closes them.
     """
 
     nodes: int
@@ -183,18 +183,7 @@ class Bed:
     socket_ifname: str
     address: str
     wrap: Callable[[int, list[str]], list[str]]
-    free_ports: Callable[[int], list[int]]
-
-
-def free_ports(count: int, address: str) -> list[int]:
-    """Different ports that nothing listens on now."""
-    with contextlib.ExitStack() as stack:
-        ports = []
-        for _ in range(count):
-            sock = stack.enter_context(socket.socket(socket.AF_INET, socket.SOCK_STREAM))
-            sock.bind((address, 0))
-            ports.append(int(sock.getsockname()[1]))
-        return ports
+    ports: Callable[[int], Ports]
 
 
 def local_bed(spec: LaunchSpec) -> Bed:
@@ -218,7 +207,7 @@ def local_bed(spec: LaunchSpec) -> Bed:
         socket_ifname="lo" if nodes > 1 else "",
         address="127.0.0.1",
         wrap=wrap,
-        free_ports=lambda count: free_ports(count, "127.0.0.1"),
+        ports=Ports,
     )
 
 
@@ -237,18 +226,27 @@ def lab_bed(lab: Lab) -> Bed:
         socket_ifname="mgmt0",
         address=address,
         wrap=wrap,
-        free_ports=lambda count: lab.call_in("n0", lambda: free_ports(count, address)),
+        ports=lambda count: lab.call_in("n0", lambda: Ports(count)),
     )
+
+
+@dataclass(frozen=True)
+class Meeting:
+    """By what the ranks of one start find each other, and nobody else: the job's name, a token that
+    no other start has, how many they are, and two ports of node 0 (torchrun's and ours)."""
+
+    job: str
+    token: str
+    size: int
+    ports: Sequence[int]
 
 
 def rank_env(
     spec: LaunchSpec,
     bed: Bed,
     place: Place,
-    ports: Sequence[int],
+    meeting: Meeting,
     natives: Natives,
-    job: str,
-    size: int,
     base: Mapping[str, str],
     gpus: Sequence[str],
 ) -> dict[str, str]:
@@ -256,15 +254,16 @@ def rank_env(
     env = dict(base)
     env.update(
         RANK=str(place.rank),
-        WORLD_SIZE=str(size),
+        WORLD_SIZE=str(meeting.size),
         LOCAL_RANK=str(place.local_rank),
         LOCAL_WORLD_SIZE=str(place.local_size),
         MASTER_ADDR=bed.address,
-        MASTER_PORT=str(ports[0]),
+        MASTER_PORT=str(meeting.ports[0]),
         R2CCL_RANK=str(place.rank),
-        R2CCL_NRANKS=str(size),
-        R2CCL_RENDEZVOUS=f"{bed.address}:{ports[1]}",
-        R2CCL_JOB=job,
+        R2CCL_NRANKS=str(meeting.size),
+        R2CCL_RENDEZVOUS=f"{bed.address}:{meeting.ports[1]}",
+        R2CCL_RENDEZVOUS_TOKEN=meeting.token,
+        R2CCL_JOB=meeting.job,
     )
     if bed.host_ids[place.node]:
         env["NCCL_HOSTID"] = bed.host_ids[place.node]
@@ -300,37 +299,44 @@ def start(spec: LaunchSpec, *, echo: bool = True) -> Job:
     for option, seconds in (("--timeout", spec.timeout), ("--grace", spec.grace)):
         if seconds is not None and not 0 <= seconds <= LONGEST_S:
             raise LaunchUsageError(f"{option} {seconds:g}: give up to {LONGEST_S} seconds, a year")
-    lab: Lab | None = None
+    base = os.environ
+    name = spec.job or base.get("R2CCL_JOB") or f"job-{secrets.token_hex(4)}"
+    with contextlib.ExitStack() as undo:
+        with _open_bed(spec) as bed:
+            places = place_ranks(spec.ranks, bed.nodes, spec.per_node)
+            gpus = visible_gpus(base)
+            shares = split_gpus(gpus, max(p.node for p in places) + 1)
+            natives = find_natives(spec, len(gpus))
+            held = undo.enter_context(bed.ports(2))
+            meeting = Meeting(name, secrets.token_hex(16), len(places), held.numbers)
+            commands = []
+            for place in places:
+                env = rank_env(spec, bed, place, meeting, natives, base, shares[place.node])
+                commands.append((bed.wrap(place.node, _program(spec.argv, env)), env))
+        if echo:
+            for warning in warnings(spec, bed, base):
+                print(f"warning: {warning}", file=sys.stderr)
+        job = Job(spec, name, commands, places, echo, held)
+        undo.pop_all()  # they are the job's now
+    return job
+
+
+@contextlib.contextmanager
+def _open_bed(spec: LaunchSpec) -> Iterator[Bed]:
+    """Where the ranks are to run; errors of a lab in our words."""
     try:
-        if spec.lab is not None:
-            lab = Lab.load(spec.lab)
-            bed = lab_bed(lab)
-        else:
-            bed = local_bed(spec)
-        places = place_ranks(spec.ranks, bed.nodes, spec.per_node)
-        gpus = visible_gpus(os.environ)
-        natives = find_natives(spec, len(gpus))
-        base = os.environ
-        name = spec.job or base.get("R2CCL_JOB") or f"job-{secrets.token_hex(4)}"
-        ports = bed.free_ports(2)
-        shares = split_gpus(gpus, max(p.node for p in places) + 1)
-        commands = []
-        for place in places:
-            env = rank_env(
-                spec, bed, place, ports, natives, name, len(places), base, shares[place.node]
-            )
-            commands.append((bed.wrap(place.node, _program(spec.argv, env)), env))
+        if spec.lab is None:
+            yield local_bed(spec)
+            return
+        lab = Lab.load(spec.lab)
+        try:
+            yield lab_bed(lab)
+        finally:
+            lab.close()
     except LabUsageError as err:
         raise LaunchUsageError(str(err)) from err
-    except LabError as err:
+    except (LabError, PortsError) as err:
         raise LaunchError(str(err)) from err
-    finally:
-        if lab is not None:
-            lab.close()
-    if echo:
-        for warning in warnings(spec, bed, base):
-            print(f"warning: {warning}", file=sys.stderr)
-    return Job(spec, name, commands, places, echo)
 
 
 def warnings(spec: LaunchSpec, bed: Bed, base: Mapping[str, str]) -> list[str]:

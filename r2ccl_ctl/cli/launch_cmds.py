@@ -109,8 +109,8 @@ def launch(
     """Start ranks of CMD on this machine, or in the nodes of a lab.
 
     Sets RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT as torchrun
-    does, R2CCL_RANK, R2CCL_NRANKS, R2CCL_RENDEZVOUS and R2CCL_JOB, and what NCCL needs to use the
-    plugin. The exit code is that of the first rank that failed.
+    does, R2CCL_RANK, R2CCL_NRANKS, R2CCL_RENDEZVOUS, R2CCL_RENDEZVOUS_TOKEN and R2CCL_JOB, and
+    what NCCL needs to use the plugin. The exit code is that of the first rank that failed.
 
     \b
     Example:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
+import secrets
 import signal
 import subprocess
 import tempfile
@@ -117,6 +118,7 @@ class Job:
         self._lines: list[Line] = []
         self._reader: threading.Thread | None = None
         self._started = 0.0
+        self._token = secrets.token_hex(16)
 
     def rank_env(self, rank: int, port: int) -> dict[str, str]:
         node, local = divmod(rank, self.shape.ranks_per_node)
@@ -127,6 +129,7 @@ class Job:
             "LOCAL_WORLD_SIZE": str(self.shape.ranks_per_node),
             "MASTER_ADDR": self.bed.master_addr,
             "MASTER_PORT": str(port),
+            "R2CCL_RENDEZVOUS_TOKEN": self._token,
         }
         if self.shape.gpus:
             env["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, self.shape.gpus[node]))

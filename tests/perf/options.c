@@ -47,7 +47,11 @@ static const char usage[] =
     "Ranks: R2CCL_RANK, R2CCL_NRANKS, R2CCL_RENDEZVOUS=host:port; or RANK, WORLD_SIZE, "
     "LOCAL_RANK,\n"
     "MASTER_ADDR, MASTER_PORT (the id is exchanged on the next port); or Open MPI's or PMI's with\n"
-    "MASTER_ADDR and MASTER_PORT. None of them: one rank.\n"
+    "MASTER_ADDR and MASTER_PORT. None of them: one rank. R2CCL_RENDEZVOUS_TOKEN: the same for "
+    "the\n"
+    "ranks of one start; others are turned away. R2CCL_RENDEZVOUS_TIMEOUT: seconds that a rank "
+    "waits\n"
+    "for the others (60).\n"
     "Exit codes: 0 right, 1 wrong values, 2 usage or NCCL error, 3 timeout.\n";
 
 void perf_die(const char *fmt, ...)

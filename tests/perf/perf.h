@@ -51,12 +51,14 @@ extern const char *const perf_redop_names[ncclNumOps];
 struct perf_ranks {
     int rank, nranks, local_rank;
     char host[256];
-    int port; /* where rank 0 hands out the unique id */
+    int port;       /* where rank 0 hands out the unique id */
+    char token[64]; /* the launcher's name for this start of the job; "" without one */
 };
 
 /* ranks.c */
 void perf_ranks_read(struct perf_ranks *r);
-/* Rank 0's bytes come to all; exits with 2 when ranks are missing after a minute. */
+/* Rank 0's bytes come to all; exits with 2 when for R2CCL_RENDEZVOUS_TIMEOUT seconds (60) none of
+ * the ranks that are missing has come. */
 void perf_ranks_share(const struct perf_ranks *r, void *data, size_t bytes);
 
 struct perf_nccl { /* the functions in use, looked up at run time */
