@@ -197,6 +197,8 @@ class Main(R2Group):
 
 def asks_for_json(command: click.Command, words: Sequence[str]) -> bool:
     """--json stands among the words of a command that has it."""
+    if "--json" not in words:  # the usual error loads no command to be told so
+        return False
     rest = list(words)
     while isinstance(command, click.Group):
         at = next((i for i, word in enumerate(rest) if word in command.commands), None)

@@ -27,9 +27,11 @@ main()
 """
 
 
-def loaded(*words: str, env: dict[str, str] | None = None, says: str = "") -> set[str]:
+def loaded(
+    *words: str, env: dict[str, str] | None = None, says: str = "", code: int = 0
+) -> set[str]:
     """The modules that it has loaded when it ends."""
-    done = run_process([sys.executable, "-c", PROGRAM, *words], cwd=ROOT, env=env)
+    done = run_process([sys.executable, "-c", PROGRAM, *words], cwd=ROOT, env=env, code=code)
     assert says in done.stdout, done
     names = done.stderr.partition("LOADED ")[2].split()
     assert "click" in names, done
@@ -52,6 +54,13 @@ def test_a_command_loads_what_it_uses(words: list[str]) -> None:
     assert not names & SLOW
     assert words[0] == "gc" or "rich" not in names
     assert len([name for name in names if name.endswith("_cmds")]) == 1
+
+
+def test_an_error_loads_no_command() -> None:
+    """Whether it is to be said in JSON is asked of a command where --json is among the words."""
+    names = loaded("no-such-command", "status", code=2)
+    assert not [name for name in names if name.endswith("_cmds")]
+    loaded("no-such-command", "status", "--json", code=2, says='"exit_code"')
 
 
 def test_completion_of_a_command_loads_none() -> None:
