@@ -170,17 +170,49 @@ static struct {
     char warnings[4096];
 } r2_settings_process;
 
+/* What is loaded or written by name. A process with rights that its caller does not have (setuid,
+ * file capabilities: AT_SECURE) reads none of it, as ld.so reads no LD_PRELOAD there. */
+static const char *const r2_settings_trusted[] = {"R2CCL_REAL_NCCL", "R2CCL_IBVERBS_LIB",
+                                                  "R2CCL_PLAN_TRACE"};
+enum { R2_TRUSTED = sizeof(r2_settings_trusted) / sizeof(r2_settings_trusted[0]) };
+
+static char *r2_settings_getenv(const char *name)
+{
+    for (int i = 0; i < R2_TRUSTED; i++) {
+        if (strcmp(name, r2_settings_trusted[i]) == 0) {
+            return secure_getenv(name);
+        }
+    }
+    return getenv(name);
+}
+
+static void r2_settings_say_untrusted(char *out, size_t outlen)
+{
+    for (int i = 0; i < R2_TRUSTED; i++) {
+        const char *name = r2_settings_trusted[i], *text = getenv(name);
+        size_t at = strlen(out);
+
+        if (text && text[0] && !secure_getenv(name) && at + 200 < outlen) {
+            snprintf(out + at, outlen - at,
+                     "%s is not read: this process has rights that its caller may not have "
+                     "(setuid, setgid or file capabilities)\n",
+                     name);
+        }
+    }
+}
+
 static void r2_settings_load(void)
 {
     static char *no_environment[] = {NULL};
-    int rc = r2_settings_parse(&r2_settings_process.settings, getenv, r2_settings_process.error,
-                               sizeof(r2_settings_process.error));
+    int rc = r2_settings_parse(&r2_settings_process.settings, r2_settings_getenv,
+                               r2_settings_process.error, sizeof(r2_settings_process.error));
 
     if (rc == 0) {
         r2_settings_process.error[0] = '\0';
     }
     r2_settings_check_names(environ ? environ : no_environment, r2_settings_process.warnings,
                             sizeof(r2_settings_process.warnings));
+    r2_settings_say_untrusted(r2_settings_process.warnings, sizeof(r2_settings_process.warnings));
 }
 
 const struct r2_settings *r2_settings_get(void)

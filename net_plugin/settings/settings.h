@@ -70,11 +70,13 @@ typedef char *(*r2_getenv_fn)(const char *name);
 int r2_settings_parse(struct r2_settings *out, r2_getenv_fn getenv_fn, char *err, size_t errlen);
 
 /* The settings of this process: never NULL, parsed on the first call from any thread, valid and
- * constant for the life of the process. Settings with a bad value have their default. */
+ * constant for the life of the process. Settings with a bad value have their default; so have those
+ * that name a library or a file where the process has rights that its caller may not have. */
 const struct r2_settings *r2_settings_get(void);
 /* NULL, or the lines about bad values. */
 const char *r2_settings_error(void);
-/* Lines about unknown R2CCL_* variables and aliases in use, each ended by '\n'; "" if none. */
+/* Lines about R2CCL_* variables that are unknown or, in a process of AT_SECURE, not read, and about
+ * aliases in use, each ended by '\n'; "" if none. */
 const char *r2_settings_warnings(void);
 
 /* One warning line per R2CCL_* variable of `envp` that is not known, with the nearest known name,

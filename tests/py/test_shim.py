@@ -170,6 +170,53 @@ def test_setuid_program_starts(run_bounded: RunBounded, shim: Path, tmp_path: Pa
     assert sorted(os.listdir(tmp_path)) == sorted([*files, "look0", "look1"])
 
 
+ANOTHER = """
+#include <stdio.h>
+#include <stdlib.h>
+__attribute__((constructor)) static void loaded(void) { puts("another is loaded"); }
+int ncclGetVersion(int *version) { *version = 4711; return 0; }
+int ncclCommInitRank(void) { return 1; } /* what makes a library an NCCL */
+"""
+ASKS = """
+#include <stdio.h>
+#include <sys/auxv.h>
+int ncclGetVersion(int *version);
+int main(void)
+{
+    int version = 0;
+    printf("secure %lu\\n", getauxval(AT_SECURE));
+    ncclGetVersion(&version);
+    printf("version %d\\n", version);
+    return 0;
+}
+"""
+
+
+@pytest.mark.parametrize("mode", [0o755, 0o4755], ids=["plain", "setuid"])
+def test_setuid_program_takes_no_library_by_name(
+    run_bounded: RunBounded, shim: Path, tmp_path: Path, mode: int
+) -> None:
+    """R2CCL_REAL_NCCL is its caller's: a program with other rights does not load what it names."""
+    setpriv, gcc = shutil.which("setpriv"), shutil.which("gcc")
+    if os.geteuid() != 0 or setpriv is None or gcc is None:
+        pytest.skip("needs root, setpriv (package util-linux) and gcc")
+    for name, text in (("another.c", ANOTHER), ("asks.c", ASKS)):
+        (tmp_path / name).write_text(text, encoding="utf-8")
+    for folder in [tmp_path, *tmp_path.parents][:-2]:
+        folder.chmod(folder.stat().st_mode | 0o055)
+    another, program = tmp_path / "another.so", tmp_path / "asks"
+    run_bounded([gcc, "-shared", "-fPIC", "-o", another, tmp_path / "another.c"])
+    link: list[str | Path] = ["-Wl,--no-as-needed", f"-Wl,-rpath,{shim.parent}", shim]
+    run_bounded([gcc, "-o", program, tmp_path / "asks.c", *link])
+    program.chmod(mode)
+    words = [f"R2CCL_REAL_NCCL={another}", f"PATH={os.environ['PATH']}"]
+    done = run_bounded([setpriv, "--reuid=65534", "--clear-groups", "env", "-i", *words, program])
+    secure = int(mode == 0o4755)
+    assert f"secure {secure}\n" in done.stdout
+    assert ("another is loaded" in done.stdout) == (not secure), done
+    assert f"version {0 if secure else 4711}\n" in done.stdout, done
+
+
 @pytest.mark.parametrize("how", ["linked", "rtld-local", "named"])
 def test_job_runs_over_the_plugin(
     run_bounded: RunBounded, shim: Path, named: Path, programs: Path, build: Build, how: str
