@@ -165,6 +165,31 @@ static void test_words(void)
     CHECK_EQ(judge(a, b, false), R2_FOUND_LOCAL);
 }
 
+/* A NIC that is out of order itself is no witness of another one's silence. */
+static void test_no_witness(void)
+{
+    fresh();
+    saw(a, b, R2_SEEN_SILENT);
+    saw(c, a, R2_SEEN_SILENT);
+    saw(b, d, R2_SEEN_ANSWERED);
+    CHECK_EQ(judge(a, b, true), R2_FOUND_LOCAL);
+    ev.nics[c].carrier = R2_CARRIER_DOWN;
+    CHECK_EQ(judge(a, b, true), R2_FOUND_UNDECIDED);
+    CHECK_EQ(judge(b, a, true), R2_FOUND_UNDECIDED);
+    ev.nics[c].carrier = R2_CARRIER_UNKNOWN;
+    ev.nics[c].word = true;
+    CHECK_EQ(judge(a, b, true), R2_FOUND_UNDECIDED);
+    saw(a, d, R2_SEEN_SILENT); /* one that is not */
+    CHECK_EQ(judge(a, b, true), R2_FOUND_LOCAL);
+    fresh();
+    saw(a, b, R2_SEEN_SILENT);
+    saw(a, c, R2_SEEN_SILENT);
+    saw(b, c, R2_SEEN_SILENT);
+    CHECK_EQ(judge(a, b, true), R2_FOUND_BETWEEN);
+    ev.nics[c].carrier = R2_CARRIER_DOWN;
+    CHECK_EQ(judge(a, b, true), R2_FOUND_UNDECIDED);
+}
+
 /* What says nothing: refusals, missing routes, kernels without their process, pairs that never
  * worked, what was seen before. */
 static void test_counts_for_nothing(void)
@@ -398,6 +423,7 @@ static const struct check_test tests[] = {
     {"alone", test_alone},
     {"auxiliary", test_auxiliary},
     {"words", test_words},
+    {"no_witness", test_no_witness},
     {"counts_for_nothing", test_counts_for_nothing},
     {"bounds", test_bounds},
     {"worlds_complete", test_worlds_complete},

@@ -247,15 +247,16 @@ void r2_round_conclude(struct r2_round *r, uint64_t now)
     struct r2_finding v[R2_SUSPECTS];
     int l = r2_own_index(&r->ev, r->lnic);
     uint64_t since = first_failure(r) - R2_SLACK_NS;
+    int o[R2_SUSPECTS];
 
     for (int i = 0; i < r->n_suspects; i++) {
-        const struct r2_suspect *s = &r->suspects[i];
-        int o = r2_evidence_nic(&r->ev, &s->addr, s->label);
-
-        if (o >= 0)
-            r->ev.nics[o].word = remote_word(s);
-        r2_verdict_of(&r->ev, l, o, since, end_heard(r, s), &v[i]);
-        rdma_only(s, &v[i]);
+        o[i] = r2_evidence_nic(&r->ev, &r->suspects[i].addr, r->suspects[i].label);
+        if (o[i] >= 0)
+            r->ev.nics[o[i]].word = remote_word(&r->suspects[i]);
+    }
+    for (int i = 0; i < r->n_suspects; i++) {
+        r2_verdict_of(&r->ev, l, o[i], since, end_heard(r, &r->suspects[i]), &v[i]);
+        rdma_only(&r->suspects[i], &v[i]);
     }
     spread_local(r, v);
     if (r->n_suspects)

@@ -73,8 +73,14 @@ static enum r2_seen pair_seen(const struct r2_evidence *ev, int a, int b, uint64
     return found;
 }
 
+static bool out_of_order(const struct r2_evidence_nic *n)
+{
+    return n->word || n->carrier == R2_CARRIER_DOWN;
+}
+
 /* The NIC's partners with which the pair is now `what`, `but` left out; `only_working`: partners
- * that work otherwise. *one: one of them. */
+ * that work otherwise. Silence between it and a partner that is out of order itself says nothing
+ * about it. *one: one of them. */
 static int partners(const struct r2_evidence *ev, int nic, int but, enum r2_seen what,
                     bool only_working, uint64_t since, int *one)
 {
@@ -82,6 +88,7 @@ static int partners(const struct r2_evidence *ev, int nic, int but, enum r2_seen
 
     for (int y = 0; y < ev->n_nics; y++) {
         if (y == nic || y == but || pair_seen(ev, nic, y, since) != what ||
+            (what == R2_SEEN_SILENT && out_of_order(&ev->nics[y])) ||
             (only_working && !r2_evidence_works(ev, y, since)))
             continue;
         if (one && !n)
@@ -112,11 +119,6 @@ __attribute__((format(printf, 3, 4))) static void say(struct r2_finding *out,
 static const char *label(const struct r2_evidence *ev, int nic)
 {
     return ev->nics[nic].label[0] ? ev->nics[nic].label : "?";
-}
-
-static bool out_of_order(const struct r2_evidence_nic *n)
-{
-    return n->word || n->carrier == R2_CARRIER_DOWN;
 }
 
 static const char *own_word(const struct r2_evidence_nic *n)
