@@ -15,8 +15,8 @@
  * something was, it may be older than A or newer, which nobody can tell: the answer is dropped and
  * the question put again, so an old "up" never overrules a newer "down" nor the other way round.
  * While events keep coming they are the news, and the question waits for the next tick (20 ms). A
- * carrier that changes is seen by questions before its event, which the kernel may hold back for a
- * second: the event then repeats what is known, or is as new as it is. */
+ * carrier that changes is seen by questions before its event, which the kernel may
+ * hold back for a second: the event then repeats what is known, or is as new as it is. */
 #include <errno.h>
 #include <stdio.h>
 #include <string.h>
@@ -30,8 +30,8 @@
 /* A NIC that is renumbered has for a moment no address of its family: the other one can wait. */
 #define FAMILY_NS (1 * R2_NS_PER_S)
 #define LISTEN_NS (900 * R2_NS_PER_MS)  /* a deaf NIC tries once a second, not at each event */
-#define AGAIN_NS (20 * R2_NS_PER_MS)    /* an answer was too old: after a tick */
-#define FAILED_NS (100 * R2_NS_PER_MS)  /* the kernel could not answer: not at once again */
+#define AGAIN_NS (20 * R2_NS_PER_MS)    /* from the tables' answer to the next question for them */
+#define FAILED_NS (100 * R2_NS_PER_MS)  /* ... if the kernel could not answer */
 #define CARRIER_NS (150 * R2_NS_PER_MS) /* an answer says so long that there is carrier */
 
 static pthread_mutex_t place_lock = PTHREAD_MUTEX_INITIALIZER;
@@ -44,7 +44,8 @@ static atomic_bool moved;                 /* set once, read by anybody */
 
 static struct r2_task answers;
 static bool link_due[R2_MAX_NICS];       /* its link is to be asked for, at the next tick */
-static uint64_t tables_due;              /* the tables are, from then on; 0: not */
+static bool tables_due;                  /* the tables are ... */
+static uint64_t tables_after;            /* ... not before: each reading takes the kernel's lock */
 static uint64_t carrier_at[R2_MAX_NICS]; /* when the last question was put that has an answer */
 static uint64_t counted[R2_MAX_NICS];    /* number of the last answer that counted */
 
@@ -103,20 +104,14 @@ static bool overtaken(int nic, int ifindex, const struct r2_nicask *got)
            (r2_eng.watch && r2_linkwatch_since(r2_eng.watch, ifindex, got->moment));
 }
 
-static void want_tables(uint64_t at)
-{
-    if (!tables_due || at < tables_due)
-        tables_due = at;
-}
-
 /* One that is out may be older than what made us ask: then it is put again when it is back. Not
  * before all events are read: what was lost is in the tables only if they are read after that. */
 static void ask_tables(void)
 {
-    if (tables_due && r2_now_ns() >= tables_due &&
+    if (tables_due && r2_now_ns() >= tables_after &&
         (!r2_eng.watch || r2_linkwatch_drained(r2_eng.watch)) &&
         r2_nicask_put(R2_NICASK_TABLES, 0, moment()))
-        tables_due = 0;
+        tables_due = false;
 }
 
 static void ask_link(int nic)
@@ -218,7 +213,7 @@ static void find_again(int nic, const struct r2_nicask *got)
     rc = r2_nic_find_again(&got->tables, r2_eng.nics, r2_eng.n_nics, nic, &first[nic],
                            family_wanted(nic), &now);
     if (overtaken(nic, old.ifindex, got) || (rc == 0 && overtaken(nic, now.ifindex, got))) {
-        want_tables(r2_now_ns() + AGAIN_NS);
+        tables_due = true;
         return;
     }
     counted[nic] = got->number;
@@ -263,7 +258,7 @@ static void look_for_place(int nic)
         if (r2_now_ns() - tried_at[nic] >= LISTEN_NS)
             listen_again(nic, false);
     } else if (needs_place(nic)) {
-        want_tables(r2_now_ns());
+        tables_due = true;
         ask_tables();
     }
 }
@@ -304,6 +299,7 @@ static void on_link(void *arg, int ifindex, enum r2_link_event event, const stru
 /* Takes in what is queued; what is too much for once is left to the task. */
 static void read_events(void)
 {
+    uint64_t before = moment();
     int n;
 
     if (!r2_eng.watch)
@@ -311,8 +307,9 @@ static void read_events(void)
     n = r2_linkwatch_read(r2_eng.watch, on_link, NULL);
     if (n >= 0 && !r2_linkwatch_drained(r2_eng.watch))
         r2_task_kick(&answers);
-    if (r2_linkwatch_stale(r2_eng.watch))
-        want_tables(r2_now_ns());
+    /* Once for each loss, not as long as the watch is stale: tables_answer sees to that. */
+    if (r2_linkwatch_lost_since(r2_eng.watch, before))
+        tables_due = true;
     for (int i = 0; i < r2_eng.n_nics && n > 0; i++)
         look_for_place(i);
     ask_tables();
@@ -346,18 +343,22 @@ static void link_answer(int nic, const struct r2_nicask *got)
 static void tables_answer(struct r2_nicask *got)
 {
     bool stale = r2_eng.watch && r2_linkwatch_stale(r2_eng.watch);
+    bool needed = false;
 
+    tables_after = r2_now_ns() + (got->rc ? FAILED_NS : AGAIN_NS);
     if (stale && got->rc == 0) {
         r2_linkwatch_resync(r2_eng.watch, &got->tables, got->moment, on_link, NULL);
         stale = r2_linkwatch_stale(r2_eng.watch);
     }
     for (int i = 0; i < r2_eng.n_nics; i++) {
-        stale |= got->rc && needs_place(i);
         if (got->rc == 0 && needs_place(i))
             find_again(i, got);
+        needed |= needs_place(i);
     }
-    if (stale)
-        want_tables(r2_now_ns() + (got->rc ? FAILED_NS : AGAIN_NS));
+    if (stale || !needed)
+        tables_due = stale;
+    else if (got->rc)
+        tables_due = true;
     r2_net_tables_free(&got->tables);
 }
 

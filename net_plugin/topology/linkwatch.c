@@ -232,6 +232,15 @@ static bool r2_linkwatch_fresh(struct r2_linkwatch *w, int ifindex, uint64_t mom
     return fresh;
 }
 
+/* Told and in the tables alike: so it was when they were read, and what was read since has been
+ * told. */
+static bool r2_linkwatch_same(struct r2_linkwatch *w, const struct r2_net_link *now)
+{
+    const struct r2_net_link *old = r2_net_tables_link(&w->known, now->ifindex);
+
+    return old && r2_net_link_is_up(old) == r2_net_link_is_up(now);
+}
+
 int r2_linkwatch_resync(struct r2_linkwatch *watch, const struct r2_net_tables *now,
                         uint64_t moment, r2_linkwatch_fn fn, void *arg)
 {
@@ -239,7 +248,10 @@ int r2_linkwatch_resync(struct r2_linkwatch *watch, const struct r2_net_tables *
     struct r2_net_tables *known = &watch->known;
     int rc = 0;
 
-    watch->stale = false;
+    watch->stale = watch->lost_at > moment;
+    if (watch->stale) {
+        return 0;
+    }
     for (int i = known->naddrs - 1; i >= 0; i--) {
         struct r2_net_addr addr = known->addrs[i];
 
@@ -255,12 +267,14 @@ int r2_linkwatch_resync(struct r2_linkwatch *watch, const struct r2_net_tables *
         }
     }
     for (int i = 0; i < now->nlinks && rc == 0; i++) {
-        if (r2_linkwatch_fresh(watch, now->links[i].ifindex, moment)) {
+        if (!r2_linkwatch_same(watch, &now->links[i]) &&
+            r2_linkwatch_fresh(watch, now->links[i].ifindex, moment)) {
             rc = r2_linkwatch_link(&r, &now->links[i]);
         }
     }
     for (int i = 0; i < now->naddrs && rc == 0; i++) {
-        if (r2_linkwatch_fresh(watch, now->addrs[i].ifindex, moment)) {
+        if (!r2_linkwatch_find(known, &now->addrs[i]) &&
+            r2_linkwatch_fresh(watch, now->addrs[i].ifindex, moment)) {
             rc = r2_linkwatch_addr(&r, &now->addrs[i]);
         }
     }
@@ -317,6 +331,11 @@ bool r2_linkwatch_stale(const struct r2_linkwatch *watch)
 uint64_t r2_linkwatch_moment(const struct r2_linkwatch *watch)
 {
     return watch->moment;
+}
+
+bool r2_linkwatch_lost_since(const struct r2_linkwatch *watch, uint64_t moment)
+{
+    return watch->lost_at > moment;
 }
 
 bool r2_linkwatch_since(const struct r2_linkwatch *watch, int ifindex, uint64_t moment)

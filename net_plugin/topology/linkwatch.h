@@ -47,9 +47,12 @@ uint64_t r2_linkwatch_moment(const struct r2_linkwatch *watch);
  * answer to a question of then may be older than that. (Now and then said of an interface of which
  * nothing was read.) */
 bool r2_linkwatch_since(const struct r2_linkwatch *watch, int ifindex, uint64_t moment);
+/* Messages were lost since that moment: the tables are to be read (again). */
+bool r2_linkwatch_lost_since(const struct r2_linkwatch *watch, uint64_t moment);
 /* Reports in what the tables, asked for at that moment, differ from what was told. Interfaces of
- * which something was read since are left out; the watch stays stale if there is one. To be called
- * with the watch drained. Returns the number of events or -errno. */
+ * which something was read since are left out; the watch stays stale if there is one that differs,
+ * or if messages were lost since. To be called with the watch drained. Returns the number of events
+ * or -errno. */
 int r2_linkwatch_resync(struct r2_linkwatch *watch, const struct r2_net_tables *now,
                         uint64_t moment, r2_linkwatch_fn fn, void *arg);
 

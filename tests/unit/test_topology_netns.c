@@ -314,6 +314,19 @@ static void test_events_newer_than_tables(void)
     CHECK(r2_linkwatch_since(w, c0.ifindex, moment));
     CHECK(!r2_linkwatch_since(w, d0.ifindex, moment));
 
+    /* Newer tables have it too: they are in step, though something was read since `moment`. (Other
+     * interfaces may be changing still.) */
+    for (int tries = 0; tries == 0 || r2_linkwatch_stale(w); tries++) {
+        struct r2_net_tables after;
+
+        CHECK(tries < 100);
+        usleep(tries ? 50000 : 0);
+        CHECK_EQ(r2_net_tables_read(&after), 0);
+        CHECK_GE(r2_linkwatch_read(w, on_event, &c0), 0);
+        CHECK_GE(r2_linkwatch_resync(w, &after, moment, on_event, &c0), 0);
+        r2_net_tables_free(&after);
+    }
+
     /* The tables do not have the address; and as if the other one had been up then. */
     r2_net_tables_link(&before, d0.ifindex)->flags |= IFF_UP | 0x10000;
     CHECK_GE(r2_linkwatch_resync(w, &before, moment, on_event, &d0), 1);
@@ -329,8 +342,14 @@ static void test_events_newer_than_tables(void)
         ip(i % 2 ? "link set d0 mtu 1400" : "link set d0 mtu 1401");
     CHECK_GE(r2_linkwatch_read(w, on_event, &c0), 0);
     CHECK(r2_linkwatch_since(w, c0.ifindex, moment)); /* what was lost may be about any of them */
+    CHECK(r2_linkwatch_lost_since(w, moment));
+    CHECK_EQ(r2_net_tables_read(&before), 0);
+    CHECK_EQ(r2_linkwatch_resync(w, &before, moment, on_event, &c0), 0);
+    CHECK(r2_linkwatch_stale(w)); /* as old as the loss */
+    r2_net_tables_free(&before);
     moment = r2_linkwatch_moment(w);
     CHECK(!r2_linkwatch_since(w, c0.ifindex, moment));
+    CHECK(!r2_linkwatch_lost_since(w, moment));
     r2_linkwatch_close(w);
 }
 
