@@ -16,7 +16,11 @@
  * the question put again, so an old "up" never overrules a newer "down" nor the other way round.
  * While events keep coming they are the news, and the question waits for the next tick (20 ms). A
  * carrier that changes is seen by questions before its event, which the kernel may
- * hold back for a second: the event then repeats what is known, or is as new as it is. */
+ * hold back for a second. The event is about the state of when it is made: it repeats the answer,
+ * or is newer. The watch tells only what differs from what it told before, and knows of no answers,
+ * so it keeps to itself an event that takes an answer back: whenever something was read about an
+ * interface whose NIC is not as the watch told last, the kernel is asked
+ * (ask_where_answers_differ). */
 #include <errno.h>
 #include <stdio.h>
 #include <string.h>
@@ -69,6 +73,12 @@ static int index_of(int nic)
     ifindex = r2_eng.nics[nic].ifindex;
     pthread_mutex_unlock(&place_lock);
     return ifindex;
+}
+
+/* A port without an interface is asked by its transport (nicrdma.c). */
+static bool has_interface(int nic)
+{
+    return !r2_eng.nics[nic].bare && !r2_eng.nics[nic].loopback;
 }
 
 static bool missing(int nic)
@@ -296,6 +306,20 @@ static void on_link(void *arg, int ifindex, enum r2_link_event event, const stru
     }
 }
 
+/* An answer that counted may have been taken back by what was just read and, to the watch, is no
+ * news. (A NIC that is missing has another reason to be down.) At the next tick, and only if
+ * something was read: where the two differ for long, the kernel is not asked at each tick. */
+static void ask_where_answers_differ(uint64_t before)
+{
+    for (int i = 0; i < r2_eng.n_nics; i++) {
+        int ifindex = r2_eng.nics[i].ifindex;
+
+        if (has_interface(i) && !missing(i) && r2_linkwatch_since(r2_eng.watch, ifindex, before) &&
+            (r2_linkwatch_told(r2_eng.watch, ifindex) == R2_LINK_UP) != r2_eng.nic_state[i].link_up)
+            link_due[i] = true;
+    }
+}
+
 /* Takes in what is queued; what is too much for once is left to the task. */
 static void read_events(void)
 {
@@ -310,6 +334,7 @@ static void read_events(void)
     /* Once for each loss, not as long as the watch is stale: tables_answer sees to that. */
     if (r2_linkwatch_lost_since(r2_eng.watch, before))
         tables_due = true;
+    ask_where_answers_differ(before);
     for (int i = 0; i < r2_eng.n_nics && n > 0; i++)
         look_for_place(i);
     ask_tables();
@@ -377,12 +402,6 @@ static void answered(struct r2_task *t)
         if (r2_nicask_take(i, &got))
             link_answer(i, &got);
     }
-}
-
-/* A port without an interface is asked by its transport (nicrdma.c). */
-static bool has_interface(int nic)
-{
-    return !r2_eng.nics[nic].bare && !r2_eng.nics[nic].loopback;
 }
 
 void r2_niclink_ask(int nic)

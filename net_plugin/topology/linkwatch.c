@@ -338,6 +338,13 @@ bool r2_linkwatch_lost_since(const struct r2_linkwatch *watch, uint64_t moment)
     return watch->lost_at > moment;
 }
 
+int r2_linkwatch_told(const struct r2_linkwatch *watch, int ifindex)
+{
+    const struct r2_net_link *link = r2_net_tables_link(&watch->known, ifindex);
+
+    return !link ? R2_LINK_REMOVED : r2_net_link_is_up(link) ? R2_LINK_UP : R2_LINK_DOWN;
+}
+
 bool r2_linkwatch_since(const struct r2_linkwatch *watch, int ifindex, uint64_t moment)
 {
     return watch->lost_at > moment || watch->heard[(unsigned)ifindex % R2_LINKWATCH_SLOTS] > moment;

@@ -49,6 +49,9 @@ uint64_t r2_linkwatch_moment(const struct r2_linkwatch *watch);
 bool r2_linkwatch_since(const struct r2_linkwatch *watch, int ifindex, uint64_t moment);
 /* Messages were lost since that moment: the tables are to be read (again). */
 bool r2_linkwatch_lost_since(const struct r2_linkwatch *watch, uint64_t moment);
+/* What was told of the interface last: R2_LINK_UP, R2_LINK_DOWN or R2_LINK_REMOVED. A message that
+ * repeats it is not told again, whatever the caller has found out by itself since. */
+int r2_linkwatch_told(const struct r2_linkwatch *watch, int ifindex);
 /* Reports in what the tables, asked for at that moment, differ from what was told. Interfaces of
  * which something was read since are left out; the watch stays stale if there is one that differs,
  * or if messages were lost since. To be called with the watch drained. Returns the number of events

@@ -255,6 +255,60 @@ static void test_failed_readings(void)
     settle();
 }
 
+/* The next look at the links is a second away. */
+static void looked(int unused)
+{
+    (void)unused;
+    for (int i = 0; i < 2; i++)
+        r2_eng.nic_state[i].shown_at = r2_now_ns();
+}
+
+static void event_after_look(int unused)
+{
+    looked(unused);
+    read_events(unused);
+}
+
+/* Nobody needs the tables, and no question is out. */
+static void settle_quietly(void)
+{
+    settle_for_good();
+    CHECK(remote_command(looked, 0));
+    usleep(100000);
+}
+
+static bool back_before_the_next_look(void)
+{
+    uint64_t start;
+
+    settle_quietly();
+    set(&kernel.up, false);
+    for (int i = 0; i < 2; i++)
+        CHECK(remote_command(r2_niclink_ask, i));
+    wait_link(false);
+    pthread_mutex_lock(&kernel.lock);
+    kernel.up = true;
+    kernel.events = 1;
+    kernel.event_up = true;
+    pthread_mutex_unlock(&kernel.lock);
+    CHECK(remote_command(event_after_look, 0));
+    CHECK_EQ(look(&kernel.events), 0);
+    start = r2_now_ns();
+    wait_link(true);
+    return r2_now_ns() - start < 800 * R2_NS_PER_MS;
+}
+
+/* The carrier goes, which an answer says, and is back before the kernel makes an event of it: that
+ * says what the watch told last, and all the same something has changed. */
+static void test_answer_taken_back(void)
+{
+    bool back = false;
+
+    for (int tries = 0; tries < 5 && !back; tries++)
+        back = back_before_the_next_look();
+    CHECK(back);
+}
+
 static void only_the_first(int unused)
 {
     (void)unused;
@@ -349,6 +403,7 @@ static const struct check_test tests[] = {
     {"loss", test_loss},
     {"one_reading", test_one_reading},
     {"failed_readings", test_failed_readings},
+    {"answer_taken_back", test_answer_taken_back},
     {"no_thread", test_no_thread},
     {"carrier_is_asked_for", test_carrier_is_asked_for}, /* the last: it changes a NIC */
     {0}};
