@@ -27,7 +27,7 @@
 #include "util/log.h"
 #include "util/thread.h"
 
-enum { FREE, PUT, ASKED, ANSWERED };
+enum { FREE, PUT, ASKED, ANSWERED, READY };
 
 static struct {
     pthread_mutex_t lock;
@@ -137,12 +137,22 @@ bool r2_nicask_put(int slot, int ifindex, uint64_t moment)
     return put;
 }
 
+void r2_nicask_ready(void)
+{
+    pthread_mutex_lock(&asker.lock);
+    for (int slot = 0; slot < R2_NICASK_SLOTS; slot++) {
+        if (asker.state[slot] == ANSWERED)
+            asker.state[slot] = READY;
+    }
+    pthread_mutex_unlock(&asker.lock);
+}
+
 bool r2_nicask_take(int slot, struct r2_nicask *out)
 {
     bool there;
 
     pthread_mutex_lock(&asker.lock);
-    there = asker.state[slot] == ANSWERED;
+    there = asker.state[slot] == READY;
     if (there) {
         *out = asker.slots[slot];
         asker.state[slot] = FREE;

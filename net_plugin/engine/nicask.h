@@ -28,7 +28,10 @@ void r2_nicask_start(struct r2_task *answered);
  * time. Does not wait, unless no thread can be started. One thread at a time: I/O thread 0, and
  * before it knows of the NICs the one that starts the engine. */
 bool r2_nicask_put(int slot, int ifindex, uint64_t moment);
-/* Takes the slot's answer, if there is one. By whoever puts questions. */
+/* Answers that are there by now can be taken: what they say had been so before this call. For those
+ * that come later the task is kicked again. By whoever puts questions, as is the next. */
+void r2_nicask_ready(void);
+/* Takes the slot's answer, if there is one that can be. */
 bool r2_nicask_take(int slot, struct r2_nicask *out);
 
 #endif

@@ -8,14 +8,14 @@
  * only, under `place_lock`, a leaf.
  *
  * Events and answers come on two ways, and the newer one counts. Both are made under RTNL, so they
- * have an order in the kernel: an answer says what was at its moment A. Before an answer is taken,
- * all events that are queued are read (answered), so all events older than A have been told by
- * then. If nothing about the interface was read since the question was put (r2_linkwatch_since),
- * nothing newer than A has been told either: the answer is the newest word, and counts. If
- * something was, it may be older than A or newer, which nobody can tell: the answer is dropped and
- * the question put again, so an old "up" never overrules a newer "down" nor the other way round.
- * While events keep coming they are the news, and the question waits for the next tick (20 ms). A
- * carrier that changes is seen by questions before its event, which the kernel may
+ * have an order in the kernel: an answer says what was at its moment A. After an answer has come
+ * and before it is taken all events that are queued are read (answered), so all events older than A
+ * have been told by then. If nothing about the interface was read since the question was put
+ * (r2_linkwatch_since), nothing newer than A has been told either: the answer is the newest word,
+ * and counts. If something was, it may be older than A or newer, which nobody can tell: the answer
+ * is dropped and the question put again, so an old "up" never overrules a newer "down" nor the
+ * other way round. While events keep coming they are the news, and the question waits for the next
+ * tick (20 ms). A carrier that changes is seen by questions before its event, which the kernel may
  * hold back for a second. The event is about the state of when it is made: it repeats the answer,
  * or is newer. The watch tells only what differs from what it told before, and knows of no answers,
  * so it keeps to itself an event that takes an answer back: whenever something was read about an
@@ -393,6 +393,7 @@ static void answered(struct r2_task *t)
     struct r2_nicask got;
 
     (void)t;
+    r2_nicask_ready();
     read_events();
     if (r2_eng.watch && !r2_linkwatch_drained(r2_eng.watch))
         return; /* events first, see above: it was kicked again, or the next tick does it */

@@ -309,6 +309,61 @@ static void test_answer_taken_back(void)
     CHECK(back);
 }
 
+static void ask_both(int unused)
+{
+    looked(unused);
+    for (int i = 0; i < 2; i++)
+        r2_niclink_ask(i);
+}
+
+/* The first answer makes I/O thread 0 read events; then an older "up" and the second answer, a
+ * newer "down", come at once. */
+static bool down_after_between(void)
+{
+    uint64_t start;
+    bool came;
+
+    settle_quietly();
+    set(&kernel.up, false);
+    tell(false);
+    wait_link(false);
+    set(&kernel.hold_links, true);
+    CHECK(remote_command(ask_both, 0));
+    wait_for(&kernel.inside, 1);
+    pthread_mutex_lock(&kernel.lock);
+    kernel.event_up = true;
+    kernel.between = kernel.links + 1;
+    kernel.pass = 1;
+    pthread_cond_broadcast(&kernel.go);
+    pthread_mutex_unlock(&kernel.lock);
+    for (int ms = 0; ms < 3000 && look(&kernel.between); ms++)
+        usleep(1000);
+    pthread_mutex_lock(&kernel.lock);
+    came = !kernel.between;
+    kernel.between = 0; /* else a question was still out, and there were no two */
+    pthread_mutex_unlock(&kernel.lock);
+    set(&kernel.hold_links, false);
+    if (!came)
+        return false;
+    CHECK(remote_command(event_after_look, 0)); /* if it has not been read */
+    start = r2_now_ns();
+    while (link_is(true) && r2_now_ns() - start < 800 * R2_NS_PER_MS)
+        usleep(1000);
+    return !link_is(true);
+}
+
+/* An answer that comes when the events have just been read is newer than one that has come since.
+ */
+static void test_between(void)
+{
+    bool down = false;
+
+    for (int tries = 0; tries < 5 && !down; tries++)
+        down = down_after_between();
+    CHECK(down);
+    settle();
+}
+
 static void only_the_first(int unused)
 {
     (void)unused;
@@ -404,6 +459,7 @@ static const struct check_test tests[] = {
     {"one_reading", test_one_reading},
     {"failed_readings", test_failed_readings},
     {"answer_taken_back", test_answer_taken_back},
+    {"between", test_between},
     {"no_thread", test_no_thread},
     {"carrier_is_asked_for", test_carrier_is_asked_for}, /* the last: it changes a NIC */
     {0}};
