@@ -423,12 +423,25 @@ enum r2_carrier r2_niclink_carrier(int nic)
                                                                          : R2_CARRIER_UNKNOWN;
 }
 
+/* The port's own thread (nicrdma.c) stores that the port is down, and then takes the NIC down. If
+ * it does that after the NIC was taken up here, it finds it up, and all is well. If before, that
+ * was no change; but its hold of nic_lock came before ours, and its store before that, so the
+ * second look sees it. */
+static void look_at_port(int nic)
+{
+    bool up = r2_eng.nics[nic].loopback || r2_nic_port_up(nic);
+
+    link_event(nic, up);
+    if (up && !r2_eng.nics[nic].loopback && !r2_nic_port_up(nic))
+        link_event(nic, false);
+}
+
 void r2_niclink_look(int nic)
 {
     if (has_interface(nic))
         r2_niclink_ask(nic);
     else
-        link_event(nic, r2_eng.nics[nic].loopback || r2_nic_port_up(nic));
+        look_at_port(nic);
     look_for_place(nic);
 }
 

@@ -154,7 +154,8 @@ void r2_nicstate_announce(int nic)
     tell_all(nic, false, false, "");
 }
 
-/* Takes the event; tells everybody if that changes what they may do with the NIC. */
+/* Takes the event; tells everybody if that changes what they may do with the NIC. One without a
+ * link is not probed: who took the link away says so, or has, and would not say it again. */
 static bool nic_event(int nic, enum r2_health_event event, const char *cause)
 {
     struct r2_nic_state *s = &r2_eng.nic_state[nic];
@@ -164,7 +165,8 @@ static bool nic_event(int nic, enum r2_health_event event, const char *cause)
 
     pthread_mutex_lock(&nic_lock);
     before = s->health.state;
-    changed = r2_health_step(&s->health, event, r2_now_ns());
+    changed = (event != R2_HEALTH_EV_PROBE || s->link_up) &&
+              r2_health_step(&s->health, event, r2_now_ns());
     now = s->health.state;
     word = word_of(s);
     news = word != r2_nic_word(nic);
@@ -319,13 +321,16 @@ void r2_nicstate_located(int nic, bool usable, const char *why)
 void r2_nicstate_link(int nic, bool up, const char *cause)
 {
     struct r2_nic_state *s = &r2_eng.nic_state[nic];
+    bool changed;
 
-    if (s->link_up == up)
-        return;
     pthread_mutex_lock(&nic_lock);
+    changed = s->link_up != up;
     s->link_up = up;
+    if (changed)
+        r2_control_nic_link(r2_eng.ctl, s->row, up ? R2_SEG_LINK_UP : R2_SEG_LINK_DOWN);
     pthread_mutex_unlock(&nic_lock);
-    r2_control_nic_link(r2_eng.ctl, s->row, up ? R2_SEG_LINK_UP : R2_SEG_LINK_DOWN);
+    if (!changed)
+        return;
     if (up)
         nic_event(nic, R2_HEALTH_EV_PROBE, cause);
     else

@@ -1,0 +1,156 @@
+/* A NIC without an interface: its port's thread says that the port is down at any moment while I/O
+ * thread 0 takes its link up (rung 2). The NIC is down afterwards, in all that is said about it.
+ *
+ * The moments are those when the I/O thread takes a lock and holds none, one after the other: there
+ * this program's pthread_mutex_lock() says what the port's thread says. Between two of them the I/O
+ * thread does nothing that another one could see but by atomics. */
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <pthread.h>
+
+#include "check.h"
+#include "enginelib/remote.h"
+
+#define PORT 1
+#define MOMENTS 100
+
+static _Thread_local int held, left; /* locks; moments until the port goes down, 0: it does not */
+static atomic_bool went_down;
+
+static void go_down(void)
+{
+    atomic_store(&went_down, true);
+    r2_nic_transport(PORT, 1, false, "port down");
+}
+
+int pthread_mutex_lock(pthread_mutex_t *mutex)
+{
+    static int (*_Atomic real)(pthread_mutex_t *);
+    int rc;
+
+    if (!real)
+        real = (int (*)(pthread_mutex_t *))dlsym(RTLD_NEXT, "pthread_mutex_lock");
+    if (!held && left && --left == 0)
+        go_down();
+    rc = real(mutex);
+    held += rc == 0;
+    return rc;
+}
+
+int pthread_mutex_unlock(pthread_mutex_t *mutex)
+{
+    static int (*_Atomic real)(pthread_mutex_t *);
+
+    if (!real)
+        real = (int (*)(pthread_mutex_t *))dlsym(RTLD_NEXT, "pthread_mutex_unlock");
+    held--;
+    return real(mutex);
+}
+
+static struct r2_nic_state *port(void)
+{
+    return &r2_eng.nic_state[PORT];
+}
+
+static uint32_t row_link(void)
+{
+    const struct r2_segment *seg = r2_control_segment(r2_eng.ctl);
+
+    return __atomic_load_n(&seg->nics[port()->row].link, __ATOMIC_ACQUIRE);
+}
+
+/* ---- I/O thread 0 */
+
+static void become_port(int nic)
+{
+    r2_eng.nics[nic].bare = true;
+    r2_eng.nics[nic].loopback = false;
+}
+
+static void is_down(int nic)
+{
+    r2_nic_transport(nic, 1, false, "port down");
+}
+
+static void look(int moment)
+{
+    r2_nic_transport(PORT, 1, true, "port up");
+    held = 0;
+    left = moment;
+    r2_niclink_look(PORT);
+    left = 0;
+}
+
+/* Its link is up, and it has failed: it is tried again. */
+static void tick(int moment)
+{
+    r2_nic_transport(PORT, 1, true, "port up");
+    r2_niclink_look(PORT);
+    r2_nicstate_verdict(PORT, R2_VERDICT_LOCAL, "a verdict");
+    held = 0;
+    left = moment;
+    r2_nicstate_tick(r2_now_ns());
+    left = 0;
+}
+
+static atomic_int health;
+
+static void read_health(int nic)
+{
+    atomic_store(&health, (int)r2_eng.nic_state[nic].health.state);
+}
+
+/* ---- cases */
+
+static bool goes_down_at(int moment, void (*meanwhile)(int moment))
+{
+    CHECK(remote_command(is_down, PORT));
+    CHECK(!port()->link_up);
+    CHECK_EQ(row_link(), R2_SEG_LINK_DOWN);
+    atomic_store(&went_down, false);
+    CHECK(remote_command(meanwhile, moment));
+    CHECK(remote_command(read_health, PORT));
+    if (!atomic_load(&went_down)) {
+        CHECK(port()->link_up);
+        CHECK_EQ(row_link(), R2_SEG_LINK_UP);
+        CHECK_NE(atomic_load(&health), R2_HEALTH_FAILED);
+        return false;
+    }
+    CHECK_MSG(!port()->link_up, "moment %d", moment);
+    CHECK_MSG(row_link() == R2_SEG_LINK_DOWN, "moment %d", moment);
+    CHECK_MSG(r2_nic_word(PORT) == R2_NIC_DOWN, "moment %d", moment);
+    CHECK_MSG(atomic_load(&health) == R2_HEALTH_FAILED, "moment %d: %s", moment,
+              r2_health_word((enum r2_health_state)atomic_load(&health)));
+    return true;
+}
+
+static void goes_down(void (*meanwhile)(int moment))
+{
+    int moment = 1;
+
+    CHECK(remote_command(become_port, PORT));
+    while (moment < MOMENTS && goes_down_at(moment, meanwhile))
+        moment++;
+    CHECK_GE(moment, 4);
+    CHECK_LT(moment, MOMENTS);
+}
+
+static void test_while_it_comes_up(void)
+{
+    goes_down(look);
+}
+
+static void test_while_it_is_tried_again(void)
+{
+    goes_down(tick);
+}
+
+static const struct check_test tests[] = {{"while_it_comes_up", test_while_it_comes_up},
+                                          {"while_it_is_tried_again", test_while_it_is_tried_again},
+                                          {0}};
+
+int main(int argc, char **argv)
+{
+    remote_engine(2, remote_outlives);
+    return check_main(argc, argv, tests);
+}
