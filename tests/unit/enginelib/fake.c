@@ -428,7 +428,8 @@ void fake_fail(struct r2_ep *ep, int err, bool refused)
                              .there = err == ESTALE || atomic_load(&ep->there),
                              .given_up = atomic_load(&ep->given_up)};
 
-    if (!atomic_load(&ep->is_shut))
+    /* Once, as transports do: the engine may not have come to the first word yet. */
+    if (!atomic_load(&ep->is_shut) && !atomic_exchange(&ep->failed, true))
         ev->failed(ep->params.owner, ep, err, &h);
 }
 

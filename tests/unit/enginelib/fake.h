@@ -43,7 +43,7 @@ struct r2_ep {
     atomic_int rtt_us;            /* health: round trip of the network */
     atomic_int flushes;
     atomic_int kicks, detached, waiting; /* waiting: threads in shut() */
-    atomic_bool is_shut;
+    atomic_bool is_shut, failed;
 
     /* The test thread's: what the engine said. */
     bool manual_sent; /* the kernel takes nothing until fake_sent */
@@ -95,7 +95,7 @@ struct r2_ep *fake_accept(const uint8_t process[16], int lnic, int rnic, uint32_
 bool fake_up(struct r2_ep *ep);
 /* shut(), which was unconfirmed, is over. */
 void fake_shut_over(struct r2_ep *ep);
-/* The endpoint breaks. `refused`: a living host said so; ESRCH: another process answered. */
+/* The endpoint breaks, once. `refused`: a living host said so; ESRCH: another process answered. */
 void fake_fail(struct r2_ep *ep, int err, bool refused);
 /* One control frame that arrives, then the end of the burst. */
 int fake_ctrl(struct r2_ep *ep, uint8_t type, const void *body, size_t len);
