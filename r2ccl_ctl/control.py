@@ -21,7 +21,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from r2ccl_ctl import rows
+from r2ccl_ctl import order, rows
 from r2ccl_ctl.errors import R2Error, R2UsageError
 from r2ccl_ctl.rows import Comm, Nic, PathRow, Peer, word
 from r2ccl_ctl.rows import find_nic as find_nic
@@ -172,15 +172,15 @@ def open_segment(path: Path, *, write: bool = False) -> Segment:
 
 
 def list_processes(*, dead: bool = False, directory: Path | None = None) -> list[Process]:
-    """Running processes, and with `dead` those that left an object behind; oldest first. Other
-    users' are listed where they may be read."""
+    """Running processes, and with `dead` those that left an object behind, `in_order`. Other users'
+    are listed where they may be read."""
     found = []
     for name in _names(directory):
         if _NAME.fullmatch(name):
             process = describe((directory or SHM) / name)
             if process is not None and (dead or process.running):
                 found.append(process)
-    return sorted(found, key=lambda process: (process.created_real_ns, process.name))
+    return order.in_order(found)
 
 
 def _names(directory: Path | None) -> list[str]:

@@ -40,6 +40,40 @@ class UsageFailure(Failure):
     exit_code = 2
 
 
+def _must_be(
+    kind: type[int] | type[float],
+    value: Any,
+    limits: click.IntRange | click.FloatRange,
+    param: click.Parameter | None,
+    ctx: click.Context | None,
+) -> None:
+    """Say what an option takes also to those who gave no number."""
+    try:
+        kind(value)
+    except (TypeError, ValueError):
+        span = f"{limits.min:g} to {limits.max:g}" if limits.max else f"{limits.min:g} or more"
+        if limits.min_open:
+            span = f"more than {limits.min:g}"
+        what = "whole number" if kind is int else "number"
+        limits.fail(f"'{value}' is no {what}: give {span}", param, ctx)
+
+
+class WholeNumber(click.IntRange):
+    """A whole number in a range, with its least one."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        _must_be(int, value, self, param, ctx)
+        return super().convert(value, param, ctx)
+
+
+class Number(click.FloatRange):
+    """A number in a range, with its least one."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        _must_be(float, value, self, param, ctx)
+        return super().convert(value, param, ctx)
+
+
 class R2Group(click.Group):
     """A group whose commands may raise R2Error. What the system refuses is a message as well."""
 
@@ -114,7 +148,7 @@ def selection_options(command: F) -> F:
         ),
         click.option(
             "--pid",
-            type=click.IntRange(min=1),
+            type=WholeNumber(min=1),
             metavar="PID",
             shell_complete=complete_pid,
             help="This process.",

@@ -13,7 +13,7 @@ from r2ccl_ctl.cli.act_cmds import (
     show_said,
     target_options,
 )
-from r2ccl_ctl.cli.common import json_option, selection
+from r2ccl_ctl.cli.common import WholeNumber, json_option, selection
 from r2ccl_ctl.control import Answer, Command
 from r2ccl_ctl.units import parse_duration
 
@@ -107,7 +107,7 @@ def undrain_nic(
 
 @click.command("set-weight")
 @nic_argument
-@click.argument("weight", type=click.IntRange(0, 100), metavar="WEIGHT")
+@click.argument("weight", type=WholeNumber(0, 100), metavar="WEIGHT")
 @target_options
 @json_option
 def set_weight(

@@ -188,10 +188,13 @@ def fail_link(
     it = _load(name)
     it.fail_link(node, nic, mode, direction=direction, loss=100.0 if loss is None else loss)
     it.close()
-    click.echo(
-        f"{node} {nic}: {mode if not loss else f'loss {loss:g}%'}"
-        f"{f' ({direction})' if quiet else ''}"
-    )
+    what = {"carrier": "no carrier", "admin": "set down", "silent": "loses every packet"}[mode]
+    if loss is not None:
+        what = f"loses {loss:g} % of the packets"
+    which = {"tx": " that it sends", "rx": " that it should receive", "both": ""}[direction]
+    which_lab = "" if name == DEFAULT_NAME else f" --name {name}"
+    undo = f"r2ccl-ctl lab recover-link {node} {nic}{which_lab}"
+    click.echo(f"{node} {nic}: {what}{which}; `{undo}` undoes it")
 
 
 @lab.command("recover-link")

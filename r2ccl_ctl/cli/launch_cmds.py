@@ -7,6 +7,7 @@ import sys
 import click
 
 from r2ccl_ctl import launch as launching
+from r2ccl_ctl.cli.common import Number, WholeNumber
 from r2ccl_ctl.errors import R2Error, R2UsageError
 from r2ccl_ctl.lab import DEFAULT_NAME, userns
 
@@ -23,7 +24,7 @@ class UsageFailure(Failure):
 @click.option(
     "-n",
     "--ranks",
-    type=click.IntRange(min=1),
+    type=WholeNumber(min=1),
     metavar="N",
     help="How many ranks. Default: --per-node (or 1) on every node.",
 )
@@ -74,7 +75,7 @@ class UsageFailure(Failure):
 )
 @click.option(
     "--timeout",
-    type=click.FloatRange(min=0, min_open=True),
+    type=Number(min=0, min_open=True),
     metavar="S",
     help="End the job after S seconds, with exit code 124.",
 )
@@ -82,7 +83,7 @@ class UsageFailure(Failure):
     "--grace",
     default=5.0,
     show_default=True,
-    type=click.FloatRange(min=0),
+    type=Number(min=0),
     metavar="S",
     help="When a rank fails the others get S seconds before SIGTERM.",
 )

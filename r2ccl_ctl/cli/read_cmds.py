@@ -15,6 +15,7 @@ from r2ccl_ctl import gpus, nodeseg
 from r2ccl_ctl.cli import comm_view, view
 from r2ccl_ctl.cli.common import (
     Whole,
+    WholeNumber,
     console,
     json_option,
     print_json,
@@ -447,7 +448,7 @@ def follow_events(reader: Reader) -> Iterator[list[Event]]:
 @click.option(
     "--last",
     "-n",
-    type=click.IntRange(min=0),
+    type=WholeNumber(min=0),
     metavar="N",
     help="Of what is there already, only the last N events.",
 )

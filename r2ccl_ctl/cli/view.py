@@ -92,7 +92,7 @@ def process_table(processes: Iterable[Process]) -> Table:
             process.mode or "-",
             process.nccl_version or "-",
             process.comms or "-",
-            rfc3339(process.created_real_ns)[:19] or "-",
+            re.sub(r"\.\d+", "", rfc3339(process.created_real_ns)) or "-",
             process.problem or process.command,
         )
     return found
@@ -183,8 +183,10 @@ def penalty(nic: Nic, now_ns: int | None = None) -> str:
 
 
 def fault_text(fault: str) -> str:
-    """ "slow 20 Mbit/s tx" for the segment's "slow 2500000 B/s tx": a rate as fail-nic takes it."""
-    return re.sub(r"\b(\d{1,18}) B/s", lambda found: show_rate(int(found[1])), fault)
+    """ "slow 20 Mbit/s tx" for the segment's "slow 2500000 B/s tx", "loss 1 %" for its "loss 10000
+    ppm": as fail-nic takes them."""
+    rate = re.sub(r"\b(\d{1,18}) B/s", lambda found: show_rate(int(found[1])), fault)
+    return re.sub(r"\b(\d{1,7}) ppm\b", lambda found: f"{int(found[1]) / 10_000:g} %", rate)
 
 
 def nic_cells(
@@ -380,6 +382,13 @@ def title(snapshot: Snapshot) -> Text:
     return text
 
 
+def counter_text(name: str, value: int) -> str:
+    """ "tail resent 14.8 MiB", "failovers 1"."""
+    if name.endswith("_bytes"):
+        return f"{name.removesuffix('_bytes').replace('_', ' ')} {show_bytes(value)}"
+    return f"{name.replace('_', ' ')} {value}"
+
+
 def summary(snapshot: Snapshot) -> list[str]:
     """The lines below the NICs."""
     counters, gauges = snapshot.counters, snapshot.gauges
@@ -393,9 +402,7 @@ def summary(snapshot: Snapshot) -> list[str]:
         f"{show_bytes(counters['replayed_bytes'])}, sockets {gauges['sockets']}, threads "
         f"{gauges['threads']}, memory {show_bytes(gauges['memory_bytes'])}",
     ]
-    notable = [
-        f"{name.replace('_', ' ')} {counters[name]}" for name in SHOWN_COUNTERS if counters[name]
-    ]
+    notable = [counter_text(name, counters[name]) for name in SHOWN_COUNTERS if counters[name]]
     if notable:
         lines.append(", ".join(notable))
     standing = stands(snapshot)

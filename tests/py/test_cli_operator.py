@@ -304,9 +304,9 @@ def test_running_ones_are_named_first(start_writer: StartWriter) -> None:
     alive = start_writer()
     stderr = call("status", "--pid", "1", code=1).stderr
     titles = stderr.partition("There are: ")[2]
-    assert 0 <= titles.find(f"pid {alive.pid} ") < len(titles)
-    where = titles.find(f"pid {dead.pid} ")
-    assert where < 0 or titles.find(f"pid {alive.pid} ") < where
+    named, where = (titles.find(f"pid {one.pid} ") for one in (alive, dead))
+    assert named >= 0 or "more: `r2ccl-ctl ps`" in titles, titles  # beside many others' processes
+    assert where < 0 or 0 <= named < where, titles
 
 
 def test_names_of_events_stand_apart(start_writer: StartWriter) -> None:
@@ -561,7 +561,6 @@ def test_rate_of_a_fault_in_the_unit_of_fail_nic(start_writer: StartWriter) -> N
     writer = start_writer()
     call("fail-nic", "127.0.1.1", "--kind", "slow=100mbit", "--job", writer.job)
     assert "slow both 100 Mbit/s" in call("nics", "--job", writer.job).stdout
-    assert view.fault_text("loss 10000 ppm") == "loss 10000 ppm"
 
 
 def test_nics_of_those_that_stand_or_are_silent(start_writer: StartWriter) -> None:

@@ -515,13 +515,23 @@ def test_command_line(fresh: Callable[..., Lab]) -> None:
     done = command("up", "--nodes", "2", "--nics", "2,1", "--rate", "1gbit,none", *name)
     assert done.exit_code == 0, done.output
     assert command("up", *name).exit_code == 1
-    for args in (
-        ("fail-link", "n0", "nic1", "--silent", "--direction", "rx"),
-        ("fail-link", "n1", "nic0", "--loss", "3"),
-        ("cut-pair", "n0", "n1", "nic0"),
-        ("rate", "n0", "nic0", "200mbit"),
+    undo = f"recover-link {{}} --name {NAME}` undoes it"
+    for args, says in (
+        (("fail-link", "n0", "nic0", "--admin"), "n0 nic0: set down; "),
+        (("recover-link", "n0", "nic0"), "n0 nic0: up"),
+        (("fail-link", "n0", "nic0"), "n0 nic0: no carrier; "),
+        (("fail-link", "n0", "nic0"), undo.format("n0 nic0")),
+        (("recover-link", "n0", "nic0"), "n0 nic0: up"),
+        (
+            ("fail-link", "n0", "nic1", "--silent", "--direction", "rx"),
+            "n0 nic1: loses every packet that it should receive; ",
+        ),
+        (("fail-link", "n1", "nic0", "--loss", "3"), "n1 nic0: loses 3 % of the packets; "),
+        (("cut-pair", "n0", "n1", "nic0"), ""),
+        (("rate", "n0", "nic0", "200mbit"), ""),
     ):
-        assert command(*args, *name).exit_code == 0, args
+        done = command(*args, *name)
+        assert done.exit_code == 0 and says in done.output, (args, done.output)
     text = command("status", *name).output
     for word in ("silent-rx", "loss-both=3%", "200mbit", "cut: n0 - n1 over nic0", "10.250.0.2"):
         assert word in text

@@ -1,0 +1,94 @@
+"""How r2ccl-ctl says things: units as operators give them, the order of rows, what an option takes.
+Rung 3, and pure functions."""
+
+from __future__ import annotations
+
+import random
+import re
+from pathlib import Path
+
+import pytest
+from segment_bed import StartWriter, start_writer
+from test_cli import call
+
+from r2ccl_ctl.cli import view
+from r2ccl_ctl.control import Process
+from r2ccl_ctl.order import in_order
+
+__all__ = ["start_writer"]
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        ("status --pid abc", "'abc' is no whole number: give 1 or more"),
+        ("status --pid 1.5", "'1.5' is no whole number: give 1 or more"),
+        ("journal -n many", "'many' is no whole number: give 0 or more"),
+        ("set-weight x half", "'half' is no whole number: give 0 to 100"),
+        ("launch -n two -- true", "'two' is no whole number: give 1 or more"),
+        ("launch --timeout soon -- true", "'soon' is no number: give more than 0"),
+        ("launch --grace soon -- true", "'soon' is no number: give 0 or more"),
+    ],
+)
+def test_no_number(words: str, says: str) -> None:
+    """The range is said, which click's own words leave out."""
+    assert says in call(*words.split(), code=2).stderr
+
+
+def test_a_number_out_of_range() -> None:
+    assert "101 is not in the range 0<=x<=100" in call("set-weight", "x", "101", code=2).stderr
+
+
+@pytest.mark.parametrize(
+    ("raw", "shown"),
+    [
+        ("loss both 10000 ppm", "loss both 1 %"),
+        ("loss tx 5 ppm after 65536 B", "loss tx 0.0005 % after 65536 B"),
+        ("loss both 1000000 ppm", "loss both 100 %"),
+        ("slow both 12500000 B/s", "slow both 100 Mbit/s"),
+        ("blackhole rx", "blackhole rx"),
+        ("", ""),
+    ],
+)
+def test_faults_in_the_units_of_fail_nic(raw: str, shown: str) -> None:
+    assert view.fault_text(raw) == shown
+
+
+def test_lost_packets_in_percent(start_writer: StartWriter) -> None:
+    writer = start_writer()
+    call("fail-nic", "127.0.1.1", "--kind", "loss=2.5%", "--job", writer.job)
+    shown = call("nics", "--job", writer.job).stdout
+    assert "2.5 %" in shown and "ppm" not in shown
+
+
+def test_counters_of_bytes() -> None:
+    assert view.counter_text("tail_resent_bytes", 15527936) == "tail resent 14.8 MiB"
+    assert view.counter_text("replayed_bytes", 303104) == "replayed 296.0 KiB"
+    assert view.counter_text("duplicate_chunks", 48) == "duplicate chunks 48"
+
+
+def test_since_when_says_in_which_zone(start_writer: StartWriter) -> None:
+    writer = start_writer()
+    shown = call("ps", "--job", writer.job).stdout
+    assert re.search(r"  \d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ  ", shown), shown
+
+
+def test_processes_stand_by_job_and_rank(seed: int) -> None:
+    def process(name: str, job: str, rank: int | None, created: int) -> Process:
+        return Process(
+            name, Path(name), "running", 1, 1, 0, 0, job=job, rank=rank, created_real_ns=created
+        )
+
+    wanted = [
+        process("a", "", None, 5),
+        process("b", "old", 0, 12),
+        process("c", "old", 1, 10),
+        process("d", "old", 10, 11),
+        process("e", "", None, 11),
+        process("f", "new", None, 14),
+        process("g", "new", 0, 13),
+        process("h", "", 0, 15),
+        process("i", "", 0, 15),
+    ]
+    shuffled = random.Random(seed).sample(wanted, len(wanted))
+    assert [one.name for one in in_order(shuffled)] == [one.name for one in wanted]
