@@ -18,6 +18,9 @@ static __thread int nested __attribute__((tls_model("initial-exec")));
 
 enum { UNKNOWN, ON, OFF };
 static atomic_int state;
+/* A call has begun that may leave something behind. Set on its thread before the call does
+ * anything, and read in a forked child: a thread that comes later is not there. */
+static atomic_bool used;
 
 static void before_fork(void)
 {
@@ -37,8 +40,18 @@ static void in_child(void)
      * not there, and its communicators are the parent's. It only looks up which NCCL a call goes
      * to. */
     after_fork();
+    if (!atomic_load(&used))
+        return; /* the parent has nothing yet: this is a process like any other */
     atomic_store(&state, OFF);
     r2_comms_child();
+}
+
+/* Programs ask for these, or only look functions up, before they fork the processes that use
+ * NCCL. */
+static bool leaves_nothing(enum r2_api id)
+{
+    return id == R2_API_ncclGetVersion || id == R2_API_ncclGetErrorString ||
+           id == R2_API_ncclGetLastError;
 }
 
 static void start(void)
@@ -112,6 +125,8 @@ void *r2_call_enter(struct r2_call *call, enum r2_api id, r2_nccl_comm handle, c
 {
     bool outer = !nested && r2_shim_on(), internal = false;
 
+    if (outer && !leaves_nothing(id))
+        atomic_store_explicit(&used, true, memory_order_relaxed);
     *call = (struct r2_call){.real = r2_real_for(caller, &internal)};
     if (handle && (outer || r2_real_several()))
         call->comm = r2_comms_hold(handle);

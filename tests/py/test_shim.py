@@ -268,6 +268,40 @@ def test_program_that_opens_nccl_itself(
     assert "net plugin:" not in alone.stderr, "without R2CCL_DLSYM it must be left alone"
 
 
+FORKS = """
+import ctypes, os, sys
+from r2ccl_ctl import control
+lib = ctypes.CDLL(sys.argv[1])
+comms = (ctypes.c_void_p * 2)()
+lib.ncclCommInitAll, lib.ncclCommDestroy
+if sys.argv[2] == "asks":
+    lib.ncclGetVersion(ctypes.byref(ctypes.c_int()))
+child = os.fork()
+if child == 0:
+    failed = lib.ncclCommInitAll(comms, 2, None)
+    print(failed, len(control.find(os.getpid()).snapshot().comms), flush=True)
+    for comm in comms:
+        lib.ncclCommDestroy(ctypes.c_void_p(comm))
+    os._exit(0)
+print(os.waitpid(child, 0)[1])
+"""
+
+
+@pytest.mark.parametrize("before", ["looks", "asks"])
+def test_forks_before_it_uses_nccl(
+    run_bounded: RunBounded, build: Build, shim: Path, before: str
+) -> None:
+    """A parent that looked functions up, or asked for the version, forks the process that uses
+    NCCL: that one is no inert copy, it has the plugin and is seen."""
+    env = {**NICS, "LD_PRELOAD": str(shim), "R2CCL_DLSYM": "1", "R2CCL_LOG": "info"}
+    env |= {"NCCL_DEBUG": "INFO", "HOSTNCCL_SOCKET_ADDRS": "127.0.1.1"}
+    library = build.host_nccl / "libnccl.so.2"
+    finished = run_bounded([sys.executable, "-c", FORKS, library, before], env=env)
+    assert finished.stdout == "0 2\n0\n"
+    assert finished.stderr.count("net plugin:") == 1
+    assert "Using network R2CCL" in finished.stderr
+
+
 def test_preloaded_in_vain(run_bounded: RunBounded, build: Build, shim: Path) -> None:
     """The plugin is named and the shim preloaded, but the program's calls go past it."""
     env = {**NICS, "LD_PRELOAD": str(shim), "NCCL_NET_PLUGIN": str(build.plugin)}
