@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import click
@@ -29,7 +29,7 @@ from r2ccl_ctl.control import (
 )
 from r2ccl_ctl.errors import R2UsageError
 from r2ccl_ctl.faults import parse_for, parse_kind
-from r2ccl_ctl.units import parse_duration, parse_size
+from r2ccl_ctl.units import parse_duration, parse_size, show_bytes, show_span
 
 
 def some_time(ctx: click.Context, param: click.Parameter, value: str) -> str:
@@ -136,6 +136,15 @@ def show_answers(answers: Sequence[tuple[str, Answer]], as_json: bool, done: str
     show_said(answered(answers, done), as_json)
 
 
+def fault_words(kind: str, direction: str, after_bytes: int, for_ms: int) -> str:
+    """What was asked for, as it was understood: "slow=100mbit, tx only, for 30s"."""
+    parts = [kind] if direction == "both" else [kind, f"{direction} only"]
+    if after_bytes:
+        parts.append(f"after {show_bytes(after_bytes)} more")
+    parts.append(f"for {show_span(for_ms / 1000)}" if for_ms else "until recover-nic")
+    return ", ".join(parts)
+
+
 @click.command("fail-nic")
 @nic_argument
 @target_options
@@ -204,7 +213,11 @@ def fail_nic(
             for_ms=for_ms,
         ),
     )
-    show_answers(answers, as_json, f"has the fault {kind}")
+    what = fault_words(kind, direction, after_bytes, for_ms)
+    said = answered(answers, "has the fault")
+    show_said(
+        [replace(one, shown=f"{one.shown} ({what})" if one.ok else "") for one in said], as_json
+    )
 
 
 @click.command("recover-nic")

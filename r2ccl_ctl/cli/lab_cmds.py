@@ -25,6 +25,7 @@ from r2ccl_ctl.lab import (
     remove,
     userns,
 )
+from r2ccl_ctl.units import show_bytes
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -305,8 +306,8 @@ def table(found: dict[str, Any]) -> list[str]:
                     nic["rate"],
                     link,
                     " ".join(nic["faults"]) or "-",
-                    str(nic["tx_bytes"]),
-                    str(nic["rx_bytes"]),
+                    show_bytes(nic["tx_bytes"]),
+                    show_bytes(nic["rx_bytes"]),
                 )
             )
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]

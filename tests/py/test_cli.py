@@ -166,7 +166,8 @@ def test_fail_and_recover(start_writer: StartWriter) -> None:
     job = ["--job", writer.job]
     text = call("fail-nic", "127.0.2.1", *job).stdout
     assert text == (
-        f"node-a pid {writer.pid} (job {writer.job}, rank 1): 127.0.2.1: blackhole both\n"
+        f"node-a pid {writer.pid} (job {writer.job}, rank 1): 127.0.2.1: blackhole both"
+        " (blackhole, until recover-nic)\n"
     )
     nic = call_json("nics", *job)["nics"][1]
     assert (nic["state"], nic["fault"], nic["failures"]) == ("failed", "blackhole both", 1)

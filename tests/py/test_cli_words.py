@@ -61,6 +61,18 @@ def test_lost_packets_in_percent(start_writer: StartWriter) -> None:
     assert "2.5 %" in shown and "ppm" not in shown
 
 
+def test_a_fault_is_said_as_it_was_understood(start_writer: StartWriter) -> None:
+    writer = start_writer()
+    job = ["--job", writer.job]
+    said = call("fail-nic", "127.0.1.1", *job).stdout
+    assert said.endswith(" (blackhole, until recover-nic)\n"), said
+    words = ["--kind", "slow=80mbit", "--direction", "rx", "--after", "64K", "--for", "90s"]
+    said = call("fail-nic", "127.0.2.1", *job, *words).stdout
+    assert said.endswith(" (slow=80mbit, rx only, after 64.0 KiB more, for 90s)\n"), said
+    wrong = call("fail-nic", "127.0.9.9", *job, code=1)
+    assert "until recover-nic" not in wrong.stdout + wrong.stderr
+
+
 def test_counters_of_bytes() -> None:
     assert view.counter_text("tail_resent_bytes", 15527936) == "tail resent 14.8 MiB"
     assert view.counter_text("replayed_bytes", 303104) == "replayed 296.0 KiB"

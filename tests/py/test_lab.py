@@ -535,6 +535,7 @@ def test_command_line(fresh: Callable[..., Lab]) -> None:
     text = command("status", *name).output
     for word in ("silent-rx", "loss-both=3%", "200mbit", "cut: n0 - n1 over nic0", "10.250.0.2"):
         assert word in text
+    assert re.search(r"  \d+ B +\d+ B$|  [\d.]+ KiB", text, re.MULTILINE), text
     found = json.loads(command("status", "--json", *name).output)
     assert found["schema"] == 1 and [n["node"] for n in found["nodes"]] == ["n0", "n1"]
     assert command("recover-link", "--all", *name).exit_code == 0
