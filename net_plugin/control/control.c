@@ -299,9 +299,9 @@ void r2_control_child(struct r2_control *ctl)
     __atomic_store_n(&last_opened, NULL, __ATOMIC_RELEASE);
 }
 
-int r2_control_neighbours(const struct r2_control *ctl)
+int r2_control_neighbours(const struct r2_control *ctl, r2_control_holder_fn each, void *arg)
 {
-    return ctl->fd < 0 ? 0 : r2_control_count_held(R2_CONTROL_PREFIX, ctl->base);
+    return ctl->fd < 0 ? 0 : r2_control_count_held(R2_CONTROL_PREFIX, ctl->base, each, arg);
 }
 
 const char *r2_control_name(const struct r2_control *ctl)

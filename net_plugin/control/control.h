@@ -60,9 +60,12 @@ void r2_control_close(struct r2_control *ctl);
 void r2_control_child(struct r2_control *ctl);
 /* "/r2ccl.0.4026531836.17.123456", or "" without shared memory; lives as long as `ctl`. */
 const char *r2_control_name(const struct r2_control *ctl);
+/* `pid`: 0 where it is in another PID namespace. */
+typedef void (*r2_control_holder_fn)(void *arg, int pid);
 /* Other processes of this user with a control segment in the same shared memory, as a rule on the
- * same machine. 0 where `ctl` is private. Reads a directory: tens of microseconds. */
-int r2_control_neighbours(const struct r2_control *ctl);
+ * same machine; `each`, unless NULL, hears of them. Returns how many. None where `ctl` is private.
+ * Reads a directory: tens of microseconds. */
+int r2_control_neighbours(const struct r2_control *ctl, r2_control_holder_fn each, void *arg);
 /* The segment itself, for tests and for reading back. */
 struct r2_segment *r2_control_segment(struct r2_control *ctl);
 

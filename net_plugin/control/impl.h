@@ -77,7 +77,9 @@ uint64_t r2_control_pidns(void);
  * `prefix`; `own` is this process's base name ("r2ccl.0.1.2.3"), whose objects are not even opened;
  * `now`: CLOCK_REALTIME. Returns the number removed. */
 int r2_control_sweep(const char *prefix, const char *own, uint64_t now);
-/* Those that somebody holds, of this user; the own ones are left alone. */
-int r2_control_count_held(const char *prefix, const char *own);
+/* Those that somebody holds, of this user; the own ones are left alone. `each`, unless NULL, hears
+ * of every one, with its holder's process id; 0: that is in another PID namespace. */
+int r2_control_count_held(const char *prefix, const char *own, r2_control_holder_fn each,
+                          void *arg);
 
 #endif

@@ -23,12 +23,25 @@ struct left {
     uint64_t age_ns;
 };
 
-/* Somebody has it open who said so, as its maker does to its end (control.c). */
-static bool is_held(int fd)
+/* Somebody has it open who said so, as its maker does to its end (control.c). *pid: who, 0 if that
+ * cannot be known. */
+static bool holder(int fd, int *pid)
 {
     struct flock lock = {.l_type = F_WRLCK, .l_whence = SEEK_SET, .l_start = 0, .l_len = 1};
 
-    return fcntl(fd, F_GETLK, &lock) || lock.l_type != F_UNLCK;
+    *pid = 0;
+    if (fcntl(fd, F_GETLK, &lock))
+        return true;
+    if (lock.l_type != F_UNLCK && lock.l_pid > 0)
+        *pid = lock.l_pid;
+    return lock.l_type != F_UNLCK;
+}
+
+static bool is_held(int fd)
+{
+    int pid;
+
+    return holder(fd, &pid);
 }
 
 /* How long ago anything was heard of the object at `fd`; 0 if it is alive or not ours to judge.
@@ -139,12 +152,12 @@ out:
     return removed;
 }
 
-int r2_control_count_held(const char *prefix, const char *own)
+int r2_control_count_held(const char *prefix, const char *own, r2_control_holder_fn each, void *arg)
 {
     DIR *dir = opendir(DIRECTORY);
     struct dirent *entry;
     struct stat st;
-    int fd, n = 0;
+    int fd, pid, n = 0;
 
     if (!dir)
         return 0;
@@ -156,7 +169,11 @@ int r2_control_count_held(const char *prefix, const char *own)
         fd = open_left(dirfd(dir), entry->d_name);
         if (fd < 0)
             continue;
-        n += is_held(fd);
+        if (holder(fd, &pid)) {
+            n++;
+            if (each)
+                each(arg, pid);
+        }
         close(fd);
     }
     closedir(dir);

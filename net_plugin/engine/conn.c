@@ -235,7 +235,7 @@ void r2_conn_out_close(struct r2_conn *c)
 /* One I/O thread: cores are few, and each wake-up takes one from NCCL. */
 static bool alone(void)
 {
-    return r2_io_count() == 1;
+    return r2_io_used() == 1;
 }
 
 static struct r2_req *take_req(struct r2_conn *c)

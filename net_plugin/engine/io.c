@@ -59,6 +59,7 @@ struct r2_io {
 
 static struct r2_io threads[MAX_THREADS];
 static int n_threads;
+static atomic_int used; /* of them, the first ones: those that something new is given to */
 static atomic_uint next_pick;
 static _Thread_local struct r2_io *self_io;
 static _Thread_local struct r2_io *standing_for; /* r2_io_lend, while it is at it */
@@ -81,6 +82,19 @@ int r2_io_count(void)
     return n_threads;
 }
 
+/* Relaxed, and where it is read: a number that orders nothing. */
+void r2_io_use(int n)
+{
+    n = n < 1 ? 1 : n > n_threads ? n_threads : n;
+    atomic_store_explicit(&used, n, memory_order_relaxed);
+    r2_pause_use(n);
+}
+
+int r2_io_used(void)
+{
+    return atomic_load_explicit(&used, memory_order_relaxed);
+}
+
 struct r2_io *r2_io_at(int index)
 {
     return &threads[index % n_threads];
@@ -88,7 +102,7 @@ struct r2_io *r2_io_at(int index)
 
 struct r2_io *r2_io_pick(void)
 {
-    return r2_io_at((int)(atomic_fetch_add(&next_pick, 1) % (unsigned)n_threads));
+    return r2_io_at((int)(atomic_fetch_add(&next_pick, 1) % (unsigned)r2_io_used()));
 }
 
 bool r2_io_awake(struct r2_io *io)
@@ -110,7 +124,7 @@ bool r2_io_polls(struct r2_io *io)
 
 bool r2_io_all_awake(void)
 {
-    return atomic_load_explicit(&asleep, memory_order_relaxed) == 0;
+    return atomic_load_explicit(&asleep, memory_order_relaxed) <= n_threads - r2_io_used();
 }
 
 int r2_io_add(struct r2_io *io, struct r2_io_fd *f)
@@ -522,10 +536,13 @@ int r2_io_start(int count, const char *cpus, uint64_t spin)
         count = MAX_THREADS;
     r2_pause_start(count, spin);
     n_threads = count;
+    r2_io_use(count);
     for (int i = 0; i < count; i++) {
         rc = start_thread(&threads[i], i, &set);
         if (rc) {
             n_threads = i;
+            if (i)
+                r2_io_use(i);
             return i ? 0 : rc;
         }
     }

@@ -45,6 +45,11 @@ struct r2_timer {
  * polls after activity; fewer than four threads poll at most 50 us. 0 or -errno. */
 int r2_io_start(int count, const char *cpus, uint64_t spin);
 int r2_io_count(void);
+/* From now on only the first `n` threads are given something new (1 to all): who shares the machine
+ * with many others is served best by a few threads that poll. What the others have they keep. Any
+ * thread. */
+void r2_io_use(int n);
+int r2_io_used(void);
 /* Owner for something new, in turn. */
 struct r2_io *r2_io_pick(void);
 struct r2_io *r2_io_at(int index);
@@ -56,7 +61,7 @@ bool r2_io_awake(struct r2_io *io);
 void r2_io_away(bool away);
 /* ... and at once: it is awake and has nothing to do. A hint. */
 bool r2_io_polls(struct r2_io *io);
-/* All threads are. A hint. */
+/* All threads in use are. A hint. */
 bool r2_io_all_awake(void);
 
 /* For a caller that polls anyway, without locks: runs what a sleeping thread would do now, of

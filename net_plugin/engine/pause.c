@@ -11,14 +11,30 @@
 #define PAID_SPAN 16                  /* idle times that count */
 #define WAKING_NS (20 * R2_NS_PER_US) /* what sleeping adds to an idle time */
 
-static uint64_t spin_ns;
-static bool many;
+static uint64_t spin_ns; /* as set; written before the first thread runs */
+static atomic_bool many;
 static atomic_int may_poll = INT_MAX, polling; /* threads; with `many` */
 
 void r2_pause_start(int threads, uint64_t spin)
 {
-    many = threads >= MANY_THREADS;
-    spin_ns = !many && spin > SPIN_FEW_NS ? SPIN_FEW_NS : spin;
+    spin_ns = spin;
+    r2_pause_use(threads);
+}
+
+/* Relaxed: it orders nothing; an idle time that began before goes by either rule. */
+void r2_pause_use(int threads)
+{
+    atomic_store_explicit(&many, threads >= MANY_THREADS, memory_order_relaxed);
+}
+
+static bool are_many(void)
+{
+    return atomic_load_explicit(&many, memory_order_relaxed);
+}
+
+static uint64_t spin(void)
+{
+    return !are_many() && spin_ns > SPIN_FEW_NS ? SPIN_FEW_NS : spin_ns;
 }
 
 void r2_pause_let(int n)
@@ -49,6 +65,7 @@ static void leave_place(struct r2_pause *p)
 
 bool r2_pause_polls(struct r2_pause *p)
 {
+    bool of_many = are_many();
     uint64_t now;
 
     if (!spin_ns)
@@ -56,9 +73,9 @@ bool r2_pause_polls(struct r2_pause *p)
     now = r2_now_ns();
     if (!p->since) {
         p->since = now;
-        p->counted = many && take_place();
+        p->counted = of_many && take_place();
     }
-    if ((many ? p->counted : p->paid >= POLLING_PAYS) && now < p->since + spin_ns)
+    if ((of_many ? p->counted : p->paid >= POLLING_PAYS) && now < p->since + spin())
         return true;
     leave_place(p);
     return false;
@@ -69,6 +86,6 @@ void r2_pause_over(struct r2_pause *p)
     leave_place(p);
     if (!p->since)
         return;
-    p->paid += ((r2_now_ns() - p->since <= spin_ns + WAKING_NS ? 1000 : 0) - p->paid) / PAID_SPAN;
+    p->paid += ((r2_now_ns() - p->since <= spin() + WAKING_NS ? 1000 : 0) - p->paid) / PAID_SPAN;
     p->since = 0;
 }

@@ -24,6 +24,8 @@ struct r2_pause {
 
 /* Before the first thread runs. `spin`: ns, 0 = nobody polls. */
 void r2_pause_start(int threads, uint64_t spin);
+/* So many of them are in use (r2_io_use), from now on. Any thread. */
+void r2_pause_use(int threads);
 /* At most `n` threads poll at once, of four and more; holds for idle times that begin from now on.
  * At first all may. Any thread. */
 void r2_pause_let(int n);

@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "engine/internal.h"
+#include "engine/pollers.h"
 #include "util/lock.h"
 
 #define FLUSH_MAX R2_PATHS_MAX
@@ -58,6 +59,7 @@ struct r2_peer *r2_peer_obtain(const uint8_t id[16], const uint8_t secret[16], b
 {
     struct r2_peer *p;
 
+    r2_pollers_look(); /* how many threads share what will be opened */
     pthread_mutex_lock(&r2_eng.lock);
     p = find_locked(id, out);
     if (!p) {

@@ -1,24 +1,27 @@
-/* How many I/O threads may poll at once (R2CCL_SPIN), where processes share a machine.
+/* How many I/O threads are in use and may poll at once (R2CCL_SPIN), where processes share a
+ * machine.
  *
  * A thread that polls answers sooner while a core has nothing better to do, and costs throughput
  * and latency when one has: with eight processes of twelve threads on 32 cores AllReduce took up
- * to 2.6 times as long as without polling (docs/decisions.md 19).
+ * to 2.6 times as long as without polling (docs/decisions.md 19). Work that is given to a thread
+ * that may not poll waits until it wakes, and then for a core: so it is given to those that may
+ * (docs/decisions.md 26).
  */
 #ifndef R2_ENGINE_POLLERS_H
 #define R2_ENGINE_POLLERS_H
 
 #include <stdint.h>
 
-/* Threads of one process that may, when `processes` of them share `cores`: an equal part of the
- * cores, less two that NCCL's progress thread and the application keep busy. Pure. */
-int r2_pollers(int cores, int processes);
+/* I/O threads of a process that may poll when `part` cores are its part: all but two, which NCCL's
+ * progress thread and the application keep busy. Pure. */
+int r2_pollers(int part);
 
-/* The cores that the process may run on now, as its main thread may: where it was narrowed (a
- * cpuset, a container, taskset), the others are no use to it. At least 1. */
-int r2_pollers_cores(void);
-
-/* Looks at the machine, now and then, and says it to the threads (r2_pause_let). From the
- * engine's house timer only; `now`: monotonic ns. */
+/* Looks at the machine and says to the threads how many of them may poll (r2_pause_let) and are
+ * given something new (r2_io_use; R2CCL_IO_THREADS, when it is set, says that itself). Nothing if
+ * another thread is at it, or the last look is less than some milliseconds old. Any thread, no
+ * lock held; reads a directory and asks for each neighbour's affinity. */
+void r2_pollers_look(void);
+/* The same, now and then; from the engine's house timer only. `now`: monotonic ns. */
 void r2_pollers_house(uint64_t now);
 
 #endif

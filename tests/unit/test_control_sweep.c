@@ -174,19 +174,19 @@ static void test_counts_the_living(void)
 
     snprintf(prefix, sizeof(prefix), "r2test.%d.", (int)getpid());
     snprintf(own, sizeof(own), "%s7", prefix);
-    CHECK_EQ(r2_control_count_held(prefix, own), 0);
+    CHECK_EQ(r2_control_count_held(prefix, own, NULL, NULL), 0);
     leave(prefix, 0, 1); /* held by nobody */
     a = hold_one(prefix, 1);
     b = hold_one(prefix, 2);
-    CHECK_EQ(r2_control_count_held(prefix, own), 2);
+    CHECK_EQ(r2_control_count_held(prefix, own, NULL, NULL), 2);
     snprintf(own, sizeof(own), "%s2", prefix);
-    CHECK_EQ(r2_control_count_held(prefix, own), 1);
+    CHECK_EQ(r2_control_count_held(prefix, own, NULL, NULL), 1);
     for (int i = 0; i < 2; i++) {
         CHECK_EQ(kill(i ? b : a, SIGKILL), 0);
         CHECK_EQ(waitpid(i ? b : a, NULL, 0), i ? b : a);
     }
     snprintf(own, sizeof(own), "%s7", prefix);
-    CHECK_EQ(r2_control_count_held(prefix, own), 0);
+    CHECK_EQ(r2_control_count_held(prefix, own, NULL, NULL), 0);
     for (int i = 0; i < 3; i++)
         CHECK(remove_left(prefix, i));
 }
@@ -201,8 +201,8 @@ static void test_counting_leaves_the_own_alone(void)
     CHECK_EQ(r2_control_open(&ctl, &info), 0);
     CHECK_EQ(r2_control_open(&second, &info), 0);
     CHECK_EQ(r2_control_open(&unseen, &hidden), 0);
-    CHECK_GE(r2_control_neighbours(ctl), 0);
-    CHECK_EQ(r2_control_neighbours(unseen), 0);
+    CHECK_GE(r2_control_neighbours(ctl, NULL, NULL), 0);
+    CHECK_EQ(r2_control_neighbours(unseen, NULL, NULL), 0);
     snprintf(name, sizeof(name), "%s", r2_control_name(ctl));
     CHECK_EQ(sweep_in_child(name), 0); /* neither, so both are held */
     r2_control_close(unseen);
@@ -245,7 +245,7 @@ static void test_counting_without_proc(void)
         CHECK(held_for_others(r2_control_name(ctl)));
         if (mount("none", "/proc", "tmpfs", 0, NULL))
             _exit(77);
-        CHECK_GE(r2_control_neighbours(ctl), 0);
+        CHECK_GE(r2_control_neighbours(ctl, NULL, NULL), 0);
         CHECK(held_for_others(r2_control_name(ctl)));
         r2_control_close(ctl);
         _exit(0);

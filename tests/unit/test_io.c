@@ -6,12 +6,10 @@
 #include <sched.h>
 #include <stdatomic.h>
 #include <sys/eventfd.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include "engine/io.h"
 #include "engine/pause.h"
-#include "engine/pollers.h"
 #include "util/clock.h"
 
 #define SPIN_NS (UINT64_C(600) * 1000000)
@@ -140,45 +138,67 @@ static void test_no_more_poll_than_may(void)
     }
 }
 
-static void test_what_a_process_may(void)
+static int picked(int n)
 {
-    CHECK_EQ(r2_pollers(32, 1), 30);
-    CHECK_EQ(r2_pollers(32, 2), 14);
-    CHECK_EQ(r2_pollers(64, 4), 14);
-    CHECK_EQ(r2_pollers(32, 8), 2);
-    CHECK_EQ(r2_pollers(16, 8), 0);
-    CHECK_EQ(r2_pollers(2, 64), 0);
-    CHECK_EQ(r2_pollers(8, 0), 6);
+    bool seen[THREADS] = {false};
+    int different = 0;
+
+    r2_io_use(n);
+    for (int i = 0; i < 8 * THREADS; i++) {
+        for (int t = 0; t < THREADS; t++)
+            seen[t] |= r2_io_pick() == r2_io_at(t);
+    }
+    for (int t = 0; t < THREADS; t++) {
+        different += seen[t];
+        CHECK(!seen[t] || t < r2_io_used());
+    }
+    return different;
 }
 
-/* Cores that the process may not run on are no use to it. */
-static void test_cores_of_the_process(void)
+static atomic_int all_awake;
+
+static void look(struct r2_task *t)
 {
-    int status;
-    pid_t pid = fork();
+    (void)t;
+    atomic_store(&all_awake, r2_io_all_awake());
+}
 
-    CHECK_GE(pid, 0);
-    if (pid == 0) {
-        cpu_set_t one, all;
+/* The first thread runs, the others sleep. */
+static bool all_awake_with(int used)
+{
+    struct r2_task t;
 
-        CPU_ZERO(&one);
-        if (sched_getaffinity(0, sizeof(all), &all) || r2_pollers_cores() != CPU_COUNT(&all))
-            _exit(1);
-        for (int i = 0; i < CPU_SETSIZE && CPU_COUNT(&one) == 0; i++) {
-            if (CPU_ISSET(i, &all))
-                CPU_SET(i, &one);
-        }
-        _exit(sched_setaffinity(0, sizeof(one), &one) || r2_pollers_cores() != 1 ? 2 : 0);
-    }
-    CHECK_EQ(waitpid(pid, &status, 0), pid);
-    CHECK_EQ(status, 0);
+    r2_io_use(used);
+    for (int i = 0; i < THREADS; i++)
+        CHECK(asleep_in(r2_io_at(i), 5000));
+    atomic_store(&all_awake, -1);
+    r2_task_init(&t, r2_io_at(0), look);
+    CHECK(r2_task_kick(&t));
+    for (int i = 0; i < 5000 && atomic_load(&all_awake) < 0; i++)
+        usleep(1000);
+    return atomic_load(&all_awake) == 1;
+}
+
+/* Something new is given to the first threads only; those that are not used need not be awake. */
+static void test_threads_in_use(void)
+{
+    CHECK_EQ(r2_io_used(), THREADS);
+    for (int n = THREADS; n > 0; n--)
+        CHECK_EQ(picked(n), n);
+    CHECK_EQ(picked(0), 1);
+    CHECK_EQ(picked(THREADS + 1), THREADS);
+    CHECK(!all_awake_with(THREADS));
+    CHECK(all_awake_with(1));
+    r2_pause_let(THREADS);
+    CHECK(!polls_after(WORK, false)); /* fewer than four, so 50 us at most */
+    r2_io_use(THREADS);
+    CHECK(polls_after(WORK, false));
 }
 
 static const struct check_test tests[] = {
     {"polls_after_work_only", test_polls_after_work_only},
     {"no_more_poll_than_may", test_no_more_poll_than_may},
-    {"what_a_process_may", test_what_a_process_may},
-    {"cores_of_the_process", test_cores_of_the_process},
+    {"threads_in_use", test_threads_in_use},
     {0},
 };
 

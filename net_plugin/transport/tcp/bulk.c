@@ -11,7 +11,7 @@
  * help only where there are threads to drive them and the link can take it. */
 int r2_bulk_plan(int nic)
 {
-    int asked = r2_settings_get()->lanes, threads = r2_io_count();
+    int asked = r2_settings_get()->lanes, threads = r2_io_used();
     const struct r2_nic *n = r2_engine_nic(nic);
 
     if (asked > 0)
@@ -62,7 +62,7 @@ void r2_bulk_kick(struct r2_ep *ep, unsigned chunks)
  * rather spared). */
 static bool others_send(struct r2_ep *ep)
 {
-    if (r2_io_count() < 2)
+    if (r2_io_used() < 2)
         return false;
     for (int i = 1; i <= in_use(ep); i++) {
         struct r2_lane *lane = r2_ep_lane(ep, i);

@@ -332,7 +332,7 @@ static void tcp_flush(struct r2_ep *ep)
 static void tcp_flush_soon(struct r2_ep *ep, bool lone, bool data)
 {
     struct r2_lane *lane = r2_ep_lane(ep, 0);
-    bool now = lone && (data || r2_io_count() == 1);
+    bool now = lone && (data || r2_io_used() == 1);
 
     if (lane && r2_io_awake(lane->io.io) && !now)
         r2_lane_kick(lane);

@@ -1,0 +1,28 @@
+#define _GNU_SOURCE
+#include "engine/sharing.h"
+
+#include <string.h>
+#include <unistd.h>
+
+void r2_sharing_start(struct r2_sharing *s)
+{
+    memset(s, 0, sizeof(*s));
+    if (sched_getaffinity(getpid(), sizeof(s->mine), &s->mine) && /* it may have ended */
+        sched_getaffinity(0, sizeof(s->mine), &s->mine))
+        CPU_SET(0, &s->mine); /* more cores than a set has room for */
+}
+
+void r2_sharing_add(struct r2_sharing *s, const cpu_set_t *set)
+{
+    for (int i = 0; i < CPU_SETSIZE; i++)
+        s->others[i] += (!set || CPU_ISSET(i, set)) && s->others[i] < UINT16_MAX;
+}
+
+int r2_sharing_part(const struct r2_sharing *s)
+{
+    double part = 1e-6; /* thirds make a whole */
+
+    for (int i = 0; i < CPU_SETSIZE; i++)
+        part += CPU_ISSET(i, &s->mine) ? 1.0 / (1 + s->others[i]) : 0;
+    return part < 1 ? 1 : (int)part;
+}
