@@ -77,6 +77,8 @@ static int find_nics(void)
     else if (n == 0)
         R2_TELL("no NICs: this node has no interface with an address but loopback, bridges and "
                 "tunnels; name one in R2CCL_NICS; NCCL uses a transport of its own");
+    else if (err[0])
+        R2_TELL("%s", err);
     if (n < 0 || r2_eng.set->mode == R2_MODE_OFF)
         n = 0;
     n = r2_nic_add_ports(n);

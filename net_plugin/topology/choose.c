@@ -114,7 +114,8 @@ static const struct r2_net_addr *r2_choose_addr(const struct r2_choice *c,
     return best;
 }
 
-/* Adds one NIC, unless its interface (or, picked by address, its address) is there already. */
+/* Adds one NIC, unless its interface (or, picked by address, its address) is there already. The
+ * first one that there is no room for is said in the message, which is no error. */
 static void r2_choose_add(struct r2_choice *c, const struct r2_net_link *link,
                           const struct sockaddr_storage *addr, int prefixlen, bool by_address)
 {
@@ -127,6 +128,11 @@ static void r2_choose_add(struct r2_choice *c, const struct r2_net_link *link,
     }
     if (c->count < c->max) {
         c->out[c->count++] = (struct r2_pick){link, *addr, prefixlen};
+    } else if (c->errlen && !c->err[0]) {
+        snprintf(c->err, c->errlen,
+                 "%d NICs are the most that R2CCL takes: %s and what comes behind it is left out; "
+                 "R2CCL_NICS names those to use",
+                 c->max, link->name);
     }
 }
 
@@ -310,6 +316,9 @@ int r2_pick_choose(const struct r2_settings *settings, const struct r2_net_table
     bool only_exclusions = true, only_ports = true;
     int rc = 0;
 
+    if (nitems >= 0 && errlen) {
+        err[0] = '\0';
+    }
     c.family = strcasecmp(settings->nccl_socket_family, "AF_INET") == 0    ? AF_INET
                : strcasecmp(settings->nccl_socket_family, "AF_INET6") == 0 ? AF_INET6
                                                                            : AF_UNSPEC;

@@ -274,6 +274,11 @@ static void test_sixteen_at_most(void)
     }
     CHECK_EQ(choose(""), R2_MAX_NICS);
     CHECK_STR(picks[R2_MAX_NICS - 1].link->name, "eth15");
+    CHECK(strstr(err, "eth16 and what comes behind it is left out"));
+    CHECK_EQ(choose("^eth3"), R2_MAX_NICS);
+    CHECK(strstr(err, "eth17 and"));
+    CHECK_EQ(choose("eth1*,eth17"), 11);
+    CHECK_STR(err, ""); /* all of them */
 }
 
 static void test_fuzz(void)
