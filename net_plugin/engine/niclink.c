@@ -126,7 +126,7 @@ static void ask_tables(void)
 
 static void ask_link(int nic)
 {
-    if (link_due[nic] && r2_nicask_put(nic, index_of(nic), moment()))
+    if (link_due[nic] && has_interface(nic) && r2_nicask_put(nic, index_of(nic), moment()))
         link_due[nic] = false;
 }
 
