@@ -491,6 +491,25 @@ out:
     return rc == -EAGAIN ? 0 : rc;
 }
 
+/* Said to the user: the job ends here, as a rule at its start, and NCCL calls it an invalid usage.
+ */
+static bool is_ours(const struct handle *h)
+{
+    if (h->magic != HANDLE_MAGIC)
+        R2_TELL("a peer listens with another net plugin (or NCCL's own network): all ranks need "
+                "R2CCL, see NCCL_NET_PLUGIN and LD_PRELOAD on the other nodes");
+    else if (h->version != R2_WIRE_VERSION)
+        R2_TELL("a peer's R2CCL speaks version %u of the protocol, this one %u: install the same "
+                "build on all nodes",
+                (unsigned)h->version, (unsigned)R2_WIRE_VERSION);
+    else if (h->n_addrs > HANDLE_ADDRS)
+        R2_TELL("a peer's handle is damaged: %u addresses where %u have room", (unsigned)h->n_addrs,
+                (unsigned)HANDLE_ADDRS);
+    else
+        return true;
+    return false;
+}
+
 int r2_engine_connect(struct r2_ctx *ctx, int dev, void *handle, struct r2_conn **out)
 {
     R2_UNCANCELLED;
@@ -503,11 +522,8 @@ int r2_engine_connect(struct r2_ctx *ctx, int dev, void *handle, struct r2_conn 
         return rc;
     if (dev < 0 || dev >= r2_eng.n_nics)
         return -EINVAL;
-    if (h->magic != HANDLE_MAGIC || h->version != R2_WIRE_VERSION || h->n_addrs > HANDLE_ADDRS) {
-        R2_WARN_LIMIT("the peer's handle is not R2CCL's (or of another version): all ranks need "
-                      "the same net plugin");
+    if (!is_ours(h))
         return -EINVAL;
-    }
     if (!h->cookie)
         return begin(ctx, dev, h);
     c = find_cookie(ctx, h);

@@ -3,6 +3,7 @@
  * What it cannot prove: NCCL's own logger. */
 #define _GNU_SOURCE
 #include <sched.h>
+#include <stdarg.h>
 #include <sys/socket.h>
 
 #include "tcp_bed.h"
@@ -213,11 +214,58 @@ static void test_finalized_while_it_connects(void)
     CHECK_EQ(r2_engine_finalize(ctx), 0);
 }
 
+/* ---- a handle from another plugin, or another build of this one */
+
+static char heard[1024];
+
+__attribute__((format(printf, 5, 6))) static void hear(int level, unsigned long flags,
+                                                       const char *file, int line, const char *fmt,
+                                                       ...)
+{
+    va_list args;
+
+    (void)flags, (void)file, (void)line;
+    va_start(args, fmt);
+    if (level == R2_LOG_WARN)
+        vsnprintf(heard, sizeof(heard), fmt, args);
+    va_end(args);
+}
+
+/* Refused at once, with a word to the user about what to do. */
+static void refused(size_t byte, char value, const char *word)
+{
+    char handle[R2_HANDLE_BYTES];
+
+    memcpy(handle, listen_handle, sizeof(handle));
+    handle[byte] = value;
+    heard[0] = '\0';
+    tx = NULL;
+    CHECK_EQ(r2_engine_connect(ctx, 0, handle, &tx), -EINVAL);
+    CHECK(!tx);
+    CHECK(r2_log_settle(20 * R2_NS_PER_S));
+    CHECK(strstr(heard, word));
+}
+
+static void test_handles_of_others(void)
+{
+    bed_listen();
+    CHECK(r2_log_settle(20 * R2_NS_PER_S));
+    r2_log_set(hear);
+    refused(0, (char)~listen_handle[0], "all ranks need R2CCL");
+    refused(4, (char)(listen_handle[4] + 1), "install the same build on all nodes");
+    refused(6, 120, "damaged");
+    CHECK(r2_log_settle(20 * R2_NS_PER_S));
+    r2_log_set(NULL);
+    bed_connect();
+    end();
+}
+
 static const struct check_test tests[] = {
     {"nobody_reads_the_log", test_nobody_reads_the_log},
     {"cancelled_between_calls_only", test_cancelled_between_calls_only},
     {"a_context_outlives_its_finalize", test_a_context_outlives_its_finalize},
     {"finalized_while_it_connects", test_finalized_while_it_connects},
+    {"handles_of_others", test_handles_of_others},
     {0},
 };
 
