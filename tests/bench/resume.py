@@ -1,7 +1,8 @@
 """How long until a lost NIC is known on both ends and traffic goes on, over many faults.
 
 Rung 4. One pair of processes sends messages without pause through all faults; a NIC of either
-node loses its carrier, or its packets vanish in silence. Times are CLOCK_MONOTONIC of this machine,
+node loses its carrier, its packets vanish in silence, or its connections are reset by the kernel
+(`ss -K`; not in the smoke run). Times are CLOCK_MONOTONIC of this machine,
 counted from just before the lab is asked to break the NIC, so that the milliseconds the lab itself
 takes are on the plugin's account; their median is printed beside.
 """
@@ -10,7 +11,9 @@ from __future__ import annotations
 
 import array
 import bisect
+import select
 import signal
+import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -50,7 +53,9 @@ TARGETS: dict[str, Limits] = {
         "traffic resumed": (350, None, None),
         "NIC back after it was mended": (1000, None, None),
     },
+    "reset": {"traffic resumed": (20, 50, None)},
 }
+WORDS = {"carrier": "link down", "silent": "silent black hole", "reset": "connections reset"}
 TITLE = "Time until a lost NIC is known and traffic goes on"
 
 
@@ -63,6 +68,7 @@ class Fault:
     at: int
     done: int
     down: dict[int, int] = field(default_factory=dict)
+    up: dict[int, int] = field(default_factory=dict)  # after it was down; a reset needs no mending
     causes: dict[int, str] = field(default_factory=dict)
     replay: int = 0
     resume: int = 0
@@ -103,9 +109,9 @@ class Watch:
                 )
             time.sleep(LOOK_S)
 
-    def until_up(self, nic: str) -> int:
+    def until_up(self, fault: Fault) -> int:
         """Wait until both sides have the path of this NIC again; when the later one had it."""
-        seen: dict[int, int] = {}
+        nic, seen = fault.nic, fault.up
         until = time.monotonic() + 3 * GIVE_UP_S
         while len(seen) < 2:
             for node, event in self.drain():
@@ -122,6 +128,8 @@ def _note(fault: Fault, node: int, event: Event) -> None:
         return
     if event.event == "path-down" and event.nic == fault.nic and node not in fault.down:
         fault.down[node], fault.causes[node] = event.mono_ns, event.cause
+    elif event.event == "path-up" and event.nic == fault.nic and node in fault.down:
+        fault.up[node] = event.mono_ns
     elif node == 0 and event.event == "replay" and event.nic == fault.nic and not fault.replay:
         fault.replay = event.mono_ns
     elif node == 0 and event.event == "resume" and fault.replay and not fault.resume:
@@ -134,7 +142,7 @@ UNDAMPED = {"R2CCL_DAMP_SUPPRESS": "0"}  # every NIC fails dozens of times
 def run(options: Options, section: Section) -> None:
     """Fill in the section; what was found stays when a later part fails."""
     runs = 2 if options.smoke else options.runs
-    for mode in filter(options.wants, ("carrier", "silent")):
+    for mode in filter(options.wants, ("carrier", "silent") if options.smoke else WORDS):
         with lab_bed("resume", NICS, (RATE,)) as bed, tempfile.TemporaryDirectory() as folder:
             log = str(Path(folder) / "done")
             words = (*MESSAGE, "--seconds", "3600")
@@ -159,10 +167,11 @@ def _break_often(lab: Lab, sides: Sides, mode: str, runs: int, options: Options)
     with ExitStack() as stack:
         watch = Watch(_processes(sides))
         stack.callback(watch.close)
+        resets = Resets(lab, stack) if mode == "reset" else None
         time.sleep(0.5)
         for turn in range(runs):
             node, nic = turn % 2, f"nic{turn // 2 % NICS}"
-            fault = _break_once(lab, watch, node, nic, mode)
+            fault = _break_once(lab, watch, node, nic, mode, resets)
             faults.append(fault)
             if turn % 10 == 0:
                 known = max(fault.down.values()) - fault.at
@@ -170,22 +179,65 @@ def _break_often(lab: Lab, sides: Sides, mode: str, runs: int, options: Options)
     return faults
 
 
-def _break_once(lab: Lab, watch: Watch, node: int, nic: str, mode: str) -> Fault:
+def _break_once(
+    lab: Lab, watch: Watch, node: int, nic: str, mode: str, resets: Resets | None
+) -> Fault:
     for _ in watch.drain():
         pass
     at = time.monotonic_ns()
-    lab.fail_link(f"n{node}", nic, mode)
+    if resets:
+        resets(node, nic)
+    else:
+        lab.fail_link(f"n{node}", nic, mode)
     fault = Fault(node, nic, at, time.monotonic_ns())
+    fault.healed = fault.done
     try:
         watch.follow(fault)
         time.sleep(0.05)
     finally:
-        lab.recover_link(f"n{node}", nic)
-        fault.healed = time.monotonic_ns()
-    fault.back = watch.until_up(nic)
+        if not resets:
+            lab.recover_link(f"n{node}", nic)
+            fault.healed = time.monotonic_ns()
+    fault.back = watch.until_up(fault)
     time.sleep(STEADY_S)
     fault.end = time.monotonic_ns()
     return fault
+
+
+class Resets:
+    """Ends connections in a node's kernel, which tells the other end as well."""
+
+    LOOP = 'while read -r a; do echo $(ss -K -H -n -t state established src "$a" | wc -l); done'
+
+    def __init__(self, lab: Lab, stack: ExitStack) -> None:
+        self.lab = lab
+        self.shells = [
+            lab.popen(
+                f"n{node}",
+                ["sh", "-c", self.LOOP],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+            )
+            for node in range(2)
+        ]
+        for shell in self.shells:
+            stack.callback(shell.wait, 10)
+            stack.callback(shell.kill)
+
+    def __call__(self, node: int, nic: str) -> None:
+        """All connections of the NIC's address; BenchError when there was none to end."""
+        shell = self.shells[node]
+        assert shell.stdin is not None and shell.stdout is not None
+        shell.stdin.write(self.lab.address(f"n{node}", nic).encode() + b"\n")
+        shell.stdin.flush()
+        said = b""
+        if select.select([shell.stdout], [], [], GIVE_UP_S)[0]:
+            said = shell.stdout.readline().strip()
+        if not said.isdigit() or not int(said):
+            raise BenchError(
+                f"ss -K reset no connection of {nic} in n{node} (it needs iproute2, and a kernel "
+                "with CONFIG_INET_DIAG_DESTROY)"
+            )
 
 
 def _processes(sides: Sides) -> list[Process]:
@@ -237,7 +289,7 @@ def _rows(section: Section, mode: str, faults: list[Fault], times: Sequence[int]
         "stall while it comes back": lambda f: stall_before(times, f.healed, f.end),
         "the lab's own call": lambda f: f.done - f.at,
     }
-    title = {"carrier": "link down", "silent": "silent black hole"}[mode]
+    title = WORDS[mode]
     for name, measure in measures.items():
         values = [measure(fault) / MS for fault in faults]
         limits = TARGETS[mode].get(name, (None, None, None))
