@@ -212,8 +212,8 @@ def _end_on_term() -> None:
     "--part",
     "parts",
     multiple=True,
-    help="Of `resume` (carrier, silent, reset), `grey` (slow, lossy, follow), `shaped` (a lab's name, as "
-    "its rows begin with) or `growth` (a number of processes), these alone.",
+    help="Of `resume` (carrier, silent, reset), `grey` (slow, lossy, follow), `shaped` (a lab's "
+    "name, as its rows begin with) or `growth` (a number of processes), these alone.",
 )
 @click.option("--strict", is_flag=True, help="A missed target is a failure.")
 def main(
