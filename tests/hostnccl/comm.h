@@ -104,8 +104,9 @@ struct hn_job { /* for the service thread */
     struct hn_conn *conn;
     /* -1: call again; else an enum r2_nccl_result */
     int (*step)(struct hn_conn *conn);
-    int result;
+    int result; /* all below: comm->lock */
     bool done;
+    bool cancelled; /* its result does not count */
 };
 
 struct hn_redop_user {
@@ -172,7 +173,9 @@ void hn_comm_free(struct ncclComm *comm);
 
 int hn_service_start(struct ncclComm *comm);
 void hn_service_stop(struct ncclComm *comm);
-/* Runs the jobs, all at once, and waits. First result that is not success. */
+/* Runs the jobs, all at once, and waits. First result that is not success. With a deadline (of
+ * hn_util_now; 0: none, all are run to their ends) the rest is cancelled when one has failed, when
+ * the time is over (ncclRemoteError), or when the communicator is stopped. */
 ncclResult_t hn_service_run(struct ncclComm *comm, struct hn_job *jobs, int count,
                             uint64_t deadline);
 

@@ -28,6 +28,22 @@ static struct hn_job *step_all(struct ncclComm *comm, struct hn_job *jobs, bool 
     return left;
 }
 
+/* With comm->lock held: what was cancelled leaves the list. Only this thread takes jobs off it. */
+static void drop_cancelled(struct ncclComm *comm)
+{
+    for (struct hn_job **link = &comm->jobs; *link;) {
+        struct hn_job *job = *link;
+        if (!job->cancelled) {
+            link = &job->next;
+            continue;
+        }
+        *link = job->next;
+        job->result = ncclInternalError;
+        job->done = true;
+        pthread_cond_broadcast(&comm->cond);
+    }
+}
+
 static void *service_main(void *arg)
 {
     struct ncclComm *comm = arg;
@@ -40,6 +56,9 @@ static void *service_main(void *arg)
         }
         if (!comm->jobs)
             break;
+        drop_cancelled(comm);
+        if (!comm->jobs)
+            continue;
         struct hn_job *jobs = comm->jobs;
         comm->jobs = NULL;
         pthread_mutex_unlock(&comm->lock);
@@ -57,18 +76,22 @@ static void *service_main(void *arg)
     return NULL;
 }
 
-/* Takes unfinished jobs back; true if the service thread is not inside one of them. */
-static void withdraw(struct ncclComm *comm, struct hn_job *jobs, int count)
+/* With comm->lock held. The thread has them in hand nearly always: it drops them when it puts them
+ * back, after at most one more step. Until then they are its own. */
+static void cancel(struct hn_job *jobs, int count)
 {
-    for (struct hn_job **link = &comm->jobs; *link;) {
-        if (*link >= jobs && *link < jobs + count) {
-            (*link)->result = ncclInternalError;
-            (*link)->done = true;
-            *link = (*link)->next;
-        } else {
-            link = &(*link)->next;
-        }
-    }
+    for (int i = 0; i < count; i++)
+        if (!jobs[i].done)
+            jobs[i].cancelled = true;
+}
+
+/* The result of a job that failed by itself, or ncclSuccess. With comm->lock held. */
+static int failure(const struct hn_job *jobs, int count)
+{
+    for (int i = 0; i < count; i++)
+        if (jobs[i].done && !jobs[i].cancelled && jobs[i].result)
+            return jobs[i].result;
+    return ncclSuccess;
 }
 
 static bool all_done(const struct hn_job *jobs, int count)
@@ -98,13 +121,13 @@ ncclResult_t hn_service_run(struct ncclComm *comm, struct hn_job *jobs, int coun
         pthread_cond_timedwait(&comm->cond, &comm->lock, &soon);
         late = deadline && hn_util_now() > deadline;
         stopped = deadline && atomic_load(&comm->stop);
-        if (late || stopped) /* those the thread has in hand come back within one step */
-            withdraw(comm, jobs, count);
+        if (late || stopped || (deadline && failure(jobs, count)))
+            cancel(jobs, count);
     }
+    ncclResult_t failed = (ncclResult_t)failure(jobs, count);
     pthread_mutex_unlock(&comm->lock);
-    for (int i = 0; i < count && !late && !stopped; i++)
-        if (jobs[i].result)
-            return (ncclResult_t)jobs[i].result;
+    if (failed)
+        return failed;
     if (late)
         return hn_util_fail(ncclRemoteError, "connections were not made in time "
                                              "(HOSTNCCL_BOOTSTRAP_TIMEOUT)");

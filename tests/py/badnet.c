@@ -11,6 +11,8 @@
  *   short_size  no_request  no_done   out parameters wrong or unwritten
  *   profiler                          calls the profiler without a handle
  *   fail_send  fail_recv              a remote error after some messages
+ *   fail_connect                      a remote error: the peer's accept finds nobody
+ *   never_accept                      accept asks to be called again, for ever
  */
 #define _GNU_SOURCE
 #include <stdarg.h>
@@ -141,6 +143,8 @@ static int wrap(void *inner, bool send, void **out)
 static int connect_v7(int dev, void *handle, void **scomm, struct r2_ncclnet_device_handle **dh)
 {
     void *inner = NULL;
+    if (fault("fail_connect"))
+        return R2_NCCL_REMOTE_ERROR;
     int rc = hn_socketnet.connect(context, dev, handle, &inner, dh);
     return rc ? rc : wrap(inner, true, scomm);
 }
@@ -166,6 +170,8 @@ static int connect_v11(void *ctx, int dev, void *handle, void **scomm,
 static int accept_v7(void *lcomm, void **rcomm, struct r2_ncclnet_device_handle **dh)
 {
     void *inner = NULL;
+    if (fault("never_accept"))
+        return wrap(NULL, false, rcomm);
     int rc = hn_socketnet.accept(lcomm, &inner, dh);
     return rc ? rc : wrap(inner, false, rcomm);
 }

@@ -330,6 +330,24 @@ def test_missing_rank(build: Build) -> None:
     assert 2 <= time.monotonic() - began < 15
 
 
+def test_connection_that_is_never_made(build: Build, tmp_path: Path, badnet: Path) -> None:
+    """The steps under way are given up after HOSTNCCL_BOOTSTRAP_TIMEOUT."""
+    env = bad_env(badnet, "never_accept", HOSTNCCL_BOOTSTRAP_TIMEOUT="2")
+    began = time.monotonic()
+    result = perf(build, tmp_path, 2, "-b 64 -n 1", env)
+    assert time.monotonic() - began >= 2
+    assert result.codes == (2, 2), str(result)
+    assert "connections were not made in time" in result.stderr[0] + result.stderr[1], str(result)
+
+
+def test_connection_that_fails(build: Build, tmp_path: Path, badnet: Path) -> None:
+    """The accept beside it, which nobody will answer, is not waited for."""
+    env = bad_env(badnet, "fail_connect", HOSTNCCL_BOOTSTRAP_TIMEOUT="600")
+    result = perf(build, tmp_path, 2, "-b 64 -n 1", env)
+    assert result.codes == (2, 2), str(result)
+    assert "connect, device" in result.stderr[0] + result.stderr[1], str(result)
+
+
 # ---- the loader
 
 
