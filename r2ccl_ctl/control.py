@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import pwd
 import re
 import struct
 import time
@@ -21,14 +20,15 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from r2ccl_ctl import order, rows
+from r2ccl_ctl import order, rows, unread
 from r2ccl_ctl.errors import R2Error, R2UsageError
 from r2ccl_ctl.rows import Comm, Nic, PathRow, Peer, word
 from r2ccl_ctl.rows import find_nic as find_nic
-from r2ccl_ctl.segment import Segment, SegmentError, layout
+from r2ccl_ctl.segment import OtherLayout, Segment, SegmentError, layout
 
 SCHEMA = 1
 SHM = Path("/dev/shm")
+OTHER = unread.OTHER
 SILENT_S = 3.0
 FRESH_NS = 10 * 10**9
 POLL_S, LOOK_S = 0.002, 0.2  # at the slot of a command; whether anybody is left to answer
@@ -41,8 +41,9 @@ class Process:
     """A process that has, or had, a control segment.
 
     state: running; ended (closed in order); died (did not); damaged (`problem` says why, and most
-    other fields are what the object's name tells). pid: as its own PID namespace counts.
-    local_pid: as ours does, None where that is not known.
+    other fields are what the object's name tells); OTHER (the same of one that lives and whose
+    segment has another `layout` than this tool reads). pid: as its own PID namespace counts.
+    local_pid: as ours does, None where that is not known. layout: None where it is not known.
     """
 
     name: str
@@ -73,6 +74,7 @@ class Process:
     comms: int = 0
     plan_stop: bool = False
     plan: str = ""
+    layout: int | None = None
 
     @property
     def running(self) -> bool:
@@ -209,22 +211,16 @@ def unreadable(*, directory: Path | None = None) -> dict[int, int]:
 
 def of_others(wanted: Selection, *, directory: Path | None = None) -> str:
     """A sentence about processes that may be meant and that we may not read, or ""."""
-    others = unreadable(directory=directory)
-    if wanted.pid is not None:
-        uid = others.get(wanted.pid)
-        return "" if uid is None else f"pid {wanted.pid} belongs to {_user(uid)}: use sudo"
-    if not others:
-        return ""
-    users = ", ".join(sorted({_user(uid) for uid in others.values()}))
-    count = f"{len(others)} process{'' if len(others) == 1 else 'es'}"
-    return f"{count} of {users} may not be read by you: use sudo"
+    return unread.others_text(unreadable(directory=directory), wanted.pid)
 
 
-def _user(uid: int) -> str:
-    try:
-        return f"user {pwd.getpwuid(uid).pw_name}"
-    except KeyError:
-        return f"user {uid}"
+def left_out(
+    wanted: Selection, found: Iterable[Process] = (), *, directory: Path | None = None
+) -> str:
+    """A sentence about running processes that may be meant and whose segments have another layout,
+    unless they are among those `found`, or ""."""
+    there = list_processes(dead=True, directory=directory)
+    return unread.layouts_text(there, found, wanted.pid)
 
 
 def describe(path: Path) -> Process | None:
@@ -240,17 +236,22 @@ def describe(path: Path) -> Process | None:
     except SegmentError as err:
         if not os.access(path, os.R_OK):
             return None
+        # Whether one of another layout was closed in order nobody knows: it counts while it lives.
+        other = err if isinstance(err, OtherLayout) else None
+        here = pid if pidns == own_pidns() and _start_ticks(pid) == int(match[4]) else None
+        lives = other is not None and (here or other.holder is not None)
         with contextlib.suppress(OSError):
             return Process(
                 name=path.name,
                 path=path,
-                state="damaged",
+                state=OTHER if lives else "damaged",
                 pid=pid,
-                local_pid=None,
+                local_pid=(here or other.holder or None) if other and lives else None,
                 uid=path.stat().st_uid,
                 pidns=pidns,
                 problem=str(err),
                 created_real_ns=path.stat().st_ctime_ns,
+                layout=other.version if other else None,
             )
         return None
 
@@ -282,7 +283,7 @@ def _process(path: Path, segment: Segment, header: dict[str, Any], row: dict[str
         ranks=row["ranks"] or None,
         mode=row["mode"],
         verify=bool(row["verify"]),
-        nccl_version=version(row["nccl_version"]),
+        nccl_version=rows.version(row["nccl_version"]),
         net_api=row["net_api"] or None,
         plugin_version=row["plugin_version"],
         process_id=row["process_id"],
@@ -296,6 +297,7 @@ def _process(path: Path, segment: Segment, header: dict[str, Any], row: dict[str
         alive_mono_ns=header["alive_mono_ns"],
         ended_real_ns=header["ended_real_ns"],
         comms=sum(1 for _ in segment.used_rows("comms", "r2_seg_comm")),
+        layout=header["version"],
     )
 
 
@@ -306,11 +308,6 @@ def _start_ticks(pid: int) -> int:
         return int(text.rpartition(")")[2].split()[19])
     except (OSError, ValueError, IndexError):
         return -1
-
-
-def version(number: int) -> str:
-    """NCCL's version number as text: 22809 is 2.28.9."""
-    return f"{number // 10000}.{number // 100 % 100}.{number % 100}" if number else ""
 
 
 def find(pid: int, *, directory: Path | None = None) -> Process:
@@ -358,7 +355,8 @@ def select(
     found = [process for process in there if wanted.wants(process)]
     if found:
         return found
-    hidden = of_others(wanted, directory=directory)
+    other = left_out(wanted, directory=directory)
+    hidden = ". ".join(filter(None, (of_others(wanted, directory=directory), other)))
     if there:
         there.sort(key=lambda process: not process.running)
         titles = "; ".join(process.title for process in there[:8])
@@ -366,7 +364,8 @@ def select(
         more += f". {hidden}" if hidden else ""
         raise R2Error(f"no {_what(dead)} with {wanted}. There are: {titles}{more}")
     if hidden:
-        raise R2Error(f"no {_what(dead)} that you may read. {hidden}")
+        can = "this r2ccl-ctl can read" if other else "you may read"
+        raise R2Error(f"no {_what(dead)} that {can}. {hidden}")
     where = f"with {wanted} " if str(wanted) else ""
     raise R2Error(
         f"no {_what(dead)} {where}on this machine. Start one with `r2ccl-ctl run -- CMD`; if it "

@@ -6,7 +6,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from r2ccl_ctl.control import Process, describe, find_nic
+from r2ccl_ctl.control import OTHER, Process, describe, find_nic
 from r2ccl_ctl.errors import R2Error
 
 POLL_S = 0.02
@@ -26,7 +26,7 @@ def look(process: Process, nic: str) -> Drained:
     """How far it is. A process that has ended has nothing on the NIC."""
     try:
         now = describe(process.path)
-        if now is None or not (now.running or now.state == "damaged"):
+        if now is None or not (now.running or now.state in ("damaged", OTHER)):
             return Drained(process, True, "the process has ended")
         found = find_nic(process.snapshot().nics, nic)
     except R2Error as err:

@@ -25,7 +25,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
-from r2ccl_ctl.control import Process, Selection, Snapshot, list_processes, unreadable
+from r2ccl_ctl.control import OTHER, Process, Selection, Snapshot, list_processes, unreadable
 from r2ccl_ctl.errors import R2Error, R2UsageError
 from r2ccl_ctl.rows import Comm, Nic
 from r2ccl_ctl.segment import SegmentError, layout
@@ -229,14 +229,15 @@ def add_comm(to: Families, snapshot: Snapshot | None, comm: Comm | None) -> None
 
 
 def wanted_processes(there: Iterable[Process], wanted: Selection, alive_ns: int) -> list[Process]:
-    """Those that run, and those that were alive at `alive_ns` or later. Damaged ones are left out:
-    nobody knows whose they are. Of several with the same labels, as after a container's restart or
-    an exec, those that run (containers that share a host's name: added up), or the newest."""
+    """Those that run, and those that were alive at `alive_ns` or later. Damaged ones, and those of
+    another layout, are left out: nobody knows whose they are. Of several with the same labels, as
+    after a container's restart or an exec, those that run (containers that share a host's name:
+    added up), or the newest."""
     ended: dict[tuple[str, ...], Process] = {}
     running: list[Process] = []
     for process in sorted(there, key=lambda p: p.created_real_ns):
         lives = process.running or max(process.ended_real_ns, process.alive_real_ns) >= alive_ns
-        if not wanted.wants(process) or process.state == "damaged" or not lives:
+        if not wanted.wants(process) or process.state in ("damaged", OTHER) or not lives:
             continue
         if process.running:
             running.append(process)
@@ -262,7 +263,7 @@ def collect(
     add_nic(to, None, None)
     add_comm(to, None, None)
     there = list_processes(dead=True, directory=directory)
-    lost = sum(process.state == "damaged" for process in there)
+    lost = sum(process.state in ("damaged", OTHER) for process in there)
     for process in wanted_processes(there, wanted, now_ns() - int(keep_s * 1e9)):
         try:
             snapshot = process.snapshot()
@@ -277,7 +278,7 @@ def collect(
             add_comm(to, snapshot, comm)
     to.add("gauge", "processes", "Running processes on this page", (), (), shown)
     hidden = lost + len(unreadable(directory=directory))
-    text = "Control segments that could not be read: of other users, or damaged"
+    text = "Control segments that could not be read: of other users, of another layout, or damaged"
     to.add("gauge", "segments_unreadable", text, (), (), hidden)
     return list(to.metrics())
 

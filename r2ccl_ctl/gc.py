@@ -7,7 +7,7 @@ import os
 import time
 from dataclasses import dataclass
 
-from r2ccl_ctl.control import Process, list_processes
+from r2ccl_ctl.control import OTHER, Process, list_processes
 
 DEFAULT_AGE_S = 600.0
 YOUNG_S = 60.0  # a process that sets its object up looks dead for a moment
@@ -37,7 +37,8 @@ def sweep(
     found = []
     now_ns = time.time_ns() if now_ns is None else now_ns
     for process in list_processes(dead=True):
-        if process.running or os.geteuid() not in (0, process.uid):
+        lives = process.running or process.state == OTHER
+        if lives or os.geteuid() not in (0, process.uid):
             continue
         age = age_s(process, now_ns)
         least = max(older_than_s, YOUNG_S) if process.state == "damaged" else older_than_s

@@ -258,3 +258,8 @@ def path(index: int, row: dict[str, Any], nics: dict[int, str], peers: dict[int,
 
 def take(row: dict[str, Any], names: str) -> dict[str, Any]:
     return {name: row[name] for name in names.split()}
+
+
+def version(number: int) -> str:
+    """NCCL's version number as text: 22809 is 2.28.9."""
+    return f"{number // 10000}.{number // 100 % 100}.{number % 100}" if number else ""

@@ -43,6 +43,16 @@ class SegmentError(R2Error):
     """An object that is no control segment, a damaged one, or one of another version."""
 
 
+class OtherLayout(SegmentError):
+    """A segment of another build: `version` is its layout's, `holder` who holds its
+    sign of life (Segment.lock_holder), which lies at the same place in all layouts."""
+
+    def __init__(self, text: str, version: int, holder: int | None) -> None:
+        super().__init__(text)
+        self.version = version
+        self.holder = holder
+
+
 def cdef_text(header: str) -> str:
     """The part of segment.h that cffi parses."""
     parts = header.split("/* cdef begin */")
@@ -183,9 +193,11 @@ class Segment:
         header = self.layout.parse("r2_seg_header", raw)
         if header["version"] not in VERSIONS:
             speaks = ", ".join(str(version) for version in VERSIONS)
-            raise SegmentError(
+            raise OtherLayout(
                 f"{name} has layout version {header['version']}, this r2ccl-ctl speaks {speaks}: "
-                "use the r2ccl-ctl that came with the job's plugin"
+                "use the r2ccl-ctl that came with the job's plugin",
+                header["version"],
+                self.lock_holder(),
             )
         words = {number: word for word, number in self.layout.kinds.items()}
         tables: dict[str, Table] = {}

@@ -14,6 +14,7 @@ from r2ccl_ctl.cli.common import (
     complete_nic,
     json_option,
     print_json,
+    say_left_out,
     selection,
     selection_options,
 )
@@ -63,7 +64,9 @@ def ask(
     wanted: Selection, nic: str, timeout: str, make: Callable[[str], Command]
 ) -> list[tuple[str, Answer]]:
     """Ask every chosen process that has the NIC. (the NIC's name there, its answer)."""
-    pairs = list(with_nic(select_targets(wanted), nic))
+    targets = select_targets(wanted)
+    say_left_out(wanted, targets)
+    pairs = list(with_nic(targets, nic))
     answers = send_commands(
         [(process, make(name)) for process, name in pairs], timeout=parse_duration(timeout)
     )

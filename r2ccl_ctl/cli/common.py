@@ -9,7 +9,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
@@ -172,6 +172,19 @@ def selection(
     return Selection(pid=pid, job=job, node=node, everything=everything)
 
 
+def say_left_out(wanted: Selection, found: Iterable[Process] = ()) -> None:
+    """Say, once a command, which running processes may be meant and are not among those found since
+    this tool does not know their layout."""
+    from r2ccl_ctl.control import left_out
+
+    text = left_out(wanted, found)
+    context = click.get_current_context(silent=True)
+    said = context.meta.setdefault("r2ccl_ctl.said", set()) if context else set()
+    if text and text not in said:
+        said.add(text)
+        click.echo(f"warning: {text}", err=True)
+
+
 def print_json(data: Any, *, line: bool = False) -> None:
     """One JSON document, or one line of JSON lines."""
     indent = None if line else 2
@@ -260,6 +273,7 @@ STYLES = {
     "gone": "red",
     "died": "red",
     "damaged": "red",
+    "other version": "yellow",
     "suspect": "yellow",
     "probing": "yellow",
     "ramping": "yellow",

@@ -13,7 +13,7 @@ from typing import Any
 import click
 
 from r2ccl_ctl.cli.act_cmds import Said, answered, ask, print_said, said_dict, target_options
-from r2ccl_ctl.cli.common import R2Group, json_option, print_json, selection
+from r2ccl_ctl.cli.common import R2Group, json_option, print_json, say_left_out, selection
 from r2ccl_ctl.control import SCHEMA, Selection, list_processes, select_targets, with_nic
 from r2ccl_ctl.errors import R2Error, R2UsageError
 from r2ccl_ctl.faults import Rule, read_rules
@@ -225,6 +225,7 @@ def _strange_nics(rules: Sequence[Rule], wanted: Selection) -> dict[str, str]:
     """NICs that no process has, with what is to be said about each."""
     try:
         processes = select_targets(wanted)
+        say_left_out(wanted, processes)
     except R2UsageError:
         raise
     except R2Error as err:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import click
 
 from r2ccl_ctl.cli.act_cmds import Said, show_said, target_options
-from r2ccl_ctl.cli.common import R2Group, json_option, selection, selection_options
+from r2ccl_ctl.cli.common import R2Group, json_option, say_left_out, selection, selection_options
 from r2ccl_ctl.cli.read_cmds import show_comms
 from r2ccl_ctl.control import Answer, Command, list_processes, select_targets, send_commands
 from r2ccl_ctl.units import parse_duration
@@ -38,6 +38,7 @@ def show_plans(pid: int | None, job: str | None, node: str | None, as_json: bool
     wanted = selection(pid, job, node)
     found = [process for process in list_processes() if wanted.wants(process)]
     show_comms(found, wanted, as_json)
+    say_left_out(wanted)
     stopped = [process.title for process in found if process.plan_stop]
     if stopped and not as_json:
         click.echo(f"plan off was said to: {', '.join(stopped)}", err=True)
@@ -52,7 +53,9 @@ def _say(
     timeout: str,
     as_json: bool,
 ) -> None:
-    processes = select_targets(selection(pid, job, node, everything))
+    wanted = selection(pid, job, node, everything)
+    processes = select_targets(wanted)
+    say_left_out(wanted, processes)
     command = Command("plan", weight=int(on))
     answers = send_commands(
         [(process, command) for process in processes], timeout=parse_duration(timeout)

@@ -19,11 +19,13 @@ from r2ccl_ctl.cli.common import (
     console,
     json_option,
     print_json,
+    say_left_out,
     selection,
     selection_options,
     show,
 )
 from r2ccl_ctl.control import (
+    OTHER,
     Process,
     Selection,
     Snapshot,
@@ -68,13 +70,22 @@ def ps(
 
     In a hang, the rank that is BEHIND is the one that the others wait for.
 
+    STATE "other version": it runs with another build of R2CCL, whose segment has a layout that this
+    tool does not read (with --json: `layout`, `layouts_read`), so that its job is not known here.
+    Use the tool that came with that build.
+
     \b
     Example:
       r2ccl-ctl ps --all
       r2ccl-ctl ps --comms
     """
     wanted = selection(pid, job, node)
-    found = [process for process in list_processes(dead=everything) if wanted.wants(process)]
+    found = [
+        process
+        for process in list_processes(dead=True)
+        if wanted.wants(process)
+        and (everything or process.running or (process.state == OTHER and not comms))
+    ]
     if comms:
         show_comms(found, wanted, as_json)
     elif as_json:
@@ -87,6 +98,7 @@ def ps(
     hidden = "" if comms or as_json else of_others(wanted)
     if hidden:
         click.echo(hidden, err=True)
+    say_left_out(wanted, [] if comms else found)
 
 
 def nobody(wanted: Selection) -> str:
@@ -225,8 +237,13 @@ def report(
         raise R2UsageError(f"--interval {interval}: at least 50ms")
     dead = wanted.pid is not None
 
-    def once() -> None:
+    def look_again() -> Looks:
         looks = look(wanted, rates, dead=dead)
+        say_left_out(wanted, [snapshot.process for snapshot, _ in looks])
+        return looks
+
+    def once() -> None:
+        looks = look_again()
         if as_json:
             print_json(as_dicts(looks), line=watching)
         else:
@@ -237,7 +254,7 @@ def report(
     elif as_json or not console().is_terminal or console().is_dumb_terminal:
         watch(seconds, once)
     else:
-        watch_live(seconds, lambda: render(look(wanted, rates, dead=dead)))
+        watch_live(seconds, lambda: render(look_again()))
 
 
 @click.command()
@@ -377,6 +394,7 @@ class Reader:
                 raise
             click.echo("no such process yet; waiting for one (Ctrl-C ends)", err=True)
             processes = []
+        say_left_out(wanted, processes)
         problems = self._add(processes[-1:] if wanted.pid is not None else processes)
         if problems and not self.cursors and not (waits and wanted.pid is None):
             raise problems[0]

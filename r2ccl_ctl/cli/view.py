@@ -16,6 +16,7 @@ from r2ccl_ctl.gpus import Gpu, near_text, nearest
 from r2ccl_ctl.journal import Event
 from r2ccl_ctl.nodeseg import NodeRow, NodeSegment
 from r2ccl_ctl.rows import Nic, PathRow
+from r2ccl_ctl.segment import VERSIONS
 from r2ccl_ctl.units import rfc3339, show_bytes, show_rate, show_span
 
 if TYPE_CHECKING:
@@ -120,6 +121,8 @@ def process_dict(process: Process) -> dict[str, Any]:
         "command": process.command,
         "warning": process.warning,
         "problem": process.problem,
+        "layout": process.layout,
+        "layouts_read": list(VERSIONS),
         "segment": process.name,
         "started": rfc3339(process.created_real_ns),
         "alive": rfc3339(process.alive_real_ns),

@@ -20,7 +20,7 @@ from conftest import ROOT, Finished, run_process
 from segment_bed import StartWriter, start_writer, until
 from test_cli import call, on_a_terminal
 
-from r2ccl_ctl import control, drain, paths
+from r2ccl_ctl import control, drain, paths, unread
 from r2ccl_ctl.cli import read_cmds
 from r2ccl_ctl.errors import R2Error
 
@@ -165,7 +165,7 @@ def test_processes_of_others(start_writer: StartWriter, monkeypatch: pytest.Monk
     monkeypatch.setattr(os, "access", lambda *words, **options: False)
     monkeypatch.setattr(control, "SHM", writer.path.parent)
     pid = str(writer.pid)
-    name = re.escape(control._user(os.geteuid()))
+    name = re.escape(unread.user(os.geteuid()))
     assert re.search(f"pid {pid} belongs to {name}: use sudo", call("ps", "--pid", pid).stderr)
     assert re.search(r"\d+ process.* may not be read by you", call("ps").stderr)
     for words in (["status"], ["fail-nic", "x"], ["journal"]):
