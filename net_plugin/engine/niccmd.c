@@ -167,6 +167,7 @@ void r2_nicstate_house(struct r2_timer *t, uint64_t now)
     for (int i = 0; i < r2_eng.n_nics; i++)
         tick_fault(i, now);
     r2_nicstate_tick(now);
+    r2_nicreach_tick(now);
     r2_locate_house(now);
     r2_nic_publish_rdma();
     r2_pollers_house(now);

@@ -48,6 +48,9 @@ void r2_nicstate_forgive(int nic, bool tell);
 void r2_nicstate_announce(int nic);
 /* Operators see that nobody can connect to it, or that one can again. */
 void r2_nicstate_deaf(int nic, bool deaf);
+/* A word beside the NIC's state, which stays: its row has it until "" takes it back or the state
+ * changes. The text is always the same one. */
+void r2_nicstate_remark(int nic, const char *cause);
 
 /* The kernel's word about the link, or the word that the NIC's address is not there. I/O thread 0,
  * and the thread of a port without an interface. */
@@ -69,6 +72,16 @@ void r2_niclink_ask(int nic);
 enum r2_carrier r2_niclink_carrier(int nic);
 /* Some NIC has another address than at first: peers are told addresses with each word. */
 bool r2_niclink_moved(void);
+
+/* ---- nicreach.c: NICs that have reached nobody since the start. No function fails. */
+/* A path over the NIC has proven itself, to a peer that is not on this node. Any thread. */
+void r2_nicreach_met(int nic);
+/* I/O thread 0, without locks: time passes; what is done about it once a second. */
+void r2_nicreach_tick(uint64_t now);
+void r2_nicreach_look(void);
+/* pathhealth.c: both NICs are of this node, so its kernel hands the bytes over and no wire is
+ * asked. Under the peer's lock. */
+bool r2_path_wireless(const struct r2_path *path);
 
 /* ---- niccmd.c: the operator's words, injected faults, housekeeping */
 void r2_niccmd_start(void);

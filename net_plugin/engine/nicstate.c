@@ -15,6 +15,7 @@
 #define UNUSED_NS (2 * R2_NS_PER_S) /* nobody tries a NIC that is back: no path needs it */
 
 static pthread_mutex_t nic_lock = PTHREAD_MUTEX_INITIALIZER;
+static bool remarked[R2_MAX_NICS]; /* the row's cause is not the state's; under nic_lock */
 
 bool r2_nic_usable(int nic)
 {
@@ -178,6 +179,7 @@ static bool nic_event(int nic, enum r2_health_event event, const char *cause)
     atomic_store(&s->trusted, now == R2_HEALTH_HEALTHY || now == R2_HEALTH_SUSPECT);
     if (now != before) {
         r2_control_nic_state(r2_eng.ctl, s->row, shown_as(now), cause);
+        remarked[nic] = false;
         journal(nic, before, now, cause);
     }
     pthread_mutex_unlock(&nic_lock);
@@ -539,6 +541,17 @@ void r2_nicstate_deaf(int nic, bool deaf)
     r2_control_nic_state(r2_eng.ctl, r2_eng.nic_state[nic].row, shown_as(state_of(nic)),
                          deaf ? cause : "");
     r2_control_journal(r2_eng.ctl, &ev);
+}
+
+void r2_nicstate_remark(int nic, const char *cause)
+{
+    const struct r2_nic_state *s = &r2_eng.nic_state[nic];
+
+    pthread_mutex_lock(&nic_lock);
+    if (remarked[nic] != !!cause[0])
+        r2_control_nic_state(r2_eng.ctl, s->row, shown_as(s->health.state), cause);
+    remarked[nic] = cause[0];
+    pthread_mutex_unlock(&nic_lock);
 }
 
 static void begin(int i)

@@ -89,7 +89,7 @@ bool r2_path_event(struct r2_path *path, enum r2_health_event event, const char 
 
 /* Both NICs are of this node: its kernel hands the bytes over, and no wire is asked. Loopback has
  * no wire anyway. */
-static bool wireless(const struct r2_path *path)
+bool r2_path_wireless(const struct r2_path *path)
 {
     const struct r2_rnic *r = &path->peer->rnics[path->rnic];
 
@@ -100,7 +100,7 @@ static enum r2_census census_of(const struct r2_path *path, bool others)
 {
     const struct r2_peer *p = path->peer;
 
-    if (wireless(path))
+    if (r2_path_wireless(path))
         return R2_CENSUS_NONE;
     if (path->state == R2_PATH_UP && !path->testing && path->health.state != R2_HEALTH_SUSPECT)
         return R2_CENSUS_OK;
@@ -183,6 +183,8 @@ static void proven(struct r2_path *path, const char *cause)
     path->testing = false;
     path->fails = 0;
     path->ever_up = true;
+    if (!r2_path_wireless(path))
+        r2_nicreach_met(path->lnic);
     path->peer->no_path_since = 0;
     r2_path_event(path, R2_HEALTH_EV_PROVEN, cause);
     r2_peer_census(path->peer);

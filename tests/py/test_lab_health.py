@@ -136,3 +136,32 @@ def test_address_goes_and_comes(build: Build, lab: Lab) -> None:
         set_address(lab, "n0", "nic1", True)
         until(f"back: {job}", lambda: state(side, "nic1") == "healthy", 15.0)
         job.finish()
+
+
+def test_a_nic_that_never_reaches_anybody(build: Build, lab: Lab) -> None:
+    """Everything on the wire of nic1 is lost from the start: rows, journal and stderr say so on
+    both nodes, also where NCCL hides warnings, and take it back when it comes up."""
+    word = "has reached no peer yet: the job is not protected by it"
+
+    def shown(side: Side) -> tuple[str, str]:
+        found = control.find_nic(side.snapshot().nics, "nic1")
+        assert found is not None
+        return found.state, found.cause
+
+    def warnings(side: Side) -> list[str]:
+        return [e.cause for e in side.named("warning") if e.nic == "nic1"]
+
+    lab.fail_link("n1", "nic1", "silent")
+    env = {"R2CCL_LOG": "warn", "NCCL_DEBUG": "NONE"}
+    with running_perf(build, lab=lab.name, per_node=1, env=env) as job:
+        job.moving()
+        until("said", lambda: all(shown(s) == ("healthy", word) for s in job.sides), 30.0, job)
+        for side in job.sides:
+            assert warnings(side) == [word], str(job)
+        lab.recover_link("n1", "nic1")
+        until("taken back", lambda: all(shown(s)[1] != word for s in job.sides), 30.0, job)
+        job.finish()
+        for side, rank in zip(job.sides, job.job.ranks, strict=True):
+            assert warnings(side) == [word, "reaches a peer now"], str(job)
+            lines = [line for line in rank.output.splitlines() if "not protected" in line]
+            assert len(lines) == 1 and "nic1" in lines[0] and "R2CCL_NICS" in lines[0], str(job)

@@ -1,0 +1,287 @@
+/* NICs that reach nobody from the start, over a scripted transport (rung 2): operators are told,
+ * once, and only where such a NIC was meant to protect the job. It cannot prove what a firewall
+ * looks like to sockets: test_lab_health.py. Three NICs. They are loopback's, about which there is
+ * nothing to say, but for the looks that the test takes on I/O thread 0: between those of one go
+ * there are none of the engine's own. */
+#include "check.h"
+#include "control/impl.h"
+#include "enginelib/remote.h"
+
+#define LOOKS 10
+#define WAIT_MS 20000
+#define WORD "has reached no peer yet"
+
+static struct remote r;
+static unsigned near; /* bit per NIC: all peers' NICs are in its subnet */
+
+static void set_wired(bool wired)
+{
+    for (int i = 0; i < r2_eng.n_nics; i++) {
+        r2_eng.nics[i].loopback = !wired;
+        r2_eng.nics[i].prefixlen = near >> i & 1 ? 8 : 24;
+    }
+}
+
+static void wired_looks(int times)
+{
+    set_wired(true);
+    while (times--)
+        r2_nicreach_look();
+    set_wired(false);
+}
+
+static void looks(int times)
+{
+    CHECK(remote_command(wired_looks, times));
+}
+
+/* What operators see; on I/O thread 0, which writes it. */
+static char seen[80];
+
+static void see(int nic)
+{
+    snprintf(seen, sizeof(seen), "%.79s", r2_eng.ctl->seg->nics[r2_eng.nic_state[nic].row].cause);
+}
+
+static const char *cause_of(int nic)
+{
+    CHECK(remote_command(see, nic));
+    return seen;
+}
+
+static bool marked(int nic)
+{
+    return strncmp(cause_of(nic), WORD, strlen(WORD)) == 0;
+}
+
+/* Warnings about the NIC in the journal that begin like that. */
+static int warned(int nic, const char *begins)
+{
+    const struct r2_segment *seg = r2_eng.ctl->seg;
+    uint64_t to = __atomic_load_n(&seg->header.event_head, __ATOMIC_ACQUIRE);
+    int n = 0;
+
+    for (uint64_t i = to > R2_SEG_MAX_EVENTS ? to - R2_SEG_MAX_EVENTS : 0; i < to; i++) {
+        const struct r2_seg_journal_entry *e = &seg->events[i % R2_SEG_MAX_EVENTS];
+
+        n += e->event == R2_EV_WARNING && strcmp(e->nic, r2_nic_name(nic)) == 0 &&
+             strncmp(e->cause, begins, strlen(begins)) == 0;
+    }
+    return n;
+}
+
+/* The best pair of the NIC was tried, and is not up. */
+static bool failed(int lnic, int rnic)
+{
+    const struct r2_path *path;
+    bool yes;
+
+    r2_peer_lock(r.conn->peer);
+    path = r2_path_find(r.conn->peer, lnic, rnic, R2_VIA_TCP);
+    yes = path && path->first_choice && path->state != R2_PATH_UP && path->fails;
+    pthread_mutex_unlock(&r.conn->peer->lock);
+    return yes;
+}
+
+static void wait_failed(int lnic, int rnic)
+{
+    for (int ms = 0; ms < WAIT_MS && !failed(lnic, rnic); ms++) /* an attempt takes 1 s */
+        fake_sleep_ms(1);
+    CHECK(failed(lnic, rnic));
+}
+
+/* A peer with three NICs, of which the first serves and the others were tried. */
+static void begin(void)
+{
+    remote_new(&r, true, 3);
+    CHECK(remote_open(&r, 1));
+    wait_failed(1, 1);
+    wait_failed(2, 2);
+}
+
+/* Its next attempt, or the one that is under way, succeeds. */
+static struct r2_ep *come_up(int nic)
+{
+    struct r2_ep *ep = NULL;
+
+    for (int ms = 0; ms < WAIT_MS && !ep; ms++) {
+        struct r2_ep *newest = fake_newest(r.id, nic, R2_VIA_TCP);
+
+        if (newest)
+            ep = remote_path(&r, nic, newest->params.gen - 1);
+        else
+            fake_sleep_ms(1);
+    }
+    CHECK(ep);
+    return ep;
+}
+
+static void nothing(int nic)
+{
+    looks(2 * LOOKS);
+    CHECK_STR(cause_of(nic), "");
+    CHECK_EQ(warned(nic, WORD), 0);
+}
+
+/* ---- cases: of NIC 1 nothing is said before the last one */
+
+static void plain_looks(int times)
+{
+    while (times--)
+        r2_nicreach_look();
+}
+
+static void test_loopback(void)
+{
+    begin();
+    CHECK(remote_command(plain_looks, 2 * LOOKS));
+    CHECK_STR(cause_of(1), "");
+    CHECK_EQ(warned(1, WORD), 0);
+    remote_end(&r);
+}
+
+static void set_aside(int nic)
+{
+    atomic_store(&r2_eng.nic_state[nic].weight, 0);
+}
+
+static void count_in(int nic)
+{
+    atomic_store(&r2_eng.nic_state[nic].weight, R2_WEIGHT_FULL);
+}
+
+static void wait_trusted(int nic)
+{
+    for (int ms = 0; ms < WAIT_MS && !atomic_load(&r2_eng.nic_state[nic].trusted); ms++)
+        fake_sleep_ms(1);
+    CHECK(atomic_load(&r2_eng.nic_state[nic].trusted));
+}
+
+/* Of weight 0, or drained. */
+static void test_not_counted_on(void)
+{
+    begin();
+    CHECK(remote_command(set_aside, 1));
+    nothing(1);
+    CHECK(remote_command(r2_nicstate_drain, 1));
+    CHECK(remote_command(count_in, 1));
+    looks(2 * LOOKS);
+    CHECK(!marked(1));
+    CHECK_EQ(warned(1, WORD), 0);
+    CHECK(remote_command(r2_nicstate_undrain, 1));
+    wait_trusted(1);
+    remote_end(&r);
+}
+
+static void forget_rnics(int from)
+{
+    struct r2_peer *p = r.conn->peer;
+
+    r2_peer_lock(p);
+    for (int i = from; i < p->n_rnics; i++)
+        p->rnics[i].known = false;
+    r2_peer_unlock(p);
+}
+
+/* The other end has fewer NICs: only one of ours that is in the same subnet was to reach it. */
+static void test_fewer_there(void)
+{
+    remote_new(&r, true, 1);
+    CHECK(remote_open(&r, 1));
+    forget_rnics(1); /* the handle is of this process, and names as many NICs as it has */
+    wait_failed(1, 0);
+    wait_failed(2, 0);
+    looks(2 * LOOKS);
+    CHECK(!marked(2));
+    near = 1u << 2;
+    looks(2 * LOOKS);
+    near = 0;
+    CHECK(!marked(1));
+    CHECK_EQ(warned(1, WORD), 0);
+    CHECK(marked(2));
+    CHECK_EQ(warned(2, WORD), 1);
+    remote_end(&r);
+}
+
+/* The peer says that its NIC is down. */
+static void test_down_there(void)
+{
+    begin();
+    CHECK_EQ(remote_nic(fake_find(r.id, 0, 0, 0), 1, false, 5), 0);
+    looks(2 * LOOKS);
+    CHECK(!marked(1));
+    CHECK_EQ(warned(1, WORD), 0);
+    remote_end(&r);
+}
+
+/* No NIC reaches the peer any more: none stands out. */
+static void test_nobody_serves(void)
+{
+    begin();
+    fake_fail(fake_find(r.id, 0, 0, 0), ECONNRESET, false);
+    looks(2 * LOOKS);
+    CHECK(!marked(1));
+    CHECK_EQ(warned(1, WORD), 0);
+    remote_end(&r);
+}
+
+/* Said after ten looks, once, whatever becomes of its state; taken back by the first path. */
+static void test_told(void)
+{
+    struct r2_ep *ep;
+
+    begin();
+    come_up(2);
+    looks(LOOKS - 1);
+    CHECK(!marked(1));
+    looks(LOOKS);
+    CHECK(marked(1));
+    CHECK(!marked(2)); /* also if it was before */
+    CHECK_EQ(r2_eng.ctl->seg->nics[r2_eng.nic_state[1].row].state, R2_SEG_NIC_HEALTHY);
+    CHECK_EQ(warned(1, WORD), 1);
+    CHECK(remote_command(r2_nicstate_drain, 1));
+    CHECK(!marked(1)); /* the row has another word */
+    CHECK(remote_command(r2_nicstate_undrain, 1));
+    wait_trusted(1);
+    wait_failed(1, 1);
+    looks(LOOKS);
+    CHECK(marked(1));
+    CHECK_EQ(warned(1, WORD), 1);
+    CHECK_EQ(warned(1, "reaches a peer"), 0);
+    ep = come_up(1);
+    looks(1);
+    CHECK(!marked(1));
+    CHECK_EQ(warned(1, "reaches a peer"), 1);
+    fake_fail(ep, ECONNRESET, false); /* lost, which is another matter */
+    looks(2 * LOOKS);
+    CHECK(!marked(1));
+    CHECK_EQ(warned(1, WORD), 1);
+    CHECK_EQ(warned(1, "reaches a peer"), 1);
+    remote_end(&r);
+}
+
+static const struct check_test tests[] = {
+    {"loopback", test_loopback},
+    {"fewer_there", test_fewer_there},
+    {"not_counted_on", test_not_counted_on},
+    {"down_there", test_down_there},
+    {"nobody_serves", test_nobody_serves},
+    {"told", test_told},
+    {0},
+};
+
+int main(int argc, char **argv)
+{
+    static const char *const env[] = {"R2CCL_RAMP",
+                                      "100ms",
+                                      "R2CCL_DAMP_SUPPRESS",
+                                      "0",
+                                      "R2CCL_NO_PATH_TIMEOUT",
+                                      "60s",
+                                      "R2CCL_GREY",
+                                      "0",
+                                      NULL};
+
+    remote_engine(3, env);
+    return check_main(argc, argv, tests);
+}
