@@ -77,7 +77,7 @@ def test_a_lane_waits_for_all_that_was_compiling(tmp_path: Path, run_bounded: Ru
     """A compiler outlives make, which was told to end, by a second."""
     makefile = (
         "native:\n"
-        "\t@sh -c 'trap \"sleep 1; touch late; exit\" TERM; touch up; \\\n"
+        '\t@sh -c \'trap "sleep 1; touch late; exit" TERM; touch up; \\\n'
         "\twhile :; do sleep 0.05; done' & exec sleep 300\n"
         "test-c:\n"
         "\t@test -e late\n"
@@ -162,7 +162,7 @@ def test_what_is_no_quota_ends_nothing(
     done = run_bounded(words, cwd=tmp_path, timeout=200, code=None, env=env)
     assert done.code == 0, done
     assert "2 passed, 0 failed" in done.stdout, done
-    said = (tmp_path / "build/ci/ahead.log").read_text()
+    said = (tmp_path / "build/ci/ahead.log").read_text().replace(str(tmp_path), "")
     assert "quota" not in said and "error" not in said, said
 
 
