@@ -367,8 +367,9 @@ static void help(struct r2_conn *c)
     int n = 0, cancel;
     bool helped = false;
 
-    if ((alone() && r2_io_lend(r2_io_at(0))) || pthread_mutex_trylock(&c->peer->lock))
-        return;
+    if ((alone() && r2_io_lend(r2_io_at(0)) && r2_io_count() == 1) ||
+        pthread_mutex_trylock(&c->peer->lock))
+        return; /* (where others have been in use before, they may still have lanes) */
     for (int i = 0; i < c->peer->n_paths; i++) {
         struct r2_path *path = c->peer->paths[i];
 

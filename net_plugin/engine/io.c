@@ -124,7 +124,13 @@ bool r2_io_polls(struct r2_io *io)
 
 bool r2_io_all_awake(void)
 {
-    return atomic_load_explicit(&asleep, memory_order_relaxed) <= n_threads - r2_io_used();
+    int n = r2_io_used();
+
+    if (n == n_threads)
+        return atomic_load_explicit(&asleep, memory_order_relaxed) == 0;
+    while (n > 0 && !atomic_load_explicit(&threads[n - 1].sleeping, memory_order_relaxed))
+        n--;
+    return n == 0;
 }
 
 int r2_io_add(struct r2_io *io, struct r2_io_fd *f)

@@ -11,13 +11,15 @@
 #define PAID_SPAN 16                  /* idle times that count */
 #define WAKING_NS (20 * R2_NS_PER_US) /* what sleeping adds to an idle time */
 
-static uint64_t spin_ns; /* as set; written before the first thread runs */
-static atomic_bool many;
+static uint64_t spin_ns;                       /* as set; written before the first thread runs */
+static bool places;                            /* threads are four and more, likewise */
+static atomic_bool many;                       /* ... of those that are in use */
 static atomic_int may_poll = INT_MAX, polling; /* threads; with `many` */
 
 void r2_pause_start(int threads, uint64_t spin)
 {
     spin_ns = spin;
+    places = threads >= MANY_THREADS;
     r2_pause_use(threads);
 }
 
@@ -65,7 +67,6 @@ static void leave_place(struct r2_pause *p)
 
 bool r2_pause_polls(struct r2_pause *p)
 {
-    bool of_many = are_many();
     uint64_t now;
 
     if (!spin_ns)
@@ -73,9 +74,9 @@ bool r2_pause_polls(struct r2_pause *p)
     now = r2_now_ns();
     if (!p->since) {
         p->since = now;
-        p->counted = of_many && take_place();
+        p->counted = places && take_place();
     }
-    if ((of_many ? p->counted : p->paid >= POLLING_PAYS) && now < p->since + spin())
+    if (p->counted == places && (are_many() || p->paid >= POLLING_PAYS) && now < p->since + spin())
         return true;
     leave_place(p);
     return false;

@@ -59,7 +59,8 @@ struct r2_peer *r2_peer_obtain(const uint8_t id[16], const uint8_t secret[16], b
 {
     struct r2_peer *p;
 
-    r2_pollers_look(); /* how many threads share what will be opened */
+    if (out)
+        r2_pollers_look(); /* how many threads share what will be opened; listen.c for the others */
     pthread_mutex_lock(&r2_eng.lock);
     p = find_locked(id, out);
     if (!p) {

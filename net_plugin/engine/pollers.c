@@ -9,7 +9,8 @@
 #include "engine/sharing.h"
 
 #define OF_NCCL 2                   /* cores of a process, see pollers.h */
-#define FRESH_NS (5 * R2_NS_PER_MS) /* a look is good for so long */
+#define FRESH_NS (5 * R2_NS_PER_MS) /* a look is good for so long, or */
+#define SELDOM 50                   /* for so many times as long as it took */
 #define LOOK_NS (UINT64_C(2000) * R2_NS_PER_MS)
 
 int r2_pollers(int part)
@@ -17,30 +18,52 @@ int r2_pollers(int part)
     return part > OF_NCCL ? part - OF_NCCL : 0;
 }
 
+/* With whom the cores are shared, and with whom for certain. */
+struct seen {
+    struct r2_sharing all, known;
+};
+
+/* Where another PID namespace hides its place, a neighbour may be on cores of its own: threads poll
+ * less for it, and all stay in use. */
 static void neighbour(void *arg, int pid)
 {
+    struct seen *seen = arg;
     cpu_set_t set;
     bool known = pid > 0 && !sched_getaffinity(pid, sizeof(set), &set);
 
-    r2_sharing_add(arg, known ? &set : NULL);
+    r2_sharing_add(&seen->all, known ? &set : NULL);
+    if (known)
+        r2_sharing_add(&seen->known, &set);
+}
+
+static void look(struct seen *seen)
+{
+    int poll;
+
+    r2_sharing_start(&seen->all);
+    seen->known = seen->all;
+    r2_control_neighbours(r2_eng.ctl, neighbour, seen);
+    poll = r2_pollers(r2_sharing_part(&seen->all));
+    if (r2_eng.set->io_threads <= 0) {
+        r2_io_use(r2_pollers(r2_sharing_part(&seen->known)));
+        poll = poll < 1 ? 1 : poll; /* as where there is one thread */
+    }
+    r2_pause_let(poll);
 }
 
 void r2_pollers_look(void)
 {
     static pthread_mutex_t at_it = PTHREAD_MUTEX_INITIALIZER;
-    static struct r2_sharing s; /* this and the next: who is at it */
-    static uint64_t looked;
+    static struct seen seen; /* this and the next: who is at it */
+    static uint64_t next;
     uint64_t now = r2_now_ns();
 
-    if (pthread_mutex_trylock(&at_it))
+    if (!r2_eng.ctl || !r2_eng.set || pthread_mutex_trylock(&at_it))
         return;
-    if (!looked || now - looked >= FRESH_NS) {
-        looked = now;
-        r2_sharing_start(&s);
-        r2_control_neighbours(r2_eng.ctl, neighbour, &s);
-        r2_pause_let(r2_pollers(r2_sharing_part(&s)));
-        if (r2_eng.set->io_threads <= 0)
-            r2_io_use(r2_pollers(r2_sharing_part(&s)));
+    if (now >= next) {
+        look(&seen);
+        now = SELDOM * (r2_now_ns() - now);
+        next = r2_now_ns() + (now < FRESH_NS ? FRESH_NS : now > LOOK_NS ? LOOK_NS : now);
     }
     pthread_mutex_unlock(&at_it);
 }

@@ -283,8 +283,9 @@ int ncclCommGrow(r2_nccl_comm comm, int nranks, const struct r2_nccl_id *id, int
 
 #define OVERTAKEN (-1) /* no result of NCCL's */
 
-/* To the communicators of plans first. That may wait for a dead peer; the abort that ends the wait
- * frees the application's communicator next, and nothing may be called with it any more. */
+/* To the communicators of plans, before the application's or (suspend, resume) after it. That may
+ * wait for a dead peer; the abort that ends the wait frees the application's communicator next, and
+ * nothing may be called with it any more. */
 static int fan(const struct r2_call *call, enum r2_api id, bool has_flags, int flags)
 {
     int beside = r2_comms_fan(call->comm, id, has_flags, flags);

@@ -155,11 +155,11 @@ def test_a_nic_that_never_reaches_anybody(build: Build, lab: Lab) -> None:
     env = {"R2CCL_LOG": "warn", "NCCL_DEBUG": "NONE"}
     with running_perf(build, lab=lab.name, per_node=1, env=env) as job:
         job.moving()
-        until("said", lambda: all(shown(s) == ("healthy", word) for s in job.sides), 30.0, job)
+        until("said", lambda: all(shown(s) == ("healthy", word) for s in job.sides), 60.0, job)
         for side in job.sides:
             assert warnings(side) == [word], str(job)
         lab.recover_link("n1", "nic1")
-        until("taken back", lambda: all(shown(s)[1] != word for s in job.sides), 30.0, job)
+        until("taken back", lambda: all(shown(s)[1] != word for s in job.sides), 60.0, job)
         job.finish()
         for side, rank in zip(job.sides, job.job.ranks, strict=True):
             assert warnings(side) == [word, "reaches a peer now"], str(job)

@@ -163,8 +163,8 @@ static void look(struct r2_task *t)
     atomic_store(&all_awake, r2_io_all_awake());
 }
 
-/* The first thread runs, the others sleep. */
-static bool all_awake_with(int used)
+/* One thread runs, the others sleep. */
+static bool all_awake_with(int used, int one)
 {
     struct r2_task t;
 
@@ -172,7 +172,7 @@ static bool all_awake_with(int used)
     for (int i = 0; i < THREADS; i++)
         CHECK(asleep_in(r2_io_at(i), 5000));
     atomic_store(&all_awake, -1);
-    r2_task_init(&t, r2_io_at(0), look);
+    r2_task_init(&t, r2_io_at(one), look);
     CHECK(r2_task_kick(&t));
     for (int i = 0; i < 5000 && atomic_load(&all_awake) < 0; i++)
         usleep(1000);
@@ -187,8 +187,9 @@ static void test_threads_in_use(void)
         CHECK_EQ(picked(n), n);
     CHECK_EQ(picked(0), 1);
     CHECK_EQ(picked(THREADS + 1), THREADS);
-    CHECK(!all_awake_with(THREADS));
-    CHECK(all_awake_with(1));
+    CHECK(!all_awake_with(THREADS, 0));
+    CHECK(all_awake_with(1, 0));
+    CHECK(!all_awake_with(1, THREADS - 1)); /* that one is not in use */
     r2_pause_let(THREADS);
     CHECK(!polls_after(WORK, false)); /* fewer than four, so 50 us at most */
     r2_io_use(THREADS);

@@ -7,6 +7,7 @@
 
 #include "engine/engine.h"
 #include "engine/fault.h"
+#include "engine/pollers.h"
 #include "settings/settings.h"
 #include "transport/tcp/tcp.h"
 #include "util/clock.h"
@@ -220,6 +221,7 @@ static void accept_ready(struct r2_io_fd *f, uint32_t events)
         }
         atomic_fetch_add(&r2_tcp.sockets, 1);
         r2_io_fd_track(fd);
+        r2_pollers_look(); /* which threads something new is given to */
         if (r2_tcp_broken(nic) ||
             !(lane = r2_lane_new(fd, nic, r2_io_pick(), R2_LANE_WAIT_HELLO))) {
             r2_tcp.ev->rejected(nic, ECONNREFUSED);
