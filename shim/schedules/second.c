@@ -283,10 +283,13 @@ void r2_seconds_follow(struct r2_seconds *s, const struct r2_plan_table *t, uint
     s->epoch = epoch;
     s->lacking = false;
     for (at = &s->all; *at;) {
-        struct second *c = *at, *next;
+        struct second *c = *at, *next = c->next; /* it may be gone once it is retired */
+        bool stays = listed(c, t) || c->pinned;
 
-        next = c->next; /* it may be gone once it is retired */
-        if (listed(c, t) || c->pinned || !retire(c))
+        /* Also of one that no thread ends yet: at the other ranks it is gone, and a suspend would
+         * wait there for them. It does not come back: what is made again has another id. */
+        c->agreed &= stays;
+        if (stays || !retire(c))
             at = &c->next;
         else
             *at = next;

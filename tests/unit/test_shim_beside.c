@@ -125,6 +125,91 @@ static void half_way(struct rank *me)
     CHECK_EQ(ncclCommDestroy(me->comm), 0);
 }
 
+/* NCCL meets all ranks in each: the same ones, in the same order, on all of them. */
+static void in_order(struct rank *me)
+{
+    r2_nccl_comm ran[NOOP_TRACE];
+    size_t what[NOOP_TRACE];
+
+    take_plan(me, 2);
+    noop.trace();
+    CHECK_EQ(ncclCommSuspend(me->comm, 0), 0);
+    CHECK_EQ(ncclCommResume(me->comm), 0);
+    CHECK_EQ(noop.traced(ran, what), 6);
+    for (int i = 0; i < 6; i++) {
+        CHECK_EQ(what[i], i < 3 ? NOOP_SUSPENDED : NOOP_RESUMED);
+        CHECK(ran[i] == (i % 3 ? second(me, (uint64_t)(10 + i % 3)) : me->comm));
+    }
+    CHECK_EQ(ncclCommDestroy(me->comm), 0);
+}
+
+static void *suspend(void *comm)
+{
+    return (void *)(intptr_t)ncclCommSuspend(comm, 0);
+}
+
+static void *ask(void *me)
+{
+    async_error(me);
+    return NULL;
+}
+
+static void *end(void *comm)
+{
+    CHECK_EQ(ncclCommAbort(comm), 0);
+    return NULL;
+}
+
+static void await(atomic_int *word)
+{
+    for (int i = 0; i < 20000 && !atomic_load(word); i++)
+        usleep(1000);
+    CHECK(atomic_load(word));
+}
+
+/* Another thread ends the communicator while its own part is suspended, and waits for a third one,
+ * so that NCCL is through with that part first: the answer is NCCL's, and there is nothing left to
+ * follow it. */
+static void ended_meanwhile(struct rank *me)
+{
+    pthread_t suspender, asker, ender;
+    r2_nccl_comm beside;
+    void *result;
+
+    take_plan(me, 1);
+    beside = second(me, 11);
+    atomic_store(&beside->hold_asks, 1);
+    noop.hang(1);
+    CHECK_EQ(pthread_create(&asker, NULL, ask, me), 0);
+    await(&beside->asking);
+    CHECK_EQ(pthread_create(&suspender, NULL, suspend, me->comm), 0);
+    await(&me->comm->inside);
+    CHECK_EQ(pthread_create(&ender, NULL, end, me->comm), 0);
+    for (int i = 0; i < 20000 && !r2_comms_gone(me->entry); i++)
+        usleep(1000);
+    CHECK(r2_comms_gone(me->entry));
+    pthread_barrier_wait(&together);
+    noop.hang(0);
+    CHECK_EQ(pthread_join(suspender, &result), 0);
+    CHECK_EQ((int)(intptr_t)result, 0);
+    atomic_store(&beside->hold_asks, 0);
+    CHECK_EQ(pthread_join(asker, NULL), 0);
+    CHECK_EQ(pthread_join(ender, NULL), 0);
+}
+
+static void test_suspend_order(void)
+{
+    run_all(in_order);
+}
+
+static void test_suspend_ended(void)
+{
+    long before = noop.calls("ncclCommSuspend");
+
+    run_all(ended_meanwhile);
+    CHECK_EQ(noop.calls("ncclCommSuspend"), before + RANKS);
+}
+
 static void test_suspend(void)
 {
     run_all(made_while_suspended);
@@ -135,6 +220,8 @@ static void test_suspend(void)
 static const struct check_test tests[] = {
     {"configuration", test_configuration},
     {"suspend", test_suspend},
+    {"suspend_order", test_suspend_order},
+    {"suspend_ended", test_suspend_ended},
     {0},
 };
 

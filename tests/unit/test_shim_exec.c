@@ -237,7 +237,8 @@ static uint32_t seconds_made(struct rank *me)
 }
 
 /* What a plan does not list any more is destroyed by a thread of its own. Where there is none, it
- * is kept, and goes with the next plan, or with the application's. */
+ * is kept, and goes with the next plan, or with the application's; the other ranks do not have it,
+ * so it is not suspended. */
 static void without_threads(struct rank *me)
 {
     for (int again = 0; again < 2; again++) {
@@ -250,6 +251,9 @@ static void without_threads(struct rank *me)
         agree(me, 0, false);
         CHECK_EQ(seconds_made(me), 1);
         CHECK_EQ(noop.live(), 2 * RANKS);
+        CHECK_EQ(ncclCommSuspend(me->comm, 0), 0);
+        CHECK_EQ(atomic_load(&second(me, 11)->suspended), 0);
+        CHECK_EQ(ncclCommResume(me->comm), 0);
         pthread_barrier_wait(&together);
         if (again) {
             CHECK_EQ(ncclCommDestroy(me->comm), 0);
@@ -353,6 +357,7 @@ static void overtaken(struct rank *me)
     CHECK_EQ(pthread_create(&other, NULL, abort_stuck, me), 0);
     CHECK_EQ(stuck(me->comm), R2_NCCL_INTERNAL);
     CHECK_EQ(pthread_join(other, NULL), 0);
+    CHECK(atomic_load(&me->entry->state) != R2_SEG_COMM_FAILED); /* it was ended, that is all */
     pthread_barrier_wait(&together);
     noop.hang(0);
 }

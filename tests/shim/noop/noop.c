@@ -322,6 +322,7 @@ int ncclCommSuspend(r2_nccl_comm comm, int flags)
     int result = wait_for_peers(comm, noop_note(R2_API_ncclCommSuspend));
 
     (void)flags;
+    noop_traces(comm, NOOP_SUSPENDED);
     if (result != R2_NCCL_OK)
         return result;
     switch (atomic_exchange(&comm->suspended, 1)) {
@@ -339,6 +340,7 @@ int ncclCommResume(r2_nccl_comm comm)
 {
     int result = noop_note(R2_API_ncclCommResume);
 
+    noop_traces(comm, NOOP_RESUMED);
     return result == R2_NCCL_OK && !atomic_exchange(&comm->suspended, 0) ? R2_NCCL_USAGE : result;
 }
 

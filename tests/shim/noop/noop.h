@@ -41,7 +41,9 @@ API void noop_hold_inits(int on);
 /* From now on the operations of the calling thread are noted, at most NOOP_TRACE. noop_traced: how
  * many, and the communicator and number of elements of each. */
 #define NOOP_TRACE 64
-#define NOOP_DESTROYED SIZE_MAX /* elements of what ncclRedOpDestroy is noted as */
+#define NOOP_DESTROYED SIZE_MAX       /* elements of what ncclRedOpDestroy is noted as */
+#define NOOP_SUSPENDED (SIZE_MAX - 1) /* ... ncclCommSuspend */
+#define NOOP_RESUMED (SIZE_MAX - 2)
 API void noop_trace(void);
 API int noop_traced(r2_nccl_comm *comms, size_t *counts);
 
