@@ -3,8 +3,11 @@
 
 #include <pthread.h>
 #include <sched.h>
+#include <stdlib.h>
+#include <sys/sysinfo.h>
 
 #include "engine/internal.h"
+#include "engine/localranks.h"
 #include "engine/pause.h"
 #include "engine/sharing.h"
 
@@ -12,6 +15,7 @@
 #define FRESH_NS (5 * R2_NS_PER_MS) /* a look is good for so long, or */
 #define SELDOM 50                   /* for so many times as long as it took */
 #define LOOK_NS (UINT64_C(2000) * R2_NS_PER_MS)
+#define WORD_NS (60 * R2_NS_PER_S) /* a launcher's word is heeded for; it may be wrong */
 
 int r2_pollers(int part)
 {
@@ -36,13 +40,21 @@ static void neighbour(void *arg, int pid)
         r2_sharing_add(&seen->known, &set);
 }
 
-static void look(struct seen *seen)
+/* Ranks of a node start together, and the first opens its sockets before it sees the others: until
+ * they are there, how many they are is what their launcher says. */
+static void look(struct seen *seen, struct r2_sharing_word *word, uint64_t now)
 {
     int poll;
 
     r2_sharing_start(&seen->all);
     seen->known = seen->all;
     r2_control_neighbours(r2_eng.ctl, neighbour, seen);
+    if (r2_sharing_word(word, 1 + seen->all.n, now)) {
+        int cores = get_nprocs();
+
+        r2_sharing_among(&seen->all, cores, word->n);
+        r2_sharing_among(&seen->known, cores, word->n);
+    }
     poll = r2_pollers(r2_sharing_part(&seen->all));
     if (r2_eng.set->io_threads <= 0) {
         r2_io_use(r2_pollers(r2_sharing_part(&seen->known)));
@@ -54,14 +66,17 @@ static void look(struct seen *seen)
 void r2_pollers_look(void)
 {
     static pthread_mutex_t at_it = PTHREAD_MUTEX_INITIALIZER;
-    static struct seen seen; /* this and the next: who is at it */
+    static struct seen seen; /* this and the next two: who is at it */
+    static struct r2_sharing_word word;
     static uint64_t next;
     uint64_t now = r2_now_ns();
 
     if (!r2_eng.ctl || !r2_eng.set || pthread_mutex_trylock(&at_it))
         return;
+    if (!next)
+        word = (struct r2_sharing_word){.n = r2_local_ranks(getenv), .until = now + WORD_NS};
     if (now >= next) {
-        look(&seen);
+        look(&seen, &word, now);
         now = SELDOM * (r2_now_ns() - now);
         next = r2_now_ns() + (now < FRESH_NS ? FRESH_NS : now > LOOK_NS ? LOOK_NS : now);
     }

@@ -1,6 +1,7 @@
 #define _GNU_SOURCE
 #include "engine/sharing.h"
 
+#include <stdbool.h>
 #include <string.h>
 #include <unistd.h>
 
@@ -14,8 +15,28 @@ void r2_sharing_start(struct r2_sharing *s)
 
 void r2_sharing_add(struct r2_sharing *s, const cpu_set_t *set)
 {
-    for (int i = 0; i < CPU_SETSIZE; i++)
-        s->others[i] += (!set || CPU_ISSET(i, set)) && s->others[i] < UINT16_MAX;
+    bool shares = false;
+
+    for (int i = 0; i < CPU_SETSIZE; i++) {
+        bool there = !set || CPU_ISSET(i, set);
+
+        s->others[i] += there && s->others[i] < UINT16_MAX;
+        shares |= there && CPU_ISSET(i, &s->mine);
+    }
+    s->n += shares;
+}
+
+void r2_sharing_among(struct r2_sharing *s, int cores, int n)
+{
+    if (cores > 0 && n > 0)
+        s->most = cores < n ? 1 : cores / n;
+}
+
+int r2_sharing_word(struct r2_sharing_word *w, int seen, uint64_t now)
+{
+    if (seen >= w->n || now >= w->until)
+        w->n = 0;
+    return w->n;
 }
 
 int r2_sharing_part(const struct r2_sharing *s)
@@ -24,5 +45,7 @@ int r2_sharing_part(const struct r2_sharing *s)
 
     for (int i = 0; i < CPU_SETSIZE; i++)
         part += CPU_ISSET(i, &s->mine) ? 1.0 / (1 + s->others[i]) : 0;
+    if (s->most && part > s->most)
+        return s->most;
     return part < 1 ? 1 : (int)part;
 }

@@ -2,15 +2,14 @@
 #define _GNU_SOURCE
 #include <fcntl.h>
 #include <sched.h>
-#include <signal.h>
 #include <sys/mman.h>
 #include <sys/mount.h>
 #include <sys/stat.h>
 #include <sys/statvfs.h>
-#include <sys/wait.h>
 
 #include "check.h"
 #include "control/impl.h"
+#include "holder.h"
 
 #define SECOND UINT64_C(1000000000)
 
@@ -138,33 +137,22 @@ static void test_sweep_spares_the_living(void)
     CHECK(shm_unlink(name) != 0);
 }
 
-/* A process that has an object with the prefix and holds it, as control.c does, until it is killed.
- */
-static pid_t hold_one(const char *prefix, int i)
+/* An object, as control.c holds its own. */
+static bool hold(void *arg)
 {
     struct flock lock = {.l_type = F_WRLCK, .l_whence = SEEK_SET, .l_len = 1};
-    char name[R2_CONTROL_NAME], said = 0;
-    int ready[2], fd;
-    pid_t pid;
+    int fd = shm_open(arg, O_RDWR, 0);
 
-    CHECK_EQ(pipe(ready), 0);
+    return fd >= 0 && fcntl(fd, F_SETLK, &lock) == 0;
+}
+
+static pid_t hold_one(const char *prefix, int i)
+{
+    char name[R2_CONTROL_NAME];
+
     leave(prefix, i, 1);
-    pid = fork();
-    CHECK_GE(pid, 0);
-    if (pid == 0) {
-        alarm(60); /* should a check fail above */
-        snprintf(name, sizeof(name), "/%s%d", prefix, i);
-        fd = shm_open(name, O_RDWR, 0);
-        said = fd >= 0 && fcntl(fd, F_SETLK, &lock) == 0;
-        if (write(ready[1], &said, 1) == 1)
-            pause();
-        _exit(1);
-    }
-    CHECK_EQ(read(ready[0], &said, 1), 1);
-    CHECK_EQ(said, 1);
-    close(ready[0]);
-    close(ready[1]);
-    return pid;
+    snprintf(name, sizeof(name), "/%s%d", prefix, i);
+    return holder_start(hold, name);
 }
 
 static void test_counts_the_living(void)
@@ -181,10 +169,8 @@ static void test_counts_the_living(void)
     CHECK_EQ(r2_control_count_held(prefix, own, NULL, NULL), 2);
     snprintf(own, sizeof(own), "%s2", prefix);
     CHECK_EQ(r2_control_count_held(prefix, own, NULL, NULL), 1);
-    for (int i = 0; i < 2; i++) {
-        CHECK_EQ(kill(i ? b : a, SIGKILL), 0);
-        CHECK_EQ(waitpid(i ? b : a, NULL, 0), i ? b : a);
-    }
+    holder_end(a);
+    holder_end(b);
     snprintf(own, sizeof(own), "%s7", prefix);
     CHECK_EQ(r2_control_count_held(prefix, own, NULL, NULL), 0);
     for (int i = 0; i < 3; i++)

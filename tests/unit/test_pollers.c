@@ -3,16 +3,19 @@
 #include "check.h"
 
 #include <sched.h>
-#include <signal.h>
+#include <stdlib.h>
 #include <sys/syscall.h>
+#include <sys/sysinfo.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include "engine/internal.h"
 #include "engine/io.h"
+#include "engine/localranks.h"
 #include "engine/pause.h"
 #include "engine/pollers.h"
 #include "engine/sharing.h"
+#include "holder.h"
 
 #define THREADS 4
 #define CORES 16
@@ -47,6 +50,11 @@ int sched_getaffinity(pid_t pid, size_t size, cpu_set_t *set)
             set_of(set, first + i * each, each ? each : CORES);
     }
     return 0;
+}
+
+int get_nprocs(void)
+{
+    return pretends ? CORES : (int)sysconf(_SC_NPROCESSORS_ONLN);
 }
 
 static void test_what_a_process_may(void)
@@ -93,6 +101,126 @@ static void test_part_of_the_cores(void)
     CHECK_EQ(r2_sharing_part(&s), CPU_SETSIZE - 1);
 }
 
+/* The part of a process on `own` cores of a machine of `cores`, of which somebody says that so many
+ * like it are there. */
+static int part_among(int own, int cores, int n)
+{
+    struct r2_sharing s = {0};
+
+    set_of(&s.mine, 0, own);
+    r2_sharing_among(&s, cores, n);
+    return r2_sharing_part(&s);
+}
+
+static void test_part_by_word(void)
+{
+    struct r2_sharing s = {0};
+    cpu_set_t set;
+
+    CHECK_EQ(part_among(16, 16, 4), 4);
+    CHECK_EQ(part_among(16, 16, 5), 3);
+    CHECK_EQ(part_among(4, 16, 4), 4); /* on cores of its own */
+    CHECK_EQ(part_among(2, 16, 4), 2);
+    CHECK_EQ(part_among(8, 16, 8), 2); /* on those of its NUMA node */
+    CHECK_EQ(part_among(2, 2, 64), 1);
+    CHECK_EQ(part_among(16, 16, 1), 16);
+    CHECK_EQ(part_among(16, 0, 4), 16);
+    CHECK_EQ(part_among(16, 16, 0), 16);
+    set_of(&s.mine, 0, 16); /* more are there than were named */
+    set_of(&set, 0, 16);
+    for (int i = 0; i < 7; i++)
+        r2_sharing_add(&s, &set);
+    r2_sharing_among(&s, 16, 4);
+    CHECK_EQ(r2_sharing_part(&s), 2);
+}
+
+/* Until they are there, once, or time is over. */
+static void test_how_long_a_word_counts(void)
+{
+    struct r2_sharing_word w = {.n = 4, .until = 100}, late = w, none = {.until = 100};
+
+    CHECK_EQ(r2_sharing_word(&w, 1, 0), 4);
+    CHECK_EQ(r2_sharing_word(&w, 3, 99), 4);
+    CHECK_EQ(r2_sharing_word(&w, 4, 99), 0);
+    CHECK_EQ(r2_sharing_word(&w, 1, 99), 0); /* some have ended */
+    CHECK_EQ(r2_sharing_word(&late, 1, 100), 0);
+    CHECK_EQ(r2_sharing_word(&late, 1, 99), 0);
+    CHECK_EQ(r2_sharing_word(&none, 1, 0), 0);
+}
+
+/* An environment: NAME=VALUE, each with a blank after it. */
+static const char *launched;
+
+static char *variable(const char *name)
+{
+    static char values[8][64];
+    static unsigned turn;
+    char *value = values[turn++ % 8];
+    size_t n = strlen(name);
+
+    for (const char *at = launched; at && *at; at = strchr(at, ' ') + 1) {
+        if (!strncmp(at, name, n) && at[n] == '=') {
+            snprintf(value, 64, "%.*s", (int)strcspn(at + n + 1, " "), at + n + 1);
+            return value;
+        }
+    }
+    return NULL;
+}
+
+static void test_what_launchers_say(void)
+{
+    static const struct {
+        const char *env;
+        int ranks;
+    } said[] = {
+        {"", 0},
+        {"LOCAL_WORLD_SIZE=8 ", 8},
+        {"LOCAL_WORLD_SIZE=8 WORLD_SIZE=16 LOCAL_RANK=3 ", 8},
+        {"LOCAL_WORLD_SIZE=1 OMPI_COMM_WORLD_LOCAL_SIZE=4 ", 1},
+        {"OMPI_COMM_WORLD_LOCAL_SIZE=4 OMPI_COMM_WORLD_SIZE=4 ", 4},
+        {"MPI_LOCALNRANKS=6 PMI_SIZE=12 ", 6},
+        {"MV2_COMM_WORLD_LOCAL_SIZE=2 ", 2},
+        /* not what a node can have; the next one is asked */
+        {"LOCAL_WORLD_SIZE=32 WORLD_SIZE=16 ", 0},
+        {"LOCAL_WORLD_SIZE=32 WORLD_SIZE=16 OMPI_COMM_WORLD_LOCAL_SIZE=4 ", 4},
+        {"LOCAL_WORLD_SIZE=0 ", 0},
+        {"LOCAL_WORLD_SIZE=-4 ", 0},
+        {"LOCAL_WORLD_SIZE= ", 0},
+        {"LOCAL_WORLD_SIZE=4x ", 0},
+        {"LOCAL_WORLD_SIZE=+4 ", 0},
+        {"LOCAL_WORLD_SIZE=0x4 ", 0},
+        {"LOCAL_WORLD_SIZE=1024 ", 1024},
+        {"LOCAL_WORLD_SIZE=1025 ", 0},
+        {"LOCAL_WORLD_SIZE=99999999999999999999999999 ", 0},
+        {"LOCAL_WORLD_SIZE=8 WORLD_SIZE=many ", 8},
+        /* Slurm's word is of the step, and of the node in it */
+        {"SLURM_STEP_ID=0 SLURM_NODEID=0 SLURM_STEP_TASKS_PER_NODE=8 ", 8},
+        {"SLURM_STEP_ID=0 SLURM_NODEID=1 SLURM_STEP_TASKS_PER_NODE=8 ", 0},
+        {"SLURM_STEP_ID=0 SLURM_NODEID=0 SLURM_STEP_TASKS_PER_NODE=4(x2),3 ", 4},
+        {"SLURM_STEP_ID=0 SLURM_NODEID=1 SLURM_STEP_TASKS_PER_NODE=4(x2),3 ", 4},
+        {"SLURM_STEP_ID=0 SLURM_NODEID=2 SLURM_STEP_TASKS_PER_NODE=4(x2),3 ", 3},
+        {"SLURM_STEP_ID=0 SLURM_NODEID=3 SLURM_STEP_TASKS_PER_NODE=4(x2),3 ", 0},
+        {"SLURM_STEP_ID=0 SLURM_NODEID=2 SLURM_STEP_TASKS_PER_NODE=1,2,5,1 ", 5},
+        {"SLURM_STEP_ID=0 SLURM_STEP_TASKS_PER_NODE=4(x2) ", 0},
+        {"SLURM_STEP_ID=0 SLURM_NODEID=0 SLURM_STEP_TASKS_PER_NODE=4(x ", 0},
+        {"SLURM_STEP_ID=0 SLURM_NODEID=0 SLURM_STEP_TASKS_PER_NODE=4(x0) ", 0},
+        {"SLURM_STEP_ID=0 SLURM_NODEID=0 SLURM_STEP_TASKS_PER_NODE=4(x2 ", 0},
+        {"SLURM_STEP_ID=0 SLURM_NODEID=0 SLURM_STEP_TASKS_PER_NODE=4( ", 0},
+        {"SLURM_STEP_ID=0 SLURM_NODEID=0 SLURM_STEP_TASKS_PER_NODE=(x2) ", 0},
+        {"SLURM_STEP_ID=0 SLURM_NODEID=1 SLURM_STEP_TASKS_PER_NODE=4, ", 0},
+        {"SLURM_STEP_ID=0 SLURM_NODEID=0 SLURM_STEP_TASKS_PER_NODE=4;3 ", 0},
+        {"SLURM_STEP_ID=0 SLURM_NTASKS_PER_NODE=8 ", 8},
+        {"SLURM_NODEID=0 SLURM_STEP_TASKS_PER_NODE=8 SLURM_NTASKS_PER_NODE=8 ", 0},
+        {"LOCAL_WORLD_SIZE=4 SLURM_STEP_ID=0 SLURM_NTASKS_PER_NODE=1 ", 4},
+    };
+
+    for (size_t i = 0; i < sizeof(said) / sizeof(said[0]); i++) {
+        launched = said[i].env;
+        CHECK_MSG(r2_local_ranks(variable) == said[i].ranks, "%s gives %d, not %d", launched,
+                  r2_local_ranks(variable), said[i].ranks);
+    }
+}
+
 /* Cores that the process may not run on are no use to it. */
 static void test_cores_of_the_process(void)
 {
@@ -137,39 +265,12 @@ static void test_places(void)
     }
 }
 
-/* A process with a control segment, until it is killed. */
-static pid_t come(void)
-{
-    struct r2_control_info info = {.host = "host-a", .rank = -1};
-    struct r2_control *ctl = NULL;
-    int ready[2];
-    char said = 0;
-    pid_t pid;
-
-    CHECK_EQ(pipe(ready), 0);
-    pid = fork();
-    CHECK_GE(pid, 0);
-    if (pid == 0) {
-        alarm(60); /* should a check fail above */
-        said = r2_control_open(&ctl, &info) == 0 && *r2_control_name(ctl);
-        if (write(ready[1], &said, 1) == 1)
-            pause();
-        _exit(1);
-    }
-    CHECK_EQ(read(ready[0], &said, 1), 1);
-    CHECK_EQ(said, 1);
-    close(ready[0]);
-    close(ready[1]);
-    return pid;
-}
-
 static void come_and_go(int from, int to)
 {
     for (int i = from; i < to; i++)
-        neighbours[i] = come();
+        neighbours[i] = holder_start(holder_segment, NULL);
     for (int i = to; i < from; i++) {
-        CHECK_EQ(kill(neighbours[i], SIGKILL), 0);
-        CHECK_EQ(waitpid(neighbours[i], NULL, 0), neighbours[i]);
+        holder_end(neighbours[i]);
         neighbours[i] = 0;
     }
 }
@@ -184,6 +285,52 @@ static bool comes_to_use(int n)
             return true;
     }
     return false;
+}
+
+static void started_among_four(void)
+{
+    struct r2_control_info info = {.host = "host-a", .rank = -1};
+    struct r2_settings set = *r2_settings_get();
+
+    setenv("LOCAL_WORLD_SIZE", "4", 1);
+    set.io_threads = 0;
+    r2_eng.set = &set;
+    CHECK_EQ(r2_io_start(THREADS, NULL, 0), 0);
+    CHECK_EQ(r2_control_open(&r2_eng.ctl, &info), 0);
+    pretends = true;
+    r2_pollers_look();
+    CHECK_EQ(r2_io_used(), 2);
+    come_and_go(0, 1); /* not all */
+    for (int i = 0; i < 20; i++) {
+        usleep(5000);
+        r2_pollers_look();
+        CHECK_EQ(r2_io_used(), 2);
+    }
+    come_and_go(1, NEIGHBOURS); /* more: another job's, or those of an emulated node */
+    CHECK(comes_to_use(1));
+    come_and_go(NEIGHBOURS, 0);
+    CHECK(comes_to_use(THREADS)); /* they have been there */
+    pretends = false;
+    exit(0);
+}
+
+/* The launcher's word counts where nobody is there yet. In a process of its own: a word is heard
+ * once.
+ */
+static void test_word_at_the_start(void)
+{
+    int status;
+    pid_t pid;
+
+    fflush(stdout);
+    pid = fork();
+    CHECK_GE(pid, 0);
+    if (pid == 0) {
+        alarm(50);
+        started_among_four();
+    }
+    CHECK_EQ(waitpid(pid, &status, 0), pid);
+    CHECK_EQ(status, 0);
 }
 
 /* As many threads are in use as may poll, whoever comes and goes; all, if somebody said how many.
@@ -230,13 +377,22 @@ static void test_in_use(void)
 static const struct check_test tests[] = {
     {"what_a_process_may", test_what_a_process_may},
     {"part_of_the_cores", test_part_of_the_cores},
+    {"part_by_word", test_part_by_word},
+    {"how_long_a_word_counts", test_how_long_a_word_counts},
+    {"what_launchers_say", test_what_launchers_say},
     {"cores_of_the_process", test_cores_of_the_process},
     {"places", test_places},
+    {"word_at_the_start", test_word_at_the_start}, /* before there are threads here */
     {"in_use", test_in_use},
     {0},
 };
 
 int main(int argc, char **argv)
 {
+    unsetenv("LOCAL_WORLD_SIZE"); /* of who runs the tests */
+    unsetenv("OMPI_COMM_WORLD_LOCAL_SIZE");
+    unsetenv("MPI_LOCALNRANKS");
+    unsetenv("MV2_COMM_WORLD_LOCAL_SIZE");
+    unsetenv("SLURM_STEP_ID");
     return check_main(argc, argv, tests);
 }
