@@ -49,7 +49,10 @@ static const char usage[] =
     "MASTER_ADDR, MASTER_PORT (the id is exchanged on the next port); or Open MPI's or PMI's with\n"
     "MASTER_ADDR and MASTER_PORT. None of them: one rank. R2CCL_RENDEZVOUS_TOKEN: the same for "
     "the\n"
-    "ranks of one start; others are turned away. R2CCL_RENDEZVOUS_TIMEOUT: seconds that a rank "
+    "ranks of one start; others are turned away, as are those whose TORCHELASTIC_RUN_ID, "
+    "PMIX_NAMESPACE\n"
+    "or PMI_JOBID is another where torchrun, Open MPI or PMI numbers the ranks. "
+    "R2CCL_RENDEZVOUS_TIMEOUT: seconds that a rank "
     "waits\n"
     "for the others (60).\n"
     "Exit codes: 0 right, 1 wrong values, 2 usage or NCCL error, 3 timeout.\n";

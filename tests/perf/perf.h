@@ -52,7 +52,8 @@ struct perf_ranks {
     int rank, nranks, local_rank;
     char host[256];
     int port;       /* where rank 0 hands out the unique id */
-    char token[64]; /* the launcher's name for this start of the job; "" without one */
+    char token[64]; /* the launcher's name for this start of the job, or for the job; "": none */
+    bool one_start; /* no other start has it (R2CCL_RENDEZVOUS_TOKEN) */
 };
 
 /* ranks.c */

@@ -1,8 +1,8 @@
 /* Who am I, and how does the unique id come from rank 0 to the others.
  *
- * A port may be another job's, or become it: rank 0 is told whose rank asks (the launcher's token,
- * the number of ranks, the rank) and gives the id to its own only. Who is turned away tries again,
- * since its own rank 0 may take the port next. */
+ * A port may be another job's, or become it: rank 0 is told whose rank asks (the launcher's token
+ * or name for the job, the number of ranks, the rank) and gives the id to its own only. Who is
+ * turned away tries again, since its own rank 0 may take the port next. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <netdb.h>
@@ -53,14 +53,29 @@ static void read_place(struct perf_ranks *r, const char *text)
     r->port = atoi(colon + 1);
 }
 
+/* Else what the launcher calls the job, cut to size: every rank has the same from it. */
+static void read_token(struct perf_ranks *r, const char *job)
+{
+    const char *token = getenv("R2CCL_RENDEZVOUS_TOKEN");
+    if (token && strlen(token) >= sizeof(r->token))
+        perf_die("R2CCL_RENDEZVOUS_TOKEN=%s: at most %zu characters are taken", token,
+                 sizeof(r->token) - 1);
+    r->one_start = token && *token;
+    if (!r->one_start)
+        token = job ? job : "";
+    snprintf(r->token, sizeof(r->token), "%s", token);
+}
+
 void perf_ranks_read(struct perf_ranks *r)
 {
-    static const char *const names[][3] = {
-        {"R2CCL_RANK", "R2CCL_NRANKS", "R2CCL_LOCAL_RANK"},
-        {"RANK", "WORLD_SIZE", "LOCAL_RANK"},
-        {"OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK"},
-        {"PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID"},
+    static const char *const names[][4] = {
+        {"R2CCL_RANK", "R2CCL_NRANKS", "R2CCL_LOCAL_RANK", NULL},
+        {"RANK", "WORLD_SIZE", "LOCAL_RANK", "TORCHELASTIC_RUN_ID"},
+        {"OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK",
+         "PMIX_NAMESPACE"},
+        {"PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "PMI_JOBID"},
     };
+    const char *job = NULL;
     *r = (struct perf_ranks){.nranks = 1};
     for (size_t i = 0; i < sizeof(names) / sizeof(names[0]); i++) {
         if (!getenv(names[i][0]) || !getenv(names[i][1]))
@@ -70,6 +85,7 @@ void perf_ranks_read(struct perf_ranks *r)
         r->local_rank = number(names[i][2], number("LOCAL_RANK", r->rank));
         if (r->nranks < 1 || r->rank >= r->nranks)
             perf_die("%s=%d is not below %s=%d", names[i][0], r->rank, names[i][1], r->nranks);
+        job = names[i][3] ? getenv(names[i][3]) : NULL;
         break;
     }
     const char *place = getenv("R2CCL_RENDEZVOUS"), *host = getenv("MASTER_ADDR");
@@ -82,11 +98,7 @@ void perf_ranks_read(struct perf_ranks *r)
         perf_die("%d ranks, but no R2CCL_RENDEZVOUS=host:port (or MASTER_ADDR and MASTER_PORT)",
                  r->nranks);
     }
-    const char *token = getenv("R2CCL_RENDEZVOUS_TOKEN");
-    if (token && strlen(token) >= sizeof(r->token))
-        perf_die("R2CCL_RENDEZVOUS_TOKEN=%s: at most %zu characters are taken", token,
-                 sizeof(r->token) - 1);
-    snprintf(r->token, sizeof(r->token), "%s", token ? token : "");
+    read_token(r, job);
 }
 
 /* Seconds without anything new after which a rank gives up. */
@@ -145,14 +157,14 @@ static int listen_at(const struct perf_ranks *r)
     }
 }
 
-/* Without tokens one of two that say they are the same rank is another job's: who comes first is
- * taken. With them it is the same one, which has not got its answer. */
+/* Without a token of one start, one of two that say they are the same rank is another job's: who
+ * comes first is taken. With it, it is the same one, which has not got its answer. */
 static enum verdict judge(const struct perf_ranks *r, const struct hello *hello, const bool *there)
 {
     if (strncmp(hello->token, r->token, sizeof(hello->token)) != 0 || hello->nranks != r->nranks ||
         hello->rank < 1 || hello->rank >= r->nranks)
         return OTHER_JOB;
-    return there[hello->rank] && !r->token[0] ? TAKEN : WELCOME;
+    return there[hello->rank] && !r->one_start ? TAKEN : WELCOME;
 }
 
 /* One connection; the rank that has got the data now, 0 if none. */

@@ -47,6 +47,7 @@ class Rank:
         ranks: int,
         env: Mapping[str, str],
         word: str = "",
+        names: tuple[str, str] = ("R2CCL_RANK", "R2CCL_NRANKS"),
     ) -> None:
         self.file = tmp / f"said-{len(list(tmp.iterdir()))}"
         command = [*word.split(), str(build.perf), "-b", "1K", "-n", "1", "--timeout", "40"]
@@ -58,8 +59,8 @@ class Rank:
                 stderr=file,
                 env={
                     **os.environ,
-                    "R2CCL_RANK": str(rank),
-                    "R2CCL_NRANKS": str(ranks),
+                    names[0]: str(rank),
+                    names[1]: str(ranks),
                     "R2CCL_RENDEZVOUS": f"{at[0]}:{at[1]}",
                     "HOSTNCCL_BOOTSTRAP_ADDR": "127.0.0.1",
                     "HOSTNCCL_SOCKET_ADDRS": "127.0.0.1",
@@ -88,10 +89,16 @@ class Start:
         self.build, self.tmp, self.ranks = build, tmp, list[Rank]()
 
     def __call__(
-        self, at: tuple[str, int], rank: int, ranks: int = 2, token: str = "", **env: str
+        self,
+        at: tuple[str, int],
+        rank: int,
+        ranks: int = 2,
+        token: str = "",
+        names: tuple[str, str] = ("R2CCL_RANK", "R2CCL_NRANKS"),
+        **env: str,
     ) -> Rank:
         more = {"R2CCL_RENDEZVOUS_TOKEN": token} if token else {}
-        made = Rank(self.build, self.tmp, at, rank, ranks, {**more, **env})
+        made = Rank(self.build, self.tmp, at, rank, ranks, {**more, **env}, names=names)
         self.ranks.append(made)
         return made
 
@@ -155,6 +162,33 @@ def test_without_a_launchers_token(start: Start) -> None:
     twin = start(at, 1, 3, R2CCL_RENDEZVOUS_TIMEOUT="1")
     assert "one of this number is there" in twin.ends(2)
     last = start(at, 2, 3)
+    for rank in (first, mine, last):
+        rank.ends(0)
+
+
+# Who numbers the ranks, and what it calls their job.
+STARTERS = {
+    "torchrun": (("RANK", "WORLD_SIZE"), "TORCHELASTIC_RUN_ID"),
+    "mpirun": (("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"), "PMIX_NAMESPACE"),
+    "pmi": (("PMI_RANK", "PMI_SIZE"), "PMI_JOBID"),
+}
+
+
+@pytest.mark.parametrize("starter", STARTERS)
+def test_the_starters_name_for_the_job(start: Start, starter: str) -> None:
+    """Two jobs of a size without a token: what their starter calls them tells them apart, and does
+    not make one rank of two that it calls the same."""
+    names, job = STARTERS[starter]
+    at = place()
+    first = start(at, 0, 3, names=names, **{job: "a" * 70})  # longer than a token may be
+    until(lambda: listens(at), "rank 0", LIMIT)
+    other = start(at, 1, 3, names=names, **{job: "b"}, R2CCL_RENDEZVOUS_TIMEOUT="1")
+    assert "another job's (3 ranks)" in other.ends(2)
+    mine = start(at, 1, 3, names=names, **{job: "a" * 70})
+    until(lambda: established(mine), "rank 1 has its id", LIMIT)
+    twin = start(at, 1, 3, names=names, **{job: "a" * 70}, R2CCL_RENDEZVOUS_TIMEOUT="1")
+    assert "one of this number is there" in twin.ends(2)
+    last = start(at, 2, 3, names=names, **{job: "a" * 70})
     for rank in (first, mine, last):
         rank.ends(0)
 
