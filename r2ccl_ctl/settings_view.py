@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import textwrap
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -76,6 +78,24 @@ def notes(plugin: Path | None = None) -> list[str]:
     except (OSError, AttributeError):  # a plugin of before this function
         return []
     return [str(line) for line in text.decode("utf-8", errors="replace").splitlines()]
+
+
+def complaints(added: Mapping[str, str]) -> list[str]:
+    """What the plugin will say of this process's settings where `added` is set, too: values that it
+    does not take, names that it does not know. To be asked before any other function of this
+    module, since the plugin reads the environment once."""
+    before = {name: os.environ.get(name) for name in added if name.startswith("R2CCL_")}
+    os.environ.update({name: added[name] for name in before})
+    try:
+        return [setting.error for setting in load() if setting.error] + notes()
+    except R2Error as err:
+        return [str(err)]
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
 
 
 def _setting(row: dict[str, Any]) -> Setting:

@@ -8,6 +8,7 @@ import mmap
 import os
 import re
 import shutil
+import stat
 import subprocess
 import tempfile
 from dataclasses import dataclass, field
@@ -46,6 +47,23 @@ def stubs(names: list[str], header: Path) -> str:
     return f'#include "{header}"\n\n{rows}\n'
 
 
+def _check_place(output: Path) -> None:
+    """Before the compiler works for nothing. A folder that is not there may be a slip."""
+    try:
+        if stat.S_ISDIR(output.stat().st_mode):
+            raise R2UsageError(
+                f"--output '{output}' is a folder: name the file, libnccl.so.2, as well"
+            )
+    except FileNotFoundError:
+        folder = output.parent
+        if not folder.is_dir():
+            raise R2UsageError(
+                f"--output '{output}': there is no folder '{folder}'; make it first (mkdir -p)"
+            ) from None
+    except OSError as err:
+        raise R2UsageError(f"--output '{output}' cannot be written: {err.strerror}") from err
+
+
 def build(nccl: Path, output: Path) -> list[str]:
     """Writes a shim that passes on every function of this NCCL; returns those that were added."""
     compiler = os.environ.get("CC") or shutil.which("gcc") or shutil.which("cc")
@@ -56,12 +74,7 @@ def build(nccl: Path, output: Path) -> list[str]:
         name for name in exported_functions(nccl) if _SECOND.fullmatch(name)
     }
     added = sorted(every - known)
-    try:
-        output.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as err:
-        raise R2UsageError(f"--output '{output}' cannot be written: {err.strerror}") from err
-    if output.is_dir():
-        raise R2UsageError(f"--output '{output}' is a folder: name the file, libnccl.so.2, as well")
+    _check_place(output)
     with tempfile.TemporaryDirectory() as folder:
         source = Path(folder) / "stubs.c"
         source.write_text(stubs(added, paths.stubs_header()), encoding="utf-8")

@@ -7,6 +7,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from collections.abc import Mapping
 
 import click
 from click.core import ParameterSource
@@ -83,8 +84,7 @@ def run(
     added = environment.application_env(
         os.environ, nccl=nccl, by_name=by_name, job=job, nics=nics, preload=preload
     )
-    for warning in environment.warnings(os.environ):
-        click.echo(f"warning: {warning}", err=True)
+    warn(added)
     sys.stdout.flush()
     if not command[0]:
         raise R2UsageError("the command is empty: give the program's name after --")
@@ -95,6 +95,13 @@ def run(
         raise R2UsageError(f"'{command[0]}': no such program") from None
     except OSError as err:
         raise R2UsageError(f"'{command[0]}' cannot be run: {err.strerror}") from err
+
+
+def warn(added: Mapping[str, str]) -> None:
+    """Say what keeps a program with `added` in its environment from using R2CCL as it was meant. It
+    is started all the same: a bad setting has its default."""
+    for warning in environment.warnings(os.environ) + settings_view.complaints(added):
+        click.echo(f"warning: {warning}", err=True)
 
 
 def restore_signals() -> None:
@@ -116,8 +123,7 @@ def env_(job: str, preload: bool, nccl: str, by_name: bool, nics: str, as_json: 
     variables = environment.application_env(
         os.environ, nccl=nccl, by_name=by_name, job=job, nics=nics, preload=preload
     )
-    for warning in environment.warnings(os.environ):
-        click.echo(f"warning: {warning}", err=True)
+    warn(variables)
     if as_json:
         print_json({"schema": 1, "env": variables})
     else:

@@ -69,7 +69,7 @@ def lacks(nccl: Path, as_json: bool) -> None:
     "-o",
     required=True,
     type=click.Path(path_type=Path),
-    help="Where to write it; name it libnccl.so.2.",
+    help="Where to write it; name it libnccl.so.2. The folder must be there.",
 )
 def build_(nccl: Path, output: Path) -> None:
     """Make a library with NCCL's name that has every function of a newer NCCL.
@@ -79,7 +79,7 @@ def build_(nccl: Path, output: Path) -> None:
 
     \b
     Example:
-      r2ccl-ctl shim build --nccl /opt/nccl/lib/libnccl.so.2 -o shim/libnccl.so.2
+      r2ccl-ctl shim build --nccl /opt/nccl/lib/libnccl.so.2 -o ./libnccl.so.2
     """
     if output.exists() and nccl.exists() and output.samefile(nccl):
         raise R2UsageError(f"--output '{output}' is the NCCL itself")

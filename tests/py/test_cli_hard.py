@@ -266,6 +266,25 @@ def test_preload_of_a_path_with_blanks(tmp_path: Path, monkeypatch: pytest.Monke
     assert "cannot stand in LD_LIBRARY_PATH" in call("env", "--by-name", code=1).stderr
 
 
+@pytest.mark.parametrize("words", ["env", "run -- echo export started"])
+def test_bad_settings_are_said_before_the_start(words: str) -> None:
+    """As `config list` says them; the program is started, and decides."""
+    if not paths.plugin_path().is_file() or paths.plugin_path().parent.name in ("asan", "tsan"):
+        pytest.skip("no plugin that this process can load")
+    command, _, rest = words.partition(" ")
+    bad = {"R2CCL_CHUNK": "77T", "R2CCL_CHUNKK": "1M", "R2CCL_NICS": "x" * 2000}
+    said = shell(f"$TOOL {words}", code=0, env=bad)
+    assert "warning: R2CCL_CHUNK=77T is not valid: allowed is 4K..16M" in said.stderr
+    assert "R2CCL_CHUNKK is not a setting of R2CCL; did you mean R2CCL_CHUNK?" in said.stderr
+    assert "warning: R2CCL_NICS=xxx" in said.stderr and said.stderr.count("warning: ") == 3
+    assert said.stdout.startswith("export ")
+    said = shell(f"$TOOL {command} --nics 127.0.1.1 {rest}", code=0, env=bad)
+    assert "R2CCL_NICS" not in said.stderr, "what is set here is what holds"
+    said = shell(f"$TOOL {command} --nics {'y' * 2000} {rest}", code=0)
+    assert "warning: R2CCL_NICS=yyy" in said.stderr
+    assert shell(f"$TOOL {words}", code=0).stderr == ""
+
+
 def test_launch_of_what_cannot_run(tmp_path: Path) -> None:
     plain = tmp_path / "plain"
     plain.touch(mode=0o644)
@@ -325,6 +344,9 @@ def test_shim_tools_where_they_may_not_write(tmp_path: Path) -> None:
     words = ["shim", "build", "--nccl", str(nccl), "-o"]
     for output in ("/proc/1/x/libnccl.so.2", str(tmp_path)):
         assert f"--output '{output}'" in call(*words, output, code=2).stderr
+    slip = tmp_path / "no" / "such"
+    said = call(*words, str(slip / "libnccl.so.2"), code=2).stderr
+    assert f"there is no folder '{slip}'" in said and not slip.parent.exists()
 
 
 # Labs
