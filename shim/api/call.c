@@ -139,7 +139,7 @@ void *r2_call_enter(struct r2_call *call, enum r2_api id, r2_nccl_comm handle, c
     }
     if (outer && !internal && !too_old(call->real)) {
         call->active = true;
-        r2_real_plugin_load();
+        r2_real_plugin_load(call->real);
     }
     nested++;
     return call->real->fn[id];

@@ -11,6 +11,7 @@
 #include <unistd.h>
 
 #include "api/call.h"
+#include "real/conf.h"
 #include "real/real.h"
 #include "settings/settings.h"
 #include "tuner/want.h"
@@ -18,6 +19,7 @@
 
 #define PLUGIN "libnccl-net-r2ccl.so"
 #define SONAME "libnccl-net.so"
+#define EMPTY_IS_NONE 22700 /* NCCL_NET_PLUGIN without a name: no plugin; before, the default */
 
 /* Whether one of the names in NCCL_NET_PLUGIN's list leads to our plugin. */
 static bool names_ours(const char *list)
@@ -38,22 +40,25 @@ static bool names_ours(const char *list)
     return false;
 }
 
+/* Of the NCCL whose call is the first: where it looks depends on it. */
+static __thread int version __attribute__((tls_model("initial-exec")));
+
 static bool user_wants_another(void)
 {
-    const char *plugin = getenv("NCCL_NET_PLUGIN");
-    const char *net = getenv("NCCL_NET");
+    struct r2_conf_value value;
+    const char *plugin = r2_conf_get(&value, "NCCL_NET_PLUGIN", version), *net;
 
-    if (plugin && *plugin && !names_ours(plugin)) {
-        R2_WARN(
-            "NCCL_NET_PLUGIN=%s is set, so NCCL uses that and not the R2CCL plugin: failed NICs "
-            "are not survived. Unset it to use R2CCL",
-            plugin);
+    if (plugin && (*plugin ? !names_ours(plugin) : version >= EMPTY_IS_NONE)) {
+        R2_WARN("NCCL_NET_PLUGIN=%s is set%s, so NCCL uses %s and not the R2CCL plugin: failed "
+                "NICs are not survived. Unset it to use R2CCL",
+                plugin, value.where, *plugin ? "that" : "none");
         return true;
     }
+    net = r2_conf_get(&value, "NCCL_NET", version);
     if (net && *net && strcasecmp(net, "R2CCL")) {
-        R2_WARN("NCCL_NET=%s is set, so NCCL passes the R2CCL plugin over: failed NICs are not "
+        R2_WARN("NCCL_NET=%s is set%s, so NCCL passes the R2CCL plugin over: failed NICs are not "
                 "survived. Unset it to use R2CCL",
-                net);
+                net, value.where);
         return true;
     }
     return false;
@@ -78,17 +83,18 @@ static bool find_plugin(char *path, size_t size)
 
 static void warn_bypassed(void)
 {
-    const char *collnet = getenv("NCCL_COLLNET_ENABLE");
-    const char *gin = getenv("NCCL_GIN_ENABLE");
+    struct r2_conf_value value;
+    const char *collnet = r2_conf_get(&value, "NCCL_COLLNET_ENABLE", version), *gin;
 
     if (collnet && !strcmp(collnet, "1"))
-        R2_WARN("NCCL_COLLNET_ENABLE=1: reductions in the switches (SHARP) need a plugin of their "
-                "own and are not available with R2CCL; NCCL falls back to rings and trees");
+        R2_WARN("NCCL_COLLNET_ENABLE=1%s: reductions in the switches (SHARP) need a plugin of "
+                "their own and are not available with R2CCL; NCCL falls back to rings and trees",
+                value.where);
+    gin = r2_conf_get(&value, "NCCL_GIN_ENABLE", version);
     if (gin && *gin && strcmp(gin, "0"))
-        R2_WARN(
-            "NCCL_GIN_ENABLE=%s: traffic that GPUs start themselves (GIN) goes around R2CCL and "
-            "does not survive a failed NIC. NCCL_GIN_ENABLE=0 keeps it off",
-            gin);
+        R2_WARN("NCCL_GIN_ENABLE=%s%s: traffic that GPUs start themselves (GIN) goes around R2CCL "
+                "and does not survive a failed NIC. NCCL_GIN_ENABLE=0 keeps it off",
+                gin, value.where);
 }
 
 /* Whether any call of the application has come through: the plugin asks, by this name, since it
@@ -142,9 +148,10 @@ static void load(void)
     warn_bypassed();
 }
 
-void r2_real_plugin_load(void)
+void r2_real_plugin_load(const struct r2_real *real)
 {
     static pthread_once_t once = PTHREAD_ONCE_INIT;
 
+    version = real->version;
     pthread_once(&once, load);
 }

@@ -65,9 +65,10 @@ void *r2_real_own_symbol(const char *name);
 /* search.c: opens a libnccl.so.2 on disk that is not the shim; NULL when there is none. */
 void *r2_real_search(void);
 
-/* plugin.c: brings the net plugin in, once, so that NCCL's search for its default plugin finds it
- * loaded. Says in one warning what keeps NCCL from using it. */
-void r2_real_plugin_load(void);
+/* plugin.c: brings the net plugin in, once, so that `real`'s search for its default plugin finds it
+ * loaded. Says in one warning what keeps NCCL from using it, in the environment or in the files
+ * that NCCL adds to it (conf.h). */
+void r2_real_plugin_load(const struct r2_real *real);
 
 /* lacks.c: one warning with the functions of `real` that the library with NCCL's name does not
  * have (only there). */

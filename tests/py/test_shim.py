@@ -443,6 +443,32 @@ def test_the_users_choice_wins(
     assert warned == (1 if network == "Socket" else 0)
 
 
+def test_the_users_choice_in_nccls_file(
+    run_bounded: RunBounded, shim: Path, programs: Path, tmp_path: Path
+) -> None:
+    """What NCCL will put into the environment is seen before it has."""
+    conf = tmp_path / "conf"
+    conf.write_text("NCCL_COLLNET_ENABLE=1\nNCCL_NET=Socket\n")
+    env = {**NICS, "LD_PRELOAD": str(shim), "R2CCL_LOG": "info", "NCCL_CONF_FILE": str(conf)}
+    env |= {"HOSTNCCL_SOCKET_ADDRS": "127.0.1.1", "NCCL_DEBUG": "INFO"}
+    finished = run_bounded([programs / "linked", "run"], env=env)
+    assert finished.stderr.count(f"WARN NET/R2CCL: NCCL_NET=Socket is set in {conf}, so") == 1
+    assert finished.stderr.count("WARN") == 1 and "net plugin:" not in finished.stderr
+    finished = run_bounded([programs / "linked", "run"], env={**env, "NCCL_NET": "R2CCL"})
+    assert "Using network R2CCL" in finished.stderr, "the environment has the last word"
+    assert f"WARN NET/R2CCL: NCCL_COLLNET_ENABLE=1 in {conf}: reductions" in finished.stderr
+    assert finished.stderr.count("WARN") == 1
+
+
+def test_a_plugin_without_a_name(run_bounded: RunBounded, shim: Path, programs: Path) -> None:
+    """NCCL 2.27 and later load none then."""
+    env = {**NICS, "LD_PRELOAD": str(shim), "R2CCL_LOG": "info", "NCCL_NET_PLUGIN": ""}
+    env["HOSTNCCL_SOCKET_ADDRS"] = "127.0.1.1"
+    finished = run_bounded([programs / "linked", "run"], env=env)
+    assert finished.stderr.count("NCCL_NET_PLUGIN= is set, so NCCL uses none and not") == 1
+    assert "net plugin:" not in finished.stderr
+
+
 def test_the_users_own_plugin_path(
     run_bounded: RunBounded, build: Build, shim: Path, programs: Path
 ) -> None:
