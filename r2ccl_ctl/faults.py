@@ -42,13 +42,11 @@ def parse_kind(text: str) -> tuple[str, int, int]:
     )
 
 
-def parse_for(text: str | None) -> int:
-    """Milliseconds of --for; 0: until recover-nic."""
-    if text is None:
-        return 0
+def parse_for(text: str) -> int:
+    """Milliseconds of --for."""
     for_ms = round(parse_duration(text) * 1000)
     if for_ms < 1:
-        raise R2UsageError(f"for {text}: at least 1ms")
+        raise R2UsageError(f"'{text}' is too short: at least 1ms")
     return for_ms
 
 
@@ -77,7 +75,7 @@ class Rule:
             rate=rate,
             loss_ppm=loss_ppm,
             after_bytes=parse_size(self.after) if self.after else 0,
-            for_ms=parse_for(self.duration),
+            for_ms=parse_for(self.duration) if self.duration else 0,
         )
 
     def __str__(self) -> str:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import errno
 import os
 import select
 import signal
@@ -167,7 +168,17 @@ class Job:
         self._started.wait()
         if self._error is not None:
             self._thread.join()
-            raise LaunchError(f"cannot start the ranks: {self._error}") from self._error
+            raise LaunchError(f"cannot start the ranks: {self._why()}") from self._error
+
+    def _why(self) -> str:
+        """Why they could not be started."""
+        if not isinstance(self._error, OSError) or not self._error.strerror:
+            return str(self._error)
+        name = f"{os.fsdecode(self._error.filename)}: " if self._error.filename else ""
+        more = ""
+        if self._error.errno == errno.EMFILE:
+            more = f": each of {len(self.ranks)} takes three here; raise `ulimit -n`"
+        return f"{name}{self._error.strerror}{more}"
 
     # For callers
 

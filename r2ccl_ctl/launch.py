@@ -36,6 +36,7 @@ from r2ccl_ctl.lab import DEFAULT_NAME, Lab, LabError, LabUsageError, nsexec
 from r2ccl_ctl.ports import Ports, PortsError
 
 PEER_NICS_MAX = 250
+RANKS_MAX = 4096  # a slip must not be a process for each number that was typed too much
 LONGEST_S = 365 * 24 * 3600
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -56,6 +57,8 @@ def place_ranks(ranks: int, nodes: int, per_node: int) -> list[Place]:
             f"{ranks} ranks do not fit on {nodes} nodes with {per_node} each: "
             "give fewer ranks, more nodes, or a higher --per-node"
         )
+    if ranks > RANKS_MAX:
+        raise LaunchUsageError(f"{ranks} ranks: give at most {RANKS_MAX} (--ranks, --per-node)")
     share = per_node or -(-ranks // nodes)
     places = []
     for rank in range(ranks):

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from r2ccl_ctl import paths
-from r2ccl_ctl.elf import exported_functions
+from r2ccl_ctl.elf import ElfError, exported_functions
 from r2ccl_ctl.errors import R2Error, R2UsageError
 
 _NAME = re.compile(r"nccl[A-Z]\w*")
@@ -25,7 +25,10 @@ BUILD_S = 120
 
 def nccl_functions(library: Path) -> set[str]:
     """NCCL's public functions in a library; an error when it is no NCCL."""
-    found = {name for name in exported_functions(library) if _NAME.fullmatch(name)}
+    try:
+        found = {name for name in exported_functions(library) if _NAME.fullmatch(name)}
+    except ElfError as err:
+        raise R2UsageError(f"--nccl: {err}") from err
     if "ncclCommInitRank" not in found:
         raise R2UsageError(f"--nccl '{library}' is no NCCL: it has no ncclCommInitRank")
     if _is_named_shim(library):

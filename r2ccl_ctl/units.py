@@ -33,12 +33,14 @@ def _split(text: str, what: str, allowed: str) -> tuple[float, str]:
 
 def parse_size(text: str) -> int:
     """Bytes: 4096, 8K, 1.5M, 2GiB (powers of 1024)."""
-    allowed = "bytes, with K, M or G if you like"
+    allowed = "bytes, with K, M, G or T if you like"
     number, unit = _split(text, "size", allowed)
     unit = unit.removesuffix("ib") or unit
     unit = unit if unit in _SIZES else unit.removesuffix("b")
-    if unit not in _SIZES or number * _SIZES[unit] >= _LIMIT:
+    if unit not in _SIZES:
         raise R2UsageError(f"'{text}' is no size: give {allowed}")
+    if number * _SIZES[unit] >= _LIMIT:
+        raise R2UsageError(f"size '{text}' is out of range: at most 8388607T")
     return int(number * _SIZES[unit])
 
 

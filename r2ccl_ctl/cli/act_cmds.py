@@ -13,6 +13,7 @@ from r2ccl_ctl.cli.common import (
     F,
     complete_nic,
     json_option,
+    of_option,
     print_json,
     say_left_out,
     selection,
@@ -35,7 +36,7 @@ from r2ccl_ctl.units import parse_duration, parse_size, show_bytes, show_span
 
 def some_time(ctx: click.Context, param: click.Parameter, value: str) -> str:
     """With none, nobody could answer, and each process would be called hung."""
-    if parse_duration(value) < 0.001:
+    if of_option(param.opts[0], parse_duration, value) < 0.001:
         raise R2UsageError(f"{param.opts[0]} {value}: at least 1ms")
     return value
 
@@ -198,9 +199,9 @@ def fail_nic(
       r2ccl-ctl fail-nic eth1
       r2ccl-ctl fail-nic 127.0.2.1 --kind slow=100mbit --for 30s --job 4711
     """
-    fault, rate, loss_ppm = parse_kind(kind)
-    after_bytes = 0 if after is None else parse_size(after)
-    for_ms = parse_for(duration)
+    fault, rate, loss_ppm = of_option("--kind", parse_kind, kind)
+    after_bytes = 0 if after is None else of_option("--after", parse_size, after)
+    for_ms = 0 if duration is None else of_option("--for", parse_for, duration)
     answers = ask(
         selection(pid, job, node, everything),
         nic,

@@ -26,6 +26,7 @@ if TYPE_CHECKING:  # every command loads this module: what takes long is loaded 
     from r2ccl_ctl.control import Process, Selection
 
 F = TypeVar("F", bound=Callable[..., Any])
+T = TypeVar("T")
 
 WIDE = 400  # columns, where the output goes to no terminal: a line is a row
 
@@ -156,6 +157,14 @@ def selection_options(command: F) -> F:
     ):
         command = option(command)
     return command
+
+
+def of_option(option: str, parse: Callable[[str], T], text: str) -> T:
+    """What `parse` makes of an option's text; the error names the option as well."""
+    try:
+        return parse(text)
+    except R2UsageError as err:
+        raise R2UsageError(f"{option}: {err}") from err
 
 
 def json_option(command: F) -> F:

@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 from rich.console import Console
 
-from r2ccl_ctl.cli.common import add_row, json_option, print_json, show, table
+from r2ccl_ctl.cli.common import add_row, json_option, of_option, print_json, show, table
 from r2ccl_ctl.demo import DemoSpec, Interrupted, Report, run
 from r2ccl_ctl.demo.picture import save_picture
 from r2ccl_ctl.demo.plan import KINDS
@@ -89,10 +89,10 @@ def demo(
         nodes=nodes,
         ranks_per_node=ranks_per_node,
         nics=nics,
-        size=parse_size(size),
-        seconds=parse_duration(seconds),
+        size=of_option("--size", parse_size, size),
+        seconds=of_option("--seconds-per-phase", parse_duration, seconds),
         kind=kind,
-        nic_rate=parse_rate(nic_rate) if nic_rate.strip() != "0" else 0,
+        nic_rate=of_option("--nic-rate", parse_rate, nic_rate) if nic_rate.strip() != "0" else 0,
         output=output,
     )
     progress = Console(stderr=True, highlight=False, markup=False, emoji=False)

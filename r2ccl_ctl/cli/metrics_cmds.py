@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from r2ccl_ctl.cli.common import selection, selection_options
+from r2ccl_ctl.cli.common import of_option, selection, selection_options
 from r2ccl_ctl.errors import R2UsageError
 from r2ccl_ctl.units import parse_duration
 
@@ -60,7 +60,7 @@ def metrics(
     # Loaded here: no other command needs it.
     from r2ccl_ctl import exporter
 
-    wanted, keep_s = selection(pid, job, node), parse_duration(keep)
+    wanted, keep_s = selection(pid, job, node), of_option("--keep", parse_duration, keep)
     if listen is not None:
         address, port = exporter.parse_listen(listen)
         server = exporter.serve(wanted, address, port, keep_s)

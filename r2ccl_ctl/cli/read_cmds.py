@@ -18,6 +18,7 @@ from r2ccl_ctl.cli.common import (
     WholeNumber,
     console,
     json_option,
+    of_option,
     print_json,
     say_left_out,
     selection,
@@ -232,7 +233,7 @@ def report(
 ) -> None:
     """Print once, or watch."""
     rates = view.Rates()
-    seconds = parse_duration(interval)
+    seconds = of_option("--interval", parse_duration, interval)
     if seconds < 0.05:
         raise R2UsageError(f"--interval {interval}: at least 50ms")
     dead = wanted.pid is not None

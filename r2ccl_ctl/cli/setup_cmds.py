@@ -16,7 +16,16 @@ from click.shell_completion import get_completion_class
 from r2ccl_ctl import env as environment
 from r2ccl_ctl import gc as sweeping
 from r2ccl_ctl import nodeseg, paths, settings_view
-from r2ccl_ctl.cli.common import F, R2Group, add_row, json_option, print_json, show, table
+from r2ccl_ctl.cli.common import (
+    F,
+    R2Group,
+    add_row,
+    json_option,
+    of_option,
+    print_json,
+    show,
+    table,
+)
 from r2ccl_ctl.cli.view import document, process_dict
 from r2ccl_ctl.errors import R2Error, R2UsageError
 from r2ccl_ctl.units import parse_duration, show_bytes, show_span
@@ -208,7 +217,7 @@ def gc(ctx: click.Context, older_than: str, everything: bool, dry_run: bool, as_
     """
     if everything and ctx.get_parameter_source("older_than") is ParameterSource.COMMANDLINE:
         raise R2UsageError(f"--all and --older-than {older_than} exclude each other: give one")
-    seconds = 0.0 if everything else parse_duration(older_than)
+    seconds = 0.0 if everything else of_option("--older-than", parse_duration, older_than)
     swept = sweeping.sweep(seconds, dry_run=dry_run)
     nodes = nodeseg.sweep(seconds, dry_run=dry_run)
     if as_json:

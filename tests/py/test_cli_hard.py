@@ -65,6 +65,40 @@ def test_values_beyond_all_ranges(words: list[str]) -> None:
     assert bad == "" or bad.rpartition("=")[2] in result.stderr
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["gc", "--older-than", "5parsecs"], ["metrics", "--keep", "x"],
+        ["status", "--interval", "x"], ["drain-nic", "x", "--wait-timeout", "x"],
+        ["fail-nic", "x", "--timeout", "-1"], ["fail-nic", "x", "--after", "-1"],
+        ["fail-nic", "x", "--after", "99999999T"], ["fail-nic", "x", "--for", "0"],
+        ["fail-nic", "x", "--kind", "slow=many"], ["fail-nic", "x", "--kind", "foo"],
+        ["demo", "--seconds-per-phase", "x"], ["demo", "--nic-rate", "x"], ["demo", "--size", "x"],
+        ["shim", "lacks", "--nccl", "/nope"], ["shim", "lacks", "--nccl", "/etc/passwd"],
+        ["shim", "build", "-o", "x", "--nccl", "/nope"],
+    ],
+    ids=" ".join,
+)  # fmt: skip
+def test_errors_name_the_option(words: list[str]) -> None:
+    said = call(*words, code=2).stderr
+    assert f"Error: {words[-2]}: " in said and words[-1].rpartition("=")[2] in said
+
+
+def test_ranks_beyond_all_measure() -> None:
+    for words in (
+        ["-n", "100000"],
+        ["--per-node", "5000"],
+        ["--emulate-nodes", "250", "-n", "4097"],
+    ):
+        said = call("launch", *words, "--", "true", code=2).stderr
+        assert "ranks: give at most 4096" in said
+    said = shell("ulimit -n 40; exec $TOOL launch -n 30 -- sleep 60", code=1).stderr
+    assert said == (
+        "Error: cannot start the ranks: Too many open files: each of 30 takes three here; "
+        "raise `ulimit -n`\n"
+    )
+
+
 def test_smallest_loss() -> None:
     result = call("fail-nic", "x", "--job", "none", "--kind", "loss=0.0001", code=1)
     assert "percentage" not in result.stderr
@@ -75,8 +109,18 @@ def test_smallest_loss() -> None:
 
 @pytest.mark.parametrize(
     "words",
-    ["ps --json", "nics", "journal", "journal --json", "env", "config list", "env --json",
-     "--help", "--version", "status --help"],  # fmt: skip
+    [
+        "ps --json",
+        "nics",
+        "journal",
+        "journal --json",
+        "env",
+        "config list",
+        "env --json",
+        "--help",
+        "--version",
+        "status --help",
+    ],  # fmt: skip
 )
 def test_full_disk(start_writer: StartWriter, words: str) -> None:
     start_writer()
