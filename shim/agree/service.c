@@ -25,7 +25,7 @@ struct r2_service_note {
 
 static struct {
     pthread_mutex_t lock;
-    bool listening, running, prepared;
+    bool listening, opened, running, prepared;
     int listener, wake;
     struct r2_agree_addr addr;
     uint8_t process[16];
@@ -392,12 +392,16 @@ static int r2_service_open(void)
     }
     r2_agree_fds_begin();
     svc.wake = r2_agree_fds_made(eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC));
-    if (svc.wake < 0) {
-        rc = -errno;
-        r2_agree_fds_close(svc.net.epoll);
-        return rc;
+    if (svc.wake >= 0 && epoll_ctl(svc.net.epoll, EPOLL_CTL_ADD, svc.wake, &ev) == 0) {
+        svc.opened = true;
+        return 0;
     }
-    return epoll_ctl(svc.net.epoll, EPOLL_CTL_ADD, svc.wake, &ev) < 0 ? -errno : 0;
+    rc = -errno;
+    r2_agree_fds_close(svc.net.epoll);
+    if (svc.wake >= 0) {
+        r2_agree_fds_close(svc.wake);
+    }
+    return rc;
 }
 
 /* Service lock held. */
@@ -409,7 +413,7 @@ static int r2_service_run(void)
     if (svc.running) {
         return 0;
     }
-    rc = rc == 0 ? r2_service_open() : rc;
+    rc = rc == 0 && !svc.opened ? r2_service_open() : rc; /* once: the thread may come later */
     if (rc != 0) {
         return rc;
     }

@@ -3,6 +3,8 @@
  * process; plans are proposed here, not by the planner. Rung 3: real sockets on loopback. It cannot
  * prove anything about results: tests/py/test_shim_executor.py does. */
 #define _GNU_SOURCE
+#include <dirent.h>
+
 #include "plan_bed.h"
 #include "util/thread.h"
 
@@ -226,6 +228,38 @@ static void threads_can_start(bool can)
     pthread_attr_destroy(&attr);
     if (!can)
         CHECK_EQ(r2_thread_start(run_rank, &thread), EAGAIN);
+}
+
+static int descriptors(void)
+{
+    DIR *folder = opendir("/proc/self/fd");
+    int n = 0;
+
+    CHECK(folder != NULL);
+    while (readdir(folder))
+        n++;
+    closedir(folder);
+    return n;
+}
+
+/* Nor for what ranks tell each other: each communicator goes without, and leaves nothing behind.
+ * Before all other tests, which have that thread. */
+static void test_no_thread_at_first(void)
+{
+    struct r2_nccl_id id;
+    r2_nccl_comm comm;
+    int before = 0;
+
+    threads_can_start(false);
+    for (int i = 0; i < 4; i++) {
+        CHECK_EQ(ncclGetUniqueId(&id), 0);
+        CHECK_EQ(ncclCommInitRank(&comm, RANKS, id, 1), 0);
+        CHECK_EQ(reduce(comm, BIG), 0);
+        CHECK_EQ(ncclCommAbort(comm), 0);
+        before = i ? before : descriptors();
+    }
+    CHECK_EQ(descriptors(), before);
+    threads_can_start(true);
 }
 
 static uint32_t seconds_made(struct rank *me)
@@ -510,6 +544,7 @@ static void test_captures(void)
 }
 
 static const struct check_test tests[] = {
+    {"no_thread_at_first", test_no_thread_at_first},
     {"single_operations", test_single_operations},
     {"parts", test_parts},
     {"groups", test_groups},
