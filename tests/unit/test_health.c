@@ -187,6 +187,26 @@ static void test_damp_ceiling(void)
     CHECK_LE(r2_damp_penalty(&d, &rules, now), 1000 * 1024);
 }
 
+/* A longest time in which not even one failure fades bounds the suppression, and does not switch
+ * it off. */
+static void test_damp_short(void)
+{
+    const struct r2_damp_rules r = {
+        .suppress = 3000, .reuse = 1000, .half_life_ns = 60 * SEC, .max_suppress_ns = 5 * SEC};
+    struct r2_damp d = {0};
+
+    for (int i = 0; i < 3; i++)
+        CHECK(!r2_damp_failure(&d, &r, 1 * SEC));
+    CHECK(r2_damp_failure(&d, &r, 1 * SEC));
+    CHECK_EQ(r2_damp_reuse_at(&d, &r, 2 * SEC), 6 * SEC);
+    CHECK(!r2_damp_tick(&d, &r, 6 * SEC - 1));
+    CHECK(!r2_damp_failure(&d, &r, 4 * SEC)); /* it is; the time begins again */
+    CHECK(!r2_damp_tick(&d, &r, 9 * SEC - 1));
+    CHECK(r2_damp_tick(&d, &r, 9 * SEC));
+    CHECK_LE(r2_damp_penalty(&d, &r, 9 * SEC), 4000);
+    CHECK(r2_damp_failure(&d, &r, 10 * SEC)); /* it is not forgotten */
+}
+
 static void test_damp_words(void)
 {
     const struct r2_damp_rules never = {.suppress = 0, .reuse = 1, .half_life_ns = SEC};
@@ -240,17 +260,12 @@ static void test_damp_model(void)
 }
 
 static const struct check_test tests[] = {
-    {"every_pair", test_every_pair},
-    {"every_walk", test_every_walk},
-    {"a_way_back", test_a_way_back},
-    {"ramp", test_ramp},
-    {"backoff", test_backoff},
-    {"damp_rare", test_damp_rare},
-    {"damp_flaps", test_damp_flaps},
-    {"damp_ceiling", test_damp_ceiling},
-    {"damp_words", test_damp_words},
-    {"damp_model", test_damp_model},
-    {0},
+    {"every_pair", test_every_pair}, {"every_walk", test_every_walk},
+    {"a_way_back", test_a_way_back}, {"ramp", test_ramp},
+    {"backoff", test_backoff},       {"damp_rare", test_damp_rare},
+    {"damp_flaps", test_damp_flaps}, {"damp_ceiling", test_damp_ceiling},
+    {"damp_short", test_damp_short}, {"damp_words", test_damp_words},
+    {"damp_model", test_damp_model}, {0},
 };
 
 int main(int argc, char **argv)

@@ -1,7 +1,7 @@
 /* Flap damping, after the figure of merit of BGP route damping (RFC 2439): every failure adds a
  * penalty, which halves every half-life; above one threshold the NIC is suppressed, until the
- * penalty has fallen below another. Recoveries forget nothing. The ceiling of the penalty is what
- * bounds the time of suppression. Pure: times come in as arguments and never go back.
+ * penalty has fallen below another. Recoveries forget nothing. The ceiling of the penalty, and the
+ * longest time of all, bound the suppression. Pure: times come in as arguments and never go back.
  *
  * Ownership: plain structs, nothing to free. Threads: the caller serialises access.
  */
