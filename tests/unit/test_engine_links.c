@@ -263,6 +263,27 @@ static void looked(int unused)
         r2_eng.nic_state[i].shown_at = r2_now_ns();
 }
 
+/* A NIC that needs a place is not forgotten when the tables could not be read: nothing else asks
+ * for them, no event and no look. */
+static void test_failed_reading_is_repeated(void)
+{
+    int before;
+
+    settle_for_good();
+    set(&kernel.up, false);
+    set(&kernel.no_tables, true);
+    before = look(&kernel.tables);
+    tell(false);
+    wait_link(false);
+    for (int ms = 0; ms < WAIT_MS && look(&kernel.tables) < before + 8; ms++) {
+        CHECK(remote_command(looked, 0));
+        usleep(1000);
+    }
+    CHECK_GE(look(&kernel.tables), before + 8);
+    set(&kernel.no_tables, false);
+    settle();
+}
+
 static void event_after_look(int unused)
 {
     looked(unused);
@@ -458,6 +479,7 @@ static const struct check_test tests[] = {
     {"loss", test_loss},
     {"one_reading", test_one_reading},
     {"failed_readings", test_failed_readings},
+    {"failed_reading_is_repeated", test_failed_reading_is_repeated},
     {"answer_taken_back", test_answer_taken_back},
     {"between", test_between},
     {"no_thread", test_no_thread},
