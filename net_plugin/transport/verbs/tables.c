@@ -5,49 +5,47 @@
 #include <stdlib.h>
 #include <string.h>
 
+/* Whose fault, behind each meaning, so that journal and status say it. */
+#define OF_NOBODY ""
+#define OF_PATH " (path's or peer's fault)"
+#define OF_LOCAL " (this NIC's fault)"
+#define OF_REMOTE " (peer's fault)"
+#define OF_MEMORY " (no NIC's fault)"
+#define CODE(code, meaning, whose, err)                                                            \
+    {                                                                                              \
+        IBV_WC_##code, #code, meaning OF_##whose, R2_BLAME_##whose, err                            \
+    }
+
 static const struct r2_wc_info wc_table[] = {
-    {IBV_WC_SUCCESS, "SUCCESS", "success", R2_BLAME_NOBODY, 0},
-    {IBV_WC_LOC_LEN_ERR, "LOC_LEN_ERR", "a message is longer than its receive", R2_BLAME_REMOTE,
-     EPROTO},
-    {IBV_WC_LOC_QP_OP_ERR, "LOC_QP_OP_ERR",
-     "the local queue pair cannot do it; some devices say so when their port goes down",
-     R2_BLAME_LOCAL, EIO},
-    {IBV_WC_LOC_EEC_OP_ERR, "LOC_EEC_OP_ERR", "local end-to-end context", R2_BLAME_LOCAL, EIO},
-    {IBV_WC_LOC_PROT_ERR, "LOC_PROT_ERR", "the local key does not cover the memory",
-     R2_BLAME_MEMORY, EFAULT},
-    {IBV_WC_WR_FLUSH_ERR, "WR_FLUSH_ERR", "flushed: the queue pair had failed before",
-     R2_BLAME_NOBODY, ECONNABORTED},
-    {IBV_WC_MW_BIND_ERR, "MW_BIND_ERR", "memory window", R2_BLAME_LOCAL, EIO},
-    {IBV_WC_BAD_RESP_ERR, "BAD_RESP_ERR", "an answer that makes no sense", R2_BLAME_PATH, EPROTO},
-    {IBV_WC_LOC_ACCESS_ERR, "LOC_ACCESS_ERR", "local memory may not be written", R2_BLAME_MEMORY,
-     EFAULT},
-    {IBV_WC_REM_INV_REQ_ERR, "REM_INV_REQ_ERR", "the peer's NIC refuses the request",
-     R2_BLAME_REMOTE, EPROTO},
-    {IBV_WC_REM_ACCESS_ERR, "REM_ACCESS_ERR", "the peer's memory may not be written any more",
-     R2_BLAME_MEMORY, EACCES},
-    {IBV_WC_REM_OP_ERR, "REM_OP_ERR", "the peer's NIC could not do it", R2_BLAME_REMOTE, EREMOTEIO},
-    {IBV_WC_RETRY_EXC_ERR, "RETRY_EXC_ERR", "nobody acknowledged, in spite of all retries",
-     R2_BLAME_PATH, ETIMEDOUT},
-    {IBV_WC_RNR_RETRY_EXC_ERR, "RNR_RETRY_EXC_ERR", "the peer posted no receive for too long",
-     R2_BLAME_REMOTE, ETIMEDOUT},
-    {IBV_WC_LOC_RDD_VIOL_ERR, "LOC_RDD_VIOL_ERR", "reliable datagram domain", R2_BLAME_LOCAL, EIO},
-    {IBV_WC_REM_INV_RD_REQ_ERR, "REM_INV_RD_REQ_ERR", "reliable datagram request", R2_BLAME_REMOTE,
-     EPROTO},
-    {IBV_WC_REM_ABORT_ERR, "REM_ABORT_ERR", "the peer's NIC gave it up", R2_BLAME_REMOTE,
-     ECONNRESET},
-    {IBV_WC_INV_EECN_ERR, "INV_EECN_ERR", "no such end-to-end context", R2_BLAME_LOCAL, EIO},
-    {IBV_WC_INV_EEC_STATE_ERR, "INV_EEC_STATE_ERR", "state of the end-to-end context",
-     R2_BLAME_LOCAL, EIO},
-    {IBV_WC_FATAL_ERR, "FATAL_ERR", "the device failed", R2_BLAME_LOCAL, EIO},
-    {IBV_WC_RESP_TIMEOUT_ERR, "RESP_TIMEOUT_ERR", "no answer in time", R2_BLAME_PATH, ETIMEDOUT},
-    {IBV_WC_GENERAL_ERR, "GENERAL_ERR", "an error without a code of its own", R2_BLAME_LOCAL, EIO},
-    {IBV_WC_TM_ERR, "TM_ERR", "tag matching", R2_BLAME_LOCAL, EIO},
-    {IBV_WC_TM_RNDV_INCOMPLETE, "TM_RNDV_INCOMPLETE", "tag matching", R2_BLAME_LOCAL, EIO},
+    CODE(SUCCESS, "success", NOBODY, 0),
+    CODE(LOC_LEN_ERR, "a message longer than its receive", REMOTE, EPROTO),
+    CODE(LOC_QP_OP_ERR, "local queue pair failed, or its port", LOCAL, EIO),
+    CODE(LOC_EEC_OP_ERR, "local end-to-end context failed", LOCAL, EIO),
+    CODE(LOC_PROT_ERR, "local key does not cover the memory", MEMORY, EFAULT),
+    CODE(WR_FLUSH_ERR, "flushed: the queue pair had failed before", NOBODY, ECONNABORTED),
+    CODE(MW_BIND_ERR, "memory window not bound", LOCAL, EIO),
+    CODE(BAD_RESP_ERR, "an answer that makes no sense", PATH, EPROTO),
+    CODE(LOC_ACCESS_ERR, "local memory may not be written", MEMORY, EFAULT),
+    CODE(REM_INV_REQ_ERR, "request refused by the peer's NIC", REMOTE, EPROTO),
+    CODE(REM_ACCESS_ERR, "the peer's memory is taken back", MEMORY, EACCES),
+    CODE(REM_OP_ERR, "the peer's NIC could not do it", REMOTE, EREMOTEIO),
+    CODE(RETRY_EXC_ERR, "no acknowledgement in all retries", PATH, ETIMEDOUT),
+    CODE(RNR_RETRY_EXC_ERR, "the peer posted no receive for too long", REMOTE, ETIMEDOUT),
+    CODE(LOC_RDD_VIOL_ERR, "reliable datagram domain violated", LOCAL, EIO),
+    CODE(REM_INV_RD_REQ_ERR, "reliable datagram request refused", REMOTE, EPROTO),
+    CODE(REM_ABORT_ERR, "given up by the peer's NIC", REMOTE, ECONNRESET),
+    CODE(INV_EECN_ERR, "no such end-to-end context", LOCAL, EIO),
+    CODE(INV_EEC_STATE_ERR, "state of the end-to-end context", LOCAL, EIO),
+    CODE(FATAL_ERR, "the device failed", LOCAL, EIO),
+    CODE(RESP_TIMEOUT_ERR, "no answer in time", PATH, ETIMEDOUT),
+    CODE(GENERAL_ERR, "an error without a code of its own", LOCAL, EIO),
+    CODE(TM_ERR, "tag matching failed", LOCAL, EIO),
+    CODE(TM_RNDV_INCOMPLETE, "tag matching not complete", LOCAL, EIO),
 };
 
 const struct r2_wc_info *r2_wc_info(int status)
 {
-    static const struct r2_wc_info other = {-1, "unknown", "a code of a newer library",
+    static const struct r2_wc_info other = {-1, "unknown", "a code of a newer library" OF_PATH,
                                             R2_BLAME_PATH, EIO};
 
     for (size_t i = 0; i < sizeof(wc_table) / sizeof(wc_table[0]); i++) {

@@ -2,8 +2,13 @@
  *
  * Every failed work request leaves its queue pair in ERR, so what always follows is that this
  * generation of the path ends, is fenced, and is made anew; the bytes go over other paths
- * meanwhile. `blame` decides what is said about it and whether the device is trusted again at once.
- * None of the codes ends a connection.
+ * meanwhile. None of the codes ends a connection.
+ *
+ * Whose fault it was stands behind the meaning, which is the cause that journal and status show.
+ * Two things follow from it: what is nobody's (a flush) does not replace the cause that came
+ * before, and what is the memory's carries EFAULT or EACCES, so that no failure of a NIC is counted
+ * and none is looked for. For the others the same follows: NICs are judged by which of their paths
+ * end (engine/locate), not by a code, since devices differ in which one they give.
  */
 #ifndef R2_TRANSPORT_VERBS_TABLES_H
 #define R2_TRANSPORT_VERBS_TABLES_H
@@ -22,9 +27,9 @@ enum r2_blame {
 struct r2_wc_info {
     int status; /* enum ibv_wc_status */
     const char *name;
-    const char *meaning; /* for the journal */
+    const char *meaning; /* and whose fault: the cause in the journal, at most 63 characters */
     enum r2_blame blame;
-    int err; /* errno that the path's end carries */
+    int err; /* errno that the path's end carries; EFAULT, EACCES: R2_BLAME_MEMORY, and only then */
 };
 
 /* Never NULL: codes of a newer library have an entry of their own. */
