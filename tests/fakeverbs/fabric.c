@@ -1,16 +1,12 @@
-/* Packets between queue pairs, and the thread that moves them. */
+/* Packets between queue pairs. */
 #define _GNU_SOURCE
 #include <arpa/inet.h>
 #include <errno.h>
 #include <netinet/tcp.h>
-#include <signal.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/epoll.h>
-#include <sys/eventfd.h>
 #include <sys/socket.h>
-#include <sys/un.h>
 #include <unistd.h>
 
 #include "fake.h"
@@ -30,7 +26,7 @@ void fv_wake(void)
         abort();
 }
 
-static struct fv_conn *conn_new(int fd, struct fv_dev *dev, uint8_t port)
+struct fv_conn *fv_conn_new(int fd, struct fv_dev *dev, uint8_t port)
 {
     struct fv_conn *c = calloc(1, sizeof(*c));
     struct epoll_event ev = {.events = EPOLLIN | EPOLLOUT | EPOLLET, .data.ptr = c};
@@ -66,7 +62,7 @@ struct fv_conn *fv_conn_open(struct fv_qp *qp)
         close(fd);
         return NULL;
     }
-    qp->out = conn_new(fd, qp->dev, qp->port);
+    qp->out = fv_conn_new(fd, qp->dev, qp->port);
     qp->out->qp = qp;
     qp->sent = qp->done; /* what was not acknowledged is sent again */
     return qp->out;
@@ -85,7 +81,7 @@ void fv_conn_drop(struct fv_conn *c)
     fv_wake();
 }
 
-static void reap(void)
+void fv_conn_reap(void)
 {
     for (struct fv_conn **link = &fv.conns; *link;) {
         struct fv_conn *c = *link;
@@ -316,7 +312,7 @@ static void received(struct fv_qp *qp, const struct fv_pkt *p)
         wc.imm_data = p->imm;
     }
     fv_place_late(qp, 0, true); /* the rule: every write before it is in memory */
-    fv_complete(qp, (struct fv_cq *)(void *)qp->base.recv_cq, &wc);
+    fv_complete(qp, true, &wc);
 }
 
 static void executed(struct fv_conn *c)
@@ -436,7 +432,7 @@ static bool receive(struct fv_conn *c)
     return true;
 }
 
-static void serve(struct fv_conn *c)
+void fv_conn_serve(struct fv_conn *c)
 {
     int turns = 256;
 
@@ -457,7 +453,7 @@ void fv_conn_ready(struct fv_conn *c)
     fv_wake();
 }
 
-/* ---- the thread */
+/* ---- ports */
 
 int fv_listen(struct fv_dev *dev, int port)
 {
@@ -480,120 +476,4 @@ int fv_listen(struct fv_dev *dev, int port)
     ev.data.ptr = &dev->listener[port];
     epoll_ctl(fv.epoll, EPOLL_CTL_ADD, fd, &ev);
     return 0;
-}
-
-static bool accept_on(void *ptr)
-{
-    for (int d = 0; d < fv.n_dev; d++) {
-        for (int p = 1; p <= fv.dev[d].n_ports; p++) {
-            int fd;
-
-            if (ptr != &fv.dev[d].listener[p])
-                continue;
-            while ((fd = accept4(fv.dev[d].listener[p], NULL, NULL,
-                                 SOCK_CLOEXEC | SOCK_NONBLOCK)) >= 0)
-                conn_new(fd, &fv.dev[d], (uint8_t)p);
-            return true;
-        }
-    }
-    return false;
-}
-
-static void take_command(void)
-{
-    char text[512];
-    struct sockaddr_un from;
-    socklen_t len = sizeof(from);
-    ssize_t n =
-        recvfrom(fv.ctl, text, sizeof(text) - 1, MSG_DONTWAIT, (struct sockaddr *)&from, &len);
-
-    if (n <= 0)
-        return;
-    text[n] = '\0';
-    if (strncmp(text, "attr ", 5) == 0) {
-        snprintf(text, sizeof(text), "%d", fv_attr_seen(text + 5));
-    } else {
-        fv_command(text);
-        snprintf(text, sizeof(text), "ok");
-    }
-    if (len > sizeof(sa_family_t))
-        sendto(fv.ctl, text, strlen(text), MSG_DONTWAIT, (struct sockaddr *)&from, len);
-}
-
-static void tick(void)
-{
-    uint64_t now = fv_now();
-
-    for (int i = 0; i < FV_QPS; i++) {
-        if (fv.qps[i])
-            fv_qp_tick(fv.qps[i], now);
-    }
-    fv_cq_tick(now);
-    for (struct fv_conn *c = fv.conns; c; c = c->next)
-        serve(c);
-    reap();
-}
-
-static void *run(void *arg)
-{
-    struct epoll_event ev[64];
-    uint64_t last = 0;
-
-    (void)arg;
-    for (;;) {
-        int n = epoll_wait(fv.epoll, ev, 64, 2);
-        bool all = n == 0;
-
-        pthread_mutex_lock(&fv.lock);
-        for (int i = 0; i < n; i++) {
-            uint64_t count;
-
-            if (ev[i].data.ptr == &fv.wake) {
-                all = read(fv.wake, &count, sizeof(count)) > 0;
-            } else if (ev[i].data.ptr == &fv.ctl) {
-                take_command();
-                all = true;
-            } else if (!accept_on(ev[i].data.ptr)) {
-                serve(ev[i].data.ptr);
-            }
-        }
-        if (all || fv_now() - last > 2000000) {
-            tick();
-            last = fv_now();
-        }
-        pthread_mutex_unlock(&fv.lock);
-    }
-    return NULL;
-}
-
-int fv_start(void)
-{
-    struct epoll_event wake = {.events = EPOLLIN, .data.ptr = &fv.wake};
-    struct epoll_event ctl = {.events = EPOLLIN, .data.ptr = &fv.ctl};
-    sigset_t all, old;
-    char name[64];
-
-    if (fv.started)
-        return 0;
-    fv.slot_fd = -1;
-    for (fv.slot = 1; fv.slot < FV_SLOTS && fv.slot_fd < 0; fv.slot += fv.slot_fd < 0) {
-        snprintf(name, sizeof(name), "r2fv-slot.%u", fv.slot);
-        fv.slot_fd = fv_bound(name, SOCK_DGRAM);
-    }
-    snprintf(name, sizeof(name), "r2fv-ctl.%d", (int)getpid());
-    fv.ctl = fv_bound(name, SOCK_DGRAM);
-    fv.epoll = epoll_create1(EPOLL_CLOEXEC);
-    fv.wake = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-    if (fv.slot_fd < 0 || fv.ctl < 0 || fv.epoll < 0 || fv.wake < 0)
-        return -EADDRINUSE;
-    epoll_ctl(fv.epoll, EPOLL_CTL_ADD, fv.wake, &wake);
-    epoll_ctl(fv.epoll, EPOLL_CTL_ADD, fv.ctl, &ctl);
-    fv_chaos_parse(getenv("R2_FAKEVERBS_CHAOS"));
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &old);
-    fv.started = pthread_create(&fv.thread, NULL, run, NULL) == 0;
-    pthread_sigmask(SIG_SETMASK, &old, NULL);
-    if (fv.started)
-        pthread_setname_np(fv.thread, "fakeverbs");
-    return fv.started ? 0 : -EAGAIN;
 }

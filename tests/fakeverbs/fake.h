@@ -11,10 +11,13 @@
  *               words of the command `hang` (script.c); "list N": the N-th list of devices and
  *               those after it; "fv1 down1": that port is down.
  * R2_FAKEVERBS_MTU  active MTU of all ports, 256 ... 4096 (1024).
+ * R2_FAKEVERBS_NIC  "process": what moves the packets is no thread but a process (nic.c), which
+ *               goes on while ours is stopped. Not under sanitizers.
+ * R2_FAKEVERBS_TALLY  a folder: a file with the process's number holds struct fv_tally.
  * R2_FAKEVERBS_CHAOS  see script.c.
  * Commands to a running process (script.c): datagrams to the abstract socket "r2fv-ctl.PID".
  *
- * One lock guards everything; one thread serves the sockets and the clock.
+ * One lock guards everything; one thread, or process, serves the sockets and the clock.
  */
 #ifndef R2_TESTS_FAKEVERBS_H
 #define R2_TESTS_FAKEVERBS_H
@@ -83,6 +86,7 @@ struct fv_mr {
 
 struct fv_cqe {
     struct ibv_wc wc;
+    bool recv;    /* of the receive queue: with the queue pair's number, what it is ordered by */
     uint64_t due; /* not before; 0: now */
 };
 
@@ -201,6 +205,7 @@ struct fv_chaos {
     unsigned late_us;    /* up to */
     unsigned dry;        /* 1: receives that come to a drained queue pair are never flushed */
     unsigned gpu;        /* 1: writes into DMA buffers are visible after a read only */
+    unsigned overtake;   /* 1: late completions hold back those of their own work queue only */
     unsigned cmd_us;     /* a command takes up to so long before it has any effect */
 };
 
@@ -216,11 +221,18 @@ struct fv_script {
     enum ibv_wr_opcode spoil_op;
 };
 
+/* What a process did by queue pairs: those that were connected, and bytes of writes that were
+ * acknowledged, heartbeats left out. */
+struct fv_tally {
+    uint64_t queue_pairs, written;
+};
+
 struct fake {
     pthread_mutex_t lock;
     pthread_cond_t unhang;
     pthread_t thread;
     bool started;
+    bool apart; /* a process instead of the thread (nic.c) */
     int epoll, wake, ctl, slot_fd;
     unsigned slot;
     struct fv_dev dev[FV_DEVICES];
@@ -239,7 +251,9 @@ struct fake {
     int inject; /* enum ibv_wc_status for the next work request of ... */
     struct fv_dev *inject_dev;
     unsigned long violations; /* rules of the specification that the caller broke */
+    int overtaken; /* completions that were handed out before an older one of the same CQ */
     struct fv_script script;
+    struct fv_tally *tally; /* never NULL once started */
 };
 extern struct fake fv;
 
@@ -263,7 +277,8 @@ uint8_t *fv_reach(const struct fv_mr *mr, uint64_t addr);
  * `bytes`. */
 void fv_behind(struct fv_dev *dev, uint64_t addr, uint8_t *bytes, uint32_t len, uint32_t rkey);
 void fv_show(struct fv_dev *dev);
-void fv_complete(struct fv_qp *qp, struct fv_cq *cq, const struct ibv_wc *wc);
+/* `recv`: of the queue pair's receive queue, else of its send queue. */
+void fv_complete(struct fv_qp *qp, bool recv, const struct ibv_wc *wc);
 void fv_cq_tick(uint64_t now);
 void fv_qp_error(struct fv_qp *qp);                           /* to ERR */
 void fv_qp_fail(struct fv_qp *qp, enum ibv_wc_status status); /* the oldest request fails */
@@ -275,7 +290,10 @@ void fv_land_late(struct fv_qp *qp, const struct fv_pkt *p, uint8_t *bytes);
 void fv_conn_send(struct fv_conn *c);
 void fv_conn_ready(struct fv_conn *c); /* a receive was posted */
 void fv_conn_drop(struct fv_conn *c);
+struct fv_conn *fv_conn_new(int fd, struct fv_dev *dev, uint8_t port);
 struct fv_conn *fv_conn_open(struct fv_qp *qp);
+void fv_conn_serve(struct fv_conn *c); /* takes what has come, sends what can be sent */
+void fv_conn_reap(void);               /* frees those that are dead */
 int fv_listen(struct fv_dev *dev, int port);
 /* For a test in the same process (dlsym), without the lock: an attribute of all queue pairs that
  * are connected. -1: there are none; -2: they differ; -3: packets of theirs have none; -4: which?

@@ -261,8 +261,9 @@ static void notify(struct fv_cq *cq)
         abort();
 }
 
-void fv_complete(struct fv_qp *qp, struct fv_cq *cq, const struct ibv_wc *wc)
+void fv_complete(struct fv_qp *qp, bool recv, const struct ibv_wc *wc)
 {
+    struct fv_cq *cq = (struct fv_cq *)(void *)(recv ? qp->base.recv_cq : qp->base.send_cq);
     struct fv_cqe *e = &cq->ring[cq->tail % cq->size];
 
     if (cq->tail - cq->head == cq->size) { /* overrun */
@@ -278,6 +279,7 @@ void fv_complete(struct fv_qp *qp, struct fv_cq *cq, const struct ibv_wc *wc)
         return;
     }
     e->wc = *wc;
+    e->recv = recv;
     e->due = 0;
     if (fv_chance(fv.chaos.late_cqe, 1000))
         e->due = fv_now() + fv_random(fv.chaos.late_us) * 1000;
@@ -288,7 +290,36 @@ void fv_complete(struct fv_qp *qp, struct fv_cq *cq, const struct ibv_wc *wc)
         fv_wake();
 }
 
-/* Delayed completions hold back what is behind them: order within a queue is the rule. */
+static struct fv_cqe *entry(const struct fv_cq *cq, unsigned at)
+{
+    return &cq->ring[at % cq->size];
+}
+
+/* An older one of the same work queue is still in the ring: in the order of that queue is the rule.
+ */
+static bool held_up(const struct fv_cq *cq, unsigned at)
+{
+    const struct fv_cqe *e = entry(cq, at);
+
+    for (unsigned i = cq->head; i != at; i++) {
+        if (entry(cq, i)->wc.qp_num == e->wc.qp_num && entry(cq, i)->recv == e->recv)
+            return true;
+    }
+    return false;
+}
+
+/* Out of the ring; what is older moves up. */
+static void take(struct fv_cq *cq, unsigned at, struct ibv_wc *wc)
+{
+    *wc = entry(cq, at)->wc;
+    fv.overtaken += at != cq->head;
+    for (; at != cq->head; at--)
+        *entry(cq, at) = *entry(cq, at - 1);
+    cq->head++;
+}
+
+/* The rule is order within a work queue. Delayed completions hold back all that is behind them, or
+ * (chaos `overtake`) only those of their own. */
 int fv_poll_cq(struct ibv_cq *base, int n, struct ibv_wc *wc)
 {
     struct fv_cq *cq = (struct fv_cq *)(void *)base;
@@ -298,15 +329,15 @@ int fv_poll_cq(struct ibv_cq *base, int n, struct ibv_wc *wc)
     if (__atomic_load_n(&cq->tail, __ATOMIC_ACQUIRE) == cq->head)
         return 0;
     pthread_mutex_lock(&fv.lock);
-    while (got < n && cq->head != cq->tail) {
-        struct fv_cqe *e = &cq->ring[cq->head % cq->size];
+    for (unsigned at = cq->head; got < n && at != cq->tail; at++) {
+        uint64_t due = entry(cq, at)->due;
 
-        if (e->due && !now)
+        if (due && !now)
             now = fv_now();
-        if (e->due > now)
+        if (due <= now && !held_up(cq, at))
+            take(cq, at, &wc[got++]);
+        else if (!fv.chaos.overtake)
             break;
-        wc[got++] = e->wc;
-        cq->head++;
     }
     pthread_mutex_unlock(&fv.lock);
     return got;
@@ -330,8 +361,13 @@ void fv_cq_tick(uint64_t now)
         struct fv_qp *qp = fv.qps[i];
         struct fv_cq *cq = qp ? (struct fv_cq *)(void *)qp->base.recv_cq : NULL;
 
-        if (cq && cq->head != cq->tail && cq->ring[cq->head % cq->size].due &&
-            cq->ring[cq->head % cq->size].due <= now)
-            notify(cq);
+        for (unsigned at = cq ? cq->head : 0; cq && at != cq->tail; at++) {
+            if (entry(cq, at)->due && entry(cq, at)->due <= now) {
+                notify(cq);
+                break;
+            }
+            if (!fv.chaos.overtake)
+                break;
+        }
     }
 }

@@ -170,6 +170,7 @@ FV_EXPORT int ibv_modify_qp(struct ibv_qp *base, struct ibv_qp_attr *a, int mask
         qp->attr.timeout = a->timeout;
         qp->attr.retry_cnt = a->retry_cnt;
         qp->attr.rnr_retry = a->rnr_retry;
+        fv.tally->queue_pairs++;
     }
     if (rc == 0 && a->qp_state != IBV_QPS_ERR)
         base->state = a->qp_state;
@@ -267,7 +268,7 @@ int fv_post_send(struct ibv_qp *base, struct ibv_send_wr *wr, struct ibv_send_wr
     if (base->state == IBV_QPS_ERR) {
         fv_qp_tick(qp, fv_now());
         fv_wake();
-    } else if (qp->out && qp->out->connected) {
+    } else if (qp->out && qp->out->connected && !fv.apart) {
         fv_conn_send(qp->out);
     } else {
         fv_wake();
@@ -318,6 +319,8 @@ static void complete_send(struct fv_qp *qp, enum ibv_wc_status status)
     qp->done++;
     if ((int32_t)(qp->sent - qp->done) < 0)
         qp->sent = qp->done;
+    if (status == IBV_WC_SUCCESS && w->op == IBV_WR_RDMA_WRITE && w->len > sizeof(uint64_t))
+        fv.tally->written += w->len;
     wc.opcode = w->op == IBV_WR_RDMA_WRITE  ? IBV_WC_RDMA_WRITE
                 : w->op == IBV_WR_RDMA_READ ? IBV_WC_RDMA_READ
                                             : IBV_WC_SEND;
@@ -326,7 +329,7 @@ static void complete_send(struct fv_qp *qp, enum ibv_wc_status status)
         wc.vendor_err = 0x81;
     }
     if (w->signaled || status != IBV_WC_SUCCESS)
-        fv_complete(qp, (struct fv_cq *)(void *)qp->base.send_cq, &wc);
+        fv_complete(qp, false, &wc);
 }
 
 void fv_qp_acked(struct fv_qp *qp, uint32_t psn)
@@ -372,7 +375,7 @@ static void flush(struct fv_qp *qp)
         struct ibv_wc wc = {
             .wr_id = r->wr_id, .status = IBV_WC_WR_FLUSH_ERR, .qp_num = qp->base.qp_num};
 
-        fv_complete(qp, (struct fv_cq *)(void *)qp->base.recv_cq, &wc);
+        fv_complete(qp, true, &wc);
     }
     qp->dry = fv.chaos.dry;
 }

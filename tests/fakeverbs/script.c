@@ -5,6 +5,8 @@
  *   late_write=N     of 1000 writes land only after their acknowledgement
  *   late_cqe=N       of 1000 completions come late
  *   late_us=N        how late at most, for both
+ *   overtake=1       a late completion holds back only those of its own work queue (send or receive
+ *                    queue of one queue pair); else all that are behind it in its completion queue
  *   cmd_us=N         how long a verbs command takes before it has any effect, at most
  *   dry=1            as soft-RoCE: flushes take 10 ms, and a receive that is posted to a queue
  *                    without any in ERR is never flushed
@@ -38,6 +40,7 @@
  *   refuse DEV reg|dereg|err|destroy N   so many commands fail; dereg: of a page or more
  *   chaos ...
  *   attr NAME               answers with what fv_attr (fake.h) tells
+ *   overtaken               answers how many completions came before an older one of their queue
  *
  * fv_script(), for a test in the same process (dlsym): the next large write is caught, and lands
  * when the test says so, not before.
@@ -103,6 +106,7 @@ void fv_chaos_parse(const char *text)
                  {"late_us", offsetof(struct fv_chaos, late_us)},
                  {"dry", offsetof(struct fv_chaos, dry)},
                  {"gpu", offsetof(struct fv_chaos, gpu)},
+                 {"overtake", offsetof(struct fv_chaos, overtake)},
                  {"cmd_us", offsetof(struct fv_chaos, cmd_us)}};
     char copy[512], *save = NULL;
 
