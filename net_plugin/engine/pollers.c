@@ -12,8 +12,8 @@
 #include "engine/sharing.h"
 
 #define OF_NCCL 2                   /* cores of a process, see pollers.h */
-#define FRESH_NS (5 * R2_NS_PER_MS) /* a look is good for so long, or */
-#define SELDOM 50                   /* for so many times as long as it took */
+#define FRESH_NS (1 * R2_NS_PER_MS) /* a look is good for so long, or */
+#define SELDOM 4                    /* for so many times as long as it took */
 #define LOOK_NS (UINT64_C(2000) * R2_NS_PER_MS)
 #define WORD_NS (60 * R2_NS_PER_S) /* a launcher's word is heeded for; it may be wrong */
 
