@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """What the health machinery does under real NCCL: one job of r2ccl_perf that checks every value, in
-whose middle NICs fail, slow down, lose, are drained and weighted, ranks and cores are taken away, and
-whose processes' journals are judged after each step.
+whose middle NICs fail, slow down, lose, are drained and weighted, ranks and cores are taken away,
+and whose processes' journals are judged after each step.
 
 Three nodes of one rank, so that a third one can say which NIC is at fault. A step passes if the
 journal says what it has to, the job moves on, and in the end no value was wrong.
@@ -40,8 +40,8 @@ from r2ccl_ctl.errors import R2Error
 Event = dict[str, Any]
 NODES = 3
 # What a failure, or the suspicion of one, leaves in a journal.
-TROUBLE = ("path-down", "path-suspect", "nic-down", "nic-suspect", "replay", "no-path", "peer-suspect",
-           "peer-gone", "connection-failed")
+TROUBLE = ("path-down", "path-suspect", "nic-down", "nic-suspect", "replay", "no-path",
+           "peer-suspect", "peer-gone", "connection-failed")
 WITHIN_S = 5.0  # until a journal says what a step expects
 BACK_S = 8.0  # until all is as it was
 CALM_S = 1.0  # between steps
@@ -88,17 +88,17 @@ class Passed:
     events: list[str] = field(default_factory=list)
 
 
-def quiet(by_node: list[list[Event]]) -> str:
+def quiet(seen: list[list[Event]]) -> str:
     found = [f"{e['event']} {e.get('nic', '')}: {e.get('cause', '')}"
-             for events in by_node for e in events if e["event"] in TROUBLE]
+             for events in seen for e in events if e["event"] in TROUBLE]
     return f"took something for a failure: {found[:3]}" if found else ""
 
 
 def verdict(local: str, remote: str) -> Callable[[list[list[Event]]], str]:
     """Node 0 blames as `local` begins, the others as `remote`; each has an opinion."""
 
-    def judge(by_node: list[list[Event]]) -> str:
-        for node, events in enumerate(by_node):
+    def judge(seen: list[list[Event]]) -> str:
+        for node, events in enumerate(seen):
             want = local if node == 0 else remote
             causes = [e.get("cause", "") for e in events if e["event"] == "verdict"]
             if not causes:
@@ -114,12 +114,12 @@ def said(event: str, nic: str, cause: str = "",
          calm: Sequence[str] = ()) -> Callable[[list[list[Event]]], str]:
     """Node 0 has such an event of that NIC whose cause has that word, and nobody one of `calm`."""
 
-    def judge(by_node: list[list[Event]]) -> str:
-        loud = [e["event"] for events in by_node for e in events if e["event"] in calm]
+    def judge(seen: list[list[Event]]) -> str:
+        loud = [e["event"] for events in seen for e in events if e["event"] in calm]
         if loud:
             return f"{loud[0]} although nothing failed"
         if any(e["event"] == event and e.get("nic") == nic and cause in e.get("cause", "")
-               for e in by_node[0]):
+               for e in seen[0]):
             return ""
         return f"no event '{event}' of {nic} {cause}"
 
@@ -166,8 +166,8 @@ def cut(nic: int) -> Step:
     def between(run: Running, away: bool) -> None:
         run.bed.lab.cut_pair("n0", "n1", f"nic{nic}", cut=away)
 
-    def judge(by_node: list[list[Event]]) -> str:
-        causes = [e.get("cause", "") for events in by_node[:2] for e in events
+    def judge(seen: list[list[Event]]) -> str:
+        causes = [e.get("cause", "") for events in seen[:2] for e in events
                   if e["event"] == "verdict"]
         if not causes:
             return "no verdict"
@@ -182,7 +182,6 @@ def steps(nics: int) -> list[Step]:
     """Each NIC fails as seldom as the number of NICs allows: one that fails often is damped."""
     first, last = "nic0", f"nic{nics - 1}"
     recover = Command("recover-nic", nic=first)
-    injected = {"nic": first, "direction": "both"}
     kinds = ("carrier", "silent", "silent-rx", "silent-tx")
     return [
         busy_step(),
@@ -192,49 +191,61 @@ def steps(nics: int) -> list[Step]:
              said("nic-drained", last, calm=("replay", "nic-down", "no-path", "peer-gone"))),
         told("weight-0", Command("set-weight", nic=last, weight=0),
              Command("set-weight", nic=last, weight=100), said("weight", last, calm=TROUBLE)),
-        told("slow", Command("fail-nic", fault="slow", rate=100_000_000, **injected), recover,
+        told("slow", Command("fail-nic", first, "slow", "both", rate=10_000_000), recover,
              said("weight", first, "slow", calm=("no-path", "peer-gone", "connection-failed"))),
-        told("lossy", Command("fail-nic", fault="loss", loss_ppm=50_000, **injected), recover,
+        told("lossy", Command("fail-nic", first, "loss", "both", loss_ppm=50_000), recover,
              said("fault-injected", first, calm=("no-path", "peer-gone", "connection-failed"))),
         *(link((i + 1) % nics, kind) for i, kind in enumerate(kinds)),
         cut(nics - 1),
     ]
 
 
+def by_node(run: Running, since: float) -> list[list[Event]]:
+    return [run.since(since, node) for node in range(NODES)]
+
+
+def expected(run: Running, step: Step, began: float) -> tuple[str, list[list[Event]]]:
+    """What the step complains of, and the events it went by."""
+    time.sleep(step.hold)
+    while True:
+        seen = by_node(run, began)
+        problem = step.expect(seen)
+        if not problem or time.monotonic() > began + step.hold + WITHIN_S:
+            return problem, seen
+        time.sleep(0.1)
+
+
+def is_back(run: Running, event: str, undone: float) -> bool:
+    while time.monotonic() < undone + BACK_S:
+        if any(e["event"] == event for e in run.since(undone, 0)):
+            return True
+        time.sleep(0.1)
+    return False
+
+
 def take(run: Running, step: Step) -> Passed:
     began = time.monotonic()
-    problem, after = "nothing was seen", None
     seen: list[list[Event]] = []
     try:
         step.do(run)
         try:
-            time.sleep(step.hold)
-            while time.monotonic() < began + step.hold + WITHIN_S:
-                seen = [run.since(began, node) for node in range(NODES)]
-                problem = step.expect(seen)
-                if not problem:
-                    break
-                time.sleep(0.1)
+            problem, seen = expected(run, step, began)
         finally:
             undone = time.monotonic()
             step.undo(run)
-        stamps = [e["mono_ns"] / 1e9 - began for events in seen for e in events
-                  if e["event"] == "verdict"]
-        after = round(min(stamps), 3) if stamps else None
-        if not problem and step.back:
+        if not problem and step.back and not is_back(run, step.back, undone):
             problem = f"no '{step.back}' within {BACK_S:g} s of the repair"
-            while problem and time.monotonic() < undone + BACK_S:
-                if any(e["event"] == step.back for e in run.since(undone, 0)):
-                    problem = ""
-                time.sleep(0.1)
         time.sleep(CALM_S)
         if not problem and step.expect is quiet:  # what was noticed late
-            problem = quiet([run.since(began, node) for node in range(NODES)])
+            problem = quiet(by_node(run, began))
     except (R2Error, LabError, OSError) as err:
         problem = f"{type(err).__name__}: {err}"
+    verdicts = [e["mono_ns"] / 1e9 - began for events in seen for e in events
+                if e["event"] == "verdict"]
     words = [f"n{node} {e['event']} {e.get('nic', '')} {e.get('cause', '')}"
              for node, events in enumerate(seen) for e in events]
-    return Passed(step.name, problem, round(time.monotonic() - began, 3), after, words[:60])
+    return Passed(step.name, problem, round(time.monotonic() - began, 3),
+                  round(min(verdicts), 3) if verdicts else None, words[:60])
 
 
 def run_steps(run: Running, wanted: Sequence[Step], results: list[Passed], over: Path) -> None:
@@ -265,14 +276,16 @@ def run(opts: argparse.Namespace, bed: LabBed, gpus: int) -> dict[str, Any]:
 
     with tempfile.TemporaryDirectory() as place, JournalWatch() as watch:
         over = Path(place) / "over"
-        argv = [opts.program, *opts.args.split(), "--duration", str(opts.timeout), "--until", str(over)]
+        argv = [opts.program, *opts.args.split(), "--duration", str(opts.timeout),
+                "--until", str(over)]
         job = Job(bed, shape_for(NODES, 1, gpus), argv, env, on_line)
         job.start()
         began = time.monotonic()
         while not watch.sees(job.pids) and time.monotonic() < began + 30:
             time.sleep(0.05)
-        thread = threading.Thread(
-            target=run_steps, args=(Running(bed, job.pids, watch), wanted, results, over), daemon=True)
+        running = Running(bed, job.pids, watch)
+        thread = threading.Thread(target=run_steps, args=(running, wanted, results, over),
+                                  daemon=True)
         thread.start()
         ended = job.wait(opts.timeout + 20)
         thread.join(timeout=30)
@@ -283,8 +296,8 @@ def run(opts: argparse.Namespace, bed: LabBed, gpus: int) -> dict[str, Any]:
           f"wrong={out.out_of_bounds} lines={lines} codes={ended.codes}", flush=True)
     if not good:
         print(ended.tail(), flush=True)
-    return {"schema": 1, "ok": good, "wrong": out.out_of_bounds, "steps": [vars(r) for r in results],
-            **ended.summary()}
+    return {"schema": 1, "ok": good, "wrong": out.out_of_bounds,
+            "steps": [vars(r) for r in results], **ended.summary()}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
