@@ -75,6 +75,8 @@ def test_back_in_order(build: Build, kind: str, side: str) -> None:
         until("it carries data", lambda: sent(pair.tx, B) > before)
         one = pair.side(side)
         assert one.counter("nic_failures") == one.counter("nic_recoveries") == 1
+        for event in (*pair.tx.events(), *pair.rx.events()):
+            assert event.cause or not event.event.startswith(("path-", "nic-")), str(event)
 
 
 def test_found_within_a_second(build: Build) -> None:
