@@ -102,7 +102,7 @@ defs := $(if $(and $(compiler),$(SAN)),,-Wl,-z,defs)
 tool_env := $(if $(filter-out build,$(B)),R2CCL_BUILD_DIR=$(abspath $(B)))
 
 # --- main targets ---------------------------------------------------------------------------
-.PHONY: all native objects artefacts venv demo test test-c test-py test-san test-rdma rdma-programs lint format bench chaos wheel \
+.PHONY: all native objects artefacts venv demo test test-c test-py test-verbs test-san test-rdma rdma-programs lint format bench chaos wheel \
 	clean distclean help FORCE
 
 all: native venv ## build everything: native code and .venv with r2ccl-ctl in it
@@ -142,6 +142,12 @@ PYTEST_ARGS ?= -n 3 --dist loadfile --no-loadscope-reorder
 
 test-py: native venv ## pytest without the soak tests, three files at a time (PYTEST_ARGS="-k name")
 	$(tool_env) $(venv)/bin/python -m pytest $(PYTEST_ARGS)
+
+# Of tests that know nothing of RDMA: what moves data between engines on loopback NICs.
+verbs_suite := failover failover_process health silence trees line_order operator_view hostnccl shim unasked rendezvous grey
+
+test-verbs: native venv ## these Python tests over the stand-in for libibverbs: a NIC is an RDMA device
+	TEST_VERBS=1 $(tool_env) $(venv)/bin/python -m pytest $(PYTEST_ARGS) $(verbs_suite:%=tests/py/test_%.py)
 
 test-san: ## C unit tests under ASan+UBSan and under TSan
 	@$(MAKE) test-c SAN=asan

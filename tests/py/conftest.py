@@ -7,13 +7,14 @@ import os
 import random
 import shutil
 import signal
+import struct
 import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NoReturn, Protocol
+from typing import NamedTuple, NoReturn, Protocol
 
 import pytest
 
@@ -84,16 +85,78 @@ LONGEST = (
 ).split()
 
 
+# What cannot hold over the stand-in, whose NICs are no hardware (TEST_VERBS).
+NOT_OVER_VERBS = {
+    "test_silence.py::test_no_core_to_spare": "the stand-in's NIC needs a core as well",
+    "test_failover_process.py::test_strangers": "the stand-in lets strangers stay at its own doors",
+}
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Sort the files, where they are dealt out to several processes."""
+    for item in items if over_verbs() else []:
+        why = NOT_OVER_VERBS.get(f"{item.path.name}::{item.name.partition('[')[0]}")
+        if why:
+            item.add_marker(pytest.mark.skip(reason=f"TEST_VERBS: {why}"))
     if config.getoption("dist", "no") == "no" and not hasattr(config, "workerinput"):
         return
     rank = {name: place for place, name in enumerate(LONGEST)}
     items.sort(key=lambda item: rank.get(item.path.name, len(rank)))
 
 
+class Verbs(NamedTuple):
+    """What tests did over queue pairs (TEST_VERBS), of those whose processes found the devices."""
+
+    tests: int
+    moved: int
+    queue_pairs: int
+    written: int
+    rest: list[str]  # which moved nothing
+
+    def enough(self) -> bool:
+        """The suite did run over them. Some tests have devices and move nothing: they end too soon,
+        are about something else, or are in the lab, whose NICs no device stands behind."""
+        return 0 < self.tests <= 2 * self.moved
+
+
+def verbs_seen(config: pytest.Config) -> Verbs:
+    reporter = config.pluginmanager.get_plugin("terminalreporter")
+    seen: dict[str, tuple[int, int]] = {}
+    for report in reporter.stats.get("", []) if reporter else []:
+        found = dict(report.user_properties).get("verbs")
+        if report.when == "teardown" and found and found[0]:
+            seen[report.nodeid] = found[1], found[2]
+    moved = {name for name, (_, written) in seen.items() if written}
+    totals = [sum(numbers) for numbers in zip(*seen.values(), strict=True)] or [0, 0]
+    return Verbs(len(seen), len(moved), totals[0], totals[1], sorted(seen.keys() - moved))
+
+
+def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
+    """Under TEST_VERBS a run that did not go over queue pairs has failed, whatever it found."""
+    chief = over_verbs() and not hasattr(session.config, "workerinput")
+    if chief and exitstatus == 0 and not verbs_seen(session.config).enough():
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+def tell_verbs(terminalreporter: pytest.TerminalReporter) -> None:
+    """Under TEST_VERBS: how many tests moved their data over queue pairs, and which did not."""
+    if not over_verbs():
+        return
+    seen = verbs_seen(terminalreporter.config)
+    terminalreporter.write_sep("-", "over queue pairs (TEST_VERBS)")
+    terminalreporter.write_line(
+        f"{seen.moved} of {seen.tests} tests that had devices; {seen.queue_pairs} queue pairs, "
+        f"{seen.written} bytes written"
+    )
+    for name in seen.rest:
+        terminalreporter.write_line(f"no byte: {name}")
+    if not seen.enough():
+        terminalreporter.write_line("FAILED: fewer than half of them; this was no run over verbs")
+
+
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     """Of tests that passed at a later try only: what failed at first. They are bugs to find."""
+    tell_verbs(terminalreporter)
     for report in terminalreporter.stats.get("rerun", []):
         terminalreporter.write_sep("-", f"failed and tried again: {report.nodeid}")
         for line in f"{report.longreprtext}\n{report.caplog}".strip().splitlines()[-60:]:
@@ -269,15 +332,48 @@ def seed() -> int:
     return value
 
 
+Tmp = pytest.TempPathFactory
+TALLY = struct.Struct("=QQ")  # struct fv_tally of tests/fakeverbs/fake.h
+
+
+def over_verbs() -> bool:
+    """TEST_VERBS=1: engines find RDMA devices, those of tests/fakeverbs, behind loopback NICs.
+    `thread`: a NIC is a thread of its process, not a process of its own (fake.h)."""
+    return os.environ.get("TEST_VERBS", "0") not in ("", "0")
+
+
+@contextlib.contextmanager
+def verbs_behind_nics(patch: pytest.MonkeyPatch, item: pytest.Item, tmp: Tmp) -> Iterator[None]:
+    """Under TEST_VERBS: sets what `over_verbs` says, and afterwards records what went over queue
+    pairs (`verbs` among the test's properties: processes, queue pairs, bytes)."""
+    if not over_verbs():
+        yield
+        return
+    library = ROOT / os.environ.get("R2CCL_BUILD_DIR", "build") / "fakeverbs/libibverbs.so.1"
+    if not library.is_file():
+        pytest.fail(f"TEST_VERBS: {library} is not there (libibverbs-dev, make)", pytrace=False)
+    folder = tmp.mktemp("verbs")
+    patch.setenv("R2CCL_IBVERBS_LIB", str(library.resolve()))
+    apart = os.environ["TEST_VERBS"] != "thread"
+    patch.setenv("R2_FAKEVERBS_NIC", "process" if apart else "thread")
+    patch.setenv("R2_FAKEVERBS_TALLY", str(folder))
+    yield
+    seen = [TALLY.unpack(file.read_bytes()) for file in folder.iterdir()]
+    item.user_properties.append(("verbs", [len(seen), *(sum(n) for n in zip(*seen, strict=True))]))
+
+
 @pytest.fixture(autouse=True)
-def clean_environment(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def clean_environment(
+    monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest, tmp_path_factory: Tmp
+) -> Iterator[None]:
     """Settings of the caller's shell, or of a test before, must not change what a test sees."""
     build = os.environ.get("R2CCL_BUILD_DIR")
     for name in list(os.environ):
         ours = name.startswith(("R2CCL_", "R2CC_", "NCCL_"))
         if ours and name != "R2CCL_BUILD_DIR":
             monkeypatch.delenv(name)
-    yield
+    with verbs_behind_nics(monkeypatch, request.node, tmp_path_factory):
+        yield
     os.environ.pop("R2CCL_BUILD_DIR", None)
     if build is not None:
         os.environ["R2CCL_BUILD_DIR"] = build

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import Build
+from conftest import Build, over_verbs
 
 from r2ccl_ctl import control, journal, launch
 from r2ccl_ctl.control import Command, Process, Snapshot
@@ -145,6 +145,8 @@ class Pair:
     def __init__(self, build: Path, words: Sequence[str], env: dict[str, str]) -> None:
         self.told_to_end = "--count" in words
         forever = [] if self.told_to_end else ["--until-told"]
+        if over_verbs() and "--register" not in words:  # as NCCL does; others go over sockets
+            forever.append("--register")
         self.command = [str(build / "stress" / "pair"), *words, *forever]
         self.env = env
         self.log = tempfile.TemporaryFile()
