@@ -228,6 +228,10 @@ def nic_table(
     return found
 
 
+def has_rdma(*snapshots: Snapshot) -> bool:
+    return any(nic.rdma_device for snapshot in snapshots for nic in snapshot.nics)
+
+
 def rdma_table(snapshots: Sequence[Snapshot], *, titles: bool) -> Table:
     """The RDMA ports behind the NICs, in ibstat's words."""
     found = table(
@@ -427,7 +431,7 @@ def nics_view(
 
     parts: list[Any] = [nic_table(looks, gpus)]
     snapshots = [snapshot for snapshot, _ in looks]
-    if any(nic.rdma_device for snapshot in snapshots for nic in snapshot.nics):
+    if has_rdma(*snapshots):
         parts += [Text(), rdma_table(snapshots, titles=True)]
     lines = [line for snapshot in snapshots for line in standing_lines(snapshot)]
     return Group(*parts, *([Text(), *lines] if lines else []))
@@ -461,6 +465,8 @@ def status_view(
         for nic in snapshot.nics:
             add_row(nics, *nic_cells(nic, rates, snapshot.mono_ns))
         parts.append(Padding(nics, (0, 0, 0, 2), expand=False))
+        if has_rdma(snapshot):
+            parts.append(Padding(rdma_table([snapshot], titles=False), (0, 0, 0, 2), expand=False))
         parts += [Padding(Text(line), (0, 0, 0, 2), expand=False) for line in summary(snapshot)]
         if snapshot.comms:
             comms = comm_table([snapshot], most, titles=False)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import re
 import subprocess
 import time
 
@@ -42,7 +43,8 @@ def test_ports_are_nics(build: Build) -> None:
         over(pair, "verbs", 2)
         pair.moving()
         seen = pair.tx.snapshot()
-        shown = CliRunner().invoke(main, ["nics", "--pid", str(pair.tx.pid)]).output
+        pid = str(pair.tx.pid)
+        shown = [CliRunner().invoke(main, [verb, "--pid", pid]).output for verb in ("nics", "status")]
         pair.finish()
     assert {("fvib:1", "fvib:1"), ("fvib:2", "fvib:2")} <= pairs_up(seen)
     assert moved(seen, "tcp") == 0
@@ -50,8 +52,12 @@ def test_ports_are_nics(build: Build) -> None:
     assert nics["fvib:1"].rdma_lid == 0x0301 and nics["fvib:2"].rdma_lid == 0x0401
     assert nics["fvib:1"].rdma_link == "InfiniBand" and nics["fvib:1"].weight == 100
     assert nics["fvib:1"].addr.startswith("0x") and nics["fvib:1"].addr != nics["fvib:2"].addr
-    for word in ("fvib:1", "BASE LID", str(0x0301), "InfiniBand", "LinkUp"):
-        assert word in shown, shown
+    gid = nics["fvib:1"].gid
+    assert gid and nics["fvib:1"].queue_pairs > 0
+    row = [r"fvib:1", "fvib", "1", "Active", "LinkUp", "100", str(0x0301), "InfiniBand", gid, r"\d+"]
+    for text in shown:
+        assert "BASE LID" in text and "QUEUE PAIRS" in text, text
+        assert re.search(r"\b" + r" +".join(row) + "$", text, re.MULTILINE), text
 
 
 def test_port_that_comes_up_later(build: Build) -> None:
