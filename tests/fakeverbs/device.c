@@ -63,6 +63,8 @@ static void add_port(struct fv_dev *d, const char *addr)
     p->ip = inet_addr(addr + (p->ib ? 3 : 0));
     p->up = true;
     p->lid = p->ib ? (uint16_t)(ntohl(p->ip) & 0x7fff) : 0;
+    for (int i = 0; i < FV_PKEYS; i++)
+        p->pkey[i] = (uint16_t)(0xffff - i); /* the default one, and others */
     /* Entry 0 is link-local, as devices have it; 127.S.x.y is in subnet S of InfiniBand. */
     p->gid[0].raw[0] = 0xfe;
     p->gid[0].raw[1] = 0x80;
@@ -400,10 +402,13 @@ FV_EXPORT int ibv_query_gid(struct ibv_context *ctx, uint8_t port, int index, un
 
 FV_EXPORT int ibv_query_pkey(struct ibv_context *ctx, uint8_t port, int index, __be16 *pkey)
 {
-    (void)ctx, (void)port;
-    if (index < 0 || index >= FV_PKEYS)
+    struct fv_dev *d = fv_dev_of(ctx);
+
+    if (port < 1 || port > d->n_ports || index < 0 || index >= FV_PKEYS)
         return -1;
-    *pkey = htons(fv_pkey(index));
+    pthread_mutex_lock(&fv.lock);
+    *pkey = htons(d->port[port].pkey[index]);
+    pthread_mutex_unlock(&fv.lock);
     return 0;
 }
 

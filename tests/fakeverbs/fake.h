@@ -53,6 +53,7 @@ struct fv_port {
     uint32_t ip; /* network order */
     union ibv_gid gid[FV_GIDS];
     uint16_t lid;
+    uint16_t pkey[FV_PKEYS];
     bool blackhole; /* nothing leaves and nothing arrives */
 };
 
@@ -132,7 +133,7 @@ struct fv_qp {
     struct ibv_qp_cap cap;
     uint8_t port, timeout, retry;
     struct ibv_qp_attr attr; /* what it was given, all states together; for fv_attr() */
-    uint16_t pkey;
+    uint16_t pkey;           /* what was at the index when it was made */
     uint32_t dest;
     uint32_t dest_ip;
     /* cumulative: acknowledged and completed, handed to the socket, posted */
@@ -259,11 +260,6 @@ extern struct fake fv;
 
 uint64_t fv_now(void);
 void fv_wake(void);
-/* The partition key of an index, the same on all ports: the default one, and another. */
-static inline uint16_t fv_pkey(int index)
-{
-    return (uint16_t)(0xffff - index);
-}
 /* All below: under fv.lock. */
 int fv_start(void);
 /* A Unix socket with that abstract name, or -1. */

@@ -114,7 +114,7 @@ static int to_init(struct fv_qp *qp, const struct ibv_qp_attr *a)
         return EINVAL;
     if (a->pkey_index >= FV_PKEYS)
         return EINVAL;
-    qp->pkey = fv_pkey(a->pkey_index);
+    qp->pkey = qp->dev->port[a->port_num].pkey[a->pkey_index];
     qp->attr.pkey_index = a->pkey_index;
     qp->port = a->port_num;
     return 0;
@@ -209,8 +209,10 @@ int fv_attr_seen(const char *name)
 
     for (int i = 0; i < FV_QPS && seen != -2; i++) {
         const struct fv_qp *qp = fv.qps[i];
-        int value = qp && qp->base.state == IBV_QPS_RTS ? attribute(&qp->attr, name) : -1;
+        int value = -1;
 
+        if (qp && qp->base.state == IBV_QPS_RTS)
+            value = strcmp(name, "pkey") == 0 ? qp->pkey : attribute(&qp->attr, name);
         if (value != -1)
             seen = seen == -1 || seen == value ? value : -2;
     }

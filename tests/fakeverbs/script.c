@@ -25,6 +25,9 @@
  *   queue DEV TYPE N        one of its N-th queue pair that is connected, or of that one's
  *                           completion queue
  *   gid DEV PORT INDEX A.B.C.D   another entry (0.0.0.0: none), and the event
+ *   lid DEV PORT LID        the subnet manager gives the port another LID, and says so: it is met
+ *                           there from now on; queue pairs that are connected work on
+ *   pkey DEV PORT INDEX KEY another partition key, and the event; queue pairs keep theirs
  *   fatal DEV               the device fails: event, no command works, nothing moves; it stays
  *                           listed
  *   remove DEV              hot-unplug: event, no command works, it is listed no more, and what was
@@ -69,6 +72,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "fake.h"
 
@@ -166,6 +170,31 @@ static void gid_command(struct fv_dev *d, int port, int index, const char *addr)
     fv_async(d, IBV_EVENT_GID_CHANGE, port, NULL);
 }
 
+static void lid_command(struct fv_dev *d, int port, int lid)
+{
+    struct fv_port *p = &d->port[port];
+
+    if (port < 1 || port > d->n_ports)
+        return;
+    p->lid = (uint16_t)lid;
+    if (p->ib && d->listener[port] >= 0) {
+        p->ip = htonl((ntohl(p->ip) & ~0x7fffu) | (uint32_t)lid);
+        close(d->listener[port]);
+        d->listener[port] = -1;
+        if (fv_listen(d, port))
+            abort();
+    }
+    fv_async(d, IBV_EVENT_LID_CHANGE, port, NULL);
+}
+
+static void pkey_command(struct fv_dev *d, int port, int index, int key)
+{
+    if (port < 1 || port > d->n_ports || index < 0 || index >= FV_PKEYS)
+        return;
+    d->port[port].pkey[index] = (uint16_t)key;
+    fv_async(d, IBV_EVENT_PKEY_CHANGE, port, NULL);
+}
+
 static void queue_command(struct fv_dev *d, enum ibv_event_type type, int number)
 {
     for (int i = 0; i < FV_QPS; i++) {
@@ -207,7 +236,7 @@ void fv_command(char *text)
 {
     char verb[32] = "", dev[64] = "", word[64] = "";
     struct fv_dev *d;
-    int a = 0, b = 0;
+    int a = 0, b = 0, c = 0;
 
     sscanf(text, "%31s %63s", verb, dev);
     if (strcmp(verb, "chaos") == 0) {
@@ -237,6 +266,10 @@ void fv_command(char *text)
         queue_command(d, (enum ibv_event_type)a, b);
     } else if (strcmp(verb, "gid") == 0 && sscanf(text, "%*s %*s %d %d %63s", &a, &b, word) == 3) {
         gid_command(d, a, b, word);
+    } else if (strcmp(verb, "lid") == 0 && sscanf(text, "%*s %*s %d %i", &a, &b) == 2) {
+        lid_command(d, a, b);
+    } else if (strcmp(verb, "pkey") == 0 && sscanf(text, "%*s %*s %d %d %i", &a, &b, &c) == 3) {
+        pkey_command(d, a, b, c);
     } else if (strcmp(verb, "fatal") == 0) {
         d->fatal = true;
         fv_async(d, IBV_EVENT_DEVICE_FATAL, 0, NULL);

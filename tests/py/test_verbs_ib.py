@@ -16,7 +16,7 @@ import time
 import pytest
 from click.testing import CliRunner
 from conftest import Build
-from failover_bed import Side, running_pair, until
+from failover_bed import Pair, Side, running_pair, until
 from verbs_bed import PATIENT, ask, both_right, command, moved, over, settings, two_ends
 
 from r2ccl_ctl.cli.main import main
@@ -111,6 +111,51 @@ def test_events_belong_to_a_port(build: Build, side: str) -> None:
         pair.moving()
         down = {(e.nic, e.remote_nic) for e in at.named("path-down")}
         assert ("fvib:1", "fvib:1") not in down, str(pair)
+        pair.finish()
+
+
+def again_by_port_2(pair: Pair) -> bool:
+    return ("fvib:2", "fvib:2") in pairs_up(pair.tx.snapshot())
+
+
+def ends_of_port_2(side: Side) -> int:
+    return len([e for e in side.named("path-down") if e.nic == "fvib:2"])
+
+
+@pytest.mark.parametrize("side", ["tx", "rx"])
+def test_another_lid(build: Build, side: str) -> None:
+    """The subnet manager gives a port another LID: its paths end, although what is connected still
+    works here, and are made anew with the LID that it is met at now."""
+    with running_pair(build.path, *BULK, nics=PORTS, **ib(build)) as pair:
+        at = pair.side(side)
+        over(pair, "verbs", 2)
+        pair.moving()
+        command(at.pid, f"lid fvib 2 {0x0501}")
+        until(f"its paths end: {pair}", lambda: ends_of_port_2(at) > 0, 20.0)
+        until(f"they are made anew: {pair}", lambda: again_by_port_2(pair), 40.0)
+        pair.moving()
+        until(
+            f"it is shown: {pair}",
+            lambda: {n.name: n.rdma_lid for n in at.snapshot().nics}["fvib:2"] == 0x0501,
+        )
+        down = {(e.nic, e.remote_nic) for e in at.named("path-down")}
+        assert ("fvib:1", "fvib:1") not in down, str(pair)
+        pair.finish()
+
+
+def test_another_partition(build: Build) -> None:
+    """The key at our index becomes another one, at one side first: the port's paths end at once,
+    and come back when the other side is in that partition as well."""
+    with running_pair(build.path, *BULK, nics=PORTS, **ib(build)) as pair:
+        over(pair, "verbs", 2)
+        pair.moving()
+        command(pair.tx.pid, f"pkey fvib 2 0 {0x8001}")
+        until(f"its paths end: {pair}", lambda: ends_of_port_2(pair.tx) > 0, 20.0)
+        pair.moving()
+        assert not again_by_port_2(pair), str(pair)
+        command(pair.rx.pid, f"pkey fvib 2 0 {0x8001}")
+        until(f"they are made anew: {pair}", lambda: again_by_port_2(pair), 40.0)
+        pair.moving()
         pair.finish()
 
 

@@ -13,17 +13,6 @@ struct wanted {
     int value;
 };
 
-static int observed(const char *name)
-{
-    int (*attr)(const char *);
-    void *lib = dlopen(getenv("R2CCL_IBVERBS_LIB"), RTLD_NOW | RTLD_NOLOAD);
-
-    CHECK(lib);
-    *(void **)(void *)&attr = dlsym(lib, "fv_attr");
-    CHECK(attr);
-    return attr(name);
-}
-
 /* `env`: NAME, VALUE, ..., NULL. */
 static void connected_with(const char *const *env, const struct wanted *wanted)
 {
@@ -38,8 +27,8 @@ static void connected_with(const char *const *env, const struct wanted *wanted)
         setenv("R2_FAKEVERBS", ROCE, 1);
         bed_open(&bed, 2);
         for (; wanted->name; wanted++)
-            CHECK_MSG(observed(wanted->name) == wanted->value, "%s is %d, not %d", wanted->name,
-                      observed(wanted->name), wanted->value);
+            CHECK_MSG(bed_attr(wanted->name) == wanted->value, "%s is %d, not %d", wanted->name,
+                      bed_attr(wanted->name), wanted->value);
         _exit(0);
     }
     CHECK_EQ(waitpid(pid, &status, 0), pid);
@@ -137,10 +126,69 @@ static void test_mtu(void)
     connected_with(automatic, is_4096);
 }
 
+/* The entry of the GID tables by setting: R2CCL's own wins over NCCL's, -1 and what is no number
+ * leave it to the rule, which takes the NIC's address (entry 1; 0 is link-local). */
+static void test_gid_index(void)
+{
+    static const char *const cases[][5] = {
+        {"NCCL_IB_GID_INDEX", "0", NULL},
+        {"R2CCL_IB_GID_INDEX", "0", NULL},
+        {"R2CCL_IB_GID_INDEX", "0", "NCCL_IB_GID_INDEX", "1", NULL},
+        {"R2CCL_IB_GID_INDEX", "1", "NCCL_IB_GID_INDEX", "0", NULL},
+        {"NCCL_IB_GID_INDEX", "-1", NULL},
+        {"NCCL_IB_GID_INDEX", "first", NULL},
+    };
+    static const int index[] = {0, 0, 0, 1, 1, 1};
+
+    bed_library();
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        const struct wanted wanted[] = {{"sgid_index", index[i]}, {NULL, 0}};
+
+        connected_with(cases[i], wanted);
+    }
+}
+
+/* A message between two ends whose user wants no RDMA. */
+static void without_rdma(const char *name, const char *value)
+{
+    static uint8_t out[65536], in[sizeof(out)];
+    int status;
+    pid_t pid = fork();
+
+    if (pid == 0) {
+        struct bed_memory memory = {.out = out, .in = in, .size = sizeof(out)};
+        struct bed bed;
+
+        setenv("R2_FAKEVERBS", ROCE, 1);
+        setenv(name, value, 1);
+        bed_open(&bed, 0);
+        bed_register(&bed, &memory);
+        bed_message(&bed, &memory, 1);
+        CHECK_EQ(bed_paths(bed.tx), 0);
+        CHECK_EQ(bed_attr("mtu"), -1); /* no queue pair */
+        _exit(0);
+    }
+    CHECK_EQ(waitpid(pid, &status, 0), pid);
+    CHECK(WIFEXITED(status));
+    CHECK_EQ(WEXITSTATUS(status), 0);
+}
+
+static void test_no_rdma(void)
+{
+    static const char *const zero[] = {"NCCL_IB_DISABLE", "0", NULL};
+    static const struct wanted wanted[] = {{"mtu", 3}, {NULL, 0}};
+
+    bed_library();
+    without_rdma("NCCL_IB_DISABLE", "1");
+    without_rdma("R2CCL_RDMA", "0");
+    connected_with(zero, wanted);
+}
+
 static const struct check_test tests[] = {
     {"defaults", test_defaults}, {"settings", test_settings},
     {"nonsense", test_nonsense}, {"flush_queue_pair", test_flush_queue_pair},
-    {"mtu", test_mtu},           {0},
+    {"mtu", test_mtu},           {"gid_index", test_gid_index},
+    {"no_rdma", test_no_rdma},   {0},
 };
 
 int main(int argc, char **argv)

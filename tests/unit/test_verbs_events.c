@@ -215,6 +215,97 @@ static int ended(uint64_t from, int a, int b)
     return bed_told(from, R2_EV_PATH_DOWN, nics[a], nics[b], NULL);
 }
 
+/* Commands for ports that take the number of one and then `what`. */
+static void of_port(const char *verb, int port, const char *what)
+{
+    char text[64];
+
+    snprintf(text, sizeof(text), "!%s fv0 %d %s", verb, port + 1, what);
+    bed_script(text);
+}
+
+/* The NIC's path is another one than that. */
+static void until_anew(int nic, uint32_t gen)
+{
+    r2_nicstate_forgive(nic, true);
+    for (int ms = 0; ms < BED_WAIT_MS && (!carries(nic) || carries(nic) == gen); ms++)
+        bed_ms(1);
+    CHECK(carries(nic));
+    CHECK_MSG(carries(nic) != gen, "the path of NIC %d has not ended", nic);
+}
+
+static int lid_of(int nic)
+{
+    struct r2_vnic *v = &r2_verbs.nics[nic];
+    int lid;
+
+    pthread_mutex_lock(&v->lock);
+    lid = v->lid;
+    pthread_mutex_unlock(&v->lock);
+    return lid;
+}
+
+/* A port gets another LID, or another partition key where its queue pairs take theirs from: its
+ * paths end, the other port's do not, and new ones are made with what is there now. */
+static void test_other_lid_or_partition(void)
+{
+    int key;
+
+    begin();
+    both_carry();
+    key = bed_attr("pkey") ^ 2; /* none that it had in a test before */
+    for (int lid = 0; lid < 2; lid++) {
+        for (int port = 0; port < 2; port++) {
+            uint64_t from = bed_journal();
+            uint32_t gens[2] = {carries(0), carries(1)};
+            char text[32];
+
+            if (lid)
+                snprintf(text, sizeof(text), "%d", lid_of(port) ^ 8);
+            else
+                snprintf(text, sizeof(text), "0 %d", key);
+            of_port(lid ? "lid" : "pkey", port, text);
+            until_anew(port, gens[port]);
+            CHECK_GT(ended(from, port, port), 0);
+            CHECK_EQ(ended(from, 1 - port, 1 - port), 0);
+            CHECK_EQ(carries(1 - port), gens[1 - port]);
+            message(port);
+        }
+    }
+    for (int ms = 0; ms < BED_WAIT_MS && bed_attr("pkey") != key; ms++)
+        bed_ms(1); /* ends of what was tried between the two partitions */
+    CHECK_EQ(bed_attr("pkey"), key);
+    finish();
+}
+
+/* Events that have brought nothing new end nothing: the subnet manager has started anew, and all is
+ * as it was; a key that no queue pair of ours uses is another one. */
+static void test_nothing_new(void)
+{
+    static const int types[] = {IBV_EVENT_LID_CHANGE, IBV_EVENT_PKEY_CHANGE, IBV_EVENT_SM_CHANGE,
+                                IBV_EVENT_GID_CHANGE, IBV_EVENT_CLIENT_REREGISTER};
+    uint64_t from;
+    char text[32], same[32];
+
+    begin();
+    both_carry();
+    snprintf(same, sizeof(same), "0 %d", bed_attr("pkey"));
+    from = bed_journal();
+    for (int port = 0; port < 2; port++) {
+        for (size_t i = 0; i < sizeof(types) / sizeof(types[0]); i++) {
+            snprintf(text, sizeof(text), "!event fv0 %d %d", types[i], port + 1);
+            bed_script(text);
+        }
+        of_port("pkey", port, "1 0x8002");
+        of_port("pkey", port, same);
+    }
+    bed_ms(200);
+    message(1);
+    for (int nic = 0; nic < 2; nic++)
+        CHECK_EQ(ended(from, nic, nic), 0);
+    finish();
+}
+
 static bool active(int nic)
 {
     struct r2_vnic *v = &r2_verbs.nics[nic];
@@ -344,6 +435,8 @@ static void test_events_while_queues_go(void)
 
 static const struct check_test tests[] = {
     {"port_of_another", test_port_of_another},
+    {"other_lid_or_partition", test_other_lid_or_partition},
+    {"nothing_new", test_nothing_new},
     {"told_before_the_device_answers", test_told_before_the_device_answers},
     {"events_of_queues", test_events_of_queues},
     {"events_while_queues_go", test_events_while_queues_go},

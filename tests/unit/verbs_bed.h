@@ -41,6 +41,18 @@ __attribute__((unused)) static void bed_library(void)
     CHECK(bed_script);
 }
 
+/* An attribute with which all queue pairs were connected; below 0: tests/fakeverbs/fake.h. */
+__attribute__((unused)) static int bed_attr(const char *name)
+{
+    int (*attr)(const char *);
+    void *lib = dlopen(getenv("R2CCL_IBVERBS_LIB"), RTLD_NOW | RTLD_NOLOAD);
+
+    CHECK(lib);
+    *(void **)(void *)&attr = dlsym(lib, "fv_attr");
+    CHECK(attr);
+    return attr(name);
+}
+
 /* Paths over queue pairs that may carry chunks now, towards ourselves. */
 __attribute__((unused)) static int bed_paths(struct r2_conn *tx)
 {

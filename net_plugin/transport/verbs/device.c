@@ -103,12 +103,15 @@ static bool add_gid(struct r2_port_view *view, int index, enum r2_gid_type type,
 void r2_port_read(const struct r2_hca *hca, int port, const uint8_t *ip, struct r2_port_view *view)
 {
     int asked = wanted_gid_index();
+    __be16 pkey;
     bool roce;
 
     memset(view, 0, sizeof(*view));
     if (r2_ibv.query_port(hca->ctx, (uint8_t)port, &view->attr))
         return;
     view->there = true;
+    view->has_pkey = r2_ibv.query_pkey(hca->ctx, (uint8_t)port, r2_qp_pkey_index(), &pkey) == 0;
+    view->pkey = view->has_pkey ? ntohs(pkey) : 0;
     roce = view->attr.link_layer == IBV_LINK_LAYER_ETHERNET;
     for (int i = 0; i < view->attr.gid_tbl_len; i++) {
         enum r2_gid_type type = R2_GID_UNKNOWN;
@@ -174,7 +177,13 @@ bool r2_vnic_take(struct r2_vnic *v, struct r2_hca *hca, const uint8_t ip[16],
     }
     index = r2_port_gid(view, ip, gid, &score);
     pthread_mutex_lock(&v->lock);
-    changed = memcmp(gid, v->gid, 16) != 0 || attr->lid != v->lid;
+    /* A key that could not be read is no other one: it is the last one that was. */
+    changed = memcmp(gid, v->gid, 16) != 0 || attr->lid != v->lid ||
+              (view->has_pkey && v->has_pkey && view->pkey != v->pkey);
+    if (view->has_pkey) {
+        v->has_pkey = true;
+        v->pkey = view->pkey;
+    }
     /* r2_vnics_down comes after `gone` and takes the lock as well: it has the last word. */
     v->active = attr->state == IBV_PORT_ACTIVE && !atomic_load(&hca->gone) &&
                 (index >= 0 || attr->link_layer != IBV_LINK_LAYER_ETHERNET);
@@ -276,7 +285,7 @@ struct refresh {
     struct r2_cmd cmd;
     struct r2_hca *hca; /* used */
     int nic;
-    bool ends; /* endpoints of an address that is gone */
+    bool ends; /* endpoints of an address or a partition that is gone */
     const char *cause;
 };
 

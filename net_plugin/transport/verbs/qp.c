@@ -67,12 +67,16 @@ static int make_cq(struct r2_ep *ep)
     return ibv_req_notify_cq(ep->cq, 0) ? -EIO : 0;
 }
 
+uint16_t r2_qp_pkey_index(void)
+{
+    return (uint16_t)number("NCCL_IB_PKEY", r2_settings_get()->nccl_ib_pkey, 0, 0, 65535);
+}
+
 int r2_qp_init(struct ibv_qp *qp, uint8_t port, unsigned access)
 {
     struct ibv_qp_attr attr = {
         .qp_state = IBV_QPS_INIT,
-        .pkey_index =
-            (uint16_t)number("NCCL_IB_PKEY", r2_settings_get()->nccl_ib_pkey, 0, 0, 65535),
+        .pkey_index = r2_qp_pkey_index(),
         .port_num = port,
         .qp_access_flags = access,
     };

@@ -41,7 +41,7 @@ enum r2_async_act {
     R2_ASYNC_FAIL,    /* the paths in scope end */
     R2_ASYNC_DOWN,    /* ... and none is made until R2_ASYNC_UP */
     R2_ASYNC_UP,      /* the port is looked at again, then used */
-    R2_ASYNC_REFRESH, /* addresses changed: read again; paths whose address is gone end */
+    R2_ASYNC_REFRESH, /* read again; paths end if address, LID or partition key are others now */
     R2_ASYNC_GONE,    /* the device is let go of, until it is listed anew (hca.c) */
 };
 

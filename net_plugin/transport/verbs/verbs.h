@@ -63,6 +63,8 @@ struct r2_port_view {
     bool there; /* it has answered; else the rest is nothing */
     struct ibv_port_attr attr;
     uint64_t guid; /* InfiniBand, at the start; 0: unknown */
+    bool has_pkey; /* it has said what is at the index that queue pairs use */
+    uint16_t pkey;
     int n_gids;
     struct r2_gid_entry *gids; /* those that may be used, in the order of the table */
 };
@@ -120,6 +122,8 @@ struct r2_vnic {
     uint8_t link; /* IBV_LINK_LAYER_* */
     uint8_t mtu;  /* enum ibv_mtu: the most that is asked for, by setting and active MTU */
     uint16_t lid;
+    bool has_pkey; /* known */
+    uint16_t pkey; /* at the index that queue pairs use */
     int gid_index;
     uint8_t gid[16];
     int state, phys;
@@ -368,10 +372,10 @@ void r2_port_free(struct r2_port_view *view);
 int r2_port_gid(const struct r2_port_view *view, const uint8_t ip[16], uint8_t gid[16], int *score);
 /* A NIC's address as a GID has it. */
 void r2_nic_ip(const struct r2_nic *n, uint8_t ip[16]);
-/* The NIC's port is like that now; true if GID or LID changed. */
+/* The NIC's port is like that now; true if GID, LID or partition key changed. */
 bool r2_vnic_take(struct r2_vnic *nic, struct r2_hca *hca, const uint8_t ip[16],
                   const struct r2_port_view *view);
-/* On the command thread: reads state, LID and GID of the NIC's port; true if GID or LID changed. */
+/* On the command thread: reads the NIC's port; true if GID, LID or partition key changed. */
 bool r2_vnic_refresh(struct r2_vnic *nic, struct r2_hca *hca);
 /* On the command thread: the device is there, and the slot's NICs have it. */
 void r2_vnics_up(struct r2_hca *hca);
@@ -450,6 +454,8 @@ int r2_qps_error(struct r2_ep *ep);
 /* Any queue pair of ours: what users have set (partition; service level, traffic class), so that
  * all of a NIC's are of one kind to the network. To INIT; 0 or -EIO. */
 int r2_qp_init(struct ibv_qp *qp, uint8_t port, unsigned access);
+/* Where in its port's table the partition key of every queue pair is: NCCL_IB_PKEY. */
+uint16_t r2_qp_pkey_index(void);
 /* `gid` NULL: by the LID alone. */
 void r2_qp_route(struct ibv_ah_attr *ah, uint8_t port, uint16_t lid, const uint8_t *gid,
                  int gid_index);
