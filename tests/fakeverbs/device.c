@@ -56,6 +56,8 @@ static void show_paths(struct fv_dev *d)
 
 static void add_port(struct fv_dev *d, const char *addr)
 {
+    const char *text = getenv("R2_FAKEVERBS_GID");
+    int also = text ? atoi(text) : 1;
     struct fv_port *p = &d->port[++d->n_ports];
 
     memset(p, 0, sizeof(*p));
@@ -74,6 +76,8 @@ static void add_port(struct fv_dev *d, const char *addr)
         return;
     p->gid[1].raw[10] = p->gid[1].raw[11] = 0xff;
     memcpy(p->gid[1].raw + 12, &p->ip, 4);
+    if (also > 1 && also < FV_GIDS)
+        p->gid[also] = p->gid[1];
 }
 
 static void add_device(char *spec, int index)

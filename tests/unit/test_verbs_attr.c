@@ -127,25 +127,27 @@ static void test_mtu(void)
 }
 
 /* The entry of the GID tables by setting: R2CCL's own wins over NCCL's, -1 and what is no number
- * leave it to the rule, which takes the NIC's address (entry 1; 0 is link-local). */
+ * leave it to the rule, which takes the first one with the NIC's address (1; here 3 has it too). */
 static void test_gid_index(void)
 {
     static const char *const cases[][5] = {
-        {"NCCL_IB_GID_INDEX", "0", NULL},
-        {"R2CCL_IB_GID_INDEX", "0", NULL},
-        {"R2CCL_IB_GID_INDEX", "0", "NCCL_IB_GID_INDEX", "1", NULL},
-        {"R2CCL_IB_GID_INDEX", "1", "NCCL_IB_GID_INDEX", "0", NULL},
+        {"NCCL_IB_GID_INDEX", "3", NULL},
+        {"R2CCL_IB_GID_INDEX", "3", NULL},
+        {"R2CCL_IB_GID_INDEX", "3", "NCCL_IB_GID_INDEX", "1", NULL},
+        {"R2CCL_IB_GID_INDEX", "1", "NCCL_IB_GID_INDEX", "3", NULL},
         {"NCCL_IB_GID_INDEX", "-1", NULL},
         {"NCCL_IB_GID_INDEX", "first", NULL},
     };
-    static const int index[] = {0, 0, 0, 1, 1, 1};
+    static const int index[] = {3, 3, 3, 1, 1, 1};
 
     bed_library();
+    setenv("R2_FAKEVERBS_GID", "3", 1);
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
         const struct wanted wanted[] = {{"sgid_index", index[i]}, {NULL, 0}};
 
         connected_with(cases[i], wanted);
     }
+    unsetenv("R2_FAKEVERBS_GID");
 }
 
 /* A message between two ends whose user wants no RDMA. */
