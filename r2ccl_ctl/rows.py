@@ -98,6 +98,8 @@ class PathRow:
     replayed_bytes: int
     heard_mono_ns: int
     via: str = "tcp"
+    penalty: int = 0
+    reuse_mono_ns: int = 0
 
 
 @dataclass(frozen=True)
@@ -248,7 +250,11 @@ def path(index: int, row: dict[str, Any], nics: dict[int, str], peers: dict[int,
         nic=nics.get(row["nic"], ""),
         state=word("r2_seg_path_state", "R2_SEG_PATH_", row["state"]),
         via=word("r2_seg_via", "R2_SEG_VIA_", row["via"]),
-        **take(row, "peer remote_nic generation weight streams cause since_real_ns since_mono_ns"),
+        **take(
+            row,
+            "peer remote_nic generation weight streams cause since_real_ns since_mono_ns "
+            "penalty reuse_mono_ns",
+        ),
         **take(
             row["n"],
             "tx_bytes rx_bytes inflight_bytes rate rtt_us failures replayed_bytes heard_mono_ns",

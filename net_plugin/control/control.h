@@ -162,6 +162,9 @@ void r2_control_path_via(struct r2_control *ctl, int path, enum r2_seg_via via);
 void r2_control_path_state(struct r2_control *ctl, int path, enum r2_seg_path_state state,
                            uint64_t generation, const char *cause);
 void r2_control_path_weight(struct r2_control *ctl, int path, uint32_t weight, uint32_t streams);
+/* Flap damping: the penalty, and when it is tried again (CLOCK_MONOTONIC; 0: not damped). */
+void r2_control_path_damping(struct r2_control *ctl, int path, uint32_t penalty,
+                             uint64_t reuse_mono_ns);
 /* Why it is as it is; state and counters stay. */
 void r2_control_path_cause(struct r2_control *ctl, int path, const char *cause);
 void r2_control_path_remote(struct r2_control *ctl, int path, const char *remote_nic);

@@ -419,6 +419,19 @@ void r2_control_path_weight(struct r2_control *ctl, int path, uint32_t weight, u
     r2_row_end(&row->seq);
 }
 
+void r2_control_path_damping(struct r2_control *ctl, int path, uint32_t penalty,
+                             uint64_t reuse_mono_ns)
+{
+    struct r2_seg_path *row = path_row(ctl, path);
+
+    if (!row)
+        return;
+    r2_row_begin(&row->seq);
+    r2_row_u32(&row->penalty, penalty);
+    r2_row_u64(&row->reuse_mono_ns, reuse_mono_ns);
+    r2_row_end(&row->seq);
+}
+
 void r2_control_path_remove(struct r2_control *ctl, int path)
 {
     struct r2_seg_path *row = path_row(ctl, path);

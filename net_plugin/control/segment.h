@@ -309,8 +309,10 @@ struct r2_seg_path {
     struct r2_seg_path_counters n;
     uint32_t weight;
     uint32_t streams;
-    uint32_t via; /* enum r2_seg_via */
-    uint8_t reserved[28];
+    uint32_t via;           /* enum r2_seg_via */
+    uint32_t penalty;       /* flap damping */
+    uint64_t reuse_mono_ns; /* damped until */
+    uint8_t reserved[16];
 };
 
 enum r2_seg_via { R2_SEG_VIA_TCP = 0, R2_SEG_VIA_VERBS };

@@ -97,9 +97,9 @@ struct r2_path {
     struct r2_pathrate rate;
     struct r2_share share; /* weight, and what it took lately */
     uint16_t grey;         /* factor of the weight, per mille */
-    uint32_t weight_shown;
+    uint32_t weight_shown, penalty_shown;
     struct r2_grey watch; /* S: is it slow or lossy against its siblings */
-    bool counted_grey;
+    bool counted_grey, damped_shown;
     bool weight_told;  /* the journal has a word about its weight */
     uint64_t chunk_at; /* S: when it last took a chunk */
     struct r2_trial trial;

@@ -414,7 +414,26 @@ static void mark_all(struct r2_peer *p)
     }
 }
 
-static void publish(struct r2_peer *p)
+/* It fades by itself, so the row is written whenever the number is another one. */
+static void publish_damping(struct r2_path *path, uint64_t now)
+{
+    struct r2_damp_rules rules;
+    uint32_t penalty;
+    uint64_t reuse;
+
+    if (path->damp.penalty <= 0 && !path->penalty_shown && !path->damped_shown)
+        return;
+    r2_damp_rules_get(&rules);
+    penalty = r2_damp_penalty(&path->damp, &rules, now);
+    reuse = r2_damp_reuse_at(&path->damp, &rules, now);
+    if (penalty == path->penalty_shown && (reuse > 0) == path->damped_shown)
+        return;
+    path->penalty_shown = penalty;
+    path->damped_shown = reuse > 0;
+    r2_control_path_damping(r2_eng.ctl, path->row, penalty, reuse);
+}
+
+static void publish(struct r2_peer *p, uint64_t now)
 {
     for (int i = 0; i < p->n_paths; i++) {
         struct r2_path *path = p->paths[i];
@@ -431,6 +450,7 @@ static void publish(struct r2_peer *p)
             r2_control_path_weight(r2_eng.ctl, path->row, weight / 10,
                                    path->ep ? r2_eng.ops->lanes(path->ep) : 0);
         path->weight_shown = weight;
+        publish_damping(path, now);
     }
 }
 
@@ -472,7 +492,7 @@ void r2_peer_timer(struct r2_timer *t, uint64_t now)
     r2_peer_weigh(p);
     if (!p->out && (p->active || atomic_load(&p->held_until)))
         r2_recv_say_kept(p, now);
-    publish(p);
+    publish(p, now);
     r2_peer_show(p, now);
     r2_timer_set(&p->timer, now + next_tick(p, now, busy));
     r2_peer_unlock(p); /* flushes the heartbeats */

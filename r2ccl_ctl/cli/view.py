@@ -177,11 +177,11 @@ NIC_COLUMNS = (
 )
 
 
-def penalty(nic: Nic, now_ns: int | None = None) -> str:
-    """Flap damping: the penalty, and how long a damped NIC is still left alone."""
+def penalty(row: Nic | PathRow, now_ns: int | None = None) -> str:
+    """Flap damping: the penalty, and how long a damped NIC or path is still left alone."""
     now = now_ns if now_ns is not None else time.monotonic_ns()
-    left = (nic.reuse_mono_ns - now) / 1e9 if nic.state == "damped" else 0
-    text = str(nic.penalty) if nic.penalty else "-"
+    left = (row.reuse_mono_ns - now) / 1e9 if row.state == "damped" else 0
+    text = str(row.penalty) if row.penalty else "-"
     return f"{text}, reuse in {show_span(left)}" if left > 0 else text
 
 
@@ -313,7 +313,7 @@ def node_dict(segment: NodeSegment, row: NodeRow) -> dict[str, Any]:
     return found
 
 
-def path_table(paths: Iterable[PathRow]) -> Table:
+def path_table(paths: Iterable[PathRow], now_ns: int | None = None) -> Table:
     found = table(
         "PEER",
         "NIC",
@@ -327,6 +327,7 @@ def path_table(paths: Iterable[PathRow]) -> Table:
         ">REPLAYED",
         ">FAILS",
         "SINCE",
+        "PENALTY",
         "CAUSE",
     )
     for path in paths:
@@ -343,7 +344,8 @@ def path_table(paths: Iterable[PathRow]) -> Table:
             show_bytes(path.inflight_bytes),
             show_bytes(path.replayed_bytes),
             path.failures,
-            ago(path.since_mono_ns),
+            ago(path.since_mono_ns, now_ns),
+            penalty(path, now_ns),
             path.cause,
         )
     return found
@@ -475,7 +477,7 @@ def status_view(
         if details and snapshot.peers:
             parts.append(Padding(peer_table(snapshot), (0, 0, 0, 2), expand=False))
         if odd:
-            parts.append(Padding(path_table(odd), (0, 0, 0, 2), expand=False))
+            parts.append(Padding(path_table(odd, snapshot.mono_ns), (0, 0, 0, 2), expand=False))
     return Group(*parts)
 
 

@@ -174,6 +174,7 @@ static void test_row_minus_one(void)
         r2_control_peer_remove(ctl, row);
         r2_control_path_state(ctl, row, R2_SEG_PATH_DOWN, 1, "x");
         r2_control_path_weight(ctl, row, 1, 1);
+        r2_control_path_damping(ctl, row, 1, 1);
         r2_control_path_remove(ctl, row);
         r2_count(&r2_control_nic_counters(ctl, row)->tx_bytes, 1);
         r2_count(&r2_control_path_counters(ctl, row)->tx_bytes, 1);
