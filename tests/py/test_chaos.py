@@ -13,8 +13,9 @@ import statistics
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -198,6 +199,110 @@ def test_a_keeper_that_hangs_fails_the_round(monkeypatch: pytest.MonkeyPatch) ->
             monkey.mend()
     finally:
         go.set()
+
+
+class Anybody:
+    """Stands in for a rank, and for the lab: has four NICs, and does whatever it is told."""
+
+    def __init__(self, index: int = 0) -> None:
+        self.name, self.pid, self.variant = f"rank{index}", -1, ""
+        self.place = SimpleNamespace(node=index)
+
+    def snapshot(self) -> Any:
+        return SimpleNamespace(nics=[SimpleNamespace(name=f"nic{i}") for i in range(chaos.NICS)])
+
+    def nics(self, node: str) -> list[str]:
+        return [f"nic{i}" for i in range(chaos.NICS)]
+
+    def __getattr__(self, name: str) -> Callable[..., None]:
+        return lambda *args, **more: None
+
+
+class Planner(chaos.Monkey):
+    """Only plans: nobody is told anything, and nobody is stopped."""
+
+    def say(self, side: Side, command: Command) -> None:
+        self.done.append(f"0 {command.verb} {command.nic} {command.weight}")
+
+    def later(self, seconds: float, action: Callable[[], None]) -> None:
+        self.done.append(f"0 something after {seconds}")
+
+    def cont(self, pid: int) -> None:
+        pass
+
+
+def plan(seed: int, *, lab: bool) -> list[str]:
+    ranks: list[Any] = [Anybody(i) for i in range(chaos.NODES)]
+    job: Any = SimpleNamespace(
+        sides=ranks, began=time.monotonic(), job=SimpleNamespace(ranks=ranks, running=True)
+    )
+    where: Any = Anybody() if lab else None
+    monkey = Planner(random.Random(seed), job, None)
+    monkey.lab = where
+    try:
+        for _ in range(200):
+            monkey.step()
+    finally:
+        assert monkey.keeper.end()
+    return [line.partition(" ")[2] for line in monkey.done]  # without the times
+
+
+@pytest.mark.parametrize("lab", [False, True], ids=["loopback", "lab"])
+def test_a_seed_has_one_plan(monkeypatch: pytest.MonkeyPatch, seed: int, *, lab: bool) -> None:
+    """What a round prints as the way to have it again does the same things in the same order."""
+    monkeypatch.setattr(time, "sleep", lambda seconds: None)
+    monkeypatch.setattr(threading, "Timer", lambda *words: SimpleNamespace(start=print))
+    first = plan(seed, lab=lab)
+    assert len(first) >= 200
+    assert plan(seed, lab=lab) == first
+    assert plan(seed + 1, lab=lab) != first
+
+
+def looks_of(fds: list[int], mib: list[int]) -> list[list[chaos.Held]]:
+    """Of two ranks; the other one always holds the same."""
+    return [[chaos.Held(f, 9, m), chaos.Held(90, 9, 50)] for f, m in zip(fds, mib, strict=True)]
+
+
+def test_second_half_of_a_round() -> None:
+    """A rank that goes on growing is told from one that has what it needs after a while."""
+    quiet = looks_of([50, 140, 130, 150, 120, 155], [40, 90, 80, 95, 85, 99])
+    assert chaos.second_half(quiet)[0] == chaos.Held(15, 0, 9)
+    assert chaos.second_half(quiet)[1] == chaos.Held(0, 0, 0)
+    assert chaos.still_growing(quiet, 540.0) == []
+    steps = range(900)
+    leaks = looks_of([50 + i // 8 for i in steps], [40 + i // 9 for i in steps])
+    (fds, mib) = chaos.still_growing(leaks, 540.0)
+    assert fds.startswith("fds: 56 more") and mib.startswith("mib: 50 more")
+    assert chaos.still_growing(leaks, 12.0) == []
+    assert chaos.second_half([]) == chaos.second_half(leaks[:1]) == []
+
+
+@pytest.mark.parametrize("required", ["lab,gpu", "build", ""])
+def test_without_a_lab(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], required: str
+) -> None:
+    """Loopback NICs in its place are named as that, and are an error where a lab is required."""
+    monkeypatch.setattr(netns, "has_admin", lambda: False)
+    monkeypatch.setenv("TEST_REQUIRE", required)
+    monkeypatch.setattr(Build, "absent", lambda build: [])
+    monkeypatch.setattr(sys, "argv", ["chaos.py", "--minutes", "0"])
+    code = chaos.main()
+    said = capsys.readouterr()
+    assert "CAP_SYS_ADMIN is missing" in said.out + said.err
+    if "lab" in required:
+        assert code == 1 and "lab is required here (TEST_REQUIRE)" in said.err
+    else:
+        assert code == 0 and "on loopback NICs" in said.out and "0 failed" in said.out
+
+
+def test_an_unknown_part(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("TEST_REQUIRE", "lap")
+    monkeypatch.setattr(Build, "absent", lambda build: [])
+    monkeypatch.setattr(sys, "argv", ["chaos.py", "--minutes", "0"])
+    assert chaos.main() == 2
+    assert "lap" in capsys.readouterr().err
 
 
 def test_what_counts_as_a_rail() -> None:

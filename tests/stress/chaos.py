@@ -9,11 +9,15 @@ loopback`). Round n draws everything from seed + n and runs in verify mode when 
 that fails prints its own command. Faults: links down, flapping links, black holes of each
 direction, loss, slow links, cut pairs, faults inside the engine, drained and weighted NICs, stopped
 ranks, and now and then every NIC of a node away and one given back.
+What the ranks hold (descriptors, threads, memory) is looked at all the while: at the end it may be
+no more than at the start and a bit, and the line of a round says what the second half of it held
+over the first; in a round of LONG_S or more that is bounded, too.
 The plan of a seed is always the same, its timing only roughly so; what undoes a fault after a while
 is done by a thread of its own, on time however slow the plan is being carried out. That thread also
 gives two nodes a rail back that have had none in common for NO_RAIL_S: a job need not outlive more.
 
-Exit code 0: all well; 1: a round failed.
+Exit code 0: all well; 1: a round failed, or there can be no lab and TEST_REQUIRE has `lab`;
+2: a wrong option, or a part that TEST_REQUIRE does not know.
 """
 
 from __future__ import annotations
@@ -36,7 +40,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "tests/py"))
 
-from conftest import Build  # noqa: E402
+from conftest import Build, required_parts  # noqa: E402
 from failover_bed import PerfJob, Side, running_perf  # noqa: E402
 
 from r2ccl_ctl import control  # noqa: E402
@@ -53,6 +57,8 @@ FDS_PER_PEER = 2 * 2 * NICS * (NICS - 1)
 FDS_OVER_START = 54  # and that for each peer
 THREADS_OVER_START = 2
 MIB_OVER_START = 96  # resident: what a path's buffers and the stand-in's copies may come to
+LONG_S = 300.0  # in half of that every pair of NICs has had to stand in
+MIB_OVER_FIRST_HALF = 48
 FLAP_S = 0.2
 SETTLE_S = 10.0  # what a lost NIC has left behind (attempts, fences) is gone after so long
 NO_RAIL_S = 8.0  # two nodes without a rail between them, at most: no job has to outlive more
@@ -150,6 +156,7 @@ class Monkey:
     def __init__(self, rnd: random.Random, job: PerfJob, lab: Lab | None) -> None:
         self.rnd, self.job, self.lab = rnd, job, lab
         self.done: list[str] = []
+        self.looks: list[list[Held]] = []  # what every rank held, in order
         self.stopped: set[int] = set()  # pids: they answer no commands
         self.keeper = Keeper(lab, self.note)
 
@@ -368,6 +375,32 @@ def over(now: list[Held], start: list[Held]) -> list[str]:
     return [line for held, first in pairs for line in held.over(first, len(start) - 1)]
 
 
+def peak(looks: list[list[Held]]) -> list[Held]:
+    """The most of each that a rank held in any of the looks, rank by rank."""
+    return [Held(*map(max, zip(*rank, strict=True))) for rank in zip(*looks, strict=True)]
+
+
+def second_half(looks: list[list[Held]]) -> list[Held]:
+    """What every rank held at most in the second half of the looks, less the same in the first."""
+    half = len(looks) // 2
+    pairs = zip(peak(looks[:half]), peak(looks[half:]), strict=True) if half else ()
+    return [
+        Held(*(now - was for was, now in zip(first, second, strict=True)))
+        for first, second in pairs
+    ]
+
+
+def still_growing(looks: list[list[Held]], seconds: float) -> list[str]:
+    """What some rank held more in the second half of a long round than it may, a line each."""
+    limit = Held(FDS_OVER_START, THREADS_OVER_START, MIB_OVER_FIRST_HALF)
+    return [
+        f"{what}: {more} more in the second half than in the first"
+        for held in (second_half(looks) if seconds >= LONG_S else [])
+        for what, more, may in zip(Held._fields, held, limit, strict=True)
+        if more > may
+    ]
+
+
 def settled(job: PerfJob, start: list[Held]) -> list[Held]:
     """What every rank holds once that is no more than at the start and a bit, or after a while."""
     end = time.monotonic() + SETTLE_S
@@ -386,6 +419,7 @@ def trouble(job: PerfJob, monkey: Monkey, seconds: float) -> None:
         while time.monotonic() < end and job.job.running:
             monkey.step()
             monkey.keeper.check()
+            monkey.looks += [held for held in [look(job)] if held]
         monkey.mend()
         job.moving(2)
     except KeeperError:
@@ -421,7 +455,7 @@ def round_of(build: Build, seed: int, lab: Lab | None, seconds: float) -> str:
             trouble(job, monkey, seconds)
             grown = settled(job, start)
             job.finish(90)
-            more = over(grown, start)
+            more = over(grown, start) + still_growing(monkey.looks, seconds)
             assert not more, "; ".join(more)
         except (AssertionError, pytest.fail.Exception, R2Error, OSError):
             if monkey.keeper.wrong is not None:
@@ -435,14 +469,29 @@ def round_of(build: Build, seed: int, lab: Lab | None, seconds: float) -> str:
             if lab is not None:
                 lab.recover_all()
     where = lab.spec.variant if lab is not None else "loopback"
-    most = Held(*(max(values) for values in zip(*grown, strict=True))) if grown else None
-    return f"{op} {size} x {spec['per_node']}, {where}, {len(monkey.done)} faults, most {most}"
+    most, later = (highest(held) for held in (grown, second_half(monkey.looks)))
+    return (
+        f"{op} {size} x {spec['per_node']}, {where}, {len(monkey.done)} faults, most {most}, "
+        f"second half over first {later}"
+    )
+
+
+def highest(held: list[Held]) -> Held | None:
+    """Of all ranks; None: nobody looked."""
+    return peak([[one] for one in held])[0] if held else None
+
+
+def no_lab(name: str) -> str:
+    """Why a lab that is wanted, if there can be one, cannot be; "": it can, or is not wanted."""
+    if name != "auto" or netns.has_admin():
+        return ""
+    return "no network namespaces can be made here (CAP_SYS_ADMIN is missing)"
 
 
 @contextlib.contextmanager
 def bed(name: str, seed: int) -> Iterator[Lab | None]:
     """The lab of a round, or None for loopback NICs."""
-    if name == "loopback" or (name == "auto" and not netns.has_admin()):
+    if name == "loopback" or no_lab(name):
         yield None
         return
     spec = LabSpec(
@@ -468,6 +517,17 @@ def main() -> int:
     if build.absent():
         print(f"chaos: {', '.join(build.absent())}: not there; run `make native`", file=sys.stderr)
         return 1
+    why = no_lab(given.bed)
+    try:
+        required = required_parts()
+    except pytest.UsageError as err:
+        print(f"chaos: {err}", file=sys.stderr)
+        return 2
+    if why and "lab" in required:
+        print(f"chaos: lab is required here (TEST_REQUIRE): {why}", file=sys.stderr)
+        return 1
+    if why:
+        print(f"chaos: {why}: on loopback NICs, without failures of links", flush=True)
     print(f"chaos: --seed {given.seed} --seconds {given.seconds:g}", flush=True)
     end, number, failed = time.monotonic() + 60 * given.minutes, 0, 0
     while time.monotonic() < end and (not given.rounds or number < given.rounds):
