@@ -5,9 +5,12 @@ from __future__ import annotations
 
 import random
 import re
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
+from rich.console import Console
 from segment_bed import StartWriter, start_writer
 from test_cli import call
 
@@ -71,6 +74,35 @@ def test_a_fault_is_said_as_it_was_understood(start_writer: StartWriter) -> None
     assert said.endswith(" (slow=80mbit, rx only, after 64.0 KiB more, for 90s)\n"), said
     wrong = call("fail-nic", "127.0.9.9", *job, code=1)
     assert "until recover-nic" not in wrong.stdout + wrong.stderr
+
+
+@pytest.mark.parametrize(
+    ("state", "points", "left", "shown"),
+    [
+        ("damped", 3400, 75, "3400, reuse in 75s"),
+        ("damped", 3400, 0, "3400"),  # about to be taken again
+        ("damped", 3400, -5, "3400"),
+        ("healthy", 1200, 75, "1200"),
+        ("healthy", 0, 0, "-"),
+    ],
+)
+def test_damped_until(
+    start_writer: StartWriter, state: str, points: int, left: int, shown: str
+) -> None:
+    """NICs and paths that are left alone: with which penalty, and until when."""
+    snapshot = start_writer().process.snapshot()
+    words: dict[str, Any] = {
+        "state": state,
+        "penalty": points,
+        "reuse_mono_ns": snapshot.mono_ns + left * 10**9 if left else 0,
+    }
+    nic, path = replace(snapshot.nics[0], **words), replace(snapshot.paths[0], **words)
+    assert view.penalty(nic, snapshot.mono_ns) == view.penalty(path, snapshot.mono_ns) == shown
+    console = Console(width=400, color_system=None)
+    for one in (replace(snapshot, nics=[nic], paths=[]), replace(snapshot, nics=[], paths=[path])):
+        with console.capture() as got:
+            console.print(view.status_view([(one, {})], details=True))
+        assert re.search(rf" {re.escape(shown)}( |$)", got.get(), re.MULTILINE), got.get()
 
 
 def test_counters_of_bytes() -> None:

@@ -44,7 +44,9 @@ def test_ports_are_nics(build: Build) -> None:
         pair.moving()
         seen = pair.tx.snapshot()
         pid = str(pair.tx.pid)
-        shown = [CliRunner().invoke(main, [verb, "--pid", pid]).output for verb in ("nics", "status")]
+        shown = [
+            CliRunner().invoke(main, [verb, "--pid", pid]).output for verb in ("nics", "status")
+        ]
         pair.finish()
     assert {("fvib:1", "fvib:1"), ("fvib:2", "fvib:2")} <= pairs_up(seen)
     assert moved(seen, "tcp") == 0
@@ -54,7 +56,18 @@ def test_ports_are_nics(build: Build) -> None:
     assert nics["fvib:1"].addr.startswith("0x") and nics["fvib:1"].addr != nics["fvib:2"].addr
     gid = nics["fvib:1"].gid
     assert gid and nics["fvib:1"].queue_pairs > 0
-    row = [r"fvib:1", "fvib", "1", "Active", "LinkUp", "100", str(0x0301), "InfiniBand", gid, r"\d+"]
+    row = [
+        r"fvib:1",
+        "fvib",
+        "1",
+        "Active",
+        "LinkUp",
+        "100",
+        str(0x0301),
+        "InfiniBand",
+        gid,
+        r"\d+",
+    ]
     for text in shown:
         assert "BASE LID" in text and "QUEUE PAIRS" in text, text
         assert re.search(r"\b" + r" +".join(row) + "$", text, re.MULTILINE), text
