@@ -447,7 +447,6 @@ void r2_path_journal(const struct r2_path *path, enum r2_seg_event event, uint64
                      uint64_t duration_ns, const char *cause);
 
 /* ---- pathhealth.c: health of paths, test chunks; all under the lock */
-#define R2_CONN_TEST 0 /* connection id of test chunks; real ones begin at 1 */
 /* Takes the event, and shows and journals what follows from it. True: something did. */
 bool r2_path_event(struct r2_path *path, enum r2_health_event event, const char *cause);
 void r2_path_show(struct r2_path *path, const char *cause);

@@ -4,7 +4,8 @@
  * A path that comes back carries nothing of the job before test chunks on each bulk lane and words
  * on its control lane have gone both ways: the connecting side says how many bytes it wants to see
  * (TEST), sends them as chunks of connection 0, and goes on when the other side has them all
- * (TEST_ACK). One-sided transports have no place to put them, and test the control lane only. */
+ * (TEST_ACK). One-sided transports have a place of their own for them, and say that one has arrived
+ * when they have found there what it is made of. */
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
@@ -16,7 +17,8 @@
 #define TEST_CHUNKS 4 /* at least, and as many on each lane */
 #define TEST_MOST (TEST_CHUNK * R2_LANES_MAX)
 #define TEST_NS (1 * R2_NS_PER_S)
-#define DRAIN_MIN_NS (50 * R2_NS_PER_MS) /* the word about it travels on another path */
+#define TEST_ONE_SIDED_NS (2 * R2_NS_PER_S) /* a queue pair sends again after 0.27 s as a rule */
+#define DRAIN_MIN_NS (50 * R2_NS_PER_MS)    /* the word about it travels on another path */
 
 static uint8_t test_bytes[TEST_CHUNK]; /* read only */
 
@@ -239,6 +241,16 @@ static bool is_empty(const struct r2_path *path)
 
 /* ---- test chunks */
 
+static bool one_sided(const struct r2_path *path)
+{
+    return path->transport != R2_VIA_TCP;
+}
+
+static uint32_t chunk_len(const struct r2_path *path)
+{
+    return one_sided(path) ? R2_TEST_LEN : TEST_CHUNK;
+}
+
 /* Bytes in all. A lane may be dead while the others work: its port may hash to another link, or a
  * firewall may know it. */
 static uint32_t plan_test(struct r2_path *path)
@@ -247,8 +259,9 @@ static uint32_t plan_test(struct r2_path *path)
 
     lanes = lanes < 1 ? 1 : lanes > R2_LANES_MAX ? R2_LANES_MAX : lanes;
     memset(path->test_took, 0, sizeof(path->test_took));
-    path->test_quota = (uint8_t)((TEST_CHUNKS + lanes - 1) / lanes);
-    return TEST_CHUNK * lanes * path->test_quota;
+    path->test_quota =
+        one_sided(path) ? R2_TEST_EACH : (uint8_t)((TEST_CHUNKS + lanes - 1) / lanes);
+    return chunk_len(path) * lanes * path->test_quota;
 }
 
 void r2_path_test(struct r2_path *path)
@@ -262,7 +275,7 @@ void r2_path_test(struct r2_path *path)
     path->testing = path->peer->out || path->health.state == R2_HEALTH_PROBING;
     if (!path->peer->out)
         return;
-    if (!fresh && path->transport == R2_VIA_TCP)
+    if (!fresh)
         m.bytes = path->test_want = plan_test(path);
     if (r2_out_frame(path, R2_F_TEST, &m, sizeof(m), NULL, 0))
         return; /* no memory: it is down again */
@@ -282,10 +295,11 @@ bool r2_path_test_next(struct r2_path *path, struct r2_bulk *bulk)
     memset(bulk, 0, sizeof(*bulk));
     bulk->lane = (uint16_t)lane;
     bulk->conn = R2_CONN_TEST;
-    bulk->seq = path->test_out / TEST_CHUNK;
-    bulk->total = bulk->len = TEST_CHUNK;
+    bulk->len = chunk_len(path);
+    bulk->seq = path->test_out / bulk->len;
+    bulk->total = bulk->len;
     bulk->data = test_bytes;
-    path->test_out += TEST_CHUNK;
+    path->test_out += bulk->len;
     return true;
 }
 
@@ -330,8 +344,10 @@ int r2_path_on_test(struct r2_path *path, const uint8_t *body)
 
 int r2_path_test_claim(struct r2_path *path, struct r2_bulk *bulk)
 {
-    if (path->peer->out || bulk->len > TEST_CHUNK)
+    if (path->peer->out || bulk->len > chunk_len(path))
         return -EPROTO;
+    if (one_sided(path)) /* it is in its place */
+        return 0;
     bulk->data = malloc(bulk->len);
     return bulk->data ? 0 : 1;
 }
@@ -393,7 +409,7 @@ void r2_path_tick(struct r2_path *path, uint64_t now)
         break;
     }
     if (path->state == R2_PATH_UP && path->testing && path->peer->out) {
-        if (now - path->test_at > TEST_NS)
+        if (now - path->test_at > (one_sided(path) ? TEST_ONE_SIDED_NS : TEST_NS))
             r2_path_fail(path, path->gen, ETIMEDOUT, "test chunks did not arrive");
         else if (path->test_out < path->test_want)
             path->kick_wanted += R2_LANES_MAX;

@@ -20,8 +20,9 @@
 #endif
 
 /* Of all that two plugins say to each other, hellos and handles included: another one is refused
- * (r2_engine_connect). 2: an accepting process may call who connects to it. */
-#define R2_WIRE_VERSION 2
+ * (r2_engine_connect). 2: an accepting process may call who connects to it. 3: test chunks are
+ * written by queue pairs as well (transport/verbs/card.h). */
+#define R2_WIRE_VERSION 3
 #define R2_WIRE_MAX_NICS 16
 #define R2_WIRE_MAX_BODY 65535
 #define R2_WIRE_NAME 32

@@ -77,6 +77,14 @@ struct r2_bulk {
     uint32_t unsent;               /* tx, said with chunk_sent: bytes of it that never left */
     uint16_t lane; /* tx: the bulk lane that takes it, 0 ..: set before next_chunk is asked */
 };
+/* Connection id of test chunks, which prove a path before it carries anything of the job; real ones
+ * begin at 1. Of one-sided endpoints they are R2_TEST_LEN bytes, the first R2_TEST_EACH of each
+ * lane that are taken at all: the transport has their bytes and the place for them, and claims none
+ * that did not arrive whole. Several packets of the largest kind (4096 bytes), because small ones
+ * may pass where those do not. */
+#define R2_CONN_TEST 0
+#define R2_TEST_LEN (16 * 1024)
+#define R2_TEST_EACH 4
 #define R2_BULK_CRC 1u
 /* rx: placed with r2_copy_lines, because its reader does not wait for the end. */
 #define R2_BULK_LINES 2u

@@ -137,7 +137,7 @@ static bool begin(struct fv_conn *c)
     struct fv_qp *qp = c->qp;
     struct fv_wqe *w = &qp->sq[qp->sent % qp->cap.max_send_wr];
 
-    if (qp->sent == qp->posted)
+    if (qp->sent == qp->posted || (qp->dev->most && w->len > qp->dev->most))
         return false;
     if (w->len && !fv_mr_find(w->lkey, w->addr, w->len, 0)) {
         if (qp->sent == qp->done)

@@ -21,6 +21,8 @@
  *   inject DEV STATUS       the next request of the device fails with that enum ibv_wc_status
  *   lose DEV KIND           the next completion whose wr_id >> 48 is KIND never comes (0: takes it
  *                           back)
+ *   most DEV N              requests of more than N bytes vanish, and with them what follows on
+ *                           their queue pairs (0: takes it back)
  *   event DEV TYPE PORT     an asynchronous event, by number of enum ibv_event_type
  *   queue DEV TYPE N        one of its N-th queue pair that is connected, or of that one's
  *                           completion queue
@@ -63,6 +65,7 @@
  *                 is broken, and this one's packets go by it
  *   held DEV ADDR answers how many registrations of that address the device has
  *   where         answers 10 and the last digit of the device's name that sent what was caught
+ *   source        answers the number of the queue pair that sent what was caught or damaged
  *   !COMMAND      as above
  * Answers 1 once it is caught, 2 once it has landed.
  */
@@ -260,6 +263,8 @@ void fv_command(char *text)
         fv.inject_dev = d;
     } else if (strcmp(verb, "lose") == 0 && sscanf(text, "%*s %*s %d", &a) == 1) {
         d->lose = a;
+    } else if (strcmp(verb, "most") == 0 && sscanf(text, "%*s %*s %d", &a) == 1) {
+        d->most = (uint32_t)a;
     } else if (strcmp(verb, "event") == 0 && sscanf(text, "%*s %*s %d %d", &a, &b) == 2) {
         fv_async(d, (enum ibv_event_type)a, b, NULL);
     } else if (strcmp(verb, "queue") == 0 && sscanf(text, "%*s %*s %d %d", &a, &b) == 2) {
@@ -309,6 +314,7 @@ void fv_spoil(const struct fv_pkt *p, uint8_t *body)
     if (asked) {
         s->spoil = 0;
         s->landed = true;
+        s->src = p->src;
     }
     if (body && (asked || (p->op == IBV_WR_RDMA_WRITE && p->len > sizeof(uint64_t) &&
                            fv_chance(fv.chaos.damage, 1000000))))
@@ -391,6 +397,8 @@ FV_EXPORT int fv_script(const char *text)
         answer = fv.n_closed;
     if (sscanf(text, "held %63s %p", dev, &addr) == 2)
         answer = held(dev, addr);
+    if (strcmp(text, "source") == 0)
+        answer = (int)s->src;
     if (strcmp(text, "where") == 0 && fv_qp_find(s->src)) {
         const char *name = fv_qp_find(s->src)->dev->base.name;
 

@@ -130,8 +130,9 @@ static void test_cards(void)
         CHECK_EQ(r2_verbs_card_check(&c, IBV_LINK_LAYER_ETHERNET), -EPROTO);                       \
     } while (0)
     BAD(magic, 1);
-    BAD(version, 2);
-    BAD(len, 95);
+    BAD(version, R2_VERBS_VERSION - 1);
+    BAD(version, R2_VERBS_VERSION + 1);
+    BAD(len, sizeof(struct r2_verbs_card) - 1);
     BAD(n_bulk, 0);
     BAD(n_bulk, R2_VERBS_MAX_BULK + 1);
     BAD(mtu, 0);

@@ -15,7 +15,7 @@
 #include <stdint.h>
 
 #define R2_VERBS_MAGIC 0x56435232u /* "2RCV" */
-#define R2_VERBS_VERSION 1
+#define R2_VERBS_VERSION 2
 #define R2_VERBS_MAX_BULK 8
 #define R2_VERBS_READY 0x59444552u /* "REDY" */
 #define R2_VERBS_TAKEN 'T'         /* before the end: it ends because memory was taken back */
@@ -37,10 +37,11 @@ struct r2_verbs_card {
     uint32_t beat;
     uint32_t bulk[R2_VERBS_MAX_BULK];
     uint64_t beat_addr; /* where heartbeats may be written */
-    uint32_t beat_key;
+    uint64_t test_addr; /* R: and test chunks: R2_TEST_EACH for each of `bulk`, in that order */
+    uint32_t own_key;   /* of both */
     uint32_t pad2;
 } __attribute__((packed));
-_Static_assert(sizeof(struct r2_verbs_card) == 96, "wire");
+_Static_assert(sizeof(struct r2_verbs_card) == 104, "wire");
 
 /* 0; -EPROTO: no card of this version or out of bounds; -EPROTONOSUPPORT: another link layer; else
  * the peer's refusal as -errno. */

@@ -542,6 +542,11 @@ static unsigned op_lanes(struct r2_ep *ep)
     return atomic_load(&ep->open) ? (unsigned)ep->n_bulk : 0;
 }
 
+static unsigned op_planned(struct r2_ep *ep)
+{
+    return (unsigned)ep->n_bulk;
+}
+
 static const struct r2_ep_params *op_params(const struct r2_ep *ep)
 {
     return &ep->params;
@@ -577,7 +582,7 @@ const struct r2_transport_ops r2_transport_verbs = {
     .health = op_health,
     .reached = r2_meet_reached,
     .lanes = op_lanes,
-    .planned = op_lanes,
+    .planned = op_planned,
     .params = op_params,
     .nudge = op_nudge,
     .memory = r2_verbs_memory,

@@ -274,7 +274,8 @@ static void fill_card(struct r2_ep *ep)
     for (int i = 0; i < ep->n_bulk; i++)
         c->bulk[i] = ep->bulk[i].qp->qp_num;
     c->beat_addr = (uint64_t)(uintptr_t)r2_v_beat(ep, 1);
-    c->beat_key = ep->mr->rkey;
+    c->test_addr = ep->params.initiator ? 0 : (uint64_t)(uintptr_t)r2_v_test(ep, 0, 0);
+    c->own_key = ep->mr->rkey;
 }
 
 /* Only this thread changes queue pairs, and nothing but the fence, which comes after it in the same
@@ -364,6 +365,7 @@ void r2_meet_link(struct r2_cmd *cmd)
     int rc = atomic_load(&ep->dead) ? -ESHUTDOWN : r2_qps_connect(ep);
 
     if (rc == 0) {
+        r2_data_test_fill(ep); /* nobody looks at it before it is open */
         pthread_mutex_lock(&ep->lock);
         rc = atomic_load(&ep->dead) || ep->oob.fd < 0 ? -ESHUTDOWN : put(ep, &ready, sizeof(ready));
         ep->stage = rc ? ep->stage : R2_V_OPEN; /* one that is dead before is never used */

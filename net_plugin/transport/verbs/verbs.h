@@ -297,10 +297,18 @@ static inline uint8_t *r2_v_beat(struct r2_ep *ep, int which)
 {
     return r2_v_head_tx(ep, ep->n_bulk, 0) + which * R2_HEAD_SLOT;
 }
+/* S: the bytes of any test chunk, which are the same for all of the endpoint's (0, 0). R: where the
+ * n-th one of a queue pair arrives; nothing else is ever written there, so it holds zeros until
+ * then. */
+static inline uint8_t *r2_v_test(struct r2_ep *ep, int q, uint32_t n)
+{
+    return r2_v_beat(ep, 2) + ((size_t)q * R2_TEST_EACH + n) * R2_TEST_LEN;
+}
 static inline size_t r2_v_memory_len(const struct r2_ep *ep)
 {
     return (size_t)(R2_CTRL_TX + R2_CTRL_RX) * R2_CTRL_SLOT +
-           ((size_t)ep->n_bulk * (R2_BULK_TX + R2_BULK_RX) + 2) * R2_HEAD_SLOT;
+           ((size_t)ep->n_bulk * (R2_BULK_TX + R2_BULK_RX) + 2) * R2_HEAD_SLOT +
+           (ep->params.initiator ? 1 : (size_t)ep->n_bulk * R2_TEST_EACH) * R2_TEST_LEN;
 }
 
 /* work request ids */
@@ -475,6 +483,8 @@ void r2_fence_destroy(struct r2_cmd *cmd);
  * now. */
 void r2_fence_removed(struct r2_hca *hca);
 
+/* data.c, on the command thread: S has its test chunks' bytes. With ep->mine and ep->theirs. */
+void r2_data_test_fill(struct r2_ep *ep);
 /* data.c, under ep->lock: 0 or -errno */
 int r2_data_poll(struct r2_ep *ep);
 int r2_data_ctrl(struct r2_ep *ep);
