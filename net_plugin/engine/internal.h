@@ -111,7 +111,7 @@ struct r2_path {
     /* S: `delivered` + 1 when it was asked early; that count, and since when it stands. */
     uint64_t hb_asked_for, hb_delivered, hb_quiet_from, hb_used_at;
     int hb_unanswered;
-    bool hb_marked, hb_fresh, silent;
+    bool hb_marked, hb_fresh, silent, mute;
     bool hb_given; /* frames since the last look; hb_used_at: when a look last found any */
     uint64_t rtt_ns, rttvar_ns; /* the network's, as the transport measures it */
     bool lags; /* its round trips take far longer than another path's: no frames if it can be helped

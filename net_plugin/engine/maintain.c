@@ -121,8 +121,11 @@ static void want(struct r2_path *path, bool spare, uint64_t now)
     if (path->state == R2_PATH_IDLE)
         path->next_at = now;
     if (attempt_is_over(path, now)) {
+        bool mute = process_is_slow(path); /* until another attempt has ended */
+
         r2_path_refused(path, false);
         r2_path_fail(path, path->gen, ETIMEDOUT, "no answer to connect");
+        path->mute = mute;
     }
     if (path->health.state == R2_HEALTH_DRAINED || path->health.state == R2_HEALTH_DAMPED)
         return;

@@ -66,17 +66,26 @@ static bool belongs(const struct r2_peer *p, int lnic, int rnic)
                                  (const struct sockaddr *)&addr, local.prefixlen);
 }
 
+/* The peer's kernel has taken the connection over it, so the way is there: its process is stopped,
+ * or has much to do (wall 8). */
+static bool reaches_kernel(const struct r2_path *path)
+{
+    return path->mute ||
+           (path->state == R2_PATH_CONNECTING && path->ep && r2_eng.ops->reached(path->ep));
+}
+
 static bool tried_in_vain(const struct r2_path *path)
 {
     const struct r2_peer *p = path->peer;
     const struct r2_rnic *r = &p->rnics[path->rnic];
 
     return path->first_choice && path->fails && !path->ever_up && !r2_path_wireless(path) &&
-           r->known && r->usable && belongs(p, path->lnic, path->rnic);
+           r->known && r->usable && belongs(p, path->lnic, path->rnic) && !reaches_kernel(path);
 }
 
-/* Its NICs are known, it is in use, and another NIC of ours serves it. Counts it for each NIC that
- * does not. Under its lock. */
+/* Its NICs are known, it is in use, and another NIC of ours serves it, where its kernel answers at
+ * this time: a host that stands still takes no attempts. Counts it for each NIC that does not.
+ * Under its lock. */
 static void look_at_peer(const struct r2_peer *p, int *peers)
 {
     bool served = false, vain[R2_MAX_NICS] = {false};
@@ -86,7 +95,7 @@ static void look_at_peer(const struct r2_peer *p, int *peers)
     for (int i = 0; i < p->n_paths; i++) {
         const struct r2_path *path = p->paths[i];
 
-        served |= path->state == R2_PATH_UP && !path->testing && !r2_path_wireless(path);
+        served |= r2_path_hb_answers(path, 0) && !path->testing && !r2_path_wireless(path);
         vain[path->lnic] |= tried_in_vain(path);
     }
     for (int i = 0; i < r2_eng.n_nics && served; i++)

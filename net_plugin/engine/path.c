@@ -187,7 +187,7 @@ static void ended(struct r2_path *path, bool clean, int err, const char *cause)
 
     path->state = R2_PATH_WAIT;
     p->n_up -= was_up;
-    path->quiet = false;
+    path->quiet = path->mute = false;
     if (carried) {
         path->fails = 0;
         path->down_at = now;

@@ -225,6 +225,89 @@ static void test_nobody_serves(void)
     remote_end(&r);
 }
 
+/* All on I/O thread 0, which begins and ends attempts: none does between two lines of these. */
+static bool taken; /* the NIC's attempt, by the peer's kernel */
+
+static void look_while_it_waits(int nic)
+{
+    struct r2_peer *p = r.conn->peer;
+    const struct r2_path *path;
+
+    r2_peer_lock(p);
+    path = r2_path_find(p, nic, nic, R2_VIA_TCP);
+    taken = path->state == R2_PATH_CONNECTING && path->ep;
+    if (taken)
+        atomic_store(&path->ep->connected, true);
+    r2_peer_unlock(p);
+    if (taken)
+        wired_looks(2 * LOOKS);
+}
+
+/* It began so long ago that it is over, and the next one begins. */
+static void look_after_it(int nic)
+{
+    struct r2_peer *p = r.conn->peer;
+    struct r2_path *path;
+    uint32_t gen;
+
+    r2_peer_lock(p);
+    path = r2_path_find(p, nic, nic, R2_VIA_TCP);
+    gen = path->gen;
+    path->attempt_at -= 60 * R2_NS_PER_S;
+    r2_peer_unlock(p);
+    r2_peer_get(p); /* the task's */
+    r2_peer_task(&p->task);
+    taken = path->gen == gen;
+    wired_looks(2 * LOOKS);
+}
+
+/* The peer's process is stopped: its kernel takes what comes, also over the NIC, and answers on the
+ * path that is up. */
+static void test_stopped_process(void)
+{
+    begin();
+    taken = false;
+    for (int ms = 0; ms < WAIT_MS && !taken; ms++) {
+        CHECK(remote_command(look_while_it_waits, 1));
+        fake_sleep_ms(1);
+    }
+    CHECK(taken);
+    CHECK(!marked(1));
+    CHECK(remote_command(look_after_it, 1));
+    CHECK(!taken);
+    CHECK(!marked(1));
+    CHECK_EQ(warned(1, WORD), 0);
+    remote_end(&r);
+}
+
+static bool unanswered(const struct r2_ep *ep)
+{
+    const struct r2_path *path = ep->params.owner;
+    bool yes;
+
+    r2_peer_lock(path->peer);
+    yes = path->hb_unanswered > 0;
+    pthread_mutex_unlock(&path->peer->lock);
+    return yes;
+}
+
+/* The peer's host stands still: the path that serves is up, and does not answer in this moment. */
+static void test_host_stands_still(void)
+{
+    struct r2_ep *ep;
+
+    begin();
+    ep = fake_find(r.id, 0, 0, 0);
+    atomic_store(&ep->silent, true);
+    for (int ms = 0; ms < WAIT_MS && !unanswered(ep); ms++)
+        fake_sleep_ms(1);
+    CHECK(unanswered(ep));
+    looks(2 * LOOKS);
+    CHECK(!marked(1));
+    CHECK_EQ(warned(1, WORD), 0);
+    remote_end(&r);
+}
+
 /* Said after ten looks, once, whatever becomes of its state; taken back by the first path. */
 static void test_told(void)
 {
@@ -266,6 +349,8 @@ static const struct check_test tests[] = {
     {"not_counted_on", test_not_counted_on},
     {"down_there", test_down_there},
     {"nobody_serves", test_nobody_serves},
+    {"stopped_process", test_stopped_process},
+    {"host_stands_still", test_host_stands_still},
     {"told", test_told},
     {0},
 };
