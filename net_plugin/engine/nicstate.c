@@ -535,11 +535,15 @@ static void add_row(int i)
 void r2_nicstate_deaf(int nic, bool deaf)
 {
     static const char cause[] = "cannot listen (R2CCL_PORT_RANGE has no free port?)";
+    const struct r2_nic_state *s = &r2_eng.nic_state[nic];
     struct r2_control_event ev = {
         .event = R2_EV_WARNING, .nic = r2_nic_name(nic), .cause = deaf ? cause : "listens again"};
 
-    r2_control_nic_state(r2_eng.ctl, r2_eng.nic_state[nic].row, shown_as(state_of(nic)),
-                         deaf ? cause : "");
+    /* Read and written under one lock: a state that is newer is not taken back in the row. */
+    pthread_mutex_lock(&nic_lock);
+    r2_control_nic_state(r2_eng.ctl, s->row, shown_as(s->health.state), deaf ? cause : "");
+    remarked[nic] = false; /* said again if it still is so */
+    pthread_mutex_unlock(&nic_lock);
     r2_control_journal(r2_eng.ctl, &ev);
 }
 

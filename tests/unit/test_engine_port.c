@@ -1,9 +1,9 @@
 /* A NIC without an interface: its port's thread says that the port is down at any moment while I/O
  * thread 0 takes its link up (rung 2). The NIC is down afterwards, in all that is said about it.
  *
- * The moments are those when the I/O thread takes a lock and holds none, one after the other: there
- * this program's pthread_mutex_lock() says what the port's thread says. Between two of them the I/O
- * thread does nothing that another one could see but by atomics. */
+ * The moments are those when the I/O thread takes a lock and holds none, and when it has released
+ * its last one, one after the other: there this program's pthread_mutex_lock() and _unlock() say
+ * what the port's thread says. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <pthread.h>
@@ -40,11 +40,15 @@ int pthread_mutex_lock(pthread_mutex_t *mutex)
 int pthread_mutex_unlock(pthread_mutex_t *mutex)
 {
     static int (*_Atomic real)(pthread_mutex_t *);
+    int rc;
 
     if (!real)
         real = (int (*)(pthread_mutex_t *))dlsym(RTLD_NEXT, "pthread_mutex_unlock");
     held--;
-    return real(mutex);
+    rc = real(mutex);
+    if (!held && left && --left == 0)
+        go_down();
+    return rc;
 }
 
 static struct r2_nic_state *port(void)
@@ -57,6 +61,13 @@ static uint32_t row_link(void)
     const struct r2_segment *seg = r2_control_segment(r2_eng.ctl);
 
     return __atomic_load_n(&seg->nics[port()->row].link, __ATOMIC_ACQUIRE);
+}
+
+static uint32_t row_state(void)
+{
+    const struct r2_segment *seg = r2_control_segment(r2_eng.ctl);
+
+    return __atomic_load_n(&seg->nics[port()->row].state, __ATOMIC_ACQUIRE);
 }
 
 /* ---- I/O thread 0 */
@@ -93,6 +104,17 @@ static void tick(int moment)
     left = 0;
 }
 
+/* Operators hear that nobody can connect to it. */
+static void say_deaf(int moment)
+{
+    r2_nic_transport(PORT, 1, true, "port up");
+    r2_niclink_look(PORT);
+    held = 0;
+    left = moment;
+    r2_nicstate_deaf(PORT, true);
+    left = 0;
+}
+
 static atomic_int health;
 
 static void read_health(int nic)
@@ -121,32 +143,39 @@ static bool goes_down_at(int moment, void (*meanwhile)(int moment))
     CHECK_MSG(r2_nic_word(PORT) == R2_NIC_DOWN, "moment %d", moment);
     CHECK_MSG(atomic_load(&health) == R2_HEALTH_FAILED, "moment %d: %s", moment,
               r2_health_word((enum r2_health_state)atomic_load(&health)));
+    CHECK_MSG(row_state() == R2_SEG_NIC_FAILED, "moment %d", moment);
     return true;
 }
 
-static void goes_down(void (*meanwhile)(int moment))
+static void goes_down(void (*meanwhile)(int moment), int least)
 {
     int moment = 1;
 
     CHECK(remote_command(become_port, PORT));
     while (moment < MOMENTS && goes_down_at(moment, meanwhile))
         moment++;
-    CHECK_GE(moment, 4);
+    CHECK_GE(moment, least);
     CHECK_LT(moment, MOMENTS);
 }
 
 static void test_while_it_comes_up(void)
 {
-    goes_down(look);
+    goes_down(look, 4);
 }
 
 static void test_while_it_is_tried_again(void)
 {
-    goes_down(tick);
+    goes_down(tick, 4);
+}
+
+static void test_while_it_is_said_deaf(void)
+{
+    goes_down(say_deaf, 3);
 }
 
 static const struct check_test tests[] = {{"while_it_comes_up", test_while_it_comes_up},
                                           {"while_it_is_tried_again", test_while_it_is_tried_again},
+                                          {"while_it_is_said_deaf", test_while_it_is_said_deaf},
                                           {0}};
 
 int main(int argc, char **argv)
