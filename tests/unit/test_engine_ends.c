@@ -234,28 +234,6 @@ static void test_slow_process_is_waited_for(void)
         fake_forget(r.id);
 }
 
-/* A process that was stopped without a path has not waited meanwhile. */
-static void test_sleep_is_no_wait(void)
-{
-    struct r2_peer *p;
-    struct r2_req *req;
-
-    begin(1);
-    p = r.conn->peer;
-    req = isend(r.conn, NULL);
-    fake_fail(a, ECONNRESET, false);
-    CHECK_EQ(remote_test(req, 50, NULL), 0);
-    r2_peer_lock(p);
-    p->no_path_since -= 100 * R2_NS_PER_S; /* as if it had been stopped for so long just now */
-    p->last_tick -= 100 * R2_NS_PER_S;
-    r2_peer_unlock(p);
-    r2_peer_wake(p);
-    CHECK_EQ(remote_test(req, 500, NULL), 0);
-    CHECK(remote_path(&r, 0, a->params.gen));
-    CHECK_EQ(remote_test(req, 50, NULL), 0);
-    remote_end(&r);
-}
-
 /* A path that may still have to bring what another one brought meanwhile is spared, as long as
  * there is another one. */
 static void test_the_only_path_is_not_spared(void)
@@ -575,7 +553,6 @@ static const struct check_test tests[] = {
     {"unproven_paths_end_the_wait", test_unproven_paths_end_the_wait},
     {"open_after_the_end", test_open_after_the_end},
     {"slow_process_is_waited_for", test_slow_process_is_waited_for},
-    {"sleep_is_no_wait", test_sleep_is_no_wait},
     {"the_only_path_is_not_spared", test_the_only_path_is_not_spared},
     {"cookie_of_another", test_cookie_of_another},
     {"handle_of_another_version", test_handle_of_another_version},
