@@ -364,6 +364,8 @@ int r2_control_path_add(struct r2_control *ctl, int peer, int nic, const char *r
     r2_row_u32(&row->weight, 0);
     r2_row_u32(&row->streams, 0);
     r2_row_u32(&row->via, R2_SEG_VIA_TCP);
+    r2_row_u32(&row->penalty, 0);
+    r2_row_u64(&row->reuse_mono_ns, 0);
     r2_row_text(row->remote_nic, sizeof(row->remote_nic), remote_nic);
     r2_row_text(row->cause, sizeof(row->cause), NULL);
     set_since(&row->since_real_ns, &row->since_mono_ns);
