@@ -10,6 +10,7 @@
 
 #include "engine/internal.h"
 #include "engine/locate/locate.h"
+#include "engine/pollers.h"
 #include "topology/device.h"
 #include "util/lock.h"
 #include "util/random.h"
@@ -249,6 +250,7 @@ static int start_locked(void)
     if (r2_log_defer()) /* lines are said under peers' locks, and by threads that must not wait */
         R2_WARN("cannot start a thread for log lines: who reads them slowly slows paths down");
     open_control(r2_eng.first_comm);
+    r2_pollers_start();
     r2_gauge(&r2_eng.g->threads, (uint64_t)r2_io_count());
     rc = r2_eng.ops->start(&r2_engine_events, r2_eng.process);
     if (rc) {

@@ -63,18 +63,24 @@ static void look(struct seen *seen, struct r2_sharing_word *word, uint64_t now)
     r2_pause_let(poll);
 }
 
+static pthread_mutex_t at_it = PTHREAD_MUTEX_INITIALIZER;
+static struct r2_sharing_word word; /* who is at it, as what r2_pollers_look keeps */
+
+void r2_pollers_start(void)
+{
+    pthread_mutex_lock(&at_it);
+    word = (struct r2_sharing_word){.n = r2_local_ranks(getenv), .until = r2_now_ns() + WORD_NS};
+    pthread_mutex_unlock(&at_it);
+}
+
 void r2_pollers_look(void)
 {
-    static pthread_mutex_t at_it = PTHREAD_MUTEX_INITIALIZER;
-    static struct seen seen; /* this and the next two: who is at it */
-    static struct r2_sharing_word word;
+    static struct seen seen;
     static uint64_t next;
     uint64_t now = r2_now_ns();
 
     if (!r2_eng.ctl || !r2_eng.set || pthread_mutex_trylock(&at_it))
         return;
-    if (!next)
-        word = (struct r2_sharing_word){.n = r2_local_ranks(getenv), .until = now + WORD_NS};
     if (now >= next) {
         look(&seen, &word, now);
         now = SELDOM * (r2_now_ns() - now);

@@ -298,6 +298,7 @@ static void started_among_four(void)
     CHECK_EQ(r2_io_start(THREADS, NULL, 0), 0);
     CHECK_EQ(r2_control_open(&r2_eng.ctl, &info), 0);
     pretends = true;
+    r2_pollers_start();
     r2_pollers_look();
     CHECK_EQ(r2_io_used(), 2);
     come_and_go(0, 1); /* not all */
@@ -314,9 +315,8 @@ static void started_among_four(void)
     exit(0);
 }
 
-/* The launcher's word counts where nobody is there yet. In a process of its own: a word is heard
- * once.
- */
+/* The launcher's word counts where nobody is there yet. In a process of its own, for what looks
+ * leave behind. */
 static void test_word_at_the_start(void)
 {
     int status;
