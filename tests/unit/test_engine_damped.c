@@ -86,7 +86,7 @@ int main(int argc, char **argv)
                                       "R2CCL_DAMP_SUPPRESS",
                                       "1100",
                                       "R2CCL_DAMP_HALF_LIFE",
-                                      "1s",
+                                      "2s",
                                       "R2CCL_LOCATE",
                                       "0",
                                       "R2CCL_GREY",

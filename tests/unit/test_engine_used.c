@@ -6,6 +6,7 @@
 #include <sys/socket.h>
 #include <sys/syscall.h>
 
+#include "dial.h"
 #include "engine/io.h"
 #include "holder.h"
 #include "tcp_bed.h"
@@ -87,21 +88,6 @@ static void come_to_use(int n)
     for (int i = 0; i < 40000 && r2_io_used() != n; i++)
         usleep(1000);
     CHECK_EQ(r2_io_used(), n);
-}
-
-static int dial(void)
-{
-    struct sockaddr_storage sa;
-    struct r2_wire_addr addr;
-    socklen_t len;
-    int fd;
-
-    CHECK_EQ(r2_eng.ops->address(0, &addr), 0);
-    CHECK_EQ(r2_wire_to_sockaddr(&addr, &sa, &len), 0);
-    fd = socket(sa.ss_family, SOCK_STREAM | SOCK_CLOEXEC, 0);
-    CHECK_GE(fd, 0);
-    CHECK_EQ(connect(fd, (struct sockaddr *)&sa, len), 0);
-    return fd;
 }
 
 /* Nor does a socket that is accepted wait for the engine's next look. */

@@ -5,6 +5,7 @@
 #include <errno.h>
 #include <sys/socket.h>
 
+#include "dial.h"
 #include "tcp_bed.h"
 #include "transport/tcp/tcp.h"
 #include "util/siphash.h"
@@ -37,23 +38,6 @@ static int start_hooked(const struct r2_transport_events *events, const uint8_t 
     hooked = *events;
     hooked.called = called;
     return r2_transport_mux.start(&hooked, process);
-}
-
-static int dial(void)
-{
-    const struct timeval patience = {.tv_sec = 10};
-    struct sockaddr_storage sa;
-    struct r2_wire_addr addr;
-    socklen_t len;
-    int fd;
-
-    CHECK_EQ(r2_eng.ops->address(0, &addr), 0);
-    CHECK_EQ(r2_wire_to_sockaddr(&addr, &sa, &len), 0);
-    fd = socket(sa.ss_family, SOCK_STREAM | SOCK_CLOEXEC, 0);
-    CHECK_GE(fd, 0);
-    setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &patience, sizeof(patience));
-    CHECK_EQ(connect(fd, (struct sockaddr *)&sa, len), 0);
-    return fd;
 }
 
 static bool passed_on; /* the proof is of a caller at another address */

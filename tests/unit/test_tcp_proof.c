@@ -7,6 +7,7 @@
 #include <sys/socket.h>
 
 #include "check.h"
+#include "dial.h"
 #include "engine/internal.h"
 #include "transport/tcp/tcp.h"
 #include "util/random.h"
@@ -179,20 +180,6 @@ static struct r2_ep_health await_end(int *err)
 }
 
 /* ---- the engine accepts */
-
-static int dial(void)
-{
-    struct sockaddr_storage sa;
-    struct r2_wire_addr addr;
-    socklen_t len;
-    int fd;
-
-    CHECK_EQ(r2_eng.ops->address(0, &addr), 0);
-    CHECK_EQ(r2_wire_to_sockaddr(&addr, &sa, &len), 0);
-    fd = patient(socket(sa.ss_family, SOCK_STREAM | SOCK_CLOEXEC, 0));
-    CHECK_EQ(connect(fd, (struct sockaddr *)&sa, len), 0);
-    return fd;
-}
 
 /* Connects as process `from`. True: it was welcomed. */
 static bool welcomed(const uint8_t from[16], enum r2_hello_kind kind, enum tag tag)
