@@ -1,7 +1,13 @@
-/* Memory that NICs write by themselves: taken back from peers (revoke.c), shown to GPUs (flush.c).
- * Part of engine/internal.h, which includes it. */
+/* Memory of connections (memory.c); what NICs write by themselves: taken back from peers
+ * (revoke.c), shown to GPUs (flush.c). Part of engine/internal.h, which includes it. */
 #ifndef R2_ENGINE_MEMORY_H
 #define R2_ENGINE_MEMORY_H
+
+/* ---- memory.c */
+/* Lets every lane go of the connection's memory: by the peer's word where it was cleared to write,
+ * else by force. Under the lock, without it on return. 0, or -ETIMEDOUT: a NIC does not confirm
+ * it. `*revoke`: a peer may still hold a key. */
+int r2_conn_detach(struct r2_conn *c, bool *revoke);
 
 /* ---- flush.c */
 /* Of a request that is a flush: as r2_engine_test. */

@@ -1,96 +1,6 @@
-/* Health of paths and NICs over a scripted transport (rung 2): test chunks before job data, ramps,
- * words about NICs, drains that lose nothing, damping. The ramp takes 600 ms, half of a penalty
- * fades in 1 s, a path is left alone from its third failure on. */
-#include "check.h"
-#include "enginelib/remote.h"
-
-#define KB 1024u
-#define MSG (512 * KB)
-
-static uint8_t data[2 * MSG];
-static struct remote r;
-static struct r2_ep *ep[2];
-
-static void begin(bool out)
-{
-    remote_new(&r, out, 2);
-    CHECK(remote_open(&r, 2));
-    for (int i = 0; i < 2; i++) {
-        ep[i] = fake_find(r.id, i, i, 0);
-        CHECK(ep[i]);
-    }
-}
-
-static struct r2_path *path_of(int nic)
-{
-    return r2_path_find(r.conn->peer, nic, nic, 0);
-}
-
-static enum r2_health_state health_of(int nic)
-{
-    enum r2_health_state s;
-
-    r2_peer_lock(r.conn->peer);
-    s = path_of(nic)->health.state;
-    pthread_mutex_unlock(&r.conn->peer->lock);
-    return s;
-}
-
-static uint64_t since_of(int nic)
-{
-    uint64_t t;
-
-    r2_peer_lock(r.conn->peer);
-    t = path_of(nic)->health.since_ns;
-    pthread_mutex_unlock(&r.conn->peer->lock);
-    return t;
-}
-
-static uint32_t weight_of(int nic)
-{
-    uint32_t w;
-
-    r2_peer_lock(r.conn->peer);
-    w = path_of(nic)->share.weight;
-    pthread_mutex_unlock(&r.conn->peer->lock);
-    return w;
-}
-
-static double penalty_of(int nic)
-{
-    double d;
-
-    r2_peer_lock(r.conn->peer);
-    d = path_of(nic)->damp.penalty;
-    pthread_mutex_unlock(&r.conn->peer->lock);
-    return d;
-}
-
-static bool wait_health(int nic, enum r2_health_state want, int ms)
-{
-    for (int i = 0; i < ms && health_of(nic) != want; i++)
-        fake_sleep_ms(1);
-    return health_of(nic) == want;
-}
-
-static struct r2_req *post(uint32_t size)
-{
-    struct r2_req *req = NULL;
-
-    CHECK_EQ(r.out ? r2_engine_isend(r.conn, data, size, 0, NULL, &req)
-                   : r2_engine_irecv(r.conn, data, size, 0, NULL, &req),
-             0);
-    CHECK(req);
-    return req;
-}
-
-static struct r2_ep *again(int nic, uint32_t above)
-{
-    struct r2_ep *e = remote_unproven(&r, nic, above);
-
-    CHECK(e);
-    return e;
-}
+/* Health of paths over a scripted transport (rung 2): test chunks before job data, ramps, words
+ * about NICs, drains that lose nothing, damping. Times: health_bed.h. */
+#include "health_bed.h"
 
 /* A path that is back hands out test chunks only, and small messages do not take it either, until
  * the other side has them all. */
@@ -380,68 +290,6 @@ static void test_answers_tests(void)
     remote_end(&r);
 }
 
-static enum r2_seg_nic_state nic_row(int nic)
-{
-    const struct r2_seg_nic *row = &r2_control_segment(r2_eng.ctl)->nics[nic];
-
-    return (enum r2_seg_nic_state)__atomic_load_n(&row->state, __ATOMIC_RELAXED);
-}
-
-static bool wait_nic(int nic, enum r2_seg_nic_state want)
-{
-    for (int i = 0; i < 5000 && nic_row(nic) != want; i++)
-        fake_sleep_ms(1);
-    return nic_row(nic) == want;
-}
-
-/* No path of a NIC answers while the peer does on another: suspect, probing, and back. */
-static void test_nic_none_answers(void)
-{
-    begin(true);
-    post(MSG);
-    CHECK(wait_nic(0, R2_SEG_NIC_HEALTHY));
-    fake_fail(ep[0], ECONNRESET, false);
-    CHECK(wait_nic(0, R2_SEG_NIC_PROBING));
-    CHECK_EQ(nic_row(1), R2_SEG_NIC_HEALTHY);
-    CHECK(remote_path(&r, 0, ep[0]->params.gen));
-    CHECK(wait_nic(0, R2_SEG_NIC_RAMPING));
-    CHECK(wait_nic(0, R2_SEG_NIC_HEALTHY));
-    remote_end(&r);
-}
-
-/* All paths to the only peer fail: that says nothing about any NIC. */
-static void test_nobody_is_blamed(void)
-{
-    begin(true);
-    post(MSG);
-    fake_fail(ep[0], ECONNRESET, false);
-    fake_fail(ep[1], ECONNRESET, false);
-    fake_sleep_ms(700);
-    CHECK(nic_row(0) == R2_SEG_NIC_HEALTHY || nic_row(0) == R2_SEG_NIC_SUSPECT);
-    CHECK(nic_row(1) == R2_SEG_NIC_HEALTHY || nic_row(1) == R2_SEG_NIC_SUSPECT);
-    remote_end(&r);
-    CHECK(wait_nic(0, R2_SEG_NIC_HEALTHY) && wait_nic(1, R2_SEG_NIC_HEALTHY));
-}
-
-/* A verdict: failed for everybody, told to the peer, probed at once and taken back. */
-static void test_verdict(void)
-{
-    struct r2_msg_nic m;
-
-    begin(true);
-    post(MSG);
-    remote_forget(ep[1]);
-    r2_nicstate_verdict(0, R2_VERDICT_LOCAL, "test says so");
-    CHECK_GE(remote_hear(ep[1], R2_F_NIC, &m, sizeof(m)), 0);
-    CHECK(m.nic == 0 && m.word == R2_NIC_FAILED);
-    CHECK(remote_wait_flag(&ep[0]->is_shut));
-    CHECK(wait_nic(0, R2_SEG_NIC_PROBING));
-    CHECK(remote_path(&r, 0, ep[0]->params.gen));
-    CHECK(wait_nic(0, R2_SEG_NIC_HEALTHY));
-    remote_end(&r);
-    r2_nicstate_forgive(0, false);
-}
-
 /* Word about a NIC is lost with the path that it was said on: it is said again on the next one, and
  * the peer's own, which crosses it, is repeated too, and changes nothing the second time. */
 static void test_said_again(void)
@@ -473,46 +321,6 @@ static void test_said_again(void)
     CHECK_NE(health_of(0), R2_HEALTH_DRAINED);
     remote_end(&r);
     CHECK(wait_nic(0, R2_SEG_NIC_HEALTHY));
-}
-
-static void *give_verdict(void *arg)
-{
-    (void)arg;
-    r2_nicstate_verdict(0, R2_VERDICT_LOCAL, "test says so");
-    return NULL;
-}
-
-/* The one who has the verdict is held up while it tells peers: time passes, but the NIC is not
- * taken back before its failure was told and its paths were failed. */
-static void test_verdict_is_told(void)
-{
-    struct r2_msg_nic m;
-    struct r2_peer **peers;
-    pthread_t teller;
-    int n;
-
-    begin(true);
-    post(MSG);
-    remote_forget(ep[1]);
-    peers = r2_peer_all(&n);
-    CHECK_GE(n, 1);
-    for (int i = 0; i < n; i++)
-        r2_peer_lock(peers[i]);
-    CHECK_EQ(pthread_create(&teller, NULL, give_verdict, NULL), 0);
-    fake_sleep_ms(150);
-    for (int i = 0; i < n; i++) {
-        r2_peer_unlock(peers[i]);
-        r2_peer_put(peers[i]);
-    }
-    free(peers);
-    CHECK_EQ(pthread_join(teller, NULL), 0);
-    CHECK_GE(remote_hear(ep[1], R2_F_NIC, &m, sizeof(m)), 0);
-    CHECK(m.nic == 0 && m.word == R2_NIC_FAILED);
-    CHECK(remote_wait_flag(&ep[0]->is_shut));
-    CHECK(remote_path(&r, 0, ep[0]->params.gen));
-    CHECK(wait_nic(0, R2_SEG_NIC_HEALTHY));
-    remote_end(&r);
-    r2_nicstate_forgive(0, false);
 }
 
 /* A bulk lane that takes nothing is not proven, and neither is the path. */
@@ -565,35 +373,12 @@ static const struct check_test tests[] = {
     {"the_last_is_not_damped", test_the_last_is_not_damped},
     {"forgiven", test_forgiven},
     {"answers_tests", test_answers_tests},
-    {"nic_none_answers", test_nic_none_answers},
-    {"nobody_is_blamed", test_nobody_is_blamed},
     {"said_again", test_said_again},
     {"every_lane_is_proven", test_every_lane_is_proven},
-    {"verdict", test_verdict},
-    {"verdict_is_told", test_verdict_is_told},
     {0},
 };
 
 int main(int argc, char **argv)
 {
-    static const char *const env[] = {"R2CCL_HEARTBEAT",
-                                      "50",
-                                      "R2CCL_HEARTBEAT_IDLE",
-                                      "50",
-                                      "R2CCL_HEARTBEAT_MISSES",
-                                      "50",
-                                      "R2CCL_RAMP",
-                                      "600ms",
-                                      "R2CCL_DAMP_SUPPRESS",
-                                      "2100",
-                                      "R2CCL_DAMP_HALF_LIFE",
-                                      "1s",
-                                      "R2CCL_LOCATE",
-                                      "0",
-                                      "R2CCL_GREY",
-                                      "0",
-                                      NULL};
-
-    remote_engine(2, env);
-    return check_main(argc, argv, tests);
+    return bed_main(argc, argv, tests);
 }

@@ -13,7 +13,7 @@
 #include "util/random.h"
 #include "util/siphash.h"
 
-/* Where the handle has what a remote process would have written (engine.c). */
+/* Where the handle has what a remote process would have written (handles.c). */
 enum { AT_ADDRS = 6, AT_PROCESS = 8, AT_SECRET = 24, AT_NIC = 56, AT_ADDR = 57 };
 
 /* What a tag can be instead of the right one. */

@@ -8,7 +8,7 @@
 
 #include "util/random.h"
 
-/* Where the handle has what a remote process would have written (engine.c). */
+/* Where the handle has what a remote process would have written (handles.c). */
 enum { AT_PROCESS = 8, AT_SECRET = 24, AT_LISTEN = 40, AT_COOKIE = 48 };
 
 static struct r2_ctx *ctx;

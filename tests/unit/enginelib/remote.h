@@ -1,6 +1,6 @@
 /* A remote process played by the test, over the fake transport: it says and hears control frames.
  *
- * `out` as in engine/internal.h: the engine under test sends bulk data, the remote process receives
+ * `out` as in engine/objects.h: the engine under test sends bulk data, the remote process receives
  * it. One test thread. Waits are bounded by 3 s. */
 #ifndef R2_TESTS_REMOTE_H
 #define R2_TESTS_REMOTE_H

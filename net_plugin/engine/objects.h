@@ -1,0 +1,384 @@
+/* The engine's objects, private to engine/. Part of engine/internal.h, which includes it and says
+ * which lock guards what.
+ *
+ * A peer is one other process in one direction: towards an `out` peer we connect and send bulk
+ * data, from an `in` peer we accept and receive. Two processes that send to each other are two
+ * peers on each side, with paths of their own: that is why one side alone allots generations.
+ */
+#ifndef R2_ENGINE_OBJECTS_H
+#define R2_ENGINE_OBJECTS_H
+
+#include <pthread.h>
+#include <stdatomic.h>
+
+#include "control/control.h"
+#include "engine/engine.h"
+#include "engine/fault.h"
+#include "engine/health/damp.h"
+#include "engine/health/grey.h"
+#include "engine/health/health.h"
+#include "engine/health/lanes.h"
+#include "engine/health/trial.h"
+#include "engine/io.h"
+#include "engine/ledger.h"
+#include "engine/pathrate.h"
+#include "engine/weights.h"
+#include "oob/wire.h"
+#include "settings/settings.h"
+#include "topology/linkwatch.h"
+#include "transport/transport.h"
+#include "util/clock.h"
+#include "util/hash.h"
+#include "util/mem.h"
+
+#define R2_PATHS_VIA 64 /* of each transport, to one peer: engine/pairs.c */
+#define R2_PATHS_MAX (R2_PATHS_VIA * R2_VIA_COUNT)
+_Static_assert(R2_PATHS_VIA <= R2_WIRE_MAX_LANES, "CLOSE names each one-sided path that wrote");
+#define R2_LANES_MAX 32 /* bulk lanes of an endpoint */
+#define R2_WINDOW 64    /* messages of a connection between the oldest unfinished and the newest */
+#define R2_EAGER_AHEAD 16 /* eager messages the receiver stashes per connection */
+#define R2_ENDED 64       /* connections whose end is remembered */
+#define R2_TICK_NS (25 * R2_NS_PER_MS)
+
+struct r2_peer;
+#include "engine/asking.h"
+#include "engine/unasked.h"
+
+enum r2_path_state {
+    R2_PATH_IDLE,       /* not wanted now */
+    R2_PATH_CONNECTING, /* S: an attempt is under way */
+    R2_PATH_UP,
+    R2_PATH_WAIT, /* down; the next attempt is at next_at */
+};
+
+struct r2_path {
+    struct r2_peer *peer;
+    uint16_t index;     /* in peer->paths; what the ledger calls `path` */
+    uint8_t lnic, rnic; /* local NIC, the peer's NIC */
+    uint8_t transport;  /* enum r2_transport_id: part of the path's identity */
+    enum r2_path_state state;
+    uint32_t gen;           /* newest allotted (S) or accepted (R) */
+    uint32_t down_gen;      /* everything up to it is dead */
+    uint32_t fenced_gen;    /* ... and fenced at the receiver */
+    uint32_t shut_gen;      /* R: newest whose end is confirmed; an older one's may not be yet */
+    struct r2_ep *ep;       /* of generation `gen`; NULL unless CONNECTING or UP */
+    struct r2_dying *grave; /* for it: memory that is there when it has to end */
+    bool ever_up, spare;
+    uint64_t refused_from; /* S: since then a host answers that the process is not there; or 0 */
+    bool first_choice;     /* the best pair for its local NIC */
+    int fails;             /* in a row */
+    int last_err;
+    uint64_t next_at, down_at, attempt_at;
+    struct r2_health health;
+    struct r2_damp damp;
+    bool testing;        /* UP, but test chunks have not arrived: no job data yet */
+    bool quiet;          /* it went down in order: nobody lost anything */
+    bool heard, told_up; /* of this generation: INFO was heard; the journal has it */
+    uint32_t test_out, test_want, test_done; /* bytes of test chunks; S: handed out; R: arrived */
+    uint8_t test_quota, test_took[R2_LANES_MAX]; /* S: chunks of each bulk lane */
+    uint64_t test_at, drain_at;
+    int counted; /* in r2_eng.nic_state: enum r2_census */
+    uint64_t down_sent_at;
+
+    uint8_t *out; /* frames not yet taken by the transport */
+    size_t out_len, out_off, out_cap;
+    uint64_t out_total;    /* bytes ever taken by the transport, of this endpoint */
+    struct r2_list flushq; /* connections whose acknowledgement waits for the kernel */
+    bool flush_wanted;
+    uint64_t held_until; /* frames wait until then for others to go along with; 0: none does */
+    uint64_t last_post;  /* when a flush of its frames was last asked for that could wait */
+    unsigned kick_wanted;
+
+    struct r2_pathrate rate;
+    struct r2_share share; /* weight, and what it took lately */
+    uint16_t grey;         /* factor of the weight, per mille */
+    uint32_t weight_shown, penalty_shown;
+    struct r2_grey watch; /* S: is it slow or lossy against its siblings */
+    bool counted_grey, damped_shown;
+    bool weight_told;  /* the journal has a word about its weight */
+    uint64_t chunk_at; /* S: when it last took a chunk */
+    struct r2_trial trial;
+    struct r2_lanes lanes; /* S: how many of its streams carry */
+    uint64_t owes_until;   /* S: bytes that arrived another way may still be in its sockets */
+    bool ctrl_ready;       /* INFO was queued: other frames may follow */
+
+    uint64_t hb_count, hb_at, hb_sent_at, hb_proven_at; /* last look; sent; the last answered was */
+    /* S: `delivered` + 1 when it was asked early; that count, and since when it stands. */
+    uint64_t hb_asked_for, hb_delivered, hb_quiet_from, hb_used_at;
+    int hb_unanswered;
+    bool hb_marked, hb_fresh, silent, mute;
+    bool hb_given; /* frames since the last look; hb_used_at: when a look last found any */
+    uint64_t rtt_ns, rttvar_ns; /* the network's, as the transport measures it */
+    bool lags; /* its round trips take far longer than another path's: no frames if it can be helped
+                */
+    bool stalled; /* bulk bytes are not acknowledged by the peer's kernel, control bytes are */
+    uint64_t replayed, tx_bytes, rx_bytes;
+    char verdict[64]; /* why it is down, once that is known (engine/locate) */
+    int row;
+};
+
+/* An endpoint that is to be shut by the peer's task. It stays in the list, and reachable for
+ * r2_peer_eps, until nothing of it moves. */
+struct r2_dying {
+    struct r2_list node;
+    struct r2_ep *ep;
+    struct r2_path *path; /* NULL: a probe */
+    uint32_t gen;         /* of the endpoint itself */
+    uint32_t upto; /* what its end confirms: attempts after it that never came are over too */
+    int err;
+    uint64_t since; /* the transport has not confirmed the end since then; 0: not asked yet */
+};
+
+struct r2_rnic {
+    bool known, usable;
+    uint8_t word;    /* enum r2_nic_word */
+    uint16_t weight; /* per mille, as the peer says */
+    uint32_t epoch;
+    struct r2_wire_addr addr;
+    char name[R2_WIRE_NAME];
+};
+
+enum r2_peer_life { R2_PEER_ALIVE, R2_PEER_GONE };
+
+struct r2_peer {
+    pthread_mutex_t lock;
+    atomic_int refs;
+    struct r2_list node; /* r2_eng.peers; holds a reference */
+    bool listed;
+    uint8_t id[16], secret[16];
+    bool out;
+    char host[64];
+    uint32_t pid;
+    enum r2_peer_life life;
+    int error; /* -errno for its connections once GONE */
+
+    int n_rnics;
+    struct r2_rnic rnics[R2_MAX_NICS];
+    uint16_t reached[R2_MAX_NICS]; /* by local NIC: bits of the peer's NICs ever reached from it */
+    int n_paths, n_up;
+    struct r2_path *paths[R2_PATHS_MAX];
+    struct r2_share_set shares; /* of the paths that take chunks */
+    uint64_t shares_aged;
+    bool waived; /* S: for some connection (r2_conn.waived) */
+    struct r2_list dying;
+    bool tcp_wanted;         /* S: some memory has no way but sockets */
+    bool fresh_late;         /* S: queue pairs never came up and took too long (maintain.c) */
+    struct r2_asking asking; /* whether the silent process still exists */
+    uint64_t
+        ended[R2_ENDED]; /* R: connections that are over, the latest of them; no id comes twice */
+    unsigned n_ended;    /* ever */
+
+    struct r2_hash conns;
+    struct r2_list conn_list;
+    struct r2_list ready;    /* S: connections with bytes to send */
+    struct r2_list ackq;     /* R: connections with acknowledgements to send */
+    int active;              /* requests in flight */
+    atomic_ulong held_until; /* of its paths, the earliest, or earlier; a hint without the lock */
+    int opening;             /* connections not yet acknowledged */
+    bool resync_wanted;
+    bool acks_dropped;      /* R: memory was short for a range since the last resync began */
+    uint64_t no_path_since; /* since when no proven path is up; 0: one is, or none was missed */
+    uint64_t idle_since;
+    uint64_t tail_tokens, tail_at; /* S: bytes that may be sent twice */
+    uint64_t resume_from; /* S: when the path failed whose bytes are being replayed; 0: none */
+    bool resume_idle;
+    uint64_t last_tick;
+    int hb_active, hb_idle; /* paths counted for the limit of heartbeats */
+    uint64_t hb_interval, hb_calm_interval, hb_doubt_until;
+    bool suspect;
+    uint64_t suspect_since, refresh_at;
+    struct { /* what operators were last shown */
+        uint64_t connections, heard, waits, gives_up;
+    } shown;
+
+    struct r2_io *io;
+    struct r2_task task;
+    struct r2_timer timer;
+    int row;
+};
+
+enum r2_req_state { R2_REQ_FREE, R2_REQ_ACTIVE, R2_REQ_DONE, R2_REQ_FAILED };
+
+struct r2_req {
+    struct r2_conn *conn;
+    atomic_int state; /* release when the engine finishes, acquire in r2_engine_test */
+    int error;
+    bool attached; /* in the connection's window; ledger in use */
+    bool lines;    /* R: the buffer is read before the receive is done */
+    bool arrived;  /* R: all bytes in place, the acknowledgement may not have left */
+    bool kept;     /* R: its clear-to-send was not said: r2_recv_say_kept */
+    bool unasked;  /* S: it goes before its clear-to-send */
+    uint64_t seq;
+    uint8_t *data;
+    uint64_t size;       /* of the buffer; R: then of the message */
+    uint64_t tail_bytes; /* S: sent twice */
+    struct r2_mr *mr;
+    uint64_t posted_at;
+    struct r2_flush *flush; /* it is a flush, and owns this */
+    union {
+        struct r2_send_ledger send;
+        struct r2_recv_ledger recv;
+    } led;
+};
+
+struct r2_cts_slot {
+    bool valid, device;
+    uint64_t seq, size, addr;
+    uint32_t keys[R2_WIRE_MAX_NICS];
+};
+
+struct r2_stash {
+    bool valid;
+    uint64_t seq;
+    uint32_t size;
+    uint8_t *data;
+};
+
+/* Chunks of a connection over the newest generation of a one-sided path that carried any. */
+struct r2_conn_lane {
+    uint32_t gen, chunks;
+};
+
+enum r2_conn_state { R2_CONN_OPENING, R2_CONN_OPEN, R2_CONN_FAILED, R2_CONN_CLOSED };
+
+struct r2_conn {
+    struct r2_peer *peer; /* holds a reference */
+    struct r2_ctx *ctx;
+    struct r2_list node;     /* peer->conn_list */
+    struct r2_list ctx_node; /* r2_eng.lock: ctx->conns */
+    struct r2_list queue;    /* listen->backlog, until accepted */
+    atomic_int refs;
+    uint64_t id, listen_id;
+    bool out;             /* we send */
+    bool handed_out;      /* S: r2_engine_connect has returned it, or looks at it */
+    atomic_ulong help_at; /* when NCCL's thread next looks at the sockets itself */
+    uint8_t home, remote_home;
+    enum r2_conn_state state;
+    int error;
+    bool close_acked, remote_closed;
+    bool detaching;     /* its close waits for lanes and for the peer's word: it stays until then */
+    bool tell;          /* failed here: the peer has to learn it, again after every loss */
+    uint64_t final_seq; /* R, remote_closed: messages that the sender has begun */
+    /* One-sided paths, by r2_path.index: S: handed out, R: arrived (engine/revoke.c) */
+    struct r2_conn_lane lanes[R2_PATHS_MAX];
+    uint32_t under_way; /* S: chunks that a NIC may still read */
+    bool revoked;       /* S: nothing is sent any more; R: the sender has said so, with `said` */
+    bool revoke_asked;  /* S: the receiver waits for the answer */
+    struct r2_conn_lane said[R2_PATHS_MAX]; /* R: what the sender has handed out, by path */
+
+    struct r2_req reqs[R2_MAX_REQUESTS];
+    struct r2_req *window[R2_WINDOW]; /* by sequence number, checked against req->seq */
+    uint64_t next_seq;                /* of the next isend or irecv */
+    struct r2_list mrs;
+
+    /* S */
+    struct r2_list ready; /* peer->ready */
+    uint64_t waiting;     /* bytes that bulk lanes may take */
+    uint64_t stuck_since; /* r2_peer_check_stuck */
+    bool waived;          /* whichever path can carry them takes them: r2_peer_waive */
+    uint64_t posted;      /* receives posted by the peer: all seq below it */
+    uint64_t oldest;      /* first message not acknowledged whole */
+    uint64_t eager;       /* largest message sent before its clear-to-send */
+    struct r2_cts_slot cts[R2_WINDOW];
+
+    /* R */
+    struct r2_list acks;  /* peer->ackq */
+    uint64_t cum;         /* all messages below have arrived whole */
+    uint64_t ahead;       /* bit i: message cum + i has arrived whole */
+    uint64_t flushed;     /* cum as far as the kernel has the acknowledgement */
+    struct r2_list flush; /* path->flushq */
+    uint64_t flush_cum, flush_pos;
+    uint32_t wrote[R2_MAX_NICS]; /* by NIC: how often it wrote into memory of a device ... */
+    uint32_t shown[R2_MAX_NICS]; /* ... and how much of that a flush has shown (engine/flush.c) */
+    struct r2_ack_range *ranges; /* chunks to acknowledge */
+    uint32_t n_ranges, cap_ranges;
+    uint16_t ack_path;
+    uint32_t peer_eager; /* the sender sends messages up to this size unasked */
+    uint64_t cts_sent;   /* clear-to-send was said for all messages below */
+    unsigned small;      /* messages that came unasked, in a row */
+    struct r2_unasked_set unasked;
+    struct r2_stash stash[R2_EAGER_AHEAD];
+};
+
+struct r2_mr {
+    struct r2_list node; /* conn->mrs */
+    uint8_t *data;
+    size_t size;
+    bool device; /* no thread may touch it */
+    struct r2_mr_keys *keys;
+};
+
+struct r2_ctx {
+    struct r2_list node;
+    struct r2_list conns, listens;
+    uint64_t comm_id;
+};
+
+struct r2_listen {
+    struct r2_list node; /* r2_eng.listens */
+    struct r2_list ctx_node;
+    struct r2_ctx *ctx;
+    uint64_t id;
+    int dev;
+    struct r2_list backlog; /* connections waiting for accept; r2_eng.lock */
+};
+
+/* What paths tell about the NICs that they use. */
+enum r2_census { R2_CENSUS_NONE, R2_CENSUS_OK, R2_CENSUS_LOST, R2_CENSUSES };
+
+/* `lock` of nicstate.c guards what is not atomic; I/O thread 0 alone changes it, but for verdicts.
+ */
+struct r2_nic_state {
+    atomic_bool link_up, addr_gone; /* addr_gone: or its interface, or nobody listens there yet */
+    atomic_int
+        telling; /* threads that are telling what has changed: no news before they are done */
+    atomic_bool located; /* FAILED by a verdict: engine/locate says when it works again */
+    atomic_uint epoch;   /* grows after each change of what peers are told: who reads it first never
+                          * gives old word the newest number */
+    struct r2_health health;
+    struct r2_damp damp;
+    uint64_t alone_at; /* since when none of its paths answers, while others do; 0: not so */
+    uint64_t shown_at; /* when penalty and link were last looked at */
+    uint64_t drain_from;
+    bool fault_told;
+    atomic_int census[R2_CENSUSES];
+    atomic_bool forgive; /* a peer's operator says so */
+    atomic_uchar word;   /* enum r2_nic_word */
+    atomic_bool usable;  /* its word is USABLE */
+    atomic_bool trusted; /* ... and it has not just come back */
+    atomic_uint weight;  /* per mille: the topology's, then the operator's */
+    atomic_uint ramp;    /* per mille: of a NIC that comes back, for paths that never failed */
+    int row;
+};
+
+struct r2_engine {
+    pthread_mutex_t lock; /* peers, listens, contexts, backlogs */
+    bool inited, started;
+    int start_error;
+    unsigned nccl_version, net_api; /* under the lock until started; 0: not known */
+    uint64_t first_comm;
+    atomic_bool inert; /* a forked child: does nothing */
+    const struct r2_settings *set;
+    const struct r2_transport_ops *ops;
+    uint8_t process[16], secret[16];
+    char host[64];
+    int n_nics;
+    struct r2_nic nics[R2_MAX_NICS];
+    struct r2_nic_state nic_state[R2_MAX_NICS];
+    struct r2_list peers, listens, ctxs;
+    atomic_ulong next_conn, next_listen;
+    atomic_uint
+        top_gen;        /* highest generation of a path: each counts by itself, new ones above it */
+    bool device_memory; /* NICs may read and write memory that threads may not */
+    struct r2_control *ctl;
+    struct r2_seg_counters *n;
+    struct r2_seg_gauges *g;
+    struct r2_linkwatch *watch;
+    struct r2_io_fd watch_fd;
+    struct r2_timer house;
+};
+extern struct r2_engine r2_eng;
+/* What r2_eng.ops becomes; a test sets another before the first r2_engine_init. */
+extern const struct r2_transport_ops *r2_engine_transport;
+
+#endif

@@ -1,0 +1,103 @@
+/* What paths and verdicts say about a NIC, over a scripted transport (rung 2). */
+#include "health_bed.h"
+
+/* No path of a NIC answers while the peer does on another: suspect, probing, and back. */
+static void test_nic_none_answers(void)
+{
+    begin(true);
+    post(MSG);
+    CHECK(wait_nic(0, R2_SEG_NIC_HEALTHY));
+    fake_fail(ep[0], ECONNRESET, false);
+    CHECK(wait_nic(0, R2_SEG_NIC_PROBING));
+    CHECK_EQ(nic_row(1), R2_SEG_NIC_HEALTHY);
+    CHECK(remote_path(&r, 0, ep[0]->params.gen));
+    CHECK(wait_nic(0, R2_SEG_NIC_RAMPING));
+    CHECK(wait_nic(0, R2_SEG_NIC_HEALTHY));
+    remote_end(&r);
+}
+
+/* All paths to the only peer fail: that says nothing about any NIC. */
+static void test_nobody_is_blamed(void)
+{
+    begin(true);
+    post(MSG);
+    fake_fail(ep[0], ECONNRESET, false);
+    fake_fail(ep[1], ECONNRESET, false);
+    fake_sleep_ms(700);
+    CHECK(nic_row(0) == R2_SEG_NIC_HEALTHY || nic_row(0) == R2_SEG_NIC_SUSPECT);
+    CHECK(nic_row(1) == R2_SEG_NIC_HEALTHY || nic_row(1) == R2_SEG_NIC_SUSPECT);
+    remote_end(&r);
+    CHECK(wait_nic(0, R2_SEG_NIC_HEALTHY) && wait_nic(1, R2_SEG_NIC_HEALTHY));
+}
+
+/* A verdict: failed for everybody, told to the peer, probed at once and taken back. */
+static void test_verdict(void)
+{
+    struct r2_msg_nic m;
+
+    begin(true);
+    post(MSG);
+    remote_forget(ep[1]);
+    r2_nicstate_verdict(0, R2_VERDICT_LOCAL, "test says so");
+    CHECK_GE(remote_hear(ep[1], R2_F_NIC, &m, sizeof(m)), 0);
+    CHECK(m.nic == 0 && m.word == R2_NIC_FAILED);
+    CHECK(remote_wait_flag(&ep[0]->is_shut));
+    CHECK(wait_nic(0, R2_SEG_NIC_PROBING));
+    CHECK(remote_path(&r, 0, ep[0]->params.gen));
+    CHECK(wait_nic(0, R2_SEG_NIC_HEALTHY));
+    remote_end(&r);
+    r2_nicstate_forgive(0, false);
+}
+
+static void *give_verdict(void *arg)
+{
+    (void)arg;
+    r2_nicstate_verdict(0, R2_VERDICT_LOCAL, "test says so");
+    return NULL;
+}
+
+/* The one who has the verdict is held up while it tells peers: time passes, but the NIC is not
+ * taken back before its failure was told and its paths were failed. */
+static void test_verdict_is_told(void)
+{
+    struct r2_msg_nic m;
+    struct r2_peer **peers;
+    pthread_t teller;
+    int n;
+
+    begin(true);
+    post(MSG);
+    remote_forget(ep[1]);
+    peers = r2_peer_all(&n);
+    CHECK_GE(n, 1);
+    for (int i = 0; i < n; i++)
+        r2_peer_lock(peers[i]);
+    CHECK_EQ(pthread_create(&teller, NULL, give_verdict, NULL), 0);
+    fake_sleep_ms(150);
+    for (int i = 0; i < n; i++) {
+        r2_peer_unlock(peers[i]);
+        r2_peer_put(peers[i]);
+    }
+    free(peers);
+    CHECK_EQ(pthread_join(teller, NULL), 0);
+    CHECK_GE(remote_hear(ep[1], R2_F_NIC, &m, sizeof(m)), 0);
+    CHECK(m.nic == 0 && m.word == R2_NIC_FAILED);
+    CHECK(remote_wait_flag(&ep[0]->is_shut));
+    CHECK(remote_path(&r, 0, ep[0]->params.gen));
+    CHECK(wait_nic(0, R2_SEG_NIC_HEALTHY));
+    remote_end(&r);
+    r2_nicstate_forgive(0, false);
+}
+
+static const struct check_test tests[] = {
+    {"nic_none_answers", test_nic_none_answers},
+    {"nobody_is_blamed", test_nobody_is_blamed},
+    {"verdict", test_verdict},
+    {"verdict_is_told", test_verdict_is_told},
+    {0},
+};
+
+int main(int argc, char **argv)
+{
+    return bed_main(argc, argv, tests);
+}
