@@ -168,17 +168,23 @@ void r2_control_nic_fault(struct r2_control *ctl, int nic, const char *text)
     r2_row_end(&row->seq);
 }
 
+/* Of a NIC's row or a path's. */
+static void set_damping(uint32_t *seq, uint32_t *to, uint64_t *reuse_to, uint32_t penalty,
+                        uint64_t reuse_mono_ns)
+{
+    r2_row_begin(seq);
+    r2_row_u32(to, penalty);
+    r2_row_u64(reuse_to, reuse_mono_ns);
+    r2_row_end(seq);
+}
+
 void r2_control_nic_damping(struct r2_control *ctl, int nic, uint32_t penalty,
                             uint64_t reuse_mono_ns)
 {
     struct r2_seg_nic *row = nic_row(ctl, nic);
 
-    if (!row)
-        return;
-    r2_row_begin(&row->seq);
-    r2_row_u32(&row->penalty, penalty);
-    r2_row_u64(&row->reuse_mono_ns, reuse_mono_ns);
-    r2_row_end(&row->seq);
+    if (row)
+        set_damping(&row->seq, &row->penalty, &row->reuse_mono_ns, penalty, reuse_mono_ns);
 }
 
 /* Name, interface and address of a row are written once, before `used` (the address now and then
@@ -426,12 +432,8 @@ void r2_control_path_damping(struct r2_control *ctl, int path, uint32_t penalty,
 {
     struct r2_seg_path *row = path_row(ctl, path);
 
-    if (!row)
-        return;
-    r2_row_begin(&row->seq);
-    r2_row_u32(&row->penalty, penalty);
-    r2_row_u64(&row->reuse_mono_ns, reuse_mono_ns);
-    r2_row_end(&row->seq);
+    if (row)
+        set_damping(&row->seq, &row->penalty, &row->reuse_mono_ns, penalty, reuse_mono_ns);
 }
 
 void r2_control_path_remove(struct r2_control *ctl, int path)

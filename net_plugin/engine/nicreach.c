@@ -6,16 +6,22 @@
  * never carried has not failed, and nothing depends on it.
  *
  * Asked on I/O thread 0, once a second, and only about NICs that no path was ever up over. Whoever
- * connects knows what was tried; the accepting side has paths only where one came. */
+ * connects knows what was tried. The accepting side has paths only where one came, and the word of
+ * those who tried would not do for it: of its NICs they try the best one for each of theirs only,
+ * and they may have fewer. So it asks them itself over the NIC, on connections of engine/locate's
+ * own, wherever no attempt to connect speaks of it. */
 #include <stdlib.h>
 
 #include "engine/internal.h"
+#include "engine/locate/locate.h"
+#include "engine/pairs.h"
 #include "topology/nettables.h"
 
 #define LOOK_NS (1 * R2_NS_PER_S)
 /* In vain, one after the other: 10 s of looking. Counted, so that time in which this process was
  * stopped is none. */
 #define LOOKS 10
+#define TOLD_LOOKS 5 /* between questions to senders, once it was said: whether it is still so */
 
 static const char cause[] = "has reached no peer yet: the job is not protected by it";
 
@@ -25,6 +31,9 @@ static atomic_bool met[R2_MAX_NICS];
 static int in_vain[R2_MAX_NICS]; /* looks, in a row */
 static bool told[R2_MAX_NICS], taken_back[R2_MAX_NICS];
 static uint64_t looked_at;
+/* What senders said since the last look: R2_REACH_UNKNOWN, or how many did not answer. */
+static int heard[R2_MAX_NICS];
+static unsigned n_looks;
 
 void r2_nicreach_met(int nic)
 {
@@ -84,22 +93,65 @@ static bool tried_in_vain(const struct r2_path *path)
 }
 
 /* Its NICs are known, it is in use, and another NIC of ours serves it, where its kernel answers at
- * this time: a host that stands still takes no attempts. Counts it for each NIC that does not.
- * Under its lock. */
-static void look_at_peer(const struct r2_peer *p, int *peers)
+ * this time: a host that stands still takes no attempts. Under its lock. */
+static bool is_served(const struct r2_peer *p)
 {
-    bool served = false, vain[R2_MAX_NICS] = {false};
+    bool served = false;
 
-    if (!p->out || p->life != R2_PEER_ALIVE || !p->pid || r2_list_empty(&p->conn_list))
-        return;
+    if (p->life != R2_PEER_ALIVE || !p->pid || r2_list_empty(&p->conn_list))
+        return false;
     for (int i = 0; i < p->n_paths; i++) {
         const struct r2_path *path = p->paths[i];
 
         served |= r2_path_hb_answers(path, 0) && !path->testing && !r2_path_wireless(path);
-        vain[path->lnic] |= tried_in_vain(path);
     }
-    for (int i = 0; i < r2_eng.n_nics && served; i++)
+    return served;
+}
+
+/* Counts it for each NIC that has tried it in vain. Under its lock. */
+static void look_at_peer(const struct r2_peer *p, int *peers)
+{
+    bool vain[R2_MAX_NICS] = {false};
+
+    if (!p->out || !is_served(p))
+        return;
+    for (int i = 0; i < p->n_paths; i++)
+        vain[p->paths[i]->lnic] |= tried_in_vain(p->paths[i]);
+    for (int i = 0; i < r2_eng.n_nics; i++)
         peers[i] += vain[i];
+}
+
+int r2_nicreach_pair(const struct r2_peer *p, int nic)
+{
+    const struct r2_rnic *r;
+    int order[R2_MAX_NICS];
+
+    if (p->out || !is_served(p))
+        return -1;
+    if (!r2_pairs_candidates(p, nic, R2_VIA_TCP, order))
+        return -1;
+    r = &p->rnics[order[0]]; /* as they would choose */
+    return r->usable && r2_locate_own_nic(&r->addr) < 0 && belongs(p, nic, order[0]) ? order[0]
+                                                                                     : -1;
+}
+
+void r2_nicreach_asked(int nic, bool answered, int in_vain_of)
+{
+    if (answered)
+        r2_nicreach_met(nic);
+    heard[nic] = in_vain_of;
+}
+
+/* Senders that the NIC has asked in vain at the last look; asks them again. UNKNOWN: the questions
+ * are still out, or there was no room for them. */
+static int ask_senders(int nic)
+{
+    int was = heard[nic];
+
+    heard[nic] = R2_REACH_UNKNOWN;
+    if (told[nic] && n_looks % TOLD_LOOKS)
+        return was;
+    return r2_locate_reach(nic) == 0 ? 0 : was;
 }
 
 /* How many peers each NIC was tried for in vain. */
@@ -149,11 +201,20 @@ static void take_back(int nic)
     R2_INFO("NIC %s reaches a peer now", r2_nic_name(nic));
 }
 
+/* One more look at the NIC in vain, or one that it was not. */
+static void count_look(int nic, int peers)
+{
+    in_vain[nic] = !peers ? 0 : in_vain[nic] < LOOKS ? in_vain[nic] + 1 : LOOKS;
+    if (in_vain[nic] == LOOKS)
+        tell(nic, peers);
+}
+
 void r2_nicreach_look(void)
 {
     int peers[R2_MAX_NICS] = {0};
     bool open = false;
 
+    n_looks++;
     for (int i = 0; i < r2_eng.n_nics; i++) {
         if (has_met(i) && told[i] && !taken_back[i])
             take_back(i);
@@ -162,11 +223,12 @@ void r2_nicreach_look(void)
     if (open)
         count_peers(peers);
     for (int i = 0; i < r2_eng.n_nics; i++) {
-        bool vain = peers[i] && !has_met(i) && counted_on(i);
+        int n = has_met(i) || !counted_on(i) ? 0 : peers[i] ? peers[i] : ask_senders(i);
 
-        in_vain[i] = !vain ? 0 : in_vain[i] < LOOKS ? in_vain[i] + 1 : LOOKS;
-        if (in_vain[i] == LOOKS)
-            tell(i, peers[i]);
+        if (n != R2_REACH_UNKNOWN)
+            count_look(i, n);
+        else if (in_vain[i] == LOOKS)
+            r2_nicstate_remark(i, cause); /* as it was */
     }
 }
 

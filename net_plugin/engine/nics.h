@@ -18,20 +18,13 @@ bool r2_nic_stands_by(int nic);
 bool r2_nic_port_up(int nic);
 
 /* ---- nicstate.c */
-enum r2_verdict {
-    R2_VERDICT_LOCAL, /* this node's NIC is broken */
-    R2_VERDICT_HINT,  /* something else says that it may be: look for yourself */
-};
 bool r2_nic_usable(int nic);
 static inline enum r2_nic_word r2_nic_word(int nic)
 {
     return (enum r2_nic_word)atomic_load(&r2_eng.nic_state[nic].word);
 }
-/* Where a failure lies. LOCAL: the NIC has failed, for all peers at once; probing begins. HINT
- * (word from outside): its paths are tested at once, nothing is believed. Takes peers' locks: the
- * caller holds none. */
-void r2_nicstate_verdict(int nic, enum r2_verdict verdict, const char *why);
-/* What engine/locate found about a local NIC: it fails for all peers at once, or works again. */
+/* What engine/locate found about a local NIC: it fails for all peers at once, or works again. Takes
+ * peers' locks: the caller holds none. */
 void r2_nicstate_located(int nic, bool usable, const char *why);
 /* Calls `each` with every endpoint of the NIC that is not closed, of all peers; outside all locks.
  */
@@ -79,6 +72,10 @@ void r2_nicreach_met(int nic);
 /* I/O thread 0, without locks: time passes; what is done about it once a second. */
 void r2_nicreach_tick(uint64_t now);
 void r2_nicreach_look(void);
+/* The NIC of a peer which only sends to us that this one is to ask, -1: none. Under its lock. */
+int r2_nicreach_pair(const struct r2_peer *p, int nic);
+/* Such peers were asked over the NIC: some answered, and how many were there in vain. */
+void r2_nicreach_asked(int nic, bool answered, int in_vain_of);
 /* pathhealth.c: both NICs are of this node, so its kernel hands the bytes over and no wire is
  * asked. Under the peer's lock. */
 bool r2_path_wireless(const struct r2_path *path);

@@ -270,42 +270,6 @@ void r2_nicstate_forgive(int nic, bool tell)
 
 /* ---- verdicts */
 
-/* Under the peer's lock: its paths on the NIC are tested now rather than when their turn comes. */
-static void look_again(struct r2_peer *p, int nic)
-{
-    for (int i = 0; i < p->n_paths; i++) {
-        if (p->paths[i]->lnic != nic)
-            continue;
-        p->paths[i]->next_at = 0;
-        p->paths[i]->hb_at = 0;
-    }
-    r2_peer_hb_doubt(p, r2_now_ns()); /* and whether the others answer is known by then */
-    if (p->listed) /* else it is being forgotten, and its timer has been stopped */
-        r2_timer_sooner(&p->timer, r2_now_ns());
-}
-
-void r2_nicstate_verdict(int nic, enum r2_verdict verdict, const char *why)
-{
-    struct r2_control_event ev = {.event = R2_EV_VERDICT, .nic = r2_nic_name(nic), .cause = why};
-    struct r2_peer **peers;
-    int n;
-
-    r2_control_journal(r2_eng.ctl, &ev);
-    if (verdict == R2_VERDICT_LOCAL) {
-        nic_lost(nic, R2_HEALTH_EV_LOSS, why); /* the next tick begins to probe */
-        return;
-    }
-    peers = r2_peer_all(&n);
-    for (int i = 0; i < n; i++) {
-        r2_peer_lock(peers[i]);
-        look_again(peers[i], nic);
-        r2_peer_unlock(peers[i]);
-        r2_peer_wake(peers[i]);
-        r2_peer_put(peers[i]);
-    }
-    free(peers);
-}
-
 /* Located failures are probed by engine/locate; paths go on trying as well. */
 void r2_nicstate_located(int nic, bool usable, const char *why)
 {

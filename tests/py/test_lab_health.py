@@ -7,7 +7,9 @@ or switch does.
 
 from __future__ import annotations
 
+import contextlib
 import os
+import signal
 import time
 from collections.abc import Iterator
 
@@ -165,3 +167,44 @@ def test_a_nic_that_never_reaches_anybody(build: Build, lab: Lab) -> None:
             assert warnings(side) == [word, "reaches a peer now"], str(job)
             lines = [line for line in rank.output.splitlines() if "not protected" in line]
             assert len(lines) == 1 and "nic1" in lines[0] and "R2CCL_NICS" in lines[0], str(job)
+
+
+@contextlib.contextmanager
+def one_way(build: Build, lab: Lab) -> Iterator[tuple[Side, Side]]:
+    """A process of n0 sends to one of n1, which sends nothing."""
+    where = f"{lab.address('n0', 'nic0')}:7411"
+    words = ["--size", "64K", "--until-told"]
+    sides = {"n0": "--listen", "n1": "--dial"}
+    with contextlib.ExitStack() as stack:
+        pids = []
+        for node, how in sides.items():
+            env = {**os.environ, "R2CCL_NICS": "nic0,nic1,nic2", "R2CCL_LOG": "warn"}
+            child = lab.popen(node, [str(build.path / "stress/pair"), *words, how, where], env=env)
+            stack.callback(child.wait, 20)
+            stack.callback(child.kill)
+            pids.append(child.pid)
+        sender, receiver = Side("sender", pids[0]), Side("receiver", pids[1])
+        stack.callback(sender.close)
+        stack.callback(receiver.close)
+        yield sender, receiver
+        os.kill(pids[0], signal.SIGTERM)
+
+
+def test_a_nic_that_nobody_comes_over(build: Build, lab: Lab) -> None:
+    """The same, of a process that only receives: it asks its sender over the NIC itself."""
+    word = "has reached no peer yet: the job is not protected by it"
+
+    def causes(side: Side) -> list[str]:
+        return [n.cause for n in side.snapshot().nics]
+
+    lab.fail_link("n1", "nic1", "silent")
+    with one_way(build, lab) as (sender, receiver):
+        until("messages move", lambda: receiver.counter("messages_received") > 8, 30.0)
+        until("the sender says so", lambda: causes(sender)[1] == word, 60.0)
+        until("the receiver says so", lambda: causes(receiver)[1] == word, 60.0)
+        assert word not in (causes(receiver)[0], causes(receiver)[2])
+        assert not receiver.snapshot().counters["messages_sent"]
+        lab.recover_link("n1", "nic1")
+        until("taken back", lambda: causes(receiver)[1] != word, 60.0)
+        told = [e.cause for e in receiver.named("warning") if e.nic == "nic1"]
+        assert told == [word, "reaches a peer now"]

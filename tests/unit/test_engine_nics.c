@@ -30,7 +30,7 @@ static void test_nobody_is_blamed(void)
     CHECK(wait_nic(0, R2_SEG_NIC_HEALTHY) && wait_nic(1, R2_SEG_NIC_HEALTHY));
 }
 
-/* A verdict: failed for everybody, told to the peer, probed at once and taken back. */
+/* A verdict: failed for everybody, told to the peer, and taken back when a path of it is. */
 static void test_verdict(void)
 {
     struct r2_msg_nic m;
@@ -38,13 +38,14 @@ static void test_verdict(void)
     begin(true);
     post(MSG);
     remote_forget(ep[1]);
-    r2_nicstate_verdict(0, R2_VERDICT_LOCAL, "test says so");
+    r2_nicstate_located(0, false, "test says so");
     CHECK_GE(remote_hear(ep[1], R2_F_NIC, &m, sizeof(m)), 0);
     CHECK(m.nic == 0 && m.word == R2_NIC_FAILED);
     CHECK(remote_wait_flag(&ep[0]->is_shut));
-    CHECK(wait_nic(0, R2_SEG_NIC_PROBING));
+    CHECK(wait_nic(0, R2_SEG_NIC_FAILED));
     CHECK(remote_path(&r, 0, ep[0]->params.gen));
     CHECK(wait_nic(0, R2_SEG_NIC_HEALTHY));
+    r2_nicstate_located(0, true, "test says so");
     remote_end(&r);
     r2_nicstate_forgive(0, false);
 }
@@ -52,7 +53,7 @@ static void test_verdict(void)
 static void *give_verdict(void *arg)
 {
     (void)arg;
-    r2_nicstate_verdict(0, R2_VERDICT_LOCAL, "test says so");
+    r2_nicstate_located(0, false, "test says so");
     return NULL;
 }
 
@@ -85,6 +86,7 @@ static void test_verdict_is_told(void)
     CHECK(remote_wait_flag(&ep[0]->is_shut));
     CHECK(remote_path(&r, 0, ep[0]->params.gen));
     CHECK(wait_nic(0, R2_SEG_NIC_HEALTHY));
+    r2_nicstate_located(0, true, "test says so");
     remote_end(&r);
     r2_nicstate_forgive(0, false);
 }

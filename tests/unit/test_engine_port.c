@@ -97,7 +97,8 @@ static void tick(int moment)
 {
     r2_nic_transport(PORT, 1, true, "port up");
     r2_niclink_look(PORT);
-    r2_nicstate_verdict(PORT, R2_VERDICT_LOCAL, "a verdict");
+    r2_nicstate_located(PORT, false, "a verdict");
+    atomic_store(&r2_eng.nic_state[PORT].located, false); /* which nobody sees to any more */
     held = 0;
     left = moment;
     r2_nicstate_tick(r2_now_ns());

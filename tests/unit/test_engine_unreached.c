@@ -3,15 +3,8 @@
  * looks like to sockets: test_lab_health.py. Three NICs. They are loopback's, about which there is
  * nothing to say, but for the looks that the test takes on I/O thread 0: between those of one go
  * there are none of the engine's own. */
-#include "check.h"
-#include "control/impl.h"
-#include "enginelib/remote.h"
+#include "unreached_bed.h"
 
-#define LOOKS 10
-#define WAIT_MS 20000
-#define WORD "has reached no peer yet"
-
-static struct remote r;
 static unsigned near; /* bit per NIC: all peers' NICs are in its subnet */
 
 static void set_wired(bool wired)
@@ -33,41 +26,6 @@ static void wired_looks(int times)
 static void looks(int times)
 {
     CHECK(remote_command(wired_looks, times));
-}
-
-/* What operators see; on I/O thread 0, which writes it. */
-static char seen[80];
-
-static void see(int nic)
-{
-    snprintf(seen, sizeof(seen), "%.79s", r2_eng.ctl->seg->nics[r2_eng.nic_state[nic].row].cause);
-}
-
-static const char *cause_of(int nic)
-{
-    CHECK(remote_command(see, nic));
-    return seen;
-}
-
-static bool marked(int nic)
-{
-    return strncmp(cause_of(nic), WORD, strlen(WORD)) == 0;
-}
-
-/* Warnings about the NIC in the journal that begin like that. */
-static int warned(int nic, const char *begins)
-{
-    const struct r2_segment *seg = r2_eng.ctl->seg;
-    uint64_t to = __atomic_load_n(&seg->header.event_head, __ATOMIC_ACQUIRE);
-    int n = 0;
-
-    for (uint64_t i = to > R2_SEG_MAX_EVENTS ? to - R2_SEG_MAX_EVENTS : 0; i < to; i++) {
-        const struct r2_seg_journal_entry *e = &seg->events[i % R2_SEG_MAX_EVENTS];
-
-        n += e->event == R2_EV_WARNING && strcmp(e->nic, r2_nic_name(nic)) == 0 &&
-             strncmp(e->cause, begins, strlen(begins)) == 0;
-    }
-    return n;
 }
 
 /* The best pair of the NIC was tried, and is not up. */

@@ -39,16 +39,6 @@ static struct r2_path *path_of(int nic)
     return r2_path_find(r.conn->peer, nic, nic, R2_VIA_TCP);
 }
 
-static uint64_t beats_of(int nic)
-{
-    uint64_t n;
-
-    r2_peer_lock(r.conn->peer);
-    n = path_of(nic)->hb_count;
-    pthread_mutex_unlock(&r.conn->peer->lock);
-    return n;
-}
-
 static int unanswered(int nic)
 {
     int n;
@@ -262,11 +252,12 @@ static void test_verdict_local(void)
     struct r2_ep *again;
 
     begin(3);
-    r2_nicstate_verdict(1, R2_VERDICT_LOCAL, "test says so");
+    r2_nicstate_located(1, false, "test says so");
     CHECK(remote_wait_flag(&ep[1]->is_shut));
     CHECK(!atomic_load(&ep[0]->is_shut) && !atomic_load(&ep[2]->is_shut));
     again = fake_find(r.id, 1, 1, ep[1]->params.gen); /* probing has begun */
     CHECK(again);
+    r2_nicstate_located(1, true, "test says so");
     remote_end(&r);
 }
 
@@ -309,23 +300,6 @@ static void test_within_the_node(void)
     }
 }
 
-/* Word from outside is not believed. */
-static void test_verdict_hint(void)
-{
-    uint64_t beats;
-
-    begin(2);
-    fake_sleep_ms(100); /* the next heartbeat of an idle path is an hour away */
-    beats = beats_of(1);
-    r2_nicstate_verdict(1, R2_VERDICT_HINT, "somebody says so");
-    for (int i = 0; i < REMOTE_WAIT_MS && beats_of(1) == beats; i++)
-        fake_sleep_ms(1);
-    CHECK_GT(beats_of(1), beats);
-    CHECK_EQ(remote_state(&r, 1), R2_PATH_UP);
-    CHECK(!atomic_load(&ep[1]->is_shut));
-    remote_end(&r);
-}
-
 /* A warm spare carries nothing, so it shows nothing, neither that more is to be had nor that it is
  * not: what a path is held to fades beside the siblings that do carry, and only those. */
 static void test_spare_is_no_sibling(void)
@@ -361,7 +335,6 @@ static const struct check_test tests[] = {
     {"equal_weights_cost_nothing", test_equal_weights_cost_nothing},
     {"verdict_local", test_verdict_local},
     {"within_the_node", test_within_the_node},
-    {"verdict_hint", test_verdict_hint},
     {0},
 };
 

@@ -39,6 +39,12 @@ int r2_locate_on_verdict(struct r2_path *path, const uint8_t *body);
 void r2_locate_probe_over(void *owner, int err, const struct r2_ep_health *health);
 void r2_locate_probe_released(void *owner);
 
+#define R2_REACH_UNKNOWN (-1)
+/* Asks peers that only send to this process over a NIC that has reached nobody yet; I/O thread 0,
+ * no lock held. Says what came of it with r2_nicreach_asked, within R2_ROUND_NS. How many are
+ * asked; UNKNOWN: none, because questions are out, or there is no room, or R2CCL_LOCATE=0. */
+int r2_locate_reach(int nic);
+
 /* The local NIC with this address, -1: none. */
 int r2_locate_own_nic(const struct r2_wire_addr *addr);
 

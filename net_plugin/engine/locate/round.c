@@ -42,7 +42,7 @@ struct r2_round *r2_round_of(enum r2_round_kind kind, int lnic)
     return NULL;
 }
 
-static int count_of(enum r2_round_kind kind)
+int r2_round_count(enum r2_round_kind kind)
 {
     int n = 0;
 
@@ -337,7 +337,7 @@ void r2_rounds_asked(struct r2_peer *p, const struct r2_msg_probe *m, uint64_t n
             add_near(r, p, &m->near);
         return;
     }
-    if (!allowed(now) || count_of(R2_ROUND_ASSIST) >= ASSISTS_MAX)
+    if (!allowed(now) || r2_round_count(R2_ROUND_ASSIST) >= ASSISTS_MAX)
         return;
     r = r2_round_new(R2_ROUND_ASSIST, lnic, now);
     if (!r)
@@ -361,7 +361,7 @@ void r2_round_check(const struct r2_wire_addr *nic, const struct r2_node_row *ro
             r2_same_nic(&rounds[i].about, nic))
             return;
     }
-    if (count_of(R2_ROUND_CHECK) >= CHECKS_MAX || !allowed(now))
+    if (r2_round_count(R2_ROUND_CHECK) >= CHECKS_MAX || !allowed(now))
         return;
     r = r2_round_new(R2_ROUND_CHECK, r2_locate_own_nic(nic), now);
     if (!r)
@@ -455,6 +455,11 @@ static bool any_answer(const struct r2_round *r)
     return false;
 }
 
+static bool ends_by_answer(const struct r2_round *r)
+{
+    return r->kind == R2_ROUND_RECOVER || r->kind == R2_ROUND_REACH;
+}
+
 static bool all_heard(const struct r2_round *r)
 {
     for (int i = 0; i < r->n_asks; i++) {
@@ -488,6 +493,8 @@ static void conclude(struct r2_round *r, uint64_t now)
         r2_check_conclude(r, now);
     else if (r->kind == R2_ROUND_RECOVER)
         r2_recover_conclude(r, now);
+    else if (r->kind == R2_ROUND_REACH)
+        r2_reach_conclude(r);
     r2_round_free(r);
 }
 
@@ -515,7 +522,7 @@ static void round_tick(struct r2_round *r, uint64_t now)
         return;
     if (!r->closed) {
         r2_targets_tick(r, now);
-        early = all_answer(r) || (r->kind == R2_ROUND_RECOVER && any_answer(r));
+        early = all_answer(r) || (ends_by_answer(r) && any_answer(r));
         if (early || r2_targets_done(r) || now >= r->close_at) {
             r2_targets_close(r, now);
             r->closed = true;

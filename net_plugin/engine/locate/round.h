@@ -72,6 +72,7 @@ enum r2_round_kind {
     R2_ROUND_ASSIST,  /* a peer asked: ends in a PROBE_RESULT */
     R2_ROUND_CHECK,   /* a hint about a NIC: silent paths over it fail at once */
     R2_ROUND_RECOVER, /* does a NIC that a verdict took out answer again? */
+    R2_ROUND_REACH,   /* does anybody who sends to us answer over a NIC that nobody came over? */
 };
 
 enum r2_round_phase {
@@ -144,6 +145,7 @@ void r2_tell_tick(uint64_t now);
 struct r2_round *r2_round_find(uint64_t id);
 /* A round of the kind for the local NIC that still gathers evidence. */
 struct r2_round *r2_round_of(enum r2_round_kind kind, int lnic);
+int r2_round_count(enum r2_round_kind kind);
 struct r2_round *r2_round_new(enum r2_round_kind kind, int lnic, uint64_t now);
 void r2_round_free(struct r2_round *r);
 /* A hint about a NIC, from a row of the node segment or (NULL) a peer: asks it. */
@@ -157,6 +159,9 @@ void r2_rounds_result(struct r2_peer *p, const uint8_t *body, uint64_t now); /* 
 void r2_rounds_hint(const struct r2_msg_verdict *m, uint64_t now);
 void r2_rounds_row(const struct r2_node_row *row, uint64_t now);
 void r2_rounds_nic(int nic, uint64_t now);
+
+/* ---- reach.c */
+void r2_reach_conclude(struct r2_round *r);
 
 /* ---- conclude.c */
 void r2_round_conclude(struct r2_round *r, uint64_t now);
