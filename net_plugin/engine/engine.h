@@ -42,6 +42,13 @@ bool r2_engine_in_child(void);
  * known. Before the first listen or connect. */
 void r2_engine_called_by(unsigned nccl_version, unsigned net_api);
 
+/* What a communicator asks for (ncclConfig_t.trafficClass; below 0: nothing). Paths between two
+ * processes are shared by all their communicators, so that one counts, the first that is asked for,
+ * on paths that are made from then on; another one is refused with a warning. Any thread. */
+void r2_engine_ask_traffic_class(int asked);
+/* 0 to 255; -1: none was asked for. */
+int r2_engine_traffic_class(void);
+
 /* Number of usable NICs; 0 is no error. The set is fixed for the life of the process. */
 int r2_engine_devices(int *count);
 /* Description of NIC `dev`; valid for the life of the process; NULL if `dev` is out of range. What

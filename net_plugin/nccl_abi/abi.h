@@ -17,6 +17,8 @@ int r2_abi_result(int rc, const char *operation);
 
 /* Notes who calls, for operators. */
 void r2_abi_called_by(unsigned net_api, r2_nccl_logger log);
+/* A communicator's configuration; NULL: none. */
+void r2_abi_configured(const struct r2_ncclnet_config *config);
 int r2_abi_init(void **ctx, uint64_t comm_id, struct r2_ncclnet_config *config, r2_nccl_logger log,
                 r2_nccl_profiler prof);
 int r2_abi_devices(int *ndev);

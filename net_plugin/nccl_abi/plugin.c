@@ -103,14 +103,20 @@ void r2_abi_called_by(unsigned net_api, r2_nccl_logger log)
     r2_engine_called_by(nccl_version_of(log), net_api);
 }
 
+void r2_abi_configured(const struct r2_ncclnet_config *config)
+{
+    if (config && config->traffic_class != R2_NCCL_TRAFFIC_CLASS_UNDEF)
+        r2_engine_ask_traffic_class(config->traffic_class);
+}
+
 int r2_abi_init(void **ctx, uint64_t comm_id, struct r2_ncclnet_config *config, r2_nccl_logger log,
                 r2_nccl_profiler prof)
 {
     struct r2_ctx *made = NULL;
     int rc = r2_engine_init(&made, comm_id, log);
 
-    (void)config;
     (void)prof;
+    r2_abi_configured(config);
     *ctx = rc == 0 ? made : NULL;
     if (rc == 0)
         check_shim();

@@ -89,7 +89,7 @@ static int r2_old_connect_v6(int dev, void *handle, void **scomm)
 static int r2_old_connect_v10(int dev, struct r2_ncclnet_config *config, void *handle, void **scomm,
                               struct r2_ncclnet_device_handle **dev_handle)
 {
-    (void)config;
+    r2_abi_configured(config);
     return r2_old_connect(dev, handle, scomm, dev_handle);
 }
 

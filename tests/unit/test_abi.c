@@ -25,6 +25,7 @@ static struct {
     uint64_t offset;
     unsigned api;
     unsigned memory; /* kinds */
+    int traffic_class;
     r2_log_fn log;
 } fake;
 
@@ -60,6 +61,11 @@ void r2_engine_called_by(unsigned nccl_version, unsigned net_api)
 {
     CHECK_EQ(nccl_version, 0); /* the logger is in no NCCL */
     fake.api = net_api;
+}
+
+void r2_engine_ask_traffic_class(int asked)
+{
+    fake.traffic_class = asked;
 }
 
 int r2_engine_devices(int *count)
@@ -219,6 +225,7 @@ static void test_init(void)
     fake.rc = 0;
     CHECK_EQ(ncclNetPlugin_v12.init(&ctx, 5, &config, quiet_log, NULL), 0);
     CHECK(ctx == &ctx_mark && fake.bytes == 5 && fake.log == quiet_log);
+    CHECK_EQ(fake.traffic_class, 0); /* none was asked for */
     CHECK_EQ(ncclNetPlugin_v12.finalize(ctx), 0);
     CHECK_EQ(ncclNetPlugin_v11.finalize(ctx), 0);
     CHECK_EQ(fake.finalizes, 2);
@@ -318,7 +325,7 @@ static void test_connections(void)
 {
     EACH_VERSION(v)
     {
-        void *ctx = start(v);
+        void *ctx = (config.traffic_class = v->number, start(v));
         char handle[R2_HANDLE_BYTES] = {0};
         void *out = GARBAGE;
 
@@ -328,6 +335,7 @@ static void test_connections(void)
         out = GARBAGE;
         CHECK_EQ(v->connect(ctx, 0, handle, &out), 0);
         CHECK(out == &conn_mark && fake.dev == 0 && fake.handle == handle);
+        CHECK_EQ(fake.traffic_class, v->number < 10 ? 0 : v->number); /* older ones have none */
         out = GARBAGE;
         CHECK_EQ(v->accept(&listen_mark, &out), 0);
         CHECK(out == &conn_mark && fake.object == &listen_mark);

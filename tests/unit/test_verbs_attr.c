@@ -7,6 +7,8 @@
 #include "verbs_bed.h"
 
 #define ROCE "fv0=127.0.1.1,fv1=127.0.2.1"
+#define INFINIBAND "fvib=ib:127.0.3.1+ib:127.0.4.1"
+#define END (-99)
 
 struct wanted {
     const char *name;
@@ -58,6 +60,56 @@ static void test_settings(void)
 
     bed_library();
     connected_with(env, wanted);
+}
+
+/* What the first communicators ask for, as NCCL hands it over. */
+static void classes(const int *asked, const char *devices, const char *const *env,
+                    const struct wanted *wanted)
+{
+    int status;
+    pid_t pid = fork();
+
+    if (pid == 0) {
+        struct bed bed;
+
+        for (; *env; env += 2)
+            setenv(env[0], env[1], 1);
+        setenv("R2_FAKEVERBS", devices, 1);
+        if (strcmp(devices, INFINIBAND) == 0)
+            bed_nics = "127.0.1.1,fvib:1,fvib:2";
+        for (; *asked != END; asked++)
+            r2_engine_ask_traffic_class(*asked);
+        bed_open(&bed, 2);
+        for (; wanted->name; wanted++)
+            CHECK_MSG(bed_attr(wanted->name) == wanted->value, "%s is %d, not %d", wanted->name,
+                      bed_attr(wanted->name), wanted->value);
+        _exit(0);
+    }
+    CHECK_EQ(waitpid(pid, &status, 0), pid);
+    CHECK(WIFEXITED(status));
+    CHECK_EQ(WEXITSTATUS(status), 0);
+}
+
+/* A communicator's traffic class is RoCE's type of service and InfiniBand's service level, also of
+ * the queue pairs of flushes. What users set for the process wins; of several communicators the
+ * first one counts, and what is out of bounds does not. */
+static void test_traffic_class(void)
+{
+    static const int one[] = {-1, 106, 7, -1, END}, low[] = {5, END}, high[] = {256, END};
+    static const char *const none[] = {"R2CCL_GPU_MEMORY", "direct", NULL};
+    static const char *const set[] = {"NCCL_IB_TC", "96", "NCCL_IB_SL", "3", NULL};
+    static const struct wanted roce[] = {{"tc", 106}, {"sl", 0}, {"timeout", -2}, {NULL, 0}};
+    static const struct wanted ib[] = {{"sl", 5}, {"timeout", -2}, {NULL, 0}};
+    static const struct wanted by_user[] = {{"tc", 96}, {"sl", 3}, {NULL, 0}};
+    static const struct wanted zero[] = {{"tc", 0}, {"sl", 0}, {NULL, 0}},
+                               no_level[] = {{"sl", 0}, {NULL, 0}};
+
+    bed_library();
+    classes(one, ROCE, none, roce);
+    classes(one, ROCE, set, by_user);
+    classes(high, ROCE, none, zero);
+    classes(low, INFINIBAND, none, ib);
+    classes(one, INFINIBAND, none, no_level); /* there is no such level */
 }
 
 /* Out of bounds or no number: the default, not some other bits. */
@@ -175,22 +227,34 @@ static void without_rdma(const char *name, const char *value)
     CHECK_EQ(WEXITSTATUS(status), 0);
 }
 
+/* NCCL takes any number but 0 for a yes, and what is no number for 0. */
 static void test_no_rdma(void)
 {
-    static const char *const zero[] = {"NCCL_IB_DISABLE", "0", NULL};
+    static const char *const numbers[] = {"1", "2", "-1", "0x10", "7up"};
+    static const char *const none[] = {"0", "", "0x0", "true", "99999999999999999999"};
     static const struct wanted wanted[] = {{"mtu", 3}, {NULL, 0}};
 
     bed_library();
-    without_rdma("NCCL_IB_DISABLE", "1");
     without_rdma("R2CCL_RDMA", "0");
-    connected_with(zero, wanted);
+    for (size_t i = 0; i < sizeof(numbers) / sizeof(numbers[0]); i++)
+        without_rdma("NCCL_IB_DISABLE", numbers[i]);
+    for (size_t i = 0; i < sizeof(none) / sizeof(none[0]); i++) {
+        const char *const env[] = {"NCCL_IB_DISABLE", none[i], NULL};
+
+        connected_with(env, wanted);
+    }
 }
 
 static const struct check_test tests[] = {
-    {"defaults", test_defaults}, {"settings", test_settings},
-    {"nonsense", test_nonsense}, {"flush_queue_pair", test_flush_queue_pair},
-    {"mtu", test_mtu},           {"gid_index", test_gid_index},
-    {"no_rdma", test_no_rdma},   {0},
+    {"defaults", test_defaults},
+    {"settings", test_settings},
+    {"nonsense", test_nonsense},
+    {"flush_queue_pair", test_flush_queue_pair},
+    {"mtu", test_mtu},
+    {"gid_index", test_gid_index},
+    {"no_rdma", test_no_rdma},
+    {"traffic_class", test_traffic_class},
+    {0},
 };
 
 int main(int argc, char **argv)

@@ -203,6 +203,65 @@ static void test_failed_nic(void)
     finish();
 }
 
+/* The flush that is under way, and one behind it, while its NICs' queue pairs are made anew: by
+ * `change` ("" waits until all paths have ended), after which `attr` of all queue pairs, those of
+ * flushes among them, is `value`. */
+static void changed_meanwhile(const char *const *change, const char *attr, int value)
+{
+    struct r2_req *send, *recv, *first = NULL, *second = NULL;
+
+    post(&send, &recv);
+    CHECK_EQ(bed_test(recv, BED_WAIT_MS), 1);
+    CHECK_EQ(bed_test(send, BED_WAIT_MS), 1);
+    bed_script("!chaos late_cqe=1000,late_us=300000"); /* it answers late */
+    CHECK_EQ(r2_engine_iflush(bed.rx, in.address, in.mr, &first), 0);
+    CHECK(first);
+    for (; *change; change++) {
+        bed_script(*change);
+        for (int ms = 0; ms < BED_WAIT_MS && !**change && bed_paths(bed.tx); ms++)
+            bed_ms(1);
+    }
+    bed_ms(50);
+    CHECK_EQ(r2_engine_iflush(bed.rx, in.address, in.mr, &second), 0);
+    bed_script("!chaos late_cqe=0");
+    if (second)
+        CHECK_EQ(bed_test(second, BED_WAIT_MS), 1);
+    CHECK_EQ(bed_test(first, BED_WAIT_MS), 1);
+    CHECK_EQ(driver_calls, 0);
+    CHECK_MEM(in.view, out.view, SIZE);
+    memset(in.view, 0, SIZE);
+    for (int ms = 0; ms < BED_WAIT_MS && bed_attr(attr) != value; ms++)
+        bed_ms(1);
+    CHECK_EQ(bed_attr(attr), value);
+    r2_nicstate_forgive(0, true);
+    r2_nicstate_forgive(1, true);
+    bed_until_paths(bed.tx, 2);
+}
+
+/* A port has another partition key, or its address is another entry of the table: the queue pair of
+ * its flushes is made anew with that, like those of paths, and no flush fails for it. */
+static void test_port_is_another(void)
+{
+    static const char *const keys[] = {"!pkey fv0 1 0 0x8003", "!pkey fv1 1 0 0x8003", NULL};
+    static const char *const entries[] = {"!gid fv0 1 1 0.0.0.0",   "!gid fv1 1 1 0.0.0.0",   "",
+                                          "!gid fv0 1 3 127.0.1.1", "!gid fv1 1 3 127.0.2.1", NULL};
+    static const char *const back[] = {"!gid fv0 1 1 127.0.1.1", "!gid fv1 1 1 127.0.2.1", NULL};
+    struct r2_req *send, *recv;
+
+    begin();
+    changed_meanwhile(keys, "pkey", 0x8003);
+    changed_meanwhile(entries, "sgid_index", 3);
+    post(&send, &recv);
+    CHECK_EQ(bed_test(recv, BED_WAIT_MS), 1);
+    CHECK_EQ(bed_test(send, BED_WAIT_MS), 1);
+    CHECK_EQ(flush(), 1);
+    CHECK_EQ(driver_calls, 0);
+    CHECK_MEM(in.view, out.view, SIZE);
+    for (int i = 0; back[i]; i++)
+        bed_script(back[i]);
+    finish();
+}
+
 /* There are some, and none was given anything that it choked on. */
 static void sockets_stand_by(void)
 {
@@ -340,6 +399,7 @@ static const struct check_test tests[] = {
     {"flush_shows_all", test_flush_shows_all},
     {"two_flushes", test_two_flushes},
     {"failed_nic", test_failed_nic},
+    {"port_is_another", test_port_is_another},
     {"late_registration", test_late_registration},
     {"one_dead_device", test_one_dead_device},
     {"waits_for_a_nic", test_waits_for_a_nic},

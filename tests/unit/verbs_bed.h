@@ -19,6 +19,7 @@ struct bed {
     struct r2_conn *tx, *rx;
 };
 
+__attribute__((unused)) static const char *bed_nics = "127.0.1.1,127.0.2.1";
 static int (*bed_script)(const char *text); /* tests/fakeverbs/script.c */
 
 __attribute__((unused)) static void bed_ms(int ms)
@@ -80,7 +81,7 @@ __attribute__((unused)) static void bed_open(struct bed *b, int paths)
     struct r2_listen *l = NULL;
 
     memset(b, 0, sizeof(*b));
-    setenv("R2CCL_NICS", "127.0.1.1,127.0.2.1", 1); /* read once */
+    setenv("R2CCL_NICS", bed_nics, 1); /* read once */
     setenv("R2CCL_CHUNK", "64K", 1);
     setenv("R2CCL_LOG", "warn", 0);
     if (!bed_script)

@@ -294,11 +294,19 @@ static void run_refresh(struct r2_cmd *cmd)
     struct refresh *r = R2_CONTAINER_OF(cmd, struct refresh, cmd);
     struct r2_vnic *v = &r2_verbs.nics[r->nic];
     struct ibv_async_event ev = {.element.port_num = v->port};
-    bool changed = !atomic_load(&r->hca->gone) && r2_vnic_refresh(v, r->hca), active;
+    bool changed, active;
+    int index;
 
     pthread_mutex_lock(&v->lock);
-    active = v->active;
+    index = v->gid_index;
     pthread_mutex_unlock(&v->lock);
+    changed = !atomic_load(&r->hca->gone) && r2_vnic_refresh(v, r->hca);
+    pthread_mutex_lock(&v->lock);
+    active = v->active;
+    index -= v->gid_index;
+    pthread_mutex_unlock(&v->lock);
+    if (changed || index)
+        r2_vflush_again(v); /* before paths are made anew: this thread makes both */
     if (r->ends && changed)
         fail_all(r->hca, &ev, R2_ASYNC_PORT, EADDRNOTAVAIL);
     if (!atomic_load(&r->hca->gone))

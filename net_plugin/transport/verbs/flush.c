@@ -4,6 +4,10 @@
  * do not touch it, and a NIC whose port is down can still be asked. One that has failed is made
  * anew when the next flush finds it so; that flush has failed.
  *
+ * Where its port has another address, LID or partition key now, a new one takes its place; reads
+ * that are under way stay with the old one, which goes when they have come or failed. Which of the
+ * two a read goes by makes no difference: both are the NIC's, behind all that it has written.
+ *
  * A NIC whose device is gone cannot be asked; when it is back it gets a new one.
  *
  * Locks: a leaf each. Made and destroyed on the command thread, like all queue pairs. */
@@ -25,6 +29,7 @@ struct parts {
     struct ibv_cq *cq;
     struct ibv_qp *qp;
     struct ibv_mr *mr;
+    uint64_t last; /* r2_vflush.posted with its last read */
     uint8_t byte[64];
 };
 
@@ -32,9 +37,13 @@ struct r2_vflush {
     pthread_mutex_t lock;
     struct r2_vnic *nic;
     struct parts *now; /* NULL: none */
+    struct parts *old; /* `now` before, while it has reads under way: all before those of `now` */
     bool making;
-    uint64_t posted, done;    /* cumulative; all up to `done` have come */
-    uint64_t lost_from, lost; /* those behind the one and up to the other will not */
+    bool again;            /* once `old` has gone */
+    uint64_t posted, done; /* cumulative; all up to `done` have come, but for those lost */
+    /* Those behind the one and up to the other are not told to have come. Losses in turn are one
+     * range: what came between them and was not asked for yet is flushed otherwise. */
+    uint64_t lost_from, lost;
 };
 
 struct make {
@@ -55,8 +64,8 @@ static int connect_self(const struct r2_vflush *f, struct ibv_qp *qp)
 
     pthread_mutex_lock(&v->lock);
     rtr.path_mtu = (enum ibv_mtu)v->mtu;
-    r2_qp_route(&rtr.ah_attr, v->port, v->lid, v->link == IBV_LINK_LAYER_ETHERNET ? v->gid : NULL,
-                v->gid_index);
+    r2_qp_route(&rtr.ah_attr, v->port, v->link, v->lid,
+                v->link == IBV_LINK_LAYER_ETHERNET ? v->gid : NULL, v->gid_index);
     pthread_mutex_unlock(&v->lock);
     if (r2_qp_init(qp, v->port, IBV_ACCESS_REMOTE_READ) ||
         r2_ibv.modify_qp(qp, &rtr,
@@ -122,14 +131,29 @@ static struct parts *make_parts(const struct r2_vflush *f, struct r2_hca *hca)
     return NULL;
 }
 
-/* Under the lock: whatever there was is for its own device's thread to destroy. */
+static bool under_way(const struct r2_vflush *f, const struct parts *p)
+{
+    return p->last > f->done && p->last > f->lost;
+}
+
+/* Under the lock: it is for its own device's thread to destroy, and what it had under way is lost.
+ */
+static void let_go(struct r2_vflush *f, struct parts **p)
+{
+    if (!*p)
+        return;
+    if (under_way(f, *p)) {
+        f->lost_from = f->lost ? f->lost_from : f->done;
+        f->lost = (*p)->last;
+    }
+    r2_cmd_give((*p)->hca, &(*p)->unmake, run_unmake);
+    *p = NULL;
+}
+
 static void drop(struct r2_vflush *f)
 {
-    if (f->now)
-        r2_cmd_give(f->now->hca, &f->now->unmake, run_unmake);
-    f->now = NULL;
-    f->lost_from = f->done;
-    f->lost = f->posted;
+    let_go(f, &f->old);
+    let_go(f, &f->now);
 }
 
 static void run_make(struct r2_cmd *cmd)
@@ -143,7 +167,10 @@ static void run_make(struct r2_cmd *cmd)
     pthread_mutex_lock(&f->lock);
     f->making = false;
     if (p) {
-        drop(f);
+        let_go(f, &f->old);
+        f->old = f->now;
+        if (f->old && !under_way(f, f->old))
+            let_go(f, &f->old);
         f->now = p;
         if (atomic_load(&p->hca->gone)) /* r2_vflush_stop comes after `gone`, with this lock */
             drop(f);
@@ -191,6 +218,31 @@ void r2_vflush_start(struct r2_vnic *nic)
     pthread_mutex_unlock(&f->lock);
 }
 
+static bool has_address(struct r2_vnic *v)
+{
+    static const uint8_t none[16];
+    bool has;
+
+    pthread_mutex_lock(&v->lock);
+    has = v->link != IBV_LINK_LAYER_ETHERNET || memcmp(v->gid, none, sizeof(none)) != 0;
+    pthread_mutex_unlock(&v->lock);
+    return has;
+}
+
+/* Without an address the one that there is may still work; the address comes with an event. */
+void r2_vflush_again(struct r2_vnic *nic)
+{
+    struct r2_vflush *f = nic->flush;
+
+    if (!f || !has_address(nic))
+        return;
+    pthread_mutex_lock(&f->lock);
+    f->again = f->old != NULL;
+    if (!f->again)
+        make(f);
+    pthread_mutex_unlock(&f->lock);
+}
+
 void r2_vflush_stop(struct r2_vnic *nic)
 {
     struct r2_vflush *f = nic->flush;
@@ -222,6 +274,7 @@ static int post_read(struct r2_vflush *f, const void *at, uint32_t key)
                              .wr.rdma = {.remote_addr = (uint64_t)(uintptr_t)at, .rkey = key}};
     struct ibv_send_wr *bad;
 
+    p->last = f->posted;
     return ibv_post_send(p->qp, &wr, &bad) ? failed(f) : 0;
 }
 
@@ -242,23 +295,36 @@ int r2_verbs_flush_memory(int nic, const struct r2_mr_keys *keys, const void *at
     return rc;
 }
 
-int r2_verbs_flushed(int nic, uint64_t ticket)
+/* Takes what has come; false: it has failed. */
+static bool take(struct r2_vflush *f, struct parts *p)
 {
-    struct r2_vflush *f = r2_verbs.nics[nic].flush;
     struct ibv_wc wc;
-    int rc, n = 0;
+    int n;
 
-    pthread_mutex_lock(&f->lock);
-    while (f->now && (n = ibv_poll_cq(f->now->cq, 1, &wc)) > 0) {
+    while ((n = ibv_poll_cq(p->cq, 1, &wc)) > 0) {
         if (wc.status != IBV_WC_SUCCESS) {
-            R2_WARN_LIMIT("%s: flush of GPU memory: %s", f->now->hca->name,
+            R2_WARN_LIMIT("%s: flush of GPU memory: %s", p->hca->name,
                           r2_wc_info((int)wc.status)->meaning);
-            n = -1;
-            break;
+            return false;
         }
         f->done = wc.wr_id;
     }
-    if (n < 0)
+    return n == 0;
+}
+
+int r2_verbs_flushed(int nic, uint64_t ticket)
+{
+    struct r2_vflush *f = r2_verbs.nics[nic].flush;
+    int rc;
+
+    pthread_mutex_lock(&f->lock);
+    if (f->old && (!take(f, f->old) || !under_way(f, f->old))) {
+        let_go(f, &f->old);
+        if (f->again)
+            make(f);
+        f->again = false;
+    }
+    if (f->now && !f->old && !take(f, f->now)) /* in order: `done` stands for all before */
         failed(f);
     rc = ticket > f->lost_from && ticket <= f->lost ? -EIO : f->done >= ticket;
     pthread_mutex_unlock(&f->lock);

@@ -8,6 +8,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include "engine/engine.h"
 #include "settings/settings.h"
 #include "transport/verbs/verbs.h"
 #include "util/log.h"
@@ -87,13 +88,35 @@ int r2_qp_init(struct ibv_qp *qp, uint8_t port, unsigned access)
                : 0;
 }
 
-void r2_qp_route(struct ibv_ah_attr *ah, uint8_t port, uint16_t lid, const uint8_t *gid,
-                 int gid_index)
+/* A communicator's traffic class, as NCCL reads it: the service level of InfiniBand, the type of
+ * service of RoCE. */
+static int service_level(uint8_t link)
+{
+    int class = r2_engine_traffic_class();
+
+    if (link == IBV_LINK_LAYER_ETHERNET || class < 0)
+        return 0;
+    if (class > 15)
+        R2_WARN_LIMIT("a communicator's traffic class is %d, but service levels of InfiniBand end "
+                      "at 15: 0 is used",
+                      class);
+    return class > 15 ? 0 : class;
+}
+
+static int type_of_service(uint8_t link)
+{
+    int class = r2_engine_traffic_class();
+
+    return link != IBV_LINK_LAYER_ETHERNET || class < 0 ? 0 : class;
+}
+
+void r2_qp_route(struct ibv_ah_attr *ah, uint8_t port, uint8_t link, uint16_t lid,
+                 const uint8_t *gid, int gid_index)
 {
     const struct r2_settings *set = r2_settings_get();
 
     ah->port_num = port;
-    ah->sl = (uint8_t)number("NCCL_IB_SL", set->nccl_ib_sl, 0, 0, 15);
+    ah->sl = (uint8_t)number("NCCL_IB_SL", set->nccl_ib_sl, service_level(link), 0, 15);
     ah->dlid = lid;
     ah->is_global = gid != NULL;
     if (!gid)
@@ -101,7 +124,8 @@ void r2_qp_route(struct ibv_ah_attr *ah, uint8_t port, uint16_t lid, const uint8
     memcpy(ah->grh.dgid.raw, gid, 16);
     ah->grh.sgid_index = (uint8_t)gid_index;
     ah->grh.hop_limit = 255;
-    ah->grh.traffic_class = (uint8_t)number("NCCL_IB_TC", set->nccl_ib_tc, 0, 0, 255);
+    ah->grh.traffic_class =
+        (uint8_t)number("NCCL_IB_TC", set->nccl_ib_tc, type_of_service(link), 0, 255);
 }
 
 static int make_qp(struct r2_ep *ep, struct r2_vqp *q, int tx, int rx)
@@ -157,7 +181,8 @@ static void route(const struct r2_ep *ep, struct ibv_ah_attr *ah)
 {
     bool global = ep->mine.link != IBV_LINK_LAYER_INFINIBAND || !same_subnet(ep);
 
-    r2_qp_route(ah, ep->port, ep->theirs.lid, global ? ep->theirs.gid : NULL, ep->nic->gid_index);
+    r2_qp_route(ah, ep->port, ep->mine.link, ep->theirs.lid, global ? ep->theirs.gid : NULL,
+                ep->nic->gid_index);
 }
 
 static int connect_qp(struct r2_ep *ep, struct r2_vqp *q, uint32_t remote)

@@ -407,6 +407,8 @@ void r2_cmd_give(struct r2_hca *hca, struct r2_cmd *cmd, void (*run)(struct r2_c
 
 /* flush.c: reads by which a NIC shows what it has written into memory of devices */
 void r2_vflush_start(struct r2_vnic *nic);
+/* On the device's command thread: the port's address, LID or partition key is another one. */
+void r2_vflush_again(struct r2_vnic *nic);
 /* The NIC's device is gone. */
 void r2_vflush_stop(struct r2_vnic *nic);
 /* On the command thread: the device was removed, and with it what it did not destroy. */
@@ -465,8 +467,8 @@ int r2_qp_init(struct ibv_qp *qp, uint8_t port, unsigned access);
 /* Where in its port's table the partition key of every queue pair is: NCCL_IB_PKEY. */
 uint16_t r2_qp_pkey_index(void);
 /* `gid` NULL: by the LID alone. */
-void r2_qp_route(struct ibv_ah_attr *ah, uint8_t port, uint16_t lid, const uint8_t *gid,
-                 int gid_index);
+void r2_qp_route(struct ibv_ah_attr *ah, uint8_t port, uint8_t link, uint16_t lid,
+                 const uint8_t *gid, int gid_index);
 int r2_qps_destroy(struct r2_ep *ep);  /* only the queue pairs */
 void r2_qps_release(struct r2_ep *ep); /* all the rest */
 
