@@ -239,7 +239,8 @@ def running_pair(build: Path, *words: str | int, nics: str, **env: str | int) ->
 
 
 class PerfJob:
-    """Running ranks of r2ccl_perf, every value checked. `sides[r]` is rank r."""
+    """Running ranks of r2ccl_perf, every value checked; on the stand-in, unless `spec` names an
+    NCCL. `sides[r]` is rank r."""
 
     def __init__(self, build: Build, words: Sequence[str], spec: dict[str, Any]) -> None:
         os.environ["R2CCL_BUILD_DIR"] = str(build.path)
@@ -249,7 +250,8 @@ class PerfJob:
         if "--duration" in argv:
             self.until = Path(tempfile.mkdtemp()) / "end"
             argv = [*argv, "--until", str(self.until)]
-        self.job = launch.start(launch.LaunchSpec(argv=argv, nccl="standin", **spec), echo=False)
+        spec = {"argv": argv, "nccl": "standin", **spec}
+        self.job = launch.start(launch.LaunchSpec(**spec), echo=False)
         self.began = time.monotonic()
         self.sides = [Side(f"rank {r.place.rank}", r.pid) for r in self.job.ranks]
 

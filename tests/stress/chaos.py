@@ -11,7 +11,10 @@ direction, loss, slow links, cut pairs, faults inside the engine, drained and we
 ranks, and now and then every NIC of a node away and one given back.
 What the ranks hold (descriptors, threads, memory) is looked at all the while: at the end it may be
 no more than at the start and a bit, and the line of a round says what the second half of it held
-over the first; in a round of LONG_S or more that is bounded, too.
+over the first; in a round of held.LONG_S or more that is bounded, too.
+`--nccl DIR` takes the real NCCL of that folder: one rank per node, which share the GPUs there are
+(and had better have MPS; tests/gpu/README.md). `--plans`: under libr2ccl.so, with plans that change
+as often as they can; the communicators they keep are few, and what these hold is granted.
 The plan of a seed is always the same, its timing only roughly so; what undoes a fault after a while
 is done by a thread of its own, on time however slow the plan is being carried out. That thread also
 gives two nodes a rail back that have had none in common for NO_RAIL_S: a job need not outlive more.
@@ -42,6 +45,17 @@ sys.path.insert(0, str(ROOT / "tests/py"))
 
 from conftest import Build, required_parts  # noqa: E402
 from failover_bed import PerfJob, Side, running_perf  # noqa: E402
+from held import (  # noqa: E402
+    SETTLE_S,
+    Held,
+    granted,
+    highest,
+    look,
+    over,
+    second_half,
+    settled,
+    still_growing,
+)
 
 from r2ccl_ctl import control  # noqa: E402
 from r2ccl_ctl.control import Command  # noqa: E402
@@ -51,16 +65,9 @@ from r2ccl_ctl.lab.spec import VARIANTS  # noqa: E402
 from r2ccl_ctl.lab.state import Cut, LabState, Store  # noqa: E402
 
 NODES, NICS = 3, 4
+STANDIN = "standin"
 RATES = (50_000_000, 200_000_000, 500_000_000, 1_000_000_000)
-# Every pair of NICs may have had to stand in, and stands by then: in and out, two sockets each.
-FDS_PER_PEER = 2 * 2 * NICS * (NICS - 1)
-FDS_OVER_START = 54  # and that for each peer
-THREADS_OVER_START = 2
-MIB_OVER_START = 96  # resident: what a path's buffers and the stand-in's copies may come to
-LONG_S = 300.0  # in half of that every pair of NICs has had to stand in
-MIB_OVER_FIRST_HALF = 48
 FLAP_S = 0.2
-SETTLE_S = 10.0  # what a lost NIC has left behind (attempts, fences) is gone after so long
 NO_RAIL_S = 8.0  # two nodes without a rail between them, at most: no job has to outlive more
 RAIL_S = 3.0  # ... and with one before that counts anew
 LOSS_MAX = 10.0  # percent; what loses more is no rail
@@ -81,6 +88,16 @@ def rails(state: LabState, a: int, b: int) -> list[str]:
         and Cut(nic, min(a, b), max(a, b)) not in state.cuts
         and nic not in state.dead_rails
     ]
+
+
+class Under(NamedTuple):
+    """What the job runs on. nccl: the folder of one, or STANDIN; plans: with the shim's plans."""
+
+    nccl: str = STANDIN
+    plans: bool = False
+
+    def granted(self) -> Held:
+        return granted(self.plans, cuda=self.nccl != STANDIN)
 
 
 class KeeperError(AssertionError):
@@ -336,81 +353,6 @@ class Monkey:
         self.note("all mended")
 
 
-class Held(NamedTuple):
-    """What a process holds."""
-
-    fds: int
-    threads: int
-    mib: int
-
-    @classmethod
-    def of(cls, pid: int) -> Held:
-        base = Path(f"/proc/{pid}")
-        pages = int((base / "statm").read_text().split()[1])
-        return cls(
-            len(list((base / "fd").iterdir())),
-            len(list((base / "task").iterdir())),
-            pages * os.sysconf("SC_PAGE_SIZE") >> 20,
-        )
-
-    def over(self, start: Held, peers: int) -> list[str]:
-        """What is more than a job may grow by, a line each."""
-        fds = FDS_OVER_START + FDS_PER_PEER * peers
-        limit = Held(fds, THREADS_OVER_START, MIB_OVER_START)
-        rows = zip(self._fields, self, start, limit, strict=True)
-        return [f"{what}: {was}, then {now}" for what, now, was, more in rows if now > was + more]
-
-
-def look(job: PerfJob) -> list[Held]:
-    """What every rank holds; nothing once one of them has ended."""
-    try:
-        return [Held.of(side.pid) for side in job.sides]
-    except OSError:
-        return []
-
-
-def over(now: list[Held], start: list[Held]) -> list[str]:
-    """What any rank holds more than it may, a line each."""
-    pairs = zip(now, start, strict=False)  # none now: a rank has ended
-    return [line for held, first in pairs for line in held.over(first, len(start) - 1)]
-
-
-def peak(looks: list[list[Held]]) -> list[Held]:
-    """The most of each that a rank held in any of the looks, rank by rank."""
-    return [Held(*map(max, zip(*rank, strict=True))) for rank in zip(*looks, strict=True)]
-
-
-def second_half(looks: list[list[Held]]) -> list[Held]:
-    """What every rank held at most in the second half of the looks, less the same in the first."""
-    half = len(looks) // 2
-    pairs = zip(peak(looks[:half]), peak(looks[half:]), strict=True) if half else ()
-    return [
-        Held(*(now - was for was, now in zip(first, second, strict=True)))
-        for first, second in pairs
-    ]
-
-
-def still_growing(looks: list[list[Held]], seconds: float) -> list[str]:
-    """What some rank held more in the second half of a long round than it may, a line each."""
-    limit = Held(FDS_OVER_START, THREADS_OVER_START, MIB_OVER_FIRST_HALF)
-    return [
-        f"{what}: {more} more in the second half than in the first"
-        for held in (second_half(looks) if seconds >= LONG_S else [])
-        for what, more, may in zip(Held._fields, held, limit, strict=True)
-        if more > may
-    ]
-
-
-def settled(job: PerfJob, start: list[Held]) -> list[Held]:
-    """What every rank holds once that is no more than at the start and a bit, or after a while."""
-    end = time.monotonic() + SETTLE_S
-    while True:
-        now = look(job)
-        if time.monotonic() > end or not over(now, start):
-            return now
-        time.sleep(0.1)
-
-
 def trouble(job: PerfJob, monkey: Monkey, seconds: float) -> None:
     """Faults for that long, then none. On a slow machine the job may reach its end first: then some
     rank answers no more, and how the job ends is for its exit codes to say."""
@@ -430,18 +372,23 @@ def trouble(job: PerfJob, monkey: Monkey, seconds: float) -> None:
         monkey.mend()
 
 
-def round_of(build: Build, seed: int, lab: Lab | None, seconds: float) -> str:
+def round_of(build: Build, seed: int, lab: Lab | None, seconds: float, under: Under) -> str:
     """One job; what it did, in a line. Raises what a failed test raises."""
     rnd = random.Random(seed)
     size = rnd.choice(["64K", "1M", "2M", "8M"])
     op = rnd.choice(["all_reduce", "all_reduce", "all_gather", "alltoall", "sendrecv"])
     spec: dict[str, Any] = {"per_node": rnd.choice([1, 1, 2]), "timeout": seconds + 150}
+    if under.nccl != STANDIN:
+        spec |= {"nccl": under.nccl, "per_node": 1}
     spec |= {"lab": lab.name} if lab is not None else {"emulate_nodes": NODES, "nics": NICS}
     env: dict[str, str | int] = {
         "R2CCL_VERIFY": seed % 2,
         "NCCL_DEBUG": "WARN",
         "R2CCL_LOG": "warn",
     }
+    if under.plans:
+        env |= {"LD_PRELOAD": str(build.path / "libr2ccl.so")}
+        env |= {"R2CCL_PLAN": "on", "R2CCL_PLAN_HOLD": "1", "R2CCL_PLAN_WITHDRAW": "0"}
     if lab is not None:
         for node in lab.nodes:
             for nic in lab.nics(node):
@@ -453,9 +400,10 @@ def round_of(build: Build, seed: int, lab: Lab | None, seconds: float) -> str:
             job.moving()
             start = look(job)
             trouble(job, monkey, seconds)
-            grown = settled(job, start)
+            grown = settled(job, start, under.granted())
             job.finish(90)
-            more = over(grown, start) + still_growing(monkey.looks, seconds)
+            changes = f"{len(job.sides[0].named('plan'))} plans, " if under.plans else ""
+            more = over(grown, start, under.granted()) + still_growing(monkey.looks, seconds)
             assert not more, "; ".join(more)
         except (AssertionError, pytest.fail.Exception, R2Error, OSError):
             if monkey.keeper.wrong is not None:
@@ -471,14 +419,9 @@ def round_of(build: Build, seed: int, lab: Lab | None, seconds: float) -> str:
     where = lab.spec.variant if lab is not None else "loopback"
     most, later = (highest(held) for held in (grown, second_half(monkey.looks)))
     return (
-        f"{op} {size} x {spec['per_node']}, {where}, {len(monkey.done)} faults, most {most}, "
-        f"second half over first {later}"
+        f"{op} {size} x {spec['per_node']}, {where}, {len(monkey.done)} faults, {changes}"
+        f"most {most}, second half over first {later}"
     )
-
-
-def highest(held: list[Held]) -> Held | None:
-    """Of all ranks; None: nobody looked."""
-    return peak([[one] for one in held])[0] if held else None
 
 
 def no_lab(name: str) -> str:
@@ -512,7 +455,10 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=12.0, help="of faults in a round")
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(2**31))
     parser.add_argument("--bed", choices=["auto", "lab", "loopback"], default="auto")
+    parser.add_argument("--nccl", default=STANDIN, metavar="DIR", help="of the real libnccl.so.2")
+    parser.add_argument("--plans", action="store_true", help="under the shim, with its plans on")
     given = parser.parse_args()
+    under = Under(given.nccl, given.plans)
     build = Build((ROOT / os.environ.get("R2CCL_BUILD_DIR", "build")).resolve())
     if build.absent():
         print(f"chaos: {', '.join(build.absent())}: not there; run `make native`", file=sys.stderr)
@@ -535,13 +481,15 @@ def main() -> int:
         number += 1
         try:
             with bed(given.bed, seed) as lab:
-                print(f"round {seed}: {round_of(build, seed, lab, given.seconds)}", flush=True)
+                done = round_of(build, seed, lab, given.seconds, under)
+                print(f"round {seed}: {done}", flush=True)
         except (AssertionError, pytest.fail.Exception, R2Error, OSError) as err:
             failed += 1
             print(f"FAIL round {seed}: {err}".split("\n", maxsplit=1)[0])
             print(
                 f"  again: tests/stress/chaos.py --seed {seed} --rounds 1 "
-                f"--seconds {given.seconds:g} --bed {given.bed}",
+                f"--seconds {given.seconds:g} --bed {given.bed} --nccl {given.nccl}"
+                f"{' --plans' * given.plans}",
                 flush=True,
             )
     print(f"chaos: {number} rounds, {failed} failed")

@@ -1,0 +1,115 @@
+"""What the ranks of a job under random failures hold: descriptors, threads, memory; and how much
+more of that is too much."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+from failover_bed import PerfJob
+
+SETTLE_S = 10.0  # what a lost NIC has left behind (attempts, fences) is gone after so long
+CORES = len(os.sched_getaffinity(0))
+# Every pair of NICs may have had to stand in, and stands by then: in and out, a socket for words
+# and as many for bytes as there are I/O threads, up to four (one where cores are few).
+PAIRS_OFF_RAILS = 12  # of two nodes with 4 NICs each
+SOCKETS_PER_PATH = 2 if CORES <= 5 else 5
+FDS_PER_PEER = 2 * SOCKETS_PER_PATH * PAIRS_OFF_RAILS
+FDS_OVER_START = 54  # and that for each peer
+THREADS_OVER_START = 2
+MIB_OVER_START = 96  # resident: what a path's buffers and the stand-in's copies may come to
+MIB_OF_CUDA = 192  # what its libraries take after the first collectives
+# What a plan's communicator holds, NCCL's or the stand-in's threads and buffers, and the shim's.
+PLANS = 4  # of them: one in force, two kept (R2CCL_PLAN_KEEP), one being made
+THREADS_PER_PLAN, FDS_PER_PLAN, MIB_PER_PLAN = 3, 16, 192
+LONG_S = 300.0  # in half of that every pair of NICs has had to stand in
+MIB_OVER_FIRST_HALF = 48
+
+
+class Held(NamedTuple):
+    """What a process holds."""
+
+    fds: int
+    threads: int
+    mib: int
+
+    @classmethod
+    def of(cls, pid: int) -> Held:
+        base = Path(f"/proc/{pid}")
+        pages = int((base / "statm").read_text().split()[1])
+        return cls(
+            len(list((base / "fd").iterdir())),
+            len(list((base / "task").iterdir())),
+            pages * os.sysconf("SC_PAGE_SIZE") >> 20,
+        )
+
+    def over(self, start: Held, peers: int, granted: Held) -> list[str]:
+        """What is more than a job may grow by, and than is granted, a line each."""
+        usual = (FDS_OVER_START + FDS_PER_PEER * peers, THREADS_OVER_START, MIB_OVER_START)
+        limit = Held(*(one + extra for one, extra in zip(usual, granted, strict=True)))
+        rows = zip(self._fields, self, start, limit, strict=True)
+        return [f"{what}: {was}, then {now}" for what, now, was, more in rows if now > was + more]
+
+
+def look(job: PerfJob) -> list[Held]:
+    """What every rank holds; nothing once one of them has ended."""
+    try:
+        return [Held.of(side.pid) for side in job.sides]
+    except OSError:
+        return []
+
+
+def granted(plans: bool, cuda: bool) -> Held:
+    """What a rank may hold beyond a job's growth that has plans, or uses GPUs."""
+    more = PLANS if plans else 0
+    mib = MIB_PER_PLAN * more + (MIB_OF_CUDA if cuda else 0)
+    return Held(FDS_PER_PLAN * more, THREADS_PER_PLAN * more, mib)
+
+
+def over(now: list[Held], start: list[Held], more: Held) -> list[str]:
+    """What any rank holds more than it may, a line each."""
+    pairs = zip(now, start, strict=False)  # none now: a rank has ended
+    return [line for held, first in pairs for line in held.over(first, len(start) - 1, more)]
+
+
+def peak(looks: list[list[Held]]) -> list[Held]:
+    """The most of each that a rank held in any of the looks, rank by rank."""
+    return [Held(*map(max, zip(*rank, strict=True))) for rank in zip(*looks, strict=True)]
+
+
+def second_half(looks: list[list[Held]]) -> list[Held]:
+    """What every rank held at most in the second half of the looks, less the same in the first."""
+    half = len(looks) // 2
+    pairs = zip(peak(looks[:half]), peak(looks[half:]), strict=True) if half else ()
+    return [
+        Held(*(now - was for was, now in zip(first, second, strict=True)))
+        for first, second in pairs
+    ]
+
+
+def still_growing(looks: list[list[Held]], seconds: float) -> list[str]:
+    """What some rank held more in the second half of a long round than it may, a line each."""
+    limit = Held(FDS_OVER_START, THREADS_OVER_START, MIB_OVER_FIRST_HALF)
+    return [
+        f"{what}: {more} more in the second half than in the first"
+        for held in (second_half(looks) if seconds >= LONG_S else [])
+        for what, more, may in zip(Held._fields, held, limit, strict=True)
+        if more > may
+    ]
+
+
+def settled(job: PerfJob, start: list[Held], more: Held) -> list[Held]:
+    """What every rank holds once that is no more than at the start and a bit, or after a while."""
+    end = time.monotonic() + SETTLE_S
+    while True:
+        now = look(job)
+        if time.monotonic() > end or not over(now, start, more):
+            return now
+        time.sleep(0.1)
+
+
+def highest(held: list[Held]) -> Held | None:
+    """Of all ranks; None: nobody looked."""
+    return peak([[one] for one in held])[0] if held else None
