@@ -204,15 +204,16 @@ static int receiver_closed(struct r2_conn *c, uint64_t cumulative)
 }
 
 /* R: the sender is closed after `begun` messages. Those that have arrived whole, stashed ones too,
- * can still be received; nothing behind them can. */
+ * can still be received; nothing behind them can. A sender that has forgotten the connection says
+ * 0 (on_cts). */
 static void sender_closed(struct r2_conn *c, uint64_t begun)
 {
-    c->final_seq = begun;
+    c->final_seq = begun > c->cum ? begun : c->cum;
     if (c->cum < begun) {
         r2_conn_fail(c, -ECONNRESET);
         return;
     }
-    for (uint64_t s = begun > c->oldest ? begun : c->oldest; s < c->next_seq; s++) {
+    for (uint64_t s = c->final_seq > c->oldest ? c->final_seq : c->oldest; s < c->next_seq; s++) {
         struct r2_req *r = r2_conn_req(c, s);
 
         if (r && r2_recv_writing(&r->led.recv)) { /* it lied: a chunk behind the end is arriving */

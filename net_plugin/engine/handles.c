@@ -220,8 +220,7 @@ static int begin(struct r2_ctx *ctx, int dev, struct handle *h)
     c->listen_id = h->listen;
     c->home = (uint8_t)dev;
     c->ctx = ctx;
-    if (!r2_peer_served(p) && (!p->no_path_since || !(p->opening || p->active)))
-        p->no_path_since = r2_now_ns(); /* nobody waited before */
+    r2_peer_waits(p, r2_now_ns());
     p->opening++;
     r2_conn_out_open(c);
     h->cookie = c->id;

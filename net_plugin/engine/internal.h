@@ -44,6 +44,9 @@ void r2_peer_gone(struct r2_peer *p, int err, const char *cause);
 /* Endpoints of the peer, living and dying, each with a reference. Under the lock. */
 int r2_peer_eps(struct r2_peer *p, struct r2_ep **out, int max);
 void r2_peer_account(struct r2_peer *p, int delta); /* requests in flight */
+/* Something is about to wait for the peer. If it is the first, the time that the peer has been out
+ * of reach begins anew: nobody has waited. Under the lock. */
+void r2_peer_waits(struct r2_peer *p, uint64_t now);
 
 /* ---- path.c: states of paths; all under the lock */
 struct r2_path *r2_path_obtain(struct r2_peer *p, int lnic, int rnic, int transport);

@@ -47,6 +47,7 @@ void r2_send_init(struct r2_send_ledger *l, uint64_t total)
     l->cap = R2_SEND_INLINE;
     l->next_id = 0;
     l->max_len = 0;
+    l->copies = false;
     l->empty_sent = false;
     l->empty_acked = false;
 }

@@ -300,16 +300,37 @@ static void not_waited(struct r2_peer *p, uint64_t now)
         p->suspect_since = p->suspect_since + ns < now ? p->suspect_since + ns : now;
 }
 
+/* Connections that the application has closed, and nobody has acknowledged it. A peer that is there
+ * after all learns it from the answer to what it says about them (on_open, on_cts). Those that are
+ * open and have nothing under way wait for nothing. */
+static void forget_closed(struct r2_peer *p)
+{
+    struct r2_list *n, *tmp;
+
+    R2_LIST_FOR_EACH_SAFE (n, tmp, &p->conn_list) {
+        struct r2_conn *c = R2_CONTAINER_OF(n, struct r2_conn, node);
+
+        if (c->state == R2_CONN_CLOSED) {
+            c->close_acked = true;
+            r2_conn_reap(c);
+        }
+    }
+}
+
 static void check_time(struct r2_peer *p, uint64_t now)
 {
     uint64_t limit = r2_eng.set->no_path_timeout_ns;
+    bool pathless = !r2_peer_served(p) && p->no_path_since && now - p->no_path_since > limit;
+    bool silent = p->suspect && now - p->suspect_since > limit;
 
-    if (p->life == R2_PEER_GONE || (!p->active && !p->opening) || slept(p, now))
+    if (p->life == R2_PEER_GONE || slept(p, now) || !(pathless || silent))
         return;
-    if (!r2_peer_served(p) && p->no_path_since && now - p->no_path_since > limit)
-        r2_peer_gone(p, -ETIMEDOUT, "no path came back within R2CCL_NO_PATH_TIMEOUT");
-    else if (p->suspect && now - p->suspect_since > limit)
-        r2_peer_gone(p, -ETIMEDOUT, "every path silent for R2CCL_NO_PATH_TIMEOUT");
+    if (!p->active && !p->opening)
+        forget_closed(p);
+    else
+        r2_peer_gone(p, -ETIMEDOUT,
+                     pathless ? "no path came back within R2CCL_NO_PATH_TIMEOUT"
+                              : "every path silent for R2CCL_NO_PATH_TIMEOUT");
 }
 
 /* A peer without connections: its paths are closed after a while (S), and it is forgotten. */

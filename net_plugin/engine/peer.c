@@ -225,15 +225,26 @@ int r2_peer_eps(struct r2_peer *p, struct r2_ep **out, int max)
     return n;
 }
 
+void r2_peer_waits(struct r2_peer *p, uint64_t now)
+{
+    bool first = !p->active && !p->opening;
+
+    if (!r2_peer_served(p) && (first || !p->no_path_since))
+        p->no_path_since = now;
+    if (p->suspect && first)
+        p->suspect_since = now;
+}
+
 void r2_peer_account(struct r2_peer *p, int delta)
 {
+    if (delta > 0 && !p->active) {
+        uint64_t now = r2_now_ns();
+
+        r2_peer_waits(p, now);
+        r2_timer_sooner(&p->timer, now + R2_TICK_NS);
+    }
     p->active += delta;
     r2_gauge_add(&r2_eng.g->requests_in_flight, delta);
-    if (delta > 0 && p->active == delta) {
-        if (!r2_peer_served(p))
-            p->no_path_since = r2_now_ns();
-        r2_timer_sooner(&p->timer, r2_now_ns() + R2_TICK_NS);
-    }
 }
 
 /* R: messages that wait here whole were acknowledged, so their sender may have closed and left in

@@ -68,6 +68,7 @@ static void test_send_cut_at_a_copy(void)
                          (uint32_t)(2 - which) * KIB);
         expect_none(&l);
         r2_send_free(&l);
+        CHECK(!l.copies); /* the next message in its place does not look for any */
     }
 }
 

@@ -49,6 +49,11 @@ void remote_engine(int nics, const char *const *env)
     }
 }
 
+struct r2_ctx *remote_ctx(void)
+{
+    return ctx;
+}
+
 void remote_new(struct remote *r, bool out, int nics)
 {
     uint8_t secret[16];

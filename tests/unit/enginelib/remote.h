@@ -27,6 +27,7 @@ struct remote {
 extern unsigned remote_plain; /* bit per NIC of remote ones: as fake_plain */
 extern bool remote_wired;     /* before it: the NICs count as real ones, not as loopback's */
 void remote_engine(int nics, const char *const *env);
+struct r2_ctx *remote_ctx(void); /* its only context */
 /* Settings with which a peer without a path is waited for longer than a test takes. */
 extern const char *const remote_outlives[];
 
