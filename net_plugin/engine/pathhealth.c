@@ -267,7 +267,7 @@ static uint32_t plan_test(struct r2_path *path)
 void r2_path_test(struct r2_path *path)
 {
     struct r2_msg_test m = {.gen = path->gen};
-    bool fresh = path->health.state == R2_HEALTH_UNREACHED &&
+    bool fresh = path->health.state == R2_HEALTH_UNREACHED && !one_sided(path) &&
                  atomic_load(&r2_eng.nic_state[path->lnic].trusted);
 
     path->test_out = path->test_want = 0; /* test_done: see up_accepted */
