@@ -22,6 +22,7 @@ PROMISES: dict[str, dict[str, object]] = {
     "write_imm": {"memory_right": True, "receiver_opcode": "RECV_RDMA_WITH_IMM"},
     "order": {"receives_in_order": True, "memory_right": True},
     "write_then_send": {"in_order": True, "chunk_complete_when_told": True},
+    "read_behind_write": {"read_sees_the_write": True, "all_succeed": True, "in_order": True},
     "drain": {"all_receives_come_back": True, "flushed": 16},
     "drain_marker": {"all_posted_before_come_back": True},
     "late_write_err": {"memory_changed_afterwards": False, "all_drained_each_time": True},

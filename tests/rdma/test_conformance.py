@@ -40,7 +40,7 @@ DIFFERENCES: dict[str, tuple[Any, str]] = {
     "removal.removal_waits_for_us": (False, "its command does not wait, but its device stays"),
 }
 TURNS = 3
-LEFT_OUT = {"write_imm": UNUSED, "read": UNUSED, "send_too_long": UNUSED}
+LEFT_OUT = {"write_imm": UNUSED, "send_too_long": UNUSED}
 
 
 @pytest.fixture(scope="module")

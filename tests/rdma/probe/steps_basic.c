@@ -160,20 +160,66 @@ static void step_notify(struct bed *bed)
     pump(bed, 500, 3, 3);
 }
 
+/* A flush reads a byte; the stand-in gives eight at most. */
+#define READ_BYTES 8
+
+static int post_read(struct bed *bed, size_t to, size_t from, uint64_t id)
+{
+    struct ibv_sge sge = {(uintptr_t)bed->a.buf + to, READ_BYTES, bed->a.mr->lkey};
+    struct ibv_send_wr wr = {.wr_id = id,
+                             .opcode = IBV_WR_RDMA_READ,
+                             .send_flags = IBV_SEND_SIGNALED,
+                             .wr.rdma = {(uintptr_t)bed->b.buf + from, bed->b.mr->rkey}};
+    return post_write_raw(&bed->a, &wr, &sge);
+}
+
+/* A read that is posted behind a write on its queue pair, with nobody waiting in between, brings
+ * what the write has put there: its last bytes, which land last if any do. Each round writes other
+ * bytes. */
+static void step_read_behind_write(struct bed *bed)
+{
+    enum { ROUNDS = 16, LEN = 1 << 20 };
+    const size_t spare = BUF_BYTES - READ_BYTES; /* of A: nothing is written from there */
+    int seen = 0, succeeded = 0;
+    bool in_order = true;
+    bed_fresh(bed, &patient, 0);
+    for (uint32_t round = 0; round < ROUNDS; round++) {
+        struct ibv_sge sge = {(uintptr_t)bed->a.buf, LEN, bed->a.mr->lkey};
+        struct ibv_send_wr wr = {.wr_id = 2 * round,
+                                 .opcode = IBV_WR_RDMA_WRITE,
+                                 .send_flags = IBV_SEND_SIGNALED,
+                                 .wr.rdma = {(uintptr_t)bed->b.buf, bed->b.mr->rkey}};
+        int first = bed->a.seen_count;
+        fill(bed->a.buf, LEN, 77 + round);
+        memset(bed->a.buf + spare, 0, READ_BYTES);
+        if (post_write_raw(&bed->a, &wr, &sge) ||
+            post_read(bed, spare, LEN - READ_BYTES, 2 * round + 1) ||
+            !pump(bed, 10000, first + 2, 0))
+            break;
+        for (int i = 0; i < 2; i++) {
+            const struct ibv_wc *wc = &bed->a.seen[first + i].wc;
+            in_order &= wc->wr_id == 2 * round + (uint64_t)i;
+            succeeded += wc->status == IBV_WC_SUCCESS;
+        }
+        seen += memcmp(bed->a.buf + spare, bed->a.buf + LEN - READ_BYTES, READ_BYTES) == 0;
+    }
+    facts(bed);
+    say_bool(bed, "all_succeed", succeeded == 2 * ROUNDS);
+    say_bool(bed, "in_order", in_order);
+    say_bool(bed, "read_sees_the_write", seen == ROUNDS);
+    say_bool(bed, "memory_right", same_memory(bed, 0, LEN));
+}
+
 static void step_read_self(struct bed *bed)
 {
     bed_fresh(bed, &quick, 1);
-    struct ibv_sge sge = {(uintptr_t)bed->a.buf, 4096, bed->a.mr->lkey};
-    struct ibv_send_wr wr = {.wr_id = 1,
-                             .opcode = IBV_WR_RDMA_READ,
-                             .send_flags = IBV_SEND_SIGNALED,
-                             .wr.rdma = {(uintptr_t)bed->b.buf, bed->b.mr->rkey}};
+    memset(bed->a.buf, 0, READ_BYTES);
     facts(bed);
-    say_int(bed, "post", post_write_raw(&bed->a, &wr, &sge));
+    say_int(bed, "post", post_read(bed, 0, 0, 1));
     say_bool(bed, "completed", pump(bed, 2000, 1, 0));
     say_text(bed, "status", status_name(bed->a.seen[0].wc.status));
     say_text(bed, "opcode", opcode_name(bed->a.seen[0].wc.opcode));
-    say_bool(bed, "memory_right", same_memory(bed, 0, 4096));
+    say_bool(bed, "memory_right", same_memory(bed, 0, READ_BYTES));
 }
 
 /* Chunks as the transport may send them: plain writes, then a send that tells of them. */
@@ -274,6 +320,7 @@ const struct step basic_steps[] = {
     {"placement", step_placement, ALWAYS},
     {"notify", step_notify, ALWAYS},
     {"read", step_read_self, ALWAYS},
+    {"read_behind_write", step_read_behind_write, ALWAYS},
     {"register", step_register, ALWAYS},
     {"full_queue", step_full_queue, ALWAYS},
     {NULL, NULL, ALWAYS},
