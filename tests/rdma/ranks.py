@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
+from r2ccl_ctl.segment import layout
 from tests.rdma import beds
 from tests.rdma.guest import Done, Guest, GuestError, Job
 
@@ -19,7 +20,24 @@ Condition = Callable[[], bool]
 
 RAILS = 2
 PORT = 5100
+JOURNAL = 256  # entries that are looked at, the first ones
 LOOK_SECONDS = 0.2  # a look is a process on the guest's emulated CPU
+
+
+def count_of(event: str) -> str:
+    """A shell function `count` for a guest: entries of that event in the journals of all ranks
+    there."""
+    seg = layout()
+    at, size = seg.offset("r2_segment", "events"), seg.size("r2_seg_journal_entry")
+    first = 2 * seg.offset("r2_seg_journal_entry", "event") + 1
+    codes = {word: number for number, word in seg.enum("r2_seg_event", "R2_EV_").items()}
+    code = codes[event].to_bytes(4, "little").hex()
+    return (
+        'count() { for f in /dev/shm/*; do [ "$(head -c 8 $f)" = R2CCLSEG ] &&'
+        f" tail -c +{at + 1} $f | head -c {size * JOURNAL} |"
+        f' hexdump -v -e \'{size}/1 "%02x" "\\n"\' | cut -c{first}-{first + 7};'
+        f" done | grep -cx {code} || :; }}\n"
+    )
 
 
 @dataclass
@@ -140,6 +158,17 @@ class Ranks:
         wrong = [row for row in rows if row["wrong"]]
         assert not wrong, f"wrong values: {wrong}\n{self.text()}"
         return len(rows)
+
+    def told(self, event: str) -> int:
+        """How often the ranks' journals have that event (by r2ccl-ctl's name)."""
+        return sum(int(g.check(f"{count_of(event)}count")) for g in self.bed.guests())
+
+    def signal(self, rank: int, name: str) -> None:
+        guest = list(self.bed.nodes.values())[rank]
+        guest.check(
+            "for p in $(pidof r2ccl_perf); do tr '\\0' '\\n' < /proc/$p/environ |"
+            f" grep -qx R2CCL_RANK={rank} && kill -{name} $p && exit 0; done; exit 1"
+        )
 
     def moving(self, more: int = 3, within: float = 150.0) -> None:
         """Until so many more iterations have been finished."""

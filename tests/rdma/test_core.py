@@ -5,18 +5,14 @@ HCAs and GPUDirect do, nor speed (an emulated CPU moves tens of megabytes a seco
 
 from __future__ import annotations
 
-import os
 import warnings
 
 import pytest
 
-from tests.rdma import facts
-from tests.rdma.ranks import RAILS, Bed, running
+from tests.rdma import facts, scenes
+from tests.rdma.ranks import Bed, running
+from tests.rdma.scenes import LONG, VERIFY
 from tests.rdma.work import build_folder
-
-SIZE = "1M" if os.environ.get("RDMA_SOAK") else "256K"
-LONG = ("--op", "all_reduce", "-b", SIZE, "-e", SIZE, "--duration", "600")
-VERIFY = {"R2CCL_VERIFY": "1"}
 
 pytestmark = pytest.mark.core
 
@@ -26,10 +22,6 @@ def plugin_speaks_verbs() -> None:
     plugin = build_folder() / "libnccl-net-r2ccl.so"
     if not plugin.exists() or b"ibv_get_device_list" not in plugin.read_bytes():
         pytest.skip(f"{plugin} was built without RDMA: the headers of libibverbs-dev were missing")
-
-
-def packets(bed: Bed) -> list[int]:
-    return [bed.rdma_packets(f"{node}{rail}") for node in bed.nodes for rail in range(RAILS)]
 
 
 def test_promises(one: Bed) -> None:
@@ -45,47 +37,23 @@ def test_promises(one: Bed) -> None:
 
 @pytest.mark.parametrize("op, verify", [("all_reduce", 1), ("alltoall", 0)])
 def test_exact(one: Bed, op: str, verify: int) -> None:
-    """Every size and protocol, every value right, and the bytes went over RDMA."""
-    before = packets(one)
-    words = ("--op", op, "-b", "8", "-e", "1M", "-f", "16", "-n", "2")
-    with running(one, *words, env={"R2CCL_VERIFY": str(verify)}) as job:
-        job.finish()
-    sent = [now - then for now, then in zip(packets(one), before, strict=True)]
-    assert min(sent) > 100, f"packets of a0, a1, b0, b1: {sent}\n{job.text()}"
+    scenes.exact(one, op, verify)
 
 
 def test_rails_in_turn(one: Bed) -> None:
-    """Each rail goes down in the middle and comes back, and carries packets again."""
-    with running(one, *LONG, env=VERIFY) as job:
-        job.moving()
-        for nic in ("a0", "b1"):
-            one.down(nic)
-            job.moving()
-            one.up(nic)
-            wanted = one.rdma_packets(nic) + 200
-            job.until(f"{nic} carries data again", one.carries(nic, wanted))
-        job.stop()
+    scenes.rails_in_turn(one)
 
 
 def test_one_rail_during_the_others_replay(one: Bed) -> None:
-    """The second rail goes while what the first had under way is being sent again over it."""
-    with running(one, *LONG) as job:
-        job.moving()
-        one.guest("a0").check("ip link set a0 down; ip link set b1 down")
-        one.up("a0")
-        job.moving()
-        one.up("b1")
-        job.moving()
-        job.stop()
+    scenes.one_rail_during_the_others_replay(one)
 
 
 def test_loss(one: Bed) -> None:
-    """One packet in a hundred is lost on one rail, in both directions."""
-    for nic in ("a0", "b0"):
-        one.netem(nic, "loss 1%")
-    with running(one, *LONG, env=VERIFY) as job:
-        job.moving(5)
-        job.stop()
+    scenes.loss(one)
+
+
+def test_stopped_rank(one: Bed) -> None:
+    scenes.stopped_rank(one)
 
 
 def test_mixed_nodes(one: Bed) -> None:

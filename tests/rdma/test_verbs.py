@@ -13,6 +13,7 @@ from functools import partial
 
 import pytest
 
+from tests.rdma import scenes
 from tests.rdma.ranks import RAILS, Bed, running
 from tests.rdma.work import build_folder
 
@@ -47,6 +48,26 @@ def test_sockets_take_over_and_give_back(one: Bed) -> None:
         wanted = one.rdma_packets("a0") + 200
         job.until("RDMA carries data again", one.carries("a0", wanted))
         job.stop()
+
+
+@soak
+@pytest.mark.parametrize("op, verify", [("all_reduce", 1), ("alltoall", 0)])
+def test_exact_between_guests(two: Bed, op: str, verify: int) -> None:
+    scenes.exact(two, op, verify)
+
+
+@soak
+@pytest.mark.parametrize(
+    "scene",
+    [
+        scenes.rails_in_turn,
+        scenes.one_rail_during_the_others_replay,
+        scenes.loss,
+        scenes.stopped_rank,
+    ],
+)
+def test_between_guests(two: Bed, scene: Callable[[Bed], None]) -> None:
+    scene(two)
 
 
 @soak
