@@ -16,6 +16,7 @@
 #define WAIT_MS 20000
 
 static uint8_t out[MSG], in[MSG];
+static uint8_t other[CHUNK]; /* the other side's: until that closes, lanes may be at it */
 
 static struct r2_path *path_of(const struct r2_conn *c)
 {
@@ -88,8 +89,8 @@ static void given_back(bool by_sender)
     CHECK_EQ(
         r2_engine_reg(by_sender ? first_tx : first_rx, memory, CHUNK, R2_MEMORY_TYPE_HOST, &mr), 0);
     r2_fault_set(0, &slow);
-    CHECK_EQ(r2_engine_irecv(first_rx, by_sender ? in : memory, CHUNK, 0, NULL, &t), 0);
-    CHECK_EQ(r2_engine_isend(first_tx, by_sender ? memory : out, CHUNK, 0, NULL, &s), 0);
+    CHECK_EQ(r2_engine_irecv(first_rx, by_sender ? other : memory, CHUNK, 0, NULL, &t), 0);
+    CHECK_EQ(r2_engine_isend(first_tx, by_sender ? memory : other, CHUNK, 0, NULL, &s), 0);
     CHECK(s && t);
     for (int i = 0; i < WAIT_MS && !half; i++) {
         half = by_sender ? half_sent(lane_of(tx)) : half_received(lane_of(rx));
