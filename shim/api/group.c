@@ -39,8 +39,10 @@ int ncclGroupEnd(void)
     }
     ended = fn();
     result = r2_nccl_worse(ended, issued);
-    if (outermost)
+    if (outermost) {
+        r2_run_group_over();
         r2_comms_group_over(ended, result, false);
+    }
     r2_call_leave(&call);
     return result;
 }

@@ -226,6 +226,23 @@ int ncclCommSplit(r2_nccl_comm comm, int color, int key, r2_nccl_comm *out,
     return result;
 }
 
+/* An end of a communicator in NCCL waits for what is on its stream, in front of which operations of
+ * another one may stand that hang. In a group NCCL stops all that it is to end, and then waits: so
+ * a communicator and those that plans made beside it end in one. */
+static bool bundle(const struct r2_call *call)
+{
+    int (*start)(void) = call->real->fn[R2_API_ncclGroupStart];
+
+    return r2_comms_beside(call->comm) && start && start() == R2_NCCL_OK;
+}
+
+static int unbundle(const struct r2_call *call, bool bundled, int result)
+{
+    int (*end)(void) = call->real->fn[R2_API_ncclGroupEnd];
+
+    return bundled ? r2_nccl_worse(result, end()) : result;
+}
+
 R2_EXPORT int ncclCommShrink(r2_nccl_comm comm, int *excluded, int nexcluded, r2_nccl_comm *out,
                              struct r2_nccl_config *config, int flags);
 int ncclCommShrink(r2_nccl_comm comm, int *excluded, int nexcluded, r2_nccl_comm *out,
@@ -235,7 +252,7 @@ int ncclCommShrink(r2_nccl_comm comm, int *excluded, int nexcluded, r2_nccl_comm
     struct r2_call call;
     int (*fn)(r2_nccl_comm, int *, int, r2_nccl_comm *, struct r2_nccl_config *, int) =
         r2_call_enter(&call, R2_API_ncclCommShrink, comm, R2_CALLER);
-    bool gone = false;
+    bool gone = false, bundled = false;
     int result;
 
     if (!fn)
@@ -243,6 +260,7 @@ int ncclCommShrink(r2_nccl_comm comm, int *excluded, int nexcluded, r2_nccl_comm
     if (call.active) {
         read_config(&birth, config);
         if (call.comm && flags & R2_NCCL_SHRINK_ABORT) {
+            bundled = bundle(&call);
             r2_comms_fan_abort(call.comm);
             gone = r2_comms_gone(call.comm);
         }
@@ -250,6 +268,7 @@ int ncclCommShrink(r2_nccl_comm comm, int *excluded, int nexcluded, r2_nccl_comm
                excluded && nexcluded > 0 ? (size_t)nexcluded * sizeof(*excluded) : 0);
     }
     result = gone ? R2_NCCL_INTERNAL : fn(comm, excluded, nexcluded, out, config, flags);
+    result = unbundle(&call, bundled, result);
     born(&call, out, &birth, result);
     r2_call_leave(&call);
     return result;
@@ -318,13 +337,15 @@ static int end(enum r2_api id, r2_nccl_comm comm, const void *caller)
 {
     struct r2_call call;
     int (*fn)(r2_nccl_comm) = r2_call_enter(&call, id, comm, caller);
+    bool aborts = id == R2_API_ncclCommAbort, bundled;
     int result;
 
     if (!fn)
         return call.error;
+    bundled = aborts && call.active && call.comm && bundle(&call);
     if (call.active && call.comm)
-        r2_comms_remove(comm, id == R2_API_ncclCommAbort);
-    result = fn(comm);
+        r2_comms_remove(comm, aborts);
+    result = unbundle(&call, bundled, fn(comm));
     r2_call_leave(&call);
     return result;
 }
@@ -347,12 +368,15 @@ int ncclCommRevoke(r2_nccl_comm comm, int flags)
     struct r2_call call;
     int (*fn)(r2_nccl_comm, int) = r2_call_enter(&call, R2_API_ncclCommRevoke, comm, R2_CALLER);
     int result, beside = R2_NCCL_OK;
+    bool bundled;
 
     if (!fn)
         return call.error;
+    bundled = call.active && call.comm && bundle(&call);
     if (call.active && call.comm)
         beside = fan(&call, R2_API_ncclCommRevoke, true, flags);
     result = beside == OVERTAKEN ? R2_NCCL_INTERNAL : fn(comm, flags);
+    result = unbundle(&call, bundled, result);
     if (call.active && call.comm && (result == R2_NCCL_OK || result == R2_NCCL_IN_PROGRESS))
         r2_comms_revoked(call.comm);
     result = result == R2_NCCL_OK ? beside : result;

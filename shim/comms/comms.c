@@ -295,6 +295,13 @@ int r2_comms_fan_async(struct r2_comm *comm)
     return seconds ? r2_seconds_async(seconds) : R2_NCCL_OK;
 }
 
+bool r2_comms_beside(struct r2_comm *comm)
+{
+    struct r2_seconds *seconds = comm->follow ? r2_follow_seconds(comm->follow) : NULL;
+
+    return seconds && r2_seconds_any(seconds);
+}
+
 void r2_comms_fan_abort(struct r2_comm *comm)
 {
     if (comm->follow)

@@ -74,6 +74,8 @@ bool r2_comms_gone(struct r2_comm *comm);
  * abort: ask r2_comms_gone after it. */
 int r2_comms_fan(struct r2_comm *comm, enum r2_api function, bool has_flags, int flags);
 int r2_comms_fan_async(struct r2_comm *comm);
+/* Whether there are such. */
+bool r2_comms_beside(struct r2_comm *comm);
 /* They end at once; no more plans. */
 void r2_comms_fan_abort(struct r2_comm *comm);
 /* NCCL has revoked it: nobody waits for a plan any more, and what is done with it goes to NCCL. */

@@ -14,6 +14,7 @@
 #include "util/log.h"
 
 #define CUDA_DISABLE_NOTHING 0 /* flags of an event: with timing */
+#define CUDA_DISABLE_TIMING 2
 #define CUDA_NOT_READY 600
 #define CUDA_CAPTURE_NONE 0
 #define CUDA_CAPTURE_RELAXED 2
@@ -221,4 +222,71 @@ void r2_device_watch_free(struct r2_device_watch *w)
     for (int i = 0; i < 2; i++)
         if (w->events[i])
             cuda.event_free(w->events[i]);
+}
+
+/* ---- marks */
+
+/* In the device's primary context, where NCCL runs its operations, whatever the caller's is. */
+static int make_event(struct r2_device_mark *m, int device)
+{
+    void *before = NULL;
+    int rc;
+
+    if (device < 0 || cuda.get_current(&before) || cuda.primary(&m->context, device))
+        return -EIO;
+    rc = cuda.set_current(m->context) || cuda.event_new(&m->event, CUDA_DISABLE_TIMING) ? -EIO : 0;
+    cuda.set_current(before);
+    cuda.release(device); /* whoever runs an operation on it holds it */
+    if (rc)
+        m->event = NULL;
+    return rc;
+}
+
+static int put_event(const struct r2_device_mark *m, void *stream)
+{
+    void *before = NULL;
+    int rc;
+
+    if (cuda.get_current(&before) || (before != m->context && cuda.set_current(m->context)))
+        return -EIO;
+    rc = cuda.event_record(m->event, stream) ? -EIO : 0;
+    if (before != m->context)
+        cuda.set_current(before);
+    return rc;
+}
+
+void r2_device_mark_set(struct r2_device_mark *m, int device, void *stream)
+{
+    int rc = 0;
+
+    if (!r2_device_cuda())
+        return;
+    if (r2_device_capturing(stream))
+        rc = -EBUSY; /* it would go into the application's graph */
+    else if (!m->event)
+        rc = make_event(m, device);
+    if (rc == 0)
+        rc = put_event(m, stream);
+    m->state = rc ? R2_DEVICE_LOST : R2_DEVICE_MARKED;
+}
+
+bool r2_device_mark_over(const struct r2_device_mark *m)
+{
+    return m->state == R2_DEVICE_UNMARKED ||
+           (m->state == R2_DEVICE_MARKED && cuda.event_query(m->event) == 0);
+}
+
+void r2_device_mark_free(struct r2_device_mark *m, int device)
+{
+    void *before = NULL;
+    int active = 0;
+    unsigned flags;
+
+    /* An application that has ended the device has ended its events. */
+    if (!m->event || cuda.state(device, &flags, &active) || !active || cuda.get_current(&before))
+        return;
+    if (cuda.set_current(m->context) == 0)
+        cuda.event_free(m->event);
+    cuda.set_current(before);
+    m->event = NULL;
 }

@@ -25,11 +25,14 @@ struct recorded {
     void *config;                      /* ours, or NULL */
     const struct r2_plan_entry *entry; /* what replaces it; set at the group's end */
     bool issued;
+    uint64_t keys[R2_PLAN_ORDERS]; /* of the communicators that it was put on */
+    int nkeys;
 };
 
 static __thread struct {
     bool recording;
     struct recorded *first, *last;
+    struct recorded *put; /* on plans' communicators, by NCCL's group that is not over yet */
 } group __attribute__((tls_model("initial-exec")));
 
 static int call(const struct r2_op *op)
@@ -102,21 +105,45 @@ static int run_parts(const struct r2_op *op, const struct r2_plan_entry *entry)
     return result;
 }
 
-static int run_alone(const struct r2_op *op, const struct r2_plan_entry *entry)
+static int run_in_group(const struct r2_op *op, const struct r2_plan_entry *entry)
 {
     struct r2_real *real = r2_comms_real(op->comm);
     int (*start)(void) = real->fn[R2_API_ncclGroupStart];
     int (*end)(void) = real->fn[R2_API_ncclGroupEnd];
-    int result, ended;
+    int result = start(), ended;
 
-    if (entry->segments == 1)
-        return run_parts(op, entry);
-    result = start();
     if (result != R2_NCCL_OK)
         return result;
     result = run_parts(op, entry);
     ended = end();
     return result == R2_NCCL_OK ? ended : result;
+}
+
+static int keys_of(const struct r2_op *op, const struct r2_plan_entry *entry,
+                   uint64_t keys[R2_PLAN_ORDERS])
+{
+    const struct r2_plan_table *table = r2_follow_table(op->comm->follow);
+
+    for (int p = 0; p < entry->segments; p++)
+        keys[p] = table->comms[entry->comm[p]].key;
+    return entry->segments;
+}
+
+/* Whatever became of it: what was launched of it needs them until it is over. */
+static void mark(const struct r2_op *op, const uint64_t *keys, int nkeys)
+{
+    for (int k = 0; k < nkeys; k++)
+        r2_seconds_mark(r2_follow_seconds(op->comm->follow), keys[k], (void *)op->word[STREAM]);
+}
+
+static int run_alone(const struct r2_op *op, const struct r2_plan_entry *entry)
+{
+    uint64_t keys[R2_PLAN_ORDERS];
+    int nkeys = keys_of(op, entry, keys);
+    int result = entry->segments == 1 ? run_parts(op, entry) : run_in_group(op, entry);
+
+    mark(op, keys, nkeys);
+    return result;
 }
 
 /* ---- groups */
@@ -227,11 +254,23 @@ static int issue(struct recorded *r, bool replaced)
         if (r->issued || r->op.handle != handle || (r->entry != NULL) != replaced)
             continue;
         r->issued = true;
-        if (!gone(&r->op))
-            result = r->entry ? run_parts(&r->op, r->entry) : call(&r->op);
+        if (!gone(&r->op) && r->entry) {
+            r->nkeys = keys_of(&r->op, r->entry, r->keys);
+            result = run_parts(&r->op, r->entry);
+        } else if (!gone(&r->op)) {
+            result = call(&r->op);
+        }
         first = r2_nccl_worse(first, result);
     }
     return first;
+}
+
+static void forget(struct recorded *r)
+{
+    if (r->op.comm)
+        r2_comms_drop(r->op.comm);
+    free(r->config);
+    free(r);
 }
 
 int r2_run_group_end(bool stock)
@@ -261,13 +300,25 @@ int r2_run_group_end(bool stock)
 
             first = r2_nccl_worse(first, result);
         }
-        if (all->op.comm)
-            r2_comms_drop(all->op.comm);
-        free(all->config);
-        free(all);
+        all->next = group.put;
+        if (all->nkeys)
+            group.put = all;
+        else
+            forget(all);
         all = next;
     }
     return first;
+}
+
+void r2_run_group_over(void)
+{
+    while (group.put) {
+        struct recorded *r = group.put;
+
+        group.put = r->next;
+        mark(&r->op, r->keys, r->nkeys);
+        forget(r);
+    }
 }
 
 /* ---- */

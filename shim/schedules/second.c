@@ -1,6 +1,7 @@
 #define _GNU_SOURCE
 #include "schedules/second.h"
 
+#include <errno.h>
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdio.h>
@@ -9,55 +10,21 @@
 #include <time.h>
 
 #include "api/call.h"
-#include "device/device.h"
 #include "schedules/force.h"
+#include "schedules/second_inside.h"
 #include "util/clock.h"
 #include "util/lock.h"
 #include "util/log.h"
 #include "util/thread.h"
 
 #define WAIT_NS (5 * R2_NS_PER_S) /* for one in the making, when its parent is destroyed */
+#define LOOK_NS (200 * R2_NS_PER_MS)
 
-enum state { MAKING, MADE, FAILED, ENDED };
-
-/* One communicator. Shared by the set and its thread; the last one frees it. */
-struct second {
-    struct second *next;
-    atomic_int holders;
-    struct r2_seconds_config config;
-    char net_name[64];
-    uint64_t key;
-    struct r2_nccl_id id;
-    int rank;            /* in its own order */
-    r2_nccl_comm ending; /* the handle, with the thread that ends the set */
-    atomic_bool suspended;
-    bool agreed; /* a plan in force has named it: all ranks have it. Under the set's lock */
-
-    pthread_mutex_t lock; /* guards the rest */
-    pthread_cond_t wake;
-    enum state state;
-    bool abandoned, pinned;
-    r2_nccl_comm handle;
-    int askers;  /* threads that ask NCCL about it, which takes no time: its end waits for them */
-    int callers; /* ... that have NCCL do something to it: its end waits, an abort does not */
-    uint64_t bytes, make_ns;
-};
-
-struct r2_seconds {
-    struct r2_seconds_config config;
-    char net_name[64];
-    pthread_mutex_t lock; /* guards the rest; taken before a second's */
-    struct second *all;
-    uint64_t epoch; /* of the newest plan */
-    bool lacking;   /* one of it could not even be begun */
-    bool ended;
-    uint64_t make_ns;
-};
-
-static void drop(struct second *c)
+void r2_second_drop(struct r2_second *c)
 {
     if (atomic_fetch_sub_explicit(&c->holders, 1, memory_order_acq_rel) != 1)
         return;
+    r2_device_mark_free(&c->mark, c->config.device);
     pthread_mutex_destroy(&c->lock);
     pthread_cond_destroy(&c->wake);
     free(c);
@@ -65,7 +32,7 @@ static void drop(struct second *c)
 
 /* ---- making and ending one, on its own thread */
 
-static int call_end(struct second *c, r2_nccl_comm handle, bool abort)
+static int call_end(struct r2_second *c, r2_nccl_comm handle, bool abort)
 {
     int (*fn)(r2_nccl_comm) =
         c->config.real->fn[abort ? R2_API_ncclCommAbort : R2_API_ncclCommDestroy];
@@ -78,7 +45,7 @@ static int call_end(struct second *c, r2_nccl_comm handle, bool abort)
     return result;
 }
 
-static int call_init(struct second *c, r2_nccl_comm *out, bool *forced)
+static int call_init(struct r2_second *c, r2_nccl_comm *out, bool *forced)
 {
     int (*with)(r2_nccl_comm *, int, struct r2_nccl_id, int, struct r2_nccl_config *) =
         c->config.real->fn[R2_API_ncclCommInitRankConfig];
@@ -99,7 +66,7 @@ static int call_init(struct second *c, r2_nccl_comm *out, bool *forced)
 
 static void *make_main(void *arg)
 {
-    struct second *c = arg;
+    struct r2_second *c = arg;
     void (*changed)(void) = c->config.changed;
     uint64_t begin = r2_now_ns(), before, after;
     r2_nccl_comm handle = NULL;
@@ -128,14 +95,14 @@ static void *make_main(void *arg)
     c->make_ns = r2_now_ns() - begin;
     abandoned = c->abandoned || !forced;
     c->handle = abandoned ? NULL : handle;
-    c->state = c->abandoned ? ENDED : c->handle ? MADE : FAILED;
+    c->state = c->abandoned ? R2_SECOND_ENDED : c->handle ? R2_SECOND_MADE : R2_SECOND_FAILED;
     pthread_cond_broadcast(&c->wake);
     pthread_mutex_unlock(&c->lock);
     if (abandoned && handle)
         call_end(c, handle, true);
     if (entered)
         r2_device_leave();
-    drop(c);
+    r2_second_drop(c);
     if (changed)
         changed();
     return NULL;
@@ -143,7 +110,7 @@ static void *make_main(void *arg)
 
 /* Before NCCL frees what others may be asking it about: another thread may have taken the handle a
  * moment ago (PyTorch's watchdog asks for asynchronous errors all the time). */
-static void await_others(struct second *c, bool abort)
+static void await_others(struct r2_second *c, bool abort)
 {
     pthread_mutex_lock(&c->lock);
     while (c->askers > 0 || (c->callers > 0 && !abort))
@@ -151,9 +118,9 @@ static void await_others(struct second *c, bool abort)
     pthread_mutex_unlock(&c->lock);
 }
 
-static struct second *make(struct r2_seconds *s, const struct r2_plan_comm *plan)
+static struct r2_second *make(struct r2_seconds *s, const struct r2_plan_comm *plan)
 {
-    struct second *c = calloc(1, sizeof(*c));
+    struct r2_second *c = calloc(1, sizeof(*c));
 
     if (!c)
         return NULL;
@@ -169,23 +136,24 @@ static struct second *make(struct r2_seconds *s, const struct r2_plan_comm *plan
     pthread_mutex_init(&c->lock, NULL);
     r2_cond_init(&c->wake);
     if (r2_thread_start(make_main, c)) {
-        c->state = FAILED;
-        drop(c);
+        c->state = R2_SECOND_FAILED;
+        r2_second_drop(c);
     }
     return c;
 }
 
 /* Takes the handle of a made one away from everybody else; NULL: it has none, and its thread, if
  * it still makes it, will end it. */
-static r2_nccl_comm take(struct second *c, bool abandon)
+static r2_nccl_comm take(struct r2_second *c, bool abandon)
 {
     r2_nccl_comm handle = NULL;
 
     pthread_mutex_lock(&c->lock);
     c->abandoned |= abandon;
-    if (c->state == MADE) {
+    if (c->state == R2_SECOND_MADE) {
         handle = c->handle;
-        c->state = ENDED;
+        c->state = R2_SECOND_ENDED;
+        pthread_cond_broadcast(&c->wake);
     }
     pthread_mutex_unlock(&c->lock);
     return handle;
@@ -209,21 +177,21 @@ struct r2_seconds *r2_seconds_new(const struct r2_seconds_config *config)
     return s;
 }
 
-static struct second *find(struct r2_seconds *s, uint64_t key)
+static struct r2_second *find(struct r2_seconds *s, uint64_t key)
 {
-    struct second *c = s->all;
+    struct r2_second *c = s->all;
 
-    while (c && c->key != key)
+    while (c && (c->key != key || c->dropped))
         c = c->next;
     return c;
 }
 
-static bool same(const struct second *c, const struct r2_plan_comm *plan)
+static bool same(const struct r2_second *c, const struct r2_plan_comm *plan)
 {
     return c->key == plan->key && !memcmp(c->id.bytes, plan->id, sizeof(plan->id));
 }
 
-static bool listed(const struct second *c, const struct r2_plan_table *t)
+static bool listed(const struct r2_second *c, const struct r2_plan_table *t)
 {
     for (int i = 0; i < t->ncomms; i++)
         if (same(c, &t->comms[i]))
@@ -231,35 +199,112 @@ static bool listed(const struct second *c, const struct r2_plan_table *t)
     return false;
 }
 
+/* Lock held. */
+static void nap(struct r2_second *c, uint64_t ns)
+{
+    struct timespec until;
+
+    clock_gettime(CLOCK_MONOTONIC, &until);
+    ns += (uint64_t)until.tv_nsec;
+    until.tv_sec += (time_t)(ns / R2_NS_PER_S);
+    until.tv_nsec = (long)(ns % R2_NS_PER_S);
+    pthread_cond_timedwait(&c->wake, &c->lock, &until);
+}
+
+/* Whether nothing runs on it any more, or it is gone with its device. */
+static bool idle(const struct r2_second *c)
+{
+    int rc = r2_device_enter(c->config.device);
+    bool over = rc == -ENODEV || (rc == 0 && r2_device_mark_over(&c->mark));
+
+    if (rc == 0)
+        r2_device_leave();
+    return over;
+}
+
+/* NCCL's destroy waits for what is on the streams, and who waits there is out of an abort's reach.
+ * So it is begun when nothing is, and until then whoever aborts may take it, or ask about it. */
+static void await_idle(struct r2_second *c)
+{
+    uint64_t pause = R2_NS_PER_MS;
+
+    pthread_mutex_lock(&c->lock);
+    while (c->state == R2_SECOND_MADE) {
+        bool over;
+
+        pthread_mutex_unlock(&c->lock);
+        over = idle(c);
+        pthread_mutex_lock(&c->lock);
+        if (over)
+            break;
+        nap(c, pause);
+        pause = pause < LOOK_NS ? pause * 2 : pause;
+    }
+    pthread_mutex_unlock(&c->lock);
+}
+
 static void *end_main(void *arg)
 {
-    struct second *c = arg;
-    r2_nccl_comm handle = take(c, true);
+    struct r2_second *c = arg;
+    r2_nccl_comm handle;
 
     pthread_setname_np(pthread_self(), "r2ccl-end");
+    await_idle(c);
+    handle = take(c, true);
     await_others(c, false);
-    if (r2_device_enter(c->config.device) == 0) {
+    if (handle && r2_device_enter(c->config.device) == 0) {
         call_end(c, handle, false);
         r2_device_leave();
     }
-    drop(c);
+    r2_second_drop(c);
     return NULL;
 }
 
-/* Off the application's thread: NCCL's destroy waits for what is on the streams. False: there is no
- * thread for it now; the set keeps it until there is one, or until it ends. */
-static bool retire(struct second *c)
+/* Off the application's thread. A made one stays in the set until it is ended; where there is no
+ * thread for that now it is tried again later. False: it was none, and is the set's no more. */
+static bool retire(struct r2_second *c)
 {
     bool made;
 
     pthread_mutex_lock(&c->lock);
-    made = c->state == MADE; /* stays so: who ends one takes it out of the set first */
+    made = c->state == R2_SECOND_MADE;
     c->abandoned = !made;
     pthread_mutex_unlock(&c->lock);
-    if (made)
-        return r2_thread_start(end_main, c) == 0; /* which has our hold */
-    drop(c);
+    if (!made) {
+        r2_second_drop(c);
+        return false;
+    }
+    atomic_fetch_add_explicit(&c->holders, 1, memory_order_relaxed);
+    c->dropped = r2_thread_start(end_main, c) == 0; /* which has that hold */
+    if (!c->dropped)
+        r2_second_drop(c);
     return true;
+}
+
+static enum r2_second_state state_of(struct r2_second *c)
+{
+    enum r2_second_state state;
+
+    pthread_mutex_lock(&c->lock);
+    state = c->state;
+    pthread_mutex_unlock(&c->lock);
+    return state;
+}
+
+/* Whether the set keeps one when a plan comes into force. */
+static bool keeps(struct r2_second *c, const struct r2_plan_table *t)
+{
+    bool stays = !c->dropped && (listed(c, t) || c->pinned);
+
+    /* Also of one that no thread ends yet: at the other ranks it is gone, and a suspend would wait
+     * there for them. It does not come back: what is made again has another id. */
+    c->agreed &= stays;
+    if (stays || !c->dropped)
+        return stays || retire(c);
+    if (state_of(c) == R2_SECOND_MADE)
+        return true;
+    r2_second_drop(c);
+    return false;
 }
 
 /* A plan with entries is in force only where every rank has made what they name. */
@@ -267,7 +312,7 @@ static void agree(struct r2_seconds *s, const struct r2_plan_table *t)
 {
     for (int e = 0; e < t->nentries; e++) {
         for (int i = 0; t->entries[e].schedule == R2_PLAN_TREE && i < t->entries[e].segments; i++) {
-            struct second *c = find(s, t->comms[t->entries[e].comm[i]].key);
+            struct r2_second *c = find(s, t->comms[t->entries[e].comm[i]].key);
 
             if (c)
                 c->agreed = true;
@@ -277,25 +322,21 @@ static void agree(struct r2_seconds *s, const struct r2_plan_table *t)
 
 void r2_seconds_follow(struct r2_seconds *s, const struct r2_plan_table *t, uint64_t epoch)
 {
-    struct second **at;
+    struct r2_second **at;
 
     pthread_mutex_lock(&s->lock);
     s->epoch = epoch;
     s->lacking = false;
     for (at = &s->all; *at;) {
-        struct second *c = *at, *next = c->next; /* it may be gone once it is retired */
-        bool stays = listed(c, t) || c->pinned;
+        struct r2_second *c = *at, *next = c->next; /* it may be gone once it is retired */
 
-        /* Also of one that no thread ends yet: at the other ranks it is gone, and a suspend would
-         * wait there for them. It does not come back: what is made again has another id. */
-        c->agreed &= stays;
-        if (stays || !retire(c))
+        if (keeps(c, t))
             at = &c->next;
         else
             *at = next;
     }
     for (int i = 0; i < t->ncomms && !s->ended; i++) {
-        struct second *c = find(s, t->comms[i].key);
+        struct r2_second *c = find(s, t->comms[i].key);
 
         if (c && same(c, &t->comms[i]))
             continue;
@@ -311,16 +352,6 @@ void r2_seconds_follow(struct r2_seconds *s, const struct r2_plan_table *t, uint
     pthread_mutex_unlock(&s->lock);
 }
 
-static enum state state_of(struct second *c)
-{
-    enum state state;
-
-    pthread_mutex_lock(&c->lock);
-    state = c->state;
-    pthread_mutex_unlock(&c->lock);
-    return state;
-}
-
 uint64_t r2_seconds_made(struct r2_seconds *s, bool *failed)
 {
     uint64_t epoch;
@@ -328,11 +359,13 @@ uint64_t r2_seconds_made(struct r2_seconds *s, bool *failed)
 
     pthread_mutex_lock(&s->lock);
     *failed = s->lacking || s->ended;
-    for (struct second *c = s->all; c; c = c->next) {
-        enum state state = state_of(c);
+    for (struct r2_second *c = s->all; c; c = c->next) {
+        enum r2_second_state state = state_of(c);
 
-        making |= state == MAKING;
-        *failed |= state == FAILED || state == ENDED;
+        if (c->dropped)
+            continue;
+        making |= state == R2_SECOND_MAKING;
+        *failed |= state == R2_SECOND_FAILED || state == R2_SECOND_ENDED;
     }
     epoch = making && !*failed ? 0 : s->epoch;
     pthread_mutex_unlock(&s->lock);
@@ -348,9 +381,9 @@ bool r2_seconds_ready(struct r2_seconds *s, const struct r2_plan_table *t)
     for (int e = 0; e < t->nentries; e++) {
         for (int i = 0; t->entries[e].schedule == R2_PLAN_TREE && i < t->entries[e].segments; i++) {
             const struct r2_plan_comm *comm = &t->comms[t->entries[e].comm[i]];
-            struct second *c = find(s, comm->key);
+            struct r2_second *c = find(s, comm->key);
 
-            ready = ready && c && same(c, comm) && state_of(c) == MADE;
+            ready = ready && c && same(c, comm) && state_of(c) == R2_SECOND_MADE;
         }
     }
     pthread_mutex_unlock(&s->lock);
@@ -360,13 +393,13 @@ bool r2_seconds_ready(struct r2_seconds *s, const struct r2_plan_table *t)
 r2_nccl_comm r2_seconds_get(struct r2_seconds *s, uint64_t key)
 {
     r2_nccl_comm handle = NULL;
-    struct second *c;
+    struct r2_second *c;
 
     pthread_mutex_lock(&s->lock);
     c = find(s, key);
     if (c) {
         pthread_mutex_lock(&c->lock);
-        handle = c->state == MADE ? c->handle : NULL;
+        handle = c->state == R2_SECOND_MADE ? c->handle : NULL;
         pthread_mutex_unlock(&c->lock);
     }
     pthread_mutex_unlock(&s->lock);
@@ -375,7 +408,7 @@ r2_nccl_comm r2_seconds_get(struct r2_seconds *s, uint64_t key)
 
 void r2_seconds_pin(struct r2_seconds *s, uint64_t key)
 {
-    struct second *c;
+    struct r2_second *c;
 
     pthread_mutex_lock(&s->lock);
     c = find(s, key);
@@ -384,15 +417,32 @@ void r2_seconds_pin(struct r2_seconds *s, uint64_t key)
     pthread_mutex_unlock(&s->lock);
 }
 
+void r2_seconds_mark(struct r2_seconds *s, uint64_t key, void *stream)
+{
+    struct r2_second *c;
+
+    pthread_mutex_lock(&s->lock);
+    c = find(s, key);
+    if (c && c->pinned)
+        c = NULL; /* it is not dropped */
+    if (c)
+        atomic_fetch_add_explicit(&c->holders, 1, memory_order_relaxed);
+    pthread_mutex_unlock(&s->lock);
+    if (!c)
+        return;
+    r2_device_mark_set(&c->mark, c->config.device, stream);
+    r2_second_drop(c);
+}
+
 void r2_seconds_stats(struct r2_seconds *s, struct r2_seconds_stats *out)
 {
     *out = (struct r2_seconds_stats){0};
     pthread_mutex_lock(&s->lock);
-    for (struct second *c = s->all; c; c = c->next) {
+    for (struct r2_second *c = s->all; c; c = c->next) {
         pthread_mutex_lock(&c->lock);
-        out->made += c->state == MADE;
-        out->making += c->state == MAKING;
-        out->bytes += c->state == MADE ? c->bytes : 0;
+        out->made += c->state == R2_SECOND_MADE;
+        out->making += c->state == R2_SECOND_MAKING;
+        out->bytes += c->state == R2_SECOND_MADE ? c->bytes : 0;
         s->make_ns = c->make_ns > s->make_ns ? c->make_ns : s->make_ns;
         pthread_mutex_unlock(&c->lock);
     }
@@ -400,142 +450,19 @@ void r2_seconds_stats(struct r2_seconds *s, struct r2_seconds_stats *out)
     pthread_mutex_unlock(&s->lock);
 }
 
-/* NCCL meets all ranks of a communicator to suspend or resume it, so each of them has to come to
- * the same ones, in the same order: those that a plan in force has named, by their keys. One that
- * is being made, or was made here and failed elsewhere, is not among them. */
-static bool together(enum r2_api function)
-{
-    return function == R2_API_ncclCommSuspend || function == R2_API_ncclCommResume;
-}
-
-/* Behind those of the same key. */
-static void put_by_key(struct second **out, int n, struct second *c)
-{
-    for (; n > 0 && out[n - 1]->key > c->key; n--)
-        out[n] = out[n - 1];
-    out[n] = c;
-}
-
-/* The made ones, held, so that they can be looked at without the list's lock. */
-static int hold(struct r2_seconds *s, struct second **out, int room, bool agreed)
-{
-    int n = 0;
-
-    pthread_mutex_lock(&s->lock);
-    for (struct second *c = s->all; c && n < room; c = c->next) {
-        pthread_mutex_lock(&c->lock);
-        if (c->state == MADE && (c->agreed || !agreed)) {
-            atomic_fetch_add_explicit(&c->holders, 1, memory_order_relaxed);
-            put_by_key(out, n++, c);
-        }
-        pthread_mutex_unlock(&c->lock);
-    }
-    pthread_mutex_unlock(&s->lock);
-    return n;
-}
-
-/* Before each call, and for this one only: while one call waits, an abort may end all of them. The
- * handle stays as it is from MADE on; only who may use it changes. */
-static bool borrow(struct second *c, bool ask)
-{
-    bool there;
-
-    pthread_mutex_lock(&c->lock);
-    there = c->state == MADE;
-    if (there)
-        *(ask ? &c->askers : &c->callers) += 1;
-    pthread_mutex_unlock(&c->lock);
-    return there;
-}
-
-static void give_back(struct second *c, bool ask)
-{
-    pthread_mutex_lock(&c->lock);
-    *(ask ? &c->askers : &c->callers) -= 1;
-    pthread_cond_broadcast(&c->wake);
-    pthread_mutex_unlock(&c->lock);
-}
-
-/* NCCL resumes only what it has suspended; one may have been made since. Relaxed: whoever suspends
- * and resumes a communicator does so one after the other. */
-static bool concerns(const struct second *c, enum r2_api function)
-{
-    return function != R2_API_ncclCommResume ||
-           atomic_load_explicit(&c->suspended, memory_order_relaxed);
-}
-
-static void note(struct second *c, enum r2_api function)
-{
-    if (together(function))
-        atomic_store_explicit(&c->suspended, function == R2_API_ncclCommSuspend,
-                              memory_order_relaxed);
-}
-
-int r2_seconds_fan(struct r2_seconds *s, enum r2_api function, bool has_flags, int flags)
-{
-    struct second *all[4 * R2_PLAN_ORDERS];
-    int n = hold(s, all, 4 * R2_PLAN_ORDERS, together(function)), first = R2_NCCL_OK;
-    void *fn = s->config.real->fn[function];
-
-    r2_call_nest();
-    for (int i = 0; i < n; i++) {
-        if (fn && concerns(all[i], function) && borrow(all[i], false)) {
-            int result = has_flags ? ((int (*)(r2_nccl_comm, int))fn)(all[i]->handle, flags)
-                                   : ((int (*)(r2_nccl_comm))fn)(all[i]->handle);
-
-            if (result == R2_NCCL_OK)
-                note(all[i], function);
-            give_back(all[i], false);
-            first = first == R2_NCCL_OK ? result : first;
-        }
-        drop(all[i]);
-    }
-    r2_call_unnest();
-    return first;
-}
-
-int r2_seconds_async(struct r2_seconds *s)
-{
-    int (*fn)(r2_nccl_comm, int *) = s->config.real->fn[R2_API_ncclCommGetAsyncError];
-    struct second *all[4 * R2_PLAN_ORDERS];
-    int n = hold(s, all, 4 * R2_PLAN_ORDERS, false), first = R2_NCCL_OK;
-
-    r2_call_nest();
-    for (int i = 0; i < n; i++) {
-        if (fn && first == R2_NCCL_OK && borrow(all[i], true)) {
-            int error = R2_NCCL_OK, result = fn(all[i]->handle, &error);
-
-            give_back(all[i], true);
-            first = result != R2_NCCL_OK           ? result
-                    : error == R2_NCCL_IN_PROGRESS ? R2_NCCL_OK
-                                                   : error;
-        }
-        drop(all[i]);
-    }
-    r2_call_unnest();
-    return first;
-}
-
 /* Until it is not in the making any more, at most to `deadline`. */
-static void await(struct second *c, uint64_t deadline)
+static void await(struct r2_second *c, uint64_t deadline)
 {
     pthread_mutex_lock(&c->lock);
-    while (c->state == MAKING && r2_now_ns() < deadline) {
-        struct timespec until;
-
-        clock_gettime(CLOCK_MONOTONIC, &until);
-        until.tv_nsec += 20 * 1000000L;
-        until.tv_sec += until.tv_nsec / 1000000000L;
-        until.tv_nsec %= 1000000000L;
-        pthread_cond_timedwait(&c->wake, &c->lock, &until);
-    }
+    while (c->state == R2_SECOND_MAKING && r2_now_ns() < deadline)
+        nap(c, 20 * R2_NS_PER_MS);
     pthread_mutex_unlock(&c->lock);
 }
 
 void r2_seconds_end(struct r2_seconds *s, bool abort)
 {
     uint64_t deadline = r2_now_ns() + WAIT_NS;
-    struct second *all;
+    struct r2_second *all;
 
     pthread_mutex_lock(&s->lock);
     s->ended = true;
@@ -543,27 +470,39 @@ void r2_seconds_end(struct r2_seconds *s, bool abort)
     s->all = NULL;
     pthread_mutex_unlock(&s->lock);
     /* All of them first: a thread that waits in one must not find the next. */
-    for (struct second *c = all; c; c = c->next) {
+    for (struct r2_second *c = all; c; c = c->next) {
         if (!abort)
             await(c, deadline);
         c->ending = take(c, true);
     }
-    while (all) {
-        struct second *c = all;
-
-        all = c->next;
+    for (struct r2_second *c = all; c; c = c->next) {
         if (c->ending) {
             await_others(c, abort);
             call_end(c, c->ending, abort);
         }
-        drop(c);
     }
+    /* Freed later: that asks the driver, which may be waiting for what an abort has yet to end. */
+    pthread_mutex_lock(&s->lock);
+    while (all) {
+        struct r2_second *c = all;
+
+        all = c->next;
+        c->next = s->over;
+        s->over = c;
+    }
+    pthread_mutex_unlock(&s->lock);
 }
 
 void r2_seconds_free(struct r2_seconds *s)
 {
     if (!s)
         return;
+    while (s->over) {
+        struct r2_second *c = s->over;
+
+        s->over = c->next;
+        r2_second_drop(c);
+    }
     pthread_mutex_destroy(&s->lock);
     free(s);
 }

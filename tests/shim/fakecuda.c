@@ -129,8 +129,14 @@ int fake_cuda_events(void)
 
 static struct event {
     atomic_int used;
+    void *context;
     struct timespec at;
 } pool[4096];
+
+static struct event *event_of(void *event)
+{
+    return (struct event *)((char *)event - offsetof(struct event, at));
+}
 
 API int cuEventCreate(void **event, unsigned flags);
 int cuEventCreate(void **event, unsigned flags)
@@ -141,6 +147,7 @@ int cuEventCreate(void **event, unsigned flags)
 
         if (atomic_compare_exchange_strong(&pool[i].used, &unused, 1)) {
             atomic_fetch_add(&events, 1);
+            pool[i].context = current;
             *event = &pool[i].at;
             return 0;
         }
@@ -153,6 +160,8 @@ int cuEventRecord(void *event, void *stream)
 {
     if (stream == FAKE_CAPTURING)
         abort(); /* would be recorded into the application's graph */
+    if (event_of(event)->context != current)
+        return 400; /* it and the stream belong to different contexts */
     clock_gettime(CLOCK_MONOTONIC, event);
     return 0;
 }
@@ -223,6 +232,6 @@ int cuEventDestroy_v2(void *event)
     if (strcmp(name, "r2ccl-time") == 0 && !there())
         abort(); /* in no context of the device */
     atomic_fetch_sub(&events, 1);
-    atomic_store(&((struct event *)((char *)event - offsetof(struct event, at)))->used, 0);
+    atomic_store(&event_of(event)->used, 0);
     return 0;
 }

@@ -5,8 +5,9 @@
  *
  * All ranks are threads of this process and draw the same program. Each operation must have run on
  * the same communicators, cut alike, on all of them; nothing may be left behind. Rung 3; short, and
- * as long as R2_STORM_SECONDS says; under ASan and TSan it looks for what is freed or changed under
- * somebody's hands. It cannot prove anything about results: tests/py/test_shim_executor.py does. */
+ * as long as R2_STORM_SECONDS says, twice; under ASan and TSan it looks for what is freed or
+ * changed under somebody's hands. It cannot prove anything about results:
+ * tests/py/test_shim_executor.py does. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <pthread.h>
@@ -28,15 +29,17 @@
 #define BIG ((size_t)1 << 19)
 #define FLOAT 7
 #define FIRST_ID (1 << 20)
+#define NOT_READY 600
 #define POOL 3 /* orders that plans of a communicator choose from */
 
 static struct {
     uint64_t seed;
     struct r2_nccl_id id;
     pthread_barrier_t together;
-    _Atomic uint64_t ran[STEPS]; /* what a step ran on, the same on all ranks */
-    atomic_int serial;           /* of ids of plans' communicators */
-    atomic_int planned, asked;   /* operations on these; questions about errors */
+    _Atomic uint64_t ran[STEPS];        /* what a step ran on, the same on all ranks */
+    atomic_int serial;                  /* of ids of plans' communicators */
+    atomic_int planned, asked;          /* operations on these; questions about errors */
+    void (*answer)(int slow, int what); /* of the driver, about operations on streams */
 } world;
 
 struct order {
@@ -223,6 +226,8 @@ static void *ask(void *arg)
 /* Makings fail or hang for a while. */
 static void trouble(struct rank *me)
 {
+    if (world.answer && r2_prng_below(&me->own, 200) == 0)
+        world.answer(0, r2_prng_below(&me->own, 2) ? NOT_READY : 0);
     if (me->step == me->relief) {
         noop.hold_inits(0);
         noop.fail_inits(0);
@@ -356,6 +361,8 @@ static void test_storm(void)
     uint64_t until = r2_now_ns() + (uint64_t)(text ? atoi(text) : 8) * R2_NS_PER_S;
     int generations = 0;
 
+    atomic_store(&world.planned, 0);
+    atomic_store(&world.asked, 0);
     do {
         generation();
         generations++;
@@ -367,7 +374,26 @@ static void test_storm(void)
     CHECK(atomic_load(&world.planned) > 0 && atomic_load(&world.asked) > 0);
 }
 
-static const struct check_test tests[] = {{"storm", test_storm}, {0}};
+/* With streams, on which operations are not over when a call returns: what plans have dropped waits
+ * for them, and what ends meanwhile ends that, too. */
+static void test_storm_on_streams(void)
+{
+    void *lib = dlopen(check_built("tests/fakecuda/libcuda.so.1"), RTLD_NOW | RTLD_LOCAL);
+    int (*events)(void);
+
+    CHECK_MSG(lib, "%s", dlerror());
+    *(void **)&world.answer = dlsym(lib, "fake_cuda_answer");
+    *(void **)&events = dlsym(lib, "fake_cuda_events");
+    CHECK(world.answer && events);
+    test_storm();
+    world.answer(0, 0);
+    for (int i = 0; i < 20000 && events() > 0; i++)
+        usleep(1000);
+    CHECK_EQ(events(), 0);
+}
+
+static const struct check_test tests[] = {
+    {"storm", test_storm}, {"storm_on_streams", test_storm_on_streams}, {0}};
 
 int main(int argc, char **argv)
 {

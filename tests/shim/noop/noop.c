@@ -108,9 +108,29 @@ static int wait_for_peers(r2_nccl_comm comm, int result)
     return result;
 }
 
-int noop_collective(enum r2_api id, r2_nccl_comm comm)
+/* The thread's open group: it launches nothing once a call in it has failed, and what it ends is
+ * told to stop in the call, and waited for and freed at the group's end. */
+struct late {
+    r2_nccl_comm comm;
+    bool frees;
+};
+static __thread struct {
+    int depth, error, n;
+    struct late late[16];
+} group __attribute__((tls_model("initial-exec")));
+
+int noop_enqueue(enum r2_api id)
 {
     int result = noop_note(id);
+
+    if (result != R2_NCCL_OK && result != R2_NCCL_IN_PROGRESS && group.depth && !noop_within)
+        group.error = group.error ? group.error : result;
+    return result;
+}
+
+int noop_collective(enum r2_api id, r2_nccl_comm comm)
+{
+    int result = noop_enqueue(id);
 
     noop_within++;
     ncclGroupStart();
@@ -193,6 +213,45 @@ long noop_live(void)
     return atomic_load(&live);
 }
 
+static atomic_int stuck;
+
+int noop_stuck(void)
+{
+    return atomic_load(&stuck);
+}
+
+static void stop(r2_nccl_comm comm)
+{
+    if (comm->stops)
+        atomic_store(comm->stops, 1);
+}
+
+static void await_stream(r2_nccl_comm comm)
+{
+    for (int i = 0; comm->waits && !atomic_load(comm->waits); i++) {
+        if (i == 10000) {
+            atomic_fetch_add(&stuck, 1);
+            return;
+        }
+        usleep(1000);
+    }
+}
+
+static void later(struct late late)
+{
+    if (group.depth && group.n < 16) {
+        group.late[group.n++] = late;
+        return;
+    }
+    await_stream(late.comm);
+    if (!late.frees)
+        return;
+    while (atomic_load(&late.comm->inside))
+        usleep(500);
+    atomic_fetch_sub(&live, 1);
+    free(late.comm);
+}
+
 static int make(enum r2_api id, r2_nccl_comm *out, int nranks, int rank)
 {
     int result = noop_note(id);
@@ -269,7 +328,11 @@ int ncclCommSplit(r2_nccl_comm comm, int color, int key, r2_nccl_comm *out,
 int ncclCommShrink(r2_nccl_comm comm, int *excluded, int nexcluded, r2_nccl_comm *out,
                    struct r2_nccl_config *config, int flags)
 {
-    (void)excluded, (void)config, (void)flags;
+    (void)excluded, (void)config;
+    if (flags & R2_NCCL_SHRINK_ABORT) {
+        stop(comm);
+        await_stream(comm);
+    }
     return make(R2_API_ncclCommShrink, out, comm->nranks - nexcluded, comm->rank);
 }
 
@@ -289,11 +352,10 @@ static int end(enum r2_api id, r2_nccl_comm comm)
 {
     if (comm) {
         atomic_store(&comm->aborted, 1);
-        while (atomic_load(&comm->inside))
-            usleep(500);
+        if (id == R2_API_ncclCommAbort)
+            stop(comm);
+        later((struct late){comm, true});
     }
-    atomic_fetch_sub(&live, comm != NULL);
-    free(comm);
     return noop_note(id);
 }
 
@@ -312,8 +374,11 @@ int ncclCommRevoke(r2_nccl_comm comm, int flags)
     int result = wait_for_peers(comm, noop_note(R2_API_ncclCommRevoke));
 
     (void)flags;
-    if (result == R2_NCCL_OK)
+    if (result == R2_NCCL_OK) {
         atomic_store(&comm->revoked, 1);
+        stop(comm);
+        later((struct late){comm, false});
+    }
     return result;
 }
 
@@ -378,16 +443,32 @@ int ncclCommCuDevice(const r2_nccl_comm comm, int *device)
 
 int ncclGroupStart(void)
 {
-    return noop_note(R2_API_ncclGroupStart);
+    int result = noop_note(R2_API_ncclGroupStart);
+
+    group.depth += result == R2_NCCL_OK;
+    return result;
+}
+
+static int over(enum r2_api id)
+{
+    int result = noop_note(id), error = group.error, n = group.n;
+
+    group.depth -= group.depth > 0;
+    if (group.depth)
+        return result;
+    group.error = group.n = 0;
+    for (int i = 0; i < n; i++)
+        later(group.late[i]);
+    return error ? error : result;
 }
 
 int ncclGroupEnd(void)
 {
-    return noop_note(R2_API_ncclGroupEnd);
+    return over(R2_API_ncclGroupEnd);
 }
 
 int ncclGroupSimulateEnd(void *info)
 {
     (void)info;
-    return noop_note(R2_API_ncclGroupSimulateEnd);
+    return over(R2_API_ncclGroupSimulateEnd);
 }

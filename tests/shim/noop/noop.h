@@ -24,6 +24,8 @@ struct r2_nccl_comm {
     atomic_int aborted, revoked, suspended, error, inside;
     atomic_int answered;          /* its peers answer, also while those of others do not */
     atomic_int hold_asks, asking; /* while the first is set, questions about it wait; how many do */
+    atomic_int *stops; /* set when NCCL tells its kernels to stop: an abort, revoke or shrink */
+    atomic_int *waits; /* its kernels are behind others on a stream: their end waits for this */
 };
 
 /* Calls of a function that came from outside, not from the no-op NCCL itself; -1: no such name. */
@@ -47,12 +49,15 @@ API void noop_hold_inits(int on);
 API void noop_trace(void);
 API int noop_traced(r2_nccl_comm *comms, size_t *counts);
 
+/* Ends of communicators that waited in vain for what `waits` points to, for 10 s. */
+API int noop_stuck(void);
 /* Communicators that were made and have not been ended. */
 API long noop_live(void);
 
 /* Inside. */
 void noop_traces(r2_nccl_comm comm, size_t count);
 int noop_note(enum r2_api id);
+int noop_enqueue(enum r2_api id); /* of an operation: an error is its group's, too */
 int noop_collective(enum r2_api id, r2_nccl_comm comm);
 extern __thread int noop_within __attribute__((tls_model("initial-exec")));
 

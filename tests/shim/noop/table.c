@@ -17,7 +17,7 @@
     int name params                                                                                \
     {                                                                                              \
         noop_traces(comm, count);                                                                  \
-        return noop_note(R2_API_##name);                                                           \
+        return noop_enqueue(R2_API_##name);                                                        \
     }
 #define R2_COLL(name, since, kind, params, args)                                                   \
     API __attribute__((weak)) int name params;                                                     \
