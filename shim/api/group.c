@@ -25,7 +25,7 @@ int ncclGroupEnd(void)
 {
     struct r2_call call;
     int (*fn)(void) = r2_call_enter(&call, R2_API_ncclGroupEnd, NULL, R2_CALLER);
-    bool outermost;
+    bool outermost, took;
     int ended, result, issued = R2_NCCL_OK;
 
     if (!fn)
@@ -40,8 +40,9 @@ int ncclGroupEnd(void)
     ended = fn();
     result = r2_nccl_worse(ended, issued);
     if (outermost) {
-        r2_run_group_over();
-        r2_comms_group_over(ended, result, false);
+        took = r2_comms_group_took(ended, issued);
+        r2_run_group_over(took);
+        r2_comms_group_over(ended, result, false, took);
     }
     r2_call_leave(&call);
     return result;
@@ -63,7 +64,7 @@ int ncclGroupSimulateEnd(void *info)
     ended = fn(info);
     result = r2_nccl_worse(ended, issued);
     if (outermost)
-        r2_comms_group_over(ended, result, true);
+        r2_comms_group_over(ended, result, true, true);
     r2_call_leave(&call);
     return result;
 }

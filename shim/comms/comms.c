@@ -243,8 +243,11 @@ void r2_comms_end(struct r2_comm *comm, int result, bool collective, r2_nccl_str
     if (result == R2_NCCL_OK &&
         atomic_load_explicit(&comm->state, memory_order_relaxed) == R2_SEG_COMM_INIT)
         r2_comms_async(comm, comm->handle, R2_NCCL_OK);
-    if (taken && r2_comms_in_group()) {
-        r2_comms_group_count(comm, collective);
+    if (r2_comms_in_group()) {
+        if (taken)
+            r2_comms_group_count(comm, collective);
+        else
+            r2_comms_group_refuse();
     } else if (taken) {
         r2_comms_handed(comm, collective, !collective);
         if (collective && comm->follow)
@@ -258,17 +261,18 @@ void r2_comms_end(struct r2_comm *comm, int result, bool collective, r2_nccl_str
         try_again(comm, __atomic_load_n(&row->op_mono_ns, __ATOMIC_RELAXED));
 }
 
-void r2_comms_handed(struct r2_comm *comm, uint64_t collectives, uint64_t p2p)
+void r2_comms_handed(struct r2_comm *comm, int64_t collectives, int64_t p2p)
 {
     /* Relaxed: numbers to read. One thread at a time uses a communicator, as NCCL asks, so what
-     * is stored grows. */
-    uint64_t before = atomic_fetch_add_explicit(&comm->index, collectives, memory_order_relaxed);
+     * is stored last is the newest. */
+    uint64_t more = (uint64_t)collectives;
+    uint64_t before = atomic_fetch_add_explicit(&comm->index, more, memory_order_relaxed);
     struct r2_seg_comm *row = r2_comm_row(comm);
 
     if (collectives)
-        set_u64(&row->operations, before + collectives);
+        set_u64(&row->operations, before + more);
     if (p2p)
-        __atomic_fetch_add(&row->p2p, p2p, __ATOMIC_RELAXED);
+        __atomic_fetch_add(&row->p2p, (uint64_t)p2p, __ATOMIC_RELAXED);
 }
 
 bool r2_comms_gone(struct r2_comm *comm)

@@ -4,9 +4,9 @@
  * The index of a communicator counts the collectives that NCCL took from the application: when it
  * took them, those of a group at its outermost end, just before NCCL is told of that; captured,
  * zero-count and single-rank ones as well; not Send and Recv, and not those of a group that ended
- * in ncclGroupSimulateEnd. So it never falls. NCCL asks its users to issue the collectives of a
- * communicator in the same order on all ranks, so the index of an operation is the same on all of
- * them.
+ * in ncclGroupSimulateEnd, or that NCCL refused, which are taken back. NCCL asks its users to issue
+ * the collectives of a communicator in the same order on all ranks, so the index of an operation is
+ * the same on all of them.
  *
  * Threads: everything may be called from any thread. An entry lives while it is in the table or
  * held; removing one (destroy, abort from another thread) does not wait for holders. No lock is
@@ -103,10 +103,16 @@ void r2_comms_group_birth(r2_nccl_comm *out, const struct r2_comm_birth *birth);
 /* The outermost end is about to be called, and no simulated one: what NCCL took counts from now on,
  * so that a rank that hangs in it has handed over as much as its peers. */
 void r2_comms_group_hand(void);
+/* NCCL has refused an operation in the group. */
+void r2_comms_group_refuse(void);
+/* What NCCL said of the end, and of what was issued there: whether it launched the group. It
+ * launches nothing once a call of the group was refused, and refuses arguments before it launches.
+ * Where it fails in between, the communicator is no good any more. */
+bool r2_comms_group_took(int ended, int issued);
 /* The outermost end is through NCCL, with what NCCL said of it and what the application is told: it
  * has made communicators also where an operation of the group was not issued. simulated: nothing of
  * it was really done. */
-void r2_comms_group_over(int ended, int result, bool simulated);
+void r2_comms_group_over(int ended, int result, bool simulated, bool took);
 
 /* How many are in the table. */
 int r2_comms_count(void);

@@ -22,6 +22,7 @@ static __thread struct {
     int depth;
     struct birth *births;
     struct counted *counts;
+    bool refused; /* NCCL has refused an operation, so it will launch none of the group */
 } group __attribute__((tls_model("initial-exec")));
 
 void r2_comms_group_start(void)
@@ -85,10 +86,24 @@ void r2_comms_group_count(struct r2_comm *comm, bool collective)
         *(collective ? &at->collectives : &at->p2p) += 1;
 }
 
+void r2_comms_group_refuse(void)
+{
+    group.refused = true;
+}
+
 void r2_comms_group_hand(void)
 {
     for (struct counted *at = group.counts; at; at = at->next)
-        r2_comms_handed(at->comm, at->collectives, at->p2p);
+        r2_comms_handed(at->comm, (int64_t)at->collectives, (int64_t)at->p2p);
+}
+
+/* An application may mend its arguments and do the whole group once more, on this rank alone. */
+static void take_back(void)
+{
+    for (struct counted *at = group.counts; at; at = at->next) {
+        r2_comms_handed(at->comm, -(int64_t)at->collectives, -(int64_t)at->p2p);
+        at->collectives = at->p2p = 0;
+    }
 }
 
 /* Whether NCCL took operations on one communicator alone. */
@@ -101,7 +116,15 @@ static bool alone(void)
     return comms == 1;
 }
 
-void r2_comms_group_over(int ended, int result, bool simulated)
+bool r2_comms_group_took(int ended, int issued)
+{
+    bool before = group.refused || issued != R2_NCCL_OK;
+
+    return ended == R2_NCCL_OK || ended == R2_NCCL_IN_PROGRESS ||
+           !(before || ended == R2_NCCL_ARGUMENT || ended == R2_NCCL_USAGE);
+}
+
+void r2_comms_group_over(int ended, int result, bool simulated, bool took)
 {
     bool made = !simulated && (ended == R2_NCCL_OK || ended == R2_NCCL_IN_PROGRESS);
     bool failed = !simulated && (result == R2_NCCL_REMOTE || result == R2_NCCL_SYSTEM);
@@ -109,6 +132,9 @@ void r2_comms_group_over(int ended, int result, bool simulated)
     /* Of several NCCL does not say whose error it is: the well ones are not to end by it, and the
      * failed one says so itself when it is asked (ncclCommGetAsyncError). */
     failed = failed && alone();
+    if (!took)
+        take_back();
+    group.refused = false;
     while (group.births) {
         struct birth *birth = group.births;
 

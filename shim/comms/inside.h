@@ -30,10 +30,11 @@ static inline struct r2_seg_comm *r2_comm_row(struct r2_comm *comm)
 }
 
 /* group.c: room for what the open group does on a communicator (false: no memory), before an
- * operation; then notes that NCCL took it. comms.c: so many are NCCL's now. */
+ * operation; then notes that NCCL took it. comms.c: so many are NCCL's now, or (below 0) are not.
+ */
 bool r2_comms_group_reserve(struct r2_comm *comm);
 void r2_comms_group_count(struct r2_comm *comm, bool collective);
-void r2_comms_handed(struct r2_comm *comm, uint64_t collectives, uint64_t p2p);
+void r2_comms_handed(struct r2_comm *comm, int64_t collectives, int64_t p2p);
 
 /* NCCL has failed with `error` at another rank: this one waits for it in vain. Not held. */
 void r2_comms_told(struct r2_comm *comm, int rank, int error);

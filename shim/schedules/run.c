@@ -100,8 +100,6 @@ static int run_parts(const struct r2_op *op, const struct r2_plan_entry *entry)
 
     for (int p = 0; p < entry->segments && result == R2_NCCL_OK; p++)
         result = run_part(op, entry, p);
-    if (result == R2_NCCL_OK)
-        __atomic_fetch_add(&r2_comm_row(op->comm)->planned, 1, __ATOMIC_RELAXED);
     return result;
 }
 
@@ -136,6 +134,11 @@ static void mark(const struct r2_op *op, const uint64_t *keys, int nkeys)
         r2_seconds_mark(r2_follow_seconds(op->comm->follow), keys[k], (void *)op->word[STREAM]);
 }
 
+static void count(const struct r2_op *op)
+{
+    __atomic_fetch_add(&r2_comm_row(op->comm)->planned, 1, __ATOMIC_RELAXED);
+}
+
 static int run_alone(const struct r2_op *op, const struct r2_plan_entry *entry)
 {
     uint64_t keys[R2_PLAN_ORDERS];
@@ -143,6 +146,8 @@ static int run_alone(const struct r2_op *op, const struct r2_plan_entry *entry)
     int result = entry->segments == 1 ? run_parts(op, entry) : run_in_group(op, entry);
 
     mark(op, keys, nkeys);
+    if (result == R2_NCCL_OK)
+        count(op);
     return result;
 }
 
@@ -310,13 +315,15 @@ int r2_run_group_end(bool stock)
     return first;
 }
 
-void r2_run_group_over(void)
+void r2_run_group_over(bool took)
 {
     while (group.put) {
         struct recorded *r = group.put;
 
         group.put = r->next;
         mark(&r->op, r->keys, r->nkeys);
+        if (took)
+            count(&r->op);
         forget(r);
     }
 }

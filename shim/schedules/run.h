@@ -48,7 +48,8 @@ bool r2_run_asks(struct r2_comm *comm);
  * to a plan's communicators (a simulated end). What was recorded on a communicator that another
  * thread has aborted meanwhile is not issued: ncclInternalError. Returns the first error. */
 int r2_run_group_end(bool stock);
-/* NCCL is through with that end: what went to a plan's communicators is on its streams. */
-void r2_run_group_over(void);
+/* NCCL is through with that end: what went to a plan's communicators is on its streams, if NCCL
+ * took it. */
+void r2_run_group_over(bool took);
 
 #endif

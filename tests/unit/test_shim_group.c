@@ -12,6 +12,7 @@
 
 #define R2_OWN(name, since, ret, params) ret name params;
 #define R2_COLL(name, since, kind, params, args) int name params;
+#define R2_P2P(name, since, kind, params, args) int name params;
 #include "api/nccl.def"
 
 #define BIG (1 << 20) /* floats: an operation that plans are for */
@@ -214,6 +215,72 @@ static void test_counted_before_it_hangs(void)
     end(entry, comm);
 }
 
+static void counted(struct r2_comm *entry, uint64_t collectives, uint64_t p2p)
+{
+    CHECK_EQ(r2_comms_index(entry), collectives);
+    CHECK_EQ(r2_agree_index(entry->follow->agree), collectives);
+    CHECK_EQ(r2_comm_row(entry)->operations, collectives);
+    CHECK_EQ(r2_comm_row(entry)->p2p, p2p);
+}
+
+/* refuse: the call of the group that NCCL does; 0: none, -1: its end. */
+static int group_of_three(r2_nccl_comm comm, int refuse, int error)
+{
+    for (int i = 1; i <= 4; i++) {
+        if (i == 1)
+            CHECK_EQ(ncclGroupStart(), 0);
+        if (i == refuse || (i == 4 && refuse < 0))
+            noop.next_result(error);
+        if (i == 3)
+            CHECK_EQ(ncclSend(NULL, 1, FLOAT, 0, comm, NULL), i == refuse ? error : 0);
+        else if (i < 3)
+            CHECK_EQ(reduce(comm, BIG, 0), i == refuse ? error : 0);
+    }
+    return ncclGroupEnd();
+}
+
+/* A rank whose arguments NCCL refuses may do the group again; the others know nothing of that. What
+ * NCCL had in hand when it failed is counted. */
+static void test_refused_is_not_counted(void)
+{
+    struct r2_comm *entry;
+    r2_nccl_comm comm;
+
+    comm = make(&entry, &empty);
+    atomic_store(&entry->planned, false); /* straight on */
+    CHECK_EQ(group_of_three(comm, 0, 0), 0);
+    counted(entry, 2, 1);
+    for (int refuse = 1; refuse <= 3; refuse++) {
+        CHECK_EQ(group_of_three(comm, refuse, R2_NCCL_ARGUMENT), R2_NCCL_ARGUMENT);
+        counted(entry, 2, 1);
+    }
+    CHECK_EQ(group_of_three(comm, 2, R2_NCCL_INTERNAL), R2_NCCL_INTERNAL);
+    counted(entry, 2, 1);
+    CHECK_EQ(group_of_three(comm, -1, R2_NCCL_USAGE), R2_NCCL_USAGE);
+    counted(entry, 2, 1);
+    CHECK_EQ(group_of_three(comm, 0, 0), 0);
+    counted(entry, 4, 2);
+    CHECK_EQ(group_of_three(comm, -1, R2_NCCL_INTERNAL), R2_NCCL_INTERNAL);
+    counted(entry, 6, 3);
+    end(entry, comm);
+}
+
+/* The same of what is recorded, and refused when it is issued. */
+static void test_refused_when_issued(void)
+{
+    struct r2_comm *entry;
+    r2_nccl_comm comm;
+
+    comm = make(&entry, &empty);
+    CHECK_EQ(group_of_three(comm, -1, R2_NCCL_ARGUMENT), R2_NCCL_ARGUMENT);
+    counted(entry, 0, 0);
+    CHECK_EQ(group_of_three(comm, -1, R2_NCCL_INTERNAL), R2_NCCL_INTERNAL);
+    counted(entry, 0, 0);
+    CHECK_EQ(group_of_three(comm, 0, 0), 0);
+    counted(entry, 2, 1);
+    end(entry, comm);
+}
+
 /* ---- captures, over a driver that only pretends */
 
 #define BEGINS ((r2_nccl_stream)0xcb) /* its capture begins after the first question about it */
@@ -257,6 +324,8 @@ static const struct check_test tests[] = {
     {"aborted_while_recorded", test_aborted_while_recorded},
     {"in_progress_hides_no_error", test_in_progress_hides_no_error},
     {"counted_before_it_hangs", test_counted_before_it_hangs},
+    {"refused_is_not_counted", test_refused_is_not_counted},
+    {"refused_when_issued", test_refused_when_issued},
     {"capture_begins_meanwhile", test_capture_begins_meanwhile},
     {0},
 };
