@@ -1,6 +1,7 @@
 /* Finds and loads the network as NCCL 2.30 does:
- *   NCCL_NET_PLUGIN unset -> libnccl-net.so; "none" -> nothing external; else a comma-separated
- *   list, each verbatim and then as libnccl-net-<name>.so; the built-in Socket comes last.
+ *   NCCL_NET_PLUGIN unset -> libnccl-net.so; "none" or "" -> nothing external (up to net API v9,
+ *   before NCCL 2.27, "" as unset); else a comma-separated list, each verbatim and then as
+ *   libnccl-net-<name>.so; the built-in Socket comes last.
  *   In each library the newest symbol ncclNetPlugin_v12 ... v6 counts (HOSTNCCL_NET_VERSION caps).
  *   A candidate with an error, without devices or of another name than NCCL_NET is passed over.
  * Once an external plugin is in use, all other external ones are disabled for the process.
@@ -27,7 +28,9 @@ static void list_candidates(void)
     if (net_count)
         return;
     const char *wanted = getenv("NCCL_NET_PLUGIN");
-    if (!wanted || !*wanted)
+    /* Before NCCL 2.27 an empty one was none that is set. */
+    bool old = hn_util_env("HOSTNCCL_NET_VERSION", 12, 6, 12) < 10;
+    if (!wanted || (!*wanted && old))
         wanted = "libnccl-net.so";
     char list[2048];
     char *rest = NULL;

@@ -367,6 +367,17 @@ def test_unusable_plugin_falls_back(build: Build, tmp_path: Path, badnet: Path, 
     assert "Using network Socket" in result.stderr[0], str(result)
 
 
+def test_a_name_that_is_empty(build: Build, tmp_path: Path, badnet: Path) -> None:
+    """None to NCCL 2.27 and later; not set to the NCCL before."""
+    (tmp_path / "libnccl-net.so").symlink_to(badnet)
+    for version, network in ((9, "Badnet"), (10, "Socket"), (12, "Socket")):
+        env = bad_env(badnet, NCCL_DEBUG="INFO", NCCL_NET_PLUGIN="")
+        env["HOSTNCCL_NET_VERSION"] = str(version)
+        env["LD_LIBRARY_PATH"] = f"{tmp_path}:{env['LD_LIBRARY_PATH']}"
+        result = good(perf(build, tmp_path, 2, "-b 64 -n 1", env))
+        assert f"Using network {network}," in result.stderr[0], f"v{version}: {result}"
+
+
 def test_names_and_lists(build: Build, tmp_path: Path, badnet: Path) -> None:
     cases = {
         "nowhere": "Socket",  # nothing of that name
