@@ -16,6 +16,7 @@ NCCL_CHOICES = ("system", "standin")
 # NCCL 2.27.3 to 2.29.7 forget the plugin's name when they unload it with the last communicator, and
 # the next communicator silently goes without: never unload.
 KEEP_LOADED = {"NCCL_NET_PLUGIN_REF_COUNT": "1"}
+SYSTEM_CONF = Path("/etc/nccl.conf")
 _JOB_VARIABLES = ("SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID", "TORCHELASTIC_RUN_ID")
 
 
@@ -91,9 +92,29 @@ def hindrances(base: Mapping[str, str]) -> list[str]:
     return found
 
 
+def _from_files(base: Mapping[str, str], name: str) -> tuple[str, Path] | None:
+    """What NCCL will take from its configuration files, and which, unless the environment has it:
+    its first line in the user's file, else in the system's (shim/real/conf.c reads them too)."""
+    own = base.get("NCCL_CONF_FILE") or os.path.join(base.get("HOME", ""), ".nccl.conf")
+    for path in (Path(own), SYSTEM_CONF):
+        try:
+            text = path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
+        except OSError:
+            continue
+        for line in text.splitlines():
+            key, there, value = line.partition("=")
+            if there and key == name:
+                return value, path
+    return None
+
+
 def warnings(base: Mapping[str, str]) -> list[str]:
-    """What in the caller's environment keeps NCCL from using the plugin, or is not heeded."""
+    """What in the caller's environment, or in NCCL's configuration files here, keeps NCCL from
+    using the plugin, or is not heeded."""
     found = hindrances(base)
+    filed = None if "NCCL_NET" in base else _from_files(base, "NCCL_NET")
+    if filed and filed[0] and filed[0].lower() != "r2ccl":
+        found.append(f"NCCL_NET={filed[0]} in {filed[1]} makes NCCL ignore R2CCL: take it out")
     plugin = base.get("NCCL_NET_PLUGIN", "")
     if plugin:
         found.append(f"NCCL_NET_PLUGIN={plugin} is replaced")

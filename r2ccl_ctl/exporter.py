@@ -319,8 +319,12 @@ def page(wanted: Selection, keep_s: float = KEEP_S, directory: Path | None = Non
 def write_atomically(path: Path, data: bytes) -> None:
     """Readers see the old file or the new one, never a part. A link stays one; the mode stays, and
     is 0644 of a new file, whatever the umask: others are to read it. Raises R2Error, of which
-    R2UsageError where something else than a file is there, such as a device."""
+    R2UsageError where something else than a file is there, such as a device, or no folder."""
     path = Path(os.path.realpath(path))
+    if not path.parent.is_dir():
+        raise R2UsageError(
+            f"--output '{path}': there is no folder '{path.parent}'; make it first (mkdir -p)"
+        )
     scratch = path.parent / f".{path.name}.{os.getpid()}.tmp"
     try:
         mode = path.stat().st_mode if path.exists() else stat.S_IFREG | 0o644

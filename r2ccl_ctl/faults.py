@@ -13,6 +13,7 @@ A file has one rule per line, in the words of fail-nic:
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -140,10 +141,13 @@ def parse_rules(lines: Iterable[str], name: str = "rules") -> list[Rule]:
 
 
 def read_rules(path: Path) -> list[Rule]:
+    """Of a file; `-` is standard input."""
+    name = "standard input" if str(path) == "-" else str(path)
     try:
-        text = path.read_text(encoding="utf-8")
+        data = sys.stdin.buffer.read() if str(path) == "-" else path.read_bytes()
+        text = data.decode("utf-8")
     except OSError as err:
-        raise R2UsageError(f"{path} cannot be read: {err.strerror}") from err
+        raise R2UsageError(f"{name} cannot be read: {err.strerror}") from err
     except UnicodeDecodeError as err:
-        raise R2UsageError(f"{path} is no text in UTF-8: {err}") from err
-    return parse_rules(text.splitlines(), str(path))
+        raise R2UsageError(f"{name} is no text in UTF-8: {err}") from err
+    return parse_rules(text.splitlines(), name)

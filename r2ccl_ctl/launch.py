@@ -362,7 +362,7 @@ def _program(argv: Sequence[str], env: Mapping[str, str]) -> list[str]:
     """The command with its program found in PATH, before anything is started."""
     found = shutil.which(argv[0], path=env.get("PATH"))
     if found is None:
-        why = "no such program in PATH"
+        why = "no such file" if os.sep in argv[0] else "no such program in PATH"
         if os.sep in argv[0] and os.path.exists(argv[0]):
             why = "a folder" if os.path.isdir(argv[0]) else "not executable (chmod +x?)"
         raise LaunchUsageError(f"cannot run '{argv[0]}': {why}")

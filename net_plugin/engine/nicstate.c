@@ -457,7 +457,9 @@ static void tick_nic(int nic, uint64_t now)
     if (state_of(nic) == R2_HEALTH_FAILED && s->link_up && !atomic_load(&s->located))
         nic_event(nic, R2_HEALTH_EV_PROBE, "tried again");
     if (state_of(nic) == R2_HEALTH_RAMPING && age_of(nic, now) >= r2_eng.set->ramp_ns)
-        nic_event(nic, R2_HEALTH_EV_RAMPED, "back at its full weight");
+        nic_event(nic, R2_HEALTH_EV_RAMPED,
+                  atomic_load(&s->weight) ? "back at its full weight"
+                                          : "works again, and stands by at weight 0");
     atomic_store(&s->ramp, ramp_of(nic, now));
     tick_census(nic, now);
     tick_drain(nic, now);

@@ -33,7 +33,7 @@ def faults() -> None:
 
 
 @faults.command()
-@click.argument("file", type=click.Path(path_type=Path, dir_okay=False))
+@click.argument("file", type=click.Path(path_type=Path, dir_okay=False, allow_dash=True))
 @target_options
 @click.option(
     "--check",
@@ -51,7 +51,7 @@ def apply(
     check: bool,
     as_json: bool,
 ) -> None:
-    """Apply the fault rules of FILE to running processes.
+    """Apply the fault rules of FILE (-: standard input) to running processes.
 
     A line is `NIC KIND [direction=tx|rx|both] [after=BYTES] [for=DURATION] [at=DURATION]`, with the
     words of fail-nic; KIND `recover` is recover-nic. `at` is counted from now; the command ends

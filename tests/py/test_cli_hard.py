@@ -334,6 +334,8 @@ def test_launch_of_what_cannot_run(tmp_path: Path) -> None:
     plain.touch(mode=0o644)
     assert "a folder" in call("launch", "--", str(tmp_path), code=2).stderr
     assert "not executable" in call("launch", "--", str(plain), code=2).stderr
+    assert "'./no-such': no such file" in call("launch", "--", "./no-such", code=2).stderr
+    assert "no such program in PATH" in call("launch", "--", "no-such", code=2).stderr
     result = call("launch", "--nccl", str(tmp_path), "--", "true", code=2)
     assert f"no libnccl.so.2 in {tmp_path}" in result.stderr
 

@@ -10,11 +10,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 from rich.console import Console
 from segment_bed import StartWriter, start_writer
 from test_cli import call
 
+from r2ccl_ctl import env as environment
 from r2ccl_ctl.cli import view
+from r2ccl_ctl.cli.main import main
 from r2ccl_ctl.control import Process
 from r2ccl_ctl.order import in_order
 
@@ -136,3 +139,31 @@ def test_processes_stand_by_job_and_rank(seed: int) -> None:
     ]
     shuffled = random.Random(seed).sample(wanted, len(wanted))
     assert [one.name for one in in_order(shuffled)] == [one.name for one in wanted]
+
+
+def test_rules_from_standard_input(start_writer: StartWriter) -> None:
+    words = ["faults", "apply", "-", "--check", "--job", start_writer().job]
+    done = CliRunner().invoke(main, words, input="127.0.1.1 blackhole for=1s\n")
+    assert done.exit_code == 0 and "blackhole" in done.output, done.output
+    done = CliRunner().invoke(main, words, input="127.0.1.1 nonsense\n")
+    assert done.exit_code == 2 and "standard input" in done.output, done.output
+    done = CliRunner().invoke(main, words, input=b"\xff\n")
+    assert done.exit_code == 2 and "standard input is no text in UTF-8" in done.output
+
+
+def test_another_network_in_nccls_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The environment has the last word, then the user's file, then the system's."""
+    system, own = tmp_path / "system", tmp_path / ".nccl.conf"
+    monkeypatch.setattr(environment, "SYSTEM_CONF", system)
+    base = {"HOME": str(tmp_path)}
+    assert environment.warnings(base) == []
+    system.write_text("NCCL_DEBUG=INFO\nNCCL_NET=Socket\nNCCL_NET=R2CCL\n")
+    says = "NCCL_NET=Socket in {} makes NCCL ignore R2CCL: take it out"
+    assert environment.warnings(base) == [says.format(system)]
+    own.write_text("#NCCL_NET=IB\nNCCL_NET=r2ccl\n")
+    assert environment.warnings(base) == []
+    other = tmp_path / "other"
+    other.write_text("NCCL_NET=Socket\n")
+    named = {**base, "NCCL_CONF_FILE": str(other)}
+    assert environment.warnings(named) == [says.format(other)]
+    assert environment.warnings({**named, "NCCL_NET": "R2CCL"}) == []

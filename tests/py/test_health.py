@@ -238,6 +238,19 @@ def test_warm_spare(build: Build, side: str) -> None:
         assert pair.side(side).named("weight")
 
 
+def test_a_warm_spare_is_back(build: Build) -> None:
+    """At no weight: the journal does not say that it is back at its full one."""
+    with running_pair(build.path, *LONG, nics=loopback(2), R2CCL_RAMP="300ms") as pair:
+        pair.moving()
+        assert ask(pair.tx, "set-weight", B, 0).ok
+        pair.tx.fail(B, "blackhole")
+        until(f"probing: {pair}", lambda: state(pair.tx, B) == "probing")
+        pair.tx.recover(B)
+        until(f"healthy: {pair}", lambda: state(pair.tx, B) == "healthy")
+        up = [e.cause for e in pair.tx.named("nic-up") if e.nic == B]
+        assert up[-1:] == ["works again, and stands by at weight 0"], str(pair)
+
+
 def test_weight_limits_the_share(build: Build) -> None:
     with running_pair(build.path, *LONG, nics=loopback(2), R2CCL_GREY=0) as pair:
         for nic in (A, B):

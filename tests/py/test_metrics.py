@@ -216,8 +216,8 @@ def test_output_replaces_the_file(start_writer: StartWriter, tmp_path: Path) -> 
 
 def test_output_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     absent = tmp_path / "no/such/r2ccl.prom"
-    stderr = call("metrics", "--output", str(absent), code=1).stderr
-    assert f"--output '{absent}' cannot be written: No such file" in stderr
+    stderr = call("metrics", "--output", str(absent), code=2).stderr
+    assert f"--output '{absent}': there is no folder '{absent.parent}'; make it first" in stderr
     out = tmp_path / "r2ccl.prom"
     out.write_text("old")
 
