@@ -86,7 +86,7 @@ int ncclGetUniqueId(struct r2_nccl_id *id)
         return call.error;
     result = fn(id);
     if (call.active && result == R2_NCCL_OK && id && r2_follow_wanted())
-        r2_follow_sign(id);
+        r2_follow_sign(id, call.real->version);
     r2_call_leave(&call);
     return result;
 }

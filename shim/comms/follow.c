@@ -11,6 +11,7 @@
 
 #include "api/call.h"
 #include "comms/follow_inside.h"
+#include "real/conf.h"
 #include "schedules/force.h"
 #include "settings/settings.h"
 #include "util/clock.h"
@@ -72,11 +73,15 @@ static void lacks(const char *why)
         R2_INFO("the ranks of a communicator are not told of each other's errors: %s", why);
 }
 
-void r2_follow_sign(struct r2_nccl_id *id)
+void r2_follow_sign(struct r2_nccl_id *id, int version)
 {
     char why[R2_AGREE_WHY] = "";
+    struct r2_conf_value value;
 
-    if (r2_agree_id_sign((uint8_t *)id->bytes, why))
+    /* Then each rank may make the id by itself, and all are the same but for what is put there. */
+    if (r2_conf_get(&value, "NCCL_COMM_ID", version))
+        lacks("NCCL_COMM_ID is set, so ranks may make their ids themselves");
+    else if (r2_agree_id_sign((uint8_t *)id->bytes, why))
         lacks(why);
 }
 

@@ -28,7 +28,7 @@ struct r2_seconds;
 /* Whether ranks are to meet at all, for plans or to be told of each other's errors. */
 bool r2_follow_wanted(void);
 /* Puts the rendezvous into an id that NCCL has just made. */
-void r2_follow_sign(struct r2_nccl_id *id);
+void r2_follow_sign(struct r2_nccl_id *id, int version);
 
 /* What a new communicator is, and what others made beside it are to be like. */
 struct r2_follow_birth {

@@ -219,8 +219,8 @@ API ncclResult_t ncclCommGrow(ncclComm_t comm, int nranks, const ncclUniqueId *i
 
 API ncclResult_t ncclCommRevoke(ncclComm_t comm, int flags)
 {
-    if (flags != NCCL_REVOKE_DEFAULT || hn_group_open())
-        return hn_util_fail(ncclInvalidArgument, "flags %d, or in a group", flags);
+    if (flags != NCCL_REVOKE_DEFAULT)
+        return hn_util_fail(ncclInvalidArgument, "flags %d", flags);
     ncclResult_t result = hn_comm_enter(comm);
     if (result != ncclSuccess)
         return result;

@@ -70,10 +70,11 @@ def test_steps_on_the_stand_in(lab_rights: None, build: Build, tmp_path: Path) -
     clean = {k: v for k, v in os.environ.items() if not k.startswith(("R2CCL_", "NCCL_"))}
     done = subprocess.run(
         [sys.executable, str(GPU / "run_health.py"), "--nics", "2", "--steps", "drained,carrier",
-         "--args", "--op all_reduce -b 256K -c 1", "--json", str(out)],
+         "--args", "--op all_reduce -b 256K -c 1", "--within", "40", "--timeout", "240",
+         "--json", str(out)],
         capture_output=True,
         text=True,
-        timeout=200,
+        timeout=290,
         check=False,
         env=clean | {"GPU_COUNT": "0", "NCCL_LIB": str(build.host_nccl)},
     )  # fmt: skip

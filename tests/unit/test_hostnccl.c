@@ -344,7 +344,11 @@ static void test_revoke(void)
         CHECK_EQ(pthread_create(&threads[r], NULL, lonely, comms[r]), 0);
     usleep(50000);
     for (int r = 0; r < 2; r++) {
+        if (r) /* also in a group, as in NCCL */
+            OK(nc.GroupStart());
         OK(nc.CommRevoke(comms[r], NCCL_REVOKE_DEFAULT));
+        if (r)
+            OK(nc.GroupEnd());
         pthread_join(threads[r], &result);
         CHECK_EQ((intptr_t)result, ncclInvalidUsage);
         CHECK_EQ((intptr_t)lonely(comms[r]), ncclInvalidUsage);

@@ -102,6 +102,30 @@ static void run_all(int abort)
     CHECK_EQ(r2_comms_count(), before);
 }
 
+/* Every rank makes the id by itself: it stays as NCCL made it, the same on all, and nobody meets.
+ */
+static void test_fixed_id(void)
+{
+    static const char zero[64];
+    struct r2_nccl_id id;
+    struct r2_comm *entry;
+    struct r2_agree_stats stats;
+    r2_nccl_comm comm;
+
+    setenv("NCCL_COMM_ID", "127.0.0.1:4711", 1);
+    CHECK_EQ(ncclGetUniqueId(&id), 0);
+    unsetenv("NCCL_COMM_ID");
+    CHECK(!memcmp(id.bytes + sizeof(id.bytes) - sizeof(zero), zero, sizeof(zero)));
+    CHECK_EQ(ncclCommInitRank(&comm, 2, id, 1), 0);
+    entry = r2_comms_hold(comm);
+    CHECK(entry && entry->follow);
+    CHECK_EQ(ncclAllReduce(NULL, NULL, 1 << 20, 7, 0, comm, NULL), 0); /* waits for nobody */
+    r2_agree_get_stats(entry->follow->agree, &stats);
+    CHECK_EQ(stats.state, R2_AGREE_OFF);
+    r2_comms_drop(entry);
+    CHECK_EQ(ncclCommDestroy(comm), 0);
+}
+
 static void test_ranks_meet(void)
 {
     run_all(0);
@@ -348,13 +372,10 @@ static void test_journal(void)
 }
 
 static const struct check_test tests[] = {
-    {"ranks_meet", test_ranks_meet},
-    {"generations", test_generations},
-    {"missing_rank", test_missing_rank},
-    {"revoke_wakes", test_revoke_wakes},
-    {"undecided", test_undecided},
-    {"journal", test_journal},
-    {0},
+    {"fixed_id", test_fixed_id},         {"ranks_meet", test_ranks_meet},
+    {"generations", test_generations},   {"missing_rank", test_missing_rank},
+    {"revoke_wakes", test_revoke_wakes}, {"undecided", test_undecided},
+    {"journal", test_journal},           {0},
 };
 
 int main(int argc, char **argv)
