@@ -13,7 +13,9 @@
 #include "util/log.h"
 
 #define SONAME "libnccl-net.so"
-#define FIRST 22100 /* NCCL asks the net plugin's file for a tuner since 2.21 */
+/* NCCL asks the net plugin's file for a tuner since 2.21, and aborts several communicators together
+ * in a group since 2.22: before, the abort of one waits for what another has on the same stream. */
+#define FIRST 22200
 
 static int (*expect)(const struct r2ccl_tuner_want *want);
 static bool usable;
@@ -49,8 +51,8 @@ static pthread_once_t once = PTHREAD_ONCE_INIT;
 bool r2_force_available(const struct r2_real *real)
 {
     if (real->version && real->version < FIRST) {
-        R2_WARN_ONCE("NCCL %d.%d asks no tuner of the net plugin (2.21 and later do): R2CCL_PLAN "
-                     "stays with NCCL's own choice",
+        R2_WARN_ONCE("NCCL %d.%d is too old for R2CCL_PLAN, which needs 2.22: AllReduce stays with "
+                     "NCCL's own choice",
                      real->version / 10000, real->version / 100 % 100);
         return false;
     }

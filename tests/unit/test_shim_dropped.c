@@ -5,6 +5,7 @@
  * prove that NCCL's kernels stop: docs/shim.md says what did with GPUs. */
 #define _GNU_SOURCE
 #include "plan_bed.h"
+#include "schedules/force.h"
 #include "schedules/second_inside.h"
 
 #define NOT_READY 600
@@ -267,6 +268,16 @@ static void test_ended_together(void)
     }
 }
 
+/* Before 2.22 NCCL's abort waits in the call, also in a group. */
+static void test_versions(void)
+{
+    struct r2_real real = {.version = 22105};
+
+    CHECK(!r2_force_available(&real));
+    real.version = 22203;
+    CHECK(r2_force_available(&real));
+}
+
 static void test_nothing_left(void)
 {
     for (int i = 0; i < 20000 && driver.events() > 0; i++)
@@ -280,6 +291,7 @@ static const struct check_test tests[] = {
     {"destroyed_while_queued", test_destroyed_while_queued},
     {"marks", test_marks},
     {"ended_together", test_ended_together},
+    {"versions", test_versions},
     {"nothing_left", test_nothing_left},
     {0},
 };
