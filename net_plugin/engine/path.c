@@ -100,7 +100,7 @@ static void backoff(struct r2_path *path, uint64_t now, bool attempt)
     struct r2_prng jitter;
 
     r2_prng_seed(&jitter, now ^ (uint64_t)(uintptr_t)path);
-    wait -= r2_prng_below(&jitter, wait / 5 + 1);
+    wait = r2_health_jitter(wait, r2_prng_next(&jitter));
     path->next_at = (attempt ? path->attempt_at : now) + wait;
     path->fails++;
 }

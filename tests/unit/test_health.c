@@ -134,6 +134,26 @@ static void test_backoff(void)
     CHECK_EQ(r2_health_backoff(UINT32_MAX, SEC), SEC);
 }
 
+/* Never more than what was to be waited, never less than four fifths, and all of that range. */
+static void test_jitter(void)
+{
+    static const uint64_t waits[] = {0, 1, 4, 10 * MS, SEC, UINT64_MAX};
+
+    for (unsigned i = 0; i < sizeof(waits) / sizeof(*waits); i++) {
+        uint64_t least = UINT64_MAX, most = 0, low = waits[i] - waits[i] / 5;
+
+        for (int n = 0; n < 10000; n++) {
+            uint64_t wait = r2_health_jitter(waits[i], check_random());
+
+            CHECK(wait <= waits[i] && wait >= low);
+            least = wait < least ? wait : least;
+            most = wait > most ? wait : most;
+        }
+        CHECK_LE(least - low, waits[i] / 50);
+        CHECK_LE(waits[i] - most, waits[i] / 50);
+    }
+}
+
 static const struct r2_damp_rules rules = {
     .suppress = 3000, .reuse = 1000, .half_life_ns = 60 * SEC, .max_suppress_ns = 600 * SEC};
 
@@ -260,12 +280,19 @@ static void test_damp_model(void)
 }
 
 static const struct check_test tests[] = {
-    {"every_pair", test_every_pair}, {"every_walk", test_every_walk},
-    {"a_way_back", test_a_way_back}, {"ramp", test_ramp},
-    {"backoff", test_backoff},       {"damp_rare", test_damp_rare},
-    {"damp_flaps", test_damp_flaps}, {"damp_ceiling", test_damp_ceiling},
-    {"damp_short", test_damp_short}, {"damp_words", test_damp_words},
-    {"damp_model", test_damp_model}, {0},
+    {"every_pair", test_every_pair},
+    {"every_walk", test_every_walk},
+    {"a_way_back", test_a_way_back},
+    {"ramp", test_ramp},
+    {"backoff", test_backoff},
+    {"jitter", test_jitter},
+    {"damp_rare", test_damp_rare},
+    {"damp_flaps", test_damp_flaps},
+    {"damp_ceiling", test_damp_ceiling},
+    {"damp_short", test_damp_short},
+    {"damp_words", test_damp_words},
+    {"damp_model", test_damp_model},
+    {0},
 };
 
 int main(int argc, char **argv)

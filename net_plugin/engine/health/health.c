@@ -73,3 +73,8 @@ uint64_t r2_health_backoff(unsigned fails, uint64_t cap_ns)
 
     return wait < cap_ns ? wait : cap_ns;
 }
+
+uint64_t r2_health_jitter(uint64_t wait, uint64_t random)
+{
+    return wait - random % (wait / 5 + 1);
+}

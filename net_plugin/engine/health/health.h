@@ -40,7 +40,10 @@ const char *r2_health_word(enum r2_health_state state);
 uint32_t r2_health_ramp(uint64_t since_ns, uint64_t ramp_ns);
 
 /* How long to wait between the starts of two attempts, the `fails`-th in a row having failed:
- * doubling from 10 ms up to `cap_ns`. Jitter is the caller's. */
+ * doubling from 10 ms up to `cap_ns`. */
 uint64_t r2_health_backoff(unsigned fails, uint64_t cap_ns);
+/* Up to a fifth less of it, by a random number: those that failed together are not tried together
+ * for ever, and none later than it says. */
+uint64_t r2_health_jitter(uint64_t wait, uint64_t random);
 
 #endif

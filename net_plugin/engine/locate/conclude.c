@@ -464,7 +464,7 @@ void r2_recover_tick(uint64_t now)
         recover[i].wait *= 2;
         if (recover[i].wait > r2_eng.set->probe_interval_ns)
             recover[i].wait = r2_eng.set->probe_interval_ns;
-        recover[i].next = now + r2_prng_jitter(&jitter, recover[i].wait, 20);
+        recover[i].next = now + r2_health_jitter(recover[i].wait, r2_prng_next(&jitter));
         r = r2_round_new(R2_ROUND_RECOVER, i, now);
         if (!r)
             continue;

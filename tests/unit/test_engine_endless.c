@@ -1,0 +1,190 @@
+/* A path that is away for an hour and fails thousands of attempts is found within a second of being
+ * mended, over a scripted transport and a scripted clock (rung 2). The clock is the machine's plus
+ * what the test adds: it goes from one attempt to the next. Three NICs, the last of which stays up.
+ * It cannot prove how soon a real NIC answers. */
+#include <time.h>
+
+#include "check.h"
+#include "enginelib/remote.h"
+
+#define NICS 3
+#define HOUR_NS (3600 * R2_NS_PER_S)
+#define CAP_NS (1 * R2_NS_PER_S) /* R2CCL_PROBE_INTERVAL's default */
+#define NONE_LEFT_NS (250 * R2_NS_PER_MS)
+#define HUNDREDS 400
+#define SLACK_NS (100 * R2_NS_PER_MS) /* in which the test and the engine get their cores */
+
+static struct remote r;
+static _Atomic uint64_t added;
+
+/* In place of util/clock.c. */
+uint64_t r2_now_ns(void)
+{
+    struct timespec ts;
+
+    clock_gettime(CLOCK_MONOTONIC, &ts);
+    return (uint64_t)ts.tv_sec * R2_NS_PER_S + (uint64_t)ts.tv_nsec + atomic_load(&added);
+}
+
+struct view {
+    uint32_t gen;
+    int fails;
+    uint64_t attempt_at, next_at;
+};
+
+static struct view view_of(int nic)
+{
+    struct r2_peer *p = r.conn->peer;
+    const struct r2_path *path;
+    struct view v;
+
+    r2_peer_lock(p);
+    path = r2_path_find(p, nic, nic, R2_VIA_TCP);
+    v = (struct view){path->gen, path->fails, path->attempt_at, path->next_at};
+    pthread_mutex_unlock(&p->lock);
+    return v;
+}
+
+static void nothing(int unused)
+{
+    (void)unused;
+}
+
+/* The peer's task has run since. */
+static void turn(void)
+{
+    r2_peer_wake(r.conn->peer);
+    CHECK(remote_command(nothing, 0));
+}
+
+static void forward(uint64_t to)
+{
+    uint64_t now = r2_now_ns();
+
+    if (to > now)
+        atomic_fetch_add(&added, to - now);
+}
+
+/* `nics` paths are lost, and nobody is found by connecting. */
+static void lose(int nics)
+{
+    remote_new(&r, true, NICS);
+    CHECK(remote_open(&r, NICS));
+    fake_policy(r.id, -EHOSTUNREACH);
+    for (int i = 0; i < nics; i++)
+        fake_fail(fake_find(r.id, i, i, 0), ECONNRESET, false);
+}
+
+struct waits {
+    uint64_t least, most;
+    int n, same; /* as another NIC's at that time */
+};
+
+/* The clock goes on to the next attempt of any of the NICs, which fails; what it then waits is
+ * added. `early`: attempts in a row that are still close together. */
+static void step(int nics, uint64_t cap, int early, struct waits *w, uint64_t *last)
+{
+    struct view before[NICS], after;
+    uint64_t next = UINT64_MAX;
+
+    for (int i = 0; i < nics; i++) {
+        before[i] = view_of(i);
+        next = before[i].next_at < next ? before[i].next_at : next;
+    }
+    forward(next);
+    turn();
+    for (int i = 0; i < nics; i++) {
+        uint64_t wait;
+
+        after = view_of(i);
+        if (after.gen == before[i].gen)
+            continue;
+        CHECK_LE(after.attempt_at, before[i].next_at + cap + SLACK_NS);
+        wait = after.next_at - after.attempt_at;
+        CHECK_LE(wait, cap);
+        if (after.fails <= early)
+            continue;
+        CHECK_GE(wait, cap - cap / 5);
+        w->least = wait < w->least ? wait : w->least;
+        w->most = wait > w->most ? wait : w->most;
+        w->n++;
+        last[i] = wait;
+        for (int k = 0; k < nics; k++)
+            w->same += k != i && last[k] == wait;
+    }
+}
+
+/* It answers again from now on. */
+static void mend(int nic, uint64_t within)
+{
+    uint64_t from = r2_now_ns();
+    struct view v = view_of(nic);
+
+    fake_policy(r.id, 0);
+    CHECK_LE(v.next_at, from + within + SLACK_NS);
+    forward(v.next_at);
+    turn();
+    CHECK_EQ(view_of(nic).gen, v.gen + 1);
+    CHECK(remote_path(&r, nic, v.gen));
+    CHECK(remote_wait_state(&r, nic, R2_PATH_UP));
+}
+
+static void away(int nics, uint64_t cap, int attempts)
+{
+    struct waits w = {.least = UINT64_MAX};
+    uint64_t last[NICS] = {0}, from;
+
+    lose(nics);
+    from = r2_now_ns();
+    while (attempts ? w.n < attempts : r2_now_ns() - from < HOUR_NS)
+        step(nics, cap, 8, &w, last);
+    CHECK_GE(w.n, HUNDREDS);
+    CHECK_LE(w.least, cap - cap / 6); /* all of a fifth is made use of */
+    CHECK_GE(w.most, cap - cap / 30);
+    CHECK_LE(w.same, w.n / 50);
+    mend(0, cap);
+    remote_end(&r);
+}
+
+/* Two paths, an hour of attempts: about four thousand of each. */
+static void test_an_hour_later(void)
+{
+    away(2, CAP_NS, 0);
+}
+
+static void test_hundreds(void)
+{
+    away(1, CAP_NS, HUNDREDS);
+}
+
+/* No path is left: the best pair of each NIC is tried more often, for as long as it is waited for.
+ */
+static void test_none_left(void)
+{
+    away(NICS, NONE_LEFT_NS, 3 * HUNDREDS);
+}
+
+static const struct check_test tests[] = {
+    {"hundreds", test_hundreds},
+    {"an_hour_later", test_an_hour_later},
+    {"none_left", test_none_left},
+    {0},
+};
+
+int main(int argc, char **argv)
+{
+    static const char *const env[] = {"R2CCL_DAMP_SUPPRESS",
+                                      "0",
+                                      "R2CCL_NO_PATH_TIMEOUT",
+                                      "10h",
+                                      "R2CCL_LOCATE",
+                                      "0",
+                                      "R2CCL_GREY",
+                                      "0",
+                                      "R2CCL_HEARTBEAT_MISSES",
+                                      "50",
+                                      NULL};
+
+    remote_engine(NICS, env);
+    return check_main(argc, argv, tests);
+}
