@@ -75,8 +75,10 @@ class Case:
 
     def missing(self) -> list[tuple[int, int]]:
         have = {(o[0], e[0]) for o, e, _ in self.said if self.nic in (o[1], e[1])}
-        # A verdict on the NIC itself, or on the one at the other end, is one for all paths of it.
-        have |= {(node, o) for node, other in have if other < 0 for o in range(NODES)}
+        # A verdict on the node's own NIC is one for all paths of it, also those that it ended.
+        own = {j[0] for j, e, cause in self.said if j[1] == self.nic and cause.startswith(LOCAL)}
+        own |= {node for node, other in have if other < 0}
+        have |= {(node, other) for node in own for other in range(NODES)}
         return [pair for pair in self.judges if pair not in have]
 
     def wrong(self) -> list[str]:

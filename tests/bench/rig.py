@@ -40,8 +40,8 @@ class BenchError(R2Error):
 @dataclass(frozen=True)
 class Options:
     """smoke: seconds only, to see that everything runs. runs: faults of each kind. slice_s, add_to,
-    seed: of `locate`; seconds after which no case begins, and the file that cases are added to.
-    parts: of sections that have several; none: all of them."""
+    seed: of `locate` and `known`; seconds after which no case begins, and the file that they are
+    added to. parts: of sections that have several; none: all of them."""
 
     smoke: bool = False
     runs: int = 100

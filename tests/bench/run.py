@@ -32,6 +32,7 @@ import grey
 import growth
 import heartbeat
 import instructions
+import known
 import locate
 import overhead
 import resume
@@ -52,6 +53,7 @@ SECTIONS: dict[str, tuple[str, Callable[[Options, Section], None]]] = {
     "shaped": (shaped.TITLE, shaped.run),
     "unshaped": (unshaped.TITLE, unshaped.run),
     "resume": (resume.TITLE, resume.run),
+    "known": (known.TITLE, known.run),
     "locate": (locate.TITLE, locate.run),
     "cost": (cost.TITLE, cost.run),
     "growth": (growth.TITLE, growth.run),
@@ -64,7 +66,18 @@ SECTIONS: dict[str, tuple[str, Callable[[Options, Section], None]]] = {
     "tree": (tree.TITLE, tree.run),
     "instructions": (instructions.TITLE, instructions.run),
 }
-NEEDS_LAB = ("shaped", "unshaped", "resume", "locate", "cost", "grey", "flap", "ramp", "tree")
+NEEDS_LAB = (
+    "shaped",
+    "unshaped",
+    "resume",
+    "known",
+    "locate",
+    "cost",
+    "grey",
+    "flap",
+    "ramp",
+    "tree",
+)
 
 
 def run_section(name: str, options: Options) -> Section:
@@ -175,7 +188,7 @@ def _end_on_term() -> None:
     default=100,
     type=click.IntRange(1),
     show_default=True,
-    help="Faults of each kind for `resume` and `locate`.",
+    help="Faults of each kind for `resume`, `known` and `locate`.",
 )
 @click.option(
     "--repetitions",
@@ -188,12 +201,12 @@ def _end_on_term() -> None:
     "--slice",
     "slice_s",
     type=click.FloatRange(1),
-    help="Seconds after which `locate` begins no more cases.",
+    help="Seconds after which `locate` and `known` begin no more cases.",
 )
 @click.option(
     "--add-to",
     type=click.Path(path_type=Path, dir_okay=False),
-    help="`locate`: cases so far; those of this run are added, until each kind has --runs.",
+    help="`locate`, `known`: cases so far; those of this run are added, up to --runs of each kind.",
 )
 @click.option("--seed", type=int, help="`locate`: which NICs and nodes (default: any).")
 @click.option(
