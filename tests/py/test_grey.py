@@ -11,6 +11,7 @@ import os
 import re
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -24,6 +25,8 @@ from r2ccl_ctl.lab import Lab, LabSpec, netns
 RATE = 200_000_000
 NICS = 3
 WITHIN_S = 15.0
+LOSS_PERCENT = 3.0
+TRIES = 5
 
 
 def weights(sides: list[Side], nic: str, since: int) -> list[Event]:
@@ -134,6 +137,49 @@ def test_slow_nic_in_the_lab(build: Build, lab: Lab, verify: int) -> None:
             until("it is well again", lambda: not _slow(job), WITHIN_S, show=job)
         assert not job.named("path-down", "replay"), str(job)
         job.finish(90.0)
+
+
+@pytest.mark.lab
+@pytest.mark.slow
+def test_lossy_nic_in_the_lab(build: Build, lab: Lab) -> None:
+    """A NIC that loses packets is named as lossy, which takes less than a second unless cores are
+    short: once in some tries at least. Its siblings are not."""
+    took: list[float] = []
+    with running_perf(build, "-b", "2M", "--duration", 80, lab=lab.name, per_node=1) as job:
+        job.moving(100)
+        while len(took) < TRIES and min(took, default=1.0) >= 1.0:
+            took.append(_lose_some(job, lab, f"n{len(took) % 2}", f"nic{len(took) % NICS}"))
+        assert not job.named("path-down", "replay"), str(job)
+        job.finish(90.0)
+    assert min(took) < 1.0, took
+
+
+def _lose_some(job: PerfJob, lab: Lab, node: str, nic: str) -> float:
+    """Seconds until it was named; it is well again afterwards."""
+    since = time.monotonic_ns()
+    lab.fail_link(node, nic, "silent", loss=LOSS_PERCENT)
+    until("it is named", lambda: bool(_lossy(job, nic, since)), WITHIN_S, show=job)
+    took = (_lossy(job, nic, since)[0].mono_ns - since) / 1e9
+    lab.recover_link(node, nic)
+    until("it is well again", lambda: _well(job, nic), WITHIN_S, show=job)
+    others = {e.nic for e in job.named("weight") if e.mono_ns > since and _blamed(e)}
+    assert others == {nic}, str(job)
+    return took
+
+
+def _blamed(event: Event) -> bool:
+    return event.cause.startswith(("slow:", "lossy:"))
+
+
+def _lossy(job: PerfJob, nic: str, since: int) -> list[Event]:
+    found = [e for e in job.named("weight") if e.nic == nic and e.mono_ns > since]
+    return [e for e in found if e.cause.startswith("lossy:")]
+
+
+def _well(job: PerfJob, nic: str) -> bool:
+    """No side's last word about the NIC is that it is slow or lossy."""
+    said = [weights([side], nic, 0) for side in job.sides]
+    return not any(_blamed(events[-1]) for events in said if events)
 
 
 @contextlib.contextmanager

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import signal
 import time
 from collections.abc import Iterator
 
@@ -170,15 +169,15 @@ def test_a_nic_that_never_reaches_anybody(build: Build, lab: Lab) -> None:
 
 
 @contextlib.contextmanager
-def one_way(build: Build, lab: Lab) -> Iterator[tuple[Side, Side]]:
+def one_way(build: Build, lab: Lab, nics: str) -> Iterator[tuple[Side, Side]]:
     """A process of n0 sends to one of n1, which sends nothing."""
-    where = f"{lab.address('n0', 'nic0')}:7411"
-    words = ["--size", "64K", "--until-told"]
+    where = f"{lab.address('n0', 'mgmt0')}:7411"
+    words = ["--size", "64K", "--count", "100000000", "--stall", "60"]
     sides = {"n0": "--listen", "n1": "--dial"}
     with contextlib.ExitStack() as stack:
         pids = []
         for node, how in sides.items():
-            env = {**os.environ, "R2CCL_NICS": "nic0,nic1,nic2", "R2CCL_LOG": "warn"}
+            env = {**os.environ, "R2CCL_NICS": nics, "R2CCL_LOG": "warn"}
             child = lab.popen(node, [str(build.path / "stress/pair"), *words, how, where], env=env)
             stack.callback(child.wait, 20)
             stack.callback(child.kill)
@@ -186,8 +185,13 @@ def one_way(build: Build, lab: Lab) -> Iterator[tuple[Side, Side]]:
         sender, receiver = Side("sender", pids[0]), Side("receiver", pids[1])
         stack.callback(sender.close)
         stack.callback(receiver.close)
+        moving(receiver)
         yield sender, receiver
-        os.kill(pids[0], signal.SIGTERM)
+
+
+def moving(receiver: Side, count: int = 16) -> None:
+    goal = receiver.counter("messages_received") + count
+    until("messages move", lambda: receiver.counter("messages_received") >= goal, 30.0)
 
 
 def test_a_nic_that_nobody_comes_over(build: Build, lab: Lab) -> None:
@@ -198,8 +202,7 @@ def test_a_nic_that_nobody_comes_over(build: Build, lab: Lab) -> None:
         return [n.cause for n in side.snapshot().nics]
 
     lab.fail_link("n1", "nic1", "silent")
-    with one_way(build, lab) as (sender, receiver):
-        until("messages move", lambda: receiver.counter("messages_received") > 8, 30.0)
+    with one_way(build, lab, "nic0,nic1,nic2") as (sender, receiver):
         until("the sender says so", lambda: causes(sender)[1] == word, 60.0)
         until("the receiver says so", lambda: causes(receiver)[1] == word, 60.0)
         assert word not in (causes(receiver)[0], causes(receiver)[2])
@@ -208,3 +211,53 @@ def test_a_nic_that_nobody_comes_over(build: Build, lab: Lab) -> None:
         until("taken back", lambda: causes(receiver)[1] != word, 60.0)
         told = [e.cause for e in receiver.named("warning") if e.nic == "nic1"]
         assert told == [word, "reaches a peer now"]
+
+
+def test_the_management_network(build: Build, lab: Lab) -> None:
+    """mgmt0 has weight 0: it carries no message while another NIC does, and when all those are
+    silent, it carries the words about them, and the job."""
+
+    def spare(side: Side) -> int:
+        return sum(p.tx_bytes + p.rx_bytes for p in side.snapshot().paths if p.nic == "mgmt0")
+
+    def states(side: Side) -> dict[str, str]:
+        return {p.nic: p.state for p in side.snapshot().paths if p.nic == p.remote_nic}
+
+    def weighs(side: Side) -> bool:
+        return any(p.weight for p in side.snapshot().paths if p.nic == "mgmt0")
+
+    def assert_idle() -> None:
+        """Once what was under way has arrived, and was counted."""
+        time.sleep(0.5)
+        before = [spare(side) for side in sides]
+        moving(receiver, 1000)
+        assert [spare(side) for side in sides] == before
+
+    with one_way(build, lab, "nic0,nic1,mgmt0") as sides:
+        sender, receiver = sides
+        until("mgmt0 is up", lambda: states(sender).get("mgmt0") == "up", 30.0)
+        for side in sides:
+            command = Command("set-weight", nic="mgmt0", weight=0)
+            answer = control.send_command(side.segment, command, timeout=10.0)
+            assert answer.ok, answer
+        until("both weigh it so", lambda: not any(weighs(side) for side in sides), 10.0)
+        assert_idle()
+        before = spare(receiver)
+        for nic in ("nic0", "nic1"):
+            lab.fail_link("n1", nic, "silent")
+        until("both are known to be lost", lambda: not alive(states(sender)), 30.0)
+        moving(receiver)
+        until("mgmt0 carries", lambda: spare(receiver) > before, 30.0)
+        answer = control.send_command(
+            receiver.segment, Command("drain-nic", nic="nic0"), timeout=10.0
+        )
+        assert answer.ok, answer
+        until("the word has come", lambda: states(sender)["nic0"] == "drained", 30.0)
+        lab.recover_link("n1", "nic1")
+        until("nic1 is back", lambda: states(sender)["nic1"] in ("up", "ramping"), 30.0)
+        until("mgmt0 is a spare again", lambda: not any(weighs(side) for side in sides), 10.0)
+        assert_idle()
+
+
+def alive(states: dict[str, str]) -> list[str]:
+    return [n for n, state in states.items() if n != "mgmt0" and state in ("up", "ramping")]

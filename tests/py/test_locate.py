@@ -119,8 +119,8 @@ def test_found_once_per_node(
     build: Build, lab: Lab, run_bounded: RunBounded, per_node: int
 ) -> None:
     """Several processes a node that all talk to other nodes, one broken NIC: one round of
-    localisation on its node, the others adopt the verdict after a probe of their own; `nics` shows
-    it."""
+    localisation on its node finds it, the others adopt the verdict after a probe of their own;
+    `nics` shows it."""
     seconds = 80 if per_node == PER_NODE else 150  # at most: `finish` ends it
     size = "144K" if per_node == PER_NODE else "48K"
     words = ("--op", "alltoall", "-b", size, "--duration", seconds)
@@ -137,9 +137,15 @@ def test_found_once_per_node(
             job,
         )
         rounds = [side.counter("locate_rounds") for side in own]
-        assert len([n for n in rounds if n]) == 1, f"rounds {rounds}: {job}"
         causes = [(side.name, e.remote_nic, e.cause) for side in own for e in verdicts(side)]
-        assert any("found" in cause for _, _, cause in causes), f"{causes}: {job}"
+        blamed = {name for name, _, cause in causes if cause.startswith("local NIC")}
+        assert blamed == {side.name for side in own}, f"{causes}: {job}"  # each of them says it
+        finders = {name for name, _, cause in causes if cause.startswith("local NIC: ")}
+        assert len(finders) == 1, f"found by {finders}, rounds {rounds}, {causes}: {job}"
+        finder = next(side for side in own if side.name in finders)
+        adopted = {name: cause for name, _, cause in causes if name not in finders}
+        told = f"local NIC, as pid {finder.pid} found"
+        assert all(cause in (told, "transient") for cause in adopted.values()), f"{causes}: {job}"
         others = [c for c in causes if not c[2].startswith(("local NIC", "transient"))]
         assert not others, f"{others} of {causes}: {job}"
         shown = json.loads(run_bounded([TOOL, "nics", "--json"]).stdout)["node_verdicts"]

@@ -118,18 +118,24 @@ static void test_the_other_one_wants_none(void)
 /* ... unless it is known to be down, and has no say. */
 static void test_the_other_one_is_down(void)
 {
-    uint64_t t0;
-    int rc;
+    uint64_t took = UINT64_MAX;
 
-    begin(true, 2);
-    CHECK_EQ(remote_nic(fake_find(r.id, 0, 0, 0), 1, false, 5), 0);
-    CHECK(remote_wait_state(&r, 1, R2_PATH_WAIT));
-    t0 = r2_now_ns();
-    lose_one(0);
-    refuse(1, ECONNREFUSED, 5000, &rc);
-    CHECK_EQ(rc, -ECONNRESET);
-    CHECK_LT(r2_now_ns() - t0, 1800 * R2_NS_PER_MS);
-    remote_end(&r);
+    /* 0.6 s; whoever lets it have a say takes 2 s each time, and a busy machine now and then. */
+    for (int i = 0; i < 8 && took >= 2 * R2_NS_PER_S; i++) {
+        uint64_t t0;
+        int rc;
+
+        begin(true, 2);
+        CHECK_EQ(remote_nic(fake_find(r.id, 0, 0, 0), 1, false, 5), 0);
+        CHECK(remote_wait_state(&r, 1, R2_PATH_WAIT));
+        t0 = r2_now_ns();
+        lose_one(0);
+        refuse(1, ECONNREFUSED, 15000, &rc);
+        CHECK_EQ(rc, -ECONNRESET);
+        took = r2_now_ns() - t0;
+        remote_end(&r);
+    }
+    CHECK_LT(took, 2 * R2_NS_PER_S);
 }
 
 /* NICs that have no say: one over which the process never was met, one that the peer calls down. A
