@@ -65,6 +65,60 @@ static void test_every_event_is_known(void)
     CHECK_EQ(r2_async_info(4711)->act, R2_ASYNC_IGNORE);
 }
 
+static const char *errno_name(int err)
+{
+    static const struct {
+        int err;
+        const char *name;
+    } names[] = {{EPROTO, "EPROTO"},       {EIO, "EIO"},
+                 {EFAULT, "EFAULT"},       {ECONNABORTED, "ECONNABORTED"},
+                 {EACCES, "EACCES"},       {EREMOTEIO, "EREMOTEIO"},
+                 {ETIMEDOUT, "ETIMEDOUT"}, {ECONNRESET, "ECONNRESET"}};
+
+    for (unsigned i = 0; i < sizeof(names) / sizeof(names[0]); i++) {
+        if (names[i].err == err)
+            return names[i].name;
+    }
+    return "?";
+}
+
+/* The tables of docs/failure-model.md are these. */
+static void test_documented(void)
+{
+    static char text[1 << 17], row[512];
+    FILE *f = fopen("docs/failure-model.md", "r");
+    size_t len;
+
+    if (!f)
+        CHECK_SKIP("docs/failure-model.md is not here: run in the checkout");
+    len = fread(text, 1, sizeof(text) - 1, f);
+    fclose(f);
+    CHECK_LT(len, sizeof(text) - 1);
+    for (int s = IBV_WC_SUCCESS + 1; s <= IBV_WC_TM_RNDV_INCOMPLETE; s++) {
+        const struct r2_wc_info *info = r2_wc_info(s);
+
+        snprintf(row, sizeof(row), "\n| %s | %s | %s | ", info->name, info->meaning,
+                 errno_name(info->err));
+        CHECK_MSG(strstr(text, row), "docs/failure-model.md lacks the row\n%s", row);
+    }
+    for (int t = IBV_EVENT_CQ_ERR; t <= IBV_EVENT_WQ_FATAL; t++) {
+        const struct r2_async_info *info = r2_async_info(t);
+        static const char *const follows[] = {
+            [R2_ASYNC_IGNORE] = "nothing",
+            [R2_ASYNC_FAIL] = "the paths in scope end",
+            [R2_ASYNC_DOWN] = "the paths end, none is made until PORT_ACTIVE",
+            [R2_ASYNC_UP] = "looked at again, then used",
+            [R2_ASYNC_REFRESH] = "read again; paths end if address, LID or partition key changed",
+            [R2_ASYNC_GONE] = "let go of, until it is listed anew"};
+        static const char *const scopes[] = {"none", "queue pair", "completion queue", "port",
+                                             "device"};
+
+        snprintf(row, sizeof(row), "\n| %s | %s | %s | %s |\n", info->name, info->meaning,
+                 scopes[info->scope], follows[info->act]);
+        CHECK_MSG(strstr(text, row), "docs/failure-model.md lacks the row\n%s", row);
+    }
+}
+
 static void test_hca_list(void)
 {
     CHECK(r2_hca_match("", "mlx5_0", 1));
@@ -159,6 +213,7 @@ static void test_rates(void)
 static const struct check_test tests[] = {
     {"every_code_is_known", test_every_code_is_known},
     {"every_event_is_known", test_every_event_is_known},
+    {"documented", test_documented},
     {"hca_list", test_hca_list},
     {"gid_rule", test_gid_rule},
     {"cards", test_cards},
