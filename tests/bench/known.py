@@ -34,7 +34,7 @@ MESSAGE = ["--size", "256K", "--outstanding", "8"]
 MS = 1e6
 GREY_NICS, GREY_RATE, LOSS_PERCENT = 4, 250_000_000, 3.0
 GREY_S = 3.0  # a weight that has not followed by then has not
-SETTLE_S = 1.2  # after a NIC was mended, of the same one
+SLOW_SETTLE_S, LOSSY_SETTLE_S = 1.2, 3.0  # after it was mended, until it is called well again
 BACK_NICS, BACK_RATE = 8, 60_000_000
 AWAY_S, EVERY_S, BACK_S = 1.0, 0.8, 15.0
 GONE_S = 5.0
@@ -127,7 +127,7 @@ def _slow(options: Options, until: Until) -> None:
     def change(lab: Lab, node: str, nic: str, bad: bool) -> None:
         lab.set_rate(node, nic, GREY_RATE // 10 if bad else GREY_RATE)
 
-    _grey(options, until, "NIC at 10 %", "slow:", change)
+    _grey(options, until, "NIC at 10 %", "slow:", change, SLOW_SETTLE_S)
 
 
 def _lossy(options: Options, until: Until) -> None:
@@ -137,13 +137,15 @@ def _lossy(options: Options, until: Until) -> None:
         else:
             lab.recover_link(node, nic)
 
-    _grey(options, until, f"NIC loses {LOSS_PERCENT:g} %", "lossy:", change)
+    _grey(options, until, f"NIC loses {LOSS_PERCENT:g} %", "lossy:", change, LOSSY_SETTLE_S)
 
 
 Change = Callable[[Lab, str, str, bool], None]
 
 
-def _grey(options: Options, until: Until, name: str, word: str, change: Change) -> None:
+def _grey(
+    options: Options, until: Until, name: str, word: str, change: Change, settle: float
+) -> None:
     if not until.more(f"{name}: weight follows"):
         return
     with lab_bed("known", GREY_NICS, (GREY_RATE,)) as bed, moving(bed) as (lab, watch, _):
@@ -152,6 +154,7 @@ def _grey(options: Options, until: Until, name: str, word: str, change: Change) 
         while until.more(f"{name}: weight follows"):
             nic = f"nic{turn % GREY_NICS}"
             _grey_once(until.times, name, word, lab, watch, nic, change)
+            time.sleep(settle)
             turn += 1
             if turn % 20 == 0:
                 options.say(f"{name}: {until.times.count(f'{name}: weight follows')}")
@@ -179,7 +182,6 @@ def _grey_once(
     times.add(f"{name}: weight follows", at, first or at + int(GREY_S * 1e9))
     times.add(f"{name}: named as {word[:-1]}", at, named or at + int(GREY_S * 1e9))
     change(lab, "n0", nic, False)
-    time.sleep(SETTLE_S)
 
 
 # ---- back

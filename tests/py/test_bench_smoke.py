@@ -158,6 +158,7 @@ def test_smoke(build: Build, lab_rights: None, run_bounded: RunBounded, tmp_path
         "shaped",
         "unshaped",
         "resume",
+        "known",
         "locate",
         "cost",
         "growth",
