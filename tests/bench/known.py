@@ -33,6 +33,7 @@ from r2ccl_ctl.lab import Lab
 MESSAGE = ["--size", "256K", "--outstanding", "8"]
 MS = 1e6
 GREY_NICS, GREY_RATE, LOSS_PERCENT = 4, 250_000_000, 3.0
+GREY_FAULTS = 20  # in one process: its journal keeps 64 words about weights, then one a minute
 GREY_S = 3.0  # a weight that has not followed by then has not
 SLOW_SETTLE_S, LOSSY_SETTLE_S = 1.2, 3.0  # after it was mended, until it is called well again
 BACK_NICS, BACK_RATE = 8, 60_000_000
@@ -146,18 +147,18 @@ Change = Callable[[Lab, str, str, bool], None]
 def _grey(
     options: Options, until: Until, name: str, word: str, change: Change, settle: float
 ) -> None:
-    if not until.more(f"{name}: weight follows"):
-        return
-    with lab_bed("known", GREY_NICS, (GREY_RATE,)) as bed, moving(bed) as (lab, watch, _):
-        time.sleep(3.0)  # what each NIC carries is known
-        turn = 0
-        while until.more(f"{name}: weight follows"):
-            nic = f"nic{turn % GREY_NICS}"
-            _grey_once(until.times, name, word, lab, watch, nic, change)
-            time.sleep(settle)
-            turn += 1
-            if turn % 20 == 0:
-                options.say(f"{name}: {until.times.count(f'{name}: weight follows')}")
+    turn = 0
+    while until.more(f"{name}: weight follows"):
+        with lab_bed("known", GREY_NICS, (GREY_RATE,)) as bed, moving(bed) as (lab, watch, _):
+            time.sleep(3.0)  # what each NIC carries is known
+            for _ in range(GREY_FAULTS):
+                if not until.more(f"{name}: weight follows"):
+                    break
+                nic = f"nic{turn % GREY_NICS}"
+                _grey_once(until.times, name, word, lab, watch, nic, change)
+                time.sleep(settle)
+                turn += 1
+        options.say(f"{name}: {until.times.count(f'{name}: weight follows')}")
 
 
 def _grey_once(
