@@ -62,6 +62,8 @@ def test_back_in_order(build: Build, kind: str, side: str) -> None:
         pair.moving()
         pair.side(side).recover(B)
         until(f"healthy: {pair}", lambda: state(pair.side(side), B) == "healthy")
+        # The state is shown a moment before the journal has it.
+        until(f"told: {pair}", lambda: bool(order(pair.side(side), B, "nic-up")))
         names = ("nic-suspect", "nic-down", "nic-probing", "nic-ramping", "nic-up")
         told = order(pair.side(side), B, *names)
         assert told[0] in ("nic-suspect", "nic-down"), str(pair)

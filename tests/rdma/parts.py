@@ -36,6 +36,7 @@ MODULES = (
     "sch_netem",
     "sch_ingress",
     "cls_flower",
+    "cls_u32",
     "act_gact",
     "ib_uverbs",
     "rdma_rxe",

@@ -86,3 +86,20 @@ def stopped_rank(bed: Bed) -> None:
         assert {event: job.told(event) for event in events} == before, job.text()
         assert job.told("path-up") > 0, "the journals were not read"
         job.stop()
+
+
+def one_bulk_queue_pair(bed: Bed) -> None:
+    """Of a path with two queue pairs for chunks one is dead, as behind a switch of which one way is
+    broken; heartbeats, control and the other one live. Its retries end the path, whose other rail
+    carries; it is back with queue pairs of other numbers. (7 retries are endless on soft-RoCE.)"""
+    env = {"R2CCL_IB_QPS": "2", "NCCL_IB_RETRY_CNT": "6", "NCCL_IB_TIMEOUT": "14"}
+    with running(bed, *LONG, env=env) as job:
+        job.moving()
+        downs, ups, nics = (job.told(event) for event in ("path-down", "path-up", "nic-down"))
+        bed.mute_bulk("b0")
+        job.until("the path ends", lambda: job.told("path-down") > downs)
+        job.moving()
+        job.until("it is back", lambda: job.told("path-up") > ups)
+        job.until("b0 carries data", bed.carries("b0", bed.rdma_packets("b0") + 200))
+        assert job.told("nic-down") == nics, "a NIC was blamed"
+        job.stop()

@@ -52,6 +52,10 @@ def test_loss(one: Bed) -> None:
     scenes.loss(one)
 
 
+def test_one_bulk_queue_pair(one: Bed) -> None:
+    scenes.one_bulk_queue_pair(one)
+
+
 def test_stopped_rank(one: Bed) -> None:
     scenes.stopped_rank(one)
 
