@@ -296,11 +296,11 @@ $(fakecuda): $(B)/obj/tests/shim/fakecuda.o
 	@mkdir -p $(@D)
 	@echo "  LINK $@"
 	@$(CC) -shared $(san_flags) $(CFLAGS) $(LDFLAGS) -Wl,-soname,$(@F) -o $@ $^ $(libs)
-$(patsubst %,$(B)/tests/unit/test_%,shim_exec shim_group shim_timing leader): | $(fakecuda)
+$(patsubst %,$(B)/tests/unit/test_%,shim_exec shim_group shim_timing shim_dropped shim_storm leader): | $(fakecuda)
 
 $(B)/tests/unit/test_shim $(B)/tests/unit/test_shim_config $(B)/tests/unit/test_shim_plan $(B)/tests/unit/test_shim_exec \
 	$(B)/tests/unit/test_shim_group $(B)/tests/unit/test_shim_beside $(B)/tests/unit/test_shim_trace $(B)/tests/unit/test_shim_storm \
-	$(B)/tests/unit/test_shim_timing: | $(noop) $(noop_old) $(plugin)
+	$(B)/tests/unit/test_shim_timing $(B)/tests/unit/test_shim_dropped: | $(noop) $(noop_old) $(plugin)
 $(B)/tests/unit/test_tuner $(B)/tests/unit/test_tree_allreduce $(B)/tests/unit/test_hostnccl: | $(plugin) $(host)
 
 $(patsubst %,$(B)/tests/unit/test_verbs_%,fence revoke device removal attr lost want damage attack events hang proof start): | $(if $(fake_src),$(fake))

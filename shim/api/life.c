@@ -236,11 +236,16 @@ static bool bundle(const struct r2_call *call)
     return r2_comms_beside(call->comm) && start && start() == R2_NCCL_OK;
 }
 
-static int unbundle(const struct r2_call *call, bool bundled, int result)
+static int unbundle(const struct r2_call *call, bool bundled)
 {
     int (*end)(void) = call->real->fn[R2_API_ncclGroupEnd];
 
-    return bundled ? r2_nccl_worse(result, end()) : result;
+    return bundled ? end() : R2_NCCL_OK;
+}
+
+static bool failed(int result)
+{
+    return result != R2_NCCL_OK && result != R2_NCCL_IN_PROGRESS;
 }
 
 R2_EXPORT int ncclCommShrink(r2_nccl_comm comm, int *excluded, int nexcluded, r2_nccl_comm *out,
@@ -253,7 +258,7 @@ int ncclCommShrink(r2_nccl_comm comm, int *excluded, int nexcluded, r2_nccl_comm
     int (*fn)(r2_nccl_comm, int *, int, r2_nccl_comm *, struct r2_nccl_config *, int) =
         r2_call_enter(&call, R2_API_ncclCommShrink, comm, R2_CALLER);
     bool gone = false, bundled = false;
-    int result;
+    int result, ended;
 
     if (!fn)
         return call.error;
@@ -268,7 +273,11 @@ int ncclCommShrink(r2_nccl_comm comm, int *excluded, int nexcluded, r2_nccl_comm
                excluded && nexcluded > 0 ? (size_t)nexcluded * sizeof(*excluded) : 0);
     }
     result = gone ? R2_NCCL_INTERNAL : fn(comm, excluded, nexcluded, out, config, flags);
-    result = unbundle(&call, bundled, result);
+    ended = unbundle(&call, bundled);
+    /* A group of which NCCL refuses a call does nothing of the rest. */
+    if (bundled && failed(result) && failed(ended) && !r2_comms_in_group())
+        r2_comms_fan_again(call.comm);
+    result = r2_nccl_worse(result, ended);
     born(&call, out, &birth, result);
     r2_call_leave(&call);
     return result;
@@ -345,7 +354,8 @@ static int end(enum r2_api id, r2_nccl_comm comm, const void *caller)
     bundled = aborts && call.active && call.comm && bundle(&call);
     if (call.active && call.comm)
         r2_comms_remove(comm, aborts);
-    result = unbundle(&call, bundled, fn(comm));
+    result = fn(comm);
+    result = r2_nccl_worse(result, unbundle(&call, bundled));
     r2_call_leave(&call);
     return result;
 }
@@ -376,7 +386,7 @@ int ncclCommRevoke(r2_nccl_comm comm, int flags)
     if (call.active && call.comm)
         beside = fan(&call, R2_API_ncclCommRevoke, true, flags);
     result = beside == OVERTAKEN ? R2_NCCL_INTERNAL : fn(comm, flags);
-    result = unbundle(&call, bundled, result);
+    result = r2_nccl_worse(result, unbundle(&call, bundled));
     if (call.active && call.comm && (result == R2_NCCL_OK || result == R2_NCCL_IN_PROGRESS))
         r2_comms_revoked(call.comm);
     result = result == R2_NCCL_OK ? beside : result;

@@ -312,6 +312,14 @@ void r2_comms_fan_abort(struct r2_comm *comm)
         r2_follow_abort(comm->follow);
 }
 
+void r2_comms_fan_again(struct r2_comm *comm)
+{
+    struct r2_seconds *seconds = comm->follow ? r2_follow_seconds(comm->follow) : NULL;
+
+    if (seconds)
+        r2_seconds_again(seconds);
+}
+
 void r2_comms_revoked(struct r2_comm *comm)
 {
     r2_comms_state(comm, R2_SEG_COMM_REVOKED, NULL);

@@ -78,6 +78,8 @@ int r2_comms_fan_async(struct r2_comm *comm);
 bool r2_comms_beside(struct r2_comm *comm);
 /* They end at once; no more plans. */
 void r2_comms_fan_abort(struct r2_comm *comm);
+/* Once more, where NCCL has dropped the group in which the same thread did that. */
+void r2_comms_fan_again(struct r2_comm *comm);
 /* NCCL has revoked it: nobody waits for a plan any more, and what is done with it goes to NCCL. */
 void r2_comms_revoked(struct r2_comm *comm);
 

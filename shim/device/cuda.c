@@ -278,15 +278,15 @@ bool r2_device_mark_over(const struct r2_device_mark *m)
 
 void r2_device_mark_free(struct r2_device_mark *m, int device)
 {
-    void *before = NULL;
+    void *before = NULL, *event = m->event;
     int active = 0;
     unsigned flags;
 
+    m->event = NULL;
     /* An application that has ended the device has ended its events. */
-    if (!m->event || cuda.state(device, &flags, &active) || !active || cuda.get_current(&before))
+    if (!event || cuda.state(device, &flags, &active) || !active || cuda.get_current(&before))
         return;
     if (cuda.set_current(m->context) == 0)
-        cuda.event_free(m->event);
+        cuda.event_free(event);
     cuda.set_current(before);
-    m->event = NULL;
 }

@@ -49,14 +49,16 @@ static int hold(struct r2_seconds *s, struct r2_second **out, int room, bool agr
 
 /* Before each call, and for this one only: while one call waits, an abort may end all of them. The
  * handle stays as it is from R2_SECOND_MADE on; only who may use it changes. */
-static bool borrow(struct r2_second *c, bool ask)
+static bool borrow(struct r2_second *c, bool ask, bool ends)
 {
     bool there;
 
     pthread_mutex_lock(&c->lock);
     there = c->state == R2_SECOND_MADE;
-    if (there)
+    if (there) {
         *(ask ? &c->askers : &c->callers) += 1;
+        c->theirs |= ends;
+    }
     pthread_mutex_unlock(&c->lock);
     return there;
 }
@@ -92,7 +94,7 @@ int r2_seconds_fan(struct r2_seconds *s, enum r2_api function, bool has_flags, i
 
     r2_call_nest();
     for (int i = 0; i < n; i++) {
-        if (fn && concerns(all[i], function) && borrow(all[i], false)) {
+        if (fn && concerns(all[i], function) && borrow(all[i], false, !together(function))) {
             int result = has_flags ? ((int (*)(r2_nccl_comm, int))fn)(all[i]->handle, flags)
                                    : ((int (*)(r2_nccl_comm))fn)(all[i]->handle);
 
@@ -115,7 +117,7 @@ int r2_seconds_async(struct r2_seconds *s)
 
     r2_call_nest();
     for (int i = 0; i < n; i++) {
-        if (fn && first == R2_NCCL_OK && borrow(all[i], true)) {
+        if (fn && first == R2_NCCL_OK && borrow(all[i], true, false)) {
             int error = R2_NCCL_OK, result = fn(all[i]->handle, &error);
 
             give_back(all[i], true);

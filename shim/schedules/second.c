@@ -142,19 +142,24 @@ static struct r2_second *make(struct r2_seconds *s, const struct r2_plan_comm *p
     return c;
 }
 
-/* Takes the handle of a made one away from everybody else; NULL: it has none, and its thread, if
- * it still makes it, will end it. */
-static r2_nccl_comm take(struct r2_second *c, bool abandon)
+/* Lock held. Takes the handle of a made one away from everybody else; NULL: it has none. */
+static r2_nccl_comm take_locked(struct r2_second *c)
 {
-    r2_nccl_comm handle = NULL;
+    if (c->state != R2_SECOND_MADE)
+        return NULL;
+    c->state = R2_SECOND_ENDED;
+    pthread_cond_broadcast(&c->wake);
+    return c->handle;
+}
+
+/* If its thread still makes it, that will end it. */
+static r2_nccl_comm take(struct r2_second *c)
+{
+    r2_nccl_comm handle;
 
     pthread_mutex_lock(&c->lock);
-    c->abandoned |= abandon;
-    if (c->state == R2_SECOND_MADE) {
-        handle = c->handle;
-        c->state = R2_SECOND_ENDED;
-        pthread_cond_broadcast(&c->wake);
-    }
+    c->abandoned = true;
+    handle = take_locked(c);
     pthread_mutex_unlock(&c->lock);
     return handle;
 }
@@ -223,24 +228,27 @@ static bool idle(const struct r2_second *c)
 }
 
 /* NCCL's destroy waits for what is on the streams, and who waits there is out of an abort's reach.
- * So it is begun when nothing is, and until then whoever aborts may take it, or ask about it. */
-static void await_idle(struct r2_second *c)
+ * So it is taken when nothing is, and until then whoever aborts may take it, or ask about it. */
+static r2_nccl_comm take_idle(struct r2_second *c)
 {
     uint64_t pause = R2_NS_PER_MS;
+    r2_nccl_comm handle = NULL;
 
     pthread_mutex_lock(&c->lock);
-    while (c->state == R2_SECOND_MADE) {
+    while (c->state == R2_SECOND_MADE && !c->theirs) {
         bool over;
 
         pthread_mutex_unlock(&c->lock);
         over = idle(c);
         pthread_mutex_lock(&c->lock);
-        if (over)
-            break;
-        nap(c, pause);
+        if (over && !c->theirs)
+            handle = take_locked(c);
+        else
+            nap(c, pause);
         pause = pause < LOOK_NS ? pause * 2 : pause;
     }
     pthread_mutex_unlock(&c->lock);
+    return handle;
 }
 
 static void *end_main(void *arg)
@@ -249,13 +257,16 @@ static void *end_main(void *arg)
     r2_nccl_comm handle;
 
     pthread_setname_np(pthread_self(), "r2ccl-end");
-    await_idle(c);
-    handle = take(c, true);
-    await_others(c, false);
+    handle = take_idle(c);
+    if (handle)
+        await_others(c, false);
     if (handle && r2_device_enter(c->config.device) == 0) {
         call_end(c, handle, false);
         r2_device_leave();
     }
+    /* Not by whoever drops it last: that asks the driver, which may answer late, and the set drops
+     * it under its lock. */
+    r2_device_mark_free(&c->mark, c->config.device);
     r2_second_drop(c);
     return NULL;
 }
@@ -465,6 +476,7 @@ void r2_seconds_end(struct r2_seconds *s, bool abort)
     struct r2_second *all;
 
     pthread_mutex_lock(&s->lock);
+    s->aborted |= abort && !s->ended;
     s->ended = true;
     all = s->all;
     s->all = NULL;
@@ -473,7 +485,7 @@ void r2_seconds_end(struct r2_seconds *s, bool abort)
     for (struct r2_second *c = all; c; c = c->next) {
         if (!abort)
             await(c, deadline);
-        c->ending = take(c, true);
+        c->ending = take(c);
     }
     for (struct r2_second *c = all; c; c = c->next) {
         if (c->ending) {
@@ -493,16 +505,48 @@ void r2_seconds_end(struct r2_seconds *s, bool abort)
     pthread_mutex_unlock(&s->lock);
 }
 
+void r2_seconds_again(struct r2_seconds *s)
+{
+    for (struct r2_second *c = s->over; c; c = c->next)
+        if (c->ending)
+            call_end(c, c->ending, true);
+}
+
+static void *drop_all(void *all)
+{
+    struct r2_second *c = all;
+
+    while (c) {
+        struct r2_second *next = c->next;
+
+        r2_second_drop(c);
+        c = next;
+    }
+    return NULL;
+}
+
+static void *drop_main(void *all)
+{
+    pthread_setname_np(pthread_self(), "r2ccl-end");
+    return drop_all(all);
+}
+
+/* Whether the driver is asked when they are dropped. */
+static bool any_marked(const struct r2_second *c)
+{
+    while (c && (c->dropped || !c->mark.event))
+        c = c->next;
+    return c != NULL;
+}
+
 void r2_seconds_free(struct r2_seconds *s)
 {
     if (!s)
         return;
-    while (s->over) {
-        struct r2_second *c = s->over;
-
-        s->over = c->next;
-        r2_second_drop(c);
-    }
+    /* The driver may wait for kernels of other communicators, which the thread that has aborted
+     * this one aborts next. */
+    if (!s->aborted || !any_marked(s->over) || r2_thread_start(drop_main, s->over))
+        drop_all(s->over);
     pthread_mutex_destroy(&s->lock);
     free(s);
 }

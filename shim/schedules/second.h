@@ -75,6 +75,9 @@ int r2_seconds_async(struct r2_seconds *s);
  * stays, empty, and makes nothing more. abort: at once, otherwise with NCCL's destroy, after
  * waiting a bounded time for those in the making. */
 void r2_seconds_end(struct r2_seconds *s, bool abort);
+/* NCCL has dropped the group that they were aborted in: aborts them once more. By the same thread.
+ */
+void r2_seconds_again(struct r2_seconds *s);
 /* After r2_seconds_end, when nobody uses the set any more. */
 void r2_seconds_free(struct r2_seconds *s);
 

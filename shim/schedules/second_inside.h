@@ -31,6 +31,8 @@ struct r2_second {
     pthread_cond_t wake;
     enum r2_second_state state;
     bool abandoned, pinned;
+    bool theirs; /* the application finalized or revoked it, maybe in a group that is still open: it
+                  * ends with the set alone */
     r2_nccl_comm handle;
     int askers;  /* threads that ask NCCL about it, which takes no time: its end waits for them */
     int callers; /* ... that have NCCL do something to it: its end waits, an abort does not */
@@ -44,7 +46,7 @@ struct r2_seconds {
     struct r2_second *all, *over; /* over: taken out by the end of the set */
     uint64_t epoch;               /* of the newest plan */
     bool lacking;                 /* one of it could not even be begun */
-    bool ended;
+    bool ended, aborted;
     uint64_t make_ns;
 };
 

@@ -125,8 +125,8 @@ ncclResult_t ncclCommGetUniqueId(ncclComm_t comm, ncclUniqueId *id);
 ncclResult_t ncclCommGrow(ncclComm_t comm, int nranks, const ncclUniqueId *id, int rank,
                           ncclComm_t *newcomm, ncclConfig_t *config);
 /* Operations under way end, and later ones are refused, with ncclInvalidUsage, at this rank. What
- * goes on: shrink, split, finalize, destroy, abort. Not in a group; waits until other threads have
- * left their calls on it. */
+ * goes on: shrink, split, finalize, destroy, abort. Waits, also in a group, until other threads
+ * have left their calls on it. */
 #define NCCL_REVOKE_DEFAULT 0
 ncclResult_t ncclCommRevoke(ncclComm_t comm, int flags);
 /* After its operations are through; those until ncclCommResume are refused with ncclInvalidUsage.

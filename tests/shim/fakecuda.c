@@ -1,7 +1,7 @@
 /* As much of CUDA's driver as shim/device uses, so that its code runs without a GPU. A stream whose
  * address is FAKE_CAPTURING is being captured, one at FAKE_BEGINS from the second question about it
  * on; events are times. While fake_cuda_hold(1) holds, a question about an event is not
- * answered, as when another thread is inside cudaFree. */
+ * answered, nor is one destroyed, as when another thread is inside cudaFree. */
 #define _GNU_SOURCE
 #include <pthread.h>
 #include <stdatomic.h>
@@ -193,18 +193,23 @@ int fake_cuda_held(void)
     return atomic_load(&held);
 }
 
+static void await_answer(void)
+{
+    if (!atomic_load(&hold))
+        return;
+    atomic_fetch_add(&held, 1);
+    while (atomic_load(&hold))
+        nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
+    atomic_fetch_sub(&held, 1);
+}
+
 API int cuEventQuery(void *event);
 int cuEventQuery(void *event)
 {
     int mode = 2;
 
     atomic_fetch_add(&asked, 1);
-    if (atomic_load(&hold)) {
-        atomic_fetch_add(&held, 1);
-        while (atomic_load(&hold))
-            nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
-        atomic_fetch_sub(&held, 1);
-    }
+    await_answer();
     if (atomic_load(&slow))
         nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
     cuThreadExchangeStreamCaptureMode(&mode);
@@ -231,6 +236,9 @@ int cuEventDestroy_v2(void *event)
     pthread_getname_np(pthread_self(), name, sizeof(name));
     if (strcmp(name, "r2ccl-time") == 0 && !there())
         abort(); /* in no context of the device */
+    if (atomic_load(&hold) && strncmp(name, "r2ccl-", 6) != 0)
+        abort(); /* would keep a thread of the application */
+    await_answer();
     atomic_fetch_sub(&events, 1);
     atomic_store(&event_of(event)->used, 0);
     return 0;

@@ -13,6 +13,7 @@
 
 static struct {
     void (*answer)(int slow, int what);
+    void (*hold)(int on);
     int (*events)(void);
     int (*set_current)(void *context);
     int (*get_current)(void **context);
@@ -24,10 +25,12 @@ static void load_driver(void)
 
     CHECK_MSG(lib, "%s", dlerror());
     *(void **)&driver.answer = dlsym(lib, "fake_cuda_answer");
+    *(void **)&driver.hold = dlsym(lib, "fake_cuda_hold");
     *(void **)&driver.events = dlsym(lib, "fake_cuda_events");
     *(void **)&driver.set_current = dlsym(lib, "cuCtxSetCurrent");
     *(void **)&driver.get_current = dlsym(lib, "cuCtxGetCurrent");
-    CHECK(driver.answer && driver.events && driver.set_current && driver.get_current);
+    CHECK(driver.answer && driver.hold && driver.events && driver.set_current &&
+          driver.get_current);
 }
 
 static void await_live(long n)
@@ -136,6 +139,88 @@ static void test_destroyed_while_queued(void)
     CHECK_EQ(noop.calls("ncclCommDestroy"), destroys + 2 * RANKS);
     CHECK_EQ(noop.live(), 0);
     driver.answer(0, 0);
+}
+
+/* In a group NCCL does it only at the group's end, and nobody may free one of them before. */
+static int (*asked_for)(r2_nccl_comm comm);
+
+static int ask_revoke(r2_nccl_comm comm)
+{
+    return ncclCommRevoke(comm, 0);
+}
+
+static void asked_in_group(struct rank *me)
+{
+    dropped(me);
+    CHECK_EQ(ncclGroupStart(), 0);
+    CHECK_EQ(asked_for(me->comm), 0);
+    pthread_barrier_wait(&together);
+    if (me->rank == 0)
+        driver.answer(0, 0); /* its operations are over */
+    usleep(600000);          /* two looks */
+    CHECK_EQ(noop.live(), 2 * RANKS);
+    CHECK_EQ(ncclGroupEnd(), 0);
+    pthread_barrier_wait(&together);
+    CHECK_EQ(ncclCommDestroy(me->comm), 0);
+}
+
+static void test_asked_in_group(void)
+{
+    int (*const all[])(r2_nccl_comm) = {ask_revoke, ncclCommFinalize};
+
+    for (int i = 0; i < 2; i++) {
+        asked_for = all[i];
+        run_all(asked_in_group);
+        CHECK_EQ(noop.live(), 0);
+    }
+}
+
+/* ---- the driver answers late: cudaFree of another thread waits for a kernel */
+
+static void hold(struct rank *me, int on)
+{
+    pthread_barrier_wait(&together);
+    if (me->rank == 0)
+        driver.hold(on);
+    pthread_barrier_wait(&together);
+}
+
+/* Plans go on behind one that was dropped and is over. */
+static void plans_while_held(struct rank *me)
+{
+    dropped(me);
+    driver.answer(0, 0);
+    await_live(RANKS);
+    hold(me, 1);
+    agree(me, 1, false);
+    CHECK(!made(me));
+    hold(me, 0);
+    CHECK_EQ(ncclCommDestroy(me->comm), 0);
+}
+
+/* And a thread that aborts goes on to the next communicator, whose kernel that is. */
+static void aborts_while_held(struct rank *me)
+{
+    struct r2_nccl_id id;
+    r2_nccl_comm next;
+
+    CHECK_EQ(ncclGetUniqueId(&id), 0);
+    CHECK_EQ(ncclCommInitRank(&next, RANKS, id, me->rank), 0);
+    take_plan(me, 1);
+    CHECK_EQ(reduce(me->comm, BIG), 0);
+    r2_comms_drop(me->entry); /* the abort is to free it */
+    me->entry = r2_comms_hold(next);
+    hold(me, 1);
+    CHECK_EQ(ncclCommAbort(me->comm), 0);
+    CHECK_EQ(ncclCommAbort(next), 0);
+    hold(me, 0);
+}
+
+static void test_held(void)
+{
+    run_all(plans_while_held);
+    run_all(aborts_while_held);
+    CHECK_EQ(noop.live(), 0);
 }
 
 /* ---- marks */
@@ -268,6 +353,28 @@ static void test_ended_together(void)
     }
 }
 
+/* What NCCL refuses of a group is the whole group; nothing is left behind. */
+static void shrinks_wrongly(struct rank *me)
+{
+    r2_nccl_comm child = NULL;
+
+    take_plan(me, 2);
+    CHECK_EQ(noop.live(), 3 * RANKS);
+    pthread_barrier_wait(&together);
+    CHECK_EQ(ncclCommShrink(me->comm, NULL, -1, &child, NULL, R2_NCCL_SHRINK_ABORT),
+             R2_NCCL_ARGUMENT);
+    CHECK(child == NULL);
+    await_live(RANKS);
+    pthread_barrier_wait(&together);
+    CHECK_EQ(ncclCommAbort(me->comm), 0);
+}
+
+static void test_refused_shrink(void)
+{
+    run_all(shrinks_wrongly);
+    CHECK_EQ(noop.live(), 0);
+}
+
 /* Before 2.22 NCCL's abort waits in the call, also in a group. */
 static void test_versions(void)
 {
@@ -289,8 +396,11 @@ static const struct check_test tests[] = {
     {"aborted_while_queued", test_aborted_while_queued},
     {"destroyed_when_over", test_destroyed_when_over},
     {"destroyed_while_queued", test_destroyed_while_queued},
+    {"asked_in_group", test_asked_in_group},
+    {"held", test_held},
     {"marks", test_marks},
     {"ended_together", test_ended_together},
+    {"refused_shrink", test_refused_shrink},
     {"versions", test_versions},
     {"nothing_left", test_nothing_left},
     {0},

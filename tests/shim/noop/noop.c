@@ -108,8 +108,8 @@ static int wait_for_peers(r2_nccl_comm comm, int result)
     return result;
 }
 
-/* The thread's open group: it launches nothing once a call in it has failed, and what it ends is
- * told to stop in the call, and waited for and freed at the group's end. */
+/* The thread's open group: what it ends is told to stop in the call, and waited for and freed at
+ * the group's end. It launches nothing, and frees nothing, once a call in it has failed. */
 struct late {
     r2_nccl_comm comm;
     bool frees;
@@ -333,6 +333,10 @@ int ncclCommShrink(r2_nccl_comm comm, int *excluded, int nexcluded, r2_nccl_comm
         stop(comm);
         await_stream(comm);
     }
+    if (nexcluded < 0) {
+        group.error = group.depth ? R2_NCCL_ARGUMENT : 0;
+        return R2_NCCL_ARGUMENT;
+    }
     return make(R2_API_ncclCommShrink, out, comm->nranks - nexcluded, comm->rank);
 }
 
@@ -457,7 +461,7 @@ static int over(enum r2_api id)
     if (group.depth)
         return result;
     group.error = group.n = 0;
-    for (int i = 0; i < n; i++)
+    for (int i = 0; i < n && !error; i++)
         later(group.late[i]);
     return error ? error : result;
 }
