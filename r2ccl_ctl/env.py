@@ -95,8 +95,8 @@ def hindrances(base: Mapping[str, str]) -> list[str]:
 def _from_files(base: Mapping[str, str], name: str) -> tuple[str, Path] | None:
     """What NCCL will take from its configuration files, and which, unless the environment has it:
     its first line in the user's file, else in the system's (shim/real/conf.c reads them too)."""
-    own = base.get("NCCL_CONF_FILE") or os.path.join(base.get("HOME", ""), ".nccl.conf")
-    for path in (Path(own), SYSTEM_CONF):
+    own = base.get("NCCL_CONF_FILE") or (f"{base['HOME']}/.nccl.conf" if "HOME" in base else "")
+    for path in (Path(own), SYSTEM_CONF):  # an empty one is this folder, and no file
         try:
             text = path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
         except OSError:

@@ -142,9 +142,12 @@ def parse_rules(lines: Iterable[str], name: str = "rules") -> list[Rule]:
 
 def read_rules(path: Path) -> list[Rule]:
     """Of a file; `-` is standard input."""
-    name = "standard input" if str(path) == "-" else str(path)
+    stdin = str(path) == "-"
+    name = "standard input" if stdin else str(path)
+    if stdin and sys.stdin is None:
+        raise R2UsageError("standard input is closed")
     try:
-        data = sys.stdin.buffer.read() if str(path) == "-" else path.read_bytes()
+        data = sys.stdin.buffer.read() if stdin else path.read_bytes()
         text = data.decode("utf-8")
     except OSError as err:
         raise R2UsageError(f"{name} cannot be read: {err.strerror}") from err

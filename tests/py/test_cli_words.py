@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import random
 import re
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,8 @@ from r2ccl_ctl import env as environment
 from r2ccl_ctl.cli import view
 from r2ccl_ctl.cli.main import main
 from r2ccl_ctl.control import Process
+from r2ccl_ctl.errors import R2UsageError
+from r2ccl_ctl.faults import read_rules
 from r2ccl_ctl.order import in_order
 
 __all__ = ["start_writer"]
@@ -141,7 +144,9 @@ def test_processes_stand_by_job_and_rank(seed: int) -> None:
     assert [one.name for one in in_order(shuffled)] == [one.name for one in wanted]
 
 
-def test_rules_from_standard_input(start_writer: StartWriter) -> None:
+def test_rules_from_standard_input(
+    start_writer: StartWriter, monkeypatch: pytest.MonkeyPatch
+) -> None:
     words = ["faults", "apply", "-", "--check", "--job", start_writer().job]
     done = CliRunner().invoke(main, words, input="127.0.1.1 blackhole for=1s\n")
     assert done.exit_code == 0 and "blackhole" in done.output, done.output
@@ -149,6 +154,10 @@ def test_rules_from_standard_input(start_writer: StartWriter) -> None:
     assert done.exit_code == 2 and "standard input" in done.output, done.output
     done = CliRunner().invoke(main, words, input=b"\xff\n")
     assert done.exit_code == 2 and "standard input is no text in UTF-8" in done.output
+    with monkeypatch.context() as patch:
+        patch.setattr(sys, "stdin", None)  # as Python has it of a process without descriptor 0
+        with pytest.raises(R2UsageError, match="standard input is closed"):
+            read_rules(Path("-"))
 
 
 def test_another_network_in_nccls_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -167,3 +176,8 @@ def test_another_network_in_nccls_files(tmp_path: Path, monkeypatch: pytest.Monk
     named = {**base, "NCCL_CONF_FILE": str(other)}
     assert environment.warnings(named) == [says.format(other)]
     assert environment.warnings({**named, "NCCL_NET": "R2CCL"}) == []
+    system.unlink()
+    own.write_text("NCCL_NET=Socket\n")
+    monkeypatch.chdir(tmp_path)
+    assert environment.warnings({}) == []  # no HOME: the file here is nobody's
+    assert environment.warnings({"HOME": ""}) == []
