@@ -100,10 +100,8 @@ void r2_comms_group_hand(void)
 /* An application may mend its arguments and do the whole group once more, on this rank alone. */
 static void take_back(void)
 {
-    for (struct counted *at = group.counts; at; at = at->next) {
+    for (struct counted *at = group.counts; at; at = at->next)
         r2_comms_handed(at->comm, -(int64_t)at->collectives, -(int64_t)at->p2p);
-        at->collectives = at->p2p = 0;
-    }
 }
 
 /* Whether NCCL took operations on one communicator alone. */
@@ -130,8 +128,9 @@ void r2_comms_group_over(int ended, int result, bool simulated, bool took)
     bool failed = !simulated && (result == R2_NCCL_REMOTE || result == R2_NCCL_SYSTEM);
 
     /* Of several NCCL does not say whose error it is: the well ones are not to end by it, and the
-     * failed one says so itself when it is asked (ncclCommGetAsyncError). */
-    failed = failed && alone();
+     * failed one says so itself when it is asked (ncclCommGetAsyncError). Whose call was refused
+     * has said so there. */
+    failed = failed && !group.refused && alone();
     if (!took)
         take_back();
     group.refused = false;
@@ -151,7 +150,7 @@ void r2_comms_group_over(int ended, int result, bool simulated, bool took)
         struct counted *at = group.counts;
 
         group.counts = at->next;
-        if (!simulated && at->comm->follow)
+        if (!simulated && took && at->comm->follow)
             r2_follow_after(at->comm->follow, at->collectives);
         if (failed && (at->collectives || at->p2p))
             r2_comms_async(at->comm, at->comm->handle, result);

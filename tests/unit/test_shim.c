@@ -445,6 +445,13 @@ static void test_errors_of_a_group(void)
     CHECK_EQ(row_of(one).state, R2_SEG_COMM_READY);
     CHECK_EQ(row_of(other).state, R2_SEG_COMM_FAILED);
     CHECK_EQ(row_of(outside).state, R2_SEG_COMM_READY);
+    CHECK_EQ(ncclGroupStart(), 0);
+    CHECK_EQ(reduce(one), 0);
+    noop.next_result(R2_NCCL_REMOTE); /* of a call: it is that communicator's, not the other's */
+    CHECK_EQ(reduce(outside), R2_NCCL_REMOTE);
+    CHECK_EQ(ncclGroupEnd(), R2_NCCL_REMOTE);
+    CHECK_EQ(row_of(one).state, R2_SEG_COMM_READY);
+    CHECK_EQ(row_of(outside).state, R2_SEG_COMM_FAILED);
     CHECK_EQ(ncclCommDestroy(one), 0);
     CHECK_EQ(ncclCommDestroy(other), 0);
     CHECK_EQ(ncclCommDestroy(outside), 0);

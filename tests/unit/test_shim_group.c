@@ -278,6 +278,11 @@ static void test_refused_when_issued(void)
     counted(entry, 0, 0);
     CHECK_EQ(group_of_three(comm, 0, 0), 0);
     counted(entry, 2, 1);
+    CHECK_EQ(atomic_load(&entry->state), R2_SEG_COMM_READY);
+    /* As of a communicator that has lost a peer: its other ranks are to hear of that. */
+    CHECK_EQ(group_of_three(comm, -1, R2_NCCL_REMOTE), R2_NCCL_REMOTE);
+    counted(entry, 2, 1);
+    CHECK_EQ(atomic_load(&entry->state), R2_SEG_COMM_FAILED);
     end(entry, comm);
 }
 
