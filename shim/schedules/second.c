@@ -251,6 +251,18 @@ static r2_nccl_comm take_idle(struct r2_second *c)
     return handle;
 }
 
+/* On a thread of ours, not by whoever drops it last: the driver may answer late, and the set drops
+ * it under its lock. */
+static void forget_mark(struct r2_second *c)
+{
+    if (r2_device_enter(c->config.device)) {
+        c->mark.event = NULL; /* it is gone with its device */
+    } else {
+        r2_device_mark_free(&c->mark, c->config.device);
+        r2_device_leave();
+    }
+}
+
 static void *end_main(void *arg)
 {
     struct r2_second *c = arg;
@@ -258,15 +270,14 @@ static void *end_main(void *arg)
 
     pthread_setname_np(pthread_self(), "r2ccl-end");
     handle = take_idle(c);
-    if (handle)
+    if (handle) {
         await_others(c, false);
-    if (handle && r2_device_enter(c->config.device) == 0) {
-        call_end(c, handle, false);
-        r2_device_leave();
+        if (r2_device_enter(c->config.device) == 0) {
+            call_end(c, handle, false);
+            r2_device_leave();
+        }
     }
-    /* Not by whoever drops it last: that asks the driver, which may answer late, and the set drops
-     * it under its lock. */
-    r2_device_mark_free(&c->mark, c->config.device);
+    forget_mark(c);
     r2_second_drop(c);
     return NULL;
 }
@@ -512,23 +523,24 @@ void r2_seconds_again(struct r2_seconds *s)
             call_end(c, c->ending, true);
 }
 
-static void *drop_all(void *all)
+static void drop_all(struct r2_second *c)
 {
-    struct r2_second *c = all;
-
     while (c) {
         struct r2_second *next = c->next;
 
         r2_second_drop(c);
         c = next;
     }
-    return NULL;
 }
 
 static void *drop_main(void *all)
 {
     pthread_setname_np(pthread_self(), "r2ccl-end");
-    return drop_all(all);
+    for (struct r2_second *c = all; c; c = c->next)
+        if (!c->dropped) /* else another one does */
+            forget_mark(c);
+    drop_all(all);
+    return NULL;
 }
 
 /* Whether the driver is asked when they are dropped. */

@@ -5,6 +5,7 @@
 #define _GNU_SOURCE
 #include <pthread.h>
 #include <stdatomic.h>
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <stdlib.h>
@@ -232,11 +233,18 @@ API int cuEventDestroy_v2(void *event);
 int cuEventDestroy_v2(void *event)
 {
     char name[16] = "";
+    int mode = 2;
+    bool ours;
 
     pthread_getname_np(pthread_self(), name, sizeof(name));
-    if (strcmp(name, "r2ccl-time") == 0 && !there())
+    ours = strncmp(name, "r2ccl-", 6) == 0;
+    if (ours && !there())
         abort(); /* in no context of the device */
-    if (atomic_load(&hold) && strncmp(name, "r2ccl-", 6) != 0)
+    cuThreadExchangeStreamCaptureMode(&mode);
+    if (ours && mode != 2)
+        abort(); /* could break another thread's capture */
+    cuThreadExchangeStreamCaptureMode(&mode);
+    if (atomic_load(&hold) && !ours)
         abort(); /* would keep a thread of the application */
     await_answer();
     atomic_fetch_sub(&events, 1);
