@@ -305,11 +305,11 @@ static int op_start(const struct r2_transport_events *events, const uint8_t proc
     r2_list_init(&r2_verbs.eps);
     if (rc)
         return rc;
-    r2_hcas_watch();
     for (int i = 0; i < R2_MAX_NICS; i++) {
         if (r2_verbs.nics[i].slot >= 0)
             r2_vflush_start(&r2_verbs.nics[i]);
     }
+    r2_hcas_watch(); /* behind that: a port's event looks at its flush */
     r2_tcp_verbs_taker = r2_meet_accepted;
     return 0;
 }
