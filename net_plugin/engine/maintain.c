@@ -139,6 +139,17 @@ static bool serving(const struct r2_path *path)
     return path->state == R2_PATH_UP && !path->testing && path->health.state != R2_HEALTH_DRAINED;
 }
 
+/* Its first attempt, and then the test of its queue pairs, are given a moment before the next best
+ * pair is tried as well. */
+static bool just_begun(const struct r2_path *path, uint64_t now)
+{
+    bool tested = path->state == R2_PATH_UP && path->testing;
+    uint64_t from = tested ? path->test_at : path->attempt_at;
+
+    return (tested || path->state == R2_PATH_CONNECTING) && path->fails == 0 &&
+           now - from < PATIENCE_NS;
+}
+
 /* For one local NIC: the best pair, and the next best ones while that is not up. */
 static int plan_nic(struct r2_peer *p, int lnic, int via, uint64_t now, bool extra,
                     unsigned allowed)
@@ -167,9 +178,7 @@ static int plan_nic(struct r2_peer *p, int lnic, int via, uint64_t now, bool ext
         if (!p->n_up && path->health.state == R2_HEALTH_DRAINED)
             r2_path_event(path, R2_HEALTH_EV_UNDRAIN, "no other path is left");
         up += serving(path);
-        if ((path->state == R2_PATH_CONNECTING && now - path->attempt_at < PATIENCE_NS &&
-             path->fails == 0) ||
-            process_is_slow(path))
+        if (just_begun(path, now) || process_is_slow(path))
             break;
     }
     return up;

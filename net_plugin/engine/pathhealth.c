@@ -45,9 +45,11 @@ static enum r2_seg_path_state shown_as(const struct r2_path *path)
 
     if (path->health.state != R2_HEALTH_UNREACHED)
         return as[path->health.state];
-    return path->state == R2_PATH_UP           ? R2_SEG_PATH_UP
-           : path->state == R2_PATH_CONNECTING ? R2_SEG_PATH_CONNECTING
-                                               : R2_SEG_PATH_NEVER_REACHED;
+    if (path->state == R2_PATH_UP && !path->testing)
+        return R2_SEG_PATH_UP;
+    return path->state == R2_PATH_UP || path->state == R2_PATH_CONNECTING
+               ? R2_SEG_PATH_CONNECTING
+               : R2_SEG_PATH_NEVER_REACHED;
 }
 
 void r2_path_show(struct r2_path *path, const char *cause)
@@ -272,7 +274,7 @@ void r2_path_test(struct r2_path *path)
 
     path->test_out = path->test_want = 0; /* test_done: see up_accepted */
     path->test_at = path->peer->out ? r2_now_ns() : 0;
-    path->testing = path->peer->out || path->health.state == R2_HEALTH_PROBING;
+    path->testing = true; /* R: until it is told that there is nothing to see, or has seen it */
     if (!path->peer->out)
         return;
     if (!fresh)
@@ -337,7 +339,6 @@ int r2_path_on_test(struct r2_path *path, const uint8_t *body)
         return -EPROTO;
     path->test_want = m.bytes;
     path->test_at = r2_now_ns();
-    path->testing |= m.bytes > 0;
     answer_test(path);
     return 0;
 }

@@ -219,8 +219,10 @@ static void test_large_packets_vanish_from_the_start(void)
     }
     CHECK_GE(look(&bytes), 3);
     CHECK_EQ(bytes, 0);
+    CHECK_EQ(came_up(0), 0); /* nor does the receiver say so */
     bed_script("!most fv0 0");
     back();
+    CHECK_GE(came_up(0), 1);
     finish();
     r2_engine_finalize(first);
 }
