@@ -167,7 +167,20 @@ static void rate_age(struct r2_pathrate *pr, uint64_t gap)
     }
 }
 
-static void rate_sample(struct r2_pathrate *pr, const struct r2_rate_stamp *stamp,
+/* A chunk took more than twice what the bytes ahead of it and the round trip account for: they
+ * waited before a link that is slower than the estimate, however little there was to send. A wide
+ * estimate would otherwise keep itself: its window takes in all that the sender has, who then
+ * counts as limited for ever, and other paths get nothing of it. */
+static bool overdue(const struct r2_pathrate *pr, const struct r2_rate_stamp *stamp,
+                    uint64_t t_sent_ns, uint64_t now_ns)
+{
+    uint64_t rate = r2_pathrate_rate(pr), moved = pr->delivered - stamp->at_send;
+    uint64_t took = now_ns > t_sent_ns ? now_ns - t_sent_ns : 0;
+
+    return rate > 0 && took > 2 * (pr->min_rtt_ns + mul_div(moved, NS_PER_S, rate)) + LATE_NS / 4;
+}
+
+static void rate_sample(struct r2_pathrate *pr, const struct r2_rate_stamp *stamp, bool limited,
                         uint64_t t_sent_ns, uint64_t now_ns)
 {
     uint64_t ack_span = now_ns > stamp->delivered_time_ns ? now_ns - stamp->delivered_time_ns : 0;
@@ -184,7 +197,7 @@ static void rate_sample(struct r2_pathrate *pr, const struct r2_rate_stamp *stam
     }
     pr->last_sample_ns = now_ns;
     rate = mul_div(bytes, NS_PER_S, span);
-    if (!stamp->app_limited) {
+    if (!limited) {
         rate_age(pr, gap);
     } else if (rate <= r2_pathrate_rate(pr)) {
         return;
@@ -248,7 +261,7 @@ static void drop_sample(struct r2_pathrate *pr, uint64_t moved, uint64_t t_sent_
 }
 
 /* Once per round trip of the start-up: goes on while the rate rises. */
-static void startup_round(struct r2_pathrate *pr, const struct r2_rate_stamp *stamp)
+static void startup_round(struct r2_pathrate *pr, const struct r2_rate_stamp *stamp, bool limited)
 {
     uint64_t rate = r2_pathrate_rate(pr);
 
@@ -259,7 +272,7 @@ static void startup_round(struct r2_pathrate *pr, const struct r2_rate_stamp *st
     if (rate >= pr->full_rate + pr->full_rate / 4) {
         pr->full_rate = rate;
         pr->full_rounds = 0;
-    } else if (!stamp->app_limited && ++pr->full_rounds >= STARTUP_ROUNDS) {
+    } else if (!limited && ++pr->full_rounds >= STARTUP_ROUNDS) {
         pr->startup = false;
         pr->probing_rtt = true; /* drains what the start-up has queued */
     }
@@ -269,6 +282,7 @@ void r2_pathrate_on_ack(struct r2_pathrate *pr, uint64_t len, const struct r2_ra
                         uint64_t t_sent_ns, uint64_t now_ns)
 {
     uint64_t was_inflight = pr->inflight;
+    bool limited;
 
     pr->delivered += len;
     pr->delivered_time_ns = max_u64(now_ns, pr->delivered_time_ns);
@@ -277,14 +291,15 @@ void r2_pathrate_on_ack(struct r2_pathrate *pr, uint64_t len, const struct r2_ra
     if (pr->app_limited_until && pr->delivered > pr->app_limited_until) {
         pr->app_limited_until = 0;
     }
-    rate_sample(pr, stamp, t_sent_ns, now_ns);
+    limited = stamp->app_limited && !overdue(pr, stamp, t_sent_ns, now_ns);
+    rate_sample(pr, stamp, limited, t_sent_ns, now_ns);
     rtt_sample(pr, len, stamp->clean, t_sent_ns, now_ns);
     drop_sample(pr, pr->delivered - stamp->at_send, t_sent_ns, now_ns);
     if (pr->startup) {
-        if (!stamp->app_limited) {
+        if (!limited) {
             pr->startup_window = max_u64(pr->startup_window, was_inflight) + len;
         }
-        startup_round(pr, stamp);
+        startup_round(pr, stamp, limited);
     }
 }
 

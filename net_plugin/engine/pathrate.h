@@ -3,8 +3,9 @@
  *
  * The rate is the maximum of delivery-rate samples over about 10 round trips (at least 200 ms, at
  * most 800 ms of traffic); idle time does not age it. Samples taken while the sender had nothing
- * to send can raise it but never lower it. After the start-up only samples over half a megabyte or
- * 20 ms count: what a shaper or a switch saves up while the path is idle (its burst) goes out at
+ * to send can raise it but not lower it, unless the chunk took twice what it should have: then it
+ * waited for a link that is slower than that. After the start-up only samples over half a megabyte
+ * or 20 ms count: what a shaper or a switch saves up while the path is idle (its burst) goes out at
  * many times the rate that follows. Three chunks in a row that took more than four times what they
  * should at that rate, one of them sent after another had come, end it at once: a path that falls
  * to a tenth is known for that after three chunks, not when the maximum has aged. A sample may have
