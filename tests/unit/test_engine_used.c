@@ -114,18 +114,16 @@ static void test_look_at_what_is_accepted(void)
  * sockets are older. */
 static void test_help_where_more_were_in_use(void)
 {
-    static struct r2_settings set; /* the engine's from here on */
     struct r2_req *req;
     uint8_t byte;
     int done = 0, most = 0;
 
     begin();
-    set = *r2_eng.set;
-    set.io_threads = r2_io_count(); /* as many as the test says, whoever looks */
-    r2_eng.set = &set;
-    r2_io_use(r2_io_count());
+    atomic_store(&together, false);
+    come_to_use(r2_io_count());
     bed_connect();
-    r2_io_use(1);
+    atomic_store(&together, true);
+    come_to_use(1);
     CHECK_EQ(r2_engine_irecv(rx, &byte, 1, 0, NULL, &req), 0);
     for (int round = 0; round < 50 && most < CALLS / 2; round++) {
         int before = atomic_load(&helps);
