@@ -17,12 +17,14 @@
 #define IDLE_SHARE 4 /* of a sample: so much of its time may have passed with nothing in flight */
 #define MIN_RTT_SPAN_NS (10 * NS_PER_S)
 
-#define CHUNK_TIME_NS NS_PER_MS
+#define CHUNK_TIME_NS (NS_PER_MS / 2)
 #define CHUNK_STEP 4096
 #define CHUNK_FIRST_MAX (256 * 1024) /* while only the announced speed is known */
 #define CHUNK_FIRST_PER_S 4000       /* a quarter of a millisecond of the announced speed */
 
 #define WINDOW_GAIN 2
+#define SLACK_NS NS_PER_MS
+#define SLACK_CHUNKS 2
 #define STARTUP_GAIN 4
 #define STARTUP_ROUNDS 3               /* rounds without a quarter more rate end the start-up */
 #define LANE_RATE UINT64_C(1000000000) /* one lane surely carries this much, bytes/s */
@@ -338,6 +340,10 @@ uint64_t r2_pathrate_window(const struct r2_pathrate *pr, uint64_t chunk, unsign
     /* Fast paths need all their lanes busy: one lane may be bound by one core, and a window too
      * small for that would measure a rate that makes it smaller still. */
     floor = add_sat(pipe, chunk * min_u64(1 + rate / LANE_RATE, all));
+    /* Acknowledgements wait behind a chunk of the peer's own data, which the shortest round trip
+     * has not seen; a path so slow that this is much needs none: others carry on meanwhile. */
+    floor = max_u64(floor,
+                    chunk + min_u64(mul_div(rate, SLACK_NS, NS_PER_S), SLACK_CHUNKS * chunk));
     if (pr->startup) {
         return min_u64(max_u64(2 * chunk * all, pr->startup_window),
                        max_u64(mul_div(STARTUP_GAIN, bdp, 1), floor));

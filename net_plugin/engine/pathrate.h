@@ -116,8 +116,9 @@ static inline uint64_t r2_pathrate_inflight(const struct r2_pathrate *pr)
  * the chunks sent now, `lanes` the number of bulk lanes of the path (0 counts as 1). */
 uint64_t r2_pathrate_window(const struct r2_pathrate *pr, uint64_t chunk, unsigned lanes);
 
-/* Length that takes about 1 ms at the measured rate: a multiple of 4096, at least 64 KiB (16 KiB
- * on a path known to be slow; or max_chunk, when that is smaller) and at most max_chunk. */
+/* Length that takes about half a millisecond at the measured rate: a multiple of 4096, at least
+ * 64 KiB (16 KiB on a path known to be slow; or max_chunk, when that is smaller) and at most
+ * max_chunk. */
 uint32_t r2_pathrate_chunk_len(const struct r2_pathrate *pr, uint32_t max_chunk);
 
 #endif
