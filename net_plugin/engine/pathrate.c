@@ -342,8 +342,8 @@ uint64_t r2_pathrate_window(const struct r2_pathrate *pr, uint64_t chunk, unsign
     floor = add_sat(pipe, chunk * min_u64(1 + rate / LANE_RATE, all));
     /* Acknowledgements wait behind a chunk of the peer's own data, which the shortest round trip
      * has not seen; a path so slow that this is much needs none: others carry on meanwhile. */
-    floor = max_u64(floor,
-                    chunk + min_u64(mul_div(rate, SLACK_NS, NS_PER_S), SLACK_CHUNKS * chunk));
+    floor =
+        max_u64(floor, chunk + min_u64(mul_div(rate, SLACK_NS, NS_PER_S), SLACK_CHUNKS * chunk));
     if (pr->startup) {
         return min_u64(max_u64(2 * chunk * all, pr->startup_window),
                        max_u64(mul_div(STARTUP_GAIN, bdp, 1), floor));
