@@ -158,6 +158,18 @@ static void report_down(struct r2_path *path, int err, const char *cause)
             path->gen, cause, err ? strerror(err) : "closed");
 }
 
+/* It never carried anything, so nothing failed that anybody missed; but who counts on it wants to
+ * know. Said of the first attempt only. */
+static void report_untried(const struct r2_path *path, int err, const char *cause)
+{
+    char text[128];
+
+    if (!path->ever_up && !path->fails && !in_order(path, err))
+        R2_INFO("path %s generation %u: not even its first test came through: %s (%s)",
+                r2_path_text(path, text, sizeof(text)), path->gen, cause,
+                err ? strerror(err) : "closed");
+}
+
 /* One failure more; too many lately, and the path is left alone while another one is left. */
 static void count_failure(struct r2_path *path, uint64_t now)
 {
@@ -188,6 +200,8 @@ static void ended(struct r2_path *path, bool clean, int err, const char *cause)
     path->state = R2_PATH_WAIT;
     p->n_up -= was_up;
     path->quiet = path->mute = false;
+    if (was_up && !carried)
+        report_untried(path, err, cause);
     if (carried) {
         path->fails = 0;
         path->down_at = now;
