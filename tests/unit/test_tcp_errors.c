@@ -1,6 +1,7 @@
 /* The table of what socket errors mean: whole, unambiguous, and the one that docs/failure-model.md
  * shows. */
 #include "check.h"
+#include "document.h"
 #include "transport/tcp/errors.h"
 
 static void test_rows(void)
@@ -33,16 +34,9 @@ static void test_unknown(void)
 
 static void test_documented(void)
 {
-    static char text[1 << 17], row[512];
-    FILE *f = fopen("docs/failure-model.md", "r");
-    size_t len;
+    const char *text = document("docs/failure-model.md");
+    char row[512];
 
-    if (!f)
-        CHECK_SKIP("docs/failure-model.md is not here: run in the checkout");
-    len = fread(text, 1, sizeof(text) - 1, f);
-    fclose(f);
-    CHECK_LT(len, sizeof(text) - 1);
-    text[len] = 0;
     for (int i = 0; r2_tcp_error_row(i)->name; i++) {
         const struct r2_tcp_error *e = r2_tcp_error_row(i);
 
