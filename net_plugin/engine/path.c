@@ -43,7 +43,7 @@ struct r2_path *r2_path_obtain(struct r2_peer *p, int lnic, int rnic, int transp
     if (p->out) /* the other side may remember a path that was here before */
         path->gen = path->down_gen = path->fenced_gen = atomic_load(&r2_eng.top_gen);
     r2_list_init(&path->flushq);
-    r2_pathrate_init(&path->rate, 0);
+    r2_pathrate_init(&path->rate);
     path->grey = R2_WEIGHT_FULL;
     r2_grey_path_init(path);
     name = p->rnics[rnic].name[0] ? p->rnics[rnic].name : NULL;

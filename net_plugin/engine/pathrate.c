@@ -19,8 +19,6 @@
 
 #define CHUNK_TIME_NS (NS_PER_MS / 2)
 #define CHUNK_STEP 4096
-#define CHUNK_FIRST_MAX (256 * 1024) /* while only the announced speed is known */
-#define CHUNK_FIRST_PER_S 4000       /* a quarter of a millisecond of the announced speed */
 
 #define WINDOW_GAIN 2
 #define SLACK_NS NS_PER_MS
@@ -52,10 +50,9 @@ static uint64_t add_sat(uint64_t a, uint64_t b)
     return a > UINT64_MAX - b ? UINT64_MAX : a + b;
 }
 
-void r2_pathrate_init(struct r2_pathrate *pr, uint64_t hint)
+void r2_pathrate_init(struct r2_pathrate *pr)
 {
     memset(pr, 0, sizeof(*pr));
-    pr->hint = hint;
     pr->startup = true;
 }
 
@@ -63,7 +60,7 @@ void r2_pathrate_reset(struct r2_pathrate *pr)
 {
     bool tight = pr->tight;
 
-    r2_pathrate_init(pr, pr->hint);
+    r2_pathrate_init(pr);
     pr->tight = tight;
 }
 
@@ -102,7 +99,8 @@ void r2_pathrate_forget(struct r2_pathrate *pr)
     pr->full_rate = 0;
     pr->full_rounds = 0;
     pr->round_end = pr->delivered;
-    pr->late = pr->late_turns = 0;
+    memset(&pr->far, 0, sizeof(pr->far));
+    memset(&pr->beyond, 0, sizeof(pr->beyond));
     anchor(pr);
 }
 
@@ -169,17 +167,39 @@ static void rate_age(struct r2_pathrate *pr, uint64_t gap)
     }
 }
 
-/* A chunk took more than twice what the bytes ahead of it and the round trip account for: they
- * waited before a link that is slower than the estimate, however little there was to send. A wide
+/* Another chunk came, late, in time, or neither. True once so many were late and none in time
+ * between them that the path must be slower: one stall, of a thread, a peer or a lost packet, makes
+ * all late that is in flight, not what is sent after that. */
+static bool keeps_late(struct r2_late *l, bool late, bool in_time, uint64_t t_sent_ns,
+                       uint64_t now_ns)
+{
+    if (in_time) {
+        l->chunks = l->turns = 0;
+    } else if (late) {
+        l->chunks++;
+        if (!l->turns || t_sent_ns >= l->at) {
+            l->turns++;
+            l->at = now_ns;
+        }
+    }
+    return l->chunks >= LATE_CHUNKS && l->turns >= LATE_TURNS;
+}
+
+/* Chunks take more than twice what the bytes ahead of them and the round trip account for: they
+ * wait before a link that is slower than the estimate, however little there is to send. A wide
  * estimate would otherwise keep itself: its window takes in all that the sender has, who then
  * counts as limited for ever, and other paths get nothing of it. */
-static bool overdue(const struct r2_pathrate *pr, const struct r2_rate_stamp *stamp,
-                    uint64_t t_sent_ns, uint64_t now_ns)
+static bool overdue(struct r2_pathrate *pr, const struct r2_rate_stamp *stamp, uint64_t t_sent_ns,
+                    uint64_t now_ns)
 {
     uint64_t rate = r2_pathrate_rate(pr), moved = pr->delivered - stamp->at_send;
-    uint64_t took = now_ns > t_sent_ns ? now_ns - t_sent_ns : 0;
+    uint64_t took = now_ns > t_sent_ns ? now_ns - t_sent_ns : 0, due;
 
-    return rate > 0 && took > 2 * (pr->min_rtt_ns + mul_div(moved, NS_PER_S, rate)) + LATE_NS / 4;
+    if (rate == 0)
+        return false;
+    due = add_sat(pr->min_rtt_ns, mul_div(moved, NS_PER_S, rate));
+    return keeps_late(&pr->beyond, took / 2 > add_sat(due, LATE_NS / 8),
+                      took <= add_sat(due, LATE_NS / 4), t_sent_ns, now_ns);
 }
 
 static void rate_sample(struct r2_pathrate *pr, const struct r2_rate_stamp *stamp, bool limited,
@@ -207,30 +227,33 @@ static void rate_sample(struct r2_pathrate *pr, const struct r2_rate_stamp *stam
     pr->bucket[pr->bucket_now] = max_u64(pr->bucket[pr->bucket_now], rate);
 }
 
+static void set_min_rtt(struct r2_pathrate *pr, uint64_t rtt, uint64_t len, uint64_t now_ns)
+{
+    pr->min_rtt_ns = rtt;
+    pr->min_rtt_len = (uint32_t)min_u64(len, UINT32_MAX);
+    pr->min_rtt_time_ns = now_ns;
+    pr->clean_rtt_ns = 0;
+}
+
 static void rtt_sample(struct r2_pathrate *pr, uint64_t len, bool clean, uint64_t t_sent_ns,
                        uint64_t now_ns)
 {
     uint64_t rtt = now_ns > t_sent_ns ? now_ns - t_sent_ns : 1;
     bool expired = now_ns - pr->min_rtt_time_ns > MIN_RTT_SPAN_NS;
 
-    if (pr->srtt_ns == 0) {
-        pr->srtt_ns = rtt;
-    } else {
-        pr->srtt_ns = pr->srtt_ns - pr->srtt_ns / 8 + rtt / 8;
-    }
-    if (pr->min_rtt_ns == 0 || rtt <= pr->min_rtt_ns || (expired && clean)) {
-        pr->min_rtt_ns = rtt;
-        pr->min_rtt_len = (uint32_t)min_u64(len, UINT32_MAX);
-        pr->min_rtt_time_ns = now_ns;
+    pr->srtt_ns = pr->srtt_ns ? pr->srtt_ns - pr->srtt_ns / 8 + rtt / 8 : rtt;
+    if (pr->min_rtt_ns == 0 || rtt <= pr->min_rtt_ns) {
+        set_min_rtt(pr, rtt, len, now_ns);
         expired = false;
+    } else if (expired && clean && pr->clean_rtt_ns) {
+        set_min_rtt(pr, min_u64(rtt, pr->clean_rtt_ns), len, now_ns);
+        expired = false;
+    } else if (expired && clean) {
+        pr->clean_rtt_ns = rtt;
     }
-    if (clean) {
-        pr->probing_rtt = false;
-    } else if (expired) {
-        /* For 10 s every sample had our own queue in it. Without a clean one the minimum would
-         * grow to what the window makes of it, and the window with it, for ever. */
-        pr->probing_rtt = true;
-    }
+    /* For 10 s every sample had our own queue in it. Without clean ones the minimum would grow to
+     * what the window makes of it, and the window with it, for ever. */
+    pr->probing_rtt = expired || (pr->probing_rtt && !clean);
 }
 
 /* Three chunks in a row that took more than four times what they should: the path has become
@@ -242,22 +265,16 @@ static void drop_sample(struct r2_pathrate *pr, uint64_t moved, uint64_t t_sent_
     uint64_t took = now_ns > t_sent_ns ? now_ns - t_sent_ns : 0;
     uint64_t rate = r2_pathrate_rate(pr);
 
-    if (rate == 0 || took / 4 <= pr->min_rtt_ns + mul_div(moved, NS_PER_S, rate) + LATE_NS / 4) {
-        pr->late = pr->late_turns = 0;
+    bool late =
+        rate > 0 && took / 4 > pr->min_rtt_ns + mul_div(moved, NS_PER_S, rate) + LATE_NS / 4;
+
+    if (!keeps_late(&pr->far, late, !late, t_sent_ns, now_ns))
         return;
-    }
-    pr->late++;
-    if (!pr->late_turns || t_sent_ns >= pr->late_at) {
-        pr->late_turns++;
-        pr->late_at = now_ns;
-    }
-    if (pr->late < LATE_CHUNKS || pr->late_turns < LATE_TURNS) {
-        return;
-    }
     memset(pr->bucket, 0, sizeof(pr->bucket));
     pr->bucket[pr->bucket_now] =
         max_u64(mul_div(moved, NS_PER_S, max_u64(took - pr->min_rtt_ns, 1)), 1);
-    pr->late = pr->late_turns = 0;
+    memset(&pr->far, 0, sizeof(pr->far));
+    memset(&pr->beyond, 0, sizeof(pr->beyond));
     pr->valid_from = pr->delivered;
     anchor(pr);
 }
@@ -293,7 +310,7 @@ void r2_pathrate_on_ack(struct r2_pathrate *pr, uint64_t len, const struct r2_ra
     if (pr->app_limited_until && pr->delivered > pr->app_limited_until) {
         pr->app_limited_until = 0;
     }
-    limited = stamp->app_limited && !overdue(pr, stamp, t_sent_ns, now_ns);
+    limited = !overdue(pr, stamp, t_sent_ns, now_ns) && stamp->app_limited;
     rate_sample(pr, stamp, limited, t_sent_ns, now_ns);
     rtt_sample(pr, len, stamp->clean, t_sent_ns, now_ns);
     drop_sample(pr, pr->delivered - stamp->at_send, t_sent_ns, now_ns);
@@ -348,22 +365,16 @@ uint64_t r2_pathrate_window(const struct r2_pathrate *pr, uint64_t chunk, unsign
         return min_u64(max_u64(2 * chunk * all, pr->startup_window),
                        max_u64(mul_div(STARTUP_GAIN, bdp, 1), floor));
     }
-    if (pr->probing_rtt) {
-        return chunk;
+    if (pr->probing_rtt) { /* messages shorter than a chunk would never let it run empty */
+        return pr->inflight ? 0 : chunk;
     }
     return max_u64(mul_div(WINDOW_GAIN, bdp, 1), floor);
 }
 
 uint32_t r2_pathrate_chunk_len(const struct r2_pathrate *pr, uint32_t max_chunk)
 {
-    uint64_t rate = r2_pathrate_rate(pr);
-    uint64_t len;
+    uint64_t len = mul_div(r2_pathrate_rate(pr), CHUNK_TIME_NS, NS_PER_S);
 
-    if (rate > 0) {
-        len = mul_div(rate, CHUNK_TIME_NS, NS_PER_S);
-    } else {
-        len = min_u64(pr->hint / CHUNK_FIRST_PER_S, CHUNK_FIRST_MAX);
-    }
     len = min_u64(max_u64(len, pr->tight ? R2_CHUNK_SLOW : R2_CHUNK_MIN), max_chunk);
     return (uint32_t)max_u64(len - len % CHUNK_STEP, CHUNK_STEP);
 }

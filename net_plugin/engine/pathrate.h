@@ -3,15 +3,16 @@
  *
  * The rate is the maximum of delivery-rate samples over about 10 round trips (at least 200 ms, at
  * most 800 ms of traffic); idle time does not age it. Samples taken while the sender had nothing
- * to send can raise it but not lower it, unless the chunk took twice what it should have: then it
- * waited for a link that is slower than that. After the start-up only samples over half a megabyte
- * or 20 ms count: what a shaper or a switch saves up while the path is idle (its burst) goes out at
- * many times the rate that follows. Three chunks in a row that took more than four times what they
- * should at that rate, one of them sent after another had come, end it at once: a path that falls
- * to a tenth is known for that after three chunks, not when the maximum has aged. A sample may have
- * pauses in it, a quarter of its time at most. The round trip is the minimum over 10 s; a path that
- * was never idle for 10 s is asked for a clean sample by a window of one chunk for about two round
- * trips.
+ * to send can raise it but not lower it, unless chunk after chunk takes twice what it should: then
+ * they wait for a link that is slower than that. After the start-up only samples over half a
+ * megabyte or 20 ms count: what a shaper or a switch saves up while the path is idle (its burst)
+ * goes out at many times the rate that follows. Three chunks in a row that took more than four
+ * times what they should at that rate, one of them sent after another had come, end it at once: a
+ * path that falls to a tenth is known for that after three chunks, not when the maximum has aged. A
+ * sample may have pauses in it, a quarter of its time at most. The round trip is the minimum over
+ * 10 s; a path that was never idle for 10 s is asked for clean samples: nothing goes out until all
+ * is acknowledged, then one chunk, twice. The smaller of the two counts: the other may have waited
+ * for a peer that was stopped.
  *
  * Units: bytes, nanoseconds, bytes per second. Ownership: a plain struct, nothing to free.
  * Threads: the caller serialises access. No function fails.
@@ -36,9 +37,14 @@ struct r2_rate_stamp {
     bool clean;                 /* nothing else was in flight: the round trip has no own queue */
 };
 
-struct r2_pathrate {
-    uint64_t hint; /* rate of the link as announced, 0 unknown: only for the first chunks */
+/* Chunks that took too long since one came in time. */
+struct r2_late {
+    unsigned chunks;
+    unsigned turns; /* of them sent after the one before had come */
+    uint64_t at;    /* when the latest of those came */
+};
 
+struct r2_pathrate {
     uint64_t delivered;
     uint64_t delivered_time_ns;
     uint64_t first_sent_ns;
@@ -53,15 +59,15 @@ struct r2_pathrate {
     unsigned bucket_now;
     uint64_t bucket_used_ns; /* traffic time spent in the current bucket */
     uint64_t last_sample_ns;
-    unsigned late;       /* chunks in a row that took far too long ... */
-    unsigned late_turns; /* ... of them sent after the one before had come */
-    uint64_t late_at;    /* when the latest of those came */
-    uint64_t valid_from; /* in units of `delivered`: samples that begin before saw another path */
+    struct r2_late far;    /* beyond four times what they should: the path has become slower */
+    struct r2_late beyond; /* beyond twice: they wait for it, whoever else is limited */
+    uint64_t valid_from;   /* in units of `delivered`: samples that begin before saw another path */
 
     uint64_t min_rtt_ns; /* 0: none yet */
     uint32_t min_rtt_len;
     uint64_t min_rtt_time_ns;
     uint64_t srtt_ns;
+    uint64_t clean_rtt_ns; /* a clean one since the minimum is too old; 0: none */
     bool probing_rtt;
 
     bool tight; /* set by the caller: a path known to be slow, so its chunks are short */
@@ -73,9 +79,8 @@ struct r2_pathrate {
     uint64_t round_end; /* in units of `delivered` */
 };
 
-/* hint: announced speed of the link in bytes per second, 0 when unknown. */
-void r2_pathrate_init(struct r2_pathrate *pr, uint64_t hint);
-/* A new generation of the path: everything measured is forgotten, the hint stays. */
+void r2_pathrate_init(struct r2_pathrate *pr);
+/* A new generation of the path: everything measured is forgotten, `tight` stays. */
 void r2_pathrate_reset(struct r2_pathrate *pr);
 
 /* A chunk of len bytes goes out; fills *stamp, which goes back in with the acknowledgement. */
@@ -112,7 +117,8 @@ static inline uint64_t r2_pathrate_inflight(const struct r2_pathrate *pr)
     return pr->inflight;
 }
 
-/* The path may take another chunk while r2_pathrate_inflight() < this. `chunk` is the length of
+/* The path may take another chunk while r2_pathrate_inflight() < this; 0 while it is to run empty
+ * for a clean round trip. `chunk` is the length of
  * the chunks sent now, `lanes` the number of bulk lanes of the path (0 counts as 1). */
 uint64_t r2_pathrate_window(const struct r2_pathrate *pr, uint64_t chunk, unsigned lanes);
 

@@ -31,7 +31,8 @@ struct link {
     uint64_t ack_jitter; /* the receiver batches: up to this much later */
     unsigned lanes;
     uint32_t max_chunk;
-    uint64_t burst; /* bytes that a shaper saves up while the link is idle */
+    uint32_t message; /* no chunk is longer, 0: no limit */
+    uint64_t burst;   /* bytes that a shaper saves up while the link is idle */
 
     struct r2_pathrate pr;
     uint64_t now;
@@ -56,7 +57,7 @@ static void link_init(uint64_t rate, uint64_t delay, unsigned lanes, uint32_t ma
     k.max_chunk = max_chunk;
     k.to_send = UINT64_MAX;
     k.now = 12345 * SEC; /* times do not start at 0 */
-    r2_pathrate_init(&k.pr, 0);
+    r2_pathrate_init(&k.pr);
 }
 
 static uint64_t wire_ns(uint64_t len, uint64_t rate)
@@ -118,6 +119,7 @@ static void pull(void)
             r2_pathrate_app_limited(&k.pr);
             return;
         }
+        len = k.message && k.message < len ? k.message : len;
         send_one(k.to_send < len ? (uint32_t)k.to_send : len);
     }
 }

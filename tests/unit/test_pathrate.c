@@ -93,7 +93,7 @@ static void test_startup_drains(void)
         run_for(10 * US);
     }
     CHECK_GT(r2_pathrate_inflight(&k.pr), 2 * MIB);
-    CHECK_EQ(r2_pathrate_window(&k.pr, MIB, 2), MIB);
+    CHECK_EQ(r2_pathrate_window(&k.pr, MIB, 2), 0);
     run_for(10 * MS);
     CHECK_GE(r2_pathrate_window(&k.pr, MIB, 2), 2 * MIB);
 }
@@ -369,20 +369,76 @@ static void test_small_messages(void)
     CHECK_GE(use_of_run(200 * MS), 97);
 }
 
+/* Messages shorter than a chunk, without a pause: the path never runs empty by itself. */
+static void test_small_messages_without_pause(void)
+{
+    static const uint64_t delays[] = {40 * US, 100 * US, 250 * US, MS};
+
+    for (unsigned i = 0; i < 4; i++) {
+        uint64_t used;
+
+        link_init(12500 * MB, delays[i], 4, 512 * 1024);
+        k.message = 128 * 1024;
+        run_for(300 * MS);
+        used = use_of_run(SEC);
+        CHECK_MSG(used >= 97, "%" PRIu64 " %% used, delay %" PRIu64, used, k.delay);
+        used = use_of_run(12 * SEC); /* and when the round trip is to be had anew */
+        CHECK_MSG(used >= 97, "%" PRIu64 " %% used, delay %" PRIu64, used, k.delay);
+    }
+}
+
+/* Stops of 200 ms, a minute apart, while there is little to send: none of them is a slow link. */
+static void test_stalls_are_no_slow_link(void)
+{
+    link_init(1250 * MB, 60 * US, 1, MIB);
+    run_for(SEC);
+    for (unsigned i = 0; i < 6; i++) {
+        uint64_t stop = k.now + 200 * MS;
+
+        k.to_send = 3 * 8192; /* more than one is late, each time */
+        k.message = 8192;
+        pull();
+        for (unsigned j = 0; j < k.count; j++)
+            k.list[j].t_acked = stop;
+        run_until(stop);
+        for (unsigned ms = 0; ms < 1000; ms++) {
+            k.to_send = 8192;
+            run_for(MS);
+        }
+        expect_rate(1250 * MB, 5, 10);
+        k.now += 60 * SEC;
+    }
+}
+
+/* The peer is stopped for 15 s just when the minimum is too old: that is no round trip. */
+static void test_stop_is_no_round_trip(void)
+{
+    link_init(1250 * MB, 60 * US, 1, MIB);
+    run_for(SEC);
+    k.to_send = 0;
+    run_for(20 * SEC);
+    k.to_send = 8192;
+    pull();
+    CHECK_EQ(k.count, 1);
+    k.list[0].t_acked += 15 * SEC;
+    run_for(16 * SEC);
+    k.to_send = UINT64_MAX;
+    run_for(10 * MS);
+    CHECK_LT(r2_pathrate_min_rtt(&k.pr), MS);
+    expect_rate(1250 * MB, 5, 10);
+    CHECK_LE(r2_pathrate_inflight(&k.pr), window_bound());
+}
+
 static void test_chunk_len(void)
 {
     struct r2_pathrate pr;
     struct r2_rate_stamp stamp;
     uint64_t t = 5 * SEC;
 
-    r2_pathrate_init(&pr, 0);
+    r2_pathrate_init(&pr);
     CHECK_EQ(r2_pathrate_chunk_len(&pr, MIB), 65536);
     CHECK_EQ(r2_pathrate_chunk_len(&pr, 10000), 8192);
     CHECK_EQ(r2_pathrate_chunk_len(&pr, 100), 4096);
-    r2_pathrate_init(&pr, 50 * GB);
-    CHECK_EQ(r2_pathrate_chunk_len(&pr, MIB), 256 * 1024);
-    r2_pathrate_init(&pr, 400 * MB);
-    CHECK_EQ(r2_pathrate_chunk_len(&pr, MIB), 98304); /* 100000, in pages */
     r2_pathrate_on_send(&pr, 500000, t, &stamp);
     r2_pathrate_on_ack(&pr, 500000, &stamp, t, t + MS);
     CHECK_EQ(r2_pathrate_rate(&pr), 500 * MB);
@@ -396,7 +452,8 @@ static void test_bookkeeping(void)
     struct r2_rate_stamp a;
     struct r2_rate_stamp b;
 
-    r2_pathrate_init(&pr, 7);
+    r2_pathrate_init(&pr);
+    pr.tight = true;
     CHECK_EQ(r2_pathrate_rate(&pr), 0);
     CHECK_EQ(r2_pathrate_min_rtt(&pr), 0);
     CHECK_EQ(r2_pathrate_window(&pr, 65536, 4), 8 * 65536);
@@ -416,18 +473,19 @@ static void test_bookkeeping(void)
     r2_pathrate_reset(&pr);
     CHECK_EQ(r2_pathrate_rate(&pr), 0);
     CHECK_EQ(r2_pathrate_min_rtt(&pr), 0);
-    CHECK_EQ(pr.hint, 7);
+    CHECK(pr.tight);
     CHECK(pr.startup);
 }
 
-/* Nonsense in: no crash, no overflow, a window of at least one chunk. */
+/* Nonsense in: no crash, no overflow, a window of at least one chunk, or none
+ * while the path is to run empty. */
 static void test_hostile_times(void)
 {
     struct r2_pathrate pr;
     struct r2_rate_stamp stamps[16] = {{0}};
     uint64_t sent[16] = {0};
 
-    r2_pathrate_init(&pr, UINT64_MAX);
+    r2_pathrate_init(&pr);
     for (unsigned long n = 0; n < check_rounds(20000); n++) {
         unsigned i = (unsigned)check_below(16);
         uint64_t t = check_below(4) ? check_below(SEC) : check_random();
@@ -435,7 +493,8 @@ static void test_hostile_times(void)
         uint32_t chunk = r2_pathrate_chunk_len(&pr, 4 * MIB);
 
         CHECK(chunk >= 4096 && chunk <= 4 * MIB && chunk % 4096 == 0);
-        CHECK(r2_pathrate_window(&pr, chunk, 1 + i) >= chunk);
+        CHECK(r2_pathrate_window(&pr, chunk, 1 + i) >= chunk ||
+              (pr.probing_rtt && r2_pathrate_inflight(&pr)));
         switch (check_below(4)) {
         case 0:
             r2_pathrate_on_send(&pr, len, t, &stamps[i]);
@@ -478,6 +537,9 @@ static const struct check_test tests[] = {
     {"wide_estimate_ends", test_wide_estimate_ends},
     {"idle_keeps_rate", test_idle_keeps_rate},
     {"small_messages", test_small_messages},
+    {"small_messages_without_pause", test_small_messages_without_pause},
+    {"stalls_are_no_slow_link", test_stalls_are_no_slow_link},
+    {"stop_is_no_round_trip", test_stop_is_no_round_trip},
     {"chunk_len", test_chunk_len},
     {"bookkeeping", test_bookkeeping},
     {"hostile_times", test_hostile_times},

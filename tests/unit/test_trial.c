@@ -130,7 +130,7 @@ static void set_up(uint64_t burst)
     s.rate = 25 * MB;
     s.burst = burst;
     s.link_free = now;
-    r2_pathrate_init(&s.pr, 0);
+    r2_pathrate_init(&s.pr);
     r2_grey_init(&s.g, 0);
     r2_grey_init(&s.sibling, 0);
     run(2 * SEC, false);
@@ -226,7 +226,7 @@ static void test_one_at_a_time(void)
     struct r2_pathrate pr;
 
     now = 50 * SEC;
-    r2_pathrate_init(&pr, 0);
+    r2_pathrate_init(&pr);
     one_by_one(&pr, 60, 2600 * US, 50 * US);
     expect_rate(&pr, 21 * MB, 26 * MB);
     one_by_one(&pr, 6, 26 * MS, 50 * US);
