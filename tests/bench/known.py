@@ -86,7 +86,7 @@ def moving(bed: Bed) -> Iterator[tuple[Lab, resume.Watch, Sides]]:
     assert bed.lab is not None
     words = (*MESSAGE, "--seconds", "3600")
     with plugin_sides(bed, *words, limit=3600, env=resume.UNDAMPED) as sides:
-        watch = resume.Watch(resume._processes(sides))
+        watch = resume.Watch(resume.processes(sides))
         try:
             time.sleep(1.0)
             yield bed.lab, watch, sides
@@ -267,7 +267,7 @@ def pair(bed: Bed) -> Iterator[tuple[resume.Watch, Sides]]:
         bed, [tool, "--listen", at, *words], [tool, "--dial", at, *words], (envs[0], envs[1])
     )
     with sides:
-        processes = resume._processes(sides)
+        processes = resume.processes(sides)
         until = time.monotonic() + GONE_S
         while not all(_moved(process) > 20 for process in processes):
             if time.monotonic() > until:

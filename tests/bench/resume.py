@@ -5,6 +5,7 @@ node loses its carrier, its packets vanish in silence (those of one direction, t
 connections are reset by the kernel (`ss -K`; the last three not in the smoke run). Times are
 CLOCK_MONOTONIC of this machine, counted from just before the lab is asked to break the NIC, so that
 the milliseconds the lab itself takes are on the plugin's account; their median is printed beside.
+Completion errors of RDMA are completion.py's.
 """
 
 from __future__ import annotations
@@ -16,13 +17,13 @@ import signal
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from figures import Row, Section, percentile
-from rig import BenchError, Options, Sides, lab_bed, plugin_sides
+from rig import Bed, BenchError, Options, Sides, lab_bed, plugin_sides
 
 from r2ccl_ctl import control
 from r2ccl_ctl.control import Process
@@ -34,6 +35,7 @@ NICS = 2
 RATE = 500_000_000
 MESSAGE = ["--size", "256K", "--outstanding", "8"]
 LOOK_S = 0.002
+END_S = 30.0  # for the messages that are under way
 STEADY_S = 0.4  # after a NIC is back: longer than a black hole's stall
 GIVE_UP_S = 10.0
 MS = 1e6
@@ -65,18 +67,32 @@ WORDS = {
     "silent-rx": "silent black hole, received only",
     "reset": "connections reset",
 }
+BACK = "NIC back after it was mended"
 TITLE = "Time until a lost NIC is known and traffic goes on"
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A kind of fault, as its rows name it. call: what makes it; back: the lost path is."""
+
+    title: str
+    limits: Limits
+    call: str = "the lab's own call"
+    back: str = BACK
 
 
 @dataclass
 class Fault:
-    """One fault and what followed; nanoseconds of CLOCK_MONOTONIC, 0: was not seen."""
+    """One fault and what followed; nanoseconds of CLOCK_MONOTONIC, 0: was not seen or looked for.
+    nic: as its node names it; ends: the lost path's NICs, own one first, as either node has them.
+    """
 
     node: int
     nic: str
     at: int
-    done: int
+    call: int  # how long making it took
     down: dict[int, int] = field(default_factory=dict)
+    ends: dict[int, tuple[str, str]] = field(default_factory=dict)
     up: dict[int, int] = field(default_factory=dict)  # after it was down; a reset needs no mending
     causes: dict[int, str] = field(default_factory=dict)
     replay: int = 0
@@ -87,6 +103,13 @@ class Fault:
 
     def complete(self) -> bool:
         return len(self.down) == 2 and self.replay > 0 and self.resume > 0
+
+    def concerns(self, node: int, event: Event) -> bool:
+        return (event.nic if node == self.node else event.remote_nic) == self.nic
+
+    def is_back(self, node: int, event: Event) -> bool:
+        path = (event.nic, event.remote_nic)
+        return event.event == "path-up" and self.ends.get(node) == path
 
 
 class Watch:
@@ -120,14 +143,14 @@ class Watch:
 
     def until_up(self, fault: Fault) -> int:
         """Wait until both sides have the path of this NIC again; when the later one had it."""
-        nic, seen = fault.nic, fault.up
+        seen = fault.up
         until = time.monotonic() + 3 * GIVE_UP_S
         while len(seen) < 2:
             for node, event in self.drain():
-                if event.event == "path-up" and event.nic == nic:
+                if fault.is_back(node, event):
                     seen[node] = event.mono_ns
             if time.monotonic() > until:
-                raise BenchError(f"{nic} is not back {3 * GIVE_UP_S:g} s after it was mended")
+                raise BenchError(f"{fault.nic} is not back {3 * GIVE_UP_S:g} s after it was mended")
             time.sleep(LOOK_S)
         return max(seen.values())
 
@@ -135,11 +158,13 @@ class Watch:
 def _note(fault: Fault, node: int, event: Event) -> None:
     if event.mono_ns < fault.at:
         return
-    if event.event == "path-down" and event.nic == fault.nic and node not in fault.down:
+    mine = fault.concerns(node, event)
+    if event.event == "path-down" and mine and node not in fault.down:
         fault.down[node], fault.causes[node] = event.mono_ns, event.cause
-    elif event.event == "path-up" and event.nic == fault.nic and node in fault.down:
+        fault.ends[node] = (event.nic, event.remote_nic)
+    elif fault.is_back(node, event):
         fault.up[node] = event.mono_ns
-    elif node == 0 and event.event == "replay" and event.nic == fault.nic and not fault.replay:
+    elif node == 0 and event.event == "replay" and mine and not fault.replay:
         fault.replay = event.mono_ns
     elif node == 0 and event.event == "resume" and fault.replay and not fault.resume:
         fault.resume = event.mono_ns
@@ -148,33 +173,67 @@ def _note(fault: Fault, node: int, event: Event) -> None:
 UNDAMPED = {"R2CCL_DAMP_SUPPRESS": "0"}  # every NIC fails dozens of times
 
 
+Breaker = Callable[[Sides, list[Fault]], None]
+
+
 def run(options: Options, section: Section) -> None:
     """Fill in the section; what was found stays when a later part fails."""
+    modes = list(filter(options.wants, ("carrier", "silent") if options.smoke else WORDS))
+    for mode in modes:
+        with lab_bed("resume", NICS, (RATE,)) as bed:
+            _run_mode(options, section, mode, bed)
+    if modes:
+        section.notes.append(
+            f"2 nodes x {NICS} NICs of 0.5 Gbit/s, 256 KiB messages, 8 outstanding, default "
+            "settings (heartbeats every 100 ms, 3 misses) without flap damping. Resumed: the first "
+            "acknowledgement over another path after the lost bytes were queued again. Stall: the "
+            "longest time without a completed message around the fault."
+        )
+
+
+def _run_mode(options: Options, section: Section, mode: str, bed: Bed) -> None:
+    lab = bed.lab
+    assert lab is not None
+
+    def breaks(sides: Sides, faults: list[Fault]) -> None:
+        _break_often(lab, sides, mode, faults, options)
+
+    under_traffic(section, Kind(WORDS[mode], TARGETS[mode]), bed, UNDAMPED, breaks)
+
+
+def under_traffic(
+    section: Section, kind: Kind, bed: Bed, env: Mapping[str, str], breaks: Breaker
+) -> None:
+    """Messages without pause while `breaks` makes faults; rows of those that were followed to their
+    end, also when it fails. Wrong values are an error of the section."""
+    faults: list[Fault] = []
+    with tempfile.TemporaryDirectory() as folder:
+        log = str(Path(folder) / "done")
+        words = (*MESSAGE, "--seconds", "3600")
+        with plugin_sides(bed, *words, log=log, limit=3600, env=env) as sides:
+            try:
+                breaks(sides, faults)
+            finally:
+                section.errors += _end(sides)
+                if faults:
+                    rows(section, kind, faults, _read_times(log))
+
+
+def _end(sides: Sides) -> list[str]:
+    """Ends the messages; what is wrong with how they ended."""
+    sides.ends_at = time.monotonic() + END_S
+    sides.sender.send_signal(signal.SIGTERM)
+    try:
+        sides.finish()
+    except BenchError as err:
+        return [str(err)]
+    return []
+
+
+def _break_often(lab: Lab, sides: Sides, mode: str, faults: list[Fault], options: Options) -> None:
     runs = 2 if options.smoke else options.runs
-    for mode in filter(options.wants, ("carrier", "silent") if options.smoke else WORDS):
-        with lab_bed("resume", NICS, (RATE,)) as bed, tempfile.TemporaryDirectory() as folder:
-            log = str(Path(folder) / "done")
-            words = (*MESSAGE, "--seconds", "3600")
-            with plugin_sides(bed, *words, log=log, limit=3600, env=UNDAMPED) as sides:
-                assert bed.lab is not None
-                faults = _break_often(bed.lab, sides, mode, runs, options)
-                sides.sender.send_signal(signal.SIGTERM)
-                sides.ends_at = time.monotonic() + 30
-                sides.finish()
-            times = _read_times(log)
-        _rows(section, mode, faults, times)
-    section.notes.append(
-        f"2 nodes x {NICS} NICs of 0.5 Gbit/s, 256 KiB messages, 8 outstanding, default settings "
-        "(heartbeats every 100 ms, 3 misses) without flap damping. Resumed: the first "
-        "acknowledgement over another path after the lost bytes were queued again. Stall: the "
-        "longest time without a completed message around the fault."
-    )
-
-
-def _break_often(lab: Lab, sides: Sides, mode: str, runs: int, options: Options) -> list[Fault]:
-    faults = []
     with ExitStack() as stack:
-        watch = Watch(_processes(sides))
+        watch = Watch(processes(sides))
         stack.callback(watch.close)
         resets = Resets(lab, stack) if mode == "reset" else None
         time.sleep(0.5)
@@ -185,7 +244,6 @@ def _break_often(lab: Lab, sides: Sides, mode: str, runs: int, options: Options)
             if turn % 10 == 0:
                 known = max(fault.down.values()) - fault.at
                 options.say(f"{mode} {turn + 1} of {runs}: known after {known / MS:.1f} ms")
-    return faults
 
 
 def _break_once(
@@ -199,8 +257,8 @@ def _break_once(
     else:
         what, _, direction = mode.partition("-")
         lab.fail_link(f"n{node}", nic, what, direction=direction or "both")
-    fault = Fault(node, nic, at, time.monotonic_ns())
-    fault.healed = fault.done
+    fault = Fault(node, nic, at, time.monotonic_ns() - at)
+    fault.healed = at + fault.call
     try:
         watch.follow(fault)
         time.sleep(0.05)
@@ -250,7 +308,7 @@ class Resets:
             )
 
 
-def _processes(sides: Sides) -> list[Process]:
+def processes(sides: Sides) -> list[Process]:
     """The control segments of sender and receiver, once both have one."""
     until = time.monotonic() + 20
     while time.monotonic() < until:
@@ -264,8 +322,10 @@ def _processes(sides: Sides) -> list[Process]:
 
 
 def _read_times(path: str) -> array.array[int]:
+    """None where the receiver came to no end: it writes them then."""
     times = array.array("Q")
-    times.frombytes(Path(path).read_bytes())
+    if Path(path).exists():
+        times.frombytes(Path(path).read_bytes())
     return times
 
 
@@ -287,7 +347,8 @@ def calm_gap(times: Sequence[int], begin: int, end: int) -> int:
     return max((b - a for a, b in zip(inside, inside[1:], strict=False)), default=0)
 
 
-def _rows(section: Section, mode: str, faults: list[Fault], times: Sequence[int]) -> None:
+def rows(section: Section, kind: Kind, faults: list[Fault], times: Sequence[int]) -> None:
+    """Without `times`, when messages were done, nothing is said of stalls."""
     measures: dict[str, Callable[[Fault], int]] = {
         "known at the NIC's node": lambda f: f.down[f.node] - f.at,
         "known at the other node": lambda f: f.down[1 - f.node] - f.at,
@@ -295,21 +356,28 @@ def _rows(section: Section, mode: str, faults: list[Fault], times: Sequence[int]
         "traffic resumed": lambda f: f.resume - f.at,
         "stall": lambda f: stall(times, f.at, f.healed),
         "stall before the fault": lambda f: calm_gap(times, f.at - int(100 * MS), f.at),
-        "NIC back after it was mended": lambda f: f.back - f.healed,
+        kind.back: lambda f: f.back - f.healed,
         "stall while it comes back": lambda f: stall_before(times, f.healed, f.end),
-        "the lab's own call": lambda f: f.done - f.at,
+        kind.call: lambda f: f.call,
     }
-    title = WORDS[mode]
     for name, measure in measures.items():
-        values = [measure(fault) / MS for fault in faults]
-        limits = TARGETS[mode].get(name, (None, None, None))
+        if name.startswith("stall") and not times:
+            continue
+        values = [measure(f) / MS for f in faults if f.back or name != kind.back]
+        if not values:
+            continue
+        limits = kind.limits.get(name, (None, None, None))
         points = (("median", 0.5), ("p95", 0.95), ("max", 1.0))
         for (word, share), target in zip(points, limits, strict=True):
-            if target is None and word != "median" and name.startswith(("the lab", "lost")):
+            if (
+                target is None
+                and word != "median"
+                and name in (kind.call, "lost bytes queued again")
+            ):
                 continue
             section.rows.append(
                 Row(
-                    f"{title}: {name}, {word}",
+                    f"{kind.title}: {name}, {word}",
                     percentile(values, share),
                     "ms",
                     target=target,
@@ -318,10 +386,10 @@ def _rows(section: Section, mode: str, faults: list[Fault], times: Sequence[int]
                     samples=len(values),
                 )
             )
-        section.details[f"{title}: {name}, ms"] = [round(value, 3) for value in values]
+        section.details[f"{kind.title}: {name}, ms"] = [round(value, 3) for value in values]
     causes: dict[str, int] = {}
     for fault in faults:
         for node, cause in fault.causes.items():
             side = "NIC's node" if node == fault.node else "other node"
             causes[f"{side}: {cause}"] = causes.get(f"{side}: {cause}", 0) + 1
-    section.details[f"{title}: causes"] = causes
+    section.details[f"{kind.title}: causes"] = causes

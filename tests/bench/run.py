@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+import completion
 import cost
 import flap
 import grey
@@ -49,10 +50,17 @@ from r2ccl_ctl.lab import netns
 
 SKIPPED = 77
 CALM = 0.1  # of the cores may others use
+
+
+def _resume(options: Options, section: Section) -> None:
+    resume.run(options, section)
+    completion.run(options, section)
+
+
 SECTIONS: dict[str, tuple[str, Callable[[Options, Section], None]]] = {
     "shaped": (shaped.TITLE, shaped.run),
     "unshaped": (unshaped.TITLE, unshaped.run),
-    "resume": (resume.TITLE, resume.run),
+    "resume": (resume.TITLE, _resume),
     "known": (known.TITLE, known.run),
     "locate": (locate.TITLE, locate.run),
     "cost": (cost.TITLE, cost.run),
@@ -80,11 +88,15 @@ NEEDS_LAB = (
 )
 
 
+def needs_lab(name: str, options: Options) -> bool:
+    return name in NEEDS_LAB and (name, options.parts) != ("resume", (completion.PART,))
+
+
 def run_section(name: str, options: Options) -> Section:
     """One benchmark; what went wrong is in its errors."""
     title, work = SECTIONS[name]
     section = Section(name, title)
-    if name in NEEDS_LAB and not netns.has_admin():
+    if needs_lab(name, options) and not netns.has_admin():
         section.skipped = "making network namespaces needs root"
         return section
     began, load, cores = time.monotonic(), os.getloadavg()[0], Cores()
@@ -225,8 +237,9 @@ def _end_on_term() -> None:
     "--part",
     "parts",
     multiple=True,
-    help="Of `resume` (carrier, silent, reset), `grey` (slow, lossy, follow), `shaped` (a lab's "
-    "name, as its rows begin with) or `growth` (a number of processes), these alone.",
+    help="Of `resume` (carrier, silent, silent-tx, silent-rx, reset, completion), `grey` (slow, "
+    "lossy, follow), `shaped` (a lab's name, as its rows begin with) or `growth` (a number of "
+    "processes), these alone.",
 )
 @click.option("--strict", is_flag=True, help="A missed target is a failure.")
 def main(

@@ -150,6 +150,8 @@ static bool begin(struct fv_conn *c)
                                                   IBV_WC_REM_OP_ERR, IBV_WC_GENERAL_ERR};
         enum ibv_wc_status status = fv.inject ? (enum ibv_wc_status)fv.inject : some[fv_random(4)];
 
+        if (fv.inject)
+            fv.injected_ns = fv_now();
         fv.inject = 0;
         fv_qp_fail(qp, status);
         return false;

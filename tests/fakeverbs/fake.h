@@ -253,6 +253,7 @@ struct fake {
     struct fv_chaos chaos;
     int inject; /* enum ibv_wc_status for the next work request of ... */
     struct fv_dev *inject_dev;
+    uint64_t injected_ns;     /* when that failed */
     unsigned long violations; /* rules of the specification that the caller broke */
     int overtaken; /* completions that were handed out before an older one of the same CQ */
     struct fv_script script;

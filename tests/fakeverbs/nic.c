@@ -55,6 +55,8 @@ static void take_command(void)
         snprintf(text, sizeof(text), "%d", fv_attr_seen(text + 5));
     } else if (strcmp(text, "overtaken") == 0) {
         snprintf(text, sizeof(text), "%d", fv.overtaken);
+    } else if (strcmp(text, "injected") == 0) {
+        snprintf(text, sizeof(text), "%llu", (unsigned long long)fv.injected_ns);
     } else {
         fv_command(text);
         snprintf(text, sizeof(text), "ok");

@@ -19,6 +19,7 @@
  * Commands, one per datagram:
  *   port DEV PORT up|down|blackhole   the event follows for up and down
  *   inject DEV STATUS       the next request of the device fails with that enum ibv_wc_status
+ *   injected                answers when that was, in nanoseconds of CLOCK_MONOTONIC (0: not yet)
  *   lose DEV KIND           the next completion whose wr_id >> 48 is KIND never comes (0: takes it
  *                           back)
  *   most DEV N              requests of more than N bytes vanish, and with them what follows on
@@ -260,6 +261,7 @@ void fv_command(char *text)
         port_command(d, a, word);
     } else if (strcmp(verb, "inject") == 0 && sscanf(text, "%*s %*s %d", &a) == 1) {
         fv.inject = a;
+        fv.injected_ns = 0;
         fv.inject_dev = d;
     } else if (strcmp(verb, "lose") == 0 && sscanf(text, "%*s %*s %d", &a) == 1) {
         d->lose = a;

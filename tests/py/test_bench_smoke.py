@@ -14,6 +14,7 @@ import pytest
 from conftest import ROOT, Build, RunBounded
 
 sys.path.insert(0, str(ROOT / "tests" / "bench"))
+import completion
 import figures
 import instructions
 import resume
@@ -139,6 +140,60 @@ def test_cost_of_the_shim(build: Build, run_bounded: RunBounded, tmp_path: Path)
     cases = {row["name"].split(", one operation")[0] for row in section["rows"]}
     assert len(cases) == 5 and "the shim, 2 ranks that have met" in cases
     assert len(section["rows"]) == len(cases) * 4  # single and group, median and p99
+
+
+@pytest.fixture
+def verbs(build: Build) -> None:
+    """The stand-in for libibverbs."""
+    if not completion.library().is_file():
+        pytest.skip("no <infiniband/verbs.h> here (Debian: libibverbs-dev)")
+
+
+def test_completion_errors(
+    build: Build, verbs: None, run_bounded: RunBounded, tmp_path: Path
+) -> None:
+    """A few completion errors at either node are known at both, and traffic resumes (rung 3)."""
+    out = tmp_path / "bench.json"
+    words = ["--smoke", "--only", "resume", "--part", "completion"]
+    run_bounded([sys.executable, RUN, *words, "--json", out])
+    (section,) = json.loads(out.read_text(encoding="utf-8"))["sections"]
+    rows = {row["name"]: row for row in section["rows"]}
+    assert not section["errors"]
+    for what in ("known at the NIC's node", "known at the other node", "traffic resumed"):
+        for word in ("median", "p95", "max"):
+            assert rows[f"completion error: {what}, {word}"]["value"] > 0
+    assert rows["completion error: traffic resumed, median"]["samples"] == len(completion.CODES)
+    assert set(section["details"]["completion error: bytes over"]) == {"verbs"}
+
+
+def test_an_error_that_shows_nowhere(
+    build: Build, verbs: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A fault of which nobody hears is no figure: the benchmark fails."""
+    monkeypatch.setattr(completion, "CODES", (0,))  # which is success
+    monkeypatch.setattr(resume, "GIVE_UP_S", 1.0)
+    section = figures.Section("resume", "")
+    with pytest.raises(rig.BenchError, match="known at nodes \\[\\]"):
+        completion.run(rig.Options(smoke=True, verbose=False), section)
+
+
+def test_a_wrong_value_is_an_error(
+    build: Build, verbs: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Writes arrive with a changed byte once the first path has failed; test chunks do, too, so it
+    does not come back."""
+    ask = completion.ask
+
+    def damaging(pid: int, command: str) -> str:
+        ask(pid, "chaos damage=1000000")
+        return ask(pid, command)
+
+    monkeypatch.setattr(completion, "ask", damaging)
+    monkeypatch.setattr(resume, "GIVE_UP_S", 1.0)
+    section = figures.Section("resume", "")
+    with pytest.raises(rig.BenchError):
+        completion.run(rig.Options(smoke=True, verbose=False), section)
+    assert any("wrong words" in error for error in section.errors), section.errors
 
 
 @pytest.mark.soak
