@@ -4,6 +4,7 @@
 #define _GNU_SOURCE
 #include <sys/wait.h>
 
+#include "util/log.h"
 #include "verbs_bed.h"
 
 #define ROCE "fv0=127.0.1.1,fv1=127.0.2.1"
@@ -62,9 +63,30 @@ static void test_settings(void)
     connected_with(env, wanted);
 }
 
-/* What the first communicators ask for, as NCCL hands it over. */
+static atomic_int no_levels; /* warnings of a class that is no service level */
+static char no_level_text[512];
+
+__attribute__((format(printf, 5, 6))) static void hear(int level, unsigned long flags,
+                                                       const char *file, int line,
+                                                       const char *format, ...)
+{
+    char text[sizeof(no_level_text)];
+    va_list ap;
+
+    (void)level, (void)flags, (void)file, (void)line;
+    va_start(ap, format);
+    vsnprintf(text, sizeof(text), format, ap);
+    va_end(ap);
+    if (!strstr(text, "service level"))
+        return;
+    memcpy(no_level_text, text, sizeof(text));
+    atomic_fetch_add(&no_levels, 1);
+}
+
+/* What the first communicators ask for, as NCCL hands it over; `warnings` of a class that is no
+ * service level. */
 static void classes(const int *asked, const char *devices, const char *const *env,
-                    const struct wanted *wanted)
+                    const struct wanted *wanted, int warnings)
 {
     int status;
     pid_t pid = fork();
@@ -77,12 +99,16 @@ static void classes(const int *asked, const char *devices, const char *const *en
         setenv("R2_FAKEVERBS", devices, 1);
         if (strcmp(devices, INFINIBAND) == 0)
             bed_nics = "127.0.1.1,fvib:1,fvib:2";
+        r2_log_set(hear);
         for (; *asked != END; asked++)
             r2_engine_ask_traffic_class(*asked);
         bed_open(&bed, 2);
         for (; wanted->name; wanted++)
             CHECK_MSG(bed_attr(wanted->name) == wanted->value, "%s is %d, not %d", wanted->name,
                       bed_attr(wanted->name), wanted->value);
+        CHECK(r2_log_settle(10 * R2_NS_PER_S));
+        CHECK_EQ(no_levels, warnings);
+        CHECK(!warnings || (strstr(no_level_text, "106") && strstr(no_level_text, "NCCL_IB_SL")));
         _exit(0);
     }
     CHECK_EQ(waitpid(pid, &status, 0), pid);
@@ -92,24 +118,33 @@ static void classes(const int *asked, const char *devices, const char *const *en
 
 /* A communicator's traffic class is RoCE's type of service and InfiniBand's service level, also of
  * the queue pairs of flushes. What users set for the process wins; of several communicators the
- * first one counts, and what is out of bounds does not. */
+ * first one counts, and what is out of bounds does not. A class that is no service level is told of
+ * once, with the setting that counts there, and only where it would have been one. */
 static void test_traffic_class(void)
 {
     static const int one[] = {-1, 106, 7, -1, END}, low[] = {5, END}, high[] = {256, END};
+    static const int most[] = {15, END};
     static const char *const none[] = {"R2CCL_GPU_MEMORY", "direct", NULL};
     static const char *const set[] = {"NCCL_IB_TC", "96", "NCCL_IB_SL", "3", NULL};
+    static const char *const level[] = {"NCCL_IB_SL", "3", NULL};
+    static const char *const wrong[] = {"NCCL_IB_SL", "16", NULL};
     static const struct wanted roce[] = {{"tc", 106}, {"sl", 0}, {"timeout", -2}, {NULL, 0}};
     static const struct wanted ib[] = {{"sl", 5}, {"timeout", -2}, {NULL, 0}};
     static const struct wanted by_user[] = {{"tc", 96}, {"sl", 3}, {NULL, 0}};
+    static const struct wanted by_level[] = {{"sl", 3}, {NULL, 0}};
     static const struct wanted zero[] = {{"tc", 0}, {"sl", 0}, {NULL, 0}},
-                               no_level[] = {{"sl", 0}, {NULL, 0}};
+                               no_level[] = {{"sl", 0}, {NULL, 0}},
+                               highest[] = {{"sl", 15}, {NULL, 0}};
 
     bed_library();
-    classes(one, ROCE, none, roce);
-    classes(one, ROCE, set, by_user);
-    classes(high, ROCE, none, zero);
-    classes(low, INFINIBAND, none, ib);
-    classes(one, INFINIBAND, none, no_level); /* there is no such level */
+    classes(one, ROCE, none, roce, 0);
+    classes(one, ROCE, set, by_user, 0);
+    classes(high, ROCE, none, zero, 0);
+    classes(low, INFINIBAND, none, ib, 0);
+    classes(most, INFINIBAND, none, highest, 0);
+    classes(one, INFINIBAND, none, no_level, 1);
+    classes(one, INFINIBAND, level, by_level, 0);
+    classes(one, INFINIBAND, wrong, no_level, 1); /* is no setting */
 }
 
 /* Out of bounds or no number: the default, not some other bits. */

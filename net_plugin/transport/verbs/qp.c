@@ -13,14 +13,24 @@
 #include "transport/verbs/verbs.h"
 #include "util/log.h"
 
+static bool is_number(const char *text, int low, int high, int *out)
+{
+    char *end = NULL;
+    long v = strtol(text, &end, 0);
+
+    *out = (int)v;
+    return end != text && !*end && v >= low && v <= high;
+}
+
 /* One of NCCL's settings; what makes no sense is named and left out. */
 static int number(const char *name, const char *text, int otherwise, int low, int high)
 {
-    char *end = NULL;
-    long v = text[0] ? strtol(text, &end, 0) : otherwise;
+    int v;
 
-    if (!text[0] || (end != text && !*end && v >= low && v <= high))
-        return (int)v;
+    if (!text[0])
+        return otherwise;
+    if (is_number(text, low, high, &v))
+        return v;
     R2_WARN_LIMIT("%s=%s is no number from %d to %d: %d is used", name, text, low, high, otherwise);
     return otherwise;
 }
@@ -89,18 +99,18 @@ int r2_qp_init(struct ibv_qp *qp, uint8_t port, unsigned access)
 }
 
 /* A communicator's traffic class, as NCCL reads it: the service level of InfiniBand, the type of
- * service of RoCE. */
+ * service of RoCE. It counts where users have set nothing. */
 static int service_level(uint8_t link)
 {
-    int class = r2_engine_traffic_class();
+    static atomic_bool told;
+    const char *set = r2_settings_get()->nccl_ib_sl;
+    int class = link == IBV_LINK_LAYER_ETHERNET ? -1 : r2_engine_traffic_class(), v;
 
-    if (link == IBV_LINK_LAYER_ETHERNET || class < 0)
-        return 0;
-    if (class > 15)
-        R2_WARN_LIMIT("a communicator's traffic class is %d, but service levels of InfiniBand end "
-                      "at 15: 0 is used",
-                      class);
-    return class > 15 ? 0 : class;
+    if (class > 15 && !is_number(set, 0, 15, &v) && !atomic_exchange(&told, true))
+        R2_TELL("a communicator's traffic class is %d, but InfiniBand's service levels end at 15: "
+                "it has no effect there, and 0 is used; NCCL_IB_SL (0 to 15) sets another one",
+                class);
+    return number("NCCL_IB_SL", set, class < 0 || class > 15 ? 0 : class, 0, 15);
 }
 
 static int type_of_service(uint8_t link)
@@ -116,7 +126,7 @@ void r2_qp_route(struct ibv_ah_attr *ah, uint8_t port, uint8_t link, uint16_t li
     const struct r2_settings *set = r2_settings_get();
 
     ah->port_num = port;
-    ah->sl = (uint8_t)number("NCCL_IB_SL", set->nccl_ib_sl, service_level(link), 0, 15);
+    ah->sl = (uint8_t)service_level(link);
     ah->dlid = lid;
     ah->is_global = gid != NULL;
     if (!gid)
