@@ -262,6 +262,106 @@ static void test_port_is_another(void)
     finish();
 }
 
+static void pkeys(int key)
+{
+    char text[64];
+
+    for (int i = 0; i < 2; i++) {
+        snprintf(text, sizeof(text), "!pkey fv%d 1 0 %d", i, key);
+        bed_script(text);
+    }
+}
+
+static void until_attr(const char *name, int value)
+{
+    for (int ms = 0; ms < BED_WAIT_MS && bed_attr(name) != value; ms++)
+        bed_ms(1);
+    CHECK_EQ(bed_attr(name), value);
+}
+
+static void shown(void)
+{
+    struct r2_req *send, *recv;
+
+    memset(in.view, 0, SIZE);
+    post(&send, &recv);
+    CHECK_EQ(bed_test(recv, BED_WAIT_MS), 1);
+    CHECK_EQ(bed_test(send, BED_WAIT_MS), 1);
+    CHECK_EQ(flush(), 1);
+    CHECK_EQ(driver_calls, 0);
+    CHECK_MEM(in.view, out.view, SIZE);
+}
+
+static void paths_again(void)
+{
+    r2_nicstate_forgive(0, true);
+    r2_nicstate_forgive(1, true);
+    bed_until_paths(bed.tx, 2);
+}
+
+/* Changes in a row of the same port: each is followed, with no flush in between, with one under way
+ * during all of them, and one right behind the other. */
+static void test_port_changes_again(void)
+{
+    struct r2_req *send, *recv, *first = NULL;
+
+    begin();
+    for (int key = 0x8003; key < 0x8006; key++) {
+        pkeys(key);
+        until_attr("pkey", key);
+        paths_again();
+    }
+    shown();
+    post(&send, &recv);
+    CHECK_EQ(bed_test(recv, BED_WAIT_MS), 1);
+    CHECK_EQ(bed_test(send, BED_WAIT_MS), 1);
+    bed_script("!chaos late_cqe=1000,late_us=300000"); /* it answers late */
+    CHECK_EQ(r2_engine_iflush(bed.rx, in.address, in.mr, &first), 0);
+    CHECK(first);
+    for (int key = 0x8010; key < 0x8013; key++) {
+        pkeys(key);
+        bed_ms(30);
+    }
+    bed_script("!chaos late_cqe=0");
+    CHECK_EQ(bed_test(first, BED_WAIT_MS), 1);
+    until_attr("pkey", 0x8012);
+    paths_again();
+    shown();
+    for (int key = 0x8020; key < 0x8028; key++)
+        pkeys(key);
+    until_attr("pkey", 0x8027);
+    paths_again();
+    shown();
+    finish();
+}
+
+/* The answer of a NIC's flush never comes, and its port changes before that is known: the driver
+ * stands in for that one, and the NIC answers the next ones. */
+static void test_answer_never_comes(void)
+{
+    struct r2_req *send, *recv, *first = NULL;
+
+    begin();
+    for (int key = 0x8003; key < 0x8005; key++) {
+        post(&send, &recv);
+        CHECK_EQ(bed_test(recv, BED_WAIT_MS), 1);
+        CHECK_EQ(bed_test(send, BED_WAIT_MS), 1);
+        bed_script("!chaos lost_cqe=1000000");
+        CHECK_EQ(r2_engine_iflush(bed.rx, in.address, in.mr, &first), 0);
+        CHECK(first);
+        bed_ms(30);
+        bed_script("!chaos lost_cqe=0");
+        pkeys(key);
+        CHECK_EQ(bed_test(first, BED_WAIT_MS), 1);
+        CHECK_EQ(driver_calls, 1);
+        driver_calls = 0;
+        until_attr("pkey", key);
+        paths_again();
+        shown();
+    }
+    finish();
+}
+
 /* There are some, and none was given anything that it choked on. */
 static void sockets_stand_by(void)
 {
@@ -398,6 +498,8 @@ static const struct check_test tests[] = {
     {"announced", test_announced},
     {"flush_shows_all", test_flush_shows_all},
     {"two_flushes", test_two_flushes},
+    {"port_changes_again", test_port_changes_again},
+    {"answer_never_comes", test_answer_never_comes},
     {"failed_nic", test_failed_nic},
     {"port_is_another", test_port_is_another},
     {"late_registration", test_late_registration},

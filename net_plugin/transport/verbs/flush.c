@@ -2,7 +2,7 @@
  * that is connected to itself. A read's answer does not overtake the writes of the same NIC, so
  * when it has come they are where the device sees them. The queue pair fails alone: paths that end
  * do not touch it, and a NIC whose port is down can still be asked. One that has failed is made
- * anew when the next flush finds it so; that flush has failed.
+ * anew when the next flush finds it so; that flush has failed. One whose answers stop coming has.
  *
  * Where its port has another address, LID or partition key now, a new one takes its place; reads
  * that are under way stay with the old one, which goes when they have come or failed. Which of the
@@ -17,9 +17,11 @@
 
 #include "settings/settings.h"
 #include "transport/verbs/verbs.h"
+#include "util/clock.h"
 #include "util/log.h"
 
 #define DEPTH 128u
+#define ANSWER_NS (UINT64_C(900) * 1000000) /* less than what a flush waits (engine/flush.c) */
 
 /* What it is made of, of one device, which it uses. */
 struct parts {
@@ -29,7 +31,8 @@ struct parts {
     struct ibv_cq *cq;
     struct ibv_qp *qp;
     struct ibv_mr *mr;
-    uint64_t last; /* r2_vflush.posted with its last read */
+    uint64_t last;  /* r2_vflush.posted with its last read */
+    uint64_t since; /* it waits for the next answer, while it has reads under way */
     uint8_t byte[64];
 };
 
@@ -166,14 +169,14 @@ static void run_make(struct r2_cmd *cmd)
         R2_WARN_LIMIT("%s: no queue pair to flush GPU memory with", m->hca->name);
     pthread_mutex_lock(&f->lock);
     f->making = false;
-    if (p) {
+    if (p && atomic_load(&p->hca->gone)) { /* else r2_vflush_stop is still to come */
+        r2_cmd_give(p->hca, &p->unmake, run_unmake);
+    } else if (p) {
         let_go(f, &f->old);
         f->old = f->now;
         if (f->old && !under_way(f, f->old))
             let_go(f, &f->old);
         f->now = p;
-        if (atomic_load(&p->hca->gone)) /* r2_vflush_stop comes after `gone`, with this lock */
-            drop(f);
     }
     pthread_mutex_unlock(&f->lock);
     r2_hca_unuse(m->hca);
@@ -274,6 +277,8 @@ static int post_read(struct r2_vflush *f, const void *at, uint32_t key)
                              .wr.rdma = {.remote_addr = (uint64_t)(uintptr_t)at, .rkey = key}};
     struct ibv_send_wr *bad;
 
+    if (!under_way(f, p))
+        p->since = r2_now_ns();
     p->last = f->posted;
     return ibv_post_send(p->qp, &wr, &bad) ? failed(f) : 0;
 }
@@ -295,7 +300,7 @@ int r2_verbs_flush_memory(int nic, const struct r2_mr_keys *keys, const void *at
     return rc;
 }
 
-/* Takes what has come; false: it has failed. */
+/* Takes what has come; false: it has failed, or an answer is missing for too long. */
 static bool take(struct r2_vflush *f, struct parts *p)
 {
     struct ibv_wc wc;
@@ -308,6 +313,11 @@ static bool take(struct r2_vflush *f, struct parts *p)
             return false;
         }
         f->done = wc.wr_id;
+        p->since = r2_now_ns();
+    }
+    if (n == 0 && under_way(f, p) && r2_now_ns() - p->since > ANSWER_NS) {
+        R2_WARN_LIMIT("%s: a flush of GPU memory has no answer", p->hca->name);
+        return false;
     }
     return n == 0;
 }
@@ -320,6 +330,8 @@ int r2_verbs_flushed(int nic, uint64_t ticket)
     pthread_mutex_lock(&f->lock);
     if (f->old && (!take(f, f->old) || !under_way(f, f->old))) {
         let_go(f, &f->old);
+        if (f->now)
+            f->now->since = r2_now_ns(); /* only now it is looked at */
         if (f->again)
             make(f);
         f->again = false;
