@@ -82,3 +82,16 @@ def test_lines_of_the_probe_are_compared() -> None:
     assert facts.differences({"a": {"facts": {"x": 1, "y": True}}}, steps) == []
     lines = facts.differences({"a": {"facts": {"x": 2, "z": 0}}}, steps)
     assert [line.split(":")[0] for line in lines] == ["a.x", "a.y", "a.z"]
+
+
+def test_other_answers_say_what_to_do(tmp_path: Path) -> None:
+    """Recorded on another kernel: record anew. On this one: ask those steps once more."""
+    file = tmp_path / "facts.json"
+    file.write_text('{"kernel": "6.1.1", "rdma-core": "44.0", "steps": {}}')
+    changed = ["b.x: 1 expected, 2 seen", "a.y: True expected, False seen", "b.z: 1 expected"]
+    newer = facts.advice(changed, {"kernel": "6.1.2", "rdma-core": "44.0"}, file)
+    assert "kernel 6.1.2" in newer and "kernel 6.1.1" in newer
+    assert "python -m tests.rdma record" in newer and "commit facts.json" in newer
+    assert newer.splitlines()[1:] == changed
+    same = facts.advice(changed, {"kernel": "6.1.1", "rdma-core": "44.0"}, file)
+    assert "python -m tests.rdma probe a b`" in same and "record`" not in same

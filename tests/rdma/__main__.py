@@ -3,7 +3,7 @@
 lane [pytest options]   what `make test-rdma` runs; exit code 77 where a part is missing
 check                   says whether everything that a guest is made of is there
 probe [STEP...]         what soft-RoCE does; one JSON line per step
-record                  writes tests/rdma/facts.json anew from the probe
+record                  writes tests/rdma/facts.json anew from the probe; says what changed
 run COMMAND             boots two emulated nodes in one guest and runs a shell command there
 """
 
@@ -32,7 +32,14 @@ def probe(work: Work, steps: list[str]) -> int:
 
 def record(work: Work) -> int:
     seen, _ = facts.observe(work)
+    broken = facts.broken(seen)
+    if broken:
+        print("rdma: facts.json stays: what the transport is built on does not hold:")
+        print("\n".join(broken))
+        return 1
+    changed = facts.differences(facts.recorded(), seen)
     facts.record(work, seen)
+    print("\n".join(changed) or "the answers are those that were recorded")
     return 0
 
 

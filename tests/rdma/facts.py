@@ -95,11 +95,36 @@ def recorded() -> Steps:
     return steps
 
 
+def versions(work: Work) -> dict[str, str]:
+    return {
+        "kernel": work.parts.kernel.version,
+        "rdma-core": work.parts.version("libibverbs1"),
+    }
+
+
+def advice(changed: list[str], here: dict[str, str], file: Path = FILE) -> str:
+    """What differs, and what to do about it: on other versions than those recorded, or on these."""
+    then = json.loads(file.read_text(encoding="utf-8"))
+    names = ", ".join(f"{name} {here[name]}" for name in here)
+    steps = " ".join(sorted({line.split(".")[0] for line in changed}))
+    if any(then.get(name) != here[name] for name in here):
+        was = ", ".join(f"{name} {then.get(name)}" for name in here)
+        what = (
+            f"{file.name} was recorded on {was}: see what each line means for docs/rdma.md, run"
+            f" `python -m tests.rdma record`, and commit {file.name}"
+        )
+    else:
+        what = (
+            f"{file.name} was recorded on these versions: it is chance, or a busy machine; see"
+            f" whether `python -m tests.rdma probe {steps}` says so again"
+        )
+    return "\n".join([f"soft-RoCE answers otherwise than recorded ({names}). {what}", *changed])
+
+
 def record(work: Work, seen: Steps) -> None:
     """Writes facts.json anew."""
     value = {
-        "kernel": work.parts.kernel.version,
-        "rdma-core": work.parts.version("libibverbs1"),
+        **versions(work),
         "steps": {step: {"facts": seen[step].get("facts", {})} for step in seen},
     }
     FILE.write_text(json.dumps(value, indent=1) + "\n", encoding="utf-8")

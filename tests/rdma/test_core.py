@@ -12,7 +12,7 @@ import pytest
 from tests.rdma import facts, scenes
 from tests.rdma.ranks import Bed, running
 from tests.rdma.scenes import LONG, VERIFY
-from tests.rdma.work import build_folder
+from tests.rdma.work import Work, build_folder
 
 pytestmark = pytest.mark.core
 
@@ -24,15 +24,14 @@ def plugin_speaks_verbs() -> None:
         pytest.skip(f"{plugin} was built without RDMA: the headers of libibverbs-dev were missing")
 
 
-def test_promises(one: Bed) -> None:
+def test_promises(one: Bed, work: Work) -> None:
     """What the transport is built on holds; other answers than recorded are a warning here."""
     seen = facts.ask(one.guest("a0"), *facts.PROMISES)
     broken = facts.broken(seen)
     assert not broken, "\n".join(broken)
     changed = facts.differences(facts.recorded(), seen)
     if changed:
-        text = "soft-RoCE answers otherwise than recorded: " + "; ".join(changed)
-        warnings.warn(text, stacklevel=1)
+        warnings.warn(facts.advice(changed, facts.versions(work)), stacklevel=1)
 
 
 @pytest.mark.parametrize("op, verify", [("all_reduce", 1), ("alltoall", 0)])

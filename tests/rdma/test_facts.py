@@ -16,10 +16,7 @@ def test_facts_of_soft_roce(work: Work) -> None:
     broken = facts.broken(seen)
     assert not broken, "\n".join(broken)
     changed = facts.differences(facts.recorded(), seen)
-    text = (
-        "soft-RoCE answers otherwise than docs/rdma.md tells; look at what it means, then"
-        " `python -m tests.rdma record`:\n" + "\n".join(changed)
-    )
+    text = facts.advice(changed, facts.versions(work))
     if changed and not os.environ.get("RDMA_SOAK"):
         warnings.warn(text, stacklevel=1)
     else:
