@@ -40,8 +40,8 @@ def library() -> Path:
     return paths.native_dir() / "fakeverbs" / "libibverbs.so.1"
 
 
-def run(options: Options, section: Section) -> None:
-    """Fill in the section; what was found stays when it fails later."""
+def run(options: Options, section: Section, until: float) -> None:
+    """Fill in the section; what was found stays when it fails later or is cut off."""
     if not options.wants(PART):
         return
     if not library().is_file():
@@ -50,6 +50,12 @@ def run(options: Options, section: Section) -> None:
             "Debian: libibverbs-dev)."
         )
         return
+    section.notes.append(
+        f"Completion errors: the stand-in for libibverbs, 2 nodes x {NICS} loopback NICs, "
+        "unshaped, 256 KiB messages, 8 outstanding, default settings without flap damping; codes "
+        f"{', '.join(map(str, CODES))} of enum ibv_wc_status in turn. To be known at once, at the "
+        "other node a round trip later."
+    )
     env = {
         **resume.UNDAMPED,
         "R2CCL_IBVERBS_LIB": str(library()),
@@ -57,34 +63,25 @@ def run(options: Options, section: Section) -> None:
         "R2_FAKEVERBS_NIC": "process",
         "R2_FAKEVERBS_CHAOS": "",
     }
+    series = resume.Series(KIND, len(CODES) if options.smoke else options.runs, until)
 
-    def breaks(sides: Sides, faults: list[resume.Fault]) -> None:
-        _fail_often(sides, faults, section, options)
+    def breaks(sides: Sides) -> None:
+        _fail_often(sides, series, section, options)
 
-    resume.under_traffic(section, KIND, Bed(NICS), env, breaks)
-    section.notes.append(
-        f"Completion errors: the stand-in for libibverbs, 2 nodes x {NICS} loopback NICs, "
-        "unshaped, 256 KiB messages, 8 outstanding, default settings without flap damping; codes "
-        f"{', '.join(map(str, CODES))} of enum ibv_wc_status in turn. To be known at once, at the "
-        "other node a round trip later."
-    )
+    resume.under_traffic(options, section, series, Bed(NICS), env, breaks)
 
 
-def _fail_often(
-    sides: Sides, faults: list[resume.Fault], section: Section, options: Options
-) -> None:
+def _fail_often(sides: Sides, series: resume.Series, section: Section, options: Options) -> None:
     processes = resume.processes(sides)
-    runs = len(CODES) if options.smoke else options.runs
     with closing(resume.Watch(processes)) as watch:
         _over_queue_pairs(processes[0])
         time.sleep(0.5)
-        for turn in range(runs):
+        while series.more():
+            turn = len(series.faults)
             node, nic, code = turn % 2, turn // 2 % NICS, CODES[turn // (2 * NICS) % len(CODES)]
             pid = (sides.sender, sides.receiver)[node].pid
-            faults.append(_fail_once(watch, pid, node, nic, code))
-            if turn % 10 == 0:
-                known = max(faults[-1].down.values()) - faults[-1].at
-                options.say(f"{PART} {turn + 1} of {runs}: known after {known / resume.MS:.1f} ms")
+            series.faults.append(_fail_once(watch, pid, node, nic, code))
+            series.say(options)
         paths_now = processes[0].snapshot().paths
     carried = {path.via: 0 for path in paths_now}
     for path in paths_now:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from figures import Section, check_bound, median, payload_bound, ratio_rows
+from figures import Section, check_bound, median, payload_bound
 from rig import Bed, Options, Perf, burst_credit, lab_bed, perf
 
 GBIT = 10**9
@@ -62,56 +62,48 @@ def _shaped(section: Section, bed: Bed, rate: int, options: Options) -> None:
     for one in (*ours, *theirs):
         check_bound("all_reduce", one.size, one.size / one.busbw, bound, burst_credit(shaped))
     name = f"{NICS} x 1 Gbit/s, all_reduce"
-    section.rows.append(
-        ratio_rows(
-            f"{name}: bus bandwidth",
-            [one.busbw / 1e9 for one in ours],
-            [one.busbw / 1e9 for one in theirs],
-            "GB/s",
-            "stand-in's sockets",
-            None,
-        )
+    section.compare(
+        f"{name}: bus bandwidth",
+        [one.busbw / 1e9 for one in ours],
+        [one.busbw / 1e9 for one in theirs],
+        "GB/s",
+        "stand-in's sockets",
+        None,
     )
     same = abs(rates[0] / rates[1] - 1) <= SAME_RATE
     note = "" if same else "throughputs differ: no like for like"
-    section.rows.append(
-        ratio_rows(
-            f"{name}: CPU seconds per GB",
-            _cpu_per_gb(ours),
-            _cpu_per_gb(theirs),
-            "s/GB",
-            "stand-in's sockets",
-            TARGET_CPU if same else None,
-            at_least=False,
-            note=note,
-        )
+    section.compare(
+        f"{name}: CPU seconds per GB",
+        _cpu_per_gb(ours),
+        _cpu_per_gb(theirs),
+        "s/GB",
+        "stand-in's sockets",
+        TARGET_CPU if same else None,
+        at_least=False,
+        note=note,
     )
 
 
 def _unshaped(section: Section, bed: Bed, options: Options) -> None:
     size = str((8 if options.smoke else 64) * MIB)
     ours, theirs = _both(bed, ["--op", "all_reduce", "-b", size, "-n", "10", "-c", "0"], options)
-    section.rows.append(
-        ratio_rows(
-            "unshaped, all_reduce: bus bandwidth",
-            [one.busbw / 1e9 for one in ours],
-            [one.busbw / 1e9 for one in theirs],
-            "GB/s",
-            "stand-in's sockets",
-            1.0 if not options.smoke else None,
-        )
+    section.compare(
+        "unshaped, all_reduce: bus bandwidth",
+        [one.busbw / 1e9 for one in ours],
+        [one.busbw / 1e9 for one in theirs],
+        "GB/s",
+        "stand-in's sockets",
+        1.0 if not options.smoke else None,
     )
-    section.rows.append(
-        ratio_rows(
-            "unshaped, all_reduce: CPU seconds per GB",
-            _cpu_per_gb(ours),
-            _cpu_per_gb(theirs),
-            "s/GB",
-            "stand-in's sockets",
-            TARGET_CPU,
-            at_least=False,
-            note="at each one's own throughput",
-        )
+    section.compare(
+        "unshaped, all_reduce: CPU seconds per GB",
+        _cpu_per_gb(ours),
+        _cpu_per_gb(theirs),
+        "s/GB",
+        "stand-in's sockets",
+        TARGET_CPU,
+        at_least=False,
+        note="at each one's own throughput",
     )
 
 
@@ -120,14 +112,12 @@ def _latency(section: Section, bed: Bed, options: Options) -> None:
         rounds = "20" if options.smoke else "200"
         argv = ["--op", "all_reduce", "-b", str(size), "-n", rounds, "-w", "20", "-c", "0"]
         ours, theirs = _both(bed, argv, options)
-        section.rows.append(
-            ratio_rows(
-                f"unshaped, all_reduce of {size} B: time",
-                [one.seconds * 1e6 for one in ours],
-                [one.seconds * 1e6 for one in theirs],
-                "us",
-                "stand-in's sockets",
-                TARGET_LATENCY,
-                at_least=False,
-            )
+        section.compare(
+            f"unshaped, all_reduce of {size} B: time",
+            [one.seconds * 1e6 for one in ours],
+            [one.seconds * 1e6 for one in theirs],
+            "us",
+            "stand-in's sockets",
+            TARGET_LATENCY,
+            at_least=False,
         )

@@ -97,7 +97,8 @@ class Row:
 
 @dataclass
 class Section:
-    """What one benchmark found. errors: why it could not, or what was wrong; skipped: why not.
+    """What one benchmark found. errors: why it could not, or what was wrong; skipped: why not;
+    cut: what ended it before all was done.
 
     load: the machine's load average before and after. others: the share of all cores that other
     programs used meanwhile.
@@ -109,10 +110,26 @@ class Section:
     notes: list[str] = field(default_factory=list)
     errors: list[str] = field(default_factory=list)
     skipped: str = ""
+    cut: str = ""
     seconds: float = 0.0
     load: tuple[float, float] = (0.0, 0.0)
     others: float = 0.0
     details: dict[str, Any] = field(default_factory=dict)
+
+    def compare(
+        self,
+        name: str,
+        values: Sequence[float],
+        baselines: Sequence[float],
+        unit: str,
+        baseline_name: str,
+        target: float | None,
+        **more: Any,
+    ) -> None:
+        """A row of `ratio_rows`, once there is something of both."""
+        if values and baselines:
+            row = ratio_rows(name, values, baselines, unit, baseline_name, target, **more)
+            self.rows.append(row)
 
     def missed(self) -> list[Row]:
         return [row for row in self.rows if row.met is False]

@@ -105,40 +105,46 @@ def _rates(windows: Sequence[Window], wanted: Callable[[Window], bool]) -> list[
 
 
 def run_ramp(options: Options, section: Section) -> None:
-    """Fill in the section; what was found stays when a later part fails."""
+    """Fill in the section; what was found stays when a later part fails or is cut off."""
     plan, size = SMOKE if options.smoke else FULL, _sizes(options)
     for mode, words in (("carrier", "link up again"), ("silent", "packets pass again")):
         found: list[float] = []
         full: list[float] = []
         options.say(f"{words}: {plan.runs} runs")
         seconds = size.before + plan.runs * (AWAY_S + 7) + 10
-        with lab_bed("ramp", grey.NICS, (size.rate,)) as bed, ExitStack() as stack:
-            assert bed.lab is not None
-            job, _ = stack.enter_context(
-                grey._job(bed, size, seconds, True, {"R2CCL_DAMP_SUPPRESS": "0"})
-            )
-            watch = grey._watch(job, stack)
-            time.sleep(size.before)
-            for _ in range(plan.runs):
-                _back(bed.lab, mode, watch, found, full)
-            job.kill(grace=0.1)
-        for name, values, limit in (("found", found, FOUND_MS), ("at full weight", full, FULL_MS)):
-            for word, share in (("median", 0.5), ("max", 1.0)):
-                section.rows.append(
-                    Row(
-                        f"{words}: {name}, {word}",
-                        percentile(values, share),
-                        "ms",
-                        target=limit if word == "median" else None,
-                        judged="value",
-                        at_least=False,
-                        samples=len(values),
-                    )
+        try:
+            with lab_bed("ramp", grey.NICS, (size.rate,)) as bed, ExitStack() as stack:
+                assert bed.lab is not None
+                job, _ = stack.enter_context(
+                    grey._job(bed, size, seconds, True, {"R2CCL_DAMP_SUPPRESS": "0"})
                 )
+                watch = grey._watch(job, stack)
+                time.sleep(size.before)
+                for _ in range(plan.runs):
+                    _back(bed.lab, mode, watch, found, full)
+                job.kill(grace=0.1)
+        finally:
+            _found(section, words, found, full)
     section.notes.append(
         f"{AWAY_S:g} s away, then mended. Found: a path of the NIC has carried test chunks; at "
         "full weight: the NIC's ramp is over, on its own node."
     )
+
+
+def _found(section: Section, words: str, found: list[float], full: list[float]) -> None:
+    for name, values, limit in (("found", found, FOUND_MS), ("at full weight", full, FULL_MS)):
+        for word, share in (("median", 0.5), ("max", 1.0)) if values else ():
+            section.rows.append(
+                Row(
+                    f"{words}: {name}, {word}",
+                    percentile(values, share),
+                    "ms",
+                    target=limit if word == "median" else None,
+                    judged="value",
+                    at_least=False,
+                    samples=len(values),
+                )
+            )
 
 
 def _back(

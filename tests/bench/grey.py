@@ -16,7 +16,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from figures import Row, Section, median, percentile, ratio_rows
+from figures import Row, Section, median, percentile
 from rig import Bed, BenchError, Options, lab_bed, perf_spec
 
 from r2ccl_ctl import control, launch, paths
@@ -64,7 +64,7 @@ class Run:
 
 
 def run(options: Options, section: Section) -> None:
-    """Fill in the section; what was found stays when a later part fails."""
+    """Fill in the section; what was found stays when a later part fails or is cut off."""
     plan = SMOKE if options.smoke else FULL
     turns = 1 if options.smoke else min(3, options.repetitions)
     slow = (NICS - 1 + plan.slowed / plan.rate) / NICS
@@ -110,16 +110,17 @@ def _kept(
     target: float | None,
 ) -> None:
     found: dict[bool, list[Run]] = {True: [], False: []}
-    for turn in range(turns):
+    try:
+        for turn in range(turns):
+            for grey, runs in found.items():
+                options.say(f"{name}: turn {turn + 1}, R2CCL_GREY={int(grey)}")
+                runs.append(_one(plan, fault, grey))
+    finally:
         for grey, runs in found.items():
-            options.say(f"{name}: turn {turn + 1}, R2CCL_GREY={int(grey)}")
-            runs.append(_one(plan, fault, grey))
-    for grey, runs in found.items():
-        values = [median(one.after) / 1e9 for one in runs]
-        bound = [median(one.before) / 1e9 * left for one in runs]
-        words = "grey failures watched" if grey else "R2CCL_GREY=0"
-        section.rows.append(
-            ratio_rows(
+            values = [median(one.after) / 1e9 for one in runs]
+            bound = [median(one.before) / 1e9 * left for one in runs]
+            words = "grey failures watched" if grey else "R2CCL_GREY=0"
+            section.compare(
                 f"{name}: all_reduce, {words}",
                 values,
                 bound,
@@ -127,7 +128,6 @@ def _kept(
                 "what the rates add up to",
                 target if grey else None,
             )
-        )
     reasons = {one.reason for one in found[True] if one.reason}
     section.details[f"{name}: reasons"] = sorted(reasons)
 
@@ -216,53 +216,74 @@ def _first_weight(watch: Sequence[Cursor], since: int) -> Event | None:
     return min(events, key=lambda event: event.mono_ns, default=None)
 
 
+@dataclass
+class Followed:
+    """What was said in so many turns of slowing the victim down and mending it; milliseconds."""
+
+    there: list[float] = field(default_factory=list)
+    back: list[float] = field(default_factory=list)
+    named: list[float] = field(default_factory=list)
+    others: list[Event] = field(default_factory=list)
+    missed: int = 0
+    turns: int = 0
+
+
 def _follow(section: Section, options: Options, plan: Plan) -> None:
     """How long until the weight follows, there and back, many times in one run, and whether it is
     the NIC that is named; then a run as long without a fault, in which nothing is to be named."""
-    there: list[float] = []
-    back: list[float] = []
-    named: list[float] = []
-    missed = 0
+    found = Followed()
     seconds = plan.follow_runs * 8.0 + 10
-    with lab_bed("follow", NICS, (plan.rate,)) as bed, ExitStack() as stack:
-        assert bed.lab is not None
-        job, _ = stack.enter_context(_job(bed, plan, seconds, True))
-        watch = _watch(job, stack)
-        time.sleep(plan.before)
-        _weights(watch)
-        began = time.monotonic()
-        others: list[Event] = []
-        for turn in range(plan.follow_runs):
-            if turn % 5 == 0:
-                options.say(f"weights follow: {turn + 1} of {plan.follow_runs}")
-            for rate, into in ((plan.slowed, there), (plan.rate, back)):
-                took = _until_weight(bed.lab, watch, rate, into is there)
-                if took.weight is None:
-                    missed += 1
-                else:
-                    into.append(took.weight)
-                if took.named is not None and into is there:
-                    named.append(took.named)
-                others += took.others
-                time.sleep(0.8)
-        lasted = time.monotonic() - began
-        job.kill(grace=0.1)
-    for name, values in (("slowed to 10 %", there), ("at full speed again", back)):
+    try:
+        with lab_bed("follow", NICS, (plan.rate,)) as bed, ExitStack() as stack:
+            assert bed.lab is not None
+            job, _ = stack.enter_context(_job(bed, plan, seconds, True))
+            watch = _watch(job, stack)
+            time.sleep(plan.before)
+            _weights(watch)
+            began = time.monotonic()
+            for turn in range(plan.follow_runs):
+                if turn % 5 == 0:
+                    options.say(f"weights follow: {turn + 1} of {plan.follow_runs}")
+                _follow_once(bed.lab, watch, plan, found)
+            lasted = time.monotonic() - began
+            job.kill(grace=0.1)
+    finally:
+        _followed(section, options, found)
+    _healthy(section, options, plan, lasted)
+
+
+def _follow_once(lab: Lab, watch: Sequence[Cursor], plan: Plan, found: Followed) -> None:
+    for rate, into in ((plan.slowed, found.there), (plan.rate, found.back)):
+        slow = into is found.there
+        took = _until_weight(lab, watch, rate, slow)
+        if took.weight is None:
+            found.missed += 1
+        else:
+            into.append(took.weight)
+        if took.named is not None and slow:
+            found.named.append(took.named)
+        found.others += took.others
+        time.sleep(0.8)
+    found.turns += 1
+
+
+def _followed(section: Section, options: Options, found: Followed) -> None:
+    if not found.turns:
+        return
+    for name, values in (("slowed to 10 %", found.there), ("at full speed again", found.back)):
         if not values and not options.smoke:
             section.errors.append(f"{name}: the weight never followed")
         _times(section, f"{name}: weight follows", values)
-    _times(section, "slowed to 10 %: named as slow", named)
-    of = f"of {plan.follow_runs}"
-    section.rows.append(
-        _count("slowed to 10 %: the NIC is named as slow", len(named), of, plan.follow_runs)
-    )
-    blamed = [event for event in others if _blames(event)]
-    section.rows.append(
-        _count("slowed to 10 %: paths of other NICs called slow or lossy", len(blamed), of, None)
-    )
-    section.details["other NICs, while one was slow"] = [f"{e.nic}: {e.cause}" for e in others]
-    section.details["weight did not follow within 3 s"] = missed
-    _healthy(section, options, plan, lasted)
+    _times(section, "slowed to 10 %: named as slow", found.named)
+    of, blamed = f"of {found.turns}", [event for event in found.others if _blames(event)]
+    section.rows += [
+        _count("slowed to 10 %: the NIC is named as slow", len(found.named), of, found.turns),
+        _count("slowed to 10 %: paths of other NICs called slow or lossy", len(blamed), of, None),
+    ]
+    section.details["other NICs, while one was slow"] = [
+        f"{event.nic}: {event.cause}" for event in found.others
+    ]
+    section.details["weight did not follow within 3 s"] = found.missed
 
 
 def _healthy(section: Section, options: Options, plan: Plan, seconds: float) -> None:

@@ -75,9 +75,12 @@ class Until:
     times: Times
     runs: int
     end: float
+    late: bool = False  # one more was wanted after that
 
     def more(self, name: str) -> bool:
-        return self.times.count(name) < self.runs and time.monotonic() < self.end
+        short = self.times.count(name) < self.runs
+        self.late |= short and time.monotonic() >= self.end
+        return short and not self.late
 
 
 @contextmanager
@@ -95,22 +98,15 @@ def moving(bed: Bed) -> Iterator[tuple[Lab, resume.Watch, Sides]]:
 
 
 def run(options: Options, section: Section) -> None:
-    """Fill in the section; what was found stays when a later part fails."""
-    end = time.monotonic() + options.slice_s if options.slice_s else float("inf")
+    """Fill in the section; what was found stays when a later part fails or is cut off."""
     times = Times(options.add_to)
-    until = Until(times, 2 if options.smoke else options.runs, end)
+    until = Until(times, 2 if options.smoke else options.runs, options.slice_end())
     parts: dict[str, Callable[[Options, Until], None]] = {
         "slow": _slow,
         "lossy": _lossy,
         "return": _return,
         "killed": _killed,
     }
-    try:
-        for name, part in parts.items():
-            if options.wants(name):
-                part(options, until)
-    finally:
-        _rows(section, times)
     section.details["commits"] = times.commits
     section.notes.append(
         "2 nodes, one pair of processes, 256 KiB messages, 8 outstanding. Grey: "
@@ -119,6 +115,14 @@ def run(options: Options, section: Section) -> None:
         f"Gbit/s, one broken every {EVERY_S:g} s, for {AWAY_S:g} s each, no flap damping; full "
         "weight comes after the ramp of 3 s. Killed: a fresh pair each time, either side in turn."
     )
+    try:
+        for name, part in parts.items():
+            if options.wants(name):
+                part(options, until)
+    finally:
+        _rows(section, times, until.runs)
+    if until.late:
+        section.cut = options.sliced()
 
 
 # ---- grey
@@ -336,7 +340,7 @@ def _limit(name: str) -> float | None:
     return None
 
 
-def _rows(section: Section, times: Times) -> None:
+def _rows(section: Section, times: Times, runs: int) -> None:
     for name, values in times.of.items():
         kind, _, what = name.partition(": ")
         if what in BASES:
@@ -354,6 +358,7 @@ def _rows(section: Section, times: Times) -> None:
                     judged="value",
                     at_least=False,
                     samples=len(values),
+                    note=f"{len(values)} of {runs}" if len(values) < runs else "",
                 )
             )
     section.details["times, ms"] = times.of

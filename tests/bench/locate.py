@@ -321,23 +321,26 @@ def running(variant: str) -> Iterator[Bed]:
 
 
 def run(options: Options, section: Section) -> None:
-    """Fill in the section; what was found stays when a later part fails."""
+    """Fill in the section; what was found stays when a later part fails or is cut off."""
     seed = random.randrange(1 << 32) if options.seed is None else options.seed
     section.details["seed"] = seed
     ledger = Ledger(options.add_to)
-    until = time.monotonic() + options.slice_s if options.slice_s else float("inf")
-    try:
-        for variant in VARIANTS[:1] if options.smoke else VARIANTS:
-            _variant(options, section, variant, ledger, random.Random(f"{seed} {variant}"), until)
-    finally:
-        for variant, kind in itertools.product(VARIANTS, KINDS):
-            _rows(section, variant, kind, ledger.of(variant, kind.name))
-    section.details["commits"] = dict(Counter(record.commit for record in ledger.records))
+    until, done = options.slice_end(), True
     section.notes.append(
         f"{NODES} nodes x {NICS} NICs, one rank each, default settings but for damping, off, and "
         f"the ramp, 0.5 s; seed {seed}. Right: all processes that lost a path have given a "
         "verdict, and each verdict is right."
     )
+    try:
+        for variant in VARIANTS[:1] if options.smoke else VARIANTS:
+            rng = random.Random(f"{seed} {variant}")
+            done &= _variant(options, section, variant, ledger, rng, until)
+    finally:
+        for variant, kind in itertools.product(VARIANTS, KINDS):
+            _rows(section, variant, kind, ledger.of(variant, kind.name))
+        section.details["commits"] = dict(Counter(record.commit for record in ledger.records))
+    if not done:
+        section.cut = options.sliced()
 
 
 def kinds_of(variant: str) -> list[Kind]:
@@ -352,15 +355,15 @@ def _variant(
     ledger: Ledger,
     rng: random.Random,
     until: float,
-) -> None:
-    """Cases of all kinds in turn, until there are enough of each or the time is over."""
+) -> bool:
+    """Cases of all kinds in turn, until there are enough of each or the time is over: False."""
     runs = 1 if options.smoke else options.runs
 
     def due() -> list[Kind]:
         return [k for k in kinds_of(variant) if len(ledger.of(variant, k.name)) < runs]
 
     if not due() or time.monotonic() > until:
-        return
+        return not due()
     last = ""
     with running(variant) as bed:
         while (kinds := due()) and time.monotonic() < until:
@@ -382,6 +385,7 @@ def _variant(
                 options.say(f"{variant}: {min(have)} of {runs} of each kind")
         for name in ("rounds", "probes"):
             section.details[f"{variant}: {name}"] = bed.counters(f"locate_{name}")
+    return not due()
 
 
 def _rows(section: Section, variant: str, kind: Kind, cases: list[Record]) -> None:

@@ -31,7 +31,7 @@ TITLE = "Overhead of health on a healthy job, against health switched off"
 
 
 def run(options: Options, section: Section) -> None:
-    """Fill in the section; what was found stays when a later part fails."""
+    """Fill in the section; what was found stays when a later part fails or is cut off."""
     turns = 2 if options.smoke else max(16, options.repetitions)
     large = 4 * MIB if options.smoke else 64 * MIB
     _compare(section, options, f"all_reduce {large // MIB} MiB", large, turns, 6, list(SETTINGS))
@@ -54,20 +54,22 @@ def _compare(
     names: list[str],
 ) -> None:
     found: dict[str, list[Perf]] = {each: [] for each in names}
-    for turn in range(turns):
-        options.say(f"{name}: turn {turn + 1} of {turns}")
-        # Who goes first changes: a machine that warms up or gets busy favours nobody.
-        for i in range(len(names)):
-            each = names[(turn + i) % len(names)]
-            found[each].append(_one(size, iters, SETTINGS[each]))
-    for each in names[:-1]:
-        if size >= MIB:
-            _row(section, f"{name}, {each}", "GB/s", _speeds(found[each]), _speeds(found[BASE]))
-        else:
-            _row(section, f"{name}, {each}", "us", _times(found[each]), _times(found[BASE]))
-        if size >= MIB:
-            value, base = _cpu(found[each]), _cpu(found[BASE])
-            _row(section, f"{name}, {each}: CPU seconds per GB", "s/GB", value, base)
+    try:
+        for turn in range(turns):
+            options.say(f"{name}: turn {turn + 1} of {turns}")
+            # Who goes first changes: a machine that warms up or gets busy favours nobody.
+            for i in range(len(names)):
+                each = names[(turn + i) % len(names)]
+                found[each].append(_one(size, iters, SETTINGS[each]))
+    finally:
+        for each in names[:-1]:
+            if size >= MIB:
+                _row(section, f"{name}, {each}", "GB/s", _speeds(found[each]), _speeds(found[BASE]))
+            else:
+                _row(section, f"{name}, {each}", "us", _times(found[each]), _times(found[BASE]))
+            if size >= MIB:
+                value, base = _cpu(found[each]), _cpu(found[BASE])
+                _row(section, f"{name}, {each}: CPU seconds per GB", "s/GB", value, base)
 
 
 def _speeds(runs: Sequence[Perf]) -> list[float]:
@@ -85,6 +87,8 @@ def _cpu(runs: Sequence[Perf]) -> list[float]:
 def _row(
     section: Section, name: str, unit: str, values: Sequence[float], base: Sequence[float]
 ) -> None:
+    if not values or not base:
+        return
     higher = unit == "GB/s"
     low, high = chance(values, base)
     section.rows.append(

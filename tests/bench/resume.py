@@ -22,6 +22,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import cutoff
 from figures import Row, Section, percentile
 from rig import Bed, BenchError, Options, Sides, lab_bed, plugin_sides
 
@@ -35,7 +36,7 @@ NICS = 2
 RATE = 500_000_000
 MESSAGE = ["--size", "256K", "--outstanding", "8"]
 LOOK_S = 0.002
-END_S = 30.0  # for the messages that are under way
+END_S, CUT_END_S = 30.0, 5.0  # for the messages that are under way; who cut it off waits
 STEADY_S = 0.4  # after a NIC is back: longer than a black hole's stall
 GIVE_UP_S = 10.0
 MS = 1e6
@@ -173,15 +174,29 @@ def _note(fault: Fault, node: int, event: Event) -> None:
 UNDAMPED = {"R2CCL_DAMP_SUPPRESS": "0"}  # every NIC fails dozens of times
 
 
-Breaker = Callable[[Sides, list[Fault]], None]
+@dataclass
+class Series:
+    """Faults of a kind, so many or until a time; those so far were followed to their end."""
+
+    kind: Kind
+    runs: int
+    until: float
+    faults: list[Fault] = field(default_factory=list)
+
+    def more(self) -> bool:
+        return len(self.faults) < self.runs and time.monotonic() < self.until
+
+    def say(self, options: Options) -> None:
+        done, last = len(self.faults), self.faults[-1]
+        if done % 10 == 1:
+            known = (max(last.down.values()) - last.at) / MS
+            options.say(f"{self.kind.title}, {done} of {self.runs}: known after {known:.1f} ms")
 
 
-def run(options: Options, section: Section) -> None:
-    """Fill in the section; what was found stays when a later part fails."""
+def run(options: Options, section: Section, until: float) -> None:
+    """Fill in the section; what was found stays when a later part fails or is cut off."""
+    runs = 2 if options.smoke else options.runs
     modes = list(filter(options.wants, ("carrier", "silent") if options.smoke else WORDS))
-    for mode in modes:
-        with lab_bed("resume", NICS, (RATE,)) as bed:
-            _run_mode(options, section, mode, bed)
     if modes:
         section.notes.append(
             f"2 nodes x {NICS} NICs of 0.5 Gbit/s, 256 KiB messages, 8 outstanding, default "
@@ -189,39 +204,48 @@ def run(options: Options, section: Section) -> None:
             "acknowledgement over another path after the lost bytes were queued again. Stall: the "
             "longest time without a completed message around the fault."
         )
+    for mode in modes:
+        series = Series(Kind(WORDS[mode], TARGETS[mode]), runs, until)
+        with lab_bed("resume", NICS, (RATE,)) as bed:
+            _run_mode(options, section, mode, series, bed)
 
 
-def _run_mode(options: Options, section: Section, mode: str, bed: Bed) -> None:
+def _run_mode(options: Options, section: Section, mode: str, series: Series, bed: Bed) -> None:
     lab = bed.lab
     assert lab is not None
 
-    def breaks(sides: Sides, faults: list[Fault]) -> None:
-        _break_often(lab, sides, mode, faults, options)
+    def breaks(sides: Sides) -> None:
+        _break_often(lab, sides, mode, series, options)
 
-    under_traffic(section, Kind(WORDS[mode], TARGETS[mode]), bed, UNDAMPED, breaks)
+    under_traffic(options, section, series, bed, UNDAMPED, breaks)
 
 
 def under_traffic(
-    section: Section, kind: Kind, bed: Bed, env: Mapping[str, str], breaks: Breaker
+    options: Options,
+    section: Section,
+    series: Series,
+    bed: Bed,
+    env: Mapping[str, str],
+    breaks: Callable[[Sides], None],
 ) -> None:
     """Messages without pause while `breaks` makes faults; rows of those that were followed to their
-    end, also when it fails. Wrong values are an error of the section."""
-    faults: list[Fault] = []
+    end, also when it fails or is cut off. Wrong values are an error of the section."""
     with tempfile.TemporaryDirectory() as folder:
         log = str(Path(folder) / "done")
         words = (*MESSAGE, "--seconds", "3600")
         with plugin_sides(bed, *words, log=log, limit=3600, env=env) as sides:
             try:
-                breaks(sides, faults)
+                breaks(sides)
             finally:
                 section.errors += _end(sides)
-                if faults:
-                    rows(section, kind, faults, _read_times(log))
+                rows(section, series, _read_times(log))
+    if len(series.faults) < series.runs:
+        section.cut = options.sliced()
 
 
 def _end(sides: Sides) -> list[str]:
     """Ends the messages; what is wrong with how they ended."""
-    sides.ends_at = time.monotonic() + END_S
+    sides.ends_at = time.monotonic() + (CUT_END_S if cutoff.caught else END_S)
     sides.sender.send_signal(signal.SIGTERM)
     try:
         sides.finish()
@@ -230,20 +254,17 @@ def _end(sides: Sides) -> list[str]:
     return []
 
 
-def _break_often(lab: Lab, sides: Sides, mode: str, faults: list[Fault], options: Options) -> None:
-    runs = 2 if options.smoke else options.runs
+def _break_often(lab: Lab, sides: Sides, mode: str, series: Series, options: Options) -> None:
     with ExitStack() as stack:
         watch = Watch(processes(sides))
         stack.callback(watch.close)
         resets = Resets(lab, stack) if mode == "reset" else None
         time.sleep(0.5)
-        for turn in range(runs):
+        while series.more():
+            turn = len(series.faults)
             node, nic = turn % 2, f"nic{turn // 2 % NICS}"
-            fault = _break_once(lab, watch, node, nic, mode, resets)
-            faults.append(fault)
-            if turn % 10 == 0:
-                known = max(fault.down.values()) - fault.at
-                options.say(f"{mode} {turn + 1} of {runs}: known after {known / MS:.1f} ms")
+            series.faults.append(_break_once(lab, watch, node, nic, mode, resets))
+            series.say(options)
 
 
 def _break_once(
@@ -347,8 +368,11 @@ def calm_gap(times: Sequence[int], begin: int, end: int) -> int:
     return max((b - a for a, b in zip(inside, inside[1:], strict=False)), default=0)
 
 
-def rows(section: Section, kind: Kind, faults: list[Fault], times: Sequence[int]) -> None:
+def rows(section: Section, series: Series, times: Sequence[int]) -> None:
     """Without `times`, when messages were done, nothing is said of stalls."""
+    kind, faults = series.kind, series.faults
+    if len(faults) < series.runs:
+        section.notes.append(f"{kind.title}: {len(faults)} of {series.runs} faults.")
     measures: dict[str, Callable[[Fault], int]] = {
         "known at the NIC's node": lambda f: f.down[f.node] - f.at,
         "known at the other node": lambda f: f.down[1 - f.node] - f.at,

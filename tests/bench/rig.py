@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import platform
 import re
@@ -39,9 +40,9 @@ class BenchError(R2Error):
 
 @dataclass(frozen=True)
 class Options:
-    """smoke: seconds only, to see that everything runs. runs: faults of each kind. slice_s, add_to,
-    seed: of `locate` and `known`; seconds after which no case begins, and the file that they are
-    added to. parts: of sections that have several; none: all of them."""
+    """smoke: seconds only, to see that everything runs. runs: faults of each kind; slice_s: seconds
+    of a section after which none of them begins. add_to, seed: of `locate` and `known`, the file
+    that they are added to. parts: of sections that have several; none: all of them."""
 
     smoke: bool = False
     runs: int = 100
@@ -51,6 +52,14 @@ class Options:
     add_to: Path | None = None
     seed: int | None = None
     parts: tuple[str, ...] = ()
+
+    def slice_end(self) -> float:
+        """By the monotonic clock, of a section that begins now."""
+        return time.monotonic() + self.slice_s if self.slice_s else math.inf
+
+    def sliced(self) -> str:
+        """What cut a section off that came to that end."""
+        return f"--slice {self.slice_s:g}"
 
     def wants(self, part: str) -> bool:
         return not self.parts or part in self.parts

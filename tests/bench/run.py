@@ -8,7 +8,8 @@
 
 Prints tables, and writes them with date, machine, versions and load to a JSON file. Exit code 1: a
 benchmark could not be carried out, values were wrong, or a result was faster than its bound; with
---strict also a missed target. 77: nothing could run here. --smoke says nothing about speed.
+--strict also a missed target. 77: nothing could run here. Ended by a signal (128 and its number) or
+by --slice (124), the tables hold what there is by then. --smoke says nothing about speed.
 """
 
 from __future__ import annotations
@@ -17,7 +18,6 @@ import contextlib
 import json
 import os
 import shlex
-import signal
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -28,6 +28,7 @@ from typing import Any
 import click
 import completion
 import cost
+import cutoff
 import flap
 import grey
 import growth
@@ -53,8 +54,9 @@ CALM = 0.1  # of the cores may others use
 
 
 def _resume(options: Options, section: Section) -> None:
-    resume.run(options, section)
-    completion.run(options, section)
+    until = options.slice_end()
+    resume.run(options, section, until)
+    completion.run(options, section, until)
 
 
 SECTIONS: dict[str, tuple[str, Callable[[Options, Section], None]]] = {
@@ -104,9 +106,12 @@ def run_section(name: str, options: Options) -> Section:
         work(options, section)
     except (MeasurementWrong, R2Error, OSError) as err:
         section.errors.append(str(err))
+    except cutoff.CutOff:
+        pass
+    section.cut = cutoff.by_signal() or section.cut
     for row in section.rows:
         section.errors += row.problems()
-    if not section.rows and not section.errors:
+    if not (section.rows or section.errors or section.cut):
         section.errors.append("no figures")
     if options.smoke:
         for row in section.rows:
@@ -128,6 +133,9 @@ def print_section(section: Section) -> None:
         print(f"note: {note}")
     for error in section.errors:
         print(f"ERROR: {error}")
+    if section.cut:
+        what = "the figures so far" if section.rows else "no figures yet"
+        print(f"CUT OFF by {section.cut}: {what}")
     before, after = section.load
     print(
         f"{section.seconds:.0f} s, load average {before:.1f} before, {after:.1f} after", flush=True
@@ -164,6 +172,7 @@ def markdown(report: dict[str, Any], sections: Sequence[Section]) -> str:
         if section.rows:
             lines += ["", f"### {section.title}", "", markdown_table(section.rows)]
             lines += [f"\n{note}" for note in section.notes]
+            lines += [f"\nCut off by {section.cut}: the figures so far."] if section.cut else []
     return "\n".join(lines) + "\n"
 
 
@@ -174,22 +183,17 @@ def _write(path: Path, text: str) -> None:
 
 
 def exit_code(sections: Sequence[Section], strict: bool) -> int:
+    if cutoff.caught:
+        return 128 + cutoff.caught[0]
     if any(section.errors for section in sections):
         return 1
     missed: list[Row] = [row for section in sections for row in section.missed()]
     if strict and missed:
         print(f"missed: {'; '.join(row.name for row in missed)}", file=sys.stderr)
         return 1
+    if any(section.cut for section in sections):
+        return cutoff.TIME_CODE
     return SKIPPED if all(section.skipped for section in sections) else 0
-
-
-def _end_on_term() -> None:
-    """SIGTERM unwinds as Ctrl-C does, so that labs and processes go away."""
-
-    def on_term(number: int, frame: object) -> None:
-        raise SystemExit(128 + number)
-
-    signal.signal(signal.SIGTERM, on_term)
 
 
 @click.command(help=__doc__, context_settings={"help_option_names": ["-h", "--help"]})
@@ -213,7 +217,7 @@ def _end_on_term() -> None:
     "--slice",
     "slice_s",
     type=click.FloatRange(1),
-    help="Seconds after which `locate` and `known` begin no more cases.",
+    help="Seconds after which `resume`, `known` and `locate` begin no more faults.",
 )
 @click.option(
     "--add-to",
@@ -255,7 +259,7 @@ def main(
     parts: tuple[str, ...],
     strict: bool,
 ) -> None:
-    _end_on_term()
+    cutoff.listen()
     began = datetime.now(timezone.utc)
     options = Options(
         smoke=smoke,
@@ -269,10 +273,13 @@ def main(
     sections: list[Section] = []
     with contextlib.ExitStack() as stack:
         stack.callback(lambda: _finish(sections, options, began, json_path, markdown_path))
-        for name in only or SECTIONS:
-            section = run_section(name, options)
-            sections.append(section)
-            print_section(section)
+        with contextlib.suppress(cutoff.CutOff):
+            for name in only or SECTIONS:
+                section = run_section(name, options)
+                sections.append(section)
+                print_section(section)
+                if cutoff.caught:
+                    break
     raise SystemExit(exit_code(sections, strict and not smoke))
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from figures import Section, check_bound, median, payload_bound, ratio_rows
+from figures import Section, check_bound, median, payload_bound
 from rig import (
     Bed,
     Cores,
@@ -56,7 +56,7 @@ SMOKE = (Case("2 x 0.2 Gbit/s", (GBIT // 5,) * 2, lose=True),)
 
 
 def run(options: Options, section: Section) -> None:
-    """Fill in the section; what was found stays when a later part fails."""
+    """Fill in the section; what was found stays when a later part fails or is cut off."""
     for case in SMOKE if options.smoke else CASES:
         if not options.wants(case.name):
             continue
@@ -96,23 +96,24 @@ def _rates(section: Section, bed: Bed, case: Case, options: Options) -> None:
     size = _size(case.rates, options)
     sums, joint = [], []
     ours: dict[int, list[float]] = {conns: [] for conns in case.conns}
-    for turn in range(1 if options.smoke else 3):
-        options.say(f"{case.name}: turn {turn + 1}")
-        total = 0.0
-        for nic in everything:
-            found = raw(bed, [nic], *_size([case.rates[nic]], options))
-            found = _checked(f"raw TCP, NIC {nic}", found, [case.rates[nic]])
-            total += median([one.rate for one in found])
-        sums.append(total)
-        found = raw(bed, everything, *size)
-        joint += [one.rate for one in _checked("raw TCP, all NICs", found, case.rates)]
-        for conns in case.conns:
-            found = plugin(bed, *size, "--conns", str(conns))
-            ours[conns] += [one.rate for one in _checked("the plugin", found, case.rates)]
-    gbs = [value / 1e9 for value in sums]
-    name = "sum of single NICs, raw"
-    section.rows.append(
-        ratio_rows(
+    try:
+        for turn in range(1 if options.smoke else 3):
+            options.say(f"{case.name}: turn {turn + 1}")
+            total = 0.0
+            for nic in everything:
+                found = raw(bed, [nic], *_size([case.rates[nic]], options))
+                found = _checked(f"raw TCP, NIC {nic}", found, [case.rates[nic]])
+                total += median([one.rate for one in found])
+            sums.append(total)
+            found = raw(bed, everything, *size)
+            joint += [one.rate for one in _checked("raw TCP, all NICs", found, case.rates)]
+            for conns in case.conns:
+                found = plugin(bed, *size, "--conns", str(conns))
+                ours[conns] += [one.rate for one in _checked("the plugin", found, case.rates)]
+    finally:
+        gbs = [value / 1e9 for value in sums]
+        name = "sum of single NICs, raw"
+        section.compare(
             f"{case.name}: raw TCP on all at once",
             [v / 1e9 for v in joint],
             gbs,
@@ -120,11 +121,9 @@ def _rates(section: Section, bed: Bed, case: Case, options: Options) -> None:
             name,
             None,
         )
-    )
-    for conns, values in ours.items():
-        plural = "connection" if conns == 1 else "connections"
-        section.rows.append(
-            ratio_rows(
+        for conns, values in ours.items():
+            plural = "connection" if conns == 1 else "connections"
+            section.compare(
                 f"{case.name}: plugin, {conns} {plural}",
                 [v / 1e9 for v in values],
                 gbs,
@@ -133,7 +132,6 @@ def _rates(section: Section, bed: Bed, case: Case, options: Options) -> None:
                 TARGET,
                 note="1 MiB messages, 4 outstanding",
             )
-        )
     section.details[f"{case.name}: raw sum"] = median(sums)
 
 
@@ -150,16 +148,14 @@ def _collective(section: Section, bed: Bed, case: Case, options: Options) -> Non
             rates.append(one.busbw / 1e9)
     for sockets, rates in found.items():
         over = "its sockets" if sockets else "plugin"
-        section.rows.append(
-            ratio_rows(
-                f"{case.name}: all_reduce {size // MIB} MiB on the stand-in, {over}",
-                rates,
-                [section.details[f"{case.name}: raw sum"] / 1e9],
-                "GB/s",
-                "sum of single NICs, raw",
-                None if sockets else TARGET,
-                note="bus bandwidth; both directions at once",
-            )
+        section.compare(
+            f"{case.name}: all_reduce {size // MIB} MiB on the stand-in, {over}",
+            rates,
+            [section.details[f"{case.name}: raw sum"] / 1e9],
+            "GB/s",
+            "sum of single NICs, raw",
+            None if sockets else TARGET,
+            note="bus bandwidth; both directions at once",
         )
 
 
@@ -183,13 +179,11 @@ def _lost(section: Section, case: Case, options: Options) -> None:
     _checked("the plugin before the loss", before, case.rates)
     _checked("the plugin after the loss", after, case.rates[:-1])
     left = (len(case.rates) - 1) / len(case.rates)
-    section.rows.append(
-        ratio_rows(
-            f"{case.name}: one NIC lost, plugin",
-            [one.rate / 1e9 for one in after],
-            [one.rate / 1e9 * left for one in before],
-            "GB/s",
-            "(k - 1) / k of before",
-            TARGET_LOST,
-        )
+    section.compare(
+        f"{case.name}: one NIC lost, plugin",
+        [one.rate / 1e9 for one in after],
+        [one.rate / 1e9 * left for one in before],
+        "GB/s",
+        "(k - 1) / k of before",
+        TARGET_LOST,
     )

@@ -11,7 +11,7 @@ import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from figures import Section, ratio_rows
+from figures import Section
 from rig import Bed, Cores, Iteration, Options, lab_bed, plugin, raw
 
 MIB = 1 << 20
@@ -49,7 +49,7 @@ def _bed(where: str) -> Iterator[Bed]:
 
 
 def run(options: Options, section: Section) -> None:
-    """Fill in the section; what was found stays when a later part fails."""
+    """Fill in the section; what was found stays when a later part fails or is cut off."""
     enough = len(os.sched_getaffinity(0)) >= 2 * BUSY_THREADS
     if not enough:
         section.notes.append(
@@ -66,14 +66,16 @@ def _measure(section: Section, bed: Bed, where: str, enough: bool, options: Opti
     base: list[Iteration] = []
     ours: dict[Variant, list[Iteration]] = {variant: [] for variant in VARIANTS}
     cores = Cores()
-    for turn in range(1 if options.smoke else options.repetitions):
-        options.say(f"{where}: turn {turn + 1}")
-        base += raw(bed, range(NICS), *size)
+    try:
+        for turn in range(1 if options.smoke else options.repetitions):
+            options.say(f"{where}: turn {turn + 1}")
+            base += raw(bed, range(NICS), *size)
+            for variant, found in ours.items():
+                more = ["--poll-us", POLL_US, "--conns", str(variant.conns)]
+                found += plugin(bed, *size, *more, env=dict(variant.env))
+    finally:
         for variant, found in ours.items():
-            more = ["--poll-us", POLL_US, "--conns", str(variant.conns)]
-            found += plugin(bed, *size, *more, env=dict(variant.env))
-    for variant, found in ours.items():
-        _rows(section, f"{where}, {variant.name}", found, base, enough, variant.judged)
+            _rows(section, f"{where}, {variant.name}", found, base, enough, variant.judged)
     section.details[f"{where}: cores busy"] = round(cores.busy(), 3)
 
 
@@ -85,23 +87,19 @@ def _rows(
     enough: bool,
     judged: bool,
 ) -> None:
-    section.rows.append(
-        ratio_rows(
-            f"{what}: throughput",
-            [one.rate / 1e9 for one in found],
-            [one.rate / 1e9 for one in base],
-            "GB/s",
-            "raw TCP",
-            TARGET_RATE if enough and judged else None,
-        )
+    section.compare(
+        f"{what}: throughput",
+        [one.rate / 1e9 for one in found],
+        [one.rate / 1e9 for one in base],
+        "GB/s",
+        "raw TCP",
+        TARGET_RATE if enough and judged else None,
     )
-    section.rows.append(
-        ratio_rows(
-            f"{what}: bytes per CPU second",
-            [one.per_cpu / 1e9 for one in found],
-            [one.per_cpu / 1e9 for one in base],
-            "GB/CPU-s",
-            "raw TCP",
-            None if enough or not judged else TARGET_CPU,
-        )
+    section.compare(
+        f"{what}: bytes per CPU second",
+        [one.per_cpu / 1e9 for one in found],
+        [one.per_cpu / 1e9 for one in base],
+        "GB/CPU-s",
+        "raw TCP",
+        None if enough or not judged else TARGET_CPU,
     )

@@ -174,7 +174,7 @@ def test_an_error_that_shows_nowhere(
     monkeypatch.setattr(resume, "GIVE_UP_S", 1.0)
     section = figures.Section("resume", "")
     with pytest.raises(rig.BenchError, match="known at nodes \\[\\]"):
-        completion.run(rig.Options(smoke=True, verbose=False), section)
+        completion.run(rig.Options(smoke=True, verbose=False), section, math.inf)
 
 
 def test_a_wrong_value_is_an_error(
@@ -192,7 +192,7 @@ def test_a_wrong_value_is_an_error(
     monkeypatch.setattr(resume, "GIVE_UP_S", 1.0)
     section = figures.Section("resume", "")
     with pytest.raises(rig.BenchError):
-        completion.run(rig.Options(smoke=True, verbose=False), section)
+        completion.run(rig.Options(smoke=True, verbose=False), section, math.inf)
     assert any("wrong words" in error for error in section.errors), section.errors
 
 
