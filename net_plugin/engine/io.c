@@ -457,11 +457,12 @@ static void *io_main(void *arg)
         run_timers(io);
         pthread_mutex_unlock(&io->turn);
         if (any) {
-            r2_pause_over(&pause);
+            if (pause.since)
+                r2_pause_over(&pause, r2_now_ns());
             continue;
         }
         set_busy(io, false);
-        if (r2_pause_polls(&pause))
+        if (r2_pause_polls(&pause, r2_now_ns()))
             continue;
         atomic_store(&io->sleeping, true);
         if (atomic_load(&io->pending)) {

@@ -7,7 +7,8 @@
 
 #define MANY_THREADS 4
 #define SPIN_FEW_NS (50 * R2_NS_PER_US)
-#define POLLING_PAYS 300              /* per mille */
+#define PAYS_FEW 300                  /* per mille of idle times */
+#define PAYS_MANY 600                 /* docs/decisions.md 31 */
 #define PAID_SPAN 16                  /* idle times that count */
 #define WAKING_NS (20 * R2_NS_PER_US) /* what sleeping adds to an idle time */
 
@@ -65,28 +66,26 @@ static void leave_place(struct r2_pause *p)
     p->counted = false;
 }
 
-bool r2_pause_polls(struct r2_pause *p)
+bool r2_pause_polls(struct r2_pause *p, uint64_t now)
 {
-    uint64_t now;
-
     if (!spin_ns)
         return false;
-    now = r2_now_ns();
     if (!p->since) {
         p->since = now;
         p->counted = places && take_place();
     }
-    if (p->counted == places && (are_many() || p->paid >= POLLING_PAYS) && now < p->since + spin())
+    if (p->counted == places && p->paid >= (are_many() ? PAYS_MANY : PAYS_FEW) &&
+        now < p->since + spin())
         return true;
     leave_place(p);
     return false;
 }
 
-void r2_pause_over(struct r2_pause *p)
+void r2_pause_over(struct r2_pause *p, uint64_t now)
 {
     leave_place(p);
     if (!p->since)
         return;
-    p->paid += ((r2_now_ns() - p->since <= spin() + WAKING_NS ? 1000 : 0) - p->paid) / PAID_SPAN;
+    p->paid += ((now - p->since <= spin() + WAKING_NS ? 1000 : 0) - p->paid) / PAID_SPAN;
     p->since = 0;
 }

@@ -1,8 +1,10 @@
 /* What an I/O thread does while it has nothing to do: it polls for a while, or sleeps at once.
  *
- * Four threads and more belong to a machine with cores to spare: each polls for R2CCL_SPIN, if not
- * as many do already as may at once (r2_pause_let). Where threads are fewer, polling takes the
- * cores from the application, and one polls at most 50 us, and only if that has paid lately.
+ * It polls only while that pays: while enough of the idle times of late ended so soon that it would
+ * have polled through them, whether it did or not. Four threads and more belong to a machine with
+ * cores to spare: each polls for R2CCL_SPIN, if not as many do already as may at once
+ * (r2_pause_let). Where threads are fewer, polling takes the cores from the application, and one
+ * polls at most 50 us; fewer of its idle times have to pay, as they are shorter.
  */
 #ifndef R2_ENGINE_PAUSE_H
 #define R2_ENGINE_PAUSE_H
@@ -29,9 +31,9 @@ void r2_pause_use(int threads);
 /* At most `n` threads poll at once, of four and more; holds for idle times that begin from now on.
  * At first all may. Any thread. */
 void r2_pause_let(int n);
-/* The thread has found nothing to do: whether it looks again at once. */
-bool r2_pause_polls(struct r2_pause *p);
-/* It has found something. */
-void r2_pause_over(struct r2_pause *p);
+/* The thread has found nothing to do: whether it looks again at once. `now`: monotonic ns. */
+bool r2_pause_polls(struct r2_pause *p, uint64_t now);
+/* It has found something. Only `since` is looked at while it was not idle. */
+void r2_pause_over(struct r2_pause *p, uint64_t now);
 
 #endif

@@ -55,6 +55,23 @@ static bool asleep_in(struct r2_io *io, int ms)
     return !r2_io_awake(io);
 }
 
+/* Idle times that end soon: a thread polls only while they do. */
+static void has_paid(struct r2_io *io)
+{
+    struct r2_task t;
+
+    atomic_store(&say, WORK);
+    r2_task_init(&t, io, run);
+    for (int i = 0; i < 60; i++) {
+        int before = atomic_load(&runs);
+
+        CHECK(r2_task_kick(&t));
+        for (int ms = 0; ms < 5000 && atomic_load(&runs) == before; ms++)
+            usleep(1000);
+        CHECK_EQ(atomic_load(&runs), before + 1);
+    }
+}
+
 /* One event or task; whether its thread polled after it before it went to sleep. */
 static bool polls_after(enum said what, bool event)
 {
@@ -86,6 +103,7 @@ static void test_polls_after_work_only(void)
     r2_task_init(&task, r2_io_at(2), run);
     CHECK(asleep_in(r2_io_at(1), 5000)); /* the descriptor says that it can be written */
     for (int event = 0; event < 2; event++) {
+        has_paid(event ? fd.io : task.io);
         CHECK(polls_after(NOTHING, event));
         CHECK(!polls_after(UPKEEP, event));
         CHECK(polls_after(WORK, event));
@@ -131,6 +149,9 @@ static int pollers_of_all(int allowed)
 static void test_no_more_poll_than_may(void)
 {
     for (int turn = 0; turn < 2; turn++) { /* places are given back */
+        r2_pause_let(THREADS);
+        for (int i = 0; i < THREADS; i++)
+            has_paid(r2_io_at(i));
         CHECK_EQ(pollers_of_all(0), 0);
         CHECK_EQ(pollers_of_all(1), 1);
         CHECK_EQ(pollers_of_all(3), 3);
@@ -193,6 +214,7 @@ static void test_threads_in_use(void)
     r2_pause_let(THREADS);
     CHECK(!polls_after(WORK, false)); /* fewer than four, so 50 us at most */
     r2_io_use(THREADS);
+    has_paid(task.io);
     CHECK(polls_after(WORK, false));
 }
 

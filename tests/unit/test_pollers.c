@@ -2,6 +2,7 @@
 #define _GNU_SOURCE
 #include "check.h"
 
+#include <limits.h>
 #include <sched.h>
 #include <stdlib.h>
 #include <sys/syscall.h>
@@ -254,14 +255,64 @@ static void test_places(void)
 {
     struct r2_pause p[] = {R2_PAUSE, R2_PAUSE, R2_PAUSE};
 
-    r2_pause_start(2 * THREADS, 10 * R2_NS_PER_S);
+    r2_pause_start(2 * THREADS, R2_NS_PER_S);
     r2_pause_let(2);
     for (int used = 2 * THREADS; used > 1; used -= 2 * THREADS - 2) {
         r2_pause_use(used);
         for (int i = 0; i < 3; i++)
-            CHECK_EQ(r2_pause_polls(&p[i]), i < 2);
+            CHECK_EQ(r2_pause_polls(&p[i], R2_NS_PER_S), i < 2);
         for (int i = 0; i < 3; i++)
-            r2_pause_over(&p[i]);
+            r2_pause_over(&p[i], R2_NS_PER_S + 1);
+    }
+}
+
+/* `n` idle times of `ns` each. */
+static void idle(struct r2_pause *p, int n, uint64_t ns)
+{
+    static uint64_t now = R2_NS_PER_S;
+
+    for (int i = 0; i < n; i++) {
+        r2_pause_polls(p, now);
+        now += ns;
+        r2_pause_polls(p, now);
+        r2_pause_over(p, now);
+    }
+}
+
+/* Whether the thread would poll now. */
+static bool polls(const struct r2_pause *p)
+{
+    struct r2_pause copy = *p;
+    bool yes = r2_pause_polls(&copy, R2_NS_PER_S);
+
+    r2_pause_over(&copy, R2_NS_PER_S);
+    return yes;
+}
+
+/* Idle times that are longer than it would poll make it stop, shorter ones begin again: with four
+ * threads and more it takes more of them. */
+static void test_polls_while_it_pays(void)
+{
+    const uint64_t spin = 200 * R2_NS_PER_US;
+    struct r2_pause p[] = {R2_PAUSE, R2_PAUSE};
+
+    r2_pause_let(INT_MAX);
+    for (int many = 0; many < 2; many++) {
+        uint64_t some = many ? spin / 2 : 25 * R2_NS_PER_US;
+
+        r2_pause_start(many ? THREADS : 1, spin);
+        CHECK(polls(&p[many]));
+        idle(&p[many], 4, 5 * spin); /* a few say nothing yet */
+        CHECK(polls(&p[many]));
+        idle(&p[many], 60, 5 * spin);
+        CHECK(!polls(&p[many]));
+        idle(&p[many], 60, some);
+        CHECK(polls(&p[many]));
+        for (int i = 0; i < 100; i++) { /* every other one: enough for few, not for many */
+            idle(&p[many], 1, some);
+            idle(&p[many], 1, 5 * spin);
+        }
+        CHECK_EQ(polls(&p[many]), !many);
     }
 }
 
@@ -382,6 +433,7 @@ static const struct check_test tests[] = {
     {"what_launchers_say", test_what_launchers_say},
     {"cores_of_the_process", test_cores_of_the_process},
     {"places", test_places},
+    {"polls_while_it_pays", test_polls_while_it_pays},
     {"word_at_the_start", test_word_at_the_start}, /* before there are threads here */
     {"in_use", test_in_use},
     {0},
