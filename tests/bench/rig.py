@@ -42,7 +42,8 @@ class BenchError(R2Error):
 class Options:
     """smoke: seconds only, to see that everything runs. runs: faults of each kind; slice_s: seconds
     of a section after which none of them begins. add_to, seed: of `locate` and `known`, the file
-    that they are added to. parts: of sections that have several; none: all of them."""
+    that they are added to. parts: of sections that have several; none: all of them. nccl: of
+    `cost`, as LaunchSpec has it."""
 
     smoke: bool = False
     runs: int = 100
@@ -52,6 +53,7 @@ class Options:
     add_to: Path | None = None
     seed: int | None = None
     parts: tuple[str, ...] = ()
+    nccl: str = "standin"
 
     def slice_end(self) -> float:
         """By the monotonic clock, of a section that begins now."""
@@ -310,12 +312,13 @@ def plugin(
 
 @dataclass
 class Perf:
-    """One result line of r2ccl_perf. cpu: of all ranks, per iteration."""
+    """One result line of r2ccl_perf. cpu: of all ranks, per iteration; standin: by which NCCL."""
 
     size: int
     seconds: float
     busbw: float
     cpu: float
+    standin: bool = True
 
 
 def perf(
@@ -328,12 +331,13 @@ def perf(
     sockets: bool = False,
     env: Mapping[str, str] | None = None,
     timeout: float = 120.0,
+    nccl: str = "standin",
 ) -> list[Perf]:
-    """r2ccl_perf on the stand-in; `sockets`: over its Socket transport instead of the plugin."""
+    """r2ccl_perf; `sockets`: over NCCL's Socket transport instead of the plugin."""
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "perf.json"
         command = [str(paths.perf_path()), *argv, "--timeout", "60", "--json", str(out)]
-        spec = perf_spec(command, lab, nodes, per_node, nics, sockets, env or {}, timeout)
+        spec = perf_spec(command, lab, nodes, per_node, nics, sockets, env or {}, timeout, nccl)
         with launch.start(spec, echo=False) as job:
             code = job.wait(timeout + 30)
             if code != 0:
@@ -348,6 +352,7 @@ def perf(
             row["out_of_place"]["time_us"] / 1e6,
             row["out_of_place"]["busbw_gbs"] * 1e9,
             row["out_of_place"]["cpu_us"] / 1e6,
+            found["standin"],
         )
         for row in found["results"]
     ]
@@ -362,6 +367,7 @@ def perf_spec(
     sockets: bool,
     env: Mapping[str, str],
     timeout: float,
+    nccl: str = "standin",
 ) -> launch.LaunchSpec:
     """How the ranks are started. The stand-in is not harsh here: that would be measured
     too. In a lab its sockets use the shaped NICs, not the management one."""
@@ -374,7 +380,7 @@ def perf_spec(
         emulate_nodes=1 if lab else nodes,
         per_node=per_node,
         nics=0 if lab else nics,
-        nccl="standin",
+        nccl=nccl,
         plugin="none" if sockets else "",
         env={"HOSTNCCL_HARSH": "off"} | ({"NCCL_SOCKET_IFNAME": "nic"} if lab else {}) | dict(env),
         timeout=timeout,

@@ -5,6 +5,7 @@
     make bench BENCH_ARGS=--smoke                 seconds of each, to see that the harness works
     .venv/bin/python tests/bench/run.py --only resume --runs 20
     .venv/bin/python tests/bench/run.py --only locate --slice 200 --add-to FILE    a part
+    .venv/bin/python tests/bench/run.py --only cost --nccl WHERE/nvidia/nccl/lib   real NCCL
 
 Prints tables, and writes them with date, machine, versions and load to a JSON file. Exit code 1: a
 benchmark could not be carried out, values were wrong, or a result was faster than its bound; with
@@ -196,6 +197,13 @@ def exit_code(sections: Sequence[Section], strict: bool) -> int:
     return SKIPPED if all(section.skipped for section in sections) else 0
 
 
+def _nccl(context: object, option: object, given: str) -> str:
+    """Known to be wrong before an hour has gone by."""
+    if given != "standin" and not Path(given, "libnccl.so.2").exists():
+        raise click.BadParameter(f"{given} holds no libnccl.so.2; give the folder of one")
+    return given
+
+
 @click.command(help=__doc__, context_settings={"help_option_names": ["-h", "--help"]})
 @click.option("--smoke", is_flag=True, help="Seconds of each; says nothing about speed.")
 @click.option("--only", multiple=True, type=click.Choice(list(SECTIONS)), help="These alone.")
@@ -242,8 +250,15 @@ def exit_code(sections: Sequence[Section], strict: bool) -> int:
     "parts",
     multiple=True,
     help="Of `resume` (carrier, silent, silent-tx, silent-rx, reset, completion), `grey` (slow, "
-    "lossy, follow), `shaped` (a lab's name, as its rows begin with) or `growth` (a number of "
-    "processes), these alone.",
+    "lossy, follow), `shaped` and `cost` (a lab's name, as its rows begin with) or `growth` (a "
+    "number of processes), these alone.",
+)
+@click.option(
+    "--nccl",
+    default="standin",
+    metavar="DIR",
+    callback=_nccl,
+    help="`cost`: the folder of the libnccl.so.2 to measure with; ranks share the GPUs there are.",
 )
 @click.option("--strict", is_flag=True, help="A missed target is a failure.")
 def main(
@@ -257,6 +272,7 @@ def main(
     json_path: Path | None,
     markdown_path: Path | None,
     parts: tuple[str, ...],
+    nccl: str,
     strict: bool,
 ) -> None:
     cutoff.listen()
@@ -269,6 +285,7 @@ def main(
         slice_s=slice_s,
         add_to=add_to,
         seed=seed,
+        nccl=nccl,
     )
     sections: list[Section] = []
     with contextlib.ExitStack() as stack:

@@ -15,6 +15,7 @@ from conftest import ROOT, Build, RunBounded
 
 sys.path.insert(0, str(ROOT / "tests" / "bench"))
 import completion
+import cost
 import figures
 import instructions
 import resume
@@ -140,6 +141,62 @@ def test_cost_of_the_shim(build: Build, run_bounded: RunBounded, tmp_path: Path)
     cases = {row["name"].split(", one operation")[0] for row in section["rows"]}
     assert len(cases) == 5 and "the shim, 2 ranks that have met" in cases
     assert len(section["rows"]) == len(cases) * 4  # single and group, median and p99
+
+
+@pytest.mark.lab
+def test_cost_with_an_nccl_of_a_folder(
+    build: Build, lab_rights: None, run_bounded: RunBounded, tmp_path: Path
+) -> None:
+    """`--nccl DIR` measures with the libnccl.so.2 of DIR, which says what it is: here the stand-in
+    (rung 4; real NCCL is rung 6)."""
+    folder, out = tmp_path / "nccl", tmp_path / "bench.json"
+    folder.mkdir()
+    (folder / "libnccl.so.2").symlink_to(build.path / "hostnccl" / "libnccl.so.2")
+    words = ["--smoke", "--only", "cost", "--part", "unshaped", "--json", str(out)]
+    command = [sys.executable, str(RUN), *words, "--nccl", str(folder)]
+    done = run_bounded(command, timeout=120)
+    (section,) = json.loads(out.read_text(encoding="utf-8"))["sections"]
+    assert not section["errors"]
+    rows = {row["name"]: row for row in section["rows"]}
+    assert set(rows) == {
+        "unshaped, all_reduce: bus bandwidth",
+        "unshaped, all_reduce: CPU seconds per GB",
+        *(f"unshaped, all_reduce of {size} B: time" for size in (8, 256, 8192, 262144)),
+    }
+    assert all(row["ratio"] > 0 for row in rows.values())
+    assert {row["baseline_name"] for row in rows.values()} == {"stand-in's sockets"}
+    assert "GPUs: " in done.stdout
+    (folder / "libnccl.so.2").unlink()
+    (folder / "libnccl.so.2").write_text("no library")
+    done = run_bounded(command, timeout=120, code=1)
+    assert "cannot load NCCL" in done.stdout and str(folder) in done.stdout
+
+
+def test_cost_names_the_baseline_by_what_ran(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A real NCCL's rows do not say stand-in; it is told which transport to take, and to leave
+    multicast alone; few GPUs without MPS are named."""
+    asked = []
+
+    def perf(argv: object, *, env: dict[str, str], nccl: str, **more: object) -> list[rig.Perf]:
+        asked.append((env["NCCL_NET"], env["NCCL_NVLS_ENABLE"], nccl, more["sockets"]))
+        return [rig.Perf(8, 1e-6, 1e9, 1e-6, standin=False)]
+
+    monkeypatch.setattr(cost, "perf", perf)
+    both = cost.Both()
+    both.run(rig.Bed(2), [], rig.Options(smoke=True, verbose=False, nccl="/opt/nccl"))
+    assert both.baseline == "NCCL's sockets"
+    assert asked == [("R2CCL", "0", "/opt/nccl", False), ("Socket", "0", "/opt/nccl", True)]
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    monkeypatch.setenv("CUDA_MPS_PIPE_DIRECTORY", "/nowhere")
+    assert "shared without MPS" in cost._gpus()
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
+    assert cost._gpus() == "GPUs: 2."
+
+
+def test_cost_without_that_nccl(build: Build, run_bounded: RunBounded, tmp_path: Path) -> None:
+    words = ["--smoke", "--only", "cost", "--json", f"{tmp_path}/bench.json"]
+    done = run_bounded([sys.executable, str(RUN), *words, "--nccl", str(tmp_path)], code=2)
+    assert f"{tmp_path} holds no libnccl.so.2" in done.stderr
 
 
 @pytest.fixture
