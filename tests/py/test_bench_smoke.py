@@ -20,6 +20,7 @@ import figures
 import instructions
 import resume
 import rig
+import unshaped
 
 RUN = ROOT / "tests" / "bench" / "run.py"
 
@@ -141,6 +142,41 @@ def test_cost_of_the_shim(build: Build, run_bounded: RunBounded, tmp_path: Path)
     cases = {row["name"].split(", one operation")[0] for row in section["rows"]}
     assert len(cases) == 5 and "the shim, 2 ranks that have met" in cases
     assert len(section["rows"]) == len(cases) * 4  # single and group, median and p99
+
+
+def test_streams_of_a_path() -> None:
+    """The plugin's gauge of sockets has a listener per NIC and a control socket per path in it."""
+    assert unshaped.streams_of(2 + 2 * (1 + 1), 2, 2) == 1
+    assert unshaped.streams_of(2 + 3 * (1 + 4), 2, 3) == 4
+    assert unshaped.streams_of(2 + 3 * (1 + 4) - 1, 2, 3) == 0  # one is still being made
+    assert unshaped.streams_of(2 + 2, 2, 2) == 0
+    assert unshaped.streams_of(2, 2, 0) == 0
+
+
+def test_raw_tcp_with_as_many_threads(build: Build, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The plugin with three I/O threads stands beside raw TCP with as many as it used, and as many
+    streams, and beside one of each (rung 3)."""
+    asked = []
+
+    def raw(*words: object, **more: object) -> list[rig.Iteration]:
+        asked.append(" ".join(map(str, words[2:])))
+        return rig.raw(*words, **more)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(unshaped, "raw", raw)
+    section = figures.Section("unshaped", "")
+    unshaped._measure(section, rig.Bed(2), "loopback", rig.Options(smoke=True, verbose=False))
+    name = unshaped.VARIANTS[-1].name
+    threads, streams = section.details["loopback: threads and streams"][name]
+    assert streams == 3 and 1 <= threads <= 3
+    assert any(f"--threads {threads} --streams 3" in words for words in asked)
+    assert any("--threads 1 --streams 1" in words for words in asked)
+    rows = {row.name: row for row in section.rows}
+    for what in ("throughput", "bytes per CPU second"):
+        like = rows[f"loopback, {name}: {what}"]
+        assert like.baseline_name == str(unshaped.Shape(threads, streams)) and like.ratio
+        one = rows[f"loopback, {name}, beside one thread: {what}"]
+        assert one.baseline_name == "raw TCP, 1 thread, 1 stream a NIC" and one.target is None
+        assert f"loopback, 2 connections: {what}" in rows
 
 
 @pytest.mark.lab
