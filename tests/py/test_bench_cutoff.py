@@ -40,10 +40,13 @@ def section_of(path: Path) -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def running(words: list[str], said: str) -> Iterator[subprocess.Popen[bytes]]:
+def running(
+    words: list[str], said: str, command: tuple[str, ...] = (sys.executable, str(RUN))
+) -> Iterator[subprocess.Popen[bytes]]:
     """run.py, once it has said that on stderr."""
     process = subprocess.Popen(
-        [sys.executable, str(RUN), *words],
+        [*command, *words],
+        cwd=ROOT,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -80,6 +83,27 @@ def test_signal(tmp_path: Path, number: signal.Signals) -> None:
     assert section["cut"] == number.name and not section["errors"]
     assert 0 < max(row["samples"] for row in section["rows"]) < 1000
     assert f"Cut off by {number.name}" in tables.read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("to", ["group", "script"])
+def test_make_bench(tmp_path: Path, to: str) -> None:
+    """Ctrl-C, which all processes of a terminal's group get, and SIGTERM to make's child alone, end
+    `make bench` in the same way."""
+    if not completion.library().is_file() or not (ROOT / ".venv/bin/python").exists():
+        pytest.skip("no <infiniband/verbs.h> here (Debian: libibverbs-dev), or no .venv")
+    out = tmp_path / "bench.json"
+    words = ["--only", "resume", "--part", "completion", "--runs", "1000", "--json", str(out)]
+    with running(words, "1 of 1000: known", (str(ROOT / "mk" / "bench"),)) as process:
+        if to == "group":
+            os.killpg(process.pid, signal.SIGINT)
+        else:
+            process.send_signal(signal.SIGTERM)
+        said = process.communicate(timeout=END_S)[0].decode()
+    number = signal.SIGINT if to == "group" else signal.SIGTERM
+    assert process.returncode == 1, said
+    assert f"CUT OFF by {number.name}: the figures so far" in said
+    assert "0 ran, 1 failed" in said
+    assert section_of(out)["rows"]
 
 
 def test_before_there_is_a_figure(tmp_path: Path) -> None:
