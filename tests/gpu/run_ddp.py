@@ -8,6 +8,7 @@
     run_ddp.py exact --program ctypes_app.py --variants dlopen    # NCCL by dlopen, as vLLM has it
     run_ddp.py exact --program jax_app.py --variants dlopen       # JAX; cupy_app.py: CuPy
     run_ddp.py exact --program megatron_train.py --variants preload --train tp=2   # Megatron-Core
+    run_ddp.py exact --program megatron_lm.py --variants preload --train tp=2   # pretrain_gpt.py
     run_ddp.py hang --variants sockets --watch 60                 # the baseline under the same
 
 `exact` runs the loop twice without failures first; only when these agree does a comparison say
@@ -37,8 +38,9 @@ from journal_watch import run_watched
 from run_nccl_tests import end_on_term, say, words
 
 HERE = Path(__file__).resolve().parent
-PROGRAMS = ("ddp_train.py", "megatron_train.py", "ctypes_app.py", "cupy_app.py", "jax_app.py")
-OPEN_NCCL = PROGRAMS[2:]  # by its name
+PROGRAMS = ("ddp_train.py", "megatron_train.py", "megatron_lm.py", "ctypes_app.py", "cupy_app.py",
+            "jax_app.py")
+OPEN_NCCL = PROGRAMS[3:]  # by its name
 # One torchrun per rank, each a node of its own: it starts one worker, and gives it the variables.
 TORCHRUN = ('exec "$0" -m torch.distributed.run --nnodes="$WORLD_SIZE" --node-rank="$RANK" '
             '--nproc-per-node=1 --master-addr="$MASTER_ADDR" --master-port="$MASTER_PORT" "$@"')

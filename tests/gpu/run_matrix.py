@@ -35,7 +35,8 @@ from transports import ROOT
 HERE = Path(__file__).resolve().parent
 PORTS_OF_A_ROW = 60
 ONCE = "0.3:carrier:n1:nic0,0.7:up:n1:nic0"
-MODULES = {"jax_app.py": "jax", "cupy_app.py": "cupy", "megatron_train.py": "megatron.core"}
+MODULES = {"jax_app.py": "jax", "cupy_app.py": "cupy", "megatron_train.py": "megatron.core",
+           "megatron_lm.py": "pretrain_gpt"}
 SMALL = "--train dim=384 --train layers=3 --steps 80 --baselines 1"
 
 
@@ -68,12 +69,13 @@ def app(name: str, what: str, program: str, args: str, seconds: int = 60) -> Row
                    needs=MODULES.get(program, "torch"))
 
 
-def megatron(name: str, what: str, args: str) -> Row:
+def megatron(name: str, what: str, args: str, program: str = "megatron_train.py") -> Row:
     """Two ranks on two nodes, so that what they share crosses the NICs however many GPUs there are;
     two runs without failures, which must agree first."""
-    row = ddp(name, f"Megatron-Core, GPT, {what}", "--program megatron_train.py --variants preload "
-              f"--ranks-per-node 1 --steps 100 --timeout 60 {args}", 120)
-    return replace(row, needs=MODULES["megatron_train.py"])
+    whose = "Megatron-LM's pretrain_gpt.py" if program == "megatron_lm.py" else "Megatron-Core, GPT"
+    row = ddp(name, f"{whose}, {what}", f"--program {program} --variants preload "
+              f"--ranks-per-node 1 --steps 60 --timeout 100 {args}", 200)
+    return replace(row, needs=MODULES[program])
 
 
 def nccl_tests(name: str, what: str, args: str, seconds: int = 50) -> Row:
@@ -82,6 +84,11 @@ def nccl_tests(name: str, what: str, args: str, seconds: int = 50) -> Row:
 
 # Those that were run last come first.
 ROWS = (
+    megatron("megatron-lm-tp", "tensor parallel 2", "--train tp=2", "megatron_lm.py"),
+    megatron("megatron-lm-dp", "data parallel 2, distributed optimizer, overlapped",
+             "--train overlap=1", "megatron_lm.py"),
+    megatron("megatron-lm-pp", "pipeline parallel 2", "--train pp=2 --train micro=4",
+             "megatron_lm.py"),
     megatron("megatron-tp", "tensor parallel 2", "--train tp=2"),
     megatron("megatron-dp", "data parallel 2, distributed optimizer, overlapped",
              "--train overlap=1"),
@@ -151,7 +158,7 @@ def judge(row: Row, code: int | None, seconds: float, result: dict[str, Any], ta
     seen = paths_lost(result)
     why = ""
     if code is None:
-        why = f"still running after {row.seconds} s"
+        why = f"still running after {row.seconds} s: {tail[-600:]}"
     elif code != 0 or not result.get("ok"):
         why = f"exit code {code}: {tail[-600:]}"
     elif row.faults and seen == 0:

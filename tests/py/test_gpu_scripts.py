@@ -533,6 +533,15 @@ def test_megatron_says_what_is_missing(tmp_path: Path) -> None:
     assert "--tp 2 times --pp 1 does not divide the 1 ranks" in odd.stderr
 
 
+def test_megatron_lm_says_what_is_missing() -> None:
+    gone = subprocess.run(
+        [sys.executable, str(GPU / "megatron_lm.py")], capture_output=True, text=True,
+        env=dict(os.environ) | {"PYTHONPATH": "/nowhere"}, timeout=60, check=False,
+    )
+    assert gone.returncode == 2 and "Traceback" not in gone.stderr
+    assert "name a checkout of Megatron-LM there (it is '/nowhere')" in gone.stderr
+
+
 @pytest.mark.parametrize("parallel", ["--tp 2", "--overlap 1", "--pp 2 --micro 4"])
 def test_megatron_repeats_itself_on_cpus(parallel: str) -> None:
     """Where the interpreter has Megatron-Core ($GPU_PYTHON; this project needs neither it nor
@@ -558,11 +567,11 @@ def test_megatron_repeats_itself_on_cpus(parallel: str) -> None:
 
 
 def test_a_row_that_hangs_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "slow.py").write_text("import time; time.sleep(60)")
+    (tmp_path / "slow.py").write_text("import time; print('so far', flush=True); time.sleep(60)")
     (tmp_path / "bad.py").write_text("print('so it is'); raise SystemExit(3)")
     monkeypatch.setattr(matrix, "HERE", tmp_path)
     slow = matrix.Row("jax", "", "slow.py", "", 1)
     done = matrix.run_row(slow, 0, sys.executable, 100)
-    assert not done.ok and done.code is None and done.seconds < 20
+    assert not done.ok and done.code is None and done.seconds < 20 and "so far" in done.why
     bad = matrix.run_row(matrix.Row("cupy", "", "bad.py", "", 20), 0, sys.executable, 100)
     assert not bad.ok and bad.code == 3 and "so it is" in bad.why
