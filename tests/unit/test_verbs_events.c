@@ -346,6 +346,38 @@ static void test_told_before_the_device_answers(void)
     finish();
 }
 
+/* The look that another event has asked for sees the change first, before the word of it: the paths
+ * end all the same, those of the other port do not. */
+static void test_change_is_seen_early(void)
+{
+    static const int types[] = {IBV_EVENT_PORT_ACTIVE, IBV_EVENT_SM_CHANGE};
+    int key, other;
+
+    begin();
+    both_carry();
+    key = bed_attr("pkey");
+    other = key ^ 4;
+    for (size_t i = 0; i < sizeof(types) / sizeof(types[0]); i++) {
+        uint32_t gens[2] = {carries(0), carries(1)};
+        char text[32];
+
+        bed_script("!hang fv0 2");
+        snprintf(text, sizeof(text), "!event fv0 %d 1", types[i]);
+        bed_script(text);
+        bed_ms(20); /* asked */
+        snprintf(text, sizeof(text), "0 %d", i ? key : other); /* and back */
+        of_port("pkey", 0, text);
+        bed_script("!hang fv0 0");
+        until_anew(0, gens[0]);
+        CHECK_EQ(carries(1), gens[1]);
+        message((int)i);
+    }
+    for (int ms = 0; ms < BED_WAIT_MS && bed_attr("pkey") != key; ms++)
+        bed_ms(1);
+    CHECK_EQ(bed_attr("pkey"), key);
+    finish();
+}
+
 /* What is told of one queue ends its path, and no other. */
 static void test_events_of_queues(void)
 {
@@ -438,6 +470,7 @@ static const struct check_test tests[] = {
     {"other_lid_or_partition", test_other_lid_or_partition},
     {"nothing_new", test_nothing_new},
     {"told_before_the_device_answers", test_told_before_the_device_answers},
+    {"change_is_seen_early", test_change_is_seen_early},
     {"events_of_queues", test_events_of_queues},
     {"events_while_queues_go", test_events_while_queues_go},
     {"gid_moves_meanwhile", test_gid_moves_meanwhile},

@@ -194,6 +194,83 @@ static void test_old_one_hangs(void)
     finish();
 }
 
+/* The second NIC's path to itself carries chunks. */
+static bool second_carries(void)
+{
+    struct r2_peer *p = bed.tx->peer;
+    const struct r2_path *path;
+    bool does;
+
+    r2_peer_lock(p);
+    path = r2_path_find(p, 1, 1, R2_VIA_VERBS);
+    does = path && r2_path_carries(path);
+    r2_peer_unlock(p);
+    return does;
+}
+
+static void until_second(bool carries)
+{
+    for (int ms = 0; ms < BED_WAIT_MS && second_carries() != carries; ms++) {
+        r2_nicstate_forgive(1, true);
+        bed_ms(1);
+    }
+    CHECK_EQ(second_carries(), carries);
+}
+
+/* Where the second NIC's address is in its port's table. */
+static void until_entry(int index)
+{
+    struct r2_vnic *v = &r2_verbs.nics[1];
+    int is = -1;
+
+    for (int ms = 0; ms < 1000 && is != index; ms++) {
+        pthread_mutex_lock(&v->lock);
+        is = v->gid_index;
+        pthread_mutex_unlock(&v->lock);
+        bed_ms(1);
+    }
+    CHECK_EQ(is, index);
+}
+
+/* The old device was asked about its port, and answers (an error, or what was so once) when another
+ * one has its place: that is no word about the new one, whose paths are made anew as ever. */
+static void test_old_one_answers_late(void)
+{
+    static const char *const ways[] = {"!remove fv1", "!vanish fv1"};
+    char text[32];
+
+    begin();
+    until_second(true);
+    for (int i = 0; i < 2; i++) {
+        uint64_t from;
+
+        bed_script("!hang fv1 2");
+        snprintf(text, sizeof(text), "!event fv1 %d 1", IBV_EVENT_SM_CHANGE);
+        bed_script(text);
+        bed_ms(50);
+        bed_script(ways[i]);
+        until_second(false);
+        bed_script("!restore fv1");
+        until_second(true);
+        bed_script(i ? "!gid fv1 1 3 127.0.2.1" : "");
+        bed_script(i ? "!gid fv1 1 1 0.0.0.0" : "");
+        until_entry(i ? 3 : 1);
+        bed_script("!unhang");
+        bed_ms(100);
+        until_entry(i ? 3 : 1);
+        from = bed_journal();
+        snprintf(text, sizeof(text), "!queue fv1 %d 0", IBV_EVENT_QP_FATAL);
+        bed_script(text);
+        for (int ms = 0; ms < BED_WAIT_MS && !bed_told(from, R2_EV_PATH_DOWN, NULL, NULL, NULL);
+             ms++)
+            bed_ms(1);
+        until_second(true);
+        message(i);
+    }
+    bed_script("!gid fv1 1 1 127.0.2.1");
+    finish();
+}
+
 /* The only path's device goes while a write is under way, and its commands hang. The bytes travel
  * again when the kernel has let go of the device, and not before: not for its fatal event. */
 static void test_bytes_under_way(void)
@@ -468,6 +545,7 @@ static const struct check_test tests[] = {
     {"keys", test_keys},
     {"again_and_again", test_again_and_again},
     {"old_one_hangs", test_old_one_hangs},
+    {"old_one_answers_late", test_old_one_answers_late},
     {"bytes_under_way", test_bytes_under_way},
     {"fatal_is_not_removed", test_fatal_is_not_removed},
     {"keys_are_not_confirmed", test_keys_are_not_confirmed},

@@ -167,16 +167,18 @@ bool r2_vnic_take(struct r2_vnic *v, struct r2_hca *hca, const uint8_t ip[16],
     const struct ibv_port_attr *attr = &view->attr;
     uint8_t gid[16] = {0};
     int score, index;
-    bool changed;
+    bool changed, gone;
 
-    if (!view->there) {
-        pthread_mutex_lock(&v->lock);
-        v->active = false;
-        pthread_mutex_unlock(&v->lock);
-        return true;
-    }
-    index = r2_port_gid(view, ip, gid, &score);
+    index = view->there ? r2_port_gid(view, ip, gid, &score) : -1;
     pthread_mutex_lock(&v->lock);
+    /* One that is gone answers late, when another may be in its place. Who is gone later than this
+     * look is taken down behind it: r2_vnics_down comes after `gone` and takes the lock as well. */
+    gone = atomic_load(&hca->gone);
+    if (gone || !view->there) {
+        v->active = gone && v->active;
+        pthread_mutex_unlock(&v->lock);
+        return !gone;
+    }
     /* A key that could not be read is no other one: it is the last one that was. */
     changed = memcmp(gid, v->gid, 16) != 0 || attr->lid != v->lid ||
               (view->has_pkey && v->has_pkey && view->pkey != v->pkey);
@@ -184,8 +186,7 @@ bool r2_vnic_take(struct r2_vnic *v, struct r2_hca *hca, const uint8_t ip[16],
         v->has_pkey = true;
         v->pkey = view->pkey;
     }
-    /* r2_vnics_down comes after `gone` and takes the lock as well: it has the last word. */
-    v->active = attr->state == IBV_PORT_ACTIVE && !atomic_load(&hca->gone) &&
+    v->active = attr->state == IBV_PORT_ACTIVE &&
                 (index >= 0 || attr->link_layer != IBV_LINK_LAYER_ETHERNET);
     v->link = attr->link_layer == IBV_LINK_LAYER_ETHERNET ? IBV_LINK_LAYER_ETHERNET
                                                           : IBV_LINK_LAYER_INFINIBAND;
@@ -285,7 +286,6 @@ struct refresh {
     struct r2_cmd cmd;
     struct r2_hca *hca; /* used */
     int nic;
-    bool ends; /* endpoints of an address or a partition that is gone */
     const char *cause;
 };
 
@@ -307,7 +307,7 @@ static void run_refresh(struct r2_cmd *cmd)
     pthread_mutex_unlock(&v->lock);
     if (changed || index)
         r2_vflush_again(v); /* before paths are made anew: this thread makes both */
-    if (r->ends && changed)
+    if (changed) /* whichever event has made us look */
         fail_all(r->hca, &ev, R2_ASYNC_PORT, EADDRNOTAVAIL);
     if (!atomic_load(&r->hca->gone))
         r2_verbs.ev->nic_link(r->nic, R2_VIA_VERBS, active, r->cause);
@@ -315,7 +315,7 @@ static void run_refresh(struct r2_cmd *cmd)
     free(r);
 }
 
-static void refresh(struct r2_hca *hca, int nic, bool ends, const char *cause)
+static void refresh(struct r2_hca *hca, int nic, const char *cause)
 {
     struct refresh *r = calloc(1, sizeof(*r));
 
@@ -324,7 +324,6 @@ static void refresh(struct r2_hca *hca, int nic, bool ends, const char *cause)
     r2_hca_use(hca);
     r->hca = hca;
     r->nic = nic;
-    r->ends = ends;
     r->cause = cause;
     r2_cmd_give(hca, &r->cmd, run_refresh);
 }
@@ -343,7 +342,7 @@ static void port_event(struct r2_hca *hca, int port, const struct r2_async_info 
             pthread_mutex_unlock(&v->lock);
             r2_verbs.ev->nic_link(i, R2_VIA_VERBS, false, info->meaning);
         }
-        refresh(hca, i, info->act == R2_ASYNC_REFRESH, info->meaning);
+        refresh(hca, i, info->meaning);
     }
 }
 
@@ -387,7 +386,7 @@ int r2_vnic_rebind(int nic)
 
     if (!hca)
         return 0;
-    refresh(hca, nic, true, "its NIC has another address");
+    refresh(hca, nic, "its NIC has another address");
     r2_hca_unuse(hca);
     return 0;
 }

@@ -268,11 +268,11 @@ void r2_hca_gone(struct r2_hca *hca, const char *why)
         return;
     r2_hca_use(hca); /* the command's */
     R2_WARN("RDMA device %s: %s; it is used again when it is back", hca->name, why);
+    r2_vnics_down(hca->slot, why); /* before another one can have its place, and bring them up */
     pthread_mutex_lock(&r2_verbs.hca_lock);
     s->now = NULL;
     s->dead = hca;
     pthread_mutex_unlock(&r2_verbs.hca_lock);
-    r2_vnics_down(hca->slot, why);
     r2_veps_fail(hca, EIO);
     r2_cmd_post(hca, &hca->purge);
     r2_io_del(&hca->async);
