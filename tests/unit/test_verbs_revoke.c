@@ -264,12 +264,51 @@ static void test_owners_at_once(void)
     bed_close(&bed);
 }
 
+static void *takes_back(void *arg)
+{
+    CHECK_EQ(r2_eng.ops->dereg(arg, true), 0);
+    atomic_fetch_add(&ready, 1);
+    return NULL;
+}
+
+/* While the keys of a range are changed for one owner, and devices take their time, the other one
+ * has keys at any moment: a clear-to-send without one would go nowhere. */
+static void test_never_without_keys(void)
+{
+    uint32_t before[R2_WIRE_MAX_NICS], now[R2_WIRE_MAX_NICS];
+    struct r2_mr_keys *one, *two;
+    pthread_t thread;
+    int turns = 0;
+
+    bed_open(&bed, 2);
+    one = reg(in);
+    two = reg(in);
+    CHECK_EQ(r2_eng.ops->remote_keys(two, before), 2);
+    atomic_store(&ready, 0);
+    bed_script("!chaos cmd_us=50000");
+    CHECK_EQ(pthread_create(&thread, NULL, takes_back, one), 0);
+    for (; !atomic_load(&ready); turns++) {
+        CHECK_EQ(r2_eng.ops->remote_keys(two, now), 2);
+        CHECK(now[0] && now[1]);
+    }
+    CHECK_GT(turns, 10);
+    bed_script("!chaos cmd_us=0");
+    pthread_join(thread, NULL);
+    CHECK_EQ(r2_eng.ops->remote_keys(two, now), 2);
+    CHECK(now[0] != before[0] && now[1] != before[1]);
+    CHECK_EQ(held("fv0"), 1);
+    CHECK_EQ(r2_eng.ops->dereg(two, false), 0);
+    CHECK_EQ(held("fv0") + held("fv1"), 0);
+    bed_close(&bed);
+}
+
 static const struct check_test tests[] = {
     {"word_is_enough", test_word_is_enough},
     {"no_word_fence_and_keys", test_no_word_fence_and_keys},
     {"refused_with_two_owners", test_refused_with_two_owners},
     {"refused_for_long", test_refused_for_long},
     {"owners_at_once", test_owners_at_once},
+    {"never_without_keys", test_never_without_keys},
     {0},
 };
 

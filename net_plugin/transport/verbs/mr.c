@@ -211,6 +211,17 @@ static void cmd_over(struct mr_cmd *c, bool failed)
     free(c);
 }
 
+/* Under slot_lock. */
+static void fill(struct r2_mr_keys *k, struct r2_reg *reg)
+{
+    int at = reg->hca->slot;
+
+    k->reg[at] = reg;
+    atomic_store(&k->lkey[at], reg->mr->lkey);
+    atomic_store(&k->rkey[at], reg->mr->rkey);
+    atomic_store(&k->has[at], true);
+}
+
 /* False: it came too late, or another one is there. A device that was removed makes room, however
  * late its thread is. */
 static bool put_in(struct r2_mr_keys *k, struct r2_reg *reg)
@@ -222,25 +233,26 @@ static bool put_in(struct r2_mr_keys *k, struct r2_reg *reg)
     if (k->reg[at] && atomic_load(&k->reg[at]->hca->removed))
         leave_over(k, at);
     ok = !atomic_load(&reg->hca->gone) && !k->reg[at];
-    if (ok) {
-        k->reg[at] = reg;
-        atomic_store(&k->lkey[at], reg->mr->lkey);
-        atomic_store(&k->rkey[at], reg->mr->rkey);
-        atomic_store(&k->has[at], true);
-    }
+    if (ok)
+        fill(k, reg);
     pthread_mutex_unlock(&slot_lock);
     return ok;
 }
 
-/* What the device has of it; letting go of that is the caller's. */
-static struct r2_reg *take_out(struct r2_mr_keys *k, const struct r2_hca *hca)
+/* What the device has of it; letting go of that is the caller's. `fresh`, unless it is NULL or the
+ * device is gone, has its place from now on, and is NULL then. */
+static struct r2_reg *take_out(struct r2_mr_keys *k, const struct r2_hca *hca,
+                               struct r2_reg **fresh)
 {
     struct r2_reg *reg;
     int at = hca->slot;
 
     pthread_mutex_lock(&slot_lock);
     reg = k->reg[at] && k->reg[at]->hca == hca ? k->reg[at] : NULL;
-    if (reg) {
+    if (reg && *fresh && !atomic_load(&hca->gone)) {
+        fill(k, *fresh);
+        *fresh = NULL;
+    } else if (reg) {
         atomic_store(&k->has[at], false);
         k->reg[at] = NULL;
     }
@@ -271,21 +283,16 @@ static struct ibv_mr *ask_for(const struct r2_mr_keys *k, struct r2_hca *hca)
                : NULL;
 }
 
-static void reg_one(struct r2_mr_keys *k, struct r2_hca *hca)
+/* NULL: the device is gone, or does not. */
+static struct r2_reg *reg_new(const struct r2_mr_keys *k, struct r2_hca *hca)
 {
-    struct r2_reg *reg;
+    struct r2_reg *reg = atomic_load(&hca->gone) ? NULL : calloc(1, sizeof(*reg));
 
-    if (atomic_load(&hca->gone) || has_it(k, hca))
-        return;
-    reg = calloc(1, sizeof(*reg)); /* without it there is no key either */
     if (reg) {
         r2_hca_use(hca);
         *reg = (struct r2_reg){.hca = hca, .mr = ask_for(k, hca), .of = whose(k)};
-    }
-    if (reg && reg->mr) {
-        if (!put_in(k, reg))
-            let_go(reg);
-        return;
+        if (reg->mr)
+            return reg;
     }
     if (!atomic_load(&hca->gone))
         R2_WARN_LIMIT("%s cannot register %zu bytes of %s memory (%s): its NICs are no path "
@@ -294,12 +301,21 @@ static void reg_one(struct r2_mr_keys *k, struct r2_hca *hca)
     if (reg)
         r2_hca_unuse(hca);
     free(reg);
+    return NULL;
+}
+
+static void reg_one(struct r2_mr_keys *k, struct r2_hca *hca)
+{
+    struct r2_reg *reg = has_it(k, hca) ? NULL : reg_new(k, hca);
+
+    if (reg && !put_in(k, reg))
+        let_go(reg);
 }
 
 /* False: the device still holds it. One that was removed took its keys with it. */
 static bool dereg_one(struct r2_mr_keys *k, struct r2_hca *hca)
 {
-    struct r2_reg *reg = take_out(k, hca);
+    struct r2_reg *none = NULL, *reg = take_out(k, hca, &none);
 
     return !reg || let_go(reg);
 }
@@ -312,19 +328,21 @@ static void run_reg(struct r2_cmd *cmd)
     cmd_over(c, false);
 }
 
-/* The others who named the range get a new key; a clear-to-send that carried the old one ends its
- * path with an access error, and is said again with the new one. */
+/* The others who named the range get a new key, and are never without one; a clear-to-send that
+ * carried the old one ends its path with an access error, and is said again with the new one. */
 static void run_rekey(struct r2_cmd *cmd)
 {
     struct mr_cmd *c = R2_CONTAINER_OF(cmd, struct mr_cmd, cmd);
     struct whose of = whose(c->keys);
     bool held = still_held(c->hca, &of);
-    struct r2_reg *old = take_out(c->keys, c->hca);
+    /* Before the old one goes, so that its key is another one. */
+    struct r2_reg *fresh = has_it(c->keys, c->hca) ? reg_new(c->keys, c->hca) : NULL;
+    struct r2_reg *old = take_out(c->keys, c->hca, &fresh);
 
-    if (old) {
-        reg_one(c->keys, c->hca); /* before, so that the new key is another one */
+    if (fresh)
+        let_go(fresh);
+    if (old)
         held |= !let_go(old);
-    }
     cmd_over(c, held);
 }
 
