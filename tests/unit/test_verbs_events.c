@@ -365,7 +365,7 @@ static void test_change_is_seen_early(void)
         snprintf(text, sizeof(text), "!event fv0 %d 1", types[i]);
         bed_script(text);
         bed_ms(20); /* asked */
-        snprintf(text, sizeof(text), "0 %d", i ? key : other); /* and back */
+        snprintf(text, sizeof(text), "0 %d", i ? key : other);
         of_port("pkey", 0, text);
         bed_script("!hang fv0 0");
         until_anew(0, gens[0]);

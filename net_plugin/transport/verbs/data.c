@@ -370,18 +370,41 @@ static void owe(struct r2_ep *ep, size_t bytes)
     ep->rx_debt = r2_fault_none(ep->params.local_nic) ? 0 : ep->rx_debt + bytes;
 }
 
-static int take_ctrl(struct r2_ep *ep, const struct ibv_wc *wc)
+/* The next piece of the stream of frames. */
+static int piece(struct r2_ep *ep, const struct ibv_wc *wc)
 {
     uint32_t slot = (uint32_t)wc->wr_id;
-    int rc;
 
     if (slot != ep->ctrl.rx_done++ % R2_CTRL_RX || wc->byte_len > R2_CTRL_SLOT)
         return -EPROTO; /* or one before it never came: a piece of the stream would be missing */
     memcpy(ep->rx_buf + ep->rx_len, r2_v_ctrl_rx(ep, slot), wc->byte_len);
     ep->rx_len += wc->byte_len;
-    owe(ep, wc->byte_len);
-    rc = r2_data_post_ctrl_rx(ep, slot);
-    return rc ? rc : r2_frames_take(r2_verbs.ev, ep->owner, ep, ep->rx_buf, &ep->rx_len);
+    return 0;
+}
+
+static int take_ctrl(struct r2_ep *ep, const struct ibv_wc *wc)
+{
+    int rc = piece(ep, wc);
+
+    if (rc == 0) {
+        owe(ep, wc->byte_len);
+        rc = r2_data_post_ctrl_rx(ep, (uint32_t)wc->wr_id);
+    }
+    if (rc == 0)
+        rc = r2_frames_take(r2_verbs.ev, ep->owner, ep, ep->rx_buf, &ep->rx_len);
+    ep->deaf |= rc < 0;
+    return rc;
+}
+
+/* Acknowledgements count whoever brings them, and who said them may not be there any more to repeat
+ * them: its NIC was told that they have arrived (sent_ctrl). What a fault holds back has not. */
+bool r2_data_last_words(struct r2_ep *ep, const struct ibv_wc *wc)
+{
+    if (wc->status != IBV_WC_SUCCESS || wc->wr_id >> 48 != R2_WR_CTRL_RX || ep->deaf ||
+        !ep->params.initiator || !r2_fault_none(ep->params.local_nic))
+        return false;
+    ep->deaf = piece(ep, wc) || r2_frames_take(r2_verbs.ev, ep->owner, ep, ep->rx_buf, &ep->rx_len);
+    return true;
 }
 
 static int arrived(struct r2_ep *ep, struct r2_bulk *c, uint16_t lane)
@@ -539,8 +562,11 @@ int r2_data_poll(struct r2_ep *ep)
         if (!r2_fault_none(ep->params.local_nic) && !may_take(ep))
             break;
         n = ibv_poll_cq(ep->cq, POLL_BATCH, wc);
-        for (int i = 0; i < n && rc == 0; i++) {
-            rc = one(ep, &wc[i]);
+        for (int i = 0; i < n; i++) {
+            if (rc)
+                r2_data_last_words(ep, &wc[i]);
+            else
+                rc = one(ep, &wc[i]);
             any |= ends_burst(&wc[i]);
         }
         if (n < POLL_BATCH)

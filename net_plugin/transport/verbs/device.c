@@ -307,7 +307,8 @@ static void run_refresh(struct r2_cmd *cmd)
     pthread_mutex_unlock(&v->lock);
     if (changed || index)
         r2_vflush_again(v); /* before paths are made anew: this thread makes both */
-    if (changed) /* whichever event has made us look */
+    /* Whichever event has made us look: the one of the change finds nothing new any more. */
+    if (changed)
         fail_all(r->hca, &ev, R2_ASYNC_PORT, EADDRNOTAVAIL);
     if (!atomic_load(&r->hca->gone))
         r2_verbs.ev->nic_link(r->nic, R2_VIA_VERBS, active, r->cause);

@@ -32,8 +32,38 @@ bool r2_fence_idle(const struct r2_ep *ep)
     return ep->params.initiator && atomic_load(&ep->dead) && ep->stage < R2_V_OPEN;
 }
 
+/* What has come: the ends of last work requests, and the peer's last words. What ibv_poll_cq says.
+ * Not while the queue pairs are destroyed. */
+static int look(struct r2_ep *ep)
+{
+    bool heard = false;
+    struct ibv_wc wc[16];
+    int n;
+
+    do {
+        /* Given up before its queue pairs were made: nothing to wait for. */
+        n = ep->cq ? ibv_poll_cq(ep->cq, 16, wc) : 0;
+        for (int i = 0; i < n; i++) {
+            int q = (int)(wc[i].wr_id >> 32 & 0xffff);
+
+            heard |= ep->owner && r2_data_last_words(ep, &wc[i]);
+            if (wc[i].wr_id >> 48 != R2_WR_DRAIN || q >= 2 + ep->n_bulk)
+                continue;
+            if ((uint32_t)wc[i].wr_id)
+                vqp_at(ep, q)->drain_rx = true;
+            else
+                vqp_at(ep, q)->drain_tx = true;
+        }
+    } while (n > 0);
+    if (heard)
+        r2_verbs.ev->burst_end(ep->owner, ep);
+    return n;
+}
+
 static void confirmed(struct r2_ep *ep)
 {
+    if (atomic_load(&ep->open) && ep->fence < R2_FENCE_KILL)
+        look(ep);
     ep->fence = R2_FENCE_DONE;
     r2_timer_set(&ep->timer, 0);
     if (ep->owner && !r2_fence_idle(ep)) {
@@ -104,31 +134,19 @@ static bool drained(struct r2_ep *ep)
 
 static void kill(struct r2_ep *ep)
 {
+    if (atomic_load(&ep->open))
+        look(ep);
     ep->fence = R2_FENCE_KILL;
     r2_vep_post(ep, &ep->end);
 }
 
 void r2_fence_poll(struct r2_ep *ep)
 {
-    struct ibv_wc wc[16];
     int n;
 
     if (ep->fence != R2_FENCE_DRAIN)
         return;
-    do {
-        /* Given up before its queue pairs were made: nothing to wait for. */
-        n = ep->cq ? ibv_poll_cq(ep->cq, 16, wc) : 0;
-        for (int i = 0; i < n; i++) {
-            int q = (int)(wc[i].wr_id >> 32 & 0xffff);
-
-            if (wc[i].wr_id >> 48 != R2_WR_DRAIN || q >= 2 + ep->n_bulk)
-                continue;
-            if ((uint32_t)wc[i].wr_id)
-                vqp_at(ep, q)->drain_rx = true;
-            else
-                vqp_at(ep, q)->drain_tx = true;
-        }
-    } while (n > 0);
+    n = look(ep);
     if (n == 0 && drained(ep))
         confirmed(ep);
     else if (n < 0 || r2_now_ns() > ep->drain_until)

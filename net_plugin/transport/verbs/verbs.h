@@ -247,6 +247,7 @@ struct r2_ep {
     uint64_t ctrl_sent;
     uint8_t *rx_buf;
     size_t rx_len;
+    bool deaf; /* a piece is missing, or made no sense: nothing behind it is heard */
 
     /* chunks */
     struct r2_bulk *tx;  /* n_bulk times R2_BULK_TX, by slot */
@@ -489,6 +490,8 @@ void r2_fence_removed(struct r2_hca *hca);
 void r2_data_test_fill(struct r2_ep *ep);
 /* data.c, under ep->lock: 0 or -errno */
 int r2_data_poll(struct r2_ep *ep);
+/* Of an endpoint that fails or has failed: true if it was frames, which were heard. */
+bool r2_data_last_words(struct r2_ep *ep, const struct ibv_wc *wc);
 int r2_data_ctrl(struct r2_ep *ep);
 int r2_data_bulk(struct r2_ep *ep);
 int r2_data_beat(struct r2_ep *ep);
