@@ -1,0 +1,311 @@
+/* Everything at once, at random (verbs_bed.h says what this rung cannot prove): ports, addresses,
+ * partitions, queue pairs and devices fail and come back, commands hang, completions are late or
+ * lost and writes land late, while messages are under way, and connections are closed and memory is
+ * deregistered in the middle of them. Every message arrives right, a receive that is done and
+ * memory that was given back stay as they are, and nothing but what was closed ends.
+ *
+ * R2_STORM_SECONDS=60 for longer than 6 s; -s SEED repeats the order of what is done. */
+#include "verbs_bed.h"
+
+#define CONNS 3
+#define SLOTS 4
+#define SIZE (160 * 1024)
+#define STUCK_NS (25 * R2_NS_PER_S)
+#define GIVEN_BACK 0x5a
+
+struct slot {
+    uint8_t *out, *in;
+    struct r2_mr *out_mr, *in_mr;
+    struct r2_req *send, *recv;
+    size_t size;
+    uint64_t since;
+};
+
+struct line {
+    struct r2_conn *tx, *rx;
+    struct slot slots[SLOTS];
+    bool given_back; /* its memory, which nobody may touch */
+    uint64_t until;
+};
+
+static struct r2_ctx *ctx;
+static struct line lines[CONNS];
+static unsigned turn, messages, closed;
+
+static void until_connected(struct line *l)
+{
+    char handle[R2_HANDLE_BYTES];
+    struct r2_listen *listen = NULL;
+    uint64_t until = r2_now_ns() + STUCK_NS;
+
+    CHECK_EQ(r2_engine_listen(ctx, (int)(check_below(2)), handle, &listen), 0);
+    l->tx = l->rx = NULL;
+    while (!(l->tx && l->rx)) {
+        if (!l->tx)
+            CHECK_EQ(r2_engine_connect(ctx, 0, handle, &l->tx), 0);
+        if (!l->rx)
+            CHECK_EQ(r2_engine_accept(listen, &l->rx), 0);
+        CHECK_LT(r2_now_ns(), until);
+        bed_ms(1);
+    }
+    CHECK_EQ(r2_engine_close_listen(listen), 0);
+}
+
+static void open_line(struct line *l)
+{
+    until_connected(l);
+    for (int i = 0; i < SLOTS; i++) {
+        struct slot *s = &l->slots[i];
+
+        CHECK_EQ(r2_engine_reg(l->tx, s->out, SIZE, 1, &s->out_mr), 0);
+        CHECK_EQ(r2_engine_reg(l->rx, s->in, SIZE, 1, &s->in_mr), 0);
+        memset(s->in, GIVEN_BACK, SIZE);
+        s->send = s->recv = NULL;
+    }
+    l->given_back = false;
+}
+
+static void untouched(const struct slot *s, const char *since)
+{
+    for (size_t i = 0; i < SIZE; i++)
+        CHECK_MSG(s->in[i] == GIVEN_BACK, "byte %zu was written after %s", i, since);
+}
+
+static void post(struct line *l, struct slot *s)
+{
+    untouched(s, "its receive was done");
+    s->size = check_below(4) ? 1 + check_below(SIZE) : check_below(512);
+    turn++;
+    for (size_t i = 0; i < s->size; i++)
+        s->out[i] = (uint8_t)(i * 7 + i / 251 + turn * 31);
+    CHECK_EQ(r2_engine_irecv(l->rx, s->in, SIZE, 0, s->in_mr, &s->recv), 0);
+    CHECK_EQ(r2_engine_isend(l->tx, s->out, s->size, 0, s->out_mr, &s->send), 0);
+    CHECK(s->recv && s->send);
+    s->since = r2_now_ns();
+}
+
+static void look(struct r2_req **req)
+{
+    int done = 0;
+
+    if (*req)
+        CHECK_EQ(r2_engine_test(*req, &done, NULL), 0);
+    if (done)
+        *req = NULL;
+}
+
+static void test_slot(struct slot *s)
+{
+    bool was = s->recv || s->send;
+
+    look(&s->recv);
+    look(&s->send);
+    CHECK_MSG(!was || r2_now_ns() - s->since < STUCK_NS, "%s of %zu bytes hangs",
+              s->recv ? "a receive" : "a send", s->size);
+    if (!was || s->recv || s->send)
+        return;
+    CHECK_MEM(s->in, s->out, s->size);
+    memset(s->in, GIVEN_BACK, SIZE);
+    messages++;
+}
+
+/* In the middle of whatever there is. Where a device does not confirm it in time the memory may
+ * still be written to, and nobody is told otherwise. */
+static void close_line(struct line *l)
+{
+    bool receiver_first = check_below(2), dereg = check_below(2), confirmed = true;
+
+    for (int i = 0; i < SLOTS && dereg; i++)
+        confirmed &= r2_engine_dereg(l->rx, l->slots[i].in_mr) == 0;
+    if (!receiver_first)
+        r2_engine_close(l->tx);
+    confirmed &= r2_engine_close(l->rx) == 0;
+    for (int i = 0; i < SLOTS; i++)
+        memset(l->slots[i].in, GIVEN_BACK, SIZE);
+    if (receiver_first)
+        r2_engine_close(l->tx);
+    l->given_back = confirmed;
+    l->tx = l->rx = NULL;
+    l->until = r2_now_ns() + check_below(200) * R2_NS_PER_MS;
+    closed += confirmed;
+}
+
+static void open_again(struct line *l)
+{
+    for (int i = 0; i < SLOTS && l->given_back; i++)
+        untouched(&l->slots[i], "its memory was given back");
+    for (int i = 0; i < SLOTS && !l->given_back; i++) { /* another one's from now on */
+        l->slots[i].in = malloc(SIZE);
+        CHECK(l->slots[i].in);
+    }
+    open_line(l);
+}
+
+/* ---- what fails, and is mended a little later */
+
+static struct {
+    const char *name, *begin, *end; /* D: the device's number, P: 0x8000 and something; ; between */
+} const failures[] = {
+    {"port", "port fvD 1 down", "port fvD 1 up"},
+    {"hole", "port fvD 1 blackhole", "port fvD 1 up"},
+    {"address", "gid fvD 1 1 0.0.0.0", "gid fvD 1 1 127.0.E.1"},
+    {"entry", "gid fvD 1 3 127.0.E.1;gid fvD 1 1 0.0.0.0",
+     "gid fvD 1 1 127.0.E.1;gid fvD 1 3 0.0.0.0"},
+    {"partition", "pkey fvD 1 0 32771", "pkey fvD 1 0 65535"},
+    {"removed", "remove fvD", "restore fvD"},
+    {"vanished", "vanish fvD", "restore fvD"},
+    {"fatal", "fatal fvD", "remove fvD;restore fvD"},
+    {"hanging", "hang fvD 1", "unhang"},
+    {"hanging port", "hang fvD 2;event fvD 9 1", "unhang"},
+    {"hangs and goes", "hang fvD 2;event fvD 11 1;remove fvD;restore fvD", "unhang"},
+    {"late writes", "chaos late_write=500,late_us=30000", "chaos late_write=0"},
+    {"late ends", "chaos late_cqe=300,late_us=5000", "chaos late_cqe=0"},
+    {"lost ends", "chaos lost_cqe=20000", "chaos lost_cqe=0"},
+    {"errors", "chaos error=5000", "chaos error=0"},
+    {"slow commands", "chaos cmd_us=20000", "chaos cmd_us=0"},
+    {"large ones", "most fvD 4096", "most fvD 0"},
+    {"failed queue", "queue fvD 1 Q", ""},
+    {"failed request", "inject fvD 12", ""},
+};
+#define FAILURES (sizeof(failures) / sizeof(failures[0]))
+
+static struct {
+    int what; /* of failures; -1: nothing */
+    int dev;
+    uint64_t until;
+} failing[2];
+
+static void tell(const char *text, int dev)
+{
+    char one[96];
+    size_t n = 0;
+
+    for (one[n++] = '!'; *text; text++) {
+        if (*text == ';') {
+            one[n] = '\0';
+            bed_script(one);
+            n = 1;
+        } else if (*text == 'D' || *text == 'E' || *text == 'Q') {
+            one[n++] = (char)('0' + (*text == 'Q' ? (int)check_below(8) : dev + (*text == 'E')));
+        } else {
+            one[n++] = *text;
+        }
+    }
+    one[n] = '\0';
+    if (n > 1)
+        bed_script(one);
+}
+
+static void mend(int i)
+{
+    if (failing[i].what >= 0)
+        tell(failures[failing[i].what].end, failing[i].dev);
+    failing[i].what = -1;
+}
+
+/* Two at a time, never the same twice: their ends do not mend each other's. */
+static void fail(int i)
+{
+    int what = (int)check_below(FAILURES), other = 1 - i;
+
+    if (failing[i].what >= 0 || failing[other].what == what)
+        return;
+    failing[i].what = what;
+    failing[i].dev = failing[other].what >= 0 ? 1 - failing[other].dev : (int)check_below(2);
+    failing[i].until = r2_now_ns() + (20 + check_below(600)) * R2_NS_PER_MS;
+    if (getenv("R2_STORM_TELL"))
+        fprintf(stderr, "%s at fv%d\n", failures[what].name, failing[i].dev);
+    tell(failures[what].begin, failing[i].dev);
+}
+
+static void step(void)
+{
+    for (int i = 0; i < CONNS; i++) {
+        struct line *l = &lines[i];
+
+        if (!l->tx) {
+            if (r2_now_ns() > l->until)
+                open_again(l);
+            continue;
+        }
+        for (int k = 0; k < SLOTS; k++) {
+            struct slot *s = &l->slots[k];
+
+            test_slot(s);
+            if (!s->send && !s->recv && check_below(3) == 0)
+                post(l, s);
+        }
+        if (i && check_below(2000) == 0) /* one connection lives through it all */
+            close_line(l);
+    }
+    for (int i = 0; i < 2; i++) {
+        if (failing[i].what >= 0 && r2_now_ns() > failing[i].until)
+            mend(i);
+        else if (check_below(300) == 0)
+            fail(i);
+        r2_nicstate_forgive(i, true);
+    }
+    usleep(100);
+}
+
+static void settle(void)
+{
+    bool busy = true;
+
+    for (int i = 0; i < 2; i++)
+        mend(i);
+    while (busy) {
+        busy = false;
+        for (int i = 0; i < CONNS * SLOTS; i++) {
+            struct slot *s = &lines[i / SLOTS].slots[i % SLOTS];
+
+            if (!lines[i / SLOTS].tx)
+                continue;
+            test_slot(s);
+            busy |= s->send || s->recv;
+        }
+        usleep(200);
+    }
+}
+
+static void test_storm(void)
+{
+    const char *text = getenv("R2_STORM_SECONDS");
+    uint64_t until;
+
+    setenv("R2CCL_NICS", bed_nics, 1);
+    setenv("R2CCL_CHUNK", "32K", 1);
+    setenv("R2CCL_NO_PATH_TIMEOUT", "60s", 1);
+    bed_library();
+    CHECK_EQ(r2_engine_init(&ctx, 1, NULL), 0);
+    for (int i = 0; i < 2; i++)
+        failing[i].what = -1;
+    for (int i = 0; i < CONNS; i++) {
+        for (int k = 0; k < SLOTS; k++) {
+            lines[i].slots[k].out = malloc(SIZE);
+            lines[i].slots[k].in = malloc(SIZE);
+        }
+        open_line(&lines[i]);
+    }
+    until = r2_now_ns() + (text ? strtoull(text, NULL, 10) : 6) * R2_NS_PER_S;
+    while (r2_now_ns() < until)
+        step();
+    settle();
+    fprintf(stderr, "%u messages, %u connections closed\n", messages, closed);
+    for (int i = 0; i < CONNS; i++) {
+        if (lines[i].tx)
+            close_line(&lines[i]);
+    }
+    r2_engine_finalize(ctx);
+}
+
+static const struct check_test tests[] = {
+    {"storm", test_storm},
+    {0},
+};
+
+int main(int argc, char **argv)
+{
+    setenv("R2CCL_LOG", "0", 0);
+    return check_main(argc, argv, tests);
+}
