@@ -293,20 +293,25 @@ static void drop_sample(struct r2_pathrate *pr, uint64_t moved, uint64_t t_sent_
 
 /* Late chunks have lowered the rate. Threads that are kept waiting again and again do that too, and
  * messages with pauses between them, shorter than a sample must be, would never raise it: so it is
- * what it was once they take what they should by that, and less than half of their time on the wire
- * by what it is now. Less than that time by what it was is what a shaper or a switch has saved up,
- * which says nothing. */
+ * what it was once they take what they should by that, and clearly less than they could by what it
+ * is now. The shortest round trip is part of the latter as far as its own chunk's bytes do not
+ * explain it. Less than their time on the wire by what it was is what a shaper or a switch has
+ * saved up, which says nothing. */
 static void may_come_back(struct r2_pathrate *pr, uint64_t moved, uint64_t t_sent_ns,
                           uint64_t now_ns)
 {
     uint64_t took = now_ns > t_sent_ns ? now_ns - t_sent_ns : 0, rate = r2_pathrate_rate(pr);
+    uint64_t least;
 
     if (!rate || pr->fell.from <= rate) {
         pr->fell.from = pr->fell.back = 0;
-    } else if (took / 2 > add_sat(due_ns(pr, moved, pr->fell.from), LATE_NS / 64)) {
+        return;
+    }
+    least = pr->min_rtt_ns - min_u64(mul_div(pr->min_rtt_len, NS_PER_S, rate), pr->min_rtt_ns);
+    least = add_sat(least, mul_div(moved, NS_PER_S, rate) / 4 * 3);
+    if (took / 2 > add_sat(due_ns(pr, moved, pr->fell.from), LATE_NS / 64)) {
         pr->fell.back = 0;
-    } else if (took < add_sat(pr->min_rtt_ns, mul_div(moved, NS_PER_S, rate) / 2) &&
-               took >= mul_div(moved, NS_PER_S, pr->fell.from) / 2) {
+    } else if (took < least && took >= mul_div(moved, NS_PER_S, pr->fell.from) / 2) {
         if (++pr->fell.back == BACK_CHUNKS)
             pr->bucket[pr->bucket_now] = pr->fell.from;
     }

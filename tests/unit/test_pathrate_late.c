@@ -88,29 +88,32 @@ static void one_by_one(unsigned n, uint64_t len, uint64_t took)
 static void test_comes_back(void)
 {
     static const struct {
+        uint64_t rate, slow;      /* slow: chunks take so long, and lower it */
         uint64_t len, took, late; /* late: that much later before the last of them */
         bool back;
     } cases[] = {
-        {65536, 120 * US, 0, true},  {65536, 120 * US, 20 * MS, false},
-        {1024, 200 * US, 0, false}, /* what is due at the lower rate */
-        {65536, 20 * US, 0, false}, /* less than its time on the wire: savings */
-        {65536, 700 * US, 0, false},
+        {1250 * MB, 6 * MS, 65536, 120 * US, 0, true},
+        {1250 * MB, 6 * MS, 65536, 120 * US, 20 * MS, false},
+        {1250 * MB, 6 * MS, 1024, 200 * US, 0, false}, /* what is due at the lower rate */
+        {125 * MB, 9 * MS, 8192, 1050 * US, 0, false},
+        {1250 * MB, 6 * MS, 65536, 20 * US, 0, false}, /* less than on the wire: savings */
+        {1250 * MB, 6 * MS, 65536, 700 * US, 0, false},
     };
 
     for (unsigned i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
-        link_init(1250 * MB, 60 * US, 1, 512 * 1024);
+        link_init(cases[i].rate, 60 * US, 1, 512 * 1024);
         run_for(SEC);
         k.to_send = 0;
         run_for(100 * MS);
-        one_by_one(3, 65536, 3 * MS);
-        expect_rate(1250 * MB, 5, 10);
-        one_by_one(3, 65536, 6 * MS);
+        one_by_one(3, 65536, cases[i].slow / 2);
+        expect_rate(k.rate, 5, 10);
+        one_by_one(3, 65536, cases[i].slow);
         CHECK_LE(r2_pathrate_rate(&k.pr), 20 * MB);
         one_by_one(7, cases[i].len, cases[i].took);
         CHECK_LE(r2_pathrate_rate(&k.pr), 20 * MB);
         one_by_one(cases[i].late > 0, cases[i].len, cases[i].late);
         one_by_one(1, cases[i].len, cases[i].took);
-        CHECK_EQ(r2_pathrate_rate(&k.pr) > GB, cases[i].back);
+        CHECK_EQ(r2_pathrate_rate(&k.pr) > k.rate / 2, cases[i].back);
     }
 }
 
