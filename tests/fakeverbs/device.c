@@ -121,6 +121,7 @@ static void conns_vanish(struct fv_dev *dev)
 void fv_remove(struct fv_dev *d, bool quiet)
 {
     d->removed = true;
+    fv_show(d); /* what it has posted gets there, whatever becomes of it */
     if (!quiet) {
         d->fatal = true;
         fv_qps_vanish(d);

@@ -155,6 +155,7 @@ FV_EXPORT int ibv_dereg_mr(struct ibv_mr *base)
         pthread_mutex_unlock(&fv.lock);
         return EIO;
     }
+    fv_show(dev); /* the key was good when it was written by */
     fv.mrs[base->rkey & 0xffff] = NULL;
     pthread_mutex_unlock(&fv.lock);
     free(base);
