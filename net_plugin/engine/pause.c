@@ -11,6 +11,9 @@
 #define PAYS_MANY 600                 /* docs/decisions.md 31 */
 #define PAID_SPAN 16                  /* idle times that count */
 #define WAKING_NS (20 * R2_NS_PER_US) /* what sleeping adds to an idle time */
+/* ... and to one that was slept through, the peer's sleep included: who would have polled answers
+ * sooner, and is answered sooner. */
+#define WAKING_BOTH_NS (100 * R2_NS_PER_US)
 
 static uint64_t spin_ns;                       /* as set; written before the first thread runs */
 static bool places;                            /* threads are four and more, likewise */
@@ -73,19 +76,24 @@ bool r2_pause_polls(struct r2_pause *p, uint64_t now)
     if (!p->since) {
         p->since = now;
         p->counted = places && take_place();
+        p->slept = true;
     }
     if (p->counted == places && p->paid >= (are_many() ? PAYS_MANY : PAYS_FEW) &&
-        now < p->since + spin())
+        now < p->since + spin()) {
+        p->slept = false;
         return true;
+    }
     leave_place(p);
     return false;
 }
 
 void r2_pause_over(struct r2_pause *p, uint64_t now)
 {
+    uint64_t waking = p->slept && are_many() ? WAKING_BOTH_NS : WAKING_NS;
+
     leave_place(p);
     if (!p->since)
         return;
-    p->paid += ((now - p->since <= spin() + WAKING_NS ? 1000 : 0) - p->paid) / PAID_SPAN;
+    p->paid += ((now - p->since <= spin() + waking ? 1000 : 0) - p->paid) / PAID_SPAN;
     p->since = 0;
 }

@@ -17,6 +17,7 @@ struct r2_pause {
     uint64_t since; /* idle since then; 0: it is not */
     int paid;       /* per mille of the idle times of late that ended while it would have polled */
     bool counted;   /* among those that poll */
+    bool slept;     /* this time, from the start */
 };
 
 #define R2_PAUSE                                                                                   \

@@ -316,6 +316,26 @@ static void test_polls_while_it_pays(void)
     }
 }
 
+/* An idle time that two sleeping ends make longer is one that polling would have found. The same of
+ * a thread that polls was too long for it. */
+static void test_two_ends_that_sleep(void)
+{
+    const uint64_t spin = 200 * R2_NS_PER_US, both_slept = 270 * R2_NS_PER_US;
+    struct r2_pause p = R2_PAUSE;
+
+    r2_pause_let(INT_MAX);
+    r2_pause_start(THREADS, spin);
+    for (int turn = 0; turn < 3; turn++) {
+        idle(&p, 60, 5 * spin);
+        CHECK(!polls(&p));
+        for (int i = 0; i < 60 && !polls(&p); i++)
+            idle(&p, 1, both_slept);
+        CHECK(polls(&p));
+        idle(&p, 1, both_slept);
+        CHECK_LT(p.paid, 620); /* this one did not pay */
+    }
+}
+
 static void come_and_go(int from, int to)
 {
     for (int i = from; i < to; i++)
@@ -434,6 +454,7 @@ static const struct check_test tests[] = {
     {"cores_of_the_process", test_cores_of_the_process},
     {"places", test_places},
     {"polls_while_it_pays", test_polls_while_it_pays},
+    {"two_ends_that_sleep", test_two_ends_that_sleep},
     {"word_at_the_start", test_word_at_the_start}, /* before there are threads here */
     {"in_use", test_in_use},
     {0},
