@@ -13,9 +13,8 @@
 #define SOLID_NS (20 * NS_PER_MS)           /* ... or for how long */
 #define LATE_NS (4 * NS_PER_MS)             /* threads that wake late are no fault of the path */
 #define LATE_CHUNKS 3
-#define LATE_TURNS 2  /* one thread that is kept waiting makes all late that is in flight */
-#define BACK_CHUNKS 8 /* so many in time: the path was no slower */
-#define IDLE_SHARE 4  /* of a sample: so much of its time may have passed with nothing in flight */
+#define LATE_TURNS 2 /* one thread that is kept waiting makes all late that is in flight */
+#define IDLE_SHARE 4 /* of a sample: so much of its time may have passed with nothing in flight */
 #define MIN_RTT_SPAN_NS (10 * NS_PER_S)
 
 #define CHUNK_TIME_NS (NS_PER_MS / 2)
@@ -102,7 +101,6 @@ void r2_pathrate_forget(struct r2_pathrate *pr)
     pr->round_end = pr->delivered;
     memset(&pr->far, 0, sizeof(pr->far));
     memset(&pr->beyond, 0, sizeof(pr->beyond));
-    memset(&pr->fell, 0, sizeof(pr->fell));
     anchor(pr);
 }
 
@@ -111,8 +109,6 @@ void r2_pathrate_on_send(struct r2_pathrate *pr, uint64_t len, uint64_t now_ns,
 {
     uint64_t idle = now_ns > pr->delivered_time_ns ? now_ns - pr->delivered_time_ns : 0;
 
-    if (pr->inflight == 0)
-        pr->emptied = pr->delivered;
     if (pr->inflight == 0 && broken_off(pr, idle, now_ns)) {
         pr->delivered_time_ns = now_ns;
         pr->first_sent_ns = now_ns;
@@ -189,12 +185,6 @@ static bool keeps_late(struct r2_late *l, bool late, bool in_time, uint64_t t_se
     return l->chunks >= LATE_CHUNKS && l->turns >= LATE_TURNS;
 }
 
-/* What a chunk should take with `moved` bytes, its own among them, at that rate. */
-static uint64_t due_ns(const struct r2_pathrate *pr, uint64_t moved, uint64_t rate)
-{
-    return add_sat(pr->min_rtt_ns, mul_div(moved, NS_PER_S, rate));
-}
-
 /* Chunks take more than twice what the bytes ahead of them and the round trip account for: they
  * wait before a link that is slower than the estimate, however little there is to send. A wide
  * estimate would otherwise keep itself: its window takes in all that the sender has, who then
@@ -207,7 +197,7 @@ static bool overdue(struct r2_pathrate *pr, const struct r2_rate_stamp *stamp, u
 
     if (rate == 0)
         return false;
-    due = due_ns(pr, moved, rate);
+    due = add_sat(pr->min_rtt_ns, mul_div(moved, NS_PER_S, rate));
     return keeps_late(&pr->beyond, took / 2 > add_sat(due, LATE_NS / 8),
                       took <= add_sat(due, LATE_NS / 4), t_sent_ns, now_ns);
 }
@@ -229,8 +219,6 @@ static void rate_sample(struct r2_pathrate *pr, const struct r2_rate_stamp *stam
     }
     pr->last_sample_ns = now_ns;
     rate = mul_div(bytes, NS_PER_S, span);
-    if (!stamp->app_limited && bytes >= SOLID_BYTES && stamp->delivered >= pr->emptied)
-        pr->fell.from = 0; /* enough to send all the while: this is what the path can */
     if (!limited) {
         rate_age(pr, gap);
     } else if (rate <= r2_pathrate_rate(pr)) {
@@ -277,11 +265,11 @@ static void drop_sample(struct r2_pathrate *pr, uint64_t moved, uint64_t t_sent_
     uint64_t took = now_ns > t_sent_ns ? now_ns - t_sent_ns : 0;
     uint64_t rate = r2_pathrate_rate(pr);
 
-    bool late = rate > 0 && took / 4 > add_sat(due_ns(pr, moved, rate), LATE_NS / 4);
+    bool late =
+        rate > 0 && took / 4 > pr->min_rtt_ns + mul_div(moved, NS_PER_S, rate) + LATE_NS / 4;
 
     if (!keeps_late(&pr->far, late, !late, t_sent_ns, now_ns))
         return;
-    pr->fell.from = max_u64(pr->fell.from, rate);
     memset(pr->bucket, 0, sizeof(pr->bucket));
     pr->bucket[pr->bucket_now] =
         max_u64(mul_div(moved, NS_PER_S, max_u64(took - pr->min_rtt_ns, 1)), 1);
@@ -289,32 +277,6 @@ static void drop_sample(struct r2_pathrate *pr, uint64_t moved, uint64_t t_sent_
     memset(&pr->beyond, 0, sizeof(pr->beyond));
     pr->valid_from = pr->delivered;
     anchor(pr);
-}
-
-/* Late chunks have lowered the rate. Threads that are kept waiting again and again do that too, and
- * messages with pauses between them, shorter than a sample must be, would never raise it: so it is
- * what it was once they take what they should by that, and clearly less than they could by what it
- * is now. The shortest round trip is part of the latter as far as its own chunk's bytes do not
- * explain it. Less than their time on the wire by what it was is what a shaper or a switch has
- * saved up, which says nothing. */
-static void may_come_back(struct r2_pathrate *pr, uint64_t moved, uint64_t t_sent_ns,
-                          uint64_t now_ns)
-{
-    uint64_t took = now_ns > t_sent_ns ? now_ns - t_sent_ns : 0, rate = r2_pathrate_rate(pr);
-    uint64_t least;
-
-    if (!rate || pr->fell.from <= rate) {
-        pr->fell.from = pr->fell.back = 0;
-        return;
-    }
-    least = pr->min_rtt_ns - min_u64(mul_div(pr->min_rtt_len, NS_PER_S, rate), pr->min_rtt_ns);
-    least = add_sat(least, mul_div(moved, NS_PER_S, rate) / 4 * 3);
-    if (took / 2 > add_sat(due_ns(pr, moved, pr->fell.from), LATE_NS / 64)) {
-        pr->fell.back = 0;
-    } else if (took < least && took >= mul_div(moved, NS_PER_S, pr->fell.from) / 2) {
-        if (++pr->fell.back == BACK_CHUNKS)
-            pr->bucket[pr->bucket_now] = pr->fell.from;
-    }
 }
 
 /* Once per round trip of the start-up: goes on while the rate rises. */
@@ -338,7 +300,7 @@ static void startup_round(struct r2_pathrate *pr, const struct r2_rate_stamp *st
 void r2_pathrate_on_ack(struct r2_pathrate *pr, uint64_t len, const struct r2_rate_stamp *stamp,
                         uint64_t t_sent_ns, uint64_t now_ns)
 {
-    uint64_t was_inflight = pr->inflight, moved, was;
+    uint64_t was_inflight = pr->inflight;
     bool limited;
 
     pr->delivered += len;
@@ -348,16 +310,10 @@ void r2_pathrate_on_ack(struct r2_pathrate *pr, uint64_t len, const struct r2_ra
     if (pr->app_limited_until && pr->delivered > pr->app_limited_until) {
         pr->app_limited_until = 0;
     }
-    moved = pr->delivered - stamp->at_send;
-    was = r2_pathrate_rate(pr);
     limited = !overdue(pr, stamp, t_sent_ns, now_ns) && stamp->app_limited;
     rate_sample(pr, stamp, limited, t_sent_ns, now_ns);
     rtt_sample(pr, len, stamp->clean, t_sent_ns, now_ns);
-    if (stamp->app_limited && r2_pathrate_rate(pr) < was) {
-        pr->fell.from = max_u64(pr->fell.from, was);
-    }
-    drop_sample(pr, moved, t_sent_ns, now_ns);
-    may_come_back(pr, moved, t_sent_ns, now_ns);
+    drop_sample(pr, pr->delivered - stamp->at_send, t_sent_ns, now_ns);
     if (pr->startup) {
         if (!limited) {
             pr->startup_window = max_u64(pr->startup_window, was_inflight) + len;

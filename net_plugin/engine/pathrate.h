@@ -8,9 +8,8 @@
  * megabyte or 20 ms count: what a shaper or a switch saves up while the path is idle (its burst)
  * goes out at many times the rate that follows. Three chunks in a row that took more than four
  * times what they should at that rate, one of them sent after another had come, end it at once: a
- * path that falls to a tenth is known for that after three chunks, not when the maximum has aged.
- * Eight that take what they should by the rate before bring that back. A sample may have pauses in
- * it, a quarter of its time at most. The round trip is the minimum over
+ * path that falls to a tenth is known for that after three chunks, not when the maximum has aged. A
+ * sample may have pauses in it, a quarter of its time at most. The round trip is the minimum over
  * 10 s; a path that was never idle for 10 s is asked for clean samples: nothing goes out until all
  * is acknowledged, then one chunk, twice. The smaller of the two counts: the other may have waited
  * for a peer that was stopped.
@@ -54,7 +53,6 @@ struct r2_pathrate {
         uint64_t delivered, time_ns, first_sent_ns;
         uint64_t idle_ns;       /* in it, with nothing in flight */
     } anchor;                   /* where samples begin */
-    uint64_t emptied;           /* in units of `delivered`: nothing was in flight then */
     uint64_t app_limited_until; /* in units of `delivered`; 0: not limited */
 
     uint64_t bucket[R2_PATHRATE_BUCKETS]; /* maxima of consecutive spans of traffic time */
@@ -63,11 +61,7 @@ struct r2_pathrate {
     uint64_t last_sample_ns;
     struct r2_late far;    /* beyond four times what they should: the path has become slower */
     struct r2_late beyond; /* beyond twice: they wait for it, whoever else is limited */
-    struct {
-        uint64_t from; /* the rate before late chunks lowered it; 0: they did not, or rightly */
-        unsigned back; /* chunks in time for that, in a row */
-    } fell;
-    uint64_t valid_from; /* in units of `delivered`: samples that begin before saw another path */
+    uint64_t valid_from;   /* in units of `delivered`: samples that begin before saw another path */
 
     uint64_t min_rtt_ns; /* 0: none yet */
     uint32_t min_rtt_len;

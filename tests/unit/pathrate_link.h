@@ -154,18 +154,8 @@ static void run_for(uint64_t ns)
     run_until(k.now + ns);
 }
 
-static void expect_rate(uint64_t rate, unsigned percent_below, unsigned percent_above)
-{
-    uint64_t got = r2_pathrate_rate(&k.pr);
-
-    CHECK_MSG(
-        got >= rate / 100 * (100 - percent_below) && got <= rate / 100 * (100 + percent_above),
-        "rate %" PRIu64 " instead of %" PRIu64 " (link %" PRIu64 " delay %" PRIu64 " lanes %u)",
-        got, rate, k.rate, k.delay, k.lanes);
-}
-
 /* Per cent of the link that a run of `ns` uses. */
-__attribute__((unused)) static uint64_t use_of_run(uint64_t ns)
+static uint64_t use_of_run(uint64_t ns)
 {
     uint64_t before = k.acked;
 

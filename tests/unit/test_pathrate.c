@@ -2,6 +2,16 @@
  * short? */
 #include "pathrate_link.h"
 
+static void expect_rate(uint64_t rate, unsigned percent_below, unsigned percent_above)
+{
+    uint64_t got = r2_pathrate_rate(&k.pr);
+
+    CHECK_MSG(
+        got >= rate / 100 * (100 - percent_below) && got <= rate / 100 * (100 + percent_above),
+        "rate %" PRIu64 " instead of %" PRIu64 " (link %" PRIu64 " delay %" PRIu64 " lanes %u)",
+        got, rate, k.rate, k.delay, k.lanes);
+}
+
 /* What the window may be: twice what the pipe holds with a chunk on the wire, and its floors. */
 static uint64_t window_bound(void)
 {
@@ -377,6 +387,29 @@ static void test_small_messages_without_pause(void)
     }
 }
 
+/* Stops of 200 ms, a minute apart, while there is little to send: none of them is a slow link. */
+static void test_stalls_are_no_slow_link(void)
+{
+    link_init(1250 * MB, 60 * US, 1, MIB);
+    run_for(SEC);
+    for (unsigned i = 0; i < 6; i++) {
+        uint64_t stop = k.now + 200 * MS;
+
+        k.to_send = 3 * 8192; /* more than one is late, each time */
+        k.message = 8192;
+        pull();
+        for (unsigned j = 0; j < k.count; j++)
+            k.list[j].t_acked = stop;
+        run_until(stop);
+        for (unsigned ms = 0; ms < 1000; ms++) {
+            k.to_send = 8192;
+            run_for(MS);
+        }
+        expect_rate(1250 * MB, 5, 10);
+        k.now += 60 * SEC;
+    }
+}
+
 /* The peer is stopped for 15 s just when the minimum is too old: that is no round trip. */
 static void test_stop_is_no_round_trip(void)
 {
@@ -505,6 +538,7 @@ static const struct check_test tests[] = {
     {"idle_keeps_rate", test_idle_keeps_rate},
     {"small_messages", test_small_messages},
     {"small_messages_without_pause", test_small_messages_without_pause},
+    {"stalls_are_no_slow_link", test_stalls_are_no_slow_link},
     {"stop_is_no_round_trip", test_stop_is_no_round_trip},
     {"chunk_len", test_chunk_len},
     {"bookkeeping", test_bookkeeping},
