@@ -43,7 +43,7 @@ class Options:
     """smoke: seconds only, to see that everything runs. runs: faults of each kind; slice_s: seconds
     of a section after which none of them begins. add_to, seed: of `locate` and `known`, the file
     that they are added to. parts: of sections that have several; none: all of them. nccl: of
-    `cost`, as LaunchSpec has it."""
+    `cost`, as LaunchSpec has it. asked: the parts that wants() was asked for."""
 
     smoke: bool = False
     runs: int = 100
@@ -54,6 +54,7 @@ class Options:
     seed: int | None = None
     parts: tuple[str, ...] = ()
     nccl: str = "standin"
+    asked: list[str] = field(default_factory=list)
 
     def slice_end(self) -> float:
         """By the monotonic clock, of a section that begins now."""
@@ -64,6 +65,7 @@ class Options:
         return f"--slice {self.slice_s:g}"
 
     def wants(self, part: str) -> bool:
+        self.asked.append(part)
         return not self.parts or part in self.parts
 
     def say(self, text: str) -> None:

@@ -95,6 +95,14 @@ def needs_lab(name: str, options: Options) -> bool:
     return name in NEEDS_LAB and (name, options.parts) != ("resume", (completion.PART,))
 
 
+def no_figures(name: str, options: Options) -> str:
+    """Why there are none, as far as that is known."""
+    if not options.parts:
+        return "no figures"
+    has = ", ".join(dict.fromkeys(options.asked))
+    return f"--part {', '.join(options.parts)}: {name} has {has or 'no parts'}"
+
+
 def run_section(name: str, options: Options) -> Section:
     """One benchmark; what went wrong is in its errors."""
     title, work = SECTIONS[name]
@@ -103,6 +111,7 @@ def run_section(name: str, options: Options) -> Section:
         section.skipped = "making network namespaces needs root"
         return section
     began, load, cores = time.monotonic(), os.getloadavg()[0], Cores()
+    options.asked.clear()
     try:
         work(options, section)
     except (MeasurementWrong, R2Error, OSError) as err:
@@ -113,7 +122,7 @@ def run_section(name: str, options: Options) -> Section:
     for row in section.rows:
         section.errors += row.problems()
     if not (section.rows or section.errors or section.cut):
-        section.errors.append("no figures")
+        section.errors.append(no_figures(name, options))
     if options.smoke:
         for row in section.rows:
             row.target = None

@@ -180,6 +180,15 @@ def test_raw_tcp_with_as_many_threads(build: Build, monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.lab
+def test_a_part_that_does_not_exist(
+    build: Build, lab_rights: None, run_bounded: RunBounded, tmp_path: Path
+) -> None:
+    words = ["--only", "shaped", "--part", "8 x 1", "--json", str(tmp_path / "bench.json")]
+    done = run_bounded([sys.executable, str(RUN), *words], code=1)
+    assert "--part 8 x 1: shaped has 1 x 1 Gbit/s, 2 x 1 Gbit/s, " in done.stdout
+
+
+@pytest.mark.lab
 def test_cost_with_an_nccl_of_a_folder(
     build: Build, lab_rights: None, run_bounded: RunBounded, tmp_path: Path
 ) -> None:
