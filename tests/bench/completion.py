@@ -36,7 +36,7 @@ KIND = resume.Kind(
 )
 
 
-def library() -> Path:
+def fakeverbs() -> Path:
     return paths.native_dir() / "fakeverbs" / "libibverbs.so.1"
 
 
@@ -44,9 +44,9 @@ def run(options: Options, section: Section, until: float) -> None:
     """Fill in the section; what was found stays when it fails later or is cut off."""
     if not options.wants(PART):
         return
-    if not library().is_file():
+    if not fakeverbs().is_file():
         section.notes.append(
-            f"No completion errors: {library()} is not there (it needs <infiniband/verbs.h>; "
+            f"No completion errors: {fakeverbs()} is not there (it needs <infiniband/verbs.h>; "
             "Debian: libibverbs-dev)."
         )
         return
@@ -58,7 +58,7 @@ def run(options: Options, section: Section, until: float) -> None:
     )
     env = {
         **resume.UNDAMPED,
-        "R2CCL_IBVERBS_LIB": str(library()),
+        "R2CCL_IBVERBS_LIB": str(fakeverbs()),
         # Of its own, as hardware is: a busy process does not keep its NIC from answering.
         "R2_FAKEVERBS_NIC": "process",
         "R2_FAKEVERBS_CHAOS": "",

@@ -68,7 +68,7 @@ def running(
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_signal(tmp_path: Path, number: signal.Signals) -> None:
     """After one fault of a thousand: its times are there, and so is why there are no more."""
-    if not completion.library().is_file():
+    if not completion.fakeverbs().is_file():
         pytest.skip("no <infiniband/verbs.h> here (Debian: libibverbs-dev)")
     out, tables = tmp_path / "bench.json", tmp_path / "bench.md"
     words = ["--only", "resume", "--part", "completion", "--runs", "1000", "--json", str(out)]
@@ -89,7 +89,7 @@ def test_signal(tmp_path: Path, number: signal.Signals) -> None:
 def test_make_bench(tmp_path: Path, to: str) -> None:
     """Ctrl-C, which all processes of a terminal's group get, and SIGTERM to make's child alone, end
     `make bench` in the same way."""
-    if not completion.library().is_file() or not (ROOT / ".venv/bin/python").exists():
+    if not completion.fakeverbs().is_file() or not (ROOT / ".venv/bin/python").exists():
         pytest.skip("no <infiniband/verbs.h> here (Debian: libibverbs-dev), or no .venv")
     out = tmp_path / "bench.json"
     words = ["--only", "resume", "--part", "completion", "--runs", "1000", "--json", str(out)]
