@@ -106,15 +106,20 @@ def test_make_bench(tmp_path: Path, to: str) -> None:
     assert section_of(out)["rows"]
 
 
+def terminated(words: list[str], until: str) -> tuple[int, str]:
+    """Its process, and what it said, of one that gets SIGTERM once it has said `until`."""
+    with running(words, until) as process:
+        process.send_signal(signal.SIGTERM)
+        said = process.communicate(timeout=END_S)[0].decode()
+    assert process.returncode == 128 + signal.SIGTERM, said
+    return process.pid, said
+
+
 def test_before_there_is_a_figure(tmp_path: Path) -> None:
     """No figures are no error then, and sections that were still to come are left out."""
     out = tmp_path / "bench.json"
     words = ["--only", "unshaped", "--only", "growth", "--json", str(out)]
-    with running(words, "turn 1") as process:
-        process.send_signal(signal.SIGTERM)
-        said = process.communicate(timeout=END_S)[0].decode()
-    assert process.returncode == 128 + signal.SIGTERM, said
-    assert "CUT OFF by SIGTERM: no figures yet" in said
+    assert "CUT OFF by SIGTERM: no figures yet" in terminated(words, "turn 1")[1]
     assert not section_of(out)["errors"]
 
 
@@ -123,12 +128,9 @@ def test_in_a_lab(lab_rights: None, tmp_path: Path) -> None:
     """Times of `known` that were taken are rows, and no lab stays behind."""
     out = tmp_path / "bench.json"
     words = ["--only", "locate", "--runs", "1000", "--json", str(out)]
-    with running(words, "1 of 1000 of each kind") as process:
-        process.send_signal(signal.SIGTERM)
-        said = process.communicate(timeout=END_S)[0].decode()
-    assert process.returncode == 128 + signal.SIGTERM, said
+    pid = terminated(words, "1 of 1000 of each kind")[0]
     assert section_of(out)["rows"]
-    assert not [name for name in known_labs() if name.endswith(f"-{process.pid}")]
+    assert not [name for name in known_labs() if name.endswith(f"-{pid}")]
 
 
 @pytest.mark.lab

@@ -238,6 +238,19 @@ static void changed_meanwhile(const char *const *change, const char *attr, int v
     bed_until_paths(bed.tx, 2);
 }
 
+static void shown(void)
+{
+    struct r2_req *send, *recv;
+
+    memset(in.view, 0, SIZE);
+    post(&send, &recv);
+    CHECK_EQ(bed_test(recv, BED_WAIT_MS), 1);
+    CHECK_EQ(bed_test(send, BED_WAIT_MS), 1);
+    CHECK_EQ(flush(), 1);
+    CHECK_EQ(driver_calls, 0);
+    CHECK_MEM(in.view, out.view, SIZE);
+}
+
 /* A port has another partition key, or its address is another entry of the table: the queue pair of
  * its flushes is made anew with that, like those of paths, and no flush fails for it. */
 static void test_port_is_another(void)
@@ -246,17 +259,11 @@ static void test_port_is_another(void)
     static const char *const entries[] = {"!gid fv0 1 1 0.0.0.0",   "!gid fv1 1 1 0.0.0.0",   "",
                                           "!gid fv0 1 3 127.0.1.1", "!gid fv1 1 3 127.0.2.1", NULL};
     static const char *const back[] = {"!gid fv0 1 1 127.0.1.1", "!gid fv1 1 1 127.0.2.1", NULL};
-    struct r2_req *send, *recv;
 
     begin();
     changed_meanwhile(keys, "pkey", 0x8003);
     changed_meanwhile(entries, "sgid_index", 3);
-    post(&send, &recv);
-    CHECK_EQ(bed_test(recv, BED_WAIT_MS), 1);
-    CHECK_EQ(bed_test(send, BED_WAIT_MS), 1);
-    CHECK_EQ(flush(), 1);
-    CHECK_EQ(driver_calls, 0);
-    CHECK_MEM(in.view, out.view, SIZE);
+    shown();
     for (int i = 0; back[i]; i++)
         bed_script(back[i]);
     finish();
@@ -277,19 +284,6 @@ static void until_attr(const char *name, int value)
     for (int ms = 0; ms < BED_WAIT_MS && bed_attr(name) != value; ms++)
         bed_ms(1);
     CHECK_EQ(bed_attr(name), value);
-}
-
-static void shown(void)
-{
-    struct r2_req *send, *recv;
-
-    memset(in.view, 0, SIZE);
-    post(&send, &recv);
-    CHECK_EQ(bed_test(recv, BED_WAIT_MS), 1);
-    CHECK_EQ(bed_test(send, BED_WAIT_MS), 1);
-    CHECK_EQ(flush(), 1);
-    CHECK_EQ(driver_calls, 0);
-    CHECK_MEM(in.view, out.view, SIZE);
 }
 
 static void paths_again(void)
