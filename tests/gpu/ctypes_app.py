@@ -41,6 +41,11 @@ class Nccl:
         if rc:
             raise NcclError(f"{name}: {self.lib.ncclGetErrorString(rc).decode()}")
 
+    def version(self) -> int:
+        number = ctypes.c_int()
+        self.call("ncclGetVersion", ctypes.byref(number))
+        return number.value
+
     def unique_id(self) -> bytes:
         text = (ctypes.c_byte * UNIQUE_ID)()
         self.call("ncclGetUniqueId", text)
@@ -149,7 +154,8 @@ def main() -> int:
     nccl = Nccl(opts.nccl)
     store = make_store(rank, world)
     if rank == 0:
-        emit(event="start", world=world, torch=str(torch.__version__), graph=opts.graph)
+        emit(event="start", world=world, torch=str(torch.__version__), graph=opts.graph,
+             nccl=nccl.version())
     began, wrong, digest = time.monotonic(), 0, ""
     each = opts.again or opts.steps
     for first in range(0, opts.steps, each):

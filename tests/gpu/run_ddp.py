@@ -9,6 +9,7 @@
     run_ddp.py exact --program jax_app.py --variants dlopen       # JAX; cupy_app.py: CuPy
     run_ddp.py exact --program megatron_train.py --variants preload --train tp=2   # Megatron-Core
     run_ddp.py exact --program megatron_lm.py --variants preload --train tp=2   # pretrain_gpt.py
+    run_ddp.py exact --program vllm_app.py --variants dlopen --steps 60   # vLLM, tensor parallel
     run_ddp.py hang --variants sockets --watch 60                 # the baseline under the same
 
 `exact` runs the loop twice without failures first; only when these agree does a comparison say
@@ -39,8 +40,9 @@ from run_nccl_tests import end_on_term, say, words
 
 HERE = Path(__file__).resolve().parent
 PROGRAMS = ("ddp_train.py", "megatron_train.py", "megatron_lm.py", "ctypes_app.py", "cupy_app.py",
-            "jax_app.py")
+            "jax_app.py", "vllm_app.py", "vllm_serve.py")
 OPEN_NCCL = PROGRAMS[3:]  # by its name
+OWN_PROCESSES = ("vllm_serve.py",)  # programs whose ranks leave NCCL to processes that they start
 # One torchrun per rank, each a node of its own: it starts one worker, and gives it the variables.
 TORCHRUN = ('exec "$0" -m torch.distributed.run --nnodes="$WORLD_SIZE" --node-rank="$RANK" '
             '--nproc-per-node=1 --master-addr="$MASTER_ADDR" --master-port="$MASTER_PORT" "$@"')
@@ -58,6 +60,11 @@ class Setup:
     extra_env: dict[str, str]
     program: Path = HERE / "ddp_train.py"
     torchrun: bool = False
+
+    @property
+    def ranks_call_nccl(self) -> bool:
+        """Whether the processes that are started here are those whose journals count."""
+        return not self.torchrun and self.program.name not in OWN_PROCESSES
 
     def job(self, variant: transports.Variant, steps: int,
             on_line: Callable[[float, str], None] | None = None) -> Job:
@@ -158,7 +165,7 @@ def one_run(setup: Setup, variant: transports.Variant, label: str,
         "step_gap_ms": gaps, "train_s": curve.seconds, **ended.summary(),
     }
     if ours:
-        result["journal"] = watch.of(None if setup.torchrun else ended.pids)
+        result["journal"] = watch.of(ended.pids if setup.ranks_call_nccl else None)
     say(f"ddp {label}: {'ok' if good else 'FAILED'} {len(curve.losses)}/{setup.steps} steps, "
         f"codes {ended.codes}, events {len(thread.done)}/{len(events)}, gaps_ms {gaps}, "
         f"train {curve.seconds} s, in {ended.wall_s:.1f} s")

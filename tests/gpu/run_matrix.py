@@ -36,7 +36,7 @@ HERE = Path(__file__).resolve().parent
 PORTS_OF_A_ROW = 60
 ONCE = "0.3:carrier:n1:nic0,0.7:up:n1:nic0"
 MODULES = {"jax_app.py": "jax", "cupy_app.py": "cupy", "megatron_train.py": "megatron.core",
-           "megatron_lm.py": "pretrain_gpt"}
+           "megatron_lm.py": "pretrain_gpt", "vllm_app.py": "vllm", "vllm_serve.py": "vllm"}
 SMALL = "--train dim=384 --train layers=3 --steps 80 --baselines 1"
 
 
@@ -78,12 +78,27 @@ def megatron(name: str, what: str, args: str, program: str = "megatron_train.py"
     return replace(row, needs=MODULES[program])
 
 
+def vllm(name: str, what: str, args: str, program: str = "vllm_app.py", seconds: int = 200) -> Row:
+    """Two ranks on two nodes, as megatron's."""
+    row = ddp(name, f"vLLM, {what}", f"--program {program} --ranks-per-node 1 "
+              f"--timeout {seconds - 30} {args}", seconds)
+    return replace(row, needs=MODULES[program])
+
+
 def nccl_tests(name: str, what: str, args: str, seconds: int = 50) -> Row:
     return Row(name, what, "run_nccl_tests.py", args, seconds)
 
 
 # Those that were run last come first.
 ROWS = (
+    vllm("vllm-serve", "`vllm serve` over two nodes, asked over HTTP, as r2ccl-ctl run starts it",
+         "--variants r2ccl --steps 60 --baselines 1", "vllm_serve.py", 330),
+    vllm("vllm-tp", "tensor parallel 2 under CUDA graphs; R2CCL_DLSYM=1",
+         "--variants dlopen --steps 40 --train attention=FLASH_ATTN"),
+    vllm("vllm-named", "tensor parallel 2, VLLM_NCCL_SO_PATH; nothing preloaded",
+         "--variants named --steps 40 --baselines 1 --train so=BUILD/nccl/libnccl.so.2"),
+    vllm("vllm-pp", "pipeline parallel 2 without graphs; R2CCL_DLSYM=1",
+         "--variants dlopen --steps 40 --baselines 1 --train graph=0 --train pp=2"),
     megatron("megatron-lm-tp", "tensor parallel 2", "--train tp=2", "megatron_lm.py"),
     megatron("megatron-lm-dp", "data parallel 2, distributed optimizer, overlapped",
              "--train overlap=1", "megatron_lm.py"),
