@@ -67,6 +67,15 @@ static void ask(struct r2_comm *comm, int rank, int nranks)
     r2_comm_row_ranks(comm, rank, nranks, device);
 }
 
+/* Why the ranks of a communicator do not meet. */
+static const char *apart(const struct r2_comm_birth *birth)
+{
+    if (birth->nonblocking)
+        return "it is non-blocking (blocking=0 or NCCL_COMM_BLOCKING=0)";
+    return "it was made by ncclCommInitAll, ncclCommInitRankScalable or ncclCommGrow, or out of a "
+           "communicator without; ncclCommInitRank and ncclCommInitRankConfig have plans";
+}
+
 /* Its agreement with the other ranks. Every rank that took part in a split counts it. */
 static void follow(struct r2_comm *comm, const struct r2_comm_birth *birth)
 {
@@ -86,6 +95,8 @@ static void follow(struct r2_comm *comm, const struct r2_comm_birth *birth)
         comm->follow = r2_follow_child(comm, parent, birth->salt, &is);
     else if (comm && birth->has_id && !birth->nonblocking && r2_follow_wanted())
         comm->follow = r2_follow_new(comm, &birth->nccl_id, &is);
+    if (comm && comm->unseen.ranks != 1 && (birth->nonblocking || (!parent && !birth->has_id)))
+        r2_follow_lacks(apart(birth));
 }
 
 static struct r2_comm *make(r2_nccl_comm handle, const struct r2_comm_birth *birth)

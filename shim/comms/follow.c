@@ -61,9 +61,10 @@ static bool on(void)
     return r2_settings_get()->plan == R2_PLAN_SETTING_ON;
 }
 
-/* The ranks of a communicator cannot speak to each other. */
-static void lacks(const char *why)
+void r2_follow_lacks(const char *why)
 {
+    if (!r2_follow_wanted())
+        return;
     if (planning())
         R2_WARN_ONCE(
             "a communicator has no plans, and its ranks are not told of each other's errors: "
@@ -80,9 +81,9 @@ void r2_follow_sign(struct r2_nccl_id *id, int version)
 
     /* Then each rank may make the id by itself, and all are the same but for what is put there. */
     if (r2_conf_get(&value, "NCCL_COMM_ID", version))
-        lacks("NCCL_COMM_ID is set, so ranks may make their ids themselves");
+        r2_follow_lacks("NCCL_COMM_ID is set, so ranks may make their ids themselves");
     else if (r2_agree_id_sign((uint8_t *)id->bytes, why))
-        lacks(why);
+        r2_follow_lacks(why);
 }
 
 /* ---- what shim/agree tells; service thread */
@@ -126,7 +127,7 @@ static void on_off(void *user, const char *why)
 {
     struct r2_follow *f = user;
 
-    lacks(why);
+    r2_follow_lacks(why);
     if (planning())
         r2_comm_row_plan(f->comm, NULL, why);
     r2_trace_off(f);
@@ -325,14 +326,14 @@ static struct r2_follow *begin(struct r2_follow *f, int rc)
     struct r2_agree_view view;
 
     if (rc) {
-        lacks(strerror(-rc));
+        r2_follow_lacks(strerror(-rc));
         unmake(f);
         return NULL;
     }
     r2_agree_get_stats(f->agree, &stats);
     /* From the start, of which `off` says nothing. */
     if (stats.state == R2_AGREE_OFF && stats.why[0] && f->nranks > 1)
-        lacks(stats.why);
+        r2_follow_lacks(stats.why);
     if (planning())
         r2_watch_add(&f->entry);
     if (f->trace.replay)

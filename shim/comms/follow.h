@@ -27,6 +27,9 @@ struct r2_seconds;
 
 /* Whether ranks are to meet at all, for plans or to be told of each other's errors. */
 bool r2_follow_wanted(void);
+/* The ranks of a communicator cannot speak to each other: says so and why, once in a warning where
+ * plans are asked for. */
+void r2_follow_lacks(const char *why);
 /* Puts the rendezvous into an id that NCCL has just made. */
 void r2_follow_sign(struct r2_nccl_id *id, int version);
 

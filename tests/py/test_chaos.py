@@ -7,6 +7,7 @@ Rung 4: r2ccl_perf on the stand-in for NCCL, 3 nodes of 4 NICs in namespaces.
 from __future__ import annotations
 
 import errno
+import itertools
 import os
 import random
 import statistics
@@ -26,6 +27,7 @@ from r2ccl_ctl import control
 from r2ccl_ctl.control import Command, Process
 from r2ccl_ctl.errors import R2Error
 from r2ccl_ctl.lab import Lab, LabSpec, netns
+from r2ccl_ctl.lab.spec import VARIANTS
 from r2ccl_ctl.lab.state import Cut, LabState, Store
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "stress"))
@@ -257,6 +259,12 @@ def test_a_seed_has_one_plan(monkeypatch: pytest.MonkeyPatch, seed: int, *, lab:
     assert len(first) >= 200
     assert plan(seed, lab=lab) == first
     assert plan(seed + 1, lab=lab) != first
+
+
+@pytest.mark.parametrize("seed", [1, 968201016])
+def test_every_variant_has_its_turn_with_and_without_verify_mode(seed: int) -> None:
+    some = [chaos.shape(seed + n) for n in range(2 * len(VARIANTS))]
+    assert sorted(some) == sorted(itertools.product(VARIANTS, [0, 1]))
 
 
 def looks_of(fds: list[int], mib: list[int]) -> list[list[held.Held]]:

@@ -45,7 +45,7 @@ def one_rail_during_the_others_replay(bed: Bed) -> None:
     """The second rail goes when a journal says that what the first had under way is being sent
     again over it. The guest itself waits for that word: the replay does not last."""
     second = "b1" if bed.name == "one" else "a1"
-    with running(bed, *LONG) as job:
+    with running(bed, *LONG, env=VERIFY) as job:
         job.moving()
         bed.guest("a0").check(
             f"{count_of('replay')}before=$(count); ip link set a0 down; tries=0\n"

@@ -5,7 +5,7 @@ hang, fail or grow.
 
 Rounds of a job of r2ccl_perf on the stand-in for NCCL: 3 nodes of 4 NICs in a lab of one of its
 variants where network namespaces can be made (rung 4), else on loopback NICs (rung 3, `--bed
-loopback`). Round n draws everything from seed + n and runs in verify mode when that is odd; one
+loopback`). Round n draws everything from seed + n, which the variant and verify mode follow; one
 that fails prints its own command. Faults: links down, flapping links, black holes of each
 direction, loss, slow links, cut pairs, faults inside the engine, drained and weighted NICs, stopped
 ranks, and now and then every NIC of a node away and one given back.
@@ -372,6 +372,13 @@ def trouble(job: PerfJob, monkey: Monkey, seconds: float) -> None:
         monkey.mend()
 
 
+def shape(seed: int) -> tuple[str, int]:
+    """The lab's variant, and whether verify mode is on: every pair within 2 * len(VARIANTS) seeds
+    that follow each other."""
+    turn, number = divmod(seed, len(VARIANTS))
+    return list(VARIANTS)[number], turn % 2
+
+
 def round_of(build: Build, seed: int, lab: Lab | None, seconds: float, under: Under) -> str:
     """One job; what it did, in a line. Raises what a failed test raises."""
     rnd = random.Random(seed)
@@ -382,7 +389,7 @@ def round_of(build: Build, seed: int, lab: Lab | None, seconds: float, under: Un
         spec |= {"nccl": under.nccl, "per_node": 1}
     spec |= {"lab": lab.name} if lab is not None else {"emulate_nodes": NODES, "nics": NICS}
     env: dict[str, str | int] = {
-        "R2CCL_VERIFY": seed % 2,
+        "R2CCL_VERIFY": shape(seed)[1],
         "NCCL_DEBUG": "WARN",
         "R2CCL_LOG": "warn",
     }
@@ -442,7 +449,7 @@ def bed(name: str, seed: int) -> Iterator[Lab | None]:
         nodes=NODES,
         nics=(NICS,),
         rates=(RATES[-1],),
-        variant=list(VARIANTS)[seed % len(VARIANTS)],
+        variant=shape(seed)[0],
     )
     with Lab.up(spec) as lab:
         yield lab
