@@ -502,9 +502,6 @@ def test_run_with_preload(run_bounded: RunBounded, tool: Path, programs: Path, s
     assert "net plugin:" in finished.stderr
 
 
-WHY = "are not told of each other's errors: "
-
-
 @pytest.mark.parametrize("what", ["abort", "fork", "nonblocking"])
 @pytest.mark.parametrize("plan", ["off", "shadow"])
 def test_abort_fork_and_nonblocking(
@@ -514,12 +511,8 @@ def test_abort_fork_and_nonblocking(
     env = {**NICS, "LD_PRELOAD": str(shim), "R2CCL_PLAN": plan}
     finished = run_bounded([programs / "linked", what], env=env)
     assert finished.stdout == "ok\n"
-    said = finished.stderr.splitlines()
-    if plan == "off":
-        assert said == []
-        return
     why = "it is non-blocking" if what == "nonblocking" else "it was made by ncclCommInitAll"
-    assert len(said) == 1 and f"a communicator has no plans, and its ranks {WHY}{why}" in said[0]
+    assert finished.stderr.count("\n") == finished.stderr.count(why) == (plan == "shadow")
 
 
 def test_hundred_generations(run_bounded: RunBounded, shim: Path, programs: Path) -> None:
