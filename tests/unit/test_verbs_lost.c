@@ -10,6 +10,8 @@
 #define SIZE (64 * 1024)
 #define CTRL_TX 1 /* enum r2_wr_kind: the end of a control send, and an arrival */
 #define CTRL_RX 2
+#define BULK_TX 3 /* the end of a chunk, and of a count behind the last one */
+#define COUNT 7
 
 static uint8_t out[SIZE], in[SIZE];
 static struct bed bed;
@@ -94,6 +96,27 @@ static void test_small_messages(void)
     bed_close(&bed);
 }
 
+/* Each NIC's first count since its path was opened is a lost one; a later count still says that the
+ * end of the only chunk behind it never came. */
+static void test_count_and_chunk(void)
+{
+    struct bed_memory memory = {.out = out, .in = in, .size = SIZE};
+    uint64_t from;
+
+    bed_open(&bed, 2);
+    lose(COUNT);
+    bed_register(&bed, &memory);
+    bed_message(&bed, &memory, 0);
+    bed_ms(2000); /* of test chunks and of this one */
+    from = bed_journal();
+    lose(BULK_TX);
+    bed_message(&bed, &memory, 1);
+    lose(0);
+    CHECK_GE(bed_told(from, R2_EV_PATH_DOWN, NULL, NULL, NULL), 1);
+    bed_message(&bed, &memory, 2);
+    bed_finish(&bed, &memory);
+}
+
 /* The number of the control queue pair of that end of an open path of the first NIC; 0: none. */
 static uint32_t control_of(bool initiator)
 {
@@ -158,6 +181,7 @@ static const struct check_test tests[] = {
     {"acknowledgement_arrived", test_acknowledgement_arrived},
     {"small_message_arrived", test_small_message_arrived},
     {"small_messages", test_small_messages},
+    {"count_and_chunk", test_count_and_chunk},
     {"control_of_the_sender", test_control_of_the_sender},
     {"control_of_the_receiver", test_control_of_the_receiver},
     {0},

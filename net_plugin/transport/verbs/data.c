@@ -287,14 +287,15 @@ int r2_data_bulk(struct r2_ep *ep)
 /* A queue pair completes in order, so a completion that got lost shows as soon as a later one
  * comes, at the sender as at the receiver. Behind the last chunk there may be none: some time after
  * it a count of the chunks is sent, without a payload. No time is judged: where a stopped receiver
- * has no receive left, the count waits behind the chunks. */
+ * has no receive left, the count waits behind the chunks. A later one waits for none: that one's
+ * completion can get lost as well. */
 static int send_counts(struct r2_ep *ep, uint64_t now)
 {
     int rc = 0;
 
     for (int q = 0; q < ep->n_bulk && rc == 0; q++) {
         struct r2_vqp *v = &ep->bulk[q];
-        struct ibv_send_wr wr = {.wr_id = r2_wr_id(R2_WR_COUNT, q, 0),
+        struct ibv_send_wr wr = {.wr_id = r2_wr_id(R2_WR_COUNT, q, v->tx_posted),
                                  .opcode = IBV_WR_SEND_WITH_IMM,
                                  .send_flags = IBV_SEND_SIGNALED,
                                  .imm_data = htonl(v->tx_posted)};
@@ -303,9 +304,7 @@ static int send_counts(struct r2_ep *ep, uint64_t now)
             v->seen_posted = v->tx_posted;
             v->seen_done = v->tx_done;
             v->seen_at = now;
-        } else if (!v->counting && v->said != v->tx_posted &&
-                   now - v->seen_at > R2_VERBS_COUNT_NS) {
-            v->counting = true;
+        } else if (v->said != v->tx_posted && now - v->seen_at > R2_VERBS_COUNT_NS) {
             v->said = v->tx_posted;
             rc = post(v->qp, &wr);
         }
@@ -324,12 +323,11 @@ static int missing(struct r2_ep *ep, uint32_t count)
 static int count_sent(struct r2_ep *ep, const struct ibv_wc *wc)
 {
     int q = (int)(wc->wr_id >> 32 & 0xffff);
-    struct r2_vqp *v = &ep->bulk[q];
+    uint32_t said = (uint32_t)wc->wr_id;
 
     if (q >= ep->n_bulk)
         return -EPROTO;
-    v->counting = false;
-    return (int32_t)(v->tx_done - v->said) >= 0 ? 0 : missing(ep, v->said - v->tx_done);
+    return ep->bulk[q].tx_done == said ? 0 : missing(ep, said - ep->bulk[q].tx_done);
 }
 
 static int send_beat(struct r2_ep *ep)

@@ -167,7 +167,6 @@ struct r2_vqp {
      */
     uint32_t seen_posted, seen_done; /* the counters above, and since when they are that */
     uint64_t seen_at;
-    bool counting; /* a count is under way */
     uint32_t said; /* tx_posted in the last one */
 };
 
