@@ -52,13 +52,14 @@ def stop(job: PerfJob, rank: int, seconds: float) -> None:
     [pytest.param(12.0, marks=pytest.mark.slow), pytest.param(50.0, marks=pytest.mark.soak)],
 )
 def test_stopped_in_a_collective(build: Build, seconds: float, verify: int) -> None:
-    """Stopped between two steps of an AllReduce, longer than any heartbeat's patience."""
+    """Stopped between two steps of an AllReduce, longer than any heartbeat's patience: one rank
+    or, in verify mode, the other."""
     env = {"R2CCL_VERIFY": verify}
     argv = [str(build.perf), "-b", "2M", "--duration", str(seconds + 40)]
     argv += ["--timeout", "90", "-c", "1", "--check-every"]
     with running_perf(build, env=env, argv=argv, timeout=150.0, **NODES) as job:
         job.moving()
-        stop(job, 1, seconds)
+        stop(job, 1 - verify, seconds)
         job.moving()
         no_trouble(job)
         job.finish(90.0)
