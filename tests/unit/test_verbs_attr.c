@@ -16,8 +16,30 @@ struct wanted {
     int value;
 };
 
-/* `env`: NAME, VALUE, ..., NULL. */
-static void connected_with(const char *const *env, const struct wanted *wanted)
+static const char *heard_of = "service level"; /* warnings that say this */
+static atomic_int heard;
+static char heard_text[512];
+
+__attribute__((format(printf, 5, 6))) static void hear(int level, unsigned long flags,
+                                                       const char *file, int line,
+                                                       const char *format, ...)
+{
+    char text[sizeof(heard_text)];
+    va_list ap;
+
+    (void)level, (void)flags, (void)file, (void)line;
+    va_start(ap, format);
+    vsnprintf(text, sizeof(text), format, ap);
+    va_end(ap);
+    if (!strstr(text, heard_of))
+        return;
+    memcpy(heard_text, text, sizeof(text));
+    atomic_fetch_add(&heard, 1);
+}
+
+/* `env`: NAME, VALUE, ..., NULL. `told`: what one warning of `heard_of` says; NULL: there is none.
+ */
+static void connected_told(const char *const *env, const struct wanted *wanted, const char *told)
 {
     int status;
     pid_t pid = fork();
@@ -28,15 +50,24 @@ static void connected_with(const char *const *env, const struct wanted *wanted)
         for (; *env; env += 2)
             setenv(env[0], env[1], 1);
         setenv("R2_FAKEVERBS", ROCE, 1);
+        r2_log_set(hear);
         bed_open(&bed, 2);
         for (; wanted->name; wanted++)
             CHECK_MSG(bed_attr(wanted->name) == wanted->value, "%s is %d, not %d", wanted->name,
                       bed_attr(wanted->name), wanted->value);
+        CHECK(r2_log_settle(10 * R2_NS_PER_S));
+        CHECK_EQ(heard, told ? 1 : 0);
+        CHECK_MSG(!told || strstr(heard_text, told), "%s", heard_text);
         _exit(0);
     }
     CHECK_EQ(waitpid(pid, &status, 0), pid);
     CHECK(WIFEXITED(status));
     CHECK_EQ(WEXITSTATUS(status), 0);
+}
+
+static void connected_with(const char *const *env, const struct wanted *wanted)
+{
+    connected_told(env, wanted, NULL);
 }
 
 static void test_defaults(void)
@@ -63,26 +94,6 @@ static void test_settings(void)
     connected_with(env, wanted);
 }
 
-static atomic_int no_levels; /* warnings of a class that is no service level */
-static char no_level_text[512];
-
-__attribute__((format(printf, 5, 6))) static void hear(int level, unsigned long flags,
-                                                       const char *file, int line,
-                                                       const char *format, ...)
-{
-    char text[sizeof(no_level_text)];
-    va_list ap;
-
-    (void)level, (void)flags, (void)file, (void)line;
-    va_start(ap, format);
-    vsnprintf(text, sizeof(text), format, ap);
-    va_end(ap);
-    if (!strstr(text, "service level"))
-        return;
-    memcpy(no_level_text, text, sizeof(text));
-    atomic_fetch_add(&no_levels, 1);
-}
-
 /* What the first communicators ask for, as NCCL hands it over; `warnings` of a class that is no
  * service level. */
 static void classes(const int *asked, const char *devices, const char *const *env,
@@ -107,8 +118,8 @@ static void classes(const int *asked, const char *devices, const char *const *en
             CHECK_MSG(bed_attr(wanted->name) == wanted->value, "%s is %d, not %d", wanted->name,
                       bed_attr(wanted->name), wanted->value);
         CHECK(r2_log_settle(10 * R2_NS_PER_S));
-        CHECK_EQ(no_levels, warnings);
-        CHECK(!warnings || (strstr(no_level_text, "106") && strstr(no_level_text, "NCCL_IB_SL")));
+        CHECK_EQ(heard, warnings);
+        CHECK(!warnings || (strstr(heard_text, "106") && strstr(heard_text, "NCCL_IB_SL")));
         _exit(0);
     }
     CHECK_EQ(waitpid(pid, &status, 0), pid);
@@ -213,8 +224,10 @@ static void test_mtu(void)
     connected_with(automatic, is_4096);
 }
 
-/* The entry of the GID tables by setting: R2CCL's own wins over NCCL's, -1 and what is no number
- * leave it to the rule, which takes the first one with the NIC's address (1; here 3 has it too). */
+/* The entry of the GID tables by setting: R2CCL's own wins over NCCL's, -1 and what is no number,
+ * or more than queue pairs can name, leave it to the rule, which takes the first one with the NIC's
+ * address (1; here 3 has it too). All but -1 of these is told of once. 259 has the low byte of 3.
+ */
 static void test_gid_index(void)
 {
     static const char *const cases[][5] = {
@@ -224,17 +237,29 @@ static void test_gid_index(void)
         {"R2CCL_IB_GID_INDEX", "1", "NCCL_IB_GID_INDEX", "3", NULL},
         {"NCCL_IB_GID_INDEX", "-1", NULL},
         {"NCCL_IB_GID_INDEX", "first", NULL},
+        {"NCCL_IB_GID_INDEX", "256", NULL},
+        {"R2CCL_IB_GID_INDEX", "259", NULL},
     };
-    static const int index[] = {3, 3, 3, 1, 1, 1};
+    static const char *const told[] = {NULL,
+                                       NULL,
+                                       NULL,
+                                       NULL,
+                                       NULL,
+                                       "NCCL_IB_GID_INDEX=first ",
+                                       "NCCL_IB_GID_INDEX=256 ",
+                                       "R2CCL_IB_GID_INDEX=259 "};
+    static const int index[] = {3, 3, 3, 1, 1, 1, 1, 1};
 
     bed_library();
+    heard_of = "index of a GID";
     setenv("R2_FAKEVERBS_GID", "3", 1);
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
         const struct wanted wanted[] = {{"sgid_index", index[i]}, {NULL, 0}};
 
-        connected_with(cases[i], wanted);
+        connected_told(cases[i], wanted, told[i]);
     }
     unsetenv("R2_FAKEVERBS_GID");
+    heard_of = "service level";
 }
 
 /* A message between two ends whose user wants no RDMA. */

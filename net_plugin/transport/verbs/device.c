@@ -2,7 +2,6 @@
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
-#include <limits.h>
 #include <netinet/in.h>
 #include <stdatomic.h>
 #include <stdio.h>
@@ -15,7 +14,8 @@
 #include "transport/verbs/verbs.h"
 #include "util/log.h"
 
-#define GIDS_STEP 16 /* entries by which a view grows */
+#define GIDS_STEP 16  /* entries by which a view grows */
+#define GIDS_MOST 256 /* entries a queue pair can name: verbs have one byte for it */
 
 /* One line of a file in sysfs; false where there is none. */
 static bool sysfs_line(const char *path, char *out, size_t cap)
@@ -65,11 +65,11 @@ static int wanted_gid_index(void)
         return -1;
     errno = 0;
     index = strtol(text, &end, 10);
-    if (!errno && end != text && !*end && index >= -1 && index <= INT_MAX)
+    if (!errno && end != text && !*end && index >= -1 && index < GIDS_MOST)
         return (int)index;
     if (!atomic_exchange(&told, true))
-        R2_TELL("%s=%s is no index of a GID: give a number, such as 3; the entry that fits the NIC "
-                "is taken",
+        R2_TELL("%s=%s is no index of a GID: give a number from 0 to 255, such as 3; the entry "
+                "that fits the NIC is taken",
                 set->ib_gid_index[0] ? "R2CCL_IB_GID_INDEX" : "NCCL_IB_GID_INDEX", text);
     return -1;
 }
@@ -113,7 +113,7 @@ void r2_port_read(const struct r2_hca *hca, int port, const uint8_t *ip, struct 
     view->has_pkey = r2_ibv.query_pkey(hca->ctx, (uint8_t)port, r2_qp_pkey_index(), &pkey) == 0;
     view->pkey = view->has_pkey ? ntohs(pkey) : 0;
     roce = view->attr.link_layer == IBV_LINK_LAYER_ETHERNET;
-    for (int i = 0; i < view->attr.gid_tbl_len; i++) {
+    for (int i = 0; i < view->attr.gid_tbl_len && i < GIDS_MOST; i++) {
         enum r2_gid_type type = R2_GID_UNKNOWN;
         union ibv_gid g;
 
