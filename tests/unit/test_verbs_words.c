@@ -108,9 +108,9 @@ static void *fails(void *arg)
     return NULL;
 }
 
-/* A message whose acknowledgement lies in the sender's queues, which are held. False: a thread of the
- * engine that looks at every path wanted one of the locks before it saw the message come, and waits
- * for it; all is let go again, and over. */
+/* A message whose acknowledgement lies in the sender's queues, which are held. False: a thread of
+ * the engine that looks at every path wanted one of the locks before it saw the message come, and
+ * waits for it; all is let go again, and over. */
 static bool acknowledged(struct r2_req **send)
 {
     struct r2_req *recv = NULL;
