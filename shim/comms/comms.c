@@ -80,6 +80,7 @@ static const char *apart(const struct r2_comm_birth *birth)
 static void follow(struct r2_comm *comm, const struct r2_comm_birth *birth)
 {
     struct r2_follow *parent = birth->from ? birth->from->follow : NULL;
+    bool meets = !birth->nonblocking && (parent || birth->has_id);
     struct r2_follow_birth is = {0};
 
     if (comm)
@@ -89,13 +90,13 @@ static void follow(struct r2_comm *comm, const struct r2_comm_birth *birth)
                                       .has_config = birth->has_config,
                                       .config = birth->config,
                                       .net_name = birth->net_name};
-    if (parent && (!comm || birth->nonblocking))
+    if (parent && (!comm || !meets))
         r2_follow_skip(parent, birth->salt);
     else if (parent)
         comm->follow = r2_follow_child(comm, parent, birth->salt, &is);
-    else if (comm && birth->has_id && !birth->nonblocking && r2_follow_wanted())
+    else if (comm && meets && r2_follow_wanted())
         comm->follow = r2_follow_new(comm, &birth->nccl_id, &is);
-    if (comm && comm->unseen.ranks != 1 && (birth->nonblocking || (!parent && !birth->has_id)))
+    if (comm && !meets && comm->unseen.ranks != 1)
         r2_follow_lacks(apart(birth));
 }
 

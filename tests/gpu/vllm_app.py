@@ -23,6 +23,7 @@ import struct
 import sys
 import tempfile
 import time
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -95,14 +96,17 @@ def prompt(opts: argparse.Namespace, step: int, number: int = 0) -> list[int]:
     return [3 + (step * 7919 + number * 613 + k * 31) % (VOCAB - 3) for k in range(opts.tokens)]
 
 
-def digest_of(outputs: Any) -> str:
-    """Of all tokens and the bits of their log-probabilities, in the order of the prompts."""
-    digest = hashlib.sha256()
+def digest_of(answer: Iterable[tuple[int, float]]) -> str:
+    """Of the numbers of all tokens and the bits of their log-probabilities."""
+    return hashlib.sha256(b"".join(struct.pack("<id", *pair) for pair in answer)).hexdigest()
+
+
+def generated(outputs: Any) -> Iterator[tuple[int, float]]:
+    """Each token that LLM.generate gave, and its log-probability, in the order of the prompts."""
     for output in outputs:
         answer = output.outputs[0]
         for token, likely in zip(answer.token_ids, answer.logprobs, strict=True):
-            digest.update(struct.pack("<id", token, likely[token].logprob))
-    return digest.hexdigest()
+            yield token, likely[token].logprob
 
 
 def parse_args(text: str | None = __doc__, batch: int = 16,
@@ -149,7 +153,7 @@ def main() -> int:
         began, everything = time.monotonic(), hashlib.sha256()
         for step in range(opts.steps):
             asked = [{"prompt_token_ids": prompt(opts, step, i)} for i in range(opts.batch)]
-            text = digest_of(engine.generate(asked, how, use_tqdm=False))
+            text = digest_of(generated(engine.generate(asked, how, use_tqdm=False)))
             everything.update(text.encode())
             if rank == 0:
                 emit(event="step", step=step + 1, loss=text)

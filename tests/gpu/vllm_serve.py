@@ -15,10 +15,10 @@ from __future__ import annotations
 import argparse
 import contextlib
 import hashlib
+import http.client
 import json
 import os
 import socket
-import struct
 import subprocess
 import sys
 import tempfile
@@ -30,6 +30,7 @@ from typing import Any
 
 from vllm_app import (
     VOCAB,
+    digest_of,
     emit,
     graphs,
     parse_args,
@@ -112,14 +113,12 @@ def answer_digest(opts: argparse.Namespace, step: int) -> str:
             "temperature": 0, "logprobs": 1, "ignore_eos": True, "return_token_ids": True}))
     except urllib.error.HTTPError as err:
         raise ServeError(f"request {step + 1}: {err}: {err.read()[:300]!r}") from None
+    except (OSError, http.client.HTTPException) as err:
+        raise ServeError(f"request {step + 1}: no answer: {err}") from None
     choice = said["choices"][0]
     if len(choice["token_ids"]) != opts.answer:
         raise ServeError(f"request {step + 1}: {len(choice['token_ids'])} tokens came back")
-    digest = hashlib.sha256()
-    for token, likely in zip(choice["token_ids"], choice["logprobs"]["token_logprobs"],
-                             strict=True):
-        digest.update(struct.pack("<id", token, likely))
-    return digest.hexdigest()
+    return digest_of(zip(choice["token_ids"], choice["logprobs"]["token_logprobs"], strict=True))
 
 
 def ask(opts: argparse.Namespace) -> str:
@@ -165,8 +164,11 @@ def come_in() -> socket.socket:
 def first(opts: argparse.Namespace, process: subprocess.Popen[bytes], world: int) -> None:
     with contextlib.ExitStack() as stack:
         door = stack.enter_context(others(world))
-        for _ in range(world - 1):
-            stack.enter_context(door.accept()[0])
+        try:
+            for _ in range(world - 1):
+                stack.enter_context(door.accept()[0])
+        except TimeoutError:
+            raise ServeError(f"not all of {world} ranks came within {START_S:.0f} s") from None
         wait_until_up(process)
         emit(event="start", world=world, tp=opts.tp, pp=opts.pp, graph=opts.graph,
              vllm=json.loads(call("/version"))["version"])

@@ -54,6 +54,8 @@ class Handler(http.server.BaseHTTPRequestHandler):
         ids = [(sum(body["prompt"]) + i) % 4096 for i in range(body["max_tokens"])]
         if asked == 3 and wrong == "refuses":
             return self.say({"error": "out of patience"}, 500)
+        if asked == 3 and wrong == "dies":
+            os._exit(1)
         likely = [-0.5 - i - (asked == 3 and wrong == "bits") * 1e-9 for i in range(len(ids))]
         short = asked == 3 and wrong == "short"
         self.say({"choices": [{"token_ids": ids[short:],
@@ -98,6 +100,7 @@ def test_answers_are_compared_bit_by_bit(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("wrong", "words"), [
     ("dead", "vllm serve ended with 9 before it was up"),
     ("refuses", "request 3: HTTP Error 500: Internal Server Error: b'{\"error\": \"out of"),
+    ("dies", "request 3: no answer: "),
     ("short", "request 3: 15 tokens came back"),
 ])
 def test_a_server_that_fails_is_said(tmp_path: Path, wrong: str, words: str) -> None:
