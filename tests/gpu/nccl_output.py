@@ -94,7 +94,8 @@ def parse_row(line: str) -> Row | None:
             redop=words[3],
             root=int(words[4]),
             out_of_place=_half(words[5:9]),
-            in_place=_half(words[9:13]) if len(words) >= 13 else None,
+            # r2ccl_perf writes N/A where an operation has no such half
+            in_place=_half(words[9:13]) if len(words) >= 13 and words[9] != "N/A" else None,
         )
     except ValueError:
         return None

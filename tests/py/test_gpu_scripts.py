@@ -84,6 +84,8 @@ def test_output_of_nccl_tests() -> None:
     assert got.rows[2].in_place.wrong is None and got.rows[2].checked
     assert got.wrong == 3 and got.out_of_bounds == 3 and got.avg_busbw_gbs == 22.1
     assert len(got.errors) == 1 and "remote process" in got.errors[0]
+    row = out.parse_row("256 32 float none -1 45.1 0.01 0.01 0 N/A N/A N/A N/A")  # r2ccl_perf's
+    assert row.in_place is None and row.out_of_place.wrong == 0
 
 
 @pytest.mark.parametrize("line", ["", "# 8 2", "8 2 float sum -1 x 0 0 0 1 0 0 0", "8 2 float sum"])
