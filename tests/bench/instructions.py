@@ -58,15 +58,16 @@ def count(lines: list[str]) -> Counter[str]:
     return found
 
 
-def _environment(transport: str) -> dict[str, str]:
+def environment(transport: str, **settings: str) -> dict[str, str]:
     more = {"R2CCL_RDMA": "0"}
     if transport == "verbs":
         library = paths.native_dir() / "fakeverbs" / "libibverbs.so.1"
         more = {"R2CCL_IBVERBS_LIB": str(library)}
-    return clean_env(R2CCL_NICS=NIC, R2CCL_HEARTBEAT="1s", R2CCL_LOG="warn", **more)
+    more |= {"R2CCL_HEARTBEAT": "1s"} | settings
+    return clean_env(R2CCL_NICS=NIC, R2CCL_LOG="warn", **more)
 
 
-def _pair(transport: str, size: int, messages: int, folder: Path) -> Counter[str]:
+def _pair(env: dict[str, str], size: int, messages: int, folder: Path) -> Counter[str]:
     """Instructions of both sides together, by source file."""
     with socket.socket() as free:
         free.bind((NIC, 0))
@@ -75,7 +76,6 @@ def _pair(transport: str, size: int, messages: int, folder: Path) -> Counter[str
     ask = ["--size", str(size), "--bytes", str(size * messages), "--iters", "1"]
     ask += ["--warmup", str(size * 4), "--poll-us", "2000", "--stall", "60"]
     procs: list[subprocess.Popen[str]] = []
-    env = _environment(transport)
     try:
         for number, (how, more) in enumerate((("--listen", []), ("--dial", ask))):
             out = f"--callgrind-out-file={folder}/out.{number}"
@@ -94,24 +94,24 @@ def _pair(transport: str, size: int, messages: int, folder: Path) -> Counter[str
         ends = time.monotonic() + LIMIT_S
         texts = [proc.communicate(timeout=max(1, ends - time.monotonic()))[0] for proc in procs]
     except subprocess.TimeoutExpired as late:
-        raise BenchError(f"{transport}, {size} bytes: still running after {LIMIT_S:g} s") from late
+        raise BenchError(f"messages of {size} bytes: still running after {LIMIT_S:g} s") from late
     finally:
         for proc in procs:
             proc.kill()
             proc.wait()
     if any(proc.returncode for proc in procs):
-        raise BenchError(f"{transport}, {size} bytes: {' '.join(texts)[-2000:]}")
+        raise BenchError(f"messages of {size} bytes: {' '.join(texts)[-2000:]}")
     found: Counter[str] = Counter()
     for number in range(2):
         found += count((folder / f"out.{number}").read_text(errors="replace").splitlines())
     return found
 
 
-def _per_message(transport: str, size: int, short: int, long: int) -> Counter[str]:
+def per_message(env: dict[str, str], size: int, short: int, long: int) -> Counter[str]:
     """By file; what is ours only, and not what the clock asks for however many messages go."""
     with tempfile.TemporaryDirectory() as folder:
-        few = _pair(transport, size, short, Path(folder))
-        many = _pair(transport, size, long, Path(folder))
+        few = _pair(env, size, short, Path(folder))
+        many = _pair(env, size, long, Path(folder))
     return Counter(
         {
             name: round((many[name] - few[name]) / (long - short))
@@ -135,7 +135,7 @@ def run(options: Options, section: Section) -> None:
         for turn in range(turns):
             for transport, totals in seen.items():
                 options.say(f"instructions, {kind}, {transport}, {turn + 1} of {turns}")
-                where[transport] = _per_message(transport, size, short, long)
+                where[transport] = per_message(environment(transport), size, short, long)
                 totals.append(sum(where[transport].values()))
                 other = "transport/verbs/" if transport == "tcp" else "transport/tcp/"
                 if totals[-1] <= 0 or not options.smoke and _share(where[transport], other) > 0.1:
