@@ -259,8 +259,8 @@ def _nccl(context: object, option: object, given: str) -> str:
     "parts",
     multiple=True,
     help="Of `resume` (carrier, silent, silent-tx, silent-rx, reset, completion), `grey` (slow, "
-    "lossy, follow), `shaped` and `cost` (a lab's name, as its rows begin with) or `growth` (a "
-    "number of processes), these alone.",
+    "lossy, follow), `locate` (rail-only, one-subnet), `shaped` and `cost` (a lab's name, as its "
+    "rows begin with) or `growth` (a number of processes), these alone.",
 )
 @click.option(
     "--nccl",
