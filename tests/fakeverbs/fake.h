@@ -72,7 +72,7 @@ struct fv_dev {
     int hang;          /* commands do not come back until it is cleared; 2: questions, too */
     unsigned stuck;    /* FV_AT_*: nor do these */
     uint32_t most;     /* requests of more bytes vanish, with all behind them; 0: none does */
-    int lose; /* completions of requests whose id begins with that: the next one; 0: none */
+    int lose, lose_n;  /* completions of requests whose id begins with that: the next n; 0: none */
     int no_reg, no_modify_err, no_destroy, no_dereg; /* so many commands fail */
     struct ibv_async_event events[FV_EVENTS];
     unsigned ev_head, ev_tail;

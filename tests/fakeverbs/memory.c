@@ -276,7 +276,8 @@ void fv_complete(struct fv_qp *qp, bool recv, const struct ibv_wc *wc)
         return;
     if (wc->status == IBV_WC_SUCCESS && qp->dev->lose &&
         wc->wr_id >> 48 == (uint64_t)qp->dev->lose) {
-        qp->dev->lose = 0;
+        if (--qp->dev->lose_n == 0)
+            qp->dev->lose = 0;
         return;
     }
     e->wc = *wc;

@@ -20,8 +20,8 @@
  *   port DEV PORT up|down|blackhole   the event follows for up and down
  *   inject DEV STATUS       the next request of the device fails with that enum ibv_wc_status
  *   injected                answers when that was, in nanoseconds of CLOCK_MONOTONIC (0: not yet)
- *   lose DEV KIND           the next completion whose wr_id >> 48 is KIND never comes (0: takes it
- *                           back)
+ *   lose DEV KIND [N]       the next completion (the next N) whose wr_id >> 48 is KIND never comes
+ *                           (KIND 0: takes it back)
  *   most DEV N              requests of more than N bytes vanish, and with them what follows on
  *                           their queue pairs (0: takes it back)
  *   event DEV TYPE PORT     an asynchronous event, by number of enum ibv_event_type
@@ -263,8 +263,9 @@ void fv_command(char *text)
         fv.inject = a;
         fv.injected_ns = 0;
         fv.inject_dev = d;
-    } else if (strcmp(verb, "lose") == 0 && sscanf(text, "%*s %*s %d", &a) == 1) {
+    } else if (strcmp(verb, "lose") == 0 && sscanf(text, "%*s %*s %d %d", &a, &b) >= 1) {
         d->lose = a;
+        d->lose_n = b > 0 ? b : 1;
     } else if (strcmp(verb, "most") == 0 && sscanf(text, "%*s %*s %d", &a) == 1) {
         d->most = (uint32_t)a;
     } else if (strcmp(verb, "event") == 0 && sscanf(text, "%*s %*s %d %d", &a, &b) == 2) {

@@ -26,7 +26,7 @@
 #define POLL_BATCH 32
 #define POLL_TURNS 8
 
-static int post(struct ibv_qp *qp, struct ibv_send_wr *wr)
+int r2_data_post(struct ibv_qp *qp, struct ibv_send_wr *wr)
 {
     struct ibv_send_wr *bad;
     int rc = ibv_post_send(qp, wr, &bad);
@@ -112,7 +112,7 @@ static int send_ctrl(struct r2_ep *ep)
     ep->ctrl_len[slot] = (uint32_t)ep->ctrl_held;
     ep->ctrl.tx_posted++;
     ep->ctrl_held = 0;
-    return post(ep->ctrl.qp, &wr);
+    return r2_data_post(ep->ctrl.qp, &wr);
 }
 
 /* Less than fits a slot was all there is: whoever appends more asks again. */
@@ -247,7 +247,7 @@ static int send_chunk(struct r2_ep *ep, int q, const struct r2_bulk *c)
     memcpy(head, &h, sizeof(h));
     ep->tx[q * R2_BULK_TX + (int)slot] = *c;
     v->tx_posted++;
-    return post(v->qp, &write);
+    return r2_data_post(v->qp, &write);
 }
 
 /* One that a fault has held back stays with its lane, which has room: nothing came before it. */
@@ -284,52 +284,6 @@ int r2_data_bulk(struct r2_ep *ep)
     return rc;
 }
 
-/* A queue pair completes in order, so a completion that got lost shows as soon as a later one
- * comes, at the sender as at the receiver. Behind the last chunk there may be none: some time after
- * it a count of the chunks is sent, without a payload. No time is judged: where a stopped receiver
- * has no receive left, the count waits behind the chunks. A later one waits for none: that one's
- * completion can get lost as well. */
-static int send_counts(struct r2_ep *ep, uint64_t now)
-{
-    int rc = 0;
-
-    for (int q = 0; q < ep->n_bulk && rc == 0; q++) {
-        struct r2_vqp *v = &ep->bulk[q];
-        struct ibv_send_wr wr = {.wr_id = r2_wr_id(R2_WR_COUNT, q, v->tx_posted),
-                                 .opcode = IBV_WR_SEND_WITH_IMM,
-                                 .send_flags = IBV_SEND_SIGNALED,
-                                 .imm_data = htonl(v->tx_posted)};
-
-        if (v->tx_posted != v->seen_posted || v->tx_done != v->seen_done) {
-            v->seen_posted = v->tx_posted;
-            v->seen_done = v->tx_done;
-            v->seen_at = now;
-        } else if (v->said != v->tx_posted && now - v->seen_at > R2_VERBS_COUNT_NS) {
-            v->said = v->tx_posted;
-            rc = post(v->qp, &wr);
-        }
-    }
-    return rc;
-}
-
-static int missing(struct r2_ep *ep, uint32_t count)
-{
-    R2_WARN_LIMIT("NIC %s (%s port %u): %u completions of chunks never came",
-                  r2_engine_nic(ep->params.local_nic)->name, ep->hca->name, ep->port, count);
-    ep->cause = "a completion never came";
-    return -EPROTO;
-}
-
-static int count_sent(struct r2_ep *ep, const struct ibv_wc *wc)
-{
-    int q = (int)(wc->wr_id >> 32 & 0xffff);
-    uint32_t said = (uint32_t)wc->wr_id;
-
-    if (q >= ep->n_bulk)
-        return -EPROTO;
-    return ep->bulk[q].tx_done == said ? 0 : missing(ep, said - ep->bulk[q].tx_done);
-}
-
 static int send_beat(struct r2_ep *ep)
 {
     struct ibv_sge sge = {
@@ -345,8 +299,8 @@ static int send_beat(struct r2_ep *ep)
 
     ep->beat_busy = true;
     ep->beat_at = r2_now_ns();
-    rc = post(ep->beat.qp, &wr);
-    return rc || !ep->params.initiator ? rc : send_counts(ep, ep->beat_at);
+    rc = r2_data_post(ep->beat.qp, &wr);
+    return rc || !ep->params.initiator ? rc : r2_counts_send(ep, ep->beat_at);
 }
 
 int r2_data_beat(struct r2_ep *ep)
@@ -430,7 +384,7 @@ static int take_chunk(struct r2_ep *ep, const struct ibv_wc *wc)
     if (q >= ep->n_bulk || slot >= R2_BULK_RX || !(wc->wc_flags & IBV_WC_WITH_IMM))
         return -EPROTO;
     if (ntohl(wc->imm_data) != ep->bulk[q].rx_done)
-        return missing(ep, ntohl(wc->imm_data) - ep->bulk[q].rx_done);
+        return r2_counts_missing(ep, ntohl(wc->imm_data) - ep->bulk[q].rx_done);
     if (wc->byte_len == 0) /* a count, and it is right */
         return r2_data_post_bulk_rx(ep, q, slot);
     if (wc->byte_len != sizeof(h))
@@ -525,7 +479,7 @@ static int one(struct r2_ep *ep, const struct ibv_wc *wc)
         ep->rtt_ns = r2_now_ns() - ep->beat_at;
         return 0;
     case R2_WR_COUNT:
-        return count_sent(ep, wc);
+        return r2_counts_sent(ep, wc);
     default:
         return -EPROTO;
     }

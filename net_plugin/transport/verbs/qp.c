@@ -62,7 +62,7 @@ static int make_memory(struct r2_ep *ep)
 
 static int make_cq(struct r2_ep *ep)
 {
-    int per_bulk = 3 * R2_BULK_TX + R2_BULK_RX, flags;
+    int per_bulk = 3 * R2_BULK_TX + R2_COUNTS_AGAIN + R2_BULK_RX, flags;
     int want = R2_CTRL_TX + R2_CTRL_RX + 8 + ep->n_bulk * (per_bulk + 4) + 2 * vqp_count(ep);
 
     ep->channel = r2_ibv.create_comp_channel(ep->hca->ctx);
@@ -166,14 +166,14 @@ int r2_qps_make(struct r2_ep *ep)
     rc = ep->tx ? make_memory(ep) : -ENOMEM;
     if (rc == 0)
         rc = make_cq(ep);
-    /* One work request more on each queue for the drain. Between two counts is a chunk, so that on
-     * bulk ones there is at most one count more than chunks. */
+    /* One work request more on each queue for the drain. Of counts, bulk ones have at most one more
+     * than chunks, and R2_COUNTS_AGAIN that repeat another. */
     if (rc == 0)
         rc = make_qp(ep, &ep->ctrl, R2_CTRL_TX + 1, R2_CTRL_RX + 1);
     if (rc == 0)
         rc = make_qp(ep, &ep->beat, 4, 2);
     for (int i = 0; i < ep->n_bulk && rc == 0; i++)
-        rc = make_qp(ep, &ep->bulk[i], 3 * R2_BULK_TX + 2, R2_BULK_RX + 1);
+        rc = make_qp(ep, &ep->bulk[i], 3 * R2_BULK_TX + R2_COUNTS_AGAIN + 2, R2_BULK_RX + 1);
     for (uint32_t s = 0; s < R2_CTRL_RX && rc == 0; s++)
         rc = r2_data_post_ctrl_rx(ep, s);
     for (int i = 0; i < ep->n_bulk && !ep->params.initiator; i++) {

@@ -36,7 +36,7 @@
 #define R2_BULK_TX 64 /* chunks under way per queue pair */
 #define R2_BULK_RX 256
 #define R2_HEAD_SLOT 64
-#define R2_VERBS_COUNT_NS UINT64_C(500000000) /* so long after the last chunk it is counted */
+#define R2_COUNTS_AGAIN 8 /* counts under way of chunks that were counted before (counts.c) */
 #define R2_MAX_HCAS 16
 #define R2_MAX_HCA_PORTS 4
 
@@ -163,11 +163,12 @@ struct r2_vqp {
     uint32_t rx_done;            /* arrivals, cumulative */
     bool drain_tx, drain_rx;     /* the last work requests were flushed */
 
-    /* S, bulk: counts, by which both sides notice that a completion is missing (data.c)
+    /* S, bulk: counts, by which both sides notice that a completion is missing (counts.c)
      */
-    uint32_t seen_posted, seen_done; /* the counters above, and since when they are that */
-    uint64_t seen_at;
-    uint32_t said; /* tx_posted in the last one */
+    uint32_t seen_posted, seen_done; /* the counters above, as they were at the last look */
+    uint64_t since, wait; /* of their last change or the last count; the next one so long after */
+    uint32_t said;        /* tx_posted in the last one */
+    uint32_t said_again;  /* since one completed */
 };
 
 /* S: as the stages follow. R begins at R2_V_CARD. */
@@ -494,9 +495,15 @@ bool r2_data_last_words(struct r2_ep *ep, const struct ibv_wc *wc);
 int r2_data_ctrl(struct r2_ep *ep);
 int r2_data_bulk(struct r2_ep *ep);
 int r2_data_beat(struct r2_ep *ep);
+int r2_data_post(struct ibv_qp *qp, struct ibv_send_wr *wr); /* 0 or -errno */
 int r2_data_post_ctrl_rx(struct r2_ep *ep, uint32_t slot);
 int r2_data_post_bulk_rx(struct r2_ep *ep, int q, uint32_t slot);
 /* The engine gets back what was handed out. */
+/* counts.c. send: S, with a heartbeat; sent: a count is with the receiver's NIC; missing: so many
+ * completions never came, which ends the endpoint. 0 or -errno. */
+int r2_counts_send(struct r2_ep *ep, uint64_t now);
+int r2_counts_sent(struct r2_ep *ep, const struct ibv_wc *wc);
+int r2_counts_missing(struct r2_ep *ep, uint32_t count);
 void r2_data_give_back(struct r2_ep *ep);
 
 #endif
