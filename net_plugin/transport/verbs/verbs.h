@@ -499,11 +499,12 @@ int r2_data_post(struct ibv_qp *qp, struct ibv_send_wr *wr); /* 0 or -errno */
 int r2_data_post_ctrl_rx(struct r2_ep *ep, uint32_t slot);
 int r2_data_post_bulk_rx(struct r2_ep *ep, int q, uint32_t slot);
 /* The engine gets back what was handed out. */
+void r2_data_give_back(struct r2_ep *ep);
+
 /* counts.c. send: S, with a heartbeat; sent: a count is with the receiver's NIC; missing: so many
  * completions never came, which ends the endpoint. 0 or -errno. */
 int r2_counts_send(struct r2_ep *ep, uint64_t now);
 int r2_counts_sent(struct r2_ep *ep, const struct ibv_wc *wc);
 int r2_counts_missing(struct r2_ep *ep, uint32_t count);
-void r2_data_give_back(struct r2_ep *ep);
 
 #endif
