@@ -57,7 +57,8 @@ static void show_paths(struct fv_dev *d)
 static void add_port(struct fv_dev *d, const char *addr)
 {
     const char *text = getenv("R2_FAKEVERBS_GID");
-    int also = text ? atoi(text) : 1;
+    const char *text6 = getenv("R2_FAKEVERBS_GID6");
+    int also = text ? atoi(text) : 1, six = text6 ? atoi(text6) : 0;
     struct fv_port *p = &d->port[++d->n_ports];
 
     memset(p, 0, sizeof(*p));
@@ -78,6 +79,10 @@ static void add_port(struct fv_dev *d, const char *addr)
     memcpy(p->gid[1].raw + 12, &p->ip, 4);
     if (also > 1 && also < FV_GIDS)
         p->gid[also] = p->gid[1];
+    if (six > 1 && six < FV_GIDS) {
+        p->gid[six].raw[0] = 0xfd;
+        memcpy(p->gid[six].raw + 12, &p->ip, 4);
+    }
 }
 
 static void add_device(char *spec, int index)

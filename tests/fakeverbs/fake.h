@@ -8,6 +8,7 @@
  *               device for each address in R2CCL_NICS.
  * R2_FAKEVERBS_DEVICES  only so many, the first ones.
  * R2_FAKEVERBS_GID  2 to 7: the address of RoCE ports is at that entry as well, behind entry 1.
+ * R2_FAKEVERBS_GID6 2 to 7: at that entry is fd00:: and that address.
  * R2_FAKEVERBS_HANG  "fv0 open,fv1 port2": calls that do not come back from the beginning, in the
  *               words of the command `hang` (script.c); "list N": the N-th list of devices and
  *               those after it; "fv1 down1": that port is down.

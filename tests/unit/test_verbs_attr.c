@@ -262,6 +262,44 @@ static void test_gid_index(void)
     heard_of = "service level";
 }
 
+/* Of a table with 127.x at 1 and fd00::x at 2: what is asked for comes first, what nobody has or
+ * what makes no sense leaves it to the rule and is told of. */
+static void test_gid_wants(void)
+{
+    static const struct {
+        const char *env[5];
+        int index;
+        const char *told;
+    } cases[] = {
+        {{"NCCL_IB_ADDR_FAMILY", "AF_INET6", NULL}, 2, NULL},
+        {{"NCCL_IB_ADDR_FAMILY", "AF_INET", NULL}, 1, NULL},
+        {{"NCCL_IB_ADDR_RANGE", "fd00::/16", NULL}, 2, NULL},
+        {{"NCCL_IB_ADDR_RANGE", "127.0.0.0/8", NULL}, 1, NULL},
+        {{"NCCL_IB_ADDR_FAMILY", "AF_INET6", "NCCL_IB_GID_INDEX", "1", NULL}, 1, NULL},
+        {{"NCCL_IB_ROCE_VERSION_NUM", "2", NULL}, 1, NULL},
+        {{"NCCL_IB_ADDR_RANGE", "10.0.0.0/8", NULL}, 1, "entry 1 is taken"},
+        {{"NCCL_IB_ADDR_RANGE", "10.0.0.0", NULL}, 1, "NCCL_IB_ADDR_RANGE=10.0.0.0 "},
+        {{"NCCL_IB_ADDR_RANGE", "10.0.0.0/33", NULL}, 1, "NCCL_IB_ADDR_RANGE=10.0.0.0/33 "},
+        {{"NCCL_IB_ADDR_FAMILY", "AF_INET6", "NCCL_IB_ADDR_RANGE", "127.0.0.0/8", NULL},
+         2,
+         "NCCL_IB_ADDR_RANGE=127.0.0.0/8 is no range of addresses of AF_INET6"},
+        {{"NCCL_IB_ADDR_FAMILY", "inet", NULL}, 1, "NCCL_IB_ADDR_FAMILY=inet "},
+        {{"NCCL_IB_ROCE_VERSION_NUM", "3", NULL}, 1, "NCCL_IB_ROCE_VERSION_NUM=3 "},
+    };
+
+    bed_library();
+    setenv("R2_FAKEVERBS_GID6", "2", 1);
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        const struct wanted wanted[] = {{"sgid_index", cases[i].index}, {NULL, 0}};
+
+        /* Each device has a table of its own. */
+        heard_of = cases[i].told && strstr(cases[i].told, "taken") ? "fv0 port 1: no" : "NCCL_IB_";
+        connected_told(cases[i].env, wanted, cases[i].told);
+    }
+    unsetenv("R2_FAKEVERBS_GID6");
+    heard_of = "service level";
+}
+
 /* A message between two ends whose user wants no RDMA. */
 static void without_rdma(const char *name, const char *value)
 {
@@ -312,6 +350,7 @@ static const struct check_test tests[] = {
     {"flush_queue_pair", test_flush_queue_pair},
     {"mtu", test_mtu},
     {"gid_index", test_gid_index},
+    {"gid_wants", test_gid_wants},
     {"no_rdma", test_no_rdma},
     {"traffic_class", test_traffic_class},
     {0},

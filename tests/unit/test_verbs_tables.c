@@ -147,6 +147,40 @@ static void test_gid_rule(void)
     CHECK_GT(r2_gid_score(six, R2_GID_V1, NULL), r2_gid_score(link, R2_GID_V2, NULL));
 }
 
+static void test_gid_fits(void)
+{
+    const uint8_t four[16] = {[10] = 0xff, [11] = 0xff, 10, 1, 2, 3},
+                  six[16] = {0xfd, 0x12, [15] = 1};
+    static const char *const bad[] = {"",    "10.0.0.0",    "10.0.0.0/",   "10.0.0.0/33",
+                                      "/8",  "10.0.0/8",    "fd00::/129",  "fd00::/-1",
+                                      "x/8", "10.0.0.0/8 ", "10.0.0.0/8/8"};
+    static const struct {
+        const char *text;
+        bool four, six;
+    } ranges[] = {
+        {"10.0.0.0/8", true, false},  {"10.1.2.0/23", true, false},  {"10.1.0.0/23", false, false},
+        {"10.1.2.3/32", true, false}, {"10.1.2.2/32", false, false}, {"0.0.0.0/0", true, false},
+        {"fd00::/8", false, true},    {"fd10::/12", false, true},    {"fd20::/12", false, false},
+        {"fd12::1/128", false, true}, {"::/0", true, true}};
+    struct r2_gid_wants none = {0}, wants = {.v4 = true}, old = {.version = 1};
+
+    CHECK(r2_gid_fits(four, R2_GID_V1, &none) && r2_gid_fits(six, R2_GID_V2, &none));
+    CHECK(r2_gid_fits(four, R2_GID_V1, &wants) && !r2_gid_fits(six, R2_GID_V1, &wants));
+    wants = (struct r2_gid_wants){.v6 = true};
+    CHECK(!r2_gid_fits(four, R2_GID_V1, &wants) && r2_gid_fits(six, R2_GID_V1, &wants));
+    CHECK(r2_gid_fits(four, R2_GID_V1, &old) && !r2_gid_fits(four, R2_GID_V2, &old));
+    CHECK(r2_gid_fits(four, R2_GID_UNKNOWN, &old)); /* nobody can say */
+    for (size_t i = 0; i < sizeof(ranges) / sizeof(ranges[0]); i++) {
+        struct r2_gid_wants w = {0};
+
+        CHECK_MSG(r2_gid_range(ranges[i].text, &w), "%s", ranges[i].text);
+        CHECK_MSG(r2_gid_fits(four, R2_GID_V2, &w) == ranges[i].four, "%s", ranges[i].text);
+        CHECK_MSG(r2_gid_fits(six, R2_GID_V2, &w) == ranges[i].six, "%s", ranges[i].text);
+    }
+    for (size_t i = 0; i < sizeof(bad) / sizeof(bad[0]); i++)
+        CHECK_MSG(!r2_gid_range(bad[i], &none), "%s", bad[i]);
+}
+
 static struct r2_verbs_card card(void)
 {
     struct r2_verbs_card c = {.magic = R2_VERBS_MAGIC,
@@ -211,6 +245,7 @@ static const struct check_test tests[] = {
     {"documented", test_documented},
     {"hca_list", test_hca_list},
     {"gid_rule", test_gid_rule},
+    {"gid_fits", test_gid_fits},
     {"cards", test_cards},
     {"rates", test_rates},
     {0},

@@ -14,8 +14,7 @@
 #include "transport/verbs/verbs.h"
 #include "util/log.h"
 
-#define GIDS_STEP 16  /* entries by which a view grows */
-#define GIDS_MOST 256 /* entries a queue pair can name: verbs have one byte for it */
+#define GIDS_STEP 16 /* entries by which a view grows */
 
 /* One line of a file in sysfs; false where there is none. */
 static bool sysfs_line(const char *path, char *out, size_t cap)
@@ -52,28 +51,6 @@ void r2_nic_ip(const struct r2_nic *n, uint8_t ip[16])
     memcpy(ip + 12, &((const struct sockaddr_in *)&n->addr)->sin_addr, 4);
 }
 
-static int wanted_gid_index(void)
-{
-    const struct r2_settings *set = r2_settings_get();
-
-    const char *text = set->ib_gid_index[0] ? set->ib_gid_index : set->nccl_ib_gid_index;
-    static atomic_bool told;
-    char *end;
-    long index;
-
-    if (!text[0])
-        return -1;
-    errno = 0;
-    index = strtol(text, &end, 10);
-    if (!errno && end != text && !*end && index >= -1 && index < GIDS_MOST)
-        return (int)index;
-    if (!atomic_exchange(&told, true))
-        R2_TELL("%s=%s is no index of a GID: give a number from 0 to 255, such as 3; the entry "
-                "that fits the NIC is taken",
-                set->ib_gid_index[0] ? "R2CCL_IB_GID_INDEX" : "NCCL_IB_GID_INDEX", text);
-    return -1;
-}
-
 /* What queue pairs of the port may use at most. The choices of the setting are in the order of enum
  * ibv_mtu, `auto` in the place of none. */
 static uint8_t port_mtu(const struct ibv_port_attr *attr)
@@ -102,7 +79,7 @@ static bool add_gid(struct r2_port_view *view, int index, enum r2_gid_type type,
 
 void r2_port_read(const struct r2_hca *hca, int port, const uint8_t *ip, struct r2_port_view *view)
 {
-    int asked = wanted_gid_index();
+    int asked = r2_wanted_gid_index();
     __be16 pkey;
     bool roce;
 
@@ -113,7 +90,7 @@ void r2_port_read(const struct r2_hca *hca, int port, const uint8_t *ip, struct 
     view->has_pkey = r2_ibv.query_pkey(hca->ctx, (uint8_t)port, r2_qp_pkey_index(), &pkey) == 0;
     view->pkey = view->has_pkey ? ntohs(pkey) : 0;
     roce = view->attr.link_layer == IBV_LINK_LAYER_ETHERNET;
-    for (int i = 0; i < view->attr.gid_tbl_len && i < GIDS_MOST; i++) {
+    for (int i = 0; i < view->attr.gid_tbl_len && i < R2_GIDS_MOST; i++) {
         enum r2_gid_type type = R2_GID_UNKNOWN;
         union ibv_gid g;
 
@@ -130,7 +107,8 @@ void r2_port_read(const struct r2_hca *hca, int port, const uint8_t *ip, struct 
             type = gid_type(hca, port, i);
         if (!add_gid(view, i, type, g.raw))
             break;
-        if (ip && type == R2_GID_V2 && memcmp(g.raw, ip, 16) == 0)
+        if (ip && type == R2_GID_V2 && memcmp(g.raw, ip, 16) == 0 &&
+            r2_gid_fits(g.raw, type, r2_wanted_gid()))
             break; /* none is better */
     }
 }
@@ -142,18 +120,22 @@ void r2_port_free(struct r2_port_view *view)
     view->n_gids = 0;
 }
 
-int r2_port_gid(const struct r2_port_view *view, const uint8_t ip[16], uint8_t gid[16], int *score)
+/* What the user wants comes first, whatever the rule says of it. */
+int r2_port_gid(const struct r2_port_view *view, const uint8_t ip[16], uint8_t gid[16], bool *fits)
 {
     bool roce = view->attr.link_layer == IBV_LINK_LAYER_ETHERNET;
-    int best = -1;
+    int best = -1, score = -1;
 
-    *score = -1;
+    *fits = false;
     for (int i = 0; i < view->n_gids; i++) {
         const struct r2_gid_entry *e = &view->gids[i];
+        bool fit =
+            !roce || r2_wanted_gid_index() >= 0 || r2_gid_fits(e->raw, e->type, r2_wanted_gid());
         int s = roce ? r2_gid_score(e->raw, e->type, ip) : 0;
 
-        if (s > *score) {
-            *score = s;
+        if (fit > *fits || (fit == *fits && s > score)) {
+            *fits = fit;
+            score = s;
             best = e->index;
             memcpy(gid, e->raw, 16);
         }
@@ -161,15 +143,27 @@ int r2_port_gid(const struct r2_port_view *view, const uint8_t ip[16], uint8_t g
     return best;
 }
 
+bool r2_port_has(const struct r2_port_view *view, const uint8_t ip[16])
+{
+    for (int i = 0; i < view->n_gids; i++) {
+        if (memcmp(view->gids[i].raw, ip, 16) == 0)
+            return true;
+    }
+    return false;
+}
+
 bool r2_vnic_take(struct r2_vnic *v, struct r2_hca *hca, const uint8_t ip[16],
                   const struct r2_port_view *view)
 {
     const struct ibv_port_attr *attr = &view->attr;
     uint8_t gid[16] = {0};
-    int score, index;
-    bool changed, gone;
+    bool changed, gone, fits = true;
+    int index = view->there ? r2_port_gid(view, ip, gid, &fits) : -1;
 
-    index = view->there ? r2_port_gid(view, ip, gid, &score) : -1;
+    if (index >= 0 && !fits)
+        R2_WARN_LIMIT("%s port %u: no entry of its GID table is what NCCL_IB_ADDR_FAMILY, "
+                      "NCCL_IB_ADDR_RANGE or NCCL_IB_ROCE_VERSION_NUM ask for; entry %d is taken",
+                      hca->name, v->port, index);
     pthread_mutex_lock(&v->lock);
     /* One that is gone answers late, when another may be in its place. Who is gone later than this
      * look is taken down behind it: r2_vnics_down comes after `gone` and takes the lock as well. */

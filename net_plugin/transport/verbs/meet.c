@@ -405,7 +405,7 @@ int r2_meet_dial(struct r2_ep *ep)
 
     if (fd < 0)
         return fd;
-    ep->n_bulk = r2_settings_get()->ib_qps;
+    ep->n_bulk = r2_wanted_qps();
     return watch(ep, fd);
 }
 

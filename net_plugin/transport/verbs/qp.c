@@ -22,19 +22,6 @@ static bool is_number(const char *text, int low, int high, int *out)
     return end != text && !*end && v >= low && v <= high;
 }
 
-/* One of NCCL's settings; what makes no sense is named and left out. */
-static int number(const char *name, const char *text, int otherwise, int low, int high)
-{
-    int v;
-
-    if (!text[0])
-        return otherwise;
-    if (is_number(text, low, high, &v))
-        return v;
-    R2_WARN_LIMIT("%s=%s is no number from %d to %d: %d is used", name, text, low, high, otherwise);
-    return otherwise;
-}
-
 static int vqp_count(const struct r2_ep *ep)
 {
     return 2 + ep->n_bulk;
@@ -80,7 +67,7 @@ static int make_cq(struct r2_ep *ep)
 
 uint16_t r2_qp_pkey_index(void)
 {
-    return (uint16_t)number("NCCL_IB_PKEY", r2_settings_get()->nccl_ib_pkey, 0, 0, 65535);
+    return (uint16_t)r2_wanted_number("NCCL_IB_PKEY", r2_settings_get()->nccl_ib_pkey, 0, 0, 65535);
 }
 
 int r2_qp_init(struct ibv_qp *qp, uint8_t port, unsigned access)
@@ -110,7 +97,7 @@ static int service_level(uint8_t link)
         R2_TELL("a communicator's traffic class is %d, but InfiniBand's service levels end at 15: "
                 "it has no effect there, and 0 is used; NCCL_IB_SL (0 to 15) sets another one",
                 class);
-    return number("NCCL_IB_SL", set, class < 0 || class > 15 ? 0 : class, 0, 15);
+    return r2_wanted_number("NCCL_IB_SL", set, class < 0 || class > 15 ? 0 : class, 0, 15);
 }
 
 static int type_of_service(uint8_t link)
@@ -135,7 +122,7 @@ void r2_qp_route(struct ibv_ah_attr *ah, uint8_t port, uint8_t link, uint16_t li
     ah->grh.sgid_index = (uint8_t)gid_index;
     ah->grh.hop_limit = 255;
     ah->grh.traffic_class =
-        (uint8_t)number("NCCL_IB_TC", set->nccl_ib_tc, type_of_service(link), 0, 255);
+        (uint8_t)r2_wanted_number("NCCL_IB_TC", set->nccl_ib_tc, type_of_service(link), 0, 255);
 }
 
 static int make_qp(struct r2_ep *ep, struct r2_vqp *q, int tx, int rx)
@@ -210,8 +197,9 @@ static int connect_qp(struct r2_ep *ep, struct r2_vqp *q, uint32_t remote)
     };
     struct ibv_qp_attr rts = {
         .qp_state = IBV_QPS_RTS,
-        .timeout = (uint8_t)number("NCCL_IB_TIMEOUT", set->nccl_ib_timeout, 16, 1, 31),
-        .retry_cnt = (uint8_t)number("NCCL_IB_RETRY_CNT", set->nccl_ib_retry_cnt, 7, 0, 7),
+        .timeout = (uint8_t)r2_wanted_number("NCCL_IB_TIMEOUT", set->nccl_ib_timeout, 16, 1, 31),
+        .retry_cnt =
+            (uint8_t)r2_wanted_number("NCCL_IB_RETRY_CNT", set->nccl_ib_retry_cnt, 7, 0, 7),
         .rnr_retry = 7, /* for ever: a stopped process is no failed path */
         .sq_psn = ep->mine.psn,
         .max_rd_atomic = 1,

@@ -389,19 +389,17 @@ bool r2_verbs_left_out(const char *device)
 static int match_score(const struct r2_nic *n, const struct r2_hca *hca, int port)
 {
     const struct r2_port_view *view = &hca->ports[port];
-    uint8_t gid[16], ip[16];
-    int score, index;
+    uint8_t ip[16];
 
     if (n->bare)
         return strcmp(n->rdma, hca->name) == 0 && n->rdma_port == port ? 1000 : -1;
     if (!view->there)
         return -1;
     r2_nic_ip(n, ip);
-    index = r2_port_gid(view, ip, gid, &score);
     if (view->attr.link_layer == IBV_LINK_LAYER_ETHERNET) {
-        if (index >= 0 && memcmp(gid, ip, 16) == 0)
+        if (r2_port_has(view, ip))
             return 1000;
-        if (strcmp(n->rdma, hca->name) == 0 && index >= 0)
+        if (strcmp(n->rdma, hca->name) == 0 && view->n_gids)
             return 100;
         return -1;
     }

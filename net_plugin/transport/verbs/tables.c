@@ -1,5 +1,6 @@
 #include "transport/verbs/tables.h"
 
+#include <arpa/inet.h>
 #include <errno.h>
 #include <infiniband/verbs.h>
 #include <stdlib.h>
@@ -121,10 +122,48 @@ bool r2_hca_match(const char *list, const char *device, int port)
     return found != exclude;
 }
 
+static bool is_v4(const uint8_t gid[16])
+{
+    static const uint8_t mapped[12] = {[10] = 0xff, [11] = 0xff};
+
+    return memcmp(gid, mapped, sizeof(mapped)) == 0;
+}
+
+bool r2_gid_fits(const uint8_t gid[16], enum r2_gid_type type, const struct r2_gid_wants *wants)
+{
+    int whole = wants->bits / 8, rest = wants->bits % 8;
+
+    if ((wants->v4 && !is_v4(gid)) || (wants->v6 && is_v4(gid)))
+        return false;
+    if (wants->version && type != R2_GID_UNKNOWN && (type == R2_GID_V2) != (wants->version == 2))
+        return false;
+    return memcmp(gid, wants->prefix, (size_t)whole) == 0 &&
+           (!rest || (gid[whole] ^ wants->prefix[whole]) >> (8 - rest) == 0);
+}
+
+bool r2_gid_range(const char *text, struct r2_gid_wants *wants)
+{
+    const char *slash = strchr(text, '/');
+    char addr[INET6_ADDRSTRLEN] = "", *end;
+    bool v6 = strchr(text, ':') != NULL;
+    long bits;
+
+    if (!slash || (size_t)(slash - text) >= sizeof(addr) || slash[1] < '0' || slash[1] > '9')
+        return false;
+    memcpy(addr, text, (size_t)(slash - text));
+    bits = strtol(slash + 1, &end, 10);
+    if (*end || bits > (v6 ? 128 : 32))
+        return false;
+    memset(wants->prefix, 0, 16);
+    wants->prefix[10] = wants->prefix[11] = v6 ? 0 : 0xff;
+    wants->bits = (int)bits + (v6 ? 0 : 96);
+    return inet_pton(v6 ? AF_INET6 : AF_INET, addr, wants->prefix + (v6 ? 0 : 12)) == 1;
+}
+
 int r2_gid_score(const uint8_t gid[16], enum r2_gid_type type, const uint8_t *ip)
 {
-    static const uint8_t zero[16], mapped[12] = {[10] = 0xff, [11] = 0xff};
-    bool v4 = memcmp(gid, mapped, sizeof(mapped)) == 0;
+    static const uint8_t zero[16];
+    bool v4 = is_v4(gid);
     int score = type == R2_GID_V2 ? 20 : type == R2_GID_UNKNOWN ? 10 : 0;
 
     if (memcmp(gid, zero, 16) == 0 || (memcmp(gid, zero, 8) == 0 && !v4))

@@ -66,6 +66,18 @@ enum r2_gid_type { R2_GID_UNKNOWN, R2_GID_V1, R2_GID_V2 };
  * IPv4 before IPv6, and no link-local address. */
 int r2_gid_score(const uint8_t gid[16], enum r2_gid_type type, const uint8_t *ip);
 
+/* What the user wants of an entry, each part only where it was asked for (else 0). */
+struct r2_gid_wants {
+    bool v4, v6;
+    int version;        /* of RoCE: 1 or 2 */
+    uint8_t prefix[16]; /* IPv4 mapped */
+    int bits;           /* of it, from the first byte on */
+};
+
+bool r2_gid_fits(const uint8_t gid[16], enum r2_gid_type type, const struct r2_gid_wants *wants);
+/* "ADDR/BITS" of IPv4 or IPv6; fills prefix and bits. False: it is none. */
+bool r2_gid_range(const char *text, struct r2_gid_wants *wants);
+
 /* "active", "down": ibstat's words for enum ibv_port_state and the physical state. */
 const char *r2_port_state_text(int state);
 const char *r2_port_phys_text(int state);

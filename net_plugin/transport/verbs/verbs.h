@@ -52,6 +52,7 @@ struct r2_cmd {
     void (*run)(struct r2_cmd *cmd);
 };
 
+#define R2_GIDS_MOST 256 /* entries a queue pair can name: verbs have one byte for it */
 struct r2_gid_entry {
     int index;
     enum r2_gid_type type;
@@ -377,8 +378,18 @@ void r2_hca_events(struct r2_io_fd *async, uint32_t events);
 /* On the command thread: asks the port; to be freed. With `ip`, GIDs of that address will do. */
 void r2_port_read(const struct r2_hca *hca, int port, const uint8_t *ip, struct r2_port_view *view);
 void r2_port_free(struct r2_port_view *view);
-/* The entry to use: index, or -1. `score` says how good it is. */
-int r2_port_gid(const struct r2_port_view *view, const uint8_t ip[16], uint8_t gid[16], int *score);
+/* The entry to use: index, or -1. `fits`: it is what the user wants (wanted.c). */
+int r2_port_gid(const struct r2_port_view *view, const uint8_t ip[16], uint8_t gid[16], bool *fits);
+/* One of its entries is that address. */
+bool r2_port_has(const struct r2_port_view *view, const uint8_t ip[16]);
+
+/* wanted.c: what users ask for, mostly by NCCL's names. Any thread. gid_index: -1 by rule; qps: of
+ * bulk, per path; number: of a setting's text, or `otherwise`, with a warning where it is no number
+ * between the two. */
+int r2_wanted_gid_index(void);
+const struct r2_gid_wants *r2_wanted_gid(void);
+int r2_wanted_qps(void);
+int r2_wanted_number(const char *name, const char *text, int otherwise, int low, int high);
 /* A NIC's address as a GID has it. */
 void r2_nic_ip(const struct r2_nic *n, uint8_t ip[16]);
 /* The NIC's port is like that now; true if GID, LID or partition key changed. */
