@@ -345,10 +345,11 @@ static int on_nic(struct r2_path *path, const uint8_t *body)
     struct r2_msg_nic m;
 
     memcpy(&m, body, sizeof(m));
-    if (m.nic >= R2_MAX_NICS || !path->peer->rnics[m.nic].known)
-        return m.nic >= R2_MAX_NICS ? -EPROTO : 0;
-    rnic_change(path->peer, m.nic, &m);
-    r2_words_heard_nic(path, m.nic);
+    if (m.nic >= R2_MAX_NICS)
+        return -EPROTO;
+    if (path->peer->rnics[m.nic].known)
+        rnic_change(path->peer, m.nic, &m);
+    r2_words_heard_nic(path, m.nic, m.epoch);
     return 0;
 }
 

@@ -160,9 +160,11 @@ static void say_heard(struct r2_path *path, uint8_t type, int nic, uint32_t numb
         r2_out_frame(via, R2_F_HEARD, &m, sizeof(m), NULL, 0);
 }
 
-void r2_words_heard_nic(struct r2_path *path, int nic)
+void r2_words_heard_nic(struct r2_path *path, int nic, uint32_t epoch)
 {
-    say_heard(path, R2_F_NIC, nic, path->peer->rnics[nic].epoch);
+    const struct r2_rnic *r = &path->peer->rnics[nic];
+
+    say_heard(path, R2_F_NIC, nic, r->known ? r->epoch : epoch);
 }
 
 bool r2_words_heard_hint(struct r2_path *path, uint32_t number)

@@ -39,8 +39,9 @@ void r2_words_repeat(struct r2_peer *p, uint64_t now);
 /* Something is said to the peer and not acknowledged yet. */
 bool r2_words_open(const struct r2_peer *p);
 
-/* The peer has said something; it hears that it was heard. */
-void r2_words_heard_nic(struct r2_path *path, int nic);
+/* The peer has said something; it hears that it was heard. One of its NICs that has no address is
+ * not known here, and its word is of no use; with an address comes a newer one. */
+void r2_words_heard_nic(struct r2_path *path, int nic, uint32_t epoch);
 /* False: it was heard before. */
 bool r2_words_heard_hint(struct r2_path *path, uint32_t number);
 int r2_words_on_heard(struct r2_path *path, const uint8_t *body);

@@ -226,8 +226,10 @@ static void test_answered(void)
     CHECK(m.nic == 0 && m.number == 5);
     CHECK_EQ(health_of(0), R2_HEALTH_DRAINED);
     CHECK_EQ(since_of(0), since);
-    CHECK_EQ(remote_word(ep[1], 7, R2_NIC_USABLE, 1000, 4), 0); /* never heard of: no answer */
-    CHECK_EQ(remote_hear_ms(ep[1], R2_F_HEARD, &m, sizeof(m), 20), -1);
+    CHECK_EQ(remote_word(ep[1], 7, R2_NIC_DOWN, 1000, 4), 0); /* one without an address */
+    CHECK(heard(ep[1], R2_F_NIC, &m));
+    CHECK(m.nic == 7 && m.number == 4);
+    CHECK_EQ(remote_word(ep[1], R2_MAX_NICS, R2_NIC_DOWN, 1000, 4), -EPROTO);
     remote_end(&r);
 }
 
@@ -318,6 +320,13 @@ static void forgive(int nic)
     r2_nicstate_forgive(nic, true);
 }
 
+static void set_penalty(double penalty)
+{
+    r2_peer_lock(r.conn->peer);
+    path_of(0)->damp.penalty = penalty;
+    pthread_mutex_unlock(&r.conn->peer->lock);
+}
+
 /* That failures are forgotten is said once for each time, however often it is repeated. */
 static void test_forgiven_once(void)
 {
@@ -326,10 +335,10 @@ static void test_forgiven_once(void)
 
     start(true);
     post(MSG);
-    path_of(0)->damp.penalty = 500;
+    set_penalty(500);
     CHECK_EQ(fake_ctrl(ep[1], R2_F_NIC, &m, sizeof(m)), 0);
     CHECK(penalty_of(0) == 0);
-    path_of(0)->damp.penalty = 500;
+    set_penalty(500);
     CHECK_EQ(fake_ctrl(ep[1], R2_F_NIC, &m, sizeof(m)), 0); /* again */
     m.epoch = 10;
     CHECK_EQ(fake_ctrl(ep[0], R2_F_NIC, &m, sizeof(m)), 0); /* other news */
@@ -402,7 +411,7 @@ static bool hint(struct r2_path *path, uint32_t number)
     r2_peer_lock(path->peer);
     news = r2_words_heard_hint(path, number);
     r2_peer_unlock(path->peer);
-    return news;
+    return news; /* the unlock has flushed the answer */
 }
 
 /* The peer's verdicts: each is looked into once, in whatever order they come, and always answered. */
@@ -421,7 +430,9 @@ static void test_verdicts_heard(void)
     CHECK_EQ(fake_ctrl(ep[0], R2_F_VERDICT, &v, sizeof(v)), 0);
     CHECK(heard(ep[0], R2_F_VERDICT, &m));
     CHECK_EQ(m.number, 1);
-    path_of(0)->peer->words.hint_top = path_of(0)->peer->words.hint_seen = 0;
+    r2_peer_lock(r.conn->peer);
+    r.conn->peer->words.hint_top = r.conn->peer->words.hint_seen = 0;
+    pthread_mutex_unlock(&r.conn->peer->lock);
     for (size_t i = 0; i < sizeof(order) / sizeof(order[0]); i++) {
         CHECK_EQ(hint(path_of(1), order[i].number), order[i].news);
         CHECK(heard(ep[1], R2_F_VERDICT, &m));
