@@ -96,9 +96,8 @@ static void journal(int nic, enum r2_health_state before, enum r2_health_state n
         [R2_HEALTH_RAMPING] = R2_EV_NIC_RAMPING, [R2_HEALTH_DAMPED] = R2_EV_NIC_DAMPED,
     };
     bool cleared = before == R2_HEALTH_SUSPECT && now == R2_HEALTH_HEALTHY;
-    struct r2_control_event ev = {.event = cleared ? R2_EV_NIC_HEALTHY : as[now],
-                                  .nic = r2_nic_name(nic),
-                                  .cause = cause};
+    struct r2_control_event ev = {
+        .event = cleared ? R2_EV_NIC_HEALTHY : as[now], .nic = r2_nic_name(nic), .cause = cause};
     unsigned untold = 0;
     char text[128];
 

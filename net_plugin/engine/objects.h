@@ -347,11 +347,11 @@ struct r2_nic_state {
     atomic_int census[R2_CENSUSES];
     atomic_bool forgive;   /* a peer's operator says so */
     atomic_uchar forgiven; /* how often this one's did, for the peers */
-    atomic_uchar word;   /* enum r2_nic_word */
-    atomic_bool usable;  /* its word is USABLE */
-    atomic_bool trusted; /* ... and it has not just come back */
-    atomic_uint weight;  /* per mille: the topology's, then the operator's */
-    atomic_uint ramp;    /* per mille: of a NIC that comes back, for paths that never failed */
+    atomic_uchar word;     /* enum r2_nic_word */
+    atomic_bool usable;    /* its word is USABLE */
+    atomic_bool trusted;   /* ... and it has not just come back */
+    atomic_uint weight;    /* per mille: the topology's, then the operator's */
+    atomic_uint ramp;      /* per mille: of a NIC that comes back, for paths that never failed */
     int row;
 };
 

@@ -4,7 +4,8 @@
 
 #include "engine/internal.h"
 
-#define FIRST_NS (100 * R2_NS_PER_MS) /* before the first repetition; then twice as long each time */
+#define FIRST_NS                                                                                   \
+    (100 * R2_NS_PER_MS) /* before the first repetition; then twice as long each time */
 #define MOST_NS (1 * R2_NS_PER_S)
 #define HINT_NS (3 * R2_NS_PER_S) /* nobody looks into a verdict that is older */
 #define HINTS_KNOWN 32            /* numbers below the newest that are told apart */
@@ -153,8 +154,7 @@ void r2_words_repeat(struct r2_peer *p, uint64_t now)
 static void say_heard(struct r2_path *path, uint8_t type, int nic, uint32_t number)
 {
     struct r2_msg_heard m = {.type = type, .nic = (uint8_t)nic, .number = number};
-    struct r2_path *via =
-        path->state == R2_PATH_UP ? path : r2_path_for_ctrl(path->peer, -1, -1);
+    struct r2_path *via = path->state == R2_PATH_UP ? path : r2_path_for_ctrl(path->peer, -1, -1);
 
     if (via && !r2_out_full(via)) /* else it is said again */
         r2_out_frame(via, R2_F_HEARD, &m, sizeof(m), NULL, 0);

@@ -2,9 +2,9 @@
  * its own (frame NIC), and verdicts about those of others (frame VERDICT). Both are repeated until
  * the other side says that it has heard them (frame HEARD). Included by internal.h.
  *
- * Word about a NIC is a state, not an event: its number is the NIC's epoch, what is repeated is what
- * holds by then, and who has heard an epoch need not hear an older one. A verdict is an event, a
- * hint that nobody has to get: each has a number of its own, and is said for HINT_NS at most.
+ * Word about a NIC is a state, not an event: its number is the NIC's epoch, what is repeated is
+ * what holds by then, and who has heard an epoch need not hear an older one. A verdict is an event,
+ * a hint that nobody has to get: each has a number of its own, and is said for HINT_NS at most.
  *
  * Units: nanoseconds. Everything here is under the peer's lock. */
 #ifndef R2_ENGINE_WORDS_H
