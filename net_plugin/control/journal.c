@@ -43,6 +43,9 @@ static const char *const names[] = {
     [R2_EV_PATH_HEALTHY] = "path-healthy",
     [R2_EV_PATH_DRAINED] = "path-drained",
     [R2_EV_PATH_DAMPED] = "path-damped",
+    [R2_EV_PATH_RAMPING] = "path-ramping",
+    [R2_EV_PATH_CLOSED] = "path-closed",
+    [R2_EV_NIC_HEALTHY] = "nic-healthy",
 };
 
 const char *r2_control_event_name(enum r2_seg_event event)

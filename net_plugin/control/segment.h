@@ -404,7 +404,10 @@ enum r2_seg_event {
     R2_EV_PLAN,
     R2_EV_PATH_HEALTHY,
     R2_EV_PATH_DRAINED,
-    R2_EV_PATH_DAMPED
+    R2_EV_PATH_DAMPED,
+    R2_EV_PATH_RAMPING,
+    R2_EV_PATH_CLOSED,
+    R2_EV_NIC_HEALTHY
 };
 
 /* `stamp` is 2 x number + 1 while event `number` (0, 1, ...) is being written into its slot

@@ -306,11 +306,14 @@ static void rnic_change(struct r2_peer *p, int nic, const struct r2_msg_nic *m)
 {
     struct r2_rnic *r = &p->rnics[nic];
     uint16_t weight = (uint16_t)(R2_WEIGHT_FULL - (m->less & R2_NIC_LESS) % (R2_WEIGHT_FULL + 1));
-    bool was = r->usable, others = others_up(p, nic), news;
+    bool was = r->usable, others = others_up(p, nic), news, forgiven;
     enum r2_nic_word word = m->word < R2_NIC_WORDS ? (enum r2_nic_word)m->word : R2_NIC_DOWN;
 
     if (r->known && m->epoch < r->epoch)
         return;
+    forgiven = r->known && (int8_t)(m->forgiven - r->forgiven) > 0;
+    if (forgiven || !r->known)
+        r->forgiven = m->forgiven;
     news = r->known ? r->word != word : word != R2_NIC_USABLE;
     r->known = true;
     r->epoch = m->epoch;
@@ -324,7 +327,7 @@ static void rnic_change(struct r2_peer *p, int nic, const struct r2_msg_nic *m)
 
         if (path->rnic != nic)
             continue;
-        if (m->less & R2_NIC_FORGIVEN) {
+        if (forgiven) {
             r2_path_forgive(path);
             atomic_store(&r2_eng.nic_state[path->lnic].forgive, true);
         }
@@ -342,9 +345,11 @@ static int on_nic(struct r2_path *path, const uint8_t *body)
     struct r2_msg_nic m;
 
     memcpy(&m, body, sizeof(m));
-    if (m.nic >= R2_MAX_NICS || !path->peer->rnics[m.nic].known)
-        return m.nic >= R2_MAX_NICS ? -EPROTO : 0;
-    rnic_change(path->peer, m.nic, &m);
+    if (m.nic >= R2_MAX_NICS)
+        return -EPROTO;
+    if (path->peer->rnics[m.nic].known)
+        rnic_change(path->peer, m.nic, &m);
+    r2_words_heard_nic(path, m.nic, m.epoch);
     return 0;
 }
 
@@ -410,8 +415,10 @@ static int on_info(struct r2_path *path, const uint8_t *body)
         if (nic.addr.family) {
             rnic_place(path, (int)i, &nic);
             rnic_change(p, (int)i,
-                        &(struct r2_msg_nic){
-                            .word = nic.word, .less = nic.less & R2_NIC_LESS, .epoch = nic.epoch});
+                        &(struct r2_msg_nic){.word = nic.word,
+                                             .less = nic.less,
+                                             .epoch = nic.epoch,
+                                             .forgiven = nic.forgiven});
         }
     }
     r2_control_peer_describe(r2_eng.ctl, p->row, p->host, p->pid);
@@ -444,6 +451,7 @@ static const handler handlers[R2_F_LAST + 1] = {
     [R2_F_TEST_ACK] = r2_path_on_test_ack,
     [R2_F_REVOKE] = r2_revoke_on_ask,
     [R2_F_REVOKED] = r2_revoke_on_answer,
+    [R2_F_HEARD] = r2_words_on_heard,
 };
 
 int r2_up_ctrl(void *owner, struct r2_ep *ep, uint8_t type, const uint8_t *body, size_t len)

@@ -138,8 +138,11 @@ void r2_out_reset(struct r2_path *path);
 size_t r2_up_next_ctrl(void *owner, struct r2_ep *ep, uint8_t *buf, size_t cap);
 void r2_up_ctrl_sent(void *owner, struct r2_ep *ep, uint64_t sent);
 void r2_out_info(struct r2_path *path);
-void r2_out_nic(struct r2_path *path, int nic, int err, bool forgiven);
-/* Repeats on live paths what is dead, cleared to send, arrived, opened and closed (wall 5). */
+void r2_out_nic(struct r2_path *path, int nic);
+/* The peer does not read: what can be said later is. */
+bool r2_out_full(const struct r2_path *path);
+/* Repeats on live paths what is dead, cleared to send, arrived, opened and closed (wall 5), and
+ * words about NICs that nobody has heard (words.c). */
 void r2_peer_resync(struct r2_peer *p);
 
 /* ---- dispatch.c */

@@ -380,6 +380,7 @@ static void maintain(struct r2_peer *p, uint64_t now)
             plan_paths(p, now);
         r2_peer_judge_refusals(p, now);
         repeat_downs(p, now);
+        r2_words_repeat(p, now);
         r2_peer_check_stuck(p, now);
         check_time(p, now);
     }

@@ -222,7 +222,9 @@ void r2_nicreach_look(void)
     }
     if (open)
         count_peers(peers);
-    for (int i = 0; i < r2_eng.n_nics; i++) {
+    /* In turn, each time from another one on: there is room for eight questions at a time. */
+    for (int k = 0; k < r2_eng.n_nics; k++) {
+        int i = (int)((n_looks + (unsigned)k) % (unsigned)r2_eng.n_nics);
         int n = has_met(i) || !counted_on(i) ? 0 : peers[i] ? peers[i] : ask_senders(i);
 
         if (n != R2_REACH_UNKNOWN)

@@ -9,6 +9,7 @@
 
 #include "engine/internal.h"
 #include "engine/locate/locate.h"
+#include "util/told.h"
 
 #define GRACE_NS (300 * R2_NS_PER_MS) /* for other pairs of the NIC to be tried */
 #define LOOK_NS (1 * R2_NS_PER_S)
@@ -71,6 +72,21 @@ static enum r2_seg_nic_state shown_as(enum r2_health_state state)
     return as[state];
 }
 
+/* A NIC at the brink comes into doubt and out of it time and again, and the journal is for failures
+ * as well: the first doubts, then one a minute. What comes of a doubt that was told is told; what
+ * comes of any but its end always is. Under nic_lock. True: told. */
+static bool pass_doubt(int nic, bool begins, unsigned *untold)
+{
+    static struct r2_told doubts[R2_MAX_NICS];
+    static bool last[R2_MAX_NICS];
+
+    *untold = 0;
+    if (begins)
+        last[nic] = r2_told_pass(&doubts[nic], false, r2_now_ns(), untold);
+    return last[nic];
+}
+
+/* Under nic_lock. */
 static void journal(int nic, enum r2_health_state before, enum r2_health_state now,
                     const char *cause)
 {
@@ -79,12 +95,21 @@ static void journal(int nic, enum r2_health_state before, enum r2_health_state n
         [R2_HEALTH_FAILED] = R2_EV_NIC_DOWN,     [R2_HEALTH_PROBING] = R2_EV_NIC_PROBING,
         [R2_HEALTH_RAMPING] = R2_EV_NIC_RAMPING, [R2_HEALTH_DAMPED] = R2_EV_NIC_DAMPED,
     };
-    struct r2_control_event ev = {.event = as[now], .nic = r2_nic_name(nic), .cause = cause};
+    bool cleared = before == R2_HEALTH_SUSPECT && now == R2_HEALTH_HEALTHY;
+    struct r2_control_event ev = {
+        .event = cleared ? R2_EV_NIC_HEALTHY : as[now], .nic = r2_nic_name(nic), .cause = cause};
+    unsigned untold = 0;
+    char text[128];
 
     R2_INFO("NIC %s is %s: %s", r2_nic_name(nic), r2_health_word(now), cause);
-    /* DRAINED is journalled when nothing is left on it, the end of a suspicion not at all. */
-    if (now == R2_HEALTH_DRAINED || (before == R2_HEALTH_SUSPECT && now == R2_HEALTH_HEALTHY))
+    if (now == R2_HEALTH_DRAINED) /* when nothing is left on it: tick_drain */
         return;
+    if ((cleared || now == R2_HEALTH_SUSPECT) && !pass_doubt(nic, !cleared, &untold))
+        return;
+    if (untold) {
+        snprintf(text, sizeof(text), "%s (and %u times before, not shown)", cause, untold);
+        ev.cause = text;
+    }
     r2_control_journal(r2_eng.ctl, &ev);
 }
 
@@ -111,7 +136,6 @@ static bool others_up(const struct r2_peer *p, int lnic)
 static void tell_peer(struct r2_peer *p, int nic, bool news, bool forgiven, const char *cause)
 {
     enum r2_nic_word word = r2_nic_word(nic);
-    struct r2_path *via;
     bool others;
 
     r2_peer_lock(p);
@@ -122,11 +146,7 @@ static void tell_peer(struct r2_peer *p, int nic, bool news, bool forgiven, cons
         if (p->paths[i]->lnic == nic && news)
             tell_path(p->paths[i], word, others, cause);
     }
-    via = r2_path_for_ctrl(p, -1, -1);
-    if (via && r2_niclink_moved())
-        r2_out_info(via);
-    if (via)
-        r2_out_nic(via, nic, word == R2_NIC_DOWN ? ENETDOWN : 0, forgiven);
+    r2_words_tell(p, nic);
     if (p->resync_wanted && p->out && p->n_up)
         r2_peer_resync(p);
     r2_peer_weigh(p);
@@ -264,6 +284,7 @@ void r2_nicstate_forgive(int nic, bool tell)
         nic_event(nic, R2_HEALTH_EV_LOSS, "link down");
     if (!tell)
         return;
+    atomic_fetch_add(&s->forgiven, 1);
     atomic_fetch_add(&s->epoch, 1);
     tell_all(nic, false, true, "");
 }
@@ -536,6 +557,10 @@ static void begin(int i)
     atomic_store(&s->trusted, s->link_up);
     atomic_store(&s->ramp, R2_WEIGHT_FULL);
     add_row(i);
+    if (!s->link_up) {
+        r2_control_nic_state(r2_eng.ctl, s->row, R2_SEG_NIC_FAILED, "link down");
+        journal(i, R2_HEALTH_HEALTHY, R2_HEALTH_FAILED, "link down at the start");
+    }
 }
 
 int r2_nicstate_start(void)

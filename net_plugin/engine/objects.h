@@ -43,6 +43,7 @@ _Static_assert(R2_PATHS_VIA <= R2_WIRE_MAX_LANES, "CLOSE names each one-sided pa
 struct r2_peer;
 #include "engine/asking.h"
 #include "engine/unasked.h"
+#include "engine/words.h"
 
 enum r2_path_state {
     R2_PATH_IDLE,       /* not wanted now */
@@ -134,6 +135,7 @@ struct r2_rnic {
     uint8_t word;    /* enum r2_nic_word */
     uint16_t weight; /* per mille, as the peer says */
     uint32_t epoch;
+    uint8_t forgiven; /* the peer's count */
     struct r2_wire_addr addr;
     char name[R2_WIRE_NAME];
 };
@@ -164,6 +166,7 @@ struct r2_peer {
     bool tcp_wanted;         /* S: some memory has no way but sockets */
     bool fresh_late;         /* S: queue pairs never came up and took too long (maintain.c) */
     struct r2_asking asking; /* whether the silent process still exists */
+    struct r2_words words;   /* about NICs, until they are heard */
     uint64_t
         ended[R2_ENDED]; /* R: connections that are over, the latest of them; no id comes twice */
     unsigned n_ended;    /* ever */
@@ -342,12 +345,13 @@ struct r2_nic_state {
     uint64_t drain_from;
     bool fault_told;
     atomic_int census[R2_CENSUSES];
-    atomic_bool forgive; /* a peer's operator says so */
-    atomic_uchar word;   /* enum r2_nic_word */
-    atomic_bool usable;  /* its word is USABLE */
-    atomic_bool trusted; /* ... and it has not just come back */
-    atomic_uint weight;  /* per mille: the topology's, then the operator's */
-    atomic_uint ramp;    /* per mille: of a NIC that comes back, for paths that never failed */
+    atomic_bool forgive;   /* a peer's operator says so */
+    atomic_uchar forgiven; /* how often this one's did, for the peers */
+    atomic_uchar word;     /* enum r2_nic_word */
+    atomic_bool usable;    /* its word is USABLE */
+    atomic_bool trusted;   /* ... and it has not just come back */
+    atomic_uint weight;    /* per mille: the topology's, then the operator's */
+    atomic_uint ramp;      /* per mille: of a NIC that comes back, for paths that never failed */
     int row;
 };
 

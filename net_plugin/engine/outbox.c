@@ -33,6 +33,11 @@ static int reserve(struct r2_path *path, size_t more)
     return 0;
 }
 
+bool r2_out_full(const struct r2_path *path)
+{
+    return path->out_len - path->out_off > OUTBOX_FULL;
+}
+
 int r2_out_frame(struct r2_path *path, uint8_t type, const void *a, size_t a_len, const void *b,
                  size_t b_len)
 {
@@ -153,23 +158,25 @@ void r2_out_info(struct r2_path *path)
     for (int i = 0; i < r2_eng.n_nics; i++) {
         snprintf(nics[i].name, sizeof(nics[i].name), "%.*s", (int)sizeof(nics[i].name) - 1,
                  r2_eng.nics[i].name);
-        r2_eng.ops->address(i, &nics[i].addr);
         nics[i].epoch = atomic_load(&r2_eng.nic_state[i].epoch); /* first: see r2_nic_state */
+        r2_eng.ops->address(i, &nics[i].addr);
         nics[i].word = (uint8_t)r2_nic_word(i);
         nics[i].less = weight_less(i);
+        nics[i].forgiven = atomic_load(&r2_eng.nic_state[i].forgiven);
         nics[i].speed_mbps = (uint32_t)r2_eng.nics[i].speed_mbps;
     }
     r2_out_frame(path, R2_F_INFO, &m, sizeof(m), nics, (size_t)r2_eng.n_nics * sizeof(nics[0]));
 }
 
-void r2_out_nic(struct r2_path *path, int nic, int err, bool forgiven)
+void r2_out_nic(struct r2_path *path, int nic)
 {
     struct r2_msg_nic m = {.nic = (uint8_t)nic};
 
     m.epoch = atomic_load(&r2_eng.nic_state[nic].epoch); /* first: see r2_nic_state */
     m.word = (uint8_t)r2_nic_word(nic);
-    m.less = (uint16_t)(weight_less(nic) | (forgiven ? R2_NIC_FORGIVEN : 0));
-    m.reason = (uint32_t)err;
+    m.less = weight_less(nic);
+    m.forgiven = atomic_load(&r2_eng.nic_state[nic].forgiven);
+    m.reason = m.word == R2_NIC_DOWN ? ENETDOWN : 0;
     r2_out_frame(path, R2_F_NIC, &m, sizeof(m), NULL, 0);
 }
 
@@ -220,14 +227,11 @@ void r2_peer_resync(struct r2_peer *p)
     struct r2_path *via = r2_path_for_ctrl(p, -1, -1);
     struct r2_list *n;
 
-    if (!via || via->out_len - via->out_off > OUTBOX_FULL)
+    if (!via || r2_out_full(via))
         return; /* the peer does not read: what is queued says enough until it does */
     p->resync_wanted = false;
     p->acks_dropped = false;
-    if (r2_niclink_moved())
-        r2_out_info(via);
-    for (int i = 0; i < r2_eng.n_nics; i++)
-        r2_out_nic(via, i, 0, false);
+    r2_words_resync(p, via);
     R2_LIST_FOR_EACH (n, &p->conn_list)
         resync_conn(R2_CONTAINER_OF(n, struct r2_conn, node), via);
     r2_recv_out_acks(p);

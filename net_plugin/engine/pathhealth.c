@@ -7,11 +7,13 @@
  * (TEST_ACK). One-sided transports have a place of their own for them, and say that one has arrived
  * when they have found there what it is made of. */
 #include <errno.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "engine/internal.h"
 #include "engine/locate/locate.h"
+#include "util/told.h"
 
 #define TEST_CHUNK (64 * 1024)
 #define TEST_CHUNKS 4 /* at least, and as many on each lane */
@@ -57,8 +59,8 @@ void r2_path_show(struct r2_path *path, const char *cause)
     r2_control_path_state(r2_eng.ctl, path->row, shown_as(path), path->gen, cause);
 }
 
-/* Every change of state is told: what makes a path come up or go down tells it itself (path-up,
- * path-down). A path that is closed in order is not worth a word. */
+/* Every change of state is told, and that a ramp begins again: what makes a path come up or go down
+ * tells it itself (path-up, path-down). */
 static enum r2_seg_event told_as(enum r2_health_state before, enum r2_health_state state)
 {
     static const enum r2_seg_event as[R2_HEALTH_STATES] = {
@@ -69,22 +71,45 @@ static enum r2_seg_event told_as(enum r2_health_state before, enum r2_health_sta
     };
 
     if (state == before)
-        return R2_EV_NONE;
+        return state == R2_HEALTH_RAMPING ? R2_EV_PATH_RAMPING : R2_EV_NONE;
+    if (state == R2_HEALTH_UNREACHED)
+        return R2_EV_PATH_CLOSED;
     if (state == R2_HEALTH_HEALTHY && before != R2_HEALTH_UNREACHED)
         return R2_EV_PATH_HEALTHY;
     return as[state];
 }
 
+/* A process that leaves closes hundreds of paths, and the journal is for what happened before. */
+static bool too_many_closed(unsigned *untold)
+{
+    static struct r2_told closed; /* under its own lock: peers have different ones */
+    static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+    bool pass;
+
+    pthread_mutex_lock(&lock);
+    pass = r2_told_pass(&closed, false, r2_now_ns(), untold);
+    pthread_mutex_unlock(&lock);
+    return !pass;
+}
+
+static void tell_state(const struct r2_path *path, enum r2_seg_event event, const char *cause)
+{
+    unsigned untold = 0;
+    char text[128];
+
+    if (event == R2_EV_NONE || (event == R2_EV_PATH_CLOSED && too_many_closed(&untold)))
+        return;
+    snprintf(text, sizeof(text), "%s (and %u paths before, not shown)", cause, untold);
+    r2_path_journal(path, event, 0, 0, untold ? text : cause);
+}
+
 bool r2_path_event(struct r2_path *path, enum r2_health_event event, const char *cause)
 {
     enum r2_health_state before = path->health.state;
-    enum r2_seg_event told;
 
     if (!r2_health_step(&path->health, event, r2_now_ns()))
         return false;
-    told = told_as(before, path->health.state);
-    if (told != R2_EV_NONE)
-        r2_path_journal(path, told, 0, 0, cause);
+    tell_state(path, told_as(before, path->health.state), cause);
     r2_path_show(path, cause);
     r2_peer_census(path->peer);
     r2_peer_weigh(path->peer);

@@ -84,6 +84,7 @@ static const uint16_t fixed_len[R2_F_LAST + 1] = {
     [R2_F_TEST_ACK] = sizeof(struct r2_msg_test),
     [R2_F_REVOKE] = sizeof(struct r2_msg_revoke),
     [R2_F_REVOKED] = sizeof(struct r2_msg_revoke),
+    [R2_F_HEARD] = sizeof(struct r2_msg_heard),
 };
 
 static uint32_t load32(const uint8_t *p)

@@ -21,8 +21,9 @@
 
 /* Of all that two plugins say to each other, hellos and handles included: another one is refused
  * (r2_engine_connect). 2: an accepting process may call who connects to it. 3: test chunks are
- * written by queue pairs as well (transport/verbs/card.h). */
-#define R2_WIRE_VERSION 3
+ * written by queue pairs as well (transport/verbs/card.h). 4: words about NICs are acknowledged
+ * (HEARD). */
+#define R2_WIRE_VERSION 4
 #define R2_WIRE_MAX_NICS 16
 #define R2_WIRE_MAX_BODY 65535
 #define R2_WIRE_NAME 32
@@ -75,7 +76,8 @@ enum r2_frame_type {
     R2_F_TEST_ACK,     /* R: as many bytes of test chunks have arrived */
     R2_F_REVOKE,       /* R: what was cleared to send on the connection is not any more */
     R2_F_REVOKED,      /* S: nothing of it is under way, and none follows */
-    R2_F_LAST = R2_F_REVOKED,
+    R2_F_HEARD,        /* B: a NIC or VERDICT was heard; until then it is repeated */
+    R2_F_LAST = R2_F_HEARD,
 };
 
 struct r2_msg_open {
@@ -189,10 +191,18 @@ struct r2_msg_nic {
     uint8_t word;   /* enum r2_nic_word */
     uint16_t less;  /* bits 0 to 9: per mille that its weight is below full */
     uint32_t epoch; /* grows with every change of this NIC */
-    uint32_t reason;
+    uint16_t reason;
+    uint8_t forgiven; /* how often penalties for its past failures were forgotten, modulo 256 */
+    uint8_t pad;
 } __attribute__((packed));
 #define R2_NIC_LESS 0x3ffu
-#define R2_NIC_FORGIVEN 0x8000u /* in `less`: penalties for past failures are forgotten */
+
+struct r2_msg_heard {
+    uint8_t type; /* R2_F_NIC: the newest epoch heard of a NIC; R2_F_VERDICT: that one */
+    uint8_t nic;  /* of whom this is said to */
+    uint8_t pad[2];
+    uint32_t number;
+} __attribute__((packed));
 
 struct r2_msg_test { /* TEST: bytes wanted; TEST_ACK: arrived */
     uint32_t gen;
@@ -206,9 +216,9 @@ struct r2_msg_heartbeat {
 struct r2_info_nic {
     char name[R2_WIRE_NAME];
     struct r2_wire_addr addr;
-    uint8_t word; /* enum r2_nic_word */
-    uint8_t pad;
-    uint16_t less; /* as in r2_msg_nic */
+    uint8_t word;     /* enum r2_nic_word */
+    uint8_t forgiven; /* as in r2_msg_nic */
+    uint16_t less;    /* the same */
     uint32_t epoch;
     uint32_t speed_mbps;
 } __attribute__((packed));
@@ -254,6 +264,7 @@ struct r2_msg_verdict {
     struct r2_wire_addr nic;   /* at fault */
     struct r2_wire_addr other; /* the other end of the path that failed */
     uint32_t kind;             /* enum r2_finding_kind */
+    uint32_t number;           /* of those said to this peer: 1, 2, ... */
 } __attribute__((packed));
 
 /* First bytes of a bulk chunk on a two-sided transport. */

@@ -196,7 +196,7 @@ static void run(struct writer *w, const struct options *options)
 
 static int print_names(void)
 {
-    for (int event = R2_EV_NONE; event <= R2_EV_PATH_DAMPED; event++)
+    for (int event = R2_EV_NONE; event <= R2_EV_NIC_HEALTHY; event++)
         printf("%d %s\n", event, r2_control_event_name((enum r2_seg_event)event));
     return 0;
 }

@@ -344,7 +344,7 @@ static void test_journal_keeps_the_newer(void)
 
 static void test_event_names(void)
 {
-    for (int i = R2_EV_NONE; i <= R2_EV_PATH_DAMPED; i++) {
+    for (int i = R2_EV_NONE; i <= R2_EV_NIC_HEALTHY; i++) {
         CHECK(strcmp(r2_control_event_name((enum r2_seg_event)i), "unknown") != 0);
     }
     CHECK_STR(r2_control_event_name(R2_EV_NIC_DOWN), "nic-down");

@@ -245,7 +245,7 @@ static void test_the_last_is_not_damped(void)
 
 static void test_forgiven(void)
 {
-    struct r2_msg_nic m = {.nic = 0, .word = R2_NIC_USABLE, .less = R2_NIC_FORGIVEN, .epoch = 9};
+    struct r2_msg_nic m = {.nic = 0, .word = R2_NIC_USABLE, .forgiven = 1, .epoch = 9};
 
     damped();
     CHECK_EQ(fake_ctrl(ep[1], R2_F_NIC, &m, sizeof(m)), 0);

@@ -200,9 +200,13 @@ static void tell_all(const struct r2_msg_verdict *m)
         r2_peer_unlock(peers[i]);
     }
     for (int i = 0; i < n; i++) {
+        struct r2_msg_verdict mine = *m;
+
         r2_peer_lock(peers[i]);
-        if (!said)
-            say(peers[i], -1, R2_F_VERDICT, m, sizeof(*m), NULL, 0);
+        if (!said) {
+            r2_words_hint(peers[i], &mine, r2_now_ns());
+            say(peers[i], -1, R2_F_VERDICT, &mine, sizeof(mine), NULL, 0);
+        }
         r2_peer_unlock(peers[i]);
         r2_peer_put(peers[i]);
     }

@@ -1,0 +1,77 @@
+/* More NICs that nobody came over than questions are out at a time, over a scripted transport
+ * (rung 2): each has its turn, and all are known at about the same time. */
+#include "engine/locate/round.h"
+#include "unreached_bed.h"
+
+#define NICS 12
+
+static bool asking;
+
+static void look(int unused)
+{
+    (void)unused;
+    r2_nicreach_look();
+}
+
+static void set_subnet(int nic)
+{
+    r2_eng.nics[nic].prefixlen = 24;
+}
+
+static void see_rounds(int unused)
+{
+    (void)unused;
+    asking = r2_round_count(R2_ROUND_REACH) > 0;
+}
+
+/* One look, and its questions, which nobody answers, to their end. */
+static void one_look(void)
+{
+    int ms = 0;
+
+    CHECK(remote_command(look, 0));
+    do {
+        fake_sleep_ms(5);
+        CHECK(remote_command(see_rounds, 0));
+    } while (asking && (ms += 5) < WAIT_MS);
+    CHECK(!asking);
+}
+
+/* Eleven are to be told, eight are asked at a time, and the engine looks by itself as well: all are
+ * told after 19 to 21 looks. Where the first eight always come first it takes 27 or more. */
+static void test_each_in_its_turn(void)
+{
+    int told = 0, looks = 0;
+
+    remote_new(&r, false, NICS);
+    CHECK(remote_open(&r, 1));
+    while (told < NICS - 1 && looks < 24) {
+        one_look();
+        looks++;
+        told = 0;
+        for (int i = 1; i < NICS; i++)
+            told += marked(i);
+    }
+    CHECK_EQ(told, NICS - 1);
+    for (int i = 1; i < NICS; i++)
+        CHECK_EQ(warned(i, WORD), 1);
+    CHECK(!marked(0));
+    remote_end(&r);
+}
+
+static const struct check_test tests[] = {
+    {"each_in_its_turn", test_each_in_its_turn},
+    {0},
+};
+
+int main(int argc, char **argv)
+{
+    static const char *const env[] = {
+        "R2CCL_DAMP_SUPPRESS", "0", "R2CCL_NO_PATH_TIMEOUT", "60s", "R2CCL_GREY", "0", NULL};
+
+    remote_wired = true;
+    remote_engine(NICS, env);
+    for (int i = 0; i < NICS; i++)
+        remote_command(set_subnet, i);
+    return check_main(argc, argv, tests);
+}
