@@ -159,8 +159,8 @@ static const struct check_test tests[] = {
 int main(int argc, char **argv)
 {
     setenv("NCCL_IB_QPS_PER_CONNECTION", "4", 1); /* where R2CCL_IB_QPS is not set */
-    setenv("R2CCL_HEARTBEAT", "2s", 1); /* nothing ends by these */
-    setenv("R2CCL_RAMP", "100ms", 1);   /* it is to take chunks of each turn */
+    setenv("R2CCL_HEARTBEAT", "2s", 1);           /* nothing ends by these */
+    setenv("R2CCL_RAMP", "100ms", 1);             /* it is to take chunks of each turn */
     return check_main(argc, argv, tests);
 }
 
