@@ -83,9 +83,17 @@ static void test_defaults(void)
 
 static void test_settings(void)
 {
-    static const char *const env[] = {
-        "NCCL_IB_SL",        "3", "NCCL_IB_TC", "106", "NCCL_IB_PKEY", "2", "NCCL_IB_TIMEOUT", "18",
-        "NCCL_IB_RETRY_CNT", "5", NULL};
+    static const char *const env[] = {"NCCL_IB_SL",
+                                      "0x3",
+                                      "NCCL_IB_TC",
+                                      "0x6a",
+                                      "NCCL_IB_PKEY",
+                                      "2",
+                                      "NCCL_IB_TIMEOUT",
+                                      "18",
+                                      "NCCL_IB_RETRY_CNT",
+                                      "5",
+                                      NULL};
     static const struct wanted wanted[] = {{"sl", 3},       {"tc", 106},      {"pkey_index", 2},
                                            {"timeout", 18}, {"retry_cnt", 5}, {"rnr_retry", 7},
                                            {NULL, 0}};
@@ -284,6 +292,10 @@ static void test_gid_wants(void)
          2,
          "NCCL_IB_ADDR_RANGE=127.0.0.0/8 is no range of addresses of AF_INET6"},
         {{"NCCL_IB_ADDR_FAMILY", "inet", NULL}, 1, "NCCL_IB_ADDR_FAMILY=inet "},
+        {{"NCCL_IB_QPS_PER_CONNECTION", "16", NULL},
+         1,
+         "NCCL_IB_QPS_PER_CONNECTION=16: a path has 8"},
+        {{"NCCL_IB_QPS_PER_CONNECTION", "two", NULL}, 1, "NCCL_IB_QPS_PER_CONNECTION=two is no"},
         {{"NCCL_IB_ROCE_VERSION_NUM", "3", NULL}, 1, "NCCL_IB_ROCE_VERSION_NUM=3 "},
     };
 

@@ -10,11 +10,9 @@
 #define SIZE (64 * 1024)
 #define CTRL_TX 1 /* enum r2_wr_kind: the end of a control send, and an arrival */
 #define CTRL_RX 2
-#define BULK_TX                                                                                    \
-    3 /* the end of a chunk, its arrival, and the end of a count behind the last one               \
-       */
+#define BULK_TX 3 /* the end of a chunk, and its arrival */
 #define BULK_RX 4
-#define COUNT 7
+#define COUNT 7 /* the end of a count behind the last one */
 
 static uint8_t out[SIZE], in[SIZE];
 static struct bed bed;
@@ -28,6 +26,14 @@ static void lose(int kind)
         snprintf(text, sizeof(text), "!lose fv%d %d", dev, kind);
         bed_script(text);
     }
+}
+
+/* NICs that flapped in one test are to be whole in the next. */
+static void both_again(void)
+{
+    for (int nic = 0; nic < 2; nic++)
+        r2_nicstate_forgive(nic, true);
+    bed_until_paths(bed.tx, 2);
 }
 
 /* One message, of which a completion of that kind gets lost after the receive is known to the
@@ -117,15 +123,8 @@ static void test_count_and_chunk(void)
     lose(0);
     CHECK_GE(bed_told(from, R2_EV_PATH_DOWN, NULL, NULL, NULL), 1);
     bed_message(&bed, &memory, 2);
+    both_again();
     bed_finish(&bed, &memory);
-}
-
-/* It flapped in the tests before this one. */
-static void both_again(void)
-{
-    for (int nic = 0; nic < 2; nic++)
-        r2_nicstate_forgive(nic, true);
-    bed_until_paths(bed.tx, 2);
 }
 
 static void lose_all(int kind)
@@ -165,7 +164,6 @@ static void count_of_that_chunk(int kind, int then)
         lose_all(then);
     bed_ms(750); /* the first count has gone */
     lose(0);
-    CHECK_EQ(bed_told(from, R2_EV_PATH_DOWN, NULL, NULL, NULL), 0);
     CHECK_EQ(bed_test(recv, BED_WAIT_MS), 1);
     CHECK_EQ(bed_test(send, BED_WAIT_MS), 1);
     CHECK_MEM(in, out, SIZE);

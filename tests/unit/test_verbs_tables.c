@@ -149,6 +149,7 @@ static void test_gid_rule(void)
 
 static void test_gid_fits(void)
 {
+    const uint8_t link[16] = {0xfe, 0x80, [15] = 1};
     const uint8_t four[16] = {[10] = 0xff, [11] = 0xff, 10, 1, 2, 3},
                   six[16] = {0xfd, 0x12, [15] = 1};
     static const char *const bad[] = {"",    "10.0.0.0",    "10.0.0.0/",   "10.0.0.0/33",
@@ -168,6 +169,8 @@ static void test_gid_fits(void)
     CHECK(r2_gid_fits(four, R2_GID_V1, &wants) && !r2_gid_fits(six, R2_GID_V1, &wants));
     wants = (struct r2_gid_wants){.v6 = true};
     CHECK(!r2_gid_fits(four, R2_GID_V1, &wants) && r2_gid_fits(six, R2_GID_V1, &wants));
+    CHECK(!r2_gid_fits(link, R2_GID_V2, &wants) && r2_gid_fits(link, R2_GID_V2, &none));
+    CHECK(r2_gid_range("fe80::/10", &wants) && r2_gid_fits(link, R2_GID_V2, &wants));
     CHECK(r2_gid_fits(four, R2_GID_V1, &old) && !r2_gid_fits(four, R2_GID_V2, &old));
     CHECK(r2_gid_fits(four, R2_GID_UNKNOWN, &old)); /* nobody can say */
     for (size_t i = 0; i < sizeof(ranges) / sizeof(ranges[0]); i++) {

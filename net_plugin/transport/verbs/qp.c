@@ -13,15 +13,6 @@
 #include "transport/verbs/verbs.h"
 #include "util/log.h"
 
-static bool is_number(const char *text, int low, int high, int *out)
-{
-    char *end = NULL;
-    long v = strtol(text, &end, 0);
-
-    *out = (int)v;
-    return end != text && !*end && v >= low && v <= high;
-}
-
 static int vqp_count(const struct r2_ep *ep)
 {
     return 2 + ep->n_bulk;
@@ -93,7 +84,7 @@ static int service_level(uint8_t link)
     const char *set = r2_settings_get()->nccl_ib_sl;
     int class = link == IBV_LINK_LAYER_ETHERNET ? -1 : r2_engine_traffic_class(), v;
 
-    if (class > 15 && !is_number(set, 0, 15, &v) && !atomic_exchange(&told, true))
+    if (class > 15 && !r2_wanted_is_number(set, 0, 15, &v) && !atomic_exchange(&told, true))
         R2_TELL("a communicator's traffic class is %d, but InfiniBand's service levels end at 15: "
                 "it has no effect there, and 0 is used; NCCL_IB_SL (0 to 15) sets another one",
                 class);

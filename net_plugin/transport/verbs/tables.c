@@ -129,9 +129,17 @@ static bool is_v4(const uint8_t gid[16])
     return memcmp(gid, mapped, sizeof(mapped)) == 0;
 }
 
+static bool is_link_local(const uint8_t gid[16])
+{
+    return gid[0] == 0xfe && (gid[1] & 0xc0) == 0x80;
+}
+
 bool r2_gid_fits(const uint8_t gid[16], enum r2_gid_type type, const struct r2_gid_wants *wants)
 {
     int whole = wants->bits / 8, rest = wants->bits % 8;
+
+    if (wants->v6 && !wants->bits && is_link_local(gid))
+        return false;
 
     if ((wants->v4 && !is_v4(gid)) || (wants->v6 && is_v4(gid)))
         return false;
@@ -168,7 +176,7 @@ int r2_gid_score(const uint8_t gid[16], enum r2_gid_type type, const uint8_t *ip
 
     if (memcmp(gid, zero, 16) == 0 || (memcmp(gid, zero, 8) == 0 && !v4))
         return -1;
-    if (gid[0] == 0xfe && (gid[1] & 0xc0) == 0x80)
+    if (is_link_local(gid))
         return score;
     if (ip && memcmp(gid, ip, 16) == 0)
         score += 200;

@@ -74,6 +74,7 @@ struct r2_gid_wants {
     int bits;           /* of it, from the first byte on */
 };
 
+/* Link-local ones fit AF_INET6 only where a range names them. */
 bool r2_gid_fits(const uint8_t gid[16], enum r2_gid_type type, const struct r2_gid_wants *wants);
 /* "ADDR/BITS" of IPv4 or IPv6; fills prefix and bits. False: it is none. */
 bool r2_gid_range(const char *text, struct r2_gid_wants *wants);

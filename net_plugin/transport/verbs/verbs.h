@@ -384,11 +384,12 @@ int r2_port_gid(const struct r2_port_view *view, const uint8_t ip[16], uint8_t g
 bool r2_port_has(const struct r2_port_view *view, const uint8_t ip[16]);
 
 /* wanted.c: what users ask for, mostly by NCCL's names. Any thread. gid_index: -1 by rule; qps: of
- * bulk, per path; number: of a setting's text, or `otherwise`, with a warning where it is no number
- * between the two. */
+ * bulk, per path; is_number: as NCCL reads it, between the two; number: of a setting's text, or
+ * `otherwise`, with a warning where it is no such number. */
 int r2_wanted_gid_index(void);
 const struct r2_gid_wants *r2_wanted_gid(void);
 int r2_wanted_qps(void);
+bool r2_wanted_is_number(const char *text, int low, int high, int *out);
 int r2_wanted_number(const char *name, const char *text, int otherwise, int low, int high);
 /* A NIC's address as a GID has it. */
 void r2_nic_ip(const struct r2_nic *n, uint8_t ip[16]);

@@ -14,13 +14,14 @@
 static struct r2_gid_wants wants;
 static int gid_index, qps;
 
-static bool is_number(const char *text, int low, int high, int *out)
+/* As NCCL reads it: hexadecimal and octal, too. */
+bool r2_wanted_is_number(const char *text, int low, int high, int *out)
 {
     char *end;
     long v;
 
     errno = 0;
-    v = strtol(text, &end, 10);
+    v = strtol(text, &end, 0);
     *out = (int)v;
     return !errno && end != text && !*end && v >= low && v <= high;
 }
@@ -31,7 +32,7 @@ int r2_wanted_number(const char *name, const char *text, int otherwise, int low,
 
     if (!text[0])
         return otherwise;
-    if (is_number(text, low, high, &v))
+    if (r2_wanted_is_number(text, low, high, &v))
         return v;
     R2_WARN_LIMIT("%s=%s is no number from %d to %d: %d is used", name, text, low, high, otherwise);
     return otherwise;
@@ -42,7 +43,7 @@ static void read_index(const struct r2_settings *set)
     const char *text = set->ib_gid_index[0] ? set->ib_gid_index : set->nccl_ib_gid_index;
 
     gid_index = -1;
-    if (!text[0] || is_number(text, -1, R2_GIDS_MOST - 1, &gid_index))
+    if (!text[0] || r2_wanted_is_number(text, -1, R2_GIDS_MOST - 1, &gid_index))
         return;
     gid_index = -1;
     R2_TELL("%s=%s is no index of a GID: give a number from 0 to 255, such as 3; the entry "
@@ -83,7 +84,12 @@ static void read_all(void)
     read_wants(set);
     qps = set->ib_qps;
     if (!qps)
-        qps = r2_wanted_number("NCCL_IB_QPS_PER_CONNECTION", set->nccl_ib_qps, 1, 1, QPS_MOST);
+        qps = r2_wanted_number("NCCL_IB_QPS_PER_CONNECTION", set->nccl_ib_qps, 1, 1, 128);
+    if (qps > QPS_MOST) {
+        R2_WARN("NCCL_IB_QPS_PER_CONNECTION=%s: a path has %d queue pairs at most, which are used",
+                set->nccl_ib_qps, QPS_MOST);
+        qps = QPS_MOST;
+    }
 }
 
 static void ready(void)
