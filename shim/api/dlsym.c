@@ -24,8 +24,7 @@ void *r2_dlsym_real(void);
 
 static __thread int inside __attribute__((tls_model("initial-exec")));
 
-/* TSan's runtime looks its functions up through our dlsym before it is ready to record anything. */
-__attribute__((no_sanitize("thread"))) void *r2_dlsym_real(void)
+R2_UNSANITIZED void *r2_dlsym_real(void)
 {
     return (void *)r2_real_dlsym_address();
 }
