@@ -24,7 +24,7 @@ void *r2_dlsym_real(void);
 
 static __thread int inside __attribute__((tls_model("initial-exec")));
 
-void *r2_dlsym_real(void)
+R2_UNSANITIZED void *r2_dlsym_real(void)
 {
     return (void *)r2_real_dlsym_address();
 }

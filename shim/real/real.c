@@ -66,7 +66,7 @@ static const void *base_of(const void *address)
 }
 
 /* dlsym has an interposer of ours (api/dlsym.c), so it is looked up by version. */
-r2_real_dlsym_fn r2_real_dlsym_address(void)
+R2_UNSANITIZED r2_real_dlsym_fn r2_real_dlsym_address(void)
 {
     static _Atomic(r2_real_dlsym_fn) found;
     r2_real_dlsym_fn fn = atomic_load_explicit(&found, memory_order_relaxed);

@@ -54,6 +54,9 @@ void *r2_real_symbol(struct r2_real *real, const char *name);
 
 /* dlsym itself, past every wrapper. RTLD_NEXT means behind the shim. */
 void *r2_real_dlsym(void *handle, const char *name);
+/* A sanitizer's runtime looks its functions up through our dlsym before it can record anything. */
+#define R2_UNSANITIZED __attribute__((no_sanitize("thread", "address", "undefined")))
+
 typedef void *(*r2_real_dlsym_fn)(void *, const char *);
 r2_real_dlsym_fn r2_real_dlsym_address(void);
 
