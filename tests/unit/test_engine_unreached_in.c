@@ -4,32 +4,11 @@
  * cannot prove what a firewall looks like to sockets: test_lab_health.py. */
 #include <errno.h>
 
-#include "engine/locate/round.h"
-#include "unreached_bed.h"
-
 #define NICS 4
+#include "reach_looks.h"
 
 enum answer { NONE, KERNEL, REFUSAL, PROCESS };
 static enum answer answers[NICS];
-static bool asking;
-
-static void look(int unused)
-{
-    (void)unused;
-    r2_nicreach_look();
-}
-
-/* Loopback addresses of their own: else all would be in 127.0.0.0/8. */
-static void set_subnet(int nic)
-{
-    r2_eng.nics[nic].prefixlen = 24;
-}
-
-static void see_rounds(int unused)
-{
-    (void)unused;
-    asking = r2_round_count(R2_ROUND_REACH) > 0;
-}
 
 static void answer(int nic)
 {
@@ -45,25 +24,10 @@ static void answer(int nic)
         fake_fail(probe, EALREADY, false);
 }
 
-/* One look, and the questions that it puts, to their end. The engine looks by itself as well. */
-static void one_look(void)
-{
-    int ms = 0;
-
-    CHECK(remote_command(look, 0));
-    do {
-        for (int i = 0; i < NICS; i++)
-            answer(i);
-        fake_sleep_ms(5);
-        CHECK(remote_command(see_rounds, 0));
-    } while (asking && (ms += 5) < WAIT_MS);
-    CHECK(!asking);
-}
-
 static void looks(int n)
 {
     while (n--)
-        one_look();
+        one_look(answer);
 }
 
 static bool answers_beats(void)

@@ -1,41 +1,7 @@
 /* More NICs that nobody came over than questions are out at a time, over a scripted transport
  * (rung 2): each has its turn, and all are known at about the same time. */
-#include "engine/locate/round.h"
-#include "unreached_bed.h"
-
 #define NICS 12
-
-static bool asking;
-
-static void look(int unused)
-{
-    (void)unused;
-    r2_nicreach_look();
-}
-
-static void set_subnet(int nic)
-{
-    r2_eng.nics[nic].prefixlen = 24;
-}
-
-static void see_rounds(int unused)
-{
-    (void)unused;
-    asking = r2_round_count(R2_ROUND_REACH) > 0;
-}
-
-/* One look, and its questions, which nobody answers, to their end. */
-static void one_look(void)
-{
-    int ms = 0;
-
-    CHECK(remote_command(look, 0));
-    do {
-        fake_sleep_ms(5);
-        CHECK(remote_command(see_rounds, 0));
-    } while (asking && (ms += 5) < WAIT_MS);
-    CHECK(!asking);
-}
+#include "reach_looks.h"
 
 /* Eleven are to be told, eight are asked at a time, and the engine looks by itself as well: all are
  * told after 19 to 21 looks. Where the first eight always come first it takes 27 or more. */
@@ -46,7 +12,7 @@ static void test_each_in_its_turn(void)
     remote_new(&r, false, NICS);
     CHECK(remote_open(&r, 1));
     while (told < NICS - 1 && looks < 24) {
-        one_look();
+        one_look(NULL);
         looks++;
         told = 0;
         for (int i = 1; i < NICS; i++)
