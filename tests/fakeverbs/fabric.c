@@ -247,6 +247,7 @@ static bool place(struct fv_conn *c)
     struct fv_pkt *p = &c->in;
 
     c->body = NULL;
+    c->word = false;
     free(c->hold);
     c->hold = NULL;
     /* What is kept already is not caught once more by a new script. */
@@ -274,6 +275,9 @@ static bool place(struct fv_conn *c)
         c->behind = !read && fv.chaos.gpu && mr && mr->view;
         if (read)
             return true;
+        c->word = !c->behind && p->len == sizeof(c->word_data) && p->raddr % p->len == 0;
+        if (c->word)
+            c->body = (uint8_t *)&c->word_data;
         if (c->behind)
             c->body = c->hold = malloc(p->len ? p->len : 1);
         else if (p->len &&
@@ -343,6 +347,8 @@ static void executed(struct fv_conn *c)
     } else if (c->behind) {
         fv_behind(qp->dev, c->in.raddr, c->hold, c->in.len, c->in.rkey);
         c->hold = NULL;
+    } else if (c->word && !c->hold) {
+        fv_land_word(&c->in, c->word_data);
     } else if (c->hold) {
         fv_land_late(qp, &c->in, c->hold);
         c->hold = NULL;

@@ -151,7 +151,8 @@ struct fv_qp {
     bool dry;          /* in ERR, and its receives were flushed */
     bool flushed;
     bool connecting_failed;
-    bool mute; /* its requests vanish */
+    bool mute;   /* its requests vanish */
+    bool frozen; /* and it never gives up */
     struct fv_qp *kept;
     uint64_t next_connect;
 };
@@ -196,6 +197,8 @@ struct fv_conn {
     size_t body_off;
     uint8_t *body; /* where the payload goes; NULL: nowhere */
     uint8_t *hold; /* payload that is placed later */
+    bool word;     /* an aligned word, which is placed as a whole */
+    uint64_t word_data;
     bool in_body;
 };
 
@@ -272,6 +275,7 @@ struct fv_qp *fv_qp_find(uint32_t qpn);
 /* NULL unless the key covers the range with that access. */
 struct fv_mr *fv_mr_find(uint32_t key, uint64_t addr, uint64_t len, int access);
 /* Where this library can reach an address of the range. */
+void fv_peer(void *addr, size_t len, void *view);
 uint8_t *fv_reach(const struct fv_mr *mr, uint64_t addr);
 /* Chaos `gpu`: bytes for DMA buffers are not seen there before a read by the same device. Takes
  * `bytes`. */
@@ -287,6 +291,7 @@ void fv_qp_tick(struct fv_qp *qp, uint64_t now);
 void fv_place_late(struct fv_qp *qp, uint64_t now, bool all);
 /* An executed write is not in memory yet. Takes `bytes`. */
 void fv_land_late(struct fv_qp *qp, const struct fv_pkt *p, uint8_t *bytes);
+void fv_land_word(const struct fv_pkt *p, uint64_t word);
 void fv_conn_send(struct fv_conn *c);
 void fv_conn_ready(struct fv_conn *c); /* a receive was posted */
 void fv_conn_drop(struct fv_conn *c);

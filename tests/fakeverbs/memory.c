@@ -58,10 +58,47 @@ static struct ibv_mr *reg(struct ibv_pd *pd, void *addr, size_t len, int access)
     return mr ? &mr->base : NULL;
 }
 
+/* What a peer memory module knows, under fv.lock; of no address more than one. */
+static struct {
+    uint8_t *addr, *view;
+    size_t len;
+} peers[64];
+
+void fv_peer(void *addr, size_t len, void *view)
+{
+    for (size_t i = 0; i < sizeof(peers) / sizeof(*peers); i++) {
+        if (peers[i].len && peers[i].addr != addr)
+            continue;
+        peers[i].addr = addr;
+        peers[i].len = len;
+        peers[i].view = view;
+        return;
+    }
+    abort();
+}
+
+static uint8_t *peer_view(uint8_t *addr, size_t len)
+{
+    uint8_t *view = NULL;
+
+    pthread_mutex_lock(&fv.lock);
+    for (size_t i = 0; i < sizeof(peers) / sizeof(*peers) && !view; i++)
+        if (peers[i].len && addr >= peers[i].addr && len <= peers[i].len &&
+            (size_t)(addr - peers[i].addr) <= peers[i].len - len)
+            view = peers[i].view + (addr - peers[i].addr);
+    pthread_mutex_unlock(&fv.lock);
+    return view;
+}
+
 #undef ibv_reg_mr
 FV_EXPORT struct ibv_mr *ibv_reg_mr(struct ibv_pd *pd, void *addr, size_t len, int access)
 {
-    return reg(pd, addr, len, access);
+    uint8_t *view = peer_view(addr, len);
+    struct ibv_mr *mr = reg(pd, addr, len, access);
+
+    if (mr)
+        ((struct fv_mr *)(void *)mr)->view = view;
+    return mr;
 }
 
 uint8_t *fv_reach(const struct fv_mr *mr, uint64_t addr)

@@ -391,6 +391,27 @@ bool fv_holds(const struct fv_qp *qp)
     return false;
 }
 
+/* Devices write an aligned word as a whole, and whoever reads it then has no need of a lock. */
+static void land(uint8_t *at, const uint8_t *bytes, size_t len)
+{
+    uint64_t word;
+
+    if (len != sizeof(word) || (uintptr_t)at % len) {
+        memcpy(at, bytes, len);
+        return;
+    }
+    memcpy(&word, bytes, len);
+    __atomic_store_n((uint64_t *)(void *)at, word, __ATOMIC_RELAXED);
+}
+
+void fv_land_word(const struct fv_pkt *p, uint64_t word)
+{
+    struct fv_mr *mr = fv_mr_find(p->rkey, p->raddr, p->len, IBV_ACCESS_REMOTE_WRITE);
+
+    if (mr)
+        land(fv_reach(mr, p->raddr), (const uint8_t *)&word, p->len);
+}
+
 void fv_land_late(struct fv_qp *qp, const struct fv_pkt *p, uint8_t *bytes)
 {
     struct fv_late *l = calloc(1, sizeof(*l));
@@ -419,7 +440,7 @@ void fv_place_late(struct fv_qp *qp, uint64_t now, bool all)
         /* A key that is gone protects the memory even then. */
         mr = fv_mr_find(l->rkey, l->addr, l->len, IBV_ACCESS_REMOTE_WRITE);
         if (mr)
-            memcpy(fv_reach(mr, l->addr), l->bytes, l->len);
+            land(fv_reach(mr, l->addr), l->bytes, l->len);
         free(l->bytes);
         free(l);
     }
@@ -430,7 +451,7 @@ static void check_retries(struct fv_qp *qp, uint64_t now)
     struct fv_wqe *w = &qp->sq[qp->done % qp->cap.max_send_wr];
     uint64_t limit;
 
-    if (qp->done == qp->posted || !qp->timeout)
+    if (qp->done == qp->posted || !qp->timeout || qp->frozen)
         return;
     if (!w->first_sent)
         w->first_sent = now;

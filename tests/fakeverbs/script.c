@@ -61,9 +61,12 @@
  *                 nobody is told; answers 2 then
  *   show          as the driver of a GPU does it: everything that was written is visible
  *   closed        answers how many devices were closed
+ *   freeze QPN    the same, and it never gives up: its requests neither complete nor fail
  *   only ADDR     of all there is, only what was registered there is not deregistered (0: any)
  *   mute QPN      requests of that queue pair vanish, as where a switch has one way of several that
  *                 is broken, and this one's packets go by it
+ *   peer ADDR LEN VIEW   a peer memory module knows that memory of a device, which needs no mapping
+ *                 there: VIEW is the device's side of it (LEN 0: known no more)
  *   held DEV ADDR answers how many registrations of that address the device has
  *   where         answers 10 and the last digit of the device's name that sent what was caught
  *   source        answers the number of the queue pair that sent what was caught or damaged
@@ -369,7 +372,8 @@ FV_EXPORT int fv_script(const char *text)
 {
     struct fv_script *s = &fv.script;
     char kind[16], dev[64];
-    void *addr;
+    void *addr, *view;
+    size_t len;
     unsigned min = 0, at = UINT_MAX;
     int answer;
 
@@ -390,6 +394,10 @@ FV_EXPORT int fv_script(const char *text)
             fv_show(&fv.dev[i]);
     else if (sscanf(text, "mute %u", &min) == 1 && fv_qp_find(min))
         fv_qp_find(min)->mute = true;
+    else if (sscanf(text, "freeze %u", &min) == 1 && fv_qp_find(min))
+        fv_qp_find(min)->mute = fv_qp_find(min)->frozen = true;
+    else if (sscanf(text, "peer %p %zu %p", &addr, &len, &view) == 3)
+        fv_peer(addr, len, view);
     else if (sscanf(text, "only %p", &addr) == 1)
         fv.only = addr;
     else if (text[0] == '!')

@@ -3,6 +3,7 @@
  * was written only after a read by the same device, as the way to a GPU may. (verbs_bed.h says what
  * this rung cannot prove; nothing here proves anything about GPUs.) */
 #define _GNU_SOURCE
+#include <fcntl.h>
 #include <sys/mman.h>
 #include <sys/wait.h>
 
@@ -15,6 +16,18 @@ struct device {
     uint8_t *view;    /* the device's side */
     struct r2_mr *mr;
 };
+
+#ifdef PEER_MEMORY /* test_verbs_peermem.c */
+#define KINDS (R2_MEMORY_HOST | R2_MEMORY_DEVICE | R2_MEMORY_DMABUF)
+
+/* The module is loaded. */
+int access(const char *name, int type)
+{
+    return strcmp(name, "/sys/module/nvidia_peermem") == 0 ? 0 : faccessat(AT_FDCWD, name, type, 0);
+}
+#else
+#define KINDS (R2_MEMORY_HOST | R2_MEMORY_DMABUF)
+#endif
 
 static struct bed bed;
 static struct device out, in;
@@ -32,6 +45,23 @@ int cuFlushGPUDirectRDMAWrites(int target, int scope)
     return driver_result;
 }
 
+#ifdef PEER_MEMORY
+static void reg(struct r2_conn *c, struct device *d, int fd)
+{
+    char text[64];
+
+    (void)fd;
+    snprintf(text, sizeof(text), "peer %p %d %p", (void *)d->address, SIZE, (void *)d->view);
+    bed_script(text);
+    CHECK_EQ(r2_engine_reg(c, d->address, SIZE, 2, &d->mr), 0);
+}
+#else
+static void reg(struct r2_conn *c, struct device *d, int fd)
+{
+    CHECK_EQ(r2_engine_reg_dmabuf(c, d->address, SIZE, 2, 4096, fd, &d->mr), 0);
+}
+#endif
+
 static void device_new(struct r2_conn *c, struct device *d)
 {
     int fd = memfd_create("device", MFD_CLOEXEC);
@@ -42,7 +72,7 @@ static void device_new(struct r2_conn *c, struct device *d)
     d->address = mmap(NULL, SIZE, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     CHECK(d->view != MAP_FAILED && d->address != MAP_FAILED);
     d->view += 4096; /* an offset into the object */
-    CHECK_EQ(r2_engine_reg_dmabuf(c, d->address, SIZE, 2, 4096, fd, &d->mr), 0);
+    reg(c, d, fd);
     close(fd); /* as NCCL does at once */
 }
 
@@ -50,7 +80,7 @@ static void begin(void)
 {
     setenv("R2_FAKEVERBS_CHAOS", "seed=1,gpu=1", 1);
     bed_open(&bed, 2);
-    CHECK_EQ(r2_engine_memory(0), R2_MEMORY_HOST | R2_MEMORY_DMABUF);
+    CHECK_EQ(r2_engine_memory(0), KINDS);
     device_new(bed.tx, &out);
     device_new(bed.rx, &in);
     for (size_t i = 0; i < SIZE; i++)
@@ -108,8 +138,7 @@ static int kinds_with(const char *devices, const char *setting)
 static void test_announced(void)
 {
     bed_library(); /* or skip */
-    CHECK_EQ(kinds_with("fv0=127.0.1.1,fv1=127.0.2.1", "direct"),
-             R2_MEMORY_HOST | R2_MEMORY_DMABUF);
+    CHECK_EQ(kinds_with("fv0=127.0.1.1,fv1=127.0.2.1", "direct"), KINDS);
     CHECK_EQ(kinds_with("fv0=127.0.1.1", "direct"), R2_MEMORY_HOST);
     CHECK_EQ(kinds_with("fv0=127.0.1.1,fv1=127.0.2.1", "host"), R2_MEMORY_HOST);
 }

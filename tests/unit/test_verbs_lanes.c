@@ -14,7 +14,8 @@
 enum death {
     ERR_OF_THE_SENDER, /* its work requests are flushed */
     ERR_OF_THE_RECEIVER,
-    MUTE, /* nothing of it arrives any more: one way of several is broken */
+    MUTE,   /* nothing of it arrives any more: one way of several is broken */
+    FREEZE, /* and it does not give up either */
 };
 
 static uint8_t out[SIZE], in[SIZE];
@@ -61,8 +62,8 @@ static void kill_one(struct r2_ep *ep, int q, enum death death)
     char text[32];
 
     CHECK_EQ(ep->n_bulk, QPS);
-    if (death == MUTE) {
-        snprintf(text, sizeof(text), "mute %u", ep->mine.bulk[q]);
+    if (death == MUTE || death == FREEZE) {
+        snprintf(text, sizeof(text), "%s %u", death == MUTE ? "mute" : "freeze", ep->mine.bulk[q]);
         bed_script(text);
         return;
     }
@@ -128,7 +129,7 @@ static void each_one_dies(enum death death)
     bed_register(&bed, &memory);
     bed_message(&bed, &memory, turn++);
     until_back(0);
-    for (int q = 0; q < (death == MUTE ? 1 : QPS); q++)
+    for (int q = 0; q < (death == MUTE || death == FREEZE ? 1 : QPS); q++)
         one_dies(q, death);
     bed_message(&bed, &memory, turn++);
     bed_finish(&bed, &memory);
@@ -149,10 +150,20 @@ static void test_mute(void)
     each_one_dies(MUTE);
 }
 
+/* Its device has a fault: what waits for it is sent again over another queue pair. */
+static void test_freeze(void)
+{
+    uint64_t from = bed_journal();
+
+    each_one_dies(FREEZE);
+    CHECK_GE(bed_told(from, R2_EV_PATH_DOWN, NIC, NIC, "requests neither completed nor failed"), 1);
+}
+
 static const struct check_test tests[] = {
     {"of_the_sender", test_of_the_sender},
     {"of_the_receiver", test_of_the_receiver},
     {"mute", test_mute},
+    {"freeze", test_freeze},
     {0},
 };
 
@@ -160,6 +171,7 @@ int main(int argc, char **argv)
 {
     setenv("NCCL_IB_QPS_PER_CONNECTION", "4", 1); /* where R2CCL_IB_QPS is not set */
     setenv("R2CCL_HEARTBEAT", "2s", 1);           /* nothing ends by these */
+    setenv("NCCL_IB_TIMEOUT", "14", 1);           /* 0.54 s with all retries */
     setenv("R2CCL_RAMP", "100ms", 1);             /* it is to take chunks of each turn */
     return check_main(argc, argv, tests);
 }

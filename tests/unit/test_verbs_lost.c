@@ -12,6 +12,7 @@
 #define CTRL_RX 2
 #define BULK_TX 3 /* the end of a chunk, and its arrival */
 #define BULK_RX 4
+#define STALLED "requests neither completed nor failed"
 #define COUNT 7 /* the end of a count behind the last one */
 
 static uint8_t out[SIZE], in[SIZE];
@@ -201,8 +202,9 @@ static uint32_t control_of(bool initiator)
 }
 
 /* Nothing of one path's control queue pair arrives any more, while its heartbeats and chunks do:
- * its retries end the path, what it carried goes over the other one, and it is made anew. */
-static void control_alone(bool initiator)
+ * its retries end the path (`mute`), or that it never gives up does (`freeze`); what it carried
+ * goes over the other one, and it is made anew. */
+static void control_alone(const char *how, bool initiator, const char *cause)
 {
     struct bed_memory memory = {.out = out, .in = in, .size = SIZE};
     uint64_t from, until;
@@ -213,15 +215,17 @@ static void control_alone(bool initiator)
     bed_register(&bed, &memory);
     bed_message(&bed, &memory, turn++);
     from = bed_journal();
+    for (int ms = 0; ms < BED_WAIT_MS && !control_of(initiator); ms++)
+        bed_ms(1);
     CHECK(control_of(initiator));
-    snprintf(text, sizeof(text), "mute %u", control_of(initiator));
+    snprintf(text, sizeof(text), "%s %u", how, control_of(initiator));
     bed_script(text);
     until = r2_now_ns() + BED_WAIT_MS * R2_NS_PER_MS;
     while (!bed_told(from, R2_EV_PATH_DOWN, NULL, NULL, NULL) && r2_now_ns() < until) {
         memory.size = turn % 2 ? 8 : SIZE;
         bed_message(&bed, &memory, turn++);
     }
-    CHECK_GE(bed_told(from, R2_EV_PATH_DOWN, NULL, NULL, NULL), 1);
+    CHECK_GE(bed_told(from, R2_EV_PATH_DOWN, NULL, NULL, cause), 1);
     CHECK_EQ(bed_told(from, R2_EV_NIC_DOWN, NULL, NULL, NULL), 0);
     both_again();
     memory.size = SIZE;
@@ -231,12 +235,50 @@ static void control_alone(bool initiator)
 
 static void test_control_of_the_sender(void)
 {
-    control_alone(true);
+    control_alone("mute", true, NULL);
 }
 
 static void test_control_of_the_receiver(void)
 {
-    control_alone(false);
+    control_alone("mute", false, NULL);
+}
+
+static void test_frozen_control_of_the_sender(void)
+{
+    control_alone("freeze", true, STALLED);
+}
+
+static void test_frozen_control_of_the_receiver(void)
+{
+    control_alone("freeze", false, STALLED);
+}
+
+/* More completions in a row are lost than counts are sent. */
+static void test_chunk_and_its_counts(void)
+{
+    struct bed_memory memory = {.out = out, .in = in, .size = SIZE};
+    struct r2_req *send = NULL, *recv = NULL;
+    uint64_t from;
+
+    bed_open(&bed, 2);
+    bed_register(&bed, &memory);
+    bed_message(&bed, &memory, 0);
+    bed_ms(700); /* what has been sent is counted */
+    from = bed_journal();
+    memset(in, 0xdb, SIZE);
+    CHECK_EQ(r2_engine_irecv(bed.rx, in, SIZE, 0, memory.in_mr, &recv), 0);
+    bed_ms(50);
+    lose(BULK_TX);
+    CHECK_EQ(r2_engine_isend(bed.tx, out, SIZE, 0, memory.out_mr, &send), 0);
+    bed_ms(200);
+    lose_all(COUNT);
+    CHECK_EQ(bed_test(recv, BED_WAIT_MS), 1);
+    CHECK_EQ(bed_test(send, BED_WAIT_MS), 1);
+    CHECK_MEM(in, out, SIZE);
+    CHECK_GE(bed_told(from, R2_EV_PATH_DOWN, NULL, NULL, STALLED), 1);
+    lose(0);
+    both_again();
+    bed_finish(&bed, &memory);
 }
 
 static const struct check_test tests[] = {
@@ -249,11 +291,15 @@ static const struct check_test tests[] = {
     {"count_of_that_chunk_arrived", test_count_of_that_chunk_arrived},
     {"control_of_the_sender", test_control_of_the_sender},
     {"control_of_the_receiver", test_control_of_the_receiver},
+    {"frozen_control_of_the_sender", test_frozen_control_of_the_sender},
+    {"frozen_control_of_the_receiver", test_frozen_control_of_the_receiver},
+    {"chunk_and_its_counts", test_chunk_and_its_counts},
     {0},
 };
 
 int main(int argc, char **argv)
 {
+    setenv("NCCL_IB_TIMEOUT", "14", 1); /* 0.54 s with all retries */
     return check_main(argc, argv, tests);
 }
 

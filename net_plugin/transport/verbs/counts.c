@@ -76,6 +76,7 @@ int r2_counts_sent(struct r2_ep *ep, const struct ibv_wc *wc)
     if (q >= ep->n_bulk)
         return -EPROTO;
     v = &ep->bulk[q];
+    v->ended++;
     if (v->tx_done != said)
         return r2_counts_missing(ep, said - v->tx_done);
     v->said_again = 0;

@@ -84,14 +84,19 @@ static inline bool let_through(struct r2_ep *ep, int dir, size_t *left)
 /* ---- out */
 
 /* Nobody waits for the end of what S sends here: its completions only give slots back, so that one
- * of several is enough, and of those that fill the queue at least one is signalled. R's are
+ * of several is enough, and of those that fill the queue at least one is signalled; so is the first
+ * behind a heartbeat, by which the queue pair is seen to work (stalls.c). R's are
  * acknowledgements, of which it wants to know that they have arrived (sent_ctrl). What is not
  * signalled still completes when it fails or is flushed; a signalled one that got lost shows with
  * the next, which the engine's heartbeats bring at the latest. */
-static unsigned signals(const struct r2_ep *ep)
+static unsigned signals(struct r2_ep *ep)
 {
+    bool first = ep->ctrl_first;
+
     _Static_assert(2 * R2_CTRL_SIGNAL <= R2_CTRL_TX && R2_CTRL_TX % R2_CTRL_SIGNAL == 0, "");
-    return !ep->params.initiator || ep->ctrl.tx_posted % R2_CTRL_SIGNAL == R2_CTRL_SIGNAL - 1
+    ep->ctrl_first = false;
+    return !ep->params.initiator || first ||
+                   ep->ctrl.tx_posted % R2_CTRL_SIGNAL == R2_CTRL_SIGNAL - 1
                ? IBV_SEND_SIGNALED
                : 0;
 }
@@ -298,8 +303,12 @@ static int send_beat(struct r2_ep *ep)
     int rc;
 
     ep->beat_busy = true;
+    ep->ctrl_first = true;
     ep->beat_at = r2_now_ns();
-    rc = r2_data_post(ep->beat.qp, &wr);
+    rc = r2_stalls_look(ep, ep->beat_at);
+    r2_stalls_word(ep);
+    if (rc == 0)
+        rc = r2_data_post(ep->beat.qp, &wr);
     return rc || !ep->params.initiator ? rc : r2_counts_send(ep, ep->beat_at);
 }
 
@@ -417,6 +426,7 @@ static int sent_ctrl(struct r2_ep *ep, const struct ibv_wc *wc)
     uint32_t slot;
     bool signalled = false;
 
+    ep->ctrl.ended++;
     while (!signalled && ep->ctrl.tx_done != ep->ctrl.tx_posted) {
         slot = ep->ctrl.tx_done++ % R2_CTRL_TX;
         signalled = ep->ctrl_signals >> slot & 1;
@@ -438,6 +448,7 @@ static int sent_chunk(struct r2_ep *ep, const struct ibv_wc *wc)
         return -EPROTO; /* a queue pair completes in order */
     v = &ep->bulk[q];
     v->tx_done++;
+    v->ended++;
     ep->bulk_waits = true;
     r2_verbs.ev->chunk_sent(ep->owner, ep,
                             &ep->tx[q * R2_BULK_TX + (int)((v->tx_done - 1) % R2_BULK_TX)]);
@@ -507,11 +518,12 @@ static bool ends_burst(const struct ibv_wc *wc)
 int r2_data_poll(struct r2_ep *ep)
 {
     struct ibv_wc wc[POLL_BATCH];
-    bool any = false;
+    bool any = false, clear = true;
     int n = 0, rc = 0;
 
     for (int turn = 0; turn < POLL_TURNS && rc == 0; turn++) {
-        if (!r2_fault_none(ep->params.local_nic) && !may_take(ep))
+        clear = r2_fault_none(ep->params.local_nic) || may_take(ep);
+        if (!clear)
             break;
         n = ibv_poll_cq(ep->cq, POLL_BATCH, wc);
         for (int i = 0; i < n; i++) {
@@ -524,6 +536,8 @@ int r2_data_poll(struct r2_ep *ep)
         if (n < POLL_BATCH)
             break;
     }
+    if (n >= 0 && n < POLL_BATCH && rc == 0 && clear)
+        r2_stalls_empty(ep);
     if (any)
         r2_verbs.ev->burst_end(ep->owner, ep);
     if (n == POLL_BATCH)

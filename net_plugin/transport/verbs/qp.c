@@ -176,7 +176,6 @@ static void route(const struct r2_ep *ep, struct ibv_ah_attr *ah)
 
 static int connect_qp(struct r2_ep *ep, struct r2_vqp *q, uint32_t remote)
 {
-    const struct r2_settings *set = r2_settings_get();
     uint8_t mtu = ep->mine.mtu < ep->theirs.mtu ? ep->mine.mtu : ep->theirs.mtu;
     struct ibv_qp_attr rtr = {
         .qp_state = IBV_QPS_RTR,
@@ -188,9 +187,8 @@ static int connect_qp(struct r2_ep *ep, struct r2_vqp *q, uint32_t remote)
     };
     struct ibv_qp_attr rts = {
         .qp_state = IBV_QPS_RTS,
-        .timeout = (uint8_t)r2_wanted_number("NCCL_IB_TIMEOUT", set->nccl_ib_timeout, 16, 1, 31),
-        .retry_cnt =
-            (uint8_t)r2_wanted_number("NCCL_IB_RETRY_CNT", set->nccl_ib_retry_cnt, 7, 0, 7),
+        .timeout = (uint8_t)r2_wanted_timeout(),
+        .retry_cnt = (uint8_t)r2_wanted_retry_cnt(),
         .rnr_retry = 7, /* for ever: a stopped process is no failed path */
         .sq_psn = ep->mine.psn,
         .max_rd_atomic = 1,

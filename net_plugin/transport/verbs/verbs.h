@@ -170,6 +170,12 @@ struct r2_vqp {
     uint64_t since, wait; /* of their last change or the last count; the next one so long after */
     uint32_t said;        /* tx_posted in the last one */
     uint32_t said_again;  /* since one completed */
+
+    /* S of what goes this way: whether anything completes (stalls.c) */
+    uint32_t ended, seen_ended; /* requests, cumulative; as they were at the last look */
+    uint64_t waited;            /* since then, or since the answer */
+    uint32_t question;          /* asked about it; 0: none */
+    bool answered;
 };
 
 /* S: as the stages follow. R begins at R2_V_CARD. */
@@ -244,6 +250,7 @@ struct r2_ep {
     /* control frames */
     uint32_t ctrl_len[R2_CTRL_TX];
     uint32_t ctrl_signals;       /* bit per slot */
+    bool ctrl_first;             /* the next one is the first since a heartbeat */
     bool ctrl_waits, bulk_waits; /* there may be more to send: no slot was free, or a fault */
     uint64_t ctrl_sent;
     uint8_t *rx_buf;
@@ -262,6 +269,8 @@ struct r2_ep {
     unsigned beat_asked, beat_done; /* by r2_ep.marked */
     bool beat_busy;
     uint64_t beat_at, rtt_ns;
+    uint32_t question, asked, answer; /* our last; the peer's last; what we say to it (stalls.c) */
+    uint64_t stalls_at;               /* of the last look */
 };
 
 struct r2_verbs {
@@ -389,6 +398,8 @@ bool r2_port_has(const struct r2_port_view *view, const uint8_t ip[16]);
 int r2_wanted_gid_index(void);
 const struct r2_gid_wants *r2_wanted_gid(void);
 int r2_wanted_qps(void);
+int r2_wanted_timeout(void);
+int r2_wanted_retry_cnt(void);
 bool r2_wanted_is_number(const char *text, int low, int high, int *out);
 int r2_wanted_number(const char *name, const char *text, int otherwise, int low, int high);
 /* A NIC's address as a GID has it. */
@@ -518,5 +529,12 @@ void r2_data_give_back(struct r2_ep *ep);
 int r2_counts_send(struct r2_ep *ep, uint64_t now);
 int r2_counts_sent(struct r2_ep *ep, const struct ibv_wc *wc);
 int r2_counts_missing(struct r2_ep *ep, uint32_t count);
+
+/* stalls.c. look: with a heartbeat, which comes behind all that was polled: 0, or -ETIMEDOUT: a
+ * queue pair neither completes nor fails, which ends the endpoint; word: what the heartbeat says;
+ * empty: nothing was left to poll. */
+int r2_stalls_look(struct r2_ep *ep, uint64_t now);
+void r2_stalls_word(struct r2_ep *ep);
+void r2_stalls_empty(struct r2_ep *ep);
 
 #endif

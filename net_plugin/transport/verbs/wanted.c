@@ -12,7 +12,7 @@
 #define QPS_MOST 8 /* as R2CCL_IB_QPS */
 
 static struct r2_gid_wants wants;
-static int gid_index, qps;
+static int gid_index, qps, timeout, retry_cnt;
 
 /* As NCCL reads it: hexadecimal and octal, too. */
 bool r2_wanted_is_number(const char *text, int low, int high, int *out)
@@ -82,6 +82,8 @@ static void read_all(void)
 
     read_index(set);
     read_wants(set);
+    timeout = r2_wanted_number("NCCL_IB_TIMEOUT", set->nccl_ib_timeout, 16, 1, 31);
+    retry_cnt = r2_wanted_number("NCCL_IB_RETRY_CNT", set->nccl_ib_retry_cnt, 7, 0, 7);
     qps = set->ib_qps;
     if (!qps)
         qps = r2_wanted_number("NCCL_IB_QPS_PER_CONNECTION", set->nccl_ib_qps, 1, 1, 128);
@@ -115,4 +117,16 @@ int r2_wanted_qps(void)
 {
     ready();
     return qps;
+}
+
+int r2_wanted_timeout(void)
+{
+    ready();
+    return timeout;
+}
+
+int r2_wanted_retry_cnt(void)
+{
+    ready();
+    return retry_cnt;
 }
