@@ -278,7 +278,7 @@ static int on_close_ack(struct r2_path *path, const uint8_t *body)
 static bool others_up(const struct r2_peer *p, int rnic)
 {
     for (int i = 0; i < p->n_paths; i++) {
-        if (p->paths[i]->rnic != rnic && p->paths[i]->state == R2_PATH_UP)
+        if (p->paths[i]->rnic != rnic && r2_path_suffices(p->paths[i]))
             return true;
     }
     return false;

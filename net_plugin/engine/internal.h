@@ -51,6 +51,10 @@ void r2_peer_waits(struct r2_peer *p, uint64_t now);
 /* ---- path.c: states of paths; all under the lock */
 struct r2_path *r2_path_obtain(struct r2_peer *p, int lnic, int rnic, int transport);
 struct r2_path *r2_path_find(struct r2_peer *p, int lnic, int rnic, int transport);
+/* Up, for whatever there may be to carry: where memory of devices is taken, sockets are not enough.
+ * Of a peer: some path is, so that others may be left alone. */
+bool r2_path_suffices(const struct r2_path *path);
+bool r2_peer_sufficed(const struct r2_peer *p);
 /* Before the path gets an endpoint. False: no memory. */
 bool r2_path_grave(struct r2_path *path);
 /* What a host answers from that NIC of the peer's comes from there: the two NICs have met, and the

@@ -162,8 +162,9 @@ static int plan_nic(struct r2_peer *p, int lnic, int via, uint64_t now, bool ext
 
         if (!(allowed >> order[i] & 1))
             continue;
-        /* With no path left the peer cannot take its word about a NIC back: all are tried. */
-        if (!rnic_ok(p, order[i]) && p->n_up)
+        /* With no path left the peer cannot take its word about a NIC back, and it may be the
+         * only one that memory of devices can take: all are tried. */
+        if (!rnic_ok(p, order[i]) && r2_peer_sufficed(p))
             continue;
         path = up > (extra ? 1 : 0) ? r2_path_find(p, lnic, order[i], via)
                                     : r2_path_obtain(p, lnic, order[i], via);
@@ -175,7 +176,7 @@ static int plan_nic(struct r2_peer *p, int lnic, int via, uint64_t now, bool ext
         }
         path->first_choice = i == 0;
         want(path, up > 0, now);
-        if (!p->n_up && path->health.state == R2_HEALTH_DRAINED)
+        if (path->health.state == R2_HEALTH_DRAINED && !r2_peer_sufficed(p))
             r2_path_event(path, R2_HEALTH_EV_UNDRAIN, "no other path is left");
         up += serving(path);
         if (just_begun(path, now) || process_is_slow(path))
@@ -189,7 +190,8 @@ bool r2_peer_may_try(const struct r2_peer *p, int nic)
 {
     enum r2_nic_word word = r2_nic_word(nic);
 
-    return word == R2_NIC_USABLE || word == R2_NIC_FAILED || (word == R2_NIC_DAMPED && !p->n_up);
+    return word == R2_NIC_USABLE || word == R2_NIC_FAILED ||
+           (word == R2_NIC_DAMPED && !r2_peer_sufficed(p));
 }
 
 /* A first attempt that may still succeed: too early for the last resort. */

@@ -127,7 +127,7 @@ static void tell_path(struct r2_path *path, enum r2_nic_word word, bool others, 
 static bool others_up(const struct r2_peer *p, int lnic)
 {
     for (int i = 0; i < p->n_paths; i++) {
-        if (p->paths[i]->lnic != lnic && p->paths[i]->state == R2_PATH_UP)
+        if (p->paths[i]->lnic != lnic && r2_path_suffices(p->paths[i]))
             return true;
     }
     return false;

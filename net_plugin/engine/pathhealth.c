@@ -397,9 +397,23 @@ void r2_path_forgive(struct r2_path *path)
         path->next_at = 0;
 }
 
+bool r2_path_suffices(const struct r2_path *path)
+{
+    return path->state == R2_PATH_UP && (path->transport != R2_VIA_TCP || !r2_eng.device_memory);
+}
+
+bool r2_peer_sufficed(const struct r2_peer *p)
+{
+    for (int i = 0; i < p->n_paths; i++) {
+        if (r2_path_suffices(p->paths[i]))
+            return true;
+    }
+    return false;
+}
+
 static bool needed(const struct r2_path *path)
 {
-    return path->peer->n_up == 0; /* nothing else is left */
+    return !r2_peer_sufficed(path->peer); /* nothing else is left */
 }
 
 static void tick_damped(struct r2_path *path, uint64_t now)

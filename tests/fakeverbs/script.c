@@ -27,6 +27,8 @@
  *   event DEV TYPE PORT     an asynchronous event, by number of enum ibv_event_type
  *   queue DEV TYPE N        one of its N-th queue pair that is connected, or of that one's
  *                           completion queue
+ *   freeze DEV N            its N-th queue pair that is connected neither completes nor fails
+ *                           anything any more
  *   gid DEV PORT INDEX A.B.C.D   another entry (0.0.0.0: none), and the event
  *   lid DEV PORT LID        the subnet manager gives the port another LID, and says so: it is met
  *                           there from now on; queue pairs that are connected work on
@@ -202,14 +204,32 @@ static void pkey_command(struct fv_dev *d, int port, int index, int key)
     fv_async(d, IBV_EVENT_PKEY_CHANGE, port, NULL);
 }
 
-static void queue_command(struct fv_dev *d, enum ibv_event_type type, int number)
+/* The device's queue pair of that number among those that are connected; NULL: none. */
+static struct fv_qp *connected(const struct fv_dev *d, int number)
 {
     for (int i = 0; i < FV_QPS; i++) {
         struct fv_qp *qp = fv.qps[i];
 
         if (qp && qp->dev == d && qp->base.state == IBV_QPS_RTS && number-- == 0)
-            fv_async(d, type, 0, &qp->base);
+            return qp;
     }
+    return NULL;
+}
+
+static void queue_command(struct fv_dev *d, enum ibv_event_type type, int number)
+{
+    struct fv_qp *qp = connected(d, number);
+
+    if (qp)
+        fv_async(d, type, 0, &qp->base);
+}
+
+static void freeze_command(struct fv_dev *d, int number)
+{
+    struct fv_qp *qp = connected(d, number);
+
+    if (qp)
+        qp->mute = qp->frozen = true;
 }
 
 static void refuse_command(struct fv_dev *d, const char *what, int n)
@@ -275,6 +295,8 @@ void fv_command(char *text)
         fv_async(d, (enum ibv_event_type)a, b, NULL);
     } else if (strcmp(verb, "queue") == 0 && sscanf(text, "%*s %*s %d %d", &a, &b) == 2) {
         queue_command(d, (enum ibv_event_type)a, b);
+    } else if (strcmp(verb, "freeze") == 0 && sscanf(text, "%*s %*s %d", &a) == 1) {
+        freeze_command(d, a);
     } else if (strcmp(verb, "gid") == 0 && sscanf(text, "%*s %*s %d %d %63s", &a, &b, word) == 3) {
         gid_command(d, a, b, word);
     } else if (strcmp(verb, "lid") == 0 && sscanf(text, "%*s %*s %d %i", &a, &b) == 2) {

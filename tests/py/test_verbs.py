@@ -8,11 +8,7 @@ specification and breaks on request what it leaves open. It cannot prove what de
 
 from __future__ import annotations
 
-import json
-import os
-import random
 import signal
-import subprocess
 import time
 
 import pytest
@@ -95,58 +91,6 @@ def test_device_memory(build: Build, verify: int) -> None:
         seen = pair.tx.snapshot()
         pair.finish()
         assert moved(seen, "tcp") == 0
-
-
-def schedule(build: Build, seed: int) -> None:
-    """Two ports whose requests fail at random, whose writes land after their acknowledgement (until
-    the queue pair has been drained) and whose completions come late, of odd seeds in another order
-    than that in which queue pairs were used: every byte is right."""
-    rng = random.Random(seed)
-    chaos = {
-        "seed": seed,
-        "late_write": rng.choice([0, 300, 900]),
-        "late_cqe": rng.choice([0, 100, 400]),
-        "late_us": rng.choice([200, 3000, 20000]),
-        "error": rng.choice([500, 3000, 10000]),
-        "cmd_us": rng.choice([0, 20000]),
-        "overtake": seed % 2,
-    }
-    words: list[str | int] = ["--register", "--conns", 2, "--stall", 25]
-    words += ["--size", rng.choice(["64K", "300001", "1M"]), "--count", rng.choice([100, 250])]
-    words += rng.choice([["--random-sizes"], ["--bidir"], []])
-    env = settings(
-        build,
-        R2_FAKEVERBS_CHAOS=",".join(f"{name}={value}" for name, value in chaos.items()),
-        R2CCL_VERIFY=rng.choice([0, 0, 1]),
-        R2CCL_IB_QPS=rng.choice([1, 1, 2]),
-        NCCL_IB_TIMEOUT=13,
-    )
-    command_line = [str(build.path / "stress" / "pair"), *map(str, words)]
-    done = subprocess.run(
-        command_line,
-        env={**os.environ, "R2CCL_NICS": loopback(2), **env},
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=90,
-        check=False,
-    )
-    told = f"seed {seed}: {env} {' '.join(command_line)}\n{done.stdout}{done.stderr[-3000:]}"
-    assert done.returncode == 0, f"exit code {done.returncode}, {told}"
-    results = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
-    assert results and all(result["wrong"] == 0 for result in results), told
-
-
-@pytest.mark.parametrize("seed", [1, 2, *range(4, 9)])  # the third takes half a minute
-def test_failure_schedules(build: Build, seed: int) -> None:
-    schedule(build, seed)
-
-
-@pytest.mark.soak
-@pytest.mark.parametrize("block", range(20))
-def test_failure_schedules_long(build: Build, block: int) -> None:
-    for seed in [*range(100 + 10 * block, 110 + 10 * block), *([3] if block == 0 else [])]:
-        schedule(build, seed)
 
 
 @pytest.mark.parametrize("status", range(1, 24), ids=lambda code: f"wc{code}")
