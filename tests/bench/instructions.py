@@ -64,7 +64,9 @@ def environment(transport: str, **settings: str) -> dict[str, str]:
     if transport == "verbs":
         library = paths.native_dir() / "fakeverbs" / "libibverbs.so.1"
         more = {"R2CCL_IBVERBS_LIB": str(library)}
-    more |= {"R2CCL_HEARTBEAT": "1s"} | settings
+    # A message is cut by the rate that a path is seen to have, which under callgrind is chance: at
+    # its least length a chunk is as long whatever that is.
+    more |= {"R2CCL_HEARTBEAT": "1s", "R2CCL_CHUNK": "64K"} | settings
     return clean_env(R2CCL_NICS=NIC, R2CCL_LOG="warn", **more)
 
 
