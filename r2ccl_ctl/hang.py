@@ -19,6 +19,7 @@ from r2ccl_ctl.units import rfc3339, show_bytes, show_span
 if TYPE_CHECKING:
     from r2ccl_ctl.control import Snapshot
 
+NO_COLLECTIVES = ("none", "send", "recv")
 SERVING = ("up", "ramping")  # paths
 LATE_NS = 3 * 10**9
 NAMED = 4  # NICs, paths or nodes in a sentence
@@ -242,7 +243,7 @@ class Seen:
         self._stand: set[str] = set()  # the names of the processes that wait
         for snapshot in self.snapshots:
             for comm in snapshot.comms:
-                self._most[comm.id] = max(self._most.get(comm.id, 0), comm.operations)
+                self._most[comm.id] = max(self._most.get(comm.id, 0), place(comm))
                 if snapshot.process.running:
                     self.ranks.setdefault(comm.id, []).append((snapshot, comm))
             if snapshot.process.process_id:
@@ -261,8 +262,8 @@ class Seen:
         return ranks.pop() if len(ranks) == 1 else None
 
     def behind(self, comm: Comm) -> int:
-        """Collectives that another rank here has handed over and this one has not."""
-        return max(self._most.get(comm.id, 0) - comm.operations, 0)
+        """Collectives that another rank here has called and this one has not."""
+        return max(self._most.get(comm.id, 0) - place(comm), 0)
 
     def late(self, comm_id: str) -> list[Wait]:
         """Of one communicator the ranks whose process or application the others wait for."""
@@ -322,21 +323,26 @@ def late(snapshot: Snapshot, comm: Comm, ranks: Ranks, broken: bool) -> Wait | N
         return None
     if snapshot.mono_ns - max(since, comm.op_mono_ns) < LATE_NS:
         return None
-    text = f"has not called #{comm.operations + 1}{operation(comm, ranks)} for "
+    text = f"has not called #{place(comm) + 1}{operation(comm, ranks)} for "
     text += span(since, snapshot) + ("" if broken else f"; {blameless(ranks)}")
     return Wait("late", text, snapshot.process.host, snapshot.process.pid, comm.rank, since)
 
 
+def place(comm: Comm) -> int:
+    """The newest collective that it has called, which is handed over when the call returns."""
+    return comm.operations + (comm.calling and comm.op not in NO_COLLECTIVES)
+
+
 def awaited_since(comm: Comm, ranks: Ranks) -> int:
     """When the others were at this rank's next operation, at the latest; 0: they are not."""
-    ahead = [other.op_mono_ns for _, other in ranks if other.operations > comm.operations]
+    ahead = [other.op_mono_ns for _, other in ranks if place(other) > place(comm)]
     return min(ahead, default=0)
 
 
 def operation(comm: Comm, ranks: Ranks) -> str:
     """Which one that is, where another rank is in it."""
     for _, other in ranks:
-        if other.operations == comm.operations + 1 and other.op not in ("none", "send", "recv"):
+        if place(other) == place(comm) + 1 and other.op not in NO_COLLECTIVES:
             size = f" of {show_bytes(other.op_bytes)}" if other.op_bytes else ""
             return f" ({other.op}{size})"
     return ""

@@ -64,8 +64,8 @@ def operation_text(comm: Comm, now_ns: int) -> str:
 
 
 def comm_table(snapshots: Sequence[Snapshot], seen: Seen, *, titles: bool) -> Table:
-    """Communicators. BEHIND: collectives that this rank has yet to hand over and another rank of
-    the communicator here already has: in a hang, the others wait for it, as they do for one that is
+    """Communicators. BEHIND: collectives that this rank has yet to call and another rank of the
+    communicator here already has: in a hang, the others wait for it, as they do for one that is
     silent (stopped, starved or hung). CAUSE says more of both, and of a rank without a path."""
     found = table(
         *(("NODE", ">PID") if titles else ()),
