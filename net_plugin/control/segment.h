@@ -286,12 +286,13 @@ enum r2_seg_path_state {
 struct r2_seg_path_counters {
     uint64_t tx_bytes;
     uint64_t rx_bytes;
-    uint64_t inflight_bytes;
-    uint64_t rate; /* measured, bytes per second */
+    uint64_t inflight_bytes; /* of a path that has ended: not sent again yet, as nobody has
+                              * confirmed that it carries nothing more */
+    uint64_t rate;           /* measured, bytes per second */
     uint64_t rtt_us;
     uint64_t failures;
     uint64_t replayed_bytes;
-    uint64_t heard_mono_ns;
+    uint64_t heard_mono_ns; /* when the other end was last heard on it; 0: never */
 };
 
 struct r2_seg_path {

@@ -469,6 +469,15 @@ static void publish_damping(struct r2_path *path, uint64_t now)
     r2_control_path_damping(r2_eng.ctl, path->row, penalty, reuse);
 }
 
+/* Bytes that are under way. Of a path that has ended: those that are not sent again yet, as its end
+ * is not confirmed. */
+static uint64_t under_way(const struct r2_path *path)
+{
+    if (path->state != R2_PATH_UP && path->down_gen <= path->fenced_gen)
+        return 0;
+    return r2_pathrate_inflight(&path->rate);
+}
+
 static void publish(struct r2_peer *p, uint64_t now)
 {
     for (int i = 0; i < p->n_paths; i++) {
@@ -478,10 +487,12 @@ static void publish(struct r2_peer *p, uint64_t now)
 
         r2_gauge(&n->tx_bytes, path->tx_bytes);
         r2_gauge(&n->rx_bytes, path->rx_bytes);
-        r2_gauge(&n->inflight_bytes, r2_pathrate_inflight(&path->rate));
+        r2_gauge(&n->inflight_bytes, under_way(path));
         r2_gauge(&n->rate, r2_pathrate_rate(&path->rate));
         r2_gauge(&n->rtt_us, path->rtt_ns / 1000);
         r2_gauge(&n->replayed_bytes, path->replayed);
+        if (path->state == R2_PATH_UP && path->heard)
+            r2_gauge(&n->heard_mono_ns, path->hb_proven_at);
         if (weight != path->weight_shown)
             r2_control_path_weight(r2_eng.ctl, path->row, weight / 10,
                                    path->ep ? r2_eng.ops->lanes(path->ep) : 0);

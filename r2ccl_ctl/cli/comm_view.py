@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from r2ccl_ctl import hang
 from r2ccl_ctl.cli.common import add_row, ago, process_state, row_dict, state, table
 from r2ccl_ctl.control import Snapshot
+from r2ccl_ctl.hang import Seen, Wait
 from r2ccl_ctl.rows import Comm
-from r2ccl_ctl.units import show_bytes, show_span
+from r2ccl_ctl.units import show_bytes
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -21,44 +23,35 @@ def seconds_text(comm: Comm) -> str:
     return f"{comm.seconds}+{comm.seconds_making} making"
 
 
-def comm_dict(comm: Comm, snapshot: Snapshot) -> dict[str, Any]:
+def comm_dict(comm: Comm, snapshot: Snapshot, seen: Seen) -> dict[str, Any]:
     """`op_age_s`: since the newest operation was handed to NCCL. `silent_s`: since the process was
-    last heard, where that is long. `stands`: why nothing moves, where the process knows it."""
+    last heard, where that is long. `stands`: why nothing moves, where the process knows it.
+    `waits`: the same by NIC, and the ranks of the communicator that are late or silent."""
     now_ns = snapshot.mono_ns
     age = (now_ns - comm.op_mono_ns) / 1e9 if 0 < comm.op_mono_ns <= now_ns else None
+    found = [*hang.waits(snapshot, seen, comm), *seen.late(comm.id)]
     return {
         **row_dict(comm),
         "op_age_s": None if age is None else round(age, 3),
         "silent_s": round(snapshot.process.silent_s, 1),
-        "stands": stands(snapshot),
+        "behind": seen.behind(comm),
+        "ranks_seen": len({other.rank for _, other in seen.ranks.get(comm.id, ())}),
+        "stands": hang.stands(snapshot, seen, comm),
+        "waits": [entry for wait in found for entry in hang.wait_dicts(wait, snapshot, comm.rank)],
     }
 
 
-def stands(snapshot: Snapshot) -> str:
-    """ "no path to node1:17 for 18s, gives up in 22s", of each peer that it waits for; or "",
-    as for a process that has ended, which waits for nobody."""
-    now_ns = snapshot.mono_ns
-    if not snapshot.process.running:
-        return ""
-    found: dict[str, str] = {}
-    for peer in snapshot.peers:
-        if not 0 < peer.waits_mono_ns <= now_ns or peer.state in ("gone", "closed"):
-            continue
-        who = f"{peer.host}:{peer.pid}" if peer.host or peer.pid else f"peer {peer.process_id[:8]}"
-        text = f"no path to {who} for {ago(peer.waits_mono_ns, now_ns)}"
-        if peer.gives_up_mono_ns > now_ns:
-            text += f", gives up in {show_span((peer.gives_up_mono_ns - now_ns) / 1e9)}"
-        found.setdefault(peer.process_id, text)
-    return "; ".join(found.values())
+def cause_text(comm: Comm, snapshot: Snapshot, seen: Seen) -> str:
+    """Why it stands, or why the others wait for it; else the cause of its state."""
+    standing = hang.stands(snapshot, seen, comm)
+    own = [wait.text for wait in seen.late(comm.id) if is_of(wait, comm, snapshot)]
+    parts = [f"stands: {standing}" if standing else "", *own]
+    return "; ".join(filter(None, parts)) or comm.cause
 
 
-def most_operations(snapshots: Iterable[Snapshot]) -> dict[str, int]:
-    """Communicator -> the collectives of the rank here that has handed over most."""
-    found: dict[str, int] = {}
-    for snapshot in snapshots:
-        for comm in snapshot.comms:
-            found[comm.id] = max(found.get(comm.id, 0), comm.operations)
-    return found
+def is_of(wait: Wait, comm: Comm, snapshot: Snapshot) -> bool:
+    process = snapshot.process
+    return (wait.rank, wait.host, wait.pid) == (comm.rank, process.host, process.pid)
 
 
 def operation_text(comm: Comm, now_ns: int) -> str:
@@ -70,10 +63,10 @@ def operation_text(comm: Comm, now_ns: int) -> str:
     return f"in {comm.op}{size} for {since}" if comm.calling else f"{comm.op}{size}, {since} ago"
 
 
-def comm_table(snapshots: Sequence[Snapshot], most: dict[str, int], *, titles: bool) -> Table:
-    """Communicators. BEHIND: collectives that this rank has yet to hand over and another rank of
-    the communicator here already has: in a hang, the others wait for it, as they do for one that is
-    silent (stopped, starved or hung)."""
+def comm_table(snapshots: Sequence[Snapshot], seen: Seen, *, titles: bool) -> Table:
+    """Communicators. BEHIND: collectives that this rank has yet to call and another rank of the
+    communicator here already has: in a hang, the others wait for it, as they do for one that is
+    silent (stopped, starved or hung). CAUSE says more of both, and of a rank without a path."""
     found = table(
         *(("NODE", ">PID") if titles else ()),
         "COMM",
@@ -90,11 +83,10 @@ def comm_table(snapshots: Sequence[Snapshot], most: dict[str, int], *, titles: b
         "CAUSE",
     )
     for snapshot in snapshots:
-        process, standing = snapshot.process, stands(snapshot)
+        process = snapshot.process
         for comm in snapshot.comms:
             title = (process.host, process.pid) if titles else ()
             rank = "-" if comm.rank is None else f"{comm.rank}/{comm.ranks or '?'}"
-            behind = most.get(comm.id, comm.operations) - comm.operations
             add_row(
                 found,
                 *title,
@@ -107,8 +99,8 @@ def comm_table(snapshots: Sequence[Snapshot], most: dict[str, int], *, titles: b
                 comm.epoch or "-",
                 seconds_text(comm),
                 comm.operations,
-                behind or "-",
+                seen.behind(comm) or "-",
                 operation_text(comm, snapshot.mono_ns),
-                f"stands: {standing}" if standing else comm.cause,
+                cause_text(comm, snapshot, seen),
             )
     return found

@@ -28,7 +28,7 @@ if TYPE_CHECKING:  # every command loads this module: what takes long is loaded 
 F = TypeVar("F", bound=Callable[..., Any])
 T = TypeVar("T")
 
-WIDE = 400  # columns, where the output goes to no terminal: a line is a row
+WIDE = 1000  # columns, where the output goes to no terminal: a line is a row
 
 
 class Failure(click.ClickException):

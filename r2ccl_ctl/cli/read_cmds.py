@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from r2ccl_ctl import gpus, nodeseg
+from r2ccl_ctl import gpus, hang, nodeseg
 from r2ccl_ctl.cli import comm_view, view
 from r2ccl_ctl.cli.common import (
     Whole,
@@ -35,6 +35,7 @@ from r2ccl_ctl.control import (
     select,
 )
 from r2ccl_ctl.errors import R2Error, R2UsageError
+from r2ccl_ctl.hang import Seen
 from r2ccl_ctl.journal import Cursor, Event
 from r2ccl_ctl.segment import SegmentError
 from r2ccl_ctl.units import parse_duration
@@ -69,7 +70,15 @@ def ps(
 ) -> None:
     """List the processes that use R2CCL, or their communicators.
 
-    In a hang, the rank that is BEHIND is the one that the others wait for.
+    In a hang, the rank that is BEHIND is the one that the others wait for, and CAUSE says why one
+    stands. "no path to HOST:PID (rank 3) for 18s of 60s": the NICs named behind it, of this node or
+    of HOST, are at fault; after the 60s (R2CCL_NO_PATH_TIMEOUT) it gets an error. "has not called
+    #8": its application is late. "stopped or starved": its process does not run. Below the table
+    are the causes of those NICs and, as only ranks of this node are seen, other nodes to look on.
+
+    With --json each communicator has `waits`: an entry for each NIC or rank that it waits for, with
+    kind (no-path, unsent, late, silent), rank, host, pid, nic, state, cause, since, for_s, of_s
+    and, as `peer`, whom no path leads to.
 
     STATE "other version": it runs with another build of R2CCL, whose segment has a layout that this
     tool does not read (with --json: `layout`, `layouts_read`), so that its job is not known here.
@@ -87,16 +96,16 @@ def ps(
         if wanted.wants(process)
         and (everything or process.running or (process.state == OTHER and not comms))
     ]
+    more = "" if everything else "; --all lists those that are gone as well"
     if comms:
-        show_comms(found, wanted, as_json)
+        show_comms(found, wanted, as_json, more)
     elif as_json:
         print_json(view.document("processes", [view.process_dict(process) for process in found]))
     elif found:
         show(view.process_table(found))
     else:
-        more = "" if everything else "; --all lists those that are gone as well"
         click.echo(nobody(wanted) + more, err=True)
-    hidden = "" if comms or as_json else of_others(wanted)
+    hidden = "" if as_json else of_others(wanted)
     if hidden:
         click.echo(hidden, err=True)
     say_left_out(wanted, [] if comms else found)
@@ -107,28 +116,55 @@ def nobody(wanted: Selection) -> str:
     return f"no process{meant} uses R2CCL here"
 
 
-def show_comms(processes: list[Process], wanted: Selection, as_json: bool) -> None:
-    snapshots = []
+def beside(wanted: Selection, shown: list[Snapshot]) -> Seen:
+    """Those that are shown, and the others of their jobs on this machine that --pid or --node leave
+    out: who is behind is a comparison of all."""
+    jobs = {snapshot.process.job for snapshot in shown if snapshot.comms}
+    others = []
+    if jobs and (wanted.pid is not None or wanted.node is not None):
+        names = {snapshot.process.name for snapshot in shown}
+        for process in list_processes():
+            if process.job in jobs and process.name not in names:
+                with contextlib.suppress(SegmentError):  # one that ends just now
+                    others.append(process.snapshot())
+    return Seen([*shown, *others])
+
+
+def show_comms(processes: list[Process], wanted: Selection, as_json: bool, more: str = "") -> None:
+    """`more`: what to say to somebody who looks for a process that is not there."""
+    snapshots, problems = [], []
     for process in processes:
-        with contextlib.suppress(SegmentError):
+        try:
             snapshots.append(process.snapshot())
+        except SegmentError as err:
+            if process.path.exists():  # else it has just ended in order
+                problems.append(err)
+    if problems and not snapshots:
+        raise problems[0]
+    for problem in problems:
+        click.echo(f"warning: {problem}", err=True)
+    seen = beside(wanted, snapshots)
     if as_json:
         rows = [
             {
                 "node": snapshot.process.host,
                 "pid": snapshot.process.pid,
                 "job": snapshot.process.job,
-                **comm_view.comm_dict(comm, snapshot),
+                **comm_view.comm_dict(comm, snapshot, seen),
             }
             for snapshot in snapshots
             for comm in snapshot.comms
         ]
         print_json(view.document("communicators", rows))
     elif any(snapshot.comms for snapshot in snapshots):
-        show(comm_view.comm_table(snapshots, comm_view.most_operations(snapshots), titles=True))
+        show(comm_view.comm_table(snapshots, seen, titles=True))
+        notes = hang.why(snapshot for snapshot in snapshots if snapshot.comms)
+        notes += seen.coverage(comm.id for snapshot in snapshots for comm in snapshot.comms)
+        if notes:
+            click.echo("\n" + "\n".join(notes))
     elif not processes:
-        click.echo(nobody(wanted), err=True)
-    else:
+        click.echo(nobody(wanted) + more, err=True)
+    elif snapshots:
         click.echo(
             "no communicators are followed here: processes show theirs when they run with "
             "LD_PRELOAD=libr2ccl.so",
@@ -274,22 +310,31 @@ def status(
 ) -> None:
     """Show NICs, peers, paths and counters of running processes.
 
-    With --pid also of a process that is gone, as it was at its end.
+    With --pid also of a process that is gone, as it was at its end. Why a process stands, and which
+    NICs are at fault, is said as `ps --comms` says it.
 
     \b
     Example:
       r2ccl-ctl status --watch
       r2ccl-ctl status --job 4711 --json
     """
+    wanted = selection(pid, job, node)
+
+    def seen_with(looks: Looks) -> Seen:
+        return beside(wanted, [snapshot for snapshot, _ in looks])
+
+    def dicts(looks: Looks) -> dict[str, Any]:
+        seen = seen_with(looks)
+        rows = [view.snapshot_dict(snapshot, rates, seen) for snapshot, rates in looks]
+        return view.document("processes", rows)
+
     report(
-        selection(pid, job, node),
+        wanted,
         as_json=as_json,
         watching=watching,
         interval=interval,
-        render=lambda looks: view.status_view(looks, details=details),
-        as_dicts=lambda looks: view.document(
-            "processes", [view.snapshot_dict(snapshot, rates) for snapshot, rates in looks]
-        ),
+        render=lambda looks: view.status_view(looks, seen_with(looks), details=details),
+        as_dicts=dicts,
     )
 
 
@@ -318,6 +363,7 @@ def nics(
     """
 
     def dicts(looks: Looks) -> dict[str, Any]:
+        seen = Seen(snapshot for snapshot, _ in looks)
         found = view.document(
             "nics",
             [
@@ -326,7 +372,7 @@ def nics(
                     "pid": snapshot.process.pid,
                     "job": snapshot.process.job,
                     "silent_s": round(snapshot.process.silent_s, 1),
-                    "stands": comm_view.stands(snapshot),
+                    "stands": hang.stands(snapshot, seen),
                     **view.nic_dict(nic, rates),
                     "gpus": [near.as_dict() for near in gpus.nearest(nic, machine(looks))],
                 }

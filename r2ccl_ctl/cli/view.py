@@ -9,10 +9,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from r2ccl_ctl.cli.comm_view import comm_dict, comm_table, most_operations, stands
+from r2ccl_ctl import hang
+from r2ccl_ctl.cli.comm_view import comm_dict, comm_table
 from r2ccl_ctl.cli.common import add_row, ago, process_state, row_dict, state, table
 from r2ccl_ctl.control import SCHEMA, Process, Snapshot
 from r2ccl_ctl.gpus import Gpu, near_text, nearest
+from r2ccl_ctl.hang import Seen
 from r2ccl_ctl.journal import Event
 from r2ccl_ctl.nodeseg import NodeRow, NodeSegment
 from r2ccl_ctl.rows import Nic, PathRow
@@ -138,7 +140,10 @@ def nic_dict(nic: Nic, rates: dict[int, tuple[float, float]]) -> dict[str, Any]:
     return found
 
 
-def snapshot_dict(snapshot: Snapshot, rates: dict[int, tuple[float, float]]) -> dict[str, Any]:
+def snapshot_dict(
+    snapshot: Snapshot, rates: dict[int, tuple[float, float]], seen: Seen
+) -> dict[str, Any]:
+    rank, found = snapshot.process.rank, hang.waits(snapshot, seen)
     return {
         **process_dict(snapshot.process),
         "time": rfc3339(snapshot.real_ns),
@@ -147,8 +152,9 @@ def snapshot_dict(snapshot: Snapshot, rates: dict[int, tuple[float, float]]) -> 
         "nics": [nic_dict(nic, rates) for nic in snapshot.nics],
         "peers": [row_dict(peer) for peer in snapshot.peers],
         "paths": [row_dict(path) for path in snapshot.paths],
-        "stands": stands(snapshot),
-        "communicators": [comm_dict(comm, snapshot) for comm in snapshot.comms],
+        "stands": hang.stands(snapshot, seen),
+        "waits": [entry for wait in found for entry in hang.wait_dicts(wait, snapshot, rank)],
+        "communicators": [comm_dict(comm, snapshot, seen) for comm in snapshot.comms],
         "counters": snapshot.counters,
         "gauges": snapshot.gauges,
     }
@@ -398,7 +404,7 @@ def counter_text(name: str, value: int) -> str:
     return f"{name.replace('_', ' ')} {value}"
 
 
-def summary(snapshot: Snapshot) -> list[str]:
+def summary(snapshot: Snapshot, seen: Seen | None = None) -> list[str]:
     """The lines below the NICs."""
     counters, gauges = snapshot.counters, snapshot.gauges
     paths = Counter(path.state for path in snapshot.paths)
@@ -414,7 +420,7 @@ def summary(snapshot: Snapshot) -> list[str]:
     notable = [counter_text(name, counters[name]) for name in SHOWN_COUNTERS if counters[name]]
     if notable:
         lines.append(", ".join(notable))
-    standing = stands(snapshot)
+    standing = hang.stands(snapshot, seen)
     if standing:
         lines.append(f"stands: {standing}")
     if snapshot.missing:
@@ -435,22 +441,26 @@ def nics_view(
     snapshots = [snapshot for snapshot, _ in looks]
     if has_rdma(*snapshots):
         parts += [Text(), rdma_table(snapshots, titles=True)]
-    lines = [line for snapshot in snapshots for line in standing_lines(snapshot)]
+    seen = Seen(snapshots)
+    lines = [line for snapshot in snapshots for line in standing_lines(snapshot, seen)]
     return Group(*parts, *([Text(), *lines] if lines else []))
 
 
-def standing_lines(snapshot: Snapshot) -> list[Text]:
+def standing_lines(snapshot: Snapshot, seen: Seen | None = None) -> list[Text]:
     """What the rows of its NICs do not tell: that they are old, since their process is silent, and
     why it stands."""
     from rich.text import Text
 
-    process, standing = snapshot.process, stands(snapshot)
+    process, standing = snapshot.process, hang.stands(snapshot, seen)
     found = [Text.assemble(process.title, ": ", process_state(process))] if process.silent_s else []
     return found + ([Text(f"{process.title}: stands: {standing}")] if standing else [])
 
 
 def status_view(
-    snapshots: Sequence[tuple[Snapshot, dict[int, tuple[float, float]]]], *, details: bool
+    snapshots: Sequence[tuple[Snapshot, dict[int, tuple[float, float]]]],
+    seen: Seen,
+    *,
+    details: bool,
 ) -> RenderableType:
     """r2ccl-ctl status. Without details only the paths that are not up are listed."""
     from rich.console import Group
@@ -458,7 +468,6 @@ def status_view(
     from rich.text import Text
 
     parts: list[RenderableType] = []
-    most = most_operations(snapshot for snapshot, _ in snapshots)
     for snapshot, rates in snapshots:
         if parts:
             parts.append(Text(""))
@@ -469,16 +478,19 @@ def status_view(
         parts.append(Padding(nics, (0, 0, 0, 2), expand=False))
         if has_rdma(snapshot):
             parts.append(Padding(rdma_table([snapshot], titles=False), (0, 0, 0, 2), expand=False))
-        parts += [Padding(Text(line), (0, 0, 0, 2), expand=False) for line in summary(snapshot)]
+        parts += [
+            Padding(Text(line), (0, 0, 0, 2), expand=False) for line in summary(snapshot, seen)
+        ]
         if snapshot.comms:
-            comms = comm_table([snapshot], most, titles=False)
+            comms = comm_table([snapshot], seen, titles=False)
             parts.append(Padding(comms, (0, 0, 0, 2), expand=False))
         odd = [path for path in snapshot.paths if details or path.state != "up"]
         if details and snapshot.peers:
             parts.append(Padding(peer_table(snapshot), (0, 0, 0, 2), expand=False))
         if odd:
             parts.append(Padding(path_table(odd, snapshot.mono_ns), (0, 0, 0, 2), expand=False))
-    return Group(*parts)
+    notes = seen.coverage(comm.id for snapshot, _ in snapshots for comm in snapshot.comms)
+    return Group(*parts, *([Text(), *map(Text, notes)] if notes else []))
 
 
 def event_dict(event: Event) -> dict[str, Any]:

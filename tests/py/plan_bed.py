@@ -21,12 +21,14 @@ NIC = "127.0.1.2"
 
 
 @contextmanager
-def preloaded(build: Build, name: str, words: Sequence[str], env: dict[str, str]) -> Iterator[Job]:
+def preloaded(
+    build: Build, name: str, words: Sequence[str], env: dict[str, str], ranks: int = RANKS
+) -> Iterator[Job]:
     """AllReduces of 2 MiB, as long as `words` say, of a job with that name."""
     spec = LaunchSpec(
         argv=(str(build.perf), "-b", "2M", *words),
-        ranks=RANKS,
-        emulate_nodes=RANKS,
+        ranks=ranks,
+        emulate_nodes=ranks,
         nics=2,
         job=name,
         env={"LD_PRELOAD": str(build.path / "libr2ccl.so"), **env},

@@ -23,12 +23,13 @@ from segment_bed import StartWriter, start_writer, until
 from test_cli import call
 from test_launch import SHOW_ENV, environments
 
-from r2ccl_ctl import __version__, control, faults, launch, paths
+from r2ccl_ctl import __version__, control, faults, hang, launch, paths
 from r2ccl_ctl.cli import act_cmds, comm_view, fault_cmds, plan_cmds, view
 from r2ccl_ctl.cli.act_cmds import ask
 from r2ccl_ctl.cli.main import main
 from r2ccl_ctl.control import Command, Process, Snapshot
 from r2ccl_ctl.errors import R2UsageError
+from r2ccl_ctl.hang import Seen
 from r2ccl_ctl.job import LaunchSpec
 from r2ccl_ctl.journal import Event
 from r2ccl_ctl.lab import LabUsageError
@@ -127,8 +128,12 @@ def waiting(direction: str = "tx", **more: Any) -> Peer:
 
 
 def cells(snapshot: Snapshot) -> dict[str, str]:
-    table = comm_view.comm_table([snapshot], {}, titles=True)
+    table = comm_view.comm_table([snapshot], Seen([snapshot]), titles=True)
     return {str(column.header): str(next(iter(column.cells))) for column in table.columns}
+
+
+def as_dict(snapshot: Snapshot) -> dict[str, Any]:
+    return comm_view.comm_dict(comm(), snapshot, Seen([snapshot]))
 
 
 def test_the_silent_rank_is_named(start_writer: StartWriter) -> None:
@@ -137,24 +142,25 @@ def test_the_silent_rank_is_named(start_writer: StartWriter) -> None:
     assert cells(look(process))["STATE"] == "ready"
     silent = replace(process, alive_mono_ns=time.monotonic_ns() - 7 * 10**9)
     assert cells(look(silent))["STATE"] == "silent for 7s"
-    assert comm_view.comm_dict(comm(), look(silent))["silent_s"] == pytest.approx(7, abs=1)
-    assert comm_view.comm_dict(comm(), look(process))["silent_s"] == 0
+    assert as_dict(look(silent))["silent_s"] == pytest.approx(7, abs=1)
+    assert as_dict(look(process))["silent_s"] == 0
 
 
 def test_who_waits_for_a_path_says_so(start_writer: StartWriter) -> None:
     process = start_writer().process
-    text = "no path to node1:7 for 18s, gives up in 22s"
+    text = "no path to node1:7 for 18s of 40s"
     snapshot = look(process, waiting(), waiting("rx"))
-    assert comm_view.stands(snapshot) == text, "both rows of a peer are one peer"
+    assert hang.stands(snapshot) == text, "both rows of a peer are one peer"
     assert cells(snapshot)["CAUSE"] == f"stands: {text}"
-    assert comm_view.comm_dict(comm(), snapshot)["stands"] == text
-    assert comm_view.stands(look(process, waiting(gives_up_mono_ns=0))) == text.partition(",")[0]
+    assert as_dict(snapshot)["stands"] == text
+    assert hang.stands(look(process, waiting(gives_up_mono_ns=0))) == text.partition(" of")[0]
     for peer in (waiting(waits_mono_ns=0), waiting(state="gone")):
-        assert comm_view.stands(look(process, peer)) == ""
-    assert comm_view.stands(look(replace(process, state="ended"), waiting())) == ""
+        assert hang.stands(look(process, peer)) == ""
+    assert hang.stands(look(replace(process, state="ended"), waiting())) == ""
     real = replace(process.snapshot(), peers=[waiting(), waiting("rx")])
     lines = view.summary(real)
-    assert f"stands: {text}" in lines and lines[0].startswith("peers 1, ")
+    far = "the NICs here are healthy; paths to node1's 127.0.9.1 silent"
+    assert f"stands: {text}: {far}" in lines and lines[0].startswith("peers 1, ")
 
 
 # Values
@@ -574,7 +580,7 @@ def test_nics_of_those_that_stand_or_are_silent(start_writer: StartWriter) -> No
     )
     title = f"node-a pid {writer.pid} (job {writer.job})"
     assert len(standing) == 1 and re.fullmatch(
-        rf"{re.escape(title)}: stands: no path to node1:7 for \d+s, gives up in \d+s", standing[0]
+        rf"{re.escape(title)}: stands: no path to node1:7 for \d+s of 40s: .* silent", standing[0]
     )
     assert re.fullmatch(rf"{re.escape(title)}: silent for \d+s", quiet[0]) and quiet[1:] == standing
     assert view.standing_lines(replace(snapshot, peers=[])) == []

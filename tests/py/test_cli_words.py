@@ -22,6 +22,7 @@ from r2ccl_ctl.cli.main import main
 from r2ccl_ctl.control import Process
 from r2ccl_ctl.errors import R2UsageError
 from r2ccl_ctl.faults import read_rules
+from r2ccl_ctl.hang import Seen
 from r2ccl_ctl.order import in_order
 
 __all__ = ["start_writer"]
@@ -107,7 +108,7 @@ def test_damped_until(
     console = Console(width=400, color_system=None)
     for one in (replace(snapshot, nics=[nic], paths=[]), replace(snapshot, nics=[], paths=[path])):
         with console.capture() as got:
-            console.print(view.status_view([(one, {})], details=True))
+            console.print(view.status_view([(one, {})], Seen([one]), details=True))
         assert re.search(rf" {re.escape(shown)}( |$)", got.get(), re.MULTILINE), got.get()
 
 

@@ -14,6 +14,7 @@ from r2ccl_ctl import control
 from r2ccl_ctl.cli import view
 from r2ccl_ctl.control import list_processes
 from r2ccl_ctl.errors import R2Error
+from r2ccl_ctl.hang import Seen
 from r2ccl_ctl.journal import Cursor, read_all
 from r2ccl_ctl.segment import SegmentError, layout
 
@@ -43,8 +44,9 @@ def read_everything(folder: Path) -> int:
         view.process_dict(process)
         try:
             snapshot = process.snapshot()
-            view.snapshot_dict(snapshot, view.Rates().update(snapshot))
-            view.status_view([(snapshot, {})], details=True)
+            seen = Seen([snapshot])
+            view.snapshot_dict(snapshot, view.Rates().update(snapshot), seen)
+            view.status_view([(snapshot, {})], seen, details=True)
         except R2Error:
             refusals += 1
         try:

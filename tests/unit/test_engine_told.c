@@ -1,5 +1,7 @@
 /* Every change of a path's state, and every doubt about a NIC, is told, in the journal and in its
  * row, with its cause (rung 2). What it cannot prove: that each cause is a good one. */
+#include <errno.h>
+
 #include "check.h"
 #include "control/impl.h"
 #include "enginelib/remote.h"
@@ -189,10 +191,53 @@ static void test_doubts_end(void)
         atomic_store(&r2_eng.nic_state[1].census[i], census[i]);
 }
 
+static uint64_t shown_in_flight(const struct r2_path *path)
+{
+    return __atomic_load_n(&r2_eng.ctl->seg->paths[path->row].n.inflight_bytes, __ATOMIC_RELAXED);
+}
+
+/* The row says in time whether bytes are under way. */
+static bool in_flight(const struct r2_path *path, bool some)
+{
+    for (int i = 0; i < 2000 && (shown_in_flight(path) > 0) != some; i++)
+        fake_sleep_ms(1);
+    return (shown_in_flight(path) > 0) == some;
+}
+
+/* What a path that has ended had under way is shown as long as it is not sent again: until the
+ * receiver has confirmed that no more of it can come. */
+static void test_unconfirmed_bytes(void)
+{
+    static uint8_t data[65536];
+    struct r2_ep *a, *b;
+    struct r2_path *path;
+    struct r2_req *req = NULL;
+    struct r2_bulk chunk;
+
+    remote_new(&r, true, 2);
+    CHECK(remote_open(&r, 2));
+    a = fake_find(r.id, 0, 0, 0);
+    b = fake_find(r.id, 1, 1, 0);
+    path = a->params.owner;
+    CHECK(in_flight(path, false));
+    CHECK_EQ(r2_engine_isend(r.conn, data, sizeof(data), 0, NULL, &req), 0);
+    CHECK_EQ(remote_cts(a, &r, 0, sizeof(data)), 0);
+    while (fake_next(a, &chunk))
+        CHECK(fake_chunk_sent(a, &chunk));
+    CHECK(in_flight(path, true));
+    fake_fail(a, ECONNRESET, false);
+    fake_sleep_ms(300); /* several looks at it */
+    CHECK(in_flight(path, true));
+    CHECK_EQ(remote_fenced(b, a), 0);
+    CHECK(in_flight(path, false));
+    remote_end(&r);
+}
+
 static const struct check_test tests[] = {
     {"every_change", test_every_change},
     {"many_are_closed", test_many_are_closed},
     {"doubts_end", test_doubts_end},
+    {"unconfirmed_bytes", test_unconfirmed_bytes},
     {0},
 };
 
