@@ -41,6 +41,7 @@ import overhead
 import resume
 import shaped
 import shim_cost
+import storm
 import tree
 import unshaped
 from figures import SCHEMA, MeasurementWrong, Row, Section, markdown_table, text_table
@@ -74,6 +75,7 @@ SECTIONS: dict[str, tuple[str, Callable[[Options, Section], None]]] = {
     "heartbeat": (heartbeat.TITLE, heartbeat.run),
     "overhead": (overhead.TITLE, overhead.run),
     "shim_cost": (shim_cost.TITLE, shim_cost.run),
+    "storm": (storm.TITLE, storm.run),
     "tree": (tree.TITLE, tree.run),
     "instructions": (instructions.TITLE, instructions.run),
 }
