@@ -112,6 +112,9 @@ def run_section(name: str, options: Options) -> Section:
     if needs_lab(name, options) and not netns.has_admin():
         section.skipped = "making network namespaces needs root"
         return section
+    if name == "storm" and options.smoke:
+        section.skipped = "takes a minute; tests/py/test_storm.py (soak) has the small one"
+        return section
     began, load, cores = time.monotonic(), os.getloadavg()[0], Cores()
     options.asked.clear()
     try:

@@ -16,7 +16,7 @@ sys.path.insert(0, str(ROOT / "tests" / "bench"))
 import storm
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_32_processes_with_16_communicators(build: Build) -> None:
     """It fails without the window of 1 s, the hold or the least gain (shim/plan/policy.h)."""
     found = storm.blow(storm.SMALL, print)
