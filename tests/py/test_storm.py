@@ -18,7 +18,6 @@ import storm
 
 @pytest.mark.soak
 def test_32_processes_with_16_communicators(build: Build) -> None:
-    """It fails without the window of 1 s, the hold or the least gain (shim/plan/policy.h)."""
     found = storm.blow(storm.SMALL, print)
     assert not storm.problems(found, storm.SMALL)
     assert found.small == 0
