@@ -69,7 +69,7 @@ noop := $(B)/tests/noop/libnccl.so.2
 noop_old := $(B)/tests/noop-old/libnccl.so.2
 job_lib := $(B)/tests/shim/libjob.so
 shim_tests := $(noop) $(noop_old) $(job_lib) $(B)/tests/shim/linked $(B)/tests/shim/host \
-	$(B)/tests/shim/cost
+	$(B)/tests/shim/cost $(B)/tests/shim/storm
 tools := $(patsubst tests/unit/%.c,$(B)/tests/%,$(tool_src))
 stress := $(patsubst tests/stress/%.c,$(B)/stress/%,$(stress_src))
 bench := $(patsubst tests/bench/%.c,$(B)/bench/%,$(bench_src))
@@ -288,6 +288,10 @@ $(B)/tests/shim/linked: $(B)/obj/tests/shim/linked.o $(B)/obj/tests/shim/job.o $
 $(B)/tests/shim/cost: $(B)/obj/tests/shim/cost.o $(noop)
 	@mkdir -p $(@D)
 	@$(CC) -rdynamic $(san_flags) $(CFLAGS) $(LDFLAGS) -Wl,-rpath,'$$ORIGIN/../noop' -o $@ $^ $(libs)
+$(B)/obj/tests/shim/storm.o: CPPFLAGS += -Itests
+$(B)/tests/shim/storm: $(B)/obj/tests/shim/storm.o $(host)
+	@mkdir -p $(@D)
+	@$(CC) $(san_flags) $(CFLAGS) $(LDFLAGS) $(nccl_rpath) -o $@ $^ $(libs)
 $(B)/tests/shim/host: $(B)/obj/tests/shim/host.o
 	@mkdir -p $(@D)
 	@$(CC) $(san_flags) $(CFLAGS) $(LDFLAGS) -o $@ $^ $(libs)

@@ -135,6 +135,11 @@ class Comm:
     seconds_bytes: int
     make_ns: int
     plan_wait_ns: int
+    plan_messages: int = 0
+    plan_proposals: int = 0
+    plan_agreed: int = 0
+    plan_events: int = 0
+    plan_rounds: int = 0
 
 
 def word(enum: str, prefix: str, number: int) -> str:
@@ -236,7 +241,8 @@ def comm(index: int, row: dict[str, Any]) -> Comm:
         **take(
             row,
             "name plan epoch operations p2p op_bytes op_mono_ns cause since_real_ns since_mono_ns "
-            "planned seconds seconds_making seconds_bytes make_ns plan_wait_ns",
+            "planned seconds seconds_making seconds_bytes make_ns plan_wait_ns plan_messages "
+            "plan_proposals plan_agreed plan_events plan_rounds",
         ),
     )
 

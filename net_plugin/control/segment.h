@@ -21,7 +21,7 @@
 
 /* cdef begin */
 #define R2_SEG_VERSION 1
-#define R2_SEG_MINOR 1
+#define R2_SEG_MINOR 2
 #define R2_SEG_MAX_NICS 16
 #define R2_SEG_MAX_PEERS 512
 #define R2_SEG_MAX_PATHS 2048
@@ -482,10 +482,13 @@ struct r2_seg_comm {
     uint64_t planned;  /* collectives that ran on the communicators of a plan */
     uint32_t seconds;  /* communicators that the shim has made beside it, for plans */
     uint32_t seconds_making;
-    uint64_t seconds_bytes; /* device memory that they took, about; 0: not known */
-    uint64_t make_ns;       /* the slowest making of one, in the background */
-    uint64_t plan_wait_ns;  /* longest wait of a collective for a change of plan */
-    uint8_t reserved[24];
+    uint64_t seconds_bytes;               /* device memory that they took, about; 0: not known */
+    uint64_t make_ns;                     /* the slowest making of one, in the background */
+    uint64_t plan_wait_ns;                /* longest wait of a collective for a change of plan */
+    uint64_t plan_messages;               /* of this rank to others, about plans and errors */
+    uint32_t plan_proposals, plan_agreed; /* at the lowest rank: how many, and what came of them */
+    uint32_t plan_events; /* ... times that a node had more or less bandwidth left */
+    uint32_t plan_rounds; /* ... that the planner looked at what nodes have left */
 };
 
 struct r2_segment {

@@ -225,12 +225,21 @@ static uint32_t words_of(struct r2_follow *f, bool stop)
 static void show(struct r2_follow *f)
 {
     struct r2_seconds_stats seconds;
+    struct r2_comm_plans plans;
     struct r2_agree_stats agree;
 
+    r2_agree_get_stats(f->agree, &agree);
+    plans = (struct r2_comm_plans){.messages = agree.sent,
+                                   .proposals = (uint32_t)agree.proposals,
+                                   .agreed = (uint32_t)agree.commits};
+    pthread_mutex_lock(&f->lock);
+    plans.events = f->events;
+    plans.rounds = f->rounds;
+    pthread_mutex_unlock(&f->lock);
+    r2_comm_row_plans(f->comm, &plans);
     if (!f->seconds)
         return;
     r2_seconds_stats(f->seconds, &seconds);
-    r2_agree_get_stats(f->agree, &agree);
     r2_comm_row_seconds(f->comm, &(struct r2_comm_seconds){.made = seconds.made,
                                                            .making = seconds.making,
                                                            .bytes = seconds.bytes,

@@ -67,7 +67,9 @@ struct r2_follow {
     double running_ns;               /* predicted, for the size last planned for */
     struct r2_plan running, next;    /* what is in force; what was aimed at last */
     int changed_node;                /* the one that an event came from last */
+    bool changed_lost;               /* ... has less than before */
     int orders;                      /* a plan may have so many */
+    uint32_t events, rounds;         /* changes of what nodes have left; looks of the planner */
     struct r2_leader_errand *errand; /* for a unique id; NULL: none */
 };
 

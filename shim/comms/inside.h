@@ -58,6 +58,11 @@ struct r2_comm_seconds {
     uint64_t bytes, make_ns, wait_ns;
 };
 void r2_comm_row_seconds(struct r2_comm *comm, const struct r2_comm_seconds *seconds);
+struct r2_comm_plans {
+    uint64_t messages;
+    uint32_t proposals, agreed, events, rounds;
+};
+void r2_comm_row_plans(struct r2_comm *comm, const struct r2_comm_plans *plans);
 /* The process's control segment once a row has found it, else NULL. */
 struct r2_segment *r2_comm_segment(void);
 /* Whether there is no use in trying (R2CCL_SHM=0, or it was tried too often). */

@@ -332,8 +332,8 @@ static void look_ahead(struct r2_follow *f, uint64_t now)
     if (!input_of(f, &input))
         return;
     stock = r2_plan_ring_ns(&input);
-    r2_policy_outlook(&f->policy, (uint64_t)f->changed_node, running_ns(f, &input, stock), stock,
-                      now);
+    r2_policy_outlook(&f->policy, (uint64_t)f->changed_node, f->changed_lost,
+                      running_ns(f, &input, stock), stock, now);
     if (r2_policy_urgent(&f->policy))
         r2_policy_again(&f->policy, now);
 }
@@ -389,9 +389,11 @@ void r2_leader_reported(struct r2_follow *f, int rank, const struct r2_agree_rep
     f->words[rank] = report->flags;
     share = share_of_node(f, f->rank_node[rank]);
     if (node->capacity != (double)report->capacity || node->share != share) {
+        f->changed_lost = (double)report->capacity * share < node->capacity * node->share;
         node->capacity = (double)report->capacity;
         node->share = share;
         r2_policy_event(&f->policy, now);
+        f->events++;
         f->changed_node = f->rank_node[rank];
         look_ahead(f, now);
     } else if (changed & (R2_FOLLOW_STOP | R2_FOLLOW_UNABLE)) {
@@ -448,6 +450,7 @@ void r2_leader_turn(struct r2_follow *f, uint64_t now)
         sample(f);
     switch (r2_policy_poll(&f->policy, now, &next)) {
     case R2_POLICY_PLAN:
+        f->rounds++;
         plan_now(f, now);
         break;
     case R2_POLICY_WITHDRAW:

@@ -123,6 +123,11 @@ static void copy_row(struct r2_seg_comm *to, struct r2_seg_comm *from)
     r2_row_u64(&to->seconds_bytes, from->seconds_bytes);
     r2_row_u64(&to->make_ns, from->make_ns);
     r2_row_u64(&to->plan_wait_ns, from->plan_wait_ns);
+    r2_row_u64(&to->plan_messages, from->plan_messages);
+    r2_row_u32(&to->plan_proposals, from->plan_proposals);
+    r2_row_u32(&to->plan_agreed, from->plan_agreed);
+    r2_row_u32(&to->plan_events, from->plan_events);
+    r2_row_u32(&to->plan_rounds, from->plan_rounds);
     r2_row_u32(&to->used, 1);
     r2_row_end(&to->seq);
 }
@@ -252,6 +257,22 @@ void r2_comm_row_seconds(struct r2_comm *comm, const struct r2_comm_seconds *sec
         r2_row_u64(&row->seconds_bytes, seconds->bytes);
         r2_row_u64(&row->make_ns, seconds->make_ns);
         r2_row_u64(&row->plan_wait_ns, seconds->wait_ns);
+        r2_row_end(&row->seq);
+    } while (row != r2_comm_row(comm));
+}
+
+void r2_comm_row_plans(struct r2_comm *comm, const struct r2_comm_plans *plans)
+{
+    struct r2_seg_comm *row;
+
+    do {
+        row = r2_comm_row(comm);
+        r2_row_begin(&row->seq);
+        r2_row_u64(&row->plan_messages, plans->messages);
+        r2_row_u32(&row->plan_proposals, plans->proposals);
+        r2_row_u32(&row->plan_agreed, plans->agreed);
+        r2_row_u32(&row->plan_events, plans->events);
+        r2_row_u32(&row->plan_rounds, plans->rounds);
         r2_row_end(&row->seq);
     } while (row != r2_comm_row(comm));
 }

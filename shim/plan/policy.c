@@ -53,14 +53,14 @@ static bool r2_policy_flaps(const struct r2_policy *p, uint64_t cause, uint64_t 
     return found >= R2_POLICY_HASTE;
 }
 
-void r2_policy_outlook(struct r2_policy *p, uint64_t cause, double plan_ns, double stock_ns,
-                       uint64_t now_ns)
+void r2_policy_outlook(struct r2_policy *p, uint64_t cause, bool lost, double plan_ns,
+                       double stock_ns, uint64_t now_ns)
 {
     bool worse = p->current && plan_ns > stock_ns; /* no NIC left: both are infinite */
 
     if (!worse) {
         p->urgent = false;
-    } else if (!r2_policy_flaps(p, cause, now_ns)) {
+    } else if (lost && !r2_policy_flaps(p, cause, now_ns)) {
         p->urgent = true;
         p->cause = cause;
     }

@@ -5,7 +5,8 @@
  * what it replaced is withdrawn and not taken again for the same state of the nodes.
  *
  * The hold is against flapping. A loss that makes the plan in force slower than stock, by its own
- * prediction, does not wait for it: what runs is then worse than no plan. Each such change is noted
+ * prediction, does not wait for it: what runs is then worse than no plan. A return does: the next
+ * loss may be as near as the last one. Each such change is noted
  * with its cause (a node); a cause that had R2_POLICY_HASTE of them within R2_POLICY_HOLDS holds
  * flaps, and waits like everything else.
  *
@@ -93,10 +94,10 @@ enum r2_policy_verdict {
 void r2_policy_init(struct r2_policy *p, const struct r2_policy_config *config);
 /* The share of some node changed. Speeds measured so far belong to another state of the nodes. */
 void r2_policy_event(struct r2_policy *p, uint64_t now_ns);
-/* After an event of the node `cause`: what the plan in force and stock are predicted to take now.
- */
-void r2_policy_outlook(struct r2_policy *p, uint64_t cause, double plan_ns, double stock_ns,
-                       uint64_t now_ns);
+/* After an event of the node `cause`, which has lost bandwidth or got it back: what the plan in
+ * force and stock are predicted to take now. */
+void r2_policy_outlook(struct r2_policy *p, uint64_t cause, bool lost, double plan_ns,
+                       double stock_ns, uint64_t now_ns);
 /* Whether what is in force is to be given up at once. */
 bool r2_policy_urgent(const struct r2_policy *p);
 /* Plan again, though the nodes are as they were: an operator asked, or a step failed. */

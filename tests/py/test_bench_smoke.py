@@ -325,6 +325,7 @@ def test_smoke(build: Build, lab_rights: None, run_bounded: RunBounded, tmp_path
         "heartbeat",
         "overhead",
         "shim_cost",
+        "storm",
         "tree",
         "instructions",
     ]

@@ -277,6 +277,19 @@ static void report_node(struct bed *b, int node, uint32_t share)
     report(b, 2 * node + 1, share);
 }
 
+/* A NIC that comes back, and may go again, waits for the hold, though the ring would be faster. */
+static void test_return_waits(void)
+{
+    struct bed *b = bed_with_plan();
+
+    report_node(b, 1, FULL);
+    turn(b);
+    CHECK_EQ(b->f.steer.step, R2_STEER_IDLE);
+    turn_after_hold(b);
+    CHECK_EQ(b->f.steer.step, R2_STEER_BACK);
+    bed_close(b);
+}
+
 static double gain_of_stock(struct bed *b)
 {
     const struct r2_plan_input input = {.nnodes = NODES,
@@ -525,6 +538,7 @@ static const struct check_test tests[] = {
     {"waits", test_waits_for_what_can_come},
     {"waits_while", test_waits_while_they_come},
     {"refused_relief", test_refused_relief},
+    {"return_waits", test_return_waits},
     {"loss_while_made", test_loss_while_it_is_made},
     {"id_held", test_id_held},
     {"driver", test_driver_holds_nothing_up}, /* and from here on there is one */

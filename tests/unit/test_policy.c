@@ -59,10 +59,10 @@ static void test_new_loss_does_not_wait(void)
 
         r2_policy_committed(&p, i < 3 ? 7 : 0, 100 * S);
         r2_policy_event(&p, 101 * S);
-        r2_policy_outlook(&p, 2, 5, i == 1 ? 5 : 4, 101 * S);
+        r2_policy_outlook(&p, 2, true, 5, i == 1 ? 5 : 4, 101 * S);
         if (i == 2) {
             r2_policy_event(&p, 101 * S + S / 2);
-            r2_policy_outlook(&p, 2, 3, 4, 101 * S + S / 2);
+            r2_policy_outlook(&p, 2, true, 3, 4, 101 * S + S / 2);
         }
         CHECK_EQ(r2_policy_poll(&p, 102 * S - 1, &next), R2_POLICY_WAIT);
         CHECK_EQ(next, i ? 110 * S : 102 * S);
@@ -73,14 +73,33 @@ static void test_new_loss_does_not_wait(void)
     }
 }
 
-/* The plan for what node `node` leaves is taken, and the node comes back and is lost again. When
- * was the plan replaced? */
+/* What comes back makes the plan worse than stock as well, and waits: it may go again. A loss
+ * before it that does not wait still does not. */
+static void test_return_waits(void)
+{
+    for (int lost = 0; lost < 2; lost++) {
+        struct r2_policy p = fresh();
+        uint64_t next;
+
+        r2_policy_committed(&p, 7, 100 * S);
+        r2_policy_event(&p, 101 * S);
+        if (lost)
+            r2_policy_outlook(&p, 3, true, 5, 4, 101 * S);
+        r2_policy_outlook(&p, 2, false, 5, 4, 101 * S);
+        CHECK_EQ(r2_policy_urgent(&p), lost);
+        CHECK_EQ(r2_policy_poll(&p, 102 * S, &next), lost ? R2_POLICY_PLAN : R2_POLICY_WAIT);
+        CHECK(lost || next == 110 * S);
+    }
+}
+
+/* The plan for what node `node` leaves is taken, and the node loses more. When was the plan
+ * replaced? */
 static uint64_t flap(struct r2_policy *p, uint64_t node, uint64_t now)
 {
     uint64_t at = now + S, next;
 
     r2_policy_event(p, now);
-    r2_policy_outlook(p, node, 5, 4, now);
+    r2_policy_outlook(p, node, true, 5, 4, now);
     CHECK_EQ(r2_policy_poll(p, now, &next), R2_POLICY_WAIT);
     at = next;
     CHECK_EQ(r2_policy_poll(p, at, &next), R2_POLICY_PLAN);
@@ -110,7 +129,7 @@ static void test_nothing_left_is_not_urgent(void)
 
     r2_policy_committed(&p, 7, 100 * S);
     r2_policy_event(&p, 101 * S);
-    r2_policy_outlook(&p, 2, (double)INFINITY, (double)INFINITY, 101 * S);
+    r2_policy_outlook(&p, 2, true, (double)INFINITY, (double)INFINITY, 101 * S);
     CHECK(!r2_policy_urgent(&p));
 }
 
@@ -367,6 +386,7 @@ static const struct check_test tests[] = {
     {"events_coalesce", test_events_coalesce},
     {"plan_holds", test_plan_holds},
     {"new_loss", test_new_loss_does_not_wait},
+    {"return_waits", test_return_waits},
     {"flaps", test_flaps_are_held},
     {"nothing_left", test_nothing_left_is_not_urgent},
     {"switch_needs_gain", test_switch_needs_gain},
