@@ -353,8 +353,10 @@ void r2_leader_decided(struct r2_follow *f, uint64_t epoch, bool committed)
     r2_lead_through(&f->lead, step);
     if (step == R2_STEER_DROP)
         r2_policy_again(&f->policy, now); /* something else, or the same once more */
-    if (step == R2_STEER_SWITCH || ((step == R2_STEER_BACK || step == R2_STEER_RELIEF) && before))
+    if (step == R2_STEER_SWITCH || ((step == R2_STEER_BACK || step == R2_STEER_RELIEF) && before)) {
         r2_policy_committed(&f->policy, f->steer.current, now);
+        r2_policy_again(&f->policy, now); /* looks meanwhile took what was in force for its end */
+    }
     if (step == R2_STEER_SWITCH) { /* nodes may have changed since it was aimed at */
         keep(&f->running, &f->next);
         look_ahead(f, now);

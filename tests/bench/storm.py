@@ -14,6 +14,7 @@ import re
 import struct
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -165,8 +166,31 @@ class Storm:
         while not holds():
             self.alive()
             if time.monotonic() > end:
-                raise BenchError(f"{self.size}: not within {self.size.limit_s:g} s: {what}")
+                told = f"{self.size}: not within {self.size.limit_s:g} s: {what}"
+                raise BenchError("\n".join([told, *self.plans(), *self.nics()]))
             time.sleep(0.1)
+
+    def plans(self) -> list[str]:
+        """For people: what communicators have, the rarest first."""
+        found: Counter[str] = Counter()
+        for ranks in self.look().comms.values():
+            lead = next(row for row in ranks if row.rank == 0)
+            words = {f"{row.plan or 'none'} ({row.cause})" for row in ranks}
+            found[
+                f"{len(ranks)} ranks: {', '.join(sorted(words))}; events {lead.plan_events}, "
+                f"looks {lead.plan_rounds}, proposals {lead.plan_proposals}, "
+                f"agreed {lead.plan_agreed}"
+            ] += 1
+        return [f"{n} times {text}" for text, n in found.most_common()[::-1][:16]]
+
+    def nics(self) -> list[str]:
+        """NICs that are not healthy, or that a fault is injected at."""
+        found = []
+        for process in self.processes:
+            for nic in process.snapshot().nics:
+                if nic.state != "healthy" or nic.fault:
+                    found.append(f"{process.title}: {nic.name} {nic.state} {nic.fault} {nic.cause}")
+        return found[:16]
 
     def alive(self) -> None:
         for rank in self.job.ranks:

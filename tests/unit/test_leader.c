@@ -290,6 +290,48 @@ static void test_return_waits(void)
     bed_close(b);
 }
 
+/* A NIC comes back while the plan for its loss is made: a look meanwhile finds stock in force, as
+ * it is until the switch. What the switch brings is looked at again. */
+static void test_return_while_it_is_made(void)
+{
+    struct bed *b = bed_open();
+
+    atomic_store(&b->f.bytes, 64 << 20);
+    all_whole(b);
+    report(b, 2, FULL / 2);
+    turn(b);
+    decided(b, 1, R2_STEER_MAKE);
+    for (int r = 0; r < RANKS; r++) {
+        b->words[r] = 1;
+        report(b, r, FULL);
+    }
+    turn(b);
+    decided(b, 2, R2_STEER_SWITCH);
+    CHECK(b->f.policy.current != 0);
+    turn(b);
+    CHECK_EQ(b->f.steer.step, R2_STEER_IDLE);
+    turn_after_hold(b);
+    CHECK_EQ(b->f.steer.step, R2_STEER_BACK);
+    bed_close(b);
+}
+
+/* And one is lost while the way back is agreed on, by a plan that is still in force. */
+static void test_loss_on_the_way_back(void)
+{
+    struct bed *b = bed_with_plan();
+
+    report_node(b, 1, FULL);
+    turn_after_hold(b);
+    CHECK_EQ(b->f.steer.step, R2_STEER_BACK);
+    report_node(b, 1, FULL / 2);
+    turn_after_hold(b);
+    decided(b, 3, R2_STEER_BACK);
+    CHECK_EQ(b->f.policy.current, 0);
+    turn_after_hold(b);
+    CHECK(b->f.steer.step == R2_STEER_MAKE || b->f.steer.step == R2_STEER_SWITCH);
+    bed_close(b);
+}
+
 static double gain_of_stock(struct bed *b)
 {
     const struct r2_plan_input input = {.nnodes = NODES,
@@ -539,6 +581,8 @@ static const struct check_test tests[] = {
     {"waits_while", test_waits_while_they_come},
     {"refused_relief", test_refused_relief},
     {"return_waits", test_return_waits},
+    {"return_while_made", test_return_while_it_is_made},
+    {"loss_on_the_way_back", test_loss_on_the_way_back},
     {"loss_while_made", test_loss_while_it_is_made},
     {"id_held", test_id_held},
     {"driver", test_driver_holds_nothing_up}, /* and from here on there is one */

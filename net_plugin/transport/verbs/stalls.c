@@ -25,8 +25,7 @@ _Static_assert(R2_CTRL_TX <= R2_CTRL_RX && 2 * R2_BULK_TX + 1 + R2_COUNTS_AGAIN 
 
 #define ASK_NS (500 * R2_NS_PER_MS)
 #define LEAST_NS (2 * R2_NS_PER_S)
-#define LOOK_NS R2_NS_PER_S /* of the time since the last look, no more counts: we may have stood  \
-                             */
+#define LOOK_NS R2_NS_PER_S /* of a longer time since the last look no more counts */
 
 /* What a device may take until it gives up: four times timeout x retries, by the specification
  * (its timer runs out between T and 4T). */
