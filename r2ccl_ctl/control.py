@@ -417,7 +417,7 @@ def read_snapshot(process: Process, segment: Segment) -> Snapshot:
         counters=counters,
         gauges=gauges,
         missing=[word for bit, word in words.items() if bits & bit],
-        nics=nics,
+        nics=rows.with_inflight(nics, found),
         peers=peers,
         paths=found,
         comms=[rows.comm(index, row) for index, row in segment.used_rows("comms", "r2_seg_comm")],

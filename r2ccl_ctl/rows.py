@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import ipaddress
+from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from r2ccl_ctl.segment import layout
@@ -166,6 +167,14 @@ def nic(index: int, row: dict[str, Any]) -> Nic:
         ),
         **rdma(row),
     )
+
+
+def with_inflight(nics: list[Nic], paths: list[PathRow]) -> list[Nic]:
+    """NICs have in flight what their paths have: no other count of it is kept."""
+    found = Counter[str]()
+    for path in paths:
+        found[path.nic] += path.inflight_bytes
+    return [replace(nic, inflight_bytes=found[nic.name]) for nic in nics]
 
 
 # ibstat's words.

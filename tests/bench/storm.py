@@ -85,7 +85,7 @@ class Size:
 
 
 FULL = Size(16, 16, 16, 2, 1, False, False, 10000, 60, 400)
-SMALL = Size(8, 4, 16, 4, 2, True, True, 2000, 10, 60)
+SMALL = Size(8, 4, 16, 4, 2, True, True, 2000, 20, 60)
 SMOKE = Size(4, 2, 4, 3, 2, True, True, 2000, 10, 60)
 
 

@@ -93,6 +93,24 @@ def test_a_process_and_its_nics(start_writer: StartWriter) -> None:
     assert "job" not in page["r2ccl_process_running"].samples[0].labels
 
 
+def test_bytes_in_flight_of_a_nic_are_its_paths(build: Build) -> None:
+    with running_pair(build.path, "--size", "1M", "--outstanding", 8, nics="127.0.1.1") as pair:
+        pair.tx.fail("127.0.1.1", "slow", rate=2_000_000)
+        pair.moving(2)
+        seen = 0
+
+        def in_flight() -> bool:
+            nonlocal seen
+            snapshot = pair.tx.snapshot()
+            seen = next(nic.inflight_bytes for nic in snapshot.nics if nic.name == "lo")
+            assert seen == sum(path.inflight_bytes for path in snapshot.paths)
+            return seen > 0
+
+        until(in_flight, "something is in flight")
+        pair.tx.recover("127.0.1.1")
+        pair.finish()
+
+
 def test_counters_are_those_of_the_segment(start_writer: StartWriter) -> None:
     """Every number of a counter's table is there in the segment: none is taken for 0 because of a
     name that does not exist."""
