@@ -468,8 +468,8 @@ static void test_none_is_left_alone(void)
         CHECK_MEM(in.view, out.view, SIZE);
         memset(in.view, 0, SIZE);
     }
-    finish();
     paths_again();
+    finish();
 }
 
 /* A device that registers late finds the descriptor that its caller has closed long ago. */

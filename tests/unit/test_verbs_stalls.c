@@ -8,6 +8,7 @@
 #include <errno.h>
 #include <stdlib.h>
 
+#include "engine/internal.h"
 #include "transport/verbs/verbs.h"
 #include "util/clock.h"
 
@@ -23,6 +24,7 @@ static void open_end(bool initiator)
 {
     ep = calloc(1, sizeof(*ep));
     CHECK(ep);
+    r2_eng.n_nics = 1; /* which it is said of */
     ep->params.initiator = initiator;
     ep->n_bulk = 2;
     ep->hca = &hca;
