@@ -40,6 +40,6 @@ def test_what_must_not_be_is_said() -> None:
     assert storm.problems(found, storm.SMALL) == [
         "3 proposals for a gain below 5 %",
         "3 planning rounds for 4 events",
-        "a plan was held for 4.0 s, not 10",
+        "a plan was held for 4.0 s, not 20",
         "10.0 messages of each of 8 ranks for a proposal",
     ]
