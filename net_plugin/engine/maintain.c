@@ -164,7 +164,7 @@ static int plan_nic(struct r2_peer *p, int lnic, int via, uint64_t now, bool ext
             continue;
         /* With no path left the peer cannot take its word about a NIC back, and it may be the
          * only one that memory of devices can take: all are tried. */
-        if (!rnic_ok(p, order[i]) && r2_peer_sufficed(p))
+        if (!rnic_ok(p, order[i]) && r2_peer_spares(p, via))
             continue;
         path = up > (extra ? 1 : 0) ? r2_path_find(p, lnic, order[i], via)
                                     : r2_path_obtain(p, lnic, order[i], via);
@@ -176,7 +176,8 @@ static int plan_nic(struct r2_peer *p, int lnic, int via, uint64_t now, bool ext
         }
         path->first_choice = i == 0;
         want(path, up > 0, now);
-        if (path->health.state == R2_HEALTH_DRAINED && !r2_peer_sufficed(p))
+        if (path->health.state == R2_HEALTH_DRAINED && path->state != R2_PATH_UP &&
+            !r2_peer_spares(p, via))
             r2_path_event(path, R2_HEALTH_EV_UNDRAIN, "no other path is left");
         up += serving(path);
         if (just_begun(path, now) || process_is_slow(path))
@@ -206,7 +207,7 @@ static bool stranded(struct r2_peer *p)
     struct r2_list *n;
 
     R2_LIST_FOR_EACH (n, &p->ready) {
-        if (!r2_conn_has_way(R2_CONTAINER_OF(n, struct r2_conn, ready)))
+        if (!r2_conn_has_way(R2_CONTAINER_OF(n, struct r2_conn, ready), false))
             return true;
     }
     return false;

@@ -178,7 +178,7 @@ static void count_failure(struct r2_path *path, uint64_t now)
     if (path->quiet || !path->peer->out)
         return;
     r2_damp_rules_get(&rules);
-    if (r2_damp_failure(&path->damp, &rules, now) && r2_peer_sufficed(path->peer))
+    if (r2_damp_failure(&path->damp, &rules, now) && r2_peer_spares(path->peer, path->transport))
         r2_path_event(path, R2_HEALTH_EV_SUPPRESS, "it fails too often");
     else if (path->health.state != R2_HEALTH_DAMPED)
         r2_damp_release(&path->damp);

@@ -411,9 +411,14 @@ bool r2_peer_sufficed(const struct r2_peer *p)
     return false;
 }
 
+bool r2_peer_spares(const struct r2_peer *p, int transport)
+{
+    return transport == R2_VIA_TCP ? p->n_up > 0 : r2_peer_sufficed(p);
+}
+
 static bool needed(const struct r2_path *path)
 {
-    return !r2_peer_sufficed(path->peer); /* nothing else is left */
+    return !r2_peer_spares(path->peer, path->transport); /* nothing else is left */
 }
 
 static void tick_damped(struct r2_path *path, uint64_t now)

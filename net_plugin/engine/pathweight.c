@@ -259,7 +259,7 @@ void r2_peer_waive(struct r2_peer *p)
 }
 
 /* What goes unasked, and is not cleared yet, waits for the receiver. */
-bool r2_conn_has_way(struct r2_conn *c)
+bool r2_conn_has_way(struct r2_conn *c, bool proven)
 {
     const struct r2_peer *p = c->peer;
     bool cleared = false, way = false;
@@ -271,7 +271,8 @@ bool r2_conn_has_way(struct r2_conn *c)
             continue;
         cleared |= !r->unasked || r2_send_cts(c, s);
         for (int i = 0; i < p->n_paths && !way; i++)
-            way = p->paths[i]->state == R2_PATH_UP && r2_send_carries(p->paths[i], r);
+            way = p->paths[i]->state == R2_PATH_UP && !(proven && p->paths[i]->testing) &&
+                  r2_send_carries(p->paths[i], r);
     }
     return way || !cleared;
 }
@@ -282,7 +283,7 @@ void r2_peer_check_stuck(struct r2_peer *p, uint64_t now)
 
     R2_LIST_FOR_EACH_SAFE (n, tmp, &p->ready) {
         struct r2_conn *c = R2_CONTAINER_OF(n, struct r2_conn, ready);
-        bool way = r2_conn_has_way(c);
+        bool way = r2_conn_has_way(c, true); /* what comes up and proves nothing is none */
 
         if (way || !p->n_up)
             c->stuck_since = 0;

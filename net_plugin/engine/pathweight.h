@@ -36,8 +36,8 @@ void r2_conn_begins(struct r2_conn *c, const struct r2_req *r);
 /* S: what waits has no path that may carry it, as sockets may not: for so long, then it fails. */
 void r2_peer_check_stuck(struct r2_peer *p, uint64_t now);
 /* S: some message that waits could go over a path that is up; or none but those that wait for the
- * receiver's word. */
-bool r2_conn_has_way(struct r2_conn *c);
+ * receiver's word. `proven`: paths that are being tested do not count. */
+bool r2_conn_has_way(struct r2_conn *c, bool proven);
 /* Some path's weight or usability may have changed: weighs all of the peer's anew. */
 void r2_peer_weigh(struct r2_peer *p);
 /* The path is slow or lossy against its siblings: `permille` of its weight is shown (1000: all is

@@ -119,6 +119,7 @@ static bool aim(struct r2_follow *f, const struct r2_plan *plan, uint64_t key, u
         return false;
     if (r2_policy_urgent(&f->policy))
         r2_steer_relieve(&f->steer);
+    f->lost = false;
     return true;
 }
 
@@ -190,7 +191,7 @@ static void plan_now(struct r2_follow *f, uint64_t now)
             } else if (f->steer.step != R2_STEER_IDLE) {
                 r2_policy_again(&f->policy, now); /* when this step is through */
             }
-        } else if (on() && key && key != f->policy.current) {
+        } else if (on() && key && key != f->policy.current && !f->withdrawn) {
             say_not(f, why);
         }
     }
@@ -359,6 +360,7 @@ void r2_leader_decided(struct r2_follow *f, uint64_t epoch, bool committed)
     }
     if (step == R2_STEER_SWITCH) { /* nodes may have changed since it was aimed at */
         keep(&f->running, &f->next);
+        f->changed_lost = f->lost;
         look_ahead(f, now);
     }
     f->switch_epoch = epoch;            /* every plan has the entries of what runs */
@@ -392,6 +394,8 @@ void r2_leader_reported(struct r2_follow *f, int rank, const struct r2_agree_rep
     share = share_of_node(f, f->rank_node[rank]);
     if (node->capacity != (double)report->capacity || node->share != share) {
         f->changed_lost = (double)report->capacity * share < node->capacity * node->share;
+        f->lost |= f->changed_lost;
+        f->withdrawn = false;
         node->capacity = (double)report->capacity;
         node->share = share;
         r2_policy_event(&f->policy, now);
@@ -438,6 +442,7 @@ static void withdraw(struct r2_follow *f, uint64_t now)
              plan_ns / 1e6, stock_ns / 1e6, R2_POLICY_SAMPLES,
              known == R2_POLICY_ESTIMATED ? "; stock's is an estimate" : "");
     r2_policy_ban(&f->policy, f->policy.current);
+    f->withdrawn = true; /* what was measured says more than that it is not taken again */
     r2_lead_back(&f->lead, why);
     r2_watch_journal(why);
     R2_INFO("communicator %016llx: plan %s", (unsigned long long)r2_comms_id(f->comm), why);

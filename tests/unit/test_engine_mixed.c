@@ -351,7 +351,7 @@ static bool has_way(void)
     bool has;
 
     r2_peer_lock(r.conn->peer);
-    has = r2_conn_has_way(r.conn);
+    has = r2_conn_has_way(r.conn, false);
     r2_peer_unlock(r.conn->peer);
     return has;
 }

@@ -261,6 +261,39 @@ static void test_loss_while_it_is_made(void)
     bed_close(b);
 }
 
+/* The same, and another node gets bandwidth back behind it. */
+static void test_loss_and_return_while_it_is_made(void)
+{
+    struct bed *b = bed_open();
+    int node, back = -1;
+
+    atomic_store(&b->f.bytes, 64 << 20);
+    all_whole(b);
+    report(b, 2, FULL / 2);
+    turn(b);
+    node = inner_node(&b->f.next);
+    for (int n = 0; n < NODES; n++)
+        back = n != 1 && n != node ? n : back;
+    decided(b, 1, R2_STEER_MAKE);
+    report(b, 2 * back, FULL - FULL / 16);
+    report(b, 2 * node, FULL / 2);
+    report(b, 2 * back, FULL);
+    CHECK(!b->f.changed_lost);
+    for (int r = 0; r < RANKS; r++) {
+        b->words[r] = 1;
+        report(b, r, r / 2 == 1 || r / 2 == node ? FULL / 2 : FULL);
+    }
+    CHECK(b->f.lost);
+    b->f.changed_lost = false;
+    turn(b);
+    decided(b, 2, R2_STEER_SWITCH);
+    pthread_mutex_lock(&b->f.lock);
+    r2_leader_turn(&b->f, r2_now_ns() + 4 * S);
+    pthread_mutex_unlock(&b->f.lock);
+    CHECK_EQ(b->f.steer.step, R2_STEER_RELIEF);
+    bed_close(b);
+}
+
 /* ---- the way back */
 
 /* After the hold of a plan, of which the reports have said something new meanwhile. */
@@ -584,6 +617,7 @@ static const struct check_test tests[] = {
     {"return_while_made", test_return_while_it_is_made},
     {"loss_on_the_way_back", test_loss_on_the_way_back},
     {"loss_while_made", test_loss_while_it_is_made},
+    {"loss_and_return_while_made", test_loss_and_return_while_it_is_made},
     {"id_held", test_id_held},
     {"driver", test_driver_holds_nothing_up}, /* and from here on there is one */
     {"device_behind", test_waits_for_a_device_behind},

@@ -444,6 +444,33 @@ static void test_no_nic_comes_back(void)
     bed_script("!port fv1 1 up");
 }
 
+/* Queue pairs are connected again and again, and not one test chunk comes through: that is no NIC
+ * that came back. */
+static void test_none_that_carries_comes_back(void)
+{
+    struct r2_req *send, *recv;
+
+    begin();
+    for (int dev = 0; dev < 2; dev++) {
+        char text[32];
+
+        snprintf(text, sizeof(text), "!most fv%d 4096", dev);
+        bed_script(text);
+        snprintf(text, sizeof(text), "!port fv%d 1 down", dev);
+        bed_script(text);
+    }
+    for (int ms = 0; ms < BED_WAIT_MS && bed_paths(bed.tx); ms++)
+        bed_ms(1);
+    bed_script("!port fv0 1 up");
+    bed_script("!port fv1 1 up");
+    post(&send, &recv);
+    CHECK_LT(bed_test(send, BED_WAIT_MS), 0);
+    CHECK_LT(bed_test(recv, BED_WAIT_MS), 0);
+    finish();
+    bed_script("!most fv0 0");
+    bed_script("!most fv1 0");
+}
+
 /* Both NICs' queue pairs failed too often to be tried soon; sockets stand in, which are nothing for
  * this memory: so they are tried all the same. */
 static void test_none_is_left_alone(void)
@@ -557,6 +584,7 @@ static const struct check_test tests[] = {
     {"one_dead_device", test_one_dead_device},
     {"waits_for_a_nic", test_waits_for_a_nic},
     {"no_nic_comes_back", test_no_nic_comes_back},
+    {"none_that_carries", test_none_that_carries_comes_back},
     {"none_is_left_alone", test_none_is_left_alone},
     {"let_go_when_removed", test_let_go_when_removed},
     {0},
