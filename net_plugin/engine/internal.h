@@ -55,8 +55,8 @@ struct r2_path *r2_path_find(struct r2_peer *p, int lnic, int rnic, int transpor
  * Of a peer: some path is, so that others may be left alone. */
 bool r2_path_suffices(const struct r2_path *path);
 bool r2_peer_sufficed(const struct r2_peer *p);
-/* A path of that transport may be left alone, as others serve: of sockets, any others. */
-bool r2_peer_spares(const struct r2_peer *p, int transport);
+/* Paths that are up in place of one of that transport: of sockets, all. None: it is needed. */
+int r2_peer_left(const struct r2_peer *p, int transport);
 /* Before the path gets an endpoint. False: no memory. */
 bool r2_path_grave(struct r2_path *path);
 /* What a host answers from that NIC of the peer's comes from there: the two NICs have met, and the

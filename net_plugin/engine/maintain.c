@@ -164,7 +164,7 @@ static int plan_nic(struct r2_peer *p, int lnic, int via, uint64_t now, bool ext
             continue;
         /* With no path left the peer cannot take its word about a NIC back, and it may be the
          * only one that memory of devices can take: all are tried. */
-        if (!rnic_ok(p, order[i]) && r2_peer_spares(p, via))
+        if (!rnic_ok(p, order[i]) && r2_peer_left(p, via))
             continue;
         path = up > (extra ? 1 : 0) ? r2_path_find(p, lnic, order[i], via)
                                     : r2_path_obtain(p, lnic, order[i], via);
@@ -177,7 +177,7 @@ static int plan_nic(struct r2_peer *p, int lnic, int via, uint64_t now, bool ext
         path->first_choice = i == 0;
         want(path, up > 0, now);
         if (path->health.state == R2_HEALTH_DRAINED && path->state != R2_PATH_UP &&
-            !r2_peer_spares(p, via))
+            !r2_peer_left(p, via))
             r2_path_event(path, R2_HEALTH_EV_UNDRAIN, "no other path is left");
         up += serving(path);
         if (just_begun(path, now) || process_is_slow(path))
@@ -229,7 +229,7 @@ static bool expected(struct r2_peer *p, bool serves, bool fresh, uint64_t now)
 /* Paths of one transport. True: they serve, or may in a moment (of queue pairs). */
 static bool plan_transport(struct r2_peer *p, int via, uint64_t now)
 {
-    bool few = p->n_up == 1, serves = false, fresh = false;
+    bool few = r2_peer_left(p, via) == 1, serves = false, fresh = false;
 
     for (int l = 0; l < r2_eng.n_nics; l++) {
         if (r2_peer_may_try(p, l))

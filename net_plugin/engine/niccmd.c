@@ -92,12 +92,14 @@ static int drain_nic(const struct r2_control_cmd *cmd, char *result, size_t size
     int left = 0;
 
     for (int i = 0; i < r2_eng.n_nics; i++)
-        left += i != cmd->nic && r2_nic_usable(i);
+        left += i != cmd->nic && r2_nic_serves(i);
     if (!left && !cmd->force) {
-        snprintf(result, size,
-                 "%s is the last usable NIC of this process: without it the job would stand still "
-                 "(--force drains it all the same)",
-                 r2_nic_name(cmd->nic));
+        snprintf(
+            result, size,
+            "%s is the last usable NIC of this process%s: without it the job would stand still "
+            "(--force drains it all the same)",
+            r2_nic_name(cmd->nic),
+            r2_eng.device_memory ? " with RDMA, which memory of GPUs needs" : "");
         return -EBUSY;
     }
     operator_event(cmd->nic, R2_EV_OPERATOR, left ? "drain-nic" : "drain-nic --force");

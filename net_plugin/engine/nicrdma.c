@@ -101,6 +101,16 @@ bool r2_nic_port_up(int nic)
     return !atomic_load(&port_down[nic]);
 }
 
+bool r2_nic_serves(int nic)
+{
+    struct r2_rdma_info info;
+
+    if (!r2_nic_usable(nic))
+        return false;
+    return !r2_eng.device_memory ||
+           (r2_eng.ops->rdma(nic, &info) && info.state == R2_SEG_PORT_ACTIVE);
+}
+
 int r2_engine_meets(void)
 {
     int first = -1;

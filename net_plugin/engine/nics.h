@@ -16,6 +16,8 @@ int r2_nic_add_ports(int n);
 bool r2_nic_stands_by(int nic);
 /* Of a NIC without an interface: the state of its port, which stands for its link. Any thread. */
 bool r2_nic_port_up(int nic);
+/* It is usable, and by RDMA where memory of devices is among what it carries. Any thread. */
+bool r2_nic_serves(int nic);
 
 /* ---- nicstate.c */
 bool r2_nic_usable(int nic);

@@ -218,7 +218,7 @@ static int others_usable(int nic)
     int n = 0;
 
     for (int i = 0; i < r2_eng.n_nics; i++)
-        n += i != nic && r2_nic_usable(i);
+        n += i != nic && r2_nic_serves(i);
     return n;
 }
 
@@ -241,12 +241,12 @@ static void count_failure(int nic)
     struct r2_nic_state *s = &r2_eng.nic_state[nic];
     uint64_t now = r2_now_ns();
     struct r2_damp_rules rules;
-    bool suppress;
+    bool suppress, others = others_usable(nic) > 0;
 
     r2_damp_rules_get(&rules);
     pthread_mutex_lock(&nic_lock);
     suppress = r2_damp_failure(&s->damp, &rules, now);
-    if (suppress && !others_usable(nic)) {
+    if (suppress && !others) {
         r2_damp_release(&s->damp);
         suppress = false;
     }

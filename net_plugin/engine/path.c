@@ -88,7 +88,7 @@ static uint64_t probe_cap(const struct r2_path *path)
 
     if (!path->ever_up && atomic_load(&r2_eng.nic_state[path->lnic].trusted))
         return BACKOFF_NEVER_UP;
-    if (path->peer->n_up == 0 && path->first_choice && cap > BACKOFF_NONE_LEFT)
+    if (!r2_peer_left(path->peer, path->transport) && path->first_choice && cap > BACKOFF_NONE_LEFT)
         return BACKOFF_NONE_LEFT;
     return cap;
 }
@@ -178,7 +178,7 @@ static void count_failure(struct r2_path *path, uint64_t now)
     if (path->quiet || !path->peer->out)
         return;
     r2_damp_rules_get(&rules);
-    if (r2_damp_failure(&path->damp, &rules, now) && r2_peer_spares(path->peer, path->transport))
+    if (r2_damp_failure(&path->damp, &rules, now) && r2_peer_left(path->peer, path->transport))
         r2_path_event(path, R2_HEALTH_EV_SUPPRESS, "it fails too often");
     else if (path->health.state != R2_HEALTH_DAMPED)
         r2_damp_release(&path->damp);

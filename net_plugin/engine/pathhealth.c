@@ -243,6 +243,8 @@ void r2_path_follow(struct r2_path *path)
     } else if (!drained && r2_path_event(path, R2_HEALTH_EV_UNDRAIN, "its NIC is given back")) {
         path->next_at = 0;
         path->fails = 0;
+        if (path->state == R2_PATH_UP && !path->testing) /* it was not empty yet */
+            proven(path, "its NIC is given back before it was empty");
     }
 }
 
@@ -411,14 +413,19 @@ bool r2_peer_sufficed(const struct r2_peer *p)
     return false;
 }
 
-bool r2_peer_spares(const struct r2_peer *p, int transport)
+int r2_peer_left(const struct r2_peer *p, int transport)
 {
-    return transport == R2_VIA_TCP ? p->n_up > 0 : r2_peer_sufficed(p);
+    int n = 0;
+
+    for (int i = 0; i < p->n_paths; i++)
+        n += transport == R2_VIA_TCP ? p->paths[i]->state == R2_PATH_UP
+                                     : r2_path_suffices(p->paths[i]);
+    return n;
 }
 
 static bool needed(const struct r2_path *path)
 {
-    return !r2_peer_spares(path->peer, path->transport); /* nothing else is left */
+    return !r2_peer_left(path->peer, path->transport); /* nothing else is left */
 }
 
 static void tick_damped(struct r2_path *path, uint64_t now)

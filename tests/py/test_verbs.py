@@ -16,6 +16,8 @@ from conftest import Build
 from failover_bed import Pair, Side, loopback, running_pair, running_perf, until
 from verbs_bed import PATIENT, ask, command, moved, over, settings
 
+from r2ccl_ctl import control
+
 BULK = ("--register", "--size", "1M", "--conns", 2, "--stall", 20)
 
 
@@ -91,6 +93,27 @@ def test_device_memory(build: Build, verify: int) -> None:
         seen = pair.tx.snapshot()
         pair.finish()
         assert moved(seen, "tcp") == 0
+
+
+def test_last_rdma_is_not_drained(build: Build) -> None:
+    """Memory of devices cannot go over sockets: a NIC whose port is down is not among what would be
+    left, although its interface is up, and one whose port is back is."""
+    env = settings(build, R2CCL_GPU_MEMORY="direct", R2_FAKEVERBS_CHAOS="seed=1,gpu=1")
+    words = ("--device", "--size", "300001", "--conns", 2, "--stall", 20)
+    with running_pair(build.path, *words, nics=loopback(2), **env) as pair:
+        over(pair, "verbs", 2)
+        pair.moving()
+        command(pair.tx.pid, "port fv1 1 down")
+        until(f"it is noticed: {pair}", lambda: bool(pair.tx.named("path-down")))
+        drain = control.Command("drain-nic", nic="127.0.1.1")
+        told = control.send_command(pair.tx.segment, drain, timeout=10.0)
+        assert not told.ok
+        assert "the last usable NIC of this process with RDMA" in told.text
+        command(pair.tx.pid, "port fv1 1 up")
+        over(pair, "verbs", 2)
+        assert control.send_command(pair.tx.segment, drain, timeout=10.0).ok
+        pair.moving()
+        pair.finish()
 
 
 @pytest.mark.parametrize("status", range(1, 24), ids=lambda code: f"wc{code}")
