@@ -2,6 +2,7 @@
 
 #define NS_PER_S 1e9
 #define IDLE_FIRST 4
+#define SOON(interval) ((interval)*3 / 16) /* quiet for so long, a path is asked early */
 
 int r2_hb_misses(uint64_t interval, int misses, uint64_t srtt, uint64_t var)
 {
@@ -27,27 +28,34 @@ static uint64_t later(uint64_t a, uint64_t b)
     return a > b ? a : b;
 }
 
+static uint64_t sooner(uint64_t a, uint64_t b)
+{
+    return a < b ? a : b;
+}
+
 /* ns until an interval is over since the last look, or the last look of all is due. */
 static uint64_t until_due(const struct r2_hb_watch *w)
 {
     uint64_t all = w->interval * (uint64_t)w->misses, next = until(w->look_age, w->interval), last;
 
-    if (!w->quiet || w->unanswered != w->misses - 1 || w->beat_age > w->quiet)
+    if (w->unanswered != w->misses - 1)
         return next;
-    last = later(until(w->quiet, all - w->interval / 4), until(w->beat_age, all - w->interval / 2));
-    return last < next ? last : next;
+    next = sooner(next, until(w->beat_age, all)); /* looks before it may have been late */
+    if (!w->quiet || w->beat_age > w->quiet)
+        return next;
+    last = later(until(w->quiet, all - w->interval / 2 + SOON(w->interval)),
+                 until(w->beat_age, all - w->interval / 2));
+    return sooner(last, next);
 }
 
 /* ns until it may be asked early; UINT64_MAX: not for this reason. */
 static uint64_t until_early(const struct r2_hb_watch *w)
 {
-    uint64_t soon = w->interval / 4;
-
     if (!w->quiet || w->asked || w->unanswered)
         return UINT64_MAX;
     if (w->var > w->interval || w->srtt > w->interval) /* a long way: regular ones must do */
         return UINT64_MAX;
-    return later(until(w->quiet, later(soon, w->srtt + 4 * w->var)),
+    return later(until(w->quiet, later(SOON(w->interval), w->srtt + 4 * w->var)),
                  until(w->beat_age, w->interval / 2));
 }
 

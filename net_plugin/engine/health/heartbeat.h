@@ -43,8 +43,9 @@ enum r2_hb_look {
     R2_HB_ALONG, /* the same, for another reason: heartbeats of other paths leave now anyway */
 };
 /* Whether to look at the path now. The last look, after which it is dead, is due an interval after
- * the one before it, or when nothing at all was heard for `misses` intervals less a quarter, and
- * the heartbeat was sent in that time and has waited for all but half of one. */
+ * the one before it, or when the heartbeat has waited for `misses` intervals, or when it has waited
+ * for half an interval less than that, was sent when nothing had been heard for a while, and
+ * nothing at all was since. */
 enum r2_hb_look r2_hb_look(const struct r2_hb_watch *w);
 
 /* ... and for a path that nothing is under way on, beside one that is due: R2_HB_ALONG in the
