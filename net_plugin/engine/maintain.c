@@ -298,18 +298,30 @@ static bool slept(const struct r2_peer *p, uint64_t now)
     return now > p->last_tick && now - p->last_tick >= TICK_MAX_NS + LATE_NS;
 }
 
+static uint64_t later_by(uint64_t since, uint64_t ns, uint64_t now)
+{
+    return since + ns < now ? since + ns : now;
+}
+
 /* Time in which nobody here could look for a path is no time waited; being late on a busy machine
  * is, or the wait might never end. */
 static void not_waited(struct r2_peer *p, uint64_t now)
 {
     uint64_t ns = now - p->last_tick;
+    struct r2_list *n;
 
     if (ns < STOPPED_NS)
         return;
     if (p->no_path_since)
-        p->no_path_since = p->no_path_since + ns < now ? p->no_path_since + ns : now;
+        p->no_path_since = later_by(p->no_path_since, ns, now);
     if (p->suspect)
-        p->suspect_since = p->suspect_since + ns < now ? p->suspect_since + ns : now;
+        p->suspect_since = later_by(p->suspect_since, ns, now);
+    R2_LIST_FOR_EACH (n, &p->ready) {
+        struct r2_conn *c = R2_CONTAINER_OF(n, struct r2_conn, ready);
+
+        if (c->stuck_since)
+            c->stuck_since = later_by(c->stuck_since, ns, now);
+    }
 }
 
 /* Connections that the application has closed, and nobody has acknowledged it. A peer that is there
@@ -384,7 +396,8 @@ static void maintain(struct r2_peer *p, uint64_t now)
         r2_peer_judge_refusals(p, now);
         repeat_downs(p, now);
         r2_words_repeat(p, now);
-        r2_peer_check_stuck(p, now);
+        if (!slept(p, now))
+            r2_peer_check_stuck(p, now);
         check_time(p, now);
     }
     r2_peer_ask(p, now);

@@ -107,8 +107,7 @@ bool r2_nic_serves(int nic)
 
     if (!r2_nic_usable(nic))
         return false;
-    return !r2_eng.device_memory ||
-           (r2_eng.ops->rdma(nic, &info) && info.state == R2_SEG_PORT_ACTIVE);
+    return !r2_eng.device_memory || (r2_eng.ops->rdma(nic, &info) && info.active);
 }
 
 int r2_engine_meets(void)

@@ -243,8 +243,10 @@ void r2_path_follow(struct r2_path *path)
     } else if (!drained && r2_path_event(path, R2_HEALTH_EV_UNDRAIN, "its NIC is given back")) {
         path->next_at = 0;
         path->fails = 0;
-        if (path->state == R2_PATH_UP && !path->testing) /* it was not empty yet */
+        if (path->state == R2_PATH_UP && !path->testing) { /* it was not empty yet */
+            path->told_up = false;
             proven(path, "its NIC is given back before it was empty");
+        }
     }
 }
 

@@ -281,15 +281,16 @@ void r2_peer_check_stuck(struct r2_peer *p, uint64_t now)
 {
     struct r2_list *n, *tmp;
 
+    if (!r2_eng.device_memory)
+        return; /* any path will do, and that there is none is the peer's time */
     R2_LIST_FOR_EACH_SAFE (n, tmp, &p->ready) {
         struct r2_conn *c = R2_CONTAINER_OF(n, struct r2_conn, ready);
-        bool way = r2_conn_has_way(c, true); /* what comes up and proves nothing is none */
 
-        if (way || !p->n_up)
+        if (r2_conn_has_way(c, true)) /* what comes up and proves nothing is none */
             c->stuck_since = 0;
         else if (!c->stuck_since)
             c->stuck_since = now;
-        else if (now - c->stuck_since > r2_eng.set->no_path_timeout_ns) {
+        else if (p->n_up && now - c->stuck_since > r2_eng.set->no_path_timeout_ns) {
             R2_WARN("no NIC that can reach a message's memory came back within "
                     "R2CCL_NO_PATH_TIMEOUT; memory of GPUs cannot go over sockets "
                     "(R2CCL_GPU_MEMORY=host: through host memory, which can)");

@@ -42,6 +42,14 @@ const struct r2_req *r2_send_first_waiting(struct r2_conn *c)
     return NULL;
 }
 
+/* How long nothing could carry what waits is counted from now on: nobody looks at connections that
+ * are not in the line. */
+static void line_up(struct r2_conn *c)
+{
+    c->stuck_since = 0;
+    r2_list_add_tail(&c->peer->ready, &c->ready);
+}
+
 /* Counts anew what waits for bulk lanes, and lists the connection accordingly. The hot paths add
  * and subtract instead (r2_send_more, take_chunk). */
 static void recount(struct r2_conn *c)
@@ -52,14 +60,14 @@ static void recount(struct r2_conn *c)
     if (!c->waiting)
         r2_list_del(&c->ready);
     else if (r2_list_empty(&c->ready))
-        r2_list_add_tail(&c->peer->ready, &c->ready);
+        line_up(c);
 }
 
 void r2_send_more(struct r2_conn *c, uint64_t bytes)
 {
     c->waiting += bytes;
     if (c->waiting && r2_list_empty(&c->ready))
-        r2_list_add_tail(&c->peer->ready, &c->ready);
+        line_up(c);
 }
 
 /* ---- small messages: over the control lane, ahead of bulk */

@@ -184,6 +184,7 @@ struct r2_rdma_info {
     char device[24];
     uint32_t port, state, phys, link, gbps, queue_pairs, lid;
     uint8_t gid[16];
+    bool active; /* paths can be made by it; known before the device says it in `state` */
 };
 
 struct r2_transport_ops {

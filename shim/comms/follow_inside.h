@@ -68,7 +68,7 @@ struct r2_follow {
     struct r2_plan running, next;    /* what is in force; what was aimed at last */
     int changed_node;                /* the one that an event came from last */
     bool changed_lost;               /* ... has less than before */
-    bool lost;                       /* some node has, since a plan was aimed at last */
+    int lost_node;                   /* that has less since a plan was aimed at; -1: none */
     bool withdrawn;                  /* a plan was, and no node has changed since */
     int orders;                      /* a plan may have so many */
     uint32_t events, rounds;         /* changes of what nodes have left; looks of the planner */

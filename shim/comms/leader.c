@@ -119,7 +119,8 @@ static bool aim(struct r2_follow *f, const struct r2_plan *plan, uint64_t key, u
         return false;
     if (r2_policy_urgent(&f->policy))
         r2_steer_relieve(&f->steer);
-    f->lost = false;
+    f->lost_node = -1;
+    f->withdrawn = false;
     return true;
 }
 
@@ -360,7 +361,8 @@ void r2_leader_decided(struct r2_follow *f, uint64_t epoch, bool committed)
     }
     if (step == R2_STEER_SWITCH) { /* nodes may have changed since it was aimed at */
         keep(&f->running, &f->next);
-        f->changed_lost = f->lost;
+        f->changed_lost = f->lost_node >= 0;
+        f->changed_node = f->changed_lost ? f->lost_node : f->changed_node;
         look_ahead(f, now);
     }
     f->switch_epoch = epoch;            /* every plan has the entries of what runs */
@@ -394,7 +396,8 @@ void r2_leader_reported(struct r2_follow *f, int rank, const struct r2_agree_rep
     share = share_of_node(f, f->rank_node[rank]);
     if (node->capacity != (double)report->capacity || node->share != share) {
         f->changed_lost = (double)report->capacity * share < node->capacity * node->share;
-        f->lost |= f->changed_lost;
+        if (f->changed_lost)
+            f->lost_node = f->rank_node[rank];
         f->withdrawn = false;
         node->capacity = (double)report->capacity;
         node->share = share;
@@ -406,6 +409,7 @@ void r2_leader_reported(struct r2_follow *f, int rank, const struct r2_agree_rep
         r2_policy_again(&f->policy, now);
     }
     if (report->flags & R2_FOLLOW_STOP) {
+        f->withdrawn = false;
         r2_lead_back(&f->lead, "an operator said plan off: NCCL's own choice");
         r2_steer_want(&f->steer, 0, true, now);
     }
@@ -477,6 +481,7 @@ int r2_leader_init(struct r2_follow *f)
     f->words = calloc((size_t)f->nranks, sizeof(*f->words));
     f->shares = calloc((size_t)f->nranks, sizeof(*f->shares));
     f->orders = r2_leader_orders();
+    f->lost_node = -1;
     f->timing = on() ? r2_timing_new(f->device) : NULL; /* without, plans are not measured */
     if (!f->made || !f->words || !f->shares)
         return -ENOMEM;

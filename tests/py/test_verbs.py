@@ -14,7 +14,7 @@ import time
 import pytest
 from conftest import Build
 from failover_bed import Pair, Side, loopback, running_pair, running_perf, until
-from verbs_bed import PATIENT, ask, command, moved, over, settings
+from verbs_bed import PATIENT, ask, command, moved, over, settings, up
 
 from r2ccl_ctl import control
 
@@ -93,6 +93,31 @@ def test_device_memory(build: Build, verify: int) -> None:
         seen = pair.tx.snapshot()
         pair.finish()
         assert moved(seen, "tcp") == 0
+
+
+def test_stopped_while_it_waits(build: Build) -> None:
+    """Memory of devices waits for a NIC, and the process is stopped for longer than it may wait:
+    nobody could look then, so that is no time waited."""
+    env = settings(
+        build,
+        R2CCL_GPU_MEMORY="direct",
+        R2CCL_NO_PATH_TIMEOUT="3s",
+        R2_FAKEVERBS_CHAOS="seed=1,gpu=1",
+    )
+    words = ("--device", "--size", "300001", "--conns", 2, "--stall", 30)
+    with running_pair(build.path, *words, nics=loopback(2), **env) as pair:
+        over(pair, "verbs", 2)
+        pair.moving()
+        for port in ("fv0 1", "fv1 1"):
+            command(pair.tx.pid, f"port {port} down")
+        until(f"sockets stand by: {pair}", lambda: up(pair.tx, "tcp") >= 1)
+        pair.tx.signal(signal.SIGSTOP)
+        time.sleep(5.0)
+        pair.tx.signal(signal.SIGCONT)
+        for port in ("fv0 1", "fv1 1"):
+            command(pair.tx.pid, f"port {port} up")
+        pair.moving()
+        pair.finish()
 
 
 def test_last_rdma_is_not_drained(build: Build) -> None:

@@ -33,7 +33,11 @@ static void test_misses(void)
  * known? */
 static void dead_path(uint64_t phase, bool traffic, uint64_t *known, uint64_t *waited)
 {
-    struct r2_hb_watch w = {.interval = 100 * MS, .misses = 3, .srtt = MS / 5, .var = MS / 10};
+    struct r2_hb_watch w = {.interval = 100 * MS,
+                            .misses = 3,
+                            .srtt = MS / 5,
+                            .var = MS / 10,
+                            .soon = 100 * MS * 3 / 16};
     uint64_t base = 10 * SEC, looked = base - phase, sent = looked, next = 0;
     bool answered = true; /* the last one was, before */
 
@@ -121,6 +125,32 @@ static void test_older_heartbeat(void)
     CHECK(r2_hb_next(&w) == UINT64_MAX);
 }
 
+/* Where round trips take longer than the settings' heartbeats, more of these are waited for, and
+ * what is quiet says nothing. */
+static void test_long_way(void)
+{
+    struct r2_hb_watch w = {.interval = 100 * MS,
+                            .misses = 3,
+                            .unanswered = 2,
+                            .beat_age = 290 * MS,
+                            .look_age = 90 * MS,
+                            .quiet = 290 * MS,
+                            .soon = 20 * MS,
+                            .srtt = 400 * MS,
+                            .var = 30 * MS};
+
+    CHECK_EQ(r2_hb_look(&w), R2_HB_NOT_YET);
+    CHECK_EQ(r2_hb_next(&w), 10 * MS);
+    w.unanswered = 5; /* of six */
+    CHECK_EQ(r2_hb_look(&w), R2_HB_NOT_YET);
+    w.beat_age = w.quiet = 600 * MS;
+    w.look_age = 30 * MS;
+    CHECK_EQ(r2_hb_look(&w), R2_HB_DUE);
+    w.look_age = 10 * MS; /* never right behind another */
+    CHECK_EQ(r2_hb_look(&w), R2_HB_NOT_YET);
+    CHECK_EQ(r2_hb_next(&w), 15 * MS);
+}
+
 static struct r2_hb_watch later_by(struct r2_hb_watch w, uint64_t ns)
 {
     w.beat_age += ns;
@@ -143,6 +173,7 @@ static void test_next_is_when(void)
             .look_age = check_below(interval),
             .quiet = check_below(2) ? 1 + check_below(6 * interval) : 0,
             .asked = check_below(2),
+            .soon = interval / (2 + check_below(8)),
             .srtt = check_below(4) ? 0 : check_below(2 * interval),
             .var = check_below(4) ? 0 : check_below(interval),
         };
@@ -235,6 +266,7 @@ static const struct check_test tests[] = {
     {"along", test_along},
     {"dead_path", test_dead_path},
     {"older_heartbeat", test_older_heartbeat},
+    {"long_way", test_long_way},
     {"next_is_when", test_next_is_when},
     {"asks_once", test_asks_once},
     {"limit", test_limit},

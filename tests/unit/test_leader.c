@@ -283,7 +283,7 @@ static void test_loss_and_return_while_it_is_made(void)
         b->words[r] = 1;
         report(b, r, r / 2 == 1 || r / 2 == node ? FULL / 2 : FULL);
     }
-    CHECK(b->f.lost);
+    CHECK_EQ(b->f.lost_node, node);
     b->f.changed_lost = false;
     turn(b);
     decided(b, 2, R2_STEER_SWITCH);
@@ -291,6 +291,7 @@ static void test_loss_and_return_while_it_is_made(void)
     r2_leader_turn(&b->f, r2_now_ns() + 4 * S);
     pthread_mutex_unlock(&b->f.lock);
     CHECK_EQ(b->f.steer.step, R2_STEER_RELIEF);
+    CHECK_EQ(b->f.changed_node, node);
     bed_close(b);
 }
 

@@ -2,7 +2,6 @@
 
 #define NS_PER_S 1e9
 #define IDLE_FIRST 4
-#define SOON(interval) ((interval)*3 / 16) /* quiet for so long, a path is asked early */
 
 int r2_hb_misses(uint64_t interval, int misses, uint64_t srtt, uint64_t var)
 {
@@ -36,14 +35,16 @@ static uint64_t sooner(uint64_t a, uint64_t b)
 /* ns until an interval is over since the last look, or the last look of all is due. */
 static uint64_t until_due(const struct r2_hb_watch *w)
 {
-    uint64_t all = w->interval * (uint64_t)w->misses, next = until(w->look_age, w->interval), last;
+    int misses = r2_hb_misses(w->interval, w->misses, w->srtt, w->var);
+    uint64_t all = w->interval * (uint64_t)misses, next = until(w->look_age, w->interval), last;
 
-    if (w->unanswered != w->misses - 1)
+    if (w->unanswered != misses - 1)
         return next;
-    next = sooner(next, until(w->beat_age, all)); /* looks before it may have been late */
-    if (!w->quiet || w->beat_age > w->quiet)
+    /* Looks before it may have been late, but never does it come right behind one. */
+    next = sooner(next, later(until(w->beat_age, all), until(w->look_age, w->interval / 4)));
+    if (!w->quiet || w->beat_age > w->quiet || misses != w->misses)
         return next;
-    last = later(until(w->quiet, all - w->interval / 2 + SOON(w->interval)),
+    last = later(until(w->quiet, all - w->interval / 2 + w->soon),
                  until(w->beat_age, all - w->interval / 2));
     return sooner(last, next);
 }
@@ -55,7 +56,7 @@ static uint64_t until_early(const struct r2_hb_watch *w)
         return UINT64_MAX;
     if (w->var > w->interval || w->srtt > w->interval) /* a long way: regular ones must do */
         return UINT64_MAX;
-    return later(until(w->quiet, later(SOON(w->interval), w->srtt + 4 * w->var)),
+    return later(until(w->quiet, later(w->soon, w->srtt + 4 * w->var)),
                  until(w->beat_age, w->interval / 2));
 }
 

@@ -32,7 +32,8 @@ struct r2_hb_watch {
     uint64_t beat_age;      /* since the heartbeat was sent that is to be answered, or was last */
     uint64_t look_age;      /* since the last look */
     uint64_t quiet; /* since bytes of messages are out and none was acknowledged; 0: not so */
-    bool asked;     /* for that reason, already */
+    uint64_t soon;  /* when quiet for so long, it is asked for that reason */
+    bool asked;     /* ... already */
     uint64_t srtt, var;
 };
 enum r2_hb_look {

@@ -110,6 +110,7 @@ bool r2_verbs_rdma(int nic, struct r2_rdma_info *out)
     out->queue_pairs = (uint32_t)atomic_load(&v->qps);
     pthread_mutex_lock(&v->lock);
     out->state = (uint32_t)v->state;
+    out->active = v->active;
     out->phys = (uint32_t)v->phys;
     out->link = v->link; /* IBV_LINK_LAYER_INFINIBAND 1, _ETHERNET 2 */
     out->gbps = v->rate_gbps;
