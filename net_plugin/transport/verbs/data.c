@@ -315,12 +315,14 @@ static int send_beat(struct r2_ep *ep)
 int r2_data_beat(struct r2_ep *ep)
 {
     unsigned asked = atomic_load(&ep->marked);
+    int rc;
 
     if (ep->beat_busy || asked == ep->beat_done ||
         r2_fault_is(ep->params.local_nic, R2_FAULT_BLACKHOLE, R2_FAULT_TX))
         return 0;
+    rc = r2_data_poll(ep); /* what has completed is not to be judged by this one */
     ep->beat_asked = asked;
-    return send_beat(ep);
+    return rc ? rc : send_beat(ep);
 }
 
 /* ---- in */
@@ -521,6 +523,7 @@ int r2_data_poll(struct r2_ep *ep)
     bool any = false, clear = true;
     int n = 0, rc = 0;
 
+    ep->cq_empty = false;
     for (int turn = 0; turn < POLL_TURNS && rc == 0; turn++) {
         clear = r2_fault_none(ep->params.local_nic) || may_take(ep);
         if (!clear)
