@@ -257,6 +257,7 @@ static void test_long_control(void)
 /* A device of the test's: so many of one completion are in the queue. */
 static struct ibv_wc waiting;
 static int n_waiting;
+static uint32_t posted[R2_BULK_RX]; /* receives, by slot */
 
 static int poll(struct ibv_cq *cq, int n, struct ibv_wc *wc)
 {
@@ -268,6 +269,16 @@ static int poll(struct ibv_cq *cq, int n, struct ibv_wc *wc)
     return got;
 }
 
+static int post_recv(struct ibv_qp *qp, struct ibv_recv_wr *wr, struct ibv_recv_wr **bad)
+{
+    static uint32_t turn;
+
+    (void)qp;
+    (void)bad;
+    posted[(uint32_t)wr->wr_id] = ++turn;
+    return 0;
+}
+
 static int post(struct ibv_qp *qp, struct ibv_send_wr *wr, struct ibv_send_wr **bad)
 {
     (void)qp;
@@ -276,7 +287,8 @@ static int post(struct ibv_qp *qp, struct ibv_send_wr *wr, struct ibv_send_wr **
     return 0;
 }
 
-static struct ibv_context ctx = {.ops = {.poll_cq = poll, .post_send = post}};
+static struct ibv_context ctx = {
+    .ops = {.poll_cq = poll, .post_send = post, .post_recv = post_recv}};
 static struct ibv_cq cq = {.context = &ctx};
 static struct ibv_qp qp = {.context = &ctx};
 static struct ibv_mr mr;
@@ -327,6 +339,39 @@ static void test_not_all_polled(void)
     close_end();
 }
 
+/* A count arrives at that receive; there has been no chunk. */
+static int count_arrives(uint32_t slot)
+{
+    waiting = (struct ibv_wc){.status = IBV_WC_SUCCESS,
+                              .wc_flags = IBV_WC_WITH_IMM,
+                              .wr_id = r2_wr_id(R2_WR_BULK_RX, 0, slot)};
+    n_waiting = 1;
+    return r2_data_poll(ep);
+}
+
+/* Receives that counts have used without a word are posted again, in the order of their use; one
+ * that comes behind others is against the rules. */
+static void test_receives_left_out(void)
+{
+    uint32_t before;
+
+    open_device(false);
+    CHECK_EQ(count_arrives(0), 0);
+    CHECK_EQ(count_arrives(3), 0);
+    CHECK(posted[0] && posted[1] == posted[0] + 1);
+    CHECK(posted[2] == posted[1] + 1 && posted[3] == posted[2] + 1 && !posted[4]);
+    for (uint32_t slot = 4; slot < R2_BULK_RX - 1; slot++)
+        CHECK_EQ(count_arrives(slot), 0);
+    before = posted[R2_BULK_RX - 2];
+    CHECK_EQ(count_arrives(1), 0);
+    CHECK(posted[R2_BULK_RX - 1] == before + 1);
+    CHECK(posted[0] == before + 2 && posted[1] == before + 3);
+    CHECK_EQ(count_arrives(2), 0);
+    CHECK_EQ(count_arrives(1), -EPROTO);
+    CHECK(posted[2] == before + 4 && posted[3] < before);
+    close_end();
+}
+
 /* An answer is given only after all that had come was taken. */
 static void test_answering(void)
 {
@@ -355,6 +400,7 @@ static const struct check_test tests[] = {
     {"long_control", test_long_control},
     {"waits_to_be_polled", test_waits_to_be_polled},
     {"not_all_polled", test_not_all_polled},
+    {"receives_left_out", test_receives_left_out},
     {"answering", test_answering},
     {0},
 };

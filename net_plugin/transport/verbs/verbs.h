@@ -162,6 +162,7 @@ struct r2_vqp {
     struct ibv_qp *qp;
     uint32_t tx_posted, tx_done; /* slots, cumulative */
     uint32_t rx_done;            /* arrivals, cumulative */
+    uint32_t rx_slot;            /* R, bulk: of the receive that is used next, cumulative */
     bool drain_tx, drain_rx;     /* the last work requests were flushed */
 
     /* S, bulk: counts, by which both sides notice that a completion is missing (counts.c)
