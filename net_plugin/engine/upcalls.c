@@ -159,6 +159,25 @@ static void up_shut_over(void *owner, struct r2_ep *ep)
     r2_peer_wake(r2_eng.ops->params(ep)->probe ? owner : ((struct r2_path *)owner)->peer);
 }
 
+static bool up_alone(void *owner, struct r2_ep *ep)
+{
+    struct r2_path *path = owner;
+    struct r2_peer *p;
+    bool alone = true;
+
+    if (r2_eng.ops->params(ep)->probe || r2_eng.ops->params(ep)->locate)
+        return true;
+    p = path->peer;
+    r2_peer_lock(p);
+    for (int i = 0; i < p->n_paths && alone; i++) {
+        const struct r2_path *other = p->paths[i];
+
+        alone = other == path || !r2_path_able(other) || !r2_path_suffices(other);
+    }
+    r2_peer_unlock(p);
+    return alone;
+}
+
 static void up_released(void *owner, const struct r2_ep_params *params)
 {
     if (params->locate)
@@ -170,6 +189,7 @@ static void up_released(void *owner, const struct r2_ep_params *params)
 const struct r2_transport_events r2_engine_events = {
     .nic_link = up_nic_link,
     .shut_over = up_shut_over,
+    .alone = up_alone,
     .released = up_released,
     .accepted = up_accepted,
     .secret = up_secret,

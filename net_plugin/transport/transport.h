@@ -154,6 +154,9 @@ struct r2_transport_events {
     void (*nic_link)(int nic, int transport, bool up, const char *cause);
     /* `shut` that was under way is over: it returns 0 now. Any lock of the transport. */
     void (*shut_over)(void *owner, struct r2_ep *ep);
+    /* No other path leads to the peer now that could carry what this one does. Any lock of the
+     * transport. */
+    bool (*alone)(void *owner, struct r2_ep *ep);
     /* The last reference to an endpoint that has an owner is gone; no lock is needed or held by
      * the transport. */
     void (*released)(void *owner, const struct r2_ep_params *params);

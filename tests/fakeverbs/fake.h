@@ -110,6 +110,7 @@ struct fv_wqe {
     uint64_t addr;       /* what the caller calls it */
     uint64_t raddr;
     uint64_t first_sent;
+    uint64_t leaves; /* of a slow queue pair: whole, then */
 };
 
 struct fv_rqe {
@@ -151,8 +152,9 @@ struct fv_qp {
     bool dry;          /* in ERR, and its receives were flushed */
     bool flushed;
     bool connecting_failed;
-    bool mute;   /* its requests vanish */
-    bool frozen; /* and it never gives up */
+    bool mute;     /* its requests vanish */
+    uint32_t slow; /* bytes/s that its requests leave with, and it never gives up; 0: no limit */
+    bool frozen;   /* and it never gives up */
     struct fv_qp *kept;
     uint64_t next_connect;
 };

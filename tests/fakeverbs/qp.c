@@ -451,7 +451,7 @@ static void check_retries(struct fv_qp *qp, uint64_t now)
     struct fv_wqe *w = &qp->sq[qp->done % qp->cap.max_send_wr];
     uint64_t limit;
 
-    if (qp->done == qp->posted || !qp->timeout || qp->frozen)
+    if (qp->done == qp->posted || !qp->timeout || qp->frozen || qp->slow)
         return;
     if (!w->first_sent)
         w->first_sent = now;

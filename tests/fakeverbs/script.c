@@ -67,6 +67,9 @@
  *   only ADDR     of all there is, only what was registered there is not deregistered (0: any)
  *   mute QPN      requests of that queue pair vanish, as where a switch has one way of several that
  *                 is broken, and this one's packets go by it
+ *   slow QPN RATE requests of that queue pair leave with so many bytes/s, and it never gives up: as
+ *                 where packets get lost, and each one that arrives ends the counting of retries
+ *   receives QPN  answers how many receives are posted on it
  *   peer ADDR LEN VIEW   a peer memory module knows that memory of a device, which needs no mapping
  *                 there: VIEW is the device's side of it (LEN 0: known no more)
  *   held DEV ADDR answers how many registrations of that address the device has
@@ -418,6 +421,8 @@ FV_EXPORT int fv_script(const char *text)
         fv_qp_find(min)->mute = true;
     else if (sscanf(text, "freeze %u", &min) == 1 && fv_qp_find(min))
         fv_qp_find(min)->mute = fv_qp_find(min)->frozen = true;
+    else if (sscanf(text, "slow %u %u", &min, &at) == 2 && fv_qp_find(min))
+        fv_qp_find(min)->slow = at;
     else if (sscanf(text, "peer %p %zu %p", &addr, &len, &view) == 3)
         fv_peer(addr, len, view);
     else if (sscanf(text, "only %p", &addr) == 1)
@@ -430,6 +435,8 @@ FV_EXPORT int fv_script(const char *text)
         answer = fv.n_closed;
     if (sscanf(text, "held %63s %p", dev, &addr) == 2)
         answer = held(dev, addr);
+    if (sscanf(text, "receives %u", &min) == 1 && fv_qp_find(min))
+        answer = (int)(fv_qp_find(min)->r_posted - fv_qp_find(min)->r_done);
     if (strcmp(text, "source") == 0)
         answer = (int)s->src;
     if (strcmp(text, "where") == 0 && fv_qp_find(s->src)) {

@@ -459,6 +459,41 @@ static void test_fenced_socket_does_not_flush(void)
     remote_end(&r);
 }
 
+static bool alone_within(struct r2_ep *ep, int ms)
+{
+    for (int t = 0; t < ms && !fake_alone(ep); t++)
+        fake_sleep_ms(1);
+    return fake_alone(ep);
+}
+
+/* Which path is the last one that could carry what this one does: not while there is another one
+ * that is up; sockets are none where there is memory that they do not carry. */
+static void test_alone(void)
+{
+    struct r2_ep *a, *b, *socket;
+
+    begin(false);
+    a = fake_find(r.id, 0, 0, 0);
+    b = fake_find(r.id, 1, 1, 0);
+    CHECK(a && b);
+    CHECK(!fake_alone(a) && !fake_alone(b));
+    fake_fail(b, ECONNRESET, false);
+    CHECK(alone_within(a, REMOTE_WAIT_MS));
+    fake_offers = 0;
+    socket = remote_path(&r, 1, r.gen);
+    fake_offers = R2_OFFER_ROCE;
+    CHECK(socket && socket->params.transport == R2_VIA_TCP);
+    CHECK(fake_alone(a) && !fake_alone(socket));
+    remote_end(&r);
+    begin(true);
+    a = fake_find(r.id, 0, 0, 0);
+    b = fake_find(r.id, 1, 1, 0);
+    CHECK(a && b && !fake_alone(a));
+    fake_fail(b, ECONNRESET, false);
+    CHECK(alone_within(a, REMOTE_WAIT_MS));
+    remote_end(&r);
+}
+
 static const struct check_test tests[] = {
     {"cts_carries_keys", test_cts_carries_keys},
     {"chunks_carry_keys", test_chunks_carry_keys},
@@ -472,6 +507,7 @@ static const struct check_test tests[] = {
     {"detach_of_cleared", test_detach_of_cleared},
     {"fenced_path_flushes", test_fenced_path_flushes},
     {"fence_marks_who_waits", test_fence_marks_who_waits},
+    {"alone", test_alone},
     {"fenced_socket_does_not_flush", test_fenced_socket_does_not_flush},
     {0},
 };

@@ -4,8 +4,9 @@
  * comes, at the sender as at the receiver. Behind the last chunk there may be none: some time after
  * it a count of the chunks is sent, without a payload, and again after twice that time and so on,
  * as what tells of a count may get lost as well, at either end, and no end sees what the other one
- * misses. No time is judged: where a stopped receiver has no receive left, counts wait behind the
- * chunks.
+ * misses. The receive that was used for such an arrival is posted again with the next one
+ * (post_skipped in data.c). No time is judged: where a stopped receiver has no receive left, counts
+ * wait behind the chunks.
  */
 #include <arpa/inet.h>
 #include <errno.h>

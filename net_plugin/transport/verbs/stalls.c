@@ -1,14 +1,19 @@
 /* Queue pairs that neither complete nor fail, while heartbeats pass: under ep->lock.
  *
- * A device either executes a request or gives up after timeout x retries; one with a fault, or
- * whose fault the kernel's driver hides, may do neither (docs/rdma.md). Time alone does not tell:
- * where the other process stands still and has no receive left, requests wait for ever, by right.
- * So the process is asked. Each end's heartbeat carries a word with the number of its last question
- * and that of the last one it has answered; a process answers one that it had read before it found
- * its completion queue empty, when every receive that had been used was posted again. From then on
- * receives cannot run out, whatever becomes of the process: on no queue pair are as many requests
- * under way as receives posted (verbs.h). What then completes nothing for longer than a device may
- * take to give up has failed.
+ * A device either executes a request or gives up after its retries; one with a fault, or whose
+ * fault the kernel's driver hides, may do neither (docs/rdma.md). Time alone does not tell: where
+ * the other process stands still and has no receive left, requests wait for ever, by right. So the
+ * process is asked. Each end's heartbeat carries a word with the number of its last question and
+ * that of the last one it has answered; a process answers one that it had read before it found its
+ * completion queue empty, when every receive that it knows to be used was posted again. From then
+ * on receives cannot run out, whatever becomes of the process: on no queue pair are more requests
+ * under way than receives posted (verbs.h). What then completes nothing for longer than a device
+ * may take for it has failed, if nothing that has completed waits to be polled.
+ *
+ * How long that is depends on the length: retries are counted anew with each packet that is
+ * acknowledged, so that a request which gets on slowly never gives up. Nor is it to be ended here
+ * while it is as fast as a queue pair must be to be proven, where nothing else could carry it:
+ * the path would be made anew for nothing.
  *
  * Memory order: the peer's word is written by its device, aligned, as a whole, and nothing else is
  * read because of it. Our own is written while no heartbeat is under way.
@@ -27,9 +32,14 @@ _Static_assert(R2_CTRL_TX <= R2_CTRL_RX && 2 * R2_BULK_TX + 1 + R2_COUNTS_AGAIN 
 #define LEAST_NS (2 * R2_NS_PER_S)
 #define LOOK_NS R2_NS_PER_S /* of a longer time since the last look no more counts */
 
-/* What a device may take until it gives up: four times timeout x retries, by the specification
- * (its timer runs out between T and 4T). */
-static uint64_t patience(void)
+/* Bytes/s of a queue pair, at the least: of the only path to the peer what test chunks must show
+ * within 2 s (engine/pathhealth.c), of others what is worth waiting for. */
+#define ALONE_RATE (R2_TEST_EACH * R2_TEST_LEN / 2)
+#define RATE (8 * ALONE_RATE)
+
+/* What a device may take until it gives up on a packet: it tries once and then its retries, and its
+ * timer runs out between T and 4T, by the specification. */
+static uint64_t for_packet(void)
 {
     uint64_t ns =
         4 * (UINT64_C(4096) << r2_wanted_timeout()) * ((unsigned)r2_wanted_retry_cnt() + 1);
@@ -46,6 +56,31 @@ static bool is_under_way(const struct r2_ep *ep, const struct r2_vqp *v)
         if (ep->ctrl_signals >> i % R2_CTRL_TX & 1)
             return true;
     return false;
+}
+
+/* Of what must be acknowledged before anything completes. */
+static uint64_t bytes_ahead(const struct r2_ep *ep, const struct r2_vqp *v)
+{
+    uint64_t bytes = 0;
+
+    if (v != &ep->ctrl)
+        return ep->tx[(v - ep->bulk) * R2_BULK_TX + v->tx_done % R2_BULK_TX].len;
+    for (uint32_t i = v->tx_done; i != v->tx_posted; i++) {
+        bytes += ep->ctrl_len[i % R2_CTRL_TX];
+        if (ep->ctrl_signals >> i % R2_CTRL_TX & 1)
+            break;
+    }
+    return bytes;
+}
+
+static bool is_stalled(struct r2_ep *ep, const struct r2_vqp *v)
+{
+    uint64_t packet = for_packet(), bytes = bytes_ahead(ep, v);
+
+    if (!v->answered || !ep->cq_empty || v->waited < packet + bytes * R2_NS_PER_S / RATE)
+        return false;
+    return v->waited >= packet + bytes * R2_NS_PER_S / ALONE_RATE ||
+           !r2_verbs.ev->alone(ep->owner, ep);
 }
 
 static uint64_t theirs(struct r2_ep *ep)
@@ -74,7 +109,7 @@ static int look(struct r2_ep *ep, struct r2_vqp *v, uint64_t waited)
     } else if (v->question && !v->answered && is_answered(ep, v)) {
         v->answered = true;
         v->waited = 0;
-    } else if (v->answered && v->waited >= patience()) {
+    } else if (is_stalled(ep, v)) {
         ep->cause = "requests neither completed nor failed";
         R2_WARN_LIMIT("NIC %s (%s port %u): a queue pair has completed nothing for %.1f s, while "
                       "heartbeats pass and the other process takes what arrives",
@@ -108,4 +143,5 @@ void r2_stalls_word(struct r2_ep *ep)
 void r2_stalls_empty(struct r2_ep *ep)
 {
     ep->answer = ep->asked;
+    ep->cq_empty = true;
 }

@@ -162,6 +162,7 @@ struct r2_vqp {
     struct ibv_qp *qp;
     uint32_t tx_posted, tx_done; /* slots, cumulative */
     uint32_t rx_done;            /* arrivals, cumulative */
+    uint32_t rx_slot;            /* R, bulk: of the receive that is used next, cumulative */
     bool drain_tx, drain_rx;     /* the last work requests were flushed */
 
     /* S, bulk: counts, by which both sides notice that a completion is missing (counts.c)
@@ -271,6 +272,7 @@ struct r2_ep {
     uint64_t beat_at, rtt_ns;
     uint32_t question, asked, answer; /* our last; the peer's last; what we say to it (stalls.c) */
     uint64_t stalls_at;               /* of the last look */
+    bool cq_empty;                    /* the last poll took all there was */
 };
 
 struct r2_verbs {
@@ -532,7 +534,7 @@ int r2_counts_missing(struct r2_ep *ep, uint32_t count);
 
 /* stalls.c. look: with a heartbeat, which comes behind all that was polled: 0, or -ETIMEDOUT: a
  * queue pair neither completes nor fails, which ends the endpoint; word: what the heartbeat says;
- * empty: nothing was left to poll. */
+ * empty: a poll left nothing. */
 int r2_stalls_look(struct r2_ep *ep, uint64_t now);
 void r2_stalls_word(struct r2_ep *ep);
 void r2_stalls_empty(struct r2_ep *ep);

@@ -421,6 +421,11 @@ void fake_shut_over(struct r2_ep *ep)
     ev->shut_over(ep->params.owner, ep);
 }
 
+bool fake_alone(struct r2_ep *ep)
+{
+    return ev->alone(ep->params.owner, ep);
+}
+
 void fake_fail(struct r2_ep *ep, int err, bool refused)
 {
     struct r2_ep_health h = {.refused = refused,

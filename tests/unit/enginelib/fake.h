@@ -97,6 +97,8 @@ bool fake_up(struct r2_ep *ep);
 void fake_shut_over(struct r2_ep *ep);
 /* The endpoint breaks, once. `refused`: a living host said so; ESRCH: another process answered. */
 void fake_fail(struct r2_ep *ep, int err, bool refused);
+/* No other path could carry what this one does. */
+bool fake_alone(struct r2_ep *ep);
 /* One control frame that arrives, then the end of the burst. */
 int fake_ctrl(struct r2_ep *ep, uint8_t type, const void *body, size_t len);
 bool fake_next(struct r2_ep *ep, struct r2_bulk *bulk);
