@@ -447,8 +447,7 @@ static void test_no_nic_comes_back(void)
     bed_script("!port fv1 1 up");
 }
 
-/* Queue pairs are connected again and again, and not one test chunk comes through: that is no NIC
- * that came back. */
+/* Queue pairs are connected again and again, and no test chunk comes through: no NIC is back. */
 static void test_none_that_carries_comes_back(void)
 {
     struct r2_req *send, *recv;
