@@ -1,8 +1,9 @@
 """Why a job stands: which rank and which NIC the others wait for. Pure: looks in, findings out.
 
-Four kinds of wait are known. no-path: nothing reaches a peer. unsent: a path has ended, and what it
-carried may not be sent again before its end is confirmed. silent: a process is stopped or starved.
-late: the application of a rank has not called the operation that the others are in.
+Four kinds of wait are known. no-path: nothing reaches a peer, or nothing that may carry a message.
+unsent: a path has ended, and what it carried may not be sent again before the peer has confirmed
+that. silent: a process is stopped or starved. late: a rank has not called the operation that the
+others are in; it may itself wait within one that it called before.
 
 Only this node's segments are seen, so a late rank of another node is not: Seen.coverage says so.
 """
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 
 NO_COLLECTIVES = ("none", "send", "recv")
 SERVING = ("up", "ramping")  # paths
+WELL = ("healthy", "ramping", "unknown")  # NICs that are not to blame, if no fault is injected
 LATE_NS = 3 * 10**9
 NAMED = 4  # NICs, paths or nodes in a sentence
 LINES = 16  # NICs and paths with their causes
@@ -38,10 +40,14 @@ class Spot:
     here: bool
     via: str = ""  # the own NIC that the path leaves from
     fault: str = ""  # what is injected there
+    held_s: float = 0  # damped: for how long it is held back yet
 
     @property
     def word(self) -> str:
-        """Of a path that is up, and does not answer."""
+        """Of a path that is up, and does not answer; of what is held back on purpose: that."""
+        if self.state == "damped":
+            rest = f" for another {show_span(self.held_s)}" if self.held_s > 0 else ""
+            return f"held back{rest} (damped)"
         return "silent" if self.state in SERVING and not self.here else self.state
 
 
@@ -95,7 +101,7 @@ def stands(snapshot: Snapshot, seen: Seen | None = None, comm: Comm | None = Non
 def own_text(found: Iterable[Wait]) -> str:
     spots = {spot.nic: spot for wait in found for spot in wait.spots if spot.here}
     return listed(
-        f"NIC {spot.nic} {spot.state}" + (", fault injected" if spot.fault else "")
+        f"NIC {spot.nic} {spot.word}" + (", fault injected" if spot.fault else "")
         for spot in spots.values()
     )
 
@@ -108,7 +114,8 @@ def far_texts(found: Sequence[Wait]) -> list[str]:
             if not spot.here:
                 hosts.setdefault(wait.host, {}).setdefault(spot.nic, spot.word)
     own = any(spot.here or not spot.via for wait in found for spot in wait.spots)
-    first = ["the NICs here are healthy"] if hosts and not own else []
+    unsent = any(wait.kind == "unsent" for wait in found)  # whose end HOST has to confirm
+    first = ["the NICs here are healthy"] if hosts and not own and not unsent else []
     return first + [
         f"paths to {host or 'the peer'}'s "
         + listed(f"{nic} {state}" for nic, state in nics.items())
@@ -166,8 +173,14 @@ def no_path(
     first = min(waiting, key=lambda row: row.waits_mono_ns)
     limit = max(first.gives_up_mono_ns - first.waits_mono_ns, 0)
     indices = {row.index for row in waiting}
-    spots = blamed(snapshot, [path for path in paths if path.peer in indices])
-    text = f"no path to {who(first, rank)} for {span(first.waits_mono_ns, snapshot)}"
+    device = {row.index for row in waiting if row.waits_for == "device-path"}
+    # Those that are up serve others meanwhile: they are not what is amiss.
+    spots = blamed(
+        snapshot,
+        [p for p in paths if p.peer in indices and not (p.peer in device and p.state in SERVING)],
+    )
+    what = "no path that may carry device memory" if first.index in device else "no path"
+    text = f"{what} to {who(first, rank)} for {span(first.waits_mono_ns, snapshot)}"
     text += f" of {show_span(limit / 1e9)}" if limit else ""
     causes = {row.cause for row in waiting if row.state == "suspect" and row.cause}
     text += "".join(f", {cause}" for cause in sorted(causes))
@@ -189,34 +202,54 @@ def blamed(snapshot: Snapshot, paths: Iterable[PathRow]) -> list[Spot]:
     found: dict[tuple[str, str], Spot] = {}
     for path in paths:
         nic = nics.get(path.nic)
-        if nic is not None and (nic.state != "healthy" or nic.fault):
-            spot = Spot(nic.name, nic.state, nic.cause, True, fault=nic.fault)
-            found.setdefault((nic.name, ""), spot)
+        if nic is not None and ails(nic):
+            found.setdefault((nic.name, ""), own_spot(snapshot, nic))
         else:
-            spot = Spot(path.remote_nic, path.state, path.cause, False, path.nic)
-            found.setdefault((path.nic, path.remote_nic), spot)
-    return sorted(found.values(), key=lambda spot: (not spot.here, spot.state == "never-reached"))
+            found.setdefault((path.nic, path.remote_nic), far_spot(snapshot, path))
+    return sorted(
+        found.values(),
+        key=lambda spot: (not spot.here, spot.state == "damped", spot.state == "never-reached"),
+    )
+
+
+def ails(nic: Nic) -> bool:
+    """One that ramps works."""
+    return nic.state not in WELL or bool(nic.fault)
+
+
+def own_spot(snapshot: Snapshot, nic: Nic) -> Spot:
+    held = (nic.reuse_mono_ns - snapshot.mono_ns) / 1e9
+    return Spot(nic.name, nic.state, nic.cause, True, fault=nic.fault, held_s=held)
+
+
+def far_spot(snapshot: Snapshot, path: PathRow) -> Spot:
+    held = (path.reuse_mono_ns - snapshot.mono_ns) / 1e9
+    return Spot(path.remote_nic, path.state, path.cause, False, path.nic, held_s=held)
 
 
 def stays(path: PathRow, snapshot: Snapshot) -> bool:
     """What it carried has been waiting for long. Where another path goes on that is no hang but a
-    failover, until it takes that long: then nobody confirms that the path has ended, and its bytes
-    may not be sent again."""
+    failover, until it takes that long: then the peer does not confirm that the path has ended, and
+    its bytes may not be sent again."""
     if not path.inflight_bytes or path.state in SERVING:
         return False
     return snapshot.mono_ns - silent_since(path) > LATE_NS
 
 
 def silent_since(path: PathRow) -> int:
-    return path.heard_mono_ns or path.since_mono_ns
+    return max(path.heard_mono_ns, path.since_mono_ns)
 
 
 def unsent(snapshot: Snapshot, peer: Peer, path: PathRow, rank: int | None) -> Wait:
+    """The peer has to confirm, over whichever path: so its end comes first, and our own NIC after
+    that, if something is wrong with it."""
     since = silent_since(path)
-    spots = blamed(snapshot, [path])
+    spots = [far_spot(snapshot, path)]
+    spots += [own_spot(snapshot, n) for n in snapshot.nics if n.name == path.nic and ails(n)]
     text = (
-        f"{show_bytes(path.inflight_bytes)} to {who(peer, rank)} wait for the end of a path that "
-        f"was heard {span(since, snapshot)} ago"
+        f"{show_bytes(path.inflight_bytes)} to {who(peer, rank)} may not be sent again: "
+        f"{peer.host or 'the peer'} has not confirmed the end of path {path.nic} -> "
+        f"{path.remote_nic} for {span(since, snapshot)}"
     )
     return Wait("unsent", text, peer.host, peer.pid, rank, since, 0, tuple(spots))
 
@@ -317,14 +350,16 @@ def silent(snapshot: Snapshot, comm: Comm) -> Wait:
 
 def late(snapshot: Snapshot, comm: Comm, ranks: Ranks, broken: bool) -> Wait | None:
     """The others have been for long in an operation that this rank has not called, nor anything
-    else meanwhile. `broken`: one of the ranks has no path, which may be what keeps this one."""
+    else meanwhile: its application is busy, or it waits within what it called before.
+    `broken`: one of the ranks has no path, which may be what keeps this one."""
     since = awaited_since(comm, ranks)
     if comm.calling or not since:
         return None
     if snapshot.mono_ns - max(since, comm.op_mono_ns) < LATE_NS:
         return None
     text = f"has not called #{place(comm) + 1}{operation(comm, ranks)} for "
-    text += span(since, snapshot) + ("" if broken else f"; {blameless(ranks)}")
+    text += span(since, snapshot) + within(snapshot, comm)
+    text += "" if broken else f"; {blameless(ranks)}"
     return Wait("late", text, snapshot.process.host, snapshot.process.pid, comm.rank, since)
 
 
@@ -352,9 +387,41 @@ def all_ranks(ranks: Ranks) -> int:
     return max((comm.ranks or 0 for _, comm in ranks), default=0)
 
 
+def within(snapshot: Snapshot, comm: Comm) -> str:
+    """Where the rank is meanwhile, as far as that can be seen: an operation of this communicator
+    or of another one has requests under way, or a thread is inside NCCL with another one."""
+    others = [other for other in snapshot.comms if other.id != comm.id and other.state in WORKING]
+    for other in others:
+        if other.calling:
+            return f", and is inside {other.op} of communicator {other.id[:8]}"
+    if not snapshot.gauges.get("requests_in_flight", 0):
+        return ""
+    also = " or one of another communicator" if others else ""
+    return f", and waits within an operation before that{also}"
+
+
 def blameless(ranks: Ranks) -> str:
+    """That no NIC is at fault, or those of these ranks that may be: a NIC that is not well, a path
+    that is up and slow or lossy (its weight is below its NIC's)."""
+    doubtful = listed(dict.fromkeys(word for snapshot, _ in ranks for word in doubts(snapshot)))
+    if doubtful:
+        return f"not well: {doubtful}"
     whole = len({comm.rank for _, comm in ranks}) >= all_ranks(ranks) > 0
     return "no NIC is at fault" if whole else "no NIC of the ranks seen here is at fault"
+
+
+def doubts(snapshot: Snapshot) -> Iterable[str]:
+    host = snapshot.process.host
+    nics = {nic.name: nic for nic in snapshot.nics}
+    for nic in snapshot.nics:
+        if ails(nic) and (nic.state != "drained" or nic.fault):
+            fault = f", {injected(nic.fault)}" if nic.fault else ""
+            yield f"{host}'s NIC {nic.name} {own_spot(snapshot, nic).word}{fault}"
+    for path in snapshot.paths:
+        own = nics.get(path.nic)
+        if own and not ails(own) and path.state == "up" and path.weight < own.weight:
+            way = f"{path.nic} -> {path.remote_nic}@{path.peer_host or '?'}"
+            yield f"{host}'s path {way} at {path.weight} % of its share"
 
 
 def elsewhere(ranks: Ranks) -> str:
@@ -378,7 +445,8 @@ def elsewhere(ranks: Ranks) -> str:
 
 def wait_dicts(wait: Wait, snapshot: Snapshot, rank: int | None) -> list[dict[str, Any]]:
     """An entry for each NIC that it points at, or one without. rank, host, pid: whose NIC it is, or
-    who is late or silent; `rank`: the waiting process's own. peer: whom no path leads to."""
+    who is late or silent; `rank`: the waiting process's own. peer: whom no path leads to, or who
+    does not confirm a path's end."""
     process = snapshot.process
     since = snapshot.real_ns - (snapshot.mono_ns - wait.since_mono_ns)
     same: dict[str, Any] = {

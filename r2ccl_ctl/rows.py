@@ -71,6 +71,7 @@ class Peer:
     heard_mono_ns: int
     waits_mono_ns: int = 0
     gives_up_mono_ns: int = 0
+    waits_for: str = "path"
 
 
 @dataclass(frozen=True)
@@ -226,6 +227,7 @@ def peer(index: int, row: dict[str, Any]) -> Peer:
         index=index,
         state=word("r2_seg_peer_state", "R2_SEG_PEER_", row["state"]),
         direction=word("r2_seg_direction", "R2_SEG_DIR_", row["direction"]),
+        waits_for=word("r2_seg_waits_for", "R2_SEG_WAITS_FOR_", row["waits_for"]),
         **take(
             row,
             "process_id host pid connections cause since_real_ns since_mono_ns heard_mono_ns "

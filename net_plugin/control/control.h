@@ -139,8 +139,8 @@ void r2_control_peer_connections(struct r2_control *ctl, int peer, uint32_t open
                                  enum r2_seg_direction direction);
 /* Since when something here waits for a path to it, and when that ends with an error; 0: nothing
  * waits, or never. Single words, cheap. */
-void r2_control_peer_waits(struct r2_control *ctl, int peer, uint64_t since_mono_ns,
-                           uint64_t gives_up_mono_ns);
+void r2_control_peer_waits(struct r2_control *ctl, int peer, enum r2_seg_waits_for what,
+                           uint64_t since_mono_ns, uint64_t gives_up_mono_ns);
 /* When it was last heard; a single word, cheap. */
 void r2_control_peer_heard(struct r2_control *ctl, int peer, uint64_t mono_ns);
 /* Frees the row and the rows of its paths. */

@@ -236,6 +236,7 @@ int r2_control_peer_add(struct r2_control *ctl, const struct r2_control_peer *pe
     r2_row_u64(&row->heard_mono_ns, 0);
     r2_row_u64(&row->waits_mono_ns, 0);
     r2_row_u64(&row->gives_up_mono_ns, 0);
+    r2_row_u32(&row->waits_for, R2_SEG_WAITS_FOR_PATH);
     set_since(&row->since_real_ns, &row->since_mono_ns);
     r2_row_u32(&row->used, 1);
     r2_row_end(&row->seq);
@@ -272,13 +273,14 @@ void r2_control_peer_connections(struct r2_control *ctl, int peer, uint32_t open
     r2_row_end(&row->seq);
 }
 
-void r2_control_peer_waits(struct r2_control *ctl, int peer, uint64_t since_mono_ns,
-                           uint64_t gives_up_mono_ns)
+void r2_control_peer_waits(struct r2_control *ctl, int peer, enum r2_seg_waits_for what,
+                           uint64_t since_mono_ns, uint64_t gives_up_mono_ns)
 {
     struct r2_seg_peer *row = peer_row(ctl, peer);
 
     if (!row)
         return;
+    __atomic_store_n(&row->waits_for, (uint32_t)what, __ATOMIC_RELAXED);
     r2_gauge(&row->gives_up_mono_ns, gives_up_mono_ns);
     r2_gauge(&row->waits_mono_ns, since_mono_ns);
 }

@@ -21,7 +21,7 @@
 
 /* cdef begin */
 #define R2_SEG_VERSION 1
-#define R2_SEG_MINOR 2
+#define R2_SEG_MINOR 3
 #define R2_SEG_MAX_NICS 16
 #define R2_SEG_MAX_PEERS 512
 #define R2_SEG_MAX_PATHS 2048
@@ -251,6 +251,10 @@ enum r2_seg_direction {
     R2_SEG_DIR_BOTH = 3
 };
 
+/* What it is that waits: for any path, or (from minor 3 on), while others are up, for one that may
+ * carry a message to or from memory of a device. */
+enum r2_seg_waits_for { R2_SEG_WAITS_FOR_PATH = 0, R2_SEG_WAITS_FOR_DEVICE_PATH };
+
 struct r2_seg_peer {
     uint32_t seq;
     uint32_t used;
@@ -267,7 +271,8 @@ struct r2_seg_peer {
     uint64_t heard_mono_ns;
     uint64_t waits_mono_ns; /* since when something here waits for a path to it; 0: nothing does */
     uint64_t gives_up_mono_ns; /* when that ends with an error, as things stand; 0: never */
-    uint8_t reserved[24];
+    uint32_t waits_for;        /* enum r2_seg_waits_for */
+    uint8_t reserved[20];
 };
 
 enum r2_seg_path_state {

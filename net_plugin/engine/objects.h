@@ -192,6 +192,7 @@ struct r2_peer {
     uint64_t suspect_since, refresh_at;
     struct { /* what operators were last shown */
         uint64_t connections, heard, waits, gives_up;
+        enum r2_seg_waits_for waits_for;
     } shown;
 
     struct r2_io *io;

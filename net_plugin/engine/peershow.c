@@ -28,12 +28,32 @@ static uint64_t waits_since(const struct r2_peer *p)
     return p->suspect ? p->suspect_since : 0;
 }
 
+/* Since when messages wait that none of the paths that are up may carry (r2_peer_check_stuck). */
+static uint64_t stuck_since(const struct r2_peer *p)
+{
+    const struct r2_list *n;
+    uint64_t first = 0;
+
+    if (p->life != R2_PEER_ALIVE)
+        return 0;
+    R2_LIST_FOR_EACH (n, &p->ready) {
+        uint64_t since = R2_CONTAINER_OF(n, struct r2_conn, ready)->stuck_since;
+
+        if (since && (!first || since < first))
+            first = since;
+    }
+    return first;
+}
+
 void r2_peer_show(struct r2_peer *p, uint64_t now)
 {
     enum r2_seg_direction direction = p->out ? R2_SEG_DIR_TX : R2_SEG_DIR_RX;
     uint64_t connections = p->life == R2_PEER_ALIVE ? r2_hash_count(&p->conns) : 0;
     uint64_t heard = heard_at(p), waits = waits_since(p), gives_up;
+    enum r2_seg_waits_for what = R2_SEG_WAITS_FOR_PATH;
 
+    if (!waits && (waits = stuck_since(p)))
+        what = R2_SEG_WAITS_FOR_DEVICE_PATH;
     waits = waits > now ? now : waits;
     gives_up = waits ? waits + r2_eng.set->no_path_timeout_ns : 0;
     if (connections != p->shown.connections)
@@ -41,11 +61,12 @@ void r2_peer_show(struct r2_peer *p, uint64_t now)
                                     connections ? direction : R2_SEG_DIR_NONE);
     if (heard != p->shown.heard)
         r2_control_peer_heard(r2_eng.ctl, p->row, heard);
-    if (waits != p->shown.waits || gives_up != p->shown.gives_up)
-        r2_control_peer_waits(r2_eng.ctl, p->row, waits, gives_up);
+    if (waits != p->shown.waits || gives_up != p->shown.gives_up || what != p->shown.waits_for)
+        r2_control_peer_waits(r2_eng.ctl, p->row, what, waits, gives_up);
     p->shown.connections = connections;
     p->shown.heard = heard;
     p->shown.waits = waits;
+    p->shown.waits_for = what;
     p->shown.gives_up = gives_up;
 }
 

@@ -72,13 +72,15 @@ def ps(
 
     In a hang, the rank that is BEHIND is the one that the others wait for, and CAUSE says why one
     stands. "no path to HOST:PID (rank 3) for 18s of 60s": the NICs named behind it, of this node or
-    of HOST, are at fault; after the 60s (R2CCL_NO_PATH_TIMEOUT) it gets an error. "has not called
-    #8": its application is late. "stopped or starved": its process does not run. Below the table
-    are the causes of those NICs and, as only ranks of this node are seen, other nodes to look on.
+    of HOST, are at fault, but for those that are held back; after the 60s (R2CCL_NO_PATH_TIMEOUT)
+    it gets an error. "may not be sent again": HOST does not confirm the end of a path. "has not
+    called #8": its application is late, or it waits within an operation before that. "stopped or
+    starved": its process does not run. Below the table are the causes of those NICs and, as only
+    ranks of this node are seen, other nodes to look on.
 
     With --json each communicator has `waits`: an entry for each NIC or rank that it waits for, with
     kind (no-path, unsent, late, silent), rank, host, pid, nic, state, cause, since, for_s, of_s
-    and, as `peer`, whom no path leads to.
+    and, as `peer`, whom no path leads to or who does not confirm a path's end.
 
     STATE "other version": it runs with another build of R2CCL, whose segment has a layout that this
     tool does not read (with --json: `layout`, `layouts_read`), so that its job is not known here.

@@ -220,28 +220,39 @@ static void set_u64(uint64_t *field, uint64_t value)
     __atomic_store_n(field, value, __ATOMIC_RELAXED);
 }
 
+/* Relaxed: words for operators to read, each by itself. */
+static void show_call(struct r2_comm *comm, enum r2_seg_collective kind, uint64_t bytes,
+                      uint64_t now)
+{
+    struct r2_seg_comm *row = r2_comm_row(comm);
+
+    set_u64(&row->op_mono_ns, now);
+    set_u64(&row->op_bytes, bytes);
+    __atomic_store_n(&row->op, (uint32_t)kind, __ATOMIC_RELAXED);
+    __atomic_store_n(&row->calling, 1, __ATOMIC_RELAXED);
+}
+
 /* Point-to-point operations have no plan, but in a group they take part in where the communicator's
  * collectives go (schedules/run.h), so they must see the same plan as these. */
 int r2_comms_begin(struct r2_comm *comm, enum r2_seg_collective kind, size_t count, int type)
 {
-    uint64_t bytes = count * r2_nccl_type_size(type);
-    struct r2_seg_comm *row;
+    uint64_t bytes = count * r2_nccl_type_size(type), now;
 
     if (r2_comms_elsewhere(comm))
         return R2_NCCL_REMOTE;
     if (r2_comms_in_group() && !r2_comms_group_reserve(comm) && comm->follow)
         return R2_NCCL_SYSTEM; /* one that is not counted would part this rank from the others */
+    now = r2_now_ns();
+    show_call(comm, kind, bytes, now); /* before what may wait for a plan's fate: it has called */
     if (comm->follow && (kind < R2_SEG_COLL_SEND || r2_comms_in_group())) {
         int result = r2_follow_before(comm->follow, kind, bytes);
 
-        if (result != R2_NCCL_OK)
+        if (result != R2_NCCL_OK) {
+            __atomic_store_n(&r2_comm_row(comm)->calling, 0, __ATOMIC_RELAXED);
             return result;
+        }
+        show_call(comm, kind, bytes, now); /* that may have taken a while: another row */
     }
-    row = r2_comm_row(comm); /* not before: that may have taken a while */
-    set_u64(&row->op_mono_ns, r2_now_ns());
-    set_u64(&row->op_bytes, bytes);
-    __atomic_store_n(&row->op, (uint32_t)kind, __ATOMIC_RELAXED);
-    __atomic_store_n(&row->calling, 1, __ATOMIC_RELAXED);
     return R2_NCCL_OK;
 }
 

@@ -47,7 +47,7 @@ def nic(name: str = "eth0", state: str = "healthy", **more: Any) -> Nic:
 def peer(**more: Any) -> Peer:
     values = {
         "process_id": "aa", "host": "node1", "pid": 7, "state": "up", "direction": "tx",
-        "connections": 1, "cause": "",
+        "connections": 1, "cause": "", "waits_for": "path",
     }  # fmt: skip
     found: Peer = made(Peer, list(Peer.__dataclass_fields__), **{**values, **more})
     return found
@@ -151,6 +151,28 @@ def test_nics_of_the_peer_are_named_where_ours_are_healthy() -> None:
     assert hang.why([stands]) == ["node0: path eth0 -> eth8@node1 is down: its node says so"]
 
 
+def test_who_ramps_or_is_held_back_is_not_at_fault() -> None:
+    nics = [nic("eth0", "ramping"), nic("eth1", "damped", reuse_mono_ns=NOW + 12 * S)]
+    nics.append(nic("eth2", "failed"))
+    paths = [path("eth0"), path("eth1"), path("eth2")]
+    stands = look(nics=nics, peers=[waiting()], paths=paths)
+    assert hang.stands(stands).endswith(
+        ": NIC eth2 failed, NIC eth1 held back for another 12s (damped); paths to node1's eth8 down"
+    )
+    far = path("eth0", state="damped", reuse_mono_ns=NOW + 5 * S)
+    text = hang.stands(replace(stands, paths=[far]))
+    assert text.endswith("paths to node1's eth8 held back for another 5s (damped)")
+
+
+def test_no_path_for_memory_of_devices() -> None:
+    """Paths that are up serve others; they are not named."""
+    paths = [path("eth0"), path("eth1", "eth9", "up"), path("eth0", "eth7", "ramping")]
+    peers = [waiting(waits_for="device-path")]
+    assert hang.stands(
+        look(nics=[nic("eth0", "failed"), nic("eth1")], peers=peers, paths=paths)
+    ) == ("no path that may carry device memory to node1:7 for 18s of 60s: NIC eth0 failed")
+
+
 def test_some_here_and_some_there() -> None:
     nics = [nic("eth0", "failed"), nic("eth1", fault="blackhole both")]
     paths = [path("eth0"), path("eth1"), path("eth2", "eth9")]
@@ -194,15 +216,21 @@ def test_bytes_on_a_path_whose_end_is_not_confirmed() -> None:
     up = path("eth1", "eth9", "up", inflight_bytes=1 << 20, heard_mono_ns=NOW - 5 * S)
     stands = look(rank(0), nics=[nic("eth0", "failed")], peers=[peer()], paths=[stuck, up])
     (wait,) = hang.waits(stands)
-    assert (wait.kind, wait.spots[0].nic, wait.spots[0].here) == ("unsent", "eth0", True)
-    assert hang.stands(stands) == (
-        "1.0 MiB to node1:7 wait for the end of a path that was heard 5s ago: NIC eth0 failed"
+    assert wait.kind == "unsent"
+    assert [(spot.nic, spot.here) for spot in wait.spots] == [("eth8", False), ("eth0", True)]
+    text = (
+        "1.0 MiB to node1:7 may not be sent again: node1 has not confirmed the end of path "
+        "eth0 -> eth8 for 5s: "
     )
+    assert hang.stands(stands) == text + "NIC eth0 failed; paths to node1's eth8 down"
+    well = replace(stands, nics=[nic("eth0", "ramping")])
+    assert hang.stands(well) == text + "paths to node1's eth8 down"
     for other in (
         replace(stuck, heard_mono_ns=NOW - 2 * S),  # a failover
         replace(stuck, inflight_bytes=0),
         replace(stuck, state="up"),
         replace(stuck, heard_mono_ns=0, since_mono_ns=NOW - 2 * S),
+        replace(stuck, heard_mono_ns=NOW - 60 * S, since_mono_ns=NOW - 2 * S),
     ):
         assert hang.waits(replace(stands, paths=[other, up])) == [], other
 
@@ -219,6 +247,49 @@ def test_the_rank_that_has_not_called() -> None:
         assert (wait["kind"], wait["rank"], wait["host"], wait["pid"]) == ("late", 1, "node1", 41)
         assert (wait["nic"], wait["for_s"], wait["of_s"], wait["peer"]) == ("", 12.0, None, None)
     assert [row["behind"] for row in rows(first, late)] == [0, 1]
+
+
+def test_nics_that_may_be_why_are_named() -> None:
+    """A rank may be late because of them; one that ramps works, one that is drained is so on
+    purpose."""
+    text = "has not called #8 (all-reduce of 4.0 MiB) for 12s; "
+    first, late = look(rank(0, 8, 12)), look(rank(1, 7, 13))
+    full = path("eth0", "eth8", "up", weight=100)
+    for nics, paths, words in (
+        ([nic("eth0", "failed")], [], "not well: node1's NIC eth0 failed"),
+        ([nic(fault="loss 1")], [], "not well: node1's NIC eth0 healthy, fault injected: loss 1"),
+        (
+            [nic("eth0", "damped", reuse_mono_ns=NOW + 9 * S)], [],
+            "not well: node1's NIC eth0 held back for another 9s (damped)",
+        ),
+        (
+            [nic(weight=100)], [replace(full, weight=40)],
+            "not well: node1's path eth0 -> eth8@node1 at 40 % of its share",
+        ),
+        ([nic(weight=100)], [full], "no NIC is at fault"),
+        ([nic("eth0", "ramping"), nic("eth1", "drained")], [full], "no NIC is at fault"),
+    ):  # fmt: skip
+        assert causes(first, replace(late, nics=nics, paths=paths))[1] == text + words
+    assert (
+        "node0's NIC eth0 failed" in causes(replace(first, nics=[nic("eth0", "failed")]), late)[1]
+    )
+
+
+def test_one_that_waits_within_an_earlier_operation() -> None:
+    first, late = look(rank(0, 8, 12)), look(rank(1, 7, 13))
+    late = replace(late, gauges={"requests_in_flight": 3})
+    text = "has not called #8 (all-reduce of 4.0 MiB) for 12s"
+    assert causes(first, late)[1] == (
+        f"{text}, and waits within an operation before that; no NIC is at fault"
+    )
+    other = rank(1, id="fedcba9876543210", op="broadcast")
+    two = replace(late, comms=[*late.comms, other])
+    assert (
+        "waits within an operation before that or one of another communicator"
+        in causes(first, two)[1]
+    )
+    inside = replace(late, comms=[*late.comms, replace(other, calling=True)])
+    assert f"{text}, and is inside broadcast of communicator fedcba98; " in causes(first, inside)[1]
 
 
 def test_one_inside_its_call_is_there_already() -> None:

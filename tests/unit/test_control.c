@@ -171,6 +171,7 @@ static void test_row_minus_one(void)
         r2_control_peer_state(ctl, row, R2_SEG_PEER_GONE, "x");
         r2_control_peer_connections(ctl, row, 1, R2_SEG_DIR_BOTH);
         r2_control_peer_heard(ctl, row, 1);
+        r2_control_peer_waits(ctl, row, R2_SEG_WAITS_FOR_PATH, 1, 1);
         r2_control_peer_remove(ctl, row);
         r2_control_path_state(ctl, row, R2_SEG_PATH_DOWN, 1, "x");
         r2_control_path_weight(ctl, row, 1, 1);
@@ -247,6 +248,10 @@ static void test_peers_and_paths(void)
     }
     CHECK_EQ(r2_control_peer_add(ctl, &peer), -1);
     CHECK_EQ(seg->counters.rows_refused, 1);
+    r2_control_peer_waits(ctl, 1, R2_SEG_WAITS_FOR_DEVICE_PATH, 5, 6);
+    CHECK_EQ(seg->peers[1].waits_for, R2_SEG_WAITS_FOR_DEVICE_PATH);
+    CHECK_EQ(seg->peers[1].waits_mono_ns, 5);
+    CHECK_EQ(seg->peers[1].gives_up_mono_ns, 6);
     CHECK_EQ(seg->gauges.peers, R2_SEG_MAX_PEERS);
     CHECK_EQ(r2_control_nic_add(ctl, &(struct r2_control_nic){.name = "nic0"}), 0);
     for (int i = 0; i < R2_SEG_MAX_PATHS; i++) {
@@ -282,6 +287,7 @@ static void test_peers_and_paths(void)
     CHECK_EQ(seg->paths[1].penalty, 0);
     CHECK_EQ(seg->paths[1].reuse_mono_ns, 0);
     CHECK_EQ(r2_control_peer_add(ctl, &peer), 1);
+    CHECK_EQ(seg->peers[1].waits_for, R2_SEG_WAITS_FOR_PATH);
     close_and_remove(ctl);
 }
 

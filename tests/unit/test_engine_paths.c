@@ -289,6 +289,35 @@ static void test_no_path_timeout(void)
     }
 }
 
+/* Sockets are up, and may not carry the message to a device's memory: operators see that it waits,
+ * and for what, until it ends with an error. */
+static void test_no_path_for_device_memory(void)
+{
+    struct r2_msg_cts m = {.seq = 0, .size = MSG, .flags = R2_CTS_DEVICE};
+    enum r2_seg_waits_for what = R2_SEG_WAITS_FOR_PATH;
+    uint64_t t0 = r2_now_ns(), since = 0;
+    struct r2_req *req;
+
+    begin(true, 1);
+    req = post();
+    m.conn = r.conn_id;
+    CHECK_EQ(fake_ctrl(a, R2_F_CTS, &m, sizeof(m)), 0);
+    for (int i = 0; i < 1500 && !since; i++) {
+        fake_sleep_ms(1);
+        since = remote_waits(&r, &what);
+    }
+    CHECK_GE(since, t0);
+    CHECK_EQ(what, R2_SEG_WAITS_FOR_DEVICE_PATH);
+    CHECK_EQ(remote_state(&r, 0), R2_PATH_UP);
+    CHECK_EQ(remote_test(req, 10000, NULL), -ETIMEDOUT);
+    for (int i = 0; i < 1500 && since; i++) {
+        fake_sleep_ms(1);
+        since = remote_waits(&r, &what);
+    }
+    CHECK_EQ(since, 0);
+    remote_end(&r);
+}
+
 static void test_back_before_timeout(void)
 {
     struct r2_req *req;
@@ -410,6 +439,7 @@ static const struct check_test tests[] = {
     {"probe", test_probe},
     {"probe_unanswered", test_probe_unanswered},
     {"no_path_timeout", test_no_path_timeout},
+    {"no_path_for_device_memory", test_no_path_for_device_memory},
     {"back_before_timeout", test_back_before_timeout},
     {"dereg_detaches", test_dereg_detaches},
     {"dereg_of_dying", test_dereg_of_dying},

@@ -266,13 +266,30 @@ static int async_error(r2_nccl_comm comm)
 
 #define UNDECIDED 1 /* the rank that waits in vain */
 
+/* A rank that waits for a plan's fate has called. */
+static void *see_calling(void *arg)
+{
+    struct r2_comm *entry = arg;
+    const uint32_t *calling = &r2_comm_row(entry)->calling;
+
+    for (int i = 0; i < 200 && !__atomic_load_n(calling, __ATOMIC_RELAXED); i++)
+        usleep(1000);
+    return (void *)(intptr_t)__atomic_load_n(calling, __ATOMIC_RELAXED);
+}
+
 /* NCCL is not called, nothing is counted, and it is for good. */
 static void undecided_at(r2_nccl_comm comm, struct r2_comm *entry)
 {
     uint64_t begin = r2_now_ns(), index = r2_comms_index(entry);
     long calls = noop.calls("ncclAllReduce"), sends = noop.calls("ncclSend");
+    pthread_t watcher;
+    void *called;
 
+    CHECK_EQ(pthread_create(&watcher, NULL, see_calling, entry), 0);
     CHECK_EQ((int)(intptr_t)operate(comm), R2_NCCL_REMOTE);
+    CHECK_EQ(pthread_join(watcher, &called), 0);
+    CHECK_EQ((int)(intptr_t)called, 1);
+    CHECK_EQ(r2_comm_row(entry)->calling, 0);
     CHECK_GE(r2_now_ns() - begin, 300 * R2_NS_PER_MS);
     CHECK_EQ(r2_comm_row(entry)->state, R2_SEG_COMM_FAILED);
     CHECK_EQ(async_error(comm), R2_NCCL_REMOTE);

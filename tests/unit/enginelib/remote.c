@@ -453,6 +453,21 @@ bool remote_suspect(const struct remote *r)
     return yes;
 }
 
+uint64_t remote_waits(const struct remote *r, enum r2_seg_waits_for *what)
+{
+    struct r2_peer *p = find_peer(r);
+    uint64_t since;
+
+    if (!p)
+        return 0;
+    r2_peer_lock(p);
+    since = p->shown.waits;
+    *what = p->shown.waits_for;
+    pthread_mutex_unlock(&p->lock);
+    r2_peer_put(p);
+    return since;
+}
+
 int remote_test(struct r2_req *req, int ms, size_t *size)
 {
     for (int i = 0; i <= ms; i++) {

@@ -81,6 +81,8 @@ bool remote_suspect(const struct remote *r);
 /* Address of its NIC. */
 struct r2_wire_addr remote_addr(const struct remote *r, int nic);
 /* Waits until the request ends: 1 done, 0 not within `ms`, -errno. */
+/* What operators are shown: since when something waits for the peer, and for what; 0: nothing. */
+uint64_t remote_waits(const struct remote *r, enum r2_seg_waits_for *what);
 int remote_test(struct r2_req *req, int ms, size_t *size);
 bool remote_wait_flag(atomic_bool *flag);
 /* As if its path had carried 64 chunks of 32 KiB, one after the other, that took so long each. */
