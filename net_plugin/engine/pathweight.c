@@ -270,6 +270,8 @@ bool r2_conn_has_way(struct r2_conn *c, bool proven)
         if (!r || !r2_send_waiting(r))
             continue;
         cleared |= !r->unasked || r2_send_cts(c, s);
+        way |=
+            proven && !r2_send_device(r); /* by any path: that there is none is the peer's time */
         for (int i = 0; i < p->n_paths && !way; i++)
             way = p->paths[i]->state == R2_PATH_UP && !(proven && p->paths[i]->testing) &&
                   r2_send_carries(p->paths[i], r);
@@ -281,8 +283,6 @@ void r2_peer_check_stuck(struct r2_peer *p, uint64_t now)
 {
     struct r2_list *n, *tmp;
 
-    if (!r2_eng.device_memory)
-        return; /* any path will do, and that there is none is the peer's time */
     R2_LIST_FOR_EACH_SAFE (n, tmp, &p->ready) {
         struct r2_conn *c = R2_CONTAINER_OF(n, struct r2_conn, ready);
 

@@ -5,13 +5,19 @@
 
 #include "engine/internal.h"
 
+bool r2_send_device(const struct r2_req *r)
+{
+    const struct r2_cts_slot *cts = r2_send_cts(r->conn, r->seq);
+
+    return (r->mr && r->mr->device) || (cts && cts->device);
+}
+
 bool r2_send_carries(const struct r2_path *path, const struct r2_req *r)
 {
     const struct r2_cts_slot *cts = r2_send_cts(r->conn, r->seq);
-    bool device = (r->mr && r->mr->device) || (cts && cts->device);
 
     if (path->transport == R2_VIA_TCP)
-        return !device;
+        return !r2_send_device(r);
     /* Queue pairs write alone: what goes unasked is kept beside its receive, and a message that is
      * whole with a copy's bytes is over while a write to its place is still under way. */
     return cts && cts->keys[path->rnic] && !r->unasked && !r2_send_doubled(&r->led.send) && r->mr &&
