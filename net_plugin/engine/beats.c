@@ -16,7 +16,6 @@
 
 #define SUSPECT_BEATS 2
 #define DOUBT_NS (1 * R2_NS_PER_S)
-#define TCP_SOON 3 /* 16ths of an interval; a device sends again after 268 ms at the soonest */
 #define CALM_NS (1 * R2_NS_PER_S) /* two heartbeats, where these are rarer */
 
 /* Paths of the process that are up, of busy and of idle peers. Counts, nothing is ordered by
@@ -123,7 +122,7 @@ static struct r2_hb_watch watch_of(struct r2_path *path, uint64_t now)
         .beat_age = now - path->hb_sent_at,
         .look_age =
             path->hb_at ? now - path->hb_at : UINT64_MAX, /* 0: now, however young the clock */
-        .soon = path->transport == R2_VIA_TCP ? interval * TCP_SOON / 16 : interval / 4,
+        .hasty = path->transport == R2_VIA_TCP,
         .asked = path->hb_asked_for == path->rate.delivered + 1,
         .srtt = path->rtt_ns,
         .var = path->rttvar_ns,

@@ -31,13 +31,10 @@ static void test_misses(void)
 /* A path goes dead at time 0, at every phase of its heartbeats, while bytes are out. The timer
  * ticks every 25 ms, or later for what else there is to do, or when r2_hb_next says. When is that
  * known? */
-static void dead_path(uint64_t phase, bool traffic, uint64_t *known, uint64_t *waited)
+static void dead_path(uint64_t phase, bool traffic, bool hasty, uint64_t *known, uint64_t *waited)
 {
-    struct r2_hb_watch w = {.interval = 100 * MS,
-                            .misses = 3,
-                            .srtt = MS / 5,
-                            .var = MS / 10,
-                            .soon = 100 * MS * 3 / 16};
+    struct r2_hb_watch w = {
+        .interval = 100 * MS, .misses = 3, .srtt = MS / 5, .var = MS / 10, .hasty = hasty};
     uint64_t base = 10 * SEC, looked = base - phase, sent = looked, next = 0;
     bool answered = true; /* the last one was, before */
 
@@ -82,22 +79,25 @@ static void test_along(void)
 
 static void test_dead_path(void)
 {
-    uint64_t sum = 0;
+    uint64_t sum[2] = {0};
 
     for (uint64_t phase = 0; phase < 100 * MS; phase += MS) {
         uint64_t known, waited;
 
-        dead_path(phase, true, &known, &waited);
-        CHECK_LE(known, 307 * MS);
-        CHECK_GE(known + 1, 268 * MS);
-        CHECK_GE(waited, 250 * MS); /* as long as TCP needs to send a lost segment again */
-        sum += known;
-        dead_path(phase, false, &known, &waited);
+        for (int hasty = 0; hasty < 2; hasty++) {
+            dead_path(phase, true, hasty, &known, &waited);
+            CHECK_LE(known, 307 * MS);
+            CHECK_GE(known + 1, hasty ? 250 * MS : 275 * MS);
+            CHECK_GE(waited, 250 * MS); /* as long as TCP needs to send a lost segment again */
+            sum[hasty] += known;
+        }
+        dead_path(phase, false, true, &known, &waited);
         CHECK_GE(waited, 300 * MS);
         CHECK_LE(waited, 301 * MS); /* however late the looks before were */
         CHECK_LE(known, 433 * MS);
     }
-    CHECK_LE(sum, 100 * 279 * MS);
+    CHECK_LE(sum[0], 100 * 285 * MS);
+    CHECK_LE(sum[1], 100 * 279 * MS);
 }
 
 /* A heartbeat that was sent before the silence began says nothing about it: its answer may have
@@ -118,6 +118,16 @@ static void test_older_heartbeat(void)
     CHECK_EQ(r2_hb_next(&w), 20 * MS);
     w.look_age = 100 * MS;
     CHECK_EQ(r2_hb_look(&w), R2_HB_DUE);
+    w.hasty = true; /* half an interval later nothing was under way any more */
+    w.look_age = 80 * MS;
+    w.beat_age = 255 * MS;
+    w.quiet = 205 * MS;
+    CHECK_EQ(r2_hb_look(&w), R2_HB_DUE);
+    w.quiet--;
+    CHECK_EQ(r2_hb_look(&w), R2_HB_NOT_YET);
+    w.beat_age = w.quiet = 249 * MS;
+    CHECK_EQ(r2_hb_look(&w), R2_HB_NOT_YET);
+    CHECK_EQ(r2_hb_next(&w), MS);
     w.look_age = w.beat_age = 10 * MS; /* it was answered: nothing is urgent any more */
     w.unanswered = 0;
     w.asked = true;
@@ -135,7 +145,7 @@ static void test_long_way(void)
                             .beat_age = 290 * MS,
                             .look_age = 90 * MS,
                             .quiet = 290 * MS,
-                            .soon = 20 * MS,
+                            .hasty = true,
                             .srtt = 400 * MS,
                             .var = 30 * MS};
 
@@ -173,7 +183,7 @@ static void test_next_is_when(void)
             .look_age = check_below(interval),
             .quiet = check_below(2) ? 1 + check_below(6 * interval) : 0,
             .asked = check_below(2),
-            .soon = interval / (2 + check_below(8)),
+            .hasty = check_below(2),
             .srtt = check_below(4) ? 0 : check_below(2 * interval),
             .var = check_below(4) ? 0 : check_below(interval),
         };

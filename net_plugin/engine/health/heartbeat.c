@@ -32,6 +32,12 @@ static uint64_t sooner(uint64_t a, uint64_t b)
     return a < b ? a : b;
 }
 
+/* A path that is quiet for so long is asked early. */
+static uint64_t soon(const struct r2_hb_watch *w)
+{
+    return w->hasty ? w->interval * 3 / 16 : w->interval / 4;
+}
+
 /* ns until an interval is over since the last look, or the last look of all is due. */
 static uint64_t until_due(const struct r2_hb_watch *w)
 {
@@ -42,9 +48,10 @@ static uint64_t until_due(const struct r2_hb_watch *w)
         return next;
     /* Looks before it may have been late, but never does it come right behind one. */
     next = sooner(next, later(until(w->beat_age, all), until(w->look_age, w->interval / 4)));
-    if (!w->quiet || w->beat_age > w->quiet || misses != w->misses)
+    if (!w->quiet || w->beat_age > w->quiet + (w->hasty ? w->interval / 2 : 0) ||
+        misses != w->misses)
         return next;
-    last = later(until(w->quiet, all - w->interval / 2 + w->soon),
+    last = later(until(w->quiet, all - (w->hasty ? w->interval : w->interval / 4)),
                  until(w->beat_age, all - w->interval / 2));
     return sooner(last, next);
 }
@@ -56,7 +63,7 @@ static uint64_t until_early(const struct r2_hb_watch *w)
         return UINT64_MAX;
     if (w->var > w->interval || w->srtt > w->interval) /* a long way: regular ones must do */
         return UINT64_MAX;
-    return later(until(w->quiet, later(w->soon, w->srtt + 4 * w->var)),
+    return later(until(w->quiet, later(soon(w), w->srtt + 4 * w->var)),
                  until(w->beat_age, w->interval / 2));
 }
 

@@ -32,8 +32,8 @@ struct r2_hb_watch {
     uint64_t beat_age;      /* since the heartbeat was sent that is to be answered, or was last */
     uint64_t look_age;      /* since the last look */
     uint64_t quiet; /* since bytes of messages are out and none was acknowledged; 0: not so */
-    uint64_t soon;  /* when quiet for so long, it is asked for that reason */
-    bool asked;     /* ... already */
+    bool asked;     /* for that reason, already */
+    bool hasty;     /* what gets lost is sent again within 200 ms and a round trip, as by TCP */
     uint64_t srtt, var;
 };
 enum r2_hb_look {
@@ -45,8 +45,8 @@ enum r2_hb_look {
 };
 /* Whether to look at the path now. The last look, after which it is dead, is due an interval after
  * the one before it, or when the heartbeat has waited for `misses` intervals, or when it has waited
- * for half an interval less than that, was sent when nothing had been heard for a while, and
- * nothing at all was since. */
+ * for half an interval less than that and nothing at all was heard since it was sent (hasty: since
+ * half an interval after that), nor for `misses` intervals less a quarter (hasty: less one). */
 enum r2_hb_look r2_hb_look(const struct r2_hb_watch *w);
 
 /* ... and for a path that nothing is under way on, beside one that is due: R2_HB_ALONG in the
