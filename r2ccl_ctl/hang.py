@@ -174,10 +174,15 @@ def no_path(
     limit = max(first.gives_up_mono_ns - first.waits_mono_ns, 0)
     indices = {row.index for row in waiting}
     device = {row.index for row in waiting if row.waits_for == "device-path"}
-    # Those that are up serve others meanwhile: they are not what is amiss.
+    # Those that are up serve others meanwhile, and sockets would not serve: neither is amiss.
     spots = blamed(
         snapshot,
-        [p for p in paths if p.peer in indices and not (p.peer in device and p.state in SERVING)],
+        [
+            p
+            for p in paths
+            if p.peer in indices
+            and not (p.peer in device and (p.state in SERVING or p.via == "tcp"))
+        ],
     )
     what = "no path that may carry device memory" if first.index in device else "no path"
     text = f"{what} to {who(first, rank)} for {span(first.waits_mono_ns, snapshot)}"
@@ -419,7 +424,9 @@ def doubts(snapshot: Snapshot) -> Iterable[str]:
             yield f"{host}'s NIC {nic.name} {own_spot(snapshot, nic).word}{fault}"
     for path in snapshot.paths:
         own = nics.get(path.nic)
-        if own and not ails(own) and path.state == "up" and path.weight < own.weight:
+        if not own or ails(own) or own.state == "ramping" or path.state != "up":
+            continue
+        if 0 < path.weight < own.weight:  # 0: a spare
             way = f"{path.nic} -> {path.remote_nic}@{path.peer_host or '?'}"
             yield f"{host}'s path {way} at {path.weight} % of its share"
 

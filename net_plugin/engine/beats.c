@@ -123,6 +123,7 @@ static struct r2_hb_watch watch_of(struct r2_path *path, uint64_t now)
         .look_age =
             path->hb_at ? now - path->hb_at : UINT64_MAX, /* 0: now, however young the clock */
         .hasty = path->transport == R2_VIA_TCP,
+        .stalled = path->stalled,
         .asked = path->hb_asked_for == path->rate.delivered + 1,
         .srtt = path->rtt_ns,
         .var = path->rttvar_ns,

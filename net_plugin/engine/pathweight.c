@@ -270,8 +270,8 @@ bool r2_conn_has_way(struct r2_conn *c, bool proven)
         if (!r || !r2_send_waiting(r))
             continue;
         cleared |= !r->unasked || r2_send_cts(c, s);
-        way |=
-            proven && !r2_send_device(r); /* by any path: that there is none is the peer's time */
+        /* By any path: that there is none is the peer's time. */
+        way |= proven && !r2_send_device(r) && !r2_peer_served(p);
         for (int i = 0; i < p->n_paths && !way; i++)
             way = p->paths[i]->state == R2_PATH_UP && !(proven && p->paths[i]->testing) &&
                   r2_send_carries(p->paths[i], r);
@@ -292,8 +292,10 @@ void r2_peer_check_stuck(struct r2_peer *p, uint64_t now)
             c->stuck_since = now;
         else if (p->n_up && now - c->stuck_since > r2_eng.set->no_path_timeout_ns) {
             R2_WARN("no NIC that can reach a message's memory came back within "
-                    "R2CCL_NO_PATH_TIMEOUT; memory of GPUs cannot go over sockets "
-                    "(R2CCL_GPU_MEMORY=host: through host memory, which can)");
+                    "R2CCL_NO_PATH_TIMEOUT%s",
+                    r2_eng.device_memory ? "; memory of GPUs cannot go over sockets "
+                                           "(R2CCL_GPU_MEMORY=host: through host memory, which can)"
+                                         : "");
             r2_conn_fail(c, -ETIMEDOUT);
         }
     }

@@ -37,7 +37,7 @@ void r2_conn_begins(struct r2_conn *c, const struct r2_req *r);
 void r2_peer_check_stuck(struct r2_peer *p, uint64_t now);
 /* S: some message that waits could go over a path that is up; or none but those that wait for the
  * receiver's word. `proven`: paths that are being tested do not count, and what any path may carry
- * does, whether one is up or not. */
+ * has a way while none is proven: that ends with the peer. */
 bool r2_conn_has_way(struct r2_conn *c, bool proven);
 /* Some path's weight or usability may have changed: weighs all of the peer's anew. */
 void r2_peer_weigh(struct r2_peer *p);

@@ -165,8 +165,13 @@ def test_who_ramps_or_is_held_back_is_not_at_fault() -> None:
 
 
 def test_no_path_for_memory_of_devices() -> None:
-    """Paths that are up serve others; they are not named."""
-    paths = [path("eth0"), path("eth1", "eth9", "up"), path("eth0", "eth7", "ramping")]
+    """Paths that are up serve others, and sockets would not serve: neither is named."""
+    paths = [
+        path("eth2"),
+        path("eth0", via="verbs"),
+        path("eth1", "eth9", "up"),
+        path("eth0", "eth7", "ramping"),
+    ]
     peers = [waiting(waits_for="device-path")]
     assert hang.stands(
         look(nics=[nic("eth0", "failed"), nic("eth1")], peers=peers, paths=paths)
@@ -268,6 +273,8 @@ def test_nics_that_may_be_why_are_named() -> None:
         ),
         ([nic(weight=100)], [full], "no NIC is at fault"),
         ([nic("eth0", "ramping"), nic("eth1", "drained")], [full], "no NIC is at fault"),
+        ([nic("eth0", "ramping", weight=60)], [replace(full, weight=40)], "no NIC is at fault"),
+        ([nic(weight=100)], [replace(full, weight=0)], "no NIC is at fault"),
     ):  # fmt: skip
         assert causes(first, replace(late, nics=nics, paths=paths))[1] == text + words
     assert (

@@ -128,6 +128,16 @@ static void test_older_heartbeat(void)
     w.beat_age = w.quiet = 249 * MS;
     CHECK_EQ(r2_hb_look(&w), R2_HB_NOT_YET);
     CHECK_EQ(r2_hb_next(&w), MS);
+    w.srtt = 30 * MS; /* lost once, it is answered after 260 ms */
+    w.beat_age = w.quiet = 259 * MS;
+    CHECK_EQ(r2_hb_look(&w), R2_HB_NOT_YET);
+    CHECK_EQ(r2_hb_next(&w), MS);
+    w.srtt = 0;
+    CHECK_EQ(r2_hb_look(&w), R2_HB_DUE);
+    w.stalled = true;
+    CHECK_EQ(r2_hb_look(&w), R2_HB_NOT_YET);
+    CHECK_EQ(r2_hb_next(&w), 20 * MS);
+    w.stalled = false;
     w.look_age = w.beat_age = 10 * MS; /* it was answered: nothing is urgent any more */
     w.unanswered = 0;
     w.asked = true;

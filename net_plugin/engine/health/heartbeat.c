@@ -2,6 +2,7 @@
 
 #define NS_PER_S 1e9
 #define IDLE_FIRST 4
+#define AGAIN_NS UINT64_C(200000000) /* Linux: a round trip, and four deviations but no less */
 
 int r2_hb_misses(uint64_t interval, int misses, uint64_t srtt, uint64_t var)
 {
@@ -38,22 +39,29 @@ static uint64_t soon(const struct r2_hb_watch *w)
     return w->hasty ? w->interval * 3 / 16 : w->interval / 4;
 }
 
+/* How long the answer takes to a heartbeat that got lost once, and alone. */
+static uint64_t answered_again(const struct r2_hb_watch *w)
+{
+    return w->hasty ? 2 * w->srtt + later(AGAIN_NS, 4 * w->var) : 0;
+}
+
 /* ns until an interval is over since the last look, or the last look of all is due. */
 static uint64_t until_due(const struct r2_hb_watch *w)
 {
     int misses = r2_hb_misses(w->interval, w->misses, w->srtt, w->var);
-    uint64_t all = w->interval * (uint64_t)misses, next = until(w->look_age, w->interval), last;
+    uint64_t all = w->interval * (uint64_t)misses, next = until(w->look_age, w->interval);
+    uint64_t last, least = until(w->look_age, w->interval / 4);
 
-    if (w->unanswered != misses - 1)
+    if (w->unanswered != misses - 1 || w->stalled)
         return next;
     /* Looks before it may have been late, but never does it come right behind one. */
-    next = sooner(next, later(until(w->beat_age, all), until(w->look_age, w->interval / 4)));
+    next = sooner(next, later(until(w->beat_age, all), least));
     if (!w->quiet || w->beat_age > w->quiet + (w->hasty ? w->interval / 2 : 0) ||
         misses != w->misses)
         return next;
     last = later(until(w->quiet, all - (w->hasty ? w->interval : w->interval / 4)),
-                 until(w->beat_age, all - w->interval / 2));
-    return sooner(last, next);
+                 until(w->beat_age, later(all - w->interval / 2, answered_again(w))));
+    return sooner(later(last, least), next);
 }
 
 /* ns until it may be asked early; UINT64_MAX: not for this reason. */

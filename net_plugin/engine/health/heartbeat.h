@@ -33,7 +33,8 @@ struct r2_hb_watch {
     uint64_t look_age;      /* since the last look */
     uint64_t quiet; /* since bytes of messages are out and none was acknowledged; 0: not so */
     bool asked;     /* for that reason, already */
-    bool hasty;     /* what gets lost is sent again within 200 ms and a round trip, as by TCP */
+    bool hasty;     /* what gets lost is sent again after 200 ms and a round trip, as by TCP */
+    bool stalled;   /* bulk bytes alone are overdue: an interval for each look */
     uint64_t srtt, var;
 };
 enum r2_hb_look {
