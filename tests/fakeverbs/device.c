@@ -335,14 +335,14 @@ FV_EXPORT int ibv_close_device(struct ibv_context *ctx)
 {
     struct fv_dev *d = fv_dev_of(ctx);
 
-    close(ctx->async_fd);
-    close(ctx->cmd_fd);
     pthread_mutex_lock(&fv.lock);
-    d->ctx = NULL;
+    d->ctx = NULL; /* before its descriptors may be another's: an event may be on its way */
     fv.n_closed++;
     if (d->unloaded)
         fv_remove(d, true);
     pthread_mutex_unlock(&fv.lock);
+    close(ctx->async_fd);
+    close(ctx->cmd_fd);
     free(ctx);
     return 0;
 }
