@@ -52,10 +52,10 @@ void r2_peer_waits(struct r2_peer *p, uint64_t now);
 struct r2_path *r2_path_obtain(struct r2_peer *p, int lnic, int rnic, int transport);
 struct r2_path *r2_path_find(struct r2_peer *p, int lnic, int rnic, int transport);
 /* Up, for whatever there may be to carry: where memory of devices is taken, sockets are not enough.
- * Of a peer: some path is, so that others may be left alone. */
+ */
 bool r2_path_suffices(const struct r2_path *path);
-bool r2_peer_sufficed(const struct r2_peer *p);
-/* Paths that are up in place of one of that transport: of sockets, all. None: it is needed. */
+/* Paths that are up in place of one of that transport, so that it may be left alone: of sockets
+ * all, of queue pairs those that suffice. */
 int r2_peer_left(const struct r2_peer *p, int transport);
 /* Before the path gets an endpoint. False: no memory. */
 bool r2_path_grave(struct r2_path *path);

@@ -192,7 +192,7 @@ bool r2_peer_may_try(const struct r2_peer *p, int nic)
     enum r2_nic_word word = r2_nic_word(nic);
 
     return word == R2_NIC_USABLE || word == R2_NIC_FAILED ||
-           (word == R2_NIC_DAMPED && !r2_peer_sufficed(p));
+           (word == R2_NIC_DAMPED && !r2_peer_left(p, R2_VIA_VERBS));
 }
 
 /* A first attempt that may still succeed: too early for the last resort. */

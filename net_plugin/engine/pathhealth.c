@@ -406,15 +406,6 @@ bool r2_path_suffices(const struct r2_path *path)
     return path->state == R2_PATH_UP && (path->transport != R2_VIA_TCP || !r2_eng.device_memory);
 }
 
-bool r2_peer_sufficed(const struct r2_peer *p)
-{
-    for (int i = 0; i < p->n_paths; i++) {
-        if (r2_path_suffices(p->paths[i]))
-            return true;
-    }
-    return false;
-}
-
 int r2_peer_left(const struct r2_peer *p, int transport)
 {
     int n = 0;
