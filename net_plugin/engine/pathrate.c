@@ -21,8 +21,9 @@
 #define CHUNK_STEP 4096
 
 #define WINDOW_GAIN 2
-#define SLACK_NS NS_PER_MS
-#define SLACK_CHUNKS 2
+#define SLACK_NS (4 * NS_PER_MS)
+#define SLACK_MAX (1024 * 1024)
+#define SLACK_CHUNKS 2 /* where these are more than that */
 #define STARTUP_GAIN 4
 #define STARTUP_ROUNDS 3               /* rounds without a quarter more rate end the start-up */
 #define LANE_RATE UINT64_C(1000000000) /* one lane surely carries this much, bytes/s */
@@ -357,10 +358,10 @@ uint64_t r2_pathrate_window(const struct r2_pathrate *pr, uint64_t chunk, unsign
     /* Fast paths need all their lanes busy: one lane may be bound by one core, and a window too
      * small for that would measure a rate that makes it smaller still. */
     floor = add_sat(pipe, chunk * min_u64(1 + rate / LANE_RATE, all));
-    /* Acknowledgements wait behind a chunk of the peer's own data, which the shortest round trip
-     * has not seen; a path so slow that this is much needs none: others carry on meanwhile. */
-    floor =
-        max_u64(floor, chunk + min_u64(mul_div(rate, SLACK_NS, NS_PER_S), SLACK_CHUNKS * chunk));
+    /* Acknowledgements wait behind the peer's own data and for threads that have to wake, which the
+     * shortest round trip has not seen. The queue that this makes is no longer for a slow path. */
+    floor = max_u64(floor, chunk + min_u64(mul_div(rate, SLACK_NS, NS_PER_S),
+                                           max_u64(SLACK_MAX, SLACK_CHUNKS * chunk)));
     if (pr->startup) {
         return min_u64(max_u64(2 * chunk * all, pr->startup_window),
                        max_u64(mul_div(STARTUP_GAIN, bdp, 1), floor));

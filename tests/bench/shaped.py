@@ -6,6 +6,7 @@ plugin; raw TCP over all NICs at once says whether this machine can carry the su
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -30,6 +31,7 @@ TARGET, TARGET_LOST = 0.95, 0.97
 CREDIT_SHARE = 0.005
 WARMUP_S = 0.15
 COLLECTIVE = 64 * MIB
+SETTLE_S, TIMED_S = 1.0, 2.0  # of collectives: what paths need to know their rates, and then
 TITLE = "Shaped NICs: the plugin beside the sum of raw single-NIC rates"
 
 
@@ -139,7 +141,8 @@ def _collective(section: Section, bed: Bed, case: Case, options: Options) -> Non
     """AllReduce of 64 MiB between two nodes: busbw is what crosses each way."""
     size = 4 * MIB if options.smoke else COLLECTIVE
     bound = sum(payload_bound(rate, MTU) for rate in case.rates)
-    argv = ["--op", "all_reduce", "-b", str(size), "-n", "4", "-c", "0"]
+    warmup, timed = (1, 4) if options.smoke else _rounds(size / bound)
+    argv = ["--op", "all_reduce", "-b", str(size), "-n", str(timed), "-w", str(warmup), "-c", "0"]
     found: dict[bool, list[float]] = {False: [], True: []}
     for _ in range(1 if options.smoke else 2):
         for sockets, rates in found.items():
@@ -157,6 +160,11 @@ def _collective(section: Section, bed: Bed, case: Case, options: Options) -> Non
             None if sockets else TARGET,
             note="bus bandwidth; both directions at once",
         )
+
+
+def _rounds(one_s: float) -> tuple[int, int]:
+    """Warm-up and timed operations, of `one_s` seconds each."""
+    return math.ceil(SETTLE_S / one_s), max(4, math.ceil(TIMED_S / one_s))
 
 
 def _lost(section: Section, case: Case, options: Options) -> None:

@@ -30,6 +30,7 @@ from r2ccl_ctl.segment import Segment
 
 TITLE = "A storm: lost and flapping NICs that all communicators use"
 FLAPS, PHASE_S = 2, 3.0
+THREADS_EACH = 5  # of a communicator of one process while its plan is made
 LATE_S = 1.0  # by which a look may come too late
 MESSAGES_EACH = 8.0  # propose, promise, decision, what it has; and questions where ranks wait
 IDS = 2048  # as tests/shim/storm.c has it
@@ -84,7 +85,7 @@ class Size:
         return f"{self.processes} processes x {self.comms} communicators"
 
 
-FULL = Size(16, 16, 16, 2, 1, False, False, 10000, 60, 400)
+FULL = Size(16, 16, 16, 2, 1, False, False, 2000, 20, 400)
 SMALL = Size(8, 4, 16, 4, 2, True, True, 2000, 20, 60)
 SMOKE = Size(4, 2, 4, 3, 2, True, True, 2000, 10, 60)
 
@@ -439,8 +440,20 @@ def problems(found: Found, size: Size) -> list[str]:
     return wrong
 
 
+def _room_for(size: Size) -> None:
+    """The kernel has numbers for all threads: where it has not, communicators fail to be made."""
+    file = Path("/proc/sys/kernel/pid_max")
+    has, needed = int(file.read_text(encoding="ascii")), size.processes * size.comms * THREADS_EACH
+    if has < 2 * needed:
+        raise BenchError(
+            f"{size} have up to {needed} threads and kernel.pid_max is {has}: "
+            f"raise it first (sysctl -w kernel.pid_max={1 << 22})"
+        )
+
+
 def run(options: Options, section: Section) -> None:
     size = SMOKE if options.smoke else FULL
+    _room_for(size)
     found = blow(size, options.say)
     section.errors += problems(found, size)
     figures = [
