@@ -49,6 +49,8 @@ void r2_peer_account(struct r2_peer *p, int delta); /* requests in flight */
 void r2_peer_waits(struct r2_peer *p, uint64_t now);
 
 /* ---- path.c: states of paths; all under the lock */
+/* Something begins to wait for a peer without paths: the journal says so, if it ever had one. */
+void r2_path_wait_late(const struct r2_peer *p);
 struct r2_path *r2_path_obtain(struct r2_peer *p, int lnic, int rnic, int transport);
 struct r2_path *r2_path_find(struct r2_peer *p, int lnic, int rnic, int transport);
 /* Up, for whatever there may be to carry: where memory of devices is taken, sockets are not enough.

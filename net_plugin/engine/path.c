@@ -228,15 +228,31 @@ bool r2_peer_served(const struct r2_peer *p)
     return false;
 }
 
+static void say_no_path(const struct r2_path *path, const char *cause)
+{
+    r2_count(&r2_eng.n->no_path_waits, 1);
+    r2_path_journal(path, R2_EV_NO_PATH, 0, 0, cause);
+}
+
 static void wait_begins(struct r2_path *path, const char *cause)
 {
     struct r2_peer *p = path->peer;
 
     p->no_path_since = p->suspect ? p->suspect_since : r2_now_ns();
-    if (!p->active && !p->opening)
-        return;
-    r2_count(&r2_eng.n->no_path_waits, 1);
-    r2_path_journal(path, R2_EV_NO_PATH, 0, 0, cause);
+    if (p->active || p->opening)
+        say_no_path(path, cause); /* else the first that waits does: r2_path_wait_late */
+}
+
+void r2_path_wait_late(const struct r2_peer *p)
+{
+    const struct r2_path *last = NULL;
+
+    for (int i = 0; i < p->n_paths; i++) {
+        if (p->paths[i]->down_at && (!last || p->paths[i]->down_at > last->down_at))
+            last = p->paths[i];
+    }
+    if (last)
+        say_no_path(last, "it was lost while nothing was under way");
 }
 
 void r2_path_fail(struct r2_path *path, uint32_t gen, int err, const char *cause)

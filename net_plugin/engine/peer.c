@@ -229,8 +229,10 @@ void r2_peer_waits(struct r2_peer *p, uint64_t now)
 {
     bool first = !p->active && !p->opening;
 
-    if (!r2_peer_served(p) && (first || !p->no_path_since))
+    if (!r2_peer_served(p) && (first || !p->no_path_since)) {
         p->no_path_since = now;
+        r2_path_wait_late(p);
+    }
     if (p->suspect && first)
         p->suspect_since = now;
 }

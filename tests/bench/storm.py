@@ -30,7 +30,7 @@ from r2ccl_ctl.segment import Segment
 
 TITLE = "A storm: lost and flapping NICs that all communicators use"
 FLAPS, PHASE_S = 2, 3.0
-THREADS_EACH = 5  # of a communicator of one process while its plan is made
+THREADS_EACH = 5  # of a communicator of one process while its plan is made; twice that to spare
 LATE_S = 1.0  # by which a look may come too late
 MESSAGES_EACH = 8.0  # propose, promise, decision, what it has; and questions where ranks wait
 IDS = 2048  # as tests/shim/storm.c has it
@@ -446,7 +446,7 @@ def _room_for(size: Size) -> None:
     has, needed = int(file.read_text(encoding="ascii")), size.processes * size.comms * THREADS_EACH
     if has < 2 * needed:
         raise BenchError(
-            f"{size} have up to {needed} threads and kernel.pid_max is {has}: "
+            f"{size} want numbers for about {2 * needed} threads and kernel.pid_max is {has}: "
             f"raise it first (sysctl -w kernel.pid_max={1 << 22})"
         )
 

@@ -346,6 +346,7 @@ def test_one_subnet_keeps_nics_apart(fresh: Callable[..., Lab]) -> None:
     lab = fresh(variant="one-subnet")
     assert arrives(lab, ("n0", "nic1"), ("n1", "nic0"))
     with udp(lab, "n0", "nic1") as out:
+        out.settimeout(10.0)  # room in its buffer may take a while on a busy machine
         for _ in range(200):
             out.sendto(bytes(1000), (lab.address("n1", "nic1"), PORT))
     nics = {n["nic"]: n["rx_bytes"] for n in lab.status()["nodes"][1]["nics"]}

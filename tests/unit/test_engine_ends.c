@@ -164,6 +164,22 @@ static void test_unproven_paths_end_the_wait(void)
     remote_end(&r);
 }
 
+/* The last path is lost while nothing is under way: who asks first waits, and that is told. */
+static void test_wait_begins_late(void)
+{
+    uint64_t waits = __atomic_load_n(&r2_eng.n->no_path_waits, __ATOMIC_RELAXED);
+    struct r2_req *req;
+
+    begin(1);
+    fake_fail(a, ECONNRESET, false);
+    CHECK_EQ(__atomic_load_n(&r2_eng.n->no_path_waits, __ATOMIC_RELAXED), waits);
+    req = isend(r.conn, NULL);
+    isend(r.conn, NULL);
+    CHECK_EQ(__atomic_load_n(&r2_eng.n->no_path_waits, __ATOMIC_RELAXED), waits + 1);
+    CHECK_EQ(remote_test(req, 6000, NULL), -ETIMEDOUT);
+    remote_end(&r);
+}
+
 /* An OPEN that was said again, and comes when all is over with its connection: there is nothing to
  * make anew. Another connection is made, even after many. */
 static void test_open_after_the_end(void)
@@ -551,6 +567,7 @@ static const struct check_test tests[] = {
     {"refusal_of_a_down_nic", test_refusal_of_a_down_nic},
     {"refusal_of_strangers", test_refusal_of_strangers},
     {"unproven_paths_end_the_wait", test_unproven_paths_end_the_wait},
+    {"wait_begins_late", test_wait_begins_late},
     {"open_after_the_end", test_open_after_the_end},
     {"slow_process_is_waited_for", test_slow_process_is_waited_for},
     {"the_only_path_is_not_spared", test_the_only_path_is_not_spared},
