@@ -15,6 +15,7 @@
 #include <unistd.h>
 
 #include "control/impl.h"
+#include "util/exit.h"
 
 #define MAX_OPENS 4096
 #define FIRST_FD 3 /* never stdin, stdout or stderr of a program that closed its own */
@@ -259,7 +260,7 @@ static void mark_ended(struct r2_control *ctl)
 }
 
 /* Other threads may still run: nothing is unmapped here. A forked child has another pid. */
-__attribute__((destructor)) static void at_exit(void)
+__attribute__((destructor(R2_EXIT_CONTROL))) static void at_exit(void)
 {
     struct r2_control *ctl = __atomic_load_n(&last_opened, __ATOMIC_ACQUIRE);
 

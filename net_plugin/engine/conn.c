@@ -91,6 +91,7 @@ void r2_conn_reap(struct r2_conn *c)
 
     if (c->state != R2_CONN_CLOSED || !over || c->detaching || r2_list_empty(&c->node))
         return;
+    r2_buffered_left(c);
     r2_list_del(&c->node);
     r2_list_del(&c->ready);
     r2_list_del(&c->acks);
@@ -138,7 +139,6 @@ void r2_req_finish(struct r2_req *r, int err)
     }
     c->window[r->seq % R2_WINDOW] = NULL;
     r->attached = false;
-    r->error = err;
     while (c->oldest < c->next_seq && !c->window[c->oldest % R2_WINDOW])
         c->oldest++;
     r2_peer_account(c->peer, -1);
@@ -146,6 +146,11 @@ void r2_req_finish(struct r2_req *r, int err)
         r2_count(c->out ? &r2_eng.n->messages_sent : &r2_eng.n->messages_received, 1);
         r2_count(c->out ? &r2_eng.n->bytes_sent : &r2_eng.n->bytes_received, r->size);
     }
+    if (r->copy)
+        r2_buffered_free(r);
+    if (r->told)
+        return; /* the application looks at it no more, or uses it for another message soon */
+    r->error = err;
     /* Pairs with the acquire in r2_engine_test: what the engine and its sockets did to the buffer
      * happens before the application looks at it. */
     atomic_store_explicit(&r->state, err ? R2_REQ_FAILED : R2_REQ_DONE, memory_order_release);
@@ -245,7 +250,7 @@ static struct r2_req *take_req(struct r2_conn *c)
     for (int i = 0; i < R2_MAX_REQUESTS; i++) {
         struct r2_req *r = &c->reqs[(c->next_seq + (uint64_t)i) % R2_MAX_REQUESTS];
 
-        if (atomic_load_explicit(&r->state, memory_order_acquire) == R2_REQ_FREE)
+        if (!r->attached && atomic_load_explicit(&r->state, memory_order_acquire) == R2_REQ_FREE)
             return r;
     }
     return NULL;
@@ -269,7 +274,7 @@ static int post(struct r2_conn *c, void *data, size_t size, bool lines, struct r
     r->mr = mr;
     r->error = 0;
     r->lines = lines;
-    r->arrived = r->unasked = false;
+    r->arrived = r->unasked = r->told = false;
     r->attached = true;
     r->posted_at = r2_now_ns();
     atomic_store_explicit(&r->state, R2_REQ_ACTIVE, memory_order_relaxed);
@@ -354,6 +359,7 @@ static void say_held(struct r2_peer *p)
     if (!until || r2_now_ns() < until || pthread_mutex_trylock(&p->lock))
         return;
     pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &cancel);
+    r2_recv_out_acks(p); /* they go along */
     r2_peer_say_held(p, r2_now_ns());
     r2_peer_unlock(p);
     pthread_setcancelstate(cancel, NULL);
@@ -420,13 +426,49 @@ int r2_engine_test(struct r2_req *r, int *done, size_t *size)
     return err;
 }
 
+void r2_conn_end(struct r2_conn *c)
+{
+    if (c->state == R2_CONN_OPENING)
+        c->peer->opening--;
+    c->state = R2_CONN_CLOSED;
+    c->error = -ECANCELED;
+    finish_all(c, -ECANCELED);
+    c->waiting = 0;
+    r2_list_del(&c->ready);
+}
+
+void r2_conn_out_closed(struct r2_conn *c)
+{
+    if (c->peer->life == R2_PEER_GONE)
+        c->close_acked = true;
+    else
+        r2_conn_out_close(c);
+    r2_conn_reap(c);
+}
+
+/* May wait for a device: no lock. */
+static int dereg_all(struct r2_list *mrs, bool revoke)
+{
+    int rc = 0;
+
+    while (!r2_list_empty(mrs)) {
+        struct r2_mr *mr = R2_CONTAINER_OF(r2_list_first(mrs), struct r2_mr, node);
+        int one = r2_eng.ops->dereg(mr->keys, revoke);
+
+        rc = rc ? rc : one;
+        r2_list_del(&mr->node);
+        free(mr);
+    }
+    return rc;
+}
+
 int r2_engine_close(struct r2_conn *c)
 {
     R2_UNCANCELLED;
     struct r2_list mrs;
     struct r2_peer *p;
     bool busy, revoke = false;
-    int rc = 0;
+    int rc = 0, one;
 
     if (!c || atomic_load(&r2_eng.inert))
         return 0;
@@ -436,37 +478,28 @@ int r2_engine_close(struct r2_conn *c)
     r2_list_del(&c->ctx_node);
     r2_list_del(&c->queue);
     pthread_mutex_unlock(&r2_eng.lock);
+    r2_list_init(&mrs);
     r2_peer_lock(p);
+    if (r2_buffered_lingers(c)) {
+        r2_list_splice_tail(&mrs, &c->mrs);
+        r2_peer_unlock(p);
+        rc = dereg_all(&mrs, false);
+        r2_peer_put(p);
+        return rc;
+    }
     busy = c->state == R2_CONN_FAILED || c->next_seq != c->oldest || r2_unasked_writing(c);
-    if (c->state == R2_CONN_OPENING)
-        p->opening--;
-    c->state = R2_CONN_CLOSED;
-    c->error = -ECANCELED;
-    finish_all(c, -ECANCELED);
-    c->waiting = 0;
-    r2_list_del(&c->ready);
+    r2_conn_end(c);
     if (busy) {
         c->detaching = true;
         rc = r2_conn_detach(c, &revoke);
         r2_peer_lock(p);
         c->detaching = false;
     }
-    r2_list_init(&mrs);
     r2_list_splice_tail(&mrs, &c->mrs);
-    if (p->life == R2_PEER_GONE)
-        c->close_acked = true;
-    else
-        r2_conn_out_close(c);
-    r2_conn_reap(c);
+    r2_conn_out_closed(c);
     r2_peer_unlock(p);
-    while (!r2_list_empty(&mrs)) { /* may wait for a device: no lock */
-        struct r2_mr *mr = R2_CONTAINER_OF(r2_list_first(&mrs), struct r2_mr, node);
-        int one = r2_eng.ops->dereg(mr->keys, revoke);
-
-        rc = rc ? rc : one;
-        r2_list_del(&mr->node);
-        free(mr);
-    }
+    one = dereg_all(&mrs, revoke);
+    rc = rc ? rc : one;
     r2_conn_put(c);
     r2_peer_put(p);
     return rc;

@@ -166,6 +166,10 @@ void r2_conn_put(struct r2_conn *c);
 /* Fails every request and the connection. Under the lock. */
 void r2_conn_fail(struct r2_conn *c, int err);
 void r2_conn_out_close(struct r2_conn *c);
+/* Closed for the application: nothing is sent any more; then the peer is told, and the connection
+ * forgotten as soon as it knows. */
+void r2_conn_end(struct r2_conn *c);
+void r2_conn_out_closed(struct r2_conn *c);
 void r2_conn_out_open(struct r2_conn *c);
 /* Takes a closed connection whose CLOSE is acknowledged out of the peer. */
 void r2_conn_reap(struct r2_conn *c);
@@ -205,7 +209,6 @@ const struct r2_cts_slot *r2_send_cts(const struct r2_conn *c, uint64_t seq);
 int r2_up_chunk_claim(void *owner, struct r2_ep *ep, struct r2_bulk *bulk, uint16_t lane);
 void r2_up_chunk_done(void *owner, struct r2_ep *ep, const struct r2_bulk *bulk);
 void r2_up_chunk_dropped(void *owner, struct r2_ep *ep, const struct r2_bulk *bulk, bool bad_crc);
-void r2_up_burst_end(void *owner, struct r2_ep *ep);
 void r2_recv_start(struct r2_req *r);
 int r2_recv_on_eager(struct r2_conn *c, struct r2_path *path, const struct r2_msg_eager *m,
                      const uint8_t *data);
@@ -216,16 +219,10 @@ void r2_recv_placed(struct r2_req *r);
 /* Says the clear-to-send of small receives that are still empty after a while: if the message is
  * too large for its receive, nobody learns it otherwise. And what else was held (r2_out_hold). */
 void r2_recv_say_kept(struct r2_peer *p, uint64_t now);
-void r2_recv_queue_ack(struct r2_conn *c, struct r2_path *path, uint64_t seq, uint64_t off,
-                       uint64_t len);
-/* Turns queued acknowledgements into frames. */
-void r2_recv_out_acks(struct r2_peer *p);
-void r2_recv_flushed(struct r2_conn *c, uint64_t cum);
-/* Everything that has arrived, queued for acknowledgement again. */
-void r2_recv_repeat(struct r2_conn *c, struct r2_path *path);
 
 /* ---- upcalls.c */
 extern const struct r2_transport_events r2_engine_events;
+#include "engine/buffered.h"
 #include "engine/memory.h"     /* revoke.c, flush.c */
 #include "engine/pathweight.h" /* weights of paths */
 #include "engine/slow.h"       /* tail.c, greywatch.c */

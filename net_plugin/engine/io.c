@@ -24,9 +24,10 @@
 
 #define MAX_THREADS 64
 #define BATCH 64
-#define LENT_NS (300 * R2_NS_PER_US) /* a caller that polls comes again within that */
-#define LENT_LOOK_MS 1               /* how often the thread asks whether it still does */
-#define LENT_BATCH 4                 /* events, and tasks, per call: the caller has other work */
+#define LONGEST_NS (10 * R2_NS_PER_S)
+#define LENT_NS (300 * R2_NS_PER_US)    /* a caller that polls comes again within that */
+#define LENT_LOOK_NS (1 * R2_NS_PER_MS) /* how often the thread asks whether it still does */
+#define LENT_BATCH 4                    /* events, and tasks, per call: the caller has other work */
 
 struct r2_io {
     int index;
@@ -208,7 +209,9 @@ static void timer_store(struct r2_timer *t, uint64_t deadline, bool only_sooner)
     }
     before = atomic_load(&io->next_deadline);
     timer_place(t, deadline);
-    wake = deadline && (!before || deadline < before) && self_io != io;
+    /* (Who stands in for a thread that looks every millisecond need not wake it.) */
+    wake = deadline && (!before || deadline < before) && self_io != io &&
+           !(standing_for == io && io->looks);
     pthread_mutex_unlock(&io->lock);
     if (wake)
         r2_io_wake(io);
@@ -216,6 +219,13 @@ static void timer_store(struct r2_timer *t, uint64_t deadline, bool only_sooner)
 
 void r2_timer_set(struct r2_timer *t, uint64_t deadline)
 {
+    timer_store(t, deadline, false);
+}
+
+void r2_timer_here(struct r2_timer *t, uint64_t deadline)
+{
+    if (self_io || standing_for)
+        t->io = self_io ? self_io : standing_for;
     timer_store(t, deadline, false);
 }
 
@@ -311,18 +321,21 @@ static void run_timers(struct r2_io *io)
     }
 }
 
-static int wait_ms(struct r2_io *io)
+/* Until the next timer; whole milliseconds, so that those of one go together, but for the last. */
+static uint64_t wait_ns(struct r2_io *io)
 {
     uint64_t next = atomic_load(&io->next_deadline);
     uint64_t now;
 
     if (!next)
-        return 10000;
+        return LONGEST_NS;
     now = r2_now_ns();
     if (next <= now)
         return 0;
-    next = (next - now + 999999) / 1000000;
-    return next > 10000 ? 10000 : (int)next;
+    next -= now;
+    if (next > R2_NS_PER_MS)
+        next = (next + R2_NS_PER_MS - 1) / R2_NS_PER_MS * R2_NS_PER_MS;
+    return next > LONGEST_NS ? LONGEST_NS : next;
 }
 
 static bool run_event(struct r2_io *io, const struct epoll_event *ev)
@@ -427,17 +440,23 @@ static bool goes_on(struct r2_io *io, bool lent)
 static void sleep_on(struct r2_io *io)
 {
     struct pollfd pfd = {.events = POLLIN};
-    bool lent;
-    int ms, n;
+    struct timespec ts;
+    uint64_t ns;
+    bool lent, again;
+    int n;
 
     do {
         lent = r2_now_ns() < atomic_load_explicit(&io->lent_until, memory_order_relaxed);
         if (!goes_on(io, lent))
             return;
-        ms = wait_ms(io);
+        ns = wait_ns(io);
+        again = lent && ns > LENT_LOOK_NS;
+        ns = again ? LENT_LOOK_NS : ns;
+        ts = (struct timespec){.tv_sec = (time_t)(ns / R2_NS_PER_S),
+                               .tv_nsec = (long)(ns % R2_NS_PER_S)};
         pfd.fd = lent ? io->wake : io->epoll;
-        n = poll(&pfd, 1, lent && ms > LENT_LOOK_MS ? LENT_LOOK_MS : ms);
-    } while (n == 0 && lent && ms > LENT_LOOK_MS);
+        n = ppoll(&pfd, 1, &ts, NULL);
+    } while (n == 0 && again);
     goes_on(io, false);
 }
 

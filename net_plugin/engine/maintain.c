@@ -414,6 +414,7 @@ void r2_peer_task(struct r2_task *t)
     r2_peer_lock(p);
     was_listed = p->listed;
     shut_dying(p);
+    r2_buffered_leave(p);
     maintain(p, r2_now_ns());
     shut_dying(p);
     if (p->resync_wanted && p->n_up)

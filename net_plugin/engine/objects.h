@@ -41,6 +41,7 @@ _Static_assert(R2_PATHS_VIA <= R2_WIRE_MAX_LANES, "CLOSE names each one-sided pa
 #define R2_TICK_NS (25 * R2_NS_PER_MS)
 
 struct r2_peer;
+#include "engine/acks.h"
 #include "engine/asking.h"
 #include "engine/unasked.h"
 #include "engine/words.h"
@@ -173,8 +174,9 @@ struct r2_peer {
 
     struct r2_hash conns;
     struct r2_list conn_list;
-    struct r2_list ready;    /* S: connections with bytes to send */
-    struct r2_list ackq;     /* R: connections with acknowledgements to send */
+    struct r2_list ready; /* S: connections with bytes to send */
+    struct r2_list ackq;  /* R: connections with acknowledgements to send */
+    struct r2_ack_delay ack_delay;
     int active;              /* requests in flight */
     atomic_ulong held_until; /* of its paths, the earliest, or earlier; a hint without the lock */
     int opening;             /* connections not yet acknowledged */
@@ -212,6 +214,8 @@ struct r2_req {
     bool arrived;  /* R: all bytes in place, the acknowledgement may not have left */
     bool kept;     /* R: its clear-to-send was not said: r2_recv_say_kept */
     bool unasked;  /* S: it goes before its clear-to-send */
+    uint8_t *copy; /* S: the engine's own, of a small message: engine/buffered.h */
+    bool told;     /* S: the application was told that it is done, before it was acknowledged */
     uint64_t seq;
     uint8_t *data;
     uint64_t size;       /* of the buffer; R: then of the message */
@@ -232,7 +236,7 @@ struct r2_cts_slot {
 };
 
 struct r2_stash {
-    bool valid;
+    bool valid, buffered; /* R2_EAGER_BUFFERED */
     uint64_t seq;
     uint32_t size;
     uint8_t *data;
@@ -260,6 +264,7 @@ struct r2_conn {
     enum r2_conn_state state;
     int error;
     bool close_acked, remote_closed;
+    bool lingers;       /* S: closed by the application, copies are not acknowledged yet */
     bool detaching;     /* its close waits for lanes and for the peer's word: it stays until then */
     bool tell;          /* failed here: the peer has to learn it, again after every loss */
     uint64_t final_seq; /* R, remote_closed: messages that the sender has begun */

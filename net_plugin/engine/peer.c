@@ -48,6 +48,7 @@ static struct r2_peer *new_peer(const uint8_t id[16], const uint8_t secret[16], 
     p->io = r2_io_pick();
     r2_task_init(&p->task, p->io, r2_peer_task);
     r2_timer_init(&p->timer, p->io, r2_peer_timer);
+    r2_acks_init(p);
     p->last_tick = r2_now_ns();
     memcpy(row.process_id, id, 16);
     p->row = r2_control_peer_add(r2_eng.ctl, &row);

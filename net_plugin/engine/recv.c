@@ -1,4 +1,4 @@
-/* The receiver's data plane: where bytes are placed, and what is acknowledged. */
+/* The receiver's data plane: where bytes are placed. */
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
@@ -7,132 +7,12 @@
 #include "util/copy.h"
 #include "util/crc32c.h"
 
-#define RANGES_PER_FRAME 256
 #define POSTED_AHEAD 3
 #define HOLD_NS (20 * R2_NS_PER_US)
 #define HOLD_SMALL_NS (100 * R2_NS_PER_US)
 #define HOLD_AFTER_SMALL 8
 #define KEPT_NS (50 * R2_NS_PER_MS)
 #define LANE_COPY 0x8000 /* of a claim: a whole copy is being put into place */
-
-static struct r2_path *ctrl_path(struct r2_conn *c)
-{
-    return r2_path_for_ctrl(c->peer, -1, c->remote_home);
-}
-
-/* ---- acknowledgements */
-
-/* No memory for one more range: what can be said is said, and all of it again soon. Until that has
- * worked no generation is called fenced, or the sender would send again what is in place. */
-static void range_dropped(struct r2_peer *p)
-{
-    p->acks_dropped = true;
-    p->resync_wanted = true;
-    r2_timer_sooner(&p->timer, r2_now_ns() + R2_TICK_NS);
-}
-
-void r2_recv_queue_ack(struct r2_conn *c, struct r2_path *path, uint64_t seq, uint64_t off,
-                       uint64_t len)
-{
-    if (len) {
-        if (c->n_ranges == c->cap_ranges) {
-            uint32_t cap = c->cap_ranges ? 2 * c->cap_ranges : 16;
-            struct r2_ack_range *more = realloc(c->ranges, cap * sizeof(*more));
-
-            if (more) {
-                r2_mem_more((cap - c->cap_ranges) * sizeof(*more));
-                c->ranges = more;
-                c->cap_ranges = cap;
-            }
-        }
-        if (c->n_ranges < c->cap_ranges)
-            c->ranges[c->n_ranges++] = (struct r2_ack_range){.seq = seq, .offset = off, .len = len};
-        else
-            range_dropped(c->peer);
-    }
-    if (path)
-        c->ack_path = path->index;
-    if (r2_list_empty(&c->acks))
-        r2_list_add_tail(&c->peer->ackq, &c->acks);
-}
-
-static void out_ack(struct r2_conn *c, struct r2_path *path)
-{
-    struct r2_msg_ack m = {.conn = c->id, .cumulative = c->cum};
-    uint32_t done = 0;
-
-    do {
-        m.ranges = c->n_ranges - done;
-        if (m.ranges > RANGES_PER_FRAME)
-            m.ranges = RANGES_PER_FRAME;
-        if (r2_out_frame(path, R2_F_ACK, &m, sizeof(m), c->ranges ? c->ranges + done : NULL,
-                         m.ranges * sizeof(*c->ranges)))
-            return;
-        done += m.ranges;
-        r2_count(&r2_eng.n->acks_sent, 1);
-    } while (done < c->n_ranges);
-    c->n_ranges = 0;
-    c->flush_cum = c->cum;
-    c->flush_pos = path->out_total + (path->out_len - path->out_off);
-    r2_list_del(&c->flush);
-    r2_list_add_tail(&path->flushq, &c->flush);
-}
-
-void r2_recv_out_acks(struct r2_peer *p)
-{
-    while (!r2_list_empty(&p->ackq)) {
-        struct r2_conn *c = R2_CONTAINER_OF(r2_list_first(&p->ackq), struct r2_conn, acks);
-        struct r2_path *path = c->ack_path < p->n_paths ? p->paths[c->ack_path] : NULL;
-
-        r2_list_del(&c->acks);
-        /* The path that brought the bytes is alive, or was a moment ago. */
-        if (!path || path->state != R2_PATH_UP || !path->ctrl_ready || path->lags)
-            path = ctrl_path(c);
-        if (path)
-            out_ack(c, path);
-        else
-            c->n_ranges = 0; /* none is up: r2_recv_repeat builds them anew */
-    }
-}
-
-void r2_recv_flushed(struct r2_conn *c, uint64_t cum)
-{
-    if (cum > c->flushed)
-        c->flushed = cum;
-    for (uint64_t s = c->oldest; s < c->next_seq && s < c->flushed; s++) {
-        struct r2_req *r = r2_conn_req(c, s);
-
-        if (r && r->arrived)
-            r2_req_finish(r, 0);
-    }
-}
-
-static bool repeat_range(void *arg, uint64_t off, uint64_t len)
-{
-    struct r2_req *r = arg;
-
-    r2_recv_queue_ack(r->conn, NULL, r->seq, off, len);
-    return true;
-}
-
-void r2_recv_repeat(struct r2_conn *c, struct r2_path *path)
-{
-    c->n_ranges = 0;
-    for (uint64_t s = c->oldest; s < c->next_seq; s++) {
-        struct r2_req *r = r2_conn_req(c, s);
-
-        if (r && !r->arrived)
-            r2_recv_arrived(&r->led.recv, repeat_range, r);
-        else if (r && s >= c->cum) /* whole, but an earlier message is not */
-            r2_recv_queue_ack(c, NULL, s, 0, r->led.recv.total);
-    }
-    for (int i = 0; i < R2_EAGER_AHEAD; i++) {
-        if (c->stash[i].valid && c->stash[i].seq >= c->cum)
-            r2_recv_queue_ack(c, NULL, c->stash[i].seq, 0, c->stash[i].size);
-    }
-    r2_unasked_repeat(c);
-    r2_recv_queue_ack(c, path, 0, 0, 0);
-}
 
 /* Message `seq` has arrived whole. */
 void r2_recv_mark(struct r2_conn *c, uint64_t seq)
@@ -180,7 +60,7 @@ void r2_recv_say_kept(struct r2_peer *p, uint64_t now)
             struct r2_req *r = r2_conn_req(c, s);
 
             if (r && r->kept && !r->arrived && now > r->posted_at + KEPT_NS)
-                r2_recv_cts(r, ctrl_path(c));
+                r2_recv_cts(r, r2_acks_path(c));
         }
     }
     r2_peer_say_held(p, now);
@@ -232,7 +112,9 @@ void r2_recv_placed(struct r2_req *r)
         r2_req_finish(r, 0);
 }
 
-static int place_eager(struct r2_req *r, const uint8_t *data, uint32_t size)
+/* buffered: the sender does not wait for the acknowledgement, so nobody here does, unless an
+ * earlier message is missing: until it has come r2_recv_repeat has to know of this one. */
+static int place_eager(struct r2_req *r, const uint8_t *data, uint32_t size, bool buffered)
 {
     int rc = r2_recv_set_total(&r->led.recv, size);
 
@@ -253,6 +135,8 @@ static int place_eager(struct r2_req *r, const uint8_t *data, uint32_t size)
         return rc;
     }
     r2_recv_placed(r);
+    if (buffered && r->seq < r->conn->cum)
+        r2_req_finish(r, 0);
     return 0;
 }
 
@@ -264,12 +148,12 @@ void r2_recv_start(struct r2_req *r)
     r2_recv_init(&r->led.recv, r->size);
     r->kept = cts_can_wait(r);
     if (!r->kept)
-        post_cts(r, ctrl_path(c)); /* for a stashed message it gives the credit back */
+        post_cts(r, r2_acks_path(c)); /* for a stashed message it gives the credit back */
     if (r2_unasked_posted(c, r))
         return;
     if (s) {
         s->valid = false;
-        place_eager(r, s->data, s->size);
+        place_eager(r, s->data, s->size, s->buffered);
         r2_mem_less(s->size);
         free(s->data);
         s->data = NULL;
@@ -289,6 +173,7 @@ static int stash_eager(struct r2_conn *c, const struct r2_msg_eager *m, const ui
     memcpy(s->data, data, m->size);
     s->seq = m->seq;
     s->size = m->size;
+    s->buffered = m->flags & R2_EAGER_BUFFERED;
     s->valid = true;
     r2_recv_mark(c, m->seq);
     return 0;
@@ -297,7 +182,9 @@ static int stash_eager(struct r2_conn *c, const struct r2_msg_eager *m, const ui
 int r2_recv_on_eager(struct r2_conn *c, struct r2_path *path, const struct r2_msg_eager *m,
                      const uint8_t *data)
 {
+    bool buffered = m->flags & R2_EAGER_BUFFERED, fresh = !has_arrived(c, m->seq);
     struct r2_req *r;
+    uint64_t beyond;
     int rc = 0;
 
     if (c->state != R2_CONN_OPEN)
@@ -311,19 +198,24 @@ int r2_recv_on_eager(struct r2_conn *c, struct r2_path *path, const struct r2_ms
         r2_unasked_both_ways(c, m->seq);
         return 0;
     }
-    if (has_arrived(c, m->seq)) {
+    if (!fresh) {
         r2_count(&r2_eng.n->duplicate_chunks, 1);
     } else {
         r = r2_conn_req(c, m->seq);
         if (r)
-            place_eager(r, data, m->size);
+            place_eager(r, data, m->size, buffered);
         else
             rc = m->seq < c->next_seq ? 0 : stash_eager(c, m, data);
     }
     c->small += c->small < HOLD_AFTER_SMALL;
     path->rx_bytes += m->size;
     r2_count(&r2_control_nic_counters(r2_eng.ctl, path->lnic)->rx_bytes, m->size);
-    r2_recv_queue_ack(c, path, m->seq, 0, has_arrived(c, m->seq) && m->seq >= c->cum ? m->size : 0);
+    beyond = has_arrived(c, m->seq) && m->seq >= c->cum ? m->size : 0;
+    /* Of those that an earlier one kept waiting the receives are done when that is said. */
+    if (buffered && fresh && c->cum == m->seq + 1)
+        r2_recv_queue_late_ack(c, path, m->seq, beyond);
+    else
+        r2_recv_queue_ack(c, path, m->seq, 0, beyond);
     return rc;
 }
 
@@ -570,17 +462,4 @@ void r2_up_chunk_dropped(void *owner, struct r2_ep *ep, const struct r2_bulk *bu
             r2_conn_fail(c, -EBADMSG);
     }
     pthread_mutex_unlock(&p->lock);
-}
-
-void r2_up_burst_end(void *owner, struct r2_ep *ep)
-{
-    struct r2_path *path = owner;
-
-    (void)ep;
-    r2_peer_lock(path->peer);
-    r2_recv_out_acks(path->peer);
-    /* What has waited for these goes with them, or over its own path: theirs may be another. */
-    if (atomic_load_explicit(&path->peer->held_until, memory_order_relaxed))
-        r2_peer_say_held(path->peer, UINT64_MAX);
-    r2_peer_unlock_soon(path->peer);
 }

@@ -82,8 +82,9 @@ static bool send_eager(struct r2_conn *c, struct r2_req *r)
         !r2_send_next(&r->led.send, UINT32_MAX, path->index, path->gen, r2_now_ns(), &chunk))
         return false;
     m.gen = path->gen;
+    m.flags = r2_buffered_take(r) ? R2_EAGER_BUFFERED : 0;
     if (r2_eng.set->verify) {
-        m.flags = R2_BULK_CRC;
+        m.flags |= R2_BULK_CRC;
         m.crc = r2_crc32c(0, r->data, r->size);
     }
     r2_out_frame(path, R2_F_EAGER, &m, sizeof(m), r->data, r->size);
@@ -91,6 +92,7 @@ static bool send_eager(struct r2_conn *c, struct r2_req *r)
     path->tx_bytes += r->size;
     r2_count(&r2_control_nic_counters(r2_eng.ctl, path->lnic)->tx_bytes, r->size);
     r2_count(&r2_eng.n->eager_messages, 1);
+    r2_buffered_done(r);
     return true;
 }
 

@@ -116,8 +116,10 @@ struct r2_msg_eager {
     uint32_t size;
     uint32_t crc;
     uint32_t gen;
-    uint32_t flags; /* R2_BULK_CRC */
+    uint32_t flags; /* R2_BULK_CRC, R2_EAGER_BUFFERED */
 } __attribute__((packed));
+/* Its sender has a copy of its own, and waits for the acknowledgement only to free it. */
+#define R2_EAGER_BUFFERED 0x10000u
 
 struct r2_ack_range {
     uint64_t seq;

@@ -9,6 +9,7 @@
 #include <strings.h>
 
 #include "util/clock.h"
+#include "util/exit.h"
 #include "util/lock.h"
 #include "util/thread.h"
 
@@ -216,7 +217,7 @@ void r2_log_child(void)
 }
 
 /* What is said in the last moments, and why, must not be lost with the thread that writes it. */
-__attribute__((destructor)) static void at_exit(void)
+__attribute__((destructor(R2_EXIT_LOG))) static void at_exit(void)
 {
     r2_log_settle(LAST_WORDS_NS);
 }

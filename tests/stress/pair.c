@@ -4,6 +4,7 @@
  *   R2CCL_NICS=127.0.1.1,127.0.2.1 build/stress/pair --size 1M --count 1000 --conns 2
  *   ... --faults 7 --count 20000     random faults from seed 7, on both sides
  *   ... --until-told                 messages until the parent gets SIGUSR1, then an orderly end
+ *   ... --leave                  the second process sends, and ends when its sends are done
  *   PAIR_BEGIN=FILE ...              connected, but no message before there is that file (60 s)
  *   ... --device                     memory that no thread of the engine can touch, as a DMA buffer
  *   ... --listen 10.250.0.1:7000 / --dial 10.250.0.1:7000   the two sides started by hand
@@ -41,7 +42,7 @@ static struct {
     uint64_t size, count;
     int conns, outstanding, stall;
     uint64_t fault_seed;
-    bool faults, bidir, check, random_sizes, register_memory, until_told, device;
+    bool faults, bidir, check, random_sizes, register_memory, until_told, device, leave;
     const char *listen, *dial;
 } opt = {.size = 1 << 20, .count = 1000, .conns = 1, .outstanding = 4, .stall = 30, .check = true};
 
@@ -359,7 +360,7 @@ static int parent_or_peer(int argc, char **argv)
     (void)argc;
     if (getenv("PAIR_FD")) {
         peer_fd = atoi(getenv("PAIR_FD"));
-        side = 1;
+        side = opt.leave ? 0 : 1;
         return 0;
     }
     if (socketpair(AF_UNIX, SOCK_STREAM, 0, sv) < 0)
@@ -378,6 +379,7 @@ static int parent_or_peer(int argc, char **argv)
     }
     close(sv[1]);
     peer_fd = sv[0];
+    side = opt.leave ? 1 : 0;
     return pid;
 }
 
@@ -420,12 +422,14 @@ static uint64_t parse_size(const char *text)
     return *end == 'K' ? v << 10 : *end == 'M' ? v << 20 : *end == 'G' ? v << 30 : v;
 }
 
-static const struct option longs[] = {
-    {"size", 1, 0, 's'},        {"count", 1, 0, 'n'},        {"conns", 1, 0, 'c'},
-    {"outstanding", 1, 0, 'o'}, {"faults", 1, 0, 'f'},       {"bidir", 0, 0, 'b'},
-    {"no-check", 0, 0, 'k'},    {"random-sizes", 0, 0, 'r'}, {"stall", 1, 0, 'S'},
-    {"listen", 1, 0, 'l'},      {"dial", 1, 0, 'd'},         {"register", 0, 0, 'R'},
-    {"until-told", 0, 0, 'u'},  {"device", 0, 0, 'D'},       {0, 0, 0, 0}};
+static const struct option longs[] = {{"size", 1, 0, 's'},       {"count", 1, 0, 'n'},
+                                      {"conns", 1, 0, 'c'},      {"outstanding", 1, 0, 'o'},
+                                      {"faults", 1, 0, 'f'},     {"bidir", 0, 0, 'b'},
+                                      {"no-check", 0, 0, 'k'},   {"random-sizes", 0, 0, 'r'},
+                                      {"stall", 1, 0, 'S'},      {"listen", 1, 0, 'l'},
+                                      {"dial", 1, 0, 'd'},       {"register", 0, 0, 'R'},
+                                      {"until-told", 0, 0, 'u'}, {"device", 0, 0, 'D'},
+                                      {"leave", 0, 0, 'L'},      {0, 0, 0, 0}};
 
 static void parse(int argc, char **argv)
 {
@@ -469,6 +473,9 @@ static void parse(int argc, char **argv)
             break;
         case 'D':
             opt.device = true;
+            break;
+        case 'L':
+            opt.leave = true;
             break;
         case 'R':
             opt.register_memory = true;
@@ -555,8 +562,10 @@ static int run(sigset_t *usr1)
                    (double)(use.ru_utime.tv_usec + use.ru_stime.tv_usec) / 1e6);
     fflush(stdout);
     /* Leave together: a process that exits takes its acknowledgements with it. */
-    xfer(&go, 1, true);
-    xfer(&go, 1, false);
+    if (!opt.leave) {
+        xfer(&go, 1, true);
+        xfer(&go, 1, false);
+    }
     return bad || atomic_load(&wrong) ? 1 : 0;
 }
 

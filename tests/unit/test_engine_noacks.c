@@ -1,6 +1,6 @@
 /* The engine as receiver when memory for acknowledgements runs out (rung 2, as test_engine_recv.c):
  * what has arrived is said as soon as there is memory again, without any event of a path, and
- * nothing is called fenced before. recv.c is compiled in here with an allocator that fails on
+ * nothing is called fenced before. acks.c is compiled in here with an allocator that fails on
  * demand. */
 #include "check.h"
 
@@ -20,7 +20,7 @@ static void *test_realloc(void *p, size_t size)
 }
 
 #define realloc test_realloc
-#include "../../net_plugin/engine/recv.c"
+#include "../../net_plugin/engine/acks.c"
 #undef realloc
 
 #include "recv_bed.h"

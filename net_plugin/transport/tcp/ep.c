@@ -328,11 +328,13 @@ static void tcp_flush(struct r2_ep *ep)
 }
 
 /* A call to send costs the caller several microseconds: words of no hurry are left to a thread that
- * is awake, where there are several (docs/decisions.md 22). */
+ * is awake, where there are several (docs/decisions.md 22), and so are messages of a burst unless
+ * they are done when they are sent (36). */
 static void tcp_flush_soon(struct r2_ep *ep, bool lone, bool data)
 {
     struct r2_lane *lane = r2_ep_lane(ep, 0);
-    bool now = lone && (data || r2_io_used() == 1);
+    bool many = r2_io_used() > 1;
+    bool now = many ? data && (lone || r2_settings_get()->buffered) : lone;
 
     if (lane && r2_io_awake(lane->io.io) && !now)
         r2_lane_kick(lane);

@@ -31,6 +31,29 @@ static void lane_ready(struct r2_io_fd *f, uint32_t events)
     r2_lane_event(lane);
 }
 
+#define ENTER_NS (20 * R2_NS_PER_US)
+
+bool r2_lane_enter(struct r2_lane *lane)
+{
+    uint64_t until = 0, now;
+
+    if (r2_io_used() == 1) /* cores are few, and who is in there may have none */
+        return false;
+    while (atomic_exchange_explicit(&lane->in_call, true, memory_order_relaxed)) {
+        now = r2_now_ns();
+        until = until ? until : now + ENTER_NS;
+        if (now > until)
+            return false;
+    }
+    return true;
+}
+
+void r2_lane_leave(struct r2_lane *lane, bool entered)
+{
+    if (entered)
+        atomic_store_explicit(&lane->in_call, false, memory_order_relaxed);
+}
+
 /* A lane that belongs to an endpoint lives as long as it: others reach it through ep->lanes. */
 void r2_lane_free(struct r2_lane *lane)
 {

@@ -234,11 +234,14 @@ int r2_lane_rx_ctrl(struct r2_lane *lane)
     }
     while (moved < RX_BUDGET) {
         size_t room = R2_TCP_CTRL_RX - lane->rx_len, ok = rx_allow(lane, room);
+        bool entered;
         ssize_t n;
 
         if (ok == 0)
             break;
+        entered = r2_lane_enter(lane);
         n = recv(lane->io.fd, lane->rx_buf + lane->rx_len, ok, MSG_DONTWAIT);
+        r2_lane_leave(lane, entered);
         rx_moved(lane, ok, n);
         if (n < 0 && errno == EINTR)
             continue;

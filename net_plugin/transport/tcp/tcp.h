@@ -48,6 +48,8 @@ struct r2_lane {
     enum r2_lane_phase phase;
     atomic_bool open; /* the phase, for whoever holds only tx_lock */
     bool closed;
+    /* A control lane: a thread is in a call on its socket (r2_lane_enter). */
+    atomic_bool in_call;
     bool reaped; /* the I/O thread has let go of it; only that thread looks */
     atomic_bool
         rx_again;       /* an event, or what is left over from before: there may be bytes to read */
@@ -91,6 +93,13 @@ struct r2_lane {
     uint8_t *rx_buf; /* control frames */
     size_t rx_len;
 };
+
+/* Before and after a call on a control lane's socket, which NCCL's thread and an I/O thread use at
+ * once: the kernel lets one of them in, and whoever finds it taken sleeps and is woken, which takes
+ * longer than any of these calls. So it waits here first, for 20 us at most: a hint, with no order
+ * to anything. What r2_lane_enter returns is for r2_lane_leave. */
+bool r2_lane_enter(struct r2_lane *lane);
+void r2_lane_leave(struct r2_lane *lane, bool entered);
 
 struct r2_ep {
     struct r2_ep_head head;

@@ -130,6 +130,7 @@ static int push_ctrl(struct r2_lane *lane)
     while (lane->ctrl_off < lane->ctrl_len) {
         uint64_t retry = 0;
         size_t want = lane->ctrl_len - lane->ctrl_off, ok;
+        bool entered;
         ssize_t n;
 
         ok = r2_fault_allow(lane->nic, R2_FAULT_TX, want, &retry);
@@ -138,7 +139,9 @@ static int push_ctrl(struct r2_lane *lane)
                 r2_timer_sooner(&lane->timer, retry);
             return r2_tcp_broken(lane->nic) ? -ECONNRESET : 0;
         }
+        entered = r2_lane_enter(lane);
         n = send(lane->io.fd, lane->ctrl_buf + lane->ctrl_off, ok, MSG_NOSIGNAL | MSG_DONTWAIT);
+        r2_lane_leave(lane, entered);
         tx_moved(lane, ok, n);
         if (n < 0 && errno == EINTR)
             continue;

@@ -393,8 +393,9 @@ static void op_flush(struct r2_ep *ep)
 /* To post a frame costs less than to hand it over. */
 static void op_flush_soon(struct r2_ep *ep, bool lone, bool data)
 {
-    (void)data;
-    if (r2_io_awake(ep->io) && !lone)
+    bool now = lone || (data && r2_settings_get()->buffered);
+
+    if (r2_io_awake(ep->io) && !now)
         r2_vep_kick(ep, R2_WANT_CTRL);
     else
         r2_vep_run(ep, R2_WANT_CTRL);

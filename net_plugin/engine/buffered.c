@@ -1,0 +1,120 @@
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include "engine/internal.h"
+#include "util/exit.h"
+
+#define EXIT_NS (5 * R2_NS_PER_S)
+#define EXIT_ACKS_NS (5 * R2_NS_PER_MS)
+
+/* Copies of this process that no peer has acknowledged. Relaxed: at_exit alone asks, and it asks
+ * again; the bytes are the I/O threads' to send, not its. */
+static atomic_int unacked;
+/* Connections that linger, until the peer knows their end or is gone. Likewise. */
+static atomic_int lingering;
+
+bool r2_buffered_take(struct r2_req *r)
+{
+    if (r->copy || !r2_eng.set->buffered)
+        return r->copy;
+    r->copy = malloc(r->size ? r->size : 1);
+    if (!r->copy)
+        return false;
+    r2_mem_more(r->size);
+    if (r->size)
+        memcpy(r->copy, r->data, r->size);
+    r->data = r->copy;
+    r->mr = NULL;
+    atomic_fetch_add_explicit(&unacked, 1, memory_order_relaxed);
+    return true;
+}
+
+void r2_buffered_done(struct r2_req *r)
+{
+    /* Pairs with the acquire in r2_engine_test: the buffer has been read. Once: who is told frees
+     * the slot, and a message that is sent again leaves it alone. */
+    if (r->copy && !r->told) {
+        r->told = true;
+        atomic_store_explicit(&r->state, R2_REQ_DONE, memory_order_release);
+    }
+}
+
+void r2_buffered_free(struct r2_req *r)
+{
+    struct r2_conn *c = r->conn;
+
+    r2_mem_less(r->size);
+    free(r->copy);
+    r->copy = NULL;
+    atomic_fetch_sub_explicit(&unacked, 1, memory_order_relaxed);
+    if (c->lingers && c->oldest == c->next_seq)
+        r2_peer_wake(c->peer);
+}
+
+bool r2_buffered_lingers(struct r2_conn *c)
+{
+    if (!c->out || c->state != R2_CONN_OPEN || c->oldest == c->next_seq)
+        return false;
+    for (uint64_t s = c->oldest; s < c->next_seq; s++) {
+        struct r2_req *r = r2_conn_req(c, s);
+
+        if (r && !r->copy)
+            return false;
+    }
+    c->lingers = true;
+    atomic_fetch_add_explicit(&lingering, 1, memory_order_relaxed);
+    return true;
+}
+
+void r2_buffered_left(const struct r2_conn *c)
+{
+    if (c->lingers)
+        atomic_fetch_sub_explicit(&lingering, 1, memory_order_relaxed);
+}
+
+void r2_buffered_leave(struct r2_peer *p)
+{
+    struct r2_list *n, *tmp;
+
+    R2_LIST_FOR_EACH_SAFE (n, tmp, &p->conn_list) {
+        struct r2_conn *c = R2_CONTAINER_OF(n, struct r2_conn, node);
+
+        if (!c->lingers || c->state == R2_CONN_CLOSED || c->oldest != c->next_seq)
+            continue;
+        r2_conn_end(c);
+        r2_conn_out_closed(c);
+        r2_conn_put(c);
+    }
+}
+
+/* False: it was not zero in that time. */
+static bool wait_until(atomic_int *zero, uint64_t ns)
+{
+    uint64_t until = r2_now_ns() + ns;
+
+    while (atomic_load_explicit(zero, memory_order_relaxed) > 0 && r2_now_ns() < until)
+        nanosleep(&(struct timespec){.tv_nsec = 100 * R2_NS_PER_US}, NULL);
+    return atomic_load_explicit(zero, memory_order_relaxed) <= 0;
+}
+
+/* What was done for the application must not be lost with the process while a NIC fails. The I/O
+ * threads go on meanwhile; no lock, whoever calls exit may hold one. */
+__attribute__((destructor(R2_EXIT_ENGINE))) static void at_exit(void)
+{
+    uint64_t ns = EXIT_NS;
+
+    if (!r2_eng.set || atomic_load(&r2_eng.inert))
+        return;
+    if (r2_eng.set->no_path_timeout_ns < ns)
+        ns = r2_eng.set->no_path_timeout_ns;
+    if (atomic_load_explicit(&r2_acks_waiting, memory_order_relaxed) > 0) {
+        wait_until(&r2_acks_waiting, EXIT_ACKS_NS);
+        nanosleep(&(struct timespec){.tv_nsec = R2_NS_PER_MS}, NULL); /* they are on their way */
+    }
+    if (!wait_until(&unacked, ns))
+        R2_WARN("%d small messages were not acknowledged before this process ended",
+                atomic_load_explicit(&unacked, memory_order_relaxed));
+    else
+        wait_until(&lingering, ns);
+}

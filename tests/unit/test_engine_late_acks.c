@@ -1,0 +1,160 @@
+/* Acknowledgements of small messages whose sender has done with them (engine/acks.h), over a
+ * scripted transport (rung 2): the engine as their receiver, with two I/O threads. */
+#include "recv_bed.h"
+
+#define SIZE 100
+
+static int eager(struct r2_ep *ep, uint64_t seq, uint32_t flags)
+{
+    struct {
+        struct r2_msg_eager m;
+        uint8_t data[SIZE];
+    } f = {
+        .m = {.conn = r.conn_id, .seq = seq, .size = SIZE, .gen = ep->params.gen, .flags = flags}};
+
+    memcpy(f.data, source + seq * SIZE, SIZE);
+    return fake_ctrl(ep, R2_F_EAGER, &f, sizeof(f.m) + SIZE);
+}
+
+static uint8_t *place(uint64_t seq)
+{
+    return sink + seq * SIZE;
+}
+
+static void check_message(uint64_t seq)
+{
+    CHECK(memcmp(place(seq), source + seq * SIZE, SIZE) == 0);
+}
+
+/* The acknowledgements that come say, in the end, that all below `cum` are here. */
+static void hear_all(struct r2_ep *ep, uint64_t cum)
+{
+    struct r2_msg_ack m = {0};
+
+    while (m.cumulative < cum)
+        CHECK_GE(remote_hear(ep, R2_F_ACK, &m, sizeof(m)), 0);
+    CHECK_EQ(m.cumulative, cum);
+}
+
+static void test_done_before_it_is_said(void)
+{
+    struct r2_msg_ack m;
+    struct r2_req *req;
+
+    begin(1);
+    a->manual_sent = true; /* the kernel takes nothing */
+    req = irecv(place(0), SIZE);
+    CHECK_EQ(eager(a, 0, R2_EAGER_BUFFERED), 0);
+    CHECK_EQ(remote_test(req, 0, NULL), 1);
+    check_message(0);
+    req = irecv(place(1), SIZE); /* a sender that waits is told first */
+    remote_forget(a);
+    CHECK_EQ(eager(a, 1, 0), 0);
+    CHECK_GE(remote_hear_ms(a, R2_F_ACK, &m, sizeof(m), 0), 0);
+    CHECK_EQ(m.cumulative, 2);
+    CHECK_EQ(remote_test(req, 60, NULL), 0);
+    fake_sent(a);
+    CHECK_EQ(remote_test(req, 1000, NULL), 1);
+    remote_end(&r);
+}
+
+static void test_all_are_said(void)
+{
+    begin(1);
+    for (uint64_t s = 0; s < 100; s++) {
+        struct r2_req *req = irecv(place(s), SIZE);
+
+        CHECK_EQ(eager(a, s, R2_EAGER_BUFFERED), 0);
+        CHECK_EQ(remote_test(req, 1000, NULL), 1);
+        check_message(s);
+        if (check_random() % 8 == 0)
+            fake_sleep_ms(1);
+    }
+    hear_all(a, 100);
+    CHECK_EQ(atomic_load(&r2_acks_waiting), 0);
+    remote_end(&r);
+}
+
+static void test_stashed(void)
+{
+    struct r2_req *req;
+
+    begin(1);
+    CHECK_EQ(eager(a, 0, R2_EAGER_BUFFERED), 0);
+    hear_all(a, 1);
+    req = irecv(place(0), SIZE);
+    CHECK_EQ(remote_test(req, 0, NULL), 1);
+    check_message(0);
+    remote_end(&r);
+}
+
+/* One that overtook another is not done before it: after a loss its place has to be said again, or
+ * it would be sent again. */
+static void test_overtaking(void)
+{
+    struct {
+        struct r2_msg_ack m;
+        struct r2_ack_range range[4];
+    } __attribute__((packed)) f;
+    struct r2_req *first, *second;
+    struct r2_msg_path down;
+    bool said = false;
+
+    begin(2);
+    first = irecv(place(0), SIZE);
+    second = irecv(place(1), SIZE);
+    CHECK_EQ(eager(b, 1, R2_EAGER_BUFFERED), 0);
+    CHECK_GE(remote_hear(b, R2_F_ACK, &f, sizeof(f)), 0);
+    CHECK_EQ(f.m.ranges, 1);
+    CHECK_EQ(f.range[0].seq, 1);
+    remote_forget(b);
+    down = (struct r2_msg_path){.sender_nic = 0, .receiver_nic = 0, .gen = a->params.gen};
+    fake_fail(a, ECONNRESET, false);
+    CHECK_EQ(fake_ctrl(b, R2_F_DOWN, &down, sizeof(down)), 0);
+    while (!said) {
+        CHECK_GE(remote_hear(b, R2_F_ACK, &f, sizeof(f)), 0);
+        for (uint32_t i = 0; i < f.m.ranges; i++)
+            said |= f.range[i].seq == 1 && f.range[i].len == SIZE;
+    }
+    CHECK_EQ(eager(b, 0, R2_EAGER_BUFFERED), 0);
+    CHECK_EQ(remote_test(first, 1000, NULL), 1);
+    hear_all(b, 2);
+    CHECK_EQ(remote_test(second, 1000, NULL), 1);
+    check_message(0);
+    check_message(1);
+    remote_end(&r);
+}
+
+/* Closing says what has not been said. */
+static void test_close_says_it(void)
+{
+    struct r2_msg_close m;
+    struct r2_req *req;
+
+    begin(1);
+    req = irecv(place(0), SIZE);
+    CHECK_EQ(eager(a, 0, R2_EAGER_BUFFERED), 0);
+    CHECK_EQ(remote_test(req, 0, NULL), 1);
+    CHECK_EQ(r2_engine_close(r.conn), 0);
+    CHECK_GE(remote_hear(a, R2_F_CLOSE, &m, sizeof(m)), 0);
+    CHECK_EQ(m.cumulative, 1);
+    r2_engine_close_listen(r.listen);
+    fake_forget(r.id);
+}
+
+static const struct check_test tests[] = {
+    {"done_before_it_is_said", test_done_before_it_is_said},
+    {"all_are_said", test_all_are_said},
+    {"stashed", test_stashed},
+    {"overtaking", test_overtaking},
+    {"close_says_it", test_close_says_it},
+    {0},
+};
+
+int main(int argc, char **argv)
+{
+    static const char *const env[] = {"R2CCL_RAMP", "0", "R2CCL_IO_THREADS", "2", NULL};
+
+    remote_engine(2, env);
+    return check_main(argc, argv, tests);
+}
