@@ -7,7 +7,7 @@
  * peer's engine has acknowledged every byte. What has no way out, because of credit or because no
  * path is up, is not done. A connection that is closed meanwhile lingers: it is not closed for the
  * peer until the copies are acknowledged, or have failed; and a process that exits waits for them
- * (R2CCL_BUFFERED). Included by internal.h. */
+ * (R2CCL_BUFFERED; only with several I/O threads). Included by internal.h. */
 #ifndef R2_ENGINE_BUFFERED_H
 #define R2_ENGINE_BUFFERED_H
 
@@ -20,7 +20,7 @@ struct r2_req;
 /* All under the peer's lock. */
 
 /* S: a small message is about to be sent: from now on its data is the engine's copy. False: it is
- * not copied (R2CCL_BUFFERED, no memory), and done when it is acknowledged. */
+ * not copied (R2CCL_BUFFERED, one I/O thread, no memory), and done when it is acknowledged. */
 bool r2_buffered_take(struct r2_req *r);
 /* S: it is on its way: if it is a copy the application is told that it is done. */
 void r2_buffered_done(struct r2_req *r);

@@ -316,8 +316,9 @@ static const struct check_test tests[] = {
 
 int main(int argc, char **argv)
 {
-    static const char *const env[] = {"R2CCL_RAMP", "0", NULL};
-    static const char *const soon[] = {"R2CCL_NO_PATH_TIMEOUT", "2s", NULL};
+    static const char *const env[] = {"R2CCL_RAMP", "0", "R2CCL_IO_THREADS", "2", NULL};
+    static const char *const soon[] = {"R2CCL_NO_PATH_TIMEOUT", "2s", "R2CCL_IO_THREADS", "2",
+                                       NULL};
     bool child = argc == 3 && strcmp(argv[1], LEAVES) == 0;
 
     remote_engine(2, child ? soon : env);
