@@ -89,14 +89,17 @@ void r2_buffered_leave(struct r2_peer *p)
     }
 }
 
-/* False: it was not zero in that time. */
-static bool wait_until(atomic_int *zero, uint64_t ns)
+static int some(atomic_int *count)
+{
+    return atomic_load_explicit(count, memory_order_relaxed);
+}
+
+static void wait_until(atomic_int *zero, uint64_t ns)
 {
     uint64_t until = r2_now_ns() + ns;
 
-    while (atomic_load_explicit(zero, memory_order_relaxed) > 0 && r2_now_ns() < until)
+    while (some(zero) > 0 && r2_now_ns() < until)
         nanosleep(&(struct timespec){.tv_nsec = 100 * R2_NS_PER_US}, NULL);
-    return atomic_load_explicit(zero, memory_order_relaxed) <= 0;
 }
 
 /* What was done for the application must not be lost with the process while a NIC fails. The I/O
@@ -105,17 +108,20 @@ __attribute__((destructor(R2_EXIT_ENGINE))) static void at_exit(void)
 {
     uint64_t ns = EXIT_NS;
 
-    if (!r2_eng.set || atomic_load(&r2_eng.inert))
+    if (atomic_load(&r2_eng.inert))
         return;
-    if (r2_eng.set->no_path_timeout_ns < ns)
-        ns = r2_eng.set->no_path_timeout_ns;
-    if (atomic_load_explicit(&r2_acks_waiting, memory_order_relaxed) > 0) {
+    if (some(&r2_acks_waiting) > 0) {
         wait_until(&r2_acks_waiting, EXIT_ACKS_NS);
         nanosleep(&(struct timespec){.tv_nsec = R2_NS_PER_MS}, NULL); /* they are on their way */
     }
-    if (!wait_until(&unacked, ns))
+    if (some(&unacked) <= 0 && some(&lingering) <= 0)
+        return;
+    if (r2_eng.set->no_path_timeout_ns < ns)
+        ns = r2_eng.set->no_path_timeout_ns;
+    wait_until(&unacked, ns);
+    if (some(&unacked) > 0)
         R2_WARN("%d small messages were not acknowledged before this process ended",
-                atomic_load_explicit(&unacked, memory_order_relaxed));
+                some(&unacked));
     else
         wait_until(&lingering, ns);
 }

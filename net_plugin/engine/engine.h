@@ -95,8 +95,10 @@ int r2_engine_irecv_lines(struct r2_conn *conn, void *data, size_t size, int tag
  * receives brought so far is visible to the device; NULL: there is nothing to do. It ends with an
  * error if a NIC that wrote cannot be made to show it, not even by the device's driver. */
 int r2_engine_iflush(struct r2_conn *conn, void *data, struct r2_mr *mr, struct r2_req **out);
-/* `*done` is always written. When 1, `*size` (may be NULL) is the number of bytes moved and `req`
- * is gone: it must not be used again. A negative return also ends the request. */
+/* A send is done when nothing reads the buffer any more and every byte has been acknowledged, or
+ * is in a copy of the engine's own (R2CCL_BUFFERED). `*done` is always written. When 1, `*size`
+ * (may be NULL) is the number of bytes moved and `req` is gone: it must not be used again. A
+ * negative return also ends the request. */
 int r2_engine_test(struct r2_req *req, int *done, size_t *size);
 
 int r2_engine_close(struct r2_conn *conn);
