@@ -2,28 +2,16 @@
  * (rung 2): the engine as their sender. What sockets and processes do is test_buffered.py's. */
 #include <sys/wait.h>
 
-#include "check.h"
-#include "enginelib/remote.h"
+#include "send_bed.h"
 
 #define SIZE 100
 
 static uint8_t data[SIZE];
-static struct remote r;
-static struct r2_ep *a, *b; /* paths of NIC 0 and NIC 1 */
 
 struct heard {
     struct r2_msg_eager m;
     uint8_t data[SIZE];
 } __attribute__((packed));
-
-static void begin(int paths)
-{
-    remote_new(&r, true, 2);
-    CHECK(remote_open(&r, paths));
-    a = fake_find(r.id, 0, 0, 0);
-    b = paths > 1 ? fake_find(r.id, 1, 1, 0) : NULL;
-    CHECK(a && (b || paths < 2));
-}
 
 static struct r2_req *isend(uint8_t with)
 {

@@ -1,23 +1,11 @@
 /* The engine as sender, over a scripted transport (rung 2). The test is the receiver: it grants
  * clear-to-send, acknowledges, fences. What it cannot prove: that sockets do as the script does. */
-#include "check.h"
-#include "enginelib/remote.h"
+#include "send_bed.h"
 
 #define KB 1024u
 #define MSG (256 * KB)
 
 static uint8_t data[4 * MSG];
-static struct remote r;
-static struct r2_ep *a, *b; /* paths of NIC 0 and NIC 1 */
-
-static void begin(int paths)
-{
-    remote_new(&r, true, 2);
-    CHECK(remote_open(&r, paths));
-    a = fake_find(r.id, 0, 0, 0);
-    b = paths > 1 ? fake_find(r.id, 1, 1, 0) : NULL;
-    CHECK(a && (b || paths < 2));
-}
 
 static struct r2_req *isend(size_t size)
 {
