@@ -159,7 +159,6 @@ static void say_late(struct r2_timer *t, uint64_t now)
     struct r2_peer *p = R2_CONTAINER_OF(t, struct r2_peer, ack_delay.timer);
 
     (void)now;
-    r2_io_note(false);
     r2_peer_lock(p);
     p->ack_delay.armed = false;
     say_all(p);

@@ -63,15 +63,16 @@ bool r2_buffered_lingers(struct r2_conn *c)
         if (r && !r->copy)
             return false;
     }
-    c->lingers = true;
+    c->lingers = c->awaited = true;
     atomic_fetch_add_explicit(&lingering, 1, memory_order_relaxed);
     return true;
 }
 
-void r2_buffered_left(const struct r2_conn *c)
+void r2_buffered_left(struct r2_conn *c)
 {
-    if (c->lingers)
+    if (c->awaited)
         atomic_fetch_sub_explicit(&lingering, 1, memory_order_relaxed);
+    c->awaited = false;
 }
 
 void r2_buffered_leave(struct r2_peer *p)
@@ -94,10 +95,8 @@ static int some(atomic_int *count)
     return atomic_load_explicit(count, memory_order_relaxed);
 }
 
-static void wait_until(atomic_int *zero, uint64_t ns)
+static void wait_until(atomic_int *zero, uint64_t until)
 {
-    uint64_t until = r2_now_ns() + ns;
-
     while (some(zero) > 0 && r2_now_ns() < until)
         nanosleep(&(struct timespec){.tv_nsec = 100 * R2_NS_PER_US}, NULL);
 }
@@ -111,13 +110,14 @@ __attribute__((destructor(R2_EXIT_ENGINE))) static void at_exit(void)
     if (atomic_load(&r2_eng.inert))
         return;
     if (some(&r2_acks_waiting) > 0) {
-        wait_until(&r2_acks_waiting, EXIT_ACKS_NS);
+        wait_until(&r2_acks_waiting, r2_now_ns() + EXIT_ACKS_NS);
         nanosleep(&(struct timespec){.tv_nsec = R2_NS_PER_MS}, NULL); /* they are on their way */
     }
     if (some(&unacked) <= 0 && some(&lingering) <= 0)
         return;
     if (r2_eng.set->no_path_timeout_ns < ns)
         ns = r2_eng.set->no_path_timeout_ns;
+    ns += r2_now_ns();
     wait_until(&unacked, ns);
     if (some(&unacked) > 0)
         R2_WARN("%d small messages were not acknowledged before this process ended",

@@ -29,8 +29,9 @@ void r2_buffered_free(struct r2_req *r);
 /* S: the application closes a connection: whether copies, and only they, are unacknowledged. Then
  * the application's reference is the engine's, and r2_buffered_leave ends it. */
 bool r2_buffered_lingers(struct r2_conn *c);
-/* A connection is forgotten: the peer knows its end, or is gone. */
-void r2_buffered_left(const struct r2_conn *c);
+/* No exit waits for the connection any more: the peer knows its end, has said its own, or is gone.
+ */
+void r2_buffered_left(struct r2_conn *c);
 /* Ends the lingering connections of a peer that wait for nothing more. Its task only: connections
  * may be freed. */
 void r2_buffered_leave(struct r2_peer *p);

@@ -245,6 +245,7 @@ static int on_close(struct r2_path *path, const uint8_t *body)
         r2_revoke_said(c, body + sizeof(m), m.lanes);
     if (c && !c->remote_closed) {
         c->remote_closed = true;
+        r2_buffered_left(c); /* it may be gone before it hears ours */
         if (c->state == R2_CONN_OPENING || c->state == R2_CONN_OPEN) {
             if (c->out)
                 rc = receiver_closed(c, m.cumulative);

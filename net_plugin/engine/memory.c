@@ -96,6 +96,8 @@ int r2_conn_detach(struct r2_conn *c, bool *revoke)
 
 static bool uses(const struct r2_req *r, const struct r2_mr *mr)
 {
+    if (r->copy) /* in memory of the engine's, which may be where the application's was */
+        return false;
     return r->mr == mr ||
            (r->data && r->data < mr->data + mr->size && r->data + r->size > mr->data);
 }

@@ -265,6 +265,7 @@ struct r2_conn {
     int error;
     bool close_acked, remote_closed;
     bool lingers;       /* S: closed by the application, copies are not acknowledged yet */
+    bool awaited;       /* S: ... and a process that exits waits for its end */
     bool detaching;     /* its close waits for lanes and for the peer's word: it stays until then */
     bool tell;          /* failed here: the peer has to learn it, again after every loss */
     uint64_t final_seq; /* R, remote_closed: messages that the sender has begun */
