@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "engine/internal.h"
+#include "engine/standin.h"
 #include "util/lock.h"
 
 /* Messages up to this size are sent by the caller itself: a wake-up would cost more. */
@@ -366,14 +367,17 @@ static void say_held(struct r2_peer *p)
 }
 
 /* NCCL's thread looks at control lanes itself: a small message then costs no wake-up. Where
- * there is one I/O thread it does all that this one would do for them (r2_io_lend). */
+ * there is one I/O thread it does all that this one would do for them (r2_io_lend), and where a
+ * slow NIC is waited for that of several (standin.h). */
 static void help(struct r2_conn *c)
 {
     struct r2_ep *eps[R2_PATHS_MAX];
     int n = 0, cancel;
-    bool helped = false;
+    bool helped = false, worked;
 
-    if ((alone() && r2_io_lend(r2_io_at(0)) && r2_io_count() == 1) ||
+    if (r2_standin_look())
+        return;
+    if ((alone() && r2_io_lend(r2_io_at(0), &worked) && r2_io_count() == 1) ||
         pthread_mutex_trylock(&c->peer->lock))
         return; /* (where others have been in use before, they may still have lanes) */
     for (int i = 0; i < c->peer->n_paths; i++) {

@@ -25,9 +25,12 @@
 #define MAX_THREADS 64
 #define BATCH 64
 #define LONGEST_NS (10 * R2_NS_PER_S)
-#define LENT_NS (300 * R2_NS_PER_US)    /* a caller that polls comes again within that */
-#define LENT_LOOK_NS (1 * R2_NS_PER_MS) /* how often the thread asks whether it still does */
-#define LENT_BATCH 4                    /* events, and tasks, per call: the caller has other work */
+#define LENT_NS (300 * R2_NS_PER_US) /* a caller that polls comes again within that */
+/* How often the thread asks whether it still does. Several do so while a slow NIC is waited for,
+ * which has more than that before it. */
+#define LENT_LOOK_NS (1 * R2_NS_PER_MS)
+#define LENT_LOOK_SEVERAL_NS (2 * R2_NS_PER_MS)
+#define LENT_BATCH 4 /* events, and tasks, per call: the caller has other work */
 
 struct r2_io {
     int index;
@@ -161,7 +164,7 @@ void r2_task_init(struct r2_task *t, struct r2_io *io, void (*run)(struct r2_tas
 bool r2_task_kick(struct r2_task *t)
 {
     struct r2_io *io = t->io;
-    bool fresh;
+    bool fresh, lent;
 
     pthread_mutex_lock(&io->lock);
     fresh = !t->queued;
@@ -169,8 +172,10 @@ bool r2_task_kick(struct r2_task *t)
         t->queued = true;
         r2_list_add_tail(&io->tasks, &t->node);
     }
+    /* Its thread looks within a millisecond of the last call, should nobody stand in any more. */
+    lent = standing_for == io || (io->looks && r2_io_used() > 1);
     pthread_mutex_unlock(&io->lock);
-    if (fresh && !(t->brief && standing_for == io)) /* else r2_io_lend comes to it */
+    if (fresh && !(t->brief && lent)) /* else r2_io_lend comes to it */
         r2_io_wake(io);
     return fresh;
 }
@@ -371,7 +376,7 @@ static bool run_events(struct r2_io *io)
 
 /* Events of other descriptors are kept for the thread, which runs them before any task: so what
  * r2_io_del promises holds for them too. True: there may be more than it took. */
-static bool lend_events(struct r2_io *io)
+static bool lend_events(struct r2_io *io, bool *worked)
 {
     struct epoll_event ev[LENT_BATCH];
     int most = LENT_BATCH - io->n_left, n = epoll_wait(io->epoll, ev, most, 0);
@@ -380,7 +385,7 @@ static bool lend_events(struct r2_io *io)
         struct r2_io_fd *f = ev[i].data.ptr;
 
         if (f && f->brief)
-            run_event(io, &ev[i]);
+            *worked |= run_event(io, &ev[i]);
         else if (f)
             io->left[io->n_left++] = ev[i];
     }
@@ -400,11 +405,12 @@ static bool leaves_tasks(struct r2_io *io)
     return left;
 }
 
-bool r2_io_lend(struct r2_io *io)
+bool r2_io_lend(struct r2_io *io, bool *worked)
 {
     bool more = true;
     int cancel;
 
+    *worked = false;
     if (r2_io_awake(io) || pthread_mutex_trylock(&io->turn))
         return false;
     /* The caller may be a thread that its application cancels; callbacks read and write sockets,
@@ -413,9 +419,9 @@ bool r2_io_lend(struct r2_io *io)
     atomic_store_explicit(&io->lent_until, r2_now_ns() + LENT_NS, memory_order_relaxed);
     standing_for = io;
     if (io->n_left < LENT_BATCH)
-        more = lend_events(io);
+        more = lend_events(io, worked);
     more |= io->n_left > 0;
-    run_tasks(io, &more);
+    *worked |= run_tasks(io, &more);
     standing_for = NULL;
     pthread_mutex_unlock(&io->turn);
     if (more || leaves_tasks(io))
@@ -441,7 +447,7 @@ static void sleep_on(struct r2_io *io)
 {
     struct pollfd pfd = {.events = POLLIN};
     struct timespec ts;
-    uint64_t ns;
+    uint64_t ns, look = r2_io_used() > 1 ? LENT_LOOK_SEVERAL_NS : LENT_LOOK_NS;
     bool lent, again;
     int n;
 
@@ -450,8 +456,8 @@ static void sleep_on(struct r2_io *io)
         if (!goes_on(io, lent))
             return;
         ns = wait_ns(io);
-        again = lent && ns > LENT_LOOK_NS;
-        ns = again ? LENT_LOOK_NS : ns;
+        again = lent && ns > look;
+        ns = again ? look : ns;
         ts = (struct timespec){.tv_sec = (time_t)(ns / R2_NS_PER_S),
                                .tv_nsec = (long)(ns % R2_NS_PER_S)};
         pfd.fd = lent ? io->wake : io->epoll;

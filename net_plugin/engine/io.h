@@ -69,8 +69,9 @@ bool r2_io_all_awake(void);
  * caller comes again soon. Where cores are few that saves a wake-up per message. What is left to
  * do, a few events and tasks being all that it is asked for, is left to the thread, which is woken.
  * The callbacks of one I/O thread still run one after another. The caller is not cancelled
- * meanwhile. False: it did nothing, because the thread is awake or somebody else stands in. */
-bool r2_io_lend(struct r2_io *io);
+ * meanwhile. False: it did nothing, because the thread is awake or somebody else stands in.
+ * `*worked`: something was due. */
+bool r2_io_lend(struct r2_io *io, bool *worked);
 
 int r2_io_add(struct r2_io *io, struct r2_io_fd *f);
 /* After return no new event of `f` is collected; a batch in hand may still name it: free what
@@ -78,7 +79,8 @@ int r2_io_add(struct r2_io *io, struct r2_io_fd *f);
 void r2_io_del(struct r2_io_fd *f);
 
 void r2_task_init(struct r2_task *t, struct r2_io *io, void (*run)(struct r2_task *));
-/* Returns true when the task was not queued yet. Any thread, any lock. */
+/* Returns true when the task was not queued yet. Any thread, any lock. A brief task is left to who
+ * stands in for its sleeping thread, where there are several threads. */
 bool r2_task_kick(struct r2_task *t);
 
 void r2_timer_init(struct r2_timer *t, struct r2_io *io, void (*fire)(struct r2_timer *, uint64_t));

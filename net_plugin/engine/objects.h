@@ -99,6 +99,7 @@ struct r2_path {
     bool counted_grey, damped_shown;
     bool weight_told;  /* the journal has a word about its weight */
     uint64_t chunk_at; /* S: when it last took a chunk */
+    bool limits;       /* S: when last asked, it and all others were too slow for what waits */
     struct r2_trial trial;
     struct r2_lanes lanes; /* S: how many of its streams carry */
     uint64_t owes_until;   /* S: bytes that arrived another way may still be in its sockets */

@@ -14,11 +14,15 @@
 /* ... and to one that was slept through, the peer's sleep included: who would have polled answers
  * sooner, and is answered sooner. */
 #define WAKING_BOTH_NS (100 * R2_NS_PER_US)
+#define LIMITED_NS (20 * R2_NS_PER_MS)
+#define CROWDED_NS (50 * R2_NS_PER_MS)
 
 static uint64_t spin_ns;                       /* as set; written before the first thread runs */
 static bool places;                            /* threads are four and more, likewise */
 static atomic_bool many;                       /* ... of those that are in use */
+static atomic_bool several;                    /* likewise */
 static atomic_int may_poll = INT_MAX, polling; /* threads; with `many` */
+static atomic_ulong limited_until, crowded_until;
 
 void r2_pause_start(int threads, uint64_t spin)
 {
@@ -31,6 +35,7 @@ void r2_pause_start(int threads, uint64_t spin)
 void r2_pause_use(int threads)
 {
     atomic_store_explicit(&many, threads >= MANY_THREADS, memory_order_relaxed);
+    atomic_store_explicit(&several, threads > 1, memory_order_relaxed);
 }
 
 static bool are_many(void)
@@ -46,6 +51,30 @@ static uint64_t spin(void)
 void r2_pause_let(int n)
 {
     atomic_store_explicit(&may_poll, n, memory_order_relaxed);
+}
+
+/* Relaxed, here and below: times that order nothing. Written seldom, as many read them. */
+static void extend(atomic_ulong *until, uint64_t now, uint64_t ns)
+{
+    if (atomic_load_explicit(until, memory_order_relaxed) < now + ns - ns / 8)
+        atomic_store_explicit(until, now + ns, memory_order_relaxed);
+}
+
+void r2_pause_limit(uint64_t now)
+{
+    extend(&limited_until, now, LIMITED_NS);
+}
+
+void r2_pause_crowd(uint64_t now)
+{
+    extend(&crowded_until, now, CROWDED_NS);
+}
+
+bool r2_pause_limited(uint64_t now)
+{
+    return now < atomic_load_explicit(&limited_until, memory_order_relaxed) &&
+           now >= atomic_load_explicit(&crowded_until, memory_order_relaxed) &&
+           atomic_load_explicit(&several, memory_order_relaxed);
 }
 
 /* Relaxed, here and below: numbers that order nothing else; that no more poll than may is the
@@ -71,14 +100,16 @@ static void leave_place(struct r2_pause *p)
 
 bool r2_pause_polls(struct r2_pause *p, uint64_t now)
 {
+    bool limited = r2_pause_limited(now);
+
     if (!spin_ns)
         return false;
     if (!p->since) {
         p->since = now;
-        p->counted = places && take_place();
+        p->counted = places && !limited && take_place();
         p->slept = true;
     }
-    if (p->counted == places && p->paid >= (are_many() ? PAYS_MANY : PAYS_FEW) &&
+    if (p->counted == places && !limited && p->paid >= (are_many() ? PAYS_MANY : PAYS_FEW) &&
         now < p->since + spin()) {
         p->slept = false;
         return true;

@@ -5,6 +5,9 @@
  * cores to spare: each polls for R2CCL_SPIN, if not as many do already as may at once
  * (r2_pause_let). Where threads are fewer, polling takes the cores from the application, and one
  * polls at most 50 us; fewer of its idle times have to pay, as they are shorter.
+ *
+ * Nobody of several polls while a slow NIC is what is waited for (r2_pause_limit): its queue holds
+ * milliseconds of work, and what comes next comes no sooner for it.
  */
 #ifndef R2_ENGINE_PAUSE_H
 #define R2_ENGINE_PAUSE_H
@@ -32,6 +35,13 @@ void r2_pause_use(int threads);
 /* At most `n` threads poll at once, of four and more; holds for idle times that begin from now on.
  * At first all may. Any thread. */
 void r2_pause_let(int n);
+/* A slow NIC has all in flight that it may, and more waits for it; holds for some milliseconds, of
+ * which `now` is the first. Any thread. */
+void r2_pause_limit(uint64_t now);
+/* So it is, and nobody has more to do than one thread can (r2_pause_crowd). A hint. Any thread. */
+bool r2_pause_limited(uint64_t now);
+/* Slow or not, the NICs together are too much for one thread; holds for 50 ms. Any thread. */
+void r2_pause_crowd(uint64_t now);
 /* The thread has found nothing to do: whether it looks again at once. `now`: monotonic ns. */
 bool r2_pause_polls(struct r2_pause *p, uint64_t now);
 /* It has found something. Only `since` is looked at while it was not idle. */

@@ -91,6 +91,8 @@ struct r2_bulk {
 /* A copy of a chunk that is under way over another path as well (two-sided transports): received
  * beside its place, and claimed when it is whole. */
 #define R2_BULK_COPY 4u
+/* The sender waits for slow NICs (two-sided transports; a hint). */
+#define R2_BULK_LIMITED 8u
 
 /* What connects two NICs; filled by the engine for connect, by the transport for accepted. */
 struct r2_ep_params {

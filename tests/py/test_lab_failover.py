@@ -85,6 +85,23 @@ def test_black_hole(build: Build, quad: Lab, direction: str) -> None:
         job.finish()
 
 
+@pytest.mark.parametrize("mode", ["carrier", "silent"])
+def test_callers_stand_in_for_several_threads(build: Build, quad: Lab, mode: str) -> None:
+    """Behind NICs of 1 Gbit/s the I/O threads sleep and the caller does what they would (decision
+    37): a failure is known, and worked around, all the same."""
+    words, env = ("-b", "32M", "--duration", 80), {"R2CCL_IO_THREADS": 3}
+    with running_perf(build, *words, lab=quad.name, per_node=1, env=env) as job:
+        job.moving()
+        quad.fail_link("n0", "nic1", mode)
+        assert blamed(job, "nic1")
+        job.moving()
+        before = ups(job.sides[0], "nic1")
+        quad.recover_link("n0", "nic1")
+        until(f"a path of it is back: {job}", lambda: ups(job.sides[0], "nic1") > before)
+        job.moving()
+        job.finish()
+
+
 def test_two_in_a_row(build: Build, quad: Lab) -> None:
     """One NIC dies and then another, on the other side; neither comes back."""
     with running_perf(build, lab=quad.name, per_node=1) as job:

@@ -29,6 +29,7 @@ static atomic_long written, seen, left_seen, brief_runs, long_runs;
 static atomic_long by_thread;     /* brief callbacks that the I/O thread ran */
 static atomic_bool misplaced;     /* a callback that is not brief ran elsewhere */
 static _Thread_local bool caller; /* this thread is none of engine/io */
+static _Thread_local bool worked; /* the latest look */
 static atomic_bool stop;
 static struct r2_task many[MANY]; /* brief; kicked by an event that asks for them */
 static atomic_long many_by_caller, many_by_thread;
@@ -134,7 +135,7 @@ static bool lend_until(atomic_long *counter, long value)
     uint64_t until = r2_now_ns() + LIMIT_NS;
 
     while (atomic_load(counter) < value && r2_now_ns() < until)
-        r2_io_lend(r2_io_at(0));
+        r2_io_lend(r2_io_at(0), &worked);
     return atomic_load(counter) >= value;
 }
 
@@ -184,7 +185,7 @@ static void test_caller_runs_what_is_brief(void)
             put(&brief_fd);
             CHECK(lend_until(&seen, atomic_fetch_add(&written, 1) + 1));
             while (r2_now_ns() < next)
-                r2_io_lend(r2_io_at(0));
+                r2_io_lend(r2_io_at(0), &worked);
         }
         slept = naps() - slept;
     } while ((atomic_load(&by_thread) != before || slept > EVENTS / 10) && r2_now_ns() < until);
@@ -214,7 +215,7 @@ static void test_thread_takes_over(void)
         uint64_t until;
 
         for (int k = 0; k < 100; k++) {
-            r2_io_lend(r2_io_at(0));
+            r2_io_lend(r2_io_at(0), &worked);
             if (k % 10 == 0)
                 usleep(100); /* it goes to sleep meanwhile */
         }
@@ -236,7 +237,7 @@ static void *polling(void *arg)
     (void)arg;
     caller = true;
     while (!atomic_load(&stop))
-        r2_io_lend(r2_io_at(0));
+        r2_io_lend(r2_io_at(0), &worked);
     return NULL;
 }
 
@@ -281,12 +282,12 @@ static void test_a_few_tasks_at_a_time(void)
         long seen_before = atomic_load(&seen);
 
         while (r2_now_ns() < warm) /* the thread leaves its descriptors to the caller */
-            r2_io_lend(r2_io_at(0));
+            r2_io_lend(r2_io_at(0), &worked);
         atomic_store(&ask_many, true);
         put(&brief_fd);
         atomic_fetch_add(&written, 1);
         while (atomic_load(&seen) == seen_before && r2_now_ns() < until)
-            r2_io_lend(r2_io_at(0));
+            r2_io_lend(r2_io_at(0), &worked);
         atomic_store(&ask_many, false);
         mine = atomic_load(&many_by_caller); /* of the one call that ran the event */
         want += mine ? MANY : 0;
@@ -295,7 +296,7 @@ static void test_a_few_tasks_at_a_time(void)
     CHECK(mine <= MANY / 4);
     while (atomic_load(&many_by_caller) + atomic_load(&many_by_thread) < want &&
            r2_now_ns() < until)
-        r2_io_lend(r2_io_at(0));
+        r2_io_lend(r2_io_at(0), &worked);
     CHECK_EQ(atomic_load(&many_by_caller) + atomic_load(&many_by_thread), want);
 }
 
@@ -321,11 +322,11 @@ static void test_left_for_the_next_look(void)
             atomic_fetch_add(&written, 1);
             while (both_ran() < ran + 2 && atomic_load(&seen) < atomic_load(&written) &&
                    r2_now_ns() < until)
-                r2_io_lend(r2_io_at(0));
+                r2_io_lend(r2_io_at(0), &worked);
             CHECK(r2_now_ns() < until);
             atomic_store(&ask_one, false);
             while (r2_now_ns() < next)
-                r2_io_lend(r2_io_at(0));
+                r2_io_lend(r2_io_at(0), &worked);
         }
         slept = naps() - slept;
     } while (slept > EVENTS / 5 && r2_now_ns() < until);
@@ -342,13 +343,13 @@ static void test_left_for_the_thread(void)
         long mine = atomic_load(&many_by_caller), ran = both_ran();
 
         while (r2_now_ns() < warm) /* the thread leaves its descriptors to the caller */
-            r2_io_lend(r2_io_at(0));
+            r2_io_lend(r2_io_at(0), &worked);
         atomic_store(&ask_one, true);
         put(&brief_fd);
         atomic_fetch_add(&written, 1);
         while (both_ran() == ran && atomic_load(&seen) < atomic_load(&written) &&
                r2_now_ns() < until)
-            r2_io_lend(r2_io_at(0));
+            r2_io_lend(r2_io_at(0), &worked);
         if (atomic_exchange(&ask_one, false))
             continue; /* it was the thread's event */
         left += atomic_load(&many_by_caller) == mine + 1;
@@ -368,7 +369,7 @@ static void *cancelled(void *arg)
     (void)arg;
     caller = true;
     while (r2_now_ns() < until) { /* ends by being cancelled */
-        r2_io_lend(r2_io_at(0));
+        r2_io_lend(r2_io_at(0), &worked);
         pthread_testcancel();
     }
     return NULL;

@@ -336,6 +336,42 @@ static void test_two_ends_that_sleep(void)
     }
 }
 
+/* While a slow NIC is what is waited for, none of several threads polls, whatever paid before, and
+ * one that does stops; it ends by itself, and while the NICs are more than one thread can carry.
+ * One thread goes by its own rule. */
+static void test_slow_nics_limit(void)
+{
+    const uint64_t spin = R2_NS_PER_S, at = 100 * R2_NS_PER_S;
+    struct r2_pause p = R2_PAUSE;
+
+    r2_pause_let(INT_MAX);
+    for (int threads = 1; threads <= THREADS; threads++) {
+        bool several = threads > 1;
+        uint64_t now = at * (uint64_t)threads;
+
+        r2_pause_start(threads, spin);
+        CHECK(r2_pause_polls(&p, now));
+        r2_pause_limit(now);
+        CHECK_EQ(r2_pause_limited(now + R2_NS_PER_MS), several);
+        CHECK_EQ(r2_pause_polls(&p, now + 10 * R2_NS_PER_US), !several);
+        r2_pause_over(&p, now + R2_NS_PER_MS);
+        CHECK_EQ(r2_pause_polls(&p, now + R2_NS_PER_MS), !several);
+        r2_pause_over(&p, now + 2 * R2_NS_PER_MS);
+        now += 25 * R2_NS_PER_MS;
+        CHECK(!r2_pause_limited(now));
+        CHECK(r2_pause_polls(&p, now));
+        r2_pause_over(&p, now);
+        r2_pause_limit(now);
+        r2_pause_crowd(now);
+        CHECK(!r2_pause_limited(now));
+        CHECK(r2_pause_polls(&p, now));
+        r2_pause_over(&p, now);
+        now += 51 * R2_NS_PER_MS;
+        r2_pause_limit(now);
+        CHECK_EQ(r2_pause_limited(now), several);
+    }
+}
+
 static void come_and_go(int from, int to)
 {
     for (int i = from; i < to; i++)
@@ -455,6 +491,7 @@ static const struct check_test tests[] = {
     {"places", test_places},
     {"polls_while_it_pays", test_polls_while_it_pays},
     {"two_ends_that_sleep", test_two_ends_that_sleep},
+    {"slow_nics_limit", test_slow_nics_limit},
     {"word_at_the_start", test_word_at_the_start}, /* before there are threads here */
     {"in_use", test_in_use},
     {0},

@@ -69,7 +69,7 @@ static int begin_body(struct r2_lane *lane)
     c->total = h.total;
     c->len = h.len;
     c->crc = h.crc;
-    c->flags = h.flags & (R2_BULK_CRC | R2_BULK_COPY);
+    c->flags = h.flags & (R2_BULK_CRC | R2_BULK_COPY | R2_BULK_LIMITED);
     lane->rx_off = 0;
     lane->rx_head_len = 0;
     /* A copy claims nothing until it is whole: meanwhile the original may come. */

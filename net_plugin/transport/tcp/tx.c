@@ -35,7 +35,7 @@ static void begin_chunk(struct r2_lane *lane)
     h->total = c->total;
     h->len = c->len;
     h->gen = lane->ep->params.gen;
-    h->flags = c->flags & R2_BULK_COPY;
+    h->flags = c->flags & (R2_BULK_COPY | R2_BULK_LIMITED);
     if (r2_settings_get()->verify) {
         h->flags |= R2_BULK_CRC;
         h->crc = r2_crc32c(0, c->data, c->len);

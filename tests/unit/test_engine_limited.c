@@ -1,0 +1,214 @@
+/* When slow NICs are what is waited for (engine/pull.c), over a scripted transport (rung 2): all
+ * paths are slow, full, and more waits. What follows from it: test_standin, test_pollers. */
+#include "check.h"
+#include "engine/pause.h"
+#include "enginelib/remote.h"
+
+#define LEN (1u << 20)
+#define MESSAGES 16
+#define CHUNK (32 * 1024) /* what remote_rate counts by */
+#define PER_CHUNK(rate) ((uint64_t)CHUNK * R2_NS_PER_S / (rate))
+#define SLOW PER_CHUNK(125000000)              /* ns: 1 Gbit/s */
+#define FAST PER_CHUNK(UINT64_C(2500000000))   /* ... 20 */
+#define MIDDLE PER_CHUNK(UINT64_C(1400000000)) /* ... 11, of which three are too many */
+
+static struct remote r;
+static struct r2_ep *a; /* the path of NIC 0 */
+static uint8_t data[LEN];
+static struct r2_req *reqs[MESSAGES];
+
+static void nothing_limits(void)
+{
+    for (int ms = 0; ms < 1000 && r2_pause_limited(r2_now_ns()); ms++)
+        fake_sleep_ms(1);
+    CHECK(!r2_pause_limited(r2_now_ns()));
+}
+
+/* All of `paths` NICs, each as fast as `ns` says; what is known of them is no start-up's. */
+static void start(int paths, const uint64_t *ns, int messages)
+{
+    nothing_limits();
+    remote_new(&r, true, 3);
+    CHECK(remote_open(&r, paths));
+    for (int nic = 0; nic < paths; nic++) {
+        struct r2_ep *ep = fake_find(r.id, nic, nic, 0);
+        struct r2_path *path = ep->params.owner;
+
+        if (ns[nic])
+            remote_rate(ep, ns[nic]);
+        r2_peer_lock(path->peer);
+        path->rate.startup = !ns[nic];
+        path->rate.probing_rtt = false;
+        r2_peer_unlock(path->peer);
+    }
+    a = fake_find(r.id, 0, 0, 0);
+    for (int i = 0; i < messages; i++) {
+        CHECK_EQ(r2_engine_isend(r.conn, data, LEN, 0, NULL, &reqs[i]), 0);
+        CHECK_EQ(remote_cts(a, &r, (uint64_t)i, LEN), 0);
+    }
+}
+
+/* Takes all that the first path may have; the flags of the latest chunk. */
+static uint32_t fill(struct r2_bulk *latest, int *n)
+{
+    *n = 0;
+    while (fake_next(a, latest)) {
+        CHECK(fake_chunk_sent(a, latest));
+        ++*n;
+        CHECK(*n < 1000);
+    }
+    return *n ? latest->flags : 0;
+}
+
+static void test_full_and_slow(void)
+{
+    struct r2_bulk c;
+    int n;
+
+    start(1, (const uint64_t[]){SLOW}, MESSAGES);
+    CHECK_EQ(fill(&c, &n) & R2_BULK_LIMITED, 0); /* nothing was full before */
+    CHECK(n > 1);
+    CHECK(r2_pause_limited(r2_now_ns()));
+    CHECK_EQ(remote_ack_range(a, &r, c.seq, c.offset, c.len), 0);
+    CHECK_EQ(fill(&c, &n) & R2_BULK_LIMITED, R2_BULK_LIMITED); /* the receiver is told */
+    CHECK(n > 0);
+    remote_end(&r);
+}
+
+/* What is not known yet limits nobody, nor does a path that is to run empty for its round trip. */
+static void test_not_known_yet(void)
+{
+    struct r2_bulk c;
+    int n;
+
+    for (int i = 0; i < 2; i++) {
+        struct r2_path *path;
+
+        start(1, (const uint64_t[]){SLOW}, MESSAGES);
+        path = a->params.owner;
+        r2_peer_lock(path->peer);
+        path->rate.startup = i == 0;
+        path->rate.probing_rtt = i == 1;
+        r2_peer_unlock(path->peer);
+        CHECK_EQ(fill(&c, &n) & R2_BULK_LIMITED, 0);
+        CHECK(n > 0);
+        CHECK(!r2_pause_limited(r2_now_ns()));
+        remote_end(&r);
+    }
+}
+
+/* It was full, then took all there was: what comes later is not marked. */
+static void test_was_full(void)
+{
+    struct r2_bulk c;
+    uint64_t sum = 0;
+    int n;
+
+    start(1, (const uint64_t[]){MIDDLE}, 2);
+    for (int turn = 0; turn < 100 && sum < 2 * LEN; turn++) {
+        struct r2_bulk sent[2 * LEN / (64 * 1024)];
+
+        for (n = 0; fake_next(a, &sent[n]); n++) {
+            CHECK(fake_chunk_sent(a, &sent[n]));
+            sum += sent[n].len;
+        }
+        while (n--)
+            CHECK_EQ(remote_ack_range(a, &r, sent[n].seq, sent[n].offset, sent[n].len), 0);
+    }
+    CHECK_EQ(sum, 2 * LEN);
+    CHECK(r2_pause_limited(r2_now_ns()));
+    CHECK_EQ(r2_engine_isend(r.conn, data, LEN, 0, NULL, &reqs[2]), 0);
+    CHECK_EQ(remote_cts(a, &r, 2, LEN), 0);
+    CHECK_EQ(fill(&c, &n) & R2_BULK_LIMITED, 0);
+    CHECK(n > 0);
+    remote_end(&r);
+}
+
+/* It takes all there is: what it waits for is the application. */
+static void test_nothing_waits(void)
+{
+    struct r2_bulk c;
+    int n;
+
+    start(1, (const uint64_t[]){MIDDLE}, 1);
+    CHECK_EQ(fill(&c, &n) & R2_BULK_LIMITED, 0);
+    CHECK(!r2_pause_limited(r2_now_ns()));
+    remote_end(&r);
+}
+
+/* A fast one, one of which little is known, and so many that one thread could not carry them. */
+static void test_others_are_not_slow(void)
+{
+    static const uint64_t beds[][3] = {
+        {SLOW, FAST, 0}, {SLOW, 0, 0}, {MIDDLE, MIDDLE, MIDDLE}, {FAST, SLOW, 0}};
+    static const int paths[] = {2, 2, 3, 2};
+
+    for (int i = 0; i < 4; i++) {
+        struct r2_bulk c;
+        int n;
+
+        start(paths[i], beds[i], MESSAGES);
+        CHECK_EQ(fill(&c, &n) & R2_BULK_LIMITED, 0);
+        CHECK_MSG(!r2_pause_limited(r2_now_ns()), "bed %d", i);
+        remote_end(&r);
+    }
+    for (int pairs = 0; pairs < 2; pairs++) { /* nobody stands in for what watches queue pairs */
+        struct r2_path *other;
+
+        start(2, (const uint64_t[]){SLOW, SLOW}, MESSAGES);
+        other = fake_find(r.id, 1, 1, 0)->params.owner;
+        r2_peer_lock(other->peer);
+        other->transport = pairs ? R2_VIA_VERBS : R2_VIA_TCP;
+        r2_peer_unlock(other->peer);
+        fill(&(struct r2_bulk){0}, &(int){0});
+        CHECK_EQ(r2_pause_limited(r2_now_ns()), !pairs);
+        r2_peer_lock(other->peer);
+        other->transport = R2_VIA_TCP;
+        r2_peer_unlock(other->peer);
+        remote_end(&r);
+    }
+    start(3, (const uint64_t[]){SLOW, SLOW, SLOW}, MESSAGES);
+    fill(&(struct r2_bulk){0}, &(int){0});
+    CHECK(r2_pause_limited(r2_now_ns()));
+    remote_end(&r);
+}
+
+/* By the receiver: what the sender marked. */
+static void test_marked(void)
+{
+    struct r2_req *req = NULL;
+    struct r2_ep *ep;
+    struct r2_bulk c;
+
+    nothing_limits();
+    remote_new(&r, false, 2);
+    CHECK(remote_open(&r, 1));
+    ep = fake_find(r.id, 0, 0, 0);
+    CHECK_EQ(r2_engine_irecv(r.conn, data, LEN, 0, NULL, &req), 0);
+    for (int marked = 0; marked < 2; marked++) {
+        c = remote_chunk(&r, 0, (uint64_t)marked * CHUNK, CHUNK, LEN);
+        c.flags |= marked ? R2_BULK_LIMITED : 0;
+        CHECK_EQ(fake_claim(ep, &c), 0);
+        CHECK(fake_done(ep, &c));
+        CHECK_EQ(r2_pause_limited(r2_now_ns()), marked);
+    }
+    remote_end(&r);
+}
+
+static const struct check_test tests[] = {
+    {"full_and_slow", test_full_and_slow},
+    {"not_known_yet", test_not_known_yet},
+    {"was_full", test_was_full},
+    {"nothing_waits", test_nothing_waits},
+    {"others_are_not_slow", test_others_are_not_slow},
+    {"marked", test_marked},
+    {0},
+};
+
+int main(int argc, char **argv)
+{
+    static const char *const env[] = {"R2CCL_IO_THREADS", "3", NULL};
+
+    remote_engine(3, env);
+    return check_main(argc, argv, tests);
+}

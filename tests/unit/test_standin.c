@@ -1,0 +1,249 @@
+/* engine/standin over engine/io: a caller that polls does what several sleeping I/O threads would
+ * be woken for, while slow NICs are what is waited for and as long as it can carry that. */
+#include "check.h"
+
+#include <pthread.h>
+#include <stdatomic.h>
+#include <sys/eventfd.h>
+#include <unistd.h>
+
+#include "engine/io.h"
+#include "engine/pause.h"
+#include "engine/standin.h"
+#include "util/clock.h"
+
+#define THREADS 3
+#define ROUNDS 300
+#define LIMIT_NS (UINT64_C(20) * R2_NS_PER_S)
+#define TAKES_NS (2 * R2_NS_PER_S)    /* far more than threads take to look by themselves */
+#define GAP_NS (30 * R2_NS_PER_US)    /* between events, spent polling */
+#define HEAVY_NS (500 * R2_NS_PER_US) /* of a callback that is more than the caller can do */
+
+static struct worker {
+    struct r2_io_fd fd;
+    struct r2_task task;
+    atomic_long by_caller, by_thread, ran;
+} workers[THREADS];
+
+static _Thread_local bool caller; /* this thread is none of engine/io */
+static atomic_bool heavy, stop;
+
+static void count(struct worker *w)
+{
+    uint64_t until = r2_now_ns() + (atomic_load(&heavy) ? HEAVY_NS : 0);
+
+    while (r2_now_ns() < until)
+        ;
+    atomic_fetch_add(caller ? &w->by_caller : &w->by_thread, 1);
+    atomic_fetch_add(&w->ran, 1);
+}
+
+static void ready(struct r2_io_fd *f, uint32_t events)
+{
+    uint64_t n;
+
+    (void)events;
+    if (read(f->fd, &n, sizeof(n)) == sizeof(n))
+        count(R2_CONTAINER_OF(f, struct worker, fd));
+}
+
+static void run(struct r2_task *t)
+{
+    count(R2_CONTAINER_OF(t, struct worker, task));
+}
+
+static void put(struct worker *w)
+{
+    uint64_t one = 1;
+
+    CHECK_EQ(write(w->fd.fd, &one, sizeof(one)), sizeof(one));
+}
+
+static long sum(size_t at)
+{
+    long n = 0;
+
+    for (int i = 0; i < THREADS; i++)
+        n += atomic_load((atomic_long *)((char *)&workers[i] + at));
+    return n;
+}
+
+#define SUM(what) sum(offsetof(struct worker, what))
+
+/* Polls as NCCL does, while the NICs limit, until the worker has run so often. */
+static bool look_until(struct worker *w, long runs)
+{
+    uint64_t until = r2_now_ns() + LIMIT_NS;
+
+    do {
+        r2_pause_limit(r2_now_ns());
+        r2_standin_look();
+    } while (atomic_load(&w->ran) < runs && r2_now_ns() < until);
+    return atomic_load(&w->ran) >= runs;
+}
+
+static void look_for(uint64_t ns)
+{
+    uint64_t until = r2_now_ns() + ns;
+
+    do {
+        r2_pause_limit(r2_now_ns());
+        r2_standin_look();
+    } while (r2_now_ns() < until);
+}
+
+static void begin(void)
+{
+    caller = true;
+    CHECK_EQ(r2_io_start(THREADS, NULL, R2_NS_PER_MS), 0);
+    for (int i = 0; i < THREADS; i++) {
+        struct worker *w = &workers[i];
+
+        w->fd.fd = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
+        w->fd.brief = true;
+        w->fd.ready = ready;
+        CHECK_GE(w->fd.fd, 0);
+        CHECK_EQ(r2_io_add(r2_io_at(i), &w->fd), 0);
+        r2_task_init(&w->task, r2_io_at(i), run);
+        w->task.brief = true;
+    }
+}
+
+/* Events of each thread's, and tasks that the caller queues, are the caller's. A machine that takes
+ * its core away for long makes it come too late, so one round of several must do. */
+static void test_caller_does_it(void)
+{
+    uint64_t until = r2_now_ns() + LIMIT_NS;
+    long threads, callers;
+
+    do {
+        look_for(5 * R2_NS_PER_MS); /* they have gone to sleep */
+        threads = SUM(by_thread);
+        callers = SUM(by_caller);
+        for (int i = 0; i < ROUNDS; i++) {
+            struct worker *w = &workers[i % THREADS];
+            long runs = atomic_load(&w->ran) + 1;
+
+            if (i % 2)
+                put(w);
+            else
+                r2_task_kick(&w->task);
+            CHECK(look_until(w, runs));
+            look_for(GAP_NS);
+        }
+        threads = SUM(by_thread) - threads;
+        callers = SUM(by_caller) - callers;
+    } while (threads > ROUNDS / 20 && r2_now_ns() < until);
+    CHECK_EQ(threads + callers, ROUNDS);
+    CHECK_MSG(threads <= ROUNDS / 20, "I/O threads did %ld of %d", threads, ROUNDS);
+}
+
+/* It comes no more, at any moment: what it would have done next is done all the same. */
+static void test_caller_stops(void)
+{
+    for (int i = 0; i < ROUNDS; i++) {
+        struct worker *w = &workers[i % THREADS];
+        long runs = atomic_load(&w->ran) + 1;
+        uint64_t until;
+
+        look_for(check_random() % (600 * R2_NS_PER_US));
+        if (i % 2)
+            put(w);
+        else
+            r2_task_kick(&w->task);
+        until = r2_now_ns() + TAKES_NS;
+        while (atomic_load(&w->ran) < runs && r2_now_ns() < until)
+            usleep(50);
+        CHECK_EQ(atomic_load(&w->ran), runs);
+    }
+}
+
+static void *kicking(void *arg)
+{
+    long *kicked = arg;
+    unsigned gap = 20;
+
+    for (int i = 0; !atomic_load(&stop); i++) {
+        *kicked += r2_task_kick(&workers[i % THREADS].task);
+        usleep(gap = (gap * 37 + 11) % 120);
+    }
+    return NULL;
+}
+
+/* Tasks from elsewhere while the caller comes and goes: all run, the last of them, too. */
+static void test_tasks_of_others(void)
+{
+    uint64_t until = r2_now_ns() + 2 * R2_NS_PER_S;
+    long before = SUM(ran), kicked = 0;
+    pthread_t thread;
+
+    atomic_store(&stop, false);
+    CHECK_EQ(pthread_create(&thread, NULL, kicking, &kicked), 0);
+    while (r2_now_ns() < until) {
+        look_for(check_random() % R2_NS_PER_MS);
+        usleep((useconds_t)(check_random() % 3000));
+    }
+    atomic_store(&stop, true);
+    CHECK_EQ(pthread_join(thread, NULL), 0);
+    until = r2_now_ns() + TAKES_NS;
+    while (SUM(ran) != before + kicked && r2_now_ns() < until)
+        usleep(1000);
+    CHECK_EQ(SUM(ran), before + kicked);
+}
+
+/* More than one thread can carry: the I/O threads take it over, and it comes back to the caller
+ * when that is over. */
+static void test_too_much(void)
+{
+    uint64_t until = r2_now_ns() + LIMIT_NS, now;
+    bool crowded = false;
+
+    atomic_store(&heavy, true);
+    while (!crowded && r2_now_ns() < until) {
+        for (int i = 0; i < THREADS; i++)
+            put(&workers[i]);
+        look_for(R2_NS_PER_US);
+        now = r2_now_ns();
+        r2_pause_limit(now);
+        crowded = !r2_pause_limited(now);
+    }
+    CHECK(crowded);
+    CHECK(!r2_standin_look());
+    atomic_store(&heavy, false);
+    while (crowded && r2_now_ns() < until) {
+        now = r2_now_ns();
+        r2_pause_limit(now);
+        crowded = !r2_pause_limited(now);
+        usleep(1000);
+    }
+    CHECK(!crowded);
+    test_caller_does_it();
+}
+
+/* No slow NIC, or one I/O thread: nothing is this caller's. */
+static void test_not_limited(void)
+{
+    uint64_t until = r2_now_ns() + LIMIT_NS;
+
+    while (r2_pause_limited(r2_now_ns()) && r2_now_ns() < until)
+        usleep(1000);
+    CHECK(!r2_standin_look());
+    r2_pause_limit(r2_now_ns());
+    CHECK(r2_standin_look());
+    r2_io_use(1);
+    CHECK(!r2_standin_look());
+    r2_io_use(THREADS);
+    CHECK(r2_standin_look());
+}
+
+static const struct check_test tests[] = {
+    {"caller_does_it", test_caller_does_it},   {"caller_stops", test_caller_stops},
+    {"tasks_of_others", test_tasks_of_others}, {"too_much", test_too_much},
+    {"not_limited", test_not_limited},         {0},
+};
+
+int main(int argc, char **argv)
+{
+    begin();
+    return check_main(argc, argv, tests);
+}
