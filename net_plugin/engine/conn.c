@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "engine/internal.h"
+#include "engine/slownics.h"
 #include "engine/standin.h"
 #include "util/lock.h"
 
@@ -375,7 +376,7 @@ static void help(struct r2_conn *c)
     int n = 0, cancel;
     bool helped = false, worked;
 
-    if (r2_standin_look())
+    if (r2_standin_look() && r2_slownics_of(c->peer))
         return;
     if ((alone() && r2_io_lend(r2_io_at(0), &worked) && r2_io_count() == 1) ||
         pthread_mutex_trylock(&c->peer->lock))

@@ -15,8 +15,8 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "engine/iocpus.h"
 #include "engine/pause.h"
-#include "settings/values.h"
 #include "util/clock.h"
 #include "util/lock.h"
 #include "util/log.h"
@@ -56,6 +56,7 @@ struct r2_io {
     /* Somebody stands in for the thread until then. A hint: a thread that reads an old value
      * watches descriptors without need, or looks a millisecond later. */
     atomic_ulong lent_until;
+    atomic_int brief; /* descriptors; relaxed, a number that orders nothing */
     /* Under lock: the thread sleeps, and looks for tasks by itself when nobody stands in any more.
      */
     bool looks;
@@ -143,13 +144,22 @@ int r2_io_add(struct r2_io *io, struct r2_io_fd *f)
 
     ev.events |= f->reads ? 0 : EPOLLOUT;
     f->io = io;
-    return epoll_ctl(io->epoll, EPOLL_CTL_ADD, f->fd, &ev) < 0 ? -errno : 0;
+    if (epoll_ctl(io->epoll, EPOLL_CTL_ADD, f->fd, &ev) < 0)
+        return -errno;
+    atomic_fetch_add_explicit(&io->brief, f->brief, memory_order_relaxed);
+    return 0;
 }
 
 void r2_io_del(struct r2_io_fd *f)
 {
-    if (f->io && f->fd >= 0)
-        epoll_ctl(f->io->epoll, EPOLL_CTL_DEL, f->fd, NULL);
+    if (!f->io || f->fd < 0 || epoll_ctl(f->io->epoll, EPOLL_CTL_DEL, f->fd, NULL) < 0)
+        return;
+    atomic_fetch_sub_explicit(&f->io->brief, f->brief, memory_order_relaxed);
+}
+
+bool r2_io_lends(struct r2_io *io)
+{
+    return atomic_load_explicit(&io->brief, memory_order_relaxed) > 0;
 }
 
 void r2_task_init(struct r2_task *t, struct r2_io *io, void (*run)(struct r2_task *))
@@ -172,7 +182,7 @@ bool r2_task_kick(struct r2_task *t)
         t->queued = true;
         r2_list_add_tail(&io->tasks, &t->node);
     }
-    /* Its thread looks within a millisecond of the last call, should nobody stand in any more. */
+    /* Its thread looks by itself soon, should nobody stand in any more (sleep_on). */
     lent = standing_for == io || (io->looks && r2_io_used() > 1);
     pthread_mutex_unlock(&io->lock);
     if (fresh && !(t->brief && lent)) /* else r2_io_lend comes to it */
@@ -201,6 +211,19 @@ static void timer_place(struct r2_timer *t, uint64_t deadline)
     atomic_store(&io->next_deadline, io->timers.first ? io->timers.first->key : 0);
 }
 
+static uint64_t look_ns(void)
+{
+    return r2_io_used() > 1 ? LENT_LOOK_SEVERAL_NS : LENT_LOOK_NS;
+}
+
+/* Under the thread's lock, by who stands in for it: it looks by itself before then. (The only one
+ * every millisecond, and is not woken for less.) */
+static bool looks_by(const struct r2_io *io, uint64_t deadline)
+{
+    return standing_for == io && io->looks &&
+           (r2_io_used() == 1 || deadline > r2_now_ns() + look_ns());
+}
+
 static void timer_store(struct r2_timer *t, uint64_t deadline, bool only_sooner)
 {
     struct r2_io *io = t->io;
@@ -214,9 +237,7 @@ static void timer_store(struct r2_timer *t, uint64_t deadline, bool only_sooner)
     }
     before = atomic_load(&io->next_deadline);
     timer_place(t, deadline);
-    /* (Who stands in for a thread that looks every millisecond need not wake it.) */
-    wake = deadline && (!before || deadline < before) && self_io != io &&
-           !(standing_for == io && io->looks);
+    wake = deadline && (!before || deadline < before) && self_io != io && !looks_by(io, deadline);
     pthread_mutex_unlock(&io->lock);
     if (wake)
         r2_io_wake(io);
@@ -410,9 +431,11 @@ bool r2_io_lend(struct r2_io *io, bool *worked)
     bool more = true;
     int cancel;
 
-    *worked = false;
+    *worked = true;
     if (r2_io_awake(io) || pthread_mutex_trylock(&io->turn))
         return false;
+    *worked = false;
+    did_work(); /* what others have said on this thread is not of these callbacks */
     /* The caller may be a thread that its application cancels; callbacks read and write sockets,
      * where it would end with the turn and their locks in hand. */
     pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &cancel);
@@ -421,7 +444,7 @@ bool r2_io_lend(struct r2_io *io, bool *worked)
     if (io->n_left < LENT_BATCH)
         more = lend_events(io, worked);
     more |= io->n_left > 0;
-    *worked |= run_tasks(io, &more);
+    *worked |= run_tasks(io, &more) || more;
     standing_for = NULL;
     pthread_mutex_unlock(&io->turn);
     if (more || leaves_tasks(io))
@@ -447,7 +470,7 @@ static void sleep_on(struct r2_io *io)
 {
     struct pollfd pfd = {.events = POLLIN};
     struct timespec ts;
-    uint64_t ns, look = r2_io_used() > 1 ? LENT_LOOK_SEVERAL_NS : LENT_LOOK_NS;
+    uint64_t ns, look;
     bool lent, again;
     int n;
 
@@ -456,6 +479,7 @@ static void sleep_on(struct r2_io *io)
         if (!goes_on(io, lent))
             return;
         ns = wait_ns(io);
+        look = look_ns();
         again = lent && ns > look;
         ns = again ? look : ns;
         ts = (struct timespec){.tv_sec = (time_t)(ns / R2_NS_PER_S),
@@ -502,28 +526,6 @@ static void *io_main(void *arg)
     return NULL;
 }
 
-static int allowed_cores(cpu_set_t *set)
-{
-    CPU_ZERO(set);
-    if (sched_getaffinity(0, sizeof(*set), set) < 0)
-        return 1;
-    return CPU_COUNT(set);
-}
-
-/* What `text` names of `allowed`. False when nothing is left. */
-static bool narrow_to(const char *text, cpu_set_t *allowed)
-{
-    cpu_set_t want;
-
-    if (r2_value_cpus(text, &want))
-        return false;
-    CPU_AND(&want, &want, allowed);
-    if (CPU_COUNT(&want) == 0)
-        return false;
-    *allowed = want;
-    return true;
-}
-
 static int start_thread(struct r2_io *io, int index, const cpu_set_t *cpus)
 {
     struct epoll_event ev = {.events = EPOLLIN, .data.ptr = NULL};
@@ -553,9 +555,9 @@ static int start_thread(struct r2_io *io, int index, const cpu_set_t *cpus)
 int r2_io_start(int count, const char *cpus, uint64_t spin)
 {
     cpu_set_t set;
-    int cores = allowed_cores(&set), rc;
+    int cores = r2_iocpus_allowed(&set), rc;
 
-    if (cpus && *cpus && !narrow_to(cpus, &set))
+    if (cpus && *cpus && !r2_iocpus_narrow(cpus, &set))
         R2_TELL("R2CCL_CPUS=%s names no processor this process may use; ignored", cpus);
     if (count <= 0) {
         count = cores * 3 / 8;

@@ -178,7 +178,8 @@ struct r2_peer {
     struct r2_list ready; /* S: connections with bytes to send */
     struct r2_list ackq;  /* R: connections with acknowledgements to send */
     struct r2_ack_delay ack_delay;
-    int active;              /* requests in flight */
+    int active;                 /* requests in flight */
+    atomic_ulong limited_until; /* slow NICs are what it is waited for (slownics.c); a hint */
     atomic_ulong held_until; /* of its paths, the earliest, or earlier; a hint without the lock */
     int opening;             /* connections not yet acknowledged */
     bool resync_wanted;

@@ -14,8 +14,9 @@
 /* ... and to one that was slept through, the peer's sleep included: who would have polled answers
  * sooner, and is answered sooner. */
 #define WAKING_BOTH_NS (100 * R2_NS_PER_US)
-#define LIMITED_NS (20 * R2_NS_PER_MS)
 #define CROWDED_NS (50 * R2_NS_PER_MS)
+#define CROWD_BYTES UINT64_C(3000000) /* in a millisecond, over ... */
+#define CROWD_SPAN_NS (2 * R2_NS_PER_MS)
 
 static uint64_t spin_ns;                       /* as set; written before the first thread runs */
 static bool places;                            /* threads are four and more, likewise */
@@ -23,6 +24,7 @@ static atomic_bool many;                       /* ... of those that are in use *
 static atomic_bool several;                    /* likewise */
 static atomic_int may_poll = INT_MAX, polling; /* threads; with `many` */
 static atomic_ulong limited_until, crowded_until;
+static atomic_ulong span_from, span_bytes; /* what was carried since then, of slow NICs */
 
 void r2_pause_start(int threads, uint64_t spin)
 {
@@ -60,14 +62,31 @@ static void extend(atomic_ulong *until, uint64_t now, uint64_t ns)
         atomic_store_explicit(until, now + ns, memory_order_relaxed);
 }
 
-void r2_pause_limit(uint64_t now)
-{
-    extend(&limited_until, now, LIMITED_NS);
-}
-
 void r2_pause_crowd(uint64_t now)
 {
     extend(&crowded_until, now, CROWDED_NS);
+}
+
+/* Bytes that another thread adds while a span ends count in either. */
+static void carried(uint64_t now, uint64_t bytes)
+{
+    uint64_t from = atomic_load_explicit(&span_from, memory_order_relaxed);
+
+    bytes += atomic_fetch_add_explicit(&span_bytes, bytes, memory_order_relaxed);
+    if (now < from + CROWD_SPAN_NS ||
+        !atomic_compare_exchange_strong_explicit(&span_from, &from, now, memory_order_relaxed,
+                                                 memory_order_relaxed))
+        return;
+    atomic_store_explicit(&span_bytes, 0, memory_order_relaxed);
+    if (bytes > (now - from) / R2_NS_PER_MS * CROWD_BYTES)
+        r2_pause_crowd(now);
+}
+
+void r2_pause_limit(uint64_t now, uint64_t bytes)
+{
+    if (bytes)
+        carried(now, bytes);
+    extend(&limited_until, now, R2_LIMITED_NS);
 }
 
 bool r2_pause_limited(uint64_t now)

@@ -35,9 +35,11 @@ void r2_pause_use(int threads);
 /* At most `n` threads poll at once, of four and more; holds for idle times that begin from now on.
  * At first all may. Any thread. */
 void r2_pause_let(int n);
-/* A slow NIC has all in flight that it may, and more waits for it; holds for some milliseconds, of
- * which `now` is the first. Any thread. */
-void r2_pause_limit(uint64_t now);
+/* Slow NICs have all in flight that they may, and more waits for them; holds for R2_LIMITED_NS from
+ * `now` on. `bytes`: that have moved so, either way; more of them in a second than one thread can
+ * carry are a crowd. Any thread. */
+#define R2_LIMITED_NS UINT64_C(20000000)
+void r2_pause_limit(uint64_t now, uint64_t bytes);
 /* So it is, and nobody has more to do than one thread can (r2_pause_crowd). A hint. Any thread. */
 bool r2_pause_limited(uint64_t now);
 /* Slow or not, the NICs together are too much for one thread; holds for 50 ms. Any thread. */

@@ -4,12 +4,7 @@
 #include <string.h>
 
 #include "engine/internal.h"
-#include "engine/pause.h"
-
-#define SLOW_RATE                                                                                  \
-    UINT64_C(1500000000)              /* bytes/s of one NIC: polling brings nothing of it sooner   \
-                                       */
-#define SLOW_SUM UINT64_C(4000000000) /* ... of all: NCCL's thread can carry that */
+#include "engine/slownics.h"
 
 bool r2_send_device(const struct r2_req *r)
 {
@@ -285,34 +280,6 @@ static bool at_home(const struct r2_conn *c, int nic)
     return stays < 0 || stays == nic;
 }
 
-/* What a queue pair completes only its own thread may look at. */
-static bool is_slow(const struct r2_path *path)
-{
-    uint64_t rate = r2_pathrate_rate(&path->rate);
-
-    return path->transport == R2_VIA_TCP && rate && rate < SLOW_RATE && !path->rate.startup;
-}
-
-/* The path has no room for what waits: is it because its NIC is slow, and so are all others? What
- * comes next then comes when they have sent what they have. One among fast ones is not waited for.
- */
-static bool nics_limit(const struct r2_path *path)
-{
-    const struct r2_peer *p = path->peer;
-    uint64_t sum = 0;
-
-    if (!is_slow(path) || path->rate.probing_rtt || !r2_pathrate_inflight(&path->rate))
-        return false;
-    for (int i = 0; i < p->n_paths; i++) {
-        if (!r2_path_usable(p->paths[i]))
-            continue;
-        if (!is_slow(p->paths[i]))
-            return false;
-        sum += r2_pathrate_rate(&p->paths[i]->rate);
-    }
-    return sum < SLOW_SUM;
-}
-
 bool r2_up_next_chunk(void *owner, struct r2_ep *ep, struct r2_bulk *bulk)
 {
     struct r2_path *path = owner;
@@ -329,9 +296,7 @@ bool r2_up_next_chunk(void *owner, struct r2_ep *ep, struct r2_bulk *bulk)
     if (path->ep != ep || !(rules || (p->waived && r2_path_able(path))) || r2_list_empty(&p->ready))
         goto out;
     if (!room(path)) {
-        path->limits = nics_limit(path);
-        if (path->limits)
-            r2_pause_limit(r2_now_ns());
+        r2_slownics_full(path);
         goto out;
     }
     if (rules && !r2_share_may(&p->shares, &path->share) && !r2_path_sole_carrier(path)) {
@@ -350,11 +315,11 @@ bool r2_up_next_chunk(void *owner, struct r2_ep *ep, struct r2_bulk *bulk)
             break;
         }
     }
-    if (found)
-        bulk->flags |= path->limits ? R2_BULK_LIMITED : 0;
-    if (found)
+    if (found) {
+        r2_slownics_taken(path, bulk);
         shares_moved(path, bulk->len);
-    else if (!any)
+    }
+    if (!found && !any)
         r2_pathrate_app_limited(&path->rate);
 out:
     if (r2_list_empty(&p->ready) && path->ep == ep) {

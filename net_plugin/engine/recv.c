@@ -4,7 +4,7 @@
 #include <string.h>
 
 #include "engine/internal.h"
-#include "engine/pause.h"
+#include "engine/slownics.h"
 #include "util/copy.h"
 #include "util/crc32c.h"
 
@@ -375,7 +375,7 @@ int r2_up_chunk_claim(void *owner, struct r2_ep *ep, struct r2_bulk *bulk, uint1
     int rc;
 
     if (bulk->flags & R2_BULK_LIMITED)
-        r2_pause_limit(r2_now_ns());
+        r2_slownics_marked(path, bulk);
     r2_peer_lock(p);
     rc = claim(path, ep, bulk, lane);
     if (rc == -EBUSY && (bulk->flags & R2_BULK_COPY))

@@ -6,44 +6,55 @@
 #include "engine/pause.h"
 #include "util/clock.h"
 
-#define SPAN_NS (1 * R2_NS_PER_MS) /* judged over so much time at least, ... */
-#define GAP_NS (10 * SPAN_NS)      /* ... but for more than that it did not poll */
-#define MOST 800                   /* per mille of that time */
+#define LOOKS 64                   /* judged over so many, ... */
+#define SPAN_NS (1 * R2_NS_PER_MS) /* ... and so much time */
+#define MOST 800                   /* of a thousand looks that found work: they do not keep up */
 
 /* Of one thread that polls. */
 struct load {
-    uint64_t since, busy; /* ns, ns in work since then */
-    unsigned next;        /* I/O thread */
+    uint64_t since;
+    unsigned looks, worked, next; /* `next`: I/O thread */
 };
 
 static _Thread_local struct load load;
 
-static void judge(uint64_t start, uint64_t end, bool worked)
+/* By looks, not by time: a caller that is kept from its core, or has other work, finds more. */
+static void judge(uint64_t now, bool worked)
 {
-    uint64_t span;
-
-    if (start - load.since > GAP_NS) {
-        load.since = start;
-        load.busy = 0;
-    }
-    load.busy += worked ? end - start : 0;
-    span = end - load.since;
-    if (span < SPAN_NS)
+    load.looks++;
+    load.worked += worked;
+    if (load.looks < LOOKS || now < load.since + SPAN_NS)
         return;
-    if (load.busy * 1000 > span * MOST)
-        r2_pause_crowd(end);
-    load.since = end;
-    load.busy = 0;
+    if (load.worked * 1000 > load.looks * MOST)
+        r2_pause_crowd(now);
+    load.since = now;
+    load.looks = load.worked = 0;
+}
+
+/* The next that has sockets. */
+static struct r2_io *next_io(void)
+{
+    for (int i = 0, n = r2_io_used(); i < n; i++) {
+        struct r2_io *io = r2_io_at((int)(load.next++ % (unsigned)n));
+
+        if (r2_io_lends(io))
+            return io;
+    }
+    return NULL;
 }
 
 bool r2_standin_look(void)
 {
-    uint64_t start = r2_now_ns();
+    uint64_t now = r2_now_ns();
+    struct r2_io *io;
     bool worked;
 
-    if (!r2_pause_limited(start))
+    if (!r2_pause_limited(now))
         return false;
-    if (r2_io_lend(r2_io_at((int)(load.next++ % (unsigned)r2_io_used())), &worked))
-        judge(start, r2_now_ns(), worked);
+    io = next_io();
+    if (io) {
+        r2_io_lend(io, &worked);
+        judge(now, worked);
+    }
     return true;
 }

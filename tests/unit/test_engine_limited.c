@@ -1,16 +1,17 @@
-/* When slow NICs are what is waited for (engine/pull.c), over a scripted transport (rung 2): all
- * paths are slow, full, and more waits. What follows from it: test_standin, test_pollers. */
+/* When slow NICs are what is waited for (engine/slownics.c), over a scripted transport (rung 2):
+ * all paths are slow, full, and more waits. What follows from it: test_standin, test_pollers. */
 #include "check.h"
 #include "engine/pause.h"
+#include "engine/slownics.h"
 #include "enginelib/remote.h"
 
 #define LEN (1u << 20)
 #define MESSAGES 16
 #define CHUNK (32 * 1024) /* what remote_rate counts by */
 #define PER_CHUNK(rate) ((uint64_t)CHUNK * R2_NS_PER_S / (rate))
-#define SLOW PER_CHUNK(125000000)              /* ns: 1 Gbit/s */
-#define FAST PER_CHUNK(UINT64_C(2500000000))   /* ... 20 */
-#define MIDDLE PER_CHUNK(UINT64_C(1400000000)) /* ... 11, of which three are too many */
+#define SLOW PER_CHUNK(125000000)             /* ns: 1 Gbit/s */
+#define FAST PER_CHUNK(UINT64_C(2500000000))  /* ... 20 */
+#define MIDDLE PER_CHUNK(UINT64_C(560000000)) /* ... 4.5, of which three are too many */
 
 static struct remote r;
 static struct r2_ep *a; /* the path of NIC 0 */
@@ -22,6 +23,12 @@ static void nothing_limits(void)
     for (int ms = 0; ms < 1000 && r2_pause_limited(r2_now_ns()); ms++)
         fake_sleep_ms(1);
     CHECK(!r2_pause_limited(r2_now_ns()));
+}
+
+/* R2CCL_HELP_PROGRESS; no thread of NCCL's is under way. */
+static void help(bool on)
+{
+    ((struct r2_settings *)(uintptr_t)r2_eng.set)->help_progress = on;
 }
 
 /* All of `paths` NICs, each as fast as `ns` says; what is known of them is no start-up's. */
@@ -173,6 +180,74 @@ static void test_others_are_not_slow(void)
     remote_end(&r);
 }
 
+/* The next chunk of the path when the latest has arrived. */
+static uint32_t next_flags(struct r2_bulk *c)
+{
+    CHECK_EQ(remote_ack_range(a, &r, c->seq, c->offset, c->len), 0);
+    CHECK(fake_next(a, c));
+    CHECK(fake_chunk_sent(a, c));
+    return c->flags & R2_BULK_LIMITED;
+}
+
+/* A path that was full: once its rate is known to be higher, or nothing of it is known, as of a new
+ * generation, its chunks are not marked, though more waits all the time. */
+static void test_not_any_more(void)
+{
+    for (int i = 0; i < 2; i++) {
+        struct r2_path *path;
+        struct r2_bulk c;
+        int n;
+
+        start(1, (const uint64_t[]){SLOW}, MESSAGES);
+        fill(&c, &n);
+        CHECK(r2_pause_limited(r2_now_ns()));
+        path = a->params.owner;
+        r2_peer_lock(path->peer);
+        if (i == 0)
+            path->rate.bucket[path->rate.bucket_now] = UINT64_C(2500000000);
+        else
+            path->rate.startup = true;
+        r2_peer_unlock(path->peer);
+        CHECK_EQ(next_flags(&c), 0);
+        remote_end(&r);
+    }
+}
+
+/* Where callers may not help nobody would stand in: threads go on polling. */
+static void test_no_help(void)
+{
+    struct r2_bulk c;
+    int n;
+
+    help(false);
+    start(1, (const uint64_t[]){SLOW}, MESSAGES);
+    fill(&c, &n);
+    CHECK_EQ(next_flags(&c), R2_BULK_LIMITED); /* the other end may */
+    CHECK(!r2_pause_limited(r2_now_ns()));
+    help(true);
+    remote_end(&r);
+}
+
+/* Either end's own NIC is known to be fast: something else is slow. */
+static void test_fast_nic(void)
+{
+    struct r2_nic *nic = (struct r2_nic *)(uintptr_t)r2_engine_nic(0), was = *nic;
+    struct r2_bulk c;
+    int n;
+
+    nic->speed_known = true;
+    nic->speed_mbps = 100000;
+    start(1, (const uint64_t[]){SLOW}, MESSAGES);
+    fill(&c, &n);
+    CHECK_EQ(next_flags(&c), 0);
+    CHECK(!r2_pause_limited(r2_now_ns()));
+    c.flags = R2_BULK_LIMITED;
+    r2_slownics_marked(a->params.owner, &c);
+    CHECK(!r2_pause_limited(r2_now_ns()));
+    *nic = was;
+    remote_end(&r);
+}
+
 /* By the receiver: what the sender marked. */
 static void test_marked(void)
 {
@@ -191,6 +266,7 @@ static void test_marked(void)
         CHECK_EQ(fake_claim(ep, &c), 0);
         CHECK(fake_done(ep, &c));
         CHECK_EQ(r2_pause_limited(r2_now_ns()), marked);
+        CHECK_EQ(r2_slownics_of(r.conn->peer), marked);
     }
     remote_end(&r);
 }
@@ -201,6 +277,9 @@ static const struct check_test tests[] = {
     {"was_full", test_was_full},
     {"nothing_waits", test_nothing_waits},
     {"others_are_not_slow", test_others_are_not_slow},
+    {"not_any_more", test_not_any_more},
+    {"no_help", test_no_help},
+    {"fast_nic", test_fast_nic},
     {"marked", test_marked},
     {0},
 };

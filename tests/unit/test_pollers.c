@@ -351,7 +351,7 @@ static void test_slow_nics_limit(void)
 
         r2_pause_start(threads, spin);
         CHECK(r2_pause_polls(&p, now));
-        r2_pause_limit(now);
+        r2_pause_limit(now, 0);
         CHECK_EQ(r2_pause_limited(now + R2_NS_PER_MS), several);
         CHECK_EQ(r2_pause_polls(&p, now + 10 * R2_NS_PER_US), !several);
         r2_pause_over(&p, now + R2_NS_PER_MS);
@@ -361,14 +361,31 @@ static void test_slow_nics_limit(void)
         CHECK(!r2_pause_limited(now));
         CHECK(r2_pause_polls(&p, now));
         r2_pause_over(&p, now);
-        r2_pause_limit(now);
+        r2_pause_limit(now, 0);
         r2_pause_crowd(now);
         CHECK(!r2_pause_limited(now));
         CHECK(r2_pause_polls(&p, now));
         r2_pause_over(&p, now);
         now += 51 * R2_NS_PER_MS;
-        r2_pause_limit(now);
+        r2_pause_limit(now, 0);
         CHECK_EQ(r2_pause_limited(now), several);
+    }
+}
+
+/* What many peers' slow paths carry together may be more than one thread can. */
+static void test_many_are_a_crowd(void)
+{
+    uint64_t now = 10000 * R2_NS_PER_S;
+
+    r2_pause_start(THREADS, R2_NS_PER_S);
+    for (int much = 0; much < 2; much++) {
+        bool crowded = false;
+
+        for (int i = 0; i < 1000; i++, now += 20 * R2_NS_PER_US) {
+            r2_pause_limit(now, much ? 80000 : 40000); /* 4 and 2 GB/s */
+            crowded |= i > 200 && !r2_pause_limited(now);
+        }
+        CHECK_EQ(crowded, much);
     }
 }
 
@@ -492,6 +509,7 @@ static const struct check_test tests[] = {
     {"polls_while_it_pays", test_polls_while_it_pays},
     {"two_ends_that_sleep", test_two_ends_that_sleep},
     {"slow_nics_limit", test_slow_nics_limit},
+    {"many_are_a_crowd", test_many_are_a_crowd},
     {"word_at_the_start", test_word_at_the_start}, /* before there are threads here */
     {"in_use", test_in_use},
     {0},
