@@ -32,11 +32,13 @@ GPU_ENV = {"NCCL_NVLS_ENABLE": "0", "NCCL_MNNVL_ENABLE": "0", "NCCL_IB_DISABLE":
 
 @dataclass(frozen=True)
 class Case:
-    """A lab. rate: of each NIC, None: unshaped. iters: of the large AllReduce."""
+    """A lab. rate: of each NIC, None: unshaped. iters: of the large AllReduce. threads: of the
+    plugin, 0: its own choice, which is one where cores are few."""
 
     name: str
     rate: int | None
     iters: int
+    threads: int = 0
 
     def check(self, found: Sequence[Perf]) -> None:
         if self.rate is None:
@@ -48,6 +50,7 @@ class Case:
 
 CASES = (
     Case(f"{NICS} x 1 Gbit/s", GBIT, 5),
+    Case(f"{NICS} x 1 Gbit/s, 3 I/O threads", GBIT, 5, 3),
     Case(f"{NICS} x 10 Gbit/s", 10 * GBIT, 20),
     Case("unshaped", None, 10),
 )
@@ -58,6 +61,7 @@ SMOKE = (Case(f"{NICS} x 0.5 Gbit/s", GBIT // 2, 5), CASES[-1])
 class Both:
     """Interleaved runs of one program over the plugin and over NCCL's sockets."""
 
+    case: Case
     ours: list[Perf] = field(default_factory=list)
     theirs: list[Perf] = field(default_factory=list)
 
@@ -66,11 +70,12 @@ class Both:
         if options.nccl != "standin":  # by its path: one that cannot be loaded is an error
             library = str(Path(options.nccl, "libnccl.so.2").resolve())
             env = {**GPU_ENV, "R2CCL_PERF_NCCL": library}
+        threads = {"R2CCL_IO_THREADS": str(self.case.threads)} if self.case.threads else {}
         for turn in range(1 if options.smoke else options.repetitions):
             options.say(f"{' '.join(argv)}: turn {turn + 1}")
             for sockets, found in ((False, self.ours), (True, self.theirs)):
                 # Named, so that NCCL fails where it would quietly take the other one.
-                net = {"NCCL_NET": "Socket" if sockets else "R2CCL"}
+                net = {"NCCL_NET": "Socket"} if sockets else {"NCCL_NET": "R2CCL", **threads}
                 found += perf(
                     argv, lab=bed.lab, sockets=sockets, env={**env, **net}, nccl=options.nccl
                 )
@@ -120,7 +125,7 @@ def _cpu_per_gb(found: Sequence[Perf]) -> list[float]:
 
 
 def _large(section: Section, bed: Bed, case: Case, options: Options) -> None:
-    size, both = str(8 * MIB if options.smoke else 64 * MIB), Both()
+    size, both = str(8 * MIB if options.smoke else 64 * MIB), Both(case)
     argv = ["--op", "all_reduce", "-b", size, "-n", str(case.iters), "-c", "0"]
     try:
         both.run(bed, argv, options)
@@ -159,7 +164,7 @@ def _large_rows(section: Section, case: Case, both: Both) -> None:
 
 
 def _small(section: Section, bed: Bed, case: Case, options: Options) -> None:
-    rounds, both = "20" if options.smoke else "200", Both()
+    rounds, both = "20" if options.smoke else "200", Both(case)
     argv = ["--op", "all_reduce", *SMALL, "-n", rounds, "-w", "20", "-c", "0"]
     try:
         both.run(bed, argv, options)
