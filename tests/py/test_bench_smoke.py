@@ -221,16 +221,20 @@ def test_cost_names_the_baseline_by_what_ran(monkeypatch: pytest.MonkeyPatch) ->
     """A real NCCL's rows do not say stand-in; it is told which transport to take, and to leave
     multicast alone; few GPUs without MPS are named."""
     asked = []
+    threads = []
 
     def perf(argv: object, *, env: dict[str, str], nccl: str, **more: object) -> list[rig.Perf]:
         asked.append((env["NCCL_NET"], env["NCCL_NVLS_ENABLE"], nccl, more["sockets"]))
+        threads.append(env.get("R2CCL_IO_THREADS"))
         return [rig.Perf(8, 1e-6, 1e9, 1e-6, standin=False)]
 
     monkeypatch.setattr(cost, "perf", perf)
-    both = cost.Both()
+    (case,) = (case for case in cost.CASES if case.threads)
+    both = cost.Both(case)
     both.run(rig.Bed(2), [], rig.Options(smoke=True, verbose=False, nccl="/opt/nccl"))
     assert both.baseline == "NCCL's sockets"
     assert asked == [("R2CCL", "0", "/opt/nccl", False), ("Socket", "0", "/opt/nccl", True)]
+    assert threads == [str(case.threads), None]
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
     monkeypatch.setenv("CUDA_MPS_PIPE_DIRECTORY", "/nowhere")
     assert "shared without MPS" in cost._gpus()
