@@ -141,13 +141,16 @@ bool r2_io_all_awake(void)
 int r2_io_add(struct r2_io *io, struct r2_io_fd *f)
 {
     struct epoll_event ev = {.events = EPOLLIN | EPOLLRDHUP | EPOLLET, .data.ptr = f};
+    int brief = f->brief, err; /* once it is added, its thread may free what holds it */
 
     ev.events |= f->reads ? 0 : EPOLLOUT;
     f->io = io;
-    if (epoll_ctl(io->epoll, EPOLL_CTL_ADD, f->fd, &ev) < 0)
-        return -errno;
-    atomic_fetch_add_explicit(&io->brief, f->brief, memory_order_relaxed);
-    return 0;
+    atomic_fetch_add_explicit(&io->brief, brief, memory_order_relaxed);
+    if (epoll_ctl(io->epoll, EPOLL_CTL_ADD, f->fd, &ev) == 0)
+        return 0;
+    err = errno;
+    atomic_fetch_sub_explicit(&io->brief, brief, memory_order_relaxed);
+    return -err;
 }
 
 void r2_io_del(struct r2_io_fd *f)
@@ -431,10 +434,9 @@ bool r2_io_lend(struct r2_io *io, bool *worked)
     bool more = true;
     int cancel;
 
-    *worked = true;
-    if (r2_io_awake(io) || pthread_mutex_trylock(&io->turn))
+    *worked = r2_io_awake(io);
+    if (*worked || pthread_mutex_trylock(&io->turn))
         return false;
-    *worked = false;
     did_work(); /* what others have said on this thread is not of these callbacks */
     /* The caller may be a thread that its application cancels; callbacks read and write sockets,
      * where it would end with the turn and their locks in hand. */

@@ -70,7 +70,7 @@ bool r2_io_all_awake(void);
  * do, a few events and tasks being all that it is asked for, is left to the thread, which is woken.
  * The callbacks of one I/O thread still run one after another. The caller is not cancelled
  * meanwhile. False: it did nothing, because the thread is awake or somebody else stands in.
- * `*worked`: something was due, or the thread is at it. */
+ * `*worked`: something was due, or the thread is awake. */
 bool r2_io_lend(struct r2_io *io, bool *worked);
 /* It has descriptors that a stand-in may run. A hint. */
 bool r2_io_lends(struct r2_io *io);

@@ -15,7 +15,7 @@
  * sooner, and is answered sooner. */
 #define WAKING_BOTH_NS (100 * R2_NS_PER_US)
 #define CROWDED_NS (50 * R2_NS_PER_MS)
-#define CROWD_BYTES UINT64_C(3000000) /* in a millisecond, over ... */
+#define CROWD_RATE 3 /* bytes in a nanosecond, over ... */
 #define CROWD_SPAN_NS (2 * R2_NS_PER_MS)
 
 static uint64_t spin_ns;                       /* as set; written before the first thread runs */
@@ -67,18 +67,18 @@ void r2_pause_crowd(uint64_t now)
     extend(&crowded_until, now, CROWDED_NS);
 }
 
-/* Bytes that another thread adds while a span ends count in either. */
+/* Bytes that another thread adds while a span ends count in the next one. */
 static void carried(uint64_t now, uint64_t bytes)
 {
     uint64_t from = atomic_load_explicit(&span_from, memory_order_relaxed);
 
-    bytes += atomic_fetch_add_explicit(&span_bytes, bytes, memory_order_relaxed);
+    atomic_fetch_add_explicit(&span_bytes, bytes, memory_order_relaxed);
     if (now < from + CROWD_SPAN_NS ||
         !atomic_compare_exchange_strong_explicit(&span_from, &from, now, memory_order_relaxed,
                                                  memory_order_relaxed))
         return;
-    atomic_store_explicit(&span_bytes, 0, memory_order_relaxed);
-    if (bytes > (now - from) / R2_NS_PER_MS * CROWD_BYTES)
+    bytes = atomic_exchange_explicit(&span_bytes, 0, memory_order_relaxed);
+    if (bytes > (now - from) * CROWD_RATE)
         r2_pause_crowd(now);
 }
 

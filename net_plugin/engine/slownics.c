@@ -7,7 +7,7 @@
 #define SLOW_SUM UINT64_C(1500000000) /* ... of all of a peer: NCCL's thread can carry that */
 #define FAST_MBPS 20000 /* a NIC that is known to be so fast is not what is waited for */
 
-/* What a queue pair completes only its own thread may look at. */
+/* Queue pairs are their threads' own, but for their events. */
 static bool is_slow(const struct r2_path *path)
 {
     uint64_t rate = r2_pathrate_rate(&path->rate);
@@ -57,7 +57,7 @@ static void limit(struct r2_peer *p, uint64_t bytes)
 
 void r2_slownics_full(struct r2_path *path)
 {
-    path->limits = nics_limit(path);
+    path->limits = path->owes_until <= r2_now_ns() && nics_limit(path);
     if (path->limits)
         limit(path->peer, 0);
 }

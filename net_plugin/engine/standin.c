@@ -7,12 +7,13 @@
 #include "util/clock.h"
 
 #define LOOKS 64                   /* judged over so many, ... */
-#define SPAN_NS (1 * R2_NS_PER_MS) /* ... and so much time */
+#define SPAN_NS (1 * R2_NS_PER_MS) /* ... and so much time, ... */
+#define GAP_NS (10 * SPAN_NS)      /* ... anew after a pause of that */
 #define MOST 800                   /* of a thousand looks that found work: they do not keep up */
 
 /* Of one thread that polls. */
 struct load {
-    uint64_t since;
+    uint64_t since, last;         /* ns */
     unsigned looks, worked, next; /* `next`: I/O thread */
 };
 
@@ -21,6 +22,11 @@ static _Thread_local struct load load;
 /* By looks, not by time: a caller that is kept from its core, or has other work, finds more. */
 static void judge(uint64_t now, bool worked)
 {
+    if (now > load.last + GAP_NS) {
+        load.since = now;
+        load.looks = load.worked = 0;
+    }
+    load.last = now;
     load.looks++;
     load.worked += worked;
     if (load.looks < LOOKS || now < load.since + SPAN_NS)
@@ -52,9 +58,7 @@ bool r2_standin_look(void)
     if (!r2_pause_limited(now))
         return false;
     io = next_io();
-    if (io) {
-        r2_io_lend(io, &worked);
+    if (io && (r2_io_lend(io, &worked) || worked)) /* else another caller is at it */
         judge(now, worked);
-    }
     return true;
 }

@@ -159,6 +159,11 @@ static void test_others_are_not_slow(void)
         CHECK_MSG(!r2_pause_limited(r2_now_ns()), "bed %d", i);
         remote_end(&r);
     }
+    start(2, (const uint64_t[]){SLOW, FAST}, MESSAGES);
+    fake_fail(fake_find(r.id, 1, 1, 0), ECONNRESET, false); /* slow ones are left */
+    fill(&(struct r2_bulk){0}, &(int){0});
+    CHECK(r2_pause_limited(r2_now_ns()));
+    remote_end(&r);
     for (int pairs = 0; pairs < 2; pairs++) { /* nobody stands in for what watches queue pairs */
         struct r2_path *other;
 

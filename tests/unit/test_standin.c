@@ -2,6 +2,7 @@
  * be woken for, while slow NICs are what is waited for and as long as it can carry that. */
 #include "check.h"
 
+#include <errno.h>
 #include <pthread.h>
 #include <stdatomic.h>
 #include <sys/eventfd.h>
@@ -259,10 +260,28 @@ static void test_not_limited(void)
     CHECK(looks_once());
 }
 
+/* A thread without sockets is not looked after. */
+static void test_without_sockets(void)
+{
+    struct worker *w = &workers[0];
+
+    CHECK(r2_io_lends(r2_io_at(0)));
+    CHECK_EQ(r2_io_add(r2_io_at(0), &w->fd), -EEXIST);
+    r2_io_del(&w->fd);
+    CHECK(!r2_io_lends(r2_io_at(0)));
+    r2_io_del(&w->fd);
+    CHECK_EQ(r2_io_add(r2_io_at(0), &w->fd), 0);
+    CHECK(r2_io_lends(r2_io_at(0)));
+}
+
 static const struct check_test tests[] = {
-    {"caller_does_it", test_caller_does_it},   {"caller_stops", test_caller_stops},
-    {"tasks_of_others", test_tasks_of_others}, {"too_much", test_too_much},
-    {"not_limited", test_not_limited},         {0},
+    {"caller_does_it", test_caller_does_it},
+    {"caller_stops", test_caller_stops},
+    {"tasks_of_others", test_tasks_of_others},
+    {"too_much", test_too_much},
+    {"not_limited", test_not_limited},
+    {"without_sockets", test_without_sockets},
+    {0},
 };
 
 int main(int argc, char **argv)
