@@ -108,13 +108,14 @@ static void test_full_and_slow(void)
     remote_end(&r);
 }
 
-/* What is not known yet limits nobody, nor does a path that is to run empty for its round trip. */
+/* What is not known yet limits nobody, nor does a path that is to run empty for its round trip, or
+ * that still has bytes which came another way. */
 static void test_not_known_yet(void)
 {
     struct r2_bulk c;
     int n;
 
-    for (int i = 0; i < 2; i++) {
+    for (int i = 0; i < 3; i++) {
         struct r2_path *path;
 
         start(1, (const uint64_t[]){SLOW}, MESSAGES);
@@ -122,6 +123,7 @@ static void test_not_known_yet(void)
         r2_peer_lock(path->peer);
         path->rate.startup = i == 0;
         path->rate.probing_rtt = i == 1;
+        path->owes_until = i == 2 ? r2_now_ns() + R2_NS_PER_S : 0;
         r2_peer_unlock(path->peer);
         CHECK_EQ(fill(&c, &n) & R2_BULK_LIMITED, 0);
         CHECK(n > 0);

@@ -4,15 +4,12 @@
  * would do. The NICs are slow by a fault; what that saves on real ones is for tests/bench/cost.py
  * to say. */
 #define _GNU_SOURCE
-#include <dirent.h>
 #include <limits.h>
-#include <stdio.h>
-#include <sys/mman.h>
-#include <sys/wait.h>
 
 #include "engine/fault.h"
 #include "engine/pause.h"
-#include "tcp_bed.h"
+#include "naps.h"
+#include "two_bed.h"
 
 #define LEN (1u << 20)
 #define AHEAD 8
@@ -24,36 +21,7 @@
 #define LOOK_NS (2 * R2_NS_PER_MS) /* of a thread that is stood in for */
 #define RATE 100000000             /* bytes/s of each NIC */
 
-static struct shared {
-    char handle[R2_HANDLE_BYTES];
-    atomic_int listening, over;
-} * sh;
-
 static uint8_t data[AHEAD][LEN];
-
-#define AWAIT(cond)                                                                                \
-    do {                                                                                           \
-        uint64_t begun = r2_now_ns();                                                              \
-        while (!(cond)) {                                                                          \
-            CHECK_MSG(r2_now_ns() - begun < 40 * R2_NS_PER_S, "waited in vain for %s", #cond);     \
-            usleep(500);                                                                           \
-        }                                                                                          \
-    } while (0)
-
-static void meet(bool sender)
-{
-    if (sender) {
-        AWAIT(atomic_load(&sh->listening));
-        memcpy(listen_handle, sh->handle, sizeof(listen_handle));
-        CHECK_EQ(r2_engine_init(&ctx, 1, NULL), 0);
-        AWAIT(r2_engine_connect(ctx, 0, listen_handle, &tx) == 0 && tx);
-        return;
-    }
-    bed_listen();
-    memcpy(sh->handle, listen_handle, sizeof(sh->handle));
-    atomic_store(&sh->listening, 1);
-    AWAIT(r2_engine_accept(listen_here, &rx) == 0 && rx);
-}
 
 static struct r2_req *post(bool sender, int i)
 {
@@ -65,34 +33,6 @@ static struct r2_req *post(bool sender, int i)
              0);
     CHECK(req);
     return req;
-}
-
-/* How often this process's I/O threads have gone to sleep. */
-static long naps(void)
-{
-    DIR *dir = opendir("/proc/self/task");
-    struct dirent *d;
-    long sum = 0;
-
-    CHECK(dir);
-    while ((d = readdir(dir))) {
-        char path[300], line[128], name[32] = "";
-        FILE *f;
-        long n;
-
-        snprintf(path, sizeof(path), "/proc/self/task/%s/status", d->d_name);
-        f = fopen(path, "r");
-        while (f && fgets(line, sizeof(line), f)) {
-            sscanf(line, "Name: %31s", name);
-            if (strncmp(name, "r2ccl-io", 8) == 0 &&
-                sscanf(line, "voluntary_ctxt_switches: %ld", &n) == 1)
-                sum += n;
-        }
-        if (f)
-            fclose(f);
-    }
-    closedir(dir);
-    return sum;
 }
 
 /* Polls as NCCL does. Looks that found NICs limit, per mille. */
@@ -123,8 +63,7 @@ static void run_one(bool sender)
     unsigned limited = 0;
     long fewest = LONG_MAX;
 
-    alarm(100);
-    meet(sender);
+    two_meet(sender);
     for (int nic = 0; sender && nic < 2; nic++)
         r2_fault_set(nic, &fault);
     for (int round = 0; round < ROUNDS; round++) {
@@ -144,35 +83,12 @@ static void run_one(bool sender)
               "I/O threads woke %ld times for %d chunks, without looks", fewest, CHUNKS);
     atomic_fetch_add(&sh->over, 1);
     AWAIT(atomic_load(&sh->over) == 2);
-    r2_engine_close(sender ? tx : rx);
-    if (!sender)
-        r2_engine_close_listen(listen_here);
-    r2_engine_finalize(ctx);
+    two_part(sender);
 }
 
 static void test_both_ends_know(void)
 {
-    pid_t pids[2];
-
-    sh = mmap(NULL, sizeof(*sh), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-    CHECK(sh != MAP_FAILED);
-    fflush(stdout);
-    for (int i = 0; i < 2; i++) {
-        pids[i] = fork();
-        CHECK(pids[i] >= 0);
-        if (pids[i] == 0) {
-            run_one(i == 1);
-            fflush(stdout);
-            _exit(0);
-        }
-    }
-    for (int i = 0; i < 2; i++) {
-        int status = 0;
-
-        CHECK(waitpid(pids[i], &status, 0) == pids[i]);
-        CHECK_MSG(status == 0, "the %s ended with status 0x%x", i ? "sender" : "receiver", status);
-    }
-    munmap(sh, sizeof(*sh));
+    two_processes(run_one);
 }
 
 static const struct check_test tests[] = {

@@ -4,44 +4,10 @@
  * hosts. */
 #define _GNU_SOURCE
 #include <errno.h>
-#include <sys/mman.h>
-#include <sys/wait.h>
 
-#include "tcp_bed.h"
-
-static struct shared {
-    char handle[R2_HANDLE_BYTES];
-    atomic_int listening, waiting, over;
-} * sh;
+#include "two_bed.h"
 
 static uint8_t data[64 * 1024];
-
-#define AWAIT(cond)                                                                                \
-    do {                                                                                           \
-        uint64_t begun = r2_now_ns();                                                              \
-        while (!(cond)) {                                                                          \
-            CHECK_MSG(r2_now_ns() - begun < 40 * R2_NS_PER_S, "waited in vain for %s", #cond);     \
-            usleep(500);                                                                           \
-        }                                                                                          \
-    } while (0)
-
-static struct r2_conn *receiver_meets(void)
-{
-    bed_listen();
-    memcpy(sh->handle, listen_handle, sizeof(sh->handle));
-    atomic_store(&sh->listening, 1);
-    AWAIT(r2_engine_accept(listen_here, &rx) == 0 && rx);
-    return rx;
-}
-
-static struct r2_conn *sender_meets(void)
-{
-    AWAIT(atomic_load(&sh->listening));
-    memcpy(listen_handle, sh->handle, sizeof(listen_handle));
-    CHECK_EQ(r2_engine_init(&ctx, 1, NULL), 0);
-    AWAIT(r2_engine_connect(ctx, 0, listen_handle, &tx) == 0 && tx);
-    return tx;
-}
 
 static void speaks(struct r2_conn *c)
 {
@@ -68,56 +34,30 @@ static void hears(struct r2_conn *c)
     atomic_store(&sh->over, 1);
 }
 
-static void run_one(bool sender, bool speaker)
-{
-    struct r2_conn *c;
+static bool sender_speaks; /* before there are two */
 
-    alarm(100);
-    c = sender ? sender_meets() : receiver_meets();
-    if (speaker)
+/* One gives the other up, which learns it long before R2CCL_NO_PATH_TIMEOUT. */
+static void run_one(bool sender)
+{
+    struct r2_conn *c = two_meet(sender);
+
+    if (sender == sender_speaks)
         speaks(c);
     else
         hears(c);
-    r2_engine_close(c);
-    if (!sender)
-        r2_engine_close_listen(listen_here);
-    r2_engine_finalize(ctx);
-}
-
-/* One gives the other up, which learns it long before R2CCL_NO_PATH_TIMEOUT. */
-static void two(bool sender_speaks)
-{
-    pid_t pids[2];
-
-    sh = mmap(NULL, sizeof(*sh), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-    CHECK(sh != MAP_FAILED);
-    fflush(stdout);
-    for (int i = 0; i < 2; i++) {
-        pids[i] = fork();
-        CHECK(pids[i] >= 0);
-        if (pids[i] == 0) {
-            run_one(i == 1, (i == 1) == sender_speaks);
-            fflush(stdout);
-            _exit(0);
-        }
-    }
-    for (int i = 0; i < 2; i++) {
-        int status = 0;
-
-        CHECK(waitpid(pids[i], &status, 0) == pids[i]);
-        CHECK_MSG(status == 0, "the %s ended with status 0x%x", i ? "sender" : "receiver", status);
-    }
-    munmap(sh, sizeof(*sh));
+    two_part(sender);
 }
 
 static void test_sender_hears(void)
 {
-    two(false);
+    sender_speaks = false;
+    two_processes(run_one);
 }
 
 static void test_receiver_hears(void)
 {
-    two(true);
+    sender_speaks = true;
+    two_processes(run_one);
 }
 
 static const struct check_test tests[] = {
