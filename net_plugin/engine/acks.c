@@ -176,7 +176,7 @@ void r2_acks_init(struct r2_peer *p)
  * thread cores are few: a timer would take one from NCCL, and to send costs nobody a wake-up. */
 static bool may_wait(struct r2_peer *p)
 {
-    if (r2_io_used() == 1 || p->ack_delay.hurry || r2_list_empty(&p->ackq) ||
+    if (r2_io_alone() || p->ack_delay.hurry || r2_list_empty(&p->ackq) ||
         p->ack_delay.late >= LATE_MOST ||
         atomic_load_explicit(&p->held_until, memory_order_relaxed))
         return false;

@@ -17,7 +17,7 @@ static atomic_int lingering;
 bool r2_buffered_take(struct r2_req *r)
 {
     /* With one I/O thread NCCL's waits for acknowledgements in its place; it would have to wake. */
-    if (r->copy || !r2_eng.set->buffered || r2_io_used() == 1)
+    if (r->copy || !r2_eng.set->buffered || r2_io_alone())
         return r->copy;
     r->copy = malloc(r->size ? r->size : 1);
     if (!r->copy)

@@ -239,12 +239,6 @@ void r2_conn_out_close(struct r2_conn *c)
 
 /* ---- requests */
 
-/* One I/O thread: cores are few, and each wake-up takes one from NCCL. */
-static bool alone(void)
-{
-    return r2_io_used() == 1;
-}
-
 static struct r2_req *take_req(struct r2_conn *c)
 {
     if (c->window[c->next_seq % R2_WINDOW] || c->next_seq - c->oldest >= R2_MAX_REQUESTS)
@@ -288,7 +282,7 @@ static int post(struct r2_conn *c, void *data, size_t size, bool lines, struct r
 
 static bool pushes(size_t size)
 {
-    return r2_eng.set->help_progress && size <= (alone() ? PUSH_BYTES_ALONE : PUSH_BYTES);
+    return r2_eng.set->help_progress && size <= (r2_io_alone() ? PUSH_BYTES_ALONE : PUSH_BYTES);
 }
 
 static int post_any(struct r2_conn *c, bool send, void *data, size_t size, bool lines,
@@ -367,20 +361,17 @@ static void say_held(struct r2_peer *p)
     pthread_setcancelstate(cancel, NULL);
 }
 
-/* NCCL's thread looks at control lanes itself: a small message then costs no wake-up. Where
- * there is one I/O thread it does all that this one would do for them (r2_io_lend), and where a
- * slow NIC is waited for that of several (standin.h). */
+/* NCCL's thread looks at control lanes itself: a small message then costs no wake-up. Where it
+ * stands in for their I/O threads (standin.h) it does all that those would do for them. */
 static void help(struct r2_conn *c)
 {
     struct r2_ep *eps[R2_PATHS_MAX];
     int n = 0, cancel;
-    bool helped = false, worked;
+    bool helped = false;
 
-    if (r2_standin_look() && r2_slownics_of(c->peer))
-        return;
-    if ((alone() && r2_io_lend(r2_io_at(0), &worked) && r2_io_count() == 1) ||
+    if ((r2_standin_look() && (r2_io_alone() || r2_slownics_of(c->peer))) ||
         pthread_mutex_trylock(&c->peer->lock))
-        return; /* (where others have been in use before, they may still have lanes) */
+        return;
     for (int i = 0; i < c->peer->n_paths; i++) {
         struct r2_path *path = c->peer->paths[i];
 
@@ -395,7 +386,7 @@ static void help(struct r2_conn *c)
         helped |= r2_eng.ops->help(eps[i]);
         r2_eng.ops->put(eps[i]);
     }
-    if (!helped && !alone())
+    if (!helped && !r2_io_alone())
         atomic_store_explicit(&c->help_at, r2_now_ns() + LATER_NS, memory_order_relaxed);
     pthread_setcancelstate(cancel, NULL);
 }

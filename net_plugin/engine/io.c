@@ -186,7 +186,7 @@ bool r2_task_kick(struct r2_task *t)
         r2_list_add_tail(&io->tasks, &t->node);
     }
     /* Its thread looks by itself soon, should nobody stand in any more (sleep_on). */
-    lent = standing_for == io || (io->looks && r2_io_used() > 1);
+    lent = standing_for == io || (io->looks && !r2_io_alone());
     pthread_mutex_unlock(&io->lock);
     if (fresh && !(t->brief && lent)) /* else r2_io_lend comes to it */
         r2_io_wake(io);
@@ -216,15 +216,14 @@ static void timer_place(struct r2_timer *t, uint64_t deadline)
 
 static uint64_t look_ns(void)
 {
-    return r2_io_used() > 1 ? LENT_LOOK_SEVERAL_NS : LENT_LOOK_NS;
+    return r2_io_alone() ? LENT_LOOK_NS : LENT_LOOK_SEVERAL_NS;
 }
 
 /* Under the thread's lock, by who stands in for it: it looks by itself before then. (The only one
  * every millisecond, and is not woken for less.) */
 static bool looks_by(const struct r2_io *io, uint64_t deadline)
 {
-    return standing_for == io && io->looks &&
-           (r2_io_used() == 1 || deadline > r2_now_ns() + look_ns());
+    return standing_for == io && io->looks && (r2_io_alone() || deadline > r2_now_ns() + look_ns());
 }
 
 static void timer_store(struct r2_timer *t, uint64_t deadline, bool only_sooner)

@@ -50,6 +50,11 @@ int r2_io_count(void);
  * thread. */
 void r2_io_use(int n);
 int r2_io_used(void);
+/* One thread is in use: cores are few, and whoever wakes it takes one from NCCL. */
+static inline bool r2_io_alone(void)
+{
+    return r2_io_used() == 1;
+}
 /* Owner for something new, in turn. */
 struct r2_io *r2_io_pick(void);
 struct r2_io *r2_io_at(int index);

@@ -80,7 +80,7 @@ static bool cts_can_wait(const struct r2_req *r)
  * socket counts; elsewhere only what is several messages ahead waits. */
 static uint64_t patience(const struct r2_req *r)
 {
-    uint64_t enough = r2_io_used() == 1 ? 1 : POSTED_AHEAD;
+    uint64_t enough = r2_io_alone() ? 1 : POSTED_AHEAD;
 
     if (r->conn->small >= HOLD_AFTER_SMALL)
         return HOLD_SMALL_NS;

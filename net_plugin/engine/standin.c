@@ -49,12 +49,23 @@ static struct r2_io *next_io(void)
     return NULL;
 }
 
+/* Of others that were in use before, the only one's lanes may still be. */
+static bool for_the_only_one(void)
+{
+    bool worked;
+
+    return r2_io_lend(r2_io_at(0), &worked) && r2_io_count() == 1;
+}
+
 bool r2_standin_look(void)
 {
-    uint64_t now = r2_now_ns();
+    uint64_t now;
     struct r2_io *io;
     bool worked;
 
+    if (r2_io_alone())
+        return for_the_only_one();
+    now = r2_now_ns();
     if (!r2_pause_limited(now))
         return false;
     io = next_io();

@@ -1,18 +1,22 @@
 /* NCCL's thread in the place of sleeping I/O threads.
  *
+ * Where there is one I/O thread, cores are few: as long as that one sleeps, NCCL's, which polls all
+ * the same, does what is due on its sockets (r2_io_lend), without end.
+ *
  * Where a slow NIC is what is waited for (r2_pause_limited), no I/O thread polls, and each would be
- * woken for every piece that the NIC lets through. NCCL's thread polls all the same: it does for
- * them what is due on their sockets (r2_io_lend), one thread's for each look, and they go on
- * sleeping. When nearly every look finds work, the NICs are too many or too fast for one thread, or
- * it has too much else to do, and the I/O threads are left to themselves for a while.
+ * woken for every piece that the NIC lets through. NCCL's thread does what is due on their sockets,
+ * one thread's for each look, and they go on sleeping. When nearly every look finds work, the NICs
+ * are too many or too fast for one thread, or it has too much else to do, and the I/O threads are
+ * left to themselves for a while.
  */
 #ifndef R2_ENGINE_STANDIN_H
 #define R2_ENGINE_STANDIN_H
 
 #include <stdbool.h>
 
-/* By a thread that polls, without locks. True: slow NICs are what is waited for, and sockets need
- * no other help; false: it did nothing. Not where there is one I/O thread. */
+/* By a thread that polls, without locks. True: it stood in for the only I/O thread, or slow NICs
+ * are what is waited for, and sockets (of peers that are: slownics.h) need no other help; false:
+ * they do. */
 bool r2_standin_look(void);
 
 #endif

@@ -264,7 +264,7 @@ bool r2_unasked_posted(struct r2_conn *c, struct r2_req *r)
 {
     struct r2_unasked *u = r2_unasked_at(c, r->seq);
 
-    if (u && u->whole && r2_io_used() == 1) /* its one thread is to be woken for nothing */
+    if (u && u->whole && r2_io_alone()) /* its one thread is to be woken for nothing */
         copy_one(c, u, r);
     else if (u && u->whole)
         want_copy(c);

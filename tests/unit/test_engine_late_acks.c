@@ -50,7 +50,9 @@ static void test_done_before_it_is_said(void)
     req = irecv(place(1), SIZE); /* a sender that waits is told first */
     remote_forget(a);
     CHECK_EQ(eager(a, 1, 0), 0);
-    CHECK_GE(remote_hear_ms(a, R2_F_ACK, &m, sizeof(m), 0), 0);
+    do { /* the first one's time may be over in between, and then it is said by itself */
+        CHECK_GE(remote_hear_ms(a, R2_F_ACK, &m, sizeof(m), 0), 0);
+    } while (m.cumulative == 1);
     CHECK_EQ(m.cumulative, 2);
     CHECK_EQ(remote_test(req, 60, NULL), 0);
     fake_sent(a);

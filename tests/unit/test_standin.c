@@ -244,7 +244,7 @@ static bool looks_once(void)
     return looked;
 }
 
-/* No slow NIC, or one I/O thread: nothing is this caller's. */
+/* No slow NIC, or one I/O thread, the others' sockets being their own: not all is this caller's. */
 static void test_not_limited(void)
 {
     uint64_t until = r2_now_ns() + LIMIT_NS;

@@ -62,7 +62,7 @@ void r2_bulk_kick(struct r2_ep *ep, unsigned chunks)
  * rather spared). */
 static bool others_send(struct r2_ep *ep)
 {
-    if (r2_io_used() < 2)
+    if (r2_io_alone())
         return false;
     for (int i = 1; i <= in_use(ep); i++) {
         struct r2_lane *lane = r2_ep_lane(ep, i);

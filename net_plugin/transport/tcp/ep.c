@@ -333,7 +333,7 @@ static void tcp_flush(struct r2_ep *ep)
 static void tcp_flush_soon(struct r2_ep *ep, bool lone, bool data)
 {
     struct r2_lane *lane = r2_ep_lane(ep, 0);
-    bool many = r2_io_used() > 1;
+    bool many = !r2_io_alone();
     bool now = many ? data && (lone || r2_settings_get()->buffered) : lone;
 
     if (lane && r2_io_awake(lane->io.io) && !now)

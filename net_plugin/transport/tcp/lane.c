@@ -37,7 +37,7 @@ bool r2_lane_enter(struct r2_lane *lane)
 {
     uint64_t until = 0, now;
 
-    if (r2_io_used() == 1) /* cores are few, and who is in there may have none */
+    if (r2_io_alone()) /* cores are few, and who is in there may have none */
         return false;
     while (atomic_exchange_explicit(&lane->in_call, true, memory_order_relaxed)) {
         now = r2_now_ns();
