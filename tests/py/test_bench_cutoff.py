@@ -140,10 +140,14 @@ def test_in_a_lab(lab_rights: None, tmp_path: Path) -> None:
     ids=lambda words: str(words[0]),
 )
 def test_slice(lab_rights: None, run_bounded: RunBounded, tmp_path: Path, words: list[str]) -> None:
-    """Its own time is up before all faults were made."""
+    """Its time is up before all faults were made; a busy machine takes most of 5 s for the lab."""
     out = tmp_path / "bench.json"
-    command = [sys.executable, str(RUN), "--only", *words, "--runs", "1000", "--slice", "5"]
-    done = run_bounded([*command, "--json", str(out)], code=124)
-    assert "CUT OFF by --slice 5" in done.stdout
-    section = section_of(out)
-    assert section["rows"] and section["cut"] == "--slice 5" and not section["errors"]
+    command = [sys.executable, str(RUN), "--only", *words, "--runs", "1000", "--json", str(out)]
+    for seconds in (5, 20):
+        done = run_bounded([*command, "--slice", str(seconds)], code=124)
+        assert f"CUT OFF by --slice {seconds}" in done.stdout
+        section = section_of(out)
+        assert section["cut"] == f"--slice {seconds}" and not section["errors"]
+        if section["rows"]:
+            return
+    assert section["rows"]

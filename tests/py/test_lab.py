@@ -112,21 +112,37 @@ def carrier(lab: Lab, node: str, nic: str) -> str:
     return done.stdout.strip() if done.returncode == 0 else "down"
 
 
-def traces() -> dict[str, object]:
-    """What a lab might leave behind on this machine. Other labs may come and go meanwhile."""
+class Traces(dict[str, object]):
+    """Equal are those that agree in what both know."""
+
+    def __eq__(self, other: object) -> bool:
+        assert isinstance(other, Traces)
+        return all(self[key] == other[key] for key in self.keys() & other.keys())
+
+    def __ne__(self, other: object) -> bool:
+        return not self == other
+
+
+def traces() -> Traces:
+    """What a lab might leave behind on this machine. Other labs may come and go meanwhile, with the
+    folder that all share."""
     links = sorted(os.listdir("/sys/class/net"))
     namespaces = NsDir().names(re.compile(".*"))
     with open("/proc/self/mounts", encoding="utf-8") as file:
         points = [line.split()[1] for line in file]
     others = [n for n in namespaces if not n.startswith(NAME)]
-    return {
-        "netns": [n for n in namespaces if n.startswith(NAME)],
-        "netns dir": "in use" if others else NsDir().path.exists(),
-        "links": links,
-        "mounts": sorted(p for p in points if NAME in p or not p.startswith("/run/netns")),
-        "labs": [n for n in known_labs() if n.startswith(NAME)],
-        "threads": sorted(t.name for t in threading.enumerate() if NAME in t.name),
-    }
+    found = Traces(
+        {
+            "netns": [n for n in namespaces if n.startswith(NAME)],
+            "links": links,
+            "mounts": sorted(p for p in points if NAME in p or not p.startswith("/run/netns")),
+            "labs": [n for n in known_labs() if n.startswith(NAME)],
+            "threads": sorted(t.name for t in threading.enumerate() if NAME in t.name),
+        }
+    )
+    if not others:
+        found["netns dir"] = NsDir().path.exists()
+    return found
 
 
 def test_nodes_see_their_own_world(duo: Lab) -> None:
