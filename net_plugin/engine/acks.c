@@ -10,8 +10,6 @@
 #define LATE_NS (100 * R2_NS_PER_US)
 #define LATE_MOST (R2_MAX_REQUESTS / 2) /* a sender has room for more */
 
-atomic_int r2_acks_waiting;
-
 struct r2_path *r2_acks_path(struct r2_conn *c)
 {
     return r2_path_for_ctrl(c->peer, -1, c->remote_home);
@@ -87,9 +85,7 @@ static void out_ack(struct r2_conn *c, struct r2_path *path)
 
 void r2_recv_out_acks(struct r2_peer *p)
 {
-    if (p->ack_delay.waits)
-        atomic_fetch_sub_explicit(&r2_acks_waiting, 1, memory_order_relaxed);
-    p->ack_delay.waits = p->ack_delay.hurry = false;
+    p->ack_delay.hurry = false;
     p->ack_delay.late = 0;
     while (!r2_list_empty(&p->ackq)) {
         struct r2_conn *c = R2_CONTAINER_OF(r2_list_first(&p->ackq), struct r2_conn, acks);
@@ -166,6 +162,45 @@ static void say_late(struct r2_timer *t, uint64_t now)
     r2_peer_put(p);
 }
 
+/* Facts, not whether an acknowledgement is queued: its receive is done before that, and it is with
+ * the kernel later. `cum` rises before the receive is done. */
+static bool unsaid_to(const struct r2_peer *p)
+{
+    const struct r2_list *n;
+
+    for (int i = 0; i < p->n_paths; i++) {
+        if (p->paths[i]->state == R2_PATH_UP && p->paths[i]->out_len > p->paths[i]->out_off)
+            return true;
+    }
+    R2_LIST_FOR_EACH (n, &p->conn_list) {
+        const struct r2_conn *c = R2_CONTAINER_OF(n, struct r2_conn, node);
+
+        if (!c->out && c->state == R2_CONN_OPEN && !c->remote_closed && c->flushed < c->cum)
+            return true;
+    }
+    return false;
+}
+
+bool r2_acks_unsaid(void)
+{
+    bool some = false;
+
+    if (pthread_mutex_trylock(&r2_eng.lock))
+        return true;
+    for (struct r2_list *n = r2_eng.inited ? r2_eng.peers.next : &r2_eng.peers;
+         n != &r2_eng.peers && !some; n = n->next) {
+        struct r2_peer *p = R2_CONTAINER_OF(n, struct r2_peer, node);
+
+        some = pthread_mutex_trylock(&p->lock);
+        if (some)
+            break;
+        some = p->n_up && unsaid_to(p);
+        pthread_mutex_unlock(&p->lock);
+    }
+    pthread_mutex_unlock(&r2_eng.lock);
+    return some;
+}
+
 void r2_acks_init(struct r2_peer *p)
 {
     r2_timer_init(&p->ack_delay.timer, p->io, say_late);
@@ -180,9 +215,6 @@ static bool may_wait(struct r2_peer *p)
         p->ack_delay.late >= LATE_MOST ||
         atomic_load_explicit(&p->held_until, memory_order_relaxed))
         return false;
-    if (!p->ack_delay.waits)
-        atomic_fetch_add_explicit(&r2_acks_waiting, 1, memory_order_relaxed);
-    p->ack_delay.waits = true;
     if (!p->ack_delay.armed) { /* on the thread that reads what comes, and will say this */
         p->ack_delay.armed = true;
         r2_peer_get(p);

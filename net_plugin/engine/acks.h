@@ -20,13 +20,9 @@ struct r2_peer;
 struct r2_ack_delay {
     struct r2_timer timer;
     bool armed; /* ... and nobody stops it: it holds a reference to the peer until it has fired */
-    bool waits; /* some are, counted in r2_acks_waiting */
     bool hurry; /* there are others: they wait for nothing */
     unsigned late; /* messages since the last one was said */
 };
-
-/* Peers with acknowledgements that wait. Relaxed: who asks asks again. */
-extern atomic_int r2_acks_waiting;
 
 void r2_acks_init(struct r2_peer *p);
 /* Over which path they leave when the one that brought the bytes is gone; may be NULL. */
@@ -43,6 +39,9 @@ void r2_recv_out_acks(struct r2_peer *p);
 void r2_recv_flushed(struct r2_conn *c, uint64_t cum);
 /* Everything that has arrived, queued for acknowledgement again. */
 void r2_recv_repeat(struct r2_conn *c, struct r2_path *path);
+/* At exit, as a hint and without waiting for a lock: a message is here whose sender will not know
+ * it, or a frame (the end of a connection) is queued, though there is a path to say so over. */
+bool r2_acks_unsaid(void);
 void r2_up_burst_end(void *owner, struct r2_ep *ep);
 
 #endif

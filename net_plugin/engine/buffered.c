@@ -1,12 +1,14 @@
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
+#include <unistd.h>
 
 #include "engine/internal.h"
 #include "util/exit.h"
 
 #define EXIT_NS (5 * R2_NS_PER_S)
-#define EXIT_ACKS_NS (5 * R2_NS_PER_MS)
+#define LOOK_NS (100 * R2_NS_PER_US)
+#define EXIT_ACKS_NS (50 * R2_NS_PER_MS)
 
 /* Copies of this process that no peer has acknowledged. Relaxed: at_exit alone asks, and it asks
  * again; the bytes are the I/O threads' to send, not its. */
@@ -82,6 +84,9 @@ void r2_buffered_leave(struct r2_peer *p)
     R2_LIST_FOR_EACH_SAFE (n, tmp, &p->conn_list) {
         struct r2_conn *c = R2_CONTAINER_OF(n, struct r2_conn, node);
 
+        /* A connection that did not linger waits for no path either to say its end. */
+        if (c->state == R2_CONN_CLOSED && !p->n_up)
+            r2_buffered_left(c);
         if (!c->lingers || c->state == R2_CONN_CLOSED || c->oldest != c->next_seq)
             continue;
         r2_conn_end(c);
@@ -98,21 +103,19 @@ static int some(atomic_int *count)
 static void wait_until(atomic_int *zero, uint64_t until)
 {
     while (some(zero) > 0 && r2_now_ns() < until)
-        nanosleep(&(struct timespec){.tv_nsec = 100 * R2_NS_PER_US}, NULL);
+        nanosleep(&(struct timespec){.tv_nsec = LOOK_NS}, NULL);
 }
 
 /* What was done for the application must not be lost with the process while a NIC fails. The I/O
- * threads go on meanwhile; no lock, whoever calls exit may hold one. */
+ * threads go on meanwhile; no lock is waited for, whoever calls exit may hold one. */
 __attribute__((destructor(R2_EXIT_ENGINE))) static void at_exit(void)
 {
     uint64_t ns = EXIT_NS;
 
-    if (atomic_load(&r2_eng.inert))
+    if (atomic_load(&r2_eng.inert) || r2_eng.pid != getpid())
         return;
-    if (some(&r2_acks_waiting) > 0) {
-        wait_until(&r2_acks_waiting, r2_now_ns() + EXIT_ACKS_NS);
-        nanosleep(&(struct timespec){.tv_nsec = R2_NS_PER_MS}, NULL); /* they are on their way */
-    }
+    for (uint64_t until = r2_now_ns() + EXIT_ACKS_NS; r2_acks_unsaid() && r2_now_ns() < until;)
+        nanosleep(&(struct timespec){.tv_nsec = LOOK_NS}, NULL);
     if (some(&unacked) <= 0 && some(&lingering) <= 0)
         return;
     if (r2_eng.set->no_path_timeout_ns < ns)

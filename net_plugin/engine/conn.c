@@ -350,23 +350,25 @@ static bool help_is_due(struct r2_conn *c)
 static void say_held(struct r2_peer *p)
 {
     uint64_t until = atomic_load_explicit(&p->held_until, memory_order_relaxed);
-    int cancel;
 
-    if (!until || r2_now_ns() < until || pthread_mutex_trylock(&p->lock))
-        return;
-    pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &cancel);
-    r2_recv_out_acks(p); /* they go along */
-    r2_peer_say_held(p, r2_now_ns());
-    r2_peer_unlock(p);
-    pthread_setcancelstate(cancel, NULL);
+    if (until && r2_now_ns() >= until) {
+        R2_UNCANCELLED;
+
+        if (pthread_mutex_trylock(&p->lock))
+            return;
+        r2_recv_out_acks(p); /* they go along */
+        r2_peer_say_held(p, r2_now_ns());
+        r2_peer_unlock(p);
+    }
 }
 
 /* NCCL's thread looks at control lanes itself: a small message then costs no wake-up. Where it
  * stands in for their I/O threads (standin.h) it does all that those would do for them. */
 static void help(struct r2_conn *c)
 {
+    R2_UNCANCELLED;
     struct r2_ep *eps[R2_PATHS_MAX];
-    int n = 0, cancel;
+    int n = 0;
     bool helped = false;
 
     if ((r2_standin_look() && (r2_io_alone() || r2_slownics_of(c->peer))) ||
@@ -381,14 +383,12 @@ static void help(struct r2_conn *c)
         }
     }
     pthread_mutex_unlock(&c->peer->lock);
-    pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &cancel);
     for (int i = 0; i < n; i++) {
         helped |= r2_eng.ops->help(eps[i]);
         r2_eng.ops->put(eps[i]);
     }
     if (!helped && !r2_io_alone())
         atomic_store_explicit(&c->help_at, r2_now_ns() + LATER_NS, memory_order_relaxed);
-    pthread_setcancelstate(cancel, NULL);
 }
 
 int r2_engine_test(struct r2_req *r, int *done, size_t *size)

@@ -109,6 +109,7 @@ static int init_once(void)
     r2_list_init(&r2_eng.peers);
     r2_list_init(&r2_eng.listens);
     r2_list_init(&r2_eng.ctxs);
+    r2_eng.pid = getpid();
     gethostname(r2_eng.host, sizeof(r2_eng.host) - 1);
     if (r2_eng.set->node_name[0])
         snprintf(r2_eng.host, sizeof(r2_eng.host), "%.63s", r2_eng.set->node_name);

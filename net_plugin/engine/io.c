@@ -16,6 +16,7 @@
 #include <unistd.h>
 
 #include "engine/iocpus.h"
+#include "engine/iothread.h"
 #include "engine/pause.h"
 #include "util/clock.h"
 #include "util/lock.h"
@@ -25,53 +26,16 @@
 #define MAX_THREADS 64
 #define BATCH 64
 #define LONGEST_NS (10 * R2_NS_PER_S)
-#define LENT_NS (300 * R2_NS_PER_US) /* a caller that polls comes again within that */
-/* How often the thread asks whether it still does. Several do so while a slow NIC is waited for,
- * which has more than that before it. */
-#define LENT_LOOK_NS (1 * R2_NS_PER_MS)
-#define LENT_LOOK_SEVERAL_NS (2 * R2_NS_PER_MS)
-#define LENT_BATCH 4 /* events, and tasks, per call: the caller has other work */
-
-struct r2_io {
-    int index;
-    int epoll;
-    int wake; /* eventfd, in the epoll set */
-    pthread_t thread;
-    pthread_mutex_t lock; /* tasks, timers */
-    struct r2_list tasks;
-    struct r2_heap timers;
-    atomic_ulong next_deadline; /* earliest timer, 0 = none; written under lock */
-    /* Pairs with r2_io_wake: the thread stores `sleeping`, then looks at `pending`; a producer
-     * stores `pending`, then looks at `sleeping`. Both use seq_cst, so one of them sees the
-     * other's store and no wake-up is lost. */
-    atomic_bool sleeping;
-    atomic_bool pending;
-    atomic_bool busy; /* runs something; a hint, of no order with anything */
-    atomic_bool away; /* r2_io_away; likewise */
-    /* Held by whoever runs callbacks, the thread or one that stands in for it: from collecting
-     * events to the end of the tasks. */
-    pthread_mutex_t turn;
-    struct epoll_event left[LENT_BATCH]; /* what a stand-in may not run; under turn */
-    int n_left;
-    /* Somebody stands in for the thread until then. A hint: a thread that reads an old value
-     * watches descriptors without need, or looks a millisecond later. */
-    atomic_ulong lent_until;
-    atomic_int brief; /* descriptors; relaxed, a number that orders nothing */
-    /* Under lock: the thread sleeps, and looks for tasks by itself when nobody stands in any more.
-     */
-    bool looks;
-};
 
 static struct r2_io threads[MAX_THREADS];
 static int n_threads;
 static atomic_int used; /* of them, the first ones: those that something new is given to */
 static atomic_uint next_pick;
 static _Thread_local struct r2_io *self_io;
-static _Thread_local struct r2_io *standing_for; /* r2_io_lend, while it is at it */
-static _Thread_local bool worked, upkeep;        /* r2_io_note, of the callback that runs */
-static atomic_int asleep;                        /* threads in epoll_wait; a hint */
+static _Thread_local bool worked, upkeep; /* r2_io_note, of the callback that runs */
+static atomic_int asleep;                 /* threads in epoll_wait; a hint */
 
-static void r2_io_wake(struct r2_io *io)
+void r2_io_wake(struct r2_io *io)
 {
     atomic_store(&io->pending, true);
     if (atomic_exchange(&io->sleeping, false)) {
@@ -160,11 +124,6 @@ void r2_io_del(struct r2_io_fd *f)
     atomic_fetch_sub_explicit(&f->io->brief, f->brief, memory_order_relaxed);
 }
 
-bool r2_io_lends(struct r2_io *io)
-{
-    return atomic_load_explicit(&io->brief, memory_order_relaxed) > 0;
-}
-
 void r2_task_init(struct r2_task *t, struct r2_io *io, void (*run)(struct r2_task *))
 {
     r2_list_init(&t->node);
@@ -185,10 +144,9 @@ bool r2_task_kick(struct r2_task *t)
         t->queued = true;
         r2_list_add_tail(&io->tasks, &t->node);
     }
-    /* Its thread looks by itself soon, should nobody stand in any more (sleep_on). */
-    lent = standing_for == io || (io->looks && !r2_io_alone());
+    lent = r2_io_leaves_task(io, t->brief);
     pthread_mutex_unlock(&io->lock);
-    if (fresh && !(t->brief && lent)) /* else r2_io_lend comes to it */
+    if (fresh && !lent)
         r2_io_wake(io);
     return fresh;
 }
@@ -214,19 +172,8 @@ static void timer_place(struct r2_timer *t, uint64_t deadline)
     atomic_store(&io->next_deadline, io->timers.first ? io->timers.first->key : 0);
 }
 
-static uint64_t look_ns(void)
-{
-    return r2_io_alone() ? LENT_LOOK_NS : LENT_LOOK_SEVERAL_NS;
-}
-
-/* Under the thread's lock, by who stands in for it: it looks by itself before then. (The only one
- * every millisecond, and is not woken for less.) */
-static bool looks_by(const struct r2_io *io, uint64_t deadline)
-{
-    return standing_for == io && io->looks && (r2_io_alone() || deadline > r2_now_ns() + look_ns());
-}
-
-static void timer_store(struct r2_timer *t, uint64_t deadline, bool only_sooner)
+/* `due`: when it has to have fired, or looked for. */
+static void timer_store(struct r2_timer *t, uint64_t deadline, uint64_t due, bool only_sooner)
 {
     struct r2_io *io = t->io;
     uint64_t before;
@@ -239,7 +186,7 @@ static void timer_store(struct r2_timer *t, uint64_t deadline, bool only_sooner)
     }
     before = atomic_load(&io->next_deadline);
     timer_place(t, deadline);
-    wake = deadline && (!before || deadline < before) && self_io != io && !looks_by(io, deadline);
+    wake = deadline && (!before || deadline < before) && self_io != io && !r2_io_looks_by(io, due);
     pthread_mutex_unlock(&io->lock);
     if (wake)
         r2_io_wake(io);
@@ -247,19 +194,19 @@ static void timer_store(struct r2_timer *t, uint64_t deadline, bool only_sooner)
 
 void r2_timer_set(struct r2_timer *t, uint64_t deadline)
 {
-    timer_store(t, deadline, false);
+    timer_store(t, deadline, deadline, false);
 }
 
 void r2_timer_here(struct r2_timer *t, uint64_t deadline)
 {
-    if (self_io || standing_for)
-        t->io = self_io ? self_io : standing_for;
-    timer_store(t, deadline, false);
+    if (self_io || r2_io_standing_for)
+        t->io = self_io ? self_io : r2_io_standing_for;
+    timer_store(t, deadline, UINT64_MAX, false);
 }
 
 void r2_timer_sooner(struct r2_timer *t, uint64_t deadline)
 {
-    timer_store(t, deadline, true);
+    timer_store(t, deadline, deadline, true);
 }
 
 static void set_busy(struct r2_io *io, bool busy)
@@ -274,7 +221,7 @@ void r2_io_note(bool work)
 }
 
 /* Of the callback that has just returned. */
-static bool did_work(void)
+bool r2_io_did_work(void)
 {
     bool only_upkeep = upkeep && !worked;
 
@@ -283,9 +230,9 @@ static bool did_work(void)
 }
 
 /* `left`: no more than a stand-in may run, and of those a few; says whether it left any. */
-static bool run_tasks(struct r2_io *io, bool *left)
+bool r2_io_run_tasks(struct r2_io *io, bool *left)
 {
-    int room = left ? LENT_BATCH : INT_MAX;
+    int room = left ? R2_LENT_BATCH : INT_MAX;
     bool any = false;
     struct r2_list *n, *tmp;
 
@@ -311,7 +258,7 @@ static bool run_tasks(struct r2_io *io, bool *left)
         pthread_mutex_unlock(&io->lock);
         set_busy(io, true);
         t->run(t);
-        any |= did_work();
+        any |= r2_io_did_work();
         pthread_mutex_lock(&io->lock);
     }
     pthread_mutex_unlock(&io->lock);
@@ -350,7 +297,7 @@ static void run_timers(struct r2_io *io)
 }
 
 /* Until the next timer; whole milliseconds, so that those of one go together, but for the last. */
-static uint64_t wait_ns(struct r2_io *io)
+uint64_t r2_io_wait_ns(struct r2_io *io)
 {
     uint64_t next = atomic_load(&io->next_deadline);
     uint64_t now;
@@ -366,7 +313,7 @@ static uint64_t wait_ns(struct r2_io *io)
     return next > LONGEST_NS ? LONGEST_NS : next;
 }
 
-static bool run_event(struct r2_io *io, const struct epoll_event *ev)
+bool r2_io_run_event(struct r2_io *io, const struct epoll_event *ev)
 {
     struct r2_io_fd *f = ev->data.ptr;
     uint64_t count;
@@ -379,7 +326,7 @@ static bool run_event(struct r2_io *io, const struct epoll_event *ev)
     }
     set_busy(io, true);
     f->ready(f, ev->events);
-    return did_work();
+    return r2_io_did_work();
 }
 
 static bool run_events(struct r2_io *io)
@@ -389,106 +336,12 @@ static bool run_events(struct r2_io *io)
     int n;
 
     for (int i = 0; i < io->n_left; i++)
-        any |= run_event(io, &io->left[i]);
+        any |= r2_io_run_event(io, &io->left[i]);
     io->n_left = 0;
     n = epoll_wait(io->epoll, ev, BATCH, 0);
     for (int i = 0; i < n; i++)
-        any |= run_event(io, &ev[i]);
+        any |= r2_io_run_event(io, &ev[i]);
     return any;
-}
-
-/* Events of other descriptors are kept for the thread, which runs them before any task: so what
- * r2_io_del promises holds for them too. True: there may be more than it took. */
-static bool lend_events(struct r2_io *io, bool *worked)
-{
-    struct epoll_event ev[LENT_BATCH];
-    int most = LENT_BATCH - io->n_left, n = epoll_wait(io->epoll, ev, most, 0);
-
-    for (int i = 0; i < n; i++) {
-        struct r2_io_fd *f = ev[i].data.ptr;
-
-        if (f && f->brief)
-            *worked |= run_event(io, &ev[i]);
-        else if (f)
-            io->left[io->n_left++] = ev[i];
-    }
-    return n == most;
-}
-
-/* What tasks have queued of their own kind is left for the caller's next look: as a rule a lane
- * that has sent a chunk and asks once more, in vain. Should the caller not come again, the thread
- * looks (sleep_on), unless it watches its descriptors just now. */
-static bool leaves_tasks(struct r2_io *io)
-{
-    bool left;
-
-    pthread_mutex_lock(&io->lock);
-    left = !r2_list_empty(&io->tasks) && !io->looks;
-    pthread_mutex_unlock(&io->lock);
-    return left;
-}
-
-bool r2_io_lend(struct r2_io *io, bool *worked)
-{
-    bool more = true;
-    int cancel;
-
-    *worked = r2_io_awake(io);
-    if (*worked || pthread_mutex_trylock(&io->turn))
-        return false;
-    did_work(); /* what others have said on this thread is not of these callbacks */
-    /* The caller may be a thread that its application cancels; callbacks read and write sockets,
-     * where it would end with the turn and their locks in hand. */
-    pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &cancel);
-    atomic_store_explicit(&io->lent_until, r2_now_ns() + LENT_NS, memory_order_relaxed);
-    standing_for = io;
-    if (io->n_left < LENT_BATCH)
-        more = lend_events(io, worked);
-    more |= io->n_left > 0;
-    *worked |= run_tasks(io, &more) || more;
-    standing_for = NULL;
-    pthread_mutex_unlock(&io->turn);
-    if (more || leaves_tasks(io))
-        r2_io_wake(io);
-    pthread_setcancelstate(cancel, NULL);
-    return true;
-}
-
-/* Whether it goes on sleeping, and who is left with the tasks is said (leaves_tasks). */
-static bool goes_on(struct r2_io *io, bool lent)
-{
-    bool on;
-
-    pthread_mutex_lock(&io->lock);
-    on = lent || !io->looks || r2_list_empty(&io->tasks);
-    io->looks = lent;
-    pthread_mutex_unlock(&io->lock);
-    return on;
-}
-
-/* While somebody stands in for the thread, its descriptors do not wake it. */
-static void sleep_on(struct r2_io *io)
-{
-    struct pollfd pfd = {.events = POLLIN};
-    struct timespec ts;
-    uint64_t ns, look;
-    bool lent, again;
-    int n;
-
-    do {
-        lent = r2_now_ns() < atomic_load_explicit(&io->lent_until, memory_order_relaxed);
-        if (!goes_on(io, lent))
-            return;
-        ns = wait_ns(io);
-        look = look_ns();
-        again = lent && ns > look;
-        ns = again ? look : ns;
-        ts = (struct timespec){.tv_sec = (time_t)(ns / R2_NS_PER_S),
-                               .tv_nsec = (long)(ns % R2_NS_PER_S)};
-        pfd.fd = lent ? io->wake : io->epoll;
-        n = ppoll(&pfd, 1, &ts, NULL);
-    } while (n == 0 && again);
-    goes_on(io, false);
 }
 
 static void *io_main(void *arg)
@@ -503,7 +356,7 @@ static void *io_main(void *arg)
         pthread_mutex_lock(&io->turn);
         any = run_events(io);
         atomic_store(&io->pending, false);
-        any |= run_tasks(io, NULL);
+        any |= r2_io_run_tasks(io, NULL);
         run_timers(io);
         pthread_mutex_unlock(&io->turn);
         if (any) {
@@ -520,7 +373,7 @@ static void *io_main(void *arg)
             continue;
         }
         atomic_fetch_add_explicit(&asleep, 1, memory_order_relaxed);
-        sleep_on(io);
+        r2_io_sleep_on(io);
         atomic_fetch_sub_explicit(&asleep, 1, memory_order_relaxed);
         atomic_store(&io->sleeping, false);
     }

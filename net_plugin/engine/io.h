@@ -79,6 +79,11 @@ bool r2_io_all_awake(void);
 bool r2_io_lend(struct r2_io *io, bool *worked);
 /* It has descriptors that a stand-in may run. A hint. */
 bool r2_io_lends(struct r2_io *io);
+/* It waits for the kernel (r2_io_away). A hint. */
+bool r2_io_is_away(struct r2_io *io);
+/* Nobody stands in any more: the threads that sleep for that look themselves, at once. Any thread,
+ * any lock. */
+void r2_io_take_back(void);
 
 int r2_io_add(struct r2_io *io, struct r2_io_fd *f);
 /* After return no new event of `f` is collected; a batch in hand may still name it: free what
@@ -95,7 +100,8 @@ void r2_timer_init(struct r2_timer *t, struct r2_io *io, void (*fire)(struct r2_
  * not fire afterwards. */
 void r2_timer_set(struct r2_timer *t, uint64_t deadline);
 /* Sets one that is not set and does not fire just now, on the I/O thread that calls, which need not
- * be woken for it; elsewhere as r2_timer_set. */
+ * be woken for it. On that which the caller stands in for: a thread that sleeps meanwhile fires it
+ * when it looks, up to 2.3 ms late. Elsewhere as r2_timer_set. */
 void r2_timer_here(struct r2_timer *t, uint64_t deadline);
 /* Only moves it to an earlier moment. */
 void r2_timer_sooner(struct r2_timer *t, uint64_t deadline);

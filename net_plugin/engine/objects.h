@@ -371,6 +371,7 @@ struct r2_engine {
     unsigned nccl_version, net_api; /* under the lock until started; 0: not known */
     uint64_t first_comm;
     atomic_bool inert; /* a forked child: does nothing */
+    pid_t pid;         /* whose threads these are: a child of _Fork does not know that it is one */
     const struct r2_settings *set;
     const struct r2_transport_ops *ops;
     uint8_t process[16], secret[16];

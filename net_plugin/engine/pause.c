@@ -55,20 +55,24 @@ void r2_pause_let(int n)
     atomic_store_explicit(&may_poll, n, memory_order_relaxed);
 }
 
-/* Relaxed, here and below: times that order nothing. Written seldom, as many read them. */
-static void extend(atomic_ulong *until, uint64_t now, uint64_t ns)
+/* Relaxed, here and below: times that order nothing. Written seldom, as many read them. True: it
+ * was over. */
+static bool extend(atomic_ulong *until, uint64_t now, uint64_t ns)
 {
-    if (atomic_load_explicit(until, memory_order_relaxed) < now + ns - ns / 8)
+    uint64_t before = atomic_load_explicit(until, memory_order_relaxed);
+
+    if (before < now + ns - ns / 8)
         atomic_store_explicit(until, now + ns, memory_order_relaxed);
+    return before <= now;
 }
 
-void r2_pause_crowd(uint64_t now)
+bool r2_pause_crowd(uint64_t now)
 {
-    extend(&crowded_until, now, CROWDED_NS);
+    return extend(&crowded_until, now, CROWDED_NS);
 }
 
 /* Bytes that another thread adds while a span ends count in the next one. */
-static void carried(uint64_t now, uint64_t bytes)
+static bool carried(uint64_t now, uint64_t bytes)
 {
     uint64_t from = atomic_load_explicit(&span_from, memory_order_relaxed);
 
@@ -76,17 +80,15 @@ static void carried(uint64_t now, uint64_t bytes)
     if (now < from + CROWD_SPAN_NS ||
         !atomic_compare_exchange_strong_explicit(&span_from, &from, now, memory_order_relaxed,
                                                  memory_order_relaxed))
-        return;
+        return false;
     bytes = atomic_exchange_explicit(&span_bytes, 0, memory_order_relaxed);
-    if (bytes > (now - from) * CROWD_RATE)
-        r2_pause_crowd(now);
+    return bytes > (now - from) * CROWD_RATE && r2_pause_crowd(now);
 }
 
-void r2_pause_limit(uint64_t now, uint64_t bytes)
+bool r2_pause_limit(uint64_t now, uint64_t bytes)
 {
-    if (bytes)
-        carried(now, bytes);
     extend(&limited_until, now, R2_LIMITED_NS);
+    return bytes && carried(now, bytes);
 }
 
 bool r2_pause_limited(uint64_t now)

@@ -37,13 +37,15 @@ void r2_pause_use(int threads);
 void r2_pause_let(int n);
 /* Slow NICs have all in flight that they may, and more waits for them; holds for R2_LIMITED_NS from
  * `now` on. `bytes`: that have moved so, either way; more of them in a second than one thread can
- * carry are a crowd. Any thread. */
+ * carry are a crowd. True: which they were not before; whoever slept for others to stand in is to
+ * be told (r2_io_take_back). Any thread. */
 #define R2_LIMITED_NS UINT64_C(20000000)
-void r2_pause_limit(uint64_t now, uint64_t bytes);
+bool r2_pause_limit(uint64_t now, uint64_t bytes);
 /* So it is, and nobody has more to do than one thread can (r2_pause_crowd). A hint. Any thread. */
 bool r2_pause_limited(uint64_t now);
-/* Slow or not, the NICs together are too much for one thread; holds for 50 ms. Any thread. */
-void r2_pause_crowd(uint64_t now);
+/* Slow or not, the NICs together are too much for one thread; holds for 50 ms. True: they were not
+ * before. Any thread. */
+bool r2_pause_crowd(uint64_t now);
 /* The thread has found nothing to do: whether it looks again at once. `now`: monotonic ns. */
 bool r2_pause_polls(struct r2_pause *p, uint64_t now);
 /* It has found something. Only `since` is looked at while it was not idle. */

@@ -70,12 +70,28 @@ void r2_peer_show(struct r2_peer *p, uint64_t now)
     p->shown.gives_up = gives_up;
 }
 
+/* Connections that the application has closed wait for themselves (buffered.h). */
+static bool somebody_waits(const struct r2_peer *p)
+{
+    const struct r2_list *n;
+
+    if (p->opening)
+        return true;
+    R2_LIST_FOR_EACH (n, &p->conn_list) {
+        const struct r2_conn *c = R2_CONTAINER_OF(n, struct r2_conn, node);
+
+        if (!c->lingers && c->oldest < c->next_seq)
+            return true;
+    }
+    return false;
+}
+
 void r2_peer_tell_gone(const struct r2_peer *p, const char *cause)
 {
     static atomic_ulong told[TOLD];
     uint64_t id;
 
-    if (!p->active && !p->opening)
+    if (!somebody_waits(p))
         return;
     memcpy(&id, p->id, sizeof(id));
     /* Relaxed: a word about a word. The same process is a peer twice, for sending and receiving. */

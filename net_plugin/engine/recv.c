@@ -374,8 +374,6 @@ int r2_up_chunk_claim(void *owner, struct r2_ep *ep, struct r2_bulk *bulk, uint1
     struct r2_peer *p = path->peer;
     int rc;
 
-    if (bulk->flags & R2_BULK_LIMITED)
-        r2_slownics_marked(path, bulk);
     r2_peer_lock(p);
     rc = claim(path, ep, bulk, lane);
     if (rc == -EBUSY && (bulk->flags & R2_BULK_COPY))
@@ -383,6 +381,8 @@ int r2_up_chunk_claim(void *owner, struct r2_ep *ep, struct r2_bulk *bulk, uint1
     else if (rc == -EBUSY && being_placed(p, bulk))
         rc = 1;
     pthread_mutex_unlock(&p->lock);
+    if (rc == 0 && bulk->flags & R2_BULK_LIMITED)
+        r2_slownics_marked(path, bulk);
     return rc;
 }
 

@@ -266,10 +266,9 @@ void r2_send_fenced(struct r2_path *path, uint32_t gen)
             if (r && r2_send_path_down(&r->led.send, path->index, gen, &again))
                 any = true;
         }
-        if (any) {
+        if (any)
             recount(c);
-            r2_send_pump(c);
-        }
+        r2_send_pump(c); /* messages of no bytes, too */
     }
     if (!path->ever_up || (path->quiet && !again.bytes))
         return;

@@ -52,7 +52,8 @@ static void limit(struct r2_peer *p, uint64_t bytes)
         return;
     /* Relaxed: a time that orders nothing. */
     atomic_store_explicit(&p->limited_until, now + R2_LIMITED_NS, memory_order_relaxed);
-    r2_pause_limit(now, bytes);
+    if (r2_pause_limit(now, bytes))
+        r2_io_take_back();
 }
 
 void r2_slownics_full(struct r2_path *path)

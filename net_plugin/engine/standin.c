@@ -31,16 +31,16 @@ static void judge(uint64_t now, bool worked)
     load.worked += worked;
     if (load.looks < LOOKS || now < load.since + SPAN_NS)
         return;
-    if (load.worked * 1000 > load.looks * MOST)
-        r2_pause_crowd(now);
+    if (load.worked * 1000 > load.looks * MOST && r2_pause_crowd(now))
+        r2_io_take_back();
     load.since = now;
     load.looks = load.worked = 0;
 }
 
-/* The next that has sockets. */
+/* The next that has sockets, those that are given nothing new among them. */
 static struct r2_io *next_io(void)
 {
-    for (int i = 0, n = r2_io_used(); i < n; i++) {
+    for (int i = 0, n = r2_io_count(); i < n; i++) {
         struct r2_io *io = r2_io_at((int)(load.next++ % (unsigned)n));
 
         if (r2_io_lends(io))
@@ -69,7 +69,9 @@ bool r2_standin_look(void)
     if (!r2_pause_limited(now))
         return false;
     io = next_io();
-    if (io && (r2_io_lend(io, &worked) || worked)) /* else another caller is at it */
+    if (!io || r2_io_is_away(io))
+        return false;
+    if (r2_io_lend(io, &worked) || worked) /* else another caller is at it */
         judge(now, worked);
     return true;
 }

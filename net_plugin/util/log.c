@@ -190,6 +190,18 @@ int r2_log_defer(void)
     return rc;
 }
 
+/* Its holder may be what a signal handler that calls exit has interrupted. */
+static bool queue_lock_within(uint64_t ns)
+{
+    struct timespec ts;
+
+    clock_gettime(CLOCK_REALTIME, &ts);
+    ns += (uint64_t)ts.tv_nsec;
+    ts.tv_sec += (time_t)(ns / R2_NS_PER_S);
+    ts.tv_nsec = (long)(ns % R2_NS_PER_S);
+    return pthread_mutex_timedlock(&queue.lock, &ts) == 0;
+}
+
 bool r2_log_settle(uint64_t ns)
 {
     uint64_t end = r2_now_ns() + ns;
@@ -199,7 +211,8 @@ bool r2_log_settle(uint64_t ns)
 
     if (!__atomic_load_n(&queue.on, __ATOMIC_RELAXED))
         return true;
-    pthread_mutex_lock(&queue.lock);
+    if (!queue_lock_within(ns))
+        return false;
     while (queue.count || queue.dropped || queue.busy) {
         if (pthread_cond_timedwait(&queue.written, &queue.lock, &ts) == ETIMEDOUT) {
             done = !(queue.count || queue.dropped || queue.busy);

@@ -1,8 +1,10 @@
 /* Small messages that are done when they are sent (engine/buffered.h), over a scripted transport
  * (rung 2): the engine as their sender. What sockets and processes do is test_buffered.py's. */
+#include <stdatomic.h>
 #include <sys/wait.h>
 
 #include "send_bed.h"
+#include "util/log.h"
 
 #define SIZE 100
 
@@ -82,6 +84,26 @@ static void test_replayed_from_the_copy(void)
     hear(b, 1, 2); /* and only that one */
     CHECK_EQ(remote_hear_ms(b, R2_F_EAGER, NULL, 0, 60), -1);
     CHECK_EQ(remote_ack(b, &r, 2), 0);
+    remote_end(&r);
+}
+
+/* Of a message without bytes nothing is missing, and it is sent again all the same, at once. */
+static void test_an_empty_one_again(void)
+{
+    struct r2_req *req = NULL;
+    struct heard h;
+
+    begin(2);
+    CHECK_EQ(r2_engine_isend(r.conn, data, 0, 0, NULL, &req), 0);
+    CHECK_EQ(remote_test(req, 0, NULL), 1);
+    CHECK_GE(remote_hear(a, R2_F_EAGER, &h, sizeof(h)), 0);
+    fake_fail(a, ECONNRESET, false);
+    CHECK_GE(remote_hear(b, R2_F_DOWN, NULL, 0), 0);
+    CHECK_EQ(remote_fenced(b, a), 0);
+    CHECK_GE(remote_hear_ms(b, R2_F_EAGER, &h, sizeof(h), 0), 0);
+    CHECK_EQ(h.m.seq, 0);
+    CHECK_EQ(h.m.size, 0);
+    CHECK_EQ(remote_ack(b, &r, 1), 0);
     remote_end(&r);
 }
 
@@ -212,6 +234,47 @@ static void test_lingers_no_longer_than_the_receiver(void)
     lingers_until(false, 0);
 }
 
+static atomic_int given_up;
+
+static void on_log(int level, unsigned long flags, const char *file, int line, const char *fmt, ...)
+{
+    char text[512];
+    va_list args;
+
+    (void)level;
+    (void)flags;
+    (void)file;
+    (void)line;
+    va_start(args, fmt);
+    vsnprintf(text, sizeof(text), fmt, args);
+    va_end(args);
+    if (strstr(text, "is given up, and what waits for it fails"))
+        atomic_fetch_add(&given_up, 1);
+}
+
+/* A peer that is gone is told of where somebody waits for it. */
+static void test_told_to_who_waits(void)
+{
+    uint64_t before = open_connections();
+
+    r2_log_set(on_log);
+    lingers_until(false, 0);
+    CHECK(r2_log_settle(R2_NS_PER_S));
+    CHECK_EQ(atomic_load(&given_up), 0);
+    begin(1);
+    send_done(6); /* nobody but the copy waits, and the connection is in use */
+    fake_policy(r.id, -ECONNREFUSED);
+    fake_fail(a, ECONNRESET, false);
+    for (int i = 0; i < REMOTE_WAIT_MS && atomic_load(&given_up) == 0; i++)
+        fake_sleep_ms(1);
+    CHECK_EQ(r2_engine_close(r.conn), 0);
+    wait_connections(before);
+    CHECK(r2_log_settle(R2_NS_PER_S));
+    r2_log_set(NULL);
+    CHECK_EQ(atomic_load(&given_up), 1);
+    leave();
+}
+
 /* With larger messages under way it is closed as ever: those are cut off. */
 static void test_bulk_does_not_linger(void)
 {
@@ -245,7 +308,8 @@ static void test_dereg_leaves_copies(void)
 
 /* ---- a process that ends */
 
-#define LEAVES "leaves" /* argument: how many of its two words the receiver says */
+/* argument: how many of its two words the receiver says; 3: the first, and then its NIC is gone */
+#define LEAVES "leaves"
 
 static int leaves(const char *words)
 {
@@ -256,8 +320,10 @@ static int leaves(const char *words)
         CHECK_EQ(remote_ack(a, &r, 1), 0);
         CHECK_GE(remote_hear(a, R2_F_CLOSE, NULL, 0), 0);
     }
-    if (words[0] > '1')
+    if (words[0] == '2')
         answer_close(a);
+    else if (words[0] == '3')
+        fake_fail(a, ECONNRESET, false);
     return 0; /* and exit */
 }
 
@@ -277,25 +343,34 @@ static uint64_t run_ms(const char *arg)
     return (r2_now_ns() - at) / R2_NS_PER_MS;
 }
 
-/* R2CCL_NO_PATH_TIMEOUT is 2 s here, and nobody answers the engine's calls. */
-static void test_exit_waits(void)
+/* A process that has nothing to wait for, on a busy machine. */
+static void soon(const char *arg)
 {
-    CHECK_GE(run_ms("0"), 1900);
-    CHECK_GE(run_ms("1"), 1900);
-    for (int i = 0;; i++) { /* a process that has nothing to wait for, on a busy machine */
-        if (run_ms("2") < 1900)
+    for (int i = 0;; i++) {
+        if (run_ms(arg) < 1900)
             break;
         CHECK_LT(i, 5);
     }
 }
 
+/* R2CCL_NO_PATH_TIMEOUT is 2 s here, and nobody answers the engine's calls. */
+static void test_exit_waits(void)
+{
+    CHECK_GE(run_ms("0"), 1900);
+    CHECK_GE(run_ms("1"), 1900);
+    soon("2");
+    soon("3"); /* no path: the end is said to nobody, as a connection that did not linger ends */
+}
+
 static const struct check_test tests[] = {
     {"replayed_from_the_copy", test_replayed_from_the_copy},
+    {"an_empty_one_again", test_an_empty_one_again},
     {"waits_for_credit_and_path", test_waits_for_credit_and_path},
     {"requests_are_not_taken_from_copies", test_requests_are_not_taken_from_copies},
     {"requests_out_of_turn", test_requests_out_of_turn},
     {"close_lingers", test_close_lingers},
     {"lingers_no_longer_than_the_receiver", test_lingers_no_longer_than_the_receiver},
+    {"told_to_who_waits", test_told_to_who_waits},
     {"bulk_does_not_linger", test_bulk_does_not_linger},
     {"dereg_leaves_copies", test_dereg_leaves_copies},
     {"exit_waits", test_exit_waits},

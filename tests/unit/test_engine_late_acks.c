@@ -36,6 +36,13 @@ static void hear_all(struct r2_ep *ep, uint64_t cum)
     CHECK_EQ(m.cumulative, cum);
 }
 
+static void said_soon(void)
+{
+    for (int i = 0; i < REMOTE_WAIT_MS && r2_acks_unsaid(); i++)
+        fake_sleep_ms(1);
+    CHECK(!r2_acks_unsaid());
+}
+
 static void test_done_before_it_is_said(void)
 {
     struct r2_msg_ack m;
@@ -73,7 +80,7 @@ static void test_all_are_said(void)
             fake_sleep_ms(1);
     }
     hear_all(a, 100);
-    CHECK_EQ(atomic_load(&r2_acks_waiting), 0);
+    said_soon();
     remote_end(&r);
 }
 
@@ -127,6 +134,35 @@ static void test_overtaking(void)
     remote_end(&r);
 }
 
+/* What an exit waits for: from the moment that a receive is done until the kernel has what says so,
+ * or there is no way to say it. */
+static void test_unsaid(void)
+{
+    struct r2_req *req;
+
+    begin(2);
+    CHECK(!r2_acks_unsaid());
+    a->manual_sent = true;
+    b->manual_sent = true;
+    req = irecv(place(0), SIZE);
+    CHECK_EQ(eager(a, 0, R2_EAGER_BUFFERED), 0);
+    CHECK_EQ(remote_test(req, 0, NULL), 1);
+    CHECK(r2_acks_unsaid());
+    CHECK_GE(remote_hear(a, R2_F_ACK, NULL, 0), 0);
+    fake_sleep_ms(20);
+    CHECK(r2_acks_unsaid());
+    fake_sent(a);
+    said_soon();
+    req = irecv(place(1), SIZE);
+    CHECK_EQ(eager(a, 1, R2_EAGER_BUFFERED), 0);
+    CHECK_EQ(remote_test(req, 0, NULL), 1);
+    fake_fail(a, ECONNRESET, false);
+    CHECK(r2_acks_unsaid()); /* the other path says it */
+    fake_fail(b, ECONNRESET, false);
+    CHECK(!r2_acks_unsaid());
+    remote_end(&r);
+}
+
 /* Closing says what has not been said. */
 static void test_close_says_it(void)
 {
@@ -149,6 +185,7 @@ static const struct check_test tests[] = {
     {"all_are_said", test_all_are_said},
     {"stashed", test_stashed},
     {"overtaking", test_overtaking},
+    {"unsaid", test_unsaid},
     {"close_says_it", test_close_says_it},
     {0},
 };

@@ -289,6 +289,7 @@ static void test_fast_nic(void)
 static void test_marked(void)
 {
     struct r2_req *req = NULL;
+    uint64_t said;
     bool now = false;
     struct r2_ep *ep;
     struct r2_bulk c;
@@ -305,6 +306,10 @@ static void test_marked(void)
         CHECK(fake_done(ep, &c));
         CHECK_EQ(limited(), marked);
     }
+    fake_sleep_ms(10);
+    said = atomic_load(&r.conn->peer->limited_until);
+    CHECK_EQ(fake_claim(ep, &c), 1); /* is here already: says nothing */
+    CHECK_EQ(atomic_load(&r.conn->peer->limited_until), said);
     for (int i = 0; i < 100 && !now; i++) { /* this thread may be off its core for longer */
         r2_slownics_marked(ep->params.owner, &c);
         now = r2_pause_limited(r2_now_ns()) && r2_slownics_of(r.conn->peer);

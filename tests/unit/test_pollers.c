@@ -380,12 +380,14 @@ static void test_many_are_a_crowd(void)
     r2_pause_start(THREADS, R2_NS_PER_S);
     for (int much = 0; much < 2; much++) {
         bool crowded = false;
+        int told = 0; /* of its beginning: 20 ms of this are one crowd */
 
         for (int i = 0; i < 1000; i++, now += 20 * R2_NS_PER_US) {
-            r2_pause_limit(now, much ? 80000 : 40000); /* 4 and 2 GB/s */
+            told += r2_pause_limit(now, much ? 80000 : 40000); /* 4 and 2 GB/s */
             crowded |= i > 200 && !r2_pause_limited(now);
         }
         CHECK_EQ(crowded, much);
+        CHECK_EQ(told, much);
     }
 }
 

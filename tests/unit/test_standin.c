@@ -1,6 +1,7 @@
 /* engine/standin over engine/io: a caller that polls does what several sleeping I/O threads would
  * be woken for, while slow NICs are what is waited for and as long as it can carry that. */
 #include "check.h"
+#include "naps.h"
 
 #include <errno.h>
 #include <pthread.h>
@@ -30,6 +31,10 @@ static struct worker {
 static _Thread_local bool caller; /* this thread is none of engine/io */
 static atomic_bool heavy, stop;
 
+static struct r2_timer timer; /* of the first thread's, set by its worker's task if `timed` */
+static atomic_bool timed, armed;
+static atomic_long fired;
+
 static void count(struct worker *w)
 {
     uint64_t until = r2_now_ns() + (atomic_load(&heavy) ? HEAVY_NS : 0);
@@ -49,8 +54,17 @@ static void ready(struct r2_io_fd *f, uint32_t events)
         count(R2_CONTAINER_OF(f, struct worker, fd));
 }
 
+static void fire(struct r2_timer *t, uint64_t now)
+{
+    (void)now;
+    atomic_fetch_add(&fired, t == &timer);
+    atomic_store(&armed, false);
+}
+
 static void run(struct r2_task *t)
 {
+    if (atomic_load(&timed) && caller && !atomic_exchange(&armed, true))
+        r2_timer_here(&timer, r2_now_ns() + 100 * R2_NS_PER_US);
     count(R2_CONTAINER_OF(t, struct worker, task));
 }
 
@@ -98,6 +112,7 @@ static void begin(void)
 {
     caller = true;
     CHECK_EQ(r2_io_start(THREADS, NULL, R2_NS_PER_MS), 0);
+    r2_timer_init(&timer, r2_io_at(0), fire);
     for (int i = 0; i < THREADS; i++) {
         struct worker *w = &workers[i];
 
@@ -113,11 +128,12 @@ static void begin(void)
 
 /* Events of each thread's, and tasks that the caller queues, are the caller's. A machine that takes
  * its core away for long makes it come too late, so one round of several must do. */
-static void test_caller_does_it(void)
+static void caller_does_it(int used)
 {
     uint64_t until = r2_now_ns() + LIMIT_NS;
     long threads, callers;
 
+    r2_io_use(used);
     do {
         look_for(5 * R2_NS_PER_MS); /* they have gone to sleep */
         threads = SUM(by_thread);
@@ -138,6 +154,18 @@ static void test_caller_does_it(void)
     } while (threads > ROUNDS / 20 && r2_now_ns() < until);
     CHECK_EQ(threads + callers, ROUNDS);
     CHECK_MSG(threads <= ROUNDS / 20, "I/O threads did %ld of %d", threads, ROUNDS);
+    r2_io_use(THREADS);
+}
+
+static void test_caller_does_it(void)
+{
+    caller_does_it(THREADS);
+}
+
+/* Sockets of threads that are given nothing new any more are among them. */
+static void test_threads_used_no_more(void)
+{
+    caller_does_it(2);
 }
 
 /* It comes no more, at any moment: what it would have done next is done all the same. */
@@ -167,6 +195,75 @@ static void test_caller_stops(void)
         late += r2_now_ns() > until - TAKES_NS + SOON_NS;
     }
     CHECK_MSG(late < ROUNDS / 2, "%d of %d took more than 20 ms", late, ROUNDS);
+}
+
+/* A timer that a caller sets in a thread's place, for soon, is no reason to wake that thread. */
+static void test_timers_for_soon(void)
+{
+    uint64_t until = r2_now_ns() + LIMIT_NS, begun;
+    struct worker *w = &workers[0];
+    long slept, most;
+
+    do {
+        look_for(5 * R2_NS_PER_MS);
+        begun = r2_now_ns();
+        slept = naps();
+        atomic_store(&fired, 0);
+        atomic_store(&timed, true);
+        for (int i = 0; i < ROUNDS; i++) {
+            long runs = atomic_load(&w->ran) + 1;
+
+            r2_task_kick(&w->task);
+            CHECK(look_until(w, runs));
+            look_for(10 * GAP_NS);
+        }
+        atomic_store(&timed, false);
+        slept = naps() - slept;
+        most = THREADS * (long)((r2_now_ns() - begun) / R2_NS_PER_MS) + ROUNDS / 4;
+    } while (slept > most && r2_now_ns() < until); /* on a busy machine the caller comes late */
+    CHECK_MSG(slept <= most, "slept %ld times, not %ld", slept, most);
+    CHECK_GE(atomic_load(&fired), 1);
+}
+
+static int by_time(const void *a, const void *b)
+{
+    const uint64_t *x = a, *y = b;
+
+    return *x < *y ? -1 : *x > *y;
+}
+
+/* Told that nobody stands in any more, threads do not sleep until they would have looked. */
+static void test_taken_back(void)
+{
+    uint64_t until = r2_now_ns() + LIMIT_NS, took[51], soon = R2_NS_PER_MS / 2;
+
+    do {
+        for (size_t i = 0; i < 51; i++) {
+            struct worker *w = &workers[i % THREADS];
+            long runs = atomic_load(&w->ran);
+            uint64_t at;
+
+            for (int k = 0; k < 5;
+                 k++) { /* it is woken, and sleeps on as one that is stood in for */
+                put(w);
+                CHECK(look_until(w, ++runs));
+            }
+            look_for(R2_NS_PER_MS);
+            at = r2_now_ns();
+            r2_io_take_back();
+            for (int k = 1; k <= 2; k++) { /* nor when it has slept once more since */
+                for (uint64_t next = r2_now_ns() + 50 * R2_NS_PER_US; k == 2 && r2_now_ns() < next;)
+                    ;
+                put(w);
+                while (atomic_load(&w->ran) < runs + k && r2_now_ns() < at + TAKES_NS)
+                    ;
+            }
+            took[i] = r2_now_ns() - at;
+        }
+        qsort(took, 51, sizeof(took[0]), by_time);
+    } while (took[25] > soon && r2_now_ns() < until);
+    CHECK_LT(took[25], soon);
+    CHECK_LT(took[50], TAKES_NS);
 }
 
 static void *kicking(void *arg)
@@ -202,14 +299,13 @@ static void test_tasks_of_others(void)
     CHECK_EQ(SUM(ran), before + kicked);
 }
 
-/* More than one thread can carry: the I/O threads take it over, and it comes back to the caller
- * when that is over. */
-static void test_too_much(void)
+/* All threads are found to be too much for the caller: true, unless that took too long. */
+static bool is_crowd(uint64_t until, bool each_heavy)
 {
-    uint64_t until = r2_now_ns() + LIMIT_NS, now;
     bool crowded = false;
+    uint64_t now;
 
-    atomic_store(&heavy, true);
+    atomic_store(&heavy, each_heavy);
     while (!crowded && r2_now_ns() < until) {
         for (int i = 0; i < THREADS; i++)
             put(&workers[i]);
@@ -218,17 +314,61 @@ static void test_too_much(void)
         r2_pause_limit(now, 0);
         crowded = !r2_pause_limited(now);
     }
-    CHECK(crowded);
-    CHECK(!r2_standin_look());
     atomic_store(&heavy, false);
+    return crowded;
+}
+
+static bool crowd_ends(uint64_t until)
+{
+    bool crowded = true;
+
     while (crowded && r2_now_ns() < until) {
-        now = r2_now_ns();
+        uint64_t now = r2_now_ns();
+
         r2_pause_limit(now, 0);
         crowded = !r2_pause_limited(now);
         usleep(1000);
     }
-    CHECK(!crowded);
-    test_caller_does_it();
+    return !crowded;
+}
+
+/* More than one thread can carry: the I/O threads take it over, and it comes back to the caller
+ * when that is over. */
+static void test_too_much(void)
+{
+    uint64_t until = r2_now_ns() + LIMIT_NS;
+
+    CHECK(is_crowd(until, true));
+    CHECK(!r2_standin_look());
+    CHECK(crowd_ends(until));
+    caller_does_it(THREADS);
+}
+
+/* From then on no thread sleeps as one that is stood in for. */
+static void test_too_much_is_taken_back(void)
+{
+    uint64_t until = r2_now_ns() + LIMIT_NS, took[11], soon = R2_NS_PER_MS / 2;
+
+    do {
+        for (size_t i = 0; i < 11; i++) {
+            struct worker *w = &workers[i % THREADS];
+            uint64_t at;
+            long runs;
+
+            CHECK(is_crowd(until, false));
+            at = r2_now_ns() + 200 * R2_NS_PER_US; /* what was put before is done */
+            while (r2_now_ns() < at)
+                ;
+            runs = atomic_load(&w->ran);
+            put(w);
+            while (atomic_load(&w->ran) == runs && r2_now_ns() < at + TAKES_NS)
+                ;
+            took[i] = r2_now_ns() - at;
+            CHECK(crowd_ends(until));
+        }
+        qsort(took, 11, sizeof(took[0]), by_time);
+    } while (took[5] > soon && r2_now_ns() < until);
+    CHECK_LT(took[5], soon);
 }
 
 /* It does as soon as slow NICs are what is waited for, and nothing is too much. */
@@ -272,13 +412,24 @@ static void test_without_sockets(void)
     r2_io_del(&w->fd);
     CHECK_EQ(r2_io_add(r2_io_at(0), &w->fd), 0);
     CHECK(r2_io_lends(r2_io_at(0)));
+    CHECK(looks_once());
+    for (int i = 0; i < THREADS; i++)
+        r2_io_del(&workers[i].fd);
+    r2_pause_limit(r2_now_ns(), 0);
+    CHECK(!r2_standin_look());
+    for (int i = 0; i < THREADS; i++)
+        CHECK_EQ(r2_io_add(r2_io_at(i), &workers[i].fd), 0);
 }
 
 static const struct check_test tests[] = {
     {"caller_does_it", test_caller_does_it},
+    {"threads_used_no_more", test_threads_used_no_more},
+    {"timers_for_soon", test_timers_for_soon},
+    {"taken_back", test_taken_back},
     {"caller_stops", test_caller_stops},
     {"tasks_of_others", test_tasks_of_others},
     {"too_much", test_too_much},
+    {"too_much_is_taken_back", test_too_much_is_taken_back},
     {"not_limited", test_not_limited},
     {"without_sockets", test_without_sockets},
     {0},
