@@ -5,6 +5,7 @@
 
 #include "engine/internal.h"
 #include "engine/slownics.h"
+#include "engine/standin.h"
 
 bool r2_send_device(const struct r2_req *r)
 {
@@ -317,6 +318,7 @@ bool r2_up_next_chunk(void *owner, struct r2_ep *ep, struct r2_bulk *bulk)
     }
     if (found) {
         r2_slownics_taken(path, bulk);
+        r2_standin_bulk();
         shares_moved(path, bulk->len);
     }
     if (!found && !any)

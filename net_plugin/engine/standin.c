@@ -57,6 +57,17 @@ static bool for_the_only_one(void)
     return r2_io_lend(r2_io_at(0), &worked) && r2_io_count() == 1;
 }
 
+void r2_standin_small(void)
+{
+    r2_pause_small(r2_now_ns());
+}
+
+void r2_standin_bulk(void)
+{
+    if (r2_pause_bulk(r2_now_ns()))
+        r2_io_take_back();
+}
+
 bool r2_standin_look(void)
 {
     uint64_t now;

@@ -16,6 +16,7 @@
 
 #define THREADS 3
 #define ROUNDS 300
+#define TOLD 25
 #define LIMIT_NS (UINT64_C(20) * R2_NS_PER_S)
 #define TAKES_NS (2 * R2_NS_PER_S) /* far more than threads take to look by themselves */
 #define SOON_NS (20 * R2_NS_PER_MS)
@@ -233,12 +234,12 @@ static int by_time(const void *a, const void *b)
 }
 
 /* Told that nobody stands in any more, threads do not sleep until they would have looked. */
-static void test_taken_back(void)
+static void taken_back_by(void (*tell)(void))
 {
-    uint64_t until = r2_now_ns() + LIMIT_NS, took[51], soon = R2_NS_PER_MS / 2;
+    uint64_t until = r2_now_ns() + LIMIT_NS, took[TOLD], soon = R2_NS_PER_MS / 2;
 
     do {
-        for (size_t i = 0; i < 51; i++) {
+        for (size_t i = 0; i < TOLD; i++) {
             struct worker *w = &workers[i % THREADS];
             long runs = atomic_load(&w->ran);
             uint64_t at;
@@ -248,9 +249,9 @@ static void test_taken_back(void)
                 put(w);
                 CHECK(look_until(w, ++runs));
             }
-            look_for(R2_NS_PER_MS);
+            look_for(12 * R2_NS_PER_MS); /* so long after a large message */
             at = r2_now_ns();
-            r2_io_take_back();
+            tell();
             for (int k = 1; k <= 2; k++) { /* nor when it has slept once more since */
                 for (uint64_t next = r2_now_ns() + 50 * R2_NS_PER_US; k == 2 && r2_now_ns() < next;)
                     ;
@@ -260,10 +261,40 @@ static void test_taken_back(void)
             }
             took[i] = r2_now_ns() - at;
         }
-        qsort(took, 51, sizeof(took[0]), by_time);
-    } while (took[25] > soon && r2_now_ns() < until);
-    CHECK_LT(took[25], soon);
-    CHECK_LT(took[50], TAKES_NS);
+        qsort(took, TOLD, sizeof(took[0]), by_time);
+    } while (took[TOLD / 2] > soon && r2_now_ns() < until);
+    CHECK_LT(took[TOLD / 2], soon);
+    CHECK_LT(took[TOLD - 1], TAKES_NS);
+}
+
+static void test_taken_back(void)
+{
+    taken_back_by(r2_io_take_back);
+}
+
+/* Small messages were all that moved, and no longer are. */
+static void small_is_over(void)
+{
+    r2_standin_small();
+    r2_standin_bulk();
+}
+
+static void test_taken_back_for_bulk(void)
+{
+    uint64_t until = r2_now_ns() + LIMIT_NS;
+    bool small = false;
+
+    while (r2_pause_limited(r2_now_ns()) && r2_now_ns() < until)
+        usleep(1000);
+    while (!small && r2_now_ns() < until) {
+        r2_standin_small();
+        small = r2_standin_look();
+    }
+    CHECK(small);
+    r2_standin_bulk();
+    CHECK(!r2_standin_look());
+    usleep(15 * 1000);
+    taken_back_by(small_is_over);
 }
 
 static void *kicking(void *arg)
@@ -426,6 +457,7 @@ static const struct check_test tests[] = {
     {"threads_used_no_more", test_threads_used_no_more},
     {"timers_for_soon", test_timers_for_soon},
     {"taken_back", test_taken_back},
+    {"taken_back_for_bulk", test_taken_back_for_bulk},
     {"caller_stops", test_caller_stops},
     {"tasks_of_others", test_tasks_of_others},
     {"too_much", test_too_much},
