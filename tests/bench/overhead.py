@@ -30,7 +30,8 @@ SETTINGS: dict[str, Mapping[str, str]] = {
 }
 ALLOWED = 0.01
 DRAWS = 2000  # of resampled runs
-POLLING = ("engine/io.c", "engine/pause.c")  # how often threads look in vain is chance
+# How often threads look in vain is chance.
+POLLING = ("engine/io.c", "engine/iolend.c", "engine/pause.c", "engine/standin.c")
 MIB = 1 << 20
 TITLE = "Overhead of health on a healthy job, against health switched off"
 

@@ -34,6 +34,7 @@ import flap
 import grey
 import growth
 import heartbeat
+import hop
 import instructions
 import known
 import locate
@@ -68,6 +69,7 @@ SECTIONS: dict[str, tuple[str, Callable[[Options, Section], None]]] = {
     "known": (known.TITLE, known.run),
     "locate": (locate.TITLE, locate.run),
     "cost": (cost.TITLE, cost.run),
+    "hop": (hop.TITLE, hop.run),
     "growth": (growth.TITLE, growth.run),
     "grey": (grey.TITLE, grey.run),
     "flap": (flap.FLAP_TITLE, flap.run_flap),

@@ -125,11 +125,15 @@ def test_a_side_that_fails_is_reported(build: Build) -> None:
             list(sides.iterations())
 
 
-@pytest.mark.parametrize("program", ["rawsock", "msgs"])
-def test_wrong_usage_is_code_2(build: Build, run_bounded: RunBounded, program: str) -> None:
+@pytest.mark.parametrize(
+    ("program", "option"), [("rawsock", "--bytes"), ("msgs", "--bytes"), ("hop", "--size")]
+)
+def test_wrong_usage_is_code_2(
+    build: Build, run_bounded: RunBounded, program: str, option: str
+) -> None:
     tool = rig.program(program)
-    done = run_bounded([tool, "--dial", "127.0.0.1:1", "--bytes", "12Q"], code=2)
-    assert "--bytes '12Q'" in done.stderr
+    done = run_bounded([tool, "--dial", "127.0.0.1:1", option, "12Q"], code=2)
+    assert f"{option} '12Q'" in done.stderr
     assert "--dial" in run_bounded([tool], code=2).stderr
 
 
@@ -322,6 +326,7 @@ def test_smoke(build: Build, lab_rights: None, run_bounded: RunBounded, tmp_path
         "known",
         "locate",
         "cost",
+        "hop",
         "growth",
         "grey",
         "flap",
