@@ -164,12 +164,19 @@ static void say_late(struct r2_timer *t, uint64_t now)
 
 /* Facts, not whether an acknowledgement is queued: its receive is done before that, and it is with
  * the kernel later. `cum` rises before the receive is done. */
+/* Of queue pairs' frames not all are said to have gone. */
+static bool has_frames(const struct r2_path *path)
+{
+    return path->out_len > path->out_off ||
+           (path->transport == R2_VIA_TCP && path->out_total > path->out_said);
+}
+
 static bool unsaid_to(const struct r2_peer *p)
 {
     const struct r2_list *n;
 
     for (int i = 0; i < p->n_paths; i++) {
-        if (p->paths[i]->state == R2_PATH_UP && p->paths[i]->out_len > p->paths[i]->out_off)
+        if (p->paths[i]->state == R2_PATH_UP && has_frames(p->paths[i]))
             return true;
     }
     R2_LIST_FOR_EACH (n, &p->conn_list) {

@@ -34,11 +34,13 @@ bool r2_io_leaves_task(const struct r2_io *io, bool brief)
     return brief && (r2_io_standing_for == io || (io->looks && !r2_io_alone()));
 }
 
-/* By who stands in for it. (The only one looks every millisecond, and is not woken for less.) */
+/* It is told by who stands in for it, or does not need to be. (The only one looks every
+ * millisecond, and is not woken for less.) */
 bool r2_io_looks_by(const struct r2_io *io, uint64_t deadline)
 {
-    return r2_io_standing_for == io && io->looks &&
-           (r2_io_alone() || deadline > r2_now_ns() + look_ns());
+    return io->looks &&
+           (deadline == UINT64_MAX ||
+            (r2_io_standing_for == io && (r2_io_alone() || deadline > r2_now_ns() + look_ns())));
 }
 
 /* Events of other descriptors are kept for the thread, which runs them before any task: so what
@@ -108,23 +110,26 @@ void r2_io_take_back(void)
         struct r2_io *io = r2_io_at(i);
         bool looks;
 
+        /* Before `looks` is read: goes_on reads both under the lock, in the other order. */
+        atomic_store_explicit(&io->lent_until, 0, memory_order_relaxed);
         pthread_mutex_lock(&io->lock);
         looks = io->looks;
         pthread_mutex_unlock(&io->lock);
-        atomic_store_explicit(&io->lent_until, 0, memory_order_relaxed);
         if (looks)
             r2_io_wake(io);
     }
 }
 
-/* Whether it goes on sleeping, and who is left with the tasks is said (leaves_tasks). */
-static bool goes_on(struct r2_io *io, bool lent)
+/* Whether it goes on sleeping, and who is left with the tasks is said (leaves_tasks). `*lent`,
+ * true: becomes whether somebody stands in. */
+static bool goes_on(struct r2_io *io, bool *may_be_lent)
 {
-    bool on;
+    bool on, lent = *may_be_lent;
 
     pthread_mutex_lock(&io->lock);
+    lent = lent && r2_now_ns() < atomic_load_explicit(&io->lent_until, memory_order_relaxed);
     on = lent || !io->looks || r2_list_empty(&io->tasks);
-    io->looks = lent;
+    io->looks = *may_be_lent = lent;
     pthread_mutex_unlock(&io->lock);
     return on;
 }
@@ -138,8 +143,8 @@ void r2_io_sleep_on(struct r2_io *io)
     int n;
 
     do {
-        lent = r2_now_ns() < atomic_load_explicit(&io->lent_until, memory_order_relaxed);
-        if (!goes_on(io, lent))
+        lent = true;
+        if (!goes_on(io, &lent))
             return;
         ns = r2_io_wait_ns(io);
         look = look_ns();
@@ -150,5 +155,6 @@ void r2_io_sleep_on(struct r2_io *io)
         pfd.fd = lent ? io->wake : io->epoll;
         n = ppoll(&pfd, 1, &ts, NULL);
     } while (n == 0 && again);
-    goes_on(io, false);
+    lent = false;
+    goes_on(io, &lent);
 }

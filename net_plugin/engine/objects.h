@@ -85,6 +85,7 @@ struct r2_path {
     uint8_t *out; /* frames not yet taken by the transport */
     size_t out_len, out_off, out_cap;
     uint64_t out_total;    /* bytes ever taken by the transport, of this endpoint */
+    uint64_t out_said;     /* ... that it has said to be on their way (ctrl_sent) */
     struct r2_list flushq; /* connections whose acknowledgement waits for the kernel */
     bool flush_wanted;
     uint64_t held_until; /* frames wait until then for others to go along with; 0: none does */

@@ -96,7 +96,7 @@ void r2_peer_say_held(struct r2_peer *p, uint64_t now)
 void r2_out_reset(struct r2_path *path)
 {
     path->out_len = path->out_off = 0;
-    path->out_total = 0;
+    path->out_total = path->out_said = 0;
     path->held_until = 0;
     path->flush_wanted = false;
     path->ctrl_ready = false;
@@ -130,6 +130,8 @@ void r2_up_ctrl_sent(void *owner, struct r2_ep *ep, uint64_t sent)
     struct r2_path *path = owner;
 
     pthread_mutex_lock(&path->peer->lock);
+    if (path->ep == ep && sent > path->out_said)
+        path->out_said = sent;
     while (path->ep == ep && !r2_list_empty(&path->flushq)) {
         struct r2_conn *c = R2_CONTAINER_OF(r2_list_first(&path->flushq), struct r2_conn, flush);
 

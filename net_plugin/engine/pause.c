@@ -103,6 +103,11 @@ static bool before(const atomic_ulong *until, uint64_t now)
     return now < atomic_load_explicit(until, memory_order_relaxed);
 }
 
+bool r2_pause_few(void)
+{
+    return are_several() && !are_many();
+}
+
 void r2_pause_small(uint64_t now)
 {
     if (!before(&bulk_until, now))
@@ -111,7 +116,7 @@ void r2_pause_small(uint64_t now)
 
 static bool only_small(uint64_t now)
 {
-    return before(&small_until, now) && !before(&bulk_until, now) && are_several() && !are_many();
+    return before(&small_until, now) && !before(&bulk_until, now) && r2_pause_few();
 }
 
 bool r2_pause_bulk(uint64_t now)

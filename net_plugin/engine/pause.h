@@ -42,6 +42,9 @@ void r2_pause_let(int n);
  * be told (r2_io_take_back). Any thread. */
 #define R2_LIMITED_NS UINT64_C(20000000)
 bool r2_pause_limit(uint64_t now, uint64_t bytes);
+/* Two or three threads are in use, of which small messages may spare the work. A hint. Any thread.
+ */
+bool r2_pause_few(void);
 /* A small message has come: small ones are all that moves for 5 ms from `now` on, unless others did
  * within the last 10. Any thread. */
 void r2_pause_small(uint64_t now);

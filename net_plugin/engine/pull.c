@@ -318,7 +318,6 @@ bool r2_up_next_chunk(void *owner, struct r2_ep *ep, struct r2_bulk *bulk)
     }
     if (found) {
         r2_slownics_taken(path, bulk);
-        r2_standin_bulk();
         shares_moved(path, bulk->len);
     }
     if (!found && !any)
@@ -332,6 +331,8 @@ out:
     if (!found && path->transport == R2_VIA_TCP && path->ep == ep && r2_path_usable(path) &&
         room(path))
         found = r2_tail_take(path, bulk);
+    if (found)
+        r2_standin_bulk();
     r2_peer_unlock(p); /* a faster path may have to be asked instead */
     return found;
 }

@@ -246,6 +246,7 @@ static int claim(struct r2_path *path, struct r2_ep *ep, struct r2_bulk *bulk, u
         r2_count(&r2_eng.n->stale_chunks, 1);
         return 1;
     }
+    r2_standin_bulk();
     if (bulk->conn == R2_CONN_TEST)
         return bulk->flags & R2_BULK_COPY ? -EPROTO : r2_path_test_claim(path, bulk);
     if (c && !c->out)
@@ -253,7 +254,6 @@ static int claim(struct r2_path *path, struct r2_ep *ep, struct r2_bulk *bulk, u
     if (!c || c->out || c->state != R2_CONN_OPEN)
         return 1;
     c->small = 0;
-    r2_standin_bulk();
     r = r2_conn_req(c, bulk->seq);
     u = r2_unasked_at(c, bulk->seq);
     if (has_arrived(c, bulk->seq) || (!r && !u && bulk->seq < c->next_seq)) {

@@ -1,5 +1,6 @@
 #include "engine/standin.h"
 
+#include <stdatomic.h>
 #include <stdint.h>
 
 #include "engine/io.h"
@@ -19,6 +20,17 @@ struct load {
 
 static _Thread_local struct load load;
 
+/* Since it was last cleared somebody has stood in for several: some of them may sleep for that.
+ * Relaxed: who clears it saw it set, and what the threads sleep by has a lock (r2_io_take_back). */
+static atomic_bool lent;
+
+static void take_back(void)
+{
+    if (atomic_load_explicit(&lent, memory_order_relaxed) &&
+        atomic_exchange_explicit(&lent, false, memory_order_relaxed))
+        r2_io_take_back();
+}
+
 /* By looks, not by time: a caller that is kept from its core, or has other work, finds more. */
 static void judge(uint64_t now, bool worked)
 {
@@ -32,7 +44,7 @@ static void judge(uint64_t now, bool worked)
     if (load.looks < LOOKS || now < load.since + SPAN_NS)
         return;
     if (load.worked * 1000 > load.looks * MOST && r2_pause_crowd(now))
-        r2_io_take_back();
+        take_back();
     load.since = now;
     load.looks = load.worked = 0;
 }
@@ -59,12 +71,13 @@ static bool for_the_only_one(void)
 
 void r2_standin_small(void)
 {
-    r2_pause_small(r2_now_ns());
+    if (r2_pause_few())
+        r2_pause_small(r2_now_ns());
 }
 
 void r2_standin_bulk(void)
 {
-    if (r2_pause_bulk(r2_now_ns()))
+    if (r2_pause_few() && r2_pause_bulk(r2_now_ns()))
         r2_io_take_back();
 }
 
@@ -77,11 +90,15 @@ bool r2_standin_look(void)
     if (r2_io_alone())
         return for_the_only_one();
     now = r2_now_ns();
-    if (!r2_pause_limited(now))
+    if (!r2_pause_limited(now)) {
+        take_back(); /* nobody comes to what they sleep through any more */
         return false;
+    }
     io = next_io();
     if (!io || r2_io_is_away(io))
         return false;
+    if (!atomic_load_explicit(&lent, memory_order_relaxed))
+        atomic_store_explicit(&lent, true, memory_order_relaxed);
     if (r2_io_lend(io, &worked) || worked) /* else another caller is at it */
         judge(now, worked);
     return true;

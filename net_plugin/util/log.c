@@ -242,7 +242,9 @@ static void log_line(const struct r2_log_line *l)
         log_out(l);
         return;
     }
-    pthread_mutex_lock(&queue.lock);
+    /* At exit it may be this thread's own (above): then the line is lost, and nothing else. */
+    if (pthread_mutex_trylock(&queue.lock) && !queue_lock_within(LAST_WORDS_NS))
+        return;
     if (queue.count < (l->tell || l->level == R2_LOG_WARN ? LOG_QUEUE : LOG_QUEUE / 2))
         queue.lines[(queue.first + queue.count++) % LOG_QUEUE] = *l;
     else

@@ -173,9 +173,13 @@ static void test_close_says_it(void)
     req = irecv(place(0), SIZE);
     CHECK_EQ(eager(a, 0, R2_EAGER_BUFFERED), 0);
     CHECK_EQ(remote_test(req, 0, NULL), 1);
+    a->manual_sent = true;
     CHECK_EQ(r2_engine_close(r.conn), 0);
     CHECK_GE(remote_hear(a, R2_F_CLOSE, &m, sizeof(m)), 0);
     CHECK_EQ(m.cumulative, 1);
+    CHECK(r2_acks_unsaid()); /* the transport has it, the kernel has not */
+    fake_sent(a);
+    said_soon();
     r2_engine_close_listen(r.listen);
     fake_forget(r.id);
 }

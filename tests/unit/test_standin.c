@@ -62,10 +62,16 @@ static void fire(struct r2_timer *t, uint64_t now)
     atomic_store(&armed, false);
 }
 
+static void set_timer(void)
+{
+    if (!atomic_exchange(&armed, true))
+        r2_timer_here(&timer, r2_now_ns() + 100 * R2_NS_PER_US);
+}
+
 static void run(struct r2_task *t)
 {
-    if (atomic_load(&timed) && caller && !atomic_exchange(&armed, true))
-        r2_timer_here(&timer, r2_now_ns() + 100 * R2_NS_PER_US);
+    if (atomic_load(&timed) && caller)
+        set_timer();
     count(R2_CONTAINER_OF(t, struct worker, task));
 }
 
@@ -199,7 +205,7 @@ static void test_caller_stops(void)
 }
 
 /* A timer that a caller sets in a thread's place, for soon, is no reason to wake that thread. */
-static void test_timers_for_soon(void)
+static void timers_for_soon(bool in_its_place)
 {
     uint64_t until = r2_now_ns() + LIMIT_NS, begun;
     struct worker *w = &workers[0];
@@ -210,12 +216,14 @@ static void test_timers_for_soon(void)
         begun = r2_now_ns();
         slept = naps();
         atomic_store(&fired, 0);
-        atomic_store(&timed, true);
+        atomic_store(&timed, in_its_place);
         for (int i = 0; i < ROUNDS; i++) {
             long runs = atomic_load(&w->ran) + 1;
 
             r2_task_kick(&w->task);
             CHECK(look_until(w, runs));
+            if (!in_its_place)
+                set_timer();
             look_for(10 * GAP_NS);
         }
         atomic_store(&timed, false);
@@ -224,6 +232,12 @@ static void test_timers_for_soon(void)
     } while (slept > most && r2_now_ns() < until); /* on a busy machine the caller comes late */
     CHECK_MSG(slept <= most, "slept %ld times, not %ld", slept, most);
     CHECK_GE(atomic_load(&fired), 1);
+}
+
+static void test_timers_for_soon(void)
+{
+    timers_for_soon(true);
+    timers_for_soon(false); /* nor one that it sets meanwhile */
 }
 
 static int by_time(const void *a, const void *b)
@@ -295,6 +309,37 @@ static void test_taken_back_for_bulk(void)
     CHECK(!r2_standin_look());
     usleep(15 * 1000);
     taken_back_by(small_is_over);
+}
+
+/* They have only stopped, and the caller polls on: nor do threads sleep on then. */
+static void test_taken_back_in_the_end(void)
+{
+    uint64_t until = r2_now_ns() + LIMIT_NS, took[TOLD], soon = R2_NS_PER_MS / 2;
+
+    do {
+        for (size_t i = 0; i < TOLD; i++) {
+            struct worker *w = &workers[i % THREADS];
+            long runs = atomic_load(&w->ran);
+            uint64_t at = r2_now_ns();
+
+            for (int k = 0; k < 5; k++) {
+                put(w);
+                CHECK(look_until(w, ++runs));
+            }
+            look_for(R2_NS_PER_MS);
+            while (r2_standin_look())
+                CHECK_LT(r2_now_ns(), at + LIMIT_NS);
+            at = r2_now_ns();
+            put(w);
+            while (atomic_load(&w->ran) == runs && r2_now_ns() < at + TAKES_NS)
+                r2_standin_look();
+            took[i] = r2_now_ns() - at;
+        }
+        qsort(took, TOLD, sizeof(took[0]), by_time);
+    } while (took[TOLD / 2] > soon && r2_now_ns() < until);
+    for (int q = 0; q < TOLD; q++)
+        fprintf(stderr, "%d ", (int)(took[q] / 1000));
+    CHECK_LT(took[TOLD / 2], soon);
 }
 
 static void *kicking(void *arg)
@@ -458,6 +503,7 @@ static const struct check_test tests[] = {
     {"timers_for_soon", test_timers_for_soon},
     {"taken_back", test_taken_back},
     {"taken_back_for_bulk", test_taken_back_for_bulk},
+    {"taken_back_in_the_end", test_taken_back_in_the_end},
     {"caller_stops", test_caller_stops},
     {"tasks_of_others", test_tasks_of_others},
     {"too_much", test_too_much},

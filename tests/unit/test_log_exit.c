@@ -1,0 +1,88 @@
+/* A signal handler that complains and exits while its thread writes a line of the log: the process
+ * ends (util/log.c). */
+#include "check.h"
+
+#include <signal.h>
+#include <stdlib.h>
+#include <sys/time.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "util/clock.h"
+#include "util/log.h"
+
+#if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
+#define SANITIZED true
+#elif defined(__has_feature)
+#define SANITIZED (__has_feature(address_sanitizer) || __has_feature(thread_sanitizer))
+#else
+#define SANITIZED false
+#endif
+
+#define PROCESSES 25 /* about every third is interrupted where it counts */
+#define LIMIT_NS (UINT64_C(10) * R2_NS_PER_S)
+
+static void nowhere(int level, unsigned long flags, const char *file, int line, const char *fmt,
+                    ...)
+{
+    (void)level;
+    (void)flags;
+    (void)file;
+    (void)line;
+    (void)fmt;
+}
+
+static void on_alarm(int number)
+{
+    R2_WARN("signal %d", number);
+    exit(0);
+}
+
+static void child(void)
+{
+    struct itimerval soon = {.it_value.tv_usec = 1 + check_random() % 2000};
+
+    r2_log_set(nowhere);
+    if (r2_log_defer())
+        _exit(2);
+    signal(SIGALRM, on_alarm);
+    setitimer(ITIMER_REAL, &soon, NULL);
+    for (;;)
+        R2_WARN("goes on and on");
+}
+
+static void test_exits(void)
+{
+    if (SANITIZED)
+        CHECK_SKIP("a sanitizer's own exit cannot be called by a signal handler");
+    for (int i = 0; i < PROCESSES; i++) {
+        uint64_t until = r2_now_ns() + LIMIT_NS;
+        int status = 0, ended = 0;
+        pid_t pid = fork();
+
+        CHECK_GE(pid, 0);
+        if (pid == 0)
+            child();
+        while (!ended && r2_now_ns() < until) {
+            ended = waitpid(pid, &status, WNOHANG);
+            usleep(1000);
+        }
+        if (!ended) {
+            kill(pid, SIGKILL);
+            waitpid(pid, NULL, 0);
+        }
+        CHECK_EQ(ended, pid);
+        CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 0);
+        (void)check_random();
+    }
+}
+
+static const struct check_test tests[] = {
+    {"exits", test_exits},
+    {0},
+};
+
+int main(int argc, char **argv)
+{
+    return check_main(argc, argv, tests);
+}
