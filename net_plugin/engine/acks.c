@@ -162,15 +162,16 @@ static void say_late(struct r2_timer *t, uint64_t now)
     r2_peer_put(p);
 }
 
-/* Facts, not whether an acknowledgement is queued: its receive is done before that, and it is with
- * the kernel later. `cum` rises before the receive is done. */
-/* Of queue pairs' frames not all are said to have gone. */
+/* Of queue pairs' frames not all are said to have gone. What is held is a credit that waits for
+ * company (r2_out_hold): nobody misses that of a process that ends. */
 static bool has_frames(const struct r2_path *path)
 {
-    return path->out_len > path->out_off ||
+    return (path->out_len > path->out_off && !path->held_until) ||
            (path->transport == R2_VIA_TCP && path->out_total > path->out_said);
 }
 
+/* Facts, not whether an acknowledgement is queued: its receive is done before that, and it is with
+ * the kernel later. `cum` rises before the receive is done. */
 static bool unsaid_to(const struct r2_peer *p)
 {
     const struct r2_list *n;
@@ -214,8 +215,8 @@ void r2_acks_init(struct r2_peer *p)
 }
 
 /* Nobody waits for what is queued, nor for a credit that would go along, and there is time until it
- * is said. Where there is one I/O
- * thread cores are few: a timer would take one from NCCL, and to send costs nobody a wake-up. */
+ * is said. Where there is one I/O thread cores are few: a timer would take one from NCCL, and to
+ * send costs nobody a wake-up. */
 static bool may_wait(struct r2_peer *p)
 {
     if (r2_io_alone() || p->ack_delay.hurry || r2_list_empty(&p->ackq) ||

@@ -20,14 +20,15 @@ struct load {
 
 static _Thread_local struct load load;
 
-/* Since it was last cleared somebody has stood in for several: some of them may sleep for that.
- * Relaxed: who clears it saw it set, and what the threads sleep by has a lock (r2_io_take_back). */
+/* Since it was last cleared somebody has stood in for several: some of them may sleep for that. Set
+ * after they have been told so (release), cleared before they are told otherwise (acquire): a word
+ * that comes too late for who clears it is followed by a flag for the next one who looks. */
 static atomic_bool lent;
 
 static void take_back(void)
 {
     if (atomic_load_explicit(&lent, memory_order_relaxed) &&
-        atomic_exchange_explicit(&lent, false, memory_order_relaxed))
+        atomic_exchange_explicit(&lent, false, memory_order_acquire))
         r2_io_take_back();
 }
 
@@ -77,15 +78,20 @@ void r2_standin_small(void)
 
 void r2_standin_bulk(void)
 {
-    if (r2_pause_few() && r2_pause_bulk(r2_now_ns()))
-        r2_io_take_back();
+    uint64_t now;
+
+    if (!r2_pause_few())
+        return;
+    now = r2_now_ns();
+    if (r2_pause_bulk(now) || !r2_pause_limited(now))
+        take_back();
 }
 
 bool r2_standin_look(void)
 {
     uint64_t now;
     struct r2_io *io;
-    bool worked;
+    bool worked, stood_in;
 
     if (r2_io_alone())
         return for_the_only_one();
@@ -97,9 +103,10 @@ bool r2_standin_look(void)
     io = next_io();
     if (!io || r2_io_is_away(io))
         return false;
-    if (!atomic_load_explicit(&lent, memory_order_relaxed))
-        atomic_store_explicit(&lent, true, memory_order_relaxed);
-    if (r2_io_lend(io, &worked) || worked) /* else another caller is at it */
+    stood_in = r2_io_lend(io, &worked);
+    if (stood_in && !atomic_load_explicit(&lent, memory_order_relaxed))
+        atomic_store_explicit(&lent, true, memory_order_release);
+    if (stood_in || worked) /* else another caller is at it */
         judge(now, worked);
     return true;
 }

@@ -193,13 +193,15 @@ int r2_log_defer(void)
 /* Its holder may be what a signal handler that calls exit has interrupted. */
 static bool queue_lock_within(uint64_t ns)
 {
-    struct timespec ts;
+    const struct timespec nap = {.tv_nsec = 100 * R2_NS_PER_US};
+    uint64_t end = r2_now_ns() + ns;
 
-    clock_gettime(CLOCK_REALTIME, &ts);
-    ns += (uint64_t)ts.tv_nsec;
-    ts.tv_sec += (time_t)(ns / R2_NS_PER_S);
-    ts.tv_nsec = (long)(ns % R2_NS_PER_S);
-    return pthread_mutex_timedlock(&queue.lock, &ts) == 0;
+    while (pthread_mutex_trylock(&queue.lock)) {
+        if (r2_now_ns() > end) /* which may be long ago: the process may have been stopped */
+            return pthread_mutex_trylock(&queue.lock) == 0;
+        nanosleep(&nap, NULL);
+    }
+    return true;
 }
 
 bool r2_log_settle(uint64_t ns)
@@ -243,7 +245,7 @@ static void log_line(const struct r2_log_line *l)
         return;
     }
     /* At exit it may be this thread's own (above): then the line is lost, and nothing else. */
-    if (pthread_mutex_trylock(&queue.lock) && !queue_lock_within(LAST_WORDS_NS))
+    if (!queue_lock_within(LAST_WORDS_NS))
         return;
     if (queue.count < (l->tell || l->level == R2_LOG_WARN ? LOG_QUEUE : LOG_QUEUE / 2))
         queue.lines[(queue.first + queue.count++) % LOG_QUEUE] = *l;
