@@ -12,6 +12,7 @@
 
 #include "agree/agree.h"
 #include "agree/wire.h"
+#include "await.h"
 #include "check.h"
 #include "util/clock.h"
 
@@ -62,16 +63,6 @@ static void run_processes(int n, void (*run)(void))
     }
     munmap(sh, sizeof(*sh));
 }
-
-/* Waits for something that another process or thread does; bounded. */
-#define AWAIT(cond)                                                                                \
-    do {                                                                                           \
-        uint64_t begun = r2_now_ns();                                                              \
-        while (!(cond)) {                                                                          \
-            CHECK_MSG(r2_now_ns() - begun < 40 * R2_NS_PER_S, "waited in vain for %s", #cond);     \
-            usleep(500);                                                                           \
-        }                                                                                          \
-    } while (0)
 
 static void get_id(uint8_t id[R2_AGREE_ID])
 {

@@ -163,6 +163,31 @@ static void test_unsaid(void)
     remote_end(&r);
 }
 
+/* A credit that waits for company is nothing that an exit owes anybody. */
+static void test_held(void)
+{
+    struct r2_msg_cts cts = {0};
+    struct r2_path *path;
+    bool unsaid;
+
+    begin(1);
+    said_soon();
+    path = a->params.owner;
+    cts.conn = r.conn_id;
+    r2_peer_lock(path->peer);
+    r2_out_frame(path, R2_F_CTS, &cts, sizeof(cts), NULL, 0);
+    r2_out_hold(path, r2_now_ns(), R2_NS_PER_S);
+    r2_peer_unlock(path->peer);
+    unsaid = r2_acks_unsaid();
+    r2_peer_lock(path->peer);
+    CHECK(!unsaid || !path->held_until); /* another frame may have taken it along */
+    path->held_until = 0;
+    r2_peer_unlock(path->peer);
+    CHECK_GE(remote_hear(a, R2_F_CTS, NULL, 0), 0);
+    said_soon();
+    remote_end(&r);
+}
+
 /* Closing says what has not been said. */
 static void test_close_says_it(void)
 {
@@ -190,6 +215,7 @@ static const struct check_test tests[] = {
     {"stashed", test_stashed},
     {"overtaking", test_overtaking},
     {"unsaid", test_unsaid},
+    {"held", test_held},
     {"close_says_it", test_close_says_it},
     {0},
 };

@@ -9,6 +9,7 @@
 #include <sys/wait.h>
 
 #include "api/call.h"
+#include "await.h"
 #include "check.h"
 #include "comms/follow_inside.h"
 #include "noop_bed.h"
@@ -48,15 +49,6 @@ struct rank {
     uint64_t epoch; /* of the plan that came into force last */
     uint64_t next;
 };
-
-#define AWAIT(cond)                                                                                \
-    do {                                                                                           \
-        uint64_t begun = r2_now_ns();                                                              \
-        while (!(cond)) {                                                                          \
-            CHECK_MSG(r2_now_ns() - begun < 40 * R2_NS_PER_S, "waited in vain for %s", #cond);     \
-            usleep(500);                                                                           \
-        }                                                                                          \
-    } while (0)
 
 /* ---- one rank */
 

@@ -6,6 +6,7 @@
 #include <sys/mman.h>
 #include <sys/wait.h>
 
+#include "await.h"
 #include "tcp_bed.h"
 
 static struct two_shared {
@@ -13,15 +14,6 @@ static struct two_shared {
     atomic_int listening;
     atomic_int waiting, over; /* the test's */
 } * sh;
-
-#define AWAIT(cond)                                                                                \
-    do {                                                                                           \
-        uint64_t begun = r2_now_ns();                                                              \
-        while (!(cond)) {                                                                          \
-            CHECK_MSG(r2_now_ns() - begun < 40 * R2_NS_PER_S, "waited in vain for %s", #cond);     \
-            usleep(500);                                                                           \
-        }                                                                                          \
-    } while (0)
 
 static struct r2_conn *two_meet(bool sender)
 {
