@@ -15,8 +15,6 @@
  * sooner, and is answered sooner. */
 #define WAKING_BOTH_NS (100 * R2_NS_PER_US)
 #define CROWDED_NS (50 * R2_NS_PER_MS)
-#define SMALL_NS (5 * R2_NS_PER_MS)
-#define BULK_NS (10 * R2_NS_PER_MS)
 #define CROWD_RATE 3 /* bytes in a nanosecond, over ... */
 #define CROWD_SPAN_NS (2 * R2_NS_PER_MS)
 
@@ -25,7 +23,7 @@ static bool places;                            /* threads are four and more, lik
 static atomic_bool many;                       /* ... of those that are in use */
 static atomic_bool several;                    /* likewise */
 static atomic_int may_poll = INT_MAX, polling; /* threads; with `many` */
-static atomic_ulong limited_until, crowded_until, small_until, bulk_until;
+static atomic_ulong limited_until, crowded_until;
 static atomic_ulong span_from, span_bytes; /* what was carried since then, of slow NICs */
 
 void r2_pause_start(int threads, uint64_t spin)
@@ -103,34 +101,9 @@ static bool before(const atomic_ulong *until, uint64_t now)
     return now < atomic_load_explicit(until, memory_order_relaxed);
 }
 
-bool r2_pause_few(void)
-{
-    return are_several() && !are_many();
-}
-
-void r2_pause_small(uint64_t now)
-{
-    if (!before(&bulk_until, now))
-        extend(&small_until, now, SMALL_NS);
-}
-
-static bool only_small(uint64_t now)
-{
-    return before(&small_until, now) && !before(&bulk_until, now) && r2_pause_few();
-}
-
-bool r2_pause_bulk(uint64_t now)
-{
-    bool was = only_small(now);
-
-    extend(&bulk_until, now, BULK_NS);
-    return was;
-}
-
 bool r2_pause_limited(uint64_t now)
 {
-    return ((before(&limited_until, now) && are_several()) || only_small(now)) &&
-           !before(&crowded_until, now);
+    return before(&limited_until, now) && !before(&crowded_until, now) && are_several();
 }
 
 /* Relaxed, here and below: numbers that order nothing else; that no more poll than may is the

@@ -7,8 +7,7 @@
  * polls at most 50 us; fewer of its idle times have to pay, as they are shorter.
  *
  * Nobody of several polls while a slow NIC is what is waited for (r2_pause_limit): its queue holds
- * milliseconds of work, and what comes next comes no sooner for it. Nor do two or three while all
- * that moves are small messages (r2_pause_small): NCCL's thread, which waits for them, is there.
+ * milliseconds of work, and what comes next comes no sooner for it.
  */
 #ifndef R2_ENGINE_PAUSE_H
 #define R2_ENGINE_PAUSE_H
@@ -39,20 +38,11 @@ void r2_pause_let(int n);
 /* Slow NICs have all in flight that they may, and more waits for them; holds for R2_LIMITED_NS from
  * `now` on. `bytes`: that have moved so, either way; more of them in a second than one thread can
  * carry are a crowd. True: which they were not before; whoever slept for others to stand in is to
- * be told (r2_io_take_back). Any thread. */
+ * be told (r2_standin_limit). Any thread. */
 #define R2_LIMITED_NS UINT64_C(20000000)
 bool r2_pause_limit(uint64_t now, uint64_t bytes);
-/* Two or three threads are in use, of which small messages may spare the work. A hint. Any thread.
- */
-bool r2_pause_few(void);
-/* A small message has come: small ones are all that moves for 5 ms from `now` on, unless others did
- * within the last 10. Any thread. */
-void r2_pause_small(uint64_t now);
-/* Part of a larger message moves, either way. True: until now small ones were all that did; whoever
- * slept for others to stand in is to be told. Any thread. */
-bool r2_pause_bulk(uint64_t now);
-/* Slow NICs are what is waited for, or there are few threads and small messages only; and nobody
- * has more to do than one thread can (r2_pause_crowd). A hint. Any thread. */
+/* Slow NICs are what is waited for, and nobody has more to do than one thread can (r2_pause_crowd).
+ * A hint. Any thread. */
 bool r2_pause_limited(uint64_t now);
 /* Slow or not, the NICs together are too much for one thread; holds for 50 ms. True: they were not
  * before. Any thread. */

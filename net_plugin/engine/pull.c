@@ -5,7 +5,6 @@
 
 #include "engine/internal.h"
 #include "engine/slownics.h"
-#include "engine/standin.h"
 
 bool r2_send_device(const struct r2_req *r)
 {
@@ -331,8 +330,6 @@ out:
     if (!found && path->transport == R2_VIA_TCP && path->ep == ep && r2_path_usable(path) &&
         room(path))
         found = r2_tail_take(path, bulk);
-    if (found)
-        r2_standin_bulk();
     r2_peer_unlock(p); /* a faster path may have to be asked instead */
     return found;
 }

@@ -5,7 +5,6 @@
 
 #include "engine/internal.h"
 #include "engine/slownics.h"
-#include "engine/standin.h"
 #include "util/copy.h"
 #include "util/crc32c.h"
 
@@ -181,15 +180,6 @@ static int stash_eager(struct r2_conn *c, const struct r2_msg_eager *m, const ui
     return 0;
 }
 
-/* Queue pairs are their threads' own, who had better poll. */
-static void only_small(const struct r2_path *path)
-{
-    if (path->transport == R2_VIA_TCP && r2_eng.set->help_progress)
-        r2_standin_small();
-    else
-        r2_standin_bulk();
-}
-
 int r2_recv_on_eager(struct r2_conn *c, struct r2_path *path, const struct r2_msg_eager *m,
                      const uint8_t *data)
 {
@@ -219,7 +209,6 @@ int r2_recv_on_eager(struct r2_conn *c, struct r2_path *path, const struct r2_ms
             rc = m->seq < c->next_seq ? 0 : stash_eager(c, m, data);
     }
     c->small += c->small < HOLD_AFTER_SMALL;
-    only_small(path);
     path->rx_bytes += m->size;
     r2_count(&r2_control_nic_counters(r2_eng.ctl, path->lnic)->rx_bytes, m->size);
     beyond = has_arrived(c, m->seq) && m->seq >= c->cum ? m->size : 0;
@@ -246,7 +235,6 @@ static int claim(struct r2_path *path, struct r2_ep *ep, struct r2_bulk *bulk, u
         r2_count(&r2_eng.n->stale_chunks, 1);
         return 1;
     }
-    r2_standin_bulk();
     if (bulk->conn == R2_CONN_TEST)
         return bulk->flags & R2_BULK_COPY ? -EPROTO : r2_path_test_claim(path, bulk);
     if (c && !c->out)

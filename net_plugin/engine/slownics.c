@@ -2,6 +2,7 @@
 
 #include "engine/internal.h"
 #include "engine/pause.h"
+#include "engine/standin.h"
 
 #define SLOW_RATE UINT64_C(600000000) /* bytes/s of one NIC: its window holds 2 ms at least */
 #define SLOW_SUM UINT64_C(1500000000) /* ... of all of a peer: NCCL's thread can carry that */
@@ -52,8 +53,7 @@ static void limit(struct r2_peer *p, uint64_t bytes)
         return;
     /* Relaxed: a time that orders nothing. */
     atomic_store_explicit(&p->limited_until, now + R2_LIMITED_NS, memory_order_relaxed);
-    if (r2_pause_limit(now, bytes))
-        r2_io_take_back();
+    r2_standin_limit(now, bytes);
 }
 
 void r2_slownics_full(struct r2_path *path)

@@ -32,6 +32,12 @@ static void take_back(void)
         r2_io_take_back();
 }
 
+void r2_standin_limit(uint64_t now, uint64_t bytes)
+{
+    if (r2_pause_limit(now, bytes))
+        take_back();
+}
+
 /* By looks, not by time: a caller that is kept from its core, or has other work, finds more. */
 static void judge(uint64_t now, bool worked)
 {
@@ -68,23 +74,6 @@ static bool for_the_only_one(void)
     bool worked;
 
     return r2_io_lend(r2_io_at(0), &worked) && r2_io_count() == 1;
-}
-
-void r2_standin_small(void)
-{
-    if (r2_pause_few())
-        r2_pause_small(r2_now_ns());
-}
-
-void r2_standin_bulk(void)
-{
-    uint64_t now;
-
-    if (!r2_pause_few())
-        return;
-    now = r2_now_ns();
-    if (r2_pause_bulk(now) || !r2_pause_limited(now))
-        take_back();
 }
 
 bool r2_standin_look(void)

@@ -3,9 +3,6 @@
  * Where there is one I/O thread, cores are few: as long as that one sleeps, NCCL's, which polls all
  * the same, does what is due on its sockets (r2_io_lend), without end.
  *
- * Where there are two or three, it does so while small messages are all that moves: it is what
- * waits for them, and a thread of their own would take a core from it, or have to be woken.
- *
  * Where a slow NIC is what is waited for (r2_pause_limited), no I/O thread polls, and each would be
  * woken for every piece that the NIC lets through. NCCL's thread does what is due on their sockets,
  * one thread's for each look, and they go on sleeping. When nearly every look finds work, the NICs
@@ -16,14 +13,14 @@
 #define R2_ENGINE_STANDIN_H
 
 #include <stdbool.h>
+#include <stdint.h>
 
 /* By a thread that polls, without locks. True: it stood in for the only I/O thread, or slow NICs
  * are what is waited for, and sockets (of peers that are: slownics.h) need no other help; false:
  * they do. */
 bool r2_standin_look(void);
-/* A small message has come over a socket. Any thread, any lock. */
-void r2_standin_small(void);
-/* Something else moves, either way, and is the I/O threads' own. Any thread, any lock. */
-void r2_standin_bulk(void);
+/* r2_pause_limit; when it says that the NICs carry too much for one thread, those that sleep
+ * because somebody stands in for them are woken. Any thread, any lock but the I/O threads' own. */
+void r2_standin_limit(uint64_t now, uint64_t bytes);
 
 #endif

@@ -372,38 +372,6 @@ static void test_slow_nics_limit(void)
     }
 }
 
-/* Where threads are two or three, none polls while small messages are all that moves. */
-static void test_small_messages(void)
-{
-    uint64_t now = 5000 * R2_NS_PER_S;
-
-    for (int threads = 1; threads <= THREADS; threads++, now += R2_NS_PER_S) {
-        bool few = threads == 2 || threads == 3;
-        struct r2_pause p = R2_PAUSE;
-
-        r2_pause_start(threads, R2_NS_PER_S);
-        CHECK(!r2_pause_bulk(now));
-        now += R2_NS_PER_S;
-        CHECK(!r2_pause_limited(now));
-        r2_pause_small(now);
-        CHECK_EQ(r2_pause_limited(now + R2_NS_PER_MS), few);
-        CHECK_EQ(r2_pause_polls(&p, now), !few);
-        r2_pause_over(&p, now);
-        CHECK(!r2_pause_limited(now + 5 * R2_NS_PER_MS)); /* they have stopped */
-        r2_pause_small(now += 6 * R2_NS_PER_MS);
-        CHECK_EQ(r2_pause_bulk(now), few); /* said once */
-        CHECK(!r2_pause_bulk(now));
-        CHECK(!r2_pause_limited(now));
-        r2_pause_small(now += 9 * R2_NS_PER_MS); /* among larger ones */
-        now += R2_NS_PER_MS;
-        CHECK(!r2_pause_limited(now));
-        r2_pause_small(now);
-        CHECK_EQ(r2_pause_limited(now), few);
-        r2_pause_crowd(now);
-        CHECK(!r2_pause_limited(now));
-    }
-}
-
 /* What many peers' slow paths carry together may be more than one thread can. */
 static void test_many_are_a_crowd(void)
 {
@@ -543,7 +511,6 @@ static const struct check_test tests[] = {
     {"polls_while_it_pays", test_polls_while_it_pays},
     {"two_ends_that_sleep", test_two_ends_that_sleep},
     {"slow_nics_limit", test_slow_nics_limit},
-    {"small_messages", test_small_messages},
     {"many_are_a_crowd", test_many_are_a_crowd},
     {"word_at_the_start", test_word_at_the_start}, /* before there are threads here */
     {"in_use", test_in_use},
