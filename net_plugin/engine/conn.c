@@ -369,9 +369,9 @@ static void help(struct r2_conn *c)
     R2_UNCANCELLED;
     struct r2_ep *eps[R2_PATHS_MAX];
     int n = 0;
-    bool helped = false, stands_in = r2_standin_look();
+    bool helped = false;
 
-    if ((stands_in && (r2_io_alone() || r2_slownics_of(c->peer))) ||
+    if ((r2_standin_look() && (r2_io_alone() || r2_slownics_of(c->peer))) ||
         pthread_mutex_trylock(&c->peer->lock))
         return;
     for (int i = 0; i < c->peer->n_paths; i++) {
@@ -387,7 +387,7 @@ static void help(struct r2_conn *c)
         helped |= r2_eng.ops->help(eps[i]);
         r2_eng.ops->put(eps[i]);
     }
-    if (!helped && !stands_in && !r2_io_alone())
+    if (!helped && !r2_io_alone())
         atomic_store_explicit(&c->help_at, r2_now_ns() + LATER_NS, memory_order_relaxed);
 }
 

@@ -20,7 +20,7 @@
  * they do. */
 bool r2_standin_look(void);
 /* r2_pause_limit; when it says that the NICs carry too much for one thread, those that sleep
- * because somebody stands in for them are woken. Any thread, any lock but the I/O threads' own. */
+ * because somebody stands in for them are woken. Any thread, any lock. */
 void r2_standin_limit(uint64_t now, uint64_t bytes);
 
 #endif

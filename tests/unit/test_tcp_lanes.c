@@ -404,35 +404,6 @@ static void test_who_sends(void)
     end();
 }
 
-/* As many streams as there are threads, where the NIC is faster than one is; a number that no
- * device stands behind says little. */
-static void test_planned(void)
-{
-    static const struct {
-        bool known, device;
-        int mbps, streams;
-    } cases[] = {{true, true, 1000, 1},  {true, true, 10000, 1},      {true, true, 25000, LANES},
-                 {true, false, 2500, 1}, {true, false, 10000, LANES}, {false, true, 10000, LANES}};
-    struct r2_settings *set;
-    struct r2_nic *nic, was;
-
-    bed_listen();
-    bed_connect();
-    set = (struct r2_settings *)(uintptr_t)r2_settings_get();
-    nic = (struct r2_nic *)(uintptr_t)r2_engine_nic(0);
-    was = *nic;
-    set->lanes = 0;
-    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
-        nic->speed_known = cases[i].known;
-        nic->speed_mbps = cases[i].mbps;
-        snprintf(nic->pci_path, sizeof(nic->pci_path), "%s", cases[i].device ? "/sys/a" : "");
-        CHECK_EQ(r2_bulk_plan(0), cases[i].streams);
-    }
-    set->lanes = LANES;
-    *nic = was;
-    end();
-}
-
 static const struct check_test tests[] = {
     {"congestion_named", test_congestion_named},
     {"congestion_of_the_system", test_congestion_of_the_system},
@@ -441,7 +412,6 @@ static const struct check_test tests[] = {
     /* these make threads, which a child would lack */
     {"words_before_the_end", test_words_before_the_end},
     {"out_of_use", test_out_of_use},
-    {"planned", test_planned},
     {"who_sends", test_who_sends},
     {"changing", test_changing},
     {0}};

@@ -7,12 +7,8 @@
  * lane's thread for it. */
 #define PUSH_TURN 2
 
-#define ONE_STREAM_MBPS 10000 /* which one surely carries */
-
 /* Bulk lanes of a path: a stream moves about 25 Gbit/s with a core of its own, so more of them
- * help only where there are threads to drive them and the link can take it. What a NIC without a
- * device says of its speed (veth: 10 Gbit/s) is only a number; how fast it is will be seen
- * (health/lanes.h). */
+ * help only where there are threads to drive them and the link can take it. */
 int r2_bulk_plan(int nic)
 {
     int asked = r2_settings_get()->lanes, threads = r2_io_used();
@@ -20,7 +16,7 @@ int r2_bulk_plan(int nic)
 
     if (asked > 0)
         return asked < R2_TCP_MAX_LANES ? asked : R2_TCP_MAX_LANES - 1;
-    if (n->speed_known && n->speed_mbps <= (n->pci_path[0] ? ONE_STREAM_MBPS : 2500))
+    if (n->speed_known && n->speed_mbps <= 2500)
         return 1;
     return threads < 1 ? 1 : threads > 4 ? 4 : threads;
 }
