@@ -1,5 +1,5 @@
-"""R2CCL_TELL_ERRORS on the stand-in: one rank of a ring is killed. Its neighbours get an error from
-their connections; the others wait, and only hear of it by the shim."""
+"""R2CCL_TELL_ERRORS on the stand-in: one rank of a ring is killed. Who receives from it gets an
+error from its connection; the others wait, and only hear of it by the shim."""
 
 from __future__ import annotations
 
@@ -80,10 +80,11 @@ def test_all_ranks_are_told(build: Build, tmp_path: Path, victim: int) -> None:
 
 @pytest.mark.parametrize("most", ["0", "5"], ids=["off", "too-many-ranks"])
 def test_off_means_by_connections_only(build: Build, tmp_path: Path, most: str) -> None:
-    """What the word is for: without it, ranks that have no connection to the dead one wait on."""
+    """What the word is for: without it, ranks that have no connection to the dead one wait on. So
+    may the one that sends to it, which waits for nothing of it when all it sent has arrived."""
     name = f"untold{most}-{os.getpid()}"
     with job(build, name, tmp_path, R2CCL_TELL_ERRORS=most):
         killed(tmp_path, name, 3)
-        until(lambda: {2, 4} <= set(told(tmp_path)), "the neighbours' errors", 40.0)
+        until(lambda: 4 in told(tmp_path), "the error of who receives from it", 40.0)
         time.sleep(1)
-        assert set(told(tmp_path)) == {2, 4}
+        assert {4} <= set(told(tmp_path)) <= {2, 4}
