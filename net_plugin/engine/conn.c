@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "engine/internal.h"
+#include "engine/p2pchunk.h"
 #include "engine/slownics.h"
 #include "engine/standin.h"
 #include "util/lock.h"
@@ -215,6 +216,7 @@ void r2_conn_out_open(struct r2_conn *c)
                             .listen = c->listen_id,
                             .home_nic = c->home,
                             .must_exist = c->state == R2_CONN_OPEN,
+                            .p2p_chunk = r2_p2pchunk_word(),
                             .eager = (uint32_t)c->eager};
     struct r2_path *path = r2_path_for_ctrl(c->peer, c->home, -1);
 

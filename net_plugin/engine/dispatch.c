@@ -4,6 +4,7 @@
 
 #include "engine/internal.h"
 #include "engine/locate/locate.h"
+#include "engine/p2pchunk.h"
 
 static int on_open(struct r2_path *path, const uint8_t *body)
 {
@@ -33,6 +34,7 @@ static int on_open(struct r2_path *path, const uint8_t *body)
         }
         c = listen ? r2_conn_new(p, m.conn, false) : NULL;
         if (c) {
+            r2_p2pchunk_heard(p, m.p2p_chunk);
             c->remote_home = m.home_nic;
             c->peer_eager = r2_eng.device_memory ? 0 : m.eager;
             c->home = (uint8_t)listen->dev;

@@ -154,6 +154,7 @@ struct r2_peer {
     bool out;
     char host[64];
     uint32_t pid;
+    bool p2pchunk_told; /* r2_p2pchunk_heard */
     enum r2_peer_life life;
     int error; /* -errno for its connections once GONE */
 

@@ -22,8 +22,9 @@
 /* Of all that two plugins say to each other, hellos and handles included: another one is refused
  * (r2_engine_connect). 2: an accepting process may call who connects to it. 3: test chunks are
  * written by queue pairs as well (transport/verbs/card.h). 4: words about NICs are acknowledged
- * (HEARD). */
-#define R2_WIRE_VERSION 4
+ * (HEARD). 5: R2CCL asks NCCL for larger pieces of sends and receives (engine/p2pchunk.h), which
+ * must be of one size everywhere. */
+#define R2_WIRE_VERSION 5
 #define R2_WIRE_MAX_NICS 16
 #define R2_WIRE_MAX_BODY 65535
 #define R2_WIRE_NAME 32
@@ -85,8 +86,8 @@ struct r2_msg_open {
     uint64_t listen;
     uint8_t home_nic;   /* of the connecting process */
     uint8_t must_exist; /* 1: said again after a loss; not to be made anew */
-    uint8_t pad[2];
-    uint32_t eager; /* largest message it sends before a clear-to-send */
+    uint16_t p2p_chunk; /* r2_p2pchunk_word */
+    uint32_t eager;     /* largest message it sends before a clear-to-send */
 } __attribute__((packed));
 
 struct r2_msg_open_ack {

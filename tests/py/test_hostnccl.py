@@ -68,10 +68,16 @@ def environment(rank: int, ranks: int, place: str, extra: Mapping[str, str]) -> 
 
 
 class Job:
-    """The ranks of one r2ccl_perf, running; always ended by `finish`."""
+    """The ranks of one r2ccl_perf, running; always ended by `finish`. own: more for rank 1 alone."""
 
     def __init__(
-        self, build: Build, tmp: Path, ranks: int, args: Sequence[str], env: Mapping[str, str]
+        self,
+        build: Build,
+        tmp: Path,
+        ranks: int,
+        args: Sequence[str],
+        env: Mapping[str, str],
+        own: Mapping[str, str] | None = None,
     ) -> None:
         host = f"127.{random.randrange(16, 250)}.{random.randrange(250)}.{random.randrange(1, 250)}"
         self.files = [(tmp / f"out{rank}", tmp / f"err{rank}") for rank in range(ranks)]
@@ -84,7 +90,8 @@ class Job:
                         stdin=subprocess.DEVNULL,
                         stdout=out_file,
                         stderr=err_file,
-                        env=environment(rank, ranks, f"{host}:29600", env),
+                        env=environment(rank, ranks, f"{host}:29600", env)
+                        | (own or {} if rank == 1 else {}),
                     )
                 )
 

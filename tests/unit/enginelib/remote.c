@@ -6,6 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "engine/p2pchunk.h"
 #include "util/random.h"
 
 /* Where the handle has what a remote process would have written (handles.c). */
@@ -178,7 +179,8 @@ static bool open_out(struct remote *r, struct r2_ep *ep)
 
 static bool open_in(struct remote *r, struct r2_ep *ep)
 {
-    struct r2_msg_open m = {.conn = r->conn_id, .listen = r->listen_id, .eager = 8192};
+    struct r2_msg_open m = {
+        .conn = r->conn_id, .listen = r->listen_id, .p2p_chunk = r2_p2pchunk_word(), .eager = 8192};
     struct r2_msg_open_ack ack;
 
     fake_ctrl(ep, R2_F_OPEN, &m, sizeof(m));

@@ -1,0 +1,137 @@
+/* engine/p2pchunk: when NCCL's variable is set, what is said of it, and to whom a user is told that
+ * another process has another value (rung 2: the remote process is played by the test). */
+#define _GNU_SOURCE
+#include <stdlib.h>
+
+#include "check.h"
+#include "engine/p2pchunk.h"
+#include "enginelib/remote.h"
+
+#define NAME "NCCL_P2P_NET_CHUNKSIZE"
+
+static int warned; /* of pieces */
+static char last[512];
+
+__attribute__((format(printf, 5, 6))) static void hear(int level, unsigned long flags,
+                                                       const char *file, int line, const char *fmt,
+                                                       ...)
+{
+    va_list args;
+
+    (void)flags;
+    (void)file;
+    (void)line;
+    if (level != R2_LOG_WARN)
+        return;
+    va_start(args, fmt);
+    vsnprintf(last, sizeof(last), fmt, args);
+    va_end(args);
+    warned += strstr(last, NAME) != NULL;
+}
+
+static const char *after(const char *before, uint64_t bytes)
+{
+    if (before)
+        setenv(NAME, before, 1);
+    else
+        unsetenv(NAME);
+    r2_p2pchunk_start(bytes);
+    return getenv(NAME) ? getenv(NAME) : "(unset)";
+}
+
+static void test_set_where_nothing_is(void)
+{
+    CHECK_STR(after(NULL, 512 * 1024), "524288");
+    CHECK_EQ(r2_p2pchunk_word(), 512);
+    CHECK_STR(after("", 512 * 1024), "524288"); /* NCCL takes its default for that */
+    CHECK_STR(after("131072", 512 * 1024), "131072");
+    CHECK_EQ(r2_p2pchunk_word(), 128);
+    CHECK_STR(after(NULL, 0), "(unset)");
+    CHECK_EQ(r2_p2pchunk_word(), 128); /* NCCL's default */
+}
+
+/* The word says what NCCL reads. */
+static void test_read_as_nccl_does(void)
+{
+    static const struct {
+        const char *text;
+        unsigned word;
+    } all[] = {{"0x40000", 256},
+               {"131073", 129},
+               {"1", 1},
+               {"0", 0},
+               {"-5", 0},
+               {"99999999999999999999", 128},
+               {"1000000000", UINT16_MAX},
+               {"abc", 0}};
+
+    for (size_t i = 0; i < sizeof(all) / sizeof(all[0]); i++) {
+        CHECK_STR(after(all[i].text, 512 * 1024), all[i].text);
+        CHECK_EQ(r2_p2pchunk_word(), all[i].word);
+    }
+}
+
+static uint16_t opens(struct remote *r, struct r2_ep *ep, uint64_t conn, uint16_t word)
+{
+    struct r2_msg_open m = {.conn = conn, .listen = r->listen_id, .p2p_chunk = word};
+    struct r2_msg_open_ack ack = {.status = 1};
+
+    CHECK_EQ(fake_ctrl(ep, R2_F_OPEN, &m, sizeof(m)), 0);
+    CHECK_GE(remote_hear(ep, R2_F_OPEN_ACK, &ack, sizeof(ack)), 0);
+    return (uint16_t)ack.status;
+}
+
+/* NCCL compares nothing: it is told once for each process, and the connection is made, as
+ * collectives do not mind. */
+static void test_another_one_is_told(void)
+{
+    struct remote r;
+    struct r2_ep *ep;
+
+    after(NULL, 512 * 1024);
+    remote_new(&r, false, 1);
+    CHECK(remote_open(&r, 1));
+    CHECK(r2_log_settle(REMOTE_WAIT_MS * R2_NS_PER_MS));
+    CHECK_EQ(warned, 0);
+    ep = fake_newest(r.id, 0, R2_VIA_TCP);
+    CHECK(ep);
+    CHECK_EQ(opens(&r, ep, 700, 128), 0);
+    CHECK(r2_log_settle(REMOTE_WAIT_MS * R2_NS_PER_MS));
+    CHECK_EQ(warned, 1);
+    CHECK(strstr(last, "512 KiB here and 128 KiB at"));
+    CHECK_EQ(opens(&r, ep, 701, 128), 0);
+    CHECK(r2_log_settle(REMOTE_WAIT_MS * R2_NS_PER_MS));
+    CHECK_EQ(warned, 1);
+}
+
+/* What it says itself when it connects. */
+static void test_it_says_its_own(void)
+{
+    struct r2_msg_open m = {0};
+    struct r2_conn *conn = NULL;
+    struct remote r;
+    struct r2_ep *ep;
+
+    after("262144", 0);
+    remote_new(&r, true, 1);
+    CHECK_EQ(r2_engine_connect(remote_ctx(), 0, r.handle, &conn), 0);
+    ep = fake_find(r.id, 0, 0, 0);
+    CHECK(ep && fake_up(ep) && remote_prove(&r, ep));
+    CHECK_GE(remote_hear(ep, R2_F_OPEN, &m, sizeof(m)), 0);
+    CHECK_EQ(m.p2p_chunk, 256);
+}
+
+static const struct check_test tests[] = {
+    {"set_where_nothing_is", test_set_where_nothing_is},
+    {"read_as_nccl_does", test_read_as_nccl_does},
+    {"another_one_is_told", test_another_one_is_told},
+    {"it_says_its_own", test_it_says_its_own},
+    {0},
+};
+
+int main(int argc, char **argv)
+{
+    remote_engine(1, NULL);
+    r2_log_set(hear);
+    return check_main(argc, argv, tests);
+}
