@@ -183,6 +183,7 @@ bool r2_send_device(const struct r2_req *r);
  * written by threads on both. */
 bool r2_send_carries(const struct r2_path *path, const struct r2_req *r);
 bool r2_up_next_chunk(void *owner, struct r2_ep *ep, struct r2_bulk *bulk);
+void r2_up_blocked(void *owner, struct r2_ep *ep);
 void r2_up_chunk_sent(void *owner, struct r2_ep *ep, const struct r2_bulk *bulk);
 void r2_send_fill(struct r2_path *path, struct r2_conn *c, struct r2_req *r,
                   const struct r2_chunk *chunk, struct r2_bulk *bulk);

@@ -9,6 +9,7 @@
 #include "util/lock.h"
 
 #define FLUSH_MAX R2_PATHS_MAX
+#define LANE_WORTH (512 * 1024) /* bytes */
 
 static struct r2_peer *find_locked(const uint8_t id[16], bool out)
 {
@@ -157,12 +158,25 @@ static bool in_burst(struct r2_path *path, uint64_t now)
     return burst;
 }
 
+/* Bulk lanes that what waits for the peer is worth, of each of its paths: one, and one more for
+ * every LANE_WORTH. Each of them costs both sides a thread that is awake, or wakes up. */
+static unsigned lanes_worth(const struct r2_peer *p)
+{
+    const struct r2_list *n;
+    uint64_t waiting = 0;
+
+    R2_LIST_FOR_EACH (n, &p->ready)
+        waiting += R2_CONTAINER_OF(n, struct r2_conn, ready)->waiting;
+    waiting /= LANE_WORTH;
+    return waiting < R2_LANES_MAX ? 1 + (unsigned)waiting : R2_LANES_MAX;
+}
+
 /* push: a single chunk may be sent here; soon: frames may be left to an I/O thread that is awake */
 static void unlock(struct r2_peer *p, bool push, bool soon, bool data)
 {
     struct r2_ep *eps[FLUSH_MAX];
     bool flush[FLUSH_MAX], lone[FLUSH_MAX];
-    unsigned kick[FLUSH_MAX];
+    unsigned kick[FLUSH_MAX], lanes[FLUSH_MAX];
     uint64_t now = soon ? r2_now_ns() : 0;
     int n = 0;
 
@@ -175,7 +189,9 @@ static void unlock(struct r2_peer *p, bool push, bool soon, bool data)
         r2_eng.ops->get(path->ep);
         flush[n] = path->flush_wanted;
         lone[n] = soon && flush[n] && !in_burst(path, now);
-        kick[n++] = path->kick_wanted;
+        kick[n] = path->kick_wanted;
+        lanes[n] = !path->kick_wanted ? 0 : path->testing ? R2_LANES_MAX : lanes_worth(p);
+        n++;
         path->flush_wanted = false;
         path->kick_wanted = 0;
     }
@@ -184,7 +200,7 @@ static void unlock(struct r2_peer *p, bool push, bool soon, bool data)
         if (kick[i] == 1 && push && r2_eng.ops->push(eps[i]))
             kick[i] = 0;
         if (kick[i])
-            r2_eng.ops->kick(eps[i], kick[i]);
+            r2_eng.ops->kick(eps[i], kick[i], lanes[i]);
         if (flush[i] && soon)
             r2_eng.ops->flush_soon(eps[i], lone[i], data);
         else if (flush[i])

@@ -334,6 +334,17 @@ out:
     return found;
 }
 
+void r2_up_blocked(void *owner, struct r2_ep *ep)
+{
+    struct r2_path *path = owner;
+    struct r2_peer *p = path->peer;
+
+    r2_peer_lock(p);
+    if (path->ep == ep && !r2_list_empty(&p->ready) && room(path))
+        path->kick_wanted++;
+    r2_peer_unlock(p);
+}
+
 void r2_up_chunk_sent(void *owner, struct r2_ep *ep, const struct r2_bulk *bulk)
 {
     struct r2_path *path = owner;

@@ -203,6 +203,7 @@ const struct r2_transport_events r2_engine_events = {
     .next_ctrl = r2_up_next_ctrl,
     .ctrl_sent = r2_up_ctrl_sent,
     .next_chunk = r2_up_next_chunk,
+    .blocked = r2_up_blocked,
     .chunk_sent = r2_up_chunk_sent,
     .chunk_claim = r2_up_chunk_claim,
     .chunk_done = r2_up_chunk_done,

@@ -170,6 +170,8 @@ struct r2_transport_events {
     void (*ctrl_sent)(void *owner, struct r2_ep *ep, uint64_t sent);
     /* The next chunk for this endpoint, false: none now. */
     bool (*next_chunk)(void *owner, struct r2_ep *ep, struct r2_bulk *bulk);
+    /* A lane that counted as at work takes no more for now: what waits is for another one. */
+    void (*blocked)(void *owner, struct r2_ep *ep);
     /* The transport no longer reads the chunk's bytes. */
     void (*chunk_sent)(void *owner, struct r2_ep *ep, const struct r2_bulk *bulk);
     /* Two-sided receive. 0: write to bulk->data, then chunk_done or chunk_dropped;
@@ -218,8 +220,9 @@ struct r2_transport_ops {
      * An immediate -errno (no endpoint) is as good as `failed`, and `released` has been said;
      * -ECONNREFUSED is a refusal. */
     int (*connect)(const struct r2_ep_params *params, struct r2_ep **out);
-    /* Bulk work for about `chunks` chunks is there. Any thread, any lock. */
-    void (*kick)(struct r2_ep *ep, unsigned chunks);
+    /* Bulk work for about `chunks` chunks is there, worth that `lanes` bulk lanes are at it: its
+     * first ones that are not blocked. Any thread, any lock. */
+    void (*kick)(struct r2_ep *ep, unsigned chunks, unsigned lanes);
     /* One chunk of work is there and the caller may send it itself, now, if a lane is free; false:
      * it did not. [locks] */
     bool (*push)(struct r2_ep *ep);

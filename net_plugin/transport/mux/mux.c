@@ -88,9 +88,9 @@ static int mux_connect(const struct r2_ep_params *params, struct r2_ep **out)
     return via[t]->connect(params, out);
 }
 
-static void mux_kick(struct r2_ep *ep, unsigned chunks)
+static void mux_kick(struct r2_ep *ep, unsigned chunks, unsigned lanes)
 {
-    of(ep)->kick(ep, chunks);
+    of(ep)->kick(ep, chunks, lanes);
 }
 
 static bool mux_push(struct r2_ep *ep)

@@ -40,17 +40,32 @@ bool r2_bulk_uses(const struct r2_ep *ep, int index)
     return index <= in_use(ep);
 }
 
-/* A lane is given one chunk at a time: whoever kicks it takes `tx_idle`, and the lane sets it again
- * before it asks for work (r2_lane_tx_bulk). Lanes of threads that poll come first, then the
- * lowest: little traffic keeps a few threads awake on both sides instead of waking all in turn. */
-void r2_bulk_kick(struct r2_ep *ep, unsigned chunks)
+/* If it is at work, it asks for more before long. */
+static bool counts(struct r2_lane *lane)
 {
-    for (int pass = 0; pass < 2; pass++) {
-        for (int i = 1; i <= in_use(ep) && chunks; i++) {
+    return !atomic_load(&lane->tx_full) && !r2_io_is_away(lane->io.io);
+}
+
+/* A lane is given one chunk at a time: whoever kicks it takes `tx_idle`, and the lane sets it again
+ * before it asks for work (r2_lane_tx_bulk). Only the first ones are asked, as many as what waits
+ * is worth: little traffic keeps a few threads awake on both sides, where it would wake all in turn
+ * and find none of them polling (docs/decisions.md 41). Of these, lanes of threads that poll come
+ * first. Those at work ask by themselves; where none can be counted on, all are asked. */
+void r2_bulk_kick(struct r2_ep *ep, unsigned chunks, unsigned lanes)
+{
+    bool some = false;
+
+    for (int pass = 0; pass < 3 && !(pass == 2 && some); pass++) {
+        unsigned n = 0;
+
+        for (int i = 1; i <= in_use(ep) && (pass == 2 || n < lanes) && chunks; i++) {
             struct r2_lane *lane = r2_ep_lane(ep, i);
 
-            if (!lane || !atomic_load(&lane->open) || (pass == 0 && !r2_io_polls(lane->io.io)) ||
-                !atomic_exchange(&lane->tx_idle, false))
+            if (!lane || !atomic_load(&lane->open) || (pass < 2 && !counts(lane)))
+                continue;
+            some = true;
+            n++;
+            if ((pass == 0 && !r2_io_polls(lane->io.io)) || !atomic_exchange(&lane->tx_idle, false))
                 continue;
             r2_lane_kick(lane);
             chunks--;

@@ -64,6 +64,10 @@ struct r2_lane {
     /* Nobody has kicked it since it asked for work; set before next_chunk is asked, so that a kick
      * is never lost: who takes it kicks. */
     atomic_bool tx_idle;
+    /* It is in the middle of a chunk, and the kernel or its NIC takes no more; cleared when the
+     * chunk has left. Set before the engine is told (`blocked`), which looks under the peer's lock
+     * at what waits: who adds to that later sees it here and asks another lane. */
+    atomic_bool tx_full;
     bool tx_active;
     bool tx_released; /* the chunk's memory is no longer read (sent, or copied to tx_priv) */
     struct r2_bulk tx_chunk;
@@ -188,7 +192,7 @@ bool r2_tcp_reached(struct r2_ep *ep);
 int r2_bulk_plan(int nic);
 void r2_bulk_use(struct r2_ep *ep, unsigned lanes);
 bool r2_bulk_uses(const struct r2_ep *ep, int index);
-void r2_bulk_kick(struct r2_ep *ep, unsigned chunks);
+void r2_bulk_kick(struct r2_ep *ep, unsigned chunks, unsigned lanes);
 bool r2_bulk_push(struct r2_ep *ep);
 unsigned r2_bulk_planned(struct r2_ep *ep);
 unsigned r2_bulk_lanes(struct r2_ep *ep);

@@ -102,7 +102,7 @@ int r2_lane_tx_bulk(struct r2_lane *lane, int chunks)
              * kicks it; seq_cst on both sides, with the peer's lock in between. */
             atomic_store(&lane->tx_idle, true);
             if (!r2_bulk_uses(ep, lane->index)) { /* not any more: others do what there is */
-                r2_bulk_kick(ep, 1);
+                r2_bulk_kick(ep, 1, R2_TCP_MAX_LANES);
                 return 0;
             }
             lane->tx_chunk.lane = (uint16_t)(lane->index - 1);
@@ -112,8 +112,12 @@ int r2_lane_tx_bulk(struct r2_lane *lane, int chunks)
             begin_chunk(lane);
         }
         rc = push_chunk(lane);
+        if (rc == 0 && !atomic_exchange(&lane->tx_full, true))
+            r2_tcp.ev->blocked(ep->owner, ep);
         if (rc <= 0)
             return rc;
+        if (atomic_load_explicit(&lane->tx_full, memory_order_relaxed)) /* only it writes it */
+            atomic_store(&lane->tx_full, false);
         lane->tx_active = false;
         if (!lane->tx_released) {
             lane->tx_released = true;

@@ -371,9 +371,10 @@ static int op_connect(const struct r2_ep_params *params, struct r2_ep **out)
     return 0;
 }
 
-static void op_kick(struct r2_ep *ep, unsigned chunks)
+static void op_kick(struct r2_ep *ep, unsigned chunks, unsigned lanes)
 {
     (void)chunks;
+    (void)lanes;
     r2_vep_kick(ep, R2_WANT_BULK);
 }
 

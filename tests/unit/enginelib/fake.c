@@ -109,8 +109,9 @@ static int op_connect(const struct r2_ep_params *params, struct r2_ep **out)
     return 0;
 }
 
-static void op_kick(struct r2_ep *ep, unsigned chunks)
+static void op_kick(struct r2_ep *ep, unsigned chunks, unsigned lanes)
 {
+    (void)lanes;
     atomic_fetch_add(&ep->kicks, (int)chunks);
 }
 

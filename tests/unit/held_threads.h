@@ -1,0 +1,55 @@
+/* All I/O threads, held by the test in a task of each. One test thread; waits are bounded. */
+#ifndef R2_TESTS_HELD_THREADS_H
+#define R2_TESTS_HELD_THREADS_H
+
+#include <stdatomic.h>
+
+#include "check.h"
+#include "engine/io.h"
+#include "util/list.h"
+
+static struct hold {
+    struct r2_task task;
+    atomic_bool on;
+} holds[4];
+static atomic_bool let_go;
+static atomic_uint away; /* bit per thread: it waits for the kernel */
+
+static void stay(struct r2_task *t)
+{
+    struct hold *h = R2_CONTAINER_OF(t, struct hold, task);
+
+    r2_io_away(atomic_load(&away) >> (h - holds) & 1);
+    atomic_store(&h->on, true);
+    while (!atomic_load(&let_go))
+        usleep(100);
+    r2_io_away(false);
+    atomic_store(&h->on, false);
+}
+
+/* All I/O threads are awake, and do nothing else until let_go. */
+static void keep_awake(void)
+{
+    atomic_store(&let_go, false);
+    for (int i = 0; i < r2_io_count(); i++) {
+        r2_task_init(&holds[i].task, r2_io_at(i), stay);
+        r2_task_kick(&holds[i].task);
+    }
+    for (int i = 0; i < r2_io_count(); i++) {
+        for (int ms = 0; ms < 5000 && !atomic_load(&holds[i].on); ms++)
+            usleep(1000);
+        CHECK(atomic_load(&holds[i].on));
+    }
+}
+
+static void release(void)
+{
+    atomic_store(&let_go, true);
+    for (int i = 0; i < r2_io_count(); i++) {
+        for (int ms = 0; ms < 5000 && atomic_load(&holds[i].on); ms++)
+            usleep(1000);
+        CHECK(!atomic_load(&holds[i].on));
+    }
+}
+
+#endif
