@@ -34,7 +34,6 @@ static int on_open(struct r2_path *path, const uint8_t *body)
         }
         c = listen ? r2_conn_new(p, m.conn, false) : NULL;
         if (c) {
-            r2_p2pchunk_heard(p, m.p2p_chunk);
             c->remote_home = m.home_nic;
             c->peer_eager = r2_eng.device_memory ? 0 : m.eager;
             c->home = (uint8_t)listen->dev;
@@ -45,6 +44,7 @@ static int on_open(struct r2_path *path, const uint8_t *body)
             ack.status = listen ? ENOMEM : ECONNREFUSED;
         }
         pthread_mutex_unlock(&r2_eng.lock);
+        r2_p2pchunk_heard(p, m.p2p_chunk);
     }
     return r2_out_frame(path, R2_F_OPEN_ACK, &ack, sizeof(ack), NULL, 0) == -ENOMEM ? -ENOMEM : 0;
 }

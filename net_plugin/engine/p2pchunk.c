@@ -8,36 +8,59 @@
 #include "engine/internal.h"
 
 #define NAME "NCCL_P2P_NET_CHUNKSIZE"
-#define OF_NCCL (128 * 1024) /* where nothing is set */
+#define KIB 1024
+#define STEPS 8             /* NCCL's: so many pieces share a buffer */
+#define LIMITS_ITSELF 21900 /* NCCL 2.19 and later do, and have 4 MiB on all processors */
+#define UNIT (4 * KIB)
 
 static uint16_t here; /* written before the first connection */
 
 /* As NCCL reads numbers. */
-static int64_t of_environment(void)
+static int64_t of_environment(const char *name, int64_t unset)
 {
-    const char *text = getenv(NAME);
+    const char *text = getenv(name);
     int64_t value;
 
     if (!text || !text[0])
-        return OF_NCCL;
+        return unset;
     errno = 0;
     value = strtoll(text, NULL, 0);
-    return errno ? OF_NCCL : value;
+    return errno ? unset : value;
 }
 
-void r2_p2pchunk_start(uint64_t bytes)
+/* The largest piece that NCCL's buffers have room for. */
+static int64_t most(unsigned nccl)
+{
+    int64_t buffer = 4096 * KIB, set;
+
+#ifdef __aarch64__
+    if (nccl < LIMITS_ITSELF)
+        buffer = 1024 * KIB;
+#else
+    (void)nccl;
+#endif
+    set = of_environment("NCCL_BUFFSIZE", buffer);
+    return (set > 0 ? set : buffer) / STEPS;
+}
+
+void r2_p2pchunk_start(uint64_t bytes, unsigned nccl)
 {
     const char *set = getenv(NAME);
+    int64_t limit = most(nccl), now;
     char text[24];
-    int64_t now;
 
+    if (bytes > (uint64_t)limit)
+        bytes = (uint64_t)limit;
+    if (bytes)
+        bytes = bytes < UNIT ? UNIT : bytes - bytes % UNIT;
     snprintf(text, sizeof(text), "%llu", (unsigned long long)bytes);
-    if (bytes && (!set || !set[0]) && setenv(NAME, text, 1) == 0)
+    if (bytes && set && set[0])
+        R2_INFO(NAME "=%s stays as it is (R2CCL_P2P_CHUNK: %s)", set, text);
+    else if (bytes && setenv(NAME, text, 1) == 0)
         R2_INFO(NAME "=%s, by R2CCL_P2P_CHUNK", text);
-    now = of_environment();
-    here = now <= 0                           ? 0
-           : now > (int64_t)UINT16_MAX * 1024 ? UINT16_MAX
-                                              : (uint16_t)((now + 1023) / 1024);
+    now = of_environment(NAME, 128 * KIB);
+    now = now < 0 ? 0 : (now < limit ? now : limit) / KIB;
+    here = now > UINT16_MAX ? UINT16_MAX : (uint16_t)now;
 }
 
 uint16_t r2_p2pchunk_word(void)
@@ -50,9 +73,8 @@ void r2_p2pchunk_heard(struct r2_peer *p, uint16_t word)
     if (word == here || p->p2pchunk_told)
         return;
     p->p2pchunk_told = true;
-    R2_WARN(NAME
-            " is %u KiB here and %u KiB at %s pid %u: what NCCL sends and receives between the "
-            "two, alltoall included, goes wrong. Set it, or R2CCL_P2P_CHUNK, to the same on all "
-            "ranks",
-            (unsigned)here, (unsigned)word, p->host[0] ? p->host : "?", p->pid);
+    R2_WARN_LIMIT(NAME " is %u KiB here and %u KiB at %s pid %u: what NCCL sends and receives "
+                       "between the two, alltoall included, goes wrong. Set it, or "
+                       "R2CCL_P2P_CHUNK, to the same on all ranks",
+                  (unsigned)here, (unsigned)word, p->host[0] ? p->host : "?", p->pid);
 }

@@ -9,11 +9,12 @@
 
 struct r2_peer;
 
-/* Puts `bytes` (0: nothing) into the environment where the user has put nothing: at NCCL's first
- * call of the plugin, before it has read the variable. Not beside other threads of the engine. Once
- * per process. */
-void r2_p2pchunk_start(uint64_t bytes);
-/* What NCCL reads here, in KiB, rounded up; more than the word holds: its largest. */
+/* Puts `bytes` (0: nothing; else rounded down to 4 KiB, and to what NCCL's buffers hold) into the
+ * environment where the user has put nothing: at NCCL's first call of the plugin, before it has
+ * read the variable. `nccl`: its version, 0 if unknown. Before there are other threads of the
+ * engine; those of the application had better not make room in the environment meanwhile. */
+void r2_p2pchunk_start(uint64_t bytes, unsigned nccl);
+/* What NCCL takes here, in KiB; more than the word holds: its largest. */
 uint16_t r2_p2pchunk_word(void);
 /* The peer's. Another one than ours is told to the user, once for each peer: NCCL does not look,
  * and what it sends and receives is then wrong. Under the peer's lock. */

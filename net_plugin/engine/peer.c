@@ -165,10 +165,12 @@ static unsigned lanes_worth(const struct r2_peer *p)
     const struct r2_list *n;
     uint64_t waiting = 0;
 
-    R2_LIST_FOR_EACH (n, &p->ready)
+    R2_LIST_FOR_EACH (n, &p->ready) {
         waiting += R2_CONTAINER_OF(n, struct r2_conn, ready)->waiting;
-    waiting /= LANE_WORTH;
-    return waiting < R2_LANES_MAX ? 1 + (unsigned)waiting : R2_LANES_MAX;
+        if (waiting >= (uint64_t)LANE_WORTH * R2_LANES_MAX)
+            return R2_LANES_MAX;
+    }
+    return 1 + (unsigned)(waiting / LANE_WORTH);
 }
 
 /* push: a single chunk may be sent here; soon: frames may be left to an I/O thread that is awake */
@@ -176,7 +178,7 @@ static void unlock(struct r2_peer *p, bool push, bool soon, bool data)
 {
     struct r2_ep *eps[FLUSH_MAX];
     bool flush[FLUSH_MAX], lone[FLUSH_MAX];
-    unsigned kick[FLUSH_MAX], lanes[FLUSH_MAX];
+    unsigned kick[FLUSH_MAX], lanes[FLUSH_MAX], worth = 0;
     uint64_t now = soon ? r2_now_ns() : 0;
     int n = 0;
 
@@ -190,8 +192,9 @@ static void unlock(struct r2_peer *p, bool push, bool soon, bool data)
         flush[n] = path->flush_wanted;
         lone[n] = soon && flush[n] && !in_burst(path, now);
         kick[n] = path->kick_wanted;
-        lanes[n] = !path->kick_wanted ? 0 : path->testing ? R2_LANES_MAX : lanes_worth(p);
-        n++;
+        if (path->kick_wanted && !worth)
+            worth = lanes_worth(p);
+        lanes[n++] = path->testing ? R2_LANES_MAX : worth; /* each has its own to show */
         path->flush_wanted = false;
         path->kick_wanted = 0;
     }

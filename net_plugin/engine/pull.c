@@ -340,8 +340,12 @@ void r2_up_blocked(void *owner, struct r2_ep *ep)
     struct r2_peer *p = path->peer;
 
     r2_peer_lock(p);
-    if (path->ep == ep && !r2_list_empty(&p->ready) && room(path))
-        path->kick_wanted++;
+    if (path->ep == ep && (!r2_list_empty(&p->ready) || r2_tail_waits(p, r2_now_ns()))) {
+        if (room(path))
+            path->kick_wanted++;
+        else
+            r2_peer_kick(p);
+    }
     r2_peer_unlock(p);
 }
 

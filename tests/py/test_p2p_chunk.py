@@ -19,11 +19,16 @@ MIB = 1 << 20
 ARGS = f"--op sendrecv -b {8 * MIB} -n 2 -w 0 --timeout 20".split()
 
 
+def clean(env: dict[str, str]) -> dict[str, str]:
+    """Whatever this process has in its environment."""
+    return {NAME: "", "R2CCL_P2P_CHUNK": ""} | env
+
+
 def sendrecv(
     build: Build, tmp: Path, env: Mapping[str, str], own: Mapping[str, str] | None = None
 ) -> tuple[Ranks, int]:
     """The ranks, and how many messages rank 0 has sent."""
-    job = Job(build, tmp, 2, ARGS, plugin_env(build, NCCL_DEBUG="INFO", **env), own)
+    job = Job(build, tmp, 2, ARGS, clean(plugin_env(build, NCCL_DEBUG="INFO", **env)), own)
     result = job.finish()
     counters = control.find(job.processes[0].pid).snapshot().counters
     return result, counters["messages_sent"]
@@ -51,7 +56,7 @@ def test_users_own_value_stays(build: Build, tmp_path: Path) -> None:
 def test_ranks_that_differ_are_told(build: Build, tmp_path: Path) -> None:
     """NCCL compares nothing; collectives go on, and a user reads what to do."""
     args = "--op all_reduce -b 1M -n 2 --timeout 20".split()
-    env = plugin_env(build, NCCL_DEBUG="WARN")
+    env = clean(plugin_env(build, NCCL_DEBUG="WARN"))
     result = good(Job(build, tmp_path, 2, args, env, {"R2CCL_P2P_CHUNK": "0"}).finish())
     assert f"{NAME} is 512 KiB here and 128 KiB at" in result.stderr[0], str(result)
     assert f"{NAME} is 128 KiB here and 512 KiB at" in result.stderr[1], str(result)

@@ -35,7 +35,7 @@ static const char *after(const char *before, uint64_t bytes)
         setenv(NAME, before, 1);
     else
         unsetenv(NAME);
-    r2_p2pchunk_start(bytes);
+    r2_p2pchunk_start(bytes, 22809);
     return getenv(NAME) ? getenv(NAME) : "(unset)";
 }
 
@@ -50,25 +50,38 @@ static void test_set_where_nothing_is(void)
     CHECK_EQ(r2_p2pchunk_word(), 128); /* NCCL's default */
 }
 
-/* The word says what NCCL reads. */
+/* The word says what NCCL takes. */
 static void test_read_as_nccl_does(void)
 {
     static const struct {
         const char *text;
         unsigned word;
-    } all[] = {{"0x40000", 256},
-               {"131073", 129},
-               {"1", 1},
-               {"0", 0},
-               {"-5", 0},
-               {"99999999999999999999", 128},
-               {"1000000000", UINT16_MAX},
-               {"abc", 0}};
+    } all[] = {{"0x40000", 256}, {"131073", 128},     {"1", 0},
+               {"0", 0},         {"-5", 0},           {"99999999999999999999", 128},
+               {"524288", 512},  {"1000000000", 512}, {"abc", 0}};
 
     for (size_t i = 0; i < sizeof(all) / sizeof(all[0]); i++) {
         CHECK_STR(after(all[i].text, 512 * 1024), all[i].text);
         CHECK_EQ(r2_p2pchunk_word(), all[i].word);
     }
+}
+
+/* Old NCCL does not look whether its buffers have room; pieces are of whole pages. */
+static void test_no_more_than_there_is_room_for(void)
+{
+    CHECK_STR(after(NULL, 4 << 20), "524288");
+    setenv("NCCL_BUFFSIZE", "16777216", 1);
+    CHECK_STR(after(NULL, 4 << 20), "2097152");
+    CHECK_EQ(r2_p2pchunk_word(), 2048);
+    CHECK_STR(after("16777216", 0), "16777216");
+    CHECK_EQ(r2_p2pchunk_word(), 2048); /* NCCL takes no more */
+    setenv("NCCL_BUFFSIZE", "1048576", 1);
+    CHECK_STR(after(NULL, 512 * 1024), "131072");
+    setenv("NCCL_BUFFSIZE", "0", 1);
+    CHECK_STR(after(NULL, 512 * 1024), "524288");
+    unsetenv("NCCL_BUFFSIZE");
+    CHECK_STR(after(NULL, 300001), "299008");
+    CHECK_STR(after(NULL, 1), "4096");
 }
 
 static uint16_t opens(struct remote *r, struct r2_ep *ep, uint64_t conn, uint16_t word)
@@ -124,6 +137,7 @@ static void test_it_says_its_own(void)
 static const struct check_test tests[] = {
     {"set_where_nothing_is", test_set_where_nothing_is},
     {"read_as_nccl_does", test_read_as_nccl_does},
+    {"no_more_than_there_is_room_for", test_no_more_than_there_is_room_for},
     {"another_one_is_told", test_another_one_is_told},
     {"it_says_its_own", test_it_says_its_own},
     {0},

@@ -2,10 +2,12 @@
 #include "engine/engine.h"
 #include "settings/settings.h"
 #include "transport/tcp/tcp.h"
+#include "util/clock.h"
 
 /* Chunks of a push: the second look, which finds nothing as a rule, costs less than to wake the
  * lane's thread for it. */
 #define PUSH_TURN 2
+#define AT_WORK_NS (200 * R2_NS_PER_US) /* a chunk takes some 140 us where one core carries it */
 
 /* Bulk lanes of a path: a stream moves about 25 Gbit/s with a core of its own, so more of them
  * help only where there are threads to drive them and the link can take it. */
@@ -40,10 +42,18 @@ bool r2_bulk_uses(const struct r2_ep *ep, int index)
     return index <= in_use(ep);
 }
 
-/* If it is at work, it asks for more before long. */
-static bool counts(struct r2_lane *lane)
+bool r2_bulk_several(const struct r2_ep *ep)
 {
-    return !atomic_load(&lane->tx_full) && !r2_io_is_away(lane->io.io);
+    return in_use(ep) > 1;
+}
+
+/* It is idle, or at work and will ask for more before long: not blocked, and not at it for so long
+ * that its thread may have no core, or much else to do. */
+static bool counts(struct r2_lane *lane, uint64_t now)
+{
+    return !atomic_load(&lane->tx_full) && !r2_io_is_away(lane->io.io) &&
+           (atomic_load(&lane->tx_idle) ||
+            now < atomic_load_explicit(&lane->tx_since, memory_order_relaxed) + AT_WORK_NS);
 }
 
 /* A lane is given one chunk at a time: whoever kicks it takes `tx_idle`, and the lane sets it again
@@ -53,20 +63,22 @@ static bool counts(struct r2_lane *lane)
  * first. Those at work ask by themselves; where none can be counted on, all are asked. */
 void r2_bulk_kick(struct r2_ep *ep, unsigned chunks, unsigned lanes)
 {
-    bool some = false;
+    uint64_t now = r2_now_ns();
+    unsigned able = 1;
 
-    for (int pass = 0; pass < 3 && !(pass == 2 && some); pass++) {
-        unsigned n = 0;
-
-        for (int i = 1; i <= in_use(ep) && (pass == 2 || n < lanes) && chunks; i++) {
+    for (int pass = 0; pass < 3 && chunks; pass++) {
+        if ((pass == 1 && !able) || (pass == 2 && able))
+            continue;
+        able = 0;
+        for (int i = 1; i <= in_use(ep) && (pass == 2 || able < lanes) && chunks; i++) {
             struct r2_lane *lane = r2_ep_lane(ep, i);
 
-            if (!lane || !atomic_load(&lane->open) || (pass < 2 && !counts(lane)))
+            if (!lane || !atomic_load(&lane->open) || (pass < 2 && !counts(lane, now)))
                 continue;
-            some = true;
-            n++;
+            able++;
             if ((pass == 0 && !r2_io_polls(lane->io.io)) || !atomic_exchange(&lane->tx_idle, false))
                 continue;
+            atomic_store_explicit(&lane->tx_since, now, memory_order_relaxed);
             r2_lane_kick(lane);
             chunks--;
         }

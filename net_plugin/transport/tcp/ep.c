@@ -115,6 +115,14 @@ int r2_ep_late(struct r2_ep *ep)
     return err;
 }
 
+/* An endpoint's sockets go to the threads in turn. Where that would bring the first bulk lanes of
+ * all endpoints, which carry most of what is small, to the same few threads, one is left out. */
+static void stagger(const struct r2_ep *ep)
+{
+    if (ep->n_lanes && r2_io_used() % (ep->n_lanes + 1) == 0)
+        r2_io_pick();
+}
+
 static void set_lane(struct r2_ep *ep, struct r2_lane *lane, int index)
 {
     int notsent = BULK_NOTSENT;
@@ -182,6 +190,7 @@ static int accept_new(struct r2_lane *lane, const struct r2_tcp_hello *h)
         return ENOMEM;
     ep->n_lanes = h->lanes;
     r2_bulk_use(ep, h->lanes);
+    stagger(ep);
     ep->asking = true;
     set_lane(ep, lane, 0);
     ep->lanes[0] = lane;
@@ -309,6 +318,7 @@ static int tcp_connect(const struct r2_ep_params *params, struct r2_ep **out)
     }
     ep->n_lanes = params->probe ? 0 : r2_bulk_plan(params->local_nic);
     r2_bulk_use(ep, (unsigned)ep->n_lanes);
+    stagger(ep);
     rc = r2_ep_connect_lane(ep, 0);
     if (rc) {
         atomic_store(&ep->dead, true);

@@ -68,6 +68,7 @@ struct r2_lane {
      * chunk has left. Set before the engine is told (`blocked`), which looks under the peer's lock
      * at what waits: who adds to that later sees it here and asks another lane. */
     atomic_bool tx_full;
+    atomic_ulong tx_since; /* ns: when it was last kicked, or took a chunk; a hint */
     bool tx_active;
     bool tx_released; /* the chunk's memory is no longer read (sent, or copied to tx_priv) */
     struct r2_bulk tx_chunk;
@@ -193,6 +194,7 @@ int r2_bulk_plan(int nic);
 void r2_bulk_use(struct r2_ep *ep, unsigned lanes);
 bool r2_bulk_uses(const struct r2_ep *ep, int index);
 void r2_bulk_kick(struct r2_ep *ep, unsigned chunks, unsigned lanes);
+bool r2_bulk_several(const struct r2_ep *ep); /* lanes in use */
 bool r2_bulk_push(struct r2_ep *ep);
 unsigned r2_bulk_planned(struct r2_ep *ep);
 unsigned r2_bulk_lanes(struct r2_ep *ep);

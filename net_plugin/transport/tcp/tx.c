@@ -8,6 +8,7 @@
 #include "engine/fault.h"
 #include "settings/settings.h"
 #include "transport/tcp/tcp.h"
+#include "util/clock.h"
 #include "util/crc32c.h"
 
 /* `n`: what the call that was allowed `ok` bytes returned. */
@@ -109,10 +110,11 @@ int r2_lane_tx_bulk(struct r2_lane *lane, int chunks)
             if (!r2_tcp.ev->next_chunk(ep->owner, ep, &lane->tx_chunk))
                 return 0;
             atomic_store(&lane->tx_idle, false);
+            atomic_store_explicit(&lane->tx_since, r2_now_ns(), memory_order_relaxed);
             begin_chunk(lane);
         }
         rc = push_chunk(lane);
-        if (rc == 0 && !atomic_exchange(&lane->tx_full, true))
+        if (rc == 0 && !atomic_exchange(&lane->tx_full, true) && r2_bulk_several(ep))
             r2_tcp.ev->blocked(ep->owner, ep);
         if (rc <= 0)
             return rc;
