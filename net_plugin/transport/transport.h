@@ -221,7 +221,7 @@ struct r2_transport_ops {
      * -ECONNREFUSED is a refusal. */
     int (*connect)(const struct r2_ep_params *params, struct r2_ep **out);
     /* Bulk work for about `chunks` chunks is there, worth that `lanes` bulk lanes are at it: its
-     * first ones that are not blocked. Any thread, any lock. */
+     * first ones that are not blocked. A hint. Any thread, any lock. */
     void (*kick)(struct r2_ep *ep, unsigned chunks, unsigned lanes);
     /* One chunk of work is there and the caller may send it itself, now, if a lane is free; false:
      * it did not. [locks] */

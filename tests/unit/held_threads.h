@@ -11,7 +11,7 @@
 static struct hold {
     struct r2_task task;
     atomic_bool on;
-} holds[4];
+} holds[16];
 static atomic_bool let_go;
 static atomic_uint away; /* bit per thread: it waits for the kernel */
 

@@ -151,6 +151,20 @@ static void test_as_many_as_it_is_worth(void)
     finish(MOST);
 }
 
+/* Where threads are few, each is at hand soon: as many lanes as there are chunks. */
+static void test_threads_are_few(void)
+{
+    start();
+    r2_io_use(8);
+    begin(3);
+    for (int i = 0; i < 3; i++) {
+        send_one(i);
+        CHECK_EQ(asked(), i + 1);
+    }
+    finish(3);
+    r2_io_use(9);
+}
+
 /* A lane that is in the middle of something and takes nothing does not count. */
 static void test_blocked_ones_do_not_count(void)
 {
@@ -243,7 +257,7 @@ static void test_threads_that_are_away(void)
     CHECK(!atomic_load(&lane(2)->tx_idle));
     CHECK_EQ(asked(), 1);
     finish(1);
-    atomic_store(&away, 15);
+    atomic_store(&away, 0xffff);
     begin(1);
     send_one(0);
     CHECK_EQ(asked(), 1);
@@ -253,6 +267,7 @@ static void test_threads_that_are_away(void)
 
 static const struct check_test tests[] = {
     {"as_many_as_it_is_worth", test_as_many_as_it_is_worth},
+    {"threads_are_few", test_threads_are_few},
     {"blocked_ones_do_not_count", test_blocked_ones_do_not_count},
     {"what_a_blocked_one_leaves", test_what_a_blocked_one_leaves},
     {"one_that_does_not_come", test_one_that_does_not_come},
@@ -268,7 +283,7 @@ int main(int argc, char **argv)
     setenv("R2CCL_SHM", "0", 1);
     setenv("R2CCL_LANES", "4", 1); /* no judge changes the number */
     setenv("R2CCL_GREY", "0", 1);
-    setenv("R2CCL_IO_THREADS", "4", 1);
+    setenv("R2CCL_IO_THREADS", "9", 1);
     setenv("R2CCL_HEARTBEAT", "5s", 1); /* a NIC that takes nothing for a while is not lost */
     rc = check_main(argc, argv, tests);
 

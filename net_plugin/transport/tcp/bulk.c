@@ -1,4 +1,6 @@
 /* Which lanes of an endpoint carry bulk data. */
+#include <limits.h>
+
 #include "engine/engine.h"
 #include "settings/settings.h"
 #include "transport/tcp/tcp.h"
@@ -7,6 +9,7 @@
 /* Chunks of a push: the second look, which finds nothing as a rule, costs less than to wake the
  * lane's thread for it. */
 #define PUSH_TURN 2
+#define THREADS_PER_LANE 2
 #define AT_WORK_NS (200 * R2_NS_PER_US) /* a chunk takes some 140 us where one core carries it */
 
 /* Bulk lanes of a path: a stream moves about 25 Gbit/s with a core of its own, so more of them
@@ -42,9 +45,11 @@ bool r2_bulk_uses(const struct r2_ep *ep, int index)
     return index <= in_use(ep);
 }
 
-bool r2_bulk_several(const struct r2_ep *ep)
+/* Either number may change while a lane is relied on that then is blocked and does not say so: what
+ * waits has the next kick, of an acknowledgement or the peer's tick. */
+bool r2_bulk_keeps_to_few(const struct r2_ep *ep)
 {
-    return in_use(ep) > 1;
+    return in_use(ep) > 1 && r2_io_used() > THREADS_PER_LANE * in_use(ep);
 }
 
 /* It is idle, or at work and will ask for more before long: not blocked, and not at it for so long
@@ -57,15 +62,18 @@ static bool counts(struct r2_lane *lane, uint64_t now)
 }
 
 /* A lane is given one chunk at a time: whoever kicks it takes `tx_idle`, and the lane sets it again
- * before it asks for work (r2_lane_tx_bulk). Only the first ones are asked, as many as what waits
- * is worth: little traffic keeps a few threads awake on both sides, where it would wake all in turn
- * and find none of them polling (docs/decisions.md 41). Of these, lanes of threads that poll come
- * first. Those at work ask by themselves; where none can be counted on, all are asked. */
+ * before it asks for work (r2_lane_tx_bulk). Lanes of threads that poll come first, then the
+ * lowest. Where threads are many, only the first lanes are asked, as many as what waits is worth:
+ * little traffic keeps a few threads awake on both sides, where it would wake all in turn and find
+ * none of them polling (docs/decisions.md 41). Those at work ask by themselves; where none can be
+ * counted on, all are asked. */
 void r2_bulk_kick(struct r2_ep *ep, unsigned chunks, unsigned lanes)
 {
     uint64_t now = r2_now_ns();
     unsigned able = 1;
 
+    if (!r2_bulk_keeps_to_few(ep))
+        lanes = UINT_MAX;
     for (int pass = 0; pass < 3 && chunks; pass++) {
         if ((pass == 1 && !able) || (pass == 2 && able))
             continue;

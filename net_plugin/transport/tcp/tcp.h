@@ -194,7 +194,8 @@ int r2_bulk_plan(int nic);
 void r2_bulk_use(struct r2_ep *ep, unsigned lanes);
 bool r2_bulk_uses(const struct r2_ep *ep, int index);
 void r2_bulk_kick(struct r2_ep *ep, unsigned chunks, unsigned lanes);
-bool r2_bulk_several(const struct r2_ep *ep); /* lanes in use */
+/* Threads are many for the lanes in use: `lanes` of a kick counts. */
+bool r2_bulk_keeps_to_few(const struct r2_ep *ep);
 bool r2_bulk_push(struct r2_ep *ep);
 unsigned r2_bulk_planned(struct r2_ep *ep);
 unsigned r2_bulk_lanes(struct r2_ep *ep);

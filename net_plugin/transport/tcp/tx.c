@@ -114,7 +114,7 @@ int r2_lane_tx_bulk(struct r2_lane *lane, int chunks)
             begin_chunk(lane);
         }
         rc = push_chunk(lane);
-        if (rc == 0 && !atomic_exchange(&lane->tx_full, true) && r2_bulk_several(ep))
+        if (rc == 0 && !atomic_exchange(&lane->tx_full, true) && r2_bulk_keeps_to_few(ep))
             r2_tcp.ev->blocked(ep->owner, ep);
         if (rc <= 0)
             return rc;
