@@ -31,10 +31,11 @@ def test_healthy(build: Build, size: str, outstanding: int, verify: int, threads
         assert not pair.tx.named("replay")
 
 
-@pytest.mark.parametrize("threads", [1, 4])
+@pytest.mark.parametrize("threads", [1, 4, 12])
 @pytest.mark.parametrize("kind", ["blackhole", "error"])
 def test_nics_fail_in_turn(build: Build, kind: str, threads: int) -> None:
-    """NICs of both sides die in the middle of such messages and come back, again and again."""
+    """NICs of both sides die in the middle of such messages and come back, again and again; with
+    many threads what waits is offered to few lanes."""
     words = ("--size", "128K", "--outstanding", 16, "--conns", 3, "--stall", 20, "--bidir")
     env: dict[str, str | int] = {
         "R2CCL_UNASKED": "128K",

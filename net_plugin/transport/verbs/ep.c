@@ -373,8 +373,7 @@ static int op_connect(const struct r2_ep_params *params, struct r2_ep **out)
 
 static void op_kick(struct r2_ep *ep, unsigned chunks, unsigned lanes)
 {
-    (void)chunks;
-    (void)lanes;
+    (void)chunks, (void)lanes;
     r2_vep_kick(ep, R2_WANT_BULK);
 }
 

@@ -1,0 +1,105 @@
+/* What the engine does when a lane that others relied on takes no more (`blocked`), over a scripted
+ * transport (rung 2). That lanes say so, and which are asked then: test_tcp_few. */
+#include "send_bed.h"
+
+#define KB 1024u
+#define CHUNK (32 * KB)
+#define MSG (256 * KB)
+
+static uint8_t data[MSG];
+
+static struct r2_req *isend(size_t size)
+{
+    struct r2_req *req = NULL;
+
+    CHECK_EQ(r2_engine_isend(r.conn, data, size, 0, NULL, &req), 0);
+    CHECK(req);
+    return req;
+}
+
+static struct r2_path *path_of(const struct r2_ep *ep)
+{
+    return ep->params.owner;
+}
+
+/* Who was asked: bit 0 path a, bit 1 path b. */
+static int asked_when_blocked(struct r2_ep *ep)
+{
+    int of_a = atomic_load(&a->kicks), of_b = atomic_load(&b->kicks);
+
+    r2_up_blocked(path_of(ep), ep);
+    return (atomic_load(&a->kicks) > of_a) | (atomic_load(&b->kicks) > of_b) << 1;
+}
+
+static void test_its_other_lanes_are_asked(void)
+{
+    struct r2_bulk c;
+
+    begin(2);
+    CHECK_EQ(asked_when_blocked(a), 0); /* nothing waits */
+    isend(MSG);
+    CHECK_EQ(asked_when_blocked(a), 0); /* nor may it be sent */
+    CHECK_EQ(remote_cts(a, &r, 0, MSG), 0);
+    CHECK_EQ(asked_when_blocked(a), 1);
+    CHECK_EQ(asked_when_blocked(b), 2);
+    while (fake_next(a, &c) || fake_next(b, &c)) {
+        CHECK(fake_chunk_sent(a, &c) || fake_chunk_sent(b, &c));
+        CHECK_EQ(remote_ack_range(a, &r, 0, c.offset, c.len), 0);
+    }
+    CHECK_EQ(asked_when_blocked(a), 0);
+    remote_end(&r);
+}
+
+/* A path that may take nothing more for other reasons is no help: others are asked. */
+static void test_else_another_path(void)
+{
+    begin(2);
+    isend(MSG);
+    CHECK_EQ(remote_cts(a, &r, 0, MSG), 0);
+    r2_peer_lock(path_of(a)->peer);
+    path_of(a)->owes_until = r2_now_ns() + 60 * R2_NS_PER_S;
+    r2_peer_unlock(path_of(a)->peer);
+    CHECK_EQ(asked_when_blocked(a), 2);
+    remote_end(&r);
+}
+
+/* What is held back by a slow path waits for a copy over another one. */
+static void test_copies_wait_too(void)
+{
+    struct r2_bulk c;
+
+    begin(2);
+    remote_rate(a, 10 * R2_NS_PER_MS);
+    remote_rate(b, 10 * R2_NS_PER_US);
+    isend(CHUNK);
+    CHECK_EQ(remote_cts(a, &r, 0, CHUNK), 0);
+    r2_peer_lock(path_of(b)->peer);
+    path_of(b)->owes_until = r2_now_ns() + 60 * R2_NS_PER_S;
+    r2_peer_unlock(path_of(b)->peer);
+    CHECK(fake_next(a, &c));
+    CHECK(fake_chunk_sent(a, &c));
+    r2_peer_lock(path_of(b)->peer);
+    path_of(b)->owes_until = 0;
+    CHECK(r2_list_empty(&path_of(b)->peer->ready));
+    path_of(a)->watch.factor = R2_GREY_FULL / 10;
+    path_of(a)->watch.judged_at = r2_now_ns();
+    r2_peer_unlock(path_of(b)->peer);
+    CHECK(r2_tail_waits(path_of(b)->peer, r2_now_ns()));
+    CHECK_EQ(asked_when_blocked(b), 2);
+    remote_end(&r);
+}
+
+static const struct check_test tests[] = {
+    {"its_other_lanes_are_asked", test_its_other_lanes_are_asked},
+    {"else_another_path", test_else_another_path},
+    {"copies_wait_too", test_copies_wait_too},
+    {0},
+};
+
+int main(int argc, char **argv)
+{
+    static const char *const env[] = {"R2CCL_CHUNK", "32K", "R2CCL_RAMP", "0", NULL};
+
+    remote_engine(2, env);
+    return check_main(argc, argv, tests);
+}
