@@ -68,7 +68,7 @@ def environment(rank: int, ranks: int, place: str, extra: Mapping[str, str]) -> 
 
 
 class Job:
-    """The ranks of one r2ccl_perf, running; always ended by `finish`. own: more for rank 1 alone."""
+    """The ranks of one r2ccl_perf, running; always ended by `finish`. own: for rank 1 alone."""
 
     def __init__(
         self,
@@ -83,6 +83,7 @@ class Job:
         self.files = [(tmp / f"out{rank}", tmp / f"err{rank}") for rank in range(ranks)]
         self.processes: list[subprocess.Popen[bytes]] = []
         for rank, (out, err) in enumerate(self.files):
+            extra = own if own and rank == 1 else {}
             with out.open("wb") as out_file, err.open("wb") as err_file:
                 self.processes.append(
                     subprocess.Popen(
@@ -90,8 +91,7 @@ class Job:
                         stdin=subprocess.DEVNULL,
                         stdout=out_file,
                         stderr=err_file,
-                        env=environment(rank, ranks, f"{host}:29600", env)
-                        | (own or {} if rank == 1 else {}),
+                        env=environment(rank, ranks, f"{host}:29600", {**env, **extra}),
                     )
                 )
 
