@@ -49,18 +49,21 @@ void r2_p2pchunk_start(uint64_t bytes, unsigned nccl)
     int64_t limit = most(nccl), now;
     char text[24];
 
-    if (bytes > (uint64_t)limit)
-        bytes = (uint64_t)limit;
     if (bytes)
         bytes = bytes < UNIT ? UNIT : bytes - bytes % UNIT;
+    if (bytes > (uint64_t)limit)
+        bytes = limit < UNIT ? (uint64_t)limit : (uint64_t)limit - (uint64_t)limit % UNIT;
     snprintf(text, sizeof(text), "%llu", (unsigned long long)bytes);
     if (bytes && set && set[0])
         R2_INFO(NAME "=%s stays as it is (R2CCL_P2P_CHUNK: %s)", set, text);
     else if (bytes && setenv(NAME, text, 1) == 0)
         R2_INFO(NAME "=%s, by R2CCL_P2P_CHUNK", text);
     now = of_environment(NAME, 128 * KIB);
-    now = now < 0 ? 0 : (now < limit ? now : limit) / KIB;
-    here = now > UINT16_MAX ? UINT16_MAX : (uint16_t)now;
+    if (now > limit && (nccl >= LIMITS_ITSELF || !nccl))
+        now = limit;
+    here = now <= 0                          ? 0
+           : now > (int64_t)UINT16_MAX * KIB ? UINT16_MAX
+                                             : (uint16_t)((now + KIB - 1) / KIB);
 }
 
 uint16_t r2_p2pchunk_word(void)

@@ -14,7 +14,7 @@ struct r2_peer;
  * read the variable. `nccl`: its version, 0 if unknown. Before there are other threads of the
  * engine; those of the application had better not make room in the environment meanwhile. */
 void r2_p2pchunk_start(uint64_t bytes, unsigned nccl);
-/* What NCCL takes here, in KiB; more than the word holds: its largest. */
+/* What NCCL takes here, in KiB, rounded up; more than the word holds: its largest. */
 uint16_t r2_p2pchunk_word(void);
 /* The peer's. Another one than ours is told to the user, once for each peer: NCCL does not look,
  * and what it sends and receives is then wrong. Under the peer's lock. */

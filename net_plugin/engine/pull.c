@@ -338,13 +338,16 @@ void r2_up_blocked(void *owner, struct r2_ep *ep)
 {
     struct r2_path *path = owner;
     struct r2_peer *p = path->peer;
+    uint64_t now = r2_now_ns();
 
     r2_peer_lock(p);
-    if (path->ep == ep && (!r2_list_empty(&p->ready) || r2_tail_waits(p, r2_now_ns()))) {
-        if (room(path))
+    if (path->ep == ep && (!r2_list_empty(&p->ready) || r2_tail_waits(p, now))) {
+        if (room(path)) {
             path->kick_wanted++;
-        else
+        } else if (p->n_up > 1) {
             r2_peer_kick(p);
+            r2_tail_poll(p, now);
+        }
     }
     r2_peer_unlock(p);
 }

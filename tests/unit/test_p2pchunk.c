@@ -56,7 +56,7 @@ static void test_read_as_nccl_does(void)
     static const struct {
         const char *text;
         unsigned word;
-    } all[] = {{"0x40000", 256}, {"131073", 128},     {"1", 0},
+    } all[] = {{"0x40000", 256}, {"131073", 129},     {"1", 1},
                {"0", 0},         {"-5", 0},           {"99999999999999999999", 128},
                {"524288", 512},  {"1000000000", 512}, {"abc", 0}};
 
@@ -77,9 +77,14 @@ static void test_no_more_than_there_is_room_for(void)
     CHECK_EQ(r2_p2pchunk_word(), 2048); /* NCCL takes no more */
     setenv("NCCL_BUFFSIZE", "1048576", 1);
     CHECK_STR(after(NULL, 512 * 1024), "131072");
+    setenv("NCCL_BUFFSIZE", "8192", 1);
+    CHECK_STR(after(NULL, 512 * 1024), "1024");
     setenv("NCCL_BUFFSIZE", "0", 1);
     CHECK_STR(after(NULL, 512 * 1024), "524288");
     unsetenv("NCCL_BUFFSIZE");
+    setenv(NAME, "1048576", 1);
+    r2_p2pchunk_start(0, 21805); /* takes what it is told, and does not look */
+    CHECK_EQ(r2_p2pchunk_word(), 1024);
     CHECK_STR(after(NULL, 300001), "299008");
     CHECK_STR(after(NULL, 1), "4096");
 }
@@ -145,6 +150,7 @@ static const struct check_test tests[] = {
 
 int main(int argc, char **argv)
 {
+    unsetenv("NCCL_BUFFSIZE");
     remote_engine(1, NULL);
     r2_log_set(hear);
     return check_main(argc, argv, tests);

@@ -121,6 +121,15 @@ static void at_work(int i)
     keep_fresh();
 }
 
+/* The thread of the lane, once it is held, waits for the kernel. */
+static void away_of(int k)
+{
+    for (int i = 0; i < r2_io_count(); i++) {
+        if (r2_io_at(i) == lane(k)->io.io)
+            atomic_store(&away, 1u << i);
+    }
+}
+
 static void start(void)
 {
     static struct r2_transport_events hooked;
@@ -158,20 +167,6 @@ static void test_as_many_as_it_is_worth(void)
         CHECK_EQ(asked(), worth < LANES ? worth : LANES);
     }
     finish(MOST);
-}
-
-/* Where threads are few, each is at hand soon: as many lanes as there are chunks. */
-static void test_threads_are_few(void)
-{
-    start();
-    r2_io_use(8);
-    begin(3);
-    for (int i = 0; i < 3; i++) {
-        send_one(i);
-        CHECK_EQ(asked(), i + 1);
-    }
-    finish(3);
-    r2_io_use(9);
 }
 
 /* A lane that is in the middle of something and takes nothing does not count. */
@@ -257,10 +252,7 @@ static void test_who_is_blocked_says_so(void)
 static void test_threads_that_are_away(void)
 {
     start();
-    for (int i = 0; i < r2_io_count(); i++) {
-        if (r2_io_at(i) == lane(1)->io.io)
-            atomic_store(&away, 1u << i);
-    }
+    away_of(1);
     begin(1);
     send_one(0);
     CHECK(!atomic_load(&lane(2)->tx_idle));
@@ -272,6 +264,30 @@ static void test_threads_that_are_away(void)
     CHECK_EQ(asked(), 1);
     finish(1);
     atomic_store(&away, 0);
+}
+
+/* Where threads are few, each is at hand soon: as many lanes as there are chunks. */
+static void test_threads_are_few(void)
+{
+    start();
+    r2_io_use(8);
+    begin(3);
+    for (int i = 0; i < 3; i++) {
+        send_one(i);
+        CHECK_EQ(asked(), i + 1);
+    }
+    finish(3);
+    away_of(1);
+    begin(1);
+    for (int i = 2; i <= LANES; i++)
+        at_work(i);
+    send_one(0);
+    CHECK(!atomic_load(&lane(1)->tx_idle)); /* no lane at work is relied on */
+    atomic_store(&away, 0);
+    for (int i = 2; i <= LANES; i++)
+        atomic_store(&lane(i)->tx_idle, true);
+    finish(1);
+    r2_io_use(9);
 }
 
 static const struct check_test tests[] = {

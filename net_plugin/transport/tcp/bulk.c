@@ -9,7 +9,7 @@
 /* Chunks of a push: the second look, which finds nothing as a rule, costs less than to wake the
  * lane's thread for it. */
 #define PUSH_TURN 2
-#define THREADS_PER_LANE 2
+#define MANY_THREADS 8
 #define AT_WORK_NS (200 * R2_NS_PER_US) /* a chunk takes some 140 us where one core carries it */
 
 /* Bulk lanes of a path: a stream moves about 25 Gbit/s with a core of its own, so more of them
@@ -49,7 +49,7 @@ bool r2_bulk_uses(const struct r2_ep *ep, int index)
  * waits has the next kick, of an acknowledgement or the peer's tick. */
 bool r2_bulk_keeps_to_few(const struct r2_ep *ep)
 {
-    return in_use(ep) > 1 && r2_io_used() > THREADS_PER_LANE * in_use(ep);
+    return in_use(ep) > 1 && r2_io_used() > MANY_THREADS;
 }
 
 /* It is idle, or at work and will ask for more before long: not blocked, and not at it for so long
@@ -70,12 +70,13 @@ static bool counts(struct r2_lane *lane, uint64_t now)
 void r2_bulk_kick(struct r2_ep *ep, unsigned chunks, unsigned lanes)
 {
     uint64_t now = r2_now_ns();
+    bool few = r2_bulk_keeps_to_few(ep) && lanes < (unsigned)in_use(ep);
     unsigned able = 1;
 
-    if (!r2_bulk_keeps_to_few(ep))
+    if (!few)
         lanes = UINT_MAX;
     for (int pass = 0; pass < 3 && chunks; pass++) {
-        if ((pass == 1 && !able) || (pass == 2 && able))
+        if ((pass == 1 && !able) || (pass == 2 && able && few))
             continue;
         able = 0;
         for (int i = 1; i <= in_use(ep) && (pass == 2 || able < lanes) && chunks; i++) {

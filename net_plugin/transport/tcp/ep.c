@@ -115,11 +115,25 @@ int r2_ep_late(struct r2_ep *ep)
     return err;
 }
 
+static int common_divisor(int a, int b)
+{
+    while (b) {
+        int rest = a % b;
+
+        a = b;
+        b = rest;
+    }
+    return a;
+}
+
 /* An endpoint's sockets go to the threads in turn. Where that would bring the first bulk lanes of
- * all endpoints, which carry most of what is small, to the same few threads, one is left out. */
+ * all endpoints, which carry most of what is small, to fewer threads than if one were left out,
+ * one is. */
 static void stagger(const struct r2_ep *ep)
 {
-    if (ep->n_lanes && r2_io_used() % (ep->n_lanes + 1) == 0)
+    int threads = r2_io_used(), each = ep->n_lanes + 1;
+
+    if (ep->n_lanes && common_divisor(threads, each + 1) < common_divisor(threads, each))
         r2_io_pick();
 }
 
