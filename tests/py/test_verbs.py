@@ -101,7 +101,7 @@ def test_stopped_while_it_waits(build: Build) -> None:
     env = settings(
         build,
         R2CCL_GPU_MEMORY="direct",
-        R2CCL_NO_PATH_TIMEOUT="3s",
+        R2CCL_NO_PATH_TIMEOUT="6s",
         R2_FAKEVERBS_CHAOS="seed=1,gpu=1",
     )
     words = ("--device", "--size", "300001", "--conns", 2, "--stall", 30)
@@ -112,7 +112,7 @@ def test_stopped_while_it_waits(build: Build) -> None:
             command(pair.tx.pid, f"port {port} down")
         until(f"sockets stand by: {pair}", lambda: up(pair.tx, "tcp") >= 1)
         pair.tx.signal(signal.SIGSTOP)
-        time.sleep(5.0)
+        time.sleep(8.0)
         pair.tx.signal(signal.SIGCONT)
         for port in ("fv0 1", "fv1 1"):
             command(pair.tx.pid, f"port {port} up")
