@@ -1,11 +1,11 @@
 #define _GNU_SOURCE
 #include "engine/p2pchunk.h"
 
-#include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 
 #include "engine/internal.h"
+#include "settings/values.h"
 
 #define NAME "NCCL_P2P_NET_CHUNKSIZE"
 #define KIB 1024
@@ -14,19 +14,6 @@
 #define UNIT (4 * KIB)
 
 static uint16_t here; /* written before the first connection */
-
-/* As NCCL reads numbers. */
-static int64_t of_environment(const char *name, int64_t unset)
-{
-    const char *text = getenv(name);
-    int64_t value;
-
-    if (!text || !text[0])
-        return unset;
-    errno = 0;
-    value = strtoll(text, NULL, 0);
-    return errno ? unset : value;
-}
 
 /* The largest piece that NCCL's buffers have room for. */
 static int64_t most(unsigned nccl)
@@ -39,7 +26,7 @@ static int64_t most(unsigned nccl)
 #else
     (void)nccl;
 #endif
-    set = of_environment("NCCL_BUFFSIZE", buffer);
+    set = r2_value_nccl(getenv("NCCL_BUFFSIZE"), buffer);
     return (set > 0 ? set : buffer) / STEPS;
 }
 
@@ -58,7 +45,7 @@ void r2_p2pchunk_start(uint64_t bytes, unsigned nccl)
         R2_INFO(NAME "=%s stays as it is (R2CCL_P2P_CHUNK: %s)", set, text);
     else if (bytes && setenv(NAME, text, 1) == 0)
         R2_INFO(NAME "=%s, by R2CCL_P2P_CHUNK", text);
-    now = of_environment(NAME, 128 * KIB);
+    now = r2_value_nccl(getenv(NAME), 128 * KIB);
     if (now > limit && (nccl >= LIMITS_ITSELF || !nccl))
         now = limit;
     here = now <= 0                          ? 0

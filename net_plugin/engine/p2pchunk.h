@@ -11,8 +11,8 @@ struct r2_peer;
 
 /* Puts `bytes` (0: nothing; else rounded down to 4 KiB, and to what NCCL's buffers hold) into the
  * environment where the user has put nothing: at NCCL's first call of the plugin, before it has
- * read the variable. `nccl`: its version, 0 if unknown. Before there are other threads of the
- * engine; those of the application had better not make room in the environment meanwhile. */
+ * read the variable. `nccl`: its version, 0 if unknown. Once, before the engine's I/O threads;
+ * other threads that look into the environment meanwhile: docs/decisions.md 40. */
 void r2_p2pchunk_start(uint64_t bytes, unsigned nccl);
 /* What NCCL takes here, in KiB, rounded up; more than the word holds: its largest. */
 uint16_t r2_p2pchunk_word(void);

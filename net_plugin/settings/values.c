@@ -5,6 +5,7 @@
 #include <errno.h>
 #include <inttypes.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <strings.h>
 
@@ -51,6 +52,18 @@ int r2_value_bool(const char *text, bool *out)
         }
     }
     return -EINVAL;
+}
+
+int64_t r2_value_nccl(const char *text, int64_t otherwise)
+{
+    long long value;
+
+    if (!text || !text[0]) {
+        return otherwise;
+    }
+    errno = 0;
+    value = strtoll(text, NULL, 0);
+    return errno ? otherwise : value;
 }
 
 int r2_value_int(const char *text, int *out)

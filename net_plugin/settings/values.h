@@ -12,6 +12,9 @@
 
 int r2_value_bool(const char *text, bool *out);
 int r2_value_int(const char *text, int *out);
+/* As NCCL reads its own variables: a number in C's notations, whatever stands behind it; what is
+ * none is 0. `otherwise`: nothing is set (NULL or empty), or it is out of range. */
+int64_t r2_value_nccl(const char *text, int64_t otherwise);
 /* 4096, 64K, 1M, 2G, with an optional B or iB behind the letter. */
 int r2_value_size(const char *text, uint64_t *out);
 /* 100ms, 60s, 1.5s, 50us, 2min, 1h; a plain number is in `unit` (ns, us, ms, s, min or h). */

@@ -24,11 +24,9 @@ def clean(env: dict[str, str]) -> dict[str, str]:
     return {NAME: "", "R2CCL_P2P_CHUNK": ""} | env
 
 
-def sendrecv(
-    build: Build, tmp: Path, env: Mapping[str, str], own: Mapping[str, str] | None = None
-) -> tuple[Ranks, int]:
+def sendrecv(build: Build, tmp: Path, env: Mapping[str, str]) -> tuple[Ranks, int]:
     """The ranks, and how many messages rank 0 has sent."""
-    job = Job(build, tmp, 2, ARGS, clean(plugin_env(build, NCCL_DEBUG="INFO", **env)), own)
+    job = Job(build, tmp, 2, ARGS, clean(plugin_env(build, NCCL_DEBUG="INFO", **env)))
     result = job.finish()
     counters = control.find(job.processes[0].pid).snapshot().counters
     return result, counters["messages_sent"]

@@ -22,6 +22,7 @@
 
 #include "engine/engine.h"
 #include "settings/settings.h"
+#include "settings/values.h"
 #include "transport/verbs/verbs.h"
 #include "util/clock.h"
 #include "util/lock.h"
@@ -458,22 +459,12 @@ static int vnics_match(void)
     return found;
 }
 
-/* As NCCL reads it: any number but 0, in C's notations; what is none is 0. */
-static bool number_is_set(const char *text)
-{
-    long long v;
-
-    errno = 0;
-    v = strtoll(text, NULL, 0);
-    return errno == 0 && v != 0;
-}
-
 static int open_library(void)
 {
     const struct r2_settings *set = r2_settings_get();
     char why[256] = "";
 
-    if (!set->rdma || number_is_set(set->nccl_ib_disable))
+    if (!set->rdma || r2_value_nccl(set->nccl_ib_disable, 0))
         return -ENODEV;
     if (r2_ibv_load(set->ibverbs_lib, why, sizeof(why))) {
         R2_INFO("no RDMA: %s", why);
