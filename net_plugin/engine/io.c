@@ -88,7 +88,13 @@ void r2_io_away(bool away)
 
 bool r2_io_polls(struct r2_io *io)
 {
-    return r2_io_awake(io) && !atomic_load_explicit(&io->busy, memory_order_relaxed);
+    return r2_io_awake(io) && !atomic_load_explicit(&io->busy, memory_order_relaxed) &&
+           !atomic_load_explicit(&io->pending, memory_order_relaxed);
+}
+
+int r2_io_index(const struct r2_io *io)
+{
+    return io->index;
 }
 
 bool r2_io_all_awake(void)

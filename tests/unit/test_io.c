@@ -8,7 +8,7 @@
 #include <sys/eventfd.h>
 #include <unistd.h>
 
-#include "engine/io.h"
+#include "engine/iothread.h"
 #include "engine/pause.h"
 #include "util/clock.h"
 
@@ -218,10 +218,39 @@ static void test_threads_in_use(void)
     CHECK(polls_after(WORK, false));
 }
 
+/* Who has just been given something, and has not begun, has something to do. */
+static void test_one_that_was_given_something(void)
+{
+    struct r2_io *io = task.io;
+    bool polls = false;
+
+    atomic_store(&say, WORK);
+    for (int i = 0; i < 1000 && !polls; i++) {
+        r2_task_kick(&task);
+        usleep(2000);
+        pthread_mutex_lock(&io->turn); /* it goes on looking when this is free */
+        polls = r2_io_polls(io);
+        if (!polls)
+            pthread_mutex_unlock(&io->turn);
+    }
+    CHECK(polls);
+    r2_task_kick(&task);
+    CHECK(r2_io_awake(io));
+    CHECK(!r2_io_polls(io));
+    pthread_mutex_unlock(&io->turn);
+    polls = false;
+    for (int i = 0; i < 1000 && !polls; i++) {
+        usleep(1000);
+        polls = r2_io_polls(io);
+    }
+    CHECK(polls);
+}
+
 static const struct check_test tests[] = {
     {"polls_after_work_only", test_polls_after_work_only},
     {"no_more_poll_than_may", test_no_more_poll_than_may},
     {"threads_in_use", test_threads_in_use},
+    {"one_that_was_given_something", test_one_that_was_given_something},
     {0},
 };
 

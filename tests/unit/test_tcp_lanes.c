@@ -336,24 +336,54 @@ static bool all_asleep(void)
     return true;
 }
 
+static uint64_t thread_of(int lane)
+{
+    return UINT64_C(1) << r2_io_index(r2_ep_lane(sender(), lane)->io.io);
+}
+
+/* All threads are held: awake, and none has nothing to do. */
+static void lane_threads(void)
+{
+    uint64_t two = thread_of(1) | thread_of(2), all = two | thread_of(3) | thread_of(4);
+    bool idle = false;
+
+    CHECK_EQ(r2_engine_transport->threads(sender(), &idle), all);
+    r2_engine_transport->use(sender(), 2);
+    CHECK_EQ(r2_engine_transport->threads(sender(), &idle), two);
+    r2_engine_transport->use(sender(), LANES);
+    CHECK(!idle);
+}
+
 static void test_who_sends(void)
 {
-    bool pushed = false, helped = false;
+    bool pushed = false, helped = false, none = false, idle = false;
 
     bed_listen();
     bed_connect();
     move(1);
     open_all();
+    for (int i = 0; i < 1000 && !idle; i++) {
+        uint64_t until;
+
+        move(1);
+        until = r2_now_ns() + R2_NS_PER_MS;
+        while (!idle && r2_now_ns() < until) /* a thread polls on after its work */
+            r2_engine_transport->threads(sender(), &idle);
+    }
+    CHECK(idle);
     keep_awake();
     CHECK(!r2_engine_transport->push(sender())); /* a thread that is awake takes the chunk */
     CHECK(!r2_engine_transport->help(sender()));
+    lane_threads();
     release();
-    for (int ms = 0; ms < 10000 && !(pushed && helped); ms++) { /* now and then a heartbeat */
+    for (int ms = 0; ms < 10000 && !(pushed && helped && none);
+         ms++) { /* now and then a heartbeat */
         usleep(1000);
         pushed |= all_asleep() && r2_engine_transport->push(sender());
+        none |= all_asleep() && !r2_engine_transport->threads(sender(), &idle);
         helped |= all_asleep() && r2_engine_transport->help(sender());
     }
-    CHECK(pushed && helped);
+    CHECK(pushed && helped && none);
     CHECK(caller_sends(tx, 64));        /* a small message that comes alone goes at once */
     CHECK(!caller_sends(rx, 64 << 10)); /* the word that one may come is left to a thread */
     CHECK(!caller_sends(tx, 64 << 10)); /* so is a large message */

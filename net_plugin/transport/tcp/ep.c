@@ -577,6 +577,7 @@ const struct r2_transport_ops r2_transport_tcp = {
     .health = r2_tcp_health,
     .reached = r2_tcp_reached,
     .lanes = r2_bulk_lanes,
+    .threads = r2_bulk_threads,
     .planned = r2_bulk_planned,
     .use = r2_bulk_use,
     .params = tcp_params,

@@ -1,0 +1,187 @@
+/* How a message is cut where several I/O threads could carry it at once, over a scripted transport
+ * (rung 2). Whose threads a path's lanes are: test_tcp_few. That it is quicker is no test's matter:
+ * docs/decisions.md 42. */
+#include "send_bed.h"
+
+#define KB 1024u
+#define MSG (512 * KB)
+#define THREADS 4
+#define FAST UINT64_C(5000000000)
+#define SLOW UINT64_C(1250000000) /* 10 Gbit/s: less than a core carries */
+
+static uint8_t data[MSG];
+static uint64_t next; /* message */
+
+static struct r2_path *path_of(const struct r2_ep *ep)
+{
+    return ep->params.owner;
+}
+
+static void set_rate(struct r2_ep *ep, uint64_t rate)
+{
+    struct r2_pathrate *pr = &path_of(ep)->rate;
+
+    r2_peer_lock(path_of(ep)->peer);
+    memset(pr->bucket, 0, sizeof(pr->bucket));
+    pr->bucket[pr->bucket_now] = rate;
+    pr->startup = pr->probing_rtt = false;
+    r2_peer_unlock(path_of(ep)->peer);
+}
+
+/* A path at this rate, threads that are awake, and whether one is idle. */
+static void start(uint64_t rate, uint64_t threads, bool idle)
+{
+    begin(1);
+    set_rate(a, rate);
+    atomic_store(&fake_threads, threads);
+    atomic_store(&fake_idle, idle);
+    next = 0;
+}
+
+static void send_one(size_t size)
+{
+    struct r2_req *req = NULL;
+
+    CHECK_EQ(r2_engine_isend(r.conn, data, size, 0, NULL, &req), 0);
+    CHECK(req);
+    CHECK_EQ(remote_cts(a, &r, next++, size), 0);
+}
+
+/* Takes the next chunk which says how long it is; 0: there is none. */
+static uint32_t take(void)
+{
+    struct r2_bulk c;
+
+    if (!fake_next(a, &c))
+        return 0;
+    CHECK(fake_chunk_sent(a, &c));
+    return c.len;
+}
+
+static void test_each_thread_has_a_part(void)
+{
+    int kicks;
+
+    start(FAST, 0x0f, true);
+    kicks = atomic_load(&a->kicks);
+    send_one(MSG);
+    CHECK_GE(atomic_load(&a->kicks) - kicks, 4); /* the peer's tick may ask besides */
+    for (int i = 0; i < 4; i++)
+        CHECK_EQ(take(), 128 * KB);
+    CHECK_EQ(take(), 0);
+    remote_end(&r);
+}
+
+static void test_no_part_is_too_small(void)
+{
+    start(FAST, 0x3f, true);
+    send_one(128 * KB);
+    CHECK_EQ(take(), 64 * KB);
+    CHECK_EQ(take(), 64 * KB);
+    remote_end(&r);
+}
+
+/* What waits is one message, but what is under way keeps threads busy as well. */
+static void test_what_is_under_way_counts(void)
+{
+    start(FAST, 0x0f, true);
+    send_one(MSG);
+    while (take())
+        ;
+    send_one(MSG);
+    CHECK_EQ(take(), 256 * KB);
+    CHECK_EQ(take(), 256 * KB);
+    send_one(MSG);
+    CHECK_EQ(take(), MSG); /* 384 KiB, and the rest would be less than half of that */
+    send_one(MSG);
+    CHECK_EQ(take(), MSG);
+    remote_end(&r);
+}
+
+static void test_what_waits_counts(void)
+{
+    start(FAST, 0x0f, true);
+    for (int i = 0; i < 4; i++)
+        send_one(MSG);
+    CHECK_EQ(take(), MSG);
+    remote_end(&r);
+}
+
+static void whole(uint64_t rate, uint64_t threads, bool idle)
+{
+    start(rate, threads, idle);
+    send_one(MSG);
+    CHECK_EQ(take(), MSG);
+    remote_end(&r);
+}
+
+static void test_busy_threads_get_no_parts(void)
+{
+    whole(FAST, 0x0f, false);
+}
+
+static void test_one_thread_takes_all(void)
+{
+    whole(FAST, 0x04, true);
+    whole(FAST, 0, true);
+}
+
+static void test_slow_nics_are_no_sooner_done(void)
+{
+    whole(SLOW, 0x0f, true);
+}
+
+static void test_few_cores(void)
+{
+    r2_io_use(3);
+    whole(FAST, 0x07, true);
+    r2_io_use(THREADS);
+}
+
+/* R2CCL_SPLIT: 0 and too much say never. */
+static void test_settings(void)
+{
+    struct r2_settings set = *r2_eng.set;
+    const struct r2_settings *real = r2_eng.set;
+
+    r2_eng.set = &set;
+    set.split = 0;
+    whole(FAST, 0x0f, true);
+    set.split = set.chunk;
+    whole(FAST, 0x0f, true);
+    set.split = (200 << 10) + 1;
+    start(FAST, 0x3f, true);
+    send_one(MSG);
+    CHECK_EQ(take(), 200 * KB);
+    CHECK_EQ(take(), 200 * KB);
+    CHECK_EQ(take(), 112 * KB);
+    remote_end(&r);
+    set.split = 1;
+    start(FAST, 0x3f, true);
+    send_one(48 * KB);
+    for (int i = 0; i < 3; i++)
+        CHECK_EQ(take(), 16 * KB);
+    remote_end(&r);
+    r2_eng.set = real;
+}
+
+static const struct check_test tests[] = {
+    {"each_thread_has_a_part", test_each_thread_has_a_part},
+    {"no_part_is_too_small", test_no_part_is_too_small},
+    {"what_is_under_way_counts", test_what_is_under_way_counts},
+    {"what_waits_counts", test_what_waits_counts},
+    {"busy_threads_get_no_parts", test_busy_threads_get_no_parts},
+    {"one_thread_takes_all", test_one_thread_takes_all},
+    {"slow_nics_are_no_sooner_done", test_slow_nics_are_no_sooner_done},
+    {"few_cores", test_few_cores},
+    {"settings", test_settings},
+    {0},
+};
+
+int main(int argc, char **argv)
+{
+    static const char *const env[] = {"R2CCL_IO_THREADS", "4", "R2CCL_RAMP", "0", NULL};
+
+    remote_engine(2, env);
+    return check_main(argc, argv, tests);
+}
