@@ -29,6 +29,7 @@ from typing import Any
 import click
 import completion
 import cost
+import crowd
 import cutoff
 import flap
 import grey
@@ -70,6 +71,7 @@ SECTIONS: dict[str, tuple[str, Callable[[Options, Section], None]]] = {
     "locate": (locate.TITLE, locate.run),
     "cost": (cost.TITLE, cost.run),
     "hop": (hop.TITLE, hop.run),
+    "crowd": (crowd.TITLE, crowd.run),
     "growth": (growth.TITLE, growth.run),
     "grey": (grey.TITLE, grey.run),
     "flap": (flap.FLAP_TITLE, flap.run_flap),
@@ -88,6 +90,7 @@ NEEDS_LAB = (
     "known",
     "locate",
     "cost",
+    "crowd",
     "grey",
     "flap",
     "ramp",

@@ -126,7 +126,8 @@ def test_a_side_that_fails_is_reported(build: Build) -> None:
 
 
 @pytest.mark.parametrize(
-    ("program", "option"), [("rawsock", "--bytes"), ("msgs", "--bytes"), ("hop", "--size")]
+    ("program", "option"),
+    [("rawsock", "--bytes"), ("msgs", "--bytes"), ("hop", "--size"), ("crowd", "--conns")],
 )
 def test_wrong_usage_is_code_2(
     build: Build, run_bounded: RunBounded, program: str, option: str
@@ -327,6 +328,7 @@ def test_smoke(build: Build, lab_rights: None, run_bounded: RunBounded, tmp_path
         "locate",
         "cost",
         "hop",
+        "crowd",
         "growth",
         "grey",
         "flap",
