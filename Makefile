@@ -254,7 +254,7 @@ $(host): $(call objects,$(host_src)) $(B)/sources
 		-o $@ $(filter %.o,$^) $(libs)
 	@ln -sf libnccl.so.2 $(@D)/libnccl.so
 
-$(fake): $(call objects,$(fake_src)) $(B)/sources
+$(fake): $(call objects,$(fake_src) net_plugin/util/copy.c) $(B)/sources
 	@mkdir -p $(@D)
 	@echo "  LINK $@"
 	@$(CC) -shared $(san_flags) $(CFLAGS) $(LDFLAGS) -Wl,-soname,$(@F) $(defs) \

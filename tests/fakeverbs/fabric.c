@@ -10,6 +10,7 @@
 #include <unistd.h>
 
 #include "fake.h"
+#include "util/copy.h"
 
 #define RNR 254 /* a status on the wire: no receive is posted */
 
@@ -391,17 +392,37 @@ static void acknowledged(struct fv_conn *c)
 
 static ssize_t get(struct fv_conn *c, void *to, size_t len)
 {
-    static uint8_t sink[65536];
     ssize_t n;
 
-    if (!to && len > sizeof(sink))
-        len = sizeof(sink);
     do {
-        n = recv(c->fd, to ? to : sink, len, MSG_DONTWAIT);
+        n = recv(c->fd, to, len, MSG_DONTWAIT);
     } while (n < 0 && errno == EINTR);
     if (n == 0 || (n < 0 && errno != EAGAIN))
         fv_conn_drop(c);
     return n;
+}
+
+/* The next piece of a payload, NULL: it is dropped. A device writes memory in ascending order, and
+ * words of eight bytes whole, which readers of flags inside it (LL, LL128) rely on; the kernel and
+ * memcpy do not. Returns how many bytes there are; 0: fewer than a word, the rest is to come. */
+static ssize_t get_payload(struct fv_conn *c, uint8_t *to, size_t len)
+{
+    static _Thread_local uint8_t bounce[65536];
+    size_t room = len < sizeof(bounce) ? len : sizeof(bounce), all, whole;
+    ssize_t n;
+
+    if (!to)
+        return get(c, bounce, room);
+    memcpy(bounce, c->part, c->n_part);
+    n = get(c, bounce + c->n_part, room - c->n_part);
+    if (n <= 0)
+        return n;
+    all = c->n_part + (size_t)n;
+    whole = all == len ? all : all & ~(size_t)7;
+    r2_copy_lines(to, bounce, whole, (uintptr_t)to);
+    c->n_part = (uint8_t)(all - whole);
+    memcpy(c->part, bounce + whole, c->n_part);
+    return (ssize_t)whole;
 }
 
 /* One head or piece of a payload; false: nothing more now. */
@@ -443,7 +464,7 @@ static bool receive(struct fv_conn *c)
             fv_conn_drop(c);
             return false;
         }
-        n = get(c, c->body ? c->body + c->body_off : NULL, c->in.len - c->body_off);
+        n = get_payload(c, c->body ? c->body + c->body_off : NULL, c->in.len - c->body_off);
         if (n <= 0)
             return false;
         c->body_off += (size_t)n;

@@ -197,9 +197,10 @@ struct fv_conn {
     struct fv_pkt in;
     size_t in_off; /* of the head */
     size_t body_off;
-    uint8_t *body; /* where the payload goes; NULL: nowhere */
-    uint8_t *hold; /* payload that is placed later */
-    bool word;     /* an aligned word, which is placed as a whole */
+    uint8_t part[8], n_part; /* behind body_off: the beginning of a word */
+    uint8_t *body;           /* where the payload goes; NULL: nowhere */
+    uint8_t *hold;           /* payload that is placed later */
+    bool word;               /* an aligned word, which is placed as a whole */
     uint64_t word_data;
     bool in_body;
 };

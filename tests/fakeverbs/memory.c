@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include "fake.h"
+#include "util/copy.h"
 
 FV_EXPORT struct ibv_pd *ibv_alloc_pd(struct ibv_context *ctx)
 {
@@ -113,7 +114,7 @@ static void show(struct fv_late *l)
     struct fv_mr *mr = fv_mr_find(l->rkey, l->addr, l->len, IBV_ACCESS_REMOTE_WRITE);
 
     if (mr)
-        memcpy(fv_reach(mr, l->addr), l->bytes, l->len);
+        r2_copy_lines(fv_reach(mr, l->addr), l->bytes, l->len, l->addr);
     free(l->bytes);
     free(l);
 }
