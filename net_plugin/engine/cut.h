@@ -12,7 +12,7 @@ uint32_t r2_cut_max(void);
 /* S: the longest one of what waits for the peer now, bytes: R2CCL_SPLIT to r2_cut_max(). Where
  * little waits and is under way it is an equal part for each thread that is awake; where the
  * threads have enough to do anyway, or one alone would outrun the NIC, a smaller chunk would only
- * cost. */
+ * cost. For sockets: queue pairs need no threads. */
 uint32_t r2_cut(const struct r2_peer *p);
 
 #endif

@@ -65,7 +65,9 @@ bool r2_io_awake(struct r2_io *io);
  * long, and it does not count as awake. For questions by netlink when the process cannot have a
  * thread for them (nicask.c). Without effect on other threads. */
 void r2_io_away(bool away);
-/* ... and at once: it is awake, has nothing to do, and has not been given anything. A hint. */
+/* It is awake and at nothing, though it may have been given something. A hint. */
+bool r2_io_idles(struct r2_io *io);
+/* ... nor has it been given anything: it begins at once. A hint. */
 bool r2_io_polls(struct r2_io *io);
 /* All threads in use are. A hint. */
 bool r2_io_all_awake(void);

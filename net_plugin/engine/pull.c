@@ -39,6 +39,14 @@ static uint64_t room(const struct r2_path *path)
     return window > used && lanes ? window - used : 0;
 }
 
+/* Chunk of what waits, as far as the path's own rate allows. */
+static uint32_t longest(const struct r2_path *path)
+{
+    uint32_t cut = path->transport == R2_VIA_TCP ? path->peer->cut : 0;
+
+    return cut ? cut : r2_cut_max();
+}
+
 /* Lets lanes of the path pull up to `bytes` of the `space` left; returns what has no room. */
 static uint64_t kick_path(struct r2_path *path, uint64_t bytes, uint64_t *space)
 {
@@ -46,7 +54,7 @@ static uint64_t kick_path(struct r2_path *path, uint64_t bytes, uint64_t *space)
 
     if (n) {
         *space -= n;
-        path->kick_wanted += (unsigned)((n + path->peer->cut - 1) / path->peer->cut);
+        path->kick_wanted += (unsigned)((n + longest(path) - 1) / longest(path));
     }
     return bytes - n;
 }
@@ -217,8 +225,8 @@ static bool take_chunk(struct r2_path *path, struct r2_conn *c, struct r2_bulk *
     uint32_t len = r2_pathrate_chunk_len(&path->rate, r2_cut_max());
     struct r2_chunk chunk;
 
-    if (path->peer->cut && len > path->peer->cut)
-        len = path->peer->cut;
+    if (len > longest(path))
+        len = longest(path);
     for (uint64_t s = c->oldest; s < c->next_seq; s++) {
         struct r2_req *r = r2_conn_req(c, s);
 

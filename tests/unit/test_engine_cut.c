@@ -5,7 +5,7 @@
 
 #define KB 1024u
 #define MSG (512 * KB)
-#define THREADS 4
+#define THREADS 4 /* in use, of 9 */
 #define FAST UINT64_C(5000000000)
 #define SLOW UINT64_C(1250000000) /* 10 Gbit/s: less than a core carries */
 
@@ -131,11 +131,34 @@ static void test_slow_nics_are_no_sooner_done(void)
     whole(SLOW, 0x0f, true);
 }
 
-static void test_few_cores(void)
+/* Three threads; and nine, where little traffic keeps to few lanes. */
+static void test_few_cores_and_many(void)
 {
     r2_io_use(3);
     whole(FAST, 0x07, true);
+    r2_io_use(9);
+    whole(FAST, 0x0f, true);
     r2_io_use(THREADS);
+}
+
+/* Only the threads of the NIC that is asked first have parts: here it is slow, the other one not.
+ */
+static void test_other_nics_threads_are_not_counted(void)
+{
+    int stranger;
+
+    begin(2);
+    stranger = path_of(a)->lnic == r.conn->home;
+    set_rate(stranger ? a : b, SLOW);
+    set_rate(stranger ? b : a, FAST);
+    atomic_store(&fake_threads, 0x0f);
+    atomic_store(&fake_idle, true);
+    next = 0;
+    send_one(MSG);
+    r2_peer_lock(path_of(a)->peer);
+    CHECK_EQ(path_of(a)->peer->cut, MSG);
+    r2_peer_unlock(path_of(a)->peer);
+    remote_end(&r);
 }
 
 /* R2CCL_SPLIT, while no peer is there that reads it. */
@@ -161,6 +184,10 @@ static void test_settings(void)
     CHECK_EQ(take(), 112 * KB);
     remote_end(&r);
     split(1);
+    start(FAST, 0x0f, true);
+    send_one(3); /* less than a byte for each */
+    CHECK_EQ(take(), 3);
+    remote_end(&r);
     start(FAST, 0x3f, true);
     send_one(48 * KB);
     for (int i = 0; i < 3; i++)
@@ -177,15 +204,18 @@ static const struct check_test tests[] = {
     {"busy_threads_get_no_parts", test_busy_threads_get_no_parts},
     {"one_thread_takes_all", test_one_thread_takes_all},
     {"slow_nics_are_no_sooner_done", test_slow_nics_are_no_sooner_done},
-    {"few_cores", test_few_cores},
+    {"few_cores_and_many", test_few_cores_and_many},
+    {"other_nics_threads_are_not_counted", test_other_nics_threads_are_not_counted},
     {"settings", test_settings},
     {0},
 };
 
 int main(int argc, char **argv)
 {
-    static const char *const env[] = {"R2CCL_IO_THREADS", "4", "R2CCL_RAMP", "0", NULL};
+    static const char *const env[] = {"R2CCL_IO_THREADS", "9", "R2CCL_RAMP", "0",
+                                      "R2CCL_EAGER",      "0", NULL};
 
     remote_engine(2, env);
+    r2_io_use(THREADS);
     return check_main(argc, argv, tests);
 }

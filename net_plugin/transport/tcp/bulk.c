@@ -144,7 +144,7 @@ uint64_t r2_bulk_threads(struct r2_ep *ep, bool *idle)
         if (!lane || !atomic_load(&lane->open) || !r2_io_awake(lane->io.io))
             continue;
         mask |= UINT64_C(1) << r2_io_index(lane->io.io);
-        *idle |= r2_io_polls(lane->io.io);
+        *idle |= r2_io_idles(lane->io.io);
     }
     return mask;
 }
