@@ -393,6 +393,24 @@ static void help(struct r2_conn *c)
         atomic_store_explicit(&c->help_at, r2_now_ns() + LATER_NS, memory_order_relaxed);
 }
 
+/* Few lanes were asked for what waits, and nobody has been since: one may not come to it, and with
+ * nothing else under way the next look at them would be the peer's tick. */
+static void look_again(struct r2_peer *p)
+{
+    unsigned long at = atomic_load_explicit(&p->look_at, memory_order_relaxed);
+
+    /* Relaxed: whoever takes it looks under the lock; who misses it asks again soon. */
+    if (at && r2_now_ns() >= at &&
+        atomic_compare_exchange_strong_explicit(&p->look_at, &at, 0, memory_order_relaxed,
+                                                memory_order_relaxed)) {
+        R2_UNCANCELLED;
+
+        r2_peer_lock(p);
+        r2_peer_kick(p);
+        r2_peer_unlock(p);
+    }
+}
+
 int r2_engine_test(struct r2_req *r, int *done, size_t *size)
 {
     int state = atomic_load_explicit(&r->state, memory_order_acquire);
@@ -405,6 +423,7 @@ int r2_engine_test(struct r2_req *r, int *done, size_t *size)
         if (atomic_load(&r2_eng.inert))
             return -EPERM;
         say_held(r->conn->peer);
+        look_again(r->conn->peer);
         if (help_is_due(r->conn))
             help(r->conn);
         state = atomic_load_explicit(&r->state, memory_order_acquire);

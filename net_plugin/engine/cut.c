@@ -8,7 +8,6 @@
 /* With fewer threads cores are few, and NCCL's wants one of them; where they are many, little
  * traffic keeps to few lanes. */
 #define FEW_THREADS 4
-#define MANY_THREADS 8
 
 uint32_t r2_cut_max(void)
 {
@@ -42,7 +41,7 @@ uint32_t r2_cut(const struct r2_peer *p)
     if (least < STEP)
         least = STEP;
     if (!r2_eng.set->split || least >= most || !r2_eng.ops->threads || used < FEW_THREADS ||
-        used > MANY_THREADS)
+        used > R2_MANY_THREADS)
         return (uint32_t)most;
     for (int i = 0; i < p->n_paths; i++) {
         if (r2_path_usable(p->paths[i]))

@@ -50,6 +50,8 @@ int r2_io_count(void);
  * thread. */
 void r2_io_use(int n);
 int r2_io_used(void);
+/* With more of them in use little traffic keeps to few sockets (docs/decisions.md 41). */
+#define R2_MANY_THREADS 8
 /* One thread is in use: cores are few, and whoever wakes it takes one from NCCL. */
 static inline bool r2_io_alone(void)
 {

@@ -147,6 +147,8 @@ void r2_peer_lock(struct r2_peer *p)
 }
 
 #define LONE_NS (15 * R2_NS_PER_US)
+/* By then a lane that was relied on has come, or is relied on no more (AT_WORK_NS in bulk.c). */
+#define LOOK_NS (300 * R2_NS_PER_US)
 
 /* A frame that comes alone is sent at once by whoever has it; one of a burst is better left to an
  * I/O thread, which sends many with one call. */
@@ -198,6 +200,8 @@ static void unlock(struct r2_peer *p, bool push, bool soon, bool data)
         path->flush_wanted = false;
         path->kick_wanted = 0;
     }
+    if (worth && r2_io_used() > R2_MANY_THREADS)
+        atomic_store_explicit(&p->look_at, r2_now_ns() + LOOK_NS, memory_order_relaxed);
     pthread_mutex_unlock(&p->lock);
     for (int i = 0; i < n; i++) {
         if (kick[i] == 1 && push && r2_eng.ops->push(eps[i]))

@@ -226,6 +226,28 @@ static void test_one_that_does_not_come(void)
     finish(1);
 }
 
+/* Nor on one that comes no more after it was relied on: whoever polls for the message looks again.
+ */
+static void test_who_polls_looks_again(void)
+{
+    int done = 0;
+
+    start();
+    begin(1);
+    at_work(1);
+    send_one(0);
+    CHECK_EQ(asked(), 1);
+    atomic_store(&lane(1)->tx_since, r2_now_ns() - R2_NS_PER_MS);
+    for (int ms = 0; ms < 15 && asked() == 1; ms++) { /* the tick would do it after 25 */
+        usleep(1000);
+        CHECK_EQ(r2_engine_test(sending[0], &done, NULL), 0);
+    }
+    CHECK_EQ(asked(), 2);
+    CHECK(!atomic_load(&lane(2)->tx_idle));
+    atomic_store(&lane(1)->tx_idle, true);
+    finish(1);
+}
+
 /* A socket or a NIC that takes nothing is said to be so; the lane goes on. */
 static void test_who_is_blocked_says_so(void)
 {
@@ -299,6 +321,7 @@ static const struct check_test tests[] = {
     {"blocked_ones_do_not_count", test_blocked_ones_do_not_count},
     {"what_a_blocked_one_leaves", test_what_a_blocked_one_leaves},
     {"one_that_does_not_come", test_one_that_does_not_come},
+    {"who_polls_looks_again", test_who_polls_looks_again},
     {"who_is_blocked_says_so", test_who_is_blocked_says_so},
     {"threads_that_are_away", test_threads_that_are_away},
     {0}};

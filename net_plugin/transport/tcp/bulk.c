@@ -9,7 +9,6 @@
 /* Chunks of a push: the second look, which finds nothing as a rule, costs less than to wake the
  * lane's thread for it. */
 #define PUSH_TURN 2
-#define MANY_THREADS 8
 #define AT_WORK_NS (200 * R2_NS_PER_US) /* a chunk takes some 140 us where one core carries it */
 
 /* Bulk lanes of a path: a stream moves about 25 Gbit/s with a core of its own, so more of them
@@ -49,7 +48,7 @@ bool r2_bulk_uses(const struct r2_ep *ep, int index)
  * waits has the next kick, of an acknowledgement or the peer's tick. */
 bool r2_bulk_keeps_to_few(const struct r2_ep *ep)
 {
-    return in_use(ep) > 1 && r2_io_used() > MANY_THREADS;
+    return in_use(ep) > 1 && r2_io_used() > R2_MANY_THREADS;
 }
 
 /* It is idle, or at work and will ask for more before long: not blocked, and not at it for so long
