@@ -225,15 +225,6 @@ static void parse(int argc, char **argv)
         bench_usage("needed: --plugin, and --listen or --dial; missing", plugin ? "one" : "plugin");
 }
 
-/* What the dialling side has been told. */
-static void agree(uint64_t *number)
-{
-    if (dial)
-        bench_put(control, number, sizeof(*number));
-    else
-        bench_get(control, number, sizeof(*number));
-}
-
 static int by_size(const void *a, const void *b)
 {
     uint64_t x = *(const uint64_t *)a, y = *(const uint64_t *)b;
@@ -277,10 +268,10 @@ int main(int argc, char **argv)
     alarm(60);
     control = bench_meet(where, dial);
     setsockopt(control, IPPROTO_TCP, TCP_NODELAY, &one, sizeof(one));
-    agree(&conns);
-    agree(&window);
-    agree(&size);
-    agree(&iters);
+    bench_agree(control, dial, &conns);
+    bench_agree(control, dial, &window);
+    bench_agree(control, dial, &size);
+    bench_agree(control, dial, &iters);
     load(&devices);
     open_all(devices);
     took = malloc(sizeof(*took) * conns * iters);

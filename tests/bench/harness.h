@@ -107,6 +107,15 @@ static inline void bench_get(int fd, void *data, size_t len)
     }
 }
 
+/* What the dialling side has been told. */
+static inline void bench_agree(int fd, bool dial, uint64_t *number)
+{
+    if (dial)
+        bench_put(fd, number, sizeof(*number));
+    else
+        bench_get(fd, number, sizeof(*number));
+}
+
 /* Returns when both sides have called it. */
 static inline void bench_barrier(int fd)
 {

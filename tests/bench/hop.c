@@ -48,15 +48,6 @@ static void pin(int nth)
         sched_setaffinity(0, sizeof(one), &one);
 }
 
-/* What the dialling side has been told. */
-static void agree(uint64_t *number)
-{
-    if (dial)
-        bench_put(control, number, sizeof(*number));
-    else
-        bench_get(control, number, sizeof(*number));
-}
-
 static void check(const uint8_t *data, uint64_t number)
 {
     if (memcmp(data, &number, size < 8 ? size : 8) != 0)
@@ -216,8 +207,8 @@ int main(int argc, char **argv)
     alarm(60);
     control = bench_meet(where, dial);
     setsockopt(control, IPPROTO_TCP, TCP_NODELAY, &one, sizeof(one));
-    agree(&size);
-    agree(&iters);
+    bench_agree(control, dial, &size);
+    bench_agree(control, dial, &iters);
     if (!raw) {
         must(r2_engine_init(&ctx, 1, NULL), "init");
         r2_engine_devices(&nics);

@@ -47,7 +47,7 @@ static void send_one(size_t size)
     CHECK_EQ(remote_cts(a, &r, next++, size), 0);
 }
 
-/* Takes the next chunk which says how long it is; 0: there is none. */
+/* Takes the next chunk and says how long it is; 0: there is none. */
 static uint32_t take(void)
 {
     struct r2_bulk c;

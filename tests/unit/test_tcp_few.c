@@ -157,11 +157,8 @@ static void start(void)
 /* One lane, and one more for every 512 KiB. */
 static void test_as_many_as_it_is_worth(void)
 {
-    bool idle = false;
-
     start();
     begin(MOST);
-    CHECK_EQ(r2_engine_transport->threads(ep, &idle), 0); /* nor are messages cut for more */
     for (int i = 0; i < MOST; i++) {
         int worth = 1 + (i + 1) * (int)MSG / (512 << 10);
 

@@ -137,7 +137,7 @@ uint64_t r2_bulk_threads(struct r2_ep *ep, bool *idle)
 {
     uint64_t mask = 0;
 
-    for (int i = 1; i <= in_use(ep) && !r2_bulk_keeps_to_few(ep); i++) {
+    for (int i = 1; i <= in_use(ep); i++) {
         struct r2_lane *lane = r2_ep_lane(ep, i);
 
         if (!lane || !atomic_load(&lane->open) || !r2_io_awake(lane->io.io))
