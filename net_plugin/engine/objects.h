@@ -149,7 +149,7 @@ struct r2_peer {
     pthread_mutex_t lock;
     atomic_int refs;
     struct r2_list node; /* r2_eng.peers; holds a reference */
-    bool listed;
+    bool listed;         /* written under r2_eng.lock and `lock`, but for a new one's */
     uint8_t id[16], secret[16];
     bool out;
     char host[64];

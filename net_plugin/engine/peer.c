@@ -46,6 +46,7 @@ static struct r2_peer *new_peer(const uint8_t id[16], const uint8_t secret[16], 
     r2_list_init(&p->dying);
     for (int i = 0; i < R2_MAX_NICS; i++)
         p->rnics[i].weight = R2_WEIGHT_FULL;
+    p->listed = true; /* by the caller, who holds r2_eng.lock: once armed, the timer may come before */
     p->io = r2_io_pick();
     r2_task_init(&p->task, p->io, r2_peer_task);
     r2_timer_init(&p->timer, p->io, r2_peer_timer);
@@ -67,10 +68,8 @@ struct r2_peer *r2_peer_obtain(const uint8_t id[16], const uint8_t secret[16], b
     p = find_locked(id, out);
     if (!p) {
         p = new_peer(id, secret, out);
-        if (p) {
-            p->listed = true;
+        if (p)
             r2_list_add_tail(&r2_eng.peers, &p->node);
-        }
     }
     pthread_mutex_unlock(&r2_eng.lock);
     return p;
