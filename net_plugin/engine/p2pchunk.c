@@ -64,7 +64,7 @@ void r2_p2pchunk_heard(struct r2_peer *p, uint16_t word)
         return;
     p->p2pchunk_told = true;
     R2_WARN_LIMIT(NAME " is %u KiB here and %u KiB at %s pid %u: what NCCL sends and receives "
-                       "between the two, alltoall included, goes wrong. Set it, or "
-                       "R2CCL_P2P_CHUNK, to the same on all ranks",
+                       "between the two, alltoall included, goes wrong. Set it, "
+                       "NCCL_BUFFSIZE and R2CCL_P2P_CHUNK to the same on all ranks",
                   (unsigned)here, (unsigned)word, p->host[0] ? p->host : "?", p->pid);
 }
