@@ -277,6 +277,7 @@ STYLES = {
     "healthy": "green",
     "up": "green",
     "running": "green",
+    "recovered": "green",
     "failed": "red",
     "down": "red",
     "gone": "red",
@@ -293,10 +294,10 @@ STYLES = {
 }
 
 
-def state(word: str) -> Text:
+def state(word: str, more: str = "") -> Text:
     from rich.text import Text
 
-    return Text(word, style=STYLES.get(word, ""))
+    return Text(word + more, style=STYLES.get(word, ""))
 
 
 def ago(mono_ns: int, now_ns: int | None = None) -> str:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from r2ccl_ctl import gpus, hang, nodeseg
-from r2ccl_ctl.cli import comm_view, view
+from r2ccl_ctl.cli import comm_view, node_view, view
 from r2ccl_ctl.cli.common import (
     Whole,
     WholeNumber,
@@ -315,6 +315,10 @@ def status(
     With --pid also of a process that is gone, as it was at its end. Why a process stands, and which
     NICs are at fault, is said as `ps --comms` says it.
 
+    Paths are listed that do not carry, and those that have less WEIGHT than their NIC, as a slow
+    one has; with --details all of them, also those that are closed, or (spare) since a better pair
+    of NICs serves. DIR: tx is what this process sends on, whose weight it decides.
+
     \b
     Example:
       r2ccl-ctl status --watch
@@ -355,6 +359,9 @@ def nics(
     """List the NICs: state, weight, rates, injected faults; and what was found out about broken
     ones, as the processes of a node share it.
 
+    Of the latter, TOWARDS are the NICs at the other ends of the paths that failed, and STATE
+    "recovered" is a NIC that had failed and works again.
+
     GPUS, where NVML knows some: the nearest ones, by nvidia-smi's index, and how near they are, in
     the words of `nvidia-smi topo -m`: PIX behind the same PCIe switch, PXB behind several, PHB at
     the same host bridge, NODE in the same NUMA node, SYS across.
@@ -382,7 +389,7 @@ def nics(
                 for nic in snapshot.nics
             ],
         )
-        found["node_verdicts"] = [view.node_dict(*pair) for pair in verdicts(looks)]
+        found["node_verdicts"] = [one.as_dict() for one in verdicts(looks)]
         return found
 
     known: list[gpus.Gpu] = []
@@ -398,15 +405,15 @@ def nics(
             known.extend(answer or [])
         return known
 
-    def verdicts(looks: Looks) -> list[tuple[nodeseg.NodeSegment, nodeseg.NodeRow]]:
-        return view.node_verdicts(nodeseg.list_segments(), [snapshot for snapshot, _ in looks])
+    def verdicts(looks: Looks) -> list[node_view.Verdict]:
+        return node_view.node_verdicts(nodeseg.list_segments(), [snapshot for snapshot, _ in looks])
 
     def render(looks: Looks) -> RenderableType:
         from rich.console import Group
         from rich.text import Text
 
         nics, shared = view.nics_view(looks, machine(looks)), verdicts(looks)
-        return Group(nics, Text(""), view.node_table(shared)) if shared else nics
+        return Group(nics, Text(""), node_view.node_table(shared)) if shared else nics
 
     report(
         selection(pid, job, node),
