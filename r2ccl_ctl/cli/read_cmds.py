@@ -46,6 +46,8 @@ if TYPE_CHECKING:
 FOLLOW_S = 0.1
 RESCAN_S = 0.5
 SAMPLE_S = 0.2
+NAMED = 4  # processes in a sentence
+GONE = ("ended", "died")
 
 Looks = list[tuple[Snapshot, dict[int, tuple[float, float]]]]
 
@@ -174,6 +176,25 @@ def show_comms(processes: list[Process], wanted: Selection, as_json: bool, more:
         )
 
 
+def chosen(wanted: Selection, *, dead: bool, remedy: str) -> list[Process]:
+    """As `select`. Where those meant are gone the error says so first, and the `remedy`."""
+    try:
+        return select(wanted, dead=dead)
+    except R2UsageError:
+        raise
+    except R2Error as err:
+        there = [] if dead else list_processes(dead=True)
+        gone = [one for one in there if one.state in GONE and wanted.wants(one)]
+        if not gone:
+            raise
+        pids = ", ".join(str(one.pid) for one in gone[:NAMED])
+        pids += f" and {len(gone) - NAMED} more" if len(gone) > NAMED else ""
+        what = f" with {wanted}" if str(wanted) else ""
+        what += f" is gone (pid {pids})" if len(gone) == 1 else f" are gone (pids {pids})"
+        count = "1 process" if len(gone) == 1 else f"{len(gone)} processes"
+        raise R2Error(f"{count}{what}: {remedy}; {err}") from err
+
+
 def look(wanted: Selection, rates: view.Rates, *, dead: bool) -> Looks:
     """All chosen processes. Those that end meanwhile are left out. The first time it looks twice,
     a moment apart, so that there are rates."""
@@ -188,7 +209,7 @@ def look(wanted: Selection, rates: view.Rates, *, dead: bool) -> Looks:
 def _look(wanted: Selection, rates: view.Rates, *, dead: bool) -> Looks:
     found: Looks = []
     problems: list[SegmentError] = []
-    for process in select(wanted, dead=dead):
+    for process in chosen(wanted, dead=dead, remedy="--pid shows one, as it was at its end"):
         try:
             snapshot = process.snapshot()
         except SegmentError as err:
@@ -444,7 +465,7 @@ class Reader:
         self.cursors: dict[str, Cursor] = {}
         self.damaged: set[str] = set()
         try:
-            processes = select(wanted, dead=dead)
+            processes = chosen(wanted, dead=dead, remedy="--all shows what happened to them")
         except R2Error:
             if not waits or wanted.pid is not None:
                 raise

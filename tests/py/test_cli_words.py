@@ -182,3 +182,34 @@ def test_another_network_in_nccls_files(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.chdir(tmp_path)
     assert environment.warnings({}) == []  # no HOME: the file here is nobody's
     assert environment.warnings({"HOME": ""}) == []
+
+
+# Those that are gone
+
+
+@pytest.mark.parametrize(
+    ("command", "remedy"),
+    [
+        ("status", "--pid shows one, as it was at its end"),
+        ("nics", "--pid shows one, as it was at its end"),
+        ("journal", "--all shows what happened to them"),
+    ],
+)
+def test_a_job_that_has_ended(start_writer: StartWriter, command: str, remedy: str) -> None:
+    """What is left of it can be had: how, is said first."""
+    writer = start_writer()
+    job = ["--job", writer.job]
+    assert "gone" not in call(command, *job).stderr
+    writer.kill()
+    says = (
+        f"Error: 1 process with job {writer.job} is gone (pid {writer.pid}): {remedy}; no running"
+    )
+    assert says in call(command, *job, code=1).stderr
+    for _ in range(4):
+        start_writer().kill()
+    says = (
+        rf"Error: 5 processes with job {writer.job} are gone \(pids (\d+, ){{3}}\d+ and 1 more\): "
+    )
+    assert re.search(says, call(command, *job, code=1).stderr)
+    assert "gone" not in call(command, "--job", "nosuch", code=1).stderr
+    call(command, *(["--all", *job] if command == "journal" else ["--pid", str(writer.pid)]))
