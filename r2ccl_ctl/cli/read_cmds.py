@@ -19,6 +19,7 @@ from r2ccl_ctl.cli.common import (
     console,
     json_option,
     of_option,
+    only_with,
     print_json,
     say_left_out,
     selection,
@@ -295,6 +296,7 @@ def report(
     seconds = of_option("--interval", parse_duration, interval)
     if seconds < 0.05:
         raise R2UsageError(f"--interval {interval}: at least 50ms")
+    only_with("--interval", "--watch", watching)
     dead = wanted.pid is not None
 
     def look_again() -> Looks:

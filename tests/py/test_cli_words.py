@@ -3,6 +3,7 @@ Rung 3, and pure functions."""
 
 from __future__ import annotations
 
+import json
 import random
 import re
 import sys
@@ -184,7 +185,30 @@ def test_another_network_in_nccls_files(tmp_path: Path, monkeypatch: pytest.Monk
     assert environment.warnings({"HOME": ""}) == []
 
 
-# Those that are gone
+# Words without effect, and those that are gone
+
+
+@pytest.mark.parametrize(
+    ("words", "option", "other"),
+    [
+        ("status --interval 2s", "--interval", "--watch"),
+        ("nics --json --interval 2s", "--interval", "--watch"),
+        ("drain-nic x --wait-timeout 5s", "--wait-timeout", "--wait"),
+    ],
+)
+def test_an_option_that_says_nothing_alone(words: str, option: str, other: str) -> None:
+    stderr = call(*words.split(), code=2).stderr
+    assert f"Error: {option} says nothing without {other}: add that, or leave it out" in stderr
+
+
+@pytest.mark.parametrize("number", ["-5", "-50"])
+def test_a_negative_number_is_no_option(number: str) -> None:
+    result = call("set-weight", "x", number, "--json", code=2)
+    says = f"No such option '{number}': if it is meant as a value, put -- before it: `-- {number}`"
+    assert f"Error: {says}" in result.stderr and "Usage: " in result.stderr
+    assert json.loads(result.stdout)["error"] == says
+    assert f"{number} is not in the range" in call("set-weight", "x", "--", number, code=2).stderr
+    assert "meant as a value" not in call("status", "-z", code=2).stderr
 
 
 @pytest.mark.parametrize(
