@@ -83,9 +83,10 @@ def proves(path: PathRow, nic: str, look: Snapshot) -> bool:
 
 
 def towards(row: NodeRow, segment: NodeSegment) -> tuple[str, ...]:
-    """By name, where a verdict about that NIC tells it, else by address."""
+    """By name, where a verdict about that NIC tells it, else by address; once, however many paths
+    lead there."""
     names = {other.addr: other.name for other in segment.rows if "@" in other.name}
-    return tuple(names.get(addr, addr) for addr in row.others)
+    return tuple(dict.fromkeys(names.get(addr, addr) for addr in row.others))
 
 
 def node_table(found: Sequence[Verdict], now_ns: int | None = None) -> Table:

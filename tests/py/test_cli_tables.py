@@ -189,7 +189,7 @@ def test_the_last_nic_is_never_taken_out(start_writer: StartWriter, host: str, b
 def test_verdicts_name_the_nic_at_the_other_end(start_writer: StartWriter) -> None:
     """By name if the node knows one, else by address."""
     look = start_writer().process.snapshot()
-    others = ["10.0.0.7", "10.0.0.8", "10.0.0.9"]
+    others = ["10.0.0.7", "10.0.0.7", "10.0.0.8", "10.0.0.9"]
     rows = [
         node_row("eth0", "10.0.0.1", "unknown", others=others),
         node_row("eth1@node-b", "10.0.0.7"),
