@@ -18,6 +18,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 from wsgiref.simple_server import WSGIServer
 
 from prometheus_client import CollectorRegistry, generate_latest, start_http_server
@@ -359,11 +360,28 @@ def parse_listen(text: str) -> tuple[str, int]:
     return host or "127.0.0.1", int(port)
 
 
+def only_metrics(app: Any) -> Callable[..., Iterable[bytes]]:
+    """The library's application answers every address with the metrics; a typing error in a scrape
+    job should not work until somebody corrects the exporter."""
+
+    def answer(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
+        path = environ.get("PATH_INFO") or "/"
+        if path == "/metrics":
+            found: Iterable[bytes] = app(environ, start_response)
+            return found
+        status, text = ("200 OK", "R2CCL") if path == "/" else ("404 Not Found", "nothing is here")
+        start_response(status, [("Content-Type", "text/plain; charset=utf-8")])
+        return [f"{text}: metrics are at /metrics\n".encode()]
+
+    return answer
+
+
 def serve(wanted: Selection, address: str, port: int, keep_s: float = KEEP_S) -> WSGIServer:
     """Answer scrapes in threads of its own, until `shutdown`. Raises R2Error when the port is taken
     or the address is not this machine's."""
     try:
         server, _ = start_http_server(port, address, registry(wanted, keep_s))
+        server.set_app(only_metrics(server.get_app()))
     except (socket.gaierror, UnicodeError) as err:
         why = getattr(err, "strerror", "") or "not a name"
         raise R2UsageError(f"--listen: '{address}' is no address: {why}") from err

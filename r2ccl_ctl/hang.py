@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 NO_COLLECTIVES = ("none", "send", "recv")
 SERVING = ("up", "ramping")  # paths
+UNUSED = ("never-reached", "closed")  # paths that nobody tries, or that ended in order
 WELL = ("healthy", "ramping", "unknown")  # NICs that are not to blame, if no fault is injected
 LATE_NS = 3 * 10**9
 NAMED = 4  # NICs, paths or nodes in a sentence
@@ -213,7 +214,7 @@ def blamed(snapshot: Snapshot, paths: Iterable[PathRow]) -> list[Spot]:
             found.setdefault((path.nic, path.remote_nic), far_spot(snapshot, path))
     return sorted(
         found.values(),
-        key=lambda spot: (not spot.here, spot.state == "damped", spot.state == "never-reached"),
+        key=lambda spot: (not spot.here, spot.state == "damped", spot.state in UNUSED),
     )
 
 

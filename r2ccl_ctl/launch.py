@@ -46,7 +46,8 @@ _ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
 def place_ranks(ranks: int, nodes: int, per_node: int) -> list[Place]:
-    """Ranks on nodes in blocks, as torchrun and mpirun have it."""
+    """Ranks on nodes in blocks, as torchrun and mpirun have it. Spread evenly, the first nodes have
+    one more where they cannot all have the same."""
     for option, value in (("--ranks", ranks), ("--per-node", per_node)):
         if value < 0:
             raise LaunchUsageError(f"{option} {value}: give a number above 0")
@@ -59,13 +60,24 @@ def place_ranks(ranks: int, nodes: int, per_node: int) -> list[Place]:
         )
     if ranks > RANKS_MAX:
         raise LaunchUsageError(f"{ranks} ranks: give at most {RANKS_MAX} (--ranks, --per-node)")
-    share = per_node or -(-ranks // nodes)
-    places = []
-    for rank in range(ranks):
-        node = rank // share
-        local_size = min(share, ranks - node * share)
-        places.append(Place(rank, node, rank % share, local_size))
+    each, more = divmod(ranks, nodes)
+    places: list[Place] = []
+    for node in range(nodes):
+        size = per_node or each + (node < more)
+        size = min(size, ranks - len(places))
+        places += [Place(len(places) + local, node, local, size) for local in range(size)]
     return places
+
+
+def empty_nodes(places: Sequence[Place], nodes: int) -> str:
+    """Why nodes that are only there for the ranks have none, or ""."""
+    empty = nodes - len({place.node for place in places})
+    if not empty:
+        return ""
+    return (
+        f"--emulate-nodes {nodes}: {empty} of them would have none of the {len(places)} ranks; "
+        "give more ranks (--ranks), fewer nodes, or a lower --per-node"
+    )
 
 
 def split_gpus(gpus: Sequence[str], nodes: int) -> list[list[str]]:
@@ -307,6 +319,8 @@ def start(spec: LaunchSpec, *, echo: bool = True) -> Job:
     with contextlib.ExitStack() as undo:
         with _open_bed(spec) as bed:
             places = place_ranks(spec.ranks, bed.nodes, spec.per_node)
+            if spec.lab is None and (why := empty_nodes(places, bed.nodes)):
+                raise LaunchUsageError(why)
             gpus = visible_gpus(base)
             shares = split_gpus(gpus, max(p.node for p in places) + 1)
             natives = find_natives(spec, len(gpus))

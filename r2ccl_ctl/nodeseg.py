@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from r2ccl_ctl import control
+from r2ccl_ctl.segment import sentence
 
 MAGIC = b"R2CCNODE"
 VERSION = 1
@@ -130,7 +131,7 @@ def parse_row(raw: bytes) -> NodeRow | None:
         state=STATES[state],
         verdict=VERDICTS[kind],
         others=[_addr(others[i * 20 : i * 20 + 20]) for i in range(n_others)],
-        why=_text(why),
+        why=sentence(why),
         pid=pid,
         process_id=process.hex(),
         epoch=epoch,

@@ -76,7 +76,8 @@ class Peer:
 
 @dataclass(frozen=True)
 class PathRow:
-    """A path: a local NIC to one NIC of a peer. `rate` in bytes per second."""
+    """A path: a local NIC to one NIC of a peer. `rate` in bytes per second. `direction`: that of
+    its peer row. `spare`: a better pair of NICs serves meanwhile; only the sending side knows."""
 
     index: int
     peer: int
@@ -102,6 +103,8 @@ class PathRow:
     via: str = "tcp"
     penalty: int = 0
     reuse_mono_ns: int = 0
+    direction: str = ""
+    spare: bool = False
 
 
 @dataclass(frozen=True)
@@ -264,6 +267,8 @@ def path(index: int, row: dict[str, Any], nics: dict[int, str], peers: dict[int,
         index=index,
         peer_host=other.host if other else "",
         peer_pid=other.pid if other else 0,
+        direction=other.direction if other else "",
+        spare=bool(row["spare"]),
         nic=nics.get(row["nic"], ""),
         state=word("r2_seg_path_state", "R2_SEG_PATH_", row["state"]),
         via=word("r2_seg_via", "R2_SEG_VIA_", row["via"]),

@@ -34,6 +34,8 @@ MAX_TABLES = 64
 MAX_ROWS = 65536
 MAX_STRIDE = 65536
 MAX_SIZE = 64 << 20
+# Sentences, and what stands for one; other texts are names, which are compared.
+SENTENCES = ("cause", "fault", "warning", "command", "result")
 
 _FLOCK = struct.Struct("@hhqqi4x")
 _OWN_FILES: dict[str, int] = {}
@@ -108,7 +110,8 @@ class Layout:
             elif field.type.item.kind == "struct":
                 found[name] = [self._fields(item) for item in value]
             elif field.type.item.cname == "char":
-                found[name] = printable(bytes(self.ffi.buffer(value)))
+                raw = bytes(self.ffi.buffer(value))
+                found[name] = sentence(raw) if name in SENTENCES else printable(raw)
             else:
                 found[name] = bytes(self.ffi.buffer(value)).hex()
         return found
@@ -124,6 +127,14 @@ def printable(raw: bytes) -> str:
     """Text up to the first NUL, with nothing in it that could steer a terminal."""
     text = raw.split(b"\0", 1)[0].decode("utf-8", errors="replace")
     return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text)
+
+
+def sentence(raw: bytes) -> str:
+    """The same, with "…" where it fills its field: its writer had more to say. Some writers mark
+    that themselves."""
+    text = printable(raw)
+    full = len(raw.split(b"\0", 1)[0]) >= len(raw) - 1
+    return f"{text}…" if full and not text.endswith("...") else text
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,8 @@ import re
 from r2ccl_ctl.errors import R2UsageError
 
 _NUMBER = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z%/]*)\s*")
+_RATE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]?)(bit|i?b|)(/s|ps|)\s*", re.IGNORECASE)
 _SIZES = {"": 1, "b": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
-_BITS = {"bit": 1, "kbit": 10**3, "mbit": 10**6, "gbit": 10**9}
 _TIMES = {
     "ns": 1e-9,
     "us": 1e-6,
@@ -44,18 +44,25 @@ def parse_size(text: str) -> int:
     return int(number * _SIZES[unit])
 
 
+def rate_bits(text: str, allowed: str) -> float:
+    """Bits per second: 100mbit, 1.5gbit/s, 10MB, 10MB/s (bits in powers of 1000, bytes of 1024).
+    100Mbps and 100M are refused: to some that is bits, to others (tc) bytes."""
+    match = _RATE.fullmatch(text)
+    if match is None:
+        raise R2UsageError(f"'{text}' is no rate: give {allowed}")
+    number, prefix, unit, per = match.groups()
+    power = " kmgt".index(prefix.lower() or " ")
+    if unit.lower() == "bit":
+        return float(number) * 1000.0**power
+    if "B" not in unit or per == "PS":
+        bits, size = f"{number}{prefix.lower()}bit", f"{number}{prefix.upper()}B/s"
+        raise R2UsageError(f"'{text}' may mean bits or bytes: give {bits} or {size}")
+    return float(number) * 1024.0**power * 8
+
+
 def parse_rate(text: str) -> int:
-    """Bytes per second: 100mbit, 1.5gbit, 10MB, 10MB/s (bits in powers of 1000, bytes of 1024)."""
-    allowed = "for example 100mbit, 1gbit, or bytes per second such as 10MB/s"
-    number, unit = _split(text, "rate", allowed)
-    unit = unit.removesuffix("/s").removesuffix("ps")
-    if unit in _BITS:
-        rate = number * _BITS[unit] / 8
-    else:
-        unit = unit.removesuffix("b") if unit != "b" else unit
-        if unit not in _SIZES:
-            raise R2UsageError(f"'{text}' is no rate: give {allowed}")
-        rate = number * _SIZES[unit]
+    """Bytes per second, of what `rate_bits` takes."""
+    rate = rate_bits(text, "for example 100mbit, 1gbit, or bytes per second such as 10MB/s") / 8
     if not 1 <= rate < _LIMIT:
         raise R2UsageError(f"rate '{text}' is out of range: give 1 byte per second to 8388607TB/s")
     return int(rate)

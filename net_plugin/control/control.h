@@ -26,6 +26,7 @@
 #ifndef R2_CONTROL_CONTROL_H
 #define R2_CONTROL_CONTROL_H
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -162,6 +163,8 @@ void r2_control_path_via(struct r2_control *ctl, int path, enum r2_seg_via via);
 void r2_control_path_state(struct r2_control *ctl, int path, enum r2_seg_path_state state,
                            uint64_t generation, const char *cause);
 void r2_control_path_weight(struct r2_control *ctl, int path, uint32_t weight, uint32_t streams);
+/* A better pair of NICs serves, or none does any more. */
+void r2_control_path_spare(struct r2_control *ctl, int path, bool spare);
 /* Flap damping: the penalty, and when it is tried again (CLOCK_MONOTONIC; 0: not damped). */
 void r2_control_path_damping(struct r2_control *ctl, int path, uint32_t penalty,
                              uint64_t reuse_mono_ns);

@@ -88,8 +88,10 @@ static void set_spare(struct r2_path *path, bool spare)
     bool was = path->spare;
 
     path->spare = spare;
-    if (was != spare)
-        r2_peer_weigh(path->peer);
+    if (was == spare)
+        return;
+    r2_control_path_spare(r2_eng.ctl, path->row, spare);
+    r2_peer_weigh(path->peer);
 }
 
 /* With no path left, attempts are short and many: a NIC that comes back while one is under way

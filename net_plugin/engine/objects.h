@@ -117,7 +117,7 @@ struct r2_path {
                 */
     bool stalled; /* bulk bytes are not acknowledged by the peer's kernel, control bytes are */
     uint64_t replayed, tx_bytes, rx_bytes;
-    char verdict[64]; /* why it is down, once that is known (engine/locate) */
+    char verdict[80]; /* why it is down, once that is known (engine/locate) */
     int row;
 };
 

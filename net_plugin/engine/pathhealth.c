@@ -49,9 +49,9 @@ static enum r2_seg_path_state shown_as(const struct r2_path *path)
         return as[path->health.state];
     if (path->state == R2_PATH_UP && !path->testing)
         return R2_SEG_PATH_UP;
-    return path->state == R2_PATH_UP || path->state == R2_PATH_CONNECTING
-               ? R2_SEG_PATH_CONNECTING
-               : R2_SEG_PATH_NEVER_REACHED;
+    if (path->state == R2_PATH_UP || path->state == R2_PATH_CONNECTING)
+        return R2_SEG_PATH_CONNECTING;
+    return path->ever_up ? R2_SEG_PATH_CLOSED : R2_SEG_PATH_NEVER_REACHED;
 }
 
 void r2_path_show(struct r2_path *path, const char *cause)

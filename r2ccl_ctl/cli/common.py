@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
+from click.core import ParameterSource
 
 from r2ccl_ctl.errors import R2Error, R2UsageError
 from r2ccl_ctl.units import rfc3339, show_span
@@ -167,6 +168,13 @@ def of_option(option: str, parse: Callable[[str], T], text: str) -> T:
         raise R2UsageError(f"{option}: {err}") from err
 
 
+def only_with(option: str, other: str, given: bool) -> None:
+    """Refuse an option of this command that says nothing where the other one is not `given`."""
+    source = click.get_current_context().get_parameter_source(option[2:].replace("-", "_"))
+    if not given and source is ParameterSource.COMMANDLINE:
+        raise R2UsageError(f"{option} says nothing without {other}: add that, or leave it out")
+
+
 def json_option(command: F) -> F:
     return click.option("--json", "as_json", is_flag=True, help="JSON, with a schema number.")(
         command
@@ -277,6 +285,7 @@ STYLES = {
     "healthy": "green",
     "up": "green",
     "running": "green",
+    "recovered": "green",
     "failed": "red",
     "down": "red",
     "gone": "red",
@@ -293,10 +302,10 @@ STYLES = {
 }
 
 
-def state(word: str) -> Text:
+def state(word: str, more: str = "") -> Text:
     from rich.text import Text
 
-    return Text(word, style=STYLES.get(word, ""))
+    return Text(word + more, style=STYLES.get(word, ""))
 
 
 def ago(mono_ns: int, now_ns: int | None = None) -> str:

@@ -13,7 +13,7 @@ from r2ccl_ctl.cli.act_cmds import (
     show_said,
     target_options,
 )
-from r2ccl_ctl.cli.common import WholeNumber, json_option, of_option, selection
+from r2ccl_ctl.cli.common import WholeNumber, json_option, of_option, only_with, selection
 from r2ccl_ctl.control import Answer, Command
 from r2ccl_ctl.units import parse_duration
 
@@ -54,6 +54,7 @@ def drain_nic(
       r2ccl-ctl drain-nic eth1 --wait --job 4711
     """
     patience = of_option("--wait-timeout", parse_duration, wait_timeout)
+    only_with("--wait-timeout", "--wait", wait)
     answers = ask(
         selection(pid, job, node, everything),
         nic,

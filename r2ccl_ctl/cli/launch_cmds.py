@@ -44,7 +44,7 @@ class UsageFailure(Failure):
     default=1,
     show_default=True,
     metavar="K",
-    help="Without a lab: pretend K nodes on loopback.",
+    help="Without a lab: pretend K nodes on loopback, each with a rank at least.",
 )
 @click.option(
     "--nics",

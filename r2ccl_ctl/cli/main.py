@@ -158,7 +158,8 @@ class Main(R2Group):
     def invoke(self, ctx: click.Context) -> Any:
         try:
             return super().invoke(ctx)
-        except click.ClickException as err:
+        except click.ClickException as raised:
+            err = with_hint(raised, self._words)
             if asks_for_json(self, self._words):
                 from r2ccl_ctl.control import SCHEMA
 
@@ -167,7 +168,7 @@ class Main(R2Group):
                     print_json({"schema": SCHEMA, **error}, line=True)
                 except OSError:  # the error is said on stderr all the same
                     drop_output()
-            raise
+            raise err from raised.__cause__
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(self.commands)
@@ -193,6 +194,16 @@ class Main(R2Group):
                 formatter.write_dl(
                     [(command.name or "", command.get_short_help_str(80)) for command in commands]
                 )
+
+
+def with_hint(err: click.ClickException, words: Sequence[str]) -> click.ClickException:
+    """The error, with what helps where a number below 0 was taken for an option: of -50, click
+    names -5."""
+    if not isinstance(err, click.NoSuchOption) or not err.option_name[1:2].isdigit():
+        return err
+    value = next((word for word in words if word.startswith(err.option_name)), err.option_name)
+    hint = f"if it is meant as a value, put -- before it: `-- {value}`"
+    return click.UsageError(f"No such option '{value}': {hint}", err.ctx)
 
 
 def asks_for_json(command: click.Command, words: Sequence[str]) -> bool:

@@ -12,13 +12,14 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from r2ccl_ctl import gpus, hang, nodeseg
-from r2ccl_ctl.cli import comm_view, view
+from r2ccl_ctl.cli import comm_view, node_view, view
 from r2ccl_ctl.cli.common import (
     Whole,
     WholeNumber,
     console,
     json_option,
     of_option,
+    only_with,
     print_json,
     say_left_out,
     selection,
@@ -46,6 +47,8 @@ if TYPE_CHECKING:
 FOLLOW_S = 0.1
 RESCAN_S = 0.5
 SAMPLE_S = 0.2
+NAMED = 4  # processes in a sentence
+GONE = ("ended", "died")
 
 Looks = list[tuple[Snapshot, dict[int, tuple[float, float]]]]
 
@@ -174,6 +177,25 @@ def show_comms(processes: list[Process], wanted: Selection, as_json: bool, more:
         )
 
 
+def chosen(wanted: Selection, *, dead: bool, remedy: str) -> list[Process]:
+    """As `select`. Where those meant are gone the error says so first, and the `remedy`."""
+    try:
+        return select(wanted, dead=dead)
+    except R2UsageError:
+        raise
+    except R2Error as err:
+        there = [] if dead else list_processes(dead=True)
+        gone = [one for one in there if one.state in GONE and wanted.wants(one)]
+        if not gone:
+            raise
+        pids = ", ".join(str(one.pid) for one in gone[:NAMED])
+        pids += f" and {len(gone) - NAMED} more" if len(gone) > NAMED else ""
+        what = f" with {wanted}" if str(wanted) else ""
+        what += f" is gone (pid {pids})" if len(gone) == 1 else f" are gone (pids {pids})"
+        count = "1 process" if len(gone) == 1 else f"{len(gone)} processes"
+        raise R2Error(f"{count}{what}: {remedy}; {err}") from err
+
+
 def look(wanted: Selection, rates: view.Rates, *, dead: bool) -> Looks:
     """All chosen processes. Those that end meanwhile are left out. The first time it looks twice,
     a moment apart, so that there are rates."""
@@ -188,7 +210,7 @@ def look(wanted: Selection, rates: view.Rates, *, dead: bool) -> Looks:
 def _look(wanted: Selection, rates: view.Rates, *, dead: bool) -> Looks:
     found: Looks = []
     problems: list[SegmentError] = []
-    for process in select(wanted, dead=dead):
+    for process in chosen(wanted, dead=dead, remedy="--pid shows one, as it was at its end"):
         try:
             snapshot = process.snapshot()
         except SegmentError as err:
@@ -274,6 +296,7 @@ def report(
     seconds = of_option("--interval", parse_duration, interval)
     if seconds < 0.05:
         raise R2UsageError(f"--interval {interval}: at least 50ms")
+    only_with("--interval", "--watch", watching)
     dead = wanted.pid is not None
 
     def look_again() -> Looks:
@@ -315,6 +338,10 @@ def status(
     With --pid also of a process that is gone, as it was at its end. Why a process stands, and which
     NICs are at fault, is said as `ps --comms` says it.
 
+    Paths are listed that do not carry, and those that have less WEIGHT than their NIC, as a slow
+    one has; with --details all of them, also those that are closed, or (spare) since a better pair
+    of NICs serves. DIR: tx is what this process sends on, whose weight it decides.
+
     \b
     Example:
       r2ccl-ctl status --watch
@@ -355,6 +382,9 @@ def nics(
     """List the NICs: state, weight, rates, injected faults; and what was found out about broken
     ones, as the processes of a node share it.
 
+    Of the latter, TOWARDS are the NICs at the other ends of the paths that failed, and STATE
+    "recovered" is a NIC that had failed and works again.
+
     GPUS, where NVML knows some: the nearest ones, by nvidia-smi's index, and how near they are, in
     the words of `nvidia-smi topo -m`: PIX behind the same PCIe switch, PXB behind several, PHB at
     the same host bridge, NODE in the same NUMA node, SYS across.
@@ -382,7 +412,7 @@ def nics(
                 for nic in snapshot.nics
             ],
         )
-        found["node_verdicts"] = [view.node_dict(*pair) for pair in verdicts(looks)]
+        found["node_verdicts"] = [one.as_dict() for one in verdicts(looks)]
         return found
 
     known: list[gpus.Gpu] = []
@@ -398,15 +428,15 @@ def nics(
             known.extend(answer or [])
         return known
 
-    def verdicts(looks: Looks) -> list[tuple[nodeseg.NodeSegment, nodeseg.NodeRow]]:
-        return view.node_verdicts(nodeseg.list_segments(), [snapshot for snapshot, _ in looks])
+    def verdicts(looks: Looks) -> list[node_view.Verdict]:
+        return node_view.node_verdicts(nodeseg.list_segments(), [snapshot for snapshot, _ in looks])
 
     def render(looks: Looks) -> RenderableType:
         from rich.console import Group
         from rich.text import Text
 
         nics, shared = view.nics_view(looks, machine(looks)), verdicts(looks)
-        return Group(nics, Text(""), view.node_table(shared)) if shared else nics
+        return Group(nics, Text(""), node_view.node_table(shared)) if shared else nics
 
     report(
         selection(pid, job, node),
@@ -437,7 +467,7 @@ class Reader:
         self.cursors: dict[str, Cursor] = {}
         self.damaged: set[str] = set()
         try:
-            processes = select(wanted, dead=dead)
+            processes = chosen(wanted, dead=dead, remedy="--all shows what happened to them")
         except R2Error:
             if not waits or wanted.pid is not None:
                 raise

@@ -12,14 +12,15 @@ from typing import TYPE_CHECKING, Any
 from r2ccl_ctl import hang
 from r2ccl_ctl.cli.comm_view import comm_dict, comm_table
 from r2ccl_ctl.cli.common import add_row, ago, process_state, row_dict, state, table
+from r2ccl_ctl.cli.path_view import count_text, odd, path_table, peer_table
+from r2ccl_ctl.cli.path_view import penalty as penalty
 from r2ccl_ctl.control import SCHEMA, Process, Snapshot
 from r2ccl_ctl.gpus import Gpu, near_text, nearest
 from r2ccl_ctl.hang import Seen
 from r2ccl_ctl.journal import Event
-from r2ccl_ctl.nodeseg import NodeRow, NodeSegment
-from r2ccl_ctl.rows import Nic, PathRow
+from r2ccl_ctl.rows import Nic
 from r2ccl_ctl.segment import VERSIONS
-from r2ccl_ctl.units import rfc3339, show_bytes, show_rate, show_span
+from r2ccl_ctl.units import rfc3339, show_bytes, show_rate
 
 if TYPE_CHECKING:
     from rich.console import Group, RenderableType
@@ -183,14 +184,6 @@ NIC_COLUMNS = (
 )
 
 
-def penalty(row: Nic | PathRow, now_ns: int | None = None) -> str:
-    """Flap damping: the penalty, and how long a damped NIC or path is still left alone."""
-    now = now_ns if now_ns is not None else time.monotonic_ns()
-    left = (row.reuse_mono_ns - now) / 1e9 if row.state == "damped" else 0
-    text = str(row.penalty) if row.penalty else "-"
-    return f"{text}, reuse in {show_span(left)}" if left > 0 else text
-
-
 def fault_text(fault: str) -> str:
     """ "slow 20 Mbit/s tx" for the segment's "slow 2500000 B/s tx", "loss 1 %" for its "loss 10000
     ppm": as fail-nic takes them."""
@@ -275,111 +268,6 @@ def rdma_table(snapshots: Sequence[Snapshot], *, titles: bool) -> Table:
     return found
 
 
-def node_verdicts(
-    segments: Sequence[NodeSegment], looks: Sequence[Snapshot]
-) -> list[tuple[NodeSegment, NodeRow]]:
-    """What the processes of these nodes have told each other since the first of them started,
-    newest first."""
-    since: dict[str, int] = {}
-    for snapshot in looks:
-        process = snapshot.process
-        since[process.host] = min(
-            process.created_real_ns, since.get(process.host, process.created_real_ns)
-        )
-    return [
-        (segment, row)
-        for segment in segments
-        if segment.host in since
-        for row in segment.rows
-        if row.real_ns >= since[segment.host]
-    ]
-
-
-def node_table(found: Sequence[tuple[NodeSegment, NodeRow]], now_ns: int | None = None) -> Table:
-    """The lower part of r2ccl-ctl nics: verdicts that the processes of a node share."""
-    now = time.time_ns() if now_ns is None else now_ns
-    shown = table("NODE", "NIC", "ADDRESS", "STATE", "AGE", ">BY PID", "VERDICT")
-    for segment, row in found:
-        add_row(
-            shown,
-            segment.host,
-            row.name,
-            row.addr,
-            state(row.state),
-            show_span((now - row.real_ns) / 1e9),
-            row.pid,
-            row.why or row.verdict,
-        )
-    return shown
-
-
-def node_dict(segment: NodeSegment, row: NodeRow) -> dict[str, Any]:
-    found = {"node": segment.host, "segment": segment.name, **vars(row)}
-    found["time"] = rfc3339(row.real_ns)
-    return found
-
-
-def path_table(paths: Iterable[PathRow], now_ns: int | None = None) -> Table:
-    found = table(
-        "PEER",
-        "NIC",
-        "REMOTE NIC",
-        "VIA",
-        "STATE",
-        ">GEN",
-        ">RATE",
-        ">RTT",
-        ">IN FLIGHT",
-        ">REPLAYED",
-        ">FAILS",
-        "SINCE",
-        "PENALTY",
-        "CAUSE",
-    )
-    for path in paths:
-        add_row(
-            found,
-            f"{path.peer_host}:{path.peer_pid}",
-            path.nic,
-            path.remote_nic,
-            path.via,
-            state(path.state),
-            path.generation,
-            show_rate(path.rate) or "-",
-            f"{path.rtt_us} us" if path.rtt_us else "-",
-            show_bytes(path.inflight_bytes),
-            show_bytes(path.replayed_bytes),
-            path.failures,
-            ago(path.since_mono_ns, now_ns),
-            penalty(path, now_ns),
-            path.cause,
-        )
-    return found
-
-
-def peer_table(snapshot: Snapshot) -> Table:
-    found = table("PEER", ">PID", "STATE", "DIRECTION", ">CONNECTIONS", "PATHS", "HEARD", "CAUSE")
-    for peer in snapshot.peers:
-        states = Counter(path.state for path in snapshot.paths if path.peer == peer.index)
-        add_row(
-            found,
-            peer.host,
-            peer.pid,
-            state(peer.state),
-            peer.direction,
-            peer.connections,
-            count_text(states) or "-",
-            f"{ago(peer.heard_mono_ns)} ago" if peer.heard_mono_ns else "-",
-            peer.cause,
-        )
-    return found
-
-
-def count_text(counts: Counter[str]) -> str:
-    """ "7 up, 1 down"."""
-    return ", ".join(f"{number} {word}" for word, number in counts.most_common())
-
-
 def title(snapshot: Snapshot) -> Text:
     from rich.text import Text
 
@@ -462,7 +350,7 @@ def status_view(
     *,
     details: bool,
 ) -> RenderableType:
-    """r2ccl-ctl status. Without details only the paths that are not up are listed."""
+    """r2ccl-ctl status. Without details only the paths that are odd are listed."""
     from rich.console import Group
     from rich.padding import Padding
     from rich.text import Text
@@ -484,11 +372,11 @@ def status_view(
         if snapshot.comms:
             comms = comm_table([snapshot], seen, titles=False)
             parts.append(Padding(comms, (0, 0, 0, 2), expand=False))
-        odd = [path for path in snapshot.paths if details or path.state != "up"]
+        paths = [path for path in snapshot.paths if details or odd(path, snapshot.nics)]
         if details and snapshot.peers:
             parts.append(Padding(peer_table(snapshot), (0, 0, 0, 2), expand=False))
-        if odd:
-            parts.append(Padding(path_table(odd, snapshot.mono_ns), (0, 0, 0, 2), expand=False))
+        if paths:
+            parts.append(Padding(path_table(paths, snapshot.mono_ns), (0, 0, 0, 2), expand=False))
     notes = seen.coverage(comm.id for snapshot, _ in snapshots for comm in snapshot.comms)
     return Group(*parts, *([Text(), *map(Text, notes)] if notes else []))
 

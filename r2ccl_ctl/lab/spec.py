@@ -7,6 +7,7 @@ import re
 from dataclasses import dataclass, field
 
 from r2ccl_ctl.errors import R2Error, R2UsageError
+from r2ccl_ctl.units import rate_bits
 
 DEFAULT_NAME = "r2lab"
 VARIANTS = ("rail-only", "routed", "one-subnet", "default-route")
@@ -22,8 +23,6 @@ MAX_RATE_BPS = 8 * (2**32 - 1)
 MIN_RATE_BPS = 8000
 GATEWAY_HOST = 254
 
-_RATE = re.compile(r"(?P<num>\d+(?:\.\d+)?)\s*(?P<unit>[kmgt]?)bit(?:/s|ps)?", re.IGNORECASE)
-_UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
 _NAME = re.compile(r"[a-z][a-z0-9_-]{0,31}")
 
 
@@ -37,16 +36,12 @@ class LabUsageError(LabError, R2UsageError):
 
 def parse_rate(text: str) -> int | None:
     """Bits per second of `1gbit`, `500mbit`, `2.5gbit`; None of `none` (unshaped)."""
-    word = text.strip().lower()
-    if word == "none":
+    if text.strip().lower() == "none":
         return None
-    match = _RATE.fullmatch(word)
-    if match is None:
-        raise LabUsageError(
-            f"rate '{text}' is not understood: give a number with bit, kbit, mbit or gbit "
-            "(for example 500mbit, 2.5gbit), or none for an unshaped NIC"
-        )
-    bps = int(float(match["num"]) * _UNITS[match["unit"].lower()])
+    try:
+        bps = rate_bits(text, "for example 500mbit or 2.5gbit, or none for an unshaped NIC")
+    except R2UsageError as err:
+        raise LabUsageError(str(err)) from err
     if bps < MIN_RATE_BPS:
         raise LabUsageError(
             f"rate '{text}' is below {format_rate(MIN_RATE_BPS)}, the least that the shaper can "
@@ -57,7 +52,7 @@ def parse_rate(text: str) -> int | None:
             f"rate '{text}' is above {format_rate(MAX_RATE_BPS)}, the most that the shaper can do: "
             "use none for an unshaped NIC"
         )
-    return bps
+    return int(bps)
 
 
 def format_rate(bps: int | None) -> str:

@@ -73,6 +73,7 @@ def test_values_beyond_all_ranges(words: list[str]) -> None:
         ["fail-nic", "x", "--timeout", "-1"], ["fail-nic", "x", "--after", "-1"],
         ["fail-nic", "x", "--after", "99999999T"], ["fail-nic", "x", "--for", "0"],
         ["fail-nic", "x", "--kind", "slow=many"], ["fail-nic", "x", "--kind", "foo"],
+        ["fail-nic", "x", "--kind", "slow=100Mbps"],
         ["demo", "--seconds-per-phase", "x"], ["demo", "--nic-rate", "x"], ["demo", "--size", "x"],
         ["shim", "lacks", "--nccl", "/nope"], ["shim", "lacks", "--nccl", "/etc/passwd"],
         ["shim", "build", "-o", "x", "--nccl", "/nope"],

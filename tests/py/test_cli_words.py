@@ -3,6 +3,7 @@ Rung 3, and pure functions."""
 
 from __future__ import annotations
 
+import json
 import random
 import re
 import sys
@@ -182,3 +183,57 @@ def test_another_network_in_nccls_files(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.chdir(tmp_path)
     assert environment.warnings({}) == []  # no HOME: the file here is nobody's
     assert environment.warnings({"HOME": ""}) == []
+
+
+# Words without effect, and those that are gone
+
+
+@pytest.mark.parametrize(
+    ("words", "option", "other"),
+    [
+        ("status --interval 2s", "--interval", "--watch"),
+        ("nics --json --interval 2s", "--interval", "--watch"),
+        ("drain-nic x --wait-timeout 5s", "--wait-timeout", "--wait"),
+    ],
+)
+def test_an_option_that_says_nothing_alone(words: str, option: str, other: str) -> None:
+    stderr = call(*words.split(), code=2).stderr
+    assert f"Error: {option} says nothing without {other}: add that, or leave it out" in stderr
+
+
+@pytest.mark.parametrize("number", ["-5", "-50"])
+def test_a_negative_number_is_no_option(number: str) -> None:
+    result = call("set-weight", "x", number, "--json", code=2)
+    says = f"No such option '{number}': if it is meant as a value, put -- before it: `-- {number}`"
+    assert f"Error: {says}" in result.stderr and "Usage: " in result.stderr
+    assert json.loads(result.stdout)["error"] == says
+    assert f"{number} is not in the range" in call("set-weight", "x", "--", number, code=2).stderr
+    assert "meant as a value" not in call("status", "-z", code=2).stderr
+
+
+@pytest.mark.parametrize(
+    ("command", "remedy"),
+    [
+        ("status", "--pid shows one, as it was at its end"),
+        ("nics", "--pid shows one, as it was at its end"),
+        ("journal", "--all shows what happened to them"),
+    ],
+)
+def test_a_job_that_has_ended(start_writer: StartWriter, command: str, remedy: str) -> None:
+    """What is left of it can be had: how, is said first."""
+    writer = start_writer()
+    job = ["--job", writer.job]
+    assert "gone" not in call(command, *job).stderr
+    writer.kill()
+    says = (
+        f"Error: 1 process with job {writer.job} is gone (pid {writer.pid}): {remedy}; no running"
+    )
+    assert says in call(command, *job, code=1).stderr
+    for _ in range(4):
+        start_writer().kill()
+    says = (
+        rf"Error: 5 processes with job {writer.job} are gone \(pids (\d+, ){{3}}\d+ and 1 more\): "
+    )
+    assert re.search(says, call(command, *job, code=1).stderr)
+    assert "gone" not in call(command, "--job", "nosuch", code=1).stderr
+    call(command, *(["--all", *job] if command == "journal" else ["--pid", str(writer.pid)]))

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from r2ccl_ctl import units
 from r2ccl_ctl.errors import R2Error, R2UsageError
 from r2ccl_ctl.faults import parse_kind
+from r2ccl_ctl.lab import parse_rate as parse_lab_rate
 
 
 @pytest.mark.parametrize(
@@ -24,7 +25,8 @@ def test_sizes(text: str, number: int) -> None:
 @pytest.mark.parametrize(
     ("text", "number"),
     [("8bit", 1), ("100mbit", 12_500_000), ("1.5gbit", 187_500_000), ("10MB/s", 10 << 20),
-     ("10MB", 10 << 20), ("800kbit/s", 100_000), ("4096", 4096), ("7b", 7), ("800kbitps", 100_000)],
+     ("10MB", 10 << 20), ("10MiB/s", 10 << 20), ("800kbit/s", 100_000), ("4096B", 4096),
+     ("2MBps", 2 << 20), ("800kbitps", 100_000), (" 1 Gbit/s ", 125_000_000)],
 )  # fmt: skip
 def test_rates(text: str, number: int) -> None:
     assert units.parse_rate(text) == number
@@ -52,7 +54,22 @@ def test_what_is_no_number(text: str) -> None:
             units.parse_duration(text)
 
 
-@pytest.mark.parametrize("text", ["0", "0mbit", "0.5bit"])
+@pytest.mark.parametrize(
+    ("text", "bits", "size"),
+    [("100Mbps", "100mbit", "100MB/s"), ("100mbps", "100mbit", "100MB/s"),
+     ("1.5gb/s", "1.5gbit", "1.5GB/s"), ("10MBPS", "10mbit", "10MB/s"), ("10M", "10mbit", "10MB/s"),
+     ("10kb", "10kbit", "10KB/s"), ("4096", "4096bit", "4096B/s"), ("70b", "70bit", "70B/s")],
+)  # fmt: skip
+def test_bits_or_bytes(text: str, bits: str, size: str) -> None:
+    """What may be either is refused, by all that takes rates, and what is said instead is taken."""
+    says = f"'{text}' may mean bits or bytes: give {bits} or {size}"
+    for parse in (units.parse_rate, parse_lab_rate):
+        with pytest.raises(R2UsageError, match=f"^{says}$"):
+            parse(text)
+    assert 0 < units.parse_rate(bits) <= units.parse_rate(size)
+
+
+@pytest.mark.parametrize("text", ["0B", "0mbit", "0.5bit"])
 def test_no_rate_is_no_rate(text: str) -> None:
     with pytest.raises(R2UsageError, match="range"):
         units.parse_rate(text)

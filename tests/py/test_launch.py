@@ -72,6 +72,9 @@ def ends(pid: int, within: float) -> bool:
         (0, 2, 0, [0, 1]),
         (3, 2, 2, [0, 0, 1]),
         (1, 1, 0, [0]),
+        (4, 3, 0, [0, 0, 1, 2]),
+        (6, 4, 0, [0, 0, 1, 1, 2, 3]),
+        (2, 3, 0, [0, 1]),
     ],
 )
 def test_places(ranks: int, nodes: int, per_node: int, expected: list[int]) -> None:
@@ -330,6 +333,11 @@ def test_no_descriptors_or_threads_are_left() -> None:
         (["--lab", "nosuch", "--", "true"], "no lab 'nosuch'"),
         (["--lab", "--nics", "2", "--", "true"], "--lab"),
         (["--emulate-nodes", "0", "--", "true"], "--emulate-nodes 0"),
+        (["--emulate-nodes", "3", "-n", "2", "--", "true"], "--emulate-nodes 3: 1 of them would"),
+        (
+            ["--emulate-nodes", "2", "-n", "2", "--per-node", "2", "--", "true"],
+            "none of the 2 ranks",
+        ),
         (["--nics", "999", "--", "true"], "--nics 999"),
         (["--nccl", "/no/such", "--", "true"], "/no/such"),
         ([], "COMMAND"),

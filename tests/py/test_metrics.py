@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 import time
+import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from dataclasses import replace
@@ -320,6 +321,18 @@ def test_listen(served: tuple[subprocess.Popen[str], str, str]) -> None:
     popen.send_signal(signal.SIGINT)
     assert popen.wait(timeout=30) == 0
     assert popen.stderr is not None and popen.stderr.read() == ""
+
+
+def test_other_addresses(served: tuple[subprocess.Popen[str], str, str]) -> None:
+    """The root says where the metrics are; whatever else is asked for is not there."""
+    base = served[1].removesuffix("/metrics")
+    with urllib.request.urlopen(base, timeout=30) as answer:
+        assert answer.read() == b"R2CCL: metrics are at /metrics\n"
+    for path in ("/foo", "/metrics/", "/metric", "/favicon.ico"):
+        with pytest.raises(urllib.error.HTTPError) as refused:
+            urllib.request.urlopen(base + path, timeout=30)
+        assert refused.value.code == 404 and b"metrics are at /metrics" in refused.value.read()
+        refused.value.close()
 
 
 def test_a_port_that_is_taken(served: tuple[subprocess.Popen[str], str, str]) -> None:

@@ -263,6 +263,8 @@ static void test_peers_and_paths(void)
     CHECK_EQ(seg->gauges.paths_up, R2_SEG_MAX_PATHS);
     r2_count(&r2_control_path_counters(ctl, 5)->tx_bytes, 77);
     r2_control_path_damping(ctl, 1, 2950, 123456789);
+    r2_control_path_spare(ctl, 1, true);
+    CHECK_EQ(seg->paths[1].spare, 1);
     r2_control_path_state(ctl, 5, R2_SEG_PATH_DOWN, 2, "reset");
     r2_control_path_state(ctl, 5, R2_SEG_PATH_DOWN, 3, "reset");
     CHECK_EQ(seg->paths[5].n.failures, 1);
@@ -286,6 +288,7 @@ static void test_peers_and_paths(void)
     CHECK_EQ(seg->paths[1].n.tx_bytes, 0);
     CHECK_EQ(seg->paths[1].penalty, 0);
     CHECK_EQ(seg->paths[1].reuse_mono_ns, 0);
+    CHECK_EQ(seg->paths[1].spare, 0);
     CHECK_EQ(r2_control_peer_add(ctl, &peer), 1);
     CHECK_EQ(seg->peers[1].waits_for, R2_SEG_WAITS_FOR_PATH);
     close_and_remove(ctl);

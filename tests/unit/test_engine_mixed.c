@@ -58,6 +58,7 @@ static bool spare(const struct r2_ep *ep)
 
     r2_peer_lock(path->peer);
     is = path->spare;
+    CHECK_EQ(r2_control_segment(r2_eng.ctl)->paths[path->row].spare, is); /* operators see it */
     r2_peer_unlock(path->peer);
     return is;
 }

@@ -130,6 +130,33 @@ static void test_many_are_closed(void)
     remote_end(&r);
 }
 
+/* A path that was up and has ended in order is no path that nobody ever reached. */
+static void test_closed_is_not_unreached(void)
+{
+    const struct r2_segment *seg = r2_eng.ctl->seg;
+    enum r2_path_state was;
+    struct r2_path *path;
+
+    remote_new(&r, true, 2);
+    CHECK(remote_open(&r, 2));
+    path = fake_find(r.id, 1, 1, 0)->params.owner;
+    r2_peer_lock(path->peer);
+    was = path->state;
+    path->state = R2_PATH_WAIT;
+    path->health.state = R2_HEALTH_HEALTHY;
+    CHECK(r2_path_event(path, R2_HEALTH_EV_CLOSE, "closed by the test"));
+    CHECK_EQ(seg->paths[path->row].state, R2_SEG_PATH_CLOSED);
+    path->ever_up = false;
+    r2_path_show(path, "");
+    CHECK_EQ(seg->paths[path->row].state, R2_SEG_PATH_NEVER_REACHED);
+    path->ever_up = true;
+    path->state = was;
+    path->health.state = R2_HEALTH_HEALTHY;
+    r2_path_show(path, "");
+    r2_peer_unlock(path->peer);
+    remote_end(&r);
+}
+
 /* Of the NIC in doubt, as I/O thread 0 sees it, which writes it. */
 static struct {
     bool suspect;
@@ -236,6 +263,7 @@ static void test_unconfirmed_bytes(void)
 static const struct check_test tests[] = {
     {"every_change", test_every_change},
     {"many_are_closed", test_many_are_closed},
+    {"closed_is_not_unreached", test_closed_is_not_unreached},
     {"doubts_end", test_doubts_end},
     {"unconfirmed_bytes", test_unconfirmed_bytes},
     {0},
