@@ -14,7 +14,13 @@ MAKEFLAGS += --no-builtin-rules --no-print-directory
 ifeq ($(origin CC),default)
 CC := gcc
 endif
+# A compiler for another processor, CC=aarch64-linux-gnu-gcc: what it makes runs under qemu's user mode.
+cross := $(filter-out $(shell uname -m),$(patsubst %-linux-gnu-gcc,%,$(filter %-linux-gnu-gcc,$(notdir $(CC)))))
 AR ?= ar
+ifneq ($(cross),)
+AR := $(CC:gcc=ar)
+emulator := qemu-$(cross) -L /usr/$(cross)-linux-gnu
+endif
 PYTHON ?= python3
 SAN ?=
 VERBS ?=
@@ -24,14 +30,17 @@ CFLAGS ?= -O2 -g
 empty :=
 space := $(empty) $(empty)
 compiler := $(if $(findstring clang,$(notdir $(CC))),clang)
-variant := $(subst $(space),-,$(strip $(compiler) $(SAN) $(if $(filter no,$(VERBS)),noverbs)))
+variant := $(subst $(space),-,$(strip $(cross) $(compiler) $(SAN) $(if $(filter no,$(VERBS)),noverbs)))
 B ?= build$(addprefix /,$(variant))
 
 sources = $(sort $(wildcard $(1)/*.c) $(wildcard $(1)/*/*.c))
 objects = $(patsubst %.c,$(B)/obj/%.o,$(1))
 
+# Headers of libraries are the same for all processors.
+cross_inc := $(if $(cross),-idirafter /usr/include)
+
 # RDMA needs only the header: the library is opened at run time. VERBS=no: as if it were not there.
-verbs := $(if $(filter-out no,$(or $(VERBS),yes)),$(shell $(CC) -E -include infiniband/verbs.h -x c /dev/null >/dev/null 2>&1 && echo yes))
+verbs := $(if $(filter-out no,$(or $(VERBS),yes)),$(shell $(CC) $(cross_inc) -E -include infiniband/verbs.h -x c /dev/null >/dev/null 2>&1 && echo yes))
 
 plugin_src := $(call sources,net_plugin)
 plugin_src += $(filter-out $(if $(verbs),,net_plugin/transport/verbs/%),\
@@ -92,8 +101,10 @@ else ifneq ($(SAN),)
 $(error SAN=$(SAN) is unknown: leave it empty, or use asan or tsan)
 endif
 
+# A plan is the same on every processor: no multiplication and addition become one with one rounding.
+contract := -ffp-contract=off
 base_flags := -std=gnu11 -Wall -Wextra $(if $(WERROR),-Werror) -fPIC -fvisibility=hidden -pthread \
-	-Inet_plugin -Ishim $(if $(verbs),-DR2_HAVE_VERBS) $(san_flags)
+	-Inet_plugin -Ishim $(cross_inc) $(if $(verbs),-DR2_HAVE_VERBS) $(contract) $(san_flags)
 libs := -pthread -ldl -lrt -lm
 # clang leaves the sanitizer's symbols of a shared object to the program.
 defs := $(if $(and $(compiler),$(SAN)),,-Wl,-z,defs)
@@ -102,7 +113,7 @@ defs := $(if $(and $(compiler),$(SAN)),,-Wl,-z,defs)
 tool_env := $(if $(filter-out build,$(B)),R2CCL_BUILD_DIR=$(abspath $(B)))
 
 # --- main targets ---------------------------------------------------------------------------
-.PHONY: all native objects artefacts venv demo test test-c test-py test-verbs test-san test-rdma rdma-programs lint format bench chaos wheel \
+.PHONY: all native objects artefacts venv demo test test-c test-py test-verbs test-san test-aarch64 test-rdma rdma-programs lint format bench chaos wheel \
 	clean distclean help FORCE
 
 all: native venv ## build everything: native code and .venv with r2ccl-ctl in it
@@ -135,7 +146,7 @@ $(error no test $(strange:$(B)/tests/unit/test_%=%); there are $(unit:$(B)/tests
 endif
 
 test-c: $(if $(TESTS),$(picked),native) ## C unit tests of one variant (SAN=asan, CC=clang)
-	@BUILD=$(B) SAN=$(SAN) mk/run-c-tests $(TESTS)
+	@BUILD=$(B) SAN=$(SAN) EMULATOR="$(emulator)" mk/run-c-tests $(TESTS)
 
 # Most tests wait more than they compute. File by file, since fixtures are made once for a file.
 PYTEST_ARGS ?= -n 3 --dist loadfile --no-loadscope-reorder
@@ -152,6 +163,9 @@ test-verbs: native venv ## these Python tests over the stand-in for libibverbs: 
 test-san: ## C unit tests under ASan+UBSan and under TSan
 	@$(MAKE) test-c SAN=asan
 	@$(MAKE) test-c SAN=tsan
+
+test-aarch64: venv ## C unit tests and a job that loses a NIC as on an ARM server, under qemu's user mode
+	@+mk/test-aarch64 $(COMPILE) $(TESTS)
 
 rdma-programs: artefacts $(B)/rdma/agent $(B)/rdma/probe ## what runs in the RDMA guest
 
@@ -186,7 +200,7 @@ help: ## this text
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1\t\2/p' $(firstword $(MAKEFILE_LIST)) \
 		| while IFS=$$'\t' read -r name text; do printf '%-12s %s\n' "$$name" "$$text"; done
 	@echo
-	@echo "Variables: CC=gcc|clang, SAN=asan|tsan, VERBS=no (without RDMA), WERROR=1, CFLAGS, PYTHON, TESTS, PYTEST_ARGS,"
+	@echo "Variables: CC=gcc|clang|aarch64-linux-gnu-gcc, SAN=asan|tsan, VERBS=no (without RDMA), WERROR=1, CFLAGS, PYTHON, TESTS, PYTEST_ARGS,"
 	@echo "BENCH_ARGS, DEMO_ARGS, RDMA_ARGS. A variant is built in its own folder: build/asan, build/clang, ..."
 
 # --- rules ----------------------------------------------------------------------------------

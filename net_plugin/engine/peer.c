@@ -46,7 +46,7 @@ static struct r2_peer *new_peer(const uint8_t id[16], const uint8_t secret[16], 
     r2_list_init(&p->dying);
     for (int i = 0; i < R2_MAX_NICS; i++)
         p->rnics[i].weight = R2_WEIGHT_FULL;
-    p->listed = true; /* by the caller, who holds r2_eng.lock: once armed, the timer may come before */
+    p->listed = true; /* by the caller, whose lock others wait for; the timer may come before */
     p->io = r2_io_pick();
     r2_task_init(&p->task, p->io, r2_peer_task);
     r2_timer_init(&p->timer, p->io, r2_peer_timer);

@@ -21,7 +21,8 @@ import pytest
 from conftest import ROOT, RunBounded, kill_group
 from plan_bed import RANKS, comms, digests, end_at, lose, meets, regain, runs, sized
 from segment_bed import until
-from test_sanitized import Sanitized, assert_quiet, sanitized
+from test_sanitized import assert_quiet, sanitized
+from variant_bed import Variant
 
 __all__ = ["sanitized"]
 pytestmark = pytest.mark.slow
@@ -30,7 +31,7 @@ PYTHON = {"ASAN_OPTIONS": "detect_leaks=0:detect_stack_use_after_return=1"}
 
 
 @pytest.fixture(scope="module")
-def runtime(sanitized: Sanitized, run_bounded: RunBounded) -> str:
+def runtime(sanitized: Variant, run_bounded: RunBounded) -> str:
     """The sanitizer's library, which must come before the shim."""
     san = sanitized.build.name
     found = run_bounded(["gcc", f"-print-file-name=lib{san}.so"], timeout=20).stdout.strip()
@@ -40,7 +41,7 @@ def runtime(sanitized: Sanitized, run_bounded: RunBounded) -> str:
 
 @contextmanager
 def running(
-    bed: Sanitized, first: str, job: str, words: Sequence[str], more: dict[str, str]
+    bed: Variant, first: str, job: str, words: Sequence[str], more: dict[str, str]
 ) -> Iterator[None]:
     """Ranks of `words` while the block does something to them; then they end by themselves, in
     order, and no sanitizer has complained."""
@@ -55,7 +56,7 @@ def running(
             [*bed.prefix, *launch, *words],
             stdout=out,
             stderr=subprocess.STDOUT,
-            env=bed.env | more,
+            env={**bed.env, **more},
             cwd=ROOT,
             start_new_session=True,
         )
@@ -79,7 +80,7 @@ def worker(name: str, *words: str | Path) -> list[str]:
 
 @pytest.mark.san
 def test_plan_taken_and_given_back(
-    sanitized: Sanitized,
+    sanitized: Variant,
     runtime: str,
     tmp_path: Path,
 ) -> None:
@@ -100,7 +101,7 @@ def test_plan_taken_and_given_back(
 
 @pytest.mark.soak
 def test_shrink_under_a_plan(
-    sanitized: Sanitized,
+    sanitized: Variant,
     runtime: str,
     tmp_path: Path,
 ) -> None:
@@ -122,7 +123,7 @@ def test_shrink_under_a_plan(
 
 @pytest.mark.san
 def test_generations_and_an_abort(
-    sanitized: Sanitized,
+    sanitized: Variant,
     runtime: str,
     tmp_path: Path,
 ) -> None:

@@ -163,6 +163,14 @@ __attribute__((unused, noreturn, format(printf, 3, 4))) static void check_fail(c
         }                                                                                          \
     } while (0)
 
+/* For what no emulator of a processor has (mk/run-c-tests): a program that starts itself anew, what
+ * the kernel says of a TCP connection, signal masks that are all ours, time. Main thread only. */
+#define CHECK_SKIP_EMULATED(why)                                                                   \
+    do {                                                                                           \
+        if (getenv("R2_TEST_EMULATED"))                                                            \
+            CHECK_SKIP("under an emulator: %s", why);                                              \
+    } while (0)
+
 /* Ends the running test without a verdict. Main thread only. */
 #define CHECK_SKIP(...)                                                                            \
     do {                                                                                           \

@@ -125,6 +125,7 @@ static void test_idle(void)
 {
     uint64_t cpu, woken, acks;
 
+    CHECK_SKIP_EMULATED("its processor time is the emulator's");
     begin();
     move(MSG);
     usleep(500000); /* what is left of making the paths */

@@ -36,8 +36,8 @@ static void hear_all(struct r2_ep *ep, uint64_t cum)
     CHECK_EQ(m.cumulative, cum);
 }
 
-/* Transports take what there is to say, also what came after the frame that a test waited for. Asked
- * anew it may be in doubt again: a lock is taken. */
+/* Transports take what there is to say, also what came after the frame that a test waited for.
+ * Asked anew it may be in doubt again: a lock is taken. */
 static void said_soon(void)
 {
     struct r2_ep *eps[] = {a, b};

@@ -94,8 +94,10 @@ static void plans(struct rank *me)
     take_plan(me, 1);
     agree(me, 0, false);
     if (me->rank == 0) {
-        CHECK(driver.held() > 0);       /* all the time */
-        CHECK_GE(without_signals(), 3); /* for the agreement, plans, times */
+        CHECK(driver.held() > 0); /* all the time */
+        /* Threads for the agreement, plans, times; an emulator keeps some signals for itself. */
+        if (!getenv("R2_TEST_EMULATED"))
+            CHECK_GE(without_signals(), 3);
     }
     pthread_barrier_wait(&together);
     CHECK_EQ(ncclCommDestroy(me->comm), 0); /* does not wait for it either */
