@@ -1,6 +1,7 @@
 /* How a message is cut where several I/O threads could carry it at once, over a scripted transport
  * (rung 2). Whose threads a path's lanes are: test_tcp_few. That it is quicker is no test's matter:
  * docs/decisions.md 42. */
+#include "engine/cut.h"
 #include "send_bed.h"
 
 #define KB 1024u
@@ -161,6 +162,23 @@ static void test_other_nics_threads_are_not_counted(void)
     remote_end(&r);
 }
 
+/* No thread copies for them. */
+static void test_queue_pairs_are_not_cut_for(void)
+{
+    struct r2_peer *p;
+
+    start(FAST, 0x0f, true);
+    p = path_of(a)->peer;
+    send_one(MSG);
+    r2_peer_lock(p);
+    CHECK_EQ(r2_cut(p), 128 * KB);
+    path_of(a)->transport = R2_VIA_VERBS;
+    CHECK_EQ(r2_cut(p), r2_cut_max());
+    path_of(a)->transport = R2_VIA_TCP;
+    r2_peer_unlock(p);
+    remote_end(&r);
+}
+
 /* R2CCL_SPLIT, while no peer is there that reads it. */
 static void split(uint64_t bytes)
 {
@@ -206,6 +224,7 @@ static const struct check_test tests[] = {
     {"slow_nics_are_no_sooner_done", test_slow_nics_are_no_sooner_done},
     {"few_cores_and_many", test_few_cores_and_many},
     {"other_nics_threads_are_not_counted", test_other_nics_threads_are_not_counted},
+    {"queue_pairs_are_not_cut_for", test_queue_pairs_are_not_cut_for},
     {"settings", test_settings},
     {0},
 };
