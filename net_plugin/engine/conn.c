@@ -393,19 +393,19 @@ static void help(struct r2_conn *c)
         atomic_store_explicit(&c->help_at, r2_now_ns() + LATER_NS, memory_order_relaxed);
 }
 
-/* Few lanes were asked for what waits, and nobody has been since: one may not come to it, and with
- * nothing else under way the next look at them would be the peer's tick. */
+/* Lanes were asked for what waits some time ago: one may not come to it, and with nothing else under
+ * way the next look at them would be the peer's tick. */
 static void look_again(struct r2_peer *p)
 {
     unsigned long at = atomic_load_explicit(&p->look_at, memory_order_relaxed);
 
-    /* Relaxed: whoever takes it looks under the lock; who misses it asks again soon. */
-    if (at && r2_now_ns() >= at &&
-        atomic_compare_exchange_strong_explicit(&p->look_at, &at, 0, memory_order_relaxed,
-                                                memory_order_relaxed)) {
+    /* Relaxed: it is written under the lock; who misses it, or the lock, asks again soon. */
+    if (at && r2_now_ns() >= at) {
         R2_UNCANCELLED;
 
-        r2_peer_lock(p);
+        if (pthread_mutex_trylock(&p->lock))
+            return;
+        atomic_store_explicit(&p->look_at, 0, memory_order_relaxed);
         r2_peer_kick(p);
         r2_peer_unlock(p);
     }

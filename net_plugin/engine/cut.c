@@ -51,7 +51,9 @@ uint32_t r2_cut(const struct r2_peer *p)
         const struct r2_conn *c = R2_CONTAINER_OF(n, struct r2_conn, ready);
         int stays = r2_conn_stays(c);
 
-        nics |= UINT32_C(1) << (stays < 0 ? c->home : stays);
+        nics |= stays >= 0              ? UINT32_C(1) << stays
+                : r2_conn_home_alive(c) ? UINT32_C(1) << c->home
+                                        : UINT32_MAX; /* at_home (pull.c): any takes it */
         load += c->waiting;
         if (load >= most * used)
             return (uint32_t)most;

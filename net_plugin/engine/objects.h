@@ -183,7 +183,7 @@ struct r2_peer {
     struct r2_ack_delay ack_delay;
     int active;                 /* requests in flight */
     atomic_ulong limited_until; /* slow NICs are what it is waited for (slownics.c); a hint */
-    atomic_ulong look_at;       /* S: lanes may be relied on that do not come; a hint */
+    atomic_ulong look_at;       /* S: lanes may have been asked that do not come; a hint */
     atomic_ulong held_until; /* of its paths, the earliest, or earlier; a hint without the lock */
     int opening;             /* connections not yet acknowledged */
     bool resync_wanted;

@@ -170,14 +170,16 @@ static void rate_age(struct r2_pathrate *pr, uint64_t gap)
 
 /* Another chunk came, late, in time, or neither. True once so many were late and none in time
  * between them that the path must be slower: one stall, of a thread, a peer or a lost packet, makes
- * all late that is in flight, not what is sent after that. */
-static bool keeps_late(struct r2_late *l, bool late, bool in_time, uint64_t t_sent_ns,
-                       uint64_t now_ns)
+ * all late that is in flight, not what is sent after that; and all parts of one message, sent with
+ * nothing acknowledged between them (engine/cut.h), so they count as one. */
+static bool keeps_late(struct r2_late *l, bool late, bool in_time, uint64_t at_send,
+                       uint64_t t_sent_ns, uint64_t now_ns)
 {
     if (in_time) {
         l->chunks = l->turns = 0;
     } else if (late) {
-        l->chunks++;
+        l->chunks += !l->chunks || l->mark != at_send;
+        l->mark = at_send;
         if (!l->turns || t_sent_ns >= l->at) {
             l->turns++;
             l->at = now_ns;
@@ -200,7 +202,7 @@ static bool overdue(struct r2_pathrate *pr, const struct r2_rate_stamp *stamp, u
         return false;
     due = add_sat(pr->min_rtt_ns, mul_div(moved, NS_PER_S, rate));
     return keeps_late(&pr->beyond, took / 2 > add_sat(due, LATE_NS / 8),
-                      took <= add_sat(due, LATE_NS / 4), t_sent_ns, now_ns);
+                      took <= add_sat(due, LATE_NS / 4), stamp->at_send, t_sent_ns, now_ns);
 }
 
 static void rate_sample(struct r2_pathrate *pr, const struct r2_rate_stamp *stamp, bool limited,
@@ -257,19 +259,22 @@ static void rtt_sample(struct r2_pathrate *pr, uint64_t len, bool clean, uint64_
     pr->probing_rtt = expired || (pr->probing_rtt && !clean);
 }
 
-/* Three chunks in a row that took more than four times what they should: the path has become
+/* `len`: of a chunk whose acknowledgement was overtaken, beside what has been delivered.
+ * Three chunks in a row that took more than four times what they should: the path has become
  * slower. What the last of them saw is believed, the first ones may have been under way when it
  * happened.
  */
-static void drop_sample(struct r2_pathrate *pr, uint64_t moved, uint64_t t_sent_ns, uint64_t now_ns)
+static void drop_sample(struct r2_pathrate *pr, uint64_t at_send, uint64_t len, uint64_t t_sent_ns,
+                        uint64_t now_ns)
 {
+    uint64_t moved = pr->delivered - at_send + len;
     uint64_t took = now_ns > t_sent_ns ? now_ns - t_sent_ns : 0;
     uint64_t rate = r2_pathrate_rate(pr);
 
     bool late =
         rate > 0 && took / 4 > pr->min_rtt_ns + mul_div(moved, NS_PER_S, rate) + LATE_NS / 4;
 
-    if (!keeps_late(&pr->far, late, !late, t_sent_ns, now_ns))
+    if (!keeps_late(&pr->far, late, !late, at_send, t_sent_ns, now_ns))
         return;
     memset(pr->bucket, 0, sizeof(pr->bucket));
     pr->bucket[pr->bucket_now] =
@@ -314,7 +319,7 @@ void r2_pathrate_on_ack(struct r2_pathrate *pr, uint64_t len, const struct r2_ra
     limited = !overdue(pr, stamp, t_sent_ns, now_ns) && stamp->app_limited;
     rate_sample(pr, stamp, limited, t_sent_ns, now_ns);
     rtt_sample(pr, len, stamp->clean, t_sent_ns, now_ns);
-    drop_sample(pr, pr->delivered - stamp->at_send, t_sent_ns, now_ns);
+    drop_sample(pr, stamp->at_send, 0, t_sent_ns, now_ns);
     if (pr->startup) {
         if (!limited) {
             pr->startup_window = max_u64(pr->startup_window, was_inflight) + len;
@@ -326,7 +331,7 @@ void r2_pathrate_on_ack(struct r2_pathrate *pr, uint64_t len, const struct r2_ra
 void r2_pathrate_overtaken(struct r2_pathrate *pr, uint64_t len, const struct r2_rate_stamp *stamp,
                            uint64_t t_sent_ns, uint64_t now_ns)
 {
-    drop_sample(pr, pr->delivered - stamp->at_send + len, t_sent_ns, now_ns);
+    drop_sample(pr, stamp->at_send, len, t_sent_ns, now_ns);
 }
 
 void r2_pathrate_on_lost(struct r2_pathrate *pr, uint64_t len)

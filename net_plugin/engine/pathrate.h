@@ -42,6 +42,7 @@ struct r2_late {
     unsigned chunks;
     unsigned turns; /* of them sent after the one before had come */
     uint64_t at;    /* when the latest of those came */
+    uint64_t mark;  /* what had been delivered when the last one was sent */
 };
 
 struct r2_pathrate {

@@ -174,6 +174,16 @@ static unsigned lanes_worth(const struct r2_peer *p)
     return 1 + (unsigned)(waiting / LANE_WORTH);
 }
 
+/* A look to come stays when it is: kicks of other NICs would push it away for ever. One that nobody
+ * has taken was for what is long gone. */
+static void look_later(struct r2_peer *p)
+{
+    uint64_t now = r2_now_ns();
+
+    if (atomic_load_explicit(&p->look_at, memory_order_relaxed) <= now)
+        atomic_store_explicit(&p->look_at, now + LOOK_NS, memory_order_relaxed);
+}
+
 /* push: a single chunk may be sent here; soon: frames may be left to an I/O thread that is awake */
 static void unlock(struct r2_peer *p, bool push, bool soon, bool data)
 {
@@ -199,8 +209,8 @@ static void unlock(struct r2_peer *p, bool push, bool soon, bool data)
         path->flush_wanted = false;
         path->kick_wanted = 0;
     }
-    if (worth && r2_io_used() > R2_MANY_THREADS)
-        atomic_store_explicit(&p->look_at, r2_now_ns() + LOOK_NS, memory_order_relaxed);
+    if (worth && !r2_io_alone())
+        look_later(p);
     pthread_mutex_unlock(&p->lock);
     for (int i = 0; i < n; i++) {
         if (kick[i] == 1 && push && r2_eng.ops->push(eps[i]))

@@ -162,6 +162,31 @@ static void test_other_nics_threads_are_not_counted(void)
     remote_end(&r);
 }
 
+/* Others carry what it does not. */
+static void test_home_is_gone(void)
+{
+    struct r2_ep *home, *other;
+    struct r2_peer *p;
+
+    begin(2);
+    set_rate(a, FAST);
+    set_rate(b, FAST);
+    atomic_store(&fake_threads, 0x0f);
+    atomic_store(&fake_idle, true);
+    next = 0;
+    p = path_of(a)->peer;
+    home = path_of(a)->lnic == r.conn->home ? a : b;
+    other = home == a ? b : a;
+    fake_fail(home, ECONNRESET, false);
+    remote_fenced(other, home);
+    CHECK_EQ(r2_engine_isend(r.conn, data, MSG, 0, NULL, &(struct r2_req *){NULL}), 0);
+    CHECK_EQ(remote_cts(other, &r, next++, MSG), 0);
+    r2_peer_lock(p);
+    CHECK_EQ(r2_cut(p), 128 * KB);
+    r2_peer_unlock(p);
+    remote_end(&r);
+}
+
 /* No thread copies for them. */
 static void test_queue_pairs_are_not_cut_for(void)
 {
@@ -224,6 +249,7 @@ static const struct check_test tests[] = {
     {"slow_nics_are_no_sooner_done", test_slow_nics_are_no_sooner_done},
     {"few_cores_and_many", test_few_cores_and_many},
     {"other_nics_threads_are_not_counted", test_other_nics_threads_are_not_counted},
+    {"home_is_gone", test_home_is_gone},
     {"queue_pairs_are_not_cut_for", test_queue_pairs_are_not_cut_for},
     {"settings", test_settings},
     {0},

@@ -403,6 +403,26 @@ static void test_small_messages_without_pause(void)
     }
 }
 
+/* Messages that come alone, in four parts each, and two of them in a row wait for a thread: the
+ * link is what it was. */
+static void test_parts_are_late_together(void)
+{
+    link_init(5 * GB, 60 * US, 4, 512 * 1024);
+    run_for(SEC);
+    k.to_send = 0;
+    run_for(20 * MS);
+    k.message = 64 * 1024;
+    for (unsigned i = 0; i < 40; i++) {
+        k.to_send = 256 * 1024;
+        pull();
+        for (unsigned j = 0; j < k.count && (i == 20 || i == 21); j++)
+            k.list[j].t_acked = k.now + 12 * MS;
+        run_for(13 * MS);
+        CHECK_EQ(k.count, 0);
+    }
+    expect_rate(5 * GB, 10, 10);
+}
+
 /* Stops of 200 ms, a minute apart, while there is little to send: none of them is a slow link. */
 static void test_stalls_are_no_slow_link(void)
 {
@@ -555,6 +575,7 @@ static const struct check_test tests[] = {
     {"idle_keeps_rate", test_idle_keeps_rate},
     {"small_messages", test_small_messages},
     {"small_messages_without_pause", test_small_messages_without_pause},
+    {"parts_are_late_together", test_parts_are_late_together},
     {"stalls_are_no_slow_link", test_stalls_are_no_slow_link},
     {"stop_is_no_round_trip", test_stop_is_no_round_trip},
     {"chunk_len", test_chunk_len},

@@ -245,6 +245,25 @@ static void test_who_polls_looks_again(void)
     finish(1);
 }
 
+/* One was asked at once, and its thread has no core. */
+static void test_with_few_threads_too(void)
+{
+    int done = 0;
+
+    start();
+    r2_io_use(8);
+    begin(1);
+    send_one(0);
+    CHECK_EQ(asked(), 1);
+    for (int ms = 0; ms < 15 && asked() == 1; ms++) {
+        usleep(1000);
+        CHECK_EQ(r2_engine_test(sending[0], &done, NULL), 0);
+    }
+    CHECK_GE(asked(), 2);
+    finish(1);
+    r2_io_use(9);
+}
+
 /* A socket or a NIC that takes nothing is said to be so; the lane goes on. */
 static void test_who_is_blocked_says_so(void)
 {
@@ -319,6 +338,7 @@ static const struct check_test tests[] = {
     {"what_a_blocked_one_leaves", test_what_a_blocked_one_leaves},
     {"one_that_does_not_come", test_one_that_does_not_come},
     {"who_polls_looks_again", test_who_polls_looks_again},
+    {"with_few_threads_too", test_with_few_threads_too},
     {"who_is_blocked_says_so", test_who_is_blocked_says_so},
     {"threads_that_are_away", test_threads_that_are_away},
     {0}};

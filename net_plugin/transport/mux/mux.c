@@ -160,7 +160,7 @@ static unsigned mux_lanes(struct r2_ep *ep)
 
 static uint64_t mux_threads(struct r2_ep *ep, bool *idle)
 {
-    return of(ep)->threads(ep, idle);
+    return of(ep)->threads ? of(ep)->threads(ep, idle) : 0;
 }
 
 static unsigned mux_planned(struct r2_ep *ep)

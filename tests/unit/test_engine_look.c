@@ -1,0 +1,139 @@
+/* The second look at lanes that were asked, by whoever polls for the message (engine/conn.c), over
+ * a scripted transport (rung 2). With real lanes that do not come: test_tcp_few. */
+#include "send_bed.h"
+
+#define KB 1024u
+#define MSG (512 * KB)
+#define FAR_OFF (60 * R2_NS_PER_S)
+
+static uint8_t data[MSG];
+static struct r2_req *req;
+static struct r2_peer *p;
+static uint64_t next; /* message */
+
+static void send_one(void)
+{
+    req = NULL;
+    CHECK_EQ(r2_engine_isend(r.conn, data, MSG, 0, NULL, &req), 0);
+    CHECK(req);
+    CHECK_EQ(remote_cts(a, &r, next++, MSG), 0);
+}
+
+/* A message waits and its lane was asked. */
+static void start(void)
+{
+    begin(1);
+    p = r.conn->peer;
+    next = 0;
+    send_one();
+}
+
+static uint64_t look_at(void)
+{
+    return atomic_load(&p->look_at);
+}
+
+static void poll_once(void)
+{
+    int done;
+
+    CHECK_EQ(r2_engine_test(req, &done, NULL), 0);
+    CHECK(!done);
+}
+
+/* Whether polls ask lanes: most of five do, or not. The peer's tick may ask besides, or have the
+ * lock. */
+static bool polls_ask(uint64_t at)
+{
+    int asking = 0;
+
+    for (int i = 0; i < 5; i++) {
+        int before = atomic_load(&a->kicks);
+
+        atomic_store(&p->look_at, at);
+        poll_once();
+        asking += atomic_load(&a->kicks) > before;
+    }
+    return asking > 2;
+}
+
+static void test_when_it_is_time(void)
+{
+    start();
+    CHECK_GT(look_at(), 0);
+    CHECK(!polls_ask(0));
+    CHECK(!polls_ask(r2_now_ns() + FAR_OFF));
+    CHECK(polls_ask(1)); /* and again, if that one does not come either */
+    for (int i = 0; i < 1000 && look_at() == 1; i++)
+        poll_once();
+    CHECK_GT(look_at(), 1);
+    remote_end(&r);
+}
+
+static void test_nothing_waits(void)
+{
+    struct r2_bulk c;
+
+    start();
+    while (fake_next(a, &c))
+        CHECK(fake_chunk_sent(a, &c));
+    CHECK(!polls_ask(1));
+    for (int i = 0; i < 1000 && look_at(); i++)
+        poll_once();
+    CHECK_EQ(look_at(), 0);
+    remote_end(&r);
+}
+
+/* NCCL's thread waits for nobody: whoever has the lock may have lost its core. */
+static void test_no_lock_is_waited_for(void)
+{
+    start();
+    r2_peer_lock(p);
+    atomic_store(&p->look_at, 1);
+    poll_once();
+    CHECK_EQ(look_at(), 1);
+    r2_peer_unlock(p);
+    remote_end(&r);
+}
+
+static void test_one_to_come_stays(void)
+{
+    uint64_t far = r2_now_ns() + FAR_OFF;
+
+    start();
+    atomic_store(&p->look_at, far);
+    send_one();
+    CHECK_EQ(look_at(), far);
+    atomic_store(&p->look_at, 1); /* nobody polled: it is not taken at once for what comes now */
+    send_one();
+    CHECK_GT(look_at(), r2_now_ns() - R2_NS_PER_S);
+    remote_end(&r);
+}
+
+/* One thread comes to all its lanes, or to none. */
+static void test_with_one_thread(void)
+{
+    r2_io_use(1);
+    start();
+    CHECK_EQ(look_at(), 0);
+    remote_end(&r);
+    r2_io_use(2);
+}
+
+static const struct check_test tests[] = {
+    {"when_it_is_time", test_when_it_is_time},
+    {"nothing_waits", test_nothing_waits},
+    {"no_lock_is_waited_for", test_no_lock_is_waited_for},
+    {"one_to_come_stays", test_one_to_come_stays},
+    {"with_one_thread", test_with_one_thread},
+    {0},
+};
+
+int main(int argc, char **argv)
+{
+    static const char *const env[] = {"R2CCL_IO_THREADS", "2", "R2CCL_RAMP", "0",
+                                      "R2CCL_EAGER",      "0", NULL};
+
+    remote_engine(2, env);
+    return check_main(argc, argv, tests);
+}
