@@ -393,8 +393,8 @@ static void help(struct r2_conn *c)
         atomic_store_explicit(&c->help_at, r2_now_ns() + LATER_NS, memory_order_relaxed);
 }
 
-/* Lanes were asked for what waits some time ago: one may not come to it, and with nothing else under
- * way the next look at them would be the peer's tick. */
+/* Lanes were asked for what waits some time ago: one may not come to it, and with nothing else
+ * under way the next look at them would be the peer's tick. */
 static void look_again(struct r2_peer *p)
 {
     unsigned long at = atomic_load_explicit(&p->look_at, memory_order_relaxed);
