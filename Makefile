@@ -15,10 +15,11 @@ ifeq ($(origin CC),default)
 CC := gcc
 endif
 # A compiler for another processor, CC=aarch64-linux-gnu-gcc: what it makes runs under qemu's user mode.
-cross := $(filter-out $(shell uname -m),$(patsubst %-linux-gnu-gcc,%,$(filter %-linux-gnu-gcc,$(notdir $(CC)))))
+gnu_gcc := -linux-gnu-gcc
+cross := $(filter-out $(shell uname -m),$(if $(findstring $(gnu_gcc),$(CC)),$(firstword $(subst -, ,$(notdir $(CC))))))
 AR ?= ar
 ifneq ($(cross),)
-AR := $(CC:gcc=ar)
+AR := $(subst $(gnu_gcc),-linux-gnu-gcc-ar,$(CC))
 emulator := qemu-$(cross) -L /usr/$(cross)-linux-gnu
 endif
 PYTHON ?= python3
@@ -165,7 +166,7 @@ test-san: ## C unit tests under ASan+UBSan and under TSan
 	@$(MAKE) test-c SAN=tsan
 
 test-aarch64: venv ## C unit tests and a job that loses a NIC as on an ARM server, under qemu's user mode
-	@+mk/test-aarch64 $(COMPILE) $(TESTS)
+	@+mk/test-aarch64 $(TESTS)
 
 rdma-programs: artefacts $(B)/rdma/agent $(B)/rdma/probe ## what runs in the RDMA guest
 

@@ -477,6 +477,7 @@ class Posted:
             row = self._row(self.offset)
             state = _COMMAND_STATE(row["state"])
             if state in ("done", "failed"):
+                row = self._row(self.offset)  # behind its state: one copy has no order
                 if row["answered_id"] == self.request_id:
                     self._set_state("free")
                     return Answer(self.process, state == "done", row["result"], row["code"])

@@ -95,9 +95,11 @@ class Cursor:
         """The event's row; None when it is not there (yet, or any more)."""
         table = self._segment.tables["events"]
         offset = table.offset + number % table.rows * table.stride
-        data = self._segment.read(offset, table.stride)
         stamp = ((2 * number + 2) % (1 << 64)).to_bytes(8, "little")
-        if data[:8] != stamp or self._segment.read(offset, 8) != stamp:
+        if self._segment.read(offset, 8) != stamp:  # before the row: one copy has no order
+            return None
+        data = self._segment.read(offset, table.stride)
+        if self._segment.read(offset, 8) != stamp:
             return None
         return self._segment.layout.parse("r2_seg_journal_entry", data)
 

@@ -263,18 +263,19 @@ class Segment:
         return self.layout.parse(struct_name, data)
 
     def used_rows(self, kind: str, struct_name: str) -> Iterator[tuple[int, dict[str, Any]]]:
-        """(index, row) of all rows in use. Two looks at the whole table serve for most rows."""
+        """(index, row) of all rows in use. Three looks at the whole table serve for most rows: the
+        number is read before the row and after it, not with it, as the kernel copies in no order.
+        """
         if kind not in self.tables:
             return
         table = self.tables[kind]
         count = self.high(kind)
-        first = self.read(table.offset, count * table.stride)
-        second = self.read(table.offset, count * table.stride)
+        before, first, second = (self.read(table.offset, count * table.stride) for _ in range(3))
         for index in range(count):
             at = index * table.stride
             if first[at + 4 : at + 8] == b"\0\0\0\0" == second[at + 4 : at + 8]:
                 continue
-            if _stable(first[at : at + 4], second[at : at + 4], first[at : at + 4]):
+            if _stable(before[at : at + 4], first[at : at + 4], second[at : at + 4]):
                 row = self.layout.parse(struct_name, first[at : at + table.stride])
             else:
                 row = self.row(kind, struct_name, index)

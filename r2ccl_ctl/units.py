@@ -8,7 +8,9 @@ import re
 from r2ccl_ctl.errors import R2UsageError
 
 _NUMBER = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z%/]*)\s*")
-_RATE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]?)(bit|i?b|)(/s|ps|)\s*", re.IGNORECASE)
+_RATE = re.compile(
+    r"\s*(\d+(?:\.\d+)?)\s*([kmgt]?)(bit|b|(?<=[kmgt])ib|)(/s|ps|)\s*", re.IGNORECASE
+)
 _SIZES = {"": 1, "b": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
 _TIMES = {
     "ns": 1e-9,

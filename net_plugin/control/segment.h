@@ -320,7 +320,8 @@ struct r2_seg_path {
     uint32_t penalty;       /* flap damping */
     uint64_t reuse_mono_ns; /* damped until */
     uint32_t spare; /* from minor 4 on, where we send: not 0: a better pair of NICs serves. It
-                     * carries nothing while that is so, nor is it tried again if it is not up */
+                     * carries nothing while that is so, nor is it tried again if it is not up and
+                     * others are */
     uint8_t reserved[12];
 };
 

@@ -294,6 +294,10 @@ static int post_any(struct r2_conn *c, bool send, void *data, size_t size, bool 
     int rc;
 
     *out = NULL;
+    /* NCCL's thread has read a GPU's word that the bytes are there, by a plain load, and may copy
+     * them itself here: on processors that do not keep loads in order this does. */
+    if (send)
+        atomic_thread_fence(memory_order_acquire);
     if (atomic_load(&r2_eng.inert))
         return -EPERM;
     if (!c || c->out != send)
@@ -405,8 +409,10 @@ static void look_again(struct r2_peer *p)
 
         if (pthread_mutex_trylock(&p->lock))
             return;
-        atomic_store_explicit(&p->look_at, 0, memory_order_relaxed);
-        r2_peer_kick(p);
+        if (atomic_load_explicit(&p->look_at, memory_order_relaxed) == at) { /* nobody else has */
+            atomic_store_explicit(&p->look_at, 0, memory_order_relaxed);
+            r2_peer_kick(p);
+        }
         r2_peer_unlock(p);
     }
 }

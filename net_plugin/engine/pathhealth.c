@@ -51,7 +51,10 @@ static enum r2_seg_path_state shown_as(const struct r2_path *path)
         return R2_SEG_PATH_UP;
     if (path->state == R2_PATH_UP || path->state == R2_PATH_CONNECTING)
         return R2_SEG_PATH_CONNECTING;
-    return path->ever_up ? R2_SEG_PATH_CLOSED : R2_SEG_PATH_NEVER_REACHED;
+    if (!path->ever_up)
+        return R2_SEG_PATH_NEVER_REACHED;
+    /* Attempts have failed since (backoff): it is wanted and cannot be had. */
+    return path->fails > 1 ? R2_SEG_PATH_CONNECTING : R2_SEG_PATH_CLOSED;
 }
 
 void r2_path_show(struct r2_path *path, const char *cause)

@@ -8,11 +8,11 @@
  * megabyte or 20 ms count: what a shaper or a switch saves up while the path is idle (its burst)
  * goes out at many times the rate that follows. Three chunks in a row that took more than four
  * times what they should at that rate, one of them sent after another had come, end it at once: a
- * path that falls to a tenth is known for that once two windows have gone out at most, not when the
- * maximum has aged. A sample may have pauses in it, a quarter of its time at most. The round trip
- * is the minimum over 10 s; a path that was never idle for 10 s is asked for clean samples: nothing
- * goes out until all is acknowledged, then one chunk, twice. The smaller of the two counts: the
- * other may have waited for a peer that was stopped.
+ * path that falls to a tenth is known for that once two windows have gone out at most (three,
+ * where each is sent at once), not when the maximum has aged. A sample may have pauses in it, a
+ * quarter of its time at most. The round trip is the minimum over 10 s; a path that was never idle
+ * for 10 s is asked for clean samples: nothing goes out until all is acknowledged, then one chunk,
+ * twice. The smaller of the two counts: the other may have waited for a peer that was stopped.
  *
  * Units: bytes, nanoseconds, bytes per second. Ownership: a plain struct, nothing to free.
  * Threads: the caller serialises access. No function fails.
@@ -42,7 +42,7 @@ struct r2_late {
     unsigned chunks;
     unsigned turns; /* of them sent after the one before had come */
     uint64_t at;    /* when the latest of those came */
-    uint64_t mark;  /* what had been delivered when the last one was sent */
+    uint64_t mark;  /* the most that had been delivered when one of them was sent */
 };
 
 struct r2_pathrate {

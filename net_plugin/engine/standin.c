@@ -93,8 +93,8 @@ bool r2_standin_look(void)
     if (!io || r2_io_is_away(io))
         return false;
     stood_in = r2_io_lend(io, &worked);
-    if (stood_in && !atomic_load_explicit(&lent, memory_order_relaxed))
-        atomic_store_explicit(&lent, true, memory_order_release);
+    if (stood_in) /* a load first would not be ordered behind what they were told */
+        atomic_exchange_explicit(&lent, true, memory_order_acq_rel);
     if (stood_in || worked) /* else another caller is at it */
         judge(now, worked);
     return true;

@@ -31,7 +31,7 @@ static inline void flag_barrier(void)
 #if defined(__x86_64__)
     __asm__ volatile("" ::: "memory");
 #elif defined(__aarch64__)
-    __asm__ volatile("dmb ishst" ::: "memory");
+    __asm__ volatile("dmb oshst" ::: "memory"); /* a device is outside the inner domain */
 #else
     __atomic_thread_fence(__ATOMIC_RELEASE);
 #endif

@@ -40,10 +40,11 @@ static void add_up(uint64_t *capacity, uint32_t *share)
 
     for (int i = 0; seg && i < R2_SEG_MAX_NICS; i++) {
         const struct r2_seg_nic *nic = &seg->nics[i];
-        uint64_t speed = __atomic_load_n(&nic->speed_mbps, __ATOMIC_RELAXED);
+        uint64_t speed;
 
         if (!__atomic_load_n(&nic->used, __ATOMIC_ACQUIRE))
             continue;
+        speed = __atomic_load_n(&nic->speed_mbps, __ATOMIC_RELAXED);
         all += speed;
         left += carries(__atomic_load_n(&nic->state, __ATOMIC_RELAXED)) ? speed : 0;
     }

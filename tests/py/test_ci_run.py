@@ -57,6 +57,23 @@ def test_compiles_beside_a_lane(tmp_path: Path, run_bounded: RunBounded) -> None
     assert set((tmp_path / "chrt.log").read_text().splitlines()) == {"--idle 0"}
 
 
+def test_skipped_by_way_of_make(tmp_path: Path, run_bounded: RunBounded) -> None:
+    """A recipe's 77 is make's 2: what it lacks is said; where it is required it is a failure."""
+    makefile = "lacks:\n\t@echo no compiler here; exit 77\nbroken:\n\t@exit 78\n"
+    words = tree(tmp_path, makefile, "true", "make lacks")
+    table = tmp_path / "docs/testing.md"
+    table.write_text(table.read_text().replace("lane1 | ci | yes", "lane1 | ci | no"))
+    done = run_bounded(words, cwd=tmp_path, timeout=60, env=environment(tmp_path))
+    assert "1 passed, 0 failed, 1 skipped" in done.stdout, done
+    assert "no compiler here" in done.stdout, done
+    table.write_text(table.read_text().replace("lane1 | ci | no", "lane1 | ci | yes"))
+    done = run_bounded(words, cwd=tmp_path, timeout=60, code=1, env=environment(tmp_path))
+    assert "required, but skipped: no compiler here" in done.stdout, done
+    table.write_text(table.read_text().replace("make lacks", "make broken"))
+    done = run_bounded(words, cwd=tmp_path, timeout=60, code=1, env=environment(tmp_path))
+    assert "1 passed, 1 failed, 0 skipped" in done.stdout, done
+
+
 def test_a_lane_goes_on_with_what_is_not_ready(tmp_path: Path, run_bounded: RunBounded) -> None:
     """What is compiled ahead hangs: it is ended, and what it had half done is made anew."""
     makefile = (

@@ -168,6 +168,23 @@ def test_verdicts_that_are_over(
     assert (as_dict["state"], as_dict["recovered"]) == ("failed", says == "recovered")
 
 
+def test_who_started_since_proves_nothing(start_writer: StartWriter) -> None:
+    look = start_writer().process.snapshot()
+    row = node_row("127.0.1.1", "127.0.1.1")
+    late = replace(look.process, created_real_ns=row.real_ns + 1)
+    nic = replace(look.nics[0], since_real_ns=row.real_ns + 2)
+    looks = [replace(look, nics=[nic]), replace(look, process=late, nics=[nic])]
+    assert node_view.recovered(row, looks[:1]) and not node_view.recovered(row, looks[1:])
+
+
+def test_long_names_of_hosts_are_cut_in_verdicts(start_writer: StartWriter) -> None:
+    look = start_writer().process.snapshot()
+    host = "ip-172-31-12-34.us-west-2.compute.internal"
+    row = node_row(f"eth1@{host}"[:31], "10.0.0.7")
+    up = replace(look.paths[0], remote_nic="eth1", peer_host=host, since_real_ns=row.real_ns + 1)
+    assert node_view.recovered(row, [replace(look, paths=[up])])
+
+
 def test_a_nic_that_one_process_has_not_back(start_writer: StartWriter) -> None:
     look = start_writer().process.snapshot()
     row = node_row("127.0.1.1", "127.0.1.1")

@@ -155,12 +155,23 @@ static void run_for(uint64_t ns)
 }
 
 /* Per cent of the link that a run of `ns` uses. */
-static uint64_t use_of_run(uint64_t ns)
+__attribute__((unused)) static uint64_t use_of_run(uint64_t ns)
 {
     uint64_t before = k.acked;
 
     run_for(ns);
     return (uint64_t)((unsigned __int128)(k.acked - before) * SEC * 100 / ns / k.rate);
+}
+
+__attribute__((unused)) static void expect_rate(uint64_t rate, unsigned percent_below,
+                                                unsigned percent_above)
+{
+    uint64_t got = r2_pathrate_rate(&k.pr);
+
+    CHECK_MSG(
+        got >= rate / 100 * (100 - percent_below) && got <= rate / 100 * (100 + percent_above),
+        "rate %" PRIu64 " instead of %" PRIu64 " (link %" PRIu64 " delay %" PRIu64 " lanes %u)",
+        got, rate, k.rate, k.delay, k.lanes);
 }
 
 #endif

@@ -58,7 +58,10 @@ static bool spare(const struct r2_ep *ep)
 
     r2_peer_lock(path->peer);
     is = path->spare;
-    CHECK_EQ(r2_control_segment(r2_eng.ctl)->paths[path->row].spare, is); /* operators see it */
+    /* Operators see it. */
+    CHECK_EQ(
+        __atomic_load_n(&r2_control_segment(r2_eng.ctl)->paths[path->row].spare, __ATOMIC_RELAXED),
+        is);
     r2_peer_unlock(path->peer);
     return is;
 }

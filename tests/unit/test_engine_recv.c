@@ -2,6 +2,7 @@
  * chunks and small messages, right ones and wrong ones, and loses paths. What it cannot prove: that
  * sockets do as the script does. */
 #include "control/impl.h"
+#include "journal_look.h"
 #include "recv_bed.h"
 
 static void message(struct r2_ep *ep, uint64_t seq)
@@ -77,11 +78,10 @@ static bool journaled(enum r2_seg_event event, const char *cause)
 {
     const struct r2_segment *seg = r2_eng.ctl->seg;
 
-    for (int i = 0; i < R2_SEG_MAX_EVENTS; i++) {
-        const struct r2_seg_journal_entry *e = &seg->events[i];
+    for (uint64_t i = journal_tail(seg); i < journal_head(seg); i++) {
+        const struct r2_seg_journal_entry *e = journal_entry(seg, i);
 
-        if (__atomic_load_n(&e->event, __ATOMIC_RELAXED) == (uint32_t)event &&
-            strncmp(e->cause, cause, strlen(cause)) == 0)
+        if (e && e->event == (uint32_t)event && strncmp(e->cause, cause, strlen(cause)) == 0)
             return true;
     }
     return false;

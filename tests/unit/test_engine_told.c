@@ -5,6 +5,7 @@
 #include "check.h"
 #include "control/impl.h"
 #include "enginelib/remote.h"
+#include "journal_look.h"
 
 static struct remote r;
 
@@ -35,13 +36,13 @@ static enum r2_seg_event wanted(enum r2_health_state before, enum r2_health_stat
 static int told_since(uint64_t from, const char *cause, struct r2_seg_journal_entry *last)
 {
     const struct r2_segment *seg = r2_eng.ctl->seg;
-    uint64_t to = __atomic_load_n(&seg->header.event_head, __ATOMIC_ACQUIRE);
+    uint64_t to = journal_head(seg);
     int n = 0;
 
     for (; from < to; from++) { /* other threads may have something to tell as well */
-        const struct r2_seg_journal_entry *e = &seg->events[from % R2_SEG_MAX_EVENTS];
+        const struct r2_seg_journal_entry *e = journal_entry(seg, from);
 
-        if (strcmp(e->cause, cause) == 0) {
+        if (e && strcmp(e->cause, cause) == 0) {
             *last = *e;
             n++;
         }
@@ -52,7 +53,7 @@ static int told_since(uint64_t from, const char *cause, struct r2_seg_journal_en
 static void one(struct r2_path *path, enum r2_health_state s, enum r2_health_event e)
 {
     const struct r2_segment *seg = r2_eng.ctl->seg;
-    uint64_t from = __atomic_load_n(&seg->header.event_head, __ATOMIC_ACQUIRE);
+    uint64_t from = journal_head(seg);
     enum r2_health_state next = r2_health_next(s, e);
     struct r2_seg_journal_entry told = {0};
     bool changes = next != s || (s == R2_HEALTH_RAMPING && e == R2_HEALTH_EV_SILENCE), did;
@@ -93,12 +94,14 @@ static void test_every_change(void)
 static int told_as(uint64_t from, enum r2_seg_event event, struct r2_seg_journal_entry *last)
 {
     const struct r2_segment *seg = r2_eng.ctl->seg;
-    uint64_t to = __atomic_load_n(&seg->header.event_head, __ATOMIC_ACQUIRE);
+    uint64_t to = journal_head(seg);
     int n = 0;
 
     for (; from < to; from++) {
-        if (seg->events[from % R2_SEG_MAX_EVENTS].event == event) {
-            *last = seg->events[from % R2_SEG_MAX_EVENTS];
+        const struct r2_seg_journal_entry *e = journal_entry(seg, from);
+
+        if (e && e->event == event) {
+            *last = *e;
             n++;
         }
     }
@@ -116,7 +119,7 @@ static void test_many_are_closed(void)
     remote_new(&r, true, 2);
     CHECK(remote_open(&r, 2));
     path = fake_find(r.id, 1, 1, 0)->params.owner;
-    from = __atomic_load_n(&seg->header.event_head, __ATOMIC_ACQUIRE);
+    from = journal_head(seg);
     r2_peer_lock(path->peer);
     for (int i = 0; i < 500; i++) {
         path->health.state = R2_HEALTH_HEALTHY;
@@ -136,6 +139,7 @@ static void test_closed_is_not_unreached(void)
     const struct r2_segment *seg = r2_eng.ctl->seg;
     enum r2_path_state was;
     struct r2_path *path;
+    int fails;
 
     remote_new(&r, true, 2);
     CHECK(remote_open(&r, 2));
@@ -146,6 +150,11 @@ static void test_closed_is_not_unreached(void)
     path->health.state = R2_HEALTH_HEALTHY;
     CHECK(r2_path_event(path, R2_HEALTH_EV_CLOSE, "closed by the test"));
     CHECK_EQ(seg->paths[path->row].state, R2_SEG_PATH_CLOSED);
+    fails = path->fails;
+    path->fails = 2; /* attempts since: it is wanted again and cannot be had */
+    r2_path_show(path, "");
+    CHECK_EQ(seg->paths[path->row].state, R2_SEG_PATH_CONNECTING);
+    path->fails = fails;
     path->ever_up = false;
     r2_path_show(path, "");
     CHECK_EQ(seg->paths[path->row].state, R2_SEG_PATH_NEVER_REACHED);
@@ -196,7 +205,7 @@ static void test_doubts_end(void)
     const struct r2_segment *seg = r2_eng.ctl->seg;
     int census[R2_CENSUSES];
 
-    seen.from = __atomic_load_n(&seg->header.event_head, __ATOMIC_ACQUIRE);
+    seen.from = journal_head(seg);
     for (int i = 0; i < R2_CENSUSES; i++)
         census[i] = atomic_load(&r2_eng.nic_state[1].census[i]);
     doubt(1, true);

@@ -278,7 +278,9 @@ static void test_told(void)
     looks(LOOKS);
     CHECK(marked(1));
     CHECK(!marked(2)); /* also if it was before */
-    CHECK_EQ(r2_eng.ctl->seg->nics[r2_eng.nic_state[1].row].state, R2_SEG_NIC_HEALTHY);
+    CHECK_EQ(
+        __atomic_load_n(&r2_eng.ctl->seg->nics[r2_eng.nic_state[1].row].state, __ATOMIC_RELAXED),
+        R2_SEG_NIC_HEALTHY);
     CHECK_EQ(warned(1, WORD), 1);
     CHECK(remote_command(r2_nicstate_drain, 1));
     CHECK(!marked(1)); /* the row has another word */

@@ -129,7 +129,9 @@ static void test_told(void)
     CHECK(marked(2));
     CHECK(!marked(3));
     CHECK_EQ(warned(3, WORD), 0);
-    CHECK_EQ(r2_eng.ctl->seg->nics[r2_eng.nic_state[1].row].state, R2_SEG_NIC_HEALTHY);
+    CHECK_EQ(
+        __atomic_load_n(&r2_eng.ctl->seg->nics[r2_eng.nic_state[1].row].state, __ATOMIC_RELAXED),
+        R2_SEG_NIC_HEALTHY);
     answers[1] = PROCESS;
     looks(LOOKS + 1); /* asked more rarely by now */
     CHECK(!marked(1));

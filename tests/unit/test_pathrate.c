@@ -2,16 +2,6 @@
  * short? */
 #include "pathrate_link.h"
 
-static void expect_rate(uint64_t rate, unsigned percent_below, unsigned percent_above)
-{
-    uint64_t got = r2_pathrate_rate(&k.pr);
-
-    CHECK_MSG(
-        got >= rate / 100 * (100 - percent_below) && got <= rate / 100 * (100 + percent_above),
-        "rate %" PRIu64 " instead of %" PRIu64 " (link %" PRIu64 " delay %" PRIu64 " lanes %u)",
-        got, rate, k.rate, k.delay, k.lanes);
-}
-
 /* What the window may be: twice what the pipe holds with a chunk on the wire, and its floors. */
 static uint64_t window_bound(void)
 {
@@ -403,26 +393,6 @@ static void test_small_messages_without_pause(void)
     }
 }
 
-/* Messages that come alone, in four parts each, and two of them in a row wait for a thread: the
- * link is what it was. */
-static void test_parts_are_late_together(void)
-{
-    link_init(5 * GB, 60 * US, 4, 512 * 1024);
-    run_for(SEC);
-    k.to_send = 0;
-    run_for(20 * MS);
-    k.message = 64 * 1024;
-    for (unsigned i = 0; i < 40; i++) {
-        k.to_send = 256 * 1024;
-        pull();
-        for (unsigned j = 0; j < k.count && (i == 20 || i == 21); j++)
-            k.list[j].t_acked = k.now + 12 * MS;
-        run_for(13 * MS);
-        CHECK_EQ(k.count, 0);
-    }
-    expect_rate(5 * GB, 10, 10);
-}
-
 /* Stops of 200 ms, a minute apart, while there is little to send: none of them is a slow link. */
 static void test_stalls_are_no_slow_link(void)
 {
@@ -575,7 +545,6 @@ static const struct check_test tests[] = {
     {"idle_keeps_rate", test_idle_keeps_rate},
     {"small_messages", test_small_messages},
     {"small_messages_without_pause", test_small_messages_without_pause},
-    {"parts_are_late_together", test_parts_are_late_together},
     {"stalls_are_no_slow_link", test_stalls_are_no_slow_link},
     {"stop_is_no_round_trip", test_stop_is_no_round_trip},
     {"chunk_len", test_chunk_len},

@@ -8,6 +8,7 @@
 #include <stdatomic.h>
 #include <sys/socket.h>
 
+#include "journal_look.h"
 #include "tcp_bed.h"
 #include "transport/tcp/tcp.h"
 
@@ -26,8 +27,7 @@ static void begin(void)
         setsockopt(r2_tcp.listeners[i].fd, SOL_SOCKET, SO_RCVBUF, &small, sizeof(small));
     }
     bed_connect();
-    events_seen =
-        __atomic_load_n(&r2_control_segment(r2_eng.ctl)->header.event_head, __ATOMIC_ACQUIRE);
+    events_seen = journal_head(r2_control_segment(r2_eng.ctl));
 }
 
 /* Moves one message; false if it is not done within `ms`: it goes on with the next call. */
@@ -47,14 +47,12 @@ static bool move(int ms)
 static const struct r2_seg_journal_entry *said(enum r2_seg_event event, const char *nic)
 {
     struct r2_segment *seg = r2_control_segment(r2_eng.ctl);
-    uint64_t head = __atomic_load_n(&seg->header.event_head, __ATOMIC_ACQUIRE);
+    uint64_t head = journal_head(seg);
 
     for (uint64_t n = events_seen; n < head; n++) {
-        const struct r2_seg_journal_entry *e = &seg->events[n % R2_SEG_MAX_EVENTS];
+        const struct r2_seg_journal_entry *e = journal_entry(seg, n);
 
-        /* An event that is whole: it is not written again before the ring has gone round. */
-        if (__atomic_load_n(&e->stamp, __ATOMIC_ACQUIRE) == 2 * n + 2 && e->event == event &&
-            (!nic || strcmp(e->nic, nic) == 0))
+        if (e && e->event == event && (!nic || strcmp(e->nic, nic) == 0))
             return e;
     }
     return NULL;

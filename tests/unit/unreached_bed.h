@@ -6,6 +6,7 @@
 #include "check.h"
 #include "control/impl.h"
 #include "enginelib/remote.h"
+#include "journal_look.h"
 
 #define LOOKS 10
 #define WAIT_MS 20000
@@ -36,13 +37,13 @@ static inline bool marked(int nic)
 static inline int warned(int nic, const char *begins)
 {
     const struct r2_segment *seg = r2_eng.ctl->seg;
-    uint64_t to = __atomic_load_n(&seg->header.event_head, __ATOMIC_ACQUIRE);
+    uint64_t to = journal_head(seg);
     int n = 0;
 
-    for (uint64_t i = to > R2_SEG_MAX_EVENTS ? to - R2_SEG_MAX_EVENTS : 0; i < to; i++) {
-        const struct r2_seg_journal_entry *e = &seg->events[i % R2_SEG_MAX_EVENTS];
+    for (uint64_t i = journal_tail(seg); i < to; i++) {
+        const struct r2_seg_journal_entry *e = journal_entry(seg, i);
 
-        n += e->event == R2_EV_WARNING && strcmp(e->nic, r2_nic_name(nic)) == 0 &&
+        n += e && e->event == R2_EV_WARNING && strcmp(e->nic, r2_nic_name(nic)) == 0 &&
              strncmp(e->cause, begins, strlen(begins)) == 0;
     }
     return n;

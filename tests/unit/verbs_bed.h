@@ -11,6 +11,7 @@
 
 #include "check.h"
 #include "engine/internal.h"
+#include "journal_look.h"
 
 #define BED_WAIT_MS 15000
 
@@ -129,7 +130,7 @@ __attribute__((unused)) static uint64_t bed_counted(const uint64_t *counter)
 
 __attribute__((unused)) static uint64_t bed_journal(void)
 {
-    return __atomic_load_n(&r2_control_segment(r2_eng.ctl)->header.event_head, __ATOMIC_ACQUIRE);
+    return journal_head(r2_control_segment(r2_eng.ctl));
 }
 
 /* How often the journal has that event since entry `from` (bed_journal), between these NICs, for
@@ -141,11 +142,9 @@ __attribute__((unused)) static int bed_told(uint64_t from, enum r2_seg_event eve
     int n = 0;
 
     for (uint64_t i = from; i < bed_journal(); i++) {
-        const struct r2_seg_journal_entry *e = &seg->events[i % R2_SEG_MAX_EVENTS];
+        const struct r2_seg_journal_entry *e = journal_entry(seg, i);
 
-        if (__atomic_load_n(&e->stamp, __ATOMIC_ACQUIRE) != 2 * i + 2) /* being written */
-            continue;
-        n += e->event == event && (!nic || strcmp(e->nic, nic) == 0) &&
+        n += e && e->event == event && (!nic || strcmp(e->nic, nic) == 0) &&
              (!remote || strcmp(e->remote_nic, remote) == 0) &&
              (!cause || strcmp(e->cause, cause) == 0);
     }

@@ -27,7 +27,7 @@ static struct {
     pthread_mutex_t lock; /* notes, over, count */
     struct r2_list notes, over;
     int count;
-    bool on;
+    atomic_bool on; /* release, behind what it begins; acquire */
     struct r2_task task;
     struct r2_timer timer;
     struct r2_nodeseg *seg;
@@ -44,7 +44,7 @@ static bool post(const struct note *from)
     struct note *n;
     bool ok = false;
 
-    if (!box.on)
+    if (!atomic_load_explicit(&box.on, memory_order_acquire))
         return false;
     n = malloc(sizeof(*n));
     if (!n)
@@ -213,7 +213,7 @@ static void on_row(void *arg, const struct r2_node_row *row)
 
 void r2_locate_house(uint64_t now)
 {
-    if (!box.on)
+    if (!atomic_load_explicit(&box.on, memory_order_acquire))
         return;
     if (box.seg)
         r2_nodeseg_poll(box.seg, on_row, &now);
@@ -238,11 +238,11 @@ void r2_locate_start(void)
         R2_INFO("nothing is shared with other processes of this node (%s): each one finds broken "
                 "NICs by itself",
                 strerror(-rc));
-    box.on = true;
+    atomic_store_explicit(&box.on, true, memory_order_release);
 }
 
 void r2_locate_child(void)
 {
-    box.on = false;
+    atomic_store_explicit(&box.on, false, memory_order_release);
     r2_nodeseg_child(box.seg);
 }

@@ -65,7 +65,7 @@ static bool ctrl_health(struct r2_ep *ep, struct r2_lane *lane, struct r2_ep_hea
         out->answered =
             atomic_load(&lane->ctrl_total) - (uint64_t)queued >= atomic_load(&ep->marked);
     pthread_mutex_unlock(&lane->tx_lock);
-    if (atomic_load(&lane->flush_wanted)) /* somebody left it to the holder of the lock */
+    if (atomic_fetch_or(&lane->flush_wanted, 0)) /* somebody left it to the holder of the lock */
         r2_lane_flush(lane);
     if (!ok)
         return false;

@@ -80,8 +80,8 @@ struct r2_lane {
     /* control */
     uint8_t *ctrl_buf;
     size_t ctrl_len, ctrl_off;
-    atomic_ulong ctrl_total; /* bytes the kernel has taken */
-    atomic_bool flush_wanted;
+    atomic_ulong ctrl_total;  /* bytes the kernel has taken */
+    atomic_uint flush_wanted; /* 1: r2_lane_flush */
     /* What the last look at a bulk lane's health saw; under tx_lock. */
     uint64_t acked_seen, moved_seen, segments_seen, resent_seen;
     bool out_seen;

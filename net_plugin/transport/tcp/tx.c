@@ -183,17 +183,20 @@ int r2_lane_tx_ctrl(struct r2_lane *lane)
 }
 
 /* Combining: whoever holds the lock looks again after it let go, so a thread that found it taken
- * may leave its frames to the holder. `flush_wanted` is stored before the lock is tried and read
- * after it is released, both seq_cst: one of the two threads sees the other. */
+ * may leave its frames to the holder. `flush_wanted` is set before the lock is tried and looked at
+ * after it is released, both by read-modify-write operations, so one comes after the other: either
+ * the holder sees it, or who sets it reads what the holder wrote and, both being acquire and
+ * release, finds the lock free. A load there would not do: a lock that is not had orders nothing.
+ */
 void r2_lane_flush(struct r2_lane *lane)
 {
     int rc = 0;
 
-    atomic_store(&lane->flush_wanted, true);
-    while (atomic_load(&lane->flush_wanted)) {
+    atomic_exchange(&lane->flush_wanted, 1);
+    while (atomic_fetch_or(&lane->flush_wanted, 0)) {
         if (pthread_mutex_trylock(&lane->tx_lock))
             return;
-        atomic_store(&lane->flush_wanted, false);
+        atomic_store(&lane->flush_wanted, 0);
         if (!lane->closed && atomic_load(&lane->open))
             rc = r2_lane_tx_ctrl(lane);
         pthread_mutex_unlock(&lane->tx_lock);

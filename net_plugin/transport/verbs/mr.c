@@ -579,7 +579,7 @@ bool r2_verbs_registered(const struct r2_ep *ep, const struct r2_mr_keys *keys)
 {
     int h = ep->nic->slot;
 
-    return keys && h >= 0 && atomic_load_explicit(&keys->has[h], memory_order_relaxed);
+    return keys && h >= 0 && atomic_load(&keys->has[h]); /* whoever sees it uses the key */
 }
 
 unsigned r2_verbs_memory(int nic)
