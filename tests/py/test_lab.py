@@ -574,7 +574,7 @@ def test_command_line(fresh: Callable[..., Lab]) -> None:
 @pytest.mark.parametrize(
     ("args", "words"),
     [
-        (["up", "--rate", "fast"], "rate 'fast'"),
+        (["up", "--rate", "fast"], "'fast' is no rate"),
         (["up", "--nics", "2,x"], "'2,x'"),
         (["up", "--variant", "ring"], "rail-only"),
         (["up", "--name", "../x"], "../x"),
