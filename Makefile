@@ -19,7 +19,7 @@ gnu_gcc := -linux-gnu-gcc
 cross := $(filter-out $(shell uname -m),$(if $(findstring $(gnu_gcc),$(CC)),$(firstword $(subst -, ,$(notdir $(CC))))))
 AR ?= ar
 ifneq ($(cross),)
-AR := $(subst $(gnu_gcc),-linux-gnu-gcc-ar,$(CC))
+AR := $(subst $(gnu_gcc),$(gnu_gcc)-ar,$(CC))
 emulator := qemu-$(cross) -L /usr/$(cross)-linux-gnu
 endif
 PYTHON ?= python3

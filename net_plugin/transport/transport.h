@@ -260,8 +260,7 @@ struct r2_transport_ops {
     bool (*reached)(struct r2_ep *ep);
     unsigned (*lanes)(struct r2_ep *ep); /* bulk lanes that are ready and in use */
     /* The I/O threads, a bit each, that are awake and drive bulk lanes in use; `*idle` is set
-     * when one is at nothing. A hint. Any lock. NULL
-     * where no threads carry. */
+     * when one is at nothing. A hint. Any lock. NULL where no threads carry. */
     uint64_t (*threads)(struct r2_ep *ep, bool *idle);
     /* Bulk lanes that it is to have in all, ready or not; known when it is up. Any lock. */
     unsigned (*planned)(struct r2_ep *ep);

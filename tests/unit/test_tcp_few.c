@@ -223,22 +223,28 @@ static void test_one_that_does_not_come(void)
     finish(1);
 }
 
+/* Until another lane is asked; the tick would do it after 25 ms. */
+static void poll_briefly(void)
+{
+    int done = 0;
+
+    for (int ms = 0; ms < 15 && asked() == 1; ms++) {
+        usleep(1000);
+        CHECK_EQ(r2_engine_test(sending[0], &done, NULL), 0);
+    }
+}
+
 /* Nor on one that comes no more after it was relied on: whoever polls for the message looks again.
  */
 static void test_who_polls_looks_again(void)
 {
-    int done = 0;
-
     start();
     begin(1);
     at_work(1);
     send_one(0);
     CHECK_EQ(asked(), 1);
     atomic_store(&lane(1)->tx_since, r2_now_ns() - R2_NS_PER_MS);
-    for (int ms = 0; ms < 15 && asked() == 1; ms++) { /* the tick would do it after 25 */
-        usleep(1000);
-        CHECK_EQ(r2_engine_test(sending[0], &done, NULL), 0);
-    }
+    poll_briefly();
     CHECK_EQ(asked(), 2);
     CHECK(!atomic_load(&lane(2)->tx_idle));
     atomic_store(&lane(1)->tx_idle, true);
@@ -248,17 +254,12 @@ static void test_who_polls_looks_again(void)
 /* One was asked at once, and its thread has no core. */
 static void test_with_few_threads_too(void)
 {
-    int done = 0;
-
     start();
     r2_io_use(8);
     begin(1);
     send_one(0);
     CHECK_EQ(asked(), 1);
-    for (int ms = 0; ms < 15 && asked() == 1; ms++) {
-        usleep(1000);
-        CHECK_EQ(r2_engine_test(sending[0], &done, NULL), 0);
-    }
+    poll_briefly();
     CHECK_GE(asked(), 2);
     finish(1);
     r2_io_use(9);
