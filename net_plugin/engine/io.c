@@ -86,19 +86,10 @@ void r2_io_away(bool away)
         atomic_store_explicit(&self_io->away, away, memory_order_relaxed);
 }
 
-bool r2_io_idles(struct r2_io *io)
-{
-    return r2_io_awake(io) && !atomic_load_explicit(&io->busy, memory_order_relaxed);
-}
-
 bool r2_io_polls(struct r2_io *io)
 {
-    return r2_io_idles(io) && !atomic_load_explicit(&io->pending, memory_order_relaxed);
-}
-
-int r2_io_index(const struct r2_io *io)
-{
-    return io->index;
+    return r2_io_awake(io) && !atomic_load_explicit(&io->busy, memory_order_relaxed) &&
+           !atomic_load_explicit(&io->pending, memory_order_relaxed);
 }
 
 bool r2_io_all_awake(void)

@@ -60,16 +60,13 @@ static inline bool r2_io_alone(void)
 /* Owner for something new, in turn. */
 struct r2_io *r2_io_pick(void);
 struct r2_io *r2_io_at(int index);
-int r2_io_index(const struct r2_io *io); /* 0 to r2_io_count() - 1, at most 63 */
 /* The thread is running or spinning: it sees a task within a microsecond or so. A hint. */
 bool r2_io_awake(struct r2_io *io);
 /* An I/O thread's own word: until it takes that back, what it does may wait for the kernel for
  * long, and it does not count as awake. For questions by netlink when the process cannot have a
  * thread for them (nicask.c). Without effect on other threads. */
 void r2_io_away(bool away);
-/* It is awake and at nothing, though it may have been given something. A hint. */
-bool r2_io_idles(struct r2_io *io);
-/* ... nor has it been given anything: it begins at once. A hint. */
+/* ... and at once: it is awake, has nothing to do, and has not been given anything. A hint. */
 bool r2_io_polls(struct r2_io *io);
 /* All threads in use are. A hint. */
 bool r2_io_all_awake(void);

@@ -178,8 +178,7 @@ struct r2_peer {
     struct r2_hash conns;
     struct r2_list conn_list;
     struct r2_list ready; /* S: connections with bytes to send */
-    uint32_t cut; /* S: their longest chunk, of when more became ready (r2_cut); 0: not yet */
-    struct r2_list ackq; /* R: connections with acknowledgements to send */
+    struct r2_list ackq;  /* R: connections with acknowledgements to send */
     struct r2_ack_delay ack_delay;
     int active;                 /* requests in flight */
     atomic_ulong limited_until; /* slow NICs are what it is waited for (slownics.c); a hint */

@@ -3,7 +3,6 @@
  */
 #include <string.h>
 
-#include "engine/cut.h"
 #include "engine/internal.h"
 #include "engine/slownics.h"
 
@@ -26,9 +25,14 @@ bool r2_send_carries(const struct r2_path *path, const struct r2_req *r)
            r2_eng.ops->registered(path->ep, r->mr->keys);
 }
 
+static uint32_t chunk_max(void)
+{
+    return (uint32_t)(r2_eng.set->chunk & ~UINT64_C(127));
+}
+
 static uint64_t room(const struct r2_path *path)
 {
-    uint32_t chunk = r2_pathrate_chunk_len(&path->rate, r2_cut_max());
+    uint32_t chunk = r2_pathrate_chunk_len(&path->rate, chunk_max());
     unsigned lanes = r2_eng.ops->lanes(path->ep);
     uint64_t window = r2_pathrate_window(&path->rate, chunk, lanes);
     uint64_t used = r2_pathrate_inflight(&path->rate);
@@ -39,14 +43,6 @@ static uint64_t room(const struct r2_path *path)
     return window > used && lanes ? window - used : 0;
 }
 
-/* Chunk of what waits, as far as the path's own rate allows. */
-static uint32_t longest(const struct r2_path *path)
-{
-    uint32_t cut = path->transport == R2_VIA_TCP ? path->peer->cut : 0;
-
-    return cut ? cut : r2_cut_max();
-}
-
 /* Lets lanes of the path pull up to `bytes` of the `space` left; returns what has no room. */
 static uint64_t kick_path(struct r2_path *path, uint64_t bytes, uint64_t *space)
 {
@@ -54,7 +50,7 @@ static uint64_t kick_path(struct r2_path *path, uint64_t bytes, uint64_t *space)
 
     if (n) {
         *space -= n;
-        path->kick_wanted += (unsigned)((n + longest(path) - 1) / longest(path));
+        path->kick_wanted += (unsigned)((n + chunk_max() - 1) / chunk_max());
     }
     return bytes - n;
 }
@@ -91,7 +87,6 @@ void r2_peer_kick(struct r2_peer *p)
 
     if (r2_list_empty(&p->ready))
         return;
-    p->cut = r2_cut(p);
     for (int i = 0; i < p->n_paths; i++)
         space[i] = r2_path_usable(p->paths[i]) || (p->waived && r2_path_able(p->paths[i]))
                        ? room(p->paths[i])
@@ -215,18 +210,16 @@ static uint32_t with_rest(const struct r2_path *path, const struct r2_req *r, ui
 {
     uint64_t left = r2_send_waiting_bytes(&r->led.send);
 
-    return !path->rate.tight && left <= (uint64_t)len + len / 2 && left <= r2_cut_max()
+    return !path->rate.tight && left <= (uint64_t)len + len / 2 && left <= chunk_max()
                ? (uint32_t)left
                : len;
 }
 
 static bool take_chunk(struct r2_path *path, struct r2_conn *c, struct r2_bulk *bulk)
 {
-    uint32_t len = r2_pathrate_chunk_len(&path->rate, r2_cut_max());
+    uint32_t len = r2_pathrate_chunk_len(&path->rate, chunk_max());
     struct r2_chunk chunk;
 
-    if (len > longest(path))
-        len = longest(path);
     for (uint64_t s = c->oldest; s < c->next_seq; s++) {
         struct r2_req *r = r2_conn_req(c, s);
 

@@ -259,9 +259,6 @@ struct r2_transport_ops {
      * way is there, and what is missing is its process. Any lock. */
     bool (*reached)(struct r2_ep *ep);
     unsigned (*lanes)(struct r2_ep *ep); /* bulk lanes that are ready and in use */
-    /* The I/O threads, a bit each, that are awake and drive bulk lanes in use; `*idle` is set
-     * when one is at nothing. A hint. Any lock. NULL where no threads carry. */
-    uint64_t (*threads)(struct r2_ep *ep, bool *idle);
     /* Bulk lanes that it is to have in all, ready or not; known when it is up. Any lock. */
     unsigned (*planned)(struct r2_ep *ep);
     /* So many of its bulk lanes get chunks from now on; all while it is not called. NULL: not by

@@ -1,10 +1,10 @@
 """How long messages of several connections take that one polling thread of each of two processes
-drives through the net plugin, as NCCL's thread does (tests/bench/crowd.c): cut for the threads that
-are awake, beside whole (R2CCL_SPLIT=0) and, where FASTSOCKET names that plugin, beside FastSocket.
+drives through the net plugin, as NCCL's thread does (tests/bench/crowd.c): whole, as they are sent,
+beside cut into pieces of 128 KiB (R2CCL_CHUNK) and, where FASTSOCKET names that plugin, FastSocket.
 
 Rung 4: the plugin as NCCL loads it, between two lab nodes with two unshaped NICs. On fewer than 16
-processors threads seldom poll and little is cut. That a collective gains what a message does is
-seen under NCCL only (tests/gpu).
+processors threads seldom poll. Whether a collective gains what a message does is seen under NCCL
+only (tests/gpu; docs/decisions.md 44).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from rig import Bed, Options, Sides, clean_env, lab_bed, program
 
 from r2ccl_ctl import paths
 
-TITLE = "Messages of several connections at once, cut beside whole"
+TITLE = "Messages of several connections at once, whole beside cut"
 NICS = 2
 # Connections, messages of each on their way, bytes.
 SHAPES = ((1, 1, 512 << 10), (2, 1, 512 << 10), (4, 1, 512 << 10), (4, 4, 512 << 10), (2, 2, 8192))
@@ -36,10 +36,10 @@ class Found:
 
 
 def variants() -> dict[str, tuple[str, dict[str, str]]]:
-    """The plugin of each, and what is set for it; "whole" is the baseline."""
+    """The plugin of each, and what is set for it; "cut" is the baseline."""
     ours = str(paths.native_dir() / "libnccl-net-r2ccl.so")
     found: dict[str, tuple[str, dict[str, str]]] = {
-        "whole": (ours, {"R2CCL_SPLIT": "0"}),
+        "cut": (ours, {"R2CCL_CHUNK": "128K"}),
         "r2ccl": (ours, {}),
     }
     if os.environ.get("FASTSOCKET"):
@@ -115,9 +115,9 @@ def run(options: Options, section: Section) -> None:
                     section.compare(
                         f"{words}, {name}: {WORDS[what]}",
                         [getattr(one, what) for one in found[name]],
-                        [getattr(one, what) for one in found["whole"]],
+                        [getattr(one, what) for one in found["cut"]],
                         unit,
-                        "whole",
+                        "cut",
                         None,
                         at_least=what == "gbs",
                     )

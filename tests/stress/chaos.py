@@ -393,14 +393,13 @@ def round_of(build: Build, seed: int, lab: Lab | None, seconds: float, under: Un
         "NCCL_DEBUG": "WARN",
         "R2CCL_LOG": "warn",
     }
-    # Where cores are few there would be one. Behind slow NICs callers stand in for several; with
-    # four to eight that poll, messages are cut; where they are many, little traffic keeps to few
-    # lanes.
+    # Where cores are few there would be one. Behind slow NICs callers stand in for several; where
+    # they are many, little traffic keeps to few lanes.
     kind = random.Random(f"threads {seed}").random()
     if kind < 0.25:
         env |= {"R2CCL_IO_THREADS": 12, "R2CCL_LANES": 4}
     elif kind < 0.45:
-        env |= {"R2CCL_IO_THREADS": 6, "R2CCL_LANES": 4, "R2CCL_SPLIT": "16K"}
+        env |= {"R2CCL_IO_THREADS": 6, "R2CCL_LANES": 4, "R2CCL_CHUNK": "64K"}
     elif kind < 0.65:
         env |= {"R2CCL_IO_THREADS": 3}
     if under.plans:

@@ -158,11 +158,6 @@ static unsigned mux_lanes(struct r2_ep *ep)
     return of(ep)->lanes(ep);
 }
 
-static uint64_t mux_threads(struct r2_ep *ep, bool *idle)
-{
-    return of(ep)->threads ? of(ep)->threads(ep, idle) : 0;
-}
-
 static unsigned mux_planned(struct r2_ep *ep)
 {
     return of(ep)->planned(ep);
@@ -256,7 +251,6 @@ const struct r2_transport_ops r2_transport_mux = {
     .health = mux_health,
     .reached = mux_reached,
     .lanes = mux_lanes,
-    .threads = mux_threads,
     .planned = mux_planned,
     .use = mux_use,
     .params = mux_params,

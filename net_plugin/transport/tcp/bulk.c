@@ -133,21 +133,6 @@ bool r2_bulk_push(struct r2_ep *ep)
     return false;
 }
 
-uint64_t r2_bulk_threads(struct r2_ep *ep, bool *idle)
-{
-    uint64_t mask = 0;
-
-    for (int i = 1; i <= in_use(ep); i++) {
-        struct r2_lane *lane = r2_ep_lane(ep, i);
-
-        if (!lane || !atomic_load(&lane->open) || !r2_io_awake(lane->io.io))
-            continue;
-        mask |= UINT64_C(1) << r2_io_index(lane->io.io);
-        *idle |= r2_io_idles(lane->io.io);
-    }
-    return mask;
-}
-
 unsigned r2_bulk_planned(struct r2_ep *ep)
 {
     return (unsigned)ep->n_lanes;

@@ -351,14 +351,23 @@ static void tcp_flush(struct r2_ep *ep)
         r2_lane_flush(lane);
 }
 
-/* A call to send costs the caller several microseconds: words of no hurry are left to a thread that
- * is awake, where there are several (docs/decisions.md 22), and so are messages of a burst unless
- * they are done when they are sent (36). */
+#define SELDOM_NS (60 * R2_NS_PER_US)
+
+static bool sends_seldom(void)
+{
+    static _Thread_local uint64_t last;
+    uint64_t before = last;
+
+    last = r2_now_ns();
+    return last - before >= SELDOM_NS;
+}
+
+/* A call to send takes several microseconds: where there are several threads one that is awake does
+ * it, but for messages of who had none for a while (docs/decisions.md 44). */
 static void tcp_flush_soon(struct r2_ep *ep, bool lone, bool data)
 {
     struct r2_lane *lane = r2_ep_lane(ep, 0);
-    bool many = !r2_io_alone();
-    bool now = many ? data && (lone || r2_settings_get()->buffered) : lone;
+    bool now = r2_io_alone() ? lone : data && sends_seldom();
 
     if (lane && r2_io_awake(lane->io.io) && !now)
         r2_lane_kick(lane);
@@ -577,7 +586,6 @@ const struct r2_transport_ops r2_transport_tcp = {
     .health = r2_tcp_health,
     .reached = r2_tcp_reached,
     .lanes = r2_bulk_lanes,
-    .threads = r2_bulk_threads,
     .planned = r2_bulk_planned,
     .use = r2_bulk_use,
     .params = tcp_params,

@@ -199,7 +199,6 @@ bool r2_bulk_keeps_to_few(const struct r2_ep *ep);
 bool r2_bulk_push(struct r2_ep *ep);
 unsigned r2_bulk_planned(struct r2_ep *ep);
 unsigned r2_bulk_lanes(struct r2_ep *ep);
-uint64_t r2_bulk_threads(struct r2_ep *ep, bool *idle);
 
 /* tx.c, rx.c: 0 or -errno; callers hold tx_lock / rx_lock. */
 int r2_lane_tx_bulk(struct r2_lane *lane, int chunks); /* at most so many, then kicks itself */

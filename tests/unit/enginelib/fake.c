@@ -16,8 +16,6 @@ atomic_uint fake_plain;
 atomic_uint fake_unreachable;
 atomic_bool fake_revoked;
 atomic_uint fake_flush_asked;
-_Atomic uint64_t fake_threads;
-atomic_bool fake_idle;
 
 void fake_sleep_ms(int ms)
 {
@@ -233,13 +231,6 @@ static unsigned op_lanes(struct r2_ep *ep)
     return 4;
 }
 
-static uint64_t op_threads(struct r2_ep *ep, bool *idle)
-{
-    (void)ep;
-    *idle |= atomic_load(&fake_idle);
-    return atomic_load(&fake_threads);
-}
-
 static const struct r2_ep_params *op_params(const struct r2_ep *ep)
 {
     return &ep->params;
@@ -337,7 +328,6 @@ const struct r2_transport_ops fake_ops = {
     .health = op_health,
     .reached = op_reached,
     .lanes = op_lanes,
-    .threads = op_threads,
     .planned = op_lanes,
     .params = op_params,
     .nudge = op_nothing,

@@ -70,9 +70,6 @@ extern atomic_uint fake_unreachable;
 extern atomic_bool fake_revoked;
 /* Bit per NIC: it was asked to flush what it wrote; it answers at once. */
 extern atomic_uint fake_flush_asked;
-/* I/O threads, a bit each, that are awake for bulk lanes of any endpoint; one has nothing to do. */
-extern _Atomic uint64_t fake_threads;
-extern atomic_bool fake_idle;
 static inline uint32_t fake_key(int nic)
 {
     return 0x4b00u + (uint32_t)nic;
