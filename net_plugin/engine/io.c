@@ -25,6 +25,7 @@
 
 #define MAX_THREADS 64
 #define BATCH 64
+#define AT_HAND_NS (200 * R2_NS_PER_US) /* as AT_WORK_NS in bulk.c */
 #define LONGEST_NS (10 * R2_NS_PER_S)
 
 static struct r2_io threads[MAX_THREADS];
@@ -78,6 +79,13 @@ bool r2_io_awake(struct r2_io *io)
 {
     return !atomic_load_explicit(&io->sleeping, memory_order_relaxed) &&
            !atomic_load_explicit(&io->away, memory_order_relaxed);
+}
+
+bool r2_io_at_hand(struct r2_io *io)
+{
+    uint64_t seen = atomic_load_explicit(&io->seen, memory_order_relaxed);
+
+    return r2_io_awake(io) && r2_now_ns() < seen + AT_HAND_NS;
 }
 
 void r2_io_away(bool away)
@@ -354,6 +362,7 @@ static void *io_main(void *arg)
     for (;;) {
         bool any;
 
+        atomic_store_explicit(&io->seen, r2_now_ns(), memory_order_relaxed);
         pthread_mutex_lock(&io->turn);
         any = run_events(io);
         atomic_store(&io->pending, false);

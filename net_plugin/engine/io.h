@@ -62,6 +62,8 @@ struct r2_io *r2_io_pick(void);
 struct r2_io *r2_io_at(int index);
 /* The thread is running or spinning: it sees a task within a microsecond or so. A hint. */
 bool r2_io_awake(struct r2_io *io);
+/* ... and has come round lately: it has a core, and nothing long to do. A hint. */
+bool r2_io_at_hand(struct r2_io *io);
 /* An I/O thread's own word: until it takes that back, what it does may wait for the kernel for
  * long, and it does not count as awake. For questions by netlink when the process cannot have a
  * thread for them (nicask.c). Without effect on other threads. */

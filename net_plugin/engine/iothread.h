@@ -13,6 +13,7 @@
 
 struct r2_io {
     int index;
+    atomic_ulong seen; /* when it last came round; a hint */
     int epoll;
     int wake; /* eventfd, in the epoll set */
     pthread_t thread;

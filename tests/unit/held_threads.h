@@ -5,7 +5,8 @@
 #include <stdatomic.h>
 
 #include "check.h"
-#include "engine/io.h"
+#include "engine/iothread.h"
+#include "util/clock.h"
 #include "util/list.h"
 
 static struct hold {
@@ -14,12 +15,15 @@ static struct hold {
 } holds[16];
 static atomic_bool let_go;
 static atomic_uint away; /* bit per thread: it waits for the kernel */
+static atomic_bool late; /* they are not at hand: they have no core, or too much to do */
 
 static void stay(struct r2_task *t)
 {
     struct hold *h = R2_CONTAINER_OF(t, struct hold, task);
 
     r2_io_away(atomic_load(&away) >> (h - holds) & 1);
+    if (!atomic_load(&late))
+        atomic_store(&t->io->seen, r2_now_ns() + R2_NS_PER_S); /* as if they came round */
     atomic_store(&h->on, true);
     while (!atomic_load(&let_go))
         usleep(100);

@@ -362,14 +362,14 @@ static bool sends_seldom(void)
     return last - before >= SELDOM_NS;
 }
 
-/* A call to send takes several microseconds: where there are several threads one that is awake does
- * it, but for messages of who had none for a while (docs/decisions.md 44). */
+/* A call to send takes several microseconds: where there are several threads one at hand does it,
+ * but for messages of who had none for a while (docs/decisions.md 44). */
 static void tcp_flush_soon(struct r2_ep *ep, bool lone, bool data)
 {
     struct r2_lane *lane = r2_ep_lane(ep, 0);
     bool now = r2_io_alone() ? lone : data && sends_seldom();
 
-    if (lane && r2_io_awake(lane->io.io) && !now)
+    if (lane && r2_io_at_hand(lane->io.io) && !now)
         r2_lane_kick(lane);
     else if (lane)
         r2_lane_flush(lane);
