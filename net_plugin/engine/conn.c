@@ -6,9 +6,11 @@
 #include <string.h>
 
 #include "engine/internal.h"
+#include "engine/look.h"
 #include "engine/p2pchunk.h"
 #include "engine/slownics.h"
 #include "engine/standin.h"
+#include "util/copy.h"
 #include "util/lock.h"
 
 /* Messages up to this size are sent by the caller itself: a wake-up would cost more. */
@@ -297,7 +299,7 @@ static int post_any(struct r2_conn *c, bool send, void *data, size_t size, bool 
     /* NCCL's thread has read a GPU's word that the bytes are there, by a plain load, and may copy
      * them itself here: on processors that do not keep loads in order this does. */
     if (send)
-        atomic_thread_fence(memory_order_acquire);
+        r2_device_seen();
     if (atomic_load(&r2_eng.inert))
         return -EPERM;
     if (!c || c->out != send)
@@ -338,12 +340,13 @@ int r2_engine_irecv_lines(struct r2_conn *c, void *data, size_t size, int tag, s
 #define LATER_NS (50 * R2_NS_PER_US)
 
 /* NCCL polls without a pause: it may not take the peer's lock each time, nor while the I/O threads
- * look at the sockets anyway. help_at is a hint, and the caller nearly always the same thread. */
+ * look at the sockets anyway; one that is awake may have no core, though, unless it is the only
+ * one. help_at is a hint, and the caller nearly always the same thread. */
 static bool help_is_due(struct r2_conn *c)
 {
     uint64_t now;
 
-    if (!r2_eng.set->help_progress || r2_io_all_awake())
+    if (!r2_eng.set->help_progress || (r2_io_alone() && r2_io_all_awake()))
         return false;
     now = r2_now_ns();
     if (now < atomic_load_explicit(&c->help_at, memory_order_relaxed))
@@ -397,26 +400,6 @@ static void help(struct r2_conn *c)
         atomic_store_explicit(&c->help_at, r2_now_ns() + LATER_NS, memory_order_relaxed);
 }
 
-/* Lanes were asked for what waits some time ago: one may not come to it, and with nothing else
- * under way the next look at them would be the peer's tick. */
-static void look_again(struct r2_peer *p)
-{
-    unsigned long at = atomic_load_explicit(&p->look_at, memory_order_relaxed);
-
-    /* Relaxed: it is written under the lock; who misses it, or the lock, asks again soon. */
-    if (at && r2_now_ns() >= at) {
-        R2_UNCANCELLED;
-
-        if (pthread_mutex_trylock(&p->lock))
-            return;
-        if (atomic_load_explicit(&p->look_at, memory_order_relaxed) == at) { /* nobody else has */
-            atomic_store_explicit(&p->look_at, 0, memory_order_relaxed);
-            r2_peer_kick(p);
-        }
-        r2_peer_unlock(p);
-    }
-}
-
 int r2_engine_test(struct r2_req *r, int *done, size_t *size)
 {
     int state = atomic_load_explicit(&r->state, memory_order_acquire);
@@ -429,7 +412,7 @@ int r2_engine_test(struct r2_req *r, int *done, size_t *size)
         if (atomic_load(&r2_eng.inert))
             return -EPERM;
         say_held(r->conn->peer);
-        look_again(r->conn->peer);
+        r2_look();
         if (help_is_due(r->conn))
             help(r->conn);
         state = atomic_load_explicit(&r->state, memory_order_acquire);

@@ -35,8 +35,8 @@ void r2_peer_unlock(struct r2_peer *p);
 /* The same for who has other things to do: frames may be left to an I/O thread that is awake, which
  * says many with one call. */
 void r2_peer_unlock_soon(struct r2_peer *p);
-/* The same after a request was posted. `eager`: it is a message that goes with the frames; they go
- * at once unless they follow others closely. `push`: the caller may send a single chunk itself. */
+/* The same after a request was posted. `eager`: it is a message that goes with the frames, at once
+ * if the transport finds that best. `push`: the caller may send a single chunk itself. */
 void r2_peer_unlock_posted(struct r2_peer *p, bool eager, bool push);
 /* The peer's process does not exist any more (err -ECONNRESET), or no path came back
  * (-ETIMEDOUT): its connections fail. Under the lock. */
@@ -143,6 +143,8 @@ int r2_out_frame(struct r2_path *path, uint8_t type, const void *a, size_t a_len
 void r2_out_hold(struct r2_path *path, uint64_t now, uint64_t ns);
 void r2_peer_say_held(struct r2_peer *p, uint64_t now);
 void r2_out_reset(struct r2_path *path);
+/* Frames that no transport has taken yet are asked for again, on all paths. */
+void r2_out_again(struct r2_peer *p);
 size_t r2_up_next_ctrl(void *owner, struct r2_ep *ep, uint8_t *buf, size_t cap);
 void r2_up_ctrl_sent(void *owner, struct r2_ep *ep, uint64_t sent);
 void r2_out_info(struct r2_path *path);

@@ -396,7 +396,6 @@ static int start_thread(struct r2_io *io, int index, const cpu_set_t *cpus)
     char name[16];
     int rc;
 
-    io->index = index;
     r2_lock_init(&io->lock);
     r2_lock_init(&io->turn);
     r2_list_init(&io->tasks);

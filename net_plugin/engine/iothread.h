@@ -12,7 +12,6 @@
 #define R2_LENT_BATCH 4 /* events, and tasks, per call: the caller has other work */
 
 struct r2_io {
-    int index;
     atomic_ulong seen; /* when it last came round; a hint */
     int epoll;
     int wake; /* eventfd, in the epoll set */

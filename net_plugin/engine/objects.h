@@ -66,6 +66,7 @@ struct r2_path {
     struct r2_ep *ep;       /* of generation `gen`; NULL unless CONNECTING or UP */
     struct r2_dying *grave; /* for it: memory that is there when it has to end */
     bool ever_up, spare;
+    bool missed;           /* an attempt has failed since it last carried anything */
     uint64_t refused_from; /* S: since then a host answers that the process is not there; or 0 */
     bool first_choice;     /* the best pair for its local NIC */
     int fails;             /* in a row */
@@ -182,7 +183,7 @@ struct r2_peer {
     struct r2_ack_delay ack_delay;
     int active;                 /* requests in flight */
     atomic_ulong limited_until; /* slow NICs are what it is waited for (slownics.c); a hint */
-    atomic_ulong look_at;       /* S: lanes may have been asked that do not come; a hint */
+    atomic_ulong look_at;       /* when what was left is looked at again (look.c); 0: nothing was */
     atomic_ulong held_until; /* of its paths, the earliest, or earlier; a hint without the lock */
     int opening;             /* connections not yet acknowledged */
     bool resync_wanted;
@@ -383,6 +384,7 @@ struct r2_engine {
     struct r2_nic nics[R2_MAX_NICS];
     struct r2_nic_state nic_state[R2_MAX_NICS];
     struct r2_list peers, listens, ctxs;
+    atomic_ulong look_at; /* the earliest of the peers', or earlier; 0: none (look.c) */
     atomic_ulong next_conn, next_listen;
     atomic_uint
         top_gen;        /* highest generation of a path: each counts by itself, new ones above it */

@@ -53,8 +53,8 @@ static enum r2_seg_path_state shown_as(const struct r2_path *path)
         return R2_SEG_PATH_CONNECTING;
     if (!path->ever_up)
         return R2_SEG_PATH_NEVER_REACHED;
-    /* Attempts have failed since (backoff): it is wanted and cannot be had. */
-    return path->fails > 1 ? R2_SEG_PATH_CONNECTING : R2_SEG_PATH_CLOSED;
+    /* Missed: it is wanted, and cannot be had. */
+    return path->missed ? R2_SEG_PATH_CONNECTING : R2_SEG_PATH_CLOSED;
 }
 
 void r2_path_show(struct r2_path *path, const char *cause)
@@ -215,6 +215,7 @@ static void proven(struct r2_path *path, const char *cause)
     path->testing = false;
     path->fails = 0;
     path->ever_up = true;
+    path->missed = false;
     if (!r2_path_wireless(path))
         r2_nicreach_met(path->lnic);
     path->peer->no_path_since = 0;

@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "engine/internal.h"
+#include "engine/look.h"
 #include "engine/pollers.h"
 #include "util/lock.h"
 
@@ -146,9 +147,6 @@ void r2_peer_lock(struct r2_peer *p)
 }
 
 #define LONE_NS (15 * R2_NS_PER_US)
-/* By then a lane that was relied on has come, or is relied on no more (AT_WORK_NS in bulk.c). */
-#define LOOK_NS (300 * R2_NS_PER_US)
-
 /* A frame that comes alone is sent at once by whoever has it; one of a burst is better left to an
  * I/O thread, which sends many with one call. */
 static bool in_burst(struct r2_path *path, uint64_t now)
@@ -174,16 +172,6 @@ static unsigned lanes_worth(const struct r2_peer *p)
     return 1 + (unsigned)(waiting / LANE_WORTH);
 }
 
-/* A look to come stays when it is: kicks of other NICs would push it away for ever. One that nobody
- * has taken was for what is long gone. */
-static void look_later(struct r2_peer *p)
-{
-    uint64_t now = r2_now_ns();
-
-    if (atomic_load_explicit(&p->look_at, memory_order_relaxed) <= now)
-        atomic_store_explicit(&p->look_at, now + LOOK_NS, memory_order_relaxed);
-}
-
 /* push: a single chunk may be sent here; soon: frames may be left to an I/O thread that is awake */
 static void unlock(struct r2_peer *p, bool push, bool soon, bool data)
 {
@@ -191,6 +179,7 @@ static void unlock(struct r2_peer *p, bool push, bool soon, bool data)
     bool flush[FLUSH_MAX], lone[FLUSH_MAX];
     unsigned kick[FLUSH_MAX], lanes[FLUSH_MAX], worth = 0;
     uint64_t now = soon ? r2_now_ns() : 0;
+    bool left = false; /* to others, or may be */
     int n = 0;
 
     for (int i = 0; i < p->n_paths && n < FLUSH_MAX; i++) {
@@ -205,12 +194,13 @@ static void unlock(struct r2_peer *p, bool push, bool soon, bool data)
         kick[n] = path->kick_wanted;
         if (path->kick_wanted && !worth)
             worth = lanes_worth(p);
+        left |= kick[n] || (soon && flush[n]);
         lanes[n++] = path->testing ? R2_LANES_MAX : worth; /* each has its own to show */
         path->flush_wanted = false;
         path->kick_wanted = 0;
     }
-    if (worth && !r2_io_alone())
-        look_later(p);
+    if (left && !r2_io_alone())
+        r2_look_later(p, now ? now : r2_now_ns());
     pthread_mutex_unlock(&p->lock);
     for (int i = 0; i < n; i++) {
         if (kick[i] == 1 && push && r2_eng.ops->push(eps[i]))

@@ -229,7 +229,8 @@ struct r2_transport_ops {
     /* Control frames are there: sends them now if it can. [locks] */
     void (*flush)(struct r2_ep *ep);
     /* The same for a thread with other things to do: may leave it to an I/O thread that is awake.
-     * lone: no other frames came shortly before; data: a message may be among them. [locks] */
+     * lone: no other frames came shortly before (over sockets it counts with one I/O thread only);
+     * data: a message may be among them. [locks] */
     void (*flush_soon)(struct r2_ep *ep, bool lone, bool data);
     /* Makes progress on arrivals of control frames, without blocking. False: left to an I/O thread
      * that is awake and does. [locks] */

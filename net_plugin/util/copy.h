@@ -11,6 +11,18 @@
 
 #define R2_LINE_BYTES 128
 
+/* What a device stored before a word of its own that was read by a plain load is seen by what
+ * follows. x86 keeps loads in order by itself; on aarch64 a device is outside the inner domain,
+ * which a fence of C goes no further than. */
+static inline void r2_device_seen(void)
+{
+#if defined(__aarch64__)
+    __asm__ volatile("dmb oshld" ::: "memory");
+#else
+    __atomic_thread_fence(__ATOMIC_ACQUIRE);
+#endif
+}
+
 /* Copies len bytes; dst is the place of byte `msg_offset` of the message. Lines and words are
  * counted from the start of the message, not from addresses.
  * Every whole 8-byte word is stored exactly once, by a single 8-byte store or as half of a 16-byte

@@ -22,11 +22,11 @@ static void stay(struct r2_task *t)
     struct hold *h = R2_CONTAINER_OF(t, struct hold, task);
 
     r2_io_away(atomic_load(&away) >> (h - holds) & 1);
-    if (!atomic_load(&late))
-        atomic_store(&t->io->seen, r2_now_ns() + R2_NS_PER_S); /* as if they came round */
-    atomic_store(&h->on, true);
-    while (!atomic_load(&let_go))
+    do { /* as if it came round */
+        atomic_store(&t->io->seen, atomic_load(&late) ? 0 : r2_now_ns() + 60 * R2_NS_PER_S);
+        atomic_store(&h->on, true);
         usleep(100);
+    } while (!atomic_load(&let_go));
     r2_io_away(false);
     atomic_store(&h->on, false);
 }

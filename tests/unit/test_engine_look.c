@@ -1,5 +1,6 @@
-/* The second look at lanes that were asked, by whoever polls for the message (engine/conn.c), over
- * a scripted transport (rung 2). With real lanes that do not come: test_tcp_few. */
+/* The second look at what was left to others, by whoever polls for a message (engine/look.c), over
+ * a scripted transport (rung 2). With real lanes and threads that do not come: test_tcp_few,
+ * test_tcp_lanes. */
 #include "send_bed.h"
 
 #define KB 1024u
@@ -33,6 +34,12 @@ static uint64_t look_at(void)
     return atomic_load(&p->look_at);
 }
 
+static void set_look(uint64_t at)
+{
+    atomic_store(&p->look_at, at);
+    atomic_store(&r2_eng.look_at, at);
+}
+
 static void poll_once(void)
 {
     int done;
@@ -50,7 +57,7 @@ static bool polls_ask(uint64_t at)
     for (int i = 0; i < 5; i++) {
         int before = atomic_load(&a->kicks);
 
-        atomic_store(&p->look_at, at);
+        set_look(at);
         poll_once();
         asking += atomic_load(&a->kicks) > before;
     }
@@ -89,9 +96,11 @@ static void test_no_lock_is_waited_for(void)
 {
     start();
     r2_peer_lock(p);
-    atomic_store(&p->look_at, 1);
+    set_look(1);
     poll_once();
     CHECK_EQ(look_at(), 1);
+    CHECK_GT(atomic_load(&r2_eng.look_at), 1); /* soon again */
+    CHECK_LE(atomic_load(&r2_eng.look_at), r2_now_ns() + R2_NS_PER_MS);
     r2_peer_unlock(p);
     remote_end(&r);
 }
@@ -101,12 +110,28 @@ static void test_one_to_come_stays(void)
     uint64_t far = r2_now_ns() + FAR_OFF;
 
     start();
-    atomic_store(&p->look_at, far);
+    set_look(far);
     send_one();
     CHECK_EQ(look_at(), far);
-    atomic_store(&p->look_at, 1); /* nobody polled: it is not taken at once for what comes now */
+    set_look(1); /* nobody polled: it is not taken at once for what comes now */
     send_one();
     CHECK_GT(look_at(), r2_now_ns() - R2_NS_PER_S);
+    remote_end(&r);
+}
+
+/* A peer that is due later is not forgotten when somebody looks. */
+static void test_later_ones(void)
+{
+    uint64_t far = r2_now_ns() + FAR_OFF;
+
+    start();
+    set_look(far);
+    atomic_store(&r2_eng.look_at, 1);
+    for (int i = 0; i < 1000 && atomic_load(&r2_eng.look_at) == 1; i++)
+        poll_once();
+    CHECK_GT(atomic_load(&r2_eng.look_at), 1);
+    CHECK_LE(atomic_load(&r2_eng.look_at), far);
+    CHECK_EQ(look_at(), far);
     remote_end(&r);
 }
 
@@ -125,6 +150,7 @@ static const struct check_test tests[] = {
     {"nothing_waits", test_nothing_waits},
     {"no_lock_is_waited_for", test_no_lock_is_waited_for},
     {"one_to_come_stays", test_one_to_come_stays},
+    {"later_ones", test_later_ones},
     {"with_one_thread", test_with_one_thread},
     {0},
 };

@@ -139,7 +139,6 @@ static void test_closed_is_not_unreached(void)
     const struct r2_segment *seg = r2_eng.ctl->seg;
     enum r2_path_state was;
     struct r2_path *path;
-    int fails;
 
     remote_new(&r, true, 2);
     CHECK(remote_open(&r, 2));
@@ -150,11 +149,10 @@ static void test_closed_is_not_unreached(void)
     path->health.state = R2_HEALTH_HEALTHY;
     CHECK(r2_path_event(path, R2_HEALTH_EV_CLOSE, "closed by the test"));
     CHECK_EQ(seg->paths[path->row].state, R2_SEG_PATH_CLOSED);
-    fails = path->fails;
-    path->fails = 2; /* attempts since: it is wanted again and cannot be had */
+    path->missed = true; /* it is wanted again and cannot be had */
     r2_path_show(path, "");
     CHECK_EQ(seg->paths[path->row].state, R2_SEG_PATH_CONNECTING);
-    path->fails = fails;
+    path->missed = false;
     path->ever_up = false;
     r2_path_show(path, "");
     CHECK_EQ(seg->paths[path->row].state, R2_SEG_PATH_NEVER_REACHED);

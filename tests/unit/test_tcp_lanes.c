@@ -328,40 +328,89 @@ static bool caller_sends(struct r2_conn *of, size_t size)
     return after != before;
 }
 
-/* Two messages, the second one right behind the first or a while after it, to threads that are held
- * awake: `want` of them the caller sends itself. Again if it was kept from the second one; where it
- * always is, nothing is seen. */
-static void sends_of_two(unsigned us, int want)
+/* Two messages of 64 bytes arrive. */
+static void come(struct r2_req *s[2])
+{
+    struct r2_req *t;
+
+    for (int i = 0; i < 2; i++) {
+        CHECK_EQ(r2_engine_irecv(rx, in, 64, 0, NULL, &t), 0);
+        CHECK(s[i] && t && bed_done(&s[i], &t, 20000));
+    }
+}
+
+static void set_look(uint64_t at)
+{
+    r2_peer_lock(tx->peer);
+    atomic_store(&tx->peer->look_at, at);
+    pthread_mutex_unlock(&tx->peer->lock);
+    atomic_store(&r2_eng.look_at, at);
+}
+
+/* Two messages to threads that are held awake, the second one right behind the first or `us` after
+ * it. True: the caller sent the second itself. Again if it was kept from that. */
+static bool second_sent(unsigned us, struct r2_req *s[2])
 {
     struct r2_lane *lane = r2_ep_lane(sender(), 0);
-    struct r2_req *s[2], *t[2];
-    uint64_t from, mid, took;
-    int n;
 
     for (int tries = 0; tries < 100; tries++) {
+        uint64_t from, mid, took;
+
         usleep(50000);
         keep_awake();
         usleep(1000);
+        set_look(0);
         from = atomic_load(&lane->ctrl_total);
-        took = r2_now_ns();
         CHECK_EQ(r2_engine_isend(tx, out, 64, 0, NULL, &s[0]), 0);
         mid = atomic_load(&lane->ctrl_total);
+        took = r2_now_ns();
         if (us)
             usleep(us);
-        CHECK_EQ(r2_engine_isend(tx, out, 64, 0, NULL, &s[1]), 0);
+        CHECK_EQ(r2_engine_isend(tx, out + 64, 64, 0, NULL, &s[1]), 0);
         took = r2_now_ns() - took;
-        n = (mid != from) + (atomic_load(&lane->ctrl_total) != mid);
+        CHECK_GT(mid, from); /* that one came alone */
+        if (us || took < 50000)
+            return atomic_load(&lane->ctrl_total) > mid;
         release();
-        for (int i = 0; i < 2; i++) {
-            CHECK_EQ(r2_engine_irecv(rx, in, 64, 0, NULL, &t[i]), 0);
-            CHECK(s[i] && t[i] && bed_done(&s[i], &t[i], 20000));
-        }
-        if (us || took < 50000) {
-            CHECK_EQ(n, want);
-            return;
-        }
+        come(s);
     }
-    printf("two messages in 50 us: never, nothing was seen\n");
+    CHECK_SKIP("no two messages within 50 us, a hundred times");
+}
+
+static void two_sent(unsigned us, bool sent)
+{
+    struct r2_req *s[2];
+
+    CHECK_EQ(second_sent(us, s), sent);
+    release();
+    come(s);
+}
+
+/* Its thread loses its core right after: who polls for anything, of any peer, sends it. */
+static void left_and_looked_for(void)
+{
+    struct r2_lane *lane = r2_ep_lane(sender(), 0);
+    struct r2_req *s[2], *other;
+    uint64_t before;
+    int done;
+
+    CHECK_EQ(r2_engine_irecv(rx, in, 64, 0, NULL, &other), 0);
+    CHECK(!second_sent(0, s));
+    before = atomic_load(&lane->ctrl_total);
+    set_look(1);
+    for (int i = 0; i < 10; i++) /* the thread is at hand: it stays with it */
+        CHECK(!r2_engine_test(other, &done, NULL) && !done);
+    CHECK_EQ(atomic_load(&lane->ctrl_total), before);
+    atomic_store(&late, true);
+    usleep(1000);
+    CHECK(bed_done(&(struct r2_req *){NULL}, &other, 20000)); /* the first was sent */
+    CHECK_EQ(r2_engine_irecv(rx, in, 64, 0, NULL, &other), 0);
+    CHECK(bed_done(&(struct r2_req *){NULL}, &other, 20000));
+    for (int i = 0; i < 2; i++)
+        CHECK(!r2_engine_test(s[i], &done, NULL) && done);
+    CHECK_MEM(in, out + 64, 64);
+    atomic_store(&late, false);
+    release();
 }
 
 static bool all_asleep(void)
@@ -371,6 +420,20 @@ static bool all_asleep(void)
             return false;
     }
     return true;
+}
+
+/* Threads that are awake and do not come: the caller sends and reads control frames itself. */
+static void without_threads(void)
+{
+    struct r2_req *s, *t;
+
+    atomic_store(&late, true);
+    keep_awake();
+    usleep(1000);
+    bed_post(out, in, 64, &s, &t);
+    CHECK(bed_done(&s, &t, 20000));
+    atomic_store(&late, false);
+    release();
 }
 
 static void test_who_sends(void)
@@ -394,10 +457,12 @@ static void test_who_sends(void)
     CHECK(caller_sends(tx, 64));        /* a small message that comes alone goes at once */
     CHECK(!caller_sends(rx, 64 << 10)); /* the word that one may come is left to a thread */
     CHECK(!caller_sends(tx, 64 << 10)); /* so is a large message */
-    sends_of_two(200, 2);
-    sends_of_two(0, 1); /* not one right behind another */
+    two_sent(200, true);
+    two_sent(0, false); /* not one right behind another */
+    left_and_looked_for();
+    without_threads();
     atomic_store(&late, true);
-    sends_of_two(0, 2); /* unless the thread has not been seen for a while */
+    two_sent(0, true); /* unless the thread has not been seen for a while */
     move(1);
     CHECK(caller_sends(rx, 64 << 10));
     atomic_store(&late, false);

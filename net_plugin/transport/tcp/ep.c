@@ -353,26 +353,19 @@ static void tcp_flush(struct r2_ep *ep)
 
 #define SELDOM_NS (60 * R2_NS_PER_US)
 
-static bool sends_seldom(void)
-{
-    static _Thread_local uint64_t last;
-    uint64_t before = last;
-
-    last = r2_now_ns();
-    return last - before >= SELDOM_NS;
-}
-
 /* A call to send takes several microseconds: where there are several threads one at hand does it,
  * but for messages of who had none for a while (docs/decisions.md 44). */
 static void tcp_flush_soon(struct r2_ep *ep, bool lone, bool data)
 {
+    static _Thread_local uint64_t last;
     struct r2_lane *lane = r2_ep_lane(ep, 0);
-    bool now = r2_io_alone() ? lone : data && sends_seldom();
+    bool now = r2_io_alone() ? lone : data && r2_now_ns() - last >= SELDOM_NS;
 
     if (lane && r2_io_at_hand(lane->io.io) && !now)
         r2_lane_kick(lane);
     else if (lane)
         r2_lane_flush(lane);
+    last = data ? r2_now_ns() : last;
 }
 
 static bool tcp_help(struct r2_ep *ep)
@@ -380,7 +373,7 @@ static bool tcp_help(struct r2_ep *ep)
     struct r2_lane *lane = r2_ep_lane(ep, 0);
     int rc = 0;
 
-    if (!lane || r2_io_awake(lane->io.io))
+    if (!lane || r2_io_at_hand(lane->io.io))
         return false;
     if (pthread_mutex_trylock(&lane->rx_lock))
         return true;

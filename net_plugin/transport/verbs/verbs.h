@@ -129,7 +129,7 @@ struct r2_vnic {
     uint8_t gid[16];
     int state, phys;
     unsigned rate_gbps;
-    struct r2_vflush *flush; /* flush.c */
+    struct r2_vflush *_Atomic flush; /* flush.c; one that comes late is seen whole */
 };
 
 /* One registration of a range with every device. */
