@@ -340,18 +340,20 @@ int r2_engine_irecv_lines(struct r2_conn *c, void *data, size_t size, int tag, s
 #define LATER_NS (50 * R2_NS_PER_US)
 
 /* NCCL polls without a pause: it may not take the peer's lock each time, nor while the I/O threads
- * look at the sockets anyway; one that is awake may have no core, though, unless it is the only
- * one. help_at is a hint, and the caller nearly always the same thread. */
-static bool help_is_due(struct r2_conn *c)
+ * look at the sockets anyway. One of several that are all awake may have no core, though: then it
+ * is asked for each peer, and seldom. help_at is a hint, and the caller nearly always the same
+ * thread. */
+static bool help_is_due(struct r2_conn *c, bool awake)
 {
+    atomic_ulong *at = awake ? &c->peer->help_at : &c->help_at;
     uint64_t now;
 
-    if (!r2_eng.set->help_progress || (r2_io_alone() && r2_io_all_awake()))
+    if (!r2_eng.set->help_progress || (awake && r2_io_alone()))
         return false;
     now = r2_now_ns();
-    if (now < atomic_load_explicit(&c->help_at, memory_order_relaxed))
+    if (now < atomic_load_explicit(at, memory_order_relaxed))
         return false;
-    atomic_store_explicit(&c->help_at, now + HELP_NS, memory_order_relaxed);
+    atomic_store_explicit(at, now + (awake ? LATER_NS : HELP_NS), memory_order_relaxed);
     return true;
 }
 
@@ -373,14 +375,14 @@ static void say_held(struct r2_peer *p)
 
 /* NCCL's thread looks at control lanes itself: a small message then costs no wake-up. Where it
  * stands in for their I/O threads (standin.h) it does all that those would do for them. */
-static void help(struct r2_conn *c)
+static void help(struct r2_conn *c, bool awake)
 {
     R2_UNCANCELLED;
     struct r2_ep *eps[R2_PATHS_MAX];
     int n = 0;
     bool helped = false;
 
-    if ((r2_standin_look() && (r2_io_alone() || r2_slownics_of(c->peer))) ||
+    if ((!awake && r2_standin_look() && (r2_io_alone() || r2_slownics_of(c->peer))) ||
         pthread_mutex_trylock(&c->peer->lock))
         return;
     for (int i = 0; i < c->peer->n_paths; i++) {
@@ -403,6 +405,7 @@ static void help(struct r2_conn *c)
 int r2_engine_test(struct r2_req *r, int *done, size_t *size)
 {
     int state = atomic_load_explicit(&r->state, memory_order_acquire);
+    bool awake;
     int err;
 
     *done = 0;
@@ -413,8 +416,9 @@ int r2_engine_test(struct r2_req *r, int *done, size_t *size)
             return -EPERM;
         say_held(r->conn->peer);
         r2_look();
-        if (help_is_due(r->conn))
-            help(r->conn);
+        awake = r2_io_all_awake();
+        if (help_is_due(r->conn, awake))
+            help(r->conn, awake);
         state = atomic_load_explicit(&r->state, memory_order_acquire);
     }
     if (state == R2_REQ_ACTIVE)

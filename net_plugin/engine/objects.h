@@ -149,8 +149,10 @@ enum r2_peer_life { R2_PEER_ALIVE, R2_PEER_GONE };
 struct r2_peer {
     pthread_mutex_t lock;
     atomic_int refs;
-    struct r2_list node; /* r2_eng.peers; holds a reference */
-    bool listed;         /* written under r2_eng.lock and `lock`, but for a new one's */
+    struct r2_list node;  /* r2_eng.peers; holds a reference */
+    atomic_ulong look_at; /* when what was left is looked at again (look.c); 0: nothing was */
+    atomic_ulong help_at; /* as a connection's, where all threads are awake */
+    bool listed;          /* written under r2_eng.lock and `lock`, but for a new one's */
     uint8_t id[16], secret[16];
     bool out;
     char host[64];
@@ -183,7 +185,6 @@ struct r2_peer {
     struct r2_ack_delay ack_delay;
     int active;                 /* requests in flight */
     atomic_ulong limited_until; /* slow NICs are what it is waited for (slownics.c); a hint */
-    atomic_ulong look_at;       /* when what was left is looked at again (look.c); 0: nothing was */
     atomic_ulong held_until; /* of its paths, the earliest, or earlier; a hint without the lock */
     int opening;             /* connections not yet acknowledged */
     bool resync_wanted;

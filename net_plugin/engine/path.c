@@ -200,7 +200,7 @@ static void ended(struct r2_path *path, bool clean, int err, const char *cause)
     path->state = R2_PATH_WAIT;
     p->n_up -= was_up;
     path->quiet = path->mute = false;
-    path->missed = !carried;
+    path->missed = !carried && err;
     if (was_up && !carried)
         report_untried(path, err, cause);
     if (carried) {

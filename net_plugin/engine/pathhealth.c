@@ -54,7 +54,7 @@ static enum r2_seg_path_state shown_as(const struct r2_path *path)
     if (!path->ever_up)
         return R2_SEG_PATH_NEVER_REACHED;
     /* Missed: it is wanted, and cannot be had. */
-    return path->missed ? R2_SEG_PATH_CONNECTING : R2_SEG_PATH_CLOSED;
+    return path->missed && !path->spare ? R2_SEG_PATH_CONNECTING : R2_SEG_PATH_CLOSED;
 }
 
 void r2_path_show(struct r2_path *path, const char *cause)

@@ -97,7 +97,8 @@ static void test_no_lock_is_waited_for(void)
     start();
     r2_peer_lock(p);
     set_look(1);
-    poll_once();
+    for (int i = 0; i < 1000 && atomic_load(&r2_eng.look_at) == 1; i++)
+        poll_once();
     CHECK_EQ(look_at(), 1);
     CHECK_GT(atomic_load(&r2_eng.look_at), 1); /* soon again */
     CHECK_LE(atomic_load(&r2_eng.look_at), r2_now_ns() + R2_NS_PER_MS);
@@ -116,6 +117,24 @@ static void test_one_to_come_stays(void)
     set_look(1); /* nobody polled: it is not taken at once for what comes now */
     send_one();
     CHECK_GT(look_at(), r2_now_ns() - R2_NS_PER_S);
+    remote_end(&r);
+}
+
+/* One that is due is not pushed away by what comes before anybody polls. */
+static void test_one_that_is_due_stays(void)
+{
+    uint64_t due, over = 0;
+
+    start();
+    for (int i = 0; i < 100; i++) {
+        due = r2_now_ns() - 50 * R2_NS_PER_US;
+        set_look(due);
+        send_one();
+        over = look_at();
+        if (r2_now_ns() < due + 250 * R2_NS_PER_US || over == due)
+            break;
+    }
+    CHECK_EQ(over, due);
     remote_end(&r);
 }
 
@@ -150,6 +169,7 @@ static const struct check_test tests[] = {
     {"nothing_waits", test_nothing_waits},
     {"no_lock_is_waited_for", test_no_lock_is_waited_for},
     {"one_to_come_stays", test_one_to_come_stays},
+    {"one_that_is_due_stays", test_one_that_is_due_stays},
     {"later_ones", test_later_ones},
     {"with_one_thread", test_with_one_thread},
     {0},

@@ -375,14 +375,14 @@ static bool tcp_help(struct r2_ep *ep)
 
     if (!lane || r2_io_at_hand(lane->io.io))
         return false;
-    if (pthread_mutex_trylock(&lane->rx_lock))
-        return true;
-    if (!lane->closed && lane->phase == R2_LANE_OPEN)
-        rc = r2_lane_rx_ctrl(lane);
-    pthread_mutex_unlock(&lane->rx_lock);
+    if (!pthread_mutex_trylock(&lane->rx_lock)) {
+        if (!lane->closed && lane->phase == R2_LANE_OPEN)
+            rc = r2_lane_rx_ctrl(lane);
+        pthread_mutex_unlock(&lane->rx_lock);
+    }
     if (rc < 0)
         r2_ep_lane_failed(ep, -rc);
-    return true;
+    return !r2_io_awake(lane->io.io); /* else it is late, and needs help now and then */
 }
 
 static int tcp_shut(struct r2_ep *ep)
