@@ -101,7 +101,7 @@ static void test_no_lock_is_waited_for(void)
         poll_once();
     CHECK_EQ(look_at(), 1);
     CHECK_GT(atomic_load(&r2_eng.look_at), 1); /* soon again */
-    CHECK_LE(atomic_load(&r2_eng.look_at), r2_now_ns() + R2_NS_PER_MS);
+    CHECK_LE(atomic_load(&r2_eng.look_at), r2_now_ns() + 100 * R2_NS_PER_US);
     r2_peer_unlock(p);
     remote_end(&r);
 }
@@ -144,12 +144,14 @@ static void test_later_ones(void)
     uint64_t far = r2_now_ns() + FAR_OFF;
 
     start();
-    set_look(far);
-    atomic_store(&r2_eng.look_at, 1);
-    for (int i = 0; i < 1000 && atomic_load(&r2_eng.look_at) == 1; i++)
-        poll_once();
-    CHECK_GT(atomic_load(&r2_eng.look_at), 1);
-    CHECK_LE(atomic_load(&r2_eng.look_at), far);
+    for (int tries = 0; tries < 20; tries++) { /* peers of other tests may be due, too */
+        set_look(far);
+        atomic_store(&r2_eng.look_at, 1);
+        for (int i = 0; i < 1000 && atomic_load(&r2_eng.look_at) == 1; i++)
+            poll_once();
+        CHECK_GT(atomic_load(&r2_eng.look_at), 1);
+        CHECK_LE(atomic_load(&r2_eng.look_at), far);
+    }
     CHECK_EQ(look_at(), far);
     remote_end(&r);
 }
