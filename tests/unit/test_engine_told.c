@@ -152,7 +152,10 @@ static void test_closed_is_not_unreached(void)
     path->missed = true; /* it is wanted again and cannot be had */
     r2_path_show(path, "");
     CHECK_EQ(seg->paths[path->row].state, R2_SEG_PATH_CONNECTING);
-    path->missed = false;
+    path->spare = true; /* ... or is not, while a better pair serves */
+    r2_path_show(path, "");
+    CHECK_EQ(seg->paths[path->row].state, R2_SEG_PATH_CLOSED);
+    path->spare = path->missed = false;
     path->ever_up = false;
     r2_path_show(path, "");
     CHECK_EQ(seg->paths[path->row].state, R2_SEG_PATH_NEVER_REACHED);
