@@ -143,9 +143,9 @@ int r2_out_frame(struct r2_path *path, uint8_t type, const void *a, size_t a_len
 void r2_out_hold(struct r2_path *path, uint64_t now, uint64_t ns);
 void r2_peer_say_held(struct r2_peer *p, uint64_t now);
 void r2_out_reset(struct r2_path *path);
-/* Frames that no transport has taken yet and that are not held are asked for again, on all paths.
- */
-void r2_out_again(struct r2_peer *p, uint64_t now);
+/* Frames that no transport has taken yet are asked for again, on all paths; those that are held go
+ * along. */
+void r2_out_again(struct r2_peer *p);
 size_t r2_up_next_ctrl(void *owner, struct r2_ep *ep, uint8_t *buf, size_t cap);
 void r2_up_ctrl_sent(void *owner, struct r2_ep *ep, uint64_t sent);
 void r2_out_info(struct r2_path *path);

@@ -62,18 +62,20 @@ static int due_peers(uint64_t now, struct r2_peer **out)
     from = n == MOST ? ended : 0;
     if (next)
         look_by(next < now + SCAN_NS ? now + SCAN_NS : next);
+    if (n) /* for the case that the caller does not come to them all */
+        look_by(now + LOOK_NS);
     return n;
 }
 
 /* False: somebody has its lock, and may have lost its core. */
-static bool look_at_peer(struct r2_peer *p, uint64_t now)
+static bool look_at_peer(struct r2_peer *p)
 {
     if (pthread_mutex_trylock(&p->lock))
         return false;
     atomic_store_explicit(&p->look_at, 0, memory_order_relaxed);
     r2_peer_kick(p);
     if (r2_eng.set->help_progress)
-        r2_out_again(p, now);
+        r2_out_again(p);
     r2_peer_unlock_soon(p); /* left once more only to a thread that has come round */
     return true;
 }
@@ -94,10 +96,8 @@ void r2_look(void)
     atomic_store(&r2_eng.look_at, 0);
     n = due_peers(now, due);
     pthread_mutex_unlock(&r2_eng.lock);
-    if (n) /* for the case that this thread does not come to them all */
-        look_by(now + LOOK_NS);
     for (int i = 0; i < n; i++) {
-        if (!look_at_peer(due[i], now))
+        if (!look_at_peer(due[i]))
             look_by(now + AGAIN_NS);
         r2_peer_put(due[i]);
     }

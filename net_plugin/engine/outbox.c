@@ -93,12 +93,12 @@ void r2_peer_say_held(struct r2_peer *p, uint64_t now)
     atomic_store_explicit(&p->held_until, next, memory_order_relaxed);
 }
 
-void r2_out_again(struct r2_peer *p, uint64_t now)
+void r2_out_again(struct r2_peer *p)
 {
     for (int i = 0; i < p->n_paths; i++) {
         struct r2_path *path = p->paths[i];
 
-        if (path->state == R2_PATH_UP && path->out_len > path->out_off && path->held_until <= now)
+        if (path->state == R2_PATH_UP && path->out_len > path->out_off)
             path->flush_wanted = true;
     }
 }
