@@ -33,27 +33,32 @@ BY_THE_CLOCK = ("engine/sharing.c", "engine/pollers.c", "control/sweep.c")
 KINDS = (("1 MiB", 1 << 20, 32, 160), ("8 bytes", 8, 400, 2400))
 SMOKE = (("1 MiB", 1 << 20, 16, 112), ("8 bytes", 8, 100, 400))
 SMOKE_TRIES = 4  # how a rate is found out at the start differs by as much as a short run costs
-NAME = re.compile(r"^(fl|fi|fe|cfl|cfi)=\((\d+)\)(?: (.*))?$")
+STANDIN = "/libibverbs.so"  # has some of the sources in it that the plugin is made of
+NAME = re.compile(r"^(ob|fl|fi|fe|cob|cfl|cfi)=\((\d+)\)(?: (.*))?$")
 COST = re.compile(r"^[+\-*\d]\S* (\d+)$")
 
 
 def count(lines: list[str]) -> Counter[str]:
     """Instructions by source file of one callgrind file: what each line itself cost, without what
-    it called."""
-    files: dict[str, str] = {}
+    it called, and without what the stand-in's library ran."""
+    names: dict[tuple[bool, str], str] = {}  # of objects, and of files
     found: Counter[str] = Counter()
-    now, skip = "", False
+    now, ours, skip = "", True, False
     for line in lines:
         name = NAME.match(line)
         if name:
+            of_object = name[1].endswith("ob")
             if name[3]:
-                files[name[2]] = name[3]
-            if not name[1].startswith("c"):  # else that of what is called
-                now = files.get(name[2], "")
+                names[of_object, name[2]] = name[3]
+            text = names.get((of_object, name[2]), "")
+            if name[1] == "ob":
+                ours = STANDIN not in text
+            elif not name[1].startswith("c"):  # else that of what is called
+                now = text
         elif line.startswith("calls="):
             skip = True  # the next line is what the call cost in all
         elif cost := COST.match(line):
-            if not skip:
+            if not skip and ours:
                 found[now] += int(cost[1])
             skip = False
     return found

@@ -37,14 +37,17 @@ def test_ratio_and_verdict() -> None:
 
 def test_instructions_by_file() -> None:
     """What a function cost itself counts for its file and for files inlined into it; what it called
-    does not, though a file may be named there for the first time."""
+    does not, though a file may be named there for the first time; nor does what the stand-in's
+    library has of such files."""
     text = """events: Ir
+ob=(1) /x/libnccl-net-r2ccl.so
 fl=(1) net_plugin/a.c
 fn=(1) a
 0 10
 fi=(2) net_plugin/b.h
 0 5
 fe=(1)
+cob=(2) /x/fakeverbs/libibverbs.so.1
 cfi=(3) net_plugin/c.c
 cfn=(2) c
 calls=2 0
@@ -54,6 +57,10 @@ fl=(3)
 fn=(2)
 0 600
 * 100
+ob=(2)
+fl=(1)
+fn=(3) in the stand-in
+0 10000
 """
     found = instructions.count(text.splitlines())
     assert found == {"net_plugin/a.c": 11, "net_plugin/b.h": 5, "net_plugin/c.c": 700}
