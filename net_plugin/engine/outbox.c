@@ -119,7 +119,7 @@ size_t r2_up_next_ctrl(void *owner, struct r2_ep *ep, uint8_t *buf, size_t cap)
     struct r2_path *path = owner;
     size_t n = 0;
 
-    pthread_mutex_lock(&path->peer->lock);
+    r2_peer_lock(path->peer);
     if (path->ep == ep) {
         n = path->out_len - path->out_off;
         if (n > cap)
@@ -139,7 +139,7 @@ void r2_up_ctrl_sent(void *owner, struct r2_ep *ep, uint64_t sent)
 {
     struct r2_path *path = owner;
 
-    pthread_mutex_lock(&path->peer->lock);
+    r2_peer_lock(path->peer);
     if (path->ep == ep && sent > path->out_said)
         path->out_said = sent;
     while (path->ep == ep && !r2_list_empty(&path->flushq)) {

@@ -362,7 +362,7 @@ static void tcp_flush_soon(struct r2_ep *ep, bool lone, bool data)
     bool now = r2_io_alone() ? lone : data && r2_now_ns() - last >= SELDOM_NS;
 
     if (lane && r2_io_at_hand(lane->io.io) && !now)
-        r2_lane_kick(lane);
+        r2_lane_flush_later(lane);
     else if (lane)
         r2_lane_flush(lane);
     last = data ? r2_now_ns() : last;

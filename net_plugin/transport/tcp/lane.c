@@ -273,7 +273,11 @@ void r2_lane_event(struct r2_lane *lane)
     struct r2_ep *ep;
     int rc = 0;
 
-    pthread_mutex_lock(&lane->rx_lock);
+    /* A caller may be reading just this, and is through before this thread would be asleep. */
+    if (r2_io_alone())
+        pthread_mutex_lock(&lane->rx_lock);
+    else
+        r2_lock_awake(&lane->rx_lock, ENTER_NS);
     if (lane->closed) {
         pthread_mutex_unlock(&lane->rx_lock);
         return;
@@ -306,11 +310,12 @@ void r2_lane_event(struct r2_lane *lane)
     if (opened && rc == 0) {
         r2_ep_lane_open(lane);
         atomic_store(&lane->rx_again, true);
-        r2_lane_kick(lane); /* what came behind the handshake has had its edge */
+        r2_lane_flush_later(lane); /* what came behind the handshake has had its edge */
     }
     if (rc == 0 && open) {
         if (lane->index == 0) {
-            r2_lane_flush(lane);
+            if (r2_lane_has_flush(lane))
+                r2_lane_flush(lane);
         } else {
             pthread_mutex_lock(&lane->tx_lock);
             if (!lane->closed)

@@ -66,7 +66,8 @@ struct r2_lane {
     atomic_bool tx_idle;
     /* It is in the middle of a chunk, and the kernel or its NIC takes no more; cleared when the
      * chunk has left. Set before the engine is told (`blocked`), which looks under the peer's lock
-     * at what waits: who adds to that later sees it here and asks another lane. */
+     * at what waits: who adds to that later sees it here and asks another lane. Control: frames are
+     * on their way to the kernel, from before the call that may find its room taken. */
     atomic_bool tx_full;
     atomic_ulong tx_since; /* ns: when it was last kicked, or took a chunk; a hint */
     bool tx_active;
@@ -81,6 +82,7 @@ struct r2_lane {
     uint8_t *ctrl_buf;
     size_t ctrl_len, ctrl_off;
     atomic_ulong ctrl_total;  /* bytes the kernel has taken */
+    uint64_t ctrl_said;       /* ... as the engine was told (ctrl_sent) */
     atomic_uint flush_wanted; /* 1: r2_lane_flush */
     /* What the last look at a bulk lane's health saw; under tx_lock. */
     uint64_t acked_seen, moved_seen, segments_seen, resent_seen;
@@ -211,5 +213,10 @@ int r2_lane_rx_ctrl(struct r2_lane *lane);
 int r2_lane_rx_rest(struct r2_lane *lane);
 /* Drives lane 0 and repeats while somebody asked meanwhile. Holds no lock but possibly rx_lock. */
 void r2_lane_flush(struct r2_lane *lane);
+/* Leaves that to the lane's thread. */
+void r2_lane_flush_later(struct r2_lane *lane);
+/* Somebody left something to the lane's thread, or to the holder of its lock, or the socket did not
+ * take all. */
+bool r2_lane_has_flush(struct r2_lane *lane);
 
 #endif

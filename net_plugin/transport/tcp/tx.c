@@ -172,14 +172,35 @@ int r2_lane_tx_ctrl(struct r2_lane *lane)
         r2_mem_more(R2_TCP_CTRL_TX);
     }
     for (;;) {
+        uint64_t total;
+
         rc = push_ctrl(lane);
         if (rc <= 0)
             return rc;
-        r2_tcp.ev->ctrl_sent(ep->owner, ep, atomic_load(&lane->ctrl_total));
+        total = atomic_load(&lane->ctrl_total);
+        if (total != lane->ctrl_said)
+            r2_tcp.ev->ctrl_sent(ep->owner, ep, total);
+        lane->ctrl_said = total;
         lane->ctrl_len = r2_tcp.ev->next_ctrl(ep->owner, ep, lane->ctrl_buf, R2_TCP_CTRL_TX);
         if (lane->ctrl_len == 0)
-            return 0;
+            break;
+        atomic_store(&lane->tx_full, true); /* before: it may be full, and empty again, at once */
     }
+    if (atomic_load_explicit(&lane->tx_full, memory_order_relaxed))
+        atomic_store(&lane->tx_full, false);
+    return 0;
+}
+
+void r2_lane_flush_later(struct r2_lane *lane)
+{
+    atomic_exchange(&lane->flush_wanted, 1);
+    r2_lane_kick(lane);
+}
+
+/* What nobody asked for needs no look at the peer's outbox: most events are bytes that have come. */
+bool r2_lane_has_flush(struct r2_lane *lane)
+{
+    return atomic_load(&lane->flush_wanted) || atomic_load(&lane->tx_full);
 }
 
 /* Combining: whoever holds the lock looks again after it let go, so a thread that found it taken
