@@ -41,9 +41,10 @@ static inline void r2_lock_init(pthread_mutex_t *m)
     pthread_mutexattr_destroy(&attr);
 }
 
-/* Locks `m`, awake for up to `ns` nanoseconds of waiting, then as pthread_mutex_lock. For locks that
- * are held for a microsecond by threads with cores of their own: to sleep takes the one who waits
- * ten times as long, and who holds it a system call to wake it. Any thread; the caller unlocks. */
+/* Locks `m`, awake for up to `ns` nanoseconds of waiting, then as pthread_mutex_lock. For locks
+ * that are held for a microsecond by threads with cores of their own: to sleep takes the one who
+ * waits ten times as long, and who holds it a system call to wake it. Any thread; the caller
+ * unlocks. */
 void r2_lock_awake(pthread_mutex_t *m, uint64_t ns);
 
 /* Its timed waits go by CLOCK_MONOTONIC: a wall clock that is set back must not make one long. */
