@@ -26,6 +26,7 @@
 #define MAX_THREADS 64
 #define BATCH 64
 #define AT_HAND_NS (200 * R2_NS_PER_US) /* as AT_WORK_NS in bulk.c */
+#define AWAKE_NS (20 * R2_NS_PER_US)    /* of a wait for a lock */
 #define LONGEST_NS (10 * R2_NS_PER_S)
 
 static struct r2_io threads[MAX_THREADS];
@@ -63,6 +64,20 @@ void r2_io_use(int n)
 int r2_io_used(void)
 {
     return atomic_load_explicit(&used, memory_order_relaxed);
+}
+
+void r2_io_lock(pthread_mutex_t *m)
+{
+    bool waits = r2_io_alone();
+
+#if defined(__SANITIZE_THREAD__) /* learns the order of locks from those that are waited for alone \
+                                  */
+    waits = true;
+#endif
+    if (waits)
+        pthread_mutex_lock(m);
+    else
+        r2_lock_awake(m, AWAKE_NS);
 }
 
 struct r2_io *r2_io_at(int index)

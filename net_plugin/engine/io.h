@@ -7,6 +7,7 @@
 #ifndef R2_ENGINE_IO_H
 #define R2_ENGINE_IO_H
 
+#include <pthread.h>
 #include <stdbool.h>
 #include <stdint.h>
 
@@ -57,6 +58,9 @@ static inline bool r2_io_alone(void)
 {
     return r2_io_used() == 1;
 }
+/* Locks what others hold for a microsecond as a rule: where there are several threads, and so
+ * cores, awake for up to 20 us (docs/decisions.md 45). Any thread; the caller unlocks. */
+void r2_io_lock(pthread_mutex_t *m);
 /* Owner for something new, in turn. */
 struct r2_io *r2_io_pick(void);
 struct r2_io *r2_io_at(int index);

@@ -63,7 +63,7 @@ static void shut_dying(struct r2_peer *p)
 
         pthread_mutex_unlock(&p->lock);
         rc = r2_eng.ops->shut(d->ep);
-        pthread_mutex_lock(&p->lock);
+        r2_peer_lock(p);
         next = n->next;
         if (rc) {
             unconfirmed(p, d, r2_now_ns());

@@ -11,7 +11,6 @@
 
 #define FLUSH_MAX R2_PATHS_MAX
 #define LANE_WORTH (512 * 1024) /* bytes */
-#define AWAKE_NS (20 * R2_NS_PER_US)
 
 static struct r2_peer *find_locked(const uint8_t id[16], bool out)
 {
@@ -142,13 +141,9 @@ void r2_peer_put(struct r2_peer *p)
     free(p);
 }
 
-/* Every frame, chunk and request takes it, for a microsecond. One thread alone is left its core. */
 void r2_peer_lock(struct r2_peer *p)
 {
-    if (r2_io_alone())
-        pthread_mutex_lock(&p->lock);
-    else
-        r2_lock_awake(&p->lock, AWAKE_NS);
+    r2_io_lock(&p->lock);
 }
 
 #define LONE_NS (15 * R2_NS_PER_US)

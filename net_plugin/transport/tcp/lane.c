@@ -273,11 +273,7 @@ void r2_lane_event(struct r2_lane *lane)
     struct r2_ep *ep;
     int rc = 0;
 
-    /* A caller may be reading just this, and is through before this thread would be asleep. */
-    if (r2_io_alone())
-        pthread_mutex_lock(&lane->rx_lock);
-    else
-        r2_lock_awake(&lane->rx_lock, ENTER_NS);
+    r2_io_lock(&lane->rx_lock); /* a caller may be reading just this */
     if (lane->closed) {
         pthread_mutex_unlock(&lane->rx_lock);
         return;

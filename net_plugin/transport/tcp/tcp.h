@@ -83,7 +83,7 @@ struct r2_lane {
     size_t ctrl_len, ctrl_off;
     atomic_ulong ctrl_total;  /* bytes the kernel has taken */
     uint64_t ctrl_said;       /* ... as the engine was told (ctrl_sent) */
-    atomic_uint flush_wanted; /* 1: r2_lane_flush */
+    atomic_uint flush_wanted; /* 1: somebody asked (r2_lane_flush, r2_lane_flush_later) */
     /* What the last look at a bulk lane's health saw; under tx_lock. */
     uint64_t acked_seen, moved_seen, segments_seen, resent_seen;
     bool out_seen;

@@ -1,0 +1,126 @@
+/* Control sockets that take next to nothing at a time: what they do not take goes when there is
+ * room, and what is left to their thread is sent by it, though nobody else looks. Real sockets on
+ * loopback (rung 3). */
+#define _GNU_SOURCE
+#include <sys/socket.h>
+#include <sys/wait.h>
+
+#include "tcp_bed.h"
+#include "transport/tcp/tcp.h"
+#include "util/clock.h"
+
+#define MOST 12
+#define LEN (32u << 10)
+#define STUCK_NS (8 * R2_NS_PER_S)
+
+static uint8_t out[MOST][LEN], in[MOST][LEN];
+static uint64_t full; /* bursts after which a socket held something back */
+
+static struct r2_lane *control(const struct r2_conn *c)
+{
+    struct r2_lane *lane = r2_ep_lane(c->peer->paths[0]->ep, 0);
+
+    CHECK(lane != NULL);
+    return lane;
+}
+
+static void small(const struct r2_conn *c)
+{
+    int one = 1; /* the kernel makes it its least */
+
+    CHECK_EQ(setsockopt(control(c)->io.fd, SOL_SOCKET, SO_SNDBUF, &one, sizeof(one)), 0);
+}
+
+static void look(struct r2_req **r, int *left)
+{
+    int done = 0;
+
+    if (!*r)
+        return;
+    CHECK_EQ(r2_engine_test(*r, &done, NULL), 0);
+    *left += !done;
+    *r = done ? NULL : *r;
+}
+
+/* Some small messages at once, some larger than what the socket takes. */
+static void burst(void)
+{
+    struct r2_req *sending[MOST] = {0}, *receiving[MOST] = {0};
+    int n = 1 + (int)(check_random() % MOST), left = 1;
+    uint32_t len = 8 + (uint32_t)(check_random() % (check_random() % 3 ? 64 : LEN - 8));
+    uint64_t from = r2_now_ns();
+
+    for (int i = 0; i < n; i++) {
+        memcpy(out[i], &(uint64_t){check_random()}, 8);
+        for (int k = 0; !receiving[i] && k < 1000; k++)
+            CHECK_EQ(r2_engine_irecv(rx, in[i], LEN, 0, NULL, &receiving[i]), 0);
+        for (int k = 0; !sending[i] && k < 1000; k++)
+            CHECK_EQ(r2_engine_isend(tx, out[i], len, 0, NULL, &sending[i]), 0);
+        CHECK(sending[i] && receiving[i]);
+    }
+    full += atomic_load(&control(tx)->tx_full);
+    while (left) {
+        left = 0;
+        for (int i = 0; i < n; i++) {
+            look(&sending[i], &left);
+            look(&receiving[i], &left);
+        }
+        CHECK_LT(r2_now_ns() - from, STUCK_NS);
+        if (left)
+            usleep(20);
+    }
+    for (int i = 0; i < n; i++)
+        CHECK_MEM(in[i], out[i], 8);
+}
+
+/* In a process of its own: settings are read once. */
+static void with(const char *threads, const char *help)
+{
+    uint64_t until = r2_now_ns() + 2 * R2_NS_PER_S;
+    int status = 0;
+    pid_t pid = fork();
+
+    CHECK(pid >= 0);
+    if (pid == 0) {
+        alarm(60);
+        setenv("R2CCL_IO_THREADS", threads, 1);
+        setenv("R2CCL_HELP_PROGRESS", help, 1);
+        bed_listen();
+        bed_connect();
+        burst();
+        small(tx);
+        small(rx);
+        while (r2_now_ns() < until)
+            burst();
+        CHECK_LT(0, full);
+        end();
+        _exit(0);
+    }
+    CHECK_EQ(waitpid(pid, &status, 0), pid);
+    CHECK_EQ(status, 0);
+}
+
+static void test_one_thread(void)
+{
+    with("1", "1");
+}
+
+/* Whoever polls does not look at control sockets. */
+static void test_several_threads(void)
+{
+    with("2", "0");
+}
+
+static const struct check_test tests[] = {
+    {"one_thread", test_one_thread}, {"several_threads", test_several_threads}, {0}};
+
+int main(int argc, char **argv)
+{
+    setenv("R2CCL_NICS", "127.0.1.1", 1);
+    setenv("R2CCL_SHM", "0", 1);
+    setenv("R2CCL_EAGER", "32K", 1);
+    setenv("R2CCL_BUFFERED", "0", 1);
+    setenv("R2CCL_HEARTBEAT", "20s", 1); /* no other frames that take these along */
+    setenv("R2CCL_HEARTBEAT_IDLE", "20s", 1);
+    return check_main(argc, argv, tests);
+}
