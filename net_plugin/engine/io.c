@@ -70,8 +70,7 @@ void r2_io_lock(pthread_mutex_t *m)
 {
     bool waits = r2_io_alone();
 
-#if defined(__SANITIZE_THREAD__) /* learns the order of locks from those that are waited for alone \
-                                  */
+#if defined(__SANITIZE_THREAD__) /* learns no order of locks from tries */
     waits = true;
 #endif
     if (waits)

@@ -197,8 +197,7 @@ void r2_lane_flush_later(struct r2_lane *lane)
     r2_lane_kick(lane);
 }
 
-/* What nobody asked for needs no look at the peer's outbox: most events are bytes that have come.
- */
+/* Most events are bytes that have come: no look at the peer's outbox then. */
 bool r2_lane_has_flush(struct r2_lane *lane)
 {
     return atomic_load(&lane->flush_wanted) || atomic_load(&lane->tx_full);
