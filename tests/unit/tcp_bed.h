@@ -3,6 +3,8 @@
 #ifndef R2_TESTS_TCP_BED_H
 #define R2_TESTS_TCP_BED_H
 
+#include <sys/wait.h>
+
 #include "check.h"
 #include "engine/internal.h"
 
@@ -42,6 +44,22 @@ __attribute__((unused)) static void end(void)
     r2_engine_close(rx);
     r2_engine_close_listen(listen_here);
     r2_engine_finalize(ctx);
+}
+
+/* In a process of its own, since settings are read once; it must not have threads yet. */
+__attribute__((unused)) static void bed_alone(void (*run)(void *), void *arg)
+{
+    int status = 0;
+    pid_t pid = fork();
+
+    CHECK(pid >= 0);
+    if (pid == 0) {
+        alarm(60);
+        run(arg);
+        _exit(0);
+    }
+    CHECK_EQ(waitpid(pid, &status, 0), pid);
+    CHECK_EQ(status, 0);
 }
 
 /* Random bytes from `out` to `in`. */

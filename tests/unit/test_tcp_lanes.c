@@ -6,7 +6,6 @@
 #include <pthread.h>
 #include <stdatomic.h>
 #include <sys/socket.h>
-#include <sys/wait.h>
 
 #include "held_threads.h"
 #include "tcp_bed.h"
@@ -171,26 +170,21 @@ static void all_have(const char *wanted)
     CHECK(seen > LANES);
 }
 
-/* In a process of its own: settings are read once. */
+static void all_connected(void *wanted)
+{
+    bed_listen();
+    bed_connect();
+    move(1);
+    open_all();
+    all_have(wanted);
+    end();
+}
+
 static void connected_with(const char *setting, const char *wanted)
 {
-    int status = 0;
-    pid_t pid = fork();
-
-    CHECK(pid >= 0);
-    if (pid == 0) {
-        alarm(60);
-        setenv("R2CCL_TCP_CONGESTION", setting, 1);
-        bed_listen();
-        bed_connect();
-        move(1);
-        open_all();
-        all_have(wanted);
-        end();
-        _exit(0);
-    }
-    CHECK_EQ(waitpid(pid, &status, 0), pid);
-    CHECK_EQ(status, 0);
+    setenv("R2CCL_TCP_CONGESTION", setting, 1);
+    bed_alone(all_connected, (void *)wanted);
+    unsetenv("R2CCL_TCP_CONGESTION");
 }
 
 static void test_congestion_named(void)
