@@ -10,7 +10,7 @@
 #include "util/lock.h"
 
 #define FLUSH_MAX R2_PATHS_MAX
-#define LANE_WORTH (512 * 1024) /* bytes */
+#define LANE_WORTH (128 * 1024) /* bytes */
 
 static struct r2_peer *find_locked(const uint8_t id[16], bool out)
 {

@@ -233,12 +233,20 @@ const char *r2_settings_warnings(void)
     return r2_settings_process.warnings;
 }
 
+int r2_settings_default_io_threads(int cores, int nics)
+{
+    int by_cores = cores * 3 / 8;
+    int by_nics = nics < 1 ? 1 : nics > 5 ? 16 : 6 + 2 * nics;
+    int threads = by_cores < by_nics ? by_cores : by_nics;
+
+    return threads < 1 ? 1 : threads;
+}
+
 int r2_settings_io_threads(const struct r2_settings *settings, int nics)
 {
     cpu_set_t allowed;
     cpu_set_t wanted;
     int cores = 1;
-    int threads;
 
     if (settings->io_threads > 0) {
         return settings->io_threads;
@@ -249,8 +257,5 @@ int r2_settings_io_threads(const struct r2_settings *settings, int nics)
         }
         cores = CPU_COUNT(&allowed);
     }
-    threads = nics < 1 ? 1 : 8 * nics;
-    threads = threads < cores * 3 / 8 ? threads : cores * 3 / 8;
-    threads = threads < 16 ? threads : 16;
-    return threads < 1 ? 1 : threads;
+    return r2_settings_default_io_threads(cores, nics);
 }

@@ -342,6 +342,18 @@ static void test_io_threads(void)
     CHECK_EQ(r2_settings_io_threads(&s, 64), 1);
 }
 
+static void test_default_io_threads(void)
+{
+    static const struct {
+        int cores, nics, threads;
+    } cases[] = {{64, 1, 8},   {64, 2, 10}, {64, 4, 14}, {64, 5, 16}, {64, 1 << 30, 16},
+                 {256, 8, 16}, {32, 2, 10}, {32, 8, 12}, {16, 2, 6},  {8, 1, 3},
+                 {2, 2, 1},    {1, 0, 1},   {64, 0, 1}};
+
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++)
+        CHECK_EQ(r2_settings_default_io_threads(cases[i].cores, cases[i].nics), cases[i].threads);
+}
+
 /* Random text for every row: no crash; either the value is taken and its setting alone changes,
  * or the message names both and nothing changes. */
 static void test_fuzz(void)
@@ -501,6 +513,7 @@ static const struct check_test tests[] = {
     {"round_trip", test_round_trip},
     {"cpus", test_cpus},
     {"io_threads", test_io_threads},
+    {"default_io_threads", test_default_io_threads},
     {"every_bad_value_is_named", test_every_bad_value_is_named},
     {"fuzz", test_fuzz},
     {"process", test_process},

@@ -11,7 +11,7 @@
 #include "util/clock.h"
 
 #define LANES 4
-#define MSG (128u << 10)
+#define MSG (96u << 10)
 #define MOST 20          /* messages at once */
 #define PART (64u << 10) /* one chunk, whatever the rate */
 
@@ -154,13 +154,13 @@ static void start(void)
     }
 }
 
-/* One lane, and one more for every 512 KiB. */
+/* One lane, and one more for every 128 KiB. */
 static void test_as_many_as_it_is_worth(void)
 {
     start();
     begin(MOST);
     for (int i = 0; i < MOST; i++) {
-        int worth = 1 + (i + 1) * (int)MSG / (512 << 10);
+        int worth = 1 + (i + 1) * (int)MSG / (128 << 10);
 
         keep_fresh();
         send_one(i);
