@@ -63,6 +63,7 @@ static int find_nics(void)
         n = 0;
     n = r2_nic_add_ports(n);
     for (int i = 0; i < n; i++) {
+        r2_eng.nic_state[i].row = -1;
         r2_eng.nic_state[i].link_up = r2_eng.nics[i].link_up;
         atomic_init(&r2_eng.nic_state[i].usable, r2_eng.nics[i].link_up);
     }

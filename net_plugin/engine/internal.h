@@ -86,6 +86,8 @@ void r2_path_journal(const struct r2_path *path, enum r2_seg_event event, uint64
 /* Takes the event, and shows and journals what follows from it. True: something did. */
 bool r2_path_event(struct r2_path *path, enum r2_health_event event, const char *cause);
 void r2_path_show(struct r2_path *path, const char *cause);
+/* A better pair of NICs serves, or not any more. Under the peer's lock. */
+void r2_path_spare(struct r2_path *path, bool spare);
 /* The path has come up: it proves itself first, or is in use at once (S); waits for the other
  * side's test (R). */
 void r2_path_test(struct r2_path *path);

@@ -83,17 +83,6 @@ static bool rnic_ok(const struct r2_peer *p, int r)
            (p->rnics[r].word == R2_NIC_USABLE || p->rnics[r].word == R2_NIC_FAILED);
 }
 
-static void set_spare(struct r2_path *path, bool spare)
-{
-    bool was = path->spare;
-
-    path->spare = spare;
-    if (was == spare)
-        return;
-    r2_control_path_spare(r2_eng.ctl, path->row, spare);
-    r2_peer_weigh(path->peer);
-}
-
 /* With no path left, attempts are short and many: a NIC that comes back while one is under way
  * would otherwise be found when the kernel repeats its SYN. Every third one gives a slow network
  * time. */
@@ -119,7 +108,7 @@ static bool attempt_is_over(const struct r2_path *path, uint64_t now)
 
 static void want(struct r2_path *path, bool spare, uint64_t now)
 {
-    set_spare(path, spare);
+    r2_path_spare(path, spare);
     if (path->state == R2_PATH_IDLE)
         path->next_at = now;
     if (attempt_is_over(path, now)) {
@@ -173,7 +162,7 @@ static int plan_nic(struct r2_peer *p, int lnic, int via, uint64_t now, bool ext
         if (!path)
             continue;
         if (up > (extra ? 1 : 0)) { /* stood in for a better pair, which is back */
-            set_spare(path, true);
+            r2_path_spare(path, true);
             continue;
         }
         path->first_choice = i == 0;
@@ -266,7 +255,7 @@ static void plan_beside(struct r2_peer *p, uint64_t now)
         struct r2_path *path = p->paths[i];
 
         if (path->transport == R2_VIA_TCP && !(allowed[path->lnic] >> path->rnic & 1))
-            set_spare(path, true);
+            r2_path_spare(path, true);
     }
 }
 
@@ -559,6 +548,7 @@ void r2_peer_timer(struct r2_timer *t, uint64_t now)
     publish(p, now);
     r2_peer_show(p, now);
     r2_timer_set(&p->timer, now + next_tick(p, now, busy));
+    r2_out_again(p);   /* whoever left a frame and took the word may have no core */
     r2_peer_unlock(p); /* flushes the heartbeats */
     r2_peer_lock(p);
     mark_all(p);

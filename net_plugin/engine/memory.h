@@ -26,8 +26,8 @@ bool r2_revoke(struct r2_conn *c);
 extern uint64_t r2_revoke_wait_ns; /* 0: by the heartbeats' deadline; tests set it */
 /* A chunk of the connection was handed to (S) or came over (R) the path. */
 void r2_revoke_count(struct r2_conn *c, const struct r2_path *path);
-/* S: a NIC has let go of a chunk. */
-void r2_revoke_back(struct r2_conn *c, const struct r2_path *path);
+/* S: a NIC has let go of a chunk. True: the peer is told by a frame, to be sent with the unlock. */
+bool r2_revoke_back(struct r2_conn *c, const struct r2_path *path);
 int r2_revoke_on_ask(struct r2_path *path, const uint8_t *body);
 int r2_revoke_on_answer(struct r2_path *path, const uint8_t *body);
 /* R: the sender's word, in REVOKED or CLOSE. */

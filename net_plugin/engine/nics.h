@@ -32,6 +32,8 @@ void r2_nicstate_located(int nic, bool usable, const char *why);
  */
 void r2_nic_eps(int nic, void (*each)(struct r2_ep *ep, void *arg), void *arg);
 int r2_nicstate_start(void);
+/* What it does for one NIC before anybody connects. */
+void r2_nicstate_begin(int nic);
 /* Time passes; I/O thread 0. */
 void r2_nicstate_tick(uint64_t now);
 void r2_nicstate_drain(int nic);

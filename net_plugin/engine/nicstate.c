@@ -500,9 +500,11 @@ void r2_nicstate_tick(uint64_t now)
 
 /* ---- start */
 
+/* Under nic_lock. */
 static void add_row(int i)
 {
     const struct r2_nic *n = &r2_eng.nics[i];
+    struct r2_nic_state *s = &r2_eng.nic_state[i];
     char addr[64];
     struct r2_control_nic row = {
         .name = n->name,
@@ -510,13 +512,13 @@ static void add_row(int i)
         .pci_path = n->pci_path,
         .speed_mbps = (uint32_t)n->speed_mbps,
         .numa = n->numa,
-        .weight = atomic_load(&r2_eng.nic_state[i].weight) ? (uint32_t)n->weight : 0,
-        .state = n->link_up ? R2_SEG_NIC_HEALTHY : R2_SEG_NIC_FAILED,
-        .link = n->link_up ? R2_SEG_LINK_UP : R2_SEG_LINK_DOWN,
+        .weight = atomic_load(&s->weight) ? (uint32_t)n->weight : 0,
+        .state = s->link_up ? R2_SEG_NIC_HEALTHY : R2_SEG_NIC_FAILED,
+        .link = s->link_up ? R2_SEG_LINK_UP : R2_SEG_LINK_DOWN,
     };
 
     row.addr = r2_nic_place_text(n, addr, sizeof(addr));
-    r2_eng.nic_state[i].row = r2_control_nic_add(r2_eng.ctl, &row);
+    s->row = r2_control_nic_add(r2_eng.ctl, &row);
 }
 
 void r2_nicstate_deaf(int nic, bool deaf)
@@ -545,13 +547,17 @@ void r2_nicstate_remark(int nic, const char *cause)
     pthread_mutex_unlock(&nic_lock);
 }
 
-static void begin(int i)
+/* A port's thread may say that it is down from the transport's start on: it has noted that before
+ * it takes the lock (r2_nic_transport), so whoever comes second sees what the first did. */
+void r2_nicstate_begin(int i)
 {
     struct r2_nic_state *s = &r2_eng.nic_state[i];
+    bool carries = r2_eng.nics[i].weight && !r2_nic_stands_by(i); /* which takes other locks */
 
-    s->link_up = r2_eng.nics[i].link_up;
+    pthread_mutex_lock(&nic_lock);
+    s->link_up = r2_eng.nics[i].link_up && (!r2_eng.nics[i].bare || r2_nic_port_up(i));
     s->health.state = s->link_up ? R2_HEALTH_HEALTHY : R2_HEALTH_FAILED;
-    atomic_store(&s->weight, r2_eng.nics[i].weight && !r2_nic_stands_by(i) ? R2_WEIGHT_FULL : 0);
+    atomic_store(&s->weight, carries ? R2_WEIGHT_FULL : 0);
     atomic_store(&s->word, (unsigned char)word_of(s));
     atomic_store(&s->usable, s->link_up);
     atomic_store(&s->trusted, s->link_up);
@@ -561,6 +567,7 @@ static void begin(int i)
         r2_control_nic_state(r2_eng.ctl, s->row, R2_SEG_NIC_FAILED, "link down");
         journal(i, R2_HEALTH_HEALTHY, R2_HEALTH_FAILED, "link down at the start");
     }
+    pthread_mutex_unlock(&nic_lock);
 }
 
 int r2_nicstate_start(void)
@@ -568,7 +575,7 @@ int r2_nicstate_start(void)
     for (int i = 0; i < r2_eng.n_nics; i++) {
         struct r2_wire_addr addr;
 
-        begin(i);
+        r2_nicstate_begin(i);
         if (!r2_eng.nics[i].bare && r2_eng.ops->address(i, &addr))
             r2_nicstate_deaf(i, true);
     }

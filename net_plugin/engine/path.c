@@ -200,7 +200,7 @@ static void ended(struct r2_path *path, bool clean, int err, const char *cause)
     path->state = R2_PATH_WAIT;
     p->n_up -= was_up;
     path->quiet = path->mute = false;
-    path->missed = !carried && err;
+    path->missed = p->out && !carried && err; /* the other side knows whether it is wanted */
     if (was_up && !carried)
         report_untried(path, err, cause);
     if (carried) {
@@ -365,7 +365,8 @@ int r2_path_connect(struct r2_path *path, uint64_t now)
     path->state = R2_PATH_CONNECTING;
     path->attempt_at = now;
     r2_peer_get(p); /* the endpoint's, until `released` */
-    r2_path_event(path, R2_HEALTH_EV_PROBE, "tried with fresh resources");
+    if (!r2_path_event(path, R2_HEALTH_EV_PROBE, "tried with fresh resources"))
+        r2_path_show(path, "");
     rc = -ENOMEM;
     if (r2_path_grave(path))
         rc = r2_eng.ops->connect(&params, &ep);

@@ -62,6 +62,18 @@ void r2_path_show(struct r2_path *path, const char *cause)
     r2_control_path_state(r2_eng.ctl, path->row, shown_as(path), path->gen, cause);
 }
 
+void r2_path_spare(struct r2_path *path, bool spare)
+{
+    if (path->spare == spare)
+        return;
+    path->spare = spare;
+    r2_control_path_spare(r2_eng.ctl, path->row, spare);
+    /* Nobody tries it any more, or somebody will; the cause of one that failed stays. */
+    if (path->state == R2_PATH_WAIT && path->missed && path->health.state == R2_HEALTH_UNREACHED)
+        r2_path_show(path, spare ? "a better pair of NICs serves" : "wanted again");
+    r2_peer_weigh(path->peer);
+}
+
 /* Every change of state is told, and that a ramp begins again: what makes a path come up or go down
  * tells it itself (path-up, path-down). */
 static enum r2_seg_event told_as(enum r2_health_state before, enum r2_health_state state)

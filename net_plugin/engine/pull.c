@@ -357,14 +357,14 @@ void r2_up_chunk_sent(void *owner, struct r2_ep *ep, const struct r2_bulk *bulk)
     struct r2_path *path = owner;
     struct r2_conn *c;
     struct r2_req *r;
+    bool said;
 
     if (bulk->conn == R2_CONN_TEST)
         return;
     r2_peer_lock(path->peer);
     path->tx_bytes += bulk->len - bulk->unsent;
     c = r2_conn_find(path->peer, bulk->conn);
-    if (c && c->out)
-        r2_revoke_back(c, path);
+    said = c && c->out && r2_revoke_back(c, path);
     r = c && c->out ? r2_conn_req(c, bulk->seq) : NULL;
     if (r) {
         r2_send_released(&r->led.send, bulk->offset, bulk->len, path->index,
@@ -372,7 +372,10 @@ void r2_up_chunk_sent(void *owner, struct r2_ep *ep, const struct r2_bulk *bulk)
         if (r2_send_complete(&r->led.send))
             r2_req_finish(r, 0);
     }
-    pthread_mutex_unlock(&path->peer->lock);
+    if (said)
+        r2_peer_unlock(path->peer);
+    else
+        pthread_mutex_unlock(&path->peer->lock);
     r2_count(&r2_control_nic_counters(r2_eng.ctl, path->lnic)->tx_bytes, bulk->len - bulk->unsent);
     r2_count(&r2_control_nic_counters(r2_eng.ctl, path->lnic)->tx_chunks, !bulk->unsent);
     r2_count(&r2_eng.n->chunks_sent, !bulk->unsent);

@@ -70,13 +70,15 @@ static void answer(struct r2_conn *c, struct r2_path *path)
     c->revoke_asked = false;
 }
 
-void r2_revoke_back(struct r2_conn *c, const struct r2_path *path)
+bool r2_revoke_back(struct r2_conn *c, const struct r2_path *path)
 {
     if (!one_sided(path) || !c->under_way)
-        return;
+        return false;
     c->under_way--;
-    if (c->revoke_asked && !c->under_way)
-        answer(c, r2_path_for_ctrl(c->peer, -1, -1));
+    if (!c->revoke_asked || c->under_way)
+        return false;
+    answer(c, r2_path_for_ctrl(c->peer, -1, -1));
+    return true;
 }
 
 /* S: the CLOSE, which follows or came before, ends what has not arrived. */

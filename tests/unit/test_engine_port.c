@@ -116,6 +116,20 @@ static void say_deaf(int moment)
     left = 0;
 }
 
+/* Not begun yet, as find_nics leaves it: what was found before the port went down is that it is up.
+ */
+static void start(int moment)
+{
+    r2_nic_transport(PORT, 1, true, "port up");
+    *port() = (struct r2_nic_state){.row = -1, .link_up = true};
+    atomic_store(&port()->usable, true);
+    r2_eng.nics[PORT].link_up = true;
+    held = 0;
+    left = moment;
+    r2_nicstate_begin(PORT);
+    left = 0;
+}
+
 static atomic_int health;
 
 static void read_health(int nic)
@@ -174,9 +188,20 @@ static void test_while_it_is_said_deaf(void)
     goes_down(say_deaf, 3);
 }
 
+static void test_while_the_engine_starts(void)
+{
+    const struct r2_seg_nic *first = &r2_control_segment(r2_eng.ctl)->nics[0];
+    uint32_t state = first->state, link = first->link;
+
+    goes_down(start, 3);
+    CHECK_EQ(first->state, state); /* its row is not another's */
+    CHECK_EQ(first->link, link);
+}
+
 static const struct check_test tests[] = {{"while_it_comes_up", test_while_it_comes_up},
                                           {"while_it_is_tried_again", test_while_it_is_tried_again},
                                           {"while_it_is_said_deaf", test_while_it_is_said_deaf},
+                                          {"while_the_engine_starts", test_while_the_engine_starts},
                                           {0}};
 
 int main(int argc, char **argv)

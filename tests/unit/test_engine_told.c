@@ -152,10 +152,11 @@ static void test_closed_is_not_unreached(void)
     path->missed = true; /* it is wanted again and cannot be had */
     r2_path_show(path, "");
     CHECK_EQ(seg->paths[path->row].state, R2_SEG_PATH_CONNECTING);
-    path->spare = true; /* ... or is not, while a better pair serves */
-    r2_path_show(path, "");
+    r2_path_spare(path, true); /* ... or is not, while a better pair serves */
     CHECK_EQ(seg->paths[path->row].state, R2_SEG_PATH_CLOSED);
-    path->spare = path->missed = false;
+    r2_path_spare(path, false);
+    CHECK_EQ(seg->paths[path->row].state, R2_SEG_PATH_CONNECTING);
+    path->missed = false;
     path->ever_up = false;
     r2_path_show(path, "");
     CHECK_EQ(seg->paths[path->row].state, R2_SEG_PATH_NEVER_REACHED);
@@ -164,6 +165,52 @@ static void test_closed_is_not_unreached(void)
     path->health.state = R2_HEALTH_HEALTHY;
     r2_path_show(path, "");
     r2_peer_unlock(path->peer);
+    remote_end(&r);
+}
+
+static uint32_t shown(const struct r2_ep *ep)
+{
+    const struct r2_path *path = ep->params.owner;
+    uint32_t state;
+
+    r2_peer_lock(path->peer);
+    state = r2_eng.ctl->seg->paths[path->row].state;
+    r2_peer_unlock(path->peer);
+    return state;
+}
+
+/* From the first attempt on; of the other side's, which knows whether it tries again, until they
+ * end. */
+static void test_attempts(void)
+{
+    struct r2_ep *ep = NULL;
+    struct r2_path *path;
+
+    remote_new(&r, true, 2);
+    CHECK(remote_open(&r, 1));
+    for (int ms = 0; ms < REMOTE_WAIT_MS && !ep; ms++) {
+        fake_sleep_ms(1);
+        ep = fake_find(r.id, 1, 1, 0);
+    }
+    CHECK(ep);
+    CHECK_EQ(shown(ep), R2_SEG_PATH_CONNECTING);
+    remote_end(&r);
+    remote_new(&r, false, 2);
+    CHECK(remote_open(&r, 1));
+    ep = fake_accept(r.id, 1, 1, 7);
+    CHECK(ep);
+    CHECK_EQ(shown(ep), R2_SEG_PATH_CONNECTING);
+    fake_fail(ep, ECONNRESET, false);
+    CHECK_EQ(shown(ep), R2_SEG_PATH_NEVER_REACHED);
+    path = ep->params.owner;
+    r2_peer_lock(path->peer);
+    path->ever_up = true; /* and ended in order */
+    r2_peer_unlock(path->peer);
+    ep = fake_accept(r.id, 1, 1, 8);
+    CHECK(ep && ep->params.owner == path);
+    CHECK_EQ(shown(ep), R2_SEG_PATH_CONNECTING);
+    fake_fail(ep, ECONNRESET, false);
+    CHECK_EQ(shown(ep), R2_SEG_PATH_CLOSED);
     remote_end(&r);
 }
 
@@ -274,6 +321,7 @@ static const struct check_test tests[] = {
     {"every_change", test_every_change},
     {"many_are_closed", test_many_are_closed},
     {"closed_is_not_unreached", test_closed_is_not_unreached},
+    {"attempts", test_attempts},
     {"doubts_end", test_doubts_end},
     {"unconfirmed_bytes", test_unconfirmed_bytes},
     {0},

@@ -74,7 +74,7 @@ static void lane_task(struct r2_task *t)
     struct r2_ep *ep = lane->ep; /* whoever queued the task took a reference to it */
     bool closed;
 
-    pthread_mutex_lock(&lane->rx_lock);
+    r2_io_lock(&lane->rx_lock);
     closed = lane->closed;
     pthread_mutex_unlock(&lane->rx_lock);
     /* r2_lane_shut has unhooked the descriptor and kicked this task: no event names the lane. */
