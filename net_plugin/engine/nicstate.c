@@ -547,15 +547,15 @@ void r2_nicstate_remark(int nic, const char *cause)
     pthread_mutex_unlock(&nic_lock);
 }
 
-/* A port's thread may say that it is down from the transport's start on: it has noted that before
- * it takes the lock (r2_nic_transport), so whoever comes second sees what the first did. */
+/* A port's thread may say that it is down, or up, from the transport's start on: it has noted that
+ * before it takes the lock (r2_nic_transport), so whoever comes second sees what the first did. */
 void r2_nicstate_begin(int i)
 {
     struct r2_nic_state *s = &r2_eng.nic_state[i];
     bool carries = r2_eng.nics[i].weight && !r2_nic_stands_by(i); /* which takes other locks */
 
     pthread_mutex_lock(&nic_lock);
-    s->link_up = r2_eng.nics[i].link_up && (!r2_eng.nics[i].bare || r2_nic_port_up(i));
+    s->link_up = r2_eng.nics[i].bare ? r2_nic_port_up(i) : r2_eng.nics[i].link_up;
     s->health.state = s->link_up ? R2_HEALTH_HEALTHY : R2_HEALTH_FAILED;
     atomic_store(&s->weight, carries ? R2_WEIGHT_FULL : 0);
     atomic_store(&s->word, (unsigned char)word_of(s));

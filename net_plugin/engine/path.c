@@ -365,8 +365,7 @@ int r2_path_connect(struct r2_path *path, uint64_t now)
     path->state = R2_PATH_CONNECTING;
     path->attempt_at = now;
     r2_peer_get(p); /* the endpoint's, until `released` */
-    if (!r2_path_event(path, R2_HEALTH_EV_PROBE, "tried with fresh resources"))
-        r2_path_show(path, "");
+    r2_path_event(path, R2_HEALTH_EV_PROBE, "tried with fresh resources");
     rc = -ENOMEM;
     if (r2_path_grave(path))
         rc = r2_eng.ops->connect(&params, &ep);

@@ -68,8 +68,9 @@ void r2_path_spare(struct r2_path *path, bool spare)
         return;
     path->spare = spare;
     r2_control_path_spare(r2_eng.ctl, path->row, spare);
-    /* Nobody tries it any more, or somebody will; the cause of one that failed stays. */
-    if (path->state == R2_PATH_WAIT && path->missed && path->health.state == R2_HEALTH_UNREACHED)
+    /* Else it is shown as it was, and so is its cause. */
+    if (path->state == R2_PATH_WAIT && path->missed && path->ever_up &&
+        path->health.state == R2_HEALTH_UNREACHED)
         r2_path_show(path, spare ? "a better pair of NICs serves" : "wanted again");
     r2_peer_weigh(path->peer);
 }

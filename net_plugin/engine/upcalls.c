@@ -79,8 +79,7 @@ static void *up_accepted(struct r2_ep *ep, const struct r2_ep_params *params)
         path->test_done =
             0; /* the other side is up already: its test chunks may come before `up` */
         path->state = R2_PATH_CONNECTING;
-        if (!r2_path_event(path, R2_HEALTH_EV_PROBE, "the other side tries it"))
-            r2_path_show(path, "");
+        r2_path_event(path, R2_HEALTH_EV_PROBE, "the other side tries it");
         r2_peer_get(p); /* the endpoint's, until `released` */
         r2_eng.ops->get(ep);
     }

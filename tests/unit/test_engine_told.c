@@ -168,9 +168,8 @@ static void test_closed_is_not_unreached(void)
     remote_end(&r);
 }
 
-static uint32_t shown(const struct r2_ep *ep)
+static uint32_t shown(struct r2_path *path)
 {
-    const struct r2_path *path = ep->params.owner;
     uint32_t state;
 
     r2_peer_lock(path->peer);
@@ -179,38 +178,57 @@ static uint32_t shown(const struct r2_ep *ep)
     return state;
 }
 
-/* From the first attempt on; of the other side's, which knows whether it tries again, until they
- * end. */
-static void test_attempts(void)
+/* Attempts of the other side, which knows whether it tries again. */
+static void test_others_attempts(void)
 {
-    struct r2_ep *ep = NULL;
     struct r2_path *path;
+    struct r2_ep *ep;
 
-    remote_new(&r, true, 2);
-    CHECK(remote_open(&r, 1));
-    for (int ms = 0; ms < REMOTE_WAIT_MS && !ep; ms++) {
-        fake_sleep_ms(1);
-        ep = fake_find(r.id, 1, 1, 0);
-    }
-    CHECK(ep);
-    CHECK_EQ(shown(ep), R2_SEG_PATH_CONNECTING);
-    remote_end(&r);
     remote_new(&r, false, 2);
     CHECK(remote_open(&r, 1));
     ep = fake_accept(r.id, 1, 1, 7);
     CHECK(ep);
-    CHECK_EQ(shown(ep), R2_SEG_PATH_CONNECTING);
-    fake_fail(ep, ECONNRESET, false);
-    CHECK_EQ(shown(ep), R2_SEG_PATH_NEVER_REACHED);
     path = ep->params.owner;
+    fake_fail(ep, ECONNRESET, false);
+    CHECK_EQ(shown(path), R2_SEG_PATH_NEVER_REACHED);
     r2_peer_lock(path->peer);
     path->ever_up = true; /* and ended in order */
     r2_peer_unlock(path->peer);
     ep = fake_accept(r.id, 1, 1, 8);
     CHECK(ep && ep->params.owner == path);
-    CHECK_EQ(shown(ep), R2_SEG_PATH_CONNECTING);
     fake_fail(ep, ECONNRESET, false);
-    CHECK_EQ(shown(ep), R2_SEG_PATH_CLOSED);
+    CHECK_EQ(shown(path), R2_SEG_PATH_CLOSED);
+    remote_end(&r);
+}
+
+/* A cause stays while a failed path is tried in vain, and while a pair that was never up becomes a
+ * spare. */
+static void test_causes_stay(void)
+{
+    const struct r2_segment *seg = r2_eng.ctl->seg;
+    struct r2_path *path;
+
+    remote_new(&r, true, 2);
+    CHECK(remote_open(&r, 2));
+    path = fake_find(r.id, 1, 1, 0)->params.owner;
+    r2_peer_lock(path->peer);
+    path->health.state = R2_HEALTH_PROBING;
+    r2_path_show(path, "a verdict");
+    CHECK(!r2_path_event(path, R2_HEALTH_EV_PROBE, "tried again"));
+    CHECK_STR(seg->paths[path->row].cause, "a verdict");
+    path->state = R2_PATH_WAIT;
+    path->health.state = R2_HEALTH_UNREACHED;
+    path->ever_up = false;
+    path->missed = true;
+    r2_path_spare(path, true);
+    r2_path_spare(path, false);
+    CHECK_STR(seg->paths[path->row].cause, "a verdict");
+    path->state = R2_PATH_UP;
+    path->health.state = R2_HEALTH_HEALTHY;
+    path->ever_up = true;
+    path->missed = false;
+    r2_path_show(path, "");
+    r2_peer_unlock(path->peer);
     remote_end(&r);
 }
 
@@ -321,7 +339,8 @@ static const struct check_test tests[] = {
     {"every_change", test_every_change},
     {"many_are_closed", test_many_are_closed},
     {"closed_is_not_unreached", test_closed_is_not_unreached},
-    {"attempts", test_attempts},
+    {"others_attempts", test_others_attempts},
+    {"causes_stay", test_causes_stay},
     {"doubts_end", test_doubts_end},
     {"unconfirmed_bytes", test_unconfirmed_bytes},
     {0},
