@@ -236,7 +236,7 @@ const char *r2_settings_warnings(void)
 int r2_settings_default_io_threads(int cores, int nics)
 {
     int by_cores = cores * 3 / 8;
-    int by_nics = nics < 1 ? 1 : nics > 5 ? 16 : 6 + 2 * nics;
+    int by_nics = nics < 1 ? 1 : nics > 3 ? 16 : 4 + 4 * nics;
     int threads = by_cores < by_nics ? by_cores : by_nics;
 
     return threads < 1 ? 1 : threads;

@@ -88,7 +88,7 @@ size_t r2_settings_check_names(char *const *envp, char *out, size_t outlen);
 int r2_settings_io_threads(const struct r2_settings *settings, int nics);
 
 /* That rule (docs/decisions.md 10 and 46): three per eight cores, at most eight for one NIC and
- * two for each other, 16 in all; at least 1. */
+ * four for each other, 16 in all; at least 1. */
 int r2_settings_default_io_threads(int cores, int nics);
 
 /* A JSON array, one object per row of settings.def in its order: name, type, default, unit, doc,

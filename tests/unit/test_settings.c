@@ -346,9 +346,8 @@ static void test_default_io_threads(void)
 {
     static const struct {
         int cores, nics, threads;
-    } cases[] = {{64, 1, 8},   {64, 2, 10}, {64, 4, 14}, {64, 5, 16}, {64, 1 << 30, 16},
-                 {256, 8, 16}, {32, 2, 10}, {32, 8, 12}, {16, 2, 6},  {8, 1, 3},
-                 {2, 2, 1},    {1, 0, 1},   {64, 0, 1}};
+    } cases[] = {{64, 1, 8}, {64, 2, 12}, {64, 3, 16}, {64, 4, 16}, {64, 1 << 30, 16}, {32, 2, 12},
+                 {32, 1, 8}, {16, 2, 6},  {8, 1, 3},   {2, 2, 1},   {1, 0, 1},         {64, 0, 1}};
 
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++)
         CHECK_EQ(r2_settings_default_io_threads(cases[i].cores, cases[i].nics), cases[i].threads);
