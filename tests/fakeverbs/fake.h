@@ -75,6 +75,7 @@ struct fv_dev {
     uint32_t most;     /* requests of more bytes vanish, with all behind them; 0: none does */
     int lose, lose_n;  /* completions of requests whose id begins with that: the next n; 0: none */
     int no_reg, no_modify_err, no_destroy, no_dereg; /* so many commands fail */
+    int no_chain; /* of so many chains only the first request is taken */
     struct ibv_async_event events[FV_EVENTS];
     unsigned ev_head, ev_tail;
     struct ibv_async_event told;          /* of a queue, and not acknowledged yet */

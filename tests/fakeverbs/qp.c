@@ -264,6 +264,12 @@ int fv_post_send(struct ibv_qp *base, struct ibv_send_wr *wr, struct ibv_send_wr
     pthread_mutex_lock(&fv.lock);
     if (base->state != IBV_QPS_RTS && base->state != IBV_QPS_ERR)
         rc = EINVAL;
+    if (rc == 0 && wr->next && qp->dev->no_chain > 0) {
+        qp->dev->no_chain--;
+        rc = post_one(qp, wr);
+        wr = rc ? wr : wr->next;
+        rc = ENOMEM;
+    }
     for (; wr && rc == 0; wr = rc ? wr : wr->next)
         rc = post_one(qp, wr);
     *bad = wr;

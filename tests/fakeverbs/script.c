@@ -45,7 +45,8 @@
  *   hang DEV 0|1|2          commands do not come back; those of a device that was removed: unhang
  *                           (2: nor does what is asked about a port)
  *   hang DEV open|pd|device|gid|port|port1|port2   that one call does not come back, until unhang
- *   refuse DEV reg|dereg|err|destroy N   so many commands fail; dereg: of a page or more
+ *   refuse DEV reg|dereg|err|destroy|chain N   so many commands fail; dereg: of a page or more;
+ *                           chain: of so many chains of send requests only the first one is taken
  *   chaos ...
  *   attr NAME               answers with what fv_attr (fake.h) tells
  *   overtaken               answers how many completions came before an older one of their queue
@@ -245,6 +246,8 @@ static void refuse_command(struct fv_dev *d, const char *what, int n)
         d->no_destroy = n;
     else if (strcmp(what, "dereg") == 0)
         d->no_dereg = n;
+    else if (strcmp(what, "chain") == 0)
+        d->no_chain = n;
 }
 
 unsigned fv_call(const char *word)

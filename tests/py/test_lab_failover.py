@@ -55,6 +55,10 @@ def ups(side: Side, nic: str) -> int:
     return len([e for e in side.named("path-up") if e.nic == nic])
 
 
+def sent(side: Side, nic: str) -> int:
+    return sum(row.tx_bytes for row in side.snapshot().nics if row.name == nic)
+
+
 @pytest.mark.parametrize("node", ["n0", "n1"])
 @pytest.mark.parametrize("mode", ["carrier", "admin"])
 def test_link_down(build: Build, quad: Lab, mode: str, node: str) -> None:
@@ -138,6 +142,21 @@ def test_flaps(build: Build, quad: Lab) -> None:
             quad.recover_link("n1", "nic1")
             time.sleep(0.25)
         assert blamed(job, "nic1")
+        job.finish()
+
+
+def test_flaps_that_nobody_sees(build: Build, quad: Lab) -> None:
+    """Black holes shorter than three heartbeats: whether or not one is noticed, the job goes on
+    through each, and the NIC carries at the end."""
+    with running_perf(build, lab=quad.name, per_node=1) as job:
+        job.moving()
+        for hole in (0.02, 0.05, 0.1, 0.15) * 2:
+            quad.fail_link("n1", "nic1", "silent")
+            time.sleep(hole)
+            quad.recover_link("n1", "nic1")
+            job.moving()
+        before = sent(job.sides[1], "nic1")
+        until(f"nic1 carries again: {job}", lambda: sent(job.sides[1], "nic1") > before)
         job.finish()
 
 

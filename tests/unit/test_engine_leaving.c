@@ -166,11 +166,42 @@ static void test_the_wait_begins_with_the_work(void)
     remote_end(&r);
 }
 
+/* The application closes while the question is out whether the peer still exists: nobody answers
+ * it, or the answer comes after that. It ends, and so does the peer. */
+static void test_while_a_question_is_out(void)
+{
+    uint64_t before = open_connections();
+    struct remote r[2];
+
+    for (int i = 0; i < 2; i++) {
+        struct r2_ep *probe = NULL;
+        struct r2_req *req = NULL;
+
+        remote_new(&r[i], false, 1);
+        CHECK(remote_open(&r[i], 1));
+        CHECK_EQ(r2_engine_irecv(r[i].conn, data, sizeof(data), 0, NULL, &req), 0);
+        fake_fail(fake_find(r[i].id, 0, 0, 0), ECONNRESET, false);
+        for (int ms = 0; ms < REMOTE_WAIT_MS && !(probe = fake_probe(r[i].id)); ms++)
+            fake_sleep_ms(1);
+        CHECK(probe);
+        CHECK_EQ(r2_engine_close(r[i].conn), 0);
+        r2_engine_close_listen(r[i].listen);
+        if (i == 1)
+            fake_fail(probe, EALREADY, false);
+        CHECK(i == 1 || remote_wait_flag(&probe->is_shut));
+    }
+    CHECK(wait_forgotten(&r[0]));
+    CHECK(wait_forgotten(&r[1]));
+    CHECK(!fake_probe_at(r[0].id, 0, 0) && !fake_probe_at(r[1].id, 0, 0));
+    CHECK_EQ(open_connections(), before);
+}
+
 static const struct check_test tests[] = {
     {"nobody_acknowledges", test_nobody_acknowledges},
     {"idle_ones_stay", test_idle_ones_stay},
     {"forgotten_by_the_sender", test_forgotten_by_the_sender},
     {"the_wait_begins_with_the_work", test_the_wait_begins_with_the_work},
+    {"while_a_question_is_out", test_while_a_question_is_out},
     {0},
 };
 

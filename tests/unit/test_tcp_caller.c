@@ -22,6 +22,36 @@ static void moves(void)
     CHECK_EQ(memcmp(out, in, SIZE), 0);
 }
 
+/* More messages than 16 bits can number, small ones and such as wait for a clear-to-send; each has
+ * its number in it. */
+static void test_numbers_beyond_16_bits(void)
+{
+    enum { FLIGHT = 8, LARGE = 16 << 10 };
+    struct r2_req *s[FLIGHT] = {0}, *t[FLIGHT] = {0};
+    uint64_t until = r2_now_ns() + 40 * R2_NS_PER_S;
+
+    bed_listen();
+    bed_connect();
+    for (uint32_t i = 0; i < (1u << 16) + 100 + FLIGHT; i++) {
+        uint32_t k = i % FLIGHT, len = i % 64 == 63 ? LARGE : 8, was;
+        uint8_t *from = out + (size_t)k * LARGE, *to = in + (size_t)k * LARGE;
+
+        while (s[k] || t[k]) {
+            CHECK(bed_done(&s[k], &t[k], 0) || r2_now_ns() < until);
+        }
+        memcpy(&was, to, sizeof(was));
+        CHECK(i < FLIGHT || was == i - FLIGHT);
+        memcpy(from, &i, sizeof(i));
+        while (!t[k])
+            CHECK_EQ(r2_engine_irecv(rx, to, LARGE, 0, NULL, &t[k]), 0);
+        while (!s[k])
+            CHECK_EQ(r2_engine_isend(tx, from, len, 0, NULL, &s[k]), 0);
+    }
+    for (int k = 0; k < FLIGHT; k++)
+        CHECK(bed_done(&s[k], &t[k], 20000));
+    end();
+}
+
 /* ---- a log that waits */
 
 static pthread_mutex_t reader = PTHREAD_MUTEX_INITIALIZER; /* held: nobody reads */
@@ -261,6 +291,7 @@ static void test_handles_of_others(void)
 }
 
 static const struct check_test tests[] = {
+    {"numbers_beyond_16_bits", test_numbers_beyond_16_bits},
     {"nobody_reads_the_log", test_nobody_reads_the_log},
     {"cancelled_between_calls_only", test_cancelled_between_calls_only},
     {"a_context_outlives_its_finalize", test_a_context_outlives_its_finalize},

@@ -295,6 +295,29 @@ static void test_chunk_and_its_counts(void)
     bed_finish(&bed, &memory);
 }
 
+/* The NIC takes a chunk's bytes, and not the word that they are there: nothing of it is done, and
+ * it goes again by another path. */
+static void test_half_posted(void)
+{
+    struct bed_memory memory = {.out = out, .in = in, .size = SIZE};
+    uint64_t from;
+
+    bed_open(&bed, 2);
+    bed_register(&bed, &memory);
+    bed_message(&bed, &memory, 0);
+    from = bed_journal();
+    bed_script("!refuse fv0 chain 1");
+    bed_script("!refuse fv1 chain 1");
+    for (int turn = 1; turn < 20; turn++)
+        bed_message(&bed, &memory, turn);
+    CHECK_GE(bed_told(from, R2_EV_PATH_DOWN, NULL, NULL, NULL), 1);
+    bed_script("!refuse fv0 chain 0");
+    bed_script("!refuse fv1 chain 0");
+    both_again();
+    bed_message(&bed, &memory, 20);
+    bed_finish(&bed, &memory);
+}
+
 static const struct check_test tests[] = {
     {"acknowledgement_sent", test_acknowledgement_sent},
     {"acknowledgement_arrived", test_acknowledgement_arrived},
@@ -308,6 +331,7 @@ static const struct check_test tests[] = {
     {"frozen_control_of_the_sender", test_frozen_control_of_the_sender},
     {"frozen_control_of_the_receiver", test_frozen_control_of_the_receiver},
     {"chunk_and_its_counts", test_chunk_and_its_counts},
+    {"half_posted", test_half_posted},
     {0},
 };
 
