@@ -1,6 +1,7 @@
 """The model check of the agreement finds bugs: each mutant of shim/agree/machine.c breaks one rule
 of the protocol, and tests/unit/test_agree_model.c, compiled with it, must turn red for the reason
-given. The unchanged machine stays green, over more states than the unit test has time for."""
+given. The unchanged machine stays green, over more states than the unit test has time for.
+Rung 1. It cannot prove that bugs of other kinds are found."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 """The queries and alert rules of docs/monitoring.md in Prometheus' own hands (promtool), with the
-series of a real page. Skipped where there is no promtool."""
+series of a real page. Rung 3; no Prometheus scrapes here. Skipped where there is no promtool."""
 
 from __future__ import annotations
 

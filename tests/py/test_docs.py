@@ -17,6 +17,7 @@ CLI_DOC = ROOT / "docs" / "cli.md"
 NAME = re.compile(r"\bR2CCL?_[A-Z][A-Z0-9_]*\b")
 ROW = re.compile(r"^R2_(SETTING|FOREIGN|ALIAS|OTHER)\(([^\n]*)", re.MULTILINE)
 BLOCK = re.compile(r"<!-- run(?P<how>[^>]*?) -->\s*\n```[a-z]*\n(?P<body>.*?)\n```", re.DOTALL)
+RUNG = re.compile(r"\bno rung\b|\brungs?[\s*]+\d", re.IGNORECASE)  # * begins a comment's next line
 
 
 def documents() -> list[Path]:
@@ -196,6 +197,18 @@ def test_lanes_table_is_sound() -> None:
     required_ci = {row[0] for row in rows if row[1] == "ci" and row[2] == "yes"}
     assert needed <= required_ci
     assert sum(int(row[3]) for row in rows if row[1] == "ci") <= 40
+
+
+def test_every_test_names_its_rung() -> None:
+    """In its first lines; docs/testing.md has the table. One that is on none says "no rung"."""
+    tests = [*(ROOT / "tests/unit").glob("test_*.c"), *(ROOT / "tests/py").glob("test_*.py")]
+    assert tests
+    silent = [
+        path.name
+        for path in sorted(tests)
+        if not RUNG.search("\n".join(path.read_text(encoding="utf-8").splitlines()[:20]))
+    ]
+    assert not silent, f"no rung in the first 20 lines of {', '.join(silent)}"
 
 
 def test_words_of_the_tree() -> None:

@@ -1,5 +1,8 @@
 """R2CCL_TELL_ERRORS on the stand-in: one rank of a ring is killed. Who receives from it gets an
-error from its connection; the others wait, and only hear of it by the shim."""
+error from its connection; the others wait, and only hear of it by the shim.
+
+Rung 3: ranks as processes over loopback. It cannot prove what real NCCL does with the error.
+"""
 
 from __future__ import annotations
 

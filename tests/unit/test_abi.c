@@ -1,5 +1,6 @@
-/* NCCL's net API over a made-up engine: every version forwards what it is given, writes every out
- * parameter, and turns errors into NCCL's results. */
+/* NCCL's net API over a made-up engine (rung 1): every version forwards what it is given, writes
+ * every out parameter, and turns errors into NCCL's results. It cannot prove what NCCL and the
+ * engine make of it. */
 #include <errno.h>
 #include <limits.h>
 #include <stdarg.h>

@@ -1,6 +1,6 @@
 /* Plans from a given index on, and ranks that wait there before anything is promised; a leader that
- * passes the index while it chooses it. Processes over loopback; every operation's plan is compared
- * (agree_ranks.h). */
+ * passes the index while it chooses it. Rung 3: processes over loopback; every operation's plan is
+ * compared (agree_ranks.h). */
 #define _GNU_SOURCE
 #include "agree_ranks.h"
 

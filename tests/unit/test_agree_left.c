@@ -1,5 +1,5 @@
-/* NCCL fails at the rank that is left of a communicator: nobody is waited for who is not there. Who
- * hears of it, and that they do, is test_agree_tell.c's. */
+/* NCCL fails at the rank that is left of a communicator: nobody is waited for who is not there.
+ * Rung 3: processes over loopback. Who hears of it, and that they do, is test_agree_tell.c's. */
 #define _GNU_SOURCE
 #include "agree_power.h"
 #include "agree_ranks.h"

@@ -1,5 +1,6 @@
-/* Exhaustive exploration of the agreement's real state machine (shim/agree/machine.c): three ranks,
- * every order of deliveries, losses, repetitions, crashes, refusals, time-outs and give-ups.
+/* Exhaustive exploration of the agreement's real state machine (shim/agree/machine.c), rung 1:
+ * three ranks, every order of deliveries, losses, repetitions, crashes, refusals, time-outs and
+ * give-ups.
  *
  * The network is the set of all messages ever sent: any of them may be delivered at any time, any
  * number of times or never, which is loss, duplication and reordering at once. A process that is

@@ -1,4 +1,5 @@
-/* The agreement between processes: registration, changes, and everything that may be missing. */
+/* The agreement between processes: registration, changes, and everything that may be missing. Rung
+ * 3: processes over loopback. It cannot prove anything between hosts. */
 #define _GNU_SOURCE
 #include "agree/internal.h"
 #include "agree_ranks.h"

@@ -1,4 +1,6 @@
-/* NCCL fails at one rank: all others hear of it, once, whoever dies in between. */
+/* NCCL fails at one rank: all others hear of it, once, whoever dies in between. Rung 3: processes
+ * over loopback. It cannot prove anything between hosts: one that loses its power is played by a
+ * filter on sockets. */
 #define _GNU_SOURCE
 #include "agree_power.h"
 #include "agree_ranks.h"

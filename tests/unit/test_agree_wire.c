@@ -1,5 +1,5 @@
-/* Bytes of the agreement: ids, frames, and hostile ones; the choice of the index; and random runs
- * of up to 16 machines over a network that loses, repeats and reorders. */
+/* Bytes of the agreement (rung 1): ids, frames, and hostile ones; the choice of the index; and
+ * random runs of up to 16 machines over a network that loses, repeats and reorders. */
 #include "agree/horizon.h"
 #include "agree/machine.h"
 #include "agree/wire.h"

@@ -1,5 +1,5 @@
-/* engine/health/grey on simulated paths: does it find the one that is slow or lossy, soon, and no
- * other? */
+/* engine/health/grey on simulated paths (rung 1): does it find the one that is slow or lossy, soon,
+ * and no other? It cannot prove what real paths show: tests/py/test_grey.py. */
 #include "grey_sim.h"
 
 static void test_slow_and_back(void)

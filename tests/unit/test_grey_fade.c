@@ -1,5 +1,5 @@
 /* engine/health/grey: what a path is held to fades when its siblings show no more than it does, and
- * only then. Simulated paths. */
+ * only then. Simulated paths (rung 1). */
 #include "grey_sim.h"
 
 /* One NIC was faster than the others for a while, then all have the same limit for good. It is not

@@ -1,4 +1,5 @@
-/* engine/health/heartbeat: deadlines that follow the round trips, and the limit per process. */
+/* engine/health/heartbeat (rung 1): deadlines that follow the round trips, and the limit per
+ * process. */
 #include "check.h"
 
 #include "engine/health/heartbeat.h"

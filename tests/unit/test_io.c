@@ -1,5 +1,5 @@
 /* engine/io: a thread polls after work, not after upkeep. Four threads, since fewer poll for 50 us
- * at most, whatever is set. */
+ * at most, whatever is set. Rung 2: its real threads, without a transport. */
 #define _GNU_SOURCE
 #include "check.h"
 

@@ -1,5 +1,6 @@
 /* engine/io: a caller that polls stands in for the one I/O thread (r2_io_lend). What may run where,
- * that nothing is lost on the way, and that callbacks still run one after another. */
+ * that nothing is lost on the way, and that callbacks still run one after another. Rung 2: the real
+ * thread, without a transport. */
 #include "check.h"
 
 #include <pthread.h>

@@ -1,4 +1,5 @@
-/* How many streams of a path carry (engine/health/lanes.h). */
+/* How many streams of a path carry (engine/health/lanes.h). Rung 1; over a link that loses
+ * segments: tests/py/test_lab_lanes.py. */
 #include "check.h"
 #include "engine/health/lanes.h"
 

@@ -1,4 +1,5 @@
-/* The leader: nodes that change while a plan is made, in force, or taken back. */
+/* The leader: nodes that change while a plan is made, in force, or taken back. Rung 1, as
+ * test_leader.c. */
 #include "leader_bed.h"
 
 /* It puts another node to an inner place of the tree, where it is slower than the ring: stock at

@@ -1,4 +1,5 @@
-/* engine/ledger: one behaviour after the other. The random model is in test_ledger_model.c. */
+/* engine/ledger (rung 1): one behaviour after the other. The random model is in
+ * test_ledger_model.c. */
 #include "check.h"
 
 #include "engine/ledger.h"

@@ -1,4 +1,4 @@
-/* engine/ledger in a simulated world, against a reference that keeps one state per byte.
+/* engine/ledger in a simulated world (rung 1), against a reference that keeps one state per byte.
  *
  * A sender and a receiver, up to 4 paths of up to 3 lanes, in one thread: every step is one random
  * event. Paths fail at any point (in a chunk, during a replay, on both sides at different times),

@@ -1,6 +1,6 @@
-/* engine/ledger when memory runs out: a call that fails has changed nothing, and what must happen
- * when a path fails needs no memory. The ledger is compiled in here with an allocator that fails
- * on demand. */
+/* engine/ledger when memory runs out (rung 1): a call that fails has changed nothing, and what must
+ * happen when a path fails needs no memory. The ledger is compiled in here with an allocator that
+ * fails on demand. */
 #include "check.h"
 
 #include <stdlib.h>

@@ -1,4 +1,4 @@
-/* engine/ranges against a bitmap: exhaustive on 8 places, random on many. */
+/* engine/ranges against a bitmap (rung 1): exhaustive on 8 places, random on many. */
 #include "check.h"
 
 #include "engine/ranges.h"

@@ -1,4 +1,5 @@
-/* engine/locate/tell: how often is it said that a NIC is broken, and does everybody hear it? */
+/* engine/locate/tell among simulated processes (rung 1): how often is it said that a NIC is broken,
+ * and does everybody hear it? */
 #include "check.h"
 
 #include "engine/locate/tell.h"

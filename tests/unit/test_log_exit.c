@@ -1,5 +1,5 @@
 /* A signal handler that complains and exits while its thread writes a line of the log: the process
- * ends (util/log.c). */
+ * ends (util/log.c). Rung 1, in real processes. */
 #include "check.h"
 
 #include <signal.h>

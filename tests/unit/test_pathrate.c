@@ -1,5 +1,5 @@
-/* engine/pathrate on simulated links: does it find the rate, keep the pipe full and the queue
- * short? */
+/* engine/pathrate on simulated links (rung 1): does it find the rate, keep the pipe full and the
+ * queue short? */
 #include "pathrate_link.h"
 
 /* What the window may be: twice what the pipe holds with a chunk on the wire, and its floors. */

@@ -1,4 +1,4 @@
-/* The shipped plan table and its arithmetic. */
+/* The shipped plan table and its arithmetic (rung 1). */
 #include "check.h"
 #include "plan/table.h"
 #include "util/crc32c.h"

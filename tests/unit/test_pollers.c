@@ -1,4 +1,6 @@
-/* engine/pollers: how many I/O threads are in use and may poll where processes share cores. */
+/* engine/pollers: how many I/O threads are in use and may poll where processes share cores. Rung 2:
+ * real I/O threads without a transport, neighbours that are processes, cores that are made up. It
+ * cannot prove what polling costs others. */
 #define _GNU_SOURCE
 #include "check.h"
 

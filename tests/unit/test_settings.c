@@ -1,4 +1,4 @@
-/* The settings: the table, the parsers, names, and the JSON that r2ccl-ctl reads. */
+/* The settings (rung 1): the table, the parsers, names, and the JSON that r2ccl-ctl reads. */
 #define _GNU_SOURCE
 #include <pthread.h>
 #include <sched.h>

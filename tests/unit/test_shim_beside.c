@@ -1,6 +1,6 @@
 /* What the communicators of plans have from the application's: its configuration, and that it is
  * suspended; over the no-op NCCL, as test_shim_exec.c, which has the rest of what is done to them.
- */
+ * Rung 3: real sockets on loopback. */
 #define _GNU_SOURCE
 #include "plan_bed.h"
 

@@ -1,5 +1,6 @@
 /* engine/standin over engine/io: a caller that polls does what several sleeping I/O threads would
- * be woken for, while slow NICs are what is waited for and as long as it can carry that. */
+ * be woken for, while slow NICs are what is waited for and as long as it can carry that. Rung 2:
+ * real threads, without a transport. */
 #include "check.h"
 #include "naps.h"
 

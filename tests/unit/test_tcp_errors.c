@@ -1,5 +1,5 @@
-/* The table of what socket errors mean: whole, unambiguous, and the one that docs/failure-model.md
- * shows. */
+/* The table of what socket errors mean (rung 1): whole, unambiguous, and the one that
+ * docs/failure-model.md shows. */
 #include "check.h"
 #include "document.h"
 #include "transport/tcp/errors.h"

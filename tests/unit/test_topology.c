@@ -1,4 +1,5 @@
-/* The choice of NICs, their weights, and the orders of failover and rails: on made-up tables. */
+/* The choice of NICs, their weights, and the orders of failover and rails: on made-up tables
+ * (rung 1). */
 #define _GNU_SOURCE
 #include <arpa/inet.h>
 #include <linux/if_addr.h>

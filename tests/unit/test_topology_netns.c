@@ -1,5 +1,5 @@
-/* NICs and link events in a network namespace that each test makes for itself. Skipped where the
- * system does not allow one. */
+/* NICs and link events in a network namespace that each test makes for itself. Rung 4. Skipped
+ * where the system does not allow one. */
 #define _GNU_SOURCE
 #include <arpa/inet.h>
 #include <fcntl.h>

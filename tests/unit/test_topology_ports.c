@@ -1,4 +1,4 @@
-/* InfiniBand ports without an interface in the list of NICs. Pure. */
+/* InfiniBand ports without an interface in the list of NICs. Rung 1. */
 #include "check.h"
 #include "topology/pick.h"
 

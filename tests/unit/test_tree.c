@@ -1,6 +1,7 @@
-/* NCCL's double binary tree, three constructions: shim/plan/tree.c (bit arithmetic), the stand-in's
- * (ranges), and the drawing for 14 nodes that NCCL's documentation of it gives. The light positions
- * that plans use come from the first. */
+/* NCCL's double binary tree (rung 1), three constructions: shim/plan/tree.c (bit arithmetic), the
+ * stand-in's (ranges), and the drawing for 14 nodes that NCCL's documentation of it gives. The
+ * light positions that plans use come from the first. It cannot prove that NCCL builds them so:
+ * tests/gpu/nccl_trees.py does. */
 #include "../hostnccl/tree.c"
 #include "check.h"
 #include "plan/plan.h"

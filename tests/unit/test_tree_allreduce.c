@@ -1,6 +1,7 @@
 /* The stand-in's Tree AllReduce, ranks as threads of this process and several nodes of it: exact
  * for all types and operations, over the plugin and chosen by the plugin's tuner as the shim asks
- * for it (tuner/want.h), by NCCL_ALGO, or not at all. */
+ * for it (tuner/want.h), by NCCL_ALGO, or not at all. Rung 3: real sockets on loopback. It cannot
+ * prove what real NCCL does. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 

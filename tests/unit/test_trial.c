@@ -1,6 +1,6 @@
-/* engine/health/trial: rules, and together with the measured rate and the judge on a simulated
- * shaper that saves up a burst: a path that its siblings' speed leaves nothing is still judged,
- * soon and rightly. What it cannot prove: timing of real NICs and threads. */
+/* engine/health/trial (rung 1): rules, and together with the measured rate and the judge on a
+ * simulated shaper that saves up a burst: a path that its siblings' speed leaves nothing is still
+ * judged, soon and rightly. What it cannot prove: timing of real NICs and threads. */
 #include "check.h"
 
 #include "engine/health/grey.h"

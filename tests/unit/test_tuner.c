@@ -1,5 +1,5 @@
 /* The tuner of the built library, called as NCCL calls it: every version, with and without a want,
- * on the thread that left it and on others. */
+ * on the thread that left it and on others. Rung 1; it cannot prove that NCCL follows. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <errno.h>

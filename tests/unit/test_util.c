@@ -1,4 +1,4 @@
-/* util/: list, hash, random, clock, CRC32C, SipHash, log, threads. */
+/* util/ (rung 1): list, hash, random, clock, CRC32C, SipHash, log, threads. */
 #define _GNU_SOURCE
 #include "check.h"
 

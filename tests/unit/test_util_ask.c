@@ -1,5 +1,6 @@
-/* Questions that are not answered: a bound for all, others' answers count. Drivers that do not
- * answer are an ioctl() of this program's own; it cannot prove which calls of real drivers hang. */
+/* Questions that are not answered: a bound for all, others' answers count. Rung 2: real threads.
+ * Drivers that do not answer are an ioctl() of this program's own; it cannot prove which calls of
+ * real drivers hang. */
 #define _GNU_SOURCE
 #include <linux/sockios.h>
 #include <net/if.h>

@@ -1,4 +1,5 @@
-/* util/copy: exact for every alignment, and ordered for a reader that polls the flags. */
+/* util/copy (rung 1): exact for every alignment, and ordered for a reader that polls the flags. It
+ * cannot prove the order on another processor than this one. */
 #include "check.h"
 
 #include <pthread.h>

@@ -1,5 +1,5 @@
-/* Two things that go wrong at once, over the stand-in for libibverbs (verbs_bed.h says what this
- * rung cannot prove): devices that go while what the first one lost travels again, a registration
+/* Two things that go wrong at once, over the stand-in for libibverbs (rung 3; verbs_bed.h says what
+ * it cannot prove): devices that go while what the first one lost travels again, a registration
  * that fails while the memory's messages are under way, a write that is still in the network when
  * its memory is deregistered, devices whose commands hang from the beginning. */
 #include <pthread.h>

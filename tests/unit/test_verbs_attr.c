@@ -1,5 +1,5 @@
 /* What users set with NCCL's names reaches the queue pairs: read from the attributes with which the
- * stand-in for libibverbs was asked to connect them (verbs_bed.h says what this rung cannot prove;
+ * stand-in for libibverbs was asked to connect them (rung 3; verbs_bed.h says what it cannot prove;
  * no switch honours anything here). A process each, because settings are read once. */
 #define _GNU_SOURCE
 #include <sys/wait.h>

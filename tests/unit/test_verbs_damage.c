@@ -1,5 +1,5 @@
 /* Bytes that change on their way, and nobody says so: what verify mode is for (wall 17). The
- * stand-in changes one (verbs_bed.h says what this rung cannot prove). What a send carried is
+ * stand-in changes one (rung 3; verbs_bed.h says what it cannot prove). What a send carried is
  * looked at before it is placed, and comes again over a new path; what a write carried is in place
  * when it is looked at, where its reader may have seen it, so its connection ends. */
 #include "verbs_bed.h"

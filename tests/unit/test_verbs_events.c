@@ -1,5 +1,5 @@
-/* Events of a device whose two ports are two NICs, over the stand-in for libibverbs (verbs_bed.h
- * says what this rung cannot prove): one port's are not the other's, and an address may change
+/* Events of a device whose two ports are two NICs, over the stand-in for libibverbs (rung 3;
+ * verbs_bed.h says what it cannot prove): one port's are not the other's, and an address may change
  * while queue pairs are being made with it. */
 #include "verbs_bed.h"
 

@@ -1,6 +1,6 @@
 /* What the fence is for: a write that is on its way when its path fails, and lands long after. The
- * stand-in catches one, and lets it land when the message is done, if it is done before
- * (verbs_bed.h says what this rung cannot prove). */
+ * stand-in catches one, and lets it land when the message is done, if it is done before (rung 3;
+ * verbs_bed.h says what it cannot prove). */
 #include "verbs_bed.h"
 
 #define SIZE (256 * 1024)

@@ -1,5 +1,5 @@
 /* RDMA devices whose commands hang from the beginning, at a peer that can be reached by sockets
- * (verbs_bed.h says what this rung cannot prove). Each pair of NICs may take seconds to fail for
+ * (rung 3; verbs_bed.h says what it cannot prove). Each pair of NICs may take seconds to fail for
  * the first time, one after the other; sockets stand in long before R2CCL_NO_PATH_TIMEOUT, and
  * queue pairs carry the job when the devices answer. */
 #include "verbs_bed.h"

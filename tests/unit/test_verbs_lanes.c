@@ -1,6 +1,6 @@
 /* One of several queue pairs for chunks of a path dies, while the others, control and heartbeats
- * live (verbs_bed.h says what this rung cannot prove): what it carried is sent again only after the
- * whole path is fenced, every byte is right, and the path comes back. */
+ * live (rung 3; verbs_bed.h says what it cannot prove): what it carried is sent again only after
+ * the whole path is fenced, every byte is right, and the path comes back. */
 #include "verbs_bed.h"
 
 #ifdef R2_HAVE_VERBS

@@ -1,6 +1,6 @@
 /* A completion of a control message that never comes, where the job sends nothing that would show
- * it (verbs_bed.h says what this rung cannot prove): heartbeats follow it, and whoever waits for it
- * is not left waiting. */
+ * it (rung 3; verbs_bed.h says what it cannot prove): heartbeats follow it, and whoever waits for
+ * it is not left waiting. */
 #include "verbs_bed.h"
 
 #ifdef R2_HAVE_VERBS

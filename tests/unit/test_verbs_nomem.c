@@ -1,5 +1,5 @@
-/* Where memory is short while a device does not do what it is told (verbs_bed.h says what this rung
- * cannot prove). */
+/* Where memory is short while a device does not do what it is told (rung 3; verbs_bed.h says what
+ * it cannot prove). */
 #define _GNU_SOURCE
 #include <pthread.h>
 

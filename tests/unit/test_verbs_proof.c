@@ -1,5 +1,5 @@
 /* What a path has to show before it carries anything again: chunks of several packets on each of
- * its queue pairs for chunks, found whole at the other end (verbs_bed.h says what this rung cannot
+ * its queue pairs for chunks, found whole at the other end (rung 3; verbs_bed.h says what it cannot
  * prove). Two queue pairs for chunks on each path. */
 #include "verbs_bed.h"
 

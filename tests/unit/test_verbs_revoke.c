@@ -1,5 +1,5 @@
-/* Memory that a peer was cleared to write is taken back, over queue pairs of the stand-in
- * (verbs_bed.h says what this rung cannot prove). */
+/* Memory that a peer was cleared to write is taken back, over queue pairs of the stand-in (rung 3;
+ * verbs_bed.h says what it cannot prove). */
 #include <pthread.h>
 
 #include "verbs_bed.h"

@@ -1,5 +1,5 @@
-/* Chunks and counts of the only path to a peer (verbs_bed.h says what this rung cannot prove): what
- * is slow is waited for, and a receive is not lost for long. */
+/* Chunks and counts of the only path to a peer (rung 3; verbs_bed.h says what it cannot prove):
+ * what is slow is waited for, and a receive is not lost for long. */
 #include "verbs_bed.h"
 
 #ifdef R2_HAVE_VERBS

@@ -1,6 +1,6 @@
-/* When a queue pair that neither completes nor fails is held to have failed (stalls.c), by itself:
- * an endpoint whose device, clock and peer's word are the test's. What it looks like from above:
- * test_verbs_lost, test_verbs_lanes, test_verbs_slow. */
+/* When a queue pair that neither completes nor fails is held to have failed (stalls.c), by itself
+ * (rung 2): an endpoint whose device, clock and peer's word are the test's. What it looks like from
+ * above: test_verbs_lost, test_verbs_lanes, test_verbs_slow. */
 #include "check.h"
 
 #ifdef R2_HAVE_VERBS

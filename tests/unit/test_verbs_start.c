@@ -1,6 +1,6 @@
 /* Devices whose firmware is dead when the process starts: calls of the stand-in for libibverbs that
- * list or open devices, or ask one, do not come back; and which devices a process has open
- * (verbs_bed.h says what this rung cannot prove).
+ * list or open devices, or ask one, do not come back; and which devices a process has open (rung 3;
+ * verbs_bed.h says what it cannot prove).
  *
  * An engine starts once per process and waits 10 s for such a device, so each case is a process of
  * its own, and all of them wait side by side. */

@@ -1,4 +1,4 @@
-/* Everything at once, at random (verbs_bed.h says what this rung cannot prove): ports, addresses,
+/* Everything at once, at random (rung 3; verbs_bed.h says what it cannot prove): ports, addresses,
  * partitions, queue pairs and devices fail and come back, commands hang, completions are late or
  * lost and writes land late, while messages are under way, some of them to memory of a device, and
  * connections are closed and memory is deregistered in the middle of them. Every message arrives

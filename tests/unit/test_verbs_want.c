@@ -1,7 +1,7 @@
 /* Whoever finds an endpoint's lock taken leaves what it wants with the holder and goes
  * (transport/verbs/ep.c): every holder has to look before it leaves for good, or a frame waits for
  * the next heartbeat. Two threads meet at the lock as often as time allows; heartbeats, which would
- * hide what was forgotten, are minutes apart (verbs_bed.h says what this rung cannot prove). */
+ * hide what was forgotten, are minutes apart (rung 3; verbs_bed.h says what it cannot prove). */
 #include "verbs_bed.h"
 
 #ifdef R2_HAVE_VERBS

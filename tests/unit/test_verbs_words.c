@@ -1,6 +1,6 @@
 /* A receiver that has everything says so and leaves: its acknowledgement lies at the sender's NIC
  * when the path ends there, for whatever reason, and nobody will repeat it. Over the stand-in for
- * libibverbs (verbs_bed.h says what this rung cannot prove). */
+ * libibverbs (rung 3; verbs_bed.h says what it cannot prove). */
 #include "verbs_bed.h"
 
 #ifdef R2_HAVE_VERBS
