@@ -199,6 +199,22 @@ def test_lanes_table_is_sound() -> None:
     assert sum(int(row[3]) for row in rows if row[1] == "ci") <= 40
 
 
+def test_cases_of_others_have_their_tests() -> None:
+    """Each name in the table of docs/testing.md is a test, or a case of the file named before it."""
+    text = (ROOT / "docs/testing.md").read_text(encoding="utf-8")
+    table = text.split("### Cases that others' bug reports name")[1].split("## ")[0]
+    rows = [line.split("|")[2] for line in table.splitlines() if line.startswith("| ")][1:]
+    assert len(rows) >= 15
+    for row in rows:
+        source = ""
+        for word in re.findall(r"test_\w+(?:\.c|\.py)?", row):
+            if "." in word:
+                folder = "unit" if word.endswith(".c") else "py"
+                source = (ROOT / "tests" / folder / word).read_text(encoding="utf-8")
+            else:
+                assert f"{word}(" in source, f"{word} of {row.strip()} is no case of that file"
+
+
 def test_every_test_names_its_rung() -> None:
     """In its first lines; docs/testing.md has the table. One that is on none says "no rung"."""
     tests = [*(ROOT / "tests/unit").glob("test_*.c"), *(ROOT / "tests/py").glob("test_*.py")]
