@@ -200,7 +200,7 @@ def test_lanes_table_is_sound() -> None:
 
 
 def test_cases_of_others_have_their_tests() -> None:
-    """Each name in the table of docs/testing.md is a test, or a case of the file named before it."""
+    """Each name in the table is a test, or a case of the file that is named before it."""
     text = (ROOT / "docs/testing.md").read_text(encoding="utf-8")
     table = text.split("### Cases that others' bug reports name")[1].split("## ")[0]
     rows = [line.split("|")[2] for line in table.splitlines() if line.startswith("| ")][1:]
