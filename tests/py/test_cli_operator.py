@@ -393,11 +393,6 @@ def test_completion_of_processes(start_writer: StartWriter) -> None:
 COMPLETE = "from r2ccl_ctl.cli.main import main; main(prog_name='r2ccl-ctl')"
 
 
-@pytest.mark.parametrize("name", ["faults", "plan", "config", "shim"])
-def test_groups_have_an_example(name: str) -> None:
-    assert f"Example:\n    r2ccl-ctl {name} " in call(name, "--help").stdout
-
-
 def test_faults_that_stand_are_named_when_it_is_stopped(
     start_writer: StartWriter, tmp_path: Path
 ) -> None:
