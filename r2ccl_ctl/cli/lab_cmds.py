@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 import click
 
+from r2ccl_ctl.cli.common import json_option
 from r2ccl_ctl.lab import (
     DEFAULT_NAME,
     DIRECTIONS,
@@ -264,7 +265,7 @@ def rate(node: str, nic: str, rate: str, name: str) -> None:
 
 
 @lab.command()
-@click.option("--json", "as_json", is_flag=True, help="One JSON object.")
+@json_option
 @name_option
 @plain_errors
 def status(as_json: bool, name: str) -> None:
