@@ -5,11 +5,12 @@ from __future__ import annotations
 import functools
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
 import click
 
+from r2ccl_ctl.cli.common import json_option
 from r2ccl_ctl.lab import (
     DEFAULT_NAME,
     DIRECTIONS,
@@ -19,6 +20,7 @@ from r2ccl_ctl.lab import (
     LabSpec,
     LabUsageError,
     known_labs,
+    known_nics,
     nsexec,
     parse_counts,
     parse_rates,
@@ -55,12 +57,48 @@ def plain_errors(command: F) -> F:
     return wrapper  # type: ignore[return-value]
 
 
+def _fitting(words: Iterable[str], incomplete: str) -> list[str]:
+    """Those that begin so; no name of a stray file that is no text."""
+    return [word for word in words if word.startswith(incomplete) and word.isprintable()]
+
+
+def complete_lab(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
+    """The labs that are remembered, for the shell."""
+    try:
+        return _fitting(known_labs(), incomplete)
+    except OSError:
+        return []
+
+
+def _nics(ctx: click.Context) -> dict[str, list[str]]:
+    """The NICs of each node of the lab that is meant, for the shell; none if it cannot be read."""
+    try:
+        return known_nics(ctx.params.get("name") or DEFAULT_NAME)
+    except (LabError, OSError):
+        return {}
+
+
+def complete_node(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
+    """The lab's nodes but the one that is named already, for the shell."""
+    named = ctx.params.get("node_a")
+    return _fitting((node for node in _nics(ctx) if node != named), incomplete)
+
+
+def complete_nic(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
+    """The NICs that the node has, or both nodes have, for the shell."""
+    there = _nics(ctx)
+    named = [ctx.params[key] for key in ("node", "node_a", "node_b") if ctx.params.get(key)]
+    first, *others = [there.get(node, []) for node in named] or [[]]
+    return _fitting((nic for nic in first if all(nic in nics for nics in others)), incomplete)
+
+
 name_option = click.option(
     "--name",
     default=DEFAULT_NAME,
     show_default=True,
     envvar="R2CCL_LAB",
     metavar="LAB",
+    shell_complete=complete_lab,
     help="Which lab; several may be up at once.",
 )
 
@@ -139,7 +177,7 @@ def up(nodes: int, nics: str, rate: str, variant: str, mtu: int, ipv6: bool, nam
 
 
 @lab.command("exec", context_settings={"ignore_unknown_options": True})
-@click.argument("node")
+@click.argument("node", shell_complete=complete_node)
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
 @name_option
 @plain_errors
@@ -157,8 +195,8 @@ def exec_(node: str, command: tuple[str, ...], name: str) -> None:
 
 
 @lab.command("fail-link")
-@click.argument("node")
-@click.argument("nic")
+@click.argument("node", shell_complete=complete_node)
+@click.argument("nic", shell_complete=complete_nic)
 @click.option("--silent", is_flag=True, help="Packets vanish, the carrier stays up.")
 @click.option("--admin", is_flag=True, help="Set the node's own end down, as `ip link set` does.")
 @click.option("--loss", type=float, metavar="PCT", help="Lose this share of packets at random.")
@@ -199,8 +237,8 @@ def fail_link(
 
 
 @lab.command("recover-link")
-@click.argument("node", required=False)
-@click.argument("nic", required=False)
+@click.argument("node", required=False, shell_complete=complete_node)
+@click.argument("nic", required=False, shell_complete=complete_nic)
 @click.option("--all", "everything", is_flag=True, help="Every fault of the lab.")
 @name_option
 @plain_errors
@@ -225,9 +263,9 @@ def recover_link(node: str | None, nic: str | None, everything: bool, name: str)
 
 
 @lab.command("cut-pair")
-@click.argument("node_a")
-@click.argument("node_b")
-@click.argument("nic")
+@click.argument("node_a", shell_complete=complete_node)
+@click.argument("node_b", shell_complete=complete_node)
+@click.argument("nic", shell_complete=complete_nic)
 @click.option("--undo", is_flag=True, help="Let them reach each other again.")
 @name_option
 @plain_errors
@@ -245,8 +283,8 @@ def cut_pair(node_a: str, node_b: str, nic: str, undo: bool, name: str) -> None:
 
 
 @lab.command()
-@click.argument("node")
-@click.argument("nic")
+@click.argument("node", shell_complete=complete_node)
+@click.argument("nic", shell_complete=complete_nic)
 @click.argument("rate")
 @name_option
 @plain_errors
@@ -264,7 +302,7 @@ def rate(node: str, nic: str, rate: str, name: str) -> None:
 
 
 @lab.command()
-@click.option("--json", "as_json", is_flag=True, help="One JSON object.")
+@json_option
 @name_option
 @plain_errors
 def status(as_json: bool, name: str) -> None:

@@ -13,7 +13,7 @@ from r2ccl_ctl.lab.spec import (
     parse_rate,
     parse_rates,
 )
-from r2ccl_ctl.lab.state import known_labs
+from r2ccl_ctl.lab.state import known_labs, known_nics
 
 __all__ = [
     "DEFAULT_NAME",
@@ -26,6 +26,7 @@ __all__ = [
     "LabUsageError",
     "format_rate",
     "known_labs",
+    "known_nics",
     "parse_counts",
     "parse_rate",
     "parse_rates",

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from r2ccl_ctl.lab.spec import MGMT, LabError, LabSpec
+from r2ccl_ctl.lab.spec import MGMT, LabError, LabSpec, check_name
 
 SCHEMA = 1
 LOCK_TIMEOUT_S = 30.0
@@ -190,7 +190,15 @@ class Store:
                 f"{self.json_path} cannot be read: {err.strerror}; if the lab is another user's, "
                 "use sudo, or set R2CCL_LAB_DIR to a directory of your own"
             ) from err
-        except (OverflowError, LabError, ValueError, KeyError, TypeError, AttributeError) as err:
+        except (
+            OverflowError,
+            RecursionError,
+            LabError,
+            ValueError,
+            KeyError,
+            TypeError,
+            AttributeError,
+        ) as err:
             raise LabError(
                 f"{self.json_path} cannot be read ({err}): `r2ccl-ctl lab down --name {self.name}` "
                 "removes the lab and the file"
@@ -222,3 +230,13 @@ def known_labs(directory: Path | None = None) -> list[str]:
     """The names of the labs that are remembered."""
     base = directory or state_dir()
     return sorted(p.stem for p in base.glob("*.json"))
+
+
+def known_nics(name: str) -> dict[str, list[str]]:
+    """The NICs of each node of a lab as they are remembered, with mgmt0; without a lab none."""
+    check_name(name)
+    state = Store(name).load()
+    found = {}
+    for i, table in enumerate(state.nics if state else []):
+        found[f"n{i}"] = [*(nic for nic in table if nic != MGMT), MGMT]
+    return found

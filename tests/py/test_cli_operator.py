@@ -375,29 +375,6 @@ def test_watch_outlives_the_job(start_writer: StartWriter, word: str) -> None:
     assert "127.0.1.1" in after and re.search(r"ended \d\d:\d\d:\d\d, waiting", after)
 
 
-def test_completion_of_processes(start_writer: StartWriter) -> None:
-    writer = start_writer()
-    for option, word in (("--job", writer.job), ("--pid", str(writer.pid)), ("--node", "node-a")):
-        env = {
-            "_R2CCL_CTL_COMPLETE": "bash_complete",
-            "COMP_WORDS": f"r2ccl-ctl status {option} {word[:-1]}",
-            "COMP_CWORD": "3",
-        }
-        argv = [sys.executable, "-c", COMPLETE]
-        done = subprocess.run(
-            argv, capture_output=True, text=True, timeout=60, env={**os.environ, **env}, cwd=ROOT
-        )
-        assert f"plain,{word}" in done.stdout.splitlines(), done
-
-
-COMPLETE = "from r2ccl_ctl.cli.main import main; main(prog_name='r2ccl-ctl')"
-
-
-@pytest.mark.parametrize("name", ["faults", "plan", "config", "shim"])
-def test_groups_have_an_example(name: str) -> None:
-    assert f"Example:\n    r2ccl-ctl {name} " in call(name, "--help").stdout
-
-
 def test_faults_that_stand_are_named_when_it_is_stopped(
     start_writer: StartWriter, tmp_path: Path
 ) -> None:
