@@ -259,6 +259,7 @@ static void test_sender_stops(void)
     struct answer said;
     struct r2_req *req = NULL;
     struct r2_bulk c[2], more;
+    int before;
 
     begin(true);
     CHECK_EQ(r2_engine_isend(r.conn, data, MSG, 0, mr, &req), 0);
@@ -273,7 +274,9 @@ static void test_sender_stops(void)
     CHECK(!hear(R2_F_REVOKED, &said, sizeof(said), 50)); /* one chunk is with a NIC */
     CHECK_EQ(cts(a, 0), 0);                              /* that was on its way */
     CHECK(!fake_next(a, &more));
+    before = atomic_load(&a->flushes) + atomic_load(&b->flushes);
     CHECK(fake_chunk_sent(a, &c[0]));
+    CHECK_LT(before, atomic_load(&a->flushes) + atomic_load(&b->flushes)); /* sent at once */
     CHECK(hear(R2_F_REVOKED, &said, sizeof(said), 1000));
     CHECK_EQ(said.m.conn, r.conn_id);
     CHECK_EQ(said.m.lanes, 1);
