@@ -212,3 +212,22 @@ def ended(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
     except (FileNotFoundError, ProcessLookupError):
         return True
+
+
+def test_c_tests_whose_time_is_over(tmp_path: Path, run_bounded: RunBounded) -> None:
+    """As a lane's limit ends them: what was red is shown all the same, and nothing goes on."""
+    programs = tmp_path / "build/tests/unit"
+    programs.mkdir(parents=True)
+    red, hangs, pid = programs / "test_red", programs / "test_hangs", tmp_path / "pid"
+    red.write_text("#!/bin/sh\necho the first byte is lost\nexit 2\n")
+    hangs.write_text(f"#!/bin/sh\necho $$ >{pid}\nexec sleep 300\n")
+    for program in (red, hangs):
+        program.chmod(0o755)
+    # As .ci/run starts a lane; its limit comes once there is something to be cut off.
+    script = f"(until [ -s {pid} ]; do sleep 0.1; done; sleep 1; kill $$) & exec timeout 100 "
+    words = ["sh", "-c", script + f"bash -c '{ROOT}/mk/run-c-tests red hangs; :'"]
+    env = {"BUILD": str(tmp_path / "build"), "SAN": ""}
+    done = run_bounded(words, cwd=tmp_path, timeout=80, code=None, env={**os.environ, **env})
+    assert "| the first byte is lost" in done.stdout, done
+    assert "cut off, 0 passed, 1 failed, 0 skipped; under way: test_hangs" in done.stdout, done
+    until(lambda: ended(int(pid.read_text())), "the end of the test that hung", 30)
