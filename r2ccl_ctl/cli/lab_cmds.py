@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import os
+import re
 from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
@@ -30,6 +31,7 @@ from r2ccl_ctl.lab import (
 from r2ccl_ctl.units import show_bytes
 
 F = TypeVar("F", bound=Callable[..., Any])
+_WORD = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:@-]*")
 
 
 class LabFailure(click.ClickException):
@@ -58,8 +60,9 @@ def plain_errors(command: F) -> F:
 
 
 def _fitting(words: Iterable[str], incomplete: str) -> list[str]:
-    """Those that begin so; no name of a stray file that is no text."""
-    return [word for word in words if word.startswith(incomplete) and word.isprintable()]
+    """Those that begin so; of what a damaged file says nothing that a shell would take for more than
+    a word."""
+    return [word for word in words if word.startswith(incomplete) and _WORD.fullmatch(word)]
 
 
 def complete_lab(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:

@@ -181,6 +181,8 @@ class Store:
 
     def load(self) -> LabState | None:
         """The remembered state; None when there is none."""
+        if self.json_path.exists() and not self.json_path.is_file():
+            raise LabError(f"{self.json_path} is no file: remove it")  # reading may never end
         try:
             return LabState.from_json(json.loads(self.json_path.read_text()))
         except FileNotFoundError:
@@ -233,9 +235,13 @@ def known_labs(directory: Path | None = None) -> list[str]:
 
 
 def known_nics(name: str) -> dict[str, list[str]]:
-    """The NICs of each node of a lab as they are remembered, with mgmt0; without a lab none."""
+    """The NICs of each node of a lab as they are remembered, with mgmt0; without a lab of one's own
+    none. Waits for nothing: neither for the lock, nor for what is no file."""
     check_name(name)
-    state = Store(name).load()
+    store = Store(name)
+    if not store.json_path.is_file() or store.dir.stat().st_uid != os.geteuid():
+        return {}
+    state = store.load()
     found = {}
     for i, table in enumerate(state.nics if state else []):
         found[f"n{i}"] = [*(nic for nic in table if nic != MGMT), MGMT]

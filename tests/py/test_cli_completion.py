@@ -3,6 +3,7 @@ Rung 3; labs are only remembered here, not made: that needs rights."""
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 import sys
@@ -40,6 +41,14 @@ def labs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for name in LABS:
         Store(name).save(LabState.fresh(LabSpec(nodes=3, nics=(1, 2, 2), name=name)))
     return tmp_path
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to give a folder away")
+def test_labs_of_another_user(labs: Path) -> None:
+    """Commands refuse its folder, which holds whatever that user likes."""
+    assert complete("lab fail-link --name mine ") == ["n0", "n1", "n2"]
+    os.chown(labs, 65534, -1)
+    assert complete("lab fail-link --name mine ") == []
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
@@ -99,8 +108,14 @@ def test_labs_that_cannot_be_read(labs: Path, monkeypatch: pytest.MonkeyPatch) -
     for damaged in ("", "[]", "[" * 100_000, state.replace('"nics": [', '"nics": [7,'), "\0"):
         (labs / "mine.json").write_text(damaged)
         assert complete("lab fail-link --name mine ") == [], damaged[:20]
-    (labs / "mine.json").write_text(state.replace('"nic0"', '"\\ud800"'))
-    assert complete("lab fail-link --name mine n1 ") == ["nic1", "mgmt0"]
+    for name in ("\\ud800", "$(reboot)", "-f", "a b", "é", ""):
+        (labs / "mine.json").write_text(state.replace('"nic0"', f'"{name}"'))
+        assert complete("lab fail-link --name mine n1 ") == ["nic1", "mgmt0"], name
+    (labs / "mine.json").unlink()
+    os.mkfifo(labs / "mine.json")
+    assert complete("lab fail-link --name mine ") == []
+    said = call("lab", "status", "--name", "mine", code=1).stderr
+    assert f"{labs / 'mine.json'} is no file: remove it" in said
     (labs / "mine.json").unlink()
     (labs / "mine.json").mkdir()
     assert complete("lab fail-link --name mine ") == []

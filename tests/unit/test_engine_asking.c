@@ -183,6 +183,33 @@ static void test_the_other_one_listens(void)
     }
 }
 
+/* The process is known to be gone while another NIC's question is still out: that one ends as well,
+ * though nobody needs its answer, and the peer is forgotten. Where the last refusal finds no other
+ * question out, once more. */
+static void test_gone_while_one_asks(void)
+{
+    bool out = false;
+
+    for (int turn = 0; turn < 8 && !out; turn++) {
+        int rc = 0;
+
+        lose(false, 2);
+        for (int i = 0; !rc && i < 4 * REMOTE_WAIT_MS; i++) {
+            if (trial(0) && trial(1))
+                end_trial(trial(i % 2), ECONNREFUSED);
+            rc = remote_test(req, 1, NULL);
+        }
+        CHECK_EQ(rc, -ECONNRESET);
+        out = trial(0) || trial(1);
+        CHECK_EQ(r2_engine_close(r.conn), 0);
+        r2_engine_close_listen(r.listen);
+        for (int ms = 0; ms < REMOTE_WAIT_MS && remote_there(&r); ms++)
+            fake_sleep_ms(1);
+        CHECK(!remote_there(&r) && !trial(0) && !trial(1));
+    }
+    CHECK(out);
+}
+
 /* Once the process has answered, what was refused before proves nothing. */
 static void test_answers_between(void)
 {
@@ -399,6 +426,7 @@ static const struct check_test tests[] = {
     {"the_other_one_is_down", test_the_other_one_is_down},
     {"refused_elsewhere", test_refused_elsewhere},
     {"the_other_one_listens", test_the_other_one_listens},
+    {"gone_while_one_asks", test_gone_while_one_asks},
     {"answers_between", test_answers_between},
     {"refused_before_the_loss", test_refused_before_the_loss},
     {"every_nic_is_asked", test_every_nic_is_asked},

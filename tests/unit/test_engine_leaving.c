@@ -12,20 +12,11 @@
 
 static uint8_t data[64];
 
-static bool is_there(const struct remote *r)
-{
-    struct r2_peer *p = r2_peer_find(r->id, r->out);
-
-    if (p)
-        r2_peer_put(p);
-    return p;
-}
-
 static bool wait_forgotten(const struct remote *r)
 {
-    for (int i = 0; i < FORGOTTEN_MS && is_there(r); i++)
+    for (int i = 0; i < FORGOTTEN_MS && remote_there(r); i++)
         fake_sleep_ms(1);
-    return !is_there(r);
+    return !remote_there(r);
 }
 
 /* Its host answers nothing any more. */
@@ -59,7 +50,7 @@ static void test_nobody_acknowledges(void)
     remote_new(&never, true, 1);
     fake_policy(never.id, -EHOSTUNREACH);
     CHECK_EQ(r2_engine_connect(remote_ctx(), 0, never.handle, &none), 0);
-    CHECK(is_there(&out) && is_there(&in) && is_there(&never));
+    CHECK(remote_there(&out) && remote_there(&in) && remote_there(&never));
     silence(&out);
     silence(&in);
     CHECK_EQ(r2_engine_close(out.conn), 0);
@@ -167,7 +158,8 @@ static void test_the_wait_begins_with_the_work(void)
 }
 
 /* The application closes while the question is out whether the peer still exists: nobody answers
- * it, or the answer comes after that. It ends, and so does the peer. */
+ * it, which its patience ends, or the answer comes after that. It ends, and so does the peer. (One
+ * that is out when the peer goes: test_engine_asking, gone_while_one_asks.) */
 static void test_while_a_question_is_out(void)
 {
     uint64_t before = open_connections();

@@ -310,7 +310,7 @@ static void test_half_posted(void)
     bed_script("!refuse fv1 chain 1");
     for (int turn = 1; turn < 20; turn++)
         bed_message(&bed, &memory, turn);
-    CHECK_GE(bed_told(from, R2_EV_PATH_DOWN, NULL, NULL, NULL), 1);
+    CHECK_GE(bed_told(from, R2_EV_PATH_DOWN, NULL, NULL, "connection error"), 1); /* at once */
     bed_script("!refuse fv0 chain 0");
     bed_script("!refuse fv1 chain 0");
     both_again();

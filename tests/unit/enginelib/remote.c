@@ -431,6 +431,15 @@ int remote_state(const struct remote *r, int nic)
     return state;
 }
 
+bool remote_there(const struct remote *r)
+{
+    struct r2_peer *p = r2_peer_find(r->id, r->out);
+
+    if (p)
+        r2_peer_put(p);
+    return p;
+}
+
 bool remote_wait_state(const struct remote *r, int nic, int state)
 {
     for (int i = 0; i < REMOTE_WAIT_MS; i++) {
