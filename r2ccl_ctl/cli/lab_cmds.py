@@ -60,8 +60,7 @@ def plain_errors(command: F) -> F:
 
 
 def _fitting(words: Iterable[str], incomplete: str) -> list[str]:
-    """Those that begin so; of what a damaged file says nothing that a shell would take for more than
-    a word."""
+    """Those that begin so; of what a damaged file says nothing that is more than a word."""
     return [word for word in words if word.startswith(incomplete) and _WORD.fullmatch(word)]
 
 
