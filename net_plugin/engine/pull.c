@@ -78,12 +78,53 @@ static bool has_work(const struct r2_path *path)
     return false;
 }
 
+/* How long `bytes` take, in ns; gigabytes at a low rate do not fit 64 bits on the way. */
+static uint64_t time_for(uint64_t bytes, uint64_t rate)
+{
+    unsigned __int128 ns = (unsigned __int128)bytes * R2_NS_PER_S / rate;
+
+    return ns > UINT64_MAX ? UINT64_MAX : (uint64_t)ns;
+}
+
+/* When `path` would be done with `len` more bytes, in ns; 0 while nothing is known. */
+static uint64_t finish_time(const struct r2_path *path, uint64_t len, uint64_t now)
+{
+    uint64_t rate = r2_pathrate_rate_now(&path->rate, now);
+
+    if (!rate)
+        return 0;
+    return time_for(r2_pathrate_inflight(&path->rate) + len, rate);
+}
+
+/* Those that have room and work, by index: first who is soonest done with what it has, or of whom
+ * nothing is known yet. Returns how many. */
+static int soonest_first(const struct r2_peer *p, const uint64_t space[], uint16_t order[])
+{
+    uint64_t now = r2_now_ns(), done[R2_PATHS_MAX];
+    int n = 0;
+
+    for (int i = 0; i < p->n_paths; i++) {
+        int at = n;
+
+        if (!space[i] || !r2_path_usable(p->paths[i]) || !has_work(p->paths[i]))
+            continue;
+        done[i] = finish_time(p->paths[i], 0, now);
+        for (n++; at > 0 && done[order[at - 1]] > done[i]; at--)
+            order[at] = order[at - 1];
+        order[at] = (uint16_t)i;
+    }
+    return n;
+}
+
 /* Asks lanes to pull: first each connection's home NIC, then others for what that has no room for
- * (unless connections keep to one). Waived ones: all. */
+ * (unless connections keep to one). Where less is outstanding than all windows hold, those that are
+ * asked last run empty: so who has least to do is asked first. Waived ones: all. */
 void r2_peer_kick(struct r2_peer *p)
 {
     uint64_t space[R2_PATHS_MAX], rest = 0;
+    uint16_t order[R2_PATHS_MAX];
     struct r2_list *n;
+    int others;
 
     if (r2_list_empty(&p->ready))
         return;
@@ -109,28 +150,9 @@ void r2_peer_kick(struct r2_peer *p)
         if (!asked)
             rest += left;
     }
-    for (int i = 0; i < p->n_paths && rest; i++) {
-        if (r2_path_usable(p->paths[i]) && has_work(p->paths[i]))
-            rest = ask_path(p->paths[i], rest, &space[i]);
-    }
-}
-
-/* How long `bytes` take, in ns; gigabytes at a low rate do not fit 64 bits on the way. */
-static uint64_t time_for(uint64_t bytes, uint64_t rate)
-{
-    unsigned __int128 ns = (unsigned __int128)bytes * R2_NS_PER_S / rate;
-
-    return ns > UINT64_MAX ? UINT64_MAX : (uint64_t)ns;
-}
-
-/* When `path` would be done with `len` more bytes, in ns; 0 while nothing is known. */
-static uint64_t finish_time(const struct r2_path *path, uint64_t len, uint64_t now)
-{
-    uint64_t rate = r2_pathrate_rate_now(&path->rate, now);
-
-    if (!rate)
-        return 0;
-    return time_for(r2_pathrate_inflight(&path->rate) + len, rate);
+    others = rest ? soonest_first(p, space, order) : 0;
+    for (int i = 0; i < others && rest; i++)
+        rest = ask_path(p->paths[order[i]], rest, &space[order[i]]);
 }
 
 /* A slow path must not hold a message back: it leaves the last chunks to faster ones that together

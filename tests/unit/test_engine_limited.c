@@ -160,6 +160,44 @@ static void test_was_full(void)
     remote_end(&r);
 }
 
+static void under_way(struct r2_ep *ep, uint64_t bytes, bool ends)
+{
+    struct r2_path *path = ep->params.owner;
+    struct r2_rate_stamp stamp;
+
+    r2_peer_lock(path->peer);
+    if (ends)
+        r2_pathrate_on_lost(&path->rate, bytes);
+    else
+        r2_pathrate_on_send(&path->rate, bytes, r2_now_ns(), &stamp);
+    r2_peer_unlock(path->peer);
+}
+
+/* Less waits than all have room for: who has least under way is asked, whatever its number; else
+ * the last of many NICs would never carry anything. */
+static void test_emptiest_is_asked(void)
+{
+    static const uint64_t had[] = {8 * LEN, LEN / 4, LEN / 8}; /* that of home is full */
+    struct r2_ep *by[3];
+    struct r2_bulk one;
+    int kicks[3];
+
+    start(3, (const uint64_t[]){SLOW, SLOW, SLOW}, 0);
+    for (int i = 0; i < 3; i++) {
+        by[i] = fake_find(r.id, i, i, 0);
+        under_way(by[i], had[i], false);
+        kicks[i] = atomic_load(&by[i]->kicks);
+    }
+    CHECK_EQ(r2_engine_isend(r.conn, data, CHUNK, 0, NULL, &reqs[0]), 0);
+    CHECK_EQ(remote_cts(a, &r, 0, CHUNK), 0);
+    CHECK(atomic_load(&by[2]->kicks) > kicks[2]);
+    CHECK_EQ(atomic_load(&by[1]->kicks), kicks[1]);
+    CHECK(!fake_next(by[0], &one) && fake_next(by[2], &one));
+    for (int i = 0; i < 3; i++)
+        under_way(by[i], had[i], true);
+    remote_end(&r);
+}
+
 /* It takes all there is: what it waits for is the application. */
 static void test_nothing_waits(void)
 {
@@ -323,6 +361,7 @@ static const struct check_test tests[] = {
     {"not_known_yet", test_not_known_yet},
     {"was_full", test_was_full},
     {"nothing_waits", test_nothing_waits},
+    {"emptiest_is_asked", test_emptiest_is_asked},
     {"others_are_not_slow", test_others_are_not_slow},
     {"not_any_more", test_not_any_more},
     {"no_help", test_no_help},
