@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from r2ccl_ctl import env as environment
-from r2ccl_ctl import paths
+from r2ccl_ctl import jobname, paths
 from r2ccl_ctl.job import (
     NCCL_AUTO,
     NCCL_STANDIN,
@@ -315,7 +315,9 @@ def start(spec: LaunchSpec, *, echo: bool = True) -> Job:
         if seconds is not None and not 0 <= seconds <= LONGEST_S:
             raise LaunchUsageError(f"{option} {seconds:g}: give up to {LONGEST_S} seconds, a year")
     base = os.environ
-    name = spec.job or base.get("R2CCL_JOB") or f"job-{secrets.token_hex(4)}"
+    given_as = "--job" if spec.job else "R2CCL_JOB"
+    name = jobname.checked(spec.job or base.get("R2CCL_JOB", ""), given_as)
+    name = name or f"job-{secrets.token_hex(4)}"
     with contextlib.ExitStack() as undo:
         with _open_bed(spec) as bed:
             places = place_ranks(spec.ranks, bed.nodes, spec.per_node)

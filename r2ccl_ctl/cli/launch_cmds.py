@@ -88,7 +88,10 @@ class UsageFailure(Failure):
     help="When a rank fails the others get S seconds before SIGTERM.",
 )
 @click.option(
-    "--job", default="", metavar="ID", help="Job id; default: R2CCL_JOB, else a random one."
+    "--job",
+    default="",
+    metavar="ID",
+    help="Job id, of at most 63 bytes; default: R2CCL_JOB, else a random one.",
 )
 @click.option("--no-prefix", is_flag=True, help="Do not put [rank] before every line.")
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)

@@ -71,7 +71,12 @@ def environment_options(command: F) -> F:
             is_flag=True,
             help="Also preload the shim, libr2ccl.so: `ps --comms` then shows communicators.",
         ),
-        click.option("--job", metavar="JOB", default="", help="Name of the job (R2CCL_JOB)."),
+        click.option(
+            "--job",
+            metavar="JOB",
+            default="",
+            help="Name of the job (R2CCL_JOB), of at most 63 bytes.",
+        ),
     ):
         command = option(command)
     return command

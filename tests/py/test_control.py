@@ -133,10 +133,10 @@ def test_reading_the_own_segment_keeps_its_lock(start_writer: StartWriter) -> No
     code = (
         "import fcntl, os, struct, sys\n"
         "from pathlib import Path\n"
-        "from r2ccl_ctl import control\n"
+        "from r2ccl_ctl import control, pids\n"
         "source, target = Path(sys.argv[1]), Path(sys.argv[2])\n"
-        "start = control._start_ticks(os.getpid())\n"
-        "path = target / f'r2ccl.0.{control.own_pidns()}.{os.getpid()}.{start}'\n"
+        "start = pids.start_ticks(os.getpid())\n"
+        "path = target / f'r2ccl.0.{pids.own_pidns()}.{os.getpid()}.{start}'\n"
         "path.write_bytes(source.read_bytes())\n"
         "fd = os.open(path, os.O_RDWR)\n"
         "fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB, 1)\n"
@@ -294,7 +294,7 @@ def test_many_clients_at_once(start_writer: StartWriter) -> None:
     code = (
         "import sys\n"
         "from pathlib import Path\n"
-        "from r2ccl_ctl import control\n"
+        "from r2ccl_ctl import control, pids\n"
         "process = control.describe(Path(sys.argv[1]))\n"
         "for i in range(10):\n"
         "    command = control.Command('fail-nic', nic=f'no-{sys.argv[2]}-{i}', fault='error',\n"

@@ -1,0 +1,130 @@
+"""What r2ccl-ctl refuses, what it leaves out, and how it says so: names of jobs that no process can
+bear, what may not be read, numbers that mean nothing. Rung 3."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+from segment_bed import StartWriter, start_writer
+from test_cli import built, call, call_json, nobody
+
+from r2ccl_ctl import control, jobname, paths, pids, unread
+from r2ccl_ctl import env as environment
+from r2ccl_ctl.control import Selection, select
+from r2ccl_ctl.segment import layout
+
+__all__ = ["built", "nobody", "start_writer"]
+
+# Names of jobs
+
+LONG = "ü" * 31 + "ab"  # 64 bytes
+
+
+def test_room_for_a_jobs_name() -> None:
+    fields = dict(layout().ffi.typeof("struct r2_seg_process").fields)
+    assert layout().ffi.sizeof(fields["job"].type) == jobname.MOST + 1
+
+
+@pytest.mark.parametrize(
+    "words", ["run --job {} -- true", "env --job {}", "launch --job {} -- true"]
+)
+def test_a_jobs_name_that_is_too_long(
+    built: Path, monkeypatch: pytest.MonkeyPatch, words: str
+) -> None:
+    """Two of them with the same start would be one job to fail-nic."""
+    monkeypatch.setattr(os, "execvpe", lambda *words: pytest.fail("it was started"))
+    says = f"--job '{LONG}': a name of 64 bytes in UTF-8, and a job's has at most 63"
+    assert says in call(*words.format(LONG).split(), code=2).stderr
+
+
+def test_a_jobs_name_of_63_bytes(built: Path) -> None:
+    assert call_json("env", "--job", LONG[:-1])["env"]["R2CCL_JOB"] == LONG[:-1]
+
+
+def test_the_callers_job_is_too_long(built: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("R2CCL_JOB", "x" * 64)
+    assert "R2CCL_JOB 'xxx" in call("launch", "--", "true", code=2).stderr
+
+
+def test_a_job_named_after_a_long_program() -> None:
+    for program in ("p" * 200, "ü" * 100):
+        name = environment.default_job({}, [f"/bin/{program}"])
+        assert 60 <= len(name.encode()) <= jobname.MOST and "\ufffd" not in name, name
+        assert name.startswith(program[0]) and name[-5] == "-"
+
+
+@pytest.mark.parametrize("name", ["x" * 63 + "-a", "ü" * 40, "a" + "ü" * 40, "tab\there"])
+def test_a_schedulers_name_is_found_in_full(start_writer: StartWriter, name: str) -> None:
+    """The process has its start only."""
+    writer = start_writer(job=name)
+    found = select(Selection(job=name))
+    assert [process.pid for process in found] == [writer.pid]
+    assert len(found[0].job.encode()) <= jobname.MOST + 2
+
+
+# What may not be read
+
+
+@pytest.fixture
+def others(nobody: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder of segments that are another user's: this process's, and one of a process that is
+    gone."""
+    for pid, start in ((os.getpid(), pids.start_ticks(os.getpid())), (os.getpid(), 1)):
+        (nobody / f"r2ccl.0.{pids.own_pidns()}.{pid}.{start}").touch()
+    monkeypatch.setattr(os, "access", lambda *words, **options: False)
+    return nobody
+
+
+@pytest.mark.parametrize("words", [["ps"], ["ps", "--comms"], ["ps", "--all"]])
+def test_what_may_not_be_read_is_said_in_json(others: Path, words: list[str]) -> None:
+    mine = {"pid": os.getpid(), "uid": os.geteuid()}
+    assert call_json(*words)["unreadable"] == [mine]
+    assert call_json(*words, "--pid", str(os.getpid()))["unreadable"] == [mine]
+    assert call_json(*words, "--pid", "1")["unreadable"] == []
+
+
+def test_dead_segments_of_others_are_no_processes(others: Path) -> None:
+    assert "1 process of " in call("ps").stderr
+    assert list(control.unreadable()) == [os.getpid()]
+    for path in others.glob(f"*.{pids.start_ticks(os.getpid())}"):
+        path.unlink()
+    assert "may not be read" not in call("ps").stderr and control.unreadable() == {}
+    name = unread.user(os.geteuid())
+    stderr = call("ps", "--pid", str(os.getpid())).stderr
+    assert f"pid {os.getpid()} belongs to {name}: use sudo" in stderr, "its journal may be there"
+
+
+def test_whether_a_process_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    ticks = pids.start_ticks(os.getpid())
+    assert not pids.is_gone(os.getpid(), ticks) and pids.is_gone(os.getpid(), ticks + 1)
+    monkeypatch.setattr(pids, "start_ticks", lambda pid: -1)  # /proc hides it
+    assert not pids.is_gone(os.getpid(), ticks)
+    assert pids.is_gone(2**22 + 1, ticks)
+
+
+# Files that cannot be written
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full")
+@pytest.mark.parametrize("words", ["--json", "--duration 0.1 --timeline"])
+def test_a_report_that_cannot_be_written(words: str) -> None:
+    argv = [
+        paths.perf_path(),
+        "--op",
+        "all_reduce",
+        "-b",
+        "4K",
+        "-n",
+        "1",
+        "-w",
+        "0",
+        *words.split(),
+    ]
+    said = subprocess.run([*argv, "/dev/full"], capture_output=True, text=True, timeout=60)
+    assert said.returncode == 2, said
+    assert "r2ccl_perf: cannot write /dev/full: No space left on device" in said.stderr
+    folder = subprocess.run([*argv, "/"], capture_output=True, text=True, timeout=60)
+    assert folder.returncode == 2 and "cannot write /: Is a directory" in folder.stderr
