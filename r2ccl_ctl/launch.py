@@ -22,6 +22,7 @@ from pathlib import Path
 
 from r2ccl_ctl import env as environment
 from r2ccl_ctl import jobname, paths
+from r2ccl_ctl.interrupts import Interrupted, signals_interrupt, undisturbed
 from r2ccl_ctl.job import (
     NCCL_AUTO,
     NCCL_STANDIN,
@@ -38,7 +39,6 @@ from r2ccl_ctl.ports import Ports, PortsError
 PEER_NICS_MAX = 250
 RANKS_MAX = 4096  # a slip must not be a process for each number that was typed too much
 LONGEST_S = 365 * 24 * 3600
-ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
@@ -388,29 +388,18 @@ def _program(argv: Sequence[str], env: Mapping[str, str]) -> list[str]:
 def run(spec: LaunchSpec) -> int:
     """Start the ranks, wait for them, end them on Ctrl-C, SIGTERM or when the terminal is gone;
     the exit code. A signal that the caller ignores (nohup) stays ignored."""
-    caught: list[int] = []
-
-    def on_signal(number: int, frame: object) -> None:
-        caught.append(number)
-        raise KeyboardInterrupt
-
-    before = {
-        number: signal.signal(number, on_signal)
-        for number in ENDING
-        if signal.getsignal(number) != signal.SIG_IGN
-    }
-    try:
-        job = start(spec)
+    with signals_interrupt():
+        job: Job | None = None
         try:
+            job = start(spec)
             code = job.wait()
-        except KeyboardInterrupt:
-            for number in before:  # the end is bounded: a second Ctrl-C must not leave ranks behind
-                signal.signal(number, signal.SIG_IGN)
-            job.kill()
-            return 128 + (caught[0] if caught else signal.SIGINT)
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+        except Interrupted as err:
+            with undisturbed():  # the end is bounded: a second Ctrl-C must not leave ranks behind
+                if job is not None:
+                    job.kill()
+                with contextlib.suppress(OSError):  # the terminal may be gone
+                    print("launch: interrupted; the job is ended", file=sys.stderr, flush=True)
+            return 128 + err.number
     for rank in job.ranks:
         if rank.unshown:
             print(

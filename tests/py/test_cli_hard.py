@@ -357,12 +357,14 @@ def test_launch_ends_with_its_terminal(number: signal.Signals) -> None:
     seconds = f"61{int(number)}.{os.getpid()}"
     popen = subprocess.Popen(
         [sys.executable, "-m", "r2ccl_ctl", "launch", "-n", "1", "--", "sh", "-c",
-         f"sleep {seconds}; true"], cwd=ROOT,
+         f"sleep {seconds}; true"], cwd=ROOT, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
     try:
         until(lambda: running("sleep", seconds), "the rank runs", 30)
         popen.send_signal(number)
-        assert popen.wait(timeout=30) == 128 + number
+        _, stderr = popen.communicate(timeout=30)
+        assert popen.returncode == 128 + number
+        assert stderr == "launch: interrupted; the job is ended\n"
         until(lambda: not running("sleep", seconds), "nothing is left")
     finally:
         popen.kill()

@@ -3,6 +3,7 @@ bear, what may not be read, numbers that mean nothing. Rung 3."""
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 from pathlib import Path
@@ -128,3 +129,18 @@ def test_a_report_that_cannot_be_written(words: str) -> None:
     assert "r2ccl_perf: cannot write /dev/full: No space left on device" in said.stderr
     folder = subprocess.run([*argv, "/"], capture_output=True, text=True, timeout=60)
     assert folder.returncode == 2 and "cannot write /: Is a directory" in folder.stderr
+
+
+# Faults from a file
+
+
+def test_faults_that_are_over_do_not_stand(start_writer: StartWriter, tmp_path: Path) -> None:
+    rules = tmp_path / "rules"
+    rules.write_text(
+        "127.0.1.1 blackhole for=50ms\n"
+        "127.0.2.1 blackhole for=50ms after=1T\n"  # nobody knows when that begins
+        "127.0.3.1 blackhole for=1h\n127.0.3.1 recover at=200ms\n"
+    )
+    words = ["faults", "apply", str(rules), "--job", start_writer("--nics", "3").job, "--json"]
+    end = json.loads(call(*words).stdout.splitlines()[-1])
+    assert end["done"] == 4 and [rule["nic"] for rule in end["standing"]] == ["127.0.2.1"]
