@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from r2ccl_ctl import jobname, order, rows, unread
-from r2ccl_ctl.errors import R2Error, R2UsageError
+from r2ccl_ctl.errors import R2Error, R2UsageError, plain
 from r2ccl_ctl.pids import is_gone, own_pidns, start_ticks
 from r2ccl_ctl.rows import Comm, Nic, PathRow, Peer, word
 from r2ccl_ctl.rows import find_nic as find_nic
@@ -334,7 +334,7 @@ class Selection:
             for word, value in (("pid", self.pid), ("job", self.job), ("node", self.node))
             if value is not None
         ]
-        return ", ".join(parts)
+        return plain(", ".join(parts))
 
 
 def select(
@@ -365,7 +365,7 @@ def select(
 
 
 def _what(dead: bool) -> str:
-    return "process with R2CCL, running or ended," if dead else "running process with R2CCL"
+    return "process of R2CCL, running or ended," if dead else "running process of R2CCL"
 
 
 def select_targets(wanted: Selection, *, directory: Path | None = None) -> list[Process]:
@@ -457,7 +457,7 @@ class Posted:
                     return
                 self.segment.unlock(offset, table.stride)
             if time.monotonic() > deadline:
-                raise R2Error(f"{self.process.title}: its mailbox is full and stays so: {_HUNG}")
+                raise R2Error(f"its mailbox is full and stays so: {_HUNG}")
             time.sleep(POLL_S)
 
     def wait(self, deadline: float) -> Answer:
@@ -556,7 +556,7 @@ def send_commands(
         for index, (process, command) in enumerate(pairs):
             try:
                 if not process.running:
-                    raise R2Error(f"{process.title} has {process.state}: it can take no commands")
+                    raise R2Error(f"it has {process.state}: it can take no commands")
                 segment = open_segment(process.path, write=True)
                 item = stack.enter_context(Posted(process, command, segment))
                 item.post(deadline)
@@ -587,4 +587,4 @@ def with_nic(processes: Iterable[Process], name: str) -> Iterator[tuple[Process,
                 none = False
                 yield process, nic.name
     if none:
-        raise R2Error(f"no NIC '{name}'. NICs: {', '.join(sorted(known)) or 'none'}")
+        raise R2Error(f"no NIC '{plain(name)}'. NICs: {', '.join(sorted(known)) or 'none'}")

@@ -36,7 +36,7 @@ from r2ccl_ctl.job import (
 from r2ccl_ctl.lab import DEFAULT_NAME, Lab, LabError, LabUsageError, nsexec
 from r2ccl_ctl.ports import Ports, PortsError
 
-PEER_NICS_MAX = 250
+NICS_MAX = 16  # R2_MAX_NICS: as many as the plugin takes
 RANKS_MAX = 4096  # a slip must not be a process for each number that was typed too much
 LONGEST_S = 365 * 24 * 3600
 _ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -206,8 +206,10 @@ def local_bed(spec: LaunchSpec) -> Bed:
     nodes = spec.emulate_nodes
     if not 1 <= nodes <= 250:
         raise LaunchUsageError(f"--emulate-nodes {nodes}: give 1 to 250")
-    if not 0 <= spec.nics <= PEER_NICS_MAX:
-        raise LaunchUsageError(f"--nics {spec.nics}: give 0 to {PEER_NICS_MAX}")
+    if not 0 <= spec.nics <= NICS_MAX:
+        raise LaunchUsageError(
+            f"--nics {spec.nics}: give 1 to {NICS_MAX}, the most that R2CCL takes of a node"
+        )
     nics = spec.nics or (1 if nodes > 1 else 0)
 
     def wrap(node: int, argv: list[str]) -> list[str]:

@@ -139,7 +139,7 @@ class Course:
             raise
         except R2Error as err:  # the rules after it may undo those before it
             error = str(err)
-            click.echo(f"Error: {rule}: {error}", err=True)
+            click.echo(f"Error: line {rule.line}: {rule}: {error}", err=True)
         self.under_way = []
         self.done += 1
         every = not error and all(one.ok for one in said)

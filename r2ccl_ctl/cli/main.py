@@ -20,6 +20,7 @@ from r2ccl_ctl.cli.common import (
     print_json,
     refusal,
 )
+from r2ccl_ctl.errors import plain
 from r2ccl_ctl.interrupts import ends_without_a_word
 
 
@@ -159,6 +160,7 @@ class Main(R2Group):
         try:
             return super().invoke(ctx)
         except click.ClickException as raised:
+            raised.message = plain(raised.message, keep="\n")
             err = with_hint(raised, self._words)
             if asks_for_json(self, self._words):
                 from r2ccl_ctl.control import SCHEMA

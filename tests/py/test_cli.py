@@ -100,7 +100,7 @@ def test_nobody_is_there(nobody: Path) -> None:
     for words in (["status"], ["nics"], ["journal"], ["fail-nic", "eth0"], ["recover-nic", "eth0"]):
         result = call(*words, code=1)
         assert result.stdout == ""
-        assert "no running process with R2CCL" in result.stderr
+        assert "no running process of R2CCL" in result.stderr
         assert "r2ccl-ctl run -- CMD" in result.stderr
 
 
@@ -222,7 +222,7 @@ def test_unknown_nic(start_writer: StartWriter) -> None:
 def test_unknown_process(start_writer: StartWriter) -> None:
     writer = start_writer()
     result = call("fail-nic", "eth9", "--pid", "1", "--job", writer.job, code=1)
-    assert "no running process with R2CCL with pid 1" in result.stderr
+    assert "no running process of R2CCL with pid 1" in result.stderr
     assert "There are: " in result.stderr
 
 

@@ -280,7 +280,7 @@ def test_faults_go_on_after_one_that_fails(start_writer: StartWriter, tmp_path: 
     rules = tmp_path / "rules"
     rules.write_text("eth9 blackhole\n127.0.1.1 blackhole\n127.0.2.1 recover\n")
     result = call("faults", "apply", str(rules), "--job", writer.job, code=1)
-    assert "Error: eth9 blackhole direction=both: no NIC 'eth9'" in result.stderr
+    assert "Error: line 1: eth9 blackhole direction=both: no NIC 'eth9'" in result.stderr
     assert "1 of 3 rules were not applied" in result.stderr
     assert writer.process.snapshot().nics[0].fault.startswith("blackhole")
 

@@ -5,16 +5,23 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
+from conftest import ROOT
 from segment_bed import StartWriter, start_writer
 from test_cli import built, call, call_json, nobody
 
-from r2ccl_ctl import control, jobname, paths, pids, unread
+from r2ccl_ctl import control, jobname, launch, paths, pids, unread
 from r2ccl_ctl import env as environment
-from r2ccl_ctl.control import Selection, select
+from r2ccl_ctl.cli.main import main
+from r2ccl_ctl.control import Command, Selection, select
+from r2ccl_ctl.errors import R2UsageError, plain
+from r2ccl_ctl.job import LaunchSpec
+from r2ccl_ctl.lab import parse_rate
 from r2ccl_ctl.segment import layout
 
 __all__ = ["built", "nobody", "start_writer"]
@@ -144,3 +151,94 @@ def test_faults_that_are_over_do_not_stand(start_writer: StartWriter, tmp_path: 
     words = ["faults", "apply", str(rules), "--job", start_writer("--nics", "3").job, "--json"]
     end = json.loads(call(*words).stdout.splitlines()[-1])
     assert end["done"] == 4 and [rule["nic"] for rule in end["standing"]] == ["127.0.2.1"]
+
+
+def test_a_rule_that_cannot_be_applied_has_a_line(
+    start_writer: StartWriter, tmp_path: Path
+) -> None:
+    rules = tmp_path / "rules"
+    rules.write_text("# one\n\nbogus error\n")
+    said = call("faults", "apply", str(rules), "--job", start_writer().job, code=1).stderr
+    assert "Error: line 3: bogus error direction=both: no NIC 'bogus'" in said
+
+
+# Numbers that mean nothing
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        ("launch --per-node 0 -- true", "0 is not in the range x>=1"),
+        ("launch --per-node -3 -- true", "-3 is not in the range x>=1"),
+        ("launch -n 2 --emulate-nodes 2 --nics 17 -- true", "--nics 17: give 1 to 16, the most"),
+        ("fail-nic x --kind slow=0", "rate '0' is out of range: give more than 0, for example"),
+        ("fail-nic x --kind slow=0bit", "rate '0bit' is out of range: give more than 0, for"),
+    ],
+)
+def test_numbers_out_of_range(built: Path, words: str, says: str) -> None:
+    assert says in call(*words.split(), code=2).stderr
+
+
+@pytest.mark.parametrize("text", ["0", "0bit", "0.0 MB/s"])
+def test_a_rate_of_zero_in_a_lab(text: str) -> None:
+    with pytest.raises(R2UsageError, match="is out of range: give more than 0.* or none for an"):
+        parse_rate(text)
+
+
+def test_the_most_nics_are_the_plugins() -> None:
+    text = (ROOT / "net_plugin" / "topology" / "nics.h").read_text()
+    assert re.search(rf"R2_MAX_NICS (= )?{launch.NICS_MAX}\b", text)
+    assert launch.local_bed(LaunchSpec(argv=["true"], nics=launch.NICS_MAX)).nics[0]
+
+
+# Words
+
+
+def test_the_title_is_said_once(start_writer: StartWriter) -> None:
+    writer = start_writer()
+    process = writer.process
+    writer.kill()
+    (answer,) = control.send_commands(
+        [(process, Command("ping")), (writer.process, Command("ping"))]
+    )[1:]
+    assert answer.text == "it has died: it can take no commands"
+
+
+def test_nobody_has_that_pid(nobody: Path) -> None:
+    said = call("fail-nic", "x", "--pid", "999999", code=1).stderr
+    assert "no running process of R2CCL with pid 999999" in said
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["fail-nic", "a\x1b[31m\nb"],
+        ["status", "--job", "a\x1b[31m\nb"],
+        ["ps", "--job", "a\x1b[31m\nb"],
+        ["config", "a\x1b[31m"],
+        ["fail-nic", "x", "--kind", "a\x1b[31m"],
+        ["status", "--pid", "a\x1b[31m"],
+    ],
+)
+def test_own_words_do_not_steer_the_terminal(start_writer: StartWriter, words: list[str]) -> None:
+    more = ["--job", start_writer().job] if words[0] == "fail-nic" else []
+    said = CliRunner().invoke(main, [*words, *more]).stderr
+    assert said and "\x1b" not in said and "a\ufffd[31m" in said.replace("\\x1b", "\ufffd"), said
+    assert "\nb" not in said
+
+
+def test_bytes_that_are_no_text_stay() -> None:
+    assert plain("\udcff é\ta\n", keep="\n") == "\udcff é\ufffda\n"
+
+
+# What gc spares
+
+
+def test_young_damaged_segments_are_spared_with_a_word(nobody: Path) -> None:
+    name = f"r2ccl.0.{pids.own_pidns()}.{os.getpid()}.1"
+    (nobody / name).write_bytes(b"x" * 4096)
+    said = call("gc", "--all").stderr
+    assert said == "0 removed, 0 B; 1 spared: damaged, of less than 60s\n"
+    found = call_json("gc", "--all")
+    assert (found["removed"], found["spared"]) == ([], 1)
+    assert "spared" not in call("gc").stderr, "those are too young for that anyway"
