@@ -86,7 +86,7 @@ class R2Group(click.Group):
             kind = UsageFailure if isinstance(err, R2UsageError) else Failure
             raise kind(str(err)) from err
         except OSError as err:
-            if err.errno == errno.EPIPE:  # the reader has seen enough: click ends quietly
+            if err.errno == errno.EPIPE:  # the reader has seen enough: Main decides
                 raise
             raise Failure(refusal(err)) from err
 

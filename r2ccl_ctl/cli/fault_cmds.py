@@ -16,7 +16,15 @@ from typing import Any
 import click
 
 from r2ccl_ctl.cli.act_cmds import Said, answered, ask, print_said, said_dict, target_options
-from r2ccl_ctl.cli.common import R2Group, json_option, print_json, say_left_out, selection
+from r2ccl_ctl.cli.common import (
+    R2Group,
+    drop_output,
+    json_option,
+    print_json,
+    refusal,
+    say_left_out,
+    selection,
+)
 from r2ccl_ctl.control import SCHEMA, Selection, list_processes, select_targets, with_nic
 from r2ccl_ctl.errors import R2Error, R2UsageError
 from r2ccl_ctl.faults import Rule, parse_for, read_rules
@@ -98,6 +106,10 @@ def apply(
         sys.exit(128 + (err.number if isinstance(err, Interrupted) else signal.SIGINT))
     except R2Error as err:
         course.show_stopped(str(err))
+        raise
+    except OSError as err:
+        drop_output()
+        course.show_stopped(refusal(err))
         raise
     course.show_end("")
     if course.failed:

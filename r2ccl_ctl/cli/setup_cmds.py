@@ -18,6 +18,7 @@ from r2ccl_ctl import gc as sweeping
 from r2ccl_ctl import nodeseg, paths, settings_view
 from r2ccl_ctl.cli.common import (
     F,
+    Failure,
     R2Group,
     add_row,
     json_option,
@@ -88,7 +89,8 @@ def environment_options(command: F) -> F:
 def run(
     job: str, preload: bool, nccl: str, by_name: bool, nics: str, command: tuple[str, ...]
 ) -> None:
-    """Run CMD with everything set that makes NCCL use R2CCL. Its exit code is ours.
+    """Run CMD with everything set that makes NCCL use R2CCL. Its exit code is ours; 127 where it is
+    not found, 126 where it cannot be run.
 
     \b
     Example:
@@ -105,10 +107,12 @@ def run(
     restore_signals()
     try:
         os.execvpe(command[0], list(command), {**os.environ, **added})
-    except FileNotFoundError:
-        raise R2UsageError(f"'{command[0]}': no such program") from None
     except OSError as err:
-        raise R2UsageError(f"'{command[0]}' cannot be run: {err.strerror}") from err
+        missing = isinstance(err, FileNotFoundError)
+        why = ": no such program" if missing else f" cannot be run: {err.strerror}"
+        failure = Failure(f"'{command[0]}'{why}")
+        failure.exit_code = 127 if missing else 126  # as shells and env(1) have it
+        raise failure from err
 
 
 def warn(added: Mapping[str, str]) -> None:

@@ -436,7 +436,7 @@ def test_run_keeps_the_callers_job(built: Path) -> None:
 
 
 def test_run_of_nothing(built: Path) -> None:
-    assert "no such program" in call("run", "--", "no-such-program-here", code=2).stderr
+    assert "no such program" in call("run", "--", "no-such-program-here", code=127).stderr
     assert "Missing argument" in call("run", code=2).stderr
 
 

@@ -7,6 +7,7 @@ import json
 import os
 import re
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -242,3 +243,44 @@ def test_young_damaged_segments_are_spared_with_a_word(nobody: Path) -> None:
     found = call_json("gc", "--all")
     assert (found["removed"], found["spared"]) == ([], 1)
     assert "spared" not in call("gc").stderr, "those are too young for that anyway"
+
+
+# Exit codes
+
+
+@pytest.mark.parametrize(
+    ("program", "code"), [("/nonexistent", 127), ("no-such-program", 127), ("/", 126)]
+)
+def test_run_of_what_cannot_run(built: Path, program: str, code: int) -> None:
+    assert f"Error: '{program}'" in call("run", "--", program, code=code).stderr
+
+
+def unread_output(*words: str) -> subprocess.CompletedProcess[str]:
+    """A command whose reader is gone."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    argv = [sys.executable, "-m", "r2ccl_ctl", *words]
+    try:
+        return subprocess.run(
+            argv, stdout=writer, stderr=subprocess.PIPE, text=True, timeout=60, cwd=ROOT
+        )
+    finally:
+        os.close(writer)
+
+
+@pytest.mark.parametrize(
+    "words",
+    ["--help", "ps --help", "ps", "ps --json", "journal --all", "metrics", "gc --dry-run --json"],
+)
+def test_a_reader_that_has_seen_enough(start_writer: StartWriter, words: str) -> None:
+    start_writer()
+    done = unread_output(*words.split())
+    assert (done.returncode, done.stderr) == (0, ""), done
+
+
+def test_a_reader_that_leaves_faults_behind(start_writer: StartWriter, tmp_path: Path) -> None:
+    rules = tmp_path / "rules"
+    rules.write_text("127.0.1.1 blackhole\n127.0.2.1 blackhole\n")
+    done = unread_output("faults", "apply", str(rules), "--job", start_writer().job)
+    assert done.returncode == 1 and "stopped after 1 of 2 rules" in done.stderr, done
+    assert "still stands: 127.0.1.1 blackhole" in done.stderr
