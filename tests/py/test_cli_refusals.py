@@ -13,11 +13,16 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 from conftest import ROOT
+from rich.console import Console
+from rich.segment import Segment
+from rich.text import Text
 from segment_bed import StartWriter, start_writer
 from test_cli import built, call, call_json, nobody
 
 from r2ccl_ctl import control, jobname, launch, paths, pids, unread
 from r2ccl_ctl import env as environment
+from r2ccl_ctl.cli import common
+from r2ccl_ctl.cli.common import folded
 from r2ccl_ctl.cli.main import main
 from r2ccl_ctl.control import Command, Selection, select
 from r2ccl_ctl.errors import R2UsageError, plain
@@ -284,3 +289,30 @@ def test_a_reader_that_leaves_faults_behind(start_writer: StartWriter, tmp_path:
     done = unread_output("faults", "apply", str(rules), "--job", start_writer().job)
     assert done.returncode == 1 and "stopped after 1 of 2 rules" in done.stderr, done
     assert "still stands: 127.0.1.1 blackhole" in done.stderr
+
+
+# Narrow terminals
+
+
+def lines_of(text: str, width: int) -> list[str]:
+    return ["".join(s.text for s in part) for part in folded([Segment(text)], width)]
+
+
+def test_lines_are_folded_between_words() -> None:
+    assert lines_of("peer node1 -> 127.0.1.2  up  ", 16) == ["peer node1 ->", "127.0.1.2  up"]
+    assert lines_of("aaaa     bbbb", 6) == ["aaaa", "bbbb"]
+    assert lines_of("aaaa bb", 4) == ["aaaa", "bb"]
+    assert lines_of("abcdefgh ij", 4) == ["abcd", "efgh", "ij"]
+    assert lines_of("  abcdefgh", 4) == ["  ab", "cdef", "gh"]
+    assert lines_of("世界世界 世", 6) == ["世界世", "界 世"]
+    assert lines_of("", 4) == [""] and lines_of("fits", 4) == ["fits"]
+
+
+def test_a_line_of_the_journal_stays_one(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A terminal wraps it: no end of a line gets into what is copied."""
+    line = "peer " + "node1 -> 127.0.1.2 " * 9 + "end"
+    monkeypatch.setattr(common, "console", lambda: Console(width=80, force_terminal=True))
+    common.show(Text(line))
+    assert capsys.readouterr().out == f"{line}\n"
