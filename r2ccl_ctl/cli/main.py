@@ -171,7 +171,7 @@ class Main(R2Group):
         try:
             return super().invoke(ctx)
         except click.ClickException as raised:
-            raised.message = plain(raised.message, keep="\n")
+            vars(raised)["message"] = plain(raised.message, keep="\n")
             err = with_hint(raised, self._words)
             if asks_for_json(self, self._words):
                 from r2ccl_ctl.control import SCHEMA

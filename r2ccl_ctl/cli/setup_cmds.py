@@ -32,6 +32,18 @@ from r2ccl_ctl.errors import R2Error, R2UsageError
 from r2ccl_ctl.units import parse_duration, show_bytes, show_span
 
 
+class NotFound(Failure):
+    """A program that is not there, as shells and env(1) say it."""
+
+    exit_code = 127
+
+
+class NotRunnable(Failure):
+    """One that is there."""
+
+    exit_code = 126
+
+
 @click.command()
 def build() -> None:
     """Build the native parts of a checkout (`make native`).
@@ -108,11 +120,9 @@ def run(
     try:
         os.execvpe(command[0], list(command), {**os.environ, **added})
     except OSError as err:
-        missing = isinstance(err, FileNotFoundError)
-        why = ": no such program" if missing else f" cannot be run: {err.strerror}"
-        failure = Failure(f"'{command[0]}'{why}")
-        failure.exit_code = 127 if missing else 126  # as shells and env(1) have it
-        raise failure from err
+        if isinstance(err, FileNotFoundError):
+            raise NotFound(f"'{command[0]}': no such program") from err
+        raise NotRunnable(f"'{command[0]}' cannot be run: {err.strerror}") from err
 
 
 def warn(added: Mapping[str, str]) -> None:

@@ -126,7 +126,7 @@ def test_whether_a_process_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("words", ["--json", "--duration 0.1 --timeline"])
 def test_a_report_that_cannot_be_written(words: str) -> None:
     argv = [
-        paths.perf_path(),
+        str(paths.perf_path()),
         "--op",
         "all_reduce",
         "-b",

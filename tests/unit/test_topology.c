@@ -282,19 +282,6 @@ static void test_sixteen_at_most(void)
     CHECK_STR(err, ""); /* all of them */
 }
 
-static void test_addresses_left_out(void)
-{
-    char list[256] = "";
-
-    add_host();
-    for (int i = 1; i <= R2_MAX_NICS + 1; i++) {
-        snprintf(list + strlen(list), sizeof(list) - strlen(list), "%s127.0.%d.1", i > 1 ? "," : "",
-                 i);
-    }
-    CHECK_EQ(choose(list), R2_MAX_NICS);
-    CHECK_MSG(strstr(err, " 127.0.17.1 and what comes behind it is left out"), "%s", err);
-}
-
 static void test_fuzz(void)
 {
     static const char *const pieces[] = {",",  "^",   "=",    "*",         "eth",       "2", "10",
@@ -594,7 +581,6 @@ static const struct check_test tests[] = {
     {"missing", test_missing},
     {"bad_lists", test_bad_lists},
     {"sixteen_at_most", test_sixteen_at_most},
-    {"addresses_left_out", test_addresses_left_out},
     {"fuzz", test_fuzz},
     {"long_list", test_long_list},
     {"finish", test_finish},
