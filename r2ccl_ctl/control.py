@@ -20,8 +20,9 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from r2ccl_ctl import order, rows, unread
-from r2ccl_ctl.errors import R2Error, R2UsageError
+from r2ccl_ctl import jobname, order, rows, unread
+from r2ccl_ctl.errors import R2Error, R2UsageError, plain
+from r2ccl_ctl.pids import is_gone, own_pidns, start_ticks
 from r2ccl_ctl.rows import Comm, Nic, PathRow, Peer, word
 from r2ccl_ctl.rows import find_nic as find_nic
 from r2ccl_ctl.segment import OtherLayout, Segment, SegmentError, layout
@@ -157,13 +158,6 @@ class Answer:
 # Finding processes
 
 
-def own_pidns() -> int:
-    try:
-        return os.stat("/proc/self/ns/pid").st_ino
-    except OSError:
-        return 0
-
-
 def _is_own(name: str) -> bool:
     match = _NAME.fullmatch(name)
     return match is not None and (int(match[2]), int(match[3])) == (own_pidns(), os.getpid())
@@ -196,22 +190,27 @@ def _names(directory: Path | None) -> list[str]:
         ) from err
 
 
-def unreadable(*, directory: Path | None = None) -> dict[int, int]:
-    """Pid -> user of the objects that may not be read by us."""
+def unreadable(*, gone: bool = False, directory: Path | None = None) -> dict[int, int]:
+    """Pid -> user of the objects that may not be read by us; unless `gone`, without those whose
+    processes are known to be that."""
     found = {}
     for name in _names(directory):
         match = _NAME.fullmatch(name)
         path = (directory or SHM) / name
         if match is None or os.access(path, os.R_OK, effective_ids=True):
             continue
+        pidns, pid, start = int(match[2]), int(match[3]), int(match[4])
+        if not gone and pidns == own_pidns() and is_gone(pid, start):
+            continue
         with contextlib.suppress(OSError):
-            found[int(match[3])] = path.stat().st_uid
+            found[pid] = path.stat().st_uid
     return found
 
 
 def of_others(wanted: Selection, *, directory: Path | None = None) -> str:
     """A sentence about processes that may be meant and that we may not read, or ""."""
-    return unread.others_text(unreadable(directory=directory), wanted.pid)
+    there = unreadable(gone=wanted.pid is not None, directory=directory)
+    return unread.others_text(there, wanted.pid)
 
 
 def left_out(
@@ -238,7 +237,7 @@ def describe(path: Path) -> Process | None:
             return None
         # Whether one of another layout was closed in order nobody knows: it counts while it lives.
         other = err if isinstance(err, OtherLayout) else None
-        here = pid if pidns == own_pidns() and _start_ticks(pid) == int(match[4]) else None
+        here = pid if pidns == own_pidns() and start_ticks(pid) == int(match[4]) else None
         lives = other is not None and (here or other.holder is not None)
         with contextlib.suppress(OSError):
             return Process(
@@ -261,7 +260,7 @@ def _process(path: Path, segment: Segment, header: dict[str, Any], row: dict[str
     assert match is not None
     pidns, pid, start = int(match[2]), int(match[3]), int(match[4])
     holder = segment.lock_holder()
-    here = pidns == own_pidns() and _start_ticks(pid) == start
+    here = pidns == own_pidns() and start_ticks(pid) == start
     # A program that closes all its descriptors drops the lock and lives on: its fresh sign of life
     # says so. One that replaced itself (exec) has none.
     fresh = time.monotonic_ns() - header["alive_mono_ns"] < FRESH_NS
@@ -301,15 +300,6 @@ def _process(path: Path, segment: Segment, header: dict[str, Any], row: dict[str
     )
 
 
-def _start_ticks(pid: int) -> int:
-    """When this process began, in the kernel's ticks; -1: no such process."""
-    try:
-        text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
-        return int(text.rpartition(")")[2].split()[19])
-    except (OSError, ValueError, IndexError):
-        return -1
-
-
 def find(pid: int, *, directory: Path | None = None) -> Process:
     """The newest process with this pid, running or not; R2Error if there is none."""
     found = [p for p in list_processes(dead=True, directory=directory) if _has_pid(p, pid)]
@@ -334,7 +324,7 @@ class Selection:
     def wants(self, process: Process) -> bool:
         return (
             (self.pid is None or _has_pid(process, self.pid))
-            and (self.job is None or process.job == self.job)
+            and (self.job is None or process.job == jobname.kept(self.job))
             and (self.node is None or process.host == self.node)
         )
 
@@ -344,7 +334,7 @@ class Selection:
             for word, value in (("pid", self.pid), ("job", self.job), ("node", self.node))
             if value is not None
         ]
-        return ", ".join(parts)
+        return plain(", ".join(parts))
 
 
 def select(
@@ -375,7 +365,7 @@ def select(
 
 
 def _what(dead: bool) -> str:
-    return "process with R2CCL, running or ended," if dead else "running process with R2CCL"
+    return "process of R2CCL, running or ended," if dead else "running process of R2CCL"
 
 
 def select_targets(wanted: Selection, *, directory: Path | None = None) -> list[Process]:
@@ -467,7 +457,7 @@ class Posted:
                     return
                 self.segment.unlock(offset, table.stride)
             if time.monotonic() > deadline:
-                raise R2Error(f"{self.process.title}: its mailbox is full and stays so: {_HUNG}")
+                raise R2Error(f"its mailbox is full and stays so: {_HUNG}")
             time.sleep(POLL_S)
 
     def wait(self, deadline: float) -> Answer:
@@ -566,7 +556,7 @@ def send_commands(
         for index, (process, command) in enumerate(pairs):
             try:
                 if not process.running:
-                    raise R2Error(f"{process.title} has {process.state}: it can take no commands")
+                    raise R2Error(f"it has {process.state}: it can take no commands")
                 segment = open_segment(process.path, write=True)
                 item = stack.enter_context(Posted(process, command, segment))
                 item.post(deadline)
@@ -597,4 +587,4 @@ def with_nic(processes: Iterable[Process], name: str) -> Iterator[tuple[Process,
                 none = False
                 yield process, nic.name
     if none:
-        raise R2Error(f"no NIC '{name}'. NICs: {', '.join(sorted(known)) or 'none'}")
+        raise R2Error(f"no NIC '{plain(name)}'. NICs: {', '.join(sorted(known)) or 'none'}")

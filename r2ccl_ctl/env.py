@@ -9,7 +9,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from r2ccl_ctl import paths
+from r2ccl_ctl import jobname, paths
 from r2ccl_ctl.errors import R2Error, R2UsageError
 
 NCCL_CHOICES = ("system", "standin")
@@ -60,7 +60,7 @@ def application_env(
             )
         found["LD_PRELOAD"] = prepend([shim], base.get("LD_PRELOAD", ""))
     if job:
-        found["R2CCL_JOB"] = job
+        found["R2CCL_JOB"] = jobname.checked(job, "--job")
     if nics:
         found["R2CCL_NICS"] = nics
     return found
@@ -77,7 +77,9 @@ def default_job(base: Mapping[str, str], command: Sequence[str]) -> str:
     itself: ""), or one made of the command."""
     if base.get("R2CCL_JOB") or any(base.get(name) for name in _JOB_VARIABLES):
         return ""
-    return f"{Path(command[0]).name}-{secrets.token_hex(2)}"
+    end = f"-{secrets.token_hex(2)}"
+    program = os.fsencode(Path(command[0]).name)
+    return os.fsdecode(jobname.start_of(program, jobname.MOST - len(end))) + end
 
 
 def hindrances(base: Mapping[str, str]) -> list[str]:

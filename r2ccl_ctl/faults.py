@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from r2ccl_ctl.control import Command
-from r2ccl_ctl.errors import R2UsageError
+from r2ccl_ctl.errors import R2UsageError, plain
 from r2ccl_ctl.units import parse_duration, parse_percent, parse_rate, parse_size
 
 DIRECTIONS = ("tx", "rx", "both")
@@ -82,7 +82,7 @@ class Rule:
     def __str__(self) -> str:
         more = {"direction": self.direction, "after": self.after, "for": self.duration}
         words = [f"{k}={v}" for k, v in more.items() if v and self.kind != "recover"]
-        return " ".join([self.nic, self.kind, *words])
+        return plain(" ".join([self.nic, self.kind, *words]))
 
 
 def parse_rule(text: str, line: int = 0) -> Rule:

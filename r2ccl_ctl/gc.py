@@ -23,6 +23,15 @@ class Swept:
     error: str = ""
 
 
+@dataclass
+class Sweep:
+    """What came of a sweep. spared: damaged objects that were old enough, but too young to be
+    certain that nobody sets them up."""
+
+    removed: list[Swept]
+    spared: int = 0
+
+
 def age_s(process: Process, now_ns: int) -> float:
     """Since it was last heard of."""
     last = max(process.created_real_ns, process.alive_real_ns, process.ended_real_ns)
@@ -31,18 +40,20 @@ def age_s(process: Process, now_ns: int) -> float:
 
 def sweep(
     older_than_s: float = DEFAULT_AGE_S, *, dry_run: bool = False, now_ns: int | None = None
-) -> list[Swept]:
+) -> Sweep:
     """Remove what no process holds and nobody has heard of for that long. Of this user, or, as
     root, of all."""
-    found = []
+    found = Sweep([])
     now_ns = time.time_ns() if now_ns is None else now_ns
     for process in list_processes(dead=True):
         lives = process.running or process.state == OTHER
         if lives or os.geteuid() not in (0, process.uid):
             continue
         age = age_s(process, now_ns)
-        least = max(older_than_s, YOUNG_S) if process.state == "damaged" else older_than_s
-        if age < least:
+        if age < older_than_s:
+            continue
+        if process.state == "damaged" and age < YOUNG_S:
+            found.spared += 1
             continue
         size = 0
         error = ""
@@ -55,5 +66,5 @@ def sweep(
                 continue
             except OSError as err:
                 error = err.strerror or str(err)
-        found.append(Swept(process, age, size, error))
+        found.removed.append(Swept(process, age, size, error))
     return found

@@ -21,7 +21,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from r2ccl_ctl import env as environment
-from r2ccl_ctl import paths
+from r2ccl_ctl import jobname, paths
+from r2ccl_ctl.interrupts import Interrupted, signals_interrupt, undisturbed
 from r2ccl_ctl.job import (
     NCCL_AUTO,
     NCCL_STANDIN,
@@ -35,10 +36,9 @@ from r2ccl_ctl.job import (
 from r2ccl_ctl.lab import DEFAULT_NAME, Lab, LabError, LabUsageError, nsexec
 from r2ccl_ctl.ports import Ports, PortsError
 
-PEER_NICS_MAX = 250
+NICS_MAX = 16  # R2_MAX_NICS: as many as the plugin takes
 RANKS_MAX = 4096  # a slip must not be a process for each number that was typed too much
 LONGEST_S = 365 * 24 * 3600
-ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
@@ -206,8 +206,10 @@ def local_bed(spec: LaunchSpec) -> Bed:
     nodes = spec.emulate_nodes
     if not 1 <= nodes <= 250:
         raise LaunchUsageError(f"--emulate-nodes {nodes}: give 1 to 250")
-    if not 0 <= spec.nics <= PEER_NICS_MAX:
-        raise LaunchUsageError(f"--nics {spec.nics}: give 0 to {PEER_NICS_MAX}")
+    if not 0 <= spec.nics <= NICS_MAX:
+        raise LaunchUsageError(
+            f"--nics {spec.nics}: give 1 to {NICS_MAX}, the most that R2CCL takes of a node"
+        )
     nics = spec.nics or (1 if nodes > 1 else 0)
 
     def wrap(node: int, argv: list[str]) -> list[str]:
@@ -315,7 +317,9 @@ def start(spec: LaunchSpec, *, echo: bool = True) -> Job:
         if seconds is not None and not 0 <= seconds <= LONGEST_S:
             raise LaunchUsageError(f"{option} {seconds:g}: give up to {LONGEST_S} seconds, a year")
     base = os.environ
-    name = spec.job or base.get("R2CCL_JOB") or f"job-{secrets.token_hex(4)}"
+    given_as = "--job" if spec.job else "R2CCL_JOB"
+    name = jobname.checked(spec.job or base.get("R2CCL_JOB", ""), given_as)
+    name = name or f"job-{secrets.token_hex(4)}"
     with contextlib.ExitStack() as undo:
         with _open_bed(spec) as bed:
             places = place_ranks(spec.ranks, bed.nodes, spec.per_node)
@@ -386,29 +390,18 @@ def _program(argv: Sequence[str], env: Mapping[str, str]) -> list[str]:
 def run(spec: LaunchSpec) -> int:
     """Start the ranks, wait for them, end them on Ctrl-C, SIGTERM or when the terminal is gone;
     the exit code. A signal that the caller ignores (nohup) stays ignored."""
-    caught: list[int] = []
-
-    def on_signal(number: int, frame: object) -> None:
-        caught.append(number)
-        raise KeyboardInterrupt
-
-    before = {
-        number: signal.signal(number, on_signal)
-        for number in ENDING
-        if signal.getsignal(number) != signal.SIG_IGN
-    }
-    try:
-        job = start(spec)
+    with signals_interrupt():
+        job: Job | None = None
         try:
+            job = start(spec)
             code = job.wait()
-        except KeyboardInterrupt:
-            for number in before:  # the end is bounded: a second Ctrl-C must not leave ranks behind
-                signal.signal(number, signal.SIG_IGN)
-            job.kill()
-            return 128 + (caught[0] if caught else signal.SIGINT)
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+        except Interrupted as err:
+            with undisturbed():  # the end is bounded: a second Ctrl-C must not leave ranks behind
+                if job is not None:
+                    job.kill()
+                with contextlib.suppress(OSError):  # the terminal may be gone
+                    print("launch: interrupted; the job is ended", file=sys.stderr, flush=True)
+            return 128 + err.number
     for rank in job.ranks:
         if rank.unshown:
             print(

@@ -23,7 +23,7 @@ from typing import Any
 import cffi
 
 from r2ccl_ctl import paths
-from r2ccl_ctl.errors import R2Error
+from r2ccl_ctl.errors import R2Error, plain
 
 MAGIC = b"R2CCLSEG"
 VERSIONS = (1,)
@@ -125,8 +125,7 @@ def layout() -> Layout:
 
 def printable(raw: bytes) -> str:
     """Text up to the first NUL, with nothing in it that could steer a terminal."""
-    text = raw.split(b"\0", 1)[0].decode("utf-8", errors="replace")
-    return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text)
+    return plain(raw.split(b"\0", 1)[0].decode("utf-8", errors="replace"))
 
 
 def sentence(raw: bytes) -> str:

@@ -53,6 +53,8 @@ def rate_bits(text: str, allowed: str) -> float:
     if match is None:
         raise R2UsageError(f"'{text}' is no rate: give {allowed}")
     number, prefix, unit, per = match.groups()
+    if not float(number):  # in no unit is that a rate
+        raise R2UsageError(f"rate '{text}' is out of range: give more than 0, {allowed}")
     power = " kmgt".index(prefix.lower() or " ")
     if unit.lower() == "bit":
         return float(number) * 1000.0**power

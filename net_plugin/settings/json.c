@@ -111,12 +111,9 @@ static void r2_json_row(FILE *f, const struct r2_setting_row *row, struct r2_set
     char unit_default[80];
     const char *name;
     const char *text = r2_setting_user_text(row, getenv, &name);
-    bool plain = row->def[0] && row->def[strspn(row->def, "0123456789")] == '\0';
     bool bad;
 
-    /* A default such as "100" of a duration is shown as 100ms. */
-    snprintf(unit_default, sizeof(unit_default), "%s%s", row->def,
-             plain && row->type == R2_TYPE_DURATION ? row->unit : "");
+    r2_setting_default_text(row, unit_default, sizeof(unit_default));
     r2_setting_read(row, row->name, row->def, s, err, sizeof(err));
     bad = text && r2_setting_read(row, name, text, s, err, sizeof(err));
     r2_setting_allowed_text(row, allowed, sizeof(allowed));

@@ -2,6 +2,7 @@
 
 #include <errno.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "settings/values.h"
@@ -104,6 +105,9 @@ static int r2_setting_store(const struct r2_setting_row *row, const char *text, 
         }
         break;
     case R2_TYPE_STRING:
+        if (row->allowed[0] && strlen(text) > strtoul(row->allowed, NULL, 10)) {
+            return -EINVAL;
+        }
         break;
     }
     if (strlen(text) >= R2_SETTING_TEXT) {
@@ -154,20 +158,34 @@ void r2_setting_allowed_text(const struct r2_setting_row *row, char *out, size_t
         snprintf(out, outlen, "a list of cores such as 0-3,8");
         break;
     case R2_TYPE_STRING:
+        if (row->allowed[0]) {
+            snprintf(out, outlen, "a text of at most %s bytes", row->allowed);
+            break;
+        }
         snprintf(out, outlen, "a text of less than %d characters", R2_SETTING_TEXT);
         break;
     }
 }
 
+void r2_setting_default_text(const struct r2_setting_row *row, char *out, size_t outlen)
+{
+    bool plain = row->def[0] && row->def[strspn(row->def, "0123456789")] == '\0';
+
+    snprintf(out, outlen, "%s%s", row->def,
+             plain && row->type == R2_TYPE_DURATION ? row->unit : "");
+}
+
 int r2_setting_read(const struct r2_setting_row *row, const char *name, const char *text,
                     struct r2_settings *out, char *err, size_t errlen)
 {
-    char allowed[256];
+    char allowed[256], otherwise[80];
     int rc = r2_setting_store(row, text, (char *)out + row->offset);
 
     if (rc) {
         r2_setting_allowed_text(row, allowed, sizeof(allowed));
-        snprintf(err, errlen, "%s=%.200s is not valid: allowed is %s", name, text, allowed);
+        r2_setting_default_text(row, otherwise, sizeof(otherwise));
+        snprintf(err, errlen, "%s=%.200s is not valid: allowed is %s; the default holds (%s)", name,
+                 text, allowed, otherwise[0] ? otherwise : "empty");
     }
     return rc;
 }

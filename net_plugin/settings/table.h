@@ -43,6 +43,8 @@ int r2_setting_read(const struct r2_setting_row *row, const char *name, const ch
                     struct r2_settings *out, char *err, size_t errlen);
 /* What a value of the row may be, for messages: "0..64K bytes", "home, all or auto". */
 void r2_setting_allowed_text(const struct r2_setting_row *row, char *out, size_t outlen);
+/* The default as messages show it, with its unit: "100ms"; "" for none. */
+void r2_setting_default_text(const struct r2_setting_row *row, char *out, size_t outlen);
 /* The user's text for the row and the name that it was found under, or NULL. An empty value
  * counts as unset, as elsewhere in NCCL's world. */
 const char *r2_setting_user_text(const struct r2_setting_row *row, r2_getenv_fn getenv_fn,

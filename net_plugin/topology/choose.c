@@ -129,10 +129,14 @@ static void r2_choose_add(struct r2_choice *c, const struct r2_net_link *link,
     if (c->count < c->max) {
         c->out[c->count++] = (struct r2_pick){link, *addr, prefixlen};
     } else if (c->errlen && !c->err[0]) {
+        char text[INET6_ADDRSTRLEN];
+
         snprintf(c->err, c->errlen,
                  "%d NICs are the most that R2CCL takes: %s and what comes behind it is left out; "
                  "R2CCL_NICS names those to use",
-                 c->max, link->name);
+                 c->max,
+                 by_address ? r2_addr_text((const struct sockaddr *)addr, text, sizeof(text))
+                            : link->name);
     }
 }
 

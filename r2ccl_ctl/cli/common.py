@@ -86,7 +86,7 @@ class R2Group(click.Group):
             kind = UsageFailure if isinstance(err, R2UsageError) else Failure
             raise kind(str(err)) from err
         except OSError as err:
-            if err.errno == errno.EPIPE:  # the reader has seen enough: click ends quietly
+            if err.errno == errno.EPIPE:  # the reader has seen enough: Main decides
                 raise
             raise Failure(refusal(err)) from err
 
@@ -242,7 +242,9 @@ class Whole:
 
 
 def folded(line: list[Segment], width: int) -> Iterator[list[Segment]]:
-    """A line without the blanks at its end, in parts of at most `width` columns."""
+    """A line without the blanks at its end, in parts of at most `width` columns: between words, so
+    that each can be copied, but for those that are longer than that."""
+    from rich.cells import cell_len
     from rich.segment import Segment
 
     while line and not line[-1].text.strip(" "):
@@ -250,14 +252,22 @@ def folded(line: list[Segment], width: int) -> Iterator[list[Segment]]:
     if line:
         line = [*line[:-1], Segment(line[-1].text.rstrip(" "), line[-1].style)]
     while Segment.get_line_length(line) > width:
-        first, line = Segment.divide(line, [width, Segment.get_line_length(line)])
+        columns = [c for s in line for c in s.text for _ in range(cell_len(c))]
+        end = next((i for i in range(width, 0, -1) if columns[i] == " " != columns[i - 1]), width)
+        rest = next((i for i in range(end, len(columns)) if columns[i] != " "), end)
+        first, _, line = Segment.divide(line, [end, rest, len(columns)])
         yield first
     yield line
 
 
 def show(data: RenderableType) -> None:
     """Print a table or text, without blanks at the ends of lines."""
+    from rich.text import Text
+
     out = console()
+    if out.is_terminal and isinstance(data, Text):
+        out.print(data, soft_wrap=True)  # by the terminal: what is copied is one line
+        return
     if out.is_terminal:
         out.print(Whole(data))
         return

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import math
 import shlex
+import signal
 import sys
 import time
 from collections.abc import Sequence
@@ -13,10 +16,19 @@ from typing import Any
 import click
 
 from r2ccl_ctl.cli.act_cmds import Said, answered, ask, print_said, said_dict, target_options
-from r2ccl_ctl.cli.common import R2Group, json_option, print_json, say_left_out, selection
+from r2ccl_ctl.cli.common import (
+    R2Group,
+    drop_output,
+    json_option,
+    print_json,
+    refusal,
+    say_left_out,
+    selection,
+)
 from r2ccl_ctl.control import SCHEMA, Selection, list_processes, select_targets, with_nic
 from r2ccl_ctl.errors import R2Error, R2UsageError
-from r2ccl_ctl.faults import Rule, read_rules
+from r2ccl_ctl.faults import Rule, parse_for, read_rules
+from r2ccl_ctl.interrupts import Interrupted, signals_interrupt
 from r2ccl_ctl.units import rfc3339
 
 LOOK_S = 0.5
@@ -58,7 +70,7 @@ def apply(
     after the last rule. All rules are checked before the first one is applied; one that then
     cannot be applied, such as for a NIC that no process has, does not keep back those after it.
     It stops when, after a rule was applied, no process is left that a rule could be for; stopped
-    early, it lists the faults that may still stand.
+    early, also by Ctrl-C or SIGTERM, it lists the faults that may still stand.
     --check ends with 1 when there is such a NIC; while no process runs, none is looked for.
     --json prints one object per line: each rule with its answers as soon as it was applied, then
     what came of all of them and which faults may still stand.
@@ -81,23 +93,24 @@ def apply(
     start = time.monotonic()
     course = Course(rules, wanted, timeout, as_json)
     try:
-        for rule in rules:
-            if not _wait(start + rule.at_s, wanted, looks=bool(course.taken)):
-                click.echo(f"Error: no target is left: {course.stopped}", err=True)
-                course.show_end("no target is left")
-                sys.exit(1)
-            course.apply(rule)
-    except (KeyboardInterrupt, R2Error) as err:
-        click.echo(f"Error: {course.stopped}", err=True)
-        asked = isinstance(err, KeyboardInterrupt)
-        for rule in standing(course.taken):
-            click.echo(f"still stands: {rule} ({course.recover(rule)})", err=True)
-        for rule in course.under_way:
-            click.echo(f"under way, may stand: {rule} ({course.recover(rule)})", err=True)
-        course.show_end("interrupted" if asked else str(err))
-        if not asked:
-            raise
-        sys.exit(130)
+        with signals_interrupt():
+            for rule in rules:
+                if not _wait(start + rule.at_s, wanted, looks=bool(course.taken)):
+                    click.echo(f"Error: no target is left: {course.stopped}", err=True)
+                    course.show_end("no target is left")
+                    sys.exit(1)
+                course.apply(rule)
+    except KeyboardInterrupt as err:
+        with contextlib.suppress(OSError):  # the terminal may be gone
+            course.show_stopped("interrupted")
+        sys.exit(128 + (err.number if isinstance(err, Interrupted) else signal.SIGINT))
+    except R2Error as err:
+        course.show_stopped(str(err))
+        raise
+    except OSError as err:
+        drop_output()
+        course.show_stopped(refusal(err))
+        raise
     course.show_end("")
     if course.failed:
         click.echo(
@@ -114,7 +127,8 @@ class Course:
     wanted: Selection
     timeout: str
     as_json: bool
-    taken: list[Rule] = field(default_factory=list)
+    taken: list[tuple[Rule, float]] = field(default_factory=list)
+    """With the moment from which on each is certain to be over by itself."""
     jobs: set[str] = field(default_factory=set)
     """Whose processes took them."""
     under_way: list[Rule] = field(default_factory=list)
@@ -137,12 +151,12 @@ class Course:
             raise
         except R2Error as err:  # the rules after it may undo those before it
             error = str(err)
-            click.echo(f"Error: {rule}: {error}", err=True)
+            click.echo(f"Error: line {rule.line}: {rule}: {error}", err=True)
         self.under_way = []
         self.done += 1
         every = not error and all(one.ok for one in said)
         if any(one.ok for one in said):
-            self.taken.append(rule)
+            self.taken.append((rule, over_at(rule, time.monotonic())))
         self.jobs |= {one.process.job for one in said if one.ok}
         self.failed += not every
         if self.as_json:
@@ -160,6 +174,15 @@ class Course:
         elif not str(wanted):
             words += [f" --job {shlex.quote(name)}" for name in sorted(self.jobs)]
         return f"r2ccl-ctl recover-nic{''.join(words)} {rule.nic}"
+
+    def show_stopped(self, why: str) -> None:
+        """That rules are left, and what may still stand of those before."""
+        click.echo(f"Error: {self.stopped}", err=True)
+        for rule in standing(self.taken):
+            click.echo(f"still stands: {rule} ({self.recover(rule)})", err=True)
+        for rule in self.under_way:
+            click.echo(f"under way, may stand: {rule} ({self.recover(rule)})", err=True)
+        self.show_end(why)
 
     def show_end(self, stopped: str) -> None:
         """The last line of --json; `stopped`: why rules were left, or nothing."""
@@ -214,11 +237,20 @@ def _wait(until: float, wanted: Selection, *, looks: bool) -> bool:
         time.sleep(min(left, LOOK_S))
 
 
-def standing(done: Sequence[Rule]) -> list[Rule]:
-    """Of the rules that were applied the last of each NIC, unless it gave the NIC back. Those with
-    a time of their own may be over."""
-    last = {rule.nic: rule for rule in done}
-    return [rule for rule in last.values() if rule.kind != "recover"]
+def over_at(rule: Rule, taken: float) -> float:
+    """When a rule that was taken by then is over by itself, at the latest. The time of one with
+    `after` begins when the bytes have passed, which nobody here knows."""
+    if rule.duration is None or rule.after is not None:
+        return math.inf
+    return taken + parse_for(rule.duration) / 1000
+
+
+def standing(taken: Sequence[tuple[Rule, float]]) -> list[Rule]:
+    """Of the rules that were applied the last of each NIC, unless it gave the NIC back or is
+    over."""
+    now = time.monotonic()
+    last = {rule.nic: (rule, over) for rule, over in taken}
+    return [rule for rule, over in last.values() if rule.kind != "recover" and now < over]
 
 
 def _strange_nics(rules: Sequence[Rule], wanted: Selection) -> dict[str, str]:

@@ -184,7 +184,8 @@ def up(nodes: int, nics: str, rate: str, variant: str, mtu: int, ipv6: bool, nam
 @name_option
 @plain_errors
 def exec_(node: str, command: tuple[str, ...], name: str) -> None:
-    """Run CMD inside NODE, in place of this process. Its exit code is ours.
+    """Run CMD inside NODE, in place of this process. Its exit code is ours; 127 where it is not
+    found, 126 where it cannot be run.
 
     \b
     Example:

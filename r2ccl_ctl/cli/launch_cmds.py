@@ -37,7 +37,10 @@ class UsageFailure(Failure):
     help="Run in the nodes of a lab (default name: r2lab) instead of on this machine.",
 )
 @click.option(
-    "--per-node", default=0, metavar="P", help="Ranks of each node. Default: spread evenly."
+    "--per-node",
+    type=WholeNumber(min=1),
+    metavar="P",
+    help="Ranks of each node. Default: spread evenly.",
 )
 @click.option(
     "--emulate-nodes",
@@ -51,7 +54,7 @@ class UsageFailure(Failure):
     "--nics-per-node",
     default=0,
     metavar="M",
-    help="Without a lab: M loopback NICs per node (127.0.1.1, 127.0.2.1, ...).",
+    help="Without a lab: M loopback NICs per node (127.0.1.1, 127.0.2.1, ...), 16 at most.",
 )
 @click.option(
     "--nccl",
@@ -88,14 +91,17 @@ class UsageFailure(Failure):
     help="When a rank fails the others get S seconds before SIGTERM.",
 )
 @click.option(
-    "--job", default="", metavar="ID", help="Job id; default: R2CCL_JOB, else a random one."
+    "--job",
+    default="",
+    metavar="ID",
+    help="Job id, of at most 63 bytes; default: R2CCL_JOB, else a random one.",
 )
 @click.option("--no-prefix", is_flag=True, help="Do not put [rank] before every line.")
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
 def launch(
     ranks: int | None,
     lab: str | None,
-    per_node: int,
+    per_node: int | None,
     emulate_nodes: int,
     nics: int,
     nccl: str,
@@ -127,7 +133,7 @@ def launch(
             argv=command,
             ranks=ranks or 0,
             lab=lab,
-            per_node=per_node,
+            per_node=per_node or 0,
             emulate_nodes=emulate_nodes,
             nics=nics,
             nccl=nccl,

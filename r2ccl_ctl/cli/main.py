@@ -20,6 +20,7 @@ from r2ccl_ctl.cli.common import (
     print_json,
     refusal,
 )
+from r2ccl_ctl.errors import plain
 from r2ccl_ctl.interrupts import ends_without_a_word
 
 
@@ -130,6 +131,16 @@ SECTIONS = (
 )
 
 
+# What they say is all they do, or is said when it is done: nobody needs to know that a reader, such
+# as head(1), left before the end. Of the others it may be what was left undone.
+ONLY_SAY = {
+    command.name
+    for title, commands in SECTIONS
+    if title in ("Look", "Tools")
+    for command in commands
+}
+
+
 class Main(R2Group):
     """Lists the commands by purpose, and loads the one that is asked for."""
 
@@ -152,13 +163,15 @@ class Main(R2Group):
             return super().make_context(info_name, args, parent, **extra)
         except OSError as err:
             if err.errno == errno.EPIPE:
-                raise
+                drop_output()
+                raise click.exceptions.Exit(0) from err
             raise Failure(refusal(err)) from err
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
             return super().invoke(ctx)
         except click.ClickException as raised:
+            vars(raised)["message"] = plain(raised.message, keep="\n")
             err = with_hint(raised, self._words)
             if asks_for_json(self, self._words):
                 from r2ccl_ctl.control import SCHEMA
@@ -169,6 +182,9 @@ class Main(R2Group):
                 except OSError:  # the error is said on stderr all the same
                     drop_output()
             raise err from raised.__cause__
+        except OSError as gone:  # R2Group lets only EPIPE through: the reader has seen enough
+            drop_output()
+            raise click.exceptions.Exit(0 if ctx.invoked_subcommand in ONLY_SAY else 1) from gone
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(self.commands)

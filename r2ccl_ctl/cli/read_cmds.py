@@ -34,6 +34,7 @@ from r2ccl_ctl.control import (
     list_processes,
     of_others,
     select,
+    unreadable,
 )
 from r2ccl_ctl.errors import R2Error, R2UsageError
 from r2ccl_ctl.hang import Seen
@@ -85,6 +86,9 @@ def ps(
     kind (no-path, unsent, late, silent), rank, host, pid, nic, state, cause, since, for_s, of_s
     and, as `peer`, whom no path leads to or who does not confirm a path's end.
 
+    Processes of other users that you may not read are counted below the table; with --json they are
+    in `unreadable`, each with pid and uid.
+
     STATE "other version": it runs with another build of R2CCL, whose segment has a layout that this
     tool does not read (with --json: `layout`, `layouts_read`), so that its job is not known here.
     Use the tool that came with that build.
@@ -105,7 +109,8 @@ def ps(
     if comms:
         show_comms(found, wanted, as_json, more)
     elif as_json:
-        print_json(view.document("processes", [view.process_dict(process) for process in found]))
+        rows = [view.process_dict(process) for process in found]
+        print_json({**view.document("processes", rows), **unread_dict(wanted)})
     elif found:
         show(view.process_table(found))
     else:
@@ -114,6 +119,13 @@ def ps(
     if hidden:
         click.echo(hidden, err=True)
     say_left_out(wanted, [] if comms else found)
+
+
+def unread_dict(wanted: Selection) -> dict[str, Any]:
+    """In JSON, what `of_others` says in words."""
+    there = unreadable(gone=wanted.pid is not None)
+    meant = {pid: uid for pid, uid in there.items() if wanted.pid in (None, pid)}
+    return {"unreadable": [{"pid": pid, "uid": uid} for pid, uid in sorted(meant.items())]}
 
 
 def nobody(wanted: Selection) -> str:
@@ -160,7 +172,7 @@ def show_comms(processes: list[Process], wanted: Selection, as_json: bool, more:
             for snapshot in snapshots
             for comm in snapshot.comms
         ]
-        print_json(view.document("communicators", rows))
+        print_json({**view.document("communicators", rows), **unread_dict(wanted)})
     elif any(snapshot.comms for snapshot in snapshots):
         show(comm_view.comm_table(snapshots, seen, titles=True))
         notes = hang.why(snapshot for snapshot in snapshots if snapshot.comms)

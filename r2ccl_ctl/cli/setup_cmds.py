@@ -18,6 +18,7 @@ from r2ccl_ctl import gc as sweeping
 from r2ccl_ctl import nodeseg, paths, settings_view
 from r2ccl_ctl.cli.common import (
     F,
+    Failure,
     R2Group,
     add_row,
     json_option,
@@ -29,6 +30,18 @@ from r2ccl_ctl.cli.common import (
 from r2ccl_ctl.cli.view import document, process_dict
 from r2ccl_ctl.errors import R2Error, R2UsageError
 from r2ccl_ctl.units import parse_duration, show_bytes, show_span
+
+
+class NotFound(Failure):
+    """A program that is not there, as shells and env(1) say it."""
+
+    exit_code = 127
+
+
+class NotRunnable(Failure):
+    """One that is there."""
+
+    exit_code = 126
 
 
 @click.command()
@@ -71,7 +84,12 @@ def environment_options(command: F) -> F:
             is_flag=True,
             help="Also preload the shim, libr2ccl.so: `ps --comms` then shows communicators.",
         ),
-        click.option("--job", metavar="JOB", default="", help="Name of the job (R2CCL_JOB)."),
+        click.option(
+            "--job",
+            metavar="JOB",
+            default="",
+            help="Name of the job (R2CCL_JOB), of at most 63 bytes.",
+        ),
     ):
         command = option(command)
     return command
@@ -83,7 +101,8 @@ def environment_options(command: F) -> F:
 def run(
     job: str, preload: bool, nccl: str, by_name: bool, nics: str, command: tuple[str, ...]
 ) -> None:
-    """Run CMD with everything set that makes NCCL use R2CCL. Its exit code is ours.
+    """Run CMD with everything set that makes NCCL use R2CCL. Its exit code is ours; 127 where it is
+    not found, 126 where it cannot be run.
 
     \b
     Example:
@@ -100,10 +119,10 @@ def run(
     restore_signals()
     try:
         os.execvpe(command[0], list(command), {**os.environ, **added})
-    except FileNotFoundError:
-        raise R2UsageError(f"'{command[0]}': no such program") from None
     except OSError as err:
-        raise R2UsageError(f"'{command[0]}' cannot be run: {err.strerror}") from err
+        if isinstance(err, FileNotFoundError):
+            raise NotFound(f"'{command[0]}': no such program") from err
+        raise NotRunnable(f"'{command[0]}' cannot be run: {err.strerror}") from err
 
 
 def warn(added: Mapping[str, str]) -> None:
@@ -199,7 +218,9 @@ def config_list(changed: bool, markdown: bool, as_json: bool) -> None:
     metavar="DURATION",
     help="Spare those of processes that were alive more recently.",
 )
-@click.option("--all", "everything", is_flag=True, help="However old.")
+@click.option(
+    "--all", "everything", is_flag=True, help="However old, but for damaged ones of less than 60s."
+)
 @click.option("--dry-run", is_flag=True, help="Only say what would be removed.")
 @json_option
 @click.pass_context
@@ -209,7 +230,8 @@ def gc(ctx: click.Context, older_than: str, everything: bool, dry_run: bool, as_
     That is their control segments, and with them their journals, and node segments that no process
     uses; never those of running processes. Each process that starts does some of that itself: of
     its user's it keeps the 16 newest, for a minute up to 64 if there is room, and none that is
-    older than an hour.
+    older than an hour. Damaged ones are spared for 60s at least, since a process that sets its
+    segment up looks like that for a moment; with --json `spared` counts them.
 
     \b
     Example:
@@ -218,33 +240,29 @@ def gc(ctx: click.Context, older_than: str, everything: bool, dry_run: bool, as_
     if everything and ctx.get_parameter_source("older_than") is ParameterSource.COMMANDLINE:
         raise R2UsageError(f"--all and --older-than {older_than} exclude each other: give one")
     seconds = 0.0 if everything else of_option("--older-than", parse_duration, older_than)
-    swept = sweeping.sweep(seconds, dry_run=dry_run)
+    done = sweeping.sweep(seconds, dry_run=dry_run)
+    swept = done.removed
     nodes = nodeseg.sweep(seconds, dry_run=dry_run)
     if as_json:
-        print_json(
-            document(
-                "removed",
-                [
-                    {
-                        "segment": node.name,
-                        "node": node.host,
-                        "age_s": round(age, 1),
-                        "bytes": nodeseg.HEADER_SIZE + nodeseg.ROWS * nodeseg.ROW_SIZE,
-                        "error": error,
-                    }
-                    for node, age, error in nodes
-                ]
-                + [
-                    {
-                        **process_dict(item.process),
-                        "age_s": round(item.age_s, 1),
-                        "bytes": item.bytes,
-                        "error": item.error,
-                    }
-                    for item in swept
-                ],
-            )
-        )
+        rows = [
+            {
+                "segment": node.name,
+                "node": node.host,
+                "age_s": round(age, 1),
+                "bytes": nodeseg.HEADER_SIZE + nodeseg.ROWS * nodeseg.ROW_SIZE,
+                "error": error,
+            }
+            for node, age, error in nodes
+        ] + [
+            {
+                **process_dict(item.process),
+                "age_s": round(item.age_s, 1),
+                "bytes": item.bytes,
+                "error": item.error,
+            }
+            for item in swept
+        ]
+        print_json({**document("removed", rows), "spared": done.spared})
     else:
         for item in swept:
             click.echo(
@@ -258,7 +276,9 @@ def gc(ctx: click.Context, older_than: str, everything: bool, dry_run: bool, as_
         size = sum(item.bytes for item in swept if not item.error)
         count = sum(not item.error for item in swept) + sum(not error for _, _, error in nodes)
         verb = "would be removed" if dry_run else "removed"
-        click.echo(f"{count} {verb}, {show_bytes(size)}", err=True)
+        least = show_span(sweeping.YOUNG_S)
+        spared = f"; {done.spared} spared: damaged, of less than {least}" if done.spared else ""
+        click.echo(f"{count} {verb}, {show_bytes(size)}{spared}", err=True)
     if any(item.error for item in swept) or any(error for _, _, error in nodes):
         sys.exit(1)
 

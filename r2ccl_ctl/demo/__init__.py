@@ -12,6 +12,7 @@ report    the verdict, as dictionary and as tables; picture: as PNG; screen: whi
 
 from r2ccl_ctl.demo.plan import DemoSpec
 from r2ccl_ctl.demo.report import Report
-from r2ccl_ctl.demo.stage import Interrupted, run
+from r2ccl_ctl.demo.stage import run
+from r2ccl_ctl.interrupts import Interrupted
 
 __all__ = ["DemoSpec", "Interrupted", "Report", "run"]

@@ -9,12 +9,11 @@ import contextlib
 import os
 import secrets
 import shlex
-import signal
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
@@ -26,6 +25,7 @@ from r2ccl_ctl.demo.feeds import JobFeed, Timeline, Window
 from r2ccl_ctl.demo.plan import Action, DemoSpec, Phase
 from r2ccl_ctl.demo.report import Deed, PhaseResult, Report, build_report
 from r2ccl_ctl.errors import R2Error, R2UsageError
+from r2ccl_ctl.interrupts import signals_interrupt, undisturbed
 from r2ccl_ctl.job import NCCL_STANDIN, Job, LaunchSpec
 from r2ccl_ctl.units import show_bytes, show_span
 
@@ -61,7 +61,7 @@ def run(spec: DemoSpec, screen: Screen) -> Report:
     folder = spec.make_folder()
     perf = paths.perf_path()
     job_name = f"demo-{secrets.token_hex(3)}"
-    with tempfile.TemporaryDirectory(prefix="r2ccl-demo-") as scratch, _signals_interrupt():
+    with tempfile.TemporaryDirectory(prefix="r2ccl-demo-") as scratch, signals_interrupt():
         timeline = Timeline(Path(scratch) / "timeline.jsonl")
         screen.begin(spec, job_name)
         _tell_load(screen)
@@ -70,7 +70,7 @@ def run(spec: DemoSpec, screen: Screen) -> Report:
             job = launch.start(_launch_spec(spec, perf, timeline.path, job_name), echo=False)
             return Play(spec, screen, job, timeline).play(folder)
         finally:
-            with _undisturbed():
+            with undisturbed():
                 screen.end()
                 if job is not None:
                     job.kill()
@@ -83,45 +83,6 @@ def _tell_load(screen: Screen) -> None:
         screen.say(
             f"this machine is busy (load {load:.0f} on {cores} cores): bandwidths will be unsteady"
         )
-
-
-class Interrupted(KeyboardInterrupt):
-    """Ctrl-C, or another signal that asks for an end."""
-
-    def __init__(self, number: int) -> None:
-        super().__init__()
-        self.number = number
-
-
-ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-
-
-@contextlib.contextmanager
-def _signals_interrupt() -> Iterator[None]:
-    """Signals that end a program raise Interrupted, so that the clean-up runs."""
-
-    def on_signal(number: int, frame: object) -> None:
-        raise Interrupted(number)
-
-    # What the caller ignores (nohup) stays ignored.
-    heard = [number for number in ENDING if signal.getsignal(number) != signal.SIG_IGN]
-    before = {number: signal.signal(number, on_signal) for number in heard}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
-@contextlib.contextmanager
-def _undisturbed() -> Iterator[None]:
-    """A second Ctrl-C does not stop the clean-up, which is bounded."""
-    before = {number: signal.signal(number, signal.SIG_IGN) for number in ENDING}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def _launch_spec(spec: DemoSpec, perf: Path, timeline: Path, name: str) -> LaunchSpec:

@@ -1,5 +1,6 @@
 /* nccl-tests' columns on standard output, and JSON. Only rank 0 writes. */
 #define _GNU_SOURCE
+#include <errno.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
@@ -7,6 +8,7 @@
 #include "perf.h"
 
 static FILE *json, *timeline;
+static int json_errno, timeline_errno; /* of the first write that failed */
 static int lines;
 static int64_t wrong_total;
 static double bus_sum, started;
@@ -16,8 +18,28 @@ static FILE *open_file(const char *path)
 {
     FILE *file = path ? fopen(path, "w") : NULL;
     if (path && !file)
-        perf_die("cannot write %s", path);
+        perf_die("cannot write %s: %s", path, strerror(errno));
     return file;
+}
+
+/* Behind each line: errno is still that of the write which failed. */
+static void look_after(FILE *file, int *failed)
+{
+    if (!*failed && ferror(file))
+        *failed = errno;
+}
+
+/* False, with a word, where not everything came to be in the file. */
+static bool close_file(FILE *file, const char *path, int failed)
+{
+    if (!file)
+        return true;
+    look_after(file, &failed);
+    if (fclose(file) && !failed)
+        failed = errno;
+    if (failed)
+        fprintf(stderr, "r2ccl_perf: cannot write %s: %s\n", path, strerror(failed));
+    return !failed;
 }
 
 static bool reduces(const struct perf *p)
@@ -126,6 +148,7 @@ void perf_report_line(const struct perf *p, const struct perf_shape *s,
     fprintf(json, ", ");
     json_half("in_place", in);
     fprintf(json, "}");
+    look_after(json, &json_errno);
 }
 
 void perf_report_window(const struct perf *p, const struct perf_shape *s, uint64_t iteration,
@@ -144,6 +167,7 @@ void perf_report_window(const struct perf *p, const struct perf_shape *s, uint64
                 s->bytes, s->count);
         json_half("out_of_place", r);
         fprintf(json, ", \"in_place\": null}");
+        look_after(json, &json_errno);
     }
     if (!timeline)
         return;
@@ -158,6 +182,7 @@ void perf_report_window(const struct perf *p, const struct perf_shape *s, uint64
             (unsigned long long)iteration, s->bytes, r->seconds * 1e6, r->slowest * 1e6,
             r->algbw * 1e-9, r->busbw * 1e-9, r->cpu * 1e6, (long long)r->wrong);
     fflush(timeline);
+    look_after(timeline, &timeline_errno);
 }
 
 int perf_report_end(const struct perf *p)
@@ -169,12 +194,10 @@ int perf_report_end(const struct perf *p)
            wrong_total ? "FAILED" : "OK");
     printf("# Avg bus bandwidth    : %g\n#\n", mean);
     fflush(stdout);
-    if (json) {
+    if (json)
         fprintf(json, "\n], \"avg_busbw_gbs\": %.6f, \"wrong\": %lld}\n", mean,
                 (long long)wrong_total);
-        fclose(json);
-    }
-    if (timeline)
-        fclose(timeline);
-    return wrong_total ? 1 : 0;
+    bool written = close_file(json, p->o.json, json_errno);
+    written = close_file(timeline, p->o.timeline, timeline_errno) && written;
+    return wrong_total ? 1 : written ? 0 : 2;
 }

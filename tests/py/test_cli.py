@@ -100,7 +100,7 @@ def test_nobody_is_there(nobody: Path) -> None:
     for words in (["status"], ["nics"], ["journal"], ["fail-nic", "eth0"], ["recover-nic", "eth0"]):
         result = call(*words, code=1)
         assert result.stdout == ""
-        assert "no running process with R2CCL" in result.stderr
+        assert "no running process of R2CCL" in result.stderr
         assert "r2ccl-ctl run -- CMD" in result.stderr
 
 
@@ -222,7 +222,7 @@ def test_unknown_nic(start_writer: StartWriter) -> None:
 def test_unknown_process(start_writer: StartWriter) -> None:
     writer = start_writer()
     result = call("fail-nic", "eth9", "--pid", "1", "--job", writer.job, code=1)
-    assert "no running process with R2CCL with pid 1" in result.stderr
+    assert "no running process of R2CCL with pid 1" in result.stderr
     assert "There are: " in result.stderr
 
 
@@ -436,7 +436,7 @@ def test_run_keeps_the_callers_job(built: Path) -> None:
 
 
 def test_run_of_nothing(built: Path) -> None:
-    assert "no such program" in call("run", "--", "no-such-program-here", code=2).stderr
+    assert "no such program" in call("run", "--", "no-such-program-here", code=127).stderr
     assert "Missing argument" in call("run", code=2).stderr
 
 

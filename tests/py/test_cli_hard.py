@@ -182,7 +182,7 @@ def test_narrow_terminal(start_writer: StartWriter) -> None:
     writer = start_writer()
     text = on_a_terminal("status", "--job", writer.job, env={"COLUMNS": "40", "NO_COLOR": "1"})
     assert "…" not in text
-    assert "signals that this process lacks: numa, netlink" in text.replace("\r\n", "")
+    assert "signals that this process lacks: numa, netlink" in text.replace("\r\n", " ")
     assert max(len(re.sub(r"\x1b\[[0-9;]*m", "", line)) for line in text.splitlines()) <= 40
 
 
@@ -280,7 +280,7 @@ def test_faults_go_on_after_one_that_fails(start_writer: StartWriter, tmp_path: 
     rules = tmp_path / "rules"
     rules.write_text("eth9 blackhole\n127.0.1.1 blackhole\n127.0.2.1 recover\n")
     result = call("faults", "apply", str(rules), "--job", writer.job, code=1)
-    assert "Error: eth9 blackhole direction=both: no NIC 'eth9'" in result.stderr
+    assert "Error: line 1: eth9 blackhole direction=both: no NIC 'eth9'" in result.stderr
     assert "1 of 3 rules were not applied" in result.stderr
     assert writer.process.snapshot().nics[0].fault.startswith("blackhole")
 
@@ -357,12 +357,14 @@ def test_launch_ends_with_its_terminal(number: signal.Signals) -> None:
     seconds = f"61{int(number)}.{os.getpid()}"
     popen = subprocess.Popen(
         [sys.executable, "-m", "r2ccl_ctl", "launch", "-n", "1", "--", "sh", "-c",
-         f"sleep {seconds}; true"], cwd=ROOT,
+         f"sleep {seconds}; true"], cwd=ROOT, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
     try:
         until(lambda: running("sleep", seconds), "the rank runs", 30)
         popen.send_signal(number)
-        assert popen.wait(timeout=30) == 128 + number
+        _, stderr = popen.communicate(timeout=30)
+        assert popen.returncode == 128 + number
+        assert stderr == "launch: interrupted; the job is ended\n"
         until(lambda: not running("sleep", seconds), "nothing is left")
     finally:
         popen.kill()

@@ -139,9 +139,9 @@ def test_its_segment_is_not_swept(start_writer: StartWriter, folder: Path) -> No
     """However long ago it was made."""
     writer = other(start_writer(), folder)
     later = time.time_ns() + 86400 * 10**9
-    assert gc.sweep(0, dry_run=True, now_ns=later) == []
+    assert gc.sweep(0, dry_run=True, now_ns=later).removed == []
     writer.kill()
-    assert [item.process.name for item in gc.sweep(0, dry_run=True, now_ns=later)] == [
+    assert [item.process.name for item in gc.sweep(0, dry_run=True, now_ns=later).removed] == [
         writer.path.name
     ]
 

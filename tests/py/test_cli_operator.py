@@ -375,8 +375,9 @@ def test_watch_outlives_the_job(start_writer: StartWriter, word: str) -> None:
     assert "127.0.1.1" in after and re.search(r"ended \d\d:\d\d:\d\d, waiting", after)
 
 
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_faults_that_stand_are_named_when_it_is_stopped(
-    start_writer: StartWriter, tmp_path: Path
+    start_writer: StartWriter, tmp_path: Path, number: signal.Signals
 ) -> None:
     writer = start_writer()
     rules = tmp_path / "rules"
@@ -393,12 +394,12 @@ def test_faults_that_stand_are_named_when_it_is_stopped(
         while b"recover" not in said and select.select([out], [], [], 30)[0]:
             said += os.read(out, 4096) or b"recover"
         time.sleep(1.0)
-        popen.send_signal(signal.SIGINT)
+        popen.send_signal(number)
         _, stderr = popen.communicate(timeout=20)
     finally:
         popen.kill()
         popen.wait()
-    assert popen.returncode == 130, stderr
+    assert popen.returncode == 128 + number, stderr
     assert "stopped after 3 of 4 rules" in stderr
     assert stderr.count("still stands") == 1 and " 127.0.1.1)" in stderr
 

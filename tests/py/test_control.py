@@ -133,10 +133,10 @@ def test_reading_the_own_segment_keeps_its_lock(start_writer: StartWriter) -> No
     code = (
         "import fcntl, os, struct, sys\n"
         "from pathlib import Path\n"
-        "from r2ccl_ctl import control\n"
+        "from r2ccl_ctl import control, pids\n"
         "source, target = Path(sys.argv[1]), Path(sys.argv[2])\n"
-        "start = control._start_ticks(os.getpid())\n"
-        "path = target / f'r2ccl.0.{control.own_pidns()}.{os.getpid()}.{start}'\n"
+        "start = pids.start_ticks(os.getpid())\n"
+        "path = target / f'r2ccl.0.{pids.own_pidns()}.{os.getpid()}.{start}'\n"
         "path.write_bytes(source.read_bytes())\n"
         "fd = os.open(path, os.O_RDWR)\n"
         "fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB, 1)\n"
@@ -165,7 +165,7 @@ def test_selection(start_writer: StartWriter, tmp_path: Path) -> None:
     one, two = start_writer(), start_writer(job="test-other-job")
     assert [p.pid for p in select(Selection(pid=one.pid))] == [one.pid]
     assert [p.pid for p in select(Selection(job=two.job, node="node-a"))] == [two.pid]
-    with pytest.raises(R2Error, match="no running process with R2CCL with pid 1, .*There are"):
+    with pytest.raises(R2Error, match="no running process of R2CCL with pid 1, .*There are"):
         select(Selection(pid=1, job=one.job))
     with pytest.raises(R2Error, match=r"r2ccl-ctl run -- CMD"):
         select(Selection(), directory=tmp_path)
@@ -294,7 +294,7 @@ def test_many_clients_at_once(start_writer: StartWriter) -> None:
     code = (
         "import sys\n"
         "from pathlib import Path\n"
-        "from r2ccl_ctl import control\n"
+        "from r2ccl_ctl import control, pids\n"
         "process = control.describe(Path(sys.argv[1]))\n"
         "for i in range(10):\n"
         "    command = control.Command('fail-nic', nic=f'no-{sys.argv[2]}-{i}', fault='error',\n"
@@ -401,7 +401,7 @@ def test_gc(start_writer: StartWriter, tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setattr(control, "SHM", tmp_path)
 
     def names(age: float, dry_run: bool = False) -> list[str]:
-        return [item.process.name for item in gc.sweep(age, dry_run=dry_run)]
+        return [item.process.name for item in gc.sweep(age, dry_run=dry_run).removed]
 
     assert names(600) == []
     assert names(0, dry_run=True) == [dead.path.name]
@@ -410,11 +410,11 @@ def test_gc(start_writer: StartWriter, tmp_path: Path, monkeypatch: pytest.Monke
     assert not (tmp_path / dead.path.name).exists()
     assert (tmp_path / running.path.name).exists()
     assert (tmp_path / "r2ccl.0.1.2.3").exists(), "it may be one that is just being set up"
-    later = gc.sweep(600, dry_run=True, now_ns=time.time_ns() + 3600 * 10**9)
+    later = gc.sweep(600, dry_run=True, now_ns=time.time_ns() + 3600 * 10**9).removed
     assert "r2ccl.0.1.2.3" in [item.process.name for item in later]
 
 
 def test_gc_spares_what_is_locked(start_writer: StartWriter) -> None:
     writer = start_writer()
-    assert writer.path.name not in [item.process.name for item in gc.sweep(0, dry_run=True)]
+    assert writer.path.name not in [item.process.name for item in gc.sweep(0, dry_run=True).removed]
     assert re.fullmatch(r"r2ccl\.\d+\.\d+\.\d+\.\d+", writer.path.name)

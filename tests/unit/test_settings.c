@@ -4,6 +4,7 @@
 #include <sched.h>
 
 #include "check.h"
+#include "control/segment.h"
 #include "settings/settings.h"
 #include "settings/table.h"
 #include "settings/values.h"
@@ -86,7 +87,9 @@ static void test_every_bad_value_is_named(void)
     set_env("R2CCL_CHUNK", "1M");
     CHECK_EQ(r2_settings_parse(&s, fake_getenv, err, sizeof(err)), -EINVAL);
     CHECK_MSG(strstr(err, "R2CCL_EAGER=lots is not valid") && strstr(err, "\nR2CCL_VERIFY=2 is") &&
-                  !strstr(err, "R2CCL_CHUNK") && err[strlen(err) - 1] != '\n',
+                  strstr(err, "allowed is 0 or 1; the default holds (0)") &&
+                  strstr(err, "; the default holds (8K)\n") && !strstr(err, "R2CCL_CHUNK") &&
+                  err[strlen(err) - 1] != '\n',
               "%s", err);
     CHECK_EQ(s.eager, 8192);
     CHECK_EQ(s.chunk, 1 << 20);
@@ -231,12 +234,30 @@ static void test_long_text(void)
 
     memset(text, 'a', sizeof(text));
     text[R2_SETTING_TEXT - 1] = '\0';
-    CHECK_EQ(parse_one("R2CCL_JOB", text, &s, err, sizeof(err)), 0);
-    CHECK_STR(s.job, text);
+    CHECK_EQ(parse_one("R2CCL_NICS", text, &s, err, sizeof(err)), 0);
+    CHECK_STR(s.nics, text);
     text[R2_SETTING_TEXT - 1] = 'a';
     text[R2_SETTING_TEXT] = '\0';
+    CHECK_EQ(parse_one("R2CCL_NICS", text, &s, err, sizeof(err)), -EINVAL);
+    CHECK_STR(s.nics, "");
+}
+
+/* The control segment would cut a longer one, and two jobs would have one name. */
+static void test_long_job(void)
+{
+    struct r2_settings s;
+    char text[sizeof(((struct r2_seg_process *)0)->job) + 1];
+    char err[512];
+
+    memset(text, 'a', sizeof(text));
+    text[sizeof(text) - 2] = '\0';
+    CHECK_EQ(parse_one("R2CCL_JOB", text, &s, err, sizeof(err)), 0);
+    CHECK_STR(s.job, text);
+    text[sizeof(text) - 2] = 'a';
+    text[sizeof(text) - 1] = '\0';
     CHECK_EQ(parse_one("R2CCL_JOB", text, &s, err, sizeof(err)), -EINVAL);
     CHECK_STR(s.job, "");
+    CHECK_MSG(strstr(err, "allowed is a text of at most 63 bytes"), "%s", err);
 }
 
 static void test_names(void)
@@ -506,6 +527,7 @@ static const struct check_test tests[] = {
     {"bad_values", test_bad_values},
     {"alias_and_empty", test_alias_and_empty},
     {"long_text", test_long_text},
+    {"long_job", test_long_job},
     {"names", test_names},
     {"names_long", test_names_long},
     {"duration_text", test_duration_text},

@@ -1,4 +1,8 @@
-/* InfiniBand ports without an interface in the list of NICs. Rung 1. */
+/* InfiniBand ports without an interface in the list of NICs, and a list that is too long. Rung 1.
+ */
+#include <arpa/inet.h>
+#include <net/if_arp.h>
+
 #include "check.h"
 #include "topology/pick.h"
 
@@ -51,9 +55,34 @@ static void test_append(void)
     CHECK(nics[1].guid && nics[1].guid != nics[2].guid && nics[1].guid != nics[0].guid);
 }
 
+/* Those that were picked by address are on one interface, whose name tells nothing. */
+static void test_addresses_left_out(void)
+{
+    struct r2_net_link lo = {.ifindex = 1, .name = "lo", .type = ARPHRD_LOOPBACK};
+    struct r2_net_addr addr = {.ifindex = 1, .prefixlen = 8};
+    struct r2_net_tables tables = {&lo, 1, &addr, 1};
+    struct sockaddr_in *in = (struct sockaddr_in *)&addr.addr;
+    struct r2_pick picks[R2_MAX_NICS];
+    struct r2_settings set;
+    char err[512] = "";
+
+    memset(&set, 0, sizeof(set));
+    lo.flags = IFF_UP | IFF_LOOPBACK | 0x10000; /* IFF_LOWER_UP */
+    in->sin_family = AF_INET;
+    in->sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    for (int i = 1; i <= R2_MAX_NICS + 1; i++) {
+        size_t at = strlen(set.nics);
+
+        snprintf(set.nics + at, sizeof(set.nics) - at, "%s127.0.%d.1", i > 1 ? "," : "", i);
+    }
+    CHECK_EQ(r2_pick_choose(&set, &tables, picks, R2_MAX_NICS, err, sizeof(err)), R2_MAX_NICS);
+    CHECK_MSG(strstr(err, " 127.0.17.1 and what comes behind it is left out"), "%s", err);
+}
+
 static const struct check_test tests[] = {
     {"ports_wanted", test_ports_wanted},
     {"append", test_append},
+    {"addresses_left_out", test_addresses_left_out},
     {0},
 };
 
