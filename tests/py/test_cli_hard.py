@@ -405,7 +405,7 @@ def test_lab_state_that_cannot_be_used(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setenv("R2CCL_LAB_DIR", str(tmp_path))
     file = tmp_path / "r2lab.json"
     file.mkdir()
-    assert f"{file} cannot be read: Is a directory" in call("lab", "status", code=1).stderr
+    assert f"{file} is no file: remove it" in call("lab", "status", code=1).stderr
     file.rmdir()
     file.write_text(
         '{"schema": 1, "phase": "up", "created": 1e300, "holder": null, "nics": [], "cuts": [],'

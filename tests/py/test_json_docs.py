@@ -21,7 +21,7 @@ from segment_bed import StartWriter, Writer, start_writer
 from test_cli import built, call, json_lines, load_settings, nobody, plugin, start_writer_outside
 
 from r2ccl_ctl import gpus, nodeseg, shim
-from r2ccl_ctl.cli import docs, drain_cmds, fault_cmds, lab_cmds
+from r2ccl_ctl.cli import docs, drain_cmds, fault_cmds, lab_cmds, read_cmds
 from r2ccl_ctl.cli.act_cmds import ask
 from r2ccl_ctl.cli.main import main
 from r2ccl_ctl.control import Answer
@@ -301,18 +301,24 @@ def test_what_differs_is_found() -> None:
 # Commands that look
 
 
-def test_ps(full: Writer) -> None:
+@pytest.fixture
+def others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Somebody else's process."""
+    monkeypatch.setattr(read_cmds, "unreadable", lambda *, gone: {4242: 1000})
+
+
+def test_ps(full: Writer, others: None) -> None:
     check("ps", printed("ps", "--job", full.job))
 
 
-def test_ps_of_what_cannot_be_read(nobody: Path) -> None:
+def test_ps_of_what_cannot_be_read(nobody: Path, others: None) -> None:
     (nobody / "r2ccl.0.1.2.3").write_bytes(b"x" * 4096)
     document = printed("ps", "--all")
     assert document["processes"][0]["state"] == "damaged"
     check("ps", document)
 
 
-def test_communicators(full: Writer) -> None:
+def test_communicators(full: Writer, others: None) -> None:
     for words in (["ps", "--comms"], ["plan", "show"]):
         check("ps --comms, plan show", printed(*words, "--job", full.job))
 
