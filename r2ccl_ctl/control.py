@@ -360,7 +360,7 @@ def select(
     raise R2Error(
         f"no {_what(dead)} {where}on this machine. Start one with `r2ccl-ctl run -- CMD`; if it "
         "runs in a container, use r2ccl-ctl there or share /dev/shm; if it is another user's, "
-        "use sudo"
+        "use sudo; if it found no room in /dev/shm, it has said so"
     )
 
 

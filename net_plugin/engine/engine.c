@@ -212,7 +212,9 @@ static void open_control(uint64_t comm)
     memcpy(info.process_id, r2_eng.process, 16);
     rc = r2_control_open(&r2_eng.ctl, &info);
     if (rc)
-        R2_WARN("no control segment (%s): r2ccl-ctl cannot see this process", strerror(-rc));
+        R2_TELL("no control segment (%zu KiB in /dev/shm: %s): r2ccl-ctl cannot see or steer this "
+                "process; give /dev/shm room, and this user the right to write there",
+                sizeof(struct r2_segment) / 1024, strerror(-rc));
     else if (r2_control_segment(r2_eng.ctl)->process.warning[0])
         R2_TELL("R2CCL_SHM_GROUP=%s: %s", r2_eng.set->shm_group,
                 r2_control_segment(r2_eng.ctl)->process.warning);

@@ -92,6 +92,18 @@ def test_settings_that_cannot_be_followed_are_told() -> None:
         assert done.stderr.count(f"[0] WARN NET/R2CCL: {name}={value}") == 1, done.stderr
 
 
+def test_no_room_for_a_segment_is_told(build: Build) -> None:
+    """The job goes on, and says without NCCL_DEBUG that nobody will see it."""
+    argv = [sys.executable, "-m", "r2ccl_ctl", "launch", "-n", "2", "--emulate-nodes", "2"]
+    argv += ["--nccl", "standin", "--timeout", "60", "--", "sh", "-c"]
+    argv += ["trap '' XFSZ; ulimit -f 100; exec \"$0\" --op all_reduce -b 4K -n 1 -w 0 -c 1"]
+    argv += [str(build.path / "r2ccl_perf")]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=120, cwd=ROOT)
+    assert done.returncode == 0, done
+    said = r"\[0\] WARN NET/R2CCL: no control segment \(\d+ KiB in /dev/shm: File too large\)"
+    assert len(re.findall(said, done.stderr)) == 1, done.stderr
+
+
 def taken_port(stack: contextlib.ExitStack) -> tuple[socket.socket, socket.socket, int]:
     """Of both addresses the same port, whatever else runs here."""
     for _ in range(20):
