@@ -61,6 +61,8 @@ def application_env(
         found["LD_PRELOAD"] = prepend([shim], base.get("LD_PRELOAD", ""))
     if job:
         found["R2CCL_JOB"] = jobname.checked(job, "--job")
+    else:
+        jobname.checked(base.get("R2CCL_JOB", ""), "R2CCL_JOB")
     if nics:
         found["R2CCL_NICS"] = nics
     return found

@@ -301,6 +301,7 @@ def rank_env(
     if gpus and bed.nodes > 1:
         env["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)
     env.update(spec.env)
+    jobname.checked(env.get("R2CCL_JOB", ""), "R2CCL_JOB")
     return env
 
 
@@ -401,7 +402,7 @@ def run(spec: LaunchSpec) -> int:
                     job.kill()
                 with contextlib.suppress(OSError):  # the terminal may be gone
                     print("launch: interrupted; the job is ended", file=sys.stderr, flush=True)
-            return 128 + err.number
+                return 128 + err.number
     for rank in job.ranks:
         if rank.unshown:
             print(

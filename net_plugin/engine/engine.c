@@ -205,6 +205,7 @@ static void open_control(uint64_t comm)
         .nccl_version = r2_eng.nccl_version,
         .net_api = r2_eng.net_api,
         .shm_group = r2_eng.set->shm_group,
+        .hidden = !r2_eng.set->shm,
         .plan = (enum r2_seg_plan)(R2_SEG_PLAN_OFF + (int)r2_eng.set->plan),
     };
     int rc;

@@ -96,8 +96,8 @@ static uint64_t finish_time(const struct r2_path *path, uint64_t len, uint64_t n
     return time_for(r2_pathrate_inflight(&path->rate) + len, rate);
 }
 
-/* Those that have room and work, by index: first who is soonest done with what it has, or of whom
- * nothing is known yet. Returns how many. */
+/* Those that have room, by index: first the ones of which nothing is known yet, then who is soonest
+ * done with what it has. Returns how many. */
 static int soonest_first(const struct r2_peer *p, const uint64_t space[], uint16_t order[])
 {
     uint64_t now = r2_now_ns(), done[R2_PATHS_MAX];
@@ -106,9 +106,9 @@ static int soonest_first(const struct r2_peer *p, const uint64_t space[], uint16
     for (int i = 0; i < p->n_paths; i++) {
         int at = n;
 
-        if (!space[i] || !r2_path_usable(p->paths[i]) || !has_work(p->paths[i]))
+        if (!space[i] || !r2_path_usable(p->paths[i]))
             continue;
-        done[i] = finish_time(p->paths[i], 0, now);
+        done[i] = r2_pathrate_rate(&p->paths[i]->rate) ? 1 + finish_time(p->paths[i], 0, now) : 0;
         for (n++; at > 0 && done[order[at - 1]] > done[i]; at--)
             order[at] = order[at - 1];
         order[at] = (uint16_t)i;
@@ -151,8 +151,10 @@ void r2_peer_kick(struct r2_peer *p)
             rest += left;
     }
     others = rest ? soonest_first(p, space, order) : 0;
-    for (int i = 0; i < others && rest; i++)
-        rest = ask_path(p->paths[order[i]], rest, &space[order[i]]);
+    for (int i = 0; i < others && rest; i++) {
+        if (has_work(p->paths[order[i]]))
+            rest = ask_path(p->paths[order[i]], rest, &space[order[i]]);
+    }
 }
 
 /* A slow path must not hold a message back: it leaves the last chunks to faster ones that together

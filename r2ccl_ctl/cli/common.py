@@ -252,9 +252,13 @@ def folded(line: list[Segment], width: int) -> Iterator[list[Segment]]:
     if line:
         line = [*line[:-1], Segment(line[-1].text.rstrip(" "), line[-1].style)]
     while Segment.get_line_length(line) > width:
-        columns = [c for s in line for c in s.text for _ in range(cell_len(c))]
-        end = next((i for i in range(width, 0, -1) if columns[i] == " " != columns[i - 1]), width)
+        columns = [c if i == 0 else "" for s in line for c in s.text for i in range(cell_len(c))]
+        starts = [i for i in range(1, len(columns)) if columns[i]]  # no half of a wide character
+        whole = max((i for i in starts if i <= width), default=[*starts, len(columns)][0])
+        end = next((i for i in range(width, 0, -1) if columns[i] == " " != columns[i - 1]), whole)
         rest = next((i for i in range(end, len(columns)) if columns[i] != " "), end)
+        if rest == len(columns):
+            break
         first, _, line = Segment.divide(line, [end, rest, len(columns)])
         yield first
     yield line

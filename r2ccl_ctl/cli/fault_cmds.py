@@ -101,8 +101,7 @@ def apply(
                     sys.exit(1)
                 course.apply(rule)
     except KeyboardInterrupt as err:
-        with contextlib.suppress(OSError):  # the terminal may be gone
-            course.show_stopped("interrupted")
+        course.show_stopped("interrupted")
         sys.exit(128 + (err.number if isinstance(err, Interrupted) else signal.SIGINT))
     except R2Error as err:
         course.show_stopped(str(err))
@@ -177,12 +176,14 @@ class Course:
 
     def show_stopped(self, why: str) -> None:
         """That rules are left, and what may still stand of those before."""
-        click.echo(f"Error: {self.stopped}", err=True)
-        for rule in standing(self.taken):
-            click.echo(f"still stands: {rule} ({self.recover(rule)})", err=True)
-        for rule in self.under_way:
-            click.echo(f"under way, may stand: {rule} ({self.recover(rule)})", err=True)
-        self.show_end(why)
+        with contextlib.suppress(OSError):  # the terminal may be gone, and the JSON go elsewhere
+            click.echo(f"Error: {self.stopped}", err=True)
+            for rule in standing(self.taken):
+                click.echo(f"still stands: {rule} ({self.recover(rule)})", err=True)
+            for rule in self.under_way:
+                click.echo(f"under way, may stand: {rule} ({self.recover(rule)})", err=True)
+        with contextlib.suppress(OSError):
+            self.show_end(why)
 
     def show_end(self, stopped: str) -> None:
         """The last line of --json; `stopped`: why rules were left, or nothing."""

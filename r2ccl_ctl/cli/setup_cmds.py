@@ -120,9 +120,11 @@ def run(
     try:
         os.execvpe(command[0], list(command), {**os.environ, **added})
     except OSError as err:
-        if isinstance(err, FileNotFoundError):
+        missing = isinstance(err, (FileNotFoundError, NotADirectoryError))
+        if missing and not ("/" in command[0] and os.path.exists(command[0])):
             raise NotFound(f"'{command[0]}': no such program") from err
-        raise NotRunnable(f"'{command[0]}' cannot be run: {err.strerror}") from err
+        why = "its interpreter is missing" if missing else err.strerror
+        raise NotRunnable(f"'{command[0]}' cannot be run: {why}") from err
 
 
 def warn(added: Mapping[str, str]) -> None:

@@ -79,7 +79,7 @@ class Side:
     def has_segment(self) -> bool:
         """Once seen, it is known. To look for it is to read every object there is, which takes
         seconds where many tests run: not before there is one of that name, except now and then."""
-        if self._segment is None and (self._is_named() or time.monotonic() > self._looked + 1.0):
+        if self._segment is None and (self.is_named() or time.monotonic() > self._looked + 1.0):
             with contextlib.suppress(R2Error):
                 found = control.find(self.pid)
                 if found.state == "running":
@@ -88,7 +88,7 @@ class Side:
             self._looked = time.monotonic()
         return self._segment is not None
 
-    def _is_named(self) -> bool:
+    def is_named(self) -> bool:
         """The name tells the process as its own PID namespace counts."""
         return any(re.match(rf"r2ccl\.\d+\.\d+\.{self.pid}\.", n) for n in os.listdir(control.SHM))
 

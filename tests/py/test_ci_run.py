@@ -224,7 +224,9 @@ def test_c_tests_whose_time_is_over(tmp_path: Path, run_bounded: RunBounded) -> 
     for program in (red, hangs):
         program.chmod(0o755)
     # As .ci/run starts a lane; its limit comes once there is something to be cut off.
-    script = f"(until [ -s {pid} ]; do sleep 0.1; done; sleep 1; kill $$) & exec timeout 100 "
+    judged = tmp_path / "build/tests/log/test_red.result"
+    both = f"[ -s {pid} ] && [ -e {judged} ]"
+    script = f"(until {both}; do sleep 0.1; done; sleep 1; kill $$) & exec timeout 100 "
     words = ["sh", "-c", script + f"bash -c '{ROOT}/mk/run-c-tests red hangs; :'"]
     env = {"BUILD": str(tmp_path / "build"), "SAN": ""}
     done = run_bounded(words, cwd=tmp_path, timeout=80, code=None, env={**os.environ, **env})

@@ -23,7 +23,7 @@ from conftest import ROOT, missing
 from segment_bed import StartWriter, Writer, follow, program, read_line, start_writer
 
 from r2ccl_ctl import control, env, paths, settings_view
-from r2ccl_ctl.cli import docs
+from r2ccl_ctl.cli import docs, setup_cmds
 from r2ccl_ctl.cli.main import SECTIONS, main
 
 __all__ = ["start_writer"]
@@ -435,7 +435,8 @@ def test_run_keeps_the_callers_job(built: Path) -> None:
     assert env.default_job({}, ["/usr/bin/python3"]).startswith("python3-")
 
 
-def test_run_of_nothing(built: Path) -> None:
+def test_run_of_nothing(built: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(setup_cmds, "restore_signals", lambda: None)
     assert "no such program" in call("run", "--", "no-such-program-here", code=127).stderr
     assert "Missing argument" in call("run", code=2).stderr
 

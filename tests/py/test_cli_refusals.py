@@ -21,7 +21,7 @@ from test_cli import built, call, call_json, nobody
 
 from r2ccl_ctl import control, jobname, launch, paths, pids, unread
 from r2ccl_ctl import env as environment
-from r2ccl_ctl.cli import common
+from r2ccl_ctl.cli import common, setup_cmds
 from r2ccl_ctl.cli.common import folded
 from r2ccl_ctl.cli.main import main
 from r2ccl_ctl.control import Command, Selection, select
@@ -150,7 +150,7 @@ def test_a_report_that_cannot_be_written(words: str) -> None:
 def test_faults_that_are_over_do_not_stand(start_writer: StartWriter, tmp_path: Path) -> None:
     rules = tmp_path / "rules"
     rules.write_text(
-        "127.0.1.1 blackhole for=50ms\n"
+        "127.0.1.1 blackhole for=1ms\n"
         "127.0.2.1 blackhole for=50ms after=1T\n"  # nobody knows when that begins
         "127.0.3.1 blackhole for=1h\n127.0.3.1 recover at=200ms\n"
     )
@@ -256,8 +256,32 @@ def test_young_damaged_segments_are_spared_with_a_word(nobody: Path) -> None:
 @pytest.mark.parametrize(
     ("program", "code"), [("/nonexistent", 127), ("no-such-program", 127), ("/", 126)]
 )
-def test_run_of_what_cannot_run(built: Path, program: str, code: int) -> None:
+def test_run_of_what_cannot_run(
+    built: Path, monkeypatch: pytest.MonkeyPatch, program: str, code: int
+) -> None:
+    monkeypatch.setattr(setup_cmds, "restore_signals", lambda: None)
     assert f"Error: '{program}'" in call("run", "--", program, code=code).stderr
+
+
+def test_run_of_a_script_without_its_interpreter(
+    built: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(setup_cmds, "restore_signals", lambda: None)
+    monkeypatch.setenv("PATH", os.pathsep.join([os.environ["PATH"], "/dev/null"]))
+    assert "no such program" in call("run", "--", "no-such-program", code=127).stderr
+    script = tmp_path / "script"
+    script.write_text("#!/no/such/interpreter\n")
+    script.chmod(0o755)
+    said = call("run", "--", str(script), code=126).stderr
+    assert f"'{script}' cannot be run: its interpreter is missing" in said
+
+
+def test_a_job_that_is_inherited_is_no_longer_than_others(built: Path) -> None:
+    for words in (["env"], ["run", "--", "true"]):
+        said = call(*words, code=2, env={"R2CCL_JOB": "j" * 64}).stderr
+        assert f"R2CCL_JOB '{'j' * 64}': a name of 64 bytes" in said
+    said = call("launch", "--env", f"R2CCL_JOB={'j' * 64}", "--", "true", code=2).stderr
+    assert "a name of 64 bytes" in said
 
 
 def unread_output(*words: str) -> subprocess.CompletedProcess[str]:
@@ -305,6 +329,8 @@ def test_lines_are_folded_between_words() -> None:
     assert lines_of("abcdefgh ij", 4) == ["abcd", "efgh", "ij"]
     assert lines_of("  abcdefgh", 4) == ["  ab", "cdef", "gh"]
     assert lines_of("世界世界 世", 6) == ["世界世", "界 世"]
+    assert lines_of("世界世界 世", 5) == ["世界", "世界", "世"]  # no half of one
+    assert lines_of("a世", 1) == ["a", "世"]
     assert lines_of("", 4) == [""] and lines_of("fits", 4) == ["fits"]
 
 
