@@ -143,7 +143,7 @@ def _capped(section: Section, options: Options, kind: str, size: tuple[int, int]
 def _star(size: tuple[int, int], kind: str, options: Options, env: dict[str, str]) -> Found:
     peers, nics = size
     command = [program("star"), "--peers", str(peers), "--nics", str(nics)]
-    command += ["--seconds", "2" if options.smoke else "5"]
+    command += ["--seconds", "1" if options.smoke else "5"]
     words, settings, _ = KINDS[kind]
     command += words
     try:

@@ -100,7 +100,7 @@ def moving(bed: Bed) -> Iterator[tuple[Lab, resume.Watch, Sides]]:
 def run(options: Options, section: Section) -> None:
     """Fill in the section; what was found stays when a later part fails or is cut off."""
     times = Times(options.add_to)
-    until = Until(times, 2 if options.smoke else options.runs, options.slice_end())
+    until = Until(times, 1 if options.smoke else options.runs, options.slice_end())
     parts: dict[str, Callable[[Options, Until], None]] = {
         "slow": _slow,
         "lossy": _lossy,

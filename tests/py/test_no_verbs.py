@@ -24,7 +24,8 @@ TESTS = ("test_verbs_tables", "test_verbs_fence")
 @pytest.fixture(scope="module")
 def without(run_bounded: RunBounded) -> Path:
     targets = ["libnccl-net-r2ccl.so", "stress/pair", *(f"tests/unit/{name}" for name in TESTS)]
-    words = ["make", "-j2", "VERBS=no", "WERROR=1", *(f"build/noverbs/{name}" for name in targets)]
+    words = ["make", "-j2", "VERBS=no", "WERROR=1", "CFLAGS=-O0 -g"]
+    words += [f"build/noverbs/{name}" for name in targets]
     run_bounded(words, cwd=ROOT, timeout=500)
     return BUILT
 
