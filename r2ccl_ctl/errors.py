@@ -16,7 +16,7 @@ class R2Error(Exception):
     exit_code = 1
 
     def __str__(self) -> str:
-        return plain(super().__str__(), keep="\n")
+        return plain(super().__str__(), keep="\n\t")
 
 
 class R2UsageError(R2Error):

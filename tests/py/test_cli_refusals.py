@@ -25,7 +25,7 @@ from r2ccl_ctl.cli import common, setup_cmds
 from r2ccl_ctl.cli.common import folded
 from r2ccl_ctl.cli.main import main
 from r2ccl_ctl.control import Command, Selection, select
-from r2ccl_ctl.errors import R2UsageError, plain
+from r2ccl_ctl.errors import R2Error, R2UsageError, plain
 from r2ccl_ctl.job import LaunchSpec
 from r2ccl_ctl.lab import parse_rate
 from r2ccl_ctl.segment import layout
@@ -342,3 +342,7 @@ def test_a_line_of_the_journal_stays_one(
     monkeypatch.setattr(common, "console", lambda: Console(width=80, force_terminal=True))
     common.show(Text(line))
     assert capsys.readouterr().out == f"{line}\n"
+
+
+def test_tabs_of_tools_stay_in_errors() -> None:
+    assert str(R2Error("one\ttwo\nthree\x1b[31m")) == "one\ttwo\nthree\ufffd[31m"
