@@ -228,16 +228,16 @@ void r2_recv_say_kept(struct r2_peer *p, uint64_t now);
 
 /* ---- upcalls.c */
 extern const struct r2_transport_events r2_engine_events;
-#include "engine/buffered.h"
-#include "engine/memory.h"     /* revoke.c, flush.c */
-#include "engine/pathweight.h" /* weights of paths */
-#include "engine/slow.h"       /* tail.c, greywatch.c */
+#include "engine/message/buffered.h"
+#include "engine/message/memory.h"   /* revoke.c, flush.c */
+#include "engine/sched/pathweight.h" /* weights of paths */
+#include "engine/sched/slow.h"       /* tail.c, greywatch.c */
 
 static inline const char *r2_nic_name(int nic)
 {
     return nic >= 0 && nic < r2_eng.n_nics ? r2_eng.nics[nic].name : "?";
 }
 
-#include "engine/nics.h"
+#include "engine/nic/nics.h"
 
 #endif

@@ -12,17 +12,17 @@
 #include <stdatomic.h>
 
 #include "control/control.h"
+#include "engine/core/damp.h"
+#include "engine/core/grey.h"
+#include "engine/core/health.h"
+#include "engine/core/lanes.h"
+#include "engine/core/ledger.h"
+#include "engine/core/pathrate.h"
+#include "engine/core/trial.h"
+#include "engine/core/weights.h"
 #include "engine/engine.h"
-#include "engine/fault.h"
-#include "engine/health/damp.h"
-#include "engine/health/grey.h"
-#include "engine/health/health.h"
-#include "engine/health/lanes.h"
-#include "engine/health/trial.h"
-#include "engine/io.h"
-#include "engine/ledger.h"
-#include "engine/pathrate.h"
-#include "engine/weights.h"
+#include "io/fault.h"
+#include "io/io.h"
 #include "oob/wire.h"
 #include "settings/settings.h"
 #include "topology/linkwatch.h"
@@ -31,7 +31,7 @@
 #include "util/hash.h"
 #include "util/mem.h"
 
-#define R2_PATHS_VIA 64 /* of each transport, to one peer: engine/pairs.c */
+#define R2_PATHS_VIA 64 /* of each transport, to one peer: engine/path/pairs.c */
 #define R2_PATHS_MAX (R2_PATHS_VIA * R2_VIA_COUNT)
 _Static_assert(R2_PATHS_VIA <= R2_WIRE_MAX_LANES, "CLOSE names each one-sided path that wrote");
 #define R2_LANES_MAX 32 /* bulk lanes of an endpoint */
@@ -41,10 +41,10 @@ _Static_assert(R2_PATHS_VIA <= R2_WIRE_MAX_LANES, "CLOSE names each one-sided pa
 #define R2_TICK_NS (25 * R2_NS_PER_MS)
 
 struct r2_peer;
-#include "engine/acks.h"
-#include "engine/asking.h"
-#include "engine/unasked.h"
-#include "engine/words.h"
+#include "engine/loop/asking.h"
+#include "engine/message/acks.h"
+#include "engine/message/unasked.h"
+#include "engine/peer/words.h"
 
 enum r2_path_state {
     R2_PATH_IDLE,       /* not wanted now */
@@ -221,7 +221,7 @@ struct r2_req {
     bool arrived;  /* R: all bytes in place, the acknowledgement may not have left */
     bool kept;     /* R: its clear-to-send was not said: r2_recv_say_kept */
     bool unasked;  /* S: it goes before its clear-to-send */
-    uint8_t *copy; /* S: the engine's own, of a small message: engine/buffered.h */
+    uint8_t *copy; /* S: the engine's own, of a small message: engine/message/buffered.h */
     bool told;     /* S: the application was told that it is done, before it was acknowledged */
     uint64_t seq;
     uint8_t *data;
@@ -276,7 +276,7 @@ struct r2_conn {
     bool detaching;     /* its close waits for lanes and for the peer's word: it stays until then */
     bool tell;          /* failed here: the peer has to learn it, again after every loss */
     uint64_t final_seq; /* R, remote_closed: messages that the sender has begun */
-    /* One-sided paths, by r2_path.index: S: handed out, R: arrived (engine/revoke.c) */
+    /* One-sided paths, by r2_path.index: S: handed out, R: arrived (engine/message/revoke.c) */
     struct r2_conn_lane lanes[R2_PATHS_MAX];
     uint32_t under_way; /* S: chunks that a NIC may still read */
     bool revoked;       /* S: nothing is sent any more; R: the sender has said so, with `said` */
@@ -306,7 +306,8 @@ struct r2_conn {
     struct r2_list flush; /* path->flushq */
     uint64_t flush_cum, flush_pos;
     uint32_t wrote[R2_MAX_NICS]; /* by NIC: how often it wrote into memory of a device ... */
-    uint32_t shown[R2_MAX_NICS]; /* ... and how much of that a flush has shown (engine/flush.c) */
+    uint32_t shown[R2_MAX_NICS]; /* ... and how much of that a flush has shown
+                                    (engine/message/flush.c) */
     struct r2_ack_range *ranges; /* chunks to acknowledge */
     uint32_t n_ranges, cap_ranges;
     uint16_t ack_path;

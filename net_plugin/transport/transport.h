@@ -130,8 +130,8 @@ struct r2_ep_health {
     uint64_t retransmits; /* of them, sent again */
 };
 
-/* Upcalls, implemented by the engine (engine/upcalls.c). `owner` is r2_ep_params.owner, or what
- * `accepted` returned. */
+/* Upcalls, implemented by the engine (engine/loop/upcalls.c). `owner` is r2_ep_params.owner, or
+ * what `accepted` returned. */
 struct r2_transport_events {
     /* An authenticated peer asks for a path. Returns the owner, or NULL to refuse. */
     void *(*accepted)(struct r2_ep *ep, const struct r2_ep_params *params);

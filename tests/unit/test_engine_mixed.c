@@ -5,7 +5,7 @@
 #include <sys/wait.h>
 
 #include "check.h"
-#include "engine/nics.h"
+#include "engine/nic/nics.h"
 #include "enginelib/remote.h"
 
 #define KB 1024u

@@ -13,12 +13,12 @@
 #include <unistd.h>
 
 #include "engine/internal.h"
-#include "engine/io.h"
-#include "engine/localranks.h"
-#include "engine/pause.h"
-#include "engine/pollers.h"
-#include "engine/sharing.h"
 #include "holder.h"
+#include "io/io.h"
+#include "io/localranks.h"
+#include "io/pause.h"
+#include "io/pollers.h"
+#include "io/sharing.h"
 
 #define THREADS 4
 #define CORES 16

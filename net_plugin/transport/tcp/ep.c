@@ -6,7 +6,7 @@
 #include <sys/socket.h>
 
 #include "engine/engine.h"
-#include "engine/fault.h"
+#include "io/fault.h"
 #include "settings/settings.h"
 #include "transport/tcp/errors.h"
 #include "transport/tcp/tcp.h"

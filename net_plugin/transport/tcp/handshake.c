@@ -5,7 +5,7 @@
 #include <sys/socket.h>
 
 #include "engine/engine.h"
-#include "engine/fault.h"
+#include "io/fault.h"
 #include "transport/tcp/tcp.h"
 #include "util/clock.h"
 #include "util/random.h"

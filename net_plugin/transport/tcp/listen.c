@@ -6,8 +6,8 @@
 #include <unistd.h>
 
 #include "engine/engine.h"
-#include "engine/fault.h"
-#include "engine/pollers.h"
+#include "io/fault.h"
+#include "io/pollers.h"
 #include "settings/settings.h"
 #include "transport/tcp/tcp.h"
 #include "util/clock.h"

@@ -14,7 +14,7 @@
 #include <string.h>
 
 #include "engine/engine.h"
-#include "engine/fault.h"
+#include "io/fault.h"
 #include "settings/settings.h"
 #include "transport/frames.h"
 #include "transport/verbs/verbs.h"

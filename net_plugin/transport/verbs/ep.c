@@ -6,7 +6,7 @@
 #include <time.h>
 
 #include "engine/engine.h"
-#include "engine/fault.h"
+#include "io/fault.h"
 #include "settings/settings.h"
 #include "transport/verbs/verbs.h"
 #include "util/clock.h"
