@@ -235,7 +235,7 @@ extern const struct r2_transport_events r2_engine_events;
 
 static inline const char *r2_nic_name(int nic)
 {
-    return nic >= 0 && nic < r2_eng.n_nics ? r2_eng.nics[nic].name : "?";
+    return nic >= 0 && nic < r2_local.n ? r2_local.nics[nic].name : "?";
 }
 
 #include "engine/nic/nics.h"

@@ -26,6 +26,7 @@
 #include "oob/wire.h"
 #include "settings/settings.h"
 #include "topology/linkwatch.h"
+#include "topology/local.h"
 #include "transport/transport.h"
 #include "util/clock.h"
 #include "util/hash.h"
@@ -327,7 +328,7 @@ struct r2_mr {
 };
 
 struct r2_ctx {
-    struct r2_list node;
+    struct r2_list node; /* all that were made */
     struct r2_list conns, listens;
     uint64_t comm_id;
 };
@@ -373,21 +374,15 @@ struct r2_nic_state {
 struct r2_engine {
     pthread_mutex_t lock; /* peers, listens, contexts, backlogs */
     bool inited, started;
-    int start_error;
-    unsigned nccl_version, net_api; /* under the lock until started; 0: not known */
-    uint64_t first_comm;
     atomic_bool inert; /* a forked child: does nothing */
     pid_t pid;         /* whose threads these are: a child of _Fork does not know that it is one */
     const struct r2_settings *set;
     const struct r2_transport_ops *ops;
     uint8_t process[16], secret[16];
     char host[64];
-    int n_nics;
-    struct r2_nic nics[R2_MAX_NICS];
     struct r2_nic_state nic_state[R2_MAX_NICS];
-    struct r2_list peers, listens, ctxs;
+    struct r2_list peers, listens;
     atomic_ulong look_at; /* the earliest of the peers', or earlier; 0: none (look.c) */
-    atomic_ulong next_conn, next_listen;
     atomic_uint
         top_gen;        /* highest generation of a path: each counts by itself, new ones above it */
     bool device_memory; /* NICs may read and write memory that threads may not */
@@ -396,7 +391,6 @@ struct r2_engine {
     struct r2_seg_gauges *g;
     struct r2_linkwatch *watch;
     struct r2_io_fd watch_fd;
-    struct r2_timer house;
 };
 extern struct r2_engine r2_eng;
 /* What r2_eng.ops becomes; a test sets another before the first r2_engine_init. */

@@ -6,10 +6,13 @@
 #include <stdlib.h>
 #include <sys/sysinfo.h>
 
-#include "engine/internal.h"
+#include "control/control.h"
+#include "io/io.h"
 #include "io/localranks.h"
 #include "io/pause.h"
 #include "io/sharing.h"
+#include "settings/settings.h"
+#include "util/clock.h"
 
 #define OF_NCCL 2                   /* cores of a process, see pollers.h */
 #define FRESH_NS (1 * R2_NS_PER_MS) /* a look is good for so long, or */
@@ -40,6 +43,10 @@ static void neighbour(void *arg, int pid)
         r2_sharing_add(&seen->known, &set);
 }
 
+static pthread_mutex_t at_it = PTHREAD_MUTEX_INITIALIZER; /* guards all that follows */
+static struct r2_control *control;                        /* NULL: not started */
+static const struct r2_settings *settings;
+
 /* Ranks of a node start together, and the first opens its sockets before it sees the others: until
  * they are there, how many they are is what their launcher says. */
 static void look(struct seen *seen, struct r2_sharing_word *word, uint64_t now)
@@ -48,7 +55,7 @@ static void look(struct seen *seen, struct r2_sharing_word *word, uint64_t now)
 
     r2_sharing_start(&seen->all);
     seen->known = seen->all;
-    r2_control_neighbours(r2_eng.ctl, neighbour, seen);
+    r2_control_neighbours(control, neighbour, seen);
     if (r2_sharing_word(word, 1 + seen->all.n, now)) {
         int cores = get_nprocs();
 
@@ -56,19 +63,20 @@ static void look(struct seen *seen, struct r2_sharing_word *word, uint64_t now)
         r2_sharing_among(&seen->known, cores, word->n);
     }
     poll = r2_pollers(r2_sharing_part(&seen->all));
-    if (r2_eng.set->io_threads <= 0) {
+    if (settings->io_threads <= 0) {
         r2_io_use(r2_pollers(r2_sharing_part(&seen->known)));
         poll = poll < 1 ? 1 : poll; /* as where there is one thread */
     }
     r2_pause_let(poll);
 }
 
-static pthread_mutex_t at_it = PTHREAD_MUTEX_INITIALIZER;
 static struct r2_sharing_word word; /* who is at it, as what r2_pollers_look keeps */
 
-void r2_pollers_start(void)
+void r2_pollers_start(struct r2_control *ctl, const struct r2_settings *set)
 {
     pthread_mutex_lock(&at_it);
+    control = ctl;
+    settings = set;
     word = (struct r2_sharing_word){.n = r2_local_ranks(getenv), .until = r2_now_ns() + WORD_NS};
     pthread_mutex_unlock(&at_it);
 }
@@ -79,9 +87,9 @@ void r2_pollers_look(void)
     static uint64_t next;
     uint64_t now = r2_now_ns();
 
-    if (!r2_eng.ctl || !r2_eng.set || pthread_mutex_trylock(&at_it))
+    if (pthread_mutex_trylock(&at_it))
         return;
-    if (now >= next) {
+    if (control && now >= next) {
         look(&seen, &word, now);
         now = SELDOM * (r2_now_ns() - now);
         next = r2_now_ns() + (now < FRESH_NS ? FRESH_NS : now > LOOK_NS ? LOOK_NS : now);

@@ -304,7 +304,7 @@ static void test_stands_by_unless_named(void)
         snprintf(other.nics, sizeof(other.nics), "%s", rows[i].nics);
         r2_eng.set = &other;
         atomic_store(&fake_plain, rows[i].plain);
-        r2_eng.nics[0].bare = rows[i].bare;
+        r2_local.nics[0].bare = rows[i].bare;
         if (r2_nic_stands_by(0) != rows[i].first || r2_nic_stands_by(1) != rows[i].second)
             _exit(1 + (int)i);
     }

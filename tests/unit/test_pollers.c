@@ -426,7 +426,7 @@ static void started_among_four(void)
     CHECK_EQ(r2_io_start(THREADS, NULL, 0), 0);
     CHECK_EQ(r2_control_open(&r2_eng.ctl, &info), 0);
     pretends = true;
-    r2_pollers_start();
+    r2_pollers_start(r2_eng.ctl, &set);
     r2_pollers_look();
     CHECK_EQ(r2_io_used(), 2);
     come_and_go(0, 1); /* not all */
@@ -473,6 +473,7 @@ static void test_in_use(void)
     CHECK_EQ(r2_io_start(THREADS, NULL, 0), 0);
     CHECK_EQ(r2_control_open(&r2_eng.ctl, &info), 0);
     pretends = true;
+    r2_pollers_start(r2_eng.ctl, &set);
     CHECK(comes_to_use(THREADS));
     come_and_go(0, 3);
     CHECK(comes_to_use(2));

@@ -106,7 +106,7 @@ static bool all_confirmed(const struct r2_peer *p)
 {
     bool any = false;
 
-    for (int l = 0; l < r2_eng.n_nics; l++) {
+    for (int l = 0; l < r2_local.n; l++) {
         for (int r = 0; r < R2_MAX_NICS && has_a_say(l); r++) {
             if (!r2_pair_speaks(p, l, r))
                 continue;
@@ -178,7 +178,7 @@ static bool went_on(const struct r2_asking *a, uint64_t needed, uint64_t now)
  * for longer meanwhile. */
 static bool asked_patiently(const struct r2_peer *p)
 {
-    for (int l = 0; l < r2_eng.n_nics; l++) {
+    for (int l = 0; l < r2_local.n; l++) {
         const struct r2_ep *ep = p->asking.by[R2_MAX_NICS + l].ep;
 
         if (ep && !confirmed(&p->asking, r2_eng.ops->params(ep)->remote_nic))
@@ -238,7 +238,7 @@ static void give_up(struct r2_peer *p, uint64_t now)
         if (q->ep && now - q->at >= patience(q))
             bury(p, q, ETIMEDOUT);
     }
-    for (int l = 0; l < r2_eng.n_nics; l++)
+    for (int l = 0; l < r2_local.n; l++)
         step_aside(&p->asking, l, now);
 }
 
@@ -324,7 +324,7 @@ static void ask(struct r2_peer *p, int l, int rnic, uint64_t now)
  * at once where that would tell something new: of many NICs each has to be asked twice. */
 void r2_peer_ask(struct r2_peer *p, uint64_t now)
 {
-    unsigned nics = (unsigned)r2_eng.n_nics;
+    unsigned nics = (unsigned)r2_local.n;
     bool confirm = p->asking.refused_from;
     int rnic;
 

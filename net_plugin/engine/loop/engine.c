@@ -16,8 +16,12 @@
 #include "util/lock.h"
 #include "util/random.h"
 
-struct r2_engine r2_eng = {.lock = PTHREAD_MUTEX_INITIALIZER};
 const struct r2_transport_ops *r2_engine_transport = &r2_transport_mux;
+
+static struct r2_list contexts;        /* r2_eng.lock: none is ever freed */
+static int start_error;                /* once r2_eng.started */
+static unsigned nccl_version, net_api; /* r2_eng.lock, until started; 0: not known */
+static uint64_t first_comm;            /* r2_eng.lock */
 
 static void in_child(void)
 {
@@ -35,7 +39,7 @@ static void in_child(void)
 static int find_nics(void)
 {
     char err[1024] = "";
-    int n = r2_nics_find(r2_eng.set, r2_eng.nics, R2_MAX_NICS, err, sizeof(err));
+    int n = r2_nics_find(r2_eng.set, r2_local.nics, R2_MAX_NICS, err, sizeof(err));
 
     if (n < 0)
         R2_TELL(
@@ -64,8 +68,8 @@ static int find_nics(void)
     n = r2_nic_add_ports(n);
     for (int i = 0; i < n; i++) {
         r2_eng.nic_state[i].row = -1;
-        r2_eng.nic_state[i].link_up = r2_eng.nics[i].link_up;
-        atomic_init(&r2_eng.nic_state[i].usable, r2_eng.nics[i].link_up);
+        r2_eng.nic_state[i].link_up = r2_local.nics[i].link_up;
+        atomic_init(&r2_eng.nic_state[i].usable, r2_local.nics[i].link_up);
     }
     return n;
 }
@@ -80,17 +84,17 @@ static void log_once(void)
 {
     tell_lines(r2_settings_error());
     tell_lines(r2_settings_warnings());
-    for (int i = 0; i < r2_eng.n_nics; i++) {
+    for (int i = 0; i < r2_local.n; i++) {
         char addr[64];
 
-        r2_nic_place_text(&r2_eng.nics[i], addr, sizeof(addr));
-        R2_INFO("NIC %d: %s %s, %d Mbit/s%s", i, r2_eng.nics[i].name, addr,
-                r2_eng.nics[i].speed_mbps, r2_eng.nics[i].link_up ? "" : ", no link");
-        if (r2_eng.nics[i].silent)
+        r2_nic_place_text(&r2_local.nics[i], addr, sizeof(addr));
+        R2_INFO("NIC %d: %s %s, %d Mbit/s%s", i, r2_local.nics[i].name, addr,
+                r2_local.nics[i].speed_mbps, r2_local.nics[i].link_up ? "" : ", no link");
+        if (r2_local.nics[i].silent)
             R2_WARN("NIC %s: its driver has not answered for %d s: its speed and its RDMA device "
                     "are unknown. `ethtool %s` shows whether it answers; R2CCL_NICS without it "
                     "leaves it out",
-                    r2_eng.nics[i].name, R2_DEVICE_SECONDS, r2_eng.nics[i].ifname);
+                    r2_local.nics[i].name, R2_DEVICE_SECONDS, r2_local.nics[i].ifname);
     }
 }
 
@@ -110,15 +114,15 @@ static int init_once(void)
     r2_eng.ops = r2_engine_transport;
     r2_list_init(&r2_eng.peers);
     r2_list_init(&r2_eng.listens);
-    r2_list_init(&r2_eng.ctxs);
+    r2_list_init(&contexts);
     r2_eng.pid = getpid();
     gethostname(r2_eng.host, sizeof(r2_eng.host) - 1);
     if (r2_eng.set->node_name[0])
         snprintf(r2_eng.host, sizeof(r2_eng.host), "%.63s", r2_eng.set->node_name);
     pthread_atfork(NULL, NULL, in_child); /* before: RDMA devices may take seconds to be found */
-    r2_eng.n_nics = find_nics();
+    r2_local.n = find_nics();
     log_once();
-    r2_p2pchunk_start(r2_eng.n_nics ? r2_eng.set->p2p_chunk : 0, r2_eng.nccl_version);
+    r2_p2pchunk_start(r2_local.n ? r2_eng.set->p2p_chunk : 0, nccl_version);
     r2_eng.inited = true;
     return 0;
 }
@@ -141,11 +145,11 @@ int r2_engine_init(struct r2_ctx **ctx, uint64_t comm_id, r2_log_fn log)
     rc = init_once();
     if (rc == 0) {
         c->comm_id = comm_id;
-        if (!r2_eng.first_comm)
-            r2_eng.first_comm = comm_id;
+        if (!first_comm)
+            first_comm = comm_id;
         r2_list_init(&c->conns);
         r2_list_init(&c->listens);
-        r2_list_add_tail(&r2_eng.ctxs, &c->node);
+        r2_list_add_tail(&contexts, &c->node);
         *ctx = c;
         c = NULL;
     }
@@ -159,34 +163,40 @@ bool r2_engine_in_child(void)
     return atomic_load(&r2_eng.inert);
 }
 
-void r2_engine_called_by(unsigned nccl_version, unsigned net_api)
+void r2_engine_called_by(unsigned version, unsigned api)
 {
     if (r2_engine_in_child()) /* the lock may be that of a thread which is not here */
         return;
     pthread_mutex_lock(&r2_eng.lock);
-    r2_eng.nccl_version = nccl_version;
-    r2_eng.net_api = net_api;
+    nccl_version = version;
+    net_api = api;
     pthread_mutex_unlock(&r2_eng.lock);
+}
+
+void r2_engine_ask_traffic_class(int asked)
+{
+    if (!r2_engine_in_child())
+        r2_traffic_class_ask(asked);
 }
 
 int r2_engine_devices(int *count)
 {
-    *count = r2_eng.n_nics;
+    *count = r2_local.n;
     return 0;
 }
 
 const struct r2_nic *r2_engine_nic(int dev)
 {
-    return dev >= 0 && dev < r2_eng.n_nics ? &r2_eng.nics[dev] : NULL;
+    return r2_local_nic(dev);
 }
 
 unsigned r2_engine_memory(int dev)
 {
     unsigned kinds = R2_MEMORY_HOST | R2_MEMORY_DEVICE | R2_MEMORY_DMABUF;
 
-    if (dev < 0 || dev >= r2_eng.n_nics || r2_eng.set->gpu_memory != R2_GPU_MEMORY_DIRECT)
+    if (dev < 0 || dev >= r2_local.n || r2_eng.set->gpu_memory != R2_GPU_MEMORY_DIRECT)
         return R2_MEMORY_HOST;
-    for (int i = 0; i < r2_eng.n_nics; i++)
+    for (int i = 0; i < r2_local.n; i++)
         kinds &= r2_eng.ops->memory(i);
     return kinds | R2_MEMORY_HOST;
 }
@@ -202,8 +212,8 @@ static void open_control(uint64_t comm)
         .comm = comm,
         .mode = modes[r2_eng.set->mode],
         .verify = r2_eng.set->verify,
-        .nccl_version = r2_eng.nccl_version,
-        .net_api = r2_eng.net_api,
+        .nccl_version = nccl_version,
+        .net_api = net_api,
         .shm_group = r2_eng.set->shm_group,
         .hidden = !r2_eng.set->shm,
         .plan = (enum r2_seg_plan)(R2_SEG_PLAN_OFF + (int)r2_eng.set->plan),
@@ -225,7 +235,7 @@ static void open_control(uint64_t comm)
 
 static int start_locked(void)
 {
-    int threads = r2_settings_io_threads(r2_eng.set, r2_eng.n_nics);
+    int threads = r2_settings_io_threads(r2_eng.set, r2_local.n);
     int rc = r2_io_start(threads, r2_eng.set->cpus, r2_eng.set->spin_ns);
 
     if (rc) {
@@ -234,18 +244,16 @@ static int start_locked(void)
     }
     if (r2_log_defer()) /* lines are said under peers' locks, and by threads that must not wait */
         R2_WARN("cannot start a thread for log lines: who reads them slowly slows paths down");
-    open_control(r2_eng.first_comm);
-    r2_pollers_start();
+    open_control(first_comm);
+    r2_pollers_start(r2_eng.ctl, r2_eng.set);
     r2_gauge(&r2_eng.g->threads, (uint64_t)r2_io_count());
     rc = r2_eng.ops->start(&r2_engine_events, r2_eng.process);
     if (rc) {
         R2_TELL("no NIC can be used (%s): NCCL ends with a system error", strerror(-rc));
         return rc;
     }
-    r2_eng.device_memory = r2_eng.n_nics && r2_engine_memory(0) != R2_MEMORY_HOST;
+    r2_eng.device_memory = r2_local.n && r2_engine_memory(0) != R2_MEMORY_HOST;
     r2_nicstate_start();
-    atomic_store(&r2_eng.next_conn, 1);
-    atomic_store(&r2_eng.next_listen, 1);
     return 0;
 }
 
@@ -259,10 +267,10 @@ int r2_engine_start(void)
         return -EPERM;
     pthread_mutex_lock(&once);
     if (!r2_eng.started) {
-        r2_eng.start_error = start_locked();
+        start_error = start_locked();
         r2_eng.started = true;
     }
-    rc = r2_eng.start_error;
+    rc = start_error;
     pthread_mutex_unlock(&once);
     return rc;
 }

@@ -7,6 +7,8 @@
 #include "engine/internal.h"
 #include "util/lock.h"
 
+static atomic_ulong next_conn = 1, next_listen = 1; /* 0 is no number */
+
 #define HANDLE_MAGIC 0x48324352u /* "RC2H" */
 #define HANDLE_ADDRS 3
 
@@ -40,7 +42,7 @@ static void fill_handle(struct handle *h, const struct r2_listen *l)
     memcpy(h->secret, r2_eng.secret, 16);
     /* The home NIC first, then usable ones; the rest is told on the first path (INFO). */
     for (int turn = 0; turn < 3; turn++) {
-        for (int i = 0; i < r2_eng.n_nics && h->n_addrs < HANDLE_ADDRS; i++) {
+        for (int i = 0; i < r2_local.n && h->n_addrs < HANDLE_ADDRS; i++) {
             int rank = !r2_nic_usable(i) ? 2 : i == l->dev ? 0 : 1;
             struct r2_wire_addr addr;
 
@@ -62,14 +64,14 @@ int r2_engine_listen(struct r2_ctx *ctx, int dev, void *handle, struct r2_listen
     *out = NULL;
     if (rc)
         return rc;
-    if (dev < 0 || dev >= r2_eng.n_nics)
+    if (dev < 0 || dev >= r2_local.n)
         return -EINVAL;
     l = calloc(1, sizeof(*l));
     if (!l)
         return -ENOMEM;
     l->ctx = ctx;
     l->dev = dev;
-    l->id = atomic_fetch_add(&r2_eng.next_listen, 1);
+    l->id = atomic_fetch_add(&next_listen, 1);
     r2_list_init(&l->backlog);
     fill_handle(h, l);
     memcpy(handle, h, R2_HANDLE_BYTES);
@@ -214,7 +216,7 @@ static int begin(struct r2_ctx *ctx, int dev, struct handle *h)
         goto out;
     }
     learn_addrs(p, h);
-    c = r2_conn_new(p, atomic_fetch_add(&r2_eng.next_conn, 1), true);
+    c = r2_conn_new(p, atomic_fetch_add(&next_conn, 1), true);
     if (!c)
         goto out;
     c->listen_id = h->listen;
@@ -266,7 +268,7 @@ int r2_engine_connect(struct r2_ctx *ctx, int dev, void *handle, struct r2_conn 
     *out = NULL;
     if (rc)
         return rc;
-    if (dev < 0 || dev >= r2_eng.n_nics)
+    if (dev < 0 || dev >= r2_local.n)
         return -EINVAL;
     if (!is_ours(h))
         return -EINVAL;

@@ -222,7 +222,7 @@ static bool plan_transport(struct r2_peer *p, int via, uint64_t now)
 {
     bool few = r2_peer_left(p, via) == 1, serves = false, fresh = false;
 
-    for (int l = 0; l < r2_eng.n_nics; l++) {
+    for (int l = 0; l < r2_local.n; l++) {
         if (r2_peer_may_try(p, l))
             plan_nic(p, l, via, now, few, ~0u);
     }
@@ -246,7 +246,7 @@ static void plan_beside(struct r2_peer *p, uint64_t now)
 {
     unsigned allowed[R2_MAX_NICS];
 
-    for (int l = 0; l < r2_eng.n_nics; l++) {
+    for (int l = 0; l < r2_local.n; l++) {
         allowed[l] = r2_pairs_beside(p, l);
         if (allowed[l] && r2_peer_may_try(p, l) && !waits(p, l))
             plan_nic(p, l, R2_VIA_TCP, now, false, allowed[l]);

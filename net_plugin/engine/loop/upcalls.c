@@ -187,6 +187,7 @@ static void up_released(void *owner, const struct r2_ep_params *params)
 }
 
 const struct r2_transport_events r2_engine_events = {
+    .meeting = r2_nic_meeting,
     .nic_link = up_nic_link,
     .shut_over = up_shut_over,
     .alone = up_alone,

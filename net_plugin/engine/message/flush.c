@@ -81,7 +81,7 @@ void r2_flush_note_fenced(const struct r2_path *path)
 static void unseen(struct r2_conn *c, struct r2_flush *f)
 {
     r2_peer_lock(c->peer);
-    for (int i = 0; i < r2_eng.n_nics; i++) {
+    for (int i = 0; i < r2_local.n; i++) {
         f->upto[i] = c->wrote[i];
         if (c->wrote[i] != c->shown[i])
             f->asked |= 1u << i;
@@ -92,7 +92,7 @@ static void unseen(struct r2_conn *c, struct r2_flush *f)
 static void seen(struct r2_conn *c, const struct r2_flush *f)
 {
     r2_peer_lock(c->peer);
-    for (int i = 0; i < r2_eng.n_nics; i++) {
+    for (int i = 0; i < r2_local.n; i++) {
         if ((f->asked >> i & 1) && (int32_t)(f->upto[i] - c->shown[i]) > 0)
             c->shown[i] = f->upto[i];
     }
@@ -126,7 +126,7 @@ int r2_engine_iflush(struct r2_conn *c, void *data, struct r2_mr *mr, struct r2_
     r->conn = c;
     r->flush = f;
     f->begin = r2_now_ns();
-    for (int i = 0; i < r2_eng.n_nics; i++) {
+    for (int i = 0; i < r2_local.n; i++) {
         if (!(f->asked >> i & 1))
             continue;
         if (r2_eng.ops->flush_memory(i, mr->keys, data, &f->ticket[i]))
@@ -145,7 +145,7 @@ int r2_flush_test(struct r2_req *r, int *done)
     bool late = r2_now_ns() - f->begin > FLUSH_NS;
     int rc = 0;
 
-    for (int i = 0; i < r2_eng.n_nics; i++) {
+    for (int i = 0; i < r2_local.n; i++) {
         int got = f->wait >> i & 1 ? r2_eng.ops->flushed(i, f->ticket[i]) : 0;
 
         if (!got && !late)

@@ -8,6 +8,8 @@
 #include "engine/locate/locate.h"
 #include "io/pollers.h"
 
+static struct r2_timer house;
+
 #define HOUSE_NS (20 * R2_NS_PER_MS)
 #define WEIGHT_MAX 100 /* percent */
 
@@ -91,7 +93,7 @@ static int drain_nic(const struct r2_control_cmd *cmd, char *result, size_t size
 {
     int left = 0;
 
-    for (int i = 0; i < r2_eng.n_nics; i++)
+    for (int i = 0; i < r2_local.n; i++)
         left += i != cmd->nic && r2_nic_serves(i);
     if (!left && !cmd->force) {
         snprintf(
@@ -166,7 +168,7 @@ static int on_command(void *arg, const struct r2_control_cmd *cmd, char *result,
 void r2_nicstate_house(struct r2_timer *t, uint64_t now)
 {
     r2_control_poll(r2_eng.ctl, on_command, NULL);
-    for (int i = 0; i < r2_eng.n_nics; i++)
+    for (int i = 0; i < r2_local.n; i++)
         tick_fault(i, now);
     r2_nicstate_tick(now);
     r2_nicreach_tick(now);
@@ -180,6 +182,6 @@ void r2_nicstate_house(struct r2_timer *t, uint64_t now)
 
 void r2_niccmd_start(void)
 {
-    r2_timer_init(&r2_eng.house, r2_io_at(0), r2_nicstate_house);
-    r2_timer_set(&r2_eng.house, r2_now_ns() + HOUSE_NS);
+    r2_timer_init(&house, r2_io_at(0), r2_nicstate_house);
+    r2_timer_set(&house, r2_now_ns() + HOUSE_NS);
 }

@@ -1,11 +1,11 @@
 /* Links, addresses and interfaces of this node's NICs: what the kernel says about them, and what
  * follows when a NIC has another address or its interface was made anew.
  *
- * Everything here runs on I/O thread 0, but for r2_engine_nic_now, and nothing here waits for the
+ * Everything here runs on I/O thread 0, and nothing here waits for the
  * kernel's RTNL lock: events are read as they come, questions are put by a thread of their own
  * (nicask.c), and their answers come back as a task. (To bind and to listen, listen_again, takes
  * locks of sockets and RCU's only.) Where a NIC is (r2_nic.ifindex, addr, ...) is changed here
- * only, under `place_lock`, a leaf.
+ * only (r2_local_move).
  *
  * Events and answers come on two ways, and the newer one counts. Both are made under RTNL, so they
  * have an order in the kernel: an answer says what was at its moment A. After an answer has come
@@ -38,7 +38,6 @@
 #define FAILED_NS (100 * R2_NS_PER_MS)  /* ... if the kernel could not answer */
 #define CARRIER_NS (150 * R2_NS_PER_MS) /* an answer says so long that there is carrier */
 
-static pthread_mutex_t place_lock = PTHREAD_MUTEX_INITIALIZER;
 static struct r2_nic first[R2_MAX_NICS];  /* as they were found */
 static bool deaf[R2_MAX_NICS];            /* nobody listens where it is */
 static uint64_t tried_at[R2_MAX_NICS];    /* when it was last tried to */
@@ -53,13 +52,6 @@ static uint64_t tables_after;            /* ... not before: each reading takes t
 static uint64_t carrier_at[R2_MAX_NICS]; /* when the last question was put that has an answer */
 static uint64_t counted[R2_MAX_NICS];    /* number of the last answer that counted */
 
-void r2_engine_nic_now(int dev, struct r2_nic *out)
-{
-    pthread_mutex_lock(&place_lock);
-    *out = r2_eng.nics[dev];
-    pthread_mutex_unlock(&place_lock);
-}
-
 bool r2_niclink_moved(void)
 {
     return atomic_load(&moved);
@@ -67,18 +59,16 @@ bool r2_niclink_moved(void)
 
 static int index_of(int nic)
 {
-    int ifindex;
+    struct r2_nic now;
 
-    pthread_mutex_lock(&place_lock);
-    ifindex = r2_eng.nics[nic].ifindex;
-    pthread_mutex_unlock(&place_lock);
-    return ifindex;
+    r2_local_now(nic, &now);
+    return now.ifindex;
 }
 
 /* A port without an interface is asked by its transport (nicrdma.c). */
 static bool has_interface(int nic)
 {
-    return !r2_eng.nics[nic].bare && !r2_eng.nics[nic].loopback;
+    return !r2_local.nics[nic].bare && !r2_local.nics[nic].loopback;
 }
 
 static bool missing(int nic)
@@ -183,13 +173,7 @@ static void move(int nic, const struct r2_nic *to, const char *cause)
     char addr[64];
 
     r2_nicstate_link(nic, false, cause);
-    pthread_mutex_lock(&place_lock);
-    r2_eng.nics[nic].ifindex = to->ifindex;
-    r2_eng.nics[nic].addr = to->addr;
-    r2_eng.nics[nic].family = to->family;
-    r2_eng.nics[nic].socklen = to->socklen;
-    r2_eng.nics[nic].prefixlen = to->prefixlen;
-    pthread_mutex_unlock(&place_lock);
+    r2_local_move(nic, to);
     r2_control_nic_addr(r2_eng.ctl, r2_eng.nic_state[nic].row,
                         r2_addr_text((const struct sockaddr *)&to->addr, addr, sizeof(addr)),
                         (uint32_t)to->speed_mbps);
@@ -219,8 +203,8 @@ static void find_again(int nic, const struct r2_nicask *got)
     struct r2_nic old, now;
     int rc;
 
-    r2_engine_nic_now(nic, &old);
-    rc = r2_nic_find_again(&got->tables, r2_eng.nics, r2_eng.n_nics, nic, &first[nic],
+    r2_local_now(nic, &old);
+    rc = r2_nic_find_again(&got->tables, r2_local.nics, r2_local.n, nic, &first[nic],
                            family_wanted(nic), &now);
     if (overtaken(nic, old.ifindex, got) || (rc == 0 && overtaken(nic, now.ifindex, got))) {
         tables_due = true;
@@ -256,7 +240,7 @@ static bool needs_place(int nic)
 {
     const struct r2_nic_state *s = &r2_eng.nic_state[nic];
 
-    if (r2_eng.nics[nic].loopback || r2_eng.nics[nic].bare)
+    if (r2_local.nics[nic].loopback || r2_local.nics[nic].bare)
         return false;
     return missing(nic) ||
            (!deaf[nic] && !atomic_load(&s->trusted) && atomic_load(&s->census[R2_CENSUS_OK]) <= 0);
@@ -278,8 +262,8 @@ static void look_for_place(int nic)
 /* Without its address nothing of the NIC's can be sent or heard, whatever its carrier says. */
 static void on_address(int nic, bool added, const struct sockaddr *addr)
 {
-    if (!added && !r2_eng.nics[nic].loopback &&
-        r2_sockaddr_equal(addr, (const struct sockaddr *)&r2_eng.nics[nic].addr))
+    if (!added && !r2_local.nics[nic].loopback &&
+        r2_sockaddr_equal(addr, (const struct sockaddr *)&r2_local.nics[nic].addr))
         lost(nic, "its address is gone");
 }
 
@@ -294,12 +278,12 @@ static void link_event(int nic, bool up)
 static void on_link(void *arg, int ifindex, enum r2_link_event event, const struct sockaddr *addr)
 {
     (void)arg;
-    for (int i = 0; i < r2_eng.n_nics; i++) {
-        if (r2_eng.nics[i].ifindex != ifindex)
+    for (int i = 0; i < r2_local.n; i++) {
+        if (r2_local.nics[i].ifindex != ifindex)
             continue;
         if (event == R2_ADDR_ADDED || event == R2_ADDR_REMOVED)
             on_address(i, event == R2_ADDR_ADDED, addr);
-        else if (event == R2_LINK_REMOVED && !r2_eng.nics[i].loopback)
+        else if (event == R2_LINK_REMOVED && !r2_local.nics[i].loopback)
             lost(i, "its interface is gone");
         else
             link_event(i, event == R2_LINK_UP);
@@ -311,8 +295,8 @@ static void on_link(void *arg, int ifindex, enum r2_link_event event, const stru
  * something was read: where the two differ for long, the kernel is not asked at each tick. */
 static void ask_where_answers_differ(uint64_t before)
 {
-    for (int i = 0; i < r2_eng.n_nics; i++) {
-        int ifindex = r2_eng.nics[i].ifindex;
+    for (int i = 0; i < r2_local.n; i++) {
+        int ifindex = r2_local.nics[i].ifindex;
 
         if (has_interface(i) && !missing(i) && r2_linkwatch_since(r2_eng.watch, ifindex, before) &&
             (r2_linkwatch_told(r2_eng.watch, ifindex) == R2_LINK_UP) != r2_eng.nic_state[i].link_up)
@@ -335,7 +319,7 @@ static void read_events(void)
     if (r2_linkwatch_lost_since(r2_eng.watch, before))
         tables_due = true;
     ask_where_answers_differ(before);
-    for (int i = 0; i < r2_eng.n_nics && n > 0; i++)
+    for (int i = 0; i < r2_local.n && n > 0; i++)
         look_for_place(i);
     ask_tables();
 }
@@ -375,7 +359,7 @@ static void tables_answer(struct r2_nicask *got)
         r2_linkwatch_resync(r2_eng.watch, &got->tables, got->moment, on_link, NULL);
         stale = r2_linkwatch_stale(r2_eng.watch);
     }
-    for (int i = 0; i < r2_eng.n_nics; i++) {
+    for (int i = 0; i < r2_local.n; i++) {
         if (got->rc == 0 && needs_place(i))
             find_again(i, got);
         needed |= needs_place(i);
@@ -399,7 +383,7 @@ static void answered(struct r2_task *t)
         return; /* events first, see above: it was kicked again, or the next tick does it */
     if (r2_nicask_take(R2_NICASK_TABLES, &got))
         tables_answer(&got);
-    for (int i = 0; i < r2_eng.n_nics; i++) {
+    for (int i = 0; i < r2_local.n; i++) {
         if (r2_nicask_take(i, &got))
             link_answer(i, &got);
     }
@@ -416,7 +400,7 @@ void r2_niclink_ask(int nic)
 enum r2_carrier r2_niclink_carrier(int nic)
 {
     if (!has_interface(nic))
-        return r2_eng.nics[nic].loopback || r2_nic_port_up(nic) ? R2_CARRIER_UP : R2_CARRIER_DOWN;
+        return r2_local.nics[nic].loopback || r2_nic_port_up(nic) ? R2_CARRIER_UP : R2_CARRIER_DOWN;
     if (missing(nic) || !r2_eng.nic_state[nic].link_up)
         return R2_CARRIER_DOWN;
     return carrier_at[nic] && r2_now_ns() - carrier_at[nic] < CARRIER_NS ? R2_CARRIER_UP
@@ -429,10 +413,10 @@ enum r2_carrier r2_niclink_carrier(int nic)
  * second look sees it. */
 static void look_at_port(int nic)
 {
-    bool up = r2_eng.nics[nic].loopback || r2_nic_port_up(nic);
+    bool up = r2_local.nics[nic].loopback || r2_nic_port_up(nic);
 
     link_event(nic, up);
-    if (up && !r2_eng.nics[nic].loopback && !r2_nic_port_up(nic))
+    if (up && !r2_local.nics[nic].loopback && !r2_nic_port_up(nic))
         link_event(nic, false);
 }
 
@@ -449,7 +433,7 @@ void r2_niclink_tick(void)
 {
     if (r2_eng.watch && !r2_linkwatch_drained(r2_eng.watch))
         r2_task_kick(&answers);
-    for (int i = 0; i < r2_eng.n_nics; i++)
+    for (int i = 0; i < r2_local.n; i++)
         ask_link(i);
     ask_tables();
 }
@@ -459,11 +443,11 @@ void r2_niclink_start(void)
 {
     int rc;
 
-    memcpy(first, r2_eng.nics, sizeof(first));
-    for (int i = 0; i < r2_eng.n_nics; i++) {
+    memcpy(first, r2_local.nics, sizeof(first));
+    for (int i = 0; i < r2_local.n; i++) {
         struct r2_wire_addr addr;
 
-        deaf[i] = !r2_eng.nics[i].bare && r2_eng.ops->address(i, &addr) != 0;
+        deaf[i] = !r2_local.nics[i].bare && r2_eng.ops->address(i, &addr) != 0;
     }
     r2_task_init(&answers, r2_io_at(0), answered);
     r2_nicask_start(&answers);

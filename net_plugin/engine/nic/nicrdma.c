@@ -45,7 +45,7 @@ int r2_nic_add_ports(int n)
 {
     struct r2_nic found[R2_MAX_NICS];
     uint64_t seed[R2_MAX_NICS];
-    int m = n > 0 ? r2_eng.ops->ports(r2_eng.nics, n, found, seed, R2_MAX_NICS - n) : 0;
+    int m = n > 0 ? r2_eng.ops->ports(r2_local.nics, n, found, seed, R2_MAX_NICS - n) : 0;
     const char *missing = n > 0 ? named_in_vain(found, m) : NULL;
 
     if (missing) {
@@ -56,8 +56,8 @@ int r2_nic_add_ports(int n)
         return 0;
     }
     for (int i = 0; i < m; i++) {
-        r2_eng.nics[n + i] = found[i];
-        r2_nics_append(r2_eng.nics, n + i, seed[i]);
+        r2_local.nics[n + i] = found[i];
+        r2_nics_append(r2_local.nics, n + i, seed[i]);
         atomic_store(&port_down[n + i], !found[i].link_up);
         r2_eng.nic_state[n + i].link_up = found[i].link_up;
         atomic_init(&r2_eng.nic_state[n + i].usable, found[i].link_up);
@@ -84,9 +84,9 @@ bool r2_nic_stands_by(int nic)
     struct r2_rdma_info info;
     bool any = false, meets = false;
 
-    for (int i = 0; i < r2_eng.n_nics; i++) {
+    for (int i = 0; i < r2_local.n; i++) {
         any |= r2_eng.ops->rdma(i, &info);
-        meets |= r2_eng.nics[i].bare; /* an interface must be named, for ports to meet by */
+        meets |= r2_local.nics[i].bare; /* an interface must be named, for ports to meet by */
     }
     if (!any || r2_eng.ops->rdma(nic, &info) || (named() && !meets))
         return false;
@@ -110,12 +110,12 @@ bool r2_nic_serves(int nic)
     return !r2_eng.device_memory || (r2_eng.ops->rdma(nic, &info) && info.active);
 }
 
-int r2_engine_meets(void)
+int r2_nic_meeting(void)
 {
     int first = -1;
 
-    for (int i = 0; i < r2_eng.n_nics; i++) {
-        if (r2_eng.nics[i].bare)
+    for (int i = 0; i < r2_local.n; i++) {
+        if (r2_local.nics[i].bare)
             continue;
         if (r2_eng.nic_state[i].link_up && !atomic_load(&r2_eng.nic_state[i].addr_gone))
             return i;
@@ -130,7 +130,7 @@ void r2_nic_transport(int nic, int transport, bool up, const char *cause)
     int n;
 
     /* Its endpoints have ended with a reason of their own. Up is left to thread 0, as for links. */
-    if (r2_eng.nics[nic].bare) {
+    if (r2_local.nics[nic].bare) {
         atomic_store(&port_down[nic], !up);
         if (!up)
             r2_nicstate_link(nic, false, cause);
@@ -153,7 +153,7 @@ void r2_nic_transport(int nic, int transport, bool up, const char *cause)
 
 void r2_nic_publish_rdma(void)
 {
-    for (int i = 0; i < r2_eng.n_nics; i++) {
+    for (int i = 0; i < r2_local.n; i++) {
         struct r2_rdma_info info;
         struct r2_control_rdma row;
 

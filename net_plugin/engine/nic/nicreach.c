@@ -52,7 +52,7 @@ static bool counted_on(int nic)
 {
     const struct r2_nic_state *s = &r2_eng.nic_state[nic];
 
-    return !r2_eng.nics[nic].loopback && atomic_load(&s->link_up) && atomic_load(&s->trusted) &&
+    return !r2_local.nics[nic].loopback && atomic_load(&s->link_up) && atomic_load(&s->trusted) &&
            atomic_load(&s->weight);
 }
 
@@ -67,9 +67,9 @@ static bool belongs(const struct r2_peer *p, int lnic, int rnic)
 
     for (int i = 0; i < p->n_rnics; i++)
         known += p->rnics[i].known;
-    if (known >= r2_eng.n_nics)
+    if (known >= r2_local.n)
         return true;
-    r2_engine_nic_now(lnic, &local);
+    r2_local_now(lnic, &local);
     return !local.bare && r2_wire_to_sockaddr(&p->rnics[rnic].addr, &addr, &len) == 0 &&
            r2_sockaddr_in_prefix((const struct sockaddr *)&local.addr,
                                  (const struct sockaddr *)&addr, local.prefixlen);
@@ -117,7 +117,7 @@ static void look_at_peer(const struct r2_peer *p, int *peers)
         return;
     for (int i = 0; i < p->n_paths; i++)
         vain[p->paths[i]->lnic] |= tried_in_vain(p->paths[i]);
-    for (int i = 0; i < r2_eng.n_nics; i++)
+    for (int i = 0; i < r2_local.n; i++)
         peers[i] += vain[i];
 }
 
@@ -215,7 +215,7 @@ void r2_nicreach_look(void)
     bool open = false;
 
     n_looks++;
-    for (int i = 0; i < r2_eng.n_nics; i++) {
+    for (int i = 0; i < r2_local.n; i++) {
         if (has_met(i) && told[i] && !taken_back[i])
             take_back(i);
         open |= !has_met(i) && counted_on(i);
@@ -223,8 +223,8 @@ void r2_nicreach_look(void)
     if (open)
         count_peers(peers);
     /* In turn, each time from another one on: there is room for eight questions at a time. */
-    for (int k = 0; k < r2_eng.n_nics; k++) {
-        int i = (int)((n_looks + (unsigned)k) % (unsigned)r2_eng.n_nics);
+    for (int k = 0; k < r2_local.n; k++) {
+        int i = (int)((n_looks + (unsigned)k) % (unsigned)r2_local.n);
         int n = has_met(i) || !counted_on(i) ? 0 : peers[i] ? peers[i] : ask_senders(i);
 
         if (n != R2_REACH_UNKNOWN)

@@ -6,6 +6,8 @@
 #include "engine/internal.h"
 
 /* ---- nicrdma.c */
+/* As r2_transport_events.meeting. */
+int r2_nic_meeting(void);
 /* One transport of the NIC is gone (and has ended its endpoints), or back: tried again now. */
 void r2_nic_transport(int nic, int transport, bool up, const char *cause);
 void r2_nic_publish_rdma(void);

@@ -217,7 +217,7 @@ static int others_usable(int nic)
 {
     int n = 0;
 
-    for (int i = 0; i < r2_eng.n_nics; i++)
+    for (int i = 0; i < r2_local.n; i++)
         n += i != nic && r2_nic_serves(i);
     return n;
 }
@@ -494,7 +494,7 @@ static void tick_nic(int nic, uint64_t now)
 void r2_nicstate_tick(uint64_t now)
 {
     r2_niclink_tick();
-    for (int i = 0; i < r2_eng.n_nics; i++)
+    for (int i = 0; i < r2_local.n; i++)
         tick_nic(i, now);
 }
 
@@ -503,7 +503,7 @@ void r2_nicstate_tick(uint64_t now)
 /* Under nic_lock. */
 static void add_row(int i)
 {
-    const struct r2_nic *n = &r2_eng.nics[i];
+    const struct r2_nic *n = &r2_local.nics[i];
     struct r2_nic_state *s = &r2_eng.nic_state[i];
     char addr[64];
     struct r2_control_nic row = {
@@ -552,10 +552,10 @@ void r2_nicstate_remark(int nic, const char *cause)
 void r2_nicstate_begin(int i)
 {
     struct r2_nic_state *s = &r2_eng.nic_state[i];
-    bool carries = r2_eng.nics[i].weight && !r2_nic_stands_by(i); /* which takes other locks */
+    bool carries = r2_local.nics[i].weight && !r2_nic_stands_by(i); /* which takes other locks */
 
     pthread_mutex_lock(&nic_lock);
-    s->link_up = r2_eng.nics[i].bare ? r2_nic_port_up(i) : r2_eng.nics[i].link_up;
+    s->link_up = r2_local.nics[i].bare ? r2_nic_port_up(i) : r2_local.nics[i].link_up;
     s->health.state = s->link_up ? R2_HEALTH_HEALTHY : R2_HEALTH_FAILED;
     atomic_store(&s->weight, carries ? R2_WEIGHT_FULL : 0);
     atomic_store(&s->word, (unsigned char)word_of(s));
@@ -572,11 +572,11 @@ void r2_nicstate_begin(int i)
 
 int r2_nicstate_start(void)
 {
-    for (int i = 0; i < r2_eng.n_nics; i++) {
+    for (int i = 0; i < r2_local.n; i++) {
         struct r2_wire_addr addr;
 
         r2_nicstate_begin(i);
-        if (!r2_eng.nics[i].bare && r2_eng.ops->address(i, &addr))
+        if (!r2_local.nics[i].bare && r2_eng.ops->address(i, &addr))
             r2_nicstate_deaf(i, true);
     }
     r2_niclink_start();

@@ -20,7 +20,7 @@ static int bare_rail(int nic)
     int rail = 0;
 
     for (int i = 0; i < nic; i++)
-        rail += r2_eng.nics[i].bare;
+        rail += r2_local.nics[i].bare;
     return rail;
 }
 
@@ -30,11 +30,11 @@ int r2_pairs_candidates(const struct r2_peer *p, int lnic, int transport, int *o
     int back[R2_MAX_NICS], found[R2_MAX_NICS], n = 0, m;
     struct r2_wire_addr local;
     struct r2_nic nic;
-    bool bare = r2_eng.nics[lnic].bare;
+    bool bare = r2_local.nics[lnic].bare;
 
     if (r2_eng.ops->address(lnic, &local))
         return 0;
-    r2_engine_nic_now(bare ? r2_engine_meets() : lnic, &nic);
+    r2_local_now(bare ? r2_nic_meeting() : lnic, &nic);
     for (int r = 0; r < p->n_rnics; r++) {
         socklen_t len;
 
@@ -50,7 +50,7 @@ int r2_pairs_candidates(const struct r2_peer *p, int lnic, int transport, int *o
 
 int r2_pairs_keep(struct r2_peer *p, int lnic, int via, int *order, int n)
 {
-    int room = R2_PATHS_VIA / r2_eng.n_nics, kept = 0;
+    int room = R2_PATHS_VIA / r2_local.n, kept = 0;
     bool keep[R2_MAX_NICS] = {false};
 
     if (!p->pid) /* the handle names some NICs only: others may be better */
@@ -61,7 +61,7 @@ int r2_pairs_keep(struct r2_peer *p, int lnic, int via, int *order, int n)
         keep[i] = r2_path_find(p, lnic, order[i], via);
     for (int turn = 0; turn < 3; turn++) {
         for (int i = 0; i < n && room > 0; i++) {
-            if (keep[i] || (turn == 0 && i) || (turn == 1 && order[i] % r2_eng.n_nics != lnic))
+            if (keep[i] || (turn == 0 && i) || (turn == 1 && order[i] % r2_local.n != lnic))
                 continue;
             keep[i] = true;
             room--;
@@ -94,7 +94,7 @@ unsigned r2_pairs_beside(const struct r2_peer *p, int lnic)
         theirs |= p->rnics[r].known ? p->rnics[r].addr.offers & RDMA : 0;
     if (!(rdma_of(lnic) & theirs))
         return ~0u;
-    for (int l = 0; l < r2_eng.n_nics; l++)
+    for (int l = 0; l < r2_local.n; l++)
         ours |= rdma_of(l);
     for (int r = 0; r < p->n_rnics; r++)
         lacks |= p->rnics[r].known && !(p->rnics[r].addr.offers & ours);

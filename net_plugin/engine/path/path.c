@@ -28,7 +28,7 @@ struct r2_path *r2_path_obtain(struct r2_peer *p, int lnic, int rnic, int transp
 
     if (path)
         return path;
-    if (lnic < 0 || lnic >= r2_eng.n_nics || rnic < 0 || rnic >= R2_MAX_NICS || transport < 0 ||
+    if (lnic < 0 || lnic >= r2_local.n || rnic < 0 || rnic >= R2_MAX_NICS || transport < 0 ||
         transport >= R2_VIA_COUNT || p->n_paths == R2_PATHS_MAX)
         return NULL;
     path = calloc(1, sizeof(*path));

@@ -138,7 +138,7 @@ bool r2_path_wireless(const struct r2_path *path)
 {
     const struct r2_rnic *r = &path->peer->rnics[path->rnic];
 
-    return !r2_eng.nics[path->lnic].loopback && r->known && r2_locate_own_nic(&r->addr) >= 0;
+    return !r2_local.nics[path->lnic].loopback && r->known && r2_locate_own_nic(&r->addr) >= 0;
 }
 
 static enum r2_census census_of(const struct r2_path *path, bool others)

@@ -165,19 +165,19 @@ void r2_out_info(struct r2_path *path)
 
     memset(nics, 0, sizeof(nics));
     m.pid = r2_control_segment(r2_eng.ctl)->process.pid;
-    m.nics = (uint32_t)r2_eng.n_nics;
+    m.nics = (uint32_t)r2_local.n;
     memcpy(m.host, r2_eng.host, sizeof(m.host));
-    for (int i = 0; i < r2_eng.n_nics; i++) {
+    for (int i = 0; i < r2_local.n; i++) {
         snprintf(nics[i].name, sizeof(nics[i].name), "%.*s", (int)sizeof(nics[i].name) - 1,
-                 r2_eng.nics[i].name);
+                 r2_local.nics[i].name);
         nics[i].epoch = atomic_load(&r2_eng.nic_state[i].epoch); /* first: see r2_nic_state */
         r2_eng.ops->address(i, &nics[i].addr);
         nics[i].word = (uint8_t)r2_nic_word(i);
         nics[i].less = weight_less(i);
         nics[i].forgiven = atomic_load(&r2_eng.nic_state[i].forgiven);
-        nics[i].speed_mbps = (uint32_t)r2_eng.nics[i].speed_mbps;
+        nics[i].speed_mbps = (uint32_t)r2_local.nics[i].speed_mbps;
     }
-    r2_out_frame(path, R2_F_INFO, &m, sizeof(m), nics, (size_t)r2_eng.n_nics * sizeof(nics[0]));
+    r2_out_frame(path, R2_F_INFO, &m, sizeof(m), nics, (size_t)r2_local.n * sizeof(nics[0]));
 }
 
 void r2_out_nic(struct r2_path *path, int nic)

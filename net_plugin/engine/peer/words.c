@@ -19,7 +19,7 @@ static bool nic_open(const struct r2_peer *p, int nic)
 
 bool r2_words_open(const struct r2_peer *p)
 {
-    for (int i = 0; i < r2_eng.n_nics; i++) {
+    for (int i = 0; i < r2_local.n; i++) {
         if (nic_open(p, i))
             return true;
     }
@@ -93,7 +93,7 @@ void r2_words_hint(struct r2_peer *p, struct r2_msg_verdict *m, uint64_t now)
 
 static void say_open(struct r2_peer *p, struct r2_path *via)
 {
-    for (int i = 0; i < r2_eng.n_nics; i++) {
+    for (int i = 0; i < r2_local.n; i++) {
         if (nic_open(p, i))
             r2_out_nic(via, i);
     }
@@ -199,7 +199,7 @@ int r2_words_on_heard(struct r2_path *path, const uint8_t *body)
         rest(path->peer);
         return 0;
     }
-    if (m.type != R2_F_NIC || m.nic >= r2_eng.n_nics ||
+    if (m.type != R2_F_NIC || m.nic >= r2_local.n ||
         m.number > atomic_load(&r2_eng.nic_state[m.nic].epoch))
         return -EPROTO;
     if (m.number > w->acked[m.nic])

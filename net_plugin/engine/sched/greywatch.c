@@ -10,7 +10,7 @@ static atomic_int grey_paths[R2_MAX_NICS], watched_paths[R2_MAX_NICS];
 
 void r2_grey_path_init(struct r2_path *path)
 {
-    const struct r2_nic *nic = &r2_eng.nics[path->lnic];
+    const struct r2_nic *nic = &r2_local.nics[path->lnic];
 
     r2_grey_init(&path->watch, nic->speed_known ? (uint64_t)nic->speed_mbps * 125000 : 0);
     if (path->peer->out)

@@ -18,7 +18,7 @@ static bool is_slow(const struct r2_path *path)
 
 static bool known_fast(const struct r2_path *path)
 {
-    const struct r2_nic *nic = r2_engine_nic(path->lnic);
+    const struct r2_nic *nic = r2_local_nic(path->lnic);
 
     return nic && nic->speed_known && nic->speed_mbps >= FAST_MBPS;
 }

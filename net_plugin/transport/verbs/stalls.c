@@ -20,7 +20,7 @@
  */
 #include <errno.h>
 
-#include "engine/engine.h"
+#include "topology/local.h"
 #include "transport/verbs/verbs.h"
 #include "util/clock.h"
 #include "util/log.h"
@@ -113,7 +113,7 @@ static int look(struct r2_ep *ep, struct r2_vqp *v, uint64_t waited)
         ep->cause = "requests neither completed nor failed";
         R2_WARN_LIMIT("NIC %s (%s port %u): a queue pair has completed nothing for %.1f s, while "
                       "heartbeats pass and the other process takes what arrives",
-                      r2_engine_nic(ep->params.local_nic)->name, ep->hca->name, ep->port,
+                      r2_local_nic(ep->params.local_nic)->name, ep->hca->name, ep->port,
                       (double)v->waited / (double)R2_NS_PER_S);
         return -ETIMEDOUT;
     }

@@ -1,16 +1,16 @@
-/* The traffic class that communicators ask for: one for the process (engine.h). */
+/* The traffic class that communicators ask for: one for the process (transport.h). */
 #include <stdatomic.h>
 
-#include "engine/engine.h"
+#include "transport/transport.h"
 #include "util/log.h"
 
 static atomic_int traffic_class = -1;
 
-void r2_engine_ask_traffic_class(int asked)
+void r2_traffic_class_ask(int asked)
 {
     int none = -1;
 
-    if (asked < 0 || r2_engine_in_child())
+    if (asked < 0)
         return;
     if (asked > 255) {
         R2_WARN_LIMIT("a communicator's traffic class is %d; it must be from 0 to 255, and has no "
@@ -24,7 +24,7 @@ void r2_engine_ask_traffic_class(int asked)
     }
 }
 
-int r2_engine_traffic_class(void)
+int r2_traffic_class(void)
 {
     return atomic_load(&traffic_class);
 }
