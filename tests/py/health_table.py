@@ -1,4 +1,4 @@
-"""The tables of docs/health.md, made from net_plugin/engine/health/health.def.
+"""The tables of docs/failures.md, made from net_plugin/engine/health/health.def.
 
 `.venv/bin/python tests/py/health_table.py` prints them.
 """
