@@ -1,4 +1,4 @@
-"""The tables of docs/health.md, made from net_plugin/engine/core/health.def.
+"""The tables of docs/failures.md, made from net_plugin/engine/core/health.def.
 
 `.venv/bin/python tests/py/health_table.py` prints them.
 """

@@ -128,7 +128,7 @@ def test_every_event_of_the_journal_is_documented() -> None:
     names = dict(re.findall(r'\[(R2_EV_\w+)\] = "([\w-]+)"', journal.read_text()))
     used = {e for f in where if f != journal for e in re.findall(r"R2_EV_[A-Z_]+", f.read_text())}
     used -= {"R2_EV_NONE"}
-    text = (ROOT / "docs" / "health.md").read_text().split("## The journal")[1].split("\n## ")[0]
+    text = (ROOT / "docs" / "failures.md").read_text().split("## The journal")[1].split("\n## ")[0]
     rows = [line.split("|")[1] for line in text.splitlines() if line.startswith("| `")]
     assert set(re.findall(r"`([\w-]+)`", " ".join(rows))) == {names[event] for event in used}
 

@@ -1,4 +1,4 @@
-/* Evidence and verdict (rung 1): every row of the verdict table of docs/localisation.md, and random
+/* Evidence and verdict (rung 1): every row of the verdict table of docs/failures.md, and random
  * worlds in which something is broken: the verdict never blames a NIC that answered, is right where
  * the evidence allows one, and does not depend on the order of what was seen. */
 #include "check.h"
