@@ -44,7 +44,6 @@ _Static_assert(R2_PATHS_VIA <= R2_WIRE_MAX_LANES, "CLOSE names each one-sided pa
 struct r2_peer;
 #include "engine/loop/asking.h"
 #include "engine/message/acks.h"
-#include "engine/message/unasked.h"
 #include "engine/peer/words.h"
 
 enum r2_path_state {
@@ -221,7 +220,6 @@ struct r2_req {
     bool lines;    /* R: the buffer is read before the receive is done */
     bool arrived;  /* R: all bytes in place, the acknowledgement may not have left */
     bool kept;     /* R: its clear-to-send was not said: r2_recv_say_kept */
-    bool unasked;  /* S: it goes before its clear-to-send */
     uint8_t *copy; /* S: the engine's own, of a small message: engine/message/buffered.h */
     bool told;     /* S: the application was told that it is done, before it was acknowledged */
     uint64_t seq;
@@ -312,10 +310,9 @@ struct r2_conn {
     struct r2_ack_range *ranges; /* chunks to acknowledge */
     uint32_t n_ranges, cap_ranges;
     uint16_t ack_path;
-    uint32_t peer_eager; /* the sender sends messages up to this size unasked */
+    uint32_t peer_eager; /* the sender sends messages up to this size before their clear-to-send */
     uint64_t cts_sent;   /* clear-to-send was said for all messages below */
-    unsigned small;      /* messages that came unasked, in a row */
-    struct r2_unasked_set unasked;
+    unsigned small;      /* messages that came before their clear-to-send, in a row */
     struct r2_stash stash[R2_EAGER_AHEAD];
 };
 

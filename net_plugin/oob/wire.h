@@ -93,11 +93,9 @@ struct r2_msg_open {
 struct r2_msg_open_ack {
     uint64_t conn;
     uint32_t status;
-    uint32_t flags; /* R2_OPEN_NO_EAGER; in the upper bits the KiB that a larger message may have
-                       that comes before its clear-to-send over a bulk lane */
+    uint32_t flags; /* R2_OPEN_NO_EAGER; others are ignored */
 } __attribute__((packed));
 #define R2_OPEN_NO_EAGER 1u /* send no small message before its clear-to-send */
-#define R2_OPEN_UNASKED_SHIFT 16
 
 /* Followed by `keys` x 32 bit for one-sided transports, indexed by the receiver's NIC. */
 struct r2_msg_cts {

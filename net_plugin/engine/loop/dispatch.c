@@ -18,7 +18,7 @@ static int on_open(struct r2_path *path, const uint8_t *body)
     if (p->out)
         return -EPROTO;
     ack.conn = m.conn;
-    ack.flags = (r2_eng.device_memory ? R2_OPEN_NO_EAGER : 0) | r2_unasked_word();
+    ack.flags = r2_eng.device_memory ? R2_OPEN_NO_EAGER : 0;
     c = r2_conn_find(p, m.conn);
     if (!c && (m.must_exist || r2_conn_has_ended(p, m.conn))) {
         ack.status = ECONNRESET;
@@ -68,7 +68,6 @@ static int on_open_ack(struct r2_path *path, const uint8_t *body)
     }
     if (m.flags & R2_OPEN_NO_EAGER)
         c->eager = 0;
-    r2_unasked_heard(c, m.flags);
     c->state = R2_CONN_OPEN;
     return 0;
 }

@@ -137,7 +137,6 @@ void r2_recv_repeat(struct r2_conn *c, struct r2_path *path)
         if (c->stash[i].valid && c->stash[i].seq >= c->cum)
             r2_recv_queue_ack(c, NULL, c->stash[i].seq, 0, c->stash[i].size);
     }
-    r2_unasked_repeat(c);
     r2_recv_queue_ack(c, path, 0, 0, 0);
 }
 

@@ -36,8 +36,6 @@ struct r2_conn *r2_conn_new(struct r2_peer *p, uint64_t id, bool out)
     r2_list_init(&c->ready);
     r2_list_init(&c->acks);
     r2_list_init(&c->flush);
-    if (!out)
-        r2_unasked_init(c);
     if (r2_hash_put(&p->conns, id, c)) {
         r2_mem_less(sizeof(*c));
         free(c);
@@ -81,7 +79,6 @@ void r2_conn_put(struct r2_conn *c)
             r2_mem_less(c->stash[i].size);
         free(c->stash[i].data);
     }
-    r2_unasked_free(c);
     r2_mem_less(sizeof(*c) + c->cap_ranges * sizeof(*c->ranges));
     free(c->ranges);
     r2_peer_put(c->peer);
@@ -274,7 +271,7 @@ static int post(struct r2_conn *c, void *data, size_t size, bool lines, struct r
     r->mr = mr;
     r->error = 0;
     r->lines = lines;
-    r->arrived = r->unasked = r->told = false;
+    r->arrived = r->told = false;
     r->attached = true;
     r->posted_at = r2_now_ns();
     atomic_store_explicit(&r->state, R2_REQ_ACTIVE, memory_order_relaxed);
@@ -497,7 +494,7 @@ int r2_engine_close(struct r2_conn *c)
         r2_peer_put(p);
         return rc;
     }
-    busy = c->state == R2_CONN_FAILED || c->next_seq != c->oldest || r2_unasked_writing(c);
+    busy = c->state == R2_CONN_FAILED || c->next_seq != c->oldest;
     r2_conn_end(c);
     if (busy) {
         c->detaching = true;

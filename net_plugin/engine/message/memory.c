@@ -73,7 +73,6 @@ int r2_conn_detach(struct r2_conn *c, bool *revoke)
     int n, rc = 0;
     bool cleared = written_yet(c);
 
-    r2_unasked_settle(c);
     if (cleared) {
         r2_peer_unlock(c->peer);
         cleared = !r2_revoke(c);

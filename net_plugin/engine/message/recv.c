@@ -16,7 +16,7 @@
 #define LANE_COPY 0x8000 /* of a claim: a whole copy is being put into place */
 
 /* Message `seq` has arrived whole. */
-void r2_recv_mark(struct r2_conn *c, uint64_t seq)
+static void mark_arrived(struct r2_conn *c, uint64_t seq)
 {
     if (seq < c->cum || seq - c->cum >= 64)
         return;
@@ -103,12 +103,12 @@ static struct r2_stash *stash_of(struct r2_conn *c, uint64_t seq)
     return s->valid && s->seq == seq ? s : NULL;
 }
 
-void r2_recv_placed(struct r2_req *r)
+static void placed(struct r2_req *r)
 {
     struct r2_conn *c = r->conn;
 
     r->arrived = true;
-    r2_recv_mark(c, r->seq);
+    mark_arrived(c, r->seq);
     if (r->seq < c->flushed)
         r2_req_finish(r, 0);
 }
@@ -135,7 +135,7 @@ static int place_eager(struct r2_req *r, const uint8_t *data, uint32_t size, boo
         r2_conn_fail(r->conn, rc);
         return rc;
     }
-    r2_recv_placed(r);
+    placed(r);
     if (buffered && r->seq < r->conn->cum)
         r2_req_finish(r, 0);
     return 0;
@@ -150,8 +150,6 @@ void r2_recv_start(struct r2_req *r)
     r->kept = cts_can_wait(r);
     if (!r->kept)
         post_cts(r, r2_acks_path(c)); /* for a stashed message it gives the credit back */
-    if (r2_unasked_posted(c, r))
-        return;
     if (s) {
         s->valid = false;
         place_eager(r, s->data, s->size, s->buffered);
@@ -176,8 +174,27 @@ static int stash_eager(struct r2_conn *c, const struct r2_msg_eager *m, const ui
     s->size = m->size;
     s->buffered = m->flags & R2_EAGER_BUFFERED;
     s->valid = true;
-    r2_recv_mark(c, m->seq);
+    mark_arrived(c, m->seq);
     return 0;
+}
+
+/* Some of the message has come in chunks, and its receive is not full. */
+static bool in_chunks(struct r2_conn *c, uint64_t seq)
+{
+    const struct r2_req *r = r2_conn_req(c, seq);
+
+    return r && !r->arrived && r->led.recv.total_known;
+}
+
+/* Its sender sends it as a small message and in chunks. Each half might wait for ever for the rest,
+ * and another path would bring the same: the connection fails. */
+static void both_ways(struct r2_conn *c, uint64_t seq)
+{
+    R2_WARN_LIMIT("peer %s pid %u breaks the protocol: message %llu of connection %llu comes as a "
+                  "small message and in chunks; the connection fails",
+                  c->peer->host[0] ? c->peer->host : "?", c->peer->pid, (unsigned long long)seq,
+                  (unsigned long long)c->id);
+    r2_conn_fail(c, -EPROTO);
 }
 
 int r2_recv_on_eager(struct r2_conn *c, struct r2_path *path, const struct r2_msg_eager *m,
@@ -195,8 +212,8 @@ int r2_recv_on_eager(struct r2_conn *c, struct r2_path *path, const struct r2_ms
         r2_path_journal(path, R2_EV_CRC_ERROR, m->size, 0, "small message");
         return -EBADMSG; /* ends the path; the message comes over another one */
     }
-    if (r2_unasked_in_chunks(c, m->seq)) {
-        r2_unasked_both_ways(c, m->seq);
+    if (in_chunks(c, m->seq)) {
+        both_ways(c, m->seq);
         return 0;
     }
     if (!fresh) {
@@ -226,8 +243,6 @@ int r2_recv_on_eager(struct r2_conn *c, struct r2_path *path, const struct r2_ms
 static int claim(struct r2_path *path, struct r2_ep *ep, struct r2_bulk *bulk, uint16_t lane)
 {
     struct r2_conn *c = r2_conn_find(path->peer, bulk->conn);
-    struct r2_recv_ledger *led;
-    struct r2_unasked *u;
     struct r2_req *r;
     int rc;
 
@@ -243,34 +258,29 @@ static int claim(struct r2_path *path, struct r2_ep *ep, struct r2_bulk *bulk, u
         return 1;
     c->small = 0;
     r = r2_conn_req(c, bulk->seq);
-    u = r2_unasked_at(c, bulk->seq);
-    if (has_arrived(c, bulk->seq) || (!r && !u && bulk->seq < c->next_seq)) {
+    if (has_arrived(c, bulk->seq) || (!r && bulk->seq < c->next_seq)) {
         r2_count(&r2_eng.n->duplicate_chunks, 1);
         if (stash_of(c, bulk->seq))
-            r2_unasked_both_ways(c, bulk->seq);
+            both_ways(c, bulk->seq);
         else
             r2_recv_queue_ack(c, path, 0, 0, 0);
         return 1;
     }
-    if (!r && !u && !(u = r2_unasked_begin(c, path, bulk, &rc)))
-        return rc;
-    if (u && path->transport != R2_VIA_TCP) { /* it is in the receive's buffer, the rest is not */
-        r2_conn_fail(c, -EPROTO);
-        return 1;
-    }
-    if (!u && r->mr && r->mr->device && path->transport == R2_VIA_TCP)
+    if (!r) /* nobody cleared it to send */
+        return -EPROTO;
+    if (r->mr && r->mr->device && path->transport == R2_VIA_TCP)
         return -EPROTO; /* no thread may write there, and the sender was told */
-    led = u ? &u->led : &r->led.recv;
-    rc = r2_recv_set_total(led, bulk->total);
+    rc = r2_recv_set_total(&r->led.recv, bulk->total);
     if (rc == -EMSGSIZE) {
         r2_conn_fail(c, -EMSGSIZE);
         return 1;
     }
     if (rc == 0)
-        rc = r2_recv_claim(led, bulk->offset, bulk->len, path->index, r2_eng.ops->params(ep)->gen,
+        rc = r2_recv_claim(&r->led.recv, bulk->offset, bulk->len, path->index,
+                           r2_eng.ops->params(ep)->gen,
                            bulk->flags & R2_BULK_COPY ? lane | LANE_COPY : lane);
     if (rc == -EBUSY && !(bulk->flags & R2_BULK_COPY)) /* some of it has come, in other pieces */
-        rc = r2_recv_claim_over(led, bulk->offset, bulk->len, path->index,
+        rc = r2_recv_claim_over(&r->led.recv, bulk->offset, bulk->len, path->index,
                                 r2_eng.ops->params(ep)->gen, lane);
     if (rc == 1) {
         r2_count(&r2_eng.n->duplicate_chunks, 1);
@@ -278,32 +288,29 @@ static int claim(struct r2_path *path, struct r2_ep *ep, struct r2_bulk *bulk, u
     }
     if (rc)
         return rc;
-    if (!u && r->mr && r->mr->device)
+    if (r->mr && r->mr->device)
         bulk->flags &= ~R2_BULK_CRC; /* no thread may look at it */
-    bulk->data = (u ? u->data : r->data) + bulk->offset;
-    if (!u && r->lines)
+    bulk->data = r->data + bulk->offset;
+    if (r->lines)
         bulk->flags |= R2_BULK_LINES;
     return 0;
 }
 
-/* Where the message's bytes are recorded, while some of them are missing; or NULL. */
-static struct r2_recv_ledger *led_of(struct r2_conn *c, uint64_t seq)
+/* The receive that the chunk belongs to, or NULL. */
+static struct r2_req *req_of(struct r2_peer *p, const struct r2_bulk *bulk)
 {
-    struct r2_unasked *u = c && !c->out ? r2_unasked_at(c, seq) : NULL;
-    struct r2_req *r = c && !c->out && !u ? r2_conn_req(c, seq) : NULL;
+    struct r2_conn *c = r2_conn_find(p, bulk->conn);
 
-    if (u)
-        return u->whole ? NULL : &u->led;
-    return r ? &r->led.recv : NULL;
+    return c && !c->out ? r2_conn_req(c, bulk->seq) : NULL;
 }
 
 /* The claim that covers this chunk, or NULL. */
 static const struct r2_recv_claim *claim_of(struct r2_peer *p, const struct r2_bulk *bulk)
 {
-    const struct r2_recv_ledger *led = led_of(r2_conn_find(p, bulk->conn), bulk->seq);
+    const struct r2_req *r = req_of(p, bulk);
 
-    for (uint32_t i = 0; led && i < led->count; i++) {
-        const struct r2_recv_claim *k = r2_recv_claim_at(led, i);
+    for (uint32_t i = 0; r && i < r->led.recv.count; i++) {
+        const struct r2_recv_claim *k = r2_recv_claim_at(&r->led.recv, i);
 
         if (k->off <= bulk->offset && bulk->offset + bulk->len <= k->off + k->len)
             return k;
@@ -330,8 +337,7 @@ static struct r2_path *reader(struct r2_peer *p, const struct r2_bulk *bulk, str
 
     if (!path || k->off != bulk->offset || k->len != bulk->len || !path->ep ||
         path->gen != k->gen || (k->lane & LANE_COPY) ||
-        r2_ranges_overlap(&led_of(r2_conn_find(p, bulk->conn), bulk->seq)->done, bulk->offset,
-                          bulk->len))
+        r2_ranges_overlap(&req_of(p, bulk)->led.recv.done, bulk->offset, bulk->len))
         return NULL;
     *ep = path->ep;
     *lane = k->lane;
@@ -394,44 +400,26 @@ static void test_over(struct r2_path *path, struct r2_ep *ep, const struct r2_bu
     r2_peer_unlock(path->peer);
 }
 
-/* One more chunk of a message is in its place. */
-static void placed(struct r2_conn *c, uint64_t seq, const struct r2_recv_ledger *led,
-                   const struct r2_path *path)
-{
-    struct r2_unasked *u = r2_unasked_at(c, seq);
-    struct r2_req *r = u ? NULL : r2_conn_req(c, seq);
-
-    if (r)
-        r2_flush_note(r, path);
-    if (!r2_recv_complete(led))
-        return;
-    if (r) {
-        r2_recv_placed(r);
-    } else {
-        r2_recv_mark(c, seq);
-        r2_unasked_whole(c, u);
-    }
-}
-
 void r2_up_chunk_done(void *owner, struct r2_ep *ep, const struct r2_bulk *bulk)
 {
     struct r2_path *path = owner;
     struct r2_peer *p = path->peer;
-    struct r2_conn *c;
-    struct r2_recv_ledger *led;
+    struct r2_req *r;
 
     if (bulk->conn == R2_CONN_TEST) {
         test_over(path, ep, bulk, true);
         return;
     }
     r2_peer_lock(p);
-    c = r2_conn_find(p, bulk->conn);
-    led = led_of(c, bulk->seq);
+    r = req_of(p, bulk);
     path->rx_bytes += bulk->len;
-    if (led &&
-        r2_recv_done(led, bulk->offset, bulk->len, path->index, r2_eng.ops->params(ep)->gen) == 0) {
-        placed(c, bulk->seq, led, path);
-        r2_recv_queue_ack(c, path, bulk->seq, bulk->offset, bulk->seq >= c->cum ? bulk->len : 0);
+    if (r && r2_recv_done(&r->led.recv, bulk->offset, bulk->len, path->index,
+                          r2_eng.ops->params(ep)->gen) == 0) {
+        r2_flush_note(r, path);
+        if (r2_recv_complete(&r->led.recv))
+            placed(r);
+        r2_recv_queue_ack(r->conn, path, bulk->seq, bulk->offset,
+                          bulk->seq >= r->conn->cum ? bulk->len : 0);
     }
     pthread_mutex_unlock(&p->lock); /* acknowledged at the end of the burst */
     r2_count(&r2_control_nic_counters(r2_eng.ctl, path->lnic)->rx_bytes, bulk->len);
@@ -443,8 +431,7 @@ void r2_up_chunk_dropped(void *owner, struct r2_ep *ep, const struct r2_bulk *bu
 {
     struct r2_path *path = owner;
     struct r2_peer *p = path->peer;
-    struct r2_conn *c;
-    struct r2_recv_ledger *led;
+    struct r2_req *r;
 
     if (bulk->conn == R2_CONN_TEST) {
         r2_count(&r2_eng.n->crc_errors, bad_crc);
@@ -452,17 +439,17 @@ void r2_up_chunk_dropped(void *owner, struct r2_ep *ep, const struct r2_bulk *bu
         return;
     }
     r2_peer_lock(p);
-    c = r2_conn_find(p, bulk->conn);
-    led = led_of(c, bulk->seq);
-    if (led && !(bulk->flags & R2_BULK_COPY)) /* a copy has no claim, an original might */
-        r2_recv_release(led, bulk->offset, bulk->len, path->index, r2_eng.ops->params(ep)->gen);
+    r = req_of(p, bulk);
+    if (r && !(bulk->flags & R2_BULK_COPY)) /* a copy has no claim, an original might */
+        r2_recv_release(&r->led.recv, bulk->offset, bulk->len, path->index,
+                        r2_eng.ops->params(ep)->gen);
     if (bad_crc) {
         r2_count(&r2_eng.n->crc_errors, 1);
         r2_path_journal(path, R2_EV_CRC_ERROR, bulk->len, 0, "chunk");
         /* The bytes are in the buffer already, where their reader may have seen them: sending them
          * again would come too late (wall 17). */
-        if (led && path->transport != R2_VIA_TCP)
-            r2_conn_fail(c, -EBADMSG);
+        if (r && path->transport != R2_VIA_TCP)
+            r2_conn_fail(r->conn, -EBADMSG);
     }
     pthread_mutex_unlock(&p->lock);
 }

@@ -21,7 +21,7 @@ const struct r2_cts_slot *r2_send_cts(const struct r2_conn *c, uint64_t seq)
 /* Bytes of a message that bulk lanes may take now. */
 static uint64_t bulk_waiting(const struct r2_conn *c, const struct r2_req *r)
 {
-    if (!r || is_eager(r) || c->revoked || !(r->unasked || r2_send_cts(c, r->seq)))
+    if (!r || is_eager(r) || c->revoked || !r2_send_cts(c, r->seq))
         return 0;
     return r2_send_waiting_bytes(&r->led.send);
 }
@@ -129,10 +129,6 @@ void r2_send_start(struct r2_req *r)
         r2_conn_begins(c, r);
         r2_send_more(c, r->size);
         r2_peer_kick(c->peer);
-    } else {
-        r2_unasked_grant(c, r);
-        if (r->unasked)
-            r2_peer_kick(c->peer);
     }
 }
 
@@ -150,9 +146,6 @@ void r2_send_on_cts(struct r2_conn *c, const struct r2_msg_cts *m, const uint32_
         c->posted = m->seq + 1;
     if (m->seq < c->oldest) { /* acknowledged from the stash before: only the credit is news */
         r2_send_pump(c);
-        r2_unasked_grant_all(c);
-        if (!r2_list_empty(&c->ready))
-            r2_peer_kick(c->peer);
         return;
     }
     fresh = !r2_send_cts(c, m->seq);
@@ -169,14 +162,11 @@ void r2_send_on_cts(struct r2_conn *c, const struct r2_msg_cts *m, const uint32_
         r2_conn_fail(c, -EMSGSIZE);
         return;
     }
-    if (fresh && r && !r->unasked && bulk_waiting(c, r)) {
+    if (fresh && bulk_waiting(c, r)) {
         r2_conn_begins(c, r);
         r2_send_more(c, bulk_waiting(c, r));
     }
-    if (r)
-        r2_unasked_cleared(r);
     r2_send_pump(c);
-    r2_unasked_grant_all(c);
     if (!r2_list_empty(&c->ready))
         r2_peer_kick(c->peer);
 }

@@ -273,27 +273,14 @@ void r2_peer_account(struct r2_peer *p, int delta)
 }
 
 /* R: messages that wait here whole were acknowledged, so their sender may have closed and left in
- * peace: they can still be received, nothing behind them can. One that left while more was arriving
- * did not: who then writes to receives is made to leave them, as with every failed connection. */
+ * peace: they can still be received, nothing behind them can. */
 static bool outlives_sender(struct r2_conn *c)
 {
-    if (c->out || c->state != R2_CONN_OPEN || (c->next_seq >= c->cum && !r2_unasked_pending(c)))
+    if (c->out || c->state != R2_CONN_OPEN || c->next_seq >= c->cum)
         return false;
-    for (uint64_t s = c->cum; s < c->next_seq; s++) {
-        struct r2_req *r = r2_conn_req(c, s);
-
-        if (r && r2_recv_writing(&r->led.recv))
-            return false;
-    }
     c->remote_closed = true;
     c->final_seq = c->cum;
     r2_recv_flushed(c, c->cum); /* nobody is left to be told */
-    for (uint64_t s = c->cum; s < c->next_seq; s++) {
-        struct r2_req *r = r2_conn_req(c, s);
-
-        if (r)
-            r2_req_finish(r, c->peer->error);
-    }
     return true;
 }
 

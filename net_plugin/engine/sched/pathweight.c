@@ -258,25 +258,24 @@ void r2_peer_waive(struct r2_peer *p)
     }
 }
 
-/* What goes unasked, and is not cleared yet, waits for the receiver. */
 bool r2_conn_has_way(struct r2_conn *c, bool proven)
 {
     const struct r2_peer *p = c->peer;
-    bool cleared = false, way = false;
+    bool waits = false, way = false;
 
     for (uint64_t s = c->oldest; s < c->next_seq && !way; s++) {
         const struct r2_req *r = r2_conn_req(c, s);
 
         if (!r || !r2_send_waiting(r))
             continue;
-        cleared |= !r->unasked || r2_send_cts(c, s);
+        waits = true;
         /* By any path: that there is none is the peer's time. */
         way |= proven && !r2_send_device(r) && !r2_peer_served(p);
         for (int i = 0; i < p->n_paths && !way; i++)
             way = p->paths[i]->state == R2_PATH_UP && !(proven && p->paths[i]->testing) &&
                   r2_send_carries(p->paths[i], r);
     }
-    return way || !cleared;
+    return way || !waits;
 }
 
 void r2_peer_check_stuck(struct r2_peer *p, uint64_t now)

@@ -19,9 +19,9 @@ bool r2_send_carries(const struct r2_path *path, const struct r2_req *r)
 
     if (path->transport == R2_VIA_TCP)
         return !r2_send_device(r);
-    /* Queue pairs write alone: what goes unasked is kept beside its receive, and a message that is
-     * whole with a copy's bytes is over while a write to its place is still under way. */
-    return cts && cts->keys[path->rnic] && !r->unasked && !r2_send_doubled(&r->led.send) && r->mr &&
+    /* Queue pairs write alone: a message that is whole with a copy's bytes is over while a write to
+     * its place is still under way. */
+    return cts && cts->keys[path->rnic] && !r2_send_doubled(&r->led.send) && r->mr &&
            r2_eng.ops->registered(path->ep, r->mr->keys);
 }
 
