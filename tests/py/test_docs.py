@@ -53,9 +53,7 @@ def test_every_setting_is_documented() -> None:
 
 @pytest.mark.parametrize("path", documents(), ids=lambda path: path.name)
 def test_names_in_documents_exist(path: Path) -> None:
-    """Figures and decisions of earlier versions may name their settings."""
-    past = path.name in ("measurements.md", "decisions.md")
-    known = {name for name, kind in setting_names().items() if kind != "GONE" or past}
+    known = {name for name, kind in setting_names().items() if kind != "GONE"}
     unknown = sorted(set(NAME.findall(path.read_text(encoding="utf-8"))) - known)
     assert not unknown, f"{path.name} names what settings.def does not have: {', '.join(unknown)}"
 
