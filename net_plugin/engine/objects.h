@@ -381,6 +381,7 @@ struct r2_engine {
     int n_nics;
     struct r2_nic nics[R2_MAX_NICS];
     struct r2_nic_state nic_state[R2_MAX_NICS];
+    uint8_t near[R2_MAX_NICS][R2_MAX_NICS]; /* [home][NIC]: its place in r2_nics_order */
     struct r2_list peers, listens, ctxs;
     atomic_ulong look_at; /* the earliest of the peers', or earlier; 0: none (look.c) */
     atomic_ulong next_conn, next_listen;

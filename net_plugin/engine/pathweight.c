@@ -136,6 +136,17 @@ bool r2_path_able(const struct r2_path *path)
            r2_health_carries(path->health.state);
 }
 
+void r2_near_find(void)
+{
+    int order[R2_MAX_NICS];
+
+    for (int home = 0; home < r2_eng.n_nics; home++) {
+        r2_nics_order(r2_eng.nics, r2_eng.n_nics, home, order);
+        for (int i = 0; i < r2_eng.n_nics; i++)
+            r2_eng.near[home][order[i]] = (uint8_t)i;
+    }
+}
+
 /* Alive and well: nothing stays with a NIC that is known to be slow. */
 bool r2_conn_home_alive(const struct r2_conn *c)
 {
@@ -159,7 +170,7 @@ int r2_conn_stays(const struct r2_conn *c)
     if (!migrate)
         return r2_conn_home_alive(c) ? c->home : -1;
     for (int i = 0; i < p->n_paths; i++) {
-        int after = (p->paths[i]->lnic - c->home + r2_eng.n_nics) % r2_eng.n_nics;
+        int after = r2_eng.near[c->home][p->paths[i]->lnic];
 
         after += r2_path_unlimited(p->paths[i]) ? 0 : r2_eng.n_nics; /* while it ramps */
         if (after < behind && r2_path_usable(p->paths[i])) {

@@ -1,6 +1,6 @@
 /* R2CCL_MODE=migrate over a scripted transport (rung 2): a connection's bytes stay on its home NIC;
- * when that dies they move to one other, the next. What it cannot
- * prove: timing of real NICs. */
+ * when that dies they move to one other, the nearest (test_engine_order). What it cannot prove:
+ * timing of real NICs. */
 #include "check.h"
 #include "enginelib/remote.h"
 
