@@ -32,7 +32,6 @@ enum r2_setting_mode {
 };
 
 enum r2_setting_gpu_memory { R2_GPU_MEMORY_HOST, R2_GPU_MEMORY_DIRECT };
-enum r2_setting_spread { R2_SPREAD_AUTO, R2_SPREAD_HOME, R2_SPREAD_ALL };
 
 enum r2_setting_plan { R2_PLAN_SETTING_OFF, R2_PLAN_SETTING_SHADOW, R2_PLAN_SETTING_ON };
 

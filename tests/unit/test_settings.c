@@ -59,7 +59,6 @@ static void test_defaults(void)
     CHECK_EQ(s.ports.low, 0);
     CHECK_EQ(s.ports.high, 0);
     CHECK_EQ(s.log, R2_LOG_SETTING_WARN);
-    CHECK_EQ(s.spread, R2_SPREAD_AUTO);
 }
 
 static void test_table(void)
@@ -187,7 +186,6 @@ static void test_bad_values(void)
         {"R2CCL_CPUS", "0,"},
         {"R2CCL_CPUS", "99999"},
         {"R2CCL_VERIFY", "2"},
-        {"R2CCL_SPREAD", "wide"},
         {"R2CC_MODE", "9"},
     };
     struct r2_settings s;
