@@ -59,6 +59,11 @@ struct r2_settings {
 #define R2_SETTING(field, name, type, def, unit, allowed, doc) R2_CTYPE_##type(field)
 #define R2_FOREIGN(field, name, doc) R2_CTYPE_STRING(field)
 #include "settings/settings.def"
+    /* Not read but set by r2_settings_parse. C tests set other values. */
+    bool help_progress;         /* NCCL's threads drive progress in isend and test */
+    uint64_t heartbeat_idle_ns; /* between heartbeats of a path that nothing is under way on */
+    int heartbeat_misses;       /* unanswered ones after which a path counts as failed */
+    int damp_suppress;          /* penalty above which a NIC or path is left alone; 0: never */
 };
 
 typedef char *(*r2_getenv_fn)(const char *name);
