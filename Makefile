@@ -156,7 +156,7 @@ test-py: native venv ## pytest without the soak tests, three files at a time (PY
 	$(tool_env) $(venv)/bin/python -m pytest $(PYTEST_ARGS)
 
 # Of tests that know nothing of RDMA: what moves data between engines on loopback NICs.
-verbs_suite := failover failover_process health silence trees line_order operator_view hostnccl shim unasked rendezvous grey
+verbs_suite := failover failover_process health silence trees line_order operator_view hostnccl shim rendezvous grey
 
 test-verbs: native venv ## these Python tests over the stand-in for libibverbs: a NIC is an RDMA device
 	TEST_VERBS=1 $(tool_env) $(venv)/bin/python -m pytest $(PYTEST_ARGS) $(verbs_suite:%=tests/py/test_%.py)

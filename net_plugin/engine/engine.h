@@ -46,19 +46,11 @@ void r2_engine_called_by(unsigned nccl_version, unsigned net_api);
  * processes are shared by all their communicators, so that one counts, the first that is asked for,
  * on paths that are made from then on; another one is refused with a warning. Any thread. */
 void r2_engine_ask_traffic_class(int asked);
-/* 0 to 255; -1: none was asked for. */
-int r2_engine_traffic_class(void);
 
 /* Number of usable NICs; 0 is no error. The set is fixed for the life of the process. */
 int r2_engine_devices(int *count);
-/* Description of NIC `dev`; valid for the life of the process; NULL if `dev` is out of range. What
- * says where it is (ifindex, family, addr, socklen, prefixlen) may change: r2_engine_nic_now. */
+/* Description of NIC `dev` (topology/local.h); NULL if `dev` is out of range. */
 const struct r2_nic *r2_engine_nic(int dev);
-/* A copy with the address and interface of this moment. `dev` must be in range. Any thread. */
-void r2_engine_nic_now(int dev, struct r2_nic *out);
-/* The NIC by which NICs without an address (r2_nic.bare) meet their peers: the first that is up,
- * else the first; -1: there is none. Any thread. */
-int r2_engine_meets(void);
 
 /* Fills `handle` (R2_HANDLE_BYTES), which the application carries to the connecting side. */
 int r2_engine_listen(struct r2_ctx *ctx, int dev, void *handle, struct r2_listen **out);

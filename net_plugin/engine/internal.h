@@ -219,25 +219,22 @@ void r2_recv_start(struct r2_req *r);
 int r2_recv_on_eager(struct r2_conn *c, struct r2_path *path, const struct r2_msg_eager *m,
                      const uint8_t *data);
 void r2_recv_cts(struct r2_req *r, struct r2_path *path);
-/* All of the message has arrived; its bytes are in their place: done once that was told. */
-void r2_recv_mark(struct r2_conn *c, uint64_t seq);
-void r2_recv_placed(struct r2_req *r);
 /* Says the clear-to-send of small receives that are still empty after a while: if the message is
  * too large for its receive, nobody learns it otherwise. And what else was held (r2_out_hold). */
 void r2_recv_say_kept(struct r2_peer *p, uint64_t now);
 
 /* ---- upcalls.c */
 extern const struct r2_transport_events r2_engine_events;
-#include "engine/buffered.h"
-#include "engine/memory.h"     /* revoke.c, flush.c */
-#include "engine/pathweight.h" /* weights of paths */
-#include "engine/slow.h"       /* tail.c, greywatch.c */
+#include "engine/message/buffered.h"
+#include "engine/message/memory.h"   /* revoke.c, flush.c */
+#include "engine/sched/pathweight.h" /* weights of paths */
+#include "engine/sched/slow.h"       /* tail.c, greywatch.c */
 
 static inline const char *r2_nic_name(int nic)
 {
-    return nic >= 0 && nic < r2_eng.n_nics ? r2_eng.nics[nic].name : "?";
+    return nic >= 0 && nic < r2_local.n ? r2_local.nics[nic].name : "?";
 }
 
-#include "engine/nics.h"
+#include "engine/nic/nics.h"
 
 #endif

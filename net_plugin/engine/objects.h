@@ -12,26 +12,27 @@
 #include <stdatomic.h>
 
 #include "control/control.h"
+#include "engine/core/damp.h"
+#include "engine/core/grey.h"
+#include "engine/core/health.h"
+#include "engine/core/lanes.h"
+#include "engine/core/ledger.h"
+#include "engine/core/pathrate.h"
+#include "engine/core/trial.h"
+#include "engine/core/weights.h"
 #include "engine/engine.h"
-#include "engine/fault.h"
-#include "engine/health/damp.h"
-#include "engine/health/grey.h"
-#include "engine/health/health.h"
-#include "engine/health/lanes.h"
-#include "engine/health/trial.h"
-#include "engine/io.h"
-#include "engine/ledger.h"
-#include "engine/pathrate.h"
-#include "engine/weights.h"
+#include "io/fault.h"
+#include "io/io.h"
 #include "oob/wire.h"
 #include "settings/settings.h"
 #include "topology/linkwatch.h"
+#include "topology/local.h"
 #include "transport/transport.h"
 #include "util/clock.h"
 #include "util/hash.h"
 #include "util/mem.h"
 
-#define R2_PATHS_VIA 64 /* of each transport, to one peer: engine/pairs.c */
+#define R2_PATHS_VIA 64 /* of each transport, to one peer: engine/path/pairs.c */
 #define R2_PATHS_MAX (R2_PATHS_VIA * R2_VIA_COUNT)
 _Static_assert(R2_PATHS_VIA <= R2_WIRE_MAX_LANES, "CLOSE names each one-sided path that wrote");
 #define R2_LANES_MAX 32 /* bulk lanes of an endpoint */
@@ -41,10 +42,9 @@ _Static_assert(R2_PATHS_VIA <= R2_WIRE_MAX_LANES, "CLOSE names each one-sided pa
 #define R2_TICK_NS (25 * R2_NS_PER_MS)
 
 struct r2_peer;
-#include "engine/acks.h"
-#include "engine/asking.h"
-#include "engine/unasked.h"
-#include "engine/words.h"
+#include "engine/loop/asking.h"
+#include "engine/message/acks.h"
+#include "engine/peer/words.h"
 
 enum r2_path_state {
     R2_PATH_IDLE,       /* not wanted now */
@@ -220,8 +220,7 @@ struct r2_req {
     bool lines;    /* R: the buffer is read before the receive is done */
     bool arrived;  /* R: all bytes in place, the acknowledgement may not have left */
     bool kept;     /* R: its clear-to-send was not said: r2_recv_say_kept */
-    bool unasked;  /* S: it goes before its clear-to-send */
-    uint8_t *copy; /* S: the engine's own, of a small message: engine/buffered.h */
+    uint8_t *copy; /* S: the engine's own, of a small message: engine/message/buffered.h */
     bool told;     /* S: the application was told that it is done, before it was acknowledged */
     uint64_t seq;
     uint8_t *data;
@@ -276,7 +275,7 @@ struct r2_conn {
     bool detaching;     /* its close waits for lanes and for the peer's word: it stays until then */
     bool tell;          /* failed here: the peer has to learn it, again after every loss */
     uint64_t final_seq; /* R, remote_closed: messages that the sender has begun */
-    /* One-sided paths, by r2_path.index: S: handed out, R: arrived (engine/revoke.c) */
+    /* One-sided paths, by r2_path.index: S: handed out, R: arrived (engine/message/revoke.c) */
     struct r2_conn_lane lanes[R2_PATHS_MAX];
     uint32_t under_way; /* S: chunks that a NIC may still read */
     bool revoked;       /* S: nothing is sent any more; R: the sender has said so, with `said` */
@@ -306,14 +305,14 @@ struct r2_conn {
     struct r2_list flush; /* path->flushq */
     uint64_t flush_cum, flush_pos;
     uint32_t wrote[R2_MAX_NICS]; /* by NIC: how often it wrote into memory of a device ... */
-    uint32_t shown[R2_MAX_NICS]; /* ... and how much of that a flush has shown (engine/flush.c) */
+    uint32_t shown[R2_MAX_NICS]; /* ... and how much of that a flush has shown
+                                    (engine/message/flush.c) */
     struct r2_ack_range *ranges; /* chunks to acknowledge */
     uint32_t n_ranges, cap_ranges;
     uint16_t ack_path;
-    uint32_t peer_eager; /* the sender sends messages up to this size unasked */
+    uint32_t peer_eager; /* the sender sends messages up to this size before their clear-to-send */
     uint64_t cts_sent;   /* clear-to-send was said for all messages below */
-    unsigned small;      /* messages that came unasked, in a row */
-    struct r2_unasked_set unasked;
+    unsigned small;      /* messages that came before their clear-to-send, in a row */
     struct r2_stash stash[R2_EAGER_AHEAD];
 };
 
@@ -326,7 +325,7 @@ struct r2_mr {
 };
 
 struct r2_ctx {
-    struct r2_list node;
+    struct r2_list node; /* all that were made */
     struct r2_list conns, listens;
     uint64_t comm_id;
 };
@@ -372,21 +371,15 @@ struct r2_nic_state {
 struct r2_engine {
     pthread_mutex_t lock; /* peers, listens, contexts, backlogs */
     bool inited, started;
-    int start_error;
-    unsigned nccl_version, net_api; /* under the lock until started; 0: not known */
-    uint64_t first_comm;
     atomic_bool inert; /* a forked child: does nothing */
     pid_t pid;         /* whose threads these are: a child of _Fork does not know that it is one */
     const struct r2_settings *set;
     const struct r2_transport_ops *ops;
     uint8_t process[16], secret[16];
     char host[64];
-    int n_nics;
-    struct r2_nic nics[R2_MAX_NICS];
     struct r2_nic_state nic_state[R2_MAX_NICS];
-    struct r2_list peers, listens, ctxs;
+    struct r2_list peers, listens;
     atomic_ulong look_at; /* the earliest of the peers', or earlier; 0: none (look.c) */
-    atomic_ulong next_conn, next_listen;
     atomic_uint
         top_gen;        /* highest generation of a path: each counts by itself, new ones above it */
     bool device_memory; /* NICs may read and write memory that threads may not */
@@ -395,7 +388,6 @@ struct r2_engine {
     struct r2_seg_gauges *g;
     struct r2_linkwatch *watch;
     struct r2_io_fd watch_fd;
-    struct r2_timer house;
 };
 extern struct r2_engine r2_eng;
 /* What r2_eng.ops becomes; a test sets another before the first r2_engine_init. */

@@ -22,8 +22,8 @@
 /* Of all that two plugins say to each other, hellos and handles included: another one is refused
  * (r2_engine_connect). 2: an accepting process may call who connects to it. 3: test chunks are
  * written by queue pairs as well (transport/verbs/card.h). 4: words about NICs are acknowledged
- * (HEARD). 5: R2CCL asks NCCL for larger pieces of sends and receives (engine/p2pchunk.h), which
- * must be of one size everywhere. */
+ * (HEARD). 5: R2CCL asks NCCL for larger pieces of sends and receives (engine/nic/p2pchunk.h),
+ * which must be of one size everywhere. */
 #define R2_WIRE_VERSION 5
 #define R2_WIRE_MAX_NICS 16
 #define R2_WIRE_MAX_BODY 65535
@@ -93,11 +93,9 @@ struct r2_msg_open {
 struct r2_msg_open_ack {
     uint64_t conn;
     uint32_t status;
-    uint32_t flags; /* R2_OPEN_NO_EAGER; in the upper bits the KiB that a larger message may have
-                       that comes before its clear-to-send over a bulk lane */
+    uint32_t flags; /* R2_OPEN_NO_EAGER; others are ignored */
 } __attribute__((packed));
 #define R2_OPEN_NO_EAGER 1u /* send no small message before its clear-to-send */
-#define R2_OPEN_UNASKED_SHIFT 16
 
 /* Followed by `keys` x 32 bit for one-sided transports, indexed by the receiver's NIC. */
 struct r2_msg_cts {

@@ -131,6 +131,22 @@ static const char *r2_settings_alias_of(const char *name)
     return NULL;
 }
 
+static const char *const r2_gone_names[][2] = {
+#define R2_GONE(name, instead) {name, instead},
+#include "settings/settings.def"
+    {NULL, NULL},
+};
+
+static const char *r2_settings_instead_of(const char *name)
+{
+    for (int i = 0; r2_gone_names[i][0]; i++) {
+        if (strcmp(r2_gone_names[i][0], name) == 0) {
+            return r2_gone_names[i][1];
+        }
+    }
+    return NULL;
+}
+
 size_t r2_settings_check_names(char *const *envp, char *out, size_t outlen)
 {
     size_t at = 0;
@@ -142,13 +158,16 @@ size_t r2_settings_check_names(char *const *envp, char *out, size_t outlen)
         size_t len = strcspn(*envp, "=");
         char name[128];
         char line[400] = "";
-        const char *target;
+        const char *target, *instead;
         int n = 0;
 
         snprintf(name, sizeof(name), "%.*s", (int)(len < 120 ? len : 120), *envp);
         target = r2_settings_alias_of(name);
+        instead = r2_settings_instead_of(name);
         if (target) {
             n = snprintf(line, sizeof(line), "%s is read as an alias of %s\n", name, target);
+        } else if (instead) {
+            n = snprintf(line, sizeof(line), "%s has no effect any more: %s\n", name, instead);
         } else if (strncmp(name, "R2CCL_", 6) == 0 && !r2_settings_is_known(name)) {
             n = snprintf(line, sizeof(line), "%s is not a setting of R2CCL; did you mean %s?\n",
                          name, r2_settings_nearest(name));

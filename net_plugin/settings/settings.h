@@ -80,7 +80,8 @@ const char *r2_settings_error(void);
 const char *r2_settings_warnings(void);
 
 /* One warning line per R2CCL_* variable of `envp` that is not known, with the nearest known name,
- * and per alias in use. Returns the length that the whole text has, as snprintf does. */
+ * or that earlier versions knew, with what to do instead, and per alias in use. Returns the length
+ * that the whole text has, as snprintf does. */
 size_t r2_settings_check_names(char *const *envp, char *out, size_t outlen);
 
 /* The I/O threads to start for `nics` NICs: R2CCL_IO_THREADS, or its rule for 0 over the cores

@@ -130,8 +130,8 @@ struct r2_ep_health {
     uint64_t retransmits; /* of them, sent again */
 };
 
-/* Upcalls, implemented by the engine (engine/upcalls.c). `owner` is r2_ep_params.owner, or what
- * `accepted` returned. */
+/* Upcalls, implemented by the engine (engine/loop/upcalls.c). `owner` is r2_ep_params.owner, or
+ * what `accepted` returned. */
 struct r2_transport_events {
     /* An authenticated peer asks for a path. Returns the owner, or NULL to refuse. */
     void *(*accepted)(struct r2_ep *ep, const struct r2_ep_params *params);
@@ -152,6 +152,9 @@ struct r2_transport_events {
     /* The endpoint broke or never came up; called once, no transport lock held; the engine
      * answers with ops->shut later, from its own thread. `err` is a positive errno. */
     void (*failed)(void *owner, struct r2_ep *ep, int err, const struct r2_ep_health *health);
+    /* The NIC by which NICs without an address (r2_nic.bare) meet their peers: the first that is
+     * up, else the first; -1: there is none. Any thread. */
+    int (*meeting)(void);
     /* A transport's half of a NIC went away or came back, while the link's may be as it was. */
     void (*nic_link)(int nic, int transport, bool up, const char *cause);
     /* `shut` that was under way is over: it returns 0 now. Any lock of the transport. */
@@ -201,7 +204,7 @@ struct r2_transport_ops {
     /* Where peers reach NIC `nic`, and by which transports (`offers`); -ENODEV: this transport
      * does not use that NIC. */
     int (*address)(int nic, struct r2_wire_addr *out);
-    /* The NIC's address or interface is another one (r2_engine_nic_now): listens there from now on,
+    /* The NIC's address or interface is another one (r2_local_now): listens there from now on,
      * on the same port if it is free, and reads again what else depends on it. Endpoints of the old
      * place are not touched. 0 or -errno: nobody listens, to be tried again. Of one thread. */
     int (*rebind)(int nic);
@@ -303,5 +306,11 @@ static inline bool r2_transport_fits(int transport, const struct r2_wire_addr *a
         return both & (R2_OFFER_INFINIBAND | R2_OFFER_ROCE);
     return !((a->offers | b->offers) & R2_OFFER_NO_TCP);
 }
+
+/* Traffic class that a communicator asks for, 0 to 255 (below 0: none). The first one counts, on
+ * paths made from then on; another one is refused with a warning. Any thread. */
+void r2_traffic_class_ask(int asked);
+/* 0 to 255; -1: none was asked for. */
+int r2_traffic_class(void);
 
 #endif

@@ -26,7 +26,7 @@ def penalty(row: Nic | PathRow, now_ns: int | None = None) -> str:
 
 def odd(path: PathRow, nics: Iterable[Nic]) -> bool:
     """Worth a look without --details: a path that does not carry, unless it ended in order or a
-    better one serves, and one that carries less than its NIC may (docs/grey.md)."""
+    better one serves, and one that carries less than its NIC may (docs/failures.md)."""
     if path.state == "up":
         own = next((nic.weight for nic in nics if nic.name == path.nic), 0)
         return path.direction != "rx" and 0 < path.weight < own

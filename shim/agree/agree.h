@@ -3,7 +3,7 @@
  * One r2_agree is one rank of one communicator in this process. The ranks of a communicator find
  * each other through a signed unique id (the address of its maker and a 128-bit token in the
  * unused tail), over sockets of their own. The lowest rank leads: it proposes that a plan holds
- * from a collective index on; docs/agreement.md has the protocol and its safety argument.
+ * from a collective index on; docs/shim.md has the protocol and its safety argument.
  *
  * How the wrappers use it:
  *     ncclGetUniqueId       r2_agree_id_sign after the real call

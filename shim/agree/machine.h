@@ -2,7 +2,7 @@
  * rank's own progress and the decision to give up come in as arguments; messages to send come out.
  *
  * Epochs number the proposals, 1, 2, 3, ...; the leader (rank 0) has at most one undecided. Facts,
- * from which safety follows (docs/agreement.md):
+ * from which safety follows (docs/shim.md):
  *  F1 The leader commits epoch e only with the promise of every rank, and decides every epoch once.
  *  F2 A rank promises e with index N only if it has not begun collective N, and then does not begin
  *     it before it knows what became of e.

@@ -28,7 +28,7 @@ LIMIT_S = 100.0
 TARGET = 1.0
 OURS = "net_plugin/"
 # Looks at who shares the machine: how many there are in a run is chance.
-BY_THE_CLOCK = ("engine/sharing.c", "engine/pollers.c", "control/sweep.c")
+BY_THE_CLOCK = ("io/sharing.c", "io/pollers.c", "control/sweep.c")
 # name, bytes of a message, messages of the short and the long run
 KINDS = (("1 MiB", 1 << 20, 32, 160), ("8 bytes", 8, 400, 2400))
 SMOKE = (("1 MiB", 1 << 20, 16, 112), ("8 bytes", 8, 100, 400))

@@ -31,7 +31,7 @@ SETTINGS: dict[str, Mapping[str, str]] = {
 ALLOWED = 0.01
 DRAWS = 2000  # of resampled runs
 # How often threads look in vain is chance.
-POLLING = ("engine/io.c", "engine/iolend.c", "engine/pause.c", "engine/standin.c")
+POLLING = ("io/io.c", "io/iolend.c", "io/pause.c", "io/standin.c")
 MIB = 1 << 20
 TITLE = "Overhead of health on a healthy job, against health switched off"
 

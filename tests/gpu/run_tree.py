@@ -9,7 +9,7 @@
 Nodes are network namespaces with veth NICs that tc shapes; 1 rank per node, which share GPUs where
 there are fewer. Two jobs of r2ccl_perf per turn, all sizes in turn in each, every value of every
 operation checked: NCCL_ALGO=Ring without plans, and only LD_PRELOAD and R2CCL_PLAN=on. NICs are
-really taken away under the running job. Prints a table beside the models (docs/plan.md), by the
+really taken away under the running job. Prints a table beside the models (docs/shim.md), by the
 rate that the shapers were told, less headers, and by what raw TCP carried over each NIC in the same
 run (build/bench/rawsock); and what each change took. --json FILE has everything. Ends within
 --budget seconds.

@@ -1,7 +1,7 @@
 """What AllReduce should take when nodes have lost NICs, and how the runs' figures become a table.
 
 Pure: no clock, no process. Bandwidths are payload bytes per second each way, sizes bytes, times
-seconds. The models are those of docs/plan.md.
+seconds. The models are those of docs/shim.md.
 """
 
 from __future__ import annotations

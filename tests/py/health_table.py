@@ -1,4 +1,4 @@
-"""The tables of docs/health.md, made from net_plugin/engine/health/health.def.
+"""The tables of docs/failures.md, made from net_plugin/engine/core/health.def.
 
 `.venv/bin/python tests/py/health_table.py` prints them.
 """
@@ -9,7 +9,7 @@ import re
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-DEF = ROOT / "net_plugin" / "engine" / "health" / "health.def"
+DEF = ROOT / "net_plugin" / "engine" / "core" / "health.def"
 
 
 def _rows(macro: str) -> list[tuple[str, ...]]:

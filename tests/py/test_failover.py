@@ -101,3 +101,27 @@ def test_all_away_then_one_back(build: Build, kind: str) -> None:
         pair.tx.recover("127.0.2.1")
         pair.moving(50)
         pair.finish()
+
+
+@pytest.mark.parametrize("threads", [1, 12])
+@pytest.mark.parametrize("kind", ["blackhole", "error"])
+def test_nics_fail_in_turn(build: Build, kind: str, threads: int) -> None:
+    """NICs of both sides die and come back, again and again; with many threads what waits is
+    offered to few lanes."""
+    words = ("--size", "128K", "--outstanding", 16, "--conns", 3, "--stall", 20, "--bidir")
+    env: dict[str, str | int] = {"R2CCL_IO_THREADS": threads, "R2CCL_DAMP_SUPPRESS": 0}
+    with running_pair(build.path, *words, nics=loopback(2), **env) as pair:
+        pair.moving()
+        for turn in range(6):
+            side = pair.side(("tx", "rx")[turn % 2])
+            nic = ("127.0.1.1", "127.0.2.1")[turn // 2 % 2]
+            downs = len(side.named("path-down"))
+            side.fail(nic, kind)
+            until("it is noticed", lambda s=side, n=downs: len(s.named("path-down")) > n)  # type: ignore[misc]
+            pair.moving(50)
+            ups = len(side.named("path-up"))
+            side.recover(nic)
+            until("it is back", lambda s=side, n=ups: len(s.named("path-up")) > n)  # type: ignore[misc]
+            pair.moving(50)
+        pair.finish()
+        assert pair.tx.named("replay") or pair.rx.named("replay"), str(pair)

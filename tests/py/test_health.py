@@ -363,8 +363,8 @@ def test_rules() -> None:
 
 
 def test_table_in_the_document() -> None:
-    """docs/health.md has the state machine's table as the code has it."""
-    text = (health_table.ROOT / "docs" / "health.md").read_text()
+    """docs/failures.md has the state machine's table as the code has it."""
+    text = (health_table.ROOT / "docs" / "failures.md").read_text()
     inside = text.split("<!-- health tables -->")[1].split("<!-- end of health tables -->")[0]
-    hint = "run tests/py/health_table.py and put what it prints into docs/health.md"
+    hint = "run tests/py/health_table.py and put what it prints into docs/failures.md"
     assert inside.strip() == health_table.tables(), hint

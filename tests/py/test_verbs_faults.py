@@ -1,7 +1,7 @@
 """fail-nic over queue pairs: each kind does to the verbs transport what it does to sockets.
 
 Rung 3, over the stand-in for libibverbs. Injected faults are the transport's own
-(docs/failure-model.md, "What injected faults are"); what devices do when they fail is
+(docs/failures.md, "Injected faults"); what devices do when they fail is
 test_verbs.py's, and hardware's."""
 
 from __future__ import annotations

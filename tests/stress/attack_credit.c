@@ -5,7 +5,7 @@
  */
 #define _GNU_SOURCE
 #include "attack.h"
-#include "engine/fault.h"
+#include "io/fault.h"
 
 static void sync2(void)
 {

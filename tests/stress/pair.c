@@ -30,7 +30,7 @@
 #include <unistd.h>
 
 #include "engine/engine.h"
-#include "engine/fault.h"
+#include "io/fault.h"
 #include "util/clock.h"
 #include "util/random.h"
 

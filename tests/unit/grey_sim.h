@@ -1,10 +1,10 @@
-/* Simulated paths that are judged by engine/health/grey. */
+/* Simulated paths that are judged by engine/core/grey. */
 #ifndef R2_TESTS_GREY_SIM_H
 #define R2_TESTS_GREY_SIM_H
 
 #include "check.h"
 
-#include "engine/health/grey.h"
+#include "engine/core/grey.h"
 
 #define US UINT64_C(1000)
 #define MS UINT64_C(1000000)

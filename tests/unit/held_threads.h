@@ -5,7 +5,7 @@
 #include <stdatomic.h>
 
 #include "check.h"
-#include "engine/iothread.h"
+#include "io/iothread.h"
 #include "util/clock.h"
 #include "util/list.h"
 

@@ -4,7 +4,7 @@
 
 #include "check.h"
 
-#include "engine/ledger.h"
+#include "engine/core/ledger.h"
 
 #define MAX_PATHS 4
 #define MAX_LANES 3

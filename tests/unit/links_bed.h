@@ -15,7 +15,7 @@
 #include <sys/syscall.h>
 
 #include "check.h"
-#include "engine/nicask.h"
+#include "engine/nic/nicask.h"
 #include "enginelib/remote.h"
 #include "topology/nettables.h"
 #include "topology/nics.h"

@@ -5,7 +5,7 @@
 
 #include "check.h"
 
-#include "engine/pathrate.h"
+#include "engine/core/pathrate.h"
 
 #define US UINT64_C(1000)
 #define MS UINT64_C(1000000)

@@ -17,7 +17,7 @@ static void look(int unused)
 /* Loopback addresses of their own: else all would be in 127.0.0.0/8. */
 static void set_subnet(int nic)
 {
-    r2_eng.nics[nic].prefixlen = 24;
+    r2_local.nics[nic].prefixlen = 24;
 }
 
 static void see_rounds(int unused)

@@ -1,5 +1,6 @@
-/* Small messages that are done when they are sent (engine/buffered.h), over a scripted transport
- * (rung 2): the engine as their sender. What sockets and processes do is test_buffered.py's. */
+/* Small messages that are done when they are sent (engine/message/buffered.h), over a scripted
+ * transport (rung 2): the engine as their sender. What sockets and processes do is
+ * test_buffered.py's. */
 #include <stdatomic.h>
 #include <sys/wait.h>
 

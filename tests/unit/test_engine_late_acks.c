@@ -1,5 +1,5 @@
-/* Acknowledgements of small messages whose sender has done with them (engine/acks.h), over a
- * scripted transport (rung 2): the engine as their receiver, with two I/O threads. */
+/* Acknowledgements of small messages whose sender has done with them (engine/message/acks.h), over
+ * a scripted transport (rung 2): the engine as their receiver, with two I/O threads. */
 #include "recv_bed.h"
 
 #define SIZE 100

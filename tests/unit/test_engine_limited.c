@@ -1,9 +1,10 @@
-/* When slow NICs are what is waited for (engine/slownics.c), over a scripted transport (rung 2):
- * all paths are slow, full, and more waits. What follows from it: test_standin, test_pollers. */
+/* When slow NICs are what is waited for (engine/sched/slownics.c), over a scripted transport (rung
+ * 2): all paths are slow, full, and more waits. What follows from it: test_standin, test_pollers.
+ */
 #include "check.h"
-#include "engine/pause.h"
-#include "engine/slownics.h"
+#include "engine/sched/slownics.h"
 #include "enginelib/remote.h"
+#include "io/pause.h"
 
 #define LEN (1u << 20)
 #define MESSAGES 16

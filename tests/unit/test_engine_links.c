@@ -388,8 +388,8 @@ static void test_between(void)
 static void only_the_first(int unused)
 {
     (void)unused;
-    r2_eng.nics[1].loopback = true; /* its link is not asked for */
-    r2_eng.nics[1].ifindex = -1;
+    r2_local.nics[1].loopback = true; /* its link is not asked for */
+    r2_local.nics[1].ifindex = -1;
     alone = true;
 }
 

@@ -1,5 +1,5 @@
-/* The second look at what was left to others, by whoever polls for a message (engine/look.c), over
- * a scripted transport (rung 2). With real lanes and threads that do not come: test_tcp_few,
+/* The second look at what was left to others, by whoever polls for a message (engine/loop/look.c),
+ * over a scripted transport (rung 2). With real lanes and threads that do not come: test_tcp_few,
  * test_tcp_lanes. */
 #include "send_bed.h"
 

@@ -5,7 +5,7 @@
 #include <sys/wait.h>
 
 #include "check.h"
-#include "engine/nics.h"
+#include "engine/nic/nics.h"
 #include "enginelib/remote.h"
 
 #define KB 1024u
@@ -304,7 +304,7 @@ static void test_stands_by_unless_named(void)
         snprintf(other.nics, sizeof(other.nics), "%s", rows[i].nics);
         r2_eng.set = &other;
         atomic_store(&fake_plain, rows[i].plain);
-        r2_eng.nics[0].bare = rows[i].bare;
+        r2_local.nics[0].bare = rows[i].bare;
         if (r2_nic_stands_by(0) != rows[i].first || r2_nic_stands_by(1) != rows[i].second)
             _exit(1 + (int)i);
     }
@@ -338,50 +338,10 @@ static void test_queue_pairs_write_alone(void)
     CHECK_EQ(
         r2_send_released(&req->led.send, copy.off, copy.len, (uint16_t)(sockets->index + 7), 1), 0);
     r2_send_path_down(&req->led.send, (uint16_t)(sockets->index + 7), 1, NULL);
-    req->unasked = true;
-    r2_peer_unlock(r.conn->peer);
-    CHECK(!fake_next(rdma, &d));
-    r2_peer_lock(r.conn->peer);
-    req->unasked = false;
     r2_peer_unlock(r.conn->peer);
     CHECK(fake_next(rdma, &d));
     CHECK(fake_chunk_sent(rdma, &d));
     CHECK(fake_chunk_sent(tcp, &c));
-    remote_end(&r);
-}
-
-static bool has_way(void)
-{
-    bool has;
-
-    r2_peer_lock(r.conn->peer);
-    has = r2_conn_has_way(r.conn, false);
-    r2_peer_unlock(r.conn->peer);
-    return has;
-}
-
-/* Sockets are gone in the middle of a message that goes unasked: until its receive is posted it
- * waits for that, as long as it takes, then for sockets. One that had not begun waits for neither.
- */
-static void test_unasked_and_queue_pairs_alone(void)
-{
-    struct r2_ep *rdma = begin(2, 2);
-    struct r2_req *req = isend();
-    struct r2_chunk chunk;
-
-    r2_peer_lock(r.conn->peer);
-    req->unasked = true;
-    CHECK(r2_send_next(&req->led.send, 64 * KB, 7, 1, 0, &chunk));
-    r2_peer_unlock(r.conn->peer);
-    CHECK(has_way());
-    clear(rdma, 0);
-    CHECK(!has_way());
-    req = isend();
-    r2_peer_lock(r.conn->peer);
-    req->unasked = true;
-    r2_peer_unlock(r.conn->peer);
-    clear(rdma, 1);
-    CHECK(has_way());
     remote_end(&r);
 }
 
@@ -392,7 +352,6 @@ static const struct check_test tests[] = {
     {"a_first_test_is_waited_for", test_a_first_test_is_waited_for},
     {"last_resort_and_back", test_last_resort_and_back},
     {"queue_pairs_write_alone", test_queue_pairs_write_alone},
-    {"unasked_and_queue_pairs_alone", test_unasked_and_queue_pairs_alone},
     {"stands_by_unless_named", test_stands_by_unless_named},
     {0},
 };

@@ -20,7 +20,7 @@ static void *test_realloc(void *p, size_t size)
 }
 
 #define realloc test_realloc
-#include "../../net_plugin/engine/acks.c"
+#include "../../net_plugin/engine/message/acks.c"
 #undef realloc
 
 #include "recv_bed.h"

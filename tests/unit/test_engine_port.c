@@ -74,8 +74,8 @@ static uint32_t row_state(void)
 
 static void become_port(int nic)
 {
-    r2_eng.nics[nic].bare = true;
-    r2_eng.nics[nic].loopback = false;
+    r2_local.nics[nic].bare = true;
+    r2_local.nics[nic].loopback = false;
 }
 
 static void is_down(int nic)
@@ -123,7 +123,7 @@ static void start(int moment)
     r2_nic_transport(PORT, 1, true, "port up");
     *port() = (struct r2_nic_state){.row = -1, .link_up = true};
     atomic_store(&port()->usable, true);
-    r2_eng.nics[PORT].link_up = true;
+    r2_local.nics[PORT].link_up = true;
     held = 0;
     left = moment;
     r2_nicstate_begin(PORT);

@@ -9,9 +9,9 @@ static unsigned near; /* bit per NIC: all peers' NICs are in its subnet */
 
 static void set_wired(bool wired)
 {
-    for (int i = 0; i < r2_eng.n_nics; i++) {
-        r2_eng.nics[i].loopback = !wired;
-        r2_eng.nics[i].prefixlen = near >> i & 1 ? 8 : 24;
+    for (int i = 0; i < r2_local.n; i++) {
+        r2_local.nics[i].loopback = !wired;
+        r2_local.nics[i].prefixlen = near >> i & 1 ? 8 : 24;
     }
 }
 

@@ -7,8 +7,8 @@
 #include <sys/syscall.h>
 
 #include "dial.h"
-#include "engine/io.h"
 #include "holder.h"
+#include "io/io.h"
 #include "tcp_bed.h"
 
 #define CORES 16 /* as the test has it: six threads */

@@ -4,7 +4,7 @@
 #include <sched.h>
 #include <sys/syscall.h>
 
-#include "engine/io.h"
+#include "io/io.h"
 #include "tcp_bed.h"
 
 #define CORES 16 /* as the test has it: six threads */

@@ -1,6 +1,6 @@
 /* Injected faults (rung 1): what they allow to move, and when. */
 #include "check.h"
-#include "engine/fault.h"
+#include "io/fault.h"
 #include "util/clock.h"
 
 #define NIC 3

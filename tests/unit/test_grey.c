@@ -1,4 +1,4 @@
-/* engine/health/grey on simulated paths (rung 1): does it find the one that is slow or lossy, soon,
+/* engine/core/grey on simulated paths (rung 1): does it find the one that is slow or lossy, soon,
  * and no other? It cannot prove what real paths show: tests/py/test_grey.py. */
 #include "grey_sim.h"
 

@@ -1,4 +1,4 @@
-/* engine/health/grey: what a path is held to fades when its siblings show no more than it does, and
+/* engine/core/grey: what a path is held to fades when its siblings show no more than it does, and
  * only then. Simulated paths (rung 1). */
 #include "grey_sim.h"
 

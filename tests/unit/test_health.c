@@ -1,11 +1,11 @@
-/* engine/health: the table (every pair of state and event, and every walk up to a length), ramp,
- * back-off, and flap damping (rung 1). */
+/* engine/core/health: the table (every pair of state and event, and every walk up to a length),
+ * ramp, back-off, and flap damping (rung 1). */
 #include "check.h"
 
 #include <math.h>
 
-#include "engine/health/damp.h"
-#include "engine/health/health.h"
+#include "engine/core/damp.h"
+#include "engine/core/health.h"
 
 #define MS UINT64_C(1000000)
 #define SEC UINT64_C(1000000000)
@@ -16,7 +16,7 @@ static const struct {
     enum r2_health_state next;
 } rows[] = {
 #define R2_HEALTH(state, event, next) {R2_HEALTH_##state, R2_HEALTH_EV_##event, R2_HEALTH_##next},
-#include "engine/health/health.def"
+#include "engine/core/health.def"
 };
 #define ROWS (int)(sizeof(rows) / sizeof(rows[0]))
 

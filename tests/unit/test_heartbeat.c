@@ -1,8 +1,8 @@
-/* engine/health/heartbeat (rung 1): deadlines that follow the round trips, and the limit per
+/* engine/core/heartbeat (rung 1): deadlines that follow the round trips, and the limit per
  * process. */
 #include "check.h"
 
-#include "engine/health/heartbeat.h"
+#include "engine/core/heartbeat.h"
 
 #define MS UINT64_C(1000000)
 #define SEC UINT64_C(1000000000)

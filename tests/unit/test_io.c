@@ -1,4 +1,4 @@
-/* engine/io: a thread polls after work, not after upkeep. Four threads, since fewer poll for 50 us
+/* io/io: a thread polls after work, not after upkeep. Four threads, since fewer poll for 50 us
  * at most, whatever is set. Rung 2: its real threads, without a transport. */
 #define _GNU_SOURCE
 #include "check.h"
@@ -8,8 +8,8 @@
 #include <sys/eventfd.h>
 #include <unistd.h>
 
-#include "engine/iothread.h"
-#include "engine/pause.h"
+#include "io/iothread.h"
+#include "io/pause.h"
 #include "util/clock.h"
 
 #define SPIN_NS (UINT64_C(600) * 1000000)

@@ -1,4 +1,4 @@
-/* engine/io: a caller that polls stands in for the one I/O thread (r2_io_lend). What may run where,
+/* io/io: a caller that polls stands in for the one I/O thread (r2_io_lend). What may run where,
  * that nothing is lost on the way, and that callbacks still run one after another. Rung 2: the real
  * thread, without a transport. */
 #include "check.h"
@@ -10,7 +10,7 @@
 #include <sys/eventfd.h>
 #include <unistd.h>
 
-#include "engine/io.h"
+#include "io/io.h"
 #include "naps.h"
 #include "util/clock.h"
 
@@ -29,7 +29,7 @@ static atomic_int inside, overlaps;
 static atomic_long written, seen, left_seen, brief_runs, long_runs;
 static atomic_long by_thread;     /* brief callbacks that the I/O thread ran */
 static atomic_bool misplaced;     /* a callback that is not brief ran elsewhere */
-static _Thread_local bool caller; /* this thread is none of engine/io */
+static _Thread_local bool caller; /* this thread is none of io/io */
 static _Thread_local bool worked; /* the latest look */
 static atomic_bool stop;
 static struct r2_task many[MANY]; /* brief; kicked by an event that asks for them */

@@ -1,7 +1,7 @@
-/* How many streams of a path carry (engine/health/lanes.h). Rung 1; over a link that loses
+/* How many streams of a path carry (engine/core/lanes.h). Rung 1; over a link that loses
  * segments: tests/py/test_lab_lanes.py. */
 #include "check.h"
-#include "engine/health/lanes.h"
+#include "engine/core/lanes.h"
 
 #define MS UINT64_C(1000000)
 

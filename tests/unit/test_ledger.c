@@ -2,7 +2,7 @@
  * test_ledger_model.c. */
 #include "check.h"
 
-#include "engine/ledger.h"
+#include "engine/core/ledger.h"
 
 #define KIB 1024
 

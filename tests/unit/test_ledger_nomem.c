@@ -20,8 +20,8 @@ static void *test_realloc(void *p, size_t size)
 }
 
 #define realloc test_realloc
-#include "../../net_plugin/engine/ledger.c"
-#include "../../net_plugin/engine/ranges.c"
+#include "../../net_plugin/engine/core/ledger.c"
+#include "../../net_plugin/engine/core/ranges.c"
 #undef realloc
 
 #define UNITS 400

@@ -1,7 +1,7 @@
 /* engine/ranges against a bitmap (rung 1): exhaustive on 8 places, random on many. */
 #include "check.h"
 
-#include "engine/ranges.h"
+#include "engine/core/ranges.h"
 
 #define PLACES 96
 

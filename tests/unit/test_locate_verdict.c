@@ -1,8 +1,8 @@
-/* Evidence and verdict (rung 1): every row of the verdict table of docs/localisation.md, and random
+/* Evidence and verdict (rung 1): every row of the verdict table of docs/failures.md, and random
  * worlds in which something is broken: the verdict never blames a NIC that answered, is right where
  * the evidence allows one, and does not depend on the order of what was seen. */
 #include "check.h"
-#include "engine/locate/verdict.h"
+#include "engine/core/verdict.h"
 
 #define SINCE 1000
 #define NOW 2000

@@ -13,12 +13,12 @@
 #include <unistd.h>
 
 #include "engine/internal.h"
-#include "engine/io.h"
-#include "engine/localranks.h"
-#include "engine/pause.h"
-#include "engine/pollers.h"
-#include "engine/sharing.h"
 #include "holder.h"
+#include "io/io.h"
+#include "io/localranks.h"
+#include "io/pause.h"
+#include "io/pollers.h"
+#include "io/sharing.h"
 
 #define THREADS 4
 #define CORES 16
@@ -426,7 +426,7 @@ static void started_among_four(void)
     CHECK_EQ(r2_io_start(THREADS, NULL, 0), 0);
     CHECK_EQ(r2_control_open(&r2_eng.ctl, &info), 0);
     pretends = true;
-    r2_pollers_start();
+    r2_pollers_start(r2_eng.ctl, &set);
     r2_pollers_look();
     CHECK_EQ(r2_io_used(), 2);
     come_and_go(0, 1); /* not all */
@@ -473,6 +473,7 @@ static void test_in_use(void)
     CHECK_EQ(r2_io_start(THREADS, NULL, 0), 0);
     CHECK_EQ(r2_control_open(&r2_eng.ctl, &info), 0);
     pretends = true;
+    r2_pollers_start(r2_eng.ctl, &set);
     CHECK(comes_to_use(THREADS));
     come_and_go(0, 3);
     CHECK(comes_to_use(2));

@@ -263,7 +263,8 @@ static void test_long_job(void)
 static void test_names(void)
 {
     char *const quiet[] = {"PATH=/bin", "R2CCL_NICS=eth0", "R2CCL_LAB_DIR=/x", "R2CCL", NULL};
-    char *const loud[] = {"R2CCL_HEARTBEATS=1", "R2CC_MODE=2", "R2CCL_NIC=", "R2CCL_=", NULL};
+    char *const loud[] = {
+        "R2CCL_HEARTBEATS=1", "R2CC_MODE=2", "R2CCL_NIC=", "R2CCL_=", "R2CCL_UNASKED=64K", NULL};
     char out[1024];
     char tiny[8];
     size_t len;
@@ -276,6 +277,7 @@ static void test_names(void)
         strstr(out, "R2CCL_HEARTBEATS is not a setting of R2CCL; did you mean R2CCL_HEARTBEAT?\n"));
     CHECK(strstr(out, "R2CC_MODE is read as an alias of R2CCL_MODE\n"));
     CHECK(strstr(out, "R2CCL_NIC is not a setting of R2CCL; did you mean R2CCL_NICS?\n"));
+    CHECK(strstr(out, "R2CCL_UNASKED has no effect any more: messages over R2CCL_EAGER wait"));
     CHECK_EQ(r2_settings_check_names(loud, tiny, sizeof(tiny)), len);
     CHECK_EQ(r2_settings_check_names(loud, NULL, 0), len);
     CHECK_LT(strlen(tiny), sizeof(tiny));

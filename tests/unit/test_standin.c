@@ -1,4 +1,4 @@
-/* engine/standin over engine/io: a caller that polls does what several sleeping I/O threads would
+/* io/standin over io/io: a caller that polls does what several sleeping I/O threads would
  * be woken for, while slow NICs are what is waited for and as long as it can carry that. Rung 2:
  * real threads, without a transport. */
 #include "check.h"
@@ -10,9 +10,9 @@
 #include <sys/eventfd.h>
 #include <unistd.h>
 
-#include "engine/iothread.h"
-#include "engine/pause.h"
-#include "engine/standin.h"
+#include "io/iothread.h"
+#include "io/pause.h"
+#include "io/standin.h"
 #include "util/clock.h"
 
 #define THREADS 3
@@ -30,7 +30,7 @@ static struct worker {
     atomic_long by_caller, by_thread, ran;
 } workers[THREADS];
 
-static _Thread_local bool caller; /* this thread is none of engine/io */
+static _Thread_local bool caller; /* this thread is none of io/io */
 static atomic_bool heavy, stop;
 
 static struct r2_timer timer; /* of the first thread's, set by its worker's task if `timed` */

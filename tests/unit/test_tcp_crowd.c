@@ -17,7 +17,7 @@ static struct sockaddr_in listener(void)
 
     CHECK_EQ(r2_eng.ops->address(0, &at), 0);
     sa.sin_port = htons(at.port);
-    memcpy(&sa.sin_addr, &((const struct sockaddr_in *)&r2_eng.nics[0].addr)->sin_addr,
+    memcpy(&sa.sin_addr, &((const struct sockaddr_in *)&r2_local.nics[0].addr)->sin_addr,
            sizeof(sa.sin_addr));
     return sa;
 }

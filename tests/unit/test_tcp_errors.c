@@ -1,5 +1,5 @@
 /* The table of what socket errors mean (rung 1): whole, unambiguous, and the one that
- * docs/failure-model.md shows. */
+ * docs/failures.md shows. */
 #include "check.h"
 #include "document.h"
 #include "transport/tcp/errors.h"
@@ -34,7 +34,7 @@ static void test_unknown(void)
 
 static void test_documented(void)
 {
-    const char *text = document("docs/failure-model.md");
+    const char *text = document("docs/failures.md");
     char row[512];
 
     for (int i = 0; r2_tcp_error_row(i)->name; i++) {
@@ -42,7 +42,7 @@ static void test_documented(void)
 
         snprintf(row, sizeof(row), "| %s | %s | %s | %s |\n", e->name, e->cause,
                  r2_tcp_whose(e->whose), e->next);
-        CHECK_MSG(strstr(text, row), "docs/failure-model.md lacks the row\n%s", row);
+        CHECK_MSG(strstr(text, row), "docs/failures.md lacks the row\n%s", row);
     }
 }
 

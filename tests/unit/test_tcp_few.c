@@ -7,7 +7,7 @@
 #include "tcp_bed.h"
 #include "transport/tcp/tcp.h"
 
-#include "engine/fault.h"
+#include "io/fault.h"
 #include "util/clock.h"
 
 #define LANES 4

@@ -6,8 +6,8 @@
 #define _GNU_SOURCE
 #include <limits.h>
 
-#include "engine/fault.h"
-#include "engine/pause.h"
+#include "io/fault.h"
+#include "io/pause.h"
 #include "naps.h"
 #include "two_bed.h"
 

@@ -1,11 +1,11 @@
-/* engine/health/trial (rung 1): rules, and together with the measured rate and the judge on a
+/* engine/core/trial (rung 1): rules, and together with the measured rate and the judge on a
  * simulated shaper that saves up a burst: a path that its siblings' speed leaves nothing is still
  * judged, soon and rightly. What it cannot prove: timing of real NICs and threads. */
 #include "check.h"
 
-#include "engine/health/grey.h"
-#include "engine/health/trial.h"
-#include "engine/pathrate.h"
+#include "engine/core/grey.h"
+#include "engine/core/pathrate.h"
+#include "engine/core/trial.h"
 
 #define US UINT64_C(1000)
 #define MS UINT64_C(1000000)

@@ -146,7 +146,7 @@ static void test_no_word_fence_and_keys(void)
         CHECK(path->damp.penalty < 1);
     }
     r2_peer_unlock(tx2->peer);
-    for (int i = 0; i < r2_eng.n_nics; i++)
+    for (int i = 0; i < r2_local.n; i++)
         CHECK_EQ(r2_nic_word(i), R2_NIC_USABLE);
     CHECK_EQ(r2_engine_close(tx2), 0);
     CHECK_EQ(r2_engine_close(rx2), 0);

@@ -56,7 +56,7 @@ static void open_end(bool initiator)
 {
     ep = calloc(1, sizeof(*ep));
     CHECK(ep);
-    r2_eng.n_nics = 1; /* which it is said of */
+    r2_local.n = 1; /* which it is said of */
     ep->params.initiator = initiator;
     ep->n_bulk = 2;
     ep->hca = &hca;

@@ -83,10 +83,10 @@ static const char *errno_name(int err)
     return "?";
 }
 
-/* The tables of docs/failure-model.md are these. */
+/* The tables of docs/failures.md are these. */
 static void test_documented(void)
 {
-    const char *text = document("docs/failure-model.md");
+    const char *text = document("docs/failures.md");
     char row[512];
 
     for (int s = IBV_WC_SUCCESS + 1; s <= IBV_WC_TM_RNDV_INCOMPLETE; s++) {
@@ -94,7 +94,7 @@ static void test_documented(void)
 
         snprintf(row, sizeof(row), "\n| %s | %s | %s | ", info->name, info->meaning,
                  errno_name(info->err));
-        CHECK_MSG(strstr(text, row), "docs/failure-model.md lacks the row\n%s", row);
+        CHECK_MSG(strstr(text, row), "docs/failures.md lacks the row\n%s", row);
     }
     for (int t = IBV_EVENT_CQ_ERR; t <= IBV_EVENT_WQ_FATAL; t++) {
         const struct r2_async_info *info = r2_async_info(t);
@@ -110,7 +110,7 @@ static void test_documented(void)
 
         snprintf(row, sizeof(row), "\n| %s | %s | %s | %s |\n", info->name, info->meaning,
                  scopes[info->scope], follows[info->act]);
-        CHECK_MSG(strstr(text, row), "docs/failure-model.md lacks the row\n%s", row);
+        CHECK_MSG(strstr(text, row), "docs/failures.md lacks the row\n%s", row);
     }
 }
 

@@ -1,7 +1,7 @@
 /* engine/weights: products, and shares of paths that pull at given speeds (rung 1). */
 #include "check.h"
 
-#include "engine/weights.h"
+#include "engine/core/weights.h"
 
 #define PATHS 8
 #define KB 1024u

@@ -93,7 +93,7 @@ static int usable_nics(void)
 {
     int n = 0;
 
-    for (int i = 0; i < r2_eng.n_nics; i++)
+    for (int i = 0; i < r2_local.n; i++)
         n += r2_nic_usable(i);
     return n;
 }
@@ -453,7 +453,7 @@ void r2_recover_soon(int nic)
 
 void r2_recover_tick(uint64_t now)
 {
-    for (int i = 0; i < r2_eng.n_nics; i++) {
+    for (int i = 0; i < r2_local.n; i++) {
         struct r2_prng jitter;
         struct r2_round *r;
 

@@ -15,8 +15,8 @@
 #ifndef R2_ENGINE_LOCATE_LOCATE_H
 #define R2_ENGINE_LOCATE_LOCATE_H
 
+#include "engine/core/verdict.h"
 #include "engine/internal.h"
-#include "engine/locate/verdict.h"
 
 #define R2_ROUND_NS (500 * R2_NS_PER_MS)
 

@@ -208,7 +208,7 @@ int r2_own_index(struct r2_evidence *ev, int nic)
     struct r2_wire_addr addr;
     char label[R2_WIRE_NAME];
 
-    if (nic < 0 || nic >= r2_eng.n_nics || r2_eng.ops->address(nic, &addr))
+    if (nic < 0 || nic >= r2_local.n || r2_eng.ops->address(nic, &addr))
         return -1;
     r2_locate_label(label, r2_nic_name(nic), r2_eng.host);
     return r2_evidence_nic(ev, &addr, label);

@@ -30,7 +30,7 @@ int r2_locate_own_nic(const struct r2_wire_addr *addr)
 {
     struct r2_wire_addr own;
 
-    for (int i = 0; i < r2_eng.n_nics; i++) {
+    for (int i = 0; i < r2_local.n; i++) {
         if (r2_eng.ops->address(i, &own) == 0 && !(own.offers & R2_OFFER_NO_TCP) &&
             r2_same_nic(&own, addr))
             return i;
@@ -42,7 +42,7 @@ static uint16_t reached_mask(const struct r2_peer *p, int rnic)
 {
     uint16_t mask = 0;
 
-    for (int l = 0; l < r2_eng.n_nics; l++)
+    for (int l = 0; l < r2_local.n; l++)
         mask |= (uint16_t)(((p->reached[l] >> rnic) & 1) << l);
     return mask;
 }
@@ -165,8 +165,8 @@ static void add_helpers(struct r2_round *r, struct candidate *c, int n, int firs
         int got = 0;
 
         for (int turn = 0; turn < 2; turn++) { /* those that reached it before come first */
-            for (int d = 1; d < r2_eng.n_nics && got < HELPERS; d++) {
-                int l = (r->lnic + d) % r2_eng.n_nics;
+            for (int d = 1; d < r2_local.n && got < HELPERS; d++) {
+                int l = (r->lnic + d) % r2_local.n;
                 bool reached = false;
 
                 for (int i = 0; i < n; i++)
@@ -204,7 +204,7 @@ void r2_targets_witness(struct r2_round *r, const struct r2_wire_addr *nic)
     for (int i = 0; c && i < n; i++) {
         if (!r2_same_nic(&c[i].addr, nic))
             continue;
-        for (int l = 0; l < r2_eng.n_nics && got < 2; l++) {
+        for (int l = 0; l < r2_local.n && got < 2; l++) {
             if (!((c[i].reached >> l) & 1) || !r2_nic_usable(l))
                 continue;
             got +=

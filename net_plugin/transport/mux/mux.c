@@ -1,9 +1,9 @@
 /* All transports side by side behind one table: each endpoint belongs to one of them.
  *
  * Which of them connects two NICs is the engine's choice (r2_ep_params.transport,
- * engine/maintain.c): queue pairs where both ends offer them, sockets elsewhere and as the last
- * resort. Sockets are always there, and their listeners are where queue pairs are agreed on. Verbs
- * may be missing altogether: not built, no library, no device; then nothing here offers them.
+ * engine/loop/maintain.c): queue pairs where both ends offer them, sockets elsewhere and as the
+ * last resort. Sockets are always there, and their listeners are where queue pairs are agreed on.
+ * Verbs may be missing altogether: not built, no library, no device; then nothing here offers them.
  */
 #include <errno.h>
 #include <string.h>

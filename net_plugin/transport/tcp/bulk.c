@@ -1,8 +1,8 @@
 /* Which lanes of an endpoint carry bulk data. */
 #include <limits.h>
 
-#include "engine/engine.h"
 #include "settings/settings.h"
+#include "topology/local.h"
 #include "transport/tcp/tcp.h"
 #include "util/clock.h"
 
@@ -16,7 +16,7 @@
 int r2_bulk_plan(int nic)
 {
     int asked = r2_settings_get()->lanes, threads = r2_io_used();
-    const struct r2_nic *n = r2_engine_nic(nic);
+    const struct r2_nic *n = r2_local_nic(nic);
 
     if (asked > 0)
         return asked < R2_TCP_MAX_LANES ? asked : R2_TCP_MAX_LANES - 1;

@@ -5,9 +5,9 @@
 #include <string.h>
 #include <sys/socket.h>
 
-#include "engine/engine.h"
-#include "engine/fault.h"
+#include "io/fault.h"
 #include "settings/settings.h"
+#include "topology/local.h"
 #include "transport/tcp/errors.h"
 #include "transport/tcp/tcp.h"
 #include "util/clock.h"
@@ -302,11 +302,11 @@ static bool tcp_left_out(const char *device)
 
 static int tcp_address(int nic, struct r2_wire_addr *out)
 {
-    const struct r2_nic *n = r2_engine_nic(nic);
+    const struct r2_nic *n = r2_local_nic(nic);
     bool bare = n && n->bare;
 
     if (bare) /* met elsewhere, and only to agree on queue pairs */
-        nic = r2_engine_meets();
+        nic = r2_tcp.ev->meeting();
     if (nic < 0 || nic >= 16 || !r2_tcp.listening[nic])
         return -ENODEV;
     pthread_mutex_lock(&r2_tcp.listen_lock);

@@ -1,5 +1,5 @@
 /* What an error of a socket means: one table for journal causes, messages and documentation
- * (docs/failure-model.md has the same rows; test_tcp_errors compares them). Pure. */
+ * (docs/failures.md has the same rows; test_tcp_errors compares them). Pure. */
 #ifndef R2_TRANSPORT_TCP_ERRORS_H
 #define R2_TRANSPORT_TCP_ERRORS_H
 

@@ -4,8 +4,8 @@
 #include <string.h>
 #include <sys/socket.h>
 
-#include "engine/engine.h"
-#include "engine/fault.h"
+#include "io/fault.h"
+#include "topology/local.h"
 #include "transport/tcp/tcp.h"
 #include "util/clock.h"
 #include "util/random.h"
@@ -69,7 +69,7 @@ static uint16_t listens_at(int nic)
 {
     uint16_t port;
 
-    if (r2_engine_nic(nic)->bare)
+    if (r2_local_nic(nic)->bare)
         return 0;
     pthread_mutex_lock(&r2_tcp.listen_lock);
     port = atomic_load(&r2_tcp.listening[nic]) ? r2_tcp.addrs[nic].port : 0;

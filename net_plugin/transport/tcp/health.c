@@ -11,7 +11,7 @@
 #include <sys/ioctl.h>
 #include <sys/socket.h>
 
-#include "engine/fault.h"
+#include "io/fault.h"
 #include "transport/tcp/tcp.h"
 
 /* tcp_info.tcpi_state: netinet/tcp.h has names for them, and is not to be had here. */

@@ -5,10 +5,10 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-#include "engine/engine.h"
-#include "engine/fault.h"
-#include "engine/pollers.h"
+#include "io/fault.h"
+#include "io/pollers.h"
 #include "settings/settings.h"
+#include "topology/local.h"
 #include "transport/tcp/tcp.h"
 #include "util/clock.h"
 #include "util/log.h"
@@ -45,7 +45,7 @@ bool r2_tcp_broken(int nic)
 /* Wall 13: the kernel would route a bound address out of another NIC when the first goes down. */
 int r2_tcp_bind_device(int fd, int nic)
 {
-    const struct r2_nic *n = r2_engine_nic(nic);
+    const struct r2_nic *n = r2_local_nic(nic);
     static atomic_bool told;
 
     if (n->loopback || !n->ifname[0])
@@ -114,14 +114,14 @@ int r2_tcp_socket(int nic, const struct r2_wire_addr *remote)
     socklen_t len;
     int fd, rc, one = 1;
 
-    r2_engine_nic_now(nic, &n);
+    r2_local_now(nic, &n);
     if (n.bare) { /* it has no place to dial from */
         if (r2_tcp_broken(nic))
             return -ENETDOWN;
-        nic = r2_engine_meets();
+        nic = r2_tcp.ev->meeting();
         if (nic < 0)
             return -EADDRNOTAVAIL;
-        r2_engine_nic_now(nic, &n);
+        r2_local_now(nic, &n);
     }
     rc = r2_wire_to_sockaddr(remote, &sa, &len);
     if (rc)
@@ -250,7 +250,7 @@ static int open_listener(int nic, uint16_t again, struct r2_wire_addr *addr)
     struct r2_nic n;
     int fd, rc;
 
-    r2_engine_nic_now(nic, &n);
+    r2_local_now(nic, &n);
     fd = find_port(nic, &n, again);
     if (fd < 0)
         return fd;
@@ -296,7 +296,7 @@ int r2_tcp_rebind(int nic)
     struct r2_io_fd *f = &r2_tcp.listeners[nic];
     uint16_t port;
 
-    if (r2_engine_nic(nic)->bare)
+    if (r2_local_nic(nic)->bare)
         return 0;
     pthread_mutex_lock(&r2_tcp.listen_lock);
     port = r2_tcp.addrs[nic].port;
@@ -314,11 +314,11 @@ int r2_tcp_listen_all(void)
 {
     int n, ok = 0, rc = -ENODEV;
 
-    r2_engine_devices(&n);
+    n = r2_local.n;
     for (int i = 0; i < n; i++)
         r2_timer_init(&r2_tcp.again[i], r2_io_at(i), accept_again);
     for (int i = 0; i < n; i++) {
-        int one = r2_engine_nic(i)->bare ? 1 : listen_nic(i, 0);
+        int one = r2_local_nic(i)->bare ? 1 : listen_nic(i, 0);
 
         if (one > 0)
             continue;
@@ -327,7 +327,7 @@ int r2_tcp_listen_all(void)
             continue;
         }
         rc = one;
-        R2_TELL("NIC %s: cannot listen: %s%s", r2_engine_nic(i)->name, strerror(-one),
+        R2_TELL("NIC %s: cannot listen: %s%s", r2_local_nic(i)->name, strerror(-one),
                 one == -EADDRINUSE ? " (R2CCL_PORT_RANGE has no free port)" : "");
     }
     return ok ? 0 : rc;

@@ -7,7 +7,7 @@
 #include <sys/socket.h>
 #include <sys/uio.h>
 
-#include "engine/fault.h"
+#include "io/fault.h"
 #include "settings/settings.h"
 #include "transport/frames.h"
 #include "transport/tcp/tcp.h"

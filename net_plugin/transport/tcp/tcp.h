@@ -13,7 +13,7 @@
 #include <pthread.h>
 #include <stdatomic.h>
 
-#include "engine/io.h"
+#include "io/io.h"
 #include "transport/tcp/hello.h"
 #include "transport/transport.h"
 #include "util/mem.h"

@@ -5,7 +5,7 @@
 #include <sys/socket.h>
 #include <sys/uio.h>
 
-#include "engine/fault.h"
+#include "io/fault.h"
 #include "settings/settings.h"
 #include "transport/tcp/tcp.h"
 #include "util/clock.h"

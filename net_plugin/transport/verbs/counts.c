@@ -11,7 +11,7 @@
 #include <arpa/inet.h>
 #include <errno.h>
 
-#include "engine/engine.h"
+#include "topology/local.h"
 #include "transport/verbs/verbs.h"
 #include "util/clock.h"
 #include "util/log.h"
@@ -63,7 +63,7 @@ int r2_counts_send(struct r2_ep *ep, uint64_t now)
 int r2_counts_missing(struct r2_ep *ep, uint32_t count)
 {
     R2_WARN_LIMIT("NIC %s (%s port %u): %u completions of chunks never came",
-                  r2_engine_nic(ep->params.local_nic)->name, ep->hca->name, ep->port, count);
+                  r2_local_nic(ep->params.local_nic)->name, ep->hca->name, ep->port, count);
     ep->cause = "a completion never came";
     return -EPROTO;
 }

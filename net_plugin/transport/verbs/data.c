@@ -13,9 +13,9 @@
 #include <errno.h>
 #include <string.h>
 
-#include "engine/engine.h"
-#include "engine/fault.h"
+#include "io/fault.h"
 #include "settings/settings.h"
+#include "topology/local.h"
 #include "transport/frames.h"
 #include "transport/verbs/verbs.h"
 #include "util/clock.h"
@@ -483,7 +483,7 @@ static int report(struct r2_ep *ep, const struct ibv_wc *wc)
     if (info->blame != R2_BLAME_NOBODY) {
         ep->cause = info->meaning;
         R2_WARN_LIMIT("NIC %s (%s port %u): completion %s: %s (vendor 0x%x)",
-                      r2_engine_nic(nic)->name, ep->hca->name, ep->port, info->name, info->meaning,
+                      r2_local_nic(nic)->name, ep->hca->name, ep->port, info->name, info->meaning,
                       wc->vendor_err);
     }
     return -info->err;

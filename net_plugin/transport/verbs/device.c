@@ -9,8 +9,8 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "engine/engine.h"
 #include "settings/settings.h"
+#include "topology/local.h"
 #include "transport/verbs/verbs.h"
 #include "util/log.h"
 
@@ -202,7 +202,7 @@ bool r2_vnic_refresh(struct r2_vnic *v, struct r2_hca *hca)
     uint8_t ip[16];
     bool changed;
 
-    r2_engine_nic_now((int)(v - r2_verbs.nics), &n);
+    r2_local_now((int)(v - r2_verbs.nics), &n);
     r2_nic_ip(&n, ip);
     r2_port_read(hca, v->port, ip, &view);
     changed = r2_vnic_take(v, hca, ip, &view);

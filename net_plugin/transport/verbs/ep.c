@@ -5,9 +5,9 @@
 #include <string.h>
 #include <time.h>
 
-#include "engine/engine.h"
-#include "engine/fault.h"
+#include "io/fault.h"
 #include "settings/settings.h"
+#include "topology/local.h"
 #include "transport/verbs/verbs.h"
 #include "util/clock.h"
 #include "util/lock.h"
@@ -333,7 +333,7 @@ static unsigned op_sockets(void)
     unsigned n = 0;
     int nics;
 
-    r2_engine_devices(&nics);
+    nics = r2_local.n;
     for (int i = 0; i < nics; i++)
         n += (unsigned)atomic_load(&r2_verbs.nics[i].qps);
     return n;

@@ -15,7 +15,7 @@
 #include <errno.h>
 #include <string.h>
 
-#include "engine/engine.h"
+#include "topology/local.h"
 #include "transport/verbs/verbs.h"
 #include "util/clock.h"
 #include "util/log.h"
@@ -172,7 +172,7 @@ static void ended(struct r2_ep *ep, bool error, int rc)
         ep->fence = R2_FENCE_LOST;
         R2_WARN("NIC %s (%s): a queue pair neither flushes nor goes away; what it carried is not "
                 "sent again, because it might still arrive",
-                r2_engine_nic(ep->params.local_nic)->name, ep->hca->name);
+                r2_local_nic(ep->params.local_nic)->name, ep->hca->name);
     }
 }
 

@@ -21,7 +21,8 @@
 #include "util/log.h"
 
 #define DEPTH 128u
-#define ANSWER_NS (UINT64_C(900) * 1000000) /* less than what a flush waits (engine/flush.c) */
+#define ANSWER_NS                                                                                  \
+    (UINT64_C(900) * 1000000) /* less than what a flush waits (engine/message/flush.c) */
 
 /* What it is made of, of one device, which it uses. */
 struct parts {

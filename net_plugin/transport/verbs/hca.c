@@ -4,7 +4,7 @@
  *
  * A device that is back is another one: other context, other keys, other queue pairs. It takes its
  * slot only when the old one is out of it, and every range is registered with it before its NICs
- * are said to be up; then paths are probed and ramped up as after any failure (engine/health).
+ * are said to be up; then paths are probed and ramped up as after any failure (engine/core).
  *
  * Which is which: the library's list names devices by pointers, which stay what they are while a
  * list with them is held. So the list that a device was opened from is kept until its successor

@@ -8,9 +8,9 @@
 #include <sys/ioctl.h>
 #include <sys/socket.h>
 
-#include "engine/engine.h"
-#include "engine/fault.h"
+#include "io/fault.h"
 #include "settings/settings.h"
+#include "topology/local.h"
 #include "transport/verbs/verbs.h"
 #include "util/clock.h"
 #include "util/log.h"
@@ -412,7 +412,7 @@ int r2_meet_dial(struct r2_ep *ep)
 /* A NIC without an address of its own is met at the listener of any other. */
 static bool meets_here(int nic, int listener)
 {
-    const struct r2_nic *n = r2_engine_nic(nic);
+    const struct r2_nic *n = r2_local_nic(nic);
 
     return n && (nic == listener || n->bare);
 }

@@ -8,8 +8,8 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-#include "engine/engine.h"
 #include "settings/settings.h"
+#include "topology/local.h"
 #include "transport/verbs/verbs.h"
 #include "util/log.h"
 
@@ -82,7 +82,7 @@ static int service_level(uint8_t link)
 {
     static atomic_bool told;
     const char *set = r2_settings_get()->nccl_ib_sl;
-    int class = link == IBV_LINK_LAYER_ETHERNET ? -1 : r2_engine_traffic_class(), v;
+    int class = link == IBV_LINK_LAYER_ETHERNET ? -1 : r2_traffic_class(), v;
 
     if (class > 15 && !r2_wanted_is_number(set, 0, 15, &v) && !atomic_exchange(&told, true))
         R2_TELL("a communicator's traffic class is %d, but InfiniBand's service levels end at 15: "
@@ -93,7 +93,7 @@ static int service_level(uint8_t link)
 
 static int type_of_service(uint8_t link)
 {
-    int class = r2_engine_traffic_class();
+    int class = r2_traffic_class();
 
     return link != IBV_LINK_LAYER_ETHERNET || class < 0 ? 0 : class;
 }

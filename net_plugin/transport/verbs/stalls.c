@@ -20,7 +20,7 @@
  */
 #include <errno.h>
 
-#include "engine/engine.h"
+#include "topology/local.h"
 #include "transport/verbs/verbs.h"
 #include "util/clock.h"
 #include "util/log.h"
@@ -33,7 +33,7 @@ _Static_assert(R2_CTRL_TX <= R2_CTRL_RX && 2 * R2_BULK_TX + 1 + R2_COUNTS_AGAIN 
 #define LOOK_NS R2_NS_PER_S /* of a longer time since the last look no more counts */
 
 /* Bytes/s of a queue pair, at the least: of the only path to the peer what test chunks must show
- * within 2 s (engine/pathhealth.c), of others what is worth waiting for. */
+ * within 2 s (engine/path/pathhealth.c), of others what is worth waiting for. */
 #define ALONE_RATE (R2_TEST_EACH * R2_TEST_LEN / 2)
 #define RATE (8 * ALONE_RATE)
 
@@ -113,7 +113,7 @@ static int look(struct r2_ep *ep, struct r2_vqp *v, uint64_t waited)
         ep->cause = "requests neither completed nor failed";
         R2_WARN_LIMIT("NIC %s (%s port %u): a queue pair has completed nothing for %.1f s, while "
                       "heartbeats pass and the other process takes what arrives",
-                      r2_engine_nic(ep->params.local_nic)->name, ep->hca->name, ep->port,
+                      r2_local_nic(ep->params.local_nic)->name, ep->hca->name, ep->port,
                       (double)v->waited / (double)R2_NS_PER_S);
         return -ETIMEDOUT;
     }

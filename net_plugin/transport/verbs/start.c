@@ -20,9 +20,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "engine/engine.h"
 #include "settings/settings.h"
 #include "settings/values.h"
+#include "topology/local.h"
 #include "transport/verbs/verbs.h"
 #include "util/clock.h"
 #include "util/lock.h"
@@ -436,7 +436,7 @@ static int vnics_match(void)
 {
     int n, found = 0;
 
-    r2_engine_devices(&n);
+    n = r2_local.n;
     for (int i = 0; i < R2_MAX_NICS; i++) {
         struct r2_vnic *v = &r2_verbs.nics[i];
         struct r2_hca *hca;
@@ -444,16 +444,16 @@ static int vnics_match(void)
         uint8_t ip[16];
 
         pthread_mutex_init(&v->lock, NULL);
-        v->slot = i < n ? r2_vnic_best(r2_engine_nic(i), &v->port) : -1;
+        v->slot = i < n ? r2_vnic_best(r2_local_nic(i), &v->port) : -1;
         if (v->slot < 0)
             continue;
         hca = r2_verbs.slots[v->slot].now;
-        r2_engine_nic_now(i, &nic);
+        r2_local_now(i, &nic);
         r2_nic_ip(&nic, ip);
         r2_vnic_take(v, hca, ip, &hca->ports[v->port]);
         found++;
-        R2_INFO("NIC %s: RDMA device %s port %d, %s, %s", r2_engine_nic(i)->name, hca->name,
-                v->port, v->link == IBV_LINK_LAYER_ETHERNET ? "RoCE" : "InfiniBand",
+        R2_INFO("NIC %s: RDMA device %s port %d, %s, %s", r2_local_nic(i)->name, hca->name, v->port,
+                v->link == IBV_LINK_LAYER_ETHERNET ? "RoCE" : "InfiniBand",
                 r2_port_state_text(v->state));
     }
     return found;

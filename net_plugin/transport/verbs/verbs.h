@@ -21,7 +21,7 @@
 #include <pthread.h>
 #include <stdatomic.h>
 
-#include "engine/io.h"
+#include "io/io.h"
 #include "topology/nics.h"
 #include "transport/tcp/hello.h"
 #include "transport/transport.h"

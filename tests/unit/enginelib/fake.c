@@ -277,9 +277,9 @@ static int op_dereg(struct r2_mr_keys *keys, bool revoke)
 static int op_remote_keys(const struct r2_mr_keys *keys, uint32_t out[R2_WIRE_MAX_NICS])
 {
     (void)keys;
-    for (int i = 0; i < r2_eng.n_nics; i++)
+    for (int i = 0; i < r2_local.n; i++)
         out[i] = fake_key(i);
-    return r2_eng.n_nics;
+    return r2_local.n;
 }
 
 static bool op_registered(const struct r2_ep *ep, const struct r2_mr_keys *keys)

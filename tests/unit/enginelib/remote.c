@@ -6,7 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "engine/p2pchunk.h"
+#include "engine/nic/p2pchunk.h"
 #include "util/random.h"
 
 /* Where the handle has what a remote process would have written (handles.c). */
@@ -41,10 +41,10 @@ void remote_engine(int nics, const char *const *env)
         setenv(env[0], env[1], 1);
     r2_engine_transport = &fake_ops;
     if (r2_engine_init(&ctx, 1, NULL) == 0) {
-        for (int i = 0; i < r2_eng.n_nics && remote_wired; i++)
-            r2_eng.nics[i].loopback = false;
+        for (int i = 0; i < r2_local.n && remote_wired; i++)
+            r2_local.nics[i].loopback = false;
     }
-    if (!ctx || r2_engine_start() || r2_eng.n_nics != nics) {
+    if (!ctx || r2_engine_start() || r2_local.n != nics) {
         fprintf(stderr, "the engine does not start with NICs %s\n", list);
         abort();
     }

@@ -1,0 +1,324 @@
+/* The process's engine: start, NICs, contexts. */
+#define _GNU_SOURCE
+#include "engine/engine.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "engine/internal.h"
+#include "engine/locate/locate.h"
+#include "engine/nic/p2pchunk.h"
+#include "io/pollers.h"
+#include "topology/device.h"
+#include "util/lock.h"
+#include "util/random.h"
+
+const struct r2_transport_ops *r2_engine_transport = &r2_transport_mux;
+
+static struct r2_list contexts;        /* r2_eng.lock: none is ever freed */
+static int start_error;                /* once r2_eng.started */
+static unsigned nccl_version, net_api; /* r2_eng.lock, until started; 0: not known */
+static uint64_t first_comm;            /* r2_eng.lock */
+
+static void in_child(void)
+{
+    atomic_store(&r2_eng.inert, true);
+    r2_log_child();
+    if (!r2_eng.started) {
+        r2_io_child(); /* RDMA devices are open before */
+        return;
+    }
+    r2_eng.ops->child();
+    r2_control_child(r2_eng.ctl);
+    r2_locate_child();
+}
+
+static int find_nics(void)
+{
+    char err[1024] = "";
+    int n = r2_nics_find(r2_eng.set, r2_local.nics, R2_MAX_NICS, err, sizeof(err));
+
+    if (n < 0)
+        R2_TELL(
+            "no NICs: %s; NCCL uses a transport of its own, which does not survive the loss of a "
+            "NIC",
+            err);
+    else if (r2_eng.set->mode == R2_MODE_OFF)
+        R2_WARN(
+            "R2CCL_MODE is off: R2CCL offers no NICs, and NCCL uses a transport of its own that "
+            "does not survive the loss of a NIC; unset R2CCL_MODE to use R2CCL");
+    else if (n == 0 && r2_eng.set->nics[0])
+        R2_TELL("no NICs: R2CCL_NICS=%s leaves none; NCCL uses a transport of its own",
+                r2_eng.set->nics);
+    else if (n == 0 && r2_eng.set->nccl_socket_ifname[0])
+        R2_TELL("no NICs: NCCL_SOCKET_IFNAME=%s matches no interface that is up and has an "
+                "address; name one that `ip -br addr` shows, or set R2CCL_NICS; NCCL uses a "
+                "transport of its own",
+                r2_eng.set->nccl_socket_ifname);
+    else if (n == 0)
+        R2_TELL("no NICs: this node has no interface with an address but loopback, bridges and "
+                "tunnels; name one in R2CCL_NICS; NCCL uses a transport of its own");
+    else if (err[0])
+        R2_TELL("%s", err);
+    if (n < 0 || r2_eng.set->mode == R2_MODE_OFF)
+        n = 0;
+    n = r2_nic_add_ports(n);
+    for (int i = 0; i < n; i++) {
+        r2_eng.nic_state[i].row = -1;
+        r2_eng.nic_state[i].link_up = r2_local.nics[i].link_up;
+        atomic_init(&r2_eng.nic_state[i].usable, r2_local.nics[i].link_up);
+    }
+    return n;
+}
+
+static void tell_lines(const char *text)
+{
+    for (; text && *text; text += strcspn(text, "\n"), text += *text == '\n')
+        R2_TELL("%.*s", (int)strcspn(text, "\n"), text);
+}
+
+static void log_once(void)
+{
+    tell_lines(r2_settings_error());
+    tell_lines(r2_settings_warnings());
+    for (int i = 0; i < r2_local.n; i++) {
+        char addr[64];
+
+        r2_nic_place_text(&r2_local.nics[i], addr, sizeof(addr));
+        R2_INFO("NIC %d: %s %s, %d Mbit/s%s", i, r2_local.nics[i].name, addr,
+                r2_local.nics[i].speed_mbps, r2_local.nics[i].link_up ? "" : ", no link");
+        if (r2_local.nics[i].silent)
+            R2_WARN("NIC %s: its driver has not answered for %d s: its speed and its RDMA device "
+                    "are unknown. `ethtool %s` shows whether it answers; R2CCL_NICS without it "
+                    "leaves it out",
+                    r2_local.nics[i].name, R2_DEVICE_SECONDS, r2_local.nics[i].ifname);
+    }
+}
+
+static int init_once(void)
+{
+    int rc;
+
+    if (r2_eng.inited)
+        return 0;
+    rc = r2_random_bytes(r2_eng.process, 16);
+    if (!rc)
+        rc = r2_random_bytes(r2_eng.secret, 16);
+    if (rc)
+        return rc;
+    r2_eng.set = r2_settings_get();
+    r2_log_set_verbosity(r2_eng.set->log);
+    r2_eng.ops = r2_engine_transport;
+    r2_list_init(&r2_eng.peers);
+    r2_list_init(&r2_eng.listens);
+    r2_list_init(&contexts);
+    r2_eng.pid = getpid();
+    gethostname(r2_eng.host, sizeof(r2_eng.host) - 1);
+    if (r2_eng.set->node_name[0])
+        snprintf(r2_eng.host, sizeof(r2_eng.host), "%.63s", r2_eng.set->node_name);
+    pthread_atfork(NULL, NULL, in_child); /* before: RDMA devices may take seconds to be found */
+    r2_local.n = find_nics();
+    log_once();
+    r2_p2pchunk_start(r2_local.n ? r2_eng.set->p2p_chunk : 0, nccl_version);
+    r2_eng.inited = true;
+    return 0;
+}
+
+int r2_engine_init(struct r2_ctx **ctx, uint64_t comm_id, r2_log_fn log)
+{
+    R2_UNCANCELLED;
+    struct r2_ctx *c;
+    int rc;
+
+    *ctx = NULL;
+    if (atomic_load(&r2_eng.inert))
+        return -EPERM;
+    c = calloc(1, sizeof(*c));
+    if (!c)
+        return -ENOMEM;
+    if (log)
+        r2_log_set(log);
+    pthread_mutex_lock(&r2_eng.lock);
+    rc = init_once();
+    if (rc == 0) {
+        c->comm_id = comm_id;
+        if (!first_comm)
+            first_comm = comm_id;
+        r2_list_init(&c->conns);
+        r2_list_init(&c->listens);
+        r2_list_add_tail(&contexts, &c->node);
+        *ctx = c;
+        c = NULL;
+    }
+    pthread_mutex_unlock(&r2_eng.lock);
+    free(c);
+    return rc;
+}
+
+bool r2_engine_in_child(void)
+{
+    return atomic_load(&r2_eng.inert);
+}
+
+void r2_engine_called_by(unsigned version, unsigned api)
+{
+    if (r2_engine_in_child()) /* the lock may be that of a thread which is not here */
+        return;
+    pthread_mutex_lock(&r2_eng.lock);
+    nccl_version = version;
+    net_api = api;
+    pthread_mutex_unlock(&r2_eng.lock);
+}
+
+void r2_engine_ask_traffic_class(int asked)
+{
+    if (!r2_engine_in_child())
+        r2_traffic_class_ask(asked);
+}
+
+int r2_engine_devices(int *count)
+{
+    *count = r2_local.n;
+    return 0;
+}
+
+const struct r2_nic *r2_engine_nic(int dev)
+{
+    return r2_local_nic(dev);
+}
+
+unsigned r2_engine_memory(int dev)
+{
+    unsigned kinds = R2_MEMORY_HOST | R2_MEMORY_DEVICE | R2_MEMORY_DMABUF;
+
+    if (dev < 0 || dev >= r2_local.n || r2_eng.set->gpu_memory != R2_GPU_MEMORY_DIRECT)
+        return R2_MEMORY_HOST;
+    for (int i = 0; i < r2_local.n; i++)
+        kinds &= r2_eng.ops->memory(i);
+    return kinds | R2_MEMORY_HOST;
+}
+
+static void open_control(uint64_t comm)
+{
+    static const char *const modes[] = {"off",     "migrate", "balance", "r2ccl-allreduce",
+                                        "optimal", "auto"};
+    struct r2_control_info info = {
+        .host = r2_eng.host,
+        .job = r2_eng.set->job,
+        .rank = -1,
+        .comm = comm,
+        .mode = modes[r2_eng.set->mode],
+        .verify = r2_eng.set->verify,
+        .nccl_version = nccl_version,
+        .net_api = net_api,
+        .shm_group = r2_eng.set->shm_group,
+        .hidden = !r2_eng.set->shm,
+        .plan = (enum r2_seg_plan)(R2_SEG_PLAN_OFF + (int)r2_eng.set->plan),
+    };
+    int rc;
+
+    memcpy(info.process_id, r2_eng.process, 16);
+    rc = r2_control_open(&r2_eng.ctl, &info);
+    if (rc)
+        R2_TELL("no control segment (%zu KiB in /dev/shm: %s): r2ccl-ctl cannot see or steer this "
+                "process; give /dev/shm room, and this user the right to write there",
+                sizeof(struct r2_segment) / 1024, strerror(-rc));
+    else if (r2_control_segment(r2_eng.ctl)->process.warning[0])
+        R2_TELL("R2CCL_SHM_GROUP=%s: %s", r2_eng.set->shm_group,
+                r2_control_segment(r2_eng.ctl)->process.warning);
+    r2_eng.n = r2_control_counters(r2_eng.ctl);
+    r2_eng.g = r2_control_gauges(r2_eng.ctl);
+}
+
+static int start_locked(void)
+{
+    int threads = r2_settings_io_threads(r2_eng.set, r2_local.n);
+    int rc = r2_io_start(threads, r2_eng.set->cpus, r2_eng.set->spin_ns);
+
+    if (rc) {
+        R2_WARN("cannot start I/O threads: %s", strerror(-rc));
+        return rc;
+    }
+    if (r2_log_defer()) /* lines are said under peers' locks, and by threads that must not wait */
+        R2_WARN("cannot start a thread for log lines: who reads them slowly slows paths down");
+    open_control(first_comm);
+    r2_pollers_start(r2_eng.ctl, r2_eng.set);
+    r2_gauge(&r2_eng.g->threads, (uint64_t)r2_io_count());
+    rc = r2_eng.ops->start(&r2_engine_events, r2_eng.process);
+    if (rc) {
+        R2_TELL("no NIC can be used (%s): NCCL ends with a system error", strerror(-rc));
+        return rc;
+    }
+    r2_eng.device_memory = r2_local.n && r2_engine_memory(0) != R2_MEMORY_HOST;
+    r2_nicstate_start();
+    return 0;
+}
+
+int r2_engine_start(void)
+{
+    R2_UNCANCELLED;
+    static pthread_mutex_t once = PTHREAD_MUTEX_INITIALIZER;
+    int rc;
+
+    if (atomic_load(&r2_eng.inert))
+        return -EPERM;
+    pthread_mutex_lock(&once);
+    if (!r2_eng.started) {
+        start_error = start_locked();
+        r2_eng.started = true;
+    }
+    rc = start_error;
+    pthread_mutex_unlock(&once);
+    return rc;
+}
+
+/* NCCL closes its connections before it finalizes the context that was theirs alone. Connections
+ * that are still in use tell that a communicator shares it, which may be making others just now. */
+static bool is_shared(const struct r2_ctx *ctx)
+{
+    const struct r2_list *n;
+    bool shared = false;
+
+    R2_LIST_FOR_EACH (n, &ctx->conns) {
+        const struct r2_conn *c = R2_CONTAINER_OF(n, struct r2_conn, ctx_node);
+
+        shared |= !c->out || c->handed_out;
+    }
+    return shared;
+}
+
+/* Nobody else is at these: another finalize finds the context empty, a connect that looks at one
+ * right now counts as its owner, and what is made from now on is not among them. A communicator
+ * that shares the context and has nothing but listens and half-made connections cannot be told
+ * from none: these are closed under it, and its next accept or connect says -EINVAL. */
+static void close_all(struct r2_list *listens, struct r2_list *half_made)
+{
+    struct r2_list *n;
+
+    while ((n = r2_list_first(listens)))
+        r2_engine_close_listen(R2_CONTAINER_OF(n, struct r2_listen, ctx_node));
+    while ((n = r2_list_first(half_made)))
+        r2_engine_close(R2_CONTAINER_OF(n, struct r2_conn, ctx_node));
+}
+
+int r2_engine_finalize(struct r2_ctx *ctx)
+{
+    R2_UNCANCELLED;
+    struct r2_list listens, half_made;
+
+    if (atomic_load(&r2_eng.inert))
+        return 0;
+    r2_list_init(&listens);
+    r2_list_init(&half_made);
+    pthread_mutex_lock(&r2_eng.lock);
+    if (!is_shared(ctx)) {
+        r2_list_splice_tail(&listens, &ctx->listens);
+        r2_list_splice_tail(&half_made, &ctx->conns);
+    }
+    pthread_mutex_unlock(&r2_eng.lock);
+    close_all(&listens, &half_made);
+    return 0;
+}

@@ -1,0 +1,19 @@
+/* A second look at what was left to I/O threads that may have no core, or too much to do: bulk
+ * lanes that were asked for what waits, frames that a control socket's thread was to send. Whoever
+ * polls for a message, of whatever peer, has it done once they have had 300 us or so; what nobody
+ * polls for has the peer's tick, and so have test chunks, copies, what a full socket holds up, and
+ * what queue pairs are asked for but frames. Not where one thread does all. */
+#ifndef R2_ENGINE_LOOP_LOOK_H
+#define R2_ENGINE_LOOP_LOOK_H
+
+#include <stdint.h>
+
+struct r2_peer;
+
+/* Something of the peer was left just now. A look to come, or due, stays when it is: others' words
+ * would push it away for ever. Under the peer's lock; `now`: monotonic ns. */
+void r2_look_later(struct r2_peer *p, uint64_t now);
+/* By a caller that polls, without locks. A peer whose lock is taken is left for later. */
+void r2_look(void);
+
+#endif

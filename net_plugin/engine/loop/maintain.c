@@ -1,0 +1,558 @@
+/* The peer's task and timer: shuts dead endpoints, decides which paths to have, heartbeats,
+ * time-outs. All of one peer's runs on one I/O thread, so it is never concurrent with itself. */
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "engine/path/pairs.h"
+
+#define ATTEMPT_NS (1 * R2_NS_PER_S) /* for a connect of ours to be answered */
+#define ATTEMPT_SHORT_NS (300 * R2_NS_PER_MS)
+#define ATTEMPT_REACHED_NS (10 * R2_NS_PER_S) /* ... where the peer's kernel has taken it */
+#define PATIENCE_NS (100 * R2_NS_PER_MS)      /* before the next best pair is tried as well */
+#define DOWN_REPEAT_NS (100 * R2_NS_PER_MS)
+#define FRESH_NS (3 * R2_NS_PER_S) /* for first attempts, all together, before the last resort */
+#define SUSPECT_NS (1 * R2_NS_PER_S)
+#define IDLE_NS (10 * R2_NS_PER_S)
+#define STOPPED_NS (2 * R2_NS_PER_S)
+#define TICK_MAX_NS (4 * R2_TICK_NS)
+#define LATE_NS (2 * R2_TICK_NS) /* an observer that woke later than this was asleep */
+
+/* The hardware has not said that it has stopped. It is not assumed, so nothing that the endpoint
+ * carried is sent again; that must end some time. */
+static void unconfirmed(struct r2_peer *p, struct r2_dying *d, uint64_t now)
+{
+    if (!d->since)
+        d->since = now;
+    else if (now - d->since > r2_eng.set->no_path_timeout_ns)
+        r2_peer_gone(p, -ETIMEDOUT, "a NIC does not confirm that it has stopped");
+}
+
+/* R: the generation has stopped for good. FENCED speaks for all generations up to its number, so an
+ * older one whose end is not confirmed holds it back. */
+static void stopped(struct r2_peer *p, struct r2_path *path, uint32_t gen)
+{
+    uint32_t upto = gen > path->shut_gen ? gen : path->shut_gen;
+    struct r2_list *n;
+
+    path->shut_gen = upto;
+    R2_LIST_FOR_EACH (n, &p->dying) {
+        const struct r2_dying *d = R2_CONTAINER_OF(n, struct r2_dying, node);
+
+        if (d->path == path && d->gen <= upto)
+            upto = d->gen - 1;
+    }
+    if (upto <= path->fenced_gen)
+        return;
+    path->fenced_gen = upto;
+    r2_flush_note_fenced(path);
+    r2_path_journal(path, R2_EV_FENCED, 0, 0, "");
+    p->resync_wanted = true;
+}
+
+/* Shuts what is buried. The entry stays in the list meanwhile, so that whoever wants memory back
+ * finds the endpoint (r2_peer_eps). */
+static void shut_dying(struct r2_peer *p)
+{
+    struct r2_list *n, *next;
+
+    /* Others only append, so the node after this one is still its successor after the call. */
+    for (n = p->dying.next; n != &p->dying; n = next) {
+        struct r2_dying *d = R2_CONTAINER_OF(n, struct r2_dying, node);
+        int rc;
+
+        pthread_mutex_unlock(&p->lock);
+        rc = r2_eng.ops->shut(d->ep);
+        r2_peer_lock(p);
+        next = n->next;
+        if (rc) {
+            unconfirmed(p, d, r2_now_ns());
+            continue;
+        }
+        r2_list_del(&d->node);
+        if (d->path && !p->out)
+            stopped(p, d->path, d->upto);
+        r2_eng.ops->put(d->ep);
+        free(d);
+    }
+}
+
+static bool rnic_ok(const struct r2_peer *p, int r)
+{
+    return p->rnics[r].known &&
+           (p->rnics[r].word == R2_NIC_USABLE || p->rnics[r].word == R2_NIC_FAILED);
+}
+
+/* With no path left, attempts are short and many: a NIC that comes back while one is under way
+ * would otherwise be found when the kernel repeats its SYN. Every third one gives a slow network
+ * time. */
+static uint64_t attempt_ns(const struct r2_path *path)
+{
+    return path->peer->n_up || path->fails % 3 == 2 ? ATTEMPT_NS : ATTEMPT_SHORT_NS;
+}
+
+/* The peer's kernel has answered, its process not yet: a peer with much to do is only made slower
+ * by one attempt after the other (wall 8). */
+static bool process_is_slow(const struct r2_path *path)
+{
+    return path->state == R2_PATH_CONNECTING && path->ep && r2_eng.ops->reached(path->ep);
+}
+
+static bool attempt_is_over(const struct r2_path *path, uint64_t now)
+{
+    uint64_t age = now - path->attempt_at;
+
+    return path->state == R2_PATH_CONNECTING && age > attempt_ns(path) &&
+           (age > ATTEMPT_REACHED_NS || !process_is_slow(path));
+}
+
+static void want(struct r2_path *path, bool spare, uint64_t now)
+{
+    r2_path_spare(path, spare);
+    if (path->state == R2_PATH_IDLE)
+        path->next_at = now;
+    if (attempt_is_over(path, now)) {
+        bool mute = process_is_slow(path); /* until another attempt has ended */
+
+        r2_path_refused(path, false);
+        r2_path_fail(path, path->gen, ETIMEDOUT, "no answer to connect");
+        path->mute = mute;
+    }
+    if (path->health.state == R2_HEALTH_DRAINED || path->health.state == R2_HEALTH_DAMPED)
+        return;
+    if ((path->state == R2_PATH_IDLE || path->state == R2_PATH_WAIT) && now >= path->next_at)
+        r2_path_connect(path, now);
+}
+
+/* Up, proven and not on its way out. */
+static bool serving(const struct r2_path *path)
+{
+    return path->state == R2_PATH_UP && !path->testing && path->health.state != R2_HEALTH_DRAINED;
+}
+
+/* Its first attempt, and then the test of its queue pairs, are given a moment before the next best
+ * pair is tried as well. */
+static bool just_begun(const struct r2_path *path, uint64_t now)
+{
+    bool tested = path->state == R2_PATH_UP && path->testing;
+    uint64_t from = tested ? path->test_at : path->attempt_at;
+
+    return (tested || path->state == R2_PATH_CONNECTING) && path->fails == 0 &&
+           now - from < PATIENCE_NS;
+}
+
+/* For one local NIC: the best pair, and the next best ones while that is not up. */
+static int plan_nic(struct r2_peer *p, int lnic, int via, uint64_t now, bool extra,
+                    unsigned allowed)
+{
+    int order[R2_MAX_NICS], n = r2_pairs_candidates(p, lnic, via, order), up = 0;
+
+    n = r2_pairs_keep(p, lnic, via, order, n);
+    for (int i = 0; i < n; i++) {
+        struct r2_path *path;
+
+        if (!(allowed >> order[i] & 1))
+            continue;
+        /* With no path left the peer cannot take its word about a NIC back, and it may be the
+         * only one that memory of devices can take: all are tried. */
+        if (!rnic_ok(p, order[i]) && r2_peer_left(p, via))
+            continue;
+        path = up > (extra ? 1 : 0) ? r2_path_find(p, lnic, order[i], via)
+                                    : r2_path_obtain(p, lnic, order[i], via);
+        if (!path)
+            continue;
+        if (up > (extra ? 1 : 0)) { /* stood in for a better pair, which is back */
+            r2_path_spare(path, true);
+            continue;
+        }
+        path->first_choice = i == 0;
+        want(path, up > 0, now);
+        if (path->health.state == R2_HEALTH_DRAINED && path->state != R2_PATH_UP &&
+            !r2_peer_left(p, via))
+            r2_path_event(path, R2_HEALTH_EV_UNDRAIN, "no other path is left");
+        up += serving(path);
+        if (just_begun(path, now) || process_is_slow(path))
+            break;
+    }
+    return up;
+}
+
+/* FAILED: probing goes on. The last one is never damped. */
+bool r2_peer_may_try(const struct r2_peer *p, int nic)
+{
+    enum r2_nic_word word = r2_nic_word(nic);
+
+    return word == R2_NIC_USABLE || word == R2_NIC_FAILED ||
+           (word == R2_NIC_DAMPED && !r2_peer_left(p, R2_VIA_VERBS));
+}
+
+/* A first attempt that may still succeed: too early for the last resort. */
+static bool still_new(const struct r2_path *path)
+{
+    return !path->ever_up && path->fails == 0;
+}
+
+/* Some message that waits has no way over the paths that are up. */
+static bool stranded(struct r2_peer *p)
+{
+    struct r2_list *n;
+
+    R2_LIST_FOR_EACH (n, &p->ready) {
+        if (!r2_conn_has_way(R2_CONTAINER_OF(n, struct r2_conn, ready), false))
+            return true;
+    }
+    return false;
+}
+
+/* Pairs are tried for the first time one after the other, each as long as the peer's kernel keeps
+ * it waiting: together too long. Then nothing is expected of them any more, until one serves. */
+static bool expected(struct r2_peer *p, bool serves, bool fresh, uint64_t now)
+{
+    uint64_t half = r2_eng.set->no_path_timeout_ns / 2, most = half < FRESH_NS ? half : FRESH_NS;
+
+    if (serves)
+        p->fresh_late = false;
+    else if (p->no_path_since && now > p->no_path_since && now - p->no_path_since > most)
+        p->fresh_late = true;
+    return serves || (fresh && !p->fresh_late);
+}
+
+/* Paths of one transport. True: they serve, or may in a moment (of queue pairs). */
+static bool plan_transport(struct r2_peer *p, int via, uint64_t now)
+{
+    bool few = r2_peer_left(p, via) == 1, serves = false, fresh = false;
+
+    for (int l = 0; l < r2_local.n; l++) {
+        if (r2_peer_may_try(p, l))
+            plan_nic(p, l, via, now, few, ~0u);
+    }
+    for (int i = 0; i < p->n_paths; i++) {
+        if (p->paths[i]->transport == via && r2_nic_usable(p->paths[i]->lnic)) {
+            serves |= serving(p->paths[i]);
+            fresh |= still_new(p->paths[i]);
+        }
+    }
+    return via == R2_VIA_VERBS && expected(p, serves, fresh, now);
+}
+
+/* A NIC that only stands by does not come up before those that it stands by for. */
+static bool waits(const struct r2_peer *p, int lnic)
+{
+    return !p->n_up && !atomic_load(&r2_eng.nic_state[lnic].weight);
+}
+
+/* Queue pairs serve: sockets carry for NICs that have none, and others stand by. */
+static void plan_beside(struct r2_peer *p, uint64_t now)
+{
+    unsigned allowed[R2_MAX_NICS];
+
+    for (int l = 0; l < r2_local.n; l++) {
+        allowed[l] = r2_pairs_beside(p, l);
+        if (allowed[l] && r2_peer_may_try(p, l) && !waits(p, l))
+            plan_nic(p, l, R2_VIA_TCP, now, false, allowed[l]);
+    }
+    for (int i = 0; i < p->n_paths; i++) {
+        struct r2_path *path = p->paths[i];
+
+        if (path->transport == R2_VIA_TCP && !(allowed[path->lnic] >> path->rnic & 1))
+            r2_path_spare(path, true);
+    }
+}
+
+/* Which pairs of NICs to have (S). Own rail first; with a single path up, one spare more. Sockets
+ * are the last resort where queue pairs can be had: they stand in, and stand by afterwards. */
+static void plan_paths(struct r2_peer *p, uint64_t now)
+{
+    bool verbs = plan_transport(p, R2_VIA_VERBS, now);
+
+    if (verbs && p->n_up && !p->tcp_wanted)
+        p->tcp_wanted = stranded(p);
+    if (!verbs || p->tcp_wanted)
+        plan_transport(p, R2_VIA_TCP, now);
+    else
+        plan_beside(p, now);
+}
+
+static void repeat_downs(struct r2_peer *p, uint64_t now)
+{
+    for (int i = 0; i < p->n_paths; i++) {
+        struct r2_path *path = p->paths[i];
+
+        if (path->down_gen > path->fenced_gen && now - path->down_sent_at > DOWN_REPEAT_NS)
+            p->resync_wanted = true;
+    }
+}
+
+/* This process was stopped, or its machine. */
+static bool slept(const struct r2_peer *p, uint64_t now)
+{
+    return now > p->last_tick && now - p->last_tick >= TICK_MAX_NS + LATE_NS;
+}
+
+static uint64_t later_by(uint64_t since, uint64_t ns, uint64_t now)
+{
+    return since + ns < now ? since + ns : now;
+}
+
+/* Time in which nobody here could look for a path is no time waited; being late on a busy machine
+ * is, or the wait might never end. */
+static void not_waited(struct r2_peer *p, uint64_t now)
+{
+    uint64_t ns = now - p->last_tick;
+    struct r2_list *n;
+
+    if (ns < STOPPED_NS)
+        return;
+    if (p->no_path_since)
+        p->no_path_since = later_by(p->no_path_since, ns, now);
+    if (p->suspect)
+        p->suspect_since = later_by(p->suspect_since, ns, now);
+    R2_LIST_FOR_EACH (n, &p->ready) {
+        struct r2_conn *c = R2_CONTAINER_OF(n, struct r2_conn, ready);
+
+        if (c->stuck_since)
+            c->stuck_since = later_by(c->stuck_since, ns, now);
+    }
+}
+
+/* Connections that the application has closed, and nobody has acknowledged it. A peer that is there
+ * after all learns it from the answer to what it says about them (on_open, on_cts). Those that are
+ * open and have nothing under way wait for nothing. */
+static void forget_closed(struct r2_peer *p)
+{
+    struct r2_list *n, *tmp;
+
+    R2_LIST_FOR_EACH_SAFE (n, tmp, &p->conn_list) {
+        struct r2_conn *c = R2_CONTAINER_OF(n, struct r2_conn, node);
+
+        if (c->state == R2_CONN_CLOSED) {
+            c->close_acked = true;
+            r2_conn_reap(c);
+        }
+    }
+}
+
+static void check_time(struct r2_peer *p, uint64_t now)
+{
+    uint64_t limit = r2_eng.set->no_path_timeout_ns;
+    bool pathless = !r2_peer_served(p) && p->no_path_since && now - p->no_path_since > limit;
+    bool silent = p->suspect && now - p->suspect_since > limit;
+
+    if (p->life == R2_PEER_GONE || slept(p, now) || !(pathless || silent))
+        return;
+    if (!p->active && !p->opening)
+        forget_closed(p);
+    else
+        r2_peer_gone(p, -ETIMEDOUT,
+                     pathless ? "no path came back within R2CCL_NO_PATH_TIMEOUT"
+                              : "every path silent for R2CCL_NO_PATH_TIMEOUT");
+}
+
+/* A peer without connections: its paths are closed after a while (S), and it is forgotten. */
+static void retire(struct r2_peer *p, uint64_t now)
+{
+    if (!r2_list_empty(&p->conn_list) || p->opening) {
+        p->idle_since = now;
+        return;
+    }
+    if (!p->idle_since)
+        p->idle_since = now;
+    if (p->life != R2_PEER_GONE && now - p->idle_since < IDLE_NS)
+        return;
+    if (!p->out && p->n_up)
+        return; /* the connecting side lets go first */
+    for (int i = 0; i < p->n_paths; i++)
+        r2_path_fail(p->paths[i], p->paths[i]->gen, 0, "idle");
+    p->life = R2_PEER_GONE;
+    if (!r2_list_empty(&p->dying) || r2_peer_is_asking(p) || !p->listed)
+        return;
+    r2_timer_set(&p->timer, 0);
+    pthread_mutex_lock(&r2_eng.lock);
+    p->listed = false;
+    r2_peer_hb_forget(p);
+    r2_list_del(&p->node);
+    pthread_mutex_unlock(&r2_eng.lock);
+    r2_control_peer_remove(r2_eng.ctl, p->row);
+    p->row = -1;
+    for (int i = 0; i < p->n_paths; i++)
+        p->paths[i]->row = -1;
+}
+
+static void maintain(struct r2_peer *p, uint64_t now)
+{
+    r2_peer_judge_refusals(p, now);
+    if (p->life == R2_PEER_ALIVE) {
+        if (p->out && (!r2_list_empty(&p->conn_list) || p->opening))
+            plan_paths(p, now);
+        r2_peer_judge_refusals(p, now);
+        repeat_downs(p, now);
+        r2_words_repeat(p, now);
+        if (!slept(p, now))
+            r2_peer_check_stuck(p, now);
+        check_time(p, now);
+    }
+    r2_peer_ask(p, now);
+    if (p->resync_wanted && p->n_up)
+        r2_peer_resync(p);
+}
+
+void r2_peer_task(struct r2_task *t)
+{
+    struct r2_peer *p = R2_CONTAINER_OF(t, struct r2_peer, task);
+    bool was_listed, drop;
+
+    r2_io_note(false);
+    r2_peer_lock(p);
+    was_listed = p->listed;
+    shut_dying(p);
+    r2_buffered_leave(p);
+    maintain(p, r2_now_ns());
+    shut_dying(p);
+    if (p->resync_wanted && p->n_up)
+        r2_peer_resync(p);
+    if (p->out) {
+        struct r2_list *n, *tmp;
+
+        R2_LIST_FOR_EACH_SAFE (n, tmp, &p->conn_list)
+            r2_send_pump(R2_CONTAINER_OF(n, struct r2_conn, node));
+        r2_peer_waive(p);
+        r2_peer_kick(p);
+    }
+    retire(p, r2_now_ns());
+    drop = was_listed && !p->listed;
+    r2_peer_unlock(p);
+    if (drop)
+        r2_peer_put(p); /* the list's */
+    r2_peer_put(p);     /* the queued task's */
+}
+
+/* ---- heartbeats */
+
+/* Every path is silent for long: the kernel's own retries become rare, so fresh connections try,
+ * one path after the other. No NIC is blamed for it. */
+static void refresh_suspect(struct r2_peer *p, uint64_t now)
+{
+    if (!p->out || !p->suspect || now - p->suspect_since < SUSPECT_NS ||
+        now - p->refresh_at < SUSPECT_NS)
+        return;
+    p->refresh_at = now;
+    for (int i = 0; i < p->n_paths; i++) {
+        if (p->paths[i]->state == R2_PATH_UP && p->paths[i]->silent) {
+            r2_path_fail(p->paths[i], p->paths[i]->gen, ETIMEDOUT, "every path silent: made anew");
+            return;
+        }
+    }
+}
+
+/* `mark` looks at what the transport has handed to the kernel, so it comes after the flush. */
+static void mark_all(struct r2_peer *p)
+{
+    for (int i = 0; i < p->n_paths; i++) {
+        struct r2_path *path = p->paths[i];
+
+        if (path->state == R2_PATH_UP && path->hb_fresh)
+            r2_eng.ops->mark(path->ep);
+        path->hb_fresh = false;
+    }
+}
+
+/* It fades by itself, so the row is written whenever the number is another one. */
+static void publish_damping(struct r2_path *path, uint64_t now)
+{
+    struct r2_damp_rules rules;
+    uint32_t penalty;
+    uint64_t reuse;
+
+    if (path->damp.penalty <= 0 && !path->penalty_shown && !path->damped_shown)
+        return;
+    r2_damp_rules_get(&rules);
+    penalty = r2_damp_penalty(&path->damp, &rules, now);
+    reuse = r2_damp_reuse_at(&path->damp, &rules, now);
+    if (penalty == path->penalty_shown && (reuse > 0) == path->damped_shown)
+        return;
+    path->penalty_shown = penalty;
+    path->damped_shown = reuse > 0;
+    r2_control_path_damping(r2_eng.ctl, path->row, penalty, reuse);
+}
+
+/* Bytes that are under way. Of a path that has ended: those that are not sent again yet, as its end
+ * is not confirmed. */
+static uint64_t under_way(const struct r2_path *path)
+{
+    if (path->state != R2_PATH_UP && path->down_gen <= path->fenced_gen)
+        return 0;
+    return r2_pathrate_inflight(&path->rate);
+}
+
+static void publish(struct r2_peer *p, uint64_t now)
+{
+    for (int i = 0; i < p->n_paths; i++) {
+        struct r2_path *path = p->paths[i];
+        struct r2_seg_path_counters *n = r2_control_path_counters(r2_eng.ctl, path->row);
+        uint32_t weight = r2_weight_of(path->share.weight, R2_WEIGHT_FULL, path->grey);
+
+        r2_gauge(&n->tx_bytes, path->tx_bytes);
+        r2_gauge(&n->rx_bytes, path->rx_bytes);
+        r2_gauge(&n->inflight_bytes, under_way(path));
+        r2_gauge(&n->rate, r2_pathrate_rate(&path->rate));
+        r2_gauge(&n->rtt_us, path->rtt_ns / 1000);
+        r2_gauge(&n->replayed_bytes, path->replayed);
+        if (path->state == R2_PATH_UP && path->heard)
+            r2_gauge(&n->heard_mono_ns, path->hb_proven_at);
+        if (weight != path->weight_shown)
+            r2_control_path_weight(r2_eng.ctl, path->row, weight / 10,
+                                   path->ep ? r2_eng.ops->lanes(path->ep) : 0);
+        path->weight_shown = weight;
+        publish_damping(path, now);
+    }
+}
+
+/* Until the next look: four to an interval of heartbeats, which grows with the number of paths. So
+ * what a process spends on its peers grows with them, and no faster. A verdict about silence does
+ * not wait for that. */
+static uint64_t next_tick(struct r2_peer *p, uint64_t now, bool busy)
+{
+    uint64_t quarter = p->hb_interval / 4, tick = p->n_up ? TICK_MAX_NS : R2_TICK_NS;
+    uint64_t next = r2_peer_hb_next(p, now);
+
+    if (busy)
+        tick = quarter < R2_TICK_NS ? R2_TICK_NS : quarter > TICK_MAX_NS ? TICK_MAX_NS : quarter;
+    return next > tick ? tick : next < R2_NS_PER_MS ? R2_NS_PER_MS : next;
+}
+
+void r2_peer_timer(struct r2_timer *t, uint64_t now)
+{
+    struct r2_peer *p = R2_CONTAINER_OF(t, struct r2_peer, timer);
+    bool busy, awake;
+
+    r2_peer_get(p);
+    r2_peer_lock(p);
+    busy = p->active || p->opening;
+    r2_peer_hb_intervals(p, busy, now);
+    awake = !slept(p, now);
+    if (!awake)
+        not_waited(p, now);
+    p->last_tick = now;
+    for (int i = 0; i < p->n_paths; i++)
+        r2_path_tick(p->paths[i], now);
+    r2_peer_beat(p, now, awake);
+    if (awake) {
+        r2_peer_judge_silence(p, now);
+        refresh_suspect(p, now);
+        r2_peer_watch_grey(p, now);
+        r2_tail_poll(p, now);
+    }
+    r2_peer_weigh(p);
+    if (!p->out && (p->active || atomic_load(&p->held_until)))
+        r2_recv_say_kept(p, now);
+    publish(p, now);
+    r2_peer_show(p, now);
+    r2_timer_set(&p->timer, now + next_tick(p, now, busy));
+    r2_out_again(p);   /* whoever left a frame and took the word may have no core */
+    r2_peer_unlock(p); /* flushes the heartbeats */
+    r2_peer_lock(p);
+    mark_all(p);
+    r2_peer_unlock(p);
+    r2_peer_wake(p);
+    r2_peer_put(p);
+}

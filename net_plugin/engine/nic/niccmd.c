@@ -1,0 +1,187 @@
+/* The operator's words about NICs, injected faults, and the housekeeping timer on I/O thread 0. */
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "engine/internal.h"
+#include "engine/locate/locate.h"
+#include "io/pollers.h"
+
+static struct r2_timer house;
+
+#define HOUSE_NS (20 * R2_NS_PER_MS)
+#define WEIGHT_MAX 100 /* percent */
+
+/* ---- injected faults */
+
+static void nudge(struct r2_ep *ep, void *unused)
+{
+    (void)unused;
+    r2_eng.ops->nudge(ep);
+}
+
+static void fault_event(int nic, enum r2_seg_event event, const char *cause)
+{
+    struct r2_control_event ev = {.event = event, .nic = r2_nic_name(nic), .cause = cause};
+    char text[80];
+
+    r2_fault_text(nic, text, sizeof(text));
+    r2_control_nic_fault(r2_eng.ctl, r2_eng.nic_state[nic].row, text[0] ? text : NULL);
+    if (!cause)
+        ev.cause = text;
+    r2_eng.nic_state[nic].fault_told = text[0];
+    r2_control_journal(r2_eng.ctl, &ev);
+}
+
+static int fail_nic(const struct r2_control_cmd *cmd)
+{
+    struct r2_fault f = {
+        .rate = cmd->rate, .loss_ppm = cmd->loss_ppm, .after_bytes = cmd->after_bytes};
+
+    f.kind = cmd->fault == R2_SEG_FAULT_BLACKHOLE ? R2_FAULT_BLACKHOLE
+             : cmd->fault == R2_SEG_FAULT_ERROR   ? R2_FAULT_ERROR
+             : cmd->fault == R2_SEG_FAULT_SLOW    ? R2_FAULT_SLOW
+                                                  : R2_FAULT_LOSS;
+    f.tx = cmd->direction & R2_SEG_DIR_TX;
+    f.rx = cmd->direction & R2_SEG_DIR_RX;
+    f.for_ns = cmd->for_ms * R2_NS_PER_MS;
+    r2_fault_set(cmd->nic, &f);
+    fault_event(cmd->nic, R2_EV_FAULT_INJECTED, NULL);
+    return 0;
+}
+
+static int recover_nic(const struct r2_control_cmd *cmd, char *result, size_t size)
+{
+    bool had = !r2_fault_none(cmd->nic);
+
+    r2_fault_clear(cmd->nic);
+    if (r2_eng.nic_state[cmd->nic].fault_told)
+        fault_event(cmd->nic, R2_EV_FAULT_CLEARED, "operator");
+    r2_nicstate_forgive(cmd->nic, true);
+    snprintf(result, size,
+             had ? "no fault is injected on %s any more"
+                 : "no fault was injected on %s; its past failures are forgotten",
+             r2_nic_name(cmd->nic));
+    return 0;
+}
+
+static void tick_fault(int nic, uint64_t now)
+{
+    char text[80];
+
+    if (!r2_fault_tick(nic, now))
+        return;
+    r2_fault_text(nic, text, sizeof(text));
+    if (!text[0] && r2_eng.nic_state[nic].fault_told)
+        fault_event(nic, R2_EV_FAULT_CLEARED, "over");
+    else
+        r2_control_nic_fault(r2_eng.ctl, r2_eng.nic_state[nic].row, text[0] ? text : NULL);
+    r2_nic_eps(nic, nudge, NULL);
+}
+
+/* ---- drains and weights */
+
+static void operator_event(int nic, enum r2_seg_event event, const char *cause)
+{
+    struct r2_control_event ev = {.event = event, .nic = r2_nic_name(nic), .cause = cause};
+
+    r2_control_journal(r2_eng.ctl, &ev);
+}
+
+static int drain_nic(const struct r2_control_cmd *cmd, char *result, size_t size)
+{
+    int left = 0;
+
+    for (int i = 0; i < r2_local.n; i++)
+        left += i != cmd->nic && r2_nic_serves(i);
+    if (!left && !cmd->force) {
+        snprintf(
+            result, size,
+            "%s is the last usable NIC of this process%s: without it the job would stand still "
+            "(--force drains it all the same)",
+            r2_nic_name(cmd->nic),
+            r2_eng.device_memory ? " with RDMA, which memory of GPUs needs" : "");
+        return -EBUSY;
+    }
+    operator_event(cmd->nic, R2_EV_OPERATOR, left ? "drain-nic" : "drain-nic --force");
+    r2_nicstate_drain(cmd->nic);
+    snprintf(result, size, "%s is being drained", r2_nic_name(cmd->nic));
+    return 0;
+}
+
+static int undrain_nic(const struct r2_control_cmd *cmd, char *result, size_t size)
+{
+    enum r2_nic_word word = r2_nic_word(cmd->nic);
+    bool out = word == R2_NIC_DRAINED || word == R2_NIC_DAMPED;
+
+    operator_event(cmd->nic, R2_EV_OPERATOR, "undrain-nic");
+    r2_nicstate_undrain(cmd->nic);
+    snprintf(result, size,
+             out ? "%s may be used again, once test chunks have arrived on it"
+                 : "%s was neither drained nor damped; its past failures are forgotten",
+             r2_nic_name(cmd->nic));
+    return 0;
+}
+
+static int set_weight(const struct r2_control_cmd *cmd, char *result, size_t size)
+{
+    struct r2_nic_state *s = &r2_eng.nic_state[cmd->nic];
+    char cause[64];
+
+    if (cmd->weight > WEIGHT_MAX) {
+        snprintf(result, size, "bad weight: %u; give 0 (warm spare) to %d (full)", cmd->weight,
+                 WEIGHT_MAX);
+        return -EINVAL;
+    }
+    atomic_store(&s->weight, cmd->weight * (R2_WEIGHT_FULL / WEIGHT_MAX));
+    r2_control_nic_weight(r2_eng.ctl, s->row, cmd->weight);
+    snprintf(cause, sizeof(cause), "operator: %u%s", cmd->weight,
+             cmd->weight ? "" : ", a warm spare");
+    operator_event(cmd->nic, R2_EV_WEIGHT, cause);
+    r2_nicstate_announce(cmd->nic);
+    snprintf(result, size, "%s has weight %u", r2_nic_name(cmd->nic), cmd->weight);
+    return 0;
+}
+
+static int on_command(void *arg, const struct r2_control_cmd *cmd, char *result, size_t size)
+{
+    (void)arg;
+    switch (cmd->verb) {
+    case R2_SEG_VERB_FAIL_NIC:
+        snprintf(result, size, "fault injected on %s", r2_nic_name(cmd->nic));
+        return fail_nic(cmd);
+    case R2_SEG_VERB_RECOVER_NIC:
+        return recover_nic(cmd, result, size);
+    case R2_SEG_VERB_DRAIN_NIC:
+        return drain_nic(cmd, result, size);
+    case R2_SEG_VERB_UNDRAIN_NIC:
+        return undrain_nic(cmd, result, size);
+    case R2_SEG_VERB_SET_WEIGHT:
+        return set_weight(cmd, result, size);
+    default:
+        snprintf(result, size, "this plugin does not know the command");
+        return -EOPNOTSUPP;
+    }
+}
+
+void r2_nicstate_house(struct r2_timer *t, uint64_t now)
+{
+    r2_control_poll(r2_eng.ctl, on_command, NULL);
+    for (int i = 0; i < r2_local.n; i++)
+        tick_fault(i, now);
+    r2_nicstate_tick(now);
+    r2_nicreach_tick(now);
+    r2_locate_house(now);
+    r2_nic_publish_rdma();
+    r2_pollers_house(now);
+    r2_gauge(&r2_eng.g->sockets, r2_eng.ops->sockets());
+    r2_gauge(&r2_eng.g->memory_bytes, r2_mem_now());
+    r2_timer_set(t, now + HOUSE_NS);
+}
+
+void r2_niccmd_start(void)
+{
+    r2_timer_init(&house, r2_io_at(0), r2_nicstate_house);
+    r2_timer_set(&house, r2_now_ns() + HOUSE_NS);
+}

@@ -1,0 +1,173 @@
+/* The RDMA half of NICs: what the verbs transport says about them, and what is published. */
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "engine/internal.h"
+#include "topology/pick.h"
+
+static atomic_bool port_down[R2_MAX_NICS]; /* of NICs without an interface */
+
+/* A port, as users write it, of a device that was left out: it may be right, and it costs the
+ * others nothing. */
+static bool is_left_out(const char *port)
+{
+    char device[R2_NIC_NAME];
+    size_t len = strcspn(port, ":");
+
+    if (len >= sizeof(device))
+        return false;
+    memcpy(device, port, len);
+    device[len] = '\0';
+    return r2_eng.ops->left_out(device);
+}
+
+/* A port that R2CCL_NICS names and that is none of `found`; NULL: there is no such name. */
+static const char *named_in_vain(const struct r2_nic *found, int m)
+{
+    static struct r2_pick_item items[R2_PICK_ITEMS];
+    char err[128];
+    int n = r2_pick_parse(r2_eng.set->nics, items, R2_PICK_ITEMS, err, sizeof(err));
+
+    for (int i = 0; i < n; i++) {
+        bool there =
+            items[i].kind != R2_PICK_PORT || items[i].exclude || is_left_out(items[i].text);
+
+        for (int k = 0; k < m && !there; k++)
+            there = strcmp(items[i].text, found[k].name) == 0;
+        if (!there)
+            return items[i].text;
+    }
+    return NULL;
+}
+
+int r2_nic_add_ports(int n)
+{
+    struct r2_nic found[R2_MAX_NICS];
+    uint64_t seed[R2_MAX_NICS];
+    int m = n > 0 ? r2_eng.ops->ports(r2_local.nics, n, found, seed, R2_MAX_NICS - n) : 0;
+    const char *missing = n > 0 ? named_in_vain(found, m) : NULL;
+
+    if (missing) {
+        R2_WARN("no NICs: R2CCL_NICS: %s is no InfiniBand port of this node that is allowed by "
+                "NCCL_IB_HCA and not behind an interface of the list (`ibstat` shows ports; a port "
+                "with an interface is named by that)",
+                missing);
+        return 0;
+    }
+    for (int i = 0; i < m; i++) {
+        r2_local.nics[n + i] = found[i];
+        r2_nics_append(r2_local.nics, n + i, seed[i]);
+        atomic_store(&port_down[n + i], !found[i].link_up);
+        r2_eng.nic_state[n + i].link_up = found[i].link_up;
+        atomic_init(&r2_eng.nic_state[n + i].usable, found[i].link_up);
+    }
+    return n + m;
+}
+
+/* R2CCL_NICS names NICs, and not only such as are left out. */
+static bool named(void)
+{
+    static struct r2_pick_item items[R2_PICK_ITEMS];
+    char err[128];
+    int n = r2_pick_parse(r2_eng.set->nics, items, R2_PICK_ITEMS, err, sizeof(err));
+
+    for (int i = 0; i < n; i++) {
+        if (!items[i].exclude)
+            return true;
+    }
+    return false;
+}
+
+bool r2_nic_stands_by(int nic)
+{
+    struct r2_rdma_info info;
+    bool any = false, meets = false;
+
+    for (int i = 0; i < r2_local.n; i++) {
+        any |= r2_eng.ops->rdma(i, &info);
+        meets |= r2_local.nics[i].bare; /* an interface must be named, for ports to meet by */
+    }
+    if (!any || r2_eng.ops->rdma(nic, &info) || (named() && !meets))
+        return false;
+    R2_INFO("NIC %s stands by: others have RDMA, and it has not (`r2ccl-ctl set-weight` makes it "
+            "carry beside them, and so does R2CCL_NICS that names interfaces only)",
+            r2_nic_name(nic));
+    return true;
+}
+
+bool r2_nic_port_up(int nic)
+{
+    return !atomic_load(&port_down[nic]);
+}
+
+bool r2_nic_serves(int nic)
+{
+    struct r2_rdma_info info;
+
+    if (!r2_nic_usable(nic))
+        return false;
+    return !r2_eng.device_memory || (r2_eng.ops->rdma(nic, &info) && info.active);
+}
+
+int r2_nic_meeting(void)
+{
+    int first = -1;
+
+    for (int i = 0; i < r2_local.n; i++) {
+        if (r2_local.nics[i].bare)
+            continue;
+        if (r2_eng.nic_state[i].link_up && !atomic_load(&r2_eng.nic_state[i].addr_gone))
+            return i;
+        first = first < 0 ? i : first;
+    }
+    return first;
+}
+
+void r2_nic_transport(int nic, int transport, bool up, const char *cause)
+{
+    struct r2_peer **peers;
+    int n;
+
+    /* Its endpoints have ended with a reason of their own. Up is left to thread 0, as for links. */
+    if (r2_local.nics[nic].bare) {
+        atomic_store(&port_down[nic], !up);
+        if (!up)
+            r2_nicstate_link(nic, false, cause);
+    }
+    if (!up)
+        return;
+    peers = r2_peer_all(&n);
+    for (int i = 0; i < n; i++) {
+        r2_peer_lock(peers[i]);
+        for (int k = 0; k < peers[i]->n_paths; k++) {
+            if (peers[i]->paths[k]->lnic == nic && peers[i]->paths[k]->transport == transport)
+                peers[i]->paths[k]->next_at = 0;
+        }
+        r2_peer_unlock(peers[i]);
+        r2_peer_wake(peers[i]);
+        r2_peer_put(peers[i]);
+    }
+    free(peers);
+}
+
+void r2_nic_publish_rdma(void)
+{
+    for (int i = 0; i < r2_local.n; i++) {
+        struct r2_rdma_info info;
+        struct r2_control_rdma row;
+
+        if (!r2_eng.ops->rdma(i, &info))
+            continue;
+        row = (struct r2_control_rdma){.device = info.device,
+                                       .port = info.port,
+                                       .state = info.state,
+                                       .phys = info.phys,
+                                       .link = info.link,
+                                       .gbps = info.gbps,
+                                       .queue_pairs = info.queue_pairs,
+                                       .lid = info.lid};
+        memcpy(row.gid, info.gid, sizeof(row.gid));
+        r2_control_nic_rdma(r2_eng.ctl, r2_eng.nic_state[i].row, &row);
+    }
+}

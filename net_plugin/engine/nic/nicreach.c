@@ -1,0 +1,243 @@
+/* NICs that have reached nobody since the process started.
+ *
+ * Such a NIC has a link and looks well, and nothing was ever lost over it, so no path and no census
+ * speaks against it: a firewall, a cable in the wrong switch or a subnet of its own is found on the
+ * day another NIC fails. So operators are told while others serve. Its state stays as it is: what
+ * never carried has not failed, and nothing depends on it.
+ *
+ * Asked on I/O thread 0, once a second, and only about NICs that no path was ever up over. Whoever
+ * connects knows what was tried. The accepting side has paths only where one came, and the word of
+ * those who tried would not do for it: of its NICs they try the best one for each of theirs only,
+ * and they may have fewer. So it asks them itself over the NIC, on connections of engine/locate's
+ * own, wherever no attempt to connect speaks of it. */
+#include <stdlib.h>
+
+#include "engine/internal.h"
+#include "engine/locate/locate.h"
+#include "engine/path/pairs.h"
+#include "topology/nettables.h"
+
+#define LOOK_NS (1 * R2_NS_PER_S)
+/* In vain, one after the other: 10 s of looking. Counted, so that time in which this process was
+ * stopped is none. */
+#define LOOKS 10
+#define TOLD_LOOKS 5 /* between questions to senders, once it was said: whether it is still so */
+
+static const char cause[] = "has reached no peer yet: the job is not protected by it";
+
+/* Relaxed: a flag that is set once, by any thread, and nothing is read on the strength of it. */
+static atomic_bool met[R2_MAX_NICS];
+/* I/O thread 0's */
+static int in_vain[R2_MAX_NICS]; /* looks, in a row */
+static bool told[R2_MAX_NICS], taken_back[R2_MAX_NICS];
+static uint64_t looked_at;
+/* What senders said since the last look: R2_REACH_UNKNOWN, or how many did not answer. */
+static int heard[R2_MAX_NICS];
+static unsigned n_looks;
+
+void r2_nicreach_met(int nic)
+{
+    if (!atomic_load_explicit(&met[nic], memory_order_relaxed))
+        atomic_store_explicit(&met[nic], true, memory_order_relaxed);
+}
+
+static bool has_met(int nic)
+{
+    return atomic_load_explicit(&met[nic], memory_order_relaxed);
+}
+
+/* It could protect the job, for all that is known of it: has a link, has not failed, is not drained
+ * and has a weight. Loopback addresses have no wire that could be wrong. */
+static bool counted_on(int nic)
+{
+    const struct r2_nic_state *s = &r2_eng.nic_state[nic];
+
+    return !r2_local.nics[nic].loopback && atomic_load(&s->link_up) && atomic_load(&s->trusted) &&
+           atomic_load(&s->weight);
+}
+
+/* The two are meant to reach each other: they are of one subnet, or the peer has a NIC for each of
+ * ours. Where it has fewer, some of ours may have no rail to it, and nothing is wrong. */
+static bool belongs(const struct r2_peer *p, int lnic, int rnic)
+{
+    struct sockaddr_storage addr;
+    struct r2_nic local;
+    socklen_t len;
+    int known = 0;
+
+    for (int i = 0; i < p->n_rnics; i++)
+        known += p->rnics[i].known;
+    if (known >= r2_local.n)
+        return true;
+    r2_local_now(lnic, &local);
+    return !local.bare && r2_wire_to_sockaddr(&p->rnics[rnic].addr, &addr, &len) == 0 &&
+           r2_sockaddr_in_prefix((const struct sockaddr *)&local.addr,
+                                 (const struct sockaddr *)&addr, local.prefixlen);
+}
+
+/* The peer's kernel has taken the connection over it, so the way is there: its process is stopped,
+ * or has much to do (wall 8). */
+static bool reaches_kernel(const struct r2_path *path)
+{
+    return path->mute ||
+           (path->state == R2_PATH_CONNECTING && path->ep && r2_eng.ops->reached(path->ep));
+}
+
+static bool tried_in_vain(const struct r2_path *path)
+{
+    const struct r2_peer *p = path->peer;
+    const struct r2_rnic *r = &p->rnics[path->rnic];
+
+    return path->first_choice && path->fails && !path->ever_up && !r2_path_wireless(path) &&
+           r->known && r->usable && belongs(p, path->lnic, path->rnic) && !reaches_kernel(path);
+}
+
+/* Its NICs are known, it is in use, and another NIC of ours serves it, where its kernel answers at
+ * this time: a host that stands still takes no attempts. Under its lock. */
+static bool is_served(const struct r2_peer *p)
+{
+    bool served = false;
+
+    if (p->life != R2_PEER_ALIVE || !p->pid || r2_list_empty(&p->conn_list))
+        return false;
+    for (int i = 0; i < p->n_paths; i++) {
+        const struct r2_path *path = p->paths[i];
+
+        served |= r2_path_hb_answers(path, 0) && !path->testing && !r2_path_wireless(path);
+    }
+    return served;
+}
+
+/* Counts it for each NIC that has tried it in vain. Under its lock. */
+static void look_at_peer(const struct r2_peer *p, int *peers)
+{
+    bool vain[R2_MAX_NICS] = {false};
+
+    if (!p->out || !is_served(p))
+        return;
+    for (int i = 0; i < p->n_paths; i++)
+        vain[p->paths[i]->lnic] |= tried_in_vain(p->paths[i]);
+    for (int i = 0; i < r2_local.n; i++)
+        peers[i] += vain[i];
+}
+
+int r2_nicreach_pair(const struct r2_peer *p, int nic)
+{
+    const struct r2_rnic *r;
+    int order[R2_MAX_NICS];
+
+    if (p->out || !is_served(p))
+        return -1;
+    if (!r2_pairs_candidates(p, nic, R2_VIA_TCP, order))
+        return -1;
+    r = &p->rnics[order[0]]; /* as they would choose */
+    return r->usable && r2_locate_own_nic(&r->addr) < 0 && belongs(p, nic, order[0]) ? order[0]
+                                                                                     : -1;
+}
+
+void r2_nicreach_asked(int nic, bool answered, int in_vain_of)
+{
+    if (answered)
+        r2_nicreach_met(nic);
+    heard[nic] = in_vain_of;
+}
+
+/* Senders that the NIC has asked in vain at the last look; asks them again. UNKNOWN: the questions
+ * are still out, or there was no room for them. */
+static int ask_senders(int nic)
+{
+    int was = heard[nic];
+
+    heard[nic] = R2_REACH_UNKNOWN;
+    if (told[nic] && n_looks % TOLD_LOOKS)
+        return was;
+    return r2_locate_reach(nic) == 0 ? 0 : was;
+}
+
+/* How many peers each NIC was tried for in vain. */
+static void count_peers(int *peers)
+{
+    struct r2_peer **all;
+    int n;
+
+    all = r2_peer_all(&n);
+    for (int i = 0; i < n; i++) {
+        r2_peer_lock(all[i]);
+        look_at_peer(all[i], peers);
+        r2_peer_unlock(all[i]);
+        r2_peer_put(all[i]);
+    }
+    free(all);
+}
+
+static void journal(int nic, const char *what)
+{
+    struct r2_control_event ev = {.event = R2_EV_WARNING, .nic = r2_nic_name(nic), .cause = what};
+
+    r2_control_journal(r2_eng.ctl, &ev);
+}
+
+/* The row's word goes with a change of state, and comes again; stderr and journal hear it once. */
+static void tell(int nic, int peers)
+{
+    if (told[nic]) {
+        r2_nicstate_remark(nic, cause);
+        return;
+    }
+    told[nic] = true;
+    journal(nic, cause);
+    r2_nicstate_remark(nic, cause);
+    R2_TELL("NIC %s has a link, and no path over it came up in %d s, to none of %d peer process%s "
+            "that other NICs reach: the job is not protected by it. Look at the firewall, the "
+            "cabling and the subnet, on both sides; R2CCL_NICS leaves it out",
+            r2_nic_name(nic), LOOKS, peers, peers == 1 ? "" : "es");
+}
+
+static void take_back(int nic)
+{
+    taken_back[nic] = true;
+    journal(nic, "reaches a peer now");
+    r2_nicstate_remark(nic, "");
+    R2_INFO("NIC %s reaches a peer now", r2_nic_name(nic));
+}
+
+/* One more look at the NIC in vain, or one that it was not. */
+static void count_look(int nic, int peers)
+{
+    in_vain[nic] = !peers ? 0 : in_vain[nic] < LOOKS ? in_vain[nic] + 1 : LOOKS;
+    if (in_vain[nic] == LOOKS)
+        tell(nic, peers);
+}
+
+void r2_nicreach_look(void)
+{
+    int peers[R2_MAX_NICS] = {0};
+    bool open = false;
+
+    n_looks++;
+    for (int i = 0; i < r2_local.n; i++) {
+        if (has_met(i) && told[i] && !taken_back[i])
+            take_back(i);
+        open |= !has_met(i) && counted_on(i);
+    }
+    if (open)
+        count_peers(peers);
+    /* In turn, each time from another one on: there is room for eight questions at a time. */
+    for (int k = 0; k < r2_local.n; k++) {
+        int i = (int)((n_looks + (unsigned)k) % (unsigned)r2_local.n);
+        int n = has_met(i) || !counted_on(i) ? 0 : peers[i] ? peers[i] : ask_senders(i);
+
+        if (n != R2_REACH_UNKNOWN)
+            count_look(i, n);
+        else if (in_vain[i] == LOOKS)
+            r2_nicstate_remark(i, cause); /* as it was */
+    }
+}
+
+void r2_nicreach_tick(uint64_t now)
+{
+    if (now - looked_at < LOOK_NS)
+        return;
+    looked_at = now;
+    r2_nicreach_look();
+}

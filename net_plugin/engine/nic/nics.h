@@ -1,0 +1,92 @@
+/* This node's NICs: their states, links, transports and the words about them. Part of internal.h,
+ * which includes it last. */
+#ifndef R2_ENGINE_NIC_NICS_H
+#define R2_ENGINE_NIC_NICS_H
+
+#include "engine/internal.h"
+
+/* ---- nicrdma.c */
+/* As r2_transport_events.meeting. */
+int r2_nic_meeting(void);
+/* One transport of the NIC is gone (and has ended its endpoints), or back: tried again now. */
+void r2_nic_transport(int nic, int transport, bool up, const char *cause);
+void r2_nic_publish_rdma(void);
+/* NICs without an interface come behind the `n` that were found; returns how many there are now. */
+int r2_nic_add_ports(int n);
+/* Others of the node have RDMA, it has not, and nobody has named it, or only as the place where
+ * ports without an interface meet their peers: of weight 0. */
+bool r2_nic_stands_by(int nic);
+/* Of a NIC without an interface: the state of its port, which stands for its link. Any thread. */
+bool r2_nic_port_up(int nic);
+/* It is usable, and by RDMA where memory of devices is among what it carries. Any thread. */
+bool r2_nic_serves(int nic);
+
+/* ---- nicstate.c */
+bool r2_nic_usable(int nic);
+static inline enum r2_nic_word r2_nic_word(int nic)
+{
+    return (enum r2_nic_word)atomic_load(&r2_eng.nic_state[nic].word);
+}
+/* What engine/locate found about a local NIC: it fails for all peers at once, or works again. Takes
+ * peers' locks: the caller holds none. */
+void r2_nicstate_located(int nic, bool usable, const char *why);
+/* Calls `each` with every endpoint of the NIC that is not closed, of all peers; outside all locks.
+ */
+void r2_nic_eps(int nic, void (*each)(struct r2_ep *ep, void *arg), void *arg);
+int r2_nicstate_start(void);
+/* What it does for one NIC before anybody connects. */
+void r2_nicstate_begin(int nic);
+/* Time passes; I/O thread 0. */
+void r2_nicstate_tick(uint64_t now);
+void r2_nicstate_drain(int nic);
+/* Undoes a drain; forgets past failures, here and at the peers. */
+void r2_nicstate_undrain(int nic);
+/* Past failures are forgotten; `tell`: by the peers too. */
+void r2_nicstate_forgive(int nic, bool tell);
+/* Says to all peers what there is to say about the NIC, and weighs their paths anew. */
+void r2_nicstate_announce(int nic);
+/* Operators see that nobody can connect to it, or that one can again. */
+void r2_nicstate_deaf(int nic, bool deaf);
+/* A word beside the NIC's state, which stays: its row has it until "" takes it back or the state
+ * changes. The text is always the same one. */
+void r2_nicstate_remark(int nic, const char *cause);
+
+/* The kernel's word about the link, or the word that the NIC's address is not there. I/O thread 0,
+ * and the thread of a port without an interface. */
+void r2_nicstate_link(int nic, bool up, const char *cause);
+
+/* ---- niclink.c: links, addresses and interfaces of this node's NICs. I/O thread 0, which waits
+ * for none of this: the kernel's answers come when they come, and a NIC is what it was until then.
+ */
+void r2_niclink_start(void);
+/* Once a second: an event may have been missed. */
+void r2_niclink_look(int nic);
+/* Every 20 ms: what could not be asked before. */
+void r2_niclink_tick(void);
+/* Asks about its link now, without waiting for an event, which the kernel may hold back for a
+ * second. The answer makes the NIC's state follow; as a rule within a millisecond. */
+void r2_niclink_ask(int nic);
+/* What is known: DOWN by an event or an answer (or its address is gone), UP by the answer to a
+ * question of the last 150 ms, else UNKNOWN. */
+enum r2_carrier r2_niclink_carrier(int nic);
+/* Some NIC has another address than at first: peers are told addresses with each word. */
+bool r2_niclink_moved(void);
+
+/* ---- nicreach.c: NICs that have reached nobody since the start. No function fails. */
+/* A path over the NIC has proven itself, to a peer that is not on this node. Any thread. */
+void r2_nicreach_met(int nic);
+/* I/O thread 0, without locks: time passes; what is done about it once a second. */
+void r2_nicreach_tick(uint64_t now);
+void r2_nicreach_look(void);
+/* The NIC of a peer which only sends to us that this one is to ask, -1: none. Under its lock. */
+int r2_nicreach_pair(const struct r2_peer *p, int nic);
+/* Such peers were asked over the NIC: some answered, and how many were there in vain. */
+void r2_nicreach_asked(int nic, bool answered, int in_vain_of);
+/* pathhealth.c: both NICs are of this node, so its kernel hands the bytes over and no wire is
+ * asked. Under the peer's lock. */
+bool r2_path_wireless(const struct r2_path *path);
+
+/* ---- niccmd.c: the operator's words, injected faults, housekeeping */
+void r2_niccmd_start(void);
+
+#endif

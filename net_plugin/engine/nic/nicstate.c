@@ -1,0 +1,586 @@
+/* Health of this node's NICs: what is known about each, and what the engine and the peers are told.
+ *
+ * Sources: link and address events, what paths say (census), verdicts, the operator. All but
+ * verdicts run on I/O thread 0. `nic_lock` is a leaf; peers are told after it is released. */
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "engine/internal.h"
+#include "engine/locate/locate.h"
+#include "util/told.h"
+
+#define GRACE_NS (300 * R2_NS_PER_MS) /* for other pairs of the NIC to be tried */
+#define LOOK_NS (1 * R2_NS_PER_S)
+#define UNUSED_NS (2 * R2_NS_PER_S) /* nobody tries a NIC that is back: no path needs it */
+
+static pthread_mutex_t nic_lock = PTHREAD_MUTEX_INITIALIZER;
+static bool remarked[R2_MAX_NICS]; /* the row's cause is not the state's; under nic_lock */
+
+bool r2_nic_usable(int nic)
+{
+    return atomic_load(&r2_eng.nic_state[nic].usable);
+}
+
+static enum r2_health_state state_of(int nic)
+{
+    enum r2_health_state state;
+
+    pthread_mutex_lock(&nic_lock);
+    state = r2_eng.nic_state[nic].health.state;
+    pthread_mutex_unlock(&nic_lock);
+    return state;
+}
+
+/* How long it has been in its state. */
+static uint64_t age_of(int nic, uint64_t now)
+{
+    uint64_t since;
+
+    pthread_mutex_lock(&nic_lock);
+    since = r2_eng.nic_state[nic].health.since_ns;
+    pthread_mutex_unlock(&nic_lock);
+    return now > since ? now - since : 0;
+}
+
+/* ---- what follows from a state */
+
+static enum r2_nic_word word_of(const struct r2_nic_state *s)
+{
+    switch (s->health.state) {
+    case R2_HEALTH_FAILED:
+        return s->link_up ? R2_NIC_FAILED : R2_NIC_DOWN;
+    case R2_HEALTH_DRAINED:
+        return R2_NIC_DRAINED;
+    case R2_HEALTH_DAMPED:
+        return R2_NIC_DAMPED;
+    default:
+        return R2_NIC_USABLE;
+    }
+}
+
+static enum r2_seg_nic_state shown_as(enum r2_health_state state)
+{
+    static const enum r2_seg_nic_state as[R2_HEALTH_STATES] = {
+        [R2_HEALTH_HEALTHY] = R2_SEG_NIC_HEALTHY, [R2_HEALTH_SUSPECT] = R2_SEG_NIC_SUSPECT,
+        [R2_HEALTH_FAILED] = R2_SEG_NIC_FAILED,   [R2_HEALTH_PROBING] = R2_SEG_NIC_PROBING,
+        [R2_HEALTH_RAMPING] = R2_SEG_NIC_RAMPING, [R2_HEALTH_DRAINED] = R2_SEG_NIC_DRAINED,
+        [R2_HEALTH_DAMPED] = R2_SEG_NIC_DAMPED,
+    };
+
+    return as[state];
+}
+
+/* A NIC at the brink comes into doubt and out of it time and again, and the journal is for failures
+ * as well: the first doubts, then one a minute. What comes of a doubt that was told is told; what
+ * comes of any but its end always is. Under nic_lock. True: told. */
+static bool pass_doubt(int nic, bool begins, unsigned *untold)
+{
+    static struct r2_told doubts[R2_MAX_NICS];
+    static bool last[R2_MAX_NICS];
+
+    *untold = 0;
+    if (begins)
+        last[nic] = r2_told_pass(&doubts[nic], false, r2_now_ns(), untold);
+    return last[nic];
+}
+
+/* Under nic_lock. */
+static void journal(int nic, enum r2_health_state before, enum r2_health_state now,
+                    const char *cause)
+{
+    static const enum r2_seg_event as[R2_HEALTH_STATES] = {
+        [R2_HEALTH_HEALTHY] = R2_EV_NIC_UP,      [R2_HEALTH_SUSPECT] = R2_EV_NIC_SUSPECT,
+        [R2_HEALTH_FAILED] = R2_EV_NIC_DOWN,     [R2_HEALTH_PROBING] = R2_EV_NIC_PROBING,
+        [R2_HEALTH_RAMPING] = R2_EV_NIC_RAMPING, [R2_HEALTH_DAMPED] = R2_EV_NIC_DAMPED,
+    };
+    bool cleared = before == R2_HEALTH_SUSPECT && now == R2_HEALTH_HEALTHY;
+    struct r2_control_event ev = {
+        .event = cleared ? R2_EV_NIC_HEALTHY : as[now], .nic = r2_nic_name(nic), .cause = cause};
+    unsigned untold = 0;
+    char text[128];
+
+    R2_INFO("NIC %s is %s: %s", r2_nic_name(nic), r2_health_word(now), cause);
+    if (now == R2_HEALTH_DRAINED) /* when nothing is left on it: tick_drain */
+        return;
+    if ((cleared || now == R2_HEALTH_SUSPECT) && !pass_doubt(nic, !cleared, &untold))
+        return;
+    if (untold) {
+        snprintf(text, sizeof(text), "%s (and %u times before, not shown)", cause, untold);
+        ev.cause = text;
+    }
+    r2_control_journal(r2_eng.ctl, &ev);
+}
+
+static void tell_path(struct r2_path *path, enum r2_nic_word word, bool others, const char *cause)
+{
+    if (word == R2_NIC_USABLE) {
+        path->next_at = 0;
+        path->fails = 0;
+    } else if (path->ep && word != R2_NIC_DRAINED && (word != R2_NIC_DAMPED || others)) {
+        r2_path_fail(path, path->gen, word == R2_NIC_DOWN ? ENETDOWN : EIO, cause);
+    }
+    r2_path_follow(path);
+}
+
+static bool others_up(const struct r2_peer *p, int lnic)
+{
+    for (int i = 0; i < p->n_paths; i++) {
+        if (p->paths[i]->lnic != lnic && r2_path_suffices(p->paths[i]))
+            return true;
+    }
+    return false;
+}
+
+static void tell_peer(struct r2_peer *p, int nic, bool news, bool forgiven, const char *cause)
+{
+    enum r2_nic_word word = r2_nic_word(nic);
+    bool others;
+
+    r2_peer_lock(p);
+    others = others_up(p, nic);
+    for (int i = 0; i < p->n_paths; i++) {
+        if (p->paths[i]->lnic == nic && forgiven)
+            r2_path_forgive(p->paths[i]);
+        if (p->paths[i]->lnic == nic && news)
+            tell_path(p->paths[i], word, others, cause);
+    }
+    r2_words_tell(p, nic);
+    if (p->resync_wanted && p->out && p->n_up)
+        r2_peer_resync(p);
+    r2_peer_weigh(p);
+    if (p->out)
+        r2_peer_kick(p);
+    r2_peer_unlock(p);
+    r2_peer_wake(p);
+}
+
+static void tell_all(int nic, bool news, bool forgiven, const char *cause)
+{
+    struct r2_peer **peers;
+    int n;
+
+    peers = r2_peer_all(&n);
+    for (int i = 0; i < n; i++) {
+        tell_peer(peers[i], nic, news, forgiven, cause);
+        r2_peer_put(peers[i]);
+    }
+    free(peers);
+}
+
+void r2_nicstate_announce(int nic)
+{
+    atomic_fetch_add(&r2_eng.nic_state[nic].epoch, 1);
+    tell_all(nic, false, false, "");
+}
+
+/* Takes the event; tells everybody if that changes what they may do with the NIC. One without a
+ * link is not probed: who took the link away says so, or has, and would not say it again. */
+static bool nic_event(int nic, enum r2_health_event event, const char *cause)
+{
+    struct r2_nic_state *s = &r2_eng.nic_state[nic];
+    enum r2_health_state before, now;
+    enum r2_nic_word word;
+    bool changed, news;
+
+    pthread_mutex_lock(&nic_lock);
+    before = s->health.state;
+    changed = (event != R2_HEALTH_EV_PROBE || s->link_up) &&
+              r2_health_step(&s->health, event, r2_now_ns());
+    now = s->health.state;
+    word = word_of(s);
+    news = word != r2_nic_word(nic);
+    atomic_fetch_add(&s->telling, news);
+    atomic_store(&s->word, (unsigned char)word);
+    if (news) /* last: see r2_nic_state */
+        atomic_fetch_add(&s->epoch, 1);
+    atomic_store(&s->usable, word == R2_NIC_USABLE);
+    atomic_store(&s->trusted, now == R2_HEALTH_HEALTHY || now == R2_HEALTH_SUSPECT);
+    if (now != before) {
+        r2_control_nic_state(r2_eng.ctl, s->row, shown_as(now), cause);
+        remarked[nic] = false;
+        journal(nic, before, now, cause);
+    }
+    pthread_mutex_unlock(&nic_lock);
+    if (news) {
+        r2_locate_nic_changed(nic);
+        tell_all(nic, true, false, cause);
+        atomic_fetch_sub(&s->telling, 1);
+    }
+    return changed;
+}
+
+/* ---- failures and their memory */
+
+static int others_usable(int nic)
+{
+    int n = 0;
+
+    for (int i = 0; i < r2_local.n; i++)
+        n += i != nic && r2_nic_serves(i);
+    return n;
+}
+
+static void show_penalty(int nic, uint64_t now)
+{
+    struct r2_nic_state *s = &r2_eng.nic_state[nic];
+    struct r2_damp_rules rules;
+
+    r2_damp_rules_get(&rules);
+    pthread_mutex_lock(&nic_lock);
+    r2_control_nic_damping(r2_eng.ctl, s->row, r2_damp_penalty(&s->damp, &rules, now),
+                           r2_damp_reuse_at(&s->damp, &rules, now));
+    pthread_mutex_unlock(&nic_lock);
+}
+
+/* A NIC that was in use, or is being left alone, has failed once more. The last one that works is
+ * never left alone. */
+static void count_failure(int nic)
+{
+    struct r2_nic_state *s = &r2_eng.nic_state[nic];
+    uint64_t now = r2_now_ns();
+    struct r2_damp_rules rules;
+    bool suppress, others = others_usable(nic) > 0;
+
+    r2_damp_rules_get(&rules);
+    pthread_mutex_lock(&nic_lock);
+    suppress = r2_damp_failure(&s->damp, &rules, now);
+    if (suppress && !others) {
+        r2_damp_release(&s->damp);
+        suppress = false;
+    }
+    pthread_mutex_unlock(&nic_lock);
+    if (suppress)
+        nic_event(nic, R2_HEALTH_EV_SUPPRESS, "it fails too often");
+    show_penalty(nic, now);
+}
+
+static bool in_use(int nic)
+{
+    enum r2_health_state state = state_of(nic);
+
+    return r2_health_carries(state) || state == R2_HEALTH_DAMPED;
+}
+
+static void nic_lost(int nic, enum r2_health_event event, const char *cause)
+{
+    bool counts = in_use(nic);
+
+    nic_event(nic, event, cause);
+    if (counts)
+        count_failure(nic);
+}
+
+void r2_nicstate_forgive(int nic, bool tell)
+{
+    struct r2_nic_state *s = &r2_eng.nic_state[nic];
+
+    pthread_mutex_lock(&nic_lock);
+    r2_damp_clear(&s->damp);
+    pthread_mutex_unlock(&nic_lock);
+    show_penalty(nic, r2_now_ns());
+    if (nic_event(nic, R2_HEALTH_EV_REUSE, "past failures are forgotten") && !s->link_up)
+        nic_event(nic, R2_HEALTH_EV_LOSS, "link down");
+    if (!tell)
+        return;
+    atomic_fetch_add(&s->forgiven, 1);
+    atomic_fetch_add(&s->epoch, 1);
+    tell_all(nic, false, true, "");
+}
+
+/* ---- verdicts */
+
+/* Located failures are probed by engine/locate; paths go on trying as well. */
+void r2_nicstate_located(int nic, bool usable, const char *why)
+{
+    struct r2_nic_state *s = &r2_eng.nic_state[nic];
+
+    atomic_store(&s->located, !usable);
+    if (!usable)
+        nic_lost(nic, R2_HEALTH_EV_LOSS, why);
+    else if (s->link_up)
+        nic_event(nic, R2_HEALTH_EV_PROBE, why);
+}
+
+/* ---- links */
+
+void r2_nicstate_link(int nic, bool up, const char *cause)
+{
+    struct r2_nic_state *s = &r2_eng.nic_state[nic];
+    bool changed;
+
+    pthread_mutex_lock(&nic_lock);
+    changed = s->link_up != up;
+    s->link_up = up;
+    if (changed)
+        r2_control_nic_link(r2_eng.ctl, s->row, up ? R2_SEG_LINK_UP : R2_SEG_LINK_DOWN);
+    pthread_mutex_unlock(&nic_lock);
+    if (!changed)
+        return;
+    if (up)
+        nic_event(nic, R2_HEALTH_EV_PROBE, cause);
+    else
+        nic_lost(nic, R2_HEALTH_EV_LOSS, cause);
+}
+
+void r2_nic_eps(int nic, void (*each)(struct r2_ep *ep, void *arg), void *arg)
+{
+    struct r2_peer **peers;
+    int n;
+
+    peers = r2_peer_all(&n);
+    for (int i = 0; i < n; i++) {
+        struct r2_ep *eps[2 * R2_PATHS_MAX];
+        int m;
+
+        r2_peer_lock(peers[i]);
+        m = r2_peer_eps(peers[i], eps, 2 * R2_PATHS_MAX);
+        r2_peer_unlock(peers[i]);
+        for (int k = 0; k < m; k++) {
+            if (r2_eng.ops->params(eps[k])->local_nic == nic)
+                each(eps[k], arg);
+            r2_eng.ops->put(eps[k]);
+        }
+        r2_peer_put(peers[i]);
+    }
+    free(peers);
+}
+
+/* ---- drain */
+
+static void count(struct r2_ep *ep, void *open)
+{
+    (void)ep;
+    ++*(uint32_t *)open;
+}
+
+static uint32_t still_open(int nic)
+{
+    uint32_t open = 0;
+
+    r2_nic_eps(nic, count, &open);
+    return open;
+}
+
+static void tick_drain(int nic, uint64_t now)
+{
+    struct r2_nic_state *s = &r2_eng.nic_state[nic];
+    struct r2_control_event ev = {
+        .event = R2_EV_NIC_DRAINED, .nic = r2_nic_name(nic), .cause = "nothing is on it any more"};
+    uint32_t open;
+
+    if (!s->drain_from)
+        return;
+    open = still_open(nic);
+    if (open) {
+        r2_control_nic_draining(r2_eng.ctl, s->row, open);
+        return;
+    }
+    ev.duration_us = (now - s->drain_from) / 1000;
+    s->drain_from = 0;
+    r2_control_nic_state(r2_eng.ctl, s->row, R2_SEG_NIC_DRAINED, ev.cause);
+    r2_control_journal(r2_eng.ctl, &ev);
+    r2_control_nic_draining(r2_eng.ctl, s->row, 0);
+}
+
+void r2_nicstate_drain(int nic)
+{
+    struct r2_nic_state *s = &r2_eng.nic_state[nic];
+
+    if (state_of(nic) == R2_HEALTH_DRAINED)
+        return;
+    s->drain_from = r2_now_ns();
+    r2_control_nic_draining(r2_eng.ctl, s->row, still_open(nic) + 1);
+    nic_event(nic, R2_HEALTH_EV_DRAIN, "operator: moving traffic off");
+}
+
+void r2_nicstate_undrain(int nic)
+{
+    struct r2_nic_state *s = &r2_eng.nic_state[nic];
+
+    s->drain_from = 0;
+    r2_control_nic_draining(r2_eng.ctl, s->row, 0);
+    if (nic_event(nic, R2_HEALTH_EV_UNDRAIN, "operator: given back") && !s->link_up)
+        nic_event(nic, R2_HEALTH_EV_LOSS, "link down");
+    r2_nicstate_forgive(nic, true);
+}
+
+/* ---- time */
+
+/* What its paths say: none answers although the same peers do on others. */
+static void tick_census(int nic, uint64_t now)
+{
+    struct r2_nic_state *s = &r2_eng.nic_state[nic];
+    int ok = atomic_load(&s->census[R2_CENSUS_OK]), lost = atomic_load(&s->census[R2_CENSUS_LOST]);
+    enum r2_health_state state = state_of(nic);
+
+    if (ok > 0 || lost == 0)
+        s->alone_at = 0;
+    else if (!s->alone_at)
+        s->alone_at = now;
+    if (state == R2_HEALTH_FAILED && s->link_up && ok > 0)
+        nic_event(nic, R2_HEALTH_EV_PROBE, "a path of it is back");
+    else if (state == R2_HEALTH_PROBING && ok > 0)
+        nic_event(nic, R2_HEALTH_EV_PROVEN, "test chunks have arrived");
+    else if (state == R2_HEALTH_PROBING && !lost && age_of(nic, now) > UNUSED_NS &&
+             !r2_nic_asked_in_vain(nic))
+        nic_event(nic, R2_HEALTH_EV_PROVEN, "link up, and no path needs it");
+    else if (state == R2_HEALTH_SUSPECT && !s->alone_at)
+        nic_event(nic, R2_HEALTH_EV_ANSWER, "it answers");
+    else if (s->alone_at && state == R2_HEALTH_HEALTHY)
+        nic_event(nic, R2_HEALTH_EV_SILENCE, "none of its paths answers");
+    else if (s->alone_at && now - s->alone_at > GRACE_NS && r2_health_carries(state))
+        nic_lost(nic, R2_HEALTH_EV_PROBE, "none of its paths answers");
+}
+
+static void tick_damping(int nic, uint64_t now)
+{
+    struct r2_nic_state *s = &r2_eng.nic_state[nic];
+    struct r2_damp_rules rules;
+    bool over, alone = !others_usable(nic);
+
+    r2_damp_rules_get(&rules);
+    pthread_mutex_lock(&nic_lock);
+    over = r2_damp_tick(&s->damp, &rules, now);
+    if (alone)
+        r2_damp_release(&s->damp);
+    pthread_mutex_unlock(&nic_lock);
+    if (!over && !alone)
+        return;
+    nic_event(nic, R2_HEALTH_EV_REUSE, over ? "the penalty has faded" : "no other NIC is left");
+    if (!s->link_up)
+        nic_event(nic, R2_HEALTH_EV_LOSS, "link down");
+}
+
+static uint32_t ramp_of(int nic, uint64_t now)
+{
+    enum r2_health_state state = state_of(nic);
+
+    if (state == R2_HEALTH_PROBING)
+        return r2_health_ramp(0, r2_eng.set->ramp_ns);
+    return state == R2_HEALTH_RAMPING ? r2_health_ramp(age_of(nic, now), r2_eng.set->ramp_ns)
+                                      : R2_WEIGHT_FULL;
+}
+
+static void tick_nic(int nic, uint64_t now)
+{
+    struct r2_nic_state *s = &r2_eng.nic_state[nic];
+
+    if (atomic_exchange(&s->forgive, false))
+        r2_nicstate_forgive(nic, false);
+    /* A verdict's thread is still at it: if the NIC were probed now, its word would be usable again
+     * before anybody heard that it had failed, and its paths would stay as they are. */
+    if (atomic_load(&s->telling))
+        return;
+    if (state_of(nic) == R2_HEALTH_DAMPED)
+        tick_damping(nic, now);
+    if (state_of(nic) == R2_HEALTH_FAILED && s->link_up && !atomic_load(&s->located))
+        nic_event(nic, R2_HEALTH_EV_PROBE, "tried again");
+    if (state_of(nic) == R2_HEALTH_RAMPING && age_of(nic, now) >= r2_eng.set->ramp_ns)
+        nic_event(nic, R2_HEALTH_EV_RAMPED,
+                  atomic_load(&s->weight) ? "back at its full weight"
+                                          : "works again, and stands by at weight 0");
+    atomic_store(&s->ramp, ramp_of(nic, now));
+    tick_census(nic, now);
+    tick_drain(nic, now);
+    if (now - s->shown_at < LOOK_NS)
+        return;
+    s->shown_at = now;
+    show_penalty(nic, now);
+    r2_niclink_look(nic);
+}
+
+void r2_nicstate_tick(uint64_t now)
+{
+    r2_niclink_tick();
+    for (int i = 0; i < r2_local.n; i++)
+        tick_nic(i, now);
+}
+
+/* ---- start */
+
+/* Under nic_lock. */
+static void add_row(int i)
+{
+    const struct r2_nic *n = &r2_local.nics[i];
+    struct r2_nic_state *s = &r2_eng.nic_state[i];
+    char addr[64];
+    struct r2_control_nic row = {
+        .name = n->name,
+        .ifname = n->ifname,
+        .pci_path = n->pci_path,
+        .speed_mbps = (uint32_t)n->speed_mbps,
+        .numa = n->numa,
+        .weight = atomic_load(&s->weight) ? (uint32_t)n->weight : 0,
+        .state = s->link_up ? R2_SEG_NIC_HEALTHY : R2_SEG_NIC_FAILED,
+        .link = s->link_up ? R2_SEG_LINK_UP : R2_SEG_LINK_DOWN,
+    };
+
+    row.addr = r2_nic_place_text(n, addr, sizeof(addr));
+    s->row = r2_control_nic_add(r2_eng.ctl, &row);
+}
+
+void r2_nicstate_deaf(int nic, bool deaf)
+{
+    static const char cause[] = "cannot listen (R2CCL_PORT_RANGE has no free port?)";
+    const struct r2_nic_state *s = &r2_eng.nic_state[nic];
+    struct r2_control_event ev = {
+        .event = R2_EV_WARNING, .nic = r2_nic_name(nic), .cause = deaf ? cause : "listens again"};
+
+    /* Read and written under one lock: a state that is newer is not taken back in the row. */
+    pthread_mutex_lock(&nic_lock);
+    r2_control_nic_state(r2_eng.ctl, s->row, shown_as(s->health.state), deaf ? cause : "");
+    remarked[nic] = false; /* said again if it still is so */
+    pthread_mutex_unlock(&nic_lock);
+    r2_control_journal(r2_eng.ctl, &ev);
+}
+
+void r2_nicstate_remark(int nic, const char *cause)
+{
+    const struct r2_nic_state *s = &r2_eng.nic_state[nic];
+
+    pthread_mutex_lock(&nic_lock);
+    if (remarked[nic] != !!cause[0])
+        r2_control_nic_state(r2_eng.ctl, s->row, shown_as(s->health.state), cause);
+    remarked[nic] = cause[0];
+    pthread_mutex_unlock(&nic_lock);
+}
+
+/* A port's thread may say that it is down, or up, from the transport's start on: it has noted that
+ * before it takes the lock (r2_nic_transport), so whoever comes second sees what the first did. */
+void r2_nicstate_begin(int i)
+{
+    struct r2_nic_state *s = &r2_eng.nic_state[i];
+    bool carries = r2_local.nics[i].weight && !r2_nic_stands_by(i); /* which takes other locks */
+
+    pthread_mutex_lock(&nic_lock);
+    s->link_up = r2_local.nics[i].bare ? r2_nic_port_up(i) : r2_local.nics[i].link_up;
+    s->health.state = s->link_up ? R2_HEALTH_HEALTHY : R2_HEALTH_FAILED;
+    atomic_store(&s->weight, carries ? R2_WEIGHT_FULL : 0);
+    atomic_store(&s->word, (unsigned char)word_of(s));
+    atomic_store(&s->usable, s->link_up);
+    atomic_store(&s->trusted, s->link_up);
+    atomic_store(&s->ramp, R2_WEIGHT_FULL);
+    add_row(i);
+    if (!s->link_up) {
+        r2_control_nic_state(r2_eng.ctl, s->row, R2_SEG_NIC_FAILED, "link down");
+        journal(i, R2_HEALTH_HEALTHY, R2_HEALTH_FAILED, "link down at the start");
+    }
+    pthread_mutex_unlock(&nic_lock);
+}
+
+int r2_nicstate_start(void)
+{
+    for (int i = 0; i < r2_local.n; i++) {
+        struct r2_wire_addr addr;
+
+        r2_nicstate_begin(i);
+        if (!r2_local.nics[i].bare && r2_eng.ops->address(i, &addr))
+            r2_nicstate_deaf(i, true);
+    }
+    r2_niclink_start();
+    r2_locate_start();
+    r2_niccmd_start();
+    return 0;
+}

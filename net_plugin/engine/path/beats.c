@@ -1,0 +1,334 @@
+/* This process's heartbeats: how often they go out, when one is late, and what follows. Under the
+ * peer's lock.
+ *
+ * A path is in use while something that was given to it may not have arrived, chunks that are not
+ * acknowledged or frames that no answered heartbeat was sent behind, and for a while after. Only
+ * then can its silence cost anything, so only then it is asked at the pace of R2CCL_HEARTBEAT; a
+ * calm one is asked as an idle peer's are. What is given to a calm path makes it due at the next
+ * tick. A miss of one path brings all of the peer's to that pace, and only an answer to a heartbeat
+ * no older than the unanswered one proves that the peer is there: a calm path's may be from before
+ * all fell silent. */
+#include <errno.h>
+
+#include "engine/core/heartbeat.h"
+#include "engine/internal.h"
+#include "util/log.h"
+
+#define SUSPECT_BEATS 2
+#define DOUBT_NS (1 * R2_NS_PER_S)
+#define CALM_NS (1 * R2_NS_PER_S) /* two heartbeats, where these are rarer */
+
+/* Paths of the process that are up, of busy and of idle peers. Counts, nothing is ordered by
+ * them. */
+static atomic_int active_paths, idle_paths;
+
+static void count(struct r2_peer *p, int active, int idle)
+{
+    if (active != p->hb_active)
+        atomic_fetch_add_explicit(&active_paths, active - p->hb_active, memory_order_relaxed);
+    if (idle != p->hb_idle)
+        atomic_fetch_add_explicit(&idle_paths, idle - p->hb_idle, memory_order_relaxed);
+    p->hb_active = active;
+    p->hb_idle = idle;
+}
+
+static bool in_use(const struct r2_path *path, uint64_t now)
+{
+    uint64_t used = path->hb_used_at, acked = path->rate.delivered_time_ns;
+    uint64_t beats = 2 * path->peer->hb_interval, calm = beats > CALM_NS ? beats : CALM_NS;
+
+    used = used > acked ? used : acked;
+    return path->hb_given || path->hb_unanswered || !path->hb_marked ||
+           r2_pathrate_inflight(&path->rate) || now < used + calm;
+}
+
+static bool is_calm(const struct r2_path *path, uint64_t now)
+{
+    return !in_use(path, now) && now >= path->peer->hb_doubt_until;
+}
+
+static uint64_t interval_of(const struct r2_path *path, uint64_t now)
+{
+    const struct r2_peer *p = path->peer;
+
+    return is_calm(path, now) ? p->hb_calm_interval : p->hb_interval;
+}
+
+void r2_peer_hb_intervals(struct r2_peer *p, bool busy, uint64_t now)
+{
+    struct r2_hb_load load = {.active_ns = r2_eng.set->heartbeat_ns,
+                              .idle_ns = r2_eng.set->heartbeat_idle_ns,
+                              .most = (unsigned)r2_eng.set->heartbeat_max};
+    uint64_t active_ns, idle_ns;
+    int active = 0;
+
+    for (int i = 0; i < p->n_paths && busy; i++)
+        active += p->paths[i]->state == R2_PATH_UP &&
+                  (in_use(p->paths[i], now) || now < p->hb_doubt_until);
+    count(p, active, p->n_up - active);
+    load.active = (unsigned)atomic_load_explicit(&active_paths, memory_order_relaxed);
+    load.idle = (unsigned)atomic_load_explicit(&idle_paths, memory_order_relaxed);
+    r2_hb_intervals(&load, &active_ns, &idle_ns);
+    p->hb_interval = busy ? active_ns : idle_ns;
+    p->hb_calm_interval = idle_ns > p->hb_interval ? idle_ns : p->hb_interval;
+}
+
+void r2_peer_hb_forget(struct r2_peer *p)
+{
+    count(p, 0, 0);
+}
+
+void r2_peer_hb_doubt(struct r2_peer *p, uint64_t now)
+{
+    p->hb_doubt_until = now + DOUBT_NS;
+}
+
+bool r2_path_hb_answers(const struct r2_path *path, uint64_t since)
+{
+    return path->state == R2_PATH_UP && path->hb_marked && !path->hb_unanswered &&
+           path->hb_proven_at >= since;
+}
+
+static bool some_answers(const struct r2_peer *p, uint64_t since)
+{
+    for (int i = 0; i < p->n_paths; i++) {
+        if (r2_path_hb_answers(p->paths[i], since))
+            return true;
+    }
+    return false;
+}
+
+/* Since when nothing that the path brought was acknowledged although it had something to bring; 0:
+ * not so. A slow path's bytes may have arrived over another one meanwhile (tail.c): what it was
+ * asked for is still unproven. */
+static uint64_t quiet_from(struct r2_path *path)
+{
+    if (path->hb_delivered != path->rate.delivered) {
+        path->hb_delivered = path->rate.delivered;
+        path->hb_quiet_from = 0;
+    }
+    if (!path->hb_quiet_from && r2_pathrate_inflight(&path->rate))
+        path->hb_quiet_from = path->rate.delivered_time_ns;
+    return path->hb_quiet_from;
+}
+
+static struct r2_hb_watch watch_of(struct r2_path *path, uint64_t now)
+{
+    uint64_t from = path->peer->out ? quiet_from(path) : 0, interval = interval_of(path, now);
+    struct r2_hb_watch w = {
+        .interval = interval,
+        .misses = r2_eng.set->heartbeat_misses,
+        .unanswered = path->hb_unanswered,
+        .beat_age = now - path->hb_sent_at,
+        .look_age =
+            path->hb_at ? now - path->hb_at : UINT64_MAX, /* 0: now, however young the clock */
+        .hasty = path->transport == R2_VIA_TCP,
+        .stalled = path->stalled,
+        .asked = path->hb_asked_for == path->rate.delivered + 1,
+        .srtt = path->rtt_ns,
+        .var = path->rttvar_ns,
+    };
+
+    /* With so many paths that heartbeats are limited in number there are none to spare. */
+    if (interval <= r2_eng.set->heartbeat_ns && from && now > from && !path->stalled)
+        w.quiet = now - from;
+    return w;
+}
+
+static enum r2_hb_look look(struct r2_path *path, uint64_t now)
+{
+    struct r2_hb_watch w = watch_of(path, now);
+
+    return path->hb_marked ? r2_hb_look(&w) : R2_HB_DUE;
+}
+
+uint64_t r2_peer_hb_next(struct r2_peer *p, uint64_t now)
+{
+    uint64_t soonest = UINT64_MAX;
+
+    for (int i = 0; i < p->n_paths; i++) {
+        struct r2_path *path = p->paths[i];
+        struct r2_hb_watch w;
+        uint64_t next;
+
+        if (path->state != R2_PATH_UP || !path->hb_marked || path->stalled)
+            continue; /* stalled: the longer TCP has, the better */
+        w = watch_of(path, now);
+        next = r2_hb_next(&w);
+        soonest = next < soonest ? next : soonest;
+    }
+    return soonest;
+}
+
+/* Bulk bytes that stall while the control lane answers get twice the time: TCP's second
+ * retransmission, up to 600 ms after the loss (with the kernel's own times), may still bring them.
+ */
+static bool is_late(const struct r2_path *path)
+{
+    int misses = r2_eng.set->heartbeat_misses * (path->stalled ? 2 : 1);
+
+    return path->hb_unanswered >= misses &&
+           path->hb_unanswered >=
+               r2_hb_misses(path->peer->hb_interval, misses, path->rtt_ns, path->rttvar_ns);
+}
+
+static void send_heartbeat(struct r2_path *path, uint64_t now)
+{
+    struct r2_msg_heartbeat m = {.count = ++path->hb_count};
+
+    path->hb_at = path->hb_sent_at = now;
+    path->hb_fresh = true;
+    r2_out_frame(path, R2_F_HEARTBEAT, &m, sizeof(m), NULL, 0);
+    r2_count(&r2_eng.n->heartbeats_sent, 1);
+}
+
+static void use_lanes(struct r2_path *path, const struct r2_ep_health *h, uint64_t now)
+{
+    struct r2_lanes *l = &path->lanes;
+    char text[128];
+
+    /* The sender's; while one that is to carry is not open yet, the others have to, and test chunks
+     * come over all. */
+    if (r2_eng.set->lanes || !r2_eng.ops->use || !path->peer->out || path->testing ||
+        r2_eng.ops->lanes(path->ep) < l->now)
+        return;
+    if (!r2_lanes_sample(l, h->segments, h->retransmits, now))
+        return;
+    r2_eng.ops->use(path->ep, l->now);
+    path->weight_shown = UINT32_MAX; /* the row has the number */
+    R2_INFO("path %s: %u of %u streams carry, since segments %s sent again",
+            r2_path_text(path, text, sizeof(text)), l->now, l->most, l->more ? "were not" : "are");
+}
+
+/* A look at one path, while the lock is let go. */
+struct look {
+    struct r2_path *path;
+    struct r2_ep *ep;
+    enum r2_hb_look due;
+    struct r2_ep_health h;
+};
+
+/* Judges whether the last mark was answered; then marks again and sends the next heartbeat. */
+static void beat(const struct look *l, uint64_t now, bool judge)
+{
+    struct r2_path *path = l->path;
+    const struct r2_ep_health *h = &l->h;
+    bool early = l->due == R2_HB_EARLY;
+
+    if (early)
+        path->hb_asked_for = path->rate.delivered + 1;
+    if (l->due != R2_HB_DUE && !(h->answered && !h->stalled))
+        return; /* its time is not up */
+    if (path->hb_marked) {
+        path->rtt_ns = h->rtt_ns;
+        path->rttvar_ns = h->rttvar_ns;
+        path->stalled = h->stalled && h->answered;
+        r2_grey_segments(&path->watch, h->segments, h->retransmits, now);
+        use_lanes(path, h, now);
+        if (h->answered && !h->stalled) {
+            path->hb_proven_at = path->hb_sent_at;
+            path->hb_used_at = path->hb_given ? now : path->hb_used_at;
+            path->hb_given = false;
+            path->hb_unanswered = 0;
+            path->silent = false;
+            path->hb_quiet_from = early ? path->hb_quiet_from : 0;
+            r2_path_event(path, R2_HEALTH_EV_ANSWER, "heartbeats are answered");
+        } else { /* the same mark stands until it is answered */
+            if (judge && ++path->hb_unanswered == SUSPECT_BEATS)
+                r2_path_event(path, R2_HEALTH_EV_SILENCE, "heartbeats are overdue");
+            r2_count(&r2_eng.n->heartbeats_missed, 1);
+            r2_peer_hb_doubt(path->peer, now);
+            path->hb_at = now;
+            return;
+        }
+    }
+    send_heartbeat(path, now);
+    path->hb_marked = true;
+}
+
+/* The peer's paths that it is time to look at. Calm ones go along with a calm one whose turn it is:
+ * each group of heartbeats that leaves by itself wakes a thread here and one at the peer. */
+static int due_paths(struct r2_peer *p, uint64_t now, struct look *out)
+{
+    enum r2_hb_look due[R2_PATHS_MAX];
+    bool along = false;
+    int n = 0;
+
+    for (int i = 0; i < p->n_paths; i++) {
+        const struct r2_path *path = p->paths[i];
+
+        due[i] = path->state == R2_PATH_UP ? look(p->paths[i], now) : R2_HB_NOT_YET;
+        along |= due[i] == R2_HB_DUE && is_calm(path, now);
+    }
+    for (int i = 0; i < p->n_paths; i++) {
+        struct r2_path *path = p->paths[i];
+
+        if (due[i] == R2_HB_NOT_YET && along && path->state == R2_PATH_UP && is_calm(path, now)) {
+            struct r2_hb_watch w = watch_of(path, now);
+
+            due[i] = r2_hb_along(&w);
+        }
+        if (due[i] == R2_HB_NOT_YET)
+            continue;
+        out[n] = (struct look){.path = path, .ep = path->ep, .due = due[i]};
+        r2_eng.ops->get(out[n++].ep);
+    }
+    return n;
+}
+
+/* Asks the transport without the peer's lock (it takes lane locks), then judges under it. */
+void r2_peer_beat(struct r2_peer *p, uint64_t now, bool judge)
+{
+    struct look looks[R2_PATHS_MAX];
+    int n = due_paths(p, now, looks);
+
+    if (!n)
+        return;
+    pthread_mutex_unlock(&p->lock);
+    for (int i = 0; i < n; i++)
+        r2_eng.ops->health(looks[i].ep, &looks[i].h);
+    r2_peer_lock(p);
+    for (int i = 0; i < n; i++) {
+        if (looks[i].path->state == R2_PATH_UP && looks[i].path->ep == looks[i].ep)
+            beat(&looks[i], now, judge);
+        r2_eng.ops->put(looks[i].ep);
+    }
+}
+
+/* Wall 8: a path is failed for silence only while another one answers. */
+void r2_peer_judge_silence(struct r2_peer *p, uint64_t now)
+{
+    int silent = 0;
+    bool all;
+
+    for (int i = 0; i < p->n_paths; i++) {
+        struct r2_path *path = p->paths[i];
+
+        path->silent = path->state == R2_PATH_UP && is_late(path);
+        silent += path->silent;
+    }
+    all = silent && silent == p->n_up;
+    for (int i = 0; i < p->n_paths && silent && !all; i++) {
+        struct r2_path *path = p->paths[i];
+
+        if (path->silent && some_answers(p, path->hb_sent_at))
+            r2_path_fail(path, path->gen, ETIMEDOUT,
+                         path->stalled ? "bulk bytes unacknowledged" : "heartbeats unanswered");
+    }
+    if (all) {
+        if (!p->suspect) {
+            struct r2_control_event ev = {.event = R2_EV_PEER_SUSPECT,
+                                          .peer_host = p->host,
+                                          .peer_pid = p->pid,
+                                          .cause = "every path is silent"};
+
+            p->suspect = true;
+            p->suspect_since = now;
+            r2_control_journal(r2_eng.ctl, &ev);
+            r2_control_peer_state(r2_eng.ctl, p->row, R2_SEG_PEER_SUSPECT, "every path is silent");
+        }
+    } else if (p->suspect) {
+        p->suspect = false;
+        r2_control_peer_state(r2_eng.ctl, p->row, R2_SEG_PEER_UP, "");
+    }
+}

@@ -1,0 +1,103 @@
+/* Which pairs of NICs may have a path.
+ *
+ * Paths are never taken apart while their peer lives, so their number is bounded, for each
+ * transport by itself: queue pairs that fail leave the sockets their room. The connecting side
+ * chooses, and the accepting one has a path only where the other has one. Up to 8 NICs on both
+ * sides every pair has room. With more, each local NIC has an equal part of it: for its best pair,
+ * then for the peer's NICs that fall to it in turn, so that every NIC of the peer's is met by
+ * somebody, then for the next best ones.
+ *
+ * A pair is connected by queue pairs where both NICs offer them. Where some NICs of the two nodes
+ * do and others do not, these would have nothing to do: they are used by sockets beside the queue
+ * pairs, and only theirs is a socket that carries while queue pairs serve. */
+#include <string.h>
+
+#include "engine/path/pairs.h"
+
+/* NICs that are met elsewhere are told apart by their order alone. */
+static int bare_rail(int nic)
+{
+    int rail = 0;
+
+    for (int i = 0; i < nic; i++)
+        rail += r2_local.nics[i].bare;
+    return rail;
+}
+
+int r2_pairs_candidates(const struct r2_peer *p, int lnic, int transport, int *order)
+{
+    struct sockaddr_storage addrs[R2_MAX_NICS];
+    int back[R2_MAX_NICS], found[R2_MAX_NICS], n = 0, m;
+    struct r2_wire_addr local;
+    struct r2_nic nic;
+    bool bare = r2_local.nics[lnic].bare;
+
+    if (r2_eng.ops->address(lnic, &local))
+        return 0;
+    r2_local_now(bare ? r2_nic_meeting() : lnic, &nic);
+    for (int r = 0; r < p->n_rnics; r++) {
+        socklen_t len;
+
+        if (p->rnics[r].known && r2_transport_fits(transport, &local, &p->rnics[r].addr) &&
+            r2_wire_to_sockaddr(&p->rnics[r].addr, &addrs[n], &len) == 0)
+            back[n++] = r;
+    }
+    m = r2_rail_candidates(&nic, bare ? bare_rail(lnic) : lnic, addrs, n, found);
+    for (int i = 0; i < m; i++)
+        order[i] = back[found[i]];
+    return m;
+}
+
+int r2_pairs_keep(struct r2_peer *p, int lnic, int via, int *order, int n)
+{
+    int room = R2_PATHS_VIA / r2_local.n, kept = 0;
+    bool keep[R2_MAX_NICS] = {false};
+
+    if (!p->pid) /* the handle names some NICs only: others may be better */
+        room = (room + 1) / 2;
+    for (int i = 0; i < p->n_paths; i++)
+        room -= p->paths[i]->lnic == lnic && p->paths[i]->transport == via;
+    for (int i = 0; i < n; i++)
+        keep[i] = r2_path_find(p, lnic, order[i], via);
+    for (int turn = 0; turn < 3; turn++) {
+        for (int i = 0; i < n && room > 0; i++) {
+            if (keep[i] || (turn == 0 && i) || (turn == 1 && order[i] % r2_local.n != lnic))
+                continue;
+            keep[i] = true;
+            room--;
+        }
+    }
+    for (int i = 0; i < n; i++) {
+        if (keep[i])
+            order[kept++] = order[i];
+    }
+    return kept;
+}
+
+#define RDMA (R2_OFFER_INFINIBAND | R2_OFFER_ROCE)
+
+static uint8_t rdma_of(int lnic)
+{
+    struct r2_wire_addr local;
+
+    return r2_eng.ops->address(lnic, &local) ? 0 : local.offers & RDMA;
+}
+
+/* What is offered does not change, so neither does the answer, whatever fails. */
+unsigned r2_pairs_beside(const struct r2_peer *p, int lnic)
+{
+    int order[R2_MAX_NICS], n;
+    uint8_t theirs = 0, ours = 0;
+    bool lacks = false;
+
+    for (int r = 0; r < p->n_rnics; r++)
+        theirs |= p->rnics[r].known ? p->rnics[r].addr.offers & RDMA : 0;
+    if (!(rdma_of(lnic) & theirs))
+        return ~0u;
+    for (int l = 0; l < r2_local.n; l++)
+        ours |= rdma_of(l);
+    for (int r = 0; r < p->n_rnics; r++)
+        lacks |= p->rnics[r].known && !(p->rnics[r].addr.offers & ours);
+    n = lacks ? r2_pairs_candidates(p, lnic, R2_VIA_TCP, order) : 0;
+    return n && !(p->rnics[order[0]].addr.offers & ours) ? 1u << order[0] : 0;
+}

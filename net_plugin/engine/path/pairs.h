@@ -1,0 +1,15 @@
+/* Which pairs of NICs may have a path, and by which transport (pairs.c). Of one peer, under its
+ * lock; only the connecting side (S) asks. No function fails. */
+#ifndef R2_ENGINE_PATH_PAIRS_H
+#define R2_ENGINE_PATH_PAIRS_H
+
+#include "engine/internal.h"
+
+/* Keeps of a local NIC's candidates, best first, those that there is room for; how many. */
+int r2_pairs_keep(struct r2_peer *p, int lnic, int via, int *order, int n);
+/* The peer's NICs that a transport can join to a local one, by rail, best first; how many. */
+int r2_pairs_candidates(const struct r2_peer *p, int lnic, int transport, int *order);
+/* Those, as bits, that a socket joins to it while queue pairs serve others. */
+unsigned r2_pairs_beside(const struct r2_peer *p, int lnic);
+
+#endif

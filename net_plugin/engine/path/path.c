@@ -1,0 +1,420 @@
+/* Paths: made, brought up, failed, connected again. Everything here runs under the peer's lock. */
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "engine/internal.h"
+#include "engine/locate/locate.h"
+#include "util/random.h"
+
+#define BACKOFF_NEVER_UP (5 * R2_NS_PER_S)
+#define BACKOFF_NONE_LEFT (250 * R2_NS_PER_MS)
+
+struct r2_path *r2_path_find(struct r2_peer *p, int lnic, int rnic, int transport)
+{
+    for (int i = 0; i < p->n_paths; i++) {
+        if (p->paths[i]->lnic == lnic && p->paths[i]->rnic == rnic &&
+            p->paths[i]->transport == transport)
+            return p->paths[i];
+    }
+    return NULL;
+}
+
+struct r2_path *r2_path_obtain(struct r2_peer *p, int lnic, int rnic, int transport)
+{
+    struct r2_path *path = r2_path_find(p, lnic, rnic, transport);
+    const char *name;
+
+    if (path)
+        return path;
+    if (lnic < 0 || lnic >= r2_local.n || rnic < 0 || rnic >= R2_MAX_NICS || transport < 0 ||
+        transport >= R2_VIA_COUNT || p->n_paths == R2_PATHS_MAX)
+        return NULL;
+    path = calloc(1, sizeof(*path));
+    if (!path)
+        return NULL;
+    r2_mem_more(sizeof(*path));
+    path->peer = p;
+    path->index = (uint16_t)p->n_paths;
+    path->lnic = (uint8_t)lnic;
+    path->rnic = (uint8_t)rnic;
+    path->transport = (uint8_t)transport;
+    if (p->out) /* the other side may remember a path that was here before */
+        path->gen = path->down_gen = path->fenced_gen = atomic_load(&r2_eng.top_gen);
+    r2_list_init(&path->flushq);
+    r2_pathrate_init(&path->rate);
+    path->grey = R2_WEIGHT_FULL;
+    r2_grey_path_init(path);
+    name = p->rnics[rnic].name[0] ? p->rnics[rnic].name : NULL;
+    path->row = r2_control_path_add(r2_eng.ctl, p->row, lnic, name);
+    r2_control_path_via(r2_eng.ctl, path->row, (enum r2_seg_via)transport);
+    p->paths[p->n_paths++] = path;
+    return path;
+}
+
+const char *r2_path_text(const struct r2_path *path, char *out, size_t cap)
+{
+    const struct r2_peer *p = path->peer;
+
+    snprintf(out, cap, "%s -> %s:%s pid %u", r2_nic_name(path->lnic), p->host[0] ? p->host : "?",
+             p->rnics[path->rnic].name[0] ? p->rnics[path->rnic].name : "?", p->pid);
+    return out;
+}
+
+void r2_path_journal(const struct r2_path *path, enum r2_seg_event event, uint64_t bytes,
+                     uint64_t duration_ns, const char *cause)
+{
+    struct r2_control_event ev = {
+        .event = event,
+        .nic = r2_nic_name(path->lnic),
+        .remote_nic = path->peer->rnics[path->rnic].name,
+        .peer_host = path->peer->host,
+        .peer_pid = path->peer->pid,
+        .generation = path->gen,
+        .bytes = bytes,
+        .duration_us = duration_ns / 1000,
+        .cause = cause,
+    };
+
+    r2_control_journal(r2_eng.ctl, &ev);
+}
+
+/* Longest time between the starts of two attempts. A pair that never was up may be out of reach for
+ * good, unless its NIC is known to be coming back. */
+static uint64_t probe_cap(const struct r2_path *path)
+{
+    uint64_t cap = r2_eng.set->probe_interval_ns;
+
+    if (!path->ever_up && atomic_load(&r2_eng.nic_state[path->lnic].trusted))
+        return BACKOFF_NEVER_UP;
+    if (!r2_peer_left(path->peer, path->transport) && path->first_choice && cap > BACKOFF_NONE_LEFT)
+        return BACKOFF_NONE_LEFT;
+    return cap;
+}
+
+/* Counted from the start of an attempt that failed, so that its own time-out is no extra wait. */
+static void backoff(struct r2_path *path, uint64_t now, bool attempt)
+{
+    uint64_t wait = r2_health_backoff((unsigned)path->fails, probe_cap(path));
+    struct r2_prng jitter;
+
+    r2_prng_seed(&jitter, now ^ (uint64_t)(uintptr_t)path);
+    wait = r2_health_jitter(wait, r2_prng_next(&jitter));
+    path->next_at = (attempt ? path->attempt_at : now) + wait;
+    path->fails++;
+}
+
+bool r2_path_grave(struct r2_path *path)
+{
+    if (!path->grave)
+        path->grave = malloc(sizeof(*path->grave));
+    return path->grave;
+}
+
+static void bury(struct r2_path *path, int err)
+{
+    struct r2_peer *p = path->peer;
+    struct r2_dying *d = path->grave;
+
+    path->grave = NULL;
+    d->ep = path->ep;
+    d->path = path;
+    d->gen = r2_eng.ops->params(path->ep)->gen;
+    d->upto = path->gen;
+    d->err = err;
+    d->since = 0;
+    r2_list_init(&d->node);
+    r2_list_add_tail(&p->dying, &d->node);
+    path->ep = NULL;
+}
+
+/* The other process leaves, or the path is let go on purpose: nobody misses it. */
+static bool in_order(const struct r2_path *path, int err)
+{
+    struct r2_list *n;
+
+    if (err == 0 || path->health.state == R2_HEALTH_DRAINED)
+        return true;
+    R2_LIST_FOR_EACH (n, &path->peer->conn_list) {
+        const struct r2_conn *c = R2_CONTAINER_OF(n, struct r2_conn, node);
+
+        if (!c->remote_closed && c->state != R2_CONN_CLOSED)
+            return false;
+    }
+    return true;
+}
+
+static void report_down(struct r2_path *path, int err, const char *cause)
+{
+    char text[128];
+
+    path->quiet = in_order(path, err);
+    r2_path_event(path, path->quiet ? R2_HEALTH_EV_CLOSE : R2_HEALTH_EV_LOSS, cause);
+    if (path->quiet)
+        return;
+    r2_path_journal(path, R2_EV_PATH_DOWN, 0, 0, cause);
+    R2_INFO("path %s generation %u is down: %s (%s)", r2_path_text(path, text, sizeof(text)),
+            path->gen, cause, err ? strerror(err) : "closed");
+}
+
+/* It never carried anything, so nothing failed that anybody missed; but who counts on it wants to
+ * know. Said of the first attempt only. */
+static void report_untried(const struct r2_path *path, int err, const char *cause)
+{
+    char text[128];
+
+    if (!path->ever_up && !path->fails && !in_order(path, err))
+        R2_INFO("path %s generation %u: not even its first test came through: %s (%s)",
+                r2_path_text(path, text, sizeof(text)), path->gen, cause,
+                err ? strerror(err) : "closed");
+}
+
+/* One failure more; too many lately, and the path is left alone while another one is left. */
+static void count_failure(struct r2_path *path, uint64_t now)
+{
+    struct r2_damp_rules rules;
+
+    if (path->quiet || !path->peer->out)
+        return;
+    r2_damp_rules_get(&rules);
+    if (r2_damp_failure(&path->damp, &rules, now) && r2_peer_left(path->peer, path->transport))
+        r2_path_event(path, R2_HEALTH_EV_SUPPRESS, "it fails too often");
+    else if (path->health.state != R2_HEALTH_DAMPED)
+        r2_damp_release(&path->damp);
+}
+
+/* Memory was taken back, or the peer wrote where it may not any more: no NIC has failed. */
+static bool blameless(int err)
+{
+    return err == ECANCELED || err == EACCES || err == EFAULT;
+}
+
+/* The newest generation has ended: what becomes of the path. */
+static void ended(struct r2_path *path, bool clean, int err, const char *cause)
+{
+    struct r2_peer *p = path->peer;
+    bool was_up = path->state == R2_PATH_UP, carried = was_up && !path->testing;
+    uint64_t now = r2_now_ns();
+
+    path->state = R2_PATH_WAIT;
+    p->n_up -= was_up;
+    path->quiet = path->mute = false;
+    path->missed = p->out && !carried && err; /* the other side knows whether it is wanted */
+    if (was_up && !carried)
+        report_untried(path, err, cause);
+    if (carried) {
+        path->fails = 0;
+        path->down_at = now;
+        report_down(path, err, cause);
+        if (!blameless(err))
+            count_failure(path, now);
+        if (!path->quiet && !blameless(err))
+            r2_locate_path_failed(path, err);
+    } else if (p->out && clean) {
+        path->fenced_gen = path->gen; /* it never carried a byte of a message */
+    }
+    path->testing = false;
+    backoff(path, now, !carried);
+    r2_path_show(path, !was_up && path->verdict[0] ? path->verdict : cause);
+    r2_peer_census(p);
+}
+
+bool r2_peer_served(const struct r2_peer *p)
+{
+    for (int i = 0; i < p->n_paths; i++) {
+        if (p->paths[i]->state == R2_PATH_UP && !p->paths[i]->testing)
+            return true;
+    }
+    return false;
+}
+
+static void say_no_path(const struct r2_path *path, const char *cause)
+{
+    r2_count(&r2_eng.n->no_path_waits, 1);
+    r2_path_journal(path, R2_EV_NO_PATH, 0, 0, cause);
+}
+
+static void wait_begins(struct r2_path *path, const char *cause)
+{
+    struct r2_peer *p = path->peer;
+
+    p->no_path_since = p->suspect ? p->suspect_since : r2_now_ns();
+    if (p->active || p->opening)
+        say_no_path(path, cause); /* else the first that waits does: r2_path_wait_late */
+}
+
+void r2_path_wait_late(const struct r2_peer *p)
+{
+    const struct r2_path *last = NULL;
+
+    for (int i = 0; i < p->n_paths; i++) {
+        if (p->paths[i]->down_at && (!last || p->paths[i]->down_at > last->down_at))
+            last = p->paths[i];
+    }
+    if (last)
+        say_no_path(last, "it was lost while nothing was under way");
+}
+
+void r2_path_fail(struct r2_path *path, uint32_t gen, int err, const char *cause)
+{
+    struct r2_peer *p = path->peer;
+    bool was_up = path->state == R2_PATH_UP, carried = was_up && !path->testing;
+    bool clean = path->fenced_gen >= path->down_gen; /* nothing older waits for its fence */
+
+    if (gen > path->gen)
+        path->gen = gen;
+    if (gen <= path->down_gen)
+        return;
+    path->down_gen = gen;
+    path->last_err = err;
+    if (gen <
+        path->gen) { /* word of an older generation: the living one has nothing to do with it */
+        p->resync_wanted = true;
+        r2_peer_wake(p);
+        return;
+    }
+    if (path->ep)
+        bury(path, err);
+    if (was_up || path->state == R2_PATH_CONNECTING)
+        ended(path, clean, err, cause);
+    r2_out_reset(path);
+    /* Attempts that come up and prove nothing do not begin the wait anew, and are no wait more. */
+    if (was_up && !r2_peer_served(p) && (carried || !p->no_path_since))
+        wait_begins(path, cause);
+    if (p->n_up == 0 && was_up) {
+        p->suspect = false;
+        p->asking.next_at = p->asking.lost_at = r2_now_ns();
+    }
+    if (was_up) {
+        p->resync_wanted = true;
+        r2_peer_weigh(p);
+    }
+    r2_peer_wake(p);
+}
+
+void r2_path_up(struct r2_path *path)
+{
+    struct r2_peer *p = path->peer;
+    uint64_t now = r2_now_ns();
+
+    path->state = R2_PATH_UP;
+    path->silent = false;
+    path->hb_unanswered = 0;
+    path->hb_asked_for = path->hb_quiet_from = path->hb_used_at = 0;
+    path->hb_marked = path->hb_given = false;
+    path->stalled = false;
+    path->hb_at = path->hb_proven_at = now;
+    r2_pathrate_reset(&path->rate);
+    p->n_up++;
+    r2_peer_answers(p);
+    path->verdict[0] = '\0';
+    p->reached[path->lnic] |= (uint16_t)(1u << path->rnic);
+    path->heard = path->told_up = false;
+    path->testing = true; /* until its first frames are out it has carried nothing */
+    r2_out_info(path);
+    if (path->state != R2_PATH_UP) /* no memory for the frame */
+        return;
+    path->ctrl_ready = true;
+    path->grey = R2_WEIGHT_FULL; /* what was measured is forgotten too */
+    r2_grey_path_up(path);
+    r2_lanes_init(&path->lanes, r2_eng.ops->planned(path->ep));
+    path->owes_until = 0;
+    r2_path_test(path);
+    if (path->state != R2_PATH_UP) /* the same */
+        return;
+    r2_path_show(path, path->testing ? "test chunks are under way" : "");
+    r2_peer_census(p);
+    r2_peer_weigh(p);
+    if (p->n_up == 1) {
+        r2_control_peer_state(r2_eng.ctl, p->row, R2_SEG_PEER_UP, "");
+        p->resync_wanted = true;
+    }
+    r2_peer_wake(p);
+}
+
+void r2_path_refused(struct r2_path *path, bool yes)
+{
+    uint64_t now = r2_now_ns();
+
+    path->refused_from = !yes ? 0 : path->refused_from ? path->refused_from : now;
+    if (yes)
+        r2_peer_refused(path->peer, path->lnic, path->rnic, now);
+}
+
+int r2_path_connect(struct r2_path *path, uint64_t now)
+{
+    struct r2_peer *p = path->peer;
+    struct r2_ep_params params = {.local_nic = path->lnic,
+                                  .remote_nic = path->rnic,
+                                  .transport = path->transport,
+                                  .initiator = true,
+                                  .owner = path};
+    struct r2_ep *ep = NULL;
+    int rc;
+
+    path->gen++;
+    for (unsigned top = atomic_load(&r2_eng.top_gen);
+         top < path->gen && !atomic_compare_exchange_weak(&r2_eng.top_gen, &top, path->gen);) {
+    }
+    params.gen = path->gen;
+    params.remote_addr = p->rnics[path->rnic].addr;
+    memcpy(params.local_process, r2_eng.process, 16);
+    memcpy(params.remote_process, p->id, 16);
+    memcpy(params.secret, p->secret, 16);
+    path->state = R2_PATH_CONNECTING;
+    path->attempt_at = now;
+    r2_peer_get(p); /* the endpoint's, until `released` */
+    r2_path_event(path, R2_HEALTH_EV_PROBE, "tried with fresh resources");
+    rc = -ENOMEM;
+    if (r2_path_grave(path))
+        rc = r2_eng.ops->connect(&params, &ep);
+    else
+        r2_peer_put(p);
+    if (rc == 0) {
+        path->ep = ep;
+        return 0;
+    }
+    r2_path_refused(path, rc == -ECONNREFUSED);
+    r2_path_fail(path, path->gen, -rc, "connect");
+    return rc;
+}
+
+/* Not on its way in or out. */
+static bool fit(const struct r2_path *path)
+{
+    return !path->testing && path->health.state != R2_HEALTH_DRAINED;
+}
+
+/* Frames are few, so a limited weight does not matter to them, but warm spares come last. What does
+ * matter is a queue on the way: a message waits for its clear-to-send and its acknowledgement. */
+static bool better(const struct r2_path *a, const struct r2_path *b)
+{
+    if (!b)
+        return true;
+    if ((a->hb_unanswered == 0) != (b->hb_unanswered == 0))
+        return a->hb_unanswered == 0;
+    if (fit(a) != fit(b))
+        return fit(a);
+    if (a->lags != b->lags)
+        return b->lags;
+    return a->share.weight && !b->share.weight;
+}
+
+struct r2_path *r2_path_for_ctrl(struct r2_peer *p, int home, int remote_home)
+{
+    struct r2_path *best = NULL;
+
+    for (int i = 0; i < p->n_paths; i++) {
+        struct r2_path *path = p->paths[i];
+
+        if (path->state != R2_PATH_UP || !path->ctrl_ready)
+            continue;
+        if (path->hb_unanswered == 0 && path->share.weight && fit(path) && !path->lags &&
+            (home < 0 || path->lnic == home) && (remote_home < 0 || path->rnic == remote_home))
+            return path;
+        if (better(path, best))
+            best = path;
+    }
+    return best;
+}

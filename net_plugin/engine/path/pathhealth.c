@@ -1,0 +1,479 @@
+/* Health of paths: what their states mean for traffic, segment and journal; test chunks. Everything
+ * here runs under the peer's lock.
+ *
+ * A path that comes back carries nothing of the job before test chunks on each bulk lane and words
+ * on its control lane have gone both ways: the connecting side says how many bytes it wants to see
+ * (TEST), sends them as chunks of connection 0, and goes on when the other side has them all
+ * (TEST_ACK). One-sided transports have a place of their own for them, and say that one has arrived
+ * when they have found there what it is made of. */
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "engine/internal.h"
+#include "engine/locate/locate.h"
+#include "util/told.h"
+
+#define TEST_CHUNK (64 * 1024)
+#define TEST_CHUNKS 4 /* at least, and as many on each lane */
+#define TEST_MOST (TEST_CHUNK * R2_LANES_MAX)
+#define TEST_NS (1 * R2_NS_PER_S)
+#define TEST_ONE_SIDED_NS (2 * R2_NS_PER_S) /* a queue pair sends again after 0.27 s as a rule */
+#define DRAIN_MIN_NS (50 * R2_NS_PER_MS)    /* the word about it travels on another path */
+
+static uint8_t test_bytes[TEST_CHUNK]; /* read only */
+
+void r2_damp_rules_get(struct r2_damp_rules *out)
+{
+    out->suppress = (uint32_t)r2_eng.set->damp_suppress;
+    out->reuse = (uint32_t)r2_eng.set->damp_reuse;
+    if (out->suppress && out->reuse > out->suppress / 2)
+        out->reuse = out->suppress / 2; /* else it would be used again at once */
+    out->half_life_ns = r2_eng.set->damp_half_life_ns;
+    out->max_suppress_ns = r2_eng.set->damp_max_ns;
+}
+
+/* ---- states */
+
+static enum r2_seg_path_state shown_as(const struct r2_path *path)
+{
+    static const enum r2_seg_path_state as[R2_HEALTH_STATES] = {
+        [R2_HEALTH_HEALTHY] = R2_SEG_PATH_UP,      [R2_HEALTH_SUSPECT] = R2_SEG_PATH_SUSPECT,
+        [R2_HEALTH_FAILED] = R2_SEG_PATH_DOWN,     [R2_HEALTH_PROBING] = R2_SEG_PATH_PROBING,
+        [R2_HEALTH_RAMPING] = R2_SEG_PATH_RAMPING, [R2_HEALTH_DRAINED] = R2_SEG_PATH_DRAINED,
+        [R2_HEALTH_DAMPED] = R2_SEG_PATH_DAMPED,
+    };
+
+    if (path->health.state != R2_HEALTH_UNREACHED)
+        return as[path->health.state];
+    if (path->state == R2_PATH_UP && !path->testing)
+        return R2_SEG_PATH_UP;
+    if (path->state == R2_PATH_UP || path->state == R2_PATH_CONNECTING)
+        return R2_SEG_PATH_CONNECTING;
+    if (!path->ever_up)
+        return R2_SEG_PATH_NEVER_REACHED;
+    /* Missed: it is wanted, and cannot be had. */
+    return path->missed && !path->spare ? R2_SEG_PATH_CONNECTING : R2_SEG_PATH_CLOSED;
+}
+
+void r2_path_show(struct r2_path *path, const char *cause)
+{
+    r2_control_path_state(r2_eng.ctl, path->row, shown_as(path), path->gen, cause);
+}
+
+void r2_path_spare(struct r2_path *path, bool spare)
+{
+    if (path->spare == spare)
+        return;
+    path->spare = spare;
+    r2_control_path_spare(r2_eng.ctl, path->row, spare);
+    /* Else it is shown as it was, and so is its cause. */
+    if (path->state == R2_PATH_WAIT && path->missed && path->ever_up &&
+        path->health.state == R2_HEALTH_UNREACHED)
+        r2_path_show(path, spare ? "a better pair of NICs serves" : "wanted again");
+    r2_peer_weigh(path->peer);
+}
+
+/* Every change of state is told, and that a ramp begins again: what makes a path come up or go down
+ * tells it itself (path-up, path-down). */
+static enum r2_seg_event told_as(enum r2_health_state before, enum r2_health_state state)
+{
+    static const enum r2_seg_event as[R2_HEALTH_STATES] = {
+        [R2_HEALTH_SUSPECT] = R2_EV_PATH_SUSPECT,
+        [R2_HEALTH_PROBING] = R2_EV_PATH_PROBING,
+        [R2_HEALTH_DRAINED] = R2_EV_PATH_DRAINED,
+        [R2_HEALTH_DAMPED] = R2_EV_PATH_DAMPED,
+    };
+
+    if (state == before)
+        return state == R2_HEALTH_RAMPING ? R2_EV_PATH_RAMPING : R2_EV_NONE;
+    if (state == R2_HEALTH_UNREACHED)
+        return R2_EV_PATH_CLOSED;
+    if (state == R2_HEALTH_HEALTHY && before != R2_HEALTH_UNREACHED)
+        return R2_EV_PATH_HEALTHY;
+    return as[state];
+}
+
+/* A process that leaves closes hundreds of paths, and the journal is for what happened before. */
+static bool too_many_closed(unsigned *untold)
+{
+    static struct r2_told closed; /* under its own lock: peers have different ones */
+    static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+    bool pass;
+
+    pthread_mutex_lock(&lock);
+    pass = r2_told_pass(&closed, false, r2_now_ns(), untold);
+    pthread_mutex_unlock(&lock);
+    return !pass;
+}
+
+static void tell_state(const struct r2_path *path, enum r2_seg_event event, const char *cause)
+{
+    unsigned untold = 0;
+    char text[128];
+
+    if (event == R2_EV_NONE || (event == R2_EV_PATH_CLOSED && too_many_closed(&untold)))
+        return;
+    snprintf(text, sizeof(text), "%s (and %u paths before, not shown)", cause, untold);
+    r2_path_journal(path, event, 0, 0, untold ? text : cause);
+}
+
+bool r2_path_event(struct r2_path *path, enum r2_health_event event, const char *cause)
+{
+    enum r2_health_state before = path->health.state;
+
+    if (!r2_health_step(&path->health, event, r2_now_ns()))
+        return false;
+    tell_state(path, told_as(before, path->health.state), cause);
+    r2_path_show(path, cause);
+    r2_peer_census(path->peer);
+    r2_peer_weigh(path->peer);
+    return true;
+}
+
+/* Both NICs are of this node: its kernel hands the bytes over, and no wire is asked. Loopback has
+ * no wire anyway. */
+bool r2_path_wireless(const struct r2_path *path)
+{
+    const struct r2_rnic *r = &path->peer->rnics[path->rnic];
+
+    return !r2_local.nics[path->lnic].loopback && r->known && r2_locate_own_nic(&r->addr) >= 0;
+}
+
+static enum r2_census census_of(const struct r2_path *path, bool others)
+{
+    const struct r2_peer *p = path->peer;
+
+    if (r2_path_wireless(path))
+        return R2_CENSUS_NONE;
+    if (path->state == R2_PATH_UP && !path->testing && path->health.state != R2_HEALTH_SUSPECT)
+        return R2_CENSUS_OK;
+    if (!others || p->life != R2_PEER_ALIVE || r2_list_empty(&p->conn_list) || !path->ever_up ||
+        path->rnic >= p->n_rnics || !p->rnics[path->rnic].usable)
+        return R2_CENSUS_NONE; /* nobody is blamed, or the other side is already */
+    return path->health.state == R2_HEALTH_SUSPECT || path->health.state == R2_HEALTH_FAILED ||
+                   path->health.state == R2_HEALTH_PROBING || path->health.state == R2_HEALTH_DAMPED
+               ? R2_CENSUS_LOST
+               : R2_CENSUS_NONE;
+}
+
+/* A path that is lost says something about its NIC only while the peer answers on another. */
+void r2_peer_census(struct r2_peer *p)
+{
+    bool others = false;
+
+    for (int i = 0; i < p->n_paths; i++)
+        others |= census_of(p->paths[i], false) == R2_CENSUS_OK;
+    for (int i = 0; i < p->n_paths; i++) {
+        struct r2_path *path = p->paths[i];
+        enum r2_census now = census_of(path, others);
+
+        if ((int)now == path->counted)
+            continue;
+        atomic_fetch_sub(&r2_eng.nic_state[path->lnic].census[path->counted], 1);
+        atomic_fetch_add(&r2_eng.nic_state[path->lnic].census[now], 1);
+        path->counted = (int)now;
+    }
+}
+
+static bool has_open(const struct r2_peer *p)
+{
+    struct r2_list *l;
+
+    R2_LIST_FOR_EACH (l, &p->conn_list) {
+        const struct r2_conn *c = R2_CONTAINER_OF(l, struct r2_conn, node);
+
+        if (c->state == R2_CONN_OPENING || (c->state == R2_CONN_OPEN && !c->remote_closed))
+            return true;
+    }
+    return false;
+}
+
+bool r2_nic_asked_in_vain(int nic)
+{
+    struct r2_peer **peers;
+    bool found = false;
+    int n;
+
+    peers = r2_peer_all(&n);
+    for (int i = 0; i < n; i++) {
+        struct r2_peer *p = peers[i];
+
+        r2_peer_lock(p);
+        if (p->life == R2_PEER_ALIVE && (p->suspect || !r2_peer_served(p)) && has_open(p)) {
+            for (int k = 0; k < p->n_paths; k++)
+                found |= p->paths[k]->lnic == nic && p->paths[k]->ever_up;
+        }
+        r2_peer_unlock(p);
+        r2_peer_put(p);
+    }
+    free(peers);
+    return found;
+}
+
+void r2_path_tell_up(struct r2_path *path)
+{
+    uint64_t away = path->down_at ? r2_now_ns() - path->down_at : 0;
+
+    if (path->told_up || !path->heard || path->testing || path->state != R2_PATH_UP)
+        return;
+    path->told_up = true;
+    r2_path_journal(path, R2_EV_PATH_UP, 0, away, path->down_at ? "back" : "connected");
+    path->down_at = 0;
+}
+
+static void proven(struct r2_path *path, const char *cause)
+{
+    path->testing = false;
+    path->fails = 0;
+    path->ever_up = true;
+    path->missed = false;
+    if (!r2_path_wireless(path))
+        r2_nicreach_met(path->lnic);
+    path->peer->no_path_since = 0;
+    r2_path_event(path, R2_HEALTH_EV_PROVEN, cause);
+    r2_peer_census(path->peer);
+    r2_path_tell_up(path);
+    r2_peer_weigh(path->peer);
+    r2_peer_wake(path->peer); /* what waited for a path goes on */
+}
+
+/* ---- draining */
+
+static bool drained_here(const struct r2_path *path)
+{
+    const struct r2_rnic *r = &path->peer->rnics[path->rnic];
+
+    return r2_nic_word(path->lnic) == R2_NIC_DRAINED || (r->known && r->word == R2_NIC_DRAINED);
+}
+
+void r2_path_follow(struct r2_path *path)
+{
+    bool drained = drained_here(path);
+
+    if (drained && r2_path_event(path, R2_HEALTH_EV_DRAIN, "its NIC is drained")) {
+        path->drain_at = r2_now_ns();
+        if (path->state == R2_PATH_CONNECTING)
+            r2_path_fail(path, path->gen, 0, "drained");
+        r2_peer_kick(path->peer);
+    } else if (!drained && r2_path_event(path, R2_HEALTH_EV_UNDRAIN, "its NIC is given back")) {
+        path->next_at = 0;
+        path->fails = 0;
+        if (path->state == R2_PATH_UP && !path->testing) { /* it was not empty yet */
+            path->told_up = false;
+            proven(path, "its NIC is given back before it was empty");
+        }
+    }
+}
+
+/* Nothing of a message is on the path, and every frame has left. */
+static bool is_empty(const struct r2_path *path)
+{
+    struct r2_list *n;
+
+    if (path->out_off < path->out_len || r2_pathrate_inflight(&path->rate))
+        return false;
+    R2_LIST_FOR_EACH (n, &path->peer->conn_list) {
+        struct r2_conn *c = R2_CONTAINER_OF(n, struct r2_conn, node);
+
+        for (uint64_t s = c->oldest; s < c->next_seq && c->out; s++) {
+            struct r2_req *r = r2_conn_req(c, s);
+
+            if (r && r->attached && r2_send_on_path(&r->led.send, path->index))
+                return false;
+        }
+    }
+    return true;
+}
+
+/* ---- test chunks */
+
+static bool one_sided(const struct r2_path *path)
+{
+    return path->transport != R2_VIA_TCP;
+}
+
+static uint32_t chunk_len(const struct r2_path *path)
+{
+    return one_sided(path) ? R2_TEST_LEN : TEST_CHUNK;
+}
+
+/* Bytes in all. A lane may be dead while the others work: its port may hash to another link, or a
+ * firewall may know it. */
+static uint32_t plan_test(struct r2_path *path)
+{
+    unsigned lanes = r2_eng.ops->planned(path->ep);
+
+    lanes = lanes < 1 ? 1 : lanes > R2_LANES_MAX ? R2_LANES_MAX : lanes;
+    memset(path->test_took, 0, sizeof(path->test_took));
+    path->test_quota =
+        one_sided(path) ? R2_TEST_EACH : (uint8_t)((TEST_CHUNKS + lanes - 1) / lanes);
+    return chunk_len(path) * lanes * path->test_quota;
+}
+
+void r2_path_test(struct r2_path *path)
+{
+    struct r2_msg_test m = {.gen = path->gen};
+    bool fresh = path->health.state == R2_HEALTH_UNREACHED && !one_sided(path) &&
+                 atomic_load(&r2_eng.nic_state[path->lnic].trusted);
+
+    path->test_out = path->test_want = 0; /* test_done: see up_accepted */
+    path->test_at = path->peer->out ? r2_now_ns() : 0;
+    path->testing = true; /* R: until it is told that there is nothing to see, or has seen it */
+    if (!path->peer->out)
+        return;
+    if (!fresh)
+        m.bytes = path->test_want = plan_test(path);
+    if (r2_out_frame(path, R2_F_TEST, &m, sizeof(m), NULL, 0))
+        return; /* no memory: it is down again */
+    if (fresh)
+        proven(path, "");
+    else
+        path->kick_wanted += R2_LANES_MAX;
+}
+
+bool r2_path_test_next(struct r2_path *path, struct r2_bulk *bulk)
+{
+    unsigned lane = bulk->lane % R2_LANES_MAX;
+
+    if (path->test_out >= path->test_want || path->test_took[lane] >= path->test_quota)
+        return false;
+    path->test_took[lane]++;
+    memset(bulk, 0, sizeof(*bulk));
+    bulk->lane = (uint16_t)lane;
+    bulk->conn = R2_CONN_TEST;
+    bulk->len = chunk_len(path);
+    bulk->seq = path->test_out / bulk->len;
+    bulk->total = bulk->len;
+    bulk->data = test_bytes;
+    path->test_out += bulk->len;
+    return true;
+}
+
+/* S: the other side has seen it all. */
+int r2_path_on_test_ack(struct r2_path *path, const uint8_t *body)
+{
+    struct r2_msg_test m;
+
+    memcpy(&m, body, sizeof(m));
+    if (!path->peer->out)
+        return -EPROTO;
+    if (path->testing && m.gen == path->gen && m.bytes >= path->test_want)
+        proven(path, "test chunks have arrived");
+    return 0;
+}
+
+/* R: answers once all is there. */
+static void answer_test(struct r2_path *path)
+{
+    struct r2_msg_test m = {.gen = path->gen, .bytes = path->test_done};
+
+    if (path->test_at && path->test_done >= path->test_want) {
+        path->test_at = 0;
+        r2_out_frame(path, R2_F_TEST_ACK, &m, sizeof(m), NULL, 0);
+        proven(path, path->test_want ? "test chunks have arrived" : "");
+    }
+}
+
+int r2_path_on_test(struct r2_path *path, const uint8_t *body)
+{
+    struct r2_msg_test m;
+
+    memcpy(&m, body, sizeof(m));
+    if (path->peer->out || m.bytes > TEST_MOST)
+        return -EPROTO;
+    path->test_want = m.bytes;
+    path->test_at = r2_now_ns();
+    answer_test(path);
+    return 0;
+}
+
+int r2_path_test_claim(struct r2_path *path, struct r2_bulk *bulk)
+{
+    if (path->peer->out || bulk->len > chunk_len(path))
+        return -EPROTO;
+    if (one_sided(path)) /* it is in its place */
+        return 0;
+    bulk->data = malloc(bulk->len);
+    return bulk->data ? 0 : 1;
+}
+
+void r2_path_test_done(struct r2_path *path, const struct r2_bulk *bulk, bool whole)
+{
+    free(bulk->data);
+    if (!whole)
+        return;
+    path->test_done += bulk->len;
+    answer_test(path);
+}
+
+/* ---- time */
+
+void r2_path_forgive(struct r2_path *path)
+{
+    r2_damp_clear(&path->damp);
+    path->fails = 0;
+    if (r2_path_event(path, R2_HEALTH_EV_REUSE, "past failures are forgotten"))
+        path->next_at = 0;
+}
+
+bool r2_path_suffices(const struct r2_path *path)
+{
+    return path->state == R2_PATH_UP && (path->transport != R2_VIA_TCP || !r2_eng.device_memory);
+}
+
+int r2_peer_left(const struct r2_peer *p, int transport)
+{
+    int n = 0;
+
+    for (int i = 0; i < p->n_paths; i++)
+        n += transport == R2_VIA_TCP ? p->paths[i]->state == R2_PATH_UP
+                                     : r2_path_suffices(p->paths[i]);
+    return n;
+}
+
+static bool needed(const struct r2_path *path)
+{
+    return !r2_peer_left(path->peer, path->transport); /* nothing else is left */
+}
+
+static void tick_damped(struct r2_path *path, uint64_t now)
+{
+    struct r2_damp_rules rules;
+
+    r2_damp_rules_get(&rules);
+    if (!r2_damp_tick(&path->damp, &rules, now) && !needed(path))
+        return;
+    r2_damp_release(&path->damp);
+    path->next_at = now;
+    path->fails = 0;
+    r2_path_event(path, R2_HEALTH_EV_REUSE,
+                  needed(path) ? "no other path is left" : "the penalty has faded");
+}
+
+void r2_path_tick(struct r2_path *path, uint64_t now)
+{
+    switch (path->health.state) {
+    case R2_HEALTH_RAMPING:
+        if (now - path->health.since_ns >= r2_eng.set->ramp_ns)
+            r2_path_event(path, R2_HEALTH_EV_RAMPED, "at full weight");
+        break;
+    case R2_HEALTH_DAMPED:
+        tick_damped(path, now);
+        break;
+    case R2_HEALTH_DRAINED:
+        if (path->state == R2_PATH_UP && path->peer->out && now - path->drain_at > DRAIN_MIN_NS &&
+            is_empty(path))
+            r2_path_fail(path, path->gen, 0, "drained");
+        break;
+    default:
+        break;
+    }
+    if (path->state == R2_PATH_UP && path->testing && path->peer->out) {
+        if (now - path->test_at > (one_sided(path) ? TEST_ONE_SIDED_NS : TEST_NS))
+            r2_path_fail(path, path->gen, ETIMEDOUT, "test chunks did not arrive");
+        else if (path->test_out < path->test_want)
+            path->kick_wanted += R2_LANES_MAX;
+    }
+}

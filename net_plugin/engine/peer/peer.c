@@ -1,0 +1,317 @@
+/* Peers: found, made, given back; and the unlock that lets frames and chunks go. */
+#define _GNU_SOURCE
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "engine/internal.h"
+#include "engine/loop/look.h"
+#include "io/pollers.h"
+#include "util/lock.h"
+
+#define FLUSH_MAX R2_PATHS_MAX
+#define LANE_WORTH (128 * 1024) /* bytes */
+
+static struct r2_peer *find_locked(const uint8_t id[16], bool out)
+{
+    struct r2_list *n;
+
+    R2_LIST_FOR_EACH (n, &r2_eng.peers) {
+        struct r2_peer *p = R2_CONTAINER_OF(n, struct r2_peer, node);
+
+        if (p->out == out && memcmp(p->id, id, 16) == 0) {
+            r2_peer_get(p);
+            return p;
+        }
+    }
+    return NULL;
+}
+
+static struct r2_peer *new_peer(const uint8_t id[16], const uint8_t secret[16], bool out)
+{
+    struct r2_control_peer row = {.state = R2_SEG_PEER_CONNECTING};
+    struct r2_peer *p = calloc(1, sizeof(*p));
+
+    if (!p)
+        return NULL;
+    r2_mem_more(sizeof(*p));
+    r2_lock_init(&p->lock);
+    atomic_init(&p->refs, 2); /* the list's and the caller's */
+    memcpy(p->id, id, 16);
+    memcpy(p->secret, secret, 16);
+    p->out = out;
+    r2_hash_init(&p->conns);
+    r2_list_init(&p->conn_list);
+    r2_list_init(&p->ready);
+    r2_list_init(&p->ackq);
+    r2_list_init(&p->dying);
+    for (int i = 0; i < R2_MAX_NICS; i++)
+        p->rnics[i].weight = R2_WEIGHT_FULL;
+    p->listed = true; /* by the caller, whose lock others wait for; the timer may come before */
+    p->io = r2_io_pick();
+    r2_task_init(&p->task, p->io, r2_peer_task);
+    r2_timer_init(&p->timer, p->io, r2_peer_timer);
+    r2_acks_init(p);
+    p->last_tick = r2_now_ns();
+    memcpy(row.process_id, id, 16);
+    p->row = r2_control_peer_add(r2_eng.ctl, &row);
+    r2_timer_set(&p->timer, r2_now_ns() + R2_TICK_NS);
+    return p;
+}
+
+struct r2_peer *r2_peer_obtain(const uint8_t id[16], const uint8_t secret[16], bool out)
+{
+    struct r2_peer *p;
+
+    if (out)
+        r2_pollers_look(); /* how many threads share what will be opened; listen.c for the others */
+    pthread_mutex_lock(&r2_eng.lock);
+    p = find_locked(id, out);
+    if (!p) {
+        p = new_peer(id, secret, out);
+        if (p)
+            r2_list_add_tail(&r2_eng.peers, &p->node);
+    }
+    pthread_mutex_unlock(&r2_eng.lock);
+    return p;
+}
+
+struct r2_peer *r2_peer_find(const uint8_t id[16], bool out)
+{
+    struct r2_peer *p;
+
+    pthread_mutex_lock(&r2_eng.lock);
+    p = find_locked(id, out);
+    pthread_mutex_unlock(&r2_eng.lock);
+    return p;
+}
+
+void r2_peer_get(struct r2_peer *p)
+{
+    atomic_fetch_add_explicit(&p->refs, 1, memory_order_relaxed);
+}
+
+struct r2_peer **r2_peer_all(int *count)
+{
+    struct r2_peer **out;
+    struct r2_list *n;
+    int cap = 0;
+
+    *count = 0;
+    pthread_mutex_lock(&r2_eng.lock);
+    R2_LIST_FOR_EACH (n, &r2_eng.peers)
+        cap++;
+    out = calloc((size_t)cap + 1, sizeof(*out));
+    R2_LIST_FOR_EACH (n, &r2_eng.peers) {
+        struct r2_peer *p = R2_CONTAINER_OF(n, struct r2_peer, node);
+
+        if (!out)
+            break;
+        r2_peer_get(p);
+        out[(*count)++] = p;
+    }
+    pthread_mutex_unlock(&r2_eng.lock);
+    return out;
+}
+
+void r2_peer_wake(struct r2_peer *p)
+{
+    r2_peer_get(p);
+    if (!r2_task_kick(&p->task))
+        r2_peer_put(p);
+}
+
+/* The last reference goes when the peer's task has taken it off the list, its timer is stopped and
+ * no connection and no endpoint is left. */
+void r2_peer_put(struct r2_peer *p)
+{
+    if (atomic_fetch_sub_explicit(&p->refs, 1, memory_order_acq_rel) != 1)
+        return;
+    for (int i = 0; i < p->n_paths; i++) {
+        r2_grey_path_free(p->paths[i]);
+        r2_mem_less(sizeof(*p->paths[i]) + p->paths[i]->out_cap);
+        free(p->paths[i]->out);
+        free(p->paths[i]->grave);
+        free(p->paths[i]);
+    }
+    r2_asking_free(&p->asking);
+    r2_mem_less(sizeof(*p));
+    r2_hash_free(&p->conns);
+    pthread_mutex_destroy(&p->lock);
+    free(p);
+}
+
+void r2_peer_lock(struct r2_peer *p)
+{
+    r2_io_lock(&p->lock);
+}
+
+#define LONE_NS (15 * R2_NS_PER_US)
+/* A frame that comes alone is sent at once by whoever has it; one of a burst is better left to an
+ * I/O thread, which sends many with one call. */
+static bool in_burst(struct r2_path *path, uint64_t now)
+{
+    bool burst = now - path->last_post < LONE_NS;
+
+    path->last_post = now;
+    return burst;
+}
+
+/* Bulk lanes that what waits for the peer is worth, of each of its paths: one, and one more for
+ * every LANE_WORTH. Each of them costs both sides a thread that is awake, or wakes up. */
+static unsigned lanes_worth(const struct r2_peer *p)
+{
+    const struct r2_list *n;
+    uint64_t waiting = 0;
+
+    R2_LIST_FOR_EACH (n, &p->ready) {
+        waiting += R2_CONTAINER_OF(n, struct r2_conn, ready)->waiting;
+        if (waiting >= (uint64_t)LANE_WORTH * R2_LANES_MAX)
+            return R2_LANES_MAX;
+    }
+    return 1 + (unsigned)(waiting / LANE_WORTH);
+}
+
+/* push: a single chunk may be sent here; soon: frames may be left to an I/O thread that is awake */
+static void unlock(struct r2_peer *p, bool push, bool soon, bool data)
+{
+    struct r2_ep *eps[FLUSH_MAX];
+    bool flush[FLUSH_MAX], lone[FLUSH_MAX];
+    unsigned kick[FLUSH_MAX], lanes[FLUSH_MAX], worth = 0;
+    uint64_t now = soon ? r2_now_ns() : 0;
+    bool left = false; /* to others, or may be */
+    int n = 0;
+
+    for (int i = 0; i < p->n_paths && n < FLUSH_MAX; i++) {
+        struct r2_path *path = p->paths[i];
+
+        if (!path->ep || path->state != R2_PATH_UP || !(path->flush_wanted || path->kick_wanted))
+            continue;
+        eps[n] = path->ep;
+        r2_eng.ops->get(path->ep);
+        flush[n] = path->flush_wanted;
+        lone[n] = soon && flush[n] && !in_burst(path, now);
+        kick[n] = path->kick_wanted;
+        if (path->kick_wanted && !worth)
+            worth = lanes_worth(p);
+        left |= kick[n] || (soon && flush[n]);
+        lanes[n++] = path->testing ? R2_LANES_MAX : worth; /* each has its own to show */
+        path->flush_wanted = false;
+        path->kick_wanted = 0;
+    }
+    if (left && !r2_io_alone())
+        r2_look_later(p, now ? now : r2_now_ns());
+    pthread_mutex_unlock(&p->lock);
+    for (int i = 0; i < n; i++) {
+        if (kick[i] == 1 && push && r2_eng.ops->push(eps[i]))
+            kick[i] = 0;
+        if (kick[i])
+            r2_eng.ops->kick(eps[i], kick[i], lanes[i]);
+        if (flush[i] && soon)
+            r2_eng.ops->flush_soon(eps[i], lone[i], data);
+        else if (flush[i])
+            r2_eng.ops->flush(eps[i]);
+        r2_eng.ops->put(eps[i]);
+    }
+}
+
+void r2_peer_unlock(struct r2_peer *p)
+{
+    unlock(p, false, false, false);
+}
+
+void r2_peer_unlock_soon(struct r2_peer *p)
+{
+    unlock(p, false, true, false);
+}
+
+void r2_peer_unlock_posted(struct r2_peer *p, bool eager, bool push)
+{
+    unlock(p, push, true, eager);
+}
+
+int r2_peer_eps(struct r2_peer *p, struct r2_ep **out, int max)
+{
+    struct r2_list *l;
+    int n = 0;
+
+    for (int i = 0; i < p->n_paths && n < max; i++) {
+        if (p->paths[i]->ep)
+            out[n++] = p->paths[i]->ep;
+    }
+    R2_LIST_FOR_EACH (l, &p->dying) {
+        if (n < max)
+            out[n++] = R2_CONTAINER_OF(l, struct r2_dying, node)->ep;
+    }
+    for (int i = 0; i < n; i++)
+        r2_eng.ops->get(out[i]);
+    return n;
+}
+
+void r2_peer_waits(struct r2_peer *p, uint64_t now)
+{
+    bool first = !p->active && !p->opening;
+
+    if (!r2_peer_served(p) && (first || !p->no_path_since)) {
+        p->no_path_since = now;
+        r2_path_wait_late(p);
+    }
+    if (p->suspect && first)
+        p->suspect_since = now;
+}
+
+void r2_peer_account(struct r2_peer *p, int delta)
+{
+    if (delta > 0 && !p->active) {
+        uint64_t now = r2_now_ns();
+
+        r2_peer_waits(p, now);
+        r2_timer_sooner(&p->timer, now + R2_TICK_NS);
+    }
+    p->active += delta;
+    r2_gauge_add(&r2_eng.g->requests_in_flight, delta);
+}
+
+/* R: messages that wait here whole were acknowledged, so their sender may have closed and left in
+ * peace: they can still be received, nothing behind them can. */
+static bool outlives_sender(struct r2_conn *c)
+{
+    if (c->out || c->state != R2_CONN_OPEN || c->next_seq >= c->cum)
+        return false;
+    c->remote_closed = true;
+    c->final_seq = c->cum;
+    r2_recv_flushed(c, c->cum); /* nobody is left to be told */
+    return true;
+}
+
+void r2_peer_gone(struct r2_peer *p, int err, const char *cause)
+{
+    struct r2_control_event ev = {
+        .event = R2_EV_PEER_GONE, .peer_host = p->host, .peer_pid = p->pid, .cause = cause};
+    struct r2_list *n, *tmp;
+
+    if (p->life == R2_PEER_GONE)
+        return;
+    p->life = R2_PEER_GONE;
+    p->error = err;
+    r2_control_peer_state(r2_eng.ctl, p->row, R2_SEG_PEER_GONE, cause);
+    if (!r2_list_empty(&p->conn_list)) {
+        r2_control_journal(r2_eng.ctl, &ev);
+        R2_INFO("peer %s pid %u is gone: %s", p->host[0] ? p->host : "?", p->pid, cause);
+        r2_peer_tell_gone(p, cause);
+    }
+    r2_peer_show(p, r2_now_ns());
+    for (int i = 0; i < p->n_paths; i++)
+        r2_path_fail(p->paths[i], p->paths[i]->gen, -err, cause);
+    R2_LIST_FOR_EACH_SAFE (n, tmp, &p->conn_list) {
+        struct r2_conn *c = R2_CONTAINER_OF(n, struct r2_conn, node);
+
+        if (c->state == R2_CONN_CLOSED) {
+            c->close_acked = true; /* nobody is left to acknowledge it */
+            r2_conn_reap(c);
+        } else if (!outlives_sender(c)) {
+            r2_conn_fail(c, err);
+        }
+    }
+    r2_peer_wake(p);
+}

@@ -1,0 +1,124 @@
+/* Grey failures: what is measured of a peer's paths goes to the judge (health/grey), and its word
+ * is told, slows the path's chunks down and starts trials. Under the peer's lock. */
+#include <stdio.h>
+#include <string.h>
+
+#include "engine/internal.h"
+
+/* How the paths of a NIC were judged lately, over all peers. Counts, nothing is ordered by them. */
+static atomic_int grey_paths[R2_MAX_NICS], watched_paths[R2_MAX_NICS];
+
+void r2_grey_path_init(struct r2_path *path)
+{
+    const struct r2_nic *nic = &r2_local.nics[path->lnic];
+
+    r2_grey_init(&path->watch, nic->speed_known ? (uint64_t)nic->speed_mbps * 125000 : 0);
+    if (path->peer->out)
+        atomic_fetch_add_explicit(&watched_paths[path->lnic], 1, memory_order_relaxed);
+}
+
+static void note_grey(struct r2_path *path, bool grey)
+{
+    if (path->counted_grey != grey)
+        atomic_fetch_add_explicit(&grey_paths[path->lnic], grey ? 1 : -1, memory_order_relaxed);
+    path->counted_grey = grey;
+}
+
+void r2_grey_path_up(struct r2_path *path)
+{
+    note_grey(path, false);
+    path->rate.tight = false;
+    r2_grey_restart(&path->watch);
+}
+
+void r2_grey_path_free(struct r2_path *path)
+{
+    note_grey(path, false);
+    if (path->peer->out)
+        atomic_fetch_sub_explicit(&watched_paths[path->lnic], 1, memory_order_relaxed);
+}
+
+void r2_grey_acked(struct r2_path *path, const struct r2_send_report *rep, uint64_t now)
+{
+    if (!r2_eng.set->grey || !rep->complete || now <= rep->t_sent_ns)
+        return;
+    r2_grey_moved(&path->watch, rep->len, now - rep->t_sent_ns, rep->stamp.app_limited, now);
+    r2_grey_chunk(&path->watch, path->rate.delivered - rep->stamp.at_send, now - rep->t_sent_ns,
+                  r2_pathrate_rate(&path->rate), now);
+}
+
+bool r2_grey_path_doubted(const struct r2_path *path)
+{
+    return path->rate.tight ||
+           (r2_eng.set->grey && r2_pathrate_rate(&path->rate) < path->watch.best_rate / 2);
+}
+
+/* The verdict is the path's; what the same NIC does towards other peers tells where to look. */
+static void tell(struct r2_path *path)
+{
+    char reason[R2_GREY_REASON], text[R2_GREY_REASON + 64];
+    int nic = path->lnic, grey, all;
+
+    note_grey(path, path->watch.factor < R2_GREY_FULL);
+    path->rate.tight =
+        path->watch.why == R2_GREY_SLOW; /* losses hold a sender back by themselves */
+    if (!path->counted_grey)
+        r2_pathrate_forget(&path->rate);
+    grey = atomic_load_explicit(&grey_paths[nic], memory_order_relaxed);
+    all = atomic_load_explicit(&watched_paths[nic], memory_order_relaxed);
+    r2_grey_reason(&path->watch, reason, sizeof(reason));
+    if (all > 1 && path->counted_grey)
+        snprintf(text, sizeof(text), "%s; %s towards %d of %d", reason, r2_nic_name(nic), grey,
+                 all);
+    else
+        snprintf(text, sizeof(text), "%s", reason);
+    r2_path_set_grey(path, path->watch.factor, text);
+}
+
+/* Local NICs that chunks may take, as bits: where each connection keeps to one NIC, the others are
+ * not asked for anything. */
+static uint64_t given(const struct r2_peer *p)
+{
+    struct r2_list *n;
+    uint64_t nics = 0;
+
+    if (!r2_conn_narrow())
+        return UINT64_MAX;
+    R2_LIST_FOR_EACH (n, &p->conn_list) {
+        int stays = r2_conn_stays(R2_CONTAINER_OF(n, struct r2_conn, node));
+
+        nics |= stays < 0 ? UINT64_MAX : UINT64_C(1) << stays;
+    }
+    return nics;
+}
+
+void r2_peer_watch_grey(struct r2_peer *p, uint64_t now)
+{
+    /* As many as a verdict has bits: one path of a local NIC carries, or two. */
+    struct r2_grey *watched[64] = {NULL};
+    struct r2_path *of[64];
+    uint64_t changed, nics;
+    int n = 0;
+
+    if (!r2_eng.set->grey || !p->out)
+        return;
+    nics = given(p);
+    for (int i = 0; i < p->n_paths; i++) {
+        struct r2_path *path = p->paths[i];
+        uint64_t since = path->rate.delivered_time_ns;
+
+        if (!r2_path_carries(path) || n == 64)
+            continue;
+        of[n] = path;
+        /* One that is given nothing, a warm spare or a NIC that no connection keeps to, shows
+         * nothing: no sibling to be measured by. */
+        watched[n++] = r2_path_usable(path) && (nics >> path->lnic & 1) ? &path->watch : NULL;
+        if (now > since && watched[n - 1])
+            r2_grey_waiting(&path->watch, r2_pathrate_inflight(&path->rate), now - since, now);
+    }
+    changed = r2_grey_judge(watched, n, now);
+    for (int i = 0; i < n; i++) {
+        if (changed >> i & 1)
+            tell(of[i]);
+    }
+}

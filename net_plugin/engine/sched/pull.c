@@ -1,0 +1,406 @@
+/* The sender's bulk data: which chunk goes over which path. Paths pull: a lane that has room asks
+ * for the next chunk, and is told when there may be one. Under the peer's lock but for the upcalls.
+ */
+#include <string.h>
+
+#include "engine/internal.h"
+#include "engine/sched/slownics.h"
+
+bool r2_send_device(const struct r2_req *r)
+{
+    const struct r2_cts_slot *cts = r2_send_cts(r->conn, r->seq);
+
+    return (r->mr && r->mr->device) || (cts && cts->device);
+}
+
+bool r2_send_carries(const struct r2_path *path, const struct r2_req *r)
+{
+    const struct r2_cts_slot *cts = r2_send_cts(r->conn, r->seq);
+
+    if (path->transport == R2_VIA_TCP)
+        return !r2_send_device(r);
+    /* Queue pairs write alone: a message that is whole with a copy's bytes is over while a write to
+     * its place is still under way. */
+    return cts && cts->keys[path->rnic] && !r2_send_doubled(&r->led.send) && r->mr &&
+           r2_eng.ops->registered(path->ep, r->mr->keys);
+}
+
+static uint32_t chunk_max(void)
+{
+    return (uint32_t)(r2_eng.set->chunk & ~UINT64_C(127));
+}
+
+static uint64_t room(const struct r2_path *path)
+{
+    uint32_t chunk = r2_pathrate_chunk_len(&path->rate, chunk_max());
+    unsigned lanes = r2_eng.ops->lanes(path->ep);
+    uint64_t window = r2_pathrate_window(&path->rate, chunk, lanes);
+    uint64_t used = r2_pathrate_inflight(&path->rate);
+
+    if (path->owes_until && path->peer->shares.members > 1 && !r2_conn_narrow() &&
+        path->owes_until > r2_now_ns())
+        return 0; /* others have room; the only one is not spared */
+    return window > used && lanes ? window - used : 0;
+}
+
+/* Lets lanes of the path pull up to `bytes` of the `space` left; returns what has no room. */
+static uint64_t kick_path(struct r2_path *path, uint64_t bytes, uint64_t *space)
+{
+    uint64_t n = *space < bytes ? *space : bytes;
+
+    if (n) {
+        *space -= n;
+        path->kick_wanted += (unsigned)((n + chunk_max() - 1) / chunk_max());
+    }
+    return bytes - n;
+}
+
+/* A path of limited weight may decline, a slow one should: others are asked for its bytes all the
+ * same. */
+static uint64_t ask_path(struct r2_path *path, uint64_t bytes, uint64_t *space)
+{
+    uint64_t left = kick_path(path, bytes, space);
+
+    return r2_path_well(path) ? left : bytes;
+}
+
+/* The path can carry something of what waits. */
+static bool has_work(const struct r2_path *path)
+{
+    struct r2_list *n;
+
+    R2_LIST_FOR_EACH (n, &path->peer->ready) {
+        const struct r2_req *r = r2_send_first_waiting(R2_CONTAINER_OF(n, struct r2_conn, ready));
+
+        if (r && r2_send_carries(path, r))
+            return true;
+    }
+    return false;
+}
+
+/* How long `bytes` take, in ns; gigabytes at a low rate do not fit 64 bits on the way. */
+static uint64_t time_for(uint64_t bytes, uint64_t rate)
+{
+    unsigned __int128 ns = (unsigned __int128)bytes * R2_NS_PER_S / rate;
+
+    return ns > UINT64_MAX ? UINT64_MAX : (uint64_t)ns;
+}
+
+/* When `path` would be done with `len` more bytes, in ns; 0 while nothing is known. */
+static uint64_t finish_time(const struct r2_path *path, uint64_t len, uint64_t now)
+{
+    uint64_t rate = r2_pathrate_rate_now(&path->rate, now);
+
+    if (!rate)
+        return 0;
+    return time_for(r2_pathrate_inflight(&path->rate) + len, rate);
+}
+
+/* Those that have room, by index: first the ones of which nothing is known yet, then who is soonest
+ * done with what it has. Returns how many. */
+static int soonest_first(const struct r2_peer *p, const uint64_t space[], uint16_t order[])
+{
+    uint64_t now = r2_now_ns(), done[R2_PATHS_MAX];
+    int n = 0;
+
+    for (int i = 0; i < p->n_paths; i++) {
+        int at = n;
+
+        if (!space[i] || !r2_path_usable(p->paths[i]))
+            continue;
+        done[i] = r2_pathrate_rate(&p->paths[i]->rate) ? 1 + finish_time(p->paths[i], 0, now) : 0;
+        for (n++; at > 0 && done[order[at - 1]] > done[i]; at--)
+            order[at] = order[at - 1];
+        order[at] = (uint16_t)i;
+    }
+    return n;
+}
+
+/* Asks lanes to pull: first each connection's home NIC, then others for what that has no room for
+ * (unless connections keep to one). Where less is outstanding than all windows hold, those that are
+ * asked last run empty: so who has least to do is asked first. Waived ones: all. */
+void r2_peer_kick(struct r2_peer *p)
+{
+    uint64_t space[R2_PATHS_MAX], rest = 0;
+    uint16_t order[R2_PATHS_MAX];
+    struct r2_list *n;
+    int others;
+
+    if (r2_list_empty(&p->ready))
+        return;
+    for (int i = 0; i < p->n_paths; i++)
+        space[i] = r2_path_usable(p->paths[i]) || (p->waived && r2_path_able(p->paths[i]))
+                       ? room(p->paths[i])
+                       : 0;
+    R2_LIST_FOR_EACH (n, &p->ready) {
+        struct r2_conn *c = R2_CONTAINER_OF(n, struct r2_conn, ready);
+        const struct r2_req *r = r2_send_first_waiting(c);
+        uint64_t left = r ? c->waiting : 0;
+        int stays = r2_conn_stays(c), first = stays < 0 ? c->home : stays, asked = 0;
+
+        for (int i = 0; i < p->n_paths && c->waived; i++)
+            kick_path(p->paths[i], left, &space[i]);
+        for (int i = 0; i < p->n_paths && left; i++) {
+            if (p->paths[i]->lnic != first || !r2_path_usable(p->paths[i]) ||
+                !r2_send_carries(p->paths[i], r))
+                continue;
+            asked |= stays >= 0;
+            left = ask_path(p->paths[i], left, &space[i]);
+        }
+        if (!asked)
+            rest += left;
+    }
+    others = rest ? soonest_first(p, space, order) : 0;
+    for (int i = 0; i < others && rest; i++) {
+        if (has_work(p->paths[order[i]]))
+            rest = ask_path(p->paths[order[i]], rest, &space[order[i]]);
+    }
+}
+
+/* A slow path must not hold a message back: it leaves the last chunks to faster ones that together
+ * would have sent all that waits, and may, before this path had sent one chunk. One of them is at
+ * least twice as soon done with a chunk: so of equal paths, and of any, the soonest never declines.
+ */
+static bool leave_to_faster(const struct r2_path *path, const struct r2_req *r, uint32_t chunk)
+{
+    const struct r2_peer *p = path->peer;
+    const struct r2_conn *c = r->conn;
+    int stays = r2_conn_stays(c);
+    uint64_t waiting = c->waiting;
+    uint32_t len = waiting < chunk ? (uint32_t)waiting : chunk;
+    uint64_t now = r2_now_ns(), mine = finish_time(path, len, now), bytes = waiting, rates = 0;
+    struct r2_path *soonest = NULL;
+    uint64_t soon = UINT64_MAX;
+
+    if (!mine)
+        return false;
+    for (int i = 0; i < p->n_paths; i++) {
+        struct r2_path *other = p->paths[i];
+        uint64_t theirs;
+
+        if (other == path || !r2_path_usable(other) || other->hb_unanswered ||
+            other->owes_until > now || (stays >= 0 && other->lnic != stays) ||
+            !r2_share_may(&p->shares, &other->share) || !r2_send_carries(other, r))
+            continue;
+        theirs = finish_time(other, len, now);
+        if (!theirs || theirs >= mine)
+            continue;
+        bytes += r2_pathrate_inflight(&other->rate);
+        rates += r2_pathrate_rate_now(&other->rate, now);
+        if (theirs < soon) {
+            soon = theirs;
+            soonest = other;
+        }
+    }
+    if (!soonest || soon > mine / 2 || time_for(bytes, rates ? rates : 1) >= mine)
+        return false;
+    soonest->kick_wanted++;
+    return true;
+}
+
+void r2_send_fill(struct r2_path *path, struct r2_conn *c, struct r2_req *r,
+                  const struct r2_chunk *chunk, struct r2_bulk *bulk)
+{
+    const struct r2_cts_slot *cts = r2_send_cts(c, r->seq);
+    uint64_t now = r2_now_ns();
+    struct r2_rate_stamp stamp;
+
+    memset(bulk, 0, sizeof(*bulk));
+    bulk->conn = c->id;
+    bulk->seq = r->seq;
+    bulk->offset = chunk->off;
+    bulk->total = r->size;
+    bulk->len = chunk->len;
+    bulk->data = r->data + chunk->off;
+    bulk->remote_addr = cts ? cts->addr + chunk->off : 0;
+    bulk->remote_key = cts ? cts->keys[path->rnic] : 0;
+    bulk->keys = r->mr ? r->mr->keys : NULL;
+    r2_revoke_count(c, path);
+    r2_trial_took(&path->trial, r2_grey_path_doubted(path), path->chunk_at, chunk->len, now);
+    path->chunk_at = now;
+    r2_pathrate_on_send(&path->rate, chunk->len, now, &stamp);
+    r2_send_stamp(&r->led.send, chunk, &stamp);
+}
+
+/* A path that is left nothing could never show that it is well again, or slow. */
+static bool on_trial(const struct r2_path *path)
+{
+    return !path->hb_unanswered &&
+           r2_trial_may(&path->trial, r2_grey_path_doubted(path), path->chunk_at, r2_now_ns());
+}
+
+/* No small rest: it would cost as much as a chunk, and another lane's thread a wake-up. */
+static uint32_t with_rest(const struct r2_path *path, const struct r2_req *r, uint32_t len)
+{
+    uint64_t left = r2_send_waiting_bytes(&r->led.send);
+
+    return !path->rate.tight && left <= (uint64_t)len + len / 2 && left <= chunk_max()
+               ? (uint32_t)left
+               : len;
+}
+
+static bool take_chunk(struct r2_path *path, struct r2_conn *c, struct r2_bulk *bulk)
+{
+    uint32_t len = r2_pathrate_chunk_len(&path->rate, chunk_max());
+    struct r2_chunk chunk;
+
+    for (uint64_t s = c->oldest; s < c->next_seq; s++) {
+        struct r2_req *r = r2_conn_req(c, s);
+
+        if (!r || !r2_send_waiting(r) || !r2_send_carries(path, r))
+            continue;
+        if (!on_trial(path) && leave_to_faster(path, r, len))
+            return false;
+        if (!r2_send_next(&r->led.send, with_rest(path, r, len), path->index, path->gen,
+                          r2_now_ns(), &chunk))
+            continue;
+        r2_send_fill(path, c, r, &chunk, bulk);
+        c->waiting -= chunk.len;
+        r2_list_del(&c->ready); /* to the end of the line */
+        r2_send_more(c, 0);
+        return true;
+    }
+    return false;
+}
+
+/* The path has had its share: whoever may take more is asked instead, so that nothing waits. */
+static void hand_over(struct r2_path *path)
+{
+    struct r2_peer *p = path->peer;
+
+    r2_pathrate_app_limited(&path->rate);
+    for (int i = 0; i < p->n_paths; i++) {
+        struct r2_path *other = p->paths[i];
+
+        if (other != path && r2_path_unlimited(other) && !other->hb_unanswered && room(other)) {
+            other->kick_wanted++;
+            return;
+        }
+    }
+}
+
+/* The path has taken a chunk, so the shares of limited ones have become smaller. */
+static void shares_moved(struct r2_path *path, uint32_t len)
+{
+    struct r2_peer *p = path->peer;
+
+    r2_share_sent(&p->shares, &path->share, len);
+    for (int i = 0; i < p->n_paths && p->shares.limited; i++) {
+        struct r2_path *other = p->paths[i];
+
+        if (other != path && r2_path_usable(other) && !r2_path_unlimited(other) &&
+            r2_share_may(&p->shares, &other->share) && room(other))
+            other->kick_wanted = 1;
+    }
+}
+
+/* Whether the connection's chunks go over the NIC before those of others do, or alone do. */
+static bool at_home(const struct r2_conn *c, int nic)
+{
+    int stays = r2_conn_stays(c);
+
+    if (!r2_conn_narrow())
+        return c->home == nic || !r2_conn_home_alive(c);
+    return stays < 0 || stays == nic;
+}
+
+bool r2_up_next_chunk(void *owner, struct r2_ep *ep, struct r2_bulk *bulk)
+{
+    struct r2_path *path = owner;
+    struct r2_peer *p = path->peer;
+    struct r2_list *n, *tmp;
+    bool found = false, any = false, rules;
+
+    r2_peer_lock(p);
+    if (path->ep == ep && path->testing) {
+        found = r2_path_test_next(path, bulk);
+        goto out;
+    }
+    rules = r2_path_usable(path);
+    if (path->ep != ep || !(rules || (p->waived && r2_path_able(path))) || r2_list_empty(&p->ready))
+        goto out;
+    if (!room(path)) {
+        r2_slownics_full(path);
+        goto out;
+    }
+    if (rules && !r2_share_may(&p->shares, &path->share) && !r2_path_sole_carrier(path)) {
+        hand_over(path);
+        goto out;
+    }
+    for (int turn = 0; turn < (r2_conn_narrow() ? 1 : 2) && !found; turn++) {
+        R2_LIST_FOR_EACH_SAFE (n, tmp, &p->ready) {
+            struct r2_conn *c = R2_CONTAINER_OF(n, struct r2_conn, ready);
+            bool home = c->waived || at_home(c, path->lnic);
+
+            any = true;
+            if (!(rules || c->waived) || home != (turn == 0) || !take_chunk(path, c, bulk))
+                continue;
+            found = true;
+            break;
+        }
+    }
+    if (found) {
+        r2_slownics_taken(path, bulk);
+        shares_moved(path, bulk->len);
+    }
+    if (!found && !any)
+        r2_pathrate_app_limited(&path->rate);
+out:
+    if (r2_list_empty(&p->ready) && path->ep == ep) {
+        r2_pathrate_app_limited(&path->rate);
+        path->limits = false;
+    }
+    /* Only sockets take copies; one-sided paths are not even asked. */
+    if (!found && path->transport == R2_VIA_TCP && path->ep == ep && r2_path_usable(path) &&
+        room(path))
+        found = r2_tail_take(path, bulk);
+    r2_peer_unlock(p); /* a faster path may have to be asked instead */
+    return found;
+}
+
+void r2_up_blocked(void *owner, struct r2_ep *ep)
+{
+    struct r2_path *path = owner;
+    struct r2_peer *p = path->peer;
+    uint64_t now = r2_now_ns();
+
+    r2_peer_lock(p);
+    if (path->ep == ep && (!r2_list_empty(&p->ready) || r2_tail_waits(p, now))) {
+        if (room(path)) {
+            path->kick_wanted++;
+        } else if (p->n_up > 1) {
+            r2_peer_kick(p);
+            r2_tail_poll(p, now);
+        }
+    }
+    r2_peer_unlock(p);
+}
+
+void r2_up_chunk_sent(void *owner, struct r2_ep *ep, const struct r2_bulk *bulk)
+{
+    struct r2_path *path = owner;
+    struct r2_conn *c;
+    struct r2_req *r;
+    bool said;
+
+    if (bulk->conn == R2_CONN_TEST)
+        return;
+    r2_peer_lock(path->peer);
+    path->tx_bytes += bulk->len - bulk->unsent;
+    c = r2_conn_find(path->peer, bulk->conn);
+    said = c && c->out && r2_revoke_back(c, path);
+    r = c && c->out ? r2_conn_req(c, bulk->seq) : NULL;
+    if (r) {
+        r2_send_released(&r->led.send, bulk->offset, bulk->len, path->index,
+                         r2_eng.ops->params(ep)->gen);
+        if (r2_send_complete(&r->led.send))
+            r2_req_finish(r, 0);
+    }
+    if (said)
+        r2_peer_unlock(path->peer);
+    else
+        pthread_mutex_unlock(&path->peer->lock);
+    r2_count(&r2_control_nic_counters(r2_eng.ctl, path->lnic)->tx_bytes, bulk->len - bulk->unsent);
+    r2_count(&r2_control_nic_counters(r2_eng.ctl, path->lnic)->tx_chunks, !bulk->unsent);
+    r2_count(&r2_eng.n->chunks_sent, !bulk->unsent);
+}

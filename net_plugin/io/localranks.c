@@ -1,0 +1,93 @@
+#include "io/localranks.h"
+
+#include <ctype.h>
+#include <stddef.h>
+#include <stdlib.h>
+
+#define MOST 1024      /* ranks of a node; what says more is wrong */
+#define ALL (1L << 30) /* ranks of a job */
+
+/* How many on the node, and in the job. */
+static const struct {
+    const char *local, *all;
+} launchers[] = {
+    {"LOCAL_WORLD_SIZE", "WORLD_SIZE"},
+    {"OMPI_COMM_WORLD_LOCAL_SIZE", "OMPI_COMM_WORLD_SIZE"},
+    {"MPI_LOCALNRANKS", "PMI_SIZE"},
+    {"MV2_COMM_WORLD_LOCAL_SIZE", "MV2_COMM_WORLD_SIZE"},
+};
+
+/* The number that *at begins with, and *at after it; -1: none, or above `most`. */
+static long take(const char **at, long most)
+{
+    long n = 0;
+
+    if (!isdigit((unsigned char)**at))
+        return -1;
+    for (; isdigit((unsigned char)**at); (*at)++) {
+        n = n * 10 + (**at - '0');
+        if (n > most)
+            return -1;
+    }
+    return n;
+}
+
+/* A variable that is a number and nothing else; -1. */
+static long number(const char *text, long most)
+{
+    long n = text ? take(&text, most) : -1;
+
+    return n >= 0 && !*text ? n : -1;
+}
+
+/* Of node `node` in Slurm's list, "4(x2),3": two with four, then one with three; -1. */
+static long of_node(const char *list, long node)
+{
+    long tasks, nodes;
+
+    for (;; list++) {
+        tasks = take(&list, MOST);
+        nodes = 1;
+        if (list[0] == '(' && list[1] == 'x') {
+            list += 2;
+            nodes = take(&list, ALL);
+            if (nodes < 1 || *list++ != ')')
+                return -1;
+        }
+        if (tasks < 0 || (*list && *list != ','))
+            return -1;
+        if (node < nodes)
+            return tasks;
+        node -= nodes;
+        if (!*list)
+            return -1;
+    }
+}
+
+/* Outside a step the variables are those of the allocation, and say nothing of who runs. */
+static long of_slurm(r2_env_fn env)
+{
+    const char *list = env("SLURM_STEP_TASKS_PER_NODE");
+    long node = number(env("SLURM_NODEID"), ALL);
+
+    if (!env("SLURM_STEP_ID"))
+        return -1;
+    if (list)
+        return node < 0 ? -1 : of_node(list, node);
+    return number(env("SLURM_NTASKS_PER_NODE"), MOST);
+}
+
+int r2_local_ranks(r2_env_fn env)
+{
+    long n;
+
+    for (size_t i = 0; i < sizeof(launchers) / sizeof(launchers[0]); i++) {
+        long all = number(env(launchers[i].all), ALL);
+
+        n = number(env(launchers[i].local), MOST);
+        if (n > 0 && (all < 1 || n <= all))
+            return (int)n;
+    }
+    n = of_slurm(env);
+    return n > 0 ? (int)n : 0;
+}

@@ -1,0 +1,32 @@
+#include "topology/local.h"
+
+#include <pthread.h>
+
+struct r2_local r2_local;
+
+static pthread_mutex_t place_lock = PTHREAD_MUTEX_INITIALIZER;
+
+const struct r2_nic *r2_local_nic(int dev)
+{
+    return dev >= 0 && dev < r2_local.n ? &r2_local.nics[dev] : NULL;
+}
+
+void r2_local_now(int dev, struct r2_nic *out)
+{
+    pthread_mutex_lock(&place_lock);
+    *out = r2_local.nics[dev];
+    pthread_mutex_unlock(&place_lock);
+}
+
+void r2_local_move(int dev, const struct r2_nic *now)
+{
+    struct r2_nic *nic = &r2_local.nics[dev];
+
+    pthread_mutex_lock(&place_lock);
+    nic->ifindex = now->ifindex;
+    nic->addr = now->addr;
+    nic->family = now->family;
+    nic->socklen = now->socklen;
+    nic->prefixlen = now->prefixlen;
+    pthread_mutex_unlock(&place_lock);
+}
