@@ -154,8 +154,8 @@ void r2_out_info(struct r2_path *path);
 void r2_out_nic(struct r2_path *path, int nic);
 /* The peer does not read: what can be said later is. */
 bool r2_out_full(const struct r2_path *path);
-/* Repeats on live paths what is dead, cleared to send, arrived, opened and closed (wall 5), and
- * words about NICs that nobody has heard (words.c). */
+/* Repeats on live paths what is dead, cleared to send, arrived, opened and closed, and news about
+ * NICs that nobody has acknowledged (words.c). */
 void r2_peer_resync(struct r2_peer *p);
 
 /* ---- dispatch.c */

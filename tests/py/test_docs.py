@@ -237,6 +237,20 @@ def test_invariants_name_tests_that_exist() -> None:
     assert not absent, f"docs/invariants.md names no test or case: {', '.join(absent)}"
 
 
+def test_invariants_that_comments_name_exist() -> None:
+    text = (ROOT / "docs/invariants.md").read_text(encoding="utf-8")
+    names = {name.lower() for name in re.findall(r"^\| \*\*(.*?)\.\*\*", text, re.MULTILINE)}
+    assert len(names) == 18
+    unknown = {
+        f"{path}: {name}"
+        for path in source_files()
+        if path.suffix in (".c", ".h", ".py") and path.name != "test_docs.py"
+        for found in re.findall(r'invariant\s+"([^"]+)"', (ROOT / path).read_text(encoding="utf-8"))
+        if (name := re.sub(r"\s+\*?\s*", " ", found).lower()) not in names
+    }
+    assert not unknown, unknown
+
+
 def test_every_test_names_its_rung() -> None:
     """In its first lines; docs/testing.md has the table. One that is on none says "no rung"."""
     tests = [*(ROOT / "tests/unit").glob("test_*.c"), *(ROOT / "tests/py").glob("test_*.py")]
