@@ -2,8 +2,9 @@
  *
  * Threads: every function may be called from any thread. On one connection NCCL calls
  * isend/irecv/test from one thread and reg/dereg/close possibly from another, concurrently.
- * No function here blocks on the peer (wall 9); r2_engine_dereg, r2_engine_close and
- * r2_engine_finalize wait only for local threads that are inside a bounded system call.
+ * No function here blocks on the peer (invariant "NCCL's threads never block"); r2_engine_dereg,
+ * r2_engine_close and r2_engine_finalize wait only for local threads that are inside a bounded
+ * system call.
  *
  * Errors: 0 or -errno. -ECONNRESET, -ETIMEDOUT: the peer or every path to it is gone for good;
  * -EMSGSIZE: a send larger than its receive; -EINVAL: misuse; -ENOMEM and others: local system.
@@ -80,7 +81,7 @@ int r2_engine_isend(struct r2_conn *conn, void *data, size_t size, int tag, stru
 int r2_engine_irecv(struct r2_conn *conn, void *data, size_t size, int tag, struct r2_mr *mr,
                     struct r2_req **out);
 /* The same for a buffer that is read before the receive is done: every 128-byte line of it becomes
- * visible in ascending order, its last 8 bytes last (wall 3). Costs a copy. */
+ * visible in ascending order, its last 8 bytes last (invariant "lines in order"). Costs a copy. */
 int r2_engine_irecv_lines(struct r2_conn *conn, void *data, size_t size, int tag, struct r2_mr *mr,
                           struct r2_req **out);
 /* After a receive into memory of a device: `*out` is done when everything that the connection's

@@ -258,8 +258,8 @@ void r2_send_more(struct r2_conn *c, uint64_t bytes);
 const struct r2_cts_slot *r2_send_cts(const struct r2_conn *c, uint64_t seq);
 
 /* ---- resync.c */
-/* Repeats on live paths what is dead, cleared to send, arrived, opened and closed (wall 5), and
- * words about NICs that nobody has heard (words.c). */
+/* Repeats on live paths what is dead, cleared to send, arrived, opened and closed, and news about
+ * NICs that nobody has acknowledged (words.c). */
 void r2_peer_resync(struct r2_peer *p);
 void r2_up_ctrl_sent(void *owner, struct r2_ep *ep, uint64_t sent);
 

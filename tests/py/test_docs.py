@@ -218,6 +218,37 @@ def test_cases_of_others_have_their_tests() -> None:
                 assert f"{word}(" in source, f"{word} of {row.strip()} is no case of that file"
 
 
+def test_invariants_name_tests_that_exist() -> None:
+    """Each name with an underscore in the column of tests: a file, or a case of some file."""
+    files = [path for path in (ROOT / "tests").rglob("*") if path.suffix in (".c", ".py")]
+    names = {path.name for path in files} | {path.stem.removeprefix("test_") for path in files}
+    cases = "\n".join(path.read_text(encoding="utf-8") for path in files)
+    lines = (ROOT / "docs/invariants.md").read_text(encoding="utf-8").splitlines()
+    rows = [line.split(" | ") for line in lines if line.startswith("| ")][1:]
+    assert len(rows) >= 18 and all(len(row) == 4 for row in rows)
+    absent = [
+        word
+        for row in rows
+        for word in re.findall(r"[a-z0-9]\w*_\w+(?:\.py)?", row[2])
+        if word not in names and not re.search(rf"\b(?:test_)?{word}\(", cases)
+    ]
+    assert not absent, f"docs/invariants.md names no test or case: {', '.join(absent)}"
+
+
+def test_invariants_that_comments_name_exist() -> None:
+    text = (ROOT / "docs/invariants.md").read_text(encoding="utf-8")
+    names = {name.lower() for name in re.findall(r"^\| \*\*(.*?)\.\*\*", text, re.MULTILINE)}
+    assert len(names) == 18
+    unknown = {
+        f"{path}: {name}"
+        for path in source_files()
+        if path.suffix in (".c", ".h", ".py") and path.name != "test_docs.py"
+        for found in re.findall(r'invariant\s+"([^"]+)"', (ROOT / path).read_text(encoding="utf-8"))
+        if (name := re.sub(r"\s+\*?\s*", " ", found).lower()) not in names
+    }
+    assert not unknown, unknown
+
+
 def test_every_test_names_its_rung() -> None:
     """In its first lines; docs/testing.md has the table. One that is on none says "no rung"."""
     tests = [*(ROOT / "tests/unit").glob("test_*.c"), *(ROOT / "tests/py").glob("test_*.py")]

@@ -70,7 +70,7 @@ def duo(shared: Lab) -> Iterator[Lab]:
 
 
 def udp(lab: Lab, node: str, nic: str, port: int = PORT) -> socket.socket:
-    """A UDP socket inside a node, bound to one NIC as a path is (wall 13)."""
+    """A UDP socket inside a node, bound to one NIC as a path is (invariant "a path is its NIC")."""
 
     def make() -> socket.socket:
         sock = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)

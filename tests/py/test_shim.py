@@ -32,11 +32,6 @@ def shim(build: Build) -> Path:
 
 
 @pytest.fixture(scope="module")
-def named(build: Build) -> Path:
-    return build.path / "nccl/libnccl.so.2"
-
-
-@pytest.fixture(scope="module")
 def programs(build: Build) -> Path:
     return build.path / "tests/shim"
 
@@ -217,19 +212,23 @@ def test_setuid_program_takes_no_library_by_name(
     assert f"version {0 if secure else 4711}\n" in done.stdout, done
 
 
-@pytest.mark.parametrize("how", ["linked", "rtld-local", "named"])
+@pytest.mark.parametrize("how", ["linked", "rtld-local", "named", "searched"])
 def test_job_runs_over_the_plugin(
-    run_bounded: RunBounded, shim: Path, named: Path, programs: Path, build: Build, how: str
+    run_bounded: RunBounded, shim: Path, programs: Path, build: Build, tmp_path: Path, how: str
 ) -> None:
     """Linked with NCCL; in a library that was opened with RTLD_LOCAL, as PyTorch is; and with the
-    shim in NCCL's place."""
+    shim in NCCL's place, preloaded or found first in LD_LIBRARY_PATH."""
     env = {**NICS, "LD_PRELOAD": str(shim), "NCCL_DEBUG": "INFO"}
     command: list[str | Path] = [programs / "linked", "run"]
     if how == "rtld-local":
         command = [programs / "host", programs / "libjob.so", "run"]
     if how == "named":
-        env["LD_PRELOAD"] = str(named)
+        env["LD_PRELOAD"] = f"{build.path}/nccl/libnccl.so.2"
         env["LD_LIBRARY_PATH"] = str(build.host_nccl)
+    if how == "searched":
+        del env["LD_PRELOAD"]
+        command[0] = shutil.copy(programs / "linked", tmp_path)  # its RPATH, looked at first: gone
+        env["LD_LIBRARY_PATH"] = f"{build.path}/nccl:{build.host_nccl}"
     finished = run_bounded(command, env=env)
     assert finished.stdout == "ok\n"
     assert "Using network R2CCL, 2 devices" in finished.stderr

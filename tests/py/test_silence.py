@@ -1,5 +1,5 @@
-"""Silence of an application is never a failure (invariant 8): stopped ranks, stopped observers, a
-machine without a core to spare.
+"""Silence of an application is never a failure (invariant "silence is not failure"): stopped ranks,
+stopped observers, a machine without a core to spare.
 
 Rung 3: loopback NICs, r2ccl_perf on the stand-in for NCCL. What the kernel answers for a stopped
 process is the real thing; that other kernels and NICs do so too it cannot prove.

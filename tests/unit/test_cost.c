@@ -1,8 +1,8 @@
-/* What a healthy job pays (wall 18), in numbers that do not depend on how busy the machine is: an
- * engine that is connected to itself by real sockets on loopback (rung 3) counts what it does while
- * nothing happens and while messages move. The bounds are a few times what it takes, so that they
- * go red when something begins to poll, to chatter, to send twice or to grow. Seconds and bytes per
- * second are the benchmarks'.
+/* What a healthy job pays (invariant "a healthy job pays nothing it can notice"), in numbers that
+ * do not depend on how busy the machine is: an engine that is connected to itself by real sockets
+ * on loopback (rung 3) counts what it does while nothing happens and while messages move. The
+ * bounds are a few times what it takes, so that they go red when something begins to poll, to
+ * chatter, to send twice or to grow. Seconds and bytes per second are the benchmarks'.
  */
 #define _GNU_SOURCE
 #include <dirent.h>

@@ -243,9 +243,9 @@ static void test_one_round(void)
     end();
 }
 
-/* A process that is gone, or that no path reaches, starts no round (wall 8). Its paths fail at
- * once: where the machine let time pass in between, the first ones rightly start one, and it is
- * tried again. */
+/* A process that is gone, or that no path reaches, starts no round (invariant "silence is not
+ * failure"). Its paths fail at once: where the machine let time pass in between, the first ones
+ * rightly start one, and it is tried again. */
 static void test_no_path_left(void)
 {
     struct r2_ep *eps[NICS];
@@ -364,7 +364,7 @@ static void test_flood(void)
     end();
 }
 
-/* ---- hints (invariant 12: they make us look, no more) */
+/* ---- hints (invariant "health is per path and NIC": they only start a probe) */
 
 static void hint(struct remote *r, int via, struct r2_wire_addr nic)
 {

@@ -1,6 +1,6 @@
 /* Messages whose numbers share a slot, over a scripted transport (rung 2): what is kept for one of
- * them says nothing about the other (wall 4). The test is the peer. What it cannot prove: that
- * sockets do as the script does. */
+ * them says nothing about the other (invariant "full identity"). The test is the peer. What it
+ * cannot prove: that sockets do as the script does. */
 #include <errno.h>
 #include <stdio.h>
 

@@ -1,7 +1,8 @@
-/* Bytes that change on their way, and nobody says so: what verify mode is for (wall 17). The
- * stand-in changes one (rung 3; verbs_bed.h says what it cannot prove). What a send carried is
- * looked at before it is placed, and comes again over a new path; what a write carried is in place
- * when it is looked at, where its reader may have seen it, so its connection ends. */
+/* Bytes that change on their way, and nobody says so: what verify mode is for (invariant "a wrong
+ * result is worse than an abort"). The stand-in changes one (rung 3; verbs_bed.h says what it
+ * cannot prove). What a send carried is looked at before it is placed, and comes again over a new
+ * path; what a write carried is in place when it is looked at, where its reader may have seen it,
+ * so its connection ends. */
 #include "verbs_bed.h"
 
 #define SIZE (256 * 1024)

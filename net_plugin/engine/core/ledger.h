@@ -125,7 +125,8 @@ int64_t r2_send_ack_all(struct r2_send_ledger *l, r2_send_report_fn report, void
 /* The path is dead up to and including generation gen: what was in flight on it and is not
  * acknowledged goes back to the queue, exactly the missing bytes. Idempotent. Transmissions whose
  * bytes are still being read stay until r2_send_released. Adds to *replay (may be NULL) and returns
- * the bytes. The receiver must have fenced the generation first (wall 2). */
+ * the bytes. The receiver must have fenced the generation first (invariant "receive done = no late
+ * write"). */
 struct r2_send_replay {
     uint64_t bytes, chunks; /* that go back; chunks of which only a part is missing count as well */
 };

@@ -347,7 +347,8 @@ static uint64_t lately(const struct r2_peer *p)
     return now > 4 * p->hb_interval ? now - 4 * p->hb_interval : 0;
 }
 
-/* Paths over the pair fail at once, while another path to the peer answers (wall 8). */
+/* Paths over the pair fail at once, while another path to the peer answers (invariant "silence is
+ * not failure"). */
 static void fail_pair(const struct r2_target *t)
 {
     struct r2_peer **peers;

@@ -7,7 +7,8 @@
  * per NIC and node runs at a time, however many connections, peers and processes lost a path.
  *
  * A round lasts R2_ROUND_NS at most. What comes from outside (a peer's VERDICT, the node segment)
- * is never believed: it makes us probe, and what the probe says counts (invariant 12).
+ * is never believed: it makes us probe, and what the probe says counts (invariant "health
+ * is per path and NIC").
  *
  * Threads: everything that decides runs on I/O thread 0. The functions marked [any] only put a
  * note into a bounded inbox and may be called under a peer's lock; the inbox is a leaf lock.

@@ -69,7 +69,7 @@ static bool belongs(const struct r2_peer *p, int lnic, int rnic)
 }
 
 /* The peer's kernel has taken the connection over it, so the way is there: its process is stopped,
- * or has much to do (wall 8). */
+ * or has much to do (invariant "silence is not failure"). */
 static bool reaches_kernel(const struct r2_path *path)
 {
     return path->mute ||

@@ -146,7 +146,7 @@ static void add_suspect(struct r2_round *r, struct r2_peer *p, int rnic, int via
         r2_round_ask(r);
 }
 
-/* With no path left, or every one silent, no NIC is blamed (wall 8). */
+/* With no path left, or every one silent, no NIC is blamed (invariant "silence is not failure"). */
 static bool still_suspect(struct r2_peer *p)
 {
     bool yes;

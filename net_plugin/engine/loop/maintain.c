@@ -92,7 +92,7 @@ static uint64_t attempt_ns(const struct r2_path *path)
 }
 
 /* The peer's kernel has answered, its process not yet: a peer with much to do is only made slower
- * by one attempt after the other (wall 8). */
+ * by one attempt after the other (invariant "silence is not failure"). */
 static bool process_is_slow(const struct r2_path *path)
 {
     return path->state == R2_PATH_CONNECTING && path->ep && r2_eng.ops->reached(path->ep);

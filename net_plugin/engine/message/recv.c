@@ -447,7 +447,7 @@ void r2_up_chunk_dropped(void *owner, struct r2_ep *ep, const struct r2_bulk *bu
         r2_count(&r2_eng.n->crc_errors, 1);
         r2_path_journal(path, R2_EV_CRC_ERROR, bulk->len, 0, "chunk");
         /* The bytes are in the buffer already, where their reader may have seen them: sending them
-         * again would come too late (wall 17). */
+         * again would come too late (invariant "a wrong result is worse than an abort"). */
         if (r && path->transport != R2_VIA_TCP)
             r2_conn_fail(r->conn, -EBADMSG);
     }

@@ -87,9 +87,9 @@ void r2_ep_fail(struct r2_ep *ep, int err)
     r2_tcp.ev->failed(ep->owner, ep, err, &health);
 }
 
-/* Who finishes and leaves has said so on lane 0, but each lane has a thread of its own: the end of
- * another one is often seen before the last word is read, and a failed endpoint is not read any
- * more (invariant 1). */
+/* A process that finishes says so on lane 0, but each lane has a thread of its own. So the end of
+ * another lane is often seen before that last frame, and a failed endpoint is not read any more
+ * (invariant "send done = acknowledged"). */
 void r2_ep_lane_failed(struct r2_ep *ep, int err)
 {
     struct r2_lane *first = r2_ep_lane(ep, 0);

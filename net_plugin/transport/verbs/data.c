@@ -1,7 +1,7 @@
 /* What moves over the queue pairs, under ep->lock.
  *
  * A chunk is an RDMA write of the payload straight into the receiver's buffer, and behind it on the
- * same queue pair a send of its head with the full identity (wall 4). An immediate of 32 bits could
+ * same queue pair a send of its head with the full identity. An immediate of 32 bits could
  * name neither connection nor message nor offset, and a table that maps it would have to be agreed
  * on for every chunk; so the send carries the head, and its immediate only counts the queue pair's
  * chunks, which would show a lost or doubled one. Order: a reliable connected queue pair executes
@@ -454,7 +454,7 @@ static int sent_ctrl(struct r2_ep *ep, const struct ibv_wc *wc)
     }
     if (!signalled || slot != (uint32_t)wc->wr_id)
         return -EPROTO; /* one before it never came */
-    /* Acknowledged by the peer's NIC: it gets there even if this process ends now (wall 6). */
+    /* Acknowledged by the peer's NIC: it gets there even if this process ends now. */
     r2_verbs.ev->ctrl_sent(ep->owner, ep, ep->ctrl_sent);
     return 0;
 }
