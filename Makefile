@@ -26,7 +26,7 @@ PYTHON ?= python3
 SAN ?=
 VERBS ?=
 WERROR ?=
-CFLAGS ?= -O2 -g
+CFLAGS ?= $(if $(SAN),-O1,-O2) -g
 
 empty :=
 space := $(empty) $(empty)
@@ -206,13 +206,14 @@ help: ## this text
 
 # --- rules ----------------------------------------------------------------------------------
 # A stamp is rewritten only when its text changes, so that other flags or files mean a rebuild.
+# -Werror changes no object.
 define stamp
 @mkdir -p $(@D)
 @echo '$(1)' | cmp -s - $@ || echo '$(1)' > $@
 endef
 
 $(B)/flags: FORCE
-	$(call stamp,$(CC) $(base_flags) $(CFLAGS) $(CPPFLAGS))
+	$(call stamp,$(CC) $(filter-out -Werror,$(base_flags)) $(CFLAGS) $(CPPFLAGS))
 
 # The version stands in one place.
 version := $(shell sed -n 's/^__version__ = "\(.*\)"/\1/p' r2ccl_ctl/__init__.py)
