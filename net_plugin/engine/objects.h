@@ -75,52 +75,65 @@ struct r2_path {
     uint64_t next_at, down_at, attempt_at;
     struct r2_health health;
     struct r2_damp damp;
-    bool testing;        /* UP, but test chunks have not arrived: no job data yet */
-    bool quiet;          /* it went down in order: nobody lost anything */
-    bool heard, told_up; /* of this generation: INFO was heard; the journal has it */
-    uint32_t test_out, test_want, test_done; /* bytes of test chunks; S: handed out; R: arrived */
-    uint8_t test_quota, test_took[R2_LANES_MAX]; /* S: chunks of each bulk lane */
-    uint64_t test_at, drain_at;
+    bool testing; /* UP, but test chunks have not arrived: no job data yet */
+    bool quiet;   /* it went down in order: nobody lost anything */
+    bool heard;   /* INFO was heard, of this generation */
+    uint64_t drain_at;
     int counted; /* in r2_eng.nic_state: enum r2_census */
     uint64_t down_sent_at;
+    bool ctrl_ready; /* INFO was queued: other frames may follow */
 
-    uint8_t *out; /* frames not yet taken by the transport */
-    size_t out_len, out_off, out_cap;
-    uint64_t out_total;    /* bytes ever taken by the transport, of this endpoint */
-    uint64_t out_said;     /* ... that it has said to be on their way (ctrl_sent) */
-    struct r2_list flushq; /* connections whose acknowledgement waits for the kernel */
-    bool flush_wanted;
-    uint64_t held_until; /* frames wait until then for others to go along with; 0: none does */
-    uint64_t last_post;  /* when a flush of its frames was last asked for that could wait */
-    unsigned kick_wanted;
+    struct {                      /* test chunks of this generation, in bytes */
+        uint32_t out, want, done; /* S: handed out; R: arrived */
+        uint8_t quota;            /* S: chunks of each bulk lane */
+        uint8_t took[R2_LANES_MAX];
+        uint64_t at;
+    } test;
+
+    struct {           /* frames */
+        uint8_t *data; /* not yet taken by the transport */
+        size_t len, off, cap;
+        uint64_t total;        /* bytes ever taken by the transport, of this endpoint */
+        uint64_t said;         /* ... that it has said to be on their way (ctrl_sent) */
+        struct r2_list flushq; /* connections whose acknowledgement waits for the kernel */
+        bool flush_wanted;
+        uint64_t held_until; /* frames wait until then for others to go along with; 0: none does */
+        uint64_t last_post;  /* when a flush of its frames was last asked for that could wait */
+        unsigned kick_wanted;
+    } outbox;
 
     struct r2_pathrate rate;
     struct r2_share share; /* weight, and what it took lately */
     uint16_t grey;         /* factor of the weight, per mille */
-    uint32_t weight_shown, penalty_shown;
-    struct r2_grey watch; /* S: is it slow or lossy against its siblings */
-    bool counted_grey, damped_shown;
-    bool weight_told;  /* the journal has a word about its weight */
+    struct r2_grey watch;  /* S: is it slow or lossy against its siblings */
+    bool counted_grey;
     uint64_t chunk_at; /* S: when it last took a chunk */
     bool limits;       /* S: when last asked, it and all others were too slow for what waits */
     struct r2_trial trial;
     struct r2_lanes lanes; /* S: how many of its streams carry */
     uint64_t owes_until;   /* S: bytes that arrived another way may still be in its sockets */
-    bool ctrl_ready;       /* INFO was queued: other frames may follow */
 
-    uint64_t hb_count, hb_at, hb_sent_at, hb_proven_at; /* last look; sent; the last answered was */
-    /* S: `delivered` + 1 when it was asked early; that count, and since when it stands. */
-    uint64_t hb_asked_for, hb_delivered, hb_quiet_from, hb_used_at;
-    int hb_unanswered;
-    bool hb_marked, hb_fresh, silent, mute;
-    bool hb_given; /* frames since the last look; hb_used_at: when a look last found any */
+    struct {                                    /* heartbeats */
+        uint64_t count, at, sent_at, proven_at; /* last look; sent; the last answered was */
+        /* S: `delivered` + 1 when it was asked early; that count, and since when it stands. */
+        uint64_t asked_for, delivered, quiet_from, used_at;
+        int unanswered;
+        bool marked, fresh, silent, mute;
+        bool given; /* frames since the last look; used_at: when a look last found any */
+    } hb;
     uint64_t rtt_ns, rttvar_ns; /* the network's, as the transport measures it */
-    bool lags; /* its round trips take far longer than another path's: no frames if it can be helped
-                */
+    bool lags; /* its round trips take far longer than another's: no frames if it can be helped */
     bool stalled; /* bulk bytes are not acknowledged by the peer's kernel, control bytes are */
     uint64_t replayed, tx_bytes, rx_bytes;
-    char verdict[80]; /* why it is down, once that is known (engine/locate) */
-    int row;
+
+    struct {     /* what operators were last shown */
+        bool up; /* the journal says that this generation is up */
+        uint32_t weight, penalty;
+        bool damped;
+        bool weight_reported; /* the journal has an event about its weight */
+        char verdict[80];     /* why it is down, once that is known (engine/locate) */
+        int row;
+    } shown;
 };
 
 /* An endpoint that is to be shut by the peer's task. It stays in the list, and reachable for

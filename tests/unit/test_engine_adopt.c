@@ -149,7 +149,7 @@ static const char *verdict_on(struct remote *r)
 
         r2_peer_lock(r->conn->peer);
         path = r2_path_find(r->conn->peer, 0, 0, R2_VIA_TCP);
-        snprintf(text, sizeof(text), "%s", path->verdict);
+        snprintf(text, sizeof(text), "%s", path->shown.verdict);
         pthread_mutex_unlock(&r->conn->peer->lock);
         if (text[0])
             break;

@@ -25,7 +25,7 @@ static uint64_t beats(int nic)
     uint64_t n;
 
     r2_peer_lock(path_of(nic)->peer);
-    n = path_of(nic)->hb_count;
+    n = path_of(nic)->hb.count;
     r2_peer_unlock(path_of(nic)->peer);
     return n;
 }
@@ -103,7 +103,7 @@ static bool together(void)
     bool same;
 
     r2_peer_lock(path_of(0)->peer);
-    same = path_of(0)->hb_at == path_of(1)->hb_at;
+    same = path_of(0)->hb.at == path_of(1)->hb.at;
     r2_peer_unlock(path_of(0)->peer);
     return same;
 }

@@ -11,7 +11,7 @@ static const struct r2_seg_path *row_of(int nic)
     int row;
 
     r2_peer_lock(r.conn->peer);
-    row = r2_path_find(r.conn->peer, nic, nic, 0)->row;
+    row = r2_path_find(r.conn->peer, nic, nic, 0)->shown.row;
     pthread_mutex_unlock(&r.conn->peer->lock);
     return &r2_control_segment(r2_eng.ctl)->paths[row];
 }

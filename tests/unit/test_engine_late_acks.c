@@ -191,13 +191,13 @@ static void test_held(void)
     for (int i = 0; i < 100 && unsaid && still; i++) { /* once may be in doubt: a lock is taken */
         unsaid = r2_acks_unsaid();
         r2_peer_lock(path->peer);
-        still = path->held_until != 0; /* another frame may have taken it along */
+        still = path->outbox.held_until != 0; /* another frame may have taken it along */
         r2_peer_unlock(path->peer);
         fake_sleep_ms(1);
     }
     CHECK(!unsaid || !still);
     r2_peer_lock(path->peer);
-    path->held_until = 0;
+    path->outbox.held_until = 0;
     r2_peer_unlock(path->peer);
     CHECK_GE(remote_hear(a, R2_F_CTS, NULL, 0), 0);
     said_soon();

@@ -59,9 +59,9 @@ static bool spare(const struct r2_ep *ep)
     r2_peer_lock(path->peer);
     is = path->spare;
     /* Operators see it. */
-    CHECK_EQ(
-        __atomic_load_n(&r2_control_segment(r2_eng.ctl)->paths[path->row].spare, __ATOMIC_RELAXED),
-        is);
+    CHECK_EQ(__atomic_load_n(&r2_control_segment(r2_eng.ctl)->paths[path->shown.row].spare,
+                             __ATOMIC_RELAXED),
+             is);
     r2_peer_unlock(path->peer);
     return is;
 }
@@ -228,7 +228,7 @@ static uint32_t shown(int nic)
 {
     const struct r2_path *path = pair(nic, nic, R2_VIA_VERBS)->params.owner;
 
-    return __atomic_load_n(&r2_control_segment(r2_eng.ctl)->paths[path->row].state,
+    return __atomic_load_n(&r2_control_segment(r2_eng.ctl)->paths[path->shown.row].state,
                            __ATOMIC_RELAXED);
 }
 

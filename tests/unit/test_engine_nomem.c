@@ -69,8 +69,8 @@ static void wait_goes_on(bool first)
     r2_peer_lock(p);
     since = p->no_path_since;
     if (!first) {
-        path->out = malloc(one);
-        path->out_cap = one;
+        path->outbox.data = malloc(one);
+        path->outbox.cap = one;
         r2_mem_more(one);
     }
     r2_peer_unlock(p);

@@ -70,7 +70,7 @@ static void one(struct r2_path *path, enum r2_health_state s, enum r2_health_eve
         CHECK_EQ(told.event, want);
     }
     if (did)
-        CHECK_STR(seg->paths[path->row].cause, cause);
+        CHECK_STR(seg->paths[path->shown.row].cause, cause);
 }
 
 static void test_every_change(void)
@@ -148,18 +148,18 @@ static void test_closed_is_not_unreached(void)
     path->state = R2_PATH_WAIT;
     path->health.state = R2_HEALTH_HEALTHY;
     CHECK(r2_path_event(path, R2_HEALTH_EV_CLOSE, "closed by the test"));
-    CHECK_EQ(seg->paths[path->row].state, R2_SEG_PATH_CLOSED);
+    CHECK_EQ(seg->paths[path->shown.row].state, R2_SEG_PATH_CLOSED);
     path->missed = true; /* it is wanted again and cannot be had */
     r2_path_show(path, "");
-    CHECK_EQ(seg->paths[path->row].state, R2_SEG_PATH_CONNECTING);
+    CHECK_EQ(seg->paths[path->shown.row].state, R2_SEG_PATH_CONNECTING);
     r2_path_spare(path, true); /* ... or is not, while a better pair serves */
-    CHECK_EQ(seg->paths[path->row].state, R2_SEG_PATH_CLOSED);
+    CHECK_EQ(seg->paths[path->shown.row].state, R2_SEG_PATH_CLOSED);
     r2_path_spare(path, false);
-    CHECK_EQ(seg->paths[path->row].state, R2_SEG_PATH_CONNECTING);
+    CHECK_EQ(seg->paths[path->shown.row].state, R2_SEG_PATH_CONNECTING);
     path->missed = false;
     path->ever_up = false;
     r2_path_show(path, "");
-    CHECK_EQ(seg->paths[path->row].state, R2_SEG_PATH_NEVER_REACHED);
+    CHECK_EQ(seg->paths[path->shown.row].state, R2_SEG_PATH_NEVER_REACHED);
     path->ever_up = true;
     path->state = was;
     path->health.state = R2_HEALTH_HEALTHY;
@@ -173,7 +173,7 @@ static uint32_t shown(struct r2_path *path)
     uint32_t state;
 
     r2_peer_lock(path->peer);
-    state = r2_eng.ctl->seg->paths[path->row].state;
+    state = r2_eng.ctl->seg->paths[path->shown.row].state;
     r2_peer_unlock(path->peer);
     return state;
 }
@@ -215,14 +215,14 @@ static void test_causes_stay(void)
     path->health.state = R2_HEALTH_PROBING;
     r2_path_show(path, "a verdict");
     CHECK(!r2_path_event(path, R2_HEALTH_EV_PROBE, "tried again"));
-    CHECK_STR(seg->paths[path->row].cause, "a verdict");
+    CHECK_STR(seg->paths[path->shown.row].cause, "a verdict");
     path->state = R2_PATH_WAIT;
     path->health.state = R2_HEALTH_UNREACHED;
     path->ever_up = false;
     path->missed = true;
     r2_path_spare(path, true);
     r2_path_spare(path, false);
-    CHECK_STR(seg->paths[path->row].cause, "a verdict");
+    CHECK_STR(seg->paths[path->shown.row].cause, "a verdict");
     path->state = R2_PATH_UP;
     path->health.state = R2_HEALTH_HEALTHY;
     path->ever_up = true;
@@ -295,7 +295,8 @@ static void test_doubts_end(void)
 
 static uint64_t shown_in_flight(const struct r2_path *path)
 {
-    return __atomic_load_n(&r2_eng.ctl->seg->paths[path->row].n.inflight_bytes, __ATOMIC_RELAXED);
+    return __atomic_load_n(&r2_eng.ctl->seg->paths[path->shown.row].n.inflight_bytes,
+                           __ATOMIC_RELAXED);
 }
 
 /* The row says in time whether bytes are under way. */

@@ -65,7 +65,7 @@ static int unanswered(int nic)
     int n;
 
     r2_peer_lock(path->peer);
-    n = path->hb_unanswered;
+    n = path->hb.unanswered;
     r2_peer_unlock(path->peer);
     return n;
 }

@@ -244,7 +244,7 @@ static bool unanswered(const struct r2_ep *ep)
     bool yes;
 
     r2_peer_lock(path->peer);
-    yes = path->hb_unanswered > 0;
+    yes = path->hb.unanswered > 0;
     pthread_mutex_unlock(&path->peer->lock);
     return yes;
 }

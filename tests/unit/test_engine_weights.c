@@ -44,7 +44,7 @@ static int unanswered(int nic)
     int n;
 
     r2_peer_lock(r.conn->peer);
-    n = path_of(nic)->hb_unanswered;
+    n = path_of(nic)->hb.unanswered;
     pthread_mutex_unlock(&r.conn->peer->lock);
     return n;
 }

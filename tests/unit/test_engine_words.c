@@ -297,16 +297,16 @@ static void test_not_read(void)
         while (!r2_out_full(path_of(i)))
             CHECK_EQ(r2_out_frame(path_of(i), R2_F_HEARTBEAT, body, sizeof(body), NULL, 0), 0);
     }
-    before = path_of(0)->out_len + path_of(1)->out_len;
+    before = path_of(0)->outbox.len + path_of(1)->outbox.len;
     pthread_mutex_unlock(&path->peer->lock);
     for (int i = 0; i < 200; i++)
         r2_nicstate_announce(0);
     CHECK_EQ(remote_word(ep[1], 0, R2_NIC_USABLE, 1000, 5), 0);
     fake_sleep_ms(500);
     r2_peer_lock(path->peer);
-    after = path_of(0)->out_len + path_of(1)->out_len;
+    after = path_of(0)->outbox.len + path_of(1)->outbox.len;
     for (int i = 0; i < 2; i++)
-        path_of(i)->out_len = path_of(i)->out_off; /* it reads again */
+        path_of(i)->outbox.len = path_of(i)->outbox.off; /* it reads again */
     pthread_mutex_unlock(&path->peer->lock);
     CHECK(after < before + 1024);
     CHECK(words_in(QUIET_MS, 0, &m, NULL) > 0);

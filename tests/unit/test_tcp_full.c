@@ -118,13 +118,13 @@ static void left_behind(void *unused)
     usleep(100000); /* what comes with the beginning has been said */
     r2_peer_lock(tx->peer);
     r2_out_info(path);
-    CHECK_LT(path->out_off, path->out_len);
-    path->flush_wanted = false;
+    CHECK_LT(path->outbox.off, path->outbox.len);
+    path->outbox.flush_wanted = false;
     pthread_mutex_unlock(&tx->peer->lock);
     for (int ms = 0; ms < 3000 && left; ms++) {
         usleep(1000);
         r2_peer_lock(tx->peer);
-        left = path->out_len > path->out_off;
+        left = path->outbox.len > path->outbox.off;
         pthread_mutex_unlock(&tx->peer->lock);
     }
     CHECK(!left);

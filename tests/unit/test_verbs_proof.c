@@ -59,7 +59,7 @@ static bool told(struct r2_conn *c)
     bool yes;
 
     r2_peer_lock(c->peer);
-    yes = path_of(c->peer)->told_up;
+    yes = path_of(c->peer)->shown.up;
     r2_peer_unlock(c->peer);
     return yes;
 }

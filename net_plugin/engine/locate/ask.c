@@ -12,7 +12,7 @@
 /* Paths that answer come first, those over the NIC in question last. */
 static int rank_of(const struct r2_path *path, int avoid)
 {
-    return (path->lnic == avoid ? 2 : 0) + (path->hb_unanswered ? 1 : 0);
+    return (path->lnic == avoid ? 2 : 0) + (path->hb.unanswered ? 1 : 0);
 }
 
 /* Under the peer's lock. */

@@ -68,8 +68,8 @@ static void explain(struct r2_peer *p, int lnic, int rnic, const char *why)
 
         if (path->lnic != lnic || path->rnic != rnic || path->state == R2_PATH_UP)
             continue;
-        snprintf(path->verdict, sizeof(path->verdict), "%s", why);
-        r2_control_path_cause(r2_eng.ctl, path->row, path->verdict);
+        snprintf(path->shown.verdict, sizeof(path->shown.verdict), "%s", why);
+        r2_control_path_cause(r2_eng.ctl, path->shown.row, path->shown.verdict);
     }
     r2_peer_leave(p);
 }

@@ -72,7 +72,7 @@ static bool belongs(const struct r2_peer *p, int lnic, int rnic)
  * or has much to do (invariant "silence is not failure"). */
 static bool reaches_kernel(const struct r2_path *path)
 {
-    return path->mute ||
+    return path->hb.mute ||
            (path->state == R2_PATH_CONNECTING && path->ep && r2_eng.ops->reached(path->ep));
 }
 

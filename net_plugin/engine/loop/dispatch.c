@@ -425,7 +425,8 @@ static int on_info(struct r2_path *path, const uint8_t *body)
     }
     r2_control_peer_describe(r2_eng.ctl, p->row, p->host, p->pid);
     for (int i = 0; i < p->n_paths; i++)
-        r2_control_path_remote(r2_eng.ctl, p->paths[i]->row, p->rnics[p->paths[i]->rnic].name);
+        r2_control_path_remote(r2_eng.ctl, p->paths[i]->shown.row,
+                               p->rnics[p->paths[i]->rnic].name);
     path->heard = true;
     r2_path_tell_up(path);
     r2_peer_wake(p);

@@ -116,7 +116,7 @@ static void want(struct r2_path *path, bool spare, uint64_t now)
 
         r2_path_refused(path, false);
         r2_path_fail(path, path->gen, ETIMEDOUT, "no answer to connect");
-        path->mute = mute;
+        path->hb.mute = mute;
     }
     if (path->health.state == R2_HEALTH_DRAINED || path->health.state == R2_HEALTH_DAMPED)
         return;
@@ -135,7 +135,7 @@ static bool serving(const struct r2_path *path)
 static bool just_begun(const struct r2_path *path, uint64_t now)
 {
     bool tested = path->state == R2_PATH_UP && path->testing;
-    uint64_t from = tested ? path->test_at : path->attempt_at;
+    uint64_t from = tested ? path->test.at : path->attempt_at;
 
     return (tested || path->state == R2_PATH_CONNECTING) && path->fails == 0 &&
            now - from < PATIENCE_NS;
@@ -375,7 +375,7 @@ static void retire(struct r2_peer *p, uint64_t now)
     r2_control_peer_remove(r2_eng.ctl, p->row);
     p->row = -1;
     for (int i = 0; i < p->n_paths; i++)
-        p->paths[i]->row = -1;
+        p->paths[i]->shown.row = -1;
 }
 
 static void maintain(struct r2_peer *p, uint64_t now)
@@ -437,7 +437,7 @@ static void refresh_suspect(struct r2_peer *p, uint64_t now)
         return;
     p->refresh_at = now;
     for (int i = 0; i < p->n_paths; i++) {
-        if (p->paths[i]->state == R2_PATH_UP && p->paths[i]->silent) {
+        if (p->paths[i]->state == R2_PATH_UP && p->paths[i]->hb.silent) {
             r2_path_fail(p->paths[i], p->paths[i]->gen, ETIMEDOUT, "every path silent: made anew");
             return;
         }
@@ -450,9 +450,9 @@ static void mark_all(struct r2_peer *p)
     for (int i = 0; i < p->n_paths; i++) {
         struct r2_path *path = p->paths[i];
 
-        if (path->state == R2_PATH_UP && path->hb_fresh)
+        if (path->state == R2_PATH_UP && path->hb.fresh)
             r2_eng.ops->mark(path->ep);
-        path->hb_fresh = false;
+        path->hb.fresh = false;
     }
 }
 
@@ -463,16 +463,16 @@ static void publish_damping(struct r2_path *path, uint64_t now)
     uint32_t penalty;
     uint64_t reuse;
 
-    if (path->damp.penalty <= 0 && !path->penalty_shown && !path->damped_shown)
+    if (path->damp.penalty <= 0 && !path->shown.penalty && !path->shown.damped)
         return;
     r2_damp_rules_get(&rules);
     penalty = r2_damp_penalty(&path->damp, &rules, now);
     reuse = r2_damp_reuse_at(&path->damp, &rules, now);
-    if (penalty == path->penalty_shown && (reuse > 0) == path->damped_shown)
+    if (penalty == path->shown.penalty && (reuse > 0) == path->shown.damped)
         return;
-    path->penalty_shown = penalty;
-    path->damped_shown = reuse > 0;
-    r2_control_path_damping(r2_eng.ctl, path->row, penalty, reuse);
+    path->shown.penalty = penalty;
+    path->shown.damped = reuse > 0;
+    r2_control_path_damping(r2_eng.ctl, path->shown.row, penalty, reuse);
 }
 
 /* Bytes that are under way. Of a path that has ended: those that are not sent again yet, as its end
@@ -488,7 +488,7 @@ static void publish(struct r2_peer *p, uint64_t now)
 {
     for (int i = 0; i < p->n_paths; i++) {
         struct r2_path *path = p->paths[i];
-        struct r2_seg_path_counters *n = r2_control_path_counters(r2_eng.ctl, path->row);
+        struct r2_seg_path_counters *n = r2_control_path_counters(r2_eng.ctl, path->shown.row);
         uint32_t weight = r2_weight_of(path->share.weight, R2_WEIGHT_FULL, path->grey);
 
         r2_gauge(&n->tx_bytes, path->tx_bytes);
@@ -498,11 +498,11 @@ static void publish(struct r2_peer *p, uint64_t now)
         r2_gauge(&n->rtt_us, path->rtt_ns / 1000);
         r2_gauge(&n->replayed_bytes, path->replayed);
         if (path->state == R2_PATH_UP && path->heard)
-            r2_gauge(&n->heard_mono_ns, path->hb_proven_at);
-        if (weight != path->weight_shown)
-            r2_control_path_weight(r2_eng.ctl, path->row, weight / 10,
+            r2_gauge(&n->heard_mono_ns, path->hb.proven_at);
+        if (weight != path->shown.weight)
+            r2_control_path_weight(r2_eng.ctl, path->shown.row, weight / 10,
                                    path->ep ? r2_eng.ops->lanes(path->ep) : 0);
-        path->weight_shown = weight;
+        path->shown.weight = weight;
         publish_damping(path, now);
     }
 }

@@ -12,8 +12,8 @@ static uint64_t heard_at(const struct r2_peer *p)
     for (int i = 0; i < p->n_paths; i++) {
         const struct r2_path *path = p->paths[i];
 
-        if (path->state == R2_PATH_UP && path->heard && path->hb_proven_at > heard)
-            heard = path->hb_proven_at;
+        if (path->state == R2_PATH_UP && path->heard && path->hb.proven_at > heard)
+            heard = path->hb.proven_at;
     }
     return heard;
 }

@@ -76,7 +76,7 @@ static void *up_accepted(struct r2_ep *ep, const struct r2_ep_params *params)
     if (path) {
         path->gen = params->gen;
         path->ep = ep;
-        path->test_done =
+        path->test.done =
             0; /* the other side is up already: its test chunks may come before `up` */
         path->state = R2_PATH_CONNECTING;
         r2_path_event(path, R2_HEALTH_EV_PROBE, "the other side tries it");

@@ -78,9 +78,9 @@ static void out_ack(struct r2_conn *c, struct r2_path *path)
     } while (done < c->n_ranges);
     c->n_ranges = 0;
     c->flush_cum = c->cum;
-    c->flush_pos = path->out_total + (path->out_len - path->out_off);
+    c->flush_pos = path->outbox.total + (path->outbox.len - path->outbox.off);
     r2_list_del(&c->flush);
-    r2_list_add_tail(&path->flushq, &c->flush);
+    r2_list_add_tail(&path->outbox.flushq, &c->flush);
 }
 
 void r2_recv_out_acks(struct r2_peer *p)
@@ -165,8 +165,8 @@ static void say_late(struct r2_timer *t, uint64_t now)
  * company (r2_out_hold): nobody misses that of a process that ends. */
 static bool has_frames(const struct r2_path *path)
 {
-    return (path->out_len > path->out_off && !path->held_until) ||
-           (path->transport == R2_VIA_TCP && path->out_total > path->out_said);
+    return (path->outbox.len > path->outbox.off && !path->outbox.held_until) ||
+           (path->transport == R2_VIA_TCP && path->outbox.total > path->outbox.said);
 }
 
 /* Facts, not whether an acknowledgement is queued: its receive is done before that, and it is with
@@ -246,10 +246,11 @@ void r2_up_ctrl_sent(void *owner, struct r2_ep *ep, uint64_t sent)
     struct r2_path *path = owner;
 
     r2_peer_lock(path->peer);
-    if (path->ep == ep && sent > path->out_said)
-        path->out_said = sent;
-    while (path->ep == ep && !r2_list_empty(&path->flushq)) {
-        struct r2_conn *c = R2_CONTAINER_OF(r2_list_first(&path->flushq), struct r2_conn, flush);
+    if (path->ep == ep && sent > path->outbox.said)
+        path->outbox.said = sent;
+    while (path->ep == ep && !r2_list_empty(&path->outbox.flushq)) {
+        struct r2_conn *c =
+            R2_CONTAINER_OF(r2_list_first(&path->outbox.flushq), struct r2_conn, flush);
 
         if (c->flush_pos > sent)
             break;

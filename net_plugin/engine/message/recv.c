@@ -89,7 +89,7 @@ static uint64_t patience(const struct r2_req *r)
 
 static void post_cts(struct r2_req *r, struct r2_path *path)
 {
-    bool hurry = path && path->flush_wanted;
+    bool hurry = path && path->outbox.flush_wanted;
 
     r2_recv_cts(r, path);
     if (path && !hurry && patience(r))

@@ -203,7 +203,7 @@ static void report(void *arg, const struct r2_send_report *rep)
         r2_grey_acked(path, rep, now);
     }
     if (!r2_list_empty(&p->ready) || r2_tail_waits(p, now))
-        path->kick_wanted++;
+        path->outbox.kick_wanted++;
 }
 
 static int64_t ack_req(struct r2_conn *c, uint64_t seq, const struct r2_ack_range *range)

@@ -43,7 +43,7 @@ static bool holds_back(const struct r2_path *path, uint64_t now)
 
 static bool may_take(const struct r2_path *path)
 {
-    return r2_path_carries(path) && !path->hb_unanswered && path->transport == R2_VIA_TCP &&
+    return r2_path_carries(path) && !path->hb.unanswered && path->transport == R2_VIA_TCP &&
            path->share.weight && r2_share_free(&path->peer->shares, &path->share);
 }
 
@@ -169,7 +169,7 @@ void r2_tail_poll(struct r2_peer *p, uint64_t now)
             best = path;
     }
     if (best)
-        best->kick_wanted++;
+        best->outbox.kick_wanted++;
 }
 
 void r2_tail_acked(struct r2_path *path, const struct r2_send_report *rep, uint64_t now)

@@ -35,11 +35,11 @@ static void count(struct r2_peer *p, int active, int idle)
 
 static bool in_use(const struct r2_path *path, uint64_t now)
 {
-    uint64_t used = path->hb_used_at, acked = path->rate.delivered_time_ns;
+    uint64_t used = path->hb.used_at, acked = path->rate.delivered_time_ns;
     uint64_t beats = 2 * path->peer->hb_interval, calm = beats > CALM_NS ? beats : CALM_NS;
 
     used = used > acked ? used : acked;
-    return path->hb_given || path->hb_unanswered || !path->hb_marked ||
+    return path->hb.given || path->hb.unanswered || !path->hb.marked ||
            r2_pathrate_inflight(&path->rate) || now < used + calm;
 }
 
@@ -86,8 +86,8 @@ void r2_peer_hb_doubt(struct r2_peer *p, uint64_t now)
 
 bool r2_path_hb_answers(const struct r2_path *path, uint64_t since)
 {
-    return path->state == R2_PATH_UP && path->hb_marked && !path->hb_unanswered &&
-           path->hb_proven_at >= since;
+    return path->state == R2_PATH_UP && path->hb.marked && !path->hb.unanswered &&
+           path->hb.proven_at >= since;
 }
 
 static bool some_answers(const struct r2_peer *p, uint64_t since)
@@ -104,13 +104,13 @@ static bool some_answers(const struct r2_peer *p, uint64_t since)
  * asked for is still unproven. */
 static uint64_t quiet_from(struct r2_path *path)
 {
-    if (path->hb_delivered != path->rate.delivered) {
-        path->hb_delivered = path->rate.delivered;
-        path->hb_quiet_from = 0;
+    if (path->hb.delivered != path->rate.delivered) {
+        path->hb.delivered = path->rate.delivered;
+        path->hb.quiet_from = 0;
     }
-    if (!path->hb_quiet_from && r2_pathrate_inflight(&path->rate))
-        path->hb_quiet_from = path->rate.delivered_time_ns;
-    return path->hb_quiet_from;
+    if (!path->hb.quiet_from && r2_pathrate_inflight(&path->rate))
+        path->hb.quiet_from = path->rate.delivered_time_ns;
+    return path->hb.quiet_from;
 }
 
 static struct r2_hb_watch watch_of(struct r2_path *path, uint64_t now)
@@ -119,13 +119,13 @@ static struct r2_hb_watch watch_of(struct r2_path *path, uint64_t now)
     struct r2_hb_watch w = {
         .interval = interval,
         .misses = r2_eng.set->heartbeat_misses,
-        .unanswered = path->hb_unanswered,
-        .beat_age = now - path->hb_sent_at,
+        .unanswered = path->hb.unanswered,
+        .beat_age = now - path->hb.sent_at,
         .look_age =
-            path->hb_at ? now - path->hb_at : UINT64_MAX, /* 0: now, however young the clock */
+            path->hb.at ? now - path->hb.at : UINT64_MAX, /* 0: now, however young the clock */
         .hasty = path->transport == R2_VIA_TCP,
         .stalled = path->stalled,
-        .asked = path->hb_asked_for == path->rate.delivered + 1,
+        .asked = path->hb.asked_for == path->rate.delivered + 1,
         .srtt = path->rtt_ns,
         .var = path->rttvar_ns,
     };
@@ -140,7 +140,7 @@ static enum r2_hb_look look(struct r2_path *path, uint64_t now)
 {
     struct r2_hb_watch w = watch_of(path, now);
 
-    return path->hb_marked ? r2_hb_look(&w) : R2_HB_DUE;
+    return path->hb.marked ? r2_hb_look(&w) : R2_HB_DUE;
 }
 
 uint64_t r2_peer_hb_next(struct r2_peer *p, uint64_t now)
@@ -152,7 +152,7 @@ uint64_t r2_peer_hb_next(struct r2_peer *p, uint64_t now)
         struct r2_hb_watch w;
         uint64_t next;
 
-        if (path->state != R2_PATH_UP || !path->hb_marked || path->stalled)
+        if (path->state != R2_PATH_UP || !path->hb.marked || path->stalled)
             continue; /* stalled: the longer TCP has, the better */
         w = watch_of(path, now);
         next = r2_hb_next(&w);
@@ -168,17 +168,17 @@ static bool is_late(const struct r2_path *path)
 {
     int misses = r2_eng.set->heartbeat_misses * (path->stalled ? 2 : 1);
 
-    return path->hb_unanswered >= misses &&
-           path->hb_unanswered >=
+    return path->hb.unanswered >= misses &&
+           path->hb.unanswered >=
                r2_hb_misses(path->peer->hb_interval, misses, path->rtt_ns, path->rttvar_ns);
 }
 
 static void send_heartbeat(struct r2_path *path, uint64_t now)
 {
-    struct r2_msg_heartbeat m = {.count = ++path->hb_count};
+    struct r2_msg_heartbeat m = {.count = ++path->hb.count};
 
-    path->hb_at = path->hb_sent_at = now;
-    path->hb_fresh = true;
+    path->hb.at = path->hb.sent_at = now;
+    path->hb.fresh = true;
     r2_out_frame(path, R2_F_HEARTBEAT, &m, sizeof(m), NULL, 0);
     r2_count(&r2_eng.n->heartbeats_sent, 1);
 }
@@ -196,7 +196,7 @@ static void use_lanes(struct r2_path *path, const struct r2_ep_health *h, uint64
     if (!r2_lanes_sample(l, h->segments, h->retransmits, now))
         return;
     r2_eng.ops->use(path->ep, l->now);
-    path->weight_shown = UINT32_MAX; /* the row has the number */
+    path->shown.weight = UINT32_MAX; /* the row has the number */
     R2_INFO("path %s: %u of %u streams carry, since segments %s sent again",
             r2_path_text(path, text, sizeof(text)), l->now, l->most, l->more ? "were not" : "are");
 }
@@ -217,34 +217,34 @@ static void beat(const struct look *l, uint64_t now, bool judge)
     bool early = l->due == R2_HB_EARLY;
 
     if (early)
-        path->hb_asked_for = path->rate.delivered + 1;
+        path->hb.asked_for = path->rate.delivered + 1;
     if (l->due != R2_HB_DUE && !(h->answered && !h->stalled))
         return; /* its time is not up */
-    if (path->hb_marked) {
+    if (path->hb.marked) {
         path->rtt_ns = h->rtt_ns;
         path->rttvar_ns = h->rttvar_ns;
         path->stalled = h->stalled && h->answered;
         r2_grey_segments(&path->watch, h->segments, h->retransmits, now);
         use_lanes(path, h, now);
         if (h->answered && !h->stalled) {
-            path->hb_proven_at = path->hb_sent_at;
-            path->hb_used_at = path->hb_given ? now : path->hb_used_at;
-            path->hb_given = false;
-            path->hb_unanswered = 0;
-            path->silent = false;
-            path->hb_quiet_from = early ? path->hb_quiet_from : 0;
+            path->hb.proven_at = path->hb.sent_at;
+            path->hb.used_at = path->hb.given ? now : path->hb.used_at;
+            path->hb.given = false;
+            path->hb.unanswered = 0;
+            path->hb.silent = false;
+            path->hb.quiet_from = early ? path->hb.quiet_from : 0;
             r2_path_event(path, R2_HEALTH_EV_ANSWER, "heartbeats are answered");
         } else { /* the same mark stands until it is answered */
-            if (judge && ++path->hb_unanswered == SUSPECT_BEATS)
+            if (judge && ++path->hb.unanswered == SUSPECT_BEATS)
                 r2_path_event(path, R2_HEALTH_EV_SILENCE, "heartbeats are overdue");
             r2_count(&r2_eng.n->heartbeats_missed, 1);
             r2_peer_hb_doubt(path->peer, now);
-            path->hb_at = now;
+            path->hb.at = now;
             return;
         }
     }
     send_heartbeat(path, now);
-    path->hb_marked = true;
+    path->hb.marked = true;
 }
 
 /* The peer's paths that it is time to look at. Calm ones go along with a calm one whose turn it is:
@@ -305,14 +305,14 @@ void r2_peer_judge_silence(struct r2_peer *p, uint64_t now)
     for (int i = 0; i < p->n_paths; i++) {
         struct r2_path *path = p->paths[i];
 
-        path->silent = path->state == R2_PATH_UP && is_late(path);
-        silent += path->silent;
+        path->hb.silent = path->state == R2_PATH_UP && is_late(path);
+        silent += path->hb.silent;
     }
     all = silent && silent == p->n_up;
     for (int i = 0; i < p->n_paths && silent && !all; i++) {
         struct r2_path *path = p->paths[i];
 
-        if (path->silent && some_answers(p, path->hb_sent_at))
+        if (path->hb.silent && some_answers(p, path->hb.sent_at))
             r2_path_fail(path, path->gen, ETIMEDOUT,
                          path->stalled ? "bulk bytes unacknowledged" : "heartbeats unanswered");
     }

@@ -10,32 +10,33 @@
 
 static int reserve(struct r2_path *path, size_t more)
 {
-    size_t cap = path->out_cap ? path->out_cap : 4096;
+    size_t cap = path->outbox.cap ? path->outbox.cap : 4096;
     uint8_t *bigger;
 
-    if (path->out_off == path->out_len)
-        path->out_off = path->out_len = 0;
-    if (path->out_off > 65536) {
-        memmove(path->out, path->out + path->out_off, path->out_len - path->out_off);
-        path->out_len -= path->out_off;
-        path->out_off = 0;
+    if (path->outbox.off == path->outbox.len)
+        path->outbox.off = path->outbox.len = 0;
+    if (path->outbox.off > 65536) {
+        memmove(path->outbox.data, path->outbox.data + path->outbox.off,
+                path->outbox.len - path->outbox.off);
+        path->outbox.len -= path->outbox.off;
+        path->outbox.off = 0;
     }
-    while (cap < path->out_len + more)
+    while (cap < path->outbox.len + more)
         cap *= 2;
-    if (cap == path->out_cap)
+    if (cap == path->outbox.cap)
         return 0;
-    bigger = realloc(path->out, cap);
+    bigger = realloc(path->outbox.data, cap);
     if (!bigger)
         return -ENOMEM;
-    r2_mem_more(cap - path->out_cap);
-    path->out = bigger;
-    path->out_cap = cap;
+    r2_mem_more(cap - path->outbox.cap);
+    path->outbox.data = bigger;
+    path->outbox.cap = cap;
     return 0;
 }
 
 bool r2_out_full(const struct r2_path *path)
 {
-    return path->out_len - path->out_off > OUTBOX_FULL;
+    return path->outbox.len - path->outbox.off > OUTBOX_FULL;
 }
 
 int r2_out_frame(struct r2_path *path, uint8_t type, const void *a, size_t a_len, const void *b,
@@ -50,16 +51,16 @@ int r2_out_frame(struct r2_path *path, uint8_t type, const void *a, size_t a_len
         r2_path_fail(path, path->gen, ENOMEM, "no memory for control frames");
         return -ENOMEM;
     }
-    memcpy(path->out + path->out_len, &f, sizeof(f));
-    path->out_len += sizeof(f);
+    memcpy(path->outbox.data + path->outbox.len, &f, sizeof(f));
+    path->outbox.len += sizeof(f);
     if (a_len)
-        memcpy(path->out + path->out_len, a, a_len);
-    path->out_len += a_len;
+        memcpy(path->outbox.data + path->outbox.len, a, a_len);
+    path->outbox.len += a_len;
     if (b_len)
-        memcpy(path->out + path->out_len, b, b_len);
-    path->out_len += b_len;
-    path->flush_wanted = true;
-    path->hb_given |= type != R2_F_HEARTBEAT;
+        memcpy(path->outbox.data + path->outbox.len, b, b_len);
+    path->outbox.len += b_len;
+    path->outbox.flush_wanted = true;
+    path->hb.given |= type != R2_F_HEARTBEAT;
     return 0;
 }
 
@@ -68,12 +69,12 @@ void r2_out_hold(struct r2_path *path, uint64_t now, uint64_t ns)
     struct r2_peer *p = path->peer;
     uint64_t until = atomic_load_explicit(&p->held_until, memory_order_relaxed);
 
-    path->flush_wanted = false;
-    if (path->held_until)
+    path->outbox.flush_wanted = false;
+    if (path->outbox.held_until)
         return;
-    path->held_until = now + ns;
-    if (!until || path->held_until < until)
-        atomic_store_explicit(&p->held_until, path->held_until, memory_order_relaxed);
+    path->outbox.held_until = now + ns;
+    if (!until || path->outbox.held_until < until)
+        atomic_store_explicit(&p->held_until, path->outbox.held_until, memory_order_relaxed);
 }
 
 void r2_peer_say_held(struct r2_peer *p, uint64_t now)
@@ -83,11 +84,11 @@ void r2_peer_say_held(struct r2_peer *p, uint64_t now)
     for (int i = 0; i < p->n_paths; i++) {
         struct r2_path *path = p->paths[i];
 
-        if (path->held_until && path->held_until <= now) {
-            path->held_until = 0;
-            path->flush_wanted = true;
-        } else if (path->held_until && (!next || path->held_until < next)) {
-            next = path->held_until;
+        if (path->outbox.held_until && path->outbox.held_until <= now) {
+            path->outbox.held_until = 0;
+            path->outbox.flush_wanted = true;
+        } else if (path->outbox.held_until && (!next || path->outbox.held_until < next)) {
+            next = path->outbox.held_until;
         }
     }
     atomic_store_explicit(&p->held_until, next, memory_order_relaxed);
@@ -98,20 +99,21 @@ void r2_out_again(struct r2_peer *p)
     for (int i = 0; i < p->n_paths; i++) {
         struct r2_path *path = p->paths[i];
 
-        if (path->state == R2_PATH_UP && path->out_len > path->out_off)
-            path->flush_wanted = true;
+        if (path->state == R2_PATH_UP && path->outbox.len > path->outbox.off)
+            path->outbox.flush_wanted = true;
     }
 }
 
 void r2_out_reset(struct r2_path *path)
 {
-    path->out_len = path->out_off = 0;
-    path->out_total = path->out_said = 0;
-    path->held_until = 0;
-    path->flush_wanted = false;
+    path->outbox.len = path->outbox.off = 0;
+    path->outbox.total = path->outbox.said = 0;
+    path->outbox.held_until = 0;
+    path->outbox.flush_wanted = false;
     path->ctrl_ready = false;
-    while (!r2_list_empty(&path->flushq))
-        r2_list_del(r2_list_first(&path->flushq)); /* r2_peer_resync acknowledges them anew */
+    while (!r2_list_empty(&path->outbox.flushq))
+        r2_list_del(
+            r2_list_first(&path->outbox.flushq)); /* r2_peer_resync acknowledges them anew */
 }
 
 size_t r2_up_next_ctrl(void *owner, struct r2_ep *ep, uint8_t *buf, size_t cap)
@@ -121,15 +123,15 @@ size_t r2_up_next_ctrl(void *owner, struct r2_ep *ep, uint8_t *buf, size_t cap)
 
     r2_peer_lock(path->peer);
     if (path->ep == ep) {
-        n = path->out_len - path->out_off;
+        n = path->outbox.len - path->outbox.off;
         if (n > cap)
             n = cap;
         if (n)
-            memcpy(buf, path->out + path->out_off, n);
-        path->out_off += n;
-        path->out_total += n;
-        if (path->out_off == path->out_len)
-            path->held_until = 0;
+            memcpy(buf, path->outbox.data + path->outbox.off, n);
+        path->outbox.off += n;
+        path->outbox.total += n;
+        if (path->outbox.off == path->outbox.len)
+            path->outbox.held_until = 0;
     }
     r2_peer_leave(path->peer);
     return n;

@@ -41,13 +41,13 @@ struct r2_path *r2_path_obtain(struct r2_peer *p, int lnic, int rnic, int transp
     path->transport = (uint8_t)transport;
     if (p->out) /* the other side may remember a path that was here before */
         path->gen = path->down_gen = path->fenced_gen = atomic_load(&r2_eng.top_gen);
-    r2_list_init(&path->flushq);
+    r2_list_init(&path->outbox.flushq);
     r2_pathrate_init(&path->rate);
     path->grey = R2_WEIGHT_FULL;
     r2_grey_path_init(path);
     name = p->rnics[rnic].name[0] ? p->rnics[rnic].name : NULL;
-    path->row = r2_control_path_add(r2_eng.ctl, p->row, lnic, name);
-    r2_control_path_via(r2_eng.ctl, path->row, (enum r2_seg_via)transport);
+    path->shown.row = r2_control_path_add(r2_eng.ctl, p->row, lnic, name);
+    r2_control_path_via(r2_eng.ctl, path->shown.row, (enum r2_seg_via)transport);
     p->paths[p->n_paths++] = path;
     return path;
 }
@@ -55,8 +55,8 @@ struct r2_path *r2_path_obtain(struct r2_peer *p, int lnic, int rnic, int transp
 void r2_path_free(struct r2_path *path)
 {
     r2_grey_path_free(path);
-    r2_mem_less(sizeof(*path) + path->out_cap);
-    free(path->out);
+    r2_mem_less(sizeof(*path) + path->outbox.cap);
+    free(path->outbox.data);
     free(path->grave);
     free(path);
 }
@@ -207,7 +207,7 @@ static void ended(struct r2_path *path, bool clean, int err, const char *cause)
 
     path->state = R2_PATH_WAIT;
     p->n_up -= was_up;
-    path->quiet = path->mute = false;
+    path->quiet = path->hb.mute = false;
     path->missed = p->out && !carried && err; /* the other side knows whether it is wanted */
     if (was_up && !carried)
         report_untried(path, err, cause);
@@ -226,7 +226,7 @@ static void ended(struct r2_path *path, bool clean, int err, const char *cause)
     }
     path->testing = false;
     backoff(path, now, !carried);
-    r2_path_show(path, !was_up && path->verdict[0] ? path->verdict : cause);
+    r2_path_show(path, !was_up && path->shown.verdict[0] ? path->shown.verdict : cause);
     r2_peer_census(p);
 }
 
@@ -309,18 +309,18 @@ void r2_path_up(struct r2_path *path)
     uint64_t now = r2_now_ns();
 
     path->state = R2_PATH_UP;
-    path->silent = false;
-    path->hb_unanswered = 0;
-    path->hb_asked_for = path->hb_quiet_from = path->hb_used_at = 0;
-    path->hb_marked = path->hb_given = false;
+    path->hb.silent = false;
+    path->hb.unanswered = 0;
+    path->hb.asked_for = path->hb.quiet_from = path->hb.used_at = 0;
+    path->hb.marked = path->hb.given = false;
     path->stalled = false;
-    path->hb_at = path->hb_proven_at = now;
+    path->hb.at = path->hb.proven_at = now;
     r2_pathrate_reset(&path->rate);
     p->n_up++;
     r2_peer_answers(p);
-    path->verdict[0] = '\0';
+    path->shown.verdict[0] = '\0';
     p->reached[path->lnic] |= (uint16_t)(1u << path->rnic);
-    path->heard = path->told_up = false;
+    path->heard = path->shown.up = false;
     path->testing = true; /* until its first frames are out it has carried nothing */
     r2_out_info(path);
     if (path->state != R2_PATH_UP) /* no memory for the frame */
@@ -402,8 +402,8 @@ static bool better(const struct r2_path *a, const struct r2_path *b)
 {
     if (!b)
         return true;
-    if ((a->hb_unanswered == 0) != (b->hb_unanswered == 0))
-        return a->hb_unanswered == 0;
+    if ((a->hb.unanswered == 0) != (b->hb.unanswered == 0))
+        return a->hb.unanswered == 0;
     if (fit(a) != fit(b))
         return fit(a);
     if (a->lags != b->lags)
@@ -420,7 +420,7 @@ struct r2_path *r2_path_for_ctrl(struct r2_peer *p, int home, int remote_home)
 
         if (path->state != R2_PATH_UP || !path->ctrl_ready)
             continue;
-        if (path->hb_unanswered == 0 && path->share.weight && fit(path) && !path->lags &&
+        if (path->hb.unanswered == 0 && path->share.weight && fit(path) && !path->lags &&
             (home < 0 || path->lnic == home) && (remote_home < 0 || path->rnic == remote_home))
             return path;
         if (better(path, best))

@@ -61,7 +61,7 @@ static enum r2_seg_path_state shown_as(const struct r2_path *path)
 
 void r2_path_show(struct r2_path *path, const char *cause)
 {
-    r2_control_path_state(r2_eng.ctl, path->row, shown_as(path), path->gen, cause);
+    r2_control_path_state(r2_eng.ctl, path->shown.row, shown_as(path), path->gen, cause);
 }
 
 void r2_path_spare(struct r2_path *path, bool spare)
@@ -69,7 +69,7 @@ void r2_path_spare(struct r2_path *path, bool spare)
     if (path->spare == spare)
         return;
     path->spare = spare;
-    r2_control_path_spare(r2_eng.ctl, path->row, spare);
+    r2_control_path_spare(r2_eng.ctl, path->shown.row, spare);
     /* Else it is shown as it was, and so is its cause. */
     if (path->state == R2_PATH_WAIT && path->missed && path->ever_up &&
         path->health.state == R2_HEALTH_UNREACHED)
@@ -218,9 +218,9 @@ void r2_path_tell_up(struct r2_path *path)
 {
     uint64_t away = path->down_at ? r2_now_ns() - path->down_at : 0;
 
-    if (path->told_up || !path->heard || path->testing || path->state != R2_PATH_UP)
+    if (path->shown.up || !path->heard || path->testing || path->state != R2_PATH_UP)
         return;
-    path->told_up = true;
+    path->shown.up = true;
     r2_path_journal(path, R2_EV_PATH_UP, 0, away, path->down_at ? "back" : "connected");
     path->down_at = 0;
 }
@@ -263,7 +263,7 @@ void r2_path_follow(struct r2_path *path)
         path->next_at = 0;
         path->fails = 0;
         if (path->state == R2_PATH_UP && !path->testing) { /* it was not empty yet */
-            path->told_up = false;
+            path->shown.up = false;
             proven(path, "its NIC is given back before it was empty");
         }
     }
@@ -274,7 +274,7 @@ static bool is_empty(const struct r2_path *path)
 {
     struct r2_list *n;
 
-    if (path->out_off < path->out_len || r2_pathrate_inflight(&path->rate))
+    if (path->outbox.off < path->outbox.len || r2_pathrate_inflight(&path->rate))
         return false;
     R2_LIST_FOR_EACH (n, &path->peer->conn_list) {
         struct r2_conn *c = R2_CONTAINER_OF(n, struct r2_conn, node);
@@ -308,10 +308,10 @@ static uint32_t plan_test(struct r2_path *path)
     unsigned lanes = r2_eng.ops->planned(path->ep);
 
     lanes = lanes < 1 ? 1 : lanes > R2_LANES_MAX ? R2_LANES_MAX : lanes;
-    memset(path->test_took, 0, sizeof(path->test_took));
-    path->test_quota =
+    memset(path->test.took, 0, sizeof(path->test.took));
+    path->test.quota =
         one_sided(path) ? R2_TEST_EACH : (uint8_t)((TEST_CHUNKS + lanes - 1) / lanes);
-    return chunk_len(path) * lanes * path->test_quota;
+    return chunk_len(path) * lanes * path->test.quota;
 }
 
 void r2_path_test(struct r2_path *path)
@@ -320,36 +320,36 @@ void r2_path_test(struct r2_path *path)
     bool fresh = path->health.state == R2_HEALTH_UNREACHED && !one_sided(path) &&
                  atomic_load(&r2_eng.nic_state[path->lnic].trusted);
 
-    path->test_out = path->test_want = 0; /* test_done: see up_accepted */
-    path->test_at = path->peer->out ? r2_now_ns() : 0;
+    path->test.out = path->test.want = 0; /* test.done: see up_accepted */
+    path->test.at = path->peer->out ? r2_now_ns() : 0;
     path->testing = true; /* R: until it is told that there is nothing to see, or has seen it */
     if (!path->peer->out)
         return;
     if (!fresh)
-        m.bytes = path->test_want = plan_test(path);
+        m.bytes = path->test.want = plan_test(path);
     if (r2_out_frame(path, R2_F_TEST, &m, sizeof(m), NULL, 0))
         return; /* no memory: it is down again */
     if (fresh)
         proven(path, "");
     else
-        path->kick_wanted += R2_LANES_MAX;
+        path->outbox.kick_wanted += R2_LANES_MAX;
 }
 
 bool r2_path_test_next(struct r2_path *path, struct r2_bulk *bulk)
 {
     unsigned lane = bulk->lane % R2_LANES_MAX;
 
-    if (path->test_out >= path->test_want || path->test_took[lane] >= path->test_quota)
+    if (path->test.out >= path->test.want || path->test.took[lane] >= path->test.quota)
         return false;
-    path->test_took[lane]++;
+    path->test.took[lane]++;
     memset(bulk, 0, sizeof(*bulk));
     bulk->lane = (uint16_t)lane;
     bulk->conn = R2_CONN_TEST;
     bulk->len = chunk_len(path);
-    bulk->seq = path->test_out / bulk->len;
+    bulk->seq = path->test.out / bulk->len;
     bulk->total = bulk->len;
     bulk->data = test_bytes;
-    path->test_out += bulk->len;
+    path->test.out += bulk->len;
     return true;
 }
 
@@ -361,7 +361,7 @@ int r2_path_on_test_ack(struct r2_path *path, const uint8_t *body)
     memcpy(&m, body, sizeof(m));
     if (!path->peer->out)
         return -EPROTO;
-    if (path->testing && m.gen == path->gen && m.bytes >= path->test_want)
+    if (path->testing && m.gen == path->gen && m.bytes >= path->test.want)
         proven(path, "test chunks have arrived");
     return 0;
 }
@@ -369,12 +369,12 @@ int r2_path_on_test_ack(struct r2_path *path, const uint8_t *body)
 /* R: answers once all is there. */
 static void answer_test(struct r2_path *path)
 {
-    struct r2_msg_test m = {.gen = path->gen, .bytes = path->test_done};
+    struct r2_msg_test m = {.gen = path->gen, .bytes = path->test.done};
 
-    if (path->test_at && path->test_done >= path->test_want) {
-        path->test_at = 0;
+    if (path->test.at && path->test.done >= path->test.want) {
+        path->test.at = 0;
         r2_out_frame(path, R2_F_TEST_ACK, &m, sizeof(m), NULL, 0);
-        proven(path, path->test_want ? "test chunks have arrived" : "");
+        proven(path, path->test.want ? "test chunks have arrived" : "");
     }
 }
 
@@ -385,8 +385,8 @@ int r2_path_on_test(struct r2_path *path, const uint8_t *body)
     memcpy(&m, body, sizeof(m));
     if (path->peer->out || m.bytes > TEST_MOST)
         return -EPROTO;
-    path->test_want = m.bytes;
-    path->test_at = r2_now_ns();
+    path->test.want = m.bytes;
+    path->test.at = r2_now_ns();
     answer_test(path);
     return 0;
 }
@@ -406,7 +406,7 @@ void r2_path_test_done(struct r2_path *path, const struct r2_bulk *bulk, bool wh
     free(bulk->data);
     if (!whole)
         return;
-    path->test_done += bulk->len;
+    path->test.done += bulk->len;
     answer_test(path);
 }
 
@@ -473,9 +473,9 @@ void r2_path_tick(struct r2_path *path, uint64_t now)
         break;
     }
     if (path->state == R2_PATH_UP && path->testing && path->peer->out) {
-        if (now - path->test_at > (one_sided(path) ? TEST_ONE_SIDED_NS : TEST_NS))
+        if (now - path->test.at > (one_sided(path) ? TEST_ONE_SIDED_NS : TEST_NS))
             r2_path_fail(path, path->gen, ETIMEDOUT, "test chunks did not arrive");
-        else if (path->test_out < path->test_want)
-            path->kick_wanted += R2_LANES_MAX;
+        else if (path->test.out < path->test.want)
+            path->outbox.kick_wanted += R2_LANES_MAX;
     }
 }

@@ -141,9 +141,9 @@ void r2_peer_lock(struct r2_peer *p)
  * I/O thread, which sends many with one call. */
 static bool in_burst(struct r2_path *path, uint64_t now)
 {
-    bool burst = now - path->last_post < LONE_NS;
+    bool burst = now - path->outbox.last_post < LONE_NS;
 
-    path->last_post = now;
+    path->outbox.last_post = now;
     return burst;
 }
 
@@ -198,19 +198,20 @@ static void unlock(struct r2_peer *p, bool push, bool soon, bool data)
     for (int i = 0; i < p->n_paths && n < FLUSH_MAX; i++) {
         struct r2_path *path = p->paths[i];
 
-        if (!path->ep || path->state != R2_PATH_UP || !(path->flush_wanted || path->kick_wanted))
+        if (!path->ep || path->state != R2_PATH_UP ||
+            !(path->outbox.flush_wanted || path->outbox.kick_wanted))
             continue;
         eps[n] = path->ep;
         r2_eng.ops->get(path->ep);
-        flush[n] = path->flush_wanted;
+        flush[n] = path->outbox.flush_wanted;
         lone[n] = soon && flush[n] && !in_burst(path, now);
-        kick[n] = path->kick_wanted;
-        if (path->kick_wanted && !worth)
+        kick[n] = path->outbox.kick_wanted;
+        if (path->outbox.kick_wanted && !worth)
             worth = lanes_worth(p);
         left |= kick[n] || (soon && flush[n]);
         lanes[n++] = path->testing ? R2_LANES_MAX : worth; /* each has its own to show */
-        path->flush_wanted = false;
-        path->kick_wanted = 0;
+        path->outbox.flush_wanted = false;
+        path->outbox.kick_wanted = 0;
     }
     if (left && !r2_io_alone())
         look_later(p, now ? now : r2_now_ns());

@@ -59,7 +59,7 @@ void r2_peer_weigh(struct r2_peer *p)
             struct r2_path *path = p->paths[i];
 
             path->share.weight = weight_of(path, now);
-            if (r2_path_carries(path) && !(answering && path->hb_unanswered))
+            if (r2_path_carries(path) && !(answering && path->hb.unanswered))
                 r2_share_add(&p->shares, &path->share);
         }
         if (p->shares.members)
@@ -84,11 +84,11 @@ static void tell_weight(struct r2_path *path, const char *reason)
     bool tell;
 
     pthread_mutex_lock(&lock);
-    tell = r2_told_pass(&told, !path->weight_told, r2_now_ns(), &untold);
+    tell = r2_told_pass(&told, !path->shown.weight_reported, r2_now_ns(), &untold);
     pthread_mutex_unlock(&lock);
     if (!tell)
         return;
-    path->weight_told = true;
+    path->shown.weight_reported = true;
     if (untold)
         snprintf(text, sizeof(text), "%s (and %u changes before, not shown)", reason, untold);
     r2_path_journal(path, R2_EV_WEIGHT, 0, 0, untold ? text : reason);
@@ -117,7 +117,7 @@ static bool others_may(const struct r2_path *path, const struct r2_conn *c, cons
     for (int i = 0; i < p->n_paths; i++) {
         const struct r2_path *other = p->paths[i];
 
-        if (other != path && r2_path_usable(other) && !other->hb_unanswered &&
+        if (other != path && r2_path_usable(other) && !other->hb.unanswered &&
             (stays < 0 || other->lnic == stays) && r2_share_may(&p->shares, &other->share) &&
             r2_send_carries(other, r))
             return true;

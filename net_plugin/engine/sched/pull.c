@@ -31,7 +31,7 @@ static uint64_t kick_path(struct r2_path *path, uint64_t bytes, uint64_t *space)
 
     if (n) {
         *space -= n;
-        path->kick_wanted += (unsigned)((n + chunk_max() - 1) / chunk_max());
+        path->outbox.kick_wanted += (unsigned)((n + chunk_max() - 1) / chunk_max());
     }
     return bytes - n;
 }
@@ -173,7 +173,7 @@ static bool leave_to_faster(const struct r2_path *path, const struct r2_req *r, 
         struct r2_path *other = p->paths[i];
         uint64_t theirs;
 
-        if (other == path || !r2_path_usable(other) || other->hb_unanswered ||
+        if (other == path || !r2_path_usable(other) || other->hb.unanswered ||
             other->owes_until > now || (stays >= 0 && other->lnic != stays) ||
             !r2_share_may(&p->shares, &other->share) || !r2_send_carries(other, r))
             continue;
@@ -189,14 +189,14 @@ static bool leave_to_faster(const struct r2_path *path, const struct r2_req *r, 
     }
     if (!soonest || soon > mine / 2 || time_for(bytes, rates ? rates : 1) >= mine)
         return false;
-    soonest->kick_wanted++;
+    soonest->outbox.kick_wanted++;
     return true;
 }
 
 /* A path that is left nothing could never show that it is well again, or slow. */
 static bool on_trial(const struct r2_path *path)
 {
-    return !path->hb_unanswered &&
+    return !path->hb.unanswered &&
            r2_trial_may(&path->trial, r2_grey_path_doubted(path), path->chunk_at, r2_now_ns());
 }
 
@@ -243,8 +243,8 @@ static void hand_over(struct r2_path *path)
     for (int i = 0; i < p->n_paths; i++) {
         struct r2_path *other = p->paths[i];
 
-        if (other != path && r2_path_unlimited(other) && !other->hb_unanswered && room(other)) {
-            other->kick_wanted++;
+        if (other != path && r2_path_unlimited(other) && !other->hb.unanswered && room(other)) {
+            other->outbox.kick_wanted++;
             return;
         }
     }
@@ -261,7 +261,7 @@ static void shares_moved(struct r2_path *path, uint32_t len)
 
         if (other != path && r2_path_usable(other) && !r2_path_unlimited(other) &&
             r2_share_may(&p->shares, &other->share) && room(other))
-            other->kick_wanted = 1;
+            other->outbox.kick_wanted = 1;
     }
 }
 
@@ -338,7 +338,7 @@ void r2_up_blocked(void *owner, struct r2_ep *ep)
     r2_peer_lock(p);
     if (path->ep == ep && (!r2_list_empty(&p->ready) || r2_tail_waits(p, now))) {
         if (room(path)) {
-            path->kick_wanted++;
+            path->outbox.kick_wanted++;
         } else if (p->n_up > 1) {
             r2_peer_kick(p);
             r2_tail_poll(p, now);
