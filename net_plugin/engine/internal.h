@@ -87,6 +87,8 @@ bool r2_peer_served(const struct r2_peer *p);
 /* A generation is dead: hands its endpoint to the peer's task. Idempotent. */
 void r2_path_fail(struct r2_path *path, uint32_t gen, int err, const char *cause);
 void r2_path_up(struct r2_path *path);
+bool r2_path_is_up(const struct r2_path *path);          /* STARTING, TESTING or PROVEN */
+bool r2_path_takes_frames(const struct r2_path *path);   /* TESTING or PROVEN */
 int r2_path_connect(struct r2_path *path, uint64_t now); /* S: one attempt */
 void r2_path_refused(struct r2_path *path, bool yes);    /* S: how it has ended */
 /* The path that control frames of a connection take: the preferred one while it lives, else any

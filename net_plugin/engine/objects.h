@@ -49,8 +49,10 @@ struct r2_peer;
 enum r2_path_state {
     R2_PATH_IDLE,       /* not wanted now */
     R2_PATH_CONNECTING, /* S: an attempt is under way */
-    R2_PATH_UP,
-    R2_PATH_WAIT, /* down; the next attempt is at next_at */
+    R2_PATH_STARTING,   /* connected, but INFO is not queued yet: no other frame may go first */
+    R2_PATH_TESTING,    /* test chunks have not arrived: frames, but no job data yet */
+    R2_PATH_PROVEN,     /* test chunks have arrived */
+    R2_PATH_WAIT,       /* down; the next attempt is at next_at */
 };
 
 struct r2_path {
@@ -63,7 +65,7 @@ struct r2_path {
     uint32_t down_gen;      /* everything up to it is dead */
     uint32_t fenced_gen;    /* ... and fenced at the receiver */
     uint32_t shut_gen;      /* R: newest whose end is confirmed; an older one's may not be yet */
-    struct r2_ep *ep;       /* of generation `gen`; NULL unless CONNECTING or UP */
+    struct r2_ep *ep;       /* of generation `gen`; NULL unless CONNECTING or up */
     struct r2_dying *grave; /* for it: memory that is there when it has to end */
     bool ever_up, spare;
     bool missed;           /* an attempt has failed since it last carried anything */
@@ -75,13 +77,11 @@ struct r2_path {
     uint64_t next_at, down_at, attempt_at;
     struct r2_health health;
     struct r2_damp damp;
-    bool testing; /* UP, but test chunks have not arrived: no job data yet */
-    bool quiet;   /* it went down in order: nobody lost anything */
-    bool heard;   /* INFO was heard, of this generation */
+    bool quiet; /* it went down in order: nobody lost anything */
+    bool heard; /* INFO was heard, of this generation */
     uint64_t drain_at;
     int counted; /* in r2_eng.nic_state: enum r2_census */
     uint64_t down_sent_at;
-    bool ctrl_ready; /* INFO was queued: other frames may follow */
 
     struct {                      /* test chunks of this generation, in bytes */
         uint32_t out, want, done; /* S: handed out; R: arrived */

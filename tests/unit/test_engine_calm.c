@@ -141,7 +141,7 @@ static void test_silence_in_use(void)
     atomic_store(&ep[1]->silent, true);
     CHECK(remote_wait_flag(&ep[1]->is_shut));
     CHECK_LT(r2_now_ns() - from, SELDOM_MS * R2_NS_PER_MS);
-    CHECK_EQ(remote_state(&r, 0), R2_PATH_UP);
+    CHECK(remote_up(&r, 0));
     remote_end(&r);
 }
 
@@ -163,7 +163,7 @@ static void test_silent_before_it_is_used(void)
     use(1, &b);
     CHECK(remote_wait_flag(&ep[1]->is_shut));
     CHECK_LT(r2_now_ns() - from, SELDOM_MS / 2 * R2_NS_PER_MS); /* 0.2 s */
-    CHECK_EQ(remote_state(&r, 0), R2_PATH_UP);
+    CHECK(remote_up(&r, 0));
     remote_end(&r);
 }
 

@@ -126,7 +126,7 @@ static void mend(int nic, uint64_t within)
     turn();
     CHECK_EQ(view_of(nic).gen, v.gen + 1);
     CHECK(remote_path(&r, nic, v.gen));
-    CHECK(remote_wait_state(&r, nic, R2_PATH_UP));
+    CHECK(remote_wait_state(&r, nic, R2_PATH_PROVEN));
 }
 
 static void away(int nics, uint64_t cap, int attempts)

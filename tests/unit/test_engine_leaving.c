@@ -24,7 +24,7 @@ static void silence(struct remote *r)
 {
     fake_policy(r->id, -EHOSTUNREACH);
     for (int i = 0; i < r->nics; i++) {
-        struct r2_ep *ep = remote_state(r, i) == R2_PATH_UP ? fake_find(r->id, i, i, 0) : NULL;
+        struct r2_ep *ep = remote_up(r, i) ? fake_find(r->id, i, i, 0) : NULL;
 
         if (ep)
             fake_fail(ep, ETIMEDOUT, false);

@@ -93,8 +93,7 @@ static bool hear_probe(struct remote *r, struct r2_msg_probe *m)
 {
     for (int t = 0; t < 400; t++) {
         for (int i = 0; i < NICS; i++) {
-            if (remote_state(r, i) == R2_PATH_UP &&
-                remote_hear_ms(path_of(r, i), R2_F_PROBE, m, sizeof(*m), 0) >= 0)
+            if (remote_up(r, i) && remote_hear_ms(path_of(r, i), R2_F_PROBE, m, sizeof(*m), 0) >= 0)
                 return true;
         }
         fake_sleep_ms(1);
@@ -106,8 +105,7 @@ static bool hears_ms(struct remote *r, uint8_t type, void *body, size_t cap, int
 {
     for (int t = 0; t <= ms; t++) {
         for (int i = 0; i < NICS; i++) {
-            if (remote_state(r, i) == R2_PATH_UP &&
-                remote_hear_ms(path_of(r, i), type, body, cap, 0) >= 0)
+            if (remote_up(r, i) && remote_hear_ms(path_of(r, i), type, body, cap, 0) >= 0)
                 return true;
         }
         if (t < ms)
@@ -174,7 +172,7 @@ static void test_remote_nic(void)
     CHECK_EQ(v.kind, R2_FOUND_REMOTE);
     CHECK_EQ(v.nic.ip[3], 10 + x.number);
     CHECK(hears_ms(&y, R2_F_VERDICT, &v, sizeof(v), 200)); /* all are told */
-    CHECK_EQ(remote_state(&y, 0), R2_PATH_UP);
+    CHECK(remote_up(&y, 0));
     end();
 }
 
@@ -190,7 +188,7 @@ static void test_local_nic(void)
     result(&x, 1, q.round, remote_addr(&x, 0), remote_addr(&y, 0), R2_SEEN_ANSWERED);
     play(nobody, ROUND_MS);
     CHECK(!r2_nic_usable(0));
-    CHECK_NE(remote_state(&y, 0), R2_PATH_UP);
+    CHECK(!remote_up(&y, 0));
     wait_nic_word(&y, 0, 0);
     wait_nic_word(&x, 0, 0);
     play(everybody, 1800);
@@ -226,7 +224,7 @@ static void test_liar(void)
     result(&x, 1, q.round, own(0), remote_addr(&y, 0), R2_SEEN_SILENT); /* about our own NIC */
     play(only_y, ROUND_MS);
     CHECK(r2_nic_usable(0));
-    CHECK_EQ(remote_state(&y, 0), R2_PATH_UP);
+    CHECK(remote_up(&y, 0));
     end();
 }
 
@@ -321,7 +319,7 @@ static void test_asked(void)
     CHECK(hear_result(&x, 4711, seen, &n, 300));
     CHECK_EQ(outcome(seen, n, own(0), remote_addr(&x, 0)), R2_SEEN_SILENT);
     CHECK_EQ(outcome(seen, n, own(0), remote_addr(&y, 0)), R2_SEEN_ANSWERED);
-    CHECK_EQ(remote_state(&x, 0), R2_PATH_UP); /* a question is no verdict */
+    CHECK(remote_up(&x, 0)); /* a question is no verdict */
     CHECK(r2_nic_usable(0));
     end();
 }
@@ -378,12 +376,12 @@ static void test_hint_answered(void)
     begin();
     hint(&y, 1, remote_addr(&x, 0));
     play(everybody, 500);
-    CHECK_EQ(remote_state(&x, 0), R2_PATH_UP);
+    CHECK(remote_up(&x, 0));
     hint(&y, 1, own(0));
     play(everybody, 500);
     CHECK(r2_nic_usable(0));
-    CHECK_EQ(remote_state(&x, 0), R2_PATH_UP);
-    CHECK_EQ(remote_state(&y, 0), R2_PATH_UP);
+    CHECK(remote_up(&x, 0));
+    CHECK(remote_up(&y, 0));
     end();
 }
 
@@ -395,8 +393,8 @@ static void test_hint_confirmed(void)
     a = path_of(&x, 0);
     hint(&y, 1, remote_addr(&x, 0));
     CHECK(remote_wait_flag(&a->is_shut)); /* heartbeats are far from telling */
-    CHECK_EQ(remote_state(&x, 1), R2_PATH_UP);
-    CHECK_EQ(remote_state(&y, 0), R2_PATH_UP);
+    CHECK(remote_up(&x, 1));
+    CHECK(remote_up(&y, 0));
     end();
 }
 
@@ -414,7 +412,7 @@ static void test_hint_about_a_drained_nic(void)
     CHECK(fake_next(a, &c)); /* so that its path stays for a while */
     r2_nicstate_drain(0);
     CHECK(!r2_nic_usable(0));
-    CHECK_EQ(remote_state(&x, 0), R2_PATH_UP);
+    CHECK(remote_up(&x, 0));
     hints = __atomic_load_n(&r2_eng.n->locate_hints, __ATOMIC_RELAXED);
     hint(&y, 1, own(0));
     for (int ms = 0; ms < ROUND_MS; ms += 5) {
@@ -422,7 +420,7 @@ static void test_hint_about_a_drained_nic(void)
         fake_sleep_ms(5);
     }
     CHECK_EQ(__atomic_load_n(&r2_eng.n->locate_hints, __ATOMIC_RELAXED), hints);
-    CHECK_EQ(remote_state(&x, 0), R2_PATH_UP);
+    CHECK(remote_up(&x, 0));
     CHECK(!atomic_load(&a->is_shut));
     r2_nicstate_undrain(0);
     end();
@@ -476,7 +474,7 @@ static void test_one_side_blind(void)
     CHECK_EQ(remote_down(path_of(&y, 2), a), 0); /* late, over another path */
     CHECK_EQ(remote_down(path_of(&y, 1), a), 0);
     fake_sleep_ms(50);
-    CHECK_EQ(remote_state(&y, 0), R2_PATH_UP);
+    CHECK(remote_up(&y, 0));
     CHECK(!atomic_load(&again->is_shut));
 
     b = path_of(&x, 0); /* we send: the receiver says that it has fenced it */
@@ -486,7 +484,7 @@ static void test_one_side_blind(void)
     CHECK(again);
     CHECK_EQ(remote_fenced(path_of(&x, 2), b), 0);
     fake_sleep_ms(50);
-    CHECK_EQ(remote_state(&x, 0), R2_PATH_UP);
+    CHECK(remote_up(&x, 0));
     end();
 }
 
@@ -504,7 +502,7 @@ static void test_both_at_once(void)
     CHECK(remote_wait_flag(&a->is_shut));
     CHECK(hears_ms(&y, R2_F_FENCED, &m, sizeof(m), 1000));
     CHECK_EQ(m.gen, a->params.gen);
-    CHECK_EQ(remote_state(&y, 1), R2_PATH_UP);
+    CHECK(remote_up(&y, 1));
 
     b = path_of(&x, 0);
     fake_fail(b, ETIMEDOUT, false); /* our DOWN is on its way */
@@ -512,7 +510,7 @@ static void test_both_at_once(void)
     CHECK_EQ(remote_fenced(path_of(&x, 2), b), 0);
     CHECK(remote_wait_flag(&b->is_shut));
     CHECK(remote_path(&x, 0, b->params.gen));
-    CHECK_EQ(remote_state(&x, 1), R2_PATH_UP);
+    CHECK(remote_up(&x, 1));
     end();
 }
 
@@ -527,7 +525,7 @@ static void test_words_reordered(void)
     CHECK_EQ(remote_nic(path_of(&x, 1), 0, false, 6), 0);
     CHECK_EQ(remote_nic(path_of(&x, 1), 0, false, 6), 0);
     fake_sleep_ms(100);
-    CHECK_EQ(remote_state(&x, 0), R2_PATH_UP);
+    CHECK(remote_up(&x, 0));
     CHECK(!atomic_load(&a->is_shut));
     CHECK_EQ(remote_nic(path_of(&x, 1), 0, false, 8), 0);
     CHECK(remote_wait_flag(&a->is_shut));

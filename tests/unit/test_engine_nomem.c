@@ -36,12 +36,12 @@ static void test_up_without_memory(void)
     atomic_store(&no_memory, true);
     CHECK(fake_up(ep));
     r2_peer_lock(path->peer);
-    ready = path->ctrl_ready;
+    ready = r2_path_takes_frames(path);
     state = (int)path->state;
     r2_peer_unlock(path->peer);
     atomic_store(&no_memory, false);
     CHECK(!ready);
-    CHECK(state != R2_PATH_UP);
+    CHECK_EQ(state, R2_PATH_WAIT);
     CHECK(fake_find(r.id, 0, 0, ep->params.gen));
     CHECK(remote_open(&r, 1));
     remote_end(&r);
@@ -80,7 +80,7 @@ static void wait_goes_on(bool first)
     CHECK(fake_up(ep));
     r2_peer_lock(p);
     now_since = p->no_path_since;
-    up = path->state == R2_PATH_UP;
+    up = r2_path_is_up(path);
     served = path->ever_up || path->quiet || path->down_at;
     r2_peer_unlock(p);
     atomic_store(&no_memory, false);

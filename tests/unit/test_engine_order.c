@@ -107,10 +107,11 @@ static void test_the_nearest_stands_in(void)
     r2_eng.set = &migrate;
     for (int i = 0; i < NICS; i++) {
         CHECK_EQ(r2_conn_stays(r.conn), in_turn[i]);
-        ((struct r2_path *)ep[in_turn[i]]->params.owner)->testing = true; /* takes no chunks */
+        ((struct r2_path *)ep[in_turn[i]]->params.owner)->state =
+            R2_PATH_TESTING; /* takes no chunks */
     }
     for (int i = 0; i < NICS; i++)
-        ((struct r2_path *)ep[i]->params.owner)->testing = false;
+        ((struct r2_path *)ep[i]->params.owner)->state = R2_PATH_PROVEN;
     r2_eng.set = was;
     r2_peer_unlock(r.conn->peer);
     remote_end(&r);

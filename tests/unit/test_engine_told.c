@@ -223,7 +223,7 @@ static void test_causes_stay(void)
     r2_path_spare(path, true);
     r2_path_spare(path, false);
     CHECK_STR(seg->paths[path->shown.row].cause, "a verdict");
-    path->state = R2_PATH_UP;
+    path->state = R2_PATH_PROVEN;
     path->health.state = R2_HEALTH_HEALTHY;
     path->ever_up = true;
     path->missed = false;

@@ -36,7 +36,7 @@ static bool failed(int lnic, int rnic)
 
     r2_peer_lock(r.conn->peer);
     path = r2_path_find(r.conn->peer, lnic, rnic, R2_VIA_TCP);
-    yes = path && path->first_choice && path->state != R2_PATH_UP && path->fails;
+    yes = path && path->first_choice && !r2_path_is_up(path) && path->fails;
     pthread_mutex_unlock(&r.conn->peer->lock);
     return yes;
 }

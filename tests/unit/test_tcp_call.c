@@ -140,7 +140,7 @@ static void test_every_path_silent(void)
     CHECK_GT(tx->peer->n_up, 0);
     for (int i = 0; i < tx->peer->n_paths; i++) {
         if (tx->peer->paths[i]->rnic == 1) /* nothing listens there */
-            CHECK(tx->peer->paths[i]->state != R2_PATH_UP);
+            CHECK(!r2_path_is_up(tx->peer->paths[i]));
     }
     r2_peer_moved(tx->peer, 1, &before); /* and back, so that it ends in order */
     pthread_mutex_unlock(&tx->peer->lock);

@@ -396,7 +396,7 @@ static void sockets_stand_by(void)
     for (int i = 0; i < p->n_paths; i++) {
         if (p->paths[i]->transport != R2_VIA_TCP)
             continue;
-        up += p->paths[i]->state == R2_PATH_UP;
+        up += r2_path_is_up(p->paths[i]);
         CHECK_EQ(p->paths[i]->last_err, 0);
     }
     r2_peer_unlock(p);

@@ -123,7 +123,7 @@ static void view_one(struct r2_ep *ep, struct view *v)
     path = ep->owner;
     r2_vep_unlock(ep);
     r2_peer_lock(path->peer);
-    v->proven = path->ep == ep && path->state == R2_PATH_UP && !path->testing;
+    v->proven = path->ep == ep && path->state == R2_PATH_PROVEN;
     r2_peer_unlock(path->peer);
 }
 

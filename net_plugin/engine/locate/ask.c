@@ -25,7 +25,7 @@ static bool say(struct r2_peer *p, int avoid, uint8_t type, const void *a, size_
         for (int i = 0; i < p->n_paths && said < SAY_TWICE; i++) {
             struct r2_path *path = p->paths[i];
 
-            if (path->state == R2_PATH_UP && path->ctrl_ready && rank_of(path, avoid) == rank &&
+            if (r2_path_takes_frames(path) && rank_of(path, avoid) == rank &&
                 r2_out_frame(path, type, a, a_len, b, b_len) == 0)
                 said++;
         }

@@ -66,7 +66,7 @@ static void explain(struct r2_peer *p, int lnic, int rnic, const char *why)
     for (int i = 0; i < p->n_paths; i++) {
         struct r2_path *path = p->paths[i];
 
-        if (path->lnic != lnic || path->rnic != rnic || path->state == R2_PATH_UP)
+        if (path->lnic != lnic || path->rnic != rnic || r2_path_is_up(path))
             continue;
         snprintf(path->shown.verdict, sizeof(path->shown.verdict), "%s", why);
         r2_control_path_cause(r2_eng.ctl, path->shown.row, path->shown.verdict);
@@ -365,7 +365,7 @@ static void fail_pair(const struct r2_target *t)
         for (int k = 0; other && k < p->n_paths; k++) {
             struct r2_path *path = p->paths[k];
 
-            if (path->state == R2_PATH_UP && path->lnic == t->lnic &&
+            if (r2_path_is_up(path) && path->lnic == t->lnic &&
                 r2_same_nic(&p->rnics[path->rnic].addr, &t->addr))
                 r2_path_fail(path, path->gen, ETIMEDOUT, "a hint; then a probe was not answered");
         }

@@ -96,7 +96,8 @@ static bool is_served(const struct r2_peer *p)
     for (int i = 0; i < p->n_paths; i++) {
         const struct r2_path *path = p->paths[i];
 
-        served |= r2_path_hb_answers(path, 0) && !path->testing && !r2_path_wireless(path);
+        served |=
+            path->state == R2_PATH_PROVEN && r2_path_hb_answers(path, 0) && !r2_path_wireless(path);
     }
     return served;
 }

@@ -215,7 +215,7 @@ void r2_targets_paths(struct r2_round *r, const struct r2_wire_addr *about)
             struct r2_rnic *rn = &p->rnics[path->rnic];
             char label[R2_WIRE_NAME];
 
-            if (path->state != R2_PATH_UP || !rn->known || r2_nic_own(&rn->addr) >= 0 ||
+            if (!r2_path_is_up(path) || !rn->known || r2_nic_own(&rn->addr) >= 0 ||
                 !(own >= 0 ? path->lnic == own : r2_same_nic(&rn->addr, about)))
                 continue;
             r2_locate_label(label, rn->name, p->host);

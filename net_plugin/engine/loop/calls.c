@@ -159,7 +159,7 @@ static void help(struct r2_conn *c, bool awake)
     for (int i = 0; i < c->peer->n_paths; i++) {
         struct r2_path *path = c->peer->paths[i];
 
-        if (path->state == R2_PATH_UP && !path->spare) {
+        if (r2_path_is_up(path) && !path->spare) {
             eps[n++] = path->ep;
             r2_eng.ops->get(path->ep);
         }

@@ -469,7 +469,7 @@ int r2_up_ctrl(void *owner, struct r2_ep *ep, uint8_t type, const uint8_t *body,
     /* A frame of a dead generation is not believed: what it said is repeated on a live path. An
      * acknowledgement is, whoever brings it and when: what has arrived stays so, and who said it
      * may not be there any more to repeat it. */
-    if (path->ep == ep && path->state == R2_PATH_UP && handlers[type])
+    if (path->ep == ep && r2_path_is_up(path) && handlers[type])
         rc = handlers[type](path, body);
     else if (type == R2_F_ACK)
         rc = on_ack(path, body);

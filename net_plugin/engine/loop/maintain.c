@@ -127,14 +127,14 @@ static void want(struct r2_path *path, bool spare, uint64_t now)
 /* Up, proven and not on its way out. */
 static bool serving(const struct r2_path *path)
 {
-    return path->state == R2_PATH_UP && !path->testing && path->health.state != R2_HEALTH_DRAINED;
+    return path->state == R2_PATH_PROVEN && path->health.state != R2_HEALTH_DRAINED;
 }
 
 /* Its first attempt, and then the test of its queue pairs, are given a moment before the next best
  * pair is tried as well. */
 static bool just_begun(const struct r2_path *path, uint64_t now)
 {
-    bool tested = path->state == R2_PATH_UP && path->testing;
+    bool tested = path->state == R2_PATH_TESTING;
     uint64_t from = tested ? path->test.at : path->attempt_at;
 
     return (tested || path->state == R2_PATH_CONNECTING) && path->fails == 0 &&
@@ -167,7 +167,7 @@ static int plan_nic(struct r2_peer *p, int lnic, int via, uint64_t now, bool ext
         }
         path->first_choice = i == 0;
         want(path, up > 0, now);
-        if (path->health.state == R2_HEALTH_DRAINED && path->state != R2_PATH_UP &&
+        if (path->health.state == R2_HEALTH_DRAINED && !r2_path_is_up(path) &&
             !r2_peer_left(p, via))
             r2_path_event(path, R2_HEALTH_EV_UNDRAIN, "no other path is left");
         up += serving(path);
@@ -437,7 +437,7 @@ static void refresh_suspect(struct r2_peer *p, uint64_t now)
         return;
     p->refresh_at = now;
     for (int i = 0; i < p->n_paths; i++) {
-        if (p->paths[i]->state == R2_PATH_UP && p->paths[i]->hb.silent) {
+        if (r2_path_is_up(p->paths[i]) && p->paths[i]->hb.silent) {
             r2_path_fail(p->paths[i], p->paths[i]->gen, ETIMEDOUT, "every path silent: made anew");
             return;
         }
@@ -450,7 +450,7 @@ static void mark_all(struct r2_peer *p)
     for (int i = 0; i < p->n_paths; i++) {
         struct r2_path *path = p->paths[i];
 
-        if (path->state == R2_PATH_UP && path->hb.fresh)
+        if (r2_path_is_up(path) && path->hb.fresh)
             r2_eng.ops->mark(path->ep);
         path->hb.fresh = false;
     }
@@ -479,7 +479,7 @@ static void publish_damping(struct r2_path *path, uint64_t now)
  * is not confirmed. */
 static uint64_t under_way(const struct r2_path *path)
 {
-    if (path->state != R2_PATH_UP && path->down_gen <= path->fenced_gen)
+    if (!r2_path_is_up(path) && path->down_gen <= path->fenced_gen)
         return 0;
     return r2_pathrate_inflight(&path->rate);
 }
@@ -497,7 +497,7 @@ static void publish(struct r2_peer *p, uint64_t now)
         r2_gauge(&n->rate, r2_pathrate_rate(&path->rate));
         r2_gauge(&n->rtt_us, path->rtt_ns / 1000);
         r2_gauge(&n->replayed_bytes, path->replayed);
-        if (path->state == R2_PATH_UP && path->heard)
+        if (r2_path_is_up(path) && path->heard)
             r2_gauge(&n->heard_mono_ns, path->hb.proven_at);
         if (weight != path->shown.weight)
             r2_control_path_weight(r2_eng.ctl, path->shown.row, weight / 10,

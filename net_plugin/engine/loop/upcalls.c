@@ -138,9 +138,9 @@ static void up_failed(void *owner, struct r2_ep *ep, int err, const struct r2_ep
         if (h->there && path->state == R2_PATH_CONNECTING)
             r2_peer_answers(p);
         r2_path_fail(path, path->gen, err,
-                     h->cause                    ? h->cause
-                     : path->state == R2_PATH_UP ? "connection error"
-                                                 : "connect");
+                     h->cause              ? h->cause
+                     : r2_path_is_up(path) ? "connection error"
+                                           : "connect");
         if (h->given_up)
             r2_peer_given_up(p, path->attempt_at);
         if (p->out && p->n_up && p->resync_wanted)

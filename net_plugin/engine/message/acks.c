@@ -93,7 +93,7 @@ void r2_recv_out_acks(struct r2_peer *p)
 
         r2_list_del(&c->acks);
         /* The path that brought the bytes is alive, or was a moment ago. */
-        if (!path || path->state != R2_PATH_UP || !path->ctrl_ready || path->lags)
+        if (!path || !r2_path_takes_frames(path) || path->lags)
             path = r2_acks_path(c);
         if (path)
             out_ack(c, path);
@@ -176,7 +176,7 @@ static bool unsaid_to(const struct r2_peer *p)
     const struct r2_list *n;
 
     for (int i = 0; i < p->n_paths; i++) {
-        if (p->paths[i]->state == R2_PATH_UP && has_frames(p->paths[i]))
+        if (r2_path_is_up(p->paths[i]) && has_frames(p->paths[i]))
             return true;
     }
     R2_LIST_FOR_EACH (n, &p->conn_list) {

@@ -108,7 +108,7 @@ static void give_room(void *arg, const struct r2_send_report *rep)
     struct r2_peer *p = arg;
     struct r2_path *path = rep->path < p->n_paths ? p->paths[rep->path] : NULL;
 
-    if (path && path->gen == rep->gen && path->state == R2_PATH_UP && rep->stamp.first_sent_ns)
+    if (path && path->gen == rep->gen && r2_path_is_up(path) && rep->stamp.first_sent_ns)
         r2_pathrate_on_lost(&path->rate, rep->bytes);
 }
 

@@ -179,7 +179,7 @@ static void ask_again(struct r2_conn *c)
     for (int i = 0; i < c->peer->n_paths; i++) {
         struct r2_path *path = c->peer->paths[i];
 
-        if (path->state == R2_PATH_UP && path->ctrl_ready)
+        if (r2_path_takes_frames(path))
             r2_out_frame(path, R2_F_REVOKE, &m, sizeof(m), NULL, 0);
     }
 }

@@ -78,7 +78,7 @@ static bool send_eager(struct r2_conn *c, struct r2_req *r)
     struct r2_msg_eager m = {.conn = c->id, .seq = r->seq, .size = (uint32_t)r->size};
     struct r2_chunk chunk;
 
-    if (!path || path->testing ||
+    if (!path || path->state != R2_PATH_PROVEN ||
         !r2_send_next(&r->led.send, UINT32_MAX, path->index, path->gen, r2_now_ns(), &chunk))
         return false;
     m.gen = path->gen;
@@ -190,7 +190,7 @@ static void report(void *arg, const struct r2_send_report *rep)
     struct r2_path *path = rep->path < p->n_paths ? p->paths[rep->path] : NULL;
     uint64_t now = r2_now_ns();
 
-    if (!path || path->gen != rep->gen || path->state != R2_PATH_UP)
+    if (!path || path->gen != rep->gen || !r2_path_is_up(path))
         return;
     if (p->resume_from && rep->t_sent_ns > p->resume_from)
         resumed(path);

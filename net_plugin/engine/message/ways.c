@@ -106,7 +106,7 @@ bool r2_conn_has_way(struct r2_conn *c, bool proven)
         /* By any path: that there is none is the peer's time. */
         way |= proven && !r2_send_device(r) && !r2_peer_served(p);
         for (int i = 0; i < p->n_paths && !way; i++)
-            way = p->paths[i]->state == R2_PATH_UP && !(proven && p->paths[i]->testing) &&
+            way = (proven ? p->paths[i]->state == R2_PATH_PROVEN : r2_path_is_up(p->paths[i])) &&
                   r2_send_carries(p->paths[i], r);
     }
     return way || !waits;

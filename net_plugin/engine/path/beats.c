@@ -64,8 +64,8 @@ void r2_peer_hb_intervals(struct r2_peer *p, bool busy, uint64_t now)
     int active = 0;
 
     for (int i = 0; i < p->n_paths && busy; i++)
-        active += p->paths[i]->state == R2_PATH_UP &&
-                  (in_use(p->paths[i], now) || now < p->hb_doubt_until);
+        active +=
+            r2_path_is_up(p->paths[i]) && (in_use(p->paths[i], now) || now < p->hb_doubt_until);
     count(p, active, p->n_up - active);
     load.active = (unsigned)atomic_load_explicit(&active_paths, memory_order_relaxed);
     load.idle = (unsigned)atomic_load_explicit(&idle_paths, memory_order_relaxed);
@@ -86,7 +86,7 @@ void r2_peer_hb_doubt(struct r2_peer *p, uint64_t now)
 
 bool r2_path_hb_answers(const struct r2_path *path, uint64_t since)
 {
-    return path->state == R2_PATH_UP && path->hb.marked && !path->hb.unanswered &&
+    return r2_path_is_up(path) && path->hb.marked && !path->hb.unanswered &&
            path->hb.proven_at >= since;
 }
 
@@ -152,7 +152,7 @@ uint64_t r2_peer_hb_next(struct r2_peer *p, uint64_t now)
         struct r2_hb_watch w;
         uint64_t next;
 
-        if (path->state != R2_PATH_UP || !path->hb.marked || path->stalled)
+        if (!r2_path_is_up(path) || !path->hb.marked || path->stalled)
             continue; /* stalled: the longer TCP has, the better */
         w = watch_of(path, now);
         next = r2_hb_next(&w);
@@ -190,8 +190,8 @@ static void use_lanes(struct r2_path *path, const struct r2_ep_health *h, uint64
 
     /* The sender's; while one that is to carry is not open yet, the others have to, and test chunks
      * come over all. */
-    if (r2_eng.set->lanes || !r2_eng.ops->use || !path->peer->out || path->testing ||
-        r2_eng.ops->lanes(path->ep) < l->now)
+    if (r2_eng.set->lanes || !r2_eng.ops->use || !path->peer->out ||
+        path->state != R2_PATH_PROVEN || r2_eng.ops->lanes(path->ep) < l->now)
         return;
     if (!r2_lanes_sample(l, h->segments, h->retransmits, now))
         return;
@@ -258,13 +258,13 @@ static int due_paths(struct r2_peer *p, uint64_t now, struct look *out)
     for (int i = 0; i < p->n_paths; i++) {
         const struct r2_path *path = p->paths[i];
 
-        due[i] = path->state == R2_PATH_UP ? look(p->paths[i], now) : R2_HB_NOT_YET;
+        due[i] = r2_path_is_up(path) ? look(p->paths[i], now) : R2_HB_NOT_YET;
         along |= due[i] == R2_HB_DUE && is_calm(path, now);
     }
     for (int i = 0; i < p->n_paths; i++) {
         struct r2_path *path = p->paths[i];
 
-        if (due[i] == R2_HB_NOT_YET && along && path->state == R2_PATH_UP && is_calm(path, now)) {
+        if (due[i] == R2_HB_NOT_YET && along && r2_path_is_up(path) && is_calm(path, now)) {
             struct r2_hb_watch w = watch_of(path, now);
 
             due[i] = r2_hb_along(&w);
@@ -290,7 +290,7 @@ void r2_peer_beat(struct r2_peer *p, uint64_t now, bool judge)
         r2_eng.ops->health(looks[i].ep, &looks[i].h);
     r2_peer_lock(p);
     for (int i = 0; i < n; i++) {
-        if (looks[i].path->state == R2_PATH_UP && looks[i].path->ep == looks[i].ep)
+        if (r2_path_is_up(looks[i].path) && looks[i].path->ep == looks[i].ep)
             beat(&looks[i], now, judge);
         r2_eng.ops->put(looks[i].ep);
     }
@@ -305,7 +305,7 @@ void r2_peer_judge_silence(struct r2_peer *p, uint64_t now)
     for (int i = 0; i < p->n_paths; i++) {
         struct r2_path *path = p->paths[i];
 
-        path->hb.silent = path->state == R2_PATH_UP && is_late(path);
+        path->hb.silent = r2_path_is_up(path) && is_late(path);
         silent += path->hb.silent;
     }
     all = silent && silent == p->n_up;

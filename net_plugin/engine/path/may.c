@@ -1,11 +1,21 @@
-/* What a path may carry now, from the least to the most demanding word: able, carries, usable,
+/* What a path may carry now, from the least to the most demanding word: is_up,
+ * takes_frames, able, carries, usable,
  * unlimited, well (engine/internal.h). Under the peer's lock. */
 #include "engine/internal.h"
 
+bool r2_path_is_up(const struct r2_path *path)
+{
+    return path->state == R2_PATH_STARTING || r2_path_takes_frames(path);
+}
+
+bool r2_path_takes_frames(const struct r2_path *path)
+{
+    return path->state == R2_PATH_TESTING || path->state == R2_PATH_PROVEN;
+}
+
 bool r2_path_able(const struct r2_path *path)
 {
-    return path->state == R2_PATH_UP && path->ctrl_ready && !path->testing &&
-           r2_health_carries(path->health.state);
+    return path->state == R2_PATH_PROVEN && r2_health_carries(path->health.state);
 }
 
 bool r2_path_carries(const struct r2_path *path)

@@ -45,7 +45,7 @@ int r2_out_frame(struct r2_path *path, uint8_t type, const void *a, size_t a_len
     struct r2_frame f = {
         .type = type, .version = R2_WIRE_VERSION, .len = (uint16_t)(a_len + b_len)};
 
-    if (!path->ep || path->state != R2_PATH_UP)
+    if (!path->ep || !r2_path_is_up(path))
         return -ENOTCONN;
     if (reserve(path, sizeof(f) + a_len + b_len)) {
         r2_path_fail(path, path->gen, ENOMEM, "no memory for control frames");
@@ -99,7 +99,7 @@ void r2_out_again(struct r2_peer *p)
     for (int i = 0; i < p->n_paths; i++) {
         struct r2_path *path = p->paths[i];
 
-        if (path->state == R2_PATH_UP && path->outbox.len > path->outbox.off)
+        if (r2_path_is_up(path) && path->outbox.len > path->outbox.off)
             path->outbox.flush_wanted = true;
     }
 }
@@ -110,7 +110,6 @@ void r2_out_reset(struct r2_path *path)
     path->outbox.total = path->outbox.said = 0;
     path->outbox.held_until = 0;
     path->outbox.flush_wanted = false;
-    path->ctrl_ready = false;
     while (!r2_list_empty(&path->outbox.flushq))
         r2_list_del(
             r2_list_first(&path->outbox.flushq)); /* r2_peer_resync acknowledges them anew */

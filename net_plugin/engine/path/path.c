@@ -202,7 +202,7 @@ static bool blameless(int err)
 static void ended(struct r2_path *path, bool clean, int err, const char *cause)
 {
     struct r2_peer *p = path->peer;
-    bool was_up = path->state == R2_PATH_UP, carried = was_up && !path->testing;
+    bool was_up = r2_path_is_up(path), carried = path->state == R2_PATH_PROVEN;
     uint64_t now = r2_now_ns();
 
     path->state = R2_PATH_WAIT;
@@ -224,7 +224,6 @@ static void ended(struct r2_path *path, bool clean, int err, const char *cause)
     } else if (p->out && clean) {
         path->fenced_gen = path->gen; /* it never carried a byte of a message */
     }
-    path->testing = false;
     backoff(path, now, !carried);
     r2_path_show(path, !was_up && path->shown.verdict[0] ? path->shown.verdict : cause);
     r2_peer_census(p);
@@ -233,7 +232,7 @@ static void ended(struct r2_path *path, bool clean, int err, const char *cause)
 bool r2_peer_served(const struct r2_peer *p)
 {
     for (int i = 0; i < p->n_paths; i++) {
-        if (p->paths[i]->state == R2_PATH_UP && !p->paths[i]->testing)
+        if (p->paths[i]->state == R2_PATH_PROVEN)
             return true;
     }
     return false;
@@ -269,7 +268,7 @@ void r2_path_wait_late(const struct r2_peer *p)
 void r2_path_fail(struct r2_path *path, uint32_t gen, int err, const char *cause)
 {
     struct r2_peer *p = path->peer;
-    bool was_up = path->state == R2_PATH_UP, carried = was_up && !path->testing;
+    bool was_up = r2_path_is_up(path), carried = path->state == R2_PATH_PROVEN;
     bool clean = path->fenced_gen >= path->down_gen; /* nothing older waits for its fence */
 
     if (gen > path->gen)
@@ -308,7 +307,7 @@ void r2_path_up(struct r2_path *path)
     struct r2_peer *p = path->peer;
     uint64_t now = r2_now_ns();
 
-    path->state = R2_PATH_UP;
+    path->state = R2_PATH_STARTING;
     path->hb.silent = false;
     path->hb.unanswered = 0;
     path->hb.asked_for = path->hb.quiet_from = path->hb.used_at = 0;
@@ -321,19 +320,18 @@ void r2_path_up(struct r2_path *path)
     path->shown.verdict[0] = '\0';
     p->reached[path->lnic] |= (uint16_t)(1u << path->rnic);
     path->heard = path->shown.up = false;
-    path->testing = true; /* until its first frames are out it has carried nothing */
     r2_out_info(path);
-    if (path->state != R2_PATH_UP) /* no memory for the frame */
+    if (!r2_path_is_up(path)) /* no memory for the frame */
         return;
-    path->ctrl_ready = true;
+    path->state = R2_PATH_TESTING;
     path->grey = R2_WEIGHT_FULL; /* what was measured is forgotten too */
     r2_grey_path_up(path);
     r2_lanes_init(&path->lanes, r2_eng.ops->planned(path->ep));
     path->owes_until = 0;
     r2_path_test(path);
-    if (path->state != R2_PATH_UP) /* the same */
+    if (!r2_path_is_up(path)) /* the same */
         return;
-    r2_path_show(path, path->testing ? "test chunks are under way" : "");
+    r2_path_show(path, path->state == R2_PATH_TESTING ? "test chunks are under way" : "");
     r2_peer_census(p);
     p->todo |= R2_TODO_WEIGH;
     if (p->n_up == 1) {
@@ -393,7 +391,7 @@ int r2_path_connect(struct r2_path *path, uint64_t now)
 /* Not on its way in or out. */
 static bool fit(const struct r2_path *path)
 {
-    return !path->testing && path->health.state != R2_HEALTH_DRAINED;
+    return path->state == R2_PATH_PROVEN && path->health.state != R2_HEALTH_DRAINED;
 }
 
 /* Frames are few, so a limited weight does not matter to them, but warm spares come last. What does
@@ -418,7 +416,7 @@ struct r2_path *r2_path_for_ctrl(struct r2_peer *p, int home, int remote_home)
     for (int i = 0; i < p->n_paths; i++) {
         struct r2_path *path = p->paths[i];
 
-        if (path->state != R2_PATH_UP || !path->ctrl_ready)
+        if (!r2_path_takes_frames(path))
             continue;
         if (path->hb.unanswered == 0 && path->share.weight && fit(path) && !path->lags &&
             (home < 0 || path->lnic == home) && (remote_home < 0 || path->rnic == remote_home))

@@ -49,9 +49,9 @@ static enum r2_seg_path_state shown_as(const struct r2_path *path)
 
     if (path->health.state != R2_HEALTH_UNREACHED)
         return as[path->health.state];
-    if (path->state == R2_PATH_UP && !path->testing)
+    if (path->state == R2_PATH_PROVEN)
         return R2_SEG_PATH_UP;
-    if (path->state == R2_PATH_UP || path->state == R2_PATH_CONNECTING)
+    if (r2_path_is_up(path) || path->state == R2_PATH_CONNECTING)
         return R2_SEG_PATH_CONNECTING;
     if (!path->ever_up)
         return R2_SEG_PATH_NEVER_REACHED;
@@ -149,7 +149,7 @@ static enum r2_census census_of(const struct r2_path *path, bool others)
 
     if (r2_path_wireless(path))
         return R2_CENSUS_NONE;
-    if (path->state == R2_PATH_UP && !path->testing && path->health.state != R2_HEALTH_SUSPECT)
+    if (path->state == R2_PATH_PROVEN && path->health.state != R2_HEALTH_SUSPECT)
         return R2_CENSUS_OK;
     if (!others || p->life != R2_PEER_ALIVE || r2_list_empty(&p->conn_list) || !path->ever_up ||
         path->rnic >= p->n_rnics || !p->rnics[path->rnic].usable)
@@ -218,7 +218,7 @@ void r2_path_tell_up(struct r2_path *path)
 {
     uint64_t away = path->down_at ? r2_now_ns() - path->down_at : 0;
 
-    if (path->shown.up || !path->heard || path->testing || path->state != R2_PATH_UP)
+    if (path->shown.up || !path->heard || path->state != R2_PATH_PROVEN)
         return;
     path->shown.up = true;
     r2_path_journal(path, R2_EV_PATH_UP, 0, away, path->down_at ? "back" : "connected");
@@ -227,7 +227,7 @@ void r2_path_tell_up(struct r2_path *path)
 
 static void proven(struct r2_path *path, const char *cause)
 {
-    path->testing = false;
+    path->state = R2_PATH_PROVEN;
     path->fails = 0;
     path->ever_up = true;
     path->missed = false;
@@ -262,7 +262,7 @@ void r2_path_follow(struct r2_path *path)
     } else if (!drained && r2_path_event(path, R2_HEALTH_EV_UNDRAIN, "its NIC is given back")) {
         path->next_at = 0;
         path->fails = 0;
-        if (path->state == R2_PATH_UP && !path->testing) { /* it was not empty yet */
+        if (path->state == R2_PATH_PROVEN) { /* it was not empty yet */
             path->shown.up = false;
             proven(path, "its NIC is given back before it was empty");
         }
@@ -322,7 +322,6 @@ void r2_path_test(struct r2_path *path)
 
     path->test.out = path->test.want = 0; /* test.done: see up_accepted */
     path->test.at = path->peer->out ? r2_now_ns() : 0;
-    path->testing = true; /* R: until it is told that there is nothing to see, or has seen it */
     if (!path->peer->out)
         return;
     if (!fresh)
@@ -361,7 +360,7 @@ int r2_path_on_test_ack(struct r2_path *path, const uint8_t *body)
     memcpy(&m, body, sizeof(m));
     if (!path->peer->out)
         return -EPROTO;
-    if (path->testing && m.gen == path->gen && m.bytes >= path->test.want)
+    if (path->state == R2_PATH_TESTING && m.gen == path->gen && m.bytes >= path->test.want)
         proven(path, "test chunks have arrived");
     return 0;
 }
@@ -373,7 +372,8 @@ static void answer_test(struct r2_path *path)
 
     if (path->test.at && path->test.done >= path->test.want) {
         path->test.at = 0;
-        r2_out_frame(path, R2_F_TEST_ACK, &m, sizeof(m), NULL, 0);
+        if (r2_out_frame(path, R2_F_TEST_ACK, &m, sizeof(m), NULL, 0))
+            return; /* no memory: it is down again */
         proven(path, path->test.want ? "test chunks have arrived" : "");
     }
 }
@@ -422,7 +422,7 @@ void r2_path_forgive(struct r2_path *path)
 
 bool r2_path_suffices(const struct r2_path *path)
 {
-    return path->state == R2_PATH_UP && (path->transport != R2_VIA_TCP || !r2_eng.device_memory);
+    return r2_path_is_up(path) && (path->transport != R2_VIA_TCP || !r2_eng.device_memory);
 }
 
 int r2_peer_left(const struct r2_peer *p, int transport)
@@ -430,8 +430,7 @@ int r2_peer_left(const struct r2_peer *p, int transport)
     int n = 0;
 
     for (int i = 0; i < p->n_paths; i++)
-        n += transport == R2_VIA_TCP ? p->paths[i]->state == R2_PATH_UP
-                                     : r2_path_suffices(p->paths[i]);
+        n += transport == R2_VIA_TCP ? r2_path_is_up(p->paths[i]) : r2_path_suffices(p->paths[i]);
     return n;
 }
 
@@ -465,14 +464,14 @@ void r2_path_tick(struct r2_path *path, uint64_t now)
         tick_damped(path, now);
         break;
     case R2_HEALTH_DRAINED:
-        if (path->state == R2_PATH_UP && path->peer->out && now - path->drain_at > DRAIN_MIN_NS &&
+        if (r2_path_is_up(path) && path->peer->out && now - path->drain_at > DRAIN_MIN_NS &&
             is_empty(path))
             r2_path_fail(path, path->gen, 0, "drained");
         break;
     default:
         break;
     }
-    if (path->state == R2_PATH_UP && path->testing && path->peer->out) {
+    if (path->state == R2_PATH_TESTING && path->peer->out) {
         if (now - path->test.at > (one_sided(path) ? TEST_ONE_SIDED_NS : TEST_NS))
             r2_path_fail(path, path->gen, ETIMEDOUT, "test chunks did not arrive");
         else if (path->test.out < path->test.want)

@@ -154,7 +154,7 @@ void r2_words_repeat(struct r2_peer *p, uint64_t now)
 static void say_heard(struct r2_path *path, uint8_t type, int nic, uint32_t number)
 {
     struct r2_msg_heard m = {.type = type, .nic = (uint8_t)nic, .number = number};
-    struct r2_path *via = path->state == R2_PATH_UP ? path : r2_path_for_ctrl(path->peer, -1, -1);
+    struct r2_path *via = r2_path_is_up(path) ? path : r2_path_for_ctrl(path->peer, -1, -1);
 
     if (via && !r2_out_full(via)) /* else it is said again */
         r2_out_frame(via, R2_F_HEARD, &m, sizeof(m), NULL, 0);

@@ -198,7 +198,7 @@ static void unlock(struct r2_peer *p, bool push, bool soon, bool data)
     for (int i = 0; i < p->n_paths && n < FLUSH_MAX; i++) {
         struct r2_path *path = p->paths[i];
 
-        if (!path->ep || path->state != R2_PATH_UP ||
+        if (!path->ep || !r2_path_is_up(path) ||
             !(path->outbox.flush_wanted || path->outbox.kick_wanted))
             continue;
         eps[n] = path->ep;
@@ -209,7 +209,8 @@ static void unlock(struct r2_peer *p, bool push, bool soon, bool data)
         if (path->outbox.kick_wanted && !worth)
             worth = lanes_worth(p);
         left |= kick[n] || (soon && flush[n]);
-        lanes[n++] = path->testing ? R2_LANES_MAX : worth; /* each has its own to show */
+        lanes[n++] =
+            path->state == R2_PATH_TESTING ? R2_LANES_MAX : worth; /* each has its own to show */
         path->outbox.flush_wanted = false;
         path->outbox.kick_wanted = 0;
     }

@@ -283,7 +283,7 @@ bool r2_up_next_chunk(void *owner, struct r2_ep *ep, struct r2_bulk *bulk)
     bool found = false, any = false, rules;
 
     r2_peer_lock(p);
-    if (path->ep == ep && path->testing) {
+    if (path->ep == ep && path->state == R2_PATH_TESTING) {
         found = r2_path_test_next(path, bulk);
         goto out;
     }

@@ -247,7 +247,7 @@ void remote_end(struct remote *r)
     r2_engine_close(r->conn);
     r2_engine_close_listen(r->listen);
     for (int i = 0; i < r->nics; i++) {
-        struct r2_ep *ep = remote_state(r, i) == R2_PATH_UP ? fake_find(r->id, i, i, 0) : NULL;
+        struct r2_ep *ep = remote_up(r, i) ? fake_find(r->id, i, i, 0) : NULL;
 
         if (ep)
             fake_ctrl(ep, R2_F_CLOSE_ACK, &ack, sizeof(ack));
@@ -432,6 +432,13 @@ static struct r2_peer *find_peer(const struct remote *r)
         r2_peer_get(found);
     pthread_mutex_unlock(&r2_eng.lock);
     return found;
+}
+
+bool remote_up(const struct remote *r, int nic)
+{
+    int state = remote_state(r, nic);
+
+    return state >= R2_PATH_STARTING && state <= R2_PATH_PROVEN;
 }
 
 int remote_state(const struct remote *r, int nic)

@@ -76,7 +76,8 @@ bool remote_place(struct r2_ep *ep, const struct r2_bulk *b, const uint8_t *mess
 /* State of the path between NICs of that number (enum r2_path_state), -1: none; of queue pairs,
  * where there is one. */
 int remote_state(const struct remote *r, int nic);
-bool remote_there(const struct remote *r); /* the engine has not forgotten it */
+bool remote_up(const struct remote *r, int nic); /* proven or not */
+bool remote_there(const struct remote *r);       /* the engine has not forgotten it */
 bool remote_wait_state(const struct remote *r, int nic, int state);
 bool remote_suspect(const struct remote *r);
 /* Address of its NIC. */
