@@ -74,7 +74,7 @@ bool r2_path_suffices(const struct r2_path *path);
  * all, of queue pairs those that suffice. */
 int r2_peer_left(const struct r2_peer *p, int transport);
 /* Before the path gets an endpoint. False: no memory. */
-bool r2_path_grave(struct r2_path *path);
+bool r2_path_end_memory(struct r2_path *path);
 /* What a host answers from that NIC of the peer's comes from there: the two NICs have met, and the
  * peer's is not down, so no other one of the host stands in for it. */
 static inline bool r2_pair_speaks(const struct r2_peer *p, int lnic, int rnic)

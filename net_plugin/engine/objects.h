@@ -61,12 +61,12 @@ struct r2_path {
     uint8_t lnic, rnic; /* local NIC, the peer's NIC */
     uint8_t transport;  /* enum r2_transport_id: part of the path's identity */
     enum r2_path_state state;
-    uint32_t gen;           /* newest allotted (S) or accepted (R) */
-    uint32_t down_gen;      /* everything up to it is dead */
-    uint32_t fenced_gen;    /* ... and fenced at the receiver */
-    uint32_t shut_gen;      /* R: newest whose end is confirmed; an older one's may not be yet */
-    struct r2_ep *ep;       /* of generation `gen`; NULL unless CONNECTING or up */
-    struct r2_dying *grave; /* for it: memory that is there when it has to end */
+    uint32_t gen;        /* newest allotted (S) or accepted (R) */
+    uint32_t down_gen;   /* everything up to it is dead */
+    uint32_t fenced_gen; /* ... and fenced at the receiver */
+    uint32_t shut_gen;   /* R: newest whose end is confirmed; an older one's may not be yet */
+    struct r2_ep *ep;    /* of generation `gen`; NULL unless CONNECTING or up */
+    struct r2_dying *end_memory; /* for it: memory that is there when it has to end */
     bool ever_up, spare;
     bool missed;           /* an attempt has failed since it last carried anything */
     uint64_t refused_from; /* S: since then a host answers that the process is not there; or 0 */
@@ -199,7 +199,7 @@ struct r2_peer {
     struct r2_path *paths[R2_PATHS_MAX];
     struct r2_share_set shares; /* of the paths that take chunks */
     uint64_t shares_aged;
-    bool waived; /* S: for some connection (r2_conn.waived) */
+    bool any_path; /* S: for some connection (r2_conn.any_path) */
     struct r2_list dying;
     bool tcp_wanted;         /* S: some memory has no way but sockets */
     bool fresh_late;         /* S: queue pairs never came up and took too long (maintain.c) */
@@ -247,12 +247,12 @@ struct r2_req {
     struct r2_conn *conn;
     atomic_int state; /* release when the engine finishes, acquire in r2_engine_test */
     int error;
-    bool attached; /* in the connection's window; ledger in use */
-    bool lines;    /* R: the buffer is read before the receive is done */
-    bool arrived;  /* R: all bytes in place, the acknowledgement may not have left */
-    bool kept;     /* R: its clear-to-send was not said: r2_recv_say_kept */
-    uint8_t *copy; /* S: the engine's own, of a small message: engine/message/buffered.h */
-    bool told;     /* S: the application was told that it is done, before it was acknowledged */
+    bool attached;   /* in the connection's window; ledger in use */
+    bool lines;      /* R: the buffer is read before the receive is done */
+    bool arrived;    /* R: all bytes in place, the acknowledgement may not have left */
+    bool kept;       /* R: its clear-to-send was not said: r2_recv_say_kept */
+    uint8_t *copy;   /* S: the engine's own, of a small message: engine/message/buffered.h */
+    bool done_early; /* S: the application was told that it is done, before it was acknowledged */
     uint64_t seq;
     uint8_t *data;
     uint64_t size;       /* of the buffer; R: then of the message */
@@ -322,7 +322,7 @@ struct r2_conn {
     struct r2_list ready; /* peer->ready */
     uint64_t waiting;     /* bytes that bulk lanes may take */
     uint64_t stuck_since; /* r2_peer_check_stuck */
-    bool waived;          /* whichever path can carry them takes them: r2_peer_waive */
+    bool any_path;        /* whichever path can carry them takes them: r2_peer_allow_any_path */
     uint64_t posted;      /* receives posted by the peer: all seq below it */
     uint64_t oldest;      /* first message not acknowledged whole */
     uint64_t eager;       /* largest message sent before its clear-to-send */

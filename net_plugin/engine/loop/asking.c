@@ -184,14 +184,14 @@ static uint64_t patience(const struct r2_question *q)
     return r2_eng.ops->reached(q->ep) ? PATIENCE_REACHED_NS : q->patience;
 }
 
-static void bury(struct r2_peer *p, struct r2_question *q, int err)
+static void end_endpoint(struct r2_peer *p, struct r2_question *q, int err)
 {
-    struct r2_dying *d = q->grave;
+    struct r2_dying *d = q->end_memory;
 
     *d = (struct r2_dying){.ep = q->ep, .err = err};
     r2_list_add_tail(&p->dying, &d->node);
     q->ep = NULL;
-    q->grave = NULL;
+    q->end_memory = NULL;
 }
 
 /* A question that gives the network time does not keep its NIC from asking others meanwhile. */
@@ -201,7 +201,7 @@ static void step_aside(struct r2_asking *a, int l, uint64_t now)
 
     if (!q->ep || aside->ep || q->patience != PATIENCE_LONG_NS || now - q->at < PATIENCE_NS)
         return;
-    *q = (struct r2_question){.grave = aside->grave, .asked = was.asked};
+    *q = (struct r2_question){.end_memory = aside->end_memory, .asked = was.asked};
     *aside = was;
 }
 
@@ -211,7 +211,7 @@ static void give_up(struct r2_peer *p, uint64_t now)
         struct r2_question *q = &p->asking.by[i];
 
         if (q->ep && now - q->at >= patience(q))
-            bury(p, q, ETIMEDOUT);
+            end_endpoint(p, q, ETIMEDOUT);
     }
     for (int l = 0; l < r2_local.n; l++)
         step_aside(&p->asking, l, now);
@@ -272,7 +272,7 @@ static void ask(struct r2_peer *p, int l, int rnic, uint64_t now)
     struct r2_ep_params params = {.initiator = true, .probe = true, .owner = p};
     struct r2_question *q = &p->asking.by[l];
 
-    if (!q->grave && !(q->grave = malloc(sizeof(*q->grave))))
+    if (!q->end_memory && !(q->end_memory = malloc(sizeof(*q->end_memory))))
         return; /* memory that is there when it has to end */
     q->at = now;
     q->asked++;
@@ -333,7 +333,7 @@ void r2_peer_asked(struct r2_peer *p, struct r2_ep *ep, int err, const struct r2
         q += R2_MAX_NICS;
     if (q->ep != ep)
         return;
-    bury(p, q, err);
+    end_endpoint(p, q, err);
     if (h->refused || h->other_process) {
         r2_peer_refused(p, params->local_nic, params->remote_nic, now);
         p->asking.next_at = now + ASK_AGAIN_NS;
@@ -357,5 +357,5 @@ bool r2_peer_is_asking(const struct r2_peer *p)
 void r2_asking_free(struct r2_asking *a)
 {
     for (int i = 0; i < R2_QUESTIONS; i++)
-        free(a->by[i].grave);
+        free(a->by[i].end_memory);
 }

@@ -13,11 +13,11 @@
 
 /* R */
 struct r2_question {
-    struct r2_ep *ep;       /* the one that is out; NULL: none */
-    struct r2_dying *grave; /* as r2_path.grave */
-    uint64_t at;            /* when it was asked */
-    uint64_t patience;      /* for the peer's kernel */
-    unsigned asked;         /* ever */
+    struct r2_ep *ep;            /* the one that is out; NULL: none */
+    struct r2_dying *end_memory; /* as r2_path.end_memory */
+    uint64_t at;                 /* when it was asked */
+    uint64_t patience;           /* for the peer's kernel */
+    unsigned asked;              /* ever */
 };
 
 /* Part of a peer. */

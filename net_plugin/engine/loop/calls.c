@@ -49,7 +49,7 @@ static int post(struct r2_conn *c, void *data, size_t size, bool lines, struct r
     r->mr = mr;
     r->error = 0;
     r->lines = lines;
-    r->arrived = r->told = false;
+    r->arrived = r->done_early = false;
     r->attached = true;
     r->posted_at = r2_now_ns();
     atomic_store_explicit(&r->state, R2_REQ_ACTIVE, memory_order_relaxed);

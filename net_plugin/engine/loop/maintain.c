@@ -415,7 +415,7 @@ void r2_peer_task(struct r2_task *t)
 
         R2_LIST_FOR_EACH_SAFE (n, tmp, &p->conn_list)
             r2_send_pump(R2_CONTAINER_OF(n, struct r2_conn, node));
-        r2_peer_waive(p);
+        r2_peer_allow_any_path(p);
         r2_peer_kick(p);
     }
     retire(p, r2_now_ns());

@@ -71,7 +71,7 @@ static void *up_accepted(struct r2_ep *ep, const struct r2_ep_params *params)
         path = NULL;
     if (path)
         r2_path_fail(path, path->gen, ECONNRESET, "replaced by a newer generation");
-    if (path && !r2_path_grave(path))
+    if (path && !r2_path_end_memory(path))
         path = NULL;
     if (path) {
         path->gen = params->gen;

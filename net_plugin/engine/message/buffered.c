@@ -37,8 +37,8 @@ void r2_buffered_done(struct r2_req *r)
 {
     /* Pairs with the acquire in r2_engine_test: the buffer has been read. Once: who is told frees
      * the slot, and a message that is sent again leaves it alone. */
-    if (r->copy && !r->told) {
-        r->told = true;
+    if (r->copy && !r->done_early) {
+        r->done_early = true;
         atomic_store_explicit(&r->state, R2_REQ_DONE, memory_order_release);
     }
 }

@@ -138,7 +138,7 @@ void r2_req_finish(struct r2_req *r, int err)
     }
     if (r->copy)
         r2_buffered_free(r);
-    if (r->told)
+    if (r->done_early)
         return; /* the application looks at it no more, or uses it for another message soon */
     r->error = err;
     /* Pairs with the acquire in r2_engine_test: what the engine and its sockets did to the buffer

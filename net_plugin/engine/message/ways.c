@@ -66,29 +66,29 @@ void r2_conn_begins(struct r2_conn *c, const struct r2_req *r)
 {
     bool alone = r2_list_empty(&c->ready); /* nothing else of it waits: earlier ones do not count */
 
-    if (alone || !c->waived)
-        c->waived = only_stands_by(c, r);
-    c->peer->waived |= c->waived;
+    if (alone || !c->any_path)
+        c->any_path = only_stands_by(c, r);
+    c->peer->any_path |= c->any_path;
 }
 
-void r2_peer_waive(struct r2_peer *p)
+void r2_peer_allow_any_path(struct r2_peer *p)
 {
     struct r2_list *n;
 
-    if (p->waived) {
+    if (p->any_path) {
         R2_LIST_FOR_EACH (n, &p->conn_list)
-            R2_CONTAINER_OF(n, struct r2_conn, node)->waived = false;
+            R2_CONTAINER_OF(n, struct r2_conn, node)->any_path = false;
     }
-    p->waived = false;
+    p->any_path = false;
     R2_LIST_FOR_EACH (n, &p->ready) {
         struct r2_conn *c = R2_CONTAINER_OF(n, struct r2_conn, ready);
 
-        for (uint64_t s = c->oldest; s < c->next_seq && !c->waived; s++) {
+        for (uint64_t s = c->oldest; s < c->next_seq && !c->any_path; s++) {
             struct r2_req *r = r2_conn_req(c, s);
 
-            c->waived = r && r2_send_waiting(r) && only_stands_by(c, r);
+            c->any_path = r && r2_send_waiting(r) && only_stands_by(c, r);
         }
-        p->waived |= c->waived;
+        p->any_path |= c->any_path;
     }
 }
 

@@ -57,7 +57,7 @@ void r2_path_free(struct r2_path *path)
     r2_grey_path_free(path);
     r2_mem_less(sizeof(*path) + path->outbox.cap);
     free(path->outbox.data);
-    free(path->grave);
+    free(path->end_memory);
     free(path);
 }
 
@@ -113,19 +113,19 @@ static void backoff(struct r2_path *path, uint64_t now, bool attempt)
     path->fails++;
 }
 
-bool r2_path_grave(struct r2_path *path)
+bool r2_path_end_memory(struct r2_path *path)
 {
-    if (!path->grave)
-        path->grave = malloc(sizeof(*path->grave));
-    return path->grave;
+    if (!path->end_memory)
+        path->end_memory = malloc(sizeof(*path->end_memory));
+    return path->end_memory;
 }
 
-static void bury(struct r2_path *path, int err)
+static void end_endpoint(struct r2_path *path, int err)
 {
     struct r2_peer *p = path->peer;
-    struct r2_dying *d = path->grave;
+    struct r2_dying *d = path->end_memory;
 
-    path->grave = NULL;
+    path->end_memory = NULL;
     d->ep = path->ep;
     d->path = path;
     d->gen = r2_eng.ops->params(path->ep)->gen;
@@ -284,7 +284,7 @@ void r2_path_fail(struct r2_path *path, uint32_t gen, int err, const char *cause
         return;
     }
     if (path->ep)
-        bury(path, err);
+        end_endpoint(path, err);
     if (was_up || path->state == R2_PATH_CONNECTING)
         ended(path, clean, err, cause);
     r2_out_reset(path);
@@ -375,7 +375,7 @@ int r2_path_connect(struct r2_path *path, uint64_t now)
     r2_peer_get(p); /* the endpoint's, until `released` */
     r2_path_event(path, R2_HEALTH_EV_PROBE, "tried with fresh resources");
     rc = -ENOMEM;
-    if (r2_path_grave(path))
+    if (r2_path_end_memory(path))
         rc = r2_eng.ops->connect(&params, &ep);
     else
         r2_peer_put(p);

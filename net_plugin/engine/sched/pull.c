@@ -122,7 +122,7 @@ void r2_peer_kick(struct r2_peer *p)
     if (r2_list_empty(&p->ready))
         return;
     for (int i = 0; i < p->n_paths; i++)
-        space[i] = r2_path_usable(p->paths[i]) || (p->waived && r2_path_able(p->paths[i]))
+        space[i] = r2_path_usable(p->paths[i]) || (p->any_path && r2_path_able(p->paths[i]))
                        ? room(p->paths[i])
                        : 0;
     R2_LIST_FOR_EACH (n, &p->ready) {
@@ -131,7 +131,7 @@ void r2_peer_kick(struct r2_peer *p)
         uint64_t left = r ? c->waiting : 0;
         int stays = r2_conn_stays(c), first = stays < 0 ? c->home : stays, asked = 0;
 
-        for (int i = 0; i < p->n_paths && c->waived; i++)
+        for (int i = 0; i < p->n_paths && c->any_path; i++)
             kick_path(p->paths[i], left, &space[i]);
         for (int i = 0; i < p->n_paths && left; i++) {
             if (p->paths[i]->lnic != first || !r2_path_usable(p->paths[i]) ||
@@ -288,7 +288,8 @@ bool r2_up_next_chunk(void *owner, struct r2_ep *ep, struct r2_bulk *bulk)
         goto out;
     }
     rules = r2_path_usable(path);
-    if (path->ep != ep || !(rules || (p->waived && r2_path_able(path))) || r2_list_empty(&p->ready))
+    if (path->ep != ep || !(rules || (p->any_path && r2_path_able(path))) ||
+        r2_list_empty(&p->ready))
         goto out;
     if (!room(path)) {
         r2_slownics_full(path);
@@ -301,10 +302,10 @@ bool r2_up_next_chunk(void *owner, struct r2_ep *ep, struct r2_bulk *bulk)
     for (int turn = 0; turn < (r2_conn_narrow() ? 1 : 2) && !found; turn++) {
         R2_LIST_FOR_EACH_SAFE (n, tmp, &p->ready) {
             struct r2_conn *c = R2_CONTAINER_OF(n, struct r2_conn, ready);
-            bool home = c->waived || at_home(c, path->lnic);
+            bool home = c->any_path || at_home(c, path->lnic);
 
             any = true;
-            if (!(rules || c->waived) || home != (turn == 0) || !take_chunk(path, c, bulk))
+            if (!(rules || c->any_path) || home != (turn == 0) || !take_chunk(path, c, bulk))
                 continue;
             found = true;
             break;
