@@ -88,10 +88,10 @@ struct r2_agree_ops {
 struct r2_agree_config {
     const uint8_t *id; /* R2_AGREE_ID bytes; not signed or NULL: no plan changes */
     int rank, nranks;
-    uint64_t node;                  /* equal for ranks on one host, and only for those */
-    uint64_t settings;              /* hash of whatever must be equal on all ranks */
-    uint64_t timeout_ns;            /* longest wait of lookup; 0: R2CCL_AGREE_TIMEOUT */
-    const char *name;               /* for messages; copied */
+    uint64_t node;       /* equal for ranks on one host, and only for those */
+    uint64_t settings;   /* hash of whatever must be equal on all ranks */
+    uint64_t timeout_ns; /* longest wait of lookup; 0: agree_timeout_ns of the settings */
+    const char *name;    /* for messages; copied */
     const struct r2_agree_ops *ops; /* not copied */
     void *user;
 };

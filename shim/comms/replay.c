@@ -95,7 +95,7 @@ static void give_up(struct r2_follow *f)
     struct r2_follow_trace *t = &f->trace;
 
     R2_WARN("communicator %016llx: the replay of %s has ended before plan %d of %d, at operation "
-            "%llu: it has not come within R2CCL_AGREE_TIMEOUT; AllReduce goes back to NCCL's "
+            "%llu: it has not come in time; AllReduce goes back to NCCL's "
             "own choice on all ranks",
             (unsigned long long)r2_comms_id(f->comm), r2_tracing_path(), t->taken + 1,
             t->was->nplans, (unsigned long long)r2_agree_index(f->agree));

@@ -3,7 +3,7 @@
  * In a replay the leader proposes the recorded plans at the recorded operations
  * (schedules/replay.h), and a rank that comes to such an operation before its plan has been
  * proposed waits there: the run may be faster than the recorded one was, and a communicator takes
- * time to make. The wait ends, at the latest after R2CCL_AGREE_TIMEOUT, with the plan or with the
+ * time to make. The wait ends, at the latest after 60 s, with the plan or with the
  * replay; nothing depends on it but that the plan can be agreed.
  *
  * All ranks must replay traces of one run: the run's mark is among the settings that ranks compare

@@ -65,7 +65,7 @@ def count(lines: list[str]) -> Counter[str]:
 
 
 def environment(transport: str, **settings: str) -> dict[str, str]:
-    more = {"R2CCL_RDMA": "0"}
+    more = {"NCCL_IB_DISABLE": "1"}
     if transport == "verbs":
         library = paths.native_dir() / "fakeverbs" / "libibverbs.so.1"
         more = {"R2CCL_IBVERBS_LIB": str(library)}

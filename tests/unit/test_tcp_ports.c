@@ -116,7 +116,7 @@ int main(int argc, char **argv)
     snprintf(range, sizeof(range), "%u-%u", low, low + PORTS - 1);
     setenv("R2CCL_PORT_RANGE", range, 1);
     setenv("R2CCL_NICS", "127.0.1.1,127.0.2.1", 1);
-    setenv("R2CCL_RDMA", "0", 1);
+    setenv("NCCL_IB_DISABLE", "1", 1);
     setenv("R2CCL_SHM", "0", 1);
     setenv("R2CCL_IO_THREADS", "1", 1);
     return check_main(argc, argv, tests);
