@@ -358,7 +358,7 @@ static void generation(void)
 static void test_storm(void)
 {
     const char *text = getenv("R2_STORM_SECONDS");
-    uint64_t until = r2_now_ns() + (uint64_t)(text ? atoi(text) : 8) * R2_NS_PER_S;
+    uint64_t until = r2_now_ns() + (uint64_t)(text ? atoi(text) : 4) * R2_NS_PER_S;
     int generations = 0;
 
     atomic_store(&world.planned, 0);
