@@ -9,6 +9,7 @@
 #include <sys/socket.h>
 #include <sys/syscall.h>
 
+#include "await.h"
 #include "tcp_bed.h"
 #include "transport/tcp/tcp.h"
 
@@ -78,8 +79,7 @@ static void test_no_port_at_the_start(void)
     begin();
     CHECK_EQ(port_of(1), 0);
     let_go(1);
-    for (int ms = 0; ms < 5000 && !port_of(1); ms++)
-        usleep(1000);
+    AWAIT(port_of(1));
     CHECK_EQ(port_of(1), low);
 }
 
