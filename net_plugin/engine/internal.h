@@ -22,6 +22,12 @@ struct r2_peer *r2_peer_find(const uint8_t id[16], bool out);
 /* Under the lock: its NIC is there now, as it says without a path. */
 void r2_peer_moved(struct r2_peer *p, int nic, const struct r2_wire_addr *addr);
 void r2_peer_get(struct r2_peer *p);
+/* When what was left to I/O threads is looked at again (loop/look.c), after it was left. By then a
+ * lane that was relied on has come, or is relied on no more (AT_WORK_NS in bulk.c), and so a thread
+ * (AT_HAND_NS in io.c). */
+#define R2_LOOK_NS (300 * R2_NS_PER_US)
+/* A look is due at `at`, or earlier. Any thread, no lock. */
+void r2_look_by(unsigned long at);
 /* References to all peers, so that they can be locked without the engine's lock. The caller puts
  * each and frees the array. */
 struct r2_peer **r2_peer_all(int *count);
@@ -32,26 +38,34 @@ void r2_peer_lock(struct r2_peer *p);
 /* Releases the lock, then flushes outboxes and kicks lanes that were asked for meanwhile. May be
  * called with lane locks held: flushing only tries the control lane's lock. */
 void r2_peer_unlock(struct r2_peer *p);
-/* The same for who has other things to do: frames may be left to an I/O thread that is awake, which
- * says many with one call. */
+/* Releases the lock without a look at outboxes and lanes: whoever comes next sees to them. */
+void r2_peer_leave(struct r2_peer *p);
+/* As r2_peer_unlock, for who has other things to do: frames may be left to an I/O thread that is
+ * awake, which says many with one call. */
 void r2_peer_unlock_soon(struct r2_peer *p);
 /* The same after a request was posted. `eager`: it is a message that goes with the frames, at once
  * if the transport finds that best. `push`: the caller may send a single chunk itself. */
 void r2_peer_unlock_posted(struct r2_peer *p, bool eager, bool push);
-/* The peer's process does not exist any more (err -ECONNRESET), or no path came back
- * (-ETIMEDOUT): its connections fail. Under the lock. */
-void r2_peer_gone(struct r2_peer *p, int err, const char *cause);
 /* Endpoints of the peer, living and dying, each with a reference. Under the lock. */
 int r2_peer_eps(struct r2_peer *p, struct r2_ep **out, int max);
+
+/* ---- base.c: what is known about this node's NICs; any thread */
+/* As r2_transport_events.meeting. */
+int r2_nic_meeting(void);
+/* The NIC that has this address, -1: none, it is another node's. */
+int r2_nic_own(const struct r2_wire_addr *addr);
+/* A path over the NIC has proven itself, to a peer that is not on this node. */
+void r2_nic_met(int nic);
+
+/* ---- path.c: states of paths; all under the lock */
 void r2_peer_account(struct r2_peer *p, int delta); /* requests in flight */
 /* Something is about to wait for the peer. If it is the first, the time that the peer has been out
  * of reach begins anew: nobody has waited. Under the lock. */
 void r2_peer_waits(struct r2_peer *p, uint64_t now);
-
-/* ---- path.c: states of paths; all under the lock */
 /* Something begins to wait for a peer without paths: the journal says so, if it ever had one. */
 void r2_path_wait_late(const struct r2_peer *p);
 struct r2_path *r2_path_obtain(struct r2_peer *p, int lnic, int rnic, int transport);
+void r2_path_free(struct r2_path *path);
 struct r2_path *r2_path_find(struct r2_peer *p, int lnic, int rnic, int transport);
 /* Up, for whatever there may be to carry: where memory of devices is taken, sockets are not enough.
  */
@@ -112,6 +126,26 @@ void r2_peer_census(struct r2_peer *p);
 bool r2_nic_asked_in_vain(int nic);
 void r2_damp_rules_get(struct r2_damp_rules *out);
 
+/* ---- refusals.c: hosts that refuse; under the lock */
+/* An attempt between these NICs was refused, or another process answered. It counts with no path
+ * up only, and where it can tell something about the process (r2_pair_speaks). */
+void r2_peer_refused(struct r2_peer *p, int lnic, int rnic, uint64_t now);
+/* The process has answered, if only that it wants no such path, or its NICs have changed: what was
+ * refused before says nothing now. */
+void r2_peer_answers(struct r2_peer *p);
+
+/* ---- pathgrey.c: what is measured of a path; under the lock */
+void r2_grey_path_init(struct r2_path *path);
+void r2_grey_path_up(struct r2_path *path);
+void r2_grey_path_free(struct r2_path *path);
+void r2_grey_acked(struct r2_path *path, const struct r2_send_report *rep, uint64_t now);
+/* It takes chunks for trial soon again: it is slow, or its rate has fallen and nobody knows why. */
+bool r2_grey_path_doubted(const struct r2_path *path);
+/* The judge calls it slow or lossy, or does not any more. */
+void r2_grey_note(struct r2_path *path, bool grey);
+/* Paths of this node's NIC that are called so, and all that are watched. Any thread. */
+void r2_grey_counts(int nic, int *grey, int *all);
+
 /* ---- beats.c: heartbeats, and what their silence means; all under the lock */
 void r2_peer_hb_intervals(struct r2_peer *p, bool busy, uint64_t now);
 void r2_peer_hb_forget(struct r2_peer *p);
@@ -126,9 +160,20 @@ uint64_t r2_peer_hb_next(struct r2_peer *p, uint64_t now);
 void r2_peer_beat(struct r2_peer *p, uint64_t now, bool judge);
 void r2_peer_judge_silence(struct r2_peer *p, uint64_t now);
 
+/* ---- gone.c */
+/* The peer's process does not exist any more (err -ECONNRESET), or no path came back
+ * (-ETIMEDOUT): its connections fail. Under the lock. */
+void r2_peer_gone(struct r2_peer *p, int err, const char *cause);
+
 /* ---- peershow.c: what operators see of a peer; what stderr hears, once. Under the lock. */
 void r2_peer_show(struct r2_peer *p, uint64_t now);
 void r2_peer_tell_gone(const struct r2_peer *p, const char *cause);
+
+/* ---- carry_out.c */
+extern const struct r2_upper r2_loop_upper;
+
+/* ---- house.c */
+void r2_house_start(void);
 
 /* ---- maintain.c: the peer's task and timer */
 bool r2_peer_may_try(const struct r2_peer *p, int lnic);
@@ -149,14 +194,10 @@ void r2_out_reset(struct r2_path *path);
  * along. */
 void r2_out_again(struct r2_peer *p);
 size_t r2_up_next_ctrl(void *owner, struct r2_ep *ep, uint8_t *buf, size_t cap);
-void r2_up_ctrl_sent(void *owner, struct r2_ep *ep, uint64_t sent);
 void r2_out_info(struct r2_path *path);
 void r2_out_nic(struct r2_path *path, int nic);
 /* The peer does not read: what can be said later is. */
 bool r2_out_full(const struct r2_path *path);
-/* Repeats on live paths what is dead, cleared to send, arrived, opened and closed, and news about
- * NICs that nobody has acknowledged (words.c). */
-void r2_peer_resync(struct r2_peer *p);
 
 /* ---- dispatch.c */
 int r2_up_ctrl(void *owner, struct r2_ep *ep, uint8_t type, const uint8_t *body, size_t len);
@@ -178,7 +219,12 @@ void r2_conn_out_closed(struct r2_conn *c);
 void r2_conn_out_open(struct r2_conn *c);
 /* Takes a closed connection whose CLOSE is acknowledged out of the peer. */
 void r2_conn_reap(struct r2_conn *c);
-struct r2_req *r2_conn_req(struct r2_conn *c, uint64_t seq);
+static inline struct r2_req *r2_conn_req(struct r2_conn *c, uint64_t seq)
+{
+    struct r2_req *r = c->window[seq % R2_WINDOW];
+
+    return r && r->seq == seq ? r : NULL;
+}
 void r2_req_finish(struct r2_req *r, int err); /* err 0: done */
 
 /* ---- pull.c: which chunk goes over which path */
@@ -210,6 +256,12 @@ const struct r2_req *r2_send_first_waiting(struct r2_conn *c);
 void r2_send_more(struct r2_conn *c, uint64_t bytes);
 /* The clear-to-send of that message, or NULL. */
 const struct r2_cts_slot *r2_send_cts(const struct r2_conn *c, uint64_t seq);
+
+/* ---- resync.c */
+/* Repeats on live paths what is dead, cleared to send, arrived, opened and closed, and news about
+ * NICs that nobody has acknowledged (words.c). */
+void r2_peer_resync(struct r2_peer *p);
+void r2_up_ctrl_sent(void *owner, struct r2_ep *ep, uint64_t sent);
 
 /* ---- recv.c: the receiver's data plane */
 int r2_up_chunk_claim(void *owner, struct r2_ep *ep, struct r2_bulk *bulk, uint16_t lane);

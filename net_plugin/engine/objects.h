@@ -44,7 +44,7 @@ _Static_assert(R2_PATHS_VIA <= R2_WIRE_MAX_LANES, "CLOSE names each one-sided pa
 struct r2_peer;
 #include "engine/loop/asking.h"
 #include "engine/message/acks.h"
-#include "engine/peer/words.h"
+#include "engine/path/words.h"
 
 enum r2_path_state {
     R2_PATH_IDLE,       /* not wanted now */
@@ -71,6 +71,7 @@ struct r2_path {
     bool first_choice;     /* the best pair for its local NIC */
     int fails;             /* in a row */
     int last_err;
+    int blame; /* errno of an end whose NIC is to be found (R2_TODO_BLAME); 0: none */
     uint64_t next_at, down_at, attempt_at;
     struct r2_health health;
     struct r2_damp damp;
@@ -146,12 +147,29 @@ struct r2_rnic {
 
 enum r2_peer_life { R2_PEER_ALIVE, R2_PEER_GONE };
 
+/* What follows from a change. Who makes the change notes it under the peer's lock, in r2_peer.todo;
+ * the layers above carry it out before the lock is given up (r2_peer_unlock, r2_peer_leave). */
+enum r2_todo {
+    R2_TODO_WEIGH = 1, /* weights of its paths are to be counted anew */
+    R2_TODO_KICK = 2,  /* there is work for bulk lanes */
+    R2_TODO_BLAME = 4, /* paths have failed (r2_path.blame): which NIC is at fault? */
+};
+
+/* What layers above do for those below; set once, before the first peer is made. */
+struct r2_upper {
+    void (*began)(struct r2_peer *p);     /* a new one, nobody else has it yet: task and timers */
+    void (*ended)(struct r2_peer *p);     /* the last reference is gone */
+    void (*carry_out)(struct r2_peer *p); /* what is noted in `todo`; under the lock */
+    void (*nic_changed)(int nic);         /* peers are told another word about this node's NIC */
+};
+
 struct r2_peer {
     pthread_mutex_t lock;
     atomic_int refs;
     struct r2_list node;  /* r2_eng.peers; holds a reference */
     atomic_ulong look_at; /* when what was left is looked at again (look.c); 0: nothing was */
     atomic_ulong help_at; /* as a connection's, where all threads are awake */
+    unsigned todo;        /* enum r2_todo */
     bool listed;          /* written under r2_eng.lock and `lock`, but for a new one's */
     uint8_t id[16], secret[16];
     bool out;
@@ -347,7 +365,8 @@ enum r2_census { R2_CENSUS_NONE, R2_CENSUS_OK, R2_CENSUS_LOST, R2_CENSUSES };
 struct r2_nic_state {
     atomic_bool link_up, addr_gone; /* addr_gone: or its interface, or nobody listens there yet */
     atomic_int
-        telling; /* threads that are telling what has changed: no news before they are done */
+        telling;     /* threads that are telling what has changed: no news before they are done */
+    atomic_bool met; /* it has reached somebody since the process started */
     atomic_bool located; /* FAILED by a verdict: engine/locate says when it works again */
     atomic_uint epoch;   /* grows after each change of what peers are told: who reads it first never
                           * gives old word the newest number */
@@ -375,6 +394,7 @@ struct r2_engine {
     pid_t pid;         /* whose threads these are: a child of _Fork does not know that it is one */
     const struct r2_settings *set;
     const struct r2_transport_ops *ops;
+    const struct r2_upper *upper;
     uint8_t process[16], secret[16];
     char host[64];
     struct r2_nic_state nic_state[R2_MAX_NICS];

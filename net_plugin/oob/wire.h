@@ -22,7 +22,7 @@
 /* Of all that two plugins say to each other, hellos and handles included: another one is refused
  * (r2_engine_connect). 2: an accepting process may call who connects to it. 3: test chunks are
  * written by queue pairs as well (transport/verbs/card.h). 4: words about NICs are acknowledged
- * (HEARD). 5: R2CCL asks NCCL for larger pieces of sends and receives (engine/nic/p2pchunk.h),
+ * (HEARD). 5: R2CCL asks NCCL for larger pieces of sends and receives (engine/message/p2pchunk.h),
  * which must be of one size everywhere. */
 #define R2_WIRE_VERSION 5
 #define R2_WIRE_MAX_NICS 16

@@ -22,5 +22,7 @@ const struct r2_nic *r2_local_nic(int dev);
 void r2_local_now(int dev, struct r2_nic *out);
 /* Takes interface and address from `now`. I/O thread 0. */
 void r2_local_move(int dev, const struct r2_nic *now);
+/* One of them is where it was not at first. Any thread. */
+bool r2_local_moved(void);
 
 #endif

@@ -1,4 +1,4 @@
-"""The lab: nodes as network namespaces, NICs as veth pairs, rails as bridges. See docs/lab.md."""
+"""The lab (docs/testing.md): nodes as network namespaces, NICs as veth pairs, rails as bridges."""
 
 from r2ccl_ctl.lab.core import FAIL_MODES, Lab, remove
 from r2ccl_ctl.lab.spec import (

@@ -89,7 +89,7 @@ class Lab:
         if not netns.has_admin():
             raise LabError(
                 "making a lab from a program needs CAP_SYS_ADMIN and CAP_NET_ADMIN: be root "
-                "(docker: --privileged); docs/lab.md says how an ordinary user does it"
+                "(docker: --privileged); docs/testing.md says how an ordinary user does it"
             )
         store = Store(spec.name)
         with store.lock():

@@ -209,6 +209,6 @@ def text_table(rows: Sequence[Row]) -> str:
 
 
 def markdown_table(rows: Sequence[Row]) -> str:
-    """For docs/measurements.md."""
+    """As Markdown."""
     lines = [HEADINGS, ("---",) * len(HEADINGS), *(cells(row) for row in rows)]
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)

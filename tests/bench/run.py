@@ -182,7 +182,7 @@ def document(sections: Sequence[Section], options: Options, began: datetime) -> 
 
 
 def markdown(report: dict[str, Any], sections: Sequence[Section]) -> str:
-    """The tables for docs/measurements.md."""
+    """The report as Markdown."""
     lines = [
         f"{report['date']}, {report['hardware']}, {report['machine']['kernel']}, commit "
         f"{report['machine']['commit']}, `{report['command']}`, niceness {report['niceness']}; "

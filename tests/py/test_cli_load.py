@@ -1,7 +1,7 @@
 """What r2ccl-ctl loads: of its commands the one that is asked for, of what takes long what that one
 uses. An operator's completions and scripts call it often, and on machines that are busy.
 
-Rung 1. It measures nothing: docs/measurements.md does.
+Rung 1. It measures no time.
 """
 
 from __future__ import annotations

@@ -53,9 +53,7 @@ def test_every_setting_is_documented() -> None:
 
 @pytest.mark.parametrize("path", documents(), ids=lambda path: path.name)
 def test_names_in_documents_exist(path: Path) -> None:
-    """Figures and decisions of earlier versions may name their settings."""
-    past = path.name in ("measurements.md", "decisions.md")
-    known = {name for name, kind in setting_names().items() if kind != "GONE" or past}
+    known = {name for name, kind in setting_names().items() if kind != "GONE"}
     unknown = sorted(set(NAME.findall(path.read_text(encoding="utf-8"))) - known)
     assert not unknown, f"{path.name} names what settings.def does not have: {', '.join(unknown)}"
 
@@ -237,14 +235,14 @@ def test_invariants_name_tests_that_exist() -> None:
     assert not absent, f"docs/invariants.md names no test or case: {', '.join(absent)}"
 
 
-def test_invariants_that_comments_name_exist() -> None:
+def test_invariants_are_called_by_their_names() -> None:
     text = (ROOT / "docs/invariants.md").read_text(encoding="utf-8")
     names = {name.lower() for name in re.findall(r"^\| \*\*(.*?)\.\*\*", text, re.MULTILINE)}
     assert len(names) == 18
     unknown = {
         f"{path}: {name}"
         for path in source_files()
-        if path.suffix in (".c", ".h", ".py") and path.name != "test_docs.py"
+        if path.suffix in (".c", ".h", ".py", ".md") and path.name != "test_docs.py"
         for found in re.findall(r'invariant\s+"([^"]+)"', (ROOT / path).read_text(encoding="utf-8"))
         if (name := re.sub(r"\s+\*?\s*", " ", found).lower()) not in names
     }

@@ -2,6 +2,7 @@
  * 2): all paths are slow, full, and more waits. What follows from it: test_standin, test_pollers.
  */
 #include "check.h"
+#include "engine/path/limited.h"
 #include "engine/sched/slownics.h"
 #include "enginelib/remote.h"
 #include "io/pause.h"
@@ -343,7 +344,7 @@ static void test_fast_nic(void)
     CHECK_EQ(next_flags(&c), 0);
     CHECK(!limited());
     c.flags = R2_BULK_LIMITED;
-    r2_slownics_marked(a->params.owner, &c);
+    r2_limited_marked(a->params.owner, &c);
     CHECK(!limited());
     nic->speed_known = was.speed_known;
     nic->speed_mbps = was.speed_mbps;
@@ -376,8 +377,8 @@ static void test_marked(void)
     CHECK_EQ(fake_claim(ep, &c), 1); /* is here already: says nothing */
     CHECK_EQ(atomic_load(&r.conn->peer->limited_until), said);
     for (int i = 0; i < 100 && !now; i++) { /* this thread may be off its core for longer */
-        r2_slownics_marked(ep->params.owner, &c);
-        now = r2_pause_limited(r2_now_ns()) && r2_slownics_of(r.conn->peer);
+        r2_limited_marked(ep->params.owner, &c);
+        now = r2_pause_limited(r2_now_ns()) && r2_limited_now(r.conn->peer);
     }
     CHECK(now);
     remote_end(&r);

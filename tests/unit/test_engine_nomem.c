@@ -12,7 +12,7 @@ static void *test_realloc(void *p, size_t size)
 }
 
 #define realloc test_realloc
-#include "../../net_plugin/engine/peer/outbox.c"
+#include "../../net_plugin/engine/path/outbox.c"
 #undef realloc
 
 #include "check.h"

@@ -280,7 +280,7 @@ static void test_within_the_node(void)
         remote_new(&r, true, 3);
         r.number = within ? -9 : r.number; /* its NICs have the addresses of ours */
         addr = remote_addr(&r, 1);
-        CHECK_EQ(r2_locate_own_nic(&addr) == 1, within);
+        CHECK_EQ(r2_nic_own(&addr) == 1, within);
         CHECK(remote_open(&r, 3));
         ep[1] = fake_find(r.id, 1, 1, 0);
         CHECK(ep[1]);

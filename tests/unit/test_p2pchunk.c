@@ -4,7 +4,7 @@
 #include <stdlib.h>
 
 #include "check.h"
-#include "engine/nic/p2pchunk.h"
+#include "engine/message/p2pchunk.h"
 #include "enginelib/remote.h"
 
 #define NAME "NCCL_P2P_NET_CHUNKSIZE"

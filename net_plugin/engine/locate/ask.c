@@ -66,7 +66,7 @@ static bool is_third(const struct r2_round *r, struct r2_peer *p)
 
     r2_peer_lock(p);
     memcpy(host, p->host, sizeof(host));
-    pthread_mutex_unlock(&p->lock);
+    r2_peer_leave(p);
     if (strcmp(host, r2_eng.host) == 0)
         return false;
     for (int i = 0; i < r->n_suspects; i++) {
@@ -270,7 +270,7 @@ void r2_rounds_result(struct r2_peer *p, const uint8_t *body, uint64_t now)
 
         memcpy(&s, body + sizeof(m) + i * sizeof(s), sizeof(s));
         age = s.age_ms * R2_NS_PER_MS;
-        if (s.outcome > R2_SEEN_LAST || r2_locate_own_nic(&s.from) >= 0)
+        if (s.outcome > R2_SEEN_LAST || r2_nic_own(&s.from) >= 0)
             continue; /* what our own NICs see we know ourselves */
         from = r2_evidence_nic(&r->ev, &s.from, clean(s.from_label));
         to = r2_evidence_nic(&r->ev, &s.to, clean(s.to_label));

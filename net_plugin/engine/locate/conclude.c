@@ -71,7 +71,7 @@ static void explain(struct r2_peer *p, int lnic, int rnic, const char *why)
         snprintf(path->verdict, sizeof(path->verdict), "%s", why);
         r2_control_path_cause(r2_eng.ctl, path->row, path->verdict);
     }
-    pthread_mutex_unlock(&p->lock);
+    r2_peer_leave(p);
 }
 
 /* One line per NIC at the other end, however many processes it serves. */
@@ -166,7 +166,7 @@ static bool remote_word(const struct r2_suspect *s)
 
     r2_peer_lock(s->peer);
     word = s->peer->rnics[s->rnic].known && !s->peer->rnics[s->rnic].usable;
-    pthread_mutex_unlock(&s->peer->lock);
+    r2_peer_leave(s->peer);
     return word;
 }
 
@@ -379,7 +379,7 @@ static void fail_pair(const struct r2_target *t)
 
 void r2_check_conclude(struct r2_round *r, uint64_t now)
 {
-    int own = r2_locate_own_nic(&r->about), silent = 0, answered = 0;
+    int own = r2_nic_own(&r->about), silent = 0, answered = 0;
     struct r2_finding v;
 
     for (int i = 0; i < r->n_targets; i++) {
@@ -412,7 +412,7 @@ void r2_verdict_word(struct r2_peer *p, int lnic, int rnic, uint64_t now)
     memcpy(name, p->rnics[rnic].name, sizeof(name));
     memcpy(host, p->host, sizeof(host));
     pid = p->pid;
-    pthread_mutex_unlock(&p->lock);
+    r2_peer_leave(p);
     explain(p, lnic, rnic, "remote NIC: its node says so");
     if (r2_verdict_recent(-1, &addr, now))
         return;

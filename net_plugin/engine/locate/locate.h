@@ -46,7 +46,4 @@ void r2_locate_probe_released(void *owner);
  * asked; UNKNOWN: none, because questions are out, or there is no room, or R2CCL_LOCATE=0. */
 int r2_locate_reach(int nic);
 
-/* The local NIC with this address, -1: none. */
-int r2_locate_own_nic(const struct r2_wire_addr *addr);
-
 #endif

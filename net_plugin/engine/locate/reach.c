@@ -20,7 +20,7 @@ static void add(struct r2_round *r, struct r2_peer *p)
         addr = p->rnics[rnic].addr;
         r2_locate_label(label, p->rnics[rnic].name, p->host);
     }
-    pthread_mutex_unlock(&p->lock);
+    r2_peer_leave(p);
     if (rnic >= 0)
         r2_target_add(r, r->lnic, &addr, rnic, p->id, label, false);
 }

@@ -139,7 +139,7 @@ static void add_suspect(struct r2_round *r, struct r2_peer *p, int rnic, int via
     memcpy(s->host, p->host, sizeof(s->host));
     s->pid = p->pid;
     r2_locate_label(s->label, s->name, p->host);
-    pthread_mutex_unlock(&p->lock);
+    r2_peer_leave(p);
     if (r->phase == R2_PHASE_RUN || r->phase == R2_PHASE_WAIT)
         r2_target_add(r, r->lnic, &s->addr, rnic, p->id, s->label, true);
     if (r->phase == R2_PHASE_RUN)
@@ -153,7 +153,7 @@ static bool still_suspect(struct r2_peer *p)
 
     r2_peer_lock(p);
     yes = p->life == R2_PEER_ALIVE && p->n_up && !p->suspect && !r2_list_empty(&p->conn_list);
-    pthread_mutex_unlock(&p->lock);
+    r2_peer_leave(p);
     return yes;
 }
 
@@ -168,9 +168,9 @@ void r2_rounds_failed(struct r2_peer *p, int lnic, int rnic, int via, uint64_t a
     r2_peer_lock(p);
     word = p->rnics[rnic].known && !p->rnics[rnic].usable;
     addr = p->rnics[rnic].addr;
-    pthread_mutex_unlock(&p->lock);
+    r2_peer_leave(p);
     /* No socket of ours goes over that NIC, or over any wire at all (a process of this node). */
-    if ((addr.offers & R2_OFFER_NO_TCP) || r2_locate_own_nic(&addr) >= 0)
+    if ((addr.offers & R2_OFFER_NO_TCP) || r2_nic_own(&addr) >= 0)
         return;
     if (word) {
         r2_verdict_word(p, lnic, rnic, at);
@@ -307,8 +307,7 @@ static bool add_near(struct r2_round *r, struct r2_peer *p, const struct r2_wire
 
     r2_peer_lock(p);
     for (int i = 0; i < p->n_rnics && !found; i++) {
-        if (!p->rnics[i].known || !r2_same_nic(&p->rnics[i].addr, near) ||
-            r2_locate_own_nic(near) >= 0)
+        if (!p->rnics[i].known || !r2_same_nic(&p->rnics[i].addr, near) || r2_nic_own(near) >= 0)
             continue;
         found = true;
         rnic = i;
@@ -316,13 +315,13 @@ static bool add_near(struct r2_round *r, struct r2_peer *p, const struct r2_wire
         reached = (p->reached[r->lnic] >> i) & 1;
         r2_locate_label(label, p->rnics[i].name, p->host);
     }
-    pthread_mutex_unlock(&p->lock);
+    r2_peer_leave(p);
     return found && r2_target_add(r, r->lnic, &addr, rnic, p->id, label, reached);
 }
 
 void r2_rounds_asked(struct r2_peer *p, const struct r2_msg_probe *m, uint64_t now)
 {
-    int lnic = r2_locate_own_nic(&m->far);
+    int lnic = r2_nic_own(&m->far);
     struct r2_round *r = lnic >= 0 ? r2_round_of(R2_ROUND_FULL, lnic) : NULL;
 
     for (int i = 0; i < R2_ROUNDS; i++) { /* the same question over another path */
@@ -363,7 +362,7 @@ void r2_round_check(const struct r2_wire_addr *nic, const struct r2_node_row *ro
     }
     if (r2_round_count(R2_ROUND_CHECK) >= CHECKS_MAX || !allowed(now))
         return;
-    r = r2_round_new(R2_ROUND_CHECK, r2_locate_own_nic(nic), now);
+    r = r2_round_new(R2_ROUND_CHECK, r2_nic_own(nic), now);
     if (!r)
         return;
     r->about = *nic;
@@ -380,7 +379,7 @@ void r2_round_check(const struct r2_wire_addr *nic, const struct r2_node_row *ro
 
 void r2_rounds_hint(const struct r2_msg_verdict *m, uint64_t now)
 {
-    int own = r2_locate_own_nic(&m->nic);
+    int own = r2_nic_own(&m->nic);
 
     if (m->kind != R2_FOUND_LOCAL && m->kind != R2_FOUND_REMOTE && m->kind != R2_FOUND_BOTH)
         return;
@@ -392,7 +391,7 @@ void r2_rounds_hint(const struct r2_msg_verdict *m, uint64_t now)
 /* Another process of this node has written what it found. */
 void r2_rounds_row(const struct r2_node_row *row, uint64_t now)
 {
-    int own = r2_locate_own_nic(&row->nic);
+    int own = r2_nic_own(&row->nic);
 
     if (memcmp(row->process, r2_eng.process, 16) == 0 || row->mono_ns + R2_FRESH_NS < now)
         return;

@@ -26,18 +26,6 @@ void r2_locate_label(char out[R2_WIRE_NAME], const char *nic, const char *host)
     snprintf(out, R2_WIRE_NAME, "%.*s@%.*s", n, nic, R2_WIRE_NAME - n - 2, host);
 }
 
-int r2_locate_own_nic(const struct r2_wire_addr *addr)
-{
-    struct r2_wire_addr own;
-
-    for (int i = 0; i < r2_local.n; i++) {
-        if (r2_eng.ops->address(i, &own) == 0 && !(own.offers & R2_OFFER_NO_TCP) &&
-            r2_same_nic(&own, addr))
-            return i;
-    }
-    return -1;
-}
-
 static uint16_t reached_mask(const struct r2_peer *p, int rnic)
 {
     uint16_t mask = 0;
@@ -58,8 +46,7 @@ static int add_peer(struct r2_peer *p, struct candidate *c, int n)
         int i;
 
         if (!p->rnics[r].known || !p->rnics[r].usable ||
-            (p->rnics[r].addr.offers & R2_OFFER_NO_TCP) ||
-            r2_locate_own_nic(&p->rnics[r].addr) >= 0)
+            (p->rnics[r].addr.offers & R2_OFFER_NO_TCP) || r2_nic_own(&p->rnics[r].addr) >= 0)
             continue;
         for (i = 0; i < n && !r2_same_nic(&c[i].addr, &p->rnics[r].addr); i++) {
         }
@@ -216,7 +203,7 @@ void r2_targets_witness(struct r2_round *r, const struct r2_wire_addr *nic)
 
 void r2_targets_paths(struct r2_round *r, const struct r2_wire_addr *about)
 {
-    int own = r2_locate_own_nic(about), n;
+    int own = r2_nic_own(about), n;
     struct r2_peer **peers = r2_peer_all(&n);
 
     for (int i = 0; i < n; i++) {
@@ -228,13 +215,13 @@ void r2_targets_paths(struct r2_round *r, const struct r2_wire_addr *about)
             struct r2_rnic *rn = &p->rnics[path->rnic];
             char label[R2_WIRE_NAME];
 
-            if (path->state != R2_PATH_UP || !rn->known || r2_locate_own_nic(&rn->addr) >= 0 ||
+            if (path->state != R2_PATH_UP || !rn->known || r2_nic_own(&rn->addr) >= 0 ||
                 !(own >= 0 ? path->lnic == own : r2_same_nic(&rn->addr, about)))
                 continue;
             r2_locate_label(label, rn->name, p->host);
             r2_target_add(r, path->lnic, &rn->addr, path->rnic, p->id, label, true);
         }
-        pthread_mutex_unlock(&p->lock);
+        r2_peer_leave(p);
         r2_peer_put(p);
     }
     free(peers);

@@ -19,7 +19,6 @@
 
 #define CONFIRM_NS (500 * R2_NS_PER_MS)
 #define PARTIAL_NS (2 * R2_NS_PER_S)
-#define STALE_NS (5 * R2_NS_PER_S) /* between two refusals: the former is forgotten */
 #define TAKEN_NS (5 * R2_NS_PER_S) /* a kernel that took a connection does so again before */
 #define ASK_NS (200 * R2_NS_PER_MS)
 #define ASK_AGAIN_NS (50 * R2_NS_PER_MS) /* after a refusal: the next NIC */
@@ -31,30 +30,6 @@
 #define REFUSED_LEAST 3 /* attempts of each pair, to a process that never was reached */
 
 /* ---- refusals */
-
-void r2_peer_refused(struct r2_peer *p, int lnic, int rnic, uint64_t now)
-{
-    struct r2_asking *a = &p->asking;
-
-    if (p->n_up || !r2_pair_speaks(p, lnic, rnic))
-        return;
-    if (!a->refused_from || now - a->refused_at > STALE_NS) {
-        a->refused_from = now;
-        memset(a->nic_refused_from, 0, sizeof(a->nic_refused_from));
-    }
-    if (!a->nic_refused_from[rnic])
-        a->nic_refused_from[rnic] = now;
-    a->refused_at = a->nic_refused_at[rnic] = now;
-    a->taken_at[rnic] = 0;
-}
-
-void r2_peer_answers(struct r2_peer *p)
-{
-    p->asking.refused_from = 0;
-    memset(p->asking.taken_at, 0, sizeof(p->asking.taken_at));
-    for (int i = 0; i < p->n_paths; i++)
-        p->paths[i]->refused_from = 0;
-}
 
 /* S: what is open was before it was said; what is being opened waits for its answer. */
 static void fail_open_ones(struct r2_peer *p)
@@ -171,7 +146,7 @@ static bool never_there(const struct r2_peer *p, uint64_t now)
 static bool went_on(const struct r2_asking *a, uint64_t needed, uint64_t now)
 {
     return a->refused_from && a->refused_at - a->refused_from >= needed &&
-           now < a->refused_at + STALE_NS;
+           now < a->refused_at + R2_REFUSAL_STALE_NS;
 }
 
 /* R: a NIC that has not refused for certain is being given time: the others' refusals have to go on

@@ -8,6 +8,8 @@
 /* Of each local NIC one, and behind these R2_MAX_NICS, by local NIC, one that is given more time.
  */
 #define R2_QUESTIONS (2 * R2_MAX_NICS)
+/* Between two refusals: the former is forgotten. */
+#define R2_REFUSAL_STALE_NS (5 * R2_NS_PER_S)
 
 /* R */
 struct r2_question {
@@ -36,12 +38,6 @@ struct r2_peer;
 struct r2_path;
 struct r2_ep_health;
 
-/* An attempt between these NICs was refused, or another process answered. It counts with no path
- * up only, and where it can tell something about the process (r2_pair_speaks). */
-void r2_peer_refused(struct r2_peer *p, int lnic, int rnic, uint64_t now);
-/* The process has answered, if only that it wants no such path, or its NICs have changed: what was
- * refused before says nothing now. */
-void r2_peer_answers(struct r2_peer *p);
 /* With no path up: ends the peer (r2_peer_gone) if what was refused proves that its process is. */
 void r2_peer_judge_refusals(struct r2_peer *p, uint64_t now);
 /* R: gives questions up that had their time; with no path left asks the next one. */

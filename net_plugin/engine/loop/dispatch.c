@@ -4,7 +4,7 @@
 
 #include "engine/internal.h"
 #include "engine/locate/locate.h"
-#include "engine/nic/p2pchunk.h"
+#include "engine/message/p2pchunk.h"
 
 static int on_open(struct r2_path *path, const uint8_t *body)
 {
@@ -472,6 +472,6 @@ int r2_up_ctrl(void *owner, struct r2_ep *ep, uint8_t type, const uint8_t *body,
         rc = handlers[type](path, body);
     else if (type == R2_F_ACK)
         rc = on_ack(path, body);
-    pthread_mutex_unlock(&p->lock); /* burst_end flushes */
+    r2_peer_leave(p); /* burst_end flushes */
     return rc;
 }

@@ -10,7 +10,7 @@
 
 #include "engine/internal.h"
 #include "engine/locate/locate.h"
-#include "engine/nic/p2pchunk.h"
+#include "engine/message/p2pchunk.h"
 #include "io/pollers.h"
 #include "topology/device.h"
 #include "util/lock.h"
@@ -112,6 +112,7 @@ static int init_once(void)
     r2_eng.set = r2_settings_get();
     r2_log_set_verbosity(r2_eng.set->log);
     r2_eng.ops = r2_engine_transport;
+    r2_eng.upper = &r2_loop_upper;
     r2_list_init(&r2_eng.peers);
     r2_list_init(&r2_eng.listens);
     r2_list_init(&contexts);
@@ -254,6 +255,8 @@ static int start_locked(void)
     }
     r2_eng.device_memory = r2_local.n && r2_engine_memory(0) != R2_MEMORY_HOST;
     r2_nicstate_start();
+    r2_locate_start();
+    r2_house_start();
     return 0;
 }
 

@@ -4,33 +4,9 @@
 #include "engine/internal.h"
 #include "util/lock.h"
 
-/* By then a lane that was relied on has come, or is relied on no more (AT_WORK_NS in bulk.c), and
- * so a thread (AT_HAND_NS in io.c). */
-#define LOOK_NS (300 * R2_NS_PER_US)
 #define AGAIN_NS (20 * R2_NS_PER_US) /* the peer's lock was taken */
 #define SCAN_NS (100 * R2_NS_PER_US) /* between two walks over all peers, which may be many */
 #define MOST 8                       /* peers at once */
-
-static void look_by(unsigned long at)
-{
-    unsigned long before = atomic_load(&r2_eng.look_at);
-
-    while ((!before || at < before) && !atomic_compare_exchange_weak(&r2_eng.look_at, &before, at))
-        ;
-}
-
-/* Here the peer's time is written before the engine's is read; who looks clears the engine's before
- * it reads the peers'. All seq_cst, so one of the two sees what the other has written. */
-void r2_look_later(struct r2_peer *p, uint64_t now)
-{
-    /* Written under the lock only. One that is due stays, too, unless nobody takes it. */
-    unsigned long at = atomic_load_explicit(&p->look_at, memory_order_relaxed);
-
-    if (at && at + LOOK_NS > now)
-        return;
-    atomic_store(&p->look_at, now + LOOK_NS);
-    look_by(now + LOOK_NS);
-}
 
 /* Each with a reference, no more than MOST, those first that were not reached the last time. Says
  * to the engine when others are due. Under its lock. */
@@ -61,9 +37,9 @@ static int due_peers(uint64_t now, struct r2_peer **out)
     }
     from = n == MOST ? ended : 0;
     if (next)
-        look_by(next < now + SCAN_NS ? now + SCAN_NS : next);
+        r2_look_by(next < now + SCAN_NS ? now + SCAN_NS : next);
     if (n) /* for the case that the caller does not come to them all */
-        look_by(now + LOOK_NS);
+        r2_look_by(now + R2_LOOK_NS);
     return n;
 }
 
@@ -98,7 +74,7 @@ void r2_look(void)
     pthread_mutex_unlock(&r2_eng.lock);
     for (int i = 0; i < n; i++) {
         if (!look_at_peer(due[i]))
-            look_by(now + AGAIN_NS);
+            r2_look_by(now + AGAIN_NS);
         r2_peer_put(due[i]);
     }
 }

@@ -10,9 +10,6 @@
 
 struct r2_peer;
 
-/* Something of the peer was left just now. A look to come, or due, stays when it is: others' words
- * would push it away for ever. Under the peer's lock; `now`: monotonic ns. */
-void r2_look_later(struct r2_peer *p, uint64_t now);
 /* By a caller that polls, without locks. A peer whose lock is taken is left for later. */
 void r2_look(void);
 

@@ -61,7 +61,7 @@ static void shut_dying(struct r2_peer *p)
         struct r2_dying *d = R2_CONTAINER_OF(n, struct r2_dying, node);
         int rc;
 
-        pthread_mutex_unlock(&p->lock);
+        r2_peer_leave(p);
         rc = r2_eng.ops->shut(d->ep);
         r2_peer_lock(p);
         next = n->next;

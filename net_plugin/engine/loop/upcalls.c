@@ -174,7 +174,7 @@ static bool up_alone(void *owner, struct r2_ep *ep)
 
         alone = other == path || !r2_path_able(other) || !r2_path_suffices(other);
     }
-    pthread_mutex_unlock(&p->lock); /* as of up_ctrl: a question sends nothing */
+    r2_peer_leave(p); /* as of up_ctrl: a question sends nothing */
     return alone;
 }
 

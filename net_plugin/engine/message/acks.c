@@ -202,7 +202,7 @@ bool r2_acks_unsaid(void)
         if (some)
             break;
         some = p->n_up && unsaid_to(p);
-        pthread_mutex_unlock(&p->lock);
+        r2_peer_leave(p);
     }
     pthread_mutex_unlock(&r2_eng.lock);
     return some;
@@ -239,4 +239,22 @@ void r2_up_burst_end(void *owner, struct r2_ep *ep)
     if (!may_wait(path->peer))
         say_all(path->peer);
     r2_peer_unlock_soon(path->peer);
+}
+
+void r2_up_ctrl_sent(void *owner, struct r2_ep *ep, uint64_t sent)
+{
+    struct r2_path *path = owner;
+
+    r2_peer_lock(path->peer);
+    if (path->ep == ep && sent > path->out_said)
+        path->out_said = sent;
+    while (path->ep == ep && !r2_list_empty(&path->flushq)) {
+        struct r2_conn *c = R2_CONTAINER_OF(r2_list_first(&path->flushq), struct r2_conn, flush);
+
+        if (c->flush_pos > sent)
+            break;
+        r2_list_del(&c->flush);
+        r2_recv_flushed(c, c->flush_cum);
+    }
+    r2_peer_leave(path->peer);
 }

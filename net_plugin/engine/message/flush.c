@@ -86,7 +86,7 @@ static void unseen(struct r2_conn *c, struct r2_flush *f)
         if (c->wrote[i] != c->shown[i])
             f->asked |= 1u << i;
     }
-    pthread_mutex_unlock(&c->peer->lock);
+    r2_peer_leave(c->peer);
 }
 
 static void seen(struct r2_conn *c, const struct r2_flush *f)
@@ -96,7 +96,7 @@ static void seen(struct r2_conn *c, const struct r2_flush *f)
         if ((f->asked >> i & 1) && (int32_t)(f->upto[i] - c->shown[i]) > 0)
             c->shown[i] = f->upto[i];
     }
-    pthread_mutex_unlock(&c->peer->lock);
+    r2_peer_leave(c->peer);
 }
 
 int r2_engine_iflush(struct r2_conn *c, void *data, struct r2_mr *mr, struct r2_req **out)

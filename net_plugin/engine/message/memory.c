@@ -31,7 +31,7 @@ static int reg(struct r2_conn *c, const struct r2_memory *m, struct r2_mr **out)
     }
     r2_peer_lock(c->peer);
     r2_list_add_tail(&c->mrs, &mr->node);
-    pthread_mutex_unlock(&c->peer->lock);
+    r2_peer_leave(c->peer);
     *out = mr;
     return 0;
 }

@@ -4,7 +4,7 @@
 #include <string.h>
 
 #include "engine/internal.h"
-#include "engine/sched/slownics.h"
+#include "engine/path/limited.h"
 #include "util/copy.h"
 #include "util/crc32c.h"
 
@@ -362,7 +362,7 @@ static int claim_from(struct r2_path *path, struct r2_ep *ep, struct r2_bulk *bu
     r2_count(&r2_eng.n->duplicate_chunks, 1);
     if (!from)
         return 1;
-    pthread_mutex_unlock(&p->lock);
+    r2_peer_leave(p);
     ok = r2_eng.ops->revoke(other, other_lane, bulk);
     r2_eng.ops->put(other);
     r2_peer_lock(p);
@@ -386,9 +386,9 @@ int r2_up_chunk_claim(void *owner, struct r2_ep *ep, struct r2_bulk *bulk, uint1
         rc = claim_from(path, ep, bulk, lane);
     else if (rc == -EBUSY && being_placed(p, bulk))
         rc = 1;
-    pthread_mutex_unlock(&p->lock);
+    r2_peer_leave(p);
     if (rc == 0 && bulk->flags & R2_BULK_LIMITED)
-        r2_slownics_marked(path, bulk);
+        r2_limited_marked(path, bulk);
     return rc;
 }
 
@@ -421,7 +421,7 @@ void r2_up_chunk_done(void *owner, struct r2_ep *ep, const struct r2_bulk *bulk)
         r2_recv_queue_ack(r->conn, path, bulk->seq, bulk->offset,
                           bulk->seq >= r->conn->cum ? bulk->len : 0);
     }
-    pthread_mutex_unlock(&p->lock); /* acknowledged at the end of the burst */
+    r2_peer_leave(p); /* acknowledged at the end of the burst */
     r2_count(&r2_control_nic_counters(r2_eng.ctl, path->lnic)->rx_bytes, bulk->len);
     r2_count(&r2_control_nic_counters(r2_eng.ctl, path->lnic)->rx_chunks, 1);
     r2_count(&r2_eng.n->chunks_received, 1);
@@ -451,5 +451,5 @@ void r2_up_chunk_dropped(void *owner, struct r2_ep *ep, const struct r2_bulk *bu
         if (r && path->transport != R2_VIA_TCP)
             r2_conn_fail(r->conn, -EBADMSG);
     }
-    pthread_mutex_unlock(&p->lock);
+    r2_peer_leave(p);
 }

@@ -128,7 +128,7 @@ void r2_send_start(struct r2_req *r)
     } else if (cts) {
         r2_conn_begins(c, r);
         r2_send_more(c, r->size);
-        r2_peer_kick(c->peer);
+        c->peer->todo |= R2_TODO_KICK;
     }
 }
 
@@ -168,7 +168,7 @@ void r2_send_on_cts(struct r2_conn *c, const struct r2_msg_cts *m, const uint32_
     }
     r2_send_pump(c);
     if (!r2_list_empty(&c->ready))
-        r2_peer_kick(c->peer);
+        c->peer->todo |= R2_TODO_KICK;
 }
 
 /* ---- acknowledgements */
@@ -270,5 +270,48 @@ void r2_send_fenced(struct r2_path *path, uint32_t gen)
     r2_count(&r2_eng.n->failovers, 1);
     p->resume_from = path->down_at;
     p->resume_idle = p->active == 0;
-    r2_peer_kick(p);
+    p->todo |= R2_TODO_KICK;
+}
+
+bool r2_send_device(const struct r2_req *r)
+{
+    const struct r2_cts_slot *cts = r2_send_cts(r->conn, r->seq);
+
+    return (r->mr && r->mr->device) || (cts && cts->device);
+}
+
+bool r2_send_carries(const struct r2_path *path, const struct r2_req *r)
+{
+    const struct r2_cts_slot *cts = r2_send_cts(r->conn, r->seq);
+
+    if (path->transport == R2_VIA_TCP)
+        return !r2_send_device(r);
+    /* Queue pairs write alone: a message that is whole with a copy's bytes is over while a write to
+     * its place is still under way. */
+    return cts && cts->keys[path->rnic] && !r2_send_doubled(&r->led.send) && r->mr &&
+           r2_eng.ops->registered(path->ep, r->mr->keys);
+}
+
+void r2_send_fill(struct r2_path *path, struct r2_conn *c, struct r2_req *r,
+                  const struct r2_chunk *chunk, struct r2_bulk *bulk)
+{
+    const struct r2_cts_slot *cts = r2_send_cts(c, r->seq);
+    uint64_t now = r2_now_ns();
+    struct r2_rate_stamp stamp;
+
+    memset(bulk, 0, sizeof(*bulk));
+    bulk->conn = c->id;
+    bulk->seq = r->seq;
+    bulk->offset = chunk->off;
+    bulk->total = r->size;
+    bulk->len = chunk->len;
+    bulk->data = r->data + chunk->off;
+    bulk->remote_addr = cts ? cts->addr + chunk->off : 0;
+    bulk->remote_key = cts ? cts->keys[path->rnic] : 0;
+    bulk->keys = r->mr ? r->mr->keys : NULL;
+    r2_revoke_count(c, path);
+    r2_trial_took(&path->trial, r2_grey_path_doubted(path), path->chunk_at, chunk->len, now);
+    path->chunk_at = now;
+    r2_pathrate_on_send(&path->rate, chunk->len, now, &stamp);
+    r2_send_stamp(&r->led.send, chunk, &stamp);
 }

@@ -1,16 +1,11 @@
-/* The operator's words about NICs, injected faults, and the housekeeping timer on I/O thread 0. */
+/* The operator's words about NICs, and injected faults. On I/O thread 0. */
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "engine/internal.h"
-#include "engine/locate/locate.h"
-#include "io/pollers.h"
 
-static struct r2_timer house;
-
-#define HOUSE_NS (20 * R2_NS_PER_MS)
 #define WEIGHT_MAX 100 /* percent */
 
 /* ---- injected faults */
@@ -165,23 +160,9 @@ static int on_command(void *arg, const struct r2_control_cmd *cmd, char *result,
     }
 }
 
-void r2_nicstate_house(struct r2_timer *t, uint64_t now)
+void r2_niccmd_tick(uint64_t now)
 {
     r2_control_poll(r2_eng.ctl, on_command, NULL);
     for (int i = 0; i < r2_local.n; i++)
         tick_fault(i, now);
-    r2_nicstate_tick(now);
-    r2_nicreach_tick(now);
-    r2_locate_house(now);
-    r2_nic_publish_rdma();
-    r2_pollers_house(now);
-    r2_gauge(&r2_eng.g->sockets, r2_eng.ops->sockets());
-    r2_gauge(&r2_eng.g->memory_bytes, r2_mem_now());
-    r2_timer_set(t, now + HOUSE_NS);
-}
-
-void r2_niccmd_start(void)
-{
-    r2_timer_init(&house, r2_io_at(0), r2_nicstate_house);
-    r2_timer_set(&house, r2_now_ns() + HOUSE_NS);
 }

@@ -43,7 +43,6 @@ static bool deaf[R2_MAX_NICS];            /* nobody listens where it is */
 static uint64_t tried_at[R2_MAX_NICS];    /* when it was last tried to */
 static char place_news[R2_MAX_NICS][128]; /* until its link is up: what happened to its place */
 static uint64_t lost_at[R2_MAX_NICS];     /* when its address was seen to be gone */
-static atomic_bool moved;                 /* set once, read by anybody */
 
 static struct r2_task answers;
 static bool link_due[R2_MAX_NICS];       /* its link is to be asked for, at the next tick */
@@ -51,11 +50,6 @@ static bool tables_due;                  /* the tables are ... */
 static uint64_t tables_after;            /* ... not before: each reading takes the kernel's lock */
 static uint64_t carrier_at[R2_MAX_NICS]; /* when the last question was put that has an answer */
 static uint64_t counted[R2_MAX_NICS];    /* number of the last answer that counted */
-
-bool r2_niclink_moved(void)
-{
-    return atomic_load(&moved);
-}
 
 static int index_of(int nic)
 {
@@ -190,7 +184,6 @@ static void listen_again(int nic, bool elsewhere)
     if (rc)
         R2_WARN_LIMIT("NIC %s: cannot listen at its address: %s (tried again every second)",
                       r2_nic_name(nic), strerror(-rc));
-    atomic_store(&moved, true);
     if (elsewhere || was != deaf[nic])
         r2_nicstate_announce(nic);
     if (was != deaf[nic])

@@ -110,20 +110,6 @@ bool r2_nic_serves(int nic)
     return !r2_eng.device_memory || (r2_eng.ops->rdma(nic, &info) && info.active);
 }
 
-int r2_nic_meeting(void)
-{
-    int first = -1;
-
-    for (int i = 0; i < r2_local.n; i++) {
-        if (r2_local.nics[i].bare)
-            continue;
-        if (r2_eng.nic_state[i].link_up && !atomic_load(&r2_eng.nic_state[i].addr_gone))
-            return i;
-        first = first < 0 ? i : first;
-    }
-    return first;
-}
-
 void r2_nic_transport(int nic, int transport, bool up, const char *cause)
 {
     struct r2_peer **peers;

@@ -6,8 +6,6 @@
 #include "engine/internal.h"
 
 /* ---- nicrdma.c */
-/* As r2_transport_events.meeting. */
-int r2_nic_meeting(void);
 /* One transport of the NIC is gone (and has ended its endpoints), or back: tried again now. */
 void r2_nic_transport(int nic, int transport, bool up, const char *cause);
 void r2_nic_publish_rdma(void);
@@ -69,12 +67,8 @@ void r2_niclink_ask(int nic);
 /* What is known: DOWN by an event or an answer (or its address is gone), UP by the answer to a
  * question of the last 150 ms, else UNKNOWN. */
 enum r2_carrier r2_niclink_carrier(int nic);
-/* Some NIC has another address than at first: peers are told addresses with each word. */
-bool r2_niclink_moved(void);
 
 /* ---- nicreach.c: NICs that have reached nobody since the start. No function fails. */
-/* A path over the NIC has proven itself, to a peer that is not on this node. Any thread. */
-void r2_nicreach_met(int nic);
 /* I/O thread 0, without locks: time passes; what is done about it once a second. */
 void r2_nicreach_tick(uint64_t now);
 void r2_nicreach_look(void);
@@ -87,6 +81,7 @@ void r2_nicreach_asked(int nic, bool answered, int in_vain_of);
 bool r2_path_wireless(const struct r2_path *path);
 
 /* ---- niccmd.c: the operator's words, injected faults, housekeeping */
-void r2_niccmd_start(void);
+/* Commands that are there are carried out, faults that are over end. */
+void r2_niccmd_tick(uint64_t now);
 
 #endif

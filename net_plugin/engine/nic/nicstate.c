@@ -204,7 +204,7 @@ static bool nic_event(int nic, enum r2_health_event event, const char *cause)
     }
     pthread_mutex_unlock(&nic_lock);
     if (news) {
-        r2_locate_nic_changed(nic);
+        r2_eng.upper->nic_changed(nic);
         tell_all(nic, true, false, cause);
         atomic_fetch_sub(&s->telling, 1);
     }
@@ -580,7 +580,5 @@ int r2_nicstate_start(void)
             r2_nicstate_deaf(i, true);
     }
     r2_niclink_start();
-    r2_locate_start();
-    r2_niccmd_start();
     return 0;
 }

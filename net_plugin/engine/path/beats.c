@@ -284,7 +284,7 @@ void r2_peer_beat(struct r2_peer *p, uint64_t now, bool judge)
 
     if (!n)
         return;
-    pthread_mutex_unlock(&p->lock);
+    r2_peer_leave(p);
     for (int i = 0; i < n; i++)
         r2_eng.ops->health(looks[i].ep, &looks[i].h);
     r2_peer_lock(p);

@@ -5,7 +5,6 @@
 #include <string.h>
 
 #include "engine/internal.h"
-#include "engine/locate/locate.h"
 #include "util/random.h"
 
 #define BACKOFF_NEVER_UP (5 * R2_NS_PER_S)
@@ -51,6 +50,15 @@ struct r2_path *r2_path_obtain(struct r2_peer *p, int lnic, int rnic, int transp
     r2_control_path_via(r2_eng.ctl, path->row, (enum r2_seg_via)transport);
     p->paths[p->n_paths++] = path;
     return path;
+}
+
+void r2_path_free(struct r2_path *path)
+{
+    r2_grey_path_free(path);
+    r2_mem_less(sizeof(*path) + path->out_cap);
+    free(path->out);
+    free(path->grave);
+    free(path);
 }
 
 const char *r2_path_text(const struct r2_path *path, char *out, size_t cap)
@@ -209,8 +217,10 @@ static void ended(struct r2_path *path, bool clean, int err, const char *cause)
         report_down(path, err, cause);
         if (!blameless(err))
             count_failure(path, now);
-        if (!path->quiet && !blameless(err))
-            r2_locate_path_failed(path, err);
+        if (err && !path->quiet && !blameless(err)) {
+            path->blame = err;
+            p->todo |= R2_TODO_BLAME;
+        }
     } else if (p->out && clean) {
         path->fenced_gen = path->gen; /* it never carried a byte of a message */
     }
@@ -288,7 +298,7 @@ void r2_path_fail(struct r2_path *path, uint32_t gen, int err, const char *cause
     }
     if (was_up) {
         p->resync_wanted = true;
-        r2_peer_weigh(p);
+        p->todo |= R2_TODO_WEIGH;
     }
     r2_peer_wake(p);
 }
@@ -325,7 +335,7 @@ void r2_path_up(struct r2_path *path)
         return;
     r2_path_show(path, path->testing ? "test chunks are under way" : "");
     r2_peer_census(p);
-    r2_peer_weigh(p);
+    p->todo |= R2_TODO_WEIGH;
     if (p->n_up == 1) {
         r2_control_peer_state(r2_eng.ctl, p->row, R2_SEG_PEER_UP, "");
         p->resync_wanted = true;
@@ -417,4 +427,28 @@ struct r2_path *r2_path_for_ctrl(struct r2_peer *p, int home, int remote_home)
             best = path;
     }
     return best;
+}
+
+void r2_peer_waits(struct r2_peer *p, uint64_t now)
+{
+    bool first = !p->active && !p->opening;
+
+    if (!r2_peer_served(p) && (first || !p->no_path_since)) {
+        p->no_path_since = now;
+        r2_path_wait_late(p);
+    }
+    if (p->suspect && first)
+        p->suspect_since = now;
+}
+
+void r2_peer_account(struct r2_peer *p, int delta)
+{
+    if (delta > 0 && !p->active) {
+        uint64_t now = r2_now_ns();
+
+        r2_peer_waits(p, now);
+        r2_timer_sooner(&p->timer, now + R2_TICK_NS);
+    }
+    p->active += delta;
+    r2_gauge_add(&r2_eng.g->requests_in_flight, delta);
 }

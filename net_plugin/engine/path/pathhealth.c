@@ -72,7 +72,7 @@ void r2_path_spare(struct r2_path *path, bool spare)
     if (path->state == R2_PATH_WAIT && path->missed && path->ever_up &&
         path->health.state == R2_HEALTH_UNREACHED)
         r2_path_show(path, spare ? "a better pair of NICs serves" : "wanted again");
-    r2_peer_weigh(path->peer);
+    path->peer->todo |= R2_TODO_WEIGH;
 }
 
 /* Every change of state is told, and that a ramp begins again: what makes a path come up or go down
@@ -128,7 +128,7 @@ bool r2_path_event(struct r2_path *path, enum r2_health_event event, const char 
     tell_state(path, told_as(before, path->health.state), cause);
     r2_path_show(path, cause);
     r2_peer_census(path->peer);
-    r2_peer_weigh(path->peer);
+    path->peer->todo |= R2_TODO_WEIGH;
     return true;
 }
 
@@ -138,7 +138,7 @@ bool r2_path_wireless(const struct r2_path *path)
 {
     const struct r2_rnic *r = &path->peer->rnics[path->rnic];
 
-    return !r2_local.nics[path->lnic].loopback && r->known && r2_locate_own_nic(&r->addr) >= 0;
+    return !r2_local.nics[path->lnic].loopback && r->known && r2_nic_own(&r->addr) >= 0;
 }
 
 static enum r2_census census_of(const struct r2_path *path, bool others)
@@ -230,12 +230,12 @@ static void proven(struct r2_path *path, const char *cause)
     path->ever_up = true;
     path->missed = false;
     if (!r2_path_wireless(path))
-        r2_nicreach_met(path->lnic);
+        r2_nic_met(path->lnic);
     path->peer->no_path_since = 0;
     r2_path_event(path, R2_HEALTH_EV_PROVEN, cause);
     r2_peer_census(path->peer);
     r2_path_tell_up(path);
-    r2_peer_weigh(path->peer);
+    path->peer->todo |= R2_TODO_WEIGH;
     r2_peer_wake(path->peer); /* what waited for a path goes on */
 }
 
@@ -256,7 +256,7 @@ void r2_path_follow(struct r2_path *path)
         path->drain_at = r2_now_ns();
         if (path->state == R2_PATH_CONNECTING)
             r2_path_fail(path, path->gen, 0, "drained");
-        r2_peer_kick(path->peer);
+        path->peer->todo |= R2_TODO_KICK;
     } else if (!drained && r2_path_event(path, R2_HEALTH_EV_UNDRAIN, "its NIC is given back")) {
         path->next_at = 0;
         path->fails = 0;

@@ -5,7 +5,6 @@
 #include <string.h>
 
 #include "engine/internal.h"
-#include "engine/loop/look.h"
 #include "io/pollers.h"
 #include "util/lock.h"
 
@@ -49,9 +48,7 @@ static struct r2_peer *new_peer(const uint8_t id[16], const uint8_t secret[16], 
         p->rnics[i].weight = R2_WEIGHT_FULL;
     p->listed = true; /* by the caller, whose lock others wait for; the timer may come before */
     p->io = r2_io_pick();
-    r2_task_init(&p->task, p->io, r2_peer_task);
-    r2_timer_init(&p->timer, p->io, r2_peer_timer);
-    r2_acks_init(p);
+    r2_eng.upper->began(p);
     p->last_tick = r2_now_ns();
     memcpy(row.process_id, id, 16);
     p->row = r2_control_peer_add(r2_eng.ctl, &row);
@@ -127,14 +124,7 @@ void r2_peer_put(struct r2_peer *p)
 {
     if (atomic_fetch_sub_explicit(&p->refs, 1, memory_order_acq_rel) != 1)
         return;
-    for (int i = 0; i < p->n_paths; i++) {
-        r2_grey_path_free(p->paths[i]);
-        r2_mem_less(sizeof(*p->paths[i]) + p->paths[i]->out_cap);
-        free(p->paths[i]->out);
-        free(p->paths[i]->grave);
-        free(p->paths[i]);
-    }
-    r2_asking_free(&p->asking);
+    r2_eng.upper->ended(p);
     r2_mem_less(sizeof(*p));
     r2_hash_free(&p->conns);
     pthread_mutex_destroy(&p->lock);
@@ -172,6 +162,27 @@ static unsigned lanes_worth(const struct r2_peer *p)
     return 1 + (unsigned)(waiting / LANE_WORTH);
 }
 
+void r2_look_by(unsigned long at)
+{
+    unsigned long before = atomic_load(&r2_eng.look_at);
+
+    while ((!before || at < before) && !atomic_compare_exchange_weak(&r2_eng.look_at, &before, at))
+        ;
+}
+
+/* Here the peer's time is written before the engine's is read; who looks clears the engine's before
+ * it reads the peers'. All seq_cst, so one of the two sees what the other has written. */
+static void look_later(struct r2_peer *p, uint64_t now)
+{
+    /* Written under the lock only. One that is due stays, too, unless nobody takes it. */
+    unsigned long at = atomic_load_explicit(&p->look_at, memory_order_relaxed);
+
+    if (at && at + R2_LOOK_NS > now)
+        return;
+    atomic_store(&p->look_at, now + R2_LOOK_NS);
+    r2_look_by(now + R2_LOOK_NS);
+}
+
 /* push: a single chunk may be sent here; soon: frames may be left to an I/O thread that is awake */
 static void unlock(struct r2_peer *p, bool push, bool soon, bool data)
 {
@@ -182,6 +193,8 @@ static void unlock(struct r2_peer *p, bool push, bool soon, bool data)
     bool left = false; /* to others, or may be */
     int n = 0;
 
+    if (p->todo)
+        r2_eng.upper->carry_out(p);
     for (int i = 0; i < p->n_paths && n < FLUSH_MAX; i++) {
         struct r2_path *path = p->paths[i];
 
@@ -200,7 +213,7 @@ static void unlock(struct r2_peer *p, bool push, bool soon, bool data)
         path->kick_wanted = 0;
     }
     if (left && !r2_io_alone())
-        r2_look_later(p, now ? now : r2_now_ns());
+        look_later(p, now ? now : r2_now_ns());
     pthread_mutex_unlock(&p->lock);
     for (int i = 0; i < n; i++) {
         if (kick[i] == 1 && push && r2_eng.ops->push(eps[i]))
@@ -213,6 +226,13 @@ static void unlock(struct r2_peer *p, bool push, bool soon, bool data)
             r2_eng.ops->flush(eps[i]);
         r2_eng.ops->put(eps[i]);
     }
+}
+
+void r2_peer_leave(struct r2_peer *p)
+{
+    if (p->todo)
+        r2_eng.upper->carry_out(p);
+    pthread_mutex_unlock(&p->lock);
 }
 
 void r2_peer_unlock(struct r2_peer *p)
@@ -246,72 +266,4 @@ int r2_peer_eps(struct r2_peer *p, struct r2_ep **out, int max)
     for (int i = 0; i < n; i++)
         r2_eng.ops->get(out[i]);
     return n;
-}
-
-void r2_peer_waits(struct r2_peer *p, uint64_t now)
-{
-    bool first = !p->active && !p->opening;
-
-    if (!r2_peer_served(p) && (first || !p->no_path_since)) {
-        p->no_path_since = now;
-        r2_path_wait_late(p);
-    }
-    if (p->suspect && first)
-        p->suspect_since = now;
-}
-
-void r2_peer_account(struct r2_peer *p, int delta)
-{
-    if (delta > 0 && !p->active) {
-        uint64_t now = r2_now_ns();
-
-        r2_peer_waits(p, now);
-        r2_timer_sooner(&p->timer, now + R2_TICK_NS);
-    }
-    p->active += delta;
-    r2_gauge_add(&r2_eng.g->requests_in_flight, delta);
-}
-
-/* R: messages that wait here whole were acknowledged, so their sender may have closed and left in
- * peace: they can still be received, nothing behind them can. */
-static bool outlives_sender(struct r2_conn *c)
-{
-    if (c->out || c->state != R2_CONN_OPEN || c->next_seq >= c->cum)
-        return false;
-    c->remote_closed = true;
-    c->final_seq = c->cum;
-    r2_recv_flushed(c, c->cum); /* nobody is left to be told */
-    return true;
-}
-
-void r2_peer_gone(struct r2_peer *p, int err, const char *cause)
-{
-    struct r2_control_event ev = {
-        .event = R2_EV_PEER_GONE, .peer_host = p->host, .peer_pid = p->pid, .cause = cause};
-    struct r2_list *n, *tmp;
-
-    if (p->life == R2_PEER_GONE)
-        return;
-    p->life = R2_PEER_GONE;
-    p->error = err;
-    r2_control_peer_state(r2_eng.ctl, p->row, R2_SEG_PEER_GONE, cause);
-    if (!r2_list_empty(&p->conn_list)) {
-        r2_control_journal(r2_eng.ctl, &ev);
-        R2_INFO("peer %s pid %u is gone: %s", p->host[0] ? p->host : "?", p->pid, cause);
-        r2_peer_tell_gone(p, cause);
-    }
-    r2_peer_show(p, r2_now_ns());
-    for (int i = 0; i < p->n_paths; i++)
-        r2_path_fail(p->paths[i], p->paths[i]->gen, -err, cause);
-    R2_LIST_FOR_EACH_SAFE (n, tmp, &p->conn_list) {
-        struct r2_conn *c = R2_CONTAINER_OF(n, struct r2_conn, node);
-
-        if (c->state == R2_CONN_CLOSED) {
-            c->close_acked = true; /* nobody is left to acknowledge it */
-            r2_conn_reap(c);
-        } else if (!outlives_sender(c)) {
-            r2_conn_fail(c, err);
-        }
-    }
-    r2_peer_wake(p);
 }

@@ -6,52 +6,6 @@
 #include "engine/internal.h"
 
 /* How the paths of a NIC were judged lately, over all peers. Counts, nothing is ordered by them. */
-static atomic_int grey_paths[R2_MAX_NICS], watched_paths[R2_MAX_NICS];
-
-void r2_grey_path_init(struct r2_path *path)
-{
-    const struct r2_nic *nic = &r2_local.nics[path->lnic];
-
-    r2_grey_init(&path->watch, nic->speed_known ? (uint64_t)nic->speed_mbps * 125000 : 0);
-    if (path->peer->out)
-        atomic_fetch_add_explicit(&watched_paths[path->lnic], 1, memory_order_relaxed);
-}
-
-static void note_grey(struct r2_path *path, bool grey)
-{
-    if (path->counted_grey != grey)
-        atomic_fetch_add_explicit(&grey_paths[path->lnic], grey ? 1 : -1, memory_order_relaxed);
-    path->counted_grey = grey;
-}
-
-void r2_grey_path_up(struct r2_path *path)
-{
-    note_grey(path, false);
-    path->rate.tight = false;
-    r2_grey_restart(&path->watch);
-}
-
-void r2_grey_path_free(struct r2_path *path)
-{
-    note_grey(path, false);
-    if (path->peer->out)
-        atomic_fetch_sub_explicit(&watched_paths[path->lnic], 1, memory_order_relaxed);
-}
-
-void r2_grey_acked(struct r2_path *path, const struct r2_send_report *rep, uint64_t now)
-{
-    if (!r2_eng.set->grey || !rep->complete || now <= rep->t_sent_ns)
-        return;
-    r2_grey_moved(&path->watch, rep->len, now - rep->t_sent_ns, rep->stamp.app_limited, now);
-    r2_grey_chunk(&path->watch, path->rate.delivered - rep->stamp.at_send, now - rep->t_sent_ns,
-                  r2_pathrate_rate(&path->rate), now);
-}
-
-bool r2_grey_path_doubted(const struct r2_path *path)
-{
-    return path->rate.tight ||
-           (r2_eng.set->grey && r2_pathrate_rate(&path->rate) < path->watch.best_rate / 2);
-}
 
 /* The verdict is the path's; what the same NIC does towards other peers tells where to look. */
 static void tell(struct r2_path *path)
@@ -59,13 +13,12 @@ static void tell(struct r2_path *path)
     char reason[R2_GREY_REASON], text[R2_GREY_REASON + 64];
     int nic = path->lnic, grey, all;
 
-    note_grey(path, path->watch.factor < R2_GREY_FULL);
+    r2_grey_note(path, path->watch.factor < R2_GREY_FULL);
     path->rate.tight =
         path->watch.why == R2_GREY_SLOW; /* losses hold a sender back by themselves */
     if (!path->counted_grey)
         r2_pathrate_forget(&path->rate);
-    grey = atomic_load_explicit(&grey_paths[nic], memory_order_relaxed);
-    all = atomic_load_explicit(&watched_paths[nic], memory_order_relaxed);
+    r2_grey_counts(nic, &grey, &all);
     r2_grey_reason(&path->watch, reason, sizeof(reason));
     if (all > 1 && path->counted_grey)
         snprintf(text, sizeof(text), "%s; %s towards %d of %d", reason, r2_nic_name(nic), grey,

@@ -9,11 +9,6 @@
 #define AGE_NS (250 * R2_NS_PER_MS)
 #define LAG_NS (1 * R2_NS_PER_MS) /* beside twice the quickest path's round trip */
 
-bool r2_path_carries(const struct r2_path *path)
-{
-    return r2_path_able(path) && !path->spare;
-}
-
 /* What is enforced: the operator's word, the ramp. A slow path is held to its measured rate instead
  * (pathrate): a share of what all carry would hold up its siblings, which are no faster because it
  * is slow, and a path that only shares its NIC with other traffic. */
@@ -113,77 +108,6 @@ void r2_path_set_grey(struct r2_path *path, unsigned permille, const char *reaso
     r2_peer_kick(path->peer);
 }
 
-/* ---- who may take what */
-
-bool r2_path_usable(const struct r2_path *path)
-{
-    return r2_path_carries(path) && (path->share.weight || !path->peer->shares.max);
-}
-
-bool r2_path_unlimited(const struct r2_path *path)
-{
-    return r2_path_usable(path) && r2_share_free(&path->peer->shares, &path->share);
-}
-
-bool r2_path_well(const struct r2_path *path)
-{
-    return path->grey == R2_WEIGHT_FULL && r2_path_unlimited(path);
-}
-
-bool r2_path_able(const struct r2_path *path)
-{
-    return path->state == R2_PATH_UP && path->ctrl_ready && !path->testing &&
-           r2_health_carries(path->health.state);
-}
-
-/* Alive and well: nothing stays with a NIC that is known to be slow. */
-bool r2_conn_home_alive(const struct r2_conn *c)
-{
-    const struct r2_peer *p = c->peer;
-
-    for (int i = 0; i < p->n_paths; i++) {
-        if (p->paths[i]->lnic == c->home && r2_path_well(p->paths[i]))
-            return true;
-    }
-    return false;
-}
-
-int r2_conn_stays(const struct r2_conn *c)
-{
-    const struct r2_peer *p = c->peer;
-    bool migrate = r2_eng.set->mode == R2_MODE_MIGRATE;
-    int best = -1, behind = 2 * r2_local.n;
-
-    if (!r2_conn_narrow())
-        return -1;
-    if (!migrate)
-        return r2_conn_home_alive(c) ? c->home : -1;
-    for (int i = 0; i < p->n_paths; i++) {
-        int after = (p->paths[i]->lnic - c->home + r2_local.n) % r2_local.n;
-
-        after += r2_path_unlimited(p->paths[i]) ? 0 : r2_local.n; /* while it ramps */
-        if (after < behind && r2_path_usable(p->paths[i])) {
-            behind = after;
-            best = p->paths[i]->lnic;
-        }
-    }
-    return best;
-}
-
-/* Some path carries the message and may take it. */
-static bool served(const struct r2_conn *c, const struct r2_req *r)
-{
-    const struct r2_peer *p = c->peer;
-    int stays = r2_conn_stays(c);
-
-    for (int i = 0; i < p->n_paths; i++) {
-        if (r2_path_usable(p->paths[i]) && (stays < 0 || p->paths[i]->lnic == stays) &&
-            r2_send_carries(p->paths[i], r))
-            return true;
-    }
-    return false;
-}
-
 /* Some other path carries the message, and may take a chunk of it now. */
 static bool others_may(const struct r2_path *path, const struct r2_conn *c, const struct r2_req *r)
 {
@@ -213,89 +137,4 @@ bool r2_path_sole_carrier(const struct r2_path *path)
             return true;
     }
     return false;
-}
-
-static bool only_stands_by(const struct r2_conn *c, const struct r2_req *r)
-{
-    const struct r2_peer *p = c->peer;
-
-    if (served(c, r))
-        return false;
-    for (int i = 0; i < p->n_paths; i++) {
-        if (r2_path_able(p->paths[i]) && r2_send_carries(p->paths[i], r))
-            return true;
-    }
-    return false;
-}
-
-void r2_conn_begins(struct r2_conn *c, const struct r2_req *r)
-{
-    bool alone = r2_list_empty(&c->ready); /* nothing else of it waits: earlier ones do not count */
-
-    if (alone || !c->waived)
-        c->waived = only_stands_by(c, r);
-    c->peer->waived |= c->waived;
-}
-
-void r2_peer_waive(struct r2_peer *p)
-{
-    struct r2_list *n;
-
-    if (p->waived) {
-        R2_LIST_FOR_EACH (n, &p->conn_list)
-            R2_CONTAINER_OF(n, struct r2_conn, node)->waived = false;
-    }
-    p->waived = false;
-    R2_LIST_FOR_EACH (n, &p->ready) {
-        struct r2_conn *c = R2_CONTAINER_OF(n, struct r2_conn, ready);
-
-        for (uint64_t s = c->oldest; s < c->next_seq && !c->waived; s++) {
-            struct r2_req *r = r2_conn_req(c, s);
-
-            c->waived = r && r2_send_waiting(r) && only_stands_by(c, r);
-        }
-        p->waived |= c->waived;
-    }
-}
-
-bool r2_conn_has_way(struct r2_conn *c, bool proven)
-{
-    const struct r2_peer *p = c->peer;
-    bool waits = false, way = false;
-
-    for (uint64_t s = c->oldest; s < c->next_seq && !way; s++) {
-        const struct r2_req *r = r2_conn_req(c, s);
-
-        if (!r || !r2_send_waiting(r))
-            continue;
-        waits = true;
-        /* By any path: that there is none is the peer's time. */
-        way |= proven && !r2_send_device(r) && !r2_peer_served(p);
-        for (int i = 0; i < p->n_paths && !way; i++)
-            way = p->paths[i]->state == R2_PATH_UP && !(proven && p->paths[i]->testing) &&
-                  r2_send_carries(p->paths[i], r);
-    }
-    return way || !waits;
-}
-
-void r2_peer_check_stuck(struct r2_peer *p, uint64_t now)
-{
-    struct r2_list *n, *tmp;
-
-    R2_LIST_FOR_EACH_SAFE (n, tmp, &p->ready) {
-        struct r2_conn *c = R2_CONTAINER_OF(n, struct r2_conn, ready);
-
-        if (r2_conn_has_way(c, true)) /* what comes up and proves nothing is none */
-            c->stuck_since = 0;
-        else if (!c->stuck_since)
-            c->stuck_since = now;
-        else if (p->n_up && now - c->stuck_since > r2_eng.set->no_path_timeout_ns) {
-            R2_WARN("no NIC that can reach a message's memory came back within "
-                    "R2CCL_NO_PATH_TIMEOUT%s",
-                    r2_eng.device_memory ? "; memory of GPUs cannot go over sockets "
-                                           "(R2CCL_GPU_MEMORY=host: through host memory, which can)"
-                                         : "");
-            r2_conn_fail(c, -ETIMEDOUT);
-        }
-    }
 }

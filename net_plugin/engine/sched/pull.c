@@ -6,25 +6,6 @@
 #include "engine/internal.h"
 #include "engine/sched/slownics.h"
 
-bool r2_send_device(const struct r2_req *r)
-{
-    const struct r2_cts_slot *cts = r2_send_cts(r->conn, r->seq);
-
-    return (r->mr && r->mr->device) || (cts && cts->device);
-}
-
-bool r2_send_carries(const struct r2_path *path, const struct r2_req *r)
-{
-    const struct r2_cts_slot *cts = r2_send_cts(r->conn, r->seq);
-
-    if (path->transport == R2_VIA_TCP)
-        return !r2_send_device(r);
-    /* Queue pairs write alone: a message that is whole with a copy's bytes is over while a write to
-     * its place is still under way. */
-    return cts && cts->keys[path->rnic] && !r2_send_doubled(&r->led.send) && r->mr &&
-           r2_eng.ops->registered(path->ep, r->mr->keys);
-}
-
 static uint32_t chunk_max(void)
 {
     return (uint32_t)(r2_eng.set->chunk & ~UINT64_C(127));
@@ -196,30 +177,6 @@ static bool leave_to_faster(const struct r2_path *path, const struct r2_req *r, 
         return false;
     soonest->kick_wanted++;
     return true;
-}
-
-void r2_send_fill(struct r2_path *path, struct r2_conn *c, struct r2_req *r,
-                  const struct r2_chunk *chunk, struct r2_bulk *bulk)
-{
-    const struct r2_cts_slot *cts = r2_send_cts(c, r->seq);
-    uint64_t now = r2_now_ns();
-    struct r2_rate_stamp stamp;
-
-    memset(bulk, 0, sizeof(*bulk));
-    bulk->conn = c->id;
-    bulk->seq = r->seq;
-    bulk->offset = chunk->off;
-    bulk->total = r->size;
-    bulk->len = chunk->len;
-    bulk->data = r->data + chunk->off;
-    bulk->remote_addr = cts ? cts->addr + chunk->off : 0;
-    bulk->remote_key = cts ? cts->keys[path->rnic] : 0;
-    bulk->keys = r->mr ? r->mr->keys : NULL;
-    r2_revoke_count(c, path);
-    r2_trial_took(&path->trial, r2_grey_path_doubted(path), path->chunk_at, chunk->len, now);
-    path->chunk_at = now;
-    r2_pathrate_on_send(&path->rate, chunk->len, now, &stamp);
-    r2_send_stamp(&r->led.send, chunk, &stamp);
 }
 
 /* A path that is left nothing could never show that it is well again, or slow. */
@@ -399,7 +356,7 @@ void r2_up_chunk_sent(void *owner, struct r2_ep *ep, const struct r2_bulk *bulk)
     if (said)
         r2_peer_unlock(path->peer);
     else
-        pthread_mutex_unlock(&path->peer->lock);
+        r2_peer_leave(path->peer);
     r2_count(&r2_control_nic_counters(r2_eng.ctl, path->lnic)->tx_bytes, bulk->len - bulk->unsent);
     r2_count(&r2_control_nic_counters(r2_eng.ctl, path->lnic)->tx_chunks, !bulk->unsent);
     r2_count(&r2_eng.n->chunks_sent, !bulk->unsent);

@@ -14,12 +14,6 @@ void r2_tail_poll(struct r2_peer *p, uint64_t now);
 void r2_tail_acked(struct r2_path *path, const struct r2_send_report *rep, uint64_t now);
 
 /* ---- greywatch.c: slow and lossy paths */
-void r2_grey_path_init(struct r2_path *path);
-void r2_grey_path_up(struct r2_path *path);
-void r2_grey_path_free(struct r2_path *path);
-void r2_grey_acked(struct r2_path *path, const struct r2_send_report *rep, uint64_t now);
 void r2_peer_watch_grey(struct r2_peer *p, uint64_t now);
-/* It takes chunks for trial soon again: it is slow, or its rate has fallen and nobody knows why. */
-bool r2_grey_path_doubted(const struct r2_path *path);
 
 #endif

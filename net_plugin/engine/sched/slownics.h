@@ -13,10 +13,5 @@ struct r2_peer;
 void r2_slownics_full(struct r2_path *path);
 /* S: the path has taken a chunk; marks it for the receiver (R2_BULK_LIMITED). */
 void r2_slownics_taken(struct r2_path *path, struct r2_bulk *bulk);
-/* R: a marked chunk has begun to come. Any thread, no lock. */
-void r2_slownics_marked(struct r2_path *path, const struct r2_bulk *bulk);
-/* The peer is one of those that are waited for: what it sends comes by sockets whose threads are
- * stood in for. A hint. Any thread, no lock. */
-bool r2_slownics_of(const struct r2_peer *p);
 
 #endif

@@ -6,7 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "engine/nic/p2pchunk.h"
+#include "engine/message/p2pchunk.h"
 #include "util/random.h"
 
 /* Where the handle has what a remote process would have written (handles.c). */

@@ -1,5 +1,5 @@
 #define _GNU_SOURCE
-#include "engine/nic/p2pchunk.h"
+#include "engine/message/p2pchunk.h"
 
 #include <stdio.h>
 #include <stdlib.h>

@@ -61,7 +61,7 @@ static void rest(struct r2_peer *p)
 /* Where a NIC is comes before the word about it: who has heard this has heard that. */
 static void say_place(struct r2_path *via)
 {
-    if (r2_niclink_moved())
+    if (r2_local_moved())
         r2_out_info(via);
 }
 

@@ -131,26 +131,8 @@ size_t r2_up_next_ctrl(void *owner, struct r2_ep *ep, uint8_t *buf, size_t cap)
         if (path->out_off == path->out_len)
             path->held_until = 0;
     }
-    pthread_mutex_unlock(&path->peer->lock);
+    r2_peer_leave(path->peer);
     return n;
-}
-
-void r2_up_ctrl_sent(void *owner, struct r2_ep *ep, uint64_t sent)
-{
-    struct r2_path *path = owner;
-
-    r2_peer_lock(path->peer);
-    if (path->ep == ep && sent > path->out_said)
-        path->out_said = sent;
-    while (path->ep == ep && !r2_list_empty(&path->flushq)) {
-        struct r2_conn *c = R2_CONTAINER_OF(r2_list_first(&path->flushq), struct r2_conn, flush);
-
-        if (c->flush_pos > sent)
-            break;
-        r2_list_del(&c->flush);
-        r2_recv_flushed(c, c->flush_cum);
-    }
-    pthread_mutex_unlock(&path->peer->lock);
 }
 
 static uint16_t weight_less(int nic)
@@ -190,62 +172,4 @@ void r2_out_nic(struct r2_path *path, int nic)
     m.forgiven = atomic_load(&r2_eng.nic_state[nic].forgiven);
     m.reason = m.word == R2_NIC_DOWN ? ENETDOWN : 0;
     r2_out_frame(path, R2_F_NIC, &m, sizeof(m), NULL, 0);
-}
-
-static void resync_paths(struct r2_peer *p, struct r2_path *via)
-{
-    for (int i = 0; i < p->n_paths; i++) {
-        struct r2_path *path = p->paths[i];
-        struct r2_msg_path m = {
-            .sender_nic = path->lnic, .receiver_nic = path->rnic, .transport = path->transport};
-
-        if (p->out && path->down_gen > path->fenced_gen) {
-            m.gen = path->down_gen;
-            m.reason = (uint32_t)path->last_err;
-            path->down_sent_at = r2_now_ns();
-            r2_out_frame(via, R2_F_DOWN, &m, sizeof(m), NULL, 0);
-        } else if (!p->out && path->fenced_gen && !p->acks_dropped) {
-            m.sender_nic = path->rnic;
-            m.receiver_nic = path->lnic;
-            m.gen = path->fenced_gen;
-            m.reason = (uint32_t)path->last_err;
-            r2_out_frame(via, R2_F_FENCED, &m, sizeof(m), NULL, 0);
-        }
-    }
-}
-
-static void resync_conn(struct r2_conn *c, struct r2_path *via)
-{
-    if (c->out && (c->state == R2_CONN_OPENING || c->state == R2_CONN_OPEN))
-        r2_conn_out_open(c);
-    if (!c->out && c->state != R2_CONN_FAILED) {
-        r2_recv_repeat(c, via);
-        c->cts_sent = 0; /* credit that was on its way may be lost: the next receive says it */
-        for (uint64_t s = c->oldest; s < c->next_seq && c->state == R2_CONN_OPEN; s++) {
-            struct r2_req *r = r2_conn_req(c, s);
-
-            if (r && !r->arrived)
-                r2_recv_cts(r, via);
-        }
-    }
-    if ((c->state == R2_CONN_CLOSED && !c->close_acked) || (c->state == R2_CONN_FAILED && c->tell))
-        r2_conn_out_close(c);
-}
-
-/* One path carries all of it, acknowledgements before FENCED: when the sender puts the missing
- * bytes back into the queue it knows everything that has arrived. */
-void r2_peer_resync(struct r2_peer *p)
-{
-    struct r2_path *via = r2_path_for_ctrl(p, -1, -1);
-    struct r2_list *n;
-
-    if (!via || r2_out_full(via))
-        return; /* the peer does not read: what is queued says enough until it does */
-    p->resync_wanted = false;
-    p->acks_dropped = false;
-    r2_words_resync(p, via);
-    R2_LIST_FOR_EACH (n, &p->conn_list)
-        resync_conn(R2_CONTAINER_OF(n, struct r2_conn, node), via);
-    r2_recv_out_acks(p);
-    resync_paths(p, via);
 }

@@ -26,7 +26,6 @@
 static const char cause[] = "has reached no peer yet: the job is not protected by it";
 
 /* Relaxed: a flag that is set once, by any thread, and nothing is read on the strength of it. */
-static atomic_bool met[R2_MAX_NICS];
 /* I/O thread 0's */
 static int in_vain[R2_MAX_NICS]; /* looks, in a row */
 static bool told[R2_MAX_NICS], taken_back[R2_MAX_NICS];
@@ -35,15 +34,9 @@ static uint64_t looked_at;
 static int heard[R2_MAX_NICS];
 static unsigned n_looks;
 
-void r2_nicreach_met(int nic)
-{
-    if (!atomic_load_explicit(&met[nic], memory_order_relaxed))
-        atomic_store_explicit(&met[nic], true, memory_order_relaxed);
-}
-
 static bool has_met(int nic)
 {
-    return atomic_load_explicit(&met[nic], memory_order_relaxed);
+    return atomic_load_explicit(&r2_eng.nic_state[nic].met, memory_order_relaxed);
 }
 
 /* It could protect the job, for all that is known of it: has a link, has not failed, is not drained
@@ -131,14 +124,13 @@ int r2_nicreach_pair(const struct r2_peer *p, int nic)
     if (!r2_pairs_candidates(p, nic, R2_VIA_TCP, order))
         return -1;
     r = &p->rnics[order[0]]; /* as they would choose */
-    return r->usable && r2_locate_own_nic(&r->addr) < 0 && belongs(p, nic, order[0]) ? order[0]
-                                                                                     : -1;
+    return r->usable && r2_nic_own(&r->addr) < 0 && belongs(p, nic, order[0]) ? order[0] : -1;
 }
 
 void r2_nicreach_asked(int nic, bool answered, int in_vain_of)
 {
     if (answered)
-        r2_nicreach_met(nic);
+        r2_nic_met(nic);
     heard[nic] = in_vain_of;
 }
 
