@@ -26,7 +26,7 @@ PYTHON ?= python3
 SAN ?=
 VERBS ?=
 WERROR ?=
-CFLAGS ?= -O2 -g
+CFLAGS ?= $(if $(SAN),-O1,-O2) -g
 
 empty :=
 space := $(empty) $(empty)
@@ -47,7 +47,7 @@ plugin_src := $(call sources,net_plugin)
 plugin_src += $(filter-out $(if $(verbs),,net_plugin/transport/verbs/%),\
 	$(sort $(wildcard net_plugin/*/*/*.c)))
 # Parts of the shim that know neither NCCL nor a GPU; unit tests link them from the archive.
-agree_src := $(sort $(wildcard shim/agree/*.c) $(wildcard shim/plan/*.c))
+agree_src := $(sort $(foreach room,agree plan reduce,$(wildcard shim/$(room)/*.c)))
 # The wrappers. Those files of `named_src` are compiled once more for the library with NCCL's name;
 # `preload_src` is only in the one for LD_PRELOAD.
 shim_src := $(foreach room,api real comms schedules device,$(sort $(wildcard shim/$(room)/*.c)))
@@ -206,13 +206,14 @@ help: ## this text
 
 # --- rules ----------------------------------------------------------------------------------
 # A stamp is rewritten only when its text changes, so that other flags or files mean a rebuild.
+# -Werror changes no object.
 define stamp
 @mkdir -p $(@D)
 @echo '$(1)' | cmp -s - $@ || echo '$(1)' > $@
 endef
 
 $(B)/flags: FORCE
-	$(call stamp,$(CC) $(base_flags) $(CFLAGS) $(CPPFLAGS))
+	$(call stamp,$(CC) $(filter-out -Werror,$(base_flags)) $(CFLAGS) $(CPPFLAGS))
 
 # The version stands in one place.
 version := $(shell sed -n 's/^__version__ = "\(.*\)"/\1/p' r2ccl_ctl/__init__.py)
@@ -226,6 +227,9 @@ $(B)/obj/%.o: %.c $(B)/flags
 	@mkdir -p $(@D)
 	@echo "  CC   $<$(addprefix  ,$(variant:%=[%]))"
 	@$(CC) $(base_flags) $(CFLAGS) $(CPPFLAGS) -I$(<D) -MMD -MP -c -o $@ $<
+
+# Loops over elements: gcc makes vector code of them only with this.
+$(B)/obj/shim/reduce/levels.o: private CPPFLAGS += -O3
 
 $(plugin): $(call objects,$(plugin_src)) $(B)/sources
 	@echo "  LINK $@"

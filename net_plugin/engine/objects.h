@@ -398,6 +398,7 @@ struct r2_engine {
     uint8_t process[16], secret[16];
     char host[64];
     struct r2_nic_state nic_state[R2_MAX_NICS];
+    uint8_t near[R2_MAX_NICS][R2_MAX_NICS]; /* [home][NIC]: its place in r2_nics_order */
     struct r2_list peers, listens;
     atomic_ulong look_at; /* the earliest of the peers', or earlier; 0: none (look.c) */
     atomic_uint

@@ -24,6 +24,18 @@ static void plan_of_mode(struct r2_settings *out, r2_getenv_fn getenv_fn)
         out->plan = R2_PLAN_SETTING_ON;
 }
 
+#define IDLE_INTERVALS 10  /* nobody waits for an idle path: it costs a tenth */
+#define MISSES 3           /* TCP's first retransmission, after 200 ms, is in time */
+#define DAMP_SUPPRESS 3000 /* the fourth failure in a row */
+
+static void derive(struct r2_settings *out)
+{
+    out->help_progress = true;
+    out->heartbeat_idle_ns = IDLE_INTERVALS * out->heartbeat_ns;
+    out->heartbeat_misses = MISSES;
+    out->damp_suppress = out->damp_ns ? DAMP_SUPPRESS : 0;
+}
+
 int r2_settings_parse(struct r2_settings *out, r2_getenv_fn getenv_fn, char *err, size_t errlen)
 {
     char message[512];
@@ -51,6 +63,7 @@ int r2_settings_parse(struct r2_settings *out, r2_getenv_fn getenv_fn, char *err
         }
     }
     plan_of_mode(out, getenv_fn);
+    derive(out);
     return result;
 }
 

@@ -32,7 +32,6 @@ enum r2_setting_mode {
 };
 
 enum r2_setting_gpu_memory { R2_GPU_MEMORY_HOST, R2_GPU_MEMORY_DIRECT };
-enum r2_setting_spread { R2_SPREAD_AUTO, R2_SPREAD_HOME, R2_SPREAD_ALL };
 
 enum r2_setting_plan { R2_PLAN_SETTING_OFF, R2_PLAN_SETTING_SHADOW, R2_PLAN_SETTING_ON };
 
@@ -60,6 +59,11 @@ struct r2_settings {
 #define R2_SETTING(field, name, type, def, unit, allowed, doc) R2_CTYPE_##type(field)
 #define R2_FOREIGN(field, name, doc) R2_CTYPE_STRING(field)
 #include "settings/settings.def"
+    /* Not read but set by r2_settings_parse. C tests set other values. */
+    bool help_progress;         /* NCCL's threads drive progress in isend and test */
+    uint64_t heartbeat_idle_ns; /* between heartbeats of a path that nothing is under way on */
+    int heartbeat_misses;       /* unanswered ones after which a path counts as failed */
+    int damp_suppress;          /* penalty above which a NIC or path is left alone; 0: never */
 };
 
 typedef char *(*r2_getenv_fn)(const char *name);

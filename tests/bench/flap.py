@@ -116,7 +116,7 @@ def run_ramp(options: Options, section: Section) -> None:
             with lab_bed("ramp", grey.NICS, (size.rate,)) as bed, ExitStack() as stack:
                 assert bed.lab is not None
                 job, _ = stack.enter_context(
-                    grey._job(bed, size, seconds, True, {"R2CCL_DAMP_SUPPRESS": "0"})
+                    grey._job(bed, size, seconds, True, {"R2CCL_DAMP": "0"})
                 )
                 watch = grey._watch(job, stack)
                 time.sleep(size.before)

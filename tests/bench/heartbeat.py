@@ -19,18 +19,20 @@ from dataclasses import dataclass
 from figures import Row, Section, median
 from rig import BenchError, Options, clean_env, program
 
-OFF = {"R2CCL_HEARTBEAT_IDLE": "600s"}  # nothing is under way; how often peers are looked at stays
+OFF = {
+    "R2CCL_HEARTBEAT": "60s"
+}  # of calm paths 600 s: nothing is under way; how often peers are looked at stays
 CPU_TARGET = 0.1  # per cent of a core per 100 paths
 WIRE_TARGET = {"in use": 40.0, "idle": 4.0}  # kbit/s of a path, both directions
 # kind -> options of star, settings, heartbeats of a path per second
 KINDS: dict[str, tuple[list[str], dict[str, str], int]] = {
     "idle": ([], {}, 1),
     "waiting": (["--active"], {}, 1),
-    "in use": (["--active"], {"R2CCL_HEARTBEAT_IDLE": "100ms"}, 10),
+    "in use": (["--active"], {"R2CCL_HEARTBEAT": "10ms"}, 10),
     "bare": (["--bare"], {}, 10),
     "blind": (["--blind"], {}, 10),
 }
-CAP = 1000  # R2CCL_HEARTBEAT_MAX
+CAP = 1000  # engine/beats.c
 LIMIT_S = 240
 TITLE = "Heartbeats: CPU and bytes of a path, and the limit of a process"
 

@@ -310,7 +310,7 @@ def running(variant: str) -> Iterator[Bed]:
     command = [str(paths.perf_path()), "-b", "256K", "--duration", "36000", "-c", "0"]
     with Lab.up(spec) as lab:
         # The same NICs fail time and again here: they are not to be left alone for it.
-        env = {"R2CCL_LOG": "info", "R2CCL_DAMP_SUPPRESS": "0", "R2CCL_RAMP": "500ms"}
+        env = {"R2CCL_LOG": "info", "R2CCL_DAMP": "0", "R2CCL_RAMP": "500ms"}
         job_spec = perf_spec(command, lab, NODES, 1, NICS, False, env, 36000)
         with launch.start(job_spec, echo=False) as job:
             bed = Bed(lab, job)

@@ -19,7 +19,7 @@ import instructions
 from figures import Row, Section, median, percentile
 from rig import Options, Perf, perf
 
-BEATS_OFF = {"R2CCL_HEARTBEAT": "60s", "R2CCL_HEARTBEAT_IDLE": "600s"}
+BEATS_OFF = {"R2CCL_HEARTBEAT": "60s"}
 GREY_OFF = {"R2CCL_GREY": "0"}
 BASE = "health switched off"
 SETTINGS: dict[str, Mapping[str, str]] = {

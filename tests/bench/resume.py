@@ -171,7 +171,7 @@ def _note(fault: Fault, node: int, event: Event) -> None:
         fault.resume = event.mono_ns
 
 
-UNDAMPED = {"R2CCL_DAMP_SUPPRESS": "0"}  # every NIC fails dozens of times
+UNDAMPED = {"R2CCL_DAMP": "0"}  # every NIC fails dozens of times
 
 
 @dataclass

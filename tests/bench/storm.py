@@ -40,12 +40,10 @@ BOARD = 4 * (6 + IDS) + 128 * IDS
 ENV = {
     "R2CCL_PLAN": "on",
     "R2CCL_PLAN_KEEP": "0",  # each of the stand-in's communicators has three threads
-    "R2CCL_DAMP_SUPPRESS": "0",  # a NIC that flaps is the plan's matter here
+    "R2CCL_DAMP": "0",  # a NIC that flaps is the plan's matter here
     "R2CCL_HEARTBEAT": "2s",
-    "R2CCL_HEARTBEAT_IDLE": "10s",
     "R2CCL_SPIN": "0",
     "R2CCL_LANES": "1",
-    "R2CCL_HELP_PROGRESS": "0",
     "R2CCL_GREY": "0",
     "HOSTNCCL_GPU_THREADS": "1",
     "HOSTNCCL_SPIN_US": "0",

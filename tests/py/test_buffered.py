@@ -32,7 +32,7 @@ def test_nics_fail_in_turn(build: Build, kind: str, buffered: int, threads: int)
     env: dict[str, str | int] = {
         "R2CCL_BUFFERED": buffered,
         "R2CCL_IO_THREADS": threads,
-        "R2CCL_DAMP_SUPPRESS": 0,
+        "R2CCL_DAMP": 0,
     }
     with running_pair(build.path, *words, nics=loopback(2), **env) as pair:
         pair.moving()

@@ -109,7 +109,7 @@ def test_nics_fail_in_turn(build: Build, kind: str, threads: int) -> None:
     """NICs of both sides die and come back, again and again; with many threads what waits is
     offered to few lanes."""
     words = ("--size", "128K", "--outstanding", 16, "--conns", 3, "--stall", 20, "--bidir")
-    env: dict[str, str | int] = {"R2CCL_IO_THREADS": threads, "R2CCL_DAMP_SUPPRESS": 0}
+    env: dict[str, str | int] = {"R2CCL_IO_THREADS": threads, "R2CCL_DAMP": 0}
     with running_pair(build.path, *words, nics=loopback(2), **env) as pair:
         pair.moving()
         for turn in range(6):

@@ -19,7 +19,7 @@ from r2ccl_ctl.lab import Lab, LabSpec, netns
 
 pytestmark = pytest.mark.lab
 
-ENV = {"R2CCL_RAMP": "300ms", "R2CCL_DAMP_SUPPRESS": "0"}
+ENV = {"R2CCL_RAMP": "300ms", "R2CCL_DAMP": "0"}
 
 
 @pytest.fixture(scope="module")

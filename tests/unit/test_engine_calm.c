@@ -207,9 +207,9 @@ int main(int argc, char **argv)
 {
     static const char *const env[] = {"R2CCL_HEARTBEAT",
                                       "100",
-                                      "R2CCL_HEARTBEAT_IDLE",
+                                      "heartbeat_idle",
                                       "2000",
-                                      "R2CCL_HEARTBEAT_MISSES",
+                                      "heartbeat_misses",
                                       "1",
                                       "R2CCL_GREY",
                                       "0",

@@ -173,7 +173,7 @@ static const struct check_test tests[] = {
 
 int main(int argc, char **argv)
 {
-    static const char *const env[] = {"R2CCL_DAMP_SUPPRESS",
+    static const char *const env[] = {"R2CCL_DAMP",
                                       "0",
                                       "R2CCL_NO_PATH_TIMEOUT",
                                       "10h",
@@ -181,7 +181,7 @@ int main(int argc, char **argv)
                                       "0",
                                       "R2CCL_GREY",
                                       "0",
-                                      "R2CCL_HEARTBEAT_MISSES",
+                                      "heartbeat_misses",
                                       "50",
                                       NULL};
 

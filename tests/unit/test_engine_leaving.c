@@ -205,7 +205,7 @@ int main(int argc, char **argv)
                                       "1s",
                                       "R2CCL_HEARTBEAT",
                                       "25ms",
-                                      "R2CCL_HEARTBEAT_IDLE",
+                                      "heartbeat_idle",
                                       "25ms",
                                       NULL};
 

@@ -33,7 +33,7 @@ static bool limited(void)
     return atomic_load(&r.conn->peer->limited_until) != 0;
 }
 
-/* R2CCL_HELP_PROGRESS; no thread of NCCL's is under way. */
+/* Whether they help; no thread of NCCL's is under way. */
 static void help(bool on)
 {
     ((struct r2_settings *)(uintptr_t)r2_eng.set)->help_progress = on;

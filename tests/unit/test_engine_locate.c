@@ -566,9 +566,9 @@ int main(int argc, char **argv)
                                       "20s",
                                       "R2CCL_HEARTBEAT",
                                       "10s",
-                                      "R2CCL_HEARTBEAT_IDLE",
+                                      "heartbeat_idle",
                                       "10s",
-                                      "R2CCL_DAMP_SUPPRESS", /* one NIC fails in many tests */
+                                      "R2CCL_DAMP", /* one NIC fails in many tests */
                                       "0",
                                       "R2CCL_LOG",
                                       "none",

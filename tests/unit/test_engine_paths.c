@@ -451,7 +451,7 @@ static const struct check_test tests[] = {
 int main(int argc, char **argv)
 {
     static const char *const env[] = {
-        "R2CCL_HEARTBEAT", "25", "R2CCL_HEARTBEAT_IDLE", "25", "R2CCL_NO_PATH_TIMEOUT", "2s", NULL};
+        "R2CCL_HEARTBEAT", "25", "heartbeat_idle", "25", "R2CCL_NO_PATH_TIMEOUT", "2s", NULL};
 
     remote_engine(2, env);
     return check_main(argc, argv, tests);

@@ -190,7 +190,7 @@ static const struct check_test tests[] = {
 
 int main(int argc, char **argv)
 {
-    static const char *const env[] = {"R2CCL_CHUNK", "32K", "R2CCL_SPREAD", "home", NULL};
+    static const char *const env[] = {"R2CCL_CHUNK", "32K", "R2CCL_MODE", "migrate", NULL};
 
     fake_offers = R2_OFFER_ROCE;
     remote_engine(2, env);

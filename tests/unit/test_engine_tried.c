@@ -103,15 +103,9 @@ static const struct check_test tests[] = {
 
 int main(int argc, char **argv)
 {
-    static const char *const env[] = {"R2CCL_CHUNK",
-                                      "64K",
-                                      "R2CCL_HEARTBEAT",
-                                      "50",
-                                      "R2CCL_HEARTBEAT_IDLE",
-                                      "50",
-                                      "R2CCL_HEARTBEAT_MISSES",
-                                      "100",
-                                      NULL};
+    static const char *const env[] = {
+        "R2CCL_CHUNK", "64K", "R2CCL_HEARTBEAT", "50", "heartbeat_idle", "50", "heartbeat_misses",
+        "100",         NULL};
 
     remote_engine(2, env);
     return check_main(argc, argv, tests);

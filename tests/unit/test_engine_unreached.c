@@ -317,15 +317,9 @@ static const struct check_test tests[] = {
 
 int main(int argc, char **argv)
 {
-    static const char *const env[] = {"R2CCL_RAMP",
-                                      "100ms",
-                                      "R2CCL_DAMP_SUPPRESS",
-                                      "0",
-                                      "R2CCL_NO_PATH_TIMEOUT",
-                                      "60s",
-                                      "R2CCL_GREY",
-                                      "0",
-                                      NULL};
+    static const char *const env[] = {
+        "R2CCL_RAMP", "100ms",      "R2CCL_DAMP", "0", "R2CCL_NO_PATH_TIMEOUT",
+        "60s",        "R2CCL_GREY", "0",          NULL};
 
     remote_engine(3, env);
     return check_main(argc, argv, tests);

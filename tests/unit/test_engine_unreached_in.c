@@ -160,7 +160,7 @@ static const struct check_test tests[] = {
 int main(int argc, char **argv)
 {
     static const char *const env[] = {
-        "R2CCL_DAMP_SUPPRESS", "0", "R2CCL_NO_PATH_TIMEOUT", "60s", "R2CCL_GREY", "0", NULL};
+        "R2CCL_DAMP", "0", "R2CCL_NO_PATH_TIMEOUT", "60s", "R2CCL_GREY", "0", NULL};
 
     remote_wired = true;
     remote_engine(NICS, env);

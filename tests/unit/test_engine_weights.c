@@ -340,13 +340,8 @@ static const struct check_test tests[] = {
 
 int main(int argc, char **argv)
 {
-    static const char *const env[] = {"R2CCL_HEARTBEAT",
-                                      "50",
-                                      "R2CCL_HEARTBEAT_IDLE",
-                                      "600s",
-                                      "R2CCL_HEARTBEAT_MISSES",
-                                      "100",
-                                      NULL};
+    static const char *const env[] = {
+        "R2CCL_HEARTBEAT", "50", "heartbeat_idle", "600s", "heartbeat_misses", "100", NULL};
 
     data = calloc(1, MSG);
     if (!data)

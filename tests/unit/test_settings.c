@@ -10,7 +10,7 @@
 #include "settings/values.h"
 
 /* A made-up environment: pairs of name and value. */
-static const char *env_pairs[16][2];
+static const char *env_pairs[20][2];
 static int env_count;
 
 static char *fake_getenv(const char *name)
@@ -55,11 +55,12 @@ static void test_defaults(void)
     CHECK_EQ(s.heartbeat_misses, 3);
     CHECK_EQ(s.no_path_timeout_ns, 60000000000);
     CHECK_EQ(s.probe_interval_ns, 1000000000);
+    CHECK_EQ(s.damp_ns, 600000000000);
+    CHECK_EQ(s.damp_suppress, 3000);
     CHECK(s.help_progress && s.shm && !s.verify);
     CHECK_EQ(s.ports.low, 0);
     CHECK_EQ(s.ports.high, 0);
     CHECK_EQ(s.log, R2_LOG_SETTING_WARN);
-    CHECK_EQ(s.spread, R2_SPREAD_AUTO);
 }
 
 static void test_table(void)
@@ -107,6 +108,7 @@ static void test_values(void)
     set_env("R2CCL_EAGER", "4k");
     set_env("R2CCL_CHUNK", "1MiB");
     set_env("R2CCL_HEARTBEAT", "50");
+    set_env("R2CCL_DAMP", "0");
     set_env("R2CCL_NO_PATH_TIMEOUT", "1.5s");
     set_env("R2CCL_SPIN", "0");
     set_env("R2CCL_PORT_RANGE", "40000-40100");
@@ -120,6 +122,8 @@ static void test_values(void)
     CHECK_EQ(s.eager, 4096);
     CHECK_EQ(s.chunk, 1 << 20);
     CHECK_EQ(s.heartbeat_ns, 50000000);
+    CHECK_EQ(s.heartbeat_idle_ns, 500000000);
+    CHECK_EQ(s.damp_suppress, 0);
     CHECK_EQ(s.no_path_timeout_ns, 1500000000);
     CHECK_EQ(s.spin_ns, 0);
     CHECK_EQ(s.ports.low, 40000);
@@ -177,7 +181,7 @@ static void test_bad_values(void)
         {"R2CCL_HEARTBEAT", "100 ms"},
         {"R2CCL_HEARTBEAT", "1.ms"},
         {"R2CCL_HEARTBEAT", "x"},
-        {"R2CCL_HEARTBEAT_MISSES", "0"},
+        {"R2CCL_TELL_ERRORS", "-1"},
         {"R2CCL_LANES", "1e1"},
         {"R2CCL_IO_THREADS", "-1"},
         {"R2CCL_PORT_RANGE", "70000"},
@@ -187,7 +191,6 @@ static void test_bad_values(void)
         {"R2CCL_CPUS", "0,"},
         {"R2CCL_CPUS", "99999"},
         {"R2CCL_VERIFY", "2"},
-        {"R2CCL_SPREAD", "wide"},
         {"R2CC_MODE", "9"},
     };
     struct r2_settings s;
@@ -425,16 +428,16 @@ static void test_process(void)
         CHECK_EQ(pthread_join(threads[i], &got), 0);
         CHECK(got == (const void *)r2_settings_get());
     }
-    CHECK_EQ(r2_settings_get()->heartbeat_misses, 5);
+    CHECK_EQ(r2_settings_get()->plan_keep, 5);
     CHECK_EQ(r2_settings_get()->eager, 8192);
     CHECK(r2_settings_error() && strstr(r2_settings_error(), "R2CCL_EAGER=lots"));
     CHECK(strstr(r2_settings_warnings(), "R2CCL_HARTBEAT is not a setting"));
     /* Nothing was written, and later changes do not matter. */
     CHECK_STR(getenv("R2CCL_EAGER"), "lots");
     CHECK(getenv("R2CCL_CHUNK") == NULL);
-    setenv("R2CCL_HEARTBEAT_MISSES", "9", 1);
-    CHECK_EQ(r2_settings_get()->heartbeat_misses, 5);
-    setenv("R2CCL_HEARTBEAT_MISSES", "5", 1);
+    setenv("R2CCL_PLAN_KEEP", "9", 1);
+    CHECK_EQ(r2_settings_get()->plan_keep, 5);
+    setenv("R2CCL_PLAN_KEEP", "5", 1);
 }
 
 /* A value of JSON; returns the place behind it, NULL if it is malformed. */
@@ -550,7 +553,7 @@ int main(int argc, char **argv)
     unsetenv("R2CCL_MODE");
     setenv("R2CC_MODE", "2", 1);
     setenv("R2CCL_EAGER", "lots", 1);
-    setenv("R2CCL_HEARTBEAT_MISSES", "5", 1);
+    setenv("R2CCL_PLAN_KEEP", "5", 1);
     setenv("R2CCL_HARTBEAT", "1", 1);
     setenv("R2CCL_JOB", "a\"\\\n\xff\xc3\xa9", 1);
     return check_main(argc, argv, tests);

@@ -140,7 +140,6 @@ int main(int argc, char **argv)
     setenv("R2CCL_SHM", "0", 1);
     setenv("R2CCL_LANES", "1", 1);
     setenv("R2CCL_HEARTBEAT", "20s", 1); /* the slowed NIC is not to be judged */
-    setenv("R2CCL_HEARTBEAT_IDLE", "20s", 1);
     setenv("R2CCL_GREY", "0", 1);
     return check_main(argc, argv, tests);
 }

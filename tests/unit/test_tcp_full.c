@@ -134,28 +134,41 @@ static void left_behind(void *unused)
     end();
 }
 
-static void with(const char *threads, const char *help, void (*what)(void *unused))
+struct how {
+    bool help; /* whoever polls looks at control sockets */
+    void (*what)(void *unused);
+};
+
+static void as_said(void *arg)
 {
+    const struct how *how = arg;
+
+    ((struct r2_settings *)(uintptr_t)r2_settings_get())->help_progress = how->help;
+    how->what(NULL);
+}
+
+static void with(const char *threads, bool help, void (*what)(void *unused))
+{
+    struct how how = {help, what};
+
     setenv("R2CCL_IO_THREADS", threads, 1);
-    setenv("R2CCL_HELP_PROGRESS", help, 1);
-    bed_alone(what, NULL);
+    bed_alone(as_said, &how);
 }
 
 static void test_one_thread(void)
 {
-    with("1", "1", bursts);
+    with("1", true, bursts);
 }
 
-/* Whoever polls does not look at control sockets. */
 static void test_several_threads(void)
 {
-    with("2", "0", bursts);
+    with("2", false, bursts);
 }
 
 static void test_left_behind(void)
 {
-    with("1", "1", left_behind);
-    with("2", "0", left_behind);
+    with("1", true, left_behind);
+    with("2", false, left_behind);
 }
 
 static const struct check_test tests[] = {{"one_thread", test_one_thread},
@@ -170,6 +183,5 @@ int main(int argc, char **argv)
     setenv("R2CCL_EAGER", "32K", 1);
     setenv("R2CCL_BUFFERED", "0", 1);
     setenv("R2CCL_HEARTBEAT", "20s", 1); /* no other frames that take these along */
-    setenv("R2CCL_HEARTBEAT_IDLE", "20s", 1);
     return check_main(argc, argv, tests);
 }

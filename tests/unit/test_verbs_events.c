@@ -482,7 +482,6 @@ int main(int argc, char **argv)
 {
     setenv("R2_FAKEVERBS", "fv0=127.0.1.1+127.0.2.1", 1);
     setenv("R2CCL_HEARTBEAT", "2s", 1); /* nor by one of these */
-    setenv("R2CCL_HEARTBEAT_IDLE", "2s", 1);
     return check_main(argc, argv, tests);
 }
 

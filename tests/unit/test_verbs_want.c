@@ -139,7 +139,6 @@ static const struct check_test tests[] = {
 int main(int argc, char **argv)
 {
     setenv("R2CCL_HEARTBEAT", "60s", 1);
-    setenv("R2CCL_HEARTBEAT_IDLE", "600s", 1);
     return check_main(argc, argv, tests);
 }
 

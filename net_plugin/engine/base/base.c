@@ -35,3 +35,14 @@ int r2_nic_meeting(void)
     }
     return first;
 }
+
+void r2_near_find(void)
+{
+    int order[R2_MAX_NICS];
+
+    for (int home = 0; home < r2_local.n; home++) {
+        r2_nics_order(r2_local.nics, r2_local.n, home, order);
+        for (int i = 0; i < r2_local.n; i++)
+            r2_eng.near[home][order[i]] = (uint8_t)i;
+    }
+}

@@ -122,6 +122,7 @@ static int init_once(void)
         snprintf(r2_eng.host, sizeof(r2_eng.host), "%.63s", r2_eng.set->node_name);
     pthread_atfork(NULL, NULL, in_child); /* before: RDMA devices may take seconds to be found */
     r2_local.n = find_nics();
+    r2_near_find();
     log_once();
     r2_p2pchunk_start(r2_local.n ? r2_eng.set->p2p_chunk : 0, nccl_version);
     r2_eng.inited = true;

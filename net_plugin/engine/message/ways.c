@@ -19,15 +19,12 @@ bool r2_conn_home_alive(const struct r2_conn *c)
 int r2_conn_stays(const struct r2_conn *c)
 {
     const struct r2_peer *p = c->peer;
-    bool migrate = r2_eng.set->mode == R2_MODE_MIGRATE;
     int best = -1, behind = 2 * r2_local.n;
 
     if (!r2_conn_narrow())
         return -1;
-    if (!migrate)
-        return r2_conn_home_alive(c) ? c->home : -1;
     for (int i = 0; i < p->n_paths; i++) {
-        int after = (p->paths[i]->lnic - c->home + r2_local.n) % r2_local.n;
+        int after = r2_eng.near[c->home][p->paths[i]->lnic];
 
         after += r2_path_unlimited(p->paths[i]) ? 0 : r2_local.n; /* while it ramps */
         if (after < behind && r2_path_usable(p->paths[i])) {

@@ -15,6 +15,7 @@
 #include "util/log.h"
 
 #define SUSPECT_BEATS 2
+#define BEATS_MOST 1000u /* a second, of the process: with thousands of paths they cost no more */
 #define DOUBT_NS (1 * R2_NS_PER_S)
 #define CALM_NS (1 * R2_NS_PER_S) /* two heartbeats, where these are rarer */
 
@@ -58,7 +59,7 @@ void r2_peer_hb_intervals(struct r2_peer *p, bool busy, uint64_t now)
 {
     struct r2_hb_load load = {.active_ns = r2_eng.set->heartbeat_ns,
                               .idle_ns = r2_eng.set->heartbeat_idle_ns,
-                              .most = (unsigned)r2_eng.set->heartbeat_max};
+                              .most = BEATS_MOST};
     uint64_t active_ns, idle_ns;
     int active = 0;
 

@@ -20,18 +20,20 @@
 #define TEST_MOST (TEST_CHUNK * R2_LANES_MAX)
 #define TEST_NS (1 * R2_NS_PER_S)
 #define TEST_ONE_SIDED_NS (2 * R2_NS_PER_S) /* a queue pair sends again after 0.27 s as a rule */
-#define DRAIN_MIN_NS (50 * R2_NS_PER_MS)    /* the word about it travels on another path */
+#define DAMP_REUSE 1000                     /* one failure: nobody is left alone for that */
+#define DAMP_HALVINGS 10                 /* in the longest time: nothing is left of any penalty */
+#define DRAIN_MIN_NS (50 * R2_NS_PER_MS) /* the word about it travels on another path */
 
 static uint8_t test_bytes[TEST_CHUNK]; /* read only */
 
 void r2_damp_rules_get(struct r2_damp_rules *out)
 {
     out->suppress = (uint32_t)r2_eng.set->damp_suppress;
-    out->reuse = (uint32_t)r2_eng.set->damp_reuse;
+    out->reuse = DAMP_REUSE;
     if (out->suppress && out->reuse > out->suppress / 2)
         out->reuse = out->suppress / 2; /* else it would be used again at once */
-    out->half_life_ns = r2_eng.set->damp_half_life_ns;
-    out->max_suppress_ns = r2_eng.set->damp_max_ns;
+    out->half_life_ns = 1 + r2_eng.set->damp_ns / DAMP_HALVINGS;
+    out->max_suppress_ns = r2_eng.set->damp_ns;
 }
 
 /* ---- states */

@@ -16,16 +16,18 @@ bool r2_path_able(const struct r2_path *path);
 /* What waits first of some connection no other path may take now: they cannot carry it, have had
  * their share as well, or do not answer. Then shares are no reason to wait. */
 bool r2_path_sole_carrier(const struct r2_path *path);
+/* Fills r2_eng.near, once the NICs are known. */
+void r2_near_find(void);
 /* A path of the connection's home NIC is well. */
 bool r2_conn_home_alive(const struct r2_conn *c);
-/* Whether connections keep to one NIC at a time: R2CCL_SPREAD=home, R2CCL_MODE=migrate. */
+/* Whether connections keep to one NIC at a time. */
 static inline bool r2_conn_narrow(void)
 {
-    return r2_eng.set->spread == R2_SPREAD_HOME || r2_eng.set->mode == R2_MODE_MIGRATE;
+    return r2_eng.set->mode == R2_MODE_MIGRATE;
 }
-/* The NIC that the connection keeps to now, or -1: none, it goes over all. That is its home NIC
- * while it is well. With R2CCL_MODE=migrate it is the home NIC while it is up and at full weight,
- * slow or not (nothing would show that it is well again), else the next one after it that is. */
+/* The NIC that the connection keeps to now, or -1: none, it goes over all. With R2CCL_MODE=migrate
+ * it is the home NIC while it is up and at full weight, slow or not (nothing would show that it is
+ * well again), else the nearest one that is. */
 int r2_conn_stays(const struct r2_conn *c);
 /* Memory may be registered with some NICs only. If those only stand by, have weight 0 or are not
  * the home NIC, its messages would wait for ever: finds such connections, for which these rules do

@@ -77,9 +77,21 @@ static uint64_t finish_time(const struct r2_path *path, uint64_t len, uint64_t n
     return time_for(r2_pathrate_inflight(&path->rate) + len, rate);
 }
 
-/* Those that have room, by index: first the ones of which nothing is known yet, then who is soonest
- * done with what it has. Returns how many. */
-static int soonest_first(const struct r2_peer *p, const uint64_t space[], uint16_t order[])
+/* `a` is done sooner than `b`, or as soon and nearer to `home`. */
+static bool before(const struct r2_peer *p, const uint64_t done[], int home, int a, int b)
+{
+    const uint8_t *near = r2_eng.near[home];
+
+    if (done[a] != done[b])
+        return done[a] < done[b];
+    return near[p->paths[a]->lnic] < near[p->paths[b]->lnic];
+}
+
+/* Those that have room: first the ones of which nothing is known yet, then who is soonest done with
+ * what it has; among equals (idle ones are) the nearest to the home NIC of who spills over. Returns
+ * how many. */
+static int soonest_first(const struct r2_peer *p, const uint64_t space[], int home,
+                         uint16_t order[])
 {
     uint64_t now = r2_now_ns(), done[R2_PATHS_MAX];
     int n = 0;
@@ -90,7 +102,7 @@ static int soonest_first(const struct r2_peer *p, const uint64_t space[], uint16
         if (!space[i] || !r2_path_usable(p->paths[i]))
             continue;
         done[i] = r2_pathrate_rate(&p->paths[i]->rate) ? 1 + finish_time(p->paths[i], 0, now) : 0;
-        for (n++; at > 0 && done[order[at - 1]] > done[i]; at--)
+        for (n++; at > 0 && before(p, done, home, i, order[at - 1]); at--)
             order[at] = order[at - 1];
         order[at] = (uint16_t)i;
     }
@@ -105,7 +117,7 @@ void r2_peer_kick(struct r2_peer *p)
     uint64_t space[R2_PATHS_MAX], rest = 0;
     uint16_t order[R2_PATHS_MAX];
     struct r2_list *n;
-    int others;
+    int others, home = -1; /* of the first that its own NIC has no room for */
 
     if (r2_list_empty(&p->ready))
         return;
@@ -128,10 +140,12 @@ void r2_peer_kick(struct r2_peer *p)
             asked |= stays >= 0;
             left = ask_path(p->paths[i], left, &space[i]);
         }
-        if (!asked)
+        if (!asked && left) {
+            home = home < 0 ? c->home : home;
             rest += left;
+        }
     }
-    others = rest ? soonest_first(p, space, order) : 0;
+    others = rest ? soonest_first(p, space, home, order) : 0;
     for (int i = 0; i < others && rest; i++) {
         if (has_work(p->paths[order[i]]))
             rest = ask_path(p->paths[order[i]], rest, &space[order[i]]);

@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "engine/message/p2pchunk.h"
+#include "settings/values.h"
 #include "util/random.h"
 
 /* Where the handle has what a remote process would have written (handles.c). */
@@ -16,19 +17,33 @@ static struct r2_ctx *ctx;
 
 const char *const remote_outlives[] = {"R2CCL_HEARTBEAT",
                                        "25ms",
-                                       "R2CCL_HEARTBEAT_IDLE",
+                                       "heartbeat_idle",
                                        "25ms",
                                        "R2CCL_NO_PATH_TIMEOUT",
                                        "20s",
-                                       "R2CCL_DAMP_SUPPRESS",
+                                       "R2CCL_DAMP",
                                        "0",
                                        NULL};
 bool remote_wired;
 unsigned remote_plain;
 
+static struct r2_settings tuned;
+
+/* What users cannot set. */
+static bool tune(const char *name, const char *text)
+{
+    if (strcmp(name, "heartbeat_idle") == 0)
+        return r2_value_duration(text, "ms", &tuned.heartbeat_idle_ns) == 0;
+    if (strcmp(name, "heartbeat_misses") == 0)
+        return r2_value_int(text, &tuned.heartbeat_misses) == 0;
+    return strcmp(name, "damp_suppress") == 0 && r2_value_int(text, &tuned.damp_suppress) == 0;
+}
+
 void remote_engine(int nics, const char *const *env)
 {
+    const char *const *more = env;
     char list[256] = "";
+    bool good = true;
 
     for (int i = 0; i < nics; i++)
         snprintf(list + strlen(list), sizeof(list) - strlen(list), "%s127.0.%d.1", i ? "," : "",
@@ -37,14 +52,20 @@ void remote_engine(int nics, const char *const *env)
     setenv("R2CCL_IO_THREADS", "1", 1);
     setenv("R2CCL_SPIN", "0", 1);
     setenv("R2CCL_SHM", "0", 1);
-    for (; env && *env; env += 2)
-        setenv(env[0], env[1], 1);
+    for (; env && *env; env += 2) {
+        if (strncmp(env[0], "R2", 2) == 0)
+            setenv(env[0], env[1], 1);
+    }
     r2_engine_transport = &fake_ops;
     if (r2_engine_init(&ctx, 1, NULL) == 0) {
         for (int i = 0; i < r2_local.n && remote_wired; i++)
             r2_local.nics[i].loopback = false;
+        tuned = *r2_eng.set;
+        r2_eng.set = &tuned;
     }
-    if (!ctx || r2_engine_start() || r2_local.n != nics) {
+    for (; more && *more; more += 2)
+        good &= strncmp(more[0], "R2", 2) == 0 || tune(more[0], more[1]);
+    if (!good || !ctx || r2_engine_start() || r2_local.n != nics) {
         fprintf(stderr, "the engine does not start with NICs %s\n", list);
         abort();
     }

@@ -1,0 +1,133 @@
+/* In which order a connection spills over from its home NIC, on NICs of a made-up sysfs tree, over
+ * a scripted transport (rung 2). The order itself: test_topology. It cannot prove that real NICs
+ * are where their paths below /sys/devices say. */
+#include "check.h"
+#include "enginelib/remote.h"
+
+#define CHUNK (64u * 1024)
+#define NICS 4
+#define EACH 8 /* chunks that a path takes while nothing is known of it */
+
+static uint8_t data[EACH * NICS * CHUNK];
+static struct remote r;
+static struct r2_ep *ep[NICS];
+
+/* Two sockets. NIC 2 is behind the PCIe switch of NIC 0, NIC 3 on the same socket, NIC 1 across. */
+static void place_nics(void)
+{
+    static const char *const paths[NICS] = {
+        "/sys/devices/pci0000:16/0000:16:02.0/0000:17:00.0/0000:18:00.0",
+        "/sys/devices/pci0000:80/0000:80:02.0/0000:81:00.0/0000:82:00.0",
+        "/sys/devices/pci0000:16/0000:16:02.0/0000:17:01.0/0000:19:00.0",
+        "/sys/devices/pci0000:2a/0000:2a:02.0/0000:2b:00.0/0000:2c:00.0",
+    };
+
+    for (int i = 0; i < NICS; i++) {
+        snprintf(r2_local.nics[i].pci_path, sizeof(r2_local.nics[i].pci_path), "%s", paths[i]);
+        r2_local.nics[i].numa = i == 1;
+    }
+    r2_near_find();
+}
+
+static void begin(void)
+{
+    remote_new(&r, true, NICS);
+    CHECK(remote_open(&r, NICS));
+    for (int i = 0; i < NICS; i++) {
+        ep[i] = fake_find(r.id, i, i, 0);
+        CHECK(ep[i]);
+    }
+}
+
+/* The NICs whose lanes are asked for one more message of so many chunks, as bits. */
+static unsigned asked(unsigned chunks)
+{
+    struct r2_req *req = NULL;
+    unsigned nics = 0;
+    int before[NICS];
+
+    begin();
+    for (int i = 0; i < NICS; i++)
+        before[i] = atomic_load(&ep[i]->kicks);
+    CHECK_EQ(r2_engine_isend(r.conn, data, (size_t)chunks * CHUNK, 0, NULL, &req), 0);
+    CHECK(req);
+    CHECK_EQ(remote_cts(ep[0], &r, 0, (uint64_t)chunks * CHUNK), 0);
+    for (int i = 0; i < NICS; i++)
+        nics |= (unsigned)(atomic_load(&ep[i]->kicks) > before[i]) << i;
+    remote_end(&r);
+    return nics;
+}
+
+static void test_nearer_ones_first(void)
+{
+    CHECK_EQ(asked(EACH), 1u << 0);
+    CHECK_EQ(asked(EACH + 1), 1u << 0 | 1u << 2);                   /* the same switch */
+    CHECK_EQ(asked(2 * EACH + 1), 1u << 0 | 1u << 2 | 1u << 3);     /* the same NUMA node */
+    CHECK_EQ(asked(3 * EACH + 1), 1u << 0 | 1u << 2 | 1u << 3 | 2); /* across */
+}
+
+/* Whoever is done sooner comes first, however far it is. */
+static void test_a_busy_one_does_not(void)
+{
+    struct r2_req *req = NULL;
+    int before[NICS];
+
+    begin();
+    for (int i = 0; i < NICS; i++)
+        remote_rate(ep[i], 64 * R2_NS_PER_US);
+    r2_peer_lock(r.conn->peer);
+    for (int i = 0; i < NICS; i++) {
+        struct r2_path *path = ep[i]->params.owner;
+
+        path->rate.startup = path->rate.probing_rtt = false;
+        path->rate.inflight = i == 0 ? 1u << 30 : i == 2 ? 1024 : 0; /* NIC 0 has no room */
+        before[i] = atomic_load(&ep[i]->kicks);
+    }
+    r2_peer_unlock(r.conn->peer);
+    CHECK_EQ(r2_engine_isend(r.conn, data, CHUNK, 0, NULL, &req), 0);
+    CHECK_EQ(remote_cts(ep[1], &r, 0, CHUNK), 0);
+    CHECK_EQ(atomic_load(&ep[0]->kicks), before[0]);
+    CHECK_EQ(atomic_load(&ep[1]->kicks), before[1]);
+    CHECK_EQ(atomic_load(&ep[2]->kicks), before[2]);
+    CHECK_GT(atomic_load(&ep[3]->kicks), before[3]); /* idle, and nearer than NIC 1 */
+    remote_end(&r);
+}
+
+/* R2CCL_MODE=migrate: the nearest one that is up takes the place of a home NIC that is lost. */
+static void test_the_nearest_stands_in(void)
+{
+    static const int in_turn[NICS] = {0, 2, 3, 1};
+    const struct r2_settings *was = r2_eng.set;
+    static struct r2_settings migrate;
+
+    migrate = *was;
+    migrate.mode = R2_MODE_MIGRATE;
+    begin();
+    r2_peer_lock(r.conn->peer);
+    r2_eng.set = &migrate;
+    for (int i = 0; i < NICS; i++) {
+        CHECK_EQ(r2_conn_stays(r.conn), in_turn[i]);
+        ((struct r2_path *)ep[in_turn[i]]->params.owner)->testing = true; /* takes no chunks */
+    }
+    for (int i = 0; i < NICS; i++)
+        ((struct r2_path *)ep[i]->params.owner)->testing = false;
+    r2_eng.set = was;
+    r2_peer_unlock(r.conn->peer);
+    remote_end(&r);
+}
+
+static const struct check_test tests[] = {
+    {"nearer_ones_first", test_nearer_ones_first},
+    {"a_busy_one_does_not", test_a_busy_one_does_not},
+    {"the_nearest_stands_in", test_the_nearest_stands_in},
+    {0},
+};
+
+int main(int argc, char **argv)
+{
+    static const char *const env[] = {"R2CCL_CHUNK", "64K", "R2CCL_RAMP", "0", NULL};
+
+    remote_engine(NICS, env);
+    place_nics();
+    return check_main(argc, argv, tests);
+}
