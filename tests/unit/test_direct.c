@@ -1,5 +1,5 @@
 /* The cost model of the AllReduce schedules against published points, known bounds and, where the
- * model says what a rank carries, against the schedule itself. */
+ * model says what a rank carries, against the schedule itself. Rung 1. */
 #include <math.h>
 
 #include "check.h"

@@ -1,5 +1,5 @@
 /* Sums of contributions against a plain reference, bit for bit, at every level that this processor
- * can run: all types, operations, odd counts, unaligned addresses, 1 to 9 contributions. */
+ * can run: all types, operations, odd counts, unaligned addresses, 1 to 9 contributions. Rung 1. */
 #include <fenv.h>
 #include <math.h>
 
