@@ -72,7 +72,7 @@ def run(options: Options, section: Section) -> None:
     if options.wants("slow"):
         fault = _slow(plan)
         _kept(section, options, plan, turns, "one of 4 NICs at 10 %", fault, slow, TARGET)
-    if options.wants("lossy"):
+    if options.wants("lossy") and not options.smoke:  # the same code as "slow"
         _kept(section, options, plan, turns, name, _lossy, (NICS - 1) / NICS, None)
     if options.wants("follow"):
         _follow(section, options, plan)
