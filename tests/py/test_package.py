@@ -118,15 +118,8 @@ def test_installed_demo(
 ) -> None:
     """The demo runs from an empty folder, with no checkout in sight."""
     monkeypatch.delenv("R2CCL_BUILD_DIR", raising=False)
-    words = [
-        installed / "r2ccl-ctl",
-        "demo",
-        "--json",
-        "--size",
-        "4M",
-        "--seconds-per-phase",
-        "0.6",
-    ]
+    short = ["--size", "4M", "--seconds-per-phase", "0.6"]
+    words: list[str | Path] = [installed / "r2ccl-ctl", "demo", "--json", *short]
     finished = run_bounded(words, cwd=tmp_path, timeout=180)
     report = json.loads(finished.stdout)
     assert report["wrong"] == 0
