@@ -34,9 +34,11 @@ struct rank {
 struct stream {
     int from, to;
     bool sums;
-    uint64_t n, moved;
+    uint64_t n, n_received, moved;
     uint64_t *sender, *receiver; /* index of the step */
 };
+
+static struct stream all_streams[RANKS][RANKS][2];
 
 static struct rank ranks[RANKS];
 static int p;
@@ -147,60 +149,63 @@ static bool move(struct stream *m)
     return true;
 }
 
-static bool names(const int *list, int n, int rank)
+static void append(uint64_t **list, uint64_t *n, uint64_t index)
 {
-    for (int i = 0; i < n; i++)
-        if (list[i] == rank)
-            return true;
-    return false;
+    if ((*n & (*n - 1)) == 0)
+        *list = realloc(*list, (*n ? 2 * *n : 1) * sizeof(**list));
+    (*list)[(*n)++] = index;
 }
 
-/* The steps of `r` that use the stream, in the order of the list. */
-static uint64_t users(const struct rank *r, const struct stream *m, bool sender, uint64_t **list)
+static void sends(int from, int to, bool sums, uint64_t index)
 {
-    uint64_t n = 0;
+    struct stream *m = &all_streams[from][to][sums];
 
-    *list = calloc(r->s.n_steps + 1, sizeof(**list));
-    for (uint64_t i = 0; i < r->s.n_steps; i++) {
-        const struct r2_step *step = &r->tasks[i].step;
-        bool uses;
-
-        if (step->count == 0)
-            continue;
-        if (sender)
-            uses = m->sums ? names(step->out, step->n_out, m->to) : step->up == m->to;
-        else
-            uses = m->sums ? step->down == m->from : names(step->in, step->n_in, m->from);
-        if (uses)
-            (*list)[n++] = i;
-    }
-    return n;
+    append(&m->sender, &m->n, index);
 }
 
-static int make_streams(struct stream *streams)
+static void receives(int from, int to, bool sums, uint64_t index)
+{
+    struct stream *m = &all_streams[from][to][sums];
+
+    append(&m->receiver, &m->n_received, index);
+}
+
+/* Both sides of a stream have the same pieces, in the same order. Returns the streams that are
+ * used. */
+static int make_streams(struct stream **streams)
 {
     int n = 0;
 
-    for (int i = 0; i < p * p * 2; i++) {
-        struct stream *m = &streams[n];
+    memset(all_streams, 0, sizeof(all_streams));
+    for (int r = 0; r < p; r++)
+        for (uint64_t i = 0; i < ranks[r].s.n_steps; i++) {
+            const struct r2_step *step = &ranks[r].tasks[i].step;
 
-        *m = (struct stream){.from = i / 2 / p, .to = i / 2 % p, .sums = i % 2};
-        if (m->from == m->to)
-            continue;
-        m->n = users(&ranks[m->from], m, true, &m->sender);
-        CHECK_EQ(m->n, users(&ranks[m->to], m, false, &m->receiver));
+            for (int k = 0; step->count && k < step->n_out; k++)
+                sends(r, step->out[k], true, i);
+            for (int k = 0; step->count && k < step->n_in; k++)
+                receives(step->in[k], r, false, i);
+            if (step->count && step->up >= 0)
+                sends(r, step->up, false, i);
+            if (step->count && step->down >= 0)
+                receives(step->down, r, true, i);
+        }
+    for (int i = 0; i < p * p * 2; i++) {
+        struct stream *m = &all_streams[i / 2 / p][i / 2 % p][i % 2];
+
+        m->from = i / 2 / p;
+        m->to = i / 2 % p;
+        m->sums = i % 2;
+        CHECK_EQ(m->n, m->n_received);
+        CHECK(m->n == 0 || m->from != m->to);
         for (uint64_t k = 0; k < m->n; k++) {
             const struct r2_step *a = &ranks[m->from].tasks[m->sender[k]].step;
             const struct r2_step *b = &ranks[m->to].tasks[m->receiver[k]].step;
 
             CHECK(a->offset == b->offset && a->count == b->count && a->round == b->round);
         }
-        if (m->n) {
-            n++;
-        } else {
-            free(m->sender);
-            free(m->receiver);
-        }
+        if (m->n)
+            streams[n++] = m;
     }
     return n;
 }
@@ -237,7 +242,7 @@ static void load(struct rank *r, int me, size_t piece)
 /* `ranks[].s` are made. Streams move in a random order until none can. */
 static void carry_out(size_t piece)
 {
-    static struct stream streams[RANKS * RANKS * 2];
+    static struct stream *streams[RANKS * RANKS * 2];
     bool moved = true;
     int n;
 
@@ -249,7 +254,7 @@ static void carry_out(size_t piece)
 
         moved = false;
         for (int i = 0; i < n; i++) {
-            struct stream *m = &streams[(start + (uint64_t)i * 7919) % (uint64_t)n];
+            struct stream *m = streams[(start % (uint64_t)n + (uint64_t)i) % (uint64_t)n];
             uint64_t burst = check_random() % 3;
 
             while (m->moved < m->n && move(m)) {
@@ -275,8 +280,8 @@ static void carry_out(size_t piece)
         free(ranks[i].data);
     }
     while (n--) {
-        free(streams[n].sender);
-        free(streams[n].receiver);
+        free(streams[n]->sender);
+        free(streams[n]->receiver);
     }
 }
 
