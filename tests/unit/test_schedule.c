@@ -1,7 +1,7 @@
-/* Schedules, carried out with symbols in place of numbers: every rank ends with every contribution
- * once for every element, whatever the order of events, and nothing waits for ever. Input and
- * output are one buffer. A stream has no buffer: a message moves when its sender has it and its
- * receiver has posted for it, both in the order of their lists.
+/* Schedules (rung 1), carried out with symbols in place of numbers: every rank ends with every
+ * contribution once for every element, whatever the order of events, and nothing waits for ever.
+ * Input and output are one buffer. A stream has no buffer: a message moves when its sender has it
+ * and its receiver has posted for it, both in the order of their lists.
  */
 #include <math.h>
 
