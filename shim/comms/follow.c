@@ -9,7 +9,6 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "api/call.h"
 #include "comms/follow_inside.h"
 #include "real/conf.h"
 #include "schedules/force.h"

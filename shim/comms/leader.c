@@ -5,8 +5,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "api/call.h"
 #include "comms/follow_inside.h"
+#include "real/nest.h"
 #include "settings/settings.h"
 #include "util/clock.h"
 #include "util/log.h"

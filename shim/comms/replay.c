@@ -6,7 +6,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "api/call.h"
 #include "comms/follow_inside.h"
 #include "comms/trace.h"
 #include "util/clock.h"
