@@ -46,7 +46,7 @@ int r2_trace_begin(struct r2_follow *f, struct r2_follow *parent, uint64_t salt)
     if (mode == R2_TRACING_RECORD) {
         t->record = true;
         r2_tracing_put_comm(&(struct r2_trace_comm){
-            .name = t->name, .run = r2_comms_id(f->comm), .nranks = f->nranks, .rank = f->rank});
+            .name = t->name, .run = f->comm->id, .nranks = f->nranks, .rank = f->rank});
     }
     if (mode == R2_TRACING_REPLAY)
         begin_replay(f);
@@ -96,8 +96,8 @@ static void give_up(struct r2_follow *f)
     R2_WARN("communicator %016llx: the replay of %s has ended before plan %d of %d, at operation "
             "%llu: it has not come within R2CCL_AGREE_TIMEOUT; AllReduce goes back to NCCL's "
             "own choice on all ranks",
-            (unsigned long long)r2_comms_id(f->comm), r2_tracing_path(), t->taken + 1,
-            t->was->nplans, (unsigned long long)r2_agree_index(f->agree));
+            (unsigned long long)f->comm->id, r2_tracing_path(), t->taken + 1, t->was->nplans,
+            (unsigned long long)r2_agree_index(f->agree));
     r2_watch_journal(R2_REPLAY_ENDED ": a rank has waited for a plan in vain");
     atomic_store(&t->gave_up, true);
     atomic_store(&t->over, true);
@@ -151,7 +151,7 @@ void r2_trace_taken(struct r2_follow *f, const struct r2_agree_view *view)
         if (f->rank == 0)
             R2_WARN("communicator %016llx, R2CCL_PLAN_TRACE, %s; from operation %llu on AllReduce "
                     "is NCCL's own choice on all ranks",
-                    (unsigned long long)r2_comms_id(f->comm), table->reason,
+                    (unsigned long long)f->comm->id, table->reason,
                     (unsigned long long)view->index);
         return;
     }
@@ -162,7 +162,7 @@ void r2_trace_taken(struct r2_follow *f, const struct r2_agree_view *view)
         R2_WARN("communicator %016llx: the replay of %s is complete at operation %llu; the last "
                 "plan stays if all ranks recorded as many, and nothing is planned for what happens "
                 "in this run",
-                (unsigned long long)r2_comms_id(f->comm), r2_tracing_path(),
+                (unsigned long long)f->comm->id, r2_tracing_path(),
                 (unsigned long long)view->index);
     }
 }
