@@ -6,10 +6,10 @@
 #include <string.h>
 #include <time.h>
 
-#include "api/call.h"
 #include "comms/follow.h"
 #include "comms/inside.h"
 #include "comms/watch.h"
+#include "real/nest.h"
 #include "schedules/second.h"
 #include "util/clock.h"
 #include "util/hash.h"
@@ -233,7 +233,7 @@ static void show_call(struct r2_comm *comm, enum r2_seg_collective kind, uint64_
 }
 
 /* Point-to-point operations have no plan, but in a group they take part in where the communicator's
- * collectives go (schedules/run.h), so they must see the same plan as these. */
+ * collectives go (comms/run.h), so they must see the same plan as these. */
 int r2_comms_begin(struct r2_comm *comm, enum r2_seg_collective kind, size_t count, int type)
 {
     uint64_t bytes = count * r2_nccl_type_size(type), now;

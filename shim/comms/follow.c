@@ -1,4 +1,4 @@
-/* One communicator: meeting, reporting, and what the planner would do. */
+/* One communicator: its ranks meet, hear of each other and report to the leader. */
 #define _GNU_SOURCE
 #include "comms/follow.h"
 
@@ -9,7 +9,6 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "api/call.h"
 #include "comms/follow_inside.h"
 #include "real/conf.h"
 #include "schedules/force.h"
@@ -138,7 +137,7 @@ static void on_reported(void *user, int rank, const struct r2_agree_report *repo
     struct r2_follow *f = user;
 
     pthread_mutex_lock(&f->lock);
-    if (f->ready && rank >= 0 && rank < f->nranks && f->trace.replay) {
+    if (f->ready && rank >= 0 && rank < f->nranks && r2_trace_replays(&f->trace)) {
         f->words[rank] = report->flags;
         r2_trace_reported(f, rank, report->flags);
     } else if (f->ready && rank >= 0 && rank < f->nranks) {
@@ -157,7 +156,7 @@ static void on_decided(void *user, uint64_t epoch, uint64_t at, bool committed, 
                 (unsigned long long)r2_comms_id(f->comm), (unsigned long long)epoch,
                 (unsigned long long)at, why);
     pthread_mutex_lock(&f->lock);
-    if (f->trace.replay)
+    if (r2_trace_replays(&f->trace))
         r2_trace_decided(f, epoch, committed, why);
     else
         r2_leader_decided(f, epoch, committed);
@@ -256,7 +255,7 @@ static void look(struct r2_watch_entry *entry, uint64_t capacity, uint32_t share
 
     pthread_mutex_lock(&f->lock);
     report.flags = words_of(f, r2_watch_stop());
-    tell = f->ready && (capacity || f->trace.replay) &&
+    tell = f->ready && (capacity || r2_trace_replays(&f->trace)) &&
            (!f->told_any || f->told.share != share || f->told.flags != report.flags);
     pthread_mutex_unlock(&f->lock);
     if (tell && r2_agree_report(f->agree, &report) == 0) {
@@ -268,7 +267,7 @@ static void look(struct r2_watch_entry *entry, uint64_t capacity, uint32_t share
     show(f);
     pthread_mutex_lock(&f->lock);
     if (f->ready && f->rank == 0)
-        (f->trace.replay ? r2_trace_turn : r2_leader_turn)(f, now);
+        (r2_trace_replays(&f->trace) ? r2_trace_turn : r2_leader_turn)(f, now);
     pthread_mutex_unlock(&f->lock);
 }
 
@@ -345,7 +344,7 @@ static struct r2_follow *begin(struct r2_follow *f, int rc)
         r2_follow_lacks(stats.why);
     if (planning())
         r2_watch_add(&f->entry);
-    if (f->trace.replay)
+    if (r2_trace_replays(&f->trace))
         r2_agree_lookup(f->agree, true, &view); /* meets: the first plan may be near */
     return f;
 }
@@ -396,109 +395,6 @@ void r2_follow_skip(struct r2_follow *parent, uint64_t salt)
 {
     atomic_fetch_add(&parent->trace.children, 1);
     r2_agree_derive(NULL, parent->agree, salt, NULL);
-}
-
-/* ---- the application's thread */
-
-/* All ranks of a family meet at one process, which has a descriptor for each of theirs. */
-static bool tells(const struct r2_follow *f)
-{
-    return f->family <= r2_settings_get()->tell_errors;
-}
-
-/* Another plan is in force from this collective on. */
-static void take_over(struct r2_follow *f, const struct r2_agree_view *view)
-{
-    const struct r2_plan_table *table = view->object;
-    /* The table before is released already. */
-    bool before = atomic_load_explicit(&f->comm->planned, memory_order_relaxed);
-    bool now = table->nentries > 0;
-    char text[80], plan[40] = "";
-
-    f->epoch = view->epoch;
-    f->table = table;
-    r2_seconds_follow(f->seconds, table, view->epoch);
-    if (now)
-        snprintf(plan, sizeof(plan), "tree, %d order%s", table->entries[0].segments,
-                 table->entries[0].segments == 1 ? "" : "s");
-    r2_comm_row_plan(f->comm, plan, table->reason);
-    r2_comm_row_epoch(f->comm, view->epoch);
-    atomic_store_explicit(&f->comm->planned, now, memory_order_relaxed);
-    if (now || before) {
-        snprintf(text, sizeof(text), "plan %llu from operation %llu on: %s",
-                 (unsigned long long)view->epoch, (unsigned long long)view->at,
-                 now ? plan : "NCCL's own choice");
-        r2_watch_journal(text);
-    }
-    r2_trace_taken(f, view);
-    r2_watch_wake();
-}
-
-int r2_follow_before(struct r2_follow *f, enum r2_seg_collective kind, uint64_t bytes)
-{
-    bool eligible = kind == R2_SEG_COLL_ALL_REDUCE && bytes >= R2_FOLLOW_ELIGIBLE && planning();
-    bool meet = eligible || tells(f);
-    struct r2_agree_view view;
-    int rc;
-
-    if (eligible && bytes > atomic_load_explicit(&f->bytes, memory_order_relaxed))
-        atomic_store_explicit(&f->bytes, bytes, memory_order_relaxed);
-    do {
-        r2_trace_hold(f);
-        rc = r2_agree_lookup(f->agree, meet, &view);
-        if (rc == 0 && view.epoch != f->epoch && view.object)
-            take_over(f, &view);
-    } while (rc == 0 && r2_trace_again(f));
-    /* Relaxed: what was stored before the agreement was ended is seen under its lock. */
-    if (rc == -ECANCELED && atomic_load_explicit(&f->revoked, memory_order_relaxed) &&
-        !r2_comms_gone(f->comm)) /* an abort since then frees what NCCL would be called with */
-        return R2_NCCL_OK;
-    if (rc == -ECANCELED)
-        return R2_NCCL_INTERNAL; /* as NCCL says to calls that an abort overtakes */
-    if (rc == -EREMOTEIO)
-        return R2_NCCL_REMOTE; /* r2_comms_told has said so */
-    if (rc) {
-        R2_WARN_ONCE(
-            "a communicator of %d ranks has failed: a rank that knows whether the plan was "
-            "changed does not answer, and none may guess",
-            f->nranks);
-        r2_comms_broken(f->comm, "nobody knows what became of a plan");
-        return R2_NCCL_REMOTE;
-    }
-    return R2_NCCL_OK;
-}
-
-void r2_follow_tell(struct r2_follow *f, int error)
-{
-    if (tells(f))
-        r2_agree_tell(f->agree, (uint32_t)error);
-}
-
-void r2_follow_after(struct r2_follow *f, uint64_t n)
-{
-    r2_agree_advance(f->agree, n);
-}
-
-const struct r2_plan_table *r2_follow_table(const struct r2_follow *f)
-{
-    return f->table;
-}
-
-struct r2_seconds *r2_follow_seconds(const struct r2_follow *f)
-{
-    return f->seconds;
-}
-
-void r2_follow_time(struct r2_follow *f, uint64_t bytes, bool under, void *stream)
-{
-    if (f->timing && f->seconds && !f->trace.replay && bytes >= R2_FOLLOW_ELIGIBLE)
-        r2_timing_start(f->timing, bytes, under ? f->epoch : 0, stream);
-}
-
-void r2_follow_timed(struct r2_follow *f, void *stream, bool good)
-{
-    if (f->timing)
-        r2_timing_stop(f->timing, stream, good);
 }
 
 /* ---- the end */

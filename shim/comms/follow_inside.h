@@ -1,5 +1,5 @@
-/* Inside comms/: what a communicator's ranks know of each other. follow.c meets, reports and keeps
- * up with plans; leader.c plans. */
+/* Inside comms/: what a communicator's ranks know of each other. follow.c meets and reports;
+ * operation.c is what an operation asks of it; leader.c plans. */
 #ifndef R2_COMMS_FOLLOW_INSIDE_H
 #define R2_COMMS_FOLLOW_INSIDE_H
 

@@ -16,13 +16,14 @@
 #include <stdint.h>
 
 #include "agree/agree.h"
+#include "comms/trace.h"
 #include "schedules/replay.h"
 
 struct r2_follow;
 
 struct r2_follow_trace {
-    bool record, replay; /* R2CCL_PLAN_TRACE */
-    uint64_t name;       /* of the communicator, in traces */
+    enum r2_tracing mode; /* R2CCL_PLAN_TRACE */
+    uint64_t name;        /* of the communicator, in traces */
     _Atomic uint64_t children;
     const struct r2_trace_comm *was; /* replay: what was recorded; NULL: nothing */
     atomic_bool over;                /* replay: no plan is waited for any more */
@@ -33,6 +34,11 @@ struct r2_follow_trace {
     /* leader; r2_follow.lock */
     struct r2_replay lead;
 };
+
+static inline bool r2_trace_replays(const struct r2_follow_trace *trace)
+{
+    return trace->mode == R2_TRACING_REPLAY;
+}
 
 /* parent, salt: what it was made of; NULL: nothing. 0 or -ENOMEM. */
 int r2_trace_begin(struct r2_follow *f, struct r2_follow *parent, uint64_t salt);

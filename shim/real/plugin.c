@@ -10,7 +10,6 @@
 #include <strings.h>
 #include <unistd.h>
 
-#include "api/call.h"
 #include "real/conf.h"
 #include "real/real.h"
 #include "settings/settings.h"

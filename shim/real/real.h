@@ -28,6 +28,8 @@
 
 #include "api/ids.h"
 
+#define R2_EXPORT __attribute__((visibility("default")))
+
 #define R2_REAL_MAX 8 /* NCCLs in one process */
 
 struct r2_real {

@@ -1,5 +1,5 @@
 #define _GNU_SOURCE
-#include "schedules/run.h"
+#include "comms/run.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -7,9 +7,9 @@
 #include "comms/comms.h"
 #include "comms/follow.h"
 #include "comms/inside.h"
+#include "comms/reduction.h"
 #include "device/device.h"
 #include "plan/table.h"
-#include "schedules/reduction.h"
 #include "schedules/second.h"
 #include "settings/settings.h"
 
