@@ -5,18 +5,24 @@
  * in rank order the result depends neither on who adds them nor on where the data is cut.
  *
  * Accumulators. float16, bfloat16 and fp8 are added in float32 and rounded once, at the end, to
- * nearest even. The other types are added as they are. Integers wrap around.
+ * nearest even. The other types are added as they are. Integers wrap around. The thread's own
+ * floating-point mode (flush to zero, rounding) has no influence.
  *
- * Against NCCL. Integers: the same bits. float32 and float64: the same operations in another order;
- * NCCL's order depends on its algorithm. float16, bfloat16 and fp8: NCCL rounds after each
- * addition, up to p - 1 times; here it is once. AVG: integers: the sum, which wraps around, divided
- * by n_in and cut off towards zero, as NCCL. Floating point: each contribution times 1/n_in, then
- * added, as NCCL. NCCL rounds 1/n_in to the type; here it is float32 (float64 for float64). MIN,
- * MAX: a NaN loses against a number, as in NCCL (fminf, fmaxf). Of -0 and +0 the first in order
- * stays; NCCL leaves that open. Overflow: float16 and bfloat16 go to infinity. fp8 stops at its
- * largest finite number, for an infinite sum as well, as CUDA's conversion does. NaN results:
- * 0x7fff for float16 and bfloat16, 0x7f for fp8. For float32 and float64 the payload is the
- * processor's choice. With one contribution the result is a copy of it, bit for bit.
+ * Against NCCL:
+ * - Integers: the same bits.
+ * - float32, float64: the same operations in another order. NCCL's order depends on its algorithm.
+ * - float16, bfloat16, fp8: NCCL rounds after each addition, up to p - 1 times.
+ * - AVG of integers: the sum, which wraps around, divided by n_in and cut off towards zero, as
+ * NCCL.
+ * - AVG of the others: each contribution times 1/n_in, then added, as NCCL. NCCL rounds 1/n_in to
+ *   the type; here it is a float32 (a float64 for float64).
+ * - MIN, MAX: a NaN loses against a number, as in NCCL (fminf, fmaxf). If elements are equal (-0
+ * and +0), the first in order stays. NCCL leaves that open.
+ * - Overflow: float16 and bfloat16 become infinite. fp8 stops at its largest finite number, also
+ * for an infinite sum, as CUDA's conversion does.
+ * - NaN results: 0x7fff for float16 and bfloat16, 0x7f for fp8, with either sign. For float32 and
+ *   float64 the processor chooses which NaN it is.
+ * With one contribution the result is a copy of it, bit for bit.
  *
  * Threads: any. Memory: none is kept. Errors: none; the caller asks r2_reduce_covers first.
  */
