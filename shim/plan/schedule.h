@@ -66,26 +66,33 @@ struct r2_step {
     const int *out;
 };
 
-/* One rank's list. What is not marked is for schedule.c alone. */
+/* One rank's list. The fields after n_rounds are for schedule.c alone. */
 struct r2_schedule {
-    enum r2_schedule_kind kind; /* public */
-    int me, p;                  /* public */
-    uint64_t count;             /* public: elements */
-    size_t elem;                /* public: bytes of an element */
-    uint64_t n_steps;           /* public */
-    uint64_t n_rounds;          /* public */
-    uint64_t held;
-    uint64_t body, body_round, tail_round; /* elements before the tail, and of a round */
-    uint64_t body_rounds, tail_pieces;
-    uint64_t chunk; /* pieces of the tail in one chunk */
-    int slow;       /* the rank that the tail leaves out; -1: none */
+    enum r2_schedule_kind kind;
+    int me, p;
+    uint64_t count; /* elements */
+    size_t elem;    /* bytes of an element */
+    uint64_t n_steps;
+    uint64_t n_rounds;
+
+    uint64_t held;   /* elements, see r2_schedule_held */
+    uint64_t grain;  /* where it can, a piece begins at a multiple of this */
+    uint64_t piece;  /* elements at most */
+    uint64_t n_body; /* steps before the tail, and their rounds */
+    uint64_t n_rounds_body;
+    struct r2_schedule_part {
+        uint64_t begin, count, round; /* its elements, and those of a round */
+        int m, at;                    /* ranks that add, my place among them; -1: not in it */
+        int prev, next;               /* in the ring of them */
+    } all, most;                      /* `most`: all but `slow` */
+    uint64_t n_pieces, chunk;         /* of the tail, and in one of its chunks */
+    int slow, helper;
     int n_owners;
-    int at; /* my place among the owners; -1: none */
+    int first; /* place of the owner that I begin with */
     int owners[R2_SCHEDULE_RANKS];
-    uint32_t cut[R2_SCHEDULE_RANKS + 1]; /* where an owner's shard of a round begins, in units */
+    uint32_t cut[R2_SCHEDULE_RANKS + 1]; /* where an owner's shard begins, in units */
     int peers[R2_SCHEDULE_RANKS];        /* all others, ascending */
     int turns[R2_SCHEDULE_RANKS];        /* all others, from me + 1 on */
-    int next[2], prev[2], helper;        /* neighbours in the ring of all and of all but `slow` */
 };
 
 /* What is common to all ranks: `count` elements of `elem` bytes, no message larger than `piece`
