@@ -36,6 +36,8 @@ enum r2_setting_spread { R2_SPREAD_AUTO, R2_SPREAD_HOME, R2_SPREAD_ALL };
 
 enum r2_setting_plan { R2_PLAN_SETTING_OFF, R2_PLAN_SETTING_SHADOW, R2_PLAN_SETTING_ON };
 
+enum r2_setting_allreduce { R2_ALLREDUCE_STOCK, R2_ALLREDUCE_DIRECT };
+
 enum r2_setting_log {
     R2_LOG_SETTING_NONE,
     R2_LOG_SETTING_WARN,

@@ -19,6 +19,7 @@
 #include "schedules/lead.h"
 #include "schedules/second.h"
 #include "schedules/steer.h"
+#include "schedules/vote.h"
 
 #define R2_FOLLOW_ELIGIBLE (UINT64_C(1) << 20) /* bytes */
 
@@ -40,6 +41,7 @@ struct r2_follow {
     _Atomic(uint64_t) bytes; /* of the largest eligible operation */
     struct r2_watch_entry entry;
     struct r2_seconds *seconds; /* R2CCL_PLAN=on */
+    struct r2_vote *vote;       /* R2CCL_ALLREDUCE=direct */
     struct r2_timing *timing;   /* the leader's, R2CCL_PLAN=on */
     struct r2_follow_trace trace;
 

@@ -11,6 +11,7 @@
 #include "plan/table.h"
 #include "schedules/reduction.h"
 #include "schedules/second.h"
+#include "schedules/vote.h"
 #include "settings/settings.h"
 
 #define BUILT_IN_OPS 5 /* ncclSum ... ncclAvg; others were made by the application */
@@ -355,6 +356,9 @@ bool r2_run_take(const struct r2_op *op, int *result)
         *result = record(op);
         return true;
     }
+    if (op->comm && r2_follow_vote(op->comm->follow) &&
+        r2_vote_take(r2_follow_vote(op->comm->follow), op, result))
+        return true;
     entry = entry_of(op);
     start_watch(op, entry != NULL);
     if (!entry)
