@@ -1,250 +1,216 @@
-/* The direct AllReduce over the engine: ranks are processes, NICs are loopback addresses (rung 3).
- * Results are compared bit by bit with an addition in rank order. What it cannot prove: speed, and
- * GPUs. */
-#define _GNU_SOURCE
-#include <pthread.h>
+/* The cost model of the AllReduce schedules against published points, known bounds and, where the
+ * model says what a rank carries, against the schedule itself. */
+#include <math.h>
 
-#include "direct_bed.h"
+#include "check.h"
+#include "plan/direct.h"
+#include "plan/schedule.h"
 
-#include "engine/fault.h"
+#define MIB ((uint64_t)1 << 20)
+#define NEAR(got, want, by)                                                                        \
+    CHECK_MSG(fabs((got) - (want)) <= (by), "%s is %.6g, not %.6g", #got, (double)(got),           \
+              (double)(want))
 
-#define MOST ((uint64_t)3 << 20)
+static struct r2_direct_node nodes[R2_SCHEDULE_RANKS];
 
-static float *in, *out;
-
-static void buffers(void)
+/* p nodes of 1 GB/s, of which `slow` have `share` left. */
+static struct r2_direct_input some(int p, int slow, double share, uint64_t bytes)
 {
-    in = malloc((MOST + 1) * sizeof(*in));
-    out = malloc((MOST + 1) * sizeof(*out));
-    CHECK(in && out);
+    for (int i = 0; i < p; i++)
+        nodes[i] = (struct r2_direct_node){.out = i < slow ? share * 1e9 : 1e9,
+                                           .in = i < slow ? share * 1e9 : 1e9};
+    return (struct r2_direct_input){.p = p, .nodes = nodes, .bytes = bytes, .piece = 1024};
 }
 
-/* ---- sizes, in place and not, weights */
-
-static const uint64_t counts[] = {0, 1, 2, 3, 5, 127, 1000, 65536, 99991, (1 << 20) + 7, MOST};
-
-static void one_sizes(int rank)
+static double healthy_ring(int p, uint64_t bytes)
 {
-    struct r2_direct *d = bed_join(rank);
+    struct r2_direct_node all[64];
+    struct r2_direct_input in = {.p = p, .nodes = all, .bytes = bytes};
 
-    buffers();
-    for (unsigned i = 0; i < sizeof(counts) / sizeof(counts[0]); i++) {
-        uint64_t n = counts[i];
+    for (int i = 0; i < p; i++)
+        all[i] = (struct r2_direct_node){1e9, 1e9, 0};
+    return r2_direct_ring_ns(&in);
+}
 
-        bed_fill(in, rank, n, i);
-        out[n] = 12345;
-        CHECK_EQ(bed_allreduce(d, in, out, n, NULL), 0);
-        bed_check(out, n, i);
-        CHECK(out[n] == 12345);
-        CHECK_EQ(bed_allreduce(d, in, in, n, NULL), 0);
-        bed_check(in, n, i);
+static double best_direct(const struct r2_direct_input *in)
+{
+    uint32_t weights[R2_SCHEDULE_RANKS];
+
+    CHECK(r2_direct_weights(in, weights));
+    return r2_direct_ns(in, weights);
+}
+
+static void test_four_nodes_of_8_gbit_have_the_known_bounds(void)
+{
+    struct r2_direct_input in = some(4, 1, 0.5, 256 * MIB);
+
+    NEAR(r2_direct_bound_ns(&in) / 1e6, 536.9, 0.05);
+    NEAR(r2_direct_ring_ns(&in) / 1e6, 805.3, 0.05);
+    in = some(4, 1, 0.75, 256 * MIB);
+    NEAR(r2_direct_bound_ns(&in) / 1e6, 429.5, 0.05);
+    in = some(4, 0, 1, 256 * MIB);
+    NEAR(r2_direct_bound_ns(&in) / 1e6, 402.7, 0.05);
+    NEAR(r2_direct_ring_ns(&in) / 1e6, 402.7, 0.05);
+}
+
+/* p, slow nodes, what they have left; bound and ring as ratios to the ring of healthy nodes. */
+static void test_bounds_are_those_of_the_table_and_direct_meets_them(void)
+{
+    static const struct {
+        int p, slow;
+        double share, bound, ring;
+    } rows[] = {
+        {8, 1, .875, 1.016, 1.143},  {8, 1, .5, 1.143, 2},        {8, 2, .875, 1.032, 1.143},
+        {8, 2, .5, 1.143, 2},        {8, 4, .875, 1.067, 1.143},  {8, 4, .5, 1.333, 2},
+        {16, 1, .875, 1.008, 1.143}, {16, 1, .5, 1.067, 2},       {16, 2, .875, 1.016, 1.143},
+        {16, 2, .5, 1.067, 2},       {16, 4, .875, 1.032, 1.143}, {16, 4, .5, 1.143, 2},
+        {32, 1, .875, 1.004, 1.143}, {32, 1, .5, 1.032, 2},       {32, 2, .875, 1.008, 1.143},
+        {32, 4, .875, 1.016, 1.143}, {32, 4, .5, 1.067, 2},       {4, 1, .9, 1.026, 1.111},
+        {4, 1, .75, 1.067, 1.333},   {4, 1, .5, 1.333, 2},        {8, 1, .75, 1.032, 1.333},
+        {16, 1, .75, 1.016, 1.333},  {64, 1, .75, 1.004, 1.333},  {64, 1, .5, 1.016, 2},
+    };
+
+    for (size_t i = 0; i < sizeof(rows) / sizeof(rows[0]); i++) {
+        struct r2_direct_input in = some(rows[i].p, rows[i].slow, rows[i].share, 1024 * MIB);
+        double whole = healthy_ring(rows[i].p, 1024 * MIB), bound = r2_direct_bound_ns(&in);
+
+        NEAR(bound / whole, rows[i].bound, 0.0007);
+        NEAR(r2_direct_ring_ns(&in) / whole, rows[i].ring, 0.0007);
+        NEAR(best_direct(&in) / bound, 1, 0.002);
     }
-    bed_together(0);
-    r2_direct_free(d);
 }
 
-static void test_sizes_of_two_ranks(void)
+static void test_direct_meets_the_bound_for_any_mix_of_rates(void)
 {
-    bed_run(2, -1, one_sizes);
+    for (int round = 0; round < 2000; round++) {
+        struct r2_direct_input in = some(3 + (int)(check_random() % 62), 0, 1, 1024 * MIB);
+        double bound, got;
+
+        for (int i = 0; i < in.p; i++)
+            nodes[i].out = nodes[i].in = 1e8 + (double)(check_random() % 1000000) * 1e4;
+        bound = r2_direct_bound_ns(&in);
+        got = best_direct(&in);
+        CHECK_MSG(got >= bound * 0.999999 && got <= bound * 1.01, "%d nodes: %.6f of the bound",
+                  in.p, got / bound);
+    }
 }
 
-static void test_sizes_of_five_ranks(void)
+/* No other weights are better: a unit moved from one rank to another never helps. */
+static void test_no_neighbouring_weights_are_better(void)
 {
-    bed_run(5, -1, one_sizes);
+    struct r2_direct_input in = some(6, 2, 0.8, 1024 * MIB);
+    uint32_t weights[6];
+    double best;
+
+    nodes[3].in = 0.9e9;
+    CHECK(r2_direct_weights(&in, weights));
+    best = r2_direct_ns(&in, weights);
+    for (int i = 0; i < 36; i++) {
+        int from = i / 6, to = i % 6;
+
+        if (from == to || weights[from] < 300)
+            continue;
+        weights[from] -= 300;
+        weights[to] += 300;
+        CHECK_GT(r2_direct_ns(&in, weights), best);
+        weights[from] += 300;
+        weights[to] -= 300;
+    }
 }
 
-static void one_weights(int rank)
+static void test_a_node_with_half_its_rate_owns_nothing_of_four(void)
 {
-    static const uint32_t weights[][4] = {{16384, 16384, 16384, 16384},
-                                          {9362, 18725, 18725, 18724},
-                                          {0, 21845, 21845, 21846},
-                                          {65536, 0, 0, 0},
-                                          {0, 0, 1, 65535},
-                                          {32768, 0, 32768, 0}};
-    struct r2_direct *d = bed_join(rank);
+    struct r2_direct_input in = some(4, 1, 0.5, MIB);
+    uint32_t weights[4];
 
-    buffers();
-    for (unsigned i = 0; i < sizeof(weights) / sizeof(weights[0]); i++) {
-        for (uint64_t n = 1; n <= MOST; n = n * 37 + 3) {
-            bed_fill(in, rank, n, 1);
-            CHECK_EQ(bed_allreduce(d, in, out, n, weights[i]), 0);
-            bed_check(out, n, 1); /* the same bits under all weights */
+    CHECK(r2_direct_weights(&in, weights));
+    CHECK_EQ(weights[0], 0);
+    CHECK_EQ(weights[1] + weights[2] + weights[3], 65536);
+    CHECK(weights[1] >= 21845 && weights[1] <= 21846);
+    in = some(2, 1, 0.5, MIB);
+    CHECK(r2_direct_weights(&in, weights));
+    CHECK_EQ(weights[0], 32768);
+    in = some(4, 1, 0, MIB);
+    CHECK(!r2_direct_weights(&in, weights));
+    CHECK(isinf(r2_direct_bound_ns(&in)));
+}
+
+/* The authors' model at six nodes with a third of one lost, as ratios to the healthy ring. */
+static void test_r2ccl_allreduce_takes_what_its_authors_say(void)
+{
+    static const double want[] = {1.600, 1.450, 1.375, 1.338, 1.319};
+    struct r2_direct_input in = some(6, 1, 2.0 / 3, 1024 * MIB);
+    uint32_t tail = r2_direct_tail(&in, 0);
+
+    NEAR(tail / 65536.0, 1.0 / 3, 0.0001);
+    for (int i = 0; i < 5; i++)
+        NEAR(r2_direct_r2ccl_ns(&in, 0, tail, 1u << i) / healthy_ring(6, 1024 * MIB), want[i],
+             0.0007);
+    in = some(8, 1, 0.5, 1024 * MIB);
+    NEAR(r2_direct_r2ccl_ns(&in, 0, r2_direct_tail(&in, 0), 100000) / healthy_ring(8, 1024 * MIB),
+         1.571, 0.0007);
+    in = some(8, 0, 1, 1024 * MIB);
+    CHECK_EQ(r2_direct_tail(&in, 0), 0);
+    NEAR(r2_direct_r2ccl_ns(&in, 0, 0, 4), healthy_ring(8, 1024 * MIB), 1);
+}
+
+/* The model's bytes, messages and rounds are those of the schedule. */
+static void test_the_model_counts_what_the_schedule_sends(void)
+{
+    struct r2_direct_input in = some(5, 2, 0.7, 16 * MIB);
+    struct r2_schedule_data data = {.p = 5, .count = 4 * MIB, .elem = 4, .piece = 64 << 10};
+    static struct r2_schedule s;
+    uint32_t weights[5];
+    double worst = 0;
+
+    CHECK(r2_direct_weights(&in, weights));
+    in.piece = data.piece;
+    in.message_ns = 1e6; /* so that they alone count */
+    for (int i = 0; i < 5; i++) {
+        double messages = 0;
+
+        CHECK_EQ(r2_schedule_direct(&s, &data, i, weights), 0);
+        for (uint64_t k = 0; k < s.n_steps; k++) {
+            struct r2_step step;
+
+            r2_schedule_step(&s, k, &step);
+            messages += step.n_in + step.n_out + (step.up >= 0) + (step.down >= 0);
         }
+        worst = fmax(worst, messages);
     }
-    bed_together(0);
-    r2_direct_free(d);
+    NEAR(r2_direct_ns(&in, weights) / (worst * in.message_ns), 1, 0.01);
 }
 
-static void test_any_weights_give_the_same_bits(void)
+static void test_few_bytes_take_small_pieces_and_slow_cores_large_ones(void)
 {
-    bed_run(4, -1, one_weights);
-}
+    struct r2_direct_input in = some(4, 1, 0.75, 64 * MIB);
+    uint32_t weights[4];
 
-/* ---- many at once; a small window */
-
-static void one_queue(int rank)
-{
-    enum { OPS = 12 };
-    struct r2_direct *d = bed_join(rank);
-    uint64_t number[OPS], n = 50001;
-    float *in_of[OPS];
-
-    for (unsigned i = 0; i < OPS; i++) {
-        struct r2_direct_call call = {.count = n, .type = FLOAT32, .op = SUM};
-
-        in_of[i] = malloc(n * sizeof(float));
-        CHECK(in_of[i]);
-        bed_fill(in_of[i], rank, n, i);
-        call.in = call.out = in_of[i];
-        CHECK_EQ(r2_direct_allreduce(d, &call, &number[i]), 0);
-    }
-    for (unsigned i = OPS; i-- > 0;) {
-        CHECK_EQ(r2_direct_wait(d, number[i]), 0);
-        bed_check(in_of[i], n, i);
-    }
-    bed_together(0);
-    r2_direct_free(d);
-}
-
-static void test_operations_wait_in_line(void)
-{
-    bed_run(3, -1, one_queue);
-}
-
-static void test_a_window_of_one_round(void)
-{
-    bed_config = (struct r2_direct_config){.memory = 7 * ((size_t)16 << 10), .depth = 1};
-    bed_run(4, -1, one_weights);
-    bed_config = (struct r2_direct_config){0};
-}
-
-/* ---- failures */
-
-static void one_nic(int rank)
-{
-    struct r2_fault hole = {.kind = R2_FAULT_BLACKHOLE, .tx = true, .rx = true};
-    struct r2_direct *d = bed_join(rank);
-
-    buffers();
-    for (unsigned i = 0; i < 6; i++) {
-        bed_fill(in, rank, MOST, i);
-        if (rank == 1 && i == 2)
-            r2_fault_set(0, &hole);
-        CHECK_EQ(bed_allreduce(d, in, out, MOST, NULL), 0);
-        bed_check(out, MOST, i);
-    }
-    bed_together(0);
-    r2_direct_free(d);
-}
-
-static void test_a_nic_fails(void)
-{
-    bed_run(4, -1, one_nic);
-}
-
-/* Operations until one fails; how long that took. */
-static int until_error(struct r2_direct *d, int rank, uint64_t *took)
-{
-    uint64_t begun = r2_now_ns();
-    int rc = 0;
-
-    for (unsigned i = 0; rc == 0 && r2_now_ns() - begun < 30 * R2_NS_PER_S; i++) {
-        bed_fill(in, rank, MOST, i);
-        begun = r2_now_ns();
-        rc = bed_allreduce(d, in, out, MOST, NULL);
-    }
-    *took = r2_now_ns() - begun;
-    return rc;
-}
-
-static void one_killed(int rank)
-{
-    struct r2_direct *d = bed_join(rank);
-    uint64_t took;
-
-    buffers();
-    bed_fill(in, rank, MOST, 0);
-    CHECK_EQ(bed_allreduce(d, in, out, MOST, NULL), 0);
-    if (rank == 2) {
-        struct r2_direct_call call = {
-            .in = in, .out = out, .count = MOST, .type = FLOAT32, .op = SUM};
-        uint64_t number;
-
-        CHECK_EQ(r2_direct_allreduce(d, &call, &number), 0);
-        usleep(2000);
-        raise(SIGKILL);
-    }
-    CHECK_EQ(until_error(d, rank, &took), -ECONNRESET);
-    CHECK_LT(took, 8 * R2_NS_PER_S);
-    CHECK_EQ(bed_allreduce(d, in, out, 10, NULL), -ECONNRESET);
-    r2_direct_free(d);
-}
-
-static void test_a_rank_is_killed(void)
-{
-    bed_run(4, 2, one_killed);
-}
-
-static void *aborts(void *d)
-{
-    usleep(20000);
-    r2_direct_abort(d);
-    return NULL;
-}
-
-/* Rank 1 aborts from another thread while it waits for rank 0, which never comes. */
-static void one_aborts(int rank)
-{
-    struct r2_direct *d = bed_join(rank);
-    uint64_t begun = r2_now_ns();
-    pthread_t thread;
-
-    buffers();
-    if (rank == 1)
-        CHECK_EQ(pthread_create(&thread, NULL, aborts, d), 0);
-    if (rank != 0) {
-        bed_fill(in, rank, MOST, 0);
-        CHECK_EQ(bed_allreduce(d, in, out, MOST, NULL), rank == 1 ? -ECANCELED : -ECONNRESET);
-    }
-    if (rank == 1)
-        pthread_join(thread, NULL);
-    r2_direct_free(d);
-    CHECK_LT(r2_now_ns() - begun, 10 * R2_NS_PER_S);
-    bed_together(0);
-}
-
-static void test_an_abort_ends_all(void)
-{
-    bed_run(3, -1, one_aborts);
-}
-
-static void one_leaves(int rank)
-{
-    struct r2_direct *d = bed_new(rank);
-
-    if (rank == 0)
-        r2_direct_abort(d);
-    AWAIT(r2_direct_state(d, NULL) != R2_DIRECT_CONNECTING);
-    bed_together(0);
-    r2_direct_free(d);
-}
-
-static void test_an_abort_while_connecting(void)
-{
-    bed_run(3, -1, one_leaves);
+    CHECK(r2_direct_weights(&in, weights));
+    CHECK_EQ(r2_direct_piece(&in, weights, 16 << 10, 512 << 10), 16 << 10);
+    in.message_ns = 20e3;
+    for (int i = 0; i < 4; i++)
+        nodes[i].cores = 1.5e9;
+    CHECK_EQ(r2_direct_piece(&in, weights, 16 << 10, 512 << 10), 512 << 10);
+    /* Where the cores are the limit, the ring, which sends as much, is no slower. */
+    CHECK_LE(r2_direct_ring_ns(&in), r2_direct_ns(&in, weights));
 }
 
 static const struct check_test tests[] = {
-    {"sizes_of_two_ranks", test_sizes_of_two_ranks},
-    {"sizes_of_five_ranks", test_sizes_of_five_ranks},
-    {"any_weights_give_the_same_bits", test_any_weights_give_the_same_bits},
-    {"operations_wait_in_line", test_operations_wait_in_line},
-    {"a_window_of_one_round", test_a_window_of_one_round},
-    {"a_nic_fails", test_a_nic_fails},
-    {"a_rank_is_killed", test_a_rank_is_killed},
-    {"an_abort_ends_all", test_an_abort_ends_all},
-    {"an_abort_while_connecting", test_an_abort_while_connecting},
-    {0}};
+    {"four_nodes_of_8_gbit_have_the_known_bounds", test_four_nodes_of_8_gbit_have_the_known_bounds},
+    {"bounds_are_those_of_the_table_and_direct_meets_them",
+     test_bounds_are_those_of_the_table_and_direct_meets_them},
+    {"direct_meets_the_bound_for_any_mix_of_rates",
+     test_direct_meets_the_bound_for_any_mix_of_rates},
+    {"no_neighbouring_weights_are_better", test_no_neighbouring_weights_are_better},
+    {"a_node_with_half_its_rate_owns_nothing_of_four",
+     test_a_node_with_half_its_rate_owns_nothing_of_four},
+    {"r2ccl_allreduce_takes_what_its_authors_say", test_r2ccl_allreduce_takes_what_its_authors_say},
+    {"the_model_counts_what_the_schedule_sends", test_the_model_counts_what_the_schedule_sends},
+    {"few_bytes_take_small_pieces_and_slow_cores_large_ones",
+     test_few_bytes_take_small_pieces_and_slow_cores_large_ones},
+    {0},
+};
 
 int main(int argc, char **argv)
 {
