@@ -22,10 +22,8 @@
 #define ROUNDS 4 /* of the window, at least, if pieces need not be smaller than PIECE_LEAST */
 #define FINISH_NS (10 * R2_NS_PER_S)
 #define CONNECT_NS (30 * R2_NS_PER_S) /* for all connections to be made */
-#define PIPELINE 4
-#define PIPELINE_PIECE                                                                             \
-    ((size_t)64 << 10) /* a shard is cut into PIPELINE pieces of this, or more                     \
-                        */
+#define PIPELINE 64
+#define PIPELINE_PIECE ((size_t)64 << 10) /* a shard is cut into PIPELINE pieces, none smaller */
 
 /* A thread that finds nothing to do yields for a while, then naps, and longer while a peer is late.
  * The engine's own threads move the data meanwhile. */

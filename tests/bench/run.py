@@ -31,6 +31,7 @@ import completion
 import cost
 import crowd
 import cutoff
+import direct
 import flap
 import grey
 import growth
@@ -81,6 +82,7 @@ SECTIONS: dict[str, tuple[str, Callable[[Options, Section], None]]] = {
     "shim_cost": (shim_cost.TITLE, shim_cost.run),
     "storm": (storm.TITLE, storm.run),
     "tree": (tree.TITLE, tree.run),
+    "direct": (direct.TITLE, direct.run),
     "instructions": (instructions.TITLE, instructions.run),
 }
 NEEDS_LAB = (
@@ -95,6 +97,7 @@ NEEDS_LAB = (
     "flap",
     "ramp",
     "tree",
+    "direct",
 )
 
 

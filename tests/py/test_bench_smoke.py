@@ -345,6 +345,7 @@ def test_smoke(build: Build, lab_rights: None, run_bounded: RunBounded, tmp_path
         "shim_cost",
         "storm",
         "tree",
+        "direct",
         "instructions",
     ]
     for section in report["sections"]:
