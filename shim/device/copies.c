@@ -101,7 +101,7 @@ static void leave(const struct r2_copies *c, void *before)
 
 /* ---- gates */
 
-int r2_copies_gate(struct r2_copies *c, void *stream, uint64_t number, void **event)
+int r2_copies_mark(struct r2_copies *c, void *stream, void **event)
 {
     void *before;
     int rc = enter(c, &before);
@@ -109,13 +109,36 @@ int r2_copies_gate(struct r2_copies *c, void *stream, uint64_t number, void **ev
     *event = NULL;
     if (rc)
         return rc;
-    if (cuda.event_new(event, CUDA_DISABLE_TIMING) || cuda.event_record(*event, stream) ||
-        cuda.stream_wait_value(stream, c->gate_address, (uint32_t)number, CUDA_WAIT_GEQ))
+    if (cuda.event_new(event, CUDA_DISABLE_TIMING))
         rc = -EIO;
-    if (rc && *event)
+    if (rc == 0 && cuda.event_record(*event, stream)) {
         cuda.event_free(*event);
+        rc = -EIO;
+    }
     leave(c, before);
     return rc;
+}
+
+void r2_copies_forget(struct r2_copies *c, void *event)
+{
+    void *before;
+
+    if (enter(c, &before))
+        return;
+    cuda.event_free(event);
+    leave(c, before);
+}
+
+int r2_copies_gate(struct r2_copies *c, void *stream, uint64_t number)
+{
+    void *before;
+    int rc = enter(c, &before);
+
+    if (rc)
+        return rc;
+    rc = cuda.stream_wait_value(stream, c->gate_address, (uint32_t)number, CUDA_WAIT_GEQ);
+    leave(c, before);
+    return rc ? -EIO : 0;
 }
 
 void r2_copies_open(struct r2_copies *c, uint64_t number)

@@ -5,7 +5,7 @@
  * (an event), and the stream goes on when the host has opened the operation's gate (a 32-bit word
  * that the driver's cuStreamWaitValue32 looks at). Nothing runs on the GPU's own processors.
  *
- * Threads: r2_copies_gate from the application's; r2_copies_open from any; the rest from one
+ * Threads: mark, forget and gate from the application's; r2_copies_open from any; the rest from one
  * thread. Errors: -errno; -ENOTSUP: the driver lacks something.
  */
 #ifndef R2_DEVICE_COPIES_H
@@ -21,9 +21,12 @@ struct r2_copies;
 int r2_copies_new(struct r2_copies **out, int device, size_t len);
 void *r2_copies_window(struct r2_copies *c);
 
-/* Behind what is on `stream` now: *event is what the operation waits for, and the stream does not
- * go on before operation `number` has been opened. */
-int r2_copies_gate(struct r2_copies *c, void *stream, uint64_t number, void **event);
+/* Behind what is on `stream` now: what an operation waits for. r2_copies_begin or r2_copies_forget
+ * frees it. */
+int r2_copies_mark(struct r2_copies *c, void *stream, void **event);
+void r2_copies_forget(struct r2_copies *c, void *event);
+/* `stream` does not go on before operation `number` has been opened. */
+int r2_copies_gate(struct r2_copies *c, void *stream, uint64_t number);
 /* All operations up to `number` are over. */
 void r2_copies_open(struct r2_copies *c, uint64_t number);
 

@@ -355,20 +355,23 @@ static enum outcome outcome(struct r2_vote *v)
 static int give(struct r2_vote *v, struct r2_direct_call *call, void *stream)
 {
     uint64_t number;
-    int rc = 0;
+    int rc = v->copies ? r2_copies_mark(v->copies, stream, &call->event) : 0;
 
-    if (v->copies) {
-        rc = r2_copies_gate(v->copies, stream, v->given + 1, &call->event);
-        if (rc)
-            return rc;
-        pthread_mutex_lock(&v->lock);
-        v->given++;
-        pthread_mutex_unlock(&v->lock);
-    }
+    if (rc)
+        return rc;
     rc = r2_direct_allreduce(v->direct, call, &number);
-    if (rc == 0 && !v->copies)
-        rc = r2_direct_wait(v->direct, number);
-    return rc;
+    if (!v->copies)
+        return rc ? rc : r2_direct_wait(v->direct, number);
+    if (rc) {
+        r2_copies_forget(v->copies, call->event);
+        return rc;
+    }
+    pthread_mutex_lock(&v->lock);
+    v->given = number;
+    if (v->outcome == ABORTED) /* meanwhile: nobody else may see this one */
+        open_gates(v);
+    pthread_mutex_unlock(&v->lock);
+    return r2_copies_gate(v->copies, stream, number);
 }
 
 static int run(struct r2_vote *v, const struct r2_op *op)
