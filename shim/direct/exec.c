@@ -5,7 +5,6 @@
 
 struct flight {
     struct r2_step step;
-    uint64_t index;
     size_t len;
     uint8_t *slot;     /* own piece, then the contribution, then the sum */
     int in_left;       /* contributions that have not come */
@@ -13,7 +12,6 @@ struct flight {
     bool own_here;     /* nothing of its own, or it is in the slot */
     bool contribution; /* complete, in the slot */
     bool up_sent, sum; /* sent; the sum is in the slot */
-    bool landing;      /* on its way into the output */
     bool landed, ended;
 };
 
@@ -90,6 +88,13 @@ static void look_ended(struct r2_exec *x, struct flight *f)
         give_slot(x, held_by(x, f)[i]);
 }
 
+/* Nothing of it is to come into the output any more. */
+static void land(struct r2_exec *x, struct flight *f)
+{
+    f->landed = true;
+    x->landed++;
+}
+
 /* The sum is in the slot. */
 static void have_sum(struct r2_exec *x, struct flight *f)
 {
@@ -124,19 +129,14 @@ static void look_contribution(struct r2_exec *x, struct flight *f)
         have_sum(x, f);
 }
 
-static void skip(struct r2_exec *x, struct flight *f)
-{
-    f->landed = f->ended = true;
-    x->landed++;
-}
-
 /* Takes the slots and queues up on its lanes. */
 static void admit(struct r2_exec *x, struct flight *f)
 {
     const struct r2_step *s = &f->step;
 
     if (s->count == 0) {
-        skip(x, f);
+        land(x, f);
+        f->ended = true;
         return;
     }
     f->slot = x->free_slots[--x->n_free];
@@ -171,7 +171,6 @@ static bool advance(struct r2_exec *x)
         if (f->step.round - oldest >= x->rounds || f->step.n_in + 1 > x->n_free)
             break;
         *f = (struct flight){.step = f->step,
-                             .index = x->next,
                              .len = (size_t)f->step.count * x->schedule->elem,
                              .in_left = f->step.n_in,
                              .out_left = f->step.n_out};
@@ -219,6 +218,8 @@ static void ended_on(struct r2_exec *x, struct flight *f, enum r2_lane_kind kind
         break;
     case R2_LANE_UP:
         f->up_sent = true;
+        if (f->step.down < 0) /* it gets no sum */
+            land(x, f);
         break;
     case R2_LANE_DOWN:
         have_sum(x, f);
@@ -269,8 +270,7 @@ static void copied(struct r2_exec *x, struct flight *f, bool out)
         f->own_here = true;
         look_contribution(x, f);
     } else {
-        f->landed = true;
-        x->landed++;
+        land(x, f);
     }
     look_ended(x, f);
 }
@@ -335,21 +335,6 @@ bool r2_exec_landed(const struct r2_exec *x)
 bool r2_exec_ended(const struct r2_exec *x)
 {
     return x->first == x->schedule->n_steps;
-}
-
-void r2_exec_waits(const struct r2_exec *x, struct r2_exec_waits *out)
-{
-    *out = (struct r2_exec_waits){.peer = -1};
-    for (int peer = 0; peer < x->config.p; peer++) {
-        for (int kind = 0; kind < R2_LANE_KINDS; kind++) {
-            const struct lane *lane = &x->lanes[peer * R2_LANE_KINDS + kind];
-
-            if (lane->posted == lane->done)
-                continue;
-            *out = (struct r2_exec_waits){.peer = peer, .kind = (enum r2_lane_kind)kind};
-            return;
-        }
-    }
 }
 
 /* ---- life */

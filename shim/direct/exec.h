@@ -55,7 +55,7 @@ struct r2_exec_config {
     void *user;
 };
 
-/* Slots that a round of `direct` needs. */
+/* Slots that a round of `direct` needs. Of the ring it takes two such, of R2CCL-AllReduce four. */
 static inline int r2_exec_round(int p)
 {
     return 2 * p - 1;
@@ -72,11 +72,5 @@ int r2_exec_turn(struct r2_exec *x);
 /* Everything is in the output. Sends may still be under way. */
 bool r2_exec_landed(const struct r2_exec *x);
 bool r2_exec_ended(const struct r2_exec *x);
-/* Whether it waits for a peer only: nothing is posted to send and no copy is under way. */
-struct r2_exec_waits {
-    int peer;               /* the first that something is awaited from; -1: none */
-    enum r2_lane_kind kind; /* on this lane */
-};
-void r2_exec_waits(const struct r2_exec *x, struct r2_exec_waits *out);
 
 #endif

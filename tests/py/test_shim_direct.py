@@ -51,18 +51,27 @@ def test_a_nic_fails_and_comes_back(build: Build) -> None:
         assert running.running
 
 
-def test_a_killed_rank_ends_all(build: Build) -> None:
-    name = "direct-kill"
-    with preloaded(build, name, ("--duration", "60", "--check-every"), DIRECT) as running:
+@pytest.mark.parametrize("driver", ["", "tests/fakecuda/libcuda.so.1"], ids=["host", "driver"])
+def test_a_killed_rank_ends_all(build: Build, driver: str) -> None:
+    """On the host the call returns the error; with CUDA's driver the communicator has it, and the
+    stream waits."""
+    name = f"direct-kill-{len(driver)}"
+    shim = str(build.path / "libr2ccl.so")
+    env = {**DIRECT, "LD_PRELOAD": f"{shim} {build.path / driver}" if driver else shim}
+    with preloaded(build, name, ("--duration", "60", "--check-every"), env) as running:
         until(lambda: everywhere(name), "AllReduce is direct on all ranks", 60)
         os.kill(processes(name)[2].pid, signal.SIGKILL)
         until(lambda: not running.running, "the others end", 20)
+        others = [rank.output for rank in running.ranks if rank.code != 137]
+    assert len(others) == RANKS - 1
+    assert any("NCCL error 6" in output for output in others), others
 
 
-def launched(build: Build, command: str, *words: str) -> str:
+def launched(build: Build, command: str, *words: str, preload: str = "") -> str:
     """What a job says that ends well."""
     argv = [sys.executable, "-m", "r2ccl_ctl", "launch", *words, "--timeout", "60"]
-    argv += ["--env", f"LD_PRELOAD={build.path / 'libr2ccl.so'}", "--env", "R2CCL_LOG=info"]
+    argv += ["--env", f"LD_PRELOAD={build.path / 'libr2ccl.so'} {preload}"]
+    argv += ["--env", "R2CCL_LOG=info"]
     script = command.replace("PERF", f"{build.perf} -b 1M -e 1M -n 3")
     done = subprocess.run(
         [*argv, "--", "sh", "-c", script],
@@ -106,3 +115,16 @@ def test_types_and_reductions(build: Build) -> None:
     )
     assert text.count("(direct)") == 12
     assert text.count("Out of bounds values : 0 OK") == 4
+
+
+def test_copies_through_a_driver(build: Build) -> None:
+    """A driver in memory (tests/shim/fakecuda.c) in place of CUDA's: marks, copies, gates. It
+    cannot prove what a GPU does with them."""
+    text = launched(
+        build,
+        "export R2CCL_ALLREDUCE=direct; PERF -d float && PERF -d bfloat16",
+        *("-n", "3", "--emulate-nodes", "3", "--nics", "2"),
+        preload=str(build.path / "tests/fakecuda/libcuda.so.1"),
+    )
+    assert text.count("(direct)") == 6
+    assert text.count("Out of bounds values : 0 OK") == 2
