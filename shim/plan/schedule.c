@@ -163,7 +163,7 @@ static void ring_step(const struct r2_schedule *s, const struct r2_schedule_part
     step->offset = part->begin + from + cut(s, len, block, m);
     step->count = part->begin + from + cut(s, len, block + 1, m) - step->offset;
     if (t >= m) { /* whose next rank has made the sum, does not go on */
-        step->after = base + turn + 1;
+        step->reader = turn == 0 ? base + 1 : 0; /* sent straight from the input */
         step->down = part->prev;
         step->out = &part->next;
         step->n_out = turn + 2 < m;

@@ -1,5 +1,6 @@
-/* The loops of r2_reduce, compiled once for each kind of processor. Every level gives the same
- * bits; r2_reduce takes the last one that this processor can run. For reduce.c and its test.
+/* The loops of r2_reduce, compiled once for each kind of processor. Every level gives the same bits
+ * (which NaN a NaN is may differ). r2_reduce takes the last level that this processor can run. For
+ * reduce.c and its test.
  */
 #ifndef R2_REDUCE_LEVELS_H
 #define R2_REDUCE_LEVELS_H

@@ -2,7 +2,8 @@
  *   LEVEL  the suffix of its names
  *   W      bytes of a vector
  *   TARGET the attribute of its functions
- * and loses these three at its end.
+ *   HALVES, JOINED (or none) conversions of float16: a part of a vector, and two parts together
+ * and undefines these at its end.
  *
  * A loop takes R2_REDUCE_STEP bytes (W bytes for small types) of every contribution, one after the
  * other, with the accumulators in registers. Types of 8 and 16 bits are taken out of vectors of
@@ -162,6 +163,18 @@ INLINE N(u32) N(narrow_bf16)(N(f32) f)
     return PICK((N(u32))(((N(i32))bits & 0x7fffffff) > 0x7f800000), nan, number);
 }
 
+#ifdef HALVES
+INLINE N(f32) N(from_f16)(N(u32) s, int part)
+{
+    return (N(f32))(part ? HALVES(s, 1) : HALVES(s, 0));
+}
+
+INLINE N(u32) N(to_f16)(N(f32) a, N(f32) b)
+{
+    return (N(u32))JOINED(a, b);
+}
+#endif
+
 WHOLE(whole_i8, N(i8), N(u8))
 WHOLE(whole_u8, N(u8), N(u8))
 WHOLE(whole_i32, N(i32), N(u32))
@@ -206,6 +219,8 @@ TARGET static void N(loops)(char *out, const char *const *in, int n_in, size_t b
     }
 }
 
+#undef HALVES
+#undef JOINED
 #undef LEVEL
 #undef W
 #undef TARGET

@@ -20,8 +20,7 @@
  * and +0), the first in order stays. NCCL leaves that open.
  * - Overflow: float16 and bfloat16 become infinite. fp8 stops at its largest finite number, also
  * for an infinite sum, as CUDA's conversion does.
- * - NaN results: 0x7fff for float16 and bfloat16, 0x7f for fp8, with either sign. For float32 and
- *   float64 the processor chooses which NaN it is.
+ * - A NaN result is a quiet NaN. The processor chooses which one.
  * With one contribution the result is a copy of it, bit for bit.
  *
  * Threads: any. Memory: none is kept. Errors: none; the caller asks r2_reduce_covers first.

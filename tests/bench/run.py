@@ -26,6 +26,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
+import adds
 import click
 import completion
 import cost
@@ -84,6 +85,7 @@ SECTIONS: dict[str, tuple[str, Callable[[Options, Section], None]]] = {
     "tree": (tree.TITLE, tree.run),
     "direct": (direct.TITLE, direct.run),
     "instructions": (instructions.TITLE, instructions.run),
+    "adds": (adds.TITLE, adds.run),
 }
 NEEDS_LAB = (
     "shaped",

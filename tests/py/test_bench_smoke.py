@@ -347,6 +347,7 @@ def test_smoke(build: Build, lab_rights: None, run_bounded: RunBounded, tmp_path
         "tree",
         "direct",
         "instructions",
+        "adds",
     ]
     for section in report["sections"]:
         assert section["skipped"] or section["rows"], section["name"]

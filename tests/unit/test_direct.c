@@ -1,5 +1,5 @@
-/* The cost model of the AllReduce schedules against published points, known bounds and, where the
- * model says what a rank carries, against the schedule itself. */
+/* The cost model of the AllReduce schedules (rung 1) against published points, known bounds and,
+ * where the model says what a rank carries, against the schedule itself. */
 #include <math.h>
 
 #include "check.h"

@@ -1,5 +1,6 @@
-/* Sums of contributions against a plain reference, bit for bit, at every level that this processor
- * can run: all types, operations, odd counts, unaligned addresses, 1 to 9 contributions. */
+/* Sums of contributions (rung 1) against a plain reference, bit for bit, at every level that this
+ * processor can run: all types, operations, odd counts, unaligned addresses, 1 to 9 contributions.
+ */
 #include <fenv.h>
 #include <math.h>
 
