@@ -392,11 +392,19 @@ static int run(struct r2_vote *v, const struct r2_op *op)
     return rc == -ECANCELED ? R2_NCCL_INTERNAL : R2_NCCL_SYSTEM;
 }
 
+/* NCCL refuses what comes while it is suspended, and after a revoke. */
+static bool refused(struct r2_vote *v)
+{
+    int state = atomic_load(&v->comm->state);
+
+    return state == R2_SEG_COMM_SUSPENDED || state == R2_SEG_COMM_REVOKED;
+}
+
 bool r2_vote_take(struct r2_vote *v, const struct r2_op *op, int *result)
 {
     int type = (int)op->word[TYPE], reduction = (int)op->word[OP];
 
-    if (op->api != R2_API_ncclAllReduce || !r2_reduce_covers(type, reduction) ||
+    if (refused(v) || op->api != R2_API_ncclAllReduce || !r2_reduce_covers(type, reduction) ||
         op->word[COUNT] * r2_nccl_type_size(type) < FROM_BYTES ||
         r2_device_capturing((void *)op->word[STREAM]))
         return false;

@@ -223,6 +223,7 @@ def start(args: argparse.Namespace, rank: int) -> subprocess.Popen[bytes]:
     env = os.environ | {
         "LD_PRELOAD": str(Path(args.build).resolve() / "libr2ccl.so"),
         "R2CCL_DLSYM": "1",
+        "R2CCL_REAL_NCCL": args.nccl,
         "R2CCL_NICS": nics,
         "NCCL_HOSTID": f"direct{rank}",
         "NCCL_SOCKET_IFNAME": "lo",

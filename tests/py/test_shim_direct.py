@@ -13,12 +13,14 @@ import sys
 from pathlib import Path
 
 import pytest
-from conftest import Build
+from conftest import ROOT, Build
 from plan_bed import RANKS, comms, preloaded, processes
 from segment_bed import until
 
 from r2ccl_ctl import control
 from r2ccl_ctl.control import Command
+from r2ccl_ctl.job import LaunchSpec
+from r2ccl_ctl.launch import start
 
 pytestmark = pytest.mark.slow
 
@@ -67,6 +69,31 @@ def test_a_killed_rank_ends_all(build: Build, driver: str) -> None:
     assert any("NCCL error 6" in output for output in others), others
 
 
+def test_an_abort_from_another_thread(build: Build, tmp_path: Path) -> None:
+    """Rank 1 aborts while it waits for rank 0, which does not come; rank 2 gets an error."""
+    spec = LaunchSpec(
+        argv=(sys.executable, str(ROOT / "tests/py/direct_worker.py"), str(tmp_path)),
+        ranks=3,
+        emulate_nodes=3,
+        nics=2,
+        job="direct-abort",
+        env={
+            **DIRECT,
+            "LD_PRELOAD": str(build.path / "libr2ccl.so"),
+            "R2CCL_REAL_NCCL": str(build.host_nccl / "libnccl.so.2"),
+            "R2CCL_LOG": "info",
+        },
+    )
+    running = start(spec, echo=False)
+    try:
+        code = running.wait(60)
+        said = "".join(rank.output for rank in running.ranks)
+    finally:
+        running.kill()
+    assert code == 0, said
+    assert said.count("(direct)") == 3
+
+
 def launched(build: Build, command: str, *words: str, preload: str = "") -> str:
     """What a job says that ends well."""
     argv = [sys.executable, "-m", "r2ccl_ctl", "launch", *words, "--timeout", "60"]
@@ -78,7 +105,7 @@ def launched(build: Build, command: str, *words: str, preload: str = "") -> str:
         capture_output=True,
         text=True,
         timeout=90,
-        cwd=Path(__file__).parents[2],
+        cwd=ROOT,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout + done.stderr
