@@ -35,6 +35,8 @@ enum r2_setting_gpu_memory { R2_GPU_MEMORY_HOST, R2_GPU_MEMORY_DIRECT };
 
 enum r2_setting_plan { R2_PLAN_SETTING_OFF, R2_PLAN_SETTING_SHADOW, R2_PLAN_SETTING_ON };
 
+enum r2_setting_allreduce { R2_ALLREDUCE_STOCK, R2_ALLREDUCE_DIRECT };
+
 enum r2_setting_log {
     R2_LOG_SETTING_NONE,
     R2_LOG_SETTING_WARN,

@@ -71,6 +71,12 @@ struct r2_agree {
     uint64_t nudges;
     struct r2_agree_report report;
     bool report_new;
+    struct r2_agree_offer {
+        uint32_t round; /* offered last; 0: none */
+        bool open;      /* it was not exchanged yet */
+        uint8_t *data;  /* the frame's payload */
+        size_t len;
+    } offer;
     uint32_t error; /* NCCL's, at this rank; 0: none */
     bool error_said;
     int tellers; /* threads in r2_agree_tell */
@@ -89,8 +95,10 @@ struct r2_agree {
     bool said_off, closed;
     uint64_t buried_ns; /* when it was destroyed; 0: it lives */
     uint64_t report_number;
-    uint64_t *report_seen;        /* leader: last number of each rank */
-    struct r2_agree_early *early; /* leader: [nranks], until it has the roster; NULL: none */
+    uint64_t *report_seen;            /* leader: last number of each rank */
+    uint64_t offer_ns, offer_wait_ns; /* say it again then */
+    struct r2_agree_offers *offers;   /* leader: what ranks have offered; NULL: nothing */
+    struct r2_agree_early *early;     /* leader: [nranks], until it has the roster; NULL: none */
     enum r2_agree_phase phase;
     uint8_t *plan; /* of the proposal under way */
     size_t plan_len;
@@ -203,6 +211,14 @@ void r2_agree_join_early(struct r2_agree *a, const uint8_t process[16],
                          const struct r2_agree_frame *f, const uint8_t *payload);
 void r2_agree_join_reported(struct r2_agree *a, uint32_t from, const struct r2_agree_frame *f,
                             const uint8_t *payload);
+
+/* --- exchange.c (service thread) ---------------------------------------------------------- */
+
+void r2_agree_exchange_turn(struct r2_agree *a, uint64_t now);
+/* OFFER, OFFERS: from a rank of the roster. */
+void r2_agree_exchange_frame(struct r2_agree *a, const struct r2_agree_frame *f,
+                             const uint8_t *payload);
+void r2_agree_exchange_free(struct r2_agree *a);
 
 /* --- tell.c (service thread) -------------------------------------------------------------- */
 

@@ -24,6 +24,7 @@ void r2_agree_member_free(struct r2_agree *a)
     free(a->machine.promises);
     free(a->report_seen);
     free(a->early);
+    r2_agree_exchange_free(a);
     free(a->garbage);
     free(a->wanted);
     free(a->plan);
@@ -374,6 +375,8 @@ void r2_agree_member_frame(struct r2_agree *a, const uint8_t process[16],
         r2_agree_join_reported(a, f->from, f, payload);
     } else if (f->kind == R2_FRAME_FAILED) {
         r2_agree_tell_frame(a, f, payload, now);
+    } else if (f->kind == R2_FRAME_OFFER || f->kind == R2_FRAME_OFFERS) {
+        r2_agree_exchange_frame(a, f, payload);
     }
 }
 
@@ -446,6 +449,7 @@ static bool r2_member_work(struct r2_agree *a, uint64_t now)
             r2_member_lead(a, now);
         }
         r2_agree_ask_turn(a, now);
+        r2_agree_exchange_turn(a, now);
     }
     return true;
 }

@@ -50,9 +50,14 @@ static bool planning(void)
     return r2_settings_get()->plan != R2_PLAN_SETTING_OFF;
 }
 
+static bool direct(void)
+{
+    return r2_settings_get()->allreduce == R2_ALLREDUCE_DIRECT;
+}
+
 bool r2_follow_wanted(void)
 {
-    return planning() || r2_settings_get()->tell_errors > 0;
+    return planning() || direct() || r2_settings_get()->tell_errors > 0;
 }
 
 static bool on(void)
@@ -119,6 +124,8 @@ static void on_ready(void *user, const struct r2_agree_member *members, int nran
     f->ready = f->nodes != NULL;
     pthread_mutex_unlock(&f->lock);
     r2_comm_row_nodes(f->comm, f->nnodes, here);
+    if (f->vote)
+        r2_vote_ready(f->vote, f->nnodes);
     r2_watch_wake();
 }
 
@@ -129,6 +136,8 @@ static void on_off(void *user, const char *why)
     r2_follow_lacks(why);
     if (planning())
         r2_comm_row_plan(f->comm, NULL, why);
+    if (f->vote)
+        r2_vote_off(f->vote, why);
     r2_trace_off(f);
 }
 
@@ -197,6 +206,16 @@ static void on_failed(void *user, int rank, uint32_t error)
     struct r2_follow *f = user;
 
     r2_comms_told(f->comm, rank, (int)error);
+    if (f->vote)
+        r2_vote_abort(f->vote);
+}
+
+static void on_exchanged(void *user, uint32_t round, const void *const *offers, const size_t *len)
+{
+    struct r2_follow *f = user;
+
+    if (f->vote)
+        r2_vote_exchanged(f->vote, round, offers, len);
 }
 
 static const struct r2_agree_ops ops = {.ready = on_ready,
@@ -204,6 +223,7 @@ static const struct r2_agree_ops ops = {.ready = on_ready,
                                         .reported = on_reported,
                                         .decided = on_decided,
                                         .failed = on_failed,
+                                        .exchanged = on_exchanged,
                                         .accept = on_accept,
                                         .release = on_release};
 
@@ -278,6 +298,7 @@ static void unmake(struct r2_follow *f)
     r2_leader_free(f);
     r2_trace_end(f);
     r2_seconds_free(f->seconds);
+    r2_vote_free(f->vote);
     pthread_mutex_destroy(&f->lock);
     free(f->rank_node);
     free(f->nodes);
@@ -321,6 +342,8 @@ static struct r2_follow *make(struct r2_comm *comm, const struct r2_follow_birth
     pthread_mutex_init(&f->lock, NULL);
     r2_policy_init(&f->policy, &config);
     make_seconds(f, birth);
+    if (direct())
+        f->vote = r2_vote_new(comm, birth->rank, birth->nranks, birth->device);
     if ((birth->rank == 0 && r2_leader_init(f)) || r2_trace_begin(f, parent, salt)) {
         unmake(f);
         return NULL;
@@ -338,14 +361,18 @@ static struct r2_follow *begin(struct r2_follow *f, int rc)
         unmake(f);
         return NULL;
     }
+    if (f->vote)
+        r2_vote_bind(f->vote, f->agree);
     r2_agree_get_stats(f->agree, &stats);
     /* From the start, of which `off` says nothing. */
     if (stats.state == R2_AGREE_OFF && stats.why[0] && f->nranks > 1)
         r2_follow_lacks(stats.why);
+    if (stats.state == R2_AGREE_OFF && f->vote)
+        r2_vote_off(f->vote, stats.why);
     if (planning())
         r2_watch_add(&f->entry);
-    if (r2_trace_replays(&f->trace))
-        r2_agree_lookup(f->agree, true, &view); /* meets: the first plan may be near */
+    if (r2_trace_replays(&f->trace) || f->vote)
+        r2_agree_lookup(f->agree, true, &view); /* meets: the first plan, or AllReduce, is near */
     return f;
 }
 
@@ -356,6 +383,7 @@ static struct r2_agree_config config_of(struct r2_follow *f)
         .nranks = f->nranks,
         .node = f->node,
         .settings = WIRE | (uint64_t)r2_settings_get()->plan << 8 |
+                    (uint64_t)r2_settings_get()->allreduce << 12 |
                     (uint64_t)r2_settings_get()->capture_plan << 16 | r2_trace_mark(f) << 24,
         .ops = &ops,
         .user = f,
@@ -403,18 +431,24 @@ void r2_follow_revoked(struct r2_follow *f)
 {
     atomic_store_explicit(&f->revoked, true, memory_order_relaxed);
     r2_agree_abort(f->agree);
+    if (f->vote)
+        r2_vote_abort(f->vote);
 }
 
 void r2_follow_abort(struct r2_follow *f)
 {
     r2_timing_abort(f->timing);
     r2_agree_abort(f->agree);
+    if (f->vote)
+        r2_vote_abort(f->vote);
     if (f->seconds)
         r2_seconds_end(f->seconds, true);
 }
 
 void r2_follow_end(struct r2_follow *f)
 {
+    if (f->vote)
+        r2_vote_finish(f->vote);
     if (f->seconds)
         r2_seconds_end(f->seconds, false);
 }
@@ -422,6 +456,8 @@ void r2_follow_end(struct r2_follow *f)
 void r2_follow_free(struct r2_follow *f)
 {
     r2_watch_remove(&f->entry); /* not looked at any more */
+    if (f->vote)
+        r2_vote_close(f->vote);
     r2_agree_destroy(f->agree); /* no callbacks any more */
     if (f->seconds)
         r2_seconds_end(f->seconds, true);

@@ -11,6 +11,7 @@
 #include "comms/inside.h"
 #include "comms/replay.h"
 #include "comms/timing.h"
+#include "comms/vote.h"
 #include "comms/watch.h"
 #include "device/device.h"
 #include "plan/plan.h"
@@ -40,6 +41,7 @@ struct r2_follow {
     _Atomic(uint64_t) bytes; /* of the largest eligible operation */
     struct r2_watch_entry entry;
     struct r2_seconds *seconds; /* R2CCL_PLAN=on */
+    struct r2_vote *vote;       /* R2CCL_ALLREDUCE=direct */
     struct r2_timing *timing;   /* the leader's, R2CCL_PLAN=on */
     struct r2_follow_trace trace;
 

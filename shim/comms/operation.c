@@ -92,6 +92,11 @@ const struct r2_plan_table *r2_follow_table(const struct r2_follow *f)
     return f->table;
 }
 
+struct r2_vote *r2_follow_vote(const struct r2_follow *f)
+{
+    return f->vote;
+}
+
 struct r2_seconds *r2_follow_seconds(const struct r2_follow *f)
 {
     return f->seconds;

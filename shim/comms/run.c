@@ -8,6 +8,7 @@
 #include "comms/follow.h"
 #include "comms/inside.h"
 #include "comms/reduction.h"
+#include "comms/vote.h"
 #include "device/device.h"
 #include "plan/table.h"
 #include "schedules/second.h"
@@ -355,6 +356,9 @@ bool r2_run_take(const struct r2_op *op, int *result)
         *result = record(op);
         return true;
     }
+    if (op->comm && r2_follow_vote(op->comm->follow) &&
+        r2_vote_take(r2_follow_vote(op->comm->follow), op, result))
+        return true;
     entry = entry_of(op);
     start_watch(op, entry != NULL);
     if (!entry)

@@ -75,6 +75,9 @@ void *r2_real_search(void);
  * that NCCL adds to it (conf.h). */
 void r2_real_plugin_load(const struct r2_real *real);
 
+/* A symbol of the net plugin that was brought in; NULL: none was. */
+void *r2_real_plugin_symbol(const char *name);
+
 /* lacks.c: one warning with the functions of `real` that the library with NCCL's name does not
  * have (only there). */
 void r2_real_tell_lacking(struct r2_real *real);

@@ -32,6 +32,7 @@ import completion
 import cost
 import crowd
 import cutoff
+import direct
 import flap
 import grey
 import growth
@@ -82,6 +83,7 @@ SECTIONS: dict[str, tuple[str, Callable[[Options, Section], None]]] = {
     "shim_cost": (shim_cost.TITLE, shim_cost.run),
     "storm": (storm.TITLE, storm.run),
     "tree": (tree.TITLE, tree.run),
+    "direct": (direct.TITLE, direct.run),
     "instructions": (instructions.TITLE, instructions.run),
     "adds": (adds.TITLE, adds.run),
 }
@@ -97,6 +99,7 @@ NEEDS_LAB = (
     "flap",
     "ramp",
     "tree",
+    "direct",
 )
 
 
