@@ -162,8 +162,8 @@ static void on_decided(void *user, uint64_t epoch, uint64_t at, bool committed, 
 
     if (!committed)
         R2_INFO("communicator %016llx: plan %llu from operation %llu was not agreed: %s",
-                (unsigned long long)r2_comms_id(f->comm), (unsigned long long)epoch,
-                (unsigned long long)at, why);
+                (unsigned long long)f->comm->id, (unsigned long long)epoch, (unsigned long long)at,
+                why);
     pthread_mutex_lock(&f->lock);
     if (r2_trace_replays(&f->trace))
         r2_trace_decided(f, epoch, committed, why);
@@ -307,7 +307,7 @@ static void unmake(struct r2_follow *f)
 
 static void make_seconds(struct r2_follow *f, const struct r2_follow_birth *birth)
 {
-    struct r2_seconds_config config = {.real = r2_comms_real(f->comm),
+    struct r2_seconds_config config = {.real = f->comm->real,
                                        .rank = birth->rank,
                                        .nranks = birth->nranks,
                                        .device = birth->device,
@@ -423,6 +423,39 @@ void r2_follow_skip(struct r2_follow *parent, uint64_t salt)
 {
     atomic_fetch_add(&parent->trace.children, 1);
     r2_agree_derive(NULL, parent->agree, salt, NULL);
+}
+
+/* ---- the application's thread */
+
+bool r2_follow_tells(const struct r2_follow *f)
+{
+    return f->family <= r2_settings_get()->tell_errors;
+}
+
+void r2_follow_tell(struct r2_follow *f, int error)
+{
+    if (r2_follow_tells(f))
+        r2_agree_tell(f->agree, (uint32_t)error);
+}
+
+void r2_follow_after(struct r2_follow *f, uint64_t n)
+{
+    r2_agree_advance(f->agree, n);
+}
+
+const struct r2_plan_table *r2_follow_table(const struct r2_follow *f)
+{
+    return f->table;
+}
+
+struct r2_vote *r2_follow_vote(const struct r2_follow *f)
+{
+    return f->vote;
+}
+
+struct r2_seconds *r2_follow_seconds(const struct r2_follow *f)
+{
+    return f->seconds;
 }
 
 /* ---- the end */

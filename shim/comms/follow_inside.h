@@ -1,5 +1,5 @@
 /* Inside comms/: what a communicator's ranks know of each other. follow.c meets and reports;
- * operation.c is what an operation asks of it; leader.c plans. */
+ * operation.c is what an operation does around the call; leader.c plans. */
 #ifndef R2_COMMS_FOLLOW_INSIDE_H
 #define R2_COMMS_FOLLOW_INSIDE_H
 
@@ -76,6 +76,10 @@ struct r2_follow {
     uint32_t events, rounds;         /* changes of what nodes have left; looks of the planner */
     struct r2_leader_errand *errand; /* for a unique id; NULL: none */
 };
+
+/* follow.c: whether its ranks are told of each other's errors. All ranks of a family meet at one
+ * process, which has a descriptor for each of theirs. */
+bool r2_follow_tells(const struct r2_follow *f);
 
 /* leader.c; `lock` is held. */
 int r2_leader_init(struct r2_follow *f);

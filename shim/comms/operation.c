@@ -1,17 +1,12 @@
-/* The application's thread: what its operations ask of the ranks' agreement, and the plan that they
- * run under. */
+/* The application's thread, around the call of an operation: the ranks' agreement is asked, the
+ * plan taken over, and what NCCL took is counted. */
 #include <errno.h>
 #include <stdio.h>
 
 #include "comms/follow_inside.h"
 #include "settings/settings.h"
+#include "util/clock.h"
 #include "util/log.h"
-
-/* All ranks of a family meet at one process, which has a descriptor for each of theirs. */
-static bool tells(const struct r2_follow *f)
-{
-    return f->family <= r2_settings_get()->tell_errors;
-}
 
 /* Another plan is in force from this collective on. */
 static void take_over(struct r2_follow *f, const struct r2_agree_view *view)
@@ -45,7 +40,7 @@ int r2_follow_before(struct r2_follow *f, enum r2_seg_collective kind, uint64_t 
 {
     bool eligible = kind == R2_SEG_COLL_ALL_REDUCE && bytes >= R2_FOLLOW_ELIGIBLE &&
                     r2_settings_get()->plan != R2_PLAN_SETTING_OFF;
-    bool meet = eligible || tells(f);
+    bool meet = eligible || r2_follow_tells(f);
     struct r2_agree_view view;
     int rc;
 
@@ -76,32 +71,6 @@ int r2_follow_before(struct r2_follow *f, enum r2_seg_collective kind, uint64_t 
     return R2_NCCL_OK;
 }
 
-void r2_follow_tell(struct r2_follow *f, int error)
-{
-    if (tells(f))
-        r2_agree_tell(f->agree, (uint32_t)error);
-}
-
-void r2_follow_after(struct r2_follow *f, uint64_t n)
-{
-    r2_agree_advance(f->agree, n);
-}
-
-const struct r2_plan_table *r2_follow_table(const struct r2_follow *f)
-{
-    return f->table;
-}
-
-struct r2_vote *r2_follow_vote(const struct r2_follow *f)
-{
-    return f->vote;
-}
-
-struct r2_seconds *r2_follow_seconds(const struct r2_follow *f)
-{
-    return f->seconds;
-}
-
 void r2_follow_time(struct r2_follow *f, uint64_t bytes, bool under, void *stream)
 {
     if (f->timing && f->seconds && !r2_trace_replays(&f->trace) && bytes >= R2_FOLLOW_ELIGIBLE)
@@ -112,4 +81,70 @@ void r2_follow_timed(struct r2_follow *f, void *stream, bool good)
 {
     if (f->timing)
         r2_timing_stop(f->timing, stream, good);
+}
+
+/* ---- around the call */
+
+/* Relaxed: words for operators to read, each by itself. */
+static void show_call(struct r2_comm *comm, enum r2_seg_collective kind, uint64_t bytes,
+                      uint64_t now)
+{
+    struct r2_seg_comm *row = r2_comm_row(comm);
+
+    __atomic_store_n(&row->op_mono_ns, now, __ATOMIC_RELAXED);
+    __atomic_store_n(&row->op_bytes, bytes, __ATOMIC_RELAXED);
+    __atomic_store_n(&row->op, (uint32_t)kind, __ATOMIC_RELAXED);
+    __atomic_store_n(&row->calling, 1, __ATOMIC_RELAXED);
+}
+
+/* Point-to-point operations have no plan, but in a group they take part in where the communicator's
+ * collectives go (comms/run.h), so they must see the same plan as these. */
+int r2_comms_begin(struct r2_comm *comm, enum r2_seg_collective kind, size_t count, int type)
+{
+    uint64_t bytes = count * r2_nccl_type_size(type), now;
+
+    if (r2_comms_elsewhere(comm))
+        return R2_NCCL_REMOTE;
+    if (r2_comms_in_group() && !r2_comms_group_reserve(comm) && comm->follow)
+        return R2_NCCL_SYSTEM; /* one that is not counted would part this rank from the others */
+    now = r2_now_ns();
+    show_call(comm, kind, bytes, now); /* before what may wait for a plan's fate: it has called */
+    if (comm->follow && (kind < R2_SEG_COLL_SEND || r2_comms_in_group())) {
+        int result = r2_follow_before(comm->follow, kind, bytes);
+
+        if (result != R2_NCCL_OK) {
+            __atomic_store_n(&r2_comm_row(comm)->calling, 0, __ATOMIC_RELAXED);
+            return result;
+        }
+        show_call(comm, kind, bytes, now); /* that may have taken a while: another row */
+    }
+    return R2_NCCL_OK;
+}
+
+void r2_comms_end(struct r2_comm *comm, int result, bool collective, r2_nccl_stream stream)
+{
+    struct r2_seg_comm *row = r2_comm_row(comm);
+    bool taken = result == R2_NCCL_OK || result == R2_NCCL_IN_PROGRESS;
+
+    if (comm->follow && collective && !r2_comms_in_group())
+        r2_follow_timed(comm->follow, stream, taken);
+    if (result == R2_NCCL_OK &&
+        atomic_load_explicit(&comm->state, memory_order_relaxed) == R2_SEG_COMM_INIT)
+        r2_comms_async(comm, comm->handle, R2_NCCL_OK);
+    if (r2_comms_in_group()) {
+        if (taken)
+            r2_comms_group_count(comm, collective);
+        else
+            r2_comms_group_refuse();
+    } else if (taken) {
+        r2_comms_handed(comm, collective, !collective);
+        if (collective && comm->follow)
+            r2_follow_after(comm->follow, 1);
+    }
+    if (result == R2_NCCL_REMOTE || result == R2_NCCL_SYSTEM)
+        r2_comms_async(comm, comm->handle, result);
+    row = r2_comm_row(comm); /* again: that may have taken a while */
+    __atomic_store_n(&row->calling, 0, __ATOMIC_RELAXED);
+    if (atomic_load_explicit(&comm->row_number, memory_order_relaxed) < 0)
+        r2_comms_row_again(comm, __atomic_load_n(&row->op_mono_ns, __ATOMIC_RELAXED));
 }
