@@ -61,6 +61,12 @@ bool r2_follow_wanted(void)
     return planning() || direct() || r2_settings_get()->tell_errors > 0;
 }
 
+/* Whether plans of the agreement are weights of `direct`. */
+static bool weighs(const struct r2_follow *f)
+{
+    return f->vote && !planning();
+}
+
 static bool on(void)
 {
     return r2_settings_get()->plan == R2_PLAN_SETTING_ON;
@@ -146,6 +152,11 @@ static void on_reported(void *user, int rank, const struct r2_agree_report *repo
 {
     struct r2_follow *f = user;
 
+    if (weighs(f)) {
+        r2_vote_reported(f->vote, rank, report);
+        r2_watch_wake();
+        return;
+    }
     pthread_mutex_lock(&f->lock);
     if (f->ready && rank >= 0 && rank < f->nranks && f->trace.replay) {
         f->words[rank] = report->flags;
@@ -165,6 +176,10 @@ static void on_decided(void *user, uint64_t epoch, uint64_t at, bool committed, 
         R2_INFO("communicator %016llx: plan %llu from operation %llu was not agreed: %s",
                 (unsigned long long)r2_comms_id(f->comm), (unsigned long long)epoch,
                 (unsigned long long)at, why);
+    if (weighs(f)) {
+        r2_vote_decided(f->vote, committed);
+        return;
+    }
     pthread_mutex_lock(&f->lock);
     if (f->trace.replay)
         r2_trace_decided(f, epoch, committed, why);
@@ -183,6 +198,8 @@ static int on_accept(void *user, uint64_t epoch, const void *plan, size_t len, v
     int rc;
 
     (void)epoch;
+    if (weighs(f))
+        return r2_vote_accept(f->vote, plan, len, object);
     if (!f->seconds)
         return -EOPNOTSUPP;
     rc = r2_plan_table_decode(&table, plan, len, f->nranks);
@@ -198,8 +215,10 @@ static int on_accept(void *user, uint64_t epoch, const void *plan, size_t len, v
 
 static void on_release(void *user, void *object)
 {
-    (void)user;
-    r2_plan_table_free(object);
+    if (weighs(user))
+        free(object);
+    else
+        r2_plan_table_free(object);
 }
 
 static void on_failed(void *user, int rank, uint32_t error)
@@ -287,9 +306,11 @@ static void look(struct r2_watch_entry *entry, uint64_t capacity, uint32_t share
     }
     show(f);
     pthread_mutex_lock(&f->lock);
-    if (f->ready && f->rank == 0)
+    if (f->ready && f->rank == 0 && !weighs(f))
         (f->trace.replay ? r2_trace_turn : r2_leader_turn)(f, now);
     pthread_mutex_unlock(&f->lock);
+    if (f->rank == 0 && weighs(f))
+        r2_vote_lead(f->vote);
 }
 
 /* ---- life */
@@ -370,7 +391,7 @@ static struct r2_follow *begin(struct r2_follow *f, int rc)
         r2_follow_lacks(stats.why);
     if (stats.state == R2_AGREE_OFF && f->vote)
         r2_vote_off(f->vote, stats.why);
-    if (planning())
+    if (planning() || f->vote)
         r2_watch_add(&f->entry);
     if (f->trace.replay || f->vote)
         r2_agree_lookup(f->agree, true, &view); /* meets: the first plan, or AllReduce, is near */
@@ -440,10 +461,15 @@ static void take_over(struct r2_follow *f, const struct r2_agree_view *view)
     const struct r2_plan_table *table = view->object;
     /* The table before is released already. */
     bool before = atomic_load_explicit(&f->comm->planned, memory_order_relaxed);
-    bool now = table->nentries > 0;
+    bool now = !weighs(f) && table->nentries > 0;
     char text[80], plan[40] = "";
 
     f->epoch = view->epoch;
+    if (weighs(f)) {
+        r2_vote_follow(f->vote, view->object, view->epoch, view->at);
+        r2_comm_row_epoch(f->comm, view->epoch);
+        return;
+    }
     f->table = table;
     r2_seconds_follow(f->seconds, table, view->epoch);
     if (now)
