@@ -60,6 +60,11 @@ bool r2_follow_wanted(void)
     return planning() || direct() || r2_settings_get()->tell_errors > 0;
 }
 
+bool r2_follow_weighs(const struct r2_follow *f)
+{
+    return f->vote && !planning();
+}
+
 static bool on(void)
 {
     return r2_settings_get()->plan == R2_PLAN_SETTING_ON;
@@ -145,6 +150,11 @@ static void on_reported(void *user, int rank, const struct r2_agree_report *repo
 {
     struct r2_follow *f = user;
 
+    if (r2_follow_weighs(f)) {
+        r2_vote_reported(f->vote, rank, report);
+        r2_watch_wake();
+        return;
+    }
     pthread_mutex_lock(&f->lock);
     if (f->ready && rank >= 0 && rank < f->nranks && r2_trace_replays(&f->trace)) {
         f->words[rank] = report->flags;
@@ -164,6 +174,10 @@ static void on_decided(void *user, uint64_t epoch, uint64_t at, bool committed, 
         R2_INFO("communicator %016llx: plan %llu from operation %llu was not agreed: %s",
                 (unsigned long long)f->comm->id, (unsigned long long)epoch, (unsigned long long)at,
                 why);
+    if (r2_follow_weighs(f)) {
+        r2_vote_decided(f->vote, committed);
+        return;
+    }
     pthread_mutex_lock(&f->lock);
     if (r2_trace_replays(&f->trace))
         r2_trace_decided(f, epoch, committed, why);
@@ -182,6 +196,8 @@ static int on_accept(void *user, uint64_t epoch, const void *plan, size_t len, v
     int rc;
 
     (void)epoch;
+    if (r2_follow_weighs(f))
+        return r2_vote_accept(f->vote, plan, len, object);
     if (!f->seconds)
         return -EOPNOTSUPP;
     rc = r2_plan_table_decode(&table, plan, len, f->nranks);
@@ -197,8 +213,10 @@ static int on_accept(void *user, uint64_t epoch, const void *plan, size_t len, v
 
 static void on_release(void *user, void *object)
 {
-    (void)user;
-    r2_plan_table_free(object);
+    if (r2_follow_weighs(user))
+        free(object);
+    else
+        r2_plan_table_free(object);
 }
 
 static void on_failed(void *user, int rank, uint32_t error)
@@ -286,9 +304,11 @@ static void look(struct r2_watch_entry *entry, uint64_t capacity, uint32_t share
     }
     show(f);
     pthread_mutex_lock(&f->lock);
-    if (f->ready && f->rank == 0)
+    if (f->ready && f->rank == 0 && !r2_follow_weighs(f))
         (r2_trace_replays(&f->trace) ? r2_trace_turn : r2_leader_turn)(f, now);
     pthread_mutex_unlock(&f->lock);
+    if (f->rank == 0 && r2_follow_weighs(f))
+        r2_vote_lead(f->vote);
 }
 
 /* ---- life */
@@ -369,7 +389,7 @@ static struct r2_follow *begin(struct r2_follow *f, int rc)
         r2_follow_lacks(stats.why);
     if (stats.state == R2_AGREE_OFF && f->vote)
         r2_vote_off(f->vote, stats.why);
-    if (planning())
+    if (planning() || f->vote)
         r2_watch_add(&f->entry);
     if (r2_trace_replays(&f->trace) || f->vote)
         r2_agree_lookup(f->agree, true, &view); /* meets: the first plan, or AllReduce, is near */

@@ -80,6 +80,8 @@ struct r2_follow {
 /* follow.c: whether its ranks are told of each other's errors. All ranks of a family meet at one
  * process, which has a descriptor for each of theirs. */
 bool r2_follow_tells(const struct r2_follow *f);
+/* Whether plans of the agreement are weights of `direct`. */
+bool r2_follow_weighs(const struct r2_follow *f);
 
 /* leader.c; `lock` is held. */
 int r2_leader_init(struct r2_follow *f);

@@ -14,10 +14,15 @@ static void take_over(struct r2_follow *f, const struct r2_agree_view *view)
     const struct r2_plan_table *table = view->object;
     /* The table before is released already. */
     bool before = atomic_load_explicit(&f->comm->planned, memory_order_relaxed);
-    bool now = table->nentries > 0;
+    bool now = !r2_follow_weighs(f) && table->nentries > 0;
     char text[80], plan[40] = "";
 
     f->epoch = view->epoch;
+    if (r2_follow_weighs(f)) {
+        r2_vote_follow(f->vote, view->object, view->epoch, view->at);
+        r2_comm_row_epoch(f->comm, view->epoch);
+        return;
+    }
     f->table = table;
     r2_seconds_follow(f->seconds, table, view->epoch);
     if (now)

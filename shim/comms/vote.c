@@ -12,6 +12,8 @@
 #include "device/copies.h"
 #include "device/device.h"
 #include "direct/direct.h"
+#include "plan/direct.h"
+#include "plan/schedule.h"
 #include "real/real.h"
 #include "reduce/reduce.h"
 #include "settings/settings.h"
@@ -21,6 +23,8 @@
 
 #define FROM_BYTES ((uint64_t)256 << 10) /* smaller operations are NCCL's */
 #define WHY 96
+#define WEIGHTS_MAGIC UINT32_C(0x57324352) /* "RC2W" */
+#define NOTABLE (R2_SCHEDULE_UNIT / 100)   /* a smaller change of a weight is none */
 
 enum { FIRST_ROUND = 1, SECOND_ROUND };
 enum outcome { OPEN, DIRECT, STOCK, ABORTED };
@@ -32,6 +36,12 @@ enum { SEND, RECV, COUNT, TYPE, OP, COMM, STREAM };
 struct ballot {
     uint32_t yes, rank;
     char why[WHY];
+};
+
+/* A plan of the agreement. */
+struct weights {
+    uint32_t magic, p;
+    uint32_t of[];
 };
 
 struct r2_vote {
@@ -48,6 +58,11 @@ struct r2_vote {
     struct r2_direct *direct;
     struct r2_copies *copies; /* NULL: the buffers are the host's */
     uint64_t given;           /* operations whose gates are on streams */
+    double *rates;            /* rank 0: bytes/s that each rank has left; 0: not known */
+    /* rank 0; NULL: none is proposed; none was agreed, so they are equal */
+    struct weights *proposed, *agreed;
+
+    const uint32_t *weights; /* the application's thread; NULL: equal */
 };
 
 /* ---- buffers in a GPU's memory */
@@ -334,6 +349,107 @@ void r2_vote_exchanged(struct r2_vote *v, uint32_t round, const void *const *off
         say_direct(v);
 }
 
+/* ---- weights */
+
+static size_t weights_bytes(int p)
+{
+    return sizeof(struct weights) + (size_t)p * sizeof(uint32_t);
+}
+
+void r2_vote_reported(struct r2_vote *v, int rank, const struct r2_agree_report *report)
+{
+    pthread_mutex_lock(&v->lock);
+    if (rank >= 0 && rank < v->nranks)
+        v->rates[rank] = (double)report->capacity * report->share / R2_SCHEDULE_UNIT;
+    pthread_mutex_unlock(&v->lock);
+}
+
+/* What the ranks have left calls for; false: not known of all. Lock held. */
+static bool weigh(const struct r2_vote *v, struct weights *w)
+{
+    struct r2_direct_node nodes[R2_DIRECT_RANKS] = {0};
+    struct r2_direct_input input = {.p = v->nranks, .nodes = nodes};
+
+    for (int r = 0; r < v->nranks; r++)
+        nodes[r].out = nodes[r].in = v->rates[r];
+    *w = (struct weights){WEIGHTS_MAGIC, (uint32_t)v->nranks};
+    return r2_direct_weights(&input, w->of);
+}
+
+static bool notable(const struct r2_vote *v, const struct weights *w)
+{
+    for (int r = 0; r < v->nranks; r++) {
+        uint32_t was = v->agreed ? v->agreed->of[r] : R2_SCHEDULE_UNIT / (uint32_t)v->nranks;
+
+        if (w->of[r] > was + NOTABLE || w->of[r] + NOTABLE < was)
+            return true;
+    }
+    return false;
+}
+
+void r2_vote_lead(struct r2_vote *v)
+{
+    struct weights *w = malloc(weights_bytes(v->nranks));
+
+    if (!w)
+        return;
+    pthread_mutex_lock(&v->lock);
+    if (v->outcome == DIRECT && !v->proposed && weigh(v, w) && notable(v, w) &&
+        r2_agree_propose(v->agree, w, weights_bytes(v->nranks)) == 0) {
+        v->proposed = w;
+        w = NULL;
+    }
+    pthread_mutex_unlock(&v->lock);
+    free(w);
+}
+
+void r2_vote_decided(struct r2_vote *v, bool committed)
+{
+    struct weights *old;
+
+    pthread_mutex_lock(&v->lock);
+    old = committed ? v->agreed : v->proposed; /* what was refused is proposed anew, or not */
+    if (committed)
+        v->agreed = v->proposed;
+    v->proposed = NULL;
+    pthread_mutex_unlock(&v->lock);
+    free(old);
+}
+
+int r2_vote_accept(struct r2_vote *v, const void *plan, size_t len, void **object)
+{
+    struct weights *w;
+    uint64_t sum = 0;
+
+    if (len != weights_bytes(v->nranks))
+        return -EPROTO;
+    w = malloc(len);
+    if (!w)
+        return -ENOMEM;
+    memcpy(w, plan, len);
+    for (int r = 0; r < v->nranks; r++)
+        sum += w->of[r];
+    if (w->magic != WEIGHTS_MAGIC || w->p != (uint32_t)v->nranks || sum != R2_SCHEDULE_UNIT) {
+        free(w);
+        return -EPROTO;
+    }
+    *object = w;
+    return 0;
+}
+
+void r2_vote_follow(struct r2_vote *v, const void *object, uint64_t epoch, uint64_t at)
+{
+    const struct weights *w = object;
+    uint32_t mine = w->of[v->rank];
+    char line[112];
+
+    v->weights = w->of;
+    snprintf(line, sizeof(line), "weights %llu from operation %llu on: this rank owns %.1f %%",
+             (unsigned long long)epoch, (unsigned long long)at, mine * 100.0 / R2_SCHEDULE_UNIT);
+    r2_watch_journal(line);
+    r2_comm_row_plan(v->comm, "direct, weighted", line);
+}
+
 /* ---- the application's thread */
 
 static enum outcome outcome(struct r2_vote *v)
@@ -380,7 +496,8 @@ static int run(struct r2_vote *v, const struct r2_op *op)
                                   .out = (void *)op->word[RECV],
                                   .count = op->word[COUNT],
                                   .type = (int)op->word[TYPE],
-                                  .op = (int)op->word[OP]};
+                                  .op = (int)op->word[OP],
+                                  .weights = v->weights};
     int rc = give(v, &call, (void *)op->word[STREAM]);
 
     if (rc == 0) {
@@ -430,8 +547,12 @@ struct r2_vote *r2_vote_new(struct r2_comm *comm, int rank, int nranks, int devi
 {
     struct r2_vote *v = calloc(1, sizeof(*v));
 
-    if (!v)
+    if (v)
+        v->rates = calloc((size_t)nranks, sizeof(*v->rates));
+    if (!v || !v->rates) {
+        free(v);
         return NULL;
+    }
     v->comm = comm;
     v->rank = rank;
     v->nranks = nranks;
@@ -493,5 +614,8 @@ void r2_vote_free(struct r2_vote *v)
         return;
     pthread_mutex_destroy(&v->lock);
     pthread_cond_destroy(&v->wake);
+    free(v->rates);
+    free(v->proposed);
+    free(v->agreed);
     free(v);
 }

@@ -33,6 +33,19 @@ void r2_vote_off(struct r2_vote *v, const char *why);
 void r2_vote_exchanged(struct r2_vote *v, uint32_t round, const void *const *offers,
                        const size_t *len);
 
+/* Weights. Rank 0 hears what bandwidth each rank has left and proposes weights as shim/agree's
+ * plan, which all ranks follow from the same operation on. Where R2CCL_PLAN has plans of its own,
+ * weights stay equal.
+ *
+ * reported, decided, lead: rank 0; accept, decided: the service thread, as in r2_agree_ops. */
+void r2_vote_reported(struct r2_vote *v, int rank, const struct r2_agree_report *report);
+void r2_vote_lead(struct r2_vote *v);
+void r2_vote_decided(struct r2_vote *v, bool committed);
+/* 0 and *object, for free(); -EPROTO. */
+int r2_vote_accept(struct r2_vote *v, const void *plan, size_t len, void **object);
+/* From the next operation on; the thread that runs them. `object` lives until the next one. */
+void r2_vote_follow(struct r2_vote *v, const void *object, uint64_t epoch, uint64_t at);
+
 /* Runs an AllReduce outside of groups: true, and *result is what the call returns. False: NCCL has
  * it. Which of both follows from the arguments and the vote, so that it is the same on all ranks.
  * Waits for the vote. */

@@ -25,12 +25,12 @@
 #define PIPELINE 64
 #define PIPELINE_PIECE ((size_t)64 << 10) /* a shard is cut into PIPELINE pieces, none smaller */
 
-/* A thread that finds nothing to do yields for a while, then naps, and longer while a peer is late.
- * The engine's own threads move the data meanwhile. */
+/* A thread that finds nothing to do yields for a while, then naps: for a part of the time that it
+ * has waited. The engine's own threads move the data meanwhile. */
 #define YIELD_NS (50 * R2_NS_PER_US)
-#define NAP_NS (30 * R2_NS_PER_US)
-#define LATE_NS (10 * R2_NS_PER_MS)
-#define LATE_NAP_NS (200 * R2_NS_PER_US)
+#define NAP_PART 8
+#define NAP_LEAST_NS (20 * R2_NS_PER_US)
+#define NAP_MOST_NS (200 * R2_NS_PER_US)
 
 struct operation {
     struct operation *next;
@@ -291,7 +291,9 @@ static void rest(struct r2_direct *d)
         sched_yield();
         return;
     }
-    nap.tv_nsec = idle < LATE_NS ? NAP_NS : LATE_NAP_NS;
+    idle /= NAP_PART;
+    idle = idle < NAP_LEAST_NS ? NAP_LEAST_NS : idle > NAP_MOST_NS ? NAP_MOST_NS : idle;
+    nap.tv_nsec = (long)idle;
     clock_nanosleep(CLOCK_MONOTONIC, 0, &nap, NULL);
 }
 

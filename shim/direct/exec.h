@@ -10,6 +10,9 @@
  * the sum) and one for each contribution that it receives, from its admission to its end. Steps are
  * admitted in list order while they lie within as many rounds as fit into the slots.
  *
+ * A step's `reader` needs no wait here: what a rank sends of its input is copied into a slot first,
+ * and no sum exists before it has every rank's contribution.
+ *
  * Threads: none, the caller serialises.
  */
 #ifndef R2_DIRECT_EXEC_H

@@ -29,7 +29,18 @@ DIRECT = {"R2CCL_ALLREDUCE": "direct"}
 
 def everywhere(name: str) -> bool:
     found = comms(name)
-    return len(found) == RANKS and all(c.plan == "direct" and c.planned > 3 for c in found)
+    return len(found) == RANKS and all(c.plan.startswith("direct") and c.planned > 3 for c in found)
+
+
+def weighted(name: str, share: str) -> bool:
+    """Whether the node that loses a NIC owns that share, as all ranks agreed."""
+    found = comms(name)
+    return (
+        len(found) == RANKS
+        and len({c.epoch for c in found}) == 1
+        and found[1].plan == "direct, weighted"
+        and f"owns {share} %" in found[1].cause
+    )
 
 
 def test_a_nic_fails_and_comes_back(build: Build) -> None:
@@ -50,6 +61,21 @@ def test_a_nic_fails_and_comes_back(build: Build) -> None:
                 f"direct goes on after {command}",
                 60,
             )
+        assert running.running
+
+
+def test_weights_follow_what_nodes_have_left(build: Build) -> None:
+    """The node that has lost a NIC of two owns nothing; it sends its contribution and hears all
+    sums. When the NIC is back all own a quarter again."""
+    name = "direct-weights"
+    lost = Command("fail-nic", nic="127.0.1.2", fault="blackhole", direction="both")
+    with preloaded(build, name, ("--duration", "90", "--check-every"), DIRECT) as running:
+        until(lambda: everywhere(name), "AllReduce is direct on all ranks", 60)
+        assert control.send_command(processes(name)[1], lost, timeout=10).ok
+        until(lambda: weighted(name, "0.0"), "the node that lost a NIC owns nothing", 60)
+        back = Command("recover-nic", nic="127.0.1.2")
+        assert control.send_command(processes(name)[1], back, timeout=10).ok
+        until(lambda: weighted(name, "25.0"), "equal weights again", 60)
         assert running.running
 
 

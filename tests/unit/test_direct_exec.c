@@ -32,6 +32,7 @@ struct rank {
 };
 
 static struct rank ranks[P_MOST];
+static bool in_place;
 
 static struct pipe *pipe_of(const struct rank *r, enum r2_lane_kind kind, int peer)
 {
@@ -86,7 +87,7 @@ static int copy(void *user, bool out, bool written, void *slot, uint64_t offset,
 
     CHECK_LE(offset + len, COUNT_MOST * sizeof(r->in[0]));
     if (out)
-        memcpy(slot, (char *)(written ? r->out : r->in) + offset, len);
+        memcpy(slot, (char *)(written || in_place ? r->out : r->in) + offset, len);
     else
         memcpy((char *)r->out + offset, slot, len);
     r->begun[out]++;
@@ -151,9 +152,11 @@ static void run(int p, uint64_t count)
 {
     int ended = 0;
 
+    in_place = check_below(2);
+
     for (int r = 0; r < p; r++) {
         for (uint64_t i = 0; i < count; i++)
-            ranks[r].in[i] = (uint32_t)check_random();
+            ranks[r].in[i] = ranks[r].out[i] = (uint32_t)check_random();
         r2_exec_begin(ranks[r].x, &ranks[r].schedule);
     }
     for (int turn = 0; turn < 2000000 && ended < p; turn++) {
