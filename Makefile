@@ -47,7 +47,7 @@ plugin_src := $(call sources,net_plugin)
 plugin_src += $(filter-out $(if $(verbs),,net_plugin/transport/verbs/%),\
 	$(sort $(wildcard net_plugin/*/*/*.c)))
 # Parts of the shim that know neither NCCL nor a GPU; unit tests link them from the archive.
-agree_src := $(sort $(wildcard shim/agree/*.c) $(wildcard shim/plan/*.c))
+agree_src := $(sort $(foreach room,agree plan reduce direct,$(wildcard shim/$(room)/*.c)))
 # The wrappers. Those files of `named_src` are compiled once more for the library with NCCL's name;
 # `preload_src` is only in the one for LD_PRELOAD.
 shim_src := $(foreach room,api real comms schedules device,$(sort $(wildcard shim/$(room)/*.c)))
@@ -227,6 +227,9 @@ $(B)/obj/%.o: %.c $(B)/flags
 	@mkdir -p $(@D)
 	@echo "  CC   $<$(addprefix  ,$(variant:%=[%]))"
 	@$(CC) $(base_flags) $(CFLAGS) $(CPPFLAGS) -I$(<D) -MMD -MP -c -o $@ $<
+
+# Loops over elements: gcc makes vector code of them only with this.
+$(B)/obj/shim/reduce/levels.o: private CPPFLAGS += -O3
 
 $(plugin): $(call objects,$(plugin_src)) $(B)/sources
 	@echo "  LINK $@"

@@ -81,7 +81,8 @@ int r2_engine_isend(struct r2_conn *conn, void *data, size_t size, int tag, stru
 int r2_engine_irecv(struct r2_conn *conn, void *data, size_t size, int tag, struct r2_mr *mr,
                     struct r2_req **out);
 /* The same for a buffer that is read before the receive is done: every 128-byte line of it becomes
- * visible in ascending order, its last 8 bytes last (invariant "lines in order"). Costs a copy. */
+ * visible in ascending order, its last 8 bytes last (invariant "the GPU reads early"). Costs a
+ * copy. */
 int r2_engine_irecv_lines(struct r2_conn *conn, void *data, size_t size, int tag, struct r2_mr *mr,
                           struct r2_req **out);
 /* After a receive into memory of a device: `*out` is done when everything that the connection's

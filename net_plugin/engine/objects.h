@@ -241,6 +241,9 @@ struct r2_peer {
     int row;
 };
 
+/* Longest time between two attempts over a failed path, and between probes of a failed NIC. */
+#define R2_PROBE_NS (1 * R2_NS_PER_S)
+
 enum r2_req_state { R2_REQ_FREE, R2_REQ_ACTIVE, R2_REQ_DONE, R2_REQ_FAILED };
 
 struct r2_req {

@@ -28,11 +28,14 @@ static void plan_of_mode(struct r2_settings *out, r2_getenv_fn getenv_fn)
 #define MISSES 3           /* TCP's first retransmission, after 200 ms, is in time */
 #define DAMP_SUPPRESS 3000 /* the fourth failure in a row */
 
+#define AGREE_TIMEOUT_NS UINT64_C(60000000000) /* as long as R2CCL_NO_PATH_TIMEOUT by default */
+
 static void derive(struct r2_settings *out)
 {
     out->help_progress = true;
     out->heartbeat_idle_ns = IDLE_INTERVALS * out->heartbeat_ns;
     out->heartbeat_misses = MISSES;
+    out->agree_timeout_ns = AGREE_TIMEOUT_NS;
     out->damp_suppress = out->damp_ns ? DAMP_SUPPRESS : 0;
 }
 

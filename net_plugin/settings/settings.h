@@ -35,6 +35,8 @@ enum r2_setting_gpu_memory { R2_GPU_MEMORY_HOST, R2_GPU_MEMORY_DIRECT };
 
 enum r2_setting_plan { R2_PLAN_SETTING_OFF, R2_PLAN_SETTING_SHADOW, R2_PLAN_SETTING_ON };
 
+enum r2_setting_allreduce { R2_ALLREDUCE_STOCK, R2_ALLREDUCE_DIRECT };
+
 enum r2_setting_log {
     R2_LOG_SETTING_NONE,
     R2_LOG_SETTING_WARN,
@@ -64,6 +66,8 @@ struct r2_settings {
     uint64_t heartbeat_idle_ns; /* between heartbeats of a path that nothing is under way on */
     int heartbeat_misses;       /* unanswered ones after which a path counts as failed */
     int damp_suppress;          /* penalty above which a NIC or path is left alone; 0: never */
+    uint64_t agree_timeout_ns;  /* shim: how long a rank that has promised a change of plan waits at
+                                   its operation to learn whether it was decided */
 };
 
 typedef char *(*r2_getenv_fn)(const char *name);

@@ -81,6 +81,14 @@ __attribute__((format(printf, 5, 6))) void r2_log_write_limited(struct r2_log_li
 #define R2_INFO(...) R2_LOG_(R2_LOG_INFO, __VA_ARGS__)
 #define R2_TRACE(...) R2_LOG_(R2_LOG_TRACE, __VA_ARGS__)
 
+/* A warning that is written once: `flag` is static. */
+#define R2_WARN_ONCE(...)                                                                          \
+    do {                                                                                           \
+        static char r2_told;                                                                       \
+        if (!__atomic_test_and_set(&r2_told, __ATOMIC_RELAXED))                                    \
+            R2_WARN(__VA_ARGS__);                                                                  \
+    } while (0)
+
 #define R2_WARN_LIMIT(...)                                                                         \
     do {                                                                                           \
         static struct r2_log_limit r2_limit_here;                                                  \

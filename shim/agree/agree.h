@@ -37,6 +37,7 @@
 #define R2_AGREE_ID 128           /* bytes of an ncclUniqueId */
 #define R2_AGREE_RANKS 8192       /* most ranks of a communicator that has an agreement */
 #define R2_AGREE_PLAN (256 << 10) /* most bytes of a plan */
+#define R2_AGREE_OFFER 4096       /* most bytes of an offer in an exchange */
 #define R2_AGREE_WHY 160          /* most bytes of a reason, NUL included */
 
 struct r2_agree;
@@ -80,6 +81,9 @@ struct r2_agree_ops {
     void (*decided)(void *user, uint64_t epoch, uint64_t at, bool committed, const char *why);
     /* Leader only: a rank reported; its own reports included. */
     void (*reported)(void *user, int rank, const struct r2_agree_report *report);
+    /* All ranks have offered something for `round` (r2_agree_offer): offers[r], len[r], valid
+     * during the call. */
+    void (*exchanged)(void *user, uint32_t round, const void *const *offers, const size_t *len);
     /* NCCL has failed at another rank with `error` (r2_agree_tell); at most once, also after an
      * abort. */
     void (*failed)(void *user, int rank, uint32_t error);
@@ -88,10 +92,10 @@ struct r2_agree_ops {
 struct r2_agree_config {
     const uint8_t *id; /* R2_AGREE_ID bytes; not signed or NULL: no plan changes */
     int rank, nranks;
-    uint64_t node;                  /* equal for ranks on one host, and only for those */
-    uint64_t settings;              /* hash of whatever must be equal on all ranks */
-    uint64_t timeout_ns;            /* longest wait of lookup; 0: R2CCL_AGREE_TIMEOUT */
-    const char *name;               /* for messages; copied */
+    uint64_t node;       /* equal for ranks on one host, and only for those */
+    uint64_t settings;   /* hash of whatever must be equal on all ranks */
+    uint64_t timeout_ns; /* longest wait of lookup; 0: agree_timeout_ns of the settings */
+    const char *name;    /* for messages; copied */
     const struct r2_agree_ops *ops; /* not copied */
     void *user;
 };
@@ -151,6 +155,12 @@ uint64_t r2_agree_index(const struct r2_agree *a);
 
 /* Tells the leader this node's bandwidth; the last one counts. 0, -EAGAIN before ready. */
 int r2_agree_report(struct r2_agree *a, const struct r2_agree_report *report);
+
+/* An exchange: every rank offers `data` (copied, at most R2_AGREE_OFFER bytes) for a round, 1, 2,
+ * ..., and when all ranks have, each gets all offers by ops->exchanged, the same everywhere. A
+ * round is offered once, after the one before was exchanged. 0; -EAGAIN before ready; -EINVAL: not
+ * this round's turn; -E2BIG; -ENOMEM. */
+int r2_agree_offer(struct r2_agree *a, uint32_t round, const void *data, size_t len);
 
 /* NCCL has failed at this rank with `error` (an ncclResult_t, not 0): the other ranks are told, by
  * the leader or, where there is no connection to that one or it does not answer within 30 to 45 ms,

@@ -1,6 +1,6 @@
 /* What the files of shim/agree share. agree.c is the application's side (create, lookup, abort),
- * service.c the thread, member.c and ask.c what that thread does for one rank, rendezvous.c for the
- * ranks of ids that this process has signed.
+ * thread.c the service thread, service.c what it shares, member.c and ask.c what that thread does
+ * for one rank, rendezvous.c for the ranks of ids that this process has signed.
  *
  * Locks: service lock (members, signed ids, dirty list) and one lock per member; neither is held
  * while the other is taken, nor over a callback or a system call that blocks. Both are leaves.
@@ -71,6 +71,12 @@ struct r2_agree {
     uint64_t nudges;
     struct r2_agree_report report;
     bool report_new;
+    struct r2_agree_offer {
+        uint32_t round; /* offered last; 0: none */
+        bool open;      /* it was not exchanged yet */
+        uint8_t *data;  /* the frame's payload */
+        size_t len;
+    } offer;
     uint32_t error; /* NCCL's, at this rank; 0: none */
     bool error_said;
     int tellers; /* threads in r2_agree_tell */
@@ -89,8 +95,10 @@ struct r2_agree {
     bool said_off, closed;
     uint64_t buried_ns; /* when it was destroyed; 0: it lives */
     uint64_t report_number;
-    uint64_t *report_seen;        /* leader: last number of each rank */
-    struct r2_agree_early *early; /* leader: [nranks], until it has the roster; NULL: none */
+    uint64_t *report_seen;            /* leader: last number of each rank */
+    uint64_t offer_ns, offer_wait_ns; /* say it again then */
+    struct r2_agree_offers *offers;   /* leader: what ranks have offered; NULL: nothing */
+    struct r2_agree_early *early;     /* leader: [nranks], until it has the roster; NULL: none */
     enum r2_agree_phase phase;
     uint8_t *plan; /* of the proposal under way */
     size_t plan_len;
@@ -117,8 +125,6 @@ int r2_agree_service_listen(struct r2_agree_addr *addr, char *why, size_t whylen
 /* This process answers for the communicators of `token`. */
 int r2_agree_service_sign(const uint8_t token[R2_AGREE_TOKEN]);
 bool r2_agree_service_signed(const uint8_t token[R2_AGREE_TOKEN]);
-/* Adds the member and starts the thread. 0, -EEXIST, -ENOMEM, -EAGAIN (no thread). */
-int r2_agree_service_add(struct r2_agree *a);
 /* The thread shall look at it. Any thread, no lock held. */
 void r2_agree_service_kick(struct r2_agree *a);
 /* Key of a rank in the service's table. */
@@ -136,6 +142,11 @@ void r2_agree_service_send(const uint8_t *process, const struct r2_agree_addr *a
 enum r2_agree_way r2_agree_service_way(const uint8_t process[16], const struct r2_agree_addr *addr);
 uint64_t r2_agree_service_now(void);
 
+/* --- thread.c ----------------------------------------------------------------------------- */
+
+/* Adds the member and starts the thread. 0, -EEXIST, -ENOMEM, -EAGAIN (no thread). */
+int r2_agree_service_add(struct r2_agree *a);
+
 /* --- member.c (service thread) ------------------------------------------------------------ */
 
 void r2_agree_member_turn(struct r2_agree *a, uint64_t now);
@@ -143,17 +154,6 @@ void r2_agree_member_frame(struct r2_agree *a, const uint8_t process[16],
                            const struct r2_agree_frame *f, const uint8_t *payload);
 /* The connection to this process broke. */
 void r2_agree_member_lost(struct r2_agree *a, const uint8_t process[16]);
-
-/* Sends the machine's message; with a proposal goes the plan. */
-void r2_agree_member_say(struct r2_agree *a, uint32_t rank, const struct r2_agree_msg *msg);
-/* Sends to a rank of the roster (nothing before it is there), to the rendezvous. */
-void r2_agree_member_send(struct r2_agree *a, uint32_t rank, enum r2_agree_kind kind,
-                          const void *first, size_t first_len, const void *second,
-                          size_t second_len);
-/* The way to a rank of the roster; R2_WAY_NONE before it is there. */
-enum r2_agree_way r2_agree_member_way(struct r2_agree *a, uint32_t rank);
-void r2_agree_member_to_root(struct r2_agree *a, enum r2_agree_kind kind, const void *payload,
-                             size_t len);
 
 /* The next index, as far as a promise is concerned: collectives above it have not begun. Called
  * after the fence was set (agree.c has the argument). */
@@ -165,9 +165,22 @@ static inline uint64_t r2_agree_begun(struct r2_agree *a)
     return parked && next > 0 ? next - 1 : next;
 }
 
+void r2_agree_member_free(struct r2_agree *a);
+
+/* --- say.c (service thread) --------------------------------------------------------------- */
+
 /* Recomputes the fence from the machine; member lock held. */
 void r2_agree_member_fence(struct r2_agree *a);
-void r2_agree_member_free(struct r2_agree *a);
+/* Sends the machine's message; with a proposal goes the plan. */
+void r2_agree_member_say(struct r2_agree *a, uint32_t rank, const struct r2_agree_msg *msg);
+/* Sends to a rank of the roster (nothing before it is there), to the rendezvous. */
+void r2_agree_member_send(struct r2_agree *a, uint32_t rank, enum r2_agree_kind kind,
+                          const void *first, size_t first_len, const void *second,
+                          size_t second_len);
+/* The way to a rank of the roster; R2_WAY_NONE before it is there. */
+enum r2_agree_way r2_agree_member_way(struct r2_agree *a, uint32_t rank);
+void r2_agree_member_to_root(struct r2_agree *a, enum r2_agree_kind kind, const void *payload,
+                             size_t len);
 
 /* --- objects.c --------------------------------------------------------------------------- */
 
@@ -199,6 +212,14 @@ void r2_agree_join_early(struct r2_agree *a, const uint8_t process[16],
 void r2_agree_join_reported(struct r2_agree *a, uint32_t from, const struct r2_agree_frame *f,
                             const uint8_t *payload);
 
+/* --- exchange.c (service thread) ---------------------------------------------------------- */
+
+void r2_agree_exchange_turn(struct r2_agree *a, uint64_t now);
+/* OFFER, OFFERS: from a rank of the roster. */
+void r2_agree_exchange_frame(struct r2_agree *a, const struct r2_agree_frame *f,
+                             const uint8_t *payload);
+void r2_agree_exchange_free(struct r2_agree *a);
+
 /* --- tell.c (service thread) -------------------------------------------------------------- */
 
 void r2_agree_tell_turn(struct r2_agree *a, uint64_t now);
@@ -213,6 +234,5 @@ bool r2_agree_rendezvous_frame(const struct r2_agree_hello *from, const struct r
 void r2_agree_rendezvous_lost(const uint8_t process[16]);
 /* Tells who has registered, late, which ranks are missing. Returns when to call again. */
 uint64_t r2_agree_rendezvous_turn(uint64_t now);
-size_t r2_agree_rendezvous_groups(void);
 
 #endif

@@ -380,8 +380,3 @@ uint64_t r2_agree_rendezvous_turn(uint64_t now)
     }
     return next;
 }
-
-size_t r2_agree_rendezvous_groups(void)
-{
-    return r2_ngroups;
-}

@@ -15,7 +15,7 @@
 #include "agree/agree.h"
 #include "agree/machine.h"
 
-#define R2_AGREE_VERSION 2 /* 2: ranks tell each other of NCCL's errors */
+#define R2_AGREE_VERSION 3 /* 2: ranks tell each other of NCCL's errors; 3: exchanges */
 #define R2_AGREE_TOKEN 16
 #define R2_AGREE_HEADER 48
 #define R2_AGREE_FRAME (1 << 20) /* most bytes of a payload */
@@ -54,6 +54,8 @@ enum r2_agree_kind {
     R2_FRAME_MACHINE,   /* rank to rank */
     R2_FRAME_REPORT,    /* a rank to the leader */
     R2_FRAME_FAILED,    /* rank to rank: NCCL has failed at one */
+    R2_FRAME_OFFER,     /* a rank to the leader: its part of an exchange */
+    R2_FRAME_OFFERS,    /* the leader to a rank: those of all ranks */
     R2_FRAME_KINDS,
 };
 

@@ -13,9 +13,6 @@
 
 #define OLDEST 21800
 
-/* Real calls that this thread is inside of. */
-static __thread int nested __attribute__((tls_model("initial-exec")));
-
 enum { UNKNOWN, ON, OFF };
 static atomic_int state;
 /* A call has begun that may leave something behind. Set on its thread before the call does
@@ -80,16 +77,6 @@ bool r2_shim_on(void)
     return now == ON;
 }
 
-void r2_call_nest(void)
-{
-    nested++;
-}
-
-void r2_call_unnest(void)
-{
-    nested--;
-}
-
 static void *refuse(struct r2_call *call, enum r2_api id)
 {
     static atomic_char told[R2_API_COUNT];
@@ -123,7 +110,7 @@ static bool too_old(const struct r2_real *real)
 
 void *r2_call_enter(struct r2_call *call, enum r2_api id, r2_nccl_comm handle, const void *caller)
 {
-    bool outer = !nested && r2_shim_on(), internal = false;
+    bool outer = !r2_call_nested() && r2_shim_on(), internal = false;
 
     if (outer && !leaves_nothing(id))
         atomic_store_explicit(&used, true, memory_order_relaxed);
@@ -141,13 +128,13 @@ void *r2_call_enter(struct r2_call *call, enum r2_api id, r2_nccl_comm handle, c
         call->active = true;
         r2_real_plugin_load(call->real);
     }
-    nested++;
+    r2_call_nest();
     return call->real->fn[id];
 }
 
 void r2_call_leave(struct r2_call *call)
 {
-    nested--;
+    r2_call_unnest();
     if (call->comm)
         r2_comms_drop(call->comm);
 }

@@ -1,9 +1,5 @@
-/* What every wrapper does around the real call.
- *
- * NCCL calls some of its own public functions, and the dynamic linker leads those calls through the
- * wrappers as well: a thread that is inside a real call passes everything straight on ("nested").
- * No lock is held over a real call.
- */
+/* What every wrapper does around the real call. A call from within a real call (real/nest.h) is
+ * passed straight on. No lock is held over a real call. */
 #ifndef R2_API_CALL_H
 #define R2_API_CALL_H
 
@@ -12,9 +8,8 @@
 
 #include "api/ids.h"
 #include "api/nccl.h"
+#include "real/nest.h"
 #include "real/real.h"
-
-#define R2_EXPORT __attribute__((visibility("default")))
 
 struct r2_comm;
 
@@ -35,19 +30,6 @@ void r2_call_leave(struct r2_call *call);
 
 /* Whether R2CCL_MODE leaves the shim anything to do, and this process is not a forked child. */
 bool r2_shim_on(void);
-
-/* A warning that is written once: `flag` is static. */
-#define R2_WARN_ONCE(...)                                                                          \
-    do {                                                                                           \
-        static char r2_told;                                                                       \
-        if (!__atomic_test_and_set(&r2_told, __ATOMIC_RELAXED))                                    \
-            R2_WARN(__VA_ARGS__);                                                                  \
-    } while (0)
-
-/* A real call from within the shim, on a thread that may not be inside one: nested calls of NCCL
- * into the wrappers pass through. */
-void r2_call_nest(void);
-void r2_call_unnest(void);
 
 #define R2_CALLER __builtin_extract_return_addr(__builtin_return_address(0))
 

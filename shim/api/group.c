@@ -1,8 +1,8 @@
 /* Wrappers of groups, and of what must wait for their end. */
 #include "api/call.h"
 #include "comms/comms.h"
-#include "schedules/reduction.h"
-#include "schedules/run.h"
+#include "comms/reduction.h"
+#include "comms/run.h"
 
 R2_EXPORT int ncclGroupStart(void);
 int ncclGroupStart(void)

@@ -72,6 +72,33 @@ typedef struct r2_nccl_comm *r2_nccl_comm;
 typedef void *r2_nccl_stream;
 typedef void *r2_nccl_window;
 
+/* Element types (ncclDataType_t). */
+enum {
+    R2_NCCL_INT8 = 0,
+    R2_NCCL_UINT8 = 1,
+    R2_NCCL_INT32 = 2,
+    R2_NCCL_UINT32 = 3,
+    R2_NCCL_INT64 = 4,
+    R2_NCCL_UINT64 = 5,
+    R2_NCCL_FLOAT16 = 6,
+    R2_NCCL_FLOAT32 = 7,
+    R2_NCCL_FLOAT64 = 8,
+    R2_NCCL_BFLOAT16 = 9,
+    R2_NCCL_FLOAT8E4M3 = 10,
+    R2_NCCL_FLOAT8E5M2 = 11,
+    R2_NCCL_TYPES = 12,
+};
+
+/* Reductions (ncclRedOp_t). Larger numbers are what ncclRedOpCreatePreMulSum made. */
+enum {
+    R2_NCCL_SUM = 0,
+    R2_NCCL_PROD = 1,
+    R2_NCCL_MAX = 2,
+    R2_NCCL_MIN = 3,
+    R2_NCCL_AVG = 4,
+    R2_NCCL_OPS = 5,
+};
+
 /* Bytes of an element of an ncclDataType_t; 0 for a type that we do not know. */
 static inline size_t r2_nccl_type_size(int type)
 {

@@ -1,10 +1,10 @@
 /* The wrappers that come from the table alone. */
 #include "api/call.h"
 #include "comms/comms.h"
-#include "schedules/run.h"
+#include "comms/run.h"
 #include "util/log.h"
 
-/* Arguments as words (schedules/run.h). */
+/* Arguments as words (comms/run.h). */
 #define W(a) (uint64_t)(uintptr_t)(a)
 #define W5(a, b, c, d, e) W(a), W(b), W(c), W(d), W(e)
 #define W6(a, ...) W(a), W5(__VA_ARGS__)

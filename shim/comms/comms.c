@@ -6,10 +6,10 @@
 #include <string.h>
 #include <time.h>
 
-#include "api/call.h"
 #include "comms/follow.h"
 #include "comms/inside.h"
 #include "comms/watch.h"
+#include "real/nest.h"
 #include "schedules/second.h"
 #include "util/clock.h"
 #include "util/hash.h"
@@ -199,9 +199,7 @@ int r2_comms_count(void)
     return count;
 }
 
-/* The plugin makes the segment with the first connection, which may come after the communicator:
- * rows that nobody can see are tried again now and then. */
-static void try_again(struct r2_comm *comm, uint64_t now)
+void r2_comms_row_again(struct r2_comm *comm, uint64_t now)
 {
     uint64_t last = atomic_load_explicit(&tried_ns, memory_order_relaxed);
 
@@ -215,75 +213,6 @@ static void try_again(struct r2_comm *comm, uint64_t now)
     pthread_mutex_unlock(&lock);
 }
 
-static void set_u64(uint64_t *field, uint64_t value)
-{
-    __atomic_store_n(field, value, __ATOMIC_RELAXED);
-}
-
-/* Relaxed: words for operators to read, each by itself. */
-static void show_call(struct r2_comm *comm, enum r2_seg_collective kind, uint64_t bytes,
-                      uint64_t now)
-{
-    struct r2_seg_comm *row = r2_comm_row(comm);
-
-    set_u64(&row->op_mono_ns, now);
-    set_u64(&row->op_bytes, bytes);
-    __atomic_store_n(&row->op, (uint32_t)kind, __ATOMIC_RELAXED);
-    __atomic_store_n(&row->calling, 1, __ATOMIC_RELAXED);
-}
-
-/* Point-to-point operations have no plan, but in a group they take part in where the communicator's
- * collectives go (schedules/run.h), so they must see the same plan as these. */
-int r2_comms_begin(struct r2_comm *comm, enum r2_seg_collective kind, size_t count, int type)
-{
-    uint64_t bytes = count * r2_nccl_type_size(type), now;
-
-    if (r2_comms_elsewhere(comm))
-        return R2_NCCL_REMOTE;
-    if (r2_comms_in_group() && !r2_comms_group_reserve(comm) && comm->follow)
-        return R2_NCCL_SYSTEM; /* one that is not counted would part this rank from the others */
-    now = r2_now_ns();
-    show_call(comm, kind, bytes, now); /* before what may wait for a plan's fate: it has called */
-    if (comm->follow && (kind < R2_SEG_COLL_SEND || r2_comms_in_group())) {
-        int result = r2_follow_before(comm->follow, kind, bytes);
-
-        if (result != R2_NCCL_OK) {
-            __atomic_store_n(&r2_comm_row(comm)->calling, 0, __ATOMIC_RELAXED);
-            return result;
-        }
-        show_call(comm, kind, bytes, now); /* that may have taken a while: another row */
-    }
-    return R2_NCCL_OK;
-}
-
-void r2_comms_end(struct r2_comm *comm, int result, bool collective, r2_nccl_stream stream)
-{
-    struct r2_seg_comm *row = r2_comm_row(comm);
-    bool taken = result == R2_NCCL_OK || result == R2_NCCL_IN_PROGRESS;
-
-    if (comm->follow && collective && !r2_comms_in_group())
-        r2_follow_timed(comm->follow, stream, taken);
-    if (result == R2_NCCL_OK &&
-        atomic_load_explicit(&comm->state, memory_order_relaxed) == R2_SEG_COMM_INIT)
-        r2_comms_async(comm, comm->handle, R2_NCCL_OK);
-    if (r2_comms_in_group()) {
-        if (taken)
-            r2_comms_group_count(comm, collective);
-        else
-            r2_comms_group_refuse();
-    } else if (taken) {
-        r2_comms_handed(comm, collective, !collective);
-        if (collective && comm->follow)
-            r2_follow_after(comm->follow, 1);
-    }
-    if (result == R2_NCCL_REMOTE || result == R2_NCCL_SYSTEM)
-        r2_comms_async(comm, comm->handle, result);
-    row = r2_comm_row(comm); /* again: that may have taken a while */
-    __atomic_store_n(&row->calling, 0, __ATOMIC_RELAXED);
-    if (atomic_load_explicit(&comm->row_number, memory_order_relaxed) < 0)
-        try_again(comm, __atomic_load_n(&row->op_mono_ns, __ATOMIC_RELAXED));
-}
-
 void r2_comms_handed(struct r2_comm *comm, int64_t collectives, int64_t p2p)
 {
     /* Relaxed: numbers to read. One thread at a time uses a communicator, as NCCL asks, so what
@@ -293,7 +222,7 @@ void r2_comms_handed(struct r2_comm *comm, int64_t collectives, int64_t p2p)
     struct r2_seg_comm *row = r2_comm_row(comm);
 
     if (collectives)
-        set_u64(&row->operations, before + more);
+        __atomic_store_n(&row->operations, before + more, __ATOMIC_RELAXED);
     if (p2p)
         __atomic_fetch_add(&row->p2p, (uint64_t)p2p, __ATOMIC_RELAXED);
 }

@@ -1,4 +1,4 @@
-/* One communicator: meeting, reporting, and what the planner would do. */
+/* One communicator: its ranks meet, hear of each other and report to the leader. */
 #define _GNU_SOURCE
 #include "comms/follow.h"
 
@@ -9,7 +9,6 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "api/call.h"
 #include "comms/follow_inside.h"
 #include "real/conf.h"
 #include "schedules/force.h"
@@ -51,9 +50,19 @@ static bool planning(void)
     return r2_settings_get()->plan != R2_PLAN_SETTING_OFF;
 }
 
+static bool direct(void)
+{
+    return r2_settings_get()->allreduce == R2_ALLREDUCE_DIRECT;
+}
+
 bool r2_follow_wanted(void)
 {
-    return planning() || r2_settings_get()->tell_errors > 0;
+    return planning() || direct() || r2_settings_get()->tell_errors > 0;
+}
+
+bool r2_follow_weighs(const struct r2_follow *f)
+{
+    return f->vote && !planning();
 }
 
 static bool on(void)
@@ -120,6 +129,8 @@ static void on_ready(void *user, const struct r2_agree_member *members, int nran
     f->ready = f->nodes != NULL;
     pthread_mutex_unlock(&f->lock);
     r2_comm_row_nodes(f->comm, f->nnodes, here);
+    if (f->vote)
+        r2_vote_ready(f->vote, f->nnodes);
     r2_watch_wake();
 }
 
@@ -130,6 +141,8 @@ static void on_off(void *user, const char *why)
     r2_follow_lacks(why);
     if (planning())
         r2_comm_row_plan(f->comm, NULL, why);
+    if (f->vote)
+        r2_vote_off(f->vote, why);
     r2_trace_off(f);
 }
 
@@ -137,8 +150,13 @@ static void on_reported(void *user, int rank, const struct r2_agree_report *repo
 {
     struct r2_follow *f = user;
 
+    if (r2_follow_weighs(f)) {
+        r2_vote_reported(f->vote, rank, report);
+        r2_watch_wake();
+        return;
+    }
     pthread_mutex_lock(&f->lock);
-    if (f->ready && rank >= 0 && rank < f->nranks && f->trace.replay) {
+    if (f->ready && rank >= 0 && rank < f->nranks && r2_trace_replays(&f->trace)) {
         f->words[rank] = report->flags;
         r2_trace_reported(f, rank, report->flags);
     } else if (f->ready && rank >= 0 && rank < f->nranks) {
@@ -154,10 +172,14 @@ static void on_decided(void *user, uint64_t epoch, uint64_t at, bool committed, 
 
     if (!committed)
         R2_INFO("communicator %016llx: plan %llu from operation %llu was not agreed: %s",
-                (unsigned long long)r2_comms_id(f->comm), (unsigned long long)epoch,
-                (unsigned long long)at, why);
+                (unsigned long long)f->comm->id, (unsigned long long)epoch, (unsigned long long)at,
+                why);
+    if (r2_follow_weighs(f)) {
+        r2_vote_decided(f->vote, committed);
+        return;
+    }
     pthread_mutex_lock(&f->lock);
-    if (f->trace.replay)
+    if (r2_trace_replays(&f->trace))
         r2_trace_decided(f, epoch, committed, why);
     else
         r2_leader_decided(f, epoch, committed);
@@ -174,6 +196,8 @@ static int on_accept(void *user, uint64_t epoch, const void *plan, size_t len, v
     int rc;
 
     (void)epoch;
+    if (r2_follow_weighs(f))
+        return r2_vote_accept(f->vote, plan, len, object);
     if (!f->seconds)
         return -EOPNOTSUPP;
     rc = r2_plan_table_decode(&table, plan, len, f->nranks);
@@ -189,8 +213,10 @@ static int on_accept(void *user, uint64_t epoch, const void *plan, size_t len, v
 
 static void on_release(void *user, void *object)
 {
-    (void)user;
-    r2_plan_table_free(object);
+    if (r2_follow_weighs(user))
+        free(object);
+    else
+        r2_plan_table_free(object);
 }
 
 static void on_failed(void *user, int rank, uint32_t error)
@@ -198,6 +224,16 @@ static void on_failed(void *user, int rank, uint32_t error)
     struct r2_follow *f = user;
 
     r2_comms_told(f->comm, rank, (int)error);
+    if (f->vote)
+        r2_vote_abort(f->vote);
+}
+
+static void on_exchanged(void *user, uint32_t round, const void *const *offers, const size_t *len)
+{
+    struct r2_follow *f = user;
+
+    if (f->vote)
+        r2_vote_exchanged(f->vote, round, offers, len);
 }
 
 static const struct r2_agree_ops ops = {.ready = on_ready,
@@ -205,6 +241,7 @@ static const struct r2_agree_ops ops = {.ready = on_ready,
                                         .reported = on_reported,
                                         .decided = on_decided,
                                         .failed = on_failed,
+                                        .exchanged = on_exchanged,
                                         .accept = on_accept,
                                         .release = on_release};
 
@@ -256,7 +293,7 @@ static void look(struct r2_watch_entry *entry, uint64_t capacity, uint32_t share
 
     pthread_mutex_lock(&f->lock);
     report.flags = words_of(f, r2_watch_stop());
-    tell = f->ready && (capacity || f->trace.replay) &&
+    tell = f->ready && (capacity || r2_trace_replays(&f->trace)) &&
            (!f->told_any || f->told.share != share || f->told.flags != report.flags);
     pthread_mutex_unlock(&f->lock);
     if (tell && r2_agree_report(f->agree, &report) == 0) {
@@ -267,9 +304,11 @@ static void look(struct r2_watch_entry *entry, uint64_t capacity, uint32_t share
     }
     show(f);
     pthread_mutex_lock(&f->lock);
-    if (f->ready && f->rank == 0)
-        (f->trace.replay ? r2_trace_turn : r2_leader_turn)(f, now);
+    if (f->ready && f->rank == 0 && !r2_follow_weighs(f))
+        (r2_trace_replays(&f->trace) ? r2_trace_turn : r2_leader_turn)(f, now);
     pthread_mutex_unlock(&f->lock);
+    if (f->rank == 0 && r2_follow_weighs(f))
+        r2_vote_lead(f->vote);
 }
 
 /* ---- life */
@@ -279,6 +318,7 @@ static void unmake(struct r2_follow *f)
     r2_leader_free(f);
     r2_trace_end(f);
     r2_seconds_free(f->seconds);
+    r2_vote_free(f->vote);
     pthread_mutex_destroy(&f->lock);
     free(f->rank_node);
     free(f->nodes);
@@ -287,7 +327,7 @@ static void unmake(struct r2_follow *f)
 
 static void make_seconds(struct r2_follow *f, const struct r2_follow_birth *birth)
 {
-    struct r2_seconds_config config = {.real = r2_comms_real(f->comm),
+    struct r2_seconds_config config = {.real = f->comm->real,
                                        .rank = birth->rank,
                                        .nranks = birth->nranks,
                                        .device = birth->device,
@@ -322,6 +362,8 @@ static struct r2_follow *make(struct r2_comm *comm, const struct r2_follow_birth
     pthread_mutex_init(&f->lock, NULL);
     r2_policy_init(&f->policy, &config);
     make_seconds(f, birth);
+    if (direct())
+        f->vote = r2_vote_new(comm, birth->rank, birth->nranks, birth->device);
     if ((birth->rank == 0 && r2_leader_init(f)) || r2_trace_begin(f, parent, salt)) {
         unmake(f);
         return NULL;
@@ -339,14 +381,18 @@ static struct r2_follow *begin(struct r2_follow *f, int rc)
         unmake(f);
         return NULL;
     }
+    if (f->vote)
+        r2_vote_bind(f->vote, f->agree);
     r2_agree_get_stats(f->agree, &stats);
     /* From the start, of which `off` says nothing. */
     if (stats.state == R2_AGREE_OFF && stats.why[0] && f->nranks > 1)
         r2_follow_lacks(stats.why);
-    if (planning())
+    if (stats.state == R2_AGREE_OFF && f->vote)
+        r2_vote_off(f->vote, stats.why);
+    if (planning() || f->vote)
         r2_watch_add(&f->entry);
-    if (f->trace.replay)
-        r2_agree_lookup(f->agree, true, &view); /* meets: the first plan may be near */
+    if (r2_trace_replays(&f->trace) || f->vote)
+        r2_agree_lookup(f->agree, true, &view); /* meets: the first plan, or AllReduce, is near */
     return f;
 }
 
@@ -357,6 +403,7 @@ static struct r2_agree_config config_of(struct r2_follow *f)
         .nranks = f->nranks,
         .node = f->node,
         .settings = WIRE | (uint64_t)r2_settings_get()->plan << 8 |
+                    (uint64_t)r2_settings_get()->allreduce << 12 |
                     (uint64_t)r2_settings_get()->capture_plan << 16 | r2_trace_mark(f) << 24,
         .ops = &ops,
         .user = f,
@@ -400,77 +447,14 @@ void r2_follow_skip(struct r2_follow *parent, uint64_t salt)
 
 /* ---- the application's thread */
 
-/* All ranks of a family meet at one process, which has a descriptor for each of theirs. */
-static bool tells(const struct r2_follow *f)
+bool r2_follow_tells(const struct r2_follow *f)
 {
     return f->family <= r2_settings_get()->tell_errors;
 }
 
-/* Another plan is in force from this collective on. */
-static void take_over(struct r2_follow *f, const struct r2_agree_view *view)
-{
-    const struct r2_plan_table *table = view->object;
-    /* The table before is released already. */
-    bool before = atomic_load_explicit(&f->comm->planned, memory_order_relaxed);
-    bool now = table->nentries > 0;
-    char text[80], plan[40] = "";
-
-    f->epoch = view->epoch;
-    f->table = table;
-    r2_seconds_follow(f->seconds, table, view->epoch);
-    if (now)
-        snprintf(plan, sizeof(plan), "tree, %d order%s", table->entries[0].segments,
-                 table->entries[0].segments == 1 ? "" : "s");
-    r2_comm_row_plan(f->comm, plan, table->reason);
-    r2_comm_row_epoch(f->comm, view->epoch);
-    atomic_store_explicit(&f->comm->planned, now, memory_order_relaxed);
-    if (now || before) {
-        snprintf(text, sizeof(text), "plan %llu from operation %llu on: %s",
-                 (unsigned long long)view->epoch, (unsigned long long)view->at,
-                 now ? plan : "NCCL's own choice");
-        r2_watch_journal(text);
-    }
-    r2_trace_taken(f, view);
-    r2_watch_wake();
-}
-
-int r2_follow_before(struct r2_follow *f, enum r2_seg_collective kind, uint64_t bytes)
-{
-    bool eligible = kind == R2_SEG_COLL_ALL_REDUCE && bytes >= R2_FOLLOW_ELIGIBLE && planning();
-    bool meet = eligible || tells(f);
-    struct r2_agree_view view;
-    int rc;
-
-    if (eligible && bytes > atomic_load_explicit(&f->bytes, memory_order_relaxed))
-        atomic_store_explicit(&f->bytes, bytes, memory_order_relaxed);
-    do {
-        r2_trace_hold(f);
-        rc = r2_agree_lookup(f->agree, meet, &view);
-        if (rc == 0 && view.epoch != f->epoch && view.object)
-            take_over(f, &view);
-    } while (rc == 0 && r2_trace_again(f));
-    /* Relaxed: what was stored before the agreement was ended is seen under its lock. */
-    if (rc == -ECANCELED && atomic_load_explicit(&f->revoked, memory_order_relaxed) &&
-        !r2_comms_gone(f->comm)) /* an abort since then frees what NCCL would be called with */
-        return R2_NCCL_OK;
-    if (rc == -ECANCELED)
-        return R2_NCCL_INTERNAL; /* as NCCL says to calls that an abort overtakes */
-    if (rc == -EREMOTEIO)
-        return R2_NCCL_REMOTE; /* r2_comms_told has said so */
-    if (rc) {
-        R2_WARN_ONCE(
-            "a communicator of %d ranks has failed: a rank that knows whether the plan was "
-            "changed does not answer, and none may guess",
-            f->nranks);
-        r2_comms_broken(f->comm, "nobody knows what became of a plan");
-        return R2_NCCL_REMOTE;
-    }
-    return R2_NCCL_OK;
-}
-
 void r2_follow_tell(struct r2_follow *f, int error)
 {
-    if (tells(f))
+    if (r2_follow_tells(f))
         r2_agree_tell(f->agree, (uint32_t)error);
 }
 
@@ -484,21 +468,14 @@ const struct r2_plan_table *r2_follow_table(const struct r2_follow *f)
     return f->table;
 }
 
+struct r2_vote *r2_follow_vote(const struct r2_follow *f)
+{
+    return f->vote;
+}
+
 struct r2_seconds *r2_follow_seconds(const struct r2_follow *f)
 {
     return f->seconds;
-}
-
-void r2_follow_time(struct r2_follow *f, uint64_t bytes, bool under, void *stream)
-{
-    if (f->timing && f->seconds && !f->trace.replay && bytes >= R2_FOLLOW_ELIGIBLE)
-        r2_timing_start(f->timing, bytes, under ? f->epoch : 0, stream);
-}
-
-void r2_follow_timed(struct r2_follow *f, void *stream, bool good)
-{
-    if (f->timing)
-        r2_timing_stop(f->timing, stream, good);
 }
 
 /* ---- the end */
@@ -507,18 +484,24 @@ void r2_follow_revoked(struct r2_follow *f)
 {
     atomic_store_explicit(&f->revoked, true, memory_order_relaxed);
     r2_agree_abort(f->agree);
+    if (f->vote)
+        r2_vote_abort(f->vote);
 }
 
 void r2_follow_abort(struct r2_follow *f)
 {
     r2_timing_abort(f->timing);
     r2_agree_abort(f->agree);
+    if (f->vote)
+        r2_vote_abort(f->vote);
     if (f->seconds)
         r2_seconds_end(f->seconds, true);
 }
 
 void r2_follow_end(struct r2_follow *f)
 {
+    if (f->vote)
+        r2_vote_finish(f->vote);
     if (f->seconds)
         r2_seconds_end(f->seconds, false);
 }
@@ -526,6 +509,8 @@ void r2_follow_end(struct r2_follow *f)
 void r2_follow_free(struct r2_follow *f)
 {
     r2_watch_remove(&f->entry); /* not looked at any more */
+    if (f->vote)
+        r2_vote_close(f->vote);
     r2_agree_destroy(f->agree); /* no callbacks any more */
     if (f->seconds)
         r2_seconds_end(f->seconds, true);

@@ -24,6 +24,7 @@
 struct r2_follow;
 struct r2_plan_table;
 struct r2_seconds;
+struct r2_vote;
 
 /* Whether ranks are to meet at all, for plans or to be told of each other's errors. */
 bool r2_follow_wanted(void);
@@ -59,6 +60,8 @@ void r2_follow_tell(struct r2_follow *follow, int error);
 
 /* The plan in force; valid until the next r2_follow_before. NULL: none. */
 const struct r2_plan_table *r2_follow_table(const struct r2_follow *follow);
+/* Whether AllReduce is R2CCL's own here; NULL: it never is. */
+struct r2_vote *r2_follow_vote(const struct r2_follow *follow);
 /* The communicators beside this one; NULL: there are never any. */
 struct r2_seconds *r2_follow_seconds(const struct r2_follow *follow);
 

@@ -1,5 +1,5 @@
-/* Inside comms/: what a communicator's ranks know of each other. follow.c meets, reports and keeps
- * up with plans; leader.c plans. */
+/* Inside comms/: what a communicator's ranks know of each other. follow.c meets and reports;
+ * operation.c is what an operation does around the call; leader.c plans. */
 #ifndef R2_COMMS_FOLLOW_INSIDE_H
 #define R2_COMMS_FOLLOW_INSIDE_H
 
@@ -11,6 +11,7 @@
 #include "comms/inside.h"
 #include "comms/replay.h"
 #include "comms/timing.h"
+#include "comms/vote.h"
 #include "comms/watch.h"
 #include "device/device.h"
 #include "plan/plan.h"
@@ -40,6 +41,7 @@ struct r2_follow {
     _Atomic(uint64_t) bytes; /* of the largest eligible operation */
     struct r2_watch_entry entry;
     struct r2_seconds *seconds; /* R2CCL_PLAN=on */
+    struct r2_vote *vote;       /* R2CCL_ALLREDUCE=direct */
     struct r2_timing *timing;   /* the leader's, R2CCL_PLAN=on */
     struct r2_follow_trace trace;
 
@@ -74,6 +76,12 @@ struct r2_follow {
     uint32_t events, rounds;         /* changes of what nodes have left; looks of the planner */
     struct r2_leader_errand *errand; /* for a unique id; NULL: none */
 };
+
+/* follow.c: whether its ranks are told of each other's errors. All ranks of a family meet at one
+ * process, which has a descriptor for each of theirs. */
+bool r2_follow_tells(const struct r2_follow *f);
+/* Whether plans of the agreement are weights of `direct`. */
+bool r2_follow_weighs(const struct r2_follow *f);
 
 /* leader.c; `lock` is held. */
 int r2_leader_init(struct r2_follow *f);

@@ -36,6 +36,10 @@ bool r2_comms_group_reserve(struct r2_comm *comm);
 void r2_comms_group_count(struct r2_comm *comm, bool collective);
 void r2_comms_handed(struct r2_comm *comm, int64_t collectives, int64_t p2p);
 
+/* The plugin makes the segment with the first connection, which may come after the communicator:
+ * rows that nobody can see are tried again now and then. */
+void r2_comms_row_again(struct r2_comm *comm, uint64_t now);
+
 /* NCCL has failed with `error` at another rank: this one waits for it in vain. Not held. */
 void r2_comms_told(struct r2_comm *comm, int rank, int error);
 

@@ -5,8 +5,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "api/call.h"
 #include "comms/follow_inside.h"
+#include "real/nest.h"
 #include "settings/settings.h"
 #include "util/clock.h"
 #include "util/log.h"
@@ -54,8 +54,8 @@ static void say(struct r2_follow *f, const struct r2_plan *plan)
         snprintf(text, sizeof(text), "shadow: tree, %.0f %% less time", plan->gain * 100);
     r2_comm_row_plan(f->comm, on() ? NULL : text, plan->reason);
     r2_watch_journal(plan->reason);
-    R2_INFO("communicator %016llx, plan of R2CCL_PLAN=%s: %s",
-            (unsigned long long)r2_comms_id(f->comm), on() ? "on" : "shadow", plan->reason);
+    R2_INFO("communicator %016llx, plan of R2CCL_PLAN=%s: %s", (unsigned long long)f->comm->id,
+            on() ? "on" : "shadow", plan->reason);
 }
 
 static void say_not(struct r2_follow *f, const char *why)
@@ -255,7 +255,7 @@ static struct r2_leader_errand *errand(struct r2_real *real)
 bool r2_leader_fetch(struct r2_follow *f, struct r2_nccl_id *id)
 {
     if (!f->errand)
-        f->errand = errand(r2_comms_real(f->comm));
+        f->errand = errand(f->comm->real);
     if (!f->errand || atomic_load_explicit(&f->errand->state, memory_order_acquire) != GOT)
         return false;
     *id = f->errand->id;
@@ -449,7 +449,7 @@ static void withdraw(struct r2_follow *f, uint64_t now)
     f->withdrawn = true; /* what was measured says more than that it is not taken again */
     r2_lead_back(&f->lead, why);
     r2_watch_journal(why);
-    R2_INFO("communicator %016llx: plan %s", (unsigned long long)r2_comms_id(f->comm), why);
+    R2_INFO("communicator %016llx: plan %s", (unsigned long long)f->comm->id, why);
     r2_steer_want(&f->steer, 0, true, now);
 }
 

@@ -6,9 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "api/call.h"
 #include "comms/follow_inside.h"
-#include "comms/trace.h"
 #include "util/clock.h"
 #include "util/log.h"
 
@@ -21,7 +19,6 @@ static void begin_replay(struct r2_follow *f)
 {
     struct r2_follow_trace *t = &f->trace;
 
-    t->replay = true;
     t->was = f->unable ? NULL : r2_tracing_recorded(t->name); /* that was said */
     if (t->was && (t->was->nranks != f->nranks || t->was->rank != f->rank))
         t->was = NULL;
@@ -38,6 +35,7 @@ int r2_trace_begin(struct r2_follow *f, struct r2_follow *parent, uint64_t salt)
     struct r2_follow_trace *t = &f->trace;
     enum r2_tracing mode = f->nranks > 1 ? r2_tracing_mode(f->rank) : R2_TRACING_OFF;
 
+    t->mode = mode;
     t->hold_at = UINT64_MAX;
     if (parent)
         t->name = r2_trace_name(parent->trace.name, atomic_load(&parent->trace.children), salt,
@@ -45,13 +43,13 @@ int r2_trace_begin(struct r2_follow *f, struct r2_follow *parent, uint64_t salt)
     else if (mode != R2_TRACING_OFF)
         t->name = r2_tracing_root(f->nranks, f->rank, f->device);
     if (mode == R2_TRACING_RECORD) {
-        t->record = true;
         r2_tracing_put_comm(&(struct r2_trace_comm){
-            .name = t->name, .run = r2_comms_id(f->comm), .nranks = f->nranks, .rank = f->rank});
+            .name = t->name, .run = f->comm->id, .nranks = f->nranks, .rank = f->rank});
     }
     if (mode == R2_TRACING_REPLAY)
         begin_replay(f);
-    return t->replay && f->rank == 0 ? r2_replay_init(&t->lead, t->was, f->nranks) : 0;
+    return mode == R2_TRACING_REPLAY && f->rank == 0 ? r2_replay_init(&t->lead, t->was, f->nranks)
+                                                     : 0;
 }
 
 void r2_trace_end(struct r2_follow *f)
@@ -63,7 +61,7 @@ uint64_t r2_trace_mark(const struct r2_follow *f)
 {
     const struct r2_follow_trace *t = &f->trace;
 
-    if (!t->replay)
+    if (!r2_trace_replays(t))
         return 0;
     if (!t->was)
         return f->unable ? 3 : r2_tracing_unusable() ? 1 : 2;
@@ -95,10 +93,10 @@ static void give_up(struct r2_follow *f)
     struct r2_follow_trace *t = &f->trace;
 
     R2_WARN("communicator %016llx: the replay of %s has ended before plan %d of %d, at operation "
-            "%llu: it has not come within R2CCL_AGREE_TIMEOUT; AllReduce goes back to NCCL's "
+            "%llu: it has not come in time; AllReduce goes back to NCCL's "
             "own choice on all ranks",
-            (unsigned long long)r2_comms_id(f->comm), r2_tracing_path(), t->taken + 1,
-            t->was->nplans, (unsigned long long)r2_agree_index(f->agree));
+            (unsigned long long)f->comm->id, r2_tracing_path(), t->taken + 1, t->was->nplans,
+            (unsigned long long)r2_agree_index(f->agree));
     r2_watch_journal(R2_REPLAY_ENDED ": a rank has waited for a plan in vain");
     atomic_store(&t->gave_up, true);
     atomic_store(&t->over, true);
@@ -142,9 +140,9 @@ void r2_trace_taken(struct r2_follow *f, const struct r2_agree_view *view)
     struct r2_follow_trace *t = &f->trace;
     const struct r2_plan_table *table = view->object;
 
-    if (t->record)
+    if (t->mode == R2_TRACING_RECORD)
         r2_tracing_put_plan(t->name, view->index, table);
-    if (!t->replay)
+    if (!r2_trace_replays(t))
         return;
     if (ends(table)) {
         atomic_store(&t->over, true);
@@ -152,7 +150,7 @@ void r2_trace_taken(struct r2_follow *f, const struct r2_agree_view *view)
         if (f->rank == 0)
             R2_WARN("communicator %016llx, R2CCL_PLAN_TRACE, %s; from operation %llu on AllReduce "
                     "is NCCL's own choice on all ranks",
-                    (unsigned long long)r2_comms_id(f->comm), table->reason,
+                    (unsigned long long)f->comm->id, table->reason,
                     (unsigned long long)view->index);
         return;
     }
@@ -163,7 +161,7 @@ void r2_trace_taken(struct r2_follow *f, const struct r2_agree_view *view)
         R2_WARN("communicator %016llx: the replay of %s is complete at operation %llu; the last "
                 "plan stays if all ranks recorded as many, and nothing is planned for what happens "
                 "in this run",
-                (unsigned long long)r2_comms_id(f->comm), r2_tracing_path(),
+                (unsigned long long)f->comm->id, r2_tracing_path(),
                 (unsigned long long)view->index);
     }
 }
@@ -175,7 +173,7 @@ bool r2_trace_accept(struct r2_follow *f, const struct r2_plan_table *table)
 {
     const struct r2_trace_comm *was = f->trace.was;
 
-    if (!f->trace.replay)
+    if (!r2_trace_replays(&f->trace))
         return true;
     if (ends(table))
         return true; /* once it is promised, hold returns */
@@ -187,7 +185,7 @@ bool r2_trace_accept(struct r2_follow *f, const struct r2_plan_table *table)
 
 void r2_trace_off(struct r2_follow *f)
 {
-    if (!f->trace.replay)
+    if (!r2_trace_replays(&f->trace))
         return;
     R2_WARN_ONCE("R2CCL_PLAN_TRACE: %s is not replayed: every rank must replay its own trace of "
                  "the same run, with as many ranks",

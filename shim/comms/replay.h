@@ -3,7 +3,7 @@
  * In a replay the leader proposes the recorded plans at the recorded operations
  * (schedules/replay.h), and a rank that comes to such an operation before its plan has been
  * proposed waits there: the run may be faster than the recorded one was, and a communicator takes
- * time to make. The wait ends, at the latest after R2CCL_AGREE_TIMEOUT, with the plan or with the
+ * time to make. The wait ends, at the latest after 60 s, with the plan or with the
  * replay; nothing depends on it but that the plan can be agreed.
  *
  * All ranks must replay traces of one run: the run's mark is among the settings that ranks compare
@@ -16,13 +16,14 @@
 #include <stdint.h>
 
 #include "agree/agree.h"
+#include "comms/trace.h"
 #include "schedules/replay.h"
 
 struct r2_follow;
 
 struct r2_follow_trace {
-    bool record, replay; /* R2CCL_PLAN_TRACE */
-    uint64_t name;       /* of the communicator, in traces */
+    enum r2_tracing mode; /* R2CCL_PLAN_TRACE */
+    uint64_t name;        /* of the communicator, in traces */
     _Atomic uint64_t children;
     const struct r2_trace_comm *was; /* replay: what was recorded; NULL: nothing */
     atomic_bool over;                /* replay: no plan is waited for any more */
@@ -33,6 +34,11 @@ struct r2_follow_trace {
     /* leader; r2_follow.lock */
     struct r2_replay lead;
 };
+
+static inline bool r2_trace_replays(const struct r2_follow_trace *trace)
+{
+    return trace->mode == R2_TRACING_REPLAY;
+}
 
 /* parent, salt: what it was made of; NULL: nothing. 0 or -ENOMEM. */
 int r2_trace_begin(struct r2_follow *f, struct r2_follow *parent, uint64_t salt);

@@ -7,7 +7,6 @@
 #include <string.h>
 #include <time.h>
 
-#include "api/call.h"
 #include "comms/watch.h"
 #include "util/log.h"
 #include "util/thread.h"

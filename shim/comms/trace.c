@@ -10,7 +10,6 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "api/call.h"
 #include "control/impl.h"
 #include "settings/settings.h"
 #include "util/log.h"

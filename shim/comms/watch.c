@@ -8,7 +8,6 @@
 #include <string.h>
 #include <time.h>
 
-#include "api/call.h"
 #include "comms/inside.h"
 #include "control/impl.h"
 #include "util/clock.h"

@@ -8,7 +8,6 @@
 #include <stddef.h>
 #include <string.h>
 
-#include "api/call.h"
 #include "device/device.h"
 #include "util/clock.h"
 #include "util/log.h"

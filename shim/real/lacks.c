@@ -14,7 +14,6 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "api/call.h"
 #include "util/log.h"
 
 struct image {

@@ -10,7 +10,6 @@
 #include <strings.h>
 #include <unistd.h>
 
-#include "api/call.h"
 #include "real/conf.h"
 #include "real/real.h"
 #include "settings/settings.h"
@@ -114,6 +113,8 @@ static void announce(void *plugin)
         expect(NULL);
 }
 
+static void *plugin; /* its handle; set once */
+
 static void load(void)
 {
     char path[1024];
@@ -124,6 +125,7 @@ static void load(void)
         return;
     found = dlopen(SONAME, RTLD_NOLOAD | RTLD_LAZY);
     if (found && r2_real_dlsym(found, "r2ccl_settings_json")) {
+        plugin = found;
         announce(found); /* it is loaded: preloaded, or by an NCCL that we did not see */
         return;
     }
@@ -143,6 +145,7 @@ static void load(void)
         R2_WARN("the plugin cannot be loaded (%s): NCCL runs without R2CCL", dlerror());
         return;
     }
+    plugin = found;
     announce(found);
     R2_INFO("net plugin: %s", path);
     warn_bypassed();
@@ -154,4 +157,9 @@ void r2_real_plugin_load(const struct r2_real *real)
 
     version = real->version;
     pthread_once(&once, load);
+}
+
+void *r2_real_plugin_symbol(const char *name)
+{
+    return plugin ? r2_real_dlsym(plugin, name) : NULL;
 }

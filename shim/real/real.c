@@ -11,7 +11,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "api/call.h"
+#include "real/nest.h"
 #include "settings/settings.h"
 #include "util/log.h"
 

@@ -28,6 +28,8 @@
 
 #include "api/ids.h"
 
+#define R2_EXPORT __attribute__((visibility("default")))
+
 #define R2_REAL_MAX 8 /* NCCLs in one process */
 
 struct r2_real {
@@ -72,6 +74,9 @@ void *r2_real_search(void);
  * loaded. Says in one warning what keeps NCCL from using it, in the environment or in the files
  * that NCCL adds to it (conf.h). */
 void r2_real_plugin_load(const struct r2_real *real);
+
+/* A symbol of the net plugin that was brought in; NULL: none was. */
+void *r2_real_plugin_symbol(const char *name);
 
 /* lacks.c: one warning with the functions of `real` that the library with NCCL's name does not
  * have (only there). */

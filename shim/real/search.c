@@ -8,7 +8,6 @@
 #include <string.h>
 #include <sys/stat.h>
 
-#include "api/call.h"
 #include "real/real.h"
 #include "util/log.h"
 

@@ -1,6 +1,6 @@
 /* What the application does to its communicator, done to those beside it. */
 #define _GNU_SOURCE
-#include "api/call.h"
+#include "real/nest.h"
 #include "schedules/second_inside.h"
 
 bool r2_seconds_any(struct r2_seconds *s)

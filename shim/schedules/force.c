@@ -7,7 +7,6 @@
 #include <stdlib.h>
 #include <strings.h>
 
-#include "api/call.h"
 #include "settings/settings.h"
 #include "tuner/want.h"
 #include "util/log.h"

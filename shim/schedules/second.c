@@ -9,7 +9,7 @@
 #include <string.h>
 #include <time.h>
 
-#include "api/call.h"
+#include "real/nest.h"
 #include "schedules/force.h"
 #include "schedules/second_inside.h"
 #include "util/clock.h"

@@ -75,7 +75,7 @@ def run(options: Options, section: Section) -> None:
     if options.wants("small") and not options.smoke:  # where the last chunks are most of it
         small = replace(plan, size=MIB)
         _kept(section, options, small, turns, "one of 4 NICs at 10 %, 1 MiB", fault, slow, None)
-    if options.wants("lossy"):
+    if options.wants("lossy") and not options.smoke:  # the same code as "slow"
         _kept(section, options, plan, turns, name, _lossy, (NICS - 1) / NICS, None)
     if options.wants("follow"):
         _follow(section, options, plan)

@@ -117,7 +117,7 @@ def run(options: Options, section: Section) -> None:
     )
     try:
         for name, part in parts.items():
-            if options.wants(name):
+            if options.wants(name) and not (name == "lossy" and options.smoke):  # as "slow"
                 part(options, until)
     finally:
         _rows(section, times, until.runs)

@@ -55,7 +55,7 @@ def _count(section: Section, options: Options) -> None:
     if shutil.which("valgrind") is None:
         section.notes.append("No valgrind: instructions were not counted.")
         return
-    kinds, turns = (instructions.SMOKE[1:], 1) if options.smoke else (instructions.KINDS, 5)
+    kinds, turns = (instructions.SMOKE, 1) if options.smoke else (instructions.KINDS, 5)
     for kind, size, short, long in kinds:
         found: dict[bool, list[float]] = {True: [], False: []}
         for turn in range(turns):

@@ -26,11 +26,13 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
+import adds
 import click
 import completion
 import cost
 import crowd
 import cutoff
+import direct
 import flap
 import grey
 import growth
@@ -81,7 +83,9 @@ SECTIONS: dict[str, tuple[str, Callable[[Options, Section], None]]] = {
     "shim_cost": (shim_cost.TITLE, shim_cost.run),
     "storm": (storm.TITLE, storm.run),
     "tree": (tree.TITLE, tree.run),
+    "direct": (direct.TITLE, direct.run),
     "instructions": (instructions.TITLE, instructions.run),
+    "adds": (adds.TITLE, adds.run),
 }
 NEEDS_LAB = (
     "shaped",
@@ -95,6 +99,7 @@ NEEDS_LAB = (
     "flap",
     "ramp",
     "tree",
+    "direct",
 )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
 from conftest import ROOT, Build
@@ -41,16 +41,14 @@ def preloaded(
 
 
 @contextmanager
-def floats(
-    build: Build, name: str, folder: Path, pause: float, grace: float, env: dict[str, str]
+def _started(
+    build: Build, name: str, argv: Sequence[str], ranks: int, grace: float, env: dict[str, str]
 ) -> Iterator[Job]:
-    """Ranks of plan_worker.py; what they got goes to `folder`. grace: seconds that the others may
-    run on after one has failed."""
-    folder.mkdir(exist_ok=True)
+    """Ranks of a Python program under the shim, with plans."""
     spec = LaunchSpec(
-        argv=(sys.executable, str(ROOT / "tests/py/plan_worker.py"), str(folder), str(pause)),
-        ranks=RANKS,
-        emulate_nodes=RANKS,
+        argv=(sys.executable, *argv),
+        ranks=ranks,
+        emulate_nodes=ranks,
         nics=2,
         job=name,
         grace=grace,
@@ -70,6 +68,16 @@ def floats(
         running.kill()
 
 
+def floats(
+    build: Build, name: str, folder: Path, pause: float, grace: float, env: dict[str, str]
+) -> AbstractContextManager[Job]:
+    """Ranks of plan_worker.py; what they got goes to `folder`. grace: seconds that the others may
+    run on after one has failed."""
+    folder.mkdir(exist_ok=True)
+    argv = (str(ROOT / "tests/py/plan_worker.py"), str(folder), str(pause))
+    return _started(build, name, argv, RANKS, grace, env)
+
+
 def processes(name: str) -> list[Process]:
     found = [process for process in control.list_processes() if process.job == name]
     return sorted(found, key=lambda process: process.rank or 0)
@@ -82,30 +90,12 @@ def comms(name: str) -> list[Comm]:
 # ---- workers that make communicators out of others (shrink_worker.py, life_worker.py)
 
 
-@contextmanager
 def working(
     build: Build, name: str, folder: Path, worker: str, ranks: int, *words: str
-) -> Iterator[Job]:
+) -> AbstractContextManager[Job]:
     """Ranks of a worker, which keep a file of what they got in `folder`."""
-    spec = LaunchSpec(
-        argv=(sys.executable, str(ROOT / "tests/py" / worker), str(folder), *words),
-        ranks=ranks,
-        emulate_nodes=ranks,
-        nics=2,
-        job=name,
-        env={
-            "LD_PRELOAD": str(build.path / "libr2ccl.so"),
-            "R2CCL_REAL_NCCL": str(build.host_nccl / "libnccl.so.2"),
-            "R2CCL_PLAN": "on",
-            "R2CCL_PLAN_HOLD": "1",
-            "R2CCL_PLAN_WITHDRAW": "0",
-        },
-    )
-    running = start(spec, echo=False)
-    try:
-        yield running
-    finally:
-        running.kill()
+    argv = (str(ROOT / "tests/py" / worker), str(folder), *words)
+    return _started(build, name, argv, ranks, LaunchSpec.grace, {})
 
 
 def sized(name: str, ranks: int) -> list[Comm]:

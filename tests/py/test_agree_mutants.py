@@ -1,6 +1,6 @@
 """The model check of the agreement finds bugs: each mutant of shim/agree/machine.c breaks one rule
 of the protocol, and tests/unit/test_agree_model.c, compiled with it, must turn red for the reason
-given. The unchanged machine stays green, over more states than the unit test has time for.
+given. The unchanged machine stays green, over more states than the unit test has time for (soak).
 Rung 1. It cannot prove that bugs of other kinds are found."""
 
 from __future__ import annotations
@@ -145,7 +145,7 @@ def explore(model: Path, machine: Path, tmp_path: Path) -> subprocess.CompletedP
     )
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_two_epochs_and_a_crash(model: Path, tmp_path: Path) -> None:
     finished = explore(model, MACHINE, tmp_path)
     assert finished.returncode == 0, finished.stderr

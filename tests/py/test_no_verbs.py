@@ -56,7 +56,7 @@ def test_nothing_of_rdma_is_in_it(without: Path, build: Build) -> None:
 def test_it_works_over_sockets(without: Path, build: Build) -> None:
     """With RDMA asked for, a library named and GPU memory wanted: sockets, and every byte right."""
     library = build.path / "fakeverbs" / "libibverbs.so.1"
-    env = {"R2CCL_IBVERBS_LIB": str(library), "R2CCL_RDMA": "1", "R2CCL_GPU_MEMORY": "direct"}
+    env = {"R2CCL_IBVERBS_LIB": str(library), "R2CCL_GPU_MEMORY": "direct"}
     words = ("--register", "--size", "100000", "--conns", 2, "--stall", 20)
     with running_pair(without, *words, nics=loopback(2), **env) as pair:
         pair.moving(50)

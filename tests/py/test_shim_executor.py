@@ -30,8 +30,12 @@ NIC = "127.0.1.2"
 pytestmark = pytest.mark.slow
 
 
+# Operations without a pause between them would use the whole machine.
+PACE = {"HOSTNCCL_RING_DELAY_MS": "20", "HOSTNCCL_TREE_DELAY_MS": "20"}
+
+
 def job(build: Build, name: str, *, seconds: int = 120, **env: str) -> AbstractContextManager[Job]:
-    plans = {"R2CCL_PLAN": "on", "R2CCL_PLAN_HOLD": "1", "R2CCL_PLAN_WITHDRAW": "0", **env}
+    plans = {"R2CCL_PLAN": "on", "R2CCL_PLAN_HOLD": "1", "R2CCL_PLAN_WITHDRAW": "0", **PACE, **env}
     return preloaded(build, name, ("--duration", str(seconds), "--check-every"), plans)
 
 

@@ -251,3 +251,91 @@ int cuEventDestroy_v2(void *event)
     atomic_store(&event_of(event)->used, 0);
     return 0;
 }
+
+/* ---- copies and gates: done at once, on the calling thread. A gate that is closed keeps the
+ * caller, as it would keep the stream. */
+
+API int fake_cuda_copies(void); /* that were made */
+static atomic_int copies;
+int fake_cuda_copies(void)
+{
+    return atomic_load(&copies);
+}
+
+API int cuMemHostAlloc(void **memory, size_t len, unsigned flags);
+int cuMemHostAlloc(void **memory, size_t len, unsigned flags)
+{
+    (void)flags;
+    if (!there())
+        return 201;
+    return posix_memalign(memory, 4096, len) ? 2 : 0;
+}
+
+API int cuMemFreeHost(void *memory);
+int cuMemFreeHost(void *memory)
+{
+    free(memory);
+    return there() ? 0 : DESTROYED;
+}
+
+API int cuMemHostGetDevicePointer_v2(uint64_t *device, void *memory, unsigned flags);
+int cuMemHostGetDevicePointer_v2(uint64_t *device, void *memory, unsigned flags)
+{
+    (void)flags;
+    *device = (uintptr_t)memory;
+    return 0;
+}
+
+API int cuMemcpyAsync(uint64_t to, uint64_t from, size_t len, void *stream);
+int cuMemcpyAsync(uint64_t to, uint64_t from, size_t len, void *stream)
+{
+    (void)stream;
+    if (!there())
+        return 201;
+    memcpy((void *)(uintptr_t)to, (const void *)(uintptr_t)from, len);
+    atomic_fetch_add(&copies, 1);
+    return 0;
+}
+
+API int cuCtxGetStreamPriorityRange(int *least, int *greatest);
+int cuCtxGetStreamPriorityRange(int *least, int *greatest)
+{
+    *least = 0;
+    *greatest = -5;
+    return 0;
+}
+
+API int cuStreamCreateWithPriority(void **stream, unsigned flags, int priority);
+int cuStreamCreateWithPriority(void **stream, unsigned flags, int priority)
+{
+    (void)flags, (void)priority;
+    *stream = malloc(1);
+    return *stream && there() ? 0 : 201;
+}
+
+API int cuStreamDestroy_v2(void *stream);
+int cuStreamDestroy_v2(void *stream)
+{
+    free(stream);
+    return there() ? 0 : DESTROYED;
+}
+
+API int cuStreamWaitEvent(void *stream, void *event, unsigned flags);
+int cuStreamWaitEvent(void *stream, void *event, unsigned flags)
+{
+    (void)stream, (void)flags;
+    return atomic_load(&event_of(event)->used) && there() ? 0 : 400;
+}
+
+API int cuStreamWaitValue32_v2(void *stream, uint64_t address, uint32_t value, unsigned flags);
+int cuStreamWaitValue32_v2(void *stream, uint64_t address, uint32_t value, unsigned flags)
+{
+    const uint32_t *word = (const uint32_t *)(uintptr_t)address;
+
+    (void)stream;
+    if (!there() || flags != 0)
+        return 201;
+    while ((int32_t)(__atomic_load_n(word, __ATOMIC_ACQUIRE) - value) < 0)
+        nanosleep(&(struct timespec){.tv_nsec = 20000}, NULL);
+    return 0;
+}

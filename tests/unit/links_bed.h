@@ -14,6 +14,7 @@
 #include <sys/epoll.h>
 #include <sys/syscall.h>
 
+#include "await.h"
 #include "check.h"
 #include "engine/nic/nicask.h"
 #include "enginelib/remote.h"
@@ -222,9 +223,7 @@ static int look(const int *what)
 
 static void wait_for(const int *what, int least)
 {
-    for (int ms = 0; ms < WAIT_MS && look(what) < least; ms++)
-        usleep(1000);
-    CHECK_GE(look(what), least);
+    AWAIT(look(what) >= least);
 }
 
 static void set(bool *what, bool to)

@@ -3,6 +3,7 @@
 #define _GNU_SOURCE
 #include "agree/internal.h"
 #include "agree_ranks.h"
+#include "settings/settings.h"
 #include "util/siphash.h"
 
 #include <sys/resource.h>
@@ -312,18 +313,24 @@ static void one_comes_after_the_word(void)
     r2_agree_destroy(a);
 }
 
+/* As agree_timeout_ns of the settings, which users cannot set. */
+static void wait_for_answers(uint64_t ns)
+{
+    ((struct r2_settings *)(uintptr_t)r2_settings_get())->agree_timeout_ns = ns;
+}
+
 static void test_who_comes_after_the_word(void)
 {
-    setenv("R2CCL_AGREE_TIMEOUT", "300ms", 1);
+    wait_for_answers(300 * R2_NS_PER_MS);
     run_processes(3, one_comes_after_the_word);
-    unsetenv("R2CCL_AGREE_TIMEOUT");
+    wait_for_answers(60 * R2_NS_PER_S);
 }
 
 static void test_missing_rank(void)
 {
-    setenv("R2CCL_AGREE_TIMEOUT", "300ms", 1);
+    wait_for_answers(300 * R2_NS_PER_MS);
     run_processes(3, one_comes_late);
-    unsetenv("R2CCL_AGREE_TIMEOUT");
+    wait_for_answers(60 * R2_NS_PER_S);
 }
 
 /* The last process is rank 2 once more: one that was started again knows the id, and is no member.

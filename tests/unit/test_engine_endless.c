@@ -9,7 +9,7 @@
 
 #define NICS 3
 #define HOUR_NS (3600 * R2_NS_PER_S)
-#define CAP_NS (1 * R2_NS_PER_S) /* R2CCL_PROBE_INTERVAL's default */
+#define CAP_NS R2_PROBE_NS
 #define NONE_LEFT_NS (250 * R2_NS_PER_MS)
 #define HUNDREDS 400
 #define SLACK_NS (100 * R2_NS_PER_MS) /* in which the test and the engine get their cores */

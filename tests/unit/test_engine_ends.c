@@ -587,7 +587,7 @@ static const struct check_test tests[] = {
 int main(int argc, char **argv)
 {
     static const char *const env[] = {"R2CCL_CHUNK",           "32K", "R2CCL_RAMP", "0",
-                                      "R2CCL_NO_PATH_TIMEOUT", "6s",  NULL};
+                                      "R2CCL_NO_PATH_TIMEOUT", "4s",  NULL};
 
     remote_engine(2, env);
     return check_main(argc, argv, tests);

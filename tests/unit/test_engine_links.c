@@ -2,6 +2,7 @@
  * answer that is older than an event does not count. Two NICs, both on interface 1; the kernel is
  * this program (links_bed.h). */
 #define _GNU_SOURCE
+#include "await.h"
 #include "links_bed.h"
 
 #include <sys/wait.h>
@@ -17,9 +18,7 @@ static bool link_is(bool up)
 
 static void wait_link(bool up)
 {
-    for (int ms = 0; ms < WAIT_MS && !link_is(up); ms++)
-        usleep(1000);
-    CHECK(link_is(up));
+    AWAIT(link_is(up));
 }
 
 /* Grows with every change that peers hear of. */
@@ -33,9 +32,7 @@ static void settle(void)
     set(&kernel.up, true);
     tell(true);
     wait_link(true);
-    for (int ms = 0; ms < WAIT_MS && !(r2_nic_usable(0) && r2_nic_usable(1)); ms++)
-        usleep(1000);
-    CHECK(r2_nic_usable(0) && r2_nic_usable(1));
+    AWAIT(r2_nic_usable(0) && r2_nic_usable(1));
 }
 
 static atomic_int fired;
@@ -198,9 +195,7 @@ static bool trusted(int nic)
 static void settle_for_good(void)
 {
     settle();
-    for (int ms = 0; ms < WAIT_MS && !(trusted(0) && trusted(1)); ms++)
-        usleep(1000);
-    CHECK(trusted(0) && trusted(1));
+    AWAIT(trusted(0) && trusted(1));
     wait_for(&kernel.links, look(&kernel.links) + 4);
 }
 

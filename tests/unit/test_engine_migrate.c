@@ -1,6 +1,7 @@
 /* R2CCL_MODE=migrate over a scripted transport (rung 2): a connection's bytes stay on its home NIC;
  * when that dies they move to one other, the nearest (test_engine_order). What it cannot prove:
  * timing of real NICs. */
+#include "await.h"
 #include "check.h"
 #include "enginelib/remote.h"
 
@@ -59,8 +60,7 @@ static void test_one_stands_in(void)
         kicks[i] = atomic_load(&ep[i]->kicks);
     fake_fail(ep[0], ECONNRESET, false);
     CHECK(remote_wait_state(&r, 0, R2_PATH_WAIT) || remote_state(&r, 0) == R2_PATH_CONNECTING);
-    for (int i = 0; i < 5000 && atomic_load(&ep[1]->kicks) == kicks[1]; i++)
-        usleep(1000);
+    AWAIT(atomic_load(&ep[1]->kicks) != kicks[1]);
     CHECK_GT(atomic_load(&ep[1]->kicks), kicks[1]); /* idle paths pull only when asked */
     CHECK_EQ(atomic_load(&ep[2]->kicks), kicks[2]);
     ep[0] = NULL;

@@ -6,6 +6,7 @@
 #include <sys/socket.h>
 #include <sys/syscall.h>
 
+#include "await.h"
 #include "dial.h"
 #include "holder.h"
 #include "io/io.h"
@@ -85,9 +86,7 @@ static void test_look_at_what_is_opened_first(void)
 /* The engine looks by itself, too: every 2 s at last. */
 static void come_to_use(int n)
 {
-    for (int i = 0; i < 40000 && r2_io_used() != n; i++)
-        usleep(1000);
-    CHECK_EQ(r2_io_used(), n);
+    AWAIT(r2_io_used() == n);
 }
 
 /* Nor does a socket that is accepted wait for the engine's next look. */

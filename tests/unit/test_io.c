@@ -1,6 +1,7 @@
 /* io/io: a thread polls after work, not after upkeep. Four threads, since fewer poll for 50 us
  * at most, whatever is set. Rung 2: its real threads, without a transport. */
 #define _GNU_SOURCE
+#include "await.h"
 #include "check.h"
 
 #include <sched.h>
@@ -66,8 +67,7 @@ static void has_paid(struct r2_io *io)
         int before = atomic_load(&runs);
 
         CHECK(r2_task_kick(&t));
-        for (int ms = 0; ms < 5000 && atomic_load(&runs) == before; ms++)
-            usleep(1000);
+        AWAIT(atomic_load(&runs) != before);
         CHECK_EQ(atomic_load(&runs), before + 1);
     }
 }
@@ -86,8 +86,7 @@ static bool polls_after(enum said what, bool event)
         CHECK_EQ(write(fd.fd, &one, sizeof(one)), sizeof(one));
     else
         CHECK(r2_task_kick(&task));
-    for (int i = 0; i < 5000 && atomic_load(&runs) == before; i++)
-        usleep(1000);
+    AWAIT(atomic_load(&runs) != before);
     CHECK_EQ(atomic_load(&runs), before + 1);
     CHECK(asleep_in(io, 5000));
     return r2_now_ns() - from >= SPIN_NS;

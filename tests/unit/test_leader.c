@@ -5,6 +5,7 @@
 #define _GNU_SOURCE
 #include <dlfcn.h>
 
+#include "await.h"
 #include "leader_bed.h"
 
 /* A NIC that one process has lost (an injected fault, a drain) is lost to the node, whoever else
@@ -207,8 +208,7 @@ static int hold_id(struct r2_nccl_id *id)
 
 static void wait_for(atomic_int *what, int n)
 {
-    for (int i = 0; i < 20000 && atomic_load(what) < n; i++)
-        usleep(1000);
+    AWAIT(atomic_load(what) >= n);
     CHECK_EQ(atomic_load(what), n);
 }
 

@@ -54,7 +54,6 @@ static void test_defaults(void)
     CHECK_EQ(s.heartbeat_idle_ns, 1000000000);
     CHECK_EQ(s.heartbeat_misses, 3);
     CHECK_EQ(s.no_path_timeout_ns, 60000000000);
-    CHECK_EQ(s.probe_interval_ns, 1000000000);
     CHECK_EQ(s.damp_ns, 600000000000);
     CHECK_EQ(s.damp_suppress, 3000);
     CHECK(s.help_progress && s.shm && !s.verify);

@@ -2,6 +2,7 @@
  * suspended; over the no-op NCCL, as test_shim_exec.c, which has the rest of what is done to them.
  * Rung 3: real sockets on loopback. */
 #define _GNU_SOURCE
+#include "await.h"
 #include "plan_bed.h"
 
 /* A communicator's configuration is that of what plans make beside it, also where it is given to
@@ -162,9 +163,7 @@ static void *end(void *comm)
 
 static void await(atomic_int *word)
 {
-    for (int i = 0; i < 20000 && !atomic_load(word); i++)
-        usleep(1000);
-    CHECK(atomic_load(word));
+    AWAIT(atomic_load(word));
 }
 
 /* Another thread ends the communicator while its own part is suspended, and waits for a third one,
@@ -185,9 +184,7 @@ static void ended_meanwhile(struct rank *me)
     CHECK_EQ(pthread_create(&suspender, NULL, suspend, me->comm), 0);
     await(&me->comm->inside);
     CHECK_EQ(pthread_create(&ender, NULL, end, me->comm), 0);
-    for (int i = 0; i < 20000 && !r2_comms_gone(me->entry); i++)
-        usleep(1000);
-    CHECK(r2_comms_gone(me->entry));
+    AWAIT(r2_comms_gone(me->entry));
     pthread_barrier_wait(&together);
     noop.hang(0);
     CHECK_EQ(pthread_join(suspender, &result), 0);

@@ -4,6 +4,7 @@
  * and what ends at once ends together, whichever stands in front on a stream. Rung 3. It cannot
  * prove that NCCL's kernels stop: docs/shim.md says what did with GPUs. */
 #define _GNU_SOURCE
+#include "await.h"
 #include "plan_bed.h"
 #include "schedules/force.h"
 #include "schedules/second_inside.h"
@@ -35,9 +36,7 @@ static void load_driver(void)
 
 static void await_live(long n)
 {
-    for (int i = 0; i < 20000 && noop.live() != n; i++)
-        usleep(1000);
-    CHECK_EQ(noop.live(), n);
+    AWAIT(noop.live() == n);
 }
 
 /* A plan's communicator that operations are queued on and the next plan does not have. */
@@ -387,8 +386,7 @@ static void test_versions(void)
 
 static void test_nothing_left(void)
 {
-    for (int i = 0; i < 20000 && driver.events() > 0; i++)
-        usleep(1000);
+    AWAIT(driver.events() <= 0);
     CHECK_EQ(driver.events(), 0);
 }
 

@@ -5,6 +5,7 @@
 #define _GNU_SOURCE
 #include <dirent.h>
 
+#include "await.h"
 #include "plan_bed.h"
 #include "util/thread.h"
 
@@ -206,8 +207,7 @@ static void test_abort_while_making(void)
     run_all(aborting);
     CHECK_EQ(noop.calls("ncclCommAbort"), before + RANKS);
     noop.hold_inits(0);
-    for (int i = 0; i < 10000 && noop.calls("ncclCommAbort") < before + 2 * RANKS; i++)
-        usleep(1000);
+    AWAIT(noop.calls("ncclCommAbort") >= before + 2 * RANKS);
     CHECK_EQ(noop.calls("ncclCommAbort"), before + 2 * RANKS);
 }
 
@@ -301,9 +301,7 @@ static void without_threads(struct rank *me)
         if (again)
             return;
         agree(me, 0, false);
-        for (int i = 0; i < 20000 && noop.live() != RANKS; i++)
-            usleep(1000);
-        CHECK_EQ(noop.live(), RANKS);
+        AWAIT(noop.live() == RANKS);
         CHECK_EQ(seconds_made(me), 0);
         pthread_barrier_wait(&together);
     }

@@ -1,4 +1,4 @@
-/* Groups that are recorded (schedules/run.h), over the no-op NCCL: what an operation needs is kept
+/* Groups that are recorded (comms/run.h), over the no-op NCCL: what an operation needs is kept
  * until it is issued, whatever other threads do meanwhile, and none is lost. The communicators have
  * one rank here, and its plan is put there, not agreed. Rung 2. It cannot prove that all ranks
  * record alike: test_shim_storm.c does. */

@@ -205,7 +205,7 @@ static void *revoke_while_waiting(void *arg)
     CHECK_EQ(pthread_join(other, &result), 0);
     CHECK_EQ((int)(intptr_t)result, R2_NCCL_USAGE); /* NCCL's answer, not the shim's */
     CHECK_EQ((int)(intptr_t)operate(comm), R2_NCCL_USAGE);
-    CHECK(r2_now_ns() - begin < 50 * R2_NS_PER_S); /* R2CCL_AGREE_TIMEOUT is 60 s */
+    CHECK(r2_now_ns() - begin < 50 * R2_NS_PER_S); /* agree_timeout_ns is 60 s */
     CHECK_EQ(r2_comms_index(entry), r2_agree_index(entry->follow->agree));
     r2_comms_drop(entry);
     CHECK_EQ(ncclCommDestroy(comm), 0);

@@ -12,6 +12,7 @@
 #include <errno.h>
 #include <pthread.h>
 
+#include "await.h"
 #include "check.h"
 #include "comms/follow_inside.h"
 #include "noop_bed.h"
@@ -349,8 +350,7 @@ static void generation(void)
     noop.hold_inits(0);
     noop.fail_inits(0);
     /* What was in the making ends by itself. */
-    for (int i = 0; i < 10000 && noop.live() > 0; i++)
-        usleep(1000);
+    AWAIT(noop.live() <= 0);
     CHECK_EQ(noop.live(), 0);
     pthread_barrier_destroy(&world.together);
 }
@@ -358,7 +358,7 @@ static void generation(void)
 static void test_storm(void)
 {
     const char *text = getenv("R2_STORM_SECONDS");
-    uint64_t until = r2_now_ns() + (uint64_t)(text ? atoi(text) : 8) * R2_NS_PER_S;
+    uint64_t until = r2_now_ns() + (uint64_t)(text ? atoi(text) : 4) * R2_NS_PER_S;
     int generations = 0;
 
     atomic_store(&world.planned, 0);
@@ -387,8 +387,7 @@ static void test_storm_on_streams(void)
     CHECK(world.answer && events);
     test_storm();
     world.answer(0, 0);
-    for (int i = 0; i < 20000 && events() > 0; i++)
-        usleep(1000);
+    AWAIT(events() <= 0);
     CHECK_EQ(events(), 0);
 }
 

@@ -2,6 +2,7 @@
  * communicators end. Rung 3: real sockets on loopback, the no-op NCCL, a driver that only pretends
  * (tests/shim/fakecuda.c); it cannot prove how CUDA's own one blocks. */
 #define _GNU_SOURCE
+#include "await.h"
 #include "plan_bed.h"
 
 #include <dirent.h>
@@ -29,9 +30,7 @@ static bool events_left(int n)
 /* The shim's threads hold no context of a device, but for the moment in which they use it. */
 static void no_context_held(void)
 {
-    for (int i = 0; i < 20000 && driver.retained(); i++)
-        usleep(1000);
-    CHECK_EQ(driver.retained(), 0);
+    AWAIT(!driver.retained());
 }
 
 /* Threads of ours, as their names say, and none of them takes the application's signals. */

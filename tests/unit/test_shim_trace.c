@@ -13,6 +13,7 @@
 #include "check.h"
 #include "comms/follow_inside.h"
 #include "noop_bed.h"
+#include "settings/settings.h"
 #include "util/clock.h"
 
 #define R2_OWN(name, since, ret, params) ret name params;
@@ -194,9 +195,15 @@ static void replay_slowly(struct rank *me)
     finish(me);
 }
 
+/* As agree_timeout_ns of the settings, which users cannot set. */
+static void wait_for_answers(uint64_t ns)
+{
+    ((struct r2_settings *)(uintptr_t)r2_settings_get())->agree_timeout_ns = ns;
+}
+
 static void replay_impatiently(struct rank *me)
 {
-    setenv("R2CCL_AGREE_TIMEOUT", "4", 1);
+    wait_for_answers(4 * R2_NS_PER_S);
     replay(me);
 }
 
@@ -216,7 +223,7 @@ static void replay_hanging(struct rank *me)
 {
     uint64_t begin = r2_now_ns();
 
-    setenv("R2CCL_AGREE_TIMEOUT", "4", 1);
+    wait_for_answers(4 * R2_NS_PER_S);
     start(me);
     if (me->rank == 1)
         noop.hold_inits(1);

@@ -3,6 +3,7 @@
  * is asked, so that nobody answers meanwhile. That fewer lanes are quicker is no test's matter:
  * docs/decisions.md 41. */
 #define _GNU_SOURCE
+#include "await.h"
 #include "held_threads.h"
 #include "tcp_bed.h"
 #include "transport/tcp/tcp.h"
@@ -53,9 +54,7 @@ static int full(void)
 
 static void all_idle(void)
 {
-    for (int ms = 0; ms < 10000 && asked(); ms++)
-        usleep(1000);
-    CHECK_EQ(asked(), 0);
+    AWAIT(!asked());
 }
 
 static void send_part(int i, uint32_t len)
@@ -90,9 +89,7 @@ static void begin(int n)
         CHECK_EQ(r2_engine_irecv(rx, in[i], MSG, 0, NULL, &receiving[i]), 0);
         CHECK(receiving[i]);
     }
-    for (int ms = 0; ms < 10000 && !cleared(n); ms++)
-        usleep(1000);
-    CHECK(cleared(n));
+    AWAIT(cleared(n));
     all_idle();
     keep_awake();
     CHECK_EQ(asked(), 0);
@@ -143,8 +140,7 @@ static void start(void)
     r2_tcp.ev = &hooked;
     bed_connect();
     ep = tx->peer->paths[0]->ep;
-    for (int i = 0; i < 10000 && r2_bulk_lanes(ep) < LANES; i++)
-        usleep(1000);
+    AWAIT(r2_bulk_lanes(ep) >= LANES);
     CHECK_EQ(r2_bulk_lanes(ep), LANES);
     for (int i = 0; i < 20; i++) { /* the path's window has room for what follows */
         begin(MOST);
@@ -200,8 +196,7 @@ static void test_what_a_blocked_one_leaves(void)
     release();
     CHECK(bed_done(&sending[0], &receiving[0], 20000));
     CHECK_MEM(in[0], out[0], MSG);
-    for (int ms = 0; ms < 10000 && asked() > 1; ms++)
-        usleep(1000);
+    AWAIT(asked() <= 1);
     CHECK_EQ(asked(), 1);
     real->blocked(ep->owner, ep); /* nothing waits: nobody is asked */
     CHECK_EQ(asked(), 1);
@@ -277,16 +272,13 @@ static void test_who_is_blocked_says_so(void)
     r2_fault_set(0, &fault);
     send_part(0, PART);
     release();
-    for (int ms = 0; ms < 3000 && atomic_load(&blocked) == before; ms++)
-        usleep(1000);
+    AWAIT(atomic_load(&blocked) != before);
     CHECK_EQ(atomic_load(&blocked), before + 1);
     CHECK_EQ(full(), 1); /* the first, as a rule: another one where that has no core */
     r2_fault_clear(0);
     CHECK(bed_done(&sending[0], &receiving[0], 20000));
     CHECK_MEM(in[0], out[0], PART);
-    for (int ms = 0; ms < 3000 && full(); ms++)
-        usleep(1000);
-    CHECK_EQ(full(), 0);
+    AWAIT(!full());
 }
 
 /* Threads that wait for the kernel may do so for long: their lanes are no help; where there are no

@@ -7,6 +7,7 @@
 #include <stdatomic.h>
 #include <sys/socket.h>
 
+#include "await.h"
 #include "held_threads.h"
 #include "tcp_bed.h"
 #include "transport/tcp/tcp.h"
@@ -68,8 +69,7 @@ static void move(int messages)
 
 static void open_all(void)
 {
-    for (int i = 0; i < 10000 && r2_bulk_lanes(sender()) < LANES; i++)
-        usleep(1000);
+    AWAIT(r2_bulk_lanes(sender()) >= LANES);
     CHECK_EQ(r2_bulk_lanes(sender()), LANES);
 }
 

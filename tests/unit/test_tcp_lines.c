@@ -115,7 +115,7 @@ static const struct check_test tests[] = {
 
 int main(int argc, char **argv)
 {
-    setenv("R2CCL_RDMA", "0", 1); /* also where a stand-in for libibverbs is set */
+    setenv("NCCL_IB_DISABLE", "1", 1); /* also where a stand-in for libibverbs is set */
     setenv("R2CCL_NICS", "127.0.1.1,127.0.2.1", 1);
     setenv("R2CCL_SHM", "0", 1);
     setenv("R2CCL_GREY", "0", 1); /* no copies of chunks, which are copied in lines as well */

@@ -9,6 +9,7 @@
 #include <sys/socket.h>
 #include <sys/syscall.h>
 
+#include "await.h"
 #include "tcp_bed.h"
 #include "transport/tcp/tcp.h"
 
@@ -78,8 +79,7 @@ static void test_no_port_at_the_start(void)
     begin();
     CHECK_EQ(port_of(1), 0);
     let_go(1);
-    for (int ms = 0; ms < 5000 && !port_of(1); ms++)
-        usleep(1000);
+    AWAIT(port_of(1));
     CHECK_EQ(port_of(1), low);
 }
 
@@ -116,7 +116,7 @@ int main(int argc, char **argv)
     snprintf(range, sizeof(range), "%u-%u", low, low + PORTS - 1);
     setenv("R2CCL_PORT_RANGE", range, 1);
     setenv("R2CCL_NICS", "127.0.1.1,127.0.2.1", 1);
-    setenv("R2CCL_RDMA", "0", 1);
+    setenv("NCCL_IB_DISABLE", "1", 1);
     setenv("R2CCL_SHM", "0", 1);
     setenv("R2CCL_IO_THREADS", "1", 1);
     return check_main(argc, argv, tests);

@@ -1,5 +1,6 @@
 /* util/ (rung 1): list, hash, random, clock, CRC32C, SipHash, log, threads. */
 #define _GNU_SOURCE
+#include "await.h"
 #include "check.h"
 
 #include <errno.h>
@@ -542,8 +543,7 @@ static void test_thread(void)
         CHECK_EQ(i ? r2_thread_start_on(&thread, &cpus, look_around, &seen)
                    : r2_thread_start(look_around, &seen),
                  0);
-        for (int ms = 0; ms < 20000 && atomic_load(&seen.over) == i; ms++)
-            usleep(1000);
+        AWAIT(atomic_load(&seen.over) != i);
         CHECK_EQ(atomic_load(&seen.over), i + 1);
         for (int s = 1; s < 32; s++)
             CHECK(s == SIGKILL || s == SIGSTOP || sigismember(&seen.blocked, s) == 1);

@@ -8,6 +8,7 @@
 #include <stdarg.h>
 #include <sys/syscall.h>
 
+#include "await.h"
 #include "check.h"
 #include "topology/device.h"
 #include "topology/nics.h"
@@ -116,9 +117,7 @@ static void test_some_do_not(void)
     CHECK_LT(took, 20 * R2_NS_PER_S);
     CHECK_EQ(count(&inside), 2);
     set_stuck(false);
-    for (int ms = 0; ms < 10000 && count(&inside); ms++)
-        usleep(1000);
-    CHECK_EQ(count(&inside), 0);
+    AWAIT(count(&inside) == 0);
     usleep(10000);
     for (int i = 0; i < 10; i++) {
         CHECK_EQ(answered[i], i % 5 != 3);
@@ -159,9 +158,7 @@ static void test_silent_driver(void)
     asked = count(&requests);
     set_stuck(false);
     CHECK_GT(asked, 0);
-    for (int ms = 0; ms < 10000 && count(&inside); ms++)
-        usleep(1000);
-    CHECK_EQ(count(&inside), 0);
+    AWAIT(count(&inside) == 0);
 }
 
 static const struct check_test tests[] = {

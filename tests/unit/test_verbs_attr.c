@@ -345,7 +345,6 @@ static void test_no_rdma(void)
     static const struct wanted wanted[] = {{"mtu", 3}, {NULL, 0}};
 
     bed_library();
-    without_rdma("R2CCL_RDMA", "0");
     for (size_t i = 0; i < sizeof(numbers) / sizeof(numbers[0]); i++)
         without_rdma("NCCL_IB_DISABLE", numbers[i]);
     for (size_t i = 0; i < sizeof(none) / sizeof(none[0]); i++) {

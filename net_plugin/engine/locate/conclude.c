@@ -463,8 +463,8 @@ void r2_recover_tick(uint64_t now)
             continue;
         r2_prng_seed(&jitter, now + (uint64_t)i);
         recover[i].wait *= 2;
-        if (recover[i].wait > r2_eng.set->probe_interval_ns)
-            recover[i].wait = r2_eng.set->probe_interval_ns;
+        if (recover[i].wait > R2_PROBE_NS)
+            recover[i].wait = R2_PROBE_NS;
         recover[i].next = now + r2_health_jitter(recover[i].wait, r2_prng_next(&jitter));
         r = r2_round_new(R2_ROUND_RECOVER, i, now);
         if (!r)

@@ -170,8 +170,10 @@ void r2_engine_called_by(unsigned version, unsigned api)
     if (r2_engine_in_child()) /* the lock may be that of a thread which is not here */
         return;
     pthread_mutex_lock(&r2_eng.lock);
-    nccl_version = version;
-    net_api = api;
+    if (version || !nccl_version) { /* the shim calls too, and says no version */
+        nccl_version = version;
+        net_api = api;
+    }
     pthread_mutex_unlock(&r2_eng.lock);
 }
 

@@ -92,13 +92,11 @@ void r2_path_journal(const struct r2_path *path, enum r2_seg_event event, uint64
  * good, unless its NIC is known to be coming back. */
 static uint64_t probe_cap(const struct r2_path *path)
 {
-    uint64_t cap = r2_eng.set->probe_interval_ns;
-
     if (!path->ever_up && atomic_load(&r2_eng.nic_state[path->lnic].trusted))
         return BACKOFF_NEVER_UP;
-    if (!r2_peer_left(path->peer, path->transport) && path->first_choice && cap > BACKOFF_NONE_LEFT)
+    if (!r2_peer_left(path->peer, path->transport) && path->first_choice)
         return BACKOFF_NONE_LEFT;
-    return cap;
+    return R2_PROBE_NS;
 }
 
 /* Counted from the start of an attempt that failed, so that its own time-out is no extra wait. */

@@ -367,7 +367,7 @@ static int open_devices(void)
             "the list of RDMA devices has not come for %d s: a driver or its firmware may be "
             "dead, and hold up the kernel. Devices that are missing are left out, the job goes "
             "on over other NICs, or sockets where none is left. `ibv_devices` shows whether the "
-            "list comes; R2CCL_RDMA=0 saves the %d s",
+            "list comes; NCCL_IB_DISABLE=1 saves the %d s",
             START_STEPS, START_STEPS);
     take_answers(answers);
     return r2_verbs.n_slots;
@@ -464,7 +464,7 @@ static int open_library(void)
     const struct r2_settings *set = r2_settings_get();
     char why[256] = "";
 
-    if (!set->rdma || r2_value_nccl(set->nccl_ib_disable, 0))
+    if (r2_value_nccl(set->nccl_ib_disable, 0))
         return -ENODEV;
     if (r2_ibv_load(set->ibverbs_lib, why, sizeof(why))) {
         R2_INFO("no RDMA: %s", why);

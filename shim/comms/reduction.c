@@ -1,4 +1,4 @@
-#include "schedules/reduction.h"
+#include "comms/reduction.h"
 
 #include <pthread.h>
 #include <stdlib.h>

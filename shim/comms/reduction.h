@@ -2,12 +2,12 @@
  *
  * NCCL copies a reduction in the call of an operation, so the application may destroy it as soon as
  * that has returned, on any thread. An operation that is only recorded is called later
- * (schedules/run.h): until then NCCL is not told, and does not give the number to another one.
+ * (comms/run.h): until then NCCL is not told, and does not give the number to another one.
  *
  * Threads: any. No lock is held over a call to NCCL. Results are NCCL's.
  */
-#ifndef R2_SCHEDULES_REDUCTION_H
-#define R2_SCHEDULES_REDUCTION_H
+#ifndef R2_COMMS_REDUCTION_H
+#define R2_COMMS_REDUCTION_H
 
 #include <stdbool.h>
 

@@ -1,8 +1,6 @@
 /* The table of functions as data. */
-#include <stddef.h>
 #include <string.h>
 
-#include "api/call.h"
 #include "api/ids.h"
 
 const char *const r2_api_names[R2_API_COUNT] = {
@@ -25,33 +23,10 @@ const int r2_api_since[R2_API_COUNT] = {
 #include "api/nccl.def"
 };
 
-#define R2_PLAIN(name, since, params, args) int name params;
-#define R2_COMM(name, since, params, args) int name params;
-#define R2_BYPASS(name, since, what, params, args) int name params;
-#define R2_COLL(name, since, kind, params, args) int name params;
-#define R2_P2P(name, since, kind, params, args) int name params;
-#define R2_OWN(name, since, ret, params) ret name params;
-#include "api/nccl.def"
-
 int r2_api_find(const char *name)
 {
     for (int id = 0; id < R2_API_COUNT; id++)
         if (!strcmp(r2_api_names[id], name))
             return id;
     return -1;
-}
-
-void *r2_api_wrapper(enum r2_api id)
-{
-    static void *const wrappers[R2_API_COUNT] = {
-#define R2_PLAIN(name, since, params, args) (void *)name,
-#define R2_COMM(name, since, params, args) (void *)name,
-#define R2_BYPASS(name, since, what, params, args) (void *)name,
-#define R2_COLL(name, since, kind, params, args) (void *)name,
-#define R2_P2P(name, since, kind, params, args) (void *)name,
-#define R2_OWN(name, since, ret, params) (void *)name,
-#include "api/nccl.def"
-    };
-
-    return id >= 0 && id < R2_API_COUNT ? wrappers[id] : NULL;
 }

@@ -14,13 +14,13 @@
  *
  * Threads: any; a group is its thread's. Results are NCCL's.
  */
-#ifndef R2_SCHEDULES_RUN_H
-#define R2_SCHEDULES_RUN_H
+#ifndef R2_COMMS_RUN_H
+#define R2_COMMS_RUN_H
 
 #include <stdbool.h>
 #include <stdint.h>
 
-#include "api/call.h"
+#include "api/ids.h"
 #include "api/nccl.h"
 
 #define R2_OP_WORDS 9 /* most arguments of an operation */

@@ -1,5 +1,5 @@
 #define _GNU_SOURCE
-#include "schedules/run.h"
+#include "comms/run.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -7,9 +7,10 @@
 #include "comms/comms.h"
 #include "comms/follow.h"
 #include "comms/inside.h"
+#include "comms/reduction.h"
+#include "comms/vote.h"
 #include "device/device.h"
 #include "plan/table.h"
-#include "schedules/reduction.h"
 #include "schedules/second.h"
 #include "settings/settings.h"
 
@@ -355,6 +356,9 @@ bool r2_run_take(const struct r2_op *op, int *result)
         *result = record(op);
         return true;
     }
+    if (op->comm && r2_follow_vote(op->comm->follow) &&
+        r2_vote_take(r2_follow_vote(op->comm->follow), op, result))
+        return true;
     entry = entry_of(op);
     start_watch(op, entry != NULL);
     if (!entry)

@@ -1,0 +1,155 @@
+/* The application's thread, around the call of an operation: the ranks' agreement is asked, the
+ * plan taken over, and what NCCL took is counted. */
+#include <errno.h>
+#include <stdio.h>
+
+#include "comms/follow_inside.h"
+#include "settings/settings.h"
+#include "util/clock.h"
+#include "util/log.h"
+
+/* Another plan is in force from this collective on. */
+static void take_over(struct r2_follow *f, const struct r2_agree_view *view)
+{
+    const struct r2_plan_table *table = view->object;
+    /* The table before is released already. */
+    bool before = atomic_load_explicit(&f->comm->planned, memory_order_relaxed);
+    bool now = !r2_follow_weighs(f) && table->nentries > 0;
+    char text[80], plan[40] = "";
+
+    f->epoch = view->epoch;
+    if (r2_follow_weighs(f)) {
+        r2_vote_follow(f->vote, view->object, view->epoch, view->at);
+        r2_comm_row_epoch(f->comm, view->epoch);
+        return;
+    }
+    f->table = table;
+    r2_seconds_follow(f->seconds, table, view->epoch);
+    if (now)
+        snprintf(plan, sizeof(plan), "tree, %d order%s", table->entries[0].segments,
+                 table->entries[0].segments == 1 ? "" : "s");
+    r2_comm_row_plan(f->comm, plan, table->reason);
+    r2_comm_row_epoch(f->comm, view->epoch);
+    atomic_store_explicit(&f->comm->planned, now, memory_order_relaxed);
+    if (now || before) {
+        snprintf(text, sizeof(text), "plan %llu from operation %llu on: %s",
+                 (unsigned long long)view->epoch, (unsigned long long)view->at,
+                 now ? plan : "NCCL's own choice");
+        r2_watch_journal(text);
+    }
+    r2_trace_taken(f, view);
+    r2_watch_wake();
+}
+
+int r2_follow_before(struct r2_follow *f, enum r2_seg_collective kind, uint64_t bytes)
+{
+    bool eligible = kind == R2_SEG_COLL_ALL_REDUCE && bytes >= R2_FOLLOW_ELIGIBLE &&
+                    r2_settings_get()->plan != R2_PLAN_SETTING_OFF;
+    bool meet = eligible || r2_follow_tells(f);
+    struct r2_agree_view view;
+    int rc;
+
+    if (eligible && bytes > atomic_load_explicit(&f->bytes, memory_order_relaxed))
+        atomic_store_explicit(&f->bytes, bytes, memory_order_relaxed);
+    do {
+        r2_trace_hold(f);
+        rc = r2_agree_lookup(f->agree, meet, &view);
+        if (rc == 0 && view.epoch != f->epoch && view.object)
+            take_over(f, &view);
+    } while (rc == 0 && r2_trace_again(f));
+    /* Relaxed: what was stored before the agreement was ended is seen under its lock. */
+    if (rc == -ECANCELED && atomic_load_explicit(&f->revoked, memory_order_relaxed) &&
+        !r2_comms_gone(f->comm)) /* an abort since then frees what NCCL would be called with */
+        return R2_NCCL_OK;
+    if (rc == -ECANCELED)
+        return R2_NCCL_INTERNAL; /* as NCCL says to calls that an abort overtakes */
+    if (rc == -EREMOTEIO)
+        return R2_NCCL_REMOTE; /* r2_comms_told has said so */
+    if (rc) {
+        R2_WARN_ONCE(
+            "a communicator of %d ranks has failed: a rank that knows whether the plan was "
+            "changed does not answer, and none may guess",
+            f->nranks);
+        r2_comms_broken(f->comm, "nobody knows what became of a plan");
+        return R2_NCCL_REMOTE;
+    }
+    return R2_NCCL_OK;
+}
+
+void r2_follow_time(struct r2_follow *f, uint64_t bytes, bool under, void *stream)
+{
+    if (f->timing && f->seconds && !r2_trace_replays(&f->trace) && bytes >= R2_FOLLOW_ELIGIBLE)
+        r2_timing_start(f->timing, bytes, under ? f->epoch : 0, stream);
+}
+
+void r2_follow_timed(struct r2_follow *f, void *stream, bool good)
+{
+    if (f->timing)
+        r2_timing_stop(f->timing, stream, good);
+}
+
+/* ---- around the call */
+
+/* Relaxed: words for operators to read, each by itself. */
+static void show_call(struct r2_comm *comm, enum r2_seg_collective kind, uint64_t bytes,
+                      uint64_t now)
+{
+    struct r2_seg_comm *row = r2_comm_row(comm);
+
+    __atomic_store_n(&row->op_mono_ns, now, __ATOMIC_RELAXED);
+    __atomic_store_n(&row->op_bytes, bytes, __ATOMIC_RELAXED);
+    __atomic_store_n(&row->op, (uint32_t)kind, __ATOMIC_RELAXED);
+    __atomic_store_n(&row->calling, 1, __ATOMIC_RELAXED);
+}
+
+/* Point-to-point operations have no plan, but in a group they take part in where the communicator's
+ * collectives go (comms/run.h), so they must see the same plan as these. */
+int r2_comms_begin(struct r2_comm *comm, enum r2_seg_collective kind, size_t count, int type)
+{
+    uint64_t bytes = count * r2_nccl_type_size(type), now;
+
+    if (r2_comms_elsewhere(comm))
+        return R2_NCCL_REMOTE;
+    if (r2_comms_in_group() && !r2_comms_group_reserve(comm) && comm->follow)
+        return R2_NCCL_SYSTEM; /* one that is not counted would part this rank from the others */
+    now = r2_now_ns();
+    show_call(comm, kind, bytes, now); /* before what may wait for a plan's fate: it has called */
+    if (comm->follow && (kind < R2_SEG_COLL_SEND || r2_comms_in_group())) {
+        int result = r2_follow_before(comm->follow, kind, bytes);
+
+        if (result != R2_NCCL_OK) {
+            __atomic_store_n(&r2_comm_row(comm)->calling, 0, __ATOMIC_RELAXED);
+            return result;
+        }
+        show_call(comm, kind, bytes, now); /* that may have taken a while: another row */
+    }
+    return R2_NCCL_OK;
+}
+
+void r2_comms_end(struct r2_comm *comm, int result, bool collective, r2_nccl_stream stream)
+{
+    struct r2_seg_comm *row = r2_comm_row(comm);
+    bool taken = result == R2_NCCL_OK || result == R2_NCCL_IN_PROGRESS;
+
+    if (comm->follow && collective && !r2_comms_in_group())
+        r2_follow_timed(comm->follow, stream, taken);
+    if (result == R2_NCCL_OK &&
+        atomic_load_explicit(&comm->state, memory_order_relaxed) == R2_SEG_COMM_INIT)
+        r2_comms_async(comm, comm->handle, R2_NCCL_OK);
+    if (r2_comms_in_group()) {
+        if (taken)
+            r2_comms_group_count(comm, collective);
+        else
+            r2_comms_group_refuse();
+    } else if (taken) {
+        r2_comms_handed(comm, collective, !collective);
+        if (collective && comm->follow)
+            r2_follow_after(comm->follow, 1);
+    }
+    if (result == R2_NCCL_REMOTE || result == R2_NCCL_SYSTEM)
+        r2_comms_async(comm, comm->handle, result);
+    row = r2_comm_row(comm); /* again: that may have taken a while */
+    __atomic_store_n(&row->calling, 0, __ATOMIC_RELAXED);
+    if (atomic_load_explicit(&comm->row_number, memory_order_relaxed) < 0)
+        r2_comms_row_again(comm, __atomic_load_n(&row->op_mono_ns, __ATOMIC_RELAXED));
+}

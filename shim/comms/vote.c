@@ -1,0 +1,621 @@
+#define _GNU_SOURCE
+#include "comms/vote.h"
+
+#include <errno.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "comms/inside.h"
+#include "comms/watch.h"
+#include "device/copies.h"
+#include "device/device.h"
+#include "direct/direct.h"
+#include "plan/direct.h"
+#include "plan/schedule.h"
+#include "real/real.h"
+#include "reduce/reduce.h"
+#include "settings/settings.h"
+#include "util/clock.h"
+#include "util/lock.h"
+#include "util/log.h"
+
+#define FROM_BYTES ((uint64_t)256 << 10) /* smaller operations are NCCL's */
+#define WHY 96
+#define WEIGHTS_MAGIC UINT32_C(0x57324352) /* "RC2W" */
+#define NOTABLE (R2_SCHEDULE_UNIT / 100)   /* a smaller change of a weight is none */
+
+enum { FIRST_ROUND = 1, SECOND_ROUND };
+enum outcome { OPEN, DIRECT, STOCK, ABORTED };
+
+/* Arguments of ncclAllReduce. */
+enum { SEND, RECV, COUNT, TYPE, OP, COMM, STREAM };
+
+/* What a rank offers; in the first round its card follows. */
+struct ballot {
+    uint32_t yes, rank;
+    char why[WHY];
+};
+
+/* A plan of the agreement. */
+struct weights {
+    uint32_t magic, p;
+    uint32_t of[];
+};
+
+struct r2_vote {
+    struct r2_comm *comm; /* outlives it */
+    struct r2_agree *agree;
+    int rank, nranks, device;
+    uint64_t until_ns; /* nobody waits for the outcome longer */
+
+    pthread_mutex_t lock; /* guards the rest */
+    pthread_cond_t wake;
+    enum outcome outcome;
+    bool refuses, closed, connecting;
+    char why[WHY]; /* this rank refuses */
+    struct r2_direct *direct;
+    struct r2_copies *copies; /* NULL: the buffers are the host's */
+    uint64_t given;           /* operations whose gates are on streams */
+    double *rates;            /* rank 0: bytes/s that each rank has left; 0: not known */
+    /* rank 0; NULL: none is proposed; none was agreed, so they are equal */
+    struct weights *proposed, *agreed;
+
+    const uint32_t *weights; /* the application's thread; NULL: equal */
+};
+
+/* ---- buffers in a GPU's memory */
+
+static void *gpu_alloc(void *user, size_t len)
+{
+    (void)len;
+    return r2_copies_window(user);
+}
+
+static void gpu_free(void *user, void *memory, size_t len)
+{
+    (void)user, (void)memory, (void)len; /* the window goes with the copies */
+}
+
+static int gpu_begin(void *user, const struct r2_direct_call *call)
+{
+    return r2_copies_begin(user, call->event);
+}
+
+static void gpu_end(void *user)
+{
+    r2_copies_end(user);
+}
+
+static int gpu_copy(void *user, const struct r2_direct_call *call, bool out, bool written,
+                    void *slot, uint64_t offset, size_t len)
+{
+    const char *from = (const char *)(written ? call->out : call->in) + offset;
+
+    return out ? r2_copies_copy(user, true, slot, from, len)
+               : r2_copies_copy(user, false, (char *)call->out + offset, slot, len);
+}
+
+static int gpu_copied(void *user, bool out)
+{
+    return r2_copies_copied(user, out);
+}
+
+static const struct r2_direct_device gpu = {.alloc = gpu_alloc,
+                                            .free = gpu_free,
+                                            .begin = gpu_begin,
+                                            .end = gpu_end,
+                                            .copy = gpu_copy,
+                                            .copied = gpu_copied};
+
+static void on_landed(void *user, uint64_t number)
+{
+    struct r2_vote *v = user;
+
+    if (v->copies)
+        r2_copies_open(v->copies, number);
+}
+
+/* ---- the outcome */
+
+/* Lock held. The first one counts. */
+static bool decide(struct r2_vote *v, enum outcome outcome)
+{
+    bool first = v->outcome == OPEN;
+
+    if (first || outcome == ABORTED)
+        v->outcome = outcome;
+    pthread_cond_broadcast(&v->wake);
+    return first;
+}
+
+static void say_stock(struct r2_vote *v, const char *why)
+{
+    R2_WARN("communicator %016llx: AllReduce is NCCL's own, although R2CCL_ALLREDUCE=direct: %s",
+            (unsigned long long)r2_comms_id(v->comm), why);
+    r2_comm_row_plan(v->comm, NULL, why);
+}
+
+static void say_direct(struct r2_vote *v)
+{
+    char line[112];
+
+    snprintf(line, sizeof(line), "communicator %016llx: AllReduce is R2CCL's own (direct)",
+             (unsigned long long)r2_comms_id(v->comm));
+    R2_INFO("%s", line);
+    r2_watch_journal(line);
+    r2_comm_row_plan(v->comm, "direct", "R2CCL_ALLREDUCE=direct");
+}
+
+static void take_stock(struct r2_vote *v, const char *why)
+{
+    struct r2_copies *copies;
+    struct r2_direct *direct;
+    bool first;
+
+    pthread_mutex_lock(&v->lock);
+    first = decide(v, STOCK);
+    direct = v->direct;
+    copies = v->copies;
+    v->direct = NULL;
+    v->copies = NULL;
+    pthread_mutex_unlock(&v->lock);
+    if (first)
+        say_stock(v, why);
+    r2_direct_free(direct);
+    r2_copies_free(copies);
+}
+
+/* ---- votes; `lock` is held */
+
+static void offer(struct r2_vote *v, uint32_t round, const char *no)
+{
+    const struct r2_links_card *card =
+        round == FIRST_ROUND && !no ? r2_direct_card(v->direct) : NULL;
+    size_t bytes = card ? r2_links_card_bytes(card) : 0;
+    struct {
+        struct ballot ballot;
+        struct r2_links_card card;
+    } text = {.ballot = {.yes = !no, .rank = (uint32_t)v->rank}};
+
+    snprintf(text.ballot.why, sizeof(text.ballot.why), "%s", no ? no : "");
+    if (card)
+        memcpy(&text.card, card, bytes);
+    if (!v->closed)
+        r2_agree_offer(v->agree, round, &text, offsetof(__typeof__(text), card) + bytes);
+}
+
+_Static_assert(sizeof(struct ballot) + sizeof(struct r2_links_card) <= R2_AGREE_OFFER,
+               "a vote fits into an exchange");
+
+/* Gates of operations that will not be carried out stay closed, as NCCL's kernels wait, until the
+ * application ends the communicator. Lock held. */
+static void open_gates(struct r2_vote *v)
+{
+    if (v->copies)
+        r2_copies_open(v->copies, v->given);
+}
+
+/* The progress thread: all connections are made or never will be; or all is over. */
+static void on_changed(void *user)
+{
+    struct r2_vote *v = user;
+    bool broken = false;
+    int error = 0;
+
+    pthread_mutex_lock(&v->lock);
+    if (!v->connecting && v->direct && r2_direct_state(v->direct, &error) == R2_DIRECT_FAILED) {
+        broken = v->copies && v->outcome == DIRECT && error != -ECANCELED;
+        if (v->outcome == ABORTED)
+            open_gates(v);
+    }
+    if (v->connecting && v->direct) {
+        bool ready = r2_direct_state(v->direct, &error) == R2_DIRECT_READY;
+        char no[WHY];
+
+        v->connecting = false;
+        snprintf(no, sizeof(no), "no connections to all ranks (%s)", strerror(-error));
+        offer(v, SECOND_ROUND, ready ? NULL : no);
+    }
+    pthread_mutex_unlock(&v->lock);
+    /* On the host the call itself returns the error. */
+    if (broken)
+        r2_comms_broken(v->comm, "a peer of an AllReduce is gone");
+}
+
+static int make(struct r2_vote *v, struct r2_direct **out)
+{
+    struct r2_direct_config config = {.net = r2_real_plugin_symbol("ncclNetPlugin_v12"),
+                                      .id = r2_comms_id(v->comm),
+                                      .rank = v->rank,
+                                      .p = v->nranks,
+                                      .memory = R2_DIRECT_MEMORY,
+                                      .changed = on_changed,
+                                      .landed = on_landed,
+                                      .caller = v};
+    int rc = config.net ? 0 : -ENOENT;
+
+    *out = NULL;
+    if (rc == 0 && r2_device_cuda())
+        rc = r2_copies_new(&v->copies, v->device, config.memory);
+    if (v->copies) {
+        config.device = &gpu;
+        config.user = v->copies;
+    }
+    return rc ? rc : r2_direct_new(out, &config);
+}
+
+static const char *reason(int rc)
+{
+    switch (rc) {
+    case -ENOENT:
+        return "the R2CCL plugin is not in use";
+    case -ENOTSUP:
+        return "CUDA's driver has no stream waits";
+    case -ENODEV:
+        return "no NICs";
+    default:
+        return strerror(-rc);
+    }
+}
+
+void r2_vote_ready(struct r2_vote *v, int nodes)
+{
+    struct r2_direct *direct = NULL;
+    bool refuses;
+    int rc;
+
+    if (nodes != v->nranks || v->nranks > R2_DIRECT_RANKS) {
+        /* The same on all ranks: there is nothing to vote about. */
+        take_stock(v, nodes != v->nranks ? "a node has several ranks" : "too many ranks");
+        return;
+    }
+    pthread_mutex_lock(&v->lock);
+    refuses = v->refuses;
+    pthread_mutex_unlock(&v->lock);
+    rc = refuses ? 0 : make(v, &direct);
+    pthread_mutex_lock(&v->lock);
+    v->direct = direct;
+    offer(v, FIRST_ROUND, refuses ? v->why : rc ? reason(rc) : NULL);
+    pthread_mutex_unlock(&v->lock);
+}
+
+void r2_vote_off(struct r2_vote *v, const char *why)
+{
+    pthread_mutex_lock(&v->lock);
+    v->refuses = true; /* if they meet after all */
+    snprintf(v->why, sizeof(v->why), "%s", why);
+    pthread_mutex_unlock(&v->lock);
+    take_stock(v, why);
+}
+
+/* ---- what all have said */
+
+/* Whether all said yes; else who did not, and why. */
+static bool unanimous(const struct r2_vote *v, const void *const *offers, const size_t *len,
+                      char why[2 * WHY])
+{
+    for (int r = 0; r < v->nranks; r++) {
+        struct ballot b;
+
+        if (len[r] < sizeof(b)) {
+            snprintf(why, 2 * WHY, "rank %d speaks another language", r);
+            return false;
+        }
+        memcpy(&b, offers[r], sizeof(b));
+        b.why[WHY - 1] = '\0';
+        for (char *c = b.why; *c; c++)
+            *c = *c < ' ' || *c > '~' ? '?' : *c; /* it goes into logs */
+        if (!b.yes) {
+            snprintf(why, 2 * WHY, "rank %d: %s", r, b.why);
+            return false;
+        }
+    }
+    return true;
+}
+
+static void connect_all(struct r2_vote *v, const void *const *offers, const size_t *len)
+{
+    int rc = v->direct ? 0 : -ECANCELED;
+
+    for (int r = 0; r < v->nranks && rc == 0; r++)
+        rc = r2_direct_meet(v->direct, r, (const char *)offers[r] + sizeof(struct ballot),
+                            len[r] - sizeof(struct ballot));
+    v->connecting = rc == 0;
+    if (rc)
+        offer(v, SECOND_ROUND, "a rank's handles are damaged");
+    else
+        r2_direct_connect(v->direct);
+}
+
+void r2_vote_exchanged(struct r2_vote *v, uint32_t round, const void *const *offers,
+                       const size_t *len)
+{
+    char why[2 * WHY];
+    bool taken = false;
+
+    if (!unanimous(v, offers, len, why)) {
+        take_stock(v, why);
+        return;
+    }
+    pthread_mutex_lock(&v->lock);
+    if (round == FIRST_ROUND)
+        connect_all(v, offers, len);
+    else
+        taken = decide(v, DIRECT);
+    pthread_mutex_unlock(&v->lock);
+    if (taken)
+        say_direct(v);
+}
+
+/* ---- weights */
+
+static size_t weights_bytes(int p)
+{
+    return sizeof(struct weights) + (size_t)p * sizeof(uint32_t);
+}
+
+void r2_vote_reported(struct r2_vote *v, int rank, const struct r2_agree_report *report)
+{
+    pthread_mutex_lock(&v->lock);
+    if (rank >= 0 && rank < v->nranks)
+        v->rates[rank] = (double)report->capacity * report->share / R2_SCHEDULE_UNIT;
+    pthread_mutex_unlock(&v->lock);
+}
+
+/* What the ranks have left calls for; false: not known of all. Lock held. */
+static bool weigh(const struct r2_vote *v, struct weights *w)
+{
+    struct r2_direct_node nodes[R2_DIRECT_RANKS] = {0};
+    struct r2_direct_input input = {.p = v->nranks, .nodes = nodes};
+
+    for (int r = 0; r < v->nranks; r++)
+        nodes[r].out = nodes[r].in = v->rates[r];
+    *w = (struct weights){WEIGHTS_MAGIC, (uint32_t)v->nranks};
+    return r2_direct_weights(&input, w->of);
+}
+
+static bool notable(const struct r2_vote *v, const struct weights *w)
+{
+    for (int r = 0; r < v->nranks; r++) {
+        uint32_t was = v->agreed ? v->agreed->of[r] : R2_SCHEDULE_UNIT / (uint32_t)v->nranks;
+
+        if (w->of[r] > was + NOTABLE || w->of[r] + NOTABLE < was)
+            return true;
+    }
+    return false;
+}
+
+void r2_vote_lead(struct r2_vote *v)
+{
+    struct weights *w = malloc(weights_bytes(v->nranks));
+
+    if (!w)
+        return;
+    pthread_mutex_lock(&v->lock);
+    if (v->outcome == DIRECT && !v->proposed && weigh(v, w) && notable(v, w) &&
+        r2_agree_propose(v->agree, w, weights_bytes(v->nranks)) == 0) {
+        v->proposed = w;
+        w = NULL;
+    }
+    pthread_mutex_unlock(&v->lock);
+    free(w);
+}
+
+void r2_vote_decided(struct r2_vote *v, bool committed)
+{
+    struct weights *old;
+
+    pthread_mutex_lock(&v->lock);
+    old = committed ? v->agreed : v->proposed; /* what was refused is proposed anew, or not */
+    if (committed)
+        v->agreed = v->proposed;
+    v->proposed = NULL;
+    pthread_mutex_unlock(&v->lock);
+    free(old);
+}
+
+int r2_vote_accept(struct r2_vote *v, const void *plan, size_t len, void **object)
+{
+    struct weights *w;
+    uint64_t sum = 0;
+
+    if (len != weights_bytes(v->nranks))
+        return -EPROTO;
+    w = malloc(len);
+    if (!w)
+        return -ENOMEM;
+    memcpy(w, plan, len);
+    for (int r = 0; r < v->nranks; r++)
+        sum += w->of[r];
+    if (w->magic != WEIGHTS_MAGIC || w->p != (uint32_t)v->nranks || sum != R2_SCHEDULE_UNIT) {
+        free(w);
+        return -EPROTO;
+    }
+    *object = w;
+    return 0;
+}
+
+void r2_vote_follow(struct r2_vote *v, const void *object, uint64_t epoch, uint64_t at)
+{
+    const struct weights *w = object;
+    uint32_t mine = w->of[v->rank];
+    char line[112];
+
+    v->weights = w->of;
+    snprintf(line, sizeof(line), "weights %llu from operation %llu on: this rank owns %.1f %%",
+             (unsigned long long)epoch, (unsigned long long)at, mine * 100.0 / R2_SCHEDULE_UNIT);
+    r2_watch_journal(line);
+    r2_comm_row_plan(v->comm, "direct, weighted", line);
+}
+
+/* ---- the application's thread */
+
+static enum outcome outcome(struct r2_vote *v)
+{
+    struct timespec until = {.tv_sec = (time_t)(v->until_ns / R2_NS_PER_S),
+                             .tv_nsec = (long)(v->until_ns % R2_NS_PER_S)};
+    enum outcome is;
+    int rc = 0;
+
+    pthread_mutex_lock(&v->lock);
+    while (v->outcome == OPEN && rc == 0)
+        rc = pthread_cond_timedwait(&v->wake, &v->lock, &until);
+    is = v->outcome;
+    pthread_mutex_unlock(&v->lock);
+    return is;
+}
+
+/* Hands it over: with CUDA it goes on by itself. */
+static int give(struct r2_vote *v, struct r2_direct_call *call, void *stream)
+{
+    uint64_t number;
+    int rc = v->copies ? r2_copies_mark(v->copies, stream, &call->event) : 0;
+
+    if (rc)
+        return rc;
+    rc = r2_direct_allreduce(v->direct, call, &number);
+    if (!v->copies)
+        return rc ? rc : r2_direct_wait(v->direct, number);
+    if (rc) {
+        r2_copies_forget(v->copies, call->event);
+        return rc;
+    }
+    pthread_mutex_lock(&v->lock);
+    v->given = number;
+    if (v->outcome == ABORTED) /* meanwhile: nobody else may see this one */
+        open_gates(v);
+    pthread_mutex_unlock(&v->lock);
+    return r2_copies_gate(v->copies, stream, number);
+}
+
+static int run(struct r2_vote *v, const struct r2_op *op)
+{
+    struct r2_direct_call call = {.in = (const void *)op->word[SEND],
+                                  .out = (void *)op->word[RECV],
+                                  .count = op->word[COUNT],
+                                  .type = (int)op->word[TYPE],
+                                  .op = (int)op->word[OP],
+                                  .weights = v->weights};
+    int rc = give(v, &call, (void *)op->word[STREAM]);
+
+    if (rc == 0) {
+        __atomic_fetch_add(&r2_comm_row(v->comm)->planned, 1, __ATOMIC_RELAXED);
+        return R2_NCCL_OK;
+    }
+    if (r2_comms_elsewhere(v->comm) || rc == -ECONNRESET)
+        return R2_NCCL_REMOTE;
+    return rc == -ECANCELED ? R2_NCCL_INTERNAL : R2_NCCL_SYSTEM;
+}
+
+/* NCCL refuses what comes while it is suspended, and after a revoke. */
+static bool refused(struct r2_vote *v)
+{
+    int state = atomic_load(&v->comm->state);
+
+    return state == R2_SEG_COMM_SUSPENDED || state == R2_SEG_COMM_REVOKED;
+}
+
+bool r2_vote_take(struct r2_vote *v, const struct r2_op *op, int *result)
+{
+    int type = (int)op->word[TYPE], reduction = (int)op->word[OP];
+
+    if (refused(v) || op->api != R2_API_ncclAllReduce || !r2_reduce_covers(type, reduction) ||
+        op->word[COUNT] * r2_nccl_type_size(type) < FROM_BYTES ||
+        r2_device_capturing((void *)op->word[STREAM]))
+        return false;
+    switch (outcome(v)) {
+    case DIRECT:
+        *result = run(v, op);
+        return true;
+    case STOCK:
+        return false;
+    case ABORTED:
+        *result = r2_comms_elsewhere(v->comm) ? R2_NCCL_REMOTE : R2_NCCL_INTERNAL;
+        return true;
+    default:
+        r2_comms_broken(v->comm, "no answer whether AllReduce is direct");
+        *result = R2_NCCL_REMOTE;
+        return true;
+    }
+}
+
+/* ---- life */
+
+struct r2_vote *r2_vote_new(struct r2_comm *comm, int rank, int nranks, int device)
+{
+    struct r2_vote *v = calloc(1, sizeof(*v));
+
+    if (v)
+        v->rates = calloc((size_t)nranks, sizeof(*v->rates));
+    if (!v || !v->rates) {
+        free(v);
+        return NULL;
+    }
+    v->comm = comm;
+    v->rank = rank;
+    v->nranks = nranks;
+    v->device = device;
+    /* A rank that is missing is said to be after one of these, by a silent root after two. */
+    v->until_ns = r2_now_ns() + 3 * r2_settings_get()->agree_timeout_ns;
+    r2_lock_init(&v->lock);
+    r2_cond_init(&v->wake);
+    return v;
+}
+
+void r2_vote_bind(struct r2_vote *v, struct r2_agree *agree)
+{
+    v->agree = agree;
+}
+
+void r2_vote_abort(struct r2_vote *v)
+{
+    pthread_mutex_lock(&v->lock);
+    if (v->outcome != STOCK)
+        decide(v, ABORTED);
+    if (v->direct)
+        r2_direct_abort(v->direct);
+    /* What runs opens its gate when it has ended. */
+    if (v->direct && r2_direct_state(v->direct, NULL) == R2_DIRECT_FAILED)
+        open_gates(v);
+    pthread_mutex_unlock(&v->lock);
+}
+
+void r2_vote_finish(struct r2_vote *v)
+{
+    bool direct;
+
+    pthread_mutex_lock(&v->lock);
+    direct = v->outcome == DIRECT;
+    pthread_mutex_unlock(&v->lock);
+    if (direct)
+        r2_direct_finish(v->direct);
+}
+
+void r2_vote_close(struct r2_vote *v)
+{
+    struct r2_direct *direct;
+
+    pthread_mutex_lock(&v->lock);
+    v->closed = true;
+    direct = v->direct;
+    v->direct = NULL;
+    pthread_mutex_unlock(&v->lock);
+    r2_direct_free(direct);
+    open_gates(v);
+    r2_copies_free(v->copies);
+    v->copies = NULL;
+}
+
+void r2_vote_free(struct r2_vote *v)
+{
+    if (!v)
+        return;
+    pthread_mutex_destroy(&v->lock);
+    pthread_cond_destroy(&v->wake);
+    free(v->rates);
+    free(v->proposed);
+    free(v->agreed);
+    free(v);
+}

@@ -1,0 +1,547 @@
+#define _GNU_SOURCE
+#include "direct/direct.h"
+
+#include <errno.h>
+#include <pthread.h>
+#include <sched.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include "api/nccl.h"
+#include "reduce/reduce.h"
+#include "util/clock.h"
+#include "util/lock.h"
+#include "util/log.h"
+#include "util/thread.h"
+
+#define PIECE_MOST ((size_t)512 << 10)
+#define PIECE_LEAST ((size_t)16 << 10)
+#define ROUNDS 4 /* of the window, at least, if pieces need not be smaller than PIECE_LEAST */
+#define FINISH_NS (10 * R2_NS_PER_S)
+#define CONNECT_NS (30 * R2_NS_PER_S) /* for all connections to be made */
+#define PIPELINE 64
+#define PIPELINE_PIECE ((size_t)64 << 10) /* a shard is cut into PIPELINE pieces, none smaller */
+
+/* A thread that finds nothing to do yields for a while, then naps: for a part of the time that it
+ * has waited. The engine's own threads move the data meanwhile. */
+#define YIELD_NS (50 * R2_NS_PER_US)
+#define NAP_PART 8
+#define NAP_LEAST_NS (20 * R2_NS_PER_US)
+#define NAP_MOST_NS (200 * R2_NS_PER_US)
+
+struct operation {
+    struct operation *next;
+    struct r2_direct_call call;
+    uint32_t weights[];
+};
+
+struct r2_direct {
+    struct r2_direct_config config;
+    struct r2_links *links; /* the progress thread's, once it runs */
+    struct r2_exec *exec;
+    struct r2_schedule *schedule;
+    struct operation *current; /* the progress thread's */
+    void *window;
+    size_t piece;
+    bool begun;              /* the device's part of the current one */
+    bool told;               /* that the current one has landed */
+    bool ready;              /* all connections are there; the progress thread's */
+    uint64_t idle_ns;        /* since then nothing moved; 0: something did */
+    unsigned host_copies[2]; /* r2_direct_host's */
+    struct r2_links_card card;
+    atomic_bool stop;
+
+    pthread_mutex_t lock;
+    pthread_cond_t wake; /* the progress thread: work; and who waits: it has landed, or ended */
+    enum r2_direct_state state;
+    int error;
+    struct operation *first, **last;
+    uint64_t given, landed, ended; /* operations */
+    bool running;
+};
+
+/* ---- the host's memory */
+
+static void *host_alloc(void *user, size_t len)
+{
+    void *memory = NULL;
+
+    (void)user;
+    return posix_memalign(&memory, 4096, len) ? NULL : memory;
+}
+
+static void host_free(void *user, void *memory, size_t len)
+{
+    (void)user;
+    (void)len;
+    free(memory);
+}
+
+static int host_copy(void *user, const struct r2_direct_call *call, bool out, bool written,
+                     void *slot, uint64_t offset, size_t len)
+{
+    unsigned *done = user;
+
+    if (out)
+        memcpy(slot, (const char *)(written ? call->out : call->in) + offset, len);
+    else
+        memcpy((char *)call->out + offset, slot, len);
+    done[out]++;
+    return 1;
+}
+
+static int host_copied(void *user, bool out)
+{
+    unsigned *done = user;
+    int n = (int)done[out];
+
+    done[out] = 0;
+    return n;
+}
+
+const struct r2_direct_device r2_direct_host = {
+    .alloc = host_alloc, .free = host_free, .copy = host_copy, .copied = host_copied};
+
+/* ---- what the machine begins */
+
+static int do_post(void *user, enum r2_lane_kind kind, int peer, void *data, size_t len)
+{
+    struct r2_direct *d = user;
+
+    return r2_links_post(d->links, kind, peer, data, len);
+}
+
+static int do_posted(void *user, enum r2_lane_kind kind, int peer)
+{
+    struct r2_direct *d = user;
+
+    return r2_links_posted(d->links, kind, peer);
+}
+
+static int do_copy(void *user, bool out, bool written, void *slot, uint64_t offset, size_t len)
+{
+    struct r2_direct *d = user;
+
+    return d->config.device->copy(d->config.user, &d->current->call, out, written, slot, offset,
+                                  len);
+}
+
+static int do_copied(void *user, bool out)
+{
+    struct r2_direct *d = user;
+
+    return d->config.device->copied(d->config.user, out);
+}
+
+static void do_add(void *user, void *sum, const void *const *in, int n, size_t count)
+{
+    struct r2_direct *d = user;
+
+    r2_reduce(sum, in, n, count, d->current->call.type, d->current->call.op);
+}
+
+static const struct r2_exec_ops ops = {do_post, do_posted, do_copy, do_copied, do_add};
+
+/* ---- the progress thread */
+
+static void changed(struct r2_direct *d)
+{
+    if (d->config.changed)
+        d->config.changed(d->config.caller);
+}
+
+static void set_state(struct r2_direct *d, enum r2_direct_state state, int error)
+{
+    pthread_mutex_lock(&d->lock);
+    d->state = state;
+    d->error = error;
+    pthread_cond_broadcast(&d->wake);
+    pthread_mutex_unlock(&d->lock);
+    changed(d);
+}
+
+/* Of all ranks alike. */
+static size_t piece_for(const struct r2_direct *d, const struct operation *o, size_t elem)
+{
+    uint32_t most = 0;
+    size_t piece = PIPELINE_PIECE < d->piece ? PIPELINE_PIECE : d->piece;
+
+    for (int r = 0; r < d->config.p; r++)
+        most = o->weights[r] > most ? o->weights[r] : most;
+    while (piece < d->piece && piece * PIPELINE < o->call.count * elem / R2_SCHEDULE_UNIT * most)
+        piece *= 2;
+    return piece;
+}
+
+static int begin(struct r2_direct *d, struct operation *o)
+{
+    size_t elem = r2_nccl_type_size(o->call.type);
+    struct r2_schedule_data data = {
+        .p = d->config.p, .count = o->call.count, .elem = elem, .piece = piece_for(d, o, elem)};
+    int rc = r2_schedule_direct(d->schedule, &data, d->config.rank, o->weights);
+
+    d->current = o;
+    d->told = false;
+    if (rc == 0 && d->config.device->begin)
+        rc = d->config.device->begin(d->config.user, &o->call);
+    d->begun = rc == 0;
+    if (rc == 0)
+        r2_exec_begin(d->exec, d->schedule);
+    return rc;
+}
+
+/* The next operation, if there is one. */
+static int take(struct r2_direct *d)
+{
+    struct operation *o;
+
+    pthread_mutex_lock(&d->lock);
+    o = d->first;
+    if (o) {
+        d->first = o->next;
+        d->last = d->first ? d->last : &d->first;
+    }
+    pthread_mutex_unlock(&d->lock);
+    return o ? begin(d, o) : 0;
+}
+
+static void landed(struct r2_direct *d)
+{
+    uint64_t number;
+
+    d->told = true;
+    pthread_mutex_lock(&d->lock);
+    number = ++d->landed;
+    pthread_cond_broadcast(&d->wake);
+    pthread_mutex_unlock(&d->lock);
+    if (d->config.landed)
+        d->config.landed(d->config.caller, number);
+}
+
+/* The device is left, also when the operation has failed. */
+static void leave(struct r2_direct *d)
+{
+    if (d->begun && d->config.device->end)
+        d->config.device->end(d->config.user);
+    d->begun = false;
+}
+
+static void ended(struct r2_direct *d)
+{
+    leave(d);
+    free(d->current);
+    d->current = NULL;
+    pthread_mutex_lock(&d->lock);
+    d->ended++;
+    pthread_cond_broadcast(&d->wake);
+    pthread_mutex_unlock(&d->lock);
+}
+
+static int join(struct r2_direct *d)
+{
+    int rc = r2_links_turn(d->links);
+
+    if (rc == 0 && d->idle_ns && r2_now_ns() - d->idle_ns > CONNECT_NS)
+        return -ETIMEDOUT;
+    if (rc == 1)
+        rc = r2_links_register(d->links, d->window, d->config.memory);
+    else
+        return rc;
+    if (rc)
+        return rc;
+    d->ready = true;
+    set_state(d, R2_DIRECT_READY, 0);
+    return 1;
+}
+
+/* 1: something moved. */
+static int work(struct r2_direct *d)
+{
+    int rc;
+
+    if (!d->ready)
+        return join(d);
+    if (!d->current) {
+        rc = take(d);
+        if (rc || !d->current)
+            return rc;
+    }
+    rc = r2_exec_turn(d->exec);
+    if (rc >= 0 && !d->told && r2_exec_landed(d->exec))
+        landed(d);
+    if (rc >= 0 && r2_exec_ended(d->exec)) {
+        ended(d);
+        rc = 1;
+    }
+    return rc;
+}
+
+/* Nothing moved: the processor is others', and the sooner again the sooner something may. */
+static void rest(struct r2_direct *d)
+{
+    uint64_t now = r2_now_ns(), idle;
+    struct timespec nap = {0};
+
+    d->idle_ns = d->idle_ns ? d->idle_ns : now;
+    idle = now - d->idle_ns;
+    if (idle < YIELD_NS) {
+        sched_yield();
+        return;
+    }
+    idle /= NAP_PART;
+    idle = idle < NAP_LEAST_NS ? NAP_LEAST_NS : idle > NAP_MOST_NS ? NAP_MOST_NS : idle;
+    nap.tv_nsec = (long)idle;
+    clock_nanosleep(CLOCK_MONOTONIC, 0, &nap, NULL);
+}
+
+static bool stopped(struct r2_direct *d)
+{
+    /* Relaxed: the flag is all there is to see. */
+    return atomic_load_explicit(&d->stop, memory_order_relaxed);
+}
+
+static void await_work(struct r2_direct *d)
+{
+    pthread_mutex_lock(&d->lock);
+    while (!stopped(d) &&
+           (d->state == R2_DIRECT_LISTENING || (d->state == R2_DIRECT_READY && !d->first))) {
+        d->idle_ns = 0;
+        pthread_cond_wait(&d->wake, &d->lock);
+    }
+    pthread_mutex_unlock(&d->lock);
+}
+
+static void *run(void *arg)
+{
+    struct r2_direct *d = arg;
+    int rc = 0;
+
+    pthread_setname_np(pthread_self(), "r2ccl-direct");
+    while (rc >= 0) {
+        if (!d->current)
+            await_work(d);
+        rc = stopped(d) ? -ECANCELED : work(d);
+        if (rc > 0)
+            d->idle_ns = 0;
+        else if (rc == 0)
+            rest(d);
+    }
+    leave(d);
+    /* The peers end by this, too. */
+    r2_links_free(d->links);
+    d->links = NULL;
+    set_state(d, R2_DIRECT_FAILED, rc);
+    pthread_mutex_lock(&d->lock);
+    d->running = false;
+    pthread_cond_broadcast(&d->wake);
+    pthread_mutex_unlock(&d->lock);
+    return NULL;
+}
+
+/* ---- life */
+
+static size_t choose_piece(size_t memory, int p)
+{
+    size_t piece = PIECE_MOST;
+
+    while (piece > PIECE_LEAST && memory / piece / (size_t)r2_exec_round(p) < ROUNDS)
+        piece /= 2;
+    return piece;
+}
+
+static int make_exec(struct r2_direct *d)
+{
+    struct r2_exec_config config = {.p = d->config.p,
+                                    .slots = d->window,
+                                    .piece = d->piece,
+                                    .n_slots = (int)(d->config.memory / d->piece),
+                                    .depth = d->config.depth,
+                                    .ops = &ops,
+                                    .user = d};
+
+    return r2_exec_new(&d->exec, &config);
+}
+
+static void unmake(struct r2_direct *d)
+{
+    r2_links_free(d->links);
+    r2_exec_free(d->exec);
+    if (d->window)
+        d->config.device->free(d->config.user, d->window, d->config.memory);
+    free(d->schedule);
+    free(d->current);
+    while (d->first) {
+        struct operation *o = d->first;
+
+        d->first = o->next;
+        free(o);
+    }
+    pthread_mutex_destroy(&d->lock);
+    pthread_cond_destroy(&d->wake);
+    free(d);
+}
+
+static int make(struct r2_direct *d)
+{
+    struct r2_direct_config *c = &d->config;
+    int rc = r2_links_new(&d->links, c->net, c->id, c->rank, c->p);
+
+    if (rc)
+        return rc;
+    d->card = *r2_links_own(d->links);
+    d->piece = choose_piece(c->memory, c->p);
+    d->schedule = calloc(1, sizeof(*d->schedule));
+    d->window = c->device->alloc(c->user, c->memory);
+    if (!d->schedule || !d->window)
+        return -ENOMEM;
+    rc = make_exec(d);
+    if (rc)
+        return rc;
+    d->running = true;
+    return -r2_thread_start(run, d);
+}
+
+int r2_direct_new(struct r2_direct **out, const struct r2_direct_config *config)
+{
+    struct r2_direct *d;
+    int rc;
+
+    *out = NULL;
+    if (config->p < 2 || config->p > R2_DIRECT_RANKS)
+        return -EINVAL;
+    d = calloc(1, sizeof(*d));
+    if (!d)
+        return -ENOMEM;
+    d->config = *config;
+    d->config.memory = config->memory ? config->memory : R2_DIRECT_MEMORY;
+    d->config.depth = config->depth ? config->depth : R2_DIRECT_DEPTH;
+    if (!config->device) {
+        d->config.device = &r2_direct_host;
+        d->config.user = d->host_copies;
+    }
+    d->last = &d->first;
+    r2_lock_init(&d->lock);
+    r2_cond_init(&d->wake);
+    rc = make(d);
+    if (rc)
+        unmake(d);
+    else
+        *out = d;
+    return rc;
+}
+
+const struct r2_links_card *r2_direct_card(const struct r2_direct *d)
+{
+    return &d->card;
+}
+
+int r2_direct_meet(struct r2_direct *d, int rank, const void *card, size_t len)
+{
+    /* The thread does not touch the cards before r2_direct_connect. */
+    return rank >= 0 && rank < d->config.p ? r2_links_connect(d->links, rank, card, len) : -EINVAL;
+}
+
+void r2_direct_connect(struct r2_direct *d)
+{
+    pthread_mutex_lock(&d->lock);
+    if (d->state == R2_DIRECT_LISTENING)
+        d->state = R2_DIRECT_CONNECTING;
+    pthread_cond_broadcast(&d->wake);
+    pthread_mutex_unlock(&d->lock);
+}
+
+enum r2_direct_state r2_direct_state(struct r2_direct *d, int *error)
+{
+    enum r2_direct_state state;
+
+    pthread_mutex_lock(&d->lock);
+    state = d->state;
+    if (error)
+        *error = d->error;
+    pthread_mutex_unlock(&d->lock);
+    return state;
+}
+
+/* ---- operations */
+
+static void fill_weights(struct operation *o, const uint32_t *weights, int p)
+{
+    for (int r = 0; r < p; r++)
+        o->weights[r] = weights
+                            ? weights[r]
+                            : (uint32_t)(R2_SCHEDULE_UNIT * (r + 1) / p - R2_SCHEDULE_UNIT * r / p);
+    o->call.weights = o->weights;
+}
+
+int r2_direct_allreduce(struct r2_direct *d, const struct r2_direct_call *call, uint64_t *number)
+{
+    size_t p = (size_t)d->config.p;
+    struct operation *o = malloc(sizeof(*o) + p * sizeof(o->weights[0]));
+    int rc = 0;
+
+    if (!o)
+        return -ENOMEM;
+    *o = (struct operation){.call = *call};
+    fill_weights(o, call->weights, d->config.p);
+    pthread_mutex_lock(&d->lock);
+    if (d->state == R2_DIRECT_FAILED) {
+        rc = d->error;
+    } else {
+        *d->last = o;
+        d->last = &o->next;
+        *number = ++d->given;
+        pthread_cond_broadcast(&d->wake);
+    }
+    pthread_mutex_unlock(&d->lock);
+    if (rc)
+        free(o);
+    return rc;
+}
+
+int r2_direct_wait(struct r2_direct *d, uint64_t number)
+{
+    int rc;
+
+    pthread_mutex_lock(&d->lock);
+    while (d->landed < number && d->state != R2_DIRECT_FAILED)
+        pthread_cond_wait(&d->wake, &d->lock);
+    rc = d->landed >= number ? 0 : d->error;
+    pthread_mutex_unlock(&d->lock);
+    return rc;
+}
+
+void r2_direct_finish(struct r2_direct *d)
+{
+    uint64_t until = r2_now_ns() + FINISH_NS;
+    struct timespec ts = {.tv_sec = (time_t)(until / R2_NS_PER_S),
+                          .tv_nsec = (long)(until % R2_NS_PER_S)};
+    int rc = 0;
+
+    pthread_mutex_lock(&d->lock);
+    while (d->ended < d->given && d->state != R2_DIRECT_FAILED && rc == 0)
+        rc = pthread_cond_timedwait(&d->wake, &d->lock, &ts);
+    pthread_mutex_unlock(&d->lock);
+}
+
+void r2_direct_abort(struct r2_direct *d)
+{
+    pthread_mutex_lock(&d->lock);
+    atomic_store_explicit(&d->stop, true, memory_order_relaxed);
+    pthread_cond_broadcast(&d->wake);
+    pthread_mutex_unlock(&d->lock);
+}
+
+void r2_direct_free(struct r2_direct *d)
+{
+    if (!d)
+        return;
+    r2_direct_abort(d);
+    pthread_mutex_lock(&d->lock);
+    while (d->running)
+        pthread_cond_wait(&d->wake, &d->lock);
+    pthread_mutex_unlock(&d->lock);
+    unmake(d);
+}

@@ -1,0 +1,105 @@
+/* AllReduce carried out by R2CCL on the host, for one rank of one communicator. The data goes
+ * through a bounded window of host memory: out of the application's input by pieces, over the
+ * plugin's net API to the owner of each piece, which adds all contributions in rank order, and back
+ * into the output. It is a caller of the net API as NCCL is, so failures of NICs are below it.
+ *
+ * Bits: every element is added in rank order 0, 1, ... p - 1, whoever owns it. Results are the same
+ * on all ranks, from run to run, and under any weights.
+ *
+ * All ranks must give the same operations in the same order, with the same weights, and have the
+ * same memory, depth and p.
+ *
+ * Threads: one progress thread for each object. Every function may be called from any thread,
+ * r2_direct_free last. Nothing waits but r2_direct_wait and r2_direct_free.
+ * Errors: -errno; -ECONNRESET: a peer or every path to it is gone; -ECANCELED: r2_direct_abort.
+ * After an error every operation ends with it, and the connections are closed, so that the peers
+ * end, too.
+ */
+#ifndef R2_DIRECT_DIRECT_H
+#define R2_DIRECT_DIRECT_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "direct/links.h"
+
+#define R2_DIRECT_MEMORY ((size_t)16 << 20) /* bytes of the window */
+#define R2_DIRECT_DEPTH 4                   /* pieces posted on a connection */
+#define R2_DIRECT_RANKS 256
+
+struct r2_direct;
+
+/* An operation. The buffers are the application's until it has ended. */
+struct r2_direct_call {
+    const void *in;
+    void *out; /* may be `in` */
+    uint64_t count;
+    int type, op;            /* NCCL's numbers; r2_reduce_covers */
+    const uint32_t *weights; /* [p], in 1/65536 (plan/schedule.h), copied; NULL: equal */
+    void *event;             /* the device's, for what the operation waits for */
+};
+
+/* Where the application's buffers are. All but alloc and free is called by the progress thread. */
+struct r2_direct_device {
+    /* The window, fit for copies. NULL: there is none. */
+    void *(*alloc)(void *user, size_t len);
+    void (*free)(void *user, void *memory, size_t len);
+    /* Around the copies of an operation; may be NULL. */
+    int (*begin)(void *user, const struct r2_direct_call *call);
+    void (*end)(void *user);
+    /* Of r2_exec_ops, for the operation that was begun last. */
+    int (*copy)(void *user, const struct r2_direct_call *call, bool out, bool written, void *slot,
+                uint64_t offset, size_t len);
+    int (*copied)(void *user, bool out);
+};
+/* The host: memcpy. */
+extern const struct r2_direct_device r2_direct_host;
+
+struct r2_direct_config {
+    const struct r2_ncclnet_v12 *net;
+    uint64_t id; /* of the communicator */
+    int rank, p;
+    size_t memory;                         /* 0: R2_DIRECT_MEMORY */
+    int depth;                             /* 0: R2_DIRECT_DEPTH */
+    const struct r2_direct_device *device; /* NULL: r2_direct_host */
+    void *user;                            /* its first argument */
+    /* The state has changed; may be NULL. Called without a lock. */
+    void (*changed)(void *user);
+    /* The result of an operation is in its output; may be NULL. */
+    void (*landed)(void *user, uint64_t number);
+    void *caller; /* the first argument of these two */
+};
+
+enum r2_direct_state {
+    R2_DIRECT_LISTENING, /* until r2_direct_connect */
+    R2_DIRECT_CONNECTING,
+    R2_DIRECT_READY,
+    R2_DIRECT_FAILED,
+};
+
+/* Listens and takes the window. 0; -ENODEV: no NICs; -ENOMEM; others. */
+int r2_direct_new(struct r2_direct **out, const struct r2_direct_config *config);
+/* What the other ranks need of this one; constant. */
+const struct r2_links_card *r2_direct_card(const struct r2_direct *d);
+/* A rank's card; once for every other rank. -EPROTO: it is none. */
+int r2_direct_meet(struct r2_direct *d, int rank, const void *card, size_t len);
+/* All cards are there. */
+void r2_direct_connect(struct r2_direct *d);
+/* error: why it has failed, -errno; may be NULL. */
+enum r2_direct_state r2_direct_state(struct r2_direct *d, int *error);
+
+/* Hands an operation over. 0 and its number, or -errno. count 0 ends at once. */
+int r2_direct_allreduce(struct r2_direct *d, const struct r2_direct_call *call, uint64_t *number);
+/* Until the result is in the output, or never will be. */
+int r2_direct_wait(struct r2_direct *d, uint64_t number);
+
+/* Until what was given has ended, sends included, or has failed; 10 s at most. */
+void r2_direct_finish(struct r2_direct *d);
+
+/* Everything ends with -ECANCELED. */
+void r2_direct_abort(struct r2_direct *d);
+/* As abort, and the thread has ended when it returns. NULL is allowed. */
+void r2_direct_free(struct r2_direct *d);
+
+#endif

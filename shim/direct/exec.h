@@ -1,0 +1,79 @@
+/* Carries out one rank's schedule (plan/schedule.h): which message is posted next, which piece is
+ * added, when a step has ended. Pure: what it begins it begins through `ops`, and it learns from
+ * them what has ended. No clock, socket or thread.
+ *
+ * A lane is one direction of one stream with one peer. Messages of a lane are posted in list order
+ * and end in that order. At most `depth` are posted on a lane at a time: what is posted to receive
+ * is the credit that the peer sends on, so p - 1 lanes of `depth` pieces bound the incast.
+ *
+ * Memory: `slots` of `piece` bytes each. A step holds one for its own piece (the contribution, then
+ * the sum) and one for each contribution that it receives, from its admission to its end. Steps are
+ * admitted in list order while they lie within as many rounds as fit into the slots.
+ *
+ * A step's `reader` needs no wait here: what a rank sends of its input is copied into a slot first,
+ * and no sum exists before it has every rank's contribution.
+ *
+ * Threads: none, the caller serialises.
+ */
+#ifndef R2_DIRECT_EXEC_H
+#define R2_DIRECT_EXEC_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "plan/schedule.h"
+
+enum r2_lane_kind {
+    R2_LANE_IN,   /* receives contributions */
+    R2_LANE_UP,   /* sends them */
+    R2_LANE_DOWN, /* receives sums */
+    R2_LANE_OUT,  /* sends them */
+    R2_LANE_KINDS,
+};
+
+/* What the acting part does. `post` and `copy` return 1: begun; 0: not now, ask again; -errno.
+ * `posted` and `copied` return how many of those begun have ended since they were last asked, or
+ * -errno. */
+struct r2_exec_ops {
+    int (*post)(void *user, enum r2_lane_kind kind, int peer, void *data, size_t len);
+    int (*posted)(void *user, enum r2_lane_kind kind, int peer);
+    /* Between the slots and the application's memory, in the order of the calls. out: from the
+     * input (or, written: from the output) into `slot`; else from `slot` into the output. */
+    int (*copy)(void *user, bool out, bool written, void *slot, uint64_t offset, size_t len);
+    int (*copied)(void *user, bool out);
+    /* Adds `n` contributions into `sum`, which is one of them. */
+    void (*add)(void *user, void *sum, const void *const *in, int n, size_t count);
+};
+
+struct r2_exec;
+
+struct r2_exec_config {
+    int p;
+    void *slots;
+    size_t piece; /* bytes of a slot */
+    int n_slots;
+    int depth;
+    const struct r2_exec_ops *ops;
+    void *user;
+};
+
+/* Slots that a round of `direct` needs. Of the ring it takes two such, of R2CCL-AllReduce four. */
+static inline int r2_exec_round(int p)
+{
+    return 2 * p - 1;
+}
+
+/* 0 and *out, -EINVAL (too few slots for one round of `direct`), -ENOMEM. */
+int r2_exec_new(struct r2_exec **out, const struct r2_exec_config *config);
+void r2_exec_free(struct r2_exec *x);
+
+/* Begins; the schedule stays the caller's and must live until the end. The one before has ended. */
+void r2_exec_begin(struct r2_exec *x, const struct r2_schedule *schedule);
+/* Does what can be done now. 1: something was; 0: nothing; -errno: it has failed for good. */
+int r2_exec_turn(struct r2_exec *x);
+/* Everything is in the output. Sends may still be under way. */
+bool r2_exec_landed(const struct r2_exec *x);
+bool r2_exec_ended(const struct r2_exec *x);
+
+#endif

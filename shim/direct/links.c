@@ -1,0 +1,320 @@
+#include "direct/links.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "nccl_abi/nccl_net_abi.h"
+
+_Static_assert(R2_LINKS_HANDLE == R2_NCCL_HANDLE_BYTES, "a handle of the net API");
+
+#define HELLO_MAGIC UINT32_C(0x44324352) /* "RC2D" */
+
+enum { CONTRIBUTIONS, SUMS, STREAMS };
+
+/* The first message on a connection. */
+struct hello {
+    uint32_t magic;
+    uint16_t rank, stream;
+};
+
+struct link {
+    void *comm, *mr;
+    void *requests[R2_NCCL_MAX_REQUESTS]; /* ring */
+    uint32_t posted, done;
+    bool ready; /* hello has been said, or heard */
+};
+
+/* Made by a peer that has not said yet which it is. */
+struct stranger {
+    void *comm, *request;
+    struct hello hello;
+};
+
+struct r2_links {
+    const struct r2_ncclnet_v12 *net;
+    void *ctx;
+    int rank, p;
+    struct r2_links_card own, *cards; /* cards [p] */
+    void *listens[R2_LINKS_NICS];
+    struct link *out, *in;      /* [p * STREAMS] */
+    struct stranger *strangers; /* [p * STREAMS] */
+    int n_strangers;
+    struct hello said[STREAMS];
+};
+
+static int as_errno(int result)
+{
+    switch (result) {
+    case R2_NCCL_SUCCESS:
+        return 0;
+    case R2_NCCL_REMOTE_ERROR:
+        return -ECONNRESET;
+    case R2_NCCL_INVALID_USAGE:
+    case R2_NCCL_INVALID_ARGUMENT:
+        return -EINVAL;
+    default:
+        return -EIO;
+    }
+}
+
+static struct link *link_of(struct r2_links *l, enum r2_lane_kind kind, int peer)
+{
+    bool out = kind == R2_LANE_UP || kind == R2_LANE_OUT;
+    int stream = kind == R2_LANE_UP || kind == R2_LANE_IN ? CONTRIBUTIONS : SUMS;
+
+    return &(out ? l->out : l->in)[peer * STREAMS + stream];
+}
+
+/* ---- making them */
+
+static int listen_all(struct r2_links *l)
+{
+    int n = 0, rc = as_errno(l->net->devices(&n));
+
+    if (rc == 0 && n < 1)
+        rc = -ENODEV;
+    if (n > R2_LINKS_NICS)
+        n = R2_LINKS_NICS;
+    for (int dev = 0; dev < n && rc == 0; dev++) {
+        rc = as_errno(l->net->listen(l->ctx, dev, l->own.handle[dev], &l->listens[dev]));
+        l->own.nics += rc == 0;
+    }
+    return rc;
+}
+
+int r2_links_new(struct r2_links **out, const struct r2_ncclnet_v12 *net, uint64_t id, int rank,
+                 int p)
+{
+    struct r2_ncclnet_config config = {.traffic_class = R2_NCCL_TRAFFIC_CLASS_UNDEF};
+    struct r2_links *l = calloc(1, sizeof(*l));
+    size_t n = (size_t)p * STREAMS;
+    int rc = -ENOMEM;
+
+    *out = NULL;
+    if (!l)
+        return rc;
+    l->net = net;
+    l->rank = rank;
+    l->p = p;
+    l->out = calloc(n, sizeof(*l->out));
+    l->in = calloc(n, sizeof(*l->in));
+    l->strangers = calloc(n, sizeof(*l->strangers));
+    l->cards = calloc((size_t)p, sizeof(*l->cards));
+    for (int s = 0; s < STREAMS; s++)
+        l->said[s] = (struct hello){HELLO_MAGIC, (uint16_t)rank, (uint16_t)s};
+    if (l->out && l->in && l->strangers && l->cards)
+        rc = as_errno(net->init(&l->ctx, id, &config, NULL, NULL));
+    if (rc == 0)
+        rc = listen_all(l);
+    if (rc) {
+        r2_links_free(l);
+        return rc;
+    }
+    *out = l;
+    return 0;
+}
+
+const struct r2_links_card *r2_links_own(const struct r2_links *l)
+{
+    return &l->own;
+}
+
+int r2_links_connect(struct r2_links *l, int rank, const void *card, size_t len)
+{
+    struct r2_links_card *to = &l->cards[rank];
+
+    if (len > sizeof(*to) || len < offsetof(struct r2_links_card, handle))
+        return -EPROTO;
+    memcpy(to, card, len);
+    if (to->nics < 1 || to->nics > R2_LINKS_NICS || r2_links_card_bytes(to) != len)
+        return -EPROTO;
+    return 0;
+}
+
+/* Neighbours by distance take NICs in turn, on both sides alike. */
+static uint32_t nic_of(const struct r2_links *l, int peer, int stream)
+{
+    return (uint32_t)((peer - l->rank - 1 + l->p) % l->p + stream);
+}
+
+/* 1: it is there and has said hello. */
+static int dial(struct r2_links *l, int peer, int stream)
+{
+    struct link *k = &l->out[peer * STREAMS + stream];
+    struct r2_ncclnet_device_handle *device = NULL;
+    uint32_t nic = nic_of(l, peer, stream);
+    int rc = 0, done = 0;
+
+    if (k->ready)
+        return 1;
+    if (!k->comm)
+        rc = as_errno(l->net->connect(l->ctx, (int)(nic % l->own.nics),
+                                      l->cards[peer].handle[nic % l->cards[peer].nics], &k->comm,
+                                      &device));
+    if (rc == 0 && k->comm && !k->requests[0])
+        rc = as_errno(l->net->isend(k->comm, &l->said[stream], sizeof(struct hello), 0, NULL, NULL,
+                                    &k->requests[0]));
+    if (rc == 0 && k->requests[0])
+        rc = as_errno(l->net->test(k->requests[0], &done, NULL));
+    if (rc || !done)
+        return rc;
+    k->requests[0] = NULL;
+    k->ready = true;
+    return 1;
+}
+
+static int accept_some(struct r2_links *l)
+{
+    struct r2_ncclnet_device_handle *device = NULL;
+
+    for (uint32_t nic = 0; nic < l->own.nics; nic++) {
+        while (l->n_strangers < l->p * STREAMS) {
+            void *comm = NULL;
+            int rc = as_errno(l->net->accept(l->listens[nic], &comm, &device));
+
+            if (rc)
+                return rc;
+            if (!comm)
+                break;
+            l->strangers[l->n_strangers++] = (struct stranger){.comm = comm};
+        }
+    }
+    return 0;
+}
+
+/* 1: it has said who it is. */
+static int hear(struct r2_links *l, struct stranger *s)
+{
+    void *data = &s->hello;
+    size_t size = sizeof(s->hello);
+    int tag = 0, done = 0, got = 0, rc = 0;
+    void *none = NULL;
+    struct link *k;
+
+    if (!s->request)
+        rc = as_errno(l->net->irecv(s->comm, 1, &data, &size, &tag, &none, &none, &s->request));
+    if (rc == 0 && s->request)
+        rc = as_errno(l->net->test(s->request, &done, &got));
+    if (rc || !done)
+        return rc;
+    s->request = NULL;
+    if ((size_t)got != size || s->hello.magic != HELLO_MAGIC || s->hello.rank >= l->p ||
+        s->hello.rank == l->rank || s->hello.stream >= STREAMS)
+        return -EPROTO;
+    k = &l->in[s->hello.rank * STREAMS + s->hello.stream];
+    if (k->comm)
+        return -EPROTO;
+    k->comm = s->comm;
+    k->ready = true;
+    s->comm = NULL;
+    return 1;
+}
+
+int r2_links_turn(struct r2_links *l)
+{
+    bool all = true;
+    int rc = accept_some(l);
+
+    for (int i = 0; i < l->n_strangers && rc >= 0; i++)
+        if (l->strangers[i].comm)
+            rc = hear(l, &l->strangers[i]);
+    for (int peer = 0; peer < l->p && rc >= 0; peer++) {
+        for (int s = 0; s < STREAMS && rc >= 0 && peer != l->rank; s++) {
+            rc = dial(l, peer, s);
+            all = all && rc == 1 && l->in[peer * STREAMS + s].ready;
+        }
+    }
+    return rc < 0 ? rc : all;
+}
+
+static int register_on(struct r2_links *l, struct link *k, void *data, size_t len)
+{
+    return k->comm ? as_errno(l->net->regmr(k->comm, data, len, R2_NCCL_PTR_HOST, &k->mr)) : 0;
+}
+
+int r2_links_register(struct r2_links *l, void *data, size_t len)
+{
+    int rc = 0;
+
+    for (int i = 0; i < l->p * STREAMS && rc == 0; i++) {
+        rc = register_on(l, &l->out[i], data, len);
+        if (rc == 0)
+            rc = register_on(l, &l->in[i], data, len);
+    }
+    return rc;
+}
+
+/* ---- messages */
+
+int r2_links_post(struct r2_links *l, enum r2_lane_kind kind, int peer, void *data, size_t len)
+{
+    bool out = kind == R2_LANE_UP || kind == R2_LANE_OUT;
+    struct link *k = link_of(l, kind, peer);
+    void **request = &k->requests[k->posted % R2_NCCL_MAX_REQUESTS], *none = NULL;
+    int tag = 0, rc;
+
+    if (k->posted - k->done >= R2_NCCL_MAX_REQUESTS)
+        return 0;
+    *request = NULL;
+    if (out)
+        rc = l->net->isend(k->comm, data, len, tag, k->mr, NULL, request);
+    else
+        rc = l->net->irecv(k->comm, 1, &data, &len, &tag, &k->mr, &none, request);
+    if (rc)
+        return as_errno(rc);
+    k->posted += *request != NULL;
+    return *request != NULL;
+}
+
+int r2_links_posted(struct r2_links *l, enum r2_lane_kind kind, int peer)
+{
+    struct link *k = link_of(l, kind, peer);
+    int n = 0;
+
+    while (k->done != k->posted) {
+        int done = 0;
+        int rc = as_errno(l->net->test(k->requests[k->done % R2_NCCL_MAX_REQUESTS], &done, NULL));
+
+        if (rc)
+            return rc;
+        if (!done)
+            break;
+        k->done++;
+        n++;
+    }
+    return n;
+}
+
+/* ---- the end */
+
+static void end(struct r2_links *l, struct link *k, bool out)
+{
+    if (!k->comm)
+        return;
+    if (k->mr)
+        l->net->deregmr(k->comm, k->mr);
+    (out ? l->net->close_send : l->net->close_recv)(k->comm);
+}
+
+void r2_links_free(struct r2_links *l)
+{
+    if (!l)
+        return;
+    for (int i = 0; l->out && l->in && i < l->p * STREAMS; i++) {
+        end(l, &l->out[i], true);
+        end(l, &l->in[i], false);
+    }
+    for (int i = 0; i < l->n_strangers; i++)
+        if (l->strangers[i].comm)
+            l->net->close_recv(l->strangers[i].comm);
+    for (uint32_t nic = 0; nic < l->own.nics; nic++)
+        l->net->close_listen(l->listens[nic]);
+    if (l->ctx)
+        l->net->finalize(l->ctx);
+    free(l->out);
+    free(l->in);
+    free(l->strangers);
+    free(l->cards);
+    free(l);
+}

@@ -1,0 +1,97 @@
+"""AllReduce carried out by R2CCL (direct) beside NCCL's ring, healthy and with a NIC lost.
+
+Rung 4, shaped NICs that are really down, one rank per node. `direct` is tests/bench/allreduce.c, on
+host memory without NCCL, with the weights of shim/plan/direct.h; the ring is the stand-in's over
+the plugin. Both in turn in one run. The bound is max(n / min B, 2 (p - 1) n / sum B) with what
+payload the shapers let through. What it cannot show: GPUs, and NICs faster than the cores.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+
+from figures import Row, Section, check_bound, median, payload_bound
+from rig import Bed, BenchError, Options, burst_credit, lab_bed, perf_spec, program
+from tree import LARGE, LOST_NIC, MTU, SMOKE, Case, _all_reduce, _down, lower_bound
+
+from r2ccl_ctl import launch
+from r2ccl_ctl.lab import Lab
+
+TITLE = "AllReduce carried out by R2CCL (direct), the ring and the lower bound"
+MIB = 1 << 20
+TARGET = 1.02  # of the bound
+CASES = (Case(4, 100_000_000, 32 * MIB),)
+STATES: dict[str, list[int]] = {"all healthy": [], f"{LOST_NIC} of one node lost": [1]}
+
+
+def run(options: Options, section: Section) -> None:
+    cases = SMOKE if options.smoke else CASES
+    if not options.smoke and len(os.sched_getaffinity(0)) >= 16:
+        cases = LARGE[:1]
+    for case in cases:
+        with lab_bed("direct", case.nics, (case.rate,) * case.nics, nodes=case.nodes) as bed:
+            _measure(case, bed, options, section)
+    section.notes.append("float32 sums, every value checked; medians of all operations")
+
+
+def _measure(case: Case, bed: Bed, options: Options, section: Section) -> None:
+    if bed.lab is None:
+        raise BenchError("this benchmark needs a lab")
+    found: dict[tuple[str, str], list[float]] = {}
+    for turn in range(1 if options.smoke else options.repetitions):
+        options.say(f"{case.name}: turn {turn + 1}")
+        for state, nodes in STATES.items():
+            with _down(bed.lab, nodes):
+                ring = [_all_reduce(case, bed.lab, "Ring", options)]
+                direct = _direct(case, bed.lab, nodes, options)
+            found.setdefault((state, "ring"), []).extend(ring)
+            found.setdefault((state, "direct"), []).extend(direct)
+    for state, nodes in STATES.items():
+        _row(case, state, nodes, found, section)
+
+
+def _direct(case: Case, lab: Lab, nodes: list[int], options: Options) -> list[float]:
+    rates = ",".join(f"{rate:.0f}" for rate in case.bandwidths(nodes))
+    with tempfile.TemporaryDirectory() as folder:
+        words = ["--folder", folder, "--bytes", str(case.size), "--rates", rates]
+        words += ["--iters", "1" if options.smoke else "3"]
+        spec = perf_spec(
+            [program("allreduce"), *words], lab, case.nodes, 1, case.nics, False, {}, 120
+        )
+        with launch.start(spec, echo=False) as job:
+            code = job.wait(150)
+            said = "".join(rank.output for rank in job.ranks)
+    lines = [line for line in said.splitlines() if '"seconds"' in line]
+    if code != 0 or not lines:
+        raise BenchError(f"allreduce ended with {code}: {said[-400:]}")
+    times: list[float] = json.loads(lines[0][lines[0].index("{") :])["seconds"]
+    return times
+
+
+def _row(
+    case: Case,
+    state: str,
+    nodes: list[int],
+    found: dict[tuple[str, str], list[float]],
+    section: Section,
+) -> None:
+    bandwidths = case.bandwidths(nodes)
+    bound = lower_bound(case.size, bandwidths)
+    ring, direct = median(found[state, "ring"]), median(found[state, "direct"])
+    nics = round(min(bandwidths) / payload_bound(case.rate, MTU))
+    check_bound(state, case.size, direct, min(bandwidths), burst_credit((case.rate,) * nics))
+    section.rows.append(
+        Row(
+            f"{case.name}, {state}: direct",
+            direct * 1e3,
+            "ms",
+            baseline=bound * 1e3,
+            baseline_name="lower bound",
+            target=TARGET,
+            at_least=False,
+            samples=len(found[state, "direct"]),
+            note=f"{direct / ring:.3f} of the ring's {ring * 1e3:.0f} ms",
+        )
+    )

@@ -1,0 +1,269 @@
+/* The executor of a schedule alone: all ranks in one process, over queues in memory that deliver
+ * late and in any order between lanes (rung 2). Every kind of schedule ends, in every window, with
+ * the sum of all ranks everywhere. */
+#define _GNU_SOURCE
+#include "check.h"
+
+#include "direct/exec.h"
+#include "plan/schedule.h"
+
+#define P_MOST 6
+#define COUNT_MOST 4000
+
+/* Messages from one rank to another on one stream. Sends wait for receives, in order. */
+struct pipe {
+    struct {
+        void *data;
+        size_t len;
+    } sent[256], wanted[256];
+    unsigned n_sent, n_wanted, moved; /* so many of both have met */
+    unsigned told_send, told_recv;
+};
+
+static struct pipe pipes[P_MOST][P_MOST][2]; /* [from][to][sums] */
+
+struct rank {
+    int me, p;
+    struct r2_exec *x;
+    struct r2_schedule schedule;
+    uint32_t in[COUNT_MOST], out[COUNT_MOST];
+    unsigned begun[2], told[2];
+    char *slots;
+};
+
+static struct rank ranks[P_MOST];
+static bool in_place;
+
+static struct pipe *pipe_of(const struct rank *r, enum r2_lane_kind kind, int peer)
+{
+    bool sums = kind == R2_LANE_DOWN || kind == R2_LANE_OUT;
+    bool send = kind == R2_LANE_UP || kind == R2_LANE_OUT;
+
+    return send ? &pipes[r->me][peer][sums] : &pipes[peer][r->me][sums];
+}
+
+static int post(void *user, enum r2_lane_kind kind, int peer, void *data, size_t len)
+{
+    struct pipe *q = pipe_of(user, kind, peer);
+
+    if (check_below(4) == 0)
+        return 0; /* not now */
+    if (kind == R2_LANE_UP || kind == R2_LANE_OUT) {
+        q->sent[q->n_sent % 256].data = data;
+        q->sent[q->n_sent++ % 256].len = len;
+    } else {
+        q->wanted[q->n_wanted % 256].data = data;
+        q->wanted[q->n_wanted++ % 256].len = len;
+    }
+    return 1;
+}
+
+static int posted(void *user, enum r2_lane_kind kind, int peer)
+{
+    struct pipe *q = pipe_of(user, kind, peer);
+    unsigned *told = kind == R2_LANE_UP || kind == R2_LANE_OUT ? &q->told_send : &q->told_recv;
+
+    if (*told == q->moved || check_below(3) == 0)
+        return 0;
+    ++*told;
+    return 1;
+}
+
+/* Moves a message, if its receive is posted. */
+static void deliver(struct pipe *q)
+{
+    unsigned at = q->moved % 256;
+
+    if (q->moved == q->n_sent || q->moved == q->n_wanted || check_below(3) == 0)
+        return;
+    CHECK_EQ(q->sent[at].len, q->wanted[at].len);
+    memcpy(q->wanted[at].data, q->sent[at].data, q->sent[at].len);
+    q->moved++;
+}
+
+static int copy(void *user, bool out, bool written, void *slot, uint64_t offset, size_t len)
+{
+    struct rank *r = user;
+
+    CHECK_LE(offset + len, COUNT_MOST * sizeof(r->in[0]));
+    if (out)
+        memcpy(slot, (char *)(written || in_place ? r->out : r->in) + offset, len);
+    else
+        memcpy((char *)r->out + offset, slot, len);
+    r->begun[out]++;
+    return 1;
+}
+
+static int copied(void *user, bool out)
+{
+    struct rank *r = user;
+
+    if (r->told[out] == r->begun[out] || check_below(2) == 0)
+        return 0;
+    r->told[out]++;
+    return 1;
+}
+
+static void add(void *user, void *sum, const void *const *in, int n, size_t count)
+{
+    (void)user;
+    for (size_t i = 0; i < count; i++) {
+        uint32_t value = 0;
+
+        for (int k = 0; k < n; k++)
+            value += ((const uint32_t *)in[k])[i];
+        ((uint32_t *)sum)[i] = value;
+    }
+}
+
+static const struct r2_exec_ops ops = {post, posted, copy, copied, add};
+
+static void make(int p, size_t piece, int rounds)
+{
+    memset(pipes, 0, sizeof(pipes));
+    for (int r = 0; r < p; r++) {
+        struct rank *k = &ranks[r];
+        struct r2_exec_config config = {.p = p,
+                                        .piece = piece,
+                                        .n_slots = rounds * r2_exec_round(p),
+                                        .depth = 1 + (int)check_below(4),
+                                        .ops = &ops,
+                                        .user = k};
+
+        memset(k, 0, sizeof(*k));
+        k->me = r;
+        k->p = p;
+        k->slots = malloc(piece * (size_t)config.n_slots);
+        CHECK(k->slots);
+        config.slots = k->slots;
+        CHECK_EQ(r2_exec_new(&k->x, &config), 0);
+    }
+}
+
+static void unmake(int p)
+{
+    for (int r = 0; r < p; r++) {
+        r2_exec_free(ranks[r].x);
+        free(ranks[r].slots);
+    }
+}
+
+static void run(int p, uint64_t count)
+{
+    int ended = 0;
+
+    in_place = check_below(2);
+
+    for (int r = 0; r < p; r++) {
+        for (uint64_t i = 0; i < count; i++)
+            ranks[r].in[i] = ranks[r].out[i] = (uint32_t)check_random();
+        r2_exec_begin(ranks[r].x, &ranks[r].schedule);
+    }
+    for (int turn = 0; turn < 2000000 && ended < p; turn++) {
+        int r = (int)check_below((uint64_t)p);
+
+        CHECK_GE(r2_exec_turn(ranks[r].x), 0);
+        for (int peer = 0; peer < p; peer++)
+            for (int sums = 0; sums < 2; sums++)
+                deliver(&pipes[r][peer][sums]);
+        ended = 0;
+        for (int k = 0; k < p; k++)
+            ended += r2_exec_ended(ranks[k].x);
+    }
+    CHECK_EQ(ended, p);
+    for (uint64_t i = 0; i < count; i++) {
+        uint32_t sum = 0;
+
+        for (int r = 0; r < p; r++)
+            sum += ranks[r].in[i];
+        for (int r = 0; r < p; r++)
+            CHECK_EQ(ranks[r].out[i], sum);
+    }
+}
+
+static void random_weights(int p, uint32_t *weights)
+{
+    uint32_t left = R2_SCHEDULE_UNIT;
+
+    for (int r = 0; r < p - 1; r++) {
+        weights[r] = check_below(3) ? (uint32_t)check_below(left + 1) : 0;
+        left -= weights[r];
+    }
+    weights[p - 1] = left;
+}
+
+static void test_direct(void)
+{
+    for (unsigned long round = 0; round < check_rounds(150); round++) {
+        int p = 2 + (int)check_below(P_MOST - 1);
+        size_t piece = 4 * (1 + check_below(200));
+        uint32_t weights[P_MOST];
+
+        make(p, piece, 1 + (int)check_below(4));
+        for (int again = 0; again < 3; again++) { /* one operation after another */
+            struct r2_schedule_data data = {
+                .p = p, .count = 1 + check_below(COUNT_MOST), .elem = 4, .piece = piece};
+
+            random_weights(p, weights);
+            for (int r = 0; r < p; r++)
+                CHECK_EQ(r2_schedule_direct(&ranks[r].schedule, &data, r, weights), 0);
+            run(p, data.count);
+        }
+        unmake(p);
+    }
+}
+
+static void test_ring(void)
+{
+    for (unsigned long round = 0; round < check_rounds(300); round++) {
+        int p = 2 + (int)check_below(P_MOST - 1);
+        size_t piece = 4 * (20 + check_below(200));
+        struct r2_schedule_data data = {
+            .p = p, .count = 1 + check_below(COUNT_MOST), .elem = 4, .piece = piece};
+
+        make(p, piece, 2 + (int)check_below(4));
+        for (int r = 0; r < p; r++)
+            CHECK_EQ(r2_schedule_ring(&ranks[r].schedule, &data, r), 0);
+        run(p, data.count);
+        unmake(p);
+    }
+}
+
+static void test_r2ccl(void)
+{
+    for (unsigned long round = 0; round < check_rounds(300); round++) {
+        int p = 3 + (int)check_below(P_MOST - 2), slow = (int)check_below((uint64_t)p);
+        size_t piece = 4 * (20 + check_below(200));
+        uint32_t tail = (uint32_t)check_below(R2_SCHEDULE_UNIT / 2);
+        unsigned chunks = 1 + (unsigned)check_below(6);
+        struct r2_schedule_data data = {
+            .p = p, .count = 1 + check_below(COUNT_MOST), .elem = 4, .piece = piece};
+
+        make(p, piece, 4 + (int)check_below(4));
+        for (int r = 0; r < p; r++)
+            CHECK_EQ(r2_schedule_r2ccl(&ranks[r].schedule, &data, r, slow, tail, chunks), 0);
+        run(p, data.count);
+        unmake(p);
+    }
+}
+
+static void test_too_few_slots(void)
+{
+    struct r2_exec_config config = {
+        .p = 4, .piece = 64, .n_slots = r2_exec_round(4) - 1, .depth = 1, .ops = &ops};
+    struct r2_exec *x;
+
+    CHECK_EQ(r2_exec_new(&x, &config), -EINVAL);
+    CHECK(!x);
+}
+
+static const struct check_test tests[] = {{"direct", test_direct},
+                                          {"ring", test_ring},
+                                          {"r2ccl", test_r2ccl},
+                                          {"too_few_slots", test_too_few_slots},
+                                          {0}};
+
+int main(int argc, char **argv)
+{
+    return check_main(argc, argv, tests);
+}

@@ -1,0 +1,252 @@
+/* The direct AllReduce over the engine: ranks are processes, NICs are loopback addresses (rung 3).
+ * Results are compared bit by bit with an addition in rank order. What it cannot prove: speed, and
+ * GPUs. */
+#define _GNU_SOURCE
+#include <pthread.h>
+
+#include "direct_bed.h"
+
+#include "io/fault.h"
+
+#define MOST ((uint64_t)3 << 20)
+
+static float *in, *out;
+
+static void buffers(void)
+{
+    in = malloc((MOST + 1) * sizeof(*in));
+    out = malloc((MOST + 1) * sizeof(*out));
+    CHECK(in && out);
+}
+
+/* ---- sizes, in place and not, weights */
+
+static const uint64_t counts[] = {0, 1, 2, 3, 5, 127, 1000, 65536, 99991, (1 << 20) + 7, MOST};
+
+static void one_sizes(int rank)
+{
+    struct r2_direct *d = bed_join(rank);
+
+    buffers();
+    for (unsigned i = 0; i < sizeof(counts) / sizeof(counts[0]); i++) {
+        uint64_t n = counts[i];
+
+        bed_fill(in, rank, n, i);
+        out[n] = 12345;
+        CHECK_EQ(bed_allreduce(d, in, out, n, NULL), 0);
+        bed_check(out, n, i);
+        CHECK(out[n] == 12345);
+        CHECK_EQ(bed_allreduce(d, in, in, n, NULL), 0);
+        bed_check(in, n, i);
+    }
+    bed_together(0);
+    r2_direct_free(d);
+}
+
+static void test_sizes_of_two_ranks(void)
+{
+    bed_run(2, -1, one_sizes);
+}
+
+static void test_sizes_of_five_ranks(void)
+{
+    bed_run(5, -1, one_sizes);
+}
+
+static void one_weights(int rank)
+{
+    static const uint32_t weights[][4] = {{16384, 16384, 16384, 16384},
+                                          {9362, 18725, 18725, 18724},
+                                          {0, 21845, 21845, 21846},
+                                          {65536, 0, 0, 0},
+                                          {0, 0, 1, 65535},
+                                          {32768, 0, 32768, 0}};
+    struct r2_direct *d = bed_join(rank);
+
+    buffers();
+    for (unsigned i = 0; i < sizeof(weights) / sizeof(weights[0]); i++) {
+        for (uint64_t n = 1; n <= MOST; n = n * 37 + 3) {
+            bed_fill(in, rank, n, 1);
+            CHECK_EQ(bed_allreduce(d, in, out, n, weights[i]), 0);
+            bed_check(out, n, 1); /* the same bits under all weights */
+        }
+    }
+    bed_together(0);
+    r2_direct_free(d);
+}
+
+static void test_any_weights_give_the_same_bits(void)
+{
+    bed_run(4, -1, one_weights);
+}
+
+/* ---- many at once; a small window */
+
+static void one_queue(int rank)
+{
+    enum { OPS = 12 };
+    struct r2_direct *d = bed_join(rank);
+    uint64_t number[OPS], n = 50001;
+    float *in_of[OPS];
+
+    for (unsigned i = 0; i < OPS; i++) {
+        struct r2_direct_call call = {.count = n, .type = FLOAT32, .op = SUM};
+
+        in_of[i] = malloc(n * sizeof(float));
+        CHECK(in_of[i]);
+        bed_fill(in_of[i], rank, n, i);
+        call.in = call.out = in_of[i];
+        CHECK_EQ(r2_direct_allreduce(d, &call, &number[i]), 0);
+    }
+    for (unsigned i = OPS; i-- > 0;) {
+        CHECK_EQ(r2_direct_wait(d, number[i]), 0);
+        bed_check(in_of[i], n, i);
+    }
+    bed_together(0);
+    r2_direct_free(d);
+}
+
+static void test_operations_wait_in_line(void)
+{
+    bed_run(3, -1, one_queue);
+}
+
+static void test_a_window_of_one_round(void)
+{
+    bed_config = (struct r2_direct_config){.memory = 7 * ((size_t)16 << 10), .depth = 1};
+    bed_run(4, -1, one_weights);
+    bed_config = (struct r2_direct_config){0};
+}
+
+/* ---- failures */
+
+static void one_nic(int rank)
+{
+    struct r2_fault hole = {.kind = R2_FAULT_BLACKHOLE, .tx = true, .rx = true};
+    struct r2_direct *d = bed_join(rank);
+
+    buffers();
+    for (unsigned i = 0; i < 6; i++) {
+        bed_fill(in, rank, MOST, i);
+        if (rank == 1 && i == 2)
+            r2_fault_set(0, &hole);
+        CHECK_EQ(bed_allreduce(d, in, out, MOST, NULL), 0);
+        bed_check(out, MOST, i);
+    }
+    bed_together(0);
+    r2_direct_free(d);
+}
+
+static void test_a_nic_fails(void)
+{
+    bed_run(4, -1, one_nic);
+}
+
+/* Operations until one fails; how long that took. */
+static int until_error(struct r2_direct *d, int rank, uint64_t *took)
+{
+    uint64_t begun = r2_now_ns();
+    int rc = 0;
+
+    for (unsigned i = 0; rc == 0 && r2_now_ns() - begun < 30 * R2_NS_PER_S; i++) {
+        bed_fill(in, rank, MOST, i);
+        begun = r2_now_ns();
+        rc = bed_allreduce(d, in, out, MOST, NULL);
+    }
+    *took = r2_now_ns() - begun;
+    return rc;
+}
+
+static void one_killed(int rank)
+{
+    struct r2_direct *d = bed_join(rank);
+    uint64_t took;
+
+    buffers();
+    bed_fill(in, rank, MOST, 0);
+    CHECK_EQ(bed_allreduce(d, in, out, MOST, NULL), 0);
+    if (rank == 2) {
+        struct r2_direct_call call = {
+            .in = in, .out = out, .count = MOST, .type = FLOAT32, .op = SUM};
+        uint64_t number;
+
+        CHECK_EQ(r2_direct_allreduce(d, &call, &number), 0);
+        usleep(2000);
+        raise(SIGKILL);
+    }
+    CHECK_EQ(until_error(d, rank, &took), -ECONNRESET);
+    CHECK_LT(took, 8 * R2_NS_PER_S);
+    CHECK_EQ(bed_allreduce(d, in, out, 10, NULL), -ECONNRESET);
+    r2_direct_free(d);
+}
+
+static void test_a_rank_is_killed(void)
+{
+    bed_run(4, 2, one_killed);
+}
+
+static void *aborts(void *d)
+{
+    usleep(20000);
+    r2_direct_abort(d);
+    return NULL;
+}
+
+/* Rank 1 aborts from another thread while it waits for rank 0, which never comes. */
+static void one_aborts(int rank)
+{
+    struct r2_direct *d = bed_join(rank);
+    uint64_t begun = r2_now_ns();
+    pthread_t thread;
+
+    buffers();
+    if (rank == 1)
+        CHECK_EQ(pthread_create(&thread, NULL, aborts, d), 0);
+    if (rank != 0) {
+        bed_fill(in, rank, MOST, 0);
+        CHECK_EQ(bed_allreduce(d, in, out, MOST, NULL), rank == 1 ? -ECANCELED : -ECONNRESET);
+    }
+    if (rank == 1)
+        pthread_join(thread, NULL);
+    r2_direct_free(d);
+    CHECK_LT(r2_now_ns() - begun, 10 * R2_NS_PER_S);
+    bed_together(0);
+}
+
+static void test_an_abort_ends_all(void)
+{
+    bed_run(3, -1, one_aborts);
+}
+
+static void one_leaves(int rank)
+{
+    struct r2_direct *d = bed_new(rank);
+
+    if (rank == 0)
+        r2_direct_abort(d);
+    AWAIT(r2_direct_state(d, NULL) != R2_DIRECT_CONNECTING);
+    bed_together(0);
+    r2_direct_free(d);
+}
+
+static void test_an_abort_while_connecting(void)
+{
+    bed_run(3, -1, one_leaves);
+}
+
+static const struct check_test tests[] = {
+    {"sizes_of_two_ranks", test_sizes_of_two_ranks},
+    {"sizes_of_five_ranks", test_sizes_of_five_ranks},
+    {"any_weights_give_the_same_bits", test_any_weights_give_the_same_bits},
+    {"operations_wait_in_line", test_operations_wait_in_line},
+    {"a_window_of_one_round", test_a_window_of_one_round},
+    {"a_nic_fails", test_a_nic_fails},
+    {"a_rank_is_killed", test_a_rank_is_killed},
+    {"an_abort_ends_all", test_an_abort_ends_all},
+    {"an_abort_while_connecting", test_an_abort_while_connecting},
+    {0}};
+
+int main(int argc, char **argv)
+{
+    return check_main(argc, argv, tests);
+}
