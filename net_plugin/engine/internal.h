@@ -67,9 +67,6 @@ void r2_path_wait_late(const struct r2_peer *p);
 struct r2_path *r2_path_obtain(struct r2_peer *p, int lnic, int rnic, int transport);
 void r2_path_free(struct r2_path *path);
 struct r2_path *r2_path_find(struct r2_peer *p, int lnic, int rnic, int transport);
-/* Up, for whatever there may be to carry: where memory of devices is taken, sockets are not enough.
- */
-bool r2_path_suffices(const struct r2_path *path);
 /* Paths that are up in place of one of that transport, so that it may be left alone: of sockets
  * all, of queue pairs those that suffice. */
 int r2_peer_left(const struct r2_peer *p, int transport);
@@ -87,8 +84,16 @@ bool r2_peer_served(const struct r2_peer *p);
 /* A generation is dead: hands its endpoint to the peer's task. Idempotent. */
 void r2_path_fail(struct r2_path *path, uint32_t gen, int err, const char *cause);
 void r2_path_up(struct r2_path *path);
-bool r2_path_is_up(const struct r2_path *path);          /* STARTING, TESTING or PROVEN */
-bool r2_path_takes_frames(const struct r2_path *path);   /* TESTING or PROVEN */
+/* What the path may carry: engine/path/may.c says which word implies which. */
+bool r2_path_is_up(const struct r2_path *path);
+bool r2_path_takes_frames(const struct r2_path *path);
+bool r2_path_suffices(const struct r2_path *path);
+bool r2_path_serves(const struct r2_path *path);
+bool r2_path_able(const struct r2_path *path);
+bool r2_path_carries(const struct r2_path *path);
+bool r2_path_usable(const struct r2_path *path);
+bool r2_path_unlimited(const struct r2_path *path);
+bool r2_path_well(const struct r2_path *path);
 int r2_path_connect(struct r2_path *path, uint64_t now); /* S: one attempt */
 void r2_path_refused(struct r2_path *path, bool yes);    /* S: how it has ended */
 /* The path that control frames of a connection take: the preferred one while it lives, else any

@@ -124,12 +124,6 @@ static void want(struct r2_path *path, bool spare, uint64_t now)
         r2_path_connect(path, now);
 }
 
-/* Up, proven and not on its way out. */
-static bool serving(const struct r2_path *path)
-{
-    return path->state == R2_PATH_PROVEN && path->health.state != R2_HEALTH_DRAINED;
-}
-
 /* Its first attempt, and then the test of its queue pairs, are given a moment before the next best
  * pair is tried as well. */
 static bool just_begun(const struct r2_path *path, uint64_t now)
@@ -170,7 +164,7 @@ static int plan_nic(struct r2_peer *p, int lnic, int via, uint64_t now, bool ext
         if (path->health.state == R2_HEALTH_DRAINED && !r2_path_is_up(path) &&
             !r2_peer_left(p, via))
             r2_path_event(path, R2_HEALTH_EV_UNDRAIN, "no other path is left");
-        up += serving(path);
+        up += r2_path_serves(path);
         if (just_begun(path, now) || process_is_slow(path))
             break;
     }
@@ -228,7 +222,7 @@ static bool plan_transport(struct r2_peer *p, int via, uint64_t now)
     }
     for (int i = 0; i < p->n_paths; i++) {
         if (p->paths[i]->transport == via && r2_nic_usable(p->paths[i]->lnic)) {
-            serves |= serving(p->paths[i]);
+            serves |= r2_path_serves(p->paths[i]);
             fresh |= still_new(p->paths[i]);
         }
     }

@@ -1,6 +1,16 @@
-/* What a path may carry now, from the least to the most demanding word: is_up,
- * takes_frames, able, carries, usable,
- * unlimited, well (engine/internal.h). Under the peer's lock. */
+/* What a path may carry now. Under the peer's lock.
+ *
+ *   word          means                                              implies
+ *   is_up         STARTING, TESTING or PROVEN                        -
+ *   suffices      ... and no memory is taken that it cannot carry    is_up
+ *   takes_frames  TESTING or PROVEN: INFO is queued                  is_up
+ *   serves        PROVEN, and not drained                            takes_frames
+ *   able          PROVEN, in a state of health that carries chunks   serves
+ *   carries       ... and it is no spare                             able
+ *   usable        ... and it has weight, or no path has              carries
+ *   unlimited     ... and no sibling has a higher weight             usable
+ *   well          ... and nobody calls it slow or lossy              unlimited
+ */
 #include "engine/internal.h"
 
 bool r2_path_is_up(const struct r2_path *path)
@@ -11,6 +21,17 @@ bool r2_path_is_up(const struct r2_path *path)
 bool r2_path_takes_frames(const struct r2_path *path)
 {
     return path->state == R2_PATH_TESTING || path->state == R2_PATH_PROVEN;
+}
+
+/* Where memory of devices is taken, sockets are not enough. */
+bool r2_path_suffices(const struct r2_path *path)
+{
+    return r2_path_is_up(path) && (path->transport != R2_VIA_TCP || !r2_eng.device_memory);
+}
+
+bool r2_path_serves(const struct r2_path *path)
+{
+    return path->state == R2_PATH_PROVEN && path->health.state != R2_HEALTH_DRAINED;
 }
 
 bool r2_path_able(const struct r2_path *path)

@@ -386,12 +386,6 @@ int r2_path_connect(struct r2_path *path, uint64_t now)
     return rc;
 }
 
-/* Not on its way in or out. */
-static bool fit(const struct r2_path *path)
-{
-    return path->state == R2_PATH_PROVEN && path->health.state != R2_HEALTH_DRAINED;
-}
-
 /* Frames are few, so a limited weight does not matter to them, but warm spares come last. What does
  * matter is a queue on the way: a message waits for its clear-to-send and its acknowledgement. */
 static bool better(const struct r2_path *a, const struct r2_path *b)
@@ -400,8 +394,8 @@ static bool better(const struct r2_path *a, const struct r2_path *b)
         return true;
     if ((a->hb.unanswered == 0) != (b->hb.unanswered == 0))
         return a->hb.unanswered == 0;
-    if (fit(a) != fit(b))
-        return fit(a);
+    if (r2_path_serves(a) != r2_path_serves(b))
+        return r2_path_serves(a);
     if (a->lags != b->lags)
         return b->lags;
     return a->share.weight && !b->share.weight;
@@ -416,7 +410,7 @@ struct r2_path *r2_path_for_ctrl(struct r2_peer *p, int home, int remote_home)
 
         if (!r2_path_takes_frames(path))
             continue;
-        if (path->hb.unanswered == 0 && path->share.weight && fit(path) && !path->lags &&
+        if (path->hb.unanswered == 0 && path->share.weight && r2_path_serves(path) && !path->lags &&
             (home < 0 || path->lnic == home) && (remote_home < 0 || path->rnic == remote_home))
             return path;
         if (better(path, best))

@@ -420,11 +420,6 @@ void r2_path_forgive(struct r2_path *path)
         path->next_at = 0;
 }
 
-bool r2_path_suffices(const struct r2_path *path)
-{
-    return r2_path_is_up(path) && (path->transport != R2_VIA_TCP || !r2_eng.device_memory);
-}
-
 int r2_peer_left(const struct r2_peer *p, int transport)
 {
     int n = 0;

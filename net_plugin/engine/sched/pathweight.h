@@ -3,16 +3,6 @@
 #define R2_ENGINE_SCHED_PATHWEIGHT_H
 
 /* ---- pathweight.c: weights of paths; all under the lock */
-/* Takes chunks: up, not a stand-in's reserve, and control frames have begun. */
-bool r2_path_carries(const struct r2_path *path);
-/* Takes chunks now, as far as its weight goes: a warm spare while nothing else does. */
-bool r2_path_usable(const struct r2_path *path);
-/* Pulls as it likes: no sibling has a higher weight. */
-bool r2_path_unlimited(const struct r2_path *path);
-/* ... and nobody calls it slow or lossy. */
-bool r2_path_well(const struct r2_path *path);
-/* Could take chunks, were it not for its weight or because it only stands by. */
-bool r2_path_able(const struct r2_path *path);
 /* What waits first of some connection no other path may take now: they cannot carry it, have had
  * their share as well, or do not answer. Then shares are no reason to wait. */
 bool r2_path_sole_carrier(const struct r2_path *path);
