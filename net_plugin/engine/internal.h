@@ -85,8 +85,6 @@ bool r2_peer_served(const struct r2_peer *p);
 void r2_path_fail(struct r2_path *path, uint32_t gen, int err, const char *cause);
 void r2_path_up(struct r2_path *path);
 /* What the path may carry: engine/path/may.c says which word implies which. */
-bool r2_path_is_up(const struct r2_path *path);
-bool r2_path_takes_frames(const struct r2_path *path);
 bool r2_path_suffices(const struct r2_path *path);
 bool r2_path_serves(const struct r2_path *path);
 bool r2_path_able(const struct r2_path *path);

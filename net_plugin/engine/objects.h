@@ -136,6 +136,16 @@ struct r2_path {
     } shown;
 };
 
+static inline bool r2_path_takes_frames(const struct r2_path *path)
+{
+    return path->state == R2_PATH_TESTING || path->state == R2_PATH_PROVEN;
+}
+
+static inline bool r2_path_is_up(const struct r2_path *path)
+{
+    return path->state == R2_PATH_STARTING || r2_path_takes_frames(path);
+}
+
 /* An endpoint that is to be shut by the peer's task. It stays in the list, and reachable for
  * r2_peer_eps, until nothing of it moves. */
 struct r2_dying {

@@ -1,9 +1,9 @@
-/* What a path may carry now. Under the peer's lock.
+/* What a path may carry now. Under the peer's lock. The first two are in engine/objects.h.
  *
  *   word          means                                              implies
  *   is_up         STARTING, TESTING or PROVEN                        -
- *   suffices      ... and no memory is taken that it cannot carry    is_up
  *   takes_frames  TESTING or PROVEN: INFO is queued                  is_up
+ *   suffices      is_up, and carries whatever memory may be taken    is_up
  *   serves        PROVEN, and not drained                            takes_frames
  *   able          PROVEN, in a state of health that carries chunks   serves
  *   carries       ... and it is no spare                             able
@@ -12,16 +12,6 @@
  *   well          ... and nobody calls it slow or lossy              unlimited
  */
 #include "engine/internal.h"
-
-bool r2_path_is_up(const struct r2_path *path)
-{
-    return path->state == R2_PATH_STARTING || r2_path_takes_frames(path);
-}
-
-bool r2_path_takes_frames(const struct r2_path *path)
-{
-    return path->state == R2_PATH_TESTING || path->state == R2_PATH_PROVEN;
-}
 
 /* Where memory of devices is taken, sockets are not enough. */
 bool r2_path_suffices(const struct r2_path *path)
