@@ -224,6 +224,14 @@ static void on_changed(void *user)
         r2_comms_broken(v->comm, "a peer of an AllReduce is gone");
 }
 
+/* All streams share one hardware queue: one that waits for the operation holds up its copies. */
+static bool one_queue(void)
+{
+    const char *queues = getenv("CUDA_DEVICE_MAX_CONNECTIONS");
+
+    return queues && atoi(queues) == 1;
+}
+
 static int make(struct r2_vote *v, struct r2_direct **out)
 {
     struct r2_direct_config config = {.net = r2_real_plugin_symbol("ncclNetPlugin_v12"),
@@ -237,6 +245,8 @@ static int make(struct r2_vote *v, struct r2_direct **out)
     int rc = config.net ? 0 : -ENOENT;
 
     *out = NULL;
+    if (rc == 0 && r2_device_cuda() && one_queue())
+        rc = -EDEADLK;
     if (rc == 0 && r2_device_cuda())
         rc = r2_copies_new(&v->copies, v->device, config.memory);
     if (v->copies) {
@@ -253,6 +263,8 @@ static const char *reason(int rc)
         return "the R2CCL plugin is not in use";
     case -ENOTSUP:
         return "CUDA's driver has no stream waits";
+    case -EDEADLK:
+        return "CUDA_DEVICE_MAX_CONNECTIONS is 1";
     case -ENODEV:
         return "no NICs";
     default:

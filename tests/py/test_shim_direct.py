@@ -181,3 +181,16 @@ def test_copies_through_a_driver(build: Build) -> None:
     )
     assert text.count("(direct)") == 6
     assert text.count("Out of bounds values : 0 OK") == 2
+
+
+def test_one_queue_of_the_gpu(build: Build) -> None:
+    """A stream that waits for the operation would hold up the copies that it waits for."""
+    text = launched(
+        build,
+        'if [ "$RANK" = 1 ]; then export CUDA_DEVICE_MAX_CONNECTIONS=1; fi; '
+        "R2CCL_ALLREDUCE=direct exec PERF",
+        *("-n", "3", "--emulate-nodes", "3", "--nics", "1"),
+        preload=str(build.path / "tests/fakecuda/libcuda.so.1"),
+    )
+    assert text.count("rank 1: CUDA_DEVICE_MAX_CONNECTIONS is 1") == 3
+    assert "(direct)" not in text
