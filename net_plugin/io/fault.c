@@ -51,13 +51,13 @@ void r2_fault_set(int nic, const struct r2_fault *fault)
     memset(s->stall_until, 0, sizeof(s->stall_until));
     memset(s->to_next, 0, sizeof(s->to_next));
     r2_prng_seed(&s->prng, r2_now_ns());
-    atomic_store(&r2_fault_armed[nic], fault->kind != R2_FAULT_NONE);
+    atomic_store(&r2_fault_armed[nic], fault->kind != R2_SEG_FAULT_NONE);
     pthread_mutex_unlock(&s->lock);
 }
 
 void r2_fault_clear(int nic)
 {
-    struct r2_fault none = {.kind = R2_FAULT_NONE};
+    struct r2_fault none = {.kind = R2_SEG_FAULT_NONE};
 
     r2_fault_set(nic, &none);
 }
@@ -68,8 +68,8 @@ bool r2_fault_tick(int nic, uint64_t now)
     bool changed;
 
     pthread_mutex_lock(&s->lock);
-    if (s->f.kind != R2_FAULT_NONE && s->in_force && s->until_ns && now >= s->until_ns) {
-        s->f.kind = R2_FAULT_NONE;
+    if (s->f.kind != R2_SEG_FAULT_NONE && s->in_force && s->until_ns && now >= s->until_ns) {
+        s->f.kind = R2_SEG_FAULT_NONE;
         s->in_force = false;
         s->changed = true;
         atomic_store(&r2_fault_armed[nic], false);
@@ -132,7 +132,7 @@ size_t r2_fault_allow(int nic, int dir, size_t want, uint64_t *retry_ns)
         return want;
     pthread_mutex_lock(&s->lock);
     *retry_ns = 0;
-    if (s->f.kind != R2_FAULT_NONE && !s->in_force) {
+    if (s->f.kind != R2_SEG_FAULT_NONE && !s->in_force) {
         s->moved += want;
         if (s->moved >= s->f.after_bytes) {
             strike(s);
@@ -141,11 +141,11 @@ size_t r2_fault_allow(int nic, int dir, size_t want, uint64_t *retry_ns)
     } else if (applies(s, dir)) {
         uint64_t now = r2_now_ns();
 
-        if (s->f.kind == R2_FAULT_BLACKHOLE || s->f.kind == R2_FAULT_ERROR)
+        if (s->f.kind == R2_SEG_FAULT_BLACKHOLE || s->f.kind == R2_SEG_FAULT_ERROR)
             ok = 0;
-        else if (s->f.kind == R2_FAULT_SLOW)
+        else if (s->f.kind == R2_SEG_FAULT_SLOW)
             ok = allow_slow(s, dir, want, now, retry_ns);
-        else if (s->f.kind == R2_FAULT_LOSS)
+        else if (s->f.kind == R2_SEG_FAULT_LOSS)
             ok = allow_loss(s, dir, want, now, retry_ns);
     }
     pthread_mutex_unlock(&s->lock);
@@ -159,13 +159,13 @@ void r2_fault_unmoved(int nic, int dir, size_t bytes)
     if (!bytes || !atomic_load_explicit(&r2_fault_armed[nic], memory_order_relaxed))
         return;
     pthread_mutex_lock(&s->lock);
-    if (s->f.kind != R2_FAULT_NONE && !s->in_force) {
+    if (s->f.kind != R2_SEG_FAULT_NONE && !s->in_force) {
         s->moved -= bytes < s->moved ? bytes : s->moved;
-    } else if (applies(s, dir) && s->f.kind == R2_FAULT_SLOW) {
+    } else if (applies(s, dir) && s->f.kind == R2_SEG_FAULT_SLOW) {
         uint64_t paid = bytes * R2_NS_PER_S / (s->f.rate ? s->f.rate : 1);
 
         s->tokens_ns[dir] -= paid < s->tokens_ns[dir] ? paid : s->tokens_ns[dir];
-    } else if (applies(s, dir) && s->f.kind == R2_FAULT_LOSS) {
+    } else if (applies(s, dir) && s->f.kind == R2_SEG_FAULT_LOSS) {
         s->to_next[dir] += bytes;
         if (s->to_next[dir] > PIECE)
             s->to_next[dir] = PIECE;
@@ -173,7 +173,7 @@ void r2_fault_unmoved(int nic, int dir, size_t bytes)
     pthread_mutex_unlock(&s->lock);
 }
 
-bool r2_fault_is(int nic, enum r2_fault_kind kind, int dir)
+bool r2_fault_is(int nic, enum r2_seg_fault kind, int dir)
 {
     struct slot *s = &slots[nic];
     bool yes;
@@ -195,11 +195,11 @@ void r2_fault_text(int nic, char *out, size_t cap)
 
     pthread_mutex_lock(&s->lock);
     dir = s->f.tx && s->f.rx ? "both" : s->f.tx ? "tx" : "rx";
-    if (s->f.kind == R2_FAULT_SLOW)
+    if (s->f.kind == R2_SEG_FAULT_SLOW)
         snprintf(detail, sizeof(detail), " %llu B/s", (unsigned long long)s->f.rate);
-    else if (s->f.kind == R2_FAULT_LOSS)
+    else if (s->f.kind == R2_SEG_FAULT_LOSS)
         snprintf(detail, sizeof(detail), " %u ppm", s->f.loss_ppm);
-    if (s->f.kind == R2_FAULT_NONE)
+    if (s->f.kind == R2_SEG_FAULT_NONE)
         snprintf(out, cap, "%s", "");
     else
         snprintf(out, cap, "%s%s %s%s", kinds[s->f.kind], detail, dir,

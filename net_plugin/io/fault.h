@@ -13,19 +13,14 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "control/segment.h"
 #include "topology/nics.h"
 
-enum r2_fault_kind {
-    R2_FAULT_NONE,
-    R2_FAULT_BLACKHOLE, /* bytes vanish, nothing answers, nothing is reported */
-    R2_FAULT_ERROR,     /* connections are reset, new ones fail */
-    R2_FAULT_SLOW,      /* at most `rate` bytes per second and direction */
-    R2_FAULT_LOSS,      /* of every million pieces (64 KiB), `loss_ppm` cost a retransmission
-                           time-out of 200 ms */
-};
-
 struct r2_fault {
-    enum r2_fault_kind kind;
+    /* BLACKHOLE: bytes vanish, nothing answers, nothing is reported; ERROR: connections are reset,
+     * new ones fail; SLOW: at most `rate` bytes per second and direction; LOSS: of every million
+     * pieces (64 KiB), `loss_ppm` cost a retransmission. */
+    enum r2_seg_fault kind;
     bool tx, rx;
     uint64_t rate;
     uint32_t loss_ppm;
@@ -55,7 +50,7 @@ size_t r2_fault_allow(int nic, int dir, size_t want, uint64_t *retry_ns);
  * not counted. */
 void r2_fault_unmoved(int nic, int dir, size_t bytes);
 /* True while the fault is of this kind and in force for the direction. */
-bool r2_fault_is(int nic, enum r2_fault_kind kind, int dir);
+bool r2_fault_is(int nic, enum r2_seg_fault kind, int dir);
 /* "" or for example "blackhole tx", "slow 125000000 B/s both". */
 void r2_fault_text(int nic, char *out, size_t cap);
 

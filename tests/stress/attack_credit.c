@@ -36,7 +36,7 @@ static int credit(void)
 
     for (int m = 0; m < 40; m++) {
         struct r2_req *r = NULL;
-        struct r2_fault f = {.tx = true, .kind = R2_FAULT_BLACKHOLE};
+        struct r2_fault f = {.tx = true, .kind = R2_SEG_FAULT_BLACKHOLE};
         int ndev;
 
         r2_engine_devices(&ndev);
@@ -51,7 +51,7 @@ static int credit(void)
             r2_engine_isend(c, buf, sizeof(buf), 0, NULL, &r);
         if (side == 1 && m == 8) {
             usleep(50000);
-            f.kind = R2_FAULT_ERROR;
+            f.kind = R2_SEG_FAULT_ERROR;
             f.rx = true;
             for (int i = 0; i < ndev; i++)
                 r2_fault_set(i, &f);

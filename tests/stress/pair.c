@@ -266,7 +266,7 @@ static void *chaos(void *arg)
             .tx = r2_prng_below(&rnd, 3) != 0, .rate = 5000000, .loss_ppm = 200000};
 
         f.rx = !f.tx || r2_prng_below(&rnd, 2);
-        f.kind = (enum r2_fault_kind)(1 + r2_prng_below(&rnd, 4));
+        f.kind = (enum r2_seg_fault)(1 + r2_prng_below(&rnd, 4));
         f.after_bytes = r2_prng_below(&rnd, 2) ? r2_prng_below(&rnd, 8 << 20) : 0;
         f.for_ns = (20 + r2_prng_below(&rnd, 1000)) * R2_NS_PER_MS;
         r2_fault_set(nic, &f);

@@ -122,7 +122,7 @@ static void test_a_window_of_one_round(void)
 
 static void one_nic(int rank)
 {
-    struct r2_fault hole = {.kind = R2_FAULT_BLACKHOLE, .tx = true, .rx = true};
+    struct r2_fault hole = {.kind = R2_SEG_FAULT_BLACKHOLE, .tx = true, .rx = true};
     struct r2_direct *d = bed_join(rank);
 
     buffers();

@@ -30,7 +30,7 @@ static void test_healthy(void)
 
     r2_fault_clear(NIC);
     CHECK_EQ(allow(R2_FAULT_TX, 12345, &retry), 12345);
-    CHECK(!r2_fault_is(NIC, R2_FAULT_BLACKHOLE, R2_FAULT_TX));
+    CHECK(!r2_fault_is(NIC, R2_SEG_FAULT_BLACKHOLE, R2_FAULT_TX));
     text_is("");
 }
 
@@ -38,16 +38,16 @@ static void test_directions(void)
 {
     uint64_t retry = 1;
 
-    set((struct r2_fault){.kind = R2_FAULT_BLACKHOLE, .tx = true});
+    set((struct r2_fault){.kind = R2_SEG_FAULT_BLACKHOLE, .tx = true});
     CHECK_EQ(allow(R2_FAULT_TX, 100, &retry), 0);
     CHECK_EQ(retry, 0); /* not before a nudge */
     CHECK_EQ(allow(R2_FAULT_RX, 100, &retry), 100);
     CHECK_EQ(r2_fault_allow(NIC + 1, R2_FAULT_TX, 100, &retry), 100); /* another NIC */
-    CHECK(r2_fault_is(NIC, R2_FAULT_BLACKHOLE, R2_FAULT_TX));
-    CHECK(!r2_fault_is(NIC, R2_FAULT_BLACKHOLE, R2_FAULT_RX));
-    CHECK(!r2_fault_is(NIC, R2_FAULT_ERROR, R2_FAULT_TX));
+    CHECK(r2_fault_is(NIC, R2_SEG_FAULT_BLACKHOLE, R2_FAULT_TX));
+    CHECK(!r2_fault_is(NIC, R2_SEG_FAULT_BLACKHOLE, R2_FAULT_RX));
+    CHECK(!r2_fault_is(NIC, R2_SEG_FAULT_ERROR, R2_FAULT_TX));
     text_is("blackhole tx");
-    set((struct r2_fault){.kind = R2_FAULT_ERROR, .tx = true, .rx = true});
+    set((struct r2_fault){.kind = R2_SEG_FAULT_ERROR, .tx = true, .rx = true});
     CHECK_EQ(allow(R2_FAULT_RX, 100, &retry), 0);
     text_is("error both");
     r2_fault_clear(NIC);
@@ -58,11 +58,12 @@ static void test_after_bytes(void)
 {
     uint64_t retry;
 
-    set((struct r2_fault){.kind = R2_FAULT_BLACKHOLE, .tx = true, .rx = true, .after_bytes = 1000});
+    set((struct r2_fault){
+        .kind = R2_SEG_FAULT_BLACKHOLE, .tx = true, .rx = true, .after_bytes = 1000});
     r2_fault_tick(NIC, r2_now_ns());
     text_is("blackhole both (armed)");
     CHECK_EQ(allow(R2_FAULT_TX, 600, &retry), 600);
-    CHECK(!r2_fault_is(NIC, R2_FAULT_BLACKHOLE, R2_FAULT_TX));
+    CHECK(!r2_fault_is(NIC, R2_SEG_FAULT_BLACKHOLE, R2_FAULT_TX));
     CHECK(!r2_fault_tick(NIC, r2_now_ns()));
     CHECK_EQ(allow(R2_FAULT_RX, 600, &retry), 600);
     CHECK(r2_fault_tick(NIC, r2_now_ns())); /* it has begun; said once */
@@ -75,7 +76,7 @@ static void test_until(void)
 {
     uint64_t now = r2_now_ns(), retry;
 
-    set((struct r2_fault){.kind = R2_FAULT_ERROR, .tx = true, .for_ns = R2_NS_PER_S});
+    set((struct r2_fault){.kind = R2_SEG_FAULT_ERROR, .tx = true, .for_ns = R2_NS_PER_S});
     CHECK(r2_fault_tick(NIC, now));
     CHECK(!r2_fault_tick(NIC, now + R2_NS_PER_S - 1));
     CHECK_EQ(allow(R2_FAULT_TX, 9, &retry), 0);
@@ -90,7 +91,7 @@ static void test_until_after_bytes(void)
     uint64_t before, retry;
 
     set((struct r2_fault){
-        .kind = R2_FAULT_BLACKHOLE, .tx = true, .after_bytes = 100, .for_ns = R2_NS_PER_S});
+        .kind = R2_SEG_FAULT_BLACKHOLE, .tx = true, .after_bytes = 100, .for_ns = R2_NS_PER_S});
     r2_fault_tick(NIC, r2_now_ns());
     CHECK(!r2_fault_tick(NIC, r2_now_ns() + 5 * R2_NS_PER_S));
     text_is("blackhole tx (armed)");
@@ -107,7 +108,7 @@ static void test_slow(void)
 {
     uint64_t t0 = r2_now_ns(), retry, bytes = 0, paid;
 
-    set((struct r2_fault){.kind = R2_FAULT_SLOW, .tx = true, .rate = 10 * 1000 * 1000});
+    set((struct r2_fault){.kind = R2_SEG_FAULT_SLOW, .tx = true, .rate = 10 * 1000 * 1000});
     while (r2_now_ns() - t0 < 200 * R2_NS_PER_MS) {
         size_t n = allow(R2_FAULT_TX, 1 << 20, &retry);
 
@@ -127,12 +128,12 @@ static void test_loss(void)
 {
     uint64_t retry, now;
 
-    set((struct r2_fault){.kind = R2_FAULT_LOSS, .tx = true, .rx = true, .loss_ppm = 1000000});
+    set((struct r2_fault){.kind = R2_SEG_FAULT_LOSS, .tx = true, .rx = true, .loss_ppm = 1000000});
     CHECK_EQ(allow(R2_FAULT_TX, 100, &retry), 0); /* every piece is lost */
     now = r2_now_ns();
     CHECK_GT(retry, now);
     CHECK_LE(retry, now + 200 * R2_NS_PER_MS);
-    set((struct r2_fault){.kind = R2_FAULT_LOSS, .tx = true, .rx = true, .loss_ppm = 0});
+    set((struct r2_fault){.kind = R2_SEG_FAULT_LOSS, .tx = true, .rx = true, .loss_ppm = 0});
     for (int i = 0; i < 1000; i++) {
         size_t n = allow(R2_FAULT_RX, 100000, &retry);
 
@@ -149,7 +150,7 @@ static void test_unmoved(void)
 {
     uint64_t retry, moved = 0;
 
-    set((struct r2_fault){.kind = R2_FAULT_SLOW, .rx = true, .rate = 10 * 1000 * 1000});
+    set((struct r2_fault){.kind = R2_SEG_FAULT_SLOW, .rx = true, .rate = 10 * 1000 * 1000});
     for (int i = 0; i < 10000; i++) {
         size_t ok = allow(R2_FAULT_RX, 1 << 20, &retry);
 
@@ -162,9 +163,9 @@ static void test_unmoved(void)
         moved += ok;
     }
     CHECK_LE(moved, 200 * 1000 + 2 * 65536);
-    set((struct r2_fault){.kind = R2_FAULT_LOSS, .tx = true, .loss_ppm = 1000000});
+    set((struct r2_fault){.kind = R2_SEG_FAULT_LOSS, .tx = true, .loss_ppm = 1000000});
     CHECK_EQ(allow(R2_FAULT_TX, 100, &retry), 0);
-    set((struct r2_fault){.kind = R2_FAULT_BLACKHOLE, .tx = true, .after_bytes = 1000});
+    set((struct r2_fault){.kind = R2_SEG_FAULT_BLACKHOLE, .tx = true, .after_bytes = 1000});
     for (int i = 0; i < 100; i++) {
         CHECK_EQ(allow(R2_FAULT_TX, 900, &retry), 900);
         r2_fault_unmoved(NIC, R2_FAULT_TX, 900);

@@ -67,7 +67,7 @@ static void go_on(struct r2_conn *c)
 static void given_back(bool by_sender)
 {
     uint8_t *memory = mmap(NULL, CHUNK, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    struct r2_fault slow = {.kind = R2_FAULT_SLOW, .tx = true, .rate = RATE};
+    struct r2_fault slow = {.kind = R2_SEG_FAULT_SLOW, .tx = true, .rate = RATE};
     struct r2_req *s = NULL, *t = NULL;
     struct r2_conn *first_tx, *first_rx;
     struct r2_mr *mr = NULL;

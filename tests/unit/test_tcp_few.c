@@ -263,7 +263,7 @@ static void test_with_few_threads_too(void)
 /* A socket or a NIC that takes nothing is said to be so; the lane goes on. */
 static void test_who_is_blocked_says_so(void)
 {
-    struct r2_fault fault = {.kind = R2_FAULT_BLACKHOLE, .tx = true};
+    struct r2_fault fault = {.kind = R2_SEG_FAULT_BLACKHOLE, .tx = true};
     int before;
 
     start();

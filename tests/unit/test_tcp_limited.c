@@ -59,7 +59,7 @@ static unsigned carry(bool sender)
  * sender's wake for the fault's timer. */
 static void run_one(bool sender)
 {
-    struct r2_fault fault = {.kind = R2_FAULT_SLOW, .tx = true, .rate = RATE};
+    struct r2_fault fault = {.kind = R2_SEG_FAULT_SLOW, .tx = true, .rate = RATE};
     unsigned limited = 0;
     long fewest = LONG_MAX;
 

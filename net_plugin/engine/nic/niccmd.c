@@ -31,13 +31,11 @@ static void fault_event(int nic, enum r2_seg_event event, const char *cause)
 
 static int fail_nic(const struct r2_control_cmd *cmd)
 {
-    struct r2_fault f = {
-        .rate = cmd->rate, .loss_ppm = cmd->loss_ppm, .after_bytes = cmd->after_bytes};
+    struct r2_fault f = {.kind = cmd->fault,
+                         .rate = cmd->rate,
+                         .loss_ppm = cmd->loss_ppm,
+                         .after_bytes = cmd->after_bytes};
 
-    f.kind = cmd->fault == R2_SEG_FAULT_BLACKHOLE ? R2_FAULT_BLACKHOLE
-             : cmd->fault == R2_SEG_FAULT_ERROR   ? R2_FAULT_ERROR
-             : cmd->fault == R2_SEG_FAULT_SLOW    ? R2_FAULT_SLOW
-                                                  : R2_FAULT_LOSS;
     f.tx = cmd->direction & R2_SEG_DIR_TX;
     f.rx = cmd->direction & R2_SEG_DIR_RX;
     f.for_ns = cmd->for_ms * R2_NS_PER_MS;

@@ -7,8 +7,8 @@
  * a hint that nobody has to get: each has a number of its own, and is said for HINT_NS at most.
  *
  * Units: nanoseconds. Everything here is under the peer's lock. */
-#ifndef R2_ENGINE_PEER_WORDS_H
-#define R2_ENGINE_PEER_WORDS_H
+#ifndef R2_ENGINE_PATH_WORDS_H
+#define R2_ENGINE_PATH_WORDS_H
 
 #define R2_HINTS 4
 

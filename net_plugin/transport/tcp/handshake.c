@@ -309,8 +309,8 @@ int r2_lane_handshake(struct r2_lane *lane)
     int rc;
 
     for (;;) {
-        if (r2_fault_is(lane->nic, R2_FAULT_BLACKHOLE, R2_FAULT_RX) ||
-            r2_fault_is(lane->nic, R2_FAULT_BLACKHOLE, R2_FAULT_TX))
+        if (r2_fault_is(lane->nic, R2_SEG_FAULT_BLACKHOLE, R2_FAULT_RX) ||
+            r2_fault_is(lane->nic, R2_SEG_FAULT_BLACKHOLE, R2_FAULT_TX))
             return 0; /* the deadline ends it, or the nudge goes on */
         if (lane->phase == R2_LANE_CONNECTING) {
             rc = r2_lane_begin(lane);

@@ -112,8 +112,8 @@ static bool hole(const struct r2_ep *ep)
 {
     int nic = ep->params.local_nic;
 
-    return r2_fault_is(nic, R2_FAULT_BLACKHOLE, R2_FAULT_TX) ||
-           r2_fault_is(nic, R2_FAULT_BLACKHOLE, R2_FAULT_RX);
+    return r2_fault_is(nic, R2_SEG_FAULT_BLACKHOLE, R2_FAULT_TX) ||
+           r2_fault_is(nic, R2_SEG_FAULT_BLACKHOLE, R2_FAULT_RX);
 }
 
 /* Under the lane's tx_lock. The host's kernel has answered, whether or not the lane's own thread

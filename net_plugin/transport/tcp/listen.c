@@ -38,8 +38,8 @@ void r2_tcp_close_fd(int fd, bool abort)
 
 bool r2_tcp_broken(int nic)
 {
-    return r2_fault_is(nic, R2_FAULT_ERROR, R2_FAULT_TX) ||
-           r2_fault_is(nic, R2_FAULT_ERROR, R2_FAULT_RX);
+    return r2_fault_is(nic, R2_SEG_FAULT_ERROR, R2_FAULT_TX) ||
+           r2_fault_is(nic, R2_SEG_FAULT_ERROR, R2_FAULT_RX);
 }
 
 /* Wall 13: the kernel would route a bound address out of another NIC when the first goes down. */

@@ -318,7 +318,7 @@ int r2_data_beat(struct r2_ep *ep)
     int rc;
 
     if (ep->beat_busy || asked == ep->beat_done ||
-        r2_fault_is(ep->params.local_nic, R2_FAULT_BLACKHOLE, R2_FAULT_TX))
+        r2_fault_is(ep->params.local_nic, R2_SEG_FAULT_BLACKHOLE, R2_FAULT_TX))
         return 0;
     rc = r2_data_poll(ep); /* what has completed is not to be judged by this one */
     ep->beat_asked = asked;

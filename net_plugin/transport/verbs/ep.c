@@ -147,8 +147,8 @@ void r2_vep_fail(struct r2_ep *ep, int err)
 
 static bool broken(int nic)
 {
-    return !r2_fault_none(nic) && (r2_fault_is(nic, R2_FAULT_ERROR, R2_FAULT_TX) ||
-                                   r2_fault_is(nic, R2_FAULT_ERROR, R2_FAULT_RX));
+    return !r2_fault_none(nic) && (r2_fault_is(nic, R2_SEG_FAULT_ERROR, R2_FAULT_TX) ||
+                                   r2_fault_is(nic, R2_SEG_FAULT_ERROR, R2_FAULT_RX));
 }
 
 /* One, because it is armed once for each: another look would be a system call in vain. What came
@@ -533,8 +533,8 @@ static void op_health(struct r2_ep *ep, struct r2_ep_health *out)
     out->answered = ep->beat_done == atomic_load(&ep->marked);
     out->rtt_ns = ep->rtt_ns;
     r2_vep_unlock(ep);
-    if (r2_fault_is(nic, R2_FAULT_BLACKHOLE, R2_FAULT_TX) ||
-        r2_fault_is(nic, R2_FAULT_BLACKHOLE, R2_FAULT_RX))
+    if (r2_fault_is(nic, R2_SEG_FAULT_BLACKHOLE, R2_FAULT_TX) ||
+        r2_fault_is(nic, R2_SEG_FAULT_BLACKHOLE, R2_FAULT_RX))
         out->answered = false; /* the NIC does not know of the injected hole */
 }
 

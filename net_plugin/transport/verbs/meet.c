@@ -237,8 +237,8 @@ bool r2_meet_reached(struct r2_ep *ep)
     int queued = 0, nic = ep->params.local_nic;
     bool all;
 
-    if (r2_fault_is(nic, R2_FAULT_BLACKHOLE, R2_FAULT_TX) ||
-        r2_fault_is(nic, R2_FAULT_BLACKHOLE, R2_FAULT_RX))
+    if (r2_fault_is(nic, R2_SEG_FAULT_BLACKHOLE, R2_FAULT_TX) ||
+        r2_fault_is(nic, R2_SEG_FAULT_BLACKHOLE, R2_FAULT_RX))
         return false;
     if (pthread_mutex_trylock(&ep->lock))
         return true; /* somebody is at work on it */
