@@ -31,6 +31,10 @@ void r2_local_move(int dev, const struct r2_nic *now)
     nic->socklen = now->socklen;
     nic->prefixlen = now->prefixlen;
     pthread_mutex_unlock(&place_lock);
+}
+
+void r2_local_note_moved(void)
+{
     atomic_store(&moved, true);
 }
 

@@ -73,14 +73,78 @@ static void test_taken_before_it_listens(void)
     CHECK_EQ(port_of(0), low + 1);
 }
 
-/* Tried again: a NIC is not lost for the life of the process. */
+static int nics_known(void)
+{
+    int n = 0;
+
+    r2_peer_lock(tx->peer);
+    for (int i = 0; i < 2; i++)
+        n += tx->peer->rnics[i].known;
+    r2_peer_unlock(tx->peer);
+    return n;
+}
+
+static int paths_up(void)
+{
+    int n;
+
+    r2_peer_lock(tx->peer);
+    n = tx->peer->n_up;
+    r2_peer_unlock(tx->peer);
+    return n;
+}
+
+/* The other process: both of its NICs have a path to the only one that listens; later it is told of
+ * the second one. */
+static void sender(int in, int out)
+{
+    unsetenv("R2CCL_PORT_RANGE");
+    CHECK_EQ(read(in, listen_handle, sizeof(listen_handle)), (ssize_t)sizeof(listen_handle));
+    CHECK_EQ(r2_engine_init(&ctx, 1, NULL), 0);
+    while (!tx && usleep(1000) == 0)
+        CHECK_EQ(r2_engine_connect(ctx, 0, listen_handle, &tx), 0);
+    AWAIT(paths_up() == 2);
+    CHECK_EQ(nics_known(), 1);
+    CHECK_EQ(write(out, "", 1), 1);
+    AWAIT(nics_known() == 2);
+    _exit(0);
+}
+
+/* Tried again: a NIC is not lost for the life of the process, and peers that were connected before
+ * hear where it is. The first test: it forks before there are threads. */
 static void test_no_port_at_the_start(void)
 {
+    int there[2], back[2], status = 0;
+    char said;
+    pid_t pid;
+
+    CHECK(!r2_eng.started && pipe(there) == 0 && pipe(back) == 0);
+    pid = fork();
+    CHECK(pid >= 0);
+    if (pid == 0) {
+        alarm(60);
+        sender(there[0], back[1]);
+    }
+    close(back[1]);
     begin();
+    bed_listen();
+    CHECK_EQ(write(there[1], listen_handle, sizeof(listen_handle)), (ssize_t)sizeof(listen_handle));
+    rx = NULL;
+    while (!rx && usleep(1000) == 0)
+        CHECK_EQ(r2_engine_accept(listen_here, &rx), 0);
+    CHECK_EQ(read(back[0], &said, 1), 1);
     CHECK_EQ(port_of(1), 0);
     let_go(1);
     AWAIT(port_of(1));
     CHECK_EQ(port_of(1), low);
+    CHECK_EQ(waitpid(pid, &status, 0), pid);
+    CHECK_EQ(status, 0);
+    close(there[0]);
+    close(there[1]);
+    close(back[0]);
+    r2_engine_close(rx);
+    r2_engine_close_listen(listen_here);
+    r2_engine_finalize(ctx);
 }
 
 /* A listener that is made anew would like its port back. */
@@ -102,8 +166,8 @@ static void test_taken_before_it_listens_again(void)
 }
 
 static const struct check_test tests[] = {
-    {"taken_before_it_listens", test_taken_before_it_listens},
     {"no_port_at_the_start", test_no_port_at_the_start},
+    {"taken_before_it_listens", test_taken_before_it_listens},
     {"taken_before_it_listens_again", test_taken_before_it_listens_again},
     {0},
 };

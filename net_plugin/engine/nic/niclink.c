@@ -184,6 +184,7 @@ static void listen_again(int nic, bool elsewhere)
     if (rc)
         R2_WARN_LIMIT("NIC %s: cannot listen at its address: %s (tried again every second)",
                       r2_nic_name(nic), strerror(-rc));
+    r2_local_note_moved(); /* before peers are told */
     if (elsewhere || was != deaf[nic])
         r2_nicstate_announce(nic);
     if (was != deaf[nic])
