@@ -131,7 +131,8 @@ class Command:
     """What to ask of a process: ping, fail-nic, recover-nic, ... in the words of segment.h.
 
     fault: blackhole, error, slow, loss. direction: tx, rx, both. rate: bytes per second (slow).
-    loss_ppm: of a million (loss). for_ms: 0 is until recover-nic.
+    loss_ppm: of a million (loss). for_ms: 0 is until recover-nic. weight: of set-weight. force: of
+    drain-nic, the last usable NIC, too. plan: of plan, whether plans may be taken.
     """
 
     verb: str
@@ -143,6 +144,8 @@ class Command:
     after_bytes: int = 0
     for_ms: int = 0
     weight: int = 0
+    force: bool = False
+    plan: bool = False
 
 
 @dataclass(frozen=True)
@@ -532,7 +535,7 @@ def _encode(command: Command, request_id: int) -> bytes:
     cdata.direction = _number(("r2_seg_direction", "R2_SEG_DIR_"), command.direction)
     cdata.nic = nic
     try:
-        for name in ("rate", "loss_ppm", "after_bytes", "for_ms", "weight"):
+        for name in ("rate", "loss_ppm", "after_bytes", "for_ms", "weight", "force", "plan"):
             setattr(cdata, name, getattr(command, name))
     except OverflowError as err:
         raise R2UsageError(f"a value is out of range: {err}") from err

@@ -77,8 +77,8 @@ static int check(struct r2_control *ctl, struct r2_seg_command *raw, struct r2_c
     if (raw->verb == R2_SEG_VERB_PING)
         return 0;
     if (raw->verb == R2_SEG_VERB_PLAN) {
-        cmd->weight = raw->weight;
-        return raw->weight > 1 ? refuse(result, size, "weight", raw->weight) : 0;
+        cmd->plan = raw->plan == 1;
+        return raw->plan > 1 ? refuse(result, size, "plan", raw->plan) : 0;
     }
     cmd->nic = r2_control_nic_find(ctl, raw->nic);
     if (cmd->nic < 0)
@@ -96,7 +96,9 @@ static int check(struct r2_control *ctl, struct r2_seg_command *raw, struct r2_c
             return refuse(result, size, "weight", raw->weight);
         cmd->weight = raw->weight;
     } else if (raw->verb == R2_SEG_VERB_DRAIN_NIC) {
-        cmd->force = raw->weight == 1;
+        if (raw->force > 1)
+            return refuse(result, size, "force", raw->force);
+        cmd->force = raw->force == 1;
     }
     return rc;
 }
@@ -130,7 +132,7 @@ static void take(struct r2_control *ctl, struct r2_seg_command *slot, r2_control
     if (rc == 0 && cmd.verb == R2_SEG_VERB_PING)
         snprintf(result, sizeof(result), "pong");
     else if (rc == 0 && cmd.verb == R2_SEG_VERB_PLAN)
-        set_plan(ctl, cmd.weight == 1, result, sizeof(result));
+        set_plan(ctl, cmd.plan, result, sizeof(result));
     else if (rc == 0)
         rc = handler(arg, &cmd, result, sizeof(result));
     result[sizeof(result) - 1] = '\0';

@@ -203,6 +203,7 @@ struct r2_control_cmd {
     uint64_t for_ms;
     uint32_t weight; /* SET_WEIGHT: 0 ... 1000000 */
     int force;       /* DRAIN_NIC: the last one, too */
+    int plan;        /* PLAN: plans may be taken */
     uint32_t client_pid;
 };
 /* Returns 0 or -errno; may write an answer for people into `result` (empty at the start). */

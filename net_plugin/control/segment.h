@@ -20,8 +20,8 @@
 #include <stdint.h>
 
 /* cdef begin */
-#define R2_SEG_VERSION 1
-#define R2_SEG_MINOR 4
+#define R2_SEG_VERSION 2
+#define R2_SEG_MINOR 0
 #define R2_SEG_MAX_NICS 16
 #define R2_SEG_MAX_PEERS 512
 #define R2_SEG_MAX_PATHS 2048
@@ -41,7 +41,7 @@ enum r2_seg_kind {
     R2_SEG_KIND_PATHS,
     R2_SEG_KIND_COMMANDS,
     R2_SEG_KIND_EVENTS,
-    R2_SEG_KIND_COMMS /* from minor 1 on */
+    R2_SEG_KIND_COMMS
 };
 
 /* Where a table lies. `high`: rows from this one on were never used. */
@@ -251,8 +251,8 @@ enum r2_seg_direction {
     R2_SEG_DIR_BOTH = 3
 };
 
-/* What it is that waits: for any path, or (from minor 3 on), while others are up, for one that may
- * carry a message to or from memory of a device. */
+/* What it is that waits: for any path, or, while others are up, for one that may carry a message
+ * to or from memory of a device. */
 enum r2_seg_waits_for { R2_SEG_WAITS_FOR_PATH = 0, R2_SEG_WAITS_FOR_DEVICE_PATH };
 
 struct r2_seg_peer {
@@ -319,9 +319,8 @@ struct r2_seg_path {
     uint32_t via;           /* enum r2_seg_via */
     uint32_t penalty;       /* flap damping */
     uint64_t reuse_mono_ns; /* damped until */
-    uint32_t spare; /* from minor 4 on, where we send: not 0: a better pair of NICs serves. It
-                     * carries nothing while that is so, nor is it tried again if it is not up and
-                     * others are */
+    uint32_t spare; /* where we send: not 0: a better pair of NICs serves. It carries nothing while
+                     * that is so, nor is it tried again if it is not up and others are */
     uint8_t reserved[12];
 };
 
@@ -335,7 +334,7 @@ enum r2_seg_verb {
     R2_SEG_VERB_DRAIN_NIC,
     R2_SEG_VERB_UNDRAIN_NIC,
     R2_SEG_VERB_SET_WEIGHT,
-    R2_SEG_VERB_PLAN /* no NIC; weight 0: back to NCCL's own choice, 1: plans are welcome */
+    R2_SEG_VERB_PLAN /* no NIC */
 };
 
 enum r2_seg_fault {
@@ -368,13 +367,15 @@ struct r2_seg_command {
     uint64_t rate;        /* bytes per second, for SLOW */
     uint64_t after_bytes; /* the fault starts after that many bytes on the NIC */
     uint64_t for_ms;      /* 0: until RECOVER_NIC */
-    uint32_t weight;      /* for SET_WEIGHT; for DRAIN_NIC: 1 drains the last one, too */
+    uint32_t weight;      /* for SET_WEIGHT */
     int32_t code;         /* 0 or -errno */
     uint64_t answered_mono_ns;
     uint64_t answered_id; /* request_id that the answer belongs to */
     char nic[R2_SEG_NAME];
     char result[256];
-    uint8_t reserved[136];
+    uint32_t force; /* for DRAIN_NIC: 1 drains the last usable NIC, too; else 0 */
+    uint32_t plan;  /* for PLAN: 0: back to NCCL's own choice, 1: plans may be taken */
+    uint8_t reserved[128];
 };
 
 enum r2_seg_event {

@@ -59,7 +59,7 @@ def drain_nic(
         selection(pid, job, node, everything),
         nic,
         timeout,
-        lambda name: Command("drain-nic", nic=name, weight=int(force)),
+        lambda name: Command("drain-nic", nic=name, force=force),
     )
     if not wait or not all(answer.ok for _, answer in answers):
         show_answers(answers, as_json, "is being drained")

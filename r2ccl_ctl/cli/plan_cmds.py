@@ -56,7 +56,7 @@ def _say(
     wanted = selection(pid, job, node, everything)
     processes = select_targets(wanted)
     say_left_out(wanted, processes)
-    command = Command("plan", weight=int(on))
+    command = Command("plan", plan=on)
     answers = send_commands(
         [(process, command) for process in processes], timeout=parse_duration(timeout)
     )

@@ -114,7 +114,7 @@ class Side:
     def counter(self, name: str) -> int:
         return self.snapshot().counters[name]
 
-    def fail(self, nic: str, kind: str, direction: str = "both", **more: int) -> None:
+    def fail(self, nic: str, kind: str, direction: str = "both", **more: Any) -> None:
         """Inject a fault: kind, and rate, loss_ppm, after_bytes, for_ms as Command has them."""
         self._command(Command("fail-nic", nic=nic, fault=kind, direction=direction, **more))
 

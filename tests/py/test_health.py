@@ -46,8 +46,9 @@ def ramping(side: Side, nic: str) -> list[PathRow]:
     return [p for p in side.snapshot().paths if p.nic == nic and p.state == "ramping"]
 
 
-def ask(side: Side, verb: str, nic: str, weight: int = 0) -> control.Answer:
-    return control.send_command(side.segment, Command(verb, nic=nic, weight=weight), timeout=10.0)
+def ask(side: Side, verb: str, nic: str, weight: int = 0, *, force: bool = False) -> control.Answer:
+    command = Command(verb, nic=nic, weight=weight, force=force)
+    return control.send_command(side.segment, command, timeout=10.0)
 
 
 @pytest.mark.parametrize("kind", ["blackhole", "error"])
@@ -207,7 +208,7 @@ def test_drain_of_the_last_one(build: Build) -> None:
         assert not answer.ok and "last usable NIC" in answer.text and "--force" in answer.text
         (found,) = drain.wait([(pair.tx.segment, A)], 20.0)
         assert found.done, str(pair)
-        assert ask(pair.tx, "drain-nic", B, weight=1).ok  # --force
+        assert ask(pair.tx, "drain-nic", B, force=True).ok
         (found,) = drain.wait([(pair.tx.segment, B)], 20.0)
         assert found.done, str(pair)
         stalled = pair.rx.counter("messages_received")

@@ -188,7 +188,7 @@ def test_the_operator_ends_a_replay(build: Build, recorded: Recorded, tmp_path: 
     with job(build, name, folder, recorded.pattern, pause=10) as running:
         until(lambda: all_have(name, "tree", 2), "the plan", 60)
         for process in processes(name):
-            assert control.send_command(process, Command("plan", weight=0), timeout=10).ok
+            assert control.send_command(process, Command("plan", plan=False), timeout=10).ok
         until(
             lambda: any("replay ended" in line for line in said(name)) and all_have(name, "", 3),
             "stock, and why",

@@ -131,13 +131,13 @@ def test_off_and_on_again(build: Build) -> None:
         meet(name)
         lose(name)
         until(lambda: runs(name), "the plan is taken everywhere", 60)
-        command(name, 2, "plan", weight=0)
+        command(name, 2, "plan", plan=False)
         until(lambda: stock(name), "back to stock", 60)
         goes_on(name)
         assert stock(name)
         assert {comm.seconds for comm in comms(name)} == {1}, "kept"
         makings, before = [comm.make_ns for comm in comms(name)], one_epoch(name)
-        command(name, 2, "plan", weight=1)
+        command(name, 2, "plan", plan=True)
         until(lambda: everywhere(name, "tree"), "taken again", 60)
         assert one_epoch(name) > before
         assert [comm.make_ns for comm in comms(name)] == makings, "without another making"

@@ -300,6 +300,8 @@ static void test_bad_commands(void)
         {fail_nic("nic0"), -EINVAL}, /* loss */
         {fail_nic("nic0"), -EINVAL}, /* duration */
         {{.verb = R2_SEG_VERB_SET_WEIGHT, .nic = "nic0", .weight = 1000001}, -EINVAL},
+        {{.verb = R2_SEG_VERB_DRAIN_NIC, .nic = "nic0", .force = 2}, -EINVAL},
+        {{.verb = R2_SEG_VERB_PLAN, .plan = 2}, -EINVAL},
         {{.verb = 99, .nic = "nic0"}, -EOPNOTSUPP},
         {{.verb = R2_SEG_VERB_NONE, .nic = "nic0"}, -EOPNOTSUPP},
     };
