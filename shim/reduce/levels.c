@@ -14,9 +14,11 @@
 #include <immintrin.h>
 #endif
 
+#define NO_ASAN __attribute__((no_sanitize("address")))
+
 #define LEVEL base
 #define W 16
-#define TARGET
+#define TARGET NO_ASAN
 #include "reduce/loops.h"
 
 #ifdef __x86_64__
@@ -28,7 +30,7 @@
 
 #define LEVEL avx2
 #define W 32
-#define TARGET __attribute__((target("avx2,f16c")))
+#define TARGET NO_ASAN __attribute__((target("avx2,f16c")))
 #define HALVES(s, part) _mm256_cvtph_ps(_mm256_extracti128_si256((__m256i)(s), part))
 #define JOINED(a, b)                                                                               \
     _mm256_set_m128i(_mm256_cvtps_ph((__m256)(b), 0), _mm256_cvtps_ph((__m256)(a), 0))
@@ -36,7 +38,7 @@
 
 #define LEVEL avx512
 #define W 64
-#define TARGET __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl")))
+#define TARGET NO_ASAN __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl")))
 #define HALVES(s, part) _mm512_cvtph_ps(_mm512_extracti64x4_epi64((__m512i)(s), part))
 #define JOINED(a, b)                                                                               \
     _mm512_inserti64x4(_mm512_castsi256_si512(_mm512_cvtps_ph((__m512)(a), 0)),                    \

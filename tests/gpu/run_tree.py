@@ -4,6 +4,7 @@
     run_tree.py                                     # 4 nodes x 2 NICs of 4 Gbit/s, 64 to 512 MiB
     run_tree.py --nodes 8 --rate 2gbit              # 8 nodes on 4 GPUs (two nodes' ranks on each)
     run_tree.py --states half,two,three --env R2CCL_PLAN_ORDERS=3
+    run_tree.py --direct --nics 4 --rate 2gbit      # AllReduce carried out by R2CCL
     run_tree.py --standin --rate 100mbit --min 4M --max 16M          # without a GPU
 
 Nodes are network namespaces with veth NICs that tc shapes; 1 rank per node, which share GPUs where
@@ -63,6 +64,8 @@ class Setup:
 
     def env(self, plan: bool) -> dict[str, str]:
         ours = {"R2CCL_PLAN": "on"} if plan else {"R2CCL_PLAN": "off", "NCCL_ALGO": "Ring"}
+        if plan and self.opts.direct:
+            ours = {"R2CCL_PLAN": "off", "R2CCL_ALLREDUCE": "direct"}
         env = transports.transport_env(transports.parse_variant("preload"), self.bed.nic_prefix,
                                        self.bed.oob)
         place = transports.ROOT / "build" / "hostnccl" if self.opts.standin else (
@@ -269,7 +272,8 @@ def watched_change(setup: Setup, run: Running, lost: dict[int, int], state: Stat
             change.decided = now
         if change.made is None and comms and min(c.epoch for c in comms) > before:
             change.made = now
-        new = [c for c in comms if c.plan and c.epoch >= before + 2]  # make, then switch
+        steps = 1 if setup.opts.direct else 2  # weights; or make, then switch
+        new = [c for c in comms if c.plan and c.epoch >= before + steps]
         if len(new) < setup.shape.world or len({c.epoch for c in new}) > 1:
             return False
         change.taken, change.plan = now, new[0].plan
@@ -340,6 +344,8 @@ def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
     p.add_argument("--patience", type=float, default=40.0, help="seconds for a plan to come")
     p.add_argument("--budget", type=float, default=240.0, help="seconds for everything")
     p.add_argument("--standin", action="store_true", help="the stand-in for NCCL, without GPUs")
+    p.add_argument("--direct", action="store_true",
+                   help="R2CCL_ALLREDUCE=direct in place of plans")
     p.add_argument("--env", action="append", default=[], metavar="KEY=VALUE")
     p.add_argument("--json", default=None, metavar="FILE")
     opts = p.parse_args(argv)

@@ -2,43 +2,12 @@
  * a scripted transport (rung 2). The order itself: test_topology. It cannot prove that real NICs
  * are where their paths below /sys/devices say. */
 #include "check.h"
-#include "enginelib/remote.h"
+#include "near_bed.h"
 
 #define CHUNK (64u * 1024)
-#define NICS 4
 #define EACH 8 /* chunks that a path takes while nothing is known of it */
 
 static uint8_t data[EACH * NICS * CHUNK];
-static struct remote r;
-static struct r2_ep *ep[NICS];
-
-/* Two sockets. NIC 2 is behind the PCIe switch of NIC 0, NIC 3 on the same socket, NIC 1 across. */
-static void place_nics(void)
-{
-    static const char *const paths[NICS] = {
-        "/sys/devices/pci0000:16/0000:16:02.0/0000:17:00.0/0000:18:00.0",
-        "/sys/devices/pci0000:80/0000:80:02.0/0000:81:00.0/0000:82:00.0",
-        "/sys/devices/pci0000:16/0000:16:02.0/0000:17:01.0/0000:19:00.0",
-        "/sys/devices/pci0000:2a/0000:2a:02.0/0000:2b:00.0/0000:2c:00.0",
-    };
-
-    for (int i = 0; i < NICS; i++) {
-        snprintf(r2_local.nics[i].pci_path, sizeof(r2_local.nics[i].pci_path), "%s", paths[i]);
-        r2_local.nics[i].numa = i == 1;
-    }
-    r2_near_find();
-}
-
-static void begin(void)
-{
-    remote_new(&r, true, NICS);
-    CHECK(remote_open(&r, NICS));
-    for (int i = 0; i < NICS; i++) {
-        ep[i] = fake_find(r.id, i, i, 0);
-        CHECK(ep[i]);
-    }
-}
-
 /* The NICs whose lanes are asked for one more message of so many chunks, as bits. */
 static unsigned asked(unsigned chunks)
 {
@@ -93,34 +62,9 @@ static void test_a_busy_one_does_not(void)
     remote_end(&r);
 }
 
-/* R2CCL_MODE=migrate: the nearest one that is up takes the place of a home NIC that is lost. */
-static void test_the_nearest_stands_in(void)
-{
-    static const int in_turn[NICS] = {0, 2, 3, 1};
-    const struct r2_settings *was = r2_eng.set;
-    static struct r2_settings migrate;
-
-    migrate = *was;
-    migrate.mode = R2_MODE_MIGRATE;
-    begin();
-    r2_peer_lock(r.conn->peer);
-    r2_eng.set = &migrate;
-    for (int i = 0; i < NICS; i++) {
-        CHECK_EQ(r2_conn_stays(r.conn), in_turn[i]);
-        ((struct r2_path *)ep[in_turn[i]]->params.owner)->state =
-            R2_PATH_TESTING; /* takes no chunks */
-    }
-    for (int i = 0; i < NICS; i++)
-        ((struct r2_path *)ep[i]->params.owner)->state = R2_PATH_PROVEN;
-    r2_eng.set = was;
-    r2_peer_unlock(r.conn->peer);
-    remote_end(&r);
-}
-
 static const struct check_test tests[] = {
     {"nearer_ones_first", test_nearer_ones_first},
     {"a_busy_one_does_not", test_a_busy_one_does_not},
-    {"the_nearest_stands_in", test_the_nearest_stands_in},
     {0},
 };
 
