@@ -45,6 +45,14 @@ _ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 # Placement and environment: pure
 
 
+def forget_stdout() -> None:
+    """What Python still holds for a stdout that takes nothing would fail again at the exit."""
+    with contextlib.suppress(OSError, ValueError):
+        sink = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(sink, sys.stdout.fileno())
+        os.close(sink)
+
+
 def place_ranks(ranks: int, nodes: int, per_node: int) -> list[Place]:
     """Ranks on nodes in blocks, as torchrun and mpirun have it. Spread evenly, the first nodes have
     one more where they cannot all have the same."""
@@ -403,6 +411,8 @@ def run(spec: LaunchSpec) -> int:
                 with contextlib.suppress(OSError):  # the terminal may be gone
                     print("launch: interrupted; the job is ended", file=sys.stderr, flush=True)
                 return 128 + err.number
+    if any(rank.unshown for rank in job.ranks):
+        forget_stdout()
     for rank in job.ranks:
         if rank.unshown:
             print(
