@@ -12,7 +12,7 @@
 #include "device/copies.h"
 #include "device/device.h"
 #include "direct/direct.h"
-#include "plan/direct.h"
+#include "plan/shard.h"
 #include "plan/schedule.h"
 #include "real/real.h"
 #include "reduce/reduce.h"
@@ -379,13 +379,13 @@ void r2_vote_reported(struct r2_vote *v, int rank, const struct r2_agree_report 
 /* What the ranks have left calls for; false: not known of all. Lock held. */
 static bool weigh(const struct r2_vote *v, struct weights *w)
 {
-    struct r2_direct_node nodes[R2_DIRECT_RANKS] = {0};
-    struct r2_direct_input input = {.p = v->nranks, .nodes = nodes};
+    struct r2_shard_node nodes[R2_DIRECT_RANKS] = {0};
+    struct r2_shard_input input = {.p = v->nranks, .nodes = nodes};
 
     for (int r = 0; r < v->nranks; r++)
         nodes[r].out = nodes[r].in = v->rates[r];
     *w = (struct weights){WEIGHTS_MAGIC, (uint32_t)v->nranks};
-    return r2_direct_weights(&input, w->of);
+    return r2_shard_weights(&input, w->of);
 }
 
 static bool notable(const struct r2_vote *v, const struct weights *w)
