@@ -12,8 +12,8 @@
 #include "device/copies.h"
 #include "device/device.h"
 #include "direct/direct.h"
-#include "plan/shard.h"
 #include "plan/schedule.h"
+#include "plan/shard.h"
 #include "real/real.h"
 #include "reduce/reduce.h"
 #include "settings/settings.h"
@@ -57,7 +57,6 @@ struct r2_vote {
     char why[WHY]; /* this rank refuses */
     struct r2_direct *direct;
     struct r2_copies *copies; /* NULL: the buffers are the host's */
-    uint64_t given;           /* operations whose gates are on streams */
     double *rates;            /* rank 0: bytes/s that each rank has left; 0: not known */
     /* rank 0; NULL: none is proposed; none was agreed, so they are equal */
     struct weights *proposed, *agreed;
@@ -78,23 +77,31 @@ static void gpu_free(void *user, void *memory, size_t len)
     (void)user, (void)memory, (void)len; /* the window goes with the copies */
 }
 
-static int gpu_begin(void *user, const struct r2_direct_call *call)
+static int gpu_start(void *user, const struct r2_direct_call *call)
 {
-    return r2_copies_begin(user, call->event);
+    return r2_copies_start(user, call->stream);
 }
 
-static void gpu_end(void *user)
+static int gpu_queue(void *user, const struct r2_direct_call *call, bool out, bool written,
+                     void *slot, uint64_t offset, size_t len)
 {
-    r2_copies_end(user);
+    const char *from = (const char *)(written ? call->out : call->in) + offset;
+
+    return out ? r2_copies_queue(user, true, slot, from, len)
+               : r2_copies_queue(user, false, (char *)call->out + offset, slot, len);
+}
+
+static int gpu_gate(void *user, const struct r2_direct_call *call, uint64_t number)
+{
+    return r2_copies_gate(user, call->stream, number);
 }
 
 static int gpu_copy(void *user, const struct r2_direct_call *call, bool out, bool written,
                     void *slot, uint64_t offset, size_t len)
 {
-    const char *from = (const char *)(written ? call->out : call->in) + offset;
-
-    return out ? r2_copies_copy(user, true, slot, from, len)
-               : r2_copies_copy(user, false, (char *)call->out + offset, slot, len);
+    (void)call, (void)written, (void)slot, (void)offset, (void)len; /* as it was queued */
+    r2_copies_let(user, out);
+    return 1;
 }
 
 static int gpu_copied(void *user, bool out)
@@ -104,8 +111,9 @@ static int gpu_copied(void *user, bool out)
 
 static const struct r2_direct_device gpu = {.alloc = gpu_alloc,
                                             .free = gpu_free,
-                                            .begin = gpu_begin,
-                                            .end = gpu_end,
+                                            .start = gpu_start,
+                                            .queue = gpu_queue,
+                                            .gate = gpu_gate,
                                             .copy = gpu_copy,
                                             .copied = gpu_copied};
 
@@ -194,7 +202,7 @@ _Static_assert(sizeof(struct ballot) + sizeof(struct r2_links_card) <= R2_AGREE_
 static void open_gates(struct r2_vote *v)
 {
     if (v->copies)
-        r2_copies_open(v->copies, v->given);
+        r2_copies_open_all(v->copies);
 }
 
 /* The progress thread: all connections are made or never will be; or all is over. */
@@ -224,14 +232,6 @@ static void on_changed(void *user)
         r2_comms_broken(v->comm, "a peer of an AllReduce is gone");
 }
 
-/* All streams share one hardware queue: one that waits for the operation holds up its copies. */
-static bool one_queue(void)
-{
-    const char *queues = getenv("CUDA_DEVICE_MAX_CONNECTIONS");
-
-    return queues && atoi(queues) == 1;
-}
-
 static int make(struct r2_vote *v, struct r2_direct **out)
 {
     struct r2_direct_config config = {.net = r2_real_plugin_symbol("ncclNetPlugin_v12"),
@@ -245,8 +245,6 @@ static int make(struct r2_vote *v, struct r2_direct **out)
     int rc = config.net ? 0 : -ENOENT;
 
     *out = NULL;
-    if (rc == 0 && r2_device_cuda() && one_queue())
-        rc = -EDEADLK;
     if (rc == 0 && r2_device_cuda())
         rc = r2_copies_new(&v->copies, v->device, config.memory);
     if (v->copies) {
@@ -263,8 +261,6 @@ static const char *reason(int rc)
         return "the R2CCL plugin is not in use";
     case -ENOTSUP:
         return "CUDA's driver has no stream waits";
-    case -EDEADLK:
-        return "CUDA_DEVICE_MAX_CONNECTIONS is 1";
     case -ENODEV:
         return "no NICs";
     default:
@@ -480,26 +476,12 @@ static enum outcome outcome(struct r2_vote *v)
 }
 
 /* Hands it over: with CUDA it goes on by itself. */
-static int give(struct r2_vote *v, struct r2_direct_call *call, void *stream)
+static int give(struct r2_vote *v, const struct r2_direct_call *call)
 {
     uint64_t number;
-    int rc = v->copies ? r2_copies_mark(v->copies, stream, &call->event) : 0;
+    int rc = r2_direct_allreduce(v->direct, call, &number);
 
-    if (rc)
-        return rc;
-    rc = r2_direct_allreduce(v->direct, call, &number);
-    if (!v->copies)
-        return rc ? rc : r2_direct_wait(v->direct, number);
-    if (rc) {
-        r2_copies_forget(v->copies, call->event);
-        return rc;
-    }
-    pthread_mutex_lock(&v->lock);
-    v->given = number;
-    if (v->outcome == ABORTED) /* meanwhile: nobody else may see this one */
-        open_gates(v);
-    pthread_mutex_unlock(&v->lock);
-    return r2_copies_gate(v->copies, stream, number);
+    return rc || v->copies ? rc : r2_direct_wait(v->direct, number);
 }
 
 static int run(struct r2_vote *v, const struct r2_op *op)
@@ -509,8 +491,9 @@ static int run(struct r2_vote *v, const struct r2_op *op)
                                   .count = op->word[COUNT],
                                   .type = (int)op->word[TYPE],
                                   .op = (int)op->word[OP],
+                                  .stream = (void *)op->word[STREAM],
                                   .weights = v->weights};
-    int rc = give(v, &call, (void *)op->word[STREAM]);
+    int rc = give(v, &call);
 
     if (rc == 0) {
         __atomic_fetch_add(&r2_comm_row(v->comm)->planned, 1, __ATOMIC_RELAXED);

@@ -27,6 +27,8 @@ struct rank {
     struct r2_exec *x;
     struct r2_schedule schedule;
     uint32_t in[COUNT_MOST], out[COUNT_MOST];
+    uint64_t base;
+    uint64_t copies[2]; /* steps whose copies have begun, or that have none */
     unsigned begun[2], told[2];
     char *slots;
 };
@@ -81,11 +83,30 @@ static void deliver(struct pipe *q)
     q->moved++;
 }
 
+/* A device may have been told of all copies before the first step began: they come in list order,
+ * from and to the slots that were said then. */
+static void check_order(struct rank *r, bool out, bool written, const void *slot, uint64_t offset,
+                        size_t len)
+{
+    struct r2_step step;
+
+    do {
+        CHECK_LT(r->copies[out], r->schedule.n_steps);
+        r2_schedule_step(&r->schedule, r->copies[out]++, &step);
+    } while (step.count == 0 || (out ? step.own == R2_STEP_NOTHING : !r2_exec_lands(&step)));
+    CHECK(slot == r2_exec_slot(r->x, r->base + r->copies[out] - 1));
+    CHECK_EQ(offset, step.offset * r->schedule.elem);
+    CHECK_EQ(len, step.count * r->schedule.elem);
+    if (out)
+        CHECK_EQ(written, step.own == R2_STEP_OUTPUT);
+}
+
 static int copy(void *user, bool out, bool written, void *slot, uint64_t offset, size_t len)
 {
     struct rank *r = user;
 
     CHECK_LE(offset + len, COUNT_MOST * sizeof(r->in[0]));
+    check_order(r, out, written, slot, offset, len);
     if (out)
         memcpy(slot, (char *)(written || in_place ? r->out : r->in) + offset, len);
     else
@@ -157,7 +178,8 @@ static void run(int p, uint64_t count)
     for (int r = 0; r < p; r++) {
         for (uint64_t i = 0; i < count; i++)
             ranks[r].in[i] = ranks[r].out[i] = (uint32_t)check_random();
-        r2_exec_begin(ranks[r].x, &ranks[r].schedule);
+        ranks[r].copies[0] = ranks[r].copies[1] = 0;
+        r2_exec_begin(ranks[r].x, &ranks[r].schedule, ranks[r].base);
     }
     for (int turn = 0; turn < 2000000 && ended < p; turn++) {
         int r = (int)check_below((uint64_t)p);
@@ -171,6 +193,8 @@ static void run(int p, uint64_t count)
             ended += r2_exec_ended(ranks[k].x);
     }
     CHECK_EQ(ended, p);
+    for (int r = 0; r < p; r++)
+        ranks[r].base += ranks[r].schedule.n_steps;
     for (uint64_t i = 0; i < count; i++) {
         uint32_t sum = 0;
 
