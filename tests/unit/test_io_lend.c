@@ -140,28 +140,38 @@ static bool lend_until(atomic_long *counter, long value)
     return atomic_load(counter) >= value;
 }
 
-/* Events while the caller polls wake the thread for few of them, and it runs none. A machine that
- * takes the caller's core away for long makes it come too late, so one round of several must do. */
-static void test_caller_runs_what_is_brief(void)
+/* Rounds of events while the caller polls. A busy machine takes the caller's core away in the
+ * middle of some, and then the thread steps in: so rounds are short, and many must be without it.
+ */
+static void rounds_without_the_thread(void (*event)(uint64_t until))
 {
     uint64_t until = r2_now_ns() + LIMIT_NS;
-    long before, slept;
 
-    do {
-        before = atomic_load(&by_thread);
-        slept = naps();
-        for (int i = 0; i < EVENTS; i++) {
+    for (int good = 0; good < EVENTS / ROUND;) {
+        long before = atomic_load(&by_thread), slept = naps();
+
+        CHECK_MSG(r2_now_ns() < until, "only %d good rounds", good);
+        for (int i = 0; i < ROUND; i++) {
             uint64_t next = r2_now_ns() + GAP_NS;
 
-            put(&brief_fd);
-            CHECK(lend_until(&seen, atomic_fetch_add(&written, 1) + 1));
+            event(until);
             while (r2_now_ns() < next)
                 r2_io_lend(r2_io_at(0), &worked);
         }
-        slept = naps() - slept;
-    } while ((atomic_load(&by_thread) != before || slept > EVENTS / 10) && r2_now_ns() < until);
-    CHECK_EQ(atomic_load(&by_thread), before);
-    CHECK(slept <= EVENTS / 10);
+        good += atomic_load(&by_thread) == before && naps() - slept <= ROUND / 10;
+    }
+}
+
+static void brief_event(uint64_t until)
+{
+    (void)until;
+    put(&brief_fd);
+    CHECK(lend_until(&seen, atomic_fetch_add(&written, 1) + 1));
+}
+
+static void test_caller_runs_what_is_brief(void)
+{
+    rounds_without_the_thread(brief_event);
 }
 
 /* Each while the caller goes on polling, so that the thread must be woken for them. */
@@ -277,39 +287,32 @@ static long both_ran(void)
 }
 
 /* What a task leaves is the caller's as long as it comes again, and wakes nobody ... */
+static void event_and_two_tasks(uint64_t until)
+{
+    long ran = both_ran();
+
+    atomic_store(&ask_one, true);
+    put(&brief_fd);
+    atomic_fetch_add(&written, 1);
+    while (both_ran() < ran + 2 && atomic_load(&seen) < atomic_load(&written) &&
+           r2_now_ns() < until)
+        r2_io_lend(r2_io_at(0), &worked);
+    CHECK(r2_now_ns() < until);
+    atomic_store(&ask_one, false);
+}
+
 static void test_left_for_the_next_look(void)
 {
-    uint64_t until = r2_now_ns() + LIMIT_NS;
-    long slept;
-
-    do {
-        slept = naps();
-        for (int i = 0; i < EVENTS; i++) {
-            long ran = both_ran();
-            uint64_t next = r2_now_ns() + GAP_NS;
-
-            atomic_store(&ask_one, true);
-            put(&brief_fd);
-            atomic_fetch_add(&written, 1);
-            while (both_ran() < ran + 2 && atomic_load(&seen) < atomic_load(&written) &&
-                   r2_now_ns() < until)
-                r2_io_lend(r2_io_at(0), &worked);
-            CHECK(r2_now_ns() < until);
-            atomic_store(&ask_one, false);
-            while (r2_now_ns() < next)
-                r2_io_lend(r2_io_at(0), &worked);
-        }
-        slept = naps() - slept;
-    } while (slept > EVENTS / 5 && r2_now_ns() < until);
-    CHECK(slept <= EVENTS / 5);
+    rounds_without_the_thread(event_and_two_tasks);
 }
 
 /* ... and the thread's if it does not. */
 static void test_left_for_the_thread(void)
 {
+    uint64_t limit = r2_now_ns() + LIMIT_NS;
     int left = 0;
 
-    for (int turn = 0; turn < 3 * ROUND && left < ROUND / 2; turn++) {
+    while (left < ROUND / 2 && r2_now_ns() < limit) {
         uint64_t until = r2_now_ns() + TAKES_NS, warm = r2_now_ns() + 3000000;
         long mine = atomic_load(&many_by_caller), ran = both_ran();
 
