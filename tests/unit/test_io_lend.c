@@ -1,6 +1,7 @@
 /* io/io: a caller that polls stands in for the one I/O thread (r2_io_lend). What may run where,
  * that nothing is lost on the way, and that callbacks still run one after another. Rung 2: the real
  * thread, without a transport. */
+#define _GNU_SOURCE
 #include "check.h"
 
 #include <pthread.h>
@@ -8,6 +9,7 @@
 #include <stdio.h>
 #include <string.h>
 #include <sys/eventfd.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include "io/io.h"
@@ -17,7 +19,7 @@
 #define LIMIT_NS (UINT64_C(20) * 1000000000)
 #define CALLERS 2
 #define ROUND 20
-#define EVENTS 500
+#define FEW 5
 #define GAP_NS 30000        /* between events, spent polling */
 #define TAKES_NS 2000000000 /* far more than the thread takes to notice that nobody polls */
 #define MANY 40
@@ -140,26 +142,52 @@ static bool lend_until(atomic_long *counter, long value)
     return atomic_load(counter) >= value;
 }
 
-/* Rounds of events while the caller polls. A busy machine takes the caller's core away in the
- * middle of some, and then the thread steps in: so rounds are short, and many must be without it.
- */
-static void rounds_without_the_thread(void (*event)(uint64_t until))
+static void lend_for(uint64_t ns)
+{
+    uint64_t until = r2_now_ns() + ns;
+
+    while (r2_now_ns() < until)
+        r2_io_lend(r2_io_at(0), &worked);
+}
+
+/* A thread that was woken and waits for a core shows only once it sleeps again. */
+static long naps_of_a_sleeper(uint64_t until)
+{
+    struct naps now;
+
+    while (!(now = naps_now()).asleep && r2_now_ns() < until)
+        lend_for(GAP_NS);
+    return now.n;
+}
+
+static long preempted(void)
+{
+    struct rusage ru;
+
+    CHECK_EQ(getrusage(RUSAGE_THREAD, &ru), 0);
+    return ru.ru_nivcsw;
+}
+
+/* Few events at a time while the caller polls: the thread mostly sleeps through them. It looks once
+ * in a millisecond, and steps in when the caller loses its core: such rounds do not count. */
+static void thread_sleeps_through(void (*event)(uint64_t until))
 {
     uint64_t until = r2_now_ns() + LIMIT_NS;
+    int good = 0, rounds = 0;
 
-    for (int good = 0; good < EVENTS / ROUND;) {
-        long before = atomic_load(&by_thread), slept = naps();
+    while (rounds < 100 && r2_now_ns() < until) {
+        long slept = naps_of_a_sleeper(until), before = atomic_load(&by_thread), lost = preempted();
 
-        CHECK_MSG(r2_now_ns() < until, "only %d good rounds", good);
-        for (int i = 0; i < ROUND; i++) {
-            uint64_t next = r2_now_ns() + GAP_NS;
-
+        for (int i = 0; i < FEW; i++) {
             event(until);
-            while (r2_now_ns() < next)
-                r2_io_lend(r2_io_at(0), &worked);
+            lend_for(GAP_NS);
         }
-        good += atomic_load(&by_thread) == before && naps() - slept <= ROUND / 10;
+        if (preempted() != lost)
+            continue;
+        rounds++;
+        good += naps_of_a_sleeper(until) == slept && atomic_load(&by_thread) == before;
     }
+    CHECK_MSG(good > rounds / 4, "%d of %d rounds", good, rounds);
 }
 
 static void brief_event(uint64_t until)
@@ -171,7 +199,7 @@ static void brief_event(uint64_t until)
 
 static void test_caller_runs_what_is_brief(void)
 {
-    rounds_without_the_thread(brief_event);
+    thread_sleeps_through(brief_event);
 }
 
 /* Each while the caller goes on polling, so that the thread must be woken for them. */
@@ -303,7 +331,7 @@ static void event_and_two_tasks(uint64_t until)
 
 static void test_left_for_the_next_look(void)
 {
-    rounds_without_the_thread(event_and_two_tasks);
+    thread_sleeps_through(event_and_two_tasks);
 }
 
 /* ... and the thread's if it does not. */
