@@ -2,6 +2,7 @@
  * that nothing is lost on the way, and that callbacks still run one after another. Rung 2: the real
  * thread, without a transport. */
 #define _GNU_SOURCE
+#include "await.h"
 #include "check.h"
 
 #include <pthread.h>
@@ -69,8 +70,7 @@ static void run_many(struct r2_task *t)
 static void held_inside(void)
 {
     atomic_store(&held, true);
-    while (atomic_load(&hold))
-        usleep(100); /* a cancellation point, as read and write are */
+    AWAIT(!atomic_load(&hold)); /* a cancellation point, as read and write are */
 }
 
 static void ready(struct r2_io_fd *f, uint32_t events)
