@@ -23,7 +23,7 @@ static const struct r2_tcp_error table[] = {
     ROW(EAFNOSUPPORT, "the peer's NIC has another address family", LOCAL_CONFIG, TOLD),
     ROW(EPERM, "a local firewall refuses", LOCAL_CONFIG, TOLD),
     ROW(EACCES, "the peer does not prove the secret, or a firewall refuses", REMOTE_PROCESS, TOLD),
-    ROW(EMFILE, "no file descriptors left (ulimit -n)", LOCAL_HOST, TOLD),
+    ROW(EMFILE, "too few file descriptors, here or at the peer (ulimit -n)", LOCAL_HOST, TOLD),
     ROW(ENFILE, "no file descriptors left in the system", LOCAL_HOST, TOLD),
     ROW(ENOMEM, "no memory here", LOCAL_HOST, ANEW),
     ROW(ENOBUFS, "no memory for socket buffers here", LOCAL_HOST, ANEW),
