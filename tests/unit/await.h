@@ -9,7 +9,7 @@
 
 static inline void await_nap(void)
 {
-    usleep(500);
+    usleep(200);
 }
 
 /* Bounded: the test has failed if it is not so within 40 s. */
@@ -22,7 +22,7 @@ static inline void await_nap(void)
         }                                                                                          \
     } while (0)
 
-/* Head of a loop that goes round about once in half a millisecond while that holds, `ms` at most.
+/* Head of a loop that goes every 0.2 ms while that holds, `ms` at most.
  */
 #define WHILE_MS(ms, cond)                                                                         \
     for (uint64_t until_ = r2_now_ns() + (uint64_t)(ms)*R2_NS_PER_MS;                              \

@@ -310,7 +310,7 @@ static void crowd(const uint8_t id[R2_AGREE_ID])
         close(fds[next]);
         fds[next] = dial(&tail.addr);
         next = (next + 1) % CROWD;
-        usleep(1000);
+        await_nap();
     }
     atomic_store(&sh->stuck, 2);
     for (int i = 0; i < CROWD; i++) {
@@ -441,7 +441,7 @@ static void fork_at_the_door(void)
         CHECK_EQ(r2_agree_tail_decode(id, &tail), 0);
         while (!atomic_load(&sh->stuck)) {
             close(dial(&tail.addr));
-            usleep(100);
+            await_nap();
         }
         atomic_store(&sh->stuck, 2);
         return;

@@ -229,6 +229,7 @@ static void test_one_reading(void)
 /* Tables that cannot be read are asked for ten times a second, whatever events come. */
 static void test_failed_readings(void)
 {
+    bool even = false;
     uint64_t start;
     int before;
 
@@ -237,10 +238,8 @@ static void test_failed_readings(void)
     before = look(&kernel.tables);
     start = r2_now_ns();
     lose();
-    for (int ms = 0; ms < WAIT_MS && look(&kernel.tables) < before + 8; ms++) {
-        tell(ms % 2);
-        usleep(1000);
-    }
+    WHILE_MS (WAIT_MS, look(&kernel.tables) < before + 8)
+        tell(even = !even);
     CHECK_GE(look(&kernel.tables), before + 8);
     CHECK_GE(r2_now_ns() - start, 690 * R2_NS_PER_MS);
     set(&kernel.no_tables, false);
@@ -332,7 +331,6 @@ static void ask_both(int unused)
  * newer "down", come at once. */
 static bool down_after_between(void)
 {
-    uint64_t start;
     bool came;
 
     settle_quietly();
@@ -358,9 +356,8 @@ static bool down_after_between(void)
     if (!came)
         return false;
     CHECK(remote_command(event_after_look, 0)); /* if it has not been read */
-    start = r2_now_ns();
-    while (link_is(true) && r2_now_ns() - start < 800 * R2_NS_PER_MS)
-        usleep(1000);
+    WHILE_MS (800, link_is(true))
+        ;
     return !link_is(true);
 }
 

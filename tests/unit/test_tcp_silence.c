@@ -64,10 +64,9 @@ static int accepted(int index, int nic, struct r2_lane **out, int max)
 {
     int found = 0;
 
-    for (int i = 0; i < 3000 && !found; i++) {
+    WHILE_MS (15000, !found) {
         struct r2_list *n;
 
-        usleep(i < 100 ? 1000 : 5000);
         pthread_mutex_lock(&r2_tcp.lock);
         R2_LIST_FOR_EACH (n, &r2_tcp.accepted) {
             struct r2_ep *ep = R2_CONTAINER_OF(n, struct r2_ep, node);

@@ -137,7 +137,7 @@ static struct r2_ep *being_made(void)
             pthread_mutex_unlock(&ep->lock);
         }
         pthread_mutex_unlock(&r2_verbs.lock);
-        usleep(100);
+        await_nap();
     }
     return found;
 }

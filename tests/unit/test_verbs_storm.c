@@ -365,7 +365,7 @@ static void settle(void)
             test_slot(l, s);
             busy |= s->size > 0;
         }
-        usleep(200);
+        await_nap();
     }
 }
 
