@@ -4,6 +4,7 @@
 
 #include <unistd.h>
 
+#include "await.h"
 #include "check.h"
 #include "util/clock.h"
 
@@ -22,10 +23,14 @@ static inline void await_nap(void)
         }                                                                                          \
     } while (0)
 
-/* Head of a loop that goes every 0.2 ms while that holds, `ms` at most.
- */
+/* Head of a loop: once in 0.2 ms while that holds, `ms` at most. */
 #define WHILE_MS(ms, cond)                                                                         \
     for (uint64_t until_ = r2_now_ns() + (uint64_t)(ms)*R2_NS_PER_MS;                              \
          (cond) && r2_now_ns() < until_; await_nap())
+
+/* It stays so for `ms`. */
+#define STAYS_MS(ms, cond)                                                                         \
+    WHILE_MS (ms, true)                                                                            \
+    CHECK_MSG(cond, "%s does not stay so", #cond)
 
 #endif

@@ -2,6 +2,7 @@
  * Rung 3: processes over loopback. It cannot prove anything between hosts. */
 #define _GNU_SOURCE
 #include "agree_ranks.h"
+#include "await.h"
 
 #include <arpa/inet.h>
 #include <dirent.h>
@@ -173,7 +174,7 @@ static void attack(const uint8_t id[R2_AGREE_ID])
             say(fd, (enum r2_agree_kind)(1 + check_below(R2_FRAME_KINDS - 1)), token, noise,
                 (uint32_t)check_below(sizeof(noise)));
         }
-        usleep(3000); /* while the ranks change their plan */
+        await_nap(); /* while the ranks change their plan */
         if (i % 8 != 5) {
             close(fd); /* some hold on */
         }

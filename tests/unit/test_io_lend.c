@@ -225,7 +225,7 @@ static void test_thread_takes_over(void)
         for (int k = 0; k < 100; k++) {
             r2_io_lend(r2_io_at(0), &worked);
             if (k % 10 == 0)
-                usleep(100); /* it goes to sleep meanwhile */
+                await_nap(); /* it goes to sleep meanwhile */
         }
         if (task)
             r2_task_kick(&brief_task);
@@ -264,7 +264,7 @@ static void test_one_after_another(void)
             rest++;
             r2_task_kick(&long_task);
         }
-        usleep(50);
+        await_nap();
     }
     CHECK(lend_until(&seen, atomic_load(&written)));
     CHECK(lend_until(&left_seen, rest));

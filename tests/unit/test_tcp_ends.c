@@ -90,8 +90,7 @@ static void test_no_descriptors_for_a_while(void)
     none.rlim_cur = (rlim_t)next;
     CHECK_EQ(setrlimit(RLIMIT_NOFILE, &none), 0);
     CHECK_EQ(connect(fd, (struct sockaddr *)&sa, len), 0);
-    usleep(250 * 1000);
-    CHECK_EQ(atomic_load(&r2_tcp.pending), 0);
+    STAYS_MS(250, atomic_load(&r2_tcp.pending) == 0);
     CHECK_EQ(setrlimit(RLIMIT_NOFILE, &was), 0);
     AWAIT(atomic_load(&r2_tcp.pending) == 1);
     close(fd);

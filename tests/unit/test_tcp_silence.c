@@ -139,10 +139,8 @@ static void test_closed_window(void)
     for (int i = 0; i < n; i++)
         pthread_mutex_lock(&lanes[i]->rx_lock);
     bed_post(out, in, MSG, &sending, &receiving);
-    for (int i = 0; i < 30; i++)
-        usleep(100000);
-    CHECK_EQ(atomic_load(&sending->state), R2_REQ_ACTIVE);
-    CHECK_EQ(atomic_load(&receiving->state), R2_REQ_ACTIVE);
+    STAYS_MS(3000, atomic_load(&sending->state) == R2_REQ_ACTIVE &&
+                       atomic_load(&receiving->state) == R2_REQ_ACTIVE);
     for (int i = 0; i < n; i++)
         pthread_mutex_unlock(&lanes[i]->rx_lock);
     for (int i = 0; i < 20; i++)

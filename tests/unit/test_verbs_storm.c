@@ -347,7 +347,7 @@ static void step(void)
         if (i && check_below(300) == 0) /* one connection lives through it all */
             close_line(l);
     }
-    usleep(100);
+    await_nap();
 }
 
 static void settle(void)
