@@ -27,8 +27,6 @@ from r2ccl_ctl.errors import R2Error, plain
 
 MAGIC = b"R2CCLSEG"
 VERSIONS = (2,)
-# Tables that older writers do not have.
-LATER_TABLES = ("comms",)
 TRIES = 20
 MAX_TABLES = 64
 MAX_ROWS = 65536
@@ -219,11 +217,7 @@ class Segment:
             if not self._fits(table):
                 raise SegmentError(f"{name} is damaged: its table of {word} lies outside of it")
             tables[word] = table
-        absent = [
-            word
-            for word in self.layout.kinds
-            if word != "none" and word not in tables and word not in LATER_TABLES
-        ]
+        absent = [word for word in self.layout.kinds if word != "none" and word not in tables]
         if absent:
             raise SegmentError(f"{name} is damaged: it has no table of {', '.join(absent)}")
         return tables

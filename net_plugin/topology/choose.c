@@ -325,6 +325,13 @@ static int r2_choose_by_address(struct r2_choice *c, const struct r2_pick_item *
     return r2_choose_missing(c, item->text, "is no address of this node");
 }
 
+static int r2_choose_family(const struct r2_settings *settings)
+{
+    return strcasecmp(settings->nccl_socket_family, "AF_INET") == 0    ? AF_INET
+           : strcasecmp(settings->nccl_socket_family, "AF_INET6") == 0 ? AF_INET6
+                                                                       : AF_UNSPEC;
+}
+
 int r2_pick_choose(const struct r2_settings *settings, const struct r2_net_tables *tables,
                    struct r2_pick *out, int max, char *err, size_t errlen)
 {
@@ -342,9 +349,7 @@ int r2_pick_choose(const struct r2_settings *settings, const struct r2_net_table
     if (nitems >= 0 && errlen) {
         err[0] = '\0';
     }
-    c.family = strcasecmp(settings->nccl_socket_family, "AF_INET") == 0    ? AF_INET
-               : strcasecmp(settings->nccl_socket_family, "AF_INET6") == 0 ? AF_INET6
-                                                                           : AF_UNSPEC;
+    c.family = r2_choose_family(settings);
     for (int i = 0; i < nitems; i++) {
         only_exclusions &= items[i].exclude;
         only_ports &= items[i].exclude || items[i].kind == R2_PICK_PORT;
@@ -367,4 +372,93 @@ int r2_pick_choose(const struct r2_settings *settings, const struct r2_net_table
                                               : r2_choose_by_name(&c, &items[i], items, nitems);
     }
     return rc ? rc : r2_choose_left(&c);
+}
+
+/* ---- why not ---- */
+
+/* What its kind is, as far as that leaves it out when nobody chose. */
+static const char *r2_choose_kind_text(const struct r2_net_link *link)
+{
+    return r2_choose_in_stage(link, R2_STAGE_LOOPBACK) ? "it is a loopback"
+           : r2_choose_in_stage(link, R2_STAGE_DOCKER) ? "it belongs to Docker"
+           : r2_choose_starts(link->name, "virbr")     ? "it belongs to libvirt"
+           : r2_choose_is_tunnel_or_bridge(link)       ? "it is a bridge or a tunnel"
+                                                       : NULL;
+}
+
+/* What NCCL's variables and exclusions say against it; NULL: nothing. */
+static const char *r2_choose_variable_text(const struct r2_choice *c,
+                                           const struct r2_net_link *link,
+                                           const struct r2_net_addr *addr,
+                                           const struct r2_pick_item *items, int nitems)
+{
+    const char *ifname = nitems ? "" : c->settings->nccl_socket_ifname;
+    const char *hca = nitems || ifname[0] ? "" : c->settings->nccl_ib_hca;
+
+    if (r2_choose_excluded(items, nitems, link, (const struct sockaddr *)&addr->addr)) {
+        return "R2CCL_NICS excludes it";
+    }
+    if (!r2_pick_nccl_match(ifname, link->name, false)) {
+        return "NCCL_SOCKET_IFNAME leaves it out";
+    }
+    if (hca[0] && !(link->rdma[0] ? r2_pick_nccl_match(hca, link->rdma, true)
+                                  : r2_pick_nccl_is_exclusion(hca))) {
+        return "NCCL_IB_HCA leaves it out";
+    }
+    return NULL;
+}
+
+static const char *r2_choose_no_address(const struct r2_choice *c, const struct r2_net_link *link,
+                                        char *out, size_t outlen)
+{
+    const struct r2_net_link *master = r2_net_tables_link(c->tables, link->master);
+
+    if (link->master && master) {
+        snprintf(out, outlen, "it has no address of its own: it is a part of %s", master->name);
+        return out;
+    }
+    return c->family == AF_UNSPEC ? "it has no address"
+                                  : "it has no address of the family in NCCL_SOCKET_FAMILY";
+}
+
+const char *r2_pick_why_not(const struct r2_settings *settings, const struct r2_net_tables *tables,
+                            const struct r2_pick *chosen, int n, const struct r2_net_link *link,
+                            char *out, size_t outlen)
+{
+    struct r2_choice c = {.settings = settings, .tables = tables};
+    struct r2_pick_item items[R2_PICK_ITEMS];
+    int nitems = r2_pick_parse(settings->nics, items, R2_PICK_ITEMS, out, outlen);
+    const struct r2_net_addr *addr;
+    const char *text;
+    bool only_exclusions = true;
+
+    for (int i = 0; i < n; i++) {
+        if (chosen[i].link == link) {
+            return "";
+        }
+    }
+    for (int i = 0; i < nitems; i++) {
+        only_exclusions &= items[i].exclude;
+    }
+    c.family = r2_choose_family(settings);
+    addr = r2_choose_addr(&c, link, true);
+    if (!addr) {
+        return r2_choose_no_address(&c, link, out, outlen);
+    }
+    if (nitems > 0 && !only_exclusions) {
+        return "R2CCL_NICS does not name it";
+    }
+    if (!(link->flags & IFF_UP)) {
+        return "it is switched off";
+    }
+    text = r2_choose_variable_text(&c, link, addr, items, nitems > 0 ? nitems : 0);
+    text = text ? text : r2_choose_kind_text(link);
+    if (text) {
+        return text;
+    }
+    if (!r2_choose_addr(&c, link, false)) {
+        return "it has only a link-local address";
+    }
+    return n >= R2_MAX_NICS ? "more NICs than R2CCL takes"
+                            : "NICs whose names start with ib come first";
 }

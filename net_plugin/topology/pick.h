@@ -39,6 +39,12 @@ struct r2_pick {
 int r2_pick_choose(const struct r2_settings *settings, const struct r2_net_tables *tables,
                    struct r2_pick *out, int max, char *err, size_t errlen);
 
+/* Why `link` is not among the `n` NICs that r2_pick_choose has chosen; "" if it is. Static text or
+ * `out`. Pure. */
+const char *r2_pick_why_not(const struct r2_settings *settings, const struct r2_net_tables *tables,
+                            const struct r2_pick *chosen, int n, const struct r2_net_link *link,
+                            char *out, size_t outlen);
+
 /* What exists, for messages: "eth0 (10.0.0.1, fd00::1), lo (127.0.0.1)". */
 void r2_pick_describe(const struct r2_net_tables *tables, char *out, size_t outlen);
 

@@ -16,8 +16,7 @@ from r2ccl_ctl.cli.common import (
     of_option,
     print_json,
     say_left_out,
-    selection,
-    selection_options,
+    target_options,
 )
 from r2ccl_ctl.cli.view import document
 from r2ccl_ctl.control import (
@@ -29,32 +28,8 @@ from r2ccl_ctl.control import (
     send_commands,
     with_nic,
 )
-from r2ccl_ctl.errors import R2UsageError
 from r2ccl_ctl.faults import parse_for, parse_kind
-from r2ccl_ctl.units import parse_duration, parse_size, show_bytes, show_span
-
-
-def some_time(ctx: click.Context, param: click.Parameter, value: str) -> str:
-    """With none, nobody could answer, and each process would be called hung."""
-    if of_option(param.opts[0], parse_duration, value) < 0.001:
-        raise R2UsageError(f"{param.opts[0]} {value}: at least 1ms")
-    return value
-
-
-def target_options(command: F) -> F:
-    for option in (
-        click.option(
-            "--timeout",
-            default="2s",
-            show_default=True,
-            metavar="DURATION",
-            callback=some_time,
-            help="How long to wait for the processes' answers.",
-        ),
-        click.option("--all", "everything", is_flag=True, help="Processes of all jobs."),
-    ):
-        command = option(command)
-    return selection_options(command)
+from r2ccl_ctl.units import parse_size, show_bytes, show_span
 
 
 def nic_argument(command: F) -> F:
@@ -62,15 +37,13 @@ def nic_argument(command: F) -> F:
 
 
 def ask(
-    wanted: Selection, nic: str, timeout: str, make: Callable[[str], Command]
+    wanted: Selection, nic: str, timeout: float, make: Callable[[str], Command]
 ) -> list[tuple[str, Answer]]:
     """Ask every chosen process that has the NIC. (the NIC's name there, its answer)."""
     targets = select_targets(wanted)
     say_left_out(wanted, targets)
     pairs = list(with_nic(targets, nic))
-    answers = send_commands(
-        [(process, make(name)) for process, name in pairs], timeout=parse_duration(timeout)
-    )
+    answers = send_commands([(process, make(name)) for process, name in pairs], timeout=timeout)
     return [(name, answer) for (_, name), answer in zip(pairs, answers, strict=True)]
 
 
@@ -177,11 +150,8 @@ def fault_words(kind: str, direction: str, after_bytes: int, for_ms: int) -> str
 @json_option
 def fail_nic(
     nic: str,
-    pid: int | None,
-    job: str | None,
-    node: str | None,
-    everything: bool,
-    timeout: str,
+    wanted: Selection,
+    timeout: float,
     kind: str,
     direction: str,
     after: str | None,
@@ -203,7 +173,7 @@ def fail_nic(
     after_bytes = 0 if after is None else of_option("--after", parse_size, after)
     for_ms = 0 if duration is None else of_option("--for", parse_for, duration)
     answers = ask(
-        selection(pid, job, node, everything),
+        wanted,
         nic,
         timeout,
         lambda name: Command(
@@ -230,11 +200,8 @@ def fail_nic(
 @json_option
 def recover_nic(
     nic: str,
-    pid: int | None,
-    job: str | None,
-    node: str | None,
-    everything: bool,
-    timeout: str,
+    wanted: Selection,
+    timeout: float,
     as_json: bool,
 ) -> None:
     """Give NIC back to running processes.
@@ -247,7 +214,7 @@ def recover_nic(
       r2ccl-ctl recover-nic eth1
     """
     answers = ask(
-        selection(pid, job, node, everything),
+        wanted,
         nic,
         timeout,
         lambda name: Command("recover-nic", nic=name),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import codecs
 import contextlib
 import errno
+import functools
 import json
 import os
 import sys
@@ -16,7 +17,7 @@ import click
 from click.core import ParameterSource
 
 from r2ccl_ctl.errors import R2Error, R2UsageError
-from r2ccl_ctl.units import rfc3339, show_span
+from r2ccl_ctl.units import parse_duration, rfc3339, show_span
 
 if TYPE_CHECKING:  # every command loads this module: what takes long is loaded where it is used
     from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
@@ -136,8 +137,48 @@ def prepare_streams() -> None:
         out.reconfigure(errors="surrogateescape" if is_utf8(out) else "backslashreplace")
 
 
-def selection_options(command: F) -> F:
-    """--pid, --job, --node: which processes."""
+def selection_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """--pid, --job, --node; the command gets them as one `wanted`."""
+    return _choosing(command)
+
+
+def target_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """For commands that ask processes to act: --all as well, and `timeout` in seconds."""
+    for option in (
+        click.option(
+            "--timeout",
+            default="2s",
+            show_default=True,
+            metavar="DURATION",
+            callback=_some_time,
+            help="How long to wait for the processes' answers.",
+        ),
+        click.option("--all", "everything", is_flag=True, help="Processes of all jobs."),
+    ):
+        command = option(command)
+    return _choosing(command, takes_all=True)
+
+
+def _some_time(ctx: click.Context, param: click.Parameter, value: str) -> float:
+    """Seconds. With none, nobody could answer, and each process would be called hung."""
+    seconds = of_option(param.opts[0], parse_duration, value)
+    if seconds < 0.001:
+        raise R2UsageError(f"{param.opts[0]} {value}: at least 1ms")
+    return seconds
+
+
+def _choosing(command: Callable[..., Any], *, takes_all: bool = False) -> Callable[..., Any]:
+    @functools.wraps(command)
+    def with_selection(
+        *args: Any, pid: int | None, job: str | None, node: str | None, **rest: Any
+    ) -> Any:
+        from r2ccl_ctl.control import Selection
+
+        everything = rest.pop("everything") if takes_all else False
+        wanted = Selection(pid=pid, job=job, node=node, everything=everything)
+        return command(*args, wanted=wanted, **rest)
+
+    found: Callable[..., Any] = with_selection
     for option in (
         click.option(
             "--node",
@@ -156,8 +197,8 @@ def selection_options(command: F) -> F:
             help="This process.",
         ),
     ):
-        command = option(command)
-    return command
+        found = option(found)
+    return found
 
 
 def of_option(option: str, parse: Callable[[str], T], text: str) -> T:
@@ -179,14 +220,6 @@ def json_option(command: F) -> F:
     return click.option("--json", "as_json", is_flag=True, help="JSON, with a schema number.")(
         command
     )
-
-
-def selection(
-    pid: int | None, job: str | None, node: str | None, everything: bool = False
-) -> Selection:
-    from r2ccl_ctl.control import Selection
-
-    return Selection(pid=pid, job=job, node=node, everything=everything)
 
 
 def say_left_out(wanted: Selection, found: Iterable[Process] = ()) -> None:

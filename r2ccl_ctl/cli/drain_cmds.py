@@ -11,10 +11,9 @@ from r2ccl_ctl.cli.act_cmds import (
     nic_argument,
     show_answers,
     show_said,
-    target_options,
 )
-from r2ccl_ctl.cli.common import WholeNumber, json_option, of_option, only_with, selection
-from r2ccl_ctl.control import Answer, Command
+from r2ccl_ctl.cli.common import WholeNumber, json_option, of_option, only_with, target_options
+from r2ccl_ctl.control import Answer, Command, Selection
 from r2ccl_ctl.units import parse_duration
 
 
@@ -33,11 +32,8 @@ from r2ccl_ctl.units import parse_duration
 @json_option
 def drain_nic(
     nic: str,
-    pid: int | None,
-    job: str | None,
-    node: str | None,
-    everything: bool,
-    timeout: str,
+    wanted: Selection,
+    timeout: float,
     wait: bool,
     wait_timeout: str,
     force: bool,
@@ -56,7 +52,7 @@ def drain_nic(
     patience = of_option("--wait-timeout", parse_duration, wait_timeout)
     only_with("--wait-timeout", "--wait", wait)
     answers = ask(
-        selection(pid, job, node, everything),
+        wanted,
         nic,
         timeout,
         lambda name: Command("drain-nic", nic=name, force=force),
@@ -81,11 +77,8 @@ def _said(one: drain.Drained, nic: str) -> Said:
 @json_option
 def undrain_nic(
     nic: str,
-    pid: int | None,
-    job: str | None,
-    node: str | None,
-    everything: bool,
-    timeout: str,
+    wanted: Selection,
+    timeout: float,
     as_json: bool,
 ) -> None:
     """Let running processes use NIC again after drain-nic.
@@ -98,7 +91,7 @@ def undrain_nic(
       r2ccl-ctl undrain-nic eth1
     """
     answers = ask(
-        selection(pid, job, node, everything),
+        wanted,
         nic,
         timeout,
         lambda name: Command("undrain-nic", nic=name),
@@ -114,11 +107,8 @@ def undrain_nic(
 def set_weight(
     nic: str,
     weight: int,
-    pid: int | None,
-    job: str | None,
-    node: str | None,
-    everything: bool,
-    timeout: str,
+    wanted: Selection,
+    timeout: float,
     as_json: bool,
 ) -> None:
     """Limit the share of NIC in the traffic of running processes.
@@ -132,7 +122,7 @@ def set_weight(
       r2ccl-ctl set-weight eth3 0
     """
     answers: list[tuple[str, Answer]] = ask(
-        selection(pid, job, node, everything),
+        wanted,
         nic,
         timeout,
         lambda name: Command("set-weight", nic=name, weight=weight),

@@ -15,7 +15,7 @@ from typing import Any
 
 import click
 
-from r2ccl_ctl.cli.act_cmds import Said, answered, ask, print_said, said_dict, target_options
+from r2ccl_ctl.cli.act_cmds import Said, answered, ask, print_said, said_dict
 from r2ccl_ctl.cli.common import (
     R2Group,
     drop_output,
@@ -23,7 +23,7 @@ from r2ccl_ctl.cli.common import (
     print_json,
     refusal,
     say_left_out,
-    selection,
+    target_options,
 )
 from r2ccl_ctl.control import SCHEMA, Selection, list_processes, select_targets, with_nic
 from r2ccl_ctl.errors import R2Error, R2UsageError
@@ -55,11 +55,8 @@ def faults() -> None:
 @json_option
 def apply(
     file: Path,
-    pid: int | None,
-    job: str | None,
-    node: str | None,
-    everything: bool,
-    timeout: str,
+    wanted: Selection,
+    timeout: float,
     check: bool,
     as_json: bool,
 ) -> None:
@@ -85,7 +82,6 @@ def apply(
       eth2   recover      at=10s
     """
     rules = read_rules(file)
-    wanted = selection(pid, job, node, everything)
     if check:
         if not _check(rules, wanted, as_json):
             sys.exit(1)
@@ -124,7 +120,7 @@ class Course:
 
     rules: Sequence[Rule]
     wanted: Selection
-    timeout: str
+    timeout: float
     as_json: bool
     taken: list[tuple[Rule, float]] = field(default_factory=list)
     """With the moment from which on each is certain to be over by itself."""

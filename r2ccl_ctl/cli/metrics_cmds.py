@@ -5,12 +5,16 @@ from __future__ import annotations
 import contextlib
 import threading
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
-from r2ccl_ctl.cli.common import of_option, selection, selection_options
+from r2ccl_ctl.cli.common import of_option, selection_options
 from r2ccl_ctl.errors import R2UsageError
 from r2ccl_ctl.units import parse_duration
+
+if TYPE_CHECKING:
+    from r2ccl_ctl.control import Selection
 
 
 @click.command()
@@ -36,9 +40,7 @@ from r2ccl_ctl.units import parse_duration
     help="How long a process that has ended keeps its series: longer than a scrape interval.",
 )
 def metrics(
-    pid: int | None,
-    job: str | None,
-    node: str | None,
+    wanted: Selection,
     output: Path | None,
     listen: str | None,
     keep: str,
@@ -60,7 +62,7 @@ def metrics(
     # Loaded here: no other command needs it.
     from r2ccl_ctl import exporter
 
-    wanted, keep_s = selection(pid, job, node), of_option("--keep", parse_duration, keep)
+    keep_s = of_option("--keep", parse_duration, keep)
     if listen is not None:
         address, port = exporter.parse_listen(listen)
         server = exporter.serve(wanted, address, port, keep_s)

@@ -6,11 +6,23 @@ from collections.abc import Sequence
 
 import click
 
-from r2ccl_ctl.cli.act_cmds import Said, show_said, target_options
-from r2ccl_ctl.cli.common import R2Group, json_option, say_left_out, selection, selection_options
+from r2ccl_ctl.cli.act_cmds import Said, show_said
+from r2ccl_ctl.cli.common import (
+    R2Group,
+    json_option,
+    say_left_out,
+    selection_options,
+    target_options,
+)
 from r2ccl_ctl.cli.read_cmds import show_comms
-from r2ccl_ctl.control import Answer, Command, list_processes, select_targets, send_commands
-from r2ccl_ctl.units import parse_duration
+from r2ccl_ctl.control import (
+    Answer,
+    Command,
+    Selection,
+    list_processes,
+    select_targets,
+    send_commands,
+)
 
 
 @click.group(cls=R2Group)
@@ -26,7 +38,7 @@ def plan() -> None:
 @plan.command("show")
 @selection_options
 @json_option
-def show_plans(pid: int | None, job: str | None, node: str | None, as_json: bool) -> None:
+def show_plans(wanted: Selection, as_json: bool) -> None:
     """Show what the communicators of running processes run as.
 
     BESIDE: communicators that the shim has made for plans and keeps.
@@ -35,7 +47,6 @@ def show_plans(pid: int | None, job: str | None, node: str | None, as_json: bool
     Example:
       r2ccl-ctl plan show --job 4711
     """
-    wanted = selection(pid, job, node)
     found = [process for process in list_processes() if wanted.wants(process)]
     show_comms(found, wanted, as_json)
     say_left_out(wanted)
@@ -46,20 +57,14 @@ def show_plans(pid: int | None, job: str | None, node: str | None, as_json: bool
 
 def _say(
     on: bool,
-    pid: int | None,
-    job: str | None,
-    node: str | None,
-    everything: bool,
-    timeout: str,
+    wanted: Selection,
+    timeout: float,
     as_json: bool,
 ) -> None:
-    wanted = selection(pid, job, node, everything)
     processes = select_targets(wanted)
     say_left_out(wanted, processes)
     command = Command("plan", plan=on)
-    answers = send_commands(
-        [(process, command) for process in processes], timeout=parse_duration(timeout)
-    )
+    answers = send_commands([(process, command) for process in processes], timeout=timeout)
     show_said([_said(answer, on) for answer in answers], as_json, enough=one_of_each_job)
 
 
@@ -87,11 +92,8 @@ def _said(answer: Answer, on: bool) -> Said:
 @target_options
 @json_option
 def plan_off(
-    pid: int | None,
-    job: str | None,
-    node: str | None,
-    everything: bool,
-    timeout: str,
+    wanted: Selection,
+    timeout: float,
     as_json: bool,
 ) -> None:
     """Return to NCCL's own choice, at the next operation that the ranks agree on.
@@ -104,18 +106,15 @@ def plan_off(
     Example:
       r2ccl-ctl plan off --job 4711
     """
-    _say(False, pid, job, node, everything, timeout, as_json)
+    _say(False, wanted, timeout, as_json)
 
 
 @plan.command("on")
 @target_options
 @json_option
 def plan_on(
-    pid: int | None,
-    job: str | None,
-    node: str | None,
-    everything: bool,
-    timeout: str,
+    wanted: Selection,
+    timeout: float,
     as_json: bool,
 ) -> None:
     """Let plans be taken again after plan off.
@@ -127,4 +126,4 @@ def plan_on(
     Example:
       r2ccl-ctl plan on --job 4711
     """
-    _say(True, pid, job, node, everything, timeout, as_json)
+    _say(True, wanted, timeout, as_json)

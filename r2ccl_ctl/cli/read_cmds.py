@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import signal
 import sys
 import time
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from r2ccl_ctl import gpus, hang, nodeseg
+from r2ccl_ctl import gpus, hang, hostnics, nodeseg
 from r2ccl_ctl.cli import comm_view, node_view, view
 from r2ccl_ctl.cli.common import (
     Whole,
@@ -22,7 +23,6 @@ from r2ccl_ctl.cli.common import (
     only_with,
     print_json,
     say_left_out,
-    selection,
     selection_options,
     show,
 )
@@ -67,9 +67,7 @@ Looks = list[tuple[Snapshot, dict[int, tuple[float, float]]]]
 def ps(
     everything: bool,
     comms: bool,
-    pid: int | None,
-    job: str | None,
-    node: str | None,
+    wanted: Selection,
     as_json: bool,
 ) -> None:
     """List the processes that use R2CCL, or their communicators.
@@ -98,7 +96,6 @@ def ps(
       r2ccl-ctl ps --all
       r2ccl-ctl ps --comms
     """
-    wanted = selection(pid, job, node)
     found = [
         process
         for process in list_processes(dead=True)
@@ -274,6 +271,17 @@ def watch_live(interval: float, draw: Callable[[], RenderableType]) -> None:
 
 
 def watch_options(command: Callable[..., None]) -> Callable[..., None]:
+    """--watch and --interval; the command gets `every`: seconds, or None to look once."""
+
+    @functools.wraps(command)
+    def with_interval(*args: Any, watching: bool, interval: str, **rest: Any) -> None:
+        seconds = of_option("--interval", parse_duration, interval)
+        if seconds < 0.05:
+            raise R2UsageError(f"--interval {interval}: at least 50ms")
+        only_with("--interval", "--watch", watching)
+        command(*args, every=seconds if watching else None, **rest)
+
+    found: Callable[..., None] = with_interval
     for option in (
         click.option(
             "--interval",
@@ -290,25 +298,20 @@ def watch_options(command: Callable[..., None]) -> Callable[..., None]:
             help="Look again and again, until Ctrl-C. With --json: one line per look.",
         ),
     ):
-        command = option(command)
-    return command
+        found = option(found)
+    return found
 
 
 def report(
     wanted: Selection,
     *,
     as_json: bool,
-    watching: bool,
-    interval: str,
+    every: float | None,
     render: Callable[[Looks], RenderableType],
     as_dicts: Callable[[Looks], dict[str, Any]],
 ) -> None:
-    """Print once, or watch."""
+    """Print once, or watch: look `every` so many seconds."""
     rates = view.Rates()
-    seconds = of_option("--interval", parse_duration, interval)
-    if seconds < 0.05:
-        raise R2UsageError(f"--interval {interval}: at least 50ms")
-    only_with("--interval", "--watch", watching)
     dead = wanted.pid is not None
 
     def look_again() -> Looks:
@@ -319,16 +322,16 @@ def report(
     def once() -> None:
         looks = look_again()
         if as_json:
-            print_json(as_dicts(looks), line=watching)
+            print_json(as_dicts(looks), line=every is not None)
         else:
             show(render(looks))
 
-    if not watching:
+    if every is None:
         once()
     elif as_json or not console().is_terminal or console().is_dumb_terminal:
-        watch(seconds, once)
+        watch(every, once)
     else:
-        watch_live(seconds, lambda: render(look_again()))
+        watch_live(every, lambda: render(look_again()))
 
 
 @click.command()
@@ -337,12 +340,9 @@ def report(
 @watch_options
 @json_option
 def status(
-    pid: int | None,
-    job: str | None,
-    node: str | None,
+    wanted: Selection,
     details: bool,
-    watching: bool,
-    interval: str,
+    every: float | None,
     as_json: bool,
 ) -> None:
     """Show NICs, peers, paths and counters of running processes.
@@ -359,7 +359,6 @@ def status(
       r2ccl-ctl status --watch
       r2ccl-ctl status --job 4711 --json
     """
-    wanted = selection(pid, job, node)
 
     def seen_with(looks: Looks) -> Seen:
         return beside(wanted, [snapshot for snapshot, _ in looks])
@@ -372,8 +371,7 @@ def status(
     report(
         wanted,
         as_json=as_json,
-        watching=watching,
-        interval=interval,
+        every=every,
         render=lambda looks: view.status_view(looks, seen_with(looks), details=details),
         as_dicts=dicts,
     )
@@ -384,11 +382,8 @@ def status(
 @watch_options
 @json_option
 def nics(
-    pid: int | None,
-    job: str | None,
-    node: str | None,
-    watching: bool,
-    interval: str,
+    wanted: Selection,
+    every: float | None,
     as_json: bool,
 ) -> None:
     """List the NICs: state, weight, rates, injected faults; and what was found out about broken
@@ -396,6 +391,10 @@ def nics(
 
     Of the latter, TOWARDS are the NICs at the other ends of the paths that failed, and STATE
     "recovered" is a NIC that had failed and works again.
+
+    The last table is the order in which other NICs take over for a connection whose home is HOME
+    NIC. Among idle NICs the nearest one comes first: the same PCIe switch, the same NUMA node,
+    across. Spares (weight 0) come last.
 
     GPUS, where NVML knows some: the nearest ones, by nvidia-smi's index, and how near they are, in
     the words of `nvidia-smi topo -m`: PIX behind the same PCIe switch, PXB behind several, PHB at
@@ -418,10 +417,11 @@ def nics(
                     "silent_s": round(snapshot.process.silent_s, 1),
                     "stands": hang.stands(snapshot, seen),
                     **view.nic_dict(nic, rates),
+                    "spill_order": hostnics.spill_names(snapshot.nics, home),
                     "gpus": [near.as_dict() for near in gpus.nearest(nic, machine(looks))],
                 }
                 for snapshot, rates in looks
-                for nic in snapshot.nics
+                for home, nic in enumerate(snapshot.nics)
             ],
         )
         found["node_verdicts"] = [one.as_dict() for one in verdicts(looks)]
@@ -451,10 +451,9 @@ def nics(
         return Group(nics, Text(""), node_view.node_table(shared)) if shared else nics
 
     report(
-        selection(pid, job, node),
+        wanted,
         as_json=as_json,
-        watching=watching,
-        interval=interval,
+        every=every,
         render=render,
         as_dicts=dicts,
     )
@@ -563,9 +562,7 @@ def follow_events(reader: Reader) -> Iterator[list[Event]]:
 )
 @json_option
 def journal(
-    pid: int | None,
-    job: str | None,
-    node: str | None,
+    wanted: Selection,
     everything: bool,
     follow: bool,
     last: int | None,
@@ -582,15 +579,14 @@ def journal(
       r2ccl-ctl journal --follow
       r2ccl-ctl journal --pid 4242 --json
     """
-    wanted = selection(pid, job, node)
     with (
-        Reader(wanted, dead=everything or pid is not None, waits=follow) as reader,
+        Reader(wanted, dead=everything or wanted.pid is not None, waits=follow) as reader,
         contextlib.suppress(KeyboardInterrupt),
     ):
         events = reader.batch()
         if last is not None:
             events = events[max(len(events) - last, 0) :]
-        show_events(events, as_json, titled=pid is None)
+        show_events(events, as_json, titled=wanted.pid is None)
         if follow:
             for batch in follow_events(reader):
-                show_events(batch, as_json, titled=pid is None)
+                show_events(batch, as_json, titled=wanted.pid is None)

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from r2ccl_ctl import hang
+from r2ccl_ctl import hang, hostnics
 from r2ccl_ctl.cli.comm_view import comm_dict, comm_table
 from r2ccl_ctl.cli.common import add_row, ago, process_state, row_dict, state, table
 from r2ccl_ctl.cli.path_view import count_text, odd, path_table, peer_table
@@ -329,9 +329,33 @@ def nics_view(
     snapshots = [snapshot for snapshot, _ in looks]
     if has_rdma(*snapshots):
         parts += [Text(), rdma_table(snapshots, titles=True)]
+    if any(len(snapshot.nics) > 1 for snapshot in snapshots):
+        parts += [Text(), spill_table(snapshots)]
     seen = Seen(snapshots)
     lines = [line for snapshot in snapshots for line in standing_lines(snapshot, seen)]
     return Group(*parts, *([Text(), *lines] if lines else []))
+
+
+def spill_table(snapshots: Sequence[Snapshot]) -> Table:
+    """In which order other NICs take over, nearest first. Processes of a node that have the same
+    NICs share the rows."""
+    found = table("NODE", "HOME NIC", *(f"THEN {word.upper()}" for word in hostnics.NEARNESS))
+    known: set[tuple[object, ...]] = set()
+    for snapshot in snapshots:
+        nics = snapshot.nics
+        key = (snapshot.process.host, *((nic.name, nic.pci_path, nic.weight > 0) for nic in nics))
+        if key in known:
+            continue
+        known.add(key)
+        for home, nic in enumerate(nics):
+            by_name = {other.name: other for other in nics}
+            others = [by_name[name] for name in hostnics.spill_names(nics, home)]
+            near = [(hostnics.why_near(nic, other), other.name) for other in others]
+            cells = [
+                ", ".join(n for w, n in near if w == word) or "-" for word in hostnics.NEARNESS
+            ]
+            add_row(found, snapshot.process.host, nic.name, *cells)
+    return found
 
 
 def standing_lines(snapshot: Snapshot, seen: Seen | None = None) -> list[Text]:
