@@ -62,6 +62,11 @@ SECTIONS = (
     (
         "Look",
         (
+            Later(
+                "doctor",
+                "doctor_cmds",
+                "Check hosts before a job: NICs, kernel settings, limits, NCCL, variables.",
+            ),
             Later("ps", "read_cmds", "List the processes that use R2CCL, or their communicators."),
             Later(
                 "status",

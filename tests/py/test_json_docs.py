@@ -25,7 +25,9 @@ from r2ccl_ctl.cli import docs, drain_cmds, fault_cmds, lab_cmds, read_cmds
 from r2ccl_ctl.cli.act_cmds import ask
 from r2ccl_ctl.cli.main import main
 from r2ccl_ctl.control import Answer
+from r2ccl_ctl.doctor import local
 from r2ccl_ctl.gpus import Gpu
+from r2ccl_ctl.hostnics import HostNics
 from r2ccl_ctl.lab.core import Lab
 from r2ccl_ctl.lab.spec import LabSpec
 from r2ccl_ctl.lab.state import Cut, LabState
@@ -360,6 +362,12 @@ def test_nics(full: Writer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gpus, "list_gpus", lambda: there)
     monkeypatch.setattr(nodeseg, "list_segments", lambda: [shared])
     check("nics", printed("nics", "--job", full.job))
+
+
+@pytest.mark.usefixtures("build")
+def test_doctor(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(local, "load", lambda: HostNics((), {}, "none"))
+    check("doctor", printed("doctor", code=2))
 
 
 def test_journal(full: Writer) -> None:

@@ -1,0 +1,70 @@
+"""doctor: checks before a job."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import click
+
+from r2ccl_ctl.cli.common import json_option, print_json
+from r2ccl_ctl.cli.view import document
+from r2ccl_ctl.doctor import hosts as between
+from r2ccl_ctl.doctor import local
+from r2ccl_ctl.doctor.finding import SEVERITIES, Finding, exit_code, worst_first
+
+STYLES = {"error": "red", "warning": "yellow", "note": "cyan", "ok": "green"}
+
+
+@click.command()
+@click.option("--hosts", "names", metavar="A,B,...", default="", help="Also between these hosts.")
+@click.option(
+    "--hostfile",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="The hosts, one at the start of each line.",
+)
+@click.option(
+    "--via",
+    default=between.SSH,
+    show_default=True,
+    metavar="COMMAND",
+    help="What starts a helper on a host: ssh, srun or mpirun, with options.",
+)
+@click.option("--quiet", "-q", is_flag=True, help="Only warnings and errors.")
+@json_option
+def doctor(names: str, hostfile: Path | None, via: str, quiet: bool, as_json: bool) -> None:
+    """Check hosts before a job: NICs, kernel settings, limits, NCCL, variables.
+
+    Each finding has a severity, its evidence, and a remedy. It says which NICs a job would use, and
+    why it would not use each other one. No job has to run.
+
+    With --hosts a helper starts on each host. The helpers compare the hosts and send bytes from
+    every NIC to its partner. R2CCL must be at the same place on all hosts.
+
+    Ends with 0 without a problem, 1 with warnings, 2 with errors, 3 if a host gave no answer.
+
+    \b
+    Example:
+      r2ccl-ctl doctor
+      r2ccl-ctl doctor --hosts node1,node2
+      r2ccl-ctl doctor --hostfile hosts.txt --via srun --json
+    """
+    hosts = between.parse_hosts(names, hostfile)
+    found = worst_first(between.check(hosts, via) if hosts else local.check_all()[1])
+    if as_json:
+        print_json(document("findings", [one.as_dict() for one in found]))
+    else:
+        _show(found, quiet)
+    sys.exit(exit_code(found))
+
+
+def _show(found: list[Finding], quiet: bool) -> None:
+    shown = [one for one in found if not quiet or one.severity in ("warning", "error")]
+    for one in shown:
+        node = f"{one.node}: " if one.node else ""
+        mark = click.style(f"{one.severity:8}", fg=STYLES[one.severity])
+        click.echo(f"{mark} {one.check}: {node}{one.evidence}")
+        if one.remedy:
+            click.echo(f"{'':8} remedy: {one.remedy}")
+    counts = {word: sum(one.severity == word for one in found) for word in reversed(SEVERITIES)}
+    click.echo(", ".join(f"{count} {word}" for word, count in counts.items()), err=True)
