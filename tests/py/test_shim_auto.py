@@ -1,5 +1,5 @@
-"""R2CCL_PLAN=auto and R2CCL_MODE=optimal on the stand-in: four nodes on loopback, one of which loses
-a NIC of two.
+"""R2CCL_PLAN=auto and R2CCL_MODE=optimal on the stand-in: four nodes on loopback, one loses
+one NIC of two.
 
 Rung 3, every value checked after each iteration. What is shown is that all ranks take a plan and
 leave it alike, what it costs before, and what is said where there is none; not how fast it is.
