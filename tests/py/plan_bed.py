@@ -55,9 +55,8 @@ def _started(
         env={
             "LD_PRELOAD": str(build.path / "libr2ccl.so"),
             "R2CCL_REAL_NCCL": str(build.host_nccl / "libnccl.so.2"),
-            "R2CCL_PLAN": "on",
+            "R2CCL_MODE": "optimal",  # direct, whatever is measured
             "R2CCL_PLAN_HOLD": "1",
-            "R2CCL_PLAN_WITHDRAW": "0",
             **env,
         },
     )
@@ -113,9 +112,9 @@ def meets(name: str, ranks: int) -> bool:
 
 
 def runs(name: str, ranks: int, plan: str) -> bool:
-    """Of all of its ranks: a tree, or for "" NCCL's own choice."""
+    """Of all of its ranks: direct, or for "" NCCL's own choice."""
     found = plans(name, ranks)
-    return len(found) == ranks and all(bool(plan) == bool(shown) for shown in found)
+    return len(found) == ranks and all(shown.split(",")[0] == plan for shown in found)
 
 
 def lose(name: str) -> None:

@@ -216,10 +216,21 @@ def test_ranks_of_cupy_meet_with_the_id_as_it_was_given(tmp_path: Path, own_id: 
     body = "import cupy_app as a, os\nprint(repr(a.share_id(int(os.environ['RANK']), 3)))\n"
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    env = os.environ | {"PYTHONPATH": f"{tmp_path}:{GPU}", "MASTER_ADDR": "127.0.0.1",
-                        "MASTER_PORT": str(port)}
-    ranks = [subprocess.Popen([sys.executable, "-c", body], env=env | {"RANK": str(r)}, text=True,
-                              stdout=subprocess.PIPE, stderr=subprocess.PIPE) for r in range(3)]
+    env = os.environ | {
+        "PYTHONPATH": f"{tmp_path}:{GPU}",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+    }
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, "-c", body],
+            env=env | {"RANK": str(r)},
+            text=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
+        for r in range(3)
+    ]
     try:
         said = [rank.communicate(timeout=120) for rank in ranks]
     finally:
@@ -519,7 +530,11 @@ def train(tmp_path: Path, *args: str) -> subprocess.CompletedProcess[str]:
     env = dict(os.environ) | {"PYTHONPATH": str(tmp_path), "RANK": "0", "WORLD_SIZE": "1"}
     return subprocess.run(
         [sys.executable, str(GPU / "megatron_train.py"), *args],
-        capture_output=True, text=True, env=env, timeout=60, check=False,
+        capture_output=True,
+        text=True,
+        env=env,
+        timeout=60,
+        check=False,
     )
 
 
@@ -537,8 +552,12 @@ def test_megatron_says_what_is_missing(tmp_path: Path) -> None:
 
 def test_megatron_lm_says_what_is_missing() -> None:
     gone = subprocess.run(
-        [sys.executable, str(GPU / "megatron_lm.py")], capture_output=True, text=True,
-        env=dict(os.environ) | {"PYTHONPATH": "/nowhere"}, timeout=60, check=False,
+        [sys.executable, str(GPU / "megatron_lm.py")],
+        capture_output=True,
+        text=True,
+        env=dict(os.environ) | {"PYTHONPATH": "/nowhere"},
+        timeout=60,
+        check=False,
     )
     assert gone.returncode == 2 and "Traceback" not in gone.stderr
     assert "name a checkout of Megatron-LM there (it is '/nowhere')" in gone.stderr
