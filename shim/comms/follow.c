@@ -16,7 +16,7 @@
 #include "util/clock.h"
 #include "util/log.h"
 
-#define WIRE 4 /* of what must be equal on all ranks, with the settings below */
+#define WIRE 5 /* of what must be equal on all ranks, with the settings below */
 
 static uint64_t hash_text(const char *text, uint64_t hash)
 {
@@ -78,7 +78,7 @@ void r2_follow_sign(struct r2_nccl_id *id, int version)
 
 /* ---- what shim/agree tells; service thread */
 
-static int count_nodes(const struct r2_agree_member *members, int nranks)
+static int number_nodes(const struct r2_agree_member *members, int nranks, int *rank_node)
 {
     int nodes = 0;
 
@@ -87,32 +87,41 @@ static int count_nodes(const struct r2_agree_member *members, int nranks)
 
         while (at < r && members[at].node != members[r].node)
             at++;
-        nodes += at == r;
+        rank_node[r] = at < r ? rank_node[at] : nodes++;
     }
     return nodes;
+}
+
+/* Whether its ranks may have plans; else it was said why not. */
+static bool plans_for(struct r2_follow *f, const int *rank_node, int nodes)
+{
+    const char *never = r2_plan_never(nodes);
+
+    if (!r2_leader_plans())
+        return false;
+    if (f->vote ? !r2_vote_ready(f->vote, rank_node, nodes) : never != NULL) {
+        if (!f->vote)
+            r2_comm_row_plan(f->comm, NULL, never);
+        return false;
+    }
+    return !f->leader || r2_leader_ready(f->leader, rank_node, nodes);
 }
 
 static void on_ready(void *user, const struct r2_agree_member *members, int nranks)
 {
     struct r2_follow *f = user;
-    int here = 0, nodes;
-    const char *never;
+    int here = 0, nodes, *rank_node;
 
     if (nranks < 1 || nranks != f->nranks)
         return;
     for (int r = 0; r < nranks; r++)
         here += members[r].node == f->node;
-    nodes = count_nodes(members, nranks);
+    rank_node = calloc((size_t)nranks, sizeof(*rank_node));
+    nodes = rank_node ? number_nodes(members, nranks, rank_node) : 0;
     r2_comm_row_nodes(f->comm, nodes, here);
-    if (!r2_leader_plans())
-        return;
-    never = r2_plan_never(nodes, nranks);
-    if (f->vote ? !r2_vote_ready(f->vote, nodes) : never != NULL) {
-        if (!f->vote)
-            r2_comm_row_plan(f->comm, NULL, never);
-        return;
-    }
-    atomic_store(&f->ready, true);
+    if (rank_node && plans_for(f, rank_node, nodes))
+        atomic_store(&f->ready, true);
+    free(rank_node);
     r2_watch_wake();
 }
 
@@ -221,6 +230,8 @@ static void look(struct r2_watch_entry *entry, uint64_t capacity, uint32_t share
         pthread_mutex_unlock(&f->lock);
     }
     show(f);
+    if (f->vote)
+        r2_vote_look(f->vote);
     if (ready && f->leader)
         r2_leader_turn(f->leader, now);
 }
@@ -237,7 +248,7 @@ static void unmake(struct r2_follow *f)
 
 static bool make_parts(struct r2_follow *f, const struct r2_follow_birth *birth)
 {
-    if (!r2_leader_plans() || birth->nranks > R2_PLAN_RANKS)
+    if (!r2_leader_plans())
         return true;
     if (r2_leader_carries())
         f->vote =
@@ -288,7 +299,7 @@ static struct r2_follow *begin(struct r2_follow *f, int rc)
         r2_follow_lacks(f->comm, stats.why);
     if (stats.state == R2_AGREE_OFF && f->vote && r2_leader_always())
         r2_vote_off(f->vote, stats.why);
-    if (r2_leader_plans() && f->nranks <= R2_PLAN_RANKS)
+    if (r2_leader_plans())
         r2_watch_add(&f->entry);
     if (f->vote && r2_leader_always())
         r2_agree_lookup(f->agree, true, &view); /* meets: the first AllReduce waits for it */
@@ -375,8 +386,10 @@ void r2_follow_abort(struct r2_follow *f)
     if (f->leader)
         r2_leader_abort(f->leader);
     r2_agree_abort(f->agree);
-    if (f->vote)
+    if (f->vote) {
         r2_vote_abort(f->vote);
+        r2_vote_abort_node(f->vote);
+    }
 }
 
 void r2_follow_end(struct r2_follow *f)

@@ -8,12 +8,14 @@
 #include <string.h>
 
 #include "comms/inside.h"
+#include "comms/node.h"
 #include "comms/watch.h"
 #include "device/copies.h"
 #include "device/device.h"
 #include "direct/direct.h"
 #include "plan/plan.h"
 #include "plan/schedule.h"
+#include "real/nest.h"
 #include "real/real.h"
 #include "reduce/reduce.h"
 #include "settings/settings.h"
@@ -30,25 +32,32 @@ enum outcome { OPEN, DIRECT, STOCK, ABORTED };
 struct ballot {
     uint32_t yes, rank;
     char why[WHY];
+    uint8_t node_id[R2_AGREE_ID]; /* of the first rank of a node with several */
 };
 
 struct r2_vote {
     struct r2_comm *comm; /* outlives it */
     struct r2_agree *agree;
     int rank, nranks, device;
+    /* From ready on: nodes, ranks of each, my node, my place in it, and who has this place in each
+     * node. */
+    int nodes, per_node, node, place, first; /* first: the rank in place 0 of my node */
+    int column[R2_DIRECT_RANKS];
+    uint8_t node_id[R2_AGREE_ID];
     bool always;       /* from the first operation on: these wait for the outcome */
     uint64_t until_ns; /* ... no longer than this */
 
     pthread_mutex_t lock; /* guards the rest */
     pthread_cond_t wake;
     enum outcome outcome;
-    bool asked, refuses, closed, connecting;
+    bool asked, refuses, closed, connecting, making;
+    int awaited;   /* of connections and the node's communicator, until the second round */
     char why[WHY]; /* this rank refuses */
     struct r2_direct *direct;
     struct r2_copies *copies; /* NULL: the buffers are the host's */
-    uint64_t given;           /* operations whose gates are on streams */
+    struct r2_node *within;   /* NULL: a node has one rank */
 
-    struct r2_plan plan; /* in force; the application's thread */
+    struct r2_plan plan; /* in force; the application's thread, once ranks have met */
 };
 
 /* ---- buffers in a GPU's memory */
@@ -64,23 +73,31 @@ static void gpu_free(void *user, void *memory, size_t len)
     (void)user, (void)memory, (void)len; /* the window goes with the copies */
 }
 
-static int gpu_begin(void *user, const struct r2_direct_call *call)
+static int gpu_start(void *user, const struct r2_direct_call *call)
 {
-    return r2_copies_begin(user, call->event);
+    return r2_copies_start(user, call->stream);
 }
 
-static void gpu_end(void *user)
+static int gpu_queue(void *user, const struct r2_direct_call *call, bool out, bool written,
+                     void *slot, uint64_t offset, size_t len)
 {
-    r2_copies_end(user);
+    const char *from = (const char *)(written ? call->out : call->in) + offset;
+
+    return out ? r2_copies_queue(user, true, slot, from, len)
+               : r2_copies_queue(user, false, (char *)call->out + offset, slot, len);
+}
+
+static int gpu_gate(void *user, const struct r2_direct_call *call, uint64_t number)
+{
+    return r2_copies_gate(user, call->stream, number);
 }
 
 static int gpu_copy(void *user, const struct r2_direct_call *call, bool out, bool written,
                     void *slot, uint64_t offset, size_t len)
 {
-    const char *from = (const char *)(written ? call->out : call->in) + offset;
-
-    return out ? r2_copies_copy(user, true, slot, from, len)
-               : r2_copies_copy(user, false, (char *)call->out + offset, slot, len);
+    (void)call, (void)written, (void)slot, (void)offset, (void)len; /* as it was queued */
+    r2_copies_let(user, out);
+    return 1;
 }
 
 static int gpu_copied(void *user, bool out)
@@ -90,8 +107,9 @@ static int gpu_copied(void *user, bool out)
 
 static const struct r2_direct_device gpu = {.alloc = gpu_alloc,
                                             .free = gpu_free,
-                                            .begin = gpu_begin,
-                                            .end = gpu_end,
+                                            .start = gpu_start,
+                                            .queue = gpu_queue,
+                                            .gate = gpu_gate,
                                             .copy = gpu_copy,
                                             .copied = gpu_copied};
 
@@ -149,19 +167,26 @@ static void take_stock(struct r2_vote *v, const char *why)
 {
     struct r2_copies *copies;
     struct r2_direct *direct;
+    struct r2_node *within;
     bool first;
 
     pthread_mutex_lock(&v->lock);
     first = decide(v, STOCK);
     direct = v->direct;
     copies = v->copies;
+    within = v->within;
     v->direct = NULL;
     v->copies = NULL;
+    v->within = NULL;
+    v->making = false;
     pthread_mutex_unlock(&v->lock);
     if (first)
         say_stock(v, why);
     r2_direct_free(direct);
     r2_copies_free(copies);
+    if (within)
+        r2_node_abort(within);
+    r2_node_free(within);
 }
 
 /* ---- votes; `lock` is held */
@@ -177,6 +202,7 @@ static void offer(struct r2_vote *v, uint32_t round, const char *no)
     } text = {.ballot = {.yes = !no, .rank = (uint32_t)v->rank}};
 
     snprintf(text.ballot.why, sizeof(text.ballot.why), "%s", no ? no : "");
+    memcpy(text.ballot.node_id, v->node_id, sizeof(v->node_id));
     if (card)
         memcpy(&text.card, card, bytes);
     if (!v->closed)
@@ -191,7 +217,29 @@ _Static_assert(sizeof(struct ballot) + sizeof(struct r2_links_card) <= R2_AGREE_
 static void open_gates(struct r2_vote *v)
 {
     if (v->copies)
-        r2_copies_open(v->copies, v->given);
+        r2_copies_open_all(v->copies);
+}
+
+/* One of those awaited is there, or never will be. Lock held. */
+static void arrived(struct r2_vote *v, const char *no)
+{
+    if (no && !v->why[0])
+        snprintf(v->why, sizeof(v->why), "%s", no);
+    if (--v->awaited == 0)
+        offer(v, SECOND_ROUND, v->why[0] ? v->why : NULL);
+}
+
+void r2_vote_look(struct r2_vote *v)
+{
+    enum r2_node_state state;
+
+    pthread_mutex_lock(&v->lock);
+    state = v->making ? r2_node_state(v->within) : R2_NODE_MAKING;
+    if (state != R2_NODE_MAKING) {
+        v->making = false;
+        arrived(v, state == R2_NODE_MADE ? NULL : "NCCL made no communicator of the node");
+    }
+    pthread_mutex_unlock(&v->lock);
 }
 
 /* The progress thread: all connections are made or never will be; or all is over. */
@@ -213,7 +261,7 @@ static void on_changed(void *user)
 
         v->connecting = false;
         snprintf(no, sizeof(no), "no connections to all ranks (%s)", strerror(-error));
-        offer(v, SECOND_ROUND, ready ? NULL : no);
+        arrived(v, ready ? NULL : no);
     }
     pthread_mutex_unlock(&v->lock);
     /* On the host the call itself returns the error. */
@@ -221,20 +269,12 @@ static void on_changed(void *user)
         r2_comms_broken(v->comm, "a peer of an AllReduce is gone");
 }
 
-/* All streams share one hardware queue: one that waits for the operation holds up its copies. */
-static bool one_queue(void)
-{
-    const char *queues = getenv("CUDA_DEVICE_MAX_CONNECTIONS");
-
-    return queues && atoi(queues) == 1;
-}
-
 static int make(struct r2_vote *v, struct r2_direct **out)
 {
     struct r2_direct_config config = {.net = r2_real_plugin_symbol("ncclNetPlugin_v12"),
                                       .id = r2_comms_id(v->comm),
-                                      .rank = v->rank,
-                                      .p = v->nranks,
+                                      .rank = v->node,
+                                      .p = v->nodes,
                                       .memory = R2_DIRECT_MEMORY,
                                       .changed = on_changed,
                                       .landed = on_landed,
@@ -242,14 +282,15 @@ static int make(struct r2_vote *v, struct r2_direct **out)
     int rc = config.net ? 0 : -ENOENT;
 
     *out = NULL;
-    if (rc == 0 && r2_device_cuda() && one_queue())
-        rc = -EDEADLK;
     if (rc == 0 && r2_device_cuda())
         rc = r2_copies_new(&v->copies, v->device, config.memory);
     if (v->copies) {
         config.device = &gpu;
         config.user = v->copies;
     }
+    if (rc == 0 && v->per_node > 1 && v->place == 0 &&
+        !r2_node_id(r2_comms_real(v->comm), v->node_id))
+        rc = -ENOSYS;
     return rc ? rc : r2_direct_new(out, &config);
 }
 
@@ -260,13 +301,38 @@ static const char *reason(int rc)
         return "the R2CCL plugin is not in use";
     case -ENOTSUP:
         return "CUDA's driver has no stream waits";
-    case -EDEADLK:
-        return "CUDA_DEVICE_MAX_CONNECTIONS is 1";
     case -ENODEV:
         return "no NICs";
+    case -ENOSYS:
+        return "NCCL gives no id for the node's ranks";
     default:
         return strerror(-rc);
     }
+}
+
+/* Who is where. Why not, or NULL: the same on all ranks. */
+static const char *place(struct r2_vote *v, const int *rank_node, int nodes)
+{
+    int here = 0, *places = calloc((size_t)nodes, sizeof(*places));
+
+    if (!places)
+        return "no memory";
+    v->nodes = nodes;
+    v->node = rank_node[v->rank];
+    v->per_node = v->nranks / nodes;
+    for (int r = v->nranks; r-- > 0;)
+        if (rank_node[r] == v->node)
+            v->first = r;
+    for (int r = 0; r < v->rank; r++)
+        here += rank_node[r] == v->node;
+    v->place = here;
+    for (int r = 0; r < v->nranks; r++)
+        if (places[rank_node[r]]++ == here)
+            v->column[rank_node[r]] = r;
+    for (int n = 0; n < nodes && here >= 0; n++)
+        here = places[n] == v->per_node ? here : -1;
+    free(places);
+    return here < 0 ? "nodes have unequal numbers of ranks" : NULL;
 }
 
 /* Once; the service thread. */
@@ -290,17 +356,31 @@ static void begin(struct r2_vote *v)
     pthread_mutex_unlock(&v->lock);
 }
 
-bool r2_vote_ready(struct r2_vote *v, int nodes)
+/* Where there is nothing to vote about. */
+static const char *never(struct r2_vote *v, const int *rank_node, int nodes)
 {
-    const char *never = r2_plan_never(nodes, v->nranks);
+    const char *why = r2_plan_never(nodes);
 
-    if (v->always && nodes == v->nranks && nodes == 2)
-        never = NULL; /* slower than the ring, but asked for */
-    if (never)
-        take_stock(v, never); /* on all ranks: there is nothing to vote about */
-    else if (v->always)
+    if (v->always && nodes == 2)
+        why = NULL; /* slower than the ring, but asked for */
+    return why ? why : place(v, rank_node, nodes);
+}
+
+bool r2_vote_ready(struct r2_vote *v, const int *rank_node, int nodes)
+{
+    const char *why = never(v, rank_node, nodes);
+    struct r2_plan equal;
+
+    if (why) {
+        take_stock(v, why);
+        return false;
+    }
+    r2_plan_equal(&equal, nodes);
+    v->plan.p = equal.p;
+    memcpy(v->plan.weights, equal.weights, sizeof(equal.weights));
+    if (v->always)
         begin(v);
-    return !never;
+    return true;
 }
 
 void r2_vote_off(struct r2_vote *v, const char *why)
@@ -337,14 +417,46 @@ static bool unanimous(const struct r2_vote *v, const void *const *offers, const 
     return true;
 }
 
-static void connect_all(struct r2_vote *v, const void *const *offers, const size_t *len)
+static int meet_all(struct r2_vote *v, const void *const *offers, const size_t *len)
 {
     int rc = v->direct ? 0 : -ECANCELED;
 
-    for (int r = 0; r < v->nranks && rc == 0; r++)
-        rc = r2_direct_meet(v->direct, r, (const char *)offers[r] + sizeof(struct ballot),
+    for (int n = 0; n < v->nodes && rc == 0; n++) {
+        int r = v->column[n];
+
+        rc = r2_direct_meet(v->direct, n, (const char *)offers[r] + sizeof(struct ballot),
                             len[r] - sizeof(struct ballot));
+    }
+    return rc;
+}
+
+static int make_within(struct r2_vote *v, const void *const *offers)
+{
+    struct r2_node_config config = {.real = r2_comms_real(v->comm),
+                                    .device = v->device,
+                                    .rank = v->place,
+                                    .nranks = v->per_node,
+                                    .changed = r2_watch_wake};
+    int rc;
+
+    if (v->per_node == 1)
+        return 0;
+    memcpy(config.id, (const char *)offers[v->first] + offsetof(struct ballot, node_id),
+           sizeof(config.id));
+    v->awaited++;
+    rc = r2_node_new(&v->within, &config);
+    v->making = rc == 0;
+    return rc;
+}
+
+static void connect_all(struct r2_vote *v, const void *const *offers, const size_t *len)
+{
+    int rc = meet_all(v, offers, len);
+
     v->connecting = rc == 0;
+    v->awaited = 1;
+    if (rc == 0 && make_within(v, offers))
+        arrived(v, "no thread for the communicator of the node");
     if (rc)
         offer(v, SECOND_ROUND, "a rank's handles are damaged");
     else
@@ -398,7 +510,7 @@ static bool able(struct r2_vote *v)
 int r2_vote_accept(struct r2_vote *v, const void *data, size_t len, void **object)
 {
     struct r2_plan *plan = malloc(sizeof(*plan));
-    int rc = plan ? r2_plan_read(plan, data, len, v->nranks) : -ENOMEM;
+    int rc = plan ? r2_plan_read(plan, data, len, v->nodes) : -ENOMEM;
 
     if (rc == 0 && plan->connect)
         begin(v);
@@ -416,7 +528,7 @@ static void describe(const struct r2_vote *v, char *name, size_t room)
     const struct r2_plan *plan = &v->plan;
     struct r2_plan equal;
 
-    r2_plan_equal(&equal, v->nranks);
+    r2_plan_equal(&equal, v->nodes);
     equal.from_bytes = plan->from_bytes;
     snprintf(name, room, "%s%s",
              plan->schedule == R2_PLAN_STOCK ? "" : r2_plan_name(plan->schedule),
@@ -435,9 +547,9 @@ void r2_vote_follow(struct r2_vote *v, const void *object, uint64_t epoch, uint6
     if (v->plan.schedule == R2_PLAN_STOCK && before == R2_PLAN_STOCK)
         return;
     if (v->plan.schedule == R2_PLAN_DIRECT)
-        snprintf(line, sizeof(line), "plan %llu from operation %llu on: %s; this rank owns %.1f %%",
+        snprintf(line, sizeof(line), "plan %llu from operation %llu on: %s; this node owns %.1f %%",
                  (unsigned long long)epoch, (unsigned long long)at, name,
-                 v->plan.weights[v->rank] * 100.0 / R2_SCHEDULE_UNIT);
+                 v->plan.weights[v->node] * 100.0 / R2_SCHEDULE_UNIT);
     else
         snprintf(line, sizeof(line), "plan %llu from operation %llu on: %s",
                  (unsigned long long)epoch, (unsigned long long)at,
@@ -464,47 +576,89 @@ static enum outcome outcome(struct r2_vote *v)
 }
 
 /* Hands it over: with CUDA it goes on by itself. */
-static int give(struct r2_vote *v, struct r2_direct_call *call, void *stream)
+static int give(struct r2_vote *v, const struct r2_direct_call *call)
 {
     uint64_t number;
-    int rc = v->copies ? r2_copies_mark(v->copies, stream, &call->event) : 0;
+    int rc = r2_direct_allreduce(v->direct, call, &number);
 
-    if (rc)
-        return rc;
-    rc = r2_direct_allreduce(v->direct, call, &number);
-    if (!v->copies)
-        return rc ? rc : r2_direct_wait(v->direct, number);
-    if (rc) {
-        r2_copies_forget(v->copies, call->event);
-        return rc;
-    }
-    pthread_mutex_lock(&v->lock);
-    v->given = number;
-    if (v->outcome == ABORTED) /* meanwhile: nobody else may see this one */
-        open_gates(v);
-    pthread_mutex_unlock(&v->lock);
-    return r2_copies_gate(v->copies, stream, number);
+    return rc || v->copies ? rc : r2_direct_wait(v->direct, number);
 }
 
-static int run(struct r2_vote *v, const uint64_t *word)
+static int as_result(struct r2_vote *v, int rc)
 {
-    struct r2_direct_call call = {.in = (const void *)word[R2_WORD_SEND],
-                                  .out = (void *)word[R2_WORD_RECV],
-                                  .count = word[R2_WORD_COUNT],
-                                  .type = (int)word[R2_WORD_TYPE],
-                                  .op = (int)word[R2_WORD_OP],
-                                  .weights = v->plan.weights};
-    int rc = give(v, &call, (void *)word[R2_WORD_STREAM]);
-
-    if (rc == 0) {
-        __atomic_fetch_add(&r2_comm_row(v->comm)->planned, 1, __ATOMIC_RELAXED);
+    if (rc == 0)
         return R2_NCCL_OK;
-    }
     if (atomic_load(&v->comm->state) == R2_SEG_COMM_REVOKED)
         return R2_NCCL_USAGE; /* as NCCL says */
     if (r2_comms_elsewhere(v->comm) || rc == -ECONNRESET)
         return R2_NCCL_REMOTE;
     return rc == -ECANCELED ? R2_NCCL_INTERNAL : R2_NCCL_SYSTEM;
+}
+
+static int between(struct r2_vote *v, const uint64_t *word, const void *in, void *out,
+                   uint64_t count)
+{
+    struct r2_direct_call call = {.in = in,
+                                  .out = out,
+                                  .count = count,
+                                  .type = (int)word[R2_WORD_TYPE],
+                                  .op = (int)word[R2_WORD_OP],
+                                  .stream = (void *)word[R2_WORD_STREAM],
+                                  .weights = v->plan.weights};
+
+    return as_result(v, give(v, &call));
+}
+
+/* What does not divide by the node's ranks: NCCL's, on the communicator itself. */
+static int rest(struct r2_vote *v, const uint64_t *w, uint64_t from, size_t bytes)
+{
+    int (*fn)(uint64_t, uint64_t, uint64_t, uint64_t, uint64_t, uint64_t, uint64_t) =
+        r2_comms_real(v->comm)->fn[R2_API_ncclAllReduce];
+    int result;
+
+    if (from == w[R2_WORD_COUNT])
+        return R2_NCCL_OK;
+    r2_call_nest();
+    result =
+        fn(w[R2_WORD_SEND] + from * bytes, w[R2_WORD_RECV] + from * bytes, w[R2_WORD_COUNT] - from,
+           w[R2_WORD_TYPE], w[R2_WORD_OP], w[R2_WORD_COMM], w[R2_WORD_STREAM]);
+    r2_call_unnest();
+    return result;
+}
+
+/* Each rank of a node has a slice of the node's sum, and takes it to those of other nodes. */
+static int run_sliced(struct r2_vote *v, const uint64_t *word)
+{
+    size_t bytes = r2_nccl_type_size((int)word[R2_WORD_TYPE]);
+    uint64_t slice = word[R2_WORD_COUNT] / (uint64_t)v->per_node;
+    char *out = (char *)word[R2_WORD_RECV], *mine = out + (uint64_t)v->place * slice * bytes;
+    void *stream = (void *)word[R2_WORD_STREAM];
+    int type = (int)word[R2_WORD_TYPE];
+    int result = r2_node_reduce_scatter(v->within, (const void *)word[R2_WORD_SEND], mine, slice,
+                                        type, (int)word[R2_WORD_OP], stream);
+
+    if (result == R2_NCCL_OK)
+        result = between(v, word, mine, mine, slice);
+    if (result == R2_NCCL_OK)
+        result = r2_node_all_gather(v->within, mine, out, slice, type, stream);
+    return result == R2_NCCL_OK ? rest(v, word, slice * (uint64_t)v->per_node, bytes) : result;
+}
+
+static int run(struct r2_vote *v, const uint64_t *word)
+{
+    int result = v->within ? run_sliced(v, word)
+                           : between(v, word, (const void *)word[R2_WORD_SEND],
+                                     (void *)word[R2_WORD_RECV], word[R2_WORD_COUNT]);
+
+    if (result == R2_NCCL_OK)
+        __atomic_fetch_add(&r2_comm_row(v->comm)->planned, 1, __ATOMIC_RELAXED);
+    return result;
+}
+
+/* Means of means of whole numbers are not their mean. */
+static bool divides(const struct r2_vote *v, int type, int reduction)
+{
+    return reduction != R2_NCCL_AVG || v->per_node == 1 || type >= R2_NCCL_FLOAT16;
 }
 
 /* NCCL refuses what comes while it is suspended, and after a revoke. */
@@ -522,12 +676,12 @@ static bool in_plan(const struct r2_vote *v, uint64_t bytes)
 
 bool r2_vote_takes(struct r2_vote *v, const uint64_t *word)
 {
-    int type = (int)word[R2_WORD_TYPE];
+    int type = (int)word[R2_WORD_TYPE], reduction = (int)word[R2_WORD_OP];
 
     return in_plan(v, word[R2_WORD_COUNT] * r2_nccl_type_size(type)) && !refused(v) &&
-           r2_reduce_covers(type, (int)word[R2_WORD_OP]) &&
+           r2_reduce_covers(type, reduction) &&
            !r2_device_capturing((void *)word[R2_WORD_STREAM]) &&
-           (!v->always || outcome(v) != STOCK);
+           (!v->always || outcome(v) != STOCK) && divides(v, type, reduction);
 }
 
 int r2_vote_run(struct r2_vote *v, const uint64_t *word)
@@ -556,8 +710,11 @@ struct r2_vote *r2_vote_new(struct r2_comm *comm, int rank, int nranks, int devi
     v->nranks = nranks;
     v->device = device;
     v->always = always;
-    (always ? r2_plan_equal : r2_plan_stock)(&v->plan, nranks);
-    v->plan.from_bytes = always ? R2_VOTE_FROM : UINT64_MAX;
+    r2_plan_stock(&v->plan, 0);
+    if (always) {
+        v->plan.schedule = R2_PLAN_DIRECT;
+        v->plan.from_bytes = R2_VOTE_FROM;
+    }
     /* A rank that is missing is said to be after one of these, by a silent root after two. */
     v->until_ns = r2_now_ns() + 3 * r2_settings_get()->agree_timeout_ns;
     r2_lock_init(&v->lock);
@@ -583,6 +740,21 @@ void r2_vote_abort(struct r2_vote *v)
     pthread_mutex_unlock(&v->lock);
 }
 
+void r2_vote_abort_node(struct r2_vote *v)
+{
+    struct r2_node *within;
+
+    pthread_mutex_lock(&v->lock);
+    within = v->within;
+    if (within)
+        r2_node_hold(within);
+    pthread_mutex_unlock(&v->lock);
+    if (!within)
+        return;
+    r2_node_abort(within);
+    r2_node_drop(within);
+}
+
 void r2_vote_finish(struct r2_vote *v)
 {
     bool direct;
@@ -597,16 +769,21 @@ void r2_vote_finish(struct r2_vote *v)
 void r2_vote_close(struct r2_vote *v)
 {
     struct r2_direct *direct;
+    struct r2_node *within;
 
     pthread_mutex_lock(&v->lock);
     v->closed = true;
     direct = v->direct;
+    within = v->within;
     v->direct = NULL;
+    v->within = NULL;
+    v->making = false;
     pthread_mutex_unlock(&v->lock);
     r2_direct_free(direct);
     open_gates(v);
     r2_copies_free(v->copies);
     v->copies = NULL;
+    r2_node_free(within);
 }
 
 void r2_vote_free(struct r2_vote *v)

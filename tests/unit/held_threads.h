@@ -4,6 +4,7 @@
 
 #include <stdatomic.h>
 
+#include "await.h"
 #include "check.h"
 #include "io/iothread.h"
 #include "util/clock.h"
@@ -40,9 +41,7 @@ static void keep_awake(void)
         r2_task_kick(&holds[i].task);
     }
     for (int i = 0; i < r2_io_count(); i++) {
-        for (int ms = 0; ms < 5000 && !atomic_load(&holds[i].on); ms++)
-            usleep(1000);
-        CHECK(atomic_load(&holds[i].on));
+        AWAIT(atomic_load(&holds[i].on));
     }
 }
 
@@ -50,9 +49,7 @@ static void release(void)
 {
     atomic_store(&let_go, true);
     for (int i = 0; i < r2_io_count(); i++) {
-        for (int ms = 0; ms < 5000 && atomic_load(&holds[i].on); ms++)
-            usleep(1000);
-        CHECK(!atomic_load(&holds[i].on));
+        AWAIT(!atomic_load(&holds[i].on));
     }
 }
 

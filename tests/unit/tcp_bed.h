@@ -5,6 +5,7 @@
 
 #include <sys/wait.h>
 
+#include "await.h"
 #include "check.h"
 #include "engine/internal.h"
 
@@ -22,12 +23,11 @@ static void bed_listen(void)
 /* Goes on until both ends are there. */
 static void bed_meet(void)
 {
-    for (int i = 0; i < 10000 && !(tx && rx); i++) {
+    WHILE_MS (10000, !(tx && rx)) {
         if (!tx)
             CHECK_EQ(r2_engine_connect(ctx, 0, listen_handle, &tx), 0);
         if (!rx)
             CHECK_EQ(r2_engine_accept(listen_here, &rx), 0);
-        usleep(1000);
     }
     CHECK(tx && rx);
 }

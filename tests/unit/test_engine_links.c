@@ -64,9 +64,7 @@ static void test_goes_on(void)
     CHECK(remote_command(r2_nicstate_undrain, 1));
     r2_timer_init(&timer, r2_io_at(0), fire);
     r2_timer_set(&timer, r2_now_ns());
-    for (int ms = 0; ms < WAIT_MS && !atomic_load(&fired); ms++)
-        usleep(1000);
-    CHECK_EQ(atomic_load(&fired), 1);
+    AWAIT(atomic_load(&fired));
     for (int i = 0; i < 2; i++) {
         remote_forget(ep[i]);
         CHECK_GE(remote_hear_ms(ep[i], R2_F_HEARTBEAT, NULL, 0, WAIT_MS), 0);
@@ -91,7 +89,7 @@ static void hold_answer(bool up)
     CHECK(remote_command(r2_niclink_ask, 0));
     wait_for(&kernel.inside, 1);
     set(&kernel.up, up);
-    for (int ms = 0; ms < WAIT_MS && held != up; ms++) { /* those of before the change go by */
+    WHILE_MS (WAIT_MS, held != up) { /* those of before the change go by */
         pthread_mutex_lock(&kernel.lock);
         held = kernel.inside ? kernel.held_up : !up;
         if (kernel.inside && held != up) {
@@ -99,7 +97,6 @@ static void hold_answer(bool up)
             pthread_cond_broadcast(&kernel.go);
         }
         pthread_mutex_unlock(&kernel.lock);
-        usleep(1000);
     }
     CHECK_EQ(held, up);
     CHECK_EQ(look(&kernel.inside), 1);
@@ -270,9 +267,8 @@ static void test_failed_reading_is_repeated(void)
     before = look(&kernel.tables);
     tell(false);
     wait_link(false);
-    for (int ms = 0; ms < WAIT_MS && look(&kernel.tables) < before + 8; ms++) {
+    WHILE_MS (WAIT_MS, look(&kernel.tables) < before + 8) {
         CHECK(remote_command(looked, 0));
-        usleep(1000);
     }
     CHECK_GE(look(&kernel.tables), before + 8);
     set(&kernel.no_tables, false);
@@ -352,8 +348,8 @@ static bool down_after_between(void)
     kernel.pass = 1;
     pthread_cond_broadcast(&kernel.go);
     pthread_mutex_unlock(&kernel.lock);
-    for (int ms = 0; ms < 3000 && look(&kernel.between); ms++)
-        usleep(1000);
+    WHILE_MS (3000, look(&kernel.between))
+        ;
     pthread_mutex_lock(&kernel.lock);
     came = !kernel.between;
     kernel.between = 0; /* else a question was still out, and there were no two */

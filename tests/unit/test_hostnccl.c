@@ -10,6 +10,7 @@
 #include <sys/wait.h>
 
 #include "../hostnccl/nccl.h"
+#include "await.h"
 #include "check.h"
 
 enum { RANKS = 4, MAX_COUNT = 300000 };
@@ -258,8 +259,7 @@ static void test_abort(void)
     void *result = NULL;
     atomic_store(&entered, 0);
     CHECK_EQ(pthread_create(&thread, NULL, lonely, comms[0]), 0);
-    while (!atomic_load(&entered))
-        usleep(1000);
+    AWAIT(atomic_load(&entered));
     usleep(50000);
     double began = now();
     OK(nc.CommAbort(comms[0]));

@@ -121,8 +121,7 @@ static void left_behind(void *unused)
     CHECK_LT(path->outbox.off, path->outbox.len);
     path->outbox.flush_wanted = false;
     pthread_mutex_unlock(&tx->peer->lock);
-    for (int ms = 0; ms < 3000 && left; ms++) {
-        usleep(1000);
+    WHILE_MS (3000, left) {
         r2_peer_lock(tx->peer);
         left = path->outbox.len > path->outbox.off;
         pthread_mutex_unlock(&tx->peer->lock);

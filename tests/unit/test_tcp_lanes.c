@@ -246,8 +246,8 @@ static int ctrl(void *owner, struct r2_ep *ep, uint8_t type, const uint8_t *body
     if (type == R2_F_ACK && atomic_exchange(&hold_ack, false)) {
         atomic_store(&watched, ep);
         atomic_store(&held, ep);
-        for (int ms = 0; ms < 5000 && atomic_load(&held); ms++)
-            usleep(1000);
+        WHILE_MS (5000, atomic_load(&held))
+            ;
     }
     return real->ctrl(owner, ep, type, body, len);
 }
@@ -288,8 +288,8 @@ static void test_words_before_the_end(void)
     open_all();
     atomic_store(&hold_ack, true);
     bed_post(out, in, MSG, &s, &t);
-    for (int ms = 0; ms < 5000 && !atomic_load(&held); ms++)
-        usleep(1000);
+    WHILE_MS (5000, !atomic_load(&held))
+        ;
     ep = atomic_load(&held);
     CHECK(ep && ep->params.initiator);
     bulk = on_another_thread(ep);
@@ -298,9 +298,7 @@ static void test_words_before_the_end(void)
     usleep(200 * 1000);
     CHECK(!atomic_load(&has_failed));
     atomic_store(&held, NULL);
-    for (int ms = 0; ms < 3000 && !atomic_load(&has_failed); ms++)
-        usleep(1000);
-    CHECK(atomic_load(&has_failed));
+    AWAIT(atomic_load(&has_failed));
     CHECK(bed_done(&s, &t, 20000));
     CHECK_MEM(in, out, MSG);
     end();
@@ -341,8 +339,7 @@ static bool caller_pushes(size_t size)
     bool cleared = false;
 
     CHECK_EQ(r2_engine_irecv(rx, in, size, 0, NULL, &t), 0);
-    for (int i = 0; i < 10000 && !cleared; i++) {
-        usleep(1000);
+    WHILE_MS (10000, !cleared) {
         r2_peer_lock(tx->peer);
         cleared = r2_send_cts(tx, tx->next_seq) != NULL;
         pthread_mutex_unlock(&tx->peer->lock);
@@ -492,8 +489,7 @@ static void test_who_sends(void)
     CHECK(!r2_engine_transport->push(sender())); /* a thread that is awake takes the chunk */
     CHECK(!r2_engine_transport->help(sender()));
     release();
-    for (int ms = 0; ms < 10000 && !(pushed && helped); ms++) { /* now and then a heartbeat */
-        usleep(1000);
+    WHILE_MS (10000, !(pushed && helped)) { /* now and then a heartbeat */
         pushed |= all_asleep() && r2_engine_transport->push(sender());
         helped |= all_asleep() && r2_engine_transport->help(sender());
     }

@@ -6,6 +6,7 @@
 #include <netinet/in.h>
 #include <sys/socket.h>
 
+#include "await.h"
 #include "check.h"
 #include "dial.h"
 #include "engine/internal.h"
@@ -168,8 +169,7 @@ static struct r2_ep_health await_end(int *err)
     struct r2_ep_health h = {0};
 
     *err = 0;
-    for (int ms = 0; ms < 20000 && !*err; ms++) {
-        usleep(1000);
+    WHILE_MS (20000, !*err) {
         pthread_mutex_lock(&told_lock);
         *err = told_err;
         h = told;

@@ -240,8 +240,8 @@ static void test_end_with_the_last_words(void)
     CHECK_EQ(write(sv[1], &beat, sizeof(beat)), sizeof(beat));
     CHECK_EQ(shutdown(sv[1], SHUT_WR), 0);
     CHECK_EQ(r2_lane_start(lane), 0);
-    for (int i = 0; i < 3000 && !atomic_load(&ended_with); i++)
-        usleep(1000);
+    WHILE_MS (3000, !atomic_load(&ended_with))
+        ;
     CHECK_EQ(atomic_load(&frames_in), 1);
     CHECK_EQ(atomic_load(&ended_with), ECONNRESET);
     r2_ep_get(ending); /* the lane's */

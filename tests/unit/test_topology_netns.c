@@ -9,6 +9,7 @@
 #include <sys/socket.h>
 #include <sys/wait.h>
 
+#include "await.h"
 #include "check.h"
 #include "topology/linkwatch.h"
 #include "topology/nettables.h"
@@ -98,8 +99,8 @@ static void test_find(void)
     CHECK_MSG(strstr(err, "a0 (10.1.0.1, fd01::1"), "%s", err);
     /* Its link-local address, which comes with the carrier: the kernel reports that up to a second
      * after another one's. */
-    for (int i = 0; i < 1000 && find("b0", nics, err, sizeof(err)) != 1; i++)
-        usleep(10000);
+    WHILE_MS (10000, find("b0", nics, err, sizeof(err)) != 1)
+        ;
     CHECK_EQ(find("b0", nics, err, sizeof(err)), 1);
     CHECK_EQ(((struct sockaddr_in6 *)&nics[0].addr)->sin6_scope_id, if_nametoindex("b0"));
 }

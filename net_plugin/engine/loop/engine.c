@@ -239,9 +239,10 @@ static void open_control(uint64_t comm)
 
 static int start_locked(void)
 {
-    int threads = r2_settings_io_threads(r2_eng.set, r2_local.n);
-    int rc = r2_io_start(threads, r2_eng.set->cpus, r2_eng.set->spin_ns);
+    int threads = r2_settings_io_threads(r2_eng.set, r2_local.n), rc;
 
+    r2_io_fds_raise();
+    rc = r2_io_start(threads, r2_eng.set->cpus, r2_eng.set->spin_ns);
     if (rc) {
         R2_WARN("cannot start I/O threads: %s", strerror(-rc));
         return rc;
