@@ -16,7 +16,7 @@
 #include "util/clock.h"
 #include "util/log.h"
 
-#define WIRE 4 /* of what must be equal on all ranks, with the settings below */
+#define WIRE 5 /* of what must be equal on all ranks, with the settings below */
 
 static uint64_t hash_text(const char *text, uint64_t hash)
 {
@@ -92,31 +92,36 @@ static int number_nodes(const struct r2_agree_member *members, int nranks, int *
     return nodes;
 }
 
+/* Whether its ranks may have plans; else it was said why not. */
+static bool plans_for(struct r2_follow *f, const int *rank_node, int nodes)
+{
+    const char *never = r2_plan_never(nodes);
+
+    if (!r2_leader_plans())
+        return false;
+    if (f->vote ? !r2_vote_ready(f->vote, rank_node, nodes) : never != NULL) {
+        if (!f->vote)
+            r2_comm_row_plan(f->comm, NULL, never);
+        return false;
+    }
+    return !f->leader || r2_leader_ready(f->leader, rank_node, nodes);
+}
+
 static void on_ready(void *user, const struct r2_agree_member *members, int nranks)
 {
-    int here = 0, nodes, *rank_node = calloc((size_t)nranks, sizeof(*rank_node));
     struct r2_follow *f = user;
-    const char *never;
-    bool plans;
+    int here = 0, nodes, *rank_node;
 
-    if (!rank_node || nranks != f->nranks) {
-        free(rank_node);
+    if (nranks < 1 || nranks != f->nranks)
         return;
-    }
     for (int r = 0; r < nranks; r++)
         here += members[r].node == f->node;
-    nodes = number_nodes(members, nranks, rank_node);
+    rank_node = calloc((size_t)nranks, sizeof(*rank_node));
+    nodes = rank_node ? number_nodes(members, nranks, rank_node) : 0;
     r2_comm_row_nodes(f->comm, nodes, here);
-    never = r2_plan_never(nodes, nranks);
-    plans = r2_leader_plans() && (f->vote ? r2_vote_ready(f->vote, rank_node, nodes) : !never);
-    if (plans && f->leader)
-        plans = r2_leader_ready(f->leader, rank_node, nodes);
+    if (rank_node && plans_for(f, rank_node, nodes))
+        atomic_store(&f->ready, true);
     free(rank_node);
-    if (r2_leader_plans() && !f->vote && never)
-        r2_comm_row_plan(f->comm, NULL, never);
-    if (!plans)
-        return;
-    atomic_store(&f->ready, true);
     r2_watch_wake();
 }
 
@@ -381,10 +386,10 @@ void r2_follow_abort(struct r2_follow *f)
     if (f->leader)
         r2_leader_abort(f->leader);
     r2_agree_abort(f->agree);
-    if (!f->vote)
-        return;
-    r2_vote_abort(f->vote);
-    r2_vote_abort_node(f->vote);
+    if (f->vote) {
+        r2_vote_abort(f->vote);
+        r2_vote_abort_node(f->vote);
+    }
 }
 
 void r2_follow_end(struct r2_follow *f)

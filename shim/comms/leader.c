@@ -73,17 +73,33 @@ static uint64_t most(uint64_t a, uint64_t b)
     return a > b ? a : b;
 }
 
+/* A NIC may be lost to one process only: a node is as badly off as the worst of its ranks. */
+static void look_at_nodes(const struct r2_leader *l, struct r2_plan_node *nodes)
+{
+    for (int n = 0; n < l->p; n++)
+        nodes[n] = (struct r2_plan_node){.share = 1};
+    for (int r = 0; r < l->nranks; r++) {
+        struct r2_plan_node *node = &nodes[l->rank_node[r]];
+        const struct r2_plan_node *says = &l->ranks[r];
+
+        if (node->capacity <= 0 || says->capacity * says->share < node->capacity * node->share)
+            *node = *says;
+    }
+}
+
 /* What is to run, and why. */
 static void choose(struct r2_leader *l, struct r2_plan_choice *choice)
 {
+    struct r2_plan_node nodes[R2_PLAN_MOST];
     uint64_t bytes = atomic_load_explicit(&l->bytes, memory_order_relaxed);
-    struct r2_plan_input input = {.p = l->nnodes,
-                                  .nodes = l->nodes,
+    struct r2_plan_input input = {.p = l->p,
+                                  .nodes = nodes,
                                   .bytes = bytes ? bytes : TYPICAL,
                                   .from_bytes = r2_leader_always() ? R2_VOTE_FROM : R2_LEADER_FROM,
                                   .wish = wish()};
     const char *why = NULL;
 
+    look_at_nodes(l, nodes);
     r2_plan_choose(choice, &input);
     if (stopped(l))
         why = "stock: an operator said plan off";
@@ -95,7 +111,7 @@ static void choose(struct r2_leader *l, struct r2_plan_choice *choice)
         why = "stock: direct was measured, and was slower";
     choice->plan.from_bytes = most(choice->plan.from_bytes, l->policy.from);
     if (why) {
-        r2_plan_stock(&choice->plan, l->nnodes);
+        r2_plan_stock(&choice->plan, l->p);
         snprintf(choice->why, sizeof(choice->why), "%s", why);
     }
 }
@@ -112,7 +128,7 @@ static void shadow(struct r2_leader *l, const struct r2_plan_choice *c)
 
 static void propose(struct r2_leader *l, const struct r2_plan *plan, uint64_t now)
 {
-    if (r2_agree_propose(l->agree, plan, r2_plan_bytes(l->nnodes)) == 0) {
+    if (r2_agree_propose(l->agree, plan, r2_plan_bytes(l->p)) == 0) {
         l->asked = *plan;
         l->asking = true;
     } else {
@@ -170,16 +186,14 @@ void r2_leader_reported(struct r2_leader *l, int rank, const struct r2_agree_rep
     uint64_t now = r2_now_ns();
     double share = (double)report->share / WHOLE;
 
-    pthread_mutex_lock(&l->lock);
-    if (rank < 0 || rank >= l->nranks || l->nnodes == 0) {
-        pthread_mutex_unlock(&l->lock);
+    if (rank < 0 || rank >= l->nranks)
         return;
-    }
+    pthread_mutex_lock(&l->lock);
     if (l->words[rank] != report->flags)
         r2_policy_again(&l->policy, now);
     l->words[rank] = report->flags;
-    if (report->capacity > 0 && l->node_of[rank] >= 0) {
-        struct r2_plan_node *node = &l->nodes[l->node_of[rank]];
+    if (report->capacity > 0) {
+        struct r2_plan_node *node = &l->ranks[rank];
         double before = node->capacity * node->share, after = (double)report->capacity * share;
         bool first = node->capacity <= 0;
 
@@ -233,7 +247,7 @@ void r2_leader_turn(struct r2_leader *l, uint64_t now)
         l->planned_bytes = bytes;
         r2_policy_again(&l->policy, now);
     }
-    if (!l->asking && l->nnodes && l->unknown == 0 && r2_policy_due(&l->policy, now)) {
+    if (!l->asking && l->p && l->unknown == 0 && r2_policy_due(&l->policy, now)) {
         l->rounds++;
         plan(l, now);
     }
@@ -277,19 +291,17 @@ struct r2_leader *r2_leader_new(struct r2_comm *comm, struct r2_vote *vote, int 
 
     if (!l)
         return NULL;
-    l->nodes = calloc((size_t)nranks, sizeof(*l->nodes));
+    l->ranks = calloc((size_t)nranks, sizeof(*l->ranks));
     l->words = calloc((size_t)nranks, sizeof(*l->words));
-    l->node_of = calloc((size_t)nranks, sizeof(*l->node_of));
-    if (!l->nodes || !l->words || !l->node_of) {
-        free(l->nodes);
+    if (!l->ranks || !l->words) {
+        free(l->ranks);
         free(l->words);
-        free(l->node_of);
         free(l);
         return NULL;
     }
     l->comm = comm;
     l->vote = vote;
-    l->nranks = nranks;
+    l->nranks = l->unknown = nranks;
     r2_lock_init(&l->lock);
     r2_policy_init(&l->policy, r2_settings_get()->plan_hold_ns);
     if (vote && wish() == R2_PLAN_BEST)
@@ -297,26 +309,22 @@ struct r2_leader *r2_leader_new(struct r2_comm *comm, struct r2_vote *vote, int 
     return l;
 }
 
-bool r2_leader_ready(struct r2_leader *l, const int *rank_node, int nodes)
-{
-    if (nodes > R2_PLAN_RANKS)
-        return false;
-    pthread_mutex_lock(&l->lock);
-    for (int r = l->nranks; r-- > 0;) {
-        for (int q = r + 1; q < l->nranks; q++)
-            if (rank_node[q] == rank_node[r])
-                l->node_of[q] = -1;
-        l->node_of[r] = rank_node[r];
-    }
-    l->nnodes = l->unknown = nodes;
-    (r2_leader_always() ? r2_plan_equal : r2_plan_stock)(&l->force, nodes);
-    pthread_mutex_unlock(&l->lock);
-    return true;
-}
-
 void r2_leader_bind(struct r2_leader *l, struct r2_agree *agree)
 {
     l->agree = agree;
+}
+
+bool r2_leader_ready(struct r2_leader *l, const int *rank_node, int nodes)
+{
+    l->rank_node = malloc((size_t)l->nranks * sizeof(*rank_node));
+    if (!l->rank_node)
+        return false;
+    memcpy(l->rank_node, rank_node, (size_t)l->nranks * sizeof(*rank_node));
+    l->p = nodes;
+    (r2_leader_always() ? r2_plan_equal : r2_plan_stock)(&l->force, nodes);
+    if (r2_leader_always())
+        l->force.from_bytes = R2_VOTE_FROM;
+    return true;
 }
 
 void r2_leader_free(struct r2_leader *l)
@@ -325,8 +333,8 @@ void r2_leader_free(struct r2_leader *l)
         return;
     r2_timing_free(l->timing);
     pthread_mutex_destroy(&l->lock);
-    free(l->nodes);
+    free(l->ranks);
     free(l->words);
-    free(l->node_of);
+    free(l->rank_node);
     free(l);
 }

@@ -27,15 +27,14 @@ struct r2_leader {
     struct r2_vote *vote;
     struct r2_agree *agree;
     int nranks;
+    int p, *rank_node;        /* nodes, and that of each rank; from ready on */
     struct r2_timing *timing; /* NULL: nothing is measured */
     _Atomic(uint64_t) bytes;  /* of the largest operation */
 
-    pthread_mutex_t lock; /* guards the rest */
-    int nnodes;           /* 0: ranks have not met */
-    struct r2_plan_node *nodes;
-    int *node_of;    /* [nranks]: the node that a rank speaks for; -1: another one does */
-    uint32_t *words; /* [nranks]: flags of their reports */
-    int unknown;     /* nodes that have not said what they have */
+    pthread_mutex_t lock;       /* guards the rest */
+    struct r2_plan_node *ranks; /* [nranks]: as each of them says of its node */
+    uint32_t *words;            /* [nranks]: flags of their reports */
+    int unknown;                /* ranks that have not said what they have */
     struct r2_policy policy;
     struct r2_plan force, asked; /* what runs, and what was proposed last */
     bool asking;
@@ -54,9 +53,9 @@ bool r2_leader_carries(void); /* ... and plans are carried out, not only shown *
 struct r2_leader *r2_leader_new(struct r2_comm *comm, struct r2_vote *vote, int nranks, int device);
 /* Before anything that follows is called. */
 void r2_leader_bind(struct r2_leader *l, struct r2_agree *agree);
-void r2_leader_free(struct r2_leader *l);
-/* All ranks have met: which of the nodes rank r is on. False: more nodes than a plan holds. */
+/* All ranks have met; as r2_vote_ready. Before the first turn. False: no memory. */
 bool r2_leader_ready(struct r2_leader *l, const int *rank_node, int nodes);
+void r2_leader_free(struct r2_leader *l);
 
 /* stop: its operator wants no plans. */
 void r2_leader_reported(struct r2_leader *l, int rank, const struct r2_agree_report *report);

@@ -40,9 +40,9 @@ struct r2_vote {
     struct r2_agree *agree;
     int rank, nranks, device;
     /* From ready on: nodes, ranks of each, my node, my place in it, and who has this place in each
-     * node. first: who has place 0 of my node. */
-    int nodes, per_node, node, place, first;
-    int column[R2_PLAN_RANKS];
+     * node. */
+    int nodes, per_node, node, place, first; /* first: the rank in place 0 of my node */
+    int column[R2_DIRECT_RANKS];
     uint8_t node_id[R2_AGREE_ID];
     bool always;       /* from the first operation on: these wait for the outcome */
     uint64_t until_ns; /* ... no longer than this */
@@ -57,7 +57,7 @@ struct r2_vote {
     struct r2_copies *copies; /* NULL: the buffers are the host's */
     struct r2_node *within;   /* NULL: a node has one rank */
 
-    struct r2_plan plan; /* in force; the application's thread */
+    struct r2_plan plan; /* in force; the application's thread, once ranks have met */
 };
 
 /* ---- buffers in a GPU's memory */
@@ -312,6 +312,31 @@ static const char *reason(int rc)
     }
 }
 
+/* Who is where. Why not, or NULL: the same on all ranks. */
+static const char *place(struct r2_vote *v, const int *rank_node, int nodes)
+{
+    int here = 0, *places = calloc((size_t)nodes, sizeof(*places));
+
+    if (!places)
+        return "no memory";
+    v->nodes = nodes;
+    v->node = rank_node[v->rank];
+    v->per_node = v->nranks / nodes;
+    for (int r = v->nranks; r-- > 0;)
+        if (rank_node[r] == v->node)
+            v->first = r;
+    for (int r = 0; r < v->rank; r++)
+        here += rank_node[r] == v->node;
+    v->place = here;
+    for (int r = 0; r < v->nranks; r++)
+        if (places[rank_node[r]]++ == here)
+            v->column[rank_node[r]] = r;
+    for (int n = 0; n < nodes && here >= 0; n++)
+        here = places[n] == v->per_node ? here : -1;
+    free(places);
+    return here < 0 ? "nodes have unequal numbers of ranks" : NULL;
+}
+
 /* Once; the service thread. */
 static void begin(struct r2_vote *v)
 {
@@ -333,45 +358,28 @@ static void begin(struct r2_vote *v)
     pthread_mutex_unlock(&v->lock);
 }
 
-/* Who is where, on two nodes or more. False: nodes have unequal numbers of ranks. */
-static bool place(struct r2_vote *v, const int *rank_node, int nodes)
+/* Where there is nothing to vote about. */
+static const char *never(struct r2_vote *v, const int *rank_node, int nodes)
 {
-    int places[R2_PLAN_RANKS] = {0};
+    const char *why = r2_plan_never(nodes);
 
-    v->nodes = nodes;
-    v->node = rank_node[v->rank];
-    v->per_node = v->nranks / nodes;
-    for (int r = v->nranks; r-- > 0;)
-        if (rank_node[r] == v->node)
-            v->first = r;
-    for (int r = 0; r < v->rank; r++)
-        v->place += rank_node[r] == v->node;
-    for (int r = 0; r < v->nranks; r++)
-        if (places[rank_node[r]]++ == v->place)
-            v->column[rank_node[r]] = r;
-    for (int n = 0; n < nodes; n++)
-        if (places[n] != v->per_node)
-            return false;
-    return true;
+    if (v->always && nodes == 2)
+        why = NULL; /* slower than the ring, but asked for */
+    return why ? why : place(v, rank_node, nodes);
 }
 
 bool r2_vote_ready(struct r2_vote *v, const int *rank_node, int nodes)
 {
-    const char *never = r2_plan_never(nodes, v->nranks);
+    const char *why = never(v, rank_node, nodes);
     struct r2_plan equal;
 
-    if (v->always && nodes == 2)
-        never = NULL; /* slower than the ring, but asked for */
-    if (!never && !place(v, rank_node, nodes))
-        never = "nodes have unequal numbers of ranks";
-    if (never) {
-        take_stock(v, never); /* on all ranks: there is nothing to vote about */
+    if (why) {
+        take_stock(v, why);
         return false;
     }
-    /* Who asks for them waits for the outcome first. */
     r2_plan_equal(&equal, nodes);
-    memcpy(v->plan.weights, equal.weights, sizeof(equal.weights));
     v->plan.p = equal.p;
+    memcpy(v->plan.weights, equal.weights, sizeof(equal.weights));
     if (v->always)
         begin(v);
     return true;
@@ -604,18 +612,18 @@ static int between(struct r2_vote *v, const uint64_t *word, const void *in, void
 }
 
 /* What does not divide by the node's ranks: NCCL's, on the communicator itself. */
-static int rest(struct r2_vote *v, const uint64_t *word, uint64_t from, size_t bytes)
+static int rest(struct r2_vote *v, const uint64_t *w, uint64_t from, size_t bytes)
 {
     int (*fn)(uint64_t, uint64_t, uint64_t, uint64_t, uint64_t, uint64_t, uint64_t) =
         r2_comms_real(v->comm)->fn[R2_API_ncclAllReduce];
     int result;
 
-    if (from == word[R2_WORD_COUNT])
+    if (from == w[R2_WORD_COUNT])
         return R2_NCCL_OK;
     r2_call_nest();
-    result = fn(word[R2_WORD_SEND] + from * bytes, word[R2_WORD_RECV] + from * bytes,
-                word[R2_WORD_COUNT] - from, word[R2_WORD_TYPE], word[R2_WORD_OP],
-                word[R2_WORD_COMM], word[R2_WORD_STREAM]);
+    result =
+        fn(w[R2_WORD_SEND] + from * bytes, w[R2_WORD_RECV] + from * bytes, w[R2_WORD_COUNT] - from,
+           w[R2_WORD_TYPE], w[R2_WORD_OP], w[R2_WORD_COMM], w[R2_WORD_STREAM]);
     r2_call_unnest();
     return result;
 }
@@ -670,12 +678,12 @@ static bool in_plan(const struct r2_vote *v, uint64_t bytes)
 
 bool r2_vote_takes(struct r2_vote *v, const uint64_t *word)
 {
-    int type = (int)word[R2_WORD_TYPE];
+    int type = (int)word[R2_WORD_TYPE], reduction = (int)word[R2_WORD_OP];
 
     return in_plan(v, word[R2_WORD_COUNT] * r2_nccl_type_size(type)) && !refused(v) &&
-           r2_reduce_covers(type, (int)word[R2_WORD_OP]) &&
+           r2_reduce_covers(type, reduction) &&
            !r2_device_capturing((void *)word[R2_WORD_STREAM]) &&
-           (!v->always || outcome(v) != STOCK) && divides(v, type, (int)word[R2_WORD_OP]);
+           (!v->always || outcome(v) != STOCK) && divides(v, type, reduction);
 }
 
 int r2_vote_run(struct r2_vote *v, const uint64_t *word)

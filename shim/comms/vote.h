@@ -4,11 +4,11 @@
  * Two exchanges decide (agree/agree.h). First each rank says whether it can, and where it listens.
  * If all can, they connect; then each says whether it is connected to all others. A node may have
  * several ranks, each node as many: they make a communicator of the node (comms/node.h), and a rank
- * connects to those in the same place of the other nodes. All ranks read the same answers, so they
- * decide alike: able, or NCCL's own choice with one line that says why. With R2CCL_ALLREDUCE=direct
- * they begin when they meet, and operations wait for the outcome: a rank that learns nothing in
- * time ends its communicator with an error, since none may guess. Else they begin when a plan calls
- * for it: until then a rank has no connection, thread or memory.
+ * is connected to those in the same place of the other nodes. All ranks read the same answers, so
+ * they decide alike: able, or NCCL's own choice with one line that says why. With
+ * R2CCL_ALLREDUCE=direct they begin when they meet, and operations wait for the outcome: a rank
+ * that learns nothing in time ends its communicator with an error, since none may guess. Else they
+ * begin when a plan calls for it: until then a rank has no connection, thread or memory.
  *
  * Threads: ready, off, exchanged, accept come from the service thread of shim/agree; follow, takes
  * and run from the one that runs the operations; the rest from any. Lock order: a vote's, then

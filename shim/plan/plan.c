@@ -57,7 +57,7 @@ int r2_plan_read(struct r2_plan *plan, const void *data, size_t len, int p)
 {
     uint64_t sum = 0;
 
-    if (p < 1 || p > R2_PLAN_RANKS || len != r2_plan_bytes(p))
+    if (p < 1 || p > R2_PLAN_MOST || len != r2_plan_bytes(p))
         return -EPROTO;
     *plan = (struct r2_plan){0};
     memcpy(plan, data, len);
@@ -68,7 +68,7 @@ int r2_plan_read(struct r2_plan *plan, const void *data, size_t len, int p)
     if (plan->schedule == R2_PLAN_DIRECT && sum != R2_SCHEDULE_UNIT)
         return -EPROTO;
     if (plan->schedule == R2_PLAN_R2CCL &&
-        (plan->slow >= plan->p || plan->tail >= R2_SCHEDULE_UNIT || p < R2_PLAN_NODES))
+        (plan->slow >= plan->p || plan->tail >= R2_SCHEDULE_UNIT || p < R2_PLAN_LEAST))
         return -EPROTO;
     return 0;
 }
@@ -91,17 +91,13 @@ bool r2_plan_same(const struct r2_plan *a, const struct r2_plan *b)
 
 /* ---- the choice */
 
-const char *r2_plan_never(int nodes, int ranks)
+const char *r2_plan_never(int nodes)
 {
     if (nodes < 2)
         return "all ranks are on one node";
-    if (ranks % nodes)
-        return "nodes have unequal numbers of ranks";
-    if (nodes > R2_PLAN_RANKS)
-        return "more than 256 nodes";
-    if (nodes < R2_PLAN_NODES)
+    if (nodes < R2_PLAN_LEAST)
         return "on two nodes NCCL's ring is at the bound";
-    return NULL;
+    return nodes > R2_PLAN_MOST ? "more than 256 nodes" : NULL;
 }
 
 static void to_shard(const struct r2_plan_input *in, struct r2_shard_input *model,
@@ -226,9 +222,9 @@ static void best(struct r2_plan_choice *c, const struct r2_plan_input *in,
 
 void r2_plan_choose(struct r2_plan_choice *c, const struct r2_plan_input *in)
 {
-    struct r2_shard_node nodes[R2_PLAN_RANKS];
+    struct r2_shard_node nodes[R2_PLAN_MOST];
     struct r2_shard_input model;
-    const char *never = r2_plan_never(in->p, in->p);
+    const char *never = r2_plan_never(in->p);
 
     *c = (struct r2_plan_choice){.direct_ns = NAN, .r2ccl_ns = NAN};
     r2_plan_stock(&c->plan, in->p);

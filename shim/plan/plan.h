@@ -4,7 +4,8 @@
  * A plan holds for operations of from_bytes or more; smaller ones are NCCL's own. Ranks compute
  * nothing again from what the planner thought: weights are integers, and shipped.
  *
- * Units: bytes, bytes per second each way, nanoseconds. p and weights are of nodes.
+ * Units: bytes, bytes per second each way, nanoseconds. p is the number of nodes. What a node's
+ * ranks do among themselves is free.
  */
 #ifndef R2_PLAN_PLAN_H
 #define R2_PLAN_PLAN_H
@@ -13,8 +14,8 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define R2_PLAN_RANKS 256 /* most nodes that carry AllReduce out themselves */
-#define R2_PLAN_NODES 3   /* fewer nodes: NCCL's ring is at the bound */
+#define R2_PLAN_MOST 256 /* nodes of a plan */
+#define R2_PLAN_LEAST 3  /* with fewer nodes NCCL's ring is at the bound */
 #define R2_PLAN_WHY 160
 #define R2_PLAN_CHUNKS 16 /* of the tail of r2ccl-allreduce */
 
@@ -31,17 +32,17 @@ struct r2_plan {
     uint32_t magic, p;
     uint32_t schedule;
     uint32_t connect; /* not 0: ranks shall connect to each other, a later plan needs it */
-    uint32_t slow;    /* r2ccl-allreduce: the slow rank, and what of the data is its tail */
+    uint32_t slow;    /* r2ccl-allreduce: the slow node, and what of the data is its tail */
     uint32_t tail;    /* in 1/65536 */
     uint64_t from_bytes;
-    uint32_t weights[R2_PLAN_RANKS]; /* direct: what each rank owns, in 1/65536 */
+    uint32_t weights[R2_PLAN_MOST]; /* direct: what each node owns, in 1/65536 */
 };
 
 /* NCCL's own choice; direct with equal weights. */
 void r2_plan_stock(struct r2_plan *plan, int p);
 void r2_plan_equal(struct r2_plan *plan, int p);
 size_t r2_plan_bytes(int p);
-/* 0, or -EPROTO: it is none for p ranks. */
+/* 0, or -EPROTO: it is none for p nodes. */
 int r2_plan_read(struct r2_plan *plan, const void *data, size_t len, int p);
 /* Whether all operations run alike under both, but for weights that differ by less than 1 %. */
 bool r2_plan_same(const struct r2_plan *a, const struct r2_plan *b);
@@ -76,10 +77,10 @@ struct r2_plan_choice {
     char why[R2_PLAN_WHY];                          /* one line */
 };
 
-/* Of 1 to R2_PLAN_RANKS nodes whose capacities are known. */
+/* Of 1 to R2_PLAN_MOST nodes whose capacities are known. */
 void r2_plan_choose(struct r2_plan_choice *choice, const struct r2_plan_input *input);
 
 /* Why communicators on so many nodes have no plan; NULL: they may have one. */
-const char *r2_plan_never(int nodes, int ranks);
+const char *r2_plan_never(int nodes);
 
 #endif

@@ -22,13 +22,19 @@ NIC = "127.0.1.2"
 
 @contextmanager
 def preloaded(
-    build: Build, name: str, words: Sequence[str], env: dict[str, str], ranks: int = RANKS
+    build: Build,
+    name: str,
+    words: Sequence[str],
+    env: dict[str, str],
+    ranks: int = RANKS,
+    nodes: int | None = None,
 ) -> Iterator[Job]:
-    """AllReduces of 2 MiB, as long as `words` say, of a job with that name."""
+    """AllReduces of 2 MiB, as long as `words` say, of a job with that name. Without `nodes` each
+    rank is on one of its own."""
     spec = LaunchSpec(
         argv=(str(build.perf), "-b", "2M", *words),
         ranks=ranks,
-        emulate_nodes=ranks,
+        emulate_nodes=nodes or ranks,
         nics=2,
         job=name,
         env={"LD_PRELOAD": str(build.path / "libr2ccl.so"), **env},

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from conftest import Build
-from plan_bed import RANKS, comms, lose, meets, preloaded, processes, regain, runs
+from plan_bed import NIC, RANKS, comms, lose, meets, preloaded, processes, regain, runs
 from segment_bed import until
 
 from r2ccl_ctl import control
@@ -77,24 +77,16 @@ def test_an_operator_says_off(build: Build) -> None:
         assert running.running
 
 
-def test_a_rank_that_cannot(build: Build) -> None:
-    """All stay with NCCL's own choice, and each says why."""
-    name = "auto-refused"
-    shim = str(build.path / "libr2ccl.so")
-    env = {
-        **OPTIMAL,
-        "LD_PRELOAD": f"{shim} {build.path / 'tests/fakecuda/libcuda.so.1'}",
-        "FAKE_CUDA_PINNED": "0",
-    }
-    with preloaded(build, name, WORDS, env) as running:
-        until(lambda: meets(name, RANKS), "the ranks meet", 60)
-        lose(name)
-        until(
-            lambda: all("no memory for the window" in c.cause for c in comms(name)),
-            "all say why",
-            60,
-        )
-        assert {c.planned for c in comms(name)} == {0}
+def test_nodes_with_two_ranks(build: Build) -> None:
+    """A NIC that one process of a node has lost counts as the node's."""
+    name = "auto-pairs"
+    lost = Command("fail-nic", nic=NIC, fault="blackhole", direction="both")
+    with preloaded(build, name, WORDS, OPTIMAL, ranks=6, nodes=3) as running:
+        until(lambda: [c.nodes for c in comms(name)] == [3] * 6, "the ranks meet", 60)
+        victim = next(p for p in processes(name) if NIC in {n.name for n in p.snapshot().nics})
+        assert control.send_command(victim, lost, timeout=10).ok
+        until(lambda: all(c.planned > 3 for c in comms(name)), "direct on all ranks", 60)
+        assert {c.plan for c in comms(name)} == {"direct, weighted"}
         assert running.running
 
 

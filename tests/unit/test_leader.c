@@ -1,9 +1,10 @@
-/* Rank 0 of a communicator of four nodes without its ranks: what they report, and what becomes of a
- * proposal, is made up. Rung 1. */
+/* Rank 0 of a communicator of four nodes with two ranks each, without the others: what they report,
+ * and what becomes of a proposal, is made up. Rung 1. */
 #include "../../shim/comms/leader.c"
 #include "check.h"
 
-#define RANKS 4
+#define NODES 4
+#define RANKS (2 * NODES)
 #define FULL 65536
 #define SPEED UINT64_C(1250000000)
 #define S R2_NS_PER_S
@@ -24,7 +25,7 @@ int r2_agree_propose(struct r2_agree *a, const void *plan, size_t len)
     if (seen.refuse)
         return -EBUSY;
     seen.proposals++;
-    return r2_plan_read(&seen.plan, plan, len, RANKS);
+    return r2_plan_read(&seen.plan, plan, len, NODES);
 }
 
 enum r2_vote_state r2_vote_state(struct r2_vote *v)
@@ -83,6 +84,7 @@ void r2_timing_free(struct r2_timing *t)
 
 /* ---- the bed */
 
+static const int rank_node[RANKS] = {0, 1, 2, 3, 0, 1, 2, 3};
 static struct r2_comm comm;
 static int dummy;
 
@@ -100,23 +102,13 @@ static void turn(struct r2_leader *l)
     r2_leader_turn(l, r2_now_ns() + later);
 }
 
-static void meet(struct r2_leader *l)
-{
-    int rank_node[RANKS];
-
-    for (int r = 0; r < RANKS; r++)
-        rank_node[r] = r;
-    CHECK(r2_leader_ready(l, rank_node, RANKS));
-}
-
 static struct r2_leader *start(void)
 {
     struct r2_leader *l;
 
     memset(&seen, 0, sizeof(seen));
     l = r2_leader_new(&comm, (struct r2_vote *)&dummy, RANKS, 0);
-    CHECK(l != NULL);
-    meet(l);
+    CHECK(l != NULL && r2_leader_ready(l, rank_node, NODES));
     r2_leader_time(l, 64 * MIB, false, NULL);
     for (int r = 0; r < RANKS; r++)
         report(l, r, FULL, 0);
@@ -268,8 +260,8 @@ static void test_reports(void)
     struct r2_leader *l = r2_leader_new(&comm, (struct r2_vote *)&dummy, RANKS, 0);
     uint32_t events, rounds;
 
+    CHECK(l != NULL && r2_leader_ready(l, rank_node, NODES));
     memset(&seen, 0, sizeof(seen));
-    meet(l);
     report(l, 1, FULL / 2, 0);
     report(l, -1, FULL / 2, 0);
     report(l, RANKS, FULL / 2, 0);
