@@ -10,12 +10,11 @@
 #include "device/device.h"
 
 #define CUDA_DISABLE_TIMING 2
-#define CUDA_NOT_READY 600
 #define CUDA_STREAM_NON_BLOCKING 1
 #define CUDA_WAIT_GEQ 0
 #define CUDA_HOST_ALLOC_DEVICEMAP 2
 
-#define UNDER_WAY 64 /* copies each way; a power of two */
+#define FOR_GOOD (UINT32_C(1) << 30) /* so much ahead, a word lets all waits pass */
 
 static struct {
     int (*primary)(void **context, int device);
@@ -27,30 +26,38 @@ static struct {
     int (*host_device)(uint64_t *device, void *memory, unsigned flags);
     int (*copy)(uint64_t to, uint64_t from, size_t len, void *stream);
     int (*stream_new)(void **stream, unsigned flags, int priority);
+    int (*stream_sync)(void *stream);
     int (*stream_free)(void *stream);
     int (*priorities)(int *least, int *greatest);
     int (*stream_wait_event)(void *stream, void *event, unsigned flags);
     int (*stream_wait_value)(void *stream, uint64_t address, uint32_t value, unsigned flags);
+    int (*stream_write_value)(void *stream, uint64_t address, uint32_t value, unsigned flags);
     int (*event_new)(void **event, unsigned flags);
     int (*event_record)(void *event, void *stream);
-    int (*event_query)(void *event);
     int (*event_free)(void *event);
 } cuda;
 
+/* Words that the host and the device share, each in a cache line of its own. Waits compare them
+ * as numbers on a circle. */
+enum word { GATE, LET, DONE = LET + 2, WORDS = DONE + 2 };
+
+#define LINE 64
+
 struct way {
     void *stream;
-    void *events[UNDER_WAY];
-    uint32_t begun, ended;
+    uint32_t queued; /* the application's thread */
+    uint32_t seen;   /* of those that are done; the progress thread */
 };
 
 struct r2_copies {
     int device;
     void *context;
+    void *event; /* the application's thread */
     size_t len;
-    char *window; /* then, on a cache line of its own, the gate */
-    _Atomic uint32_t *gate;
-    uint64_t gate_address;
+    char *window; /* then the words */
+    uint64_t words;
     struct way ways[2]; /* in, out */
+    atomic_flag open;   /* for good */
 };
 
 static bool found;
@@ -70,19 +77,20 @@ static void look(void)
     cuda.host_device = dlsym(lib, "cuMemHostGetDevicePointer_v2");
     cuda.copy = dlsym(lib, "cuMemcpyAsync");
     cuda.stream_new = dlsym(lib, "cuStreamCreateWithPriority");
+    cuda.stream_sync = dlsym(lib, "cuStreamSynchronize");
     cuda.stream_free = dlsym(lib, "cuStreamDestroy_v2");
     cuda.priorities = dlsym(lib, "cuCtxGetStreamPriorityRange");
     cuda.stream_wait_event = dlsym(lib, "cuStreamWaitEvent");
     cuda.stream_wait_value = dlsym(lib, "cuStreamWaitValue32_v2");
     cuda.event_new = dlsym(lib, "cuEventCreate");
     cuda.event_record = dlsym(lib, "cuEventRecord");
-    cuda.event_query = dlsym(lib, "cuEventQuery");
+    cuda.stream_write_value = dlsym(lib, "cuStreamWriteValue32_v2");
     cuda.event_free = dlsym(lib, "cuEventDestroy_v2");
     found = cuda.primary && cuda.release && cuda.set_current && cuda.get_current &&
             cuda.host_alloc && cuda.host_free && cuda.host_device && cuda.copy && cuda.stream_new &&
-            cuda.stream_free && cuda.priorities && cuda.stream_wait_event &&
-            cuda.stream_wait_value && cuda.event_new && cuda.event_record && cuda.event_query &&
-            cuda.event_free;
+            cuda.stream_sync && cuda.stream_free && cuda.priorities && cuda.stream_wait_event &&
+            cuda.stream_wait_value && cuda.stream_write_value && cuda.event_new &&
+            cuda.event_record && cuda.event_free;
 }
 
 /* The device's primary context in place of the caller's. */
@@ -99,34 +107,90 @@ static void leave(const struct r2_copies *c, void *before)
         cuda.set_current(before);
 }
 
-/* ---- gates */
+/* ---- words */
 
-int r2_copies_mark(struct r2_copies *c, void *stream, void **event)
+static _Atomic uint32_t *word(const struct r2_copies *c, int w)
+{
+    return (_Atomic uint32_t *)(void *)(c->window + c->len + (size_t)w * LINE);
+}
+
+static uint64_t address(const struct r2_copies *c, int w)
+{
+    return c->words + (uint64_t)w * LINE;
+}
+
+/* Forward only. Release: what was written before is there when the device, or its next reader, sees
+ * the word. */
+static void raise_to(_Atomic uint32_t *word, uint32_t value)
+{
+    uint32_t now = atomic_load_explicit(word, memory_order_relaxed);
+
+    while ((int32_t)(value - now) > 0 &&
+           !atomic_compare_exchange_weak_explicit(word, &now, value, memory_order_release,
+                                                  memory_order_relaxed))
+        ;
+}
+
+void r2_copies_open(struct r2_copies *c, uint64_t number)
+{
+    raise_to(word(c, GATE), (uint32_t)number);
+}
+
+/* Beside r2_copies_let, too: that adds one to what is here. */
+void r2_copies_open_all(struct r2_copies *c)
+{
+    if (atomic_flag_test_and_set(&c->open))
+        return;
+    for (int w = GATE; w < DONE; w++)
+        atomic_fetch_add_explicit(word(c, w), FOR_GOOD, memory_order_release);
+}
+
+void r2_copies_let(struct r2_copies *c, bool out)
+{
+    atomic_fetch_add_explicit(word(c, LET + out), 1, memory_order_release);
+}
+
+int r2_copies_copied(struct r2_copies *c, bool out)
+{
+    /* Acquire: what the device has copied is there. */
+    uint32_t done = atomic_load_explicit(word(c, DONE + out), memory_order_acquire);
+    int n = (int)(done - c->ways[out].seen);
+
+    c->ways[out].seen = done;
+    return n;
+}
+
+/* ---- the application's thread */
+
+int r2_copies_start(struct r2_copies *c, void *stream)
 {
     void *before;
     int rc = enter(c, &before);
 
-    *event = NULL;
     if (rc)
         return rc;
-    if (cuda.event_new(event, CUDA_DISABLE_TIMING))
-        rc = -EIO;
-    if (rc == 0 && cuda.event_record(*event, stream)) {
-        cuda.event_free(*event);
-        rc = -EIO;
-    }
+    rc = cuda.event_record(c->event, stream);
+    for (int i = 0; i < 2 && rc == 0; i++)
+        rc = cuda.stream_wait_event(c->ways[i].stream, c->event, 0);
     leave(c, before);
-    return rc;
+    return rc ? -EIO : 0;
 }
 
-void r2_copies_forget(struct r2_copies *c, void *event)
+int r2_copies_queue(struct r2_copies *c, bool out, void *to, const void *from, size_t len)
 {
+    struct way *way = &c->ways[out];
+    uint32_t number = ++way->queued;
     void *before;
+    int rc = enter(c, &before);
 
-    if (enter(c, &before))
-        return;
-    cuda.event_free(event);
+    if (rc)
+        return rc;
+    if (cuda.stream_wait_value(way->stream, address(c, LET + out), number, CUDA_WAIT_GEQ) ||
+        cuda.copy((uint64_t)(uintptr_t)to, (uint64_t)(uintptr_t)from, len, way->stream) ||
+        cuda.stream_write_value(way->stream, address(c, DONE + out), number, 0))
+        rc = -EIO;
     leave(c, before);
+    return rc;
 }
 
 int r2_copies_gate(struct r2_copies *c, void *stream, uint64_t number)
@@ -136,72 +200,9 @@ int r2_copies_gate(struct r2_copies *c, void *stream, uint64_t number)
 
     if (rc)
         return rc;
-    rc = cuda.stream_wait_value(stream, c->gate_address, (uint32_t)number, CUDA_WAIT_GEQ);
+    rc = cuda.stream_wait_value(stream, address(c, GATE), (uint32_t)number, CUDA_WAIT_GEQ);
     leave(c, before);
     return rc ? -EIO : 0;
-}
-
-void r2_copies_open(struct r2_copies *c, uint64_t number)
-{
-    uint32_t now = atomic_load(c->gate);
-
-    /* Forward only. Release: what the copies brought is there before. */
-    while ((int32_t)((uint32_t)number - now) > 0 &&
-           !atomic_compare_exchange_weak(c->gate, &now, (uint32_t)number))
-        ;
-}
-
-/* ---- copies */
-
-int r2_copies_begin(struct r2_copies *c, void *event)
-{
-    int rc = r2_device_enter(c->device);
-
-    if (rc)
-        return rc;
-    for (int out = 0; out < 2 && rc == 0; out++)
-        rc = cuda.stream_wait_event(c->ways[out].stream, event, 0) ? -EIO : 0;
-    cuda.event_free(event); /* the waits keep what they need */
-    if (rc)
-        r2_device_leave();
-    return rc;
-}
-
-void r2_copies_end(struct r2_copies *c)
-{
-    (void)c;
-    r2_device_leave();
-}
-
-int r2_copies_copy(struct r2_copies *c, bool out, void *to, const void *from, size_t len)
-{
-    struct way *way = &c->ways[out];
-
-    if (way->begun - way->ended == UNDER_WAY)
-        return 0;
-    if (cuda.copy((uint64_t)(uintptr_t)to, (uint64_t)(uintptr_t)from, len, way->stream) ||
-        cuda.event_record(way->events[way->begun % UNDER_WAY], way->stream))
-        return -EIO;
-    way->begun++;
-    return 1;
-}
-
-int r2_copies_copied(struct r2_copies *c, bool out)
-{
-    struct way *way = &c->ways[out];
-    int n = 0;
-
-    while (way->ended != way->begun) {
-        int rc = cuda.event_query(way->events[way->ended % UNDER_WAY]);
-
-        if (rc == CUDA_NOT_READY)
-            break;
-        if (rc)
-            return -EIO;
-        way->ended++;
-        n++;
-    }
-    return n;
 }
 
 /* ---- life */
@@ -211,48 +212,43 @@ void *r2_copies_window(struct r2_copies *c)
     return c->window;
 }
 
-static int make_way(struct way *way, int priority)
-{
-    if (cuda.stream_new(&way->stream, CUDA_STREAM_NON_BLOCKING, priority))
-        return -EIO;
-    for (int i = 0; i < UNDER_WAY; i++)
-        if (cuda.event_new(&way->events[i], CUDA_DISABLE_TIMING))
-            return -EIO;
-    return 0;
-}
-
 static int make(struct r2_copies *c)
 {
-    int least = 0, greatest = 0, rc = 0;
+    int least = 0, greatest = 0;
     void *window = NULL;
+    uint64_t at = 0;
 
-    if (cuda.host_alloc(&window, c->len + 64, CUDA_HOST_ALLOC_DEVICEMAP))
+    if (cuda.host_alloc(&window, c->len + (size_t)WORDS * LINE, CUDA_HOST_ALLOC_DEVICEMAP))
         return -ENOMEM;
     c->window = window;
-    c->gate = (_Atomic uint32_t *)(void *)(c->window + c->len);
-    atomic_init(c->gate, 0);
-    if (cuda.host_device(&c->gate_address, c->window, 0) || cuda.priorities(&least, &greatest))
+    for (int w = 0; w < WORDS; w++)
+        atomic_init(word(c, w), 0);
+    if (cuda.host_device(&at, c->window, 0) || cuda.priorities(&least, &greatest) ||
+        cuda.event_new(&c->event, CUDA_DISABLE_TIMING))
         return -EIO;
-    c->gate_address += c->len;
-    for (int i = 0; i < 2 && rc == 0; i++)
-        rc = make_way(&c->ways[i], greatest);
-    /* A gate that is open: whether the device can. */
-    if (rc == 0 && cuda.stream_wait_value(c->ways[0].stream, c->gate_address, 0, CUDA_WAIT_GEQ))
-        rc = -ENOTSUP;
-    return rc;
+    c->words = at + c->len;
+    for (int i = 0; i < 2; i++)
+        if (cuda.stream_new(&c->ways[i].stream, CUDA_STREAM_NON_BLOCKING, greatest))
+            return -EIO;
+    /* Words as they are: whether the device can. */
+    if (cuda.stream_wait_value(c->ways[0].stream, address(c, GATE), 0, CUDA_WAIT_GEQ) ||
+        cuda.stream_write_value(c->ways[0].stream, address(c, DONE), 0, 0))
+        return -ENOTSUP;
+    return 0;
 }
 
 static void unmake(struct r2_copies *c)
 {
     for (int i = 0; i < 2; i++) {
-        if (c->ways[i].stream)
-            cuda.stream_free(c->ways[i].stream);
-        for (int e = 0; e < UNDER_WAY; e++)
-            if (c->ways[i].events[e])
-                cuda.event_free(c->ways[i].events[e]);
+        if (!c->ways[i].stream)
+            continue;
+        cuda.stream_sync(c->ways[i].stream); /* the application may free its buffers next */
+        cuda.stream_free(c->ways[i].stream);
     }
+    if (c->event)
+        cuda.event_free(c->event);
     if (c->window)
-        cuda.host_free(c->window); /* waits for copies under way */
+        cuda.host_free(c->window);
 }
 
 int r2_copies_new(struct r2_copies **out, int device, size_t len)

@@ -1,12 +1,17 @@
 /* Between a GPU's memory and a window of host memory, for the direct AllReduce (direct/direct.h):
  * copies in order on two streams of our own, and gates on the application's streams.
  *
- * An operation begins on the device when what the application put on its stream before it is over
- * (an event), and the stream goes on when the host has opened the operation's gate (a 32-bit word
- * that the driver's cuStreamWaitValue32 looks at). Nothing runs on the GPU's own processors.
+ * An application may hold the driver's locks until its streams are idle: cuMemFree and the first
+ * call of a kernel that is loaded late do. Its stream waits for the operation, so who carries the
+ * operation out may not call the driver. Therefore the application's thread queues all copies of an
+ * operation ahead. The device makes a copy when a 32-bit word of the host says that it may go
+ * (cuStreamWaitValue32), and says by another that it is done (cuStreamWriteValue32). The
+ * application's stream goes on when a third word, the gate, has the operation's number. Nothing
+ * runs on the GPU's own processors.
  *
- * Threads: mark, forget and gate from the application's; r2_copies_open from any; the rest from one
- * thread. Errors: -errno; -ENOTSUP: the driver lacks something.
+ * Threads: start, queue and gate from the application's, one call at a time; let and copied from
+ * one thread, which never waits in them; open and open_all from any.
+ * Errors: -errno; -ENOTSUP: the driver lacks something.
  */
 #ifndef R2_DEVICE_COPIES_H
 #define R2_DEVICE_COPIES_H
@@ -21,24 +26,24 @@ struct r2_copies;
 int r2_copies_new(struct r2_copies **out, int device, size_t len);
 void *r2_copies_window(struct r2_copies *c);
 
-/* Behind what is on `stream` now: what an operation waits for. r2_copies_begin or r2_copies_forget
- * frees it. */
-int r2_copies_mark(struct r2_copies *c, void *stream, void **event);
-void r2_copies_forget(struct r2_copies *c, void *event);
+/* Copies queued from now on wait for what is on `stream` now. */
+int r2_copies_start(struct r2_copies *c, void *stream);
+/* out: from the device. It may hold the caller up while the driver's queue is full. */
+int r2_copies_queue(struct r2_copies *c, bool out, void *to, const void *from, size_t len);
 /* `stream` does not go on before operation `number` has been opened. */
 int r2_copies_gate(struct r2_copies *c, void *stream, uint64_t number);
+
+/* The next copy of those queued, or of those that will be, may go. */
+void r2_copies_let(struct r2_copies *c, bool out);
+/* How many have ended since the last call. */
+int r2_copies_copied(struct r2_copies *c, bool out);
 /* All operations up to `number` are over. */
 void r2_copies_open(struct r2_copies *c, uint64_t number);
+/* For good: all copies go and all gates are open, also those to come. What is copied means nothing
+ * then. */
+void r2_copies_open_all(struct r2_copies *c);
 
-/* Around the copies of an operation, on its thread. begin frees the event. */
-int r2_copies_begin(struct r2_copies *c, void *event);
-void r2_copies_end(struct r2_copies *c);
-/* Begins a copy. 1; 0: too many are under way; -EIO. out: from the device. */
-int r2_copies_copy(struct r2_copies *c, bool out, void *to, const void *from, size_t len);
-/* How many have ended since the last call, or -EIO. */
-int r2_copies_copied(struct r2_copies *c, bool out);
-
-/* All gates must be open. NULL is allowed. */
+/* After r2_copies_open_all, or when all is over. NULL is allowed. */
 void r2_copies_free(struct r2_copies *c);
 
 #endif

@@ -35,19 +35,18 @@
 struct operation {
     struct operation *next;
     struct r2_direct_call call;
-    uint32_t weights[];
+    struct r2_schedule schedule;
+    uint64_t base; /* steps of all operations before */
 };
 
 struct r2_direct {
     struct r2_direct_config config;
     struct r2_links *links; /* the progress thread's, once it runs */
     struct r2_exec *exec;
-    struct r2_schedule *schedule;
-    struct operation *current; /* the progress thread's */
+    struct operation *current; /* the last that was begun; the progress thread's */
+    bool moving;               /* it has not landed */
     void *window;
     size_t piece;
-    bool begun;              /* the device's part of the current one */
-    bool told;               /* that the current one has landed */
     bool ready;              /* all connections are there; the progress thread's */
     uint64_t idle_ns;        /* since then nothing moved; 0: something did */
     unsigned host_copies[2]; /* r2_direct_host's */
@@ -60,6 +59,7 @@ struct r2_direct {
     int error;
     struct operation *first, **last;
     uint64_t given, landed, ended; /* operations */
+    uint64_t steps;                /* of those given */
     bool running;
 };
 
@@ -163,38 +163,8 @@ static void set_state(struct r2_direct *d, enum r2_direct_state state, int error
     changed(d);
 }
 
-/* Of all ranks alike. */
-static size_t piece_for(const struct r2_direct *d, const struct operation *o, size_t elem)
-{
-    uint32_t most = 0;
-    size_t piece = PIPELINE_PIECE < d->piece ? PIPELINE_PIECE : d->piece;
-
-    for (int r = 0; r < d->config.p; r++)
-        most = o->weights[r] > most ? o->weights[r] : most;
-    while (piece < d->piece && piece * PIPELINE < o->call.count * elem / R2_SCHEDULE_UNIT * most)
-        piece *= 2;
-    return piece;
-}
-
-static int begin(struct r2_direct *d, struct operation *o)
-{
-    size_t elem = r2_nccl_type_size(o->call.type);
-    struct r2_schedule_data data = {
-        .p = d->config.p, .count = o->call.count, .elem = elem, .piece = piece_for(d, o, elem)};
-    int rc = r2_schedule_direct(d->schedule, &data, d->config.rank, o->weights);
-
-    d->current = o;
-    d->told = false;
-    if (rc == 0 && d->config.device->begin)
-        rc = d->config.device->begin(d->config.user, &o->call);
-    d->begun = rc == 0;
-    if (rc == 0)
-        r2_exec_begin(d->exec, d->schedule);
-    return rc;
-}
-
 /* The next operation, if there is one. */
-static int take(struct r2_direct *d)
+static void take(struct r2_direct *d)
 {
     struct operation *o;
 
@@ -205,14 +175,19 @@ static int take(struct r2_direct *d)
         d->last = d->first ? d->last : &d->first;
     }
     pthread_mutex_unlock(&d->lock);
-    return o ? begin(d, o) : 0;
+    if (!o)
+        return;
+    r2_exec_begin(d->exec, &o->schedule);
+    free(d->current);
+    d->current = o;
+    d->moving = true;
 }
 
 static void landed(struct r2_direct *d)
 {
     uint64_t number;
 
-    d->told = true;
+    d->moving = false;
     pthread_mutex_lock(&d->lock);
     number = ++d->landed;
     pthread_cond_broadcast(&d->wake);
@@ -221,23 +196,18 @@ static void landed(struct r2_direct *d)
         d->config.landed(d->config.caller, number);
 }
 
-/* The device is left, also when the operation has failed. */
-static void leave(struct r2_direct *d)
-{
-    if (d->begun && d->config.device->end)
-        d->config.device->end(d->config.user);
-    d->begun = false;
-}
-
+/* What has landed has been sent, too. */
 static void ended(struct r2_direct *d)
 {
-    leave(d);
-    free(d->current);
-    d->current = NULL;
     pthread_mutex_lock(&d->lock);
-    d->ended++;
+    d->ended = d->landed;
     pthread_cond_broadcast(&d->wake);
     pthread_mutex_unlock(&d->lock);
+}
+
+static bool busy(const struct r2_direct *d)
+{
+    return d->moving || !r2_exec_ended(d->exec);
 }
 
 static int join(struct r2_direct *d)
@@ -264,15 +234,16 @@ static int work(struct r2_direct *d)
 
     if (!d->ready)
         return join(d);
-    if (!d->current) {
-        rc = take(d);
-        if (rc || !d->current)
-            return rc;
-    }
+    if (!d->moving)
+        take(d);
+    if (!busy(d))
+        return 0;
     rc = r2_exec_turn(d->exec);
-    if (rc >= 0 && !d->told && r2_exec_landed(d->exec))
+    if (rc >= 0 && d->moving && r2_exec_landed(d->exec)) {
         landed(d);
-    if (rc >= 0 && r2_exec_ended(d->exec)) {
+        rc = 1; /* the next one may begin */
+    }
+    if (rc >= 0 && !busy(d)) {
         ended(d);
         rc = 1;
     }
@@ -321,7 +292,7 @@ static void *run(void *arg)
 
     pthread_setname_np(pthread_self(), "r2ccl-direct");
     while (rc >= 0) {
-        if (!d->current)
+        if (!busy(d))
             await_work(d);
         rc = stopped(d) ? -ECANCELED : work(d);
         if (rc > 0)
@@ -329,7 +300,6 @@ static void *run(void *arg)
         else if (rc == 0)
             rest(d);
     }
-    leave(d);
     /* The peers end by this, too. */
     r2_links_free(d->links);
     d->links = NULL;
@@ -371,7 +341,6 @@ static void unmake(struct r2_direct *d)
     r2_exec_free(d->exec);
     if (d->window)
         d->config.device->free(d->config.user, d->window, d->config.memory);
-    free(d->schedule);
     free(d->current);
     while (d->first) {
         struct operation *o = d->first;
@@ -393,9 +362,8 @@ static int make(struct r2_direct *d)
         return rc;
     d->card = *r2_links_own(d->links);
     d->piece = choose_piece(c->memory, c->p);
-    d->schedule = calloc(1, sizeof(*d->schedule));
     d->window = c->device->alloc(c->user, c->memory);
-    if (!d->schedule || !d->window)
+    if (!d->window)
         return -ENOMEM;
     rc = make_exec(d);
     if (rc)
@@ -467,37 +435,108 @@ enum r2_direct_state r2_direct_state(struct r2_direct *d, int *error)
 
 /* ---- operations */
 
-static void fill_weights(struct operation *o, const uint32_t *weights, int p)
+/* Of all ranks alike. */
+static size_t piece_for(const struct r2_direct *d, const uint32_t *weights, uint64_t bytes)
 {
-    for (int r = 0; r < p; r++)
-        o->weights[r] = weights
-                            ? weights[r]
-                            : (uint32_t)(R2_SCHEDULE_UNIT * (r + 1) / p - R2_SCHEDULE_UNIT * r / p);
-    o->call.weights = o->weights;
+    uint32_t most = 0;
+    size_t piece = PIPELINE_PIECE < d->piece ? PIPELINE_PIECE : d->piece;
+
+    for (int r = 0; r < d->config.p; r++)
+        most = weights[r] > most ? weights[r] : most;
+    while (piece < d->piece && piece * PIPELINE < bytes / R2_SCHEDULE_UNIT * most)
+        piece *= 2;
+    return piece;
 }
 
-int r2_direct_allreduce(struct r2_direct *d, const struct r2_direct_call *call, uint64_t *number)
+static int plan(const struct r2_direct *d, const struct r2_direct_call *call, struct r2_schedule *s)
 {
-    size_t p = (size_t)d->config.p;
-    struct operation *o = malloc(sizeof(*o) + p * sizeof(o->weights[0]));
+    size_t elem = r2_nccl_type_size(call->type);
+    uint32_t equal[R2_DIRECT_RANKS];
+    const uint32_t *weights = call->weights ? call->weights : equal;
+    struct r2_schedule_data data = {.p = d->config.p, .count = call->count, .elem = elem};
+    int p = d->config.p;
+
+    for (int r = 0; r < p; r++)
+        equal[r] = (uint32_t)(R2_SCHEDULE_UNIT * (r + 1) / p - R2_SCHEDULE_UNIT * r / p);
+    data.piece = piece_for(d, weights, call->count * elem);
+    return r2_schedule_direct(s, &data, d->config.rank, weights);
+}
+
+/* One of the two copies of step `index`, if it has it. */
+static int queue_copy(struct r2_direct *d, const struct operation *o, const struct r2_step *step,
+                      uint64_t index, bool out)
+{
+    size_t elem = o->schedule.elem;
+
+    if (step->count == 0 || (out ? step->own == R2_STEP_NOTHING : !r2_exec_lands(step)))
+        return 0;
+    return d->config.device->queue(d->config.user, &o->call, out, step->own == R2_STEP_OUTPUT,
+                                   r2_exec_slot(d->exec, o->base + index), step->offset * elem,
+                                   (size_t)step->count * elem);
+}
+
+/* A sum goes in before the first piece that waits for its slot comes out: in this order the copies
+ * get on even if the device makes them one by one. */
+static int queue_all(struct r2_direct *d, const struct operation *o, uint64_t number)
+{
+    const struct r2_direct_device *device = d->config.device;
+    uint64_t n = o->schedule.n_steps, landed = 0;
+    struct r2_step out, in;
+    int rc = device->start(d->config.user, &o->call);
+
+    for (uint64_t i = 0; i <= n && rc == 0; i++) {
+        if (i < n)
+            r2_schedule_step(&o->schedule, i, &out);
+        for (; landed < i && rc == 0; landed++) {
+            r2_schedule_step(&o->schedule, landed, &in);
+            if (i < n && r2_exec_beside(d->exec, landed, in.round, i, out.round))
+                break;
+            rc = queue_copy(d, o, &in, landed, false);
+        }
+        if (i < n && rc == 0)
+            rc = queue_copy(d, o, &out, i, true);
+    }
+    return rc ? rc : device->gate(d->config.user, &o->call, number);
+}
+
+/* 0 and its number: it is the progress thread's from then on. */
+static int give(struct r2_direct *d, struct operation *o, uint64_t *number)
+{
     int rc = 0;
 
-    if (!o)
-        return -ENOMEM;
-    *o = (struct operation){.call = *call};
-    fill_weights(o, call->weights, d->config.p);
     pthread_mutex_lock(&d->lock);
     if (d->state == R2_DIRECT_FAILED) {
         rc = d->error;
     } else {
+        d->steps += o->schedule.n_steps;
         *d->last = o;
         d->last = &o->next;
         *number = ++d->given;
         pthread_cond_broadcast(&d->wake);
     }
     pthread_mutex_unlock(&d->lock);
-    if (rc)
+    return rc;
+}
+
+int r2_direct_allreduce(struct r2_direct *d, const struct r2_direct_call *call, uint64_t *number)
+{
+    struct operation ahead = {.call = *call, .base = d->steps};
+    struct operation *o = malloc(sizeof(*o));
+    int rc = o ? plan(d, call, &ahead.schedule) : -ENOMEM;
+
+    if (rc == 0) {
+        *o = ahead;
+        rc = give(d, o, number);
+    }
+    if (rc) {
         free(o);
+        return rc;
+    }
+    if (!d->config.device->queue)
+        return 0;
+    rc = queue_all(d, &ahead, *number);
+    if (rc)
+        r2_direct_abort(d);
     return rc;
 }
 

@@ -37,18 +37,28 @@ struct r2_direct_call {
     uint64_t count;
     int type, op;            /* NCCL's numbers; r2_reduce_covers */
     const uint32_t *weights; /* [p], in 1/65536 (plan/schedule.h), copied; NULL: equal */
-    void *event;             /* the device's, for what the operation waits for */
+    void *stream;            /* the device's, in whose order the operation stands */
 };
 
-/* Where the application's buffers are. All but alloc and free is called by the progress thread. */
+/* Where the application's buffers are.
+ *
+ * A device whose copies are begun by calls that may wait for the application (CUDA: an application
+ * that frees memory holds the driver's lock until its streams are idle) queues them ahead: in
+ * r2_direct_allreduce, on the application's thread, all copies of the operation are queued in list
+ * order; each waits until the progress thread, which calls no driver, lets it go. */
 struct r2_direct_device {
     /* The window, fit for copies. NULL: there is none. */
     void *(*alloc)(void *user, size_t len);
     void (*free)(void *user, void *memory, size_t len);
-    /* Around the copies of an operation; may be NULL. */
-    int (*begin)(void *user, const struct r2_direct_call *call);
-    void (*end)(void *user);
-    /* Of r2_exec_ops, for the operation that was begun last. */
+    /* NULL, all three: nothing is queued ahead. The operation's place in its stream begins; a copy,
+     * as in r2_exec_ops; the stream goes on when operation `number` has landed. -errno: the
+     * operation fails, and all later ones. */
+    int (*start)(void *user, const struct r2_direct_call *call);
+    int (*queue)(void *user, const struct r2_direct_call *call, bool out, bool written, void *slot,
+                 uint64_t offset, size_t len);
+    int (*gate)(void *user, const struct r2_direct_call *call, uint64_t number);
+    /* Of r2_exec_ops, on the progress thread. With `queue`: the next copy that was queued this way
+     * may go. */
     int (*copy)(void *user, const struct r2_direct_call *call, bool out, bool written, void *slot,
                 uint64_t offset, size_t len);
     int (*copied)(void *user, bool out);
@@ -89,7 +99,8 @@ void r2_direct_connect(struct r2_direct *d);
 /* error: why it has failed, -errno; may be NULL. */
 enum r2_direct_state r2_direct_state(struct r2_direct *d, int *error);
 
-/* Hands an operation over. 0 and its number, or -errno. count 0 ends at once. */
+/* Hands an operation over. 0 and its number, or -errno. count 0 ends at once. One call at a time. A
+ * device that queues copies may hold the caller up until earlier ones are made. */
 int r2_direct_allreduce(struct r2_direct *d, const struct r2_direct_call *call, uint64_t *number);
 /* Until the result is in the output, or never will be. */
 int r2_direct_wait(struct r2_direct *d, uint64_t number);

@@ -4,7 +4,7 @@
 #include <stdlib.h>
 
 struct flight {
-    struct r2_step step;
+    struct r2_step step; /* its `after` and `round` count those of all operations */
     size_t len;
     uint8_t *slot;     /* own piece, then the contribution, then the sum */
     int in_left;       /* contributions that have not come */
@@ -24,14 +24,19 @@ struct lane {
 struct r2_exec {
     struct r2_exec_config config;
     const struct r2_schedule *schedule;
-    int room;                    /* most flights; a power of two */
-    struct flight *flights;      /* ring, by step index */
-    uint64_t first, next;        /* flights are [first, next); first has not ended */
-    uint64_t landed;             /* steps whose sum is in the output */
-    uint64_t rounds;             /* that may be under way */
-    struct lane *lanes;          /* [p * R2_LANE_KINDS] */
+    int me;
+    int room;                  /* most flights; a power of two */
+    struct flight *flights;    /* ring, by step index */
+    uint64_t base, base_round; /* where the current operation begins, in steps and rounds of all */
+    uint64_t end, end_round;   /* and where it ends */
+    uint64_t first, next;      /* flights are [first, next) of all steps; first has not ended */
+    uint64_t landed;           /* steps whose sum is in the output */
+    uint64_t to_land;          /* the first that is not in `inward`, if it lands */
+    uint64_t rounds;           /* that may be under way */
+    uint64_t rows;             /* steps that may be under way: slots of own pieces */
+    struct lane *lanes;        /* [p * R2_LANE_KINDS] */
     struct lane outward, inward; /* copies */
-    uint8_t **free_slots;
+    uint8_t **free_slots;        /* of contributions */
     int n_free;
     const void **parts; /* [p] */
     uint8_t **held;     /* [room * p]: slots of contributions */
@@ -83,7 +88,6 @@ static void look_ended(struct r2_exec *x, struct flight *f)
     f->ended = true;
     if (f->len == 0)
         return;
-    give_slot(x, f->slot);
     for (int i = 0; i < f->step.n_in; i++)
         give_slot(x, held_by(x, f)[i]);
 }
@@ -93,13 +97,6 @@ static void land(struct r2_exec *x, struct flight *f)
 {
     f->landed = true;
     x->landed++;
-}
-
-/* The sum is in the slot. */
-static void have_sum(struct r2_exec *x, struct flight *f)
-{
-    f->sum = true;
-    enqueue(x, &x->inward, f);
 }
 
 static void add(struct r2_exec *x, struct flight *f)
@@ -126,7 +123,7 @@ static void look_contribution(struct r2_exec *x, struct flight *f)
         add(x, f);
     f->contribution = true;
     if (f->step.up < 0 && f->step.down < 0)
-        have_sum(x, f);
+        f->sum = true;
 }
 
 /* Takes the slots and queues up on its lanes. */
@@ -139,7 +136,7 @@ static void admit(struct r2_exec *x, struct flight *f)
         f->ended = true;
         return;
     }
-    f->slot = x->free_slots[--x->n_free];
+    f->slot = r2_exec_slot(x, x->next - 1);
     for (int i = 0; i < s->n_in; i++) {
         held_by(x, f)[i] = x->free_slots[--x->n_free];
         enqueue(x, lane_of(x, R2_LANE_IN, s->in[i]), f);
@@ -156,19 +153,32 @@ static void admit(struct r2_exec *x, struct flight *f)
         f->own_here = true;
 }
 
+bool r2_exec_beside(const struct r2_exec *x, uint64_t earlier, uint64_t its_round, uint64_t later,
+                    uint64_t round)
+{
+    return later - earlier < x->rows && round - its_round < x->rounds;
+}
+
+static void read_step(const struct r2_exec *x, uint64_t index, struct r2_step *step)
+{
+    r2_schedule_step(x->schedule, index - x->base, step);
+    step->round += x->base_round;
+    step->after += step->after ? x->base : 0;
+}
+
 static bool advance(struct r2_exec *x)
 {
     uint64_t before = x->first, next = x->next;
 
     while (x->first < x->next && flight_of(x, x->first)->ended)
         x->first++;
-    while (x->next < x->schedule->n_steps && x->next - x->first < (uint64_t)x->room) {
+    while (x->next < x->end && x->next - x->first < x->rows) {
         struct flight *f = flight_of(x, x->next);
         uint64_t oldest;
 
-        r2_schedule_step(x->schedule, x->next, &f->step);
+        read_step(x, x->next, &f->step);
         oldest = x->first < x->next ? flight_of(x, x->first)->step.round : f->step.round;
-        if (f->step.round - oldest >= x->rounds || f->step.n_in + 1 > x->n_free)
+        if (f->step.round - oldest >= x->rounds || f->step.n_in > x->n_free)
             break;
         *f = (struct flight){.step = f->step,
                              .len = (size_t)f->step.count * x->schedule->elem,
@@ -218,11 +228,11 @@ static void ended_on(struct r2_exec *x, struct flight *f, enum r2_lane_kind kind
         break;
     case R2_LANE_UP:
         f->up_sent = true;
-        if (f->step.down < 0) /* it gets no sum */
+        if (!r2_exec_lands(&f->step))
             land(x, f);
         break;
     case R2_LANE_DOWN:
-        have_sum(x, f);
+        f->sum = true;
         break;
     default:
         f->out_left--;
@@ -263,6 +273,26 @@ static int turn_lane(struct r2_exec *x, enum r2_lane_kind kind, int peer)
 }
 
 /* ---- copies */
+
+void *r2_exec_slot(const struct r2_exec *x, uint64_t number)
+{
+    return (uint8_t *)x->config.slots + number % x->rows * x->config.piece;
+}
+
+/* Sums go into the output in list order. */
+static void line_up(struct r2_exec *x)
+{
+    x->to_land = x->to_land > x->first ? x->to_land : x->first;
+    for (; x->to_land < x->next; x->to_land++) {
+        struct flight *f = flight_of(x, x->to_land);
+
+        if (f->len == 0 || !r2_exec_lands(&f->step))
+            continue;
+        if (!f->sum)
+            return;
+        enqueue(x, &x->inward, f);
+    }
+}
 
 static void copied(struct r2_exec *x, struct flight *f, bool out)
 {
@@ -316,12 +346,13 @@ int r2_exec_turn(struct r2_exec *x)
         /* Sums first: they end steps, here and there. */
         for (int kind = R2_LANE_KINDS - 1; kind >= 0 && rc >= 0; kind--) {
             moved |= rc;
-            if (peer != x->schedule->me)
+            if (peer != x->me)
                 rc = turn_lane(x, (enum r2_lane_kind)kind, peer);
         }
     }
     if (rc >= 0) {
         moved |= rc;
+        line_up(x);
         rc = turn_copies(x, false);
     }
     return rc < 0 ? rc : (moved | rc) != 0;
@@ -329,12 +360,12 @@ int r2_exec_turn(struct r2_exec *x)
 
 bool r2_exec_landed(const struct r2_exec *x)
 {
-    return x->landed == x->schedule->n_steps;
+    return x->landed == x->end;
 }
 
 bool r2_exec_ended(const struct r2_exec *x)
 {
-    return x->first == x->schedule->n_steps;
+    return x->first == x->end;
 }
 
 /* ---- life */
@@ -342,7 +373,11 @@ bool r2_exec_ended(const struct r2_exec *x)
 void r2_exec_begin(struct r2_exec *x, const struct r2_schedule *schedule)
 {
     x->schedule = schedule;
-    x->first = x->next = x->landed = 0;
+    x->me = schedule->me;
+    x->base = x->end;
+    x->base_round = x->end_round;
+    x->end += schedule->n_steps;
+    x->end_round += schedule->n_rounds;
 }
 
 static int make_lanes(struct r2_exec *x)
@@ -374,7 +409,8 @@ int r2_exec_new(struct r2_exec **out, const struct r2_exec_config *config)
         return -ENOMEM;
     x->config = *config;
     x->rounds = (uint64_t)(config->n_slots / r2_exec_round(config->p));
-    for (x->room = 1; x->room < (int)x->rounds * config->p; x->room *= 2)
+    x->rows = x->rounds * (uint64_t)config->p;
+    for (x->room = 1; x->room < (int)x->rows; x->room *= 2)
         ;
     x->flights = calloc((size_t)x->room, sizeof(*x->flights));
     x->free_slots = calloc((size_t)config->n_slots, sizeof(*x->free_slots));
@@ -386,7 +422,7 @@ int r2_exec_new(struct r2_exec **out, const struct r2_exec_config *config)
         r2_exec_free(x);
         return rc;
     }
-    for (int i = config->n_slots; i > 0; i--)
+    for (int i = config->n_slots; i > (int)x->rows; i--)
         give_slot(x, (uint8_t *)config->slots + (size_t)(i - 1) * config->piece);
     *out = x;
     return 0;

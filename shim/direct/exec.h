@@ -8,7 +8,8 @@
  *
  * Memory: `slots` of `piece` bytes each. A step holds one for its own piece (the contribution, then
  * the sum) and one for each contribution that it receives, from its admission to its end. Steps are
- * admitted in list order while they lie within as many rounds as fit into the slots.
+ * admitted in list order while they lie within as many rounds as fit into the slots. Copies out of
+ * the input and into the output are made in list order.
  *
  * A step's `reader` needs no wait here: what a rank sends of its input is copied into a slot first,
  * and no sum exists before it has every rank's contribution.
@@ -58,6 +59,12 @@ struct r2_exec_config {
     void *user;
 };
 
+/* Whether the step's sum goes into the output. */
+static inline bool r2_exec_lands(const struct r2_step *step)
+{
+    return step->up < 0 || step->down >= 0;
+}
+
 /* Slots that a round of `direct` needs. Of the ring it takes two such, of R2CCL-AllReduce four. */
 static inline int r2_exec_round(int p)
 {
@@ -68,12 +75,20 @@ static inline int r2_exec_round(int p)
 int r2_exec_new(struct r2_exec **out, const struct r2_exec_config *config);
 void r2_exec_free(struct r2_exec *x);
 
-/* Begins; the schedule stays the caller's and must live until the end. The one before has ended. */
+/* Begins the next operation. The one before has landed; what it still sends goes on meanwhile. The
+ * schedule stays the caller's until it has landed. */
 void r2_exec_begin(struct r2_exec *x, const struct r2_schedule *schedule);
 /* Does what can be done now. 1: something was; 0: nothing; -errno: it has failed for good. */
 int r2_exec_turn(struct r2_exec *x);
 /* Everything is in the output. Sends may still be under way. */
 bool r2_exec_landed(const struct r2_exec *x);
 bool r2_exec_ended(const struct r2_exec *x);
+
+/* The slot of a step's own piece, by base + index. Constant: what copies into it and out of it can
+ * be told long before the step begins. Any thread may ask. */
+void *r2_exec_slot(const struct r2_exec *x, uint64_t number);
+/* Whether step `later` may begin before step `earlier` has ended; with their rounds. Any thread. */
+bool r2_exec_beside(const struct r2_exec *x, uint64_t earlier, uint64_t its_round, uint64_t later,
+                    uint64_t round);
 
 #endif

@@ -17,7 +17,7 @@
 
 #include "api/nccl.h"
 #include "direct/direct.h"
-#include "plan/direct.h"
+#include "plan/shard.h"
 #include "plan/schedule.h"
 #include "util/clock.h"
 
@@ -153,12 +153,12 @@ static struct r2_direct *join(void)
 static const uint32_t *weigh(void)
 {
     static uint32_t weights[MOST];
-    struct r2_direct_node nodes[MOST] = {0};
-    struct r2_direct_input input = {.p = opt.ranks, .nodes = nodes, .bytes = opt.bytes};
+    struct r2_shard_node nodes[MOST] = {0};
+    struct r2_shard_input input = {.p = opt.ranks, .nodes = nodes, .bytes = opt.bytes};
 
     for (int r = 0; r < opt.ranks; r++)
         nodes[r].out = nodes[r].in = opt.rates[r];
-    return opt.weighted && r2_direct_weights(&input, weights) ? weights : NULL;
+    return opt.weighted && r2_shard_weights(&input, weights) ? weights : NULL;
 }
 
 static double cpu_seconds(void)

@@ -1,7 +1,7 @@
 """AllReduce carried out by R2CCL (direct) beside NCCL's ring, healthy and with a NIC lost.
 
 Rung 4, shaped NICs that are really down, one rank per node. `direct` is tests/bench/allreduce.c, on
-host memory without NCCL, with the weights of shim/plan/direct.h; the ring is the stand-in's over
+host memory without NCCL, with the weights of shim/plan/shard.h; the ring is the stand-in's over
 the plugin. Both in turn in one run. The bound is max(n / min B, 2 (p - 1) n / sum B) with what
 payload the shapers let through. What it cannot show: GPUs, and NICs faster than the cores.
 """

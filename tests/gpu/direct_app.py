@@ -1,9 +1,9 @@
 """AllReduce on GPUs as R2CCL_ALLREDUCE says, with the driver and NCCL through ctypes: no PyTorch.
 
-Starts WORLD ranks on this machine, each a node of its own (NCCL_HOSTID), on GPUs in turn, over
-loopback NICs. Each rank checks that work before an AllReduce on its stream is seen by it, that work
+Starts WORLD ranks on this machine, each a node of its own or --per-node of them (NCCL_HOSTID), on
+GPUs in turn, over loopback NICs. Each rank checks that work before an AllReduce on its stream is seen by it, that work
 behind it sees its result, several operations and two communicators under way at once, in place and
-on the default stream, then times sizes. One JSON line of rank 0 has the times.
+on the default stream, memory freed meanwhile, then times sizes. One JSON line of rank 0 has the times.
 
     python3 tests/gpu/direct_app.py --world 2 --build build [--nccl PATH] [--sizes 1M,64M]
     R2CCL_ALLREDUCE=direct python3 tests/gpu/direct_app.py ...
@@ -183,6 +183,21 @@ class Rank:
             self.expect(place, self.total(4), count, "two communicators")
             self.cu("cuMemFree_v2", ctypes.c_uint64(place))
 
+    def check_free(self, comm: ctypes.c_void_p, stream: ctypes.c_void_p) -> None:
+        """The driver waits for all streams before it frees memory, and holds its lock meanwhile."""
+        count = 16 * MIB
+        place = self.alloc(4 * count).value
+        self.set(place, self.rank + 1.0, count, stream)
+        for _ in range(3):
+            spare = self.alloc(MIB)
+            self.reduce(comm, place, place, count, stream)
+            self.cu("cuMemFree_v2", spare)
+            self.set(place, self.rank + 1.0, count, stream)
+        self.reduce(comm, place, place, count, stream)
+        self.sync(stream)
+        self.expect(place, self.total(0), count, "memory freed meanwhile")
+        self.cu("cuMemFree_v2", ctypes.c_uint64(place))
+
     def time(self, comm: ctypes.c_void_p, stream: ctypes.c_void_p, size: int, iters: int) -> float:
         count = size // 4
         source, to = self.alloc(size).value, self.alloc(size).value
@@ -206,6 +221,7 @@ def run(args: argparse.Namespace, rank: int) -> None:
     me.check_order(comms[0], streams[0], "own stream")
     me.check_order(comms[0], None, "default stream")
     me.check_two(comms, streams)
+    me.check_free(comms[0], streams[0])
     times = {
         size: me.time(comms[0], streams[0], size_of(size), args.iters)
         for size in args.sizes.split(",")
@@ -215,17 +231,21 @@ def run(args: argparse.Namespace, rank: int) -> None:
     if rank == 0:
         shown = {size: round(took * 1e3, 3) for size, took in times.items()}
         mode = os.environ.get("R2CCL_ALLREDUCE", "stock")
-        print(json.dumps({"mode": mode, "world": args.world, "ms": shown}), flush=True)
+        print(
+            json.dumps({"mode": mode, "world": args.world, "per_node": args.per_node, "ms": shown}),
+            flush=True,
+        )
 
 
 def start(args: argparse.Namespace, rank: int) -> subprocess.Popen[bytes]:
-    nics = ",".join(f"127.0.{nic + 1}.{rank + 1}" for nic in range(args.nics))
+    node = rank // args.per_node
+    nics = ",".join(f"127.0.{nic + 1}.{node + 1}" for nic in range(args.nics))
     env = os.environ | {
         "LD_PRELOAD": str(Path(args.build).resolve() / "libr2ccl.so"),
         "R2CCL_DLSYM": "1",
         "R2CCL_REAL_NCCL": args.nccl,
         "R2CCL_NICS": nics,
-        "NCCL_HOSTID": f"direct{rank}",
+        "NCCL_HOSTID": f"direct{node}",
         "NCCL_SOCKET_IFNAME": "lo",
         "NCCL_NVLS_ENABLE": "0",
     }
@@ -236,6 +256,7 @@ def start(args: argparse.Namespace, rank: int) -> subprocess.Popen[bytes]:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--world", type=int, default=2)
+    parser.add_argument("--per-node", type=int, default=1, help="ranks of a node")
     parser.add_argument("--build", default="build")
     parser.add_argument("--nccl", default="")
     parser.add_argument("--nics", type=int, default=2)

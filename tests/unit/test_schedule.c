@@ -6,7 +6,7 @@
 #include <math.h>
 
 #include "check.h"
-#include "plan/direct.h"
+#include "plan/shard.h"
 #include "plan/schedule.h"
 
 #define RANKS 64
@@ -460,18 +460,18 @@ static void test_the_weights_decide_how_much_each_rank_sends(void)
 }
 
 /* p ranks, one of them slow; `share`: what it has left. */
-static struct r2_direct_input ports(int ranks_there, double share)
+static struct r2_shard_input ports(int ranks_there, double share)
 {
-    static struct r2_direct_node nodes[RANKS];
+    static struct r2_shard_node nodes[RANKS];
 
     p = ranks_there;
     count = 60000;
     window = 4;
     for (int i = 0; i < p; i++) {
         rates[i] = i == 1 ? share : 1;
-        nodes[i] = (struct r2_direct_node){.out = rates[i] * 4e9, .in = rates[i] * 4e9};
+        nodes[i] = (struct r2_shard_node){.out = rates[i] * 4e9, .in = rates[i] * 4e9};
     }
-    return (struct r2_direct_input){
+    return (struct r2_shard_input){
         .p = p, .nodes = nodes, .bytes = count * 4, .piece = 1600 / (size_t)p};
 }
 
@@ -483,18 +483,18 @@ static void test_direct_and_the_ring_take_the_time_that_the_model_says(void)
     } cases[] = {{4, 1}, {4, 0.75}, {4, 0.5}, {8, 0.75}, {6, 2.0 / 3}};
 
     for (int k = 0; k < 5; k++) {
-        struct r2_direct_input in = ports(cases[k].p, cases[k].share);
+        struct r2_shard_input in = ports(cases[k].p, cases[k].share);
         struct r2_schedule_data data = {.p = p, .count = count, .elem = 4, .piece = in.piece};
         uint32_t weights[RANKS];
         double direct, ring;
 
-        CHECK(r2_direct_weights(&in, weights));
+        CHECK(r2_shard_weights(&in, weights));
         for (int i = 0; i < p; i++)
             CHECK_EQ(r2_schedule_direct(&ranks[i].s, &data, i, weights), 0);
-        direct = take_time(data.piece) / r2_direct_ns(&in, weights);
+        direct = take_time(data.piece) / r2_shard_ns(&in, weights);
         for (int i = 0; i < p; i++)
             CHECK_EQ(r2_schedule_ring(&ranks[i].s, &data, i), 0);
-        ring = take_time(data.piece) / r2_direct_ring_ns(&in);
+        ring = take_time(data.piece) / r2_shard_ring_ns(&in);
         CHECK_MSG(direct > 0.98 && direct < 1.02, "%d ranks, %.2f left: direct takes %.3f", p,
                   cases[k].share, direct);
         CHECK_MSG(ring > 0.99 && ring < 1.01, "%d ranks, %.2f left: the ring takes %.3f", p,
@@ -506,14 +506,14 @@ static void test_direct_and_the_ring_take_the_time_that_the_model_says(void)
 static void test_r2ccl_allreduce_takes_the_time_that_its_authors_measured(void)
 {
     static const double measured[] = {1.599, 1.458, 1.376, 1.341, 1.329};
-    struct r2_direct_input in = ports(6, 2.0 / 3);
+    struct r2_shard_input in = ports(6, 2.0 / 3);
     struct r2_schedule_data data = {.p = p, .count = count, .elem = 4, .piece = in.piece};
 
     for (int k = 0; k < 5; k++) {
         double got;
 
         for (int i = 0; i < p; i++)
-            CHECK_EQ(r2_schedule_r2ccl(&ranks[i].s, &data, i, 1, r2_direct_tail(&in, 1), 1u << k),
+            CHECK_EQ(r2_schedule_r2ccl(&ranks[i].s, &data, i, 1, r2_shard_tail(&in, 1), 1u << k),
                      0);
         got = take_time(data.piece) / (10.0 / 6 * (double)count);
         CHECK_MSG(fabs(got / measured[k] - 1) < 0.02, "%d chunks: %.3f, not %.3f", 1 << k, got,

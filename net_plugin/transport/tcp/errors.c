@@ -18,7 +18,7 @@ static const struct r2_tcp_error table[] = {
     ROW(EAFNOSUPPORT, "the peer's NIC has another address family", LOCAL_CONFIG),
     ROW(EPERM, "a local firewall refuses", LOCAL_CONFIG),
     ROW(EACCES, "the peer does not prove the secret, or a firewall refuses", REMOTE_PROCESS),
-    ROW(EMFILE, "no file descriptors left (ulimit -n)", LOCAL_HOST),
+    ROW(EMFILE, "too few file descriptors, here or at the peer (ulimit -n)", LOCAL_HOST),
     ROW(ENFILE, "no file descriptors left in the system", LOCAL_HOST),
     ROW(ENOMEM, "no memory here", LOCAL_HOST),
     ROW(ENOBUFS, "no memory for socket buffers here", LOCAL_HOST),

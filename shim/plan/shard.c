@@ -1,16 +1,16 @@
-#include "plan/direct.h"
+#include "plan/shard.h"
 
 #include <math.h>
 
 #include "plan/schedule.h"
 
 /* What a node carries each way if it sends as much as it receives. */
-static double rate(const struct r2_direct_node *node)
+static double rate(const struct r2_shard_node *node)
 {
     return fmin(node->out, node->in);
 }
 
-static double slowest(const struct r2_direct_input *in, int without)
+static double slowest(const struct r2_shard_input *in, int without)
 {
     double least = INFINITY;
 
@@ -26,7 +26,7 @@ static double bound(int p, double least, double sum)
     return least > 0 ? fmax(1 / least, 2.0 * (p - 1) / sum) : INFINITY;
 }
 
-double r2_direct_bound_ns(const struct r2_direct_input *in)
+double r2_shard_bound_ns(const struct r2_shard_input *in)
 {
     double out = 0, into = 0, least_out = INFINITY, least_in = INFINITY;
 
@@ -44,12 +44,12 @@ double r2_direct_bound_ns(const struct r2_direct_input *in)
 
 /* What a rank of this rate can own while the others are busy: with the time t for a byte, it
  * carries rate x t, one of which is its own data in and out. */
-static double room(const struct r2_direct_node *node, double t)
+static double room(const struct r2_shard_node *node, double t)
 {
     return fmax(0, rate(node) * t - 1);
 }
 
-bool r2_direct_weights(const struct r2_direct_input *in, uint32_t *weights)
+bool r2_shard_weights(const struct r2_shard_input *in, uint32_t *weights)
 {
     double sum = 0, rooms = 0, t, exact = 0;
     uint32_t given = 0;
@@ -70,7 +70,7 @@ bool r2_direct_weights(const struct r2_direct_input *in, uint32_t *weights)
     return true;
 }
 
-double r2_direct_ns(const struct r2_direct_input *in, const uint32_t *weights)
+double r2_shard_ns(const struct r2_shard_input *in, const uint32_t *weights)
 {
     double n = (double)in->bytes, most = 0, owners = 0, worst = 0, rounds;
 
@@ -82,7 +82,7 @@ double r2_direct_ns(const struct r2_direct_input *in, const uint32_t *weights)
     }
     rounds = fmax(1, ceil(n * most / R2_SCHEDULE_UNIT / (double)in->piece));
     for (int i = 0; i < in->p; i++) {
-        const struct r2_direct_node *node = &in->nodes[i];
+        const struct r2_shard_node *node = &in->nodes[i];
         double share = (double)weights[i] / R2_SCHEDULE_UNIT, own = weights[i] > 0;
         double bytes = n * (1 + (in->p - 2) * share); /* each way */
         double messages = 2 * rounds * (owners - own + own * (in->p - 1));
@@ -94,14 +94,14 @@ double r2_direct_ns(const struct r2_direct_input *in, const uint32_t *weights)
     return worst + 2 * in->hop_ns;
 }
 
-double r2_direct_ring_ns(const struct r2_direct_input *in)
+double r2_shard_ring_ns(const struct r2_shard_input *in)
 {
     double bytes = 2.0 * (in->p - 1) / in->p * (double)in->bytes, worst = 0;
 
     if (in->p < 2)
         return 0;
     for (int i = 0; i < in->p; i++) {
-        const struct r2_direct_node *node = &in->nodes[i];
+        const struct r2_shard_node *node = &in->nodes[i];
 
         worst = fmax(worst, bytes / rate(node));
         worst = fmax(worst, node->cores > 0 ? 2 * bytes / node->cores : 0);
@@ -109,14 +109,14 @@ double r2_direct_ring_ns(const struct r2_direct_input *in)
     return 1e9 * worst + 2.0 * (in->p - 1) * in->hop_ns;
 }
 
-uint32_t r2_direct_tail(const struct r2_direct_input *in, int slow)
+uint32_t r2_shard_tail(const struct r2_shard_input *in, int slow)
 {
     double lost = 1 - rate(&in->nodes[slow]) / slowest(in, slow);
 
     return lost > 0 ? (uint32_t)(fmin(lost, 1) * (R2_SCHEDULE_UNIT - 1)) : 0;
 }
 
-double r2_direct_r2ccl_ns(const struct r2_direct_input *in, int slow, uint32_t tail,
+double r2_shard_r2ccl_ns(const struct r2_shard_input *in, int slow, uint32_t tail,
                           unsigned int chunks)
 {
     double n = (double)in->bytes, y = (double)tail / R2_SCHEDULE_UNIT, p = in->p;
@@ -128,10 +128,10 @@ double r2_direct_r2ccl_ns(const struct r2_direct_input *in, int slow, uint32_t t
     return 1e9 * (fmax(all, most) + last) + (2 * (p - 1) + p) * in->hop_ns;
 }
 
-size_t r2_direct_piece(const struct r2_direct_input *in, const uint32_t *weights, size_t least,
+size_t r2_shard_piece(const struct r2_shard_input *in, const uint32_t *weights, size_t least,
                        size_t most)
 {
-    struct r2_direct_input with = *in;
+    struct r2_shard_input with = *in;
     double best = INFINITY;
     size_t found = least;
 
@@ -139,7 +139,7 @@ size_t r2_direct_piece(const struct r2_direct_input *in, const uint32_t *weights
         double ns;
 
         with.piece = piece;
-        ns = r2_direct_ns(&with, weights);
+        ns = r2_shard_ns(&with, weights);
         if (ns < best) {
             best = ns;
             found = piece;

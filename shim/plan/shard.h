@@ -13,47 +13,47 @@
  * Times do not count what the wire's headers take: the caller gives rates of payload.
  *
  * Units: bytes, bytes per second, nanoseconds, weights and shares in 1/R2_SCHEDULE_UNIT.
- * Threads: any. Memory: none. Errors: a rate of 0 makes times infinite; r2_direct_weights says so.
+ * Threads: any. Memory: none. Errors: a rate of 0 makes times infinite; r2_shard_weights says so.
  */
-#ifndef R2_PLAN_DIRECT_H
-#define R2_PLAN_DIRECT_H
+#ifndef R2_PLAN_SHARD_H
+#define R2_PLAN_SHARD_H
 
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
-struct r2_direct_node {
+struct r2_shard_node {
     double out, in; /* what the NICs that are left carry each way */
     double cores;   /* what the cores carry, both ways together; 0: more than the NICs */
 };
 
-struct r2_direct_input {
+struct r2_shard_input {
     int p; /* 1..R2_SCHEDULE_RANKS */
-    const struct r2_direct_node *nodes;
+    const struct r2_shard_node *nodes;
     uint64_t bytes;    /* of one rank's data */
     size_t piece;      /* largest message */
     double hop_ns;     /* from one rank to the next, without the bytes */
     double message_ns; /* of a core, for each message sent or received; `direct` only */
 };
 
-double r2_direct_bound_ns(const struct r2_direct_input *input);
+double r2_shard_bound_ns(const struct r2_shard_input *input);
 
 /* The best weights of `direct`, which sum up to R2_SCHEDULE_UNIT. They depend on the ratios of the
  * rates alone. With two ranks all weights are equally good: halves. False: a node has no rate. */
-bool r2_direct_weights(const struct r2_direct_input *input, uint32_t *weights);
+bool r2_shard_weights(const struct r2_shard_input *input, uint32_t *weights);
 
-double r2_direct_ns(const struct r2_direct_input *input, const uint32_t *weights);
+double r2_shard_ns(const struct r2_shard_input *input, const uint32_t *weights);
 
-double r2_direct_ring_ns(const struct r2_direct_input *input);
+double r2_shard_ring_ns(const struct r2_shard_input *input);
 
 /* The tail of R2CCL-AllReduce: what `slow` has lost against the slowest of the others. */
-uint32_t r2_direct_tail(const struct r2_direct_input *input, int slow);
-double r2_direct_r2ccl_ns(const struct r2_direct_input *input, int slow, uint32_t tail,
+uint32_t r2_shard_tail(const struct r2_shard_input *input, int slow);
+double r2_shard_r2ccl_ns(const struct r2_shard_input *input, int slow, uint32_t tail,
                           unsigned int chunks);
 
 /* The power of two from `least` to `most` that makes `direct` fastest. Small pieces fill the ports
  * soon; large ones are fewer. */
-size_t r2_direct_piece(const struct r2_direct_input *input, const uint32_t *weights, size_t least,
+size_t r2_shard_piece(const struct r2_shard_input *input, const uint32_t *weights, size_t least,
                        size_t most);
 
 #endif
