@@ -327,7 +327,7 @@ void r2_peer_asked(struct r2_peer *p, struct r2_ep *ep, int err, const struct r2
 {
     const struct r2_ep_params *params = r2_eng.ops->params(ep);
     struct r2_question *q = &p->asking.by[params->local_nic];
-    uint64_t now = r2_now_ns();
+    uint64_t now = r2_peer_now(p);
 
     if (q->ep != ep)
         q += R2_MAX_NICS;

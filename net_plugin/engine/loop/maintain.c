@@ -66,7 +66,7 @@ static void shut_dying(struct r2_peer *p)
         r2_peer_lock(p);
         next = n->next;
         if (rc) {
-            unconfirmed(p, d, r2_now_ns());
+            unconfirmed(p, d, r2_peer_now(p));
             continue;
         }
         r2_list_del(&d->node);
@@ -404,7 +404,7 @@ void r2_peer_task(struct r2_task *t)
     was_listed = p->listed;
     shut_dying(p);
     r2_buffered_leave(p);
-    maintain(p, r2_now_ns());
+    maintain(p, r2_peer_now(p));
     shut_dying(p);
     if (p->resync_wanted && p->n_up)
         r2_peer_resync(p);
@@ -416,7 +416,7 @@ void r2_peer_task(struct r2_task *t)
         r2_peer_allow_any_path(p);
         r2_peer_kick(p);
     }
-    retire(p, r2_now_ns());
+    retire(p, r2_peer_now(p));
     drop = was_listed && !p->listed;
     r2_peer_unlock(p);
     if (drop)
