@@ -93,7 +93,9 @@ bool r2_path_usable(const struct r2_path *path);
 bool r2_path_unlimited(const struct r2_path *path);
 bool r2_path_well(const struct r2_path *path);
 int r2_path_connect(struct r2_path *path, uint64_t now); /* S: one attempt */
-void r2_path_refused(struct r2_path *path, bool yes);    /* S: how it has ended */
+/* Another path to its peer is up, or tried. */
+bool r2_path_has_others(const struct r2_path *path);
+void r2_path_refused(struct r2_path *path, bool yes); /* S: how it has ended */
 /* The path that control frames of a connection take: the preferred one while it lives, else any
  * that answers; NULL when none is up. */
 struct r2_path *r2_path_for_ctrl(struct r2_peer *p, int home, int remote_home);

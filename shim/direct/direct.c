@@ -43,10 +43,10 @@ struct r2_direct {
     struct r2_direct_config config;
     struct r2_links *links; /* the progress thread's, once it runs */
     struct r2_exec *exec;
-    struct operation *current; /* the progress thread's */
+    struct operation *current; /* the last that was begun; the progress thread's */
+    bool moving;               /* it has not landed */
     void *window;
     size_t piece;
-    bool told;               /* that the current one has landed */
     bool ready;              /* all connections are there; the progress thread's */
     uint64_t idle_ns;        /* since then nothing moved; 0: something did */
     unsigned host_copies[2]; /* r2_direct_host's */
@@ -175,17 +175,19 @@ static void take(struct r2_direct *d)
         d->last = d->first ? d->last : &d->first;
     }
     pthread_mutex_unlock(&d->lock);
+    if (!o)
+        return;
+    r2_exec_begin(d->exec, &o->schedule);
+    free(d->current);
     d->current = o;
-    d->told = false;
-    if (o)
-        r2_exec_begin(d->exec, &o->schedule, o->base);
+    d->moving = true;
 }
 
 static void landed(struct r2_direct *d)
 {
     uint64_t number;
 
-    d->told = true;
+    d->moving = false;
     pthread_mutex_lock(&d->lock);
     number = ++d->landed;
     pthread_cond_broadcast(&d->wake);
@@ -194,14 +196,18 @@ static void landed(struct r2_direct *d)
         d->config.landed(d->config.caller, number);
 }
 
+/* What has landed has been sent, too. */
 static void ended(struct r2_direct *d)
 {
-    free(d->current);
-    d->current = NULL;
     pthread_mutex_lock(&d->lock);
-    d->ended++;
+    d->ended = d->landed;
     pthread_cond_broadcast(&d->wake);
     pthread_mutex_unlock(&d->lock);
+}
+
+static bool busy(const struct r2_direct *d)
+{
+    return d->moving || !r2_exec_ended(d->exec);
 }
 
 static int join(struct r2_direct *d)
@@ -228,14 +234,16 @@ static int work(struct r2_direct *d)
 
     if (!d->ready)
         return join(d);
-    if (!d->current)
+    if (!d->moving)
         take(d);
-    if (!d->current)
+    if (!busy(d))
         return 0;
     rc = r2_exec_turn(d->exec);
-    if (rc >= 0 && !d->told && r2_exec_landed(d->exec))
+    if (rc >= 0 && d->moving && r2_exec_landed(d->exec)) {
         landed(d);
-    if (rc >= 0 && r2_exec_ended(d->exec)) {
+        rc = 1; /* the next one may begin */
+    }
+    if (rc >= 0 && !busy(d)) {
         ended(d);
         rc = 1;
     }
@@ -284,7 +292,7 @@ static void *run(void *arg)
 
     pthread_setname_np(pthread_self(), "r2ccl-direct");
     while (rc >= 0) {
-        if (!d->current)
+        if (!busy(d))
             await_work(d);
         rc = stopped(d) ? -ECANCELED : work(d);
         if (rc > 0)

@@ -4,7 +4,7 @@
 #include <stdlib.h>
 
 struct flight {
-    struct r2_step step;
+    struct r2_step step; /* its `after` and `round` count those of all operations */
     size_t len;
     uint8_t *slot;     /* own piece, then the contribution, then the sum */
     int in_left;       /* contributions that have not come */
@@ -24,15 +24,17 @@ struct lane {
 struct r2_exec {
     struct r2_exec_config config;
     const struct r2_schedule *schedule;
-    int room;                    /* most flights; a power of two */
-    struct flight *flights;      /* ring, by step index */
-    uint64_t first, next;        /* flights are [first, next); first has not ended */
-    uint64_t landed;             /* steps whose sum is in the output */
-    uint64_t to_land;            /* the first that is not in `inward`, if it lands */
-    uint64_t base;               /* steps of the operations before */
-    uint64_t rounds;             /* that may be under way */
-    uint64_t rows;               /* steps that may be under way: slots of own pieces */
-    struct lane *lanes;          /* [p * R2_LANE_KINDS] */
+    int me;
+    int room;                  /* most flights; a power of two */
+    struct flight *flights;    /* ring, by step index */
+    uint64_t base, base_round; /* where the current operation begins, in steps and rounds of all */
+    uint64_t end, end_round;   /* and where it ends */
+    uint64_t first, next;      /* flights are [first, next) of all steps; first has not ended */
+    uint64_t landed;           /* steps whose sum is in the output */
+    uint64_t to_land;          /* the first that is not in `inward`, if it lands */
+    uint64_t rounds;           /* that may be under way */
+    uint64_t rows;             /* steps that may be under way: slots of own pieces */
+    struct lane *lanes;        /* [p * R2_LANE_KINDS] */
     struct lane outward, inward; /* copies */
     uint8_t **free_slots;        /* of contributions */
     int n_free;
@@ -134,7 +136,7 @@ static void admit(struct r2_exec *x, struct flight *f)
         f->ended = true;
         return;
     }
-    f->slot = r2_exec_slot(x, x->base + x->next - 1);
+    f->slot = r2_exec_slot(x, x->next - 1);
     for (int i = 0; i < s->n_in; i++) {
         held_by(x, f)[i] = x->free_slots[--x->n_free];
         enqueue(x, lane_of(x, R2_LANE_IN, s->in[i]), f);
@@ -157,17 +159,24 @@ bool r2_exec_beside(const struct r2_exec *x, uint64_t earlier, uint64_t its_roun
     return later - earlier < x->rows && round - its_round < x->rounds;
 }
 
+static void read_step(const struct r2_exec *x, uint64_t index, struct r2_step *step)
+{
+    r2_schedule_step(x->schedule, index - x->base, step);
+    step->round += x->base_round;
+    step->after += step->after ? x->base : 0;
+}
+
 static bool advance(struct r2_exec *x)
 {
     uint64_t before = x->first, next = x->next;
 
     while (x->first < x->next && flight_of(x, x->first)->ended)
         x->first++;
-    while (x->next < x->schedule->n_steps && x->next - x->first < x->rows) {
+    while (x->next < x->end && x->next - x->first < x->rows) {
         struct flight *f = flight_of(x, x->next);
         uint64_t oldest;
 
-        r2_schedule_step(x->schedule, x->next, &f->step);
+        read_step(x, x->next, &f->step);
         oldest = x->first < x->next ? flight_of(x, x->first)->step.round : f->step.round;
         if (f->step.round - oldest >= x->rounds || f->step.n_in > x->n_free)
             break;
@@ -337,7 +346,7 @@ int r2_exec_turn(struct r2_exec *x)
         /* Sums first: they end steps, here and there. */
         for (int kind = R2_LANE_KINDS - 1; kind >= 0 && rc >= 0; kind--) {
             moved |= rc;
-            if (peer != x->schedule->me)
+            if (peer != x->me)
                 rc = turn_lane(x, (enum r2_lane_kind)kind, peer);
         }
     }
@@ -351,21 +360,24 @@ int r2_exec_turn(struct r2_exec *x)
 
 bool r2_exec_landed(const struct r2_exec *x)
 {
-    return x->landed == x->schedule->n_steps;
+    return x->landed == x->end;
 }
 
 bool r2_exec_ended(const struct r2_exec *x)
 {
-    return x->first == x->schedule->n_steps;
+    return x->first == x->end;
 }
 
 /* ---- life */
 
-void r2_exec_begin(struct r2_exec *x, const struct r2_schedule *schedule, uint64_t base)
+void r2_exec_begin(struct r2_exec *x, const struct r2_schedule *schedule)
 {
     x->schedule = schedule;
-    x->base = base;
-    x->first = x->next = x->landed = x->to_land = 0;
+    x->me = schedule->me;
+    x->base = x->end;
+    x->base_round = x->end_round;
+    x->end += schedule->n_steps;
+    x->end_round += schedule->n_rounds;
 }
 
 static int make_lanes(struct r2_exec *x)

@@ -75,9 +75,9 @@ static inline int r2_exec_round(int p)
 int r2_exec_new(struct r2_exec **out, const struct r2_exec_config *config);
 void r2_exec_free(struct r2_exec *x);
 
-/* Begins; the schedule stays the caller's and must live until the end. The one before has ended.
- * base: the steps of all schedules before it. */
-void r2_exec_begin(struct r2_exec *x, const struct r2_schedule *schedule, uint64_t base);
+/* Begins the next operation. The one before has landed; what it still sends goes on meanwhile. The
+ * schedule stays the caller's until it has landed. */
+void r2_exec_begin(struct r2_exec *x, const struct r2_schedule *schedule);
 /* Does what can be done now. 1: something was; 0: nothing; -errno: it has failed for good. */
 int r2_exec_turn(struct r2_exec *x);
 /* Everything is in the output. Sends may still be under way. */

@@ -9,6 +9,7 @@
 
 #define P_MOST 6
 #define COUNT_MOST 4000
+#define OPS 3
 
 /* Messages from one rank to another on one stream. Sends wait for receives, in order. */
 struct pipe {
@@ -25,8 +26,9 @@ static struct pipe pipes[P_MOST][P_MOST][2]; /* [from][to][sums] */
 struct rank {
     int me, p;
     struct r2_exec *x;
-    struct r2_schedule schedule;
-    uint32_t in[COUNT_MOST], out[COUNT_MOST];
+    struct r2_schedule schedule[OPS];
+    uint32_t in[OPS][COUNT_MOST], out[OPS][COUNT_MOST];
+    int op; /* the one under way */
     uint64_t base;
     uint64_t copies[2]; /* steps whose copies have begun, or that have none */
     unsigned begun[2], told[2];
@@ -91,12 +93,12 @@ static void check_order(struct rank *r, bool out, bool written, const void *slot
     struct r2_step step;
 
     do {
-        CHECK_LT(r->copies[out], r->schedule.n_steps);
-        r2_schedule_step(&r->schedule, r->copies[out]++, &step);
+        CHECK_LT(r->copies[out], r->schedule[r->op].n_steps);
+        r2_schedule_step(&r->schedule[r->op], r->copies[out]++, &step);
     } while (step.count == 0 || (out ? step.own == R2_STEP_NOTHING : !r2_exec_lands(&step)));
     CHECK(slot == r2_exec_slot(r->x, r->base + r->copies[out] - 1));
-    CHECK_EQ(offset, step.offset * r->schedule.elem);
-    CHECK_EQ(len, step.count * r->schedule.elem);
+    CHECK_EQ(offset, step.offset * r->schedule[r->op].elem);
+    CHECK_EQ(len, step.count * r->schedule[r->op].elem);
     if (out)
         CHECK_EQ(written, step.own == R2_STEP_OUTPUT);
 }
@@ -105,12 +107,12 @@ static int copy(void *user, bool out, bool written, void *slot, uint64_t offset,
 {
     struct rank *r = user;
 
-    CHECK_LE(offset + len, COUNT_MOST * sizeof(r->in[0]));
+    CHECK_LE(offset + len, COUNT_MOST * sizeof(r->in[0][0]));
     check_order(r, out, written, slot, offset, len);
     if (out)
-        memcpy(slot, (char *)(written || in_place ? r->out : r->in) + offset, len);
+        memcpy(slot, (char *)(written || in_place ? r->out : r->in)[r->op] + offset, len);
     else
-        memcpy((char *)r->out + offset, slot, len);
+        memcpy((char *)r->out[r->op] + offset, slot, len);
     r->begun[out]++;
     return 1;
 }
@@ -169,40 +171,62 @@ static void unmake(int p)
     }
 }
 
-static void run(int p, uint64_t count)
+static void begin(struct rank *r)
+{
+    r->copies[0] = r->copies[1] = 0;
+    r2_exec_begin(r->x, &r->schedule[r->op]);
+}
+
+static void next_op(struct rank *r, int ops)
+{
+    if (r->op + 1 == ops || !r2_exec_landed(r->x))
+        return;
+    r->base += r->schedule[r->op].n_steps;
+    memset(&r->schedule[r->op], 0xff, sizeof(r->schedule[0])); /* it is the caller's again */
+    r->op++;
+    begin(r);
+}
+
+static void check_sums(int p, int op, uint64_t count)
+{
+    for (uint64_t i = 0; i < count; i++) {
+        uint32_t sum = 0;
+
+        for (int r = 0; r < p; r++)
+            sum += ranks[r].in[op][i];
+        for (int r = 0; r < p; r++)
+            CHECK_EQ(ranks[r].out[op][i], sum);
+    }
+}
+
+/* Schedules are set. Each rank begins the next operation when the one before has landed there. */
+static void run(int p, int ops, const uint64_t *counts)
 {
     int ended = 0;
 
     in_place = check_below(2);
-
     for (int r = 0; r < p; r++) {
-        for (uint64_t i = 0; i < count; i++)
-            ranks[r].in[i] = ranks[r].out[i] = (uint32_t)check_random();
-        ranks[r].copies[0] = ranks[r].copies[1] = 0;
-        r2_exec_begin(ranks[r].x, &ranks[r].schedule, ranks[r].base);
+        for (int op = 0; op < ops; op++)
+            for (uint64_t i = 0; i < counts[op]; i++)
+                ranks[r].in[op][i] = ranks[r].out[op][i] = (uint32_t)check_random();
     }
-    for (int turn = 0; turn < 2000000 && ended < p; turn++) {
+    for (int r = 0; r < p; r++)
+        begin(&ranks[r]);
+    for (int turn = 0; turn < 6000000 && ended < p; turn++) {
         int r = (int)check_below((uint64_t)p);
 
         CHECK_GE(r2_exec_turn(ranks[r].x), 0);
+        next_op(&ranks[r], ops);
         for (int peer = 0; peer < p; peer++)
             for (int sums = 0; sums < 2; sums++)
                 deliver(&pipes[r][peer][sums]);
         ended = 0;
         for (int k = 0; k < p; k++)
-            ended += r2_exec_ended(ranks[k].x);
+            ended += ranks[k].op == ops - 1 && r2_exec_ended(ranks[k].x);
     }
     CHECK_EQ(ended, p);
-    for (int r = 0; r < p; r++)
-        ranks[r].base += ranks[r].schedule.n_steps;
-    for (uint64_t i = 0; i < count; i++) {
-        uint32_t sum = 0;
-
-        for (int r = 0; r < p; r++)
-            sum += ranks[r].in[i];
-        for (int r = 0; r < p; r++)
-            CHECK_EQ(ranks[r].out[i], sum);
-    }
+    for (int op = 0; op < ops; op++)
+        check_sums(p, op, counts[op]);
 }
 
 static void random_weights(int p, uint32_t *weights)
@@ -216,59 +240,68 @@ static void random_weights(int p, uint32_t *weights)
     weights[p - 1] = left;
 }
 
-static void test_direct(void)
+/* A random schedule of this kind, and of what size. */
+static uint64_t plan(int p, int op, size_t piece, enum r2_schedule_kind kind)
 {
-    for (unsigned long round = 0; round < check_rounds(150); round++) {
-        int p = 2 + (int)check_below(P_MOST - 1);
-        size_t piece = 4 * (1 + check_below(200));
-        uint32_t weights[P_MOST];
+    struct r2_schedule_data data = {
+        .p = p, .count = check_below(COUNT_MOST), .elem = 4, .piece = piece};
+    uint32_t weights[P_MOST], tail = (uint32_t)check_below(R2_SCHEDULE_UNIT / 2);
+    int slow = (int)check_below((uint64_t)p);
+    unsigned chunks = 1 + (unsigned)check_below(6);
 
-        make(p, piece, 1 + (int)check_below(4));
-        for (int again = 0; again < 3; again++) { /* one operation after another */
-            struct r2_schedule_data data = {
-                .p = p, .count = 1 + check_below(COUNT_MOST), .elem = 4, .piece = piece};
+    random_weights(p, weights);
+    for (int r = 0; r < p; r++) {
+        struct r2_schedule *s = &ranks[r].schedule[op];
 
-            random_weights(p, weights);
-            for (int r = 0; r < p; r++)
-                CHECK_EQ(r2_schedule_direct(&ranks[r].schedule, &data, r, weights), 0);
-            run(p, data.count);
-        }
+        if (kind == R2_SCHEDULE_DIRECT)
+            CHECK_EQ(r2_schedule_direct(s, &data, r, weights), 0);
+        else if (kind == R2_SCHEDULE_RING)
+            CHECK_EQ(r2_schedule_ring(s, &data, r), 0);
+        else
+            CHECK_EQ(r2_schedule_r2ccl(s, &data, r, slow, tail, chunks), 0);
+    }
+    return data.count;
+}
+
+/* kind < 0: any, from one operation to the next. */
+static void run_many(unsigned long rounds, int kind)
+{
+    for (unsigned long round = 0; round < check_rounds(rounds); round++) {
+        int p = kind == R2_SCHEDULE_DIRECT || kind == R2_SCHEDULE_RING ? 2 : 3;
+        int least = kind == R2_SCHEDULE_DIRECT ? 1 : kind == R2_SCHEDULE_RING ? 2 : 4;
+        size_t piece = 4 * (20 + check_below(200));
+        uint64_t counts[OPS];
+        int ops = 1 + (int)check_below(OPS);
+
+        p += (int)check_below((uint64_t)(P_MOST + 1 - p));
+        make(p, piece, least + (int)check_below(4));
+        for (int op = 0; op < ops; op++)
+            counts[op] = plan(p, op, piece,
+                              kind < 0 ? (enum r2_schedule_kind)check_below(3)
+                                       : (enum r2_schedule_kind)kind);
+        run(p, ops, counts);
         unmake(p);
     }
+}
+
+static void test_direct(void)
+{
+    run_many(200, R2_SCHEDULE_DIRECT);
 }
 
 static void test_ring(void)
 {
-    for (unsigned long round = 0; round < check_rounds(300); round++) {
-        int p = 2 + (int)check_below(P_MOST - 1);
-        size_t piece = 4 * (20 + check_below(200));
-        struct r2_schedule_data data = {
-            .p = p, .count = 1 + check_below(COUNT_MOST), .elem = 4, .piece = piece};
-
-        make(p, piece, 2 + (int)check_below(4));
-        for (int r = 0; r < p; r++)
-            CHECK_EQ(r2_schedule_ring(&ranks[r].schedule, &data, r), 0);
-        run(p, data.count);
-        unmake(p);
-    }
+    run_many(150, R2_SCHEDULE_RING);
 }
 
 static void test_r2ccl(void)
 {
-    for (unsigned long round = 0; round < check_rounds(300); round++) {
-        int p = 3 + (int)check_below(P_MOST - 2), slow = (int)check_below((uint64_t)p);
-        size_t piece = 4 * (20 + check_below(200));
-        uint32_t tail = (uint32_t)check_below(R2_SCHEDULE_UNIT / 2);
-        unsigned chunks = 1 + (unsigned)check_below(6);
-        struct r2_schedule_data data = {
-            .p = p, .count = 1 + check_below(COUNT_MOST), .elem = 4, .piece = piece};
+    run_many(150, R2_SCHEDULE_R2CCL);
+}
 
-        make(p, piece, 4 + (int)check_below(4));
-        for (int r = 0; r < p; r++)
-            CHECK_EQ(r2_schedule_r2ccl(&ranks[r].schedule, &data, r, slow, tail, chunks), 0);
-        run(p, data.count);
-        unmake(p);
-    }
+static void test_one_kind_after_another(void)
+{
+    run_many(150, -1);
 }
 
 static void test_too_few_slots(void)
@@ -284,6 +317,7 @@ static void test_too_few_slots(void)
 static const struct check_test tests[] = {{"direct", test_direct},
                                           {"ring", test_ring},
                                           {"r2ccl", test_r2ccl},
+                                          {"one_kind_after_another", test_one_kind_after_another},
                                           {"too_few_slots", test_too_few_slots},
                                           {0}};
 
