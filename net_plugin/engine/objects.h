@@ -242,7 +242,7 @@ struct r2_peer {
     bool suspect;
     uint64_t suspect_since, refresh_at;
     struct { /* what operators were last shown */
-        uint64_t connections, heard, waits, gives_up;
+        uint64_t connections, heard, waits, gives_up, noway;
         enum r2_seg_waits_for waits_for;
     } shown;
 
