@@ -111,6 +111,15 @@ static int number_nodes(const struct r2_agree_member *members, int nranks, int *
     return nodes;
 }
 
+/* Two nodes are bound by the slower one, whatever the schedule. */
+static void say_too_few(const struct r2_follow *f)
+{
+    if (r2_settings_get()->plan != R2_PLAN_SETTING_OFF && f->nnodes < 3)
+        R2_WARN_ONCE("plans change nothing on a communicator of %d rank%s on %d node%s: a plan "
+                     "needs three nodes (R2CCL_PLAN, R2CCL_MODE)",
+                     f->nranks, f->nranks == 1 ? "" : "s", f->nnodes, f->nnodes == 1 ? "" : "s");
+}
+
 static void on_ready(void *user, const struct r2_agree_member *members, int nranks)
 {
     struct r2_follow *f = user;
@@ -129,6 +138,7 @@ static void on_ready(void *user, const struct r2_agree_member *members, int nran
     f->ready = f->nodes != NULL;
     pthread_mutex_unlock(&f->lock);
     r2_comm_row_nodes(f->comm, f->nnodes, here);
+    say_too_few(f);
     if (f->vote)
         r2_vote_ready(f->vote, f->rank_node, f->nnodes);
     r2_watch_wake();

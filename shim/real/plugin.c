@@ -115,6 +115,16 @@ static void announce(void *plugin)
 
 static void *plugin; /* its handle; set once */
 
+static void greet(void *found)
+{
+    int *uses;
+
+    plugin = found;
+    *(void **)&uses = r2_real_dlsym(found, "r2ccl_shim_uses_plugin");
+    if (uses)
+        __atomic_store_n(uses, 1, __ATOMIC_RELAXED);
+}
+
 static void load(void)
 {
     char path[1024];
@@ -125,7 +135,7 @@ static void load(void)
         return;
     found = dlopen(SONAME, RTLD_NOLOAD | RTLD_LAZY);
     if (found && r2_real_dlsym(found, "r2ccl_settings_json")) {
-        plugin = found;
+        greet(found);
         announce(found); /* it is loaded: preloaded, or by an NCCL that we did not see */
         return;
     }
@@ -145,7 +155,7 @@ static void load(void)
         R2_WARN("the plugin cannot be loaded (%s): NCCL runs without R2CCL", dlerror());
         return;
     }
-    plugin = found;
+    greet(found);
     announce(found);
     R2_INFO("net plugin: %s", path);
     warn_bypassed();
