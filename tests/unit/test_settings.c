@@ -228,6 +228,21 @@ static void test_alias_and_empty(void)
     CHECK_EQ(s.chunk, 512 * 1024);
 }
 
+static void test_of_shim(void)
+{
+    struct r2_settings s;
+    char err[512], names[128];
+
+    CHECK_EQ(parse_one("R2CC_MODE", "2", &s, err, sizeof(err)), 0);
+    set_env("R2CCL_EAGER", "4K");
+    r2_settings_of_shim(&s, fake_getenv, names, sizeof(names));
+    CHECK_STR(names, "");
+    CHECK_EQ(parse_one("R2CC_MODE", "3", &s, err, sizeof(err)), 0);
+    set_env("R2CCL_DLSYM", "1");
+    r2_settings_of_shim(&s, fake_getenv, names, sizeof(names));
+    CHECK_STR(names, "R2CC_MODE=3, R2CCL_DLSYM=1");
+}
+
 static void test_long_text(void)
 {
     struct r2_settings s;
@@ -530,6 +545,7 @@ static const struct check_test tests[] = {
     {"plans_of_modes", test_plans_of_modes},
     {"bad_values", test_bad_values},
     {"alias_and_empty", test_alias_and_empty},
+    {"of_shim", test_of_shim},
     {"long_text", test_long_text},
     {"long_job", test_long_job},
     {"names", test_names},
