@@ -184,8 +184,9 @@ size_t r2_settings_check_names(char *const *envp, char *out, size_t outlen)
         if (target) {
             n = snprintf(line, sizeof(line), "%s is read as an alias of %s\n", name, target);
         } else if (instead) {
-            n = snprintf(line, sizeof(line), "%s has no effect any more: %s\n", name, instead);
-        } else if (strncmp(name, "R2CC_", 5) == 0 || strncmp(name, "NCCL_R2CC_", 10) == 0) {
+            n = snprintf(line, sizeof(line), "%s has no effect: %s\n", name, instead);
+        } else if ((strncmp(name, "R2CC_", 5) == 0 || strncmp(name, "NCCL_R2CC_", 10) == 0) &&
+                   !r2_settings_is_known(name)) {
             n = snprintf(line, sizeof(line), "%s is not known to R2CCL and has no effect\n", name);
         } else if (strncmp(name, "R2CCL_", 6) == 0 && !r2_settings_is_known(name)) {
             n = snprintf(line, sizeof(line), "%s is not a setting of R2CCL; did you mean %s?\n",
