@@ -54,11 +54,12 @@ def doctor(names: str, hostfile: Path | None, via: str, quiet: bool, as_json: bo
     if as_json:
         print_json(document("findings", [one.as_dict() for one in found]))
     else:
-        _show(found, quiet)
+        show_findings(found, quiet=quiet)
     sys.exit(exit_code(found))
 
 
-def _show(found: list[Finding], quiet: bool) -> None:
+def show_findings(found: list[Finding], *, quiet: bool = False) -> None:
+    """For people; how many of each severity there are goes to stderr."""
     shown = [one for one in found if not quiet or one.severity in ("warning", "error")]
     for one in shown:
         node = f"{one.node}: " if one.node else ""

@@ -123,7 +123,7 @@ SECTIONS = (
     (
         "Tools",
         (
-            Later("config", "setup_cmds", "Settings: which there are, and what holds here."),
+            Later("config", "config_cmds", "Settings: which there are, and what holds here."),
             Later(
                 "shim",
                 "shim_cmds",

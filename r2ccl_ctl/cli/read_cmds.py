@@ -8,11 +8,11 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
-from r2ccl_ctl import gpus, hang, hostnics, nodeseg
+from r2ccl_ctl import gpus, hang, hostnics, nodeseg, verdict
 from r2ccl_ctl.cli import comm_view, node_view, view
 from r2ccl_ctl.cli.common import (
     Whole,
@@ -334,14 +334,41 @@ def report(
         watch_live(every, lambda: render(look_again()))
 
 
+def show_check(wanted: Selection) -> NoReturn:
+    """One line about the chosen processes; the exit code says the same."""
+    reasons, unread = [], []
+    processes = [one for one in list_processes() if wanted.wants(one)]
+    snapshots = []
+    for process in processes:
+        try:
+            snapshots.append(process.snapshot())
+        except SegmentError as err:
+            unread.append(verdict.Reason(verdict.UNKNOWN, str(err)))
+    seen = beside(wanted, snapshots)
+    for snapshot in snapshots:
+        reasons += verdict.judge(snapshot, hang.stands(snapshot, seen))
+    reasons += unread
+    if not processes:
+        reasons.append(verdict.Reason(verdict.UNKNOWN, nobody(wanted)))
+    code = verdict.worst(reasons)
+    first = sorted(reasons, key=lambda reason: reason.code != code)
+    texts = [reason.text for reason in first[:NAMED]]
+    texts += [f"and {len(first) - NAMED} more"] if len(first) > NAMED else []
+    count = f"{len(processes)} process{'' if len(processes) == 1 else 'es'}"
+    click.echo(f"R2CCL {verdict.WORDS[code]}: {'; '.join(texts) or count}")
+    sys.exit(code)
+
+
 @click.command()
 @selection_options
 @click.option("--details", "-d", is_flag=True, help="All peers and all paths.")
+@click.option("--check", is_flag=True, help="For monitoring: one line, and an exit code.")
 @watch_options
 @json_option
 def status(
     wanted: Selection,
     details: bool,
+    check: bool,
     every: float | None,
     as_json: bool,
 ) -> None:
@@ -354,11 +381,21 @@ def status(
     one has; with --details all of them, also those that are closed, or (spare) since a better pair
     of NICs serves. DIR: tx is what this process sends on, whose weight it decides.
 
+    --check ends with 0 if the job is healthy, 1 if it is degraded, 2 if it is in danger, 3 if that
+    is not known. Degraded: a NIC or a path is lost. In danger: one path to a peer is left, or
+    none. Not known: no process runs, or one does not answer.
+
     \b
     Example:
       r2ccl-ctl status --watch
+      r2ccl-ctl status --check
       r2ccl-ctl status --job 4711 --json
     """
+
+    if check:
+        if as_json or details or every is not None:
+            raise R2UsageError("--check prints one line: leave --json, --details and --watch out")
+        show_check(wanted)
 
     def seen_with(looks: Looks) -> Seen:
         return beside(wanted, [snapshot for snapshot, _ in looks])

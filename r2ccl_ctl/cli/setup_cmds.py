@@ -1,4 +1,4 @@
-"""Commands around a job: build, run, env, config, gc, completion."""
+"""Commands around a job: build, run, env, gc, completion."""
 
 from __future__ import annotations
 
@@ -19,13 +19,9 @@ from r2ccl_ctl import nodeseg, paths, settings_view
 from r2ccl_ctl.cli.common import (
     F,
     Failure,
-    R2Group,
-    add_row,
     json_option,
     of_option,
     print_json,
-    show,
-    table,
 )
 from r2ccl_ctl.cli.view import document, process_dict
 from r2ccl_ctl.errors import R2Error, R2UsageError
@@ -158,58 +154,6 @@ def env_(job: str, preload: bool, nccl: str, by_name: bool, nics: str, as_json: 
         print_json({"schema": 1, "env": variables})
     else:
         click.echo("\n".join(environment.shell_lines(variables)))
-
-
-@click.group(cls=R2Group)
-def config() -> None:
-    """Settings: which there are, and what holds here.
-
-    \b
-    Example:
-      r2ccl-ctl config list --changed
-    """
-
-
-@config.command("list")
-@click.option("--changed", is_flag=True, help="Only what does not have its default.")
-@click.option("--markdown", is_flag=True, help="As the text of docs/settings.md.")
-@json_option
-def config_list(changed: bool, markdown: bool, as_json: bool) -> None:
-    """List all settings with default, value and where the value comes from.
-
-    The table comes out of the built plugin; the values are those that a job started from this
-    shell would have.
-
-    \b
-    Example:
-      R2CCL_VERIFY=1 r2ccl-ctl config list --changed
-    """
-    if markdown and (changed or as_json):
-        other = "--json" if as_json else "--changed"
-        raise R2UsageError(f"--markdown is the whole page: give it without {other}")
-    settings = settings_view.load()
-    if markdown:
-        click.echo(settings_view.markdown(settings), nl=False)
-        return
-    if changed:
-        settings = [s for s in settings if s.source != "default" or s.error]
-    if as_json:
-        print_json({"schema": 1, "settings": [setting.as_dict() for setting in settings]})
-    else:
-        found = table("SETTING", "VALUE", "DEFAULT", "UNIT", "SOURCE", "ALLOWED")
-        for setting in settings:
-            add_row(
-                found,
-                setting.name,
-                setting.value or "-",
-                setting.default or "-",
-                setting.unit or "-",
-                setting.source,
-                settings_view.range_text(setting),
-            )
-        show(found)
-    for line in [setting.error for setting in settings if setting.error] + settings_view.notes():
-        click.echo(f"warning: {line}", err=True)
 
 
 @click.command()

@@ -277,9 +277,6 @@ def check_variables(base: Mapping[str, str], known: set[str]) -> list[Finding]:
         if text not in hindered:
             out.append(Finding("note", "variables", text))
     out += [_misspelt(name, known) for name in _strangers(base, known)]
-    for name in sorted(base):
-        if name.startswith("R2CC_") and name != "R2CC_MODE":
-            out.append(Finding("warning", "variables", f"R2CCL does not read {name}", "unset it"))
     if base.get("R2CCL_NICS") and base.get("NCCL_SOCKET_IFNAME"):
         text = "R2CCL_NICS and NCCL_SOCKET_IFNAME are both set: R2CCL obeys the first one"
         out.append(Finding("note", "variables", text, "NCCL's bootstrap obeys the other"))

@@ -73,11 +73,10 @@ def test_limits() -> None:
 def test_variables(build: object, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(settings_view, "complaints", lambda added: [])
     known = {"NCCL_SOCKET_IFNAME", "NCCL_DEBUG"}
-    base = {"NCCL_SOCKT_IFNAME": "eth0", "R2CC_FAILED_HCA": "x", "NCCL_NET": "Socket", "HOME": "/x"}
+    base = {"NCCL_SOCKT_IFNAME": "eth0", "NCCL_NET": "Socket", "HOME": "/x"}
     found = local.check_variables(base, known)
     words = [(one.severity, one.evidence.split(" ")[-1], one.remedy) for one in found]
     assert ("warning", "NCCL_SOCKT_IFNAME", "did you mean NCCL_SOCKET_IFNAME?") in words
-    assert ("warning", "R2CC_FAILED_HCA", "unset it") in words
     assert [one.severity for one in found if "NCCL_NET=Socket" in one.evidence] == ["error"]
     assert kinds(local.check_variables({"R2CC_MODE": "2", "NCCL_DEBUG": "INFO"}, known)) == {}
 

@@ -364,6 +364,13 @@ def test_nics(full: Writer, monkeypatch: pytest.MonkeyPatch) -> None:
     check("nics", printed("nics", "--job", full.job))
 
 
+def test_config(monkeypatch: pytest.MonkeyPatch) -> None:
+    load_settings()
+    monkeypatch.setenv("R2CCL_BUILD_DIR", str(plugin().parent))
+    check("config explain", printed("config", "explain", "chunk"))
+    check("config check", printed("config", "check"))
+
+
 @pytest.mark.usefixtures("build")
 def test_doctor(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(local, "load", lambda: HostNics((), {}, "none"))

@@ -1,0 +1,59 @@
+"""How a job is, in one word, for monitoring."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from r2ccl_ctl.control import Snapshot
+from r2ccl_ctl.rows import Peer
+
+# As monitoring plugins count: the exit code is the place in this list.
+WORDS = ("HEALTHY", "DEGRADED", "DANGER", "UNKNOWN")
+HEALTHY, DEGRADED, DANGER, UNKNOWN = range(4)
+SERVING = ("up", "ramping")
+ENDED = ("closed", "never-reached")
+
+
+@dataclass(frozen=True)
+class Reason:
+    """Why a job is not healthy. code: the place in WORDS."""
+
+    code: int
+    text: str
+
+
+def judge(snapshot: Snapshot, standing: str) -> list[Reason]:
+    """What is wrong with one process; `standing`: why it makes no progress, or ""."""
+    process = snapshot.process
+    if process.silent_s or not process.running:
+        return [Reason(UNKNOWN, f"{process.title} does not answer")]
+    found = [Reason(DANGER, f"{process.title} waits: {standing}")] if standing else []
+    for nic in snapshot.nics:
+        if nic.state != "healthy" or nic.link == "down":
+            word = nic.state if nic.state != "healthy" else "without a link"
+            cause = f" ({nic.cause})" if nic.cause else ""
+            found.append(Reason(DEGRADED, f"{process.title}: NIC {nic.name} is {word}{cause}"))
+    return found + [r for peer in snapshot.peers for r in _of_peer(snapshot, peer)]
+
+
+def _of_peer(snapshot: Snapshot, peer: Peer) -> list[Reason]:
+    """Paths to one peer: the last one is the danger."""
+    if not peer.connections:
+        return []
+    paths = [p for p in snapshot.paths if p.peer == peer.index and not p.spare]
+    serving = [p for p in paths if p.state in SERVING]
+    lost = [p for p in paths if p.state not in (*SERVING, *ENDED, "connecting")]
+    name = f"{snapshot.process.title}: paths to {peer.host}:{peer.pid}"
+    if not lost:
+        return []
+    if len(serving) <= 1:
+        left = "one is left" if serving else "none is left"
+        return [Reason(DANGER, f"{name}: {left}, {len(lost)} are lost")]
+    return [Reason(DEGRADED, f"{name}: {len(serving)} serve, {len(lost)} are lost")]
+
+
+def worst(reasons: Iterable[Reason]) -> int:
+    """What is wrong for certain counts before what is not known."""
+    codes = {reason.code for reason in reasons}
+    return next((code for code in (DANGER, DEGRADED, UNKNOWN) if code in codes), HEALTHY)
