@@ -14,9 +14,7 @@ import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
-
-from r2ccl_ctl.rows import Nic
+from typing import Any, Protocol
 
 SYSFS = Path("/sys")
 ANSWER_S = 5.0
@@ -24,6 +22,15 @@ ANSWER_S = 5.0
 # The words of `nvidia-smi topo -m`, nearest first: at most one PCIe switch between them; several;
 # the same host bridge; the same NUMA node; across.
 DISTANCES = ("PIX", "PXB", "PHB", "NODE", "SYS")
+
+
+class Device(Protocol):
+    """A PCI device: its path in sysfs, "" for none, and its NUMA node."""
+
+    @property
+    def pci_path(self) -> str: ...
+    @property
+    def numa(self) -> int | None: ...
 
 
 @dataclass(frozen=True)
@@ -130,7 +137,7 @@ def shared(a: Sequence[str], b: Sequence[str]) -> int:
     )
 
 
-def distance(nic: Nic, gpu: Gpu) -> str:
+def distance(nic: Device, gpu: Gpu) -> str:
     """The way between the two, as `nvidia-smi topo -m` names it. A switch shows itself as two hops:
     the port towards the CPU, which both have, and one port of each."""
     a, b = hops(nic.pci_path), hops(gpu.pci_path)
@@ -142,7 +149,7 @@ def distance(nic: Nic, gpu: Gpu) -> str:
     return "NODE" if nic.numa is not None and nic.numa == gpu.numa else "SYS"
 
 
-def nearest(nic: Nic, gpus: Sequence[Gpu]) -> list[Near]:
+def nearest(nic: Device, gpus: Sequence[Gpu]) -> list[Near]:
     """The GPUs that are nearest to it, all that are equally near; none of a NIC that is no PCI
     device."""
     if not nic.pci_path:

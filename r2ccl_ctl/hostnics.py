@@ -13,7 +13,7 @@ import cffi
 
 from r2ccl_ctl import paths
 from r2ccl_ctl.errors import R2Error
-from r2ccl_ctl.gpus import hops, shared
+from r2ccl_ctl.gpus import Device, hops, shared
 from r2ccl_ctl.rows import Nic
 
 _CDEF = """
@@ -24,13 +24,9 @@ void free(void *);
 """
 
 
-class Placed(Protocol):
+class Placed(Device, Protocol):
     """A NIC, as far as the order of spilling over depends on it."""
 
-    @property
-    def pci_path(self) -> str: ...
-    @property
-    def numa(self) -> int | None: ...
     @property
     def weight(self) -> int: ...
 

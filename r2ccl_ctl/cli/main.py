@@ -67,6 +67,11 @@ SECTIONS = (
                 "doctor_cmds",
                 "Check hosts before a job: NICs, kernel settings, limits, NCCL, variables.",
             ),
+            Later(
+                "topo",
+                "topo_cmds",
+                "Show GPUs and NICs of this host, and which NICs serve each GPU.",
+            ),
             Later("ps", "read_cmds", "List the processes that use R2CCL, or their communicators."),
             Later(
                 "status",

@@ -17,6 +17,7 @@ from r2ccl_ctl.cli.path_view import penalty as penalty
 from r2ccl_ctl.control import SCHEMA, Process, Snapshot
 from r2ccl_ctl.gpus import Gpu, near_text, nearest
 from r2ccl_ctl.hang import Seen
+from r2ccl_ctl.hostnics import HostNic
 from r2ccl_ctl.journal import Event
 from r2ccl_ctl.rows import Nic
 from r2ccl_ctl.segment import VERSIONS
@@ -347,15 +348,21 @@ def spill_table(snapshots: Sequence[Snapshot]) -> Table:
         if key in known:
             continue
         known.add(key)
-        for home, nic in enumerate(nics):
-            by_name = {other.name: other for other in nics}
-            others = [by_name[name] for name in hostnics.spill_names(nics, home)]
-            near = [(hostnics.why_near(nic, other), other.name) for other in others]
-            cells = [
-                ", ".join(n for w, n in near if w == word) or "-" for word in hostnics.NEARNESS
-            ]
-            add_row(found, snapshot.process.host, nic.name, *cells)
+        for row in spill_rows(nics):
+            add_row(found, snapshot.process.host, *row)
     return found
+
+
+def spill_rows(nics: Sequence[Nic | HostNic]) -> list[list[str]]:
+    """For each NIC its name, and those that take over from it, by how near they are."""
+    rows = []
+    for home, nic in enumerate(nics):
+        by_name = {other.name: other for other in nics}
+        others = [by_name[name] for name in hostnics.spill_names(nics, home)]
+        near = [(hostnics.why_near(nic, other), other.name) for other in others]
+        cells = (", ".join(n for w, n in near if w == word) for word in hostnics.NEARNESS)
+        rows.append([nic.name, *(cell or "-" for cell in cells)])
+    return rows
 
 
 def standing_lines(snapshot: Snapshot, seen: Seen | None = None) -> list[Text]:

@@ -20,14 +20,14 @@ from conftest import ROOT
 from segment_bed import StartWriter, Writer, start_writer
 from test_cli import built, call, json_lines, load_settings, nobody, plugin, start_writer_outside
 
-from r2ccl_ctl import gpus, nodeseg, shim
+from r2ccl_ctl import gpus, hostnics, nodeseg, shim
 from r2ccl_ctl.cli import docs, drain_cmds, fault_cmds, lab_cmds, read_cmds
 from r2ccl_ctl.cli.act_cmds import ask
 from r2ccl_ctl.cli.main import main
 from r2ccl_ctl.control import Answer
 from r2ccl_ctl.doctor import local
 from r2ccl_ctl.gpus import Gpu
-from r2ccl_ctl.hostnics import HostNics
+from r2ccl_ctl.hostnics import HostNic, HostNics
 from r2ccl_ctl.lab.core import Lab
 from r2ccl_ctl.lab.spec import LabSpec
 from r2ccl_ctl.lab.state import Cut, LabState
@@ -369,6 +369,18 @@ def test_config(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("R2CCL_BUILD_DIR", str(plugin().parent))
     check("config explain", printed("config", "explain", "chunk"))
     check("config check", printed("config", "check"))
+
+
+@pytest.mark.usefixtures("build")
+def test_topo(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("R2CCL_BUILD_DIR", str(plugin().parent))
+    nics = tuple(
+        HostNic(f"eth{i}", f"eth{i}", "10.0.0.1", 24, 1500, 0, 0, "", "", 0, 100, i, True, False)
+        for i in range(2)
+    )
+    monkeypatch.setattr(hostnics, "load", lambda: HostNics(nics, {}, ""))
+    monkeypatch.setattr(gpus, "list_gpus", lambda: [Gpu(0, "H100", "0000:18:00.0", "", 0)])
+    check("topo", printed("topo"))
 
 
 @pytest.mark.usefixtures("build")
