@@ -20,7 +20,10 @@ _FUNCTION = "r2ccl_settings_json"
 _NOTES = "r2ccl_settings_notes"
 
 INTRODUCTION = (
-    "Environment variables, read once by each process. `r2ccl-ctl config list` shows them with "
+    "Environment variables, read once by each process. Files may hold them too, as lines of "
+    "NAME=VALUE: `~/.r2ccl.conf` (or the file that `R2CCL_CONF` names), then `/etc/r2ccl.conf`. "
+    "A variable counts before a file, and the user's file before the system's. "
+    "`r2ccl-ctl config list` shows them with "
     "the values that hold where you are; this page is what `r2ccl-ctl config list --markdown` "
     "prints.",
     "Sizes take K, M and G (powers of 1024); durations take ns, us, ms, s, min and h; a plain "
@@ -31,7 +34,7 @@ INTRODUCTION = (
 
 @dataclass(frozen=True)
 class Setting:
-    """A row of the table. source: default, environment, or the alias that was set."""
+    """A row of the table. source: default, environment, the alias that was set, or a file."""
 
     name: str
     type: str

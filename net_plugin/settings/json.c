@@ -6,6 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "settings/file.h"
 #include "settings/table.h"
 #include "settings/values.h"
 #include "util/jsontext.h"
@@ -83,13 +84,27 @@ static bool r2_json_plan_of_mode(const struct r2_setting_row *row, struct r2_set
     return s->plan != own;
 }
 
+/* Where the user's text comes from: the environment, an alias in it, or a file. */
+static const char *r2_json_source(const struct r2_setting_row *row, const char *name)
+{
+    const char *text = getenv(name), *where = "environment";
+
+    if (strcmp(name, row->name) != 0) {
+        return name;
+    }
+    if (!text || !text[0]) {
+        r2_file_get(name, &where);
+    }
+    return where;
+}
+
 static void r2_json_row(FILE *f, const struct r2_setting_row *row, struct r2_settings *s)
 {
     char err[512];
     char allowed[256];
     char unit_default[80];
     const char *name;
-    const char *text = r2_setting_user_text(row, getenv, &name);
+    const char *text = r2_setting_user_text(row, r2_settings_getenv, &name);
     bool bad, of_mode;
 
     r2_setting_default_text(row, unit_default, sizeof(unit_default));
@@ -107,10 +122,9 @@ static void r2_json_row(FILE *f, const struct r2_setting_row *row, struct r2_set
     r2_json_choices(f, row);
     r2_json_value(f, row, s);
     r2_json_member(f, "source",
-                   of_mode                   ? "R2CCL_MODE"
-                   : !text || bad            ? "default"
-                   : strcmp(name, row->name) ? name
-                                             : "environment");
+                   of_mode        ? "R2CCL_MODE"
+                   : !text || bad ? "default"
+                                  : r2_json_source(row, name));
     fprintf(f, ", \"foreign\": %s", row->foreign ? "true" : "false");
     if (bad) {
         r2_json_member(f, "error", err);

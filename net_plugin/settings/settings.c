@@ -10,6 +10,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "settings/file.h"
 #include "settings/table.h"
 #include "settings/values.h"
 
@@ -240,7 +241,7 @@ static struct {
 static const char *const r2_settings_trusted[] = {"R2CCL_REAL_NCCL", "R2CCL_IBVERBS_LIB"};
 enum { R2_TRUSTED = sizeof(r2_settings_trusted) / sizeof(r2_settings_trusted[0]) };
 
-static char *r2_settings_getenv(const char *name)
+static char *r2_settings_environment(const char *name)
 {
     for (int i = 0; i < R2_TRUSTED; i++) {
         if (strcmp(name, r2_settings_trusted[i]) == 0) {
@@ -248,6 +249,29 @@ static char *r2_settings_getenv(const char *name)
         }
     }
     return getenv(name);
+}
+
+/* The environment has it by another name, which counts before a file. */
+static bool r2_settings_has_alias(const char *name)
+{
+    for (const struct r2_setting_alias *a = r2_setting_aliases; a->alias; a++) {
+        const char *text = strcmp(a->name, name) == 0 ? getenv(a->alias) : NULL;
+
+        if (text && text[0]) {
+            return true;
+        }
+    }
+    return false;
+}
+
+char *r2_settings_getenv(const char *name)
+{
+    char *text = r2_settings_environment(name);
+
+    if ((text && text[0]) || strncmp(name, "R2CCL_", 6) != 0 || r2_settings_has_alias(name)) {
+        return text;
+    }
+    return r2_file_get(name, NULL);
 }
 
 static void r2_settings_say_untrusted(char *out, size_t outlen)
@@ -265,6 +289,18 @@ static void r2_settings_say_untrusted(char *out, size_t outlen)
     }
 }
 
+static void r2_settings_say_of_files(char *out, size_t outlen)
+{
+    size_t at = strlen(out);
+
+    if (at < outlen) {
+        at += (size_t)snprintf(out + at, outlen - at, "%s", r2_file_complaints());
+    }
+    if (at < outlen) {
+        r2_settings_check_names(r2_file_lines(), out + at, outlen - at);
+    }
+}
+
 static void r2_settings_load(void)
 {
     static char *no_environment[] = {NULL};
@@ -276,6 +312,7 @@ static void r2_settings_load(void)
     }
     r2_settings_check_names(environ ? environ : no_environment, r2_settings_process.warnings,
                             sizeof(r2_settings_process.warnings));
+    r2_settings_say_of_files(r2_settings_process.warnings, sizeof(r2_settings_process.warnings));
     r2_settings_say_untrusted(r2_settings_process.warnings, sizeof(r2_settings_process.warnings));
 }
 

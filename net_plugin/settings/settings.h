@@ -1,4 +1,5 @@
-/* The settings of the process, read once from the environment; settings.def is the table.
+/* The settings of the process, read once from the environment and from files (settings/file.h);
+ * settings.def is the table.
  *
  * Types of settings.def, what they accept, and their C type:
  *   BOOL      0 1 no yes off on false true                    bool
@@ -81,6 +82,8 @@ int r2_settings_parse(struct r2_settings *out, r2_getenv_fn getenv_fn, char *err
  * constant for the life of the process. Settings with a bad value have their default; so have those
  * that name a library or a file where the process has rights that its caller may not have. */
 const struct r2_settings *r2_settings_get(void);
+/* What the user gave for that name: in the environment, else in a file. */
+char *r2_settings_getenv(const char *name);
 /* NULL, or the lines about bad values. */
 const char *r2_settings_error(void);
 /* Lines about R2CCL_* variables that are unknown or, in a process of AT_SECURE, not read, and about

@@ -36,7 +36,9 @@ def config_list(changed: bool, markdown: bool, as_json: bool) -> None:
     """List all settings with default, value and where the value comes from.
 
     The table comes out of the built plugin; the values are those that a job started from this
-    shell would have.
+    shell would have. SOURCE is where the value comes from: the environment, an alias in it, or a
+    file: the one that R2CCL_CONF names, else ~/.r2ccl.conf, then /etc/r2ccl.conf. A line of a file
+    is NAME=VALUE.
 
     \b
     Example:

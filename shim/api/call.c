@@ -53,7 +53,7 @@ static bool leaves_nothing(enum r2_api id)
 static void start(void)
 {
     const struct r2_settings *settings = r2_settings_get();
-    const char *plan = getenv("R2CCL_PLAN");
+    const char *plan = r2_settings_getenv("R2CCL_PLAN");
 
     r2_log_set_verbosity(settings->log);
     pthread_atfork(before_fork, after_fork, in_child);

@@ -1,0 +1,90 @@
+"""Settings from files, as the built plugin reads them. Rung 2. It cannot prove what is in
+/etc/r2ccl.conf: this test does not write there."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import ROOT
+from test_cli import load_settings, plugin
+
+pytestmark = pytest.mark.usefixtures("build")
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Path:
+    load_settings()
+    return tmp_path
+
+
+def ask(home: Path, *words: str, **env: str) -> subprocess.CompletedProcess[str]:
+    bare = {name: value for name, value in os.environ.items() if not name.startswith("R2CC")}
+    known = {"HOME": str(home), "R2CCL_BUILD_DIR": str(plugin().parent)}
+    return subprocess.run(
+        [sys.executable, "-m", "r2ccl_ctl", *words],
+        cwd=ROOT,
+        env={**bare, **known, **env},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+
+
+def changed(home: Path, **env: str) -> tuple[dict[str, tuple[str, str]], str]:
+    """NAME -> (value, source) of what has no default; and the warnings."""
+    done = ask(home, "config", "list", "--changed", "--json", **env)
+    rows: list[dict[str, Any]] = json.loads(done.stdout)["settings"]
+    return {row["name"]: (row["value"], row["source"]) for row in rows}, done.stderr
+
+
+def test_the_users_file(home: Path) -> None:
+    file = home / ".r2ccl.conf"
+    file.write_text("# mine\n\n R2CCL_CHUNK = 256K \nR2CCL_CHUNK=64K\nR2CCL_VERIFY=1\n")
+    found, warnings = changed(home)
+    assert found == {
+        "R2CCL_CHUNK": ("256K", str(file)),
+        "R2CCL_VERIFY": ("1", str(file)),
+    }
+    assert warnings == ""
+    assert f"256K, from: {file}" in ask(home, "config", "explain", "chunk").stdout
+
+
+def test_the_environment_counts_before_a_file(home: Path) -> None:
+    (home / ".r2ccl.conf").write_text("R2CCL_CHUNK=256K\nR2CCL_MODE=migrate\n")
+    found, _ = changed(home, R2CCL_CHUNK="128K", R2CC_MODE="2")
+    assert found["R2CCL_CHUNK"] == ("128K", "environment")
+    assert found["R2CCL_MODE"] == ("balance", "R2CC_MODE")
+
+
+def test_a_named_file_is_read_instead(home: Path) -> None:
+    (home / ".r2ccl.conf").write_text("R2CCL_CHUNK=256K\n")
+    (home / "job.conf").write_text("R2CCL_VERIFY=1\n")
+    named = str(home / "job.conf")
+    assert changed(home, R2CCL_CONF=named)[0] == {"R2CCL_VERIFY": ("1", named)}
+    found, warnings = changed(home, R2CCL_CONF=str(home / "absent"))
+    assert found == {} and "absent: No such file" in warnings
+    found, warnings = changed(home, R2CCL_CONF="/dev/zero")
+    assert found == {} and "/dev/zero: this is no file of settings" in warnings
+
+
+def test_bad_lines_are_named(home: Path) -> None:
+    file = home / ".r2ccl.conf"
+    file.write_text("R2CCL_CHUNCK=1M\nNCCL_DEBUG=INFO\nnonsense\nR2CCL_EAGER=1T\n")
+    warnings = changed(home)[1]
+    assert "did you mean R2CCL_CHUNK?" in warnings
+    assert f"{file}, line 2: write R2CCL_NAME=VALUE" in warnings and "line 3" in warnings
+    assert "R2CCL_EAGER=1T is not valid" in warnings
+
+
+def test_other_commands_see_the_same(home: Path) -> None:
+    (home / ".r2ccl.conf").write_text("R2CCL_NICS=no-such-nic\n")
+    done = ask(home, "doctor", "--json")
+    evidence = [one["evidence"] for one in json.loads(done.stdout)["findings"]]
+    assert any(text.startswith("R2CCL_NICS: no-such-nic does not exist") for text in evidence)
+    assert done.returncode == 2
