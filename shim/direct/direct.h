@@ -7,7 +7,7 @@
  * on all ranks, from run to run, and under any weights.
  *
  * All ranks must give the same operations in the same order, with the same weights, and have the
- * same memory, depth and p.
+ * same memory and p.
  *
  * Threads: one progress thread for each object. Every function may be called from any thread,
  * r2_direct_free last. Nothing waits but r2_direct_wait and r2_direct_free.
@@ -25,7 +25,6 @@
 #include "direct/links.h"
 
 #define R2_DIRECT_MEMORY ((size_t)16 << 20) /* bytes of the window */
-#define R2_DIRECT_DEPTH 4                   /* pieces posted on a connection */
 #define R2_DIRECT_RANKS 256
 
 struct r2_direct;
@@ -71,7 +70,7 @@ struct r2_direct_config {
     uint64_t id; /* of the communicator */
     int rank, p;
     size_t memory;                         /* 0: R2_DIRECT_MEMORY */
-    int depth;                             /* 0: R2_DIRECT_DEPTH */
+    size_t credit;                         /* posted on a connection; 0: r2_sizes_credit */
     const struct r2_direct_device *device; /* NULL: r2_direct_host */
     void *user;                            /* its first argument */
     /* The state has changed; may be NULL. Called without a lock. */

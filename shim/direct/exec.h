@@ -3,8 +3,9 @@
  * them what has ended. No clock, socket or thread.
  *
  * A lane is one direction of one stream with one peer. Messages of a lane are posted in list order
- * and end in that order. At most `depth` are posted on a lane at a time: what is posted to receive
- * is the credit that the peer sends on, so p - 1 lanes of `depth` pieces bound the incast.
+ * and end in that order. At most `credit` bytes are posted on a lane, counted as
+ * pieces of full size: a rank that owns little gets less at a time. What is posted to receive is
+ * what the peer may send, so this bounds the incast.
  *
  * Memory: `slots` of `piece` bytes each. A step holds one for its own piece (the contribution, then
  * the sum) and one for each contribution that it receives, from its admission to its end. Steps are
@@ -54,7 +55,7 @@ struct r2_exec_config {
     void *slots;
     size_t piece; /* bytes of a slot */
     int n_slots;
-    int depth;
+    size_t credit;
     const struct r2_exec_ops *ops;
     void *user;
 };

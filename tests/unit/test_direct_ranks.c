@@ -113,7 +113,7 @@ static void test_operations_wait_in_line(void)
 
 static void test_a_window_of_one_round(void)
 {
-    bed_config = (struct r2_direct_config){.memory = 7 * ((size_t)16 << 10), .depth = 1};
+    bed_config = (struct r2_direct_config){.memory = 7 * ((size_t)16 << 10), .credit = 1};
     bed_run(4, -1, one_weights);
     bed_config = (struct r2_direct_config){0};
 }
