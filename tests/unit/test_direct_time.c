@@ -7,7 +7,9 @@
 
 #define MIB ((uint64_t)1 << 20)
 #define MEMORY ((size_t)16 << 20)
-#define RATE 1e9 /* of a healthy node */
+#define RATE 1e9          /* of a healthy node */
+#define QUEUE (1.0 * MIB) /* of a shallow port */
+#define NEAR 1.012
 
 static struct r2_shard_node nodes[SIM_RANKS];
 static uint32_t weights[SIM_RANKS];
@@ -37,7 +39,7 @@ static void open_with(const struct r2_shard_input *in)
     }
 }
 
-/* Time against the bound. What waits before a port is never more than the credit. */
+/* Time against the bound. What waits before a port fits its queue. */
 static double ratio(const struct r2_shard_input *in)
 {
     double took;
@@ -45,7 +47,8 @@ static double ratio(const struct r2_shard_input *in)
     open_with(in);
     took = sim_run();
     for (int r = 0; r < in->p; r++)
-        CHECK_LE(sim.ports[r].most * sim.in[r], (double)R2_SIZES_CREDIT);
+        CHECK_MSG(sim.ports[r].most * sim.in[r] < QUEUE, "%.0f bytes wait at rank %d",
+                  sim.ports[r].most * sim.in[r], r);
     sim_close();
     return took / (r2_shard_bound_ns(in) / 1e9);
 }
@@ -63,7 +66,7 @@ static void test_close_to_the_bound(void)
         struct r2_shard_input in = some(cases[i].p, cases[i].slow, cases[i].share, 64 * MIB);
         double got = ratio(&in);
 
-        CHECK_MSG(got < 1.02, "%d nodes, %d at %.3f: %.4f of the bound", cases[i].p, cases[i].slow,
+        CHECK_MSG(got < NEAR, "%d nodes, %d at %.3f: %.4f of the bound", cases[i].p, cases[i].slow,
                   cases[i].share, got);
     }
 }
@@ -77,7 +80,7 @@ static void test_any_mix_of_rates(void)
     nodes[1].out = nodes[1].in = .5 * RATE;
     nodes[4].out = nodes[4].in = .875 * RATE;
     got = ratio(&in);
-    CHECK_MSG(got < 1.02, "%.4f of the bound", got);
+    CHECK_MSG(got < NEAR, "%.4f of the bound", got);
 }
 
 static const struct check_test tests[] = {
