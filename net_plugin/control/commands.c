@@ -1,12 +1,16 @@
-/* The mailbox: what operators ask. Anyone who may write the segment can put anything here, at any
- * time: everything is copied once and checked in the copy. */
+/* The mailbox: what operators ask. Anyone who may write the object can put anything there, at any
+ * time: a slot is copied once into the process's own memory, checked and carried out there, and the
+ * answer is copied out. */
+#define _GNU_SOURCE
 #include <errno.h>
 #include <stdio.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "control/impl.h"
 
 #define ALIVE_NS UINT64_C(1000000000)
+#define PUBLISH_NS UINT64_C(100000000)
 #define FORGET_NS UINT64_C(30000000000) /* an answer that nobody fetches */
 #define MAX_WEIGHT 1000000u
 #define PPM 1000000u
@@ -151,33 +155,96 @@ static void take(struct r2_control *ctl, struct r2_seg_command *slot, r2_control
                                 false, __ATOMIC_RELEASE, __ATOMIC_RELAXED);
 }
 
-static void forget(struct r2_seg_command *slot, uint32_t state, uint64_t now)
+static size_t slot_at(int i)
 {
-    if (now - __atomic_load_n(&slot->answered_mono_ns, __ATOMIC_RELAXED) > FORGET_NS)
-        __atomic_compare_exchange_n(&slot->state, &state, R2_SEG_CMD_FREE, false, __ATOMIC_RELAXED,
-                                    __ATOMIC_RELAXED);
+    return offsetof(struct r2_segment, commands) + (size_t)i * sizeof(struct r2_seg_command);
 }
 
-int r2_control_poll(struct r2_control *ctl, r2_control_handler handler, void *arg)
+static void set_state(struct r2_control *ctl, int i, uint32_t state)
 {
-    uint64_t now = r2_control_clock(CLOCK_MONOTONIC);
+    if (ctl->fd >= 0)
+        (void)!pwrite(ctl->fd, &state, sizeof(state), (off_t)slot_at(i));
+}
+
+/* What clients have written, into the process's own slots. */
+static void fetch(struct r2_control *ctl)
+{
+    struct r2_seg_command there[R2_SEG_MAX_COMMANDS];
+
+    if (ctl->fd < 0 || pread(ctl->fd, there, sizeof(there), (off_t)slot_at(0)) != sizeof(there))
+        return;
+    for (int i = 0; i < R2_SEG_MAX_COMMANDS; i++) {
+        if (there[i].state == R2_SEG_CMD_POSTED)
+            ctl->seg->commands[i] = there[i];
+        else if (there[i].state > R2_SEG_CMD_FAILED)
+            set_state(ctl, i, R2_SEG_CMD_FREE); /* damaged */
+    }
+}
+
+/* The state comes last: who sees it sees the answer. A client that has given up meanwhile has freed
+ * the slot or posted something else: the answer is nobody's. */
+static void answer(struct r2_control *ctl, int i)
+{
+    const struct r2_seg_command *own = &ctl->seg->commands[i];
+    struct r2_seg_command there;
+    size_t code = offsetof(struct r2_seg_command, code);
+
+    if (ctl->fd < 0 || pread(ctl->fd, &there, sizeof(there), (off_t)slot_at(i)) != sizeof(there) ||
+        there.state != R2_SEG_CMD_POSTED || there.request_id != own->answered_id)
+        return;
+    (void)!pwrite(ctl->fd, (const char *)own + code, sizeof(*own) - code,
+                  (off_t)(slot_at(i) + code));
+    set_state(ctl, i, own->state);
+}
+
+static void forget(struct r2_control *ctl, int i, uint32_t state, uint64_t now)
+{
+    struct r2_seg_command *slot = &ctl->seg->commands[i];
+    uint32_t there;
+
+    if (now - __atomic_load_n(&slot->answered_mono_ns, __ATOMIC_RELAXED) <= FORGET_NS)
+        return;
+    if (ctl->fd >= 0 && pread(ctl->fd, &there, sizeof(there), (off_t)slot_at(i)) == sizeof(there) &&
+        there == state)
+        set_state(ctl, i, R2_SEG_CMD_FREE);
+    __atomic_compare_exchange_n(&slot->state, &state, R2_SEG_CMD_FREE, false, __ATOMIC_RELAXED,
+                                __ATOMIC_RELAXED);
+}
+
+static int serve(struct r2_control *ctl, r2_control_handler handler, void *arg, uint64_t now)
+{
     int taken = 0;
 
-    if (now - ctl->alive_mono_ns > ALIVE_NS) {
-        ctl->alive_mono_ns = now;
-        r2_gauge(&ctl->seg->header.alive_mono_ns, now);
-        r2_gauge(&ctl->seg->header.alive_real_ns, r2_control_clock(CLOCK_REALTIME));
-    }
     for (int i = 0; i < R2_SEG_MAX_COMMANDS; i++) {
         struct r2_seg_command *slot = &ctl->seg->commands[i];
         uint32_t state = __atomic_load_n(&slot->state, __ATOMIC_RELAXED);
 
         if (state == R2_SEG_CMD_POSTED) {
             take(ctl, slot, handler, arg);
+            r2_control_publish(ctl, false); /* who has the answer sees what has changed */
+            answer(ctl, i);
             taken++;
         } else if (state == R2_SEG_CMD_DONE || state == R2_SEG_CMD_FAILED) {
-            forget(slot, state, now);
+            forget(ctl, i, state, now);
         }
     }
     return taken;
+}
+
+int r2_control_poll(struct r2_control *ctl, r2_control_handler handler, void *arg)
+{
+    uint64_t now = r2_control_clock(CLOCK_MONOTONIC);
+    bool whole = now - ctl->alive_mono_ns > ALIVE_NS;
+
+    if (whole) {
+        ctl->alive_mono_ns = now;
+        r2_gauge(&ctl->seg->header.alive_mono_ns, now);
+        r2_gauge(&ctl->seg->header.alive_real_ns, r2_control_clock(CLOCK_REALTIME));
+    }
+    if (whole || now - ctl->published_mono_ns >= PUBLISH_NS || r2_control_has_news(ctl)) {
+        ctl->published_mono_ns = now;
+        r2_control_publish(ctl, whole);
+    }
+    fetch(ctl);
+    return serve(ctl, handler, arg, now);
 }

@@ -124,10 +124,9 @@ static int set_access(int fd, const char *group)
     return 0;
 }
 
-/* Memory is taken now (posix_fallocate): a full /dev/shm is an error here, not a SIGBUS later. */
-static int map_shared(struct r2_control *ctl, const char *base)
+/* Memory is taken now (posix_fallocate): a full /dev/shm is an error here, not a silence later. */
+static int make_object(struct r2_control *ctl, const char *base)
 {
-    void *seg;
     int fd, rc;
 
     snprintf(ctl->name, sizeof(ctl->name), "/%s", base);
@@ -141,21 +140,15 @@ static int map_shared(struct r2_control *ctl, const char *base)
         rc = -posix_fallocate(fd, 0, sizeof(struct r2_segment));
     if (rc == -EOPNOTSUPP || rc == -EINVAL)
         rc = ftruncate(fd, sizeof(struct r2_segment)) ? -errno : 0;
-    if (rc)
-        goto fail;
-    seg = mmap(NULL, sizeof(struct r2_segment), PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
-    if (seg == MAP_FAILED) {
-        rc = -errno;
-        goto fail;
+    ctl->shadow = rc ? NULL : calloc(1, sizeof(*ctl->shadow));
+    if (!ctl->shadow) {
+        shm_unlink(ctl->name);
+        ctl->name[0] = '\0';
+        close(fd);
+        return rc ? rc : -ENOMEM;
     }
-    ctl->seg = seg;
     ctl->fd = fd;
     return 0;
-fail:
-    shm_unlink(ctl->name);
-    ctl->name[0] = '\0';
-    close(fd);
-    return rc;
 }
 
 static int map_private(struct r2_control *ctl)
@@ -192,7 +185,7 @@ static int open_shared(struct r2_control *ctl, const char *shm_group, char *warn
 
     base_name(ctl->base);
     r2_control_sweep(R2_CONTROL_PREFIX, ctl->base, r2_control_clock(CLOCK_REALTIME));
-    rc = map_shared(ctl, ctl->base);
+    rc = make_object(ctl, ctl->base);
     if (rc)
         return rc;
     rc = set_access(ctl->fd, shm_group);
@@ -209,14 +202,13 @@ int r2_control_open(struct r2_control **out, const struct r2_control_info *info)
 
     int rc = -ENOMEM;
 
-    if (ctl) {
+    if (ctl)
         ctl->fd = -1;
-        rc = info->hidden ? 0 : open_shared(ctl, info->shm_group, warning, sizeof(warning));
-    }
-    if (!ctl || (!ctl->seg && map_private(ctl))) {
+    if (!ctl || map_private(ctl)) {
         free(ctl);
         ctl = use_reserve();
-        rc = -ENOMEM;
+    } else {
+        rc = info->hidden ? 0 : open_shared(ctl, info->shm_group, warning, sizeof(warning));
     }
     write_header(ctl->seg);
     r2_control_describe(ctl, info);
@@ -224,8 +216,8 @@ int r2_control_open(struct r2_control **out, const struct r2_control_info *info)
         r2_control_set_warning(ctl, warning);
     r2_control_journal(ctl, &(struct r2_control_event){.event = R2_EV_STARTED,
                                                        .cause = ctl->seg->process.command});
-    /* Release: a reader that sees the magic word sees the header. */
-    __atomic_store_n(&ctl->seg->header.magic, R2_SEG_MAGIC, __ATOMIC_RELEASE);
+    ctl->seg->header.magic = R2_SEG_MAGIC;
+    r2_control_publish(ctl, true); /* the magic word last */
     if (ctl->fd >= 0) {
         opener = getpid();
         __atomic_store_n(&last_opened, ctl, __ATOMIC_RELEASE);
@@ -234,7 +226,7 @@ int r2_control_open(struct r2_control **out, const struct r2_control_info *info)
     return rc;
 }
 
-/* Gives back the memory of rows that were never used: what stays for readers is small. */
+/* Gives back the object's memory for rows that were never used: what stays for readers is small. */
 static void punch(struct r2_control *ctl, enum r2_seg_kind kind)
 {
     const struct r2_seg_table *table = &ctl->seg->header.tables[kind - 1];
@@ -257,6 +249,7 @@ static void mark_ended(struct r2_control *ctl)
     punch(ctl, R2_SEG_KIND_EVENTS);
     r2_control_journal(ctl, &(struct r2_control_event){.event = R2_EV_ENDED});
     r2_gauge(&ctl->seg->header.ended_real_ns, r2_control_clock(CLOCK_REALTIME));
+    r2_control_publish(ctl, true);
 }
 
 /* Other threads may still run: nothing is unmapped here. A forked child has another pid. */
@@ -282,6 +275,7 @@ void r2_control_close(struct r2_control *ctl)
     munmap(ctl->seg, sizeof(*ctl->seg));
     if (ctl->fd >= 0)
         close(ctl->fd);
+    free(ctl->shadow);
     free(ctl);
 }
 
@@ -289,9 +283,8 @@ void r2_control_child(struct r2_control *ctl)
 {
     if (!ctl || ctl->fd < 0)
         return;
-    /* In place: pointers into the segment stay valid, and no row is left begun by a thread that
-     * does not exist here. It replaces one mapping by another, so it needs nothing that could be
-     * short. */
+    /* Fresh memory in place: pointers into it stay valid, and no row is left begun by a thread that
+     * does not exist here. */
     (void)!mmap(ctl->seg, sizeof(*ctl->seg), PROT_READ | PROT_WRITE,
                 MAP_FIXED | MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     close(ctl->fd);
@@ -303,6 +296,13 @@ void r2_control_child(struct r2_control *ctl)
 int r2_control_neighbours(const struct r2_control *ctl, r2_control_holder_fn each, void *arg)
 {
     return ctl->fd < 0 ? 0 : r2_control_count_held(R2_CONTROL_PREFIX, ctl->base, each, arg);
+}
+
+struct r2_segment *r2ccl_control_segment(void)
+{
+    struct r2_control *ctl = __atomic_load_n(&last_opened, __ATOMIC_ACQUIRE);
+
+    return ctl ? ctl->seg : NULL;
 }
 
 const char *r2_control_name(const struct r2_control *ctl)

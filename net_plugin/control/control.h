@@ -4,9 +4,10 @@
  *     /r2ccl.<uid>.<inode of the PID namespace>.<pid>.<start ticks>[.<n>]
  * with n = 1, 2, ... for a process that opens again. Mode 0600, or 0640 with a group.
  *
- * Never in the way: r2_control_open always yields an object. Without usable shared memory it is
- * private memory and everything below works, unseen. Row -1 (a full table) is accepted everywhere
- * and leads nowhere. So the engine checks nothing.
+ * Never in the way: the process works on memory of its own, and the object is a copy for others
+ * (publish.c): at most 100 ms old, events at once. What others write there, or cut off, is put
+ * right within a second. Without usable shared memory everything below works, unseen. Row -1 (a
+ * full table) is accepted everywhere and leads nowhere. So the engine checks nothing.
  *
  * Life: a POSIX lock on the first byte of the object says "alive". The kernel drops it when the
  * process dies, whatever its children hold. The trap of these locks: closing ANY descriptor of the
@@ -69,6 +70,9 @@ typedef void (*r2_control_holder_fn)(void *arg, int pid);
 int r2_control_neighbours(const struct r2_control *ctl, r2_control_holder_fn each, void *arg);
 /* The segment itself, for tests and for reading back. */
 struct r2_segment *r2_control_segment(struct r2_control *ctl);
+/* That of this process, for the shim, which is another library: NULL if there is none that others
+ * can see. Valid for the life of the process. */
+__attribute__((visibility("default"))) struct r2_segment *r2ccl_control_segment(void);
 
 /* Later knowledge about the process. */
 void r2_control_set_comm(struct r2_control *ctl, uint64_t comm, int rank, int ranks);

@@ -14,13 +14,17 @@
 #define R2_CONTROL_BASE (R2_CONTROL_NAME - 16)
 
 struct r2_control {
-    struct r2_segment *seg;
-    int fd;          /* -1: private memory */
-    bool in_reserve; /* the static object for when memory is out */
+    struct r2_segment *seg;           /* the process's own: nobody else can write there */
+    struct r2_segment *shadow;        /* what was published last; unused without an object */
+    int fd;                           /* the object; -1: none */
+    bool publishing;                  /* by one thread at a time */
+    uint64_t events_out, events_head; /* published; looked at. Of the publishing thread */
+    bool in_reserve;                  /* the static object for when memory is out */
     char name[R2_CONTROL_NAME];
     char base[R2_CONTROL_BASE]; /* what the names of this process's objects began with at the start:
                                    /proc, or the effective user, may say something else later */
     uint64_t alive_mono_ns;     /* of the last sign of life; polling thread only */
+    uint64_t published_mono_ns; /* polling thread only */
     /* where row -1 leads */
     struct r2_seg_nic_counters no_nic;
     struct r2_seg_path_counters no_path;
@@ -70,6 +74,13 @@ int r2_control_env_rank(void);
 /* Start ticks of this process and inode of its PID namespace; 0 where /proc does not say. */
 uint64_t r2_control_start_ticks(void);
 uint64_t r2_control_pidns(void);
+
+/* Writes what has changed into the object. `whole`: what somebody else may have damaged, too. */
+void r2_control_publish(struct r2_control *ctl, bool whole);
+/* New events only, unless another thread publishes just now. A few microseconds. */
+void r2_control_publish_events(struct r2_control *ctl);
+/* Events that were not looked at. Polling thread. */
+bool r2_control_has_news(const struct r2_control *ctl);
 
 #define R2_CONTROL_PREFIX "r2ccl."
 

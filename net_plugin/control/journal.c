@@ -98,4 +98,5 @@ void r2_control_journal(struct r2_control *ctl, const struct r2_control_event *e
     r2_row_mark(ctl, R2_SEG_KIND_EVENTS, row);
     /* Pairs with the reader's acquire of the stamp: an even stamp means that all above is there. */
     __atomic_store_n(&e->stamp, 2 * number + 2, __ATOMIC_RELEASE);
+    r2_control_publish_events(ctl);
 }

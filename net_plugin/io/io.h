@@ -123,6 +123,12 @@ void r2_io_note(bool work);
 /* Descriptors made by the engine, so that a forked child can close its copies. */
 void r2_io_fd_track(int fd);
 void r2_io_fd_untrack(int fd);
+/* Raises the soft limit of descriptors to the hard one (65536 at most), as NCCL does. */
+void r2_io_fds_raise(void);
+/* The limit, 0 before r2_io_fds_raise. */
+int r2_io_fds_limit(void);
+/* So many are in use that the others are kept for peers without any path. */
+bool r2_io_fds_short(void);
 /* In a forked child: closes every tracked descriptor. Async-signal-safe. */
 void r2_io_child(void);
 /* CPU time of all I/O threads so far. */

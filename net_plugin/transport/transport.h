@@ -103,6 +103,7 @@ struct r2_ep_params {
     uint8_t remote_nic;
     uint8_t transport; /* enum r2_transport_id */
     bool initiator;
+    bool extra;   /* the initiator has another path: it may be refused where descriptors are few */
     uint32_t gen; /* generation, allotted by the connecting side */
     struct r2_wire_addr remote_addr;
     void *owner; /* the engine's path */

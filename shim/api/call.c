@@ -40,7 +40,6 @@ static void in_child(void)
     if (!atomic_load(&used))
         return; /* the parent has nothing yet: this is a process like any other */
     atomic_store(&state, OFF);
-    r2_comms_child();
 }
 
 /* Programs ask for these, or only look functions up, before they fork the processes that use

@@ -380,8 +380,3 @@ void r2_comms_after_fork(void)
 {
     pthread_mutex_unlock(&lock);
 }
-
-void r2_comms_child(void)
-{
-    r2_comm_row_child();
-}

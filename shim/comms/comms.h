@@ -124,6 +124,5 @@ int r2_comms_count(void);
 void r2_comms_before_fork(void);
 void r2_comms_after_fork(void);
 /* In the child, after that. */
-void r2_comms_child(void);
 
 #endif

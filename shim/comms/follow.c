@@ -16,7 +16,7 @@
 #include "util/clock.h"
 #include "util/log.h"
 
-#define WIRE 3 /* of what must be equal on all ranks, with the settings below */
+#define WIRE 4 /* of what must be equal on all ranks, with the settings below */
 
 static uint64_t hash_text(const char *text, uint64_t hash)
 {
@@ -130,7 +130,7 @@ static void on_ready(void *user, const struct r2_agree_member *members, int nran
     pthread_mutex_unlock(&f->lock);
     r2_comm_row_nodes(f->comm, f->nnodes, here);
     if (f->vote)
-        r2_vote_ready(f->vote, f->nnodes);
+        r2_vote_ready(f->vote, f->rank_node, f->nnodes);
     r2_watch_wake();
 }
 
@@ -303,6 +303,8 @@ static void look(struct r2_watch_entry *entry, uint64_t capacity, uint32_t share
         pthread_mutex_unlock(&f->lock);
     }
     show(f);
+    if (f->vote)
+        r2_vote_look(f->vote);
     pthread_mutex_lock(&f->lock);
     if (f->ready && f->rank == 0 && !r2_follow_weighs(f))
         (r2_trace_replays(&f->trace) ? r2_trace_turn : r2_leader_turn)(f, now);
@@ -492,8 +494,10 @@ void r2_follow_abort(struct r2_follow *f)
 {
     r2_timing_abort(f->timing);
     r2_agree_abort(f->agree);
-    if (f->vote)
+    if (f->vote) {
         r2_vote_abort(f->vote);
+        r2_vote_abort_node(f->vote);
+    }
     if (f->seconds)
         r2_seconds_end(f->seconds, true);
 }

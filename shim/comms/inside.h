@@ -71,7 +71,5 @@ void r2_comm_row_plans(struct r2_comm *comm, const struct r2_comm_plans *plans);
 struct r2_segment *r2_comm_segment(void);
 /* Whether there is no use in trying (R2CCL_SHM=0, or it was tried too often). */
 bool r2_comm_row_hopeless(void);
-/* In the child after fork: the parent's segment is out of reach. */
-void r2_comm_row_child(void);
 
 #endif

@@ -1,87 +1,41 @@
-/* The rows that other processes read.
- *
- * The control segment is found by its name (control/control.h), as r2ccl-ctl finds it. A descriptor
- * of it is never closed: closing any one in this process would drop the lock that says that the
- * process lives. */
+/* The rows that other processes read: in the control segment, which the plugin has in this process
+ * and publishes (control/publish.c). */
 #define _GNU_SOURCE
-#include <fcntl.h>
-#include <stdio.h>
+#include <dlfcn.h>
 #include <string.h>
-#include <sys/mman.h>
-#include <sys/stat.h>
-#include <unistd.h>
 
 #include "comms/inside.h"
 #include "control/impl.h"
+#include "real/real.h"
 #include "settings/settings.h"
 
-#define NAMES 4   /* objects of one process: it may have replaced itself (exec) and left one */
+#define SONAME "libnccl-net.so"
 #define TRIES 300 /* then nobody makes one any more */
 
-static struct r2_segment *seen[NAMES]; /* mapped, perhaps not set up yet; under the table's lock */
 static _Atomic(struct r2_segment *) segment; /* the one in use */
 static atomic_int tries;
+
+/* The plugin's, or that of a program which has both in one. */
+#pragma weak r2ccl_control_segment
 
 bool r2_comm_row_hopeless(void)
 {
     return !r2_settings_get()->shm || atomic_load_explicit(&tries, memory_order_relaxed) > TRIES;
 }
 
-static struct r2_segment *map(const char *name)
-{
-    struct r2_segment *seg;
-    struct stat st;
-    int fd = shm_open(name, O_RDWR | O_CLOEXEC | O_NOFOLLOW, 0);
-
-    if (fd < 0)
-        return NULL;
-    if (fd < 3) { /* never in the place of a closed stdin, stdout or stderr */
-        struct flock alive = {.l_type = F_WRLCK, .l_whence = SEEK_SET, .l_len = 1};
-        int high = fcntl(fd, F_DUPFD_CLOEXEC, 3);
-
-        if (high < 0)
-            return NULL;
-        close(fd);
-        fcntl(high, F_SETLK, &alive);
-        fd = high;
-    }
-    if (fstat(fd, &st) || (size_t)st.st_size < sizeof(*seg))
-        return NULL;
-    seg = mmap(NULL, sizeof(*seg), PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
-    return seg == MAP_FAILED ? NULL : seg;
-}
-
-/* Set up, of this process, and with our table where we expect it. */
-static bool usable(const struct r2_segment *seg)
-{
-    /* Acquire: with the magic word the header is there as well (r2_control_open). */
-    uint64_t magic = __atomic_load_n(&seg->header.magic, __ATOMIC_ACQUIRE);
-    const struct r2_seg_table *table = &seg->header.more[0];
-
-    return magic == R2_SEG_MAGIC && seg->header.version == R2_SEG_VERSION &&
-           __atomic_load_n(&seg->process.pid, __ATOMIC_ACQUIRE) == (uint32_t)getpid() &&
-           table->kind == R2_SEG_KIND_COMMS && table->stride == sizeof(struct r2_seg_comm) &&
-           table->rows == R2_SEG_MAX_COMMS && table->offset == offsetof(struct r2_segment, comms);
-}
-
 static void find_segment(void)
 {
-    struct r2_segment *newest = NULL;
-    char base[96], name[R2_CONTROL_NAME];
+    struct r2_segment *(*ask)(void) = r2ccl_control_segment;
+    struct r2_segment *found = ask ? ask() : NULL;
+    void *plugin;
 
     atomic_fetch_add_explicit(&tries, 1, memory_order_relaxed);
-    snprintf(base, sizeof(base), "/" R2_CONTROL_PREFIX "%u.%llu.%d.%llu", (unsigned)geteuid(),
-             (unsigned long long)r2_control_pidns(), (int)getpid(),
-             (unsigned long long)r2_control_start_ticks());
-    for (int i = 0; i < NAMES; i++) {
-        snprintf(name, sizeof(name), i ? "%s.%d" : "%s", base, i);
-        if (!seen[i])
-            seen[i] = map(name);
-        if (seen[i] && usable(seen[i]) && !seen[i]->header.ended_real_ns &&
-            (!newest || seen[i]->header.created_real_ns > newest->header.created_real_ns))
-            newest = seen[i];
+    if (!found && (plugin = dlopen(SONAME, RTLD_NOLOAD | RTLD_LAZY))) {
+        ask = (struct r2_segment * (*)(void)) r2_real_dlsym(plugin, "r2ccl_control_segment");
+        found = ask ? ask() : NULL;
+        dlclose(plugin);
     }
-    atomic_store(&segment, newest);
+    atomic_store(&segment, found);
 }
 
 static int free_row(struct r2_segment *seg)
@@ -280,13 +234,4 @@ void r2_comm_row_plans(struct r2_comm *comm, const struct r2_comm_plans *plans)
 struct r2_segment *r2_comm_segment(void)
 {
     return atomic_load(&segment);
-}
-
-void r2_comm_row_child(void)
-{
-    /* In place, as the plugin does with its own mapping: pointers into it stay valid. */
-    for (int i = 0; i < NAMES; i++)
-        if (seen[i])
-            (void)!mmap(seen[i], sizeof(*seen[i]), PROT_READ | PROT_WRITE,
-                        MAP_FIXED | MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
 }

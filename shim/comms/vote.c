@@ -8,12 +8,14 @@
 #include <string.h>
 
 #include "comms/inside.h"
+#include "comms/node.h"
 #include "comms/watch.h"
 #include "device/copies.h"
 #include "device/device.h"
 #include "direct/direct.h"
 #include "plan/schedule.h"
 #include "plan/shard.h"
+#include "real/nest.h"
 #include "real/real.h"
 #include "reduce/reduce.h"
 #include "settings/settings.h"
@@ -36,6 +38,7 @@ enum { SEND, RECV, COUNT, TYPE, OP, COMM, STREAM };
 struct ballot {
     uint32_t yes, rank;
     char why[WHY];
+    uint8_t node_id[R2_AGREE_ID]; /* of the first rank of a node with several */
 };
 
 /* A plan of the agreement. */
@@ -48,15 +51,22 @@ struct r2_vote {
     struct r2_comm *comm; /* outlives it */
     struct r2_agree *agree;
     int rank, nranks, device;
+    /* From ready on: nodes, ranks of each, my node, my place in it, and who has this place in each
+     * node. */
+    int nodes, per_node, node, place, first; /* first: the rank in place 0 of my node */
+    int column[R2_DIRECT_RANKS];
+    uint8_t node_id[R2_AGREE_ID];
     uint64_t until_ns; /* nobody waits for the outcome longer */
 
     pthread_mutex_t lock; /* guards the rest */
     pthread_cond_t wake;
     enum outcome outcome;
-    bool refuses, closed, connecting;
+    bool refuses, closed, connecting, making;
+    int awaited;   /* of connections and the node's communicator, until the second round */
     char why[WHY]; /* this rank refuses */
     struct r2_direct *direct;
     struct r2_copies *copies; /* NULL: the buffers are the host's */
+    struct r2_node *within;   /* NULL: a node has one rank */
     double *rates;            /* rank 0: bytes/s that each rank has left; 0: not known */
     /* rank 0; NULL: none is proposed; none was agreed, so they are equal */
     struct weights *proposed, *agreed;
@@ -160,19 +170,26 @@ static void take_stock(struct r2_vote *v, const char *why)
 {
     struct r2_copies *copies;
     struct r2_direct *direct;
+    struct r2_node *within;
     bool first;
 
     pthread_mutex_lock(&v->lock);
     first = decide(v, STOCK);
     direct = v->direct;
     copies = v->copies;
+    within = v->within;
     v->direct = NULL;
     v->copies = NULL;
+    v->within = NULL;
+    v->making = false;
     pthread_mutex_unlock(&v->lock);
     if (first)
         say_stock(v, why);
     r2_direct_free(direct);
     r2_copies_free(copies);
+    if (within)
+        r2_node_abort(within);
+    r2_node_free(within);
 }
 
 /* ---- votes; `lock` is held */
@@ -188,6 +205,7 @@ static void offer(struct r2_vote *v, uint32_t round, const char *no)
     } text = {.ballot = {.yes = !no, .rank = (uint32_t)v->rank}};
 
     snprintf(text.ballot.why, sizeof(text.ballot.why), "%s", no ? no : "");
+    memcpy(text.ballot.node_id, v->node_id, sizeof(v->node_id));
     if (card)
         memcpy(&text.card, card, bytes);
     if (!v->closed)
@@ -203,6 +221,28 @@ static void open_gates(struct r2_vote *v)
 {
     if (v->copies)
         r2_copies_open_all(v->copies);
+}
+
+/* One of those awaited is there, or never will be. Lock held. */
+static void arrived(struct r2_vote *v, const char *no)
+{
+    if (no && !v->why[0])
+        snprintf(v->why, sizeof(v->why), "%s", no);
+    if (--v->awaited == 0)
+        offer(v, SECOND_ROUND, v->why[0] ? v->why : NULL);
+}
+
+void r2_vote_look(struct r2_vote *v)
+{
+    enum r2_node_state state;
+
+    pthread_mutex_lock(&v->lock);
+    state = v->making ? r2_node_state(v->within) : R2_NODE_MAKING;
+    if (state != R2_NODE_MAKING) {
+        v->making = false;
+        arrived(v, state == R2_NODE_MADE ? NULL : "NCCL made no communicator of the node");
+    }
+    pthread_mutex_unlock(&v->lock);
 }
 
 /* The progress thread: all connections are made or never will be; or all is over. */
@@ -224,7 +264,7 @@ static void on_changed(void *user)
 
         v->connecting = false;
         snprintf(no, sizeof(no), "no connections to all ranks (%s)", strerror(-error));
-        offer(v, SECOND_ROUND, ready ? NULL : no);
+        arrived(v, ready ? NULL : no);
     }
     pthread_mutex_unlock(&v->lock);
     /* On the host the call itself returns the error. */
@@ -236,8 +276,8 @@ static int make(struct r2_vote *v, struct r2_direct **out)
 {
     struct r2_direct_config config = {.net = r2_real_plugin_symbol("ncclNetPlugin_v12"),
                                       .id = r2_comms_id(v->comm),
-                                      .rank = v->rank,
-                                      .p = v->nranks,
+                                      .rank = v->node,
+                                      .p = v->nodes,
                                       .memory = R2_DIRECT_MEMORY,
                                       .changed = on_changed,
                                       .landed = on_landed,
@@ -251,6 +291,9 @@ static int make(struct r2_vote *v, struct r2_direct **out)
         config.device = &gpu;
         config.user = v->copies;
     }
+    if (rc == 0 && v->per_node > 1 && v->place == 0 &&
+        !r2_node_id(r2_comms_real(v->comm), v->node_id))
+        rc = -ENOSYS;
     return rc ? rc : r2_direct_new(out, &config);
 }
 
@@ -263,20 +306,49 @@ static const char *reason(int rc)
         return "CUDA's driver has no stream waits";
     case -ENODEV:
         return "no NICs";
+    case -ENOSYS:
+        return "NCCL gives no id for the node's ranks";
     default:
         return strerror(-rc);
     }
 }
 
-void r2_vote_ready(struct r2_vote *v, int nodes)
+/* Who is where. Why not, or NULL: the same on all ranks. */
+static const char *place(struct r2_vote *v, const int *rank_node, int nodes)
 {
+    int here = 0, *places = calloc((size_t)nodes, sizeof(*places));
+
+    if (!places || nodes < 2 || nodes > R2_DIRECT_RANKS) {
+        free(places);
+        return nodes < 2 ? "all ranks are on one node" : "too many nodes";
+    }
+    v->nodes = nodes;
+    v->node = rank_node[v->rank];
+    v->per_node = v->nranks / nodes;
+    for (int r = v->nranks; r-- > 0;)
+        if (rank_node[r] == v->node)
+            v->first = r;
+    for (int r = 0; r < v->rank; r++)
+        here += rank_node[r] == v->node;
+    v->place = here;
+    for (int r = 0; r < v->nranks; r++)
+        if (places[rank_node[r]]++ == here)
+            v->column[rank_node[r]] = r;
+    for (int n = 0; n < nodes && here >= 0; n++)
+        here = places[n] == v->per_node ? here : -1;
+    free(places);
+    return here < 0 ? "nodes have unequal numbers of ranks" : NULL;
+}
+
+void r2_vote_ready(struct r2_vote *v, const int *rank_node, int nodes)
+{
+    const char *not = place(v, rank_node, nodes);
     struct r2_direct *direct = NULL;
     bool refuses;
     int rc;
 
-    if (nodes != v->nranks || v->nranks > R2_DIRECT_RANKS) {
-        /* The same on all ranks: there is nothing to vote about. */
-        take_stock(v, nodes != v->nranks ? "a node has several ranks" : "too many ranks");
+    if (not ) { /* there is nothing to vote about */
+        take_stock(v, not );
         return;
     }
     pthread_mutex_lock(&v->lock);
@@ -323,14 +395,46 @@ static bool unanimous(const struct r2_vote *v, const void *const *offers, const 
     return true;
 }
 
-static void connect_all(struct r2_vote *v, const void *const *offers, const size_t *len)
+static int meet_all(struct r2_vote *v, const void *const *offers, const size_t *len)
 {
     int rc = v->direct ? 0 : -ECANCELED;
 
-    for (int r = 0; r < v->nranks && rc == 0; r++)
-        rc = r2_direct_meet(v->direct, r, (const char *)offers[r] + sizeof(struct ballot),
+    for (int n = 0; n < v->nodes && rc == 0; n++) {
+        int r = v->column[n];
+
+        rc = r2_direct_meet(v->direct, n, (const char *)offers[r] + sizeof(struct ballot),
                             len[r] - sizeof(struct ballot));
+    }
+    return rc;
+}
+
+static int make_within(struct r2_vote *v, const void *const *offers)
+{
+    struct r2_node_config config = {.real = r2_comms_real(v->comm),
+                                    .device = v->device,
+                                    .rank = v->place,
+                                    .nranks = v->per_node,
+                                    .changed = r2_watch_wake};
+    int rc;
+
+    if (v->per_node == 1)
+        return 0;
+    memcpy(config.id, (const char *)offers[v->first] + offsetof(struct ballot, node_id),
+           sizeof(config.id));
+    v->awaited++;
+    rc = r2_node_new(&v->within, &config);
+    v->making = rc == 0;
+    return rc;
+}
+
+static void connect_all(struct r2_vote *v, const void *const *offers, const size_t *len)
+{
+    int rc = meet_all(v, offers, len);
+
     v->connecting = rc == 0;
+    v->awaited = 1;
+    if (rc == 0 && make_within(v, offers))
+        arrived(v, "no thread for the communicator of the node");
     if (rc)
         offer(v, SECOND_ROUND, "a rank's handles are damaged");
     else
@@ -376,20 +480,20 @@ void r2_vote_reported(struct r2_vote *v, int rank, const struct r2_agree_report 
 static bool weigh(const struct r2_vote *v, struct weights *w)
 {
     struct r2_shard_node nodes[R2_DIRECT_RANKS] = {0};
-    struct r2_shard_input input = {.p = v->nranks, .nodes = nodes};
+    struct r2_shard_input input = {.p = v->nodes, .nodes = nodes};
 
-    for (int r = 0; r < v->nranks; r++)
-        nodes[r].out = nodes[r].in = v->rates[r];
-    *w = (struct weights){WEIGHTS_MAGIC, (uint32_t)v->nranks};
+    for (int n = 0; n < v->nodes; n++)
+        nodes[n].out = nodes[n].in = v->rates[v->column[n]];
+    *w = (struct weights){WEIGHTS_MAGIC, (uint32_t)v->nodes};
     return r2_shard_weights(&input, w->of);
 }
 
 static bool notable(const struct r2_vote *v, const struct weights *w)
 {
-    for (int r = 0; r < v->nranks; r++) {
-        uint32_t was = v->agreed ? v->agreed->of[r] : R2_SCHEDULE_UNIT / (uint32_t)v->nranks;
+    for (int n = 0; n < v->nodes; n++) {
+        uint32_t was = v->agreed ? v->agreed->of[n] : R2_SCHEDULE_UNIT / (uint32_t)v->nodes;
 
-        if (w->of[r] > was + NOTABLE || w->of[r] + NOTABLE < was)
+        if (w->of[n] > was + NOTABLE || w->of[n] + NOTABLE < was)
             return true;
     }
     return false;
@@ -397,13 +501,13 @@ static bool notable(const struct r2_vote *v, const struct weights *w)
 
 void r2_vote_lead(struct r2_vote *v)
 {
-    struct weights *w = malloc(weights_bytes(v->nranks));
+    struct weights *w = malloc(weights_bytes(v->nodes));
 
     if (!w)
         return;
     pthread_mutex_lock(&v->lock);
     if (v->outcome == DIRECT && !v->proposed && weigh(v, w) && notable(v, w) &&
-        r2_agree_propose(v->agree, w, weights_bytes(v->nranks)) == 0) {
+        r2_agree_propose(v->agree, w, weights_bytes(v->nodes)) == 0) {
         v->proposed = w;
         w = NULL;
     }
@@ -429,15 +533,15 @@ int r2_vote_accept(struct r2_vote *v, const void *plan, size_t len, void **objec
     struct weights *w;
     uint64_t sum = 0;
 
-    if (len != weights_bytes(v->nranks))
+    if (len != weights_bytes(v->nodes))
         return -EPROTO;
     w = malloc(len);
     if (!w)
         return -ENOMEM;
     memcpy(w, plan, len);
-    for (int r = 0; r < v->nranks; r++)
-        sum += w->of[r];
-    if (w->magic != WEIGHTS_MAGIC || w->p != (uint32_t)v->nranks || sum != R2_SCHEDULE_UNIT) {
+    for (int n = 0; n < v->nodes; n++)
+        sum += w->of[n];
+    if (w->magic != WEIGHTS_MAGIC || w->p != (uint32_t)v->nodes || sum != R2_SCHEDULE_UNIT) {
         free(w);
         return -EPROTO;
     }
@@ -448,11 +552,11 @@ int r2_vote_accept(struct r2_vote *v, const void *plan, size_t len, void **objec
 void r2_vote_follow(struct r2_vote *v, const void *object, uint64_t epoch, uint64_t at)
 {
     const struct weights *w = object;
-    uint32_t mine = w->of[v->rank];
+    uint32_t mine = w->of[v->node];
     char line[112];
 
     v->weights = w->of;
-    snprintf(line, sizeof(line), "weights %llu from operation %llu on: this rank owns %.1f %%",
+    snprintf(line, sizeof(line), "weights %llu from operation %llu on: this node owns %.1f %%",
              (unsigned long long)epoch, (unsigned long long)at, mine * 100.0 / R2_SCHEDULE_UNIT);
     r2_watch_journal(line);
     r2_comm_row_plan(v->comm, "direct, weighted", line);
@@ -484,24 +588,78 @@ static int give(struct r2_vote *v, const struct r2_direct_call *call)
     return rc || v->copies ? rc : r2_direct_wait(v->direct, number);
 }
 
-static int run(struct r2_vote *v, const struct r2_op *op)
+static int as_result(struct r2_vote *v, int rc)
 {
-    struct r2_direct_call call = {.in = (const void *)op->word[SEND],
-                                  .out = (void *)op->word[RECV],
-                                  .count = op->word[COUNT],
+    if (rc == 0)
+        return R2_NCCL_OK;
+    if (r2_comms_elsewhere(v->comm) || rc == -ECONNRESET)
+        return R2_NCCL_REMOTE;
+    return rc == -ECANCELED ? R2_NCCL_INTERNAL : R2_NCCL_SYSTEM;
+}
+
+static int between(struct r2_vote *v, const struct r2_op *op, const void *in, void *out,
+                   uint64_t count)
+{
+    struct r2_direct_call call = {.in = in,
+                                  .out = out,
+                                  .count = count,
                                   .type = (int)op->word[TYPE],
                                   .op = (int)op->word[OP],
                                   .stream = (void *)op->word[STREAM],
                                   .weights = v->weights};
-    int rc = give(v, &call);
 
-    if (rc == 0) {
-        __atomic_fetch_add(&r2_comm_row(v->comm)->planned, 1, __ATOMIC_RELAXED);
+    return as_result(v, give(v, &call));
+}
+
+/* What does not divide by the node's ranks: NCCL's, on the communicator itself. */
+static int rest(const struct r2_op *op, uint64_t from, size_t bytes)
+{
+    int (*fn)(uint64_t, uint64_t, uint64_t, uint64_t, uint64_t, uint64_t, uint64_t) = op->fn;
+    const uint64_t *w = op->word;
+    int result;
+
+    if (from == w[COUNT])
         return R2_NCCL_OK;
-    }
-    if (r2_comms_elsewhere(v->comm) || rc == -ECONNRESET)
-        return R2_NCCL_REMOTE;
-    return rc == -ECANCELED ? R2_NCCL_INTERNAL : R2_NCCL_SYSTEM;
+    r2_call_nest();
+    result = fn(w[SEND] + from * bytes, w[RECV] + from * bytes, w[COUNT] - from, w[TYPE], w[OP],
+                w[COMM], w[STREAM]);
+    r2_call_unnest();
+    return result;
+}
+
+/* Each rank of a node has a slice of the node's sum, and takes it to those of other nodes. */
+static int run_sliced(struct r2_vote *v, const struct r2_op *op)
+{
+    size_t bytes = r2_nccl_type_size((int)op->word[TYPE]);
+    uint64_t slice = op->word[COUNT] / (uint64_t)v->per_node;
+    char *out = (char *)op->word[RECV], *mine = out + (uint64_t)v->place * slice * bytes;
+    void *stream = (void *)op->word[STREAM];
+    int type = (int)op->word[TYPE];
+    int result = r2_node_reduce_scatter(v->within, (const void *)op->word[SEND], mine, slice, type,
+                                        (int)op->word[OP], stream);
+
+    if (result == R2_NCCL_OK)
+        result = between(v, op, mine, mine, slice);
+    if (result == R2_NCCL_OK)
+        result = r2_node_all_gather(v->within, mine, out, slice, type, stream);
+    return result == R2_NCCL_OK ? rest(op, slice * (uint64_t)v->per_node, bytes) : result;
+}
+
+static int run(struct r2_vote *v, const struct r2_op *op)
+{
+    int result = v->within ? run_sliced(v, op)
+                           : between(v, op, (const void *)op->word[SEND], (void *)op->word[RECV],
+                                     op->word[COUNT]);
+
+    if (result == R2_NCCL_OK)
+        __atomic_fetch_add(&r2_comm_row(v->comm)->planned, 1, __ATOMIC_RELAXED);
+    return result;
+}
+
+/* Means of means of whole numbers are not their mean. */
+static bool divides(const struct r2_vote *v, int type, int reduction)
+{
+    return reduction != R2_NCCL_AVG || v->per_node == 1 || type >= R2_NCCL_FLOAT16;
 }
 
 /* NCCL refuses what comes while it is suspended, and after a revoke. */
@@ -522,6 +680,8 @@ bool r2_vote_take(struct r2_vote *v, const struct r2_op *op, int *result)
         return false;
     switch (outcome(v)) {
     case DIRECT:
+        if (!divides(v, type, reduction))
+            return false;
         *result = run(v, op);
         return true;
     case STOCK:
@@ -577,6 +737,21 @@ void r2_vote_abort(struct r2_vote *v)
     pthread_mutex_unlock(&v->lock);
 }
 
+void r2_vote_abort_node(struct r2_vote *v)
+{
+    struct r2_node *within;
+
+    pthread_mutex_lock(&v->lock);
+    within = v->within;
+    if (within)
+        r2_node_hold(within);
+    pthread_mutex_unlock(&v->lock);
+    if (!within)
+        return;
+    r2_node_abort(within);
+    r2_node_drop(within);
+}
+
 void r2_vote_finish(struct r2_vote *v)
 {
     bool direct;
@@ -591,16 +766,21 @@ void r2_vote_finish(struct r2_vote *v)
 void r2_vote_close(struct r2_vote *v)
 {
     struct r2_direct *direct;
+    struct r2_node *within;
 
     pthread_mutex_lock(&v->lock);
     v->closed = true;
     direct = v->direct;
+    within = v->within;
     v->direct = NULL;
+    v->within = NULL;
+    v->making = false;
     pthread_mutex_unlock(&v->lock);
     r2_direct_free(direct);
     open_gates(v);
     r2_copies_free(v->copies);
     v->copies = NULL;
+    r2_node_free(within);
 }
 
 void r2_vote_free(struct r2_vote *v)

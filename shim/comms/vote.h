@@ -2,7 +2,9 @@
  * doing it.
  *
  * Two exchanges decide (agree/agree.h). First each rank says whether it can, and where it listens.
- * If all can, they connect; then each says whether it is connected to all others. All ranks read
+ * If all can, they connect; then each says whether it is connected to all others. A node may have
+ * several ranks, each node as many: they make a communicator of the node (comms/node.h), and a rank
+ * is connected to those in the same place of the other nodes. All ranks read
  * the same answers, so they decide alike: direct, or NCCL's own choice with one line that says why.
  * A rank that learns nothing in time ends its communicator with an error: none may guess.
  *
@@ -26,10 +28,12 @@ struct r2_vote *r2_vote_new(struct r2_comm *comm, int rank, int nranks, int devi
 /* Before anything that follows is called. */
 void r2_vote_bind(struct r2_vote *v, struct r2_agree *agree);
 
-/* All ranks have met, on so many nodes. */
-void r2_vote_ready(struct r2_vote *v, int nodes);
+/* All ranks have met. rank_node[r]: which of the nodes rank r is on; numbers follow the ranks. */
+void r2_vote_ready(struct r2_vote *v, const int *rank_node, int nodes);
 /* They never will, or not soon: this rank takes NCCL's own choice for good. */
 void r2_vote_off(struct r2_vote *v, const char *why);
+/* The watching thread, when something has changed. */
+void r2_vote_look(struct r2_vote *v);
 void r2_vote_exchanged(struct r2_vote *v, uint32_t round, const void *const *offers,
                        const size_t *len);
 
@@ -53,6 +57,9 @@ bool r2_vote_take(struct r2_vote *v, const struct r2_op *op, int *result);
 
 /* Nobody waits any more; what runs ends with an error. Any thread. */
 void r2_vote_abort(struct r2_vote *v);
+/* The same for what NCCL runs within the node: it may wait for this process's streams, so first the
+ * other. */
+void r2_vote_abort_node(struct r2_vote *v);
 /* What has been given is brought to its end for the peers' sake, which takes seconds at most. */
 void r2_vote_finish(struct r2_vote *v);
 /* Before the agreement's end: offers nothing any more. */

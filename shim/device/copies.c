@@ -26,6 +26,7 @@ static struct {
     int (*host_device)(uint64_t *device, void *memory, unsigned flags);
     int (*copy)(uint64_t to, uint64_t from, size_t len, void *stream);
     int (*stream_new)(void **stream, unsigned flags, int priority);
+    int (*stream_sync)(void *stream);
     int (*stream_free)(void *stream);
     int (*priorities)(int *least, int *greatest);
     int (*stream_wait_event)(void *stream, void *event, unsigned flags);
@@ -76,6 +77,7 @@ static void look(void)
     cuda.host_device = dlsym(lib, "cuMemHostGetDevicePointer_v2");
     cuda.copy = dlsym(lib, "cuMemcpyAsync");
     cuda.stream_new = dlsym(lib, "cuStreamCreateWithPriority");
+    cuda.stream_sync = dlsym(lib, "cuStreamSynchronize");
     cuda.stream_free = dlsym(lib, "cuStreamDestroy_v2");
     cuda.priorities = dlsym(lib, "cuCtxGetStreamPriorityRange");
     cuda.stream_wait_event = dlsym(lib, "cuStreamWaitEvent");
@@ -86,7 +88,7 @@ static void look(void)
     cuda.event_free = dlsym(lib, "cuEventDestroy_v2");
     found = cuda.primary && cuda.release && cuda.set_current && cuda.get_current &&
             cuda.host_alloc && cuda.host_free && cuda.host_device && cuda.copy && cuda.stream_new &&
-            cuda.stream_free && cuda.priorities && cuda.stream_wait_event &&
+            cuda.stream_sync && cuda.stream_free && cuda.priorities && cuda.stream_wait_event &&
             cuda.stream_wait_value && cuda.stream_write_value && cuda.event_new &&
             cuda.event_record && cuda.event_free;
 }
@@ -237,13 +239,16 @@ static int make(struct r2_copies *c)
 
 static void unmake(struct r2_copies *c)
 {
-    for (int i = 0; i < 2; i++)
-        if (c->ways[i].stream)
-            cuda.stream_free(c->ways[i].stream);
+    for (int i = 0; i < 2; i++) {
+        if (!c->ways[i].stream)
+            continue;
+        cuda.stream_sync(c->ways[i].stream); /* the application may free its buffers next */
+        cuda.stream_free(c->ways[i].stream);
+    }
     if (c->event)
         cuda.event_free(c->event);
     if (c->window)
-        cuda.host_free(c->window); /* waits for copies under way */
+        cuda.host_free(c->window);
 }
 
 int r2_copies_new(struct r2_copies **out, int device, size_t len)

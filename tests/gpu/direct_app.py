@@ -1,7 +1,7 @@
 """AllReduce on GPUs as R2CCL_ALLREDUCE says, with the driver and NCCL through ctypes: no PyTorch.
 
-Starts WORLD ranks on this machine, each a node of its own (NCCL_HOSTID), on GPUs in turn, over
-loopback NICs. Each rank checks that work before an AllReduce on its stream is seen by it, that work
+Starts WORLD ranks on this machine, each a node of its own or --per-node of them (NCCL_HOSTID), on
+GPUs in turn, over loopback NICs. Each rank checks that work before an AllReduce on its stream is seen by it, that work
 behind it sees its result, several operations and two communicators under way at once, in place and
 on the default stream, memory freed meanwhile, then times sizes. One JSON line of rank 0 has the times.
 
@@ -231,17 +231,21 @@ def run(args: argparse.Namespace, rank: int) -> None:
     if rank == 0:
         shown = {size: round(took * 1e3, 3) for size, took in times.items()}
         mode = os.environ.get("R2CCL_ALLREDUCE", "stock")
-        print(json.dumps({"mode": mode, "world": args.world, "ms": shown}), flush=True)
+        print(
+            json.dumps({"mode": mode, "world": args.world, "per_node": args.per_node, "ms": shown}),
+            flush=True,
+        )
 
 
 def start(args: argparse.Namespace, rank: int) -> subprocess.Popen[bytes]:
-    nics = ",".join(f"127.0.{nic + 1}.{rank + 1}" for nic in range(args.nics))
+    node = rank // args.per_node
+    nics = ",".join(f"127.0.{nic + 1}.{node + 1}" for nic in range(args.nics))
     env = os.environ | {
         "LD_PRELOAD": str(Path(args.build).resolve() / "libr2ccl.so"),
         "R2CCL_DLSYM": "1",
         "R2CCL_REAL_NCCL": args.nccl,
         "R2CCL_NICS": nics,
-        "NCCL_HOSTID": f"direct{rank}",
+        "NCCL_HOSTID": f"direct{node}",
         "NCCL_SOCKET_IFNAME": "lo",
         "NCCL_NVLS_ENABLE": "0",
     }
@@ -252,6 +256,7 @@ def start(args: argparse.Namespace, rank: int) -> subprocess.Popen[bytes]:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--world", type=int, default=2)
+    parser.add_argument("--per-node", type=int, default=1, help="ranks of a node")
     parser.add_argument("--build", default="build")
     parser.add_argument("--nccl", default="")
     parser.add_argument("--nics", type=int, default=2)

@@ -156,7 +156,38 @@ def test_several_ranks_on_a_node(build: Build) -> None:
         "R2CCL_ALLREDUCE=direct exec PERF",
         *("-n", "4", "--emulate-nodes", "2", "--nics", "2"),
     )
-    assert text.count("R2CCL_ALLREDUCE=direct: a node has several ranks") == 4
+    assert text.count("(direct)") == 4
+    assert text.count("Out of bounds values : 0 OK") == 1
+
+
+def test_a_rank_of_a_node_is_killed(build: Build) -> None:
+    """Its neighbour waits for it in NCCL's ReduceScatter, the others in the exchange."""
+    running = start(
+        LaunchSpec(
+            argv=(str(build.perf), "-b", "2M", "--duration", "60"),
+            ranks=4,
+            emulate_nodes=2,
+            nics=2,
+            job="direct-node-kill",
+            env={**DIRECT, "LD_PRELOAD": str(build.path / "libr2ccl.so")},
+        ),
+        echo=False,
+    )
+    try:
+        until(lambda: everywhere("direct-node-kill"), "AllReduce is direct on all ranks", 60)
+        os.kill(processes("direct-node-kill")[3].pid, signal.SIGKILL)
+        until(lambda: not running.running, "the others end", 20)
+    finally:
+        running.kill()
+
+
+def test_unequal_nodes(build: Build) -> None:
+    text = launched(
+        build,
+        'if [ "$RANK" = 3 ]; then export NCCL_HOSTID=another; fi; R2CCL_ALLREDUCE=direct exec PERF',
+        *("-n", "4", "--emulate-nodes", "2", "--nics", "2"),
+    )
+    assert text.count("nodes have unequal numbers of ranks") == 4
 
 
 def test_types_and_reductions(build: Build) -> None:
@@ -168,6 +199,18 @@ def test_types_and_reductions(build: Build) -> None:
     )
     assert text.count("(direct)") == 12
     assert text.count("Out of bounds values : 0 OK") == 4
+
+
+def test_slices_of_nodes_with_two_ranks(build: Build) -> None:
+    """Counts that two do not divide, and means: of whole numbers they are NCCL's."""
+    text = launched(
+        build,
+        "export R2CCL_ALLREDUCE=direct; PERF -b 1000004 -e 1000004 -d float -o avg && "
+        "PERF -d int32 -o avg && PERF -b 1000002 -e 1000002 -d bfloat16 -o prod",
+        *("-n", "6", "--emulate-nodes", "3", "--nics", "1"),
+    )
+    assert text.count("(direct)") == 18
+    assert text.count("Out of bounds values : 0 OK") == 3
 
 
 def test_copies_through_a_driver(build: Build) -> None:

@@ -319,6 +319,13 @@ int cuStreamCreateWithPriority(void **stream, unsigned flags, int priority)
     return *stream && there() ? 0 : 201;
 }
 
+API int cuStreamSynchronize(void *stream);
+int cuStreamSynchronize(void *stream)
+{
+    (void)stream;
+    return there() ? 0 : DESTROYED;
+}
+
 API int cuStreamDestroy_v2(void *stream);
 int cuStreamDestroy_v2(void *stream)
 {

@@ -4,8 +4,14 @@
 
 #include <unistd.h>
 
+#include "await.h"
 #include "check.h"
 #include "util/clock.h"
+
+static inline void await_nap(void)
+{
+    usleep(200);
+}
 
 /* Bounded: the test has failed if it is not so within 40 s. */
 #define AWAIT(cond)                                                                                \
@@ -13,8 +19,18 @@
         uint64_t begun = r2_now_ns();                                                              \
         while (!(cond)) {                                                                          \
             CHECK_MSG(r2_now_ns() - begun < 40 * R2_NS_PER_S, "waited in vain for %s", #cond);     \
-            usleep(500);                                                                           \
+            await_nap();                                                                           \
         }                                                                                          \
     } while (0)
+
+/* Head of a loop: once in 0.2 ms while that holds, `ms` at most. */
+#define WHILE_MS(ms, cond)                                                                         \
+    for (uint64_t until_ = r2_now_ns() + (uint64_t)(ms)*R2_NS_PER_MS;                              \
+         (cond) && r2_now_ns() < until_; await_nap())
+
+/* It stays so for `ms`. */
+#define STAYS_MS(ms, cond)                                                                         \
+    WHILE_MS (ms, true)                                                                            \
+    CHECK_MSG(cond, "%s does not stay so", #cond)
 
 #endif

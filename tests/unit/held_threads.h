@@ -4,6 +4,7 @@
 
 #include <stdatomic.h>
 
+#include "await.h"
 #include "check.h"
 #include "io/iothread.h"
 #include "util/clock.h"
@@ -25,7 +26,7 @@ static void stay(struct r2_task *t)
     do { /* as if it came round */
         atomic_store(&t->io->seen, atomic_load(&late) ? 0 : r2_now_ns() + 60 * R2_NS_PER_S);
         atomic_store(&h->on, true);
-        usleep(100);
+        await_nap();
     } while (!atomic_load(&let_go));
     r2_io_away(false);
     atomic_store(&h->on, false);
@@ -40,19 +41,16 @@ static void keep_awake(void)
         r2_task_kick(&holds[i].task);
     }
     for (int i = 0; i < r2_io_count(); i++) {
-        for (int ms = 0; ms < 5000 && !atomic_load(&holds[i].on); ms++)
-            usleep(1000);
-        CHECK(atomic_load(&holds[i].on));
+        AWAIT(atomic_load(&holds[i].on));
     }
+    usleep(1000); /* and has been for a while */
 }
 
 static void release(void)
 {
     atomic_store(&let_go, true);
     for (int i = 0; i < r2_io_count(); i++) {
-        for (int ms = 0; ms < 5000 && atomic_load(&holds[i].on); ms++)
-            usleep(1000);
-        CHECK(!atomic_load(&holds[i].on));
+        AWAIT(!atomic_load(&holds[i].on));
     }
 }
 

@@ -128,8 +128,7 @@ static bool is_put(int number, bool held)
 {
     bool put = false;
 
-    for (int ms = 0; ms < 2000 && !put; ms++) {
-        usleep(1000);
+    WHILE_MS (2000, !put) {
         pthread_mutex_lock(&kernel.lock);
         put = kernel.links >= number && (!held || kernel.inside);
         pthread_mutex_unlock(&kernel.lock);

@@ -16,6 +16,7 @@
 #include <unistd.h>
 
 #include "control/control.h"
+#include "control/impl.h"
 #include "util/clock.h"
 
 #define TICK_MS 10
@@ -160,6 +161,7 @@ static void fill(struct writer *w)
     }
     r2_control_set_missing(w->ctl, R2_SEG_MISSING_NETLINK | R2_SEG_MISSING_NUMA);
     r2_gauge(&r2_control_gauges(w->ctl)->threads, 2);
+    r2_control_publish(w->ctl, false);
 }
 
 static void tick(struct writer *w)

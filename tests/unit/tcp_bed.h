@@ -5,6 +5,7 @@
 
 #include <sys/wait.h>
 
+#include "await.h"
 #include "check.h"
 #include "engine/internal.h"
 
@@ -22,12 +23,11 @@ static void bed_listen(void)
 /* Goes on until both ends are there. */
 static void bed_meet(void)
 {
-    for (int i = 0; i < 10000 && !(tx && rx); i++) {
+    WHILE_MS (10000, !(tx && rx)) {
         if (!tx)
             CHECK_EQ(r2_engine_connect(ctx, 0, listen_handle, &tx), 0);
         if (!rx)
             CHECK_EQ(r2_engine_accept(listen_here, &rx), 0);
-        usleep(1000);
     }
     CHECK(tx && rx);
 }
@@ -74,23 +74,22 @@ __attribute__((unused)) static void bed_post(uint8_t *out, uint8_t *in, uint32_t
     CHECK(*sending && *receiving);
 }
 
+static bool bed_over(struct r2_req **req)
+{
+    int done = 0;
+
+    if (*req)
+        CHECK_EQ(r2_engine_test(*req, &done, NULL), 0);
+    *req = done ? NULL : *req;
+    return !*req;
+}
+
 /* Until both are done, and thus NULL; false after `ms`. */
 __attribute__((unused)) static bool bed_done(struct r2_req **sending, struct r2_req **receiving,
                                              int ms)
 {
-    for (int i = 0; i <= ms * 5 && (*sending || *receiving); i++) {
-        int done = 0;
-
-        if (*sending)
-            CHECK_EQ(r2_engine_test(*sending, &done, NULL), 0);
-        *sending = done ? NULL : *sending;
-        done = 0;
-        if (*receiving)
-            CHECK_EQ(r2_engine_test(*receiving, &done, NULL), 0);
-        *receiving = done ? NULL : *receiving;
-        if (*sending || *receiving)
-            usleep(200);
-    }
+    WHILE_MS (ms, !(bed_over(sending) & bed_over(receiving)))
+        ;
     return !*sending && !*receiving;
 }
 

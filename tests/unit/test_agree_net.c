@@ -279,13 +279,12 @@ static void one_comes_late(void)
         AWAIT(atomic_load(&sh->off) == 2);
         CHECK_STR(sh->why, "1 of 3 ranks have not registered (2): is the shim there?");
     }
-    for (int i = 0; i < OPS && state_of(a) != R2_AGREE_READY; i++) {
+    WHILE_MS (30000, state_of(a) != R2_AGREE_READY) {
         uint64_t before = r2_now_ns();
 
         CHECK_EQ(operate(a, 0, &epoch), 0);
         CHECK(epoch == 0 && r2_now_ns() - before < 20 * R2_NS_PER_S);
         CHECK_EQ(r2_agree_propose(a, "a pla", 5), me == 0 ? -EAGAIN : -EPERM);
-        usleep(1000);
     }
     AWAIT(atomic_load(&sh->ready) == 3);
     CHECK_EQ(atomic_load(&sh->off), 2); /* one warning each */
@@ -495,9 +494,8 @@ static void one_refuses(void)
     if (me == 0) {
         CHECK_EQ(r2_agree_propose(a, "a pla", 5), 0);
     }
-    while (atomic_load(&sh->step) == 0) {
+    WHILE_MS (40000, atomic_load(&sh->step) == 0) {
         CHECK_EQ(operate(a, 0, &epoch), 0);
-        usleep(1000);
     }
     CHECK_STR(sh->why, "a rank has refused it");
     atomic_store(&sh->refuse, 0); /* and the next one is taken */

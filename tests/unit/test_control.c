@@ -537,7 +537,48 @@ static void test_words(void)
     CHECK_EQ(r2_row_words("\x80\x80\x80\x80\x80\x80", 4), 4); /* who goes on from there comes on */
 }
 
+/* What others write into the object, or cut off, reaches the process nowhere and is put right. */
+static void test_damaged_object_is_put_right(void)
+{
+    struct r2_control *ctl = open_one();
+    struct r2_control_peer peer = {.host = "host-b", .pid = 9, .state = R2_SEG_PEER_UP};
+    static struct r2_segment there;
+    static uint8_t noise[sizeof(there)];
+    int fd = shm_open(r2_control_name(ctl), O_RDWR, 0);
+
+    CHECK_GE(fd, 0);
+    CHECK_EQ(r2_control_nic_add(ctl, &(struct r2_control_nic){.name = "nic0", .addr = "a"}), 0);
+    CHECK_EQ(r2_control_peer_add(ctl, &peer), 0);
+    CHECK_EQ(r2_control_path_add(ctl, 0, 0, "nic1"), 0);
+    for (off_t left = sizeof(there); left >= 0; left -= sizeof(there) / 4 + 1) {
+        for (size_t i = 0; i < sizeof(noise); i++)
+            noise[i] = (uint8_t)check_random() | 1; /* every sequence number odd */
+        CHECK_EQ(pwrite(fd, noise, sizeof(noise), 0), sizeof(noise));
+        CHECK_EQ(ftruncate(fd, left), 0);
+        alarm(20);
+        r2_control_nic_state(ctl, 0, R2_SEG_NIC_FAILED, "link down");
+        r2_control_path_state(ctl, 0, R2_SEG_PATH_DOWN, 7, "reset");
+        r2_count(&r2_control_counters(ctl)->bytes_sent, 5);
+        r2_control_journal(ctl, &(struct r2_control_event){.event = R2_EV_NIC_DOWN});
+        ctl->alive_mono_ns = 0; /* a second has passed */
+        CHECK_EQ(r2_control_poll(ctl, NULL, NULL), 0);
+        alarm(0);
+        CHECK_EQ(pread(fd, &there, sizeof(there), 0), sizeof(there));
+        CHECK_MEM(&there.header, &r2_control_segment(ctl)->header, sizeof(there.header));
+        CHECK_MEM(&there.process, &r2_control_segment(ctl)->process, sizeof(there.process));
+        CHECK_MEM(&there.counters, &r2_control_segment(ctl)->counters, sizeof(there.counters));
+        CHECK_MEM(&there.nics[0], &r2_control_segment(ctl)->nics[0], sizeof(there.nics[0]));
+        CHECK_MEM(&there.paths[0], &r2_control_segment(ctl)->paths[0], sizeof(there.paths[0]));
+        CHECK_MEM(&there.events[0], &r2_control_segment(ctl)->events[0], sizeof(there.events[0]));
+        CHECK_STR(there.peers[0].host, "host-b");
+    }
+    for (int i = 0; i < R2_SEG_MAX_COMMANDS; i++)
+        CHECK_EQ(there.commands[i].state, R2_SEG_CMD_FREE);
+    close_and_remove(ctl);
+}
+
 static const struct check_test tests[] = {
+    {"damaged_object_is_put_right", test_damaged_object_is_put_right},
     {"words", test_words},
     {"opens", test_opens},
     {"opens_again", test_opens_again},

@@ -7,6 +7,7 @@
 #define _GNU_SOURCE
 #include <dirent.h>
 
+#include "await.h"
 #include "check.h"
 #include "engine/internal.h"
 #include "util/mem.h"
@@ -41,12 +42,11 @@ static void begin(void)
     CHECK_EQ(r2_engine_init(&ctx, 1, NULL), 0);
     CHECK_EQ(r2_engine_listen(ctx, 0, handle, &l), 0);
     tx = rx = NULL;
-    for (int i = 0; i < 5000 && !(tx && rx); i++) {
+    WHILE_MS (5000, !(tx && rx)) {
         if (!tx)
             CHECK_EQ(r2_engine_connect(ctx, 0, handle, &tx), 0);
         if (!rx)
             CHECK_EQ(r2_engine_accept(l, &rx), 0);
-        usleep(1000);
     }
     CHECK(tx && rx);
     CHECK_EQ(r2_engine_close_listen(l), 0);

@@ -64,19 +64,14 @@ static void test_goes_on(void)
     CHECK(remote_command(r2_nicstate_undrain, 1));
     r2_timer_init(&timer, r2_io_at(0), fire);
     r2_timer_set(&timer, r2_now_ns());
-    for (int ms = 0; ms < WAIT_MS && !atomic_load(&fired); ms++)
-        usleep(1000);
-    CHECK_EQ(atomic_load(&fired), 1);
+    AWAIT(atomic_load(&fired));
     for (int i = 0; i < 2; i++) {
         remote_forget(ep[i]);
         CHECK_GE(remote_hear_ms(ep[i], R2_F_HEARTBEAT, NULL, 0, WAIT_MS), 0);
     }
     asked = look(&kernel.links);
-    sleep(2); /* each NIC has been looked at again */
-    CHECK_EQ(look(&kernel.inside), 1);
-    CHECK_EQ(look(&kernel.links), asked);
-    CHECK(link_is(true));
-    CHECK_EQ(look(&kernel.inside), 1); /* all of that while the kernel was busy */
+    /* Each NIC is looked at again meanwhile, while the kernel is busy. */
+    STAYS_MS(2000, look(&kernel.inside) == 1 && look(&kernel.links) == asked && link_is(true));
     set(&kernel.hold_questions, false);
     wait_for(&kernel.links, asked + 2);
     remote_end(&r);
@@ -91,7 +86,7 @@ static void hold_answer(bool up)
     CHECK(remote_command(r2_niclink_ask, 0));
     wait_for(&kernel.inside, 1);
     set(&kernel.up, up);
-    for (int ms = 0; ms < WAIT_MS && held != up; ms++) { /* those of before the change go by */
+    WHILE_MS (WAIT_MS, held != up) { /* those of before the change go by */
         pthread_mutex_lock(&kernel.lock);
         held = kernel.inside ? kernel.held_up : !up;
         if (kernel.inside && held != up) {
@@ -99,7 +94,6 @@ static void hold_answer(bool up)
             pthread_cond_broadcast(&kernel.go);
         }
         pthread_mutex_unlock(&kernel.lock);
-        usleep(1000);
     }
     CHECK_EQ(held, up);
     CHECK_EQ(look(&kernel.inside), 1);
@@ -232,6 +226,7 @@ static void test_one_reading(void)
 /* Tables that cannot be read are asked for ten times a second, whatever events come. */
 static void test_failed_readings(void)
 {
+    bool even = false;
     uint64_t start;
     int before;
 
@@ -240,10 +235,8 @@ static void test_failed_readings(void)
     before = look(&kernel.tables);
     start = r2_now_ns();
     lose();
-    for (int ms = 0; ms < WAIT_MS && look(&kernel.tables) < before + 8; ms++) {
-        tell(ms % 2);
-        usleep(1000);
-    }
+    WHILE_MS (WAIT_MS, look(&kernel.tables) < before + 8)
+        tell(even = !even);
     CHECK_GE(look(&kernel.tables), before + 8);
     CHECK_GE(r2_now_ns() - start, 690 * R2_NS_PER_MS);
     set(&kernel.no_tables, false);
@@ -270,9 +263,8 @@ static void test_failed_reading_is_repeated(void)
     before = look(&kernel.tables);
     tell(false);
     wait_link(false);
-    for (int ms = 0; ms < WAIT_MS && look(&kernel.tables) < before + 8; ms++) {
+    WHILE_MS (WAIT_MS, look(&kernel.tables) < before + 8) {
         CHECK(remote_command(looked, 0));
-        usleep(1000);
     }
     CHECK_GE(look(&kernel.tables), before + 8);
     set(&kernel.no_tables, false);
@@ -290,7 +282,7 @@ static void settle_quietly(void)
 {
     settle_for_good();
     CHECK(remote_command(looked, 0));
-    usleep(100000);
+    STAYS_MS(100, look(&kernel.inside) == 0);
 }
 
 static bool back_before_the_next_look(void)
@@ -336,7 +328,6 @@ static void ask_both(int unused)
  * newer "down", come at once. */
 static bool down_after_between(void)
 {
-    uint64_t start;
     bool came;
 
     settle_quietly();
@@ -352,8 +343,8 @@ static bool down_after_between(void)
     kernel.pass = 1;
     pthread_cond_broadcast(&kernel.go);
     pthread_mutex_unlock(&kernel.lock);
-    for (int ms = 0; ms < 3000 && look(&kernel.between); ms++)
-        usleep(1000);
+    WHILE_MS (3000, look(&kernel.between))
+        ;
     pthread_mutex_lock(&kernel.lock);
     came = !kernel.between;
     kernel.between = 0; /* else a question was still out, and there were no two */
@@ -362,9 +353,8 @@ static bool down_after_between(void)
     if (!came)
         return false;
     CHECK(remote_command(event_after_look, 0)); /* if it has not been read */
-    start = r2_now_ns();
-    while (link_is(true) && r2_now_ns() - start < 800 * R2_NS_PER_MS)
-        usleep(1000);
+    WHILE_MS (800, link_is(true))
+        ;
     return !link_is(true);
 }
 

@@ -128,8 +128,8 @@ static void test_help_where_more_were_in_use(void)
         int before = atomic_load(&helps);
 
         for (int i = 0; i < CALLS; i++) {
-            for (int ms = 0; ms < 5000 && r2_io_all_awake(); ms++)
-                usleep(1000);
+            WHILE_MS (5000, r2_io_all_awake())
+                ;
             usleep(5); /* else it is too soon */
             CHECK_EQ(r2_engine_test(req, &done, NULL), 0);
         }

@@ -10,6 +10,7 @@
 #include <sys/wait.h>
 
 #include "../hostnccl/nccl.h"
+#include "await.h"
 #include "check.h"
 
 enum { RANKS = 4, MAX_COUNT = 300000 };
@@ -258,8 +259,7 @@ static void test_abort(void)
     void *result = NULL;
     atomic_store(&entered, 0);
     CHECK_EQ(pthread_create(&thread, NULL, lonely, comms[0]), 0);
-    while (!atomic_load(&entered))
-        usleep(1000);
+    AWAIT(atomic_load(&entered));
     usleep(50000);
     double began = now();
     OK(nc.CommAbort(comms[0]));
@@ -475,10 +475,8 @@ static void test_nonblocking(void)
         CHECK_EQ(nc.CommInitRankConfig(&comm[r], 2, id, r, &config), ncclInProgress);
     for (int r = 0; r < 2; r++) {
         ncclResult_t state = ncclInProgress;
-        for (int i = 0; i < 2000 && state == ncclInProgress; i++) {
+        WHILE_MS (20000, state == ncclInProgress)
             OK(nc.CommGetAsyncError(comm[r], &state));
-            usleep(5000);
-        }
         CHECK_EQ(state, ncclSuccess);
     }
     for (int r = 0; r < 2; r++) {

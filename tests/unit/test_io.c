@@ -51,8 +51,8 @@ static void run(struct r2_task *t)
 
 static bool asleep_in(struct r2_io *io, int ms)
 {
-    for (int i = 0; i < ms && r2_io_awake(io); i++)
-        usleep(1000);
+    WHILE_MS (ms, r2_io_awake(io))
+        ;
     return !r2_io_awake(io);
 }
 
@@ -137,8 +137,8 @@ static int pollers_of_all(int allowed)
     }
     for (int i = 0; i < THREADS; i++)
         CHECK(r2_task_kick(&tasks[i]));
-    for (int i = 0; i < 5000 && atomic_load(&runs) < before + THREADS; i++)
-        usleep(1000);
+    WHILE_MS (5000, atomic_load(&runs) < before + THREADS)
+        ;
     n = polling_of(tasks, (int)(SPIN_NS / 2000000)); /* half of the time that they poll */
     for (int i = 0; i < THREADS; i++)
         CHECK(asleep_in(r2_io_at(i), 5000));
@@ -194,8 +194,8 @@ static bool all_awake_with(int used, int one)
     atomic_store(&all_awake, -1);
     r2_task_init(&t, r2_io_at(one), look);
     CHECK(r2_task_kick(&t));
-    for (int i = 0; i < 5000 && atomic_load(&all_awake) < 0; i++)
-        usleep(1000);
+    WHILE_MS (5000, atomic_load(&all_awake) < 0)
+        ;
     return atomic_load(&all_awake) == 1;
 }
 
@@ -226,7 +226,7 @@ static void test_one_that_was_given_something(void)
     atomic_store(&say, WORK);
     for (int i = 0; i < 1000 && !polls; i++) {
         r2_task_kick(&task);
-        usleep(2000);
+        await_nap();
         pthread_mutex_lock(&io->turn); /* it goes on looking when this is free */
         polls = r2_io_polls(io);
         if (!polls)
@@ -238,8 +238,7 @@ static void test_one_that_was_given_something(void)
     CHECK(!r2_io_polls(io));
     pthread_mutex_unlock(&io->turn);
     polls = false;
-    for (int i = 0; i < 1000 && !polls; i++) {
-        usleep(1000);
+    WHILE_MS (1000, !polls) {
         polls = r2_io_polls(io);
     }
     CHECK(polls);

@@ -1,6 +1,8 @@
 /* io/io: a caller that polls stands in for the one I/O thread (r2_io_lend). What may run where,
  * that nothing is lost on the way, and that callbacks still run one after another. Rung 2: the real
  * thread, without a transport. */
+#define _GNU_SOURCE
+#include "await.h"
 #include "check.h"
 
 #include <pthread.h>
@@ -8,6 +10,7 @@
 #include <stdio.h>
 #include <string.h>
 #include <sys/eventfd.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include "io/io.h"
@@ -17,9 +20,9 @@
 #define LIMIT_NS (UINT64_C(20) * 1000000000)
 #define CALLERS 2
 #define ROUND 20
-#define EVENTS 500
-#define GAP_NS 30000        /* between events, spent polling */
-#define TAKES_NS 2000000000 /* far more than the thread takes to notice that nobody polls */
+#define FEW 5
+#define GAP_NS 30000  /* between events, spent polling */
+#define TAKES_MS 2000 /* far more than the thread takes to notice that nobody polls */
 #define MANY 40
 #define INSIDE_NS 3000 /* of a callback: long enough to meet another */
 
@@ -67,8 +70,7 @@ static void run_many(struct r2_task *t)
 static void held_inside(void)
 {
     atomic_store(&held, true);
-    while (atomic_load(&hold))
-        usleep(100); /* a cancellation point, as read and write are */
+    AWAIT(!atomic_load(&hold)); /* a cancellation point, as read and write are */
 }
 
 static void ready(struct r2_io_fd *f, uint32_t events)
@@ -140,28 +142,64 @@ static bool lend_until(atomic_long *counter, long value)
     return atomic_load(counter) >= value;
 }
 
-/* Events while the caller polls wake the thread for few of them, and it runs none. A machine that
- * takes the caller's core away for long makes it come too late, so one round of several must do. */
-static void test_caller_runs_what_is_brief(void)
+static void lend_for(uint64_t ns)
+{
+    uint64_t until = r2_now_ns() + ns;
+
+    while (r2_now_ns() < until)
+        r2_io_lend(r2_io_at(0), &worked);
+}
+
+/* A thread that was woken and waits for a core shows only once it sleeps again. */
+static long naps_of_a_sleeper(uint64_t until)
+{
+    struct naps now;
+
+    while (!(now = naps_now()).asleep && r2_now_ns() < until)
+        lend_for(GAP_NS);
+    return now.n;
+}
+
+static long preempted(void)
+{
+    struct rusage ru;
+
+    CHECK_EQ(getrusage(RUSAGE_THREAD, &ru), 0);
+    return ru.ru_nivcsw;
+}
+
+/* Few events at a time while the caller polls: the thread mostly sleeps through them. It looks once
+ * in a millisecond, and steps in when the caller loses its core: such rounds do not count. */
+static void thread_sleeps_through(void (*event)(uint64_t until))
 {
     uint64_t until = r2_now_ns() + LIMIT_NS;
-    long before, slept;
+    int good = 0, rounds = 0;
 
-    do {
-        before = atomic_load(&by_thread);
-        slept = naps();
-        for (int i = 0; i < EVENTS; i++) {
-            uint64_t next = r2_now_ns() + GAP_NS;
+    while (rounds < 100 && r2_now_ns() < until) {
+        long slept = naps_of_a_sleeper(until), before = atomic_load(&by_thread), lost = preempted();
 
-            put(&brief_fd);
-            CHECK(lend_until(&seen, atomic_fetch_add(&written, 1) + 1));
-            while (r2_now_ns() < next)
-                r2_io_lend(r2_io_at(0), &worked);
+        for (int i = 0; i < FEW; i++) {
+            event(until);
+            lend_for(GAP_NS);
         }
-        slept = naps() - slept;
-    } while ((atomic_load(&by_thread) != before || slept > EVENTS / 10) && r2_now_ns() < until);
-    CHECK_EQ(atomic_load(&by_thread), before);
-    CHECK(slept <= EVENTS / 10);
+        if (preempted() != lost)
+            continue;
+        rounds++;
+        good += naps_of_a_sleeper(until) == slept && atomic_load(&by_thread) == before;
+    }
+    CHECK_MSG(good > rounds / 4, "%d of %d rounds", good, rounds);
+}
+
+static void brief_event(uint64_t until)
+{
+    (void)until;
+    put(&brief_fd);
+    CHECK(lend_until(&seen, atomic_fetch_add(&written, 1) + 1));
+}
+
+static void test_caller_runs_what_is_brief(void)
+{
+    thread_sleeps_through(brief_event);
 }
 
 /* Each while the caller goes on polling, so that the thread must be woken for them. */
@@ -183,21 +221,18 @@ static void test_thread_takes_over(void)
         bool task = i % 2;
         long want = atomic_fetch_add(&written, !task) + !task;
         long tasks = atomic_load(&brief_runs) + task;
-        uint64_t until;
 
         for (int k = 0; k < 100; k++) {
             r2_io_lend(r2_io_at(0), &worked);
             if (k % 10 == 0)
-                usleep(100); /* it goes to sleep meanwhile */
+                await_nap(); /* it goes to sleep meanwhile */
         }
-        until = r2_now_ns() + TAKES_NS;
         if (task)
             r2_task_kick(&brief_task);
         else
             put(&brief_fd);
-        while ((atomic_load(&seen) < want || atomic_load(&brief_runs) < tasks) &&
-               r2_now_ns() < until)
-            usleep(100);
+        WHILE_MS (TAKES_MS, atomic_load(&seen) < want || atomic_load(&brief_runs) < tasks)
+            ;
         CHECK_EQ(atomic_load(&seen), want);
         CHECK_EQ(atomic_load(&brief_runs), tasks);
     }
@@ -229,7 +264,7 @@ static void test_one_after_another(void)
             rest++;
             r2_task_kick(&long_task);
         }
-        usleep(50);
+        await_nap();
     }
     CHECK(lend_until(&seen, atomic_load(&written)));
     CHECK(lend_until(&left_seen, rest));
@@ -277,40 +312,33 @@ static long both_ran(void)
 }
 
 /* What a task leaves is the caller's as long as it comes again, and wakes nobody ... */
+static void event_and_two_tasks(uint64_t until)
+{
+    long ran = both_ran();
+
+    atomic_store(&ask_one, true);
+    put(&brief_fd);
+    atomic_fetch_add(&written, 1);
+    while (both_ran() < ran + 2 && atomic_load(&seen) < atomic_load(&written) &&
+           r2_now_ns() < until)
+        r2_io_lend(r2_io_at(0), &worked);
+    CHECK(r2_now_ns() < until);
+    atomic_store(&ask_one, false);
+}
+
 static void test_left_for_the_next_look(void)
 {
-    uint64_t until = r2_now_ns() + LIMIT_NS;
-    long slept;
-
-    do {
-        slept = naps();
-        for (int i = 0; i < EVENTS; i++) {
-            long ran = both_ran();
-            uint64_t next = r2_now_ns() + GAP_NS;
-
-            atomic_store(&ask_one, true);
-            put(&brief_fd);
-            atomic_fetch_add(&written, 1);
-            while (both_ran() < ran + 2 && atomic_load(&seen) < atomic_load(&written) &&
-                   r2_now_ns() < until)
-                r2_io_lend(r2_io_at(0), &worked);
-            CHECK(r2_now_ns() < until);
-            atomic_store(&ask_one, false);
-            while (r2_now_ns() < next)
-                r2_io_lend(r2_io_at(0), &worked);
-        }
-        slept = naps() - slept;
-    } while (slept > EVENTS / 5 && r2_now_ns() < until);
-    CHECK(slept <= EVENTS / 5);
+    thread_sleeps_through(event_and_two_tasks);
 }
 
 /* ... and the thread's if it does not. */
 static void test_left_for_the_thread(void)
 {
+    uint64_t limit = r2_now_ns() + LIMIT_NS;
     int left = 0;
 
-    for (int turn = 0; turn < 3 * ROUND && left < ROUND / 2; turn++) {
-        uint64_t until = r2_now_ns() + TAKES_NS, warm = r2_now_ns() + 3000000;
+    while (left < ROUND / 2 && r2_now_ns() < limit) {
+        uint64_t until = r2_now_ns() + TAKES_MS * R2_NS_PER_MS, warm = r2_now_ns() + 3000000;
         long mine = atomic_load(&many_by_caller), ran = both_ran();
 
         while (r2_now_ns() < warm) /* the thread leaves its descriptors to the caller */
@@ -324,8 +352,8 @@ static void test_left_for_the_thread(void)
         if (atomic_exchange(&ask_one, false))
             continue; /* it was the thread's event */
         left += atomic_load(&many_by_caller) == mine + 1;
-        while (both_ran() < ran + 2 && r2_now_ns() < until)
-            usleep(100);
+        WHILE_MS (TAKES_MS, both_ran() < ran + 2)
+            ;
         CHECK_EQ(both_ran(), ran + 2);
     }
     CHECK_GT(left, 0);
@@ -349,16 +377,14 @@ static void *cancelled(void *arg)
 /* The application cancels a thread that stands in: it ends when it has given the turn back. */
 static void test_cancelled_while_it_stands_in(void)
 {
-    uint64_t until = r2_now_ns() + LIMIT_NS / 4;
     pthread_t thread;
     void *how = NULL;
 
     atomic_store(&hold, true);
     CHECK_EQ(pthread_create(&thread, NULL, cancelled, NULL), 0);
-    while (!atomic_load(&held) && r2_now_ns() < until) {
+    WHILE_MS (5000, !atomic_load(&held)) {
         put(&brief_fd); /* until one is the caller's: the thread may be awake for others */
         atomic_fetch_add(&written, 1);
-        usleep(1000);
     }
     CHECK(atomic_load(&held));
     CHECK_EQ(pthread_cancel(thread), 0);
@@ -368,10 +394,7 @@ static void test_cancelled_while_it_stands_in(void)
     CHECK(how == PTHREAD_CANCELED);
     for (long i = 1, more = atomic_load(&long_runs); i <= 3; i++) {
         CHECK(r2_task_kick(&long_task));
-        until = r2_now_ns() + LIMIT_NS / 4;
-        while (atomic_load(&long_runs) < more + i && r2_now_ns() < until)
-            usleep(100);
-        CHECK_EQ(atomic_load(&long_runs), more + i);
+        AWAIT(atomic_load(&long_runs) == more + i);
     }
     CHECK(lend_until(&seen, atomic_load(&written)));
 }

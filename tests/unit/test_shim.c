@@ -10,6 +10,7 @@
 
 #include "api/call.h"
 #include "api/ids.h"
+#include "await.h"
 #include "check.h"
 #include "comms/follow_inside.h"
 #include "comms/inside.h"
@@ -312,8 +313,7 @@ static void test_abort_from_another_thread(void)
     comm = make();
     noop.hang(1);
     CHECK_EQ(pthread_create(&thread, NULL, hanging, comm), 0);
-    while (!calling(comm))
-        usleep(100);
+    AWAIT(calling(comm));
     usleep(20000); /* from here on the no-op NCCL waits until nobody is inside */
     CHECK_EQ(ncclCommAbort(comm), 0);
     CHECK_EQ(pthread_join(thread, &result), 0);

@@ -7,6 +7,7 @@
 
 #include "agree/internal.h"
 #include "api/call.h"
+#include "await.h"
 #include "check.h"
 #include "comms/follow_inside.h"
 #include "control/impl.h"
@@ -46,9 +47,8 @@ static struct r2_seg_comm row_of(r2_nccl_comm handle)
 /* Until the ranks have met, at most 20 s. */
 static struct r2_seg_comm meet(r2_nccl_comm comm)
 {
-    for (int i = 0; i < 20000 && !row_of(comm).local_ranks; i++) {
+    WHILE_MS (20000, !row_of(comm).local_ranks) {
         CHECK_EQ(ncclAllReduce(NULL, NULL, BIG, 7, 0, comm, NULL), 0);
-        usleep(1000);
     }
     return row_of(comm);
 }
@@ -175,9 +175,8 @@ static void await_waiting(struct r2_agree *a)
 {
     struct r2_agree_stats stats = {0};
 
-    for (int i = 0; i < 20000 && !stats.waiting; i++) {
+    WHILE_MS (20000, !stats.waiting) {
         r2_agree_get_stats(a, &stats);
-        usleep(1000);
     }
     CHECK(stats.waiting);
 }
@@ -272,8 +271,8 @@ static void *see_calling(void *arg)
     struct r2_comm *entry = arg;
     const uint32_t *calling = &r2_comm_row(entry)->calling;
 
-    for (int i = 0; i < 200 && !__atomic_load_n(calling, __ATOMIC_RELAXED); i++)
-        usleep(1000);
+    WHILE_MS (200, !__atomic_load_n(calling, __ATOMIC_RELAXED))
+        ;
     return (void *)(intptr_t)__atomic_load_n(calling, __ATOMIC_RELAXED);
 }
 
@@ -374,8 +373,8 @@ static void test_journal(void)
     pthread_mutex_unlock(&entry->follow->agree->lock);
     atomic_store(&comm->error, R2_NCCL_REMOTE);
     CHECK_EQ(pthread_create(&first, NULL, poll_error, comm), 0);
-    for (int i = 0; i < 20000 && !telling(entry->follow->agree); i++)
-        usleep(100);
+    WHILE_MS (20000, !telling(entry->follow->agree))
+        ;
     atomic_store(&comm->error, R2_NCCL_REMOTE);
     CHECK_EQ(async_error(comm), R2_NCCL_REMOTE);
     CHECK_EQ(failures(entry, "ncclRemoteError"), 1);

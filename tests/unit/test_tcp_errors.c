@@ -9,7 +9,7 @@ static void test_rows(void)
     int n = 0;
 
     for (const struct r2_tcp_error *e; (e = r2_tcp_error_row(n))->name; n++) {
-        CHECK_MSG(e->cause[0] && e->next[0], "%s", e->name);
+        CHECK_MSG(e->cause[0], "%s", e->name);
         CHECK_LT(strlen(e->cause), 64);
         CHECK_LT((int)e->whose, (int)R2_WHOSE_COUNT);
         CHECK(r2_tcp_error(e->err) == e); /* the first of its errno */
@@ -40,8 +40,7 @@ static void test_documented(void)
     for (int i = 0; r2_tcp_error_row(i)->name; i++) {
         const struct r2_tcp_error *e = r2_tcp_error_row(i);
 
-        snprintf(row, sizeof(row), "| %s | %s | %s | %s |\n", e->name, e->cause,
-                 r2_tcp_whose(e->whose), e->next);
+        snprintf(row, sizeof(row), "| %s | %s | %s |\n", e->name, e->cause, r2_tcp_whose(e->whose));
         CHECK_MSG(strstr(text, row), "docs/failures.md lacks the row\n%s", row);
     }
 }

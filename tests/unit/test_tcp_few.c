@@ -223,8 +223,7 @@ static void poll_briefly(void)
 {
     int done = 0;
 
-    for (int ms = 0; ms < 15 && asked() == 1; ms++) {
-        usleep(1000);
+    WHILE_MS (15, asked() == 1) {
         CHECK_EQ(r2_engine_test(sending[0], &done, NULL), 0);
     }
 }

@@ -79,8 +79,6 @@ static void burst(void)
             look(&receiving[i], &left);
         }
         CHECK_LT(r2_now_ns() - from, STUCK_NS);
-        if (left)
-            usleep(20);
     }
     for (int i = 0; i < n; i++)
         CHECK_MEM(in[i], out[i], 8);
@@ -121,8 +119,7 @@ static void left_behind(void *unused)
     CHECK_LT(path->outbox.off, path->outbox.len);
     path->outbox.flush_wanted = false;
     pthread_mutex_unlock(&tx->peer->lock);
-    for (int ms = 0; ms < 3000 && left; ms++) {
-        usleep(1000);
+    WHILE_MS (3000, left) {
         r2_peer_lock(tx->peer);
         left = path->outbox.len > path->outbox.off;
         pthread_mutex_unlock(&tx->peer->lock);

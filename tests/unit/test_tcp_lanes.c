@@ -246,8 +246,8 @@ static int ctrl(void *owner, struct r2_ep *ep, uint8_t type, const uint8_t *body
     if (type == R2_F_ACK && atomic_exchange(&hold_ack, false)) {
         atomic_store(&watched, ep);
         atomic_store(&held, ep);
-        for (int ms = 0; ms < 5000 && atomic_load(&held); ms++)
-            usleep(1000);
+        WHILE_MS (5000, atomic_load(&held))
+            ;
     }
     return real->ctrl(owner, ep, type, body, len);
 }
@@ -288,19 +288,16 @@ static void test_words_before_the_end(void)
     open_all();
     atomic_store(&hold_ack, true);
     bed_post(out, in, MSG, &s, &t);
-    for (int ms = 0; ms < 5000 && !atomic_load(&held); ms++)
-        usleep(1000);
+    WHILE_MS (5000, !atomic_load(&held))
+        ;
     ep = atomic_load(&held);
     CHECK(ep && ep->params.initiator);
     bulk = on_another_thread(ep);
     CHECK(bulk);
     CHECK_EQ(shutdown(bulk->io.fd, SHUT_RD), 0); /* its thread sees the end of what comes */
-    usleep(200 * 1000);
-    CHECK(!atomic_load(&has_failed));
+    STAYS_MS(200, !atomic_load(&has_failed));
     atomic_store(&held, NULL);
-    for (int ms = 0; ms < 3000 && !atomic_load(&has_failed); ms++)
-        usleep(1000);
-    CHECK(atomic_load(&has_failed));
+    AWAIT(atomic_load(&has_failed));
     CHECK(bed_done(&s, &t, 20000));
     CHECK_MEM(in, out, MSG);
     end();
@@ -317,7 +314,6 @@ static bool caller_sends(struct r2_conn *of, size_t size)
 
     usleep(50000); /* nothing has gone that way shortly before */
     keep_awake();
-    usleep(1000);
     before = atomic_load(&r2_ep_lane(ep, 0)->ctrl_total);
     if (of == tx)
         CHECK_EQ(r2_engine_isend(tx, out, size, 0, NULL, &s), 0);
@@ -341,8 +337,7 @@ static bool caller_pushes(size_t size)
     bool cleared = false;
 
     CHECK_EQ(r2_engine_irecv(rx, in, size, 0, NULL, &t), 0);
-    for (int i = 0; i < 10000 && !cleared; i++) {
-        usleep(1000);
+    WHILE_MS (10000, !cleared) {
         r2_peer_lock(tx->peer);
         cleared = r2_send_cts(tx, tx->next_seq) != NULL;
         pthread_mutex_unlock(&tx->peer->lock);
@@ -350,9 +345,8 @@ static bool caller_pushes(size_t size)
     CHECK(cleared);
     settle(before);
     keep_awake();
-    usleep(1000);
     CHECK_EQ(r2_engine_isend(tx, out, size, 0, NULL, &s), 0);
-    usleep(1000); /* its acknowledgement by the kernel */
+    await_nap(); /* its acknowledgement by the kernel */
     carried(after);
     release();
     CHECK(s && t && bed_done(&s, &t, 20000));
@@ -446,7 +440,6 @@ static void left_and_looked_for(void)
         CHECK(!r2_engine_test(other, &done, NULL) && !done);
     CHECK_EQ(atomic_load(&lane->ctrl_total), before);
     atomic_store(&late, true);
-    usleep(1000);
     CHECK(bed_done(&(struct r2_req *){NULL}, &other, 20000)); /* the first was sent */
     CHECK_EQ(r2_engine_irecv(rx, in, 64, 0, NULL, &other), 0);
     CHECK(bed_done(&(struct r2_req *){NULL}, &other, 20000));
@@ -473,7 +466,6 @@ static void without_threads(void)
 
     atomic_store(&late, true);
     keep_awake();
-    usleep(1000);
     bed_post(out, in, 64, &s, &t);
     CHECK(bed_done(&s, &t, 20000));
     atomic_store(&late, false);
@@ -492,8 +484,7 @@ static void test_who_sends(void)
     CHECK(!r2_engine_transport->push(sender())); /* a thread that is awake takes the chunk */
     CHECK(!r2_engine_transport->help(sender()));
     release();
-    for (int ms = 0; ms < 10000 && !(pushed && helped); ms++) { /* now and then a heartbeat */
-        usleep(1000);
+    WHILE_MS (10000, !(pushed && helped)) { /* now and then a heartbeat */
         pushed |= all_asleep() && r2_engine_transport->push(sender());
         helped |= all_asleep() && r2_engine_transport->help(sender());
     }

@@ -9,6 +9,7 @@
 #include <sys/socket.h>
 #include <sys/wait.h>
 
+#include "await.h"
 #include "check.h"
 #include "topology/linkwatch.h"
 #include "topology/nettables.h"
@@ -98,8 +99,8 @@ static void test_find(void)
     CHECK_MSG(strstr(err, "a0 (10.1.0.1, fd01::1"), "%s", err);
     /* Its link-local address, which comes with the carrier: the kernel reports that up to a second
      * after another one's. */
-    for (int i = 0; i < 1000 && find("b0", nics, err, sizeof(err)) != 1; i++)
-        usleep(10000);
+    WHILE_MS (10000, find("b0", nics, err, sizeof(err)) != 1)
+        ;
     CHECK_EQ(find("b0", nics, err, sizeof(err)), 1);
     CHECK_EQ(((struct sockaddr_in6 *)&nics[0].addr)->sin6_scope_id, if_nametoindex("b0"));
 }
@@ -294,6 +295,7 @@ static void test_events_newer_than_tables(void)
     struct r2_net_tables before;
     struct seen c0, d0;
     struct r2_linkwatch *w;
+    bool resynced = false;
     uint64_t moment;
     int small = 1;
 
@@ -316,11 +318,10 @@ static void test_events_newer_than_tables(void)
 
     /* Newer tables have it too: they are in step, though something was read since `moment`. (Other
      * interfaces may be changing still.) */
-    for (int tries = 0; tries == 0 || r2_linkwatch_stale(w); tries++) {
+    WHILE_MS (20000, !resynced || r2_linkwatch_stale(w)) {
         struct r2_net_tables after;
 
-        CHECK(tries < 100);
-        usleep(tries ? 50000 : 0);
+        resynced = true;
         CHECK_EQ(r2_net_tables_read(&after), 0);
         CHECK_GE(r2_linkwatch_read(w, on_event, &c0), 0);
         CHECK_GE(r2_linkwatch_resync(w, &after, moment, on_event, &c0), 0);

@@ -120,7 +120,8 @@ static void want(struct r2_path *path, bool spare, uint64_t now)
     }
     if (path->health.state == R2_HEALTH_DRAINED || path->health.state == R2_HEALTH_DAMPED)
         return;
-    if ((path->state == R2_PATH_IDLE || path->state == R2_PATH_WAIT) && now >= path->next_at)
+    if ((path->state == R2_PATH_IDLE || path->state == R2_PATH_WAIT) && now >= path->next_at &&
+        !(r2_io_fds_short() && r2_path_has_others(path)))
         r2_path_connect(path, now);
 }
 
@@ -215,8 +216,11 @@ static bool expected(struct r2_peer *p, bool serves, bool fresh, uint64_t now)
 static bool plan_transport(struct r2_peer *p, int via, uint64_t now)
 {
     bool few = r2_peer_left(p, via) == 1, serves = false, fresh = false;
+    int first = r2_io_fds_short() ? p->id[0] % r2_local.n : 0; /* not the same NIC for all peers */
 
-    for (int l = 0; l < r2_local.n; l++) {
+    for (int i = 0; i < r2_local.n; i++) {
+        int l = (first + i) % r2_local.n;
+
         if (r2_peer_may_try(p, l))
             plan_nic(p, l, via, now, few, ~0u);
     }

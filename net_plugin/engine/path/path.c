@@ -9,6 +9,8 @@
 
 #define BACKOFF_NEVER_UP (5 * R2_NS_PER_S)
 #define BACKOFF_NONE_LEFT (250 * R2_NS_PER_MS)
+#define CROWDED_NS (5 * R2_NS_PER_S) /* there are no descriptors for one path more */
+#define CROWDED_ALONE_NS (100 * R2_NS_PER_MS)
 
 struct r2_path *r2_path_find(struct r2_peer *p, int lnic, int rnic, int transport)
 {
@@ -196,6 +198,12 @@ static bool blameless(int err)
     return err == ECANCELED || err == EACCES || err == EFAULT;
 }
 
+/* Here or at the peer: no NIC has failed. */
+static bool no_descriptors(int err)
+{
+    return err == EMFILE || err == ENFILE;
+}
+
 /* The newest generation has ended: what becomes of the path. */
 static void ended(struct r2_path *path, bool clean, int err, const char *cause)
 {
@@ -206,7 +214,8 @@ static void ended(struct r2_path *path, bool clean, int err, const char *cause)
     path->state = R2_PATH_WAIT;
     p->n_up -= was_up;
     path->quiet = path->hb.mute = false;
-    path->missed = p->out && !carried && err; /* the other side knows whether it is wanted */
+    path->missed = p->out && !carried && err &&
+                   !no_descriptors(err); /* the other side knows whether it is wanted */
     if (was_up && !carried)
         report_untried(path, err, cause);
     if (carried) {
@@ -222,7 +231,10 @@ static void ended(struct r2_path *path, bool clean, int err, const char *cause)
     } else if (p->out && clean) {
         path->fenced_gen = path->gen; /* it never carried a byte of a message */
     }
-    backoff(path, now, !carried);
+    if (no_descriptors(err))
+        path->next_at = now + (p->n_up ? CROWDED_NS : CROWDED_ALONE_NS);
+    else
+        backoff(path, now, !carried);
     r2_path_show(path, !was_up && path->shown.verdict[0] ? path->shown.verdict : cause);
     r2_peer_census(p);
 }
@@ -348,6 +360,19 @@ void r2_path_refused(struct r2_path *path, bool yes)
         r2_peer_refused(path->peer, path->lnic, path->rnic, now);
 }
 
+bool r2_path_has_others(const struct r2_path *path)
+{
+    const struct r2_peer *p = path->peer;
+
+    for (int i = 0; i < p->n_paths; i++) {
+        const struct r2_path *other = p->paths[i];
+
+        if (other != path && (r2_path_is_up(other) || other->state == R2_PATH_CONNECTING))
+            return true;
+    }
+    return false;
+}
+
 int r2_path_connect(struct r2_path *path, uint64_t now)
 {
     struct r2_peer *p = path->peer;
@@ -355,6 +380,7 @@ int r2_path_connect(struct r2_path *path, uint64_t now)
                                   .remote_nic = path->rnic,
                                   .transport = path->transport,
                                   .initiator = true,
+                                  .extra = r2_path_has_others(path),
                                   .owner = path};
     struct r2_ep *ep = NULL;
     int rc;

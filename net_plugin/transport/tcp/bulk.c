@@ -20,6 +20,8 @@ int r2_bulk_plan(int nic)
 
     if (asked > 0)
         return asked < R2_TCP_MAX_LANES ? asked : R2_TCP_MAX_LANES - 1;
+    if (r2_io_fds_short())
+        return 1;
     if (n->speed_known && n->speed_mbps <= 2500)
         return 1;
     return threads < 1 ? 1 : threads > 4 ? 4 : threads;

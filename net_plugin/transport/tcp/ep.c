@@ -196,6 +196,8 @@ static int accept_new(struct r2_lane *lane, const struct r2_tcp_hello *h)
 
     if (h->remote_nic != lane->nic)
         return EPROTO;
+    if (h->extra && r2_io_fds_short())
+        return EMFILE;
     memcpy(p.local_process, h->to, 16);
     memcpy(p.remote_process, h->from, 16);
     r2_tcp.ev->secret(h->to, p.secret);

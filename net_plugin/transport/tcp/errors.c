@@ -3,44 +3,39 @@
 #include <errno.h>
 #include <stddef.h>
 
-#define ANEW "path made anew with back-off"
-#define SOON "path made anew at once, its bytes are sent again"
-#define GONE "with no path up: the peer is gone, ncclRemoteError"
-#define TOLD "path made anew with back-off; the operator has to act"
-
-#define ROW(err, cause, whose, next)                                                               \
+#define ROW(err, cause, whose)                                                                     \
     {                                                                                              \
-        err, #err, cause, R2_WHOSE_##whose, next                                                   \
+        err, #err, cause, R2_WHOSE_##whose                                                         \
     }
 
 static const struct r2_tcp_error table[] = {
-    ROW(ENETDOWN, "the NIC is down", LOCAL_LINK, ANEW),
-    ROW(ENODEV, "the NIC is not there any more", LOCAL_LINK, ANEW),
-    ROW(ENONET, "the NIC is off the network", LOCAL_LINK, ANEW),
-    ROW(ENETUNREACH, "no route from the NIC to the peer's network", LOCAL_CONFIG, ANEW),
-    ROW(EADDRNOTAVAIL, "the NIC's address is gone, or no port is free", LOCAL_CONFIG, TOLD),
-    ROW(EADDRINUSE, "no port is free (R2CCL_PORT_RANGE)", LOCAL_CONFIG, TOLD),
-    ROW(EAFNOSUPPORT, "the peer's NIC has another address family", LOCAL_CONFIG, TOLD),
-    ROW(EPERM, "a local firewall refuses", LOCAL_CONFIG, TOLD),
-    ROW(EACCES, "the peer does not prove the secret, or a firewall refuses", REMOTE_PROCESS, TOLD),
-    ROW(EMFILE, "no file descriptors left (ulimit -n)", LOCAL_HOST, TOLD),
-    ROW(ENFILE, "no file descriptors left in the system", LOCAL_HOST, TOLD),
-    ROW(ENOMEM, "no memory here", LOCAL_HOST, ANEW),
-    ROW(ENOBUFS, "no memory for socket buffers here", LOCAL_HOST, ANEW),
-    ROW(ETIMEDOUT, "no answer from the peer's NIC", NETWORK, ANEW),
-    ROW(EPROTO, "bytes that are not R2CCL's protocol", NETWORK, SOON),
-    ROW(EBADMSG, "a chunk arrived damaged (CRC32C)", NETWORK, SOON),
-    ROW(EHOSTUNREACH, "the peer's NIC does not answer on its network", REMOTE_HOST, ANEW),
-    ROW(EHOSTDOWN, "the peer's host is down", REMOTE_HOST, ANEW),
-    ROW(ECONNREFUSED, "the peer's host refuses: nobody listens there", REMOTE_PROCESS, GONE),
-    ROW(ESRCH, "another process answers at the peer's address", REMOTE_PROCESS, GONE),
-    ROW(ECONNRESET, "the peer closed or reset the connection", REMOTE_PROCESS, SOON),
-    ROW(EPIPE, "the peer has closed the connection", REMOTE_PROCESS, SOON),
-    ROW(ECONNABORTED, "the connection was aborted", REMOTE_PROCESS, SOON),
-    ROW(ESTALE, "the peer knows a newer generation of the path", REMOTE_PROCESS, SOON),
-    ROW(ENOTRECOVERABLE, "the peer's process has given this one up", REMOTE_PROCESS, GONE),
-    {0, "any other", "connection error", R2_WHOSE_UNKNOWN, ANEW},
-    {0, NULL, NULL, R2_WHOSE_UNKNOWN, NULL},
+    ROW(ENETDOWN, "the NIC is down", LOCAL_LINK),
+    ROW(ENODEV, "the NIC is not there any more", LOCAL_LINK),
+    ROW(ENONET, "the NIC is off the network", LOCAL_LINK),
+    ROW(ENETUNREACH, "no route from the NIC to the peer's network", LOCAL_CONFIG),
+    ROW(EADDRNOTAVAIL, "the NIC's address is gone, or no port is free", LOCAL_CONFIG),
+    ROW(EADDRINUSE, "no port is free (R2CCL_PORT_RANGE)", LOCAL_CONFIG),
+    ROW(EAFNOSUPPORT, "the peer's NIC has another address family", LOCAL_CONFIG),
+    ROW(EPERM, "a local firewall refuses", LOCAL_CONFIG),
+    ROW(EACCES, "the peer does not prove the secret, or a firewall refuses", REMOTE_PROCESS),
+    ROW(EMFILE, "too few file descriptors, here or at the peer (ulimit -n)", LOCAL_HOST),
+    ROW(ENFILE, "no file descriptors left in the system", LOCAL_HOST),
+    ROW(ENOMEM, "no memory here", LOCAL_HOST),
+    ROW(ENOBUFS, "no memory for socket buffers here", LOCAL_HOST),
+    ROW(ETIMEDOUT, "no answer from the peer's NIC", NETWORK),
+    ROW(EPROTO, "bytes that are not R2CCL's protocol", NETWORK),
+    ROW(EBADMSG, "a chunk arrived damaged (CRC32C)", NETWORK),
+    ROW(EHOSTUNREACH, "the peer's NIC does not answer on its network", REMOTE_HOST),
+    ROW(EHOSTDOWN, "the peer's host is down", REMOTE_HOST),
+    ROW(ECONNREFUSED, "the peer's host refuses: nobody listens there", REMOTE_PROCESS),
+    ROW(ESRCH, "another process answers at the peer's address", REMOTE_PROCESS),
+    ROW(ECONNRESET, "the peer closed or reset the connection", REMOTE_PROCESS),
+    ROW(EPIPE, "the peer has closed the connection", REMOTE_PROCESS),
+    ROW(ECONNABORTED, "the connection was aborted", REMOTE_PROCESS),
+    ROW(ESTALE, "the peer knows a newer generation of the path", REMOTE_PROCESS),
+    ROW(ENOTRECOVERABLE, "the peer's process has given this one up", REMOTE_PROCESS),
+    {0, "any other", "connection error", R2_WHOSE_UNKNOWN},
+    {0, NULL, NULL, R2_WHOSE_UNKNOWN},
 };
 
 const struct r2_tcp_error *r2_tcp_error(int err)

@@ -19,7 +19,6 @@ struct r2_tcp_error {
     const char *name;  /* "ECONNRESET" */
     const char *cause; /* for people, at most 63 bytes: the segment has room for no more */
     enum r2_tcp_whose whose;
-    const char *next; /* what the engine does about it */
 };
 
 /* The row of an errno of either sign; the last row, "any other", for one that is not listed. */

@@ -91,6 +91,7 @@ static int send_hello(struct r2_lane *lane)
     h->lanes = (uint8_t)lane->ep->n_lanes;
     h->nic = p->local_nic;
     h->remote_nic = p->remote_nic;
+    h->extra = p->extra;
     h->gen = p->gen;
     if (p->probe && !p->locate && listens_at(p->local_nic)) {
         h->kind = R2_HELLO_CALL;

@@ -28,7 +28,7 @@ struct r2_tcp_hello {
     uint8_t lanes; /* bulk lanes that will follow */
     uint8_t nic;   /* of the connecting process */
     uint8_t remote_nic;
-    uint8_t pad;
+    uint8_t extra; /* the connecting process has another path: who is short may say EMFILE */
     uint32_t gen;
     uint8_t from[16];
     uint8_t to[16];

@@ -214,7 +214,7 @@ static void accept_ready(struct r2_io_fd *f, uint32_t events)
             if (errno == EINTR || errno == ECONNABORTED)
                 continue;
             if (errno == EMFILE || errno == ENFILE)
-                R2_WARN_LIMIT("cannot accept a connection: no file descriptors left (ulimit -n)");
+                R2_WARN_ONCE("cannot accept a connection: no file descriptors left (ulimit -n)");
             if (errno != EAGAIN && errno != EWOULDBLOCK && errno != EBADF)
                 r2_timer_set(&r2_tcp.again[nic], r2_now_ns() + AGAIN_NS);
             return;

@@ -1,0 +1,212 @@
+#define _GNU_SOURCE
+#include "comms/node.h"
+
+#include <errno.h>
+#include <pthread.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "device/device.h"
+#include "real/nest.h"
+#include "util/lock.h"
+#include "util/log.h"
+#include "util/thread.h"
+
+struct r2_node {
+    struct r2_node_config config;
+    int (*reduce_scatter)(const void *, void *, size_t, int, int, r2_nccl_comm, r2_nccl_stream);
+    int (*all_gather)(const void *, void *, size_t, int, r2_nccl_comm, r2_nccl_stream);
+    pthread_mutex_t lock; /* guards the rest */
+    enum r2_node_state state;
+    r2_nccl_comm handle; /* while MADE */
+    int holders;         /* its owner and its thread, at first */
+};
+
+bool r2_node_id(struct r2_real *real, uint8_t id[R2_AGREE_ID])
+{
+    int (*get)(struct r2_nccl_id *) = real->fn[R2_API_ncclGetUniqueId];
+    struct r2_nccl_id made;
+    int result;
+
+    _Static_assert(sizeof(made.bytes) == R2_AGREE_ID, "an id is an id");
+    if (!get)
+        return false;
+    r2_call_nest();
+    result = get(&made);
+    r2_call_unnest();
+    memcpy(id, made.bytes, R2_AGREE_ID);
+    return result == R2_NCCL_OK;
+}
+
+static void end(struct r2_node *n, enum r2_api how, r2_nccl_comm handle)
+{
+    int (*fn)(r2_nccl_comm) = n->config.real->fn[how];
+
+    if (!fn || !handle || r2_device_enter(n->config.device))
+        return; /* it has gone with its device */
+    r2_call_nest();
+    fn(handle);
+    r2_call_unnest();
+    r2_device_leave();
+}
+
+void r2_node_hold(struct r2_node *n)
+{
+    pthread_mutex_lock(&n->lock);
+    n->holders++;
+    pthread_mutex_unlock(&n->lock);
+}
+
+void r2_node_drop(struct r2_node *n)
+{
+    int left;
+
+    pthread_mutex_lock(&n->lock);
+    left = --n->holders;
+    pthread_mutex_unlock(&n->lock);
+    if (left)
+        return;
+    pthread_mutex_destroy(&n->lock);
+    free(n);
+}
+
+/* ---- making it */
+
+static int call_init(struct r2_node *n, r2_nccl_comm *handle)
+{
+    int (*init)(r2_nccl_comm *, int, struct r2_nccl_id, int) =
+        n->config.real->fn[R2_API_ncclCommInitRank];
+    struct r2_nccl_id id;
+    int result;
+
+    memcpy(id.bytes, n->config.id, sizeof(id.bytes));
+    r2_call_nest();
+    result = init(handle, n->config.nranks, id, n->config.rank);
+    r2_call_unnest();
+    return result;
+}
+
+static void *make_main(void *arg)
+{
+    struct r2_node *n = arg;
+    r2_nccl_comm handle = NULL;
+    int result = R2_NCCL_SYSTEM;
+    bool kept;
+
+    pthread_setname_np(pthread_self(), "r2ccl-make");
+    if (r2_device_enter(n->config.device) == 0) {
+        result = call_init(n, &handle);
+        r2_device_leave();
+    }
+    if (result != R2_NCCL_OK)
+        R2_WARN("the communicator of this node's ranks could not be made: NCCL says %d", result);
+    pthread_mutex_lock(&n->lock);
+    kept = n->state == R2_NODE_MAKING && result == R2_NCCL_OK;
+    if (kept)
+        n->handle = handle;
+    if (n->state == R2_NODE_MAKING)
+        n->state = kept ? R2_NODE_MADE : R2_NODE_FAILED;
+    pthread_mutex_unlock(&n->lock);
+    if (!kept)
+        end(n, R2_API_ncclCommAbort, handle);
+    n->config.changed();
+    r2_node_drop(n);
+    return NULL;
+}
+
+int r2_node_new(struct r2_node **out, const struct r2_node_config *config)
+{
+    struct r2_node *n = calloc(1, sizeof(*n));
+
+    *out = NULL;
+    if (!n)
+        return -ENOMEM;
+    n->config = *config;
+    n->reduce_scatter = config->real->fn[R2_API_ncclReduceScatter];
+    n->all_gather = config->real->fn[R2_API_ncclAllGather];
+    r2_lock_init(&n->lock);
+    n->holders = 2;
+    if (!n->reduce_scatter || !n->all_gather || !config->real->fn[R2_API_ncclCommInitRank] ||
+        r2_thread_start(make_main, n)) {
+        int rc = n->reduce_scatter && n->all_gather ? -EAGAIN : -ENOSYS;
+
+        pthread_mutex_destroy(&n->lock);
+        free(n);
+        return rc;
+    }
+    *out = n;
+    return 0;
+}
+
+/* ---- using it */
+
+enum r2_node_state r2_node_state(struct r2_node *n)
+{
+    enum r2_node_state state;
+
+    pthread_mutex_lock(&n->lock);
+    state = n->state;
+    pthread_mutex_unlock(&n->lock);
+    return state;
+}
+
+/* NULL, which NCCL refuses, after an abort. */
+static r2_nccl_comm handle_of(struct r2_node *n)
+{
+    r2_nccl_comm handle;
+
+    pthread_mutex_lock(&n->lock);
+    handle = n->handle;
+    pthread_mutex_unlock(&n->lock);
+    return handle;
+}
+
+int r2_node_reduce_scatter(struct r2_node *n, const void *in, void *out, size_t count, int type,
+                           int op, r2_nccl_stream stream)
+{
+    int result;
+
+    r2_call_nest();
+    result = n->reduce_scatter(in, out, count, type, op, handle_of(n), stream);
+    r2_call_unnest();
+    return result;
+}
+
+int r2_node_all_gather(struct r2_node *n, const void *in, void *out, size_t count, int type,
+                       r2_nccl_stream stream)
+{
+    int result;
+
+    r2_call_nest();
+    result = n->all_gather(in, out, count, type, handle_of(n), stream);
+    r2_call_unnest();
+    return result;
+}
+
+/* ---- the end */
+
+static r2_nccl_comm take(struct r2_node *n)
+{
+    r2_nccl_comm handle;
+
+    pthread_mutex_lock(&n->lock);
+    handle = n->handle;
+    n->handle = NULL;
+    if (n->state != R2_NODE_FAILED)
+        n->state = R2_NODE_ABORTED;
+    pthread_mutex_unlock(&n->lock);
+    return handle;
+}
+
+void r2_node_abort(struct r2_node *n)
+{
+    end(n, R2_API_ncclCommAbort, take(n));
+}
+
+void r2_node_free(struct r2_node *n)
+{
+    if (!n)
+        return;
+    end(n, R2_API_ncclCommDestroy, take(n));
+    r2_node_drop(n);
+}
