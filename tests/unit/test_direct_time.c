@@ -8,7 +8,7 @@
 #define MIB ((uint64_t)1 << 20)
 #define MEMORY ((size_t)16 << 20)
 #define RATE 1e9          /* of a healthy node */
-#define QUEUE (1.0 * MIB) /* of a shallow port */
+#define QUEUE (2.0 * MIB) /* what may wait at a port */
 #define NEAR 1.012
 
 static struct r2_shard_node nodes[SIM_RANKS];
