@@ -425,15 +425,26 @@ enum r2_direct_state r2_direct_state(struct r2_direct *d, int *error)
 static int plan(const struct r2_direct *d, const struct r2_direct_call *call, struct r2_schedule *s)
 {
     size_t elem = r2_nccl_type_size(call->type);
+    enum r2_schedule_kind kind = call->op == R2_NCCL_AVG ? R2_SCHEDULE_DIRECT : call->schedule;
     uint32_t equal[R2_DIRECT_RANKS];
-    const uint32_t *weights = call->weights ? call->weights : equal;
+    const uint32_t *weights = kind == R2_SCHEDULE_DIRECT && call->weights ? call->weights : equal;
     struct r2_schedule_data data = {.p = d->config.p, .count = call->count, .elem = elem};
-    int p = d->config.p;
+    int p = d->config.p, rank = d->config.rank;
 
     for (int r = 0; r < p; r++)
         equal[r] = (uint32_t)(R2_SCHEDULE_UNIT * (r + 1) / p - R2_SCHEDULE_UNIT * r / p);
     data.piece = r2_sizes_piece(d->piece, p, call->count * elem, weights);
-    return r2_schedule_direct(s, &data, d->config.rank, weights);
+    if (r2_exec_rounds(d->exec) < r2_exec_least(kind))
+        return -EINVAL; /* on all ranks alike */
+    switch (kind) {
+    case R2_SCHEDULE_DIRECT:
+        return r2_schedule_direct(s, &data, rank, weights);
+    case R2_SCHEDULE_RING:
+        return r2_schedule_ring(s, &data, rank);
+    case R2_SCHEDULE_R2CCL:
+        return r2_schedule_r2ccl(s, &data, rank, call->slow, call->tail, call->chunks);
+    }
+    return -EINVAL;
 }
 
 /* One of the two copies of step `index`, if it has it. */
@@ -449,8 +460,8 @@ static int queue_copy(struct r2_direct *d, const struct operation *o, const stru
                                    (size_t)step->count * elem);
 }
 
-/* A sum goes in before the first piece that waits for its slot comes out: in this order the copies
- * get on even if the device makes them one by one. */
+/* A sum goes in before the first piece that waits for its slot, or for its step, comes out: in this
+ * order the copies get on even if the device makes them one by one. */
 static int queue_all(struct r2_direct *d, const struct operation *o, uint64_t number)
 {
     const struct r2_direct_device *device = d->config.device;
@@ -463,7 +474,8 @@ static int queue_all(struct r2_direct *d, const struct operation *o, uint64_t nu
             r2_schedule_step(&o->schedule, i, &out);
         for (; landed < i && rc == 0; landed++) {
             r2_schedule_step(&o->schedule, landed, &in);
-            if (i < n && r2_exec_beside(d->exec, landed, in.round, i, out.round))
+            if (i < n && landed >= out.after &&
+                r2_exec_beside(d->exec, landed, in.round, i, out.round))
                 break;
             rc = queue_copy(d, o, &in, landed, false);
         }

@@ -359,6 +359,11 @@ int r2_exec_turn(struct r2_exec *x)
     return rc < 0 ? rc : (moved | rc) != 0;
 }
 
+int r2_exec_rounds(const struct r2_exec *x)
+{
+    return (int)x->rounds;
+}
+
 bool r2_exec_landed(const struct r2_exec *x)
 {
     return x->landed == x->end;

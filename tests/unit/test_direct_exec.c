@@ -268,7 +268,7 @@ static void run_many(unsigned long rounds, int kind)
 {
     for (unsigned long round = 0; round < check_rounds(rounds); round++) {
         int p = kind == R2_SCHEDULE_DIRECT || kind == R2_SCHEDULE_RING ? 2 : 3;
-        int least = kind == R2_SCHEDULE_DIRECT ? 1 : kind == R2_SCHEDULE_RING ? 2 : 4;
+        int least = r2_exec_least(kind < 0 ? R2_SCHEDULE_R2CCL : (enum r2_schedule_kind)kind);
         size_t piece = 4 * (20 + check_below(200));
         uint64_t counts[OPS];
         int ops = 1 + (int)check_below(OPS);

@@ -80,6 +80,55 @@ static void test_any_weights_give_the_same_bits(void)
     bed_run(4, -1, one_weights);
 }
 
+/* ---- other schedules */
+
+static void one_schedule(int rank)
+{
+    enum { N = 600011, CASES = 12 };
+    struct r2_direct *d = bed_join(rank);
+    int32_t *numbers = malloc(N * sizeof(*numbers));
+
+    CHECK(numbers);
+    for (unsigned i = 0; i < CASES; i++) {
+        struct r2_direct_call call = {.in = numbers,
+                                      .out = numbers,
+                                      .count = i == 3 ? 5 : N,
+                                      .type = INT32,
+                                      .op = i == 7   ? R2_NCCL_AVG
+                                            : i == 8 ? R2_NCCL_MAX
+                                                     : SUM,
+                                      .schedule = (enum r2_schedule_kind)(i % 3),
+                                      .slow = (int)(i % (unsigned)bed_p),
+                                      .tail = i * 4000,
+                                      .chunks = 1 + i};
+        uint64_t number;
+
+        for (int32_t k = 0; k < N; k++)
+            numbers[k] = (k % 1009 + (int32_t)i) * (rank + 1);
+        CHECK_EQ(r2_direct_allreduce(d, &call, &number), 0);
+        CHECK_EQ(r2_direct_wait(d, number), 0);
+        for (int32_t k = 0; k < (int32_t)call.count; k++) {
+            int32_t one = k % 1009 + (int32_t)i, sum = one * bed_p * (bed_p + 1) / 2;
+
+            CHECK_EQ(numbers[k], call.op == R2_NCCL_AVG   ? sum / bed_p
+                                 : call.op == R2_NCCL_MAX ? one * bed_p
+                                                          : sum);
+        }
+    }
+    bed_together(0);
+    r2_direct_free(d);
+}
+
+static void test_every_schedule_of_three_ranks(void)
+{
+    bed_run(3, -1, one_schedule);
+}
+
+static void test_every_schedule_of_five_ranks(void)
+{
+    bed_run(5, -1, one_schedule);
+}
+
 /* ---- many at once; a small window */
 
 static void one_queue(int rank)
@@ -238,6 +287,8 @@ static const struct check_test tests[] = {
     {"sizes_of_two_ranks", test_sizes_of_two_ranks},
     {"sizes_of_five_ranks", test_sizes_of_five_ranks},
     {"any_weights_give_the_same_bits", test_any_weights_give_the_same_bits},
+    {"every_schedule_of_three_ranks", test_every_schedule_of_three_ranks},
+    {"every_schedule_of_five_ranks", test_every_schedule_of_five_ranks},
     {"operations_wait_in_line", test_operations_wait_in_line},
     {"a_window_of_one_round", test_a_window_of_one_round},
     {"a_nic_fails", test_a_nic_fails},
