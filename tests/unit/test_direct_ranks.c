@@ -234,6 +234,72 @@ static void test_a_rank_is_killed(void)
     bed_run(4, 2, one_killed);
 }
 
+/* A child stops this process in the middle of its operations, for a second; then it goes on, or is
+ * killed. */
+static void stops_me(int then)
+{
+    pid_t me = getpid(), child = fork();
+
+    CHECK_GE(child, 0);
+    if (child)
+        return;
+    usleep(50000);
+    kill(me, SIGSTOP);
+    usleep(1000000);
+    kill(me, then);
+    _exit(0);
+}
+
+/* All wait for it in one of the operations. */
+static void one_stopped(int rank)
+{
+    enum { N = 100003 };
+    struct r2_direct *d = bed_join(rank);
+    uint64_t longest = 0;
+
+    buffers();
+    bed_together(0);
+    if (rank == 1)
+        stops_me(SIGCONT);
+    for (unsigned i = 0; i < 20; i++) {
+        uint64_t begun = r2_now_ns(), took;
+
+        bed_fill(in, rank, N, i);
+        CHECK_EQ(bed_allreduce(d, in, out, N, NULL), 0);
+        bed_check(out, N, i);
+        took = r2_now_ns() - begun;
+        longest = took > longest ? took : longest;
+        usleep(10000);
+    }
+    if (rank != 1)
+        CHECK_GT(longest, R2_NS_PER_S / 2);
+    bed_together(1);
+    r2_direct_free(d);
+}
+
+static void one_stopped_and_killed(int rank)
+{
+    struct r2_direct *d = bed_join(rank);
+    uint64_t took;
+
+    buffers();
+    if (rank == 1)
+        stops_me(SIGKILL);
+    CHECK_EQ(until_error(d, rank, &took), -ECONNRESET);
+    CHECK_LT(took, 10 * R2_NS_PER_S);
+    r2_direct_free(d);
+}
+
+static void test_a_stopped_rank_is_waited_for(void)
+{
+    bed_run(3, -1, one_stopped);
+}
+
+static void test_a_stopped_rank_is_killed(void)
+{
+    bed_run(3, 1, one_stopped_and_killed);
+}
+
 static void *aborts(void *d)
 {
     usleep(20000);
@@ -293,6 +359,8 @@ static const struct check_test tests[] = {
     {"a_window_of_one_round", test_a_window_of_one_round},
     {"a_nic_fails", test_a_nic_fails},
     {"a_rank_is_killed", test_a_rank_is_killed},
+    {"a_stopped_rank_is_waited_for", test_a_stopped_rank_is_waited_for},
+    {"a_stopped_rank_is_killed", test_a_stopped_rank_is_killed},
     {"an_abort_ends_all", test_an_abort_ends_all},
     {"an_abort_while_connecting", test_an_abort_while_connecting},
     {0}};
