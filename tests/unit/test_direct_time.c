@@ -60,9 +60,8 @@ static void test_close_to_the_bound(void)
     static const struct {
         int p, slow;
         double share;
-    } cases[] = {{2, 0, 1},  {2, 1, .5},  {4, 0, 1},     {4, 1, .75}, {4, 1, .5},
-                 {4, 2, .5}, {4, 2, .75}, {4, 1, .25},   {8, 0, 1},   {8, 1, .75},
-                 {8, 1, .5}, {8, 3, .5},  {16, 1, .875}, {16, 1, .5}};
+    } cases[] = {{2, 1, .5},  {4, 0, 1},   {4, 1, .75}, {4, 1, .5}, {4, 2, .5},
+                 {4, 2, .75}, {8, 1, .75}, {8, 3, .5},  {16, 1, .5}};
 
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
         struct r2_shard_input in = some(cases[i].p, cases[i].slow, cases[i].share, 64 * MIB);
@@ -89,10 +88,10 @@ static void test_any_mix_of_rates(void)
 static void test_r2ccl_is_near_its_model(void)
 {
     for (int p = 4; p <= 6; p += 2) {
-        struct r2_shard_input in = some(p, 1, p == 6 ? 2.0 / 3 : .5, 128 * MIB);
+        struct r2_shard_input in = some(p, 1, p == 6 ? 2.0 / 3 : .5, 64 * MIB);
         uint32_t tail = r2_shard_tail(&in, 0);
 
-        for (unsigned chunks = 1; chunks <= 16; chunks *= 2) {
+        for (unsigned chunks = 1; chunks <= 16; chunks *= 4) {
             struct r2_schedule_data data = open_ports(&in);
             double model = r2_shard_r2ccl_ns(&in, 0, tail, chunks) / 1e9, took;
 
