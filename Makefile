@@ -321,7 +321,7 @@ $(B)/tests/unit/test_shim $(B)/tests/unit/test_shim_config $(B)/tests/unit/test_
 	$(B)/tests/unit/test_shim_group $(B)/tests/unit/test_shim_timing: | $(noop) $(noop_old) $(plugin)
 $(B)/tests/unit/test_tree_allreduce $(B)/tests/unit/test_hostnccl: | $(plugin) $(host)
 
-$(patsubst %,$(B)/tests/unit/test_verbs_%,fence revoke device peermem lanes removal attr lost slow want words damage attack events hang proof start storm): | $(if $(fake_src),$(fake))
+$(patsubst %,$(B)/tests/unit/test_verbs_%,fence revoke device lanes removal attr lost slow want words damage attack events hang proof start storm): | $(if $(fake_src),$(fake))
 
 # $(1): folder of the source, $(2): folder of the program
 define program

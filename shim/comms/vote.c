@@ -303,6 +303,8 @@ static const char *reason(int rc)
         return "CUDA's driver has no stream waits";
     case -ENODEV:
         return "no NICs";
+    case -ENOMEM:
+        return "no memory for the window (16 MiB, with a GPU pinned)";
     case -ENOSYS:
         return "NCCL gives no id for the node's ranks";
     default:

@@ -30,7 +30,6 @@ import adds
 import click
 import completion
 import cost
-import crowd
 import cutoff
 import direct
 import flap
@@ -71,7 +70,6 @@ SECTIONS: dict[str, tuple[str, Callable[[Options, Section], None]]] = {
     "locate": (locate.TITLE, locate.run),
     "cost": (cost.TITLE, cost.run),
     "hop": (hop.TITLE, hop.run),
-    "crowd": (crowd.TITLE, crowd.run),
     "growth": (growth.TITLE, growth.run),
     "grey": (grey.TITLE, grey.run),
     "flap": (flap.FLAP_TITLE, flap.run_flap),
@@ -90,7 +88,6 @@ NEEDS_LAB = (
     "known",
     "locate",
     "cost",
-    "crowd",
     "grey",
     "flap",
     "ramp",

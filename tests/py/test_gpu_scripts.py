@@ -563,30 +563,6 @@ def test_megatron_lm_says_what_is_missing() -> None:
     assert "name a checkout of Megatron-LM there (it is '/nowhere')" in gone.stderr
 
 
-@pytest.mark.parametrize("parallel", ["--tp 2", "--overlap 1", "--pp 2 --micro 4"])
-def test_megatron_repeats_itself_on_cpus(parallel: str) -> None:
-    """Where the interpreter has Megatron-Core ($GPU_PYTHON; this project needs neither it nor
-    PyTorch): two runs with the same losses and weights, which fall."""
-    python = os.environ.get("GPU_PYTHON", sys.executable)
-    if matrix.lacking(python, ["torch", "megatron.core"]):
-        pytest.skip(f"{python} has no torch and megatron.core")
-    small = "--dim 64 --heads 4 --layers 2 --vocab 128 --tokens 32 --batch 2 --bucket 20000"
-    argv = [python, str(GPU / "megatron_train.py"), "--backend", "gloo", "--steps", "30"]
-    curves = []
-    for _ in range(2):
-        env = {"MASTER_PORT": free_port(), "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
-        whole = [*argv, *small.split(), *parallel.split()]
-        job = jobs.Job(LocalBed(), jobs.Shape(2, 1), whole, env)
-        job.start()
-        ended = job.wait(180)
-        assert ended.ok, ended.tail()
-        curves.append(run_ddp.read_curve(ended))
-    assert curves[0].differences(curves[1]) == [] and len(curves[0].losses) == 30
-    assert len(curves[0].digests) == 4, "both ranks say theirs after step 20 and at the end"
-    first, last = (float.fromhex(curves[0].losses[i]) for i in (0, -1))
-    assert last < first - 0.5, f"it learns: {first} to {last}"
-
-
 def test_a_row_that_hangs_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "slow.py").write_text("import time; print('so far', flush=True); time.sleep(60)")
     (tmp_path / "bad.py").write_text("print('so it is'); raise SystemExit(3)")

@@ -98,14 +98,14 @@ static enum r2_seg_event told_as(enum r2_health_state before, enum r2_health_sta
 }
 
 /* A process that leaves closes hundreds of paths, and the journal is for what happened before. */
-static bool too_many_closed(unsigned *untold)
+static bool too_many_closed(uint64_t now, unsigned *untold)
 {
     static struct r2_told closed; /* under its own lock: peers have different ones */
     static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
     bool pass;
 
     pthread_mutex_lock(&lock);
-    pass = r2_told_pass(&closed, false, r2_now_ns(), untold);
+    pass = r2_told_pass(&closed, false, now, untold);
     pthread_mutex_unlock(&lock);
     return !pass;
 }
@@ -115,7 +115,8 @@ static void tell_state(const struct r2_path *path, enum r2_seg_event event, cons
     unsigned untold = 0;
     char text[128];
 
-    if (event == R2_EV_NONE || (event == R2_EV_PATH_CLOSED && too_many_closed(&untold)))
+    if (event == R2_EV_NONE ||
+        (event == R2_EV_PATH_CLOSED && too_many_closed(r2_peer_now(path->peer), &untold)))
         return;
     snprintf(text, sizeof(text), "%s (and %u paths before, not shown)", cause, untold);
     r2_path_journal(path, event, 0, 0, untold ? text : cause);
@@ -125,7 +126,7 @@ bool r2_path_event(struct r2_path *path, enum r2_health_event event, const char 
 {
     enum r2_health_state before = path->health.state;
 
-    if (!r2_health_step(&path->health, event, r2_now_ns()))
+    if (!r2_health_step(&path->health, event, r2_peer_now(path->peer)))
         return false;
     tell_state(path, told_as(before, path->health.state), cause);
     r2_path_show(path, cause);
@@ -143,30 +144,55 @@ bool r2_path_wireless(const struct r2_path *path)
     return !r2_local.nics[path->lnic].loopback && r->known && r2_nic_own(&r->addr) >= 0;
 }
 
+/* A ramp goes on in silence (health.def), so its state alone does not say that it answers. */
+static bool answers(const struct r2_path *path)
+{
+    return path->state == R2_PATH_PROVEN && path->health.state != R2_HEALTH_SUSPECT &&
+           path->hb.unanswered < R2_SUSPECT_BEATS;
+}
+
+/* It is wanted, and cannot be had. */
+static bool is_lost(const struct r2_path *path)
+{
+    enum r2_health_state state = path->health.state;
+
+    return path->ever_up &&
+           (state == R2_HEALTH_SUSPECT || state == R2_HEALTH_RAMPING || state == R2_HEALTH_FAILED ||
+            state == R2_HEALTH_PROBING || state == R2_HEALTH_DAMPED);
+}
+
+static bool rnic_usable(const struct r2_path *path)
+{
+    return path->rnic < path->peer->n_rnics && path->peer->rnics[path->rnic].usable;
+}
+
 static enum r2_census census_of(const struct r2_path *path, bool others)
 {
     const struct r2_peer *p = path->peer;
 
     if (r2_path_wireless(path))
         return R2_CENSUS_NONE;
-    if (path->state == R2_PATH_PROVEN && path->health.state != R2_HEALTH_SUSPECT)
+    if (answers(path))
         return R2_CENSUS_OK;
-    if (!others || p->life != R2_PEER_ALIVE || r2_list_empty(&p->conn_list) || !path->ever_up ||
-        path->rnic >= p->n_rnics || !p->rnics[path->rnic].usable)
+    if (!others || p->life != R2_PEER_ALIVE || r2_list_empty(&p->conn_list) || !rnic_usable(path))
         return R2_CENSUS_NONE; /* nobody is blamed, or the other side is already */
-    return path->health.state == R2_HEALTH_SUSPECT || path->health.state == R2_HEALTH_FAILED ||
-                   path->health.state == R2_HEALTH_PROBING || path->health.state == R2_HEALTH_DAMPED
-               ? R2_CENSUS_LOST
-               : R2_CENSUS_NONE;
+    return is_lost(path) ? R2_CENSUS_LOST : R2_CENSUS_NONE;
+}
+
+static bool some_answer(const struct r2_peer *p)
+{
+    for (int i = 0; i < p->n_paths; i++) {
+        if (census_of(p->paths[i], false) == R2_CENSUS_OK)
+            return true;
+    }
+    return false;
 }
 
 /* A path that is lost says something about its NIC only while the peer answers on another. */
 void r2_peer_census(struct r2_peer *p)
 {
-    bool others = false;
+    bool others = some_answer(p);
 
-    for (int i = 0; i < p->n_paths; i++)
-        others |= census_of(p->paths[i], false) == R2_CENSUS_OK;
     for (int i = 0; i < p->n_paths; i++) {
         struct r2_path *path = p->paths[i];
         enum r2_census now = census_of(path, others);
@@ -192,6 +218,19 @@ static bool has_open(const struct r2_peer *p)
     return false;
 }
 
+static bool waits_for(const struct r2_peer *p, int nic)
+{
+    bool others = some_answer(p);
+
+    for (int i = 0; i < p->n_paths; i++) {
+        const struct r2_path *path = p->paths[i];
+
+        if (path->lnic == nic && is_lost(path) && !answers(path) && (rnic_usable(path) || !others))
+            return true;
+    }
+    return false;
+}
+
 bool r2_nic_asked_in_vain(int nic)
 {
     struct r2_peer **peers;
@@ -203,10 +242,7 @@ bool r2_nic_asked_in_vain(int nic)
         struct r2_peer *p = peers[i];
 
         r2_peer_lock(p);
-        if (p->life == R2_PEER_ALIVE && (p->suspect || !r2_peer_served(p)) && has_open(p)) {
-            for (int k = 0; k < p->n_paths; k++)
-                found |= p->paths[k]->lnic == nic && p->paths[k]->ever_up;
-        }
+        found |= p->life == R2_PEER_ALIVE && has_open(p) && waits_for(p, nic);
         r2_peer_unlock(p);
         r2_peer_put(p);
     }
@@ -216,7 +252,7 @@ bool r2_nic_asked_in_vain(int nic)
 
 void r2_path_tell_up(struct r2_path *path)
 {
-    uint64_t away = path->down_at ? r2_now_ns() - path->down_at : 0;
+    uint64_t away = path->down_at ? r2_peer_now(path->peer) - path->down_at : 0;
 
     if (path->shown.up || !path->heard || path->state != R2_PATH_PROVEN)
         return;
@@ -255,7 +291,7 @@ void r2_path_follow(struct r2_path *path)
     bool drained = drained_here(path);
 
     if (drained && r2_path_event(path, R2_HEALTH_EV_DRAIN, "its NIC is drained")) {
-        path->drain_at = r2_now_ns();
+        path->drain_at = r2_peer_now(path->peer);
         if (path->state == R2_PATH_CONNECTING)
             r2_path_fail(path, path->gen, 0, "drained");
         path->peer->todo |= R2_TODO_KICK;
@@ -321,7 +357,7 @@ void r2_path_test(struct r2_path *path)
                  atomic_load(&r2_eng.nic_state[path->lnic].trusted);
 
     path->test.out = path->test.want = 0; /* test.done: see up_accepted */
-    path->test.at = path->peer->out ? r2_now_ns() : 0;
+    path->test.at = path->peer->out ? r2_peer_now(path->peer) : 0;
     if (!path->peer->out)
         return;
     if (!fresh)
@@ -386,7 +422,7 @@ int r2_path_on_test(struct r2_path *path, const uint8_t *body)
     if (path->peer->out || m.bytes > TEST_MOST)
         return -EPROTO;
     path->test.want = m.bytes;
-    path->test.at = r2_now_ns();
+    path->test.at = r2_peer_now(path->peer);
     answer_test(path);
     return 0;
 }
