@@ -600,13 +600,18 @@ static int as_result(struct r2_vote *v, int rc)
 static int between(struct r2_vote *v, const uint64_t *word, const void *in, void *out,
                    uint64_t count)
 {
-    struct r2_direct_call call = {.in = in,
-                                  .out = out,
-                                  .count = count,
-                                  .type = (int)word[R2_WORD_TYPE],
-                                  .op = (int)word[R2_WORD_OP],
-                                  .stream = (void *)word[R2_WORD_STREAM],
-                                  .weights = v->plan.weights};
+    struct r2_direct_call call = {
+        .in = in,
+        .out = out,
+        .count = count,
+        .type = (int)word[R2_WORD_TYPE],
+        .op = (int)word[R2_WORD_OP],
+        .stream = (void *)word[R2_WORD_STREAM],
+        .schedule = v->plan.schedule == R2_PLAN_R2CCL ? R2_SCHEDULE_R2CCL : R2_SCHEDULE_DIRECT,
+        .weights = v->plan.weights,
+        .slow = (int)v->plan.slow,
+        .tail = v->plan.tail,
+        .chunks = R2_PLAN_CHUNKS};
 
     return as_result(v, give(v, &call));
 }
