@@ -25,6 +25,8 @@ struct r2_nic {
     struct sockaddr_storage addr; /* port 0; scope id set where IPv6 needs one */
     socklen_t socklen;
     int prefixlen;
+    struct sockaddr_storage second; /* an address of the other family; family 0: none */
+    int second_prefixlen;
     bool loopback;
     bool bare; /* an InfiniBand port without an interface: no address, ifindex -1, `ifname` "" */
     uint64_t port_guid; /* of a bare one, in host order; 0: not known */
@@ -82,6 +84,9 @@ const char *r2_addr_text(const struct sockaddr *addr, char *out, size_t outlen);
  * follow in a rotation that starts after home, so that different homes fail over to different
  * NICs. Writes n entries to `order`. */
 void r2_nics_order(const struct r2_nic *nics, int n, int home, int *order);
+
+/* Its address of a family, or NULL. Pure. */
+const struct sockaddr_storage *r2_nic_addr(const struct r2_nic *nic, int family);
 
 /* Which of a peer's `n` addresses the local NIC number `index` should reach, best first: the same
  * subnet, then the same rail (index modulo n), then the following ones. Leaves out other address
