@@ -79,6 +79,12 @@ const char *r2_nic_place_text(const struct r2_nic *nic, char *out, size_t outlen
 /* Text of an address without port, for messages: "10.0.0.1", "fd00::1". Returns `out`. */
 const char *r2_addr_text(const struct sockaddr *addr, char *out, size_t outlen);
 
+/* For a NIC that reaches nobody: the kernel's settings that stand in the way of NICs that share a
+ * subnet (rp_filter, arp_ignore), as sentences with a blank behind them; "" if they do not. Reads
+ * /proc. Returns `out`. */
+const char *r2_nics_shared_hint(const struct r2_nic *nics, int n, int which, char *out,
+                                size_t outlen);
+
 /* The order in which NICs serve a connection whose home is `home`: home, then the same PCIe
  * switch, the same NUMA node, and across; warm spares (weight 0) last. NICs at equal distance
  * follow in a rotation that starts after home, so that different homes fail over to different

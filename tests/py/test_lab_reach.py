@@ -221,3 +221,25 @@ def test_no_common_family(build: Build, lab: Lab, family: str) -> None:
         assert f"{lab.address(v4, 'nic0')}" in job.text(0), str(job)
         assert lab.spec.nic_address6(lab.node_index(v6), 0) in job.text(0), str(job)
         assert job.text(0).count("no address of one family") == 1, str(job)
+
+
+def test_one_subnet_with_the_kernels_usual_settings(build: Build, lab_rights: None) -> None:
+    """rp_filter=1 and arp_ignore=0, two NICs in one subnet: one NIC is never used, and the warning
+    names both settings."""
+    spec = LabSpec(name=f"o{os.getpid()}", rates=(RATE,), variant="one-subnet")
+    with Lab.up(spec) as lab:
+        for node in lab.nodes:
+            for scope in ("all", "nic0", "nic1"):
+                sysctl(lab, node, f"ipv4/conf/{scope}/arp_ignore", "0")
+                sysctl(lab, node, f"ipv4/conf/{scope}/rp_filter", "1")
+        with running_perf(build, lab=lab.name, per_node=1) as job:
+            lines = job.job.ranks
+
+            def warned() -> list[str]:
+                text = "\n".join(rank.output for rank in lines)
+                return [line for line in text.splitlines() if "not protected" in line]
+
+            until("it is said", lambda: bool(warned()), 30.0, job)
+            assert "rp_filter=1, arp_ignore=0" in warned()[0], str(job)
+            assert "shares a subnet with nic" in warned()[0], str(job)
+            job.finish()
