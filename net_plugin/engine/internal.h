@@ -234,7 +234,7 @@ static inline struct r2_req *r2_conn_req(struct r2_conn *c, uint64_t seq)
 }
 void r2_req_finish(struct r2_req *r, int err); /* err 0: done */
 
-/* ---- pull.c: which chunk goes over which path */
+/* ---- next_chunk.c: which chunk goes over which path */
 /* The message is from or to memory of a device, which sockets do not carry. */
 bool r2_send_device(const struct r2_req *r);
 /* The path can carry the message: its memory is registered with the NICs of both ends, or read and

@@ -1,4 +1,4 @@
-/* The sender's messages: small ones, what may be pulled of large ones (pull.c), acknowledgements,
+/* The sender's messages: small ones, what may be pulled of large ones (next_chunk.c), acknowledgements,
  * what is sent again. */
 #include <errno.h>
 #include <string.h>
