@@ -127,9 +127,12 @@ void r2_path_tick(struct r2_path *path, uint64_t now);
 void r2_path_follow(struct r2_path *path);
 /* Operator's word: past failures are forgotten. */
 void r2_path_forgive(struct r2_path *path);
+/* Heartbeats in a row without an answer: it is in doubt. */
+#define R2_SUSPECT_BEATS 2
 /* What its paths say about each NIC. */
 void r2_peer_census(struct r2_peer *p);
-/* A path of it leads to a peer that answers on none: no word that it is well. Locks peers. */
+/* A path of it is wanted and does not answer, and the peer's NIC is not what is at fault. Locks
+ * peers. */
 bool r2_nic_asked_in_vain(int nic);
 void r2_damp_rules_get(struct r2_damp_rules *out);
 

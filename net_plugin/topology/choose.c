@@ -34,6 +34,7 @@ struct r2_choice {
     struct r2_pick *out;
     int max;
     int count;
+    int missing; /* entries of R2CCL_NICS that name no NIC of this node */
     char *err;
     size_t errlen;
 };
@@ -231,13 +232,31 @@ static int r2_choose_default(struct r2_choice *c, const struct r2_pick_item *ite
 
 /* ---- R2CCL_NICS ---- */
 
+/* The first one is what the message says. The job may have been started anew after a NIC has died:
+ * the others serve. */
 static int r2_choose_missing(struct r2_choice *c, const char *text, const char *why)
 {
     char have[1024];
 
+    if (c->missing++ > 0)
+        return 0;
     r2_pick_describe(c->tables, have, sizeof(have));
     snprintf(c->err, c->errlen, "R2CCL_NICS: %s %s; there is %s", text, why, have);
-    return -ENODEV;
+    return 0;
+}
+
+/* An empty list of NICs is an error, a shorter one a warning. */
+static int r2_choose_left(struct r2_choice *c)
+{
+    size_t used = strnlen(c->err, c->errlen);
+
+    if (c->missing == 0)
+        return c->count;
+    if (c->count == 0)
+        return -ENODEV;
+    snprintf(c->err + used, c->errlen - used, "%s; this process uses the other %d of its list",
+             c->missing > 1 ? ", and more are missing" : "", c->count);
+    return c->count;
 }
 
 static int r2_choose_by_name(struct r2_choice *c, const struct r2_pick_item *item,
@@ -347,5 +366,5 @@ int r2_pick_choose(const struct r2_settings *settings, const struct r2_net_table
         rc = items[i].kind == R2_PICK_ADDRESS ? r2_choose_by_address(&c, &items[i])
                                               : r2_choose_by_name(&c, &items[i], items, nitems);
     }
-    return rc ? rc : c.count;
+    return rc ? rc : r2_choose_left(&c);
 }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import queue
 import re
@@ -119,8 +120,34 @@ class NsDir:
         path = self.file(name)
         with contextlib.suppress(OSError):
             nsexec.umount(path)
-        with contextlib.suppress(FileNotFoundError):
+        try:
             os.unlink(path)
+        except FileNotFoundError:
+            return
+        except OSError as err:
+            if err.errno != errno.EBUSY:
+                raise
+            self._unlink_covered(path)
+
+    def _unlink_covered(self, path: str) -> None:
+        """The name is still a mount point under a mount of the whole directory: the first
+        `ip netns add` of the machine makes one. Another mount namespace may remove the name; the
+        kernel then detaches what is mounted on it elsewhere."""
+
+        def work() -> None:
+            nsexec.unshare(nsexec.CLONE_NEWNS)
+            nsexec.mount("none", "/", None, nsexec.MS_REC | nsexec.MS_PRIVATE)
+            for covered in (str(self.path), path):
+                with contextlib.suppress(OSError):
+                    while True:
+                        nsexec.umount(covered)
+            os.unlink(path)
+
+        thread = NsThread("r2ccl-unlink")
+        try:
+            thread.call(work)
+        finally:
+            thread.close()
 
     def remove_dir(self) -> bool:
         """Remove the directory if it is empty; whether it is gone."""

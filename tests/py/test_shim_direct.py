@@ -38,7 +38,7 @@ def weighted(name: str, share: str) -> bool:
     return (
         len(found) == RANKS
         and len({c.epoch for c in found}) == 1
-        and found[1].plan == "direct, weighted"
+        and found[1].plan.startswith("direct")
         and f"owns {share} %" in found[1].cause
     )
 

@@ -201,13 +201,12 @@ __attribute__((unused)) static uint64_t change(struct r2_agree **members, int n,
 {
     uint64_t epoch = 0, low = 0;
 
-    for (int i = 0; i < OPS && low < want; i++) {
+    WHILE_MS (40000, low < want) {
         low = UINT64_MAX;
         for (int k = 0; k < n; k++) {
             CHECK_EQ(operate(members[k], comm, &epoch), 0);
             low = epoch < low ? epoch : low;
         }
-        usleep(1000);
     }
     CHECK_GE(low, want);
     return low;

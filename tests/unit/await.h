@@ -4,12 +4,13 @@
 
 #include <unistd.h>
 
+#include "await.h"
 #include "check.h"
 #include "util/clock.h"
 
 static inline void await_nap(void)
 {
-    usleep(500);
+    usleep(200);
 }
 
 /* Bounded: the test has failed if it is not so within 40 s. */
@@ -22,10 +23,14 @@ static inline void await_nap(void)
         }                                                                                          \
     } while (0)
 
-/* Head of a loop that goes round about once in half a millisecond while that holds, `ms` at most.
- */
+/* Head of a loop: once in 0.2 ms while that holds, `ms` at most. */
 #define WHILE_MS(ms, cond)                                                                         \
     for (uint64_t until_ = r2_now_ns() + (uint64_t)(ms)*R2_NS_PER_MS;                              \
          (cond) && r2_now_ns() < until_; await_nap())
+
+/* It stays so for `ms`. */
+#define STAYS_MS(ms, cond)                                                                         \
+    WHILE_MS (ms, true)                                                                            \
+    CHECK_MSG(cond, "%s does not stay so", #cond)
 
 #endif

@@ -26,7 +26,7 @@ static void stay(struct r2_task *t)
     do { /* as if it came round */
         atomic_store(&t->io->seen, atomic_load(&late) ? 0 : r2_now_ns() + 60 * R2_NS_PER_S);
         atomic_store(&h->on, true);
-        usleep(100);
+        await_nap();
     } while (!atomic_load(&let_go));
     r2_io_away(false);
     atomic_store(&h->on, false);
@@ -43,6 +43,7 @@ static void keep_awake(void)
     for (int i = 0; i < r2_io_count(); i++) {
         AWAIT(atomic_load(&holds[i].on));
     }
+    usleep(1000); /* and has been for a while */
 }
 
 static void release(void)

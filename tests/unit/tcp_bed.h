@@ -74,23 +74,22 @@ __attribute__((unused)) static void bed_post(uint8_t *out, uint8_t *in, uint32_t
     CHECK(*sending && *receiving);
 }
 
+static bool bed_over(struct r2_req **req)
+{
+    int done = 0;
+
+    if (*req)
+        CHECK_EQ(r2_engine_test(*req, &done, NULL), 0);
+    *req = done ? NULL : *req;
+    return !*req;
+}
+
 /* Until both are done, and thus NULL; false after `ms`. */
 __attribute__((unused)) static bool bed_done(struct r2_req **sending, struct r2_req **receiving,
                                              int ms)
 {
-    for (int i = 0; i <= ms * 5 && (*sending || *receiving); i++) {
-        int done = 0;
-
-        if (*sending)
-            CHECK_EQ(r2_engine_test(*sending, &done, NULL), 0);
-        *sending = done ? NULL : *sending;
-        done = 0;
-        if (*receiving)
-            CHECK_EQ(r2_engine_test(*receiving, &done, NULL), 0);
-        *receiving = done ? NULL : *receiving;
-        if (*sending || *receiving)
-            usleep(200);
-    }
+    WHILE_MS (ms, !(bed_over(sending) & bed_over(receiving)))
+        ;
     return !*sending && !*receiving;
 }
 

@@ -494,9 +494,8 @@ static void one_refuses(void)
     if (me == 0) {
         CHECK_EQ(r2_agree_propose(a, "a pla", 5), 0);
     }
-    while (atomic_load(&sh->step) == 0) {
+    WHILE_MS (40000, atomic_load(&sh->step) == 0) {
         CHECK_EQ(operate(a, 0, &epoch), 0);
-        usleep(1000);
     }
     CHECK_STR(sh->why, "a rank has refused it");
     atomic_store(&sh->refuse, 0); /* and the next one is taken */

@@ -2,6 +2,7 @@
  * Rung 3: processes over loopback. It cannot prove anything between hosts. */
 #define _GNU_SOURCE
 #include "agree_ranks.h"
+#include "await.h"
 
 #include <arpa/inet.h>
 #include <dirent.h>
@@ -173,7 +174,7 @@ static void attack(const uint8_t id[R2_AGREE_ID])
             say(fd, (enum r2_agree_kind)(1 + check_below(R2_FRAME_KINDS - 1)), token, noise,
                 (uint32_t)check_below(sizeof(noise)));
         }
-        usleep(3000); /* while the ranks change their plan */
+        await_nap(); /* while the ranks change their plan */
         if (i % 8 != 5) {
             close(fd); /* some hold on */
         }
@@ -310,7 +311,7 @@ static void crowd(const uint8_t id[R2_AGREE_ID])
         close(fds[next]);
         fds[next] = dial(&tail.addr);
         next = (next + 1) % CROWD;
-        usleep(1000);
+        await_nap();
     }
     atomic_store(&sh->stuck, 2);
     for (int i = 0; i < CROWD; i++) {
@@ -441,7 +442,7 @@ static void fork_at_the_door(void)
         CHECK_EQ(r2_agree_tail_decode(id, &tail), 0);
         while (!atomic_load(&sh->stuck)) {
             close(dial(&tail.addr));
-            usleep(100);
+            await_nap();
         }
         atomic_store(&sh->stuck, 2);
         return;

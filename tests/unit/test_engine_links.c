@@ -70,11 +70,8 @@ static void test_goes_on(void)
         CHECK_GE(remote_hear_ms(ep[i], R2_F_HEARTBEAT, NULL, 0, WAIT_MS), 0);
     }
     asked = look(&kernel.links);
-    sleep(2); /* each NIC has been looked at again */
-    CHECK_EQ(look(&kernel.inside), 1);
-    CHECK_EQ(look(&kernel.links), asked);
-    CHECK(link_is(true));
-    CHECK_EQ(look(&kernel.inside), 1); /* all of that while the kernel was busy */
+    /* Each NIC is looked at again meanwhile, while the kernel is busy. */
+    STAYS_MS(2000, look(&kernel.inside) == 1 && look(&kernel.links) == asked && link_is(true));
     set(&kernel.hold_questions, false);
     wait_for(&kernel.links, asked + 2);
     remote_end(&r);
@@ -229,6 +226,7 @@ static void test_one_reading(void)
 /* Tables that cannot be read are asked for ten times a second, whatever events come. */
 static void test_failed_readings(void)
 {
+    bool even = false;
     uint64_t start;
     int before;
 
@@ -237,10 +235,8 @@ static void test_failed_readings(void)
     before = look(&kernel.tables);
     start = r2_now_ns();
     lose();
-    for (int ms = 0; ms < WAIT_MS && look(&kernel.tables) < before + 8; ms++) {
-        tell(ms % 2);
-        usleep(1000);
-    }
+    WHILE_MS (WAIT_MS, look(&kernel.tables) < before + 8)
+        tell(even = !even);
     CHECK_GE(look(&kernel.tables), before + 8);
     CHECK_GE(r2_now_ns() - start, 690 * R2_NS_PER_MS);
     set(&kernel.no_tables, false);
@@ -286,7 +282,7 @@ static void settle_quietly(void)
 {
     settle_for_good();
     CHECK(remote_command(looked, 0));
-    usleep(100000);
+    STAYS_MS(100, look(&kernel.inside) == 0);
 }
 
 static bool back_before_the_next_look(void)
@@ -332,7 +328,6 @@ static void ask_both(int unused)
  * newer "down", come at once. */
 static bool down_after_between(void)
 {
-    uint64_t start;
     bool came;
 
     settle_quietly();
@@ -358,9 +353,8 @@ static bool down_after_between(void)
     if (!came)
         return false;
     CHECK(remote_command(event_after_look, 0)); /* if it has not been read */
-    start = r2_now_ns();
-    while (link_is(true) && r2_now_ns() - start < 800 * R2_NS_PER_MS)
-        usleep(1000);
+    WHILE_MS (800, link_is(true))
+        ;
     return !link_is(true);
 }
 

@@ -1,6 +1,7 @@
 /* The second look at what was left to others, by whoever polls for a message (engine/loop/look.c),
  * over a scripted transport (rung 2). With real lanes and threads that do not come: test_tcp_few,
  * test_tcp_lanes. */
+#include "await.h"
 #include "send_bed.h"
 
 #define KB 1024u
@@ -70,10 +71,7 @@ static void test_when_it_is_time(void)
     CHECK_GT(look_at(), 0);
     CHECK(!polls_ask(0));
     CHECK(!polls_ask(r2_now_ns() + FAR_OFF));
-    for (int ms = 0; !polls_ask(1); ms++) { /* who has a lock may have no core */
-        CHECK_LE(ms, 2000);
-        usleep(1000);
-    }
+    AWAIT(polls_ask(1)); /* who has a lock may have no core */
     for (int i = 0; i < 1000 && look_at() == 1; i++)
         poll_once();
     CHECK_GT(look_at(), 1); /* and again, if that one does not come either */

@@ -4,6 +4,7 @@
 #include <errno.h>
 #include <sys/wait.h>
 
+#include "await.h"
 #include "check.h"
 #include "engine/nic/nics.h"
 #include "enginelib/remote.h"
@@ -114,7 +115,7 @@ static uint64_t share_of(struct r2_ep *ep, struct r2_ep *other, struct r2_req *r
     struct r2_bulk c;
     int done = 0;
 
-    for (int ms = 0; ms < REMOTE_WAIT_MS && !(done = remote_test(req, 0, NULL)); ms++) {
+    WHILE_MS (REMOTE_WAIT_MS, !(done = remote_test(req, 0, NULL))) {
         for (int turn = 0; turn < 2; turn++) {
             struct r2_ep *from = turn ? other : ep;
 
@@ -124,7 +125,6 @@ static uint64_t share_of(struct r2_ep *ep, struct r2_ep *other, struct r2_req *r
             CHECK_EQ(remote_ack_range(ep, &r, c.seq, c.offset, c.len), 0);
             mine += turn ? c.len : 0;
         }
-        usleep(50);
     }
     CHECK_EQ(done, 1);
     return mine;

@@ -475,10 +475,8 @@ static void test_nonblocking(void)
         CHECK_EQ(nc.CommInitRankConfig(&comm[r], 2, id, r, &config), ncclInProgress);
     for (int r = 0; r < 2; r++) {
         ncclResult_t state = ncclInProgress;
-        for (int i = 0; i < 2000 && state == ncclInProgress; i++) {
+        WHILE_MS (20000, state == ncclInProgress)
             OK(nc.CommGetAsyncError(comm[r], &state));
-            usleep(5000);
-        }
         CHECK_EQ(state, ncclSuccess);
     }
     for (int r = 0; r < 2; r++) {

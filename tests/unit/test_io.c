@@ -226,7 +226,7 @@ static void test_one_that_was_given_something(void)
     atomic_store(&say, WORK);
     for (int i = 0; i < 1000 && !polls; i++) {
         r2_task_kick(&task);
-        usleep(2000);
+        await_nap();
         pthread_mutex_lock(&io->turn); /* it goes on looking when this is free */
         polls = r2_io_polls(io);
         if (!polls)

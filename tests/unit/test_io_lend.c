@@ -21,8 +21,8 @@
 #define CALLERS 2
 #define ROUND 20
 #define FEW 5
-#define GAP_NS 30000        /* between events, spent polling */
-#define TAKES_NS 2000000000 /* far more than the thread takes to notice that nobody polls */
+#define GAP_NS 30000  /* between events, spent polling */
+#define TAKES_MS 2000 /* far more than the thread takes to notice that nobody polls */
 #define MANY 40
 #define INSIDE_NS 3000 /* of a callback: long enough to meet another */
 
@@ -221,21 +221,18 @@ static void test_thread_takes_over(void)
         bool task = i % 2;
         long want = atomic_fetch_add(&written, !task) + !task;
         long tasks = atomic_load(&brief_runs) + task;
-        uint64_t until;
 
         for (int k = 0; k < 100; k++) {
             r2_io_lend(r2_io_at(0), &worked);
             if (k % 10 == 0)
-                usleep(100); /* it goes to sleep meanwhile */
+                await_nap(); /* it goes to sleep meanwhile */
         }
-        until = r2_now_ns() + TAKES_NS;
         if (task)
             r2_task_kick(&brief_task);
         else
             put(&brief_fd);
-        while ((atomic_load(&seen) < want || atomic_load(&brief_runs) < tasks) &&
-               r2_now_ns() < until)
-            usleep(100);
+        WHILE_MS (TAKES_MS, atomic_load(&seen) < want || atomic_load(&brief_runs) < tasks)
+            ;
         CHECK_EQ(atomic_load(&seen), want);
         CHECK_EQ(atomic_load(&brief_runs), tasks);
     }
@@ -267,7 +264,7 @@ static void test_one_after_another(void)
             rest++;
             r2_task_kick(&long_task);
         }
-        usleep(50);
+        await_nap();
     }
     CHECK(lend_until(&seen, atomic_load(&written)));
     CHECK(lend_until(&left_seen, rest));
@@ -341,7 +338,7 @@ static void test_left_for_the_thread(void)
     int left = 0;
 
     while (left < ROUND / 2 && r2_now_ns() < limit) {
-        uint64_t until = r2_now_ns() + TAKES_NS, warm = r2_now_ns() + 3000000;
+        uint64_t until = r2_now_ns() + TAKES_MS * R2_NS_PER_MS, warm = r2_now_ns() + 3000000;
         long mine = atomic_load(&many_by_caller), ran = both_ran();
 
         while (r2_now_ns() < warm) /* the thread leaves its descriptors to the caller */
@@ -355,8 +352,8 @@ static void test_left_for_the_thread(void)
         if (atomic_exchange(&ask_one, false))
             continue; /* it was the thread's event */
         left += atomic_load(&many_by_caller) == mine + 1;
-        while (both_ran() < ran + 2 && r2_now_ns() < until)
-            usleep(100);
+        WHILE_MS (TAKES_MS, both_ran() < ran + 2)
+            ;
         CHECK_EQ(both_ran(), ran + 2);
     }
     CHECK_GT(left, 0);
@@ -380,16 +377,14 @@ static void *cancelled(void *arg)
 /* The application cancels a thread that stands in: it ends when it has given the turn back. */
 static void test_cancelled_while_it_stands_in(void)
 {
-    uint64_t until = r2_now_ns() + LIMIT_NS / 4;
     pthread_t thread;
     void *how = NULL;
 
     atomic_store(&hold, true);
     CHECK_EQ(pthread_create(&thread, NULL, cancelled, NULL), 0);
-    while (!atomic_load(&held) && r2_now_ns() < until) {
+    WHILE_MS (5000, !atomic_load(&held)) {
         put(&brief_fd); /* until one is the caller's: the thread may be awake for others */
         atomic_fetch_add(&written, 1);
-        usleep(1000);
     }
     CHECK(atomic_load(&held));
     CHECK_EQ(pthread_cancel(thread), 0);
@@ -399,10 +394,7 @@ static void test_cancelled_while_it_stands_in(void)
     CHECK(how == PTHREAD_CANCELED);
     for (long i = 1, more = atomic_load(&long_runs); i <= 3; i++) {
         CHECK(r2_task_kick(&long_task));
-        until = r2_now_ns() + LIMIT_NS / 4;
-        while (atomic_load(&long_runs) < more + i && r2_now_ns() < until)
-            usleep(100);
-        CHECK_EQ(atomic_load(&long_runs), more + i);
+        AWAIT(atomic_load(&long_runs) == more + i);
     }
     CHECK(lend_until(&seen, atomic_load(&written)));
 }

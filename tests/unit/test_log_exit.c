@@ -1,5 +1,6 @@
 /* A signal handler that complains and exits while its thread writes a line of the log: the process
  * ends (util/log.c). Rung 1, in real processes. */
+#include "await.h"
 #include "check.h"
 
 #include <signal.h>
@@ -20,7 +21,7 @@
 #endif
 
 #define PROCESSES 25 /* about every third is interrupted where it counts */
-#define LIMIT_NS (UINT64_C(10) * R2_NS_PER_S)
+#define LIMIT_MS 10000
 
 static void nowhere(int level, unsigned long flags, const char *file, int line, const char *fmt,
                     ...)
@@ -56,17 +57,14 @@ static void test_exits(void)
     if (SANITIZED)
         CHECK_SKIP("a sanitizer's own exit cannot be called by a signal handler");
     for (int i = 0; i < PROCESSES; i++) {
-        uint64_t until = r2_now_ns() + LIMIT_NS;
         int status = 0, ended = 0;
         pid_t pid = fork();
 
         CHECK_GE(pid, 0);
         if (pid == 0)
             child();
-        while (!ended && r2_now_ns() < until) {
+        WHILE_MS (LIMIT_MS, !ended)
             ended = waitpid(pid, &status, WNOHANG);
-            usleep(1000);
-        }
         if (!ended) {
             kill(pid, SIGKILL);
             waitpid(pid, NULL, 0);

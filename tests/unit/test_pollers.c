@@ -2,6 +2,7 @@
  * real I/O threads without a transport, neighbours that are processes, cores that are made up. It
  * cannot prove what polling costs others. */
 #define _GNU_SOURCE
+#include "await.h"
 #include "check.h"
 
 #include <limits.h>
@@ -406,13 +407,9 @@ static void come_and_go(int from, int to)
 /* A look is good for a while: the longer, the longer it took. */
 static bool comes_to_use(int n)
 {
-    for (int i = 0; i < 4000; i++) {
-        usleep(5000);
-        r2_pollers_look();
-        if (r2_io_used() == n)
-            return true;
-    }
-    return false;
+    WHILE_MS (20000, (r2_pollers_look(), r2_io_used() != n))
+        ;
+    return r2_io_used() == n;
 }
 
 static void started_among_four(void)
@@ -430,8 +427,7 @@ static void started_among_four(void)
     r2_pollers_look();
     CHECK_EQ(r2_io_used(), 2);
     come_and_go(0, 1); /* not all */
-    for (int i = 0; i < 20; i++) {
-        usleep(5000);
+    WHILE_MS (100, true) {
         r2_pollers_look();
         CHECK_EQ(r2_io_used(), 2);
     }
@@ -490,8 +486,7 @@ static void test_in_use(void)
     CHECK(comes_to_use(1));
     set.io_threads = THREADS;
     r2_io_use(THREADS);
-    for (int i = 0; i < 60; i++) {
-        usleep(5000);
+    WHILE_MS (300, true) {
         r2_pollers_look();
         CHECK_EQ(r2_io_used(), THREADS);
     }

@@ -1,6 +1,7 @@
 /* io/standin over io/io: a caller that polls does what several sleeping I/O threads would
  * be woken for, while slow NICs are what is waited for and as long as it can carry that. Rung 2:
  * real threads, without a transport. */
+#include "await.h"
 #include "check.h"
 #include "naps.h"
 
@@ -198,7 +199,7 @@ static void test_caller_stops(void)
             r2_task_kick(&w->task);
         until = r2_now_ns() + TAKES_NS;
         while (atomic_load(&w->ran) < runs && r2_now_ns() < until)
-            usleep(50);
+            await_nap();
         CHECK_EQ(atomic_load(&w->ran), runs);
         late += r2_now_ns() > until - TAKES_NS + SOON_NS;
     }
@@ -371,10 +372,7 @@ static void test_tasks_of_others(void)
     }
     atomic_store(&stop, true);
     CHECK_EQ(pthread_join(thread, NULL), 0);
-    until = r2_now_ns() + TAKES_NS;
-    while (SUM(ran) != before + kicked && r2_now_ns() < until)
-        usleep(1000);
-    CHECK_EQ(SUM(ran), before + kicked);
+    AWAIT(SUM(ran) == before + kicked);
 }
 
 /* All threads are found to be too much for the caller: true, unless that took too long. */
@@ -405,7 +403,7 @@ static bool crowd_ends(uint64_t until)
 
         r2_pause_limit(now, 0);
         crowded = !r2_pause_limited(now);
-        usleep(1000);
+        await_nap();
     }
     return !crowded;
 }
@@ -465,10 +463,7 @@ static bool looks_once(void)
 /* No slow NIC, or one I/O thread, the others' sockets being their own: not all is this caller's. */
 static void test_not_limited(void)
 {
-    uint64_t until = r2_now_ns() + LIMIT_NS;
-
-    while (r2_pause_limited(r2_now_ns()) && r2_now_ns() < until)
-        usleep(1000);
+    AWAIT(!r2_pause_limited(r2_now_ns()));
     CHECK(!r2_standin_look());
     CHECK(looks_once());
     r2_io_use(1);

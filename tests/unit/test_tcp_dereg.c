@@ -52,10 +52,8 @@ static int ends(struct r2_req *req)
 {
     int done = 0, rc = 0;
 
-    for (int i = 0; i < WAIT_MS && !done && !rc; i++) {
+    WHILE_MS (WAIT_MS, !done && !rc)
         rc = r2_engine_test(req, &done, NULL);
-        usleep(done || rc ? 0 : 1000);
-    }
     return done ? 1 : rc;
 }
 
@@ -92,10 +90,8 @@ static void given_back(bool by_sender)
     CHECK_EQ(r2_engine_irecv(first_rx, by_sender ? other : memory, CHUNK, 0, NULL, &t), 0);
     CHECK_EQ(r2_engine_isend(first_tx, by_sender ? memory : other, CHUNK, 0, NULL, &s), 0);
     CHECK(s && t);
-    for (int i = 0; i < WAIT_MS && !half; i++) {
+    WHILE_MS (WAIT_MS, !half)
         half = by_sender ? half_sent(lane_of(tx)) : half_received(lane_of(rx));
-        usleep(half ? 0 : 1000);
-    }
     CHECK(half);
     CHECK_EQ(r2_engine_dereg(by_sender ? first_tx : first_rx, mr), 0); /* found by its range */
     CHECK_EQ(munmap(memory, CHUNK), 0);

@@ -41,14 +41,11 @@ static struct r2_req *irecv(uint32_t size)
 /* 1: done; 0: not within 3 s; -errno */
 static int ended(struct r2_req *req)
 {
-    for (int i = 0; i < 3000; i++) {
-        int done = 0, rc = r2_engine_test(req, &done, NULL);
+    int done = 0, rc = 0;
 
-        if (rc || done)
-            return rc ? rc : 1;
-        usleep(1000);
-    }
-    return 0;
+    WHILE_MS (3000, !rc && !done)
+        rc = r2_engine_test(req, &done, NULL);
+    return rc ? rc : done;
 }
 
 /* A receive for a small message needs no clear-to-send, and the sender of a large one waits for it.
@@ -78,16 +75,14 @@ static void test_no_descriptors_for_a_while(void)
     struct sockaddr_storage sa;
     struct rlimit was, none;
     socklen_t len = sizeof(sa);
-    int fd, next, ms;
+    int fd, next;
 
     begin();
     fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
     CHECK_GE(fd, 0);
     CHECK_EQ(getsockname(r2_tcp.listeners[0].fd, (struct sockaddr *)&sa, &len), 0);
     CHECK_EQ(getrlimit(RLIMIT_NOFILE, &was), 0);
-    for (ms = 0; ms < 2000 && atomic_load(&r2_tcp.pending); ms++) /* lanes still come in */
-        usleep(1000);
-    CHECK_EQ(atomic_load(&r2_tcp.pending), 0);
+    AWAIT(atomic_load(&r2_tcp.pending) == 0); /* lanes still come in */
     next = dup(0);
     CHECK_GE(next, 0);
     close(next);
@@ -95,12 +90,9 @@ static void test_no_descriptors_for_a_while(void)
     none.rlim_cur = (rlim_t)next;
     CHECK_EQ(setrlimit(RLIMIT_NOFILE, &none), 0);
     CHECK_EQ(connect(fd, (struct sockaddr *)&sa, len), 0);
-    usleep(250 * 1000);
-    CHECK_EQ(atomic_load(&r2_tcp.pending), 0);
+    STAYS_MS(250, atomic_load(&r2_tcp.pending) == 0);
     CHECK_EQ(setrlimit(RLIMIT_NOFILE, &was), 0);
-    for (ms = 0; ms < 2000 && !atomic_load(&r2_tcp.pending); ms++)
-        usleep(1000);
-    CHECK_EQ(atomic_load(&r2_tcp.pending), 1);
+    AWAIT(atomic_load(&r2_tcp.pending) == 1);
     close(fd);
     end();
 }

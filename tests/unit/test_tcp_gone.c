@@ -11,14 +11,11 @@ static uint8_t data[64 * 1024];
 /* 0: not within `ms`. */
 static int await_end(struct r2_req *req, int ms)
 {
-    for (int i = 0; i < ms; i++) {
-        int done = 0, rc = r2_engine_test(req, &done, NULL);
+    int done = 0, rc = 0;
 
-        if (rc || done)
-            return rc ? rc : 1;
-        usleep(1000);
-    }
-    return 0;
+    WHILE_MS (ms, !rc && !done)
+        rc = r2_engine_test(req, &done, NULL);
+    return rc ? rc : done;
 }
 
 static void give_up(struct r2_peer *p)

@@ -295,8 +295,7 @@ static void test_words_before_the_end(void)
     bulk = on_another_thread(ep);
     CHECK(bulk);
     CHECK_EQ(shutdown(bulk->io.fd, SHUT_RD), 0); /* its thread sees the end of what comes */
-    usleep(200 * 1000);
-    CHECK(!atomic_load(&has_failed));
+    STAYS_MS(200, !atomic_load(&has_failed));
     atomic_store(&held, NULL);
     AWAIT(atomic_load(&has_failed));
     CHECK(bed_done(&s, &t, 20000));
@@ -315,7 +314,6 @@ static bool caller_sends(struct r2_conn *of, size_t size)
 
     usleep(50000); /* nothing has gone that way shortly before */
     keep_awake();
-    usleep(1000);
     before = atomic_load(&r2_ep_lane(ep, 0)->ctrl_total);
     if (of == tx)
         CHECK_EQ(r2_engine_isend(tx, out, size, 0, NULL, &s), 0);
@@ -347,9 +345,8 @@ static bool caller_pushes(size_t size)
     CHECK(cleared);
     settle(before);
     keep_awake();
-    usleep(1000);
     CHECK_EQ(r2_engine_isend(tx, out, size, 0, NULL, &s), 0);
-    usleep(1000); /* its acknowledgement by the kernel */
+    await_nap(); /* its acknowledgement by the kernel */
     carried(after);
     release();
     CHECK(s && t && bed_done(&s, &t, 20000));
@@ -443,7 +440,6 @@ static void left_and_looked_for(void)
         CHECK(!r2_engine_test(other, &done, NULL) && !done);
     CHECK_EQ(atomic_load(&lane->ctrl_total), before);
     atomic_store(&late, true);
-    usleep(1000);
     CHECK(bed_done(&(struct r2_req *){NULL}, &other, 20000)); /* the first was sent */
     CHECK_EQ(r2_engine_irecv(rx, in, 64, 0, NULL, &other), 0);
     CHECK(bed_done(&(struct r2_req *){NULL}, &other, 20000));
@@ -470,7 +466,6 @@ static void without_threads(void)
 
     atomic_store(&late, true);
     keep_awake();
-    usleep(1000);
     bed_post(out, in, 64, &s, &t);
     CHECK(bed_done(&s, &t, 20000));
     atomic_store(&late, false);

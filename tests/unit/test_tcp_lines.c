@@ -44,11 +44,8 @@ static void wait_for(struct r2_req *req)
 {
     int done = 0;
 
-    for (int i = 0; i < 100000 && !done; i++) {
+    WHILE_MS (20000, !done)
         CHECK_EQ(r2_engine_test(req, &done, NULL), 0);
-        if (!done)
-            usleep(200);
-    }
     CHECK(done);
 }
 

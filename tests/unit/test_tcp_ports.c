@@ -101,7 +101,7 @@ static void sender(int in, int out)
     unsetenv("R2CCL_PORT_RANGE");
     CHECK_EQ(read(in, listen_handle, sizeof(listen_handle)), (ssize_t)sizeof(listen_handle));
     CHECK_EQ(r2_engine_init(&ctx, 1, NULL), 0);
-    while (!tx && usleep(1000) == 0)
+    WHILE_MS (20000, !tx)
         CHECK_EQ(r2_engine_connect(ctx, 0, listen_handle, &tx), 0);
     AWAIT(paths_up() == 2);
     CHECK_EQ(nics_known(), 1);
@@ -130,7 +130,7 @@ static void test_no_port_at_the_start(void)
     bed_listen();
     CHECK_EQ(write(there[1], listen_handle, sizeof(listen_handle)), (ssize_t)sizeof(listen_handle));
     rx = NULL;
-    while (!rx && usleep(1000) == 0)
+    WHILE_MS (20000, !rx)
         CHECK_EQ(r2_engine_accept(listen_here, &rx), 0);
     CHECK_EQ(read(back[0], &said, 1), 1);
     CHECK_EQ(port_of(1), 0);

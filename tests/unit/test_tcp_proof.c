@@ -388,8 +388,8 @@ static void connects(enum r2_hello_kind kind, uint8_t offers)
     CHECK_GE(fd, 0);
     CHECK_EQ(paths_up(o.id), 0); /* not before it is welcomed */
     CHECK(say(fd, &w, sizeof(w)));
-    for (int ms = 0; kind == R2_HELLO_LANE && ms < 20000 && !paths_up(o.id); ms++)
-        usleep(1000);
+    WHILE_MS (20000, kind == R2_HELLO_LANE && !paths_up(o.id))
+        ;
     CHECK_EQ(paths_up(o.id), kind == R2_HELLO_LANE);
     close(fd);
     close(o.listener);

@@ -64,10 +64,9 @@ static int accepted(int index, int nic, struct r2_lane **out, int max)
 {
     int found = 0;
 
-    for (int i = 0; i < 3000 && !found; i++) {
+    WHILE_MS (15000, !found) {
         struct r2_list *n;
 
-        usleep(i < 100 ? 1000 : 5000);
         pthread_mutex_lock(&r2_tcp.lock);
         R2_LIST_FOR_EACH (n, &r2_tcp.accepted) {
             struct r2_ep *ep = R2_CONTAINER_OF(n, struct r2_ep, node);
@@ -140,10 +139,8 @@ static void test_closed_window(void)
     for (int i = 0; i < n; i++)
         pthread_mutex_lock(&lanes[i]->rx_lock);
     bed_post(out, in, MSG, &sending, &receiving);
-    for (int i = 0; i < 30; i++)
-        usleep(100000);
-    CHECK_EQ(atomic_load(&sending->state), R2_REQ_ACTIVE);
-    CHECK_EQ(atomic_load(&receiving->state), R2_REQ_ACTIVE);
+    STAYS_MS(3000, atomic_load(&sending->state) == R2_REQ_ACTIVE &&
+                       atomic_load(&receiving->state) == R2_REQ_ACTIVE);
     for (int i = 0; i < n; i++)
         pthread_mutex_unlock(&lanes[i]->rx_lock);
     for (int i = 0; i < 20; i++)

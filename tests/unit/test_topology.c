@@ -240,12 +240,18 @@ static void test_by_address(void)
 static void test_missing(void)
 {
     add_host();
-    CHECK_EQ(choose("eth2,eth7"), -ENODEV);
+    CHECK_EQ(choose("eth7,eth8"), -ENODEV);
     CHECK_MSG(strstr(err, "eth7 does not exist") && strstr(err, "eth10 (10.0.10.1)"), "%s", err);
+    check_picks(choose("eth2,eth4,eth10"), "eth2/10.0.2.1 eth10/10.0.10.1");
+    CHECK_MSG(strstr(err, "eth4 has no usable address") && strstr(err, "uses the other 2"), "%s",
+              err);
+    check_picks(choose("eth7,eth2,10.0.2.9"), "eth2/10.0.2.1");
+    CHECK_MSG(strstr(err, "eth7 does not exist") && strstr(err, "and more are missing"), "%s", err);
     CHECK_EQ(choose("ens*"), -ENODEV);
     CHECK_EQ(choose("eth4"), -ENODEV);
     CHECK_MSG(strstr(err, "eth4 has no usable address"), "%s", err);
     CHECK_EQ(choose("eth2,^eth*"), -ENODEV);
+    CHECK_EQ(choose("eth2,eth/0"), -EINVAL);
 }
 
 static void test_bad_lists(void)

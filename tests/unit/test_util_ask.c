@@ -118,7 +118,7 @@ static void test_some_do_not(void)
     CHECK_EQ(count(&inside), 2);
     set_stuck(false);
     AWAIT(count(&inside) == 0);
-    usleep(10000);
+    await_nap();
     for (int i = 0; i < 10; i++) {
         CHECK_EQ(answered[i], i % 5 != 3);
         CHECK_EQ(items[i].square, answered[i] ? i * i : 0);

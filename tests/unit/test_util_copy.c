@@ -198,7 +198,7 @@ static void run_race(bool ll128)
         write_round();
         while (__atomic_load_n(&reader_round, __ATOMIC_ACQUIRE) != round) {
             if (++spins % 4096 == 0) {
-                usleep(50); /* one core: let the reader run */
+                sched_yield(); /* one core: let the reader run */
             }
         }
         if (__atomic_load_n(&reader_bad, __ATOMIC_ACQUIRE)) {

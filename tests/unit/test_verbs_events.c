@@ -137,7 +137,7 @@ static struct r2_ep *being_made(void)
             pthread_mutex_unlock(&ep->lock);
         }
         pthread_mutex_unlock(&r2_verbs.lock);
-        usleep(100);
+        await_nap();
     }
     return found;
 }
@@ -433,7 +433,7 @@ static void *tells(void *arg)
         snprintf(text, sizeof(text), "!queue fv0 %d %d",
                  rand_r(&seed) % 3 ? IBV_EVENT_QP_FATAL : IBV_EVENT_CQ_ERR, rand_r(&seed) % 12);
         bed_script(text);
-        usleep(2000);
+        bed_ms(2);
     }
     return NULL;
 }

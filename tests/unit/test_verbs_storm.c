@@ -347,7 +347,7 @@ static void step(void)
         if (i && check_below(300) == 0) /* one connection lives through it all */
             close_line(l);
     }
-    usleep(100);
+    await_nap();
 }
 
 static void settle(void)
@@ -365,7 +365,7 @@ static void settle(void)
             test_slot(l, s);
             busy |= s->size > 0;
         }
-        usleep(200);
+        await_nap();
     }
 }
 

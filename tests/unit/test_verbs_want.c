@@ -53,8 +53,8 @@ static void *holder(void *arg)
 
 static bool looked_at(void)
 {
-    for (int us = 0; us < FORGOTTEN * 1000 && atomic_load(&ep->want); us += 100)
-        usleep(100);
+    WHILE_MS (FORGOTTEN, atomic_load(&ep->want))
+        ;
     return atomic_load(&ep->want) == 0;
 }
 

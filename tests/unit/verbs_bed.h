@@ -9,6 +9,7 @@
 
 #include <dlfcn.h>
 
+#include "await.h"
 #include "check.h"
 #include "engine/internal.h"
 #include "journal_look.h"
@@ -111,15 +112,10 @@ __attribute__((unused)) static void bed_close(struct bed *b)
 /* 1 done, 0 not within `ms`, -errno. */
 __attribute__((unused)) static int bed_test(struct r2_req *req, int ms)
 {
-    uint64_t until = r2_now_ns() + (uint64_t)ms * R2_NS_PER_MS;
-    int done = 0, rc = 0;
+    int done = 0, rc = r2_engine_test(req, &done, NULL);
 
-    while (rc == 0 && !done) {
+    WHILE_MS (ms, rc == 0 && !done)
         rc = r2_engine_test(req, &done, NULL);
-        if (!done && r2_now_ns() > until)
-            break;
-        usleep(200);
-    }
     return rc ? rc : done;
 }
 

@@ -36,6 +36,8 @@ static void in_child(void)
     r2_locate_child();
 }
 
+static char nics_warning[128]; /* of the choice, for `status` */
+
 static int find_nics(void)
 {
     char err[1024] = "";
@@ -61,8 +63,10 @@ static int find_nics(void)
     else if (n == 0)
         R2_TELL("no NICs: this node has no interface with an address but loopback, bridges and "
                 "tunnels; name one in R2CCL_NICS; NCCL uses a transport of its own");
-    else if (err[0])
+    else if (err[0]) {
         R2_TELL("%s", err);
+        snprintf(nics_warning, sizeof(nics_warning), "%s", err);
+    }
     if (n < 0 || r2_eng.set->mode == R2_MODE_OFF)
         n = 0;
     n = r2_nic_add_ports(n);
@@ -233,6 +237,8 @@ static void open_control(uint64_t comm)
     else if (r2_control_segment(r2_eng.ctl)->process.warning[0])
         R2_TELL("R2CCL_SHM_GROUP=%s: %s", r2_eng.set->shm_group,
                 r2_control_segment(r2_eng.ctl)->process.warning);
+    else if (nics_warning[0])
+        r2_control_set_warning(r2_eng.ctl, nics_warning);
     r2_eng.n = r2_control_counters(r2_eng.ctl);
     r2_eng.g = r2_control_gauges(r2_eng.ctl);
 }

@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "engine/locate/locate.h"
 #include "engine/path/pairs.h"
 
 #define ATTEMPT_NS (1 * R2_NS_PER_S) /* for a connect of ours to be answered */
@@ -342,8 +343,9 @@ static void check_time(struct r2_peer *p, uint64_t now)
         forget_closed(p);
     else
         r2_peer_gone(p, -ETIMEDOUT,
-                     pathless ? "no path came back within R2CCL_NO_PATH_TIMEOUT"
-                              : "every path silent for R2CCL_NO_PATH_TIMEOUT");
+                     p->shown.noway ? "no NIC here reaches it"
+                     : pathless     ? "no path came back within R2CCL_NO_PATH_TIMEOUT"
+                                    : "every path silent for R2CCL_NO_PATH_TIMEOUT");
 }
 
 /* A peer without connections: its paths are closed after a while (S), and it is forgotten. */
@@ -382,6 +384,7 @@ static void maintain(struct r2_peer *p, uint64_t now)
     if (p->life == R2_PEER_ALIVE) {
         if (p->out && (!r2_list_empty(&p->conn_list) || p->opening))
             plan_paths(p, now);
+        r2_noway_look(p, now);
         r2_peer_judge_refusals(p, now);
         repeat_downs(p, now);
         r2_words_repeat(p, now);

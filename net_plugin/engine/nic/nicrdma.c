@@ -48,13 +48,11 @@ int r2_nic_add_ports(int n)
     int m = n > 0 ? r2_eng.ops->ports(r2_local.nics, n, found, seed, R2_MAX_NICS - n) : 0;
     const char *missing = n > 0 ? named_in_vain(found, m) : NULL;
 
-    if (missing) {
-        R2_WARN("no NICs: R2CCL_NICS: %s is no InfiniBand port of this node that is allowed by "
-                "NCCL_IB_HCA and not behind an interface of the list (`ibstat` shows ports; a port "
-                "with an interface is named by that)",
-                missing);
-        return 0;
-    }
+    if (missing)
+        R2_TELL("R2CCL_NICS: %s is no InfiniBand port of this node that is allowed by NCCL_IB_HCA "
+                "and not behind an interface of the list (`ibstat` shows ports; a port with an "
+                "interface is named by that); this process uses the other %d of its list",
+                missing, n + m);
     for (int i = 0; i < m; i++) {
         r2_local.nics[n + i] = found[i];
         r2_nics_append(r2_local.nics, n + i, seed[i]);

@@ -408,6 +408,13 @@ void r2_nicstate_undrain(int nic)
 
 /* ---- time */
 
+/* Nobody answers over it, and somebody should: nothing says that it works, or that it does not. */
+static bool awaits_word(int nic)
+{
+    return atomic_load(&r2_eng.nic_state[nic].census[R2_CENSUS_OK]) <= 0 &&
+           r2_nic_asked_in_vain(nic);
+}
+
 /* What its paths say: none answers although the same peers do on others. */
 static void tick_census(int nic, uint64_t now)
 {
@@ -424,9 +431,9 @@ static void tick_census(int nic, uint64_t now)
     else if (state == R2_HEALTH_PROBING && ok > 0)
         nic_event(nic, R2_HEALTH_EV_PROVEN, "test chunks have arrived");
     else if (state == R2_HEALTH_PROBING && !lost && age_of(nic, now) > UNUSED_NS &&
-             !r2_nic_asked_in_vain(nic))
+             !awaits_word(nic))
         nic_event(nic, R2_HEALTH_EV_PROVEN, "link up, and no path needs it");
-    else if (state == R2_HEALTH_SUSPECT && !s->alone_at)
+    else if (state == R2_HEALTH_SUSPECT && !s->alone_at && !awaits_word(nic))
         nic_event(nic, R2_HEALTH_EV_ANSWER, "it answers");
     else if (s->alone_at && state == R2_HEALTH_HEALTHY)
         nic_event(nic, R2_HEALTH_EV_SILENCE, "none of its paths answers");
@@ -477,7 +484,8 @@ static void tick_nic(int nic, uint64_t now)
         tick_damping(nic, now);
     if (state_of(nic) == R2_HEALTH_FAILED && s->link_up && !atomic_load(&s->located))
         nic_event(nic, R2_HEALTH_EV_PROBE, "tried again");
-    if (state_of(nic) == R2_HEALTH_RAMPING && age_of(nic, now) >= r2_eng.set->ramp_ns)
+    if (state_of(nic) == R2_HEALTH_RAMPING && age_of(nic, now) >= r2_eng.set->ramp_ns &&
+        !awaits_word(nic))
         nic_event(nic, R2_HEALTH_EV_RAMPED,
                   atomic_load(&s->weight) ? "back at its full weight"
                                           : "works again, and stands by at weight 0");

@@ -14,7 +14,6 @@
 #include "engine/internal.h"
 #include "util/log.h"
 
-#define SUSPECT_BEATS 2
 #define BEATS_MOST 1000u /* a second, of the process: with thousands of paths they cost no more */
 #define DOUBT_NS (1 * R2_NS_PER_S)
 #define CALM_NS (1 * R2_NS_PER_S) /* two heartbeats, where these are rarer */
@@ -214,7 +213,7 @@ static void beat(const struct look *l, uint64_t now, bool judge)
 {
     struct r2_path *path = l->path;
     const struct r2_ep_health *h = &l->h;
-    bool early = l->due == R2_HB_EARLY;
+    bool early = l->due == R2_HB_EARLY, was_silent = path->hb.unanswered >= R2_SUSPECT_BEATS;
 
     if (early)
         path->hb.asked_for = path->rate.delivered + 1;
@@ -232,10 +231,12 @@ static void beat(const struct look *l, uint64_t now, bool judge)
             path->hb.given = false;
             path->hb.unanswered = 0;
             path->hb.silent = false;
+            if (was_silent)
+                r2_peer_census(path->peer); /* a ramp has no event for it */
             path->hb.quiet_from = early ? path->hb.quiet_from : 0;
             r2_path_event(path, R2_HEALTH_EV_ANSWER, "heartbeats are answered");
         } else { /* the same mark stands until it is answered */
-            if (judge && ++path->hb.unanswered == SUSPECT_BEATS)
+            if (judge && ++path->hb.unanswered == R2_SUSPECT_BEATS)
                 r2_path_event(path, R2_HEALTH_EV_SILENCE, "heartbeats are overdue");
             r2_count(&r2_eng.n->heartbeats_missed, 1);
             r2_peer_hb_doubt(path->peer, now);

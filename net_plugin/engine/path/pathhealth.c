@@ -144,30 +144,55 @@ bool r2_path_wireless(const struct r2_path *path)
     return !r2_local.nics[path->lnic].loopback && r->known && r2_nic_own(&r->addr) >= 0;
 }
 
+/* A ramp goes on in silence (health.def), so its state alone does not say that it answers. */
+static bool answers(const struct r2_path *path)
+{
+    return path->state == R2_PATH_PROVEN && path->health.state != R2_HEALTH_SUSPECT &&
+           path->hb.unanswered < R2_SUSPECT_BEATS;
+}
+
+/* It is wanted, and cannot be had. */
+static bool is_lost(const struct r2_path *path)
+{
+    enum r2_health_state state = path->health.state;
+
+    return path->ever_up &&
+           (state == R2_HEALTH_SUSPECT || state == R2_HEALTH_RAMPING || state == R2_HEALTH_FAILED ||
+            state == R2_HEALTH_PROBING || state == R2_HEALTH_DAMPED);
+}
+
+static bool rnic_usable(const struct r2_path *path)
+{
+    return path->rnic < path->peer->n_rnics && path->peer->rnics[path->rnic].usable;
+}
+
 static enum r2_census census_of(const struct r2_path *path, bool others)
 {
     const struct r2_peer *p = path->peer;
 
     if (r2_path_wireless(path))
         return R2_CENSUS_NONE;
-    if (path->state == R2_PATH_PROVEN && path->health.state != R2_HEALTH_SUSPECT)
+    if (answers(path))
         return R2_CENSUS_OK;
-    if (!others || p->life != R2_PEER_ALIVE || r2_list_empty(&p->conn_list) || !path->ever_up ||
-        path->rnic >= p->n_rnics || !p->rnics[path->rnic].usable)
+    if (!others || p->life != R2_PEER_ALIVE || r2_list_empty(&p->conn_list) || !rnic_usable(path))
         return R2_CENSUS_NONE; /* nobody is blamed, or the other side is already */
-    return path->health.state == R2_HEALTH_SUSPECT || path->health.state == R2_HEALTH_FAILED ||
-                   path->health.state == R2_HEALTH_PROBING || path->health.state == R2_HEALTH_DAMPED
-               ? R2_CENSUS_LOST
-               : R2_CENSUS_NONE;
+    return is_lost(path) ? R2_CENSUS_LOST : R2_CENSUS_NONE;
+}
+
+static bool some_answer(const struct r2_peer *p)
+{
+    for (int i = 0; i < p->n_paths; i++) {
+        if (census_of(p->paths[i], false) == R2_CENSUS_OK)
+            return true;
+    }
+    return false;
 }
 
 /* A path that is lost says something about its NIC only while the peer answers on another. */
 void r2_peer_census(struct r2_peer *p)
 {
-    bool others = false;
+    bool others = some_answer(p);
 
-    for (int i = 0; i < p->n_paths; i++)
-        others |= census_of(p->paths[i], false) == R2_CENSUS_OK;
     for (int i = 0; i < p->n_paths; i++) {
         struct r2_path *path = p->paths[i];
         enum r2_census now = census_of(path, others);
@@ -193,6 +218,19 @@ static bool has_open(const struct r2_peer *p)
     return false;
 }
 
+static bool waits_for(const struct r2_peer *p, int nic)
+{
+    bool others = some_answer(p);
+
+    for (int i = 0; i < p->n_paths; i++) {
+        const struct r2_path *path = p->paths[i];
+
+        if (path->lnic == nic && is_lost(path) && !answers(path) && (rnic_usable(path) || !others))
+            return true;
+    }
+    return false;
+}
+
 bool r2_nic_asked_in_vain(int nic)
 {
     struct r2_peer **peers;
@@ -204,10 +242,7 @@ bool r2_nic_asked_in_vain(int nic)
         struct r2_peer *p = peers[i];
 
         r2_peer_lock(p);
-        if (p->life == R2_PEER_ALIVE && (p->suspect || !r2_peer_served(p)) && has_open(p)) {
-            for (int k = 0; k < p->n_paths; k++)
-                found |= p->paths[k]->lnic == nic && p->paths[k]->ever_up;
-        }
+        found |= p->life == R2_PEER_ALIVE && has_open(p) && waits_for(p, nic);
         r2_peer_unlock(p);
         r2_peer_put(p);
     }

@@ -8,7 +8,7 @@
 bool r2_path_sole_carrier(const struct r2_path *path);
 /* Fills r2_eng.near, once the NICs are known. */
 void r2_near_find(void);
-/* A path of the connection's home NIC is well. */
+/* A path of the NIC that the connection's chunks go over first is well. */
 bool r2_conn_home_alive(const struct r2_conn *c);
 /* Whether connections keep to one NIC at a time. */
 static inline bool r2_conn_narrow(void)
