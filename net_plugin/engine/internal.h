@@ -84,14 +84,10 @@ bool r2_peer_served(const struct r2_peer *p);
 /* A generation is dead: hands its endpoint to the peer's task. Idempotent. */
 void r2_path_fail(struct r2_path *path, uint32_t gen, int err, const char *cause);
 void r2_path_up(struct r2_path *path);
-/* What the path may carry: engine/path/may.c says which word implies which. */
+/* The most that it may carry now. */
+enum r2_path_may r2_path_may(const struct r2_path *path);
+/* It is up, and carries whatever memory may be taken. */
 bool r2_path_suffices(const struct r2_path *path);
-bool r2_path_serves(const struct r2_path *path);
-bool r2_path_able(const struct r2_path *path);
-bool r2_path_carries(const struct r2_path *path);
-bool r2_path_usable(const struct r2_path *path);
-bool r2_path_unlimited(const struct r2_path *path);
-bool r2_path_well(const struct r2_path *path);
 int r2_path_connect(struct r2_path *path, uint64_t now); /* S: one attempt */
 /* Another path to its peer is up, or tried. */
 bool r2_path_has_others(const struct r2_path *path);

@@ -18,6 +18,7 @@
 #include "engine/core/lanes.h"
 #include "engine/core/ledger.h"
 #include "engine/core/pathrate.h"
+#include "engine/core/pathstate.h"
 #include "engine/core/trial.h"
 #include "engine/core/weights.h"
 #include "engine/engine.h"
@@ -46,15 +47,6 @@ struct r2_peer;
 #include "engine/message/acks.h"
 #include "engine/path/words.h"
 
-enum r2_path_state {
-    R2_PATH_IDLE,       /* not wanted now */
-    R2_PATH_CONNECTING, /* S: an attempt is under way */
-    R2_PATH_STARTING,   /* connected, but INFO is not queued yet: no other frame may go first */
-    R2_PATH_TESTING,    /* test chunks have not arrived: frames, but no job data yet */
-    R2_PATH_PROVEN,     /* test chunks have arrived */
-    R2_PATH_WAIT,       /* down; the next attempt is at next_at */
-};
-
 struct r2_path {
     struct r2_peer *peer;
     uint16_t index;     /* in peer->paths; what the ledger calls `path` */
@@ -68,7 +60,7 @@ struct r2_path {
     struct r2_ep *ep;    /* of generation `gen`; NULL unless CONNECTING or up */
     struct r2_dying *end_memory; /* for it: memory that is there when it has to end */
     bool ever_up, spare;
-    bool missed;           /* an attempt has failed since it last carried anything */
+    enum r2_path_end last_end;
     uint64_t refused_from; /* S: since then a host answers that the process is not there; or 0 */
     bool first_choice;     /* the best pair for its local NIC */
     int fails;             /* in a row */
@@ -77,7 +69,6 @@ struct r2_path {
     uint64_t next_at, down_at, attempt_at;
     struct r2_health health;
     struct r2_damp damp;
-    bool quiet; /* it went down in order: nobody lost anything */
     bool heard; /* INFO was heard, of this generation */
     uint64_t drain_at;
     int counted; /* in r2_eng.nic_state: enum r2_census */

@@ -123,7 +123,7 @@ static struct r2_path *next_path(struct r2_peer *p)
     for (int i = 0; i < p->n_paths; i++) {
         struct r2_path *path = p->paths[i];
 
-        if (r2_path_able(path) && !r2_out_full(path))
+        if (r2_path_may(path) >= R2_MAY_LAST_RESORT && !r2_out_full(path))
             fit[n++] = path;
     }
     if (n)

@@ -43,7 +43,7 @@ static uint64_t ask_path(struct r2_path *path, uint64_t bytes, uint64_t *space)
 {
     uint64_t left = kick_path(path, bytes, space);
 
-    return r2_path_well(path) ? left : bytes;
+    return r2_path_may(path) >= R2_MAY_BEST ? left : bytes;
 }
 
 /* The path can carry something of what waits. */
@@ -81,7 +81,7 @@ static int spill_order(const struct r2_peer *p, const uint64_t space[], int home
     int n = 0;
 
     for (int i = 0; i < p->n_paths; i++) {
-        if (!space[i] || !r2_path_usable(p->paths[i]))
+        if (!space[i] || r2_path_may(p->paths[i]) < R2_MAY_LIMITED)
             continue;
         paths[n] = seen(p->paths[i], home);
         of[n++] = (uint16_t)i;
@@ -105,7 +105,8 @@ void r2_peer_kick(struct r2_peer *p)
     if (r2_list_empty(&p->ready))
         return;
     for (int i = 0; i < p->n_paths; i++)
-        space[i] = r2_path_usable(p->paths[i]) || (p->any_path && r2_path_able(p->paths[i]))
+        space[i] = r2_path_may(p->paths[i]) >= R2_MAY_LIMITED ||
+                           (p->any_path && r2_path_may(p->paths[i]) >= R2_MAY_LAST_RESORT)
                        ? room(p->paths[i])
                        : 0;
     R2_LIST_FOR_EACH (n, &p->ready) {
@@ -117,7 +118,7 @@ void r2_peer_kick(struct r2_peer *p)
         for (int i = 0; i < p->n_paths && c->any_path; i++)
             kick_path(p->paths[i], left, &space[i]);
         for (int i = 0; i < p->n_paths && left; i++) {
-            if (p->paths[i]->lnic != first || !r2_path_usable(p->paths[i]) ||
+            if (p->paths[i]->lnic != first || r2_path_may(p->paths[i]) < R2_MAY_LIMITED ||
                 !r2_send_carries(p->paths[i], r))
                 continue;
             asked |= stays >= 0;
@@ -147,7 +148,7 @@ static bool leave_to_faster(const struct r2_path *path, const struct r2_req *r, 
     for (int i = 0; i < p->n_paths && self.rate; i++) {
         struct r2_path *other = p->paths[i];
 
-        if (other == path || !r2_path_usable(other) || other->hb.unanswered ||
+        if (other == path || r2_path_may(other) < R2_MAY_LIMITED || other->hb.unanswered ||
             other->owes_until > r2_peer_now(path->peer) || (stays >= 0 && other->lnic != stays) ||
             !r2_share_may(&p->shares, &other->share) || !r2_send_carries(other, r))
             continue;
@@ -210,7 +211,8 @@ static void hand_over(struct r2_path *path)
     for (int i = 0; i < p->n_paths; i++) {
         struct r2_path *other = p->paths[i];
 
-        if (other != path && r2_path_unlimited(other) && !other->hb.unanswered && room(other)) {
+        if (other != path && r2_path_may(other) >= R2_MAY_UNLIMITED && !other->hb.unanswered &&
+            room(other)) {
             other->outbox.kick_wanted++;
             return;
         }
@@ -226,7 +228,7 @@ static void shares_moved(struct r2_path *path, uint32_t len)
     for (int i = 0; i < p->n_paths && p->shares.limited; i++) {
         struct r2_path *other = p->paths[i];
 
-        if (other != path && r2_path_usable(other) && !r2_path_unlimited(other) &&
+        if (other != path && r2_path_may(other) == R2_MAY_LIMITED &&
             r2_share_may(&p->shares, &other->share) && room(other))
             other->outbox.kick_wanted = 1;
     }
@@ -254,8 +256,8 @@ bool r2_up_next_chunk(void *owner, struct r2_ep *ep, struct r2_bulk *bulk)
         found = r2_path_test_next(path, bulk);
         goto out;
     }
-    rules = r2_path_usable(path);
-    if (path->ep != ep || !(rules || (p->any_path && r2_path_able(path))) ||
+    rules = r2_path_may(path) >= R2_MAY_LIMITED;
+    if (path->ep != ep || !(rules || (p->any_path && r2_path_may(path) >= R2_MAY_LAST_RESORT)) ||
         r2_list_empty(&p->ready))
         goto out;
     if (!room(path)) {
@@ -290,8 +292,8 @@ out:
         path->limits = false;
     }
     /* Only sockets take copies; one-sided paths are not even asked. */
-    if (!found && path->transport == R2_VIA_TCP && path->ep == ep && r2_path_usable(path) &&
-        room(path))
+    if (!found && path->transport == R2_VIA_TCP && path->ep == ep &&
+        r2_path_may(path) >= R2_MAY_LIMITED && room(path))
         found = r2_tail_take(path, bulk);
     r2_peer_unlock(p); /* a faster path may have to be asked instead */
     return found;

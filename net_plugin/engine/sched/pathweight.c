@@ -37,7 +37,7 @@ static void find_laggards(struct r2_peer *p)
     for (int i = 0; i < p->n_paths; i++) {
         const struct r2_path *path = p->paths[i];
 
-        if (r2_path_carries(path) && path->rtt_ns && path->rtt_ns < least)
+        if (r2_path_may(path) >= R2_MAY_STAND_BY && path->rtt_ns && path->rtt_ns < least)
             least = path->rtt_ns;
     }
     for (int i = 0; i < p->n_paths; i++) {
@@ -59,7 +59,7 @@ void r2_peer_weigh(struct r2_peer *p)
             struct r2_path *path = p->paths[i];
 
             path->share.weight = weight_of(path, now);
-            if (r2_path_carries(path) && !(answering && path->hb.unanswered))
+            if (r2_path_may(path) >= R2_MAY_STAND_BY && !(answering && path->hb.unanswered))
                 r2_share_add(&p->shares, &path->share);
         }
         if (p->shares.members)
@@ -117,7 +117,7 @@ static bool others_may(const struct r2_path *path, const struct r2_conn *c, cons
     for (int i = 0; i < p->n_paths; i++) {
         const struct r2_path *other = p->paths[i];
 
-        if (other != path && r2_path_usable(other) && !other->hb.unanswered &&
+        if (other != path && r2_path_may(other) >= R2_MAY_LIMITED && !other->hb.unanswered &&
             (stays < 0 || other->lnic == stays) && r2_share_may(&p->shares, &other->share) &&
             r2_send_carries(other, r))
             return true;

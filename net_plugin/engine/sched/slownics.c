@@ -28,7 +28,7 @@ static bool nics_limit(const struct r2_path *path)
         r2_limited_never(path))
         return false;
     for (int i = 0; i < p->n_paths; i++) {
-        if (!r2_path_usable(p->paths[i]))
+        if (r2_path_may(p->paths[i]) < R2_MAY_LIMITED)
             continue;
         if (!is_slow(p->paths[i]))
             return false;
