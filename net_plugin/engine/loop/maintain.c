@@ -113,11 +113,11 @@ static void want(struct r2_path *path, bool spare, uint64_t now)
     if (path->state == R2_PATH_IDLE)
         path->next_at = now;
     if (attempt_is_over(path, now)) {
-        bool mute = process_is_slow(path); /* until another attempt has ended */
+        bool slow = process_is_slow(path); /* until another attempt has ended */
 
         r2_path_refused(path, false);
         r2_path_fail(path, path->gen, ETIMEDOUT, "no answer to connect");
-        path->hb.mute = mute;
+        path->hb.process_slow = slow;
     }
     if (path->health.state == R2_HEALTH_DRAINED || path->health.state == R2_HEALTH_DAMPED)
         return;
@@ -387,7 +387,7 @@ static void maintain(struct r2_peer *p, uint64_t now)
         r2_noway_look(p, now);
         r2_peer_judge_refusals(p, now);
         repeat_downs(p, now);
-        r2_words_repeat(p, now);
+        r2_nicnews_repeat(p, now);
         if (!slept(p, now))
             r2_peer_check_stuck(p, now);
         check_time(p, now);

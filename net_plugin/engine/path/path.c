@@ -214,7 +214,7 @@ static void ended(struct r2_path *path, bool clean, int err, const char *cause)
 
     path->state = r2_path_next(path->state, R2_PATH_EV_END);
     p->n_up -= was_up;
-    path->hb.mute = false;
+    path->hb.process_slow = false;
     path->last_end = p->out && !carried && err && !no_descriptors(err)
                          ? R2_END_ATTEMPT
                          : R2_END_NONE; /* the other side knows whether it is wanted */
@@ -305,7 +305,7 @@ void r2_path_fail(struct r2_path *path, uint32_t gen, int err, const char *cause
         wait_begins(path, cause);
     if (p->n_up == 0 && was_up) {
         p->suspect = false;
-        p->asking.next_at = p->asking.lost_at = r2_peer_now(p);
+        p->liveness.next_at = p->liveness.lost_at = r2_peer_now(p);
     }
     if (was_up) {
         p->resync_wanted = true;
@@ -339,7 +339,7 @@ void r2_path_up(struct r2_path *path)
     path->grey = R2_WEIGHT_FULL; /* what was measured is forgotten too */
     r2_grey_path_up(path);
     r2_lanes_init(&path->lanes, r2_eng.ops->planned(path->ep));
-    path->owes_until = 0;
+    path->busy_until = 0;
     r2_path_test(path);
     if (!r2_path_is_up(path)) /* the same */
         return;
@@ -424,8 +424,8 @@ static bool better(const struct r2_path *a, const struct r2_path *b)
         return a->hb.unanswered == 0;
     if ((r2_path_may(a) >= R2_MAY_LAST_RESORT) != (r2_path_may(b) >= R2_MAY_LAST_RESORT))
         return r2_path_may(a) >= R2_MAY_LAST_RESORT;
-    if (a->lags != b->lags)
-        return b->lags;
+    if (a->high_rtt != b->high_rtt)
+        return b->high_rtt;
     return a->share.weight && !b->share.weight;
 }
 
@@ -439,7 +439,7 @@ struct r2_path *r2_path_for_ctrl(struct r2_peer *p, int home, int remote_home)
         if (!r2_path_takes_frames(path))
             continue;
         if (path->hb.unanswered == 0 && path->share.weight &&
-            r2_path_may(path) >= R2_MAY_LAST_RESORT && !path->lags &&
+            r2_path_may(path) >= R2_MAY_LAST_RESORT && !path->high_rtt &&
             (home < 0 || path->lnic == home) && (remote_home < 0 || path->rnic == remote_home))
             return path;
         if (better(path, best))

@@ -13,7 +13,7 @@
 
 #include "engine/internal.h"
 #include "engine/locate/locate.h"
-#include "util/told.h"
+#include "util/ratelimit.h"
 
 #define TEST_CHUNK (64 * 1024)
 #define TEST_CHUNKS 4 /* at least, and as many on each lane */
@@ -101,12 +101,12 @@ static enum r2_seg_event told_as(enum r2_health_state before, enum r2_health_sta
 /* A process that leaves closes hundreds of paths, and the journal is for what happened before. */
 static bool too_many_closed(uint64_t now, unsigned *untold)
 {
-    static struct r2_told closed; /* under its own lock: peers have different ones */
+    static struct r2_ratelimit closed; /* under its own lock: peers have different ones */
     static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
     bool pass;
 
     pthread_mutex_lock(&lock);
-    pass = r2_told_pass(&closed, false, now, untold);
+    pass = r2_ratelimit_pass(&closed, false, now, untold);
     pthread_mutex_unlock(&lock);
     return !pass;
 }

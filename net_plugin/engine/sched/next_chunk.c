@@ -19,8 +19,8 @@ static uint64_t room(const struct r2_path *path)
     uint64_t window = r2_pathrate_window(&path->rate, chunk, lanes);
     uint64_t used = r2_pathrate_inflight(&path->rate);
 
-    if (path->owes_until && path->peer->shares.members > 1 && !r2_conn_narrow() &&
-        path->owes_until > r2_peer_now(path->peer))
+    if (path->busy_until && path->peer->shares.members > 1 && !r2_conn_narrow() &&
+        path->busy_until > r2_peer_now(path->peer))
         return 0; /* others have room; the only one is not spared */
     return window > used && lanes ? window - used : 0;
 }
@@ -149,7 +149,7 @@ static bool leave_to_faster(const struct r2_path *path, const struct r2_req *r, 
         struct r2_path *other = p->paths[i];
 
         if (other == path || r2_path_may(other) < R2_MAY_LIMITED || other->hb.unanswered ||
-            other->owes_until > r2_peer_now(path->peer) || (stays >= 0 && other->lnic != stays) ||
+            other->busy_until > r2_peer_now(path->peer) || (stays >= 0 && other->lnic != stays) ||
             !r2_share_may(&p->shares, &other->share) || !r2_send_carries(other, r))
             continue;
         others[n] = seen(other, c->home);
@@ -289,7 +289,7 @@ bool r2_up_next_chunk(void *owner, struct r2_ep *ep, struct r2_bulk *bulk)
 out:
     if (r2_list_empty(&p->ready) && path->ep == ep) {
         r2_pathrate_app_limited(&path->rate);
-        path->limits = false;
+        path->is_bottleneck = false;
     }
     /* Only sockets take copies; one-sided paths are not even asked. */
     if (!found && path->transport == R2_VIA_TCP && path->ep == ep &&
