@@ -192,6 +192,7 @@ struct r2_peer {
     struct r2_list node;  /* r2_eng.peers; holds a reference */
     atomic_ulong look_at; /* when what was left is looked at again (look.c); 0: nothing was */
     atomic_ulong help_at; /* as a connection's, where all threads are awake */
+    uint64_t now;         /* r2_peer_now, until the lock is given up; 0: not read yet */
     unsigned todo;        /* enum r2_todo */
     bool listed;          /* written under r2_eng.lock and `lock`, but for a new one's */
     uint8_t id[16], secret[16];
@@ -241,7 +242,7 @@ struct r2_peer {
     bool suspect;
     uint64_t suspect_since, refresh_at;
     struct { /* what operators were last shown */
-        uint64_t connections, heard, waits, gives_up;
+        uint64_t connections, heard, waits, gives_up, noway;
         enum r2_seg_waits_for waits_for;
     } shown;
 
@@ -250,6 +251,14 @@ struct r2_peer {
     struct r2_timer timer;
     int row;
 };
+
+/* The time of what happens while the peer's lock is held. Read once, after the lock is taken: it is
+ * never before a time that an earlier holder has noted. */
+uint64_t r2_peer_read_clock(struct r2_peer *p);
+static inline uint64_t r2_peer_now(struct r2_peer *p)
+{
+    return p->now ? p->now : r2_peer_read_clock(p);
+}
 
 /* Longest time between two attempts over a failed path, and between probes of a failed NIC. */
 #define R2_PROBE_NS (1 * R2_NS_PER_S)

@@ -21,7 +21,7 @@ static void plan_of_mode(struct r2_settings *out, r2_getenv_fn getenv_fn)
     if (out->mode <= R2_MODE_BALANCE)
         out->plan = R2_PLAN_SETTING_OFF;
     else if (out->mode != R2_MODE_AUTO && !(text && text[0]))
-        out->plan = R2_PLAN_SETTING_ON;
+        out->plan = R2_PLAN_SETTING_AUTO;
 }
 
 #define IDLE_INTERVALS 10  /* nobody waits for an idle path: it costs a tenth */
@@ -207,8 +207,7 @@ static struct {
 
 /* What is loaded or written by name. A process with rights that its caller does not have (setuid,
  * file capabilities: AT_SECURE) reads none of it, as ld.so reads no LD_PRELOAD there. */
-static const char *const r2_settings_trusted[] = {"R2CCL_REAL_NCCL", "R2CCL_IBVERBS_LIB",
-                                                  "R2CCL_PLAN_TRACE"};
+static const char *const r2_settings_trusted[] = {"R2CCL_REAL_NCCL", "R2CCL_IBVERBS_LIB"};
 enum { R2_TRUSTED = sizeof(r2_settings_trusted) / sizeof(r2_settings_trusted[0]) };
 
 static char *r2_settings_getenv(const char *name)

@@ -33,7 +33,7 @@ enum r2_setting_mode {
 
 enum r2_setting_gpu_memory { R2_GPU_MEMORY_HOST, R2_GPU_MEMORY_DIRECT };
 
-enum r2_setting_plan { R2_PLAN_SETTING_OFF, R2_PLAN_SETTING_SHADOW, R2_PLAN_SETTING_ON };
+enum r2_setting_plan { R2_PLAN_SETTING_OFF, R2_PLAN_SETTING_SHADOW, R2_PLAN_SETTING_AUTO };
 
 enum r2_setting_allreduce { R2_ALLREDUCE_STOCK, R2_ALLREDUCE_DIRECT };
 

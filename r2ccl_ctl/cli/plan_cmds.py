@@ -29,7 +29,7 @@ def plan() -> None:
 def show_plans(pid: int | None, job: str | None, node: str | None, as_json: bool) -> None:
     """Show what the communicators of running processes run as.
 
-    BESIDE: communicators that the shim has made for plans and keeps.
+    PLAN: the schedule; CAUSE: why it is that one, or why there is no plan.
 
     \b
     Example:
@@ -120,7 +120,7 @@ def plan_on(
 ) -> None:
     """Let plans be taken again after plan off.
 
-    It needs processes that were started with R2CCL_PLAN=on. Ends with 1 when no process of a job
+    It needs processes that were started with R2CCL_PLAN=auto. Ends with 1 when no process of a job
     has a use for it.
 
     \b

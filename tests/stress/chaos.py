@@ -410,7 +410,7 @@ def round_of(build: Build, seed: int, lab: Lab | None, seconds: float, under: Un
         env |= {"LD_PRELOAD": str(build.path / "libr2ccl.so"), "R2CCL_ALLREDUCE": "direct"}
     if under.plans:
         env |= {"LD_PRELOAD": str(build.path / "libr2ccl.so")}
-        env |= {"R2CCL_PLAN": "on", "R2CCL_PLAN_HOLD": "1", "R2CCL_PLAN_WITHDRAW": "0"}
+        env |= {"R2CCL_MODE": "optimal", "R2CCL_PLAN_HOLD": "1"}
     if lab is not None:
         for node in lab.nodes:
             for nic in lab.nics(node):

@@ -378,7 +378,7 @@ static void test_marked(void)
     CHECK_EQ(atomic_load(&r.conn->peer->limited_until), said);
     for (int i = 0; i < 100 && !now; i++) { /* this thread may be off its core for longer */
         r2_limited_marked(ep->params.owner, &c);
-        now = r2_pause_limited(r2_now_ns()) && r2_limited_now(r.conn->peer);
+        now = r2_pause_limited(r2_now_ns()) && r2_limited_now(r.conn->peer, r2_now_ns());
     }
     CHECK(now);
     remote_end(&r);

@@ -141,15 +141,15 @@ static void test_plans_of_modes(void)
         int want;
     } cases[] = {
         {"auto", NULL, R2_PLAN_SETTING_OFF},
-        {"auto", "on", R2_PLAN_SETTING_ON},
-        {"off", "on", R2_PLAN_SETTING_OFF},
-        {"migrate", "on", R2_PLAN_SETTING_OFF},
+        {"auto", "auto", R2_PLAN_SETTING_AUTO},
+        {"off", "auto", R2_PLAN_SETTING_OFF},
+        {"migrate", "auto", R2_PLAN_SETTING_OFF},
         {"balance", "shadow", R2_PLAN_SETTING_OFF},
-        {"3", NULL, R2_PLAN_SETTING_ON},
-        {"optimal", NULL, R2_PLAN_SETTING_ON},
+        {"3", NULL, R2_PLAN_SETTING_AUTO},
+        {"optimal", NULL, R2_PLAN_SETTING_AUTO},
         {"optimal", "off", R2_PLAN_SETTING_OFF},
         {"optimal", "shadow", R2_PLAN_SETTING_SHADOW},
-        {"optimal", "", R2_PLAN_SETTING_ON},
+        {"optimal", "", R2_PLAN_SETTING_AUTO},
     };
     struct r2_settings s;
     char err[512];
@@ -427,16 +427,16 @@ static void test_process(void)
         CHECK_EQ(pthread_join(threads[i], &got), 0);
         CHECK(got == (const void *)r2_settings_get());
     }
-    CHECK_EQ(r2_settings_get()->plan_keep, 5);
+    CHECK_EQ(r2_settings_get()->lanes, 5);
     CHECK_EQ(r2_settings_get()->eager, 8192);
     CHECK(r2_settings_error() && strstr(r2_settings_error(), "R2CCL_EAGER=lots"));
     CHECK(strstr(r2_settings_warnings(), "R2CCL_HARTBEAT is not a setting"));
     /* Nothing was written, and later changes do not matter. */
     CHECK_STR(getenv("R2CCL_EAGER"), "lots");
     CHECK(getenv("R2CCL_CHUNK") == NULL);
-    setenv("R2CCL_PLAN_KEEP", "9", 1);
-    CHECK_EQ(r2_settings_get()->plan_keep, 5);
-    setenv("R2CCL_PLAN_KEEP", "5", 1);
+    setenv("R2CCL_LANES", "9", 1);
+    CHECK_EQ(r2_settings_get()->lanes, 5);
+    setenv("R2CCL_LANES", "5", 1);
 }
 
 /* A value of JSON; returns the place behind it, NULL if it is malformed. */
@@ -552,7 +552,7 @@ int main(int argc, char **argv)
     unsetenv("R2CCL_MODE");
     setenv("R2CC_MODE", "2", 1);
     setenv("R2CCL_EAGER", "lots", 1);
-    setenv("R2CCL_PLAN_KEEP", "5", 1);
+    setenv("R2CCL_LANES", "5", 1);
     setenv("R2CCL_HARTBEAT", "1", 1);
     setenv("R2CCL_JOB", "a\"\\\n\xff\xc3\xa9", 1);
     return check_main(argc, argv, tests);

@@ -73,7 +73,7 @@ static void begin_to_hold(struct rank *me)
         usleep(1000);
     }
     CHECK(driver.held() > 0);
-    CHECK(me->follow->timing->polled); /* its own operations are what is asked about */
+    CHECK(me->follow->leader->timing->polled); /* its own operations are what is asked about */
 }
 
 static void no_longer(void)
@@ -84,14 +84,14 @@ static void no_longer(void)
     no_context_held();
 }
 
-/* The leader's thread waits for the driver; a plan is agreed, made, taken, and taken back. */
+/* The leader's thread waits for the driver; plans are agreed. */
 static void plans(struct rank *me)
 {
     if (me->rank == 0)
         begin_to_hold(me);
     pthread_barrier_wait(&together);
-    take_plan(me, 1);
-    agree(me, 0, false);
+    agree(me);
+    agree(me);
     if (me->rank == 0) {
         CHECK(driver.held() > 0); /* all the time */
         /* Threads for the agreement, plans, times; an emulator keeps some signals for itself. */
@@ -157,6 +157,16 @@ static void test_comes_and_goes(void)
     driver.answer(0, 0);
 }
 
+/* Operations of stock that are known, of the one size that there is. Its lock is held. */
+static unsigned measured_by(const struct r2_leader *l)
+{
+    unsigned n = 0;
+
+    for (int c = 0; c < R2_POLICY_CLASSES; c++)
+        n += l->policy.stock.seen[c];
+    return n;
+}
+
 /* Until so many operations of stock are known to the leader. */
 static unsigned measured(struct rank *me, unsigned wanted)
 {
@@ -165,9 +175,9 @@ static unsigned measured(struct rank *me, unsigned wanted)
     for (int i = 0; i < 10000 && n < wanted; i++) {
         CHECK_EQ(reduce(me->comm, BIG), 0);
         usleep(1000);
-        pthread_mutex_lock(&me->follow->lock);
-        n = r2_policy_measured(&me->follow->policy);
-        pthread_mutex_unlock(&me->follow->lock);
+        pthread_mutex_lock(&me->follow->leader->lock);
+        n = measured_by(me->follow->leader);
+        pthread_mutex_unlock(&me->follow->leader->lock);
     }
     return n;
 }
@@ -183,46 +193,46 @@ static void known(struct rank *me)
     if (me->rank == 0) {
         CHECK_GE(measured(me, 4), 4);
         driver.answer(0, 700); /* an illegal address, say */
-        before = f->timing->timed;
+        before = f->leader->timing->timed;
         for (int i = 0; i < 3 * R2_TIMING_WATCHES; i++) {
             CHECK_EQ(reduce(me->comm, BIG), 0);
             usleep(20000);
         }
-        CHECK_GT(f->timing->timed, before + R2_TIMING_WATCHES);
+        CHECK_GT(f->leader->timing->timed, before + R2_TIMING_WATCHES);
         driver.answer(0, 0);
-        pthread_mutex_lock(&f->lock);
-        r2_policy_event(&f->policy, r2_now_ns());
-        pthread_mutex_unlock(&f->lock);
+        pthread_mutex_lock(&f->leader->lock);
+        r2_policy_event(&f->leader->policy, true, r2_now_ns());
+        pthread_mutex_unlock(&f->leader->lock);
         CHECK_GE(measured(me, 4), 4);
         driver.hold(1); /* and these are asked about when it is over */
         for (int i = 0; i < 2 * R2_TIMING_WATCHES; i++)
             CHECK_EQ(reduce(me->comm, BIG), 0);
-        pthread_mutex_lock(&f->lock);
-        r2_policy_event(&f->policy, r2_now_ns());
-        pthread_mutex_unlock(&f->lock);
+        pthread_mutex_lock(&f->leader->lock);
+        r2_policy_event(&f->leader->policy, true, r2_now_ns());
+        pthread_mutex_unlock(&f->leader->lock);
         driver.hold(0);
         for (int i = 0; i < R2_TIMING_WATCHES;) /* until all are read */
-            i = atomic_load(&f->timing->watches[i].state) ? (usleep(1000), 0) : i + 1;
-        pthread_mutex_lock(&f->lock);
-        CHECK_EQ(r2_policy_measured(&f->policy), 0);
-        pthread_mutex_unlock(&f->lock);
+            i = atomic_load(&f->leader->timing->watches[i].state) ? (usleep(1000), 0) : i + 1;
+        pthread_mutex_lock(&f->leader->lock);
+        CHECK_EQ(measured_by(f->leader), 0);
+        pthread_mutex_unlock(&f->leader->lock);
         driver.answer(0, NOT_READY); /* the host is ahead: these were handed over before, and */
         for (int i = 0; i < R2_TIMING_WATCHES; i++) /* run after it */
             CHECK_EQ(reduce(me->comm, BIG), 0);
-        pthread_mutex_lock(&f->lock);
-        r2_policy_event(&f->policy, r2_now_ns());
-        pthread_mutex_unlock(&f->lock);
+        pthread_mutex_lock(&f->leader->lock);
+        r2_policy_event(&f->leader->policy, true, r2_now_ns());
+        pthread_mutex_unlock(&f->leader->lock);
         for (int i = 0, asked = driver.asked(); i < 20000 && driver.asked() < asked + 64; i++)
             usleep(1000);
         driver.answer(0, 0);
         for (int i = 0, n = 0; i < 20000 && n < 4; i++, usleep(1000)) {
-            pthread_mutex_lock(&f->lock);
-            n = (int)r2_policy_measured(&f->policy);
-            pthread_mutex_unlock(&f->lock);
+            pthread_mutex_lock(&f->leader->lock);
+            n = (int)measured_by(f->leader);
+            pthread_mutex_unlock(&f->leader->lock);
         }
-        pthread_mutex_lock(&f->lock);
-        CHECK_GE(r2_policy_measured(&f->policy), 4);
-        pthread_mutex_unlock(&f->lock);
+        pthread_mutex_lock(&f->leader->lock);
+        CHECK_GE(measured_by(f->leader), 4);
+        pthread_mutex_unlock(&f->leader->lock);
     }
     pthread_barrier_wait(&together);
     CHECK_EQ(ncclCommDestroy(me->comm), 0);
@@ -299,7 +309,6 @@ int main(int argc, char **argv)
     *(void **)(void *)&driver.reset = dlsym(lib, "fake_cuda_reset");
     CHECK(driver.hold && driver.held && driver.asked && driver.events && driver.answer &&
           driver.retained && driver.reset);
-    noop_bed("on");
-    setenv("R2CCL_PLAN_FORCE", "0", 1);
+    noop_bed("auto");
     return check_main(argc, argv, tests);
 }

@@ -204,7 +204,7 @@ static void tell_all(const struct r2_msg_verdict *m)
 
         r2_peer_lock(peers[i]);
         if (!said) {
-            r2_words_hint(peers[i], &mine, r2_now_ns());
+            r2_words_hint(peers[i], &mine, r2_peer_now(peers[i]));
             say(peers[i], -1, R2_F_VERDICT, &mine, sizeof(mine), NULL, 0);
         }
         r2_peer_unlock(peers[i]);

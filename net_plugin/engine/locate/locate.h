@@ -46,4 +46,10 @@ void r2_locate_probe_released(void *owner);
  * asked; UNKNOWN: none, because questions are out, or there is no room, or R2CCL_LOCATE=0. */
 int r2_locate_reach(int nic);
 
+/* The peer's kernel has taken the connection over it, so the way is there: its process is stopped,
+ * or has much to do (invariant "silence is not failure"). Under the peer's lock. */
+bool r2_path_reaches_kernel(const struct r2_path *path);
+/* S: says once that no NIC here reaches the peer, which none ever did. Under its lock. */
+void r2_noway_look(struct r2_peer *p, uint64_t now);
+
 #endif

@@ -15,7 +15,6 @@
 #include "engine/internal.h"
 #include "engine/locate/locate.h"
 #include "engine/path/pairs.h"
-#include "topology/nettables.h"
 
 #define LOOK_NS (1 * R2_NS_PER_S)
 /* In vain, one after the other: 10 s of looking. Counted, so that time in which this process was
@@ -53,24 +52,14 @@ static bool counted_on(int nic)
  * ours. Where it has fewer, some of ours may have no rail to it, and nothing is wrong. */
 static bool belongs(const struct r2_peer *p, int lnic, int rnic)
 {
-    struct sockaddr_storage addr;
-    struct r2_nic local;
-    socklen_t len;
     int known = 0;
 
     for (int i = 0; i < p->n_rnics; i++)
         known += p->rnics[i].known;
-    if (known >= r2_local.n)
-        return true;
-    r2_local_now(lnic, &local);
-    return !local.bare && r2_wire_to_sockaddr(&p->rnics[rnic].addr, &addr, &len) == 0 &&
-           r2_sockaddr_in_prefix((const struct sockaddr *)&local.addr,
-                                 (const struct sockaddr *)&addr, local.prefixlen);
+    return known >= r2_local.n || r2_pair_on_link(p, lnic, rnic);
 }
 
-/* The peer's kernel has taken the connection over it, so the way is there: its process is stopped,
- * or has much to do (invariant "silence is not failure"). */
-static bool reaches_kernel(const struct r2_path *path)
+bool r2_path_reaches_kernel(const struct r2_path *path)
 {
     return path->hb.mute ||
            (path->state == R2_PATH_CONNECTING && path->ep && r2_eng.ops->reached(path->ep));
@@ -82,7 +71,8 @@ static bool tried_in_vain(const struct r2_path *path)
     const struct r2_rnic *r = &p->rnics[path->rnic];
 
     return path->first_choice && path->fails && !path->ever_up && !r2_path_wireless(path) &&
-           r->known && r->usable && belongs(p, path->lnic, path->rnic) && !reaches_kernel(path);
+           r->known && r->usable && belongs(p, path->lnic, path->rnic) &&
+           !r2_path_reaches_kernel(path);
 }
 
 /* Its NICs are known, it is in use, and another NIC of ours serves it, where its kernel answers at

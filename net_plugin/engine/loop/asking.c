@@ -127,19 +127,28 @@ static bool may_answer(const struct r2_peer *p, uint64_t now)
     return false;
 }
 
-/* S: a process that never was reached: every best pair is refused, again and again. */
+static bool refused_for_good(const struct r2_path *path, uint64_t now)
+{
+    return path->refused_from && path->fails >= REFUSED_LEAST &&
+           now >= path->refused_from + CONFIRM_NS;
+}
+
+/* S: a process that never was reached: every best pair is refused, again and again. Over another
+ * subnet the refusal may come from the peer's kernel on behalf of a NIC that the process does not
+ * use, where it does not listen: that proves nothing. */
 static bool never_there(const struct r2_peer *p, uint64_t now)
 {
+    bool any = false;
+
     for (int i = 0; i < p->n_paths; i++) {
         const struct r2_path *path = p->paths[i];
+        bool counts = path->first_choice && r2_pair_on_link(p, path->lnic, path->rnic);
 
-        if (path->ever_up)
+        if (path->ever_up || (counts && !refused_for_good(path, now)))
             return false;
-        if (path->first_choice && (!path->refused_from || path->fails < REFUSED_LEAST ||
-                                   now < path->refused_from + CONFIRM_NS))
-            return false;
+        any |= counts;
     }
-    return p->n_paths > 0;
+    return any;
 }
 
 /* Refusals have gone on for that long, and still did a moment ago. */
@@ -327,7 +336,7 @@ void r2_peer_asked(struct r2_peer *p, struct r2_ep *ep, int err, const struct r2
 {
     const struct r2_ep_params *params = r2_eng.ops->params(ep);
     struct r2_question *q = &p->asking.by[params->local_nic];
-    uint64_t now = r2_now_ns();
+    uint64_t now = r2_peer_now(p);
 
     if (q->ep != ep)
         q += R2_MAX_NICS;

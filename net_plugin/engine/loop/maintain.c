@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "engine/locate/locate.h"
 #include "engine/path/pairs.h"
 
 #define ATTEMPT_NS (1 * R2_NS_PER_S) /* for a connect of ours to be answered */
@@ -66,7 +67,7 @@ static void shut_dying(struct r2_peer *p)
         r2_peer_lock(p);
         next = n->next;
         if (rc) {
-            unconfirmed(p, d, r2_now_ns());
+            unconfirmed(p, d, r2_peer_now(p));
             continue;
         }
         r2_list_del(&d->node);
@@ -342,8 +343,9 @@ static void check_time(struct r2_peer *p, uint64_t now)
         forget_closed(p);
     else
         r2_peer_gone(p, -ETIMEDOUT,
-                     pathless ? "no path came back within R2CCL_NO_PATH_TIMEOUT"
-                              : "every path silent for R2CCL_NO_PATH_TIMEOUT");
+                     p->shown.noway ? "no NIC here reaches it"
+                     : pathless     ? "no path came back within R2CCL_NO_PATH_TIMEOUT"
+                                    : "every path silent for R2CCL_NO_PATH_TIMEOUT");
 }
 
 /* A peer without connections: its paths are closed after a while (S), and it is forgotten. */
@@ -382,6 +384,7 @@ static void maintain(struct r2_peer *p, uint64_t now)
     if (p->life == R2_PEER_ALIVE) {
         if (p->out && (!r2_list_empty(&p->conn_list) || p->opening))
             plan_paths(p, now);
+        r2_noway_look(p, now);
         r2_peer_judge_refusals(p, now);
         repeat_downs(p, now);
         r2_words_repeat(p, now);
@@ -404,7 +407,7 @@ void r2_peer_task(struct r2_task *t)
     was_listed = p->listed;
     shut_dying(p);
     r2_buffered_leave(p);
-    maintain(p, r2_now_ns());
+    maintain(p, r2_peer_now(p));
     shut_dying(p);
     if (p->resync_wanted && p->n_up)
         r2_peer_resync(p);
@@ -416,7 +419,7 @@ void r2_peer_task(struct r2_task *t)
         r2_peer_allow_any_path(p);
         r2_peer_kick(p);
     }
-    retire(p, r2_now_ns());
+    retire(p, r2_peer_now(p));
     drop = was_listed && !p->listed;
     r2_peer_unlock(p);
     if (drop)

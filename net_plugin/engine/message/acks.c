@@ -21,7 +21,7 @@ static void range_dropped(struct r2_peer *p)
 {
     p->acks_dropped = true;
     p->resync_wanted = true;
-    r2_timer_sooner(&p->timer, r2_now_ns() + R2_TICK_NS);
+    r2_timer_sooner(&p->timer, r2_peer_now(p) + R2_TICK_NS);
 }
 
 static void queue(struct r2_conn *c, struct r2_path *path, uint64_t seq, uint64_t off, uint64_t len)
@@ -225,7 +225,7 @@ static bool may_wait(struct r2_peer *p)
     if (!p->ack_delay.armed) { /* on the thread that reads what comes, and will say this */
         p->ack_delay.armed = true;
         r2_peer_get(p);
-        r2_timer_here(&p->ack_delay.timer, r2_now_ns() + LATE_NS);
+        r2_timer_here(&p->ack_delay.timer, r2_peer_now(p) + LATE_NS);
     }
     return true;
 }

@@ -11,7 +11,7 @@ static void resync_paths(struct r2_peer *p, struct r2_path *via)
         if (p->out && path->down_gen > path->fenced_gen) {
             m.gen = path->down_gen;
             m.reason = (uint32_t)path->last_err;
-            path->down_sent_at = r2_now_ns();
+            path->down_sent_at = r2_peer_now(p);
             r2_out_frame(via, R2_F_DOWN, &m, sizeof(m), NULL, 0);
         } else if (!p->out && path->fenced_gen && !p->acks_dropped) {
             m.sender_nic = path->rnic;

@@ -134,7 +134,7 @@ bool r2_tail_waits(const struct r2_peer *p, uint64_t now)
 bool r2_tail_take(struct r2_path *path, struct r2_bulk *bulk)
 {
     struct r2_peer *p = path->peer;
-    uint64_t now = r2_now_ns();
+    uint64_t now = r2_peer_now(p);
     const struct r2_path *slow = held_back(p, now);
     struct r2_list *n;
 

@@ -13,6 +13,7 @@
 #include <string.h>
 
 #include "engine/path/pairs.h"
+#include "topology/nettables.h"
 
 /* NICs that are met elsewhere are told apart by their order alone. */
 static int bare_rail(int nic)
@@ -46,6 +47,18 @@ int r2_pairs_candidates(const struct r2_peer *p, int lnic, int transport, int *o
     for (int i = 0; i < m; i++)
         order[i] = back[found[i]];
     return m;
+}
+
+bool r2_pair_on_link(const struct r2_peer *p, int lnic, int rnic)
+{
+    struct sockaddr_storage addr;
+    struct r2_nic local;
+    socklen_t len;
+
+    r2_local_now(lnic, &local);
+    return !local.bare && r2_wire_to_sockaddr(&p->rnics[rnic].addr, &addr, &len) == 0 &&
+           r2_sockaddr_in_prefix((const struct sockaddr *)&local.addr,
+                                 (const struct sockaddr *)&addr, local.prefixlen);
 }
 
 int r2_pairs_keep(struct r2_peer *p, int lnic, int via, int *order, int n)

@@ -209,7 +209,7 @@ static void ended(struct r2_path *path, bool clean, int err, const char *cause)
 {
     struct r2_peer *p = path->peer;
     bool was_up = r2_path_is_up(path), carried = path->state == R2_PATH_PROVEN;
-    uint64_t now = r2_now_ns();
+    uint64_t now = r2_peer_now(p);
 
     path->state = R2_PATH_WAIT;
     p->n_up -= was_up;
@@ -258,7 +258,7 @@ static void wait_begins(struct r2_path *path, const char *cause)
 {
     struct r2_peer *p = path->peer;
 
-    p->no_path_since = p->suspect ? p->suspect_since : r2_now_ns();
+    p->no_path_since = p->suspect ? p->suspect_since : r2_peer_now(p);
     if (p->active || p->opening)
         say_no_path(path, cause); /* else the first that waits does: r2_path_wait_late */
 }
@@ -303,7 +303,7 @@ void r2_path_fail(struct r2_path *path, uint32_t gen, int err, const char *cause
         wait_begins(path, cause);
     if (p->n_up == 0 && was_up) {
         p->suspect = false;
-        p->asking.next_at = p->asking.lost_at = r2_now_ns();
+        p->asking.next_at = p->asking.lost_at = r2_peer_now(p);
     }
     if (was_up) {
         p->resync_wanted = true;
@@ -315,7 +315,7 @@ void r2_path_fail(struct r2_path *path, uint32_t gen, int err, const char *cause
 void r2_path_up(struct r2_path *path)
 {
     struct r2_peer *p = path->peer;
-    uint64_t now = r2_now_ns();
+    uint64_t now = r2_peer_now(p);
 
     path->state = R2_PATH_STARTING;
     path->hb.silent = false;
@@ -353,7 +353,7 @@ void r2_path_up(struct r2_path *path)
 
 void r2_path_refused(struct r2_path *path, bool yes)
 {
-    uint64_t now = r2_now_ns();
+    uint64_t now = r2_peer_now(path->peer);
 
     path->refused_from = !yes ? 0 : path->refused_from ? path->refused_from : now;
     if (yes)
@@ -460,7 +460,7 @@ void r2_peer_waits(struct r2_peer *p, uint64_t now)
 void r2_peer_account(struct r2_peer *p, int delta)
 {
     if (delta > 0 && !p->active) {
-        uint64_t now = r2_now_ns();
+        uint64_t now = r2_peer_now(p);
 
         r2_peer_waits(p, now);
         r2_timer_sooner(&p->timer, now + R2_TICK_NS);

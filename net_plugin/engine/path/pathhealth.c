@@ -98,14 +98,14 @@ static enum r2_seg_event told_as(enum r2_health_state before, enum r2_health_sta
 }
 
 /* A process that leaves closes hundreds of paths, and the journal is for what happened before. */
-static bool too_many_closed(unsigned *untold)
+static bool too_many_closed(uint64_t now, unsigned *untold)
 {
     static struct r2_told closed; /* under its own lock: peers have different ones */
     static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
     bool pass;
 
     pthread_mutex_lock(&lock);
-    pass = r2_told_pass(&closed, false, r2_now_ns(), untold);
+    pass = r2_told_pass(&closed, false, now, untold);
     pthread_mutex_unlock(&lock);
     return !pass;
 }
@@ -115,7 +115,8 @@ static void tell_state(const struct r2_path *path, enum r2_seg_event event, cons
     unsigned untold = 0;
     char text[128];
 
-    if (event == R2_EV_NONE || (event == R2_EV_PATH_CLOSED && too_many_closed(&untold)))
+    if (event == R2_EV_NONE ||
+        (event == R2_EV_PATH_CLOSED && too_many_closed(r2_peer_now(path->peer), &untold)))
         return;
     snprintf(text, sizeof(text), "%s (and %u paths before, not shown)", cause, untold);
     r2_path_journal(path, event, 0, 0, untold ? text : cause);
@@ -125,7 +126,7 @@ bool r2_path_event(struct r2_path *path, enum r2_health_event event, const char 
 {
     enum r2_health_state before = path->health.state;
 
-    if (!r2_health_step(&path->health, event, r2_now_ns()))
+    if (!r2_health_step(&path->health, event, r2_peer_now(path->peer)))
         return false;
     tell_state(path, told_as(before, path->health.state), cause);
     r2_path_show(path, cause);
@@ -251,7 +252,7 @@ bool r2_nic_asked_in_vain(int nic)
 
 void r2_path_tell_up(struct r2_path *path)
 {
-    uint64_t away = path->down_at ? r2_now_ns() - path->down_at : 0;
+    uint64_t away = path->down_at ? r2_peer_now(path->peer) - path->down_at : 0;
 
     if (path->shown.up || !path->heard || path->state != R2_PATH_PROVEN)
         return;
@@ -290,7 +291,7 @@ void r2_path_follow(struct r2_path *path)
     bool drained = drained_here(path);
 
     if (drained && r2_path_event(path, R2_HEALTH_EV_DRAIN, "its NIC is drained")) {
-        path->drain_at = r2_now_ns();
+        path->drain_at = r2_peer_now(path->peer);
         if (path->state == R2_PATH_CONNECTING)
             r2_path_fail(path, path->gen, 0, "drained");
         path->peer->todo |= R2_TODO_KICK;
@@ -356,7 +357,7 @@ void r2_path_test(struct r2_path *path)
                  atomic_load(&r2_eng.nic_state[path->lnic].trusted);
 
     path->test.out = path->test.want = 0; /* test.done: see up_accepted */
-    path->test.at = path->peer->out ? r2_now_ns() : 0;
+    path->test.at = path->peer->out ? r2_peer_now(path->peer) : 0;
     if (!path->peer->out)
         return;
     if (!fresh)
@@ -421,7 +422,7 @@ int r2_path_on_test(struct r2_path *path, const uint8_t *body)
     if (path->peer->out || m.bytes > TEST_MOST)
         return -EPROTO;
     path->test.want = m.bytes;
-    path->test.at = r2_now_ns();
+    path->test.at = r2_peer_now(path->peer);
     answer_test(path);
     return 0;
 }

@@ -55,7 +55,7 @@ static void rest(struct r2_peer *p)
     if (!r2_words_open(p))
         p->words.due = 0;
     else if (!p->words.due)
-        begin(&p->words, r2_now_ns());
+        begin(&p->words, r2_peer_now(p));
 }
 
 /* Where a NIC is comes before the word about it: who has heard this has heard that. */
@@ -69,7 +69,7 @@ void r2_words_tell(struct r2_peer *p, int nic)
 {
     struct r2_path *via = r2_path_for_ctrl(p, -1, -1);
 
-    begin(&p->words, r2_now_ns());
+    begin(&p->words, r2_peer_now(p));
     if (!via || r2_out_full(via))
         return; /* said by the repetition; the first path that comes up says all */
     say_place(via);
@@ -110,7 +110,7 @@ void r2_words_resync(struct r2_peer *p, struct r2_path *via)
     say_place(via);
     if (!r2_words_open(p))
         return;
-    begin(&p->words, r2_now_ns());
+    begin(&p->words, r2_peer_now(p));
     say_open(p, via);
 }
 

@@ -51,7 +51,7 @@ static void find_laggards(struct r2_peer *p)
 void r2_peer_weigh(struct r2_peer *p)
 {
     bool was_limited = p->shares.limited;
-    uint64_t now = r2_now_ns();
+    uint64_t now = r2_peer_now(p);
 
     for (int answering = 1; answering >= 0; answering--) {
         r2_share_begin(&p->shares);
@@ -84,7 +84,7 @@ static void tell_weight(struct r2_path *path, const char *reason)
     bool tell;
 
     pthread_mutex_lock(&lock);
-    tell = r2_told_pass(&told, !path->shown.weight_reported, r2_now_ns(), &untold);
+    tell = r2_told_pass(&told, !path->shown.weight_reported, r2_peer_now(path->peer), &untold);
     pthread_mutex_unlock(&lock);
     if (!tell)
         return;

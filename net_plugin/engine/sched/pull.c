@@ -19,7 +19,7 @@ static uint64_t room(const struct r2_path *path)
     uint64_t used = r2_pathrate_inflight(&path->rate);
 
     if (path->owes_until && path->peer->shares.members > 1 && !r2_conn_narrow() &&
-        path->owes_until > r2_now_ns())
+        path->owes_until > r2_peer_now(path->peer))
         return 0; /* others have room; the only one is not spared */
     return window > used && lanes ? window - used : 0;
 }
@@ -115,10 +115,10 @@ static bool before(const struct r2_peer *p, const uint64_t done[], int home, int
 /* Those that have room: first the ones of which nothing is known yet, then who is soonest done with
  * what it has; among equals (idle ones are) the nearest to the home NIC of who spills over. Returns
  * how many. */
-static int soonest_first(const struct r2_peer *p, const uint64_t space[],
-                         const struct r2_conn *spills, uint16_t order[])
+static int soonest_first(struct r2_peer *p, const uint64_t space[], const struct r2_conn *spills,
+                         uint16_t order[])
 {
-    uint64_t now = r2_now_ns(), done[R2_PATHS_MAX];
+    uint64_t now = r2_peer_now(p), done[R2_PATHS_MAX];
     int n = 0;
 
     for (int i = 0; i < p->n_paths; i++) {
@@ -185,12 +185,12 @@ void r2_peer_kick(struct r2_peer *p)
  */
 static bool leave_to_faster(const struct r2_path *path, const struct r2_req *r, uint32_t chunk)
 {
-    const struct r2_peer *p = path->peer;
+    struct r2_peer *p = path->peer;
     const struct r2_conn *c = r->conn;
     int stays = r2_conn_stays(c);
     uint64_t waiting = c->waiting;
     uint32_t len = waiting < chunk ? (uint32_t)waiting : chunk;
-    uint64_t now = r2_now_ns(), mine = finish_for(path, c, len, now), bytes = waiting, rates = 0;
+    uint64_t now = r2_peer_now(p), mine = finish_for(path, c, len, now), bytes = waiting, rates = 0;
     struct r2_path *soonest = NULL;
     uint64_t soon = UINT64_MAX;
 
@@ -223,8 +223,8 @@ static bool leave_to_faster(const struct r2_path *path, const struct r2_req *r, 
 /* A path that is left nothing could never show that it is well again, or slow. */
 static bool on_trial(const struct r2_path *path)
 {
-    return !path->hb.unanswered &&
-           r2_trial_may(&path->trial, r2_grey_path_doubted(path), path->chunk_at, r2_now_ns());
+    return !path->hb.unanswered && r2_trial_may(&path->trial, r2_grey_path_doubted(path),
+                                                path->chunk_at, r2_peer_now(path->peer));
 }
 
 /* No small rest: it would cost as much as a chunk, and another lane's thread a wake-up. */
@@ -250,7 +250,7 @@ static bool take_chunk(struct r2_path *path, struct r2_conn *c, struct r2_bulk *
         if (!on_trial(path) && leave_to_faster(path, r, len))
             return false;
         if (!r2_send_next(&r->led.send, with_rest(path, r, len), path->index, path->gen,
-                          r2_now_ns(), &chunk))
+                          r2_peer_now(path->peer), &chunk))
             continue;
         r2_send_fill(path, c, r, &chunk, bulk);
         c->waiting -= chunk.len;
@@ -361,9 +361,10 @@ void r2_up_blocked(void *owner, struct r2_ep *ep)
 {
     struct r2_path *path = owner;
     struct r2_peer *p = path->peer;
-    uint64_t now = r2_now_ns();
+    uint64_t now;
 
     r2_peer_lock(p);
+    now = r2_peer_now(p);
     if (path->ep == ep && (!r2_list_empty(&p->ready) || r2_tail_waits(p, now))) {
         if (room(path)) {
             path->outbox.kick_wanted++;

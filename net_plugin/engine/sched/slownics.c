@@ -39,7 +39,7 @@ static bool nics_limit(const struct r2_path *path)
 
 void r2_slownics_full(struct r2_path *path)
 {
-    path->limits = path->owes_until <= r2_now_ns() && nics_limit(path);
+    path->limits = path->owes_until <= r2_peer_now(path->peer) && nics_limit(path);
     if (path->limits)
         r2_limited_note(path->peer, 0);
 }

@@ -34,8 +34,7 @@ class State:
 
 
 def states(names: Sequence[str], nodes: int, nics: int) -> list[State]:
-    """healthy; one: 1 NIC of node 1; half, two, three: half of the NICs of 1, 2, 3 nodes. The nodes
-    are inner ones of the application's order, where the tree would be slow without a plan."""
+    """healthy; one: 1 NIC of node 1; half, two, three: half of the NICs of 1, 2, 3 nodes."""
     half = nics // 2
     known = {
         "healthy": {},
@@ -63,17 +62,6 @@ def lower(size: int, bandwidths: Sequence[float]) -> float:
     """No schedule can take less."""
     p = len(bandwidths)
     return max(size / min(bandwidths), 2 * (p - 1) * size / sum(bandwidths))
-
-
-def tree(size: int, bandwidths: Sequence[float]) -> float:
-    """T with the slow nodes at the light positions: max(2 n / B, l n / B), and (2 - 2 / k) l n / B
-    for k > 2 of them over several orders. B: of a node that has lost nothing."""
-    full = max(bandwidths)
-    slow = [b for b in bandwidths if b < full]
-    if not slow:
-        return 2 * size / full
-    load = max(1.0, 2 - 2 / len(slow))
-    return max(2 * size / full, load * size / min(slow))
 
 
 @dataclass(frozen=True)
@@ -117,7 +105,6 @@ class Change:
     taken: float | None = None
     plan: str = ""
     cause: str = ""
-    make_s: float | None = None
     wait_s: float | None = None
     stall: dict[str, float] = field(default_factory=dict)
 
@@ -128,7 +115,7 @@ class Change:
         return {
             "state": self.state, "decided_s": after(self.decided), "made_s": after(self.made),
             "taken_s": after(self.taken), "plan": self.plan, "cause": self.cause,
-            "make_s": self.make_s, "wait_s": self.wait_s, "stall_s": self.stall,
+            "wait_s": self.wait_s, "stall_s": self.stall,
         }
 
 
@@ -176,14 +163,12 @@ def table(bed: Bed, order: Sequence[State], rings: dict[str, dict[int, list[floa
                 "state": state.name, "size": size, "plan": taken.get(state.name, ""),
                 "ring_ms": round(statistics.median(without) * 1e3, 2), "ring_runs": len(without),
                 "ring_model_ms": round(ring(size, bandwidths) * 1e3, 2),
-                "tree_model_ms": round(tree(size, bandwidths) * 1e3, 2),
                 "lower_ms": round(lower(size, bandwidths) * 1e3, 2),
                 "planned_ms": None, "planned_runs": len(with_plan),
             }
             if with_plan:
                 row["planned_ms"] = round(statistics.median(with_plan) * 1e3, 2)
                 row["planned_each_ms"] = [round(t * 1e3, 1) for t in with_plan]
-                row["of_model"] = round(row["planned_ms"] / row["tree_model_ms"], 3)
                 row["of_ring"] = round(row["planned_ms"] / row["ring_ms"], 3)
                 row["of_lower"] = round(row["planned_ms"] / row["lower_ms"], 3)
                 row["spread"] = round((max(with_plan) - min(with_plan)) * 1e3
@@ -198,37 +183,35 @@ def _beside_raw(row: dict[str, Any], bandwidths: Sequence[float]) -> dict[str, A
     size, planned = row["size"], row["planned_ms"]
     more: dict[str, Any] = {
         f"raw_{name}_ms": round(model(size, bandwidths) * 1e3, 2)
-        for name, model in (("ring_model", ring), ("tree_model", tree), ("lower", lower))
+        for name, model in (("ring_model", ring), ("lower", lower))
     }
     more["ring_of_raw"] = round(row["ring_ms"] / more["raw_ring_model_ms"], 3)
     if planned is not None:
-        more["of_raw_model"] = round(planned / more["raw_tree_model_ms"], 3)
         more["of_raw_lower"] = round(planned / more["raw_lower_ms"], 3)
     return more
 
 
 def markdown(rows: Sequence[dict[str, Any]], changes: Sequence[dict[str, Any]]) -> list[str]:
     lines = [
-        "| state | size | ring, no plan | its model, raw | with plans | T's model, raw "
-        "| lower bound, raw | / T's model | / T's raw | / lower raw | / ring | plan | runs |",
-        "|---|---|---|---|---|---|---|---|---|---|---|---|---|",
+        "| state | size | ring, no plan | its model, raw | with plans | lower bound, raw "
+        "| / lower | / lower raw | / ring | plan | runs |",
+        "|---|---|---|---|---|---|---|---|---|---|---|",
     ]
     for r in rows:
         planned = "-" if r["planned_ms"] is None else f"{r['planned_ms']:.1f} ms"
         lines.append(
             f"| {r['state']} | {r['size'] >> 20} MiB | {r['ring_ms']:.1f} ms "
-            f"| {_two(r, 'ring_model_ms')} | {planned} | {_two(r, 'tree_model_ms')} "
-            f"| {_two(r, 'lower_ms')} | {r.get('of_model', '-')} | {r.get('of_raw_model', '-')} "
-            f"| {r.get('of_raw_lower', '-')} | {r.get('of_ring', '-')} "
+            f"| {_two(r, 'ring_model_ms')} | {planned} | {_two(r, 'lower_ms')} "
+            f"| {r.get('of_lower', '-')} | {r.get('of_raw_lower', '-')} | {r.get('of_ring', '-')} "
             f"| {r['plan'] or 'stock'} | {r['ring_runs']}, {r['planned_runs']} |"
         )
-    lines += ["", "| loss | decided | made | taken | longest making | longest wait at the switch "
-              "| op at the loss | ops while made | first ops under the plan |",
-              "|---|---|---|---|---|---|---|---|---|"]
+    lines += ["", "| loss | decided | made | taken | longest wait at the switch "
+              "| op at the loss | ops until then | first ops under the plan |",
+              "|---|---|---|---|---|---|---|---|"]
     for c in changes:
         stall = c["stall_s"]
-        cells = [_s(c["decided_s"]), _s(c["made_s"]), _s(c["taken_s"]), _s(c["make_s"]),
-                 _s(c["wait_s"]), *(_s(stall.get(k)) for k in ("loss", "making", "switch"))]
+        cells = [_s(c["decided_s"]), _s(c["made_s"]), _s(c["taken_s"]), _s(c["wait_s"]),
+                 *(_s(stall.get(k)) for k in ("loss", "making", "switch"))]
         lines.append(f"| {c['state']} | " + " | ".join(cells) + " |")
     return lines
 

@@ -1,15 +1,15 @@
 #!/usr/bin/env python3
-"""AllReduce while nodes have lost half of their NICs: the ring without plans, and with them.
+"""AllReduce while nodes have lost NICs: NCCL's ring over R2CCL, and R2CCL's plans.
 
-    run_tree.py                                     # 4 nodes x 2 NICs of 4 Gbit/s, 64 to 512 MiB
-    run_tree.py --nodes 8 --rate 2gbit              # 8 nodes on 4 GPUs (two nodes' ranks on each)
-    run_tree.py --states half,two,three --env R2CCL_PLAN_ORDERS=3
-    run_tree.py --direct --nics 4 --rate 2gbit      # AllReduce carried out by R2CCL
-    run_tree.py --standin --rate 100mbit --min 4M --max 16M          # without a GPU
+    run_allreduce.py                                # 4 nodes x 2 NICs of 4 Gbit/s, 64 to 512 MiB
+    run_allreduce.py --nodes 8 --rate 2gbit         # 8 nodes on 4 GPUs (two nodes' ranks on each)
+    run_allreduce.py --states one --nics 4 --rate 2gbit
+    run_allreduce.py --direct                       # R2CCL_ALLREDUCE=direct, healthy or not
+    run_allreduce.py --standin --rate 100mbit --min 4M --max 16M     # without a GPU
 
 Nodes are network namespaces with veth NICs that tc shapes; 1 rank per node, which share GPUs where
 there are fewer. Two jobs of r2ccl_perf per turn, all sizes in turn in each, every value of every
-operation checked: NCCL_ALGO=Ring without plans, and only LD_PRELOAD and R2CCL_PLAN=on. NICs are
+operation checked: NCCL_ALGO=Ring without plans, and only LD_PRELOAD and R2CCL_PLAN=auto. NICs are
 really taken away under the running job. Prints a table beside the models (docs/shim.md), by the
 rate that the shapers were told, less headers, and by what raw TCP carried over each NIC in the same
 run (build/bench/rawsock); and what each change took. --json FILE has everything. Ends within
@@ -32,14 +32,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import allreduce_figures
 import raw_rates
 import transports
-import tree_figures
+from allreduce_figures import Change, State, Window
 from beds import LabBed, LabError, lab_bed
 from jobs import Ended, Job, Shape, gpu_count, shape_for
 from raw_rates import Raw
 from run_nccl_tests import end_on_term
-from tree_figures import Change, State, Window
 
 from r2ccl_ctl import control
 from r2ccl_ctl.errors import R2Error
@@ -51,7 +51,7 @@ POLL_S = 0.01
 SETTLE_WINDOWS = 2  # the first two after a change: connections are made
 
 
-class TreeError(Exception):
+class RunError(Exception):
     """A run that cannot go on; the text says why."""
 
 
@@ -63,7 +63,7 @@ class Setup:
     ends: float  # monotonic seconds: nothing is begun after it
 
     def env(self, plan: bool) -> dict[str, str]:
-        ours = {"R2CCL_PLAN": "on"} if plan else {"R2CCL_PLAN": "off", "NCCL_ALGO": "Ring"}
+        ours = {"R2CCL_PLAN": "auto"} if plan else {"R2CCL_PLAN": "off", "NCCL_ALGO": "Ring"}
         if plan and self.opts.direct:
             ours = {"R2CCL_PLAN": "off", "R2CCL_ALLREDUCE": "direct"}
         env = transports.transport_env(transports.parse_variant("preload"), self.bed.nic_prefix,
@@ -117,7 +117,7 @@ class Running:
         if not self.timeline.exists():
             return []
         lines = self.timeline.read_text(encoding="utf-8").split("\n")[:-1]
-        return tree_figures.windows([json.loads(line) for line in lines])
+        return allreduce_figures.windows([json.loads(line) for line in lines])
 
     def comms(self) -> list[Comm]:
         """Of all ranks, in no order: their first communicator."""
@@ -130,14 +130,14 @@ class Running:
         return found
 
     def wait(self, what: str, ready: Callable[[], bool], seconds: float) -> bool:
-        """False: not within that time. TreeError: the job has ended, or time is up."""
+        """False: not within that time. RunError: the job has ended, or time is up."""
         limit = time.monotonic() + seconds
         while not ready():
             now = time.monotonic()
             if any(proc.poll() is not None for proc in self.job.procs):
-                raise TreeError(f"a rank ended while waiting: {what}")
+                raise RunError(f"a rank ended while waiting: {what}")
             if now > self._ends:
-                raise TreeError(f"time is up while waiting: {what}")
+                raise RunError(f"time is up while waiting: {what}")
             if now > limit:
                 return False
             time.sleep(POLL_S)
@@ -146,14 +146,14 @@ class Running:
     def cycles(self, since: float, count: int, sizes: int) -> dict[int, list[float]]:
         """`count` operations of each size that began after `since`, the first two left out."""
         def times() -> dict[int, list[float]]:
-            return tree_figures.by_size(self.windows(), since, SETTLE_WINDOWS)
+            return allreduce_figures.by_size(self.windows(), since, SETTLE_WINDOWS)
 
         def enough() -> bool:
             found = times()
             return len(found) == sizes and all(len(v) >= count for v in found.values())
 
         if not self.wait("operations", enough, 300):
-            raise TreeError("operations do not end")
+            raise RunError("operations do not end")
         return times()
 
 
@@ -165,11 +165,11 @@ def running(setup: Setup, plan: bool, found: Found) -> Iterator[Running]:
         run.job.start()
         try:
             if not run.wait("the first operation", lambda: bool(run.windows()), 60):
-                raise TreeError("no operation within 60 s")
+                raise RunError("no operation within 60 s")
             yield run
             run.until.touch()
             run.ended = run.job.wait(30)
-        except TreeError as err:
+        except RunError as err:
             run.until.touch()
             run.ended = run.job.wait(2)
             found.problems.append(f"{err}\n{run.ended.tail()}")
@@ -231,13 +231,13 @@ def plan_job(setup: Setup, order: Sequence[State], found: Found) -> None:
                 found.add(True, state.name, times)
                 found.taken[state.name] = change.plan
                 ended = {c.plan for c in run.comms()}
-                if ended != {change.plan}:
+                if setup.opts.direct and ended != {change.plan}:
                     found.problems.append(
                         f"{state.name}: '{change.plan}' did not stay: {ended}, "
                         f"{({c.cause for c in run.comms()})}")
                 if change.taken:
                     before = found.rings.get(state.name, {})
-                    change.stall = tree_figures.stalls(
+                    change.stall = allreduce_figures.stalls(
                         run.windows(), change, usual(before), usual(times))
                     found.changes.append(change)
                 say(f"  plans, {state.name}: {change.plan or 'stock'}; {words(times)}")
@@ -272,8 +272,7 @@ def watched_change(setup: Setup, run: Running, lost: dict[int, int], state: Stat
             change.decided = now
         if change.made is None and comms and min(c.epoch for c in comms) > before:
             change.made = now
-        steps = 1 if setup.opts.direct else 2  # weights; or make, then switch
-        new = [c for c in comms if c.plan and c.epoch >= before + steps]
+        new = [c for c in comms if c.plan and c.epoch > before]
         if len(new) < setup.shape.world or len({c.epoch for c in new}) > 1:
             return False
         change.taken, change.plan = now, new[0].plan
@@ -282,7 +281,6 @@ def watched_change(setup: Setup, run: Running, lost: dict[int, int], state: Stat
     if run.wait(f"a plan for {state.name}", taken, setup.opts.patience):
         comms = run.comms()
         change.cause = next((c.cause for c in comms if c.cause), "")
-        change.make_s = round(max(c.make_ns for c in comms) / 1e9, 3)
         change.wait_s = round(max(c.plan_wait_ns for c in comms) / 1e9, 3)
     return change
 
@@ -309,7 +307,7 @@ def gbits(rate: float) -> str:
 
 def turns(setup: Setup, found: Found) -> None:
     opts = setup.opts
-    order = tree_figures.states(opts.states, opts.nodes, opts.nics)
+    order = allreduce_figures.states(opts.states, opts.nodes, opts.nics)
     for turn in range(opts.turns):
         begun = time.monotonic()
         if turn and begun + (begun - setup.ends + opts.budget) / turn > setup.ends:
@@ -361,12 +359,12 @@ def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
 
 
 def report(opts: argparse.Namespace, rate: int, found: Found) -> dict[str, Any]:
-    order = tree_figures.states(opts.states, opts.nodes, opts.nics)
+    order = allreduce_figures.states(opts.states, opts.nodes, opts.nics)
     raw = raw_rates.middle(found.raw) if found.raw else None
-    bed = tree_figures.Bed(opts.nodes, opts.nics, rate, raw.single if raw else ())
-    rows = tree_figures.table(bed, order, found.rings, found.plans, found.taken)
+    bed = allreduce_figures.Bed(opts.nodes, opts.nics, rate, raw.single if raw else ())
+    rows = allreduce_figures.table(bed, order, found.rings, found.plans, found.taken)
     changes = [change.to_json() for change in found.changes]
-    say("\n".join(tree_figures.markdown(rows, changes)))
+    say("\n".join(allreduce_figures.markdown(rows, changes)))
     say(f"{found.operations} operations, wrong values: {found.wrong}")
     for problem in found.problems:
         say(f"PROBLEM: {problem}")
@@ -386,23 +384,23 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         rate = parse_rate(opts.rate)
         if rate is None:
-            raise TreeError("--rate none: without a rate there is nothing to compare with")
-        tree_figures.states(opts.states, opts.nodes, opts.nics)
+            raise RunError("--rate none: without a rate there is nothing to compare with")
+        allreduce_figures.states(opts.states, opts.nodes, opts.nics)
         gpus = 0 if opts.standin else gpu_count()
         if not opts.standin and gpus == 0:
-            raise TreeError("no NVIDIA GPU on this machine (no /dev/nvidia0): use --standin")
+            raise RunError("no NVIDIA GPU on this machine (no /dev/nvidia0): use --standin")
         with lab_bed(opts.nodes, opts.nics, rate=rate) as bed:
             turns(Setup(bed, shape_for(opts.nodes, 1, gpus), opts, begun + opts.budget - 10),
                   found)
-    except (TreeError, transports.TransportError, LabError, ValueError) as err:
-        print(f"run_tree: {err}", file=sys.stderr)
+    except (RunError, transports.TransportError, LabError, ValueError) as err:
+        print(f"run_allreduce: {err}", file=sys.stderr)
         return 2
     result = report(opts, rate, found)
     good = not found.problems and found.wrong == 0 and bool(found.plans)
     result["ok"] = good
     if opts.json:
         Path(opts.json).write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
-    say(f"run_tree: {'ok' if good else 'FAILED'} after {time.monotonic() - begun:.0f} s")
+    say(f"run_allreduce: {'ok' if good else 'FAILED'} after {time.monotonic() - begun:.0f} s")
     return 0 if good else 1
 
 
