@@ -65,7 +65,7 @@ int r2_plan_read(struct r2_plan *plan, const void *data, size_t len, int p)
         sum += plan->weights[r];
     if (plan->magic != MAGIC || plan->p != (uint32_t)p || plan->schedule >= R2_PLAN_SCHEDULES)
         return -EPROTO;
-    if (plan->schedule == R2_PLAN_DIRECT && sum != R2_SCHEDULE_UNIT)
+    if (plan->schedule != R2_PLAN_STOCK && sum != R2_SCHEDULE_UNIT)
         return -EPROTO;
     if (plan->schedule == R2_PLAN_R2CCL &&
         (plan->slow >= plan->p || plan->tail >= R2_SCHEDULE_UNIT || p < R2_PLAN_LEAST))
