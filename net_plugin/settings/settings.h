@@ -92,6 +92,10 @@ const char *r2_settings_warnings(void);
  * that the whole text has, as snprintf does. */
 size_t r2_settings_check_names(char *const *envp, char *out, size_t outlen);
 
+/* "NAME=value, ...": those that somebody set and only the shim heeds; "" if there is none. */
+void r2_settings_of_shim(const struct r2_settings *s, r2_getenv_fn getenv_fn, char *out,
+                         size_t outlen);
+
 /* The I/O threads to start for `nics` NICs: R2CCL_IO_THREADS, or its rule for 0 over the cores
  * that the process may use (R2CCL_CPUS included). */
 int r2_settings_io_threads(const struct r2_settings *settings, int nics);

@@ -1,7 +1,5 @@
 /* The rows that other processes read: in the control segment, which the plugin has in this process
  * and publishes (control/publish.c). */
-#define _GNU_SOURCE
-#include <dlfcn.h>
 #include <string.h>
 
 #include "comms/inside.h"
@@ -9,7 +7,6 @@
 #include "real/real.h"
 #include "settings/settings.h"
 
-#define SONAME "libnccl-net.so"
 #define TRIES 300 /* then nobody makes one any more */
 
 static _Atomic(struct r2_segment *) segment; /* the one in use */
@@ -27,13 +24,11 @@ static void find_segment(void)
 {
     struct r2_segment *(*ask)(void) = r2ccl_control_segment;
     struct r2_segment *found = ask ? ask() : NULL;
-    void *plugin;
 
     atomic_fetch_add_explicit(&tries, 1, memory_order_relaxed);
-    if (!found && (plugin = dlopen(SONAME, RTLD_NOLOAD | RTLD_LAZY))) {
-        ask = (struct r2_segment * (*)(void)) r2_real_dlsym(plugin, "r2ccl_control_segment");
+    if (!found) {
+        *(void **)&ask = r2_real_plugin_symbol("r2ccl_control_segment");
         found = ask ? ask() : NULL;
-        dlclose(plugin);
     }
     atomic_store(&segment, found);
 }

@@ -14,7 +14,7 @@
 #define NOTABLE (R2_SCHEDULE_UNIT / 100) /* a smaller change of a weight is none */
 
 /* As measured with GPUs on one host; docs/measurements.md has how far times are from the model. */
-#define HOP_NS 60e3
+#define HOP_NS 20e3
 #define MESSAGE_NS 2e3
 /* The executor's pieces. */
 #define PIECE_LEAST ((size_t)64 << 10)
@@ -213,7 +213,7 @@ static void best(struct r2_plan_choice *c, const struct r2_plan_input *in,
 
     c->plan.from_bytes =
         in->wish == R2_PLAN_BEST ? first_size(c, model, schedule, in->from_bytes) : in->from_bytes;
-    if (c->plan.from_bytes <= in->bytes) {
+    if (c->plan.from_bytes <= in->bytes && (in->wish != R2_PLAN_BEST || gains(c, schedule))) {
         c->plan.schedule = schedule;
         c->gain = 1 - chosen_ns(c, schedule) / c->stock_ns;
     }

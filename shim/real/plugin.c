@@ -102,6 +102,16 @@ int r2ccl_shim_reached;
 
 static void *plugin; /* its handle; set once */
 
+static void greet(void *found)
+{
+    int *uses;
+
+    plugin = found;
+    *(void **)&uses = r2_real_dlsym(found, "r2ccl_shim_uses_plugin");
+    if (uses)
+        __atomic_store_n(uses, 1, __ATOMIC_RELAXED);
+}
+
 static void load(void)
 {
     char path[1024];
@@ -112,7 +122,7 @@ static void load(void)
         return;
     found = dlopen(SONAME, RTLD_NOLOAD | RTLD_LAZY);
     if (found && r2_real_dlsym(found, "r2ccl_settings_json")) {
-        plugin = found; /* loaded already: preloaded, or by an NCCL that we did not see */
+        greet(found);
         return;
     }
     if (found) {
@@ -131,7 +141,7 @@ static void load(void)
         R2_WARN("the plugin cannot be loaded (%s): NCCL runs without R2CCL", dlerror());
         return;
     }
-    plugin = found;
+    greet(found);
     R2_INFO("net plugin: %s", path);
     warn_bypassed();
 }

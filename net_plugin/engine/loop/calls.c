@@ -79,6 +79,7 @@ static int post_any(struct r2_conn *c, bool send, void *data, size_t size, bool 
         return -EPERM;
     if (!c || c->out != send)
         return -EINVAL;
+    r2_fault_op();
     r2_peer_lock(c->peer);
     rc = post(c, data, size, lines, mr, out);
     if (*out && send)
