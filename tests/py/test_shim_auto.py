@@ -150,3 +150,20 @@ def test_two_nodes(build: Build) -> None:
         until(lambda: len(comms(name)) == 2, "its communicator", 60)
         until(lambda: all("on two nodes" in c.cause for c in comms(name)), "the reason", 60)
         assert running.running
+
+
+@pytest.mark.parametrize(
+    ("nodes", "env", "said"),
+    [
+        (2, {"R2CC_MODE": "3"}, "no plans, as R2CCL_MODE asks for: on two nodes"),
+        (3, {"R2CCL_MODE": "4", "R2CCL_PLAN": "off"}, "takes no schedule with R2CCL_PLAN=off"),
+    ],
+)
+def test_a_mode_that_cannot_be_had(
+    build: Build, nodes: int, env: dict[str, str], said: str
+) -> None:
+    """One line of each rank says so."""
+    with preloaded(build, f"no-mode-{nodes}", ("-e", "2M", "-n", "20"), env, nodes) as running:
+        assert running.wait(60) == 0
+        for rank in running.ranks:
+            assert rank.output.count(said) == 1, rank.output
