@@ -162,14 +162,14 @@ static int count_peers(void)
 }
 
 void r2_round_tell(const struct r2_wire_addr *nic, const struct r2_wire_addr *other,
-                   enum r2_finding_kind kind)
+                   enum r2_finding_kind kind, uint64_t now)
 {
     struct r2_msg_verdict m = {.nic = *nic, .other = *other, .kind = (uint32_t)kind};
-    uint64_t random = r2_now_ns();
+    uint64_t random = now;
 
     r2_random_bytes(&random, sizeof(random));
-    r2_tells_add(&tells, &m, count_peers(), random, r2_now_ns());
-    r2_tell_tick(r2_now_ns());
+    r2_tells_add(&tells, &m, count_peers(), random, now);
+    r2_tell_tick(now);
 }
 
 void r2_tell_heard(const struct r2_wire_addr *nic, uint64_t now)

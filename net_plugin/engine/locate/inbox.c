@@ -67,7 +67,7 @@ static bool post(const struct note *from)
 static void post_from(struct r2_path *path, struct note *n)
 {
     n->peer = path->peer;
-    n->at = r2_now_ns();
+    n->at = r2_peer_now(path->peer);
     r2_peer_get(n->peer);
     if (!post(n)) {
         free(n->body);
