@@ -61,7 +61,7 @@ static bool belongs(const struct r2_peer *p, int lnic, int rnic)
 
 bool r2_path_reaches_kernel(const struct r2_path *path)
 {
-    return path->hb.mute ||
+    return path->hb.process_slow ||
            (path->state == R2_PATH_CONNECTING && path->ep && r2_eng.ops->reached(path->ep));
 }
 
@@ -73,6 +73,17 @@ static bool tried_in_vain(const struct r2_path *path)
     return path->first_choice && path->fails && !path->ever_up && !r2_path_wireless(path) &&
            r->known && r->usable && belongs(p, path->lnic, path->rnic) &&
            !r2_path_reaches_kernel(path);
+}
+
+/* The peer has a NIC for each of ours, and none with an address of a family that this one has. */
+static bool has_no_pair(const struct r2_peer *p, int lnic)
+{
+    int order[R2_MAX_NICS], known = 0;
+
+    for (int i = 0; i < p->n_rnics; i++)
+        known += p->rnics[i].known;
+    return known >= r2_local.n && !r2_pairs_candidates(p, lnic, R2_VIA_TCP, order) &&
+           !r2_pairs_candidates(p, lnic, R2_VIA_VERBS, order);
 }
 
 /* Its NICs are known, it is in use, and another NIC of ours serves it, where its kernel answers at
@@ -102,7 +113,7 @@ static void look_at_peer(const struct r2_peer *p, int *peers)
     for (int i = 0; i < p->n_paths; i++)
         vain[p->paths[i]->lnic] |= tried_in_vain(p->paths[i]);
     for (int i = 0; i < r2_local.n; i++)
-        peers[i] += vain[i];
+        peers[i] += vain[i] || has_no_pair(p, i);
 }
 
 int r2_nicreach_pair(const struct r2_peer *p, int nic)
@@ -127,14 +138,14 @@ void r2_nicreach_asked(int nic, bool answered, int in_vain_of)
 
 /* Senders that the NIC has asked in vain at the last look; asks them again. UNKNOWN: the questions
  * are still out, or there was no room for them. */
-static int ask_senders(int nic)
+static int ask_senders(int nic, uint64_t now)
 {
     int was = heard[nic];
 
     heard[nic] = R2_REACH_UNKNOWN;
     if (told[nic] && n_looks % TOLD_LOOKS)
         return was;
-    return r2_locate_reach(nic) == 0 ? 0 : was;
+    return r2_locate_reach(nic, now) == 0 ? 0 : was;
 }
 
 /* How many peers each NIC was tried for in vain. */
@@ -163,6 +174,8 @@ static void journal(int nic, const char *what)
 /* The row's word goes with a change of state, and comes again; stderr and journal hear it once. */
 static void tell(int nic, int peers)
 {
+    char hint[256];
+
     if (told[nic]) {
         r2_nicstate_remark(nic, cause);
         return;
@@ -171,9 +184,10 @@ static void tell(int nic, int peers)
     journal(nic, cause);
     r2_nicstate_remark(nic, cause);
     R2_TELL("NIC %s has a link, and no path over it came up in %d s, to none of %d peer process%s "
-            "that other NICs reach: the job is not protected by it. Look at the firewall, the "
-            "cabling and the subnet, on both sides; R2CCL_NICS leaves it out",
-            r2_nic_name(nic), LOOKS, peers, peers == 1 ? "" : "es");
+            "that other NICs reach: the job is not protected by it. %sLook at the firewall, the "
+            "cabling, the subnet and the address family, on both sides; R2CCL_NICS leaves it out",
+            r2_nic_name(nic), LOOKS, peers, peers == 1 ? "" : "es",
+            r2_nics_shared_hint(r2_local.nics, r2_local.n, nic, hint, sizeof(hint)));
 }
 
 static void take_back(int nic)
@@ -192,7 +206,7 @@ static void count_look(int nic, int peers)
         tell(nic, peers);
 }
 
-void r2_nicreach_look(void)
+void r2_nicreach_look(uint64_t now)
 {
     int peers[R2_MAX_NICS] = {0};
     bool open = false;
@@ -208,7 +222,7 @@ void r2_nicreach_look(void)
     /* In turn, each time from another one on: there is room for eight questions at a time. */
     for (int k = 0; k < r2_local.n; k++) {
         int i = (int)((n_looks + (unsigned)k) % (unsigned)r2_local.n);
-        int n = has_met(i) || !counted_on(i) ? 0 : peers[i] ? peers[i] : ask_senders(i);
+        int n = has_met(i) || !counted_on(i) ? 0 : peers[i] ? peers[i] : ask_senders(i, now);
 
         if (n != R2_REACH_UNKNOWN)
             count_look(i, n);
@@ -222,5 +236,5 @@ void r2_nicreach_tick(uint64_t now)
     if (now - looked_at < LOOK_NS)
         return;
     looked_at = now;
-    r2_nicreach_look();
+    r2_nicreach_look(now);
 }

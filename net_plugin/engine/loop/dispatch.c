@@ -351,8 +351,13 @@ static int on_nic(struct r2_path *path, const uint8_t *body)
         return -EPROTO;
     if (path->peer->rnics[m.nic].known)
         rnic_change(path->peer, m.nic, &m);
-    r2_words_heard_nic(path, m.nic, m.epoch);
+    r2_nicnews_heard_nic(path, m.nic, m.epoch);
     return 0;
+}
+
+static bool same_place(const struct r2_wire_addr *a, const struct r2_wire_addr *b)
+{
+    return a->family == b->family && a->port == b->port && memcmp(a->ip, b->ip, sizeof(a->ip)) == 0;
 }
 
 /* What was connected to where the NIC was leads nowhere any more. */
@@ -367,7 +372,7 @@ static void leave_old_place(struct r2_peer *p, int nic, const struct r2_path *vi
             continue;
         path->next_at = 0;
         was = path->ep ? &r2_eng.ops->params(path->ep)->remote_addr : NULL;
-        if (was && (was->port != addr->port || memcmp(was->ip, addr->ip, sizeof(was->ip)) != 0))
+        if (was && !same_place(was, addr) && !same_place(was, &p->rnics[nic].second))
             r2_path_fail(path, path->gen, EADDRNOTAVAIL, "the peer's word: its NIC has moved");
     }
 }
@@ -382,6 +387,7 @@ static void rnic_place(struct r2_path *via, int nic, const struct r2_info_nic *m
     if (r->known && m->epoch < r->epoch)
         return;
     r->addr = m->addr;
+    r->second = m->second;
     memcpy(r->name, m->name, sizeof(r->name));
     if (news)
         leave_old_place(p, nic, via, &m->addr);
@@ -395,6 +401,7 @@ void r2_peer_moved(struct r2_peer *p, int nic, const struct r2_wire_addr *addr)
     if (memcmp(&now, &p->rnics[nic].addr, sizeof(now)) == 0)
         return;
     p->rnics[nic].addr = now;
+    memset(&p->rnics[nic].second, 0, sizeof(p->rnics[nic].second)); /* told on the first path */
     r2_peer_answers(p);
     leave_old_place(p, nic, NULL, &now);
     r2_peer_wake(p);
@@ -454,7 +461,7 @@ static const handler handlers[R2_F_LAST + 1] = {
     [R2_F_TEST_ACK] = r2_path_on_test_ack,
     [R2_F_REVOKE] = r2_revoke_on_ask,
     [R2_F_REVOKED] = r2_revoke_on_answer,
-    [R2_F_HEARD] = r2_words_on_heard,
+    [R2_F_HEARD] = r2_nicnews_on_heard,
 };
 
 int r2_up_ctrl(void *owner, struct r2_ep *ep, uint8_t type, const uint8_t *body, size_t len)
