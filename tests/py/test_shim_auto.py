@@ -69,28 +69,6 @@ def test_a_mode_keeps_its_schedule(build: Build, mode: str, plan: str, shown: st
         assert running.running
 
 
-def test_the_papers_schedule(build: Build) -> None:
-    """R2CCL_MODE=3. A mean needs all contributions at once, and goes by direct meanwhile."""
-    name = "r2ccl-allreduce"
-    env = {"R2CCL_MODE": "r2ccl-allreduce", "R2CCL_PLAN_HOLD": "1"}
-    for words in (WORDS, (*WORDS, "-o", "avg")):
-        with preloaded(build, name, words, env) as running:
-            until(lambda: meets(name, RANKS), "the ranks meet", 60)
-            lose(name)
-            until(lambda: runs(name, RANKS, "r2ccl-allreduce"), "it runs on all ranks", 60)
-            before = [comm.planned for comm in comms(name)]
-            until(
-                lambda before=before: all(  # type: ignore[misc]
-                    c.planned > b + 5 for c, b in zip(comms(name), before, strict=True)
-                ),
-                "it goes on",
-                60,
-            )
-            regain(name)
-            until(lambda: runs(name, RANKS, ""), "back on all ranks", 60)
-            assert running.running
-
-
 def test_an_operator_says_off(build: Build) -> None:
     name = "plan-off"
     with preloaded(build, name, WORDS, OPTIMAL) as running:
