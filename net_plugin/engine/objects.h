@@ -163,8 +163,9 @@ struct r2_rnic {
     uint8_t word;    /* enum r2_nic_word */
     uint16_t weight; /* per mille, as the peer says */
     uint32_t epoch;
-    uint8_t forgiven; /* the peer's count */
-    struct r2_wire_addr addr;
+    uint8_t forgiven;           /* the peer's count */
+    struct r2_wire_addr addr;   /* by which all know it */
+    struct r2_wire_addr second; /* of the other family, for a NIC that needs it; family 0: none */
     char name[R2_WIRE_NAME];
 };
 

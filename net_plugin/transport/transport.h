@@ -205,6 +205,8 @@ struct r2_transport_ops {
     /* Where peers reach NIC `nic`, and by which transports (`offers`); -ENODEV: this transport
      * does not use that NIC. */
     int (*address)(int nic, struct r2_wire_addr *out);
+    /* The same by its address of the other family; -ENODEV: it has none. NULL: no NIC has. */
+    int (*second)(int nic, struct r2_wire_addr *out);
     /* The NIC's address or interface is another one (r2_local_now): listens there from now on,
      * on the same port if it is free, and reads again what else depends on it. Endpoints of the old
      * place are not touched. 0 or -errno: nobody listens, to be tried again. Of one thread. */

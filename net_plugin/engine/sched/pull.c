@@ -77,6 +77,31 @@ static uint64_t finish_time(const struct r2_path *path, uint64_t len, uint64_t n
     return time_for(r2_pathrate_inflight(&path->rate) + len, rate);
 }
 
+/* How long a chunk waits on the way at present, in ns: in queues that other peers' chunks fill as
+ * well, which is all that tells a busy NIC from an idle one while little is under way. A path that
+ * is left out is known the less the longer, so that it is tried again. */
+static uint64_t queue_time(const struct r2_path *path, uint64_t now)
+{
+    const struct r2_pathrate *rate = &path->rate;
+    uint64_t idle = now > path->chunk_at ? now - path->chunk_at : 0;
+    uint64_t halvings = rate->srtt_ns ? idle / (8 * rate->srtt_ns) : 0;
+
+    return rate->srtt_ns > rate->min_rtt_ns && halvings < 64
+               ? (rate->srtt_ns - rate->min_rtt_ns) >> halvings
+               : 0;
+}
+
+/* The same for a chunk of the connection, which may have no NIC of its own. */
+static uint64_t finish_for(const struct r2_path *path, const struct r2_conn *c, uint64_t len,
+                           uint64_t now)
+{
+    uint64_t ns = finish_time(path, len, now);
+
+    if (c->first != R2_ANY_NIC || !r2_pathrate_rate(&path->rate))
+        return ns;
+    return ns + queue_time(path, now);
+}
+
 /* `a` is done sooner than `b`, or as soon and nearer to `home`. */
 static bool before(const struct r2_peer *p, const uint64_t done[], int home, int a, int b)
 {
@@ -90,7 +115,8 @@ static bool before(const struct r2_peer *p, const uint64_t done[], int home, int
 /* Those that have room: first the ones of which nothing is known yet, then who is soonest done with
  * what it has; among equals (idle ones are) the nearest to the home NIC of who spills over. Returns
  * how many. */
-static int soonest_first(struct r2_peer *p, const uint64_t space[], int home, uint16_t order[])
+static int soonest_first(struct r2_peer *p, const uint64_t space[], const struct r2_conn *spills,
+                         uint16_t order[])
 {
     uint64_t now = r2_peer_now(p), done[R2_PATHS_MAX];
     int n = 0;
@@ -100,8 +126,9 @@ static int soonest_first(struct r2_peer *p, const uint64_t space[], int home, ui
 
         if (!space[i] || !r2_path_usable(p->paths[i]))
             continue;
-        done[i] = r2_pathrate_rate(&p->paths[i]->rate) ? 1 + finish_time(p->paths[i], 0, now) : 0;
-        for (n++; at > 0 && before(p, done, home, i, order[at - 1]); at--)
+        done[i] =
+            r2_pathrate_rate(&p->paths[i]->rate) ? 1 + finish_for(p->paths[i], spills, 0, now) : 0;
+        for (n++; at > 0 && before(p, done, spills->home, i, order[at - 1]); at--)
             order[at] = order[at - 1];
         order[at] = (uint16_t)i;
     }
@@ -116,7 +143,8 @@ void r2_peer_kick(struct r2_peer *p)
     uint64_t space[R2_PATHS_MAX], rest = 0;
     uint16_t order[R2_PATHS_MAX];
     struct r2_list *n;
-    int others, home = -1; /* of the first that its own NIC has no room for */
+    const struct r2_conn *spills = NULL; /* the first that its own NIC has no room for */
+    int others;
 
     if (r2_list_empty(&p->ready))
         return;
@@ -140,11 +168,11 @@ void r2_peer_kick(struct r2_peer *p)
             left = ask_path(p->paths[i], left, &space[i]);
         }
         if (!asked && left) {
-            home = home < 0 ? c->home : home;
+            spills = spills ? spills : c;
             rest += left;
         }
     }
-    others = rest ? soonest_first(p, space, home, order) : 0;
+    others = rest ? soonest_first(p, space, spills, order) : 0;
     for (int i = 0; i < others && rest; i++) {
         if (has_work(p->paths[order[i]]))
             rest = ask_path(p->paths[order[i]], rest, &space[order[i]]);
@@ -162,7 +190,7 @@ static bool leave_to_faster(const struct r2_path *path, const struct r2_req *r, 
     int stays = r2_conn_stays(c);
     uint64_t waiting = c->waiting;
     uint32_t len = waiting < chunk ? (uint32_t)waiting : chunk;
-    uint64_t now = r2_peer_now(p), mine = finish_time(path, len, now), bytes = waiting, rates = 0;
+    uint64_t now = r2_peer_now(p), mine = finish_for(path, c, len, now), bytes = waiting, rates = 0;
     struct r2_path *soonest = NULL;
     uint64_t soon = UINT64_MAX;
 
@@ -176,7 +204,7 @@ static bool leave_to_faster(const struct r2_path *path, const struct r2_req *r, 
             other->owes_until > now || (stays >= 0 && other->lnic != stays) ||
             !r2_share_may(&p->shares, &other->share) || !r2_send_carries(other, r))
             continue;
-        theirs = finish_time(other, len, now);
+        theirs = finish_for(other, c, len, now);
         if (!theirs || theirs >= mine)
             continue;
         bytes += r2_pathrate_inflight(&other->rate);
