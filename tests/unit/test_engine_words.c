@@ -408,7 +408,7 @@ static bool hint(struct r2_path *path, uint32_t number)
     bool news;
 
     r2_peer_lock(path->peer);
-    news = r2_words_heard_hint(path, number);
+    news = r2_nicnews_heard_hint(path, number);
     r2_peer_unlock(path->peer);
     return news; /* the unlock has flushed the answer */
 }
@@ -432,7 +432,7 @@ static void test_verdicts_heard(void)
     CHECK(heard(ep[0], R2_F_VERDICT, &m));
     CHECK_EQ(m.number, 1);
     r2_peer_lock(r.conn->peer);
-    r.conn->peer->words.hint_top = r.conn->peer->words.hint_seen = 0;
+    r.conn->peer->nicnews.hint_top = r.conn->peer->nicnews.hint_seen = 0;
     pthread_mutex_unlock(&r.conn->peer->lock);
     for (size_t i = 0; i < sizeof(order) / sizeof(order[0]); i++) {
         CHECK_EQ(hint(path_of(1), order[i].number), order[i].news);

@@ -373,9 +373,9 @@ static void come(struct r2_req *s[2])
 static void set_look(uint64_t at)
 {
     r2_peer_lock(tx->peer);
-    atomic_store(&tx->peer->look_at, at);
+    atomic_store(&tx->peer->recheck_at, at);
     pthread_mutex_unlock(&tx->peer->lock);
-    atomic_store(&r2_eng.look_at, at);
+    atomic_store(&r2_eng.recheck_at, at);
 }
 
 /* Two messages to threads that are held awake, the second one right behind the first or `us` after

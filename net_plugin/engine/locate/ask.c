@@ -3,8 +3,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "engine/locate/announce.h"
 #include "engine/locate/round.h"
-#include "engine/locate/tell.h"
 #include "util/random.h"
 
 #define SAY_TWICE 2 /* over two paths, because the one that is chosen may be dying as well */
@@ -204,7 +204,7 @@ static void tell_all(const struct r2_msg_verdict *m)
 
         r2_peer_lock(peers[i]);
         if (!said) {
-            r2_words_hint(peers[i], &mine, r2_peer_now(peers[i]));
+            r2_nicnews_hint(peers[i], &mine, r2_peer_now(peers[i]));
             say(peers[i], -1, R2_F_VERDICT, &mine, sizeof(mine), NULL, 0);
         }
         r2_peer_unlock(peers[i]);

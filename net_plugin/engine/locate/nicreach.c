@@ -61,7 +61,7 @@ static bool belongs(const struct r2_peer *p, int lnic, int rnic)
 
 bool r2_path_reaches_kernel(const struct r2_path *path)
 {
-    return path->hb.mute ||
+    return path->hb.process_slow ||
            (path->state == R2_PATH_CONNECTING && path->ep && r2_eng.ops->reached(path->ep));
 }
 

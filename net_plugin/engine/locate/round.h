@@ -134,7 +134,7 @@ void r2_targets_paths(struct r2_round *r, const struct r2_wire_addr *about);
 /* Asks the suspects' processes and third nodes; fills r->asks. */
 void r2_round_ask(struct r2_round *r);
 void r2_round_reply(struct r2_round *r, uint64_t now);
-/* That a NIC of another node is broken; if many know it, one tells (tell.h). */
+/* That a NIC of another node is broken; if many know it, one tells (announce.h). */
 void r2_round_tell(const struct r2_wire_addr *nic, const struct r2_wire_addr *other,
                    enum r2_finding_kind kind);
 /* A peer has told it. */

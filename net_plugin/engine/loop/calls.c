@@ -5,7 +5,7 @@
 #include <stdlib.h>
 
 #include "engine/internal.h"
-#include "engine/loop/look.h"
+#include "engine/loop/recheck.h"
 #include "engine/path/limited.h"
 #include "io/standin.h"
 #include "util/copy.h"
@@ -187,7 +187,7 @@ int r2_engine_test(struct r2_req *r, int *done, size_t *size)
         if (atomic_load(&r2_eng.inert))
             return -EPERM;
         say_held(r->conn->peer);
-        r2_look();
+        r2_recheck();
         awake = r2_io_all_awake();
         if (help_is_due(r->conn, awake))
             help(r->conn, awake);

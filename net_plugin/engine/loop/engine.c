@@ -267,7 +267,7 @@ static int start_locked(void)
     r2_nicstate_start();
     r2_nicfaults_start(r2_now_ns());
     r2_locate_start();
-    r2_house_start();
+    r2_housekeeping_start();
     return 0;
 }
 

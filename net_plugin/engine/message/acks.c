@@ -93,7 +93,7 @@ void r2_recv_out_acks(struct r2_peer *p)
 
         r2_list_del(&c->acks);
         /* The path that brought the bytes is alive, or was a moment ago. */
-        if (!path || !r2_path_takes_frames(path) || path->lags)
+        if (!path || !r2_path_takes_frames(path) || path->high_rtt)
             path = r2_acks_path(c);
         if (path)
             out_ack(c, path);

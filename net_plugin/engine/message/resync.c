@@ -52,7 +52,7 @@ void r2_peer_resync(struct r2_peer *p)
         return; /* the peer does not read: what is queued says enough until it does */
     p->resync_wanted = false;
     p->acks_dropped = false;
-    r2_words_resync(p, via);
+    r2_nicnews_resync(p, via);
     R2_LIST_FOR_EACH (n, &p->conn_list)
         resync_conn(R2_CONTAINER_OF(n, struct r2_conn, node), via);
     r2_recv_out_acks(p);

@@ -1,5 +1,5 @@
-/* The sender's messages: small ones, what may be pulled of large ones (pull.c), acknowledgements,
- * what is sent again. */
+/* The sender's messages: small ones, what may be pulled of large ones (next_chunk.c),
+ * acknowledgements, what is sent again. */
 #include <errno.h>
 #include <string.h>
 
@@ -261,7 +261,7 @@ void r2_send_fenced(struct r2_path *path, uint32_t gen)
             recount(c);
         r2_send_pump(c); /* messages of no bytes, too */
     }
-    if (!path->ever_up || (path->quiet && !again.bytes))
+    if (!path->ever_up || (path->last_end == R2_END_CLOSED && !again.bytes))
         return;
     path->replayed += again.bytes;
     r2_path_journal(path, R2_EV_REPLAY, again.bytes, r2_peer_now(path->peer) - path->down_at, "");

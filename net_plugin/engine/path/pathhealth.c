@@ -13,7 +13,7 @@
 
 #include "engine/internal.h"
 #include "engine/locate/locate.h"
-#include "util/told.h"
+#include "util/ratelimit.h"
 
 #define TEST_CHUNK (64 * 1024)
 #define TEST_CHUNKS 4 /* at least, and as many on each lane */
@@ -55,8 +55,9 @@ static enum r2_seg_path_state shown_as(const struct r2_path *path)
         return R2_SEG_PATH_CONNECTING;
     if (!path->ever_up)
         return R2_SEG_PATH_NEVER_REACHED;
-    /* Missed: it is wanted, and cannot be had. */
-    return path->missed && !path->spare ? R2_SEG_PATH_CONNECTING : R2_SEG_PATH_CLOSED;
+    /* It is wanted, and cannot be had. */
+    return path->last_end == R2_END_ATTEMPT && !path->spare ? R2_SEG_PATH_CONNECTING
+                                                            : R2_SEG_PATH_CLOSED;
 }
 
 void r2_path_show(struct r2_path *path, const char *cause)
@@ -71,7 +72,7 @@ void r2_path_spare(struct r2_path *path, bool spare)
     path->spare = spare;
     r2_control_path_spare(r2_eng.ctl, path->shown.row, spare);
     /* Else it is shown as it was, and so is its cause. */
-    if (path->state == R2_PATH_WAIT && path->missed && path->ever_up &&
+    if (path->state == R2_PATH_WAIT && path->last_end == R2_END_ATTEMPT && path->ever_up &&
         path->health.state == R2_HEALTH_UNREACHED)
         r2_path_show(path, spare ? "a better pair of NICs serves" : "wanted again");
     path->peer->todo |= R2_TODO_WEIGH;
@@ -100,12 +101,12 @@ static enum r2_seg_event told_as(enum r2_health_state before, enum r2_health_sta
 /* A process that leaves closes hundreds of paths, and the journal is for what happened before. */
 static bool too_many_closed(uint64_t now, unsigned *untold)
 {
-    static struct r2_told closed; /* under its own lock: peers have different ones */
+    static struct r2_ratelimit closed; /* under its own lock: peers have different ones */
     static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
     bool pass;
 
     pthread_mutex_lock(&lock);
-    pass = r2_told_pass(&closed, false, now, untold);
+    pass = r2_ratelimit_pass(&closed, false, now, untold);
     pthread_mutex_unlock(&lock);
     return !pass;
 }
@@ -263,10 +264,11 @@ void r2_path_tell_up(struct r2_path *path)
 
 static void proven(struct r2_path *path, const char *cause)
 {
-    path->state = R2_PATH_PROVEN;
+    path->state = r2_path_next(path->state, R2_PATH_EV_ARRIVED);
     path->fails = 0;
     path->ever_up = true;
-    path->missed = false;
+    if (path->last_end == R2_END_ATTEMPT)
+        path->last_end = R2_END_NONE;
     if (!r2_path_wireless(path))
         r2_nic_met(path->lnic);
     path->peer->no_path_since = 0;

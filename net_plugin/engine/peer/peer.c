@@ -168,25 +168,26 @@ static unsigned lanes_worth(const struct r2_peer *p)
     return 1 + (unsigned)(waiting / LANE_WORTH);
 }
 
-void r2_look_by(unsigned long at)
+void r2_recheck_by(unsigned long at)
 {
-    unsigned long before = atomic_load(&r2_eng.look_at);
+    unsigned long before = atomic_load(&r2_eng.recheck_at);
 
-    while ((!before || at < before) && !atomic_compare_exchange_weak(&r2_eng.look_at, &before, at))
+    while ((!before || at < before) &&
+           !atomic_compare_exchange_weak(&r2_eng.recheck_at, &before, at))
         ;
 }
 
 /* Here the peer's time is written before the engine's is read; who looks clears the engine's before
  * it reads the peers'. All seq_cst, so one of the two sees what the other has written. */
-static void look_later(struct r2_peer *p, uint64_t now)
+static void recheck_later(struct r2_peer *p, uint64_t now)
 {
     /* Written under the lock only. One that is due stays, too, unless nobody takes it. */
-    unsigned long at = atomic_load_explicit(&p->look_at, memory_order_relaxed);
+    unsigned long at = atomic_load_explicit(&p->recheck_at, memory_order_relaxed);
 
-    if (at && at + R2_LOOK_NS > now)
+    if (at && at + R2_RECHECK_NS > now)
         return;
-    atomic_store(&p->look_at, now + R2_LOOK_NS);
-    r2_look_by(now + R2_LOOK_NS);
+    atomic_store(&p->recheck_at, now + R2_RECHECK_NS);
+    r2_recheck_by(now + R2_RECHECK_NS);
 }
 
 /* push: a single chunk may be sent here; soon: frames may be left to an I/O thread that is awake */
@@ -220,7 +221,7 @@ static void unlock(struct r2_peer *p, bool push, bool soon, bool data)
         path->outbox.kick_wanted = 0;
     }
     if (left && !r2_io_alone())
-        look_later(p, r2_peer_now(p));
+        recheck_later(p, r2_peer_now(p));
     p->now = 0;
     pthread_mutex_unlock(&p->lock);
     for (int i = 0; i < n; i++) {

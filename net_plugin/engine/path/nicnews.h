@@ -7,15 +7,15 @@
  * a hint that nobody has to get: each has a number of its own, and is said for HINT_NS at most.
  *
  * Units: nanoseconds. Everything here is under the peer's lock. */
-#ifndef R2_ENGINE_PATH_WORDS_H
-#define R2_ENGINE_PATH_WORDS_H
+#ifndef R2_ENGINE_PATH_NICNEWS_H
+#define R2_ENGINE_PATH_NICNEWS_H
 
 #define R2_HINTS 4
 
 struct r2_path;
 
 /* Part of a peer. */
-struct r2_words {
+struct r2_nicnews {
     uint32_t acked[R2_MAX_NICS]; /* by NIC of ours: the newest epoch that the peer has heard */
     uint64_t due, wait;          /* when what is open is said again; how long it waited for that */
     unsigned turn;               /* of the path that the next repetition takes */
@@ -28,22 +28,22 @@ struct r2_words {
 };
 
 /* There is news about a NIC of ours: said at once, if a path is up, and until it is heard. */
-void r2_words_tell(struct r2_peer *p, int nic);
+void r2_nicnews_tell(struct r2_peer *p, int nic);
 /* A verdict to be repeated until it is heard; its first saying, with the number that this puts into
  * it, is the caller's. */
-void r2_words_hint(struct r2_peer *p, struct r2_msg_verdict *m, uint64_t now);
+void r2_nicnews_hint(struct r2_peer *p, struct r2_msg_verdict *m, uint64_t now);
 /* What is open, over the path: one was lost, and maybe words with it. */
-void r2_words_resync(struct r2_peer *p, struct r2_path *via);
+void r2_nicnews_resync(struct r2_peer *p, struct r2_path *via);
 /* Time passes: what is due is said again, over the paths that are up in turn. */
-void r2_words_repeat(struct r2_peer *p, uint64_t now);
+void r2_nicnews_repeat(struct r2_peer *p, uint64_t now);
 /* Something is said to the peer and not acknowledged yet. */
-bool r2_words_open(const struct r2_peer *p);
+bool r2_nicnews_open(const struct r2_peer *p);
 
 /* The peer has said something; it hears that it was heard. One of its NICs that has no address is
  * not known here, and its word is of no use; with an address comes a newer one. */
-void r2_words_heard_nic(struct r2_path *path, int nic, uint32_t epoch);
+void r2_nicnews_heard_nic(struct r2_path *path, int nic, uint32_t epoch);
 /* False: it was heard before. */
-bool r2_words_heard_hint(struct r2_path *path, uint32_t number);
-int r2_words_on_heard(struct r2_path *path, const uint8_t *body);
+bool r2_nicnews_heard_hint(struct r2_path *path, uint32_t number);
+int r2_nicnews_on_heard(struct r2_path *path, const uint8_t *body);
 
 #endif

@@ -1,4 +1,4 @@
-#include "engine/locate/tell.h"
+#include "engine/locate/announce.h"
 
 #include <string.h>
 

@@ -2,8 +2,8 @@
  * the questions of the accepting side, which makes no attempts of its own. Included by internal.h.
  *
  * Units: nanoseconds. Everything here is under the peer's lock. */
-#ifndef R2_ENGINE_LOOP_ASKING_H
-#define R2_ENGINE_LOOP_ASKING_H
+#ifndef R2_ENGINE_LOOP_LIVENESS_H
+#define R2_ENGINE_LOOP_LIVENESS_H
 
 /* Of each local NIC one, and behind these R2_MAX_NICS, by local NIC, one that is given more time.
  */
@@ -21,7 +21,7 @@ struct r2_question {
 };
 
 /* Part of a peer. */
-struct r2_asking {
+struct r2_liveness {
     struct r2_question by[R2_QUESTIONS]; /* R */
     uint64_t next_at;                    /* R: no question before */
     unsigned turn;                       /* R: local NIC of the next one */
@@ -50,6 +50,6 @@ void r2_peer_given_up(struct r2_peer *p, uint64_t asked);
 /* R: questions are out. */
 bool r2_peer_is_asking(const struct r2_peer *p);
 /* The last reference is gone. */
-void r2_asking_free(struct r2_asking *a);
+void r2_liveness_free(struct r2_liveness *a);
 
 #endif

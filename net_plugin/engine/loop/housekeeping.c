@@ -43,7 +43,7 @@ static void house_keeping(struct r2_timer *t, uint64_t now)
     r2_timer_set(t, now + HOUSE_NS);
 }
 
-void r2_house_start(void)
+void r2_housekeeping_start(void)
 {
     r2_timer_init(&house, r2_io_at(0), house_keeping);
     r2_timer_set(&house, r2_now_ns() + HOUSE_NS);

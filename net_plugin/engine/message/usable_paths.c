@@ -10,7 +10,7 @@ bool r2_conn_home_alive(const struct r2_conn *c)
     const struct r2_peer *p = c->peer;
 
     for (int i = 0; i < p->n_paths; i++) {
-        if (p->paths[i]->lnic == c->first && r2_path_well(p->paths[i]))
+        if (p->paths[i]->lnic == c->first && r2_path_may(p->paths[i]) >= R2_MAY_BEST)
             return true;
     }
     return false;
@@ -26,8 +26,8 @@ int r2_conn_stays(const struct r2_conn *c)
     for (int i = 0; i < p->n_paths; i++) {
         int after = r2_eng.near[c->home][p->paths[i]->lnic];
 
-        after += r2_path_unlimited(p->paths[i]) ? 0 : r2_local.n; /* while it ramps */
-        if (after < behind && r2_path_usable(p->paths[i])) {
+        after += r2_path_may(p->paths[i]) >= R2_MAY_UNLIMITED ? 0 : r2_local.n; /* while it ramps */
+        if (after < behind && r2_path_may(p->paths[i]) >= R2_MAY_LIMITED) {
             behind = after;
             best = p->paths[i]->lnic;
         }
@@ -42,8 +42,8 @@ static bool served(const struct r2_conn *c, const struct r2_req *r)
     int stays = r2_conn_stays(c);
 
     for (int i = 0; i < p->n_paths; i++) {
-        if (r2_path_usable(p->paths[i]) && (stays < 0 || p->paths[i]->lnic == stays) &&
-            r2_send_carries(p->paths[i], r))
+        if (r2_path_may(p->paths[i]) >= R2_MAY_LIMITED &&
+            (stays < 0 || p->paths[i]->lnic == stays) && r2_send_carries(p->paths[i], r))
             return true;
     }
     return false;
@@ -56,7 +56,7 @@ static bool only_stands_by(const struct r2_conn *c, const struct r2_req *r)
     if (served(c, r))
         return false;
     for (int i = 0; i < p->n_paths; i++) {
-        if (r2_path_able(p->paths[i]) && r2_send_carries(p->paths[i], r))
+        if (r2_path_may(p->paths[i]) >= R2_MAY_LAST_RESORT && r2_send_carries(p->paths[i], r))
             return true;
     }
     return false;

@@ -1,4 +1,4 @@
-/* Words about NICs that are repeated until they are heard. See words.h. */
+/* Words about NICs that are repeated until they are heard. See nicnews.h. */
 #include <errno.h>
 #include <string.h>
 
@@ -14,24 +14,24 @@
 
 static bool nic_open(const struct r2_peer *p, int nic)
 {
-    return p->words.acked[nic] < atomic_load(&r2_eng.nic_state[nic].epoch);
+    return p->nicnews.acked[nic] < atomic_load(&r2_eng.nic_state[nic].epoch);
 }
 
-bool r2_words_open(const struct r2_peer *p)
+bool r2_nicnews_open(const struct r2_peer *p)
 {
     for (int i = 0; i < r2_local.n; i++) {
         if (nic_open(p, i))
             return true;
     }
     for (int i = 0; i < R2_HINTS; i++) {
-        if (p->words.hints[i].until)
+        if (p->nicnews.hints[i].until)
             return true;
     }
     return false;
 }
 
 /* Verdicts too old to be looked into are dropped. */
-static void age_hints(struct r2_words *w, uint64_t now)
+static void age_hints(struct r2_nicnews *w, uint64_t now)
 {
     for (int i = 0; i < R2_HINTS; i++) {
         if (w->hints[i].until && now >= w->hints[i].until)
@@ -42,7 +42,7 @@ static void age_hints(struct r2_words *w, uint64_t now)
 /* ---- saying it */
 
 /* News are repeated soon; those that come one after the other put nothing off. */
-static void begin(struct r2_words *w, uint64_t now)
+static void begin(struct r2_nicnews *w, uint64_t now)
 {
     w->wait = FIRST_NS;
     if (!w->due || w->due > now + FIRST_NS)
@@ -52,10 +52,10 @@ static void begin(struct r2_words *w, uint64_t now)
 /* Nothing is open: the next news begin anew. Something is: it is said, some time. */
 static void rest(struct r2_peer *p)
 {
-    if (!r2_words_open(p))
-        p->words.due = 0;
-    else if (!p->words.due)
-        begin(&p->words, r2_peer_now(p));
+    if (!r2_nicnews_open(p))
+        p->nicnews.due = 0;
+    else if (!p->nicnews.due)
+        begin(&p->nicnews, r2_peer_now(p));
 }
 
 /* Where a NIC is comes before the word about it: who has heard this has heard that. */
@@ -65,20 +65,20 @@ static void say_place(struct r2_path *via)
         r2_out_info(via);
 }
 
-void r2_words_tell(struct r2_peer *p, int nic)
+void r2_nicnews_tell(struct r2_peer *p, int nic)
 {
     struct r2_path *via = r2_path_for_ctrl(p, -1, -1);
 
-    begin(&p->words, r2_peer_now(p));
+    begin(&p->nicnews, r2_peer_now(p));
     if (!via || r2_out_full(via))
         return; /* said by the repetition; the first path that comes up says all */
     say_place(via);
     r2_out_nic(via, nic);
 }
 
-void r2_words_hint(struct r2_peer *p, struct r2_msg_verdict *m, uint64_t now)
+void r2_nicnews_hint(struct r2_peer *p, struct r2_msg_verdict *m, uint64_t now)
 {
-    struct r2_words *w = &p->words;
+    struct r2_nicnews *w = &p->nicnews;
     int at = 0; /* a free place, else the oldest one's */
 
     m->number = ++w->hints_said;
@@ -98,19 +98,19 @@ static void say_open(struct r2_peer *p, struct r2_path *via)
             r2_out_nic(via, i);
     }
     for (int i = 0; i < R2_HINTS; i++) {
-        const struct r2_msg_verdict *m = &p->words.hints[i].m;
+        const struct r2_msg_verdict *m = &p->nicnews.hints[i].m;
 
-        if (p->words.hints[i].until)
+        if (p->nicnews.hints[i].until)
             r2_out_frame(via, R2_F_VERDICT, m, sizeof(*m), NULL, 0);
     }
 }
 
-void r2_words_resync(struct r2_peer *p, struct r2_path *via)
+void r2_nicnews_resync(struct r2_peer *p, struct r2_path *via)
 {
     say_place(via);
-    if (!r2_words_open(p))
+    if (!r2_nicnews_open(p))
         return;
-    begin(&p->words, r2_peer_now(p));
+    begin(&p->nicnews, r2_peer_now(p));
     say_open(p, via);
 }
 
@@ -123,18 +123,18 @@ static struct r2_path *next_path(struct r2_peer *p)
     for (int i = 0; i < p->n_paths; i++) {
         struct r2_path *path = p->paths[i];
 
-        if (r2_path_able(path) && !r2_out_full(path))
+        if (r2_path_may(path) >= R2_MAY_LAST_RESORT && !r2_out_full(path))
             fit[n++] = path;
     }
     if (n)
-        return fit[p->words.turn++ % n];
+        return fit[p->nicnews.turn++ % n];
     fit[0] = r2_path_for_ctrl(p, -1, -1);
     return fit[0] && !r2_out_full(fit[0]) ? fit[0] : NULL;
 }
 
-void r2_words_repeat(struct r2_peer *p, uint64_t now)
+void r2_nicnews_repeat(struct r2_peer *p, uint64_t now)
 {
-    struct r2_words *w = &p->words;
+    struct r2_nicnews *w = &p->nicnews;
     struct r2_path *via;
 
     age_hints(w, now);
@@ -160,16 +160,16 @@ static void say_heard(struct r2_path *path, uint8_t type, int nic, uint32_t numb
         r2_out_frame(via, R2_F_HEARD, &m, sizeof(m), NULL, 0);
 }
 
-void r2_words_heard_nic(struct r2_path *path, int nic, uint32_t epoch)
+void r2_nicnews_heard_nic(struct r2_path *path, int nic, uint32_t epoch)
 {
     const struct r2_rnic *r = &path->peer->rnics[nic];
 
     say_heard(path, R2_F_NIC, nic, r->known ? r->epoch : epoch);
 }
 
-bool r2_words_heard_hint(struct r2_path *path, uint32_t number)
+bool r2_nicnews_heard_hint(struct r2_path *path, uint32_t number)
 {
-    struct r2_words *w = &path->peer->words;
+    struct r2_nicnews *w = &path->peer->nicnews;
     uint32_t newer = number > w->hint_top ? number - w->hint_top : 0;
     uint32_t older = number < w->hint_top ? w->hint_top - number : 0;
     bool was;
@@ -185,9 +185,9 @@ bool r2_words_heard_hint(struct r2_path *path, uint32_t number)
     return !was;
 }
 
-int r2_words_on_heard(struct r2_path *path, const uint8_t *body)
+int r2_nicnews_on_heard(struct r2_path *path, const uint8_t *body)
 {
-    struct r2_words *w = &path->peer->words;
+    struct r2_nicnews *w = &path->peer->nicnews;
     struct r2_msg_heard m;
 
     memcpy(&m, body, sizeof(m));

@@ -1,5 +1,5 @@
 #define _GNU_SOURCE
-#include "engine/loop/look.h"
+#include "engine/loop/recheck.h"
 
 #include "engine/internal.h"
 #include "util/lock.h"
@@ -22,7 +22,7 @@ static int due_peers(uint64_t now, struct r2_peer **out)
         i = 0;
         R2_LIST_FOR_EACH (l, &r2_eng.peers) {
             struct r2_peer *p = R2_CONTAINER_OF(l, struct r2_peer, node);
-            unsigned long at = atomic_load(&p->look_at);
+            unsigned long at = atomic_load(&p->recheck_at);
 
             if ((i++ < from) == !pass || !at)
                 continue;
@@ -37,9 +37,9 @@ static int due_peers(uint64_t now, struct r2_peer **out)
     }
     from = n == MOST ? ended : 0;
     if (next)
-        r2_look_by(next < now + SCAN_NS ? now + SCAN_NS : next);
+        r2_recheck_by(next < now + SCAN_NS ? now + SCAN_NS : next);
     if (n) /* for the case that the caller does not come to them all */
-        r2_look_by(now + R2_LOOK_NS);
+        r2_recheck_by(now + R2_RECHECK_NS);
     return n;
 }
 
@@ -48,7 +48,7 @@ static bool look_at_peer(struct r2_peer *p)
 {
     if (pthread_mutex_trylock(&p->lock))
         return false;
-    atomic_store_explicit(&p->look_at, 0, memory_order_relaxed);
+    atomic_store_explicit(&p->recheck_at, 0, memory_order_relaxed);
     r2_peer_kick(p);
     if (r2_eng.set->help_progress)
         r2_out_again(p);
@@ -56,10 +56,10 @@ static bool look_at_peer(struct r2_peer *p)
     return true;
 }
 
-void r2_look(void)
+void r2_recheck(void)
 {
     /* Relaxed: who misses it, or a lock, asks again soon. */
-    unsigned long at = atomic_load_explicit(&r2_eng.look_at, memory_order_relaxed);
+    unsigned long at = atomic_load_explicit(&r2_eng.recheck_at, memory_order_relaxed);
     struct r2_peer *due[MOST];
     uint64_t now;
     int n;
@@ -69,12 +69,12 @@ void r2_look(void)
     R2_UNCANCELLED;
     if (pthread_mutex_trylock(&r2_eng.lock))
         return;
-    atomic_store(&r2_eng.look_at, 0);
+    atomic_store(&r2_eng.recheck_at, 0);
     n = due_peers(now, due);
     pthread_mutex_unlock(&r2_eng.lock);
     for (int i = 0; i < n; i++) {
         if (!look_at_peer(due[i]))
-            r2_look_by(now + AGAIN_NS);
+            r2_recheck_by(now + AGAIN_NS);
         r2_peer_put(due[i]);
     }
 }

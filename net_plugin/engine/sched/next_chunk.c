@@ -1,8 +1,9 @@
-/* The sender's bulk data: which chunk goes over which path. Paths pull: a lane that has room asks
- * for the next chunk, and is told when there may be one. Under the peer's lock but for the upcalls.
- */
+/* The sender's bulk data: r2_up_next_chunk gives the next chunk to a path. Paths pull: a lane that
+ * has room asks for a chunk, and is told when there may be one. core/sched.c decides which path
+ * takes it. Under the peer's lock but for the upcalls. */
 #include <string.h>
 
+#include "engine/core/sched.h"
 #include "engine/internal.h"
 #include "engine/sched/slownics.h"
 
@@ -18,8 +19,8 @@ static uint64_t room(const struct r2_path *path)
     uint64_t window = r2_pathrate_window(&path->rate, chunk, lanes);
     uint64_t used = r2_pathrate_inflight(&path->rate);
 
-    if (path->owes_until && path->peer->shares.members > 1 && !r2_conn_narrow() &&
-        path->owes_until > r2_peer_now(path->peer))
+    if (path->busy_until && path->peer->shares.members > 1 && !r2_conn_narrow() &&
+        path->busy_until > r2_peer_now(path->peer))
         return 0; /* others have room; the only one is not spared */
     return window > used && lanes ? window - used : 0;
 }
@@ -42,7 +43,7 @@ static uint64_t ask_path(struct r2_path *path, uint64_t bytes, uint64_t *space)
 {
     uint64_t left = kick_path(path, bytes, space);
 
-    return r2_path_well(path) ? left : bytes;
+    return r2_path_may(path) >= R2_MAY_BEST ? left : bytes;
 }
 
 /* The path can carry something of what waits. */
@@ -59,23 +60,7 @@ static bool has_work(const struct r2_path *path)
     return false;
 }
 
-/* How long `bytes` take, in ns; gigabytes at a low rate do not fit 64 bits on the way. */
-static uint64_t time_for(uint64_t bytes, uint64_t rate)
-{
-    unsigned __int128 ns = (unsigned __int128)bytes * R2_NS_PER_S / rate;
-
-    return ns > UINT64_MAX ? UINT64_MAX : (uint64_t)ns;
-}
-
-/* When `path` would be done with `len` more bytes, in ns; 0 while nothing is known. */
-static uint64_t finish_time(const struct r2_path *path, uint64_t len, uint64_t now)
-{
-    uint64_t rate = r2_pathrate_rate_now(&path->rate, now);
-
-    if (!rate)
-        return 0;
-    return time_for(r2_pathrate_inflight(&path->rate) + len, rate);
-}
+_Static_assert(R2_PATHS_MAX <= R2_SCHED_MAX, "r2_sched_order takes all paths of a peer");
 
 /* How long a chunk waits on the way at present, in ns: in queues that other peers' chunks fill as
  * well, which is all that tells a busy NIC from an idle one while little is under way. A path that
@@ -91,47 +76,37 @@ static uint64_t queue_time(const struct r2_path *path, uint64_t now)
                : 0;
 }
 
-/* The same for a chunk of the connection, which may have no NIC of its own. */
-static uint64_t finish_for(const struct r2_path *path, const struct r2_conn *c, uint64_t len,
-                           uint64_t now)
+/* As core/sched.h sees it, for a chunk of the connection, which may have no NIC of its own. */
+static struct r2_sched_path seen(const struct r2_path *path, const struct r2_conn *c)
 {
-    uint64_t ns = finish_time(path, len, now);
+    uint64_t now = r2_peer_now(path->peer);
 
-    if (c->first != R2_ANY_NIC || !r2_pathrate_rate(&path->rate))
-        return ns;
-    return ns + queue_time(path, now);
+    return (struct r2_sched_path){
+        .rate = r2_pathrate_rate_now(&path->rate, now),
+        .inflight = r2_pathrate_inflight(&path->rate),
+        .queue_ns = c->first == R2_ANY_NIC ? queue_time(path, now) : 0,
+        .distance = r2_eng.near[c->home][path->lnic],
+    };
 }
 
-/* `a` is done sooner than `b`, or as soon and nearer to `home`. */
-static bool before(const struct r2_peer *p, const uint64_t done[], int home, int a, int b)
+/* Paths that have room, in the order in which they are asked to take what a connection's home NIC
+ * has no room for. Returns how many. */
+static int spill_order(const struct r2_peer *p, const uint64_t space[], const struct r2_conn *c,
+                       uint16_t order[])
 {
-    const uint8_t *near = r2_eng.near[home];
-
-    if (done[a] != done[b])
-        return done[a] < done[b];
-    return near[p->paths[a]->lnic] < near[p->paths[b]->lnic];
-}
-
-/* Those that have room: first the ones of which nothing is known yet, then who is soonest done with
- * what it has; among equals (idle ones are) the nearest to the home NIC of who spills over. Returns
- * how many. */
-static int soonest_first(struct r2_peer *p, const uint64_t space[], const struct r2_conn *spills,
-                         uint16_t order[])
-{
-    uint64_t now = r2_peer_now(p), done[R2_PATHS_MAX];
+    struct r2_sched_path paths[R2_PATHS_MAX];
+    uint16_t of[R2_PATHS_MAX];
     int n = 0;
 
     for (int i = 0; i < p->n_paths; i++) {
-        int at = n;
-
-        if (!space[i] || !r2_path_usable(p->paths[i]))
+        if (!space[i] || r2_path_may(p->paths[i]) < R2_MAY_LIMITED)
             continue;
-        done[i] =
-            r2_pathrate_rate(&p->paths[i]->rate) ? 1 + finish_for(p->paths[i], spills, 0, now) : 0;
-        for (n++; at > 0 && before(p, done, spills->home, i, order[at - 1]); at--)
-            order[at] = order[at - 1];
-        order[at] = (uint16_t)i;
+        paths[n] = seen(p->paths[i], c);
+        of[n++] = (uint16_t)i;
     }
+    r2_sched_order(paths, n, order);
+    for (int i = 0; i < n; i++)
+        order[i] = of[order[i]];
     return n;
 }
 
@@ -149,7 +124,8 @@ void r2_peer_kick(struct r2_peer *p)
     if (r2_list_empty(&p->ready))
         return;
     for (int i = 0; i < p->n_paths; i++)
-        space[i] = r2_path_usable(p->paths[i]) || (p->any_path && r2_path_able(p->paths[i]))
+        space[i] = r2_path_may(p->paths[i]) >= R2_MAY_LIMITED ||
+                           (p->any_path && r2_path_may(p->paths[i]) >= R2_MAY_LAST_RESORT)
                        ? room(p->paths[i])
                        : 0;
     R2_LIST_FOR_EACH (n, &p->ready) {
@@ -161,7 +137,7 @@ void r2_peer_kick(struct r2_peer *p)
         for (int i = 0; i < p->n_paths && c->any_path; i++)
             kick_path(p->paths[i], left, &space[i]);
         for (int i = 0; i < p->n_paths && left; i++) {
-            if (p->paths[i]->lnic != first || !r2_path_usable(p->paths[i]) ||
+            if (p->paths[i]->lnic != first || r2_path_may(p->paths[i]) < R2_MAY_LIMITED ||
                 !r2_send_carries(p->paths[i], r))
                 continue;
             asked |= stays >= 0;
@@ -172,52 +148,36 @@ void r2_peer_kick(struct r2_peer *p)
             rest += left;
         }
     }
-    others = rest ? soonest_first(p, space, spills, order) : 0;
+    others = rest ? spill_order(p, space, spills, order) : 0;
     for (int i = 0; i < others && rest; i++) {
         if (has_work(p->paths[order[i]]))
             rest = ask_path(p->paths[order[i]], rest, &space[order[i]]);
     }
 }
 
-/* A slow path must not hold a message back: it leaves the last chunks to faster ones that together
- * would have sent all that waits, and may, before this path had sent one chunk. One of them is at
- * least twice as soon done with a chunk: so of equal paths, and of any, the soonest never declines.
- */
+/* The path leaves its chunk to a faster one, which is asked. */
 static bool leave_to_faster(const struct r2_path *path, const struct r2_req *r, uint32_t chunk)
 {
-    struct r2_peer *p = path->peer;
+    const struct r2_peer *p = path->peer;
     const struct r2_conn *c = r->conn;
-    int stays = r2_conn_stays(c);
-    uint64_t waiting = c->waiting;
-    uint32_t len = waiting < chunk ? (uint32_t)waiting : chunk;
-    uint64_t now = r2_peer_now(p), mine = finish_for(path, c, len, now), bytes = waiting, rates = 0;
-    struct r2_path *soonest = NULL;
-    uint64_t soon = UINT64_MAX;
+    struct r2_sched_path self = seen(path, c), others[R2_PATHS_MAX];
+    struct r2_path *of[R2_PATHS_MAX];
+    int stays = r2_conn_stays(c), n = 0, next;
 
-    if (!mine)
-        return false;
-    for (int i = 0; i < p->n_paths; i++) {
+    for (int i = 0; i < p->n_paths && self.rate; i++) {
         struct r2_path *other = p->paths[i];
-        uint64_t theirs;
 
-        if (other == path || !r2_path_usable(other) || other->hb.unanswered ||
-            other->owes_until > now || (stays >= 0 && other->lnic != stays) ||
+        if (other == path || r2_path_may(other) < R2_MAY_LIMITED || other->hb.unanswered ||
+            other->busy_until > r2_peer_now(path->peer) || (stays >= 0 && other->lnic != stays) ||
             !r2_share_may(&p->shares, &other->share) || !r2_send_carries(other, r))
             continue;
-        theirs = finish_for(other, c, len, now);
-        if (!theirs || theirs >= mine)
-            continue;
-        bytes += r2_pathrate_inflight(&other->rate);
-        rates += r2_pathrate_rate_now(&other->rate, now);
-        if (theirs < soon) {
-            soon = theirs;
-            soonest = other;
-        }
+        others[n] = seen(other, c);
+        of[n++] = other;
     }
-    if (!soonest || soon > mine / 2 || time_for(bytes, rates ? rates : 1) >= mine)
-        return false;
-    soonest->outbox.kick_wanted++;
-    return true;
+    next = r2_sched_next(&self, others, n, c->waiting, chunk);
+    if (next >= 0)
+        of[next]->outbox.kick_wanted++;
+    return next >= 0;
 }
 
 /* A path that is left nothing could never show that it is well again, or slow. */
@@ -270,7 +230,8 @@ static void hand_over(struct r2_path *path)
     for (int i = 0; i < p->n_paths; i++) {
         struct r2_path *other = p->paths[i];
 
-        if (other != path && r2_path_unlimited(other) && !other->hb.unanswered && room(other)) {
+        if (other != path && r2_path_may(other) >= R2_MAY_UNLIMITED && !other->hb.unanswered &&
+            room(other)) {
             other->outbox.kick_wanted++;
             return;
         }
@@ -286,7 +247,7 @@ static void shares_moved(struct r2_path *path, uint32_t len)
     for (int i = 0; i < p->n_paths && p->shares.limited; i++) {
         struct r2_path *other = p->paths[i];
 
-        if (other != path && r2_path_usable(other) && !r2_path_unlimited(other) &&
+        if (other != path && r2_path_may(other) == R2_MAY_LIMITED &&
             r2_share_may(&p->shares, &other->share) && room(other))
             other->outbox.kick_wanted = 1;
     }
@@ -314,8 +275,8 @@ bool r2_up_next_chunk(void *owner, struct r2_ep *ep, struct r2_bulk *bulk)
         found = r2_path_test_next(path, bulk);
         goto out;
     }
-    rules = r2_path_usable(path);
-    if (path->ep != ep || !(rules || (p->any_path && r2_path_able(path))) ||
+    rules = r2_path_may(path) >= R2_MAY_LIMITED;
+    if (path->ep != ep || !(rules || (p->any_path && r2_path_may(path) >= R2_MAY_LAST_RESORT)) ||
         r2_list_empty(&p->ready))
         goto out;
     if (!room(path)) {
@@ -347,11 +308,11 @@ bool r2_up_next_chunk(void *owner, struct r2_ep *ep, struct r2_bulk *bulk)
 out:
     if (r2_list_empty(&p->ready) && path->ep == ep) {
         r2_pathrate_app_limited(&path->rate);
-        path->limits = false;
+        path->is_bottleneck = false;
     }
     /* Only sockets take copies; one-sided paths are not even asked. */
-    if (!found && path->transport == R2_VIA_TCP && path->ep == ep && r2_path_usable(path) &&
-        room(path))
+    if (!found && path->transport == R2_VIA_TCP && path->ep == ep &&
+        r2_path_may(path) >= R2_MAY_LIMITED && room(path))
         found = r2_tail_take(path, bulk);
     r2_peer_unlock(p); /* a faster path may have to be asked instead */
     return found;

@@ -8,8 +8,8 @@
  *
  * Units: nanoseconds. Threads: one at a time. No function fails.
  */
-#ifndef R2_ENGINE_LOCATE_TELL_H
-#define R2_ENGINE_LOCATE_TELL_H
+#ifndef R2_ENGINE_LOCATE_ANNOUNCE_H
+#define R2_ENGINE_LOCATE_ANNOUNCE_H
 
 #include <stdbool.h>
 #include <stdint.h>

@@ -50,7 +50,7 @@ static void fail_open_ones(struct r2_peer *p)
  * were opened over a path that came up after it was said. */
 void r2_peer_given_up(struct r2_peer *p, uint64_t asked)
 {
-    if (p->n_up || asked < p->asking.lost_at || r2_list_empty(&p->conn_list))
+    if (p->n_up || asked < p->liveness.lost_at || r2_list_empty(&p->conn_list))
         return;
     if (p->opening)
         fail_open_ones(p);
@@ -59,7 +59,7 @@ void r2_peer_given_up(struct r2_peer *p, uint64_t asked)
 }
 
 /* It has refused, and again when a moment was over. */
-static bool confirmed(const struct r2_asking *a, int rnic)
+static bool confirmed(const struct r2_liveness *a, int rnic)
 {
     uint64_t from = a->refused_from ? a->nic_refused_from[rnic] : 0;
 
@@ -85,7 +85,7 @@ static bool all_confirmed(const struct r2_peer *p)
         for (int r = 0; r < R2_MAX_NICS && has_a_say(l); r++) {
             if (!r2_pair_speaks(p, l, r))
                 continue;
-            if (!confirmed(&p->asking, r))
+            if (!confirmed(&p->liveness, r))
                 return false;
             any = true;
         }
@@ -96,7 +96,7 @@ static bool all_confirmed(const struct r2_peer *p)
 /* Some kernel over there has taken a connection, and nobody has answered on it yet. */
 static void note_taken(struct r2_peer *p, uint64_t now)
 {
-    uint64_t *taken_at = p->asking.taken_at;
+    uint64_t *taken_at = p->liveness.taken_at;
 
     for (int i = 0; i < p->n_paths; i++) {
         const struct r2_path *path = p->paths[i];
@@ -106,7 +106,7 @@ static void note_taken(struct r2_peer *p, uint64_t now)
             taken_at[path->rnic] = now;
     }
     for (int i = 0; i < R2_QUESTIONS; i++) {
-        const struct r2_question *q = &p->asking.by[i];
+        const struct r2_question *q = &p->liveness.by[i];
         const struct r2_ep_params *params = q->ep ? r2_eng.ops->params(q->ep) : NULL;
 
         if (params && r2_pair_speaks(p, params->local_nic, params->remote_nic) &&
@@ -119,7 +119,7 @@ static void note_taken(struct r2_peer *p, uint64_t now)
 static bool may_answer(const struct r2_peer *p, uint64_t now)
 {
     for (int r = 0; r < R2_MAX_NICS; r++) {
-        uint64_t at = p->asking.taken_at[r];
+        uint64_t at = p->liveness.taken_at[r];
 
         if (at && (now < at || now - at < TAKEN_NS))
             return true;
@@ -152,7 +152,7 @@ static bool never_there(const struct r2_peer *p, uint64_t now)
 }
 
 /* Refusals have gone on for that long, and still did a moment ago. */
-static bool went_on(const struct r2_asking *a, uint64_t needed, uint64_t now)
+static bool went_on(const struct r2_liveness *a, uint64_t needed, uint64_t now)
 {
     return a->refused_from && a->refused_at - a->refused_from >= needed &&
            now < a->refused_at + R2_REFUSAL_STALE_NS;
@@ -163,9 +163,9 @@ static bool went_on(const struct r2_asking *a, uint64_t needed, uint64_t now)
 static bool asked_patiently(const struct r2_peer *p)
 {
     for (int l = 0; l < r2_local.n; l++) {
-        const struct r2_ep *ep = p->asking.by[R2_MAX_NICS + l].ep;
+        const struct r2_ep *ep = p->liveness.by[R2_MAX_NICS + l].ep;
 
-        if (ep && !confirmed(&p->asking, r2_eng.ops->params(ep)->remote_nic))
+        if (ep && !confirmed(&p->liveness, r2_eng.ops->params(ep)->remote_nic))
             return true;
     }
     return false;
@@ -173,7 +173,7 @@ static bool asked_patiently(const struct r2_peer *p)
 
 void r2_peer_judge_refusals(struct r2_peer *p, uint64_t now)
 {
-    const struct r2_asking *a = &p->asking;
+    const struct r2_liveness *a = &p->liveness;
     uint64_t needed;
 
     if (p->n_up || p->life == R2_PEER_GONE)
@@ -204,7 +204,7 @@ static void end_endpoint(struct r2_peer *p, struct r2_question *q, int err)
 }
 
 /* A question that gives the network time does not keep its NIC from asking others meanwhile. */
-static void step_aside(struct r2_asking *a, int l, uint64_t now)
+static void step_aside(struct r2_liveness *a, int l, uint64_t now)
 {
     struct r2_question *q = &a->by[l], *aside = &a->by[R2_MAX_NICS + l], was = *q;
 
@@ -217,20 +217,20 @@ static void step_aside(struct r2_asking *a, int l, uint64_t now)
 static void give_up(struct r2_peer *p, uint64_t now)
 {
     for (int i = 0; i < R2_QUESTIONS; i++) {
-        struct r2_question *q = &p->asking.by[i];
+        struct r2_question *q = &p->liveness.by[i];
 
         if (q->ep && now - q->at >= patience(q))
             end_endpoint(p, q, ETIMEDOUT);
     }
     for (int l = 0; l < r2_local.n; l++)
-        step_aside(&p->asking, l, now);
+        step_aside(&p->liveness, l, now);
 }
 
 /* The peer's kernel has answered, its process not yet: it is not asked by another NIC as well. */
 static bool process_is_slow(const struct r2_peer *p)
 {
     for (int i = 0; i < R2_QUESTIONS; i++) {
-        const struct r2_question *q = &p->asking.by[i];
+        const struct r2_question *q = &p->liveness.by[i];
 
         if (q->ep && r2_eng.ops->reached(q->ep))
             return true;
@@ -239,7 +239,7 @@ static bool process_is_slow(const struct r2_peer *p)
 }
 
 /* Its refusal would tell nothing: it has refused often enough, or only just now. */
-static bool settled(const struct r2_asking *a, int rnic, uint64_t now)
+static bool settled(const struct r2_liveness *a, int rnic, uint64_t now)
 {
     uint64_t from = a->nic_refused_from[rnic];
 
@@ -251,7 +251,7 @@ static bool settled(const struct r2_asking *a, int rnic, uint64_t now)
  * silent one must not keep those from being asked that go on refusing, or are back. */
 static bool whom(const struct r2_peer *p, int l, bool anyone, uint64_t now, int *rnic)
 {
-    const struct r2_asking *a = &p->asking;
+    const struct r2_liveness *a = &p->liveness;
     const struct r2_ep *aside = a->by[R2_MAX_NICS + l].ep;
     int order[R2_MAX_NICS], who[2][R2_MAX_NICS], n, turn = (int)(a->by[l].asked % 2);
     int being_asked = aside ? r2_eng.ops->params(aside)->remote_nic : -1;
@@ -279,16 +279,16 @@ static bool whom(const struct r2_peer *p, int l, bool anyone, uint64_t now, int 
 static void ask(struct r2_peer *p, int l, int rnic, uint64_t now)
 {
     struct r2_ep_params params = {.initiator = true, .probe = true, .owner = p};
-    struct r2_question *q = &p->asking.by[l];
+    struct r2_question *q = &p->liveness.by[l];
 
     if (!q->end_memory && !(q->end_memory = malloc(sizeof(*q->end_memory))))
         return; /* memory that is there when it has to end */
     q->at = now;
     q->asked++;
     q->patience = PATIENCE_NS;
-    if (++p->asking.nic_asked[rnic] >= 3 && !p->asking.by[R2_MAX_NICS + l].ep) {
+    if (++p->liveness.nic_asked[rnic] >= 3 && !p->liveness.by[R2_MAX_NICS + l].ep) {
         q->patience = PATIENCE_LONG_NS;
-        p->asking.nic_asked[rnic] = 0;
+        p->liveness.nic_asked[rnic] = 0;
     }
     params.local_nic = (uint8_t)l;
     params.remote_nic = (uint8_t)rnic;
@@ -299,7 +299,7 @@ static void ask(struct r2_peer *p, int l, int rnic, uint64_t now)
     r2_peer_get(p); /* the endpoint's, until `released` */
     if (r2_eng.ops->connect(&params, &q->ep) == -ECONNREFUSED) {
         r2_peer_refused(p, l, rnic, now);
-        p->asking.next_at = now + ASK_AGAIN_NS;
+        p->liveness.next_at = now + ASK_AGAIN_NS;
     }
 }
 
@@ -309,24 +309,24 @@ static void ask(struct r2_peer *p, int l, int rnic, uint64_t now)
 void r2_peer_ask(struct r2_peer *p, uint64_t now)
 {
     unsigned nics = (unsigned)r2_local.n;
-    bool confirm = p->asking.refused_from;
+    bool confirm = p->liveness.refused_from;
     int rnic;
 
     give_up(p, now);
     if (p->out || p->life == R2_PEER_GONE || p->n_up || r2_list_empty(&p->conn_list) ||
-        now < p->asking.next_at || process_is_slow(p))
+        now < p->liveness.next_at || process_is_slow(p))
         return;
-    p->asking.next_at = now + ASK_NS;
+    p->liveness.next_at = now + ASK_NS;
     for (int l = 0; confirm && l < (int)nics; l++) {
-        if (whom(p, l, false, now, &rnic) && !settled(&p->asking, rnic, now))
+        if (whom(p, l, false, now, &rnic) && !settled(&p->liveness, rnic, now))
             ask(p, l, rnic, now);
     }
     for (unsigned i = 0; i < 2 * nics; i++) { /* first round: whose refusal would count */
-        int l = (int)((p->asking.turn + i) % nics);
+        int l = (int)((p->liveness.turn + i) % nics);
 
         if (!whom(p, l, i >= nics, now, &rnic))
             continue;
-        p->asking.turn = (unsigned)l + 1;
+        p->liveness.turn = (unsigned)l + 1;
         ask(p, l, rnic, now);
         return;
     }
@@ -335,7 +335,7 @@ void r2_peer_ask(struct r2_peer *p, uint64_t now)
 void r2_peer_asked(struct r2_peer *p, struct r2_ep *ep, int err, const struct r2_ep_health *h)
 {
     const struct r2_ep_params *params = r2_eng.ops->params(ep);
-    struct r2_question *q = &p->asking.by[params->local_nic];
+    struct r2_question *q = &p->liveness.by[params->local_nic];
     uint64_t now = r2_peer_now(p);
 
     if (q->ep != ep)
@@ -345,7 +345,7 @@ void r2_peer_asked(struct r2_peer *p, struct r2_ep *ep, int err, const struct r2
     end_endpoint(p, q, err);
     if (h->refused || h->other_process) {
         r2_peer_refused(p, params->local_nic, params->remote_nic, now);
-        p->asking.next_at = now + ASK_AGAIN_NS;
+        p->liveness.next_at = now + ASK_AGAIN_NS;
         r2_peer_judge_refusals(p, now);
     } else if (h->there || err == EALREADY) {
         r2_peer_answers(p);
@@ -357,13 +357,13 @@ void r2_peer_asked(struct r2_peer *p, struct r2_ep *ep, int err, const struct r2
 bool r2_peer_is_asking(const struct r2_peer *p)
 {
     for (int i = 0; i < R2_QUESTIONS; i++) {
-        if (p->asking.by[i].ep)
+        if (p->liveness.by[i].ep)
             return true;
     }
     return false;
 }
 
-void r2_asking_free(struct r2_asking *a)
+void r2_liveness_free(struct r2_liveness *a)
 {
     for (int i = 0; i < R2_QUESTIONS; i++)
         free(a->by[i].end_memory);
