@@ -66,6 +66,8 @@ agent_src := $(sort $(wildcard tests/rdma/agent/*.c))
 probe_src := $(sort $(wildcard tests/rdma/probe/*.c))
 
 plugin := $(B)/libnccl-net-r2ccl.so
+# The same by the name that RCCL (AMD) looks for.
+rccl := $(B)/librccl-net.so
 shim := $(B)/libr2ccl.so
 named := $(B)/nccl/libnccl.so.2
 named_object := $(B)/nccl/shim.o
@@ -128,7 +130,7 @@ compiled := $(plugin_src) $(agree_src) $(shim_lib_src) $(preload_src) $(host_src
 	$(wildcard tests/shim/*.c tests/shim/noop/*.c)
 objects: $(call objects,$(compiled)) $(patsubst %.c,$(B)/obj/named/%.o,$(named_src))
 
-artefacts: $(if $(plugin_src),$(plugin)) $(shim) $(named) $(named_object) $(if $(host_src),$(host)) \
+artefacts: $(if $(plugin_src),$(plugin) $(rccl)) $(shim) $(named) $(named_object) $(if $(host_src),$(host)) \
 	$(if $(perf_src),$(perf)) $(if $(fake_src),$(fake))
 
 venv: $(venv_stamp) ## make .venv with r2ccl-ctl (editable) and the development tools
@@ -231,9 +233,11 @@ $(B)/obj/%.o: %.c $(B)/flags
 # Loops over elements: gcc makes vector code of them only with this.
 $(B)/obj/shim/reduce/levels.o: private CPPFLAGS += -O3
 
-$(plugin): $(call objects,$(plugin_src)) $(B)/sources
+$(plugin): soname := libnccl-net.so
+$(rccl): soname := librccl-net.so
+$(plugin) $(rccl): $(call objects,$(plugin_src)) $(B)/sources
 	@echo "  LINK $@"
-	@$(CC) -shared $(san_flags) $(CFLAGS) $(LDFLAGS) -Wl,-soname,libnccl-net.so -Wl,-z,nodelete \
+	@$(CC) -shared $(san_flags) $(CFLAGS) $(LDFLAGS) -Wl,-soname,$(soname) -Wl,-z,nodelete \
 		$(defs) -o $@ $(filter %.o,$^) $(libs)
 
 $(archive): $(call objects,$(plugin_src) $(agree_src) $(shim_lib_src)) $(B)/sources

@@ -19,6 +19,7 @@ NATIVE = "r2ccl_ctl/_native"
 # From the native build folder, or from the source tree.
 BUILT = (
     "libnccl-net-r2ccl.so",
+    "librccl-net.so",
     "libr2ccl.so",
     "nccl/libnccl.so.2",
     "nccl/shim.o",

@@ -158,7 +158,15 @@ def markdown(settings: list[Setting]) -> str:
     lines += [
         wrap(f"- `{setting.name}`: {setting.doc}", "  ") for setting in settings if setting.foreign
     ]
-    lines += ["", "## Other names", "", "`R2CC_MODE` is read as `R2CCL_MODE`, with a note."]
+    lines += [
+        "",
+        "## Other names",
+        "",
+        wrap(
+            "`R2CC_MODE` is read as `R2CCL_MODE`, with a note, and simulates a failure as the R2CC "
+            "fork of NCCL does ([failures.md](failures.md#injected-faults))."
+        ),
+    ]
     return "\n".join(lines) + "\n"
 
 

@@ -59,6 +59,8 @@ int r2_settings_parse(struct r2_settings *out, r2_getenv_fn getenv_fn, char *err
 
         if (rc == 0 && text) {
             rc = r2_setting_read(row, name, text, out, message, sizeof(message));
+            if (rc == 0 && strcmp(name, "R2CC_MODE") == 0)
+                out->r2cc_mode = out->mode;
         }
         if (rc) {
             if (at < errlen) {

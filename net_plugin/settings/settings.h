@@ -63,6 +63,7 @@ struct r2_settings {
 #define R2_FOREIGN(field, name, doc) R2_CTYPE_STRING(field)
 #include "settings/settings.def"
     /* Not read but set by r2_settings_parse. C tests set other values. */
+    int r2cc_mode;              /* the mode, where R2CC_MODE said it, else 0 */
     bool help_progress;         /* NCCL's threads drive progress in isend and test */
     uint64_t heartbeat_idle_ns; /* between heartbeats of a path that nothing is under way on */
     int heartbeat_misses;       /* unanswered ones after which a path counts as failed */

@@ -82,6 +82,23 @@ int ncclGetUniqueId(struct r2_nccl_id *id)
     return result;
 }
 
+R2_EXPORT int ncclSetEncryption(const void *config);
+int ncclSetEncryption(const void *config)
+{
+    struct r2_call call;
+    int (*fn)(const void *) = r2_call_enter(&call, R2_API_ncclSetEncryption, NULL, R2_CALLER);
+    int result;
+
+    if (!fn)
+        return call.error;
+    if (call.active)
+        R2_TELL("ncclSetEncryption encrypts NCCL's own sockets only: the data that R2CCL carries "
+                "between nodes stays plain");
+    result = fn(config);
+    r2_call_leave(&call);
+    return result;
+}
+
 R2_EXPORT int ncclCommInitRank(r2_nccl_comm *out, int nranks, struct r2_nccl_id id, int rank);
 int ncclCommInitRank(r2_nccl_comm *out, int nranks, struct r2_nccl_id id, int rank)
 {

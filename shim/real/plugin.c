@@ -1,6 +1,6 @@
 /* Brings the net plugin in. Its SONAME is libnccl-net.so, which NCCL 2.4 to 2.32 opens when nothing
- * else is asked for: the dynamic linker then finds it loaded already. No variable is needed that
- * children would inherit. */
+ * else is asked for (RCCL: librccl-net.so): the dynamic linker then finds it loaded already. No
+ * variable is needed that children would inherit. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <pthread.h>
@@ -15,21 +15,38 @@
 #include "settings/settings.h"
 #include "util/log.h"
 
-#define PLUGIN "libnccl-net-r2ccl.so"
-#define SONAME "libnccl-net.so"
+#define RCCL "librccl"
 #define EMPTY_IS_NONE 22700 /* NCCL_NET_PLUGIN without a name: no plugin; before, the default */
+
+/* File and SONAME of the plugin, by the name of the library that will look for it. */
+static const struct names {
+    const char *plugin, *soname;
+} of_nccl = {"libnccl-net-r2ccl.so", "libnccl-net.so"},
+  of_rccl = {"librccl-net.so", "librccl-net.so"};
+static const struct names *names = &of_nccl;
+
+static bool is_rccl(struct r2_real *real)
+{
+    const char *file;
+    Dl_info info;
+
+    if (!dladdr(r2_real_symbol(real, "ncclGetVersion"), &info) || !info.dli_fname)
+        return false;
+    file = strrchr(info.dli_fname, '/');
+    return strncmp(file ? file + 1 : info.dli_fname, RCCL, strlen(RCCL)) == 0;
+}
 
 /* Whether one of the names in NCCL_NET_PLUGIN's list leads to our plugin. */
 static bool names_ours(const char *list)
 {
-    static const char *const ours[] = {"r2ccl", SONAME, PLUGIN, NULL};
+    const char *const ours[] = {"r2ccl", names->soname, names->plugin, NULL};
     char copy[1024], *rest = NULL;
 
     snprintf(copy, sizeof(copy), "%s", list);
     for (char *name = strtok_r(copy, ",", &rest); name; name = strtok_r(NULL, ",", &rest)) {
         const char *file = strrchr(name, '/');
 
-        if (file && !strcmp(file + 1, PLUGIN))
+        if (file && !strcmp(file + 1, names->plugin))
             return true;
         for (int i = 0; ours[i]; i++)
             if (!strcmp(name, ours[i]))
@@ -71,11 +88,11 @@ static bool find_plugin(char *path, size_t size)
     int folder = slash ? (int)(slash - own) + 1 : 0;
 
     for (size_t i = 0; i < sizeof(places) / sizeof(*places); i++) {
-        snprintf(path, size, "%.*s%s" PLUGIN, folder, own, places[i]);
+        snprintf(path, size, "%.*s%s%s", folder, own, places[i], names->plugin);
         if (access(path, R_OK) == 0)
             return true;
     }
-    snprintf(path, size, "%.*s" PLUGIN, folder, own);
+    snprintf(path, size, "%.*s%s", folder, own, names->plugin);
     return false;
 }
 
@@ -120,20 +137,22 @@ static void load(void)
     __atomic_store_n(&r2ccl_shim_reached, 1, __ATOMIC_RELAXED);
     if (user_wants_another())
         return;
-    found = dlopen(SONAME, RTLD_NOLOAD | RTLD_LAZY);
+    found = dlopen(names->soname, RTLD_NOLOAD | RTLD_LAZY);
     if (found && r2_real_dlsym(found, "r2ccl_settings_json")) {
         greet(found);
         return;
     }
     if (found) {
-        R2_WARN("another library by the name " SONAME " is loaded already: NCCL uses that and not "
-                "the R2CCL plugin");
+        R2_WARN(
+            "another library by the name %s is loaded already: NCCL uses that and not the R2CCL "
+            "plugin",
+            names->soname);
         return;
     }
     if (!find_plugin(path, sizeof(path))) {
-        R2_WARN("%s is not there: install libr2ccl.so and " PLUGIN " in one folder. NCCL runs "
-                "without R2CCL",
-                path);
+        R2_WARN(
+            "%s is not there: install libr2ccl.so and %s in one folder. NCCL runs without R2CCL",
+            path, names->plugin);
         return;
     }
     found = dlopen(path, RTLD_NOW | RTLD_LOCAL);
@@ -146,11 +165,13 @@ static void load(void)
     warn_bypassed();
 }
 
-void r2_real_plugin_load(const struct r2_real *real)
+void r2_real_plugin_load(struct r2_real *real)
 {
     static pthread_once_t once = PTHREAD_ONCE_INIT;
 
     version = real->version;
+    if (is_rccl(real))
+        names = &of_rccl;
     pthread_once(&once, load);
 }
 

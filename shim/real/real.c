@@ -310,6 +310,8 @@ static struct r2_real *find(const void *caller)
     if (!real)
         real = by_name("libnccl.so.2");
     if (!real)
+        real = by_name("librccl.so.1"); /* of AMD: the same functions */
+    if (!real)
         real = by_any();
     if (!real)
         real = by_handle(r2_real_search());

@@ -6,7 +6,7 @@
  *   2. what the global search scope has behind the shim (RTLD_NEXT);
  *   3. what the calling object's own dependencies have: PyTorch's case, where Python loads all of
  * it with RTLD_LOCAL;
- *   4. a loaded library by the name libnccl.so.2, then any loaded library that has NCCL's
+ *   4. a loaded library by the name libnccl.so.2 or librccl.so.1, then any loaded library that has NCCL's
  * functions;
  *   5. only in the library with NCCL's name: a libnccl.so.2 on disk (LD_LIBRARY_PATH, the Python
  *      packages of loaded libraries, the usual folders).
@@ -73,7 +73,7 @@ void *r2_real_search(void);
 /* plugin.c: brings the net plugin in, once, so that `real`'s search for its default plugin finds it
  * loaded. Says in one warning what keeps NCCL from using it, in the environment or in the files
  * that NCCL adds to it (conf.h). */
-void r2_real_plugin_load(const struct r2_real *real);
+void r2_real_plugin_load(struct r2_real *real);
 
 /* A symbol of the net plugin that was brought in; NULL: none was. */
 void *r2_real_plugin_symbol(const char *name);

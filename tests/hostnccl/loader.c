@@ -2,6 +2,7 @@
  *   NCCL_NET_PLUGIN unset -> libnccl-net.so; "none" or "" -> nothing external (up to net API v9,
  *   before NCCL 2.27, "" as unset); else a comma-separated list, each verbatim and then as
  *   libnccl-net-<name>.so; the built-in Socket comes last.
+ *   Under the name librccl.so.1 the files are librccl-net.so and librccl-net-<name>.so.
  *   In each library the newest symbol ncclNetPlugin_v12 ... v6 counts (HOSTNCCL_NET_VERSION caps).
  *   A candidate with an error, without devices or of another name than NCCL_NET is passed over.
  * Once an external plugin is in use, all other external ones are disabled for the process.
@@ -23,15 +24,27 @@ static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* guards everything he
 static struct hn_net nets[CANDIDATES];
 static int net_count;
 
+/* Under the name of RCCL it looks for what RCCL looks for. */
+static const char *prefix(void)
+{
+    Dl_info info;
+    const char *file = dladdr((void *)&net_count, &info) ? strrchr(info.dli_fname, '/') : NULL;
+
+    return file && !strncmp(file + 1, "librccl", 7) ? "librccl-net" : "libnccl-net";
+}
+
 static void list_candidates(void)
 {
+    char standard[32];
+
     if (net_count)
         return;
     const char *wanted = getenv("NCCL_NET_PLUGIN");
+    snprintf(standard, sizeof(standard), "%s.so", prefix());
     /* Before NCCL 2.27 an empty one was none that is set. */
     bool old = hn_util_env("HOSTNCCL_NET_VERSION", 12, 6, 12) < 10;
     if (!wanted || (!*wanted && old))
-        wanted = "libnccl-net.so";
+        wanted = standard;
     char list[2048];
     char *rest = NULL;
     snprintf(list, sizeof(list), "%s", wanted);
@@ -63,7 +76,7 @@ static void *open_library(const char *name)
     if (is_file)
         return NULL;
     char file[300];
-    if ((size_t)snprintf(file, sizeof(file), "libnccl-net-%s.so", name) >= sizeof(file))
+    if ((size_t)snprintf(file, sizeof(file), "%s-%s.so", prefix(), name) >= sizeof(file))
         return NULL;
     dl = dlopen(file, RTLD_NOW | RTLD_LOCAL);
     if (dl)

@@ -51,3 +51,14 @@ def test_config_list_shows_the_plan_of_a_mode() -> None:
     done = subprocess.run(argv, capture_output=True, text=True, timeout=30, cwd=ROOT, env=env)
     plan = next(line.split() for line in done.stdout.splitlines() if "R2CCL_PLAN " in line)
     assert plan[1] != "off" and plan[4] == "R2CCL_MODE", done
+
+
+def test_encryption_of_nccls_own_sockets(build: Build) -> None:
+    """The call goes through, and it is said that R2CCL's data stays plain."""
+    program = "import ctypes; print(ctypes.CDLL(None).ncclSetEncryption(None))"
+    env = {**os.environ, "LD_PRELOAD": str(build.path / "libr2ccl.so"), "NCCL_DEBUG": ""}
+    env["R2CCL_REAL_NCCL"] = str(build.path / "tests/noop/libnccl.so.2")
+    argv = [sys.executable, "-c", program]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=30, cwd=ROOT, env=env)
+    assert done.stdout == "0\n", done
+    assert done.stderr.count("ncclSetEncryption encrypts NCCL's own sockets only") == 1, done

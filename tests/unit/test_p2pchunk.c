@@ -2,6 +2,7 @@
  * another process has another value (rung 2: the remote process is played by the test). */
 #define _GNU_SOURCE
 #include <stdlib.h>
+#include <sys/stat.h>
 
 #include "check.h"
 #include "engine/message/p2pchunk.h"
@@ -139,7 +140,55 @@ static void test_it_says_its_own(void)
     CHECK_EQ(m.p2p_chunk, 256);
 }
 
+static void test_memory_is_said(void)
+{
+    uint64_t mib = 1 << 20;
+    char text[400];
+
+    r2_p2pchunk_memory(512 * mib, 8, 512 * 1024, text, sizeof(text));
+    CHECK_MSG(strstr(text, "512 MiB of memory for 8 ranks") && strstr(text, "4.0 times") &&
+                  strstr(text, "R2CCL_P2P_CHUNK=128K"),
+              "%s", text);
+    r2_p2pchunk_memory(512 * mib, 8, 128 * 1024, text, sizeof(text));
+    CHECK_STR(text, "");
+    r2_p2pchunk_memory(8192 * mib, 8, 512 * 1024, text, sizeof(text));
+    CHECK_STR(text, "");
+    r2_p2pchunk_memory(0, 8, 512 * 1024, text, sizeof(text));
+    CHECK_STR(text, "");
+}
+
+static void put(const char *root, const char *group, const char *text)
+{
+    char path[256];
+    FILE *file;
+
+    snprintf(path, sizeof(path), "%s%s", root, group);
+    mkdir(path, 0700);
+    snprintf(path, sizeof(path), "%s%s/memory.max", root, group);
+    file = fopen(path, "w");
+    CHECK(file && fputs(text, file) >= 0 && fclose(file) == 0);
+}
+
+static void test_limit_of_groups(void)
+{
+    char root[] = "/tmp/r2test-cgroup-XXXXXX", command[128];
+
+    CHECK(mkdtemp(root) != NULL);
+    put(root, "", "max\n");
+    put(root, "/job", "104857600\n");
+    put(root, "/job/step", "209715200\n");
+    put(root, "/other", "5\n");
+    CHECK_EQ(r2_p2pchunk_limit(root, "1:name=x:/other\n0::/job/step\n"), 104857600);
+    CHECK_EQ(r2_p2pchunk_limit(root, "0::/\n"), 0);
+    CHECK_EQ(r2_p2pchunk_limit(root, ""), 0);
+    CHECK_EQ(r2_p2pchunk_limit(root, "0::/none/there\n"), 0);
+    snprintf(command, sizeof(command), "rm -r %s", root);
+    CHECK_EQ(system(command), 0);
+}
+
 static const struct check_test tests[] = {
+    {"memory_is_said", test_memory_is_said},
+    {"limit_of_groups", test_limit_of_groups},
     {"set_where_nothing_is", test_set_where_nothing_is},
     {"read_as_nccl_does", test_read_as_nccl_does},
     {"no_more_than_there_is_room_for", test_no_more_than_there_is_room_for},

@@ -205,8 +205,6 @@ static void test_bad_values(void)
                   bad[i][0], bad[i][1]);
         snprintf(want, sizeof(want), "%s=%s is not valid: allowed is ", bad[i][0], bad[i][1]);
         CHECK_MSG(strncmp(err, want, strlen(want)) == 0 && err[strlen(want)], "%s", err);
-        s.r2cc_mode[0] = '\0'; /* the alias is a variable of its own, too */
-        s.r2cc_mode[1] = '\0';
         CHECK_MEM(&s, &defaults, sizeof(s));
     }
     /* The others are still read. */
@@ -223,9 +221,11 @@ static void test_alias_and_empty(void)
 
     CHECK_EQ(parse_one("R2CC_MODE", "2", &s, err, sizeof(err)), 0);
     CHECK_EQ(s.mode, R2_MODE_BALANCE);
+    CHECK_EQ(s.r2cc_mode, R2_MODE_BALANCE);
     set_env("R2CCL_MODE", "migrate");
     CHECK_EQ(r2_settings_parse(&s, fake_getenv, err, sizeof(err)), 0);
     CHECK_EQ(s.mode, R2_MODE_MIGRATE);
+    CHECK_EQ(s.r2cc_mode, 0);
     CHECK_EQ(parse_one("R2CCL_CHUNK", "", &s, err, sizeof(err)), 0);
     CHECK_EQ(s.chunk, 512 * 1024);
 }

@@ -3,8 +3,10 @@
 
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "engine/internal.h"
+#include "io/localranks.h"
 #include "settings/values.h"
 
 #define NAME "NCCL_P2P_NET_CHUNKSIZE"
@@ -30,6 +32,73 @@ static int64_t most(unsigned nccl)
     return (set > 0 ? set : buffer) / STEPS;
 }
 
+#define NCCLS (128 * KIB)                   /* NCCL's own pieces */
+#define ENOUGH (UINT64_C(1024) * KIB * KIB) /* for a rank */
+
+void r2_p2pchunk_memory(uint64_t limit, int ranks, uint64_t bytes, char *out, size_t cap)
+{
+    out[0] = '\0';
+    if (!limit || ranks < 1 || bytes <= NCCLS || limit / (unsigned)ranks >= ENOUGH)
+        return;
+    snprintf(out, cap,
+             "this control group has %llu MiB of memory for %d rank%s, and NCCL's buffers for "
+             "alltoall, send and receive take %.1f times what they take without R2CCL: "
+             "R2CCL_P2P_CHUNK=128K on all ranks takes that back",
+             (unsigned long long)(limit >> 20), ranks, ranks == 1 ? "" : "s",
+             (double)bytes / NCCLS);
+}
+
+static uint64_t read_limit(const char *folder)
+{
+    char path[600], text[32] = "";
+    FILE *file;
+
+    snprintf(path, sizeof(path), "%s/memory.max", folder);
+    file = fopen(path, "re");
+    if (!file)
+        return 0;
+    if (!fgets(text, sizeof(text), file))
+        text[0] = '\0';
+    fclose(file);
+    return strtoull(text, NULL, 10); /* "max" is 0 */
+}
+
+uint64_t r2_p2pchunk_limit(const char *root, const char *cgroup)
+{
+    const char *own = strstr(cgroup, "0::");
+    char folder[512];
+    uint64_t least = 0;
+    size_t base = strlen(root);
+
+    snprintf(folder, sizeof(folder), "%s%.*s", root, own ? (int)strcspn(own + 3, "\n") : 0,
+             own ? own + 3 : "");
+    for (char *slash;; *slash = '\0') {
+        uint64_t limit = read_limit(folder);
+
+        if (limit && (!least || limit < least))
+            least = limit;
+        slash = strrchr(folder, '/');
+        if (!slash || (size_t)(slash - folder) < base)
+            return least;
+    }
+}
+
+static void say_memory(uint64_t bytes)
+{
+    char groups[1024] = "", text[400];
+    FILE *file = fopen("/proc/self/cgroup", "re");
+    int ranks = r2_local_ranks(getenv);
+    size_t n = file ? fread(groups, 1, sizeof(groups) - 1, file) : 0;
+
+    groups[n] = '\0';
+    if (file)
+        fclose(file);
+    r2_p2pchunk_memory(r2_p2pchunk_limit("/sys/fs/cgroup", groups), ranks > 0 ? ranks : 1, bytes,
+                       text, sizeof(text));
+    if (text[0])
+        R2_TELL("%s", text);
+}
+
 void r2_p2pchunk_start(uint64_t bytes, unsigned nccl)
 {
     const char *set = getenv(NAME);
@@ -44,8 +113,10 @@ void r2_p2pchunk_start(uint64_t bytes, unsigned nccl)
     if (bytes && set && set[0])
         R2_INFO(NAME "=%s stays as it is (R2CCL_P2P_CHUNK: %s)", set, text);
     else if (bytes && setenv(NAME, text, 1) == 0)
-        R2_INFO(NAME "=%s, by R2CCL_P2P_CHUNK", text);
-    now = r2_value_nccl(getenv(NAME), 128 * KIB);
+        R2_INFO(NAME "=%s, by R2CCL_P2P_CHUNK: its buffers take %.1f times NCCL's memory", text,
+                (double)bytes / NCCLS);
+    now = r2_value_nccl(getenv(NAME), NCCLS);
+    say_memory(now > 0 ? (uint64_t)now : 0);
     if (now > limit && (nccl >= LIMITS_ITSELF || !nccl))
         now = limit;
     here = now <= 0                          ? 0

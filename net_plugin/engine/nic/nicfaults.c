@@ -156,13 +156,10 @@ static void simulate_failed(const struct r2_settings *set)
 
 static void simulate_reference(const struct r2_settings *set)
 {
-    /* R2CCL_MODE, where it is set, is the mode: then nothing is simulated for R2CC_MODE. */
-    int mode = number_or(set->r2cc_mode, 0) == set->mode ? set->mode : R2_MODE_OFF;
-
-    if (mode == R2_MODE_MIGRATE)
+    if (set->r2cc_mode == R2_MODE_MIGRATE)
         simulate("R2CC_MODE=1", 1, 0);
-    else if (mode == R2_MODE_BALANCE || mode == R2_MODE_ALLREDUCE || set->r2cc_failed_hca[0] ||
-             set->r2cc_failed_count[0])
+    else if (set->r2cc_mode == R2_MODE_BALANCE || set->r2cc_mode == R2_MODE_ALLREDUCE ||
+             set->r2cc_failed_hca[0] || set->r2cc_failed_count[0])
         simulate_failed(set);
     if (set->r2cc_disconnected_hca[0])
         simulate("R2CC_DISCONNECTED_HCA", listed(set->r2cc_disconnected_hca),

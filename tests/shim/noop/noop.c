@@ -122,6 +122,12 @@ int ncclGetVersion(int *version)
     return noop_note(R2_API_ncclGetVersion);
 }
 
+int ncclSetEncryption(const void *config)
+{
+    (void)config;
+    return noop_note(R2_API_ncclSetEncryption);
+}
+
 const char *ncclGetErrorString(int result)
 {
     noop_note(R2_API_ncclGetErrorString);
