@@ -125,6 +125,7 @@ void r2_path_follow(struct r2_path *path);
 void r2_path_forgive(struct r2_path *path);
 /* Heartbeats in a row without an answer: it is in doubt. */
 #define R2_SUSPECT_BEATS 2
+void r2_path_test_lost(struct r2_path *path);
 /* What its paths say about each NIC. */
 void r2_peer_census(struct r2_peer *p);
 /* A path of it is wanted and does not answer, and the peer's NIC is not what is at fault. Locks

@@ -69,7 +69,8 @@ struct r2_path {
     uint64_t next_at, down_at, attempt_at;
     struct r2_health health;
     struct r2_damp damp;
-    bool heard; /* INFO was heard, of this generation */
+    bool heard;      /* INFO was heard, of this generation */
+    uint16_t packet; /* S: largest packet that attempts ask for; 0: as large as the NIC takes */
     uint64_t drain_at;
     int counted; /* in r2_eng.nic_state: enum r2_census */
     uint64_t down_sent_at;
@@ -77,6 +78,7 @@ struct r2_path {
     struct {                      /* test chunks of this generation, in bytes */
         uint32_t out, want, done; /* S: handed out; R: arrived */
         uint8_t quota;            /* S: chunks of each bulk lane */
+        uint8_t lost;             /* S: tests in a row that were not answered in time */
         uint8_t took[R2_LANES_MAX];
         uint64_t at;
     } test;
@@ -225,6 +227,7 @@ struct r2_peer {
     bool resync_wanted;
     bool acks_dropped;      /* R: memory was short for a range since the last resync began */
     uint64_t no_path_since; /* since when no proven path is up; 0: one is, or none was missed */
+    uint64_t doubt_since;   /* ... before paths were proven that have delivered nothing yet; or 0 */
     uint64_t idle_since;
     uint64_t tail_tokens, tail_at; /* S: bytes that may be sent twice */
     uint64_t resume_from; /* S: when the path failed whose bytes are being replayed; 0: none */

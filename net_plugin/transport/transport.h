@@ -105,6 +105,7 @@ struct r2_ep_params {
     bool initiator;
     bool extra;   /* the initiator has another path: it may be refused where descriptors are few */
     uint32_t gen; /* generation, allotted by the connecting side */
+    uint16_t packet; /* S, sockets: no larger packets either way; 0: as large as the NIC takes */
     struct r2_wire_addr remote_addr;
     void *owner; /* the engine's path */
     bool probe;  /* only ask who answers there: ends in `failed`, err EALREADY if the

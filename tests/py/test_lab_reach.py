@@ -243,3 +243,40 @@ def test_one_subnet_with_the_kernels_usual_settings(build: Build, lab_rights: No
             assert "rp_filter=1, arp_ignore=0" in warned()[0], str(job)
             assert "shares a subnet with nic" in warned()[0], str(job)
             job.finish()
+
+
+def ports(lab: Lab, rails: tuple[int, ...], mtu: int) -> None:
+    """The fabric's ports get this MTU: the bridge drops what is larger, but for pieces that its
+    kernel has not cut into packets yet."""
+    fabric = lab._fabric
+
+    def work() -> None:
+        for port in [f"n{node}r{rail}" for node in (0, 1) for rail in rails]:
+            fabric.ipr("fab").link("set", index=fabric.index("fab", port), mtu=mtu)
+
+    lab._call(work)
+
+
+@pytest.mark.parametrize("rails", [(0,), (0, 1)])
+def test_way_that_takes_small_packets_only(build: Build, lab: Lab, rails: tuple[int, ...]) -> None:
+    """Bridges take packets of 1500 bytes where NICs send 9000: the job goes on, the user is told,
+    and the NIC carries small packets."""
+    ports(lab, rails, 1500)
+    try:
+        with running_perf(build, lab=lab.name, per_node=1) as job:
+            told = "vanish on the way"
+            until("it is said", lambda: any(told in r.output for r in job.job.ranks), 30.0, job)
+            before = [s.counter("messages_received") for s in job.sides]
+            until(
+                "the job moves",
+                lambda: all(
+                    s.counter("messages_received") > b + 32
+                    for s, b in zip(job.sides, before, strict=True)
+                ),
+                30.0,
+                job,
+            )
+            job.finish()
+            assert "packets of 9000 bytes" in str(job.job.ranks[0].output + job.job.ranks[1].output)
+    finally:
+        ports(lab, rails, 9000)

@@ -346,7 +346,7 @@ static void test_every_lane_is_proven(void)
     CHECK_EQ(lanes, 7);
     CHECK_EQ(bytes, m.bytes / 4 * 3);
     back->asking = 4;
-    for (int i = 0; i < 4; i++) {
+    for (int i = 0; i < 8; i++) {
         if (!fake_next(back, &b))
             continue;
         bytes += b.len;

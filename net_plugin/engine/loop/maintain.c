@@ -17,6 +17,7 @@
 #define IDLE_NS (10 * R2_NS_PER_S)
 #define STOPPED_NS (2 * R2_NS_PER_S)
 #define TICK_MAX_NS (4 * R2_TICK_NS)
+#define BELIEVED_NS (5 * R2_NS_PER_S)
 #define LATE_NS (2 * R2_TICK_NS) /* an observer that woke later than this was asleep */
 
 /* The hardware has not said that it has stopped. It is not assumed, so nothing that the endpoint
@@ -521,6 +522,24 @@ static uint64_t next_tick(struct r2_peer *p, uint64_t now, bool busy)
     return next > tick ? tick : next < R2_NS_PER_MS ? R2_NS_PER_MS : next;
 }
 
+/* Test chunks have arrived, but that the job's do is shown by the job's only. With nothing large to
+ * send, it is believed after a while of answers. */
+static bool delivers(const struct r2_path *path, uint64_t now)
+{
+    return path->state == R2_PATH_PROVEN &&
+           (path->rate.delivered ||
+            (path->health.state != R2_HEALTH_SUSPECT && !path->hb.unanswered && !path->stalled &&
+             now > path->health.since_ns + BELIEVED_NS));
+}
+
+static void end_doubt(struct r2_peer *p, uint64_t now)
+{
+    for (int i = 0; i < p->n_paths && p->doubt_since; i++) {
+        if (delivers(p->paths[i], now))
+            p->doubt_since = 0;
+    }
+}
+
 void r2_peer_timer(struct r2_timer *t, uint64_t now)
 {
     struct r2_peer *p = R2_CONTAINER_OF(t, struct r2_peer, timer);
@@ -546,6 +565,7 @@ void r2_peer_timer(struct r2_timer *t, uint64_t now)
     r2_peer_weigh(p);
     if (!p->out && (p->active || atomic_load(&p->held_until)))
         r2_recv_say_kept(p, now);
+    end_doubt(p, now);
     publish(p, now);
     r2_peer_show(p, now);
     r2_timer_set(&p->timer, now + next_tick(p, now, busy));

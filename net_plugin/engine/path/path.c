@@ -220,6 +220,8 @@ static void ended(struct r2_path *path, bool clean, int err, const char *cause)
                          : R2_END_NONE; /* the other side knows whether it is wanted */
     if (was_up && !carried)
         report_untried(path, err, cause);
+    if (was_up && !carried && p->out && err == ETIMEDOUT)
+        r2_path_test_lost(path);
     if (carried) {
         path->fails = 0;
         path->down_at = now;
@@ -261,6 +263,8 @@ static void wait_begins(struct r2_path *path, const char *cause)
     struct r2_peer *p = path->peer;
 
     p->no_path_since = p->suspect ? p->suspect_since : r2_peer_now(p);
+    if (p->doubt_since) /* what came up meanwhile delivered nothing */
+        p->no_path_since = p->doubt_since;
     if (p->active || p->opening)
         say_no_path(path, cause); /* else the first that waits does: r2_path_wait_late */
 }
@@ -381,6 +385,7 @@ int r2_path_connect(struct r2_path *path, uint64_t now)
     struct r2_ep_params params = {.local_nic = path->lnic,
                                   .remote_nic = path->rnic,
                                   .transport = path->transport,
+                                  .packet = path->packet,
                                   .initiator = true,
                                   .extra = r2_path_has_others(path),
                                   .owner = path};

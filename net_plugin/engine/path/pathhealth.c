@@ -17,7 +17,8 @@
 
 #define TEST_CHUNK (64 * 1024)
 #define TEST_CHUNKS 4 /* at least, and as many on each lane */
-#define TEST_MOST (TEST_CHUNK * R2_LANES_MAX)
+#define TEST_MOST (2 * TEST_CHUNK * R2_LANES_MAX)
+#define HEADS 128 /* bytes of a packet that are none of the chunk, at most */
 #define TEST_NS (1 * R2_NS_PER_S)
 #define TEST_ONE_SIDED_NS (2 * R2_NS_PER_S) /* a queue pair sends again after 0.27 s as a rule */
 #define DAMP_REUSE 1000                     /* one failure: nobody is left alone for that */
@@ -271,6 +272,8 @@ static void proven(struct r2_path *path, const char *cause)
         path->last_end = R2_END_NONE;
     if (!r2_path_wireless(path))
         r2_nic_met(path->lnic);
+    if (path->peer->out && !path->peer->doubt_since) /* the other side learns what comes of it */
+        path->peer->doubt_since = path->peer->no_path_since;
     path->peer->no_path_since = 0;
     r2_path_event(path, R2_HEALTH_EV_PROVEN, cause);
     r2_peer_census(path->peer);
@@ -339,6 +342,15 @@ static uint32_t chunk_len(const struct r2_path *path)
     return one_sided(path) ? R2_TEST_LEN : TEST_CHUNK;
 }
 
+/* Fills one packet of the NIC. Where the kernel hands large pieces on uncut, as between virtual
+ * machines, only such a one finds out that the way takes smaller packets. */
+static uint32_t packet_len(const struct r2_path *path)
+{
+    int mtu = r2_local.nics[path->lnic].mtu, len = mtu - HEADS;
+
+    return len < HEADS ? HEADS : len > TEST_CHUNK ? TEST_CHUNK : (uint32_t)len;
+}
+
 /* Bytes in all. A lane may be dead while the others work: its port may hash to another link, or a
  * firewall may know it. */
 static uint32_t plan_test(struct r2_path *path)
@@ -347,9 +359,12 @@ static uint32_t plan_test(struct r2_path *path)
 
     lanes = lanes < 1 ? 1 : lanes > R2_LANES_MAX ? R2_LANES_MAX : lanes;
     memset(path->test.took, 0, sizeof(path->test.took));
-    path->test.quota =
-        one_sided(path) ? R2_TEST_EACH : (uint8_t)((TEST_CHUNKS + lanes - 1) / lanes);
-    return chunk_len(path) * lanes * path->test.quota;
+    if (one_sided(path)) {
+        path->test.quota = R2_TEST_EACH;
+        return chunk_len(path) * lanes * path->test.quota;
+    }
+    path->test.quota = (uint8_t)(1 + (TEST_CHUNKS + lanes - 1) / lanes);
+    return lanes * (packet_len(path) + TEST_CHUNK * (path->test.quota - 1u));
 }
 
 void r2_path_test(struct r2_path *path)
@@ -378,16 +393,44 @@ bool r2_path_test_next(struct r2_path *path, struct r2_bulk *bulk)
 
     if (path->test.out >= path->test.want || path->test.took[lane] >= path->test.quota)
         return false;
-    path->test.took[lane]++;
     memset(bulk, 0, sizeof(*bulk));
     bulk->lane = (uint16_t)lane;
     bulk->conn = R2_CONN_TEST;
-    bulk->len = chunk_len(path);
-    bulk->seq = path->test.out / bulk->len;
+    bulk->len = !path->test.took[lane]++ && !one_sided(path) ? packet_len(path) : chunk_len(path);
+    bulk->seq = path->test.out / chunk_len(path);
     bulk->total = bulk->len;
     bulk->data = test_bytes;
     path->test.out += bulk->len;
     return true;
+}
+
+#define SMALL_PACKET 1280 /* IPv6 asks that much of every link */
+#define LOST_TESTS 2
+
+/* S: a test was not answered in time. After a few the next attempts use small packets, or full ones
+ * again: which of them pass is what a user has to know. */
+void r2_path_test_lost(struct r2_path *path)
+{
+    if (one_sided(path) || ++path->test.lost < LOST_TESTS)
+        return;
+    path->test.lost = 0;
+    path->packet = path->packet ? 0 : SMALL_PACKET;
+}
+
+static const char small_only[] = "large packets vanish on it: it uses small ones";
+
+static void tell_small(const struct r2_path *path)
+{
+    static atomic_uint told; /* bits of NICs */
+    char text[128];
+
+    if (atomic_fetch_or(&told, 1u << path->lnic) >> path->lnic & 1)
+        return;
+    r2_path_journal(path, R2_EV_WARNING, 0, 0, small_only);
+    R2_TELL("path %s: packets of %d bytes, this NIC's MTU, vanish on the way, and those of %d "
+            "pass: it uses small ones, and is slower. Look at the MTU of NICs, bridges and "
+            "switches on both sides",
+            r2_path_text(path, text, sizeof(text)), r2_local.nics[path->lnic].mtu, SMALL_PACKET);
 }
 
 /* S: the other side has seen it all. */
@@ -398,8 +441,12 @@ int r2_path_on_test_ack(struct r2_path *path, const uint8_t *body)
     memcpy(&m, body, sizeof(m));
     if (!path->peer->out)
         return -EPROTO;
-    if (path->state == R2_PATH_TESTING && m.gen == path->gen && m.bytes >= path->test.want)
-        proven(path, "test chunks have arrived");
+    if (path->state == R2_PATH_TESTING && m.gen == path->gen && m.bytes >= path->test.want) {
+        path->test.lost = 0;
+        proven(path, path->packet ? small_only : "test chunks have arrived");
+        if (path->packet)
+            tell_small(path);
+    }
     return 0;
 }
 

@@ -151,7 +151,7 @@ static void set_lane(struct r2_ep *ep, struct r2_lane *lane, int index)
 int r2_ep_connect_lane(struct r2_ep *ep, int index)
 {
     struct r2_lane *lane;
-    int fd = r2_tcp_socket(ep->params.local_nic, &ep->params.remote_addr), rc;
+    int fd = r2_tcp_socket(ep->params.local_nic, &ep->params.remote_addr, ep->params.packet), rc;
 
     if (fd < 0)
         return fd;

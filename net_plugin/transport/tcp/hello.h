@@ -80,8 +80,8 @@ void r2_hello_call_tag(const uint8_t secret[16], const struct r2_tcp_hello *hell
  * r2_tcp_close_fd. */
 extern void (*r2_tcp_verbs_taker)(int fd, int nic, const struct r2_tcp_hello *hello);
 
-/* A connecting socket, bound to the NIC, or -errno. */
-int r2_tcp_socket(int nic, const struct r2_wire_addr *remote);
+/* A connecting socket, bound to the NIC, or -errno. `packet`: see r2_ep_params. */
+int r2_tcp_socket(int nic, const struct r2_wire_addr *remote, int packet);
 void r2_tcp_close_fd(int fd, bool abort);
 /* The injected fault of NIC resets connections, in whichever direction. */
 bool r2_tcp_broken(int nic);

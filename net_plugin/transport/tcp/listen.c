@@ -16,6 +16,7 @@
 
 /* All peers may come at once, each with several sockets; the kernel's own limit is somaxconn. */
 #define BACKLOG 8192
+#define IP_HEADS 60 /* of IPv6 and TCP; options come off the segment */
 #define AGAIN_NS (100 * R2_NS_PER_MS)
 #define CROWDED_NS (5 * R2_NS_PER_MS) /* until some of those who are being heard have been */
 
@@ -108,13 +109,13 @@ static int new_socket(int nic, int family)
     return fd;
 }
 
-int r2_tcp_socket(int nic, const struct r2_wire_addr *remote)
+int r2_tcp_socket(int nic, const struct r2_wire_addr *remote, int packet)
 {
     const struct sockaddr_storage *own;
     struct sockaddr_storage sa;
     struct r2_nic n;
     socklen_t len;
-    int fd, rc, one = 1;
+    int fd, rc, one = 1, segment;
 
     r2_local_now(nic, &n);
     if (n.bare) { /* it has no place to dial from */
@@ -139,6 +140,9 @@ int r2_tcp_socket(int nic, const struct r2_wire_addr *remote)
     if (sa.ss_family == AF_INET6) /* link-local addresses need the local scope */
         ((struct sockaddr_in6 *)&sa)->sin6_scope_id =
             ((const struct sockaddr_in6 *)own)->sin6_scope_id;
+    segment = packet - IP_HEADS;
+    if (packet) /* told to the other side, so it holds both ways */
+        setsockopt(fd, IPPROTO_TCP, TCP_MAXSEG, &segment, sizeof(segment));
     setsockopt(fd, IPPROTO_IP, 24 /* IP_BIND_ADDRESS_NO_PORT */, &one, sizeof(one));
     if (bind(fd, (const struct sockaddr *)own, len) < 0)
         goto fail;

@@ -401,7 +401,7 @@ static int watch(struct r2_ep *ep, int fd)
 
 int r2_meet_dial(struct r2_ep *ep)
 {
-    int fd = r2_tcp_socket(ep->params.local_nic, &ep->params.remote_addr);
+    int fd = r2_tcp_socket(ep->params.local_nic, &ep->params.remote_addr, 0);
 
     if (fd < 0)
         return fd;
