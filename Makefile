@@ -51,7 +51,7 @@ agree_src := $(sort $(foreach room,agree plan reduce direct,$(wildcard shim/$(ro
 # The wrappers. Those files of `named_src` are compiled once more for the library with NCCL's name;
 # `preload_src` is only in the one for LD_PRELOAD.
 shim_src := $(foreach room,api real comms device,$(sort $(wildcard shim/$(room)/*.c)))
-preload_src := $(wildcard shim/api/dlsym.c)
+preload_src := $(wildcard shim/api/dlsym.c shim/api/predict.c)
 named_src := shim/real/search.c shim/real/lacks.c $(wildcard shim/api/raw.c)
 shim_lib_src := $(filter-out $(preload_src) shim/api/raw.c,$(shim_src))
 host_src := $(call sources,tests/hostnccl)

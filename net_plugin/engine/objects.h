@@ -1,5 +1,4 @@
-/* The engine's objects, private to engine/. Part of engine/internal.h, which includes it and says
- * which lock guards what.
+/* The engine's objects, private to engine/. peer/peer.h says which lock guards what.
  *
  * A peer is one other process in one direction: towards an `out` peer we connect and send bulk
  * data, from an `in` peer we accept and receive. Two processes that send to each other are two
@@ -155,8 +154,9 @@ struct r2_rnic {
     uint8_t word;    /* enum r2_nic_word */
     uint16_t weight; /* per mille, as the peer says */
     uint32_t epoch;
-    uint8_t forgiven; /* the peer's count */
-    struct r2_wire_addr addr;
+    uint8_t forgiven;           /* the peer's count */
+    struct r2_wire_addr addr;   /* by which all know it */
+    struct r2_wire_addr second; /* of the other family, for a NIC that needs it; family 0: none */
     char name[R2_WIRE_NAME];
 };
 

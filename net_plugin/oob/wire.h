@@ -23,8 +23,8 @@
  * (r2_engine_connect). 2: an accepting process may call who connects to it. 3: test chunks are
  * written by queue pairs as well (transport/verbs/card.h). 4: words about NICs are acknowledged
  * (HEARD). 5: R2CCL asks NCCL for larger pieces of sends and receives (engine/message/p2pchunk.h),
- * which must be of one size everywhere. */
-#define R2_WIRE_VERSION 5
+ * which must be of one size everywhere. 6: a NIC may have a second address (r2_info_nic). */
+#define R2_WIRE_VERSION 6
 #define R2_WIRE_MAX_NICS 16
 #define R2_WIRE_MAX_BODY 65535
 #define R2_WIRE_NAME 32
@@ -217,6 +217,8 @@ struct r2_msg_heartbeat {
 struct r2_info_nic {
     char name[R2_WIRE_NAME];
     struct r2_wire_addr addr;
+    struct r2_wire_addr
+        second;       /* of the other address family, for those who need it; or family 0 */
     uint8_t word;     /* enum r2_nic_word */
     uint8_t forgiven; /* as in r2_msg_nic */
     uint16_t less;    /* the same */

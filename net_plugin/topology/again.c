@@ -62,6 +62,7 @@ int r2_nic_find_again(const struct r2_net_tables *tables, const struct r2_nic *n
         return -ENODEV;
     }
     *out = *nic;
+    memset(&out->second, 0, sizeof(out->second));
     for (int i = 0; i < tables->naddrs; i++) {
         const struct r2_net_addr *a = &tables->addrs[i];
         int rank = a->ifindex == link->ifindex ? r2_again_rank(a, nic, first, family) : -1;
@@ -75,6 +76,15 @@ int r2_nic_find_again(const struct r2_net_tables *tables, const struct r2_nic *n
     }
     if (best < 0) {
         return -EADDRNOTAVAIL;
+    }
+    for (int i = 0; i < tables->naddrs && nic->second.ss_family; i++) {
+        const struct r2_net_addr *a = &tables->addrs[i];
+
+        if (a->ifindex == link->ifindex && a->addr.ss_family != out->addr.ss_family &&
+            r2_again_is(a, &nic->second)) {
+            out->second = a->addr;
+            out->second_prefixlen = a->prefixlen;
+        }
     }
     out->ifindex = link->ifindex;
     out->link_up = r2_net_link_is_up(link);

@@ -98,14 +98,18 @@ static int r2_choose_addr_rank(const struct r2_choice *c, const struct r2_net_li
            (a->flags & IFA_F_SECONDARY ? 1 : 0); /* the same bit as IFA_F_TEMPORARY */
 }
 
-static const struct r2_net_addr *r2_choose_addr(const struct r2_choice *c,
-                                                const struct r2_net_link *link, bool linklocal)
+/* Never one of the family `other`. */
+static const struct r2_net_addr *r2_choose_best(const struct r2_choice *c,
+                                                const struct r2_net_link *link, bool linklocal,
+                                                int other)
 {
     const struct r2_net_addr *best = NULL;
     int best_rank = 0;
 
     for (int i = 0; i < c->tables->naddrs; i++) {
-        int rank = r2_choose_addr_rank(c, link, &c->tables->addrs[i], linklocal);
+        int rank = c->tables->addrs[i].addr.ss_family == other
+                       ? -1
+                       : r2_choose_addr_rank(c, link, &c->tables->addrs[i], linklocal);
 
         if (rank >= 0 && (!best || rank < best_rank)) {
             best = &c->tables->addrs[i];
@@ -113,6 +117,23 @@ static const struct r2_net_addr *r2_choose_addr(const struct r2_choice *c,
         }
     }
     return best;
+}
+
+static const struct r2_net_addr *r2_choose_addr(const struct r2_choice *c,
+                                                const struct r2_net_link *link, bool linklocal)
+{
+    return r2_choose_best(c, link, linklocal, AF_UNSPEC);
+}
+
+/* Peers may have addresses of the other family only. Not where the operator named an address. */
+static void r2_choose_second(const struct r2_choice *c, struct r2_pick *pick)
+{
+    const struct r2_net_addr *a = r2_choose_best(c, pick->link, false, pick->addr.ss_family);
+
+    if (a && !(pick->link->flags & IFF_LOOPBACK)) {
+        pick->second = a->addr;
+        pick->second_prefixlen = a->prefixlen;
+    }
 }
 
 /* Adds one NIC, unless its interface (or, picked by address, its address) is there already. The
@@ -128,7 +149,11 @@ static void r2_choose_add(struct r2_choice *c, const struct r2_net_link *link,
         }
     }
     if (c->count < c->max) {
-        c->out[c->count++] = (struct r2_pick){link, *addr, prefixlen};
+        c->out[c->count] = (struct r2_pick){.link = link, .addr = *addr, .prefixlen = prefixlen};
+        if (!by_address) {
+            r2_choose_second(c, &c->out[c->count]);
+        }
+        c->count++;
     } else if (c->errlen && !c->err[0]) {
         char text[INET6_ADDRSTRLEN];
 

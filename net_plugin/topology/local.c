@@ -30,6 +30,8 @@ void r2_local_move(int dev, const struct r2_nic *now)
     nic->family = now->family;
     nic->socklen = now->socklen;
     nic->prefixlen = now->prefixlen;
+    nic->second = now->second;
+    nic->second_prefixlen = now->second_prefixlen;
     pthread_mutex_unlock(&place_lock);
 }
 

@@ -39,6 +39,8 @@ static void r2_nics_describe(const struct r2_pick *pick, const struct r2_device_
     nic->family = addr->sa_family;
     nic->socklen = r2_sockaddr_len(addr);
     nic->prefixlen = pick->prefixlen;
+    nic->second = pick->second;
+    nic->second_prefixlen = pick->second_prefixlen;
     nic->loopback = (link->flags & IFF_LOOPBACK) != 0;
     nic->link_up = r2_net_link_is_up(link);
     nic->mtu = link->mtu;

@@ -25,6 +25,8 @@ struct r2_nic {
     struct sockaddr_storage addr; /* port 0; scope id set where IPv6 needs one */
     socklen_t socklen;
     int prefixlen;
+    struct sockaddr_storage second; /* an address of the other family; family 0: none */
+    int second_prefixlen;
     bool loopback;
     bool bare; /* an InfiniBand port without an interface: no address, ifindex -1, `ifname` "" */
     uint64_t port_guid; /* of a bare one, in host order; 0: not known */
@@ -77,11 +79,20 @@ const char *r2_nic_place_text(const struct r2_nic *nic, char *out, size_t outlen
 /* Text of an address without port, for messages: "10.0.0.1", "fd00::1". Returns `out`. */
 const char *r2_addr_text(const struct sockaddr *addr, char *out, size_t outlen);
 
+/* For a NIC that reaches nobody: the kernel's settings that stand in the way of NICs that share a
+ * subnet (rp_filter, arp_ignore), as sentences with a blank behind them; "" if they do not. Reads
+ * /proc. Returns `out`. */
+const char *r2_nics_shared_hint(const struct r2_nic *nics, int n, int which, char *out,
+                                size_t outlen);
+
 /* The order in which NICs serve a connection whose home is `home`: home, then the same PCIe
  * switch, the same NUMA node, and across; warm spares (weight 0) last. NICs at equal distance
  * follow in a rotation that starts after home, so that different homes fail over to different
  * NICs. Writes n entries to `order`. */
 void r2_nics_order(const struct r2_nic *nics, int n, int home, int *order);
+
+/* Its address of a family, or NULL. Pure. */
+const struct sockaddr_storage *r2_nic_addr(const struct r2_nic *nic, int family);
 
 /* Which of a peer's `n` addresses the local NIC number `index` should reach, best first: the same
  * subnet, then the same rail (index modulo n), then the following ones. Leaves out other address

@@ -63,11 +63,23 @@ void r2_nics_order(const struct r2_nic *nics, int n, int home, int *order)
     }
 }
 
+const struct sockaddr_storage *r2_nic_addr(const struct r2_nic *nic, int family)
+{
+    if (family != AF_INET && family != AF_INET6) {
+        return NULL;
+    }
+    return nic->addr.ss_family == family     ? &nic->addr
+           : nic->second.ss_family == family ? &nic->second
+                                             : NULL;
+}
+
 static int r2_rail_rank(const struct r2_nic *local, int index,
                         const struct sockaddr_storage *remote, int n, int i)
 {
-    bool near = r2_sockaddr_in_prefix((const struct sockaddr *)&local->addr,
-                                      (const struct sockaddr *)&remote[i], local->prefixlen);
+    const struct sockaddr_storage *own = r2_nic_addr(local, remote[i].ss_family);
+    bool near =
+        r2_sockaddr_in_prefix((const struct sockaddr *)own, (const struct sockaddr *)&remote[i],
+                              own == &local->addr ? local->prefixlen : local->second_prefixlen);
 
     return (near ? 0 : n) + ((i - index % n) + n) % n;
 }
@@ -75,14 +87,14 @@ static int r2_rail_rank(const struct r2_nic *local, int index,
 int r2_rail_candidates(const struct r2_nic *local, int index, const struct sockaddr_storage *remote,
                        int n, int *order)
 {
-    bool loopback = r2_sockaddr_is_loopback((const struct sockaddr *)&local->addr);
     int count = 0;
 
     for (int i = 0; i < n; i++) {
+        const struct sockaddr_storage *own = r2_nic_addr(local, remote[i].ss_family);
         int at = count;
 
-        if (remote[i].ss_family != local->addr.ss_family ||
-            r2_sockaddr_is_loopback((const struct sockaddr *)&remote[i]) != loopback) {
+        if (!own || r2_sockaddr_is_loopback((const struct sockaddr *)&remote[i]) !=
+                        r2_sockaddr_is_loopback((const struct sockaddr *)own)) {
             continue;
         }
         for (; at > 0 && r2_rail_rank(local, index, remote, n, order[at - 1]) >

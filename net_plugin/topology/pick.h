@@ -32,6 +32,8 @@ struct r2_pick {
     const struct r2_net_link *link;
     struct sockaddr_storage addr;
     int prefixlen;
+    struct sockaddr_storage second; /* of the other family; family 0: none */
+    int second_prefixlen;
 };
 
 /* Chooses among the tables as nics.h says. Returns the number chosen, or -errno with a message;

@@ -143,7 +143,7 @@ struct r2_transport_events {
     /* It has proven itself: its NIC `nic` is at `addr` now. */
     void (*called)(const uint8_t process[16], int nic, const struct r2_wire_addr *addr);
     /* That process was given up in this direction, and its connections have failed (`out` as in
-     * engine/internal.h). */
+     * engine/objects.h). */
     bool (*given_up)(const uint8_t process[16], bool out);
     /* A socket that came to NIC `nic` was sent away before it was an endpoint: it proved nothing,
      * asked for another process, was too slow, or came too late (err, a positive errno). */
@@ -205,6 +205,8 @@ struct r2_transport_ops {
     /* Where peers reach NIC `nic`, and by which transports (`offers`); -ENODEV: this transport
      * does not use that NIC. */
     int (*address)(int nic, struct r2_wire_addr *out);
+    /* The same by its address of the other family; -ENODEV: it has none. NULL: no NIC has. */
+    int (*second)(int nic, struct r2_wire_addr *out);
     /* The NIC's address or interface is another one (r2_local_now): listens there from now on,
      * on the same port if it is free, and reads again what else depends on it. Endpoints of the old
      * place are not touched. 0 or -errno: nobody listens, to be tried again. Of one thread. */

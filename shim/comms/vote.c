@@ -600,13 +600,20 @@ static int as_result(struct r2_vote *v, int rc)
 static int between(struct r2_vote *v, const uint64_t *word, const void *in, void *out,
                    uint64_t count)
 {
-    struct r2_direct_call call = {.in = in,
-                                  .out = out,
-                                  .count = count,
-                                  .type = (int)word[R2_WORD_TYPE],
-                                  .op = (int)word[R2_WORD_OP],
-                                  .stream = (void *)word[R2_WORD_STREAM],
-                                  .weights = v->plan.weights};
+    const struct r2_plan *plan = &v->plan;
+    struct r2_direct_call call = {
+        .in = in,
+        .out = out,
+        .count = count,
+        .type = (int)word[R2_WORD_TYPE],
+        .op = (int)word[R2_WORD_OP],
+        .schedule = plan->schedule == R2_PLAN_R2CCL ? R2_SCHEDULE_R2CCL : R2_SCHEDULE_DIRECT,
+        .weights = plan->schedule == R2_PLAN_DIRECT ? plan->weights : NULL,
+        .slow = (int)plan->slow,
+        .tail = plan->tail,
+        .chunks = R2_PLAN_CHUNKS,
+        .stream = (void *)word[R2_WORD_STREAM],
+    };
 
     return as_result(v, give(v, &call));
 }

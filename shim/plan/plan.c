@@ -14,7 +14,7 @@
 #define NOTABLE (R2_SCHEDULE_UNIT / 100) /* a smaller change of a weight is none */
 
 /* As measured with GPUs on one host; docs/measurements.md has how far times are from the model. */
-#define HOP_NS 60e3
+#define HOP_NS 20e3
 #define MESSAGE_NS 2e3
 /* The executor's pieces. */
 #define PIECE_LEAST ((size_t)64 << 10)
@@ -65,7 +65,7 @@ int r2_plan_read(struct r2_plan *plan, const void *data, size_t len, int p)
         sum += plan->weights[r];
     if (plan->magic != MAGIC || plan->p != (uint32_t)p || plan->schedule >= R2_PLAN_SCHEDULES)
         return -EPROTO;
-    if (plan->schedule == R2_PLAN_DIRECT && sum != R2_SCHEDULE_UNIT)
+    if (plan->schedule != R2_PLAN_STOCK && sum != R2_SCHEDULE_UNIT)
         return -EPROTO;
     if (plan->schedule == R2_PLAN_R2CCL &&
         (plan->slow >= plan->p || plan->tail >= R2_SCHEDULE_UNIT || p < R2_PLAN_LEAST))
@@ -213,7 +213,7 @@ static void best(struct r2_plan_choice *c, const struct r2_plan_input *in,
 
     c->plan.from_bytes =
         in->wish == R2_PLAN_BEST ? first_size(c, model, schedule, in->from_bytes) : in->from_bytes;
-    if (c->plan.from_bytes <= in->bytes) {
+    if (c->plan.from_bytes <= in->bytes && (in->wish != R2_PLAN_BEST || gains(c, schedule))) {
         c->plan.schedule = schedule;
         c->gain = 1 - chosen_ns(c, schedule) / c->stock_ns;
     }

@@ -18,6 +18,7 @@ from pathlib import Path
 import pytest
 from conftest import Build, missing
 from failover_bed import PerfJob, Side, running_perf, until
+from pyroute2 import IPRoute
 
 from r2ccl_ctl.lab import Lab, LabSpec, netns
 
@@ -38,7 +39,9 @@ def lab(lab_rights: None) -> Iterator[Lab]:
 class Two:
     """A process of n0 that sends to one of n1, each with NICs of its own choice."""
 
-    def __init__(self, build: Build, lab: Lab, nics: tuple[str, str], env: dict[str, str]) -> None:
+    def __init__(
+        self, build: Build, lab: Lab, nics: tuple[str, str], env: dict[str, dict[str, str]]
+    ) -> None:
         where = f"{lab.address('n0', 'mgmt0')}:7411"
         words = ["--size", "64K", "--until-told", "--stall", "60"]
         self.logs = [tempfile.TemporaryFile() for _ in nics]
@@ -49,7 +52,7 @@ class Two:
             child = lab.popen(
                 node,
                 [str(build.path / "stress/pair"), *words, how, where],
-                env={**os.environ, "R2CCL_NICS": named, "R2CCL_LOG": "warn", **env},
+                env={**os.environ, "R2CCL_NICS": named, "R2CCL_LOG": "warn", **env.get(node, {})},
                 stdout=log,
                 stderr=subprocess.STDOUT,
             )
@@ -78,7 +81,7 @@ class Two:
 
 
 @contextlib.contextmanager
-def two(build: Build, lab: Lab, *nics: str, **env: str) -> Iterator[Two]:
+def two(build: Build, lab: Lab, *nics: str, **env: dict[str, str]) -> Iterator[Two]:
     made = Two(build, lab, (nics[0], nics[1]), env)
     try:
         yield made
@@ -161,3 +164,82 @@ def test_refusal_by_another_nic_ends_nobody(build: Build, lab: Lab) -> None:
         for node in ("n0", "n1"):
             sysctl(lab, node, "ipv4/conf/all/arp_ignore", "1")
             sysctl(lab, node, "ipv4/conf/nic0/arp_ignore", "1")
+
+
+@contextlib.contextmanager
+def without(lab: Lab, gone: list[tuple[str, str]]) -> Iterator[None]:
+    """These NICs have their IPv6 address only."""
+
+    def change(verb: str) -> None:
+        for node, nic in gone:
+            text = lab.address(node, nic)
+
+            def work(nic: str = nic, text: str = text) -> None:
+                with IPRoute() as ip:
+                    ip.addr(verb, index=ip.link_lookup(ifname=nic)[0], address=text, prefixlen=24)
+
+            lab.call_in(node, work)
+
+    change("del")
+    try:
+        yield
+    finally:
+        change("add")
+
+
+@pytest.mark.parametrize("few", [1, 2])
+def test_nics_with_one_family_only(build: Build, lab: Lab, few: int) -> None:
+    """n1's NICs, one or both, have no IPv4 address; n0's have both: all are used, both ways."""
+    with (
+        without(lab, [("n1", f"nic{i}") for i in range(few)]),
+        running_perf(build, lab=lab.name, per_node=1) as job,
+    ):
+        job.moving()
+        for side in job.sides:
+            for nic in ("nic0", "nic1"):
+                until(f"{nic} carries", lambda s=side, n=nic: carried(s, n) > 8e6, 20.0, job)
+        lab.fail_link("n1", "nic1")
+        until("nic1 is lost", lambda: "nic-down" in " ".join(told(job, "nic1")), 10.0, job)
+        job.moving()
+        lab.recover_link("n1", "nic1")
+        job.finish()
+
+
+def carried(side: Side, nic: str) -> int:
+    paths = [p for p in side.snapshot().paths if p.nic == nic]
+    return min(sum(p.tx_bytes for p in paths), sum(p.rx_bytes for p in paths))
+
+
+@pytest.mark.parametrize("family", ["AF_INET", "AF_INET6"])
+def test_no_common_family(build: Build, lab: Lab, family: str) -> None:
+    """n0 was told one family, n1 has the other only: said at once, with both sides' addresses."""
+    other = {"AF_INET": "AF_INET6", "AF_INET6": "AF_INET"}[family]
+    with two(build, lab, "nic0", "nic0", n0={"NCCL_SOCKET_FAMILY": family},
+             n1={"NCCL_SOCKET_FAMILY": other}) as job:  # fmt: skip
+        until("it is said", lambda: "no address of one family" in job.text(0), 5.0, job)
+        v4, v6 = ("n0", "n1") if family == "AF_INET" else ("n1", "n0")
+        assert f"{lab.address(v4, 'nic0')}" in job.text(0), str(job)
+        assert lab.spec.nic_address6(lab.node_index(v6), 0) in job.text(0), str(job)
+        assert job.text(0).count("no address of one family") == 1, str(job)
+
+
+def test_one_subnet_with_the_kernels_usual_settings(build: Build, lab_rights: None) -> None:
+    """rp_filter=1 and arp_ignore=0, two NICs in one subnet: one NIC is never used, and the warning
+    names both settings."""
+    spec = LabSpec(name=f"o{os.getpid()}", rates=(RATE,), variant="one-subnet")
+    with Lab.up(spec) as lab:
+        for node in lab.nodes:
+            for scope in ("all", "nic0", "nic1"):
+                sysctl(lab, node, f"ipv4/conf/{scope}/arp_ignore", "0")
+                sysctl(lab, node, f"ipv4/conf/{scope}/rp_filter", "1")
+        with running_perf(build, lab=lab.name, per_node=1) as job:
+            lines = job.job.ranks
+
+            def warned() -> list[str]:
+                text = "\n".join(rank.output for rank in lines)
+                return [line for line in text.splitlines() if "not protected" in line]
+
+            until("it is said", lambda: bool(warned()), 30.0, job)
+            assert "rp_filter=1, arp_ignore=0" in warned()[0], str(job)
+            assert "shares a subnet with nic" in warned()[0], str(job)
+            job.finish()

@@ -50,14 +50,19 @@ def test_auto_takes_a_plan_and_leaves_it(build: Build) -> None:
         assert running.running
 
 
-def test_a_mode_keeps_its_schedule(build: Build) -> None:
-    name = "optimal"
-    with preloaded(build, name, WORDS, OPTIMAL) as running:
+@pytest.mark.parametrize(
+    ("mode", "plan", "shown"),
+    [("4", "direct", "direct, weighted"), ("3", "r2ccl-allreduce", "r2ccl-allreduce")],
+)
+def test_a_mode_keeps_its_schedule(build: Build, mode: str, plan: str, shown: str) -> None:
+    name = f"mode-{mode}"
+    env = {**OPTIMAL, "R2CCL_MODE": mode}
+    with preloaded(build, name, WORDS, env) as running:
         until(lambda: meets(name, RANKS), "the ranks meet", 60)
         for turn in range(2):
             lose(name)
-            until(lambda: runs(name, RANKS, "direct"), f"direct on all ranks, turn {turn}", 60)
-            assert {c.plan for c in comms(name)} == {"direct, weighted"}
+            until(lambda: runs(name, RANKS, plan), f"{plan} on all ranks, turn {turn}", 60)
+            assert {c.plan for c in comms(name)} == {shown}
             assert any("1 of 4 nodes degraded" in c.cause for c in comms(name))
             regain(name)
             until(lambda: runs(name, RANKS, ""), f"back on all ranks, turn {turn}", 60)
@@ -87,6 +92,33 @@ def test_nodes_with_two_ranks(build: Build) -> None:
         assert control.send_command(victim, lost, timeout=10).ok
         until(lambda: all(c.planned > 3 for c in comms(name)), "direct on all ranks", 60)
         assert {c.plan for c in comms(name)} == {"direct, weighted"}
+        assert running.running
+
+
+def test_a_rank_that_cannot(build: Build) -> None:
+    """All stay with NCCL's own choice, and each says why."""
+    name = "auto-refused"
+    shim = str(build.path / "libr2ccl.so")
+    fake = str(build.path / "tests/fakecuda/libcuda.so.1")
+    env = {**OPTIMAL, "LD_PRELOAD": f"{shim} {fake}", "R2_FAKECUDA_FULL": "1"}
+    with preloaded(build, name, WORDS, env) as running:
+        until(lambda: meets(name, RANKS), "the ranks meet", 60)
+        lose(name)
+        until(lambda: all("rank 0: " in c.cause for c in comms(name)), "all say why", 60)
+        assert {c.planned for c in comms(name)} == {0}
+        assert running.running
+
+
+def test_mode_3(build: Build) -> None:
+    """One slow node: the paper's schedule."""
+    name = "mode3"
+    with preloaded(build, name, WORDS, {"R2CC_MODE": "3", "R2CCL_PLAN_HOLD": "1"}) as running:
+        until(lambda: meets(name, RANKS), "the ranks meet", 60)
+        lose(name)
+        until(lambda: runs(name, RANKS, "r2ccl-allreduce"), "it is taken on all ranks", 60)
+        until(lambda: all(c.planned > 5 for c in comms(name)), "it runs", 60)
+        regain(name)
+        until(lambda: runs(name, RANKS, ""), "back on all ranks", 60)
         assert running.running
 
 

@@ -7,6 +7,7 @@
 #include <pthread.h>
 
 #include "api/call.h"
+#include "await.h"
 #include "check.h"
 #include "comms/follow_inside.h"
 #include "noop_bed.h"
@@ -43,15 +44,12 @@ static int reduce(r2_nccl_comm comm, size_t count)
 static void propose(struct rank *me)
 {
     struct r2_plan plan;
-    int rc;
+    int rc = -EAGAIN;
 
     r2_plan_stock(&plan, RANKS);
-    for (int i = 0; i < 20000; i++) {
-        rc = r2_agree_propose(me->follow->agree, &plan, r2_plan_bytes(RANKS));
-        if (rc != -EAGAIN && rc != -EBUSY)
-            break;
+    WHILE_MS (20000, rc == -EAGAIN || rc == -EBUSY) {
         CHECK_EQ(reduce(me->comm, BIG), 0);
-        usleep(1000);
+        rc = r2_agree_propose(me->follow->agree, &plan, r2_plan_bytes(RANKS));
     }
     CHECK_EQ(rc, 0);
 }
@@ -60,10 +58,8 @@ static void propose(struct rank *me)
  * one: a proposal that comes too late for a rank is made again by itself, under the next. */
 static void reach(struct rank *me)
 {
-    for (int i = 0; i < 20000 && me->follow->epoch == me->epoch; i++) {
+    WHILE_MS (20000, me->follow->epoch == me->epoch)
         CHECK_EQ(reduce(me->comm, BIG), 0);
-        usleep(1000);
-    }
     CHECK_GT(me->follow->epoch, me->epoch);
     me->epoch = me->follow->epoch;
     pthread_barrier_wait(&together);
@@ -92,10 +88,8 @@ static void *run_rank(void *arg)
     me->entry = r2_comms_hold(me->comm);
     CHECK(me->entry && me->entry->follow);
     me->follow = me->entry->follow;
-    for (int i = 0; i < 20000 && !atomic_load(&me->follow->ready); i++) { /* they meet */
+    WHILE_MS (20000, !atomic_load(&me->follow->ready)) /* they meet */
         CHECK_EQ(reduce(me->comm, BIG), 0);
-        usleep(1000);
-    }
     pthread_barrier_wait(&together);
     me->run(me);
     r2_comms_drop(me->entry);

@@ -48,8 +48,7 @@ static void leave(struct r2_agree *a, int all)
 {
     atomic_fetch_add(&sh->switched, 1);
     AWAIT(atomic_load(&sh->switched) >= all);
-    usleep(50000); /* a second word would come now */
-    CHECK_MSG(atomic_load(&heard) <= 1, "told %d times", atomic_load(&heard));
+    STAYS_MS(50, atomic_load(&heard) <= 1); /* a second word would come now */
     r2_agree_destroy(a);
 }
 
@@ -423,10 +422,8 @@ static void *watch(void *arg)
 {
     struct r2_agree_stats stats = {0};
 
-    for (uint64_t begun = r2_now_ns(); !stats.waiting && r2_now_ns() - begun < 40 * R2_NS_PER_S;) {
+    WHILE_MS (40000, !stats.waiting)
         r2_agree_get_stats(arg, &stats);
-        usleep(200);
-    }
     atomic_store(&sh->stuck, stats.waiting);
     return NULL;
 }

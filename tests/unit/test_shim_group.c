@@ -3,6 +3,7 @@
 #include <pthread.h>
 
 #include "api/call.h"
+#include "await.h"
 #include "check.h"
 #include "comms/follow_inside.h"
 #include "noop_bed.h"
@@ -58,9 +59,7 @@ static void test_counted_before_it_hangs(void)
     comm = make(&entry);
     noop.hang(1);
     CHECK_EQ(pthread_create(&thread, NULL, run_group, comm), 0);
-    for (int i = 0; i < 20000 && !atomic_load(&comm->inside); i++)
-        usleep(1000);
-    CHECK(atomic_load(&comm->inside));
+    AWAIT(atomic_load(&comm->inside));
     CHECK_EQ(r2_comms_index(entry), 1);
     noop.hang(0);
     CHECK_EQ(pthread_join(thread, NULL), 0);

@@ -12,7 +12,6 @@
  * own, wherever no attempt to connect speaks of it. */
 #include <stdlib.h>
 
-#include "engine/internal.h"
 #include "engine/locate/locate.h"
 #include "engine/path/pairs.h"
 
@@ -75,6 +74,17 @@ static bool tried_in_vain(const struct r2_path *path)
            !r2_path_reaches_kernel(path);
 }
 
+/* The peer has a NIC for each of ours, and none with an address of a family that this one has. */
+static bool has_no_pair(const struct r2_peer *p, int lnic)
+{
+    int order[R2_MAX_NICS], known = 0;
+
+    for (int i = 0; i < p->n_rnics; i++)
+        known += p->rnics[i].known;
+    return known >= r2_local.n && !r2_pairs_candidates(p, lnic, R2_VIA_TCP, order) &&
+           !r2_pairs_candidates(p, lnic, R2_VIA_VERBS, order);
+}
+
 /* Its NICs are known, it is in use, and another NIC of ours serves it, where its kernel answers at
  * this time: a host that stands still takes no attempts. Under its lock. */
 static bool is_served(const struct r2_peer *p)
@@ -102,7 +112,7 @@ static void look_at_peer(const struct r2_peer *p, int *peers)
     for (int i = 0; i < p->n_paths; i++)
         vain[p->paths[i]->lnic] |= tried_in_vain(p->paths[i]);
     for (int i = 0; i < r2_local.n; i++)
-        peers[i] += vain[i];
+        peers[i] += vain[i] || has_no_pair(p, i);
 }
 
 int r2_nicreach_pair(const struct r2_peer *p, int nic)
@@ -163,6 +173,8 @@ static void journal(int nic, const char *what)
 /* The row's word goes with a change of state, and comes again; stderr and journal hear it once. */
 static void tell(int nic, int peers)
 {
+    char hint[256];
+
     if (told[nic]) {
         r2_nicstate_remark(nic, cause);
         return;
@@ -171,9 +183,10 @@ static void tell(int nic, int peers)
     journal(nic, cause);
     r2_nicstate_remark(nic, cause);
     R2_TELL("NIC %s has a link, and no path over it came up in %d s, to none of %d peer process%s "
-            "that other NICs reach: the job is not protected by it. Look at the firewall, the "
-            "cabling and the subnet, on both sides; R2CCL_NICS leaves it out",
-            r2_nic_name(nic), LOOKS, peers, peers == 1 ? "" : "es");
+            "that other NICs reach: the job is not protected by it. %sLook at the firewall, the "
+            "cabling, the subnet and the address family, on both sides; R2CCL_NICS leaves it out",
+            r2_nic_name(nic), LOOKS, peers, peers == 1 ? "" : "es",
+            r2_nics_shared_hint(r2_local.nics, r2_local.n, nic, hint, sizeof(hint)));
 }
 
 static void take_back(int nic)

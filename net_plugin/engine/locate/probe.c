@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "engine/locate/round.h"
+#include "engine/path/pairs.h"
 
 void r2_probe_put(struct r2_probe *probe)
 {
@@ -56,6 +57,27 @@ static void end_probe(struct r2_probe **slot)
     r2_probe_put(probe);
 }
 
+/* A NIC is known by its first address, and may have to be dialled by its second. */
+static struct r2_wire_addr place_of(const struct r2_target *t)
+{
+    struct r2_wire_addr addr = t->addr;
+    bool found = false;
+
+    for (int out = 0; out < 2 && !found; out++) {
+        struct r2_peer *p = r2_peer_find(t->process, out);
+
+        if (!p)
+            continue;
+        r2_peer_lock(p);
+        found = t->rnic < p->n_rnics && r2_same_nic(&p->rnics[t->rnic].addr, &t->addr);
+        if (found)
+            addr = *r2_pair_addr(p, t->lnic, t->rnic);
+        r2_peer_leave(p);
+        r2_peer_put(p);
+    }
+    return addr;
+}
+
 static void start_try(struct r2_target *t, uint64_t now)
 {
     struct r2_ep_params params = {
@@ -69,7 +91,7 @@ static void start_try(struct r2_target *t, uint64_t now)
     atomic_init(&probe->refs, 2); /* ours and the endpoint's */
     params.local_nic = (uint8_t)t->lnic;
     params.remote_nic = t->rnic;
-    params.remote_addr = t->addr;
+    params.remote_addr = place_of(t);
     params.owner = probe;
     memcpy(params.local_process, r2_eng.process, 16);
     memcpy(params.remote_process, t->process, 16);

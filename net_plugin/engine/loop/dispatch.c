@@ -2,8 +2,8 @@
 #include <errno.h>
 #include <string.h>
 
-#include "engine/internal.h"
 #include "engine/locate/locate.h"
+#include "engine/loop/loop.h"
 #include "engine/message/p2pchunk.h"
 
 static int on_open(struct r2_path *path, const uint8_t *body)
@@ -355,6 +355,11 @@ static int on_nic(struct r2_path *path, const uint8_t *body)
     return 0;
 }
 
+static bool same_place(const struct r2_wire_addr *a, const struct r2_wire_addr *b)
+{
+    return a->family == b->family && a->port == b->port && memcmp(a->ip, b->ip, sizeof(a->ip)) == 0;
+}
+
 /* What was connected to where the NIC was leads nowhere any more. */
 static void leave_old_place(struct r2_peer *p, int nic, const struct r2_path *via,
                             const struct r2_wire_addr *addr)
@@ -367,7 +372,7 @@ static void leave_old_place(struct r2_peer *p, int nic, const struct r2_path *vi
             continue;
         path->next_at = 0;
         was = path->ep ? &r2_eng.ops->params(path->ep)->remote_addr : NULL;
-        if (was && (was->port != addr->port || memcmp(was->ip, addr->ip, sizeof(was->ip)) != 0))
+        if (was && !same_place(was, addr) && !same_place(was, &p->rnics[nic].second))
             r2_path_fail(path, path->gen, EADDRNOTAVAIL, "the peer's word: its NIC has moved");
     }
 }
@@ -382,6 +387,7 @@ static void rnic_place(struct r2_path *via, int nic, const struct r2_info_nic *m
     if (r->known && m->epoch < r->epoch)
         return;
     r->addr = m->addr;
+    r->second = m->second;
     memcpy(r->name, m->name, sizeof(r->name));
     if (news)
         leave_old_place(p, nic, via, &m->addr);
@@ -395,6 +401,7 @@ void r2_peer_moved(struct r2_peer *p, int nic, const struct r2_wire_addr *addr)
     if (memcmp(&now, &p->rnics[nic].addr, sizeof(now)) == 0)
         return;
     p->rnics[nic].addr = now;
+    memset(&p->rnics[nic].second, 0, sizeof(p->rnics[nic].second)); /* told on the first path */
     r2_peer_answers(p);
     leave_old_place(p, nic, NULL, &now);
     r2_peer_wake(p);

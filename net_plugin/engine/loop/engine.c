@@ -8,8 +8,8 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "engine/internal.h"
 #include "engine/locate/locate.h"
+#include "engine/loop/loop.h"
 #include "engine/message/p2pchunk.h"
 #include "io/pollers.h"
 #include "topology/device.h"
@@ -65,7 +65,7 @@ static int find_nics(void)
                 "tunnels; name one in R2CCL_NICS; NCCL uses a transport of its own");
     else if (err[0]) {
         R2_TELL("%s", err);
-        snprintf(nics_warning, sizeof(nics_warning), "%s", err);
+        snprintf(nics_warning, sizeof(nics_warning), "%.127s", err);
     }
     if (n < 0 || r2_eng.set->mode == R2_MODE_OFF)
         n = 0;

@@ -4,7 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "engine/internal.h"
+#include "engine/loop/loop.h"
 #include "util/lock.h"
 
 static atomic_ulong next_conn = 1, next_listen = 1; /* 0 is no number */
@@ -33,6 +33,9 @@ _Static_assert(sizeof(struct handle) <= R2_HANDLE_BYTES, "the handle is carried 
 
 static void fill_handle(struct handle *h, const struct r2_listen *l)
 {
+    struct r2_wire_addr second;
+    int has_second = r2_eng.ops->second && r2_eng.ops->second(l->dev, &second) == 0;
+
     memset(h, 0, R2_HANDLE_BYTES);
     h->magic = HANDLE_MAGIC;
     h->version = R2_WIRE_VERSION;
@@ -40,9 +43,10 @@ static void fill_handle(struct handle *h, const struct r2_listen *l)
     h->listen = l->id;
     memcpy(h->process, r2_eng.process, 16);
     memcpy(h->secret, r2_eng.secret, 16);
-    /* The home NIC first, then usable ones; the rest is told on the first path (INFO). */
+    /* The home NIC first, then usable ones, and the home's second address last; the rest is told on
+     * the first path (INFO). */
     for (int turn = 0; turn < 3; turn++) {
-        for (int i = 0; i < r2_local.n && h->n_addrs < HANDLE_ADDRS; i++) {
+        for (int i = 0; i < r2_local.n && h->n_addrs < HANDLE_ADDRS - has_second; i++) {
             int rank = !r2_nic_usable(i) ? 2 : i == l->dev ? 0 : 1;
             struct r2_wire_addr addr;
 
@@ -51,6 +55,10 @@ static void fill_handle(struct handle *h, const struct r2_listen *l)
             h->addrs[h->n_addrs].nic = (uint8_t)i;
             h->addrs[h->n_addrs++].addr = addr;
         }
+    }
+    if (has_second) {
+        h->addrs[h->n_addrs].nic = (uint8_t)l->dev;
+        h->addrs[h->n_addrs++].addr = second;
     }
 }
 
@@ -175,13 +183,23 @@ static struct r2_conn *find_cookie(struct r2_ctx *ctx, const struct handle *h)
     return found;
 }
 
+static void learn_second(struct r2_rnic *r, const struct r2_wire_addr *addr)
+{
+    if (r->addr.family != addr->family && !r->second.family)
+        r->second = *addr;
+}
+
 static void learn_addrs(struct r2_peer *p, const struct handle *h)
 {
     for (int i = 0; i < h->n_addrs && i < HANDLE_ADDRS; i++) {
         int nic = h->addrs[i].nic;
 
-        if (nic >= R2_MAX_NICS || p->rnics[nic].known)
+        if (nic >= R2_MAX_NICS)
             continue;
+        if (p->rnics[nic].known) {
+            learn_second(&p->rnics[nic], &h->addrs[i].addr);
+            continue;
+        }
         p->rnics[nic].known = p->rnics[nic].usable = true;
         p->rnics[nic].word = R2_NIC_USABLE;
         p->rnics[nic].addr = h->addrs[i].addr;

@@ -14,7 +14,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "engine/internal.h"
+#include "engine/loop/loop.h"
 #include "engine/path/pairs.h"
 
 #define CONFIRM_NS (500 * R2_NS_PER_MS)
@@ -292,7 +292,7 @@ static void ask(struct r2_peer *p, int l, int rnic, uint64_t now)
     }
     params.local_nic = (uint8_t)l;
     params.remote_nic = (uint8_t)rnic;
-    params.remote_addr = p->rnics[rnic].addr;
+    params.remote_addr = *r2_pair_addr(p, l, rnic);
     memcpy(params.local_process, r2_eng.process, 16);
     memcpy(params.remote_process, p->id, 16);
     memcpy(params.secret, p->secret, 16);

@@ -4,7 +4,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-#include "engine/internal.h"
+#include "engine/message/message.h"
 #include "settings/values.h"
 
 #define NAME "NCCL_P2P_NET_CHUNKSIZE"

@@ -4,7 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "engine/internal.h"
+#include "engine/path/path.h"
 
 #define OUTBOX_FULL (1024 * 1024)
 
@@ -155,6 +155,8 @@ void r2_out_info(struct r2_path *path)
                  r2_local.nics[i].name);
         nics[i].epoch = atomic_load(&r2_eng.nic_state[i].epoch); /* first: see r2_nic_state */
         r2_eng.ops->address(i, &nics[i].addr);
+        if (r2_eng.ops->second)
+            r2_eng.ops->second(i, &nics[i].second);
         nics[i].word = (uint8_t)r2_nic_word(i);
         nics[i].less = weight_less(i);
         nics[i].forgiven = atomic_load(&r2_eng.nic_state[i].forgiven);

@@ -25,6 +25,32 @@ static int bare_rail(int nic)
     return rail;
 }
 
+static bool has_family(const struct r2_nic *nic, const struct r2_wire_addr *addr)
+{
+    return addr->family && r2_nic_addr(nic, addr->family == 4   ? AF_INET
+                                            : addr->family == 6 ? AF_INET6
+                                                                : 0);
+}
+
+static const struct r2_wire_addr *addr_for(const struct r2_rnic *r, const struct r2_nic *nic)
+{
+    return !has_family(nic, &r->addr) && has_family(nic, &r->second) ? &r->second : &r->addr;
+}
+
+/* The local NIC as it is now; one that has no address is met at another one. */
+static void local_now(int lnic, struct r2_nic *out)
+{
+    r2_local_now(r2_local.nics[lnic].bare ? r2_nic_meeting() : lnic, out);
+}
+
+const struct r2_wire_addr *r2_pair_addr(const struct r2_peer *p, int lnic, int rnic)
+{
+    struct r2_nic nic;
+
+    local_now(lnic, &nic);
+    return addr_for(&p->rnics[rnic], &nic);
+}
+
 int r2_pairs_candidates(const struct r2_peer *p, int lnic, int transport, int *order)
 {
     struct sockaddr_storage addrs[R2_MAX_NICS];
@@ -35,12 +61,12 @@ int r2_pairs_candidates(const struct r2_peer *p, int lnic, int transport, int *o
 
     if (r2_eng.ops->address(lnic, &local))
         return 0;
-    r2_local_now(bare ? r2_nic_meeting() : lnic, &nic);
+    local_now(lnic, &nic);
     for (int r = 0; r < p->n_rnics; r++) {
         socklen_t len;
 
         if (p->rnics[r].known && r2_transport_fits(transport, &local, &p->rnics[r].addr) &&
-            r2_wire_to_sockaddr(&p->rnics[r].addr, &addrs[n], &len) == 0)
+            r2_wire_to_sockaddr(addr_for(&p->rnics[r], &nic), &addrs[n], &len) == 0)
             back[n++] = r;
     }
     m = r2_rail_candidates(&nic, bare ? bare_rail(lnic) : lnic, addrs, n, found);
@@ -51,14 +77,18 @@ int r2_pairs_candidates(const struct r2_peer *p, int lnic, int transport, int *o
 
 bool r2_pair_on_link(const struct r2_peer *p, int lnic, int rnic)
 {
+    const struct sockaddr_storage *own;
     struct sockaddr_storage addr;
-    struct r2_nic local;
+    struct r2_nic nic;
     socklen_t len;
 
-    r2_local_now(lnic, &local);
-    return !local.bare && r2_wire_to_sockaddr(&p->rnics[rnic].addr, &addr, &len) == 0 &&
-           r2_sockaddr_in_prefix((const struct sockaddr *)&local.addr,
-                                 (const struct sockaddr *)&addr, local.prefixlen);
+    r2_local_now(lnic, &nic);
+    if (nic.bare || r2_wire_to_sockaddr(addr_for(&p->rnics[rnic], &nic), &addr, &len))
+        return false;
+    own = r2_nic_addr(&nic, addr.ss_family);
+    return own &&
+           r2_sockaddr_in_prefix((const struct sockaddr *)own, (const struct sockaddr *)&addr,
+                                 own == &nic.addr ? nic.prefixlen : nic.second_prefixlen);
 }
 
 int r2_pairs_keep(struct r2_peer *p, int lnic, int via, int *order, int n)

@@ -4,7 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "engine/internal.h"
+#include "engine/path/pairs.h"
 #include "util/random.h"
 
 #define BACKOFF_NEVER_UP (5 * R2_NS_PER_S)
@@ -392,7 +392,7 @@ int r2_path_connect(struct r2_path *path, uint64_t now)
          top < path->gen && !atomic_compare_exchange_weak(&r2_eng.top_gen, &top, path->gen);) {
     }
     params.gen = path->gen;
-    params.remote_addr = p->rnics[path->rnic].addr;
+    params.remote_addr = *r2_pair_addr(p, path->lnic, path->rnic);
     memcpy(params.local_process, r2_eng.process, 16);
     memcpy(params.remote_process, p->id, 16);
     memcpy(params.secret, p->secret, 16);

@@ -1,10 +1,10 @@
 /* The sender's bulk data: r2_up_next_chunk gives the next chunk to a path. Paths pull: a lane that
- * has room asks for a chunk, and is told when there may be one. core/sched.c decides which path
- * takes it. Under the peer's lock but for the upcalls. */
+ * has room asks for a chunk, and is told when there may be one. core/sched_next.c decides which
+ * path takes it. Under the peer's lock but for the upcalls. */
 #include <string.h>
 
-#include "engine/core/sched.h"
-#include "engine/internal.h"
+#include "engine/core/sched_next.h"
+#include "engine/sched/sched.h"
 #include "engine/sched/slownics.h"
 
 static uint32_t chunk_max(void)
@@ -62,19 +62,37 @@ static bool has_work(const struct r2_path *path)
 
 _Static_assert(R2_PATHS_MAX <= R2_SCHED_MAX, "r2_sched_order takes all paths of a peer");
 
-/* As core/sched.h sees it. */
-static struct r2_sched_path seen(const struct r2_path *path, int home)
+/* How long a chunk waits on the way at present, in ns: in queues that other peers' chunks fill as
+ * well, which is all that tells a busy NIC from an idle one while little is under way. A path that
+ * is left out is known the less the longer, so that it is tried again. */
+static uint64_t queue_time(const struct r2_path *path, uint64_t now)
 {
+    const struct r2_pathrate *rate = &path->rate;
+    uint64_t idle = now > path->chunk_at ? now - path->chunk_at : 0;
+    uint64_t halvings = rate->srtt_ns ? idle / (8 * rate->srtt_ns) : 0;
+
+    return rate->srtt_ns > rate->min_rtt_ns && halvings < 64
+               ? (rate->srtt_ns - rate->min_rtt_ns) >> halvings
+               : 0;
+}
+
+/* As core/sched_next.h sees it, for a chunk of the connection, which may have no NIC of its own. */
+static struct r2_sched_path seen(const struct r2_path *path, const struct r2_conn *c)
+{
+    uint64_t now = r2_peer_now(path->peer);
+
     return (struct r2_sched_path){
-        .rate = r2_pathrate_rate_now(&path->rate, r2_peer_now(path->peer)),
+        .rate = r2_pathrate_rate_now(&path->rate, now),
         .inflight = r2_pathrate_inflight(&path->rate),
-        .distance = r2_eng.near[home][path->lnic],
+        .queue = c->first == R2_ANY_NIC ? queue_time(path, now) : 0,
+        .distance = r2_eng.near[c->home][path->lnic],
     };
 }
 
-/* Paths that have room, in the order in which they are asked to take what a connection's home NIC
- * has no room for. Returns how many. */
-static int spill_order(const struct r2_peer *p, const uint64_t space[], int home, uint16_t order[])
+/* Paths that have room, in the order in which they are asked to take what the NIC of `spills` has
+ * no room for. Returns how many. */
+static int spill_order(const struct r2_peer *p, const uint64_t space[],
+                       const struct r2_conn *spills, uint16_t order[])
 {
     struct r2_sched_path paths[R2_PATHS_MAX];
     uint16_t of[R2_PATHS_MAX];
@@ -83,7 +101,7 @@ static int spill_order(const struct r2_peer *p, const uint64_t space[], int home
     for (int i = 0; i < p->n_paths; i++) {
         if (!space[i] || r2_path_may(p->paths[i]) < R2_MAY_LIMITED)
             continue;
-        paths[n] = seen(p->paths[i], home);
+        paths[n] = seen(p->paths[i], spills);
         of[n++] = (uint16_t)i;
     }
     r2_sched_order(paths, n, order);
@@ -100,7 +118,8 @@ void r2_peer_kick(struct r2_peer *p)
     uint64_t space[R2_PATHS_MAX], rest = 0;
     uint16_t order[R2_PATHS_MAX];
     struct r2_list *n;
-    int others, home = -1; /* of the first that its own NIC has no room for */
+    const struct r2_conn *spills = NULL; /* the first that its own NIC has no room for */
+    int others;
 
     if (r2_list_empty(&p->ready))
         return;
@@ -125,11 +144,11 @@ void r2_peer_kick(struct r2_peer *p)
             left = ask_path(p->paths[i], left, &space[i]);
         }
         if (!asked && left) {
-            home = home < 0 ? c->home : home;
+            spills = spills ? spills : c;
             rest += left;
         }
     }
-    others = rest ? spill_order(p, space, home, order) : 0;
+    others = rest ? spill_order(p, space, spills, order) : 0;
     for (int i = 0; i < others && rest; i++) {
         if (has_work(p->paths[order[i]]))
             rest = ask_path(p->paths[order[i]], rest, &space[order[i]]);
@@ -141,7 +160,7 @@ static bool leave_to_faster(const struct r2_path *path, const struct r2_req *r, 
 {
     const struct r2_peer *p = path->peer;
     const struct r2_conn *c = r->conn;
-    struct r2_sched_path self = seen(path, c->home), others[R2_PATHS_MAX];
+    struct r2_sched_path self = seen(path, c), others[R2_PATHS_MAX];
     struct r2_path *of[R2_PATHS_MAX];
     int stays = r2_conn_stays(c), n = 0, next;
 
@@ -152,7 +171,7 @@ static bool leave_to_faster(const struct r2_path *path, const struct r2_req *r, 
             other->busy_until > r2_peer_now(path->peer) || (stays >= 0 && other->lnic != stays) ||
             !r2_share_may(&p->shares, &other->share) || !r2_send_carries(other, r))
             continue;
-        others[n] = seen(other, c->home);
+        others[n] = seen(other, c);
         of[n++] = other;
     }
     next = r2_sched_next(&self, others, n, c->waiting, chunk);

@@ -44,6 +44,11 @@ static int mux_start(const struct r2_transport_events *events, const uint8_t pro
     return rc;
 }
 
+static int mux_second(int nic, struct r2_wire_addr *out)
+{
+    return via[R2_VIA_TCP]->second(nic, out);
+}
+
 static int mux_address(int nic, struct r2_wire_addr *out)
 {
     struct r2_wire_addr more;
@@ -232,6 +237,7 @@ const struct r2_transport_ops r2_transport_mux = {
     .name = "mux",
     .start = mux_start,
     .address = mux_address,
+    .second = mux_second,
     .rebind = mux_rebind,
     .sockets = mux_sockets,
     .ports = mux_ports,

@@ -302,20 +302,30 @@ static bool tcp_left_out(const char *device)
     return false;
 }
 
-static int tcp_address(int nic, struct r2_wire_addr *out)
+static int address_of(int nic, int turn, struct r2_wire_addr *out)
 {
     const struct r2_nic *n = r2_local_nic(nic);
     bool bare = n && n->bare;
 
     if (bare) /* met elsewhere, and only to agree on queue pairs */
         nic = r2_tcp.ev->meeting();
-    if (nic < 0 || nic >= 16 || !r2_tcp.listening[nic])
+    if (nic < 0 || nic >= R2_TCP_NICS || !r2_tcp.listening[nic])
         return -ENODEV;
     pthread_mutex_lock(&r2_tcp.listen_lock);
-    *out = r2_tcp.addrs[nic];
+    *out = r2_tcp.addrs[nic + turn * R2_TCP_NICS];
     pthread_mutex_unlock(&r2_tcp.listen_lock);
     out->offers |= bare ? R2_OFFER_NO_TCP : 0;
-    return 0;
+    return out->family ? 0 : -ENODEV;
+}
+
+static int tcp_address(int nic, struct r2_wire_addr *out)
+{
+    return address_of(nic, 0, out);
+}
+
+static int tcp_second(int nic, struct r2_wire_addr *out)
+{
+    return address_of(nic, 1, out);
 }
 
 static unsigned tcp_sockets(void)
@@ -562,6 +572,7 @@ const struct r2_transport_ops r2_transport_tcp = {
     .rdma = tcp_rdma,
     .start = tcp_start,
     .address = tcp_address,
+    .second = tcp_second,
     .ports = tcp_ports,
     .left_out = tcp_left_out,
     .rebind = r2_tcp_rebind,

@@ -9,6 +9,7 @@
 #include "io/pollers.h"
 #include "settings/settings.h"
 #include "topology/local.h"
+#include "topology/nettables.h"
 #include "transport/tcp/tcp.h"
 #include "util/clock.h"
 #include "util/log.h"
@@ -109,6 +110,7 @@ static int new_socket(int nic, int family)
 
 int r2_tcp_socket(int nic, const struct r2_wire_addr *remote)
 {
+    const struct sockaddr_storage *own;
     struct sockaddr_storage sa;
     struct r2_nic n;
     socklen_t len;
@@ -126,18 +128,19 @@ int r2_tcp_socket(int nic, const struct r2_wire_addr *remote)
     rc = r2_wire_to_sockaddr(remote, &sa, &len);
     if (rc)
         return rc;
-    if (sa.ss_family != n.family)
+    own = r2_nic_addr(&n, sa.ss_family);
+    if (!own)
         return -EAFNOSUPPORT;
     if (r2_tcp_broken(nic))
         return -ENETDOWN;
-    fd = new_socket(nic, n.family);
+    fd = new_socket(nic, sa.ss_family);
     if (fd < 0)
         return fd;
     if (sa.ss_family == AF_INET6) /* link-local addresses need the local scope */
         ((struct sockaddr_in6 *)&sa)->sin6_scope_id =
-            ((const struct sockaddr_in6 *)&n.addr)->sin6_scope_id;
+            ((const struct sockaddr_in6 *)own)->sin6_scope_id;
     setsockopt(fd, IPPROTO_IP, 24 /* IP_BIND_ADDRESS_NO_PORT */, &one, sizeof(one));
-    if (bind(fd, (const struct sockaddr *)&n.addr, n.socklen) < 0)
+    if (bind(fd, (const struct sockaddr *)own, len) < 0)
         goto fail;
     if (connect(fd, (struct sockaddr *)&sa, len) < 0 && errno != EINPROGRESS)
         goto fail;
@@ -159,10 +162,10 @@ static void set_port(struct sockaddr_storage *sa, uint16_t port)
 /* A socket that listens at the port, 0: at any, or -errno. With SO_REUSEADDR two processes may bind
  * the same port before either listens, and listen() tells the second; what is bound stays so, hence
  * a socket for each try. */
-static int try_port(int nic, const struct r2_nic *n, uint16_t port)
+static int try_port(int nic, const struct sockaddr_storage *own, uint16_t port)
 {
-    struct sockaddr_storage sa = n->addr;
-    int fd = new_socket(nic, n->family), one = 1, rc;
+    struct sockaddr_storage sa = *own;
+    int fd = new_socket(nic, sa.ss_family), one = 1, rc;
 
     if (fd < 0)
         return fd;
@@ -170,7 +173,8 @@ static int try_port(int nic, const struct r2_nic *n, uint16_t port)
     /* A NIC that is down now has no local route, and comes up later. */
     setsockopt(fd, IPPROTO_IP, IP_FREEBIND, &one, sizeof(one));
     set_port(&sa, port);
-    if (bind(fd, (struct sockaddr *)&sa, n->socklen) == 0 && listen(fd, BACKLOG) == 0)
+    if (bind(fd, (struct sockaddr *)&sa, r2_sockaddr_len((struct sockaddr *)&sa)) == 0 &&
+        listen(fd, BACKLOG) == 0)
         return fd;
     rc = -errno;
     r2_tcp_close_fd(fd, false);
@@ -182,20 +186,20 @@ static int try_port(int nic, const struct r2_nic *n, uint16_t port)
 static int find_port(int nic, const struct r2_nic *n, uint16_t again)
 {
     const struct r2_port_range *ports = &r2_settings_get()->ports;
-    int fd = again ? try_port(nic, n, again) : -EADDRINUSE;
+    int fd = again ? try_port(nic, &n->addr, again) : -EADDRINUSE;
 
     if (fd != -EADDRINUSE)
         return fd;
     if (!ports->high)
-        return try_port(nic, n, 0);
+        return try_port(nic, &n->addr, 0);
     for (uint32_t port = ports->low; port <= ports->high && fd == -EADDRINUSE; port++)
-        fd = try_port(nic, n, (uint16_t)port);
+        fd = try_port(nic, &n->addr, (uint16_t)port);
     return fd;
 }
 
 static void accept_ready(struct r2_io_fd *f, uint32_t events)
 {
-    int nic = (int)(f - r2_tcp.listeners);
+    int at = (int)(f - r2_tcp.listeners), nic = at % R2_TCP_NICS;
 
     (void)events;
     for (;;) {
@@ -203,7 +207,7 @@ static void accept_ready(struct r2_io_fd *f, uint32_t events)
         int fd;
 
         if (atomic_load(&r2_tcp.pending) >= R2_TCP_MAX_PENDING) {
-            r2_timer_set(&r2_tcp.again[nic], r2_now_ns() + CROWDED_NS);
+            r2_timer_set(&r2_tcp.again[at], r2_now_ns() + CROWDED_NS);
             return; /* the others wait in the kernel's queue */
         }
         pthread_mutex_lock(&r2_tcp.listen_lock);
@@ -216,7 +220,7 @@ static void accept_ready(struct r2_io_fd *f, uint32_t events)
             if (errno == EMFILE || errno == ENFILE)
                 R2_WARN_ONCE("cannot accept a connection: no file descriptors left (ulimit -n)");
             if (errno != EAGAIN && errno != EWOULDBLOCK && errno != EBADF)
-                r2_timer_set(&r2_tcp.again[nic], r2_now_ns() + AGAIN_NS);
+                r2_timer_set(&r2_tcp.again[at], r2_now_ns() + AGAIN_NS);
             return;
         }
         atomic_fetch_add(&r2_tcp.sockets, 1);
@@ -264,47 +268,79 @@ static int open_listener(int nic, uint16_t again, struct r2_wire_addr *addr)
 }
 
 /* A batch of events in hand may still name the listener: it finds whatever is there now. */
-static int install(int nic, int fd, const struct r2_wire_addr *addr)
+static int install(int at, int fd, const struct r2_wire_addr *addr)
 {
-    struct r2_io_fd *f = &r2_tcp.listeners[nic];
+    struct r2_io_fd *f = &r2_tcp.listeners[at];
     int rc;
 
     pthread_mutex_lock(&r2_tcp.listen_lock);
-    r2_tcp.addrs[nic] = *addr;
+    r2_tcp.addrs[at] = *addr;
     f->fd = fd;
     f->ready = accept_ready;
-    rc = r2_io_add(r2_io_at(nic), f);
+    rc = r2_io_add(r2_io_at(at % R2_TCP_NICS), f);
     if (rc) {
         f->fd = -1;
         r2_tcp_close_fd(fd, false);
     }
     pthread_mutex_unlock(&r2_tcp.listen_lock);
-    atomic_store(&r2_tcp.listening[nic], rc == 0);
     return rc;
+}
+
+/* At the same port: ports of a range are few. Without it peers of that family only do not reach the
+ * NIC, which they say. */
+static void listen_second(int nic, uint16_t port)
+{
+    struct r2_wire_addr addr;
+    struct r2_nic n;
+    int fd;
+
+    r2_local_now(nic, &n);
+    if (!n.second.ss_family)
+        return;
+    fd = try_port(nic, &n.second, port);
+    if (fd >= 0) {
+        r2_wire_from_sockaddr(&addr, &n.second);
+        addr.port = port;
+        install(nic + R2_TCP_NICS, fd, &addr);
+    } else {
+        R2_INFO("NIC %s: cannot listen at its second address: %s", n.name, strerror(-fd));
+    }
 }
 
 static int listen_nic(int nic, uint16_t again)
 {
     struct r2_wire_addr addr;
-    int fd = open_listener(nic, again, &addr);
+    int fd = open_listener(nic, again, &addr), rc = fd < 0 ? fd : install(nic, fd, &addr);
 
-    return fd < 0 ? fd : install(nic, fd, &addr);
+    if (rc == 0)
+        listen_second(nic, addr.port);
+    atomic_store(&r2_tcp.listening[nic], rc == 0);
+    return rc;
+}
+
+static void stop_listening(int at)
+{
+    struct r2_io_fd *f = &r2_tcp.listeners[at];
+
+    r2_io_del(f);
+    r2_tcp_close_fd(f->fd, false);
+    f->fd = -1;
 }
 
 int r2_tcp_rebind(int nic)
 {
-    struct r2_io_fd *f = &r2_tcp.listeners[nic];
+    int second = nic + R2_TCP_NICS;
     uint16_t port;
 
     if (r2_local_nic(nic)->bare)
         return 0;
     pthread_mutex_lock(&r2_tcp.listen_lock);
     port = r2_tcp.addrs[nic].port;
-    if (atomic_load(&r2_tcp.listening[nic])) {
-        r2_io_del(f);
-        r2_tcp_close_fd(f->fd, false);
-        f->fd = -1;
-    }
+    if (atomic_load(&r2_tcp.listening[nic]))
+        stop_listening(nic);
+    if (r2_tcp.addrs[second].family)
+        stop_listening(second);
+    memset(&r2_tcp.addrs[second], 0, sizeof(r2_tcp.addrs[second]));
     atomic_store(&r2_tcp.listening[nic], false);
     pthread_mutex_unlock(&r2_tcp.listen_lock);
     return listen_nic(nic, port);
@@ -315,8 +351,10 @@ int r2_tcp_listen_all(void)
     int n, ok = 0, rc = -ENODEV;
 
     n = r2_local.n;
-    for (int i = 0; i < n; i++)
+    for (int i = 0; i < n; i++) {
         r2_timer_init(&r2_tcp.again[i], r2_io_at(i), accept_again);
+        r2_timer_init(&r2_tcp.again[i + R2_TCP_NICS], r2_io_at(i), accept_again);
+    }
     for (int i = 0; i < n; i++) {
         int one = r2_local_nic(i)->bare ? 1 : listen_nic(i, 0);
 

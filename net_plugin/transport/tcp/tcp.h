@@ -18,6 +18,7 @@
 #include "transport/transport.h"
 #include "util/mem.h"
 
+#define R2_TCP_NICS 16
 #define R2_TCP_MAX_LANES 33
 #define R2_TCP_MAX_CHUNK (16 * 1024 * 1024)
 #define R2_TCP_CTRL_RX (128 * 1024)
@@ -134,10 +135,11 @@ struct r2_tcp {
     const struct r2_transport_events *ev;
     uint8_t process[16];
     pthread_mutex_t listen_lock; /* a leaf: descriptors of listeners, addrs */
-    struct r2_io_fd listeners[16];
-    struct r2_timer again[16]; /* accepts what is left in a listener's queue */
-    struct r2_wire_addr addrs[16];
-    atomic_bool listening[16];
+    /* By NIC; then, by NIC again, at its second address (r2_nic.second). */
+    struct r2_io_fd listeners[2 * R2_TCP_NICS];
+    struct r2_timer again[2 * R2_TCP_NICS];     /* accepts what is left in a listener's queue */
+    struct r2_wire_addr addrs[2 * R2_TCP_NICS]; /* family 0: nobody listens */
+    atomic_bool listening[R2_TCP_NICS];         /* at the first */
     atomic_int pending;
     atomic_int sockets;
     pthread_mutex_t lock; /* accepted */
