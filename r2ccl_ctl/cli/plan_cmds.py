@@ -28,6 +28,7 @@ from r2ccl_ctl.control import (
     SCHEMA,
     Answer,
     Command,
+    Process,
     list_processes,
     select_targets,
     send_commands,
@@ -205,9 +206,24 @@ def show_plans(pid: int | None, job: str | None, node: str | None, as_json: bool
     found = [process for process in list_processes() if wanted.wants(process)]
     show_comms(found, wanted, as_json)
     say_left_out(wanted)
-    stopped = [process.title for process in found if process.plan_stop]
-    if stopped and not as_json:
-        click.echo(f"plan off was said to: {', '.join(stopped)}", err=True)
+    for line in () if as_json else _why_none(found):
+        click.echo(line, err=True)
+
+
+def _why_none(found: Sequence[Process]) -> list[str]:
+    """What no communicator's row can say."""
+    reasons = {
+        "plan off was said to": [p for p in found if p.plan_stop],
+        "no plans, R2CCL_MODE or R2CCL_PLAN says off": [p for p in found if p.plan == "off"],
+        "no communicator is followed (started without the shim, or none made yet)": [
+            p for p in found if p.plan != "off" and not p.comms
+        ],
+    }
+    return [
+        f"{why}: {', '.join(process.title for process in who)}"
+        for why, who in reasons.items()
+        if who
+    ]
 
 
 def _say(

@@ -615,6 +615,12 @@ static int between(struct r2_vote *v, const uint64_t *word, const void *in, void
         .stream = (void *)word[R2_WORD_STREAM],
     };
 
+    if (v->plan.schedule == R2_PLAN_R2CCL) {
+        call.schedule = R2_SCHEDULE_R2CCL;
+        call.slow = (int)v->plan.slow;
+        call.tail = v->plan.tail;
+        call.chunks = R2_PLAN_CHUNKS;
+    }
     return as_result(v, give(v, &call));
 }
 

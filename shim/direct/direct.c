@@ -422,10 +422,18 @@ enum r2_direct_state r2_direct_state(struct r2_direct *d, int *error)
 
 /* ---- operations */
 
+/* Of all ranks alike. */
+static enum r2_schedule_kind kind_of(const struct r2_direct *d, const struct r2_direct_call *call)
+{
+    return call->op == R2_NCCL_AVG || r2_exec_rounds(d->exec) < r2_exec_least(call->schedule)
+               ? R2_SCHEDULE_DIRECT
+               : call->schedule;
+}
+
 static int plan(const struct r2_direct *d, const struct r2_direct_call *call, struct r2_schedule *s)
 {
     size_t elem = r2_nccl_type_size(call->type);
-    enum r2_schedule_kind kind = call->op == R2_NCCL_AVG ? R2_SCHEDULE_DIRECT : call->schedule;
+    enum r2_schedule_kind kind = kind_of(d, call);
     uint32_t equal[R2_DIRECT_RANKS];
     const uint32_t *weights = kind == R2_SCHEDULE_DIRECT && call->weights ? call->weights : equal;
     struct r2_schedule_data data = {.p = d->config.p, .count = call->count, .elem = elem};
@@ -434,8 +442,6 @@ static int plan(const struct r2_direct *d, const struct r2_direct_call *call, st
     for (int r = 0; r < p; r++)
         equal[r] = (uint32_t)(R2_SCHEDULE_UNIT * (r + 1) / p - R2_SCHEDULE_UNIT * r / p);
     data.piece = r2_sizes_piece(d->piece, p, call->count * elem, weights);
-    if (r2_exec_rounds(d->exec) < r2_exec_least(kind))
-        return -EINVAL; /* on all ranks alike */
     switch (kind) {
     case R2_SCHEDULE_DIRECT:
         return r2_schedule_direct(s, &data, rank, weights);

@@ -35,8 +35,8 @@ struct r2_direct_call {
     void *out; /* may be `in` */
     uint64_t count;
     int type, op; /* NCCL's numbers; r2_reduce_covers */
-    /* By which schedule (plan/schedule.h). AVG goes by DIRECT in any case: it needs all
-     * contributions at once. */
+    /* By which schedule (plan/schedule.h). AVG goes by DIRECT in any case, since it needs all
+     * contributions at once; so does what the memory is too small for (more than 128 ranks). */
     enum r2_schedule_kind schedule;
     const uint32_t *weights; /* DIRECT: [p], copied; NULL: equal */
     int slow;                /* R2CCL: as r2_schedule_r2ccl has them */

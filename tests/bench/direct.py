@@ -50,7 +50,11 @@ class Case:
 CASES = (Case(4, 100_000_000, 32 * MIB),)
 LARGE = (Case(4, 1_000_000_000, 256 * MIB),)
 SMOKE = (Case(4, 100_000_000, 2 * MIB),)
-STATES: dict[str, list[int]] = {"all healthy": [], f"{LOST_NIC} of one node lost": [1]}
+STATES: dict[str, list[int]] = {
+    "all healthy": [],
+    f"{LOST_NIC} of one node lost": [1],
+    f"{LOST_NIC} of two nodes lost": [0, 1],
+}
 
 
 def run(options: Options, section: Section) -> None:

@@ -13,6 +13,7 @@ from click.testing import CliRunner
 from conftest import Build
 
 from r2ccl_ctl import paths, planner
+from r2ccl_ctl.cli import plan_cmds
 from r2ccl_ctl.cli.main import main
 from r2ccl_ctl.errors import R2Error, R2UsageError
 
@@ -125,3 +126,18 @@ def test_a_library_without_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -
     planner._library.cache_clear()
     with pytest.raises(R2UsageError, match="257 nodes"):
         planner.predict([planner.Node("n", 1.0, 1.0)] * 257, MIB)
+
+
+def test_why_a_process_shows_no_plan() -> None:
+    def one(title: str, **facts: Any) -> Any:
+        return SimpleNamespace(**{"title": title, "plan_stop": False, "comms": 1, **facts})
+
+    found = [
+        one("a", plan="auto", plan_stop=True),
+        one("b", plan="off"),
+        one("c", plan="shadow", comms=0),
+        one("d", plan="auto"),
+    ]
+    lines = plan_cmds._why_none(found)
+    assert [line[-1] for line in lines] == ["a", "b", "c"]
+    assert "plan off was said" in lines[0] and "without the shim" in lines[2]

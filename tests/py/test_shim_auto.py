@@ -69,6 +69,28 @@ def test_a_mode_keeps_its_schedule(build: Build, mode: str, plan: str, shown: st
         assert running.running
 
 
+def test_the_papers_schedule(build: Build) -> None:
+    """R2CCL_MODE=3. A mean needs all contributions at once, and goes by direct meanwhile."""
+    name = "r2ccl-allreduce"
+    env = {"R2CCL_MODE": "r2ccl-allreduce", "R2CCL_PLAN_HOLD": "1"}
+    for words in (WORDS, (*WORDS, "-o", "avg")):
+        with preloaded(build, name, words, env) as running:
+            until(lambda: meets(name, RANKS), "the ranks meet", 60)
+            lose(name)
+            until(lambda: runs(name, RANKS, "r2ccl-allreduce"), "it runs on all ranks", 60)
+            before = [comm.planned for comm in comms(name)]
+            until(
+                lambda before=before: all(  # type: ignore[misc]
+                    c.planned > b + 5 for c, b in zip(comms(name), before, strict=True)
+                ),
+                "it goes on",
+                60,
+            )
+            regain(name)
+            until(lambda: runs(name, RANKS, ""), "back on all ranks", 60)
+            assert running.running
+
+
 def test_an_operator_says_off(build: Build) -> None:
     name = "plan-off"
     with preloaded(build, name, WORDS, OPTIMAL) as running:
@@ -128,3 +150,20 @@ def test_two_nodes(build: Build) -> None:
         until(lambda: len(comms(name)) == 2, "its communicator", 60)
         until(lambda: all("on two nodes" in c.cause for c in comms(name)), "the reason", 60)
         assert running.running
+
+
+@pytest.mark.parametrize(
+    ("nodes", "env", "said"),
+    [
+        (2, {"R2CC_MODE": "3"}, "no plans, as R2CCL_MODE asks for: on two nodes"),
+        (3, {"R2CCL_MODE": "4", "R2CCL_PLAN": "off"}, "takes no schedule with R2CCL_PLAN=off"),
+    ],
+)
+def test_a_mode_that_cannot_be_had(
+    build: Build, nodes: int, env: dict[str, str], said: str
+) -> None:
+    """One line of each rank says so."""
+    with preloaded(build, f"no-mode-{nodes}", ("-e", "2M", "-n", "20"), env, nodes) as running:
+        assert running.wait(60) == 0
+        for rank in running.ranks:
+            assert rank.output.count(said) == 1, rank.output

@@ -17,7 +17,7 @@ uint64_t r2_sched_done(const struct r2_sched_path *path, uint64_t len)
     if (!path->rate)
         return 0;
     ns = time_for(path->inflight + len, path->rate);
-    return path->queue < UINT64_MAX - ns ? ns + path->queue : UINT64_MAX;
+    return path->queue_ns < UINT64_MAX - ns ? ns + path->queue_ns : UINT64_MAX;
 }
 
 void r2_sched_order(const struct r2_sched_path paths[], int n, uint16_t order[])

@@ -84,7 +84,7 @@ static struct r2_sched_path seen(const struct r2_path *path, const struct r2_con
     return (struct r2_sched_path){
         .rate = r2_pathrate_rate_now(&path->rate, now),
         .inflight = r2_pathrate_inflight(&path->rate),
-        .queue = c->first == R2_ANY_NIC ? queue_time(path, now) : 0,
+        .queue_ns = c->first == R2_ANY_NIC ? queue_time(path, now) : 0,
         .distance = r2_eng.near[c->home][path->lnic],
     };
 }
