@@ -1,5 +1,4 @@
-/* The engine's objects, private to engine/. Part of engine/internal.h, which includes it and says
- * which lock guards what.
+/* The engine's objects, private to engine/. peer/peer.h says which lock guards what.
  *
  * A peer is one other process in one direction: towards an `out` peer we connect and send bulk
  * data, from an `in` peer we accept and receive. Two processes that send to each other are two

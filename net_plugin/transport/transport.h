@@ -144,7 +144,7 @@ struct r2_transport_events {
     /* It has proven itself: its NIC `nic` is at `addr` now. */
     void (*called)(const uint8_t process[16], int nic, const struct r2_wire_addr *addr);
     /* That process was given up in this direction, and its connections have failed (`out` as in
-     * engine/internal.h). */
+     * engine/objects.h). */
     bool (*given_up)(const uint8_t process[16], bool out);
     /* A socket that came to NIC `nic` was sent away before it was an endpoint: it proved nothing,
      * asked for another process, was too slow, or came too late (err, a positive errno). */

@@ -23,7 +23,7 @@
 #include <sys/epoll.h>
 #include <sys/prctl.h>
 
-#include "engine/internal.h"
+#include "engine/loop/loop.h"
 #include "harness.h"
 
 #define PEERS_MAX 200

@@ -6,7 +6,7 @@
 #include <sys/time.h>
 
 #include "check.h"
-#include "engine/internal.h"
+#include "engine/loop/loop.h"
 
 /* Connected; what it reads comes within 20 s. The caller closes it. */
 static int dial(void)

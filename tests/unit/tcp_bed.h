@@ -7,7 +7,7 @@
 
 #include "await.h"
 #include "check.h"
-#include "engine/internal.h"
+#include "engine/loop/loop.h"
 
 static struct r2_ctx *ctx;
 static struct r2_listen *listen_here;

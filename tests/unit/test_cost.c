@@ -9,7 +9,7 @@
 
 #include "await.h"
 #include "check.h"
-#include "engine/internal.h"
+#include "engine/loop/loop.h"
 #include "util/mem.h"
 
 #define MSG (256u * 1024)

@@ -13,7 +13,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "engine/internal.h"
+#include "engine/loop/loop.h"
 #include "holder.h"
 #include "io/io.h"
 #include "io/localranks.h"

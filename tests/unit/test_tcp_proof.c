@@ -9,7 +9,7 @@
 #include "await.h"
 #include "check.h"
 #include "dial.h"
-#include "engine/internal.h"
+#include "engine/loop/loop.h"
 #include "transport/tcp/tcp.h"
 #include "util/random.h"
 #include "util/siphash.h"

@@ -8,7 +8,7 @@
 #include <errno.h>
 #include <stdlib.h>
 
-#include "engine/internal.h"
+#include "engine/loop/loop.h"
 #include "transport/verbs/verbs.h"
 #include "util/clock.h"
 

@@ -11,7 +11,7 @@
 
 #include "await.h"
 #include "check.h"
-#include "engine/internal.h"
+#include "engine/loop/loop.h"
 #include "journal_look.h"
 
 #define BED_WAIT_MS 15000

@@ -1,6 +1,6 @@
 /* What all layers of the engine share. */
+#include "engine/base/base.h"
 #include "engine/core/verdict.h"
-#include "engine/internal.h"
 
 struct r2_engine r2_eng = {.lock = PTHREAD_MUTEX_INITIALIZER};
 

@@ -17,7 +17,7 @@
 #define R2_ENGINE_LOCATE_LOCATE_H
 
 #include "engine/core/verdict.h"
-#include "engine/internal.h"
+#include "engine/nic/nics.h"
 
 #define R2_ROUND_NS (500 * R2_NS_PER_MS)
 

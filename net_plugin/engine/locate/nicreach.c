@@ -12,7 +12,6 @@
  * own, wherever no attempt to connect speaks of it. */
 #include <stdlib.h>
 
-#include "engine/internal.h"
 #include "engine/locate/locate.h"
 #include "engine/path/pairs.h"
 

@@ -4,7 +4,7 @@
 #include <pthread.h>
 #include <stdlib.h>
 
-#include "engine/internal.h"
+#include "engine/loop/loop.h"
 #include "engine/loop/recheck.h"
 #include "engine/path/limited.h"
 #include "io/standin.h"

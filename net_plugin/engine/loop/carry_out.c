@@ -1,6 +1,6 @@
 /* What the layers above do for peers: begin and end with them, and carry out what was noted. */
-#include "engine/internal.h"
 #include "engine/locate/locate.h"
+#include "engine/loop/loop.h"
 
 static void began(struct r2_peer *p)
 {

@@ -2,8 +2,8 @@
 #include <errno.h>
 #include <string.h>
 
-#include "engine/internal.h"
 #include "engine/locate/locate.h"
+#include "engine/loop/loop.h"
 #include "engine/message/p2pchunk.h"
 
 static int on_open(struct r2_path *path, const uint8_t *body)

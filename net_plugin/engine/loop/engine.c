@@ -8,8 +8,8 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "engine/internal.h"
 #include "engine/locate/locate.h"
+#include "engine/loop/loop.h"
 #include "engine/message/p2pchunk.h"
 #include "io/pollers.h"
 #include "topology/device.h"

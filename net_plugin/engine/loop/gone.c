@@ -1,5 +1,5 @@
 /* The end of a peer whose process is gone, or which no path reaches any more. Under its lock. */
-#include "engine/internal.h"
+#include "engine/loop/loop.h"
 
 /* R: messages that wait here whole were acknowledged, so their sender may have closed and left in
  * peace: they can still be received, nothing behind them can. */

@@ -4,7 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "engine/internal.h"
+#include "engine/loop/loop.h"
 #include "util/lock.h"
 
 static atomic_ulong next_conn = 1, next_listen = 1; /* 0 is no number */

@@ -1,8 +1,8 @@
 /* What is done every few milliseconds, whatever peers there are: a timer on I/O thread 0. */
 #include <stdio.h>
 
-#include "engine/internal.h"
 #include "engine/locate/locate.h"
+#include "engine/loop/loop.h"
 #include "io/pollers.h"
 
 #define HOUSE_NS (20 * R2_NS_PER_MS)

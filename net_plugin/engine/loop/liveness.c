@@ -14,7 +14,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "engine/internal.h"
+#include "engine/loop/loop.h"
 #include "engine/path/pairs.h"
 
 #define CONFIRM_NS (500 * R2_NS_PER_MS)

@@ -1,5 +1,5 @@
 /* Whether a peer's process still exists, when no path leads to it any more: what refusals say, and
- * the questions of the accepting side, which makes no attempts of its own. Included by internal.h.
+ * the questions of the accepting side, which makes no attempts of its own.
  *
  * Units: nanoseconds. Everything here is under the peer's lock. */
 #ifndef R2_ENGINE_LOOP_LIVENESS_H

@@ -4,7 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "engine/locate/locate.h"
+#include "engine/loop/loop.h"
 #include "engine/path/pairs.h"
 
 #define ATTEMPT_NS (1 * R2_NS_PER_S) /* for a connect of ours to be answered */

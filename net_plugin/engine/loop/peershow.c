@@ -1,7 +1,7 @@
 /* What operators see of a peer: connections, when it was heard, what waits for it in vain. */
 #include <string.h>
 
-#include "engine/internal.h"
+#include "engine/loop/loop.h"
 
 #define TOLD 64 /* peers whose loss was told; more than that may be told twice */
 

@@ -1,7 +1,7 @@
 #define _GNU_SOURCE
 #include "engine/loop/recheck.h"
 
-#include "engine/internal.h"
+#include "engine/loop/loop.h"
 #include "util/lock.h"
 
 #define AGAIN_NS (20 * R2_NS_PER_US) /* the peer's lock was taken */

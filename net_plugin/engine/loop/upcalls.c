@@ -3,8 +3,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "engine/internal.h"
 #include "engine/locate/locate.h"
+#include "engine/loop/loop.h"
 #include "util/siphash.h"
 
 static int up_secret(const uint8_t process[16], uint8_t secret[16])

@@ -4,7 +4,7 @@
 #include <errno.h>
 #include <stdlib.h>
 
-#include "engine/internal.h"
+#include "engine/message/message.h"
 
 #define RANGES_PER_FRAME 256
 #define LATE_NS (100 * R2_NS_PER_US)

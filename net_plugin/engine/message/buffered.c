@@ -3,7 +3,7 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "engine/internal.h"
+#include "engine/message/message.h"
 #include "util/exit.h"
 
 #define EXIT_NS (5 * R2_NS_PER_S)

@@ -7,7 +7,7 @@
  * peer's engine has acknowledged every byte. What has no way out, because of credit or because no
  * path is up, is not done. A connection that is closed meanwhile lingers: it is not closed for the
  * peer until the copies are acknowledged, or have failed; and a process that exits waits for them
- * (R2CCL_BUFFERED; only with several I/O threads). Included by internal.h. */
+ * (R2CCL_BUFFERED; only with several I/O threads). */
 #ifndef R2_ENGINE_MESSAGE_BUFFERED_H
 #define R2_ENGINE_MESSAGE_BUFFERED_H
 

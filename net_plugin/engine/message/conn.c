@@ -5,7 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "engine/internal.h"
+#include "engine/message/message.h"
 #include "engine/message/p2pchunk.h"
 #include "util/copy.h"
 #include "util/lock.h"

@@ -13,7 +13,7 @@
 #include <errno.h>
 #include <stdlib.h>
 
-#include "engine/internal.h"
+#include "engine/message/message.h"
 #include "util/lock.h"
 
 #define FLUSH_NS (1 * R2_NS_PER_S) /* for a NIC to answer */

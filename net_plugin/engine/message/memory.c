@@ -4,7 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "engine/internal.h"
+#include "engine/message/message.h"
 #include "util/lock.h"
 
 static int reg(struct r2_conn *c, const struct r2_memory *m, struct r2_mr **out)

@@ -1,7 +1,9 @@
 /* Memory of connections (memory.c); what NICs write by themselves: taken back from peers
- * (revoke.c), shown to GPUs (flush.c). Part of engine/internal.h, which includes it. */
+ * (revoke.c), shown to GPUs (flush.c). */
 #ifndef R2_ENGINE_MESSAGE_MEMORY_H
 #define R2_ENGINE_MESSAGE_MEMORY_H
+
+#include "engine/path/path.h"
 
 /* ---- memory.c */
 /* Lets every lane go of the connection's memory: by the peer's word where it was cleared to write,

@@ -5,7 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "engine/internal.h"
+#include "engine/message/message.h"
 #include "io/localranks.h"
 #include "settings/values.h"
 

@@ -3,7 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "engine/internal.h"
+#include "engine/message/message.h"
 #include "engine/path/limited.h"
 #include "util/copy.h"
 #include "util/crc32c.h"

@@ -1,5 +1,5 @@
 /* What a peer may not have heard, said again over a path that lives. Under the peer's lock. */
-#include "engine/internal.h"
+#include "engine/message/message.h"
 
 static void resync_paths(struct r2_peer *p, struct r2_path *via)
 {

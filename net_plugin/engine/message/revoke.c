@@ -15,7 +15,7 @@
 #include <string.h>
 #include <time.h>
 
-#include "engine/internal.h"
+#include "engine/message/message.h"
 
 uint64_t r2_revoke_wait_ns; /* 0: patience() */
 #define LOOK_NS (100 * R2_NS_PER_US)

@@ -3,7 +3,7 @@
 #include <errno.h>
 #include <string.h>
 
-#include "engine/internal.h"
+#include "engine/message/message.h"
 #include "util/crc32c.h"
 
 static bool is_eager(const struct r2_req *r)

@@ -5,7 +5,7 @@
  * Only the end of a message: everything else of it has been handed out, and the path that takes the
  * copy has nothing else to do. At most a quarter of a message (or one chunk) and a sixteenth of
  * what the paths to the peer carry. */
-#include "engine/internal.h"
+#include "engine/message/message.h"
 
 #define MESSAGE_SHARE 4
 #define RATE_SHARE 16

@@ -2,7 +2,7 @@
  * none at all. Under the peer's lock. */
 #include <errno.h>
 
-#include "engine/internal.h"
+#include "engine/message/message.h"
 
 /* Alive and well: nothing stays with a NIC that is known to be slow. */
 bool r2_conn_home_alive(const struct r2_conn *c)

@@ -4,7 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "engine/internal.h"
+#include "engine/nic/nics.h"
 
 #define WEIGHT_MAX 100 /* percent */
 

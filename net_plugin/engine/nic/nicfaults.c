@@ -6,8 +6,8 @@
 #include <string.h>
 
 #include "control/impl.h"
-#include "engine/internal.h"
 #include "engine/nic/faultrules.h"
+#include "engine/nic/nics.h"
 #include "io/localranks.h"
 
 #define STEP 10 /* R2CC_DISCONNECTED_STEP, where it is not set */

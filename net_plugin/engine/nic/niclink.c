@@ -26,8 +26,8 @@
 #include <string.h>
 #include <strings.h>
 
-#include "engine/internal.h"
 #include "engine/nic/nicask.h"
+#include "engine/nic/nics.h"
 #include "topology/nettables.h"
 #include "topology/pick.h"
 

@@ -3,7 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "engine/internal.h"
+#include "engine/nic/nics.h"
 #include "topology/pick.h"
 
 static atomic_bool port_down[R2_MAX_NICS]; /* of NICs without an interface */

@@ -1,9 +1,8 @@
-/* This node's NICs: their states, links, transports and the words about them. Part of internal.h,
- * which includes it last. */
+/* This node's NICs: their states, links, transports and the words about them. */
 #ifndef R2_ENGINE_NIC_NICS_H
 #define R2_ENGINE_NIC_NICS_H
 
-#include "engine/internal.h"
+#include "engine/sched/sched.h"
 
 /* ---- nicrdma.c */
 /* One transport of the NIC is gone (and has ended its endpoints), or back: tried again now. */
@@ -21,10 +20,6 @@ bool r2_nic_serves(int nic);
 
 /* ---- nicstate.c */
 bool r2_nic_usable(int nic);
-static inline enum r2_nic_word r2_nic_word(int nic)
-{
-    return (enum r2_nic_word)atomic_load(&r2_eng.nic_state[nic].word);
-}
 /* What engine/locate found about a local NIC: it fails for all peers at once, or works again. Takes
  * peers' locks: the caller holds none. */
 void r2_nicstate_located(int nic, bool usable, const char *why);
@@ -76,9 +71,6 @@ void r2_nicreach_look(uint64_t now);
 int r2_nicreach_pair(const struct r2_peer *p, int nic);
 /* Such peers were asked over the NIC: some answered, and how many were there in vain. */
 void r2_nicreach_asked(int nic, bool answered, int in_vain_of);
-/* pathhealth.c: both NICs are of this node, so its kernel hands the bytes over and no wire is
- * asked. Under the peer's lock. */
-bool r2_path_wireless(const struct r2_path *path);
 
 /* ---- niccmd.c: the operator's words, injected faults, housekeeping */
 /* Commands that are there are carried out, faults that are over end. */

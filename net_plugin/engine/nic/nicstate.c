@@ -7,8 +7,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "engine/internal.h"
 #include "engine/locate/locate.h"
+#include "engine/nic/nics.h"
 #include "util/ratelimit.h"
 
 #define GRACE_NS (300 * R2_NS_PER_MS) /* for other pairs of the NIC to be tried */

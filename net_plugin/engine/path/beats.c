@@ -11,7 +11,7 @@
 #include <errno.h>
 
 #include "engine/core/heartbeat.h"
-#include "engine/internal.h"
+#include "engine/path/path.h"
 #include "util/log.h"
 
 #define BEATS_MOST 1000u /* a second, of the process: with thousands of paths they cost no more */

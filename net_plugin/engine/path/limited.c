@@ -1,7 +1,7 @@
 /* That slow NICs are what is waited for: noted, and asked. */
 #include "engine/path/limited.h"
 
-#include "engine/internal.h"
+#include "engine/path/path.h"
 #include "io/pause.h"
 #include "io/standin.h"
 

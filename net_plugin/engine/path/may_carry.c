@@ -1,5 +1,5 @@
 /* What a path may carry now (core/pathstate.h). Under the peer's lock. */
-#include "engine/internal.h"
+#include "engine/path/path.h"
 
 enum r2_path_may r2_path_may(const struct r2_path *path)
 {

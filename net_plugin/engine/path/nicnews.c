@@ -2,7 +2,7 @@
 #include <errno.h>
 #include <string.h>
 
-#include "engine/internal.h"
+#include "engine/path/path.h"
 
 #define FIRST_NS                                                                                   \
     (100 * R2_NS_PER_MS) /* before the first repetition; then twice as long each time */

@@ -1,6 +1,6 @@
 /* What one process tells another about NICs, and whether the other has heard it: word about NICs of
  * its own (frame NIC), and verdicts about those of others (frame VERDICT). Both are repeated until
- * the other side says that it has heard them (frame HEARD). Included by internal.h.
+ * the other side says that it has heard them (frame HEARD).
  *
  * Word about a NIC is a state, not an event: its number is the NIC's epoch, what is repeated is
  * what holds by then, and who has heard an epoch need not hear an older one. A verdict is an event,

@@ -4,7 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "engine/internal.h"
+#include "engine/path/path.h"
 
 #define OUTBOX_FULL (1024 * 1024)
 

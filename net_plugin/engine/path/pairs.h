@@ -3,7 +3,7 @@
 #ifndef R2_ENGINE_PATH_PAIRS_H
 #define R2_ENGINE_PATH_PAIRS_H
 
-#include "engine/internal.h"
+#include "engine/path/path.h"
 
 /* Keeps of a local NIC's candidates, best first, those that there is room for; how many. */
 int r2_pairs_keep(struct r2_peer *p, int lnic, int via, int *order, int n);

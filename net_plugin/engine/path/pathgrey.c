@@ -1,6 +1,6 @@
 /* What is measured of a path, for the judge of slow and lossy ones (sched/greywatch.c), and how
  * many of a NIC's paths it calls so. Under the peer's lock. */
-#include "engine/internal.h"
+#include "engine/path/path.h"
 
 static atomic_int grey_paths[R2_MAX_NICS], watched_paths[R2_MAX_NICS];
 

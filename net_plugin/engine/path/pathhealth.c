@@ -11,8 +11,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "engine/internal.h"
 #include "engine/locate/locate.h"
+#include "engine/path/path.h"
 #include "util/ratelimit.h"
 
 #define TEST_CHUNK (64 * 1024)

@@ -2,7 +2,7 @@
  */
 #include <string.h>
 
-#include "engine/internal.h"
+#include "engine/path/path.h"
 
 void r2_peer_refused(struct r2_peer *p, int lnic, int rnic, uint64_t now)
 {

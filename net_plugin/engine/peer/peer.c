@@ -4,7 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "engine/internal.h"
+#include "engine/peer/peer.h"
 #include "io/pollers.h"
 #include "util/lock.h"
 

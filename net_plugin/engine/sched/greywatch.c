@@ -3,7 +3,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "engine/internal.h"
+#include "engine/sched/sched.h"
 
 /* How the paths of a NIC were judged lately, over all peers. Counts, nothing is ordered by them. */
 

@@ -1,10 +1,10 @@
 /* The sender's bulk data: r2_up_next_chunk gives the next chunk to a path. Paths pull: a lane that
- * has room asks for a chunk, and is told when there may be one. core/sched.c decides which path
- * takes it. Under the peer's lock but for the upcalls. */
+ * has room asks for a chunk, and is told when there may be one. core/sched_next.c decides which
+ * path takes it. Under the peer's lock but for the upcalls. */
 #include <string.h>
 
-#include "engine/core/sched.h"
-#include "engine/internal.h"
+#include "engine/core/sched_next.h"
+#include "engine/sched/sched.h"
 #include "engine/sched/slownics.h"
 
 static uint32_t chunk_max(void)
@@ -76,7 +76,7 @@ static uint64_t queue_time(const struct r2_path *path, uint64_t now)
                : 0;
 }
 
-/* As core/sched.h sees it, for a chunk of the connection, which may have no NIC of its own. */
+/* As core/sched_next.h sees it, for a chunk of the connection, which may have no NIC of its own. */
 static struct r2_sched_path seen(const struct r2_path *path, const struct r2_conn *c)
 {
     uint64_t now = r2_peer_now(path->peer);
@@ -89,10 +89,10 @@ static struct r2_sched_path seen(const struct r2_path *path, const struct r2_con
     };
 }
 
-/* Paths that have room, in the order in which they are asked to take what a connection's home NIC
- * has no room for. Returns how many. */
-static int spill_order(const struct r2_peer *p, const uint64_t space[], const struct r2_conn *c,
-                       uint16_t order[])
+/* Paths that have room, in the order in which they are asked to take what the NIC of `spills` has
+ * no room for. Returns how many. */
+static int spill_order(const struct r2_peer *p, const uint64_t space[],
+                       const struct r2_conn *spills, uint16_t order[])
 {
     struct r2_sched_path paths[R2_PATHS_MAX];
     uint16_t of[R2_PATHS_MAX];
@@ -101,7 +101,7 @@ static int spill_order(const struct r2_peer *p, const uint64_t space[], const st
     for (int i = 0; i < p->n_paths; i++) {
         if (!space[i] || r2_path_may(p->paths[i]) < R2_MAY_LIMITED)
             continue;
-        paths[n] = seen(p->paths[i], c);
+        paths[n] = seen(p->paths[i], spills);
         of[n++] = (uint16_t)i;
     }
     r2_sched_order(paths, n, order);

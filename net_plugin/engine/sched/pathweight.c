@@ -3,7 +3,7 @@
 
 #include <errno.h>
 
-#include "engine/internal.h"
+#include "engine/sched/sched.h"
 #include "util/ratelimit.h"
 
 #define AGE_NS (250 * R2_NS_PER_MS)

@@ -1,7 +1,7 @@
 #include "engine/sched/slownics.h"
 
-#include "engine/internal.h"
 #include "engine/path/limited.h"
+#include "engine/sched/sched.h"
 #include "io/pause.h"
 #include "io/standin.h"
 

@@ -11,7 +11,7 @@
 #include <pthread.h>
 #include <stdatomic.h>
 
-#include "engine/internal.h"
+#include "engine/loop/loop.h"
 
 #define FAKE_HELD 128
 

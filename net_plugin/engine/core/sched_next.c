@@ -1,4 +1,4 @@
-#include "engine/core/sched.h"
+#include "engine/core/sched_next.h"
 
 #define NS_PER_S UINT64_C(1000000000)
 
@@ -12,7 +12,12 @@ static uint64_t time_for(uint64_t bytes, uint64_t rate)
 
 uint64_t r2_sched_done(const struct r2_sched_path *path, uint64_t len)
 {
-    return path->rate ? time_for(path->inflight + len, path->rate) + path->queue_ns : 0;
+    uint64_t ns;
+
+    if (!path->rate)
+        return 0;
+    ns = time_for(path->inflight + len, path->rate);
+    return path->queue_ns < UINT64_MAX - ns ? ns + path->queue_ns : UINT64_MAX;
 }
 
 void r2_sched_order(const struct r2_sched_path paths[], int n, uint16_t order[])

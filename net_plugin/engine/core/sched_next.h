@@ -5,8 +5,8 @@
  *
  * Units: bytes, bytes per second, nanoseconds. Plain structs, nothing to free. No function fails.
  */
-#ifndef R2_ENGINE_CORE_SCHED_H
-#define R2_ENGINE_CORE_SCHED_H
+#ifndef R2_ENGINE_CORE_SCHED_NEXT_H
+#define R2_ENGINE_CORE_SCHED_NEXT_H
 
 #include <stdint.h>
 
@@ -16,7 +16,7 @@
 struct r2_sched_path {
     uint64_t rate;     /* 0: nothing is known yet */
     uint64_t inflight; /* not acknowledged */
-    uint64_t queue_ns; /* how long a chunk waits behind others' on the way */
+    uint64_t queue_ns; /* how long a chunk waits on the way, behind others' chunks */
     unsigned distance; /* of its NIC from the connection's home NIC */
 };
 

@@ -1,0 +1,140 @@
+/* Paths: made, tested, watched, and the frames that leave on them. */
+#ifndef R2_ENGINE_PATH_PATH_H
+#define R2_ENGINE_PATH_PATH_H
+
+#include "engine/peer/peer.h"
+
+/* ---- path.c: states of paths; all under the lock */
+void r2_peer_account(struct r2_peer *p, int delta); /* requests in flight */
+/* Something is about to wait for the peer. If it is the first, the time that the peer has been out
+ * of reach begins anew: nobody has waited. Under the lock. */
+void r2_peer_waits(struct r2_peer *p, uint64_t now);
+/* Something begins to wait for a peer without paths: the journal says so, if it ever had one. */
+void r2_path_wait_late(const struct r2_peer *p);
+struct r2_path *r2_path_obtain(struct r2_peer *p, int lnic, int rnic, int transport);
+void r2_path_free(struct r2_path *path);
+struct r2_path *r2_path_find(struct r2_peer *p, int lnic, int rnic, int transport);
+/* Paths that are up in place of one of that transport, so that it may be left alone: of sockets
+ * all, of queue pairs those that suffice. */
+int r2_peer_left(const struct r2_peer *p, int transport);
+/* Before the path gets an endpoint. False: no memory. */
+bool r2_path_end_memory(struct r2_path *path);
+/* What a host answers from that NIC of the peer's comes from there: the two NICs have met, and the
+ * peer's is not down, so no other one of the host stands in for it. */
+static inline bool r2_pair_speaks(const struct r2_peer *p, int lnic, int rnic)
+{
+    return (p->reached[lnic] >> rnic & 1) && p->rnics[rnic].word != R2_NIC_DOWN &&
+           p->rnics[rnic].word != R2_NIC_FAILED;
+}
+/* A path to the peer has proved itself and is up. */
+bool r2_peer_served(const struct r2_peer *p);
+/* A generation is dead: hands its endpoint to the peer's task. Idempotent. */
+void r2_path_fail(struct r2_path *path, uint32_t gen, int err, const char *cause);
+void r2_path_up(struct r2_path *path);
+/* The most that it may carry now. */
+enum r2_path_may r2_path_may(const struct r2_path *path);
+/* It is up, and carries whatever memory may be taken. */
+bool r2_path_suffices(const struct r2_path *path);
+int r2_path_connect(struct r2_path *path, uint64_t now); /* S: one attempt */
+/* Another path to its peer is up, or tried. */
+bool r2_path_has_others(const struct r2_path *path);
+void r2_path_refused(struct r2_path *path, bool yes); /* S: how it has ended */
+/* The path that control frames of a connection take: the preferred one while it lives, else any
+ * that answers; NULL when none is up. */
+struct r2_path *r2_path_for_ctrl(struct r2_peer *p, int home, int remote_home);
+const char *r2_path_text(const struct r2_path *path, char *out, size_t cap);
+void r2_path_journal(const struct r2_path *path, enum r2_seg_event event, uint64_t bytes,
+                     uint64_t duration_ns, const char *cause);
+
+/* ---- pathhealth.c: health of paths, test chunks; all under the lock */
+/* Takes the event, and shows and journals what follows from it. True: something did. */
+bool r2_path_event(struct r2_path *path, enum r2_health_event event, const char *cause);
+void r2_path_show(struct r2_path *path, const char *cause);
+/* A better pair of NICs serves, or not any more. Under the peer's lock. */
+void r2_path_spare(struct r2_path *path, bool spare);
+/* The path has come up: it proves itself first, or is in use at once (S); waits for the other
+ * side's test (R). */
+void r2_path_test(struct r2_path *path);
+/* S: a test chunk to send. */
+bool r2_path_test_next(struct r2_path *path, struct r2_bulk *bulk);
+int r2_path_on_test(struct r2_path *path, const uint8_t *body);
+int r2_path_on_test_ack(struct r2_path *path, const uint8_t *body);
+/* Test chunks at the receiver; as the upcalls of those names. */
+int r2_path_test_claim(struct r2_path *path, struct r2_bulk *bulk);
+void r2_path_test_done(struct r2_path *path, const struct r2_bulk *bulk, bool whole);
+/* The journal's word that the path is up, once there is all to say it with. */
+void r2_path_tell_up(struct r2_path *path);
+/* Time passes: ramps end, drained paths are let go, tests run out. */
+void r2_path_tick(struct r2_path *path, uint64_t now);
+/* A NIC of this side or the other was drained, or given back. */
+void r2_path_follow(struct r2_path *path);
+/* Operator's word: past failures are forgotten. */
+void r2_path_forgive(struct r2_path *path);
+/* A test did not end in time: the next attempt may ask for smaller packets. */
+void r2_path_test_lost(struct r2_path *path);
+/* Heartbeats in a row without an answer: it is in doubt. */
+#define R2_SUSPECT_BEATS 2
+/* What its paths say about each NIC. */
+void r2_peer_census(struct r2_peer *p);
+/* A path of it is wanted and does not answer, and the peer's NIC is not what is at fault. Locks
+ * peers. */
+bool r2_nic_asked_in_vain(int nic);
+void r2_damp_rules_get(struct r2_damp_rules *out);
+/* pathhealth.c: both NICs are of this node, so its kernel hands the bytes over and no wire is
+ * asked. Under the peer's lock. */
+bool r2_path_wireless(const struct r2_path *path);
+
+/* ---- refusals.c: hosts that refuse; under the lock */
+/* An attempt between these NICs was refused, or another process answered. It counts with no path
+ * up only, and where it can tell something about the process (r2_pair_speaks). */
+void r2_peer_refused(struct r2_peer *p, int lnic, int rnic, uint64_t now);
+/* The process has answered, if only that it wants no such path, or its NICs have changed: what was
+ * refused before says nothing now. */
+void r2_peer_answers(struct r2_peer *p);
+
+/* ---- pathgrey.c: what is measured of a path; under the lock */
+void r2_grey_path_init(struct r2_path *path);
+void r2_grey_path_up(struct r2_path *path);
+void r2_grey_path_free(struct r2_path *path);
+void r2_grey_acked(struct r2_path *path, const struct r2_send_report *rep, uint64_t now);
+/* It takes chunks for trial soon again: it is slow, or its rate has fallen and nobody knows why. */
+bool r2_grey_path_doubted(const struct r2_path *path);
+/* The judge calls it slow or lossy, or does not any more. */
+void r2_grey_note(struct r2_path *path, bool grey);
+/* Paths of this node's NIC that are called so, and all that are watched. Any thread. */
+void r2_grey_counts(int nic, int *grey, int *all);
+
+/* ---- beats.c: heartbeats, and what their silence means; all under the lock */
+void r2_peer_hb_intervals(struct r2_peer *p, bool busy, uint64_t now);
+void r2_peer_hb_forget(struct r2_peer *p);
+/* All its paths are asked at the pace of paths in use for a while. */
+void r2_peer_hb_doubt(struct r2_peer *p, uint64_t now);
+/* It answers: a heartbeat that was sent at `since` or later. */
+bool r2_path_hb_answers(const struct r2_path *path, uint64_t since);
+/* ns until a look that cannot wait for the next tick (r2_hb_next), of all its paths. */
+uint64_t r2_peer_hb_next(struct r2_peer *p, uint64_t now);
+/* Looks at the paths whose turn it is. Lets go of the lock meanwhile. `judge`: the observer was
+ * awake, so an answer that is missing counts. */
+void r2_peer_beat(struct r2_peer *p, uint64_t now, bool judge);
+void r2_peer_judge_silence(struct r2_peer *p, uint64_t now);
+
+/* ---- outbox.c: control frames */
+/* Appends a frame to the path's outbox and wants a flush. 0 or -ENOMEM (the path is failed). */
+int r2_out_frame(struct r2_path *path, uint8_t type, const void *a, size_t a_len, const void *b,
+                 size_t b_len);
+/* What was appended last is in no hurry: unless other frames take it along it leaves `ns` later, as
+ * r2_peer_say_held finds, which whoever polls a request of the peer's calls, and the peer's tick.
+ */
+void r2_out_hold(struct r2_path *path, uint64_t now, uint64_t ns);
+void r2_peer_say_held(struct r2_peer *p, uint64_t now);
+void r2_out_reset(struct r2_path *path);
+/* Frames that no transport has taken yet are asked for again, on all paths; those that are held go
+ * along. */
+void r2_out_again(struct r2_peer *p);
+size_t r2_up_next_ctrl(void *owner, struct r2_ep *ep, uint8_t *buf, size_t cap);
+void r2_out_info(struct r2_path *path);
+void r2_out_nic(struct r2_path *path, int nic);
+/* The peer does not read: what can be said later is. */
+bool r2_out_full(const struct r2_path *path);
+
+#endif
