@@ -50,8 +50,8 @@ plugin_src += $(filter-out $(if $(verbs),,net_plugin/transport/verbs/%),\
 agree_src := $(sort $(foreach room,agree plan reduce direct,$(wildcard shim/$(room)/*.c)))
 # The wrappers. Those files of `named_src` are compiled once more for the library with NCCL's name;
 # `preload_src` is only in the one for LD_PRELOAD.
-shim_src := $(foreach room,api real comms schedules device,$(sort $(wildcard shim/$(room)/*.c)))
-preload_src := $(wildcard shim/api/dlsym.c)
+shim_src := $(foreach room,api real comms device,$(sort $(wildcard shim/$(room)/*.c)))
+preload_src := $(wildcard shim/api/dlsym.c shim/api/predict.c)
 named_src := shim/real/search.c shim/real/lacks.c $(wildcard shim/api/raw.c)
 shim_lib_src := $(filter-out $(preload_src) shim/api/raw.c,$(shim_src))
 host_src := $(call sources,tests/hostnccl)
@@ -79,7 +79,7 @@ noop := $(B)/tests/noop/libnccl.so.2
 noop_old := $(B)/tests/noop-old/libnccl.so.2
 job_lib := $(B)/tests/shim/libjob.so
 shim_tests := $(noop) $(noop_old) $(job_lib) $(B)/tests/shim/linked $(B)/tests/shim/host \
-	$(B)/tests/shim/cost $(B)/tests/shim/storm
+	$(B)/tests/shim/cost
 tools := $(patsubst tests/unit/%.c,$(B)/tests/%,$(tool_src))
 stress := $(patsubst tests/stress/%.c,$(B)/stress/%,$(stress_src))
 bench := $(patsubst tests/bench/%.c,$(B)/bench/%,$(bench_src))
@@ -307,10 +307,6 @@ $(B)/tests/shim/linked: $(B)/obj/tests/shim/linked.o $(B)/obj/tests/shim/job.o $
 $(B)/tests/shim/cost: $(B)/obj/tests/shim/cost.o $(noop)
 	@mkdir -p $(@D)
 	@$(CC) -rdynamic $(san_flags) $(CFLAGS) $(LDFLAGS) -Wl,-rpath,'$$ORIGIN/../noop' -o $@ $^ $(libs)
-$(B)/obj/tests/shim/storm.o: CPPFLAGS += -Itests
-$(B)/tests/shim/storm: $(B)/obj/tests/shim/storm.o $(host)
-	@mkdir -p $(@D)
-	@$(CC) $(san_flags) $(CFLAGS) $(LDFLAGS) $(nccl_rpath) -o $@ $^ $(libs)
 $(B)/tests/shim/host: $(B)/obj/tests/shim/host.o
 	@mkdir -p $(@D)
 	@$(CC) $(san_flags) $(CFLAGS) $(LDFLAGS) -o $@ $^ $(libs)
@@ -319,14 +315,13 @@ $(fakecuda): $(B)/obj/tests/shim/fakecuda.o
 	@mkdir -p $(@D)
 	@echo "  LINK $@"
 	@$(CC) -shared $(san_flags) $(CFLAGS) $(LDFLAGS) -Wl,-soname,$(@F) -o $@ $^ $(libs)
-$(patsubst %,$(B)/tests/unit/test_%,shim_exec shim_group shim_timing shim_dropped shim_storm leader): | $(fakecuda)
+$(patsubst %,$(B)/tests/unit/test_%,shim_timing): | $(fakecuda)
 
-$(B)/tests/unit/test_shim $(B)/tests/unit/test_shim_config $(B)/tests/unit/test_shim_plan $(B)/tests/unit/test_shim_exec \
-	$(B)/tests/unit/test_shim_group $(B)/tests/unit/test_shim_beside $(B)/tests/unit/test_shim_trace $(B)/tests/unit/test_shim_storm \
-	$(B)/tests/unit/test_shim_timing $(B)/tests/unit/test_shim_dropped: | $(noop) $(noop_old) $(plugin)
-$(B)/tests/unit/test_tuner $(B)/tests/unit/test_tree_allreduce $(B)/tests/unit/test_hostnccl: | $(plugin) $(host)
+$(B)/tests/unit/test_shim $(B)/tests/unit/test_shim_config $(B)/tests/unit/test_shim_plan \
+	$(B)/tests/unit/test_shim_group $(B)/tests/unit/test_shim_timing: | $(noop) $(noop_old) $(plugin)
+$(B)/tests/unit/test_tree_allreduce $(B)/tests/unit/test_hostnccl: | $(plugin) $(host)
 
-$(patsubst %,$(B)/tests/unit/test_verbs_%,fence revoke device peermem lanes removal attr lost slow want words damage attack events hang proof start storm): | $(if $(fake_src),$(fake))
+$(patsubst %,$(B)/tests/unit/test_verbs_%,fence revoke device lanes removal attr lost slow want words damage attack events hang proof start storm): | $(if $(fake_src),$(fake))
 
 # $(1): folder of the source, $(2): folder of the program
 define program

@@ -135,10 +135,6 @@ class Comm:
     since_real_ns: int
     since_mono_ns: int
     planned: int
-    seconds: int
-    seconds_making: int
-    seconds_bytes: int
-    make_ns: int
     plan_wait_ns: int
     plan_messages: int = 0
     plan_proposals: int = 0
@@ -255,7 +251,7 @@ def comm(index: int, row: dict[str, Any]) -> Comm:
         **take(
             row,
             "name plan epoch operations p2p op_bytes op_mono_ns cause since_real_ns since_mono_ns "
-            "planned seconds seconds_making seconds_bytes make_ns plan_wait_ns plan_messages "
+            "planned plan_wait_ns plan_messages "
             "plan_proposals plan_agreed plan_events plan_rounds",
         ),
     )

@@ -26,7 +26,7 @@ from r2ccl_ctl import paths
 from r2ccl_ctl.errors import R2Error, plain
 
 MAGIC = b"R2CCLSEG"
-VERSIONS = (2,)
+VERSIONS = (3,)
 # Tables that older writers do not have.
 LATER_TABLES = ("comms",)
 TRIES = 20

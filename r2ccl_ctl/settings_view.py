@@ -151,7 +151,7 @@ def markdown(settings: list[Setting]) -> str:
             "",
             wrap(setting.doc),
         ]
-    lines += ["", "## Variables of NCCL that R2CCL honours", ""]
+    lines += ["", "## Variables of others that R2CCL honours", ""]
     lines += [
         wrap(f"- `{setting.name}`: {setting.doc}", "  ") for setting in settings if setting.foreign
     ]

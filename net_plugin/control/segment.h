@@ -20,7 +20,7 @@
 #include <stdint.h>
 
 /* cdef begin */
-#define R2_SEG_VERSION 2
+#define R2_SEG_VERSION 3
 #define R2_SEG_MINOR 0
 #define R2_SEG_MAX_NICS 16
 #define R2_SEG_MAX_PEERS 512
@@ -95,7 +95,7 @@ struct r2_seg_process {
     uint8_t reserved[24];
 };
 
-enum r2_seg_plan { R2_SEG_PLAN_UNKNOWN = 0, R2_SEG_PLAN_OFF, R2_SEG_PLAN_SHADOW, R2_SEG_PLAN_ON };
+enum r2_seg_plan { R2_SEG_PLAN_UNKNOWN = 0, R2_SEG_PLAN_OFF, R2_SEG_PLAN_SHADOW, R2_SEG_PLAN_AUTO };
 
 /* Only ever grow. */
 struct r2_seg_counters {
@@ -481,19 +481,15 @@ struct r2_seg_comm {
     uint64_t since_mono_ns;
     char name[40];
     char plan[40];       /* what collectives run on; empty: NCCL's own choice */
-    char cause[64];      /* of the state, or why there are no plan changes */
+    char cause[88];      /* of the state, or why the plan is what it is */
     uint64_t operations; /* collectives handed over: the index of the next one */
     uint64_t p2p;
     uint64_t epoch; /* of the plan */
     uint64_t op_mono_ns;
-    uint64_t op_bytes; /* count x size of the type */
-    uint32_t op;       /* enum r2_seg_collective */
-    uint32_t calling;  /* not 0: a thread is inside NCCL with it */
-    uint64_t planned;  /* collectives that ran on the communicators of a plan */
-    uint32_t seconds;  /* communicators that the shim has made beside it, for plans */
-    uint32_t seconds_making;
-    uint64_t seconds_bytes;               /* device memory that they took, about; 0: not known */
-    uint64_t make_ns;                     /* the slowest making of one, in the background */
+    uint64_t op_bytes;                    /* count x size of the type */
+    uint32_t op;                          /* enum r2_seg_collective */
+    uint32_t calling;                     /* not 0: a thread is inside NCCL with it */
+    uint64_t planned;                     /* collectives that R2CCL carried out */
     uint64_t plan_wait_ns;                /* longest wait of a collective for a change of plan */
     uint64_t plan_messages;               /* of this rank to others, about plans and errors */
     uint32_t plan_proposals, plan_agreed; /* at the lowest rank: how many, and what came of them */

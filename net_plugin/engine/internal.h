@@ -22,12 +22,12 @@ struct r2_peer *r2_peer_find(const uint8_t id[16], bool out);
 /* Under the lock: its NIC is there now, as it says without a path. */
 void r2_peer_moved(struct r2_peer *p, int nic, const struct r2_wire_addr *addr);
 void r2_peer_get(struct r2_peer *p);
-/* When what was left to I/O threads is looked at again (loop/look.c), after it was left. By then a
- * lane that was relied on has come, or is relied on no more (AT_WORK_NS in bulk.c), and so a thread
- * (AT_HAND_NS in io.c). */
-#define R2_LOOK_NS (300 * R2_NS_PER_US)
+/* When what was left to I/O threads is looked at again (loop/recheck.c), after it was left. By then
+ * a lane that was relied on has come, or is relied on no more (AT_WORK_NS in bulk.c), and so a
+ * thread (AT_HAND_NS in io.c). */
+#define R2_RECHECK_NS (300 * R2_NS_PER_US)
 /* A look is due at `at`, or earlier. Any thread, no lock. */
-void r2_look_by(unsigned long at);
+void r2_recheck_by(unsigned long at);
 /* References to all peers, so that they can be locked without the engine's lock. The caller puts
  * each and frees the array. */
 struct r2_peer **r2_peer_all(int *count);
@@ -84,14 +84,10 @@ bool r2_peer_served(const struct r2_peer *p);
 /* A generation is dead: hands its endpoint to the peer's task. Idempotent. */
 void r2_path_fail(struct r2_path *path, uint32_t gen, int err, const char *cause);
 void r2_path_up(struct r2_path *path);
-/* What the path may carry: engine/path/may.c says which word implies which. */
+/* The most that it may carry now. */
+enum r2_path_may r2_path_may(const struct r2_path *path);
+/* It is up, and carries whatever memory may be taken. */
 bool r2_path_suffices(const struct r2_path *path);
-bool r2_path_serves(const struct r2_path *path);
-bool r2_path_able(const struct r2_path *path);
-bool r2_path_carries(const struct r2_path *path);
-bool r2_path_usable(const struct r2_path *path);
-bool r2_path_unlimited(const struct r2_path *path);
-bool r2_path_well(const struct r2_path *path);
 int r2_path_connect(struct r2_path *path, uint64_t now); /* S: one attempt */
 /* Another path to its peer is up, or tried. */
 bool r2_path_has_others(const struct r2_path *path);
@@ -183,8 +179,8 @@ void r2_peer_tell_gone(const struct r2_peer *p, const char *cause);
 /* ---- carry_out.c */
 extern const struct r2_upper r2_loop_upper;
 
-/* ---- house.c */
-void r2_house_start(void);
+/* ---- housekeeping.c */
+void r2_housekeeping_start(void);
 
 /* ---- maintain.c: the peer's task and timer */
 bool r2_peer_may_try(const struct r2_peer *p, int lnic);
@@ -238,7 +234,7 @@ static inline struct r2_req *r2_conn_req(struct r2_conn *c, uint64_t seq)
 }
 void r2_req_finish(struct r2_req *r, int err); /* err 0: done */
 
-/* ---- pull.c: which chunk goes over which path */
+/* ---- next_chunk.c: which chunk goes over which path */
 /* The message is from or to memory of a device, which sockets do not carry. */
 bool r2_send_device(const struct r2_req *r);
 /* The path can carry the message: its memory is registered with the NICs of both ends, or read and
@@ -270,7 +266,7 @@ const struct r2_cts_slot *r2_send_cts(const struct r2_conn *c, uint64_t seq);
 
 /* ---- resync.c */
 /* Repeats on live paths what is dead, cleared to send, arrived, opened and closed, and news about
- * NICs that nobody has acknowledged (words.c). */
+ * NICs that nobody has acknowledged (nicnews.c). */
 void r2_peer_resync(struct r2_peer *p);
 void r2_up_ctrl_sent(void *owner, struct r2_ep *ep, uint64_t sent);
 

@@ -18,6 +18,7 @@
 #include "engine/core/lanes.h"
 #include "engine/core/ledger.h"
 #include "engine/core/pathrate.h"
+#include "engine/core/pathstate.h"
 #include "engine/core/trial.h"
 #include "engine/core/weights.h"
 #include "engine/engine.h"
@@ -42,18 +43,9 @@ _Static_assert(R2_PATHS_VIA <= R2_WIRE_MAX_LANES, "CLOSE names each one-sided pa
 #define R2_TICK_NS (25 * R2_NS_PER_MS)
 
 struct r2_peer;
-#include "engine/loop/asking.h"
+#include "engine/loop/liveness.h"
 #include "engine/message/acks.h"
-#include "engine/path/words.h"
-
-enum r2_path_state {
-    R2_PATH_IDLE,       /* not wanted now */
-    R2_PATH_CONNECTING, /* S: an attempt is under way */
-    R2_PATH_STARTING,   /* connected, but INFO is not queued yet: no other frame may go first */
-    R2_PATH_TESTING,    /* test chunks have not arrived: frames, but no job data yet */
-    R2_PATH_PROVEN,     /* test chunks have arrived */
-    R2_PATH_WAIT,       /* down; the next attempt is at next_at */
-};
+#include "engine/path/nicnews.h"
 
 struct r2_path {
     struct r2_peer *peer;
@@ -68,7 +60,7 @@ struct r2_path {
     struct r2_ep *ep;    /* of generation `gen`; NULL unless CONNECTING or up */
     struct r2_dying *end_memory; /* for it: memory that is there when it has to end */
     bool ever_up, spare;
-    bool missed;           /* an attempt has failed since it last carried anything */
+    enum r2_path_end last_end;
     uint64_t refused_from; /* S: since then a host answers that the process is not there; or 0 */
     bool first_choice;     /* the best pair for its local NIC */
     int fails;             /* in a row */
@@ -77,7 +69,6 @@ struct r2_path {
     uint64_t next_at, down_at, attempt_at;
     struct r2_health health;
     struct r2_damp damp;
-    bool quiet;      /* it went down in order: nobody lost anything */
     bool heard;      /* INFO was heard, of this generation */
     uint16_t packet; /* S: largest packet that attempts ask for; 0: as large as the NIC takes */
     uint64_t drain_at;
@@ -109,23 +100,24 @@ struct r2_path {
     uint16_t grey;         /* factor of the weight, per mille */
     struct r2_grey watch;  /* S: is it slow or lossy against its siblings */
     bool counted_grey;
-    uint64_t chunk_at; /* S: when it last took a chunk */
-    bool limits;       /* S: when last asked, it and all others were too slow for what waits */
+    uint64_t chunk_at;  /* S: when it last took a chunk */
+    bool is_bottleneck; /* S: when last asked, it and all others were too slow for what waits */
     struct r2_trial trial;
     struct r2_lanes lanes; /* S: how many of its streams carry */
-    uint64_t owes_until;   /* S: bytes that arrived another way may still be in its sockets */
+    uint64_t busy_until;   /* S: bytes that arrived another way may still be in its sockets */
 
     struct {                                    /* heartbeats */
         uint64_t count, at, sent_at, proven_at; /* last look; sent; the last answered was */
         /* S: `delivered` + 1 when it was asked early; that count, and since when it stands. */
         uint64_t asked_for, delivered, quiet_from, used_at;
         int unanswered;
-        bool marked, fresh, silent, mute;
+        bool marked, fresh, silent, process_slow;
         bool given; /* frames since the last look; used_at: when a look last found any */
     } hb;
     uint64_t rtt_ns, rttvar_ns; /* the network's, as the transport measures it */
-    bool lags; /* its round trips take far longer than another's: no frames if it can be helped */
-    bool stalled; /* bulk bytes are not acknowledged by the peer's kernel, control bytes are */
+    bool high_rtt; /* its round trips take far longer than another's: no frames if it can be helped
+                    */
+    bool stalled;  /* bulk bytes are not acknowledged by the peer's kernel, control bytes are */
     uint64_t replayed, tx_bytes, rx_bytes;
 
     struct {     /* what operators were last shown */
@@ -192,11 +184,12 @@ struct r2_upper {
 struct r2_peer {
     pthread_mutex_t lock;
     atomic_int refs;
-    struct r2_list node;  /* r2_eng.peers; holds a reference */
-    atomic_ulong look_at; /* when what was left is looked at again (look.c); 0: nothing was */
-    atomic_ulong help_at; /* as a connection's, where all threads are awake */
-    unsigned todo;        /* enum r2_todo */
-    bool listed;          /* written under r2_eng.lock and `lock`, but for a new one's */
+    struct r2_list node;     /* r2_eng.peers; holds a reference */
+    atomic_ulong recheck_at; /* when what was left is looked at again (recheck.c); 0: nothing was */
+    atomic_ulong help_at;    /* as a connection's, where all threads are awake */
+    uint64_t now;            /* r2_peer_now, until the lock is given up; 0: not read yet */
+    unsigned todo;           /* enum r2_todo */
+    bool listed;             /* written under r2_eng.lock and `lock`, but for a new one's */
     uint8_t id[16], secret[16];
     bool out;
     char host[64];
@@ -214,10 +207,10 @@ struct r2_peer {
     uint64_t shares_aged;
     bool any_path; /* S: for some connection (r2_conn.any_path) */
     struct r2_list dying;
-    bool tcp_wanted;         /* S: some memory has no way but sockets */
-    bool fresh_late;         /* S: queue pairs never came up and took too long (maintain.c) */
-    struct r2_asking asking; /* whether the silent process still exists */
-    struct r2_words words;   /* about NICs, until they are heard */
+    bool tcp_wanted;             /* S: some memory has no way but sockets */
+    bool fresh_late;             /* S: queue pairs never came up and took too long (maintain.c) */
+    struct r2_liveness liveness; /* whether the silent process still exists */
+    struct r2_nicnews nicnews;   /* about NICs, until they are heard */
     uint64_t
         ended[R2_ENDED]; /* R: connections that are over, the latest of them; no id comes twice */
     unsigned n_ended;    /* ever */
@@ -254,6 +247,14 @@ struct r2_peer {
     struct r2_timer timer;
     int row;
 };
+
+/* The time of what happens while the peer's lock is held. Read once, after the lock is taken: it is
+ * never before a time that an earlier holder has noted. */
+uint64_t r2_peer_read_clock(struct r2_peer *p);
+static inline uint64_t r2_peer_now(struct r2_peer *p)
+{
+    return p->now ? p->now : r2_peer_read_clock(p);
+}
 
 /* Longest time between two attempts over a failed path, and between probes of a failed NIC. */
 #define R2_PROBE_NS (1 * R2_NS_PER_S)
@@ -434,7 +435,7 @@ struct r2_engine {
     struct r2_nic_state nic_state[R2_MAX_NICS];
     uint8_t near[R2_MAX_NICS][R2_MAX_NICS]; /* [home][NIC]: its place in r2_nics_order */
     struct r2_list peers, listens;
-    atomic_ulong look_at; /* the earliest of the peers', or earlier; 0: none (look.c) */
+    atomic_ulong recheck_at; /* the earliest of the peers', or earlier; 0: none (recheck.c) */
     atomic_uint
         top_gen;        /* highest generation of a path: each counts by itself, new ones above it */
     bool device_memory; /* NICs may read and write memory that threads may not */

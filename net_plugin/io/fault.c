@@ -19,6 +19,7 @@ struct slot {
     bool changed;
     uint64_t until_ns;     /* once in force; 0: until cleared */
     uint64_t moved;        /* bytes since it was set */
+    uint64_t ops;          /* operations since it was set */
     uint64_t tokens_ns[2]; /* SLOW: the time up to which the direction is paid for */
     uint64_t stall_until[2];
     uint64_t to_next[2]; /* LOSS: bytes until the dice are thrown again */
@@ -26,6 +27,9 @@ struct slot {
 };
 
 atomic_bool r2_fault_armed[R2_MAX_NICS];
+
+static atomic_bool counts_ops[R2_MAX_NICS]; /* its fault begins at an operation */
+static atomic_bool any_counts;
 
 static struct slot slots[R2_MAX_NICS] = {
     [0 ... R2_MAX_NICS - 1] = {.lock = PTHREAD_MUTEX_INITIALIZER}};
@@ -42,10 +46,13 @@ void r2_fault_set(int nic, const struct r2_fault *fault)
 
     pthread_mutex_lock(&s->lock);
     s->f = *fault;
-    s->moved = 0;
+    s->moved = s->ops = 0;
     s->in_force = false;
-    if (fault->after_bytes == 0)
+    if (fault->after_bytes == 0 && fault->after_ops == 0)
         strike(s);
+    atomic_store(&counts_ops[nic], fault->after_ops != 0);
+    if (fault->after_ops)
+        atomic_store(&any_counts, true);
     s->changed = true;
     memset(s->tokens_ns, 0, sizeof(s->tokens_ns));
     memset(s->stall_until, 0, sizeof(s->stall_until));
@@ -134,7 +141,7 @@ size_t r2_fault_allow(int nic, int dir, size_t want, uint64_t *retry_ns)
     *retry_ns = 0;
     if (s->f.kind != R2_SEG_FAULT_NONE && !s->in_force) {
         s->moved += want;
-        if (s->moved >= s->f.after_bytes) {
+        if (s->f.after_bytes && s->moved >= s->f.after_bytes) {
             strike(s);
             s->changed = true;
         }
@@ -150,6 +157,28 @@ size_t r2_fault_allow(int nic, int dir, size_t want, uint64_t *retry_ns)
     }
     pthread_mutex_unlock(&s->lock);
     return ok;
+}
+
+static void count_op(int nic)
+{
+    struct slot *s = &slots[nic];
+
+    pthread_mutex_lock(&s->lock);
+    if (s->f.kind != R2_SEG_FAULT_NONE && !s->in_force && ++s->ops >= s->f.after_ops) {
+        strike(s);
+        s->changed = true;
+        atomic_store(&counts_ops[nic], false);
+    }
+    pthread_mutex_unlock(&s->lock);
+}
+
+void r2_fault_op(void)
+{
+    if (!atomic_load_explicit(&any_counts, memory_order_relaxed))
+        return;
+    for (int nic = 0; nic < R2_MAX_NICS; nic++)
+        if (atomic_load_explicit(&counts_ops[nic], memory_order_relaxed))
+            count_op(nic);
 }
 
 void r2_fault_unmoved(int nic, int dir, size_t bytes)

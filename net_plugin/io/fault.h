@@ -25,6 +25,7 @@ struct r2_fault {
     uint64_t rate;
     uint32_t loss_ppm;
     uint64_t after_bytes; /* begins when that many further bytes have moved */
+    uint64_t after_ops;   /* ... or at that many further operations */
     uint64_t for_ns;      /* from when it comes into force; 0: until cleared */
 };
 
@@ -49,6 +50,8 @@ size_t r2_fault_allow(int nic, int dir, size_t want, uint64_t *retry_ns);
 /* Of what was allowed, so many bytes did not move after all (a full socket, an empty one): they are
  * not counted. */
 void r2_fault_unmoved(int nic, int dir, size_t bytes);
+/* The process begins a send or a receive. */
+void r2_fault_op(void);
 /* True while the fault is of this kind and in force for the direction. */
 bool r2_fault_is(int nic, enum r2_seg_fault kind, int dir);
 /* "" or for example "blackhole tx", "slow 125000000 B/s both". */

@@ -62,12 +62,30 @@ int r2_abi_result(int rc, const char *operation)
     return r2_abi_of_errno(-rc);
 }
 
+/* The shim sets it when it brings the plugin in. */
+__attribute__((visibility("default"))) int r2ccl_shim_uses_plugin;
+
+static void say_without_shim(void)
+{
+    char names[512];
+
+    r2_settings_of_shim(r2_settings_get(), getenv, names, sizeof(names));
+    if (names[0])
+        R2_TELL("%s: no effect without the shim: start the program with `r2ccl-ctl run --preload` "
+                "or LD_PRELOAD=libr2ccl.so",
+                names);
+}
+
 /* With the shim preloaded, NCCL's first call has come through it by now. */
 static void check_shim(void)
 {
-    static atomic_flag asked = ATOMIC_FLAG_INIT;
+    static atomic_flag asked = ATOMIC_FLAG_INIT, told = ATOMIC_FLAG_INIT;
     const int *reached = dlsym(RTLD_DEFAULT, "r2ccl_shim_reached");
 
+    if (!__atomic_load_n(&r2ccl_shim_uses_plugin, __ATOMIC_RELAXED) &&
+        !(reached && __atomic_load_n(reached, __ATOMIC_RELAXED)) &&
+        !atomic_flag_test_and_set(&told))
+        say_without_shim();
     if (!reached || __atomic_load_n(reached, __ATOMIC_RELAXED) ||
         r2_settings_get()->mode == R2_MODE_OFF)
         return;

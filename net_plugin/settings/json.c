@@ -1,6 +1,7 @@
 /* The table with the values of this process as JSON, for r2ccl-ctl. */
 #include <inttypes.h>
 #include <pthread.h>
+#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -104,6 +105,20 @@ static void r2_json_choices(FILE *f, const struct r2_setting_row *row)
     fputs("]", f);
 }
 
+/* R2CCL_MODE also says what the plan is (r2_settings_parse). */
+static bool r2_json_plan_of_mode(const struct r2_setting_row *row, struct r2_settings *s)
+{
+    static struct r2_settings whole;
+    char err[512];
+    int own = s->plan;
+
+    if (row->offset != offsetof(struct r2_settings, plan))
+        return false;
+    (void)r2_settings_parse(&whole, getenv, err, sizeof(err));
+    s->plan = whole.plan;
+    return s->plan != own;
+}
+
 static void r2_json_row(FILE *f, const struct r2_setting_row *row, struct r2_settings *s)
 {
     char err[512];
@@ -111,11 +126,12 @@ static void r2_json_row(FILE *f, const struct r2_setting_row *row, struct r2_set
     char unit_default[80];
     const char *name;
     const char *text = r2_setting_user_text(row, getenv, &name);
-    bool bad;
+    bool bad, of_mode;
 
     r2_setting_default_text(row, unit_default, sizeof(unit_default));
     r2_setting_read(row, row->name, row->def, s, err, sizeof(err));
     bad = text && r2_setting_read(row, name, text, s, err, sizeof(err));
+    of_mode = r2_json_plan_of_mode(row, s);
     r2_setting_allowed_text(row, allowed, sizeof(allowed));
 
     fputs("{\"name\": ", f);
@@ -127,7 +143,8 @@ static void r2_json_row(FILE *f, const struct r2_setting_row *row, struct r2_set
     r2_json_choices(f, row);
     r2_json_value(f, row, s);
     r2_json_member(f, "source",
-                   !text || bad              ? "default"
+                   of_mode                   ? "R2CCL_MODE"
+                   : !text || bad            ? "default"
                    : strcmp(name, row->name) ? name
                                              : "environment");
     fprintf(f, ", \"foreign\": %s", row->foreign ? "true" : "false");

@@ -4,6 +4,7 @@
 #include <errno.h>
 #include <pthread.h>
 #include <sched.h>
+#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -21,7 +22,7 @@ static void plan_of_mode(struct r2_settings *out, r2_getenv_fn getenv_fn)
     if (out->mode <= R2_MODE_BALANCE)
         out->plan = R2_PLAN_SETTING_OFF;
     else if (out->mode != R2_MODE_AUTO && !(text && text[0]))
-        out->plan = R2_PLAN_SETTING_ON;
+        out->plan = R2_PLAN_SETTING_AUTO;
 }
 
 #define IDLE_INTERVALS 10  /* nobody waits for an idle path: it costs a tenth */
@@ -183,7 +184,10 @@ size_t r2_settings_check_names(char *const *envp, char *out, size_t outlen)
         if (target) {
             n = snprintf(line, sizeof(line), "%s is read as an alias of %s\n", name, target);
         } else if (instead) {
-            n = snprintf(line, sizeof(line), "%s has no effect any more: %s\n", name, instead);
+            n = snprintf(line, sizeof(line), "%s has no effect: %s\n", name, instead);
+        } else if ((strncmp(name, "R2CC_", 5) == 0 || strncmp(name, "NCCL_R2CC_", 10) == 0) &&
+                   !r2_settings_is_known(name)) {
+            n = snprintf(line, sizeof(line), "%s is not known to R2CCL and has no effect\n", name);
         } else if (strncmp(name, "R2CCL_", 6) == 0 && !r2_settings_is_known(name)) {
             n = snprintf(line, sizeof(line), "%s is not a setting of R2CCL; did you mean %s?\n",
                          name, r2_settings_nearest(name));
@@ -194,6 +198,32 @@ size_t r2_settings_check_names(char *const *envp, char *out, size_t outlen)
         at += (size_t)n;
     }
     return at;
+}
+
+/* ---- settings without an effect ---- */
+
+#define SHIM_ROW "Shim" /* how the texts of its settings begin (settings.def) */
+
+static bool r2_settings_is_of_shim(const struct r2_setting_row *row, const struct r2_settings *s)
+{
+    return strncmp(row->doc, SHIM_ROW, strlen(SHIM_ROW)) == 0 ||
+           (row->offset == offsetof(struct r2_settings, mode) && s->mode > R2_MODE_BALANCE &&
+            s->mode != R2_MODE_AUTO);
+}
+
+void r2_settings_of_shim(const struct r2_settings *s, r2_getenv_fn getenv_fn, char *out,
+                         size_t outlen)
+{
+    size_t at = 0;
+
+    out[0] = '\0';
+    for (int i = 0; i < r2_setting_row_count; i++) {
+        const struct r2_setting_row *row = &r2_setting_rows[i];
+        const char *name, *text = r2_setting_user_text(row, getenv_fn, &name);
+
+        if (text && strcmp(text, row->def) != 0 && r2_settings_is_of_shim(row, s) && at < outlen)
+            at += (size_t)snprintf(out + at, outlen - at, "%s%s=%s", at ? ", " : "", name, text);
+    }
 }
 
 /* ---- the settings of the process ---- */
@@ -207,8 +237,7 @@ static struct {
 
 /* What is loaded or written by name. A process with rights that its caller does not have (setuid,
  * file capabilities: AT_SECURE) reads none of it, as ld.so reads no LD_PRELOAD there. */
-static const char *const r2_settings_trusted[] = {"R2CCL_REAL_NCCL", "R2CCL_IBVERBS_LIB",
-                                                  "R2CCL_PLAN_TRACE"};
+static const char *const r2_settings_trusted[] = {"R2CCL_REAL_NCCL", "R2CCL_IBVERBS_LIB"};
 enum { R2_TRUSTED = sizeof(r2_settings_trusted) / sizeof(r2_settings_trusted[0]) };
 
 static char *r2_settings_getenv(const char *name)

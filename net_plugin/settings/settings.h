@@ -33,7 +33,7 @@ enum r2_setting_mode {
 
 enum r2_setting_gpu_memory { R2_GPU_MEMORY_HOST, R2_GPU_MEMORY_DIRECT };
 
-enum r2_setting_plan { R2_PLAN_SETTING_OFF, R2_PLAN_SETTING_SHADOW, R2_PLAN_SETTING_ON };
+enum r2_setting_plan { R2_PLAN_SETTING_OFF, R2_PLAN_SETTING_SHADOW, R2_PLAN_SETTING_AUTO };
 
 enum r2_setting_allreduce { R2_ALLREDUCE_STOCK, R2_ALLREDUCE_DIRECT };
 
@@ -91,6 +91,10 @@ const char *r2_settings_warnings(void);
  * or that earlier versions knew, with what to do instead, and per alias in use. Returns the length
  * that the whole text has, as snprintf does. */
 size_t r2_settings_check_names(char *const *envp, char *out, size_t outlen);
+
+/* "NAME=value, ...": those that somebody set and only the shim heeds; "" if there is none. */
+void r2_settings_of_shim(const struct r2_settings *s, r2_getenv_fn getenv_fn, char *out,
+                         size_t outlen);
 
 /* The I/O threads to start for `nics` NICs: R2CCL_IO_THREADS, or its rule for 0 over the cores
  * that the process may use (R2CCL_CPUS included). */

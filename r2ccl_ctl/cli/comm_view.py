@@ -16,13 +16,6 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 
-def seconds_text(comm: Comm) -> str:
-    """The communicators that the shim made beside it, for plans: "2", "1+1 making"."""
-    if not comm.seconds_making:
-        return str(comm.seconds or "-")
-    return f"{comm.seconds}+{comm.seconds_making} making"
-
-
 def comm_dict(comm: Comm, snapshot: Snapshot, seen: Seen) -> dict[str, Any]:
     """`op_age_s`: since the newest operation was handed to NCCL. `silent_s`: since the process was
     last heard, where that is long. `stands`: why nothing moves, where the process knows it.
@@ -76,7 +69,6 @@ def comm_table(snapshots: Sequence[Snapshot], seen: Seen, *, titles: bool) -> Ta
         "STATE",
         "PLAN",
         ">EPOCH",
-        ">BESIDE",
         ">OPS",
         ">BEHIND",
         "NEWEST OPERATION",
@@ -97,7 +89,6 @@ def comm_table(snapshots: Sequence[Snapshot], seen: Seen, *, titles: bool) -> Ta
                 process_state(process) if process.silent_s else state(comm.state),
                 comm.plan or "stock",
                 comm.epoch or "-",
-                seconds_text(comm),
                 comm.operations,
                 seen.behind(comm) or "-",
                 operation_text(comm, snapshot.mono_ns),

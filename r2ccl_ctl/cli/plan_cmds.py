@@ -2,25 +2,192 @@
 
 from __future__ import annotations
 
+import re
+import time
 from collections.abc import Sequence
+from typing import Any
 
 import click
 
+from r2ccl_ctl import planner
 from r2ccl_ctl.cli.act_cmds import Said, show_said, target_options
-from r2ccl_ctl.cli.common import R2Group, json_option, say_left_out, selection, selection_options
+from r2ccl_ctl.cli.common import (
+    R2Group,
+    add_row,
+    json_option,
+    of_option,
+    print_json,
+    say_left_out,
+    selection,
+    selection_options,
+    show,
+    table,
+)
 from r2ccl_ctl.cli.read_cmds import show_comms
-from r2ccl_ctl.control import Answer, Command, list_processes, select_targets, send_commands
-from r2ccl_ctl.units import parse_duration
+from r2ccl_ctl.control import (
+    SCHEMA,
+    Answer,
+    Command,
+    Process,
+    list_processes,
+    select_targets,
+    send_commands,
+)
+from r2ccl_ctl.errors import R2UsageError
+from r2ccl_ctl.units import (
+    parse_duration,
+    parse_rate,
+    parse_size,
+    rfc3339,
+    show_bytes,
+    show_rate,
+)
 
 
-@click.group(cls=R2Group)
+class PlanGroup(R2Group):
+    """`plan --nodes 4 ...` is `plan predict --nodes 4 ...`."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        if args and args[0].startswith("--") and args[0] != "--help":
+            args = ["predict", *args]
+        return super().parse_args(ctx, args)
+
+
+@click.group(cls=PlanGroup)
 def plan() -> None:
-    """See and steer the plans of running jobs (R2CCL_PLAN).
+    """See, predict and steer what AllReduce runs as (R2CCL_PLAN).
+
+    Options without a command are those of predict.
 
     \b
     Example:
       r2ccl-ctl plan show --job 4711
     """
+
+
+def _lost(text: str) -> tuple[int, int]:
+    match = re.fullmatch(r"(?:n|node)?(\d+):(?:nic)?(\d+)", text)
+    if match is None:
+        raise R2UsageError(f"--fail '{text}': give NODE:NIC, both from 0, such as 3:0")
+    return int(match[1]), int(match[2])
+
+
+@plan.command("predict")
+@click.option("--nodes", type=int, help="Nodes of the job.")
+@click.option("--gpus", type=int, default=1, show_default=True, help="Ranks of each node.")
+@click.option("--nics", type=int, default=1, show_default=True, help="NICs of each node.")
+@click.option("--rate", metavar="RATE", help="Of each NIC, such as 100gbit.")
+@click.option("--fail", "failed", multiple=True, metavar="NODE:NIC", help="A NIC that is lost.")
+@click.option("--size", default="256M", show_default=True, help="Of one rank's data.")
+@click.option(
+    "--mode",
+    type=click.Choice(list(planner.WISHES)),
+    default="auto",
+    show_default=True,
+    help="As R2CCL_MODE.",
+)
+@click.option("--job", metavar="JOB", help="Take the nodes of this running job as they are.")
+@json_option
+def predict(
+    nodes: int | None,
+    gpus: int,
+    nics: int,
+    rate: str | None,
+    failed: tuple[str, ...],
+    size: str,
+    mode: str,
+    job: str | None,
+    as_json: bool,
+) -> None:
+    """Print what AllReduce would run as, and how long each schedule would take.
+
+    It is the planner of the shim that answers. Times are of the network alone, by the rates that
+    are given: ring is NCCL's, r2ccl-allreduce is by its authors' formula, bound is what no schedule
+    can beat. What a node's ranks do among themselves is free.
+
+    \b
+    Example:
+      r2ccl-ctl plan predict --nodes 8 --nics 4 --rate 100gbit --fail 3:0 --size 256M
+    """
+    length, remark = of_option("--size", parse_size, size), ""
+    if job is not None:
+        if nodes is not None or rate is not None or failed:
+            raise R2UsageError("--job has its own nodes: leave out --nodes, --rate and --fail")
+        wanted = selection(None, job, None)
+        found, remark = planner.of_job([p for p in list_processes() if wanted.wants(p)])
+    else:
+        if nodes is None or rate is None:
+            raise R2UsageError("give --nodes and --rate, or --job")
+        if gpus < 1:
+            raise R2UsageError(f"--gpus {gpus}: give 1 or more")
+        lost = [_lost(text) for text in failed]
+        found = planner.imagined(nodes, nics, of_option("--rate", parse_rate, rate), lost)
+    answer = planner.predict(found, length, mode)
+    if as_json:
+        print_json(_as_dict(found, gpus, length, mode, answer, remark))
+        return
+    _show(found, length, answer, remark)
+
+
+def _as_dict(
+    nodes: Sequence[planner.Node],
+    gpus: int,
+    size: int,
+    mode: str,
+    answer: planner.Prediction,
+    remark: str,
+) -> dict[str, Any]:
+    return {
+        "schema": SCHEMA,
+        "time": rfc3339(time.time_ns()),
+        "size": size,
+        "gpus": gpus,
+        "mode": mode,
+        "chosen": answer.chosen,
+        "why": answer.why,
+        "remark": remark,
+        "from_bytes": answer.from_bytes,
+        "gain": round(answer.gain, 4),
+        "bound_s": answer.bound,
+        "stock_s": answer.times.get("stock"),
+        "direct_s": answer.times.get("direct"),
+        "r2ccl_allreduce_s": answer.times.get("r2ccl-allreduce"),
+        "nodes": [
+            {
+                "node": node.name,
+                "capacity": node.capacity,
+                "share": round(node.share, 4),
+                "weight": round(weight, 5) if answer.chosen == "direct" else None,
+            }
+            for node, weight in zip(nodes, answer.weights, strict=True)
+        ],
+    }
+
+
+def _show(
+    nodes: Sequence[planner.Node], size: int, answer: planner.Prediction, remark: str
+) -> None:
+    click.echo(answer.why)
+    if answer.from_bytes:
+        click.echo(f"holds from {show_bytes(answer.from_bytes)} on")
+    found = table("SCHEDULE", f">{show_bytes(size)}", ">OF BOUND")
+    rows = {"ring (stock)": answer.times.get("stock"), "direct": answer.times.get("direct")}
+    rows |= {"r2ccl-allreduce": answer.times.get("r2ccl-allreduce"), "bound": answer.bound}
+    for name, seconds in rows.items():
+        told = seconds is not None and 0 < answer.bound < float("inf")
+        add_row(
+            found,
+            name,
+            "-" if seconds is None else f"{seconds * 1e3:.1f} ms",
+            f"{seconds / answer.bound:.3f}" if told and seconds is not None else "-",
+        )
+    show(found)
+    for node, weight in zip(nodes, answer.weights, strict=True):
+        if node.share < 1:
+            owns = f", owns {weight:.1%}" if answer.chosen == "direct" else ""
+            click.echo(f"{node.name}: {node.share:.0%} of {show_rate(node.capacity)} left{owns}")
+    if remark:
+        click.echo(remark)
 
 
 @plan.command("show")
@@ -29,7 +196,7 @@ def plan() -> None:
 def show_plans(pid: int | None, job: str | None, node: str | None, as_json: bool) -> None:
     """Show what the communicators of running processes run as.
 
-    BESIDE: communicators that the shim has made for plans and keeps.
+    PLAN: the schedule; CAUSE: why it is that one, or why there is no plan.
 
     \b
     Example:
@@ -39,9 +206,24 @@ def show_plans(pid: int | None, job: str | None, node: str | None, as_json: bool
     found = [process for process in list_processes() if wanted.wants(process)]
     show_comms(found, wanted, as_json)
     say_left_out(wanted)
-    stopped = [process.title for process in found if process.plan_stop]
-    if stopped and not as_json:
-        click.echo(f"plan off was said to: {', '.join(stopped)}", err=True)
+    for line in () if as_json else _why_none(found):
+        click.echo(line, err=True)
+
+
+def _why_none(found: Sequence[Process]) -> list[str]:
+    """What no communicator's row can say."""
+    reasons = {
+        "plan off was said to": [p for p in found if p.plan_stop],
+        "no plans, R2CCL_MODE or R2CCL_PLAN says off": [p for p in found if p.plan == "off"],
+        "no communicator is followed (started without the shim, or none made yet)": [
+            p for p in found if p.plan != "off" and not p.comms
+        ],
+    }
+    return [
+        f"{why}: {', '.join(process.title for process in who)}"
+        for why, who in reasons.items()
+        if who
+    ]
 
 
 def _say(
@@ -120,7 +302,7 @@ def plan_on(
 ) -> None:
     """Let plans be taken again after plan off.
 
-    It needs processes that were started with R2CCL_PLAN=on. Ends with 1 when no process of a job
+    It needs processes that were started with R2CCL_PLAN=auto. Ends with 1 when no process of a job
     has a use for it.
 
     \b

@@ -8,12 +8,7 @@
  * operations, "next := N" comes after that read and so after "fence := N"; a lookup of collective N
  * reads the fence after its own "next := N", sees N or what replaced it under the member lock, and
  * takes the lock. Nothing is promised for an index that a lookup has passed without it.
- *
- * In r2_agree_hold the application's thread is parked: it has not begun collective `next`, and a
- * plan from `next` on may be promised. The same argument with "parked := false" in place of "next
- * := N": a service that read parked after "fence := N" did so before the thread left, whose lookup
- * then sees the fence. It reads parked before next, since only this way round a parked thread was
- * at that index or below it. */
+ */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <stdio.h>
@@ -368,83 +363,9 @@ uint64_t r2_agree_index(const struct r2_agree *a)
     return atomic_load_explicit(&a->next, memory_order_relaxed); /* its own */
 }
 
-/* --- holding ------------------------------------------------------------------------------ */
-
-/* Member lock held: what r2_agree_hold returns now, -EINPROGRESS to go on. */
-static int r2_agree_held(const struct r2_agree *a, uint64_t at, uint64_t deadline)
-{
-    const struct r2_agree_machine *m = &a->machine;
-    /* A promise is for a later index than what is committed, and that than what is pending. */
-    uint64_t last = m->promise.epoch ? m->promise.at : m->committed_at;
-    bool has = last == at || m->committed_at == at;
-
-    if (a->aborted || m->failed) {
-        return -ECANCELED;
-    }
-    if (a->told) {
-        return -EREMOTEIO;
-    }
-    if (a->state == R2_AGREE_OFF) {
-        return -ENOTCONN;
-    }
-    for (int i = 0; i < m->npending; i++) {
-        has = has || m->pending[i].at == at;
-    }
-    if (has || last >= at) {
-        return has ? 0 : -ESTALE;
-    }
-    return r2_now_ns() >= deadline ? -ETIMEDOUT : -EINPROGRESS;
-}
-
-int r2_agree_hold(struct r2_agree *a, uint64_t at, bool (*more)(void *user), void *user)
-{
-    uint64_t deadline = r2_now_ns() + a->timeout_ns, seen;
-    int rc;
-
-    if (atomic_load(&r2_agree_inert)) {
-        return -EAGAIN;
-    }
-    pthread_mutex_lock(&a->lock);
-    a->held = true;
-    atomic_store(&a->parked, true); /* seq_cst: see above */
-    while ((rc = r2_agree_held(a, at, deadline)) == -EINPROGRESS) {
-        seen = a->nudges;
-        pthread_mutex_unlock(&a->lock);
-        rc = more(user) ? 0 : -EAGAIN;
-        pthread_mutex_lock(&a->lock);
-        if (rc) {
-            break;
-        }
-        if (a->nudges == seen && r2_agree_held(a, at, deadline) == -EINPROGRESS) {
-            r2_agree_wait_until(a, deadline);
-        }
-    }
-    atomic_store(&a->parked, false);
-    a->held = false;
-    pthread_cond_broadcast(&a->wake); /* destroy may wait for us */
-    pthread_mutex_unlock(&a->lock);
-    return rc;
-}
-
-void r2_agree_nudge(struct r2_agree *a)
-{
-    if (atomic_load(&r2_agree_inert)) {
-        return;
-    }
-    pthread_mutex_lock(&a->lock);
-    a->nudges++;
-    pthread_cond_broadcast(&a->wake);
-    pthread_mutex_unlock(&a->lock);
-}
-
 /* --- the rest ----------------------------------------------------------------------------- */
 
 int r2_agree_propose(struct r2_agree *a, const void *plan, size_t len)
-{
-    return r2_agree_propose_at(a, plan, len, 0);
-}
-
-int r2_agree_propose_at(struct r2_agree *a, const void *plan, size_t len, uint64_t at)
 {
     uint8_t *copy;
     int rc = 0;
@@ -470,7 +391,6 @@ int r2_agree_propose_at(struct r2_agree *a, const void *plan, size_t len, uint64
     } else {
         a->wanted = copy;
         a->wanted_len = len;
-        a->wanted_at = at;
         copy = NULL;
     }
     pthread_mutex_unlock(&a->lock);
@@ -534,7 +454,7 @@ void r2_agree_destroy(struct r2_agree *a)
     }
     r2_agree_stop(a, true);
     pthread_mutex_lock(&a->lock);
-    while (a->waiting || a->held || (atomic_load(&a->known) && !a->gone)) {
+    while (a->waiting || (atomic_load(&a->known) && !a->gone)) {
         pthread_cond_wait(&a->wake, &a->lock);
     }
     pthread_mutex_unlock(&a->lock);

@@ -135,21 +135,6 @@ void r2_agree_advance(struct r2_agree *a, uint64_t n);
  * incomplete; -EBUSY: one is under way, or the last is not yet in force here; -EPERM: not the
  * leader; -E2BIG; -ENOMEM; -EIO: the communicator has failed. */
 int r2_agree_propose(struct r2_agree *a, const void *plan, size_t len);
-/* As propose, but from index `at` on (> 0) and from no other: where a rank is past it, or refuses
- * for another reason, the proposal is aborted and not tried again later. */
-int r2_agree_propose_at(struct r2_agree *a, const void *plan, size_t len, uint64_t at);
-
-/* The next collective is not begun before a plan has been promised here that holds from `at` on
- * (at most the next index); its lookup then waits for the decision. Called by the thread that calls
- * lookup, in place of which it does not stand. While it waits, plans may be promised that hold from
- * the next index itself on. 0: promised or committed; -EAGAIN: `more` said false, which is asked,
- * without a lock, at the beginning and after each r2_agree_nudge; -ETIMEDOUT: longer than the
- * timeout; -ESTALE: another plan, from a later index on, is promised or committed;
- * -ENOTCONN: plan changes are off; -EREMOTEIO: another rank has told of its error; -ECANCELED:
- * r2_agree_abort. */
-int r2_agree_hold(struct r2_agree *a, uint64_t at, bool (*more)(void *user), void *user);
-/* A waiting hold asks again. Never waits. */
-void r2_agree_nudge(struct r2_agree *a);
 /* Of the next collective; for the thread that calls lookup. */
 uint64_t r2_agree_index(const struct r2_agree *a);
 

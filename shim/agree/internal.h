@@ -43,7 +43,6 @@ struct r2_agree {
     /* The application's thread and the service's meet here without a lock: see agree.c. */
     _Atomic uint64_t next;  /* index of the next collective; the application's thread writes */
     _Atomic uint64_t fence; /* from this index on, lookup takes the lock */
-    atomic_bool parked;     /* in r2_agree_hold: the next collective has not begun */
 
     /* the application's thread */
     bool started;
@@ -63,12 +62,10 @@ struct r2_agree {
     int nobjects;
     void **garbage; /* to be released by the service thread */
     int ngarbage, garbage_room;
-    bool aborted, dying, gone, waiting, held, busy;
+    bool aborted, dying, gone, waiting, busy;
     uint64_t waiting_since;
     uint8_t *wanted; /* a plan to be proposed; busy: one is being proposed */
     size_t wanted_len;
-    uint64_t wanted_at; /* from this index on; 0: the horizon says */
-    uint64_t nudges;
     struct r2_agree_report report;
     bool report_new;
     struct r2_agree_offer {
@@ -102,7 +99,6 @@ struct r2_agree {
     enum r2_agree_phase phase;
     uint8_t *plan; /* of the proposal under way */
     size_t plan_len;
-    uint64_t plan_at;
     uint64_t phase_ns, repeat_ns, sample_ns;
     int tries;
     struct r2_agree_horizon horizon;
@@ -154,16 +150,6 @@ void r2_agree_member_frame(struct r2_agree *a, const uint8_t process[16],
                            const struct r2_agree_frame *f, const uint8_t *payload);
 /* The connection to this process broke. */
 void r2_agree_member_lost(struct r2_agree *a, const uint8_t process[16]);
-
-/* The next index, as far as a promise is concerned: collectives above it have not begun. Called
- * after the fence was set (agree.c has the argument). */
-static inline uint64_t r2_agree_begun(struct r2_agree *a)
-{
-    bool parked = atomic_load(&a->parked); /* before `next` */
-    uint64_t next = atomic_load(&a->next);
-
-    return parked && next > 0 ? next - 1 : next;
-}
 
 void r2_agree_member_free(struct r2_agree *a);
 

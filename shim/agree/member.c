@@ -96,7 +96,7 @@ static void r2_member_concluded(struct r2_agree *a, const struct r2_agree_out *o
     pthread_mutex_unlock(&a->lock);
     if (out->concluded_well) {
         r2_agree_horizon_committed(&a->horizon, took, now);
-    } else if (refused && a->tries < R2_MEMBER_TRIES && !a->plan_at && !a->closed) {
+    } else if (refused && a->tries < R2_MEMBER_TRIES && !a->closed) {
         a->tries++;
         r2_agree_horizon_refused(&a->horizon, now);
         a->phase = R2_PHASE_WATCH; /* what it saw before the first try still counts */
@@ -151,7 +151,7 @@ static uint64_t r2_member_hold(struct r2_agree *a, uint64_t at)
     if (at < atomic_load(&a->fence)) {
         atomic_store(&a->fence, at);
     }
-    return r2_agree_begun(a);
+    return atomic_load(&a->next);
 }
 
 static void r2_member_on_machine(struct r2_agree *a, int from, const struct r2_agree_frame *f,
@@ -167,7 +167,7 @@ static void r2_member_on_machine(struct r2_agree *a, int from, const struct r2_a
     if (r2_agree_msg_decode(payload, f->len, &msg, &plan, &len) != 0) {
         return;
     }
-    next = r2_agree_begun(a);
+    next = atomic_load(&a->next);
     pthread_mutex_lock(&a->lock);
     a->stats.received++;
     willing = r2_agree_machine_would_promise(&a->machine, from, &msg, next);
@@ -201,7 +201,6 @@ static void r2_member_take_wanted(struct r2_agree *a, uint64_t now)
     if (a->wanted && a->phase == R2_PHASE_NONE && a->state == R2_AGREE_READY) {
         a->plan = a->wanted;
         a->plan_len = a->wanted_len;
-        a->plan_at = a->wanted_at;
         a->wanted = NULL;
         a->busy = true;
         a->stats.proposals++;
@@ -226,9 +225,8 @@ static uint64_t r2_member_place(struct r2_agree *a, uint64_t now, uint64_t *next
     for (int i = 0; i < R2_MEMBER_PLACES; i++) {
         at = r2_agree_horizon_pick(&a->horizon, atomic_load(&a->next), now);
         at = at > a->machine.committed_at ? at : a->machine.committed_at + 1;
-        at = a->plan_at ? a->plan_at : at;
         *next = r2_member_hold(a, at);
-        if (a->plan_at || *next < at) {
+        if (*next < at) {
             break;
         }
     }
@@ -315,7 +313,7 @@ static void r2_member_lead(struct r2_agree *a, uint64_t now)
 
     r2_member_take_wanted(a, now);
     if (a->phase == R2_PHASE_WATCH) {
-        bool enough = a->plan_at || a->tries > 0;
+        bool enough = a->tries > 0;
 
         if (!enough && now >= a->sample_ns + R2_HORIZON_SAMPLE_NS) {
             enough = r2_agree_horizon_sample(&a->horizon, atomic_load(&a->next), now);

@@ -60,8 +60,10 @@ static void start(void)
     atomic_store(&state, settings->mode == R2_MODE_OFF ? OFF : ON);
     if (settings->mode <= R2_MODE_BALANCE && plan && plan[0] && strcmp(plan, "off") != 0)
         R2_WARN("R2CCL_PLAN=%s does nothing in R2CCL_MODE=off, migrate or balance", plan);
-    if (settings->plan_trace[0] && settings->plan != R2_PLAN_SETTING_ON)
-        R2_WARN("R2CCL_PLAN_TRACE=%s does nothing without R2CCL_PLAN=on", settings->plan_trace);
+    if (settings->mode > R2_MODE_BALANCE && settings->mode != R2_MODE_AUTO &&
+        settings->plan != R2_PLAN_SETTING_AUTO)
+        R2_WARN("R2CCL_MODE=%d takes no schedule with R2CCL_PLAN=%s: unset R2CCL_PLAN",
+                settings->mode, plan);
 }
 
 bool r2_shim_on(void)

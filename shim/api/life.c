@@ -40,15 +40,6 @@ static void read_config(struct r2_comm_birth *birth, const struct r2_nccl_config
     birth->nonblocking = R2_NCCL_CONFIG_HAS(config, blocking) && config->blocking == 0;
     if (R2_NCCL_CONFIG_HAS(config, name) && config->name)
         snprintf(birth->name, sizeof(birth->name), "%s", config->name);
-    if (!R2_NCCL_CONFIG_HAS(config, blocking))
-        return;
-    birth->has_config = true;
-    memcpy(&birth->config, config,
-           config->size < sizeof(birth->config) ? config->size : sizeof(birth->config));
-    if (birth->config.size > sizeof(birth->config))
-        birth->config.size = sizeof(birth->config);
-    if (R2_NCCL_CONFIG_HAS(config, net_name) && config->net_name)
-        snprintf(birth->net_name, sizeof(birth->net_name), "%s", config->net_name);
 }
 
 /* NCCL's own variable for all communicators: 0, 1, or -1 where it says nothing. */
@@ -226,28 +217,6 @@ int ncclCommSplit(r2_nccl_comm comm, int color, int key, r2_nccl_comm *out,
     return result;
 }
 
-/* An end of a communicator in NCCL waits for what is on its stream, in front of which operations of
- * another one may stand that hang. In a group NCCL stops all that it is to end, and then waits: so
- * a communicator and those that plans made beside it end in one. */
-static bool bundle(const struct r2_call *call)
-{
-    int (*start)(void) = call->real->fn[R2_API_ncclGroupStart];
-
-    return r2_comms_beside(call->comm) && start && start() == R2_NCCL_OK;
-}
-
-static int unbundle(const struct r2_call *call, bool bundled)
-{
-    int (*end)(void) = call->real->fn[R2_API_ncclGroupEnd];
-
-    return bundled ? end() : R2_NCCL_OK;
-}
-
-static bool failed(int result)
-{
-    return result != R2_NCCL_OK && result != R2_NCCL_IN_PROGRESS;
-}
-
 R2_EXPORT int ncclCommShrink(r2_nccl_comm comm, int *excluded, int nexcluded, r2_nccl_comm *out,
                              struct r2_nccl_config *config, int flags);
 int ncclCommShrink(r2_nccl_comm comm, int *excluded, int nexcluded, r2_nccl_comm *out,
@@ -257,27 +226,21 @@ int ncclCommShrink(r2_nccl_comm comm, int *excluded, int nexcluded, r2_nccl_comm
     struct r2_call call;
     int (*fn)(r2_nccl_comm, int *, int, r2_nccl_comm *, struct r2_nccl_config *, int) =
         r2_call_enter(&call, R2_API_ncclCommShrink, comm, R2_CALLER);
-    bool gone = false, bundled = false;
-    int result, ended;
+    bool gone = false;
+    int result;
 
     if (!fn)
         return call.error;
     if (call.active) {
         read_config(&birth, config);
         if (call.comm && flags & R2_NCCL_SHRINK_ABORT) {
-            bundled = bundle(&call);
-            r2_comms_fan_abort(call.comm);
+            r2_comms_abort(call.comm);
             gone = r2_comms_gone(call.comm);
         }
         derive(&call, &birth, excluded,
                excluded && nexcluded > 0 ? (size_t)nexcluded * sizeof(*excluded) : 0);
     }
     result = gone ? R2_NCCL_INTERNAL : fn(comm, excluded, nexcluded, out, config, flags);
-    ended = unbundle(&call, bundled);
-    /* A group of which NCCL refuses a call does nothing of the rest. */
-    if (bundled && failed(result) && failed(ended) && !r2_comms_in_group())
-        r2_comms_fan_again(call.comm);
-    result = r2_nccl_worse(result, ended);
     born(&call, out, &birth, result);
     r2_call_leave(&call);
     return result;
@@ -309,33 +272,18 @@ int ncclCommGrow(r2_nccl_comm comm, int nranks, const struct r2_nccl_id *id, int
     return result;
 }
 
-#define OVERTAKEN (-1) /* no result of NCCL's */
-
-/* To the communicators of plans, before the application's or (suspend, resume) after it. That may
- * wait for a dead peer; the abort that ends the wait frees the application's communicator next, and
- * nothing may be called with it any more. */
-static int fan(const struct r2_call *call, enum r2_api id, bool has_flags, int flags)
-{
-    int beside = r2_comms_fan(call->comm, id, has_flags, flags);
-
-    return r2_comms_gone(call->comm) ? OVERTAKEN : beside;
-}
-
 R2_EXPORT int ncclCommFinalize(r2_nccl_comm comm);
 int ncclCommFinalize(r2_nccl_comm comm)
 {
     struct r2_call call;
     int (*fn)(r2_nccl_comm) = r2_call_enter(&call, R2_API_ncclCommFinalize, comm, R2_CALLER);
-    int result, beside = R2_NCCL_OK;
+    int result;
 
     if (!fn)
         return call.error;
-    if (call.active && call.comm)
-        beside = fan(&call, R2_API_ncclCommFinalize, false, 0);
-    result = beside == OVERTAKEN ? R2_NCCL_INTERNAL : fn(comm);
+    result = fn(comm);
     if (call.active && call.comm && (result == R2_NCCL_OK || result == R2_NCCL_IN_PROGRESS))
         r2_comms_state(call.comm, R2_SEG_COMM_FINALIZED, NULL);
-    result = result == R2_NCCL_OK ? beside : result;
     r2_call_leave(&call);
     return result;
 }
@@ -346,16 +294,13 @@ static int end(enum r2_api id, r2_nccl_comm comm, const void *caller)
 {
     struct r2_call call;
     int (*fn)(r2_nccl_comm) = r2_call_enter(&call, id, comm, caller);
-    bool aborts = id == R2_API_ncclCommAbort, bundled;
     int result;
 
     if (!fn)
         return call.error;
-    bundled = aborts && call.active && call.comm && bundle(&call);
     if (call.active && call.comm)
-        r2_comms_remove(comm, aborts);
+        r2_comms_remove(comm, id == R2_API_ncclCommAbort);
     result = fn(comm);
-    result = r2_nccl_worse(result, unbundle(&call, bundled));
     r2_call_leave(&call);
     return result;
 }
@@ -377,50 +322,22 @@ int ncclCommRevoke(r2_nccl_comm comm, int flags)
 {
     struct r2_call call;
     int (*fn)(r2_nccl_comm, int) = r2_call_enter(&call, R2_API_ncclCommRevoke, comm, R2_CALLER);
-    int result, beside = R2_NCCL_OK;
-    bool bundled;
+    int result;
 
     if (!fn)
         return call.error;
-    bundled = call.active && call.comm && bundle(&call);
-    if (call.active && call.comm)
-        beside = fan(&call, R2_API_ncclCommRevoke, true, flags);
-    result = beside == OVERTAKEN ? R2_NCCL_INTERNAL : fn(comm, flags);
-    result = r2_nccl_worse(result, unbundle(&call, bundled));
+    result = fn(comm, flags);
     if (call.active && call.comm && (result == R2_NCCL_OK || result == R2_NCCL_IN_PROGRESS))
         r2_comms_revoked(call.comm);
-    result = result == R2_NCCL_OK ? beside : result;
     r2_call_leave(&call);
     return result;
 }
 
-/* What NCCL refuses before the ranks of a communicator meet. */
-static bool refused(int result)
+/* A communicator that NCCL has suspended or resumed. */
+static void moved(const struct r2_call *call, enum r2_seg_comm_state state, int result)
 {
-    return result == R2_NCCL_USAGE || result == R2_NCCL_ARGUMENT;
-}
-
-/* The communicators of plans after the application's. NCCL meets all ranks in each call, so a rank
- * whose own part has failed goes on with the rest: the others wait for it there. What it was
- * refused, as all ranks are, leaves it as it was. One of a plan that fails half way ends the
- * communicator: its ranks no longer have the same to run on. */
-static int together(struct r2_call *call, enum r2_api id, bool has_flags, int flags, int result)
-{
-    int beside;
-
-    if (!call->active || !call->comm || refused(result) || r2_comms_gone(call->comm))
-        return result;
-    beside = fan(call, id, has_flags, flags);
-    if (beside == OVERTAKEN)
-        return R2_NCCL_INTERNAL;
-    if (beside != R2_NCCL_OK && beside != R2_NCCL_IN_PROGRESS && !refused(beside))
-        r2_comms_broken(call->comm, id == R2_API_ncclCommSuspend ? "a plan's part was not suspended"
-                                                                 : "a plan's part was not resumed");
-    if (result == R2_NCCL_OK || result == R2_NCCL_IN_PROGRESS)
-        r2_comms_state(call->comm,
-                       id == R2_API_ncclCommSuspend ? R2_SEG_COMM_SUSPENDED : R2_SEG_COMM_READY,
-                       NULL);
-    return result == R2_NCCL_OK ? beside : result;
+    if (call->active && call->comm && (result == R2_NCCL_OK || result == R2_NCCL_IN_PROGRESS))
+        r2_comms_state(call->comm, state, NULL);
 }
 
 R2_EXPORT int ncclCommSuspend(r2_nccl_comm comm, int flags);
@@ -432,7 +349,8 @@ int ncclCommSuspend(r2_nccl_comm comm, int flags)
 
     if (!fn)
         return call.error;
-    result = together(&call, R2_API_ncclCommSuspend, true, flags, fn(comm, flags));
+    result = fn(comm, flags);
+    moved(&call, R2_SEG_COMM_SUSPENDED, result);
     r2_call_leave(&call);
     return result;
 }
@@ -446,7 +364,8 @@ int ncclCommResume(r2_nccl_comm comm)
 
     if (!fn)
         return call.error;
-    result = together(&call, R2_API_ncclCommResume, false, 0, fn(comm));
+    result = fn(comm);
+    moved(&call, R2_SEG_COMM_READY, result);
     r2_call_leave(&call);
     return result;
 }
@@ -463,8 +382,6 @@ int ncclCommGetAsyncError(r2_nccl_comm comm, int *error)
         return call.error;
     result = fn(comm, error);
     if (call.active && call.comm && result == R2_NCCL_OK && error) {
-        if (*error == R2_NCCL_OK)
-            *error = r2_comms_fan_async(call.comm);
         r2_comms_async(call.comm, comm, *error);
         if (*error == R2_NCCL_OK || *error == R2_NCCL_IN_PROGRESS)
             *error = r2_comms_elsewhere(call.comm) ? R2_NCCL_REMOTE : *error;

@@ -27,14 +27,6 @@ enum {
     R2_NCCL_IN_PROGRESS = 7,
 };
 
-/* Of two results the one to say: the first error; without one, that something is in progress. */
-static inline int r2_nccl_worse(int first, int second)
-{
-    bool fine = first == R2_NCCL_OK || (first == R2_NCCL_IN_PROGRESS && second != R2_NCCL_OK);
-
-    return fine ? second : first;
-}
-
 struct r2_nccl_id {
     char bytes[R2_NCCL_ID_BYTES];
 };

@@ -1,10 +1,9 @@
 /* The wrappers that come from the table alone. */
 #include "api/call.h"
 #include "comms/comms.h"
-#include "comms/run.h"
 #include "util/log.h"
 
-/* Arguments as words (comms/run.h). */
+/* Arguments as words (comms/vote.h). */
 #define W(a) (uint64_t)(uintptr_t)(a)
 #define W5(a, b, c, d, e) W(a), W(b), W(c), W(d), W(e)
 #define W6(a, ...) W(a), W5(__VA_ARGS__)
@@ -55,7 +54,7 @@
         return result;                                                                             \
     }
 
-/* An operation of the application: under a plan, recorded, or handed to NCCL as it is. */
+/* An operation of the application: R2CCL's own, or handed to NCCL as it is. */
 #define OPERATION(name, kind, args, collective)                                                    \
     if (!call.active) {                                                                            \
         result = real_fn args;                                                                     \
@@ -65,10 +64,9 @@
     result = call.comm ? r2_comms_begin(call.comm, R2_SEG_COLL_##kind, count, type) : 0;           \
     if (result == R2_NCCL_OK) {                                                                    \
         bool taken = false;                                                                        \
-        if (r2_run_asks(call.comm)) {                                                              \
-            struct r2_op taken_op = {                                                              \
-                R2_API_##name, (void *)real_fn, call.comm, comm, {WORDS args}};                    \
-            taken = r2_run_take(&taken_op, &result);                                               \
+        if (R2_API_##name == R2_API_ncclAllReduce && call.comm) {                                  \
+            const uint64_t words[] = {WORDS args};                                                 \
+            taken = r2_comms_take(call.comm, words, &result);                                      \
         }                                                                                          \
         if (!taken)                                                                                \
             result = real_fn args;                                                                 \

@@ -10,7 +10,6 @@
 #include "comms/inside.h"
 #include "comms/watch.h"
 #include "real/nest.h"
-#include "schedules/second.h"
 #include "util/clock.h"
 #include "util/hash.h"
 #include "util/log.h"
@@ -86,10 +85,7 @@ static void follow(struct r2_comm *comm, const struct r2_comm_birth *birth)
     if (comm)
         is = (struct r2_follow_birth){.rank = comm->unseen.rank,
                                       .nranks = (int)comm->unseen.ranks,
-                                      .device = comm->unseen.device,
-                                      .has_config = birth->has_config,
-                                      .config = birth->config,
-                                      .net_name = birth->net_name};
+                                      .device = comm->unseen.device};
     if (parent && (!comm || !meets))
         r2_follow_skip(parent, birth->salt);
     else if (parent)
@@ -97,7 +93,7 @@ static void follow(struct r2_comm *comm, const struct r2_comm_birth *birth)
     else if (comm && meets && r2_follow_wanted())
         comm->follow = r2_follow_new(comm, &birth->nccl_id, &is);
     if (comm && !meets && comm->unseen.ranks != 1)
-        r2_follow_lacks(apart(birth));
+        r2_follow_lacks(comm, apart(birth));
 }
 
 static struct r2_comm *make(r2_nccl_comm handle, const struct r2_comm_birth *birth)
@@ -237,39 +233,10 @@ bool r2_comms_gone(struct r2_comm *comm)
     return gone;
 }
 
-int r2_comms_fan(struct r2_comm *comm, enum r2_api function, bool has_flags, int flags)
-{
-    struct r2_seconds *seconds = comm->follow ? r2_follow_seconds(comm->follow) : NULL;
-
-    return seconds ? r2_seconds_fan(seconds, function, has_flags, flags) : R2_NCCL_OK;
-}
-
-int r2_comms_fan_async(struct r2_comm *comm)
-{
-    struct r2_seconds *seconds = comm->follow ? r2_follow_seconds(comm->follow) : NULL;
-
-    return seconds ? r2_seconds_async(seconds) : R2_NCCL_OK;
-}
-
-bool r2_comms_beside(struct r2_comm *comm)
-{
-    struct r2_seconds *seconds = comm->follow ? r2_follow_seconds(comm->follow) : NULL;
-
-    return seconds && r2_seconds_any(seconds);
-}
-
-void r2_comms_fan_abort(struct r2_comm *comm)
+void r2_comms_abort(struct r2_comm *comm)
 {
     if (comm->follow)
         r2_follow_abort(comm->follow);
-}
-
-void r2_comms_fan_again(struct r2_comm *comm)
-{
-    struct r2_seconds *seconds = comm->follow ? r2_follow_seconds(comm->follow) : NULL;
-
-    if (seconds)
-        r2_seconds_again(seconds);
 }
 
 void r2_comms_revoked(struct r2_comm *comm)

@@ -35,9 +35,6 @@ struct r2_comm_birth {
     char name[40];
     /* For plans: the id that it was made from, or the parent (held by the birth) and what tells it
      * from its siblings. */
-    bool has_config; /* cut to what we know; net_name is its string */
-    struct r2_nccl_config config;
-    char net_name[64];
     bool has_id;
     struct r2_nccl_id nccl_id;
     struct r2_comm *from;
@@ -65,21 +62,15 @@ uint64_t r2_comms_next_child(struct r2_comm *comm);
  * run. `result` is NCCL's; what it did not take is not counted. */
 int r2_comms_begin(struct r2_comm *comm, enum r2_seg_collective kind, size_t count, int type);
 void r2_comms_end(struct r2_comm *comm, int result, bool collective, r2_nccl_stream stream);
+/* Between the two, of an AllReduce with these arguments (comms/vote.h): true, and *result is what
+ * the call returns. False: NCCL has it. */
+bool r2_comms_take(struct r2_comm *comm, const uint64_t *word, int *result);
 
 /* Whether another thread has ended it since it was held: its handle is not NCCL's any more. */
 bool r2_comms_gone(struct r2_comm *comm);
 
-/* What the application does to its communicator, done to those of plans beside it (R2_NCCL_OK when
- * there are none); the worst asynchronous error of these. The first may wait for a peer, until an
- * abort: ask r2_comms_gone after it. */
-int r2_comms_fan(struct r2_comm *comm, enum r2_api function, bool has_flags, int flags);
-int r2_comms_fan_async(struct r2_comm *comm);
-/* Whether there are such. */
-bool r2_comms_beside(struct r2_comm *comm);
-/* They end at once; no more plans. */
-void r2_comms_fan_abort(struct r2_comm *comm);
-/* Once more, where NCCL has dropped the group in which the same thread did that. */
-void r2_comms_fan_again(struct r2_comm *comm);
+/* The application ends it by a shrink that aborts: nobody waits for its peers any more. */
+void r2_comms_abort(struct r2_comm *comm);
 /* NCCL has revoked it: nobody waits for a plan any more, and what is done with it goes to NCCL. */
 void r2_comms_revoked(struct r2_comm *comm);
 
@@ -107,14 +98,10 @@ void r2_comms_group_birth(r2_nccl_comm *out, const struct r2_comm_birth *birth);
 void r2_comms_group_hand(void);
 /* NCCL has refused an operation in the group. */
 void r2_comms_group_refuse(void);
-/* What NCCL said of the end, and of what was issued there: whether it launched the group. It
- * launches nothing once a call of the group was refused, and refuses arguments before it launches.
- * Where it fails in between, the communicator is no good any more. */
-bool r2_comms_group_took(int ended, int issued);
-/* The outermost end is through NCCL, with what NCCL said of it and what the application is told: it
- * has made communicators also where an operation of the group was not issued. simulated: nothing of
- * it was really done. */
-void r2_comms_group_over(int ended, int result, bool simulated, bool took);
+/* The outermost end is through NCCL, with what NCCL said of it. It launches nothing once a call of
+ * the group was refused, and refuses arguments before it launches; where it fails in between, the
+ * communicator is no good any more. simulated: nothing of it was really done. */
+void r2_comms_group_over(int ended, bool simulated);
 
 /* How many are in the table. */
 int r2_comms_count(void);

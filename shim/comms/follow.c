@@ -10,13 +10,13 @@
 #include <unistd.h>
 
 #include "comms/follow_inside.h"
+#include "plan/plan.h"
 #include "real/conf.h"
-#include "schedules/force.h"
 #include "settings/settings.h"
 #include "util/clock.h"
 #include "util/log.h"
 
-#define WIRE 4 /* of what must be equal on all ranks, with the settings below */
+#define WIRE 5 /* of what must be equal on all ranks, with the settings below */
 
 static uint64_t hash_text(const char *text, uint64_t hash)
 {
@@ -45,40 +45,21 @@ static uint64_t node_key(void)
     return hash_text(text, UINT64_C(0xcbf29ce484222325));
 }
 
-static bool planning(void)
-{
-    return r2_settings_get()->plan != R2_PLAN_SETTING_OFF;
-}
-
-static bool direct(void)
-{
-    return r2_settings_get()->allreduce == R2_ALLREDUCE_DIRECT;
-}
-
 bool r2_follow_wanted(void)
 {
-    return planning() || direct() || r2_settings_get()->tell_errors > 0;
+    return r2_leader_plans() || r2_settings_get()->tell_errors > 0;
 }
 
-bool r2_follow_weighs(const struct r2_follow *f)
-{
-    return f->vote && !planning();
-}
-
-static bool on(void)
-{
-    return r2_settings_get()->plan == R2_PLAN_SETTING_ON;
-}
-
-void r2_follow_lacks(const char *why)
+void r2_follow_lacks(struct r2_comm *comm, const char *why)
 {
     if (!r2_follow_wanted())
         return;
-    if (planning())
-        R2_WARN_ONCE(
-            "a communicator has no plans, and its ranks are not told of each other's errors: "
-            "%s",
-            why);
+    if (comm && r2_leader_plans())
+        r2_comm_row_plan(comm, NULL, why);
+    if (r2_leader_carries() && (r2_leader_always() || r2_settings_get()->mode != R2_MODE_AUTO))
+        R2_WARN_ONCE("a communicator has no plans, and its ranks are not told of each other's "
+                     "errors: %s",
+                     why);
     else
         R2_INFO("the ranks of a communicator are not told of each other's errors: %s", why);
 }
@@ -90,9 +71,9 @@ void r2_follow_sign(struct r2_nccl_id *id, int version)
 
     /* Then each rank may make the id by itself, and all are the same but for what is put there. */
     if (r2_conf_get(&value, "NCCL_COMM_ID", version))
-        r2_follow_lacks("NCCL_COMM_ID is set, so ranks may make their ids themselves");
+        r2_follow_lacks(NULL, "NCCL_COMM_ID is set, so ranks may make their ids themselves");
     else if (r2_agree_id_sign((uint8_t *)id->bytes, why))
-        r2_follow_lacks(why);
+        r2_follow_lacks(NULL, why);
 }
 
 /* ---- what shim/agree tells; service thread */
@@ -111,26 +92,36 @@ static int number_nodes(const struct r2_agree_member *members, int nranks, int *
     return nodes;
 }
 
+/* Whether its ranks may have plans; else it was said why not. */
+static bool plans_for(struct r2_follow *f, const int *rank_node, int nodes)
+{
+    const char *never = r2_plan_never(nodes);
+
+    if (!r2_leader_plans())
+        return false;
+    if (f->vote ? !r2_vote_ready(f->vote, rank_node, nodes) : never != NULL) {
+        if (!f->vote)
+            r2_comm_row_plan(f->comm, NULL, never);
+        return false;
+    }
+    return !f->leader || r2_leader_ready(f->leader, rank_node, nodes);
+}
+
 static void on_ready(void *user, const struct r2_agree_member *members, int nranks)
 {
     struct r2_follow *f = user;
-    int here = 0;
+    int here = 0, nodes, *rank_node;
 
     if (nranks < 1 || nranks != f->nranks)
         return;
     for (int r = 0; r < nranks; r++)
         here += members[r].node == f->node;
-    pthread_mutex_lock(&f->lock);
-    f->rank_node = calloc((size_t)nranks, sizeof(*f->rank_node));
-    f->nnodes = f->rank_node ? number_nodes(members, nranks, f->rank_node) : 0;
-    f->nodes = calloc((size_t)f->nnodes + 1, sizeof(*f->nodes));
-    for (int n = 0; f->nodes && n < f->nnodes; n++)
-        f->nodes[n].share = 1;
-    f->ready = f->nodes != NULL;
-    pthread_mutex_unlock(&f->lock);
-    r2_comm_row_nodes(f->comm, f->nnodes, here);
-    if (f->vote)
-        r2_vote_ready(f->vote, f->rank_node, f->nnodes);
+    rank_node = calloc((size_t)nranks, sizeof(*rank_node));
+    nodes = rank_node ? number_nodes(members, nranks, rank_node) : 0;
+    r2_comm_row_nodes(f->comm, nodes, here);
+    if (rank_node && plans_for(f, rank_node, nodes))
+        atomic_store(&f->ready, true);
+    free(rank_node);
     r2_watch_wake();
 }
 
@@ -138,32 +129,17 @@ static void on_off(void *user, const char *why)
 {
     struct r2_follow *f = user;
 
-    r2_follow_lacks(why);
-    if (planning())
-        r2_comm_row_plan(f->comm, NULL, why);
-    if (f->vote)
+    r2_follow_lacks(f->comm, why);
+    if (f->vote && r2_leader_always())
         r2_vote_off(f->vote, why);
-    r2_trace_off(f);
 }
 
 static void on_reported(void *user, int rank, const struct r2_agree_report *report)
 {
     struct r2_follow *f = user;
 
-    if (r2_follow_weighs(f)) {
-        r2_vote_reported(f->vote, rank, report);
-        r2_watch_wake();
-        return;
-    }
-    pthread_mutex_lock(&f->lock);
-    if (f->ready && rank >= 0 && rank < f->nranks && r2_trace_replays(&f->trace)) {
-        f->words[rank] = report->flags;
-        r2_trace_reported(f, rank, report->flags);
-    } else if (f->ready && rank >= 0 && rank < f->nranks) {
-        r2_leader_reported(f, rank, report);
-    }
-    pthread_mutex_unlock(&f->lock);
-    r2_watch_wake();
+    if (f->leader)
+        r2_leader_reported(f->leader, rank, report);
 }
 
 static void on_decided(void *user, uint64_t epoch, uint64_t at, bool committed, const char *why)
@@ -174,49 +150,22 @@ static void on_decided(void *user, uint64_t epoch, uint64_t at, bool committed, 
         R2_INFO("communicator %016llx: plan %llu from operation %llu was not agreed: %s",
                 (unsigned long long)f->comm->id, (unsigned long long)epoch, (unsigned long long)at,
                 why);
-    if (r2_follow_weighs(f)) {
-        r2_vote_decided(f->vote, committed);
-        return;
-    }
-    pthread_mutex_lock(&f->lock);
-    if (r2_trace_replays(&f->trace))
-        r2_trace_decided(f, epoch, committed, why);
-    else
-        r2_leader_decided(f, epoch, committed);
-    pthread_mutex_unlock(&f->lock);
-    r2_watch_wake();
+    if (f->leader)
+        r2_leader_decided(f->leader, committed);
 }
 
-/* May this rank promise it? What it is to run on must be made here; what is only to be made is
- * begun when its index is reached. */
 static int on_accept(void *user, uint64_t epoch, const void *plan, size_t len, void **object)
 {
     struct r2_follow *f = user;
-    struct r2_plan_table *table;
-    int rc;
 
     (void)epoch;
-    if (r2_follow_weighs(f))
-        return r2_vote_accept(f->vote, plan, len, object);
-    if (!f->seconds)
-        return -EOPNOTSUPP;
-    rc = r2_plan_table_decode(&table, plan, len, f->nranks);
-    if (rc)
-        return rc;
-    if (!r2_trace_accept(f, table) || !r2_seconds_ready(f->seconds, table)) {
-        r2_plan_table_free(table);
-        return -EAGAIN;
-    }
-    *object = table;
-    return 0;
+    return f->vote ? r2_vote_accept(f->vote, plan, len, object) : -EOPNOTSUPP;
 }
 
 static void on_release(void *user, void *object)
 {
-    if (r2_follow_weighs(user))
-        free(object);
-    else
-        r2_plan_table_free(object);
+    (void)user;
+    free(object);
 }
 
 static void on_failed(void *user, int rank, uint32_t error)
@@ -247,53 +196,31 @@ static const struct r2_agree_ops ops = {.ready = on_ready,
 
 /* ---- the watching thread */
 
-static uint32_t words_of(struct r2_follow *f, bool stop)
-{
-    bool failed = false;
-    uint64_t made = f->seconds ? r2_seconds_made(f->seconds, &failed) : 0;
-    uint32_t words = (uint32_t)made & R2_FOLLOW_EPOCH;
-
-    if (!made) /* as it was */
-        words = f->told.flags & (R2_FOLLOW_EPOCH | R2_FOLLOW_FAILED);
-    return words | (made && failed ? R2_FOLLOW_FAILED : 0) | (stop ? R2_FOLLOW_STOP : 0) |
-           (f->unable ? R2_FOLLOW_UNABLE : 0) | r2_trace_words(f);
-}
-
 static void show(struct r2_follow *f)
 {
-    struct r2_seconds_stats seconds;
     struct r2_comm_plans plans;
     struct r2_agree_stats agree;
 
     r2_agree_get_stats(f->agree, &agree);
     plans = (struct r2_comm_plans){.messages = agree.sent,
+                                   .wait_ns = agree.wait_max_ns,
                                    .proposals = (uint32_t)agree.proposals,
                                    .agreed = (uint32_t)agree.commits};
-    pthread_mutex_lock(&f->lock);
-    plans.events = f->events;
-    plans.rounds = f->rounds;
-    pthread_mutex_unlock(&f->lock);
+    if (f->leader)
+        r2_leader_counts(f->leader, &plans.events, &plans.rounds);
     r2_comm_row_plans(f->comm, &plans);
-    if (!f->seconds)
-        return;
-    r2_seconds_stats(f->seconds, &seconds);
-    r2_comm_row_seconds(f->comm, &(struct r2_comm_seconds){.made = seconds.made,
-                                                           .making = seconds.making,
-                                                           .bytes = seconds.bytes,
-                                                           .make_ns = seconds.make_ns,
-                                                           .wait_ns = agree.wait_max_ns});
 }
 
-/* Tells the leader what is new about this node and rank; the leader plans. */
+/* Tells rank 0 what is new about this node; that one plans. */
 static void look(struct r2_watch_entry *entry, uint64_t capacity, uint32_t share, uint64_t now)
 {
     struct r2_follow *f = (struct r2_follow *)((char *)entry - offsetof(struct r2_follow, entry));
-    struct r2_agree_report report = {.capacity = capacity, .share = share};
-    bool tell;
+    struct r2_agree_report report = {
+        .capacity = capacity, .share = share, .flags = r2_watch_stop() ? R2_LEADER_STOP : 0};
+    bool ready = atomic_load(&f->ready), tell;
 
     pthread_mutex_lock(&f->lock);
-    report.flags = words_of(f, r2_watch_stop());
-    tell = f->ready && (capacity || r2_trace_replays(&f->trace)) &&
+    tell = ready && capacity &&
            (!f->told_any || f->told.share != share || f->told.flags != report.flags);
     pthread_mutex_unlock(&f->lock);
     if (tell && r2_agree_report(f->agree, &report) == 0) {
@@ -305,68 +232,47 @@ static void look(struct r2_watch_entry *entry, uint64_t capacity, uint32_t share
     show(f);
     if (f->vote)
         r2_vote_look(f->vote);
-    pthread_mutex_lock(&f->lock);
-    if (f->ready && f->rank == 0 && !r2_follow_weighs(f))
-        (r2_trace_replays(&f->trace) ? r2_trace_turn : r2_leader_turn)(f, now);
-    pthread_mutex_unlock(&f->lock);
-    if (f->rank == 0 && r2_follow_weighs(f))
-        r2_vote_lead(f->vote);
+    if (ready && f->leader)
+        r2_leader_turn(f->leader, now);
 }
 
 /* ---- life */
 
 static void unmake(struct r2_follow *f)
 {
-    r2_leader_free(f);
-    r2_trace_end(f);
-    r2_seconds_free(f->seconds);
+    r2_leader_free(f->leader);
     r2_vote_free(f->vote);
     pthread_mutex_destroy(&f->lock);
-    free(f->rank_node);
-    free(f->nodes);
     free(f);
 }
 
-static void make_seconds(struct r2_follow *f, const struct r2_follow_birth *birth)
+static bool make_parts(struct r2_follow *f, const struct r2_follow_birth *birth)
 {
-    struct r2_seconds_config config = {.real = f->comm->real,
-                                       .rank = birth->rank,
-                                       .nranks = birth->nranks,
-                                       .device = birth->device,
-                                       .has_config = birth->has_config,
-                                       .config = birth->config,
-                                       .net_name = birth->net_name,
-                                       .changed = r2_watch_wake};
-
-    if (!on())
-        return;
-    if (r2_force_available(config.real))
-        f->seconds = r2_seconds_new(&config);
-    f->unable = !f->seconds;
+    if (!r2_leader_plans())
+        return true;
+    if (r2_leader_carries())
+        f->vote =
+            r2_vote_new(f->comm, birth->rank, birth->nranks, birth->device, r2_leader_always());
+    if (birth->rank == 0)
+        f->leader = r2_leader_new(f->comm, f->vote, birth->nranks, birth->device);
+    return (f->vote || !r2_leader_carries()) && (f->leader || birth->rank);
 }
 
 static struct r2_follow *make(struct r2_comm *comm, const struct r2_follow_birth *birth,
-                              struct r2_follow *parent, uint64_t salt)
+                              const struct r2_follow *parent)
 {
     struct r2_follow *f = calloc(1, sizeof(*f));
-    struct r2_policy_config config = R2_POLICY_DEFAULT;
 
     if (!f)
         return NULL;
-    config.hold_ns = r2_settings_get()->plan_hold_ns;
     f->comm = comm;
     f->rank = birth->rank;
     f->nranks = birth->nranks;
     f->family = parent ? parent->family : birth->nranks;
-    f->device = birth->device;
     f->node = node_key();
     f->entry.look = look;
     pthread_mutex_init(&f->lock, NULL);
-    r2_policy_init(&f->policy, &config);
-    make_seconds(f, birth);
-    if (direct())
-        f->vote = r2_vote_new(comm, birth->rank, birth->nranks, birth->device);
-    if ((birth->rank == 0 && r2_leader_init(f)) || r2_trace_begin(f, parent, salt)) {
+    if (!make_parts(f, birth)) {
         unmake(f);
         return NULL;
     }
@@ -379,22 +285,24 @@ static struct r2_follow *begin(struct r2_follow *f, int rc)
     struct r2_agree_view view;
 
     if (rc) {
-        r2_follow_lacks(strerror(-rc));
+        r2_follow_lacks(f->comm, strerror(-rc));
         unmake(f);
         return NULL;
     }
     if (f->vote)
         r2_vote_bind(f->vote, f->agree);
+    if (f->leader)
+        r2_leader_bind(f->leader, f->agree);
     r2_agree_get_stats(f->agree, &stats);
     /* From the start, of which `off` says nothing. */
     if (stats.state == R2_AGREE_OFF && stats.why[0] && f->nranks > 1)
-        r2_follow_lacks(stats.why);
-    if (stats.state == R2_AGREE_OFF && f->vote)
+        r2_follow_lacks(f->comm, stats.why);
+    if (stats.state == R2_AGREE_OFF && f->vote && r2_leader_always())
         r2_vote_off(f->vote, stats.why);
-    if (planning() || f->vote)
+    if (r2_leader_plans())
         r2_watch_add(&f->entry);
-    if (r2_trace_replays(&f->trace) || f->vote)
-        r2_agree_lookup(f->agree, true, &view); /* meets: the first plan, or AllReduce, is near */
+    if (f->vote && r2_leader_always())
+        r2_agree_lookup(f->agree, true, &view); /* meets: the first AllReduce waits for it */
     return f;
 }
 
@@ -406,7 +314,7 @@ static struct r2_agree_config config_of(struct r2_follow *f)
         .node = f->node,
         .settings = WIRE | (uint64_t)r2_settings_get()->plan << 8 |
                     (uint64_t)r2_settings_get()->allreduce << 12 |
-                    (uint64_t)r2_settings_get()->capture_plan << 16 | r2_trace_mark(f) << 24,
+                    (uint64_t)r2_settings_get()->mode << 16,
         .ops = &ops,
         .user = f,
     };
@@ -415,7 +323,7 @@ static struct r2_agree_config config_of(struct r2_follow *f)
 struct r2_follow *r2_follow_new(struct r2_comm *comm, const struct r2_nccl_id *id,
                                 const struct r2_follow_birth *birth)
 {
-    struct r2_follow *f = birth->nranks > 1 ? make(comm, birth, NULL, 0) : NULL;
+    struct r2_follow *f = birth->nranks > 1 ? make(comm, birth, NULL) : NULL;
     struct r2_agree_config config;
 
     if (!f)
@@ -431,8 +339,7 @@ struct r2_follow *r2_follow_child(struct r2_comm *comm, struct r2_follow *parent
     struct r2_agree_config config;
     struct r2_follow *f;
 
-    atomic_fetch_add(&parent->trace.children, 1);
-    f = make(comm, birth, parent, salt);
+    f = make(comm, birth, parent);
     if (!f) {
         r2_agree_derive(NULL, parent->agree, salt, NULL);
         return NULL;
@@ -443,7 +350,6 @@ struct r2_follow *r2_follow_child(struct r2_comm *comm, struct r2_follow *parent
 
 void r2_follow_skip(struct r2_follow *parent, uint64_t salt)
 {
-    atomic_fetch_add(&parent->trace.children, 1);
     r2_agree_derive(NULL, parent->agree, salt, NULL);
 }
 
@@ -465,21 +371,6 @@ void r2_follow_after(struct r2_follow *f, uint64_t n)
     r2_agree_advance(f->agree, n);
 }
 
-const struct r2_plan_table *r2_follow_table(const struct r2_follow *f)
-{
-    return f->table;
-}
-
-struct r2_vote *r2_follow_vote(const struct r2_follow *f)
-{
-    return f->vote;
-}
-
-struct r2_seconds *r2_follow_seconds(const struct r2_follow *f)
-{
-    return f->seconds;
-}
-
 /* ---- the end */
 
 void r2_follow_revoked(struct r2_follow *f)
@@ -492,22 +383,19 @@ void r2_follow_revoked(struct r2_follow *f)
 
 void r2_follow_abort(struct r2_follow *f)
 {
-    r2_timing_abort(f->timing);
+    if (f->leader)
+        r2_leader_abort(f->leader);
     r2_agree_abort(f->agree);
     if (f->vote) {
         r2_vote_abort(f->vote);
         r2_vote_abort_node(f->vote);
     }
-    if (f->seconds)
-        r2_seconds_end(f->seconds, true);
 }
 
 void r2_follow_end(struct r2_follow *f)
 {
     if (f->vote)
         r2_vote_finish(f->vote);
-    if (f->seconds)
-        r2_seconds_end(f->seconds, false);
 }
 
 void r2_follow_free(struct r2_follow *f)
@@ -516,7 +404,5 @@ void r2_follow_free(struct r2_follow *f)
     if (f->vote)
         r2_vote_close(f->vote);
     r2_agree_destroy(f->agree); /* no callbacks any more */
-    if (f->seconds)
-        r2_seconds_end(f->seconds, true);
     unmake(f);
 }

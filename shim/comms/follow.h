@@ -1,15 +1,12 @@
-/* What a communicator's ranks know of each other, the plan that they follow together (R2CCL_PLAN),
- * and that NCCL has failed at one of them (R2CCL_TELL_ERRORS).
+/* What a communicator's ranks know of each other, the plan that they follow together (R2CCL_PLAN,
+ * R2CCL_ALLREDUCE), and that NCCL has failed at one of them (R2CCL_TELL_ERRORS).
  *
- * Every rank tells the lowest one, over shim/agree, how much of its node's NIC bandwidth is left;
- * that one asks the planner (shim/plan) what to do. With R2CCL_PLAN=shadow it only says so: in the
- * log, the journal and the communicator's row. With on it leads all ranks there (leader.c): first
- * they make the communicators of the plan (schedules/second.h), then they run on them.
+ * Every rank tells rank 0, over shim/agree, how much of its node's NIC bandwidth is left. Rank 0
+ * plans (leader.c), and all ranks take the plan from the same operation on (vote.c).
  *
  * A thread of the shim looks at the NICs in the control segment four times a second, from the first
  * communicator on whose ranks have met, and plans. Callbacks of shim/agree only note what they are
- * told. Lock order: the list's lock, a communicator's, a set's of second communicators; none is
- * held over a call to NCCL.
+ * told. None of the locks is held over a call to NCCL.
  */
 #ifndef R2_COMMS_FOLLOW_H
 #define R2_COMMS_FOLLOW_H
@@ -22,24 +19,17 @@
 #include "comms/comms.h"
 
 struct r2_follow;
-struct r2_plan_table;
-struct r2_seconds;
-struct r2_vote;
 
 /* Whether ranks are to meet at all, for plans or to be told of each other's errors. */
 bool r2_follow_wanted(void);
-/* The ranks of a communicator cannot speak to each other: says so and why, once in a warning where
- * plans are asked for. */
-void r2_follow_lacks(const char *why);
+/* The ranks of a communicator cannot speak to each other: says so and why. NULL: not made yet. */
+void r2_follow_lacks(struct r2_comm *comm, const char *why);
 /* Puts the rendezvous into an id that NCCL has just made. */
 void r2_follow_sign(struct r2_nccl_id *id, int version);
 
-/* What a new communicator is, and what others made beside it are to be like. */
+/* What a new communicator is. */
 struct r2_follow_birth {
     int rank, nranks, device;
-    bool has_config;
-    struct r2_nccl_config config;
-    const char *net_name;
 };
 
 /* For a new communicator made from `id`, or out of `parent` (then `salt` tells its siblings apart).
@@ -58,16 +48,10 @@ void r2_follow_after(struct r2_follow *follow, uint64_t n);
 /* NCCL has failed here: the other ranks are told (R2CCL_TELL_ERRORS). May wait 200 ms. */
 void r2_follow_tell(struct r2_follow *follow, int error);
 
-/* The plan in force; valid until the next r2_follow_before. NULL: none. */
-const struct r2_plan_table *r2_follow_table(const struct r2_follow *follow);
-/* Whether AllReduce is R2CCL's own here; NULL: it never is. */
-struct r2_vote *r2_follow_vote(const struct r2_follow *follow);
-/* The communicators beside this one; NULL: there are never any. */
-struct r2_seconds *r2_follow_seconds(const struct r2_follow *follow);
-
-/* Around an operation outside of groups of which a plan may take the like: how long it takes.
- * under: the plan in force has taken it. */
-void r2_follow_time(struct r2_follow *follow, uint64_t bytes, bool under, void *stream);
+/* An AllReduce outside of groups, between before and after: true, and *result is what the call
+ * returns. False: NCCL has it. */
+bool r2_follow_take(struct r2_follow *follow, const uint64_t *word, int *result);
+/* It is over, whoever took it. */
 void r2_follow_timed(struct r2_follow *follow, void *stream, bool good);
 
 /* NCCL has revoked the communicator: who waits for a plan's fate does so no more, and its operation

@@ -114,24 +114,24 @@ static bool alone(void)
     return comms == 1;
 }
 
-bool r2_comms_group_took(int ended, int issued)
+/* Whether NCCL launched the group. */
+static bool took(int ended)
 {
-    bool before = group.refused || issued != R2_NCCL_OK;
-
     return ended == R2_NCCL_OK || ended == R2_NCCL_IN_PROGRESS ||
-           !(before || ended == R2_NCCL_ARGUMENT || ended == R2_NCCL_USAGE);
+           !(group.refused || ended == R2_NCCL_ARGUMENT || ended == R2_NCCL_USAGE);
 }
 
-void r2_comms_group_over(int ended, int result, bool simulated, bool took)
+void r2_comms_group_over(int ended, bool simulated)
 {
     bool made = !simulated && (ended == R2_NCCL_OK || ended == R2_NCCL_IN_PROGRESS);
-    bool failed = !simulated && (result == R2_NCCL_REMOTE || result == R2_NCCL_SYSTEM);
+    bool failed = !simulated && (ended == R2_NCCL_REMOTE || ended == R2_NCCL_SYSTEM);
+    bool launched = !simulated && took(ended);
 
     /* Of several NCCL does not say whose error it is: the well ones are not to end by it, and the
      * failed one says so itself when it is asked (ncclCommGetAsyncError). Whose call was refused
      * has said so there. */
     failed = failed && !group.refused && alone();
-    if (!took)
+    if (!simulated && !launched)
         take_back();
     group.refused = false;
     while (group.births) {
@@ -150,10 +150,10 @@ void r2_comms_group_over(int ended, int result, bool simulated, bool took)
         struct counted *at = group.counts;
 
         group.counts = at->next;
-        if (!simulated && took && at->comm->follow)
+        if (launched && at->comm->follow)
             r2_follow_after(at->comm->follow, at->collectives);
         if (failed && (at->collectives || at->p2p))
-            r2_comms_async(at->comm, at->comm->handle, result);
+            r2_comms_async(at->comm, at->comm->handle, ended);
         r2_comms_drop(at->comm);
         free(at);
     }

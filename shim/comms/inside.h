@@ -17,7 +17,6 @@ struct r2_comm {
     atomic_int told;          /* by the shim: what the application gets to see; 0: nothing */
     atomic_bool journaled;    /* that it has failed */
     struct r2_follow *follow; /* plans; NULL: none. Set before it is in the table */
-    atomic_bool planned;      /* a plan with entries is in force; of the thread that runs it */
     /* Where readers see it: in the control segment, else in `unseen`. */
     _Atomic(struct r2_seg_comm *) row;
     atomic_int row_number; /* -1: unseen */
@@ -54,16 +53,11 @@ void r2_comm_row_ranks(struct r2_comm *comm, int rank, int nranks, int device);
 void r2_comm_row_name(struct r2_comm *comm, const char *name);
 /* nodes, local: how many nodes its ranks are on, and how many ranks on this one. */
 void r2_comm_row_nodes(struct r2_comm *comm, int nodes, int local);
-/* plan NULL: as it was. */
+/* What is NULL stays as it was. */
 void r2_comm_row_plan(struct r2_comm *comm, const char *plan, const char *cause);
 void r2_comm_row_epoch(struct r2_comm *comm, uint64_t epoch);
-struct r2_comm_seconds {
-    uint32_t made, making;
-    uint64_t bytes, make_ns, wait_ns;
-};
-void r2_comm_row_seconds(struct r2_comm *comm, const struct r2_comm_seconds *seconds);
 struct r2_comm_plans {
-    uint64_t messages;
+    uint64_t messages, wait_ns;
     uint32_t proposals, agreed, events, rounds;
 };
 void r2_comm_row_plans(struct r2_comm *comm, const struct r2_comm_plans *plans);

@@ -4,6 +4,7 @@
 #include <stdio.h>
 
 #include "comms/follow_inside.h"
+#include "reduce/reduce.h"
 #include "settings/settings.h"
 #include "util/clock.h"
 #include "util/log.h"
@@ -11,52 +12,21 @@
 /* Another plan is in force from this collective on. */
 static void take_over(struct r2_follow *f, const struct r2_agree_view *view)
 {
-    const struct r2_plan_table *table = view->object;
-    /* The table before is released already. */
-    bool before = atomic_load_explicit(&f->comm->planned, memory_order_relaxed);
-    bool now = !r2_follow_weighs(f) && table->nentries > 0;
-    char text[80], plan[40] = "";
-
     f->epoch = view->epoch;
-    if (r2_follow_weighs(f)) {
-        r2_vote_follow(f->vote, view->object, view->epoch, view->at);
-        r2_comm_row_epoch(f->comm, view->epoch);
-        return;
-    }
-    f->table = table;
-    r2_seconds_follow(f->seconds, table, view->epoch);
-    if (now)
-        snprintf(plan, sizeof(plan), "tree, %d order%s", table->entries[0].segments,
-                 table->entries[0].segments == 1 ? "" : "s");
-    r2_comm_row_plan(f->comm, plan, table->reason);
+    r2_vote_follow(f->vote, view->object, view->epoch, view->at);
     r2_comm_row_epoch(f->comm, view->epoch);
-    atomic_store_explicit(&f->comm->planned, now, memory_order_relaxed);
-    if (now || before) {
-        snprintf(text, sizeof(text), "plan %llu from operation %llu on: %s",
-                 (unsigned long long)view->epoch, (unsigned long long)view->at,
-                 now ? plan : "NCCL's own choice");
-        r2_watch_journal(text);
-    }
-    r2_trace_taken(f, view);
-    r2_watch_wake();
 }
 
 int r2_follow_before(struct r2_follow *f, enum r2_seg_collective kind, uint64_t bytes)
 {
-    bool eligible = kind == R2_SEG_COLL_ALL_REDUCE && bytes >= R2_FOLLOW_ELIGIBLE &&
-                    r2_settings_get()->plan != R2_PLAN_SETTING_OFF;
-    bool meet = eligible || r2_follow_tells(f);
+    bool meet = r2_follow_tells(f) ||
+                (kind == R2_SEG_COLL_ALL_REDUCE && bytes >= R2_LEADER_FROM && r2_leader_plans());
     struct r2_agree_view view;
     int rc;
 
-    if (eligible && bytes > atomic_load_explicit(&f->bytes, memory_order_relaxed))
-        atomic_store_explicit(&f->bytes, bytes, memory_order_relaxed);
-    do {
-        r2_trace_hold(f);
-        rc = r2_agree_lookup(f->agree, meet, &view);
-        if (rc == 0 && view.epoch != f->epoch && view.object)
-            take_over(f, &view);
-    } while (rc == 0 && r2_trace_again(f));
+    rc = r2_agree_lookup(f->agree, meet, &view);
+    if (rc == 0 && view.epoch != f->epoch && view.object)
+        take_over(f, &view);
     /* Relaxed: what was stored before the agreement was ended is seen under its lock. */
     if (rc == -ECANCELED && atomic_load_explicit(&f->revoked, memory_order_relaxed) &&
         !r2_comms_gone(f->comm)) /* an abort since then frees what NCCL would be called with */
@@ -76,16 +46,30 @@ int r2_follow_before(struct r2_follow *f, enum r2_seg_collective kind, uint64_t 
     return R2_NCCL_OK;
 }
 
-void r2_follow_time(struct r2_follow *f, uint64_t bytes, bool under, void *stream)
+bool r2_follow_take(struct r2_follow *f, const uint64_t *word, int *result)
 {
-    if (f->timing && f->seconds && !r2_trace_replays(&f->trace) && bytes >= R2_FOLLOW_ELIGIBLE)
-        r2_timing_start(f->timing, bytes, under ? f->epoch : 0, stream);
+    int type = (int)word[R2_WORD_TYPE];
+    bool ours = f->vote && r2_vote_takes(f->vote, word);
+
+    /* Others stay with NCCL, and would be compared with what they are not like. */
+    if (f->leader && atomic_load_explicit(&f->ready, memory_order_relaxed) &&
+        r2_reduce_covers(type, (int)word[R2_WORD_OP]))
+        r2_leader_time(f->leader, word[R2_WORD_COUNT] * r2_nccl_type_size(type), ours,
+                       (void *)word[R2_WORD_STREAM]);
+    if (ours)
+        *result = r2_vote_run(f->vote, word);
+    return ours;
 }
 
 void r2_follow_timed(struct r2_follow *f, void *stream, bool good)
 {
-    if (f->timing)
-        r2_timing_stop(f->timing, stream, good);
+    if (f->leader)
+        r2_leader_timed(f->leader, stream, good);
+}
+
+bool r2_comms_take(struct r2_comm *comm, const uint64_t *word, int *result)
+{
+    return comm->follow && !r2_comms_in_group() && r2_follow_take(comm->follow, word, result);
 }
 
 /* ---- around the call */
@@ -102,8 +86,8 @@ static void show_call(struct r2_comm *comm, enum r2_seg_collective kind, uint64_
     __atomic_store_n(&row->calling, 1, __ATOMIC_RELAXED);
 }
 
-/* Point-to-point operations have no plan, but in a group they take part in where the communicator's
- * collectives go (comms/run.h), so they must see the same plan as these. */
+/* Point-to-point operations have no plan; in a group the ranks of a communicator may meet by them.
+ */
 int r2_comms_begin(struct r2_comm *comm, enum r2_seg_collective kind, size_t count, int type)
 {
     uint64_t bytes = count * r2_nccl_type_size(type), now;

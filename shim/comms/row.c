@@ -1,7 +1,5 @@
 /* The rows that other processes read: in the control segment, which the plugin has in this process
  * and publishes (control/publish.c). */
-#define _GNU_SOURCE
-#include <dlfcn.h>
 #include <string.h>
 
 #include "comms/inside.h"
@@ -9,7 +7,6 @@
 #include "real/real.h"
 #include "settings/settings.h"
 
-#define SONAME "libnccl-net.so"
 #define TRIES 300 /* then nobody makes one any more */
 
 static _Atomic(struct r2_segment *) segment; /* the one in use */
@@ -27,13 +24,11 @@ static void find_segment(void)
 {
     struct r2_segment *(*ask)(void) = r2ccl_control_segment;
     struct r2_segment *found = ask ? ask() : NULL;
-    void *plugin;
 
     atomic_fetch_add_explicit(&tries, 1, memory_order_relaxed);
-    if (!found && (plugin = dlopen(SONAME, RTLD_NOLOAD | RTLD_LAZY))) {
-        ask = (struct r2_segment * (*)(void)) r2_real_dlsym(plugin, "r2ccl_control_segment");
+    if (!found) {
+        *(void **)&ask = r2_real_plugin_symbol("r2ccl_control_segment");
         found = ask ? ask() : NULL;
-        dlclose(plugin);
     }
     atomic_store(&segment, found);
 }
@@ -72,10 +67,6 @@ static void copy_row(struct r2_seg_comm *to, struct r2_seg_comm *from)
     r2_row_u32(&to->op, __atomic_load_n(&from->op, __ATOMIC_RELAXED));
     r2_row_u32(&to->calling, __atomic_load_n(&from->calling, __ATOMIC_RELAXED));
     r2_row_u64(&to->planned, __atomic_load_n(&from->planned, __ATOMIC_RELAXED));
-    r2_row_u32(&to->seconds, from->seconds);
-    r2_row_u32(&to->seconds_making, from->seconds_making);
-    r2_row_u64(&to->seconds_bytes, from->seconds_bytes);
-    r2_row_u64(&to->make_ns, from->make_ns);
     r2_row_u64(&to->plan_wait_ns, from->plan_wait_ns);
     r2_row_u64(&to->plan_messages, from->plan_messages);
     r2_row_u32(&to->plan_proposals, from->plan_proposals);
@@ -184,7 +175,8 @@ void r2_comm_row_plan(struct r2_comm *comm, const char *plan, const char *cause)
         r2_row_begin(&row->seq);
         if (plan)
             r2_row_text(row->plan, sizeof(row->plan), plan);
-        r2_row_cause(row->cause, sizeof(row->cause), cause);
+        if (cause)
+            r2_row_cause(row->cause, sizeof(row->cause), cause);
         r2_row_end(&row->seq);
     } while (row != r2_comm_row(comm));
 }
@@ -199,22 +191,6 @@ void r2_comm_row_epoch(struct r2_comm *comm, uint64_t epoch)
     } while (row != r2_comm_row(comm));
 }
 
-void r2_comm_row_seconds(struct r2_comm *comm, const struct r2_comm_seconds *seconds)
-{
-    struct r2_seg_comm *row;
-
-    do {
-        row = r2_comm_row(comm);
-        r2_row_begin(&row->seq);
-        r2_row_u32(&row->seconds, seconds->made);
-        r2_row_u32(&row->seconds_making, seconds->making);
-        r2_row_u64(&row->seconds_bytes, seconds->bytes);
-        r2_row_u64(&row->make_ns, seconds->make_ns);
-        r2_row_u64(&row->plan_wait_ns, seconds->wait_ns);
-        r2_row_end(&row->seq);
-    } while (row != r2_comm_row(comm));
-}
-
 void r2_comm_row_plans(struct r2_comm *comm, const struct r2_comm_plans *plans)
 {
     struct r2_seg_comm *row;
@@ -222,6 +198,7 @@ void r2_comm_row_plans(struct r2_comm *comm, const struct r2_comm_plans *plans)
     do {
         row = r2_comm_row(comm);
         r2_row_begin(&row->seq);
+        r2_row_u64(&row->plan_wait_ns, plans->wait_ns);
         r2_row_u64(&row->plan_messages, plans->messages);
         r2_row_u32(&row->plan_proposals, plans->proposals);
         r2_row_u32(&row->plan_agreed, plans->agreed);

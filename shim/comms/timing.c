@@ -148,7 +148,7 @@ struct r2_timing *r2_timing_new(int device)
     return t;
 }
 
-void r2_timing_start(struct r2_timing *t, uint64_t bytes, uint64_t epoch, void *stream)
+void r2_timing_start(struct r2_timing *t, uint64_t bytes, bool planned, void *stream)
 {
     struct r2_device_watch *watch = &t->watches[t->timed % R2_TIMING_WATCHES];
 
@@ -156,7 +156,7 @@ void r2_timing_start(struct r2_timing *t, uint64_t bytes, uint64_t epoch, void *
     if (r2_device_watch_start(watch, stream))
         return;
     watch->note[R2_TIMING_BYTES] = bytes;
-    watch->note[R2_TIMING_EPOCH] = epoch;
+    watch->note[R2_TIMING_PLANNED] = planned;
     t->now = watch;
 }
 
@@ -177,15 +177,6 @@ bool r2_timing_take(struct r2_timing *t, uint64_t *ns, uint64_t note[R2_TIMING_N
         if (r2_device_watch_take(&t->watches[i], ns, note))
             return true;
     return false;
-}
-
-unsigned r2_timing_awaited(const struct r2_timing *t)
-{
-    unsigned n = 0;
-
-    for (int i = 0; i < R2_TIMING_WATCHES; i++)
-        n += r2_device_watch_asks(&t->watches[i]);
-    return n;
 }
 
 void r2_timing_abort(struct r2_timing *t)

@@ -14,9 +14,9 @@
 
 #define R2_TIMING_WATCHES 16 /* operations that are timed between two looks at them */
 
-/* What stopwatches note: bytes of the operation, epoch of the plan that it ran under or 0, and when
- * it had not begun (device.h). */
-enum { R2_TIMING_BYTES, R2_TIMING_EPOCH, R2_TIMING_BEGUN, R2_TIMING_NOTES };
+/* What stopwatches note: bytes of the operation, whether a plan took it, and when it had not begun
+ * (device.h). */
+enum { R2_TIMING_BYTES, R2_TIMING_PLANNED, R2_TIMING_BEGUN, R2_TIMING_NOTES };
 _Static_assert((int)R2_TIMING_BEGUN == R2_DEVICE_BEGUN && (int)R2_TIMING_NOTES == R2_DEVICE_NOTES,
                "the last note is the stopwatch's");
 
@@ -36,14 +36,12 @@ struct r2_timing {
 struct r2_timing *r2_timing_new(int device);
 /* Around an operation that this thread puts on `stream`: what r2_timing_take gives back.
  * Nothing is timed while all watches are in use, or the stream is being captured. */
-void r2_timing_start(struct r2_timing *t, uint64_t bytes, uint64_t epoch, void *stream);
+void r2_timing_start(struct r2_timing *t, uint64_t bytes, bool planned, void *stream);
 /* good false: the operation was refused. */
 void r2_timing_stop(struct r2_timing *t, void *stream, bool good);
 /* The next operation whose time is known: true. One thread, which may hold locks: no call of the
  * driver, no wait. */
 bool r2_timing_take(struct r2_timing *t, uint64_t *ns, uint64_t note[R2_TIMING_NOTES]);
-/* Operations that are with the device, and whose times are not known yet. Any thread. */
-unsigned r2_timing_awaited(const struct r2_timing *t);
 /* Its communicator is being aborted: r2_timing_free makes no call of the driver. */
 void r2_timing_abort(struct r2_timing *t);
 /* Nobody times or takes any more. Its events are destroyed when this returns, so that the

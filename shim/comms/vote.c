@@ -13,8 +13,8 @@
 #include "device/copies.h"
 #include "device/device.h"
 #include "direct/direct.h"
+#include "plan/plan.h"
 #include "plan/schedule.h"
-#include "plan/shard.h"
 #include "real/nest.h"
 #include "real/real.h"
 #include "reduce/reduce.h"
@@ -23,28 +23,16 @@
 #include "util/lock.h"
 #include "util/log.h"
 
-#define FROM_BYTES ((uint64_t)256 << 10) /* smaller operations are NCCL's */
 #define WHY 96
-#define WEIGHTS_MAGIC UINT32_C(0x57324352) /* "RC2W" */
-#define NOTABLE (R2_SCHEDULE_UNIT / 100)   /* a smaller change of a weight is none */
 
 enum { FIRST_ROUND = 1, SECOND_ROUND };
 enum outcome { OPEN, DIRECT, STOCK, ABORTED };
-
-/* Arguments of ncclAllReduce. */
-enum { SEND, RECV, COUNT, TYPE, OP, COMM, STREAM };
 
 /* What a rank offers; in the first round its card follows. */
 struct ballot {
     uint32_t yes, rank;
     char why[WHY];
     uint8_t node_id[R2_AGREE_ID]; /* of the first rank of a node with several */
-};
-
-/* A plan of the agreement. */
-struct weights {
-    uint32_t magic, p;
-    uint32_t of[];
 };
 
 struct r2_vote {
@@ -56,22 +44,20 @@ struct r2_vote {
     int nodes, per_node, node, place, first; /* first: the rank in place 0 of my node */
     int column[R2_DIRECT_RANKS];
     uint8_t node_id[R2_AGREE_ID];
-    uint64_t until_ns; /* nobody waits for the outcome longer */
+    bool always;       /* from the first operation on: these wait for the outcome */
+    uint64_t until_ns; /* ... no longer than this */
 
     pthread_mutex_t lock; /* guards the rest */
     pthread_cond_t wake;
     enum outcome outcome;
-    bool refuses, closed, connecting, making;
+    bool asked, refuses, closed, connecting, making;
     int awaited;   /* of connections and the node's communicator, until the second round */
     char why[WHY]; /* this rank refuses */
     struct r2_direct *direct;
     struct r2_copies *copies; /* NULL: the buffers are the host's */
     struct r2_node *within;   /* NULL: a node has one rank */
-    double *rates;            /* rank 0: bytes/s that each rank has left; 0: not known */
-    /* rank 0; NULL: none is proposed; none was agreed, so they are equal */
-    struct weights *proposed, *agreed;
 
-    const uint32_t *weights; /* the application's thread; NULL: equal */
+    struct r2_plan plan; /* in force; the application's thread, once ranks have met */
 };
 
 /* ---- buffers in a GPU's memory */
@@ -148,17 +134,28 @@ static bool decide(struct r2_vote *v, enum outcome outcome)
     return first;
 }
 
+/* One line of the log says why there is none, as loud as it was asked for. */
 static void say_stock(struct r2_vote *v, const char *why)
 {
-    R2_WARN("communicator %016llx: AllReduce is NCCL's own, although R2CCL_ALLREDUCE=direct: %s",
-            (unsigned long long)r2_comms_id(v->comm), why);
+    unsigned long long id = r2_comms_id(v->comm);
+
     r2_comm_row_plan(v->comm, NULL, why);
+    if (v->always)
+        R2_WARN("communicator %016llx: AllReduce is NCCL's own, although R2CCL_ALLREDUCE=direct: "
+                "%s",
+                id, why);
+    else if (r2_settings_get()->mode != R2_MODE_AUTO)
+        R2_WARN_ONCE("communicator %016llx has no plans, as R2CCL_MODE asks for: %s", id, why);
+    else
+        R2_INFO("communicator %016llx has no plans: %s", id, why);
 }
 
 static void say_direct(struct r2_vote *v)
 {
     char line[112];
 
+    if (!v->always)
+        return; /* when a plan takes it */
     snprintf(line, sizeof(line), "communicator %016llx: AllReduce is R2CCL's own (direct)",
              (unsigned long long)r2_comms_id(v->comm));
     R2_INFO("%s", line);
@@ -306,6 +303,8 @@ static const char *reason(int rc)
         return "CUDA's driver has no stream waits";
     case -ENODEV:
         return "no NICs";
+    case -ENOMEM:
+        return "no memory for the window (16 MiB, with a GPU pinned)";
     case -ENOSYS:
         return "NCCL gives no id for the node's ranks";
     default:
@@ -318,10 +317,8 @@ static const char *place(struct r2_vote *v, const int *rank_node, int nodes)
 {
     int here = 0, *places = calloc((size_t)nodes, sizeof(*places));
 
-    if (!places || nodes < 2 || nodes > R2_DIRECT_RANKS) {
-        free(places);
-        return nodes < 2 ? "all ranks are on one node" : "too many nodes";
-    }
+    if (!places)
+        return "no memory";
     v->nodes = nodes;
     v->node = rank_node[v->rank];
     v->per_node = v->nranks / nodes;
@@ -340,25 +337,52 @@ static const char *place(struct r2_vote *v, const int *rank_node, int nodes)
     return here < 0 ? "nodes have unequal numbers of ranks" : NULL;
 }
 
-void r2_vote_ready(struct r2_vote *v, const int *rank_node, int nodes)
+/* Once; the service thread. */
+static void begin(struct r2_vote *v)
 {
-    const char *not = place(v, rank_node, nodes);
     struct r2_direct *direct = NULL;
-    bool refuses;
+    bool refuses, again;
     int rc;
 
-    if (not ) { /* there is nothing to vote about */
-        take_stock(v, not );
-        return;
-    }
     pthread_mutex_lock(&v->lock);
     refuses = v->refuses;
+    again = v->asked || v->outcome != OPEN;
+    v->asked = true;
     pthread_mutex_unlock(&v->lock);
+    if (again)
+        return;
     rc = refuses ? 0 : make(v, &direct);
     pthread_mutex_lock(&v->lock);
     v->direct = direct;
     offer(v, FIRST_ROUND, refuses ? v->why : rc ? reason(rc) : NULL);
     pthread_mutex_unlock(&v->lock);
+}
+
+/* Where there is nothing to vote about. */
+static const char *never(struct r2_vote *v, const int *rank_node, int nodes)
+{
+    const char *why = r2_plan_never(nodes);
+
+    if (v->always && nodes == 2)
+        why = NULL; /* slower than the ring, but asked for */
+    return why ? why : place(v, rank_node, nodes);
+}
+
+bool r2_vote_ready(struct r2_vote *v, const int *rank_node, int nodes)
+{
+    const char *why = never(v, rank_node, nodes);
+    struct r2_plan equal;
+
+    if (why) {
+        take_stock(v, why);
+        return false;
+    }
+    r2_plan_equal(&equal, nodes);
+    v->plan.p = equal.p;
+    memcpy(v->plan.weights, equal.weights, sizeof(equal.weights));
+    if (v->always)
+        begin(v);
+    return true;
 }
 
 void r2_vote_off(struct r2_vote *v, const char *why)
@@ -457,109 +481,83 @@ void r2_vote_exchanged(struct r2_vote *v, uint32_t round, const void *const *off
     else
         taken = decide(v, DIRECT);
     pthread_mutex_unlock(&v->lock);
-    if (taken)
+    if (taken) {
         say_direct(v);
-}
-
-/* ---- weights */
-
-static size_t weights_bytes(int p)
-{
-    return sizeof(struct weights) + (size_t)p * sizeof(uint32_t);
-}
-
-void r2_vote_reported(struct r2_vote *v, int rank, const struct r2_agree_report *report)
-{
-    pthread_mutex_lock(&v->lock);
-    if (rank >= 0 && rank < v->nranks)
-        v->rates[rank] = (double)report->capacity * report->share / R2_SCHEDULE_UNIT;
-    pthread_mutex_unlock(&v->lock);
-}
-
-/* What the ranks have left calls for; false: not known of all. Lock held. */
-static bool weigh(const struct r2_vote *v, struct weights *w)
-{
-    struct r2_shard_node nodes[R2_DIRECT_RANKS] = {0};
-    struct r2_shard_input input = {.p = v->nodes, .nodes = nodes};
-
-    for (int n = 0; n < v->nodes; n++)
-        nodes[n].out = nodes[n].in = v->rates[v->column[n]];
-    *w = (struct weights){WEIGHTS_MAGIC, (uint32_t)v->nodes};
-    return r2_shard_weights(&input, w->of);
-}
-
-static bool notable(const struct r2_vote *v, const struct weights *w)
-{
-    for (int n = 0; n < v->nodes; n++) {
-        uint32_t was = v->agreed ? v->agreed->of[n] : R2_SCHEDULE_UNIT / (uint32_t)v->nodes;
-
-        if (w->of[n] > was + NOTABLE || w->of[n] + NOTABLE < was)
-            return true;
+        r2_watch_wake();
     }
-    return false;
 }
 
-void r2_vote_lead(struct r2_vote *v)
+enum r2_vote_state r2_vote_state(struct r2_vote *v)
 {
-    struct weights *w = malloc(weights_bytes(v->nodes));
-
-    if (!w)
-        return;
-    pthread_mutex_lock(&v->lock);
-    if (v->outcome == DIRECT && !v->proposed && weigh(v, w) && notable(v, w) &&
-        r2_agree_propose(v->agree, w, weights_bytes(v->nodes)) == 0) {
-        v->proposed = w;
-        w = NULL;
-    }
-    pthread_mutex_unlock(&v->lock);
-    free(w);
-}
-
-void r2_vote_decided(struct r2_vote *v, bool committed)
-{
-    struct weights *old;
+    enum r2_vote_state is;
 
     pthread_mutex_lock(&v->lock);
-    old = committed ? v->agreed : v->proposed; /* what was refused is proposed anew, or not */
-    if (committed)
-        v->agreed = v->proposed;
-    v->proposed = NULL;
+    is = v->outcome == DIRECT ? R2_VOTE_YES : v->outcome == OPEN ? R2_VOTE_OPEN : R2_VOTE_NO;
     pthread_mutex_unlock(&v->lock);
-    free(old);
+    return is;
 }
 
-int r2_vote_accept(struct r2_vote *v, const void *plan, size_t len, void **object)
-{
-    struct weights *w;
-    uint64_t sum = 0;
+/* ---- plans */
 
-    if (len != weights_bytes(v->nodes))
-        return -EPROTO;
-    w = malloc(len);
-    if (!w)
-        return -ENOMEM;
-    memcpy(w, plan, len);
-    for (int n = 0; n < v->nodes; n++)
-        sum += w->of[n];
-    if (w->magic != WEIGHTS_MAGIC || w->p != (uint32_t)v->nodes || sum != R2_SCHEDULE_UNIT) {
-        free(w);
-        return -EPROTO;
-    }
-    *object = w;
-    return 0;
+static bool able(struct r2_vote *v)
+{
+    bool is;
+
+    pthread_mutex_lock(&v->lock);
+    is = v->outcome == DIRECT && r2_direct_state(v->direct, NULL) == R2_DIRECT_READY;
+    pthread_mutex_unlock(&v->lock);
+    return is;
+}
+
+int r2_vote_accept(struct r2_vote *v, const void *data, size_t len, void **object)
+{
+    struct r2_plan *plan = malloc(sizeof(*plan));
+    int rc = plan ? r2_plan_read(plan, data, len, v->nodes) : -ENOMEM;
+
+    if (rc == 0 && plan->connect)
+        begin(v);
+    if (rc == 0 && plan->schedule != R2_PLAN_STOCK && !plan->connect && !able(v))
+        rc = -EAGAIN;
+    if (rc)
+        free(plan);
+    else
+        *object = plan;
+    return rc;
+}
+
+static void describe(const struct r2_vote *v, char *name, size_t room)
+{
+    const struct r2_plan *plan = &v->plan;
+    struct r2_plan equal;
+
+    r2_plan_equal(&equal, v->nodes);
+    equal.from_bytes = plan->from_bytes;
+    snprintf(name, room, "%s%s",
+             plan->schedule == R2_PLAN_STOCK ? "" : r2_plan_name(plan->schedule),
+             plan->schedule == R2_PLAN_DIRECT && !r2_plan_same(plan, &equal) ? ", weighted" : "");
 }
 
 void r2_vote_follow(struct r2_vote *v, const void *object, uint64_t epoch, uint64_t at)
 {
-    const struct weights *w = object;
-    uint32_t mine = w->of[v->node];
-    char line[112];
+    enum r2_plan_schedule before = v->plan.schedule;
+    char name[40], line[112];
 
-    v->weights = w->of;
-    snprintf(line, sizeof(line), "weights %llu from operation %llu on: this node owns %.1f %%",
-             (unsigned long long)epoch, (unsigned long long)at, mine * 100.0 / R2_SCHEDULE_UNIT);
+    if (((const struct r2_plan *)object)->connect)
+        return; /* what runs has not changed */
+    v->plan = *(const struct r2_plan *)object;
+    describe(v, name, sizeof(name));
+    if (v->plan.schedule == R2_PLAN_STOCK && before == R2_PLAN_STOCK)
+        return;
+    if (v->plan.schedule == R2_PLAN_DIRECT)
+        snprintf(line, sizeof(line), "plan %llu from operation %llu on: %s; this node owns %.1f %%",
+                 (unsigned long long)epoch, (unsigned long long)at, name,
+                 v->plan.weights[v->node] * 100.0 / R2_SCHEDULE_UNIT);
+    else
+        snprintf(line, sizeof(line), "plan %llu from operation %llu on: %s",
+                 (unsigned long long)epoch, (unsigned long long)at,
+                 *name ? name : "NCCL's own choice");
     r2_watch_journal(line);
-    r2_comm_row_plan(v->comm, "direct, weighted", line);
+    r2_comm_row_plan(v->comm, name, v->rank ? line : NULL); /* rank 0 says why */
 }
 
 /* ---- the application's thread */
@@ -592,64 +590,80 @@ static int as_result(struct r2_vote *v, int rc)
 {
     if (rc == 0)
         return R2_NCCL_OK;
+    if (atomic_load(&v->comm->state) == R2_SEG_COMM_REVOKED)
+        return R2_NCCL_USAGE; /* as NCCL says */
     if (r2_comms_elsewhere(v->comm) || rc == -ECONNRESET)
         return R2_NCCL_REMOTE;
     return rc == -ECANCELED ? R2_NCCL_INTERNAL : R2_NCCL_SYSTEM;
 }
 
-static int between(struct r2_vote *v, const struct r2_op *op, const void *in, void *out,
+static int between(struct r2_vote *v, const uint64_t *word, const void *in, void *out,
                    uint64_t count)
 {
-    struct r2_direct_call call = {.in = in,
-                                  .out = out,
-                                  .count = count,
-                                  .type = (int)op->word[TYPE],
-                                  .op = (int)op->word[OP],
-                                  .stream = (void *)op->word[STREAM],
-                                  .weights = v->weights};
+    const struct r2_plan *plan = &v->plan;
+    struct r2_direct_call call = {
+        .in = in,
+        .out = out,
+        .count = count,
+        .type = (int)word[R2_WORD_TYPE],
+        .op = (int)word[R2_WORD_OP],
+        .schedule = plan->schedule == R2_PLAN_R2CCL ? R2_SCHEDULE_R2CCL : R2_SCHEDULE_DIRECT,
+        .weights = plan->schedule == R2_PLAN_DIRECT ? plan->weights : NULL,
+        .slow = (int)plan->slow,
+        .tail = plan->tail,
+        .chunks = R2_PLAN_CHUNKS,
+        .stream = (void *)word[R2_WORD_STREAM],
+    };
 
+    if (v->plan.schedule == R2_PLAN_R2CCL) {
+        call.schedule = R2_SCHEDULE_R2CCL;
+        call.slow = (int)v->plan.slow;
+        call.tail = v->plan.tail;
+        call.chunks = R2_PLAN_CHUNKS;
+    }
     return as_result(v, give(v, &call));
 }
 
 /* What does not divide by the node's ranks: NCCL's, on the communicator itself. */
-static int rest(const struct r2_op *op, uint64_t from, size_t bytes)
+static int rest(struct r2_vote *v, const uint64_t *w, uint64_t from, size_t bytes)
 {
-    int (*fn)(uint64_t, uint64_t, uint64_t, uint64_t, uint64_t, uint64_t, uint64_t) = op->fn;
-    const uint64_t *w = op->word;
+    int (*fn)(uint64_t, uint64_t, uint64_t, uint64_t, uint64_t, uint64_t, uint64_t) =
+        r2_comms_real(v->comm)->fn[R2_API_ncclAllReduce];
     int result;
 
-    if (from == w[COUNT])
+    if (from == w[R2_WORD_COUNT])
         return R2_NCCL_OK;
     r2_call_nest();
-    result = fn(w[SEND] + from * bytes, w[RECV] + from * bytes, w[COUNT] - from, w[TYPE], w[OP],
-                w[COMM], w[STREAM]);
+    result =
+        fn(w[R2_WORD_SEND] + from * bytes, w[R2_WORD_RECV] + from * bytes, w[R2_WORD_COUNT] - from,
+           w[R2_WORD_TYPE], w[R2_WORD_OP], w[R2_WORD_COMM], w[R2_WORD_STREAM]);
     r2_call_unnest();
     return result;
 }
 
 /* Each rank of a node has a slice of the node's sum, and takes it to those of other nodes. */
-static int run_sliced(struct r2_vote *v, const struct r2_op *op)
+static int run_sliced(struct r2_vote *v, const uint64_t *word)
 {
-    size_t bytes = r2_nccl_type_size((int)op->word[TYPE]);
-    uint64_t slice = op->word[COUNT] / (uint64_t)v->per_node;
-    char *out = (char *)op->word[RECV], *mine = out + (uint64_t)v->place * slice * bytes;
-    void *stream = (void *)op->word[STREAM];
-    int type = (int)op->word[TYPE];
-    int result = r2_node_reduce_scatter(v->within, (const void *)op->word[SEND], mine, slice, type,
-                                        (int)op->word[OP], stream);
+    size_t bytes = r2_nccl_type_size((int)word[R2_WORD_TYPE]);
+    uint64_t slice = word[R2_WORD_COUNT] / (uint64_t)v->per_node;
+    char *out = (char *)word[R2_WORD_RECV], *mine = out + (uint64_t)v->place * slice * bytes;
+    void *stream = (void *)word[R2_WORD_STREAM];
+    int type = (int)word[R2_WORD_TYPE];
+    int result = r2_node_reduce_scatter(v->within, (const void *)word[R2_WORD_SEND], mine, slice,
+                                        type, (int)word[R2_WORD_OP], stream);
 
     if (result == R2_NCCL_OK)
-        result = between(v, op, mine, mine, slice);
+        result = between(v, word, mine, mine, slice);
     if (result == R2_NCCL_OK)
         result = r2_node_all_gather(v->within, mine, out, slice, type, stream);
-    return result == R2_NCCL_OK ? rest(op, slice * (uint64_t)v->per_node, bytes) : result;
+    return result == R2_NCCL_OK ? rest(v, word, slice * (uint64_t)v->per_node, bytes) : result;
 }
 
-static int run(struct r2_vote *v, const struct r2_op *op)
+static int run(struct r2_vote *v, const uint64_t *word)
 {
-    int result = v->within ? run_sliced(v, op)
-                           : between(v, op, (const void *)op->word[SEND], (void *)op->word[RECV],
-                                     op->word[COUNT]);
+    int result = v->within ? run_sliced(v, word)
+                           : between(v, word, (const void *)word[R2_WORD_SEND],
+                                     (void *)word[R2_WORD_RECV], word[R2_WORD_COUNT]);
 
     if (result == R2_NCCL_OK)
         __atomic_fetch_add(&r2_comm_row(v->comm)->planned, 1, __ATOMIC_RELAXED);
@@ -670,48 +684,52 @@ static bool refused(struct r2_vote *v)
     return state == R2_SEG_COMM_SUSPENDED || state == R2_SEG_COMM_REVOKED;
 }
 
-bool r2_vote_take(struct r2_vote *v, const struct r2_op *op, int *result)
+static bool in_plan(const struct r2_vote *v, uint64_t bytes)
 {
-    int type = (int)op->word[TYPE], reduction = (int)op->word[OP];
+    return v->plan.schedule != R2_PLAN_STOCK && bytes >= v->plan.from_bytes;
+}
 
-    if (refused(v) || op->api != R2_API_ncclAllReduce || !r2_reduce_covers(type, reduction) ||
-        op->word[COUNT] * r2_nccl_type_size(type) < FROM_BYTES ||
-        r2_device_capturing((void *)op->word[STREAM]))
-        return false;
+bool r2_vote_takes(struct r2_vote *v, const uint64_t *word)
+{
+    int type = (int)word[R2_WORD_TYPE], reduction = (int)word[R2_WORD_OP];
+
+    return in_plan(v, word[R2_WORD_COUNT] * r2_nccl_type_size(type)) && !refused(v) &&
+           r2_reduce_covers(type, reduction) &&
+           !r2_device_capturing((void *)word[R2_WORD_STREAM]) &&
+           (!v->always || outcome(v) != STOCK) && divides(v, type, reduction);
+}
+
+int r2_vote_run(struct r2_vote *v, const uint64_t *word)
+{
     switch (outcome(v)) {
     case DIRECT:
-        if (!divides(v, type, reduction))
-            return false;
-        *result = run(v, op);
-        return true;
-    case STOCK:
-        return false;
-    case ABORTED:
-        *result = r2_comms_elsewhere(v->comm) ? R2_NCCL_REMOTE : R2_NCCL_INTERNAL;
-        return true;
-    default:
+        return run(v, word);
+    case OPEN:
         r2_comms_broken(v->comm, "no answer whether AllReduce is direct");
-        *result = R2_NCCL_REMOTE;
-        return true;
+        return R2_NCCL_REMOTE;
+    default: /* aborted; without a plan nobody comes here */
+        return r2_comms_elsewhere(v->comm) ? R2_NCCL_REMOTE : R2_NCCL_INTERNAL;
     }
 }
 
 /* ---- life */
 
-struct r2_vote *r2_vote_new(struct r2_comm *comm, int rank, int nranks, int device)
+struct r2_vote *r2_vote_new(struct r2_comm *comm, int rank, int nranks, int device, bool always)
 {
     struct r2_vote *v = calloc(1, sizeof(*v));
 
-    if (v)
-        v->rates = calloc((size_t)nranks, sizeof(*v->rates));
-    if (!v || !v->rates) {
-        free(v);
+    if (!v)
         return NULL;
-    }
     v->comm = comm;
     v->rank = rank;
     v->nranks = nranks;
     v->device = device;
+    v->always = always;
+    r2_plan_stock(&v->plan, 0);
+    if (always) {
+        v->plan.schedule = R2_PLAN_DIRECT;
+        v->plan.from_bytes = R2_VOTE_FROM;
+    }
     /* A rank that is missing is said to be after one of these, by a silent root after two. */
     v->until_ns = r2_now_ns() + 3 * r2_settings_get()->agree_timeout_ns;
     r2_lock_init(&v->lock);
@@ -789,8 +807,5 @@ void r2_vote_free(struct r2_vote *v)
         return;
     pthread_mutex_destroy(&v->lock);
     pthread_cond_destroy(&v->wake);
-    free(v->rates);
-    free(v->proposed);
-    free(v->agreed);
     free(v);
 }

@@ -13,7 +13,6 @@
 #include "util/log.h"
 
 #define CUDA_DISABLE_NOTHING 0 /* flags of an event: with timing */
-#define CUDA_DISABLE_TIMING 2
 #define CUDA_NOT_READY 600
 #define CUDA_CAPTURE_NONE 0
 #define CUDA_CAPTURE_RELAXED 2
@@ -27,7 +26,6 @@ static struct {
     int (*get_current)(void **context);
     int (*capturing)(void *stream, int *status);
     int (*exchange)(int *mode);
-    int (*memory)(size_t *free, size_t *total);
     int (*event_new)(void **event, unsigned flags);
     int (*event_record)(void *event, void *stream);
     int (*event_query)(void *event);
@@ -50,14 +48,13 @@ static void look(void)
     cuda.get_current = dlsym(lib, "cuCtxGetCurrent");
     cuda.capturing = dlsym(lib, "cuStreamIsCapturing");
     cuda.exchange = dlsym(lib, "cuThreadExchangeStreamCaptureMode");
-    cuda.memory = dlsym(lib, "cuMemGetInfo_v2");
     cuda.event_new = dlsym(lib, "cuEventCreate");
     cuda.event_record = dlsym(lib, "cuEventRecord");
     cuda.event_query = dlsym(lib, "cuEventQuery");
     cuda.event_elapsed = dlsym(lib, "cuEventElapsedTime");
     cuda.event_free = dlsym(lib, "cuEventDestroy_v2");
     if (cuda.primary && cuda.release && cuda.state && cuda.set_current && cuda.get_current &&
-        cuda.capturing && cuda.exchange && cuda.memory && cuda.event_new && cuda.event_record &&
+        cuda.capturing && cuda.exchange && cuda.event_new && cuda.event_record &&
         cuda.event_query && cuda.event_elapsed && cuda.event_free)
         /* Release: who sees the flag sees the functions. */
         atomic_store_explicit(&cuda.found, true, memory_order_release);
@@ -125,13 +122,6 @@ bool r2_device_capturing(void *stream)
 
     /* An error means the legacy stream while another one captures: NCCL will say so itself. */
     return r2_device_cuda() && (cuda.capturing(stream, &status) || status != CUDA_CAPTURE_NONE);
-}
-
-uint64_t r2_device_free_bytes(void)
-{
-    size_t left = 0, total = 0;
-
-    return r2_device_cuda() && cuda.memory(&left, &total) == 0 ? left : 0;
 }
 
 /* Who times stores STOPPED last, who polls KNOWN or IDLE, who takes IDLE; each with release, and is
@@ -221,71 +211,4 @@ void r2_device_watch_free(struct r2_device_watch *w)
     for (int i = 0; i < 2; i++)
         if (w->events[i])
             cuda.event_free(w->events[i]);
-}
-
-/* ---- marks */
-
-/* In the device's primary context, where NCCL runs its operations, whatever the caller's is. */
-static int make_event(struct r2_device_mark *m, int device)
-{
-    void *before = NULL;
-    int rc;
-
-    if (device < 0 || cuda.get_current(&before) || cuda.primary(&m->context, device))
-        return -EIO;
-    rc = cuda.set_current(m->context) || cuda.event_new(&m->event, CUDA_DISABLE_TIMING) ? -EIO : 0;
-    cuda.set_current(before);
-    cuda.release(device); /* whoever runs an operation on it holds it */
-    if (rc)
-        m->event = NULL;
-    return rc;
-}
-
-static int put_event(const struct r2_device_mark *m, void *stream)
-{
-    void *before = NULL;
-    int rc;
-
-    if (cuda.get_current(&before) || (before != m->context && cuda.set_current(m->context)))
-        return -EIO;
-    rc = cuda.event_record(m->event, stream) ? -EIO : 0;
-    if (before != m->context)
-        cuda.set_current(before);
-    return rc;
-}
-
-void r2_device_mark_set(struct r2_device_mark *m, int device, void *stream)
-{
-    int rc = 0;
-
-    if (!r2_device_cuda())
-        return;
-    if (r2_device_capturing(stream))
-        rc = -EBUSY; /* it would go into the application's graph */
-    else if (!m->event)
-        rc = make_event(m, device);
-    if (rc == 0)
-        rc = put_event(m, stream);
-    m->state = rc ? R2_DEVICE_LOST : R2_DEVICE_MARKED;
-}
-
-bool r2_device_mark_over(const struct r2_device_mark *m)
-{
-    return m->state == R2_DEVICE_UNMARKED ||
-           (m->state == R2_DEVICE_MARKED && cuda.event_query(m->event) == 0);
-}
-
-void r2_device_mark_free(struct r2_device_mark *m, int device)
-{
-    void *before = NULL, *event = m->event;
-    int active = 0;
-    unsigned flags;
-
-    m->event = NULL;
-    /* An application that has ended the device has ended its events. */
-    if (!event || cuda.state(device, &flags, &active) || !active || cuda.get_current(&before))
-        return;
-    if (cuda.set_current(m->context) == 0)
-        cuda.event_free(event);
-    cuda.set_current(before);
 }

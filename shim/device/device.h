@@ -26,9 +26,6 @@ void r2_device_leave(void);
 /* Whether work that is put on `stream` now would be recorded into a graph. */
 bool r2_device_capturing(void *stream);
 
-/* Bytes free on the calling thread's device; 0: not known. */
-uint64_t r2_device_free_bytes(void);
-
 /* A stopwatch on a stream. On the host it measures from start to stop; with CUDA it puts two events
  * on the stream, between other work and without a wait. Three threads share it, each of them one
  * only: one starts and stops it, one asks the driver (poll), which may block for as long as another
@@ -58,20 +55,5 @@ bool r2_device_watch_poll(struct r2_device_watch *w);
 bool r2_device_watch_take(struct r2_device_watch *w, uint64_t *ns, uint64_t note[R2_DEVICE_NOTES]);
 /* Nobody uses it any more. Asks the driver, too. */
 void r2_device_watch_free(struct r2_device_watch *w);
-
-/* A mark behind work on a stream, which says whether that is over: with CUDA an event, on the host
- * nothing, where a call that has returned is over. One thread at a time. */
-enum r2_device_mark_state { R2_DEVICE_UNMARKED, R2_DEVICE_MARKED, R2_DEVICE_LOST };
-struct r2_device_mark {
-    enum r2_device_mark_state state; /* LOST: it could not be put there, nobody will know */
-    void *event, *context;
-};
-/* Behind what is on `stream` of `device` by now, and no longer where it was. The calling thread may
- * have another device, as NCCL's callers may, and keeps it. */
-void r2_device_mark_set(struct r2_device_mark *m, int device, void *stream);
-/* Whether all is over that it was ever put behind, if each time was behind the one before. For a
- * thread that has entered the device. */
-bool r2_device_mark_over(const struct r2_device_mark *m);
-void r2_device_mark_free(struct r2_device_mark *m, int device);
 
 #endif

@@ -11,19 +11,15 @@
 #include <time.h>
 
 #include "api/nccl.h"
+#include "direct/sizes.h"
 #include "reduce/reduce.h"
 #include "util/clock.h"
 #include "util/lock.h"
 #include "util/log.h"
 #include "util/thread.h"
 
-#define PIECE_MOST ((size_t)512 << 10)
-#define PIECE_LEAST ((size_t)16 << 10)
-#define ROUNDS 4 /* of the window, at least, if pieces need not be smaller than PIECE_LEAST */
 #define FINISH_NS (10 * R2_NS_PER_S)
 #define CONNECT_NS (30 * R2_NS_PER_S) /* for all connections to be made */
-#define PIPELINE 64
-#define PIPELINE_PIECE ((size_t)64 << 10) /* a shard is cut into PIPELINE pieces, none smaller */
 
 /* A thread that finds nothing to do yields for a while, then naps: for a part of the time that it
  * has waited. The engine's own threads move the data meanwhile. */
@@ -313,22 +309,13 @@ static void *run(void *arg)
 
 /* ---- life */
 
-static size_t choose_piece(size_t memory, int p)
-{
-    size_t piece = PIECE_MOST;
-
-    while (piece > PIECE_LEAST && memory / piece / (size_t)r2_exec_round(p) < ROUNDS)
-        piece /= 2;
-    return piece;
-}
-
 static int make_exec(struct r2_direct *d)
 {
     struct r2_exec_config config = {.p = d->config.p,
                                     .slots = d->window,
                                     .piece = d->piece,
                                     .n_slots = (int)(d->config.memory / d->piece),
-                                    .depth = d->config.depth,
+                                    .credit = d->config.credit,
                                     .ops = &ops,
                                     .user = d};
 
@@ -361,7 +348,7 @@ static int make(struct r2_direct *d)
     if (rc)
         return rc;
     d->card = *r2_links_own(d->links);
-    d->piece = choose_piece(c->memory, c->p);
+    d->piece = r2_sizes_slot(c->memory, c->p);
     d->window = c->device->alloc(c->user, c->memory);
     if (!d->window)
         return -ENOMEM;
@@ -385,7 +372,7 @@ int r2_direct_new(struct r2_direct **out, const struct r2_direct_config *config)
         return -ENOMEM;
     d->config = *config;
     d->config.memory = config->memory ? config->memory : R2_DIRECT_MEMORY;
-    d->config.depth = config->depth ? config->depth : R2_DIRECT_DEPTH;
+    d->config.credit = config->credit ? config->credit : r2_sizes_credit(config->p);
     if (!config->device) {
         d->config.device = &r2_direct_host;
         d->config.user = d->host_copies;
@@ -436,30 +423,34 @@ enum r2_direct_state r2_direct_state(struct r2_direct *d, int *error)
 /* ---- operations */
 
 /* Of all ranks alike. */
-static size_t piece_for(const struct r2_direct *d, const uint32_t *weights, uint64_t bytes)
+static enum r2_schedule_kind kind_of(const struct r2_direct *d, const struct r2_direct_call *call)
 {
-    uint32_t most = 0;
-    size_t piece = PIPELINE_PIECE < d->piece ? PIPELINE_PIECE : d->piece;
-
-    for (int r = 0; r < d->config.p; r++)
-        most = weights[r] > most ? weights[r] : most;
-    while (piece < d->piece && piece * PIPELINE < bytes / R2_SCHEDULE_UNIT * most)
-        piece *= 2;
-    return piece;
+    return call->op == R2_NCCL_AVG || r2_exec_rounds(d->exec) < r2_exec_least(call->schedule)
+               ? R2_SCHEDULE_DIRECT
+               : call->schedule;
 }
 
 static int plan(const struct r2_direct *d, const struct r2_direct_call *call, struct r2_schedule *s)
 {
     size_t elem = r2_nccl_type_size(call->type);
+    enum r2_schedule_kind kind = kind_of(d, call);
     uint32_t equal[R2_DIRECT_RANKS];
-    const uint32_t *weights = call->weights ? call->weights : equal;
+    const uint32_t *weights = kind == R2_SCHEDULE_DIRECT && call->weights ? call->weights : equal;
     struct r2_schedule_data data = {.p = d->config.p, .count = call->count, .elem = elem};
-    int p = d->config.p;
+    int p = d->config.p, rank = d->config.rank;
 
     for (int r = 0; r < p; r++)
         equal[r] = (uint32_t)(R2_SCHEDULE_UNIT * (r + 1) / p - R2_SCHEDULE_UNIT * r / p);
-    data.piece = piece_for(d, weights, call->count * elem);
-    return r2_schedule_direct(s, &data, d->config.rank, weights);
+    data.piece = r2_sizes_piece(d->piece, p, call->count * elem, weights);
+    switch (kind) {
+    case R2_SCHEDULE_DIRECT:
+        return r2_schedule_direct(s, &data, rank, weights);
+    case R2_SCHEDULE_RING:
+        return r2_schedule_ring(s, &data, rank);
+    case R2_SCHEDULE_R2CCL:
+        return r2_schedule_r2ccl(s, &data, rank, call->slow, call->tail, call->chunks);
+    }
+    return -EINVAL;
 }
 
 /* One of the two copies of step `index`, if it has it. */
@@ -475,8 +466,8 @@ static int queue_copy(struct r2_direct *d, const struct operation *o, const stru
                                    (size_t)step->count * elem);
 }
 
-/* A sum goes in before the first piece that waits for its slot comes out: in this order the copies
- * get on even if the device makes them one by one. */
+/* A sum goes in before the first piece that waits for its slot, or for its step, comes out: in this
+ * order the copies get on even if the device makes them one by one. */
 static int queue_all(struct r2_direct *d, const struct operation *o, uint64_t number)
 {
     const struct r2_direct_device *device = d->config.device;
@@ -489,7 +480,8 @@ static int queue_all(struct r2_direct *d, const struct operation *o, uint64_t nu
             r2_schedule_step(&o->schedule, i, &out);
         for (; landed < i && rc == 0; landed++) {
             r2_schedule_step(&o->schedule, landed, &in);
-            if (i < n && r2_exec_beside(d->exec, landed, in.round, i, out.round))
+            if (i < n && landed >= out.after &&
+                r2_exec_beside(d->exec, landed, in.round, i, out.round))
                 break;
             rc = queue_copy(d, o, &in, landed, false);
         }

@@ -3,11 +3,11 @@
  * plugin's net API to the owner of each piece, which adds all contributions in rank order, and back
  * into the output. It is a caller of the net API as NCCL is, so failures of NICs are below it.
  *
- * Bits: every element is added in rank order 0, 1, ... p - 1, whoever owns it. Results are the same
- * on all ranks, from run to run, and under any weights.
+ * Bits: results are the same on all ranks and from run to run. By the schedule `direct` every
+ * element is added in rank order 0, 1, ... p - 1, whoever owns it: the same under any weights, too.
  *
- * All ranks must give the same operations in the same order, with the same weights, and have the
- * same memory, depth and p.
+ * All ranks must give the same operations in the same order, by the same schedule, and have the
+ * same memory and p.
  *
  * Threads: one progress thread for each object. Every function may be called from any thread,
  * r2_direct_free last. Nothing waits but r2_direct_wait and r2_direct_free.
@@ -25,7 +25,6 @@
 #include "direct/links.h"
 
 #define R2_DIRECT_MEMORY ((size_t)16 << 20) /* bytes of the window */
-#define R2_DIRECT_DEPTH 4                   /* pieces posted on a connection */
 #define R2_DIRECT_RANKS 256
 
 struct r2_direct;
@@ -35,9 +34,15 @@ struct r2_direct_call {
     const void *in;
     void *out; /* may be `in` */
     uint64_t count;
-    int type, op;            /* NCCL's numbers; r2_reduce_covers */
-    const uint32_t *weights; /* [p], in 1/65536 (plan/schedule.h), copied; NULL: equal */
-    void *stream;            /* the device's, in whose order the operation stands */
+    int type, op; /* NCCL's numbers; r2_reduce_covers */
+    /* By which schedule (plan/schedule.h). AVG goes by DIRECT in any case, since it needs all
+     * contributions at once; so does what the memory is too small for (more than 128 ranks). */
+    enum r2_schedule_kind schedule;
+    const uint32_t *weights; /* DIRECT: [p], copied; NULL: equal */
+    int slow;                /* R2CCL: as r2_schedule_r2ccl has them */
+    uint32_t tail;
+    unsigned int chunks;
+    void *stream; /* the device's, in whose order the operation stands */
 };
 
 /* Where the application's buffers are.
@@ -71,7 +76,7 @@ struct r2_direct_config {
     uint64_t id; /* of the communicator */
     int rank, p;
     size_t memory;                         /* 0: R2_DIRECT_MEMORY */
-    int depth;                             /* 0: R2_DIRECT_DEPTH */
+    size_t credit;                         /* posted on a connection; 0: r2_sizes_credit */
     const struct r2_direct_device *device; /* NULL: r2_direct_host */
     void *user;                            /* its first argument */
     /* The state has changed; may be NULL. Called without a lock. */

@@ -25,6 +25,7 @@ struct r2_exec {
     struct r2_exec_config config;
     const struct r2_schedule *schedule;
     int me;
+    uint32_t depth;            /* messages posted on a lane */
     int room;                  /* most flights; a power of two */
     struct flight *flights;    /* ring, by step index */
     uint64_t base, base_round; /* where the current operation begins, in steps and rounds of all */
@@ -255,7 +256,7 @@ static int turn_lane(struct r2_exec *x, enum r2_lane_kind kind, int peer)
         for (; n > 0; n--)
             ended_on(x, at(x, lane, lane->done++), kind);
     }
-    while (waits(lane) && lane->posted - lane->done < (uint32_t)x->config.depth) {
+    while (waits(lane) && lane->posted - lane->done < x->depth) {
         struct flight *f = at(x, lane, lane->posted);
         int rc = 0;
 
@@ -358,6 +359,11 @@ int r2_exec_turn(struct r2_exec *x)
     return rc < 0 ? rc : (moved | rc) != 0;
 }
 
+int r2_exec_rounds(const struct r2_exec *x)
+{
+    return (int)x->rounds;
+}
+
 bool r2_exec_landed(const struct r2_exec *x)
 {
     return x->landed == x->end;
@@ -374,6 +380,8 @@ void r2_exec_begin(struct r2_exec *x, const struct r2_schedule *schedule)
 {
     x->schedule = schedule;
     x->me = schedule->me;
+    x->depth = (uint32_t)(x->config.credit / (schedule->piece * schedule->elem));
+    x->depth += x->depth == 0;
     x->base = x->end;
     x->base_round = x->end_round;
     x->end += schedule->n_steps;
@@ -402,7 +410,7 @@ int r2_exec_new(struct r2_exec **out, const struct r2_exec_config *config)
     int rc = -ENOMEM;
 
     *out = NULL;
-    if (config->n_slots < r2_exec_round(config->p) || config->depth < 1 || config->piece == 0)
+    if (config->n_slots < r2_exec_round(config->p) || config->credit < 1 || config->piece == 0)
         return -EINVAL;
     x = calloc(1, sizeof(*x));
     if (!x)

@@ -3,8 +3,9 @@
  * them what has ended. No clock, socket or thread.
  *
  * A lane is one direction of one stream with one peer. Messages of a lane are posted in list order
- * and end in that order. At most `depth` are posted on a lane at a time: what is posted to receive
- * is the credit that the peer sends on, so p - 1 lanes of `depth` pieces bound the incast.
+ * and end in that order. At most `credit` bytes are posted on a lane, counted as
+ * pieces of full size: a rank that owns little gets less at a time. What is posted to receive is
+ * what the peer may send, so this bounds the incast.
  *
  * Memory: `slots` of `piece` bytes each. A step holds one for its own piece (the contribution, then
  * the sum) and one for each contribution that it receives, from its admission to its end. Steps are
@@ -54,7 +55,7 @@ struct r2_exec_config {
     void *slots;
     size_t piece; /* bytes of a slot */
     int n_slots;
-    int depth;
+    size_t credit;
     const struct r2_exec_ops *ops;
     void *user;
 };
@@ -65,10 +66,16 @@ static inline bool r2_exec_lands(const struct r2_step *step)
     return step->up < 0 || step->down >= 0;
 }
 
-/* Slots that a round of `direct` needs. Of the ring it takes two such, of R2CCL-AllReduce four. */
+/* Slots that a round of `direct` needs. */
 static inline int r2_exec_round(int p)
 {
     return 2 * p - 1;
+}
+
+/* So many such rounds must fit into the slots for a schedule of this kind. */
+static inline int r2_exec_least(enum r2_schedule_kind kind)
+{
+    return kind == R2_SCHEDULE_DIRECT ? 1 : kind == R2_SCHEDULE_RING ? 2 : 4;
 }
 
 /* 0 and *out, -EINVAL (too few slots for one round of `direct`), -ENOMEM. */
@@ -84,6 +91,8 @@ int r2_exec_turn(struct r2_exec *x);
 bool r2_exec_landed(const struct r2_exec *x);
 bool r2_exec_ended(const struct r2_exec *x);
 
+/* Rounds of `direct` that the slots hold. */
+int r2_exec_rounds(const struct r2_exec *x);
 /* The slot of a step's own piece, by base + index. Constant: what copies into it and out of it can
  * be told long before the step begins. Any thread may ask. */
 void *r2_exec_slot(const struct r2_exec *x, uint64_t number);

@@ -1,12 +1,11 @@
-/* Which schedule an AllReduce of a communicator should take, given what bandwidth its nodes have
- * left, and how long each would take. Pure: no clock, socket, thread or setting; the same input
- * gives the same output. schedules.md's T, the end-node tree, against the ring under balance.
+/* Which schedule an AllReduce of a communicator takes, how long each would take, and the plan that
+ * its ranks agree on. Pure: no clock, socket, thread or setting. The model is plan/shard.h's.
  *
- * Units: bytes, bytes per second each way, nanoseconds; data is the size of the send buffer of one
- * rank. p is the number of nodes. The model is the node-level one: intra-node traffic is free.
+ * A plan holds for operations of from_bytes or more; smaller ones are NCCL's own. Ranks compute
+ * nothing again from what the planner thought: weights are integers, and shipped.
  *
- * Threads: none. Memory: a plan owns its arrays (r2_plan_free). Errors: -EINVAL with a line in
- * plan->reason, -ENOMEM.
+ * Units: bytes, bytes per second each way, nanoseconds. p is the number of nodes. What a node's
+ * ranks do among themselves is free.
  */
 #ifndef R2_PLAN_PLAN_H
 #define R2_PLAN_PLAN_H
@@ -15,87 +14,73 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define R2_PLAN_NODES 1024
-#define R2_PLAN_ORDERS 8 /* most communicators beside the application's */
-#define R2_PLAN_REASON 240
-#define R2_PLAN_UNIT 65536 /* shares of data are in 1/65536 */
+#define R2_PLAN_MOST 256 /* nodes of a plan */
+#define R2_PLAN_LEAST 3  /* with fewer nodes NCCL's ring is at the bound */
+#define R2_PLAN_WHY 160
+#define R2_PLAN_CHUNKS 16 /* of the tail of r2ccl-allreduce */
 
-/* --- light positions of NCCL's double binary tree ------------------------------------------- */
-
-/* Parent of `node` and up to two children in the first (tree 0) or second (tree 1) tree over p
- * nodes, -1 where there is none. 0 <= node < p. */
-struct r2_plan_link {
-    int up;
-    int down[2];
+enum r2_plan_schedule { /* numbers are shipped */
+                        R2_PLAN_STOCK = 0,
+                        R2_PLAN_DIRECT = 1,
+                        R2_PLAN_R2CCL = 2,
+                        R2_PLAN_SCHEDULES
 };
-struct r2_plan_link r2_plan_tree_link(int p, int tree, int node);
+const char *r2_plan_name(enum r2_plan_schedule schedule);
 
-/* Load of a position: how many times the data its node sends (and receives) in an AllReduce over
- * both trees, each of which has half the data. In units of 1/2: 2 is light, 4 is full. */
-int r2_plan_tree_load(int p, int position);
+/* What ranks agree on: the first r2_plan_bytes(p) bytes of it. */
+struct r2_plan {
+    uint32_t magic, p;
+    uint32_t schedule;
+    uint32_t connect; /* not 0: ranks shall connect to each other, a later plan needs it */
+    uint32_t slow;    /* r2ccl-allreduce: the slow node, and what of the data is its tail */
+    uint32_t tail;    /* in 1/65536 */
+    uint64_t from_bytes;
+    uint32_t weights[R2_PLAN_MOST]; /* direct: what each node owns, in 1/65536 */
+};
 
-/* The positions 0..p-1 by load, lightest first, ties by position, into `order`. */
-void r2_plan_light_positions(int p, int *order);
+/* NCCL's own choice; direct with equal weights. */
+void r2_plan_stock(struct r2_plan *plan, int p);
+void r2_plan_equal(struct r2_plan *plan, int p);
+size_t r2_plan_bytes(int p);
+/* 0, or -EPROTO: it is none for p nodes. */
+int r2_plan_read(struct r2_plan *plan, const void *data, size_t len, int p);
+/* Whether all operations run alike under both, but for weights that differ by less than 1 %. */
+bool r2_plan_same(const struct r2_plan *a, const struct r2_plan *b);
 
-/* --- planner -------------------------------------------------------------------------------- */
+/* ---- the choice */
 
-enum r2_plan_schedule {
-    R2_PLAN_STOCK = 0, /* NCCL's own choice on the application's communicator, plugin balances */
-    R2_PLAN_TREE = 1,  /* T: Tree forced on communicators in other rank orders */
+enum r2_plan_wish {
+    R2_PLAN_BEST,          /* what is predicted to gain, where a node has lost bandwidth */
+    R2_PLAN_WISH_DIRECT,   /* ... but of these two this one */
+    R2_PLAN_WISH_R2CCL,    /* ... this one */
+    R2_PLAN_ALWAYS_DIRECT, /* healthy or not */
 };
 
 struct r2_plan_node {
-    double capacity; /* with every NIC healthy */
-    double share;    /* what is left of it, 0..1; 0: no path left (no plan helps) */
+    double capacity; /* with every NIC healthy; 0: not known */
+    double share;    /* what is left of it, 0..1 */
 };
-
-/* Predicted time = (fixed + bytes / rate) / efficiency. */
-struct r2_plan_cost {
-    double ring_efficiency, tree_efficiency; /* measured / model, 0 < e <= 1 */
-    double hop_ns;                           /* per step of a schedule */
-};
-#define R2_PLAN_COST_DEFAULT                                                                       \
-    {                                                                                              \
-        .ring_efficiency = 0.98, .tree_efficiency = 0.88, .hop_ns = 20e3                           \
-    }
 
 struct r2_plan_input {
-    int nnodes; /* 1..R2_PLAN_NODES; with 1 there is nothing to plan */
+    int p;
     const struct r2_plan_node *nodes;
-    int nranks;
-    const int *rank_node; /* [nranks]: node of each rank, 0..nnodes-1 */
-    uint64_t bytes;       /* the size to predict for */
-    uint64_t min_bytes;   /* smaller operations stay stock; R2CCL: 1 MiB */
-    double min_gain;      /* predicted gain that a switch needs, 0.05 */
-    int max_orders;       /* 1..R2_PLAN_ORDERS */
-    struct r2_plan_cost cost;
+    uint64_t bytes;      /* the size to predict for */
+    uint64_t from_bytes; /* no plan for smaller ones */
+    enum r2_plan_wish wish;
 };
 
-/* One part of the data on one communicator. */
-struct r2_plan_order {
-    int *ranks;        /* [nranks]: old rank at each new rank */
-    int *nodes;        /* [nnodes]: node at each position */
-    uint32_t boundary; /* its part begins here, in 1/R2_PLAN_UNIT of the elements */
+struct r2_plan_choice {
+    struct r2_plan plan;
+    double stock_ns, direct_ns, r2ccl_ns, bound_ns; /* of input->bytes; NAN: not to be had */
+    double gain;                                    /* 1 - chosen / stock */
+    int degraded, worst;                            /* nodes; the one that has least left */
+    char why[R2_PLAN_WHY];                          /* one line */
 };
 
-struct r2_plan {
-    enum r2_plan_schedule schedule;
-    int norders; /* 0 for stock */
-    struct r2_plan_order orders[R2_PLAN_ORDERS];
-    int nnodes, nranks;
-    uint64_t from_bytes;                      /* the schedule pays from this size on */
-    double stock_ns, tree_ns, bound_ns, gain; /* for input->bytes; gain = 1 - chosen/stock */
-    int degraded;                             /* nodes with share < 1 */
-    char reason[R2_PLAN_REASON];              /* one line */
-};
+/* Of 1 to R2_PLAN_MOST nodes whose capacities are known. */
+void r2_plan_choose(struct r2_plan_choice *choice, const struct r2_plan_input *input);
 
-int r2_plan_make(struct r2_plan *plan, const struct r2_plan_input *input);
-void r2_plan_free(struct r2_plan *plan);
-
-/* The three models, for any order; ns for `bytes`. `order` [nnodes] is the node at each position,
- * NULL for 0, 1, 2, ... */
-double r2_plan_ring_ns(const struct r2_plan_input *input);
-double r2_plan_tree_ns(const struct r2_plan_input *input, const int *order);
-double r2_plan_bound_ns(const struct r2_plan_input *input);
+/* Why communicators on so many nodes have no plan; NULL: they may have one. */
+const char *r2_plan_never(int nodes);
 
 #endif

@@ -117,7 +117,7 @@ uint32_t r2_shard_tail(const struct r2_shard_input *in, int slow)
 }
 
 double r2_shard_r2ccl_ns(const struct r2_shard_input *in, int slow, uint32_t tail,
-                          unsigned int chunks)
+                         unsigned int chunks)
 {
     double n = (double)in->bytes, y = (double)tail / R2_SCHEDULE_UNIT, p = in->p;
     double least = rate(&in->nodes[slow]), spare = slowest(in, slow) - least;
@@ -129,7 +129,7 @@ double r2_shard_r2ccl_ns(const struct r2_shard_input *in, int slow, uint32_t tai
 }
 
 size_t r2_shard_piece(const struct r2_shard_input *in, const uint32_t *weights, size_t least,
-                       size_t most)
+                      size_t most)
 {
     struct r2_shard_input with = *in;
     double best = INFINITY;

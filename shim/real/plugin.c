@@ -13,7 +13,6 @@
 #include "real/conf.h"
 #include "real/real.h"
 #include "settings/settings.h"
-#include "tuner/want.h"
 #include "util/log.h"
 
 #define PLUGIN "libnccl-net-r2ccl.so"
@@ -101,19 +100,17 @@ static void warn_bypassed(void)
 R2_EXPORT extern int r2ccl_shim_reached;
 int r2ccl_shim_reached;
 
-/* NCCL finds the plugin's tuner only in a process that may want something of it: tuner/want.h. */
-static void announce(void *plugin)
-{
-    int (*expect)(const struct r2ccl_tuner_want *want);
-
-    if (r2_settings_get()->plan <= R2_PLAN_SETTING_SHADOW)
-        return;
-    *(void **)&expect = r2_real_dlsym(plugin, "r2ccl_tuner_expect");
-    if (expect)
-        expect(NULL);
-}
-
 static void *plugin; /* its handle; set once */
+
+static void greet(void *found)
+{
+    int *uses;
+
+    plugin = found;
+    *(void **)&uses = r2_real_dlsym(found, "r2ccl_shim_uses_plugin");
+    if (uses)
+        __atomic_store_n(uses, 1, __ATOMIC_RELAXED);
+}
 
 static void load(void)
 {
@@ -125,8 +122,7 @@ static void load(void)
         return;
     found = dlopen(SONAME, RTLD_NOLOAD | RTLD_LAZY);
     if (found && r2_real_dlsym(found, "r2ccl_settings_json")) {
-        plugin = found;
-        announce(found); /* it is loaded: preloaded, or by an NCCL that we did not see */
+        greet(found);
         return;
     }
     if (found) {
@@ -145,8 +141,7 @@ static void load(void)
         R2_WARN("the plugin cannot be loaded (%s): NCCL runs without R2CCL", dlerror());
         return;
     }
-    plugin = found;
-    announce(found);
+    greet(found);
     R2_INFO("net plugin: %s", path);
     warn_bypassed();
 }

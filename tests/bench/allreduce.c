@@ -1,6 +1,6 @@
 /* One rank of the direct AllReduce on host memory, without NCCL: for tests/bench/direct.py.
  *
- *     allreduce --folder DIR --bytes N --iters K [--rates A,B,...] [--depth D]
+ *     allreduce --folder DIR --bytes N --iters K [--rates A,B,...] [--credit BYTES]
  *
  * RANK and WORLD_SIZE say which rank it is. Ranks meet through files in DIR. --rates: bandwidth of
  * each rank in any unit, of which the weights are made; else they are equal. NICs come from the
@@ -17,8 +17,8 @@
 
 #include "api/nccl.h"
 #include "direct/direct.h"
-#include "plan/shard.h"
 #include "plan/schedule.h"
+#include "plan/shard.h"
 #include "util/clock.h"
 
 #define MOST 64
@@ -30,7 +30,8 @@ struct r2_ncclnet_v12;
 extern const struct r2_ncclnet_v12 ncclNetPlugin_v12;
 
 static struct {
-    int rank, ranks, iters, depth;
+    int rank, ranks, iters;
+    size_t credit;
     const char *folder;
     uint64_t bytes;
     bool weighted;
@@ -57,7 +58,7 @@ static void parse(int argc, char **argv)
 {
     static const struct option names[] = {{"folder", 1, NULL, 'f'}, {"bytes", 1, NULL, 'b'},
                                           {"iters", 1, NULL, 'n'},  {"rates", 1, NULL, 'w'},
-                                          {"depth", 1, NULL, 'd'},  {NULL, 0, NULL, 0}};
+                                          {"credit", 1, NULL, 'c'}, {NULL, 0, NULL, 0}};
     const char *rank = getenv("RANK"), *ranks = getenv("WORLD_SIZE");
     int c;
 
@@ -77,8 +78,8 @@ static void parse(int argc, char **argv)
         case 'w':
             parse_rates(optarg);
             break;
-        case 'd':
-            opt.depth = atoi(optarg);
+        case 'c':
+            opt.credit = strtoull(optarg, NULL, 10);
             break;
         default:
             exit(2);
@@ -129,7 +130,7 @@ static void read_card(struct r2_direct *d, int rank)
 static struct r2_direct *join(void)
 {
     struct r2_direct_config config = {
-        .net = &ncclNetPlugin_v12, .rank = opt.rank, .p = opt.ranks, .depth = opt.depth};
+        .net = &ncclNetPlugin_v12, .rank = opt.rank, .p = opt.ranks, .credit = opt.credit};
     uint64_t begun = r2_now_ns();
     struct r2_direct *d;
     int rc = r2_direct_new(&d, &config);

@@ -30,7 +30,6 @@ import adds
 import click
 import completion
 import cost
-import crowd
 import cutoff
 import direct
 import flap
@@ -45,8 +44,6 @@ import overhead
 import resume
 import shaped
 import shim_cost
-import storm
-import tree
 import unshaped
 from figures import SCHEMA, MeasurementWrong, Row, Section, markdown_table, text_table
 from rig import BenchError, Cores, Options, hardware_class, machine
@@ -73,7 +70,6 @@ SECTIONS: dict[str, tuple[str, Callable[[Options, Section], None]]] = {
     "locate": (locate.TITLE, locate.run),
     "cost": (cost.TITLE, cost.run),
     "hop": (hop.TITLE, hop.run),
-    "crowd": (crowd.TITLE, crowd.run),
     "growth": (growth.TITLE, growth.run),
     "grey": (grey.TITLE, grey.run),
     "flap": (flap.FLAP_TITLE, flap.run_flap),
@@ -81,8 +77,6 @@ SECTIONS: dict[str, tuple[str, Callable[[Options, Section], None]]] = {
     "heartbeat": (heartbeat.TITLE, heartbeat.run),
     "overhead": (overhead.TITLE, overhead.run),
     "shim_cost": (shim_cost.TITLE, shim_cost.run),
-    "storm": (storm.TITLE, storm.run),
-    "tree": (tree.TITLE, tree.run),
     "direct": (direct.TITLE, direct.run),
     "instructions": (instructions.TITLE, instructions.run),
     "adds": (adds.TITLE, adds.run),
@@ -94,11 +88,9 @@ NEEDS_LAB = (
     "known",
     "locate",
     "cost",
-    "crowd",
     "grey",
     "flap",
     "ramp",
-    "tree",
     "direct",
 )
 
@@ -121,9 +113,6 @@ def run_section(name: str, options: Options) -> Section:
     section = Section(name, title)
     if needs_lab(name, options) and not netns.has_admin():
         section.skipped = "making network namespaces needs root"
-        return section
-    if name == "storm" and options.smoke:
-        section.skipped = "takes a minute; tests/py/test_storm.py (soak) has the small one"
         return section
     began, load, cores = time.monotonic(), os.getloadavg()[0], Cores()
     options.asked.clear()

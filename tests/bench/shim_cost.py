@@ -42,8 +42,8 @@ WAYS = (
     Way("the shim"),
     Way("the shim, 2 ranks that have met", ranks=2, tells=True),
     Way("the shim, 2 ranks, R2CCL_TELL_ERRORS=0", ranks=2, env={"R2CCL_TELL_ERRORS": "0"}),
-    Way("the shim, 2 ranks, R2CCL_PLAN=on, 16 MiB", ranks=2, floats=LARGE, tells=True,
-        env={"R2CCL_PLAN": "on"}),
+    Way("the shim, 2 ranks, R2CCL_PLAN=auto, 16 MiB", ranks=2, floats=LARGE, tells=True,
+        env={"R2CCL_PLAN": "auto"}),
     Way("the shim with R2CCL_MODE=0", env={"R2CCL_MODE": "0"}),
 )  # fmt: skip
 

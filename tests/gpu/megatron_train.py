@@ -7,8 +7,6 @@ megatron-core (0.16.1 was tried) with its local layer spec, so that neither Tran
 Apex is needed. --tp and --pp say how many ranks share a layer and how many stages there are; the
 others are data parallel, with the distributed optimizer. Prints the same JSON lines as
 ddp_train.py; the losses are those of the last stage, averaged over the data-parallel ranks.
-
---backend gloo runs it on CPUs (megatron_on_cpu.py), which only tries the script itself.
 """
 
 from __future__ import annotations
@@ -159,7 +157,6 @@ def emit(**values: Any) -> None:
 
 def train(opts: argparse.Namespace, version: str) -> None:
     rank, world = torch.distributed.get_rank(), torch.distributed.get_world_size()
-    cuda = opts.backend == "nccl"
     config = make_config(opts)
     model = make_model(config, opts)
     optim = make_optimizer(model, opts)
@@ -168,7 +165,7 @@ def train(opts: argparse.Namespace, version: str) -> None:
         emit(event="start", world=world, tp=opts.tp, pp=opts.pp, dp=world // (opts.tp * opts.pp),
              model_bytes=sum(p.numel() * p.element_size() for p in model.parameters()),
              megatron=version, torch=str(torch.__version__),
-             nccl=list(torch.cuda.nccl.version()) if cuda else None)
+             nccl=list(torch.cuda.nccl.version()))
     losses = hashlib.sha256()
     began = time.monotonic()
     for step in range(opts.steps):
@@ -205,7 +202,7 @@ def parse_args() -> argparse.Namespace:
     p.add_argument("--lr", type=float, default=1e-3)
     p.add_argument("--seed", type=int, default=1)
     p.add_argument("--limit", type=float, default=600, help="seconds an operation may take")
-    p.add_argument("--backend", choices=("nccl", "gloo"), default="nccl")
+    p.add_argument("--backend", choices=("nccl",), default="nccl")
     return p.parse_args()
 
 
@@ -225,10 +222,7 @@ def main() -> int:
         print(f"megatron_train: --tp {opts.tp} times --pp {opts.pp} does not divide the {world} "
               "ranks", file=sys.stderr)
         return 2
-    if opts.backend == "gloo":
-        importlib.import_module("megatron_on_cpu").install()
-    else:
-        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+    torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
     torch.use_deterministic_algorithms(True)
     torch.manual_seed(opts.seed)
     torch.distributed.init_process_group(

@@ -4,7 +4,7 @@
     run_ddp.py exact --nics 2 --scenarios one,row,replay,silent   # through failures, bit-identical
     run_ddp.py kill                                               # others get an error in seconds
     run_ddp.py stall --train stall=30 --train limit=10            # the watchdog ends the others
-    run_ddp.py trace --variants preload --nodes 4                 # plans recorded and replayed
+    run_ddp.py exact --nodes 4 --variants direct=preload:R2CCL_ALLREDUCE=direct
     run_ddp.py exact --program ctypes_app.py --variants dlopen    # NCCL by dlopen, as vLLM has it
     run_ddp.py exact --program jax_app.py --variants dlopen       # JAX; cupy_app.py: CuPy
     run_ddp.py exact --program megatron_train.py --variants preload --train tp=2   # Megatron-Core
@@ -20,14 +20,12 @@ on, so that the row of the baseline stays true. Exit code 1: a failed check; 2: 
 from __future__ import annotations
 
 import argparse
-import itertools
 import json
 import os
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -270,47 +268,6 @@ def stall(setup: Setup, opts: argparse.Namespace) -> dict[str, Any]:
     return {"ok": all(r["ok"] for r in runs), "runs": runs}
 
 
-def plans_in(text: str) -> int:
-    """How many times a trace file says that a plan other than NCCL's own choice came into force."""
-    return sum(" tree, " in f" {line}" for line in text.splitlines())
-
-
-def trace(setup: Setup, opts: argparse.Namespace) -> dict[str, Any]:
-    """Records a run in which plans come and go, and replays it with other failures and with none:
-    losses and weights must be the same bit by bit. Give 4 nodes or more."""
-    setup.train_args += ["--deterministic", "0"]
-    runs: list[dict[str, Any]] = []
-    for name, text in itertools.product(opts.variants, opts.scenarios):
-        with tempfile.TemporaryDirectory() as folder:
-            variant = transports.parse_variant(name)
-            events = parse_schedule(text) if ":" in text else scenario(text, setup.bed.nics)
-            more = {"R2CCL_PLAN": "on", "R2CCL_PLAN_TRACE": f"{folder}/t"}
-            recorded, truth = one_run(
-                setup, replace(variant, settings=variant.settings | more), f"{name} {text}", events)
-            plans = plans_in((Path(folder) / "t.0").read_text(errors="replace"))
-            recorded["plans"] = plans
-            recorded["ok"] = recorded["ok"] and plans > 0
-            runs.append(recorded)
-            say(f"ddp {name} {text}: {plans} plans recorded")
-            for event in recorded.get("journal", []):
-                if not plans and "plan" in str(event.get("cause")):
-                    say(f"  {event['time']} rank {event['rank']}: {event['cause']}")
-            more["R2CCL_PLAN_TRACE"] = f"replay:{folder}/t"
-            again = replace(variant, settings=variant.settings | more)
-            for label, faults in (("without failures", ()), ("with them", events)):
-                run, curve = one_run(setup, again, f"{name} replayed {label}", faults)
-                run["differences"] = truth.differences(curve)
-                run["ok"] = run["ok"] and not run["differences"]
-                say(f"ddp {name} replayed {label}: "
-                    f"{'bit-identical' if not run['differences'] else run['differences']}")
-                runs.append(run)
-            run, curve = one_run(setup, variant, f"{name} without plans")
-            run["differs_without_plans"] = truth.differences(curve)
-            say(f"ddp {name} without plans: {run['differs_without_plans'] or 'the same bits'}")
-            runs.append(run)
-    return {"ok": bool(runs) and all(r["ok"] for r in runs), "runs": runs}
-
-
 def hang(setup: Setup, opts: argparse.Namespace) -> dict[str, Any]:
     """Takes one NIC away from a transport without failover and watches what happens."""
     runs = []
@@ -340,7 +297,7 @@ def hang(setup: Setup, opts: argparse.Namespace) -> dict[str, Any]:
 
 
 COMMANDS: dict[str, Callable[[Setup, argparse.Namespace], dict[str, Any]]] = {
-    "exact": exact, "kill": kill, "hang": hang, "stall": stall, "trace": trace,
+    "exact": exact, "kill": kill, "hang": hang, "stall": stall,
 }
 
 

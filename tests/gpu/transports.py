@@ -47,7 +47,7 @@ VARIANTS = {
         Variant("dlopen", "preload", {"R2CCL_DLSYM": "1"}),
         # Nothing preloaded: the program is given the path of our library with NCCL's name.
         Variant("named", "preload", {"LD_PRELOAD": ""}),
-        Variant("plan", "preload", {"R2CCL_PLAN": "on", "R2CCL_PLAN_HOLD": "1s"}),
+        Variant("plan", "preload", {"R2CCL_PLAN": "auto", "R2CCL_PLAN_HOLD": "1s"}),
         Variant("r2ccl-verify", "r2ccl", {"R2CCL_VERIFY": "1"}),
         Variant("sockets", "sockets"),
         Variant("sockets-4x2", "sockets", _socks(4, 2)),

@@ -226,8 +226,6 @@ ncclResult_t hn_comm_create(struct ncclComm *comm, struct hn_boot *boot, struct 
     if (hn_service_start(comm) || hn_progress_start(comm) || hn_gpu_start(comm))
         return hn_util_fail(ncclSystemError, "cannot start the communicator's threads");
     result = make_rings(comm);
-    if (result == ncclSuccess)
-        result = hn_tuning_open(comm);
     if (result != ncclSuccess)
         return result;
     uint8_t *ready = calloc((size_t)comm->nranks, 1); /* nobody starts before all are ready */
@@ -278,7 +276,6 @@ void hn_comm_free(struct ncclComm *comm)
     close_conns(comm);
     hn_service_stop(comm);
     hn_boot_free(comm->boot);
-    hn_tuning_close(comm);
     if (comm->net)
         hn_net_close(comm->net);
     free(comm->ring_send);

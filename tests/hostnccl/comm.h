@@ -149,9 +149,6 @@ struct ncclComm {
     int nodes;                               /* in the order of their first ranks */
     struct hn_tree trees[2];                 /* this rank's places */
     struct hn_conn **tree_send, **tree_recv; /* [channels * 2 * HN_LINKS]; NULL until first used */
-    int tuner;                               /* version of its API, 0: none */
-    bool tuner_failed;
-    void *tuner_ctx;
     int said_algo; /* logged last, + 1 */
     struct hn_redop_user user_ops[HN_MAX_USER_OPS];
 };

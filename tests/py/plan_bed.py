@@ -22,13 +22,19 @@ NIC = "127.0.1.2"
 
 @contextmanager
 def preloaded(
-    build: Build, name: str, words: Sequence[str], env: dict[str, str], ranks: int = RANKS
+    build: Build,
+    name: str,
+    words: Sequence[str],
+    env: dict[str, str],
+    ranks: int = RANKS,
+    nodes: int | None = None,
 ) -> Iterator[Job]:
-    """AllReduces of 2 MiB, as long as `words` say, of a job with that name."""
+    """AllReduces of 2 MiB, as long as `words` say, of a job with that name. Without `nodes` each
+    rank is on one of its own."""
     spec = LaunchSpec(
         argv=(str(build.perf), "-b", "2M", *words),
         ranks=ranks,
-        emulate_nodes=ranks,
+        emulate_nodes=nodes or ranks,
         nics=2,
         job=name,
         env={"LD_PRELOAD": str(build.path / "libr2ccl.so"), **env},
@@ -55,9 +61,8 @@ def _started(
         env={
             "LD_PRELOAD": str(build.path / "libr2ccl.so"),
             "R2CCL_REAL_NCCL": str(build.host_nccl / "libnccl.so.2"),
-            "R2CCL_PLAN": "on",
+            "R2CCL_MODE": "optimal",  # direct, whatever is measured
             "R2CCL_PLAN_HOLD": "1",
-            "R2CCL_PLAN_WITHDRAW": "0",
             **env,
         },
     )
@@ -113,9 +118,9 @@ def meets(name: str, ranks: int) -> bool:
 
 
 def runs(name: str, ranks: int, plan: str) -> bool:
-    """Of all of its ranks: a tree, or for "" NCCL's own choice."""
+    """Of all of its ranks: direct, or for "" NCCL's own choice."""
     found = plans(name, ranks)
-    return len(found) == ranks and all(bool(plan) == bool(shown) for shown in found)
+    return len(found) == ranks and all(shown.split(",")[0] == plan for shown in found)
 
 
 def lose(name: str) -> None:

@@ -52,12 +52,12 @@ def test_ps_lists_it(start_writer: StartWriter, folder: Path) -> None:
     writer = other(start_writer(), folder)
     result = call("ps")
     (row,) = [line for line in result.stdout.splitlines() if str(writer.pid) in line]
-    assert OTHER in row and "layout version 7, this r2ccl-ctl speaks 2" in row
+    assert OTHER in row and "layout version 7, this r2ccl-ctl speaks 3" in row
     assert "use the r2ccl-ctl that came with" in row
     assert result.stderr == ""
     for words in ([], ["--all"], ["--pid", str(writer.pid)]):
         (found,) = json.loads(call("ps", "--json", *words).stdout)["processes"]
-        assert (found["state"], found["layout"], found["layouts_read"]) == (OTHER, 7, [2])
+        assert (found["state"], found["layout"], found["layouts_read"]) == (OTHER, 7, [3])
         assert (found["pid"], found["local_pid"], found["job"]) == (writer.pid, writer.pid, "")
 
 
@@ -65,7 +65,7 @@ def test_a_process_of_our_layout_says_so(start_writer: StartWriter, folder: Path
     move(start_writer(), folder)
     result = call("ps", "--json")
     (found,) = json.loads(result.stdout)["processes"]
-    assert (found["state"], found["layout"], found["layouts_read"]) == ("running", 2, [2])
+    assert (found["state"], found["layout"], found["layouts_read"]) == ("running", 3, [3])
     assert result.stderr == ""
 
 
@@ -105,7 +105,7 @@ def test_nobody_else_is_there(
     writer = other(start_writer(), folder)
     said = call(*words.split(), code=code).stderr
     assert "1 running process with another layout is left out" in said, said
-    assert f"pid {writer.pid}: layout 7; this r2ccl-ctl reads 2" in said
+    assert f"pid {writer.pid}: layout 7; this r2ccl-ctl reads 3" in said
     assert said.count("left out") == 1
 
 

@@ -118,7 +118,7 @@ def test_other_version(tmp_path: Path, good: bytes) -> None:
     place(tmp_path, good[:8] + struct.pack("=I", 7) + good[12:])
     (process,) = list_processes(dead=True, directory=tmp_path)
     assert process.state == "damaged"
-    assert "layout version 7, this r2ccl-ctl speaks 2" in process.problem
+    assert "layout version 7, this r2ccl-ctl speaks 3" in process.problem
 
 
 def test_wider_rows_of_a_newer_minor_version(tmp_path: Path, good: bytes) -> None:

@@ -54,7 +54,9 @@ def test_every_setting_is_documented() -> None:
 @pytest.mark.parametrize("path", documents(), ids=lambda path: path.name)
 def test_names_in_documents_exist(path: Path) -> None:
     known = {name for name, kind in setting_names().items() if kind != "GONE"}
-    unknown = sorted(set(NAME.findall(path.read_text(encoding="utf-8"))) - known)
+    named = set(NAME.findall(path.read_text(encoding="utf-8"))) - known
+    families = {n for n in named if n.endswith("_") and any(k.startswith(n) for k in known)}
+    unknown = sorted(named - families)  # `R2CC_FAILED_*` is a family
     assert not unknown, f"{path.name} names what settings.def does not have: {', '.join(unknown)}"
 
 

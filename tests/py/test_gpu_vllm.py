@@ -21,7 +21,7 @@ pytest.importorskip("pyroute2")
 scripts: Any = importlib.import_module("test_gpu_scripts")
 
 # In the place of vllm.entrypoints.cli.main. STAND_IN: what goes wrong.
-SERVER = '''
+SERVER = """
 import argparse, http.server, json, os, pathlib, sys, time
 wrong = os.environ.get("STAND_IN", "")
 folder = pathlib.Path(sys.argv[2])
@@ -61,7 +61,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
         self.say({"choices": [{"token_ids": ids[short:],
                                "logprobs": {"token_logprobs": likely[short:]}}]})
 http.server.HTTPServer(("127.0.0.1", int(said["--port"])), Handler).serve_forever()
-'''
+"""
 
 
 def serve(tmp_path: Path, wrong: str = "") -> Any:
@@ -71,8 +71,12 @@ def serve(tmp_path: Path, wrong: str = "") -> Any:
     for folder in (place, place.parent, place.parent.parent):
         (folder / "__init__.py").touch()
     (place / "main.py").write_text(SERVER)
-    env = {"PYTHONPATH": str(tmp_path), "MASTER_PORT": scripts.free_port(), "STAND_IN": wrong,
-           "SEEN": str(tmp_path)}
+    env = {
+        "PYTHONPATH": str(tmp_path),
+        "MASTER_PORT": scripts.free_port(),
+        "STAND_IN": wrong,
+        "SEEN": str(tmp_path),
+    }
     argv = [sys.executable, str(scripts.GPU / "vllm_serve.py"), "--steps", "5", "--tokens", "8"]
     job = scripts.jobs.Job(scripts.LocalBed(), scripts.jobs.Shape(2, 1), argv, env)
     job.start()
@@ -97,12 +101,15 @@ def test_answers_are_compared_bit_by_bit(tmp_path: Path) -> None:
     assert other.ok and any("loss of step 3" in text for text in curve.differences(differs))
 
 
-@pytest.mark.parametrize(("wrong", "words"), [
-    ("dead", "vllm serve ended with 9 before it was up"),
-    ("refuses", "request 3: HTTP Error 500: Internal Server Error: b'{\"error\": \"out of"),
-    ("dies", "request 3: no answer: "),
-    ("short", "request 3: 15 tokens came back"),
-])
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        ("dead", "vllm serve ended with 9 before it was up"),
+        ("refuses", 'request 3: HTTP Error 500: Internal Server Error: b\'{"error": "out of'),
+        ("dies", "request 3: no answer: "),
+        ("short", "request 3: 15 tokens came back"),
+    ],
+)
 def test_a_server_that_fails_is_said(tmp_path: Path, wrong: str, words: str) -> None:
     ended, _ = serve(tmp_path, wrong)
     assert ended.codes[0] == 1 and not ended.timed_out and f"vllm_serve: {words}" in ended.logs[0]
@@ -112,16 +119,32 @@ def test_a_server_that_fails_is_said(tmp_path: Path, wrong: str, words: str) -> 
 @pytest.mark.parametrize("program", ["vllm_app", "vllm_serve"])
 def test_vllm_is_named_where_it_is_missing(program: str) -> None:
     env = dict(os.environ) | {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1"}
-    said = subprocess.run([sys.executable, str(scripts.GPU / f"{program}.py")], env=env,
-                          capture_output=True, text=True, timeout=60, check=False)
+    said = subprocess.run(
+        [sys.executable, str(scripts.GPU / f"{program}.py")],
+        env=env,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
     assert said.returncode == 2 and "Traceback" not in said.stderr
     assert f"{program}: {sys.executable} has no module vllm: install it" in said.stderr
 
 
 def test_whose_journals_count() -> None:
     def setup(program: str, torchrun: bool = False) -> Any:
-        return scripts.run_ddp.Setup(scripts.LocalBed(), scripts.jobs.Shape(2, 1), "python", "nccl",
-                                     1, 1.0, [], {}, scripts.GPU / program, torchrun)
+        return scripts.run_ddp.Setup(
+            scripts.LocalBed(),
+            scripts.jobs.Shape(2, 1),
+            "python",
+            "nccl",
+            1,
+            1.0,
+            [],
+            {},
+            scripts.GPU / program,
+            torchrun,
+        )
 
     assert setup("vllm_app.py").ranks_call_nccl
     assert not setup("vllm_serve.py").ranks_call_nccl

@@ -16,7 +16,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from conftest import ROOT
+from conftest import ROOT, Build
 from segment_bed import StartWriter, Writer, start_writer
 from test_cli import built, call, json_lines, load_settings, nobody, plugin, start_writer_outside
 
@@ -364,6 +364,13 @@ def test_nics(full: Writer, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_journal(full: Writer) -> None:
     check("journal", *json_lines(call("journal", "--job", full.job, "--json").stdout))
+
+
+def test_plan_predict(build: Build) -> None:
+    words = ["plan", "predict", "--nodes", "4", "--nics", "2", "--rate", "4gbit"]
+    documents = [printed(*words), printed(*words, "--fail", "1:0")]
+    assert [document["chosen"] for document in documents] == ["stock", "direct"]
+    check("plan predict", *documents)
 
 
 # Commands that change something

@@ -1,5 +1,5 @@
-"""A lab beside `ip netns`, which mounts /run/netns over itself when it is first used. In a mount
-namespace of its own, where /run is empty, so that no other lab of this machine is touched."""
+"""A lab beside `ip netns`, which mounts /run/netns over itself when it is first used. Rung 4, in a
+mount namespace of its own, where /run is empty, so that no other lab of this machine is touched."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Streams whose segments are lost become fewer: real TCP over a link of the lab that loses some.
 
 Rung 4. How the number is chosen is tested in test_lanes.c; that it helps where senders meet at a
-narrow port, tests/gpu/run_tree.py measures.
+narrow port, tests/gpu/run_allreduce.py measures.
 """
 
 from __future__ import annotations

@@ -114,7 +114,7 @@ def test_pair_and_rail(build: Build, lab: Lab) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("per_node", [PER_NODE, 8])
+@pytest.mark.parametrize("per_node", [PER_NODE, 4])
 def test_found_once_per_node(
     build: Build, lab: Lab, run_bounded: RunBounded, per_node: int
 ) -> None:

@@ -49,7 +49,7 @@ def running(
     launch += ["--nics", "2", "--nccl", "standin", "--job", job, "--timeout", "240", "--", "env"]
     launch += [f"LD_PRELOAD={first}:{bed.build / 'libr2ccl.so'}"]
     launch += [f"R2CCL_REAL_NCCL={bed.build / 'hostnccl' / 'libnccl.so.2'}"]
-    launch += ["R2CCL_PLAN=on", "R2CCL_PLAN_HOLD=1", "R2CCL_PLAN_WITHDRAW=0"]
+    launch += ["R2CCL_MODE=optimal", "R2CCL_PLAN_HOLD=1"]
     failed: BaseException | None = None
     with tempfile.TemporaryFile() as out:
         process = subprocess.Popen(
@@ -89,7 +89,7 @@ def test_plan_taken_and_given_back(
     with running(sanitized, runtime, job, [*perf, "--duration", "300", "--until", str(end)], {}):
         until(lambda: meets(job, RANKS), "the ranks have met", 60)
         lose(job)
-        until(lambda: runs(job, RANKS, "tree"), "all ranks run a plan", 60)
+        until(lambda: runs(job, RANKS, "direct"), "all ranks run a plan", 60)
         planned = comms(job)[0].operations
         until(lambda: comms(job)[0].operations > planned + 3, "operations in the plan", 60)
         regain(job)
@@ -111,7 +111,7 @@ def test_shrink_under_a_plan(
     with running(sanitized, runtime, job, words, PYTHON):
         until(lambda: meets(job, RANKS), "the ranks have met", 60)
         lose(job)
-        until(lambda: runs(job, RANKS, "tree"), "all ranks run a plan", 60)
+        until(lambda: runs(job, RANKS, "direct"), "all ranks run a plan", 60)
         end_at(tmp_path, "shrink", 20)  # operations are slow
         fewer = RANKS - 1
         until(lambda: len(sized(job, fewer)) == fewer, "they shrink", 120)

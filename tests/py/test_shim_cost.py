@@ -18,7 +18,7 @@ FLOATS = 4 << 20  # 16 MiB: an operation that a plan could run on
 CASES = {
     "one-rank": (1, 4, {}),
     "two-ranks": (2, 4, {}),
-    "two-ranks-with-plans": (2, FLOATS, {"R2CCL_PLAN": "on"}),
+    "two-ranks-with-plans": (2, FLOATS, {"R2CCL_PLAN": "auto"}),
     "two-ranks-shadow": (2, FLOATS, {"R2CCL_PLAN": "shadow"}),
 }
 

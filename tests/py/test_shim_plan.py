@@ -47,7 +47,7 @@ def test_shadow_says_what_it_would_do(build: Build) -> None:
             timeout=5,
         )
         assert answer.ok, answer.text
-        until(lambda: comms(name)[0].plan.startswith("shadow: tree"), "a plan", 30)
+        until(lambda: comms(name)[0].plan.startswith("shadow: direct"), "a plan", 30)
         seen = comms(name)
         assert "1 of 4 nodes degraded, node 1 keeps 50 %" in seen[0].cause
         assert {comm.plan for comm in seen[1:]} == {""}, "only the leader plans"

@@ -23,9 +23,9 @@ def test_shrink_under_a_plan(build: Build, tmp_path: Path) -> None:
     with working(build, name, tmp_path, "shrink_worker.py", RANKS) as running:
         until(lambda: meets(name, RANKS), "the ranks meet", 60)
         lose(name)
-        until(lambda: runs(name, RANKS, "tree"), "the plan is taken everywhere", 90)
+        until(lambda: runs(name, RANKS, "direct"), "the plan is taken everywhere", 90)
         end_at(tmp_path, "shrink")
-        until(lambda: runs(name, RANKS - 1, "tree"), "and among those that are left", 120)
+        until(lambda: runs(name, RANKS - 1, "direct"), "and among those that are left", 120)
         regain(name)
         until(lambda: runs(name, RANKS - 1, ""), "back to NCCL's own choice", 120)
         end_at(tmp_path, "stop")

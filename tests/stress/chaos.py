@@ -15,6 +15,7 @@ over the first; in a round of held.LONG_S or more that is bounded, too.
 `--nccl DIR` takes the real NCCL of that folder: one rank per node, which share the GPUs there are
 (and had better have MPS; tests/gpu/README.md). `--plans`: under libr2ccl.so, with plans that change
 as often as they can; the communicators they keep are few, and what these hold is granted.
+`--direct`: AllReduces alone, carried out by R2CCL, with weights that follow the failures.
 The plan of a seed is always the same, its timing only roughly so; what undoes a fault after a while
 is done by a thread of its own, on time however slow the plan is being carried out. That thread also
 gives two nodes a rail back that have had none in common for NO_RAIL_S: a job need not outlive more.
@@ -91,13 +92,15 @@ def rails(state: LabState, a: int, b: int) -> list[str]:
 
 
 class Under(NamedTuple):
-    """What the job runs on. nccl: the folder of one, or STANDIN; plans: with the shim's plans."""
+    """What the job runs on. nccl: the folder of one, or STANDIN; plans: with the shim's plans;
+    direct: R2CCL carries AllReduce out."""
 
     nccl: str = STANDIN
     plans: bool = False
+    direct: bool = False
 
     def granted(self) -> Held:
-        return granted(self.plans, cuda=self.nccl != STANDIN)
+        return granted(self.plans or self.direct, cuda=self.nccl != STANDIN)
 
 
 class KeeperError(AssertionError):
@@ -402,9 +405,12 @@ def round_of(build: Build, seed: int, lab: Lab | None, seconds: float, under: Un
         env |= {"R2CCL_IO_THREADS": 6, "R2CCL_LANES": 4, "R2CCL_CHUNK": "64K"}
     elif kind < 0.65:
         env |= {"R2CCL_IO_THREADS": 3}
+    if under.direct:
+        size, op = rnd.choice(["1M", "8M", "32M"]), "all_reduce"
+        env |= {"LD_PRELOAD": str(build.path / "libr2ccl.so"), "R2CCL_ALLREDUCE": "direct"}
     if under.plans:
         env |= {"LD_PRELOAD": str(build.path / "libr2ccl.so")}
-        env |= {"R2CCL_PLAN": "on", "R2CCL_PLAN_HOLD": "1", "R2CCL_PLAN_WITHDRAW": "0"}
+        env |= {"R2CCL_MODE": "optimal", "R2CCL_PLAN_HOLD": "1"}
     if lab is not None:
         for node in lab.nodes:
             for nic in lab.nics(node):
@@ -418,7 +424,8 @@ def round_of(build: Build, seed: int, lab: Lab | None, seconds: float, under: Un
             trouble(job, monkey, seconds)
             grown = settled(job, start, under.granted())
             job.finish(90)
-            changes = f"{len(job.sides[0].named('plan'))} plans, " if under.plans else ""
+            kept = under.plans or under.direct
+            changes = f"{len(job.sides[0].named('plan'))} plans, " if kept else ""
             more = over(grown, start, under.granted()) + still_growing(monkey.looks, seconds)
             assert not more, "; ".join(more)
         except (AssertionError, pytest.fail.Exception, R2Error, OSError):
@@ -473,8 +480,9 @@ def main() -> int:
     parser.add_argument("--bed", choices=["auto", "lab", "loopback"], default="auto")
     parser.add_argument("--nccl", default=STANDIN, metavar="DIR", help="of the real libnccl.so.2")
     parser.add_argument("--plans", action="store_true", help="under the shim, with its plans on")
+    parser.add_argument("--direct", action="store_true", help="with R2CCL_ALLREDUCE=direct")
     given = parser.parse_args()
-    under = Under(given.nccl, given.plans)
+    under = Under(given.nccl, given.plans, given.direct)
     build = Build((ROOT / os.environ.get("R2CCL_BUILD_DIR", "build")).resolve())
     if build.absent():
         print(f"chaos: {', '.join(build.absent())}: not there; run `make native`", file=sys.stderr)
@@ -505,7 +513,7 @@ def main() -> int:
             print(
                 f"  again: tests/stress/chaos.py --seed {seed} --rounds 1 "
                 f"--seconds {given.seconds:g} --bed {given.bed} --nccl {given.nccl}"
-                f"{' --plans' * given.plans}",
+                f"{' --plans' * given.plans}{' --direct' * given.direct}",
                 flush=True,
             )
     print(f"chaos: {number} rounds, {failed} failed")

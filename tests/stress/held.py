@@ -21,9 +21,8 @@ FDS_OVER_START = 54  # and that for each peer
 THREADS_OVER_START = 2
 MIB_OVER_START = 96  # resident: what a path's buffers and the stand-in's copies may come to
 MIB_OF_CUDA = 192  # what its libraries take after the first collectives
-# What a plan's communicator holds, NCCL's or the stand-in's threads and buffers, and the shim's.
-PLANS = 4  # of them: one in force, two kept (R2CCL_PLAN_KEEP), one being made
-THREADS_PER_PLAN, FDS_PER_PLAN, MIB_PER_PLAN = 3, 16, 192
+# What a communicator holds that carries AllReduce out itself.
+THREADS_PER_PLAN, FDS_PER_PLAN, MIB_PER_PLAN = 1, 16, 96
 LONG_S = 300.0  # in half of that every pair of NICs has had to stand in
 MIB_OVER_FIRST_HALF = 48
 
@@ -63,7 +62,7 @@ def look(job: PerfJob) -> list[Held]:
 
 def granted(plans: bool, cuda: bool) -> Held:
     """What a rank may hold beyond a job's growth that has plans, or uses GPUs."""
-    more = PLANS if plans else 0
+    more = 1 if plans else 0
     mib = MIB_PER_PLAN * more + (MIB_OF_CUDA if cuda else 0)
     return Held(FDS_PER_PLAN * more, THREADS_PER_PLAN * more, mib)
 

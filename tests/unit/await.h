@@ -28,6 +28,22 @@ static inline void await_nap(void)
     for (uint64_t until_ = r2_now_ns() + (uint64_t)(ms)*R2_NS_PER_MS;                              \
          (cond) && r2_now_ns() < until_; await_nap())
 
+/* That thread of this process waits for something. */
+static inline bool thread_waits(int tid)
+{
+    char name[64], state;
+    FILE *f;
+    int n;
+
+    snprintf(name, sizeof(name), "/proc/self/task/%d/stat", tid);
+    f = fopen(name, "r");
+    if (!f)
+        return false;
+    n = fscanf(f, "%*d (%*[^)]) %c", &state);
+    fclose(f);
+    return n == 1 && state == 'S';
+}
+
 /* It stays so for `ms`. */
 #define STAYS_MS(ms, cond)                                                                         \
     WHILE_MS (ms, true)                                                                            \

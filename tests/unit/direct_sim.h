@@ -1,7 +1,7 @@
 /* Executors of the direct AllReduce over simulated ports (rung 2), in virtual time, so that what an
- * operation takes is the same on every machine. A port sends packet by packet, in turn to each peer,
- * and receives in the order of arrival; a message begins when both ends have posted it and the
- * sender has heard of it. Adding costs nothing. It cannot show what TCP makes of a full queue:
+ * operation takes is the same on every machine. A port sends packet by packet, in turn to each
+ * peer, and receives in the order of arrival; a message begins when both ends have posted it and
+ * the sender has heard of it. Adding costs nothing. It cannot show what TCP makes of a full queue:
  * `queued` is the most that has waited at a port. */
 #ifndef R2_TESTS_DIRECT_SIM_H
 #define R2_TESTS_DIRECT_SIM_H
@@ -33,7 +33,7 @@ struct sim_stream {
 struct sim_packet {
     struct sim_packet *next;
     struct sim_stream *stream;
-    int to;
+    int from, to;
     size_t len;
     bool last; /* of its message */
 };
@@ -65,12 +65,12 @@ struct sim_rank {
     struct r2_schedule schedule;
     void *slots;
     unsigned begun[2];
-    double landed;
+    double landed; /* 0: not yet */
 };
 
 static struct sim {
     int p;
-    double now, latency; /* seconds */
+    double now, latency;                  /* seconds */
     double out[SIM_RANKS], in[SIM_RANKS]; /* bytes per second */
     struct sim_rank ranks[SIM_RANKS];
     struct sim_port ports[SIM_RANKS];
@@ -157,7 +157,8 @@ static void sim_begin(int from, int to, int sums)
 
             CHECK(packet);
             left -= len;
-            *packet = (struct sim_packet){.stream = s, .to = to, .len = len, .last = left == 0};
+            *packet = (struct sim_packet){
+                .stream = s, .from = from, .to = to, .len = len, .last = left == 0};
             *q->last = packet;
             q->last = &packet->next;
         }
@@ -265,11 +266,7 @@ static void sim_step(const struct sim_event *e)
         if (packet->last) {
             packet->stream->arrived++;
             sim_turn(e->rank);
-            for (int from = 0; from < sim.p; from++)
-                for (int sums = 0; sums < 2; sums++)
-                    if (&sim.streams[from][e->rank][sums] == packet->stream)
-                        packet->to = from;
-            sim_push(sim.now + sim.latency, SIM_ACKED, packet->to, packet);
+            sim_push(sim.now + sim.latency, SIM_ACKED, packet->from, packet);
         } else {
             free(packet);
         }
@@ -308,27 +305,31 @@ static void sim_open(int p, double latency, const struct r2_exec_config *config)
     }
 }
 
-/* Schedules are set. Seconds until all have the result. */
+static bool sim_over(void)
+{
+    for (int r = 0; r < sim.p; r++)
+        if (sim.ranks[r].landed == 0 || !r2_exec_ended(sim.ranks[r].x))
+            return false;
+    return true;
+}
+
+/* An operation; the schedules are set. Seconds until all ranks have the result. */
 static double sim_run(void)
 {
     double begun = sim.now, last = 0;
-    bool all = false;
 
     for (int r = 0; r < sim.p; r++) {
         sim.ranks[r].landed = 0;
         r2_exec_begin(sim.ranks[r].x, &sim.ranks[r].schedule);
         sim_push(sim.now, SIM_TURN, r, NULL);
     }
-    while (!all) {
+    while (!sim_over()) {
         struct sim_event e;
 
         CHECK_MSG(sim.n > 0, "nothing happens any more");
         e = sim_pop();
         sim.now = e.at;
         sim_step(&e);
-        all = true;
-        for (int r = 0; r < sim.p; r++)
-            all = all && r2_exec_ended(sim.ranks[r].x);
     }
     for (int r = 0; r < sim.p; r++)
         last = sim.ranks[r].landed > last ? sim.ranks[r].landed : last;

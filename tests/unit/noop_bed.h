@@ -9,7 +9,7 @@
 #include "check.h"
 
 #define NOOP_BED(X)                                                                                \
-    X(calls) X(next_result) X(fail_inits) X(hold_inits) X(hang) X(trace) X(traced) X(live) X(stuck)
+    X(calls) X(next_result) X(hang)
 
 static struct {
 #define X(f) __typeof__(noop_##f) *f;

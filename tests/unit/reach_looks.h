@@ -11,7 +11,7 @@ static bool asking;
 static void look(int unused)
 {
     (void)unused;
-    r2_nicreach_look();
+    r2_nicreach_look(r2_now_ns());
 }
 
 /* Loopback addresses of their own: else all would be in 127.0.0.0/8. */

@@ -11,10 +11,9 @@ static const char *library;
 static void test_exports(void)
 {
     static const char *const wanted[] = {
-        "ncclNetPlugin_v6",   "ncclNetPlugin_v7",    "ncclNetPlugin_v8",   "ncclNetPlugin_v9",
-        "ncclNetPlugin_v10",  "ncclNetPlugin_v11",   "ncclNetPlugin_v12",  "r2ccl_settings_json",
-        "ncclTunerPlugin_v2", "ncclTunerPlugin_v3",  "ncclTunerPlugin_v4", "ncclTunerPlugin_v5",
-        "r2ccl_tuner_expect", "r2ccl_settings_notes"};
+        "ncclNetPlugin_v6",    "ncclNetPlugin_v7",    "ncclNetPlugin_v8",  "ncclNetPlugin_v9",
+        "ncclNetPlugin_v10",   "ncclNetPlugin_v11",   "ncclNetPlugin_v12", "r2ccl_control_segment",
+        "r2ccl_settings_json", "r2ccl_settings_notes"};
     const int count = sizeof(wanted) / sizeof(wanted[0]);
     char command[PATH_MAX + 100];
     char line[512];
@@ -55,7 +54,7 @@ static void test_no_other_plugin(void)
         snprintf(name, sizeof(name), "ncclCollNetPlugin_v%d", v);
         CHECK(dlsym(h, name) == NULL);
         snprintf(name, sizeof(name), "ncclTunerPlugin_v%d", v);
-        CHECK(dlsym(h, name) == NULL); /* nobody has announced wants: tuner/want.h */
+        CHECK(dlsym(h, name) == NULL);
         snprintf(name, sizeof(name), "ncclProfiler_v%d", v);
         CHECK(dlsym(h, name) == NULL);
     }

@@ -149,7 +149,7 @@ static void make(int p, size_t piece, int rounds)
         struct r2_exec_config config = {.p = p,
                                         .piece = piece,
                                         .n_slots = rounds * r2_exec_round(p),
-                                        .depth = 1 + (int)check_below(4),
+                                        .credit = 1 + check_below(4 * piece),
                                         .ops = &ops,
                                         .user = k};
 
@@ -268,7 +268,7 @@ static void run_many(unsigned long rounds, int kind)
 {
     for (unsigned long round = 0; round < check_rounds(rounds); round++) {
         int p = kind == R2_SCHEDULE_DIRECT || kind == R2_SCHEDULE_RING ? 2 : 3;
-        int least = kind == R2_SCHEDULE_DIRECT ? 1 : kind == R2_SCHEDULE_RING ? 2 : 4;
+        int least = r2_exec_least(kind < 0 ? R2_SCHEDULE_R2CCL : (enum r2_schedule_kind)kind);
         size_t piece = 4 * (20 + check_below(200));
         uint64_t counts[OPS];
         int ops = 1 + (int)check_below(OPS);
@@ -307,7 +307,7 @@ static void test_one_kind_after_another(void)
 static void test_too_few_slots(void)
 {
     struct r2_exec_config config = {
-        .p = 4, .piece = 64, .n_slots = r2_exec_round(4) - 1, .depth = 1, .ops = &ops};
+        .p = 4, .piece = 64, .n_slots = r2_exec_round(4) - 1, .credit = 1, .ops = &ops};
     struct r2_exec *x;
 
     CHECK_EQ(r2_exec_new(&x, &config), -EINVAL);

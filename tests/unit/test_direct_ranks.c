@@ -80,6 +80,55 @@ static void test_any_weights_give_the_same_bits(void)
     bed_run(4, -1, one_weights);
 }
 
+/* ---- other schedules */
+
+static void one_schedule(int rank)
+{
+    enum { N = 600011, CASES = 12 };
+    struct r2_direct *d = bed_join(rank);
+    int32_t *numbers = malloc(N * sizeof(*numbers));
+
+    CHECK(numbers);
+    for (unsigned i = 0; i < CASES; i++) {
+        struct r2_direct_call call = {.in = numbers,
+                                      .out = numbers,
+                                      .count = i == 3 ? 5 : N,
+                                      .type = INT32,
+                                      .op = i == 7   ? R2_NCCL_AVG
+                                            : i == 8 ? R2_NCCL_MAX
+                                                     : SUM,
+                                      .schedule = (enum r2_schedule_kind)(i % 3),
+                                      .slow = (int)(i % (unsigned)bed_p),
+                                      .tail = i * 4000,
+                                      .chunks = 1 + i};
+        uint64_t number;
+
+        for (int32_t k = 0; k < N; k++)
+            numbers[k] = (k % 1009 + (int32_t)i) * (rank + 1);
+        CHECK_EQ(r2_direct_allreduce(d, &call, &number), 0);
+        CHECK_EQ(r2_direct_wait(d, number), 0);
+        for (int32_t k = 0; k < (int32_t)call.count; k++) {
+            int32_t one = k % 1009 + (int32_t)i, sum = one * bed_p * (bed_p + 1) / 2;
+
+            CHECK_EQ(numbers[k], call.op == R2_NCCL_AVG   ? sum / bed_p
+                                 : call.op == R2_NCCL_MAX ? one * bed_p
+                                                          : sum);
+        }
+    }
+    bed_together(0);
+    r2_direct_free(d);
+}
+
+static void test_every_schedule_of_three_ranks(void)
+{
+    bed_run(3, -1, one_schedule);
+}
+
+static void test_every_schedule_of_five_ranks(void)
+{
+    bed_run(5, -1, one_schedule);
+}
+
 /* ---- many at once; a small window */
 
 static void one_queue(int rank)
@@ -113,7 +162,7 @@ static void test_operations_wait_in_line(void)
 
 static void test_a_window_of_one_round(void)
 {
-    bed_config = (struct r2_direct_config){.memory = 7 * ((size_t)16 << 10), .depth = 1};
+    bed_config = (struct r2_direct_config){.memory = 7 * ((size_t)16 << 10), .credit = 1};
     bed_run(4, -1, one_weights);
     bed_config = (struct r2_direct_config){0};
 }
@@ -185,6 +234,72 @@ static void test_a_rank_is_killed(void)
     bed_run(4, 2, one_killed);
 }
 
+/* A child stops this process in the middle of its operations, for a second; then it goes on, or is
+ * killed. */
+static void stops_me(int then)
+{
+    pid_t me = getpid(), child = fork();
+
+    CHECK_GE(child, 0);
+    if (child)
+        return;
+    usleep(50000);
+    kill(me, SIGSTOP);
+    usleep(1000000);
+    kill(me, then);
+    _exit(0);
+}
+
+/* All wait for it in one of the operations. */
+static void one_stopped(int rank)
+{
+    enum { N = 100003 };
+    struct r2_direct *d = bed_join(rank);
+    uint64_t longest = 0;
+
+    buffers();
+    bed_together(0);
+    if (rank == 1)
+        stops_me(SIGCONT);
+    for (unsigned i = 0; i < 20; i++) {
+        uint64_t begun = r2_now_ns(), took;
+
+        bed_fill(in, rank, N, i);
+        CHECK_EQ(bed_allreduce(d, in, out, N, NULL), 0);
+        bed_check(out, N, i);
+        took = r2_now_ns() - begun;
+        longest = took > longest ? took : longest;
+        usleep(10000);
+    }
+    if (rank != 1)
+        CHECK_GT(longest, R2_NS_PER_S / 2);
+    bed_together(1);
+    r2_direct_free(d);
+}
+
+static void one_stopped_and_killed(int rank)
+{
+    struct r2_direct *d = bed_join(rank);
+    uint64_t took;
+
+    buffers();
+    if (rank == 1)
+        stops_me(SIGKILL);
+    CHECK_EQ(until_error(d, rank, &took), -ECONNRESET);
+    CHECK_LT(took, 10 * R2_NS_PER_S);
+    r2_direct_free(d);
+}
+
+static void test_a_stopped_rank_is_waited_for(void)
+{
+    bed_run(3, -1, one_stopped);
+}
+
+static void test_a_stopped_rank_is_killed(void)
+{
+    bed_run(3, 1, one_stopped_and_killed);
+}
+
 static void *aborts(void *d)
 {
     usleep(20000);
@@ -238,10 +353,14 @@ static const struct check_test tests[] = {
     {"sizes_of_two_ranks", test_sizes_of_two_ranks},
     {"sizes_of_five_ranks", test_sizes_of_five_ranks},
     {"any_weights_give_the_same_bits", test_any_weights_give_the_same_bits},
+    {"every_schedule_of_three_ranks", test_every_schedule_of_three_ranks},
+    {"every_schedule_of_five_ranks", test_every_schedule_of_five_ranks},
     {"operations_wait_in_line", test_operations_wait_in_line},
     {"a_window_of_one_round", test_a_window_of_one_round},
     {"a_nic_fails", test_a_nic_fails},
     {"a_rank_is_killed", test_a_rank_is_killed},
+    {"a_stopped_rank_is_waited_for", test_a_stopped_rank_is_waited_for},
+    {"a_stopped_rank_is_killed", test_a_stopped_rank_is_killed},
     {"an_abort_ends_all", test_an_abort_ends_all},
     {"an_abort_while_connecting", test_an_abort_while_connecting},
     {0}};

@@ -266,14 +266,14 @@ static void test_every_nic_is_asked(void)
  * is silent: the first goes on being asked, and so the process is found to be gone. */
 static void test_silence_of_one_keeps_no_other(void)
 {
-    struct r2_asking *a;
+    struct r2_liveness *a;
     uint64_t now;
     int rc;
 
     lose(false, 1);
     r2_peer_lock(r.conn->peer);
     r.conn->peer->reached[0] |= 2;
-    a = &r.conn->peer->asking;
+    a = &r.conn->peer->liveness;
     now = r2_now_ns();
     a->refused_from = a->nic_refused_from[0] = now - 600 * R2_NS_PER_MS;
     a->refused_at = a->nic_refused_at[0] = now;
@@ -287,12 +287,12 @@ static void test_silence_of_one_keeps_no_other(void)
  * changed since about who can have a say. */
 static void test_old_refusals_prove_nothing(void)
 {
-    struct r2_asking *a;
+    struct r2_liveness *a;
     uint64_t now;
 
     lose(true, 1);
     r2_peer_lock(r.conn->peer);
-    a = &r.conn->peer->asking;
+    a = &r.conn->peer->liveness;
     now = r2_now_ns();
     a->refused_from = a->nic_refused_from[0] = now - 10 * R2_NS_PER_S;
     a->refused_at = a->nic_refused_at[0] = now - 7 * R2_NS_PER_S;
@@ -384,7 +384,7 @@ static void test_the_patient_one_is_waited_for(void)
     for (int i = 0; i < 5 && !heard; i++) { /* it may be over before it was looked at */
         struct r2_ep *was = NULL, *e = NULL;
         uint64_t since = r2_now_ns(), now = since, end = now + 15 * R2_NS_PER_S;
-        struct r2_asking *a;
+        struct r2_liveness *a;
         int rc;
 
         lose(false, 2);
@@ -397,7 +397,7 @@ static void test_the_patient_one_is_waited_for(void)
         }
         CHECK(e);
         r2_peer_lock(r.conn->peer);
-        a = &r.conn->peer->asking;
+        a = &r.conn->peer->liveness;
         now = r2_now_ns();
         a->refused_from = a->nic_refused_from[0] = now - 2500 * R2_NS_PER_MS;
         a->refused_at = a->nic_refused_at[0] = now;

@@ -39,7 +39,7 @@ static void judge_both(int nic)
                     now);
     judged = r->n_suspects;
     r2_round_conclude(r, now);
-    r2_round_free(r);
+    r2_round_free(r, now);
     r2_peer_lock(y.conn->peer);
     y.conn->peer->rnics[nic].usable = true;
     r2_peer_unlock(y.conn->peer);

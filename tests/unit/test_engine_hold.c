@@ -1,8 +1,8 @@
 /* The engine as receiver, over a scripted transport (rung 2): words of clear-to-send that are in no
  * hurry wait for other frames of their path to go along with, and not for long. What it cannot
  * prove: that they save a call on a socket (tests/bench). */
-#include <time.h>
 
+#include "await.h"
 #include "recv_bed.h"
 
 #define TURNS 6
@@ -102,7 +102,7 @@ static void test_does_not_wait_long(void)
         before = flushes();
         second = irecv(sink + MSG, MSG);
         if (flushes() == before) {
-            nanosleep(&(struct timespec){.tv_nsec = 200000}, NULL);
+            await_nap();
             remote_test(first, 0, NULL);
             soon += flushes() != before;
         }

@@ -1,6 +1,6 @@
-/* The second look at what was left to others, by whoever polls for a message (engine/loop/look.c),
- * over a scripted transport (rung 2). With real lanes and threads that do not come: test_tcp_few,
- * test_tcp_lanes. */
+/* The second look at what was left to others, by whoever polls for a message
+ * (engine/loop/recheck.c), over a scripted transport (rung 2). With real lanes and threads that do
+ * not come: test_tcp_few, test_tcp_lanes. */
 #include "await.h"
 #include "send_bed.h"
 
@@ -32,13 +32,13 @@ static void start(void)
 
 static uint64_t look_at(void)
 {
-    return atomic_load(&p->look_at);
+    return atomic_load(&p->recheck_at);
 }
 
 static void set_look(uint64_t at)
 {
-    atomic_store(&p->look_at, at);
-    atomic_store(&r2_eng.look_at, at);
+    atomic_store(&p->recheck_at, at);
+    atomic_store(&r2_eng.recheck_at, at);
 }
 
 static void poll_once(void)
@@ -98,11 +98,11 @@ static void test_no_lock_is_waited_for(void)
     start();
     r2_peer_lock(p);
     set_look(1);
-    for (int i = 0; i < 1000 && atomic_load(&r2_eng.look_at) == 1; i++)
+    for (int i = 0; i < 1000 && atomic_load(&r2_eng.recheck_at) == 1; i++)
         poll_once();
     CHECK_EQ(look_at(), 1);
-    CHECK_GT(atomic_load(&r2_eng.look_at), 1); /* soon again */
-    CHECK_LE(atomic_load(&r2_eng.look_at), r2_now_ns() + 100 * R2_NS_PER_US);
+    CHECK_GT(atomic_load(&r2_eng.recheck_at), 1); /* soon again */
+    CHECK_LE(atomic_load(&r2_eng.recheck_at), r2_now_ns() + 100 * R2_NS_PER_US);
     r2_peer_unlock(p);
     remote_end(&r);
 }
@@ -147,11 +147,11 @@ static void test_later_ones(void)
     start();
     for (int tries = 0; tries < 20; tries++) { /* peers of other tests may be due, too */
         set_look(far);
-        atomic_store(&r2_eng.look_at, 1);
-        for (int i = 0; i < 1000 && atomic_load(&r2_eng.look_at) == 1; i++)
+        atomic_store(&r2_eng.recheck_at, 1);
+        for (int i = 0; i < 1000 && atomic_load(&r2_eng.recheck_at) == 1; i++)
             poll_once();
-        CHECK_GT(atomic_load(&r2_eng.look_at), 1);
-        CHECK_LE(atomic_load(&r2_eng.look_at), far);
+        CHECK_GT(atomic_load(&r2_eng.recheck_at), 1);
+        CHECK_LE(atomic_load(&r2_eng.recheck_at), far);
     }
     CHECK_EQ(look_at(), far);
     remote_end(&r);

@@ -146,7 +146,7 @@ static void begin_ramped(struct r2_ep *ep)
         bool free;
 
         r2_peer_lock(path->peer);
-        free = r2_path_unlimited(path);
+        free = r2_path_may(path) >= R2_MAY_UNLIMITED;
         r2_peer_unlock(path->peer);
         if (free)
             return;

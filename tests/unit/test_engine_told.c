@@ -149,14 +149,14 @@ static void test_closed_is_not_unreached(void)
     path->health.state = R2_HEALTH_HEALTHY;
     CHECK(r2_path_event(path, R2_HEALTH_EV_CLOSE, "closed by the test"));
     CHECK_EQ(seg->paths[path->shown.row].state, R2_SEG_PATH_CLOSED);
-    path->missed = true; /* it is wanted again and cannot be had */
+    path->last_end = R2_END_ATTEMPT; /* it is wanted again and cannot be had */
     r2_path_show(path, "");
     CHECK_EQ(seg->paths[path->shown.row].state, R2_SEG_PATH_CONNECTING);
     r2_path_spare(path, true); /* ... or is not, while a better pair serves */
     CHECK_EQ(seg->paths[path->shown.row].state, R2_SEG_PATH_CLOSED);
     r2_path_spare(path, false);
     CHECK_EQ(seg->paths[path->shown.row].state, R2_SEG_PATH_CONNECTING);
-    path->missed = false;
+    path->last_end = R2_END_NONE;
     path->ever_up = false;
     r2_path_show(path, "");
     CHECK_EQ(seg->paths[path->shown.row].state, R2_SEG_PATH_NEVER_REACHED);
@@ -219,14 +219,14 @@ static void test_causes_stay(void)
     path->state = R2_PATH_WAIT;
     path->health.state = R2_HEALTH_UNREACHED;
     path->ever_up = false;
-    path->missed = true;
+    path->last_end = R2_END_ATTEMPT;
     r2_path_spare(path, true);
     r2_path_spare(path, false);
     CHECK_STR(seg->paths[path->shown.row].cause, "a verdict");
     path->state = R2_PATH_PROVEN;
     path->health.state = R2_HEALTH_HEALTHY;
     path->ever_up = true;
-    path->missed = false;
+    path->last_end = R2_END_NONE;
     r2_path_show(path, "");
     r2_peer_unlock(path->peer);
     remote_end(&r);

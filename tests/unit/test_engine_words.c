@@ -385,19 +385,19 @@ static void test_verdicts(void)
     start(true);
     nic = remote_addr(&r, 0);
     other = remote_addr(&r, 1);
-    r2_round_tell(&nic, &other, R2_FOUND_REMOTE);
+    r2_round_tell(&nic, &other, R2_FOUND_REMOTE, r2_now_ns());
     CHECK(verdicts_in(1500, &m) >= 3);
     CHECK_EQ(m.number, 1);
     CHECK_EQ(say_heard(ep[0], R2_F_VERDICT, 0, 1), 0);
     verdicts(&m);
     CHECK_EQ(verdicts_in(QUIET_MS, &m), 0);
-    r2_round_tell(&other, &nic, R2_FOUND_REMOTE);
+    r2_round_tell(&other, &nic, R2_FOUND_REMOTE, r2_now_ns());
     n = verdicts_in(3500, &m); /* twice at first, then as words about NICs */
     CHECK_EQ(m.number, 2);
     CHECK(n >= 4 && n <= 8);
     CHECK_EQ(verdicts_in(QUIET_MS, &m), 0);
     for (int i = 0; i < 3 * R2_HINTS; i++)
-        r2_round_tell(&nic, &other, R2_FOUND_REMOTE); /* more than there is room for */
+        r2_round_tell(&nic, &other, R2_FOUND_REMOTE, r2_now_ns()); /* more than there is room for */
     CHECK(verdicts_in(300, &m) > 0);
     CHECK_EQ(say_heard(ep[0], R2_F_VERDICT, 0, m.number), 0);
     remote_end(&r);
@@ -408,7 +408,7 @@ static bool hint(struct r2_path *path, uint32_t number)
     bool news;
 
     r2_peer_lock(path->peer);
-    news = r2_words_heard_hint(path, number);
+    news = r2_nicnews_heard_hint(path, number);
     r2_peer_unlock(path->peer);
     return news; /* the unlock has flushed the answer */
 }
@@ -432,7 +432,7 @@ static void test_verdicts_heard(void)
     CHECK(heard(ep[0], R2_F_VERDICT, &m));
     CHECK_EQ(m.number, 1);
     r2_peer_lock(r.conn->peer);
-    r.conn->peer->words.hint_top = r.conn->peer->words.hint_seen = 0;
+    r.conn->peer->nicnews.hint_top = r.conn->peer->nicnews.hint_seen = 0;
     pthread_mutex_unlock(&r.conn->peer->lock);
     for (size_t i = 0; i < sizeof(order) / sizeof(order[0]); i++) {
         CHECK_EQ(hint(path_of(1), order[i].number), order[i].news);

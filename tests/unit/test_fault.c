@@ -176,7 +176,26 @@ static void test_unmoved(void)
     r2_fault_unmoved(NIC, R2_FAULT_TX, 1);
 }
 
+static void test_after_operations(void)
+{
+    uint64_t retry;
+
+    set((struct r2_fault){.kind = R2_SEG_FAULT_BLACKHOLE, .tx = true, .rx = true, .after_ops = 3});
+    for (int i = 0; i < 2; i++) {
+        r2_fault_op();
+        CHECK_EQ(r2_fault_allow(NIC, R2_FAULT_TX, 1 << 20, &retry), 1 << 20);
+        CHECK(!r2_fault_is(NIC, R2_SEG_FAULT_BLACKHOLE, R2_FAULT_TX));
+    }
+    r2_fault_op();
+    CHECK(r2_fault_is(NIC, R2_SEG_FAULT_BLACKHOLE, R2_FAULT_TX));
+    CHECK_EQ(r2_fault_allow(NIC, R2_FAULT_TX, 1, &retry), 0);
+    r2_fault_clear(NIC);
+    r2_fault_op();
+    CHECK(r2_fault_none(NIC));
+}
+
 static const struct check_test tests[] = {
+    {"after_operations", test_after_operations},
     {"healthy", test_healthy},
     {"directions", test_directions},
     {"after_bytes", test_after_bytes},

@@ -241,7 +241,7 @@ static void *lonely(void *arg)
     int rank = 0;
     OK(nc.CommUserRank(comm, &rank));
     int32_t *data = buffers[rank];
-    atomic_store(&entered, 1);
+    atomic_store(&entered, gettid());
     return (void *)(intptr_t)nc.AllReduce(data, data, 50000, ncclInt32, ncclSum, comm, NULL);
 }
 
@@ -259,8 +259,7 @@ static void test_abort(void)
     void *result = NULL;
     atomic_store(&entered, 0);
     CHECK_EQ(pthread_create(&thread, NULL, lonely, comms[0]), 0);
-    AWAIT(atomic_load(&entered));
-    usleep(50000);
+    AWAIT(thread_waits(atomic_load(&entered)));
     double began = now();
     OK(nc.CommAbort(comms[0]));
     pthread_join(thread, &result);
@@ -297,8 +296,9 @@ static void test_dead_peer(void)
     start(2);
     pthread_t thread;
     void *result = NULL;
+    atomic_store(&entered, 0);
     CHECK_EQ(pthread_create(&thread, NULL, lonely, comms[0]), 0);
-    usleep(50000);
+    AWAIT(thread_waits(atomic_load(&entered)));
     OK(nc.CommAbort(comms[1])); /* its sockets close: the other side must see an error */
     pthread_join(thread, &result);
     CHECK_EQ((intptr_t)result, ncclRemoteError);
@@ -340,9 +340,11 @@ static void test_revoke(void)
     ncclResult_t error = ncclRemoteError;
     start(3);
     all_reduce(3, 1000);
-    for (int r = 0; r < 2; r++)
+    for (int r = 0; r < 2; r++) {
+        atomic_store(&entered, 0);
         CHECK_EQ(pthread_create(&threads[r], NULL, lonely, comms[r]), 0);
-    usleep(50000);
+        AWAIT(thread_waits(atomic_load(&entered)));
+    }
     for (int r = 0; r < 2; r++) {
         if (r) /* also in a group, as in NCCL */
             OK(nc.GroupStart());

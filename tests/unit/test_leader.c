@@ -1,321 +1,296 @@
-/* The leader of a communicator (comms/leader.c) without ranks: what it makes of their reports, and
- * how many operations it times. Rung 1; the ranks' words and what was agreed are handed to it, and
- * no proposal leaves. Nodes that change: test_leader_loss.c. What ranks do with it:
- * test_shim_exec.c, tests/py/test_shim_executor.py. */
-#define _GNU_SOURCE
-#include <dlfcn.h>
+/* Rank 0 of a communicator of four nodes with two ranks each, without the others: what they report,
+ * and what becomes of a proposal, is made up. Rung 1. */
+#include "../../shim/comms/leader.c"
+#include "check.h"
 
-#include "await.h"
-#include "leader_bed.h"
+#define NODES 4
+#define RANKS (2 * NODES)
+#define FULL 65536
+#define SPEED UINT64_C(1250000000)
+#define S R2_NS_PER_S
+#define MIB (UINT64_C(1) << 20)
 
-/* A NIC that one process has lost (an injected fault, a drain) is lost to the node, whoever else
- * reports after it; it is whole again when its last rank is. */
-static void test_worst_rank_counts(void)
+/* ---- what the leader uses */
+
+static struct {
+    int proposals, refuse;
+    struct r2_plan plan; /* the last one */
+    enum r2_vote_state vote;
+    char plan_text[64], cause[R2_PLAN_WHY];
+} seen;
+
+int r2_agree_propose(struct r2_agree *a, const void *plan, size_t len)
 {
-    struct bed *b = bed_open();
-
-    all_whole(b);
-    report(b, 2, FULL / 2);
-    report(b, 3, FULL);
-    report(b, 3, FULL * 3 / 4);
-    CHECK(b->f.nodes[1].share > 0.499 && b->f.nodes[1].share < 0.501);
-    report(b, 2, FULL);
-    CHECK(b->f.nodes[1].share > 0.749 && b->f.nodes[1].share < 0.751);
-    report(b, 3, FULL);
-    for (int n = 0; n < NODES; n++)
-        CHECK(b->f.nodes[n].share == 1);
-    bed_close(b);
+    (void)a;
+    if (seen.refuse)
+        return -EBUSY;
+    seen.proposals++;
+    return r2_plan_read(&seen.plan, plan, len, NODES);
 }
 
-/* Estimates divide predictions of two states: those are for one size, whatever sizes came between.
- */
-static void test_states_are_compared_at_one_size(void)
+enum r2_vote_state r2_vote_state(struct r2_vote *v)
 {
-    struct bed *b = bed_open();
-    double small;
-
-    atomic_store(&b->f.bytes, 1 << 20);
-    all_whole(b);
-    small = b->f.policy.predicted;
-    CHECK(small > 0);
-    atomic_store(&b->f.bytes, 1 << 30);
-    r2_policy_again(&b->f.policy, r2_now_ns());
-    turn(b);
-    CHECK(b->f.policy.predicted == small);
-    bed_close(b);
+    (void)v;
+    return seen.vote;
 }
 
-/* Between two looks there are enough for a verdict: a plan of which every look sees one operation
- * is not withdrawn for seconds. */
-static void test_enough_is_timed(void)
+void r2_comm_row_plan(struct r2_comm *comm, const char *plan, const char *cause)
 {
-    struct bed *b = bed_open();
+    (void)comm;
+    if (plan)
+        snprintf(seen.plan_text, sizeof(seen.plan_text), "%s", plan);
+    if (cause)
+        snprintf(seen.cause, sizeof(seen.cause), "%s", cause);
+}
 
-    for (int i = 0; i < 3 * R2_POLICY_SAMPLES; i++) {
-        r2_follow_time(&b->f, 1 << 20, false, NULL);
-        r2_follow_timed(&b->f, NULL, true);
+void r2_watch_journal(const char *text)
+{
+    (void)text;
+}
+
+void r2_watch_wake(void) {}
+
+struct r2_timing *r2_timing_new(int device)
+{
+    (void)device;
+    return NULL;
+}
+
+void r2_timing_start(struct r2_timing *t, uint64_t bytes, bool planned, void *stream)
+{
+    (void)t, (void)bytes, (void)planned, (void)stream;
+}
+
+void r2_timing_stop(struct r2_timing *t, void *stream, bool good)
+{
+    (void)t, (void)stream, (void)good;
+}
+
+bool r2_timing_take(struct r2_timing *t, uint64_t *ns, uint64_t note[R2_TIMING_NOTES])
+{
+    (void)t, (void)ns, (void)note;
+    return false;
+}
+
+void r2_timing_abort(struct r2_timing *t)
+{
+    (void)t;
+}
+
+void r2_timing_free(struct r2_timing *t)
+{
+    (void)t;
+}
+
+/* ---- the bed */
+
+static const int rank_node[RANKS] = {0, 1, 2, 3, 0, 1, 2, 3};
+static struct r2_comm comm;
+static int dummy;
+
+static void report(struct r2_leader *l, int rank, uint32_t share, uint32_t flags)
+{
+    r2_leader_reported(l, rank, &(struct r2_agree_report){SPEED, share, flags});
+}
+
+/* All that is new has coalesced; holds are over. */
+static void turn(struct r2_leader *l)
+{
+    static uint64_t later;
+
+    later += 20 * S;
+    r2_leader_turn(l, r2_now_ns() + later);
+}
+
+static struct r2_leader *start(void)
+{
+    struct r2_leader *l;
+
+    memset(&seen, 0, sizeof(seen));
+    l = r2_leader_new(&comm, (struct r2_vote *)&dummy, RANKS, 0);
+    CHECK(l != NULL && r2_leader_ready(l, rank_node, NODES));
+    r2_leader_time(l, 64 * MIB, false, NULL);
+    for (int r = 0; r < RANKS; r++)
+        report(l, r, FULL, 0);
+    turn(l);
+    CHECK_EQ(seen.proposals, 0); /* healthy: nothing is proposed */
+    return l;
+}
+
+/* Ranks connect, then they take a plan. */
+static void test_a_loss_and_a_return(void)
+{
+    struct r2_leader *l = start();
+
+    report(l, 1, FULL / 2, 0);
+    turn(l);
+    CHECK_EQ(seen.proposals, 1);
+    CHECK_EQ(seen.plan.connect, 1);
+    CHECK_EQ(seen.plan.schedule, R2_PLAN_STOCK);
+    turn(l);
+    CHECK_EQ(seen.proposals, 1); /* it is not decided */
+    r2_leader_decided(l, true);
+    turn(l);
+    CHECK_EQ(seen.proposals, 1); /* they connect */
+    seen.vote = R2_VOTE_YES;
+    turn(l);
+    CHECK_EQ(seen.proposals, 2);
+    CHECK_EQ(seen.plan.schedule, R2_PLAN_DIRECT);
+    CHECK_EQ(seen.plan.weights[1], 0);
+    CHECK(strstr(seen.cause, "direct: 1 of 4 nodes degraded, node 1 keeps 50 %"));
+    r2_leader_decided(l, true);
+    turn(l);
+    CHECK_EQ(seen.proposals, 2);
+    report(l, 2, FULL / 2, 0); /* another one: other weights, and no connecting */
+    turn(l);
+    CHECK_EQ(seen.proposals, 3);
+    CHECK_EQ(seen.plan.connect, 0);
+    CHECK_EQ(seen.plan.weights[2], seen.plan.weights[1]);
+    r2_leader_decided(l, true);
+    report(l, 1, FULL, 0);
+    report(l, 2, FULL, 0);
+    turn(l);
+    CHECK_EQ(seen.proposals, 4);
+    CHECK_EQ(seen.plan.schedule, R2_PLAN_STOCK);
+    r2_leader_decided(l, true);
+    turn(l);
+    CHECK_EQ(seen.proposals, 4);
+    r2_leader_free(l);
+}
+
+static void test_what_is_refused_is_proposed_again(void)
+{
+    struct r2_leader *l = start();
+
+    report(l, 1, FULL / 2, 0);
+    seen.refuse = 1;
+    turn(l);
+    CHECK_EQ(seen.proposals, 0);
+    seen.refuse = 0;
+    turn(l);
+    CHECK_EQ(seen.proposals, 1);
+    r2_leader_decided(l, false);
+    turn(l);
+    CHECK_EQ(seen.proposals, 2);
+    CHECK_EQ(seen.plan.connect, 1);
+    r2_leader_decided(l, true);
+    seen.vote = R2_VOTE_YES;
+    turn(l);
+    r2_leader_decided(l, false);
+    CHECK_EQ(l->force.schedule, R2_PLAN_STOCK);
+    turn(l);
+    CHECK_EQ(seen.proposals, 4);
+    r2_leader_decided(l, true);
+    CHECK_EQ(l->force.schedule, R2_PLAN_DIRECT);
+    r2_leader_free(l);
+}
+
+/* A rank that cannot has said why; the leader does not speak over it, and does not ask again. */
+static void test_a_vote_against(void)
+{
+    struct r2_leader *l = start();
+
+    seen.vote = R2_VOTE_NO;
+    snprintf(seen.cause, sizeof(seen.cause), "rank 2: no NICs");
+    report(l, 1, FULL / 2, 0);
+    turn(l);
+    turn(l);
+    CHECK_EQ(seen.proposals, 0);
+    CHECK(strstr(seen.cause, "rank 2"));
+    r2_leader_free(l);
+}
+
+static struct r2_leader *with_plan(void)
+{
+    struct r2_leader *l = start();
+
+    seen.vote = R2_VOTE_YES;
+    report(l, 1, FULL / 2, 0);
+    turn(l);
+    CHECK_EQ(seen.plan.schedule, R2_PLAN_DIRECT);
+    r2_leader_decided(l, true);
+    turn(l);
+    return l;
+}
+
+static void test_plan_off(void)
+{
+    struct r2_leader *l = with_plan();
+
+    report(l, 3, FULL, R2_LEADER_STOP);
+    turn(l);
+    CHECK_EQ(seen.plan.schedule, R2_PLAN_STOCK);
+    CHECK(strstr(seen.cause, "plan off"));
+    r2_leader_decided(l, true);
+    report(l, 3, FULL, 0);
+    turn(l);
+    CHECK_EQ(seen.plan.schedule, R2_PLAN_DIRECT);
+    r2_leader_free(l);
+}
+
+/* Measured slower: given up; a size above that keeps it. */
+static void test_slower(void)
+{
+    struct r2_leader *l = with_plan();
+    int before = seen.proposals;
+
+    for (int i = 0; i < 30; i++) {
+        r2_policy_sample(&l->policy, false, 2 * MIB, 100, S);
+        r2_policy_sample(&l->policy, true, 2 * MIB, 200, S);
     }
-    turn(b);
-    CHECK_GE(r2_policy_measured(&b->f.policy), 3 * R2_POLICY_LEAST);
-    bed_close(b);
-}
-
-static double gain_of_stock(struct bed *b)
-{
-    const struct r2_plan_input input = {.nnodes = NODES,
-                                        .nodes = b->f.nodes,
-                                        .nranks = RANKS,
-                                        .rank_node = b->f.rank_node,
-                                        .bytes = atomic_load(&b->f.bytes),
-                                        .min_bytes = R2_FOLLOW_ELIGIBLE,
-                                        .cost = R2_PLAN_COST_DEFAULT};
-
-    return 1 - r2_plan_ring_ns(&input) / r2_plan_tree_ns(&input, b->f.running.orders[0].nodes);
-}
-
-/* When all nodes are whole again it is NCCL's own choice again, which is what the user knows, also
- * where the plan would be as fast or faster; and not before. */
-static void test_back_needs_no_gain(void)
-{
-    struct bed *b = bed_with_plan_at(100 * SPEED);
-    uint64_t plan = b->f.policy.current;
-
-    atomic_store(&b->f.bytes, 2 << 20); /* a tree has fewer hops, which is most of it here */
-    report_node(b, 1, FULL * 99 / 100);
-    turn_after_hold(b);
-    CHECK_EQ(b->f.policy.current, plan);
-    CHECK(!b->f.steer.stop && b->f.steer.step == R2_STEER_IDLE);
-    report_node(b, 1, FULL);
-    CHECK_MSG(gain_of_stock(b) < b->f.policy.config.min_gain, "%.3f", gain_of_stock(b));
-    turn_after_hold(b);
-    decided(b, 3, R2_STEER_BACK);
-    CHECK_EQ(b->f.policy.current, 0);
-    CHECK_EQ(b->f.lead.current.key, 0);
-    bed_close(b);
-}
-
-/* How many communicators the ranks are told to have. */
-static int listed(struct bed *b, enum r2_steer_step step)
-{
-    struct r2_plan_table *table;
-    void *bytes = NULL;
-    size_t len = 0;
-    int n;
-
-    for (int i = 0; i < b->f.lead.ncomms; i++)
-        b->f.lead.comms[i].has_id = true;
-    CHECK_EQ(r2_lead_encode(&b->f.lead, step, &bytes, &len), 0);
-    for (int i = 0; i < b->f.lead.ncomms; i++)
-        b->f.lead.comms[i].has_id = false; /* or it would be proposed */
-    CHECK_EQ(r2_plan_table_decode(&table, bytes, len, RANKS), 0);
-    n = table->ncomms;
-    r2_plan_table_free(table);
-    free(bytes);
-    return n;
-}
-
-/* R2CCL_PLAN_KEEP=1 (main): of two plans that ran, the ranks keep the newer one's communicator. */
-static void test_keeps_as_many_as_asked(void)
-{
-    struct bed *b = bed_with_plan();
-    uint64_t first = b->f.lead.comms[0].key, epoch = 3;
-
-    CHECK_EQ(b->f.lead.ncomms, 1);
-    for (int node = 1; node < 3; node++) { /* it loses half in turn: another order for each */
-        if (node == 2) {
-            report_node(b, node, FULL / 2);
-            turn_after_hold(b);
-            CHECK_EQ(listed(b, R2_STEER_MAKE), 2);
-            decided(b, epoch, R2_STEER_MAKE);
-            for (int r = 0; r < RANKS; r++) {
-                b->words[r] = (uint32_t)epoch;
-                report(b, r, r / 2 == node ? FULL / 2 : FULL);
-            }
-            turn(b);
-            epoch++;
-            CHECK_EQ(listed(b, R2_STEER_SWITCH), 2); /* the one that runs, and the last */
-            decided(b, epoch++, R2_STEER_SWITCH);
-        }
-        report_node(b, node, FULL);
-        turn_after_hold(b);
-        CHECK_EQ(listed(b, R2_STEER_BACK), 1);
-        decided(b, epoch++, R2_STEER_BACK);
-        CHECK_EQ(b->f.lead.ncomms, 1);
-        CHECK_EQ(b->f.lead.comms[0].key == first, node == 1);
+    turn(l);
+    CHECK_EQ(seen.proposals, before + 1);
+    CHECK_EQ(seen.plan.schedule, R2_PLAN_DIRECT);
+    CHECK_EQ(seen.plan.from_bytes, 4 * MIB);
+    r2_leader_decided(l, true);
+    for (int i = 0; i < 30; i++) {
+        r2_policy_sample(&l->policy, false, 64 * MIB, 100, S);
+        r2_policy_sample(&l->policy, true, 64 * MIB, 200, S);
     }
-    bed_close(b);
+    turn(l);
+    CHECK_EQ(seen.plan.schedule, R2_PLAN_STOCK);
+    CHECK(strstr(seen.cause, "was slower"));
+    r2_leader_free(l);
 }
 
-/* The switch waits for measurements of stock, and does not where they cannot come in time. */
-static void test_waits_for_what_can_come(void)
+/* Before all have said what they have nothing is planned; a rank that says nothing new, and one
+ * that does not exist, change nothing. */
+static void test_reports(void)
 {
-    for (int slow = 0; slow < 2; slow++) {
-        struct bed *b = bed_open();
+    struct r2_leader *l = r2_leader_new(&comm, (struct r2_vote *)&dummy, RANKS, 0);
+    uint32_t events, rounds;
 
-        atomic_store(&b->f.bytes, slow ? UINT64_C(4) << 30 : 64 << 20); /* 16 s, 0.2 s */
-        all_whole(b);
-        report(b, 2, FULL / 2);
-        turn(b);
-        CHECK_EQ(b->f.steer.step, R2_STEER_MAKE);
-        CHECK_EQ(r2_leader_waits(&b->f, b->f.steer.since_ns), !slow);
-        bed_close(b);
-    }
-}
-
-/* NICs that are slower than they say: operations take 2 s where 0.2 s were predicted. */
-static void test_waits_while_they_come(void)
-{
-    struct bed *b = bed_open();
-    uint64_t ready;
-
-    atomic_store(&b->f.bytes, 64 << 20);
-    all_whole(b);
-    report(b, 2, FULL / 2);
-    turn(b);
-    r2_policy_sample(&b->f.policy, 0, 64 << 20, 2 * S); /* before it was ready */
-    ready = b->f.steer.since_ns;
-    CHECK(r2_leader_waits(&b->f, ready));
-    CHECK(r2_leader_waits(&b->f, ready + S - 1));
-    CHECK(!r2_leader_waits(&b->f, ready + S));
-    r2_policy_sample(&b->f.policy, 0, 64 << 20, S);
-    CHECK(r2_leader_waits(&b->f, ready + S)); /* five more of these, with the one before */
-    CHECK(!r2_leader_waits(&b->f, ready + 2 * S));
-    for (int i = 0; i < 4; i++)
-        r2_policy_sample(&b->f.policy, 0, 64 << 20, S / 4);
-    CHECK(r2_leader_waits(&b->f, ready + 4 * S));
-    CHECK(!r2_leader_waits(&b->f, ready + 5 * S));
-    report(b, 4, FULL / 2); /* what was measured says nothing about this state */
-    b->f.steer.since_ns = ready;
-    CHECK(r2_leader_waits(&b->f, ready + S / 2));
-    CHECK(!r2_leader_waits(&b->f, ready + S));
-    bed_close(b);
-}
-
-/* ---- what may take a while */
-
-static atomic_int ids_asked, ids_given, ids_held;
-
-static int hold_id(struct r2_nccl_id *id)
-{
-    int number = atomic_fetch_add(&ids_asked, 1) + 1;
-
-    while (atomic_load(&ids_held))
-        usleep(1000);
-    id->bytes[0] = (char)number;
-    atomic_fetch_add(&ids_given, 1);
-    return R2_NCCL_OK;
-}
-
-static void wait_for(atomic_int *what, int n)
-{
-    AWAIT(atomic_load(what) >= n);
-    CHECK_EQ(atomic_load(what), n);
-}
-
-/* An id that NCCL does not give: the leader goes on, and its communicator ends without it. */
-static void test_id_held(void)
-{
-    struct bed *b = bed_open();
-    struct r2_nccl_id id;
-
-    b->real.fn[R2_API_ncclGetUniqueId] = hold_id;
-    atomic_store(&ids_held, 1);
-    CHECK(!r2_leader_fetch(&b->f, &id));
-    wait_for(&ids_asked, 1);
-    for (int i = 0; i < 100; i++)
-        CHECK(!r2_leader_fetch(&b->f, &id));
-    CHECK_EQ(atomic_load(&ids_asked), 1);
-    bed_close(b);
-    atomic_store(&ids_held, 0);
-    wait_for(&ids_given, 1);
-
-    b = bed_open();
-    b->real.fn[R2_API_ncclGetUniqueId] = hold_id;
-    for (int n = 2; n < 4; n++) { /* each is another one */
-        for (int i = 0; i < 20000 && !r2_leader_fetch(&b->f, &id); i++)
-            usleep(1000);
-        CHECK_EQ(id.bytes[0], n);
-    }
-    CHECK_EQ(atomic_load(&ids_given), 3);
-    bed_close(b);
-}
-
-/* Of a driver that only pretends, which this process has from the first call on. */
-static void drive(const char *function, int a, int b)
-{
-    void *driver = dlopen(check_built("tests/fakecuda/libcuda.so.1"), RTLD_NOW | RTLD_LOCAL);
-    void (*fn)(int, int) = NULL;
-
-    CHECK(driver != NULL);
-
-    *(void **)(void *)&fn = dlsym(driver, function);
-    CHECK_MSG(fn, "%s", function);
-    fn(a, b);
-}
-
-/* Where the driver does not answer, reports and plans go on. */
-static void test_driver_holds_nothing_up(void)
-{
-    struct bed *b;
-
-    drive("fake_cuda_forbid", 0, 0);
-    b = bed_open();
-    CHECK_EQ(b->f.orders, 1); /* on a stream */
-    drive("fake_cuda_forbid", 1, 0);
-    atomic_store(&b->f.bytes, 64 << 20);
-    all_whole(b);
-    report(b, 2, FULL / 2);
-    turn(b);
-    CHECK_EQ(b->f.steer.step, R2_STEER_MAKE);
-    drive("fake_cuda_forbid", 0, 0);
-    bed_close(b);
-}
-
-/* The host is ahead of its device: what it has handed over is known seconds later, at once. */
-static void test_waits_for_a_device_behind(void)
-{
-    struct bed *b;
-    uint64_t ready;
-
-    drive("fake_cuda_answer", 0, 600); /* not over */
-    b = bed_open();
-    atomic_store(&b->f.bytes, 64 << 20);
-    all_whole(b);
-    report(b, 2, FULL / 2);
-    turn(b);
-    ready = b->f.steer.since_ns;
-    CHECK(r2_leader_waits(&b->f, ready));
-    for (unsigned i = 0; i < R2_POLICY_LEAST; i++) { /* enough for a verdict */
-        CHECK(!r2_leader_waits(&b->f, ready + 2 * S));
-        r2_follow_time(&b->f, 64 << 20, false, NULL);
-        r2_follow_timed(&b->f, NULL, true);
-    }
-    CHECK(r2_leader_waits(&b->f, ready + 2 * S));
-    CHECK(r2_leader_waits(&b->f, ready + 5 * S - 1));
-    CHECK(!r2_leader_waits(&b->f, ready + 5 * S));
-    drive("fake_cuda_answer", 0, 0);
-    bed_close(b);
+    CHECK(l != NULL && r2_leader_ready(l, rank_node, NODES));
+    memset(&seen, 0, sizeof(seen));
+    report(l, 1, FULL / 2, 0);
+    report(l, -1, FULL / 2, 0);
+    report(l, RANKS, FULL / 2, 0);
+    turn(l);
+    r2_leader_counts(l, &events, &rounds);
+    CHECK_EQ(events, 1);
+    CHECK_EQ(rounds, 0);
+    for (int r = 0; r < RANKS; r++)
+        report(l, r, r == 1 ? FULL / 2 : FULL, 0);
+    turn(l);
+    r2_leader_counts(l, &events, &rounds);
+    CHECK_EQ(events, RANKS);
+    CHECK_EQ(rounds, 1);
+    CHECK_EQ(seen.proposals, 1);
+    r2_leader_free(l);
 }
 
 static const struct check_test tests[] = {
-    {"worst_rank", test_worst_rank_counts},
-    {"one_size", test_states_are_compared_at_one_size},
-    {"enough_timed", test_enough_is_timed},
-    {"back_needs_no_gain", test_back_needs_no_gain},
-    {"keeps", test_keeps_as_many_as_asked},
-    {"waits", test_waits_for_what_can_come},
-    {"waits_while", test_waits_while_they_come},
-    {"id_held", test_id_held},
-    {"driver", test_driver_holds_nothing_up}, /* and from here on there is one */
-    {"device_behind", test_waits_for_a_device_behind},
+    {"a_loss_and_a_return", test_a_loss_and_a_return},
+    {"what_is_refused_is_proposed_again", test_what_is_refused_is_proposed_again},
+    {"a_vote_against", test_a_vote_against},
+    {"plan_off", test_plan_off},
+    {"slower", test_slower},
+    {"reports", test_reports},
     {0},
 };
 
 int main(int argc, char **argv)
 {
-    setenv("R2CCL_PLAN", "on", 1);
-    setenv("R2CCL_PLAN_ORDERS", "2", 1);
-    setenv("R2CCL_PLAN_KEEP", "1", 1);
-    setenv("R2CCL_SHM", "0", 1);
+    setenv("R2CCL_PLAN", "auto", 1);
     return check_main(argc, argv, tests);
 }

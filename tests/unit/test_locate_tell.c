@@ -1,8 +1,8 @@
-/* engine/locate/tell among simulated processes (rung 1): how often is it said that a NIC is broken,
- * and does everybody hear it? */
+/* engine/locate/announce among simulated processes (rung 1): how often is it said that a NIC is
+ * broken, and does everybody hear it? */
 #include "check.h"
 
-#include "engine/locate/tell.h"
+#include "engine/locate/announce.h"
 
 #define MS UINT64_C(1000000)
 #define SEC UINT64_C(1000000000)

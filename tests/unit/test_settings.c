@@ -68,7 +68,7 @@ static void test_table(void)
         const struct r2_setting_row *row = &r2_setting_rows[i];
 
         CHECK_MSG(strlen(row->doc) > 10, "%s has no doc", row->name);
-        CHECK_MSG(row->foreign == (strncmp(row->name, "NCCL_", 5) == 0), "%s", row->name);
+        CHECK_MSG(row->foreign == (strncmp(row->name, "R2CCL_", 6) != 0), "%s", row->name);
         for (int k = 0; k < i; k++) {
             CHECK_MSG(strcmp(row->name, r2_setting_rows[k].name), "%s twice", row->name);
         }
@@ -141,15 +141,15 @@ static void test_plans_of_modes(void)
         int want;
     } cases[] = {
         {"auto", NULL, R2_PLAN_SETTING_OFF},
-        {"auto", "on", R2_PLAN_SETTING_ON},
-        {"off", "on", R2_PLAN_SETTING_OFF},
-        {"migrate", "on", R2_PLAN_SETTING_OFF},
+        {"auto", "auto", R2_PLAN_SETTING_AUTO},
+        {"off", "auto", R2_PLAN_SETTING_OFF},
+        {"migrate", "auto", R2_PLAN_SETTING_OFF},
         {"balance", "shadow", R2_PLAN_SETTING_OFF},
-        {"3", NULL, R2_PLAN_SETTING_ON},
-        {"optimal", NULL, R2_PLAN_SETTING_ON},
+        {"3", NULL, R2_PLAN_SETTING_AUTO},
+        {"optimal", NULL, R2_PLAN_SETTING_AUTO},
         {"optimal", "off", R2_PLAN_SETTING_OFF},
         {"optimal", "shadow", R2_PLAN_SETTING_SHADOW},
-        {"optimal", "", R2_PLAN_SETTING_ON},
+        {"optimal", "", R2_PLAN_SETTING_AUTO},
     };
     struct r2_settings s;
     char err[512];
@@ -205,6 +205,8 @@ static void test_bad_values(void)
                   bad[i][0], bad[i][1]);
         snprintf(want, sizeof(want), "%s=%s is not valid: allowed is ", bad[i][0], bad[i][1]);
         CHECK_MSG(strncmp(err, want, strlen(want)) == 0 && err[strlen(want)], "%s", err);
+        s.r2cc_mode[0] = '\0'; /* the alias is a variable of its own, too */
+        s.r2cc_mode[1] = '\0';
         CHECK_MEM(&s, &defaults, sizeof(s));
     }
     /* The others are still read. */
@@ -226,6 +228,21 @@ static void test_alias_and_empty(void)
     CHECK_EQ(s.mode, R2_MODE_MIGRATE);
     CHECK_EQ(parse_one("R2CCL_CHUNK", "", &s, err, sizeof(err)), 0);
     CHECK_EQ(s.chunk, 512 * 1024);
+}
+
+static void test_of_shim(void)
+{
+    struct r2_settings s;
+    char err[512], names[128];
+
+    CHECK_EQ(parse_one("R2CC_MODE", "2", &s, err, sizeof(err)), 0);
+    set_env("R2CCL_EAGER", "4K");
+    r2_settings_of_shim(&s, fake_getenv, names, sizeof(names));
+    CHECK_STR(names, "");
+    CHECK_EQ(parse_one("R2CC_MODE", "3", &s, err, sizeof(err)), 0);
+    set_env("R2CCL_DLSYM", "1");
+    r2_settings_of_shim(&s, fake_getenv, names, sizeof(names));
+    CHECK_STR(names, "R2CC_MODE=3, R2CCL_DLSYM=1");
 }
 
 static void test_long_text(void)
@@ -279,7 +296,7 @@ static void test_names(void)
         strstr(out, "R2CCL_HEARTBEATS is not a setting of R2CCL; did you mean R2CCL_HEARTBEAT?\n"));
     CHECK(strstr(out, "R2CC_MODE is read as an alias of R2CCL_MODE\n"));
     CHECK(strstr(out, "R2CCL_NIC is not a setting of R2CCL; did you mean R2CCL_NICS?\n"));
-    CHECK(strstr(out, "R2CCL_UNASKED has no effect any more: messages over R2CCL_EAGER wait"));
+    CHECK(strstr(out, "R2CCL_UNASKED has no effect: messages over R2CCL_EAGER wait"));
     CHECK_EQ(r2_settings_check_names(loud, tiny, sizeof(tiny)), len);
     CHECK_EQ(r2_settings_check_names(loud, NULL, 0), len);
     CHECK_LT(strlen(tiny), sizeof(tiny));
@@ -427,16 +444,16 @@ static void test_process(void)
         CHECK_EQ(pthread_join(threads[i], &got), 0);
         CHECK(got == (const void *)r2_settings_get());
     }
-    CHECK_EQ(r2_settings_get()->plan_keep, 5);
+    CHECK_EQ(r2_settings_get()->lanes, 5);
     CHECK_EQ(r2_settings_get()->eager, 8192);
     CHECK(r2_settings_error() && strstr(r2_settings_error(), "R2CCL_EAGER=lots"));
     CHECK(strstr(r2_settings_warnings(), "R2CCL_HARTBEAT is not a setting"));
     /* Nothing was written, and later changes do not matter. */
     CHECK_STR(getenv("R2CCL_EAGER"), "lots");
     CHECK(getenv("R2CCL_CHUNK") == NULL);
-    setenv("R2CCL_PLAN_KEEP", "9", 1);
-    CHECK_EQ(r2_settings_get()->plan_keep, 5);
-    setenv("R2CCL_PLAN_KEEP", "5", 1);
+    setenv("R2CCL_LANES", "9", 1);
+    CHECK_EQ(r2_settings_get()->lanes, 5);
+    setenv("R2CCL_LANES", "5", 1);
 }
 
 /* A value of JSON; returns the place behind it, NULL if it is malformed. */
@@ -530,6 +547,7 @@ static const struct check_test tests[] = {
     {"plans_of_modes", test_plans_of_modes},
     {"bad_values", test_bad_values},
     {"alias_and_empty", test_alias_and_empty},
+    {"of_shim", test_of_shim},
     {"long_text", test_long_text},
     {"long_job", test_long_job},
     {"names", test_names},
@@ -552,7 +570,7 @@ int main(int argc, char **argv)
     unsetenv("R2CCL_MODE");
     setenv("R2CC_MODE", "2", 1);
     setenv("R2CCL_EAGER", "lots", 1);
-    setenv("R2CCL_PLAN_KEEP", "5", 1);
+    setenv("R2CCL_LANES", "5", 1);
     setenv("R2CCL_HARTBEAT", "1", 1);
     setenv("R2CCL_JOB", "a\"\\\n\xff\xc3\xa9", 1);
     return check_main(argc, argv, tests);

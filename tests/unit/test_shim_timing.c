@@ -22,8 +22,8 @@ static struct {
 /* Whether that many events are left, at most 20 s from now. */
 static bool events_left(int n)
 {
-    for (int i = 0; i < 20000 && driver.events() != n; i++)
-        usleep(1000);
+    WHILE_MS (20000, driver.events() != n)
+        ;
     return driver.events() == n;
 }
 
@@ -68,12 +68,10 @@ static void begin_to_hold(struct rank *me)
 {
     CHECK_EQ(driver.held(), 0);
     driver.hold(1);
-    for (int i = 0; i < 20000 && !driver.held(); i++) {
+    WHILE_MS (20000, !driver.held())
         CHECK_EQ(reduce(me->comm, BIG), 0);
-        usleep(1000);
-    }
     CHECK(driver.held() > 0);
-    CHECK(me->follow->timing->polled); /* its own operations are what is asked about */
+    CHECK(me->follow->leader->timing->polled); /* its own operations are what is asked about */
 }
 
 static void no_longer(void)
@@ -84,14 +82,14 @@ static void no_longer(void)
     no_context_held();
 }
 
-/* The leader's thread waits for the driver; a plan is agreed, made, taken, and taken back. */
+/* The leader's thread waits for the driver; plans are agreed. */
 static void plans(struct rank *me)
 {
     if (me->rank == 0)
         begin_to_hold(me);
     pthread_barrier_wait(&together);
-    take_plan(me, 1);
-    agree(me, 0, false);
+    agree(me);
+    agree(me);
     if (me->rank == 0) {
         CHECK(driver.held() > 0); /* all the time */
         /* Threads for the agreement, plans, times; an emulator keeps some signals for itself. */
@@ -157,19 +155,32 @@ static void test_comes_and_goes(void)
     driver.answer(0, 0);
 }
 
-/* Until so many operations of stock are known to the leader. */
-static unsigned measured(struct rank *me, unsigned wanted)
+/* Operations of stock that are known, of the one size that there is. Its lock is held. */
+static unsigned measured_by(const struct r2_leader *l)
 {
     unsigned n = 0;
 
-    for (int i = 0; i < 10000 && n < wanted; i++) {
-        CHECK_EQ(reduce(me->comm, BIG), 0);
-        usleep(1000);
-        pthread_mutex_lock(&me->follow->lock);
-        n = r2_policy_measured(&me->follow->policy);
-        pthread_mutex_unlock(&me->follow->lock);
-    }
+    for (int c = 0; c < R2_POLICY_CLASSES; c++)
+        n += l->policy.stock.seen[c];
     return n;
+}
+
+static unsigned measured(struct rank *me)
+{
+    unsigned n;
+
+    pthread_mutex_lock(&me->follow->leader->lock);
+    n = measured_by(me->follow->leader);
+    pthread_mutex_unlock(&me->follow->leader->lock);
+    return n;
+}
+
+/* Until four operations of stock are known to the leader. */
+static void measure(struct rank *me)
+{
+    WHILE_MS (20000, measured(me) < 4)
+        CHECK_EQ(reduce(me->comm, BIG), 0);
+    CHECK_GE(measured(me), 4);
 }
 
 /* What the driver says reaches the planner: times, but not of what began before the nodes changed;
@@ -178,51 +189,41 @@ static void known(struct rank *me)
 {
     struct r2_follow *f = me->follow;
     unsigned before;
+    int asked;
 
     CHECK_EQ(reduce(me->comm, BIG), 0); /* they meet */
     if (me->rank == 0) {
-        CHECK_GE(measured(me, 4), 4);
+        measure(me);
         driver.answer(0, 700); /* an illegal address, say */
-        before = f->timing->timed;
-        for (int i = 0; i < 3 * R2_TIMING_WATCHES; i++) {
+        before = f->leader->timing->timed;
+        WHILE_MS (20000, f->leader->timing->timed <= before + R2_TIMING_WATCHES)
             CHECK_EQ(reduce(me->comm, BIG), 0);
-            usleep(20000);
-        }
-        CHECK_GT(f->timing->timed, before + R2_TIMING_WATCHES);
+        CHECK_GT(f->leader->timing->timed, before + R2_TIMING_WATCHES);
         driver.answer(0, 0);
-        pthread_mutex_lock(&f->lock);
-        r2_policy_event(&f->policy, r2_now_ns());
-        pthread_mutex_unlock(&f->lock);
-        CHECK_GE(measured(me, 4), 4);
+        pthread_mutex_lock(&f->leader->lock);
+        r2_policy_event(&f->leader->policy, true, r2_now_ns());
+        pthread_mutex_unlock(&f->leader->lock);
+        measure(me);
         driver.hold(1); /* and these are asked about when it is over */
         for (int i = 0; i < 2 * R2_TIMING_WATCHES; i++)
             CHECK_EQ(reduce(me->comm, BIG), 0);
-        pthread_mutex_lock(&f->lock);
-        r2_policy_event(&f->policy, r2_now_ns());
-        pthread_mutex_unlock(&f->lock);
+        pthread_mutex_lock(&f->leader->lock);
+        r2_policy_event(&f->leader->policy, true, r2_now_ns());
+        pthread_mutex_unlock(&f->leader->lock);
         driver.hold(0);
-        for (int i = 0; i < R2_TIMING_WATCHES;) /* until all are read */
-            i = atomic_load(&f->timing->watches[i].state) ? (usleep(1000), 0) : i + 1;
-        pthread_mutex_lock(&f->lock);
-        CHECK_EQ(r2_policy_measured(&f->policy), 0);
-        pthread_mutex_unlock(&f->lock);
+        for (int i = 0; i < R2_TIMING_WATCHES; i++)
+            AWAIT(!atomic_load(&f->leader->timing->watches[i].state)); /* read */
+        CHECK_EQ(measured(me), 0);
         driver.answer(0, NOT_READY); /* the host is ahead: these were handed over before, and */
         for (int i = 0; i < R2_TIMING_WATCHES; i++) /* run after it */
             CHECK_EQ(reduce(me->comm, BIG), 0);
-        pthread_mutex_lock(&f->lock);
-        r2_policy_event(&f->policy, r2_now_ns());
-        pthread_mutex_unlock(&f->lock);
-        for (int i = 0, asked = driver.asked(); i < 20000 && driver.asked() < asked + 64; i++)
-            usleep(1000);
+        pthread_mutex_lock(&f->leader->lock);
+        r2_policy_event(&f->leader->policy, true, r2_now_ns());
+        pthread_mutex_unlock(&f->leader->lock);
+        asked = driver.asked();
+        AWAIT(driver.asked() >= asked + 64);
         driver.answer(0, 0);
-        for (int i = 0, n = 0; i < 20000 && n < 4; i++, usleep(1000)) {
-            pthread_mutex_lock(&f->lock);
-            n = (int)r2_policy_measured(&f->policy);
-            pthread_mutex_unlock(&f->lock);
-        }
-        pthread_mutex_lock(&f->lock);
-        CHECK_GE(r2_policy_measured(&f->policy), 4);
-        pthread_mutex_unlock(&f->lock);
+        AWAIT(measured(me) >= 4);
     }
     pthread_barrier_wait(&together);
     CHECK_EQ(ncclCommDestroy(me->comm), 0);
@@ -239,7 +240,7 @@ static void in_another_life(struct rank *me)
 {
     CHECK_EQ(reduce(me->comm, BIG), 0);
     if (me->rank == 0)
-        CHECK_GE(measured(me, 4), 4);
+        measure(me);
     pthread_barrier_wait(&together);
     CHECK_EQ(ncclCommDestroy(me->comm), 0);
 }
@@ -270,8 +271,8 @@ static void test_device_ended(void)
     driver.reset(1);
     driver.hold(0);
     no_context_held();
-    usleep(600000); /* two looks: r2ccl-time would be seen destroying events in no context */
-    no_context_held();
+    WHILE_MS (600, true) /* two looks: r2ccl-time would be seen destroying events in no context */
+        no_context_held();
     driver.reset(0);
 }
 
@@ -299,7 +300,6 @@ int main(int argc, char **argv)
     *(void **)(void *)&driver.reset = dlsym(lib, "fake_cuda_reset");
     CHECK(driver.hold && driver.held && driver.asked && driver.events && driver.answer &&
           driver.retained && driver.reset);
-    noop_bed("on");
-    setenv("R2CCL_PLAN_FORCE", "0", 1);
+    noop_bed("auto");
     return check_main(argc, argv, tests);
 }

@@ -305,6 +305,13 @@ static void test_words_before_the_end(void)
 
 /* ---- who sends: a caller with other things to do, or an I/O thread (docs/decisions.md 22) */
 
+/* All threads are awake, and nothing has gone that way shortly before. */
+static void hold_quiet(void)
+{
+    usleep(50000);
+    keep_awake();
+}
+
 /* All threads are awake: does the caller of isend or irecv send on lane 0 itself? */
 static bool caller_sends(struct r2_conn *of, size_t size)
 {
@@ -312,8 +319,7 @@ static bool caller_sends(struct r2_conn *of, size_t size)
     struct r2_req *s = NULL, *t = NULL;
     uint64_t before, after;
 
-    usleep(50000); /* nothing has gone that way shortly before */
-    keep_awake();
+    hold_quiet();
     before = atomic_load(&r2_ep_lane(ep, 0)->ctrl_total);
     if (of == tx)
         CHECK_EQ(r2_engine_isend(tx, out, size, 0, NULL, &s), 0);
@@ -367,9 +373,9 @@ static void come(struct r2_req *s[2])
 static void set_look(uint64_t at)
 {
     r2_peer_lock(tx->peer);
-    atomic_store(&tx->peer->look_at, at);
+    atomic_store(&tx->peer->recheck_at, at);
     pthread_mutex_unlock(&tx->peer->lock);
-    atomic_store(&r2_eng.look_at, at);
+    atomic_store(&r2_eng.recheck_at, at);
 }
 
 /* Two messages to threads that are held awake, the second one right behind the first or `us` after
@@ -383,9 +389,7 @@ static int second_sent(unsigned us, struct r2_req *s[2])
     for (int tries = 0; tries < 100; tries++) {
         uint64_t from, mid, took;
 
-        usleep(50000);
-        keep_awake();
-        usleep(1000);
+        hold_quiet();
         set_look(0);
         from = atomic_load(&lane->ctrl_total);
         CHECK_EQ(r2_engine_isend(tx, out, 64, 0, NULL, &s[0]), 0);

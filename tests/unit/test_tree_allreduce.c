@@ -1,13 +1,11 @@
 /* The stand-in's Tree AllReduce, ranks as threads of this process and several nodes of it: exact
- * for all types and operations, over the plugin and chosen by the plugin's tuner as the shim asks
- * for it (tuner/want.h), by NCCL_ALGO, or not at all. Rung 3: real sockets on loopback. It cannot
- * prove what real NCCL does. */
+ * for all types and operations, over the plugin. Rung 3: real sockets on loopback. It cannot prove
+ * what real NCCL does. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 
 #include "../hostnccl/nccl.h"
 #include "check.h"
-#include "tuner/want.h"
 
 enum { MOST = 9, MAX_COUNT = 60000 };
 
@@ -28,7 +26,6 @@ static struct {
 #define OK(call) CHECK_MSG((call) == ncclSuccess, "%s: %s", #call, nc.GetLastError(NULL))
 
 static char debug_file[64];
-static int (*expect)(const struct r2ccl_tuner_want *want);
 static ncclComm_t comms[MOST];
 static void *in[MOST], *out[MOST];
 static long log_from;
@@ -51,17 +48,12 @@ static void load_all(void)
     CHECK(nc.f);
     EACH_FUNCTION(X)
 #undef X
-    *(void **)&expect = dlsym(load("libnccl-net-r2ccl.so"), "r2ccl_tuner_expect");
-    CHECK(expect);
-    expect(NULL);
 }
 
-/* Makes the communicators, each rank a node unless there are two to a node; how many took the want.
- */
-static int start(int ranks, int per_node, const struct r2ccl_tuner_want *want)
+/* Makes the communicators, each rank a node unless there are two to a node. */
+static void start(int ranks, int per_node)
 {
     char text[16];
-    int taken;
     FILE *file = fopen(debug_file, "r");
 
     CHECK(file);
@@ -75,12 +67,7 @@ static int start(int ranks, int per_node, const struct r2ccl_tuner_want *want)
         out[r] = malloc(MAX_COUNT * 8);
         CHECK(in[r] && out[r]);
     }
-    if (want) {
-        CHECK_EQ(expect(want), 0);
-    }
     OK(nc.CommInitAll(comms, ranks, NULL));
-    taken = expect(NULL);
-    return taken;
 }
 
 static void finish(int ranks)
@@ -235,7 +222,7 @@ static void test_by_variable(void)
 {
     setenv("NCCL_ALGO", "Tree", 1);
     for (int ranks = 2; ranks <= MOST; ranks += ranks < 6 ? 1 : 3) {
-        start(ranks, ranks < 6 ? 1 : 2, NULL);
+        start(ranks, ranks < 6 ? 1 : 2);
         sizes_types_ops(ranks);
         CHECK_EQ(logged("Algo Tree"), ranks);
         CHECK_EQ(logged("Algo Ring"), 0);
@@ -251,7 +238,7 @@ static void test_by_protocol(void)
     setenv("NCCL_ALGO", "Tree", 1);
     for (int p = 0; p < 3; p++) {
         setenv("NCCL_PROTO", protos[p], 1);
-        start(5, 2, NULL);
+        start(5, 2);
         sizes_types_ops(5);
         finish(5);
     }
@@ -259,46 +246,9 @@ static void test_by_protocol(void)
     unsetenv("NCCL_ALGO");
 }
 
-static void test_by_tuner(void)
-{
-    static const char *const apis[] = {"8", "10", "12"};
-    const struct r2ccl_tuner_want want = {sizeof(want), R2CCL_TUNER_TREE, 50000};
-
-    for (int a = 0; a < 3; a++) {
-        setenv("HOSTNCCL_NET_VERSION", apis[a], 1);
-        CHECK_EQ(start(4, 1, &want), 4);
-        all_reduce(4, 49999, ncclInt8, ncclSum, false);
-        CHECK_EQ(logged("Algo Tree"), 0);
-        all_reduce(4, 50000, ncclInt8, ncclSum, false);
-        CHECK_EQ(logged("Algo Tree"), 4);
-        CHECK_EQ(logged("Algo Ring"), 4);
-        finish(4);
-        CHECK_EQ(start(4, 1, NULL), 0);
-        all_reduce(4, 50000, ncclInt8, ncclSum, false);
-        CHECK_EQ(logged("Algo Tree"), 0);
-        finish(4);
-    }
-    unsetenv("HOSTNCCL_NET_VERSION");
-}
-
-/* NCCL without a tuner, or with the user's: nobody takes the want, and the caller can see it. */
-static void test_not_asked(void)
-{
-    const struct r2ccl_tuner_want want = {sizeof(want), R2CCL_TUNER_TREE, 0};
-
-    setenv("HOSTNCCL_NET_VERSION", "7", 1);
-    CHECK_EQ(start(3, 1, &want), 0);
-    all_reduce(3, 50000, ncclInt8, ncclSum, false);
-    CHECK_EQ(logged("Algo Tree"), 0);
-    finish(3);
-    unsetenv("HOSTNCCL_NET_VERSION");
-}
-
 static const struct check_test tests[] = {
-    {"by_tuner", test_by_tuner},
     {"by_variable", test_by_variable},
     {"by_protocol", test_by_protocol},
-    {"not_asked", test_not_asked}, /* the last: NCCL remembers */
     {0},
 };
 

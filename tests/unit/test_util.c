@@ -14,9 +14,9 @@
 #include "util/list.h"
 #include "util/log.h"
 #include "util/random.h"
+#include "util/ratelimit.h"
 #include "util/siphash.h"
 #include "util/thread.h"
-#include "util/told.h"
 
 /* ---- list -------------------------------------------------------------------------------- */
 
@@ -476,26 +476,26 @@ static void test_log_threads(void)
  * words about something. */
 static void test_told(void)
 {
-    struct r2_told t = {0};
+    struct r2_ratelimit t = {0};
     uint64_t now = 7 * R2_NS_PER_S;
     unsigned untold = 99;
 
-    for (int i = 0; i < R2_TOLD_BURST; i++) {
-        CHECK(r2_told_pass(&t, false, now, &untold));
+    for (int i = 0; i < R2_RATELIMIT_BURST; i++) {
+        CHECK(r2_ratelimit_pass(&t, false, now, &untold));
         CHECK_EQ(untold, 0);
     }
     for (int i = 0; i < 5; i++)
-        CHECK(!r2_told_pass(&t, false, now + R2_TOLD_EACH_NS - 1, &untold));
-    CHECK(r2_told_pass(&t, true, now, &untold));
+        CHECK(!r2_ratelimit_pass(&t, false, now + R2_RATELIMIT_EACH_NS - 1, &untold));
+    CHECK(r2_ratelimit_pass(&t, true, now, &untold));
     CHECK_EQ(untold, 5);
-    CHECK(!r2_told_pass(&t, false, now, &untold));
-    CHECK(r2_told_pass(&t, false, now + R2_TOLD_EACH_NS, &untold));
+    CHECK(!r2_ratelimit_pass(&t, false, now, &untold));
+    CHECK(r2_ratelimit_pass(&t, false, now + R2_RATELIMIT_EACH_NS, &untold));
     CHECK_EQ(untold, 1);
-    CHECK(!r2_told_pass(&t, false, now + R2_TOLD_EACH_NS, &untold));
-    now += 1000 * R2_TOLD_EACH_NS; /* a quiet day: the burst is there again */
-    for (int i = 0; i < R2_TOLD_BURST; i++)
-        CHECK(r2_told_pass(&t, false, now, &untold));
-    CHECK(!r2_told_pass(&t, false, now, &untold));
+    CHECK(!r2_ratelimit_pass(&t, false, now + R2_RATELIMIT_EACH_NS, &untold));
+    now += 1000 * R2_RATELIMIT_EACH_NS; /* a quiet day: the burst is there again */
+    for (int i = 0; i < R2_RATELIMIT_BURST; i++)
+        CHECK(r2_ratelimit_pass(&t, false, now, &untold));
+    CHECK(!r2_ratelimit_pass(&t, false, now, &untold));
 }
 
 /* ---- thread ------------------------------------------------------------------------------ */

@@ -42,7 +42,7 @@ static uint32_t carries(int nic)
         const struct r2_path *path = p->paths[i];
 
         if (path->transport == R2_VIA_VERBS && path->lnic == nic && path->rnic == nic &&
-            r2_path_carries(path))
+            r2_path_may(path) >= R2_MAY_STAND_BY)
             gen = path->gen;
     }
     r2_peer_unlock(p);

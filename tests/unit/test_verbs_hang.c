@@ -27,7 +27,7 @@ static int sockets(void)
 
     r2_peer_lock(p);
     for (int i = 0; i < p->n_paths; i++)
-        n += p->paths[i]->transport == R2_VIA_TCP && r2_path_carries(p->paths[i]);
+        n += p->paths[i]->transport == R2_VIA_TCP && r2_path_may(p->paths[i]) >= R2_MAY_STAND_BY;
     r2_peer_unlock(p);
     return n;
 }

@@ -51,7 +51,7 @@ static uint32_t carries(void)
 
     r2_peer_lock(p);
     path = r2_path_find(p, 0, 0, R2_VIA_VERBS);
-    gen = path && r2_path_carries(path) ? path->gen : 0;
+    gen = path && r2_path_may(path) >= R2_MAY_STAND_BY ? path->gen : 0;
     r2_peer_unlock(p);
     return gen;
 }

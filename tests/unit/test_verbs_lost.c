@@ -192,7 +192,7 @@ static bool carries(void)
 
     r2_peer_lock(p);
     path = r2_path_find(p, 0, 0, R2_VIA_VERBS);
-    yes = path && r2_path_carries(path);
+    yes = path && r2_path_may(path) >= R2_MAY_STAND_BY;
     r2_peer_unlock(p);
     return yes;
 }

@@ -49,7 +49,7 @@ static bool carries(void)
     bool yes;
 
     r2_peer_lock(p);
-    yes = r2_path_carries(path_of(p));
+    yes = r2_path_may(path_of(p)) >= R2_MAY_STAND_BY;
     r2_peer_unlock(p);
     return yes;
 }

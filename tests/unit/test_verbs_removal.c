@@ -203,7 +203,7 @@ static bool second_carries(void)
 
     r2_peer_lock(p);
     path = r2_path_find(p, 1, 1, R2_VIA_VERBS);
-    does = path && r2_path_carries(path);
+    does = path && r2_path_may(path) >= R2_MAY_STAND_BY;
     r2_peer_unlock(p);
     return does;
 }

@@ -64,7 +64,7 @@ __attribute__((unused)) static int bed_paths(struct r2_conn *tx)
 
     r2_peer_lock(p);
     for (int i = 0; i < p->n_paths; i++)
-        n += p->paths[i]->transport == R2_VIA_VERBS && r2_path_carries(p->paths[i]);
+        n += p->paths[i]->transport == R2_VIA_VERBS && r2_path_may(p->paths[i]) >= R2_MAY_STAND_BY;
     r2_peer_unlock(p);
     return n;
 }

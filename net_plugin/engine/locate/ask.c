@@ -3,8 +3,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "engine/locate/announce.h"
 #include "engine/locate/round.h"
-#include "engine/locate/tell.h"
 #include "util/random.h"
 
 #define SAY_TWICE 2 /* over two paths, because the one that is chosen may be dying as well */
@@ -162,14 +162,14 @@ static int count_peers(void)
 }
 
 void r2_round_tell(const struct r2_wire_addr *nic, const struct r2_wire_addr *other,
-                   enum r2_finding_kind kind)
+                   enum r2_finding_kind kind, uint64_t now)
 {
     struct r2_msg_verdict m = {.nic = *nic, .other = *other, .kind = (uint32_t)kind};
-    uint64_t random = r2_now_ns();
+    uint64_t random = now;
 
     r2_random_bytes(&random, sizeof(random));
-    r2_tells_add(&tells, &m, count_peers(), random, r2_now_ns());
-    r2_tell_tick(r2_now_ns());
+    r2_tells_add(&tells, &m, count_peers(), random, now);
+    r2_tell_tick(now);
 }
 
 void r2_tell_heard(const struct r2_wire_addr *nic, uint64_t now)
@@ -204,7 +204,7 @@ static void tell_all(const struct r2_msg_verdict *m)
 
         r2_peer_lock(peers[i]);
         if (!said) {
-            r2_words_hint(peers[i], &mine, r2_now_ns());
+            r2_nicnews_hint(peers[i], &mine, r2_peer_now(peers[i]));
             say(peers[i], -1, R2_F_VERDICT, &mine, sizeof(mine), NULL, 0);
         }
         r2_peer_unlock(peers[i]);

@@ -227,7 +227,7 @@ static void carry_out(struct r2_round *r, const struct r2_finding *v, bool first
         if (!blames_remote(v[i].kind))
             continue;
         share_remote(&r->suspects[i], &v[i]);
-        r2_round_tell(&r->suspects[i].addr, &own, v[i].kind);
+        r2_round_tell(&r->suspects[i].addr, &own, v[i].kind, now);
     }
     if (local)
         take_out(r->lnic, local->why, now);
@@ -330,7 +330,7 @@ void r2_round_adopt(struct r2_round *r, uint64_t now)
     r2_count(&r2_eng.n->locate_adopted, 1);
     if (r->n_suspects)
         carry_out(r, v, false, now);
-    r2_round_free(r);
+    r2_round_free(r, now);
     for (int i = 0; i < n_left; i++) {
         r2_rounds_failed(left[i].peer, lnic, left[i].rnic, left[i].via, left[i].failed_at);
         r2_peer_put(left[i].peer);
@@ -340,9 +340,9 @@ void r2_round_adopt(struct r2_round *r, uint64_t now)
 /* ---- hints */
 
 /* An answer since then is no old one: the round has had all paths asked (r2_peer_hb_doubt). */
-static uint64_t lately(const struct r2_peer *p)
+static uint64_t lately(struct r2_peer *p)
 {
-    uint64_t now = r2_now_ns();
+    uint64_t now = r2_peer_now(p);
 
     return now > 4 * p->hb_interval ? now - 4 * p->hb_interval : 0;
 }
@@ -472,7 +472,7 @@ void r2_recover_tick(uint64_t now)
         r2_targets_collect(r);
         if (r->n_targets)
             continue;
-        r2_round_free(r);
+        r2_round_free(r, now);
         back_in_service(i, "nobody is left whom it could ask");
     }
 }

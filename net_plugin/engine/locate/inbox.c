@@ -67,7 +67,7 @@ static bool post(const struct note *from)
 static void post_from(struct r2_path *path, struct note *n)
 {
     n->peer = path->peer;
-    n->at = r2_now_ns();
+    n->at = r2_peer_now(path->peer);
     r2_peer_get(n->peer);
     if (!post(n)) {
         free(n->body);
@@ -103,7 +103,7 @@ int r2_locate_on_verdict(struct r2_path *path, const uint8_t *body)
     struct note n = {.kind = NOTE_VERDICT};
 
     memcpy(&n.m.verdict, body, sizeof(n.m.verdict));
-    if (r2_words_heard_hint(path, n.m.verdict.number))
+    if (r2_nicnews_heard_hint(path, n.m.verdict.number))
         post_from(path, &n);
     return 0;
 }

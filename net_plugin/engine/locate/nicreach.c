@@ -61,7 +61,7 @@ static bool belongs(const struct r2_peer *p, int lnic, int rnic)
 
 bool r2_path_reaches_kernel(const struct r2_path *path)
 {
-    return path->hb.mute ||
+    return path->hb.process_slow ||
            (path->state == R2_PATH_CONNECTING && path->ep && r2_eng.ops->reached(path->ep));
 }
 
@@ -138,14 +138,14 @@ void r2_nicreach_asked(int nic, bool answered, int in_vain_of)
 
 /* Senders that the NIC has asked in vain at the last look; asks them again. UNKNOWN: the questions
  * are still out, or there was no room for them. */
-static int ask_senders(int nic)
+static int ask_senders(int nic, uint64_t now)
 {
     int was = heard[nic];
 
     heard[nic] = R2_REACH_UNKNOWN;
     if (told[nic] && n_looks % TOLD_LOOKS)
         return was;
-    return r2_locate_reach(nic) == 0 ? 0 : was;
+    return r2_locate_reach(nic, now) == 0 ? 0 : was;
 }
 
 /* How many peers each NIC was tried for in vain. */
@@ -206,7 +206,7 @@ static void count_look(int nic, int peers)
         tell(nic, peers);
 }
 
-void r2_nicreach_look(void)
+void r2_nicreach_look(uint64_t now)
 {
     int peers[R2_MAX_NICS] = {0};
     bool open = false;
@@ -222,7 +222,7 @@ void r2_nicreach_look(void)
     /* In turn, each time from another one on: there is room for eight questions at a time. */
     for (int k = 0; k < r2_local.n; k++) {
         int i = (int)((n_looks + (unsigned)k) % (unsigned)r2_local.n);
-        int n = has_met(i) || !counted_on(i) ? 0 : peers[i] ? peers[i] : ask_senders(i);
+        int n = has_met(i) || !counted_on(i) ? 0 : peers[i] ? peers[i] : ask_senders(i, now);
 
         if (n != R2_REACH_UNKNOWN)
             count_look(i, n);
@@ -236,5 +236,5 @@ void r2_nicreach_tick(uint64_t now)
     if (now - looked_at < LOOK_NS)
         return;
     looked_at = now;
-    r2_nicreach_look();
+    r2_nicreach_look(now);
 }

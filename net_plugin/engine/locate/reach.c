@@ -25,7 +25,7 @@ static void add(struct r2_round *r, struct r2_peer *p)
         r2_target_add(r, r->lnic, &addr, rnic, p->id, label, false);
 }
 
-int r2_locate_reach(int nic)
+int r2_locate_reach(int nic, uint64_t now)
 {
     struct r2_peer **peers;
     struct r2_round *r;
@@ -34,7 +34,7 @@ int r2_locate_reach(int nic)
     if (!r2_eng.set->locate || r2_round_of(R2_ROUND_REACH, nic) ||
         r2_round_count(R2_ROUND_REACH) >= AT_A_TIME)
         return R2_REACH_UNKNOWN;
-    r = r2_round_new(R2_ROUND_REACH, nic, r2_now_ns());
+    r = r2_round_new(R2_ROUND_REACH, nic, now);
     if (!r)
         return R2_REACH_UNKNOWN;
     peers = r2_peer_all(&n);
@@ -48,7 +48,7 @@ int r2_locate_reach(int nic)
     free(peers);
     asked = r->n_targets;
     if (!asked)
-        r2_round_free(r);
+        r2_round_free(r, now);
     return asked;
 }
 

@@ -97,10 +97,8 @@ static void unclaim(struct r2_round *r)
     r->claimed = false;
 }
 
-void r2_round_free(struct r2_round *r)
+void r2_round_free(struct r2_round *r, uint64_t now)
 {
-    uint64_t now = r2_now_ns();
-
     if (!r->closed)
         r2_targets_close(r, now);
     r2_round_reply(r, now);
@@ -255,7 +253,7 @@ static void settled(struct r2_round *r, uint64_t now)
     drop_suspects(r);
     if (!r->n_suspects || !r2_nic_usable(r->lnic) ||
         r2_niclink_carrier(r->lnic) == R2_CARRIER_DOWN) {
-        r2_round_free(r);
+        r2_round_free(r, now);
         return;
     }
     r->phase = R2_PHASE_WAIT;
@@ -374,7 +372,7 @@ void r2_round_check(const struct r2_wire_addr *nic, const struct r2_node_row *ro
     if (r->n_targets)
         r2_count(&r2_eng.n->locate_hints, 1);
     else
-        r2_round_free(r); /* no path over it: nothing to lose */
+        r2_round_free(r, now); /* no path over it: nothing to lose */
 }
 
 void r2_rounds_hint(const struct r2_msg_verdict *m, uint64_t now)
@@ -418,7 +416,7 @@ void r2_rounds_nic(int nic, uint64_t now)
         if (r->phase == R2_PHASE_FREE || r->lnic != nic)
             continue;
         if (r->kind == R2_ROUND_FULL) {
-            r2_round_free(r); /* the reason is known now */
+            r2_round_free(r, now); /* the reason is known now */
         } else if (r->kind == R2_ROUND_ASSIST && r2_niclink_carrier(nic) == R2_CARRIER_DOWN) {
             r2_targets_close(r, now); /* what is not seen without carrier says nothing */
             r->n_targets = 0;
@@ -494,7 +492,7 @@ static void conclude(struct r2_round *r, uint64_t now)
         r2_recover_conclude(r, now);
     else if (r->kind == R2_ROUND_REACH)
         r2_reach_conclude(r);
-    r2_round_free(r);
+    r2_round_free(r, now);
 }
 
 /* A carrier that is gone is the reason, and its event may come a second late. Asked when a round

@@ -134,9 +134,9 @@ void r2_targets_paths(struct r2_round *r, const struct r2_wire_addr *about);
 /* Asks the suspects' processes and third nodes; fills r->asks. */
 void r2_round_ask(struct r2_round *r);
 void r2_round_reply(struct r2_round *r, uint64_t now);
-/* That a NIC of another node is broken; if many know it, one tells (tell.h). */
+/* That a NIC of another node is broken; if many know it, one tells (announce.h). */
 void r2_round_tell(const struct r2_wire_addr *nic, const struct r2_wire_addr *other,
-                   enum r2_finding_kind kind);
+                   enum r2_finding_kind kind, uint64_t now);
 /* A peer has told it. */
 void r2_tell_heard(const struct r2_wire_addr *nic, uint64_t now);
 void r2_tell_tick(uint64_t now);
@@ -147,7 +147,7 @@ struct r2_round *r2_round_find(uint64_t id);
 struct r2_round *r2_round_of(enum r2_round_kind kind, int lnic);
 int r2_round_count(enum r2_round_kind kind);
 struct r2_round *r2_round_new(enum r2_round_kind kind, int lnic, uint64_t now);
-void r2_round_free(struct r2_round *r);
+void r2_round_free(struct r2_round *r, uint64_t now);
 /* A hint about a NIC, from a row of the node segment or (NULL) a peer: asks it. */
 void r2_round_check(const struct r2_wire_addr *nic, const struct r2_node_row *row, uint64_t now);
 void r2_rounds_tick(uint64_t now);

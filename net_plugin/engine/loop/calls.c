@@ -5,7 +5,7 @@
 #include <stdlib.h>
 
 #include "engine/internal.h"
-#include "engine/loop/look.h"
+#include "engine/loop/recheck.h"
 #include "engine/path/limited.h"
 #include "io/standin.h"
 #include "util/copy.h"
@@ -51,7 +51,7 @@ static int post(struct r2_conn *c, void *data, size_t size, bool lines, struct r
     r->lines = lines;
     r->arrived = r->done_early = false;
     r->attached = true;
-    r->posted_at = r2_now_ns();
+    r->posted_at = r2_peer_now(c->peer);
     atomic_store_explicit(&r->state, R2_REQ_ACTIVE, memory_order_relaxed);
     c->window[r->seq % R2_WINDOW] = r;
     r2_peer_account(c->peer, 1);
@@ -79,6 +79,7 @@ static int post_any(struct r2_conn *c, bool send, void *data, size_t size, bool 
         return -EPERM;
     if (!c || c->out != send)
         return -EINVAL;
+    r2_fault_op();
     r2_peer_lock(c->peer);
     rc = post(c, data, size, lines, mr, out);
     if (*out && send)
@@ -139,7 +140,7 @@ static void say_held(struct r2_peer *p)
         if (pthread_mutex_trylock(&p->lock))
             return;
         r2_recv_out_acks(p); /* they go along */
-        r2_peer_say_held(p, r2_now_ns());
+        r2_peer_say_held(p, r2_peer_now(p));
         r2_peer_unlock(p);
     }
 }
@@ -153,7 +154,7 @@ static void help(struct r2_conn *c, bool awake)
     int n = 0;
     bool helped = false;
 
-    if ((!awake && r2_standin_look() && (r2_io_alone() || r2_limited_now(c->peer))) ||
+    if ((!awake && r2_standin_look() && (r2_io_alone() || r2_limited_now(c->peer, r2_now_ns()))) ||
         pthread_mutex_trylock(&c->peer->lock))
         return;
     for (int i = 0; i < c->peer->n_paths; i++) {
@@ -186,7 +187,7 @@ int r2_engine_test(struct r2_req *r, int *done, size_t *size)
         if (atomic_load(&r2_eng.inert))
             return -EPERM;
         say_held(r->conn->peer);
-        r2_look();
+        r2_recheck();
         awake = r2_io_all_awake();
         if (help_is_due(r->conn, awake))
             help(r->conn, awake);

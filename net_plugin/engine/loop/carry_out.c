@@ -13,7 +13,7 @@ static void ended(struct r2_peer *p)
 {
     for (int i = 0; i < p->n_paths; i++)
         r2_path_free(p->paths[i]);
-    r2_asking_free(&p->asking);
+    r2_liveness_free(&p->liveness);
 }
 
 static void blame(struct r2_peer *p)

@@ -351,7 +351,7 @@ static int on_nic(struct r2_path *path, const uint8_t *body)
         return -EPROTO;
     if (path->peer->rnics[m.nic].known)
         rnic_change(path->peer, m.nic, &m);
-    r2_words_heard_nic(path, m.nic, m.epoch);
+    r2_nicnews_heard_nic(path, m.nic, m.epoch);
     return 0;
 }
 
@@ -461,7 +461,7 @@ static const handler handlers[R2_F_LAST + 1] = {
     [R2_F_TEST_ACK] = r2_path_on_test_ack,
     [R2_F_REVOKE] = r2_revoke_on_ask,
     [R2_F_REVOKED] = r2_revoke_on_answer,
-    [R2_F_HEARD] = r2_words_on_heard,
+    [R2_F_HEARD] = r2_nicnews_on_heard,
 };
 
 int r2_up_ctrl(void *owner, struct r2_ep *ep, uint8_t type, const uint8_t *body, size_t len)

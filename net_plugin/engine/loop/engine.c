@@ -65,7 +65,7 @@ static int find_nics(void)
                 "tunnels; name one in R2CCL_NICS; NCCL uses a transport of its own");
     else if (err[0]) {
         R2_TELL("%s", err);
-        snprintf(nics_warning, sizeof(nics_warning), "%s", err);
+        snprintf(nics_warning, sizeof(nics_warning), "%.127s", err);
     }
     if (n < 0 || r2_eng.set->mode == R2_MODE_OFF)
         n = 0;
@@ -265,8 +265,9 @@ static int start_locked(void)
     }
     r2_eng.device_memory = r2_local.n && r2_engine_memory(0) != R2_MEMORY_HOST;
     r2_nicstate_start();
+    r2_nicfaults_start(r2_now_ns());
     r2_locate_start();
-    r2_house_start();
+    r2_housekeeping_start();
     return 0;
 }
 

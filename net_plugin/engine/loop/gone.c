@@ -29,7 +29,7 @@ void r2_peer_gone(struct r2_peer *p, int err, const char *cause)
         R2_INFO("peer %s pid %u is gone: %s", p->host[0] ? p->host : "?", p->pid, cause);
         r2_peer_tell_gone(p, cause);
     }
-    r2_peer_show(p, r2_now_ns());
+    r2_peer_show(p, r2_peer_now(p));
     for (int i = 0; i < p->n_paths; i++)
         r2_path_fail(p->paths[i], p->paths[i]->gen, -err, cause);
     R2_LIST_FOR_EACH_SAFE (n, tmp, &p->conn_list) {

@@ -68,7 +68,7 @@ static void shut_dying(struct r2_peer *p)
         r2_peer_lock(p);
         next = n->next;
         if (rc) {
-            unconfirmed(p, d, r2_now_ns());
+            unconfirmed(p, d, r2_peer_now(p));
             continue;
         }
         r2_list_del(&d->node);
@@ -114,11 +114,11 @@ static void want(struct r2_path *path, bool spare, uint64_t now)
     if (path->state == R2_PATH_IDLE)
         path->next_at = now;
     if (attempt_is_over(path, now)) {
-        bool mute = process_is_slow(path); /* until another attempt has ended */
+        bool slow = process_is_slow(path); /* until another attempt has ended */
 
         r2_path_refused(path, false);
         r2_path_fail(path, path->gen, ETIMEDOUT, "no answer to connect");
-        path->hb.mute = mute;
+        path->hb.process_slow = slow;
     }
     if (path->health.state == R2_HEALTH_DRAINED || path->health.state == R2_HEALTH_DAMPED)
         return;
@@ -167,7 +167,7 @@ static int plan_nic(struct r2_peer *p, int lnic, int via, uint64_t now, bool ext
         if (path->health.state == R2_HEALTH_DRAINED && !r2_path_is_up(path) &&
             !r2_peer_left(p, via))
             r2_path_event(path, R2_HEALTH_EV_UNDRAIN, "no other path is left");
-        up += r2_path_serves(path);
+        up += r2_path_may(path) >= R2_MAY_LAST_RESORT;
         if (just_begun(path, now) || process_is_slow(path))
             break;
     }
@@ -228,7 +228,7 @@ static bool plan_transport(struct r2_peer *p, int via, uint64_t now)
     }
     for (int i = 0; i < p->n_paths; i++) {
         if (p->paths[i]->transport == via && r2_nic_usable(p->paths[i]->lnic)) {
-            serves |= r2_path_serves(p->paths[i]);
+            serves |= r2_path_may(p->paths[i]) >= R2_MAY_LAST_RESORT;
             fresh |= still_new(p->paths[i]);
         }
     }
@@ -388,7 +388,7 @@ static void maintain(struct r2_peer *p, uint64_t now)
         r2_noway_look(p, now);
         r2_peer_judge_refusals(p, now);
         repeat_downs(p, now);
-        r2_words_repeat(p, now);
+        r2_nicnews_repeat(p, now);
         if (!slept(p, now))
             r2_peer_check_stuck(p, now);
         check_time(p, now);
@@ -408,7 +408,7 @@ void r2_peer_task(struct r2_task *t)
     was_listed = p->listed;
     shut_dying(p);
     r2_buffered_leave(p);
-    maintain(p, r2_now_ns());
+    maintain(p, r2_peer_now(p));
     shut_dying(p);
     if (p->resync_wanted && p->n_up)
         r2_peer_resync(p);
@@ -420,7 +420,7 @@ void r2_peer_task(struct r2_task *t)
         r2_peer_allow_any_path(p);
         r2_peer_kick(p);
     }
-    retire(p, r2_now_ns());
+    retire(p, r2_peer_now(p));
     drop = was_listed && !p->listed;
     r2_peer_unlock(p);
     if (drop)

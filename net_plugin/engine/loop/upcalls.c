@@ -78,7 +78,7 @@ static void *up_accepted(struct r2_ep *ep, const struct r2_ep_params *params)
         path->ep = ep;
         path->test.done =
             0; /* the other side is up already: its test chunks may come before `up` */
-        path->state = R2_PATH_CONNECTING;
+        path->state = r2_path_next(path->state, R2_PATH_EV_ATTEMPT);
         r2_path_event(path, R2_HEALTH_EV_PROBE, "the other side tries it");
         r2_peer_get(p); /* the endpoint's, until `released` */
         r2_eng.ops->get(ep);
@@ -172,7 +172,8 @@ static bool up_alone(void *owner, struct r2_ep *ep)
     for (int i = 0; i < p->n_paths && alone; i++) {
         const struct r2_path *other = p->paths[i];
 
-        alone = other == path || !r2_path_able(other) || !r2_path_suffices(other);
+        alone =
+            other == path || r2_path_may(other) < R2_MAY_LAST_RESORT || !r2_path_suffices(other);
     }
     r2_peer_leave(p); /* as of up_ctrl: a question sends nothing */
     return alone;

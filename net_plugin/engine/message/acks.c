@@ -21,7 +21,7 @@ static void range_dropped(struct r2_peer *p)
 {
     p->acks_dropped = true;
     p->resync_wanted = true;
-    r2_timer_sooner(&p->timer, r2_now_ns() + R2_TICK_NS);
+    r2_timer_sooner(&p->timer, r2_peer_now(p) + R2_TICK_NS);
 }
 
 static void queue(struct r2_conn *c, struct r2_path *path, uint64_t seq, uint64_t off, uint64_t len)
@@ -93,7 +93,7 @@ void r2_recv_out_acks(struct r2_peer *p)
 
         r2_list_del(&c->acks);
         /* The path that brought the bytes is alive, or was a moment ago. */
-        if (!path || !r2_path_takes_frames(path) || path->lags)
+        if (!path || !r2_path_takes_frames(path) || path->high_rtt)
             path = r2_acks_path(c);
         if (path)
             out_ack(c, path);
@@ -225,7 +225,7 @@ static bool may_wait(struct r2_peer *p)
     if (!p->ack_delay.armed) { /* on the thread that reads what comes, and will say this */
         p->ack_delay.armed = true;
         r2_peer_get(p);
-        r2_timer_here(&p->ack_delay.timer, r2_now_ns() + LATE_NS);
+        r2_timer_here(&p->ack_delay.timer, r2_peer_now(p) + LATE_NS);
     }
     return true;
 }

@@ -386,9 +386,9 @@ int r2_up_chunk_claim(void *owner, struct r2_ep *ep, struct r2_bulk *bulk, uint1
         rc = claim_from(path, ep, bulk, lane);
     else if (rc == -EBUSY && being_placed(p, bulk))
         rc = 1;
-    r2_peer_leave(p);
     if (rc == 0 && bulk->flags & R2_BULK_LIMITED)
         r2_limited_marked(path, bulk);
+    r2_peer_leave(p);
     return rc;
 }
 

@@ -11,7 +11,7 @@ static void resync_paths(struct r2_peer *p, struct r2_path *via)
         if (p->out && path->down_gen > path->fenced_gen) {
             m.gen = path->down_gen;
             m.reason = (uint32_t)path->last_err;
-            path->down_sent_at = r2_now_ns();
+            path->down_sent_at = r2_peer_now(p);
             r2_out_frame(via, R2_F_DOWN, &m, sizeof(m), NULL, 0);
         } else if (!p->out && path->fenced_gen && !p->acks_dropped) {
             m.sender_nic = path->rnic;
@@ -52,7 +52,7 @@ void r2_peer_resync(struct r2_peer *p)
         return; /* the peer does not read: what is queued says enough until it does */
     p->resync_wanted = false;
     p->acks_dropped = false;
-    r2_words_resync(p, via);
+    r2_nicnews_resync(p, via);
     R2_LIST_FOR_EACH (n, &p->conn_list)
         resync_conn(R2_CONTAINER_OF(n, struct r2_conn, node), via);
     r2_recv_out_acks(p);

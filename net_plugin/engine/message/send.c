@@ -1,5 +1,5 @@
-/* The sender's messages: small ones, what may be pulled of large ones (pull.c), acknowledgements,
- * what is sent again. */
+/* The sender's messages: small ones, what may be pulled of large ones (next_chunk.c),
+ * acknowledgements, what is sent again. */
 #include <errno.h>
 #include <string.h>
 
@@ -79,7 +79,8 @@ static bool send_eager(struct r2_conn *c, struct r2_req *r)
     struct r2_chunk chunk;
 
     if (!path || path->state != R2_PATH_PROVEN ||
-        !r2_send_next(&r->led.send, UINT32_MAX, path->index, path->gen, r2_now_ns(), &chunk))
+        !r2_send_next(&r->led.send, UINT32_MAX, path->index, path->gen, r2_peer_now(path->peer),
+                      &chunk))
         return false;
     m.gen = path->gen;
     m.flags = r2_buffered_take(r) ? R2_EAGER_BUFFERED : 0;
@@ -178,7 +179,7 @@ void r2_send_on_cts(struct r2_conn *c, const struct r2_msg_cts *m, const uint32_
 static void resumed(struct r2_path *path)
 {
     struct r2_peer *p = path->peer;
-    uint64_t took = p->resume_idle ? 0 : r2_now_ns() - p->resume_from;
+    uint64_t took = p->resume_idle ? 0 : r2_peer_now(p) - p->resume_from;
 
     r2_path_journal(path, R2_EV_RESUME, 0, took, p->resume_idle ? "was idle" : "");
     p->resume_from = 0;
@@ -188,11 +189,11 @@ static void report(void *arg, const struct r2_send_report *rep)
 {
     struct r2_peer *p = arg;
     struct r2_path *path = rep->path < p->n_paths ? p->paths[rep->path] : NULL;
-    uint64_t now = r2_now_ns();
+    uint64_t now = r2_peer_now(p);
 
     if (!path || path->gen != rep->gen || !r2_path_is_up(path))
         return;
-    if (p->resume_from && rep->t_sent_ns > p->resume_from)
+    if (p->resume_from && rep->t_sent_ns >= p->resume_from)
         resumed(path);
     if (!rep->stamp.first_sent_ns) /* a small message: it took no room among the bulk */
         return;
@@ -260,10 +261,10 @@ void r2_send_fenced(struct r2_path *path, uint32_t gen)
             recount(c);
         r2_send_pump(c); /* messages of no bytes, too */
     }
-    if (!path->ever_up || (path->quiet && !again.bytes))
+    if (!path->ever_up || (path->last_end == R2_END_CLOSED && !again.bytes))
         return;
     path->replayed += again.bytes;
-    r2_path_journal(path, R2_EV_REPLAY, again.bytes, r2_now_ns() - path->down_at, "");
+    r2_path_journal(path, R2_EV_REPLAY, again.bytes, r2_peer_now(path->peer) - path->down_at, "");
     r2_count(&r2_eng.n->replayed_bytes, again.bytes);
     r2_count(&r2_eng.n->replayed_chunks, again.chunks);
     r2_count(&r2_control_nic_counters(r2_eng.ctl, path->lnic)->replayed_bytes, again.bytes);
@@ -296,7 +297,7 @@ void r2_send_fill(struct r2_path *path, struct r2_conn *c, struct r2_req *r,
                   const struct r2_chunk *chunk, struct r2_bulk *bulk)
 {
     const struct r2_cts_slot *cts = r2_send_cts(c, r->seq);
-    uint64_t now = r2_now_ns();
+    uint64_t now = r2_peer_now(path->peer);
     struct r2_rate_stamp stamp;
 
     memset(bulk, 0, sizeof(*bulk));

@@ -36,15 +36,16 @@ static bool holds_back(const struct r2_path *path, uint64_t now)
 {
     uint64_t since = path->rate.delivered_time_ns;
 
-    if (!r2_path_carries(path) || !r2_pathrate_inflight(&path->rate))
+    if (r2_path_may(path) < R2_MAY_STAND_BY || !r2_pathrate_inflight(&path->rate))
         return false;
     return path->watch.factor < R2_GREY_FULL || (now > since && now - since > overdue_after(path));
 }
 
 static bool may_take(const struct r2_path *path)
 {
-    return r2_path_carries(path) && !path->hb.unanswered && path->transport == R2_VIA_TCP &&
-           path->share.weight && r2_share_free(&path->peer->shares, &path->share);
+    return r2_path_may(path) >= R2_MAY_STAND_BY && !path->hb.unanswered &&
+           path->transport == R2_VIA_TCP && path->share.weight &&
+           r2_share_free(&path->peer->shares, &path->share);
 }
 
 static void refill(struct r2_peer *p, uint64_t now)
@@ -52,7 +53,7 @@ static void refill(struct r2_peer *p, uint64_t now)
     uint64_t rates = 0, passed = now - p->tail_at;
 
     for (int i = 0; i < p->n_paths; i++) {
-        if (r2_path_carries(p->paths[i]))
+        if (r2_path_may(p->paths[i]) >= R2_MAY_STAND_BY)
             rates += r2_pathrate_rate(&p->paths[i]->rate);
     }
     if (passed > R2_NS_PER_S)
@@ -134,7 +135,7 @@ bool r2_tail_waits(const struct r2_peer *p, uint64_t now)
 bool r2_tail_take(struct r2_path *path, struct r2_bulk *bulk)
 {
     struct r2_peer *p = path->peer;
-    uint64_t now = r2_now_ns();
+    uint64_t now = r2_peer_now(p);
     const struct r2_path *slow = held_back(p, now);
     struct r2_list *n;
 
@@ -185,9 +186,9 @@ void r2_tail_acked(struct r2_path *path, const struct r2_send_report *rep, uint6
     owed = ns_of(rep->bytes, rate);
     if (owed > OWES_MAX)
         owed = OWES_MAX;
-    path->owes_until = (path->owes_until > now ? path->owes_until : now) + owed;
-    if (path->owes_until > now + OWES_MAX) /* the rate is a guess: it may be well again */
-        path->owes_until = now + OWES_MAX;
+    path->busy_until = (path->busy_until > now ? path->busy_until : now) + owed;
+    if (path->busy_until > now + OWES_MAX) /* the rate is a guess: it may be well again */
+        path->busy_until = now + OWES_MAX;
     if (r2_eng.set->grey && rep->complete)
         r2_grey_chunk(&path->watch, path->rate.delivered - rep->stamp.at_send + rep->len, took,
                       r2_pathrate_rate(&path->rate), now);

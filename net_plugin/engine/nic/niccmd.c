@@ -39,19 +39,29 @@ static int fail_nic(const struct r2_control_cmd *cmd)
     f.tx = cmd->direction & R2_SEG_DIR_TX;
     f.rx = cmd->direction & R2_SEG_DIR_RX;
     f.for_ns = cmd->for_ms * R2_NS_PER_MS;
-    r2_fault_set(cmd->nic, &f);
-    fault_event(cmd->nic, R2_EV_FAULT_INJECTED, NULL);
+    r2_nic_inject(cmd->nic, &f);
     return 0;
+}
+
+void r2_nic_inject(int nic, const struct r2_fault *fault)
+{
+    r2_fault_set(nic, fault);
+    fault_event(nic, R2_EV_FAULT_INJECTED, NULL);
+}
+
+void r2_nic_clear_fault(int nic, const char *who)
+{
+    r2_fault_clear(nic);
+    if (r2_eng.nic_state[nic].fault_told)
+        fault_event(nic, R2_EV_FAULT_CLEARED, who);
+    r2_nicstate_forgive(nic, true);
 }
 
 static int recover_nic(const struct r2_control_cmd *cmd, char *result, size_t size)
 {
     bool had = !r2_fault_none(cmd->nic);
 
-    r2_fault_clear(cmd->nic);
-    if (r2_eng.nic_state[cmd->nic].fault_told)
-        fault_event(cmd->nic, R2_EV_FAULT_CLEARED, "operator");
-    r2_nicstate_forgive(cmd->nic, true);
+    r2_nic_clear_fault(cmd->nic, "operator");
     snprintf(result, size,
              had ? "no fault is injected on %s any more"
                  : "no fault was injected on %s; its past failures are forgotten",
@@ -161,6 +171,7 @@ static int on_command(void *arg, const struct r2_control_cmd *cmd, char *result,
 void r2_niccmd_tick(uint64_t now)
 {
     r2_control_poll(r2_eng.ctl, on_command, NULL);
+    r2_nicfaults_tick(now);
     for (int i = 0; i < r2_local.n; i++)
         tick_fault(i, now);
 }

@@ -71,7 +71,7 @@ enum r2_carrier r2_niclink_carrier(int nic);
 /* ---- nicreach.c: NICs that have reached nobody since the start. No function fails. */
 /* I/O thread 0, without locks: time passes; what is done about it once a second. */
 void r2_nicreach_tick(uint64_t now);
-void r2_nicreach_look(void);
+void r2_nicreach_look(uint64_t now);
 /* The NIC of a peer which only sends to us that this one is to ask, -1: none. Under its lock. */
 int r2_nicreach_pair(const struct r2_peer *p, int nic);
 /* Such peers were asked over the NIC: some answered, and how many were there in vain. */
@@ -82,6 +82,14 @@ bool r2_path_wireless(const struct r2_path *path);
 
 /* ---- niccmd.c: the operator's words, injected faults, housekeeping */
 /* Commands that are there are carried out, faults that are over end. */
+/* An injected fault, with its event; and its end, which forgives the NIC. I/O thread 0, or before
+ * there are paths. */
+struct r2_fault;
+void r2_nic_inject(int nic, const struct r2_fault *fault);
+void r2_nic_clear_fault(int nic, const char *who);
+/* R2CCL_FAULTS, and the faults that the reference's variables ask for. */
+void r2_nicfaults_start(uint64_t now);
+void r2_nicfaults_tick(uint64_t now);
 void r2_niccmd_tick(uint64_t now);
 
 #endif

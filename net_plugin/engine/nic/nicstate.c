@@ -9,7 +9,7 @@
 
 #include "engine/internal.h"
 #include "engine/locate/locate.h"
-#include "util/told.h"
+#include "util/ratelimit.h"
 
 #define GRACE_NS (300 * R2_NS_PER_MS) /* for other pairs of the NIC to be tried */
 #define LOOK_NS (1 * R2_NS_PER_S)
@@ -77,12 +77,12 @@ static enum r2_seg_nic_state shown_as(enum r2_health_state state)
  * comes of any but its end always is. Under nic_lock. True: told. */
 static bool pass_doubt(int nic, bool begins, unsigned *untold)
 {
-    static struct r2_told doubts[R2_MAX_NICS];
+    static struct r2_ratelimit doubts[R2_MAX_NICS];
     static bool last[R2_MAX_NICS];
 
     *untold = 0;
     if (begins)
-        last[nic] = r2_told_pass(&doubts[nic], false, r2_now_ns(), untold);
+        last[nic] = r2_ratelimit_pass(&doubts[nic], false, r2_now_ns(), untold);
     return last[nic];
 }
 
@@ -146,7 +146,7 @@ static void tell_peer(struct r2_peer *p, int nic, bool news, bool forgiven, cons
         if (p->paths[i]->lnic == nic && news)
             tell_path(p->paths[i], word, others, cause);
     }
-    r2_words_tell(p, nic);
+    r2_nicnews_tell(p, nic);
     if (p->resync_wanted && p->out && p->n_up)
         r2_peer_resync(p);
     r2_peer_weigh(p);

@@ -17,7 +17,7 @@ bool r2_limited_never(const struct r2_path *path)
 /* Nobody stands in where NCCL's threads may not help: threads had better poll. */
 void r2_limited_note(struct r2_peer *p, uint64_t bytes)
 {
-    uint64_t now = r2_now_ns();
+    uint64_t now = r2_peer_now(p);
 
     if (!r2_eng.set->help_progress)
         return;
@@ -32,7 +32,7 @@ void r2_limited_marked(struct r2_path *path, const struct r2_bulk *bulk)
         r2_limited_note(path->peer, bulk->len);
 }
 
-bool r2_limited_now(const struct r2_peer *p)
+bool r2_limited_now(const struct r2_peer *p, uint64_t now)
 {
-    return r2_now_ns() < atomic_load_explicit(&p->limited_until, memory_order_relaxed);
+    return now < atomic_load_explicit(&p->limited_until, memory_order_relaxed);
 }

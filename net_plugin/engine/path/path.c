@@ -157,9 +157,10 @@ static void report_down(struct r2_path *path, int err, const char *cause)
 {
     char text[128];
 
-    path->quiet = in_order(path, err);
-    r2_path_event(path, path->quiet ? R2_HEALTH_EV_CLOSE : R2_HEALTH_EV_LOSS, cause);
-    if (path->quiet)
+    path->last_end = in_order(path, err) ? R2_END_CLOSED : R2_END_LOST;
+    r2_path_event(path, path->last_end == R2_END_CLOSED ? R2_HEALTH_EV_CLOSE : R2_HEALTH_EV_LOSS,
+                  cause);
+    if (path->last_end == R2_END_CLOSED)
         return;
     r2_path_journal(path, R2_EV_PATH_DOWN, 0, 0, cause);
     R2_INFO("path %s generation %u is down: %s (%s)", r2_path_text(path, text, sizeof(text)),
@@ -183,7 +184,7 @@ static void count_failure(struct r2_path *path, uint64_t now)
 {
     struct r2_damp_rules rules;
 
-    if (path->quiet || !path->peer->out)
+    if (path->last_end == R2_END_CLOSED || !path->peer->out)
         return;
     r2_damp_rules_get(&rules);
     if (r2_damp_failure(&path->damp, &rules, now) && r2_peer_left(path->peer, path->transport))
@@ -209,13 +210,14 @@ static void ended(struct r2_path *path, bool clean, int err, const char *cause)
 {
     struct r2_peer *p = path->peer;
     bool was_up = r2_path_is_up(path), carried = path->state == R2_PATH_PROVEN;
-    uint64_t now = r2_now_ns();
+    uint64_t now = r2_peer_now(p);
 
-    path->state = R2_PATH_WAIT;
+    path->state = r2_path_next(path->state, R2_PATH_EV_END);
     p->n_up -= was_up;
-    path->quiet = path->hb.mute = false;
-    path->missed = p->out && !carried && err &&
-                   !no_descriptors(err); /* the other side knows whether it is wanted */
+    path->hb.process_slow = false;
+    path->last_end = p->out && !carried && err && !no_descriptors(err)
+                         ? R2_END_ATTEMPT
+                         : R2_END_NONE; /* the other side knows whether it is wanted */
     if (was_up && !carried)
         report_untried(path, err, cause);
     if (was_up && !carried && p->out && err == ETIMEDOUT)
@@ -226,7 +228,7 @@ static void ended(struct r2_path *path, bool clean, int err, const char *cause)
         report_down(path, err, cause);
         if (!blameless(err))
             count_failure(path, now);
-        if (err && !path->quiet && !blameless(err)) {
+        if (err && path->last_end == R2_END_LOST && !blameless(err)) {
             path->blame = err;
             p->todo |= R2_TODO_BLAME;
         }
@@ -260,7 +262,7 @@ static void wait_begins(struct r2_path *path, const char *cause)
 {
     struct r2_peer *p = path->peer;
 
-    p->no_path_since = p->suspect ? p->suspect_since : r2_now_ns();
+    p->no_path_since = p->suspect ? p->suspect_since : r2_peer_now(p);
     if (p->doubt_since) /* what came up meanwhile delivered nothing */
         p->no_path_since = p->doubt_since;
     if (p->active || p->opening)
@@ -307,7 +309,7 @@ void r2_path_fail(struct r2_path *path, uint32_t gen, int err, const char *cause
         wait_begins(path, cause);
     if (p->n_up == 0 && was_up) {
         p->suspect = false;
-        p->asking.next_at = p->asking.lost_at = r2_now_ns();
+        p->liveness.next_at = p->liveness.lost_at = r2_peer_now(p);
     }
     if (was_up) {
         p->resync_wanted = true;
@@ -319,9 +321,9 @@ void r2_path_fail(struct r2_path *path, uint32_t gen, int err, const char *cause
 void r2_path_up(struct r2_path *path)
 {
     struct r2_peer *p = path->peer;
-    uint64_t now = r2_now_ns();
+    uint64_t now = r2_peer_now(p);
 
-    path->state = R2_PATH_STARTING;
+    path->state = r2_path_next(path->state, R2_PATH_EV_CONNECTED);
     path->hb.silent = false;
     path->hb.unanswered = 0;
     path->hb.asked_for = path->hb.quiet_from = path->hb.used_at = 0;
@@ -337,11 +339,11 @@ void r2_path_up(struct r2_path *path)
     r2_out_info(path);
     if (!r2_path_is_up(path)) /* no memory for the frame */
         return;
-    path->state = R2_PATH_TESTING;
+    path->state = r2_path_next(path->state, R2_PATH_EV_INTRODUCED);
     path->grey = R2_WEIGHT_FULL; /* what was measured is forgotten too */
     r2_grey_path_up(path);
     r2_lanes_init(&path->lanes, r2_eng.ops->planned(path->ep));
-    path->owes_until = 0;
+    path->busy_until = 0;
     r2_path_test(path);
     if (!r2_path_is_up(path)) /* the same */
         return;
@@ -357,7 +359,7 @@ void r2_path_up(struct r2_path *path)
 
 void r2_path_refused(struct r2_path *path, bool yes)
 {
-    uint64_t now = r2_now_ns();
+    uint64_t now = r2_peer_now(path->peer);
 
     path->refused_from = !yes ? 0 : path->refused_from ? path->refused_from : now;
     if (yes)
@@ -399,7 +401,7 @@ int r2_path_connect(struct r2_path *path, uint64_t now)
     memcpy(params.local_process, r2_eng.process, 16);
     memcpy(params.remote_process, p->id, 16);
     memcpy(params.secret, p->secret, 16);
-    path->state = R2_PATH_CONNECTING;
+    path->state = r2_path_next(path->state, R2_PATH_EV_ATTEMPT);
     path->attempt_at = now;
     r2_peer_get(p); /* the endpoint's, until `released` */
     r2_path_event(path, R2_HEALTH_EV_PROBE, "tried with fresh resources");
@@ -425,10 +427,10 @@ static bool better(const struct r2_path *a, const struct r2_path *b)
         return true;
     if ((a->hb.unanswered == 0) != (b->hb.unanswered == 0))
         return a->hb.unanswered == 0;
-    if (r2_path_serves(a) != r2_path_serves(b))
-        return r2_path_serves(a);
-    if (a->lags != b->lags)
-        return b->lags;
+    if ((r2_path_may(a) >= R2_MAY_LAST_RESORT) != (r2_path_may(b) >= R2_MAY_LAST_RESORT))
+        return r2_path_may(a) >= R2_MAY_LAST_RESORT;
+    if (a->high_rtt != b->high_rtt)
+        return b->high_rtt;
     return a->share.weight && !b->share.weight;
 }
 
@@ -441,7 +443,8 @@ struct r2_path *r2_path_for_ctrl(struct r2_peer *p, int home, int remote_home)
 
         if (!r2_path_takes_frames(path))
             continue;
-        if (path->hb.unanswered == 0 && path->share.weight && r2_path_serves(path) && !path->lags &&
+        if (path->hb.unanswered == 0 && path->share.weight &&
+            r2_path_may(path) >= R2_MAY_LAST_RESORT && !path->high_rtt &&
             (home < 0 || path->lnic == home) && (remote_home < 0 || path->rnic == remote_home))
             return path;
         if (better(path, best))
@@ -465,7 +468,7 @@ void r2_peer_waits(struct r2_peer *p, uint64_t now)
 void r2_peer_account(struct r2_peer *p, int delta)
 {
     if (delta > 0 && !p->active) {
-        uint64_t now = r2_now_ns();
+        uint64_t now = r2_peer_now(p);
 
         r2_peer_waits(p, now);
         r2_timer_sooner(&p->timer, now + R2_TICK_NS);

@@ -13,7 +13,7 @@
 
 #include "engine/internal.h"
 #include "engine/locate/locate.h"
-#include "util/told.h"
+#include "util/ratelimit.h"
 
 #define TEST_CHUNK (64 * 1024)
 #define TEST_CHUNKS 4 /* at least, and as many on each lane */
@@ -56,8 +56,9 @@ static enum r2_seg_path_state shown_as(const struct r2_path *path)
         return R2_SEG_PATH_CONNECTING;
     if (!path->ever_up)
         return R2_SEG_PATH_NEVER_REACHED;
-    /* Missed: it is wanted, and cannot be had. */
-    return path->missed && !path->spare ? R2_SEG_PATH_CONNECTING : R2_SEG_PATH_CLOSED;
+    /* It is wanted, and cannot be had. */
+    return path->last_end == R2_END_ATTEMPT && !path->spare ? R2_SEG_PATH_CONNECTING
+                                                            : R2_SEG_PATH_CLOSED;
 }
 
 void r2_path_show(struct r2_path *path, const char *cause)
@@ -72,7 +73,7 @@ void r2_path_spare(struct r2_path *path, bool spare)
     path->spare = spare;
     r2_control_path_spare(r2_eng.ctl, path->shown.row, spare);
     /* Else it is shown as it was, and so is its cause. */
-    if (path->state == R2_PATH_WAIT && path->missed && path->ever_up &&
+    if (path->state == R2_PATH_WAIT && path->last_end == R2_END_ATTEMPT && path->ever_up &&
         path->health.state == R2_HEALTH_UNREACHED)
         r2_path_show(path, spare ? "a better pair of NICs serves" : "wanted again");
     path->peer->todo |= R2_TODO_WEIGH;
@@ -99,14 +100,14 @@ static enum r2_seg_event told_as(enum r2_health_state before, enum r2_health_sta
 }
 
 /* A process that leaves closes hundreds of paths, and the journal is for what happened before. */
-static bool too_many_closed(unsigned *untold)
+static bool too_many_closed(uint64_t now, unsigned *untold)
 {
-    static struct r2_told closed; /* under its own lock: peers have different ones */
+    static struct r2_ratelimit closed; /* under its own lock: peers have different ones */
     static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
     bool pass;
 
     pthread_mutex_lock(&lock);
-    pass = r2_told_pass(&closed, false, r2_now_ns(), untold);
+    pass = r2_ratelimit_pass(&closed, false, now, untold);
     pthread_mutex_unlock(&lock);
     return !pass;
 }
@@ -116,7 +117,8 @@ static void tell_state(const struct r2_path *path, enum r2_seg_event event, cons
     unsigned untold = 0;
     char text[128];
 
-    if (event == R2_EV_NONE || (event == R2_EV_PATH_CLOSED && too_many_closed(&untold)))
+    if (event == R2_EV_NONE ||
+        (event == R2_EV_PATH_CLOSED && too_many_closed(r2_peer_now(path->peer), &untold)))
         return;
     snprintf(text, sizeof(text), "%s (and %u paths before, not shown)", cause, untold);
     r2_path_journal(path, event, 0, 0, untold ? text : cause);
@@ -126,7 +128,7 @@ bool r2_path_event(struct r2_path *path, enum r2_health_event event, const char 
 {
     enum r2_health_state before = path->health.state;
 
-    if (!r2_health_step(&path->health, event, r2_now_ns()))
+    if (!r2_health_step(&path->health, event, r2_peer_now(path->peer)))
         return false;
     tell_state(path, told_as(before, path->health.state), cause);
     r2_path_show(path, cause);
@@ -252,7 +254,7 @@ bool r2_nic_asked_in_vain(int nic)
 
 void r2_path_tell_up(struct r2_path *path)
 {
-    uint64_t away = path->down_at ? r2_now_ns() - path->down_at : 0;
+    uint64_t away = path->down_at ? r2_peer_now(path->peer) - path->down_at : 0;
 
     if (path->shown.up || !path->heard || path->state != R2_PATH_PROVEN)
         return;
@@ -263,10 +265,11 @@ void r2_path_tell_up(struct r2_path *path)
 
 static void proven(struct r2_path *path, const char *cause)
 {
-    path->state = R2_PATH_PROVEN;
+    path->state = r2_path_next(path->state, R2_PATH_EV_ARRIVED);
     path->fails = 0;
     path->ever_up = true;
-    path->missed = false;
+    if (path->last_end == R2_END_ATTEMPT)
+        path->last_end = R2_END_NONE;
     if (!r2_path_wireless(path))
         r2_nic_met(path->lnic);
     if (path->peer->out && !path->peer->doubt_since) /* the other side learns what comes of it */
@@ -293,7 +296,7 @@ void r2_path_follow(struct r2_path *path)
     bool drained = drained_here(path);
 
     if (drained && r2_path_event(path, R2_HEALTH_EV_DRAIN, "its NIC is drained")) {
-        path->drain_at = r2_now_ns();
+        path->drain_at = r2_peer_now(path->peer);
         if (path->state == R2_PATH_CONNECTING)
             r2_path_fail(path, path->gen, 0, "drained");
         path->peer->todo |= R2_TODO_KICK;
@@ -371,7 +374,7 @@ void r2_path_test(struct r2_path *path)
                  atomic_load(&r2_eng.nic_state[path->lnic].trusted);
 
     path->test.out = path->test.want = 0; /* test.done: see up_accepted */
-    path->test.at = path->peer->out ? r2_now_ns() : 0;
+    path->test.at = path->peer->out ? r2_peer_now(path->peer) : 0;
     if (!path->peer->out)
         return;
     if (!fresh)
@@ -468,7 +471,7 @@ int r2_path_on_test(struct r2_path *path, const uint8_t *body)
     if (path->peer->out || m.bytes > TEST_MOST)
         return -EPROTO;
     path->test.want = m.bytes;
-    path->test.at = r2_now_ns();
+    path->test.at = r2_peer_now(path->peer);
     answer_test(path);
     return 0;
 }

@@ -1,11 +1,12 @@
-/* Hosts that refuse a peer's paths: noted here, judged in loop/asking.c. Under the peer's lock. */
+/* Hosts that refuse a peer's paths: noted here, judged in loop/liveness.c. Under the peer's lock.
+ */
 #include <string.h>
 
 #include "engine/internal.h"
 
 void r2_peer_refused(struct r2_peer *p, int lnic, int rnic, uint64_t now)
 {
-    struct r2_asking *a = &p->asking;
+    struct r2_liveness *a = &p->liveness;
 
     if (p->n_up || !r2_pair_speaks(p, lnic, rnic))
         return;
@@ -21,8 +22,8 @@ void r2_peer_refused(struct r2_peer *p, int lnic, int rnic, uint64_t now)
 
 void r2_peer_answers(struct r2_peer *p)
 {
-    p->asking.refused_from = 0;
-    memset(p->asking.taken_at, 0, sizeof(p->asking.taken_at));
+    p->liveness.refused_from = 0;
+    memset(p->liveness.taken_at, 0, sizeof(p->liveness.taken_at));
     for (int i = 0; i < p->n_paths; i++)
         p->paths[i]->refused_from = 0;
 }

@@ -49,10 +49,11 @@ static struct r2_peer *new_peer(const uint8_t id[16], const uint8_t secret[16], 
     p->listed = true; /* by the caller, whose lock others wait for; the timer may come before */
     p->io = r2_io_pick();
     r2_eng.upper->began(p);
-    p->last_tick = r2_now_ns();
+    p->last_tick = r2_peer_now(p);
     memcpy(row.process_id, id, 16);
     p->row = r2_control_peer_add(r2_eng.ctl, &row);
-    r2_timer_set(&p->timer, r2_now_ns() + R2_TICK_NS);
+    r2_timer_set(&p->timer, r2_peer_now(p) + R2_TICK_NS);
+    p->now = 0;
     return p;
 }
 
@@ -136,6 +137,11 @@ void r2_peer_lock(struct r2_peer *p)
     r2_io_lock(&p->lock);
 }
 
+uint64_t r2_peer_read_clock(struct r2_peer *p)
+{
+    return p->now = r2_now_ns();
+}
+
 #define LONE_NS (15 * R2_NS_PER_US)
 /* A frame that comes alone is sent at once by whoever has it; one of a burst is better left to an
  * I/O thread, which sends many with one call. */
@@ -162,25 +168,26 @@ static unsigned lanes_worth(const struct r2_peer *p)
     return 1 + (unsigned)(waiting / LANE_WORTH);
 }
 
-void r2_look_by(unsigned long at)
+void r2_recheck_by(unsigned long at)
 {
-    unsigned long before = atomic_load(&r2_eng.look_at);
+    unsigned long before = atomic_load(&r2_eng.recheck_at);
 
-    while ((!before || at < before) && !atomic_compare_exchange_weak(&r2_eng.look_at, &before, at))
+    while ((!before || at < before) &&
+           !atomic_compare_exchange_weak(&r2_eng.recheck_at, &before, at))
         ;
 }
 
 /* Here the peer's time is written before the engine's is read; who looks clears the engine's before
  * it reads the peers'. All seq_cst, so one of the two sees what the other has written. */
-static void look_later(struct r2_peer *p, uint64_t now)
+static void recheck_later(struct r2_peer *p, uint64_t now)
 {
     /* Written under the lock only. One that is due stays, too, unless nobody takes it. */
-    unsigned long at = atomic_load_explicit(&p->look_at, memory_order_relaxed);
+    unsigned long at = atomic_load_explicit(&p->recheck_at, memory_order_relaxed);
 
-    if (at && at + R2_LOOK_NS > now)
+    if (at && at + R2_RECHECK_NS > now)
         return;
-    atomic_store(&p->look_at, now + R2_LOOK_NS);
-    r2_look_by(now + R2_LOOK_NS);
+    atomic_store(&p->recheck_at, now + R2_RECHECK_NS);
+    r2_recheck_by(now + R2_RECHECK_NS);
 }
 
 /* push: a single chunk may be sent here; soon: frames may be left to an I/O thread that is awake */
@@ -189,7 +196,6 @@ static void unlock(struct r2_peer *p, bool push, bool soon, bool data)
     struct r2_ep *eps[FLUSH_MAX];
     bool flush[FLUSH_MAX], lone[FLUSH_MAX];
     unsigned kick[FLUSH_MAX], lanes[FLUSH_MAX], worth = 0;
-    uint64_t now = soon ? r2_now_ns() : 0;
     bool left = false; /* to others, or may be */
     int n = 0;
 
@@ -204,7 +210,7 @@ static void unlock(struct r2_peer *p, bool push, bool soon, bool data)
         eps[n] = path->ep;
         r2_eng.ops->get(path->ep);
         flush[n] = path->outbox.flush_wanted;
-        lone[n] = soon && flush[n] && !in_burst(path, now);
+        lone[n] = soon && flush[n] && !in_burst(path, r2_peer_now(p));
         kick[n] = path->outbox.kick_wanted;
         if (path->outbox.kick_wanted && !worth)
             worth = lanes_worth(p);
@@ -215,7 +221,8 @@ static void unlock(struct r2_peer *p, bool push, bool soon, bool data)
         path->outbox.kick_wanted = 0;
     }
     if (left && !r2_io_alone())
-        look_later(p, now ? now : r2_now_ns());
+        recheck_later(p, r2_peer_now(p));
+    p->now = 0;
     pthread_mutex_unlock(&p->lock);
     for (int i = 0; i < n; i++) {
         if (kick[i] == 1 && push && r2_eng.ops->push(eps[i]))
@@ -234,6 +241,7 @@ void r2_peer_leave(struct r2_peer *p)
 {
     if (p->todo)
         r2_eng.upper->carry_out(p);
+    p->now = 0;
     pthread_mutex_unlock(&p->lock);
 }
 

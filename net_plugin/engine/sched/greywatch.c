@@ -60,12 +60,13 @@ void r2_peer_watch_grey(struct r2_peer *p, uint64_t now)
         struct r2_path *path = p->paths[i];
         uint64_t since = path->rate.delivered_time_ns;
 
-        if (!r2_path_carries(path) || n == 64)
+        if (r2_path_may(path) < R2_MAY_STAND_BY || n == 64)
             continue;
         of[n] = path;
         /* One that is given nothing, a warm spare or a NIC that no connection keeps to, shows
          * nothing: no sibling to be measured by. */
-        watched[n++] = r2_path_usable(path) && (nics >> path->lnic & 1) ? &path->watch : NULL;
+        watched[n++] =
+            r2_path_may(path) >= R2_MAY_LIMITED && (nics >> path->lnic & 1) ? &path->watch : NULL;
         if (now > since && watched[n - 1])
             r2_grey_waiting(&path->watch, r2_pathrate_inflight(&path->rate), now - since, now);
     }

@@ -4,7 +4,7 @@
 #include <errno.h>
 
 #include "engine/internal.h"
-#include "util/told.h"
+#include "util/ratelimit.h"
 
 #define AGE_NS (250 * R2_NS_PER_MS)
 #define LAG_NS (1 * R2_NS_PER_MS) /* beside twice the quickest path's round trip */
@@ -30,20 +30,20 @@ static uint32_t weight_of(const struct r2_path *path, uint64_t now)
 /* A path whose round trips take far longer than the quickest one's has a queue on its way, or loses
  * packets; frames that messages wait for take another. Seen at both ends: a receiver judges no
  * path by its speed. */
-static void find_laggards(struct r2_peer *p)
+static void find_high_rtt(struct r2_peer *p)
 {
     uint64_t least = UINT64_MAX;
 
     for (int i = 0; i < p->n_paths; i++) {
         const struct r2_path *path = p->paths[i];
 
-        if (r2_path_carries(path) && path->rtt_ns && path->rtt_ns < least)
+        if (r2_path_may(path) >= R2_MAY_STAND_BY && path->rtt_ns && path->rtt_ns < least)
             least = path->rtt_ns;
     }
     for (int i = 0; i < p->n_paths; i++) {
         struct r2_path *path = p->paths[i];
 
-        path->lags = path->rtt_ns && least != UINT64_MAX && path->rtt_ns > 2 * least + LAG_NS;
+        path->high_rtt = path->rtt_ns && least != UINT64_MAX && path->rtt_ns > 2 * least + LAG_NS;
     }
 }
 
@@ -51,7 +51,7 @@ static void find_laggards(struct r2_peer *p)
 void r2_peer_weigh(struct r2_peer *p)
 {
     bool was_limited = p->shares.limited;
-    uint64_t now = r2_now_ns();
+    uint64_t now = r2_peer_now(p);
 
     for (int answering = 1; answering >= 0; answering--) {
         r2_share_begin(&p->shares);
@@ -59,14 +59,14 @@ void r2_peer_weigh(struct r2_peer *p)
             struct r2_path *path = p->paths[i];
 
             path->share.weight = weight_of(path, now);
-            if (r2_path_carries(path) && !(answering && path->hb.unanswered))
+            if (r2_path_may(path) >= R2_MAY_STAND_BY && !(answering && path->hb.unanswered))
                 r2_share_add(&p->shares, &path->share);
         }
         if (p->shares.members)
             break;
     }
     r2_share_end(&p->shares, was_limited);
-    find_laggards(p);
+    find_high_rtt(p);
     if (now - p->shares_aged > AGE_NS) {
         p->shares_aged = now;
         r2_share_age(&p->shares);
@@ -77,14 +77,14 @@ void r2_peer_weigh(struct r2_peer *p)
  * first word about a path, and of others so many that the ring lasts for days. */
 static void tell_weight(struct r2_path *path, const char *reason)
 {
-    static struct r2_told told; /* under its own lock: peers have different ones */
+    static struct r2_ratelimit told; /* under its own lock: peers have different ones */
     static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
     unsigned untold = 0;
     char text[128];
     bool tell;
 
     pthread_mutex_lock(&lock);
-    tell = r2_told_pass(&told, !path->shown.weight_reported, r2_now_ns(), &untold);
+    tell = r2_ratelimit_pass(&told, !path->shown.weight_reported, r2_peer_now(path->peer), &untold);
     pthread_mutex_unlock(&lock);
     if (!tell)
         return;
@@ -117,7 +117,7 @@ static bool others_may(const struct r2_path *path, const struct r2_conn *c, cons
     for (int i = 0; i < p->n_paths; i++) {
         const struct r2_path *other = p->paths[i];
 
-        if (other != path && r2_path_usable(other) && !other->hb.unanswered &&
+        if (other != path && r2_path_may(other) >= R2_MAY_LIMITED && !other->hb.unanswered &&
             (stays < 0 || other->lnic == stays) && r2_share_may(&p->shares, &other->share) &&
             r2_send_carries(other, r))
             return true;

@@ -28,7 +28,7 @@ static bool nics_limit(const struct r2_path *path)
         r2_limited_never(path))
         return false;
     for (int i = 0; i < p->n_paths; i++) {
-        if (!r2_path_usable(p->paths[i]))
+        if (r2_path_may(p->paths[i]) < R2_MAY_LIMITED)
             continue;
         if (!is_slow(p->paths[i]))
             return false;
@@ -39,15 +39,16 @@ static bool nics_limit(const struct r2_path *path)
 
 void r2_slownics_full(struct r2_path *path)
 {
-    path->limits = path->owes_until <= r2_now_ns() && nics_limit(path);
-    if (path->limits)
+    path->is_bottleneck = path->busy_until <= r2_peer_now(path->peer) && nics_limit(path);
+    if (path->is_bottleneck)
         r2_limited_note(path->peer, 0);
 }
 
 void r2_slownics_taken(struct r2_path *path, struct r2_bulk *bulk)
 {
-    path->limits = path->limits && nics_limit(path); /* it may have become faster, or another one */
-    if (!path->limits)
+    path->is_bottleneck =
+        path->is_bottleneck && nics_limit(path); /* it may have become faster, or another one */
+    if (!path->is_bottleneck)
         return;
     bulk->flags |= R2_BULK_LIMITED;
     r2_limited_note(path->peer, bulk->len);

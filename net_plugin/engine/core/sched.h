@@ -1,0 +1,39 @@
+/* Which path takes the next chunk. Pure: what is measured comes in as arguments.
+ *
+ * Paths pull. r2_sched_order says which ones are asked first, r2_sched_next whether the path that
+ * asks takes the chunk or leaves it to a faster one.
+ *
+ * Units: bytes, bytes per second, nanoseconds. Plain structs, nothing to free. No function fails.
+ */
+#ifndef R2_ENGINE_CORE_SCHED_H
+#define R2_ENGINE_CORE_SCHED_H
+
+#include <stdint.h>
+
+#define R2_SCHED_MAX 128 /* paths */
+
+/* One path, as it is now. */
+struct r2_sched_path {
+    uint64_t rate;     /* 0: nothing is known yet */
+    uint64_t inflight; /* not acknowledged */
+    uint64_t queue_ns; /* how long a chunk waits behind others' on the way */
+    unsigned distance; /* of its NIC from the connection's home NIC */
+};
+
+/* When the path would be done with `len` more bytes, in ns from now; 0 while nothing is known. */
+uint64_t r2_sched_done(const struct r2_sched_path *path, uint64_t len);
+
+/* The order in which `n` paths with room are asked: paths without a rate, then by the time when
+ * they are done with what they have, then the nearest. Writes indices. */
+void r2_sched_order(const struct r2_sched_path paths[], int n, uint16_t order[]);
+
+/* `self` asks for a chunk of up to `chunk` of the `waiting` bytes. Returns who takes the next one:
+ * -1: self; else one of the `n` others, which all may take it.
+ *
+ * A slow path must not hold a message back. It leaves the last chunks to faster paths if these
+ * together would have sent all that waits before it had sent one chunk, and one of them is done
+ * with a chunk in half its time. So the path that is done soonest never declines. */
+int r2_sched_next(const struct r2_sched_path *self, const struct r2_sched_path others[], int n,
+                  uint64_t waiting, uint32_t chunk);
+
+#endif

@@ -1,0 +1,50 @@
+/* What is done every few milliseconds, whatever peers there are: a timer on I/O thread 0. */
+#include <stdio.h>
+
+#include "engine/internal.h"
+#include "engine/locate/locate.h"
+#include "io/pollers.h"
+
+#define HOUSE_NS (20 * R2_NS_PER_MS)
+
+static struct r2_timer house;
+
+/* Once: on stderr, in the journal and in `status`. */
+static void say_short(void)
+{
+    static bool said;
+    char text[128];
+
+    if (said || !r2_io_fds_short())
+        return;
+    said = true;
+    snprintf(text, sizeof(text),
+             "few file descriptors left (ulimit -n %d): new peers get one path with one stream",
+             r2_io_fds_limit());
+    R2_TELL("%s; raise the hard limit of descriptors (ulimit -Hn); docs/failures.md says how many "
+            "a job needs",
+            text);
+    r2_control_set_warning(r2_eng.ctl, text);
+    r2_control_journal(r2_eng.ctl,
+                       &(struct r2_control_event){.event = R2_EV_WARNING, .cause = text});
+}
+
+static void house_keeping(struct r2_timer *t, uint64_t now)
+{
+    r2_niccmd_tick(now);
+    r2_nicstate_tick(now);
+    r2_nicreach_tick(now);
+    r2_locate_house(now);
+    say_short();
+    r2_nic_publish_rdma();
+    r2_pollers_house(now);
+    r2_gauge(&r2_eng.g->sockets, r2_eng.ops->sockets());
+    r2_gauge(&r2_eng.g->memory_bytes, r2_mem_now());
+    r2_timer_set(t, now + HOUSE_NS);
+}
+
+void r2_housekeeping_start(void)
+{
+    r2_timer_init(&house, r2_io_at(0), house_keeping);
+    r2_timer_set(&house, r2_now_ns() + HOUSE_NS);
+}

@@ -1,0 +1,135 @@
+/* Which ways the messages of a connection have: the NIC that it keeps to, paths that only stand by,
+ * none at all. Under the peer's lock. */
+#include <errno.h>
+
+#include "engine/internal.h"
+
+/* Alive and well: nothing stays with a NIC that is known to be slow. */
+bool r2_conn_home_alive(const struct r2_conn *c)
+{
+    const struct r2_peer *p = c->peer;
+
+    for (int i = 0; i < p->n_paths; i++) {
+        if (p->paths[i]->lnic == c->first && r2_path_may(p->paths[i]) >= R2_MAY_BEST)
+            return true;
+    }
+    return false;
+}
+
+int r2_conn_stays(const struct r2_conn *c)
+{
+    const struct r2_peer *p = c->peer;
+    int best = -1, behind = 2 * r2_local.n;
+
+    if (!r2_conn_narrow())
+        return -1;
+    for (int i = 0; i < p->n_paths; i++) {
+        int after = r2_eng.near[c->home][p->paths[i]->lnic];
+
+        after += r2_path_may(p->paths[i]) >= R2_MAY_UNLIMITED ? 0 : r2_local.n; /* while it ramps */
+        if (after < behind && r2_path_may(p->paths[i]) >= R2_MAY_LIMITED) {
+            behind = after;
+            best = p->paths[i]->lnic;
+        }
+    }
+    return best;
+}
+
+/* Some path carries the message and may take it. */
+static bool served(const struct r2_conn *c, const struct r2_req *r)
+{
+    const struct r2_peer *p = c->peer;
+    int stays = r2_conn_stays(c);
+
+    for (int i = 0; i < p->n_paths; i++) {
+        if (r2_path_may(p->paths[i]) >= R2_MAY_LIMITED &&
+            (stays < 0 || p->paths[i]->lnic == stays) && r2_send_carries(p->paths[i], r))
+            return true;
+    }
+    return false;
+}
+
+static bool only_stands_by(const struct r2_conn *c, const struct r2_req *r)
+{
+    const struct r2_peer *p = c->peer;
+
+    if (served(c, r))
+        return false;
+    for (int i = 0; i < p->n_paths; i++) {
+        if (r2_path_may(p->paths[i]) >= R2_MAY_LAST_RESORT && r2_send_carries(p->paths[i], r))
+            return true;
+    }
+    return false;
+}
+
+void r2_conn_begins(struct r2_conn *c, const struct r2_req *r)
+{
+    bool alone = r2_list_empty(&c->ready); /* nothing else of it waits: earlier ones do not count */
+
+    if (alone || !c->any_path)
+        c->any_path = only_stands_by(c, r);
+    c->peer->any_path |= c->any_path;
+}
+
+void r2_peer_allow_any_path(struct r2_peer *p)
+{
+    struct r2_list *n;
+
+    if (p->any_path) {
+        R2_LIST_FOR_EACH (n, &p->conn_list)
+            R2_CONTAINER_OF(n, struct r2_conn, node)->any_path = false;
+    }
+    p->any_path = false;
+    R2_LIST_FOR_EACH (n, &p->ready) {
+        struct r2_conn *c = R2_CONTAINER_OF(n, struct r2_conn, ready);
+
+        for (uint64_t s = c->oldest; s < c->next_seq && !c->any_path; s++) {
+            struct r2_req *r = r2_conn_req(c, s);
+
+            c->any_path = r && r2_send_waiting(r) && only_stands_by(c, r);
+        }
+        p->any_path |= c->any_path;
+    }
+}
+
+bool r2_conn_has_way(struct r2_conn *c, bool proven)
+{
+    const struct r2_peer *p = c->peer;
+    bool waits = false, way = false;
+
+    for (uint64_t s = c->oldest; s < c->next_seq && !way; s++) {
+        const struct r2_req *r = r2_conn_req(c, s);
+
+        if (!r || !r2_send_waiting(r))
+            continue;
+        waits = true;
+        /* By any path: that there is none is the peer's time. */
+        way |= proven && !r2_send_device(r) && !r2_peer_served(p);
+        for (int i = 0; i < p->n_paths && !way; i++)
+            way = (proven ? p->paths[i]->state == R2_PATH_PROVEN : r2_path_is_up(p->paths[i])) &&
+                  r2_send_carries(p->paths[i], r);
+    }
+    return way || !waits;
+}
+
+void r2_peer_check_stuck(struct r2_peer *p, uint64_t now)
+{
+    struct r2_list *n, *tmp;
+
+    R2_LIST_FOR_EACH_SAFE (n, tmp, &p->ready) {
+        struct r2_conn *c = R2_CONTAINER_OF(n, struct r2_conn, ready);
+
+        if (r2_conn_has_way(c, true)) /* what comes up and proves nothing is none */
+            c->stuck_since = 0;
+        else if (!c->stuck_since)
+            c->stuck_since = now;
+        else if (p->n_up && now - c->stuck_since > r2_eng.set->no_path_timeout_ns) {
+            R2_WARN("no NIC that can reach a message's memory came back within "
+                    "R2CCL_NO_PATH_TIMEOUT%s",
+                    r2_eng.device_memory ? "; memory of GPUs cannot go over sockets "
+                                           "(R2CCL_GPU_MEMORY=host: through host memory, which can)"
+                                         : "");
+            r2_conn_fail(c, -ETIMEDOUT);
+        }
+    }
+}

@@ -1,0 +1,367 @@
+/* The sender's bulk data: r2_up_next_chunk gives the next chunk to a path. Paths pull: a lane that
+ * has room asks for a chunk, and is told when there may be one. core/sched.c decides which path
+ * takes it. Under the peer's lock but for the upcalls. */
+#include <string.h>
+
+#include "engine/core/sched.h"
+#include "engine/internal.h"
+#include "engine/sched/slownics.h"
+
+static uint32_t chunk_max(void)
+{
+    return (uint32_t)(r2_eng.set->chunk & ~UINT64_C(127));
+}
+
+static uint64_t room(const struct r2_path *path)
+{
+    uint32_t chunk = r2_pathrate_chunk_len(&path->rate, chunk_max());
+    unsigned lanes = r2_eng.ops->lanes(path->ep);
+    uint64_t window = r2_pathrate_window(&path->rate, chunk, lanes);
+    uint64_t used = r2_pathrate_inflight(&path->rate);
+
+    if (path->busy_until && path->peer->shares.members > 1 && !r2_conn_narrow() &&
+        path->busy_until > r2_peer_now(path->peer))
+        return 0; /* others have room; the only one is not spared */
+    return window > used && lanes ? window - used : 0;
+}
+
+/* Lets lanes of the path pull up to `bytes` of the `space` left; returns what has no room. */
+static uint64_t kick_path(struct r2_path *path, uint64_t bytes, uint64_t *space)
+{
+    uint64_t n = *space < bytes ? *space : bytes;
+
+    if (n) {
+        *space -= n;
+        path->outbox.kick_wanted += (unsigned)((n + chunk_max() - 1) / chunk_max());
+    }
+    return bytes - n;
+}
+
+/* A path of limited weight may decline, a slow one should: others are asked for its bytes all the
+ * same. */
+static uint64_t ask_path(struct r2_path *path, uint64_t bytes, uint64_t *space)
+{
+    uint64_t left = kick_path(path, bytes, space);
+
+    return r2_path_may(path) >= R2_MAY_BEST ? left : bytes;
+}
+
+/* The path can carry something of what waits. */
+static bool has_work(const struct r2_path *path)
+{
+    struct r2_list *n;
+
+    R2_LIST_FOR_EACH (n, &path->peer->ready) {
+        const struct r2_req *r = r2_send_first_waiting(R2_CONTAINER_OF(n, struct r2_conn, ready));
+
+        if (r && r2_send_carries(path, r))
+            return true;
+    }
+    return false;
+}
+
+_Static_assert(R2_PATHS_MAX <= R2_SCHED_MAX, "r2_sched_order takes all paths of a peer");
+
+/* How long a chunk waits on the way at present, in ns: in queues that other peers' chunks fill as
+ * well, which is all that tells a busy NIC from an idle one while little is under way. A path that
+ * is left out is known the less the longer, so that it is tried again. */
+static uint64_t queue_time(const struct r2_path *path, uint64_t now)
+{
+    const struct r2_pathrate *rate = &path->rate;
+    uint64_t idle = now > path->chunk_at ? now - path->chunk_at : 0;
+    uint64_t halvings = rate->srtt_ns ? idle / (8 * rate->srtt_ns) : 0;
+
+    return rate->srtt_ns > rate->min_rtt_ns && halvings < 64
+               ? (rate->srtt_ns - rate->min_rtt_ns) >> halvings
+               : 0;
+}
+
+/* As core/sched.h sees it, for a chunk of the connection, which may have no NIC of its own. */
+static struct r2_sched_path seen(const struct r2_path *path, const struct r2_conn *c)
+{
+    uint64_t now = r2_peer_now(path->peer);
+
+    return (struct r2_sched_path){
+        .rate = r2_pathrate_rate_now(&path->rate, now),
+        .inflight = r2_pathrate_inflight(&path->rate),
+        .queue_ns = c->first == R2_ANY_NIC ? queue_time(path, now) : 0,
+        .distance = r2_eng.near[c->home][path->lnic],
+    };
+}
+
+/* Paths that have room, in the order in which they are asked to take what a connection's home NIC
+ * has no room for. Returns how many. */
+static int spill_order(const struct r2_peer *p, const uint64_t space[], const struct r2_conn *c,
+                       uint16_t order[])
+{
+    struct r2_sched_path paths[R2_PATHS_MAX];
+    uint16_t of[R2_PATHS_MAX];
+    int n = 0;
+
+    for (int i = 0; i < p->n_paths; i++) {
+        if (!space[i] || r2_path_may(p->paths[i]) < R2_MAY_LIMITED)
+            continue;
+        paths[n] = seen(p->paths[i], c);
+        of[n++] = (uint16_t)i;
+    }
+    r2_sched_order(paths, n, order);
+    for (int i = 0; i < n; i++)
+        order[i] = of[order[i]];
+    return n;
+}
+
+/* Asks lanes to pull: first each connection's home NIC, then others for what that has no room for
+ * (unless connections keep to one). Where less is outstanding than all windows hold, those that are
+ * asked last run empty: so who has least to do is asked first. Waived ones: all. */
+void r2_peer_kick(struct r2_peer *p)
+{
+    uint64_t space[R2_PATHS_MAX], rest = 0;
+    uint16_t order[R2_PATHS_MAX];
+    struct r2_list *n;
+    const struct r2_conn *spills = NULL; /* the first that its own NIC has no room for */
+    int others;
+
+    if (r2_list_empty(&p->ready))
+        return;
+    for (int i = 0; i < p->n_paths; i++)
+        space[i] = r2_path_may(p->paths[i]) >= R2_MAY_LIMITED ||
+                           (p->any_path && r2_path_may(p->paths[i]) >= R2_MAY_LAST_RESORT)
+                       ? room(p->paths[i])
+                       : 0;
+    R2_LIST_FOR_EACH (n, &p->ready) {
+        struct r2_conn *c = R2_CONTAINER_OF(n, struct r2_conn, ready);
+        const struct r2_req *r = r2_send_first_waiting(c);
+        uint64_t left = r ? c->waiting : 0;
+        int stays = r2_conn_stays(c), first = stays < 0 ? c->first : stays, asked = 0;
+
+        for (int i = 0; i < p->n_paths && c->any_path; i++)
+            kick_path(p->paths[i], left, &space[i]);
+        for (int i = 0; i < p->n_paths && left; i++) {
+            if (p->paths[i]->lnic != first || r2_path_may(p->paths[i]) < R2_MAY_LIMITED ||
+                !r2_send_carries(p->paths[i], r))
+                continue;
+            asked |= stays >= 0;
+            left = ask_path(p->paths[i], left, &space[i]);
+        }
+        if (!asked && left) {
+            spills = spills ? spills : c;
+            rest += left;
+        }
+    }
+    others = rest ? spill_order(p, space, spills, order) : 0;
+    for (int i = 0; i < others && rest; i++) {
+        if (has_work(p->paths[order[i]]))
+            rest = ask_path(p->paths[order[i]], rest, &space[order[i]]);
+    }
+}
+
+/* The path leaves its chunk to a faster one, which is asked. */
+static bool leave_to_faster(const struct r2_path *path, const struct r2_req *r, uint32_t chunk)
+{
+    const struct r2_peer *p = path->peer;
+    const struct r2_conn *c = r->conn;
+    struct r2_sched_path self = seen(path, c), others[R2_PATHS_MAX];
+    struct r2_path *of[R2_PATHS_MAX];
+    int stays = r2_conn_stays(c), n = 0, next;
+
+    for (int i = 0; i < p->n_paths && self.rate; i++) {
+        struct r2_path *other = p->paths[i];
+
+        if (other == path || r2_path_may(other) < R2_MAY_LIMITED || other->hb.unanswered ||
+            other->busy_until > r2_peer_now(path->peer) || (stays >= 0 && other->lnic != stays) ||
+            !r2_share_may(&p->shares, &other->share) || !r2_send_carries(other, r))
+            continue;
+        others[n] = seen(other, c);
+        of[n++] = other;
+    }
+    next = r2_sched_next(&self, others, n, c->waiting, chunk);
+    if (next >= 0)
+        of[next]->outbox.kick_wanted++;
+    return next >= 0;
+}
+
+/* A path that is left nothing could never show that it is well again, or slow. */
+static bool on_trial(const struct r2_path *path)
+{
+    return !path->hb.unanswered && r2_trial_may(&path->trial, r2_grey_path_doubted(path),
+                                                path->chunk_at, r2_peer_now(path->peer));
+}
+
+/* No small rest: it would cost as much as a chunk, and another lane's thread a wake-up. */
+static uint32_t with_rest(const struct r2_path *path, const struct r2_req *r, uint32_t len)
+{
+    uint64_t left = r2_send_waiting_bytes(&r->led.send);
+
+    return !path->rate.tight && left <= (uint64_t)len + len / 2 && left <= chunk_max()
+               ? (uint32_t)left
+               : len;
+}
+
+static bool take_chunk(struct r2_path *path, struct r2_conn *c, struct r2_bulk *bulk)
+{
+    uint32_t len = r2_pathrate_chunk_len(&path->rate, chunk_max());
+    struct r2_chunk chunk;
+
+    for (uint64_t s = c->oldest; s < c->next_seq; s++) {
+        struct r2_req *r = r2_conn_req(c, s);
+
+        if (!r || !r2_send_waiting(r) || !r2_send_carries(path, r))
+            continue;
+        if (!on_trial(path) && leave_to_faster(path, r, len))
+            return false;
+        if (!r2_send_next(&r->led.send, with_rest(path, r, len), path->index, path->gen,
+                          r2_peer_now(path->peer), &chunk))
+            continue;
+        r2_send_fill(path, c, r, &chunk, bulk);
+        c->waiting -= chunk.len;
+        r2_list_del(&c->ready); /* to the end of the line */
+        r2_send_more(c, 0);
+        return true;
+    }
+    return false;
+}
+
+/* The path has had its share: whoever may take more is asked instead, so that nothing waits. */
+static void hand_over(struct r2_path *path)
+{
+    struct r2_peer *p = path->peer;
+
+    r2_pathrate_app_limited(&path->rate);
+    for (int i = 0; i < p->n_paths; i++) {
+        struct r2_path *other = p->paths[i];
+
+        if (other != path && r2_path_may(other) >= R2_MAY_UNLIMITED && !other->hb.unanswered &&
+            room(other)) {
+            other->outbox.kick_wanted++;
+            return;
+        }
+    }
+}
+
+/* The path has taken a chunk, so the shares of limited ones have become smaller. */
+static void shares_moved(struct r2_path *path, uint32_t len)
+{
+    struct r2_peer *p = path->peer;
+
+    r2_share_sent(&p->shares, &path->share, len);
+    for (int i = 0; i < p->n_paths && p->shares.limited; i++) {
+        struct r2_path *other = p->paths[i];
+
+        if (other != path && r2_path_may(other) == R2_MAY_LIMITED &&
+            r2_share_may(&p->shares, &other->share) && room(other))
+            other->outbox.kick_wanted = 1;
+    }
+}
+
+/* Whether the connection's chunks go over the NIC before those of others do, or alone do. */
+static bool at_home(const struct r2_conn *c, int nic)
+{
+    int stays = r2_conn_stays(c);
+
+    if (!r2_conn_narrow())
+        return c->first == nic || !r2_conn_home_alive(c);
+    return stays < 0 || stays == nic;
+}
+
+bool r2_up_next_chunk(void *owner, struct r2_ep *ep, struct r2_bulk *bulk)
+{
+    struct r2_path *path = owner;
+    struct r2_peer *p = path->peer;
+    struct r2_list *n, *tmp;
+    bool found = false, any = false, rules;
+
+    r2_peer_lock(p);
+    if (path->ep == ep && path->state == R2_PATH_TESTING) {
+        found = r2_path_test_next(path, bulk);
+        goto out;
+    }
+    rules = r2_path_may(path) >= R2_MAY_LIMITED;
+    if (path->ep != ep || !(rules || (p->any_path && r2_path_may(path) >= R2_MAY_LAST_RESORT)) ||
+        r2_list_empty(&p->ready))
+        goto out;
+    if (!room(path)) {
+        r2_slownics_full(path);
+        goto out;
+    }
+    if (rules && !r2_share_may(&p->shares, &path->share) && !r2_path_sole_carrier(path)) {
+        hand_over(path);
+        goto out;
+    }
+    for (int turn = 0; turn < (r2_conn_narrow() ? 1 : 2) && !found; turn++) {
+        R2_LIST_FOR_EACH_SAFE (n, tmp, &p->ready) {
+            struct r2_conn *c = R2_CONTAINER_OF(n, struct r2_conn, ready);
+            bool home = c->any_path || at_home(c, path->lnic);
+
+            any = true;
+            if (!(rules || c->any_path) || home != (turn == 0) || !take_chunk(path, c, bulk))
+                continue;
+            found = true;
+            break;
+        }
+    }
+    if (found) {
+        r2_slownics_taken(path, bulk);
+        shares_moved(path, bulk->len);
+    }
+    if (!found && !any)
+        r2_pathrate_app_limited(&path->rate);
+out:
+    if (r2_list_empty(&p->ready) && path->ep == ep) {
+        r2_pathrate_app_limited(&path->rate);
+        path->is_bottleneck = false;
+    }
+    /* Only sockets take copies; one-sided paths are not even asked. */
+    if (!found && path->transport == R2_VIA_TCP && path->ep == ep &&
+        r2_path_may(path) >= R2_MAY_LIMITED && room(path))
+        found = r2_tail_take(path, bulk);
+    r2_peer_unlock(p); /* a faster path may have to be asked instead */
+    return found;
+}
+
+void r2_up_blocked(void *owner, struct r2_ep *ep)
+{
+    struct r2_path *path = owner;
+    struct r2_peer *p = path->peer;
+    uint64_t now;
+
+    r2_peer_lock(p);
+    now = r2_peer_now(p);
+    if (path->ep == ep && (!r2_list_empty(&p->ready) || r2_tail_waits(p, now))) {
+        if (room(path)) {
+            path->outbox.kick_wanted++;
+        } else if (p->n_up > 1) {
+            r2_peer_kick(p);
+            r2_tail_poll(p, now);
+        }
+    }
+    r2_peer_unlock(p);
+}
+
+void r2_up_chunk_sent(void *owner, struct r2_ep *ep, const struct r2_bulk *bulk)
+{
+    struct r2_path *path = owner;
+    struct r2_conn *c;
+    struct r2_req *r;
+    bool said;
+
+    if (bulk->conn == R2_CONN_TEST)
+        return;
+    r2_peer_lock(path->peer);
+    path->tx_bytes += bulk->len - bulk->unsent;
+    c = r2_conn_find(path->peer, bulk->conn);
+    said = c && c->out && r2_revoke_back(c, path);
+    r = c && c->out ? r2_conn_req(c, bulk->seq) : NULL;
+    if (r) {
+        r2_send_released(&r->led.send, bulk->offset, bulk->len, path->index,
+                         r2_eng.ops->params(ep)->gen);
+        if (r2_send_complete(&r->led.send))
+            r2_req_finish(r, 0);
+    }
+    if (said)
+        r2_peer_unlock(path->peer);
+    else
+        r2_peer_leave(path->peer);
+    r2_count(&r2_control_nic_counters(r2_eng.ctl, path->lnic)->tx_bytes, bulk->len - bulk->unsent);
+    r2_count(&r2_control_nic_counters(r2_eng.ctl, path->lnic)->tx_chunks, !bulk->unsent);
+    r2_count(&r2_eng.n->chunks_sent, !bulk->unsent);
+}

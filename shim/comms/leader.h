@@ -1,0 +1,74 @@
+/* Rank 0 of a communicator: it hears what bandwidth every node has left, asks the planner
+ * (shim/plan) what to run, and proposes that to all ranks. It times operations, and gives a plan up
+ * for the sizes in which it is slower than NCCL's own choice.
+ *
+ * Threads: reported, decided come from the service thread of shim/agree, turn from the watching
+ * one, time and timed from the application's. Lock order: the leader's, a vote's, shim/agree's.
+ */
+#ifndef R2_COMMS_LEADER_H
+#define R2_COMMS_LEADER_H
+
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "agree/agree.h"
+#include "comms/comms.h"
+#include "comms/timing.h"
+#include "comms/vote.h"
+#include "plan/plan.h"
+#include "plan/policy.h"
+
+#define R2_LEADER_FROM (UINT64_C(1) << 20) /* bytes; smaller operations are NCCL's */
+
+struct r2_leader {
+    struct r2_comm *comm; /* outlives it */
+    struct r2_vote *vote;
+    struct r2_agree *agree;
+    int nranks;
+    int p, *rank_node;        /* nodes, and that of each rank; from ready on */
+    struct r2_timing *timing; /* NULL: nothing is measured */
+    _Atomic(uint64_t) bytes;  /* of the largest operation */
+
+    pthread_mutex_t lock;       /* guards the rest */
+    struct r2_plan_node *ranks; /* [nranks]: as each of them says of its node */
+    uint32_t *words;            /* [nranks]: flags of their reports */
+    int unknown;                /* ranks that have not said what they have */
+    struct r2_policy policy;
+    struct r2_plan force, asked; /* what runs, and what was proposed last */
+    bool asking;
+    uint64_t called_ns;     /* when all ranks agreed to connect; 0: not yet */
+    uint64_t planned_bytes; /* the size that was planned for */
+    uint32_t events, rounds;
+    char said[R2_PLAN_WHY]; /* the last line in log, journal and row */
+};
+
+/* What R2CCL_ALLREDUCE, R2CCL_PLAN and R2CCL_MODE say. */
+bool r2_leader_always(void);  /* direct, healthy or not */
+bool r2_leader_plans(void);   /* ranks tell what they have left, and somebody looks at it */
+bool r2_leader_carries(void); /* ... and plans are carried out, not only shown */
+
+/* vote: of the same rank, or NULL: nothing is carried out. NULL: no memory. */
+struct r2_leader *r2_leader_new(struct r2_comm *comm, struct r2_vote *vote, int nranks, int device);
+/* Before anything that follows is called. */
+void r2_leader_bind(struct r2_leader *l, struct r2_agree *agree);
+/* All ranks have met; as r2_vote_ready. Before the first turn. False: no memory. */
+bool r2_leader_ready(struct r2_leader *l, const int *rank_node, int nodes);
+void r2_leader_free(struct r2_leader *l);
+
+/* stop: its operator wants no plans. */
+void r2_leader_reported(struct r2_leader *l, int rank, const struct r2_agree_report *report);
+#define R2_LEADER_STOP UINT32_C(1) /* in a report's flags */
+void r2_leader_decided(struct r2_leader *l, bool committed);
+void r2_leader_turn(struct r2_leader *l, uint64_t now_ns);
+/* Changes of what nodes have left, and looks of the planner. */
+void r2_leader_counts(struct r2_leader *l, uint32_t *events, uint32_t *rounds);
+
+/* Around an operation of which plans may take the like. planned: R2CCL carries it out. */
+void r2_leader_time(struct r2_leader *l, uint64_t bytes, bool planned, void *stream);
+void r2_leader_timed(struct r2_leader *l, void *stream, bool good);
+/* The application aborts: the driver is not asked any more. */
+void r2_leader_abort(struct r2_leader *l);
+
+#endif

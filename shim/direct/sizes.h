@@ -1,0 +1,28 @@
+/* How large the pieces of a direct AllReduce are, and how much of them is posted. Pure.
+ *
+ * p - 1 peers send to a NIC at once. What they may send is what is posted: more than the queue
+ * before the NIC holds is lost and sent again, less than the round trip needs leaves the NIC idle.
+ * R2_SIZES_CREDIT is 2 ms of 8 Gbit/s: half of what a shallow queue holds, and several round
+ * trips.
+ *
+ * All ranks must come to the same slot and piece.
+ */
+#ifndef R2_DIRECT_SIZES_H
+#define R2_DIRECT_SIZES_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#define R2_SIZES_CREDIT ((size_t)2 << 20) /* bytes posted on all lanes that receive */
+
+/* Bytes of a slot: of the largest piece. */
+size_t r2_sizes_slot(size_t memory, int p);
+
+/* Of an operation of so many bytes. A shard is many pieces, since ports fill and run empty by
+ * pieces; but each costs time of a core. */
+size_t r2_sizes_piece(size_t slot, int p, uint64_t bytes, const uint32_t *weights);
+
+/* Bytes that are posted to receive on one lane, if they are more than one piece. */
+size_t r2_sizes_credit(int p);
+
+#endif

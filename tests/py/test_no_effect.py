@@ -1,0 +1,53 @@
+"""Settings that change nothing say so, once in each process. Rung 3: launched ranks."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+from conftest import ROOT, Build
+
+
+def job(build: Build, ranks: int, nodes: int, **env: str) -> list[str]:
+    """What R2CCL says in a short job."""
+    argv = [sys.executable, "-m", "r2ccl_ctl", "launch", "-n", str(ranks), "--emulate-nodes"]
+    argv += [str(nodes), "--nccl", "standin", "--timeout", "60"]
+    for name, value in env.items():
+        argv += ["--env", f"{name}={value}"]
+    argv += ["--", str(build.path / "r2ccl_perf"), "--op", "all_reduce", "-b", "4K", "-n", "1"]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=90, cwd=ROOT)
+    assert done.returncode == 0, done
+    lines = (done.stdout + done.stderr).splitlines()
+    return [line for line in lines if "NET/R2CCL" in line]
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("R2CC_MODE", "4"), ("R2CCL_PLAN", "shadow"), ("R2CCL_DLSYM", "1")]
+)
+def test_without_the_shim(build: Build, name: str, value: str) -> None:
+    said = [line for line in job(build, 2, 2, **{name: value}) if "without the shim" in line]
+    assert len(said) == 2 and all(f"{name}={value}" in line for line in said), said
+
+
+@pytest.mark.parametrize("nodes", [1, 2])
+def test_plans_on_few_nodes(build: Build, nodes: int) -> None:
+    env = {"LD_PRELOAD": str(build.path / "libr2ccl.so"), "NCCL_DEBUG": "WARN"}
+    lines = job(build, 2, nodes, R2CCL_MODE="4", **env)
+    said = [line for line in lines if "has no plans, as R2CCL_MODE asks for" in line]
+    assert len(said) == 2 and not any("without the shim" in line for line in lines), lines
+
+
+def test_unknown_names_of_the_reference(build: Build) -> None:
+    lines = job(build, 2, 2, R2CC_NONESUCH="1", NCCL_R2CC_NONESUCH="1")
+    for name in (" R2CC_NONESUCH", "NCCL_R2CC_NONESUCH"):
+        assert sum(f"{name} is not known" in line for line in lines) == 2, lines
+
+
+def test_config_list_shows_the_plan_of_a_mode() -> None:
+    argv = [sys.executable, "-m", "r2ccl_ctl", "config", "list", "--changed"]
+    env = {**os.environ, "R2CC_MODE": "3"}
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=30, cwd=ROOT, env=env)
+    plan = next(line.split() for line in done.stdout.splitlines() if "R2CCL_PLAN " in line)
+    assert plan[1] != "off" and plan[4] == "R2CCL_MODE", done

@@ -1,0 +1,118 @@
+/* How long a direct AllReduce takes against the lower bound, in virtual time over simulated ports
+ * (rung 2): what the schedule, the pieces, the credit and the window cost. It cannot show what TCP,
+ * the engine and several NICs add. */
+#include "direct/sizes.h"
+#include "direct_sim.h"
+#include "plan/shard.h"
+
+#define MIB ((uint64_t)1 << 20)
+#define MEMORY ((size_t)16 << 20)
+#define RATE 1e9          /* of a healthy node */
+#define QUEUE (2.0 * MIB) /* what may wait at a port */
+#define NEAR 1.012
+
+static struct r2_shard_node nodes[SIM_RANKS];
+static uint32_t weights[SIM_RANKS];
+
+/* p nodes, of which `slow` have `share` left. */
+static struct r2_shard_input some(int p, int slow, double share, uint64_t bytes)
+{
+    for (int r = 0; r < p; r++)
+        nodes[r].out = nodes[r].in = r < slow ? share * RATE : RATE;
+    return (struct r2_shard_input){.p = p, .nodes = nodes, .bytes = bytes};
+}
+
+static struct r2_schedule_data open_ports(const struct r2_shard_input *in)
+{
+    size_t slot = r2_sizes_slot(MEMORY, in->p);
+    struct r2_exec_config config = {
+        .piece = slot, .n_slots = (int)(MEMORY / slot), .credit = r2_sizes_credit(in->p)};
+    struct r2_schedule_data data = {.p = in->p, .count = in->bytes / 4, .elem = 4};
+
+    CHECK(r2_shard_weights(in, weights));
+    data.piece = r2_sizes_piece(slot, in->p, in->bytes, weights);
+    sim_open(in->p, 50e-6, &config);
+    for (int r = 0; r < in->p; r++) {
+        sim.out[r] = nodes[r].out;
+        sim.in[r] = nodes[r].in;
+    }
+    return data;
+}
+
+/* Time against the bound. What waits before a port fits its queue. */
+static double ratio(const struct r2_shard_input *in)
+{
+    struct r2_schedule_data data = open_ports(in);
+    double took;
+
+    for (int r = 0; r < in->p; r++)
+        CHECK_EQ(r2_schedule_direct(&sim.ranks[r].schedule, &data, r, weights), 0);
+    took = sim_run();
+    for (int r = 0; r < in->p; r++)
+        CHECK_MSG(sim.ports[r].most * sim.in[r] < QUEUE, "%.0f bytes wait at rank %d",
+                  sim.ports[r].most * sim.in[r], r);
+    sim_close();
+    return took / (r2_shard_bound_ns(in) / 1e9);
+}
+
+static void test_close_to_the_bound(void)
+{
+    static const struct {
+        int p, slow;
+        double share;
+    } cases[] = {{2, 1, .5},  {4, 0, 1},   {4, 1, .75}, {4, 1, .5}, {4, 2, .5},
+                 {4, 2, .75}, {8, 1, .75}, {8, 3, .5},  {16, 1, .5}};
+
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        struct r2_shard_input in = some(cases[i].p, cases[i].slow, cases[i].share, 64 * MIB);
+        double got = ratio(&in);
+
+        CHECK_MSG(got < NEAR, "%d nodes, %d at %.3f: %.4f of the bound", cases[i].p, cases[i].slow,
+                  cases[i].share, got);
+    }
+}
+
+/* Nodes of four different rates. */
+static void test_any_mix_of_rates(void)
+{
+    struct r2_shard_input in = some(6, 2, .75, 64 * MIB);
+    double got;
+
+    nodes[1].out = nodes[1].in = .5 * RATE;
+    nodes[4].out = nodes[4].in = .875 * RATE;
+    got = ratio(&in);
+    CHECK_MSG(got < NEAR, "%.4f of the bound", got);
+}
+
+/* R2CCL-AllReduce takes what its authors' model says, with their case of six nodes. */
+static void test_r2ccl_is_near_its_model(void)
+{
+    for (int p = 4; p <= 6; p += 2) {
+        struct r2_shard_input in = some(p, 1, p == 6 ? 2.0 / 3 : .5, 64 * MIB);
+        uint32_t tail = r2_shard_tail(&in, 0);
+
+        for (unsigned chunks = 1; chunks <= 16; chunks *= 4) {
+            struct r2_schedule_data data = open_ports(&in);
+            double model = r2_shard_r2ccl_ns(&in, 0, tail, chunks) / 1e9, took;
+
+            for (int r = 0; r < p; r++)
+                CHECK_EQ(r2_schedule_r2ccl(&sim.ranks[r].schedule, &data, r, 0, tail, chunks), 0);
+            took = sim_run();
+            sim_close();
+            CHECK_MSG(took > model * .99 && took < model * 1.08, "%d nodes, %u chunks: %.3f", p,
+                      chunks, took / model);
+        }
+    }
+}
+
+static const struct check_test tests[] = {
+    {"close_to_the_bound", test_close_to_the_bound},
+    {"any_mix_of_rates", test_any_mix_of_rates},
+    {"r2ccl_is_near_its_model", test_r2ccl_is_near_its_model},
+    {0},
+};
+
+int main(int argc, char **argv)
+{
+    return check_main(argc, argv, tests);
+}

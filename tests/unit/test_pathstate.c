@@ -1,0 +1,118 @@
+/* engine/core/pathstate (rung 1): every state with every event, and what a path may carry in every
+ * combination of facts. What it cannot prove: that the engine says the right events
+ * (engine_paths, engine_health). */
+#include "check.h"
+
+#include <string.h>
+
+#include "engine/core/pathstate.h"
+
+static bool is_up(enum r2_path_state s)
+{
+    return s == R2_PATH_STARTING || s == R2_PATH_TESTING || s == R2_PATH_PROVEN;
+}
+
+/* A generation goes one way: it begins with an attempt, takes each step once, and ends. */
+static void test_one_way(void)
+{
+    static const enum r2_path_event steps[] = {R2_PATH_EV_ATTEMPT, R2_PATH_EV_CONNECTED,
+                                               R2_PATH_EV_INTRODUCED, R2_PATH_EV_ARRIVED};
+    static const enum r2_path_state after[] = {R2_PATH_CONNECTING, R2_PATH_STARTING,
+                                               R2_PATH_TESTING, R2_PATH_PROVEN};
+
+    for (int s = 0; s < R2_PATH_STATES; s++) {
+        for (int e = 0; e < R2_PATH_EVENTS; e++) {
+            enum r2_path_state next = r2_path_next(s, e);
+            bool live = s == R2_PATH_CONNECTING || is_up(s), moved = next != (enum r2_path_state)s;
+
+            CHECK(next != R2_PATH_IDLE || s == R2_PATH_IDLE);
+            if (e == R2_PATH_EV_END)
+                CHECK_EQ(next, live ? R2_PATH_WAIT : (enum r2_path_state)s);
+            for (int i = 0; i < 4; i++) {
+                if ((int)steps[i] == e && moved)
+                    CHECK_EQ(next, after[i]);
+                if ((int)steps[i] == e)
+                    CHECK_EQ(moved, i ? s == (int)after[i - 1] : !live);
+            }
+        }
+    }
+}
+
+/* Each state is reached from IDLE, and each leads back to an attempt. */
+static void test_all_are_reached(void)
+{
+    unsigned reached = 1u << R2_PATH_IDLE;
+
+    for (int round = 0; round < R2_PATH_STATES; round++) {
+        for (int s = 0; s < R2_PATH_STATES; s++) {
+            for (int e = 0; e < R2_PATH_EVENTS; e++)
+                reached |= reached >> s & 1 ? 1u << r2_path_next(s, e) : 0;
+        }
+    }
+    CHECK_EQ(reached, (1u << R2_PATH_STATES) - 1);
+    for (int s = 0; s < R2_PATH_STATES; s++)
+        CHECK_EQ(r2_path_next(r2_path_next(s, R2_PATH_EV_END), R2_PATH_EV_ATTEMPT),
+                 R2_PATH_CONNECTING);
+}
+
+static struct r2_path_facts facts_of(unsigned i)
+{
+    return (struct r2_path_facts){.state = i / 16 % R2_PATH_STATES,
+                                  .health = i / 16 / R2_PATH_STATES,
+                                  .spare = i & 1,
+                                  .barred = i & 2,
+                                  .limited = i & 4,
+                                  .slow = i & 8};
+}
+
+#define ALL (16u * R2_PATH_STATES * R2_HEALTH_STATES)
+
+static void test_what_it_may_carry(void)
+{
+    for (unsigned i = 0; i < ALL; i++) {
+        struct r2_path_facts f = facts_of(i);
+        enum r2_path_may may = r2_path_may_carry(&f);
+
+        CHECK_EQ(may > R2_MAY_NOTHING, is_up(f.state));
+        CHECK_EQ(may >= R2_MAY_FRAMES, f.state == R2_PATH_TESTING || f.state == R2_PATH_PROVEN);
+        CHECK_EQ(may >= R2_MAY_LAST_RESORT,
+                 f.state == R2_PATH_PROVEN && r2_health_carries(f.health));
+        CHECK_EQ(may >= R2_MAY_STAND_BY, may >= R2_MAY_LAST_RESORT && !f.spare);
+        CHECK_EQ(may >= R2_MAY_LIMITED, may >= R2_MAY_STAND_BY && !f.barred);
+        CHECK_EQ(may >= R2_MAY_UNLIMITED, may >= R2_MAY_LIMITED && !f.limited);
+        CHECK_EQ(may >= R2_MAY_BEST, may >= R2_MAY_UNLIMITED && !f.slow);
+    }
+}
+
+/* No event but the arrival of test chunks lets a path carry chunks, and an end takes all. */
+static void test_events_and_what_it_may(void)
+{
+    for (unsigned i = 0; i < ALL; i++) {
+        for (int e = 0; e < R2_PATH_EVENTS; e++) {
+            struct r2_path_facts f = facts_of(i);
+            enum r2_path_may before = r2_path_may_carry(&f), after;
+
+            f.state = r2_path_next(f.state, e);
+            after = r2_path_may_carry(&f);
+            if (e == R2_PATH_EV_END)
+                CHECK_EQ(after, R2_MAY_NOTHING);
+            else
+                CHECK(after >= before);
+            if (after >= R2_MAY_LAST_RESORT && before < R2_MAY_LAST_RESORT)
+                CHECK_EQ(e, R2_PATH_EV_ARRIVED);
+        }
+    }
+}
+
+static const struct check_test tests[] = {
+    {"one_way", test_one_way},
+    {"all_are_reached", test_all_are_reached},
+    {"what_it_may_carry", test_what_it_may_carry},
+    {"events_and_what_it_may", test_events_and_what_it_may},
+    {0},
+};
+
+int main(int argc, char **argv)
+{
+    return check_main(argc, argv, tests);
+}

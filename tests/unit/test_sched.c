@@ -1,0 +1,302 @@
+/* engine/core/sched (rung 1): which path takes the next chunk. Rules on random views, and transfers
+ * over simulated paths. What it cannot prove: that measured rates are right, and who is allowed to
+ * carry (engine_weights, engine_shares). */
+#include "check.h"
+
+#include <string.h>
+
+#include "engine/core/sched.h"
+#include "engine/core/weights.h"
+#include "util/random.h"
+
+#define CHUNK (64u * 1024)
+#define MOST 8
+#define ROUNDS 20000
+
+static struct r2_prng prng;
+
+static uint64_t up_to(uint64_t most)
+{
+    return r2_prng_next(&prng) % (most + 1);
+}
+
+/* Rates over four powers of ten, some unknown; equal ones are frequent. */
+static struct r2_sched_path some_path(void)
+{
+    static const uint64_t rates[] = {0,         1000000,    10000000,    10000000,
+                                     100000000, 1000000000, 12500000000, 12500000000};
+
+    return (struct r2_sched_path){.rate = rates[up_to(7)],
+                                  .inflight = up_to(1) ? up_to(16) * CHUNK : 0,
+                                  .distance = (unsigned)up_to(3)};
+}
+
+static void test_order(void)
+{
+    for (int round = 0; round < ROUNDS; round++) {
+        struct r2_sched_path paths[MOST];
+        uint16_t order[MOST];
+        unsigned named = 0;
+        int n = (int)up_to(MOST);
+
+        for (int i = 0; i < n; i++)
+            paths[i] = some_path();
+        r2_sched_order(paths, n, order);
+        for (int i = 0; i < n; i++)
+            named |= 1u << order[i];
+        CHECK(named == (1u << n) - 1); /* each of them once: none is left idle */
+        for (int i = 1; i < n; i++) {
+            const struct r2_sched_path *a = &paths[order[i - 1]], *b = &paths[order[i]];
+
+            CHECK(b->rate || !a->rate);
+            if (!a->rate && b->rate)
+                continue;
+            CHECK(r2_sched_done(a, 0) <= r2_sched_done(b, 0));
+            if (r2_sched_done(a, 0) == r2_sched_done(b, 0))
+                CHECK(a->distance <= b->distance);
+        }
+    }
+}
+
+/* Who declines names a path that is done at least twice as soon; so the soonest never declines. */
+static void test_the_soonest_never_declines(void)
+{
+    int declined = 0;
+
+    for (int round = 0; round < ROUNDS; round++) {
+        struct r2_sched_path paths[MOST];
+        int n = 1 + (int)up_to(MOST - 1), next;
+        uint64_t waiting = 1 + up_to(64 * CHUNK);
+        uint64_t len = waiting < CHUNK ? waiting : CHUNK;
+        uint64_t mine, least = UINT64_MAX;
+
+        for (int i = 0; i < n; i++)
+            paths[i] = some_path();
+        next = r2_sched_next(&paths[0], paths + 1, n - 1, waiting, CHUNK);
+        mine = r2_sched_done(&paths[0], len);
+        for (int i = 1; i < n; i++) {
+            uint64_t theirs = r2_sched_done(&paths[i], len);
+
+            least = theirs && theirs < least ? theirs : least;
+        }
+        CHECK(next >= -1 && next < n - 1);
+        if (!mine || mine <= least)
+            CHECK(next == -1);
+        if (next < 0)
+            continue;
+        declined++;
+        CHECK(r2_sched_done(&paths[1 + next], len) == least && least <= mine / 2);
+    }
+    CHECK(declined > ROUNDS / 100);
+}
+
+static void test_alone_or_unknown(void)
+{
+    struct r2_sched_path slow = {.rate = 1000}, fast = {.rate = 1000000000}, new = {.rate = 0};
+    struct r2_sched_path busy[2];
+
+    CHECK(r2_sched_next(&slow, NULL, 0, CHUNK, CHUNK) == -1);
+    CHECK(r2_sched_next(&slow, &new, 1, CHUNK, CHUNK) == -1); /* nobody knows that it is faster */
+    CHECK(r2_sched_next(&new, &fast, 1, CHUNK, CHUNK) == -1);
+    CHECK(r2_sched_next(&slow, &fast, 1, CHUNK, CHUNK) == 0);
+    CHECK(r2_sched_next(&fast, &slow, 1, CHUNK, CHUNK) == -1);
+    /* So much waits that the slow one is of use: 10 times a fast one's bytes. */
+    slow.rate = fast.rate / 10;
+    CHECK(r2_sched_next(&slow, &fast, 1, 11 * CHUNK, CHUNK) == -1);
+    CHECK(r2_sched_next(&slow, &fast, 1, 9 * CHUNK, CHUNK) == 0);
+    /* What the faster ones have to send first counts: 12 chunks and 8, at twice 10 times its rate.
+     */
+    busy[0] = busy[1] = fast;
+    CHECK(r2_sched_next(&slow, busy, 2, 12 * CHUNK, CHUNK) == 0);
+    busy[1].inflight = 8 * CHUNK;
+    CHECK(r2_sched_next(&slow, busy, 2, 12 * CHUNK, CHUNK) == -1);
+    CHECK(r2_sched_done(&(struct r2_sched_path){.rate = 1}, UINT64_MAX) == UINT64_MAX);
+}
+
+/* ---- a message over simulated paths: two chunks in flight on each */
+
+struct link {
+    struct r2_sched_path path;
+    struct r2_share share;
+    uint64_t until[2]; /* ns: when what is in flight is acknowledged; 0: nothing */
+    uint64_t taken;
+};
+
+static struct r2_share_set shares;
+
+static int free_slot(const struct link *l)
+{
+    return !l->until[0] ? 0 : !l->until[1] ? 1 : -1;
+}
+
+static uint64_t take(struct link *l, uint64_t now, uint64_t waiting)
+{
+    uint64_t len = waiting < CHUNK ? waiting : CHUNK, last = now;
+    int at = free_slot(l);
+
+    if (l->until[!at] > last)
+        last = l->until[!at];
+    l->until[at] = last + len * 1000000000 / l->path.rate + 1;
+    l->path.inflight += len;
+    l->taken += len;
+    r2_share_sent(&shares, &l->share, len);
+    return len;
+}
+
+/* One path with room takes a chunk, if `sched` is not set whichever comes first. */
+static uint64_t one_chunk(struct link *links, int n, uint64_t now, uint64_t waiting, bool sched)
+{
+    struct r2_sched_path seen[MOST];
+    uint16_t order[MOST];
+
+    for (int i = 0; i < n; i++)
+        seen[i] = links[i].path;
+    r2_sched_order(seen, n, order);
+    for (int i = 0; i < n; i++) {
+        struct link *l = &links[order[i]];
+        struct r2_sched_path others[MOST];
+        int m = 0;
+
+        if (free_slot(l) < 0 || !r2_share_may(&shares, &l->share))
+            continue;
+        for (int k = 0; k < n; k++) {
+            if (&links[k] != l && r2_share_may(&shares, &links[k].share))
+                others[m++] = links[k].path;
+        }
+        if (!sched || r2_sched_next(&l->path, others, m, waiting, CHUNK) < 0)
+            return take(l, now, waiting);
+    }
+    return 0;
+}
+
+/* The next acknowledgement. */
+static uint64_t advance(struct link *links, int n, uint64_t now)
+{
+    uint64_t next = UINT64_MAX;
+    struct link *l = NULL;
+    int slot = 0;
+
+    for (int i = 0; i < n; i++) {
+        for (int k = 0; k < 2; k++) {
+            if (links[i].until[k] && links[i].until[k] < next) {
+                next = links[i].until[k];
+                l = &links[i];
+                slot = k;
+            }
+        }
+    }
+    CHECK_MSG(l, "bytes wait, nothing is in flight and all paths decline at %llu",
+              (unsigned long long)now);
+    l->until[slot] = 0;
+    l->path.inflight = l->until[!slot] ? CHUNK : 0;
+    return next;
+}
+
+/* Returns when the last byte was acknowledged. */
+static uint64_t transfer(struct link *links, int n, uint64_t bytes, bool sched)
+{
+    uint64_t now = 1, waiting = bytes, sum = 0, last = 0;
+
+    while (waiting) {
+        uint64_t len = one_chunk(links, n, now, waiting, sched);
+
+        CHECK(len <= waiting);
+        waiting -= len;
+        if (!len)
+            now = advance(links, n, now);
+    }
+    for (int i = 0; i < n; i++) {
+        sum += links[i].taken;
+        for (int k = 0; k < 2; k++)
+            last = links[i].until[k] > last ? links[i].until[k] : last;
+    }
+    CHECK(sum == bytes);
+    return last > now ? last : now;
+}
+
+static void begin(struct link *links, int n, const uint64_t rates[], const uint32_t weights[])
+{
+    memset(links, 0, (size_t)n * sizeof(*links));
+    memset(&shares, 0, sizeof(shares));
+    r2_share_begin(&shares);
+    for (int i = 0; i < n; i++) {
+        links[i].path.rate = rates[i];
+        links[i].share.weight = weights ? weights[i] : R2_WEIGHT_FULL;
+        r2_share_add(&shares, &links[i].share);
+    }
+    r2_share_end(&shares, false);
+}
+
+/* Bytes are conserved, nothing waits for ever, and slow paths cost no time: the transfer ends as
+ * soon as when all paths take whatever they can, or sooner. */
+static void test_transfers(void)
+{
+    static const uint64_t rates[] = {10000000, 50000000, 100000000, 1000000000, 1250000000};
+    uint64_t sooner = 0;
+
+    for (int round = 0; round < 2000; round++) {
+        struct link links[MOST];
+        uint64_t of[MOST], bytes = 1 + up_to(100 * CHUNK), with, without;
+        int n = 1 + (int)up_to(MOST - 1);
+
+        for (int i = 0; i < n; i++)
+            of[i] = rates[up_to(4)];
+        begin(links, n, of, NULL);
+        without = transfer(links, n, bytes, false);
+        begin(links, n, of, NULL);
+        with = transfer(links, n, bytes, true);
+        CHECK_MSG(with <= without + without / 10, "round %d: %llu ns, %llu ns if nobody declines",
+                  round, (unsigned long long)with, (unsigned long long)without);
+        sooner += with < without - without / 10;
+    }
+    CHECK(sooner > 200);
+}
+
+/* All paths are at work while so much waits that each is of use. */
+static void test_no_path_is_idle(void)
+{
+    const uint64_t rates[] = {10000000, 100000000, 100000000, 200000000};
+    struct link links[4];
+    uint64_t waiting = 4000 * (uint64_t)CHUNK, now = 1;
+
+    begin(links, 4, rates, NULL);
+    while (waiting > 100 * CHUNK) {
+        uint64_t len = one_chunk(links, 4, now, waiting, true);
+
+        waiting -= len;
+        if (len)
+            continue;
+        for (int i = 0; i < 4; i++)
+            CHECK(free_slot(&links[i]) < 0);
+        now = advance(links, 4, now);
+    }
+}
+
+static void test_weights_are_kept(void)
+{
+    const uint64_t rates[] = {100000000, 100000000, 100000000};
+    const uint32_t weights[] = {1000, 250, 0};
+    struct link links[3];
+
+    begin(links, 3, rates, weights);
+    transfer(links, 3, 5000 * (uint64_t)CHUNK, true);
+    CHECK_GE(links[1].taken / CHUNK, 980);
+    CHECK_LE(links[1].taken / CHUNK, 1020);
+    CHECK(links[2].taken == 0);
+}
+
+static const struct check_test tests[] = {
+    {"order", test_order},
+    {"the_soonest_never_declines", test_the_soonest_never_declines},
+    {"alone_or_unknown", test_alone_or_unknown},
+    {"transfers", test_transfers},
+    {"no_path_is_idle", test_no_path_is_idle},
+    {"weights_are_kept", test_weights_are_kept},
+    {0},
+};
+
+int main(int argc, char **argv)
+{
+    r2_prng_seed(&prng, 20);
+    return check_main(argc, argv, tests);
+}
