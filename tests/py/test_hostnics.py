@@ -17,7 +17,8 @@ from r2ccl_ctl import hostnics
 BRIDGE = "/sys/devices/pci0000:16/0000:16:02.0"
 LINKS = """
 ip link set lo up
-for i in 0 1 2; do ip link add eth$i type veth peer name p$i; ip addr add 10.0.$i.1/24 dev eth$i; done
+for i in 0 1 2; do ip link add eth$i type veth peer name p$i
+ip addr add 10.0.$i.1/24 dev eth$i; done
 ip link set eth0 up; ip link set eth1 up
 ip link add docker0 type bridge; ip addr add 172.17.0.1/16 dev docker0; ip link set docker0 up
 ip link add br9 type bridge; ip addr add 10.9.0.1/16 dev br9; ip link set br9 up
