@@ -17,7 +17,8 @@ from r2ccl_ctl import hostnics
 BRIDGE = "/sys/devices/pci0000:16/0000:16:02.0"
 LINKS = """
 ip link set lo up
-for i in 0 1 2; do ip link add eth$i type veth peer name p$i; ip addr add 10.0.$i.1/24 dev eth$i; done
+for i in 0 1 2; do ip link add eth$i type veth peer name p$i
+ip addr add 10.0.$i.1/24 dev eth$i; done
 ip link set eth0 up; ip link set eth1 up
 ip link add docker0 type bridge; ip addr add 172.17.0.1/16 dev docker0; ip link set docker0 up
 ip link add br9 type bridge; ip addr add 10.9.0.1/16 dev br9; ip link set br9 up
@@ -104,3 +105,17 @@ def test_order_is_by_distance() -> None:
         assert ranks == sorted(ranks), words[home]
     assert words[0] == ["same switch", "same NUMA node", "across", "across", "spare"]
     assert words[1] == ["across"] * 4 + ["spare"]
+
+
+@pytest.mark.usefixtures("build")
+def test_a_host_bridge_is_no_switch() -> None:
+    """NICs at two ports of one host bridge are as near as their NUMA nodes say."""
+    bridge = "/sys/devices/pci0000:16"
+    places = [
+        Place(f"{bridge}/0000:16:02.0/0000:17:00.0", 0),
+        Place(f"{bridge}/0000:16:04.0/0000:18:00.0", 1),
+        Place("/sys/devices/pci0000:2a/0000:2a:02.0/0000:2b:00.0", 0),
+    ]
+    order = hostnics.spill_order(places, 0)[1:]
+    words = [hostnics.why_near(places[0], places[i]) for i in order]
+    assert words == ["same NUMA node", "across"]
