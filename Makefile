@@ -114,7 +114,7 @@ defs := $(if $(and $(compiler),$(SAN)),,-Wl,-z,defs)
 tool_env := $(if $(filter-out build,$(B)),R2CCL_BUILD_DIR=$(abspath $(B)))
 
 # --- main targets ---------------------------------------------------------------------------
-.PHONY: all native objects artefacts venv demo test test-c test-py test-verbs test-san test-aarch64 test-rdma rdma-programs lint format bench chaos wheel \
+.PHONY: all native objects artefacts venv demo test test-c test-py test-verbs test-san test-aarch64 test-rdma rdma-programs lint format bench chaos wheel wheels \
 	clean distclean help FORCE
 
 all: native venv ## build everything: native code and .venv with r2ccl-ctl in it
@@ -190,6 +190,10 @@ wheel: ## a wheel with the native artefacts in it, in dist/
 	rm -rf build/python dist
 	$(venv)/bin/python -m pip wheel --quiet --no-deps --wheel-dir dist .
 	@ls -l dist
+
+wheels: ## wheels for glibc 2.28 and later, x86_64 and aarch64, in dist/ (compiled with zig from PyPI)
+	@$(MAKE) venv
+	@mk/wheels $(ARCH)
 
 clean: ## remove what the build made, but not .venv
 	rm -rf build dist
