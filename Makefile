@@ -116,7 +116,7 @@ defs := $(if $(and $(compiler),$(SAN)),,-Wl,-z,defs)
 tool_env := $(if $(filter-out build,$(B)),R2CCL_BUILD_DIR=$(abspath $(B)))
 
 # --- main targets ---------------------------------------------------------------------------
-.PHONY: all native objects artefacts venv demo test test-c test-py test-verbs test-san test-aarch64 test-rdma rdma-programs lint format bench chaos wheel \
+.PHONY: all native objects artefacts venv demo test test-c test-py test-verbs test-san test-aarch64 test-rdma rdma-programs lint format bench chaos wheel wheels man \
 	clean distclean help FORCE
 
 all: native venv ## build everything: native code and .venv with r2ccl-ctl in it
@@ -192,6 +192,16 @@ wheel: ## a wheel with the native artefacts in it, in dist/
 	rm -rf build/python dist
 	$(venv)/bin/python -m pip wheel --quiet --no-deps --wheel-dir dist .
 	@ls -l dist
+
+wheels: ## wheels for glibc 2.28 and later, x86_64 and aarch64, in dist/ (compiled with zig from PyPI)
+	@$(MAKE) venv
+	@mk/wheels $(ARCH)
+
+man: ## man pages from the help texts, in build/man
+	@$(MAKE) venv
+	@rm -rf build/man
+	@$(venv)/bin/python -m r2ccl_ctl.cli.man build/man
+	@echo "$$(ls build/man | wc -l) pages are in build/man"
 
 clean: ## remove what the build made, but not .venv
 	rm -rf build dist

@@ -1,10 +1,12 @@
 """The native build in wheels: `make artefacts`, then its outputs go into r2ccl_ctl/_native/.
 
 An editable install copies nothing: there r2ccl-ctl uses the checkout's build/ folder.
+mk/wheels names a build that it made and its platform: R2CCL_WHEEL_NATIVE, R2CCL_WHEEL_PLATFORM.
 """
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 from pathlib import Path
@@ -38,6 +40,9 @@ class BuildWithNative(build_py):
             self.pack(self.build_native())
 
     def build_native(self) -> Path:
+        made = os.environ.get("R2CCL_WHEEL_NATIVE")
+        if made:
+            return Path(made)
         out = HERE / "build" / "wheel"
         command = ["make", "-C", str(HERE), "artefacts", f"B={out}"]
         try:
@@ -71,7 +76,8 @@ class PlatformWheel(bdist_wheel):
         self.root_is_pure = False
 
     def get_tag(self) -> tuple[str, str, str]:
-        return ("py3", "none", super().get_tag()[2])
+        platform = os.environ.get("R2CCL_WHEEL_PLATFORM")
+        return ("py3", "none", platform or super().get_tag()[2])
 
 
 class BinaryDistribution(Distribution):

@@ -93,8 +93,16 @@ static uint64_t load64(const unsigned char *p)
     return v;
 }
 
-__attribute__((target("sse4.2"))) static uint32_t crc_sse42(uint32_t crc, const void *data,
-                                                            size_t len)
+/* Newer clang no longer counts the CRC instructions to sse4.2; older gcc does not know them alone.
+ */
+#if defined(__clang__) && __clang_major__ >= 14
+#define CRC_TARGET "sse4.2,crc32"
+#else
+#define CRC_TARGET "sse4.2"
+#endif
+
+__attribute__((target(CRC_TARGET))) static uint32_t crc_sse42(uint32_t crc, const void *data,
+                                                              size_t len)
 {
     const unsigned char *p = data;
     uint64_t a = ~crc;
