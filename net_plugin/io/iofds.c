@@ -7,8 +7,9 @@
 #include "io/io.h"
 
 #define MAX_TRACKED 65536
-#define FREE_EIGHTHS 3 /* of the limit, for whoever comes first; the rest is for the other peers   \
-                        */
+#define FREE_EIGHTHS                                                                               \
+    3 /* of the limit, for whoever comes first; the rest is for the other peers                    \
+       */
 
 static atomic_bool tracked[MAX_TRACKED];
 

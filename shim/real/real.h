@@ -6,8 +6,8 @@
  *   2. what the global search scope has behind the shim (RTLD_NEXT);
  *   3. what the calling object's own dependencies have: PyTorch's case, where Python loads all of
  * it with RTLD_LOCAL;
- *   4. a loaded library by the name libnccl.so.2 or librccl.so.1, then any loaded library that has NCCL's
- * functions;
+ *   4. a loaded library by the name libnccl.so.2 or librccl.so.1, then any loaded library that has
+ * NCCL's functions;
  *   5. only in the library with NCCL's name: a libnccl.so.2 on disk (LD_LIBRARY_PATH, the Python
  *      packages of loaded libraries, the usual folders).
  * A call with a communicator goes to the NCCL that made it (comms/comms.h).

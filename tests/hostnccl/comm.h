@@ -149,7 +149,7 @@ struct ncclComm {
     int nodes;                               /* in the order of their first ranks */
     struct hn_tree trees[2];                 /* this rank's places */
     struct hn_conn **tree_send, **tree_recv; /* [channels * 2 * HN_LINKS]; NULL until first used */
-    int said_algo; /* logged last, + 1 */
+    int said_algo;                           /* logged last, + 1 */
     struct hn_redop_user user_ops[HN_MAX_USER_OPS];
 };
 

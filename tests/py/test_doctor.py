@@ -182,7 +182,6 @@ for host in 1 2; do
     done
 done
 cat > ssh.sh <<END
-#!/bin/sh
 case \\$1 in h1) pid=$pid1 ;; h2) pid=$pid2 ;; *) echo "no such host" >&2; exit 255 ;; esac
 echo "Welcome to \\$1"
 exec nsenter -t \\$pid -n sh -c "\\$2"
@@ -194,7 +193,7 @@ trap 'kill $pid1 $pid2' EXIT
 
 def doctor(folder: Path, names: str, prepare: str = "", **env: str) -> tuple[int, list[Finding]]:
     """What it finds between hosts of that network, after `prepare`."""
-    command = f"{sys.executable} -m r2ccl_ctl doctor --hosts {names} --via ./ssh.sh --json >&3"
+    command = f"{sys.executable} -m r2ccl_ctl doctor --hosts {names} --via "sh ./ssh.sh" --json >&3"
     done = subprocess.run(
         ["unshare", "-Urn", "bash", "-ec", f"{NETWORK}\n{prepare}\nset +e\n{command}"],
         cwd=folder,

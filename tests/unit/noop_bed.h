@@ -8,8 +8,7 @@
 #include "../shim/noop/noop.h"
 #include "check.h"
 
-#define NOOP_BED(X)                                                                                \
-    X(calls) X(next_result) X(hang)
+#define NOOP_BED(X) X(calls) X(next_result) X(hang)
 
 static struct {
 #define X(f) __typeof__(noop_##f) *f;

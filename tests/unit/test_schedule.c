@@ -6,8 +6,8 @@
 #include <math.h>
 
 #include "check.h"
-#include "plan/shard.h"
 #include "plan/schedule.h"
+#include "plan/shard.h"
 
 #define RANKS 64
 

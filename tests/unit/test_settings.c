@@ -140,16 +140,11 @@ static void test_plans_of_modes(void)
         const char *mode, *plan;
         int want;
     } cases[] = {
-        {"auto", NULL, R2_PLAN_SETTING_OFF},
-        {"auto", "auto", R2_PLAN_SETTING_AUTO},
-        {"off", "auto", R2_PLAN_SETTING_OFF},
-        {"migrate", "auto", R2_PLAN_SETTING_OFF},
-        {"balance", "shadow", R2_PLAN_SETTING_OFF},
-        {"3", NULL, R2_PLAN_SETTING_AUTO},
-        {"optimal", NULL, R2_PLAN_SETTING_AUTO},
-        {"optimal", "off", R2_PLAN_SETTING_OFF},
-        {"optimal", "shadow", R2_PLAN_SETTING_SHADOW},
-        {"optimal", "", R2_PLAN_SETTING_AUTO},
+        {"auto", NULL, R2_PLAN_SETTING_OFF},           {"auto", "auto", R2_PLAN_SETTING_AUTO},
+        {"off", "auto", R2_PLAN_SETTING_OFF},          {"migrate", "auto", R2_PLAN_SETTING_OFF},
+        {"balance", "shadow", R2_PLAN_SETTING_OFF},    {"3", NULL, R2_PLAN_SETTING_AUTO},
+        {"optimal", NULL, R2_PLAN_SETTING_AUTO},       {"optimal", "off", R2_PLAN_SETTING_OFF},
+        {"optimal", "shadow", R2_PLAN_SETTING_SHADOW}, {"optimal", "", R2_PLAN_SETTING_AUTO},
     };
     struct r2_settings s;
     char err[512];

@@ -3,8 +3,8 @@
 #include <math.h>
 
 #include "check.h"
-#include "plan/shard.h"
 #include "plan/schedule.h"
+#include "plan/shard.h"
 
 #define MIB ((uint64_t)1 << 20)
 #define NEAR(got, want, by)                                                                        \
@@ -18,7 +18,7 @@ static struct r2_shard_input some(int p, int slow, double share, uint64_t bytes)
 {
     for (int i = 0; i < p; i++)
         nodes[i] = (struct r2_shard_node){.out = i < slow ? share * 1e9 : 1e9,
-                                           .in = i < slow ? share * 1e9 : 1e9};
+                                          .in = i < slow ? share * 1e9 : 1e9};
     return (struct r2_shard_input){.p = p, .nodes = nodes, .bytes = bytes, .piece = 1024};
 }
 
