@@ -193,7 +193,7 @@ trap 'kill $pid1 $pid2' EXIT
 
 def doctor(folder: Path, names: str, prepare: str = "", **env: str) -> tuple[int, list[Finding]]:
     """What it finds between hosts of that network, after `prepare`."""
-    command = f"{sys.executable} -m r2ccl_ctl doctor --hosts {names} --via "sh ./ssh.sh" --json >&3"
+    command = f"{sys.executable} -m r2ccl_ctl doctor --hosts {names} --via 'sh ./ssh.sh' --json >&3"
     done = subprocess.run(
         ["unshare", "-Urn", "bash", "-ec", f"{NETWORK}\n{prepare}\nset +e\n{command}"],
         cwd=folder,

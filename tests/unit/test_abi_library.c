@@ -14,7 +14,8 @@ static void test_exports(void)
         "ncclNetPlugin_v6",     "ncclNetPlugin_v7",       "ncclNetPlugin_v8",
         "ncclNetPlugin_v9",     "ncclNetPlugin_v10",      "ncclNetPlugin_v11",
         "ncclNetPlugin_v12",    "r2ccl_control_segment",  "r2ccl_settings_json",
-        "r2ccl_settings_notes", "r2ccl_shim_uses_plugin", "r2ccl_nics_json"};
+        "r2ccl_settings_notes", "r2ccl_shim_uses_plugin", "r2ccl_nics_json",
+        "r2ccl_nics_order"};
     const int count = sizeof(wanted) / sizeof(wanted[0]);
     char command[PATH_MAX + 100];
     char line[512];
