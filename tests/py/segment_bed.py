@@ -18,6 +18,7 @@ import pytest
 from conftest import ROOT, missing
 
 from r2ccl_ctl import control
+from r2ccl_ctl.segment import Segment
 
 WAIT_S = 10.0
 
@@ -53,6 +54,16 @@ class Writer:
         assert found is not None
         return found
 
+    def write(self, offset: int, data: bytes) -> None:
+        """Into its own rows, which it publishes; bytes written into the object do not stay."""
+        assert self.popen.stdin is not None
+        self.popen.stdin.write(b"%d %s\n" % (offset, data.hex().encode()))
+        self.popen.stdin.flush()
+        assert read_line(self.popen) == "done\n"
+
+    def rows(self) -> Segment:
+        return OwnRows(self)
+
     def end(self) -> None:
         """Let it close in order."""
         assert self.popen.stdin is not None
@@ -62,6 +73,17 @@ class Writer:
     def kill(self) -> None:
         self.popen.send_signal(signal.SIGKILL)
         self.popen.wait(timeout=WAIT_S)
+
+
+class OwnRows(Segment):
+    """Its segment, of which the process itself writes the rows."""
+
+    def __init__(self, writer: Writer) -> None:
+        super().__init__(writer.path)
+        self.writer = writer
+
+    def write(self, offset: int, data: bytes) -> None:
+        self.writer.write(offset, data)
 
 
 StartWriter = Callable[..., Writer]

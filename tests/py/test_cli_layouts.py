@@ -42,9 +42,7 @@ def move(writer: Writer, folder: Path) -> Writer:
 
 def other(writer: Writer, folder: Path, layout: int = 7) -> Writer:
     move(writer, folder)
-    with writer.path.open("r+b") as file:
-        file.seek(8)
-        file.write(struct.pack("=I", layout))
+    writer.write(8, struct.pack("=I", layout))
     return writer
 
 

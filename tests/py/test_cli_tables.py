@@ -22,7 +22,7 @@ from r2ccl_ctl.control import Snapshot
 from r2ccl_ctl.hang import Seen
 from r2ccl_ctl.nodeseg import NodeRow, NodeSegment
 from r2ccl_ctl.rows import PathRow
-from r2ccl_ctl.segment import Segment, layout, sentence
+from r2ccl_ctl.segment import layout, sentence
 
 __all__ = ["start_writer"]
 
@@ -108,7 +108,7 @@ def test_paths_that_status_lists_without_details(
 
 def test_a_spare_path_is_read(start_writer: StartWriter) -> None:
     writer = start_writer()
-    with Segment(writer.path, write=True) as segment:
+    with writer.rows() as segment:
         table = segment.tables["paths"]
         row = table.offset + table.stride
         segment.write(row + layout().offset("r2_seg_path", "spare"), struct.pack("=I", 1))
@@ -245,7 +245,7 @@ def test_texts_that_fill_their_field(raw: bytes, text: str) -> None:
 
 def test_a_cause_that_was_cut_is_shown_so(start_writer: StartWriter) -> None:
     writer = start_writer()
-    with Segment(writer.path, write=True) as segment:
+    with writer.rows() as segment:
         for kind, struct_name, field in (
             ("nics", "r2_seg_nic", "cause"), ("nics", "r2_seg_nic", "name"),
             ("paths", "r2_seg_path", "cause"), ("events", "r2_seg_journal_entry", "cause"),

@@ -204,7 +204,7 @@ def full(start_writer: StartWriter) -> Writer:
     writer = start_writer("--rank", "1")
     call("fail-nic", BEHIND, "--pid", str(writer.pid))
     now = time.monotonic_ns()
-    with Segment(writer.path, write=True) as segment:
+    with writer.rows() as segment:
         since, until = now - 18 * 10**9, now + 42 * 10**9
         put_first(segment, "peers", waits_mono_ns=since, gives_up_mono_ns=until)
         path = "/sys/devices/pci0000:15/0000:15:01.0"

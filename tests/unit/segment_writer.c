@@ -5,6 +5,8 @@
  * Opens a segment, fills every table, journals, answers commands until N seconds have passed or
  * stdin ends; then closes in order. Prints "ready NAME-OF-THE-OBJECT" first. --deaf never answers;
  * --names prints the events' names and ends; --plan: a number of enum r2_seg_plan.
+ *
+ * A line "OFFSET HEX" on stdin: these bytes go into its own rows there, and are published; "done".
  */
 #include <errno.h>
 #include <getopt.h>
@@ -180,15 +182,47 @@ static void tick(struct writer *w)
     }
 }
 
+static int digit(char c)
+{
+    static const char digits[] = "0123456789abcdef";
+    const char *found = c ? strchr(digits, c) : NULL;
+
+    return found ? (int)(found - digits) : -1;
+}
+
+/* False: it is no such line. */
+static bool put(struct writer *w, const char *line)
+{
+    char *hex, *to = (char *)w->ctl->seg;
+    size_t at = strtoull(line, &hex, 10);
+
+    if (*hex++ != ' ')
+        return false;
+    for (; digit(hex[0]) >= 0 && digit(hex[1]) >= 0 && at < sizeof(*w->ctl->seg); hex += 2)
+        to[at++] = (char)(digit(hex[0]) << 4 | digit(hex[1]));
+    r2_control_publish(w->ctl, true);
+    return *hex == '\n';
+}
+
+/* One line; who writes it waits for the answer. */
+static bool on_line(struct writer *w)
+{
+    char line[1024];
+
+    if (!fgets(line, sizeof(line), stdin))
+        return false;
+    puts(put(w, line) ? "done" : "no such line");
+    fflush(stdout);
+    return true;
+}
+
 static void run(struct writer *w, const struct options *options)
 {
     uint64_t end = r2_now_ns() + options->seconds * R2_NS_PER_S;
     struct pollfd in = {.fd = STDIN_FILENO, .events = POLLIN};
 
     while (r2_now_ns() < end) {
-        char byte;
-
-        if (poll(&in, 1, TICK_MS) > 0 && read(STDIN_FILENO, &byte, 1) <= 0)
+        if (poll(&in, 1, TICK_MS) > 0 && !on_line(w))
             return;
         if (!options->deaf)
             r2_control_poll(w->ctl, on_command, w);
