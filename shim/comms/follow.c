@@ -56,7 +56,7 @@ void r2_follow_lacks(struct r2_comm *comm, const char *why)
         return;
     if (comm && r2_leader_plans())
         r2_comm_row_plan(comm, NULL, why);
-    if (r2_leader_carries() && (r2_leader_always() || r2_settings_get()->mode != R2_MODE_AUTO))
+    if (r2_leader_plans())
         R2_WARN_ONCE("a communicator has no plans, and its ranks are not told of each other's "
                      "errors: %s",
                      why);
