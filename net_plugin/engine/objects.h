@@ -301,9 +301,6 @@ struct r2_conn_lane {
     uint32_t gen, chunks;
 };
 
-/* No NIC's: each chunk goes where it is done soonest. */
-#define R2_ANY_NIC 255
-
 enum r2_conn_state { R2_CONN_OPENING, R2_CONN_OPEN, R2_CONN_FAILED, R2_CONN_CLOSED };
 
 struct r2_conn {
@@ -318,7 +315,6 @@ struct r2_conn {
     bool handed_out;      /* S: r2_engine_connect has returned it, or looks at it */
     atomic_ulong help_at; /* when NCCL's thread next looks at the sockets itself */
     uint8_t home, remote_home;
-    uint8_t first; /* S: the NIC that chunks go over first: home, or R2_ANY_NIC */
     enum r2_conn_state state;
     int error;
     bool close_acked, remote_closed;

@@ -111,7 +111,9 @@ SECTIONS = (
             Later("fail-nic", "act_cmds", "Take NIC away from running processes."),
             Later("recover-nic", "act_cmds", "Give NIC back to running processes."),
             Later("faults", "fault_cmds", "Faults from a file of rules."),
-            Later("plan", "plan_cmds", "See and steer the plans of running jobs (R2CCL_PLAN)."),
+            Later(
+                "plan", "plan_cmds", "See, predict and steer what AllReduce runs as (R2CCL_PLAN)."
+            ),
         ),
     ),
     (

@@ -1,7 +1,5 @@
 /* The connections of one rank to all others, over the plugin's net API as NCCL uses it: two streams
- * each way with every peer, one for contributions and one for sums. Each message goes over the NIC
- * that is done with it soonest (the net API's ~dev, an extension of the plugin's): any fixed choice
- * would load a peer's NICs unevenly as soon as one of them is lost.
+ * each way with every peer, one for contributions and one for sums.
  *
  * A rank listens once per NIC. What connects says in its first message which rank and stream it is:
  * so a rank's handles are the same for all its peers.

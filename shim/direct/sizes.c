@@ -2,7 +2,7 @@
 
 #include "direct/exec.h"
 
-#define SLOT_MOST ((size_t)512 << 10)
+#define SLOT_MOST ((size_t)128 << 10)
 #define SLOT_LEAST ((size_t)16 << 10)
 #define ROUNDS 4 /* that the memory holds, at least */
 #define POSTED 2 /* pieces on a lane */

@@ -2,7 +2,7 @@
  *
  * p - 1 peers send to a NIC at once. What they may send is what is posted: more than the queue
  * before the NIC holds is lost and sent again, less than the round trip needs leaves the NIC idle.
- * R2_SIZES_CREDIT is 2 ms of 8 Gbit/s: half of what a shallow queue holds, and several round
+ * R2_SIZES_CREDIT is 4 ms of 8 Gbit/s: what a shallow queue holds, and several round
  * trips.
  *
  * All ranks must come to the same slot and piece.
@@ -13,7 +13,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define R2_SIZES_CREDIT ((size_t)2 << 20) /* bytes posted on all lanes that receive */
+#define R2_SIZES_CREDIT ((size_t)4 << 20) /* bytes posted on all lanes that receive */
 
 /* Bytes of a slot: of the largest piece. */
 size_t r2_sizes_slot(size_t memory, int p);

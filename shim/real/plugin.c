@@ -4,6 +4,7 @@
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <pthread.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -129,11 +130,14 @@ static void greet(void *found)
         __atomic_store_n(uses, 1, __ATOMIC_RELAXED);
 }
 
-static void load(void)
+static void load(struct r2_real *real)
 {
     char path[1024];
     void *found;
 
+    version = real->version;
+    if (is_rccl(real))
+        names = &of_rccl;
     __atomic_store_n(&r2ccl_shim_reached, 1, __ATOMIC_RELAXED);
     if (user_wants_another())
         return;
@@ -167,12 +171,17 @@ static void load(void)
 
 void r2_real_plugin_load(struct r2_real *real)
 {
-    static pthread_once_t once = PTHREAD_ONCE_INIT;
+    static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+    static atomic_bool loaded;
 
-    version = real->version;
-    if (is_rccl(real))
-        names = &of_rccl;
-    pthread_once(&once, load);
+    /* Each call of the application comes here. Acquire: what `load` has left is there. */
+    if (atomic_load_explicit(&loaded, memory_order_acquire))
+        return;
+    pthread_mutex_lock(&lock);
+    if (!atomic_load_explicit(&loaded, memory_order_relaxed))
+        load(real);
+    atomic_store_explicit(&loaded, true, memory_order_release);
+    pthread_mutex_unlock(&lock);
 }
 
 void *r2_real_plugin_symbol(const char *name)

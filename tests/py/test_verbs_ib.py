@@ -311,7 +311,6 @@ def test_bad_mtu(build: Build) -> None:
 @pytest.mark.parametrize(
     ("nics", "words"),
     [
-        ("127.0.1.1,fvib:3", ["fvib:3", "InfiniBand port", "ibstat"]),
         ("fvib:1,fvib:2", ["InfiniBand ports only", "name an interface"]),
         ("127.0.1.1,fvib:x", ["fvib:x", "mlx5_0:1"]),
     ],

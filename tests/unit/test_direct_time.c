@@ -8,8 +8,8 @@
 #define MIB ((uint64_t)1 << 20)
 #define MEMORY ((size_t)16 << 20)
 #define RATE 1e9          /* of a healthy node */
-#define QUEUE (2.0 * MIB) /* what may wait at a port */
-#define NEAR 1.012
+#define QUEUE (4.0 * MIB) /* what may wait at a port */
+#define NEAR 1.02 /* of the bound */
 
 static struct r2_shard_node nodes[SIM_RANKS];
 static uint32_t weights[SIM_RANKS];

@@ -62,72 +62,9 @@ static void test_a_busy_one_does_not(void)
     remote_end(&r);
 }
 
-/* NIC 0 has a chunk under way and room for more. A connection's own NIC takes it all the same; one
- * that has none asks whoever is done sooner. */
-static void test_without_a_nic_of_its_own(void)
-{
-    for (int own = 0; own < 2; own++) {
-        struct r2_req *req = NULL;
-        int before[NICS];
-
-        begin();
-        for (int i = 0; i < NICS; i++)
-            remote_rate(ep[i], 64 * R2_NS_PER_US);
-        r2_peer_lock(r.conn->peer);
-        r.conn->first = own ? 0 : R2_ANY_NIC;
-        for (int i = 0; i < NICS; i++) {
-            struct r2_path *path = ep[i]->params.owner;
-
-            path->rate.startup = path->rate.probing_rtt = false;
-            path->rate.inflight = i == 0 ? CHUNK : 0;
-            before[i] = atomic_load(&ep[i]->kicks);
-        }
-        r2_peer_unlock(r.conn->peer);
-        CHECK_EQ(r2_engine_isend(r.conn, data, CHUNK, 0, NULL, &req), 0);
-        CHECK_EQ(remote_cts(ep[1], &r, 0, CHUNK), 0);
-        CHECK_EQ(atomic_load(&ep[0]->kicks) > before[0], own);
-        CHECK_EQ(atomic_load(&ep[2]->kicks) > before[2], !own);
-        remote_end(&r);
-    }
-}
-
-/* Nothing is under way for this peer, but chunks over NIC 0 take long: others fill its queue. What
- * was seen fades while the path is left out. */
-static void test_a_queue_of_others(void)
-{
-    for (int faded = 0; faded < 2; faded++) {
-        struct r2_req *req = NULL;
-        int before[NICS];
-
-        begin();
-        for (int i = 0; i < NICS; i++)
-            remote_rate(ep[i], 64 * R2_NS_PER_US);
-        r2_peer_lock(r.conn->peer);
-        r.conn->first = R2_ANY_NIC;
-        for (int i = 0; i < NICS; i++) {
-            struct r2_path *path = ep[i]->params.owner;
-
-            path->rate.startup = path->rate.probing_rtt = false;
-            path->rate.inflight = 0;
-            path->rate.min_rtt_ns = 64 * R2_NS_PER_US;
-            path->rate.srtt_ns = (i == 0 ? 20 : 1) * 64 * R2_NS_PER_US;
-            path->chunk_at = faded ? r2_now_ns() - 10 * R2_NS_PER_S : r2_now_ns();
-            before[i] = atomic_load(&ep[i]->kicks);
-        }
-        r2_peer_unlock(r.conn->peer);
-        CHECK_EQ(r2_engine_isend(r.conn, data, CHUNK, 0, NULL, &req), 0);
-        CHECK_EQ(remote_cts(ep[1], &r, 0, CHUNK), 0);
-        CHECK_EQ(atomic_load(&ep[0]->kicks) > before[0], faded);
-        CHECK_EQ(atomic_load(&ep[2]->kicks) > before[2], !faded);
-        remote_end(&r);
-    }
-}
-
 static const struct check_test tests[] = {
     {"nearer_ones_first", test_nearer_ones_first},
     {"a_busy_one_does_not", test_a_busy_one_does_not},
-    {"without_a_nic_of_its_own", test_without_a_nic_of_its_own},
-    {"a_queue_of_others", test_a_queue_of_others},
     {0},
 };
 

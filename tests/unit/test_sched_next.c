@@ -28,7 +28,6 @@ static struct r2_sched_path some_path(void)
 
     return (struct r2_sched_path){.rate = rates[up_to(7)],
                                   .inflight = up_to(1) ? up_to(16) * CHUNK : 0,
-                                  .queue_ns = up_to(1) ? up_to(2000000) : 0,
                                   .distance = (unsigned)up_to(3)};
 }
 
@@ -101,10 +100,6 @@ static void test_alone_or_unknown(void)
     CHECK(r2_sched_next(&new, &fast, 1, CHUNK, CHUNK) == -1);
     CHECK(r2_sched_next(&slow, &fast, 1, CHUNK, CHUNK) == 0);
     CHECK(r2_sched_next(&fast, &slow, 1, CHUNK, CHUNK) == -1);
-    fast.queue_ns = 1000000000; /* behind others' chunks */
-    CHECK(r2_sched_next(&slow, &fast, 1, CHUNK, CHUNK) == 0);
-    CHECK(r2_sched_next(&(struct r2_sched_path){.rate = 1000000}, &fast, 1, CHUNK, CHUNK) == -1);
-    fast.queue_ns = 0;
     /* So much waits that the slow one is of use: 10 times a fast one's bytes. */
     slow.rate = fast.rate / 10;
     CHECK(r2_sched_next(&slow, &fast, 1, 11 * CHUNK, CHUNK) == -1);

@@ -12,12 +12,7 @@ static uint64_t time_for(uint64_t bytes, uint64_t rate)
 
 uint64_t r2_sched_done(const struct r2_sched_path *path, uint64_t len)
 {
-    uint64_t ns;
-
-    if (!path->rate)
-        return 0;
-    ns = time_for(path->inflight + len, path->rate);
-    return path->queue_ns < UINT64_MAX - ns ? ns + path->queue_ns : UINT64_MAX;
+    return path->rate ? time_for(path->inflight + len, path->rate) : 0;
 }
 
 void r2_sched_order(const struct r2_sched_path paths[], int n, uint16_t order[])

@@ -16,7 +16,6 @@
 struct r2_sched_path {
     uint64_t rate;     /* 0: nothing is known yet */
     uint64_t inflight; /* not acknowledged */
-    uint64_t queue_ns; /* how long a chunk waits on the way, behind others' chunks */
     unsigned distance; /* of its NIC from the connection's home NIC */
 };
 

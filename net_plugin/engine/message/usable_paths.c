@@ -10,7 +10,7 @@ bool r2_conn_home_alive(const struct r2_conn *c)
     const struct r2_peer *p = c->peer;
 
     for (int i = 0; i < p->n_paths; i++) {
-        if (p->paths[i]->lnic == c->first && r2_path_may(p->paths[i]) >= R2_MAY_BEST)
+        if (p->paths[i]->lnic == c->home && r2_path_may(p->paths[i]) >= R2_MAY_BEST)
             return true;
     }
     return false;

@@ -62,21 +62,7 @@ static bool has_work(const struct r2_path *path)
 
 _Static_assert(R2_PATHS_MAX <= R2_SCHED_MAX, "r2_sched_order takes all paths of a peer");
 
-/* How long a chunk waits on the way at present, in ns: in queues that other peers' chunks fill as
- * well, which is all that tells a busy NIC from an idle one while little is under way. A path that
- * is left out is known the less the longer, so that it is tried again. */
-static uint64_t queue_time(const struct r2_path *path, uint64_t now)
-{
-    const struct r2_pathrate *rate = &path->rate;
-    uint64_t idle = now > path->chunk_at ? now - path->chunk_at : 0;
-    uint64_t halvings = rate->srtt_ns ? idle / (8 * rate->srtt_ns) : 0;
-
-    return rate->srtt_ns > rate->min_rtt_ns && halvings < 64
-               ? (rate->srtt_ns - rate->min_rtt_ns) >> halvings
-               : 0;
-}
-
-/* As core/sched_next.h sees it, for a chunk of the connection, which may have no NIC of its own. */
+/* As core/sched_next.h sees it, for a chunk of the connection. */
 static struct r2_sched_path seen(const struct r2_path *path, const struct r2_conn *c)
 {
     uint64_t now = r2_peer_now(path->peer);
@@ -84,7 +70,6 @@ static struct r2_sched_path seen(const struct r2_path *path, const struct r2_con
     return (struct r2_sched_path){
         .rate = r2_pathrate_rate_now(&path->rate, now),
         .inflight = r2_pathrate_inflight(&path->rate),
-        .queue_ns = c->first == R2_ANY_NIC ? queue_time(path, now) : 0,
         .distance = r2_eng.near[c->home][path->lnic],
     };
 }
@@ -132,7 +117,7 @@ void r2_peer_kick(struct r2_peer *p)
         struct r2_conn *c = R2_CONTAINER_OF(n, struct r2_conn, ready);
         const struct r2_req *r = r2_send_first_waiting(c);
         uint64_t left = r ? c->waiting : 0;
-        int stays = r2_conn_stays(c), first = stays < 0 ? c->first : stays, asked = 0;
+        int stays = r2_conn_stays(c), first = stays < 0 ? c->home : stays, asked = 0;
 
         for (int i = 0; i < p->n_paths && c->any_path; i++)
             kick_path(p->paths[i], left, &space[i]);
@@ -259,7 +244,7 @@ static bool at_home(const struct r2_conn *c, int nic)
     int stays = r2_conn_stays(c);
 
     if (!r2_conn_narrow())
-        return c->first == nic || !r2_conn_home_alive(c);
+        return c->home == nic || !r2_conn_home_alive(c);
     return stays < 0 || stays == nic;
 }
 
