@@ -9,7 +9,7 @@
 #define MEMORY ((size_t)16 << 20)
 #define RATE 1e9          /* of a healthy node */
 #define QUEUE (4.0 * MIB) /* what may wait at a port */
-#define NEAR 1.02 /* of the bound */
+#define NEAR 1.02         /* of the bound */
 
 static struct r2_shard_node nodes[SIM_RANKS];
 static uint32_t weights[SIM_RANKS];
