@@ -92,13 +92,32 @@ static int number_nodes(const struct r2_agree_member *members, int nranks, int *
     return nodes;
 }
 
+/* It calls for its ranks within groups, which are NCCL's, while other processes may not. */
+static bool several_in_a_process(const struct r2_agree_member *members, int nranks)
+{
+    for (int r = 0; r < nranks; r++)
+        for (int q = 0; q < r; q++)
+            if (members[q].process == members[r].process && members[q].node == members[r].node)
+                return true;
+    return false;
+}
+
 /* Whether its ranks may have plans; else it was said why not. */
-static bool plans_for(struct r2_follow *f, const int *rank_node, int nodes)
+static bool plans_for(struct r2_follow *f, const struct r2_agree_member *members,
+                      const int *rank_node, int nodes)
 {
     const char *never = r2_plan_never(nodes);
 
     if (!r2_leader_plans())
         return false;
+    if (!never && several_in_a_process(members, f->nranks)) {
+        never = "a process has several ranks";
+        if (f->vote)
+            r2_vote_off(f->vote, never);
+        else
+            r2_comm_row_plan(f->comm, NULL, never);
+        return false;
+    }
     if (f->vote ? !r2_vote_ready(f->vote, rank_node, nodes) : never != NULL) {
         if (!f->vote)
             r2_comm_row_plan(f->comm, NULL, never);
@@ -119,7 +138,7 @@ static void on_ready(void *user, const struct r2_agree_member *members, int nran
     rank_node = calloc((size_t)nranks, sizeof(*rank_node));
     nodes = rank_node ? number_nodes(members, nranks, rank_node) : 0;
     r2_comm_row_nodes(f->comm, nodes, here);
-    if (rank_node && plans_for(f, rank_node, nodes))
+    if (rank_node && plans_for(f, members, rank_node, nodes))
         atomic_store(&f->ready, true);
     free(rank_node);
     r2_watch_wake();

@@ -254,6 +254,8 @@ static void on_changed(void *user)
         broken = v->copies && v->outcome == DIRECT && error != -ECANCELED;
         if (v->outcome == ABORTED)
             open_gates(v);
+        else if (v->copies) /* who queues copies at present would wait for their turn */
+            r2_copies_let_all(v->copies);
     }
     if (v->connecting && v->direct) {
         bool ready = r2_direct_state(v->direct, &error) == R2_DIRECT_READY;

@@ -8,8 +8,10 @@
 #include <stdlib.h>
 
 #include "device/device.h"
+#include "util/thread.h"
 
 #define CUDA_DISABLE_TIMING 2
+#define CUDA_NOT_READY 600
 #define CUDA_STREAM_NON_BLOCKING 1
 #define CUDA_WAIT_GEQ 0
 #define CUDA_HOST_ALLOC_DEVICEMAP 2
@@ -26,6 +28,7 @@ static struct {
     int (*host_device)(uint64_t *device, void *memory, unsigned flags);
     int (*copy)(uint64_t to, uint64_t from, size_t len, void *stream);
     int (*stream_new)(void **stream, unsigned flags, int priority);
+    int (*stream_query)(void *stream);
     int (*stream_sync)(void *stream);
     int (*stream_free)(void *stream);
     int (*priorities)(int *least, int *greatest);
@@ -56,8 +59,8 @@ struct r2_copies {
     size_t len;
     char *window; /* then the words */
     uint64_t words;
-    struct way ways[2]; /* in, out */
-    atomic_flag open;   /* for good */
+    struct way ways[2];    /* in, out */
+    atomic_flag let, open; /* for good */
 };
 
 static bool found;
@@ -77,6 +80,7 @@ static void look(void)
     cuda.host_device = dlsym(lib, "cuMemHostGetDevicePointer_v2");
     cuda.copy = dlsym(lib, "cuMemcpyAsync");
     cuda.stream_new = dlsym(lib, "cuStreamCreateWithPriority");
+    cuda.stream_query = dlsym(lib, "cuStreamQuery");
     cuda.stream_sync = dlsym(lib, "cuStreamSynchronize");
     cuda.stream_free = dlsym(lib, "cuStreamDestroy_v2");
     cuda.priorities = dlsym(lib, "cuCtxGetStreamPriorityRange");
@@ -88,9 +92,9 @@ static void look(void)
     cuda.event_free = dlsym(lib, "cuEventDestroy_v2");
     found = cuda.primary && cuda.release && cuda.set_current && cuda.get_current &&
             cuda.host_alloc && cuda.host_free && cuda.host_device && cuda.copy && cuda.stream_new &&
-            cuda.stream_sync && cuda.stream_free && cuda.priorities && cuda.stream_wait_event &&
-            cuda.stream_wait_value && cuda.stream_write_value && cuda.event_new &&
-            cuda.event_record && cuda.event_free;
+            cuda.stream_query && cuda.stream_sync && cuda.stream_free && cuda.priorities &&
+            cuda.stream_wait_event && cuda.stream_wait_value && cuda.stream_write_value &&
+            cuda.event_new && cuda.event_record && cuda.event_free;
 }
 
 /* The device's primary context in place of the caller's. */
@@ -137,12 +141,19 @@ void r2_copies_open(struct r2_copies *c, uint64_t number)
 }
 
 /* Beside r2_copies_let, too: that adds one to what is here. */
+void r2_copies_let_all(struct r2_copies *c)
+{
+    if (atomic_flag_test_and_set(&c->let))
+        return;
+    for (int w = LET; w < DONE; w++)
+        atomic_fetch_add_explicit(word(c, w), FOR_GOOD, memory_order_release);
+}
+
 void r2_copies_open_all(struct r2_copies *c)
 {
-    if (atomic_flag_test_and_set(&c->open))
-        return;
-    for (int w = GATE; w < DONE; w++)
-        atomic_fetch_add_explicit(word(c, w), FOR_GOOD, memory_order_release);
+    r2_copies_let_all(c);
+    if (!atomic_flag_test_and_set(&c->open))
+        atomic_fetch_add_explicit(word(c, GATE), FOR_GOOD, memory_order_release);
 }
 
 void r2_copies_let(struct r2_copies *c, bool out)
@@ -284,6 +295,28 @@ int r2_copies_new(struct r2_copies **out, int device, size_t len)
     return rc;
 }
 
+static void *free_main(void *arg)
+{
+    struct r2_copies *c = arg;
+
+    pthread_setname_np(pthread_self(), "r2ccl-free");
+    if (r2_device_enter(c->device) == 0) {
+        unmake(c);
+        r2_device_leave();
+    }
+    free(c);
+    return NULL;
+}
+
+/* They may wait behind another communicator's work, which the caller ends next. */
+static bool busy(const struct r2_copies *c)
+{
+    for (int i = 0; i < 2; i++)
+        if (c->ways[i].stream && cuda.stream_query(c->ways[i].stream) == CUDA_NOT_READY)
+            return true;
+    return false;
+}
+
 void r2_copies_free(struct r2_copies *c)
 {
     void *before = NULL;
@@ -293,9 +326,14 @@ void r2_copies_free(struct r2_copies *c)
     cuda.get_current(&before);
     /* An application that has ended the device has ended all that was on it. */
     if (r2_device_enter(c->device) == 0) {
-        unmake(c);
+        bool later = busy(c) && r2_thread_start(free_main, c) == 0;
+
+        if (!later)
+            unmake(c);
         r2_device_leave();
         cuda.set_current(before);
+        if (later)
+            return;
     }
     free(c);
 }

@@ -39,11 +39,14 @@ void r2_copies_let(struct r2_copies *c, bool out);
 int r2_copies_copied(struct r2_copies *c, bool out);
 /* All operations up to `number` are over. */
 void r2_copies_open(struct r2_copies *c, uint64_t number);
-/* For good: all copies go and all gates are open, also those to come. What is copied means nothing
- * then. */
+/* For good: all copies go, also those to come, so that nobody waits who queues them. What is copied
+ * means nothing then. */
+void r2_copies_let_all(struct r2_copies *c);
+/* The same, and all gates are open, also those to come. */
 void r2_copies_open_all(struct r2_copies *c);
 
-/* After r2_copies_open_all, or when all is over. NULL is allowed. */
+/* After r2_copies_open_all, or when all is over. Copies that wait for other work of the application
+ * are waited for on a thread of their own. NULL is allowed. */
 void r2_copies_free(struct r2_copies *c);
 
 #endif

@@ -18,7 +18,7 @@
 #include "util/log.h"
 #include "util/thread.h"
 
-#define FINISH_NS (10 * R2_NS_PER_S)
+#define FINISH_NS (60 * R2_NS_PER_S)
 #define CONNECT_NS (30 * R2_NS_PER_S) /* for all connections to be made */
 
 /* A thread that finds nothing to do yields for a while, then naps: for a part of the time that it
@@ -555,6 +555,10 @@ void r2_direct_finish(struct r2_direct *d)
     while (d->ended < d->given && d->state != R2_DIRECT_FAILED && rc == 0)
         rc = pthread_cond_timedwait(&d->wake, &d->lock, &ts);
     pthread_mutex_unlock(&d->lock);
+    if (rc)
+        R2_WARN("an AllReduce is not over after %d s: it ends with its communicator, and its "
+                "output means nothing",
+                (int)(FINISH_NS / R2_NS_PER_S));
 }
 
 void r2_direct_abort(struct r2_direct *d)

@@ -110,7 +110,7 @@ int r2_direct_allreduce(struct r2_direct *d, const struct r2_direct_call *call, 
 /* Until the result is in the output, or never will be. */
 int r2_direct_wait(struct r2_direct *d, uint64_t number);
 
-/* Until what was given has ended, sends included, or has failed; 10 s at most. */
+/* Until what was given has ended, sends included, or has failed; 60 s at most, then a warning. */
 void r2_direct_finish(struct r2_direct *d);
 
 /* Everything ends with -ECANCELED. */

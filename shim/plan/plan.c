@@ -228,6 +228,10 @@ void r2_plan_choose(struct r2_plan_choice *c, const struct r2_plan_input *in)
 
     *c = (struct r2_plan_choice){.direct_ns = NAN, .r2ccl_ns = NAN};
     r2_plan_stock(&c->plan, in->p);
+    if (in->p > R2_PLAN_MOST) {
+        snprintf(c->why, sizeof(c->why), "stock: %s", never);
+        return;
+    }
     to_shard(in, &model, nodes);
     count_degraded(c, in);
     weigh(c, &model);

@@ -321,6 +321,13 @@ int cuStreamCreateWithPriority(void **stream, unsigned flags, int priority)
     return *stream && there() ? 0 : 201;
 }
 
+API int cuStreamQuery(void *stream);
+int cuStreamQuery(void *stream)
+{
+    (void)stream;
+    return there() ? 0 : DESTROYED;
+}
+
 API int cuStreamSynchronize(void *stream);
 int cuStreamSynchronize(void *stream)
 {
