@@ -80,9 +80,9 @@ def ps(
     starved": its process does not run. Below the table are the causes of those NICs and, as only
     ranks of this node are seen, other nodes to look on.
 
-    With --json each communicator has `waits`: an entry for each NIC or rank that it waits for, with
-    kind (no-path, unsent, late, silent), rank, host, pid, nic, state, cause, since, for_s, of_s
-    and, as `peer`, whom no path leads to or who does not confirm a path's end.
+    With --json each communicator has `waits`: an entry for each NIC or rank that it waits for. Its
+    kind is no-path, unsent, late or silent. It has rank, host, pid, nic, state, cause, since, for_s
+    and of_s. `peer` is whom no path leads to, or who does not confirm a path's end.
 
     Processes of other users that you may not read are counted below the table; with --json they are
     in `unreadable`, each with pid and uid.
