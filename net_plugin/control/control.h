@@ -204,6 +204,7 @@ struct r2_control_cmd {
     uint32_t loss_ppm;               /* LOSS: 1 ... 1000000 */
     uint64_t rate;                   /* SLOW: bytes per second, not 0 */
     uint64_t after_bytes;
+    uint64_t after_ops;
     uint64_t for_ms;
     uint32_t weight; /* SET_WEIGHT: 0 ... 1000000 */
     int force;       /* DRAIN_NIC: the last one, too */

@@ -21,7 +21,7 @@
 
 /* cdef begin */
 #define R2_SEG_VERSION 3
-#define R2_SEG_MINOR 0
+#define R2_SEG_MINOR 1
 #define R2_SEG_MAX_NICS 16
 #define R2_SEG_MAX_PEERS 512
 #define R2_SEG_MAX_PATHS 2048
@@ -373,9 +373,10 @@ struct r2_seg_command {
     uint64_t answered_id; /* request_id that the answer belongs to */
     char nic[R2_SEG_NAME];
     char result[256];
-    uint32_t force; /* for DRAIN_NIC: 1 drains the last usable NIC, too; else 0 */
-    uint32_t plan;  /* for PLAN: 0: back to NCCL's own choice, 1: plans may be taken */
-    uint8_t reserved[128];
+    uint32_t force;     /* for DRAIN_NIC: 1 drains the last usable NIC, too; else 0 */
+    uint32_t plan;      /* for PLAN: 0: back to NCCL's own choice, 1: plans may be taken */
+    uint64_t after_ops; /* for FAIL_NIC: it starts at that operation from now on; 0: no matter */
+    uint8_t reserved[120];
 };
 
 enum r2_seg_event {
