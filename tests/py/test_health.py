@@ -233,8 +233,7 @@ def test_warm_spare(build: Build, side: str) -> None:
         assert sent(pair.tx, B) - before < 100_000  # words, no data
         assert any(p.nic == B and p.state == "up" for p in pair.tx.snapshot().paths)
         pair.tx.fail(A, "blackhole")
-        pair.moving(50)
-        assert sent(pair.tx, B) - before > 10 << 20
+        until(f"it takes over: {pair}", lambda: sent(pair.tx, B) - before > 10 << 20)
         assert pair.side(side).named("weight")
 
 
