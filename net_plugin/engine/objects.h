@@ -99,6 +99,11 @@ struct r2_path {
     uint16_t grey;         /* factor of the weight, per mille */
     struct r2_grey watch;  /* S: is it slow or lossy against its siblings */
     bool counted_grey;
+    struct {                        /* as its kernel counts them */
+        uint64_t seen, resent_seen; /* of this generation, at the last look */
+        uint64_t all, resent;
+    } segments;
+    uint32_t beside;    /* r2_grey_beside, as its NIC's counts have it */
     uint64_t chunk_at;  /* S: when it last took a chunk */
     bool is_bottleneck; /* S: when last asked, it and all others were too slow for what waits */
     struct r2_trial trial;

@@ -64,8 +64,9 @@ def apply(
 
     A line is `NIC KIND [direction=tx|rx|both] [after=BYTES] [ops=N] [for=DURATION] [at=DURATION]`,
     with the words of fail-nic; KIND `recover` is recover-nic. `ops`: the fault begins at that send
-    or receive of each process. `at` is counted from now; the command ends after the last rule. All rules are checked before the first one is applied; one that then
-    cannot be applied, such as for a NIC that no process has, does not keep back those after it.
+    or receive of each process. `at` is counted from now; the command ends after the last rule. All
+    rules are checked before the first one is applied; one that then cannot be applied, such as for
+    a NIC that no process has, does not keep back those after it.
     It stops when, after a rule was applied, no process is left that a rule could be for; stopped
     early, also by Ctrl-C or SIGTERM, it lists the faults that may still stand.
     --check ends with 1 when there is such a NIC; while no process runs, none is looked for.
