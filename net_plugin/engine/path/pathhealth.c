@@ -537,7 +537,8 @@ void r2_path_tick(struct r2_path *path, uint64_t now)
 {
     switch (path->health.state) {
     case R2_HEALTH_RAMPING:
-        if (now - path->health.since_ns >= r2_eng.set->ramp_ns)
+        /* Silence proves nothing: who does not answer is not back. */
+        if (now - path->health.since_ns >= r2_eng.set->ramp_ns && !path->hb.unanswered)
             r2_path_event(path, R2_HEALTH_EV_RAMPED, "at full weight");
         break;
     case R2_HEALTH_DAMPED:
