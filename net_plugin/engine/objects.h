@@ -46,33 +46,46 @@ struct r2_peer;
 #include "engine/message/acks.h"
 #include "engine/path/nicnews.h"
 
+/* What paths tell about the NICs that they use. */
+enum r2_census { R2_CENSUS_NONE, R2_CENSUS_OK, R2_CENSUS_LOST, R2_CENSUSES };
+
+#define R2_OUT_NOW 1 /* r2_path.outbox.due */
+
 struct r2_path {
     struct r2_peer *peer;
     uint16_t index;     /* in peer->paths; what the ledger calls `path` */
     uint8_t lnic, rnic; /* local NIC, the peer's NIC */
     uint8_t transport;  /* enum r2_transport_id: part of the path's identity */
+
+    uint32_t gen; /* newest allotted (S) or accepted (R) */
     enum r2_path_state state;
-    uint32_t gen;        /* newest allotted (S) or accepted (R) */
-    uint32_t down_gen;   /* everything up to it is dead */
-    uint32_t fenced_gen; /* ... and fenced at the receiver */
-    uint32_t shut_gen;   /* R: newest whose end is confirmed; an older one's may not be yet */
-    struct r2_ep *ep;    /* of generation `gen`; NULL unless CONNECTING or up */
-    struct r2_dying *end_memory; /* for it: memory that is there when it has to end */
-    bool ever_up, spare;
-    enum r2_path_end last_end;
-    uint64_t refused_from; /* S: since then a host answers that the process is not there; or 0 */
-    bool first_choice;     /* the best pair for its local NIC */
-    int fails;             /* in a row */
-    int last_err;
-    int blame; /* errno of an end whose NIC is to be found (R2_TODO_BLAME); 0: none */
-    uint64_t next_at, down_at, attempt_at;
+    enum r2_path_intro intro;
+    struct r2_ep *ep; /* of generation `gen`; NULL unless CONNECTING or up */
+    enum r2_path_past past;
+    enum r2_path_role role;
     struct r2_health health;
     struct r2_damp damp;
-    bool heard;      /* INFO was heard, of this generation */
-    uint16_t packet; /* S: largest packet that attempts ask for; 0: as large as the NIC takes */
     uint64_t drain_at;
-    int counted; /* in r2_eng.nic_state: enum r2_census */
-    uint64_t down_sent_at;
+    enum r2_census counted; /* in r2_eng.nic_state */
+
+    struct {
+        int fails; /* in a row */
+        int err;   /* of the latest end */
+        uint64_t at, next_at;
+        uint64_t
+            refused_from; /* S: since then a host answers that the process is not there; or 0 */
+        uint16_t packet;  /* S: largest packet that is asked for; 0: as large as the NIC takes */
+        struct r2_dying *end_memory; /* for the endpoint: memory that is there when it has to end */
+    } attempt;
+
+    struct {
+        uint32_t gen;    /* everything up to it is dead */
+        uint32_t fenced; /* ... and fenced at the receiver */
+        uint32_t shut;   /* R: newest whose end is confirmed; an older one's may not be yet */
+        uint64_t at;     /* since when a path that was proven is not; 0: it is, or never was */
+        uint64_t said_at;
+        int blame; /* errno of an end whose NIC is to be found (R2_TODO_BLAME); 0: none */
+    } down;
 
     struct {                      /* test chunks of this generation, in bytes */
         uint32_t out, want, done; /* S: handed out; R: arrived */
@@ -88,43 +101,46 @@ struct r2_path {
         uint64_t total;        /* bytes ever taken by the transport, of this endpoint */
         uint64_t said;         /* ... that it has said to be on their way (ctrl_sent) */
         struct r2_list flushq; /* connections whose acknowledgement waits for the kernel */
-        bool flush_wanted;
-        uint64_t held_until; /* frames wait until then for others to go along with; 0: none does */
-        uint64_t last_post;  /* when a flush of its frames was last asked for that could wait */
+        /* When the transport is asked to take them: 0: it was; R2_OUT_NOW: when the peer's lock is
+         * given up; else then: until that time they wait for others to go along with. */
+        uint64_t due;
+        uint64_t last_post; /* when a flush of its frames was last asked for that could wait */
         unsigned kick_wanted;
     } outbox;
 
     struct r2_pathrate rate;
     struct r2_share share; /* weight, and what it took lately */
-    uint16_t grey;         /* factor of the weight, per mille */
     struct r2_grey watch;  /* S: is it slow or lossy against its siblings */
-    bool counted_grey;
-    uint64_t chunk_at;  /* S: when it last took a chunk */
-    bool is_bottleneck; /* S: when last asked, it and all others were too slow for what waits */
     struct r2_trial trial;
     struct r2_lanes lanes; /* S: how many of its streams carry */
-    uint64_t busy_until;   /* S: bytes that arrived another way may still be in its sockets */
 
-    struct {                                    /* heartbeats */
+    struct {
+        uint16_t grey;       /* factor of the weight, per mille */
+        uint64_t chunk_at;   /* S: when it last took a chunk */
+        uint64_t busy_until; /* S: bytes that arrived another way may still be in its sockets */
+        uint64_t
+            bottleneck_from; /* S: since then it and all others are too slow for what waits; 0 */
+    } flow;
+
+    struct { /* heartbeats */
+        enum r2_beat_state state;
+        int unanswered;
         uint64_t count, at, sent_at, proven_at; /* last look; sent; the last answered was */
         /* S: `delivered` + 1 when it was asked early; that count, and since when it stands. */
-        uint64_t asked_for, delivered, quiet_from, used_at;
-        int unanswered;
-        bool marked, fresh, silent, process_slow;
-        bool given; /* frames since the last look; used_at: when a look last found any */
+        uint64_t asked_for, delivered, quiet_from;
+        uint64_t given_at, used_at; /* the latest frame; when a look last found any */
+        uint64_t rtt_ns, rttvar_ns; /* the network's, as the transport measures it */
     } hb;
-    uint64_t rtt_ns, rttvar_ns; /* the network's, as the transport measures it */
-    bool high_rtt; /* its round trips take far longer than another's: no frames if it can be helped
-                    */
-    bool stalled;  /* bulk bytes are not acknowledged by the peer's kernel, control bytes are */
-    uint64_t replayed, tx_bytes, rx_bytes;
 
-    struct {     /* what operators were last shown */
-        bool up; /* the journal says that this generation is up */
+    struct {
+        uint64_t tx_bytes, rx_bytes, replayed;
+    } sum;
+
+    struct { /* what operators were last shown */
         uint32_t weight, penalty;
-        bool damped;
-        bool weight_reported; /* the journal has an event about its weight */
-        char verdict[80];     /* why it is down, once that is known (engine/locate) */
+        uint64_t reuse_at;
+        uint64_t weight_at; /* when the journal last had an event about its weight; 0: never */
+        char verdict[80];   /* why it is down, once that is known (engine/locate) */
         int row;
     } shown;
 };
@@ -204,6 +220,8 @@ struct r2_peer {
     struct r2_path *paths[R2_PATHS_MAX];
     struct r2_share_set shares; /* of the paths that take chunks */
     uint64_t shares_aged;
+    uint64_t
+        rtt_most;  /* the longest round trip of a path that carries frames that are waited for */
     bool any_path; /* S: for some connection (r2_conn.any_path) */
     struct r2_list dying;
     bool tcp_wanted;             /* S: some memory has no way but sockets */
@@ -386,9 +404,6 @@ struct r2_listen {
     int dev;
     struct r2_list backlog; /* connections waiting for accept; r2_eng.lock */
 };
-
-/* What paths tell about the NICs that they use. */
-enum r2_census { R2_CENSUS_NONE, R2_CENSUS_OK, R2_CENSUS_LOST, R2_CENSUSES };
 
 /* `lock` of nicstate.c guards what is not atomic; I/O thread 0 alone changes it, but for verdicts.
  */

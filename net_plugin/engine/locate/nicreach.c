@@ -60,7 +60,7 @@ static bool belongs(const struct r2_peer *p, int lnic, int rnic)
 
 bool r2_path_reaches_kernel(const struct r2_path *path)
 {
-    return path->hb.process_slow ||
+    return path->past == R2_PAST_WAITED ||
            (path->state == R2_PATH_CONNECTING && path->ep && r2_eng.ops->reached(path->ep));
 }
 
@@ -69,8 +69,8 @@ static bool tried_in_vain(const struct r2_path *path)
     const struct r2_peer *p = path->peer;
     const struct r2_rnic *r = &p->rnics[path->rnic];
 
-    return path->first_choice && path->fails && !path->ever_up && !r2_path_wireless(path) &&
-           r->known && r->usable && belongs(p, path->lnic, path->rnic) &&
+    return path->role == R2_ROLE_FIRST && path->attempt.fails && !r2_past_carried(path->past) &&
+           !r2_path_wireless(path) && r->known && r->usable && belongs(p, path->lnic, path->rnic) &&
            !r2_path_reaches_kernel(path);
 }
 

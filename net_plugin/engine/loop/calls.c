@@ -160,7 +160,7 @@ static void help(struct r2_conn *c, bool awake)
     for (int i = 0; i < c->peer->n_paths; i++) {
         struct r2_path *path = c->peer->paths[i];
 
-        if (r2_path_is_up(path) && !path->spare) {
+        if (r2_path_is_up(path) && path->role != R2_ROLE_SPARE) {
             eps[n++] = path->ep;
             r2_eng.ops->get(path->ep);
         }

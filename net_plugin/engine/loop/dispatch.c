@@ -137,10 +137,10 @@ static int on_down(struct r2_path *path, const uint8_t *body)
     dead = r2_path_obtain(p, m.receiver_nic, m.sender_nic, m.transport);
     if (!dead)
         return 0;
-    if (m.gen > dead->down_gen)
+    if (m.gen > dead->down.gen)
         r2_path_fail(dead, m.gen, (int)(m.reason & 0xfff), "the peer's word");
     /* Nothing of the generation left here: it is fenced already, and only has to be said. */
-    if (dead->fenced_gen < m.gen && (!dead->ep || dead->gen > m.gen)) {
+    if (dead->down.fenced < m.gen && (!dead->ep || dead->gen > m.gen)) {
         struct r2_list *n;
         bool shutting = false;
 
@@ -150,7 +150,7 @@ static int on_down(struct r2_path *path, const uint8_t *body)
             shutting |= d->path == dead && d->gen <= m.gen;
         }
         if (!shutting)
-            dead->fenced_gen = m.gen;
+            dead->down.fenced = m.gen;
     }
     p->resync_wanted = true;
     r2_peer_wake(p);
@@ -169,10 +169,10 @@ static int on_fenced(struct r2_path *path, const uint8_t *body)
     dead = r2_path_find(p, m.sender_nic, m.receiver_nic, m.transport);
     if (!dead || m.gen > dead->gen)
         return 0;
-    if (m.gen > dead->down_gen)
+    if (m.gen > dead->down.gen)
         r2_path_fail(dead, m.gen, (int)(m.reason & 0xfff), "the peer's word");
-    if (m.gen > dead->fenced_gen) {
-        dead->fenced_gen = m.gen;
+    if (m.gen > dead->down.fenced) {
+        dead->down.fenced = m.gen;
         r2_send_fenced(dead, m.gen);
     }
     return 0;
@@ -295,7 +295,7 @@ static void rnic_path(struct r2_path *path, enum r2_nic_word word, bool others, 
     };
 
     if (word == R2_NIC_USABLE) {
-        path->next_at = 0;
+        path->attempt.next_at = 0;
         r2_peer_answers(path->peer); /* whoever refused while it was down */
     } else if (word != R2_NIC_DRAINED && (word != R2_NIC_DAMPED || others)) {
         r2_path_fail(path, path->gen, err ? err : ENETDOWN, causes[word]);
@@ -370,7 +370,7 @@ static void leave_old_place(struct r2_peer *p, int nic, const struct r2_path *vi
 
         if (path->rnic != nic || path == via)
             continue;
-        path->next_at = 0;
+        path->attempt.next_at = 0;
         was = path->ep ? &r2_eng.ops->params(path->ep)->remote_addr : NULL;
         if (was && !same_place(was, addr) && !same_place(was, &p->rnics[nic].second))
             r2_path_fail(path, path->gen, EADDRNOTAVAIL, "the peer's word: its NIC has moved");
@@ -434,7 +434,8 @@ static int on_info(struct r2_path *path, const uint8_t *body)
     for (int i = 0; i < p->n_paths; i++)
         r2_control_path_remote(r2_eng.ctl, p->paths[i]->shown.row,
                                p->rnics[p->paths[i]->rnic].name);
-    path->heard = true;
+    if (path->intro == R2_INTRO_NONE)
+        path->intro = R2_INTRO_HEARD;
     r2_path_tell_up(path);
     r2_peer_wake(p);
     return 0;

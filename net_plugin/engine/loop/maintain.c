@@ -34,19 +34,19 @@ static void unconfirmed(struct r2_peer *p, struct r2_dying *d, uint64_t now)
  * older one whose end is not confirmed holds it back. */
 static void stopped(struct r2_peer *p, struct r2_path *path, uint32_t gen)
 {
-    uint32_t upto = gen > path->shut_gen ? gen : path->shut_gen;
+    uint32_t upto = gen > path->down.shut ? gen : path->down.shut;
     struct r2_list *n;
 
-    path->shut_gen = upto;
+    path->down.shut = upto;
     R2_LIST_FOR_EACH (n, &p->dying) {
         const struct r2_dying *d = R2_CONTAINER_OF(n, struct r2_dying, node);
 
         if (d->path == path && d->gen <= upto)
             upto = d->gen - 1;
     }
-    if (upto <= path->fenced_gen)
+    if (upto <= path->down.fenced)
         return;
-    path->fenced_gen = upto;
+    path->down.fenced = upto;
     r2_flush_note_fenced(path);
     r2_path_journal(path, R2_EV_FENCED, 0, 0, "");
     p->resync_wanted = true;
@@ -90,7 +90,7 @@ static bool rnic_ok(const struct r2_peer *p, int r)
  * time. */
 static uint64_t attempt_ns(const struct r2_path *path)
 {
-    return path->peer->n_up || path->fails % 3 == 2 ? ATTEMPT_NS : ATTEMPT_SHORT_NS;
+    return path->peer->n_up || path->attempt.fails % 3 == 2 ? ATTEMPT_NS : ATTEMPT_SHORT_NS;
 }
 
 /* The peer's kernel has answered, its process not yet: a peer with much to do is only made slower
@@ -102,28 +102,29 @@ static bool process_is_slow(const struct r2_path *path)
 
 static bool attempt_is_over(const struct r2_path *path, uint64_t now)
 {
-    uint64_t age = now - path->attempt_at;
+    uint64_t age = now - path->attempt.at;
 
     return path->state == R2_PATH_CONNECTING && age > attempt_ns(path) &&
            (age > ATTEMPT_REACHED_NS || !process_is_slow(path));
 }
 
-static void want(struct r2_path *path, bool spare, uint64_t now)
+static void want(struct r2_path *path, enum r2_path_role role, uint64_t now)
 {
-    r2_path_spare(path, spare);
+    r2_path_set_role(path, role);
     if (path->state == R2_PATH_IDLE)
-        path->next_at = now;
+        path->attempt.next_at = now;
     if (attempt_is_over(path, now)) {
         bool slow = process_is_slow(path); /* until another attempt has ended */
 
         r2_path_refused(path, false);
         r2_path_fail(path, path->gen, ETIMEDOUT, "no answer to connect");
-        path->hb.process_slow = slow;
+        if (slow)
+            path->past = r2_past_next(path->past, R2_PAST_EV_WAIT);
     }
     if (path->health.state == R2_HEALTH_DRAINED || path->health.state == R2_HEALTH_DAMPED)
         return;
-    if ((path->state == R2_PATH_IDLE || path->state == R2_PATH_WAIT) && now >= path->next_at &&
-        !(r2_io_fds_short() && r2_path_has_others(path)))
+    if ((path->state == R2_PATH_IDLE || path->state == R2_PATH_WAIT) &&
+        now >= path->attempt.next_at && !(r2_io_fds_short() && r2_path_has_others(path)))
         r2_path_connect(path, now);
 }
 
@@ -132,9 +133,9 @@ static void want(struct r2_path *path, bool spare, uint64_t now)
 static bool just_begun(const struct r2_path *path, uint64_t now)
 {
     bool tested = path->state == R2_PATH_TESTING;
-    uint64_t from = tested ? path->test.at : path->attempt_at;
+    uint64_t from = tested ? path->test.at : path->attempt.at;
 
-    return (tested || path->state == R2_PATH_CONNECTING) && path->fails == 0 &&
+    return (tested || path->state == R2_PATH_CONNECTING) && path->attempt.fails == 0 &&
            now - from < PATIENCE_NS;
 }
 
@@ -159,11 +160,10 @@ static int plan_nic(struct r2_peer *p, int lnic, int via, uint64_t now, bool ext
         if (!path)
             continue;
         if (up > (extra ? 1 : 0)) { /* stood in for a better pair, which is back */
-            r2_path_spare(path, true);
+            r2_path_set_role(path, R2_ROLE_SPARE);
             continue;
         }
-        path->first_choice = i == 0;
-        want(path, up > 0, now);
+        want(path, up ? R2_ROLE_SPARE : i ? R2_ROLE_OTHER : R2_ROLE_FIRST, now);
         if (path->health.state == R2_HEALTH_DRAINED && !r2_path_is_up(path) &&
             !r2_peer_left(p, via))
             r2_path_event(path, R2_HEALTH_EV_UNDRAIN, "no other path is left");
@@ -186,7 +186,7 @@ bool r2_peer_may_try(const struct r2_peer *p, int nic)
 /* A first attempt that may still succeed: too early for the last resort. */
 static bool still_new(const struct r2_path *path)
 {
-    return !path->ever_up && path->fails == 0;
+    return !r2_past_carried(path->past) && path->attempt.fails == 0;
 }
 
 /* Some message that waits has no way over the paths that are up. */
@@ -255,7 +255,7 @@ static void plan_beside(struct r2_peer *p, uint64_t now)
         struct r2_path *path = p->paths[i];
 
         if (path->transport == R2_VIA_TCP && !(allowed[path->lnic] >> path->rnic & 1))
-            r2_path_spare(path, true);
+            r2_path_set_role(path, R2_ROLE_SPARE);
     }
 }
 
@@ -278,7 +278,7 @@ static void repeat_downs(struct r2_peer *p, uint64_t now)
     for (int i = 0; i < p->n_paths; i++) {
         struct r2_path *path = p->paths[i];
 
-        if (path->down_gen > path->fenced_gen && now - path->down_sent_at > DOWN_REPEAT_NS)
+        if (path->down.gen > path->down.fenced && now - path->down.said_at > DOWN_REPEAT_NS)
             p->resync_wanted = true;
     }
 }
@@ -439,7 +439,7 @@ static void refresh_suspect(struct r2_peer *p, uint64_t now)
         return;
     p->refresh_at = now;
     for (int i = 0; i < p->n_paths; i++) {
-        if (r2_path_is_up(p->paths[i]) && p->paths[i]->hb.silent) {
+        if (r2_path_is_silent(p->paths[i])) {
             r2_path_fail(p->paths[i], p->paths[i]->gen, ETIMEDOUT, "every path silent: made anew");
             return;
         }
@@ -452,9 +452,9 @@ static void mark_all(struct r2_peer *p)
     for (int i = 0; i < p->n_paths; i++) {
         struct r2_path *path = p->paths[i];
 
-        if (r2_path_is_up(path) && path->hb.fresh)
+        if (r2_path_is_up(path) && path->hb.state == R2_BEAT_QUEUED)
             r2_eng.ops->mark(path->ep);
-        path->hb.fresh = false;
+        path->hb.state = r2_beat_next(path->hb.state, R2_BEAT_EV_FLUSHED);
     }
 }
 
@@ -465,15 +465,15 @@ static void publish_damping(struct r2_path *path, uint64_t now)
     uint32_t penalty;
     uint64_t reuse;
 
-    if (path->damp.penalty <= 0 && !path->shown.penalty && !path->shown.damped)
+    if (path->damp.penalty <= 0 && !path->shown.penalty && !path->shown.reuse_at)
         return;
     r2_damp_rules_get(&rules);
     penalty = r2_damp_penalty(&path->damp, &rules, now);
     reuse = r2_damp_reuse_at(&path->damp, &rules, now);
-    if (penalty == path->shown.penalty && (reuse > 0) == path->shown.damped)
+    if (penalty == path->shown.penalty && !reuse == !path->shown.reuse_at)
         return;
     path->shown.penalty = penalty;
-    path->shown.damped = reuse > 0;
+    path->shown.reuse_at = reuse;
     r2_control_path_damping(r2_eng.ctl, path->shown.row, penalty, reuse);
 }
 
@@ -481,7 +481,7 @@ static void publish_damping(struct r2_path *path, uint64_t now)
  * is not confirmed. */
 static uint64_t under_way(const struct r2_path *path)
 {
-    if (!r2_path_is_up(path) && path->down_gen <= path->fenced_gen)
+    if (!r2_path_is_up(path) && path->down.gen <= path->down.fenced)
         return 0;
     return r2_pathrate_inflight(&path->rate);
 }
@@ -491,15 +491,15 @@ static void publish(struct r2_peer *p, uint64_t now)
     for (int i = 0; i < p->n_paths; i++) {
         struct r2_path *path = p->paths[i];
         struct r2_seg_path_counters *n = r2_control_path_counters(r2_eng.ctl, path->shown.row);
-        uint32_t weight = r2_weight_of(path->share.weight, R2_WEIGHT_FULL, path->grey);
+        uint32_t weight = r2_weight_of(path->share.weight, R2_WEIGHT_FULL, path->flow.grey);
 
-        r2_gauge(&n->tx_bytes, path->tx_bytes);
-        r2_gauge(&n->rx_bytes, path->rx_bytes);
+        r2_gauge(&n->tx_bytes, path->sum.tx_bytes);
+        r2_gauge(&n->rx_bytes, path->sum.rx_bytes);
         r2_gauge(&n->inflight_bytes, under_way(path));
         r2_gauge(&n->rate, r2_pathrate_rate(&path->rate));
-        r2_gauge(&n->rtt_us, path->rtt_ns / 1000);
-        r2_gauge(&n->replayed_bytes, path->replayed);
-        if (r2_path_is_up(path) && path->heard)
+        r2_gauge(&n->rtt_us, path->hb.rtt_ns / 1000);
+        r2_gauge(&n->replayed_bytes, path->sum.replayed);
+        if (r2_path_is_up(path) && path->intro)
             r2_gauge(&n->heard_mono_ns, path->hb.proven_at);
         if (weight != path->shown.weight)
             r2_control_path_weight(r2_eng.ctl, path->shown.row, weight / 10,
@@ -528,8 +528,8 @@ static bool delivers(const struct r2_path *path, uint64_t now)
 {
     return path->state == R2_PATH_PROVEN &&
            (path->rate.delivered ||
-            (path->health.state != R2_HEALTH_SUSPECT && !path->hb.unanswered && !path->stalled &&
-             now > path->health.since_ns + BELIEVED_NS));
+            (path->health.state != R2_HEALTH_SUSPECT && !path->hb.unanswered &&
+             path->hb.state != R2_BEAT_STALLED && now > path->health.since_ns + BELIEVED_NS));
 }
 
 static void end_doubt(struct r2_peer *p, uint64_t now)

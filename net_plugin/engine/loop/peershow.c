@@ -12,7 +12,7 @@ static uint64_t heard_at(const struct r2_peer *p)
     for (int i = 0; i < p->n_paths; i++) {
         const struct r2_path *path = p->paths[i];
 
-        if (r2_path_is_up(path) && path->heard && path->hb.proven_at > heard)
+        if (r2_path_is_up(path) && path->intro && path->hb.proven_at > heard)
             heard = path->hb.proven_at;
     }
     return heard;

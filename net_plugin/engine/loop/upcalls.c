@@ -67,7 +67,7 @@ static void *up_accepted(struct r2_ep *ep, const struct r2_ep_params *params)
     path = p->life == R2_PEER_ALIVE && p->listed && r2_nic_word(params->local_nic) != R2_NIC_DRAINED
                ? r2_path_obtain(p, params->local_nic, params->remote_nic, params->transport)
                : NULL;
-    if (path && (params->gen <= path->gen || params->gen <= path->down_gen))
+    if (path && (params->gen <= path->gen || params->gen <= path->down.gen))
         path = NULL;
     if (path)
         r2_path_fail(path, path->gen, ECONNRESET, "replaced by a newer generation");
@@ -142,7 +142,7 @@ static void up_failed(void *owner, struct r2_ep *ep, int err, const struct r2_ep
                      : r2_path_is_up(path) ? "connection error"
                                            : "connect");
         if (h->given_up)
-            r2_peer_given_up(p, path->attempt_at);
+            r2_peer_given_up(p, path->attempt.at);
         if (p->out && p->n_up && p->resync_wanted)
             r2_peer_resync(p); /* DOWN leaves at once */
     }

@@ -8,16 +8,16 @@ static void resync_paths(struct r2_peer *p, struct r2_path *via)
         struct r2_msg_path m = {
             .sender_nic = path->lnic, .receiver_nic = path->rnic, .transport = path->transport};
 
-        if (p->out && path->down_gen > path->fenced_gen) {
-            m.gen = path->down_gen;
-            m.reason = (uint32_t)path->last_err;
-            path->down_sent_at = r2_peer_now(p);
+        if (p->out && path->down.gen > path->down.fenced) {
+            m.gen = path->down.gen;
+            m.reason = (uint32_t)path->attempt.err;
+            path->down.said_at = r2_peer_now(p);
             r2_out_frame(via, R2_F_DOWN, &m, sizeof(m), NULL, 0);
-        } else if (!p->out && path->fenced_gen && !p->acks_dropped) {
+        } else if (!p->out && path->down.fenced && !p->acks_dropped) {
             m.sender_nic = path->rnic;
             m.receiver_nic = path->lnic;
-            m.gen = path->fenced_gen;
-            m.reason = (uint32_t)path->last_err;
+            m.gen = path->down.fenced;
+            m.reason = (uint32_t)path->attempt.err;
             r2_out_frame(via, R2_F_FENCED, &m, sizeof(m), NULL, 0);
         }
     }

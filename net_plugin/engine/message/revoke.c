@@ -49,7 +49,7 @@ uint32_t r2_revoke_lanes(const struct r2_conn *c, struct r2_msg_lane out[R2_PATH
     for (int i = 0; i < c->peer->n_paths; i++) {
         const struct r2_path *path = c->peer->paths[i];
 
-        if (!c->lanes[i].chunks || c->lanes[i].gen <= path->fenced_gen)
+        if (!c->lanes[i].chunks || c->lanes[i].gen <= path->down.fenced)
             continue;
         out[n++] = (struct r2_msg_lane){.sender_nic = path->lnic,
                                         .receiver_nic = path->rnic,
@@ -154,7 +154,7 @@ static bool all_in(const struct r2_conn *c)
     for (int i = 0; i < c->peer->n_paths; i++) {
         const struct r2_conn_lane *said = &c->said[i], *seen = &c->lanes[i];
 
-        if (said->chunks && said->gen > c->peer->paths[i]->fenced_gen &&
+        if (said->chunks && said->gen > c->peer->paths[i]->down.fenced &&
             (seen->gen != said->gen || seen->chunks != said->chunks))
             return false;
     }

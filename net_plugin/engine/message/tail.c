@@ -186,9 +186,9 @@ void r2_tail_acked(struct r2_path *path, const struct r2_send_report *rep, uint6
     owed = ns_of(rep->bytes, rate);
     if (owed > OWES_MAX)
         owed = OWES_MAX;
-    path->busy_until = (path->busy_until > now ? path->busy_until : now) + owed;
-    if (path->busy_until > now + OWES_MAX) /* the rate is a guess: it may be well again */
-        path->busy_until = now + OWES_MAX;
+    path->flow.busy_until = (path->flow.busy_until > now ? path->flow.busy_until : now) + owed;
+    if (path->flow.busy_until > now + OWES_MAX) /* the rate is a guess: it may be well again */
+        path->flow.busy_until = now + OWES_MAX;
     if (r2_eng.set->grey && rep->complete)
         r2_grey_chunk(&path->watch, path->rate.delivered - rep->stamp.at_send + rep->len, took,
                       r2_pathrate_rate(&path->rate), now);

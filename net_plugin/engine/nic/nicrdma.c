@@ -126,7 +126,7 @@ void r2_nic_transport(int nic, int transport, bool up, const char *cause)
         r2_peer_lock(peers[i]);
         for (int k = 0; k < peers[i]->n_paths; k++) {
             if (peers[i]->paths[k]->lnic == nic && peers[i]->paths[k]->transport == transport)
-                peers[i]->paths[k]->next_at = 0;
+                peers[i]->paths[k]->attempt.next_at = 0;
         }
         r2_peer_unlock(peers[i]);
         r2_peer_wake(peers[i]);

@@ -116,8 +116,8 @@ static void journal(int nic, enum r2_health_state before, enum r2_health_state n
 static void tell_path(struct r2_path *path, enum r2_nic_word word, bool others, const char *cause)
 {
     if (word == R2_NIC_USABLE) {
-        path->next_at = 0;
-        path->fails = 0;
+        path->attempt.next_at = 0;
+        path->attempt.fails = 0;
     } else if (path->ep && word != R2_NIC_DRAINED && (word != R2_NIC_DAMPED || others)) {
         r2_path_fail(path, path->gen, word == R2_NIC_DOWN ? ENETDOWN : EIO, cause);
     }
