@@ -168,7 +168,7 @@ struct r2_dying {
 };
 
 struct r2_rnic {
-    bool known, usable;
+    bool known;
     uint8_t word;    /* enum r2_nic_word */
     uint16_t weight; /* per mille, as the peer says */
     uint32_t epoch;
@@ -178,7 +178,25 @@ struct r2_rnic {
     char name[R2_WIRE_NAME];
 };
 
-enum r2_peer_life { R2_PEER_ALIVE, R2_PEER_GONE };
+enum r2_peer_life {
+    R2_PEER_ALIVE,
+    R2_PEER_GONE,
+    R2_PEER_FORGOTTEN, /* ... and off the list: the next call makes a new one */
+};
+
+/* Whether paths live have to be told everything again (r2_peer_resync). */
+enum r2_resync {
+    R2_RESYNC_NONE,
+    R2_RESYNC_WANTED,
+    R2_RESYNC_ACKS, /* R: ... acknowledgements first: memory was short for one */
+};
+
+/* S: what sockets are for where queue pairs can be had. */
+enum r2_tcp_for {
+    R2_TCP_BESIDE, /* NICs that have no queue pairs; others stand by */
+    R2_TCP_LATE,   /* all, until queue pairs come up: they took too long */
+    R2_TCP_ALWAYS, /* all: some memory has no other way */
+};
 
 /* What follows from a change. Who makes the change notes it under the peer's lock, in r2_peer.todo;
  * the layers above carry it out before the lock is given up (r2_peer_unlock, r2_peer_leave). */
@@ -204,14 +222,13 @@ struct r2_peer {
     atomic_ulong help_at;    /* as a connection's, where all threads are awake */
     uint64_t now;            /* r2_peer_now, until the lock is given up; 0: not read yet */
     unsigned todo;           /* enum r2_todo */
-    bool listed;             /* written under r2_eng.lock and `lock`, but for a new one's */
     uint8_t id[16], secret[16];
     bool out;
     char host[64];
     uint32_t pid;
-    bool p2pchunk_told; /* r2_p2pchunk_heard */
-    enum r2_peer_life life;
-    int error; /* -errno for its connections once GONE */
+    bool p2pchunk_told;     /* r2_p2pchunk_heard */
+    enum r2_peer_life life; /* FORGOTTEN is written under r2_eng.lock, too */
+    int error;              /* -errno for its connections once GONE */
 
     int n_rnics;
     struct r2_rnic rnics[R2_MAX_NICS];
@@ -224,8 +241,7 @@ struct r2_peer {
         rtt_most;  /* the longest round trip of a path that carries frames that are waited for */
     bool any_path; /* S: for some connection (r2_conn.any_path) */
     struct r2_list dying;
-    bool tcp_wanted;             /* S: some memory has no way but sockets */
-    bool fresh_late;             /* S: queue pairs never came up and took too long (maintain.c) */
+    enum r2_tcp_for tcp_for;
     struct r2_liveness liveness; /* whether the silent process still exists */
     struct r2_nicnews nicnews;   /* about NICs, until they are heard */
     uint64_t
@@ -241,8 +257,7 @@ struct r2_peer {
     atomic_ulong limited_until; /* slow NICs are what it is waited for (slownics.c); a hint */
     atomic_ulong held_until; /* of its paths, the earliest, or earlier; a hint without the lock */
     int opening;             /* connections not yet acknowledged */
-    bool resync_wanted;
-    bool acks_dropped;      /* R: memory was short for a range since the last resync began */
+    enum r2_resync resync;
     uint64_t no_path_since; /* since when no proven path is up; 0: one is, or none was missed */
     uint64_t doubt_since;   /* ... before paths were proven that have delivered nothing yet; or 0 */
     uint64_t idle_since;
@@ -252,9 +267,8 @@ struct r2_peer {
     uint64_t last_tick;
     int hb_active, hb_idle; /* paths counted for the limit of heartbeats */
     uint64_t hb_interval, hb_calm_interval, hb_doubt_until;
-    bool suspect;
-    uint64_t suspect_since, refresh_at;
-    struct { /* what operators were last shown */
+    uint64_t suspect_since, refresh_at; /* since when every path is silent; 0: some answers */
+    struct {                            /* what operators were last shown */
         uint64_t connections, heard, waits, gives_up, noway;
         enum r2_seg_waits_for waits_for;
     } shown;
@@ -271,6 +285,11 @@ uint64_t r2_peer_read_clock(struct r2_peer *p);
 static inline uint64_t r2_peer_now(struct r2_peer *p)
 {
     return p->now ? p->now : r2_peer_read_clock(p);
+}
+
+static inline void r2_peer_want_resync(struct r2_peer *p)
+{
+    p->resync = p->resync ? p->resync : R2_RESYNC_WANTED;
 }
 
 /* Longest time between two attempts over a failed path, and between probes of a failed NIC. */
@@ -319,7 +338,30 @@ struct r2_conn_lane {
     uint32_t gen, chunks;
 };
 
-enum r2_conn_state { R2_CONN_OPENING, R2_CONN_OPEN, R2_CONN_FAILED, R2_CONN_CLOSED };
+enum r2_conn_state {
+    R2_CONN_OPENING,
+    R2_CONN_OPEN,
+    R2_CONN_FAILED,
+    R2_CONN_CLOSING, /* its close waits for lanes and for the peer's word: it stays until then */
+    R2_CONN_CLOSED,
+};
+
+/* The peer has to learn the end, again after every loss, until it has acknowledged it. */
+enum r2_conn_word { R2_WORD_NONE, R2_WORD_OWED, R2_WORD_HEARD };
+
+/* S: closed by the application before its copies were acknowledged (buffered.h). */
+enum r2_linger {
+    R2_LINGER_NO,
+    R2_LINGER_AWAITED, /* a process that exits waits for its end */
+    R2_LINGER_LEFT,    /* ... no more */
+};
+
+/* S: what the receiver was told when it took its memory back (revoke.c). R: ASKED is unused. */
+enum r2_revocation {
+    R2_REVOKE_NONE,
+    R2_REVOKE_ASKED, /* nothing is sent any more; the answer waits for chunks under way */
+    R2_REVOKE_SAID,
+};
 
 struct r2_conn {
     struct r2_peer *peer; /* holds a reference */
@@ -335,17 +377,14 @@ struct r2_conn {
     uint8_t home, remote_home;
     enum r2_conn_state state;
     int error;
-    bool close_acked, remote_closed;
-    bool lingers;       /* S: closed by the application, copies are not acknowledged yet */
-    bool awaited;       /* S: ... and a process that exits waits for its end */
-    bool detaching;     /* its close waits for lanes and for the peer's word: it stays until then */
-    bool tell;          /* failed here: the peer has to learn it, again after every loss */
+    enum r2_conn_word word;
+    enum r2_linger linger;
+    bool remote_closed;
     uint64_t final_seq; /* R, remote_closed: messages that the sender has begun */
     /* One-sided paths, by r2_path.index: S: handed out, R: arrived (engine/message/revoke.c) */
     struct r2_conn_lane lanes[R2_PATHS_MAX];
     uint32_t under_way; /* S: chunks that a NIC may still read */
-    bool revoked;       /* S: nothing is sent any more; R: the sender has said so, with `said` */
-    bool revoke_asked;  /* S: the receiver waits for the answer */
+    enum r2_revocation revocation;
     struct r2_conn_lane said[R2_PATHS_MAX]; /* R: what the sender has handed out, by path */
 
     struct r2_req reqs[R2_MAX_REQUESTS];
@@ -425,8 +464,7 @@ struct r2_nic_state {
     atomic_bool forgive;   /* a peer's operator says so */
     atomic_uchar forgiven; /* how often this one's did, for the peers */
     atomic_uchar word;     /* enum r2_nic_word */
-    atomic_bool usable;    /* its word is USABLE */
-    atomic_bool trusted;   /* ... and it has not just come back */
+    atomic_bool trusted;   /* it is usable, and has not just come back */
     atomic_uint weight;    /* per mille: the topology's, then the operator's */
     atomic_uint ramp;      /* per mille: of a NIC that comes back, for paths that never failed */
     int row;

@@ -252,10 +252,10 @@ int r2_engine_close(struct r2_conn *c)
     busy = c->state == R2_CONN_FAILED || c->next_seq != c->oldest;
     r2_conn_end(c);
     if (busy) {
-        c->detaching = true;
+        c->state = R2_CONN_CLOSING;
         rc = r2_conn_detach(c, &revoke);
         r2_peer_lock(p);
-        c->detaching = false;
+        c->state = R2_CONN_CLOSED;
     }
     r2_list_splice_tail(&mrs, &c->mrs);
     r2_conn_out_closed(c);

@@ -152,7 +152,7 @@ static int on_down(struct r2_path *path, const uint8_t *body)
         if (!shutting)
             dead->down.fenced = m.gen;
     }
-    p->resync_wanted = true;
+    r2_peer_want_resync(p);
     r2_peer_wake(p);
     return 0;
 }
@@ -268,9 +268,9 @@ static int on_close_ack(struct r2_path *path, const uint8_t *body)
     memcpy(&m, body, sizeof(m));
     c = (m.from_sender != 0) == path->peer->out ? r2_conn_find(path->peer, m.conn) : NULL;
     if (c && c->state == R2_CONN_FAILED)
-        c->tell = false; /* the CLOSE of the application comes yet */
-    if (c && c->state == R2_CONN_CLOSED) {
-        c->close_acked = true;
+        c->word = R2_WORD_NONE; /* the CLOSE of the application comes yet */
+    if (c && c->state >= R2_CONN_CLOSING) {
+        c->word = R2_WORD_HEARD;
         r2_conn_reap(c);
     }
     return 0;
@@ -308,7 +308,7 @@ static void rnic_change(struct r2_peer *p, int nic, const struct r2_msg_nic *m)
 {
     struct r2_rnic *r = &p->rnics[nic];
     uint16_t weight = (uint16_t)(R2_WEIGHT_FULL - (m->less & R2_NIC_LESS) % (R2_WEIGHT_FULL + 1));
-    bool was = r->usable, others = others_up(p, nic), news, forgiven;
+    bool was = r->word == R2_NIC_USABLE, others = others_up(p, nic), news, forgiven;
     enum r2_nic_word word = m->word < R2_NIC_WORDS ? (enum r2_nic_word)m->word : R2_NIC_DOWN;
 
     if (r->known && m->epoch < r->epoch)
@@ -320,7 +320,6 @@ static void rnic_change(struct r2_peer *p, int nic, const struct r2_msg_nic *m)
     r->known = true;
     r->epoch = m->epoch;
     r->word = (uint8_t)word;
-    r->usable = word == R2_NIC_USABLE;
     r->weight = weight;
     if (nic >= p->n_rnics)
         p->n_rnics = nic + 1;
@@ -338,7 +337,7 @@ static void rnic_change(struct r2_peer *p, int nic, const struct r2_msg_nic *m)
     }
     r2_peer_weigh(p);
     r2_peer_census(p);
-    if (was != r->usable || news)
+    if (was != (word == R2_NIC_USABLE) || news)
         r2_peer_wake(p);
 }
 

@@ -176,7 +176,7 @@ void r2_peer_judge_refusals(struct r2_peer *p, uint64_t now)
     const struct r2_liveness *a = &p->liveness;
     uint64_t needed;
 
-    if (p->n_up || p->life == R2_PEER_GONE)
+    if (p->n_up || p->life != R2_PEER_ALIVE)
         return;
     note_taken(p, now);
     needed = all_confirmed(p) ? CONFIRM_NS : asked_patiently(p) ? 2 * PARTIAL_NS : PARTIAL_NS;
@@ -313,7 +313,7 @@ void r2_peer_ask(struct r2_peer *p, uint64_t now)
     int rnic;
 
     give_up(p, now);
-    if (p->out || p->life == R2_PEER_GONE || p->n_up || r2_list_empty(&p->conn_list) ||
+    if (p->out || p->life != R2_PEER_ALIVE || p->n_up || r2_list_empty(&p->conn_list) ||
         now < p->liveness.next_at || process_is_slow(p))
         return;
     p->liveness.next_at = now + ASK_NS;

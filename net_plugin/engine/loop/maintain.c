@@ -49,7 +49,7 @@ static void stopped(struct r2_peer *p, struct r2_path *path, uint32_t gen)
     path->down.fenced = upto;
     r2_flush_note_fenced(path);
     r2_path_journal(path, R2_EV_FENCED, 0, 0, "");
-    p->resync_wanted = true;
+    r2_peer_want_resync(p);
 }
 
 /* Shuts what is buried. The entry stays in the list meanwhile, so that whoever wants memory back
@@ -207,11 +207,13 @@ static bool expected(struct r2_peer *p, bool serves, bool fresh, uint64_t now)
 {
     uint64_t half = r2_eng.set->no_path_timeout_ns / 2, most = half < FRESH_NS ? half : FRESH_NS;
 
+    if (p->tcp_for == R2_TCP_ALWAYS)
+        return serves;
     if (serves)
-        p->fresh_late = false;
+        p->tcp_for = R2_TCP_BESIDE;
     else if (p->no_path_since && now > p->no_path_since && now - p->no_path_since > most)
-        p->fresh_late = true;
-    return serves || (fresh && !p->fresh_late);
+        p->tcp_for = R2_TCP_LATE;
+    return serves || (fresh && p->tcp_for == R2_TCP_BESIDE);
 }
 
 /* Paths of one transport. True: they serve, or may in a moment (of queue pairs). */
@@ -265,9 +267,9 @@ static void plan_paths(struct r2_peer *p, uint64_t now)
 {
     bool verbs = plan_transport(p, R2_VIA_VERBS, now);
 
-    if (verbs && p->n_up && !p->tcp_wanted)
-        p->tcp_wanted = stranded(p);
-    if (!verbs || p->tcp_wanted)
+    if (verbs && p->n_up && p->tcp_for != R2_TCP_ALWAYS && stranded(p))
+        p->tcp_for = R2_TCP_ALWAYS;
+    if (!verbs || p->tcp_for == R2_TCP_ALWAYS)
         plan_transport(p, R2_VIA_TCP, now);
     else
         plan_beside(p, now);
@@ -279,7 +281,7 @@ static void repeat_downs(struct r2_peer *p, uint64_t now)
         struct r2_path *path = p->paths[i];
 
         if (path->down.gen > path->down.fenced && now - path->down.said_at > DOWN_REPEAT_NS)
-            p->resync_wanted = true;
+            r2_peer_want_resync(p);
     }
 }
 
@@ -305,7 +307,7 @@ static void not_waited(struct r2_peer *p, uint64_t now)
         return;
     if (p->no_path_since)
         p->no_path_since = later_by(p->no_path_since, ns, now);
-    if (p->suspect)
+    if (p->suspect_since)
         p->suspect_since = later_by(p->suspect_since, ns, now);
     R2_LIST_FOR_EACH (n, &p->ready) {
         struct r2_conn *c = R2_CONTAINER_OF(n, struct r2_conn, ready);
@@ -325,8 +327,8 @@ static void forget_closed(struct r2_peer *p)
     R2_LIST_FOR_EACH_SAFE (n, tmp, &p->conn_list) {
         struct r2_conn *c = R2_CONTAINER_OF(n, struct r2_conn, node);
 
-        if (c->state == R2_CONN_CLOSED) {
-            c->close_acked = true;
+        if (c->state >= R2_CONN_CLOSING) {
+            c->word = R2_WORD_HEARD;
             r2_conn_reap(c);
         }
     }
@@ -336,9 +338,9 @@ static void check_time(struct r2_peer *p, uint64_t now)
 {
     uint64_t limit = r2_eng.set->no_path_timeout_ns;
     bool pathless = !r2_peer_served(p) && p->no_path_since && now - p->no_path_since > limit;
-    bool silent = p->suspect && now - p->suspect_since > limit;
+    bool silent = p->suspect_since && now - p->suspect_since > limit;
 
-    if (p->life == R2_PEER_GONE || slept(p, now) || !(pathless || silent))
+    if (p->life != R2_PEER_ALIVE || slept(p, now) || !(pathless || silent))
         return;
     if (!p->active && !p->opening)
         forget_closed(p);
@@ -358,18 +360,20 @@ static void retire(struct r2_peer *p, uint64_t now)
     }
     if (!p->idle_since)
         p->idle_since = now;
-    if (p->life != R2_PEER_GONE && now - p->idle_since < IDLE_NS)
+    if (p->life == R2_PEER_ALIVE && now - p->idle_since < IDLE_NS)
         return;
     if (!p->out && p->n_up)
         return; /* the connecting side lets go first */
     for (int i = 0; i < p->n_paths; i++)
         r2_path_fail(p->paths[i], p->paths[i]->gen, 0, "idle");
+    if (p->life == R2_PEER_FORGOTTEN)
+        return;
     p->life = R2_PEER_GONE;
-    if (!r2_list_empty(&p->dying) || r2_peer_is_asking(p) || !p->listed)
+    if (!r2_list_empty(&p->dying) || r2_peer_is_asking(p))
         return;
     r2_timer_set(&p->timer, 0);
     pthread_mutex_lock(&r2_eng.lock);
-    p->listed = false;
+    p->life = R2_PEER_FORGOTTEN;
     r2_peer_hb_forget(p);
     r2_list_del(&p->node);
     pthread_mutex_unlock(&r2_eng.lock);
@@ -394,23 +398,24 @@ static void maintain(struct r2_peer *p, uint64_t now)
         check_time(p, now);
     }
     r2_peer_ask(p, now);
-    if (p->resync_wanted && p->n_up)
+    if (p->resync && p->n_up)
         r2_peer_resync(p);
 }
 
 void r2_peer_task(struct r2_task *t)
 {
     struct r2_peer *p = R2_CONTAINER_OF(t, struct r2_peer, task);
-    bool was_listed, drop;
+    enum r2_peer_life was;
+    bool drop;
 
     r2_io_note(false);
     r2_peer_lock(p);
-    was_listed = p->listed;
+    was = p->life;
     shut_dying(p);
     r2_buffered_leave(p);
     maintain(p, r2_peer_now(p));
     shut_dying(p);
-    if (p->resync_wanted && p->n_up)
+    if (p->resync && p->n_up)
         r2_peer_resync(p);
     if (p->out) {
         struct r2_list *n, *tmp;
@@ -421,7 +426,7 @@ void r2_peer_task(struct r2_task *t)
         r2_peer_kick(p);
     }
     retire(p, r2_peer_now(p));
-    drop = was_listed && !p->listed;
+    drop = was != p->life && p->life == R2_PEER_FORGOTTEN;
     r2_peer_unlock(p);
     if (drop)
         r2_peer_put(p); /* the list's */
@@ -434,7 +439,7 @@ void r2_peer_task(struct r2_task *t)
  * one path after the other. No NIC is blamed for it. */
 static void refresh_suspect(struct r2_peer *p, uint64_t now)
 {
-    if (!p->out || !p->suspect || now - p->suspect_since < SUSPECT_NS ||
+    if (!p->out || !p->suspect_since || now - p->suspect_since < SUSPECT_NS ||
         now - p->refresh_at < SUSPECT_NS)
         return;
     p->refresh_at = now;

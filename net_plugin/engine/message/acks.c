@@ -19,8 +19,7 @@ struct r2_path *r2_acks_path(struct r2_conn *c)
  * worked no generation is called fenced, or the sender would send again what is in place. */
 static void range_dropped(struct r2_peer *p)
 {
-    p->acks_dropped = true;
-    p->resync_wanted = true;
+    p->resync = R2_RESYNC_ACKS;
     r2_timer_sooner(&p->timer, r2_peer_now(p) + R2_TICK_NS);
 }
 

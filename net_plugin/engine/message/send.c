@@ -21,7 +21,7 @@ const struct r2_cts_slot *r2_send_cts(const struct r2_conn *c, uint64_t seq)
 /* Bytes of a message that bulk lanes may take now. */
 static uint64_t bulk_waiting(const struct r2_conn *c, const struct r2_req *r)
 {
-    if (!r || is_eager(r) || c->revoked || !r2_send_cts(c, r->seq))
+    if (!r || is_eager(r) || c->revocation || !r2_send_cts(c, r->seq))
         return 0;
     return r2_send_waiting_bytes(&r->led.send);
 }
@@ -139,7 +139,7 @@ void r2_send_on_cts(struct r2_conn *c, const struct r2_msg_cts *m, const uint32_
     struct r2_req *r;
     bool fresh;
 
-    if ((c->state != R2_CONN_OPEN && c->state != R2_CONN_OPENING) || c->revoked)
+    if ((c->state != R2_CONN_OPEN && c->state != R2_CONN_OPENING) || c->revocation)
         return;
     if (m->seq >= c->oldest + R2_WINDOW)
         return; /* nonsense */

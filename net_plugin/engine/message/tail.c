@@ -146,7 +146,7 @@ bool r2_tail_take(struct r2_path *path, struct r2_bulk *bulk)
         struct r2_conn *c = R2_CONTAINER_OF(n, struct r2_conn, node);
 
         /* What was revoked is cleared no more, wherever the original is. */
-        if (c->out && c->state == R2_CONN_OPEN && !c->revoked && take_from(path, c, bulk, now))
+        if (c->out && c->state == R2_CONN_OPEN && !c->revocation && take_from(path, c, bulk, now))
             return true;
     }
     /* Known to be slow, and not overdue yet: somebody has to look again in time. */

@@ -58,7 +58,7 @@ int r2_nic_add_ports(int n)
         r2_nics_append(r2_local.nics, n + i, seed[i]);
         atomic_store(&port_down[n + i], !found[i].link_up);
         r2_eng.nic_state[n + i].link_up = found[i].link_up;
-        atomic_init(&r2_eng.nic_state[n + i].usable, found[i].link_up);
+        atomic_init(&r2_eng.nic_state[n + i].word, found[i].link_up ? R2_NIC_USABLE : R2_NIC_DOWN);
     }
     return n + m;
 }

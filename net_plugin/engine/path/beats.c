@@ -324,19 +324,18 @@ void r2_peer_judge_silence(struct r2_peer *p, uint64_t now)
                          is_stalled(path) ? "bulk bytes unacknowledged" : "heartbeats unanswered");
     }
     if (all) {
-        if (!p->suspect) {
+        if (!p->suspect_since) {
             struct r2_control_event ev = {.event = R2_EV_PEER_SUSPECT,
                                           .peer_host = p->host,
                                           .peer_pid = p->pid,
                                           .cause = "every path is silent"};
 
-            p->suspect = true;
             p->suspect_since = now;
             r2_control_journal(r2_eng.ctl, &ev);
             r2_control_peer_state(r2_eng.ctl, p->row, R2_SEG_PEER_SUSPECT, "every path is silent");
         }
-    } else if (p->suspect) {
-        p->suspect = false;
+    } else if (p->suspect_since) {
+        p->suspect_since = 0;
         r2_control_peer_state(r2_eng.ctl, p->row, R2_SEG_PEER_UP, "");
     }
 }

@@ -146,7 +146,7 @@ static bool in_order(const struct r2_path *path, int err)
     R2_LIST_FOR_EACH (n, &path->peer->conn_list) {
         const struct r2_conn *c = R2_CONTAINER_OF(n, struct r2_conn, node);
 
-        if (!c->remote_closed && c->state != R2_CONN_CLOSED)
+        if (!c->remote_closed && c->state < R2_CONN_CLOSING)
             return false;
     }
     return true;
@@ -262,7 +262,7 @@ static void wait_begins(struct r2_path *path, const char *cause)
 {
     struct r2_peer *p = path->peer;
 
-    p->no_path_since = p->suspect ? p->suspect_since : r2_peer_now(p);
+    p->no_path_since = p->suspect_since ? p->suspect_since : r2_peer_now(p);
     if (p->doubt_since) /* what came up meanwhile delivered nothing */
         p->no_path_since = p->doubt_since;
     if (p->active || p->opening)
@@ -295,7 +295,7 @@ void r2_path_fail(struct r2_path *path, uint32_t gen, int err, const char *cause
     path->attempt.err = err;
     if (gen <
         path->gen) { /* word of an older generation: the living one has nothing to do with it */
-        p->resync_wanted = true;
+        r2_peer_want_resync(p);
         r2_peer_wake(p);
         return;
     }
@@ -308,11 +308,11 @@ void r2_path_fail(struct r2_path *path, uint32_t gen, int err, const char *cause
     if (was_up && !r2_peer_served(p) && (carried || !p->no_path_since))
         wait_begins(path, cause);
     if (p->n_up == 0 && was_up) {
-        p->suspect = false;
+        p->suspect_since = 0;
         p->liveness.next_at = p->liveness.lost_at = r2_peer_now(p);
     }
     if (was_up) {
-        p->resync_wanted = true;
+        r2_peer_want_resync(p);
         p->todo |= R2_TODO_WEIGH;
     }
     r2_peer_wake(p);
@@ -349,7 +349,7 @@ void r2_path_up(struct r2_path *path)
     p->todo |= R2_TODO_WEIGH;
     if (p->n_up == 1) {
         r2_control_peer_state(r2_eng.ctl, p->row, R2_SEG_PEER_UP, "");
-        p->resync_wanted = true;
+        r2_peer_want_resync(p);
     }
     r2_peer_wake(p);
 }
@@ -460,7 +460,7 @@ void r2_peer_waits(struct r2_peer *p, uint64_t now)
         p->no_path_since = now;
         r2_path_wait_late(p);
     }
-    if (p->suspect && first)
+    if (p->suspect_since && first)
         p->suspect_since = now;
 }
 

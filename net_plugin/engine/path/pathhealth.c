@@ -167,7 +167,7 @@ static bool is_lost(const struct r2_path *path)
 
 static bool rnic_usable(const struct r2_path *path)
 {
-    return path->rnic < path->peer->n_rnics && path->peer->rnics[path->rnic].usable;
+    return path->rnic < path->peer->n_rnics && path->peer->rnics[path->rnic].word == R2_NIC_USABLE;
 }
 
 static enum r2_census census_of(const struct r2_path *path, bool others)

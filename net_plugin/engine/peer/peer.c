@@ -47,7 +47,6 @@ static struct r2_peer *new_peer(const uint8_t id[16], const uint8_t secret[16], 
     r2_list_init(&p->dying);
     for (int i = 0; i < R2_MAX_NICS; i++)
         p->rnics[i].weight = R2_WEIGHT_FULL;
-    p->listed = true; /* by the caller, whose lock others wait for; the timer may come before */
     p->io = r2_io_pick();
     r2_eng.upper->began(p);
     p->last_tick = r2_peer_now(p);
