@@ -8,28 +8,30 @@ void r2_grey_path_init(struct r2_path *path)
 {
     const struct r2_nic *nic = &r2_local.nics[path->lnic];
 
+    path->flow.grey = R2_GREY_FULL;
     r2_grey_init(&path->watch, nic->speed_known ? (uint64_t)nic->speed_mbps * 125000 : 0);
     if (path->peer->out)
         atomic_fetch_add_explicit(&watched_paths[path->lnic], 1, memory_order_relaxed);
 }
 
-void r2_grey_note(struct r2_path *path, bool grey)
+void r2_grey_note(struct r2_path *path, unsigned permille)
 {
-    if (path->counted_grey != grey)
-        atomic_fetch_add_explicit(&grey_paths[path->lnic], grey ? 1 : -1, memory_order_relaxed);
-    path->counted_grey = grey;
+    int was = path->flow.grey < R2_GREY_FULL, is = permille < R2_GREY_FULL;
+
+    atomic_fetch_add_explicit(&grey_paths[path->lnic], is - was, memory_order_relaxed);
+    path->flow.grey = (uint16_t)permille;
 }
 
 void r2_grey_path_up(struct r2_path *path)
 {
-    r2_grey_note(path, false);
+    r2_grey_note(path, R2_GREY_FULL);
     path->rate.tight = false;
     r2_grey_restart(&path->watch);
 }
 
 void r2_grey_path_free(struct r2_path *path)
 {
-    r2_grey_note(path, false);
+    r2_grey_note(path, R2_GREY_FULL);
     if (path->peer->out)
         atomic_fetch_sub_explicit(&watched_paths[path->lnic], 1, memory_order_relaxed);
 }
