@@ -270,7 +270,8 @@ static void on_changed(void *user)
     pthread_mutex_unlock(&v->lock);
     /* On the host the call itself returns the error. */
     if (broken)
-        r2_comms_broken(v->comm, "a peer of an AllReduce is gone");
+        r2_comms_broken(v->comm, error == -EMSGSIZE ? "ranks gave AllReduces of unequal size"
+                                                    : "a peer of an AllReduce is gone");
 }
 
 /* What a rank needs to take part. */
@@ -613,7 +614,7 @@ static int as_result(struct r2_vote *v, int rc)
 {
     if (rc == 0)
         return R2_NCCL_OK;
-    if (atomic_load(&v->comm->state) == R2_SEG_COMM_REVOKED)
+    if (atomic_load(&v->comm->state) == R2_SEG_COMM_REVOKED || rc == -EMSGSIZE)
         return R2_NCCL_USAGE; /* as NCCL says */
     if (r2_comms_elsewhere(v->comm) || rc == -ECONNRESET)
         return R2_NCCL_REMOTE;
