@@ -11,29 +11,31 @@ void r2_grey_path_init(struct r2_path *path)
 {
     const struct r2_nic *nic = &r2_local.nics[path->lnic];
 
+    path->flow.grey = R2_GREY_FULL;
     r2_grey_init(&path->watch, nic->speed_known ? (uint64_t)nic->speed_mbps * 125000 : 0);
     if (path->peer->out)
         atomic_fetch_add_explicit(&watched_paths[path->lnic], 1, memory_order_relaxed);
 }
 
-void r2_grey_note(struct r2_path *path, bool grey)
+void r2_grey_note(struct r2_path *path, unsigned permille)
 {
-    if (path->counted_grey != grey)
-        atomic_fetch_add_explicit(&grey_paths[path->lnic], grey ? 1 : -1, memory_order_relaxed);
-    path->counted_grey = grey;
+    int was = path->flow.grey < R2_GREY_FULL, is = permille < R2_GREY_FULL;
+
+    atomic_fetch_add_explicit(&grey_paths[path->lnic], is - was, memory_order_relaxed);
+    path->flow.grey = (uint16_t)permille;
 }
 
 void r2_grey_note_beside(struct r2_path *path, uint32_t beside)
 {
-    bool was_behind = path->beside && path->beside < R2_GREY_BEHIND;
+    bool was_behind = path->flow.beside && path->flow.beside < R2_GREY_BEHIND;
     bool behind = beside && beside < R2_GREY_BEHIND;
 
-    atomic_fetch_add_explicit(&rated_paths[path->lnic], !!beside - !!path->beside,
+    atomic_fetch_add_explicit(&rated_paths[path->lnic], !!beside - !!path->flow.beside,
                               memory_order_relaxed);
     atomic_fetch_add_explicit(&behind_paths[path->lnic], behind - was_behind, memory_order_relaxed);
     if (behind)
         atomic_store_explicit(&behind_share[path->lnic], beside, memory_order_relaxed);
-    path->beside = beside;
+    path->flow.beside = beside;
 }
 
 uint32_t r2_grey_nic_behind(int nic)
@@ -68,7 +70,7 @@ void r2_grey_path_segments(struct r2_path *path, const struct r2_ep_health *h, u
 
 void r2_grey_path_up(struct r2_path *path)
 {
-    r2_grey_note(path, false);
+    r2_grey_note(path, R2_GREY_FULL);
     r2_grey_note_beside(path, 0);
     path->segments.seen = path->segments.resent_seen = 0;
     path->rate.tight = false;
@@ -77,7 +79,7 @@ void r2_grey_path_up(struct r2_path *path)
 
 void r2_grey_path_free(struct r2_path *path)
 {
-    r2_grey_note(path, false);
+    r2_grey_note(path, R2_GREY_FULL);
     r2_grey_note_beside(path, 0);
     if (path->peer->out)
         atomic_fetch_sub_explicit(&watched_paths[path->lnic], 1, memory_order_relaxed);
