@@ -44,7 +44,7 @@ def _of_peer(snapshot: Snapshot, peer: Peer) -> list[Reason]:
     paths = [p for p in snapshot.paths if p.peer == peer.index and not p.spare]
     serving = [p for p in paths if p.state in SERVING]
     lost = [p for p in paths if p.state not in (*SERVING, *ENDED, "connecting")]
-    name = f"{snapshot.process.title}: paths to {peer.host}:{peer.pid}"
+    name = f"{snapshot.process.title}: paths to {peer}"
     if not lost:
         return []
     if len(serving) <= 1:
