@@ -126,7 +126,9 @@ def test_a_port_that_is_taken_is_told() -> None:
         other.listen()
         done = perf("--nics", "1", "--env", f"R2CCL_PORT_RANGE={port}-{port}")
     assert done.returncode != 0, done
-    assert "cannot listen: Address already in use" in done.stderr, done.stderr
+    text = f"cannot listen: no port is free. R2CCL_PORT_RANGE={port}-{port} has 1 port. A node "
+    text += "needs one for each of its processes (1 here), two with the shim: widen the range"
+    assert text in done.stderr, done.stderr
     assert "no NIC can be used" in done.stderr
 
 
@@ -162,6 +164,7 @@ def test_a_deaf_nic_is_shown() -> None:
                 peers = process.snapshot().peers
                 assert len({p.process_id for p in peers}) == 1
                 assert {p.direction for p in peers if p.connections} <= {"tx", "rx"}
+                assert {p.rank for p in peers if p.host} == {1}
             finally:
                 popen.terminate()
                 popen.wait(30)
