@@ -210,6 +210,7 @@ def test_slices_of_nodes_with_two_ranks(build: Build) -> None:
         *("-n", "6", "--emulate-nodes", "3", "--nics", "1"),
     )
     assert text.count("(direct)") == 18
+    assert text.count("do not cover: means of whole numbers on nodes with several ranks") == 6
     assert text.count("Out of bounds values : 0 OK") == 3
 
 
