@@ -8,6 +8,7 @@
 #include <string.h>
 
 #include "comms/inside.h"
+#include "comms/leader.h"
 #include "comms/node.h"
 #include "comms/watch.h"
 #include "device/copies.h"
@@ -136,22 +137,6 @@ static bool decide(struct r2_vote *v, enum outcome outcome)
     return first;
 }
 
-/* One line of the log says why there is none, as loud as it was asked for. */
-static void say_stock(struct r2_vote *v, const char *why)
-{
-    unsigned long long id = r2_comms_id(v->comm);
-
-    r2_comm_row_plan(v->comm, NULL, why);
-    if (v->always)
-        R2_WARN("communicator %016llx: AllReduce is NCCL's own, although R2CCL_ALLREDUCE=direct: "
-                "%s",
-                id, why);
-    else if (r2_settings_get()->mode != R2_MODE_AUTO)
-        R2_WARN_ONCE("communicator %016llx has no plans, as R2CCL_MODE asks for: %s", id, why);
-    else
-        R2_INFO("communicator %016llx has no plans: %s", id, why);
-}
-
 static void say_direct(struct r2_vote *v)
 {
     char line[112];
@@ -185,7 +170,7 @@ static void take_stock(struct r2_vote *v, const char *why)
     v->making = false;
     pthread_mutex_unlock(&v->lock);
     if (first)
-        say_stock(v, why);
+        r2_leader_none(v->comm, why);
     r2_direct_free(direct);
     r2_copies_free(copies);
     if (within)
