@@ -78,6 +78,7 @@ SECTIONS = (
                 "read_cmds",
                 "Show NICs, peers, paths and counters of running processes.",
             ),
+            Later("top", "top_cmds", "Show jobs on one screen, the worst first, until Ctrl-C."),
             Later(
                 "nics",
                 "read_cmds",

@@ -162,7 +162,7 @@ def test_refusal_by_another_nic_ends_nobody(build: Build, lab: Lab) -> None:
     try:
         with two(build, lab, "nic0", "nic1") as job:
             word = f"nic0 to {lab.address('n1', 'nic1')}:"
-            until("it is said", lambda: word in job.text(0), 10.0, job)
+            until("it is said", lambda: word in job.text(0), 30.0, job)
             assert "no NIC here reaches a peer process" in job.text(0)
             assert "nobody listens there" in job.text(0)
             time.sleep(2.0)

@@ -151,7 +151,7 @@ static void up_failed(void *owner, struct r2_ep *ep, int err, const struct r2_ep
 
 static void up_nic_link(int nic, int transport, bool up, const char *cause)
 {
-    r2_nic_transport(nic, transport, up, cause);
+    r2_nic_transport(nic, transport, up, cause, r2_now_ns());
 }
 
 static void up_shut_over(void *owner, struct r2_ep *ep)
