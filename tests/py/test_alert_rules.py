@@ -97,7 +97,7 @@ def test_every_alert_is_tested() -> None:
 def test_the_questions_are_promql(tmp_path: Path) -> None:
     queries = [line for line in block("Questions").splitlines() if not line.startswith("#")]
     rules = [{"record": f"q{n}", "expr": query} for n, query in enumerate(filter(None, queries))]
-    assert len(rules) == 3
+    assert len(rules) == 4
     file = tmp_path / "questions.yml"
     file.write_text(json.dumps({"groups": [{"name": "questions", "rules": rules}]}))
     assert "3 rules found" in promtool("check", "rules", file)
