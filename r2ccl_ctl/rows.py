@@ -43,6 +43,9 @@ class Nic:
     recoveries: int
     errors: int
     replayed_bytes: int
+    tx_segments: int = 0
+    retransmits: int = 0
+    loss_ppm: int = 0
     rdma_device: str = ""
     rdma_port: int = 0
     rdma_state: str = ""
@@ -76,8 +79,9 @@ class Peer:
 
 @dataclass(frozen=True)
 class PathRow:
-    """A path: a local NIC to one NIC of a peer. `rate` in bytes per second. `direction`: that of
-    its peer row. `spare`: a better pair of NICs serves meanwhile; only the sending side knows."""
+    """A path: a local NIC to one NIC of a peer. `rate` in bytes per second. `retransmits`: segments
+    that the kernel has sent again; loss_ppm: their share of all. `direction`: that of its peer row.
+    `spare`: a better pair of NICs serves meanwhile; only the sending side knows."""
 
     index: int
     peer: int
@@ -105,6 +109,8 @@ class PathRow:
     reuse_mono_ns: int = 0
     direction: str = ""
     spare: bool = False
+    retransmits: int = 0
+    loss_ppm: int = 0
 
 
 @dataclass(frozen=True)
@@ -163,7 +169,7 @@ def nic(index: int, row: dict[str, Any]) -> Nic:
         **take(
             n,
             "tx_bytes rx_bytes tx_chunks rx_chunks tx_rate rx_rate inflight_bytes failures "
-            "recoveries errors replayed_bytes",
+            "recoveries errors replayed_bytes tx_segments retransmits loss_ppm",
         ),
         **rdma(row),
     )
@@ -271,7 +277,7 @@ def path(index: int, row: dict[str, Any], nics: dict[int, str], peers: dict[int,
         **take(
             row,
             "peer remote_nic generation weight streams cause since_real_ns since_mono_ns "
-            "penalty reuse_mono_ns",
+            "penalty reuse_mono_ns retransmits loss_ppm",
         ),
         **take(
             row["n"],

@@ -24,6 +24,14 @@ def penalty(row: Nic | PathRow, now_ns: int | None = None) -> str:
     return f"{text}, reuse in {show_span(left)}" if left > 0 else text
 
 
+def retransmits(row: Nic | PathRow) -> str:
+    """Segments that the kernel has sent again, and their share: of a NIC that of the last second or
+    more, of a path that of all."""
+    if not row.retransmits:
+        return "-"
+    return f"{row.retransmits} ({row.loss_ppm / 10_000:.1f} %)"
+
+
 def odd(path: PathRow, nics: Iterable[Nic]) -> bool:
     """Worth a look without --details: a path that does not carry, unless it ended in order or a
     better one serves, and one that carries less than its NIC may (docs/failures.md)."""
@@ -49,6 +57,7 @@ def path_table(paths: Sequence[PathRow], now_ns: int | None = None) -> Table:
         ">RTT": lambda path: f"{path.rtt_us} us" if path.rtt_us else "-",
         ">IN FLIGHT": lambda path: show_bytes(path.inflight_bytes),
         ">REPLAYED": lambda path: show_bytes(path.replayed_bytes),
+        ">RETRANS": lambda path: retransmits(path),
         ">FAILS": lambda path: path.failures,
         "SINCE": lambda path: ago(path.since_mono_ns, now_ns),
         "PENALTY": lambda path: penalty(path, now_ns),
@@ -57,6 +66,7 @@ def path_table(paths: Sequence[PathRow], now_ns: int | None = None) -> Table:
     needed = {
         "VIA": any(path.via != "tcp" for path in paths),
         ">REPLAYED": any(path.replayed_bytes for path in paths),
+        ">RETRANS": any(path.retransmits for path in paths),
         "PENALTY": any(path.penalty or path.state == "damped" for path in paths),
     }
     names = [name for name in columns if needed.get(name, True)]

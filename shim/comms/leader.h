@@ -38,7 +38,6 @@ struct r2_leader {
     struct r2_policy policy;
     struct r2_plan force, asked; /* what runs, and what was proposed last */
     bool asking;
-    uint64_t called_ns;     /* when all ranks agreed to connect; 0: not yet */
     uint64_t planned_bytes; /* the size that was planned for */
     uint32_t events, rounds;
     char said[R2_PLAN_WHY]; /* the last line in log, journal and row */
@@ -61,7 +60,8 @@ void r2_leader_free(struct r2_leader *l);
 void r2_leader_reported(struct r2_leader *l, int rank, const struct r2_agree_report *report);
 #define R2_LEADER_STOP UINT32_C(1) /* in a report's flags */
 void r2_leader_decided(struct r2_leader *l, bool committed);
-void r2_leader_turn(struct r2_leader *l, uint64_t now_ns);
+/* Returns when to call again at the latest. */
+uint64_t r2_leader_turn(struct r2_leader *l, uint64_t now_ns);
 /* Changes of what nodes have left, and looks of the planner. */
 void r2_leader_counts(struct r2_leader *l, uint32_t *events, uint32_t *rounds);
 

@@ -154,8 +154,10 @@ static void say_direct(struct r2_vote *v)
 {
     char line[112];
 
-    if (!v->always)
-        return; /* when a plan takes it */
+    if (!v->always) { /* a plan takes it, later */
+        r2_watch_journal("the ranks of a communicator are connected: plans may begin");
+        return;
+    }
     snprintf(line, sizeof(line), "communicator %016llx: AllReduce is R2CCL's own (direct)",
              (unsigned long long)r2_comms_id(v->comm));
     R2_INFO("%s", line);
@@ -268,10 +270,23 @@ static void on_changed(void *user)
     pthread_mutex_unlock(&v->lock);
     /* On the host the call itself returns the error. */
     if (broken)
-        r2_comms_broken(v->comm, "a peer of an AllReduce is gone");
+        r2_comms_broken(v->comm, error == -EMSGSIZE ? "ranks gave AllReduces of unequal size"
+                                                    : "a peer of an AllReduce is gone");
 }
 
-static int make(struct r2_vote *v, struct r2_direct **out)
+/* What a rank needs to take part. */
+struct parts {
+    struct r2_direct *direct;
+    struct r2_copies *copies;
+};
+
+static void drop(const struct parts *parts)
+{
+    r2_direct_free(parts->direct);
+    r2_copies_free(parts->copies);
+}
+
+static int make(struct r2_vote *v, struct parts *out)
 {
     struct r2_direct_config config = {.net = r2_real_plugin_symbol("ncclNetPlugin_v12"),
                                       .id = r2_comms_id(v->comm),
@@ -283,17 +298,17 @@ static int make(struct r2_vote *v, struct r2_direct **out)
                                       .caller = v};
     int rc = config.net ? 0 : -ENOENT;
 
-    *out = NULL;
+    *out = (struct parts){0};
     if (rc == 0 && r2_device_cuda())
-        rc = r2_copies_new(&v->copies, v->device, config.memory);
-    if (v->copies) {
+        rc = r2_copies_new(&out->copies, v->device, config.memory);
+    if (out->copies) {
         config.device = &gpu;
-        config.user = v->copies;
+        config.user = out->copies;
     }
     if (rc == 0 && v->per_node > 1 && v->place == 0 &&
         !r2_node_id(r2_comms_real(v->comm), v->node_id))
         rc = -ENOSYS;
-    return rc ? rc : r2_direct_new(out, &config);
+    return rc ? rc : r2_direct_new(&out->direct, &config);
 }
 
 static const char *reason(int rc)
@@ -339,25 +354,31 @@ static const char *place(struct r2_vote *v, const int *rank_node, int nodes)
     return here < 0 ? "nodes have unequal numbers of ranks" : NULL;
 }
 
-/* Once; the service thread. */
+/* Once; the service thread. Meanwhile the application may end it. */
 static void begin(struct r2_vote *v)
 {
-    struct r2_direct *direct = NULL;
-    bool refuses, again;
+    struct parts parts = {0};
+    bool refuses, again, over;
     int rc;
 
     pthread_mutex_lock(&v->lock);
     refuses = v->refuses;
-    again = v->asked || v->outcome != OPEN;
+    again = v->asked || v->closed || v->outcome != OPEN;
     v->asked = true;
     pthread_mutex_unlock(&v->lock);
     if (again)
         return;
-    rc = refuses ? 0 : make(v, &direct);
+    rc = refuses ? 0 : make(v, &parts);
     pthread_mutex_lock(&v->lock);
-    v->direct = direct;
-    offer(v, FIRST_ROUND, refuses ? v->why : rc ? reason(rc) : NULL);
+    over = v->closed || v->outcome != OPEN;
+    if (!over) {
+        v->direct = parts.direct;
+        v->copies = parts.copies;
+        offer(v, FIRST_ROUND, refuses ? v->why : rc ? reason(rc) : NULL);
+    }
     pthread_mutex_unlock(&v->lock);
+    if (over)
+        drop(&parts);
 }
 
 /* Where there is nothing to vote about. */
@@ -368,6 +389,11 @@ static const char *never(struct r2_vote *v, const int *rank_node, int nodes)
     if (v->always && nodes == 2)
         why = NULL; /* slower than the ring, but asked for */
     return why ? why : place(v, rank_node, nodes);
+}
+
+void r2_vote_invited(struct r2_vote *v)
+{
+    begin(v);
 }
 
 bool r2_vote_ready(struct r2_vote *v, const int *rank_node, int nodes)
@@ -516,9 +542,7 @@ int r2_vote_accept(struct r2_vote *v, const void *data, size_t len, void **objec
     struct r2_plan *plan = malloc(sizeof(*plan));
     int rc = plan ? r2_plan_read(plan, data, len, v->nodes) : -ENOMEM;
 
-    if (rc == 0 && plan->connect)
-        begin(v);
-    if (rc == 0 && plan->schedule != R2_PLAN_STOCK && !plan->connect && !able(v))
+    if (rc == 0 && plan->schedule != R2_PLAN_STOCK && !able(v))
         rc = -EAGAIN;
     if (rc)
         free(plan);
@@ -544,8 +568,6 @@ void r2_vote_follow(struct r2_vote *v, const void *object, uint64_t epoch, uint6
     enum r2_plan_schedule before = v->plan.schedule;
     char name[40], line[112];
 
-    if (((const struct r2_plan *)object)->connect)
-        return; /* what runs has not changed */
     v->plan = *(const struct r2_plan *)object;
     describe(v, name, sizeof(name));
     if (v->plan.schedule == R2_PLAN_STOCK && before == R2_PLAN_STOCK)
@@ -592,7 +614,7 @@ static int as_result(struct r2_vote *v, int rc)
 {
     if (rc == 0)
         return R2_NCCL_OK;
-    if (atomic_load(&v->comm->state) == R2_SEG_COMM_REVOKED)
+    if (atomic_load(&v->comm->state) == R2_SEG_COMM_REVOKED || rc == -EMSGSIZE)
         return R2_NCCL_USAGE; /* as NCCL says */
     if (r2_comms_elsewhere(v->comm) || rc == -ECONNRESET)
         return R2_NCCL_REMOTE;

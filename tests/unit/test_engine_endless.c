@@ -40,7 +40,7 @@ static struct view view_of(int nic)
 
     r2_peer_lock(p);
     path = r2_path_find(p, nic, nic, R2_VIA_TCP);
-    v = (struct view){path->gen, path->fails, path->attempt_at, path->next_at};
+    v = (struct view){path->gen, path->attempt.fails, path->attempt.at, path->attempt.next_at};
     pthread_mutex_unlock(&p->lock);
     return v;
 }

@@ -121,8 +121,7 @@ static void say_deaf(int moment)
 static void start(int moment)
 {
     r2_nic_transport(PORT, 1, true, "port up");
-    *port() = (struct r2_nic_state){.row = -1, .link_up = true};
-    atomic_store(&port()->usable, true);
+    *port() = (struct r2_nic_state){.row = -1, .link_up = true, .word = R2_NIC_USABLE};
     r2_local.nics[PORT].link_up = true;
     held = 0;
     left = moment;

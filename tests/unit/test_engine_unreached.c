@@ -36,7 +36,7 @@ static bool failed(int lnic, int rnic)
 
     r2_peer_lock(r.conn->peer);
     path = r2_path_find(r.conn->peer, lnic, rnic, R2_VIA_TCP);
-    yes = path && path->first_choice && !r2_path_is_up(path) && path->fails;
+    yes = path && path->role == R2_ROLE_FIRST && !r2_path_is_up(path) && path->attempt.fails;
     pthread_mutex_unlock(&r.conn->peer->lock);
     return yes;
 }
@@ -211,7 +211,7 @@ static void look_after_it(int nic)
     r2_peer_lock(p);
     path = r2_path_find(p, nic, nic, R2_VIA_TCP);
     gen = path->gen;
-    path->attempt_at -= 60 * R2_NS_PER_S;
+    path->attempt.at -= 60 * R2_NS_PER_S;
     r2_peer_unlock(p);
     r2_peer_get(p); /* the task's */
     r2_peer_task(&p->task);

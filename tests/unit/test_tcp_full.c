@@ -117,7 +117,7 @@ static void left_behind(void *unused)
     r2_peer_lock(tx->peer);
     r2_out_info(path);
     CHECK_LT(path->outbox.off, path->outbox.len);
-    path->outbox.flush_wanted = false;
+    path->outbox.due = 0;
     pthread_mutex_unlock(&tx->peer->lock);
     WHILE_MS (3000, left) {
         r2_peer_lock(tx->peer);

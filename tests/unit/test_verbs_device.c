@@ -401,7 +401,7 @@ static void sockets_stand_by(void)
         if (p->paths[i]->transport != R2_VIA_TCP)
             continue;
         up += r2_path_is_up(p->paths[i]);
-        CHECK_EQ(p->paths[i]->last_err, 0);
+        CHECK_EQ(p->paths[i]->attempt.err, 0);
     }
     r2_peer_unlock(p);
     CHECK_GT(up, 0);

@@ -38,7 +38,7 @@ static uint32_t look(uint64_t *bytes)
 
     r2_peer_lock(p);
     gen = path_of(p)->gen;
-    *bytes = path_of(p)->tx_bytes;
+    *bytes = path_of(p)->sum.tx_bytes;
     r2_peer_unlock(p);
     return gen;
 }
@@ -59,7 +59,7 @@ static bool told(struct r2_conn *c)
     bool yes;
 
     r2_peer_lock(c->peer);
-    yes = path_of(c->peer)->shown.up;
+    yes = path_of(c->peer)->intro == R2_INTRO_TOLD;
     r2_peer_unlock(c->peer);
     return yes;
 }

@@ -181,7 +181,8 @@ void r2_tell_heard(const struct r2_wire_addr *nic, uint64_t now)
 static bool is_said(const struct r2_peer *p, const struct r2_wire_addr *nic)
 {
     for (int i = 0; i < p->n_rnics; i++) {
-        if (p->rnics[i].known && !p->rnics[i].usable && r2_same_nic(&p->rnics[i].addr, nic))
+        if (p->rnics[i].known && p->rnics[i].word != R2_NIC_USABLE &&
+            r2_same_nic(&p->rnics[i].addr, nic))
             return true;
     }
     return false;

@@ -165,7 +165,7 @@ static bool remote_word(const struct r2_suspect *s)
     bool word;
 
     r2_peer_lock(s->peer);
-    word = s->peer->rnics[s->rnic].known && !s->peer->rnics[s->rnic].usable;
+    word = s->peer->rnics[s->rnic].known && s->peer->rnics[s->rnic].word != R2_NIC_USABLE;
     r2_peer_leave(s->peer);
     return word;
 }
@@ -369,7 +369,7 @@ static void fail_pair(const struct r2_target *t)
                 r2_same_nic(&p->rnics[path->rnic].addr, &t->addr))
                 r2_path_fail(path, path->gen, ETIMEDOUT, "a hint; then a probe was not answered");
         }
-        if (p->resync_wanted && p->n_up)
+        if (p->resync && p->n_up)
             r2_peer_resync(p);
         r2_peer_unlock(p);
         r2_peer_put(p);

@@ -33,7 +33,8 @@ static bool tried_in_vain(const struct r2_peer *p, uint64_t now)
     for (int i = 0; i < p->n_paths; i++) {
         const struct r2_path *path = p->paths[i];
 
-        if (path->first_choice && (path->fails < TRIED_LEAST || r2_path_reaches_kernel(path)))
+        if (path->role == R2_ROLE_FIRST &&
+            (path->attempt.fails < TRIED_LEAST || r2_path_reaches_kernel(path)))
             return false;
     }
     return p->n_paths > 0;
@@ -42,7 +43,7 @@ static bool tried_in_vain(const struct r2_peer *p, uint64_t now)
 static bool never_up(const struct r2_peer *p)
 {
     for (int i = 0; i < p->n_paths; i++) {
-        if (p->paths[i]->ever_up || r2_path_is_up(p->paths[i]))
+        if (r2_past_carried(p->paths[i]->past) || r2_path_is_up(p->paths[i]))
             return false;
     }
     return true;
@@ -76,15 +77,15 @@ static void add_pairs(const struct r2_peer *p, char *out, size_t cap)
     for (int i = 0; i < p->n_paths; i++) {
         const struct r2_path *path = p->paths[i];
 
-        if (!path->first_choice)
+        if (path->role != R2_ROLE_FIRST)
             continue;
         r2_wire_addr_text(&p->rnics[path->rnic].addr, text, sizeof(text));
         ADD(out, cap, "%s%s to %s (its NIC %d): %s", first ? "" : "; ", r2_nic_name(path->lnic),
             text, path->rnic,
-            path->last_err == ECONNREFUSED ? "nobody listens there, as its host says"
-            : path->last_err == EHOSTUNREACH || path->last_err == ETIMEDOUT
+            path->attempt.err == ECONNREFUSED ? "nobody listens there, as its host says"
+            : path->attempt.err == EHOSTUNREACH || path->attempt.err == ETIMEDOUT
                 ? "no answer"
-                : strerror(path->last_err));
+                : strerror(path->attempt.err));
         first = false;
     }
 }

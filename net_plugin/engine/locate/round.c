@@ -150,7 +150,7 @@ static bool still_suspect(struct r2_peer *p)
     bool yes;
 
     r2_peer_lock(p);
-    yes = p->life == R2_PEER_ALIVE && p->n_up && !p->suspect && !r2_list_empty(&p->conn_list);
+    yes = p->life == R2_PEER_ALIVE && p->n_up && !p->suspect_since && !r2_list_empty(&p->conn_list);
     r2_peer_leave(p);
     return yes;
 }
@@ -164,7 +164,7 @@ void r2_rounds_failed(struct r2_peer *p, int lnic, int rnic, int via, uint64_t a
     if (!r2_nic_usable(lnic)) /* the reason is known */
         return;
     r2_peer_lock(p);
-    word = p->rnics[rnic].known && !p->rnics[rnic].usable;
+    word = p->rnics[rnic].known && p->rnics[rnic].word != R2_NIC_USABLE;
     addr = p->rnics[rnic].addr;
     r2_peer_leave(p);
     /* No socket of ours goes over that NIC, or over any wire at all (a process of this node). */

@@ -73,7 +73,8 @@ static int find_nics(void)
     for (int i = 0; i < n; i++) {
         r2_eng.nic_state[i].row = -1;
         r2_eng.nic_state[i].link_up = r2_local.nics[i].link_up;
-        atomic_init(&r2_eng.nic_state[i].usable, r2_local.nics[i].link_up);
+        atomic_init(&r2_eng.nic_state[i].word,
+                    r2_local.nics[i].link_up ? R2_NIC_USABLE : R2_NIC_DOWN);
     }
     return n;
 }

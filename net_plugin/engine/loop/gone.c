@@ -19,7 +19,7 @@ void r2_peer_gone(struct r2_peer *p, int err, const char *cause)
         .event = R2_EV_PEER_GONE, .peer_host = p->host, .peer_pid = p->pid, .cause = cause};
     struct r2_list *n, *tmp;
 
-    if (p->life == R2_PEER_GONE)
+    if (p->life != R2_PEER_ALIVE)
         return;
     p->life = R2_PEER_GONE;
     p->error = err;
@@ -35,8 +35,8 @@ void r2_peer_gone(struct r2_peer *p, int err, const char *cause)
     R2_LIST_FOR_EACH_SAFE (n, tmp, &p->conn_list) {
         struct r2_conn *c = R2_CONTAINER_OF(n, struct r2_conn, node);
 
-        if (c->state == R2_CONN_CLOSED) {
-            c->close_acked = true; /* nobody is left to acknowledge it */
+        if (c->state >= R2_CONN_CLOSING) {
+            c->word = R2_WORD_HEARD; /* nobody is left to acknowledge it */
             r2_conn_reap(c);
         } else if (!outlives_sender(c)) {
             r2_conn_fail(c, err);

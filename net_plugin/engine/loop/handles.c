@@ -200,7 +200,7 @@ static void learn_addrs(struct r2_peer *p, const struct handle *h)
             learn_second(&p->rnics[nic], &h->addrs[i].addr);
             continue;
         }
-        p->rnics[nic].known = p->rnics[nic].usable = true;
+        p->rnics[nic].known = true;
         p->rnics[nic].word = R2_NIC_USABLE;
         p->rnics[nic].addr = h->addrs[i].addr;
         if (nic >= p->n_rnics)
@@ -229,7 +229,7 @@ static int begin(struct r2_ctx *ctx, int dev, struct handle *h)
     if (!p)
         return -ENOMEM;
     r2_peer_lock(p);
-    if (p->life == R2_PEER_GONE || !p->listed) {
+    if (p->life != R2_PEER_ALIVE) {
         rc = given_up(p);
         goto out;
     }

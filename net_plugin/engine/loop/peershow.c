@@ -12,7 +12,7 @@ static uint64_t heard_at(const struct r2_peer *p)
     for (int i = 0; i < p->n_paths; i++) {
         const struct r2_path *path = p->paths[i];
 
-        if (r2_path_is_up(path) && path->heard && path->hb.proven_at > heard)
+        if (r2_path_is_up(path) && path->intro && path->hb.proven_at > heard)
             heard = path->hb.proven_at;
     }
     return heard;
@@ -25,7 +25,7 @@ static uint64_t waits_since(const struct r2_peer *p)
         return 0;
     if (!r2_peer_served(p))
         return p->no_path_since;
-    return p->suspect ? p->suspect_since : 0;
+    return p->suspect_since;
 }
 
 /* Since when messages wait that none of the paths that are up may carry (r2_peer_check_stuck). */
@@ -80,7 +80,7 @@ static bool somebody_waits(const struct r2_peer *p)
     R2_LIST_FOR_EACH (n, &p->conn_list) {
         const struct r2_conn *c = R2_CONTAINER_OF(n, struct r2_conn, node);
 
-        if (!c->lingers && c->oldest < c->next_seq)
+        if (!c->linger && c->oldest < c->next_seq)
             return true;
     }
     return false;

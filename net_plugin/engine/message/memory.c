@@ -115,7 +115,7 @@ int r2_engine_dereg(struct r2_conn *c, struct r2_mr *mr)
         busy |= c->reqs[i].attached && uses(&c->reqs[i], mr);
     if (busy)
         r2_conn_fail(c, -ECANCELED);
-    if (c->state == R2_CONN_FAILED || c->state == R2_CONN_CLOSED) {
+    if (c->state >= R2_CONN_FAILED) {
         rc = r2_conn_detach(c, &revoke);
     } else {
         r2_peer_unlock(c->peer);

@@ -58,7 +58,7 @@ int r2_nic_add_ports(int n)
         r2_nics_append(r2_local.nics, n + i, seed[i]);
         atomic_store(&port_down[n + i], !found[i].link_up);
         r2_eng.nic_state[n + i].link_up = found[i].link_up;
-        atomic_init(&r2_eng.nic_state[n + i].usable, found[i].link_up);
+        atomic_init(&r2_eng.nic_state[n + i].word, found[i].link_up ? R2_NIC_USABLE : R2_NIC_DOWN);
     }
     return n + m;
 }
@@ -126,7 +126,7 @@ void r2_nic_transport(int nic, int transport, bool up, const char *cause)
         r2_peer_lock(peers[i]);
         for (int k = 0; k < peers[i]->n_paths; k++) {
             if (peers[i]->paths[k]->lnic == nic && peers[i]->paths[k]->transport == transport)
-                peers[i]->paths[k]->next_at = 0;
+                peers[i]->paths[k]->attempt.next_at = 0;
         }
         r2_peer_unlock(peers[i]);
         r2_peer_wake(peers[i]);

@@ -20,7 +20,7 @@ static bool remarked[R2_MAX_NICS]; /* the row's cause is not the state's; under 
 
 bool r2_nic_usable(int nic)
 {
-    return atomic_load(&r2_eng.nic_state[nic].usable);
+    return r2_nic_word(nic) == R2_NIC_USABLE;
 }
 
 static enum r2_health_state state_of(int nic)
@@ -116,8 +116,8 @@ static void journal(int nic, enum r2_health_state before, enum r2_health_state n
 static void tell_path(struct r2_path *path, enum r2_nic_word word, bool others, const char *cause)
 {
     if (word == R2_NIC_USABLE) {
-        path->next_at = 0;
-        path->fails = 0;
+        path->attempt.next_at = 0;
+        path->attempt.fails = 0;
     } else if (path->ep && word != R2_NIC_DRAINED && (word != R2_NIC_DAMPED || others)) {
         r2_path_fail(path, path->gen, word == R2_NIC_DOWN ? ENETDOWN : EIO, cause);
     }
@@ -147,7 +147,7 @@ static void tell_peer(struct r2_peer *p, int nic, bool news, bool forgiven, cons
             tell_path(p->paths[i], word, others, cause);
     }
     r2_nicnews_tell(p, nic);
-    if (p->resync_wanted && p->out && p->n_up)
+    if (p->resync && p->out && p->n_up)
         r2_peer_resync(p);
     r2_peer_weigh(p);
     if (p->out)
@@ -195,7 +195,6 @@ static bool nic_event(int nic, enum r2_health_event event, const char *cause)
     atomic_store(&s->word, (unsigned char)word);
     if (news) /* last: see r2_nic_state */
         atomic_fetch_add(&s->epoch, 1);
-    atomic_store(&s->usable, word == R2_NIC_USABLE);
     atomic_store(&s->trusted, now == R2_HEALTH_HEALTHY || now == R2_HEALTH_SUSPECT);
     if (now != before) {
         r2_control_nic_state(r2_eng.ctl, s->row, shown_as(now), cause);
@@ -567,7 +566,6 @@ void r2_nicstate_begin(int i)
     s->health.state = s->link_up ? R2_HEALTH_HEALTHY : R2_HEALTH_FAILED;
     atomic_store(&s->weight, carries ? R2_WEIGHT_FULL : 0);
     atomic_store(&s->word, (unsigned char)word_of(s));
-    atomic_store(&s->usable, s->link_up);
     atomic_store(&s->trusted, s->link_up);
     atomic_store(&s->ramp, R2_WEIGHT_FULL);
     add_row(i);

@@ -39,6 +39,7 @@ static struct r2_peer *new_peer(const uint8_t id[16], const uint8_t secret[16], 
     memcpy(p->id, id, 16);
     memcpy(p->secret, secret, 16);
     p->out = out;
+    p->rtt_most = UINT64_MAX;
     r2_hash_init(&p->conns);
     r2_list_init(&p->conn_list);
     r2_list_init(&p->ready);
@@ -46,7 +47,6 @@ static struct r2_peer *new_peer(const uint8_t id[16], const uint8_t secret[16], 
     r2_list_init(&p->dying);
     for (int i = 0; i < R2_MAX_NICS; i++)
         p->rnics[i].weight = R2_WEIGHT_FULL;
-    p->listed = true; /* by the caller, whose lock others wait for; the timer may come before */
     p->io = r2_io_pick();
     r2_eng.upper->began(p);
     p->last_tick = r2_peer_now(p);
@@ -205,20 +205,21 @@ static void unlock(struct r2_peer *p, bool push, bool soon, bool data)
         struct r2_path *path = p->paths[i];
 
         if (!path->ep || !r2_path_is_up(path) ||
-            !(path->outbox.flush_wanted || path->outbox.kick_wanted))
+            !(path->outbox.due == R2_OUT_NOW || path->outbox.kick_wanted))
             continue;
         eps[n] = path->ep;
         r2_eng.ops->get(path->ep);
-        flush[n] = path->outbox.flush_wanted;
+        flush[n] = path->outbox.due == R2_OUT_NOW;
         lone[n] = soon && flush[n] && !in_burst(path, r2_peer_now(p));
         kick[n] = path->outbox.kick_wanted;
         if (path->outbox.kick_wanted && !worth)
             worth = lanes_worth(p);
         left |= kick[n] || (soon && flush[n]);
-        lanes[n++] =
+        lanes[n] =
             path->state == R2_PATH_TESTING ? R2_LANES_MAX : worth; /* each has its own to show */
-        path->outbox.flush_wanted = false;
+        path->outbox.due = flush[n] ? 0 : path->outbox.due;
         path->outbox.kick_wanted = 0;
+        n++;
     }
     if (left && !r2_io_alone())
         recheck_later(p, r2_peer_now(p));

@@ -486,7 +486,7 @@ bool remote_suspect(const struct remote *r)
     if (!p)
         return false;
     r2_peer_lock(p);
-    yes = p->suspect;
+    yes = p->suspect_since;
     pthread_mutex_unlock(&p->lock);
     r2_peer_put(p);
     return yes;
