@@ -99,7 +99,7 @@ static void say(struct r2_peer *p, const char *brief, const char *text)
     r2_control_peer_state(r2_eng.ctl, p->row, R2_SEG_PEER_CONNECTING, brief);
     r2_control_journal(r2_eng.ctl, &ev);
     if (!atomic_exchange(&told, true))
-        R2_TELL("%s. The job waits for a way until R2CCL_NO_PATH_TIMEOUT; look at the NICs "
+        R2_TELL("%s. The job waits for a path, at most for R2CCL_NO_PATH_TIMEOUT. Check the NICs "
                 "(R2CCL_NICS), addresses and subnets of both nodes",
                 text);
     else
