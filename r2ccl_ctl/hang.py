@@ -158,7 +158,8 @@ def by_process(peers: Iterable[Peer]) -> dict[str, list[Peer]]:
 
 
 def is_waited_for(peer: Peer, now_ns: int) -> bool:
-    return 0 < peer.waits_mono_ns <= now_ns and peer.state not in ("gone", "closed")
+    waits = peer.waits_mono_ns != 0 and peer.waits_mono_ns <= now_ns
+    return waits and peer.state not in ("gone", "closed")
 
 
 def who(peer: Peer, rank: int | None) -> str:

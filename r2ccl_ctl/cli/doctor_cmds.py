@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import sys
-from pathlib import Path
 
 import click
 
 from r2ccl_ctl.cli.common import json_option, print_json
+from r2ccl_ctl.cli.host_options import host_options
 from r2ccl_ctl.cli.view import document
 from r2ccl_ctl.doctor import hosts as between
 from r2ccl_ctl.doctor import local
@@ -17,22 +17,10 @@ STYLES = {"error": "red", "warning": "yellow", "note": "cyan", "ok": "green"}
 
 
 @click.command()
-@click.option("--hosts", "names", metavar="A,B,...", default="", help="Also between these hosts.")
-@click.option(
-    "--hostfile",
-    type=click.Path(path_type=Path, dir_okay=False),
-    help="The hosts, one at the start of each line.",
-)
-@click.option(
-    "--via",
-    default=between.SSH,
-    show_default=True,
-    metavar="COMMAND",
-    help="What starts a helper on a host: ssh, srun or mpirun, with options.",
-)
+@host_options("Also between these hosts.")
 @click.option("--quiet", "-q", is_flag=True, help="Only warnings and errors.")
 @json_option
-def doctor(names: str, hostfile: Path | None, via: str, quiet: bool, as_json: bool) -> None:
+def doctor(hosts: list[str], via: str, quiet: bool, as_json: bool) -> None:
     """Check hosts before a job: NICs, kernel settings, limits, NCCL, variables.
 
     Each finding has a severity, its evidence, and a remedy. It says which NICs a job would use, and
@@ -49,7 +37,6 @@ def doctor(names: str, hostfile: Path | None, via: str, quiet: bool, as_json: bo
       r2ccl-ctl doctor --hosts node1,node2
       r2ccl-ctl doctor --hostfile hosts.txt --via srun --json
     """
-    hosts = between.parse_hosts(names, hostfile)
     found = worst_first(between.check(hosts, via) if hosts else local.check_all()[1])
     if as_json:
         print_json(document("findings", [one.as_dict() for one in found]))

@@ -78,10 +78,12 @@ SECTIONS = (
                 "read_cmds",
                 "Show NICs, peers, paths and counters of running processes.",
             ),
+            Later("top", "top_cmds", "Show jobs on one screen, the worst first, until Ctrl-C."),
             Later(
                 "nics",
                 "read_cmds",
-                "List the NICs: state, weight, rates, injected faults, and the verdicts about broken ones.",
+                "List the NICs: state, weight, rates, injected faults, and the verdicts about "
+                "broken ones.",
             ),
             Later(
                 "journal",

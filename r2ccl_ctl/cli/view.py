@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from r2ccl_ctl import hang, hostnics
+from r2ccl_ctl import hang, hostnics, verdict
 from r2ccl_ctl.cli.comm_view import comm_dict, comm_table
 from r2ccl_ctl.cli.common import add_row, ago, process_state, row_dict, state, table
 from r2ccl_ctl.cli.path_view import count_text, odd, path_table, peer_table
@@ -52,7 +52,7 @@ SHOWN_COUNTERS = (
 class Rates:
     """Bytes per second and NIC, from one look to the next."""
 
-    _last: dict[tuple[str, int], tuple[int, int, int]] = field(default_factory=dict)
+    _last: dict[tuple[str, str, int], tuple[int, int, int]] = field(default_factory=dict)
 
     @property
     def fresh(self) -> bool:
@@ -63,7 +63,7 @@ class Rates:
         """NIC index -> (tx, rx); nothing at the first look."""
         found = {}
         for nic in snapshot.nics:
-            key = (snapshot.process.name, nic.index)
+            key = (snapshot.process.host, snapshot.process.name, nic.index)
             before = self._last.get(key)
             self._last[key] = (snapshot.mono_ns, nic.tx_bytes, nic.rx_bytes)
             if before is None:
@@ -147,15 +147,19 @@ def snapshot_dict(
     snapshot: Snapshot, rates: dict[int, tuple[float, float]], seen: Seen
 ) -> dict[str, Any]:
     rank, found = snapshot.process.rank, hang.waits(snapshot, seen)
+    standing = hang.stands(snapshot, seen)
+    reasons = verdict.judge(snapshot, standing)
     return {
         **process_dict(snapshot.process),
+        "verdict": verdict.WORDS[verdict.worst(reasons)].lower(),
+        "reasons": [reason.text for reason in reasons],
         "time": rfc3339(snapshot.real_ns),
         "mono_ns": snapshot.mono_ns,
         "missing_signals": snapshot.missing,
         "nics": [nic_dict(nic, rates) for nic in snapshot.nics],
         "peers": [row_dict(peer) for peer in snapshot.peers],
         "paths": [row_dict(path) for path in snapshot.paths],
-        "stands": hang.stands(snapshot, seen),
+        "stands": standing,
         "waits": [entry for wait in found for entry in hang.wait_dicts(wait, snapshot, rank)],
         "communicators": [comm_dict(comm, snapshot, seen) for comm in snapshot.comms],
         "counters": snapshot.counters,

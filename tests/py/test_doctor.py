@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from conftest import ROOT, missing
 
-from r2ccl_ctl import settings_view
+from r2ccl_ctl import remote, settings_view
 from r2ccl_ctl.doctor import hosts, local
 from r2ccl_ctl.doctor.finding import Finding, exit_code, worst_first
 from r2ccl_ctl.errors import R2UsageError
@@ -125,18 +125,18 @@ def test_exit_codes() -> None:
 def test_hosts(tmp_path: Path) -> None:
     file = tmp_path / "hosts"
     file.write_text("# nodes\nb slots=8\n\nc:4\na\n")
-    assert hosts.parse_hosts("a, d", file) == ["a", "d", "b", "c"]
+    assert remote.parse_hosts("a, d", file) == ["a", "d", "b", "c"]
     with pytest.raises(R2UsageError, match="-oProxyCommand"):
-        hosts.parse_hosts("-oProxyCommand=x", None)
+        remote.parse_hosts("-oProxyCommand=x", None)
 
 
 def test_starters() -> None:
     env = {"R2CCL_NICS": "eth0 eth1", "HOME": "/root"}
-    ssh = hosts.argv_for("ssh -p 22", "n1", env)
+    ssh = remote.argv_for("ssh -p 22", "n1", env)
     assert ssh[:4] == ["ssh", "-p", "22", "n1"] and len(ssh) == 5  # one word for its shell
     assert "'R2CCL_NICS=eth0 eth1'" in ssh[4] and "HOME" not in ssh[4]
-    assert hosts.argv_for("srun", "n1", env)[:5] == ["srun", "-N1", "-n1", "-w", "n1"]
-    assert hosts.argv_for("mpirun", "n1", env)[:5] == ["mpirun", "-n", "1", "--host", "n1"]
+    assert remote.argv_for("srun", "n1", env)[:5] == ["srun", "-N1", "-n1", "-w", "n1"]
+    assert remote.argv_for("mpirun", "n1", env)[:5] == ["mpirun", "-n", "1", "--host", "n1"]
 
 
 def test_partners_are_by_subnet() -> None:
