@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import time
 from collections.abc import Sequence
@@ -34,7 +35,7 @@ from r2ccl_ctl.control import (
     select_targets,
     send_commands,
 )
-from r2ccl_ctl.errors import R2UsageError
+from r2ccl_ctl.errors import R2Error, R2UsageError
 from r2ccl_ctl.units import (
     parse_rate,
     parse_size,
@@ -209,11 +210,20 @@ def show_plans(wanted: Selection, as_json: bool) -> None:
         click.echo(line, err=True)
 
 
+def _has_plan(process: Process) -> bool:
+    """R2CCL_ALLREDUCE=direct has plans whatever R2CCL_PLAN says."""
+    with contextlib.suppress(R2Error):
+        return any(comm.plan for comm in process.snapshot().comms)
+    return False
+
+
 def _why_none(found: Sequence[Process]) -> list[str]:
     """What no communicator's row can say."""
     reasons = {
         "plan off was said to": [p for p in found if p.plan_stop],
-        "no plans, R2CCL_MODE or R2CCL_PLAN says off": [p for p in found if p.plan == "off"],
+        "no plans, R2CCL_MODE or R2CCL_PLAN says off": [
+            p for p in found if p.plan == "off" and not _has_plan(p)
+        ],
         "no communicator is followed (started without the shim, or none made yet)": [
             p for p in found if p.plan != "off" and not p.comms
         ],

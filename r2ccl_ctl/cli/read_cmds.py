@@ -21,7 +21,13 @@ from r2ccl_ctl.cli.common import (
     show,
 )
 from r2ccl_ctl.cli.host_options import host_options, host_timeout
-from r2ccl_ctl.cli.overview_view import host_dicts, host_texts, overview_view, with_hosts
+from r2ccl_ctl.cli.overview_view import (
+    host_dicts,
+    host_texts,
+    number,
+    overview_view,
+    with_hosts,
+)
 from r2ccl_ctl.cli.scene import (
     NAMED,
     Here,
@@ -220,7 +226,7 @@ def show_check(wanted: Selection, hosts: list[str], via: str, timeout: float) ->
             scene = where.look()
         snapshots, seen = [snapshot for snapshot, _ in scene.looks], scene.seen
         unread = [text for host in scene.hosts for text in host_texts(host)]
-        place = f" on {len(hosts)} hosts"
+        place = f" on {number(len(hosts), 'host', 's')}"
     else:
         snapshots, unread = readable(wanted)
         seen, place = beside(wanted, snapshots), ""
@@ -236,7 +242,7 @@ def show_check(wanted: Selection, hosts: list[str], via: str, timeout: float) ->
     first = sorted(reasons, key=lambda reason: reason.code != code)
     texts = [str(reason) for reason in first[:NAMED]]
     texts += [f"and {len(first) - NAMED} more"] if len(first) > NAMED else []
-    count = f"{len(snapshots)} process{'' if len(snapshots) == 1 else 'es'}{place}"
+    count = number(len(snapshots), "process", "es") + place
     click.echo(f"R2CCL {verdict.WORDS[code]}: {'; '.join(texts) or count}")
     sys.exit(code)
 

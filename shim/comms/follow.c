@@ -115,12 +115,12 @@ static bool plans_for(struct r2_follow *f, const struct r2_agree_member *members
         if (f->vote)
             r2_vote_off(f->vote, never);
         else
-            r2_comm_row_plan(f->comm, NULL, never);
+            r2_leader_none(f->comm, never);
         return false;
     }
     if (f->vote ? !r2_vote_ready(f->vote, rank_node, nodes) : never != NULL) {
         if (!f->vote)
-            r2_comm_row_plan(f->comm, NULL, never);
+            r2_leader_none(f->comm, never);
         return false;
     }
     return !f->leader || r2_leader_ready(f->leader, rank_node, nodes);

@@ -48,6 +48,9 @@ bool r2_leader_always(void);  /* direct, healthy or not */
 bool r2_leader_plans(void);   /* ranks tell what they have left, and somebody looks at it */
 bool r2_leader_carries(void); /* ... and plans are carried out, not only shown */
 
+/* A communicator has none, and why: in its row, and in the log as loud as they were asked for. */
+void r2_leader_none(struct r2_comm *comm, const char *why);
+
 /* vote: of the same rank, or NULL: nothing is carried out. NULL: no memory. */
 struct r2_leader *r2_leader_new(struct r2_comm *comm, struct r2_vote *vote, int nranks, int device);
 /* Before anything that follows is called. */

@@ -8,6 +8,7 @@
 #include <string.h>
 
 #include "comms/inside.h"
+#include "comms/leader.h"
 #include "comms/node.h"
 #include "comms/watch.h"
 #include "device/copies.h"
@@ -57,7 +58,9 @@ struct r2_vote {
     struct r2_copies *copies; /* NULL: the buffers are the host's */
     struct r2_node *within;   /* NULL: a node has one rank */
 
-    struct r2_plan plan; /* in force; the application's thread, once ranks have met */
+    /* The application's thread, once ranks have met. */
+    struct r2_plan plan;  /* in force */
+    const char *left_out; /* what was said of operations that stay with NCCL; NULL: nothing */
 };
 
 /* ---- buffers in a GPU's memory */
@@ -134,22 +137,6 @@ static bool decide(struct r2_vote *v, enum outcome outcome)
     return first;
 }
 
-/* One line of the log says why there is none, as loud as it was asked for. */
-static void say_stock(struct r2_vote *v, const char *why)
-{
-    unsigned long long id = r2_comms_id(v->comm);
-
-    r2_comm_row_plan(v->comm, NULL, why);
-    if (v->always)
-        R2_WARN("communicator %016llx: AllReduce is NCCL's own, although R2CCL_ALLREDUCE=direct: "
-                "%s",
-                id, why);
-    else if (r2_settings_get()->mode != R2_MODE_AUTO)
-        R2_WARN_ONCE("communicator %016llx has no plans, as R2CCL_MODE asks for: %s", id, why);
-    else
-        R2_INFO("communicator %016llx has no plans: %s", id, why);
-}
-
 static void say_direct(struct r2_vote *v)
 {
     char line[112];
@@ -183,7 +170,7 @@ static void take_stock(struct r2_vote *v, const char *why)
     v->making = false;
     pthread_mutex_unlock(&v->lock);
     if (first)
-        say_stock(v, why);
+        r2_leader_none(v->comm, why);
     r2_direct_free(direct);
     r2_copies_free(copies);
     if (within)
@@ -707,14 +694,50 @@ static bool in_plan(const struct r2_vote *v, uint64_t bytes)
     return v->plan.schedule != R2_PLAN_STOCK && bytes >= v->plan.from_bytes;
 }
 
-bool r2_vote_takes(struct r2_vote *v, const uint64_t *word)
+/* Why NCCL has a call that is large enough; NULL: it has not. */
+static const char *uncovered(const struct r2_vote *v, const uint64_t *word, bool grouped)
 {
     int type = (int)word[R2_WORD_TYPE], reduction = (int)word[R2_WORD_OP];
 
-    return in_plan(v, word[R2_WORD_COUNT] * r2_nccl_type_size(type)) && !refused(v) &&
-           r2_reduce_covers(type, reduction) &&
-           !r2_device_capturing((void *)word[R2_WORD_STREAM]) &&
-           (!v->always || outcome(v) != STOCK) && divides(v, type, reduction);
+    if (grouped)
+        return "calls within ncclGroupStart and ncclGroupEnd";
+    if (reduction > R2_NCCL_AVG)
+        return "reductions that the application made (PreMulSum)";
+    if (!r2_reduce_covers(type, reduction))
+        return "an element type that R2CCL does not know";
+    if (!divides(v, type, reduction))
+        return "means of whole numbers on nodes with several ranks";
+    return r2_device_capturing((void *)word[R2_WORD_STREAM]) ? "calls captured into a CUDA graph"
+                                                             : NULL;
+}
+
+/* Once for a communicator. */
+static void say_left_out(struct r2_vote *v, const char *what)
+{
+    char line[160];
+
+    if (v->left_out || r2_vote_state(v) == R2_VOTE_NO)
+        return;
+    v->left_out = what;
+    snprintf(line, sizeof(line), "communicator %016llx: NCCL keeps what plans do not cover: %s",
+             (unsigned long long)r2_comms_id(v->comm), what);
+    r2_watch_journal(line);
+    if (v->always)
+        R2_WARN("%s", line);
+    else
+        R2_INFO("%s", line);
+}
+
+bool r2_vote_takes(struct r2_vote *v, const uint64_t *word, bool grouped)
+{
+    const char *why;
+
+    if (!in_plan(v, word[R2_WORD_COUNT] * r2_nccl_type_size((int)word[R2_WORD_TYPE])) || refused(v))
+        return false;
+    why = uncovered(v, word, grouped);
+    if (why)
+        say_left_out(v, why);
+    return !why && (!v->always || outcome(v) != STOCK);
 }
 
 int r2_vote_run(struct r2_vote *v, const uint64_t *word)

@@ -66,9 +66,11 @@ int r2_vote_accept(struct r2_vote *v, const void *plan, size_t len, void **objec
 /* It is in force from the next operation on. */
 void r2_vote_follow(struct r2_vote *v, const void *object, uint64_t epoch, uint64_t at);
 
-/* Whether an AllReduce outside of groups is R2CCL's. It follows from the arguments, the plan in
- * force and the vote, so that it is the same on all ranks. May wait for the vote. Then: runs it. */
-bool r2_vote_takes(struct r2_vote *v, const uint64_t *word);
+/* Whether an AllReduce is R2CCL's. It follows from the plan in force, the vote and the call: its
+ * arguments, whether it is in a group, and whether it is captured into a graph, which NCCL asks to
+ * be the same on all ranks. So the answer is the same, too. May wait for the vote. The first one
+ * that a plan would take but for the call's sake is named in the log. Then: runs it. */
+bool r2_vote_takes(struct r2_vote *v, const uint64_t *word, bool grouped);
 int r2_vote_run(struct r2_vote *v, const uint64_t *word);
 
 /* Nobody waits any more; what runs ends with an error. Any thread. */

@@ -415,8 +415,11 @@ def test_no_nccl(run_bounded: RunBounded, shim: Path) -> None:
     assert finished.stderr.count("no NCCL is loaded") == 1
 
 
-def test_nccl_that_is_too_old(run_bounded: RunBounded, shim: Path, old: Path) -> None:
-    env = {"LD_PRELOAD": str(shim), "R2CCL_REAL_NCCL": str(old), "R2CCL_LOG": "info"}
+@pytest.mark.parametrize("more", [{}, {"R2CCL_ALLREDUCE": "direct"}, {"R2CCL_PLAN": "auto"}])
+def test_nccl_that_is_too_old(
+    run_bounded: RunBounded, shim: Path, old: Path, more: dict[str, str]
+) -> None:
+    env = {"LD_PRELOAD": str(shim), "R2CCL_REAL_NCCL": str(old), "R2CCL_LOG": "info"} | more
     finished = python(run_bounded, CALLS, env)
     assert finished.stdout.startswith("0 5\n" * 3)
     assert finished.stderr.count("is too old for R2CCL, which needs 2.18") == 1

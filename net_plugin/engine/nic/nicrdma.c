@@ -108,7 +108,7 @@ bool r2_nic_serves(int nic)
     return !r2_eng.device_memory || (r2_eng.ops->rdma(nic, &info) && info.active);
 }
 
-void r2_nic_transport(int nic, int transport, bool up, const char *cause)
+void r2_nic_transport(int nic, int transport, bool up, const char *cause, uint64_t now)
 {
     struct r2_peer **peers;
     int n;
@@ -117,7 +117,7 @@ void r2_nic_transport(int nic, int transport, bool up, const char *cause)
     if (r2_local.nics[nic].bare) {
         atomic_store(&port_down[nic], !up);
         if (!up)
-            r2_nicstate_link(nic, false, cause);
+            r2_nicstate_link(nic, false, cause, now);
     }
     if (!up)
         return;
