@@ -100,7 +100,7 @@ def test_the_questions_are_promql(tmp_path: Path) -> None:
     assert len(rules) == 4
     file = tmp_path / "questions.yml"
     file.write_text(json.dumps({"groups": [{"name": "questions", "rules": rules}]}))
-    assert "3 rules found" in promtool("check", "rules", file)
+    assert "4 rules found" in promtool("check", "rules", file)
 
 
 def test_the_page_is_one_that_prometheus_reads(start_writer: StartWriter) -> None:

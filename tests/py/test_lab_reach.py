@@ -278,7 +278,7 @@ def test_way_that_takes_small_packets_only(build: Build, lab: Lab, rails: tuple[
     ports(lab, rails, 1500)
     try:
         with running_perf(build, lab=lab.name, per_node=1) as job:
-            told = "vanish on the way"
+            told = "are lost on the way"
             until("it is said", lambda: any(told in r.output for r in job.job.ranks), 30.0, job)
             before = [s.counter("messages_received") for s in job.sides]
             until(

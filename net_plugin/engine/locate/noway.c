@@ -103,7 +103,7 @@ static void say(struct r2_peer *p, const char *brief, const char *text, const ch
     r2_control_journal(r2_eng.ctl, &ev);
     r2_port_range_text(range, sizeof(range));
     if (!atomic_exchange(&told, true))
-        R2_TELL("%s. %s; look at the NICs (R2CCL_NICS), addresses, subnets and firewalls of both "
+        R2_TELL("%s. %s. Check the NICs (R2CCL_NICS), addresses, subnets and firewalls of both "
                 "nodes%s%s%s",
                 text, then, range[0] ? ". " : "", range,
                 range[0] ? ". Firewalls must let in all of it" : "");

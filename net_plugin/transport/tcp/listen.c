@@ -91,8 +91,8 @@ static void choose_congestion(int fd)
         static atomic_bool told;
 
         if (!atomic_exchange(&told, true))
-            R2_TELL("R2CCL_TCP_CONGESTION=%s: %s; the system's is taken. "
-                    "net.ipv4.tcp_allowed_congestion_control has what may be chosen",
+            R2_TELL("R2CCL_TCP_CONGESTION=%s: %s; the system's choice is used. "
+                    "net.ipv4.tcp_allowed_congestion_control lists the choices",
                     wanted, strerror(errno));
     }
 }
