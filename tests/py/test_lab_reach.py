@@ -324,6 +324,9 @@ def test_firewall_that_shuts_ports_of_the_range(build: Build, lab: Lab, verdict:
             assert "10.1.0.2:4100" in lines[0] or "fd52:" in lines[0], str(job)
             how = "waits for a way" if verdict == "drop" else "a firewall refuses"
             assert how in lines[0], str(job)
+            if verdict == "drop":  # it waits: NICs whose names nobody has said yet have addresses
+                rows = [path for side in job.sides for path in side.snapshot().paths]
+                assert rows and all(path.remote_nic for path in rows), f"{rows} {job}"
     finally:
         flush = lab.popen("n1", [nft, "delete", "table", "inet", "r2fw"])
         assert flush.wait(20) == 0
