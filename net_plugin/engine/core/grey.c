@@ -269,15 +269,26 @@ static uint64_t level(struct r2_grey *const *paths, int n, int self)
     return m && v[(m - 1) / 2] != UINT64_MAX ? v[(m - 1) / 2] : 0;
 }
 
+/* What it can at the least, as of about the time `at`: others may want the same NICs, so what was
+ * once says nothing. */
+static uint64_t lately(const struct r2_grey *g, uint64_t at)
+{
+    uint64_t age = g->judged_at > at ? g->judged_at - at : at - g->judged_at;
+
+    if (!g->judged_at || age > 4 * FRESH_NS)
+        return 0;
+    return max_u64(shown(g), g->measured);
+}
+
 uint32_t r2_grey_beside(struct r2_grey *const *paths, int n, int self)
 {
     const struct r2_grey *me = paths[self];
-    uint64_t v[64], own = me ? shown(me) : 0;
+    uint64_t v[64], own = me && shown(me) ? lately(me, me->judged_at) : 0;
     int m = 0;
 
     for (int i = 0; i < n && i < 64 && own; i++) {
         const struct r2_grey *g = paths[i];
-        uint64_t x = g && i != self ? max_u64(shown(g), g->peak) : 0;
+        uint64_t x = g && i != self ? lately(g, me->judged_at) : 0;
         int k;
 
         if (!x)

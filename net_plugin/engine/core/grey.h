@@ -117,9 +117,9 @@ void r2_grey_segments(struct r2_grey *g, uint64_t sent, uint64_t resent, uint64_
  * Returns a bit per path whose factor or whose reason has changed. n <= 64. */
 uint64_t r2_grey_judge(struct r2_grey *const *paths, int n, uint64_t now);
 
-/* What path `self` carries when it has enough to do, per mille of what its siblings can (the lower
- * median of their best, in proportion to the announced speeds); 0: not known. Tells of a path that
- * was never faster, which its own best cannot. At most R2_GREY_FULL. */
+/* What path `self` carries when it has enough to do, per mille of what its siblings do (the lower
+ * median of what they show lately, in proportion to the announced speeds); 0: not known. Tells of a
+ * path that was never faster, which its own best cannot. At most R2_GREY_FULL. */
 uint32_t r2_grey_beside(struct r2_grey *const *paths, int n, int self);
 
 /* Why the factor is what it is: "12 % of its best (12.4 of 104 MB/s), siblings at 97 %". */
