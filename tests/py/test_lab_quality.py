@@ -68,9 +68,9 @@ def test_all_nics_of_a_node_lose_packets(build: Build, admin: None) -> None:
             snapshots = [s.snapshot() for s in job.sides]
             named = [{e.nic for e in s.named("warning") if says in e.cause} for s in job.sides]
             for snapshot, names in zip(snapshots, named, strict=True):
-                for nic in snapshot.nics:
-                    share = nic.retransmits / max(nic.tx_segments, 1)
-                    assert nic.name not in names or (nic.retransmits > 10 and share > 0.05), str(
+                for row in snapshot.nics:
+                    share = row.retransmits / max(row.tx_segments, 1)
+                    assert row.name not in names or (row.retransmits > 10 and share > 0.05), str(
                         job
                     )
             rows = [path for s in snapshots for path in s.paths]
