@@ -34,11 +34,7 @@
 /* S: what is open was before it was said; what is being opened waits for its answer. */
 static void fail_open_ones(struct r2_peer *p)
 {
-    struct r2_list *n, *next;
-
-    R2_LIST_FOR_EACH_SAFE (n, next, &p->conn_list) {
-        struct r2_conn *c = R2_CONTAINER_OF(n, struct r2_conn, node);
-
+    R2_FOR_EACH_CONN_SAFE (c, p) {
         if (c->state == R2_CONN_OPEN)
             r2_conn_fail(c, -ECONNRESET);
     }
@@ -98,9 +94,7 @@ static void note_taken(struct r2_peer *p, uint64_t now)
 {
     uint64_t *taken_at = p->liveness.taken_at;
 
-    for (int i = 0; i < p->n_paths; i++) {
-        const struct r2_path *path = p->paths[i];
-
+    R2_FOR_EACH_PATH (path, p) {
         if (path->state == R2_PATH_CONNECTING && path->ep &&
             r2_pair_speaks(p, path->lnic, path->rnic) && r2_eng.ops->reached(path->ep))
             taken_at[path->rnic] = now;
@@ -140,8 +134,7 @@ static bool never_there(const struct r2_peer *p, uint64_t now)
 {
     bool any = false;
 
-    for (int i = 0; i < p->n_paths; i++) {
-        const struct r2_path *path = p->paths[i];
+    R2_FOR_EACH_PATH (path, p) {
         bool counts = path->role == R2_ROLE_FIRST && r2_pair_on_link(p, path->lnic, path->rnic);
 
         if (r2_past_carried(path->past) || (counts && !refused_for_good(path, now)))
