@@ -181,6 +181,14 @@ void r2_peer_judge_refusals(struct r2_peer *p, uint64_t now)
 
 /* ---- questions of the accepting side */
 
+bool r2_peer_may_try(const struct r2_peer *p, int nic)
+{
+    enum r2_nic_word word = r2_nic_word(nic);
+
+    return word == R2_NIC_USABLE || word == R2_NIC_FAILED ||
+           (word == R2_NIC_DAMPED && !r2_peer_left(p, R2_VIA_VERBS));
+}
+
 static uint64_t patience(const struct r2_question *q)
 {
     return r2_eng.ops->reached(q->ep) ? PATIENCE_REACHED_NS : q->patience;

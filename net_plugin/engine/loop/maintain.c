@@ -174,15 +174,6 @@ static int plan_nic(struct r2_peer *p, int lnic, int via, uint64_t now, bool ext
     return up;
 }
 
-/* FAILED: probing goes on. The last one is never damped. */
-bool r2_peer_may_try(const struct r2_peer *p, int nic)
-{
-    enum r2_nic_word word = r2_nic_word(nic);
-
-    return word == R2_NIC_USABLE || word == R2_NIC_FAILED ||
-           (word == R2_NIC_DAMPED && !r2_peer_left(p, R2_VIA_VERBS));
-}
-
 /* A first attempt that may still succeed: too early for the last resort. */
 static bool still_new(const struct r2_path *path)
 {
