@@ -109,13 +109,18 @@ struct r2_path {
     } outbox;
 
     struct r2_pathrate rate;
-    struct r2_share share; /* weight, and what it took lately */
-    struct r2_grey watch;  /* S: is it slow or lossy against its siblings */
+    struct r2_share share;          /* weight, and what it took lately */
+    struct r2_grey watch;           /* S: is it slow or lossy against its siblings */
+    struct {                        /* as its kernel counts them */
+        uint64_t seen, resent_seen; /* of this generation, at the last look */
+        uint64_t all, resent;
+    } segments;
     struct r2_trial trial;
     struct r2_lanes lanes; /* S: how many of its streams carry */
 
     struct {
         uint16_t grey;       /* factor of the weight, per mille */
+        uint32_t beside;     /* r2_grey_beside, as its NIC's counts have it */
         uint64_t chunk_at;   /* S: when it last took a chunk */
         uint64_t busy_until; /* S: bytes that arrived another way may still be in its sockets */
         uint64_t
@@ -225,7 +230,7 @@ struct r2_peer {
     uint8_t id[16], secret[16];
     bool out;
     char host[64];
-    uint32_t pid;
+    uint32_t pid, rank;     /* rank: in the job, plus 1; 0: not known */
     bool p2pchunk_told;     /* r2_p2pchunk_heard */
     enum r2_peer_life life; /* FORGOTTEN is written under r2_eng.lock, too */
     int error;              /* -errno for its connections once GONE */

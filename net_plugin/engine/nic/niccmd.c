@@ -34,7 +34,8 @@ static int fail_nic(const struct r2_control_cmd *cmd)
     struct r2_fault f = {.kind = cmd->fault,
                          .rate = cmd->rate,
                          .loss_ppm = cmd->loss_ppm,
-                         .after_bytes = cmd->after_bytes};
+                         .after_bytes = cmd->after_bytes,
+                         .after_ops = cmd->after_ops};
 
     f.tx = cmd->direction & R2_SEG_DIR_TX;
     f.rx = cmd->direction & R2_SEG_DIR_RX;

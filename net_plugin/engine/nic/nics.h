@@ -77,6 +77,10 @@ int r2_nicreach_pair(const struct r2_peer *p, int nic);
 /* Such peers were asked over the NIC: some answered, and how many were there in vain. */
 void r2_nicreach_asked(int nic, bool answered, int in_vain_of);
 
+/* ---- nicquality.c: NICs that work, and lose packets or carry far less than the others. I/O thread
+ * 0. */
+void r2_nicquality_tick(uint64_t now);
+
 /* ---- niccmd.c: the operator's words, injected faults, housekeeping */
 /* Commands that are there are carried out, faults that are over end. */
 /* An injected fault, with its event; and its end, which forgives the NIC. I/O thread 0, or before

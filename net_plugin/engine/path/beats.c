@@ -232,7 +232,7 @@ static void beat(const struct look *l, uint64_t now, bool judge)
     if (path->hb.state) {
         path->hb.rtt_ns = h->rtt_ns;
         path->hb.rttvar_ns = h->rttvar_ns;
-        r2_grey_segments(&path->watch, h->segments, h->retransmits, now);
+        r2_grey_path_segments(path, h, now);
         use_lanes(path, h, now);
         if (h->answered && !h->stalled) {
             path->hb.proven_at = path->hb.sent_at;

@@ -106,6 +106,15 @@ void r2_grey_acked(struct r2_path *path, const struct r2_send_report *rep, uint6
 bool r2_grey_path_doubted(const struct r2_path *path);
 /* What the judge leaves of its weight, per mille. */
 void r2_grey_note(struct r2_path *path, unsigned permille);
+/* Below this share of its siblings, per mille, it is far behind. */
+#define R2_GREY_BEHIND 250u
+/* What it carries beside its siblings (r2_grey_beside). */
+void r2_grey_note_beside(struct r2_path *path, uint32_t beside);
+/* The share, where at least half of the NIC's paths that tell are far behind, else 0. Any thread.
+ */
+uint32_t r2_grey_nic_behind(int nic);
+/* Segments as its kernel has counted them: for the judge, for operators, and for its NIC. */
+void r2_grey_path_segments(struct r2_path *path, const struct r2_ep_health *h, uint64_t now);
 /* Paths of this node's NIC that are called so, and all that are watched. Any thread. */
 void r2_grey_counts(int nic, int *grey, int *all);
 

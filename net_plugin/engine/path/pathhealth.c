@@ -416,8 +416,8 @@ static void tell_small(const struct r2_path *path)
     if (atomic_fetch_or(&told, 1u << path->lnic) >> path->lnic & 1)
         return;
     r2_path_journal(path, R2_EV_WARNING, 0, 0, small_only);
-    R2_TELL("path %s: packets of %d bytes, this NIC's MTU, vanish on the way, and those of %d "
-            "pass: it uses small ones, and is slower. Look at the MTU of NICs, bridges and "
+    R2_TELL("path %s: packets of %d bytes, this NIC's MTU, are lost on the way, and packets of %d "
+            "arrive. It uses small packets and is slower. Check the MTU of NICs, bridges and "
             "switches on both sides",
             r2_path_text(path, text, sizeof(text)), r2_local.nics[path->lnic].mtu, SMALL_PACKET);
 }
@@ -526,7 +526,8 @@ void r2_path_tick(struct r2_path *path, uint64_t now)
 {
     switch (path->health.state) {
     case R2_HEALTH_RAMPING:
-        if (now - path->health.since_ns >= r2_eng.set->ramp_ns)
+        /* Silence proves nothing: who does not answer is not back. */
+        if (now - path->health.since_ns >= r2_eng.set->ramp_ns && !path->hb.unanswered)
             r2_path_event(path, R2_HEALTH_EV_RAMPED, "at full weight");
         break;
     case R2_HEALTH_DAMPED:
