@@ -284,6 +284,11 @@ struct r2_peer {
     int row;
 };
 
+/* All of the peer's paths, in the order of their index. */
+#define R2_FOR_EACH_PATH(path, p)                                                                  \
+    for (struct r2_path *const *path##_at = (p)->paths, *path;                                     \
+         path##_at < (p)->paths + (p)->n_paths && (path = *path##_at, true); path##_at++)
+
 /* The time of what happens while the peer's lock is held. Read once, after the lock is taken: it is
  * never before a time that an earlier holder has noted. */
 uint64_t r2_peer_read_clock(struct r2_peer *p);
@@ -425,6 +430,30 @@ struct r2_conn {
     unsigned small;      /* messages that came before their clear-to-send, in a row */
     struct r2_stash stash[R2_EAGER_AHEAD];
 };
+
+/* The peer's connections; those with bytes to send. The body ends none of them, but for _SAFE:
+ * there it may end the one at hand. */
+#define R2_FOR_EACH_CONN(c, p)                                                                     \
+    for (struct r2_conn *c = r2_conn_after(p, NULL); c; c = r2_conn_after(p, c))
+#define R2_FOR_EACH_CONN_SAFE(c, p)                                                                \
+    for (struct r2_conn *c = r2_conn_after(p, NULL), *c##_next;                                    \
+         c && (c##_next = r2_conn_after(p, c), true); c = c##_next)
+#define R2_FOR_EACH_READY(c, p)                                                                    \
+    for (struct r2_conn *c = r2_ready_after(p, NULL); c; c = r2_ready_after(p, c))
+
+static inline struct r2_conn *r2_conn_after(const struct r2_peer *p, const struct r2_conn *c)
+{
+    const struct r2_list *n = c ? c->node.next : p->conn_list.next;
+
+    return n == &p->conn_list ? NULL : R2_CONTAINER_OF(n, struct r2_conn, node);
+}
+
+static inline struct r2_conn *r2_ready_after(const struct r2_peer *p, const struct r2_conn *c)
+{
+    const struct r2_list *n = c ? c->ready.next : p->ready.next;
+
+    return n == &p->ready ? NULL : R2_CONTAINER_OF(n, struct r2_conn, ready);
+}
 
 struct r2_mr {
     struct r2_list node; /* conn->mrs */

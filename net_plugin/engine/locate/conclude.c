@@ -63,9 +63,7 @@ static void journal(int lnic, const char *rname, const char *host, uint32_t pid,
 static void explain(struct r2_peer *p, int lnic, int rnic, const char *why)
 {
     r2_peer_lock(p);
-    for (int i = 0; i < p->n_paths; i++) {
-        struct r2_path *path = p->paths[i];
-
+    R2_FOR_EACH_PATH (path, p) {
         if (path->lnic != lnic || path->rnic != rnic || r2_path_is_up(path))
             continue;
         snprintf(path->shown.verdict, sizeof(path->shown.verdict), "%s", why);

@@ -93,9 +93,7 @@ static bool is_served(const struct r2_peer *p)
 
     if (p->life != R2_PEER_ALIVE || !p->pid || r2_list_empty(&p->conn_list))
         return false;
-    for (int i = 0; i < p->n_paths; i++) {
-        const struct r2_path *path = p->paths[i];
-
+    R2_FOR_EACH_PATH (path, p) {
         served |=
             path->state == R2_PATH_PROVEN && r2_path_hb_answers(path, 0) && !r2_path_wireless(path);
     }

@@ -31,9 +31,7 @@ static bool tried_in_vain(const struct r2_peer *p, uint64_t now)
 {
     if (!p->no_path_since || now < p->no_path_since + TRIED_NS)
         return false;
-    for (int i = 0; i < p->n_paths; i++) {
-        const struct r2_path *path = p->paths[i];
-
+    R2_FOR_EACH_PATH (path, p) {
         if (path->role == R2_ROLE_FIRST &&
             (path->attempt.fails < TRIED_LEAST || r2_path_reaches_kernel(path)))
             return false;
@@ -75,9 +73,7 @@ static void add_pairs(const struct r2_peer *p, char *out, size_t cap)
     bool first = true;
     char text[64];
 
-    for (int i = 0; i < p->n_paths; i++) {
-        const struct r2_path *path = p->paths[i];
-
+    R2_FOR_EACH_PATH (path, p) {
         if (path->role != R2_ROLE_FIRST)
             continue;
         r2_wire_addr_text(&p->rnics[path->rnic].addr, text, sizeof(text));

@@ -1,5 +1,6 @@
 /* Probes: attempts to get an answer from one NIC over another, and what came of them. */
 #include <errno.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -223,6 +224,13 @@ bool r2_targets_done(const struct r2_round *r)
             return false;
     }
     return true;
+}
+
+void r2_locate_label(char out[R2_WIRE_NAME], const char *nic, const char *host)
+{
+    int n = (int)strnlen(nic, R2_WIRE_NAME / 2 - 1);
+
+    snprintf(out, R2_WIRE_NAME, "%.*s@%.*s", n, nic, R2_WIRE_NAME - n - 2, host);
 }
 
 int r2_own_index(struct r2_evidence *ev, int nic)

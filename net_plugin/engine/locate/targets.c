@@ -19,13 +19,6 @@ struct candidate {
     char host[64], label[R2_WIRE_NAME];
 };
 
-void r2_locate_label(char out[R2_WIRE_NAME], const char *nic, const char *host)
-{
-    int n = (int)strnlen(nic, R2_WIRE_NAME / 2 - 1);
-
-    snprintf(out, R2_WIRE_NAME, "%.*s@%.*s", n, nic, R2_WIRE_NAME - n - 2, host);
-}
-
 static uint16_t reached_mask(const struct r2_peer *p, int rnic)
 {
     uint16_t mask = 0;

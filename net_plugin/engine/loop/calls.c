@@ -157,9 +157,7 @@ static void help(struct r2_conn *c, bool awake)
     if ((!awake && r2_standin_look() && (r2_io_alone() || r2_limited_now(c->peer, r2_now_ns()))) ||
         pthread_mutex_trylock(&c->peer->lock))
         return;
-    for (int i = 0; i < c->peer->n_paths; i++) {
-        struct r2_path *path = c->peer->paths[i];
-
+    R2_FOR_EACH_PATH (path, c->peer) {
         if (r2_path_is_up(path) && path->role != R2_ROLE_SPARE) {
             eps[n++] = path->ep;
             r2_eng.ops->get(path->ep);

@@ -18,9 +18,7 @@ static void ended(struct r2_peer *p)
 
 static void blame(struct r2_peer *p)
 {
-    for (int i = 0; i < p->n_paths; i++) {
-        struct r2_path *path = p->paths[i];
-
+    R2_FOR_EACH_PATH (path, p) {
         if (path->down.blame)
             r2_locate_path_failed(path, path->down.blame);
         path->down.blame = 0;

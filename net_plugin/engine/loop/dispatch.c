@@ -323,9 +323,7 @@ static void rnic_change(struct r2_peer *p, int nic, const struct r2_msg_nic *m)
     r->weight = weight;
     if (nic >= p->n_rnics)
         p->n_rnics = nic + 1;
-    for (int i = 0; i < p->n_paths; i++) {
-        struct r2_path *path = p->paths[i];
-
+    R2_FOR_EACH_PATH (path, p) {
         if (path->rnic != nic)
             continue;
         if (forgiven) {

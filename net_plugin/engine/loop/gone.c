@@ -17,7 +17,6 @@ void r2_peer_gone(struct r2_peer *p, int err, const char *cause)
 {
     struct r2_control_event ev = {
         .event = R2_EV_PEER_GONE, .peer_host = p->host, .peer_pid = p->pid, .cause = cause};
-    struct r2_list *n, *tmp;
     char who[R2_PEER_WHO];
 
     if (p->life != R2_PEER_ALIVE)
@@ -33,9 +32,7 @@ void r2_peer_gone(struct r2_peer *p, int err, const char *cause)
     r2_peer_show(p, r2_peer_now(p));
     for (int i = 0; i < p->n_paths; i++)
         r2_path_fail(p->paths[i], p->paths[i]->gen, -err, cause);
-    R2_LIST_FOR_EACH_SAFE (n, tmp, &p->conn_list) {
-        struct r2_conn *c = R2_CONTAINER_OF(n, struct r2_conn, node);
-
+    R2_FOR_EACH_CONN_SAFE (c, p) {
         if (c->state >= R2_CONN_CLOSING) {
             c->word = R2_WORD_HEARD; /* nobody is left to acknowledge it */
             r2_conn_reap(c);

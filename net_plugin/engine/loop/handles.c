@@ -1,4 +1,5 @@
-/* Listening and connecting: the handle that an application carries from one process to another. */
+/* Listening and connecting: the handle that an application carries from one process to another; and
+ * what is closed when a context ends. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <stdlib.h>
@@ -313,5 +314,55 @@ int r2_engine_connect(struct r2_ctx *ctx, int dev, void *handle, struct r2_conn 
         c->handed_out = false;
         pthread_mutex_unlock(&r2_eng.lock);
     }
+    return 0;
+}
+
+/* ---- the end of a context */
+
+/* NCCL closes its connections before it finalizes the context that was theirs alone. Connections
+ * that are still in use tell that a communicator shares it, which may be making others just now. */
+static bool is_shared(const struct r2_ctx *ctx)
+{
+    const struct r2_list *n;
+    bool shared = false;
+
+    R2_LIST_FOR_EACH (n, &ctx->conns) {
+        const struct r2_conn *c = R2_CONTAINER_OF(n, struct r2_conn, ctx_node);
+
+        shared |= !c->out || c->handed_out;
+    }
+    return shared;
+}
+
+/* Nobody else is at these: another finalize finds the context empty, a connect that looks at one
+ * right now counts as its owner, and what is made from now on is not among them. A communicator
+ * that shares the context and has nothing but listens and half-made connections cannot be told
+ * from none: these are closed under it, and its next accept or connect says -EINVAL. */
+static void close_all(struct r2_list *listens, struct r2_list *half_made)
+{
+    struct r2_list *n;
+
+    while ((n = r2_list_first(listens)))
+        r2_engine_close_listen(R2_CONTAINER_OF(n, struct r2_listen, ctx_node));
+    while ((n = r2_list_first(half_made)))
+        r2_engine_close(R2_CONTAINER_OF(n, struct r2_conn, ctx_node));
+}
+
+int r2_engine_finalize(struct r2_ctx *ctx)
+{
+    R2_UNCANCELLED;
+    struct r2_list listens, half_made;
+
+    if (atomic_load(&r2_eng.inert))
+        return 0;
+    r2_list_init(&listens);
+    r2_list_init(&half_made);
+    pthread_mutex_lock(&r2_eng.lock);
+    if (!is_shared(ctx)) {
+        r2_list_splice_tail(&listens, &ctx->listens);
+        r2_list_splice_tail(&half_made, &ctx->conns);
+    }
+    pthread_mutex_unlock(&r2_eng.lock);
+    close_all(&listens, &half_made);
     return 0;
 }

@@ -35,11 +35,7 @@
 /* S: what is open was before it was said; what is being opened waits for its answer. */
 static void fail_open_ones(struct r2_peer *p)
 {
-    struct r2_list *n, *next;
-
-    R2_LIST_FOR_EACH_SAFE (n, next, &p->conn_list) {
-        struct r2_conn *c = R2_CONTAINER_OF(n, struct r2_conn, node);
-
+    R2_FOR_EACH_CONN_SAFE (c, p) {
         if (c->state == R2_CONN_OPEN)
             r2_conn_fail(c, -ECONNRESET);
     }
@@ -99,9 +95,7 @@ static void note_taken(struct r2_peer *p, uint64_t now)
 {
     uint64_t *taken_at = p->liveness.taken_at;
 
-    for (int i = 0; i < p->n_paths; i++) {
-        const struct r2_path *path = p->paths[i];
-
+    R2_FOR_EACH_PATH (path, p) {
         if (path->state == R2_PATH_CONNECTING && path->ep &&
             r2_pair_speaks(p, path->lnic, path->rnic) && r2_eng.ops->reached(path->ep))
             taken_at[path->rnic] = now;
@@ -141,8 +135,7 @@ static bool never_there(const struct r2_peer *p, uint64_t now)
 {
     bool any = false;
 
-    for (int i = 0; i < p->n_paths; i++) {
-        const struct r2_path *path = p->paths[i];
+    R2_FOR_EACH_PATH (path, p) {
         bool counts = path->role == R2_ROLE_FIRST && r2_pair_on_link(p, path->lnic, path->rnic);
 
         if (r2_past_carried(path->past) || (counts && !refused_for_good(path, now)))
@@ -194,6 +187,14 @@ void r2_peer_judge_refusals(struct r2_peer *p, uint64_t now)
 }
 
 /* ---- questions of the accepting side */
+
+bool r2_peer_may_try(const struct r2_peer *p, int nic)
+{
+    enum r2_nic_word word = r2_nic_word(nic);
+
+    return word == R2_NIC_USABLE || word == R2_NIC_FAILED ||
+           (word == R2_NIC_DAMPED && !r2_peer_left(p, R2_VIA_VERBS));
+}
 
 static uint64_t patience(const struct r2_question *q)
 {

@@ -47,6 +47,9 @@ void r2_peer_asked(struct r2_peer *p, struct r2_ep *ep, int err, const struct r2
 /* Its process has answered, to an attempt or question that began at `asked`, that it has given this
  * one up: ends the peer, if that is about the connections there are. */
 void r2_peer_given_up(struct r2_peer *p, uint64_t asked);
+/* Whether this NIC is worth an attempt or a question. FAILED: probing goes on. The last one is
+ * never damped. */
+bool r2_peer_may_try(const struct r2_peer *p, int lnic);
 /* R: questions are out. */
 bool r2_peer_is_asking(const struct r2_peer *p);
 /* The last reference is gone. */

@@ -25,7 +25,6 @@ struct r2_task *r2_housekeeping_links(void);
 void r2_housekeeping_start(void);
 
 /* ---- maintain.c: the peer's task and timer */
-bool r2_peer_may_try(const struct r2_peer *p, int lnic);
 void r2_peer_task(struct r2_task *t);
 void r2_peer_timer(struct r2_timer *t, uint64_t now);
 

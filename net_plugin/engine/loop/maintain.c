@@ -174,15 +174,6 @@ static int plan_nic(struct r2_peer *p, int lnic, int via, uint64_t now, bool ext
     return up;
 }
 
-/* FAILED: probing goes on. The last one is never damped. */
-bool r2_peer_may_try(const struct r2_peer *p, int nic)
-{
-    enum r2_nic_word word = r2_nic_word(nic);
-
-    return word == R2_NIC_USABLE || word == R2_NIC_FAILED ||
-           (word == R2_NIC_DAMPED && !r2_peer_left(p, R2_VIA_VERBS));
-}
-
 /* A first attempt that may still succeed: too early for the last resort. */
 static bool still_new(const struct r2_path *path)
 {
@@ -192,10 +183,8 @@ static bool still_new(const struct r2_path *path)
 /* Some message that waits has no way over the paths that are up. */
 static bool stranded(struct r2_peer *p)
 {
-    struct r2_list *n;
-
-    R2_LIST_FOR_EACH (n, &p->ready) {
-        if (!r2_conn_has_way(R2_CONTAINER_OF(n, struct r2_conn, ready), false))
+    R2_FOR_EACH_READY (c, p) {
+        if (!r2_conn_has_way(c, false))
             return true;
     }
     return false;
@@ -253,9 +242,7 @@ static void plan_beside(struct r2_peer *p, uint64_t now)
         if (allowed[l] && r2_peer_may_try(p, l) && !waits(p, l))
             plan_nic(p, l, R2_VIA_TCP, now, false, allowed[l]);
     }
-    for (int i = 0; i < p->n_paths; i++) {
-        struct r2_path *path = p->paths[i];
-
+    R2_FOR_EACH_PATH (path, p) {
         if (path->transport == R2_VIA_TCP && !(allowed[path->lnic] >> path->rnic & 1))
             r2_path_set_role(path, R2_ROLE_SPARE);
     }
@@ -277,9 +264,7 @@ static void plan_paths(struct r2_peer *p, uint64_t now)
 
 static void repeat_downs(struct r2_peer *p, uint64_t now)
 {
-    for (int i = 0; i < p->n_paths; i++) {
-        struct r2_path *path = p->paths[i];
-
+    R2_FOR_EACH_PATH (path, p) {
         if (path->down.gen > path->down.fenced && now - path->down.said_at > DOWN_REPEAT_NS)
             r2_peer_want_resync(p);
     }
@@ -301,7 +286,6 @@ static uint64_t later_by(uint64_t since, uint64_t ns, uint64_t now)
 static void not_waited(struct r2_peer *p, uint64_t now)
 {
     uint64_t ns = now - p->last_tick;
-    struct r2_list *n;
 
     if (ns < STOPPED_NS)
         return;
@@ -309,9 +293,7 @@ static void not_waited(struct r2_peer *p, uint64_t now)
         p->no_path_since = later_by(p->no_path_since, ns, now);
     if (p->suspect_since)
         p->suspect_since = later_by(p->suspect_since, ns, now);
-    R2_LIST_FOR_EACH (n, &p->ready) {
-        struct r2_conn *c = R2_CONTAINER_OF(n, struct r2_conn, ready);
-
+    R2_FOR_EACH_READY (c, p) {
         if (c->stuck_since)
             c->stuck_since = later_by(c->stuck_since, ns, now);
     }
@@ -322,11 +304,7 @@ static void not_waited(struct r2_peer *p, uint64_t now)
  * open and have nothing under way wait for nothing. */
 static void forget_closed(struct r2_peer *p)
 {
-    struct r2_list *n, *tmp;
-
-    R2_LIST_FOR_EACH_SAFE (n, tmp, &p->conn_list) {
-        struct r2_conn *c = R2_CONTAINER_OF(n, struct r2_conn, node);
-
+    R2_FOR_EACH_CONN_SAFE (c, p) {
         if (c->state >= R2_CONN_CLOSING) {
             c->word = R2_WORD_HEARD;
             r2_conn_reap(c);
@@ -418,10 +396,8 @@ void r2_peer_task(struct r2_task *t)
     if (p->resync && p->n_up)
         r2_peer_resync(p);
     if (p->out) {
-        struct r2_list *n, *tmp;
-
-        R2_LIST_FOR_EACH_SAFE (n, tmp, &p->conn_list)
-            r2_send_pump(R2_CONTAINER_OF(n, struct r2_conn, node));
+        R2_FOR_EACH_CONN_SAFE (c, p)
+            r2_send_pump(c);
         r2_peer_allow_any_path(p);
         r2_peer_kick(p);
     }
@@ -454,9 +430,7 @@ static void refresh_suspect(struct r2_peer *p, uint64_t now)
 /* `mark` looks at what the transport has handed to the kernel, so it comes after the flush. */
 static void mark_all(struct r2_peer *p)
 {
-    for (int i = 0; i < p->n_paths; i++) {
-        struct r2_path *path = p->paths[i];
-
+    R2_FOR_EACH_PATH (path, p) {
         if (r2_path_is_up(path) && path->hb.state == R2_BEAT_QUEUED)
             r2_eng.ops->mark(path->ep);
         path->hb.state = r2_beat_next(path->hb.state, R2_BEAT_EV_FLUSHED);
@@ -493,8 +467,7 @@ static uint64_t under_way(const struct r2_path *path)
 
 static void publish(struct r2_peer *p, uint64_t now)
 {
-    for (int i = 0; i < p->n_paths; i++) {
-        struct r2_path *path = p->paths[i];
+    R2_FOR_EACH_PATH (path, p) {
         struct r2_seg_path_counters *n = r2_control_path_counters(r2_eng.ctl, path->shown.row);
         uint32_t weight = r2_weight_of(path->share.weight, R2_WEIGHT_FULL, path->flow.grey);
 

@@ -9,9 +9,7 @@ static uint64_t heard_at(const struct r2_peer *p)
 {
     uint64_t heard = p->shown.heard;
 
-    for (int i = 0; i < p->n_paths; i++) {
-        const struct r2_path *path = p->paths[i];
-
+    R2_FOR_EACH_PATH (path, p) {
         if (r2_path_is_up(path) && path->intro && path->hb.proven_at > heard)
             heard = path->hb.proven_at;
     }
@@ -31,13 +29,12 @@ static uint64_t waits_since(const struct r2_peer *p)
 /* Since when messages wait that none of the paths that are up may carry (r2_peer_check_stuck). */
 static uint64_t stuck_since(const struct r2_peer *p)
 {
-    const struct r2_list *n;
     uint64_t first = 0;
 
     if (p->life != R2_PEER_ALIVE)
         return 0;
-    R2_LIST_FOR_EACH (n, &p->ready) {
-        uint64_t since = R2_CONTAINER_OF(n, struct r2_conn, ready)->stuck_since;
+    R2_FOR_EACH_READY (c, p) {
+        uint64_t since = c->stuck_since;
 
         if (since && (!first || since < first))
             first = since;
@@ -73,13 +70,9 @@ void r2_peer_show(struct r2_peer *p, uint64_t now)
 /* Connections that the application has closed wait for themselves (buffered.h). */
 static bool somebody_waits(const struct r2_peer *p)
 {
-    const struct r2_list *n;
-
     if (p->opening)
         return true;
-    R2_LIST_FOR_EACH (n, &p->conn_list) {
-        const struct r2_conn *c = R2_CONTAINER_OF(n, struct r2_conn, node);
-
+    R2_FOR_EACH_CONN (c, p) {
         if (!c->linger && c->oldest < c->next_seq)
             return true;
     }

@@ -172,15 +172,11 @@ static bool has_frames(const struct r2_path *path)
  * the kernel later. `cum` rises before the receive is done. */
 static bool unsaid_to(const struct r2_peer *p)
 {
-    const struct r2_list *n;
-
     for (int i = 0; i < p->n_paths; i++) {
         if (r2_path_is_up(p->paths[i]) && has_frames(p->paths[i]))
             return true;
     }
-    R2_LIST_FOR_EACH (n, &p->conn_list) {
-        const struct r2_conn *c = R2_CONTAINER_OF(n, struct r2_conn, node);
-
+    R2_FOR_EACH_CONN (c, p) {
         if (!c->out && c->state == R2_CONN_OPEN && !c->remote_closed && c->flushed < c->cum)
             return true;
     }

@@ -80,11 +80,7 @@ void r2_buffered_left(struct r2_conn *c)
 
 void r2_buffered_leave(struct r2_peer *p)
 {
-    struct r2_list *n, *tmp;
-
-    R2_LIST_FOR_EACH_SAFE (n, tmp, &p->conn_list) {
-        struct r2_conn *c = R2_CONTAINER_OF(n, struct r2_conn, node);
-
+    R2_FOR_EACH_CONN_SAFE (c, p) {
         /* A connection that did not linger waits for no path either to say its end. */
         if (c->state >= R2_CONN_CLOSING && !p->n_up)
             r2_buffered_left(c);

@@ -45,11 +45,6 @@ struct r2_conn *r2_conn_new(struct r2_peer *p, uint64_t id, bool out)
     return c;
 }
 
-struct r2_conn *r2_conn_find(struct r2_peer *p, uint64_t id)
-{
-    return r2_hash_get(&p->conns, id);
-}
-
 bool r2_conn_has_ended(const struct r2_peer *p, uint64_t id)
 {
     for (unsigned i = 0; i < p->n_ended && i < R2_ENDED; i++) {

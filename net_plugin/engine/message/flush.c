@@ -65,13 +65,9 @@ static bool awaits_device_bytes(struct r2_conn *c)
 
 void r2_flush_note_fenced(const struct r2_path *path)
 {
-    struct r2_list *n;
-
     if (!r2_eng.device_memory || path->transport == R2_VIA_TCP)
         return;
-    R2_LIST_FOR_EACH (n, &path->peer->conn_list) {
-        struct r2_conn *c = R2_CONTAINER_OF(n, struct r2_conn, node);
-
+    R2_FOR_EACH_CONN (c, path->peer) {
         if (!c->out && awaits_device_bytes(c))
             c->wrote[path->lnic]++;
     }

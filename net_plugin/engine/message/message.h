@@ -8,7 +8,10 @@
 
 /* ---- conn.c */
 struct r2_conn *r2_conn_new(struct r2_peer *p, uint64_t id, bool out);
-struct r2_conn *r2_conn_find(struct r2_peer *p, uint64_t id);
+static inline struct r2_conn *r2_conn_find(struct r2_peer *p, uint64_t id)
+{
+    return r2_hash_get(&p->conns, id);
+}
 /* R: the connection is over for good; an OPEN that comes late makes none anew. Under the lock. */
 void r2_conn_ended(struct r2_peer *p, uint64_t id);
 bool r2_conn_has_ended(const struct r2_peer *p, uint64_t id);

@@ -52,11 +52,7 @@ void r2_recv_cts(struct r2_req *r, struct r2_path *path)
 
 void r2_recv_say_kept(struct r2_peer *p, uint64_t now)
 {
-    struct r2_list *n;
-
-    R2_LIST_FOR_EACH (n, &p->conn_list) {
-        struct r2_conn *c = R2_CONTAINER_OF(n, struct r2_conn, node);
-
+    R2_FOR_EACH_CONN (c, p) {
         for (uint64_t s = c->oldest; !c->out && s < c->next_seq && c->state == R2_CONN_OPEN; s++) {
             struct r2_req *r = r2_conn_req(c, s);
 

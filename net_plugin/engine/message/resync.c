@@ -3,8 +3,7 @@
 
 static void resync_paths(struct r2_peer *p, struct r2_path *via)
 {
-    for (int i = 0; i < p->n_paths; i++) {
-        struct r2_path *path = p->paths[i];
+    R2_FOR_EACH_PATH (path, p) {
         struct r2_msg_path m = {
             .sender_nic = path->lnic, .receiver_nic = path->rnic, .transport = path->transport};
 
@@ -46,14 +45,13 @@ static void resync_conn(struct r2_conn *c, struct r2_path *via)
 void r2_peer_resync(struct r2_peer *p)
 {
     struct r2_path *via = r2_path_for_ctrl(p, -1, -1);
-    struct r2_list *n;
 
     if (!via || r2_out_full(via))
         return; /* the peer does not read: what is queued says enough until it does */
     p->resync = R2_RESYNC_NONE;
     r2_nicnews_resync(p, via);
-    R2_LIST_FOR_EACH (n, &p->conn_list)
-        resync_conn(R2_CONTAINER_OF(n, struct r2_conn, node), via);
+    R2_FOR_EACH_CONN (c, p)
+        resync_conn(c, via);
     r2_recv_out_acks(p);
     resync_paths(p, via);
 }

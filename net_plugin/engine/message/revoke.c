@@ -176,9 +176,7 @@ static void ask_again(struct r2_conn *c)
 {
     struct r2_msg_revoke m = {.conn = c->id};
 
-    for (int i = 0; i < c->peer->n_paths; i++) {
-        struct r2_path *path = c->peer->paths[i];
-
+    R2_FOR_EACH_PATH (path, c->peer) {
         if (r2_path_takes_frames(path))
             r2_out_frame(path, R2_F_REVOKE, &m, sizeof(m), NULL, 0);
     }

@@ -245,10 +245,8 @@ void r2_send_fenced(struct r2_path *path, uint32_t gen)
 {
     struct r2_peer *p = path->peer;
     struct r2_send_replay again = {0, 0};
-    struct r2_list *n;
 
-    R2_LIST_FOR_EACH (n, &p->conn_list) {
-        struct r2_conn *c = R2_CONTAINER_OF(n, struct r2_conn, node);
+    R2_FOR_EACH_CONN (c, p) {
         bool any = false;
 
         for (uint64_t s = c->oldest; s < c->next_seq && c->out; s++) {

@@ -137,14 +137,11 @@ bool r2_tail_take(struct r2_path *path, struct r2_bulk *bulk)
     struct r2_peer *p = path->peer;
     uint64_t now = r2_peer_now(p);
     const struct r2_path *slow = held_back(p, now);
-    struct r2_list *n;
 
     if (!slow || !may_take(path))
         return false;
     refill(p, now);
-    R2_LIST_FOR_EACH (n, &p->conn_list) {
-        struct r2_conn *c = R2_CONTAINER_OF(n, struct r2_conn, node);
-
+    R2_FOR_EACH_CONN (c, p) {
         /* What was revoked is cleared no more, wherever the original is. */
         if (c->out && c->state == R2_CONN_OPEN && !c->revocation && take_from(path, c, bulk, now))
             return true;
@@ -162,9 +159,7 @@ void r2_tail_poll(struct r2_peer *p, uint64_t now)
 
     if (!p->out || !p->active || !r2_list_empty(&p->ready) || !held_back(p, now))
         return;
-    for (int i = 0; i < p->n_paths; i++) {
-        struct r2_path *path = p->paths[i];
-
+    R2_FOR_EACH_PATH (path, p) {
         if (may_take(path) && !holds_back(path, now) &&
             (!best || r2_pathrate_rate(&path->rate) > r2_pathrate_rate(&best->rate)))
             best = path;

@@ -73,16 +73,12 @@ void r2_conn_begins(struct r2_conn *c, const struct r2_req *r)
 
 void r2_peer_allow_any_path(struct r2_peer *p)
 {
-    struct r2_list *n;
-
     if (p->any_path) {
-        R2_LIST_FOR_EACH (n, &p->conn_list)
-            R2_CONTAINER_OF(n, struct r2_conn, node)->any_path = false;
+        R2_FOR_EACH_CONN (c, p)
+            c->any_path = false;
     }
     p->any_path = false;
-    R2_LIST_FOR_EACH (n, &p->ready) {
-        struct r2_conn *c = R2_CONTAINER_OF(n, struct r2_conn, ready);
-
+    R2_FOR_EACH_READY (c, p) {
         for (uint64_t s = c->oldest; s < c->next_seq && !c->any_path; s++) {
             struct r2_req *r = r2_conn_req(c, s);
 

@@ -157,8 +157,7 @@ uint64_t r2_peer_hb_next(struct r2_peer *p, uint64_t now)
 {
     uint64_t soonest = UINT64_MAX;
 
-    for (int i = 0; i < p->n_paths; i++) {
-        struct r2_path *path = p->paths[i];
+    R2_FOR_EACH_PATH (path, p) {
         struct r2_hb_watch w;
         uint64_t next;
 

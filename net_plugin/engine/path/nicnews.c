@@ -120,9 +120,7 @@ static struct r2_path *next_path(struct r2_peer *p)
     struct r2_path *fit[R2_PATHS_MAX];
     unsigned n = 0;
 
-    for (int i = 0; i < p->n_paths; i++) {
-        struct r2_path *path = p->paths[i];
-
+    R2_FOR_EACH_PATH (path, p) {
         if (r2_path_may(path) >= R2_MAY_LAST_RESORT && !r2_out_full(path))
             fit[n++] = path;
     }

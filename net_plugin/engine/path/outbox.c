@@ -92,9 +92,7 @@ void r2_peer_say_held(struct r2_peer *p, uint64_t now)
 
 void r2_out_again(struct r2_peer *p)
 {
-    for (int i = 0; i < p->n_paths; i++) {
-        struct r2_path *path = p->paths[i];
-
+    R2_FOR_EACH_PATH (path, p) {
         if (r2_path_is_up(path) && path->outbox.len > path->outbox.off)
             path->outbox.due = R2_OUT_NOW;
     }

@@ -143,13 +143,9 @@ static void end_endpoint(struct r2_path *path, int err)
 /* The other process leaves, or the path is let go on purpose: nobody misses it. */
 static bool in_order(const struct r2_path *path, int err)
 {
-    struct r2_list *n;
-
     if (err == 0 || path->health.state == R2_HEALTH_DRAINED)
         return true;
-    R2_LIST_FOR_EACH (n, &path->peer->conn_list) {
-        const struct r2_conn *c = R2_CONTAINER_OF(n, struct r2_conn, node);
-
+    R2_FOR_EACH_CONN (c, path->peer) {
         if (!c->remote_closed && c->state < R2_CONN_CLOSING)
             return false;
     }
@@ -373,9 +369,7 @@ bool r2_path_has_others(const struct r2_path *path)
 {
     const struct r2_peer *p = path->peer;
 
-    for (int i = 0; i < p->n_paths; i++) {
-        const struct r2_path *other = p->paths[i];
-
+    R2_FOR_EACH_PATH (other, p) {
         if (other != path && (r2_path_is_up(other) || other->state == R2_PATH_CONNECTING))
             return true;
     }
@@ -441,9 +435,7 @@ struct r2_path *r2_path_for_ctrl(struct r2_peer *p, int home, int remote_home)
 {
     struct r2_path *best = NULL;
 
-    for (int i = 0; i < p->n_paths; i++) {
-        struct r2_path *path = p->paths[i];
-
+    R2_FOR_EACH_PATH (path, p) {
         if (!r2_path_takes_frames(path))
             continue;
         if (path->hb.unanswered == 0 && path->share.weight &&

@@ -197,8 +197,7 @@ void r2_peer_census(struct r2_peer *p)
 {
     bool others = some_answer(p);
 
-    for (int i = 0; i < p->n_paths; i++) {
-        struct r2_path *path = p->paths[i];
+    R2_FOR_EACH_PATH (path, p) {
         enum r2_census now = census_of(path, others);
 
         if (now == path->counted)
@@ -211,11 +210,7 @@ void r2_peer_census(struct r2_peer *p)
 
 static bool has_open(const struct r2_peer *p)
 {
-    struct r2_list *l;
-
-    R2_LIST_FOR_EACH (l, &p->conn_list) {
-        const struct r2_conn *c = R2_CONTAINER_OF(l, struct r2_conn, node);
-
+    R2_FOR_EACH_CONN (c, p) {
         if (c->state == R2_CONN_OPENING || (c->state == R2_CONN_OPEN && !c->remote_closed))
             return true;
     }
@@ -226,9 +221,7 @@ static bool waits_for(const struct r2_peer *p, int nic)
 {
     bool others = some_answer(p);
 
-    for (int i = 0; i < p->n_paths; i++) {
-        const struct r2_path *path = p->paths[i];
-
+    R2_FOR_EACH_PATH (path, p) {
         if (path->lnic == nic && is_lost(path) && !answers(path) && (rnic_usable(path) || !others))
             return true;
     }
@@ -313,13 +306,9 @@ void r2_path_follow(struct r2_path *path)
 /* Nothing of a message is on the path, and every frame has left. */
 static bool is_empty(const struct r2_path *path)
 {
-    struct r2_list *n;
-
     if (path->outbox.off < path->outbox.len || r2_pathrate_inflight(&path->rate))
         return false;
-    R2_LIST_FOR_EACH (n, &path->peer->conn_list) {
-        struct r2_conn *c = R2_CONTAINER_OF(n, struct r2_conn, node);
-
+    R2_FOR_EACH_CONN (c, path->peer) {
         for (uint64_t s = c->oldest; s < c->next_seq && c->out; s++) {
             struct r2_req *r = r2_conn_req(c, s);
 

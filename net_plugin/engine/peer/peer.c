@@ -158,11 +158,10 @@ static bool in_burst(struct r2_path *path, uint64_t now)
  * every LANE_WORTH. Each of them costs both sides a thread that is awake, or wakes up. */
 static unsigned lanes_worth(const struct r2_peer *p)
 {
-    const struct r2_list *n;
     uint64_t waiting = 0;
 
-    R2_LIST_FOR_EACH (n, &p->ready) {
-        waiting += R2_CONTAINER_OF(n, struct r2_conn, ready)->waiting;
+    R2_FOR_EACH_READY (c, p) {
+        waiting += c->waiting;
         if (waiting >= (uint64_t)LANE_WORTH * R2_LANES_MAX)
             return R2_LANES_MAX;
     }

@@ -31,13 +31,12 @@ static void tell(struct r2_path *path)
  * not asked for anything. */
 static uint64_t given(const struct r2_peer *p)
 {
-    struct r2_list *n;
     uint64_t nics = 0;
 
     if (!r2_conn_narrow())
         return UINT64_MAX;
-    R2_LIST_FOR_EACH (n, &p->conn_list) {
-        int stays = r2_conn_stays(R2_CONTAINER_OF(n, struct r2_conn, node));
+    R2_FOR_EACH_CONN (c, p) {
+        int stays = r2_conn_stays(c);
 
         nics |= stays < 0 ? UINT64_MAX : UINT64_C(1) << stays;
     }
@@ -55,8 +54,7 @@ void r2_peer_watch_grey(struct r2_peer *p, uint64_t now)
     if (!r2_eng.set->grey || !p->out)
         return;
     nics = given(p);
-    for (int i = 0; i < p->n_paths; i++) {
-        struct r2_path *path = p->paths[i];
+    R2_FOR_EACH_PATH (path, p) {
         uint64_t since = path->rate.delivered_time_ns;
 
         if (r2_path_may(path) < R2_MAY_STAND_BY || n == 64)

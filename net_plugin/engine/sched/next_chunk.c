@@ -49,10 +49,8 @@ static uint64_t ask_path(struct r2_path *path, uint64_t bytes, uint64_t *space)
 /* The path can carry something of what waits. */
 static bool has_work(const struct r2_path *path)
 {
-    struct r2_list *n;
-
-    R2_LIST_FOR_EACH (n, &path->peer->ready) {
-        const struct r2_req *r = r2_send_first_waiting(R2_CONTAINER_OF(n, struct r2_conn, ready));
+    R2_FOR_EACH_READY (c, path->peer) {
+        const struct r2_req *r = r2_send_first_waiting(c);
 
         if (r && r2_send_carries(path, r))
             return true;
@@ -102,7 +100,6 @@ void r2_peer_kick(struct r2_peer *p)
 {
     uint64_t space[R2_PATHS_MAX], rest = 0;
     uint16_t order[R2_PATHS_MAX];
-    struct r2_list *n;
     const struct r2_conn *spills = NULL; /* the first that its own NIC has no room for */
     int others;
 
@@ -113,8 +110,7 @@ void r2_peer_kick(struct r2_peer *p)
                            (p->any_path && r2_path_may(p->paths[i]) >= R2_MAY_LAST_RESORT)
                        ? room(p->paths[i])
                        : 0;
-    R2_LIST_FOR_EACH (n, &p->ready) {
-        struct r2_conn *c = R2_CONTAINER_OF(n, struct r2_conn, ready);
+    R2_FOR_EACH_READY (c, p) {
         const struct r2_req *r = r2_send_first_waiting(c);
         uint64_t left = r ? c->waiting : 0;
         int stays = r2_conn_stays(c), first = stays < 0 ? c->home : stays, asked = 0;
@@ -213,9 +209,7 @@ static void hand_over(struct r2_path *path)
     struct r2_peer *p = path->peer;
 
     r2_pathrate_app_limited(&path->rate);
-    for (int i = 0; i < p->n_paths; i++) {
-        struct r2_path *other = p->paths[i];
-
+    R2_FOR_EACH_PATH (other, p) {
         if (other != path && r2_path_may(other) >= R2_MAY_UNLIMITED && !other->hb.unanswered &&
             room(other)) {
             other->outbox.kick_wanted++;

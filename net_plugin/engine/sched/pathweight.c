@@ -34,9 +34,7 @@ static void find_rtt_most(struct r2_peer *p)
 {
     uint64_t least = UINT64_MAX;
 
-    for (int i = 0; i < p->n_paths; i++) {
-        const struct r2_path *path = p->paths[i];
-
+    R2_FOR_EACH_PATH (path, p) {
         if (r2_path_may(path) >= R2_MAY_STAND_BY && path->hb.rtt_ns && path->hb.rtt_ns < least)
             least = path->hb.rtt_ns;
     }
@@ -51,9 +49,7 @@ void r2_peer_weigh(struct r2_peer *p)
 
     for (int answering = 1; answering >= 0; answering--) {
         r2_share_begin(&p->shares);
-        for (int i = 0; i < p->n_paths; i++) {
-            struct r2_path *path = p->paths[i];
-
+        R2_FOR_EACH_PATH (path, p) {
             path->share.weight = weight_of(path, now);
             if (r2_path_may(path) >= R2_MAY_STAND_BY && !(answering && path->hb.unanswered))
                 r2_share_add(&p->shares, &path->share);
@@ -110,9 +106,7 @@ static bool others_may(const struct r2_path *path, const struct r2_conn *c, cons
     const struct r2_peer *p = path->peer;
     int stays = r2_conn_stays(c);
 
-    for (int i = 0; i < p->n_paths; i++) {
-        const struct r2_path *other = p->paths[i];
-
+    R2_FOR_EACH_PATH (other, p) {
         if (other != path && r2_path_may(other) >= R2_MAY_LIMITED && !other->hb.unanswered &&
             (stays < 0 || other->lnic == stays) && r2_share_may(&p->shares, &other->share) &&
             r2_send_carries(other, r))
@@ -123,10 +117,7 @@ static bool others_may(const struct r2_path *path, const struct r2_conn *c, cons
 
 bool r2_path_sole_carrier(const struct r2_path *path)
 {
-    struct r2_list *n;
-
-    R2_LIST_FOR_EACH (n, &path->peer->ready) {
-        struct r2_conn *c = R2_CONTAINER_OF(n, struct r2_conn, ready);
+    R2_FOR_EACH_READY (c, path->peer) {
         const struct r2_req *r = r2_send_first_waiting(c);
 
         if (r && r2_send_carries(path, r) && !others_may(path, c, r))
