@@ -19,6 +19,7 @@ from r2ccl_ctl.errors import R2UsageError
 T = TypeVar("T")
 H = TypeVar("H")
 
+LAUNCHERS = ("srun", "mpirun", "mpiexec")  # no shell takes their words apart
 SSH = "ssh -o BatchMode=yes -o ConnectTimeout=5"
 LAST_WORDS_S = 2.0
 
@@ -41,25 +42,31 @@ def parse_hosts(names: str, hostfile: Path | None) -> list[str]:
     return list(dict.fromkeys(found))
 
 
+def starter(via: str, host: str) -> list[str]:
+    """The words before a command that is to run on a host."""
+    words = shlex.split(via)
+    if not words:
+        raise R2UsageError("--via is empty: give ssh, srun or mpirun")
+    kind = Path(words[0]).name
+    if kind == "srun":
+        return [*words, "-N1", "-n1", "-w", host]
+    if kind in ("mpirun", "mpiexec"):
+        return [*words, "-n", "1", "--host", host]
+    return [*words, host]
+
+
 def argv_for(via: str, host: str, env: Mapping[str, str]) -> list[str]:
     """The command that starts a helper on a host."""
-    starter = shlex.split(via)
-    if not starter:
-        raise R2UsageError("--via is empty: give ssh, srun or mpirun")
+    words = starter(via, host)
     package = str(Path(__file__).resolve().parents[1])
     passed = {n: v for n, v in env.items() if n.startswith(("NCCL_", "R2CCL_", "R2CC_"))}
     passed["PYTHONPATH"] = package
-    for name in ("LD_LIBRARY_PATH",):
-        if env.get(name):
-            passed[name] = env[name]
+    if env.get("LD_LIBRARY_PATH"):
+        passed["LD_LIBRARY_PATH"] = env["LD_LIBRARY_PATH"]
     agent = ["env", *(f"{n}={v}" for n, v in passed.items())]
     agent += [sys.executable, "-m", "r2ccl_ctl.agent"]
-    kind = Path(starter[0]).name
-    if kind == "srun":
-        return [*starter, "-N1", "-n1", "-w", host, *agent]
-    if kind in ("mpirun", "mpiexec"):
-        return [*starter, "-n", "1", "--host", host, *agent]
-    return [*starter, host, shlex.join(agent)]
+    direct = Path(words[0]).name in LAUNCHERS
+    return [*words, *agent] if direct else [*words, shlex.join(agent)]
 
 
 class NoAnswer(Exception):

@@ -59,7 +59,8 @@ class Nic:
 
 @dataclass(frozen=True)
 class Peer:
-    """A process at the other end. `direction`: tx, rx or both, of the open connections."""
+    """A process at the other end. `rank`: in its job. `direction`: tx, rx or both, of the open
+    connections."""
 
     index: int
     process_id: str
@@ -75,6 +76,10 @@ class Peer:
     waits_mono_ns: int = 0
     gives_up_mono_ns: int = 0
     waits_for: str = "path"
+    rank: int | None = None
+
+    def __str__(self) -> str:
+        return process_name(self.host, self.pid, self.rank)
 
 
 @dataclass(frozen=True)
@@ -111,6 +116,7 @@ class PathRow:
     spare: bool = False
     retransmits: int = 0
     loss_ppm: int = 0
+    peer_rank: int | None = None
 
 
 @dataclass(frozen=True)
@@ -147,6 +153,11 @@ class Comm:
     plan_agreed: int = 0
     plan_events: int = 0
     plan_rounds: int = 0
+
+
+def process_name(host: str, pid: int, rank: int | None) -> str:
+    """ "node1:4711". In containers all processes may have pid 1, so the rank is named then."""
+    return f"{host}:{pid}" + (f" rank {rank}" if pid == 1 and rank is not None else "")
 
 
 def word(enum: str, prefix: str, number: int) -> str:
@@ -233,6 +244,7 @@ def peer(index: int, row: dict[str, Any]) -> Peer:
         state=word("r2_seg_peer_state", "R2_SEG_PEER_", row["state"]),
         direction=word("r2_seg_direction", "R2_SEG_DIR_", row["direction"]),
         waits_for=word("r2_seg_waits_for", "R2_SEG_WAITS_FOR_", row["waits_for"]),
+        rank=row["rank"] - 1 if row["rank"] else None,
         **take(
             row,
             "process_id host pid connections cause since_real_ns since_mono_ns heard_mono_ns "
@@ -269,6 +281,7 @@ def path(index: int, row: dict[str, Any], nics: dict[int, str], peers: dict[int,
         index=index,
         peer_host=other.host if other else "",
         peer_pid=other.pid if other else 0,
+        peer_rank=other.rank if other else None,
         direction=other.direction if other else "",
         spare=bool(row["spare"]),
         nic=nics.get(row["nic"], ""),

@@ -137,8 +137,9 @@ struct r2_control_peer {
 int r2_control_peer_add(struct r2_control *ctl, const struct r2_control_peer *peer); /* or -1 */
 void r2_control_peer_state(struct r2_control *ctl, int peer, enum r2_seg_peer_state state,
                            const char *cause);
-/* Host and process id, once the peer has said them. */
-void r2_control_peer_describe(struct r2_control *ctl, int peer, const char *host, uint32_t pid);
+/* Host, process id, and rank plus 1 (0: not known), once the peer has said them. */
+void r2_control_peer_describe(struct r2_control *ctl, int peer, const char *host, uint32_t pid,
+                              uint32_t rank);
 /* Connections open now, and who sends in them (bits of enum r2_seg_direction). */
 void r2_control_peer_connections(struct r2_control *ctl, int peer, uint32_t open,
                                  enum r2_seg_direction direction);

@@ -237,6 +237,7 @@ int r2_control_peer_add(struct r2_control *ctl, const struct r2_control_peer *pe
     r2_row_u64(&row->waits_mono_ns, 0);
     r2_row_u64(&row->gives_up_mono_ns, 0);
     r2_row_u32(&row->waits_for, R2_SEG_WAITS_FOR_PATH);
+    r2_row_u32(&row->rank, 0);
     set_since(&row->since_real_ns, &row->since_mono_ns);
     r2_row_u32(&row->used, 1);
     r2_row_end(&row->seq);

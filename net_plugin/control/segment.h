@@ -275,7 +275,8 @@ struct r2_seg_peer {
     uint64_t waits_mono_ns; /* since when something here waits for a path to it; 0: nothing does */
     uint64_t gives_up_mono_ns; /* when that ends with an error, as things stand; 0: never */
     uint32_t waits_for;        /* enum r2_seg_waits_for */
-    uint8_t reserved[20];
+    uint32_t rank;             /* in the job, plus 1; 0: not known */
+    uint8_t reserved[16];
 };
 
 enum r2_seg_path_state {

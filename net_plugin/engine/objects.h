@@ -230,7 +230,7 @@ struct r2_peer {
     uint8_t id[16], secret[16];
     bool out;
     char host[64];
-    uint32_t pid;
+    uint32_t pid, rank;     /* rank: in the job, plus 1; 0: not known */
     bool p2pchunk_told;     /* r2_p2pchunk_heard */
     enum r2_peer_life life; /* FORGOTTEN is written under r2_eng.lock, too */
     int error;              /* -errno for its connections once GONE */

@@ -41,7 +41,8 @@ def host_lines(hosts: Sequence[HostLook]) -> list[Text]:
     from rich.text import Text
 
     silent = [host for host in hosts if host.error]
-    lines = [Text(f"{len(hosts)} hosts, {len(silent)} without an answer")] if hosts else []
+    count = number(len(hosts), "host", "s")
+    lines = [Text(f"{count}, {len(silent)} without an answer")] if hosts else []
     texts = [text for host in hosts for text in host_texts(host)]
     lines += [Text(text, style="red") for text in texts[:NAMED]]
     return lines + ([Text(f"and {len(texts) - NAMED} more")] if len(texts) > NAMED else [])
@@ -54,6 +55,10 @@ def with_hosts(hosts: Sequence[HostLook], view: RenderableType) -> RenderableTyp
     return Group(*host_lines(hosts), Text(), view) if hosts else view
 
 
+def number(count: int, word: str, plural: str) -> str:
+    return f"{count} {word}" + ("" if count == 1 else plural)
+
+
 def health(code: int) -> Text:
     from rich.text import Text
 
@@ -64,10 +69,10 @@ def job_title(job: Job) -> Text:
     from rich.text import Text
 
     ranks = max((row.snapshot.process.ranks or 0 for row in job.rows), default=0)
-    count = f"{len(job.rows)} of {ranks} ranks" if ranks else f"{len(job.rows)} processes"
+    count = f"{len(job.rows)} of {ranks} ranks" if ranks else number(len(job.rows), "process", "es")
     rates = f"tx {show_rate(sum(r.tx for r in job.rows)) or '-'}"
     rates += f", rx {show_rate(sum(r.rx for r in job.rows)) or '-'}"
-    nodes = f"{job.nodes} node{'' if job.nodes == 1 else 's'}"
+    nodes = number(job.nodes, "node", "s")
     title = Text(f"job {job.name or '(without a name)'}  ", style="bold")
     return title.append_text(health(job.code)).append(f"  {count} on {nodes}, {rates}")
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from r2ccl_ctl.cli.common import add_row, ago, state, table
 from r2ccl_ctl.control import Snapshot
-from r2ccl_ctl.rows import Nic, PathRow
+from r2ccl_ctl.rows import Nic, PathRow, process_name
 from r2ccl_ctl.units import show_bytes, show_rate, show_span
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ def path_table(paths: Sequence[PathRow], now_ns: int | None = None) -> Table:
     """Rows fit into 120 columns as a rule, but for CAUSE: columns that would say the same of all
     are left out. WEIGHT is the sender's doing, so of what only arrives it is not shown."""
     columns: dict[str, Callable[[PathRow], object]] = {
-        "PEER": lambda path: f"{path.peer_host}:{path.peer_pid}",
+        "PEER": lambda path: process_name(path.peer_host, path.peer_pid, path.peer_rank),
         "DIR": lambda path: path.direction if path.direction not in ("", "none") else "-",
         "NIC": lambda path: path.nic,
         "REMOTE NIC": lambda path: path.remote_nic,
@@ -77,13 +77,16 @@ def path_table(paths: Sequence[PathRow], now_ns: int | None = None) -> Table:
 
 
 def peer_table(snapshot: Snapshot) -> Table:
-    found = table("PEER", ">PID", "STATE", "DIRECTION", ">CONNECTIONS", "PATHS", "HEARD", "CAUSE")
+    ranked = any(peer.rank is not None for peer in snapshot.peers)
+    rest = ("STATE", "DIRECTION", ">CONNECTIONS", "PATHS", "HEARD", "CAUSE")
+    found = table("PEER", ">PID", *([">RANK"] if ranked else []), *rest)
     for peer in snapshot.peers:
         states = Counter(path.state for path in snapshot.paths if path.peer == peer.index)
         add_row(
             found,
             peer.host,
             peer.pid,
+            *(["-" if peer.rank is None else peer.rank] if ranked else []),
             state(peer.state),
             peer.direction,
             peer.connections,

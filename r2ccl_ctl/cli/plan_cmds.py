@@ -102,9 +102,9 @@ def predict(
 ) -> None:
     """Print what AllReduce would run as, and how long each schedule would take.
 
-    It is the planner of the shim that answers. Times are of the network alone, by the rates that
-    are given: ring is NCCL's, r2ccl-allreduce is by its authors' formula, bound is what no schedule
-    can beat. What a node's ranks do among themselves is free.
+    This is the shim's own planner. Times are of the network alone, at the given rates. ring is
+    NCCL's, r2ccl-allreduce is by its authors' formula, and no schedule takes less than bound.
+    Traffic within a node counts as free.
 
     \b
     Example:
@@ -278,9 +278,9 @@ def plan_off(
 ) -> None:
     """Return to NCCL's own choice, at the next operation that the ranks agree on.
 
-    One process of a communicator is enough: its word counts for all ranks, until plan on. Losing
-    NICs is survived as before. Ends with 1 when no process of a job follows a communicator that
-    could have a plan; where plans are off already, with 0.
+    One process of a communicator is enough: the command holds for all its ranks, until plan on. The
+    job survives the loss of NICs as before. Ends with 1 when no process of a job has a communicator
+    that could have a plan; with 0 if plans are off already.
 
     \b
     Example:
@@ -297,7 +297,7 @@ def plan_on(
     timeout: float,
     as_json: bool,
 ) -> None:
-    """Let plans be taken again after plan off.
+    """Allow plans again after plan off.
 
     It needs processes that were started with R2CCL_PLAN=auto. Ends with 1 when no process of a job
     has a use for it.

@@ -20,7 +20,7 @@ from r2ccl_ctl.gpus import Gpu, near_text, nearest
 from r2ccl_ctl.hang import Seen
 from r2ccl_ctl.hostnics import HostNic
 from r2ccl_ctl.journal import Event
-from r2ccl_ctl.rows import Nic
+from r2ccl_ctl.rows import Nic, process_name
 from r2ccl_ctl.segment import VERSIONS
 from r2ccl_ctl.units import rfc3339, show_bytes, show_rate
 
@@ -235,14 +235,18 @@ def nic_table(
     snapshots: Sequence[tuple[Snapshot, dict[int, tuple[float, float]]]], gpus: Sequence[Gpu] = ()
 ) -> Table:
     """r2ccl-ctl nics: the NICs of all processes. Which GPUs are near them only where there are
-    GPUs."""
+    GPUs; ranks where pids tell nothing."""
     columns = nic_columns(snapshot for snapshot, _ in snapshots)
-    found = table("NODE", ">PID", *columns[:1], *(["GPUS"] if gpus else []), *columns[1:])
+    ranked = any(snapshot.process.pid == 1 for snapshot, _ in snapshots)  # containers
+    titles = ["NODE", ">PID", *([">RANK"] if ranked else [])]
+    found = table(*titles, *columns[:1], *(["GPUS"] if gpus else []), *columns[1:])
     for snapshot, rates in snapshots:
         for nic in snapshot.nics:
             name, *cells = nic_cells(nic, rates, columns)
             near = [near_text(nearest(nic, gpus)) or "-"] if gpus else []
-            add_row(found, snapshot.process.host, snapshot.process.pid, name, *near, *cells)
+            who: list[object] = [snapshot.process.host, snapshot.process.pid]
+            who += [rank_text(snapshot.process) or "-"] if ranked else []
+            add_row(found, *who, name, *near, *cells)
     return found
 
 
@@ -453,7 +457,8 @@ def event_line(event: Event, *, titled: bool) -> Text:
         text.append(f"... {event.lost} events were overwritten before they could be read\n")
     text.append(rfc3339(event.real_ns) + "  ")
     if titled:
-        text.append(f"{event.process.host}:{event.process.pid}  ")
+        process = event.process
+        text.append(process_name(process.host, process.pid, process.rank) + "  ")
     text.append(f"{event.event:<18}", style=EVENT_STYLES.get(event.event, ""))
     parts = []
     if event.nic and event.remote_nic:

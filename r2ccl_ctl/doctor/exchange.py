@@ -31,7 +31,7 @@ class Exchanger:
         self.token = b""
 
     def look(self, request: dict[str, Any]) -> dict[str, Any]:
-        self.nics, found = local.check_all()
+        self.nics, found = local.check_all(request["command"])
         return {
             "host": socket.gethostname(),
             "version": __version__,

@@ -10,7 +10,7 @@ from typing import Any
 from r2ccl_ctl.doctor.finding import Finding
 from r2ccl_ctl.doctor.local import network
 from r2ccl_ctl.hostnics import HostNic
-from r2ccl_ctl.remote import Helper, NoAnswer, at_once
+from r2ccl_ctl.remote import Helper, NoAnswer, at_once, starter
 from r2ccl_ctl.units import show_rate
 
 LOOK_S = 90.0
@@ -32,12 +32,12 @@ class Site(Helper):
         self.places: list[dict[str, Any]] = []
 
 
-def check(hosts: Sequence[str], via: str) -> list[Finding]:
+def check(hosts: Sequence[str], via: str, command: Sequence[str] = ()) -> list[Finding]:
     """All findings about these hosts and the network between them."""
     helpers = [Site(host, via) for host in hosts]
     found: list[Finding] = []
     try:
-        for lines in at_once(lambda helper: _look(helper, via), helpers):
+        for lines in at_once(partial(_look, via, command), helpers):
             found += lines
         ready = [helper for helper in helpers if helper.places]
         found += compare(ready)
@@ -53,15 +53,15 @@ def check(hosts: Sequence[str], via: str) -> list[Finding]:
     return found
 
 
-def _look(helper: Site, via: str) -> list[Finding]:
+def _look(via: str, command: Sequence[str], helper: Site) -> list[Finding]:
     try:
-        seen = helper.ask(LOOK_S, do="look")
+        seen = helper.ask(LOOK_S, do="look", command=command)
         helper.nics = [HostNic(**row) for row in seen["nics"]]
         helper.version = seen["version"]
         listening = helper.ask(ANSWER_S, do="listen")
     except NoAnswer as err:
-        starter = shlex.split(via)[0]
-        remedy = f"try `{starter} {helper.host} true`; R2CCL has to be at the same place there"
+        words = shlex.join([*starter(via, helper.host), "true"])
+        remedy = f"try `{words}`; R2CCL has to be at the same place there"
         text = f"the helper on {helper.host} could not be asked: {err}"
         return [Finding("error", "unknown", text, remedy, helper.host)]
     found = [Finding(**{**row, "node": helper.host}) for row in seen["findings"]]

@@ -419,7 +419,7 @@ static bool unanimous(const struct r2_vote *v, const void *const *offers, const 
         struct ballot b;
 
         if (len[r] < sizeof(b)) {
-            snprintf(why, 2 * WHY, "rank %d speaks another language", r);
+            snprintf(why, 2 * WHY, "rank %d has another version of R2CCL", r);
             return false;
         }
         memcpy(&b, offers[r], sizeof(b));

@@ -559,8 +559,8 @@ void r2_direct_finish(struct r2_direct *d)
         rc = pthread_cond_timedwait(&d->wake, &d->lock, &ts);
     pthread_mutex_unlock(&d->lock);
     if (rc)
-        R2_WARN("an AllReduce is not over after %d s: it ends with its communicator, and its "
-                "output means nothing",
+        R2_WARN("an AllReduce has not ended after %d s: its communicator ends, and its output "
+                "is not valid",
                 (int)(FINISH_NS / R2_NS_PER_S));
 }
 

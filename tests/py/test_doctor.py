@@ -164,13 +164,9 @@ def test_what_an_exchange_means() -> None:
 
 
 # Two hosts, each a network namespace with two NICs; their cables end in bridges of this one.
-NETWORK = """
-exec 3>&1 1>&2
-for host in 1 2; do
-    unshare -n sleep 300 3>&- & eval pid$host=$!
-done
+CABLES = """
+sleep 0.5
 for i in 0 1; do ip link add br$i type bridge; ip link set br$i up; done
-sleep 0.3
 for host in 1 2; do
     eval pid=\\$pid$host
     nsenter -t $pid -n ip link set lo up
@@ -181,7 +177,13 @@ for host in 1 2; do
         nsenter -t $pid -n ip link set eth$i up
     done
 done
-cat > ssh.sh <<END
+"""
+NETWORK = f"""
+exec 3>&1 1>&2
+for host in 1 2; do
+    unshare -n sleep 300 3>&- & eval pid$host=$!
+done
+{CABLES}cat > ssh.sh <<END
 case \\$1 in h1) pid=$pid1 ;; h2) pid=$pid2 ;; *) echo "no such host" >&2; exit 255 ;; esac
 echo "Welcome to \\$1"
 exec nsenter -t \\$pid -n sh -c "\\$2"

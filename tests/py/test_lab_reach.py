@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import subprocess
 import tempfile
 import time
@@ -161,7 +162,7 @@ def test_refusal_by_another_nic_ends_nobody(build: Build, lab: Lab) -> None:
     try:
         with two(build, lab, "nic0", "nic1") as job:
             word = f"nic0 to {lab.address('n1', 'nic1')}:"
-            until("it is said", lambda: word in job.text(0), 10.0, job)
+            until("it is said", lambda: word in job.text(0), 30.0, job)
             assert "no NIC here reaches a peer process" in job.text(0)
             assert "nobody listens there" in job.text(0)
             time.sleep(2.0)
@@ -277,7 +278,7 @@ def test_way_that_takes_small_packets_only(build: Build, lab: Lab, rails: tuple[
     ports(lab, rails, 1500)
     try:
         with running_perf(build, lab=lab.name, per_node=1) as job:
-            told = "vanish on the way"
+            told = "are lost on the way"
             until("it is said", lambda: any(told in r.output for r in job.job.ranks), 30.0, job)
             before = [s.counter("messages_received") for s in job.sides]
             until(
@@ -293,3 +294,36 @@ def test_way_that_takes_small_packets_only(build: Build, lab: Lab, rails: tuple[
             assert "packets of 9000 bytes" in str(job.job.ranks[0].output + job.job.ranks[1].output)
     finally:
         ports(lab, rails, 9000)
+
+
+@pytest.mark.parametrize("verdict", ["drop", "reject with tcp reset"])
+def test_firewall_that_shuts_ports_of_the_range(build: Build, lab: Lab, verdict: str) -> None:
+    """The firewall of n1 does not let in what R2CCL_PORT_RANGE has: the message names the addresses
+    with their ports, the range, what a node needs of it, and the firewalls."""
+    nft = shutil.which("nft", path=f"{os.environ.get('PATH', '')}:/usr/sbin")
+    if not nft:
+        missing("lab", "no nft, which makes the firewall of this test")
+    rules = "table inet r2fw {\n chain in {\n type filter hook input priority 0;\n"
+    rules += f' iifname "nic*" tcp dport 41000-41001 {verdict};\n }}\n}}\n'
+    child = lab.popen("n1", [nft, "-f", "-"], stdin=subprocess.PIPE)
+    child.communicate(rules.encode(), timeout=20)
+    assert child.returncode == 0
+    try:
+        env = {"R2CCL_PORT_RANGE": "41000-41001"}
+        with running_perf(build, lab=lab.name, per_node=1, env=env) as job:
+            says = "R2CCL_PORT_RANGE=41000-41001 has 2 ports. A node needs one for each of its "
+            says += "processes (1 here), two with the shim. Firewalls must let in all of it"
+            lines: list[str] = []
+
+            def told() -> bool:
+                output = "".join(rank.output for rank in job.job.ranks)
+                lines[:] = [line for line in output.splitlines() if says in line]
+                return bool(lines)
+
+            until("the range is named", told, 15.0, job)
+            assert "10.1.0.2:4100" in lines[0] or "fd52:" in lines[0], str(job)
+            how = "waits for a way" if verdict == "drop" else "a firewall refuses"
+            assert how in lines[0], str(job)
+    finally:
+        flush = lab.popen("n1", [nft, "delete", "table", "inet", "r2fw"])
+        assert flush.wait(20) == 0

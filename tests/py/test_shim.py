@@ -399,9 +399,9 @@ def test_what_goes_around_the_plugin_is_said_once(
         "NCCL_GIN_ENABLE=1",
         "asks for the network Socket (netName)",
         "asks for reductions in the switches (collnetEnable)",
-        "one-sided communication (ncclPutSignal) goes around",
-        "one-sided communication (ncclSignal) goes around",
-        "device-initiated communication (ncclDevCommCreate) goes around",
+        "one-sided communication (ncclPutSignal) bypasses",
+        "one-sided communication (ncclSignal) bypasses",
+        "device-initiated communication (ncclDevCommCreate) bypasses",
     ):
         assert finished.stderr.count(words) == 1, (words, finished.stderr)
     assert finished.stderr.count("WARN") == 7, finished.stderr

@@ -121,12 +121,12 @@ static void test_not_counted_on(void)
     begin();
     CHECK(remote_command(set_aside, 1));
     nothing(1);
-    CHECK(remote_command(r2_nicstate_drain, 1));
+    CHECK(remote_command(remote_drain, 1));
     CHECK(remote_command(count_in, 1));
     looks(2 * LOOKS);
     CHECK(!marked(1));
     CHECK_EQ(warned(1, WORD), 0);
-    CHECK(remote_command(r2_nicstate_undrain, 1));
+    CHECK(remote_command(remote_undrain, 1));
     wait_trusted(1);
     remote_end(&r);
 }
@@ -282,9 +282,9 @@ static void test_told(void)
         __atomic_load_n(&r2_eng.ctl->seg->nics[r2_eng.nic_state[1].row].state, __ATOMIC_RELAXED),
         R2_SEG_NIC_HEALTHY);
     CHECK_EQ(warned(1, WORD), 1);
-    CHECK(remote_command(r2_nicstate_drain, 1));
+    CHECK(remote_command(remote_drain, 1));
     CHECK(!marked(1)); /* the row has another word */
-    CHECK(remote_command(r2_nicstate_undrain, 1));
+    CHECK(remote_command(remote_undrain, 1));
     wait_trusted(1);
     wait_failed(1, 1);
     looks(LOOKS);

@@ -136,7 +136,7 @@ void r2_round_reply(struct r2_round *r, uint64_t now)
         m.round = a->round;
         m.carrier = R2_CARRIER_UNKNOWN;
         if (a->far_is_mine && r->lnic >= 0)
-            m.carrier = (uint8_t)r2_niclink_carrier(r->lnic);
+            m.carrier = (uint8_t)r2_niclink_carrier(r->lnic, now);
         r2_peer_lock(a->peer);
         say(a->peer, r->lnic, R2_F_PROBE_RESULT, &m, sizeof(m), seen, m.seen * sizeof(seen[0]));
         r2_peer_unlock(a->peer);

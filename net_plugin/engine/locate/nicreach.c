@@ -184,9 +184,9 @@ static void tell(int nic, int peers)
     told[nic] = true;
     journal(nic, cause);
     r2_nicstate_remark(nic, cause);
-    R2_TELL("NIC %s has a link, and no path over it came up in %d s, to none of %d peer process%s "
-            "that other NICs reach: the job is not protected by it. %sLook at the firewall, the "
-            "cabling, the subnet and the address family, on both sides; R2CCL_NICS leaves it out",
+    R2_TELL("NIC %s has a link, but in %d s it reached none of %d peer process%s that other NICs "
+            "reach: the job is not protected by it. %sCheck firewall, cabling, subnet and address "
+            "family on both sides, or leave it out of R2CCL_NICS",
             r2_nic_name(nic), LOOKS, peers, peers == 1 ? "" : "es",
             r2_nics_shared_hint(r2_local.nics, r2_local.n, nic, hint, sizeof(hint)));
 }

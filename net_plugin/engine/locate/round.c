@@ -252,7 +252,7 @@ static void settled(struct r2_round *r, uint64_t now)
 {
     drop_suspects(r);
     if (!r->n_suspects || !r2_nic_usable(r->lnic) ||
-        r2_niclink_carrier(r->lnic) == R2_CARRIER_DOWN) {
+        r2_niclink_carrier(r->lnic, now) == R2_CARRIER_DOWN) {
         r2_round_free(r, now);
         return;
     }
@@ -344,7 +344,7 @@ void r2_rounds_asked(struct r2_peer *p, const struct r2_msg_probe *m, uint64_t n
     if (lnic < 0) {
         r2_targets_witness(r, &m->near);
         r2_targets_witness(r, &m->far);
-    } else if (r2_niclink_carrier(lnic) != R2_CARRIER_DOWN && add_near(r, p, &m->near)) {
+    } else if (r2_niclink_carrier(lnic, now) != R2_CARRIER_DOWN && add_near(r, p, &m->near)) {
         r2_targets_collect(r);
     }
 }
@@ -417,7 +417,7 @@ void r2_rounds_nic(int nic, uint64_t now)
             continue;
         if (r->kind == R2_ROUND_FULL) {
             r2_round_free(r, now); /* the reason is known now */
-        } else if (r->kind == R2_ROUND_ASSIST && r2_niclink_carrier(nic) == R2_CARRIER_DOWN) {
+        } else if (r->kind == R2_ROUND_ASSIST && r2_niclink_carrier(nic, now) == R2_CARRIER_DOWN) {
             r2_targets_close(r, now); /* what is not seen without carrier says nothing */
             r->n_targets = 0;
         }
@@ -505,7 +505,7 @@ static void look(struct r2_round *r, uint64_t now)
         (r->kind != R2_ROUND_FULL && r->kind != R2_ROUND_ASSIST))
         return;
     r->looked_at = now;
-    r2_niclink_ask(r->lnic);
+    r2_niclink_ask(r->lnic, now);
 }
 
 static void round_tick(struct r2_round *r, uint64_t now)

@@ -414,6 +414,7 @@ static int on_info(struct r2_path *path, const uint8_t *body)
     memcpy(&m, body, sizeof(m));
     m.host[sizeof(m.host) - 1] = 0;
     p->pid = m.pid;
+    p->rank = m.rank;
     memcpy(p->host, m.host, sizeof(p->host));
     for (uint32_t i = 0; i < m.nics; i++) {
         struct r2_info_nic nic;
@@ -429,7 +430,7 @@ static int on_info(struct r2_path *path, const uint8_t *body)
                                              .forgiven = nic.forgiven});
         }
     }
-    r2_control_peer_describe(r2_eng.ctl, p->row, p->host, p->pid);
+    r2_control_peer_describe(r2_eng.ctl, p->row, p->host, p->pid, p->rank);
     for (int i = 0; i < p->n_paths; i++)
         r2_control_path_remote(r2_eng.ctl, p->paths[i]->shown.row,
                                p->rnics[p->paths[i]->rnic].name);

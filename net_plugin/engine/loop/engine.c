@@ -255,7 +255,7 @@ static int start_locked(void)
         return rc;
     }
     if (r2_log_defer()) /* lines are said under peers' locks, and by threads that must not wait */
-        R2_WARN("cannot start a thread for log lines: who reads them slowly slows paths down");
+        R2_WARN("cannot start a thread for log lines: a slow reader of the log delays paths");
     open_control(first_comm);
     r2_pollers_start(r2_eng.ctl, r2_eng.set);
     r2_gauge(&r2_eng.g->threads, (uint64_t)r2_io_count());
@@ -265,7 +265,7 @@ static int start_locked(void)
         return rc;
     }
     r2_eng.device_memory = r2_local.n && r2_engine_memory(0) != R2_MEMORY_HOST;
-    r2_nicstate_start();
+    r2_nicstate_start(r2_housekeeping_links(), r2_now_ns());
     r2_nicfaults_start(r2_now_ns());
     r2_locate_start();
     r2_housekeeping_start();

@@ -18,6 +18,7 @@ void r2_peer_gone(struct r2_peer *p, int err, const char *cause)
     struct r2_control_event ev = {
         .event = R2_EV_PEER_GONE, .peer_host = p->host, .peer_pid = p->pid, .cause = cause};
     struct r2_list *n, *tmp;
+    char who[R2_PEER_WHO];
 
     if (p->life != R2_PEER_ALIVE)
         return;
@@ -26,7 +27,7 @@ void r2_peer_gone(struct r2_peer *p, int err, const char *cause)
     r2_control_peer_state(r2_eng.ctl, p->row, R2_SEG_PEER_GONE, cause);
     if (!r2_list_empty(&p->conn_list)) {
         r2_control_journal(r2_eng.ctl, &ev);
-        R2_INFO("peer %s pid %u is gone: %s", p->host[0] ? p->host : "?", p->pid, cause);
+        R2_INFO("peer %s is gone: %s", r2_peer_who(p, who), cause);
         r2_peer_tell_gone(p, cause);
     }
     r2_peer_show(p, r2_peer_now(p));

@@ -212,11 +212,13 @@ static void learn_addrs(struct r2_peer *p, const struct handle *h)
  * closed first, by whoever was told that they have failed. */
 static int given_up(const struct r2_peer *p)
 {
+    char who[R2_PEER_WHO];
+
     if (!p->error || r2_list_empty(&p->conn_list))
         return -EAGAIN;
-    R2_WARN_LIMIT("peer %s pid %u was given up (%s): there is a new connection to it when the "
+    R2_WARN_LIMIT("peer %s was given up (%s): there is a new connection to it when the "
                   "communicators that had one are destroyed",
-                  p->host[0] ? p->host : "?", p->pid, strerror(-p->error));
+                  r2_peer_who(p, who), strerror(-p->error));
     return p->error;
 }
 

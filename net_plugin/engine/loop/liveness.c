@@ -14,6 +14,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "engine/locate/locate.h"
 #include "engine/loop/loop.h"
 #include "engine/path/pairs.h"
 
@@ -182,8 +183,14 @@ void r2_peer_judge_refusals(struct r2_peer *p, uint64_t now)
     needed = all_confirmed(p) ? CONFIRM_NS : asked_patiently(p) ? 2 * PARTIAL_NS : PARTIAL_NS;
     if (!went_on(a, needed, now) && !(p->out && never_there(p, now)))
         return;
-    if (!may_answer(p, now))
+    if (may_answer(p, now))
+        return;
+    if (p->out && never_there(p, now)) {
+        r2_noway_refused(p, now);
+        r2_peer_gone(p, -ECONNRESET, "never reached: its host refuses");
+    } else {
         r2_peer_gone(p, -ECONNRESET, "process gone: its host refuses, or another process answers");
+    }
 }
 
 /* ---- questions of the accepting side */

@@ -89,6 +89,7 @@ static bool somebody_waits(const struct r2_peer *p)
 void r2_peer_tell_gone(const struct r2_peer *p, const char *cause)
 {
     static atomic_ulong told[TOLD];
+    char who[R2_PEER_WHO];
     uint64_t id;
 
     if (!somebody_waits(p))
@@ -97,6 +98,5 @@ void r2_peer_tell_gone(const struct r2_peer *p, const char *cause)
     /* Relaxed: a word about a word. The same process is a peer twice, for sending and receiving. */
     if (atomic_exchange_explicit(&told[id % TOLD], id, memory_order_relaxed) == id)
         return;
-    R2_TELL("peer %s pid %u is given up, and what waits for it fails: %s",
-            p->host[0] ? p->host : "(never reached)", p->pid, cause);
+    R2_TELL("peer %s is given up, and what waits for it fails: %s", r2_peer_who(p, who), cause);
 }

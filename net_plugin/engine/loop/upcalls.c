@@ -151,7 +151,7 @@ static void up_failed(void *owner, struct r2_ep *ep, int err, const struct r2_ep
 
 static void up_nic_link(int nic, int transport, bool up, const char *cause)
 {
-    r2_nic_transport(nic, transport, up, cause);
+    r2_nic_transport(nic, transport, up, cause, r2_now_ns());
 }
 
 static void up_shut_over(void *owner, struct r2_ep *ep)
@@ -187,7 +187,18 @@ static void up_released(void *owner, const struct r2_ep_params *params)
         r2_peer_put(params->probe ? owner : ((struct r2_path *)owner)->peer);
 }
 
+static void up_blind(void)
+{
+    static const char text[] = "the kernel does not tell how sockets are: silence is found late";
+    struct r2_control_event ev = {.event = R2_EV_WARNING, .cause = text};
+
+    r2_control_set_missing(r2_eng.ctl, R2_SEG_MISSING_TCP_INFO);
+    r2_control_set_warning(r2_eng.ctl, text);
+    r2_control_journal(r2_eng.ctl, &ev);
+}
+
 const struct r2_transport_events r2_engine_events = {
+    .blind = up_blind,
     .meeting = r2_nic_meeting,
     .nic_link = up_nic_link,
     .shut_over = up_shut_over,

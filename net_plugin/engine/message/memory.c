@@ -88,7 +88,7 @@ int r2_conn_detach(struct r2_conn *c, bool *revoke)
         r2_eng.ops->put(eps[i]);
     }
     if (rc)
-        R2_WARN("a NIC does not confirm that it has let go of a connection's memory: %s",
+        R2_WARN("a NIC does not confirm that it no longer uses a connection's memory: %s",
                 strerror(-rc));
     return rc;
 }

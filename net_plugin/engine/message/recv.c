@@ -190,10 +190,11 @@ static bool in_chunks(struct r2_conn *c, uint64_t seq)
  * and another path would bring the same: the connection fails. */
 static void both_ways(struct r2_conn *c, uint64_t seq)
 {
-    R2_WARN_LIMIT("peer %s pid %u breaks the protocol: message %llu of connection %llu comes as a "
+    char who[R2_PEER_WHO];
+
+    R2_WARN_LIMIT("peer %s breaks the protocol: message %llu of connection %llu comes as a "
                   "small message and in chunks; the connection fails",
-                  c->peer->host[0] ? c->peer->host : "?", c->peer->pid, (unsigned long long)seq,
-                  (unsigned long long)c->id);
+                  r2_peer_who(c->peer, who), (unsigned long long)seq, (unsigned long long)c->id);
     r2_conn_fail(c, -EPROTO);
 }
 

@@ -143,6 +143,7 @@ void r2_out_info(struct r2_path *path)
 
     memset(nics, 0, sizeof(nics));
     m.pid = r2_control_segment(r2_eng.ctl)->process.pid;
+    m.rank = (uint32_t)r2_control_segment(r2_eng.ctl)->process.rank + 1;
     m.nics = (uint32_t)r2_local.n;
     memcpy(m.host, r2_eng.host, sizeof(m.host));
     for (int i = 0; i < r2_local.n; i++) {

@@ -25,7 +25,7 @@ struct r2_path *r2_path_find(struct r2_peer *p, int lnic, int rnic, int transpor
 struct r2_path *r2_path_obtain(struct r2_peer *p, int lnic, int rnic, int transport)
 {
     struct r2_path *path = r2_path_find(p, lnic, rnic, transport);
-    const char *name;
+    char name[R2_SEG_NAME];
 
     if (path)
         return path;
@@ -46,7 +46,10 @@ struct r2_path *r2_path_obtain(struct r2_peer *p, int lnic, int rnic, int transp
     r2_list_init(&path->outbox.flushq);
     r2_pathrate_init(&path->rate);
     r2_grey_path_init(path);
-    name = p->rnics[rnic].name[0] ? p->rnics[rnic].name : NULL;
+    if (p->rnics[rnic].name[0])
+        snprintf(name, sizeof(name), "%s", p->rnics[rnic].name);
+    else /* until the peer says it */
+        r2_wire_addr_text(&p->rnics[rnic].addr, name, sizeof(name));
     path->shown.row = r2_control_path_add(r2_eng.ctl, p->row, lnic, name);
     r2_control_path_via(r2_eng.ctl, path->shown.row, (enum r2_seg_via)transport);
     p->paths[p->n_paths++] = path;
@@ -65,9 +68,10 @@ void r2_path_free(struct r2_path *path)
 const char *r2_path_text(const struct r2_path *path, char *out, size_t cap)
 {
     const struct r2_peer *p = path->peer;
+    char who[R2_PEER_WHO];
 
-    snprintf(out, cap, "%s -> %s:%s pid %u", r2_nic_name(path->lnic), p->host[0] ? p->host : "?",
-             p->rnics[path->rnic].name[0] ? p->rnics[path->rnic].name : "?", p->pid);
+    snprintf(out, cap, "%s -> %s of %s", r2_nic_name(path->lnic),
+             p->rnics[path->rnic].name[0] ? p->rnics[path->rnic].name : "?", r2_peer_who(p, who));
     return out;
 }
 

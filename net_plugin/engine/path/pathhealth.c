@@ -427,8 +427,8 @@ static void tell_small(const struct r2_path *path)
     if (atomic_fetch_or(&told, 1u << path->lnic) >> path->lnic & 1)
         return;
     r2_path_journal(path, R2_EV_WARNING, 0, 0, small_only);
-    R2_TELL("path %s: packets of %d bytes, this NIC's MTU, vanish on the way, and those of %d "
-            "pass: it uses small ones, and is slower. Look at the MTU of NICs, bridges and "
+    R2_TELL("path %s: packets of %d bytes, this NIC's MTU, are lost on the way, and packets of %d "
+            "arrive. It uses small packets and is slower. Check the MTU of NICs, bridges and "
             "switches on both sides",
             r2_path_text(path, text, sizeof(text)), r2_local.nics[path->lnic].mtu, SMALL_PACKET);
 }

@@ -1,6 +1,7 @@
 /* Peers: found, made, given back; and the unlock that lets frames and chunks go. */
 #define _GNU_SOURCE
 #include <errno.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -277,4 +278,17 @@ int r2_peer_eps(struct r2_peer *p, struct r2_ep **out, int max)
     for (int i = 0; i < n; i++)
         r2_eng.ops->get(out[i]);
     return n;
+}
+
+const char *r2_peer_who(const struct r2_peer *p, char out[R2_PEER_WHO])
+{
+    char rank[24] = "";
+
+    if (p->rank)
+        snprintf(rank, sizeof(rank), " rank %u", p->rank - 1);
+    if (p->pid)
+        snprintf(out, R2_PEER_WHO, "%s pid %u%s", p->host[0] ? p->host : "?", p->pid, rank);
+    else
+        snprintf(out, R2_PEER_WHO, "that was never reached");
+    return out;
 }

@@ -73,9 +73,8 @@ void r2_peer_watch_grey(struct r2_peer *p, uint64_t now)
     for (int i = 0; i < n; i++) {
         /* One that is to carry less by its weight says nothing. */
         if (watched[i])
-            r2_grey_note_beside(of[i], of[i]->share.weight == R2_WEIGHT_FULL
-                                           ? r2_grey_beside(watched, n, i)
-                                           : 0);
+            r2_grey_note_beside(
+                of[i], of[i]->share.weight == R2_WEIGHT_FULL ? r2_grey_beside(watched, n, i) : 0);
         if (changed >> i & 1)
             tell(of[i]);
     }

@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "engine/message/p2pchunk.h"
+#include "engine/nic/nics.h"
 #include "settings/values.h"
 #include "util/random.h"
 
@@ -374,6 +375,16 @@ bool remote_command(void (*f)(int nic), int nic)
     for (int i = 0; i < 20000 && !atomic_load(&command.done); i++)
         fake_sleep_ms(1);
     return atomic_load(&command.done);
+}
+
+void remote_drain(int nic)
+{
+    r2_nicstate_drain(nic, r2_now_ns());
+}
+
+void remote_undrain(int nic)
+{
+    r2_nicstate_undrain(nic, r2_now_ns());
 }
 
 /* The sender of bulk is the engine (out) or the remote process. */
