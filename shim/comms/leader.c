@@ -164,7 +164,8 @@ static void pursue(struct r2_leader *l, const struct r2_plan_choice *c, uint64_t
     case R2_VOTE_OPEN:
         if (!r2_leader_always())
             r2_agree_invite(l->agree);
-        r2_policy_again(&l->policy, now + SOON_NS);
+        l->invited_ns = l->invited_ns ? l->invited_ns : now;
+        r2_policy_again(&l->policy, now + SOON_NS + (now - l->invited_ns) / 8);
         break;
     case R2_VOTE_YES:
         propose(l, &c->plan, now);

@@ -38,6 +38,7 @@ struct r2_leader {
     struct r2_policy policy;
     struct r2_plan force, asked; /* what runs, and what was proposed last */
     bool asking;
+    uint64_t invited_ns;    /* when ranks were first asked to connect; 0: not yet */
     uint64_t planned_bytes; /* the size that was planned for */
     uint32_t events, rounds;
     char said[R2_PLAN_WHY]; /* the last line in log, journal and row */

@@ -350,14 +350,14 @@ static void begin(struct r2_vote *v)
 
     pthread_mutex_lock(&v->lock);
     refuses = v->refuses;
-    again = v->asked || v->closed || v->outcome != OPEN;
+    again = v->asked || v->closed || (v->outcome != OPEN && !refuses);
     v->asked = true;
     pthread_mutex_unlock(&v->lock);
     if (again)
         return;
     rc = refuses ? 0 : make(v, &parts);
     pthread_mutex_lock(&v->lock);
-    over = v->closed || v->outcome != OPEN;
+    over = v->closed || (v->outcome != OPEN && !refuses);
     if (!over) {
         v->direct = parts.direct;
         v->copies = parts.copies;

@@ -1,7 +1,7 @@
 """One rank of a job whose AllReduces are R2CCL's own where they can be: plain ones in turn with
 calls of one kind that NCCL keeps. Every value is checked.
 
-    left_out_worker.py FOLDER grouped|pair|premul|captured|nonblocking
+    left_out_worker.py FOLDER grouped|pair|premul|captured|nonblocking|unequal
 """
 
 from __future__ import annotations
@@ -103,8 +103,22 @@ class Work:
         return result
 
 
+def unequal(folder: Path) -> None:
+    """Rank 1 gives one element more."""
+    nccl, count = Nccl(None), COUNT + (RANK == 1)
+    comm, data = nccl.init(folder / "id"), (ctypes.c_float * (COUNT + 1))()
+    code = nccl.nccl.ncclAllReduce(
+        data, data, ctypes.c_size_t(count), FLOAT, SUM, comm, ctypes.c_void_p()
+    )
+    print(f"result {code}", flush=True)
+    nccl.check("ncclCommAbort", comm)
+
+
 def main() -> None:
     folder, kind = Path(sys.argv[1]), sys.argv[2]
+    if kind == "unequal":
+        unequal(folder)
+        return
     work = Work(folder, kind)
     want = RANKS * (RANKS + 1) / 2
     for turn in range(TURNS):

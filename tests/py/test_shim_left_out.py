@@ -77,6 +77,15 @@ def test_calls_that_nccl_keeps(build: Build, tmp_path: Path, kind: str, what: st
         assert text.count(KEEPS + what) == 1
 
 
+def test_unequal_counts(build: Build, tmp_path: Path) -> None:
+    """A wrong program ends with an error that says what is wrong with it."""
+    argv = (sys.executable, str(ROOT / "tests/py/left_out_worker.py"), str(tmp_path), "unequal")
+    said = run(build, argv)
+    results = [text.split("result ")[1][0] for text in said]
+    assert set(results) <= {"5", "6"} and "5" in results, said
+    assert any("do not give the same AllReduce" in text for text in said)
+
+
 def perf(build: Build, *words: str) -> tuple[str, ...]:
     return (str(build.perf), "-b", "1M", "-e", "1M", "-n", "3", *words)
 

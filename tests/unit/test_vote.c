@@ -1,0 +1,184 @@
+/* The vote of one rank, without the others: what it offers, and what becomes of what it has made
+ * when its communicator ends meanwhile. What it uses is made up. Rung 1. */
+#define r2_agree_offer fake_offer
+#define r2_direct_new fake_new
+#define r2_direct_free fake_free
+#define r2_direct_card fake_card
+#define r2_direct_finish fake_finish
+#define r2_direct_abort fake_abort
+#define r2_direct_state fake_state
+#define r2_real_plugin_symbol fake_symbol
+#define r2_device_cuda fake_cuda
+#define r2_comms_id fake_id
+#define r2_comm_row_plan fake_row_plan
+#define r2_leader_none fake_none
+#include "../../shim/comms/vote.c"
+
+#include "check.h"
+
+#define NODES 3
+
+static const int rank_node[NODES] = {0, 1, 2};
+static struct r2_links_card card = {.nics = 1};
+static struct r2_comm comm;
+static int dummy;
+
+static struct {
+    int offers, made, freed, nones;
+    bool yes;
+    char why[WHY];
+    struct r2_vote *vote;
+    void (*meanwhile)(struct r2_vote *v); /* while it makes what it needs */
+} seen;
+
+int fake_offer(struct r2_agree *a, uint32_t round, const void *data, size_t len)
+{
+    struct ballot b;
+
+    (void)a;
+    CHECK(len >= sizeof(b));
+    CHECK_EQ(round, FIRST_ROUND);
+    memcpy(&b, data, sizeof(b));
+    seen.offers++;
+    seen.yes = b.yes;
+    snprintf(seen.why, sizeof(seen.why), "%s", b.why);
+    return 0;
+}
+
+int fake_new(struct r2_direct **out, const struct r2_direct_config *config)
+{
+    CHECK_EQ(config->p, NODES);
+    seen.made++;
+    if (seen.meanwhile)
+        seen.meanwhile(seen.vote);
+    *out = (struct r2_direct *)&dummy;
+    return 0;
+}
+
+void fake_free(struct r2_direct *d)
+{
+    seen.freed += d != NULL;
+}
+
+const struct r2_links_card *fake_card(const struct r2_direct *d)
+{
+    CHECK(d != NULL);
+    return &card;
+}
+
+void fake_finish(struct r2_direct *d)
+{
+    (void)d;
+}
+
+void fake_abort(struct r2_direct *d)
+{
+    (void)d;
+}
+
+enum r2_direct_state fake_state(struct r2_direct *d, int *error)
+{
+    (void)d, (void)error;
+    return R2_DIRECT_LISTENING;
+}
+
+void *fake_symbol(const char *name)
+{
+    (void)name;
+    return &dummy;
+}
+
+bool fake_cuda(void)
+{
+    return false;
+}
+
+uint64_t fake_id(const struct r2_comm *c)
+{
+    (void)c;
+    return 7;
+}
+
+void fake_row_plan(struct r2_comm *c, const char *plan, const char *cause)
+{
+    (void)c, (void)plan, (void)cause;
+}
+
+void fake_none(struct r2_comm *c, const char *why)
+{
+    (void)c, (void)why;
+    seen.nones++;
+}
+
+/* ---- the tests */
+
+static struct r2_vote *start(bool always)
+{
+    memset(&seen, 0, sizeof(seen));
+    seen.vote = r2_vote_new(&comm, 0, NODES, 0, always);
+    CHECK(seen.vote);
+    return seen.vote;
+}
+
+static void test_a_plan_begins_it(void)
+{
+    struct r2_vote *v = start(false);
+
+    CHECK(r2_vote_ready(v, rank_node, NODES));
+    CHECK_EQ(seen.made, 0); /* until a plan needs it */
+    r2_vote_invited(v);
+    r2_vote_invited(v); /* invitations are repeated */
+    CHECK_EQ(seen.made, 1);
+    CHECK_EQ(seen.offers, 1);
+    CHECK(seen.yes);
+    r2_vote_close(v);
+    CHECK_EQ(seen.freed, 1);
+    r2_vote_free(v);
+}
+
+/* It was told that a rank is missing, and has taken NCCL's own choice; then that rank comes. The
+ * others must hear that this one will not take part. */
+static void test_who_has_given_up_says_no(void)
+{
+    struct r2_vote *v = start(true);
+
+    r2_vote_off(v, "rank 2 is missing");
+    CHECK_EQ(seen.nones, 1);
+    r2_vote_ready(v, rank_node, NODES);
+    CHECK_EQ(seen.offers, 1);
+    CHECK(!seen.yes);
+    CHECK_STR(seen.why, "rank 2 is missing");
+    CHECK_EQ(seen.made, 0);
+    r2_vote_close(v);
+    r2_vote_free(v);
+}
+
+static void test_a_communicator_that_ends_meanwhile(void)
+{
+    void (*const ends[])(struct r2_vote *) = {r2_vote_close, r2_vote_abort};
+
+    for (unsigned i = 0; i < sizeof(ends) / sizeof(ends[0]); i++) {
+        struct r2_vote *v = start(true);
+
+        seen.meanwhile = ends[i];
+        r2_vote_ready(v, rank_node, NODES);
+        CHECK_EQ(seen.made, 1);
+        CHECK_EQ(seen.freed, 1); /* nobody else would */
+        CHECK_EQ(seen.offers, 0);
+        seen.meanwhile = NULL;
+        r2_vote_close(v);
+        CHECK_EQ(seen.freed, 1);
+        r2_vote_free(v);
+    }
+}
+
+static const struct check_test tests[] = {
+    {"a_plan_begins_it", test_a_plan_begins_it},
+    {"who_has_given_up_says_no", test_who_has_given_up_says_no},
+    {"a_communicator_that_ends_meanwhile", test_a_communicator_that_ends_meanwhile},
+    {0}};
+
+int main(int argc, char **argv)
+{
+    return check_main(argc, argv, tests);
+}
