@@ -82,6 +82,8 @@ NIC_COUNTERS = {
     "recoveries": ("nic_recoveries", "Times that the NIC came back to its full share"),
     "errors": ("nic_path_failures", "Times that a path of the NIC went down"),
     "replayed_bytes": ("nic_replayed_bytes", "Bytes lost on the NIC and sent again over others"),
+    "tx_segments": ("nic_transmit_segments", "Segments that the kernel has sent over the NIC"),
+    "retransmits": ("nic_retransmitted_segments", "Segments that the kernel has sent again"),
 }
 COMM_COUNTERS = {
     "operations": ("comm_operations", "Collectives handed to NCCL"),

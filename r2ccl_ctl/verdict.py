@@ -48,7 +48,7 @@ def _of_peer(snapshot: Snapshot, peer: Peer) -> list[Reason]:
     paths = [p for p in snapshot.paths if p.peer == peer.index and not p.spare]
     serving = [p for p in paths if p.state in SERVING]
     lost = [p for p in paths if p.state not in (*SERVING, *ENDED, "connecting")]
-    name, who = f"paths to {peer.host}:{peer.pid}", snapshot.process.title
+    name, who = f"paths to {peer}", snapshot.process.title
     if not lost:
         return []
     if len(serving) <= 1:

@@ -84,26 +84,25 @@ def ps(
 ) -> None:
     """List the processes that use R2CCL, or their communicators.
 
-    In a hang, the rank that is BEHIND is the one that the others wait for, and CAUSE says why one
-    stands. "no path to HOST:PID (rank 3) for 18s of 60s": the NICs named behind it, of this node or
-    of HOST, are at fault, but for those that are held back; after the 60s (R2CCL_NO_PATH_TIMEOUT)
-    it gets an error. "may not be sent again": HOST does not confirm the end of a path. "has not
-    called #8": its application is late, or it waits within an operation before that. "stopped or
-    starved": its process does not run. Below the table are the causes of those NICs and, as only
-    ranks of this node are seen, other nodes to look on.
+    In a hang, the other ranks wait for the rank that is BEHIND. CAUSE says why a rank waits:
 
-    With --hosts the processes of all those hosts are listed, and their ranks are compared.
+    \b
+    "no path to HOST:PID (rank 3) for 18s of 60s": the NICs named there, of this
+      node or of HOST, are at fault. After the 60s (R2CCL_NO_PATH_TIMEOUT) the rank
+      gets an error.
+    "may not be sent again": HOST does not confirm the end of a path.
+    "has not called #8": its application is late, or waits in an earlier operation.
+    "stopped or starved": its process does not run.
 
-    With --json each communicator has `waits`: an entry for each NIC or rank that it waits for. Its
-    kind is no-path, unsent, late or silent. It has rank, host, pid, nic, state, cause, since, for_s
-    and of_s. `peer` is whom no path leads to, or who does not confirm a path's end.
+    The lines below the table have the causes of these NICs, and other nodes to check. With --hosts
+    the processes of all those hosts are listed, and their ranks are compared.
 
-    Processes of other users that you may not read are counted below the table; with --json they are
-    in `unreadable`, each with pid and uid.
+    With --json each communicator has `waits`, with an entry for each NIC or rank that it waits for;
+    docs/json.md has the fields. Processes of other users that you may not read are counted below
+    the table. With --json they are in `unreadable`.
 
-    STATE "other version": it runs with another build of R2CCL, whose segment has a layout that this
-    tool does not read (with --json: `layout`, `layouts_read`), so that its job is not known here.
-    Use the tool that came with that build.
+    STATE "other version": the process runs with another build of R2CCL, and this tool cannot read
+    its segment. Use the tool of that build.
 
     \b
     Example:
@@ -280,15 +279,15 @@ def status(
 ) -> None:
     """Show NICs, peers, paths and counters of running processes.
 
-    With --pid also of a process that is gone, as it was at its end. Why a process stands, and which
-    NICs are at fault, is said as `ps --comms` says it.
+    With --pid it also shows a process that is gone, as it was at its end. If a process waits, a
+    line says why, as in `ps --comms`.
 
-    Paths are listed that do not carry, and those that have less WEIGHT than their NIC, as a slow
-    one has; with --details all of them, also those that are closed, or (spare) since a better pair
-    of NICs serves. DIR: tx is what this process sends on, whose weight it decides.
+    Listed are the paths that carry nothing, and those with less WEIGHT than their NIC, such as slow
+    ones. --details lists all, also closed ones and spares. A (spare) carries nothing while a better
+    pair of NICs works. DIR tx: this process sends on the path, and decides its weight.
 
     With --hosts a helper starts on each host, all at the same time. Each process is a row, the
-    worst job first, and hosts without an answer stand above. --details shows all of each process.
+    worst job first. Hosts without an answer are listed above. --details shows all of each process.
     R2CCL must be at the same place on all hosts.
 
     --check ends with 0 if the job is healthy, 1 if it is degraded, 2 if it is in danger, 3 if that
@@ -331,19 +330,18 @@ def nics(
     every: float | None,
     as_json: bool,
 ) -> None:
-    """List the NICs: state, weight, rates, injected faults; and what was found out about broken
-    ones, as the processes of a node share it.
+    """List the NICs: state, weight, rates, injected faults, and the verdicts about broken ones.
 
-    Of the latter, TOWARDS are the NICs at the other ends of the paths that failed, and STATE
-    "recovered" is a NIC that had failed and works again.
+    The processes of a node share their verdicts. TOWARDS: the NICs at the other ends of the failed
+    paths. STATE "recovered": the NIC had failed and works again.
 
     The last table is the order in which other NICs take over for a connection whose home is HOME
     NIC. Among idle NICs the nearest one comes first: the same PCIe switch, the same NUMA node,
     across. Spares (weight 0) come last.
 
-    GPUS, where NVML knows some: the nearest ones, by nvidia-smi's index, and how near they are, in
-    the words of `nvidia-smi topo -m`: PIX behind the same PCIe switch, PXB behind several, PHB at
-    the same host bridge, NODE in the same NUMA node, SYS across.
+    GPUS: the nearest ones, by nvidia-smi's index, if NVML is there. The distance is as in
+    `nvidia-smi topo -m`: PIX behind the same PCIe switch, PXB behind several, PHB at the same host
+    bridge, NODE in the same NUMA node, SYS across.
 
     \b
     Example:
@@ -510,9 +508,9 @@ def journal(
 ) -> None:
     """Show what happened, when, and why: failures, replays, recoveries.
 
-    With --pid also of a process that is gone, and with --all of all those whose journals are still
-    there: the 16 newest of a user, for an hour, and up to 64 for a minute. --json prints one object
-    per line.
+    With --pid it also shows a process that is gone, with --all all of them whose journals are still
+    there. These are the 16 newest of a user, for an hour, and up to 64 for a minute. --json prints
+    one object per line.
 
     \b
     Example:

@@ -219,14 +219,14 @@ def watch_options(command: Callable[..., None]) -> Callable[..., None]:
             default="1s",
             show_default=True,
             metavar="DURATION",
-            help="With --watch: time between two looks.",
+            help="With --watch: time between two updates.",
         ),
         click.option(
             "--watch",
             "-w",
             "watching",
             is_flag=True,
-            help="Look again and again, until Ctrl-C. With --json: one line per look.",
+            help="Repeat until Ctrl-C. With --json: one line each time.",
         ),
     ):
         found = option(found)

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 @click.option("--unwell", "-u", is_flag=True, help="Only processes that are not healthy.")
 @click.option(
     "--interval", default="2s", show_default=True, metavar="DURATION",
-    help="Time between two looks.",
+    help="Time between two updates.",
 )  # fmt: skip
 @click.option("--count", "-n", type=WholeNumber(min=1), metavar="N", help="Look N times, then end.")
 def top(
