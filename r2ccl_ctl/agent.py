@@ -9,7 +9,7 @@ import json
 import socket
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 from r2ccl_ctl import __version__, control
@@ -39,22 +39,24 @@ def processes(request: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def serve(answers: Mapping[str, Answer]) -> None:
+def doctor() -> dict[str, Answer]:
+    from r2ccl_ctl.doctor.exchange import Exchanger  # takes long to load
+
+    one = Exchanger()
+    return {"look": one.look, "listen": one.listen, "send": one.send}
+
+
+def main() -> None:
+    answers: dict[str, Answer] = {"processes": processes}
     for line in sys.stdin:
+        request = json.loads(line)
+        if request["do"] not in answers:
+            answers |= doctor()
         try:
-            request = json.loads(line)
             reply = answers[request["do"]](request)
         except R2Error as err:
             reply = {"refused": str(err)}
         print(json.dumps(reply), flush=True)
-
-
-def main() -> None:
-    from r2ccl_ctl.doctor.exchange import Exchanger
-
-    doctor = Exchanger()
-    serve({"processes": processes, "look": doctor.look, "listen": doctor.listen,
-           "send": doctor.send})  # fmt: skip
 
 
 if __name__ == "__main__":

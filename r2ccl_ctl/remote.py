@@ -48,8 +48,8 @@ def starter(via: str, host: str) -> list[str]:
     if not words:
         raise R2UsageError("--via is empty: give ssh, srun or mpirun")
     kind = Path(words[0]).name
-    if kind == "srun":
-        return [*words, "-N1", "-n1", "-w", host]
+    if kind == "srun":  # beside the steps of a job that has all of the node's cores
+        return [*words, "--overlap", "-N1", "-n1", "-w", host]
     if kind in ("mpirun", "mpiexec"):
         return [*words, "-n", "1", "--host", host]
     return [*words, host]

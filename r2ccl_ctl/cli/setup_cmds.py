@@ -126,7 +126,8 @@ def run(
 def warn(added: Mapping[str, str]) -> None:
     """Say what keeps a program with `added` in its environment from using R2CCL as it was meant. It
     is started all the same: a bad setting has its default."""
-    for warning in environment.warnings(os.environ) + settings_view.complaints(added):
+    complaints = settings_view.complaints(added)  # before the settings are read for anything else
+    for warning in environment.warnings(os.environ) + complaints:
         click.echo(f"warning: {warning}", err=True)
 
 

@@ -1,5 +1,6 @@
-"""The queries and alert rules of docs/monitoring.md in Prometheus' own hands (promtool), with the
-series of a real page. Rung 3; no Prometheus scrapes here. Skipped where there is no promtool."""
+"""The queries of docs/monitoring.md and the alert rules of docs/examples in Prometheus' own hands
+(promtool), with the series of a real page. Rung 3; no Prometheus scrapes here: test_prometheus.py.
+Skipped where there is no promtool."""
 
 from __future__ import annotations
 
@@ -62,8 +63,7 @@ def page(start_writer: StartWriter, tmp_path: Path) -> list[str]:
 @pytest.fixture
 def firing(page: list[str], tmp_path: Path) -> Callable[..., None]:
     """Whether an alert fires when the series of one metric have these values, all others 0 or 1."""
-    rules = tmp_path / "rules.yml"
-    rules.write_text(block("Alerts"))
+    rules = ROOT / "docs/examples/alerts.yml"
 
     def check(name: str, wrong: bool) -> None:
         metric, label, values = ALERTS[name]
@@ -91,7 +91,13 @@ def test_the_alert_fires(firing: Callable[..., None], name: str) -> None:
 
 
 def test_every_alert_is_tested() -> None:
-    assert set(re.findall(r"alert: (\w+)", block("Alerts"))) == set(ALERTS)
+    text = (ROOT / "docs/examples/alerts.yml").read_text(encoding="utf-8")
+    assert set(re.findall(r"alert: (\w+)", text)) == set(ALERTS)
+
+
+def test_the_configuration_is_one() -> None:
+    said = promtool("check", "config", ROOT / "docs/examples/prometheus.yml")
+    assert "7 rules found" in said and "valid prometheus config file syntax" in said
 
 
 def test_the_questions_are_promql(tmp_path: Path) -> None:

@@ -135,7 +135,8 @@ def test_starters() -> None:
     ssh = remote.argv_for("ssh -p 22", "n1", env)
     assert ssh[:4] == ["ssh", "-p", "22", "n1"] and len(ssh) == 5  # one word for its shell
     assert "'R2CCL_NICS=eth0 eth1'" in ssh[4] and "HOME" not in ssh[4]
-    assert remote.argv_for("srun", "n1", env)[:5] == ["srun", "-N1", "-n1", "-w", "n1"]
+    srun = ["srun", "--overlap", "-N1", "-n1", "-w", "n1", "env"]
+    assert remote.argv_for("srun", "n1", env)[:7] == srun
     assert remote.argv_for("mpirun", "n1", env)[:5] == ["mpirun", "-n", "1", "--host", "n1"]
 
 

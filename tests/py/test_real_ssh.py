@@ -1,10 +1,11 @@
-"""doctor and status through a real sshd, and doctor through a real mpirun. Two hosts: each a
-network namespace with two NICs, /dev/shm and a host name of its own (rung 4). They share this
-machine's files: it cannot prove what differs between installations."""
+"""doctor and status through a real sshd, mpirun and Slurm. Two hosts: each a network namespace with
+two NICs, /dev/shm and a host name of its own (rung 4). They share this machine's files: it cannot
+prove what differs between installations."""
 
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -21,7 +22,7 @@ SSHD = shutil.which("sshd", path="/usr/sbin:/usr/local/sbin:/usr/bin")
 WITH_SSH = "ssh -F conf -o BatchMode=yes -o ConnectTimeout=5"
 
 # Two hosts; a bridge for each of their NICs. The one of the first NICs has an address of ours.
-NETWORK = f"""
+HOSTS = f"""
 exec 3>&1 1>&2
 cat > host.sh <<END
 hostname h\\$1
@@ -36,11 +37,45 @@ done
 {CABLES}
 ip link set lo up
 ip addr add 10.0.0.254/24 dev br0
+"""
+WITH_SSHD = """
 for pid in $pid1 $pid2; do
     nsenter -t $pid -n -m -u SSHD -D -E $PWD/sshd.log -h $PWD/hostkey -o UsePAM=no \\
         -o AuthorizedKeysFile=$PWD/key.pub -o StrictModes=no -o PidFile=none 3>&- &
 done
 until [ "$(ssh -F conf h1 hostname) $(ssh -F conf h2 hostname)" = "h1 h2" ]; do sleep 0.2; done
+"""
+# Slurm's own daemons, and a job that has both nodes.
+WITH_SLURM = """
+hostname ctl
+mount -t tmpfs none /run
+head -c 64 /dev/urandom > munge.key; chmod 400 munge.key
+munged --force --key-file=$PWD/munge.key --socket=$PWD/munge.sock --pid-file=$PWD/munge.pid \\
+    --log-file=$PWD/munge.log --seed-file=$PWD/munge.seed
+mkdir state
+cat > slurm.conf <<END
+ClusterName=test
+SlurmctldHost=ctl(10.0.0.254)
+AuthInfo=socket=$PWD/munge.sock
+SlurmUser=root
+StateSaveLocation=$PWD/state
+SlurmdSpoolDir=$PWD/spool-%n
+SlurmctldPidFile=$PWD/ctl.pid
+SlurmdPidFile=$PWD/%n.pid
+SlurmctldLogFile=$PWD/ctl.log
+SlurmdLogFile=$PWD/%n.log
+ProctrackType=proctrack/pgid
+TaskPlugin=task/none
+ReturnToService=2
+NodeName=h1 NodeAddr=10.0.0.1 CPUs=2
+NodeName=h2 NodeAddr=10.0.0.2 CPUs=2
+PartitionName=all Nodes=h1,h2 Default=YES State=UP
+END
+export SLURM_CONF=$PWD/slurm.conf
+slurmctld
+nsenter -t $pid1 -n -m -u slurmd -N h1
+nsenter -t $pid2 -n -m -u slurmd -N h2
+until sinfo -h | grep -q "2 *idle"; do sleep 0.5; done
 """
 CONF = """
 Host h1 stranger
@@ -61,27 +96,34 @@ Host *
 
 
 @pytest.fixture
-def hosts(tmp_path: Path, build: Build, lab_rights: None) -> Path:
-    """A folder from which ssh -F conf reaches h1 and h2, and nobody lets it in as stranger."""
-    if SSHD is None:
-        pytest.skip("no `sshd` (Debian: openssh-server)")
+def folder(tmp_path: Path, build: Build, lab_rights: None) -> Path:
     if subprocess.run(["id", "-u"], capture_output=True, text=True).stdout.strip() != "0":
-        pytest.skip("sshd changes users: needs root")
-    if subprocess.run(["unshare", "-nmpf", "true"], capture_output=True).returncode:
-        pytest.skip("unshare -nmpf is refused here")
-    for name in ("hostkey", "key", "strange"):
-        subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", tmp_path / name],
-                       check=True)  # fmt: skip
-    (tmp_path / "conf").write_text(CONF.format(folder=tmp_path))
+        pytest.skip("what starts processes for users needs root")
+    if subprocess.run(["unshare", "-nmpfu", "true"], capture_output=True).returncode:
+        pytest.skip("unshare -nmpfu is refused here")
     return tmp_path
 
 
-def between(folder: Path, *words: str, prepare: str = "") -> subprocess.CompletedProcess[str]:
-    """r2ccl-ctl beside the two hosts."""
-    (folder / "prepare.sh").write_text(NETWORK.replace("SSHD", str(SSHD)) + prepare)
-    script = '. ./prepare.sh; set +e; exec "$@" >&3 2>err'
+@pytest.fixture
+def hosts(folder: Path) -> Path:
+    """A folder from which ssh -F conf reaches h1 and h2, and nobody lets it in as stranger."""
+    if SSHD is None:
+        pytest.skip("no `sshd` (Debian: openssh-server)")
+    for name in ("hostkey", "key", "strange"):
+        subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", folder / name],
+                       check=True)  # fmt: skip
+    (folder / "conf").write_text(CONF.format(folder=folder))
+    return folder
+
+
+def between(
+    folder: Path, *words: str, prepare: str = "", start: str = WITH_SSHD, job: str = ""
+) -> subprocess.CompletedProcess[str]:
+    """r2ccl-ctl beside the two hosts, or in the job that these words start."""
+    (folder / "prepare.sh").write_text(HOSTS + start.replace("SSHD", str(SSHD)) + prepare)
+    script = f'. ./prepare.sh; set +e; exec {job} "$@" >&3 2>err'
     done = subprocess.run(
-        ["unshare", "-nmpf", "--kill-child", "--mount-proc", "bash", "-ec", script, "bash",
+        ["unshare", "-nmpfu", "--kill-child", "--mount-proc", "bash", "-ec", script, "bash",
          "env", f"PYTHONPATH={ROOT}", sys.executable, "-m", "r2ccl_ctl", *words],
         cwd=folder, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=150,
     )  # fmt: skip
@@ -118,6 +160,16 @@ def test_doctor_with_mpirun(hosts: Path) -> None:
         pytest.skip("no `mpirun` (Debian: openmpi-bin)")
     via = f"mpirun --allow-run-as-root --mca plm_rsh_agent 'ssh -F {hosts}/conf'"
     assert exchanged(between(hosts, "doctor", "--hosts", "h1,h2", "--via", via, "--json")) == ALL
+
+
+def test_doctor_with_slurm(folder: Path) -> None:
+    """In a job whose own step has all cores of the nodes: the helpers do not wait for them."""
+    for tool in ("munged", "slurmctld", "slurmd", "srun"):
+        if shutil.which(tool, path=f"{os.environ['PATH']}:/usr/sbin") is None:
+            pytest.skip(f"no `{tool}` (Debian: munge, slurm-wlm)")
+    job = "salloc -N2 --exclusive bash -c 'srun -N2 sleep 100 & sleep 1; \"$@\"' bash"
+    words = ("doctor", "--hosts", "h1,h2", "--via", "srun", "--json")
+    assert exchanged(between(folder, *words, start=WITH_SLURM, job=job)) == ALL
 
 
 def test_status(hosts: Path) -> None:
