@@ -130,7 +130,7 @@ class Snapshot:
 class Command:
     """What to ask of a process: ping, fail-nic, recover-nic, ... in the words of segment.h.
 
-    fault: blackhole, error, slow, loss. direction: tx, rx, both. rate: bytes per second (slow).
+    fault: a kind of faults.py. direction: tx, rx, both. rate: bytes per second (slow).
     loss_ppm: of a million (loss). for_ms: 0 is until recover-nic. weight: of set-weight. force: of
     drain-nic, the last usable NIC, too. plan: of plan, whether plans may be taken.
     """

@@ -23,6 +23,11 @@ from r2ccl_ctl.control import Command
 from r2ccl_ctl.errors import R2UsageError, plain
 from r2ccl_ctl.units import parse_duration, parse_percent, parse_rate, parse_size
 
+KINDS = "blackhole|error|slow=RATE|loss=PCT"
+KINDS_HELP = (
+    "blackhole: bytes vanish, nobody is told; error: connections are reset; "
+    "slow: at most RATE (100mbit, 10MB/s); loss: PCT of pieces of 64 KiB come 200 ms late."
+)
 DIRECTIONS = ("tx", "rx", "both")
 KEYS = ("nic", "kind", "direction", "after", "ops", "for", "at")
 MAX_RULES = 10_000
@@ -30,7 +35,8 @@ MAX_AT_S = 24 * 3600.0
 
 
 def parse_kind(text: str) -> tuple[str, int, int]:
-    """(kind, bytes per second of slow, parts per million of loss)."""
+    """(kind, bytes per second of slow, parts per million of loss). `r2_seg_fault` in segment.h has
+    the kinds, io/fault.c what they do, and nic/faultrules.c those of R2CCL_FAULTS."""
     kind, equals, value = text.partition("=")
     if kind in ("blackhole", "error") and not equals:
         return kind, 0, 0

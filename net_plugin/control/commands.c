@@ -35,7 +35,7 @@ static int refuse(char *result, size_t size, const char *what, uint64_t value)
 
 static int check_fault(const struct r2_seg_command *raw, char *result, size_t size)
 {
-    if (raw->fault == R2_SEG_FAULT_NONE || raw->fault > R2_SEG_FAULT_LOSS)
+    if (raw->fault == R2_SEG_FAULT_NONE || raw->fault > R2_SEG_FAULT_LAST)
         return refuse(result, size, "kind of fault", raw->fault);
     if (raw->direction == R2_SEG_DIR_NONE || raw->direction > R2_SEG_DIR_BOTH)
         return refuse(result, size, "direction", raw->direction);

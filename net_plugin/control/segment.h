@@ -342,12 +342,12 @@ enum r2_seg_verb {
     R2_SEG_VERB_PLAN /* no NIC */
 };
 
-enum r2_seg_fault {
-    R2_SEG_FAULT_NONE = 0,
-    R2_SEG_FAULT_BLACKHOLE,
-    R2_SEG_FAULT_ERROR,
-    R2_SEG_FAULT_SLOW,
-    R2_SEG_FAULT_LOSS
+enum r2_seg_fault { /* R2_SEG_FAULT_LAST, below, is the last one */
+                    R2_SEG_FAULT_NONE = 0,
+                    R2_SEG_FAULT_BLACKHOLE,
+                    R2_SEG_FAULT_ERROR,
+                    R2_SEG_FAULT_SLOW,
+                    R2_SEG_FAULT_LOSS
 };
 
 enum r2_seg_command_state {
@@ -516,6 +516,8 @@ struct r2_segment {
     struct r2_seg_comm comms[R2_SEG_MAX_COMMS];
 };
 /* cdef end */
+
+#define R2_SEG_FAULT_LAST R2_SEG_FAULT_LOSS
 
 #define R2_SEG_MAGIC UINT64_C(0x4745534c43433252) /* the bytes "R2CCLSEG" */
 

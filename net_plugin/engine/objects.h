@@ -352,7 +352,7 @@ enum r2_conn_state {
     R2_CONN_OPENING,
     R2_CONN_OPEN,
     R2_CONN_FAILED,
-    R2_CONN_CLOSING, /* its close waits for lanes and for the peer's word: it stays until then */
+    R2_CONN_CLOSING, /* its close waits for lanes and for the peer's answer: it stays until then */
     R2_CONN_CLOSED,
 };
 

@@ -4,6 +4,6 @@
 
 #define R2_EXIT_ENGINE 103  /* waits for what must not be lost, and may have to complain */
 #define R2_EXIT_LOG 102     /* waits until all lines are written */
-#define R2_EXIT_CONTROL 101 /* the segment's last word */
+#define R2_EXIT_CONTROL 101 /* the segment's last update */
 
 #endif

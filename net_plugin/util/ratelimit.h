@@ -18,8 +18,8 @@ struct r2_ratelimit {
     unsigned untold;
 };
 
-/* True when the word is to be told; *untold: how many before it were not. `anyway`: told at any
- * rate, and counted. */
+/* True when the message is to be logged; *untold: how many before it were not. `anyway`: told at
+ * any rate, and counted. */
 static inline bool r2_ratelimit_pass(struct r2_ratelimit *t, bool anyway, uint64_t now_ns,
                                      unsigned *untold)
 {

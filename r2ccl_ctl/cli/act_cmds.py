@@ -28,7 +28,7 @@ from r2ccl_ctl.control import (
     send_commands,
     with_nic,
 )
-from r2ccl_ctl.faults import parse_for, parse_kind
+from r2ccl_ctl.faults import KINDS, KINDS_HELP, parse_for, parse_kind
 from r2ccl_ctl.units import parse_size, show_bytes, show_span
 
 
@@ -129,9 +129,8 @@ def fault_words(kind: str, direction: str, after_bytes: int, for_ms: int) -> str
     "--kind",
     default="blackhole",
     show_default=True,
-    metavar="blackhole|error|slow=RATE|loss=PCT",
-    help="blackhole: bytes vanish, nobody is told; error: connections are reset; "
-    "slow: at most RATE (100mbit, 10MB/s); loss: PCT of pieces of 64 KiB come 200 ms late.",
+    metavar=KINDS,
+    help=KINDS_HELP,
 )
 @click.option(
     "--direction",

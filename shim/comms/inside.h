@@ -39,7 +39,7 @@ void r2_comms_handed(struct r2_comm *comm, int64_t collectives, int64_t p2p);
  * rows that nobody can see are tried again now and then. */
 void r2_comms_row_again(struct r2_comm *comm, uint64_t now);
 
-/* NCCL has failed with `error` at another rank: this one waits for it in vain. Not held. */
+/* NCCL has failed with `error` at another rank: this one cannot continue. Not held. */
 void r2_comms_told(struct r2_comm *comm, int rank, int error);
 
 /* row.c. Finds the process's control segment if the plugin has made it by now, and a free row in

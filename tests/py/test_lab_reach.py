@@ -322,7 +322,7 @@ def test_firewall_that_shuts_ports_of_the_range(build: Build, lab: Lab, verdict:
 
             until("the range is named", told, 15.0, job)
             assert "10.1.0.2:4100" in lines[0] or "fd52:" in lines[0], str(job)
-            how = "waits for a way" if verdict == "drop" else "a firewall refuses"
+            how = "waits for a path" if verdict == "drop" else "a firewall refuses"
             assert how in lines[0], str(job)
             if verdict == "drop":  # it waits: NICs whose names nobody has said yet have addresses
                 rows = [path for side in job.sides for path in side.snapshot().paths]

@@ -184,15 +184,15 @@ static void test_slow_and_lossy_in_turn(void)
     windows(&t, 12, 7500 * R2_NS_PER_US, 8000000);
     for (int i = 0; i < 2; i++)
         r2_grey_segments(&path_of(i)->watch, 2000, i ? 50 : 0, t);
-    CHECK(path->rate.tight);
+    CHECK(path->rate.known_slow);
     CHECK_LT(path->flow.grey, R2_GREY_LOSSY);
     windows(&t, 4, 3 * R2_NS_PER_MS, 24000000);
     CHECK_EQ(path->watch.why, R2_GREY_LOSS);
-    CHECK(!path->rate.tight);
+    CHECK(!path->rate.known_slow);
     CHECK_EQ(path->flow.grey, R2_GREY_LOSSY);
     windows(&t, 12, 7500 * R2_NS_PER_US, 8000000);
     CHECK_EQ(path->watch.why, R2_GREY_SLOW);
-    CHECK(path->rate.tight);
+    CHECK(path->rate.known_slow);
     CHECK_LT(path->flow.grey, R2_GREY_LOSSY);
     CHECK_GT(path->flow.grey, R2_GREY_LOSSY / 2);
     r2_peer_unlock(r.conn->peer);

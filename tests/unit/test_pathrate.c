@@ -366,9 +366,9 @@ static void test_small_messages(void)
     CHECK_EQ(r2_pathrate_min_rtt(&k.pr), 20 * US);
     CHECK_GE(r2_pathrate_window(&k.pr, R2_CHUNK_MIN, 1), R2_CHUNK_MIN);
     CHECK_EQ(r2_pathrate_chunk_len(&k.pr, MIB), R2_CHUNK_MIN);
-    k.pr.tight = true;
+    k.pr.known_slow = true;
     CHECK_EQ(r2_pathrate_chunk_len(&k.pr, MIB), R2_CHUNK_SLOW);
-    k.pr.tight = false;
+    k.pr.known_slow = false;
     /* Bulk after that is not held back. */
     k.to_send = UINT64_MAX;
     run_for(100 * MS);
@@ -459,7 +459,7 @@ static void test_bookkeeping(void)
     struct r2_rate_stamp b;
 
     r2_pathrate_init(&pr);
-    pr.tight = true;
+    pr.known_slow = true;
     CHECK_EQ(r2_pathrate_rate(&pr), 0);
     CHECK_EQ(r2_pathrate_min_rtt(&pr), 0);
     CHECK_EQ(r2_pathrate_window(&pr, 65536, 4), 8 * 65536);
@@ -479,7 +479,7 @@ static void test_bookkeeping(void)
     r2_pathrate_reset(&pr);
     CHECK_EQ(r2_pathrate_rate(&pr), 0);
     CHECK_EQ(r2_pathrate_min_rtt(&pr), 0);
-    CHECK(pr.tight);
+    CHECK(pr.known_slow);
     CHECK(pr.startup);
 }
 

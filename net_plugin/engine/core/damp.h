@@ -30,7 +30,7 @@ struct r2_damp {
 bool r2_damp_failure(struct r2_damp *d, const struct r2_damp_rules *rules, uint64_t now_ns);
 /* True when the suppression ends at this call. */
 bool r2_damp_tick(struct r2_damp *d, const struct r2_damp_rules *rules, uint64_t now_ns);
-/* Forgets everything: the operator's word. */
+/* Forgets everything, since the operator says so. */
 void r2_damp_clear(struct r2_damp *d);
 /* The suppression ends, because nothing else is left; the penalty stays. */
 void r2_damp_release(struct r2_damp *d);

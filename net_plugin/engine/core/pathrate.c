@@ -59,10 +59,10 @@ void r2_pathrate_init(struct r2_pathrate *pr)
 
 void r2_pathrate_reset(struct r2_pathrate *pr)
 {
-    bool tight = pr->tight;
+    bool known_slow = pr->known_slow;
 
     r2_pathrate_init(pr);
-    pr->tight = tight;
+    pr->known_slow = known_slow;
 }
 
 /* The next samples begin with the latest acknowledgement. */
@@ -383,6 +383,6 @@ uint32_t r2_pathrate_chunk_len(const struct r2_pathrate *pr, uint32_t max_chunk)
 {
     uint64_t len = mul_div(r2_pathrate_rate(pr), CHUNK_TIME_NS, NS_PER_S);
 
-    len = min_u64(max_u64(len, pr->tight ? R2_CHUNK_SLOW : R2_CHUNK_MIN), max_chunk);
+    len = min_u64(max_u64(len, pr->known_slow ? R2_CHUNK_SLOW : R2_CHUNK_MIN), max_chunk);
     return (uint32_t)max_u64(len - len % CHUNK_STEP, CHUNK_STEP);
 }

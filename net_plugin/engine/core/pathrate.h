@@ -71,7 +71,7 @@ struct r2_pathrate {
     uint64_t clean_rtt_ns; /* a clean one since the minimum is too old; 0: none */
     bool probing_rtt;
 
-    bool tight; /* set by the caller: a path known to be slow, so its chunks are short */
+    bool known_slow; /* set by the caller: a path known to be slow, so its chunks are short */
 
     bool startup;
     uint64_t startup_window;
@@ -81,7 +81,7 @@ struct r2_pathrate {
 };
 
 void r2_pathrate_init(struct r2_pathrate *pr);
-/* A new generation of the path: everything measured is forgotten, `tight` stays. */
+/* A new generation of the path: everything measured is forgotten, `known_slow` stays. */
 void r2_pathrate_reset(struct r2_pathrate *pr);
 
 /* A chunk of len bytes goes out; fills *stamp, which goes back in with the acknowledgement. */

@@ -122,7 +122,7 @@ void r2_noway_look(struct r2_peer *p, uint64_t now)
 {
     static const char unlike[] = "no address of one family here and there",
                       vain[] = "no NIC here reaches it",
-                      waits[] = "The job waits for a way until R2CCL_NO_PATH_TIMEOUT";
+                      waits[] = "The job waits for a path, at most for R2CCL_NO_PATH_TIMEOUT";
     char text[400];
 
     if (!p->out || (!p->opening && !p->shown.noway))

@@ -5,8 +5,7 @@
 #ifndef R2_ENGINE_LOOP_LIVENESS_H
 #define R2_ENGINE_LOOP_LIVENESS_H
 
-/* Of each local NIC one, and behind these R2_MAX_NICS, by local NIC, one that is given more time.
- */
+/* One for each local NIC, then R2_MAX_NICS more, by local NIC, that get more time. */
 #define R2_QUESTIONS (2 * R2_MAX_NICS)
 /* Between two refusals: the former is forgotten. */
 #define R2_REFUSAL_STALE_NS (5 * R2_NS_PER_S)

@@ -52,8 +52,8 @@ static void stopped(struct r2_peer *p, struct r2_path *path, uint32_t gen)
     r2_peer_want_resync(p);
 }
 
-/* Shuts what is buried. The entry stays in the list meanwhile, so that whoever wants memory back
- * finds the endpoint (r2_peer_eps). */
+/* Shuts the endpoints of p->dying. The entry stays in the list meanwhile, so that whoever wants
+ * memory back finds the endpoint (r2_peer_eps). */
 static void shut_dying(struct r2_peer *p)
 {
     struct r2_list *n, *next;

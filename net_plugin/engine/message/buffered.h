@@ -22,7 +22,7 @@ struct r2_req;
 /* S: a small message is about to be sent: from now on its data is the engine's copy. False: it is
  * not copied (R2CCL_BUFFERED, one I/O thread, no memory), and done when it is acknowledged. */
 bool r2_buffered_take(struct r2_req *r);
-/* S: it is on its way: if it is a copy the application is told that it is done. */
+/* S: it was sent: if it is a copy the application learns that it is done. */
 void r2_buffered_done(struct r2_req *r);
 /* S: acknowledged, or failed; its connection may have waited for that. */
 void r2_buffered_free(struct r2_req *r);

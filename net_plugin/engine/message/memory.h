@@ -6,7 +6,7 @@
 #include "engine/path/path.h"
 
 /* ---- memory.c */
-/* Lets every lane go of the connection's memory: by the peer's word where it was cleared to write,
+/* Lets every lane go of the connection's memory: with the peer's agreement if it may write there,
  * else by force. Under the lock, without it on return. 0, or -ETIMEDOUT: a NIC does not confirm
  * it. `*revoke`: a peer may still hold a key. */
 int r2_conn_detach(struct r2_conn *c, bool *revoke);

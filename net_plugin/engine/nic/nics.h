@@ -1,4 +1,4 @@
-/* This node's NICs: their states, links, transports and the words about them. */
+/* This node's NICs: their states, links, transports, and what peers are told about them. */
 #ifndef R2_ENGINE_NIC_NICS_H
 #define R2_ENGINE_NIC_NICS_H
 
@@ -37,15 +37,15 @@ void r2_nicstate_drain(int nic, uint64_t now);
 void r2_nicstate_undrain(int nic, uint64_t now);
 /* Past failures are forgotten; `tell`: by the peers too. */
 void r2_nicstate_forgive(int nic, bool tell, uint64_t now);
-/* Says to all peers what there is to say about the NIC, and weighs their paths anew. */
+/* Tells all peers the NIC's state and weight, and weighs their paths anew. */
 void r2_nicstate_announce(int nic);
 /* Operators see that nobody can connect to it, or that one can again. */
 void r2_nicstate_deaf(int nic, bool deaf);
-/* A word beside the NIC's state, which stays: its row has it until "" takes it back or the state
+/* A remark beside the NIC's state, which stays: its row has it until "" removes it or the state
  * changes. The text is always the same one. */
 void r2_nicstate_remark(int nic, const char *cause);
 
-/* The kernel's word about the link, or the word that the NIC's address is not there. I/O thread 0,
+/* The kernel says that the link is up or down, or that the NIC's address is gone. I/O thread 0,
  * and the thread of a port without an interface. */
 void r2_nicstate_link(int nic, bool up, const char *cause, uint64_t now);
 
@@ -74,14 +74,14 @@ void r2_nicreach_tick(uint64_t now);
 void r2_nicreach_look(uint64_t now);
 /* The NIC of a peer which only sends to us that this one is to ask, -1: none. Under its lock. */
 int r2_nicreach_pair(const struct r2_peer *p, int nic);
-/* Such peers were asked over the NIC: some answered, and how many were there in vain. */
+/* Such peers were asked over the NIC: some answered, and how many did not. */
 void r2_nicreach_asked(int nic, bool answered, int in_vain_of);
 
 /* ---- nicquality.c: NICs that work, and lose packets or carry far less than the others. I/O thread
  * 0. */
 void r2_nicquality_tick(uint64_t now);
 
-/* ---- niccmd.c: the operator's words, injected faults, housekeeping */
+/* ---- niccmd.c: the operator's commands, injected faults, housekeeping */
 /* Commands that are there are carried out, faults that are over end. */
 /* An injected fault, with its event; and its end, which forgives the NIC. I/O thread 0, or before
  * there are paths. */

@@ -40,7 +40,7 @@ void r2_nicnews_repeat(struct r2_peer *p, uint64_t now);
 bool r2_nicnews_open(const struct r2_peer *p);
 
 /* The peer has said something; it hears that it was heard. One of its NICs that has no address is
- * not known here, and its word is of no use; with an address comes a newer one. */
+ * not known here, and its news is of no use; with an address comes a newer one. */
 void r2_nicnews_heard_nic(struct r2_path *path, int nic, uint32_t epoch);
 /* False: it was heard before. */
 bool r2_nicnews_heard_hint(struct r2_path *path, uint32_t number);

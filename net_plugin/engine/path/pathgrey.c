@@ -73,7 +73,7 @@ void r2_grey_path_up(struct r2_path *path)
     r2_grey_note(path, R2_GREY_FULL);
     r2_grey_note_beside(path, 0);
     path->segments.seen = path->segments.resent_seen = 0;
-    path->rate.tight = false;
+    path->rate.known_slow = false;
     r2_grey_restart(&path->watch);
 }
 
@@ -102,6 +102,6 @@ void r2_grey_counts(int nic, int *grey, int *all)
 
 bool r2_grey_path_doubted(const struct r2_path *path)
 {
-    return path->rate.tight ||
+    return path->rate.known_slow ||
            (r2_eng.set->grey && r2_pathrate_rate(&path->rate) < path->watch.best_rate / 2);
 }

@@ -13,7 +13,7 @@ static void tell(struct r2_path *path)
     int nic = path->lnic, grey, all;
 
     r2_grey_note(path, path->watch.factor);
-    path->rate.tight =
+    path->rate.known_slow =
         path->watch.why == R2_GREY_SLOW; /* losses hold a sender back by themselves */
     if (!is_grey)
         r2_pathrate_forget(&path->rate);

@@ -174,7 +174,7 @@ static uint32_t with_rest(const struct r2_path *path, const struct r2_req *r, ui
 {
     uint64_t left = r2_send_waiting_bytes(&r->led.send);
 
-    return !path->rate.tight && left <= (uint64_t)len + len / 2 && left <= chunk_max()
+    return !path->rate.known_slow && left <= (uint64_t)len + len / 2 && left <= chunk_max()
                ? (uint32_t)left
                : len;
 }

@@ -89,7 +89,7 @@ struct r2_lane {
     uint64_t acked_seen, moved_seen, segments_seen, resent_seen;
     bool out_seen;
     uint64_t moved; /* bytes the kernel took, of a bulk lane; under tx_lock */
-    /* Control, where the kernel's word cannot be had (health.c): what the last look found to have
+    /* Control, where the kernel does not tell (health.c): what the last look found to have
      * come, and when. Under tx_lock. */
     uint64_t got_seen, got_at;
 

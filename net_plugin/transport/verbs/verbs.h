@@ -89,7 +89,7 @@ struct r2_hca {
     bool shown;          /* dev->dev_path was there when it was opened */
     atomic_bool gone;    /* it failed or was removed: nothing new is made on it */
     atomic_bool removed; /* the kernel has let go of it, and with it of all that was made on it */
-    atomic_bool doubted; /* was waited for in vain: not once more (hca.c) */
+    atomic_bool doubted; /* did not answer in time: it is not waited for again (hca.c) */
     struct r2_io_fd async;
     struct r2_task leave;              /* after its events are listened to no more */
     struct r2_cmd open, purge, forget; /* open: of start.c at the start, else of hca.c */
@@ -256,7 +256,7 @@ struct r2_ep {
     uint64_t ctrl_sent;
     uint8_t *rx_buf;
     size_t rx_len;
-    bool deaf; /* a piece is missing, or made no sense: nothing behind it is heard */
+    bool deaf; /* a piece is missing or not valid: nothing after it is read */
 
     /* chunks */
     struct r2_bulk *tx;  /* n_bulk times R2_BULK_TX, by slot */
@@ -360,7 +360,7 @@ void r2_hca_use(struct r2_hca *hca); /* by somebody who uses it */
 void r2_hca_unuse(struct r2_hca *hca);
 /* It failed or was removed: its endpoints end, its memory is let go of, and it is looked for. */
 void r2_hca_gone(struct r2_hca *hca, const char *why);
-/* A path failed: perhaps because its device vanished without a word. */
+/* A path failed: perhaps because its device vanished without an event. */
 void r2_hcas_doubt(void);
 /* Whether all devices are still there, looked at twice a second at most. Called with heartbeats of
  * queue pairs. */
