@@ -89,6 +89,12 @@ SECTIONS = (
                 "read_cmds",
                 "Show what happened, when, and why: failures, replays, recoveries.",
             ),
+            Later(
+                "trace",
+                "trace_cmds",
+                "Write what happened to all ranks as one trace, for ui.perfetto.dev or "
+                "chrome://tracing.",
+            ),
             Later("metrics", "metrics_cmds", "Print metrics for Prometheus, or serve them."),
         ),
     ),
@@ -123,6 +129,11 @@ SECTIONS = (
                 "demo",
                 "demo_cmds",
                 "Take NICs away under a running AllReduce, and give them back.",
+            ),
+            Later(
+                "validate",
+                "validate_cmds",
+                "Prove on your own nodes that NIC failures lose nothing and cost little.",
             ),
             Later("lab", "lab_cmds", "Emulated nodes and NICs on this machine, to break at will."),
         ),

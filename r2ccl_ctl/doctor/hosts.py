@@ -46,7 +46,10 @@ def parse_hosts(names: str, hostfile: Path | None) -> list[str]:
     return list(dict.fromkeys(found))
 
 
-def argv_for(via: str, host: str, env: Mapping[str, str]) -> list[str]:
+AGENT = "r2ccl_ctl.doctor.agent"
+
+
+def argv_for(via: str, host: str, env: Mapping[str, str], module: str = AGENT) -> list[str]:
     """The command that starts a helper on a host."""
     starter = shlex.split(via)
     if not starter:
@@ -58,7 +61,7 @@ def argv_for(via: str, host: str, env: Mapping[str, str]) -> list[str]:
         if env.get(name):
             passed[name] = env[name]
     agent = ["env", *(f"{n}={v}" for n, v in passed.items())]
-    agent += [sys.executable, "-m", "r2ccl_ctl.doctor.agent"]
+    agent += [sys.executable, "-m", module]
     kind = Path(starter[0]).name
     if kind == "srun":
         return [*starter, "-N1", "-n1", "-w", host, *agent]
@@ -84,12 +87,16 @@ class Helper:
     places: list[dict[str, Any]] = field(default_factory=list)
 
     @classmethod
-    def start(cls, host: str, via: str) -> Helper:
-        argv = argv_for(via, host, os.environ)
+    def start(cls, host: str, via: str, module: str = AGENT) -> Helper:
+        return cls.of(host, argv_for(via, host, os.environ, module))
+
+    @classmethod
+    def of(cls, host: str, argv: Sequence[str], env: Mapping[str, str] | None = None) -> Helper:
+        """The helper that argv starts. Ctrl-C at the terminal does not reach it."""
         try:
             popen = subprocess.Popen(
                 argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-                text=True, errors="replace",
+                text=True, errors="replace", env=env, start_new_session=True,
             )  # fmt: skip
         except OSError as err:
             raise R2UsageError(f"--via: {argv[0]} cannot be run: {err.strerror}") from err
@@ -108,11 +115,16 @@ class Helper:
         assert self.popen.stdin
         try:
             print(json.dumps(request), file=self.popen.stdin, flush=True)
+        except OSError:
+            raise NoAnswer(self._last_words()) from None
+        return self.receive(timeout)
+
+    def receive(self, timeout: float) -> dict[str, Any]:
+        """The next answer."""
+        try:
             line = self.lines.get(timeout=timeout)
         except queue.Empty:
             raise NoAnswer(f"no answer in {timeout:g} s") from None
-        except OSError:
-            line = ""
         if not line:
             raise NoAnswer(self._last_words())
         found = json.loads(line)
