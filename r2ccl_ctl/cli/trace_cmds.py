@@ -13,9 +13,9 @@ from typing import Any
 import click
 
 from r2ccl_ctl import trace as traces
-from r2ccl_ctl.cli.common import complete_job, of_option, only_with
+from r2ccl_ctl.cli.common import complete_job, of_option
+from r2ccl_ctl.cli.host_options import host_options
 from r2ccl_ctl.control import Process, Selection, open_segment, select
-from r2ccl_ctl.doctor import hosts as doctor_hosts
 from r2ccl_ctl.errors import R2Error, R2UsageError
 from r2ccl_ctl.journal import Event, read_all
 from r2ccl_ctl.rows import comm, nic
@@ -30,19 +30,7 @@ Counters = dict[str, list[tuple[int, dict[str, float]]]]  # host and label -> ro
 
 @click.command()
 @click.option("--job", metavar="JOB", shell_complete=complete_job, help="Ranks of this job.")
-@click.option("--hosts", "names", metavar="A,B,...", default="", help="Ranks on these hosts.")
-@click.option(
-    "--hostfile",
-    type=click.Path(path_type=Path, dir_okay=False),
-    help="The hosts, one at the start of each line.",
-)
-@click.option(
-    "--via",
-    default=doctor_hosts.SSH,
-    show_default=True,
-    metavar="COMMAND",
-    help="What starts a helper on a host: ssh, srun or mpirun, with options.",
-)
+@host_options("Ranks on these hosts.")
 @click.option(
     "--for",
     "span",
@@ -68,8 +56,7 @@ Counters = dict[str, list[tuple[int, dict[str, float]]]]  # host and label -> ro
 )
 def trace(
     job: str | None,
-    names: str,
-    hostfile: Path | None,
+    hosts: list[str],
     via: str,
     span: str,
     record: Path | None,
@@ -94,7 +81,6 @@ def trace(
       r2ccl-ctl trace --record r2ccl-validate/cases/one.json
     """
     seconds = of_option("--for", parse_duration, span)
-    hosts = doctor_hosts.parse_hosts(names, hostfile)
     if record is not None:
         if hosts or job or seconds:
             raise R2UsageError("--record stands alone: leave out --job, --hosts and --for")
@@ -102,7 +88,6 @@ def trace(
     elif hosts:
         events, samples, notes = of_hosts(hosts, via, job or "", seconds)
     else:
-        only_with("--via", "--hosts", given=False)
         events, samples, notes = of_this_machine(job, seconds)
     if not events:
         raise R2Error("no journal of that job has an event")

@@ -13,7 +13,7 @@ from typing import Any
 
 import click
 
-from r2ccl_ctl import paths
+from r2ccl_ctl import paths, remote
 from r2ccl_ctl.cli.common import (
     WholeNumber,
     add_row,
@@ -23,7 +23,7 @@ from r2ccl_ctl.cli.common import (
     show,
     table,
 )
-from r2ccl_ctl.doctor import hosts as doctor_hosts
+from r2ccl_ctl.cli.host_options import host_options
 from r2ccl_ctl.errors import R2UsageError
 from r2ccl_ctl.interrupts import Interrupted, signals_interrupt
 from r2ccl_ctl.units import parse_duration, parse_size, show_span
@@ -35,19 +35,7 @@ LAB_NODES, LAB_NICS, LAB_RATE = 2, 3, "200mbit"
 
 
 @click.command()
-@click.option("--hosts", "names", metavar="A,B,...", default="", help="Real nodes, two or more.")
-@click.option(
-    "--hostfile",
-    type=click.Path(path_type=Path, dir_okay=False),
-    help="The hosts, one at the start of each line.",
-)
-@click.option(
-    "--via",
-    default=doctor_hosts.SSH,
-    show_default=True,
-    metavar="COMMAND",
-    help="What starts a helper on a host: ssh, srun or mpirun, with options.",
-)
+@host_options("Real nodes, two or more.")
 @click.option(
     "--per-node",
     type=WholeNumber(min=1, max=64),
@@ -98,8 +86,7 @@ LAB_NODES, LAB_NICS, LAB_RATE = 2, 3, "200mbit"
 @click.option("--dry-run", is_flag=True, help="Say what would run, and start nothing.")
 @json_option
 def validate(
-    names: str,
-    hostfile: Path | None,
+    hosts: list[str],
     via: str,
     per_node: int | None,
     nics: tuple[str, ...],
@@ -130,7 +117,6 @@ def validate(
       r2ccl-ctl validate --hosts node1,node2
       r2ccl-ctl validate --hosts node1,node2 --via "srun --overlap" --nccl-tests ~/nccl-tests/build
     """
-    hosts = doctor_hosts.parse_hosts(names, hostfile)
     if len(hosts) == 1:
         raise R2UsageError(f"--hosts {hosts[0]}: give two or more, or none for a lab")
     lab = not hosts
@@ -255,7 +241,7 @@ def _say_plan(hosts: list[str], via: str, wanted: list[Case], unit: float) -> No
     if not hosts:
         click.echo(f"a lab of {LAB_NODES} nodes with {LAB_NICS} NICs of {LAB_RATE} each")
     for host in hosts:
-        click.echo(shlex.join(doctor_hosts.argv_for(via, host, os.environ, beds.AGENT)))
+        click.echo(shlex.join(remote.argv_for(via, host, os.environ, beds.AGENT)))
 
 
 def _say_hosts(bed: beds.Bed) -> None:

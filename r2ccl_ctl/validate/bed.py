@@ -8,15 +8,14 @@ import secrets
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from r2ccl_ctl.doctor.hosts import Helper, NoAnswer
 from r2ccl_ctl.errors import R2Error
 from r2ccl_ctl.interrupts import undisturbed
 from r2ccl_ctl.lab import Lab, LabError, LabSpec, nsexec, parse_rates
+from r2ccl_ctl.remote import Helper, NoAnswer, at_once
 
 AGENT = "r2ccl_ctl.validate.agent"
 LOOK_S, ANSWER_S = 90.0, 20.0
@@ -77,8 +76,7 @@ class Bed:
 
     def all(self, do: str, timeout: float = ANSWER_S, **more: Any) -> list[dict[str, Any]]:
         """The same question to every host at once."""
-        with ThreadPoolExecutor(max_workers=min(32, len(self.hosts))) as pool:
-            return list(pool.map(lambda host: host.ask(do, timeout, **more), self.hosts))
+        return at_once(lambda host: host.ask(do, timeout, **more), self.hosts)
 
     def look(self) -> None:
         for host, facts in zip(self.hosts, self.all("look", LOOK_S), strict=True):
@@ -92,7 +90,7 @@ def of_hosts(names: Sequence[str], via: str) -> Iterator[Bed]:
     bed = Bed(via.split()[0] if via.split() else via, [])
     try:
         for name in names:
-            helper = Helper.start(name, via, AGENT)
+            helper = Helper(name, via, module=AGENT)
             bed.hosts.append(Host(name, helper, name.rpartition("@")[2]))
         bed.look()
         yield bed
@@ -120,7 +118,7 @@ def of_lab(nodes: int, nics: int, rate: str) -> Iterator[Bed]:
         for node in lab.nodes:
             names = ",".join(lab.nics(node))
             argv = nsexec.argv_for(lab.plan(node), [sys.executable, "-m", AGENT])
-            helper = Helper.of(node, argv, {**env, "R2CCL_NICS": names})
+            helper = Helper(node, "", argv=argv, env={**env, "R2CCL_NICS": names})
             bed.hosts.append(
                 Host(node, helper, lab.address("n0", "mgmt0"), f"{lab.name}-{node}", names, "mgmt0")
             )
@@ -134,6 +132,4 @@ def of_lab(nodes: int, nics: int, rate: str) -> Iterator[Bed]:
 
 def _end(bed: Bed) -> None:
     """Helpers end with their stdin, and their ranks with them."""
-    if bed.hosts:
-        with ThreadPoolExecutor(max_workers=min(32, len(bed.hosts))) as pool:
-            list(pool.map(lambda host: host.helper.stop(), bed.hosts))
+    at_once(lambda host: host.helper.stop(), bed.hosts)

@@ -113,4 +113,5 @@ def _steps(record: Mapping[str, Any], axes: Any, start: int, *, words: bool) -> 
             last = at
             axes.annotate(text, (at, 0.99 - 0.11 * row), xycoords=("data", "axes fraction"),
                           xytext=(4, 0), textcoords="offset points", va="top", fontsize=8,
-                          color=colour)  # fmt: skip
+                          color=colour,
+                          bbox={"facecolor": "white", "alpha": 0.8, "edgecolor": "none", "pad": 0.8})  # fmt: skip

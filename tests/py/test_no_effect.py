@@ -54,7 +54,7 @@ def test_config_list_shows_the_plan_of_a_mode() -> None:
 
 
 def test_encryption_of_nccls_own_sockets(build: Build) -> None:
-    """The call goes through, and it is said that R2CCL's data stays plain."""
+    """The call goes through, and it is said that R2CCL's data is not encrypted."""
     program = "import ctypes; print(ctypes.CDLL(None).ncclSetEncryption(None))"
     env = {**os.environ, "LD_PRELOAD": str(build.path / "libr2ccl.so"), "NCCL_DEBUG": ""}
     env["R2CCL_REAL_NCCL"] = str(build.path / "tests/noop/libnccl.so.2")

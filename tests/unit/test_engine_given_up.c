@@ -6,7 +6,6 @@
 static void set_word(int nic, enum r2_nic_word word)
 {
     atomic_store(&r2_eng.nic_state[nic].word, (unsigned char)word);
-    atomic_store(&r2_eng.nic_state[nic].usable, word == R2_NIC_USABLE);
 }
 
 /* Both are lost, with that word about NICs of ours (bits). What refuses (bits) does not prove at

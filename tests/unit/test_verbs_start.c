@@ -305,7 +305,7 @@ static void named_port_of_a_failed_one(void)
 
 static void named_failed_port(void)
 {
-    named_port_that_fails("fvib ports-fail", "RDMA device fvib cannot say how its ports are");
+    named_port_that_fails("fvib ports-fail", "RDMA device fvib does not report its ports");
 }
 
 /* The list of devices does not come, which a thread of its own asks for: the job has sockets. The
