@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-import secrets
+import re
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -14,7 +14,7 @@ from typing import Any
 
 from r2ccl_ctl.errors import R2Error
 from r2ccl_ctl.interrupts import undisturbed
-from r2ccl_ctl.lab import Lab, LabError, LabSpec, nsexec, parse_rates
+from r2ccl_ctl.lab import Lab, LabError, LabSpec, known_labs, nsexec, parse_rates, remove
 from r2ccl_ctl.remote import Helper, NoAnswer, at_once
 
 AGENT = "r2ccl_ctl.validate.agent"
@@ -99,11 +99,21 @@ def of_hosts(names: Sequence[str], via: str) -> Iterator[Bed]:
             _end(bed)
 
 
+def sweep() -> None:
+    """Take down the labs of validations that are gone."""
+    for name in known_labs():
+        match = re.fullmatch(r"validate-(\d+)", name)
+        if match and not Path(f"/proc/{match[1]}").exists():
+            with contextlib.suppress(LabError):
+                remove(name)
+
+
 @contextlib.contextmanager
 def of_lab(nodes: int, nics: int, rate: str) -> Iterator[Bed]:
-    """A lab of our own: it is gone at the end, whatever happens."""
+    """A lab of our own: it is gone at the end. One that was killed is taken down by the next."""
+    sweep()
     spec = LabSpec(nodes=nodes, nics=(nics,), rates=parse_rates(rate),
-                   name=f"validate-{secrets.token_hex(3)}")  # fmt: skip
+                   name=f"validate-{os.getpid()}")  # fmt: skip
     try:
         lab = Lab.up(spec)
     except LabError as err:

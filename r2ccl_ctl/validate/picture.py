@@ -9,6 +9,7 @@ from typing import Any
 from r2ccl_ctl.demo.picture import BACK, COLOURS, LOST
 from r2ccl_ctl.validate.judge import bus_factor, source_of
 
+PLATE = {"facecolor": "white", "alpha": 0.8, "edgecolor": "none", "pad": 0.8}
 BIN_NS = 250_000_000
 
 
@@ -114,4 +115,4 @@ def _steps(record: Mapping[str, Any], axes: Any, start: int, *, words: bool) -> 
             axes.annotate(text, (at, 0.99 - 0.11 * row), xycoords=("data", "axes fraction"),
                           xytext=(4, 0), textcoords="offset points", va="top", fontsize=8,
                           color=colour,
-                          bbox={"facecolor": "white", "alpha": 0.8, "edgecolor": "none", "pad": 0.8})  # fmt: skip
+                          bbox=PLATE)  # fmt: skip

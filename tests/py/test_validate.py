@@ -20,8 +20,8 @@ import pytest
 from conftest import ROOT, Build, missing
 
 from r2ccl_ctl.errors import R2UsageError
-from r2ccl_ctl.lab import Lab, LabSpec
-from r2ccl_ctl.validate import agent, judge, nccltests, picture, report, run
+from r2ccl_ctl.lab import Lab, LabSpec, known_labs, remove
+from r2ccl_ctl.validate import agent, bed, judge, nccltests, picture, report, run
 from r2ccl_ctl.validate.cases import ALL, CABLE, NAMES, Case, choose
 
 BY_NAME = {case.name: case for case in ALL}
@@ -505,6 +505,20 @@ def test_an_end_leaves_nothing(lab_dir: Path, number: signal.Signals) -> None:
     assert until(lambda: not with_mark(mark), 5), with_mark(mark)
     assert namespaces(lab_dir / "labs") <= before
     assert not (lab_dir / "out/cases/one.json").exists()
+
+
+@pytest.mark.lab
+def test_the_lab_of_one_that_was_killed(lab_dir: Path) -> None:
+    if os.geteuid() != 0:
+        missing("lab", "a lab from a program needs root")
+    gone, ours = "validate-4999999", f"validate-{os.getpid()}"  # above all pids, and alive
+    for name in (gone, ours):
+        Lab.up(LabSpec(nodes=2, nics=(1,), name=name)).close()
+    try:
+        bed.sweep()
+        assert known_labs() == [ours]
+    finally:
+        remove(ours)
 
 
 @pytest.fixture
