@@ -102,7 +102,7 @@ def validate(
 ) -> None:
     """Prove on your own nodes that NIC failures lose nothing and cost little.
 
-    Runs AllReduces on the hosts while NICs of the first one fail in eight ways. Every value is
+    Runs AllReduces on the hosts while NICs of the first one fail in several ways. Every value is
     checked. Bytes per NIC come from the kernel's counters. The same runs once without R2CCL.
 
     Without --hosts it makes a small lab on this machine, in under three minutes. An interrupted

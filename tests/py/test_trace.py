@@ -12,10 +12,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import ROOT, Build
+from conftest import ROOT, Build, missing
 
 from r2ccl_ctl.control import Process
+from r2ccl_ctl.demo.stage import sweep
 from r2ccl_ctl.journal import Event
+from r2ccl_ctl.lab import Lab, LabSpec
 from r2ccl_ctl.trace import STAGES, Failover, Sample, document, failovers, rates
 
 A = Process("a", Path("/a"), "running", 10, 10, 0, 1, host="ha", rank=0)
@@ -114,6 +116,7 @@ def test_of_a_job(build: Build, tmp_path: Path) -> None:
     command = [
         sys.executable, "-m", "r2ccl_ctl", "launch", "--emulate-nodes", "2", "--nics", "2",
         "--job", job, "--env", "R2CCL_FAULTS=127.0.1.1 blackhole at=2s", "--timeout", "60",
+        "--env", f"LD_PRELOAD={build.plugin.parent / 'libr2ccl.so'}",
         "--", str(build.plugin.parent / "r2ccl_perf"), "-b", "4M", "--duration", "20",
         "--until", str(tmp_path / "until"), "--timeline", str(tmp_path / "timeline"),
     ]  # fmt: skip
@@ -131,10 +134,46 @@ def test_of_a_job(build: Build, tmp_path: Path) -> None:
     assert balanced(rows)
     spans = {row["name"].split(" to ")[0] for row in rows if row["ph"] == "b"}
     assert "failover 127.0.1.1" in spans and "resumed" in spans, spans
-    assert any(row["ph"] == "C" and row["args"]["Mbit/s"] > 0 for row in rows)
-    subprocess.run(
-        [sys.executable, "-m", "r2ccl_ctl", "gc"], env=env, stdout=subprocess.DEVNULL, timeout=60
-    )
+    counters = [row for row in rows if row["ph"] == "C"]
+    assert any(row["args"].get("Mbit/s", 0) > 0 for row in counters)
+    assert any(row["args"].get("per second", 0) > 0 for row in counters), "no communicator"
+    sweep(job)
+
+
+@pytest.mark.lab
+def test_of_two_hosts(build: Build, tmp_path: Path, lab_rights: None) -> None:
+    """Hosts are nodes of a lab, reached by a stand-in for ssh."""
+    if os.geteuid() != 0:
+        missing("lab", "a lab from a program needs root")
+    name, env = f"trace-{os.getpid()}", {**os.environ, "PYTHONPATH": str(ROOT)}
+    tool = [sys.executable, "-m", "r2ccl_ctl"]
+    ssh = tmp_path / "ssh"
+    ssh.write_text(f'#!/bin/sh\nexec {" ".join(tool)} lab exec --name {name} "$1" -- sh -c "$2"\n')
+    ssh.chmod(0o755)
+    perf = [str(build.plugin.parent / "r2ccl_perf"), "-b", "1M", "--duration", "60", "--until"]
+    command = [*tool, "launch", "--lab", name, "--job", name, "-n", "2", "--timeout", "90",
+               "--env", "R2CCL_FAULTS=nic0 blackhole at=1s", "--", *perf,
+               str(tmp_path / "until"), "--timeline", str(tmp_path / "timeline")]  # fmt: skip
+    with Lab.up(LabSpec(nodes=2, nics=(2,), rates=(200_000_000,), name=name)):
+        with subprocess.Popen(command, env=env, stdout=subprocess.DEVNULL) as popen:
+            try:
+                while not (tmp_path / "timeline").exists():
+                    assert popen.poll() is None
+                done = trace("--hosts", "n0,n1", "--via", str(ssh), "--job", name, "--for", "3s",
+                             "-o", str(tmp_path / "t.json"))  # fmt: skip
+            finally:
+                (tmp_path / "until").touch()
+                popen.wait(60)
+    assert done.returncode == 0, done.stderr
+    found = json.loads((tmp_path / "t.json").read_text())
+    rows = found["traceEvents"]
+    assert {row["pid"] for row in rows if row["ph"] == "b"} == {1, 2}
+    assert [note[:14] for note in found["otherData"]["notes"]] == [
+        "n0: its clock ",
+        "n1: its clock ",
+    ]
+    assert any(row["ph"] == "C" and row["pid"] == 2 for row in rows)
+    sweep(name)
 
 
 def test_usage(tmp_path: Path) -> None:
