@@ -1,5 +1,5 @@
 /* What the engine does when a lane that others relied on takes no more (`blocked`), over a scripted
- * transport (rung 2). That lanes say so, and which are asked then: test_tcp_few. */
+ * transport (rung 2). That lanes say so, and which are asked then: test_tcp_lane_choice. */
 #include "send_bed.h"
 
 #define KB 1024u

@@ -1,5 +1,5 @@
-/* Every change of a path's state, and every doubt about a NIC, is told, in the journal and in its
- * row, with its cause (rung 2). What it cannot prove: that each cause is a good one. */
+/* The journal and the row have every change of a path's state and every suspicion about a NIC, with
+ * its cause (rung 2). What it cannot prove: that each cause is a good one. */
 #include <errno.h>
 
 #include "check.h"

@@ -1,5 +1,5 @@
-/* Words about NICs are repeated until they are heard, over a scripted transport (rung 2): words
- * and answers that are lost, come twice, cross, overtake each other, or are never answered. */
+/* News about NICs is repeated until it is acknowledged, over a scripted transport (rung 2): frames
+ * and acknowledgements that are lost, come twice, cross, overtake each other, or never come. */
 #include "engine/locate/round.h"
 #include "health_bed.h"
 
