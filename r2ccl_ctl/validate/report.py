@@ -141,7 +141,7 @@ def row_of(result: Result) -> list[str]:
     f = result.figures
     share = cell(f, "share", "{:.0%}")
     if share:
-        share += f" of {f['expected_share']:.0%}"
+        share += f" ({f['expected_share']:.0%})"
     elif f.get("beside_reference"):
         share = f"{f['beside_reference']:.0%} of reference"
     return [
@@ -187,7 +187,7 @@ def markdown(doc: Mapping[str, Any], results: Sequence[Result]) -> str:
 def _bed_line(doc: Mapping[str, Any]) -> str:
     setup = doc["setup"]
     return (
-        f"{len(setup['hosts'])} hosts ({setup['bed']}), {setup['per_node']} ranks on each, "
+        f"{len(setup['hosts'])} hosts ({setup['bed']}), ranks on each: {setup['per_node']}, "
         f"AllReduce of {show_bytes(setup['size'])}, a unit of time is {setup['seconds']:g} s"
     )
 
