@@ -20,6 +20,7 @@ T = TypeVar("T")
 H = TypeVar("H")
 
 LAUNCHERS = ("srun", "mpirun", "mpiexec")  # no shell takes their words apart
+AGENT = "r2ccl_ctl.agent"
 SSH = "ssh -o BatchMode=yes -o ConnectTimeout=5"
 LAST_WORDS_S = 2.0
 
@@ -55,7 +56,7 @@ def starter(via: str, host: str) -> list[str]:
     return [*words, host]
 
 
-def argv_for(via: str, host: str, env: Mapping[str, str]) -> list[str]:
+def argv_for(via: str, host: str, env: Mapping[str, str], module: str = AGENT) -> list[str]:
     """The command that starts a helper on a host."""
     words = starter(via, host)
     package = str(Path(__file__).resolve().parents[1])
@@ -64,7 +65,7 @@ def argv_for(via: str, host: str, env: Mapping[str, str]) -> list[str]:
     if env.get("LD_LIBRARY_PATH"):
         passed["LD_LIBRARY_PATH"] = env["LD_LIBRARY_PATH"]
     agent = ["env", *(f"{n}={v}" for n, v in passed.items())]
-    agent += [sys.executable, "-m", "r2ccl_ctl.agent"]
+    agent += [sys.executable, "-m", module]
     direct = Path(words[0]).name in LAUNCHERS
     return [*words, *agent] if direct else [*words, shlex.join(agent)]
 
@@ -74,15 +75,24 @@ class NoAnswer(Exception):
 
 
 class Helper:
-    """A helper process on a host."""
+    """A helper process on a host, or the one that argv starts. Ctrl-C at the terminal does not
+    reach it: it ends with us."""
 
-    def __init__(self, host: str, via: str) -> None:
+    def __init__(
+        self,
+        host: str,
+        via: str,
+        *,
+        module: str = AGENT,
+        argv: Sequence[str] = (),
+        env: Mapping[str, str] | None = None,
+    ) -> None:
         self.host = host
-        argv = argv_for(via, host, os.environ)
+        argv = argv or argv_for(via, host, os.environ, module)
         try:
             self.popen = subprocess.Popen(
                 argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-                text=True, errors="replace",
+                text=True, errors="replace", env=env, start_new_session=True,
             )  # fmt: skip
         except OSError as err:
             raise R2UsageError(f"--via: {argv[0]} cannot be run: {err.strerror}") from err
@@ -110,11 +120,16 @@ class Helper:
         assert self.popen.stdin
         try:
             print(json.dumps(request), file=self.popen.stdin, flush=True)
+        except OSError:
+            raise NoAnswer(self._last_words()) from None
+        return self.receive(timeout)
+
+    def receive(self, timeout: float) -> dict[str, Any]:
+        """The next answer."""
+        try:
             line = self.lines.get(timeout=timeout)
         except queue.Empty:
             raise NoAnswer(f"no answer in {timeout:g} s") from None
-        except OSError:
-            line = ""
         if not line:
             raise NoAnswer(self._last_words())
         try:

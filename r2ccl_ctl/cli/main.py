@@ -90,6 +90,12 @@ SECTIONS = (
                 "read_cmds",
                 "Show what happened, when, and why: failures, replays, recoveries.",
             ),
+            Later(
+                "trace",
+                "trace_cmds",
+                "Write what happened to all ranks as one trace, for ui.perfetto.dev or "
+                "chrome://tracing.",
+            ),
             Later("metrics", "metrics_cmds", "Print metrics for Prometheus, or serve them."),
         ),
     ),
@@ -124,6 +130,11 @@ SECTIONS = (
                 "demo",
                 "demo_cmds",
                 "Take NICs away under a running AllReduce, and give them back.",
+            ),
+            Later(
+                "validate",
+                "validate_cmds",
+                "Prove on your own nodes that NIC failures lose nothing and cost little.",
             ),
             Later("lab", "lab_cmds", "Emulate nodes and NICs on this machine, and break links."),
         ),

@@ -17,12 +17,14 @@ import subprocess
 import sys
 from dataclasses import dataclass
 
+from r2ccl_ctl.interrupts import Interrupted, signals_interrupt, undisturbed
 from r2ccl_ctl.lab import netns, nsexec
 from r2ccl_ctl.lab.core import HOLDER_ENV, NETNS_DIR_ENV, USER_ENV
 from r2ccl_ctl.lab.spec import LabError
 from r2ccl_ctl.lab.state import Store, state_dir
 
 START_TIMEOUT_S = 10.0
+END_TIMEOUT_S = 60.0
 
 
 @dataclass(frozen=True)
@@ -149,3 +151,34 @@ def rerun_down(name: str) -> None:
     if code == 0:
         holder.kill()
     sys.exit(code)
+
+
+def rerun_whole(name: str) -> None:
+    """For a command that makes a lab and takes it down itself: run ourselves inside a holder, end
+    it, exit as that run did."""
+    if netns.has_admin():
+        return
+    holder, proc = start_holder()
+    argv, env = inside(holder, name, own_command())
+    code = 1
+    try:
+        with signals_interrupt():
+            child = subprocess.Popen(argv, env=env)
+            try:
+                code = child.wait()
+            except Interrupted as err:
+                with undisturbed():
+                    code = _end_child(child, err.number)
+    finally:
+        holder.kill()
+        proc.wait()
+    sys.exit(code if code >= 0 else 128 - code)
+
+
+def _end_child(child: subprocess.Popen[bytes], number: int) -> int:
+    """It cleans up by itself. The terminal has told it too, if it was Ctrl-C."""
+    for wait, told in ((1.0, number), (END_TIMEOUT_S, signal.SIGKILL)):
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            return child.wait(wait)
+        child.send_signal(told)
+    return child.wait()

@@ -1,0 +1,193 @@
+"""`trace`: spans and counters from made-up journals (rung 1), and from a job on loopback NICs (rung
+3). That Perfetto shows them well was looked at by hand."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import ROOT, Build, missing
+
+from r2ccl_ctl.control import Process
+from r2ccl_ctl.demo.stage import sweep
+from r2ccl_ctl.journal import Event
+from r2ccl_ctl.lab import Lab, LabSpec
+from r2ccl_ctl.trace import STAGES, Failover, Sample, document, failovers, rates
+
+A = Process("a", Path("/a"), "running", 10, 10, 0, 1, host="ha", rank=0)
+B = Process("b", Path("/b"), "running", 20, 20, 0, 1, host="hb", rank=1)
+MS = 10**6
+
+
+def event(process: Process, word: str, ms: float, nic: str = "eth1", size: int = 0) -> Event:
+    peer = B if process is A else A
+    path = word in ("path-down", "path-up", "fenced", "replay")
+    return Event(process, 1, 0, int(ms * MS), word, nic, "eth9" if path else "", peer.host,
+                 peer.pid, 1, size, 0, "reset")  # fmt: skip
+
+
+def at_peer(word: str, ms: float) -> Event:
+    return replace(event(B, word, ms, "eth9"), remote_nic="eth1")
+
+
+LOSS = [
+    event(A, "fault-injected", 100), event(A, "path-down", 103), at_peer("path-down", 104),
+    event(A, "fenced", 105), event(A, "replay", 106, size=4096), event(A, "resume", 109, "eth0"),
+]  # fmt: skip
+
+
+def stages(one: Failover) -> dict[str, float]:
+    return {word: ns / MS for word, ns in one.stages.items()}
+
+
+def test_stages_of_a_failover() -> None:
+    first, peer = failovers(LOSS[::-1])  # the order of the journals is no matter
+    assert (first.begin_ns, first.end_ns, first.bytes) == (100 * MS, 109 * MS, 4096)
+    assert stages(first) == {
+        "detected": 103, "told": 104, "fenced": 105, "replayed": 106, "resumed": 109,
+    }  # fmt: skip
+    assert (peer.host, stages(peer)) == ("hb", {"detected": 104})
+
+
+def test_who_is_told_is_the_later_one() -> None:
+    _, peer = sorted(failovers(LOSS), key=lambda one: one.host)
+    assert "told" not in peer.stages
+
+
+def test_a_path_that_is_lost_twice() -> None:
+    again = [replace(e, mono_ns=e.mono_ns + 5000 * MS) for e in LOSS]
+    found = [f for f in failovers([*LOSS, event(A, "path-up", 2000), *again]) if f.host == "ha"]
+    assert [f.begin_ns // MS for f in found] == [100, 5100]
+    assert all(set(f.stages) == set(STAGES) for f in found)
+
+
+def test_a_loss_without_a_fault() -> None:
+    (one,) = failovers([event(A, "fault-injected", 1), event(A, "path-down", 3000)])
+    assert one.begin_ns == 3000 * MS and stages(one) == {"detected": 3000}
+
+
+def balanced(rows: list[dict[str, Any]]) -> bool:
+    """Each span that begins ends, and not before."""
+    open_: dict[tuple[Any, ...], float] = {}
+    for row in rows:
+        key = (row.get("cat"), row.get("id"), row["pid"], row["name"])
+        if row["ph"] == "b":
+            open_[key] = row["ts"]
+        elif row["ph"] == "e" and open_.pop(key, 1e18) > row["ts"]:
+            return False
+    return not open_
+
+
+def test_document() -> None:
+    found = document(LOSS, [Sample(100 * MS, "hb", "sent by eth0", "Mbit/s", 8.0)], ["a note"])
+    rows = found["traceEvents"]
+    assert balanced(rows) and json.loads(json.dumps(found)) == found
+    names = {(r["pid"], r["tid"]): r["args"]["name"] for r in rows if r["ph"] == "M"}
+    assert names == {(1, 0): "host ha", (2, 0): "host hb", (1, 10): "rank 0", (2, 20): "rank 1"}
+    assert sum(r["ph"] == "i" for r in rows) == len(LOSS)
+    (counter,) = [r for r in rows if r["ph"] == "C"]
+    assert (counter["pid"], counter["ts"], counter["args"]) == (2, 0.0, {"Mbit/s": 8.0})
+    assert found["otherData"]["notes"] == ["a note"]
+
+
+def test_rates() -> None:
+    rows = [(0, {"eth0": 0.0}), (10**9, {"eth0": 1e6}), (2 * 10**9, {"eth0": 1e6, "eth1": 5.0})]
+    found = rates("h", rows, "Mbit/s", "sent by", 8e-6)
+    assert [(s.ns, s.name, s.value) for s in found] == [
+        (10**9, "sent by eth0", 8.0), (2 * 10**9, "sent by eth0", 0.0),
+    ]  # fmt: skip
+
+
+def trace(*args: str) -> subprocess.CompletedProcess[str]:
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    argv = [sys.executable, "-m", "r2ccl_ctl", "trace", *args]
+    return subprocess.run(argv, env=env, capture_output=True, text=True, timeout=60)
+
+
+def test_of_a_job(build: Build, tmp_path: Path) -> None:
+    """Two emulated nodes lose a NIC; the trace has the span, and counters while it ran."""
+    job = f"trace-{os.getpid()}"
+    command = [
+        sys.executable, "-m", "r2ccl_ctl", "launch", "--emulate-nodes", "2", "--nics", "2",
+        "--job", job, "--env", "R2CCL_FAULTS=127.0.1.1 blackhole at=2s", "--timeout", "60",
+        "--env", f"LD_PRELOAD={build.plugin.parent / 'libr2ccl.so'}",
+        "--", str(build.plugin.parent / "r2ccl_perf"), "-b", "4M", "--duration", "20",
+        "--until", str(tmp_path / "until"), "--timeline", str(tmp_path / "timeline"),
+    ]  # fmt: skip
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    with subprocess.Popen(command, env=env, stdout=subprocess.DEVNULL) as popen:
+        try:
+            while not (tmp_path / "timeline").exists() or not (tmp_path / "timeline").read_text():
+                assert popen.poll() is None
+            done = trace("--job", job, "--for", "4s", "-o", str(tmp_path / "t.json"))
+        finally:
+            (tmp_path / "until").touch()
+            popen.wait(60)
+    assert done.returncode == 0, done.stderr
+    rows = json.loads((tmp_path / "t.json").read_text())["traceEvents"]
+    assert balanced(rows)
+    spans = {row["name"].split(" to ")[0] for row in rows if row["ph"] == "b"}
+    assert "failover 127.0.1.1" in spans and "resumed" in spans, spans
+    counters = [row for row in rows if row["ph"] == "C"]
+    assert any(row["args"].get("Mbit/s", 0) > 0 for row in counters)
+    assert any(row["args"].get("per second", 0) > 0 for row in counters), "no communicator"
+    sweep(job)
+
+
+@pytest.mark.lab
+def test_of_two_hosts(build: Build, tmp_path: Path, lab_rights: None) -> None:
+    """Hosts are nodes of a lab, reached by a stand-in for ssh."""
+    if os.geteuid() != 0:
+        missing("lab", "a lab from a program needs root")
+    name, env = f"trace-{os.getpid()}", {**os.environ, "PYTHONPATH": str(ROOT)}
+    tool = [sys.executable, "-m", "r2ccl_ctl"]
+    ssh = tmp_path / "ssh"
+    ssh.write_text(f'#!/bin/sh\nexec {" ".join(tool)} lab exec --name {name} "$1" -- sh -c "$2"\n')
+    ssh.chmod(0o755)
+    perf = [str(build.plugin.parent / "r2ccl_perf"), "-b", "1M", "--duration", "60", "--until"]
+    command = [*tool, "launch", "--lab", name, "--job", name, "-n", "2", "--timeout", "90",
+               "--env", "R2CCL_FAULTS=nic0 blackhole at=1s", "--", *perf,
+               str(tmp_path / "until"), "--timeline", str(tmp_path / "timeline")]  # fmt: skip
+    with Lab.up(LabSpec(nodes=2, nics=(2,), rates=(200_000_000,), name=name)):
+        with subprocess.Popen(command, env=env, stdout=subprocess.DEVNULL) as popen:
+            try:
+                while not (tmp_path / "timeline").exists():
+                    assert popen.poll() is None
+                done = trace("--hosts", "n0,n1", "--via", str(ssh), "--job", name, "--for", "3s",
+                             "-o", str(tmp_path / "t.json"))  # fmt: skip
+            finally:
+                (tmp_path / "until").touch()
+                popen.wait(60)
+    assert done.returncode == 0, done.stderr
+    found = json.loads((tmp_path / "t.json").read_text())
+    rows = found["traceEvents"]
+    assert {row["pid"] for row in rows if row["ph"] == "b"} == {1, 2}
+    assert [note[:14] for note in found["otherData"]["notes"]] == [
+        "n0: its clock ",
+        "n1: its clock ",
+    ]
+    assert any(row["ph"] == "C" and row["pid"] == 2 for row in rows)
+    sweep(name)
+
+
+def test_usage(tmp_path: Path) -> None:
+    wrong = tmp_path / "x.json"
+    wrong.write_text('{"a": 1}')
+    done = trace("--record", str(wrong), "-o", str(tmp_path / "t"))
+    assert done.returncode == 2 and "no record of `validate`" in done.stderr
+    done = trace("--record", str(wrong), "--job", "x")
+    assert done.returncode == 2 and "stands alone" in done.stderr
+    assert trace("--job", "nobody-has-it").returncode == 1
+
+
+@pytest.mark.parametrize("word", STAGES)
+def test_every_stage_is_named_in_the_help(word: str) -> None:
+    from r2ccl_ctl.cli.trace_cmds import trace as command
+
+    assert word in (command.help or "")
