@@ -124,6 +124,11 @@ SECTIONS = (
                 "demo_cmds",
                 "Take NICs away under a running AllReduce, and give them back.",
             ),
+            Later(
+                "simulate",
+                "simulate_cmds",
+                "Simulate AllReduce on large clusters that have lost NICs.",
+            ),
             Later("lab", "lab_cmds", "Emulated nodes and NICs on this machine, to break at will."),
         ),
     ),
