@@ -121,7 +121,7 @@ defs := $(if $(and $(compiler),$(SAN)),,-Wl,-z,defs)
 tool_env := $(if $(filter-out build,$(B)),R2CCL_BUILD_DIR=$(abspath $(B)))
 
 # --- main targets ---------------------------------------------------------------------------
-.PHONY: all native objects artefacts venv demo test test-c test-py test-verbs test-san test-aarch64 test-rdma rdma-programs lint format bench chaos wheel wheels man \
+.PHONY: all native objects artefacts venv demo test test-c test-py test-verbs test-san test-aarch64 test-rdma rdma-programs lint format bench chaos wheel wheels deb man \
 	clean distclean help FORCE
 
 all: native venv ## build everything: native code and .venv with r2ccl-ctl in it
@@ -201,6 +201,10 @@ wheel: ## a wheel with the native artefacts in it, in dist/
 wheels: ## wheels for glibc 2.28 and later, x86_64 and aarch64, in dist/ (compiled with zig from PyPI)
 	@$(MAKE) venv
 	@mk/wheels $(ARCH)
+
+deb: artefacts ## a Debian package in dist/ (no network)
+	@$(MAKE) venv
+	@$(tool_env) BUILD=$(B) mk/deb
 
 man: ## man pages from the help texts, in build/man
 	@$(MAKE) venv

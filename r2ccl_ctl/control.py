@@ -142,10 +142,14 @@ class Command:
     rate: int = 0
     loss_ppm: int = 0
     after_bytes: int = 0
+    after_ops: int = 0
     for_ms: int = 0
     weight: int = 0
     force: bool = False
     plan: bool = False
+
+
+NUMBERS = ("rate", "loss_ppm", "after_bytes", "after_ops", "for_ms", "weight", "force", "plan")
 
 
 @dataclass(frozen=True)
@@ -535,7 +539,7 @@ def _encode(command: Command, request_id: int) -> bytes:
     cdata.direction = _number(("r2_seg_direction", "R2_SEG_DIR_"), command.direction)
     cdata.nic = nic
     try:
-        for name in ("rate", "loss_ppm", "after_bytes", "for_ms", "weight", "force", "plan"):
+        for name in NUMBERS:
             setattr(cdata, name, getattr(command, name))
     except OverflowError as err:
         raise R2UsageError(f"a value is out of range: {err}") from err

@@ -1,18 +1,23 @@
-"""The functions that a shared library exports, read from its file (64-bit, little-endian ELF)."""
+"""What programs and libraries have in them, read from the file (64-bit, little-endian ELF)."""
 
 from __future__ import annotations
 
 import struct
+from collections.abc import Callable
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO, TypeVar
 
 from r2ccl_ctl.errors import R2Error
+
+T = TypeVar("T")
 
 _HEADER = struct.Struct("<16sHHIQQQIHHHHHH")
 _SECTION = struct.Struct("<IIQQQQIIQQ")
 _SYMBOL = struct.Struct("<IBBHQQ")
 _IDENTITY = b"\x7fELF\x02\x01"
-_DYNSYM = 11
+_SEGMENT = struct.Struct("<IIQQQQQQ")
+_SYMTAB, _DYNSYM = 2, 11
+_INTERPRETER = 3
 _FUNCTION = 2
 _MOST = 64 << 20  # bytes of a table that are believed
 
@@ -23,9 +28,23 @@ class ElfError(R2Error):
 
 def exported_functions(path: Path) -> set[str]:
     """Names of the functions in the dynamic symbol table. Raises ElfError."""
+    return _read(path, lambda file: _functions(file, {_DYNSYM}))
+
+
+def defined_functions(path: Path) -> set[str]:
+    """Names of all its functions, as far as it was not stripped. Raises ElfError."""
+    return _read(path, lambda file: _functions(file, {_DYNSYM, _SYMTAB}))
+
+
+def has_loader(path: Path) -> bool:
+    """A program that the dynamic loader starts, and so takes LD_PRELOAD. Raises ElfError."""
+    return _read(path, lambda file: _INTERPRETER in _segments(file))
+
+
+def _read(path: Path, read: Callable[[BinaryIO], T]) -> T:
     try:
         with path.open("rb") as file:
-            return _functions(file)
+            return read(file)
     except (struct.error, ValueError, IndexError):
         raise ElfError(f"{path} is no shared library, or a damaged one") from None
     except OSError as err:
@@ -42,21 +61,35 @@ def _part(file: BinaryIO, offset: int, size: int) -> bytes:
     return data
 
 
-def _functions(file: BinaryIO) -> set[str]:
+def _header(file: BinaryIO) -> tuple[Any, ...]:
     head = _HEADER.unpack(_part(file, 0, _HEADER.size))
     if not head[0].startswith(_IDENTITY):
         raise ValueError
+    return head
+
+
+def _segments(file: BinaryIO) -> set[int]:
+    """The types of its segments."""
+    head = _header(file)
+    offset, each, count = head[5], head[9], head[10]
+    raw = _part(file, offset, each * count)
+    return {_SEGMENT.unpack_from(raw, index * each)[0] for index in range(count)}
+
+
+def _functions(file: BinaryIO, tables: set[int]) -> set[str]:
+    head = _header(file)
     offset, each, count = head[6], head[11], head[12]
     raw = _part(file, offset, each * count)
     sections = [_SECTION.unpack_from(raw, index * each) for index in range(count)]
+    found: set[str] = set()
     for section in sections:
-        if section[1] == _DYNSYM:
+        if section[1] in tables:
             names = sections[section[6]]
-            return _named(
+            found |= _named(
                 _part(file, section[4], section[5] // _SYMBOL.size * _SYMBOL.size),
                 _part(file, names[4], names[5]),
             )
-    return set()
+    return found
 
 
 def _named(symbols: bytes, names: bytes) -> set[str]:

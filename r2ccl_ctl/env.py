@@ -9,7 +9,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from r2ccl_ctl import jobname, paths
+from r2ccl_ctl import jobname, paths, settings_view
 from r2ccl_ctl.errors import R2Error, R2UsageError
 
 NCCL_CHOICES = ("system", "standin")
@@ -90,9 +90,12 @@ def hindrances(base: Mapping[str, str]) -> list[str]:
     net = base.get("NCCL_NET", "")
     if net and net.lower() != "r2ccl":
         found.append(f"NCCL_NET={net} makes NCCL ignore R2CCL: unset it")
-    mode = base.get("R2CCL_MODE") or base.get("R2CC_MODE") or ""
+    mode, place = base.get("R2CCL_MODE") or base.get("R2CC_MODE") or "", ""
+    if not mode:
+        mode, file = settings_view.from_file("R2CCL_MODE")
+        place = f" in {file}"
     if mode.lower() in ("0", "off"):
-        found.append(f"R2CCL_MODE={mode} switches R2CCL off")
+        found.append(f"R2CCL_MODE={mode}{place} switches R2CCL off")
     return found
 
 

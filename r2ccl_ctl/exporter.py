@@ -14,14 +14,16 @@ from __future__ import annotations
 import os
 import socket
 import stat
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from socketserver import ThreadingMixIn
 from typing import Any
-from wsgiref.simple_server import WSGIServer
+from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 
-from prometheus_client import CollectorRegistry, generate_latest, start_http_server
+from prometheus_client import CollectorRegistry, generate_latest, make_wsgi_app
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
@@ -80,6 +82,8 @@ NIC_COUNTERS = {
     "recoveries": ("nic_recoveries", "Times that the NIC came back to its full share"),
     "errors": ("nic_path_failures", "Times that a path of the NIC went down"),
     "replayed_bytes": ("nic_replayed_bytes", "Bytes lost on the NIC and sent again over others"),
+    "tx_segments": ("nic_transmit_segments", "Segments that the kernel has sent over the NIC"),
+    "retransmits": ("nic_retransmitted_segments", "Segments that the kernel has sent again"),
 }
 COMM_COUNTERS = {
     "operations": ("comm_operations", "Collectives handed to NCCL"),
@@ -376,12 +380,30 @@ def only_metrics(app: Any) -> Callable[..., Iterable[bytes]]:
     return answer
 
 
+class Server(ThreadingMixIn, WSGIServer):
+    daemon_threads = True
+
+
+class Server6(Server):
+    address_family = socket.AF_INET6
+
+
+class Quiet(WSGIRequestHandler):
+    """A scrape is no news."""
+
+    def log_message(self, format: str, *args: Any) -> None:
+        pass
+
+
 def serve(wanted: Selection, address: str, port: int, keep_s: float = KEEP_S) -> WSGIServer:
     """Answer scrapes in threads of its own, until `shutdown`. Raises R2Error when the port is taken
     or the address is not this machine's."""
     try:
-        server, _ = start_http_server(port, address, registry(wanted, keep_s))
-        server.set_app(only_metrics(server.get_app()))
+        app = only_metrics(make_wsgi_app(registry(wanted, keep_s)))
+        found = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        kind = Server6 if found[0][0] == socket.AF_INET6 else Server
+        server = make_server(str(found[0][4][0]), port, app, kind, Quiet)
+        threading.Thread(target=server.serve_forever, daemon=True).start()
     except (socket.gaierror, UnicodeError) as err:
         why = getattr(err, "strerror", "") or "not a name"
         raise R2UsageError(f"--listen: '{address}' is no address: {why}") from err

@@ -5,6 +5,7 @@ A file has one rule per line, in the words of fail-nic:
     # NIC  KIND        options
     eth1   blackhole   direction=rx for=500ms
     eth2   slow=100mbit after=1G at=2s
+    eth3   error       ops=1000
     eth1   recover     at=5s
 
 `at` is when the rule is applied, counted from the start; rules without one come first.
@@ -23,7 +24,7 @@ from r2ccl_ctl.errors import R2UsageError, plain
 from r2ccl_ctl.units import parse_duration, parse_percent, parse_rate, parse_size
 
 DIRECTIONS = ("tx", "rx", "both")
-KEYS = ("nic", "kind", "direction", "after", "for", "at")
+KEYS = ("nic", "kind", "direction", "after", "ops", "for", "at")
 MAX_RULES = 10_000
 MAX_AT_S = 24 * 3600.0
 
@@ -43,6 +44,12 @@ def parse_kind(text: str) -> tuple[str, int, int]:
     )
 
 
+def parse_ops(text: str) -> int:
+    if not re.fullmatch(r"[0-9]{1,18}", text) or int(text) == 0:
+        raise R2UsageError(f"ops={text}: give a number of sends and receives, at least 1")
+    return int(text)
+
+
 def parse_for(text: str) -> int:
     """Milliseconds of --for."""
     for_ms = round(parse_duration(text) * 1000)
@@ -59,6 +66,7 @@ class Rule:
     kind: str
     direction: str = "both"
     after: str | None = None
+    ops: str | None = None
     duration: str | None = None
     at_s: float = 0.0
     line: int = 0
@@ -76,18 +84,24 @@ class Rule:
             rate=rate,
             loss_ppm=loss_ppm,
             after_bytes=parse_size(self.after) if self.after else 0,
+            after_ops=parse_ops(self.ops) if self.ops else 0,
             for_ms=parse_for(self.duration) if self.duration else 0,
         )
 
     def __str__(self) -> str:
-        more = {"direction": self.direction, "after": self.after, "for": self.duration}
+        more = {
+            "direction": self.direction,
+            "after": self.after,
+            "ops": self.ops,
+            "for": self.duration,
+        }
         words = [f"{k}={v}" for k, v in more.items() if v and self.kind != "recover"]
         return plain(" ".join([self.nic, self.kind, *words]))
 
 
 def parse_rule(text: str, line: int = 0) -> Rule:
-    """`NIC KIND [direction=D] [after=BYTES] [for=DURATION] [at=DURATION]`, in any order after the
-    first two; these may be written as nic= and kind=, too."""
+    """`NIC KIND [direction=D] [after=BYTES] [ops=N] [for=DURATION] [at=DURATION]`, in any order
+    after the first two; these may be written as nic= and kind=, too."""
     words = text.split()
     found: dict[str, str] = {}
     for place, word in enumerate(words):
@@ -96,7 +110,7 @@ def parse_rule(text: str, line: int = 0) -> Rule:
             if place > 1 or KEYS[place] in found:
                 raise R2UsageError(
                     f"'{word}' is none of {', '.join(f'{key}=' for key in KEYS)}: a rule is "
-                    "NIC KIND [direction=] [after=] [for=] [at=]"
+                    "NIC KIND [direction=] [after=] [ops=] [for=] [at=]"
                 )
             key, value = KEYS[place], word
         if key in found:
@@ -112,11 +126,18 @@ def parse_rule(text: str, line: int = 0) -> Rule:
     at_s = parse_duration(found["at"]) if "at" in found else 0.0
     if at_s > MAX_AT_S:
         raise R2UsageError(f"at={found['at']}: at most 24h")
-    extra = [key for key in ("direction", "after", "for") if key in found]
+    extra = [key for key in ("direction", "after", "ops", "for") if key in found]
     if found["kind"] == "recover" and extra:
         raise R2UsageError(f"'{text}': recover takes no {extra[0]}=")
     rule = Rule(
-        found["nic"], found["kind"], direction, found.get("after"), found.get("for"), at_s, line
+        found["nic"],
+        found["kind"],
+        direction,
+        found.get("after"),
+        found.get("ops"),
+        found.get("for"),
+        at_s,
+        line,
     )
     rule.command(rule.nic)  # kind, sizes and times are looked at before anything is done
     return rule

@@ -45,6 +45,14 @@ class Gpu:
     pci_path: str
     numa: int | None
 
+    def as_dict(self) -> dict[str, Any]:
+        return {
+            "index": self.index,
+            "name": self.name,
+            "bus_id": self.bus_id,
+            "numa": self.numa,
+        }
+
 
 @dataclass(frozen=True)
 class Near:
@@ -54,14 +62,7 @@ class Near:
     distance: str
 
     def as_dict(self) -> dict[str, Any]:
-        gpu = self.gpu
-        return {
-            "index": gpu.index,
-            "name": gpu.name,
-            "bus_id": gpu.bus_id,
-            "numa": gpu.numa,
-            "distance": self.distance,
-        }
+        return {**self.gpu.as_dict(), "distance": self.distance}
 
 
 def list_gpus(

@@ -81,6 +81,7 @@ def waits(snapshot: Snapshot, seen: Seen | None = None, comm: Comm | None = None
     found = []
     for process_id, rows in by_process(snapshot.peers).items():
         rank = seen.rank(process_id, comm) if seen is not None else None
+        rank = rows[0].rank if rank is None and comm is None else rank
         paths = [path for row in rows for path in by_peer.get(row.index, ())]
         if any(is_waited_for(row, snapshot.mono_ns) for row in rows):
             found.append(no_path(snapshot, rows, paths, rank))
@@ -113,7 +114,7 @@ def far_texts(found: Sequence[Wait]) -> list[str]:
     for wait in found:
         for spot in wait.spots:
             if not spot.here:
-                hosts.setdefault(wait.host, {}).setdefault(spot.nic, spot.word)
+                hosts.setdefault(wait.host, {}).setdefault(spot.nic or "NICs", spot.word)
     own = any(spot.here or not spot.via for wait in found for spot in wait.spots)
     unsent = any(wait.kind == "unsent" for wait in found)  # whose end HOST has to confirm
     first = ["the NICs here are healthy"] if hosts and not own and not unsent else []
@@ -158,7 +159,8 @@ def by_process(peers: Iterable[Peer]) -> dict[str, list[Peer]]:
 
 
 def is_waited_for(peer: Peer, now_ns: int) -> bool:
-    return 0 < peer.waits_mono_ns <= now_ns and peer.state not in ("gone", "closed")
+    waits = peer.waits_mono_ns != 0 and peer.waits_mono_ns <= now_ns
+    return waits and peer.state not in ("gone", "closed")
 
 
 def who(peer: Peer, rank: int | None) -> str:

@@ -43,6 +43,9 @@ class Nic:
     recoveries: int
     errors: int
     replayed_bytes: int
+    tx_segments: int = 0
+    retransmits: int = 0
+    loss_ppm: int = 0
     rdma_device: str = ""
     rdma_port: int = 0
     rdma_state: str = ""
@@ -56,7 +59,8 @@ class Nic:
 
 @dataclass(frozen=True)
 class Peer:
-    """A process at the other end. `direction`: tx, rx or both, of the open connections."""
+    """A process at the other end. `rank`: in its job. `direction`: tx, rx or both, of the open
+    connections."""
 
     index: int
     process_id: str
@@ -72,12 +76,17 @@ class Peer:
     waits_mono_ns: int = 0
     gives_up_mono_ns: int = 0
     waits_for: str = "path"
+    rank: int | None = None
+
+    def __str__(self) -> str:
+        return process_name(self.host, self.pid, self.rank)
 
 
 @dataclass(frozen=True)
 class PathRow:
-    """A path: a local NIC to one NIC of a peer. `rate` in bytes per second. `direction`: that of
-    its peer row. `spare`: a better pair of NICs serves meanwhile; only the sending side knows."""
+    """A path: a local NIC to one NIC of a peer. `rate` in bytes per second. `retransmits`: segments
+    that the kernel has sent again; loss_ppm: their share of all. `direction`: that of its peer row.
+    `spare`: a better pair of NICs serves meanwhile; only the sending side knows."""
 
     index: int
     peer: int
@@ -105,6 +114,9 @@ class PathRow:
     reuse_mono_ns: int = 0
     direction: str = ""
     spare: bool = False
+    retransmits: int = 0
+    loss_ppm: int = 0
+    peer_rank: int | None = None
 
 
 @dataclass(frozen=True)
@@ -143,6 +155,11 @@ class Comm:
     plan_rounds: int = 0
 
 
+def process_name(host: str, pid: int, rank: int | None) -> str:
+    """ "node1:4711". In containers all processes may have pid 1, so the rank is named then."""
+    return f"{host}:{pid}" + (f" rank {rank}" if pid == 1 and rank is not None else "")
+
+
 def word(enum: str, prefix: str, number: int) -> str:
     """The word for an enum's value; a number that this tool does not know stays one."""
     return layout().enum(enum, prefix).get(number, f"unknown-{number}")
@@ -163,7 +180,7 @@ def nic(index: int, row: dict[str, Any]) -> Nic:
         **take(
             n,
             "tx_bytes rx_bytes tx_chunks rx_chunks tx_rate rx_rate inflight_bytes failures "
-            "recoveries errors replayed_bytes",
+            "recoveries errors replayed_bytes tx_segments retransmits loss_ppm",
         ),
         **rdma(row),
     )
@@ -227,6 +244,7 @@ def peer(index: int, row: dict[str, Any]) -> Peer:
         state=word("r2_seg_peer_state", "R2_SEG_PEER_", row["state"]),
         direction=word("r2_seg_direction", "R2_SEG_DIR_", row["direction"]),
         waits_for=word("r2_seg_waits_for", "R2_SEG_WAITS_FOR_", row["waits_for"]),
+        rank=row["rank"] - 1 if row["rank"] else None,
         **take(
             row,
             "process_id host pid connections cause since_real_ns since_mono_ns heard_mono_ns "
@@ -263,6 +281,7 @@ def path(index: int, row: dict[str, Any], nics: dict[int, str], peers: dict[int,
         index=index,
         peer_host=other.host if other else "",
         peer_pid=other.pid if other else 0,
+        peer_rank=other.rank if other else None,
         direction=other.direction if other else "",
         spare=bool(row["spare"]),
         nic=nics.get(row["nic"], ""),
@@ -271,7 +290,7 @@ def path(index: int, row: dict[str, Any], nics: dict[int, str], peers: dict[int,
         **take(
             row,
             "peer remote_nic generation weight streams cause since_real_ns since_mono_ns "
-            "penalty reuse_mono_ns",
+            "penalty reuse_mono_ns retransmits loss_ppm",
         ),
         **take(
             row["n"],

@@ -71,6 +71,16 @@ def load(plugin: Path | None = None) -> list[Setting]:
         ) from err
 
 
+def from_file(name: str) -> tuple[str, str]:
+    """What a file of settings says of it, and which file; empty texts where none does, or where
+    this process's environment counts before it."""
+    try:
+        found = {setting.name: setting for setting in load()}[name]
+    except (R2Error, KeyError):
+        return "", ""
+    return (found.value, found.source) if found.source.startswith("/") else ("", "")
+
+
 def notes(plugin: Path | None = None) -> list[str]:
     """What the plugin says about names: R2CCL_* variables that are no settings, aliases."""
     ffi = cffi.FFI()

@@ -31,12 +31,8 @@ class Service:
     order: tuple[tuple[HostNic, str], ...]
 
     def as_dict(self) -> dict[str, Any]:
-        gpu = self.gpu
         return {
-            "index": gpu.index,
-            "name": gpu.name,
-            "bus_id": gpu.bus_id,
-            "numa": gpu.numa,
+            **self.gpu.as_dict(),
             "home": self.home.name,
             "why": self.why,
             "spills_over": [{"nic": nic.name, "near": near} for nic, near in self.order],
@@ -77,32 +73,54 @@ def _nearest(gpu: Gpu, nics: Sequence[HostNic]) -> tuple[int, ...]:
 
 @dataclass
 class Branch:
-    """A part of the PCIe tree: a host bridge, a port of a switch, or a device with its label."""
+    """A part of the PCIe tree: a host bridge, a port of a switch, or a device."""
 
     name: str
-    label: str = ""
+    devices: list[Gpu | HostNic] = field(default_factory=list)
     below: dict[str, Branch] = field(default_factory=dict)
+
+    @property
+    def label(self) -> str:
+        return ", ".join(device_text(device) for device in self.devices)
+
+    def follow(self) -> tuple[str, Branch]:
+        """Past ports that lead to one thing only: their names, and what stands behind them."""
+        name, branch = self.name, self
+        while len(branch.below) == 1 and not branch.devices:
+            branch = next(iter(branch.below.values()))
+            name += f" > {branch.name}"
+        return name, branch
+
+    def sorted(self) -> list[Branch]:
+        return [self.below[hop] for hop in sorted(self.below)]
+
+
+def device_text(device: Gpu | HostNic) -> str:
+    if isinstance(device, Gpu):
+        return f"GPU {device.index} {device.name}"
+    return f"NIC {device.name} {device.rdma}".rstrip()
+
+
+def roots(gpus: Sequence[Gpu], nics: Sequence[HostNic]) -> list[Branch]:
+    """NUMA nodes, and below each its PCIe devices."""
+    found: dict[str, Branch] = {}
+    devices: list[Gpu | HostNic] = [*gpus, *nics]
+    for device in devices:
+        name = "NUMA node unknown" if device.numa is None else f"NUMA node {device.numa}"
+        branch = found.setdefault(name, Branch(name))
+        for hop in hops(device.pci_path) or ["no PCI device"]:
+            branch = branch.below.setdefault(hop, Branch(hop))
+        branch.devices.append(device)
+    return [found[name] for name in sorted(found)]
 
 
 def tree(gpus: Sequence[Gpu], nics: Sequence[HostNic]) -> list[str]:
-    """NUMA nodes, and below each its PCIe devices, as lines."""
-    roots: dict[str, Branch] = {}
-    things = [(g.pci_path, g.numa, f"GPU {g.index} {g.name}") for g in gpus]
-    things += [(n.pci_path, n.numa, f"NIC {n.name} {n.rdma}".rstrip()) for n in nics]
-    for path, numa, label in things:
-        name = "NUMA node unknown" if numa is None else f"NUMA node {numa}"
-        branch = roots.setdefault(name, Branch(name))
-        for hop in hops(path) or ["no PCI device"]:
-            branch = branch.below.setdefault(hop, Branch(hop))
-        branch.label = ", ".join(filter(None, (branch.label, label)))
-    return [line for name in sorted(roots) for line in _lines(roots[name], "")]
+    """The tree as lines."""
+    return [line for root in roots(gpus, nics) for line in _lines(root, "")]
 
 
 def _lines(branch: Branch, indent: str) -> list[str]:
-    name = branch.name
-    while len(branch.below) == 1 and not branch.label:  # ports that lead to one thing only
-        branch = next(iter(branch.below.values()))
-        name += f" > {branch.name}"
+    name, branch = branch.follow()
     text = f"{indent}{name}" + (f"  {branch.label}" if branch.label else "")
-    below = (_lines(branch.below[hop], indent + "  ") for hop in sorted(branch.below))
+    below = (_lines(one, indent + "  ") for one in branch.sorted())
     return [text, *(line for lines in below for line in lines)]

@@ -17,23 +17,27 @@ ENDED = ("closed", "never-reached")
 
 @dataclass(frozen=True)
 class Reason:
-    """Why a job is not healthy. code: the place in WORDS."""
+    """Why a job is not healthy. code: the place in WORDS. who: the process, if it is about one."""
 
     code: int
     text: str
+    who: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.who}: {self.text}" if self.who else self.text
 
 
 def judge(snapshot: Snapshot, standing: str) -> list[Reason]:
     """What is wrong with one process; `standing`: why it makes no progress, or ""."""
     process = snapshot.process
     if process.silent_s or not process.running:
-        return [Reason(UNKNOWN, f"{process.title} does not answer")]
-    found = [Reason(DANGER, f"{process.title} waits: {standing}")] if standing else []
+        return [Reason(UNKNOWN, "does not answer", process.title)]
+    found = [Reason(DANGER, f"waits: {standing}", process.title)] if standing else []
     for nic in snapshot.nics:
         if nic.state != "healthy" or nic.link == "down":
             word = nic.state if nic.state != "healthy" else "without a link"
             cause = f" ({nic.cause})" if nic.cause else ""
-            found.append(Reason(DEGRADED, f"{process.title}: NIC {nic.name} is {word}{cause}"))
+            found.append(Reason(DEGRADED, f"NIC {nic.name} is {word}{cause}", process.title))
     return found + [r for peer in snapshot.peers for r in _of_peer(snapshot, peer)]
 
 
@@ -44,13 +48,13 @@ def _of_peer(snapshot: Snapshot, peer: Peer) -> list[Reason]:
     paths = [p for p in snapshot.paths if p.peer == peer.index and not p.spare]
     serving = [p for p in paths if p.state in SERVING]
     lost = [p for p in paths if p.state not in (*SERVING, *ENDED, "connecting")]
-    name = f"{snapshot.process.title}: paths to {peer.host}:{peer.pid}"
+    name, who = f"paths to {peer}", snapshot.process.title
     if not lost:
         return []
     if len(serving) <= 1:
         left = "one is left" if serving else "none is left"
-        return [Reason(DANGER, f"{name}: {left}, {len(lost)} are lost")]
-    return [Reason(DEGRADED, f"{name}: {len(serving)} serve, {len(lost)} are lost")]
+        return [Reason(DANGER, f"{name}: {left}, {len(lost)} are lost", who)]
+    return [Reason(DEGRADED, f"{name}: {len(serving)} serve, {len(lost)} are lost", who)]
 
 
 def worst(reasons: Iterable[Reason]) -> int:

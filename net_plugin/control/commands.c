@@ -94,6 +94,7 @@ static int check(struct r2_control *ctl, struct r2_seg_command *raw, struct r2_c
         cmd->loss_ppm = raw->fault == R2_SEG_FAULT_LOSS ? raw->loss_ppm : 0;
         cmd->rate = raw->fault == R2_SEG_FAULT_SLOW ? raw->rate : 0;
         cmd->after_bytes = raw->after_bytes;
+        cmd->after_ops = raw->after_ops;
         cmd->for_ms = raw->for_ms;
     } else if (raw->verb == R2_SEG_VERB_SET_WEIGHT) {
         if (raw->weight > MAX_WEIGHT)

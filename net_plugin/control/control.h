@@ -137,8 +137,9 @@ struct r2_control_peer {
 int r2_control_peer_add(struct r2_control *ctl, const struct r2_control_peer *peer); /* or -1 */
 void r2_control_peer_state(struct r2_control *ctl, int peer, enum r2_seg_peer_state state,
                            const char *cause);
-/* Host and process id, once the peer has said them. */
-void r2_control_peer_describe(struct r2_control *ctl, int peer, const char *host, uint32_t pid);
+/* Host, process id, and rank plus 1 (0: not known), once the peer has said them. */
+void r2_control_peer_describe(struct r2_control *ctl, int peer, const char *host, uint32_t pid,
+                              uint32_t rank);
 /* Connections open now, and who sends in them (bits of enum r2_seg_direction). */
 void r2_control_peer_connections(struct r2_control *ctl, int peer, uint32_t open,
                                  enum r2_seg_direction direction);
@@ -169,6 +170,8 @@ void r2_control_path_state(struct r2_control *ctl, int path, enum r2_seg_path_st
 void r2_control_path_weight(struct r2_control *ctl, int path, uint32_t weight, uint32_t streams);
 /* A better pair of NICs serves, or none does any more. */
 void r2_control_path_spare(struct r2_control *ctl, int path, bool spare);
+/* Segments that its kernel has sent again, and their share of all, per million. */
+void r2_control_path_resent(struct r2_control *ctl, int path, uint64_t resent, uint32_t ppm);
 /* Flap damping: the penalty, and when it is tried again (CLOCK_MONOTONIC; 0: not damped). */
 void r2_control_path_damping(struct r2_control *ctl, int path, uint32_t penalty,
                              uint64_t reuse_mono_ns);
@@ -204,6 +207,7 @@ struct r2_control_cmd {
     uint32_t loss_ppm;               /* LOSS: 1 ... 1000000 */
     uint64_t rate;                   /* SLOW: bytes per second, not 0 */
     uint64_t after_bytes;
+    uint64_t after_ops;
     uint64_t for_ms;
     uint32_t weight; /* SET_WEIGHT: 0 ... 1000000 */
     int force;       /* DRAIN_NIC: the last one, too */

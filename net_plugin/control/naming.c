@@ -1,7 +1,8 @@
 /* What becomes known of a peer after its row was made. */
 #include "control/impl.h"
 
-void r2_control_peer_describe(struct r2_control *ctl, int peer, const char *host, uint32_t pid)
+void r2_control_peer_describe(struct r2_control *ctl, int peer, const char *host, uint32_t pid,
+                              uint32_t rank)
 {
     struct r2_seg_peer *row;
 
@@ -11,6 +12,7 @@ void r2_control_peer_describe(struct r2_control *ctl, int peer, const char *host
     r2_row_begin(&row->seq);
     r2_row_text(row->host, sizeof(row->host), host);
     r2_row_u32(&row->pid, pid);
+    r2_row_u32(&row->rank, rank);
     r2_row_end(&row->seq);
 }
 

@@ -237,6 +237,7 @@ int r2_control_peer_add(struct r2_control *ctl, const struct r2_control_peer *pe
     r2_row_u64(&row->waits_mono_ns, 0);
     r2_row_u64(&row->gives_up_mono_ns, 0);
     r2_row_u32(&row->waits_for, R2_SEG_WAITS_FOR_PATH);
+    r2_row_u32(&row->rank, 0);
     set_since(&row->since_real_ns, &row->since_mono_ns);
     r2_row_u32(&row->used, 1);
     r2_row_end(&row->seq);
@@ -375,6 +376,8 @@ int r2_control_path_add(struct r2_control *ctl, int peer, int nic, const char *r
     r2_row_u32(&row->penalty, 0);
     r2_row_u64(&row->reuse_mono_ns, 0);
     r2_row_u32(&row->spare, 0);
+    r2_row_u32(&row->loss_ppm, 0);
+    r2_row_u64(&row->retransmits, 0);
     r2_row_text(row->remote_nic, sizeof(row->remote_nic), remote_nic);
     r2_row_text(row->cause, sizeof(row->cause), NULL);
     set_since(&row->since_real_ns, &row->since_mono_ns);
@@ -439,6 +442,16 @@ void r2_control_path_spare(struct r2_control *ctl, int path, bool spare)
     r2_row_begin(&row->seq);
     r2_row_u32(&row->spare, spare);
     r2_row_end(&row->seq);
+}
+
+void r2_control_path_resent(struct r2_control *ctl, int path, uint64_t resent, uint32_t ppm)
+{
+    struct r2_seg_path *row = path_row(ctl, path);
+
+    if (!row)
+        return;
+    r2_row_u64(&row->retransmits, resent);
+    r2_row_u32(&row->loss_ppm, ppm);
 }
 
 void r2_control_path_damping(struct r2_control *ctl, int path, uint32_t penalty,

@@ -21,7 +21,7 @@
 
 /* cdef begin */
 #define R2_SEG_VERSION 3
-#define R2_SEG_MINOR 0
+#define R2_SEG_MINOR 1
 #define R2_SEG_MAX_NICS 16
 #define R2_SEG_MAX_PEERS 512
 #define R2_SEG_MAX_PATHS 2048
@@ -187,7 +187,10 @@ struct r2_seg_nic_counters {
     uint64_t tx_rate; /* measured, bytes per second */
     uint64_t rx_rate;
     uint64_t inflight_bytes;
-    uint64_t reserved[5];
+    uint64_t tx_segments; /* sent by the kernel over sockets, those sent again included */
+    uint64_t retransmits; /* of them, sent again */
+    uint64_t loss_ppm;    /* retransmits per million segments, of the last second or more */
+    uint64_t reserved[2];
 };
 
 /* InfiniBand's numbers. */
@@ -272,7 +275,8 @@ struct r2_seg_peer {
     uint64_t waits_mono_ns; /* since when something here waits for a path to it; 0: nothing does */
     uint64_t gives_up_mono_ns; /* when that ends with an error, as things stand; 0: never */
     uint32_t waits_for;        /* enum r2_seg_waits_for */
-    uint8_t reserved[20];
+    uint32_t rank;             /* in the job, plus 1; 0: not known */
+    uint8_t reserved[16];
 };
 
 enum r2_seg_path_state {
@@ -321,7 +325,8 @@ struct r2_seg_path {
     uint64_t reuse_mono_ns; /* damped until */
     uint32_t spare; /* where we send: not 0: a better pair of NICs serves. It carries nothing while
                      * that is so, nor is it tried again if it is not up and others are */
-    uint8_t reserved[12];
+    uint32_t loss_ppm;    /* retransmits per million segments, since it was made */
+    uint64_t retransmits; /* segments sent again */
 };
 
 enum r2_seg_via { R2_SEG_VIA_TCP = 0, R2_SEG_VIA_VERBS };
@@ -373,9 +378,10 @@ struct r2_seg_command {
     uint64_t answered_id; /* request_id that the answer belongs to */
     char nic[R2_SEG_NAME];
     char result[256];
-    uint32_t force; /* for DRAIN_NIC: 1 drains the last usable NIC, too; else 0 */
-    uint32_t plan;  /* for PLAN: 0: back to NCCL's own choice, 1: plans may be taken */
-    uint8_t reserved[128];
+    uint32_t force;     /* for DRAIN_NIC: 1 drains the last usable NIC, too; else 0 */
+    uint32_t plan;      /* for PLAN: 0: back to NCCL's own choice, 1: plans may be taken */
+    uint64_t after_ops; /* for FAIL_NIC: it starts at that operation from now on; 0: no matter */
+    uint8_t reserved[120];
 };
 
 enum r2_seg_event {

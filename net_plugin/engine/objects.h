@@ -46,33 +46,46 @@ struct r2_peer;
 #include "engine/message/acks.h"
 #include "engine/path/nicnews.h"
 
+/* What paths tell about the NICs that they use. */
+enum r2_census { R2_CENSUS_NONE, R2_CENSUS_OK, R2_CENSUS_LOST, R2_CENSUSES };
+
+#define R2_OUT_NOW 1 /* r2_path.outbox.due */
+
 struct r2_path {
     struct r2_peer *peer;
     uint16_t index;     /* in peer->paths; what the ledger calls `path` */
     uint8_t lnic, rnic; /* local NIC, the peer's NIC */
     uint8_t transport;  /* enum r2_transport_id: part of the path's identity */
+
+    uint32_t gen; /* newest allotted (S) or accepted (R) */
     enum r2_path_state state;
-    uint32_t gen;        /* newest allotted (S) or accepted (R) */
-    uint32_t down_gen;   /* everything up to it is dead */
-    uint32_t fenced_gen; /* ... and fenced at the receiver */
-    uint32_t shut_gen;   /* R: newest whose end is confirmed; an older one's may not be yet */
-    struct r2_ep *ep;    /* of generation `gen`; NULL unless CONNECTING or up */
-    struct r2_dying *end_memory; /* for it: memory that is there when it has to end */
-    bool ever_up, spare;
-    enum r2_path_end last_end;
-    uint64_t refused_from; /* S: since then a host answers that the process is not there; or 0 */
-    bool first_choice;     /* the best pair for its local NIC */
-    int fails;             /* in a row */
-    int last_err;
-    int blame; /* errno of an end whose NIC is to be found (R2_TODO_BLAME); 0: none */
-    uint64_t next_at, down_at, attempt_at;
+    enum r2_path_intro intro;
+    struct r2_ep *ep; /* of generation `gen`; NULL unless CONNECTING or up */
+    enum r2_path_past past;
+    enum r2_path_role role;
     struct r2_health health;
     struct r2_damp damp;
-    bool heard;      /* INFO was heard, of this generation */
-    uint16_t packet; /* S: largest packet that attempts ask for; 0: as large as the NIC takes */
     uint64_t drain_at;
-    int counted; /* in r2_eng.nic_state: enum r2_census */
-    uint64_t down_sent_at;
+    enum r2_census counted; /* in r2_eng.nic_state */
+
+    struct {
+        int fails; /* in a row */
+        int err;   /* of the latest end */
+        uint64_t at, next_at;
+        uint64_t
+            refused_from; /* S: since then a host answers that the process is not there; or 0 */
+        uint16_t packet;  /* S: largest packet that is asked for; 0: as large as the NIC takes */
+        struct r2_dying *end_memory; /* for the endpoint: memory that is there when it has to end */
+    } attempt;
+
+    struct {
+        uint32_t gen;    /* everything up to it is dead */
+        uint32_t fenced; /* ... and fenced at the receiver */
+        uint32_t shut;   /* R: newest whose end is confirmed; an older one's may not be yet */
+        uint64_t at;     /* since when a path that was proven is not; 0: it is, or never was */
+        uint64_t said_at;
+        int blame; /* errno of an end whose NIC is to be found (R2_TODO_BLAME); 0: none */
+    } down;
 
     struct {                      /* test chunks of this generation, in bytes */
         uint32_t out, want, done; /* S: handed out; R: arrived */
@@ -88,43 +101,51 @@ struct r2_path {
         uint64_t total;        /* bytes ever taken by the transport, of this endpoint */
         uint64_t said;         /* ... that it has said to be on their way (ctrl_sent) */
         struct r2_list flushq; /* connections whose acknowledgement waits for the kernel */
-        bool flush_wanted;
-        uint64_t held_until; /* frames wait until then for others to go along with; 0: none does */
-        uint64_t last_post;  /* when a flush of its frames was last asked for that could wait */
+        /* When the transport is asked to take them: 0: it was; R2_OUT_NOW: when the peer's lock is
+         * given up; else then: until that time they wait for others to go along with. */
+        uint64_t due;
+        uint64_t last_post; /* when a flush of its frames was last asked for that could wait */
         unsigned kick_wanted;
     } outbox;
 
     struct r2_pathrate rate;
-    struct r2_share share; /* weight, and what it took lately */
-    uint16_t grey;         /* factor of the weight, per mille */
-    struct r2_grey watch;  /* S: is it slow or lossy against its siblings */
-    bool counted_grey;
-    uint64_t chunk_at;  /* S: when it last took a chunk */
-    bool is_bottleneck; /* S: when last asked, it and all others were too slow for what waits */
+    struct r2_share share;          /* weight, and what it took lately */
+    struct r2_grey watch;           /* S: is it slow or lossy against its siblings */
+    struct {                        /* as its kernel counts them */
+        uint64_t seen, resent_seen; /* of this generation, at the last look */
+        uint64_t all, resent;
+    } segments;
     struct r2_trial trial;
     struct r2_lanes lanes; /* S: how many of its streams carry */
-    uint64_t busy_until;   /* S: bytes that arrived another way may still be in its sockets */
 
-    struct {                                    /* heartbeats */
+    struct {
+        uint16_t grey;       /* factor of the weight, per mille */
+        uint32_t beside;     /* r2_grey_beside, as its NIC's counts have it */
+        uint64_t chunk_at;   /* S: when it last took a chunk */
+        uint64_t busy_until; /* S: bytes that arrived another way may still be in its sockets */
+        uint64_t
+            bottleneck_from; /* S: since then it and all others are too slow for what waits; 0 */
+    } flow;
+
+    struct { /* heartbeats */
+        enum r2_beat_state state;
+        int unanswered;
         uint64_t count, at, sent_at, proven_at; /* last look; sent; the last answered was */
         /* S: `delivered` + 1 when it was asked early; that count, and since when it stands. */
-        uint64_t asked_for, delivered, quiet_from, used_at;
-        int unanswered;
-        bool marked, fresh, silent, process_slow;
-        bool given; /* frames since the last look; used_at: when a look last found any */
+        uint64_t asked_for, delivered, quiet_from;
+        uint64_t given_at, used_at; /* the latest frame; when a look last found any */
+        uint64_t rtt_ns, rttvar_ns; /* the network's, as the transport measures it */
     } hb;
-    uint64_t rtt_ns, rttvar_ns; /* the network's, as the transport measures it */
-    bool high_rtt; /* its round trips take far longer than another's: no frames if it can be helped
-                    */
-    bool stalled;  /* bulk bytes are not acknowledged by the peer's kernel, control bytes are */
-    uint64_t replayed, tx_bytes, rx_bytes;
 
-    struct {     /* what operators were last shown */
-        bool up; /* the journal says that this generation is up */
+    struct {
+        uint64_t tx_bytes, rx_bytes, replayed;
+    } sum;
+
+    struct { /* what operators were last shown */
         uint32_t weight, penalty;
-        bool damped;
-        bool weight_reported; /* the journal has an event about its weight */
-        char verdict[80];     /* why it is down, once that is known (engine/locate) */
+        uint64_t reuse_at;
+        uint64_t weight_at; /* when the journal last had an event about its weight; 0: never */
+        char verdict[80];   /* why it is down, once that is known (engine/locate) */
         int row;
     } shown;
 };
@@ -152,7 +173,7 @@ struct r2_dying {
 };
 
 struct r2_rnic {
-    bool known, usable;
+    bool known;
     uint8_t word;    /* enum r2_nic_word */
     uint16_t weight; /* per mille, as the peer says */
     uint32_t epoch;
@@ -162,7 +183,25 @@ struct r2_rnic {
     char name[R2_WIRE_NAME];
 };
 
-enum r2_peer_life { R2_PEER_ALIVE, R2_PEER_GONE };
+enum r2_peer_life {
+    R2_PEER_ALIVE,
+    R2_PEER_GONE,
+    R2_PEER_FORGOTTEN, /* ... and off the list: the next call makes a new one */
+};
+
+/* Whether paths live have to be told everything again (r2_peer_resync). */
+enum r2_resync {
+    R2_RESYNC_NONE,
+    R2_RESYNC_WANTED,
+    R2_RESYNC_ACKS, /* R: ... acknowledgements first: memory was short for one */
+};
+
+/* S: what sockets are for where queue pairs can be had. */
+enum r2_tcp_for {
+    R2_TCP_BESIDE, /* NICs that have no queue pairs; others stand by */
+    R2_TCP_LATE,   /* all, until queue pairs come up: they took too long */
+    R2_TCP_ALWAYS, /* all: some memory has no other way */
+};
 
 /* What follows from a change. Who makes the change notes it under the peer's lock, in r2_peer.todo;
  * the layers above carry it out before the lock is given up (r2_peer_unlock, r2_peer_leave). */
@@ -188,14 +227,13 @@ struct r2_peer {
     atomic_ulong help_at;    /* as a connection's, where all threads are awake */
     uint64_t now;            /* r2_peer_now, until the lock is given up; 0: not read yet */
     unsigned todo;           /* enum r2_todo */
-    bool listed;             /* written under r2_eng.lock and `lock`, but for a new one's */
     uint8_t id[16], secret[16];
     bool out;
     char host[64];
-    uint32_t pid;
-    bool p2pchunk_told; /* r2_p2pchunk_heard */
-    enum r2_peer_life life;
-    int error; /* -errno for its connections once GONE */
+    uint32_t pid, rank;     /* rank: in the job, plus 1; 0: not known */
+    bool p2pchunk_told;     /* r2_p2pchunk_heard */
+    enum r2_peer_life life; /* FORGOTTEN is written under r2_eng.lock, too */
+    int error;              /* -errno for its connections once GONE */
 
     int n_rnics;
     struct r2_rnic rnics[R2_MAX_NICS];
@@ -204,10 +242,11 @@ struct r2_peer {
     struct r2_path *paths[R2_PATHS_MAX];
     struct r2_share_set shares; /* of the paths that take chunks */
     uint64_t shares_aged;
+    uint64_t
+        rtt_most;  /* the longest round trip of a path that carries frames that are waited for */
     bool any_path; /* S: for some connection (r2_conn.any_path) */
     struct r2_list dying;
-    bool tcp_wanted;             /* S: some memory has no way but sockets */
-    bool fresh_late;             /* S: queue pairs never came up and took too long (maintain.c) */
+    enum r2_tcp_for tcp_for;
     struct r2_liveness liveness; /* whether the silent process still exists */
     struct r2_nicnews nicnews;   /* about NICs, until they are heard */
     uint64_t
@@ -223,8 +262,7 @@ struct r2_peer {
     atomic_ulong limited_until; /* slow NICs are what it is waited for (slownics.c); a hint */
     atomic_ulong held_until; /* of its paths, the earliest, or earlier; a hint without the lock */
     int opening;             /* connections not yet acknowledged */
-    bool resync_wanted;
-    bool acks_dropped;      /* R: memory was short for a range since the last resync began */
+    enum r2_resync resync;
     uint64_t no_path_since; /* since when no proven path is up; 0: one is, or none was missed */
     uint64_t doubt_since;   /* ... before paths were proven that have delivered nothing yet; or 0 */
     uint64_t idle_since;
@@ -234,9 +272,8 @@ struct r2_peer {
     uint64_t last_tick;
     int hb_active, hb_idle; /* paths counted for the limit of heartbeats */
     uint64_t hb_interval, hb_calm_interval, hb_doubt_until;
-    bool suspect;
-    uint64_t suspect_since, refresh_at;
-    struct { /* what operators were last shown */
+    uint64_t suspect_since, refresh_at; /* since when every path is silent; 0: some answers */
+    struct {                            /* what operators were last shown */
         uint64_t connections, heard, waits, gives_up, noway;
         enum r2_seg_waits_for waits_for;
     } shown;
@@ -253,6 +290,11 @@ uint64_t r2_peer_read_clock(struct r2_peer *p);
 static inline uint64_t r2_peer_now(struct r2_peer *p)
 {
     return p->now ? p->now : r2_peer_read_clock(p);
+}
+
+static inline void r2_peer_want_resync(struct r2_peer *p)
+{
+    p->resync = p->resync ? p->resync : R2_RESYNC_WANTED;
 }
 
 /* Longest time between two attempts over a failed path, and between probes of a failed NIC. */
@@ -301,7 +343,30 @@ struct r2_conn_lane {
     uint32_t gen, chunks;
 };
 
-enum r2_conn_state { R2_CONN_OPENING, R2_CONN_OPEN, R2_CONN_FAILED, R2_CONN_CLOSED };
+enum r2_conn_state {
+    R2_CONN_OPENING,
+    R2_CONN_OPEN,
+    R2_CONN_FAILED,
+    R2_CONN_CLOSING, /* its close waits for lanes and for the peer's word: it stays until then */
+    R2_CONN_CLOSED,
+};
+
+/* The peer has to learn the end, again after every loss, until it has acknowledged it. */
+enum r2_conn_word { R2_WORD_NONE, R2_WORD_OWED, R2_WORD_HEARD };
+
+/* S: closed by the application before its copies were acknowledged (buffered.h). */
+enum r2_linger {
+    R2_LINGER_NO,
+    R2_LINGER_AWAITED, /* a process that exits waits for its end */
+    R2_LINGER_LEFT,    /* ... no more */
+};
+
+/* S: what the receiver was told when it took its memory back (revoke.c). R: ASKED is unused. */
+enum r2_revocation {
+    R2_REVOKE_NONE,
+    R2_REVOKE_ASKED, /* nothing is sent any more; the answer waits for chunks under way */
+    R2_REVOKE_SAID,
+};
 
 struct r2_conn {
     struct r2_peer *peer; /* holds a reference */
@@ -317,17 +382,14 @@ struct r2_conn {
     uint8_t home, remote_home;
     enum r2_conn_state state;
     int error;
-    bool close_acked, remote_closed;
-    bool lingers;       /* S: closed by the application, copies are not acknowledged yet */
-    bool awaited;       /* S: ... and a process that exits waits for its end */
-    bool detaching;     /* its close waits for lanes and for the peer's word: it stays until then */
-    bool tell;          /* failed here: the peer has to learn it, again after every loss */
+    enum r2_conn_word word;
+    enum r2_linger linger;
+    bool remote_closed;
     uint64_t final_seq; /* R, remote_closed: messages that the sender has begun */
     /* One-sided paths, by r2_path.index: S: handed out, R: arrived (engine/message/revoke.c) */
     struct r2_conn_lane lanes[R2_PATHS_MAX];
     uint32_t under_way; /* S: chunks that a NIC may still read */
-    bool revoked;       /* S: nothing is sent any more; R: the sender has said so, with `said` */
-    bool revoke_asked;  /* S: the receiver waits for the answer */
+    enum r2_revocation revocation;
     struct r2_conn_lane said[R2_PATHS_MAX]; /* R: what the sender has handed out, by path */
 
     struct r2_req reqs[R2_MAX_REQUESTS];
@@ -387,9 +449,6 @@ struct r2_listen {
     struct r2_list backlog; /* connections waiting for accept; r2_eng.lock */
 };
 
-/* What paths tell about the NICs that they use. */
-enum r2_census { R2_CENSUS_NONE, R2_CENSUS_OK, R2_CENSUS_LOST, R2_CENSUSES };
-
 /* `lock` of nicstate.c guards what is not atomic; I/O thread 0 alone changes it, but for verdicts.
  */
 struct r2_nic_state {
@@ -410,8 +469,7 @@ struct r2_nic_state {
     atomic_bool forgive;   /* a peer's operator says so */
     atomic_uchar forgiven; /* how often this one's did, for the peers */
     atomic_uchar word;     /* enum r2_nic_word */
-    atomic_bool usable;    /* its word is USABLE */
-    atomic_bool trusted;   /* ... and it has not just come back */
+    atomic_bool trusted;   /* it is usable, and has not just come back */
     atomic_uint weight;    /* per mille: the topology's, then the operator's */
     atomic_uint ramp;      /* per mille: of a NIC that comes back, for paths that never failed */
     int row;

@@ -1,8 +1,10 @@
 #include "io/localranks.h"
 
 #include <ctype.h>
-#include <stddef.h>
+#include <stdio.h>
 #include <stdlib.h>
+
+#include "settings/settings.h"
 
 #define MOST 1024      /* ranks of a node; what says more is wrong */
 #define ALL (1L << 30) /* ranks of a job */
@@ -90,4 +92,22 @@ int r2_local_ranks(r2_env_fn env)
     }
     n = of_slurm(env);
     return n > 0 ? (int)n : 0;
+}
+
+const char *r2_port_range_text(char *out, size_t cap)
+{
+    const struct r2_port_range *range = &r2_settings_get()->ports;
+    int ranks = r2_local_ranks(getenv), ports = range->high - range->low + 1;
+    char here[32] = "";
+
+    out[0] = '\0';
+    if (!range->high)
+        return out;
+    if (ranks)
+        snprintf(here, sizeof(here), " (%d here)", ranks);
+    snprintf(out, cap,
+             "R2CCL_PORT_RANGE=%u-%u has %d port%s. A node needs one for each of its processes%s, "
+             "two with the shim",
+             range->low, range->high, ports, ports == 1 ? "" : "s", here);
+    return out;
 }

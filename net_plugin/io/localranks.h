@@ -3,6 +3,8 @@
 #ifndef R2_IO_LOCALRANKS_H
 #define R2_IO_LOCALRANKS_H
 
+#include <stddef.h>
+
 /* As getenv. */
 typedef char *(*r2_env_fn)(const char *name);
 
@@ -13,5 +15,9 @@ typedef char *(*r2_env_fn)(const char *name);
  * SLURM_NODEID picks one), or SLURM_NTASKS_PER_NODE. In emulated nodes it may be less than run on
  * the machine. Any thread; `env` must not change what it hands out meanwhile. */
 int r2_local_ranks(r2_env_fn env);
+
+/* "R2CCL_PORT_RANGE=40000-40003 has 4 ports, a node needs ...", for people; "" where it is not set.
+ */
+const char *r2_port_range_text(char *out, size_t cap);
 
 #endif

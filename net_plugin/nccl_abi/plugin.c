@@ -255,7 +255,7 @@ static bool polled_early(const void *hint)
     if (hint == (void *)R2_NCCL_OPTIONAL_RECV_COMPLETION)
         return true;
     if (atomic_load_explicit(&unmarked, memory_order_relaxed) < 0) {
-        const char *marks = getenv("NCCL_NET_OPTIONAL_RECV_COMPLETION");
+        const char *marks = r2_settings_getenv("NCCL_NET_OPTIONAL_RECV_COMPLETION");
 
         atomic_store_explicit(&unmarked, marks && !strcmp(marks, "0"), memory_order_relaxed);
     }

@@ -23,8 +23,9 @@
  * (r2_engine_connect). 2: an accepting process may call who connects to it. 3: test chunks are
  * written by queue pairs as well (transport/verbs/card.h). 4: words about NICs are acknowledged
  * (HEARD). 5: R2CCL asks NCCL for larger pieces of sends and receives (engine/message/p2pchunk.h),
- * which must be of one size everywhere. 6: a NIC may have a second address (r2_info_nic). */
-#define R2_WIRE_VERSION 6
+ * which must be of one size everywhere. 6: a NIC may have a second address (r2_info_nic). 7: INFO
+ * says the rank. */
+#define R2_WIRE_VERSION 7
 #define R2_WIRE_MAX_NICS 16
 #define R2_WIRE_MAX_BODY 65535
 #define R2_WIRE_NAME 32
@@ -230,6 +231,7 @@ struct r2_info_nic {
 struct r2_msg_info {
     uint32_t pid;
     uint32_t nics;
+    uint32_t rank; /* in the job, plus 1; 0: not known */
     char host[64];
 } __attribute__((packed));
 

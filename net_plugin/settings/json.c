@@ -79,7 +79,7 @@ static bool r2_json_plan_of_mode(const struct r2_setting_row *row, struct r2_set
 
     if (row->offset != offsetof(struct r2_settings, plan))
         return false;
-    (void)r2_settings_parse(&whole, getenv, err, sizeof(err));
+    (void)r2_settings_parse(&whole, r2_settings_getenv, err, sizeof(err));
     s->plan = whole.plan;
     return s->plan != own;
 }

@@ -10,6 +10,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "settings/envplugin.h"
 #include "settings/file.h"
 #include "settings/table.h"
 #include "settings/values.h"
@@ -249,6 +250,9 @@ static char *r2_settings_environment(const char *name)
         if (strcmp(name, r2_settings_trusted[i]) == 0) {
             return secure_getenv(name);
         }
+    }
+    if (strncmp(name, "NCCL_", 5) == 0) {
+        return (char *)(uintptr_t)r2_envplugin_get(name);
     }
     return getenv(name);
 }

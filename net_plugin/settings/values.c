@@ -39,6 +39,25 @@ static int r2_value_digits(const char **text, uint64_t *out)
     return 0;
 }
 
+int r2_value_decimal(const char **text, double *out)
+{
+    const char *p = *text;
+    double part = 1;
+    uint64_t whole;
+
+    if (r2_value_digits(&p, &whole)) {
+        return -EINVAL;
+    }
+    *out = (double)whole;
+    if (*p == '.' && isdigit((unsigned char)p[1])) {
+        for (p++; isdigit((unsigned char)*p); p++) {
+            *out += (*p - '0') * (part /= 10);
+        }
+    }
+    *text = p;
+    return 0;
+}
+
 int r2_value_bool(const char *text, bool *out)
 {
     static const char *const words[][4] = {{"0", "no", "off", "false"}, {"1", "yes", "on", "true"}};

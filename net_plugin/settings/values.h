@@ -21,6 +21,8 @@ int r2_value_size(const char *text, uint64_t *out);
 int r2_value_duration(const char *text, const char *unit, uint64_t *out_ns);
 /* `choices` as in settings.def: "name [synonym]|name [synonym]". */
 int r2_value_enum(const char *text, const char *choices, int *out);
+/* Digits, or digits with a part behind a point, whatever the locale; moves `*text` behind them. */
+int r2_value_decimal(const char **text, double *out);
 int r2_value_ports(const char *text, struct r2_port_range *out);
 /* 0-3,8: the set of cores; "" is an empty set. */
 int r2_value_cpus(const char *text, cpu_set_t *out);

@@ -154,6 +154,9 @@ struct r2_transport_events {
     /* The endpoint broke or never came up; called once, no transport lock held; the engine
      * answers with ops->shut later, from its own thread. `err` is a positive errno. */
     void (*failed)(void *owner, struct r2_ep *ep, int err, const struct r2_ep_health *health);
+    /* The kernel's word about connections cannot be had here: operators are told. Once; any thread,
+     * any lock of the transport. */
+    void (*blind)(void);
     /* The NIC by which NICs without an address (r2_nic.bare) meet their peers: the first that is
      * up, else the first; -1: there is none. Any thread. */
     int (*meeting)(void);

@@ -21,7 +21,8 @@ def comm_dict(comm: Comm, snapshot: Snapshot, seen: Seen) -> dict[str, Any]:
     last heard, where that is long. `stands`: why nothing moves, where the process knows it.
     `waits`: the same by NIC, and the ranks of the communicator that are late or silent."""
     now_ns = snapshot.mono_ns
-    age = (now_ns - comm.op_mono_ns) / 1e9 if 0 < comm.op_mono_ns <= now_ns else None
+    known = comm.op_mono_ns and comm.op_mono_ns <= now_ns
+    age = (now_ns - comm.op_mono_ns) / 1e9 if known else None
     found = [*hang.waits(snapshot, seen, comm), *seen.late(comm.id)]
     return {
         **row_dict(comm),

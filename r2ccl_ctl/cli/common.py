@@ -150,7 +150,7 @@ def target_options(command: Callable[..., Any]) -> Callable[..., Any]:
             default="2s",
             show_default=True,
             metavar="DURATION",
-            callback=_some_time,
+            callback=some_time,
             help="How long to wait for the processes' answers.",
         ),
         click.option("--all", "everything", is_flag=True, help="Processes of all jobs."),
@@ -159,7 +159,7 @@ def target_options(command: Callable[..., Any]) -> Callable[..., Any]:
     return _choosing(command, takes_all=True)
 
 
-def _some_time(ctx: click.Context, param: click.Parameter, value: str) -> float:
+def some_time(ctx: click.Context, param: click.Parameter, value: str) -> float:
     """Seconds. With none, nobody could answer, and each process would be called hung."""
     seconds = of_option(param.opts[0], parse_duration, value)
     if seconds < 0.001:
@@ -358,7 +358,7 @@ def state(word: str, more: str = "") -> Text:
 def ago(mono_ns: int, now_ns: int | None = None) -> str:
     """How long a state has lasted."""
     now = time.monotonic_ns() if now_ns is None else now_ns
-    return show_span((now - mono_ns) / 1e9) if 0 < mono_ns <= now else ""
+    return show_span((now - mono_ns) / 1e9) if mono_ns and mono_ns <= now else ""
 
 
 def process_state(process: Process) -> Text:

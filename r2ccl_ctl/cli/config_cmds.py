@@ -20,7 +20,7 @@ from r2ccl_ctl.settings_view import Setting
 
 @click.group(cls=R2Group)
 def config() -> None:
-    """Settings: which there are, and what holds here.
+    """List, explain and check settings.
 
     \b
     Example:
@@ -76,7 +76,7 @@ def config_list(changed: bool, markdown: bool, as_json: bool) -> None:
 @click.argument("name", shell_complete=lambda ctx, param, text: _complete(text))
 @json_option
 def config_explain(name: str, as_json: bool) -> None:
-    """Say what the setting NAME does, what it may be, and what holds here.
+    """Explain the setting NAME: what it does, its values, and its value here.
 
     NAME may be written without R2CCL_, and in small letters.
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import sys
-from pathlib import Path
 
 import click
 
 from r2ccl_ctl.cli.common import json_option, print_json
+from r2ccl_ctl.cli.host_options import host_options
 from r2ccl_ctl.cli.view import document
 from r2ccl_ctl.doctor import hosts as between
 from r2ccl_ctl.doctor import local
@@ -17,22 +17,13 @@ STYLES = {"error": "red", "warning": "yellow", "note": "cyan", "ok": "green"}
 
 
 @click.command()
-@click.option("--hosts", "names", metavar="A,B,...", default="", help="Also between these hosts.")
-@click.option(
-    "--hostfile",
-    type=click.Path(path_type=Path, dir_okay=False),
-    help="The hosts, one at the start of each line.",
-)
-@click.option(
-    "--via",
-    default=between.SSH,
-    show_default=True,
-    metavar="COMMAND",
-    help="What starts a helper on a host: ssh, srun or mpirun, with options.",
-)
+@host_options("Also between these hosts.")
 @click.option("--quiet", "-q", is_flag=True, help="Only warnings and errors.")
 @json_option
-def doctor(names: str, hostfile: Path | None, via: str, quiet: bool, as_json: bool) -> None:
+@click.argument("command", nargs=-1, type=click.UNPROCESSED)
+def doctor(
+    hosts: list[str], via: str, quiet: bool, as_json: bool, command: tuple[str, ...]
+) -> None:
     """Check hosts before a job: NICs, kernel settings, limits, NCCL, variables.
 
     Each finding has a severity, its evidence, and a remedy. It says which NICs a job would use, and
@@ -41,16 +32,21 @@ def doctor(names: str, hostfile: Path | None, via: str, quiet: bool, as_json: bo
     With --hosts a helper starts on each host. The helpers compare the hosts and send bytes from
     every NIC to its partner. R2CCL must be at the same place on all hosts.
 
+    With CMD it also looks where that program has its NCCL: the shim (LD_PRELOAD) cannot stand
+    before an NCCL that is linked in statically. CMD is not started.
+
     Ends with 0 without a problem, 1 with warnings, 2 with errors, 3 if a host gave no answer.
 
     \b
     Example:
       r2ccl-ctl doctor
       r2ccl-ctl doctor --hosts node1,node2
+      r2ccl-ctl doctor -- all_reduce_perf -b 8 -e 1G
       r2ccl-ctl doctor --hostfile hosts.txt --via srun --json
     """
-    hosts = between.parse_hosts(names, hostfile)
-    found = worst_first(between.check(hosts, via) if hosts else local.check_all()[1])
+    found = worst_first(
+        between.check(hosts, via, command) if hosts else local.check_all(command)[1]
+    )
     if as_json:
         print_json(document("findings", [one.as_dict() for one in found]))
     else:

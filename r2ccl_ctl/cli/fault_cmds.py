@@ -36,7 +36,7 @@ LOOK_S = 0.5
 
 @click.group(cls=R2Group)
 def faults() -> None:
-    """Faults from a file of rules.
+    """Apply faults from a file of rules.
 
     \b
     Example:
@@ -50,7 +50,7 @@ def faults() -> None:
 @click.option(
     "--check",
     is_flag=True,
-    help="Only read FILE, look for its NICs, and show what would be done when.",
+    help="Only read FILE, check its NICs, and show the rules in order of time.",
 )
 @json_option
 def apply(
@@ -62,15 +62,15 @@ def apply(
 ) -> None:
     """Apply the fault rules of FILE (-: standard input) to running processes.
 
-    A line is `NIC KIND [direction=tx|rx|both] [after=BYTES] [for=DURATION] [at=DURATION]`, with the
-    words of fail-nic; KIND `recover` is recover-nic. `at` is counted from now; the command ends
-    after the last rule. All rules are checked before the first one is applied; one that then
-    cannot be applied, such as for a NIC that no process has, does not keep back those after it.
-    It stops when, after a rule was applied, no process is left that a rule could be for; stopped
-    early, also by Ctrl-C or SIGTERM, it lists the faults that may still stand.
-    --check ends with 1 when there is such a NIC; while no process runs, none is looked for.
-    --json prints one object per line: each rule with its answers as soon as it was applied, then
-    what came of all of them and which faults may still stand.
+    A line is `NIC KIND [direction=tx|rx|both] [after=BYTES] [ops=N] [for=DURATION] [at=DURATION]`,
+    with the words of fail-nic; KIND `recover` is recover-nic. `ops`: the fault begins at that send
+    or receive of each process. `at` is counted from now; the command ends after the last rule. All
+    rules are checked before the first one is applied. A rule that cannot be applied, such as for a
+    NIC that no process has, does not stop those after it.
+
+    The command ends early when no process is left. Then, and after Ctrl-C or SIGTERM, it lists the
+    faults that may still be there. --check ends with 1 if no process has a NIC of the file, unless
+    no process runs. --json prints one object per line: each rule with its answers, then the end.
 
     \b
     Example:
@@ -202,6 +202,7 @@ def rule_dict(rule: Rule) -> dict[str, Any]:
         "kind": rule.kind,
         "direction": rule.direction,
         "after": rule.after,
+        "ops": rule.ops,
         "for": rule.duration,
         "at_s": rule.at_s,
     }
@@ -236,8 +237,8 @@ def _wait(until: float, wanted: Selection, *, looks: bool) -> bool:
 
 def over_at(rule: Rule, taken: float) -> float:
     """When a rule that was taken by then is over by itself, at the latest. The time of one with
-    `after` begins when the bytes have passed, which nobody here knows."""
-    if rule.duration is None or rule.after is not None:
+    `after` or `ops` begins when these have passed, which nobody here knows."""
+    if rule.duration is None or rule.after is not None or rule.ops is not None:
         return math.inf
     return taken + parse_for(rule.duration) / 1000
 

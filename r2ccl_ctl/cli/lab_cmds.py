@@ -112,7 +112,7 @@ def _load(name: str) -> Lab:
 
 @click.group()
 def lab() -> None:
-    """Emulated nodes and NICs on this machine, to break at will.
+    """Emulate nodes and NICs on this machine, and break links.
 
     Nodes n0, n1, ... are network namespaces with their own host names and NICs nic0, nic1, ...;
     every NIC sits on a rail of its own. Needs root, or user namespaces.
@@ -148,7 +148,7 @@ def lab() -> None:
     default="rail-only",
     show_default=True,
     type=click.Choice(VARIANTS),
-    help="How the rails hang together.",
+    help="How the rails are connected.",
 )
 @click.option("--mtu", default=9000, show_default=True, help="MTU of every NIC, bytes.")
 @click.option("--ipv6", is_flag=True, help="Give the NICs IPv6 addresses too.")
@@ -184,7 +184,7 @@ def up(nodes: int, nics: str, rate: str, variant: str, mtu: int, ipv6: bool, nam
 @name_option
 @plain_errors
 def exec_(node: str, command: tuple[str, ...], name: str) -> None:
-    """Run CMD inside NODE, in place of this process. Its exit code is ours; 127 where it is not
+    """Run CMD inside NODE, in place of this process. Ends with its exit code; 127 if it is not
     found, 126 where it cannot be run.
 
     \b

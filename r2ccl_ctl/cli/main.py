@@ -78,11 +78,12 @@ SECTIONS = (
                 "read_cmds",
                 "Show NICs, peers, paths and counters of running processes.",
             ),
+            Later("top", "top_cmds", "Show jobs on one screen, the worst first, until Ctrl-C."),
             Later(
                 "nics",
                 "read_cmds",
-                "List the NICs: state, weight, rates, injected faults; and what was found out "
-                "about broken ones, as the processes of a node share it.",
+                "List the NICs: state, weight, rates, injected faults, and the verdicts about "
+                "broken ones.",
             ),
             Later(
                 "journal",
@@ -110,7 +111,7 @@ SECTIONS = (
             ),
             Later("fail-nic", "act_cmds", "Take NIC away from running processes."),
             Later("recover-nic", "act_cmds", "Give NIC back to running processes."),
-            Later("faults", "fault_cmds", "Faults from a file of rules."),
+            Later("faults", "fault_cmds", "Apply faults from a file of rules."),
             Later(
                 "plan", "plan_cmds", "See, predict and steer what AllReduce runs as (R2CCL_PLAN)."
             ),
@@ -129,13 +130,13 @@ SECTIONS = (
                 "simulate_cmds",
                 "Simulate AllReduce on large clusters that have lost NICs.",
             ),
-            Later("lab", "lab_cmds", "Emulated nodes and NICs on this machine, to break at will."),
+            Later("lab", "lab_cmds", "Emulate nodes and NICs on this machine, and break links."),
         ),
     ),
     (
         "Tools",
         (
-            Later("config", "config_cmds", "Settings: which there are, and what holds here."),
+            Later("config", "config_cmds", "List, explain and check settings."),
             Later(
                 "shim",
                 "shim_cmds",

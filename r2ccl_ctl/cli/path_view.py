@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from r2ccl_ctl.cli.common import add_row, ago, state, table
 from r2ccl_ctl.control import Snapshot
-from r2ccl_ctl.rows import Nic, PathRow
+from r2ccl_ctl.rows import Nic, PathRow, process_name
 from r2ccl_ctl.units import show_bytes, show_rate, show_span
 
 if TYPE_CHECKING:
@@ -22,6 +22,14 @@ def penalty(row: Nic | PathRow, now_ns: int | None = None) -> str:
     left = (row.reuse_mono_ns - now) / 1e9 if row.state == "damped" else 0
     text = str(row.penalty) if row.penalty else "-"
     return f"{text}, reuse in {show_span(left)}" if left > 0 else text
+
+
+def retransmits(row: Nic | PathRow) -> str:
+    """Segments that the kernel has sent again, and their share: of a NIC that of the last second or
+    more, of a path that of all."""
+    if not row.retransmits:
+        return "-"
+    return f"{row.retransmits} ({row.loss_ppm / 10_000:.1f} %)"
 
 
 def odd(path: PathRow, nics: Iterable[Nic]) -> bool:
@@ -37,7 +45,7 @@ def path_table(paths: Sequence[PathRow], now_ns: int | None = None) -> Table:
     """Rows fit into 120 columns as a rule, but for CAUSE: columns that would say the same of all
     are left out. WEIGHT is the sender's doing, so of what only arrives it is not shown."""
     columns: dict[str, Callable[[PathRow], object]] = {
-        "PEER": lambda path: f"{path.peer_host}:{path.peer_pid}",
+        "PEER": lambda path: process_name(path.peer_host, path.peer_pid, path.peer_rank),
         "DIR": lambda path: path.direction if path.direction not in ("", "none") else "-",
         "NIC": lambda path: path.nic,
         "REMOTE NIC": lambda path: path.remote_nic,
@@ -49,6 +57,7 @@ def path_table(paths: Sequence[PathRow], now_ns: int | None = None) -> Table:
         ">RTT": lambda path: f"{path.rtt_us} us" if path.rtt_us else "-",
         ">IN FLIGHT": lambda path: show_bytes(path.inflight_bytes),
         ">REPLAYED": lambda path: show_bytes(path.replayed_bytes),
+        ">RETRANS": lambda path: retransmits(path),
         ">FAILS": lambda path: path.failures,
         "SINCE": lambda path: ago(path.since_mono_ns, now_ns),
         "PENALTY": lambda path: penalty(path, now_ns),
@@ -57,6 +66,7 @@ def path_table(paths: Sequence[PathRow], now_ns: int | None = None) -> Table:
     needed = {
         "VIA": any(path.via != "tcp" for path in paths),
         ">REPLAYED": any(path.replayed_bytes for path in paths),
+        ">RETRANS": any(path.retransmits for path in paths),
         "PENALTY": any(path.penalty or path.state == "damped" for path in paths),
     }
     names = [name for name in columns if needed.get(name, True)]
@@ -67,13 +77,16 @@ def path_table(paths: Sequence[PathRow], now_ns: int | None = None) -> Table:
 
 
 def peer_table(snapshot: Snapshot) -> Table:
-    found = table("PEER", ">PID", "STATE", "DIRECTION", ">CONNECTIONS", "PATHS", "HEARD", "CAUSE")
+    ranked = any(peer.rank is not None for peer in snapshot.peers)
+    rest = ("STATE", "DIRECTION", ">CONNECTIONS", "PATHS", "HEARD", "CAUSE")
+    found = table("PEER", ">PID", *([">RANK"] if ranked else []), *rest)
     for peer in snapshot.peers:
         states = Counter(path.state for path in snapshot.paths if path.peer == peer.index)
         add_row(
             found,
             peer.host,
             peer.pid,
+            *(["-" if peer.rank is None else peer.rank] if ranked else []),
             state(peer.state),
             peer.direction,
             peer.connections,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import time
 from collections.abc import Sequence
@@ -34,7 +35,7 @@ from r2ccl_ctl.control import (
     select_targets,
     send_commands,
 )
-from r2ccl_ctl.errors import R2UsageError
+from r2ccl_ctl.errors import R2Error, R2UsageError
 from r2ccl_ctl.units import (
     parse_rate,
     parse_size,
@@ -101,9 +102,9 @@ def predict(
 ) -> None:
     """Print what AllReduce would run as, and how long each schedule would take.
 
-    It is the planner of the shim that answers. Times are of the network alone, by the rates that
-    are given: ring is NCCL's, r2ccl-allreduce is by its authors' formula, bound is what no schedule
-    can beat. What a node's ranks do among themselves is free.
+    This is the shim's own planner. Times are of the network alone, at the given rates. ring is
+    NCCL's, r2ccl-allreduce is by its authors' formula, and no schedule takes less than bound.
+    Traffic within a node counts as free.
 
     \b
     Example:
@@ -209,11 +210,20 @@ def show_plans(wanted: Selection, as_json: bool) -> None:
         click.echo(line, err=True)
 
 
+def _has_plan(process: Process) -> bool:
+    """R2CCL_ALLREDUCE=direct has plans whatever R2CCL_PLAN says."""
+    with contextlib.suppress(R2Error):
+        return any(comm.plan for comm in process.snapshot().comms)
+    return False
+
+
 def _why_none(found: Sequence[Process]) -> list[str]:
     """What no communicator's row can say."""
     reasons = {
         "plan off was said to": [p for p in found if p.plan_stop],
-        "no plans, R2CCL_MODE or R2CCL_PLAN says off": [p for p in found if p.plan == "off"],
+        "no plans, R2CCL_MODE or R2CCL_PLAN says off": [
+            p for p in found if p.plan == "off" and not _has_plan(p)
+        ],
         "no communicator is followed (started without the shim, or none made yet)": [
             p for p in found if p.plan != "off" and not p.comms
         ],
@@ -268,9 +278,9 @@ def plan_off(
 ) -> None:
     """Return to NCCL's own choice, at the next operation that the ranks agree on.
 
-    One process of a communicator is enough: its word counts for all ranks, until plan on. Losing
-    NICs is survived as before. Ends with 1 when no process of a job follows a communicator that
-    could have a plan; where plans are off already, with 0.
+    One process of a communicator is enough: the command holds for all its ranks, until plan on. The
+    job survives the loss of NICs as before. Ends with 1 when no process of a job has a communicator
+    that could have a plan; with 0 if plans are off already.
 
     \b
     Example:
@@ -287,7 +297,7 @@ def plan_on(
     timeout: float,
     as_json: bool,
 ) -> None:
-    """Let plans be taken again after plan off.
+    """Allow plans again after plan off.
 
     It needs processes that were started with R2CCL_PLAN=auto. Ends with 1 when no process of a job
     has a use for it.

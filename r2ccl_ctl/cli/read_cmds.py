@@ -3,28 +3,41 @@
 from __future__ import annotations
 
 import contextlib
-import functools
-import signal
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
-from r2ccl_ctl import gpus, hang, hostnics, nodeseg, verdict
+from r2ccl_ctl import gpus, hang, hostnics, nodeseg, overview, verdict
 from r2ccl_ctl.cli import comm_view, node_view, view
 from r2ccl_ctl.cli.common import (
-    Whole,
     WholeNumber,
-    console,
     json_option,
-    of_option,
-    only_with,
     print_json,
     say_left_out,
     selection_options,
     show,
+)
+from r2ccl_ctl.cli.host_options import host_options, host_timeout
+from r2ccl_ctl.cli.overview_view import (
+    host_dicts,
+    host_texts,
+    number,
+    overview_view,
+    with_hosts,
+)
+from r2ccl_ctl.cli.scene import (
+    NAMED,
+    Here,
+    Looks,
+    Scene,
+    beside,
+    chosen,
+    report,
+    source,
+    watch_options,
 )
 from r2ccl_ctl.control import (
     OTHER,
@@ -33,25 +46,19 @@ from r2ccl_ctl.control import (
     Snapshot,
     list_processes,
     of_others,
-    select,
     unreadable,
 )
 from r2ccl_ctl.errors import R2Error, R2UsageError
+from r2ccl_ctl.gather import HostLook, Hosts
 from r2ccl_ctl.hang import Seen
 from r2ccl_ctl.journal import Cursor, Event
 from r2ccl_ctl.segment import SegmentError
-from r2ccl_ctl.units import parse_duration
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
 FOLLOW_S = 0.1
 RESCAN_S = 0.5
-SAMPLE_S = 0.2
-NAMED = 4  # processes in a sentence
-GONE = ("ended", "died")
-
-Looks = list[tuple[Snapshot, dict[int, tuple[float, float]]]]
 
 
 @click.command()
@@ -63,39 +70,52 @@ Looks = list[tuple[Snapshot, dict[int, tuple[float, float]]]]
     help="List their communicators (of processes that run with libr2ccl.so).",
 )
 @selection_options
+@host_options("Of these hosts, in place of this one.")
+@host_timeout
 @json_option
 def ps(
     everything: bool,
     comms: bool,
     wanted: Selection,
+    hosts: list[str],
+    via: str,
+    timeout: float,
     as_json: bool,
 ) -> None:
     """List the processes that use R2CCL, or their communicators.
 
-    In a hang, the rank that is BEHIND is the one that the others wait for, and CAUSE says why one
-    stands. "no path to HOST:PID (rank 3) for 18s of 60s": the NICs named behind it, of this node or
-    of HOST, are at fault, but for those that are held back; after the 60s (R2CCL_NO_PATH_TIMEOUT)
-    it gets an error. "may not be sent again": HOST does not confirm the end of a path. "has not
-    called #8": its application is late, or it waits within an operation before that. "stopped or
-    starved": its process does not run. Below the table are the causes of those NICs and, as only
-    ranks of this node are seen, other nodes to look on.
+    In a hang, the other ranks wait for the rank that is BEHIND. CAUSE says why a rank waits:
 
-    With --json each communicator has `waits`: an entry for each NIC or rank that it waits for. Its
-    kind is no-path, unsent, late or silent. It has rank, host, pid, nic, state, cause, since, for_s
-    and of_s. `peer` is whom no path leads to, or who does not confirm a path's end.
+    \b
+    "no path to HOST:PID (rank 3) for 18s of 60s": the NICs named there, of this
+      node or of HOST, are at fault. After the 60s (R2CCL_NO_PATH_TIMEOUT) the rank
+      gets an error.
+    "may not be sent again": HOST does not confirm the end of a path.
+    "has not called #8": its application is late, or waits in an earlier operation.
+    "stopped or starved": its process does not run.
 
-    Processes of other users that you may not read are counted below the table; with --json they are
-    in `unreadable`, each with pid and uid.
+    The lines below the table have the causes of these NICs, and other nodes to check. With --hosts
+    the processes of all those hosts are listed, and their ranks are compared.
 
-    STATE "other version": it runs with another build of R2CCL, whose segment has a layout that this
-    tool does not read (with --json: `layout`, `layouts_read`), so that its job is not known here.
-    Use the tool that came with that build.
+    With --json each communicator has `waits`, with an entry for each NIC or rank that it waits for;
+    docs/json.md has the fields. Processes of other users that you may not read are counted below
+    the table. With --json they are in `unreadable`.
+
+    STATE "other version": the process runs with another build of R2CCL, and this tool cannot read
+    its segment. Use the tool of that build.
 
     \b
     Example:
       r2ccl-ctl ps --all
       r2ccl-ctl ps --comms
+      r2ccl-ctl ps --comms --hosts node1,node2
     """
+    if hosts:
+        if everything:
+            raise R2UsageError("--all is of this host: leave it or --hosts out")
+        with Hosts(hosts, via, timeout) as several:
+            ps_there(several.look(), wanted, comms=comms, as_json=as_json)
+        return
     found = [
         process
         for process in list_processes(dead=True)
@@ -118,30 +138,38 @@ def ps(
     say_left_out(wanted, [] if comms else found)
 
 
+def ps_there(looks: list[HostLook], wanted: Selection, *, comms: bool, as_json: bool) -> None:
+    """ps of several hosts. Who waits for whom is a comparison of all of them."""
+    everybody = [snapshot for look in looks for snapshot in look.snapshots]
+    chosen = [snapshot for snapshot in everybody if wanted.wants(snapshot.process)]
+    there = {"unreadable": [], "hosts": host_dicts(looks)}
+    if comms:
+        print_comms(chosen, Seen(everybody), there if as_json else None)
+    elif as_json:
+        rows = [view.process_dict(snapshot.process) for snapshot in chosen]
+        print_json({**view.document("processes", rows), **there})
+    elif chosen:
+        show(view.process_table(snapshot.process for snapshot in chosen))
+    if not as_json:
+        for text in (text for look in looks for text in host_texts(look)):
+            click.echo(f"warning: {text}", err=True)
+        if not chosen:
+            click.echo(nobody(wanted, " there"), err=True)
+    if all(look.error for look in looks):
+        sys.exit(1)
+
+
 def unread_dict(wanted: Selection) -> dict[str, Any]:
     """In JSON, what `of_others` says in words."""
     there = unreadable(gone=wanted.pid is not None)
     meant = {pid: uid for pid, uid in there.items() if wanted.pid in (None, pid)}
-    return {"unreadable": [{"pid": pid, "uid": uid} for pid, uid in sorted(meant.items())]}
+    rows = [{"pid": pid, "uid": uid} for pid, uid in sorted(meant.items())]
+    return {"unreadable": rows, "hosts": []}
 
 
-def nobody(wanted: Selection) -> str:
+def nobody(wanted: Selection, where: str = " here") -> str:
     meant = f" with {wanted}" if str(wanted) else ""
-    return f"no process{meant} uses R2CCL here"
-
-
-def beside(wanted: Selection, shown: list[Snapshot]) -> Seen:
-    """Those that are shown, and the others of their jobs on this machine that --pid or --node leave
-    out: who is behind is a comparison of all."""
-    jobs = {snapshot.process.job for snapshot in shown if snapshot.comms}
-    others = []
-    if jobs and (wanted.pid is not None or wanted.node is not None):
-        names = {snapshot.process.name for snapshot in shown}
-        for process in list_processes():
-            if process.job in jobs and process.name not in names:
-                with contextlib.suppress(SegmentError):  # one that ends just now
-                    others.append(process.snapshot())
-    return Seen([*shown, *others])
+    return f"no process{meant} uses R2CCL{where}"
 
 
 def show_comms(processes: list[Process], wanted: Selection, as_json: bool, more: str = "") -> None:
@@ -157,8 +185,15 @@ def show_comms(processes: list[Process], wanted: Selection, as_json: bool, more:
         raise problems[0]
     for problem in problems:
         click.echo(f"warning: {problem}", err=True)
-    seen = beside(wanted, snapshots)
-    if as_json:
+    if not processes and not as_json:
+        click.echo(nobody(wanted) + more, err=True)
+        return
+    print_comms(snapshots, beside(wanted, snapshots), unread_dict(wanted) if as_json else None)
+
+
+def print_comms(snapshots: list[Snapshot], seen: Seen, unread: dict[str, Any] | None) -> None:
+    """unread: with JSON, what cannot be read."""
+    if unread is not None:
         rows = [
             {
                 "node": snapshot.process.host,
@@ -169,15 +204,13 @@ def show_comms(processes: list[Process], wanted: Selection, as_json: bool, more:
             for snapshot in snapshots
             for comm in snapshot.comms
         ]
-        print_json({**view.document("communicators", rows), **unread_dict(wanted)})
+        print_json({**view.document("communicators", rows), **unread})
     elif any(snapshot.comms for snapshot in snapshots):
         show(comm_view.comm_table(snapshots, seen, titles=True))
         notes = hang.why(snapshot for snapshot in snapshots if snapshot.comms)
         notes += seen.coverage(comm.id for snapshot in snapshots for comm in snapshot.comms)
         if notes:
             click.echo("\n" + "\n".join(notes))
-    elif not processes:
-        click.echo(nobody(wanted) + more, err=True)
     elif snapshots:
         click.echo(
             "no communicators are followed here: processes show theirs when they run with "
@@ -186,187 +219,59 @@ def show_comms(processes: list[Process], wanted: Selection, as_json: bool, more:
         )
 
 
-def chosen(wanted: Selection, *, dead: bool, remedy: str) -> list[Process]:
-    """As `select`. Where those meant are gone the error says so first, and the `remedy`."""
-    try:
-        return select(wanted, dead=dead)
-    except R2UsageError:
-        raise
-    except R2Error as err:
-        there = [] if dead else list_processes(dead=True)
-        gone = [one for one in there if one.state in GONE and wanted.wants(one)]
-        if not gone:
-            raise
-        pids = ", ".join(str(one.pid) for one in gone[:NAMED])
-        pids += f" and {len(gone) - NAMED} more" if len(gone) > NAMED else ""
-        what = f" with {wanted}" if str(wanted) else ""
-        what += f" is gone (pid {pids})" if len(gone) == 1 else f" are gone (pids {pids})"
-        count = "1 process" if len(gone) == 1 else f"{len(gone)} processes"
-        raise R2Error(f"{count}{what}: {remedy}; {err}") from err
-
-
-def look(wanted: Selection, rates: view.Rates, *, dead: bool) -> Looks:
-    """All chosen processes. Those that end meanwhile are left out. The first time it looks twice,
-    a moment apart, so that there are rates."""
-    if rates.fresh:
-        looks = _look(wanted, rates, dead=dead)
-        if not any(snapshot.process.running for snapshot, _ in looks):
-            return looks
-        time.sleep(SAMPLE_S)
-    return _look(wanted, rates, dead=dead)
-
-
-def _look(wanted: Selection, rates: view.Rates, *, dead: bool) -> Looks:
-    found: Looks = []
-    problems: list[SegmentError] = []
-    for process in chosen(wanted, dead=dead, remedy="--pid shows one, as it was at its end"):
-        try:
-            snapshot = process.snapshot()
-        except SegmentError as err:
-            problems.append(err)
-            continue
-        found.append((snapshot, rates.update(snapshot)))
-    if not found and problems:
-        raise problems[0]
-    return found
-
-
-def watch(interval: float, draw: Callable[[], object]) -> None:
-    """Call `draw` every `interval` seconds until Ctrl-C."""
-    with contextlib.suppress(KeyboardInterrupt):
-        while True:
-            draw()
-            sys.stdout.flush()
-            time.sleep(interval)
-
-
-def watch_live(interval: float, draw: Callable[[], RenderableType]) -> None:
-    """Show `draw` in place, on the whole screen, every `interval` seconds until Ctrl-C. When nobody
-    is left the last view stays, also on the screen that this one was put over."""
-    from rich.console import Group
-    from rich.live import Live
-    from rich.text import Text
-
-    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
-    out = console()
-    last = shown = draw()
-    ended = ""
-    try:
-        with (
-            contextlib.suppress(KeyboardInterrupt),
-            Live(console=out, screen=True, auto_refresh=False) as screen,
-        ):
-            while True:
-                screen.update(Whole(shown), refresh=True)
-                time.sleep(interval)
-                try:
-                    last = shown = draw()
-                    ended = ""
-                except R2Error:
-                    ended = ended or time.strftime("%H:%M:%S")
-                    note = Text(f"ended {ended}, waiting for more (Ctrl-C ends)", style="yellow")
-                    shown = Group(last, Text(""), note)
-    finally:
-        out.print(Whole(shown))
-
-
-def watch_options(command: Callable[..., None]) -> Callable[..., None]:
-    """--watch and --interval; the command gets `every`: seconds, or None to look once."""
-
-    @functools.wraps(command)
-    def with_interval(*args: Any, watching: bool, interval: str, **rest: Any) -> None:
-        seconds = of_option("--interval", parse_duration, interval)
-        if seconds < 0.05:
-            raise R2UsageError(f"--interval {interval}: at least 50ms")
-        only_with("--interval", "--watch", watching)
-        command(*args, every=seconds if watching else None, **rest)
-
-    found: Callable[..., None] = with_interval
-    for option in (
-        click.option(
-            "--interval",
-            default="1s",
-            show_default=True,
-            metavar="DURATION",
-            help="With --watch: time between two looks.",
-        ),
-        click.option(
-            "--watch",
-            "-w",
-            "watching",
-            is_flag=True,
-            help="Look again and again, until Ctrl-C. With --json: one line per look.",
-        ),
-    ):
-        found = option(found)
-    return found
-
-
-def report(
-    wanted: Selection,
-    *,
-    as_json: bool,
-    every: float | None,
-    render: Callable[[Looks], RenderableType],
-    as_dicts: Callable[[Looks], dict[str, Any]],
-) -> None:
-    """Print once, or watch: look `every` so many seconds."""
-    rates = view.Rates()
-    dead = wanted.pid is not None
-
-    def look_again() -> Looks:
-        looks = look(wanted, rates, dead=dead)
-        say_left_out(wanted, [snapshot.process for snapshot, _ in looks])
-        return looks
-
-    def once() -> None:
-        looks = look_again()
-        if as_json:
-            print_json(as_dicts(looks), line=every is not None)
-        else:
-            show(render(looks))
-
-    if every is None:
-        once()
-    elif as_json or not console().is_terminal or console().is_dumb_terminal:
-        watch(every, once)
-    else:
-        watch_live(every, lambda: render(look_again()))
-
-
-def show_check(wanted: Selection) -> NoReturn:
+def show_check(wanted: Selection, hosts: list[str], via: str, timeout: float) -> NoReturn:
     """One line about the chosen processes; the exit code says the same."""
-    reasons, unread = [], []
-    processes = [one for one in list_processes() if wanted.wants(one)]
-    snapshots = []
-    for process in processes:
-        try:
-            snapshots.append(process.snapshot())
-        except SegmentError as err:
-            unread.append(verdict.Reason(verdict.UNKNOWN, str(err)))
-    seen = beside(wanted, snapshots)
-    for snapshot in snapshots:
-        reasons += verdict.judge(snapshot, hang.stands(snapshot, seen))
-    reasons += unread
-    if not processes:
-        reasons.append(verdict.Reason(verdict.UNKNOWN, nobody(wanted)))
+    if hosts:
+        with source(wanted, hosts, via, timeout) as where:
+            scene = where.look()
+        snapshots, seen = [snapshot for snapshot, _ in scene.looks], scene.seen
+        unread = [text for host in scene.hosts for text in host_texts(host)]
+        place = f" on {number(len(hosts), 'host', 's')}"
+    else:
+        snapshots, unread = readable(wanted)
+        seen, place = beside(wanted, snapshots), ""
+    reasons = [
+        reason
+        for snapshot in snapshots
+        for reason in verdict.judge(snapshot, hang.stands(snapshot, seen))
+    ]
+    reasons += [verdict.Reason(verdict.UNKNOWN, text) for text in unread]
+    if not snapshots and not unread:
+        reasons.append(verdict.Reason(verdict.UNKNOWN, nobody(wanted, place or " here")))
     code = verdict.worst(reasons)
     first = sorted(reasons, key=lambda reason: reason.code != code)
-    texts = [reason.text for reason in first[:NAMED]]
+    texts = [str(reason) for reason in first[:NAMED]]
     texts += [f"and {len(first) - NAMED} more"] if len(first) > NAMED else []
-    count = f"{len(processes)} process{'' if len(processes) == 1 else 'es'}"
+    count = number(len(snapshots), "process", "es") + place
     click.echo(f"R2CCL {verdict.WORDS[code]}: {'; '.join(texts) or count}")
     sys.exit(code)
 
 
+def readable(wanted: Selection) -> tuple[list[Snapshot], list[str]]:
+    """The chosen processes of this host, and of those that cannot be read, why."""
+    snapshots, unread = [], []
+    for process in list_processes():
+        if wanted.wants(process):
+            try:
+                snapshots.append(process.snapshot())
+            except SegmentError as err:
+                unread.append(str(err))
+    return snapshots, unread
+
+
 @click.command()
 @selection_options
+@host_options("Of these hosts, in place of this one.")
+@host_timeout
 @click.option("--details", "-d", is_flag=True, help="All peers and all paths.")
 @click.option("--check", is_flag=True, help="For monitoring: one line, and an exit code.")
 @watch_options
 @json_option
 def status(
     wanted: Selection,
+    hosts: list[str],
+    via: str,
+    timeout: float,
     details: bool,
     check: bool,
     every: float | None,
@@ -374,44 +279,46 @@ def status(
 ) -> None:
     """Show NICs, peers, paths and counters of running processes.
 
-    With --pid also of a process that is gone, as it was at its end. Why a process stands, and which
-    NICs are at fault, is said as `ps --comms` says it.
+    With --pid it also shows a process that is gone, as it was at its end. If a process waits, a
+    line says why, as in `ps --comms`.
 
-    Paths are listed that do not carry, and those that have less WEIGHT than their NIC, as a slow
-    one has; with --details all of them, also those that are closed, or (spare) since a better pair
-    of NICs serves. DIR: tx is what this process sends on, whose weight it decides.
+    Listed are the paths that carry nothing, and those with less WEIGHT than their NIC, such as slow
+    ones. --details lists all, also closed ones and spares. A (spare) carries nothing while a better
+    pair of NICs works. DIR tx: this process sends on the path, and decides its weight.
+
+    With --hosts a helper starts on each host, all at the same time. Each process is a row, the
+    worst job first. Hosts without an answer are listed above. --details shows all of each process.
+    R2CCL must be at the same place on all hosts.
 
     --check ends with 0 if the job is healthy, 1 if it is degraded, 2 if it is in danger, 3 if that
     is not known. Degraded: a NIC or a path is lost. In danger: one path to a peer is left, or
-    none. Not known: no process runs, or one does not answer.
+    none. Not known: no process runs, or a process or host does not answer.
 
     \b
     Example:
       r2ccl-ctl status --watch
       r2ccl-ctl status --check
       r2ccl-ctl status --job 4711 --json
+      r2ccl-ctl status --hosts node1,node2
     """
 
     if check:
         if as_json or details or every is not None:
             raise R2UsageError("--check prints one line: leave --json, --details and --watch out")
-        show_check(wanted)
+        show_check(wanted, hosts, via, timeout)
 
-    def seen_with(looks: Looks) -> Seen:
-        return beside(wanted, [snapshot for snapshot, _ in looks])
+    def dicts(scene: Scene) -> dict[str, Any]:
+        rows = [view.snapshot_dict(snapshot, rates, scene.seen) for snapshot, rates in scene.looks]
+        return {**view.document("processes", rows), "hosts": host_dicts(scene.hosts)}
 
-    def dicts(looks: Looks) -> dict[str, Any]:
-        seen = seen_with(looks)
-        rows = [view.snapshot_dict(snapshot, rates, seen) for snapshot, rates in looks]
-        return view.document("processes", rows)
+    def render(scene: Scene) -> RenderableType:
+        if scene.hosts and not details:
+            return overview_view(overview.jobs(scene.looks, scene.seen), scene.hosts)
+        blocks = view.status_view(scene.looks, scene.seen, details=details)
+        return with_hosts(scene.hosts, blocks)
 
-    report(
-        wanted,
-        as_json=as_json,
-        every=every,
-        render=lambda looks: view.status_view(looks, seen_with(looks), details=details),
-        as_dicts=dicts,
-    )
+    with source(wanted, hosts, via, timeout) as where:
+        report(where, as_json=as_json, every=every, render=render, as_dicts=dicts)
 
 
 @click.command()
@@ -423,27 +330,26 @@ def nics(
     every: float | None,
     as_json: bool,
 ) -> None:
-    """List the NICs: state, weight, rates, injected faults; and what was found out about broken
-    ones, as the processes of a node share it.
+    """List the NICs: state, weight, rates, injected faults, and the verdicts about broken ones.
 
-    Of the latter, TOWARDS are the NICs at the other ends of the paths that failed, and STATE
-    "recovered" is a NIC that had failed and works again.
+    The processes of a node share their verdicts. TOWARDS: the NICs at the other ends of the failed
+    paths. STATE "recovered": the NIC had failed and works again.
 
     The last table is the order in which other NICs take over for a connection whose home is HOME
     NIC. Among idle NICs the nearest one comes first: the same PCIe switch, the same NUMA node,
     across. Spares (weight 0) come last.
 
-    GPUS, where NVML knows some: the nearest ones, by nvidia-smi's index, and how near they are, in
-    the words of `nvidia-smi topo -m`: PIX behind the same PCIe switch, PXB behind several, PHB at
-    the same host bridge, NODE in the same NUMA node, SYS across.
+    GPUS: the nearest ones, by nvidia-smi's index, if NVML is there. The distance is as in
+    `nvidia-smi topo -m`: PIX behind the same PCIe switch, PXB behind several, PHB at the same host
+    bridge, NODE in the same NUMA node, SYS across.
 
     \b
     Example:
       r2ccl-ctl nics --job 4711
     """
 
-    def dicts(looks: Looks) -> dict[str, Any]:
-        seen = Seen(snapshot for snapshot, _ in looks)
+    def dicts(scene: Scene) -> dict[str, Any]:
+        looks, seen = scene.looks, Seen(snapshot for snapshot, _ in scene.looks)
         found = view.document(
             "nics",
             [
@@ -480,20 +386,15 @@ def nics(
     def verdicts(looks: Looks) -> list[node_view.Verdict]:
         return node_view.node_verdicts(nodeseg.list_segments(), [snapshot for snapshot, _ in looks])
 
-    def render(looks: Looks) -> RenderableType:
+    def render(scene: Scene) -> RenderableType:
         from rich.console import Group
         from rich.text import Text
 
+        looks = scene.looks
         nics, shared = view.nics_view(looks, machine(looks)), verdicts(looks)
         return Group(nics, Text(""), node_view.node_table(shared)) if shared else nics
 
-    report(
-        wanted,
-        as_json=as_json,
-        every=every,
-        render=render,
-        as_dicts=dicts,
-    )
+    report(Here(wanted), as_json=as_json, every=every, render=render, as_dicts=dicts)
 
 
 def show_events(events: list[Event], as_json: bool, titled: bool) -> None:
@@ -607,9 +508,9 @@ def journal(
 ) -> None:
     """Show what happened, when, and why: failures, replays, recoveries.
 
-    With --pid also of a process that is gone, and with --all of all those whose journals are still
-    there: the 16 newest of a user, for an hour, and up to 64 for a minute. --json prints one object
-    per line.
+    With --pid it also shows a process that is gone, with --all all of them whose journals are still
+    there. These are the 16 newest of a user, for an hour, and up to 64 for a minute. --json prints
+    one object per line.
 
     \b
     Example:

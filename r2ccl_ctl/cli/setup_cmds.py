@@ -97,7 +97,7 @@ def environment_options(command: F) -> F:
 def run(
     job: str, preload: bool, nccl: str, by_name: bool, nics: str, command: tuple[str, ...]
 ) -> None:
-    """Run CMD with everything set that makes NCCL use R2CCL. Its exit code is ours; 127 where it is
+    """Run CMD with everything set that makes NCCL use R2CCL. Ends with its exit code; 127 if it is
     not found, 126 where it cannot be run.
 
     \b
@@ -173,11 +173,11 @@ def env_(job: str, preload: bool, nccl: str, by_name: bool, nics: str, as_json: 
 def gc(ctx: click.Context, older_than: str, everything: bool, dry_run: bool, as_json: bool) -> None:
     """Remove what processes that are gone left behind.
 
-    That is their control segments, and with them their journals, and node segments that no process
-    uses; never those of running processes. Each process that starts does some of that itself: of
-    its user's it keeps the 16 newest, for a minute up to 64 if there is room, and none that is
-    older than an hour. Damaged ones are spared for 60s at least, since a process that sets its
-    segment up looks like that for a moment; with --json `spared` counts them.
+    These are their control segments, with their journals, and node segments that no process uses.
+    Those of running processes are never removed. Each process that starts also removes old ones: of
+    its user's it keeps the 16 newest, for a minute up to 64, and none older than an hour. Damaged
+    ones are kept for 60s at least, since a segment that is being set up looks like that; with
+    --json `spared` counts them.
 
     \b
     Example:

@@ -2,20 +2,29 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import click
 
 from r2ccl_ctl import gpus as cards
-from r2ccl_ctl import hostnics
+from r2ccl_ctl import hostnics, topo_svg
 from r2ccl_ctl import topo as topology
 from r2ccl_ctl.cli.common import add_row, json_option, print_json, show, table
 from r2ccl_ctl.cli.view import document, spill_rows
+from r2ccl_ctl.errors import R2UsageError
 from r2ccl_ctl.gpus import Gpu
 from r2ccl_ctl.hostnics import HostNics
 
 
 @click.command()
+@click.option(
+    "--svg",
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="FILE",
+    help="Draw the PCIe tree and the home NICs into this file.",
+)
 @json_option
-def topo(as_json: bool) -> None:
+def topo(svg: Path | None, as_json: bool) -> None:
     """Show GPUs and NICs of this host, and which NICs serve each GPU.
 
     First a matrix in the words of `nvidia-smi topo -m`: PIX behind the same PCIe switch, PXB behind
@@ -28,14 +37,20 @@ def topo(as_json: bool) -> None:
     \b
     Example:
       r2ccl-ctl topo
+      r2ccl-ctl topo --svg topology.svg
     """
+    if svg and as_json:
+        raise R2UsageError("--svg draws a picture: give it without --json")
     nics = hostnics.load()
     found = cards.list_gpus()
     if found is None:
         click.echo("warning: the NVIDIA driver does not answer: no GPUs shown", err=True)
     if nics.error:
         click.echo(f"warning: {nics.error}", err=True)
-    if as_json:
+    if svg:
+        svg.write_text(topo_svg.picture(found or [], nics.nics), encoding="utf-8")
+        click.echo(f"{svg} has the picture", err=True)
+    elif as_json:
         served = topology.services(found or [], nics.nics)
         rows = [{**vars(nic), "spill_order": hostnics.spill_names(nics.nics, home)}
                 for home, nic in enumerate(nics.nics)]  # fmt: skip

@@ -9,17 +9,18 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from r2ccl_ctl import hang, hostnics
+from r2ccl_ctl import hang, hostnics, verdict
 from r2ccl_ctl.cli.comm_view import comm_dict, comm_table
 from r2ccl_ctl.cli.common import add_row, ago, process_state, row_dict, state, table
 from r2ccl_ctl.cli.path_view import count_text, odd, path_table, peer_table
 from r2ccl_ctl.cli.path_view import penalty as penalty
+from r2ccl_ctl.cli.path_view import retransmits as retransmits
 from r2ccl_ctl.control import SCHEMA, Process, Snapshot
 from r2ccl_ctl.gpus import Gpu, near_text, nearest
 from r2ccl_ctl.hang import Seen
 from r2ccl_ctl.hostnics import HostNic
 from r2ccl_ctl.journal import Event
-from r2ccl_ctl.rows import Nic
+from r2ccl_ctl.rows import Nic, process_name
 from r2ccl_ctl.segment import VERSIONS
 from r2ccl_ctl.units import rfc3339, show_bytes, show_rate
 
@@ -51,7 +52,7 @@ SHOWN_COUNTERS = (
 class Rates:
     """Bytes per second and NIC, from one look to the next."""
 
-    _last: dict[tuple[str, int], tuple[int, int, int]] = field(default_factory=dict)
+    _last: dict[tuple[str, str, int], tuple[int, int, int]] = field(default_factory=dict)
 
     @property
     def fresh(self) -> bool:
@@ -62,7 +63,7 @@ class Rates:
         """NIC index -> (tx, rx); nothing at the first look."""
         found = {}
         for nic in snapshot.nics:
-            key = (snapshot.process.name, nic.index)
+            key = (snapshot.process.host, snapshot.process.name, nic.index)
             before = self._last.get(key)
             self._last[key] = (snapshot.mono_ns, nic.tx_bytes, nic.rx_bytes)
             if before is None:
@@ -146,15 +147,19 @@ def snapshot_dict(
     snapshot: Snapshot, rates: dict[int, tuple[float, float]], seen: Seen
 ) -> dict[str, Any]:
     rank, found = snapshot.process.rank, hang.waits(snapshot, seen)
+    standing = hang.stands(snapshot, seen)
+    reasons = verdict.judge(snapshot, standing)
     return {
         **process_dict(snapshot.process),
+        "verdict": verdict.WORDS[verdict.worst(reasons)].lower(),
+        "reasons": [reason.text for reason in reasons],
         "time": rfc3339(snapshot.real_ns),
         "mono_ns": snapshot.mono_ns,
         "missing_signals": snapshot.missing,
         "nics": [nic_dict(nic, rates) for nic in snapshot.nics],
         "peers": [row_dict(peer) for peer in snapshot.peers],
         "paths": [row_dict(path) for path in snapshot.paths],
-        "stands": hang.stands(snapshot, seen),
+        "stands": standing,
         "waits": [entry for wait in found for entry in hang.wait_dicts(wait, snapshot, rank)],
         "communicators": [comm_dict(comm, snapshot, seen) for comm in snapshot.comms],
         "counters": snapshot.counters,
@@ -177,6 +182,7 @@ NIC_COLUMNS = (
     ">RX",
     ">TX BYTES",
     ">RX BYTES",
+    ">RETRANS",
     ">FAILS",
     "SINCE",
     "PENALTY",
@@ -192,11 +198,20 @@ def fault_text(fault: str) -> str:
     return re.sub(r"\b(\d{1,7}) ppm\b", lambda found: f"{int(found[1]) / 10_000:g} %", rate)
 
 
+def nic_columns(snapshots: Iterable[Snapshot]) -> tuple[str, ...]:
+    """Retransmissions have a column where there are any."""
+    resent = any(nic.retransmits for snapshot in snapshots for nic in snapshot.nics)
+    return tuple(name for name in NIC_COLUMNS if resent or name != ">RETRANS")
+
+
 def nic_cells(
-    nic: Nic, rates: dict[int, tuple[float, float]], now_ns: int | None = None
-) -> tuple[object, ...]:
+    nic: Nic,
+    rates: dict[int, tuple[float, float]],
+    columns: Sequence[str],
+    now_ns: int | None = None,
+) -> list[object]:
     tx, rx = rates.get(nic.index, (nic.tx_rate, nic.rx_rate))
-    return (
+    cells = (
         nic.name,
         state(nic.state),
         state(nic.link),
@@ -206,25 +221,32 @@ def nic_cells(
         show_rate(rx) or "-",
         show_bytes(nic.tx_bytes),
         show_bytes(nic.rx_bytes),
+        retransmits(nic),
         nic.failures,
         ago(nic.since_mono_ns, now_ns),
         penalty(nic, now_ns),
         fault_text(nic.fault) or "-",
         nic.cause,
     )
+    return [c for name, c in zip(NIC_COLUMNS, cells, strict=True) if name in columns]
 
 
 def nic_table(
     snapshots: Sequence[tuple[Snapshot, dict[int, tuple[float, float]]]], gpus: Sequence[Gpu] = ()
 ) -> Table:
     """r2ccl-ctl nics: the NICs of all processes. Which GPUs are near them only where there are
-    GPUs."""
-    found = table("NODE", ">PID", *NIC_COLUMNS[:1], *(["GPUS"] if gpus else []), *NIC_COLUMNS[1:])
+    GPUs; ranks where pids tell nothing."""
+    columns = nic_columns(snapshot for snapshot, _ in snapshots)
+    ranked = any(snapshot.process.pid == 1 for snapshot, _ in snapshots)  # containers
+    titles = ["NODE", ">PID", *([">RANK"] if ranked else [])]
+    found = table(*titles, *columns[:1], *(["GPUS"] if gpus else []), *columns[1:])
     for snapshot, rates in snapshots:
         for nic in snapshot.nics:
-            name, *cells = nic_cells(nic, rates)
+            name, *cells = nic_cells(nic, rates, columns)
             near = [near_text(nearest(nic, gpus)) or "-"] if gpus else []
-            add_row(found, snapshot.process.host, snapshot.process.pid, name, *near, *cells)
+            who: list[object] = [snapshot.process.host, snapshot.process.pid]
+            who += [rank_text(snapshot.process) or "-"] if ranked else []
+            add_row(found, *who, name, *near, *cells)
     return found
 
 
@@ -391,9 +413,10 @@ def status_view(
         if parts:
             parts.append(Text(""))
         parts.append(title(snapshot))
-        nics = table(*NIC_COLUMNS)
+        columns = nic_columns([snapshot])
+        nics = table(*columns)
         for nic in snapshot.nics:
-            add_row(nics, *nic_cells(nic, rates, snapshot.mono_ns))
+            add_row(nics, *nic_cells(nic, rates, columns, snapshot.mono_ns))
         parts.append(Padding(nics, (0, 0, 0, 2), expand=False))
         if has_rdma(snapshot):
             parts.append(Padding(rdma_table([snapshot], titles=False), (0, 0, 0, 2), expand=False))
@@ -434,7 +457,8 @@ def event_line(event: Event, *, titled: bool) -> Text:
         text.append(f"... {event.lost} events were overwritten before they could be read\n")
     text.append(rfc3339(event.real_ns) + "  ")
     if titled:
-        text.append(f"{event.process.host}:{event.process.pid}  ")
+        process = event.process
+        text.append(process_name(process.host, process.pid, process.rank) + "  ")
     text.append(f"{event.event:<18}", style=EVENT_STYLES.get(event.event, ""))
     parts = []
     if event.nic and event.remote_nic:

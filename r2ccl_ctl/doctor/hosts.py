@@ -2,26 +2,17 @@
 
 from __future__ import annotations
 
-import json
-import os
-import queue
 import shlex
-import subprocess
-import sys
-import threading
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
-from pathlib import Path
+from functools import partial
 from typing import Any
 
 from r2ccl_ctl.doctor.finding import Finding
 from r2ccl_ctl.doctor.local import network
-from r2ccl_ctl.errors import R2UsageError
 from r2ccl_ctl.hostnics import HostNic
+from r2ccl_ctl.remote import Helper, NoAnswer, at_once, starter
 from r2ccl_ctl.units import show_rate
 
-SSH = "ssh -o BatchMode=yes -o ConnectTimeout=5"
 LOOK_S = 90.0
 SEND_S = 0.4
 ANSWER_S = 20.0
@@ -30,149 +21,47 @@ LOSSY = 0.01
 SLOW = 0.5  # of the median
 
 
-def parse_hosts(names: str, hostfile: Path | None) -> list[str]:
-    """Of --hosts a,b and of a file with a host at the start of each line (slots=N may follow)."""
-    found = [name.strip() for name in names.split(",") if name.strip()]
-    if hostfile is not None:
-        try:
-            text = hostfile.read_text(encoding="utf-8")
-        except OSError as err:
-            raise R2UsageError(f"--hostfile {hostfile}: {err.strerror}") from err
-        lines = (line.partition("#")[0].split() for line in text.splitlines())
-        found += [words[0].partition(":")[0] for words in lines if words]
-    for name in found:
-        if name.startswith("-"):
-            raise R2UsageError(f"'{name}' is no host name")
-    return list(dict.fromkeys(found))
+class Site(Helper):
+    """A host, and what is known of it."""
+
+    def __init__(self, host: str, via: str) -> None:
+        super().__init__(host, via)
+        self.nics: list[HostNic] = []
+        self.version = ""
+        self.token = ""
+        self.places: list[dict[str, Any]] = []
 
 
-def argv_for(via: str, host: str, env: Mapping[str, str]) -> list[str]:
-    """The command that starts a helper on a host."""
-    starter = shlex.split(via)
-    if not starter:
-        raise R2UsageError("--via is empty: give ssh, srun or mpirun")
-    package = str(Path(__file__).resolve().parents[2])
-    passed = {n: v for n, v in env.items() if n.startswith(("NCCL_", "R2CCL_", "R2CC_"))}
-    passed["PYTHONPATH"] = package
-    for name in ("LD_LIBRARY_PATH",):
-        if env.get(name):
-            passed[name] = env[name]
-    agent = ["env", *(f"{n}={v}" for n, v in passed.items())]
-    agent += [sys.executable, "-m", "r2ccl_ctl.doctor.agent"]
-    kind = Path(starter[0]).name
-    if kind == "srun":
-        return [*starter, "-N1", "-n1", "-w", host, *agent]
-    if kind in ("mpirun", "mpiexec"):
-        return [*starter, "-n", "1", "--host", host, *agent]
-    return [*starter, host, shlex.join(agent)]
-
-
-class NoAnswer(Exception):
-    """A helper did not answer."""
-
-
-@dataclass
-class Helper:
-    """A helper process on a host."""
-
-    host: str
-    popen: subprocess.Popen[str]
-    lines: queue.Queue[str] = field(default_factory=queue.Queue)
-    nics: list[HostNic] = field(default_factory=list)
-    version: str = ""
-    token: str = ""
-    places: list[dict[str, Any]] = field(default_factory=list)
-
-    @classmethod
-    def start(cls, host: str, via: str) -> Helper:
-        argv = argv_for(via, host, os.environ)
-        try:
-            popen = subprocess.Popen(
-                argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-                text=True, errors="replace",
-            )  # fmt: skip
-        except OSError as err:
-            raise R2UsageError(f"--via: {argv[0]} cannot be run: {err.strerror}") from err
-        helper = cls(host, popen)
-        threading.Thread(target=helper._read, daemon=True).start()
-        return helper
-
-    def _read(self) -> None:
-        assert self.popen.stdout
-        for line in self.popen.stdout:
-            if line.startswith("{"):  # a login shell may greet first
-                self.lines.put(line)
-        self.lines.put("")
-
-    def ask(self, timeout: float, **request: Any) -> dict[str, Any]:
-        assert self.popen.stdin
-        try:
-            print(json.dumps(request), file=self.popen.stdin, flush=True)
-            line = self.lines.get(timeout=timeout)
-        except queue.Empty:
-            raise NoAnswer(f"no answer in {timeout:g} s") from None
-        except OSError:
-            line = ""
-        if not line:
-            raise NoAnswer(self._last_words())
-        found = json.loads(line)
-        assert isinstance(found, dict)
-        return found
-
-    def _last_words(self) -> str:
-        try:
-            self.popen.wait(timeout=5)
-        except subprocess.TimeoutExpired:
-            return "its output ended"
-        assert self.popen.stderr
-        said = self.popen.stderr.read().strip().splitlines()
-        return f"it ended with code {self.popen.returncode}" + (f": {said[-1]}" if said else "")
-
-    def stop(self) -> None:
-        if self.popen.stdin:
-            try:
-                self.popen.stdin.close()
-            except OSError:
-                pass
-        try:
-            self.popen.wait(timeout=3)
-        except subprocess.TimeoutExpired:
-            self.popen.kill()
-            self.popen.wait()
-
-
-def check(hosts: Sequence[str], via: str) -> list[Finding]:
+def check(hosts: Sequence[str], via: str, command: Sequence[str] = ()) -> list[Finding]:
     """All findings about these hosts and the network between them."""
-    helpers = [Helper.start(host, via) for host in hosts]
+    helpers = [Site(host, via) for host in hosts]
     found: list[Finding] = []
     try:
-        with ThreadPoolExecutor(max_workers=len(helpers)) as pool:
-            for lines in pool.map(lambda helper: _look(helper, via), helpers):
+        for lines in at_once(partial(_look, via, command), helpers):
+            found += lines
+        ready = [helper for helper in helpers if helper.places]
+        found += compare(ready)
+        for step in range(1, len(ready) if len(ready) <= ALL_PAIRS else 2):
+            others = {one.host: ready[(i + step) % len(ready)] for i, one in enumerate(ready)}
+            for lines in at_once(partial(_with_other, others), ready):
                 found += lines
-            ready = [helper for helper in helpers if helper.places]
-            found += compare(ready)
-            for step in range(1, len(ready) if len(ready) <= ALL_PAIRS else 2):
-                work = [(one, ready[(i + step) % len(ready)]) for i, one in enumerate(ready)]
-                for lines in pool.map(lambda pair: _exchange(*pair), work):
-                    found += lines
         if len(ready) > ALL_PAIRS:
             text = f"of {len(ready)} hosts each one exchanged bytes with the next one only"
             found.append(Finding("note", "exchange", text))
     finally:
-        for helper in helpers:
-            helper.stop()
+        at_once(Site.stop, helpers)
     return found
 
 
-def _look(helper: Helper, via: str) -> list[Finding]:
+def _look(via: str, command: Sequence[str], helper: Site) -> list[Finding]:
     try:
-        seen = helper.ask(LOOK_S, do="look")
+        seen = helper.ask(LOOK_S, do="look", command=command)
         helper.nics = [HostNic(**row) for row in seen["nics"]]
         helper.version = seen["version"]
         listening = helper.ask(ANSWER_S, do="listen")
     except NoAnswer as err:
-        starter = shlex.split(via)[0]
-        remedy = f"try `{starter} {helper.host} true`; R2CCL has to be at the same place there"
+        words = shlex.join([*starter(via, helper.host), "true"])
+        remedy = f"try `{words}`; R2CCL has to be at the same place there"
         text = f"the helper on {helper.host} could not be asked: {err}"
         return [Finding("error", "unknown", text, remedy, helper.host)]
     found = [Finding(**{**row, "node": helper.host}) for row in seen["findings"]]
@@ -185,13 +74,13 @@ def _look(helper: Helper, via: str) -> list[Finding]:
     return found
 
 
-def compare(helpers: Sequence[Helper]) -> list[Finding]:
+def compare(helpers: Sequence[Site]) -> list[Finding]:
     """What should be the same on all hosts, beside the first one."""
     if len(helpers) < 2:
         return []
     first, found = helpers[0], []
 
-    def differ(check: str, helper: Helper, what: str, a: object, b: object, remedy: str) -> None:
+    def differ(check: str, helper: Site, what: str, a: object, b: object, remedy: str) -> None:
         if a != b:
             text = f"{what}: {first.host} has {a}, {helper.host} has {b}"
             found.append(Finding("warning", check, text, remedy, helper.host))
@@ -226,7 +115,11 @@ def partner(nic: HostNic, index: int, there: Sequence[HostNic]) -> int | None:
     return min(choice, key=lambda i: (i - index % len(there)) % len(there), default=None)
 
 
-def _exchange(a: Helper, b: Helper) -> list[Finding]:
+def _with_other(others: Mapping[str, Site], one: Site) -> list[Finding]:
+    return _exchange(one, others[one.host])
+
+
+def _exchange(a: Site, b: Site) -> list[Finding]:
     """From every NIC of a to its partner at b."""
     found, rates = [], []
     for index, nic in enumerate(a.nics):

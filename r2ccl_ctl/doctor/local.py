@@ -15,6 +15,7 @@ from pathlib import Path
 from r2ccl_ctl import env as environment
 from r2ccl_ctl import paths, settings_view
 from r2ccl_ctl.doctor.finding import Finding
+from r2ccl_ctl.doctor.program import check_program
 from r2ccl_ctl.errors import R2Error
 from r2ccl_ctl.hostnics import HostNic, HostNics, load
 from r2ccl_ctl.units import show_bytes
@@ -31,9 +32,9 @@ _VERSION = (
 )
 
 
-def check_all(variables: Mapping[str, str] | None = None) -> tuple[HostNics, list[Finding]]:
-    """The NICs of this host, and all findings about it."""
-    base = os.environ if variables is None else variables
+def check_all(command: Sequence[str] = ()) -> tuple[HostNics, list[Finding]]:
+    """The NICs of this host, and all findings about it, and about a command to be started there."""
+    base = os.environ
     try:
         nics = load()
     except R2Error as err:
@@ -47,6 +48,7 @@ def check_all(variables: Mapping[str, str] | None = None) -> tuple[HostNics, lis
     found += check_preload()
     found += check_variables(base, nccl_names(library))
     found += check_rdma(nics.nics)
+    found += check_program(command)
     return nics, found
 
 
@@ -183,7 +185,7 @@ def judge_limits(
 
 def find_nccl(base: Mapping[str, str]) -> Path | None:
     """The NCCL that a program started from here would load, as far as that can be seen."""
-    real = base.get("R2CCL_REAL_NCCL")
+    real = base.get("R2CCL_REAL_NCCL") or settings_view.from_file("R2CCL_REAL_NCCL")[0]
     folders = [f for f in base.get("LD_LIBRARY_PATH", "").split(":") if f]
     candidates = [Path(real)] if real else []
     candidates += [Path(folder, "libnccl.so.2") for folder in folders]
@@ -277,7 +279,8 @@ def check_variables(base: Mapping[str, str], known: set[str]) -> list[Finding]:
         if text not in hindered:
             out.append(Finding("note", "variables", text))
     out += [_misspelt(name, known) for name in _strangers(base, known)]
-    if base.get("R2CCL_NICS") and base.get("NCCL_SOCKET_IFNAME"):
+    nics = base.get("R2CCL_NICS") or settings_view.from_file("R2CCL_NICS")[0]
+    if nics and base.get("NCCL_SOCKET_IFNAME"):
         text = "R2CCL_NICS and NCCL_SOCKET_IFNAME are both set: R2CCL obeys the first one"
         out.append(Finding("note", "variables", text, "NCCL's bootstrap obeys the other"))
     return out or [Finding("ok", "variables", "no variable is misspelt or contradicts another")]

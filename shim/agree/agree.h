@@ -84,6 +84,8 @@ struct r2_agree_ops {
     /* All ranks have offered something for `round` (r2_agree_offer): offers[r], len[r], valid
      * during the call. */
     void (*exchanged)(void *user, uint32_t round, const void *const *offers, const size_t *len);
+    /* The leader asks for offers of the first round (r2_agree_invite); maybe several times. */
+    void (*invited)(void *user);
     /* NCCL has failed at another rank with `error` (r2_agree_tell); at most once, also after an
      * abort. */
     void (*failed)(void *user, int rank, uint32_t error);
@@ -146,6 +148,10 @@ int r2_agree_report(struct r2_agree *a, const struct r2_agree_report *report);
  * round is offered once, after the one before was exchanged. 0; -EAGAIN before ready; -EINVAL: not
  * this round's turn; -E2BIG; -ENOMEM. */
 int r2_agree_offer(struct r2_agree *a, uint32_t round, const void *data, size_t len);
+
+/* Leader only: all ranks, this one too, shall offer something for the first round: they hear it by
+ * ops->invited. 0; -EAGAIN before ready; -EPERM: not the leader. */
+int r2_agree_invite(struct r2_agree *a);
 
 /* NCCL has failed at this rank with `error` (an ncclResult_t, not 0): the other ranks are told, by
  * the leader or, where there is no connection to that one or it does not answer within 30 to 45 ms,

@@ -1,7 +1,7 @@
 /* An exchange: every rank offers some bytes to the leader, which gives all of them to everybody.
  * Frames may be lost with their connection, so a rank repeats its offer until it has been
  * exchanged. The leader keeps the last complete round for those that ask again: nobody offers the
- * next round before it has this one. */
+ * next round before it has this one. It may invite to the first round, and repeats that, too. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <stdlib.h>
@@ -79,30 +79,73 @@ int r2_agree_offer(struct r2_agree *a, uint32_t round, const void *data, size_t 
     return rc;
 }
 
+int r2_agree_invite(struct r2_agree *a)
+{
+    int rc = 0;
+
+    if (atomic_load(&r2_agree_inert) || a->rank != R2_AGREE_LEADER) {
+        return -EPERM;
+    }
+    pthread_mutex_lock(&a->lock);
+    rc = a->state == R2_AGREE_READY ? 0 : -EAGAIN;
+    a->inviting = a->inviting || rc == 0;
+    pthread_mutex_unlock(&a->lock);
+    if (rc == 0) {
+        r2_agree_service_kick(a);
+    }
+    return rc;
+}
+
 /* --- service thread ----------------------------------------------------------------------- */
 
-void r2_agree_exchange_turn(struct r2_agree *a, uint64_t now)
+/* Said now; again after twice the time. */
+static void r2_exchange_again(struct r2_agree *a, uint64_t *at, uint64_t *wait, uint64_t now)
 {
-    bool open;
-
-    pthread_mutex_lock(&a->lock);
-    open = a->offer.open;
-    pthread_mutex_unlock(&a->lock);
-    if (!open) {
-        a->offer_ns = a->offer_wait_ns = 0;
-        return;
+    if (now >= *at) {
+        *wait = *wait ? 2 * *wait : R2_EXCHANGE_AGAIN_NS;
+        *wait = *wait < R2_EXCHANGE_MOST_NS ? *wait : R2_EXCHANGE_MOST_NS;
+        *at = now + *wait;
     }
+    a->deadline_ns = *at < a->deadline_ns ? *at : a->deadline_ns;
+}
+
+static void r2_exchange_offer(struct r2_agree *a, uint64_t now)
+{
     if (now >= a->offer_ns) {
         /* Nobody changes it while it is open. */
         r2_agree_member_send(a, R2_AGREE_LEADER, R2_FRAME_OFFER, a->offer.data, a->offer.len, NULL,
                              0);
-        a->offer_wait_ns = a->offer_wait_ns ? 2 * a->offer_wait_ns : R2_EXCHANGE_AGAIN_NS;
-        if (a->offer_wait_ns > R2_EXCHANGE_MOST_NS) {
-            a->offer_wait_ns = R2_EXCHANGE_MOST_NS;
-        }
-        a->offer_ns = now + a->offer_wait_ns;
     }
-    a->deadline_ns = a->offer_ns < a->deadline_ns ? a->offer_ns : a->deadline_ns;
+    r2_exchange_again(a, &a->offer_ns, &a->offer_wait_ns, now);
+}
+
+/* Those that have not offered. */
+static void r2_exchange_invite(struct r2_agree *a, uint64_t now)
+{
+    for (int r = 0; now >= a->invite_ns && r < a->nranks; r++) {
+        if (!a->offers || !a->offers->of[r].there) {
+            r2_agree_member_send(a, (uint32_t)r, R2_FRAME_INVITE, NULL, 0, NULL, 0);
+        }
+    }
+    r2_exchange_again(a, &a->invite_ns, &a->invite_wait_ns, now);
+}
+
+void r2_agree_exchange_turn(struct r2_agree *a, uint64_t now)
+{
+    bool open, inviting;
+
+    pthread_mutex_lock(&a->lock);
+    open = a->offer.open;
+    inviting = a->inviting;
+    pthread_mutex_unlock(&a->lock);
+    if (open) {
+        r2_exchange_offer(a, now);
+    } else {
+        a->offer_ns = a->offer_wait_ns = 0;
+    }
+    if (inviting && !(a->offers && a->offers->done > 0)) {
+        r2_exchange_invite(a, now);
+    }
 }
 
 /* Leader: the round is complete. */
@@ -212,6 +255,12 @@ static void r2_exchange_have(struct r2_agree *a, const struct r2_agree_frame *f,
 void r2_agree_exchange_frame(struct r2_agree *a, const struct r2_agree_frame *f,
                              const uint8_t *payload)
 {
+    if (f->kind == R2_FRAME_INVITE) {
+        if (f->from == R2_AGREE_LEADER && !a->buried_ns && a->ops && a->ops->invited) {
+            a->ops->invited(a->user);
+        }
+        return;
+    }
     if (f->len < 4) {
         return;
     }

@@ -1,7 +1,6 @@
 #include "agree/horizon.h"
 
 #define R2_HORIZON_DOUBLINGS 10
-#define R2_HORIZON_LEAST 4 /* operations, where so many were seen */
 
 /* One half-life after the other, each a whole one. */
 static void r2_horizon_fade(struct r2_agree_horizon *h, uint64_t now_ns)
@@ -15,59 +14,24 @@ static void r2_horizon_fade(struct r2_agree_horizon *h, uint64_t now_ns)
     h->doublings -= lives < h->doublings ? (unsigned)lives : h->doublings;
 }
 
-static void r2_horizon_begin(struct r2_agree_horizon *h, uint64_t now_ns)
-{
-    h->watch_ns = now_ns;
-    h->seen = 0;
-    h->peak = 0;
-}
-
 void r2_agree_horizon_watch(struct r2_agree_horizon *h, uint64_t index, uint64_t now_ns)
 {
-    h->sample_ns = now_ns;
-    h->sample_index = index;
-    h->watches = 0;
-    r2_horizon_begin(h, now_ns);
-}
-
-bool r2_agree_horizon_sample(struct r2_agree_horizon *h, uint64_t index, uint64_t now_ns)
-{
-    if (now_ns > h->sample_ns && index >= h->sample_index) {
-        uint64_t n = index - h->sample_index;
-        double rate = (double)n / (double)(now_ns - h->sample_ns);
-
-        h->seen += n;
-        h->peak = n > 1 && rate > h->peak ? rate : h->peak; /* one alone is no rate */
-    }
-    h->sample_ns = now_ns;
-    h->sample_index = index;
-    if (now_ns < h->watch_ns + R2_HORIZON_WATCH_NS) {
-        return false;
-    }
-    if (h->seen > 0 && h->seen < R2_HORIZON_LEAST && h->watches + 1 < R2_HORIZON_WATCHES) {
-        h->watches++;
-        r2_horizon_begin(h, now_ns);
-        return false;
-    }
-    return true;
+    h->watch_ns = now_ns;
+    h->watch_index = index;
 }
 
 uint64_t r2_agree_horizon_pick(struct r2_agree_horizon *h, uint64_t index, uint64_t now_ns)
 {
-    uint64_t watched = h->sample_ns > h->watch_ns ? h->sample_ns - h->watch_ns : 0;
-    uint64_t time;
-    double lead = 1, rate;
+    uint64_t watched = now_ns > h->watch_ns ? now_ns - h->watch_ns : 0, time;
+    uint64_t seen = index > h->watch_index ? index - h->watch_index : 0;
+    double lead = 1;
 
     r2_horizon_fade(h, now_ns);
     time = h->commit_ns * R2_HORIZON_TIMES;
     time = time > R2_HORIZON_LEAST_NS ? time : R2_HORIZON_LEAST_NS;
     watched = watched > R2_HORIZON_WATCH_NS ? watched : R2_HORIZON_WATCH_NS;
-    if (h->seen > 0) {
-        rate = (double)(h->seen + 1) / (double)watched;
-        rate = h->peak > rate ? h->peak : rate;
-        lead = rate * (double)time +
-               (double)(h->seen < R2_HORIZON_LEAST - 1 ? h->seen + 1 : R2_HORIZON_LEAST);
-    }
+    if (seen > 0)
+        lead += (double)seen / (double)watched * (double)time;
     lead *= (double)(1u << h->doublings);
     lead = lead < 1e12 ? lead : 1e12;
     return index + h->ahead + (uint64_t)lead;

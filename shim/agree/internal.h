@@ -74,6 +74,7 @@ struct r2_agree {
         uint8_t *data;  /* the frame's payload */
         size_t len;
     } offer;
+    bool inviting; /* leader: to the first round, until it is exchanged */
     uint32_t error; /* NCCL's, at this rank; 0: none */
     bool error_said;
     int tellers; /* threads in r2_agree_tell */
@@ -94,12 +95,13 @@ struct r2_agree {
     uint64_t report_number;
     uint64_t *report_seen;            /* leader: last number of each rank */
     uint64_t offer_ns, offer_wait_ns; /* say it again then */
+    uint64_t invite_ns, invite_wait_ns;
     struct r2_agree_offers *offers;   /* leader: what ranks have offered; NULL: nothing */
     struct r2_agree_early *early;     /* leader: [nranks], until it has the roster; NULL: none */
     enum r2_agree_phase phase;
     uint8_t *plan; /* of the proposal under way */
     size_t plan_len;
-    uint64_t phase_ns, repeat_ns, sample_ns;
+    uint64_t phase_ns, repeat_ns;
     int tries;
     struct r2_agree_horizon horizon;
     uint64_t ask_ns, ask_wait_ns; /* next question about the open promise */
@@ -201,7 +203,7 @@ void r2_agree_join_reported(struct r2_agree *a, uint32_t from, const struct r2_a
 /* --- exchange.c (service thread) ---------------------------------------------------------- */
 
 void r2_agree_exchange_turn(struct r2_agree *a, uint64_t now);
-/* OFFER, OFFERS: from a rank of the roster. */
+/* INVITE, OFFER, OFFERS: from a rank of the roster. */
 void r2_agree_exchange_frame(struct r2_agree *a, const struct r2_agree_frame *f,
                              const uint8_t *payload);
 void r2_agree_exchange_free(struct r2_agree *a);

@@ -206,7 +206,6 @@ static void r2_member_take_wanted(struct r2_agree *a, uint64_t now)
         a->stats.proposals++;
         a->phase = R2_PHASE_WATCH;
         a->phase_ns = now;
-        a->sample_ns = now;
         a->tries = 0;
     }
     pthread_mutex_unlock(&a->lock);
@@ -313,13 +312,7 @@ static void r2_member_lead(struct r2_agree *a, uint64_t now)
 
     r2_member_take_wanted(a, now);
     if (a->phase == R2_PHASE_WATCH) {
-        bool enough = a->tries > 0;
-
-        if (!enough && now >= a->sample_ns + R2_HORIZON_SAMPLE_NS) {
-            enough = r2_agree_horizon_sample(&a->horizon, atomic_load(&a->next), now);
-            a->sample_ns = now;
-        }
-        if (enough) {
+        if (a->tries > 0 || now >= a->phase_ns + R2_HORIZON_WATCH_NS) {
             r2_member_propose(a, now);
         }
     }
@@ -329,7 +322,7 @@ static void r2_member_lead(struct r2_agree *a, uint64_t now)
         r2_member_repeat(a, now);
     }
     if (a->phase == R2_PHASE_WATCH) {
-        a->deadline_ns = a->sample_ns + R2_HORIZON_SAMPLE_NS;
+        a->deadline_ns = a->phase_ns + R2_HORIZON_WATCH_NS;
     } else if (a->phase == R2_PHASE_PROPOSED) {
         uint64_t end = a->phase_ns + patience;
 
@@ -373,7 +366,8 @@ void r2_agree_member_frame(struct r2_agree *a, const uint8_t process[16],
         r2_agree_join_reported(a, f->from, f, payload);
     } else if (f->kind == R2_FRAME_FAILED) {
         r2_agree_tell_frame(a, f, payload, now);
-    } else if (f->kind == R2_FRAME_OFFER || f->kind == R2_FRAME_OFFERS) {
+    } else if (f->kind == R2_FRAME_INVITE || f->kind == R2_FRAME_OFFER ||
+               f->kind == R2_FRAME_OFFERS) {
         r2_agree_exchange_frame(a, f, payload);
     }
 }

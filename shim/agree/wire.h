@@ -56,6 +56,7 @@ enum r2_agree_kind {
     R2_FRAME_FAILED,    /* rank to rank: NCCL has failed at one */
     R2_FRAME_OFFER,     /* a rank to the leader: its part of an exchange */
     R2_FRAME_OFFERS,    /* the leader to a rank: those of all ranks */
+    R2_FRAME_INVITE,    /* the leader to a rank: to offer something for the first round */
     R2_FRAME_KINDS,
 };
 

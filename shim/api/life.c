@@ -93,7 +93,7 @@ int ncclSetEncryption(const void *config)
         return call.error;
     if (call.active)
         R2_TELL("ncclSetEncryption encrypts NCCL's own sockets only: the data that R2CCL carries "
-                "between nodes stays plain");
+                "between nodes is not encrypted");
     result = fn(config);
     r2_call_leave(&call);
     return result;

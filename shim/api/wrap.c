@@ -47,7 +47,7 @@
     {                                                                                              \
         ENTER(name, params, comm)                                                                  \
         if (call.active)                                                                           \
-            R2_WARN_ONCE(what " goes around R2CCL's plugin between nodes and does not survive a "  \
+            R2_WARN_ONCE(what " bypasses R2CCL's plugin between nodes and does not survive a "     \
                               "failed NIC; everything else of this job does");                     \
         result = real_fn args;                                                                     \
         r2_call_leave(&call);                                                                      \

@@ -324,8 +324,8 @@ void r2_comms_told(struct r2_comm *comm, int rank, int error)
     char cause[64];
 
     snprintf(cause, sizeof(cause), "%s at rank %d", name_of(error), rank);
-    R2_WARN("communicator %016llx has failed at rank %d (%s): this rank waits for it in vain, and "
-            "ncclCommGetAsyncError says ncclRemoteError",
+    R2_WARN("communicator %016llx has failed at rank %d (%s): this rank cannot continue, and "
+            "ncclCommGetAsyncError returns ncclRemoteError",
             (unsigned long long)comm->id, rank, name_of(error));
     r2_comms_state(comm, R2_SEG_COMM_FAILED, cause);
     journal_failed(comm, cause);

@@ -16,7 +16,7 @@
 #include "util/clock.h"
 #include "util/log.h"
 
-#define WIRE 5 /* of what must be equal on all ranks, with the settings below */
+#define WIRE 6 /* of what must be equal on all ranks, with the settings below */
 
 static uint64_t hash_text(const char *text, uint64_t hash)
 {
@@ -115,12 +115,12 @@ static bool plans_for(struct r2_follow *f, const struct r2_agree_member *members
         if (f->vote)
             r2_vote_off(f->vote, never);
         else
-            r2_comm_row_plan(f->comm, NULL, never);
+            r2_leader_none(f->comm, never);
         return false;
     }
     if (f->vote ? !r2_vote_ready(f->vote, rank_node, nodes) : never != NULL) {
         if (!f->vote)
-            r2_comm_row_plan(f->comm, NULL, never);
+            r2_leader_none(f->comm, never);
         return false;
     }
     return !f->leader || r2_leader_ready(f->leader, rank_node, nodes);
@@ -164,8 +164,13 @@ static void on_reported(void *user, int rank, const struct r2_agree_report *repo
 static void on_decided(void *user, uint64_t epoch, uint64_t at, bool committed, const char *why)
 {
     struct r2_follow *f = user;
+    char line[64];
 
-    if (!committed)
+    snprintf(line, sizeof(line), "plan %llu is agreed, from operation %llu on",
+             (unsigned long long)epoch, (unsigned long long)at);
+    if (committed)
+        r2_watch_journal(line);
+    else
         R2_INFO("communicator %016llx: plan %llu from operation %llu was not agreed: %s",
                 (unsigned long long)f->comm->id, (unsigned long long)epoch, (unsigned long long)at,
                 why);
@@ -204,12 +209,21 @@ static void on_exchanged(void *user, uint32_t round, const void *const *offers, 
         r2_vote_exchanged(f->vote, round, offers, len);
 }
 
+static void on_invited(void *user)
+{
+    struct r2_follow *f = user;
+
+    if (f->vote && atomic_load(&f->ready))
+        r2_vote_invited(f->vote);
+}
+
 static const struct r2_agree_ops ops = {.ready = on_ready,
                                         .off = on_off,
                                         .reported = on_reported,
                                         .decided = on_decided,
                                         .failed = on_failed,
                                         .exchanged = on_exchanged,
+                                        .invited = on_invited,
                                         .accept = on_accept,
                                         .release = on_release};
 
@@ -231,7 +245,7 @@ static void show(struct r2_follow *f)
 }
 
 /* Tells rank 0 what is new about this node; that one plans. */
-static void look(struct r2_watch_entry *entry, uint64_t capacity, uint32_t share, uint64_t now)
+static uint64_t look(struct r2_watch_entry *entry, uint64_t capacity, uint32_t share, uint64_t now)
 {
     struct r2_follow *f = (struct r2_follow *)((char *)entry - offsetof(struct r2_follow, entry));
     struct r2_agree_report report = {
@@ -251,8 +265,7 @@ static void look(struct r2_watch_entry *entry, uint64_t capacity, uint32_t share
     show(f);
     if (f->vote)
         r2_vote_look(f->vote);
-    if (ready && f->leader)
-        r2_leader_turn(f->leader, now);
+    return ready && f->leader ? r2_leader_turn(f->leader, now) : UINT64_MAX;
 }
 
 /* ---- life */

@@ -48,9 +48,9 @@ void r2_follow_after(struct r2_follow *follow, uint64_t n);
 /* NCCL has failed here: the other ranks are told (R2CCL_TELL_ERRORS). May wait 200 ms. */
 void r2_follow_tell(struct r2_follow *follow, int error);
 
-/* An AllReduce outside of groups, between before and after: true, and *result is what the call
+/* An AllReduce, between before and after: true, and *result is what the call
  * returns. False: NCCL has it. */
-bool r2_follow_take(struct r2_follow *follow, const uint64_t *word, int *result);
+bool r2_follow_take(struct r2_follow *follow, const uint64_t *word, bool grouped, int *result);
 /* It is over, whoever took it. */
 void r2_follow_timed(struct r2_follow *follow, void *stream, bool good);
 

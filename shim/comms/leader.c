@@ -33,6 +33,23 @@ bool r2_leader_carries(void)
     return r2_leader_always() || r2_settings_get()->plan == R2_PLAN_SETTING_AUTO;
 }
 
+void r2_leader_none(struct r2_comm *comm, const char *why)
+{
+    static atomic_flag told = ATOMIC_FLAG_INIT;
+    unsigned long long id = r2_comms_id(comm);
+
+    r2_comm_row_plan(comm, NULL, why);
+    if (r2_leader_always())
+        R2_WARN("communicator %016llx: AllReduce is NCCL's own, although R2CCL_ALLREDUCE=direct: "
+                "%s",
+                id, why);
+    else if (atomic_flag_test_and_set(&told))
+        R2_INFO("communicator %016llx has no plans: %s", id, why);
+    else
+        R2_WARN("communicator %016llx has no plans, which R2CCL_PLAN or R2CCL_MODE asks for: %s",
+                id, why);
+}
+
 static enum r2_plan_wish wish(void)
 {
     if (r2_leader_always())
@@ -139,21 +156,15 @@ static void propose(struct r2_leader *l, const struct r2_plan *plan, uint64_t no
 /* Ranks connect when a plan needs it for the first time. */
 static void pursue(struct r2_leader *l, const struct r2_plan_choice *c, uint64_t now)
 {
-    struct r2_plan connect;
-
     if (c->plan.schedule == R2_PLAN_STOCK) {
         propose(l, &c->plan, now);
         return;
     }
     switch (r2_vote_state(l->vote)) {
     case R2_VOTE_OPEN:
-        if (l->called_ns || r2_leader_always()) {
-            r2_policy_again(&l->policy, now + SOON_NS);
-            break;
-        }
-        connect = l->force;
-        connect.connect = 1;
-        propose(l, &connect, now);
+        if (!r2_leader_always())
+            r2_agree_invite(l->agree);
+        r2_policy_again(&l->policy, now + SOON_NS);
         break;
     case R2_VOTE_YES:
         propose(l, &c->plan, now);
@@ -213,9 +224,7 @@ void r2_leader_decided(struct r2_leader *l, bool committed)
     uint64_t now = r2_now_ns();
 
     pthread_mutex_lock(&l->lock);
-    if (l->asking && committed && l->asked.connect) {
-        l->called_ns = now;
-    } else if (l->asking && committed) {
+    if (l->asking && committed) {
         l->force = l->asked;
         r2_policy_changed(&l->policy, l->force.schedule != R2_PLAN_STOCK, now);
     }
@@ -237,9 +246,9 @@ static void sample(struct r2_leader *l, uint64_t now)
                              now);
 }
 
-void r2_leader_turn(struct r2_leader *l, uint64_t now)
+uint64_t r2_leader_turn(struct r2_leader *l, uint64_t now)
 {
-    uint64_t bytes = atomic_load_explicit(&l->bytes, memory_order_relaxed);
+    uint64_t next, bytes = atomic_load_explicit(&l->bytes, memory_order_relaxed);
 
     pthread_mutex_lock(&l->lock);
     sample(l, now);
@@ -251,7 +260,9 @@ void r2_leader_turn(struct r2_leader *l, uint64_t now)
         l->rounds++;
         plan(l, now);
     }
+    next = l->policy.plan_ns;
     pthread_mutex_unlock(&l->lock);
+    return next;
 }
 
 void r2_leader_time(struct r2_leader *l, uint64_t bytes, bool planned, void *stream)

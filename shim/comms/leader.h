@@ -38,7 +38,6 @@ struct r2_leader {
     struct r2_policy policy;
     struct r2_plan force, asked; /* what runs, and what was proposed last */
     bool asking;
-    uint64_t called_ns;     /* when all ranks agreed to connect; 0: not yet */
     uint64_t planned_bytes; /* the size that was planned for */
     uint32_t events, rounds;
     char said[R2_PLAN_WHY]; /* the last line in log, journal and row */
@@ -48,6 +47,9 @@ struct r2_leader {
 bool r2_leader_always(void);  /* direct, healthy or not */
 bool r2_leader_plans(void);   /* ranks tell what they have left, and somebody looks at it */
 bool r2_leader_carries(void); /* ... and plans are carried out, not only shown */
+
+/* A communicator has none, and why: in its row, and in the log as loud as they were asked for. */
+void r2_leader_none(struct r2_comm *comm, const char *why);
 
 /* vote: of the same rank, or NULL: nothing is carried out. NULL: no memory. */
 struct r2_leader *r2_leader_new(struct r2_comm *comm, struct r2_vote *vote, int nranks, int device);
@@ -61,7 +63,8 @@ void r2_leader_free(struct r2_leader *l);
 void r2_leader_reported(struct r2_leader *l, int rank, const struct r2_agree_report *report);
 #define R2_LEADER_STOP UINT32_C(1) /* in a report's flags */
 void r2_leader_decided(struct r2_leader *l, bool committed);
-void r2_leader_turn(struct r2_leader *l, uint64_t now_ns);
+/* Returns when to call again at the latest. */
+uint64_t r2_leader_turn(struct r2_leader *l, uint64_t now_ns);
 /* Changes of what nodes have left, and looks of the planner. */
 void r2_leader_counts(struct r2_leader *l, uint32_t *events, uint32_t *rounds);
 

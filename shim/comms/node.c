@@ -5,12 +5,17 @@
 #include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 #include "device/device.h"
 #include "real/nest.h"
+#include "settings/settings.h"
+#include "util/clock.h"
 #include "util/lock.h"
 #include "util/log.h"
 #include "util/thread.h"
+
+#define LOOK_NS R2_NS_PER_MS /* at what NCCL does on threads of its own */
 
 struct r2_node {
     struct r2_node_config config;
@@ -70,20 +75,66 @@ void r2_node_drop(struct r2_node *n)
     free(n);
 }
 
+enum r2_node_state r2_node_state(struct r2_node *n)
+{
+    enum r2_node_state state;
+
+    pthread_mutex_lock(&n->lock);
+    state = n->state;
+    pthread_mutex_unlock(&n->lock);
+    return state;
+}
+
 /* ---- making it */
+
+/* What NCCL does on threads of its own for the communicator, which does not block, so that what
+ * never ends can be aborted. */
+static int look(struct r2_node *n, r2_nccl_comm handle)
+{
+    int (*state)(r2_nccl_comm, int *) = n->config.real->fn[R2_API_ncclCommGetAsyncError];
+    int rc = R2_NCCL_SYSTEM, is = R2_NCCL_IN_PROGRESS;
+
+    pthread_mutex_lock(&n->lock); /* who aborts takes the handle first */
+    if (n->state == R2_NODE_MAKING || n->handle == handle) {
+        r2_call_nest();
+        rc = state(handle, &is);
+        r2_call_unnest();
+    }
+    pthread_mutex_unlock(&n->lock);
+    return rc ? rc : is;
+}
+
+/* Waits for what was begun; NCCL's result. */
+static int settled(struct r2_node *n, r2_nccl_comm handle, int result, uint64_t until_ns)
+{
+    const struct timespec nap = {.tv_nsec = (long)LOOK_NS};
+
+    while (result == R2_NCCL_IN_PROGRESS) {
+        result = look(n, handle);
+        if (result != R2_NCCL_IN_PROGRESS)
+            break;
+        if (r2_now_ns() > until_ns)
+            return R2_NCCL_SYSTEM;
+        clock_nanosleep(CLOCK_MONOTONIC, 0, &nap, NULL);
+    }
+    return result;
+}
 
 static int call_init(struct r2_node *n, r2_nccl_comm *handle)
 {
-    int (*init)(r2_nccl_comm *, int, struct r2_nccl_id, int) =
-        n->config.real->fn[R2_API_ncclCommInitRank];
+    int (*init)(r2_nccl_comm *, int, struct r2_nccl_id, int, struct r2_nccl_config *) =
+        n->config.real->fn[R2_API_ncclCommInitRankConfig];
+    struct r2_nccl_config config = {.size = offsetof(struct r2_nccl_config, cga_cluster_size) + 4,
+                                    .magic = R2_NCCL_CONFIG_MAGIC,
+                                    .version = 21400};
     struct r2_nccl_id id;
     int result;
 
     memcpy(id.bytes, n->config.id, sizeof(id.bytes));
     r2_call_nest();
-    result = init(handle, n->config.nranks, id, n->config.rank);
+    result = init(handle, n->config.nranks, id, n->config.rank, &config);
     r2_call_unnest();
-    return result;
+    return settled(n, *handle, result, r2_now_ns() + r2_settings_get()->agree_timeout_ns);
 }
 
 static void *make_main(void *arg)
@@ -126,8 +177,8 @@ int r2_node_new(struct r2_node **out, const struct r2_node_config *config)
     n->all_gather = config->real->fn[R2_API_ncclAllGather];
     r2_lock_init(&n->lock);
     n->holders = 2;
-    if (!n->reduce_scatter || !n->all_gather || !config->real->fn[R2_API_ncclCommInitRank] ||
-        r2_thread_start(make_main, n)) {
+    if (!n->reduce_scatter || !n->all_gather || !config->real->fn[R2_API_ncclCommInitRankConfig] ||
+        !config->real->fn[R2_API_ncclCommGetAsyncError] || r2_thread_start(make_main, n)) {
         int rc = n->reduce_scatter && n->all_gather ? -EAGAIN : -ENOSYS;
 
         pthread_mutex_destroy(&n->lock);
@@ -139,16 +190,6 @@ int r2_node_new(struct r2_node **out, const struct r2_node_config *config)
 }
 
 /* ---- using it */
-
-enum r2_node_state r2_node_state(struct r2_node *n)
-{
-    enum r2_node_state state;
-
-    pthread_mutex_lock(&n->lock);
-    state = n->state;
-    pthread_mutex_unlock(&n->lock);
-    return state;
-}
 
 /* NULL, which NCCL refuses, after an abort. */
 static r2_nccl_comm handle_of(struct r2_node *n)
@@ -164,23 +205,25 @@ static r2_nccl_comm handle_of(struct r2_node *n)
 int r2_node_reduce_scatter(struct r2_node *n, const void *in, void *out, size_t count, int type,
                            int op, r2_nccl_stream stream)
 {
+    r2_nccl_comm handle = handle_of(n);
     int result;
 
     r2_call_nest();
-    result = n->reduce_scatter(in, out, count, type, op, handle_of(n), stream);
+    result = n->reduce_scatter(in, out, count, type, op, handle, stream);
     r2_call_unnest();
-    return result;
+    return settled(n, handle, result, UINT64_MAX);
 }
 
 int r2_node_all_gather(struct r2_node *n, const void *in, void *out, size_t count, int type,
                        r2_nccl_stream stream)
 {
+    r2_nccl_comm handle = handle_of(n);
     int result;
 
     r2_call_nest();
-    result = n->all_gather(in, out, count, type, handle_of(n), stream);
+    result = n->all_gather(in, out, count, type, handle, stream);
     r2_call_unnest();
-    return result;
+    return settled(n, handle, result, UINT64_MAX);
 }
 
 /* ---- the end */

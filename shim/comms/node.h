@@ -27,8 +27,8 @@ struct r2_node_config {
 /* For the rank that is 0 in its node. False: NCCL gives none. */
 bool r2_node_id(struct r2_real *real, uint8_t id[R2_AGREE_ID]);
 
-/* Begins to make it, on a thread of its own: NCCL waits for the other ranks. 0; -ENOMEM; -EAGAIN:
- * no thread; -ENOSYS: this NCCL lacks a function. */
+/* Begins to make it, on a thread of its own: NCCL waits for the other ranks, and this gives up
+ * after a minute. 0; -ENOMEM; -EAGAIN: no thread; -ENOSYS: this NCCL lacks a function. */
 int r2_node_new(struct r2_node **out, const struct r2_node_config *config);
 
 enum r2_node_state { R2_NODE_MAKING, R2_NODE_MADE, R2_NODE_ABORTED, R2_NODE_FAILED };
@@ -43,7 +43,7 @@ int r2_node_all_gather(struct r2_node *n, const void *in, void *out, size_t coun
 void r2_node_hold(struct r2_node *n);
 void r2_node_drop(struct r2_node *n);
 
-/* What runs on it ends; one in the making is ended when NCCL has made it. */
+/* What runs on it ends; one in the making, too. */
 void r2_node_abort(struct r2_node *n);
 /* Ends it, after its work unless it was aborted, and drops it. NULL is allowed. */
 void r2_node_free(struct r2_node *n);

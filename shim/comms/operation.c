@@ -46,13 +46,13 @@ int r2_follow_before(struct r2_follow *f, enum r2_seg_collective kind, uint64_t 
     return R2_NCCL_OK;
 }
 
-bool r2_follow_take(struct r2_follow *f, const uint64_t *word, int *result)
+bool r2_follow_take(struct r2_follow *f, const uint64_t *word, bool grouped, int *result)
 {
     int type = (int)word[R2_WORD_TYPE];
-    bool ours = f->vote && r2_vote_takes(f->vote, word);
+    bool ours = f->vote && r2_vote_takes(f->vote, word, grouped);
 
     /* Others stay with NCCL, and would be compared with what they are not like. */
-    if (f->leader && atomic_load_explicit(&f->ready, memory_order_relaxed) &&
+    if (f->leader && !grouped && atomic_load_explicit(&f->ready, memory_order_relaxed) &&
         r2_reduce_covers(type, (int)word[R2_WORD_OP]))
         r2_leader_time(f->leader, word[R2_WORD_COUNT] * r2_nccl_type_size(type), ours,
                        (void *)word[R2_WORD_STREAM]);
@@ -69,7 +69,7 @@ void r2_follow_timed(struct r2_follow *f, void *stream, bool good)
 
 bool r2_comms_take(struct r2_comm *comm, const uint64_t *word, int *result)
 {
-    return comm->follow && !r2_comms_in_group() && r2_follow_take(comm->follow, word, result);
+    return comm->follow && r2_follow_take(comm->follow, word, r2_comms_in_group(), result);
 }
 
 /* ---- around the call */

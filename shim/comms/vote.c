@@ -8,6 +8,7 @@
 #include <string.h>
 
 #include "comms/inside.h"
+#include "comms/leader.h"
 #include "comms/node.h"
 #include "comms/watch.h"
 #include "device/copies.h"
@@ -57,7 +58,9 @@ struct r2_vote {
     struct r2_copies *copies; /* NULL: the buffers are the host's */
     struct r2_node *within;   /* NULL: a node has one rank */
 
-    struct r2_plan plan; /* in force; the application's thread, once ranks have met */
+    /* The application's thread, once ranks have met. */
+    struct r2_plan plan;  /* in force */
+    const char *left_out; /* what was said of operations that stay with NCCL; NULL: nothing */
 };
 
 /* ---- buffers in a GPU's memory */
@@ -134,28 +137,14 @@ static bool decide(struct r2_vote *v, enum outcome outcome)
     return first;
 }
 
-/* One line of the log says why there is none, as loud as it was asked for. */
-static void say_stock(struct r2_vote *v, const char *why)
-{
-    unsigned long long id = r2_comms_id(v->comm);
-
-    r2_comm_row_plan(v->comm, NULL, why);
-    if (v->always)
-        R2_WARN("communicator %016llx: AllReduce is NCCL's own, although R2CCL_ALLREDUCE=direct: "
-                "%s",
-                id, why);
-    else if (r2_settings_get()->mode != R2_MODE_AUTO)
-        R2_WARN_ONCE("communicator %016llx has no plans, as R2CCL_MODE asks for: %s", id, why);
-    else
-        R2_INFO("communicator %016llx has no plans: %s", id, why);
-}
-
 static void say_direct(struct r2_vote *v)
 {
     char line[112];
 
-    if (!v->always)
-        return; /* when a plan takes it */
+    if (!v->always) { /* a plan takes it, later */
+        r2_watch_journal("the ranks of a communicator are connected: plans may begin");
+        return;
+    }
     snprintf(line, sizeof(line), "communicator %016llx: AllReduce is R2CCL's own (direct)",
              (unsigned long long)r2_comms_id(v->comm));
     R2_INFO("%s", line);
@@ -181,7 +170,7 @@ static void take_stock(struct r2_vote *v, const char *why)
     v->making = false;
     pthread_mutex_unlock(&v->lock);
     if (first)
-        say_stock(v, why);
+        r2_leader_none(v->comm, why);
     r2_direct_free(direct);
     r2_copies_free(copies);
     if (within)
@@ -268,10 +257,23 @@ static void on_changed(void *user)
     pthread_mutex_unlock(&v->lock);
     /* On the host the call itself returns the error. */
     if (broken)
-        r2_comms_broken(v->comm, "a peer of an AllReduce is gone");
+        r2_comms_broken(v->comm, error == -EMSGSIZE ? "ranks gave AllReduces of unequal size"
+                                                    : "a peer of an AllReduce is gone");
 }
 
-static int make(struct r2_vote *v, struct r2_direct **out)
+/* What a rank needs to take part. */
+struct parts {
+    struct r2_direct *direct;
+    struct r2_copies *copies;
+};
+
+static void drop(const struct parts *parts)
+{
+    r2_direct_free(parts->direct);
+    r2_copies_free(parts->copies);
+}
+
+static int make(struct r2_vote *v, struct parts *out)
 {
     struct r2_direct_config config = {.net = r2_real_plugin_symbol("ncclNetPlugin_v12"),
                                       .id = r2_comms_id(v->comm),
@@ -283,17 +285,17 @@ static int make(struct r2_vote *v, struct r2_direct **out)
                                       .caller = v};
     int rc = config.net ? 0 : -ENOENT;
 
-    *out = NULL;
+    *out = (struct parts){0};
     if (rc == 0 && r2_device_cuda())
-        rc = r2_copies_new(&v->copies, v->device, config.memory);
-    if (v->copies) {
+        rc = r2_copies_new(&out->copies, v->device, config.memory);
+    if (out->copies) {
         config.device = &gpu;
-        config.user = v->copies;
+        config.user = out->copies;
     }
     if (rc == 0 && v->per_node > 1 && v->place == 0 &&
         !r2_node_id(r2_comms_real(v->comm), v->node_id))
         rc = -ENOSYS;
-    return rc ? rc : r2_direct_new(out, &config);
+    return rc ? rc : r2_direct_new(&out->direct, &config);
 }
 
 static const char *reason(int rc)
@@ -339,25 +341,31 @@ static const char *place(struct r2_vote *v, const int *rank_node, int nodes)
     return here < 0 ? "nodes have unequal numbers of ranks" : NULL;
 }
 
-/* Once; the service thread. */
+/* Once; the service thread. Meanwhile the application may end it. */
 static void begin(struct r2_vote *v)
 {
-    struct r2_direct *direct = NULL;
-    bool refuses, again;
+    struct parts parts = {0};
+    bool refuses, again, over;
     int rc;
 
     pthread_mutex_lock(&v->lock);
     refuses = v->refuses;
-    again = v->asked || v->outcome != OPEN;
+    again = v->asked || v->closed || v->outcome != OPEN;
     v->asked = true;
     pthread_mutex_unlock(&v->lock);
     if (again)
         return;
-    rc = refuses ? 0 : make(v, &direct);
+    rc = refuses ? 0 : make(v, &parts);
     pthread_mutex_lock(&v->lock);
-    v->direct = direct;
-    offer(v, FIRST_ROUND, refuses ? v->why : rc ? reason(rc) : NULL);
+    over = v->closed || v->outcome != OPEN;
+    if (!over) {
+        v->direct = parts.direct;
+        v->copies = parts.copies;
+        offer(v, FIRST_ROUND, refuses ? v->why : rc ? reason(rc) : NULL);
+    }
     pthread_mutex_unlock(&v->lock);
+    if (over)
+        drop(&parts);
 }
 
 /* Where there is nothing to vote about. */
@@ -368,6 +376,11 @@ static const char *never(struct r2_vote *v, const int *rank_node, int nodes)
     if (v->always && nodes == 2)
         why = NULL; /* slower than the ring, but asked for */
     return why ? why : place(v, rank_node, nodes);
+}
+
+void r2_vote_invited(struct r2_vote *v)
+{
+    begin(v);
 }
 
 bool r2_vote_ready(struct r2_vote *v, const int *rank_node, int nodes)
@@ -406,7 +419,7 @@ static bool unanimous(const struct r2_vote *v, const void *const *offers, const 
         struct ballot b;
 
         if (len[r] < sizeof(b)) {
-            snprintf(why, 2 * WHY, "rank %d speaks another language", r);
+            snprintf(why, 2 * WHY, "rank %d has another version of R2CCL", r);
             return false;
         }
         memcpy(&b, offers[r], sizeof(b));
@@ -516,9 +529,7 @@ int r2_vote_accept(struct r2_vote *v, const void *data, size_t len, void **objec
     struct r2_plan *plan = malloc(sizeof(*plan));
     int rc = plan ? r2_plan_read(plan, data, len, v->nodes) : -ENOMEM;
 
-    if (rc == 0 && plan->connect)
-        begin(v);
-    if (rc == 0 && plan->schedule != R2_PLAN_STOCK && !plan->connect && !able(v))
+    if (rc == 0 && plan->schedule != R2_PLAN_STOCK && !able(v))
         rc = -EAGAIN;
     if (rc)
         free(plan);
@@ -544,8 +555,6 @@ void r2_vote_follow(struct r2_vote *v, const void *object, uint64_t epoch, uint6
     enum r2_plan_schedule before = v->plan.schedule;
     char name[40], line[112];
 
-    if (((const struct r2_plan *)object)->connect)
-        return; /* what runs has not changed */
     v->plan = *(const struct r2_plan *)object;
     describe(v, name, sizeof(name));
     if (v->plan.schedule == R2_PLAN_STOCK && before == R2_PLAN_STOCK)
@@ -592,7 +601,7 @@ static int as_result(struct r2_vote *v, int rc)
 {
     if (rc == 0)
         return R2_NCCL_OK;
-    if (atomic_load(&v->comm->state) == R2_SEG_COMM_REVOKED)
+    if (atomic_load(&v->comm->state) == R2_SEG_COMM_REVOKED || rc == -EMSGSIZE)
         return R2_NCCL_USAGE; /* as NCCL says */
     if (r2_comms_elsewhere(v->comm) || rc == -ECONNRESET)
         return R2_NCCL_REMOTE;
@@ -685,14 +694,50 @@ static bool in_plan(const struct r2_vote *v, uint64_t bytes)
     return v->plan.schedule != R2_PLAN_STOCK && bytes >= v->plan.from_bytes;
 }
 
-bool r2_vote_takes(struct r2_vote *v, const uint64_t *word)
+/* Why NCCL has a call that is large enough; NULL: it has not. */
+static const char *uncovered(const struct r2_vote *v, const uint64_t *word, bool grouped)
 {
     int type = (int)word[R2_WORD_TYPE], reduction = (int)word[R2_WORD_OP];
 
-    return in_plan(v, word[R2_WORD_COUNT] * r2_nccl_type_size(type)) && !refused(v) &&
-           r2_reduce_covers(type, reduction) &&
-           !r2_device_capturing((void *)word[R2_WORD_STREAM]) &&
-           (!v->always || outcome(v) != STOCK) && divides(v, type, reduction);
+    if (grouped)
+        return "calls within ncclGroupStart and ncclGroupEnd";
+    if (reduction > R2_NCCL_AVG)
+        return "reductions that the application made (PreMulSum)";
+    if (!r2_reduce_covers(type, reduction))
+        return "an element type that R2CCL does not know";
+    if (!divides(v, type, reduction))
+        return "means of whole numbers on nodes with several ranks";
+    return r2_device_capturing((void *)word[R2_WORD_STREAM]) ? "calls captured into a CUDA graph"
+                                                             : NULL;
+}
+
+/* Once for a communicator. */
+static void say_left_out(struct r2_vote *v, const char *what)
+{
+    char line[160];
+
+    if (v->left_out || r2_vote_state(v) == R2_VOTE_NO)
+        return;
+    v->left_out = what;
+    snprintf(line, sizeof(line), "communicator %016llx: NCCL keeps what plans do not cover: %s",
+             (unsigned long long)r2_comms_id(v->comm), what);
+    r2_watch_journal(line);
+    if (v->always)
+        R2_WARN("%s", line);
+    else
+        R2_INFO("%s", line);
+}
+
+bool r2_vote_takes(struct r2_vote *v, const uint64_t *word, bool grouped)
+{
+    const char *why;
+
+    if (!in_plan(v, word[R2_WORD_COUNT] * r2_nccl_type_size((int)word[R2_WORD_TYPE])) || refused(v))
+        return false;
+    why = uncovered(v, word, grouped);
+    if (why)
+        say_left_out(v, why);
+    return !why && (!v->always || outcome(v) != STOCK);
 }
 
 int r2_vote_run(struct r2_vote *v, const uint64_t *word)

@@ -10,9 +10,9 @@
  * that learns nothing in time ends its communicator with an error, since none may guess. Else they
  * begin when a plan calls for it: until then a rank has no connection, thread or memory.
  *
- * Threads: ready, off, exchanged, accept come from the service thread of shim/agree; follow, takes
- * and run from the one that runs the operations; the rest from any. Lock order: a vote's, then
- * shim/agree's. Results are NCCL's.
+ * Threads: ready, off, invited, exchanged, accept come from the service thread of shim/agree;
+ * follow, takes and run from the one that runs the operations; the rest from any. Lock order: a
+ * vote's, then shim/agree's. Results are NCCL's.
  */
 #ifndef R2_COMMS_VOTE_H
 #define R2_COMMS_VOTE_H
@@ -51,6 +51,8 @@ bool r2_vote_ready(struct r2_vote *v, const int *rank_node, int nodes);
 /* R2CCL_ALLREDUCE=direct: they never will, or not soon: this rank takes NCCL's own choice for good.
  */
 void r2_vote_off(struct r2_vote *v, const char *why);
+/* Rank 0 wants the vote to begin, for a plan; maybe several times. */
+void r2_vote_invited(struct r2_vote *v);
 /* The watching thread, when something has changed. */
 void r2_vote_look(struct r2_vote *v);
 void r2_vote_exchanged(struct r2_vote *v, uint32_t round, const void *const *offers,
@@ -59,15 +61,16 @@ void r2_vote_exchanged(struct r2_vote *v, uint32_t round, const void *const *off
 enum r2_vote_state { R2_VOTE_OPEN, R2_VOTE_YES, R2_VOTE_NO };
 enum r2_vote_state r2_vote_state(struct r2_vote *v);
 
-/* A plan (plan/plan.h) that rank 0 proposes: 0 and *object, for free(), or -errno. One that asks
- * for connections begins the vote. */
+/* A plan (plan/plan.h) that rank 0 proposes: 0 and *object, for free(), or -errno. */
 int r2_vote_accept(struct r2_vote *v, const void *plan, size_t len, void **object);
 /* It is in force from the next operation on. */
 void r2_vote_follow(struct r2_vote *v, const void *object, uint64_t epoch, uint64_t at);
 
-/* Whether an AllReduce outside of groups is R2CCL's. It follows from the arguments, the plan in
- * force and the vote, so that it is the same on all ranks. May wait for the vote. Then: runs it. */
-bool r2_vote_takes(struct r2_vote *v, const uint64_t *word);
+/* Whether an AllReduce is R2CCL's. It follows from the plan in force, the vote and the call: its
+ * arguments, whether it is in a group, and whether it is captured into a graph, which NCCL asks to
+ * be the same on all ranks. So the answer is the same, too. May wait for the vote. The first one
+ * that a plan would take but for the call's sake is named in the log. Then: runs it. */
+bool r2_vote_takes(struct r2_vote *v, const uint64_t *word, bool grouped);
 int r2_vote_run(struct r2_vote *v, const uint64_t *word);
 
 /* Nobody waits any more; what runs ends with an error. Any thread. */

@@ -15,7 +15,8 @@
 #include "util/log.h"
 #include "util/thread.h"
 
-#define LOOK_MS 250
+#define LOOK_NS (100 * R2_NS_PER_MS)
+#define REST_NS (5 * R2_NS_PER_MS) /* between two looks */
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* guards the list and `running` */
 static struct r2_watch_entry *entries;
@@ -58,16 +59,11 @@ bool r2_watch_stop(void)
     return seg && __atomic_load_n(&seg->process.plan_stop, __ATOMIC_RELAXED);
 }
 
-static void wait_a_moment(void)
+static void wait_until(uint64_t at)
 {
-    struct timespec until;
+    struct timespec until = {.tv_sec = (time_t)(at / R2_NS_PER_S),
+                             .tv_nsec = (long)(at % R2_NS_PER_S)};
 
-    clock_gettime(CLOCK_MONOTONIC, &until);
-    until.tv_nsec += LOOK_MS * 1000000L;
-    if (until.tv_nsec >= 1000000000L) {
-        until.tv_nsec -= 1000000000L;
-        until.tv_sec++;
-    }
     pthread_mutex_lock(&sleep_lock);
     if (!woken)
         pthread_cond_timedwait(&wake, &sleep_lock, &until);
@@ -75,20 +71,28 @@ static void wait_a_moment(void)
     pthread_mutex_unlock(&sleep_lock);
 }
 
+static uint64_t earlier(uint64_t a, uint64_t b)
+{
+    return a < b ? a : b;
+}
+
 static void *watch(void *arg)
 {
     (void)arg;
     pthread_setname_np(pthread_self(), "r2ccl-plan");
-    for (;;) {
-        uint64_t capacity;
+    for (uint64_t next = 0;;) {
+        uint64_t capacity, now;
         uint32_t share;
 
-        wait_a_moment();
+        wait_until(next);
+        now = r2_now_ns();
+        next = now + LOOK_NS;
         add_up(&capacity, &share);
         pthread_mutex_lock(&lock);
         for (struct r2_watch_entry *at = entries; at; at = at->next)
-            at->look(at, capacity, share, r2_now_ns());
+            next = earlier(next, at->look(at, capacity, share, now));
         pthread_mutex_unlock(&lock);
+        next = next > now + REST_NS ? next : now + REST_NS;
     }
     return NULL;
 }

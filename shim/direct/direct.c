@@ -19,7 +19,9 @@
 #include "util/thread.h"
 
 #define FINISH_NS (60 * R2_NS_PER_S)
-#define CONNECT_NS (30 * R2_NS_PER_S) /* for all connections to be made */
+/* For all connections to be made; and after one was dropped. */
+#define CONNECT_NS (30 * R2_NS_PER_S)
+#define DROPPED_NS (3 * R2_NS_PER_S)
 
 /* A thread that finds nothing to do yields for a while, then naps: for a part of the time that it
  * has waited. The engine's own threads move the data meanwhile. */
@@ -210,7 +212,8 @@ static int join(struct r2_direct *d)
 {
     int rc = r2_links_turn(d->links);
 
-    if (rc == 0 && d->idle_ns && r2_now_ns() - d->idle_ns > CONNECT_NS)
+    if (rc == 0 && d->idle_ns &&
+        r2_now_ns() - d->idle_ns > (r2_links_dropped(d->links) ? DROPPED_NS : CONNECT_NS))
         return -ETIMEDOUT;
     if (rc == 1)
         rc = r2_links_register(d->links, d->window, d->config.memory);
@@ -556,8 +559,8 @@ void r2_direct_finish(struct r2_direct *d)
         rc = pthread_cond_timedwait(&d->wake, &d->lock, &ts);
     pthread_mutex_unlock(&d->lock);
     if (rc)
-        R2_WARN("an AllReduce is not over after %d s: it ends with its communicator, and its "
-                "output means nothing",
+        R2_WARN("an AllReduce has not ended after %d s: its communicator ends, and its output "
+                "is not valid",
                 (int)(FINISH_NS / R2_NS_PER_S));
 }
 

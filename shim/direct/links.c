@@ -5,12 +5,16 @@
 #include <string.h>
 
 #include "nccl_abi/nccl_net_abi.h"
+#include "util/log.h"
 
 _Static_assert(R2_LINKS_HANDLE == R2_NCCL_HANDLE_BYTES, "a handle of the net API");
 
 #define HELLO_MAGIC UINT32_C(0x44324352) /* "RC2D" */
 
 enum { CONTRIBUTIONS, SUMS, STREAMS };
+
+/* Beside those of the peers. */
+#define OTHERS 16
 
 /* The first message on a connection. */
 struct hello {
@@ -20,7 +24,8 @@ struct hello {
 
 struct link {
     void *comm, *mr;
-    void *requests[R2_NCCL_MAX_REQUESTS]; /* ring */
+    void *requests[R2_NCCL_MAX_REQUESTS]; /* ring, and the bytes of each */
+    size_t len[R2_NCCL_MAX_REQUESTS];
     uint32_t posted, done;
     bool ready; /* hello has been said, or heard */
 };
@@ -37,9 +42,10 @@ struct r2_links {
     int rank, p;
     struct r2_links_card own, *cards; /* cards [p] */
     void *listens[R2_LINKS_NICS];
-    struct link *out, *in;      /* [p * STREAMS] */
-    struct stranger *strangers; /* [p * STREAMS] */
-    int n_strangers;
+    struct link *out, *in;       /* [p * STREAMS] */
+    struct stranger **strangers; /* [most_strangers], the oldest first */
+    int n_strangers, most_strangers;
+    int dropped;
     struct hello said[STREAMS];
 };
 
@@ -99,7 +105,8 @@ int r2_links_new(struct r2_links **out, const struct r2_ncclnet_v12 *net, uint64
     l->p = p;
     l->out = calloc(n, sizeof(*l->out));
     l->in = calloc(n, sizeof(*l->in));
-    l->strangers = calloc(n, sizeof(*l->strangers));
+    l->most_strangers = (int)n + OTHERS;
+    l->strangers = calloc((size_t)l->most_strangers, sizeof(*l->strangers));
     l->cards = calloc((size_t)p, sizeof(*l->cards));
     for (int s = 0; s < STREAMS; s++)
         l->said[s] = (struct hello){HELLO_MAGIC, (uint16_t)rank, (uint16_t)s};
@@ -164,51 +171,94 @@ static int dial(struct r2_links *l, int peer, int stream)
     return 1;
 }
 
+/* No peer made it, or that peer has given up. -EPROTO: there are too many of them. */
+static int drop(struct r2_links *l, const char *why)
+{
+    if (l->dropped == 0)
+        R2_WARN("a connection for AllReduce was dropped: %s", why);
+    return ++l->dropped > l->most_strangers ? -EPROTO : 0;
+}
+
+static void forget(struct r2_links *l, int at)
+{
+    free(l->strangers[at]);
+    l->n_strangers--;
+    memmove(&l->strangers[at], &l->strangers[at + 1],
+            (size_t)(l->n_strangers - at) * sizeof(*l->strangers));
+}
+
+static int accept_one(struct r2_links *l, void *comm)
+{
+    struct stranger *s = calloc(1, sizeof(*s));
+    int rc = 0;
+
+    if (!s) {
+        l->net->close_recv(comm);
+        return -ENOMEM;
+    }
+    if (l->n_strangers == l->most_strangers) {
+        l->net->close_recv(l->strangers[0]->comm);
+        forget(l, 0);
+        rc = drop(l, "it did not say whose it is");
+    }
+    s->comm = comm;
+    l->strangers[l->n_strangers++] = s;
+    return rc;
+}
+
 static int accept_some(struct r2_links *l)
 {
     struct r2_ncclnet_device_handle *device = NULL;
+    int rc = 0;
 
     for (uint32_t nic = 0; nic < l->own.nics; nic++) {
-        while (l->n_strangers < l->p * STREAMS) {
-            void *comm = NULL;
-            int rc = as_errno(l->net->accept(l->listens[nic], &comm, &device));
-
-            if (rc)
-                return rc;
-            if (!comm)
-                break;
-            l->strangers[l->n_strangers++] = (struct stranger){.comm = comm};
+        for (void *comm = &comm; comm && rc == 0;) {
+            comm = NULL;
+            rc = as_errno(l->net->accept(l->listens[nic], &comm, &device));
+            if (rc == 0 && comm)
+                rc = accept_one(l, comm);
         }
     }
-    return 0;
+    return rc;
 }
 
-/* 1: it has said who it is. */
-static int hear(struct r2_links *l, struct stranger *s)
+/* 1: it has said who it is, or was dropped; then strangers[at] is another. */
+static int hear(struct r2_links *l, int at)
 {
-    void *data = &s->hello;
+    struct stranger *s = l->strangers[at];
+    void *data = &s->hello, *none = NULL;
     size_t size = sizeof(s->hello);
     int tag = 0, done = 0, got = 0, rc = 0;
-    void *none = NULL;
-    struct link *k;
+    struct link *k = NULL;
 
     if (!s->request)
         rc = as_errno(l->net->irecv(s->comm, 1, &data, &size, &tag, &none, &none, &s->request));
     if (rc == 0 && s->request)
         rc = as_errno(l->net->test(s->request, &done, &got));
-    if (rc || !done)
-        return rc;
-    s->request = NULL;
-    if ((size_t)got != size || s->hello.magic != HELLO_MAGIC || s->hello.rank >= l->p ||
-        s->hello.rank == l->rank || s->hello.stream >= STREAMS)
-        return -EPROTO;
-    k = &l->in[s->hello.rank * STREAMS + s->hello.stream];
-    if (k->comm)
-        return -EPROTO;
-    k->comm = s->comm;
-    k->ready = true;
-    s->comm = NULL;
-    return 1;
+    if (rc == 0 && !done)
+        return 0;
+    if (rc == 0 && (size_t)got == size && s->hello.magic == HELLO_MAGIC && s->hello.rank < l->p &&
+        s->hello.rank != l->rank && s->hello.stream < STREAMS)
+        k = &l->in[s->hello.rank * STREAMS + s->hello.stream];
+    if (k && !k->comm) {
+        k->comm = s->comm;
+        k->ready = true;
+        rc = 0;
+    } else {
+        l->net->close_recv(s->comm);
+        rc = drop(l, rc ? "it ended" : k ? "there is one already" : "no rank made it");
+    }
+    forget(l, at);
+    return rc ? rc : 1;
+}
+
+static int hear_all(struct r2_links *l)
+{
+    int rc = 0;
+
+    for (int i = 0; i < l->n_strangers && rc >= 0; i += rc == 0)
+        rc = hear(l, i);
+    return rc < 0 ? rc : 0;
 }
 
 int r2_links_turn(struct r2_links *l)
@@ -216,9 +266,8 @@ int r2_links_turn(struct r2_links *l)
     bool all = true;
     int rc = accept_some(l);
 
-    for (int i = 0; i < l->n_strangers && rc >= 0; i++)
-        if (l->strangers[i].comm)
-            rc = hear(l, &l->strangers[i]);
+    if (rc == 0)
+        rc = hear_all(l);
     for (int peer = 0; peer < l->p && rc >= 0; peer++) {
         for (int s = 0; s < STREAMS && rc >= 0 && peer != l->rank; s++) {
             rc = dial(l, peer, s);
@@ -226,6 +275,11 @@ int r2_links_turn(struct r2_links *l)
         }
     }
     return rc < 0 ? rc : all;
+}
+
+bool r2_links_dropped(const struct r2_links *l)
+{
+    return l->dropped > 0;
 }
 
 static int register_on(struct r2_links *l, struct link *k, void *data, size_t len)
@@ -247,22 +301,35 @@ int r2_links_register(struct r2_links *l, void *data, size_t len)
 
 /* ---- messages */
 
+/* A message of another size than its receive (the plugin refuses a larger one): ranks do not give
+ * the same operations. */
+static int unequal(const struct r2_links *l, int peer, size_t here, bool in)
+{
+    R2_WARN("nodes %d and %d do not give the same AllReduce: one %s %zu bytes, the other has "
+            "another size; all ranks must give the same count, type and operation",
+            l->rank, peer, in ? "expects" : "sends", here);
+    return -EMSGSIZE;
+}
+
 int r2_links_post(struct r2_links *l, enum r2_lane_kind kind, int peer, void *data, size_t len)
 {
     bool out = kind == R2_LANE_UP || kind == R2_LANE_OUT;
     struct link *k = link_of(l, kind, peer);
-    void **request = &k->requests[k->posted % R2_NCCL_MAX_REQUESTS], *none = NULL;
+    uint32_t at = k->posted % R2_NCCL_MAX_REQUESTS;
+    void **request = &k->requests[at], *none = NULL;
     int tag = 0, rc;
 
     if (k->posted - k->done >= R2_NCCL_MAX_REQUESTS)
         return 0;
     *request = NULL;
+    k->len[at] = len;
     if (out)
         rc = l->net->isend(k->comm, data, len, tag, k->mr, NULL, request);
     else
         rc = l->net->irecv(k->comm, 1, &data, &len, &tag, &k->mr, &none, request);
+    rc = as_errno(rc);
     if (rc)
-        return as_errno(rc);
+        return rc == -EINVAL ? unequal(l, peer, len, !out) : rc;
     k->posted += *request != NULL;
     return *request != NULL;
 }
@@ -270,12 +337,15 @@ int r2_links_post(struct r2_links *l, enum r2_lane_kind kind, int peer, void *da
 int r2_links_posted(struct r2_links *l, enum r2_lane_kind kind, int peer)
 {
     struct link *k = link_of(l, kind, peer);
+    bool in = kind == R2_LANE_IN || kind == R2_LANE_DOWN;
     int n = 0;
 
     while (k->done != k->posted) {
-        int done = 0;
-        int rc = as_errno(l->net->test(k->requests[k->done % R2_NCCL_MAX_REQUESTS], &done, NULL));
+        uint32_t at = k->done % R2_NCCL_MAX_REQUESTS;
+        int done = 0, got = 0, rc = as_errno(l->net->test(k->requests[at], &done, &got));
 
+        if (rc == -EINVAL || (in && rc == 0 && done && (size_t)got != k->len[at]))
+            return unequal(l, peer, k->len[at], in);
         if (rc)
             return rc;
         if (!done)
@@ -305,9 +375,10 @@ void r2_links_free(struct r2_links *l)
         end(l, &l->out[i], true);
         end(l, &l->in[i], false);
     }
-    for (int i = 0; i < l->n_strangers; i++)
-        if (l->strangers[i].comm)
-            l->net->close_recv(l->strangers[i].comm);
+    while (l->n_strangers > 0) {
+        l->net->close_recv(l->strangers[0]->comm);
+        forget(l, 0);
+    }
     for (uint32_t nic = 0; nic < l->own.nics; nic++)
         l->net->close_listen(l->listens[nic]);
     if (l->ctx)

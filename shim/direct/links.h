@@ -2,7 +2,8 @@
  * each way with every peer, one for contributions and one for sums.
  *
  * A rank listens once per NIC. What connects says in its first message which rank and stream it is:
- * so a rank's handles are the same for all its peers.
+ * so a rank's handles are the same for all its peers. One that says something else, or ends, is
+ * dropped; so is the one that has been silent longest when there are too many.
  *
  * Threads: one at a time. Nothing waits. Errors: -errno; a peer that is gone is -ECONNRESET.
  */
@@ -42,10 +43,12 @@ const struct r2_links_card *r2_links_own(const struct r2_links *links);
 int r2_links_connect(struct r2_links *links, int rank, const void *card, size_t len);
 /* Goes on connecting. 1: all are there; 0: not yet. */
 int r2_links_turn(struct r2_links *links);
+/* A connection was dropped. It may have been that of a peer that has given up. */
+bool r2_links_dropped(const struct r2_links *links);
 /* What messages lie in, once all are there. */
 int r2_links_register(struct r2_links *links, void *data, size_t len);
 
-/* As r2_exec_ops. */
+/* As r2_exec_ops; -EMSGSIZE: what came is not as long as what was posted. */
 int r2_links_post(struct r2_links *links, enum r2_lane_kind kind, int peer, void *data, size_t len);
 int r2_links_posted(struct r2_links *links, enum r2_lane_kind kind, int peer);
 

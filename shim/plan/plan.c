@@ -8,7 +8,7 @@
 #include "plan/schedule.h"
 #include "plan/shard.h"
 
-#define MAGIC UINT32_C(0x33504352)
+#define MAGIC UINT32_C(0x34504352)
 #define HEALTHY 0.999
 #define LEAST_GAIN 0.05
 #define NOTABLE (R2_SCHEDULE_UNIT / 100) /* a smaller change of a weight is none */
@@ -75,7 +75,7 @@ int r2_plan_read(struct r2_plan *plan, const void *data, size_t len, int p)
 
 bool r2_plan_same(const struct r2_plan *a, const struct r2_plan *b)
 {
-    if (a->schedule != b->schedule || a->p != b->p || a->connect != b->connect)
+    if (a->schedule != b->schedule || a->p != b->p)
         return false;
     if (a->schedule == R2_PLAN_STOCK)
         return true;

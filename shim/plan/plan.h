@@ -31,9 +31,8 @@ const char *r2_plan_name(enum r2_plan_schedule schedule);
 struct r2_plan {
     uint32_t magic, p;
     uint32_t schedule;
-    uint32_t connect; /* not 0: ranks shall connect to each other, a later plan needs it */
-    uint32_t slow;    /* r2ccl-allreduce: the slow node, and what of the data is its tail */
-    uint32_t tail;    /* in 1/65536 */
+    uint32_t slow; /* r2ccl-allreduce: the slow node, and what of the data is its tail */
+    uint32_t tail; /* in 1/65536 */
     uint64_t from_bytes;
     uint32_t weights[R2_PLAN_MOST]; /* direct: what each node owns, in 1/65536 */
 };

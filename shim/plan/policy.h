@@ -20,7 +20,7 @@
 #define R2_POLICY_CLASSES 16 /* the first is up to 2 MiB */
 #define R2_POLICY_SLOWER 1.05
 #define R2_POLICY_SKIP 2                          /* first operations after a change */
-#define R2_POLICY_COALESCE_NS UINT64_C(250000000) /* after a change of the nodes */
+#define R2_POLICY_COALESCE_NS UINT64_C(100000000) /* after a change of the nodes */
 #define R2_POLICY_TRIAL_NS UINT64_C(10000000000)  /* stock is measured no longer */
 
 /* Times by class of size: the newest ones, ns per byte. */

@@ -65,15 +65,15 @@ static bool user_wants_another(void)
     const char *plugin = r2_conf_get(&value, "NCCL_NET_PLUGIN", version), *net;
 
     if (plugin && (*plugin ? !names_ours(plugin) : version >= EMPTY_IS_NONE)) {
-        R2_WARN("NCCL_NET_PLUGIN=%s is set%s, so NCCL uses %s and not the R2CCL plugin: failed "
-                "NICs are not survived. Unset it to use R2CCL",
+        R2_WARN("NCCL_NET_PLUGIN=%s is set%s, so NCCL uses %s and not the R2CCL plugin: a "
+                "failed NIC ends the job. Unset it to use R2CCL",
                 plugin, value.where, *plugin ? "that" : "none");
         return true;
     }
     net = r2_conf_get(&value, "NCCL_NET", version);
     if (net && *net && strcasecmp(net, "R2CCL")) {
-        R2_WARN("NCCL_NET=%s is set%s, so NCCL passes the R2CCL plugin over: failed NICs are not "
-                "survived. Unset it to use R2CCL",
+        R2_WARN("NCCL_NET=%s is set%s, so NCCL does not use the R2CCL plugin: a failed NIC ends "
+                "the job. Unset it to use R2CCL",
                 net, value.where);
         return true;
     }
@@ -108,8 +108,8 @@ static void warn_bypassed(void)
                 value.where);
     gin = r2_conf_get(&value, "NCCL_GIN_ENABLE", version);
     if (gin && *gin && strcmp(gin, "0"))
-        R2_WARN("NCCL_GIN_ENABLE=%s%s: traffic that GPUs start themselves (GIN) goes around R2CCL "
-                "and does not survive a failed NIC. NCCL_GIN_ENABLE=0 keeps it off",
+        R2_WARN("NCCL_GIN_ENABLE=%s%s: traffic that GPUs start themselves (GIN) bypasses R2CCL "
+                "and does not survive a failed NIC. NCCL_GIN_ENABLE=0 turns it off",
                 gin, value.where);
 }
 

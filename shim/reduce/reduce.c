@@ -5,8 +5,6 @@
 
 #include "reduce/levels.h"
 
-#define ROW 1024 /* elements of a row of equal scalars */
-
 bool r2_reduce_covers(int type, int op)
 {
     return type >= 0 && type < R2_NCCL_TYPES && op >= 0 && op < R2_NCCL_OPS;
@@ -84,19 +82,4 @@ void r2_reduce(void *out, const void *const *in, int n_in, size_t count, int typ
         r2_reduce_run(best(), out, in, n_in, count, type, op);
     else if (out != in[0])
         memcpy(out, in[0], count * r2_nccl_type_size(type));
-}
-
-void r2_reduce_scale(void *out, const void *in, size_t count, int type, const void *scalar)
-{
-    size_t elem = r2_nccl_type_size(type);
-    char row[ROW * sizeof(double)];
-
-    for (size_t i = 0; i < ROW && i < count; i++)
-        memcpy(row + i * elem, scalar, elem);
-    for (size_t at = 0; at < count; at += ROW) {
-        const void *both[] = {(const char *)in + at * elem, row};
-
-        r2_reduce((char *)out + at * elem, both, 2, count - at < ROW ? count - at : ROW, type,
-                  R2_NCCL_PROD);
-    }
 }

@@ -41,9 +41,4 @@ bool r2_reduce_covers(int type, int op);
  * call; the other operations may go on from a partial result. */
 void r2_reduce(void *out, const void *const *in, int n_in, size_t count, int type, int op);
 
-/* PreMulSum: each rank multiplies its own contribution by its own scalar, then all are added with
- * R2_NCCL_SUM. `scalar` is one element of the type at a host address. The product is rounded to the
- * type once, as in NCCL. `out` may be `in`; other overlaps are not allowed. */
-void r2_reduce_scale(void *out, const void *in, size_t count, int type, const void *scalar);
-
 #endif

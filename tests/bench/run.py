@@ -41,6 +41,7 @@ import instructions
 import known
 import locate
 import overhead
+import planned
 import resume
 import shaped
 import shim_cost
@@ -78,6 +79,7 @@ SECTIONS: dict[str, tuple[str, Callable[[Options, Section], None]]] = {
     "overhead": (overhead.TITLE, overhead.run),
     "shim_cost": (shim_cost.TITLE, shim_cost.run),
     "direct": (direct.TITLE, direct.run),
+    "planned": (planned.TITLE, planned.run),
     "instructions": (instructions.TITLE, instructions.run),
     "adds": (adds.TITLE, adds.run),
 }
@@ -92,6 +94,7 @@ NEEDS_LAB = (
     "flap",
     "ramp",
     "direct",
+    "planned",
 )
 
 

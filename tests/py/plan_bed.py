@@ -3,6 +3,7 @@ segments say about plans. Everything started is ended."""
 
 from __future__ import annotations
 
+import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -135,6 +136,13 @@ def regain(name: str) -> None:
 def _command(name: str, what: Command) -> None:
     answer = control.send_command(processes(name)[1], what, timeout=10)
     assert answer.ok, answer.text
+
+
+def plan_show(name: str) -> str:
+    """All that `plan show` prints about the job."""
+    argv = [sys.executable, "-m", "r2ccl_ctl", "plan", "show", "--job", name]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=30, cwd=ROOT, check=False)
+    return done.stdout + done.stderr
 
 
 def last_of(folder: Path, rank: int) -> int:

@@ -1,6 +1,6 @@
 """The tables of status and nics: paths with their weights, what a node's processes share about
 NICs, and texts that were cut. Rung 3, and pure functions. It cannot prove that the engine writes
-what is read here: test_engine_told, test_engine_mixed and the tests of the lab do."""
+what is read here: test_engine_journal, test_engine_mixed and the tests of the lab do."""
 
 from __future__ import annotations
 

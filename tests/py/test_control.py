@@ -206,11 +206,11 @@ def test_every_argument_arrives(start_writer: StartWriter) -> None:
     writer = start_writer()
     command = Command(
         "fail-nic", nic="127.0.2.1", fault="slow", direction="tx", rate=7 << 40,
-        after_bytes=9 << 40, for_ms=600000,
+        after_bytes=9 << 40, after_ops=7, for_ms=600000,
     )  # fmt: skip
     assert send_command(writer.process, command).ok
     fault = writer.process.snapshot().nics[1].fault
-    assert fault == f"slow tx {7 << 40} B/s after {9 << 40} B for 600000 ms"
+    assert fault == f"slow tx {7 << 40} B/s after {9 << 40} B at operation 7 for 600000 ms"
 
 
 @pytest.mark.parametrize(

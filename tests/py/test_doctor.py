@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from conftest import ROOT, missing
 
-from r2ccl_ctl import settings_view
+from r2ccl_ctl import remote, settings_view
 from r2ccl_ctl.doctor import hosts, local
 from r2ccl_ctl.doctor.finding import Finding, exit_code, worst_first
 from r2ccl_ctl.errors import R2UsageError
@@ -125,18 +125,18 @@ def test_exit_codes() -> None:
 def test_hosts(tmp_path: Path) -> None:
     file = tmp_path / "hosts"
     file.write_text("# nodes\nb slots=8\n\nc:4\na\n")
-    assert hosts.parse_hosts("a, d", file) == ["a", "d", "b", "c"]
+    assert remote.parse_hosts("a, d", file) == ["a", "d", "b", "c"]
     with pytest.raises(R2UsageError, match="-oProxyCommand"):
-        hosts.parse_hosts("-oProxyCommand=x", None)
+        remote.parse_hosts("-oProxyCommand=x", None)
 
 
 def test_starters() -> None:
     env = {"R2CCL_NICS": "eth0 eth1", "HOME": "/root"}
-    ssh = hosts.argv_for("ssh -p 22", "n1", env)
+    ssh = remote.argv_for("ssh -p 22", "n1", env)
     assert ssh[:4] == ["ssh", "-p", "22", "n1"] and len(ssh) == 5  # one word for its shell
     assert "'R2CCL_NICS=eth0 eth1'" in ssh[4] and "HOME" not in ssh[4]
-    assert hosts.argv_for("srun", "n1", env)[:5] == ["srun", "-N1", "-n1", "-w", "n1"]
-    assert hosts.argv_for("mpirun", "n1", env)[:5] == ["mpirun", "-n", "1", "--host", "n1"]
+    assert remote.argv_for("srun", "n1", env)[:5] == ["srun", "-N1", "-n1", "-w", "n1"]
+    assert remote.argv_for("mpirun", "n1", env)[:5] == ["mpirun", "-n", "1", "--host", "n1"]
 
 
 def test_partners_are_by_subnet() -> None:
@@ -164,13 +164,9 @@ def test_what_an_exchange_means() -> None:
 
 
 # Two hosts, each a network namespace with two NICs; their cables end in bridges of this one.
-NETWORK = """
-exec 3>&1 1>&2
-for host in 1 2; do
-    unshare -n sleep 300 3>&- & eval pid$host=$!
-done
+CABLES = """
+sleep 0.5
 for i in 0 1; do ip link add br$i type bridge; ip link set br$i up; done
-sleep 0.3
 for host in 1 2; do
     eval pid=\\$pid$host
     nsenter -t $pid -n ip link set lo up
@@ -181,7 +177,13 @@ for host in 1 2; do
         nsenter -t $pid -n ip link set eth$i up
     done
 done
-cat > ssh.sh <<END
+"""
+NETWORK = f"""
+exec 3>&1 1>&2
+for host in 1 2; do
+    unshare -n sleep 300 3>&- & eval pid$host=$!
+done
+{CABLES}cat > ssh.sh <<END
 case \\$1 in h1) pid=$pid1 ;; h2) pid=$pid2 ;; *) echo "no such host" >&2; exit 255 ;; esac
 echo "Welcome to \\$1"
 exec nsenter -t \\$pid -n sh -c "\\$2"

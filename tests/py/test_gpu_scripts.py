@@ -567,7 +567,7 @@ def test_a_row_that_hangs_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     (tmp_path / "slow.py").write_text("import time; print('so far', flush=True); time.sleep(60)")
     (tmp_path / "bad.py").write_text("print('so it is'); raise SystemExit(3)")
     monkeypatch.setattr(matrix, "HERE", tmp_path)
-    slow = matrix.Row("jax", "", "slow.py", "", 1)
+    slow = matrix.Row("jax", "", "slow.py", "", 5)
     done = matrix.run_row(slow, 0, sys.executable, 100)
     assert not done.ok and done.code is None and done.seconds < 20 and "so far" in done.why
     bad = matrix.run_row(matrix.Row("cupy", "", "bad.py", "", 20), 0, sys.executable, 100)

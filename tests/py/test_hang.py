@@ -16,11 +16,12 @@ from typing import Any
 import pytest
 from conftest import Build
 from plan_bed import comms, end_at, meets, preloaded, processes, working
+from rich.console import Console
 from segment_bed import StartWriter, start_writer, until
 from test_cli import call, call_json
 
 from r2ccl_ctl import hang
-from r2ccl_ctl.cli import comm_view
+from r2ccl_ctl.cli import comm_view, path_view, view
 from r2ccl_ctl.control import Process, Snapshot
 from r2ccl_ctl.hang import Seen
 from r2ccl_ctl.rows import Comm, Nic, PathRow, Peer
@@ -47,7 +48,7 @@ def nic(name: str = "eth0", state: str = "healthy", **more: Any) -> Nic:
 def peer(**more: Any) -> Peer:
     values = {
         "process_id": "aa", "host": "node1", "pid": 7, "state": "up", "direction": "tx",
-        "connections": 1, "cause": "", "waits_for": "path",
+        "connections": 1, "cause": "", "waits_for": "path", "rank": None,
     }  # fmt: skip
     found: Peer = made(Peer, list(Peer.__dataclass_fields__), **{**values, **more})
     return found
@@ -60,7 +61,7 @@ def waiting(**more: Any) -> Peer:
 def path(local: str = "eth0", remote: str = "eth8", state: str = "down", **more: Any) -> PathRow:
     values = {
         "peer_host": "node1", "peer_pid": 7, "nic": local, "remote_nic": remote, "state": state,
-        "cause": "", "via": "tcp",
+        "cause": "", "via": "tcp", "peer_rank": None,
     }  # fmt: skip
     found: PathRow = made(PathRow, list(PathRow.__dataclass_fields__), **{**values, **more})
     return found
@@ -149,6 +150,28 @@ def test_nics_of_the_peer_are_named_where_ours_are_healthy() -> None:
         (1, "node1", "eth8"), (1, "node1", "eth9")
     ]  # fmt: skip
     assert hang.why([stands]) == ["node0: path eth0 -> eth8@node1 is down: its node says so"]
+
+
+def test_a_peer_of_another_node_has_its_rank_where_pids_say_nothing() -> None:
+    """All processes have pid 1 in containers; and no name is known before the first path."""
+    paths = [path("eth0", "", "never-reached", peer_pid=1, peer_rank=3)]
+    peers = [waiting(pid=1, rank=3, process_id="cc")]
+    stands = look(rank(0), nics=[nic("eth0")], peers=peers, paths=paths)
+    assert hang.stands(stands) == (
+        "no path to node1:1 (rank 3) for 18s of 60s: the NICs here are healthy; "
+        "paths to node1's NICs never-reached"
+    )
+    console = Console(width=200, color_system=None)
+    contained = replace(stands, process=replace(stands.process, pid=1))
+    shown = [path_view.path_table(paths), path_view.peer_table(stands)]
+    shown += [view.nic_table([(found, {})]) for found in (stands, contained)]
+    with console.capture() as got:
+        for one in shown:
+            console.print(one)
+    text = got.get()
+    assert "node1:1 rank 3" in text and re.search(r"^node1 +1 +3 +up", text, re.M), text
+    assert re.search(r"^node0 +40 +eth0", text, re.M), text
+    assert re.search(r"^node0 +1 +0/2 +eth0", text, re.M), text
 
 
 def test_who_ramps_or_is_held_back_is_not_at_fault() -> None:
@@ -390,7 +413,11 @@ def test_all_nics_of_a_node_fail(build: Build) -> None:
         pids = [process.pid for process in processes(name)]
         for address in NODE0:
             call("fail-nic", address, "--pid", str(pids[0]))
-        until(lambda: all(points(row) == BLAMED for row in in_json(name)), "both ranks wait", 30)
+
+        def has_no_path(row: dict[str, Any]) -> bool:
+            return {w["kind"] for w in row["waits"]} == {"no-path"} and points(row) == BLAMED
+
+        until(lambda: all(has_no_path(row) for row in in_json(name)), "both ranks wait", 30)
         first, second = in_json(name)
         for row, other in ((first, pids[1]), (second, pids[0])):
             assert {wait["kind"] for wait in row["waits"]} == {"no-path"}

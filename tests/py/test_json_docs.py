@@ -309,27 +309,32 @@ def others(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(read_cmds, "unreadable", lambda *, gone: {4242: 1000})
 
 
+# A host that is this one: what ssh would start there is started here.
+HERE = ("--hosts", "here", "--via", "sh -c 'eval \"$1\"'")
+
+
 def test_ps(full: Writer, others: None) -> None:
-    check("ps", printed("ps", "--job", full.job))
+    check("ps", printed("ps", "--job", full.job), printed("ps", "--job", full.job, *HERE))
 
 
 def test_ps_of_what_cannot_be_read(nobody: Path, others: None) -> None:
     (nobody / "r2ccl.0.1.2.3").write_bytes(b"x" * 4096)
     document = printed("ps", "--all")
     assert document["processes"][0]["state"] == "damaged"
-    check("ps", document)
+    assert not compare(document, "ps", TABLES, set())
 
 
 def test_communicators(full: Writer, others: None) -> None:
-    for words in (["ps", "--comms"], ["plan", "show"]):
-        check("ps --comms, plan show", printed(*words, "--job", full.job))
+    job = ("--job", full.job)
+    documents = printed("ps", "--comms", *job), printed("ps", "--comms", *job, *HERE)
+    check("ps --comms, plan show", *documents, printed("plan", "show", *job))
 
 
 def test_status(full: Writer) -> None:
     document = printed("status", "--job", full.job)
     assert document["processes"][0]["communicators"][0]["op_age_s"] is not None
     assert {nic["rdma_device"] for nic in document["processes"][0]["nics"]} == {"", "mlx5_0"}
-    check("status", document)
+    check("status", document, printed("status", "--job", full.job, *HERE))
 
 
 def test_status_of_what_is_gone(full: Writer) -> None:

@@ -39,7 +39,7 @@ def test_ip_netns_add_while_a_lab_is_up(lab_rights: None) -> None:
         env={**os.environ, "PYTHON": sys.executable, "LAB": name},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=120,
         cwd=ROOT,
     )
     assert done.returncode == 0, done

@@ -35,7 +35,7 @@ def test_without_the_shim(build: Build, name: str, value: str) -> None:
 def test_plans_on_few_nodes(build: Build, nodes: int) -> None:
     env = {"LD_PRELOAD": str(build.path / "libr2ccl.so"), "NCCL_DEBUG": "WARN"}
     lines = job(build, 2, nodes, R2CCL_MODE="4", **env)
-    said = [line for line in lines if "has no plans, as R2CCL_MODE asks for" in line]
+    said = [line for line in lines if "has no plans, which R2CCL_PLAN or R2CCL_MODE asks for" in line]
     assert len(said) == 2 and not any("without the shim" in line for line in lines), lines
 
 
@@ -54,7 +54,7 @@ def test_config_list_shows_the_plan_of_a_mode() -> None:
 
 
 def test_encryption_of_nccls_own_sockets(build: Build) -> None:
-    """The call goes through, and it is said that R2CCL's data stays plain."""
+    """The call goes through, and it is said that R2CCL's data is not encrypted."""
     program = "import ctypes; print(ctypes.CDLL(None).ncclSetEncryption(None))"
     env = {**os.environ, "LD_PRELOAD": str(build.path / "libr2ccl.so"), "NCCL_DEBUG": ""}
     env["R2CCL_REAL_NCCL"] = str(build.path / "tests/noop/libnccl.so.2")

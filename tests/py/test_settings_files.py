@@ -88,3 +88,32 @@ def test_other_commands_see_the_same(home: Path) -> None:
     evidence = [one["evidence"] for one in json.loads(done.stdout)["findings"]]
     assert any(text.startswith("R2CCL_NICS: no-such-nic does not exist") for text in evidence)
     assert done.returncode == 2
+
+
+def test_off_in_a_file_is_told_as_in_the_environment(home: Path) -> None:
+    file = home / ".r2ccl.conf"
+    file.write_text("R2CCL_MODE=off\n")
+    told = f"R2CCL_MODE=off in {file} switches R2CCL off"
+    assert told in ask(home, "run", "--", "true").stderr
+    done = ask(home, "config", "check")
+    assert told in done.stdout and done.returncode == 2
+    assert told not in ask(home, "config", "check", R2CCL_MODE="auto").stdout
+
+
+def test_one_value_and_one_source_whoever_is_asked(home: Path) -> None:
+    """`config list` has the column SOURCE, `explain` the words; a mode says what the plan is."""
+    file = home / ".r2ccl.conf"
+    file.write_text("R2CCL_PLAN=shadow\nR2CCL_NICS=no-such-nic\n")
+    for env, plan, source in (
+        ({}, "shadow", str(file)),
+        ({"R2CC_MODE": "3"}, "shadow", str(file)),
+        ({"R2CCL_MODE": "migrate"}, "off", "R2CCL_MODE"),
+        ({"R2CCL_PLAN": "auto"}, "auto", "environment"),
+    ):
+        rows = ask(home, "config", "list", **env).stdout.splitlines()
+        (row,) = [line.split() for line in rows if line.startswith("R2CCL_PLAN ")]
+        assert row[1] == plan and source in row
+        said = ask(home, "config", "explain", "plan", **env).stdout
+        assert said.startswith(f"R2CCL_PLAN = {plan}, from: {source}\n")
+    file.write_text("")
+    assert changed(home, R2CC_MODE="3")[0]["R2CCL_PLAN"] == ("auto", "R2CCL_MODE")

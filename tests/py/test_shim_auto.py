@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from conftest import Build
-from plan_bed import NIC, RANKS, comms, lose, meets, preloaded, processes, regain, runs
+from plan_bed import NIC, RANKS, comms, lose, meets, plan_show, preloaded, processes, regain, runs
 from segment_bed import until
 
 from r2ccl_ctl import control
@@ -127,13 +127,34 @@ def test_two_nodes(build: Build) -> None:
     with preloaded(build, name, WORDS, AUTO, ranks=2) as running:
         until(lambda: len(comms(name)) == 2, "its communicator", 60)
         until(lambda: all("on two nodes" in c.cause for c in comms(name)), "the reason", 60)
+        assert plan_show(name).count("on two nodes NCCL's ring is at the bound") == 2
+        assert running.running
+
+
+@pytest.mark.parametrize(
+    ("env", "said"),
+    [
+        ({"R2CCL_MODE": "balance"}, "no plans, R2CCL_MODE or R2CCL_PLAN says off: "),
+        ({"R2CCL_PLAN": "auto", "LD_PRELOAD": ""}, "(started without the shim, or none made yet)"),
+    ],
+)
+def test_plan_show_says_why_there_is_none(build: Build, env: dict[str, str], said: str) -> None:
+    name = f"plan-show-{len(env)}"
+    with preloaded(build, name, WORDS, env, ranks=2) as running:
+        until(lambda: len(processes(name)) == 2, "the processes", 60)
+        until(lambda: plan_show(name).count(said) == 1, said, 60)
         assert running.running
 
 
 @pytest.mark.parametrize(
     ("nodes", "env", "said"),
     [
-        (2, {"R2CC_MODE": "3"}, "no plans, as R2CCL_MODE asks for: on two nodes"),
+        (
+            2,
+            {"R2CCL_PLAN": "shadow"},
+            "no plans, which R2CCL_PLAN or R2CCL_MODE asks for: on two nodes",
+        ),
+        (2, {"R2CC_MODE": "3"}, "no plans, which R2CCL_PLAN or R2CCL_MODE asks for: on two nodes"),
         (3, {"R2CCL_MODE": "4", "R2CCL_PLAN": "off"}, "takes no schedule with R2CCL_PLAN=off"),
     ],
 )
@@ -141,7 +162,9 @@ def test_a_mode_that_cannot_be_had(
     build: Build, nodes: int, env: dict[str, str], said: str
 ) -> None:
     """One line of each rank says so."""
-    with preloaded(build, f"no-mode-{nodes}", ("-e", "2M", "-n", "20"), env, nodes) as running:
+    with preloaded(
+        build, f"no-mode-{nodes}-{len(env)}", ("-e", "2M", "-n", "20"), env, nodes
+    ) as running:
         assert running.wait(60) == 0
         for rank in running.ranks:
             assert rank.output.count(said) == 1, rank.output

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 from conftest import ROOT, Build
-from plan_bed import RANKS, comms, preloaded, processes
+from plan_bed import RANKS, comms, plan_show, preloaded, processes
 from segment_bed import until
 
 from r2ccl_ctl import control
@@ -47,6 +47,7 @@ def test_a_nic_fails_and_comes_back(build: Build) -> None:
     name = "direct-nic"
     with preloaded(build, name, ("--duration", "60", "--check-every"), DIRECT) as running:
         until(lambda: everywhere(name), "AllReduce is direct on all ranks", 60)
+        assert "no plans" not in plan_show(name)
         for command in (
             Command("fail-nic", nic="127.0.1.2", fault="blackhole", direction="both"),
             Command("recover-nic", nic="127.0.1.2"),
@@ -210,6 +211,7 @@ def test_slices_of_nodes_with_two_ranks(build: Build) -> None:
         *("-n", "6", "--emulate-nodes", "3", "--nics", "1"),
     )
     assert text.count("(direct)") == 18
+    assert text.count("do not cover: means of whole numbers on nodes with several ranks") == 6
     assert text.count("Out of bounds values : 0 OK") == 3
 
 

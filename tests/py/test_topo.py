@@ -4,16 +4,21 @@ order of the built plugin. It cannot prove what NCCL chooses on such a server.""
 from __future__ import annotations
 
 import json
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 from test_cli import call, plugin
 
 from r2ccl_ctl import gpus as cards
-from r2ccl_ctl import hostnics, topo
+from r2ccl_ctl import hostnics, topo, topo_svg
 from r2ccl_ctl.gpus import Gpu
 from r2ccl_ctl.hostnics import HostNic, HostNics
 
+SVG = "{http://www.w3.org/2000/svg}"
 Server = tuple[list[Gpu], list[HostNic]]
 
 
@@ -129,7 +134,46 @@ def test_tree() -> None:
     assert lines[at + 1][indent] != " "
 
 
-def test_command(monkeypatch: pytest.MonkeyPatch) -> None:
+# The picture
+
+
+def rectangles(text: str) -> list[tuple[str, float, float, float, float]]:
+    """Class, left, top, right, bottom of each."""
+    found = []
+    for rect in ElementTree.fromstring(text).iter(f"{SVG}rect"):
+        x, y, width, height = (float(rect.get(n, "")) for n in ("x", "y", "width", "height"))
+        found.append((rect.get("class", ""), x, y, x + width, y + height))
+    return found
+
+
+@pytest.mark.parametrize("which", [hgx, two_sockets, p5, gb200])
+def test_picture(which: Callable[[], Server]) -> None:
+    """A box for each device, none over another; a line from each GPU to its home NIC's edge."""
+    gpus, nics = which()
+    text = topo_svg.picture(gpus, nics)
+    root = ElementTree.fromstring(text)
+    devices = [box for box in rectangles(text) if box[0] in ("gpu", "nic")]
+    assert Counter(box[0] for box in devices) == {"gpu": len(gpus), "nic": len(nics)}
+    for i, (_, x, y, right, bottom) in enumerate(devices):
+        assert 0 <= x < right <= float(root.get("width", 0))
+        assert 0 <= y < bottom <= float(root.get("height", 0))
+        for _, x2, y2, right2, bottom2 in devices[:i]:
+            assert right <= x2 or right2 <= x or bottom <= y2 or bottom2 <= y
+    lines = [path.get("d", "") for path in root.iter(f"{SVG}path")]
+    assert len(lines) == len(gpus)
+    assert {title.text for title in root.iter(f"{SVG}title")} >= {
+        topo_svg.order_text(one) for one in topo.services(gpus, nics)
+    }
+
+
+def test_names_in_a_picture_are_text() -> None:
+    gpus, nics = two_sockets()
+    root = ElementTree.fromstring(topo_svg.picture([replace(gpus[0], name="<A & B>")], nics))
+    assert "GPU 0  <A & B>" in [text.text for text in root.iter(f"{SVG}text")]
+    assert ElementTree.fromstring(topo_svg.picture([], [])).tag == f"{SVG}svg"
+
+
+def test_command(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     gpus, nics = hgx()
     monkeypatch.setattr(cards, "list_gpus", lambda: gpus)
     monkeypatch.setattr(hostnics, "load", lambda: HostNics(tuple(nics), {}, ""))
@@ -139,3 +183,8 @@ def test_command(monkeypatch: pytest.MonkeyPatch) -> None:
     found = json.loads(call("topo", "--json").stdout)
     assert [gpu["home"] for gpu in found["gpus"]] == homes(hgx())
     assert found["nics"][0]["spill_order"][0] == "eth1"
+    file = tmp_path / "topology.svg"
+    assert call("topo", "--svg", str(file)).stdout == ""
+    assert file.read_text() == topo_svg.picture(gpus, nics)
+    assert "without --json" in call("topo", "--svg", str(file), "--json", code=2).output
+    assert "No such file" in call("topo", "--svg", str(tmp_path / "a/b"), code=1).output

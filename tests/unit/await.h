@@ -4,13 +4,17 @@
 
 #include <unistd.h>
 
-#include "await.h"
 #include "check.h"
 #include "util/clock.h"
 
+static inline void await_us(unsigned us)
+{
+    usleep(us);
+}
+
 static inline void await_nap(void)
 {
-    usleep(200);
+    await_us(200);
 }
 
 /* Bounded: the test has failed if it is not so within 40 s. */

@@ -7,7 +7,6 @@
 #include <sys/mman.h>
 #include <sys/wait.h>
 
-#include "api/nccl.h"
 #include "await.h"
 #include "direct/direct.h"
 
@@ -28,6 +27,7 @@ static struct bed_shared {
 
 static int bed_p;
 static struct r2_direct_config bed_config;
+static void (*bed_before)(int rank); /* a rank connects; NULL: nothing */
 
 static struct r2_direct *bed_new(int rank)
 {
@@ -41,6 +41,8 @@ static struct r2_direct *bed_new(int rank)
     sh->card[rank] = *r2_direct_card(d);
     atomic_fetch_add(&sh->cards, 1);
     AWAIT(atomic_load(&sh->cards) == bed_p);
+    if (bed_before)
+        bed_before(rank);
     for (int r = 0; r < bed_p; r++)
         CHECK_EQ(r2_direct_meet(d, r, &sh->card[r], r2_links_card_bytes(&sh->card[r])), 0);
     r2_direct_connect(d);

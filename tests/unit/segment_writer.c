@@ -105,6 +105,9 @@ static void fault_text(const struct r2_control_cmd *cmd, char *text, size_t size
     if (cmd->after_bytes)
         n += snprintf(text + n, size - (size_t)n, " after %llu B",
                       (unsigned long long)cmd->after_bytes);
+    if (cmd->after_ops)
+        n += snprintf(text + n, size - (size_t)n, " at operation %llu",
+                      (unsigned long long)cmd->after_ops);
     if (cmd->for_ms)
         snprintf(text + n, size - (size_t)n, " for %llu ms", (unsigned long long)cmd->for_ms);
 }

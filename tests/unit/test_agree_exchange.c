@@ -7,6 +7,7 @@
 #define ROUNDS 5
 
 static atomic_int rounds; /* exchanged here */
+static atomic_int invitations;
 
 /* Offers of different lengths, empty ones among them. */
 static size_t fill(uint8_t *data, int rank, uint32_t round)
@@ -56,6 +57,41 @@ static void one(void)
     r2_agree_destroy(a);
 }
 
+static void on_invited(void *user)
+{
+    (void)user;
+    atomic_fetch_add(&invitations, 1);
+}
+
+/* The leader alone knows that there is to be an exchange. */
+static void one_invited(void)
+{
+    uint8_t id[R2_AGREE_ID], data[R2_AGREE_OFFER];
+    struct r2_agree *a;
+    uint64_t epoch;
+
+    ops.exchanged = on_exchanged;
+    ops.invited = on_invited;
+    get_id(id);
+    a = member(id, me, processes);
+    CHECK_EQ(operate(a, 0, &epoch), 0);
+    AWAIT(state_of(a) == R2_AGREE_READY);
+    CHECK_EQ(r2_agree_invite(a), me ? -EPERM : 0);
+    AWAIT(atomic_load(&invitations) >= 1);
+    if (me == 1)
+        AWAIT(atomic_load(&invitations) >= 2); /* who does not offer is asked again */
+    CHECK_EQ(r2_agree_offer(a, 1, data, fill(data, me, 1)), 0);
+    AWAIT(atomic_load(&rounds) == 1);
+    atomic_fetch_add(&sh->step, 1);
+    AWAIT(atomic_load(&sh->step) >= processes);
+    r2_agree_destroy(a);
+}
+
+static void test_the_leader_invites(void)
+{
+    run_processes(3, one_invited);
+}
+
 static void test_all_get_all_offers(void)
 {
     run_processes(4, one);
@@ -66,8 +102,10 @@ static void test_two_ranks(void)
     run_processes(2, one);
 }
 
-static const struct check_test tests[] = {
-    {"all_get_all_offers", test_all_get_all_offers}, {"two_ranks", test_two_ranks}, {0}};
+static const struct check_test tests[] = {{"all_get_all_offers", test_all_get_all_offers},
+                                          {"two_ranks", test_two_ranks},
+                                          {"the_leader_invites", test_the_leader_invites},
+                                          {0}};
 
 int main(int argc, char **argv)
 {

@@ -4,6 +4,7 @@
 #define _GNU_SOURCE
 #include <pthread.h>
 
+#include "api/nccl.h"
 #include "direct_bed.h"
 
 #include "io/fault.h"
@@ -349,6 +350,36 @@ static void test_an_abort_while_connecting(void)
     bed_run(3, -1, one_leaves);
 }
 
+/* ---- ranks that do not give the same operations */
+
+static uint64_t unequal[2];
+
+static void one_unequal(int rank)
+{
+    struct r2_direct *d = bed_join(rank);
+    int rc;
+
+    buffers();
+    bed_fill(in, rank, MOST, 0);
+    rc = bed_allreduce(d, in, out, unequal[rank == 1], NULL);
+    CHECK(rc == -EMSGSIZE || rc == -ECONNRESET || rc == -EINVAL);
+    atomic_fetch_or(&sh->step[1], rc == -EMSGSIZE);
+    bed_together(0);
+    CHECK_EQ(atomic_load(&sh->step[1]), 1); /* one of them at least knows why */
+    r2_direct_free(d);
+}
+
+static void test_unequal_counts(void)
+{
+    static const uint64_t pairs[][2] = {{1000, 1001}, {1001, 1000}, {4, MOST}, {MOST, MOST - 1}};
+
+    for (unsigned i = 0; i < sizeof(pairs) / sizeof(pairs[0]); i++) {
+        memcpy(unequal, pairs[i], sizeof(unequal));
+        bed_run(2, -1, one_unequal);
+        bed_run(3, -1, one_unequal);
+    }
+}
+
 static const struct check_test tests[] = {
     {"sizes_of_two_ranks", test_sizes_of_two_ranks},
     {"sizes_of_five_ranks", test_sizes_of_five_ranks},
@@ -363,6 +394,7 @@ static const struct check_test tests[] = {
     {"a_stopped_rank_is_killed", test_a_stopped_rank_is_killed},
     {"an_abort_ends_all", test_an_abort_ends_all},
     {"an_abort_while_connecting", test_an_abort_while_connecting},
+    {"unequal_counts", test_unequal_counts},
     {0}};
 
 int main(int argc, char **argv)

@@ -1,5 +1,5 @@
 /* What the engine does when a lane that others relied on takes no more (`blocked`), over a scripted
- * transport (rung 2). That lanes say so, and which are asked then: test_tcp_few. */
+ * transport (rung 2). That lanes say so, and which are asked then: test_tcp_lane_choice. */
 #include "send_bed.h"
 
 #define KB 1024u
@@ -63,7 +63,7 @@ static void test_else_another_path(void)
     isend(MSG);
     CHECK_EQ(remote_cts(a, &r, 0, MSG), 0);
     r2_peer_lock(path_of(a)->peer);
-    path_of(a)->busy_until = r2_now_ns() + 60 * R2_NS_PER_S;
+    path_of(a)->flow.busy_until = r2_now_ns() + 60 * R2_NS_PER_S;
     r2_peer_unlock(path_of(a)->peer);
     CHECK(asks(a, 2));
     remote_end(&r);
@@ -80,12 +80,12 @@ static void test_copies_wait_too(void)
     isend(CHUNK);
     CHECK_EQ(remote_cts(a, &r, 0, CHUNK), 0);
     r2_peer_lock(path_of(b)->peer);
-    path_of(b)->busy_until = r2_now_ns() + 60 * R2_NS_PER_S;
+    path_of(b)->flow.busy_until = r2_now_ns() + 60 * R2_NS_PER_S;
     r2_peer_unlock(path_of(b)->peer);
     CHECK(fake_next(a, &c));
     CHECK(fake_chunk_sent(a, &c));
     r2_peer_lock(path_of(b)->peer);
-    path_of(b)->busy_until = 0;
+    path_of(b)->flow.busy_until = 0;
     CHECK(r2_list_empty(&path_of(b)->peer->ready));
     path_of(a)->watch.factor = R2_GREY_FULL / 10;
     path_of(a)->watch.judged_at = r2_now_ns();

@@ -28,7 +28,7 @@ static void judge_both(int nic)
     if (!r)
         return;
     r2_peer_lock(y.conn->peer);
-    y.conn->peer->rnics[nic].usable = false;
+    y.conn->peer->rnics[nic].word = R2_NIC_FAILED;
     r2_peer_unlock(y.conn->peer);
     own = r2_own_index(&r->ev, nic);
     to_x = r2_evidence_nic(&r->ev, &at_x, "x");
@@ -41,7 +41,7 @@ static void judge_both(int nic)
     r2_round_conclude(r, now);
     r2_round_free(r, now);
     r2_peer_lock(y.conn->peer);
-    y.conn->peer->rnics[nic].usable = true;
+    y.conn->peer->rnics[nic].word = R2_NIC_USABLE;
     r2_peer_unlock(y.conn->peer);
 }
 

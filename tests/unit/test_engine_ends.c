@@ -261,7 +261,7 @@ static void test_the_only_path_is_not_spared(void)
     isend(r.conn, NULL);
     path = a->params.owner;
     r2_peer_lock(path->peer);
-    path->busy_until = r2_now_ns() + 60 * R2_NS_PER_S;
+    path->flow.busy_until = r2_now_ns() + 60 * R2_NS_PER_S;
     r2_peer_unlock(path->peer);
     CHECK_EQ(remote_cts(a, &r, 0, MSG), 0);
     CHECK(!fake_next(a, &c));

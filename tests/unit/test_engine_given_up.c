@@ -1,12 +1,11 @@
-/* Whether a process still exists, over a scripted transport (rung 2): when its word that it has
- * given this one up is heeded, and whose refusals are needed. What refusals prove is
- * test_engine_asking.c's, who may say that word test_tcp_proof.c's. */
-#include "asking_bed.h"
+/* Whether a process still exists, over a scripted transport (rung 2): when its message that it
+ * has given this one up counts, and whose refusals are needed. What refusals prove is
+ * test_engine_liveness.c's, who may say that word test_tcp_proof.c's. */
+#include "liveness_bed.h"
 
 static void set_word(int nic, enum r2_nic_word word)
 {
     atomic_store(&r2_eng.nic_state[nic].word, (unsigned char)word);
-    atomic_store(&r2_eng.nic_state[nic].usable, word == R2_NIC_USABLE);
 }
 
 /* Both are lost, with that word about NICs of ours (bits). What refuses (bits) does not prove at

@@ -300,7 +300,7 @@ static void test_said_again(void)
     begin(true);
     post(MSG);
     remote_forget(ep[1]);
-    CHECK(remote_command(r2_nicstate_drain, 0));
+    CHECK(remote_command(remote_drain, 0));
     CHECK_EQ(remote_word(ep[1], 0, R2_NIC_DRAINED, 1000, 5), 0); /* they cross */
     CHECK_EQ(health_of(0), R2_HEALTH_DRAINED);
     fake_fail(ep[1], ECONNRESET, false); /* nobody has read what was said there */
@@ -312,7 +312,7 @@ static void test_said_again(void)
     CHECK_EQ(m.word, R2_NIC_DRAINED);
     CHECK_EQ(remote_word(next, 0, R2_NIC_DRAINED, 1000, 5), 0);
     CHECK_EQ(health_of(0), R2_HEALTH_DRAINED);
-    CHECK(remote_command(r2_nicstate_undrain, 0));
+    CHECK(remote_command(remote_undrain, 0));
     do
         CHECK_GE(remote_hear(next, R2_F_NIC, &m, sizeof(m)), 0);
     while (m.nic != 0 || m.word != R2_NIC_USABLE);

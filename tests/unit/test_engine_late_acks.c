@@ -186,18 +186,18 @@ static void test_held(void)
     cts.conn = r.conn_id;
     r2_peer_lock(path->peer);
     r2_out_frame(path, R2_F_CTS, &cts, sizeof(cts), NULL, 0);
-    r2_out_hold(path, r2_now_ns(), R2_NS_PER_S);
+    r2_out_hold(path, 0, r2_now_ns() + R2_NS_PER_S);
     r2_peer_unlock(path->peer);
     for (int i = 0; i < 100 && unsaid && still; i++) { /* once may be in doubt: a lock is taken */
         unsaid = r2_acks_unsaid();
         r2_peer_lock(path->peer);
-        still = path->outbox.held_until != 0; /* another frame may have taken it along */
+        still = path->outbox.due > R2_OUT_NOW; /* another frame may have taken it along */
         r2_peer_unlock(path->peer);
         fake_sleep_ms(1);
     }
     CHECK(!unsaid || !still);
     r2_peer_lock(path->peer);
-    path->outbox.held_until = 0;
+    path->outbox.due = 0;
     r2_peer_unlock(path->peer);
     CHECK_GE(remote_hear(a, R2_F_CTS, NULL, 0), 0);
     said_soon();

@@ -127,7 +127,7 @@ static void test_not_known_yet(void)
         r2_peer_lock(path->peer);
         path->rate.startup = i == 0;
         path->rate.probing_rtt = i == 1;
-        path->busy_until = i == 2 ? r2_now_ns() + R2_NS_PER_S : 0;
+        path->flow.busy_until = i == 2 ? r2_now_ns() + R2_NS_PER_S : 0;
         r2_peer_unlock(path->peer);
         CHECK_EQ(fill(&c, &n) & R2_BULK_LIMITED, 0);
         CHECK(n > 0);

@@ -59,9 +59,9 @@ static void test_goes_on(void)
         CHECK((ep[i] = fake_find(r.id, i, i, 0)));
     set(&kernel.hold_questions, true);
     wait_for(&kernel.inside, 1);
-    CHECK(remote_command(r2_nicstate_drain, 1));
+    CHECK(remote_command(remote_drain, 1));
     CHECK(!r2_nic_usable(1));
-    CHECK(remote_command(r2_nicstate_undrain, 1));
+    CHECK(remote_command(remote_undrain, 1));
     r2_timer_init(&timer, r2_io_at(0), fire);
     r2_timer_set(&timer, r2_now_ns());
     AWAIT(atomic_load(&fired));
@@ -77,13 +77,18 @@ static void test_goes_on(void)
     remote_end(&r);
 }
 
+static void ask_link(int nic)
+{
+    r2_niclink_ask(nic, r2_now_ns());
+}
+
 /* What the kernel has said is under way, behind the last question that was told: says `up`. */
 static void hold_answer(bool up)
 {
     bool held = !up;
 
     set(&kernel.hold_links, true);
-    CHECK(remote_command(r2_niclink_ask, 0));
+    CHECK(remote_command(ask_link, 0));
     wait_for(&kernel.inside, 1);
     set(&kernel.up, up);
     WHILE_MS (WAIT_MS, held != up) { /* those of before the change go by */
@@ -292,7 +297,7 @@ static bool back_before_the_next_look(void)
     settle_quietly();
     set(&kernel.up, false);
     for (int i = 0; i < 2; i++)
-        CHECK(remote_command(r2_niclink_ask, i));
+        CHECK(remote_command(ask_link, i));
     wait_link(false);
     pthread_mutex_lock(&kernel.lock);
     kernel.up = true;
@@ -321,7 +326,7 @@ static void ask_both(int unused)
 {
     looked(unused);
     for (int i = 0; i < 2; i++)
-        r2_niclink_ask(i);
+        r2_niclink_ask(i, r2_now_ns());
 }
 
 /* The first answer makes I/O thread 0 read events; then an older "up" and the second answer, a

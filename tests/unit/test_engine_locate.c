@@ -410,7 +410,7 @@ static void test_hint_about_a_drained_nic(void)
     a = path_of(&x, 0);
     CHECK_EQ(remote_cts(a, &x, 0, sizeof(data)), 0);
     CHECK(fake_next(a, &c)); /* so that its path stays for a while */
-    r2_nicstate_drain(0);
+    r2_nicstate_drain(0, r2_now_ns());
     CHECK(!r2_nic_usable(0));
     CHECK(remote_up(&x, 0));
     hints = __atomic_load_n(&r2_eng.n->locate_hints, __ATOMIC_RELAXED);
@@ -422,7 +422,7 @@ static void test_hint_about_a_drained_nic(void)
     CHECK_EQ(__atomic_load_n(&r2_eng.n->locate_hints, __ATOMIC_RELAXED), hints);
     CHECK(remote_up(&x, 0));
     CHECK(!atomic_load(&a->is_shut));
-    r2_nicstate_undrain(0);
+    r2_nicstate_undrain(0, r2_now_ns());
     end();
 }
 
@@ -432,10 +432,10 @@ static void test_hint_about_a_drained_nic(void)
 static void test_word_lost(void)
 {
     begin();
-    r2_nicstate_located(0, false, "a test");
+    r2_nicstate_located(0, false, "a test", r2_now_ns());
     fake_fail(path_of(&y, 1), ECONNRESET, false); /* the word stood in its outbox */
     wait_nic_word(&y, 0, 0);
-    r2_nicstate_located(0, true, "a test");
+    r2_nicstate_located(0, true, "a test", r2_now_ns());
     CHECK(remote_path(&y, 1, 0));
     remote_forget(path_of(&y, 1));
     remote_forget(path_of(&y, 2));
@@ -445,13 +445,13 @@ static void test_word_lost(void)
 static void test_good_word_lost(void)
 {
     begin();
-    r2_nicstate_located(0, false, "a test");
+    r2_nicstate_located(0, false, "a test", r2_now_ns());
     wait_nic_word(&x, 0, 0);
     for (int i = 1; i < NICS; i++) {
         remote_forget(path_of(&x, i));
         remote_forget(path_of(&y, i));
     }
-    r2_nicstate_located(0, true, "a test");
+    r2_nicstate_located(0, true, "a test", r2_now_ns());
     fake_fail(path_of(&x, 1), ECONNRESET, false); /* with the good word in its outbox */
     wait_nic_word(&x, 0, 1);                      /* over the path that is left */
     end();

@@ -134,7 +134,7 @@ static void test_owing_home_goes_on(void)
     begin(&req);
     path = ep[0]->params.owner;
     r2_peer_lock(path->peer);
-    path->busy_until = r2_now_ns() + 60 * R2_NS_PER_S;
+    path->flow.busy_until = r2_now_ns() + 60 * R2_NS_PER_S;
     r2_peer_unlock(path->peer);
     CHECK_EQ(remote_cts(ep[0], &r, 0, MSG), 0);
     next_goes_over(0);

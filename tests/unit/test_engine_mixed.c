@@ -58,7 +58,7 @@ static bool spare(const struct r2_ep *ep)
     bool is;
 
     r2_peer_lock(path->peer);
-    is = path->spare;
+    is = path->role == R2_ROLE_SPARE;
     /* Operators see it. */
     CHECK_EQ(__atomic_load_n(&r2_control_segment(r2_eng.ctl)->paths[path->shown.row].spare,
                              __ATOMIC_RELAXED),

@@ -81,7 +81,7 @@ static void wait_goes_on(bool first)
     r2_peer_lock(p);
     now_since = p->no_path_since;
     up = r2_path_is_up(path);
-    served = path->ever_up || path->last_end == R2_END_CLOSED || path->down_at;
+    served = r2_past_carried(path->past) || path->down.at;
     r2_peer_unlock(p);
     atomic_store(&no_memory, false);
     CHECK(!up);

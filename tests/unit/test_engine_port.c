@@ -20,7 +20,7 @@ static atomic_bool went_down;
 static void go_down(void)
 {
     atomic_store(&went_down, true);
-    r2_nic_transport(PORT, 1, false, "port down");
+    r2_nic_transport(PORT, 1, false, "port down", r2_now_ns());
 }
 
 int pthread_mutex_lock(pthread_mutex_t *mutex)
@@ -80,24 +80,24 @@ static void become_port(int nic)
 
 static void is_down(int nic)
 {
-    r2_nic_transport(nic, 1, false, "port down");
+    r2_nic_transport(nic, 1, false, "port down", r2_now_ns());
 }
 
 static void look(int moment)
 {
-    r2_nic_transport(PORT, 1, true, "port up");
+    r2_nic_transport(PORT, 1, true, "port up", r2_now_ns());
     held = 0;
     left = moment;
-    r2_niclink_look(PORT);
+    r2_niclink_look(PORT, r2_now_ns());
     left = 0;
 }
 
 /* Its link is up, and it has failed: it is tried again. */
 static void tick(int moment)
 {
-    r2_nic_transport(PORT, 1, true, "port up");
-    r2_niclink_look(PORT);
-    r2_nicstate_located(PORT, false, "a verdict");
+    r2_nic_transport(PORT, 1, true, "port up", r2_now_ns());
+    r2_niclink_look(PORT, r2_now_ns());
+    r2_nicstate_located(PORT, false, "a verdict", r2_now_ns());
     atomic_store(&r2_eng.nic_state[PORT].located, false); /* which nobody sees to any more */
     held = 0;
     left = moment;
@@ -108,8 +108,8 @@ static void tick(int moment)
 /* Operators hear that nobody can connect to it. */
 static void say_deaf(int moment)
 {
-    r2_nic_transport(PORT, 1, true, "port up");
-    r2_niclink_look(PORT);
+    r2_nic_transport(PORT, 1, true, "port up", r2_now_ns());
+    r2_niclink_look(PORT, r2_now_ns());
     held = 0;
     left = moment;
     r2_nicstate_deaf(PORT, true);
@@ -120,13 +120,12 @@ static void say_deaf(int moment)
  */
 static void start(int moment)
 {
-    r2_nic_transport(PORT, 1, true, "port up");
-    *port() = (struct r2_nic_state){.row = -1, .link_up = true};
-    atomic_store(&port()->usable, true);
+    r2_nic_transport(PORT, 1, true, "port up", r2_now_ns());
+    *port() = (struct r2_nic_state){.row = -1, .link_up = true, .word = R2_NIC_USABLE};
     r2_local.nics[PORT].link_up = true;
     held = 0;
     left = moment;
-    r2_nicstate_begin(PORT);
+    r2_nicstate_begin(PORT, r2_now_ns());
     left = 0;
 }
 

@@ -307,8 +307,8 @@ static void test_tail_is_not_left_to_the_spared(void)
         remote_rate(a, 10 * R2_NS_PER_MS);
         remote_rate(b, 10 * R2_NS_PER_US);
         r2_peer_lock(fast->peer);
-        ((struct r2_path *)a->params.owner)->chunk_at = r2_now_ns(); /* no trial is due */
-        fast->busy_until = spared ? r2_now_ns() + 60 * R2_NS_PER_S : 0;
+        ((struct r2_path *)a->params.owner)->flow.chunk_at = r2_now_ns(); /* no trial is due */
+        fast->flow.busy_until = spared ? r2_now_ns() + 60 * R2_NS_PER_S : 0;
         r2_peer_unlock(fast->peer);
         req = isend(64 * KB);
         CHECK_EQ(remote_cts(a, &r, 0, 64 * KB), 0);

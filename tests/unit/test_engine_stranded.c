@@ -167,7 +167,7 @@ static void test_sockets_that_stand_by(void)
     CHECK(remote_prove(&r, again));
     fake_sleep_ms(150); /* the planner's turn */
     r2_peer_lock(((struct r2_path *)tcp->params.owner)->peer);
-    spare = ((struct r2_path *)tcp->params.owner)->spare;
+    spare = ((struct r2_path *)tcp->params.owner)->role == R2_ROLE_SPARE;
     r2_peer_unlock(((struct r2_path *)tcp->params.owner)->peer);
     CHECK(spare);
     kicks = atomic_load(&tcp->kicks);

@@ -36,7 +36,7 @@ static bool failed(int lnic, int rnic)
 
     r2_peer_lock(r.conn->peer);
     path = r2_path_find(r.conn->peer, lnic, rnic, R2_VIA_TCP);
-    yes = path && path->first_choice && !r2_path_is_up(path) && path->fails;
+    yes = path && path->role == R2_ROLE_FIRST && !r2_path_is_up(path) && path->attempt.fails;
     pthread_mutex_unlock(&r.conn->peer->lock);
     return yes;
 }
@@ -121,12 +121,12 @@ static void test_not_counted_on(void)
     begin();
     CHECK(remote_command(set_aside, 1));
     nothing(1);
-    CHECK(remote_command(r2_nicstate_drain, 1));
+    CHECK(remote_command(remote_drain, 1));
     CHECK(remote_command(count_in, 1));
     looks(2 * LOOKS);
     CHECK(!marked(1));
     CHECK_EQ(warned(1, WORD), 0);
-    CHECK(remote_command(r2_nicstate_undrain, 1));
+    CHECK(remote_command(remote_undrain, 1));
     wait_trusted(1);
     remote_end(&r);
 }
@@ -211,7 +211,7 @@ static void look_after_it(int nic)
     r2_peer_lock(p);
     path = r2_path_find(p, nic, nic, R2_VIA_TCP);
     gen = path->gen;
-    path->attempt_at -= 60 * R2_NS_PER_S;
+    path->attempt.at -= 60 * R2_NS_PER_S;
     r2_peer_unlock(p);
     r2_peer_get(p); /* the task's */
     r2_peer_task(&p->task);
@@ -282,9 +282,9 @@ static void test_told(void)
         __atomic_load_n(&r2_eng.ctl->seg->nics[r2_eng.nic_state[1].row].state, __ATOMIC_RELAXED),
         R2_SEG_NIC_HEALTHY);
     CHECK_EQ(warned(1, WORD), 1);
-    CHECK(remote_command(r2_nicstate_drain, 1));
+    CHECK(remote_command(remote_drain, 1));
     CHECK(!marked(1)); /* the row has another word */
-    CHECK(remote_command(r2_nicstate_undrain, 1));
+    CHECK(remote_command(remote_undrain, 1));
     wait_trusted(1);
     wait_failed(1, 1);
     looks(LOOKS);

@@ -150,7 +150,7 @@ static void test_slow_is_no_limit(void)
     for (int i = 0; i < 8; i++)
         CHECK_GT(one(1), 0);
     r2_peer_lock(r.conn->peer);
-    CHECK_EQ(path_of(1)->grey, 100);
+    CHECK_EQ(path_of(1)->flow.grey, 100);
     r2_peer_unlock(r.conn->peer);
     remote_end(&r);
 }
@@ -180,21 +180,21 @@ static void test_slow_and_lossy_in_turn(void)
     windows(&t, 10, 3 * R2_NS_PER_MS, 24000000);
     for (int i = 0; i < 2; i++)
         r2_grey_segments(&path_of(i)->watch, 1000, 0, t);
-    CHECK_EQ(path->grey, R2_WEIGHT_FULL);
+    CHECK_EQ(path->flow.grey, R2_WEIGHT_FULL);
     windows(&t, 12, 7500 * R2_NS_PER_US, 8000000);
     for (int i = 0; i < 2; i++)
         r2_grey_segments(&path_of(i)->watch, 2000, i ? 50 : 0, t);
     CHECK(path->rate.tight);
-    CHECK_LT(path->grey, R2_GREY_LOSSY);
+    CHECK_LT(path->flow.grey, R2_GREY_LOSSY);
     windows(&t, 4, 3 * R2_NS_PER_MS, 24000000);
     CHECK_EQ(path->watch.why, R2_GREY_LOSS);
     CHECK(!path->rate.tight);
-    CHECK_EQ(path->grey, R2_GREY_LOSSY);
+    CHECK_EQ(path->flow.grey, R2_GREY_LOSSY);
     windows(&t, 12, 7500 * R2_NS_PER_US, 8000000);
     CHECK_EQ(path->watch.why, R2_GREY_SLOW);
     CHECK(path->rate.tight);
-    CHECK_LT(path->grey, R2_GREY_LOSSY);
-    CHECK_GT(path->grey, R2_GREY_LOSSY / 2);
+    CHECK_LT(path->flow.grey, R2_GREY_LOSSY);
+    CHECK_GT(path->flow.grey, R2_GREY_LOSSY / 2);
     r2_peer_unlock(r.conn->peer);
     remote_end(&r);
 }
@@ -252,12 +252,12 @@ static void test_verdict_local(void)
     struct r2_ep *again;
 
     begin(3);
-    r2_nicstate_located(1, false, "test says so");
+    r2_nicstate_located(1, false, "test says so", r2_now_ns());
     CHECK(remote_wait_flag(&ep[1]->is_shut));
     CHECK(!atomic_load(&ep[0]->is_shut) && !atomic_load(&ep[2]->is_shut));
     again = fake_find(r.id, 1, 1, ep[1]->params.gen); /* probing has begun */
     CHECK(again);
-    r2_nicstate_located(1, true, "test says so");
+    r2_nicstate_located(1, true, "test says so", r2_now_ns());
     remote_end(&r);
 }
 
@@ -285,7 +285,7 @@ static void test_within_the_node(void)
         ep[1] = fake_find(r.id, 1, 1, 0);
         CHECK(ep[1]);
         if (within) {
-            r2_nicstate_located(1, false, "test says so");
+            r2_nicstate_located(1, false, "test says so", r2_now_ns());
             CHECK(remote_wait_flag(&ep[1]->is_shut));
             CHECK_EQ(r2_nic_word(1), R2_NIC_FAILED);
             again = remote_path(&r, 1, ep[1]->params.gen);
@@ -294,7 +294,7 @@ static void test_within_the_node(void)
             CHECK(!atomic_load(&again->is_shut)); /* it serves all the same */
         } else {
             CHECK(nic_back(1, REMOTE_WAIT_MS));
-            r2_nicstate_located(1, true, "test says so");
+            r2_nicstate_located(1, true, "test says so", r2_now_ns());
         }
         remote_end(&r);
     }

@@ -1,4 +1,7 @@
 /* Rung 1: the rules of R2CCL_FAULTS. */
+#include <locale.h>
+#include <stdlib.h>
+
 #include "check.h"
 #include "engine/nic/faultrules.h"
 #include "util/clock.h"
@@ -70,6 +73,32 @@ static void test_bad(void)
     CHECK_MSG(strstr(err, "'slow=many' is not understood"), "%s", err);
 }
 
+/* Where the program has chosen a locale with a decimal comma, the point stays the point. */
+static void test_comma(void)
+{
+    char dir[] = "/tmp/r2-locale-XXXXXX", command[128];
+    bool made;
+
+    CHECK(mkdtemp(dir));
+    snprintf(command, sizeof(command), "localedef -i de_DE -f UTF-8 %s/comma >/dev/null 2>&1", dir);
+    (void)!system(command); /* 1: made with warnings */
+    setenv("LOCPATH", dir, 1);
+    made = setlocale(LC_ALL, "comma") != NULL;
+    if (made) {
+        CHECK(strtod("0,5", NULL) > 0.4);
+        CHECK_EQ(parse("eth1 loss=0.5%; eth2 slow=1.5MB/s"), 2);
+        CHECK_EQ(rules[0].fault.loss_ppm, 5000);
+        CHECK_EQ(rules[1].fault.rate, 1572864);
+        CHECK_EQ(parse("eth1 loss=0,5%"), -EINVAL);
+    } else {
+        printf("no locale with a comma can be made here (localedef)\n");
+    }
+    setlocale(LC_ALL, "C");
+    unsetenv("LOCPATH");
+    snprintf(command, sizeof(command), "rm -r %s", dir);
+    CHECK_EQ(system(command), 0);
+}
+
 static void test_most(void)
 {
     char text[(R2_FAULT_RULES + 1) * 8 + 1] = "";
@@ -97,8 +126,13 @@ static void test_fuzz(void)
 }
 
 static const struct check_test tests[] = {
-    {"kinds", test_kinds}, {"options", test_options}, {"bad", test_bad},
-    {"most", test_most},   {"fuzz", test_fuzz},       {0},
+    {"kinds", test_kinds},
+    {"options", test_options},
+    {"bad", test_bad},
+    {"comma", test_comma},
+    {"most", test_most},
+    {"fuzz", test_fuzz},
+    {0},
 };
 
 int main(int argc, char **argv)

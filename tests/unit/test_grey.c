@@ -64,6 +64,40 @@ static void test_unequal_by_design(void)
     expect_full(-1);
 }
 
+static uint32_t beside(int self)
+{
+    struct r2_grey *all[PATHS];
+
+    for (int i = 0; i < count; i++)
+        all[i] = &sims[i].g;
+    return r2_grey_beside(all, count, self);
+}
+
+/* A path that never was faster is seen beside its siblings, in proportion to what is announced. */
+static void test_beside_siblings(void)
+{
+    set_up(4, 125 * MB, 0);
+    fall(&sims[3], 12 * MB);
+    sims[0].limited = true; /* has shown that it can do that much at least */
+    CHECK_EQ(beside(3), 0);
+    run(5 * SEC, -1);
+    CHECK_GE(beside(3), 60);
+    CHECK_LE(beside(3), 130);
+    CHECK_EQ(beside(0), 0); /* has not had enough to do */
+    CHECK_GE(beside(1), 900);
+    fall(&sims[3], 125 * MB);
+    run(5 * SEC, -1);
+    CHECK_GE(beside(3), 900);
+    set_up(2, 125 * MB, 1250 * MB);
+    sims[1].g.announced = 125 * MB;
+    fall(&sims[1], 12 * MB);
+    run(5 * SEC, -1);
+    CHECK_GE(beside(1), 800);
+    set_up(1, 125 * MB, 0);
+    run(SEC, -1);
+    CHECK_EQ(beside(0), 0);
+}
+
 static void test_idle_is_not_judged(void)
 {
     set_up(3, 125 * MB, 0);
@@ -359,6 +393,7 @@ static const struct check_test tests[] = {
     {"slow_and_back", test_slow_and_back},
     {"fast_nics", test_fast_nics},
     {"unequal_by_design", test_unequal_by_design},
+    {"beside_siblings", test_beside_siblings},
     {"idle_is_not_judged", test_idle_is_not_judged},
     {"noise", test_noise},
     {"all_alike", test_all_alike},

@@ -1,6 +1,6 @@
-/* engine/core/pathstate (rung 1): every state with every event, and what a path may carry in every
- * combination of facts. What it cannot prove: that the engine says the right events
- * (engine_paths, engine_health). */
+/* engine/core/pathstate (rung 1): every state of the three machines with every event, and what a
+ * path may carry in every combination of facts. What it cannot prove: that the engine says the
+ * right events (engine_paths, engine_health). */
 #include "check.h"
 
 #include <string.h>
@@ -55,6 +55,56 @@ static void test_all_are_reached(void)
                  R2_PATH_CONNECTING);
 }
 
+/* What each event says stands afterwards, whatever was before; nothing takes "has carried" back. */
+static void test_past(void)
+{
+    unsigned reached = 1u << R2_PAST_NONE;
+
+    for (int s = 0; s < R2_PAST_STATES; s++) {
+        bool carried = r2_past_carried(s);
+        enum r2_path_past proven = r2_past_next(s, R2_PAST_EV_PROVEN);
+
+        for (int e = 0; e < R2_PAST_EVENTS; e++) {
+            CHECK_EQ(r2_past_carried(r2_past_next(s, e)), carried || e == R2_PAST_EV_PROVEN);
+            for (int again = 0; again < R2_PAST_STATES; again++)
+                reached |= reached >> again & 1 ? 1u << r2_past_next(again, e) : 0;
+        }
+        CHECK_EQ(r2_past_next(proven, R2_PAST_EV_PROVEN), proven);
+        CHECK_EQ(r2_past_next(proven, R2_PAST_EV_CLOSE), R2_PAST_CLOSED);
+        CHECK_EQ(r2_past_next(proven, R2_PAST_EV_LOSS), R2_PAST_LOST);
+        CHECK_EQ(r2_past_next(s, R2_PAST_EV_ATTEMPT), carried ? R2_PAST_MISSED : R2_PAST_TRIED);
+        CHECK_EQ(r2_past_next(s, R2_PAST_EV_END), carried ? R2_PAST_CARRIED : R2_PAST_NONE);
+        CHECK_EQ(r2_past_next(s, R2_PAST_EV_WAIT), s == R2_PAST_TRIED ? R2_PAST_WAITED : s);
+    }
+    CHECK_EQ(reached, (1u << R2_PAST_STATES) - 1);
+    CHECK_EQ(r2_past_next(R2_PAST_CLOSED, R2_PAST_EV_PROVEN), R2_PAST_CLOSED); /* until FENCED */
+    CHECK_EQ(r2_past_next(R2_PAST_LOST, R2_PAST_EV_PROVEN), R2_PAST_LOST);
+    CHECK_EQ(r2_past_next(R2_PAST_MISSED, R2_PAST_EV_PROVEN), R2_PAST_CARRIED);
+}
+
+/* One heartbeat at a time is queued, and watched once; only a look finds a stall, or none. */
+static void test_beats(void)
+{
+    unsigned reached = 1u << R2_BEAT_NONE;
+
+    for (int s = 0; s < R2_BEAT_STATES; s++) {
+        bool watched = s == R2_BEAT_OUT || s == R2_BEAT_STALLED;
+
+        for (int e = 0; e < R2_BEAT_EVENTS; e++) {
+            enum r2_beat_state next = r2_beat_next(s, e);
+
+            reached |= reached >> s & 1 ? 1u << next : 0;
+            CHECK_EQ(next == R2_BEAT_NONE,
+                     e == R2_BEAT_EV_UP || s == R2_BEAT_NONE ? e != R2_BEAT_EV_SEND : false);
+        }
+        CHECK_EQ(r2_beat_next(s, R2_BEAT_EV_SEND), R2_BEAT_QUEUED);
+        CHECK_EQ(r2_beat_next(s, R2_BEAT_EV_FLUSHED), s == R2_BEAT_QUEUED ? R2_BEAT_OUT : s);
+        CHECK_EQ(r2_beat_next(s, R2_BEAT_EV_STALL), watched ? R2_BEAT_STALLED : s);
+        CHECK_EQ(r2_beat_next(s, R2_BEAT_EV_SILENCE), watched ? R2_BEAT_OUT : s);
+    }
+    CHECK_EQ(reached, (1u << R2_BEAT_STATES) - 1);
+}
+
 static struct r2_path_facts facts_of(unsigned i)
 {
     return (struct r2_path_facts){.state = i / 16 % R2_PATH_STATES,
@@ -107,6 +157,8 @@ static void test_events_and_what_it_may(void)
 static const struct check_test tests[] = {
     {"one_way", test_one_way},
     {"all_are_reached", test_all_are_reached},
+    {"past", test_past},
+    {"beats", test_beats},
     {"what_it_may_carry", test_what_it_may_carry},
     {"events_and_what_it_may", test_events_and_what_it_may},
     {0},

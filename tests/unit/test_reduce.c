@@ -362,28 +362,6 @@ static void test_the_threads_floating_point_mode_has_no_influence(void)
     CHECK(out == 0x1p-139f);
 }
 
-static void test_scaling_multiplies_each_element_by_the_scalar(void)
-{
-    static char data[2500 * 8 + 8], out[2500 * 8 + 8];
-    char scalar[8], want[8];
-
-    for (int type = 0; type < R2_NCCL_TYPES; type++) {
-        size_t elem = r2_nccl_type_size(type), count = 1 + check_random() % 2500;
-
-        fill(data + 3, count, type);
-        fill(scalar, 1, type);
-        r2_reduce_scale(out + 5, data + 3, count, type, scalar);
-        for (size_t i = 0; i < count; i++) {
-            const char *at[] = {data + 3 + i * elem, scalar};
-
-            refer(want, at, 2, type, R2_NCCL_PROD);
-            CHECK(same(out + 5 + i * elem, want, type));
-        }
-        r2_reduce_scale(data + 3, data + 3, count, type, scalar);
-        CHECK(memcmp(data + 3, out + 5, count * elem) == 0);
-    }
-}
-
 static void test_only_known_types_and_operations_are_covered(void)
 {
     int covered = 0;
@@ -402,8 +380,6 @@ static const struct check_test tests[] = {
     {"a_sum_is_rounded_once_and_to_the_nearest", test_a_sum_is_rounded_once_and_to_the_nearest},
     {"the_threads_floating_point_mode_has_no_influence",
      test_the_threads_floating_point_mode_has_no_influence},
-    {"scaling_multiplies_each_element_by_the_scalar",
-     test_scaling_multiplies_each_element_by_the_scalar},
     {"only_known_types_and_operations_are_covered",
      test_only_known_types_and_operations_are_covered},
     {0},

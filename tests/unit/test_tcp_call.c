@@ -25,7 +25,8 @@ static void called(const uint8_t process[16], int nic, const struct r2_wire_addr
     said_nic = nic;
     if (atomic_load(&silent)) {
         r2_peer_lock(tx->peer);
-        tx->peer->suspect = true; /* until the next look at heartbeats, which do come */
+        tx->peer->suspect_since =
+            r2_now_ns(); /* until the next look at heartbeats, which do come */
         pthread_mutex_unlock(&tx->peer->lock);
     }
     real->called(process, nic, addr);

@@ -1,6 +1,6 @@
 /* What a process says to one that it has given up, over real sockets on loopback (rung 3): both
  * ends are in this process. Who may say it is test_tcp_proof.c's, when it is heeded
- * test_engine_asking.c's. What it cannot prove: two hosts. */
+ * test_engine_liveness.c's. What it cannot prove: two hosts. */
 #define _GNU_SOURCE
 #include <errno.h>
 

@@ -7,6 +7,7 @@
 #include <stdatomic.h>
 #include <sys/socket.h>
 
+#include "added_time.h"
 #include "await.h"
 #include "held_threads.h"
 #include "tcp_bed.h"
@@ -308,7 +309,9 @@ static void test_words_before_the_end(void)
 /* All threads are awake, and nothing has gone that way shortly before. */
 static void hold_quiet(void)
 {
-    usleep(50000);
+    WHILE_MS (5, true) /* what is under way has come */
+        ;
+    add_time(50 * R2_NS_PER_MS);
     keep_awake();
 }
 
@@ -395,8 +398,7 @@ static int second_sent(unsigned us, struct r2_req *s[2])
         CHECK_EQ(r2_engine_isend(tx, out, 64, 0, NULL, &s[0]), 0);
         mid = atomic_load(&lane->ctrl_total);
         took = r2_now_ns();
-        if (us)
-            usleep(us);
+        add_time(us * R2_NS_PER_US);
         CHECK_EQ(r2_engine_isend(tx, out + 64, 64, 0, NULL, &s[1]), 0);
         took = r2_now_ns() - took;
         CHECK_GT(mid, from); /* that one came alone */

@@ -38,7 +38,7 @@ static uint32_t look(uint64_t *bytes)
 
     r2_peer_lock(p);
     gen = path_of(p)->gen;
-    *bytes = path_of(p)->tx_bytes;
+    *bytes = path_of(p)->sum.tx_bytes;
     r2_peer_unlock(p);
     return gen;
 }
@@ -59,7 +59,7 @@ static bool told(struct r2_conn *c)
     bool yes;
 
     r2_peer_lock(c->peer);
-    yes = path_of(c->peer)->shown.up;
+    yes = path_of(c->peer)->intro == R2_INTRO_TOLD;
     r2_peer_unlock(c->peer);
     return yes;
 }
@@ -97,7 +97,7 @@ static void back(void)
 {
     uint64_t until = r2_now_ns() + 2 * BED_WAIT_MS * R2_NS_PER_MS;
 
-    r2_nicstate_forgive(0, true); /* it flapped in the tests before this one */
+    r2_nicstate_forgive(0, true, r2_now_ns()); /* it flapped in the tests before this one */
     while (!carries() && r2_now_ns() < until)
         bed_ms(2);
     CHECK(carries());
@@ -234,7 +234,7 @@ static void end_paths(const char *script)
     for (int ms = 0; ms < BED_WAIT_MS && carries(); ms++)
         bed_ms(1);
     CHECK(!carries());
-    r2_nicstate_forgive(0, true);
+    r2_nicstate_forgive(0, true, r2_now_ns());
     bed_script(script);
     bed_script("!port fv0 1 up");
 }

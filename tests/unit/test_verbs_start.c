@@ -172,7 +172,7 @@ static void any_call(void)
     CHECK(!told("too late"));
     bed_script("!unhang");
     late_ones_go(5, 1);
-    CHECK(told("RDMA device fv0 has answered, too late"));
+    CHECK(told("RDMA device fv0 has answered too late"));
     for (int nic = 0; nic < 6; nic++)
         CHECK_EQ(rdma(nic), nic == 5);
     job_ends();
@@ -305,7 +305,7 @@ static void named_port_of_a_failed_one(void)
 
 static void named_failed_port(void)
 {
-    named_port_that_fails("fvib ports-fail", "RDMA device fvib cannot say how its ports are");
+    named_port_that_fails("fvib ports-fail", "RDMA device fvib does not report its ports");
 }
 
 /* The list of devices does not come, which a thread of its own asks for: the job has sockets. The
@@ -318,9 +318,9 @@ static void no_list(void)
     job(0);
     CHECK(!rdma(0) && !rdma(1));
     bed_script("!unhang");
-    for (int ms = 0; ms < BED_WAIT_MS && !told("the list of RDMA devices has come, too late"); ms++)
+    for (int ms = 0; ms < BED_WAIT_MS && !told("the list of RDMA devices has come too late"); ms++)
         bed_ms(10);
-    CHECK(told("the list of RDMA devices has come, too late"));
+    CHECK(told("the list of RDMA devices has come too late"));
     CHECK_EQ(threads(), 0);
     job_ends();
 }

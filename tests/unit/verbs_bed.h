@@ -26,7 +26,7 @@ static int (*bed_script)(const char *text); /* tests/fakeverbs/script.c */
 
 __attribute__((unused)) static void bed_ms(int ms)
 {
-    usleep((useconds_t)ms * 1000);
+    await_us((unsigned)ms * 1000);
 }
 
 /* The stand-in beside this program's build folder; skips the test where it could not be built. */

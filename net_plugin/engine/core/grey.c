@@ -269,6 +269,31 @@ static uint64_t level(struct r2_grey *const *paths, int n, int self)
     return m && v[(m - 1) / 2] != UINT64_MAX ? v[(m - 1) / 2] : 0;
 }
 
+uint32_t r2_grey_beside(struct r2_grey *const *paths, int n, int self)
+{
+    const struct r2_grey *me = paths[self];
+    uint64_t v[64], own = me ? shown(me) : 0;
+    int m = 0;
+
+    for (int i = 0; i < n && i < 64 && own; i++) {
+        const struct r2_grey *g = paths[i];
+        uint64_t x = g && i != self ? max_u64(shown(g), g->peak) : 0;
+        int k;
+
+        if (!x)
+            continue;
+        if (me->announced && g->announced)
+            x = mul_div(x, me->announced, g->announced);
+        for (k = m++; k > 0 && v[k - 1] < x; k--) /* descending */
+            v[k] = v[k - 1];
+        v[k] = x;
+    }
+    if (!m)
+        return 0;
+    own = mul_div(own, R2_GREY_FULL, max_u64(v[m / 2], 1));
+    return (uint32_t)max_u64(min_u64(own, R2_GREY_FULL), 1);
+}
+
 static void fade(struct r2_grey *const *paths, int n, int self)
 {
     struct r2_grey *g = paths[self];

@@ -84,8 +84,8 @@ struct r2_grey {
     uint64_t window_bytes;
     bool fresh; /* measured since the last judgement */
 
-    uint64_t loss_from, sent_from, resent_from, sent, resent; /* segments */
-    uint64_t loss_at;                                         /* when `loss_ppm` was measured */
+    uint64_t loss_from, sent_from, resent_from; /* segments */
+    uint64_t loss_at;                           /* when `loss_ppm` was measured */
     uint32_t loss_ppm;
 
     uint32_t factor; /* what is left of the weight, R2_GREY_FULL: all */
@@ -116,6 +116,11 @@ void r2_grey_segments(struct r2_grey *g, uint64_t sent, uint64_t resent, uint64_
 /* Judges the usable paths to one peer (NULL entries are passed over). Call it every 25 to 100 ms.
  * Returns a bit per path whose factor or whose reason has changed. n <= 64. */
 uint64_t r2_grey_judge(struct r2_grey *const *paths, int n, uint64_t now);
+
+/* What path `self` carries when it has enough to do, per mille of what its siblings can (the lower
+ * median of their best, in proportion to the announced speeds); 0: not known. Tells of a path that
+ * was never faster, which its own best cannot. At most R2_GREY_FULL. */
+uint32_t r2_grey_beside(struct r2_grey *const *paths, int n, int self);
 
 /* Why the factor is what it is: "12 % of its best (12.4 of 104 MB/s), siblings at 97 %". */
 const char *r2_grey_reason(const struct r2_grey *g, char *out, size_t cap);

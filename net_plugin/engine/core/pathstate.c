@@ -1,19 +1,56 @@
 #include "engine/core/pathstate.h"
 
+struct row {
+    unsigned char state, event, next;
+};
+
+static unsigned find(const struct row *rows, unsigned n, unsigned state, unsigned event)
+{
+    for (unsigned i = 0; i < n; i++) {
+        if (rows[i].state == state && rows[i].event == event)
+            return rows[i].next;
+    }
+    return state;
+}
+
+#define NEXT(rows, state, event) find(rows, sizeof(rows) / sizeof((rows)[0]), state, event)
+
 enum r2_path_state r2_path_next(enum r2_path_state state, enum r2_path_event event)
 {
-    static const struct {
-        enum r2_path_state state;
-        enum r2_path_event event;
-        enum r2_path_state next;
-    } table[] = {
+    static const struct row rows[] = {
 #define R2_PATH_NEXT(state, event, next) {R2_PATH_##state, R2_PATH_EV_##event, R2_PATH_##next},
 #include "engine/core/pathstate.def"
     };
 
-    for (unsigned i = 0; i < sizeof(table) / sizeof(table[0]); i++) {
-        if (table[i].state == state && table[i].event == event)
-            return table[i].next;
-    }
-    return state;
+    return NEXT(rows, state, event);
+}
+
+enum r2_path_past r2_past_next(enum r2_path_past past, enum r2_past_event event)
+{
+    static const struct row rows[] = {
+#define R2_PAST_NEXT(state, event, next) {R2_PAST_##state, R2_PAST_EV_##event, R2_PAST_##next},
+#include "engine/core/pathpast.def"
+    };
+
+    return NEXT(rows, past, event);
+}
+
+bool r2_past_carried(enum r2_path_past past)
+{
+    static const bool carried[R2_PAST_STATES] = {
+#define R2_PAST_STATE(name, carried, meaning) carried,
+#include "engine/core/pathpast.def"
+    };
+
+    return carried[past];
+}
+
+enum r2_beat_state r2_beat_next(enum r2_beat_state state, enum r2_beat_event event)
+{
+    static const struct row rows[] = {
+#define R2_BEAT_NEXT(state, event, next) {R2_BEAT_##state, R2_BEAT_EV_##event, R2_BEAT_##next},
+#include "engine/core/beat.def"
+    };
+
+    return NEXT(rows, state, event);
 }

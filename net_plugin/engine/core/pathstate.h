@@ -1,4 +1,5 @@
-/* The state machine of a path's newest generation (pathstate.def), and what a path may carry. Pure.
+/* The state machines of a path: its newest generation (pathstate.def), that generation's heartbeats
+ * (beat.def), and what the earlier ones came to (pathpast.def); and what a path may carry. Pure.
  *
  * Plain values, nothing to free. The caller serialises access. No function fails.
  */
@@ -24,12 +25,48 @@ enum r2_path_event {
 /* What follows an event; without a row in the table, the state itself. */
 enum r2_path_state r2_path_next(enum r2_path_state state, enum r2_path_event event);
 
-/* How the newest generation but one has ended, or the newest if it is dead. */
-enum r2_path_end {
-    R2_END_NONE,    /* it has not, or it says nothing about the path */
-    R2_END_CLOSED,  /* in order: nobody lost anything */
-    R2_END_LOST,    /* it carried, and failed */
-    R2_END_ATTEMPT, /* S: it failed before it carried anything, and nothing has since */
+enum r2_path_past {
+#define R2_PAST_STATE(name, carried, meaning) R2_PAST_##name,
+#include "engine/core/pathpast.def"
+    R2_PAST_STATES
+};
+
+enum r2_past_event {
+#define R2_PAST_EVENT(name, meaning) R2_PAST_EV_##name,
+#include "engine/core/pathpast.def"
+    R2_PAST_EVENTS
+};
+
+enum r2_path_past r2_past_next(enum r2_path_past past, enum r2_past_event event);
+/* It has been proven at least once. */
+bool r2_past_carried(enum r2_path_past past);
+
+enum r2_beat_state {
+#define R2_BEAT_STATE(name, meaning) R2_BEAT_##name,
+#include "engine/core/beat.def"
+    R2_BEAT_STATES
+};
+
+enum r2_beat_event {
+#define R2_BEAT_EVENT(name, meaning) R2_BEAT_EV_##name,
+#include "engine/core/beat.def"
+    R2_BEAT_EVENTS
+};
+
+enum r2_beat_state r2_beat_next(enum r2_beat_state state, enum r2_beat_event event);
+
+/* What the connecting side has the path for. */
+enum r2_path_role {
+    R2_ROLE_OTHER, /* it stands in for a better pair; R: always this */
+    R2_ROLE_FIRST, /* the best pair for its local NIC */
+    R2_ROLE_SPARE, /* a better pair serves */
+};
+
+/* What is known of the peer over the newest generation: it grows. */
+enum r2_path_intro {
+    R2_INTRO_NONE,
+    R2_INTRO_HEARD, /* INFO has come */
+    R2_INTRO_TOLD,  /* ... and the journal says that the path is up */
 };
 
 /* The most that a path may carry. Each includes those before it. */

@@ -136,7 +136,7 @@ void r2_round_reply(struct r2_round *r, uint64_t now)
         m.round = a->round;
         m.carrier = R2_CARRIER_UNKNOWN;
         if (a->far_is_mine && r->lnic >= 0)
-            m.carrier = (uint8_t)r2_niclink_carrier(r->lnic);
+            m.carrier = (uint8_t)r2_niclink_carrier(r->lnic, now);
         r2_peer_lock(a->peer);
         say(a->peer, r->lnic, R2_F_PROBE_RESULT, &m, sizeof(m), seen, m.seen * sizeof(seen[0]));
         r2_peer_unlock(a->peer);
@@ -181,7 +181,8 @@ void r2_tell_heard(const struct r2_wire_addr *nic, uint64_t now)
 static bool is_said(const struct r2_peer *p, const struct r2_wire_addr *nic)
 {
     for (int i = 0; i < p->n_rnics; i++) {
-        if (p->rnics[i].known && !p->rnics[i].usable && r2_same_nic(&p->rnics[i].addr, nic))
+        if (p->rnics[i].known && p->rnics[i].word != R2_NIC_USABLE &&
+            r2_same_nic(&p->rnics[i].addr, nic))
             return true;
     }
     return false;

@@ -106,7 +106,7 @@ static void take_out(int nic, const char *why, uint64_t now)
     recover[nic].out = true;
     recover[nic].wait = RECOVER_FIRST_NS;
     recover[nic].next = now + RECOVER_FIRST_NS;
-    r2_nicstate_located(nic, false, why);
+    r2_nicstate_located(nic, false, why, now);
 }
 
 /* ---- the node segment */
@@ -165,7 +165,7 @@ static bool remote_word(const struct r2_suspect *s)
     bool word;
 
     r2_peer_lock(s->peer);
-    word = s->peer->rnics[s->rnic].known && !s->peer->rnics[s->rnic].usable;
+    word = s->peer->rnics[s->rnic].known && s->peer->rnics[s->rnic].word != R2_NIC_USABLE;
     r2_peer_leave(s->peer);
     return word;
 }
@@ -369,7 +369,7 @@ static void fail_pair(const struct r2_target *t)
                 r2_same_nic(&p->rnics[path->rnic].addr, &t->addr))
                 r2_path_fail(path, path->gen, ETIMEDOUT, "a hint; then a probe was not answered");
         }
-        if (p->resync_wanted && p->n_up)
+        if (p->resync && p->n_up)
             r2_peer_resync(p);
         r2_peer_unlock(p);
         r2_peer_put(p);
@@ -437,12 +437,12 @@ void r2_verdict_nic(int nic, uint64_t now)
     journal(nic, NULL, NULL, 0, 0, "local NIC: no carrier");
 }
 
-static void back_in_service(int nic, const char *why)
+static void back_in_service(int nic, const char *why, uint64_t now)
 {
     struct r2_finding v = {.kind = R2_FOUND_TRANSIENT};
 
     recover[nic].out = false;
-    r2_nicstate_located(nic, true, why);
+    r2_nicstate_located(nic, true, why, now);
     snprintf(v.why, sizeof(v.why), "%s", why);
     share_own(nic, R2_NODE_WORKS, &v, NULL);
 }
@@ -473,19 +473,18 @@ void r2_recover_tick(uint64_t now)
         if (r->n_targets)
             continue;
         r2_round_free(r, now);
-        back_in_service(i, "nobody is left whom it could ask");
+        back_in_service(i, "nobody is left whom it could ask", now);
     }
 }
 
 void r2_recover_conclude(struct r2_round *r, uint64_t now)
 {
-    (void)now;
     for (int i = 0; i < r->n_targets; i++) {
         enum r2_seen seen = r->targets[i].outcome;
 
         /* A kernel's answer came over our NIC too, whatever keeps its process busy. */
         if ((seen == R2_SEEN_ANSWERED || seen == R2_SEEN_MUTE) && recover[r->lnic].out) {
-            back_in_service(r->lnic, "a probe was answered");
+            back_in_service(r->lnic, "a probe was answered", now);
             return;
         }
     }

@@ -51,5 +51,7 @@ int r2_locate_reach(int nic, uint64_t now);
 bool r2_path_reaches_kernel(const struct r2_path *path);
 /* S: says once that no NIC here reaches the peer, which none ever did. Under its lock. */
 void r2_noway_look(struct r2_peer *p, uint64_t now);
+/* S: its host refuses at every best pair, and none was ever up; the same. */
+void r2_noway_refused(struct r2_peer *p, uint64_t now);
 
 #endif

@@ -60,7 +60,7 @@ static bool belongs(const struct r2_peer *p, int lnic, int rnic)
 
 bool r2_path_reaches_kernel(const struct r2_path *path)
 {
-    return path->hb.process_slow ||
+    return path->past == R2_PAST_WAITED ||
            (path->state == R2_PATH_CONNECTING && path->ep && r2_eng.ops->reached(path->ep));
 }
 
@@ -69,9 +69,9 @@ static bool tried_in_vain(const struct r2_path *path)
     const struct r2_peer *p = path->peer;
     const struct r2_rnic *r = &p->rnics[path->rnic];
 
-    return path->first_choice && path->fails && !path->ever_up && !r2_path_wireless(path) &&
-           r->known && r->usable && belongs(p, path->lnic, path->rnic) &&
-           !r2_path_reaches_kernel(path);
+    return path->role == R2_ROLE_FIRST && path->attempt.fails && !r2_past_carried(path->past) &&
+           !r2_path_wireless(path) && r->known && r->word == R2_NIC_USABLE &&
+           belongs(p, path->lnic, path->rnic) && !r2_path_reaches_kernel(path);
 }
 
 /* The peer has a NIC for each of ours, and none with an address of a family that this one has. */
@@ -125,7 +125,9 @@ int r2_nicreach_pair(const struct r2_peer *p, int nic)
     if (!r2_pairs_candidates(p, nic, R2_VIA_TCP, order))
         return -1;
     r = &p->rnics[order[0]]; /* as they would choose */
-    return r->usable && r2_nic_own(&r->addr) < 0 && belongs(p, nic, order[0]) ? order[0] : -1;
+    return r->word == R2_NIC_USABLE && r2_nic_own(&r->addr) < 0 && belongs(p, nic, order[0])
+               ? order[0]
+               : -1;
 }
 
 void r2_nicreach_asked(int nic, bool answered, int in_vain_of)
@@ -182,9 +184,9 @@ static void tell(int nic, int peers)
     told[nic] = true;
     journal(nic, cause);
     r2_nicstate_remark(nic, cause);
-    R2_TELL("NIC %s has a link, and no path over it came up in %d s, to none of %d peer process%s "
-            "that other NICs reach: the job is not protected by it. %sLook at the firewall, the "
-            "cabling, the subnet and the address family, on both sides; R2CCL_NICS leaves it out",
+    R2_TELL("NIC %s has a link, but in %d s it reached none of %d peer process%s that other NICs "
+            "reach: the job is not protected by it. %sCheck firewall, cabling, subnet and address "
+            "family on both sides, or leave it out of R2CCL_NICS",
             r2_nic_name(nic), LOOKS, peers, peers == 1 ? "" : "es",
             r2_nics_shared_hint(r2_local.nics, r2_local.n, nic, hint, sizeof(hint)));
 }

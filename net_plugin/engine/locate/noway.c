@@ -6,6 +6,7 @@
 
 #include "engine/locate/locate.h"
 #include "engine/path/pairs.h"
+#include "io/localranks.h"
 
 #define TRIED_NS (3 * R2_NS_PER_S)
 #define TRIED_LEAST 3 /* attempts of each pair */
@@ -33,7 +34,8 @@ static bool tried_in_vain(const struct r2_peer *p, uint64_t now)
     for (int i = 0; i < p->n_paths; i++) {
         const struct r2_path *path = p->paths[i];
 
-        if (path->first_choice && (path->fails < TRIED_LEAST || r2_path_reaches_kernel(path)))
+        if (path->role == R2_ROLE_FIRST &&
+            (path->attempt.fails < TRIED_LEAST || r2_path_reaches_kernel(path)))
             return false;
     }
     return p->n_paths > 0;
@@ -42,7 +44,7 @@ static bool tried_in_vain(const struct r2_peer *p, uint64_t now)
 static bool never_up(const struct r2_peer *p)
 {
     for (int i = 0; i < p->n_paths; i++) {
-        if (p->paths[i]->ever_up || r2_path_is_up(p->paths[i]))
+        if (r2_past_carried(p->paths[i]->past) || r2_path_is_up(p->paths[i]))
             return false;
     }
     return true;
@@ -76,39 +78,55 @@ static void add_pairs(const struct r2_peer *p, char *out, size_t cap)
     for (int i = 0; i < p->n_paths; i++) {
         const struct r2_path *path = p->paths[i];
 
-        if (!path->first_choice)
+        if (path->role != R2_ROLE_FIRST)
             continue;
         r2_wire_addr_text(&p->rnics[path->rnic].addr, text, sizeof(text));
         ADD(out, cap, "%s%s to %s (its NIC %d): %s", first ? "" : "; ", r2_nic_name(path->lnic),
             text, path->rnic,
-            path->last_err == ECONNREFUSED ? "nobody listens there, as its host says"
-            : path->last_err == EHOSTUNREACH || path->last_err == ETIMEDOUT
+            path->attempt.err == ECONNREFUSED ? "nobody listens there, as its host says"
+            : path->attempt.err == EHOSTUNREACH || path->attempt.err == ETIMEDOUT
                 ? "no answer"
-                : strerror(path->last_err));
+                : strerror(path->attempt.err));
         first = false;
     }
 }
 
-static void say(struct r2_peer *p, const char *brief, const char *text)
+/* `then`: what follows from it. */
+static void say(struct r2_peer *p, const char *brief, const char *text, const char *then)
 {
     static atomic_bool told;
+    char range[160];
     struct r2_control_event ev = {
         .event = R2_EV_WARNING, .peer_host = p->host, .peer_pid = p->pid, .cause = brief};
 
     r2_control_peer_state(r2_eng.ctl, p->row, R2_SEG_PEER_CONNECTING, brief);
     r2_control_journal(r2_eng.ctl, &ev);
+    r2_port_range_text(range, sizeof(range));
     if (!atomic_exchange(&told, true))
-        R2_TELL("%s. The job waits for a way until R2CCL_NO_PATH_TIMEOUT; look at the NICs "
-                "(R2CCL_NICS), addresses and subnets of both nodes",
-                text);
+        R2_TELL("%s. %s. Check the NICs (R2CCL_NICS), addresses, subnets and firewalls of both "
+                "nodes%s%s%s",
+                text, then, range[0] ? ". " : "", range,
+                range[0] ? ". Firewalls must let in all of it" : "");
     else
         R2_WARN_LIMIT("%s", text);
+}
+
+void r2_noway_refused(struct r2_peer *p, uint64_t now)
+{
+    char text[400] = "a peer process is not where it should be: ";
+
+    if (p->shown.noway)
+        return;
+    add_pairs(p, text, sizeof(text));
+    say(p, "refused at every NIC", text, "Either it has ended, or a firewall refuses");
+    p->shown.noway = now;
 }
 
 void r2_noway_look(struct r2_peer *p, uint64_t now)
 {
     static const char unlike[] = "no address of one family here and there",
-                      vain[] = "no NIC here reaches it";
+                      vain[] = "no NIC here reaches it",
+                      waits[] = "The job waits for a way until R2CCL_NO_PATH_TIMEOUT";
     char text[400];
 
     if (!p->out || (!p->opening && !p->shown.noway))
@@ -120,12 +138,12 @@ void r2_noway_look(struct r2_peer *p, uint64_t now)
     } else if (!has_pair(p)) {
         snprintf(text, sizeof(text), "no address of one family here and at a peer process: here ");
         add_sides(p, text, sizeof(text));
-        say(p, unlike, text);
+        say(p, unlike, text, waits);
         p->shown.noway = now;
     } else if (tried_in_vain(p, now)) {
         snprintf(text, sizeof(text), "no NIC here reaches a peer process: ");
         add_pairs(p, text, sizeof(text));
-        say(p, vain, text);
+        say(p, vain, text, waits);
         p->shown.noway = now;
     }
 }

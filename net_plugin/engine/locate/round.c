@@ -150,7 +150,7 @@ static bool still_suspect(struct r2_peer *p)
     bool yes;
 
     r2_peer_lock(p);
-    yes = p->life == R2_PEER_ALIVE && p->n_up && !p->suspect && !r2_list_empty(&p->conn_list);
+    yes = p->life == R2_PEER_ALIVE && p->n_up && !p->suspect_since && !r2_list_empty(&p->conn_list);
     r2_peer_leave(p);
     return yes;
 }
@@ -164,7 +164,7 @@ void r2_rounds_failed(struct r2_peer *p, int lnic, int rnic, int via, uint64_t a
     if (!r2_nic_usable(lnic)) /* the reason is known */
         return;
     r2_peer_lock(p);
-    word = p->rnics[rnic].known && !p->rnics[rnic].usable;
+    word = p->rnics[rnic].known && p->rnics[rnic].word != R2_NIC_USABLE;
     addr = p->rnics[rnic].addr;
     r2_peer_leave(p);
     /* No socket of ours goes over that NIC, or over any wire at all (a process of this node). */
@@ -252,7 +252,7 @@ static void settled(struct r2_round *r, uint64_t now)
 {
     drop_suspects(r);
     if (!r->n_suspects || !r2_nic_usable(r->lnic) ||
-        r2_niclink_carrier(r->lnic) == R2_CARRIER_DOWN) {
+        r2_niclink_carrier(r->lnic, now) == R2_CARRIER_DOWN) {
         r2_round_free(r, now);
         return;
     }
@@ -344,7 +344,7 @@ void r2_rounds_asked(struct r2_peer *p, const struct r2_msg_probe *m, uint64_t n
     if (lnic < 0) {
         r2_targets_witness(r, &m->near);
         r2_targets_witness(r, &m->far);
-    } else if (r2_niclink_carrier(lnic) != R2_CARRIER_DOWN && add_near(r, p, &m->near)) {
+    } else if (r2_niclink_carrier(lnic, now) != R2_CARRIER_DOWN && add_near(r, p, &m->near)) {
         r2_targets_collect(r);
     }
 }
@@ -417,7 +417,7 @@ void r2_rounds_nic(int nic, uint64_t now)
             continue;
         if (r->kind == R2_ROUND_FULL) {
             r2_round_free(r, now); /* the reason is known now */
-        } else if (r->kind == R2_ROUND_ASSIST && r2_niclink_carrier(nic) == R2_CARRIER_DOWN) {
+        } else if (r->kind == R2_ROUND_ASSIST && r2_niclink_carrier(nic, now) == R2_CARRIER_DOWN) {
             r2_targets_close(r, now); /* what is not seen without carrier says nothing */
             r->n_targets = 0;
         }
@@ -505,7 +505,7 @@ static void look(struct r2_round *r, uint64_t now)
         (r->kind != R2_ROUND_FULL && r->kind != R2_ROUND_ASSIST))
         return;
     r->looked_at = now;
-    r2_niclink_ask(r->lnic);
+    r2_niclink_ask(r->lnic, now);
 }
 
 static void round_tick(struct r2_round *r, uint64_t now)

@@ -45,7 +45,7 @@ static int add_peer(struct r2_peer *p, struct candidate *c, int n)
     for (int r = 0; r < p->n_rnics; r++) {
         int i;
 
-        if (!p->rnics[r].known || !p->rnics[r].usable ||
+        if (!p->rnics[r].known || p->rnics[r].word != R2_NIC_USABLE ||
             (p->rnics[r].addr.offers & R2_OFFER_NO_TCP) || r2_nic_own(&p->rnics[r].addr) >= 0)
             continue;
         for (i = 0; i < n && !r2_same_nic(&c[i].addr, &p->rnics[r].addr); i++) {

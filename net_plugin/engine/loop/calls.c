@@ -160,7 +160,7 @@ static void help(struct r2_conn *c, bool awake)
     for (int i = 0; i < c->peer->n_paths; i++) {
         struct r2_path *path = c->peer->paths[i];
 
-        if (r2_path_is_up(path) && !path->spare) {
+        if (r2_path_is_up(path) && path->role != R2_ROLE_SPARE) {
             eps[n++] = path->ep;
             r2_eng.ops->get(path->ep);
         }
@@ -252,10 +252,10 @@ int r2_engine_close(struct r2_conn *c)
     busy = c->state == R2_CONN_FAILED || c->next_seq != c->oldest;
     r2_conn_end(c);
     if (busy) {
-        c->detaching = true;
+        c->state = R2_CONN_CLOSING;
         rc = r2_conn_detach(c, &revoke);
         r2_peer_lock(p);
-        c->detaching = false;
+        c->state = R2_CONN_CLOSED;
     }
     r2_list_splice_tail(&mrs, &c->mrs);
     r2_conn_out_closed(c);

@@ -21,9 +21,9 @@ static void blame(struct r2_peer *p)
     for (int i = 0; i < p->n_paths; i++) {
         struct r2_path *path = p->paths[i];
 
-        if (path->blame)
-            r2_locate_path_failed(path, path->blame);
-        path->blame = 0;
+        if (path->down.blame)
+            r2_locate_path_failed(path, path->down.blame);
+        path->down.blame = 0;
     }
 }
 

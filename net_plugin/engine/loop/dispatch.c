@@ -137,10 +137,10 @@ static int on_down(struct r2_path *path, const uint8_t *body)
     dead = r2_path_obtain(p, m.receiver_nic, m.sender_nic, m.transport);
     if (!dead)
         return 0;
-    if (m.gen > dead->down_gen)
+    if (m.gen > dead->down.gen)
         r2_path_fail(dead, m.gen, (int)(m.reason & 0xfff), "the peer's word");
     /* Nothing of the generation left here: it is fenced already, and only has to be said. */
-    if (dead->fenced_gen < m.gen && (!dead->ep || dead->gen > m.gen)) {
+    if (dead->down.fenced < m.gen && (!dead->ep || dead->gen > m.gen)) {
         struct r2_list *n;
         bool shutting = false;
 
@@ -150,9 +150,9 @@ static int on_down(struct r2_path *path, const uint8_t *body)
             shutting |= d->path == dead && d->gen <= m.gen;
         }
         if (!shutting)
-            dead->fenced_gen = m.gen;
+            dead->down.fenced = m.gen;
     }
-    p->resync_wanted = true;
+    r2_peer_want_resync(p);
     r2_peer_wake(p);
     return 0;
 }
@@ -169,10 +169,10 @@ static int on_fenced(struct r2_path *path, const uint8_t *body)
     dead = r2_path_find(p, m.sender_nic, m.receiver_nic, m.transport);
     if (!dead || m.gen > dead->gen)
         return 0;
-    if (m.gen > dead->down_gen)
+    if (m.gen > dead->down.gen)
         r2_path_fail(dead, m.gen, (int)(m.reason & 0xfff), "the peer's word");
-    if (m.gen > dead->fenced_gen) {
-        dead->fenced_gen = m.gen;
+    if (m.gen > dead->down.fenced) {
+        dead->down.fenced = m.gen;
         r2_send_fenced(dead, m.gen);
     }
     return 0;
@@ -268,9 +268,9 @@ static int on_close_ack(struct r2_path *path, const uint8_t *body)
     memcpy(&m, body, sizeof(m));
     c = (m.from_sender != 0) == path->peer->out ? r2_conn_find(path->peer, m.conn) : NULL;
     if (c && c->state == R2_CONN_FAILED)
-        c->tell = false; /* the CLOSE of the application comes yet */
-    if (c && c->state == R2_CONN_CLOSED) {
-        c->close_acked = true;
+        c->word = R2_WORD_NONE; /* the CLOSE of the application comes yet */
+    if (c && c->state >= R2_CONN_CLOSING) {
+        c->word = R2_WORD_HEARD;
         r2_conn_reap(c);
     }
     return 0;
@@ -295,7 +295,7 @@ static void rnic_path(struct r2_path *path, enum r2_nic_word word, bool others, 
     };
 
     if (word == R2_NIC_USABLE) {
-        path->next_at = 0;
+        path->attempt.next_at = 0;
         r2_peer_answers(path->peer); /* whoever refused while it was down */
     } else if (word != R2_NIC_DRAINED && (word != R2_NIC_DAMPED || others)) {
         r2_path_fail(path, path->gen, err ? err : ENETDOWN, causes[word]);
@@ -308,7 +308,7 @@ static void rnic_change(struct r2_peer *p, int nic, const struct r2_msg_nic *m)
 {
     struct r2_rnic *r = &p->rnics[nic];
     uint16_t weight = (uint16_t)(R2_WEIGHT_FULL - (m->less & R2_NIC_LESS) % (R2_WEIGHT_FULL + 1));
-    bool was = r->usable, others = others_up(p, nic), news, forgiven;
+    bool was = r->word == R2_NIC_USABLE, others = others_up(p, nic), news, forgiven;
     enum r2_nic_word word = m->word < R2_NIC_WORDS ? (enum r2_nic_word)m->word : R2_NIC_DOWN;
 
     if (r->known && m->epoch < r->epoch)
@@ -320,7 +320,6 @@ static void rnic_change(struct r2_peer *p, int nic, const struct r2_msg_nic *m)
     r->known = true;
     r->epoch = m->epoch;
     r->word = (uint8_t)word;
-    r->usable = word == R2_NIC_USABLE;
     r->weight = weight;
     if (nic >= p->n_rnics)
         p->n_rnics = nic + 1;
@@ -338,7 +337,7 @@ static void rnic_change(struct r2_peer *p, int nic, const struct r2_msg_nic *m)
     }
     r2_peer_weigh(p);
     r2_peer_census(p);
-    if (was != r->usable || news)
+    if (was != (word == R2_NIC_USABLE) || news)
         r2_peer_wake(p);
 }
 
@@ -370,7 +369,7 @@ static void leave_old_place(struct r2_peer *p, int nic, const struct r2_path *vi
 
         if (path->rnic != nic || path == via)
             continue;
-        path->next_at = 0;
+        path->attempt.next_at = 0;
         was = path->ep ? &r2_eng.ops->params(path->ep)->remote_addr : NULL;
         if (was && !same_place(was, addr) && !same_place(was, &p->rnics[nic].second))
             r2_path_fail(path, path->gen, EADDRNOTAVAIL, "the peer's word: its NIC has moved");
@@ -415,6 +414,7 @@ static int on_info(struct r2_path *path, const uint8_t *body)
     memcpy(&m, body, sizeof(m));
     m.host[sizeof(m.host) - 1] = 0;
     p->pid = m.pid;
+    p->rank = m.rank;
     memcpy(p->host, m.host, sizeof(p->host));
     for (uint32_t i = 0; i < m.nics; i++) {
         struct r2_info_nic nic;
@@ -430,11 +430,12 @@ static int on_info(struct r2_path *path, const uint8_t *body)
                                              .forgiven = nic.forgiven});
         }
     }
-    r2_control_peer_describe(r2_eng.ctl, p->row, p->host, p->pid);
+    r2_control_peer_describe(r2_eng.ctl, p->row, p->host, p->pid, p->rank);
     for (int i = 0; i < p->n_paths; i++)
         r2_control_path_remote(r2_eng.ctl, p->paths[i]->shown.row,
                                p->rnics[p->paths[i]->rnic].name);
-    path->heard = true;
+    if (path->intro == R2_INTRO_NONE)
+        path->intro = R2_INTRO_HEARD;
     r2_path_tell_up(path);
     r2_peer_wake(p);
     return 0;

@@ -73,7 +73,8 @@ static int find_nics(void)
     for (int i = 0; i < n; i++) {
         r2_eng.nic_state[i].row = -1;
         r2_eng.nic_state[i].link_up = r2_local.nics[i].link_up;
-        atomic_init(&r2_eng.nic_state[i].usable, r2_local.nics[i].link_up);
+        atomic_init(&r2_eng.nic_state[i].word,
+                    r2_local.nics[i].link_up ? R2_NIC_USABLE : R2_NIC_DOWN);
     }
     return n;
 }
@@ -254,7 +255,7 @@ static int start_locked(void)
         return rc;
     }
     if (r2_log_defer()) /* lines are said under peers' locks, and by threads that must not wait */
-        R2_WARN("cannot start a thread for log lines: who reads them slowly slows paths down");
+        R2_WARN("cannot start a thread for log lines: a slow reader of the log delays paths");
     open_control(first_comm);
     r2_pollers_start(r2_eng.ctl, r2_eng.set);
     r2_gauge(&r2_eng.g->threads, (uint64_t)r2_io_count());
@@ -264,7 +265,7 @@ static int start_locked(void)
         return rc;
     }
     r2_eng.device_memory = r2_local.n && r2_engine_memory(0) != R2_MEMORY_HOST;
-    r2_nicstate_start();
+    r2_nicstate_start(r2_housekeeping_links(), r2_now_ns());
     r2_nicfaults_start(r2_now_ns());
     r2_locate_start();
     r2_housekeeping_start();

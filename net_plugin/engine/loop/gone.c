@@ -18,15 +18,16 @@ void r2_peer_gone(struct r2_peer *p, int err, const char *cause)
     struct r2_control_event ev = {
         .event = R2_EV_PEER_GONE, .peer_host = p->host, .peer_pid = p->pid, .cause = cause};
     struct r2_list *n, *tmp;
+    char who[R2_PEER_WHO];
 
-    if (p->life == R2_PEER_GONE)
+    if (p->life != R2_PEER_ALIVE)
         return;
     p->life = R2_PEER_GONE;
     p->error = err;
     r2_control_peer_state(r2_eng.ctl, p->row, R2_SEG_PEER_GONE, cause);
     if (!r2_list_empty(&p->conn_list)) {
         r2_control_journal(r2_eng.ctl, &ev);
-        R2_INFO("peer %s pid %u is gone: %s", p->host[0] ? p->host : "?", p->pid, cause);
+        R2_INFO("peer %s is gone: %s", r2_peer_who(p, who), cause);
         r2_peer_tell_gone(p, cause);
     }
     r2_peer_show(p, r2_peer_now(p));
@@ -35,8 +36,8 @@ void r2_peer_gone(struct r2_peer *p, int err, const char *cause)
     R2_LIST_FOR_EACH_SAFE (n, tmp, &p->conn_list) {
         struct r2_conn *c = R2_CONTAINER_OF(n, struct r2_conn, node);
 
-        if (c->state == R2_CONN_CLOSED) {
-            c->close_acked = true; /* nobody is left to acknowledge it */
+        if (c->state >= R2_CONN_CLOSING) {
+            c->word = R2_WORD_HEARD; /* nobody is left to acknowledge it */
             r2_conn_reap(c);
         } else if (!outlives_sender(c)) {
             r2_conn_fail(c, err);

@@ -200,7 +200,7 @@ static void learn_addrs(struct r2_peer *p, const struct handle *h)
             learn_second(&p->rnics[nic], &h->addrs[i].addr);
             continue;
         }
-        p->rnics[nic].known = p->rnics[nic].usable = true;
+        p->rnics[nic].known = true;
         p->rnics[nic].word = R2_NIC_USABLE;
         p->rnics[nic].addr = h->addrs[i].addr;
         if (nic >= p->n_rnics)
@@ -212,11 +212,13 @@ static void learn_addrs(struct r2_peer *p, const struct handle *h)
  * closed first, by whoever was told that they have failed. */
 static int given_up(const struct r2_peer *p)
 {
+    char who[R2_PEER_WHO];
+
     if (!p->error || r2_list_empty(&p->conn_list))
         return -EAGAIN;
-    R2_WARN_LIMIT("peer %s pid %u was given up (%s): there is a new connection to it when the "
+    R2_WARN_LIMIT("peer %s was given up (%s): there is a new connection to it when the "
                   "communicators that had one are destroyed",
-                  p->host[0] ? p->host : "?", p->pid, strerror(-p->error));
+                  r2_peer_who(p, who), strerror(-p->error));
     return p->error;
 }
 
@@ -229,7 +231,7 @@ static int begin(struct r2_ctx *ctx, int dev, struct handle *h)
     if (!p)
         return -ENOMEM;
     r2_peer_lock(p);
-    if (p->life == R2_PEER_GONE || !p->listed) {
+    if (p->life != R2_PEER_ALIVE) {
         rc = given_up(p);
         goto out;
     }

@@ -1,4 +1,5 @@
-/* What is done every few milliseconds, whatever peers there are: a timer on I/O thread 0. */
+/* What is done every few milliseconds, whatever peers there are: a timer on I/O thread 0. And what
+ * the kernel says about links there. */
 #include <stdio.h>
 
 #include "engine/locate/locate.h"
@@ -8,6 +9,7 @@
 #define HOUSE_NS (20 * R2_NS_PER_MS)
 
 static struct r2_timer house;
+static struct r2_task links;
 
 /* Once: on stderr, in the journal and in `status`. */
 static void say_short(void)
@@ -34,6 +36,7 @@ static void house_keeping(struct r2_timer *t, uint64_t now)
     r2_niccmd_tick(now);
     r2_nicstate_tick(now);
     r2_nicreach_tick(now);
+    r2_nicquality_tick(now);
     r2_locate_house(now);
     say_short();
     r2_nic_publish_rdma();
@@ -41,6 +44,26 @@ static void house_keeping(struct r2_timer *t, uint64_t now)
     r2_gauge(&r2_eng.g->sockets, r2_eng.ops->sockets());
     r2_gauge(&r2_eng.g->memory_bytes, r2_mem_now());
     r2_timer_set(t, now + HOUSE_NS);
+}
+
+static void links_answered(struct r2_task *t)
+{
+    (void)t;
+    r2_niclink_answers(r2_now_ns());
+}
+
+static void links_watched(struct r2_io_fd *f, uint32_t events)
+{
+    (void)f;
+    (void)events;
+    r2_niclink_events(r2_now_ns());
+}
+
+struct r2_task *r2_housekeeping_links(void)
+{
+    r2_task_init(&links, r2_io_at(0), links_answered);
+    r2_eng.watch_fd.ready = links_watched;
+    return &links;
 }
 
 void r2_housekeeping_start(void)

@@ -14,6 +14,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "engine/locate/locate.h"
 #include "engine/loop/loop.h"
 #include "engine/path/pairs.h"
 
@@ -129,8 +130,8 @@ static bool may_answer(const struct r2_peer *p, uint64_t now)
 
 static bool refused_for_good(const struct r2_path *path, uint64_t now)
 {
-    return path->refused_from && path->fails >= REFUSED_LEAST &&
-           now >= path->refused_from + CONFIRM_NS;
+    return path->attempt.refused_from && path->attempt.fails >= REFUSED_LEAST &&
+           now >= path->attempt.refused_from + CONFIRM_NS;
 }
 
 /* S: a process that never was reached: every best pair is refused, again and again. Over another
@@ -142,9 +143,9 @@ static bool never_there(const struct r2_peer *p, uint64_t now)
 
     for (int i = 0; i < p->n_paths; i++) {
         const struct r2_path *path = p->paths[i];
-        bool counts = path->first_choice && r2_pair_on_link(p, path->lnic, path->rnic);
+        bool counts = path->role == R2_ROLE_FIRST && r2_pair_on_link(p, path->lnic, path->rnic);
 
-        if (path->ever_up || (counts && !refused_for_good(path, now)))
+        if (r2_past_carried(path->past) || (counts && !refused_for_good(path, now)))
             return false;
         any |= counts;
     }
@@ -176,14 +177,20 @@ void r2_peer_judge_refusals(struct r2_peer *p, uint64_t now)
     const struct r2_liveness *a = &p->liveness;
     uint64_t needed;
 
-    if (p->n_up || p->life == R2_PEER_GONE)
+    if (p->n_up || p->life != R2_PEER_ALIVE)
         return;
     note_taken(p, now);
     needed = all_confirmed(p) ? CONFIRM_NS : asked_patiently(p) ? 2 * PARTIAL_NS : PARTIAL_NS;
     if (!went_on(a, needed, now) && !(p->out && never_there(p, now)))
         return;
-    if (!may_answer(p, now))
+    if (may_answer(p, now))
+        return;
+    if (p->out && never_there(p, now)) {
+        r2_noway_refused(p, now);
+        r2_peer_gone(p, -ECONNRESET, "never reached: its host refuses");
+    } else {
         r2_peer_gone(p, -ECONNRESET, "process gone: its host refuses, or another process answers");
+    }
 }
 
 /* ---- questions of the accepting side */
@@ -313,7 +320,7 @@ void r2_peer_ask(struct r2_peer *p, uint64_t now)
     int rnic;
 
     give_up(p, now);
-    if (p->out || p->life == R2_PEER_GONE || p->n_up || r2_list_empty(&p->conn_list) ||
+    if (p->out || p->life != R2_PEER_ALIVE || p->n_up || r2_list_empty(&p->conn_list) ||
         now < p->liveness.next_at || process_is_slow(p))
         return;
     p->liveness.next_at = now + ASK_NS;

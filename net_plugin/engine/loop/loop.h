@@ -20,6 +20,8 @@ void r2_peer_tell_gone(const struct r2_peer *p, const char *cause);
 extern const struct r2_upper r2_loop_upper;
 
 /* ---- housekeeping.c */
+/* The task and the descriptor for the kernel's word about links; before r2_nicstate_start. */
+struct r2_task *r2_housekeeping_links(void);
 void r2_housekeeping_start(void);
 
 /* ---- maintain.c: the peer's task and timer */

@@ -34,22 +34,22 @@ static void unconfirmed(struct r2_peer *p, struct r2_dying *d, uint64_t now)
  * older one whose end is not confirmed holds it back. */
 static void stopped(struct r2_peer *p, struct r2_path *path, uint32_t gen)
 {
-    uint32_t upto = gen > path->shut_gen ? gen : path->shut_gen;
+    uint32_t upto = gen > path->down.shut ? gen : path->down.shut;
     struct r2_list *n;
 
-    path->shut_gen = upto;
+    path->down.shut = upto;
     R2_LIST_FOR_EACH (n, &p->dying) {
         const struct r2_dying *d = R2_CONTAINER_OF(n, struct r2_dying, node);
 
         if (d->path == path && d->gen <= upto)
             upto = d->gen - 1;
     }
-    if (upto <= path->fenced_gen)
+    if (upto <= path->down.fenced)
         return;
-    path->fenced_gen = upto;
+    path->down.fenced = upto;
     r2_flush_note_fenced(path);
     r2_path_journal(path, R2_EV_FENCED, 0, 0, "");
-    p->resync_wanted = true;
+    r2_peer_want_resync(p);
 }
 
 /* Shuts what is buried. The entry stays in the list meanwhile, so that whoever wants memory back
@@ -90,7 +90,7 @@ static bool rnic_ok(const struct r2_peer *p, int r)
  * time. */
 static uint64_t attempt_ns(const struct r2_path *path)
 {
-    return path->peer->n_up || path->fails % 3 == 2 ? ATTEMPT_NS : ATTEMPT_SHORT_NS;
+    return path->peer->n_up || path->attempt.fails % 3 == 2 ? ATTEMPT_NS : ATTEMPT_SHORT_NS;
 }
 
 /* The peer's kernel has answered, its process not yet: a peer with much to do is only made slower
@@ -102,28 +102,29 @@ static bool process_is_slow(const struct r2_path *path)
 
 static bool attempt_is_over(const struct r2_path *path, uint64_t now)
 {
-    uint64_t age = now - path->attempt_at;
+    uint64_t age = now - path->attempt.at;
 
     return path->state == R2_PATH_CONNECTING && age > attempt_ns(path) &&
            (age > ATTEMPT_REACHED_NS || !process_is_slow(path));
 }
 
-static void want(struct r2_path *path, bool spare, uint64_t now)
+static void want(struct r2_path *path, enum r2_path_role role, uint64_t now)
 {
-    r2_path_spare(path, spare);
+    r2_path_set_role(path, role);
     if (path->state == R2_PATH_IDLE)
-        path->next_at = now;
+        path->attempt.next_at = now;
     if (attempt_is_over(path, now)) {
         bool slow = process_is_slow(path); /* until another attempt has ended */
 
         r2_path_refused(path, false);
         r2_path_fail(path, path->gen, ETIMEDOUT, "no answer to connect");
-        path->hb.process_slow = slow;
+        if (slow)
+            path->past = r2_past_next(path->past, R2_PAST_EV_WAIT);
     }
     if (path->health.state == R2_HEALTH_DRAINED || path->health.state == R2_HEALTH_DAMPED)
         return;
-    if ((path->state == R2_PATH_IDLE || path->state == R2_PATH_WAIT) && now >= path->next_at &&
-        !(r2_io_fds_short() && r2_path_has_others(path)))
+    if ((path->state == R2_PATH_IDLE || path->state == R2_PATH_WAIT) &&
+        now >= path->attempt.next_at && !(r2_io_fds_short() && r2_path_has_others(path)))
         r2_path_connect(path, now);
 }
 
@@ -132,9 +133,9 @@ static void want(struct r2_path *path, bool spare, uint64_t now)
 static bool just_begun(const struct r2_path *path, uint64_t now)
 {
     bool tested = path->state == R2_PATH_TESTING;
-    uint64_t from = tested ? path->test.at : path->attempt_at;
+    uint64_t from = tested ? path->test.at : path->attempt.at;
 
-    return (tested || path->state == R2_PATH_CONNECTING) && path->fails == 0 &&
+    return (tested || path->state == R2_PATH_CONNECTING) && path->attempt.fails == 0 &&
            now - from < PATIENCE_NS;
 }
 
@@ -159,11 +160,10 @@ static int plan_nic(struct r2_peer *p, int lnic, int via, uint64_t now, bool ext
         if (!path)
             continue;
         if (up > (extra ? 1 : 0)) { /* stood in for a better pair, which is back */
-            r2_path_spare(path, true);
+            r2_path_set_role(path, R2_ROLE_SPARE);
             continue;
         }
-        path->first_choice = i == 0;
-        want(path, up > 0, now);
+        want(path, up ? R2_ROLE_SPARE : i ? R2_ROLE_OTHER : R2_ROLE_FIRST, now);
         if (path->health.state == R2_HEALTH_DRAINED && !r2_path_is_up(path) &&
             !r2_peer_left(p, via))
             r2_path_event(path, R2_HEALTH_EV_UNDRAIN, "no other path is left");
@@ -186,7 +186,7 @@ bool r2_peer_may_try(const struct r2_peer *p, int nic)
 /* A first attempt that may still succeed: too early for the last resort. */
 static bool still_new(const struct r2_path *path)
 {
-    return !path->ever_up && path->fails == 0;
+    return !r2_past_carried(path->past) && path->attempt.fails == 0;
 }
 
 /* Some message that waits has no way over the paths that are up. */
@@ -207,11 +207,13 @@ static bool expected(struct r2_peer *p, bool serves, bool fresh, uint64_t now)
 {
     uint64_t half = r2_eng.set->no_path_timeout_ns / 2, most = half < FRESH_NS ? half : FRESH_NS;
 
+    if (p->tcp_for == R2_TCP_ALWAYS)
+        return serves;
     if (serves)
-        p->fresh_late = false;
+        p->tcp_for = R2_TCP_BESIDE;
     else if (p->no_path_since && now > p->no_path_since && now - p->no_path_since > most)
-        p->fresh_late = true;
-    return serves || (fresh && !p->fresh_late);
+        p->tcp_for = R2_TCP_LATE;
+    return serves || (fresh && p->tcp_for == R2_TCP_BESIDE);
 }
 
 /* Paths of one transport. True: they serve, or may in a moment (of queue pairs). */
@@ -255,7 +257,7 @@ static void plan_beside(struct r2_peer *p, uint64_t now)
         struct r2_path *path = p->paths[i];
 
         if (path->transport == R2_VIA_TCP && !(allowed[path->lnic] >> path->rnic & 1))
-            r2_path_spare(path, true);
+            r2_path_set_role(path, R2_ROLE_SPARE);
     }
 }
 
@@ -265,9 +267,9 @@ static void plan_paths(struct r2_peer *p, uint64_t now)
 {
     bool verbs = plan_transport(p, R2_VIA_VERBS, now);
 
-    if (verbs && p->n_up && !p->tcp_wanted)
-        p->tcp_wanted = stranded(p);
-    if (!verbs || p->tcp_wanted)
+    if (verbs && p->n_up && p->tcp_for != R2_TCP_ALWAYS && stranded(p))
+        p->tcp_for = R2_TCP_ALWAYS;
+    if (!verbs || p->tcp_for == R2_TCP_ALWAYS)
         plan_transport(p, R2_VIA_TCP, now);
     else
         plan_beside(p, now);
@@ -278,8 +280,8 @@ static void repeat_downs(struct r2_peer *p, uint64_t now)
     for (int i = 0; i < p->n_paths; i++) {
         struct r2_path *path = p->paths[i];
 
-        if (path->down_gen > path->fenced_gen && now - path->down_sent_at > DOWN_REPEAT_NS)
-            p->resync_wanted = true;
+        if (path->down.gen > path->down.fenced && now - path->down.said_at > DOWN_REPEAT_NS)
+            r2_peer_want_resync(p);
     }
 }
 
@@ -305,7 +307,7 @@ static void not_waited(struct r2_peer *p, uint64_t now)
         return;
     if (p->no_path_since)
         p->no_path_since = later_by(p->no_path_since, ns, now);
-    if (p->suspect)
+    if (p->suspect_since)
         p->suspect_since = later_by(p->suspect_since, ns, now);
     R2_LIST_FOR_EACH (n, &p->ready) {
         struct r2_conn *c = R2_CONTAINER_OF(n, struct r2_conn, ready);
@@ -325,8 +327,8 @@ static void forget_closed(struct r2_peer *p)
     R2_LIST_FOR_EACH_SAFE (n, tmp, &p->conn_list) {
         struct r2_conn *c = R2_CONTAINER_OF(n, struct r2_conn, node);
 
-        if (c->state == R2_CONN_CLOSED) {
-            c->close_acked = true;
+        if (c->state >= R2_CONN_CLOSING) {
+            c->word = R2_WORD_HEARD;
             r2_conn_reap(c);
         }
     }
@@ -336,9 +338,9 @@ static void check_time(struct r2_peer *p, uint64_t now)
 {
     uint64_t limit = r2_eng.set->no_path_timeout_ns;
     bool pathless = !r2_peer_served(p) && p->no_path_since && now - p->no_path_since > limit;
-    bool silent = p->suspect && now - p->suspect_since > limit;
+    bool silent = p->suspect_since && now - p->suspect_since > limit;
 
-    if (p->life == R2_PEER_GONE || slept(p, now) || !(pathless || silent))
+    if (p->life != R2_PEER_ALIVE || slept(p, now) || !(pathless || silent))
         return;
     if (!p->active && !p->opening)
         forget_closed(p);
@@ -358,18 +360,20 @@ static void retire(struct r2_peer *p, uint64_t now)
     }
     if (!p->idle_since)
         p->idle_since = now;
-    if (p->life != R2_PEER_GONE && now - p->idle_since < IDLE_NS)
+    if (p->life == R2_PEER_ALIVE && now - p->idle_since < IDLE_NS)
         return;
     if (!p->out && p->n_up)
         return; /* the connecting side lets go first */
     for (int i = 0; i < p->n_paths; i++)
         r2_path_fail(p->paths[i], p->paths[i]->gen, 0, "idle");
+    if (p->life == R2_PEER_FORGOTTEN)
+        return;
     p->life = R2_PEER_GONE;
-    if (!r2_list_empty(&p->dying) || r2_peer_is_asking(p) || !p->listed)
+    if (!r2_list_empty(&p->dying) || r2_peer_is_asking(p))
         return;
     r2_timer_set(&p->timer, 0);
     pthread_mutex_lock(&r2_eng.lock);
-    p->listed = false;
+    p->life = R2_PEER_FORGOTTEN;
     r2_peer_hb_forget(p);
     r2_list_del(&p->node);
     pthread_mutex_unlock(&r2_eng.lock);
@@ -394,23 +398,24 @@ static void maintain(struct r2_peer *p, uint64_t now)
         check_time(p, now);
     }
     r2_peer_ask(p, now);
-    if (p->resync_wanted && p->n_up)
+    if (p->resync && p->n_up)
         r2_peer_resync(p);
 }
 
 void r2_peer_task(struct r2_task *t)
 {
     struct r2_peer *p = R2_CONTAINER_OF(t, struct r2_peer, task);
-    bool was_listed, drop;
+    enum r2_peer_life was;
+    bool drop;
 
     r2_io_note(false);
     r2_peer_lock(p);
-    was_listed = p->listed;
+    was = p->life;
     shut_dying(p);
     r2_buffered_leave(p);
     maintain(p, r2_peer_now(p));
     shut_dying(p);
-    if (p->resync_wanted && p->n_up)
+    if (p->resync && p->n_up)
         r2_peer_resync(p);
     if (p->out) {
         struct r2_list *n, *tmp;
@@ -421,7 +426,7 @@ void r2_peer_task(struct r2_task *t)
         r2_peer_kick(p);
     }
     retire(p, r2_peer_now(p));
-    drop = was_listed && !p->listed;
+    drop = was != p->life && p->life == R2_PEER_FORGOTTEN;
     r2_peer_unlock(p);
     if (drop)
         r2_peer_put(p); /* the list's */
@@ -434,12 +439,12 @@ void r2_peer_task(struct r2_task *t)
  * one path after the other. No NIC is blamed for it. */
 static void refresh_suspect(struct r2_peer *p, uint64_t now)
 {
-    if (!p->out || !p->suspect || now - p->suspect_since < SUSPECT_NS ||
+    if (!p->out || !p->suspect_since || now - p->suspect_since < SUSPECT_NS ||
         now - p->refresh_at < SUSPECT_NS)
         return;
     p->refresh_at = now;
     for (int i = 0; i < p->n_paths; i++) {
-        if (r2_path_is_up(p->paths[i]) && p->paths[i]->hb.silent) {
+        if (r2_path_is_silent(p->paths[i])) {
             r2_path_fail(p->paths[i], p->paths[i]->gen, ETIMEDOUT, "every path silent: made anew");
             return;
         }
@@ -452,9 +457,9 @@ static void mark_all(struct r2_peer *p)
     for (int i = 0; i < p->n_paths; i++) {
         struct r2_path *path = p->paths[i];
 
-        if (r2_path_is_up(path) && path->hb.fresh)
+        if (r2_path_is_up(path) && path->hb.state == R2_BEAT_QUEUED)
             r2_eng.ops->mark(path->ep);
-        path->hb.fresh = false;
+        path->hb.state = r2_beat_next(path->hb.state, R2_BEAT_EV_FLUSHED);
     }
 }
 
@@ -465,15 +470,15 @@ static void publish_damping(struct r2_path *path, uint64_t now)
     uint32_t penalty;
     uint64_t reuse;
 
-    if (path->damp.penalty <= 0 && !path->shown.penalty && !path->shown.damped)
+    if (path->damp.penalty <= 0 && !path->shown.penalty && !path->shown.reuse_at)
         return;
     r2_damp_rules_get(&rules);
     penalty = r2_damp_penalty(&path->damp, &rules, now);
     reuse = r2_damp_reuse_at(&path->damp, &rules, now);
-    if (penalty == path->shown.penalty && (reuse > 0) == path->shown.damped)
+    if (penalty == path->shown.penalty && !reuse == !path->shown.reuse_at)
         return;
     path->shown.penalty = penalty;
-    path->shown.damped = reuse > 0;
+    path->shown.reuse_at = reuse;
     r2_control_path_damping(r2_eng.ctl, path->shown.row, penalty, reuse);
 }
 
@@ -481,7 +486,7 @@ static void publish_damping(struct r2_path *path, uint64_t now)
  * is not confirmed. */
 static uint64_t under_way(const struct r2_path *path)
 {
-    if (!r2_path_is_up(path) && path->down_gen <= path->fenced_gen)
+    if (!r2_path_is_up(path) && path->down.gen <= path->down.fenced)
         return 0;
     return r2_pathrate_inflight(&path->rate);
 }
@@ -491,15 +496,15 @@ static void publish(struct r2_peer *p, uint64_t now)
     for (int i = 0; i < p->n_paths; i++) {
         struct r2_path *path = p->paths[i];
         struct r2_seg_path_counters *n = r2_control_path_counters(r2_eng.ctl, path->shown.row);
-        uint32_t weight = r2_weight_of(path->share.weight, R2_WEIGHT_FULL, path->grey);
+        uint32_t weight = r2_weight_of(path->share.weight, R2_WEIGHT_FULL, path->flow.grey);
 
-        r2_gauge(&n->tx_bytes, path->tx_bytes);
-        r2_gauge(&n->rx_bytes, path->rx_bytes);
+        r2_gauge(&n->tx_bytes, path->sum.tx_bytes);
+        r2_gauge(&n->rx_bytes, path->sum.rx_bytes);
         r2_gauge(&n->inflight_bytes, under_way(path));
         r2_gauge(&n->rate, r2_pathrate_rate(&path->rate));
-        r2_gauge(&n->rtt_us, path->rtt_ns / 1000);
-        r2_gauge(&n->replayed_bytes, path->replayed);
-        if (r2_path_is_up(path) && path->heard)
+        r2_gauge(&n->rtt_us, path->hb.rtt_ns / 1000);
+        r2_gauge(&n->replayed_bytes, path->sum.replayed);
+        if (r2_path_is_up(path) && path->intro)
             r2_gauge(&n->heard_mono_ns, path->hb.proven_at);
         if (weight != path->shown.weight)
             r2_control_path_weight(r2_eng.ctl, path->shown.row, weight / 10,
@@ -528,8 +533,8 @@ static bool delivers(const struct r2_path *path, uint64_t now)
 {
     return path->state == R2_PATH_PROVEN &&
            (path->rate.delivered ||
-            (path->health.state != R2_HEALTH_SUSPECT && !path->hb.unanswered && !path->stalled &&
-             now > path->health.since_ns + BELIEVED_NS));
+            (path->health.state != R2_HEALTH_SUSPECT && !path->hb.unanswered &&
+             path->hb.state != R2_BEAT_STALLED && now > path->health.since_ns + BELIEVED_NS));
 }
 
 static void end_doubt(struct r2_peer *p, uint64_t now)

@@ -12,7 +12,7 @@ static uint64_t heard_at(const struct r2_peer *p)
     for (int i = 0; i < p->n_paths; i++) {
         const struct r2_path *path = p->paths[i];
 
-        if (r2_path_is_up(path) && path->heard && path->hb.proven_at > heard)
+        if (r2_path_is_up(path) && path->intro && path->hb.proven_at > heard)
             heard = path->hb.proven_at;
     }
     return heard;
@@ -25,7 +25,7 @@ static uint64_t waits_since(const struct r2_peer *p)
         return 0;
     if (!r2_peer_served(p))
         return p->no_path_since;
-    return p->suspect ? p->suspect_since : 0;
+    return p->suspect_since;
 }
 
 /* Since when messages wait that none of the paths that are up may carry (r2_peer_check_stuck). */
@@ -80,7 +80,7 @@ static bool somebody_waits(const struct r2_peer *p)
     R2_LIST_FOR_EACH (n, &p->conn_list) {
         const struct r2_conn *c = R2_CONTAINER_OF(n, struct r2_conn, node);
 
-        if (!c->lingers && c->oldest < c->next_seq)
+        if (!c->linger && c->oldest < c->next_seq)
             return true;
     }
     return false;
@@ -89,6 +89,7 @@ static bool somebody_waits(const struct r2_peer *p)
 void r2_peer_tell_gone(const struct r2_peer *p, const char *cause)
 {
     static atomic_ulong told[TOLD];
+    char who[R2_PEER_WHO];
     uint64_t id;
 
     if (!somebody_waits(p))
@@ -97,6 +98,5 @@ void r2_peer_tell_gone(const struct r2_peer *p, const char *cause)
     /* Relaxed: a word about a word. The same process is a peer twice, for sending and receiving. */
     if (atomic_exchange_explicit(&told[id % TOLD], id, memory_order_relaxed) == id)
         return;
-    R2_TELL("peer %s pid %u is given up, and what waits for it fails: %s",
-            p->host[0] ? p->host : "(never reached)", p->pid, cause);
+    R2_TELL("peer %s is given up, and what waits for it fails: %s", r2_peer_who(p, who), cause);
 }

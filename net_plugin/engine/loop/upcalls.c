@@ -35,7 +35,7 @@ static void up_called(const uint8_t process[16], int nic, const struct r2_wire_a
     if (!p)
         return;
     r2_peer_lock(p);
-    if ((!p->n_up || p->suspect) && p->rnics[nic].known)
+    if ((!p->n_up || p->suspect_since) && p->rnics[nic].known)
         r2_peer_moved(p, nic, addr);
     r2_peer_unlock(p);
     r2_peer_put(p);
@@ -49,7 +49,7 @@ static bool up_given_up(const uint8_t process[16], bool out)
     if (!p)
         return false;
     r2_peer_lock(p);
-    yes = p->life == R2_PEER_GONE && p->error && p->listed;
+    yes = p->life == R2_PEER_GONE && p->error;
     r2_peer_unlock(p);
     r2_peer_put(p);
     return yes;
@@ -64,10 +64,10 @@ static void *up_accepted(struct r2_ep *ep, const struct r2_ep_params *params)
     if (!p)
         return NULL;
     r2_peer_lock(p);
-    path = p->life == R2_PEER_ALIVE && p->listed && r2_nic_word(params->local_nic) != R2_NIC_DRAINED
+    path = p->life == R2_PEER_ALIVE && r2_nic_word(params->local_nic) != R2_NIC_DRAINED
                ? r2_path_obtain(p, params->local_nic, params->remote_nic, params->transport)
                : NULL;
-    if (path && (params->gen <= path->gen || params->gen <= path->down_gen))
+    if (path && (params->gen <= path->gen || params->gen <= path->down.gen))
         path = NULL;
     if (path)
         r2_path_fail(path, path->gen, ECONNRESET, "replaced by a newer generation");
@@ -103,7 +103,7 @@ static void up_up(void *owner, struct r2_ep *ep)
     r2_peer_lock(p);
     if (path->ep == ep && path->state == R2_PATH_CONNECTING)
         r2_path_up(path);
-    if (p->resync_wanted && p->n_up)
+    if (p->resync && p->n_up)
         r2_peer_resync(p);
     r2_peer_unlock(p);
 }
@@ -142,8 +142,8 @@ static void up_failed(void *owner, struct r2_ep *ep, int err, const struct r2_ep
                      : r2_path_is_up(path) ? "connection error"
                                            : "connect");
         if (h->given_up)
-            r2_peer_given_up(p, path->attempt_at);
-        if (p->out && p->n_up && p->resync_wanted)
+            r2_peer_given_up(p, path->attempt.at);
+        if (p->out && p->n_up && p->resync)
             r2_peer_resync(p); /* DOWN leaves at once */
     }
     r2_peer_unlock(p);
@@ -151,7 +151,7 @@ static void up_failed(void *owner, struct r2_ep *ep, int err, const struct r2_ep
 
 static void up_nic_link(int nic, int transport, bool up, const char *cause)
 {
-    r2_nic_transport(nic, transport, up, cause);
+    r2_nic_transport(nic, transport, up, cause, r2_now_ns());
 }
 
 static void up_shut_over(void *owner, struct r2_ep *ep)
@@ -187,7 +187,18 @@ static void up_released(void *owner, const struct r2_ep_params *params)
         r2_peer_put(params->probe ? owner : ((struct r2_path *)owner)->peer);
 }
 
+static void up_blind(void)
+{
+    static const char text[] = "the kernel does not tell how sockets are: silence is found late";
+    struct r2_control_event ev = {.event = R2_EV_WARNING, .cause = text};
+
+    r2_control_set_missing(r2_eng.ctl, R2_SEG_MISSING_TCP_INFO);
+    r2_control_set_warning(r2_eng.ctl, text);
+    r2_control_journal(r2_eng.ctl, &ev);
+}
+
 const struct r2_transport_events r2_engine_events = {
+    .blind = up_blind,
     .meeting = r2_nic_meeting,
     .nic_link = up_nic_link,
     .shut_over = up_shut_over,

@@ -19,8 +19,7 @@ struct r2_path *r2_acks_path(struct r2_conn *c)
  * worked no generation is called fenced, or the sender would send again what is in place. */
 static void range_dropped(struct r2_peer *p)
 {
-    p->acks_dropped = true;
-    p->resync_wanted = true;
+    p->resync = R2_RESYNC_ACKS;
     r2_timer_sooner(&p->timer, r2_peer_now(p) + R2_TICK_NS);
 }
 
@@ -93,7 +92,7 @@ void r2_recv_out_acks(struct r2_peer *p)
 
         r2_list_del(&c->acks);
         /* The path that brought the bytes is alive, or was a moment ago. */
-        if (!path || !r2_path_takes_frames(path) || path->high_rtt)
+        if (!path || !r2_path_takes_frames(path) || r2_path_high_rtt(path))
             path = r2_acks_path(c);
         if (path)
             out_ack(c, path);
@@ -165,7 +164,7 @@ static void say_late(struct r2_timer *t, uint64_t now)
  * company (r2_out_hold): nobody misses that of a process that ends. */
 static bool has_frames(const struct r2_path *path)
 {
-    return (path->outbox.len > path->outbox.off && !path->outbox.held_until) ||
+    return (path->outbox.len > path->outbox.off && path->outbox.due <= R2_OUT_NOW) ||
            (path->transport == R2_VIA_TCP && path->outbox.total > path->outbox.said);
 }
 

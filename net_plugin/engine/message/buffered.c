@@ -51,7 +51,7 @@ void r2_buffered_free(struct r2_req *r)
     free(r->copy);
     r->copy = NULL;
     atomic_fetch_sub_explicit(&unacked, 1, memory_order_relaxed);
-    if (c->lingers && c->oldest == c->next_seq)
+    if (c->linger && c->oldest == c->next_seq)
         r2_peer_wake(c->peer);
 }
 
@@ -65,16 +65,17 @@ bool r2_buffered_lingers(struct r2_conn *c)
         if (r && !r->copy)
             return false;
     }
-    c->lingers = c->awaited = true;
+    c->linger = R2_LINGER_AWAITED;
     atomic_fetch_add_explicit(&lingering, 1, memory_order_relaxed);
     return true;
 }
 
 void r2_buffered_left(struct r2_conn *c)
 {
-    if (c->awaited)
-        atomic_fetch_sub_explicit(&lingering, 1, memory_order_relaxed);
-    c->awaited = false;
+    if (c->linger != R2_LINGER_AWAITED)
+        return;
+    atomic_fetch_sub_explicit(&lingering, 1, memory_order_relaxed);
+    c->linger = R2_LINGER_LEFT;
 }
 
 void r2_buffered_leave(struct r2_peer *p)
@@ -85,9 +86,9 @@ void r2_buffered_leave(struct r2_peer *p)
         struct r2_conn *c = R2_CONTAINER_OF(n, struct r2_conn, node);
 
         /* A connection that did not linger waits for no path either to say its end. */
-        if (c->state == R2_CONN_CLOSED && !p->n_up)
+        if (c->state >= R2_CONN_CLOSING && !p->n_up)
             r2_buffered_left(c);
-        if (!c->lingers || c->state == R2_CONN_CLOSED || c->oldest != c->next_seq)
+        if (!c->linger || c->state >= R2_CONN_CLOSING || c->oldest != c->next_seq)
             continue;
         r2_conn_end(c);
         r2_conn_out_closed(c);

@@ -84,9 +84,9 @@ void r2_conn_reap(struct r2_conn *c)
 {
     /* A sender that has said its CLOSE needs nothing more from here; it may be gone by the time
      * that this side closes, and then nobody acknowledges that. */
-    bool over = c->close_acked || (!c->out && c->remote_closed);
+    bool over = c->word == R2_WORD_HEARD || (!c->out && c->remote_closed);
 
-    if (c->state != R2_CONN_CLOSED || !over || c->detaching || r2_list_empty(&c->node))
+    if (c->state != R2_CONN_CLOSED || !over || r2_list_empty(&c->node))
         return;
     r2_buffered_left(c);
     r2_list_del(&c->node);
@@ -163,7 +163,7 @@ static void tell_failed(const struct r2_conn *c, int err)
         .event = R2_EV_CONNECTION_FAILED, .peer_host = c->peer->host, .peer_pid = c->peer->pid};
     char cause[96];
 
-    if (c->peer->life == R2_PEER_GONE)
+    if (c->peer->life != R2_PEER_ALIVE)
         return;
     snprintf(cause, sizeof(cause), "%s: %s", c->out ? "sending" : "receiving", strerror(-err));
     ev.nic = r2_nic_name(c->home);
@@ -173,11 +173,13 @@ static void tell_failed(const struct r2_conn *c, int err)
 
 void r2_conn_fail(struct r2_conn *c, int err)
 {
-    if (c->state == R2_CONN_FAILED || c->state == R2_CONN_CLOSED)
+    if (c->state >= R2_CONN_FAILED)
         return;
     if (c->state == R2_CONN_OPENING)
         c->peer->opening--;
-    c->tell = c->state == R2_CONN_OPEN && !c->remote_closed && c->peer->life == R2_PEER_ALIVE;
+    c->word = c->state == R2_CONN_OPEN && !c->remote_closed && c->peer->life == R2_PEER_ALIVE
+                  ? R2_WORD_OWED
+                  : R2_WORD_NONE;
     c->state = R2_CONN_FAILED;
     c->error = err;
     c->waiting = 0;
@@ -191,7 +193,7 @@ void r2_conn_fail(struct r2_conn *c, int err)
             r2_req_finish(r, 0);
     }
     finish_all(c, err);
-    if (c->tell) /* the peer's requests must not wait until the application closes */
+    if (c->word) /* the peer's requests must not wait until the application closes */
         r2_conn_out_close(c);
     tell_failed(c, err);
     r2_count(&r2_eng.n->connections_failed, 1);
@@ -233,6 +235,7 @@ void r2_conn_end(struct r2_conn *c)
     if (c->state == R2_CONN_OPENING)
         c->peer->opening--;
     c->state = R2_CONN_CLOSED;
+    c->word = R2_WORD_OWED;
     c->error = -ECANCELED;
     finish_all(c, -ECANCELED);
     c->waiting = 0;
@@ -241,8 +244,8 @@ void r2_conn_end(struct r2_conn *c)
 
 void r2_conn_out_closed(struct r2_conn *c)
 {
-    if (c->peer->life == R2_PEER_GONE)
-        c->close_acked = true;
+    if (c->peer->life != R2_PEER_ALIVE)
+        c->word = R2_WORD_HEARD; /* nobody is left to hear it */
     else
         r2_conn_out_close(c);
     r2_conn_reap(c);

@@ -88,7 +88,7 @@ int r2_conn_detach(struct r2_conn *c, bool *revoke)
         r2_eng.ops->put(eps[i]);
     }
     if (rc)
-        R2_WARN("a NIC does not confirm that it has let go of a connection's memory: %s",
+        R2_WARN("a NIC does not confirm that it no longer uses a connection's memory: %s",
                 strerror(-rc));
     return rc;
 }
@@ -115,7 +115,7 @@ int r2_engine_dereg(struct r2_conn *c, struct r2_mr *mr)
         busy |= c->reqs[i].attached && uses(&c->reqs[i], mr);
     if (busy)
         r2_conn_fail(c, -ECANCELED);
-    if (c->state == R2_CONN_FAILED || c->state == R2_CONN_CLOSED) {
+    if (c->state >= R2_CONN_FAILED) {
         rc = r2_conn_detach(c, &revoke);
     } else {
         r2_peer_unlock(c->peer);

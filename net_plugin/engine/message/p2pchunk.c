@@ -7,6 +7,7 @@
 
 #include "engine/message/message.h"
 #include "io/localranks.h"
+#include "settings/settings.h"
 #include "settings/values.h"
 
 #define NAME "NCCL_P2P_NET_CHUNKSIZE"
@@ -28,7 +29,7 @@ static int64_t most(unsigned nccl)
 #else
     (void)nccl;
 #endif
-    set = r2_value_nccl(getenv("NCCL_BUFFSIZE"), buffer);
+    set = r2_value_nccl(r2_settings_getenv("NCCL_BUFFSIZE"), buffer);
     return (set > 0 ? set : buffer) / STEPS;
 }
 
@@ -101,7 +102,7 @@ static void say_memory(uint64_t bytes)
 
 void r2_p2pchunk_start(uint64_t bytes, unsigned nccl)
 {
-    const char *set = getenv(NAME);
+    const char *set = r2_settings_getenv(NAME);
     int64_t limit = most(nccl), now;
     char text[24];
 
@@ -115,7 +116,7 @@ void r2_p2pchunk_start(uint64_t bytes, unsigned nccl)
     else if (bytes && setenv(NAME, text, 1) == 0)
         R2_INFO(NAME "=%s, by R2CCL_P2P_CHUNK: its buffers take %.1f times NCCL's memory", text,
                 (double)bytes / NCCLS);
-    now = r2_value_nccl(getenv(NAME), NCCLS);
+    now = r2_value_nccl(r2_settings_getenv(NAME), NCCLS);
     say_memory(now > 0 ? (uint64_t)now : 0);
     if (now > limit && (nccl >= LIMITS_ITSELF || !nccl))
         now = limit;
@@ -131,11 +132,13 @@ uint16_t r2_p2pchunk_word(void)
 
 void r2_p2pchunk_heard(struct r2_peer *p, uint16_t word)
 {
+    char who[R2_PEER_WHO];
+
     if (word == here || p->p2pchunk_told)
         return;
     p->p2pchunk_told = true;
-    R2_WARN_LIMIT(NAME " is %u KiB here and %u KiB at %s pid %u: what NCCL sends and receives "
+    R2_WARN_LIMIT(NAME " is %u KiB here and %u KiB at %s: what NCCL sends and receives "
                        "between the two, alltoall included, goes wrong. Set it, "
                        "NCCL_BUFFSIZE and R2CCL_P2P_CHUNK to the same on all ranks",
-                  (unsigned)here, (unsigned)word, p->host[0] ? p->host : "?", p->pid);
+                  (unsigned)here, (unsigned)word, r2_peer_who(p, who));
 }

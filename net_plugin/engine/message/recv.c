@@ -89,11 +89,11 @@ static uint64_t patience(const struct r2_req *r)
 
 static void post_cts(struct r2_req *r, struct r2_path *path)
 {
-    bool hurry = path && path->outbox.flush_wanted;
+    uint64_t before = path ? path->outbox.due : 0;
 
     r2_recv_cts(r, path);
-    if (path && !hurry && patience(r))
-        r2_out_hold(path, r->posted_at, patience(r));
+    if (path && patience(r))
+        r2_out_hold(path, before, r->posted_at + patience(r));
 }
 
 static struct r2_stash *stash_of(struct r2_conn *c, uint64_t seq)
@@ -190,10 +190,11 @@ static bool in_chunks(struct r2_conn *c, uint64_t seq)
  * and another path would bring the same: the connection fails. */
 static void both_ways(struct r2_conn *c, uint64_t seq)
 {
-    R2_WARN_LIMIT("peer %s pid %u breaks the protocol: message %llu of connection %llu comes as a "
+    char who[R2_PEER_WHO];
+
+    R2_WARN_LIMIT("peer %s breaks the protocol: message %llu of connection %llu comes as a "
                   "small message and in chunks; the connection fails",
-                  c->peer->host[0] ? c->peer->host : "?", c->peer->pid, (unsigned long long)seq,
-                  (unsigned long long)c->id);
+                  r2_peer_who(c->peer, who), (unsigned long long)seq, (unsigned long long)c->id);
     r2_conn_fail(c, -EPROTO);
 }
 
@@ -226,7 +227,7 @@ int r2_recv_on_eager(struct r2_conn *c, struct r2_path *path, const struct r2_ms
             rc = m->seq < c->next_seq ? 0 : stash_eager(c, m, data);
     }
     c->small += c->small < HOLD_AFTER_SMALL;
-    path->rx_bytes += m->size;
+    path->sum.rx_bytes += m->size;
     r2_count(&r2_control_nic_counters(r2_eng.ctl, path->lnic)->rx_bytes, m->size);
     beyond = has_arrived(c, m->seq) && m->seq >= c->cum ? m->size : 0;
     /* Of those that an earlier one kept waiting the receives are done when that is said. */
@@ -412,7 +413,7 @@ void r2_up_chunk_done(void *owner, struct r2_ep *ep, const struct r2_bulk *bulk)
     }
     r2_peer_lock(p);
     r = req_of(p, bulk);
-    path->rx_bytes += bulk->len;
+    path->sum.rx_bytes += bulk->len;
     if (r && r2_recv_done(&r->led.recv, bulk->offset, bulk->len, path->index,
                           r2_eng.ops->params(ep)->gen) == 0) {
         r2_flush_note(r, path);

@@ -8,16 +8,16 @@ static void resync_paths(struct r2_peer *p, struct r2_path *via)
         struct r2_msg_path m = {
             .sender_nic = path->lnic, .receiver_nic = path->rnic, .transport = path->transport};
 
-        if (p->out && path->down_gen > path->fenced_gen) {
-            m.gen = path->down_gen;
-            m.reason = (uint32_t)path->last_err;
-            path->down_sent_at = r2_peer_now(p);
+        if (p->out && path->down.gen > path->down.fenced) {
+            m.gen = path->down.gen;
+            m.reason = (uint32_t)path->attempt.err;
+            path->down.said_at = r2_peer_now(p);
             r2_out_frame(via, R2_F_DOWN, &m, sizeof(m), NULL, 0);
-        } else if (!p->out && path->fenced_gen && !p->acks_dropped) {
+        } else if (!p->out && path->down.fenced && p->resync != R2_RESYNC_ACKS) {
             m.sender_nic = path->rnic;
             m.receiver_nic = path->lnic;
-            m.gen = path->fenced_gen;
-            m.reason = (uint32_t)path->last_err;
+            m.gen = path->down.fenced;
+            m.reason = (uint32_t)path->attempt.err;
             r2_out_frame(via, R2_F_FENCED, &m, sizeof(m), NULL, 0);
         }
     }
@@ -37,7 +37,7 @@ static void resync_conn(struct r2_conn *c, struct r2_path *via)
                 r2_recv_cts(r, via);
         }
     }
-    if ((c->state == R2_CONN_CLOSED && !c->close_acked) || (c->state == R2_CONN_FAILED && c->tell))
+    if (c->word == R2_WORD_OWED)
         r2_conn_out_close(c);
 }
 
@@ -50,8 +50,7 @@ void r2_peer_resync(struct r2_peer *p)
 
     if (!via || r2_out_full(via))
         return; /* the peer does not read: what is queued says enough until it does */
-    p->resync_wanted = false;
-    p->acks_dropped = false;
+    p->resync = R2_RESYNC_NONE;
     r2_nicnews_resync(p, via);
     R2_LIST_FOR_EACH (n, &p->conn_list)
         resync_conn(R2_CONTAINER_OF(n, struct r2_conn, node), via);

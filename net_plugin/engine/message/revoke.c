@@ -49,7 +49,7 @@ uint32_t r2_revoke_lanes(const struct r2_conn *c, struct r2_msg_lane out[R2_PATH
     for (int i = 0; i < c->peer->n_paths; i++) {
         const struct r2_path *path = c->peer->paths[i];
 
-        if (!c->lanes[i].chunks || c->lanes[i].gen <= path->fenced_gen)
+        if (!c->lanes[i].chunks || c->lanes[i].gen <= path->down.fenced)
             continue;
         out[n++] = (struct r2_msg_lane){.sender_nic = path->lnic,
                                         .receiver_nic = path->rnic,
@@ -67,7 +67,7 @@ static void answer(struct r2_conn *c, struct r2_path *path)
 
     if (path)
         r2_out_frame(path, R2_F_REVOKED, &m, sizeof(m), lanes, m.lanes * sizeof(lanes[0]));
-    c->revoke_asked = false;
+    c->revocation = R2_REVOKE_SAID;
 }
 
 bool r2_revoke_back(struct r2_conn *c, const struct r2_path *path)
@@ -75,7 +75,7 @@ bool r2_revoke_back(struct r2_conn *c, const struct r2_path *path)
     if (!one_sided(path) || !c->under_way)
         return false;
     c->under_way--;
-    if (!c->revoke_asked || c->under_way)
+    if (c->revocation != R2_REVOKE_ASKED || c->under_way)
         return false;
     answer(c, r2_path_for_ctrl(c->peer, -1, -1));
     return true;
@@ -91,7 +91,7 @@ int r2_revoke_on_ask(struct r2_path *path, const uint8_t *body)
     c = path->peer->out ? r2_conn_find(path->peer, m.conn) : NULL;
     if (!c) /* closed: its CLOSE has said it all */
         return path->peer->out ? 0 : -EPROTO;
-    c->revoked = c->revoke_asked = true;
+    c->revocation = R2_REVOKE_ASKED;
     for (int i = 0; i < R2_WINDOW; i++)
         c->cts[i].valid = false;
     c->waiting = 0;
@@ -114,7 +114,7 @@ void r2_revoke_said(struct r2_conn *c, const uint8_t *lanes, uint32_t n)
             return; /* nonsense: no answer at all */
         c->said[path->index] = (struct r2_conn_lane){.gen = l.gen, .chunks = l.chunks};
     }
-    c->revoked = true;
+    c->revocation = R2_REVOKE_SAID;
 }
 
 int r2_revoke_on_answer(struct r2_path *path, const uint8_t *body)
@@ -154,11 +154,11 @@ static bool all_in(const struct r2_conn *c)
     for (int i = 0; i < c->peer->n_paths; i++) {
         const struct r2_conn_lane *said = &c->said[i], *seen = &c->lanes[i];
 
-        if (said->chunks && said->gen > c->peer->paths[i]->fenced_gen &&
+        if (said->chunks && said->gen > c->peer->paths[i]->down.fenced &&
             (seen->gen != said->gen || seen->chunks != said->chunks))
             return false;
     }
-    return c->revoked;
+    return c->revocation;
 }
 
 static void ask(struct r2_conn *c)
@@ -205,14 +205,14 @@ bool r2_revoke(struct r2_conn *c)
 
     r2_peer_lock(p);
     done = all_in(c);
-    if (!done && !c->revoked)
+    if (!done && !c->revocation)
         ask(c);
     r2_peer_unlock(p);
     while (!done && possible && r2_now_ns() < until) {
         nanosleep(&(struct timespec){.tv_nsec = LOOK_NS}, NULL);
         r2_peer_lock(p);
         done = all_in(c);
-        if (!done && !c->revoked && r2_now_ns() > again) {
+        if (!done && !c->revocation && r2_now_ns() > again) {
             ask_again(c);
             again = r2_now_ns() + r2_eng.set->heartbeat_ns;
         }

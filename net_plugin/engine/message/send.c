@@ -21,7 +21,7 @@ const struct r2_cts_slot *r2_send_cts(const struct r2_conn *c, uint64_t seq)
 /* Bytes of a message that bulk lanes may take now. */
 static uint64_t bulk_waiting(const struct r2_conn *c, const struct r2_req *r)
 {
-    if (!r || is_eager(r) || c->revoked || !r2_send_cts(c, r->seq))
+    if (!r || is_eager(r) || c->revocation || !r2_send_cts(c, r->seq))
         return 0;
     return r2_send_waiting_bytes(&r->led.send);
 }
@@ -90,7 +90,7 @@ static bool send_eager(struct r2_conn *c, struct r2_req *r)
     }
     r2_out_frame(path, R2_F_EAGER, &m, sizeof(m), r->data, r->size);
     r2_send_released(&r->led.send, chunk.off, chunk.len, path->index, path->gen);
-    path->tx_bytes += r->size;
+    path->sum.tx_bytes += r->size;
     r2_count(&r2_control_nic_counters(r2_eng.ctl, path->lnic)->tx_bytes, r->size);
     r2_count(&r2_eng.n->eager_messages, 1);
     r2_buffered_done(r);
@@ -139,7 +139,7 @@ void r2_send_on_cts(struct r2_conn *c, const struct r2_msg_cts *m, const uint32_
     struct r2_req *r;
     bool fresh;
 
-    if ((c->state != R2_CONN_OPEN && c->state != R2_CONN_OPENING) || c->revoked)
+    if ((c->state != R2_CONN_OPEN && c->state != R2_CONN_OPENING) || c->revocation)
         return;
     if (m->seq >= c->oldest + R2_WINDOW)
         return; /* nonsense */
@@ -261,15 +261,15 @@ void r2_send_fenced(struct r2_path *path, uint32_t gen)
             recount(c);
         r2_send_pump(c); /* messages of no bytes, too */
     }
-    if (!path->ever_up || (path->last_end == R2_END_CLOSED && !again.bytes))
+    if (!r2_past_carried(path->past) || (path->past == R2_PAST_CLOSED && !again.bytes))
         return;
-    path->replayed += again.bytes;
-    r2_path_journal(path, R2_EV_REPLAY, again.bytes, r2_peer_now(path->peer) - path->down_at, "");
+    path->sum.replayed += again.bytes;
+    r2_path_journal(path, R2_EV_REPLAY, again.bytes, r2_peer_now(path->peer) - path->down.at, "");
     r2_count(&r2_eng.n->replayed_bytes, again.bytes);
     r2_count(&r2_eng.n->replayed_chunks, again.chunks);
     r2_count(&r2_control_nic_counters(r2_eng.ctl, path->lnic)->replayed_bytes, again.bytes);
     r2_count(&r2_eng.n->failovers, 1);
-    p->resume_from = path->down_at;
+    p->resume_from = path->down.at;
     p->resume_idle = p->active == 0;
     p->todo |= R2_TODO_KICK;
 }
@@ -311,8 +311,8 @@ void r2_send_fill(struct r2_path *path, struct r2_conn *c, struct r2_req *r,
     bulk->remote_key = cts ? cts->keys[path->rnic] : 0;
     bulk->keys = r->mr ? r->mr->keys : NULL;
     r2_revoke_count(c, path);
-    r2_trial_took(&path->trial, r2_grey_path_doubted(path), path->chunk_at, chunk->len, now);
-    path->chunk_at = now;
+    r2_trial_took(&path->trial, r2_grey_path_doubted(path), path->flow.chunk_at, chunk->len, now);
+    path->flow.chunk_at = now;
     r2_pathrate_on_send(&path->rate, chunk->len, now, &stamp);
     r2_send_stamp(&r->led.send, chunk, &stamp);
 }

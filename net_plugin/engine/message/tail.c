@@ -146,7 +146,7 @@ bool r2_tail_take(struct r2_path *path, struct r2_bulk *bulk)
         struct r2_conn *c = R2_CONTAINER_OF(n, struct r2_conn, node);
 
         /* What was revoked is cleared no more, wherever the original is. */
-        if (c->out && c->state == R2_CONN_OPEN && !c->revoked && take_from(path, c, bulk, now))
+        if (c->out && c->state == R2_CONN_OPEN && !c->revocation && take_from(path, c, bulk, now))
             return true;
     }
     /* Known to be slow, and not overdue yet: somebody has to look again in time. */
@@ -186,9 +186,9 @@ void r2_tail_acked(struct r2_path *path, const struct r2_send_report *rep, uint6
     owed = ns_of(rep->bytes, rate);
     if (owed > OWES_MAX)
         owed = OWES_MAX;
-    path->busy_until = (path->busy_until > now ? path->busy_until : now) + owed;
-    if (path->busy_until > now + OWES_MAX) /* the rate is a guess: it may be well again */
-        path->busy_until = now + OWES_MAX;
+    path->flow.busy_until = (path->flow.busy_until > now ? path->flow.busy_until : now) + owed;
+    if (path->flow.busy_until > now + OWES_MAX) /* the rate is a guess: it may be well again */
+        path->flow.busy_until = now + OWES_MAX;
     if (r2_eng.set->grey && rep->complete)
         r2_grey_chunk(&path->watch, path->rate.delivered - rep->stamp.at_send + rep->len, took,
                       r2_pathrate_rate(&path->rate), now);

@@ -17,13 +17,14 @@
 static int rate_of(const char *text, uint64_t *out)
 {
     static const char prefixes[] = "kmgt";
-    char *end;
-    double rate = strtod(text, &end), step;
-    const char *prefix = *end ? strchr(prefixes, tolower((unsigned char)*end)) : NULL;
-    int power = prefix ? (int)(prefix - prefixes) + 1 : 0;
+    const char *end = text, *prefix;
+    double rate, step;
+    int power;
 
-    if (!isdigit((unsigned char)*text))
+    if (r2_value_decimal(&end, &rate))
         return -EINVAL;
+    prefix = *end ? strchr(prefixes, tolower((unsigned char)*end)) : NULL;
+    power = prefix ? (int)(prefix - prefixes) + 1 : 0;
     end += power > 0;
     if (strcasecmp(end, "bit") == 0 || strcasecmp(end, "bit/s") == 0) {
         step = 1000;
@@ -43,10 +44,9 @@ static int rate_of(const char *text, uint64_t *out)
 
 static int percent_of(const char *text, uint32_t *ppm)
 {
-    char *end;
-    double percent = strtod(text, &end);
+    double percent;
 
-    if (!isdigit((unsigned char)*text) || (*end && strcmp(end, "%") != 0) ||
+    if (r2_value_decimal(&text, &percent) || (*text && strcmp(text, "%") != 0) ||
         !(percent * PPM / 100 >= 0.5 && percent <= 100))
         return -EINVAL;
     *ppm = percent * PPM / 100 < 1 ? 1 : (uint32_t)(percent * PPM / 100 + 0.5);

@@ -27,7 +27,7 @@ void r2_nicask_start(struct r2_task *answered);
 /* Puts a question; false when that of the slot is out (or its answer has not been taken): one at a
  * time. Does not wait, unless no thread can be started. One thread at a time: I/O thread 0, and
  * before it knows of the NICs the one that starts the engine. */
-bool r2_nicask_put(int slot, int ifindex, uint64_t moment);
+bool r2_nicask_put(int slot, int ifindex, uint64_t moment, uint64_t now);
 /* Answers that are there by now can be taken: what they say had been so before this call. For those
  * that come later the task is kicked again. By whoever puts questions, as is the next. */
 void r2_nicask_ready(void);

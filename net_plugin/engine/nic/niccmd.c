@@ -34,7 +34,8 @@ static int fail_nic(const struct r2_control_cmd *cmd)
     struct r2_fault f = {.kind = cmd->fault,
                          .rate = cmd->rate,
                          .loss_ppm = cmd->loss_ppm,
-                         .after_bytes = cmd->after_bytes};
+                         .after_bytes = cmd->after_bytes,
+                         .after_ops = cmd->after_ops};
 
     f.tx = cmd->direction & R2_SEG_DIR_TX;
     f.rx = cmd->direction & R2_SEG_DIR_RX;
@@ -49,19 +50,19 @@ void r2_nic_inject(int nic, const struct r2_fault *fault)
     fault_event(nic, R2_EV_FAULT_INJECTED, NULL);
 }
 
-void r2_nic_clear_fault(int nic, const char *who)
+void r2_nic_clear_fault(int nic, const char *who, uint64_t now)
 {
     r2_fault_clear(nic);
     if (r2_eng.nic_state[nic].fault_told)
         fault_event(nic, R2_EV_FAULT_CLEARED, who);
-    r2_nicstate_forgive(nic, true);
+    r2_nicstate_forgive(nic, true, now);
 }
 
-static int recover_nic(const struct r2_control_cmd *cmd, char *result, size_t size)
+static int recover_nic(const struct r2_control_cmd *cmd, char *result, size_t size, uint64_t now)
 {
     bool had = !r2_fault_none(cmd->nic);
 
-    r2_nic_clear_fault(cmd->nic, "operator");
+    r2_nic_clear_fault(cmd->nic, "operator", now);
     snprintf(result, size,
              had ? "no fault is injected on %s any more"
                  : "no fault was injected on %s; its past failures are forgotten",
@@ -92,7 +93,7 @@ static void operator_event(int nic, enum r2_seg_event event, const char *cause)
     r2_control_journal(r2_eng.ctl, &ev);
 }
 
-static int drain_nic(const struct r2_control_cmd *cmd, char *result, size_t size)
+static int drain_nic(const struct r2_control_cmd *cmd, char *result, size_t size, uint64_t now)
 {
     int left = 0;
 
@@ -108,18 +109,18 @@ static int drain_nic(const struct r2_control_cmd *cmd, char *result, size_t size
         return -EBUSY;
     }
     operator_event(cmd->nic, R2_EV_OPERATOR, left ? "drain-nic" : "drain-nic --force");
-    r2_nicstate_drain(cmd->nic);
+    r2_nicstate_drain(cmd->nic, now);
     snprintf(result, size, "%s is being drained", r2_nic_name(cmd->nic));
     return 0;
 }
 
-static int undrain_nic(const struct r2_control_cmd *cmd, char *result, size_t size)
+static int undrain_nic(const struct r2_control_cmd *cmd, char *result, size_t size, uint64_t now)
 {
     enum r2_nic_word word = r2_nic_word(cmd->nic);
     bool out = word == R2_NIC_DRAINED || word == R2_NIC_DAMPED;
 
     operator_event(cmd->nic, R2_EV_OPERATOR, "undrain-nic");
-    r2_nicstate_undrain(cmd->nic);
+    r2_nicstate_undrain(cmd->nic, now);
     snprintf(result, size,
              out ? "%s may be used again, once test chunks have arrived on it"
                  : "%s was neither drained nor damped; its past failures are forgotten",
@@ -149,17 +150,18 @@ static int set_weight(const struct r2_control_cmd *cmd, char *result, size_t siz
 
 static int on_command(void *arg, const struct r2_control_cmd *cmd, char *result, size_t size)
 {
-    (void)arg;
+    uint64_t now = *(const uint64_t *)arg;
+
     switch (cmd->verb) {
     case R2_SEG_VERB_FAIL_NIC:
         snprintf(result, size, "fault injected on %s", r2_nic_name(cmd->nic));
         return fail_nic(cmd);
     case R2_SEG_VERB_RECOVER_NIC:
-        return recover_nic(cmd, result, size);
+        return recover_nic(cmd, result, size, now);
     case R2_SEG_VERB_DRAIN_NIC:
-        return drain_nic(cmd, result, size);
+        return drain_nic(cmd, result, size, now);
     case R2_SEG_VERB_UNDRAIN_NIC:
-        return undrain_nic(cmd, result, size);
+        return undrain_nic(cmd, result, size, now);
     case R2_SEG_VERB_SET_WEIGHT:
         return set_weight(cmd, result, size);
     default:
@@ -170,7 +172,7 @@ static int on_command(void *arg, const struct r2_control_cmd *cmd, char *result,
 
 void r2_niccmd_tick(uint64_t now)
 {
-    r2_control_poll(r2_eng.ctl, on_command, NULL);
+    r2_control_poll(r2_eng.ctl, on_command, &now);
     r2_nicfaults_tick(now);
     for (int i = 0; i < r2_local.n; i++)
         tick_fault(i, now);

@@ -62,7 +62,7 @@ static int find_nic(const char *name)
     return nic < r2_local.n ? nic : -1;
 }
 
-static void apply(const struct r2_fault_rule *rule)
+static void apply(const struct r2_fault_rule *rule, uint64_t now)
 {
     int nic = find_nic(rule->nic);
 
@@ -71,7 +71,7 @@ static void apply(const struct r2_fault_rule *rule)
                 "nothing on this node",
                 rule->nic);
     else if (rule->recover)
-        r2_nic_clear_fault(nic, "R2CCL_FAULTS");
+        r2_nic_clear_fault(nic, "R2CCL_FAULTS", now);
     else
         r2_nic_inject(nic, &rule->fault);
 }
@@ -190,7 +190,7 @@ void r2_nicfaults_tick(uint64_t now)
             i++;
             continue;
         }
-        apply(&rules[i]);
+        apply(&rules[i], now);
         n_rules--;
         memmove(&rules[i], &rules[i + 1], (size_t)(n_rules - i) * sizeof(rules[0]));
     }

@@ -44,7 +44,7 @@ static uint64_t tried_at[R2_MAX_NICS];    /* when it was last tried to */
 static char place_news[R2_MAX_NICS][128]; /* until its link is up: what happened to its place */
 static uint64_t lost_at[R2_MAX_NICS];     /* when its address was seen to be gone */
 
-static struct r2_task answers;
+static struct r2_task *links;            /* answers are there, or events were left */
 static bool link_due[R2_MAX_NICS];       /* its link is to be asked for, at the next tick */
 static bool tables_due;                  /* the tables are ... */
 static uint64_t tables_after;            /* ... not before: each reading takes the kernel's lock */
@@ -70,16 +70,16 @@ static bool missing(int nic)
     return atomic_load(&r2_eng.nic_state[nic].addr_gone);
 }
 
-static void lost(int nic, const char *cause)
+static void lost(int nic, const char *cause, uint64_t now)
 {
     if (!atomic_exchange(&r2_eng.nic_state[nic].addr_gone, true))
-        lost_at[nic] = r2_now_ns();
-    r2_nicstate_link(nic, false, cause);
+        lost_at[nic] = now;
+    r2_nicstate_link(nic, false, cause, now);
 }
 
-static void comes_up(int nic)
+static void comes_up(int nic, uint64_t now)
 {
-    r2_nicstate_link(nic, true, place_news[nic][0] ? place_news[nic] : "link up");
+    r2_nicstate_link(nic, true, place_news[nic][0] ? place_news[nic] : "link up", now);
     place_news[nic][0] = 0;
 }
 
@@ -100,30 +100,30 @@ static bool overtaken(int nic, int ifindex, const struct r2_nicask *got)
 
 /* One that is out may be older than what made us ask: then it is put again when it is back. Not
  * before all events are read: what was lost is in the tables only if they are read after that. */
-static void ask_tables(void)
+static void ask_tables(uint64_t now)
 {
-    if (tables_due && r2_now_ns() >= tables_after &&
+    if (tables_due && now >= tables_after &&
         (!r2_eng.watch || r2_linkwatch_drained(r2_eng.watch)) &&
-        r2_nicask_put(R2_NICASK_TABLES, 0, moment()))
+        r2_nicask_put(R2_NICASK_TABLES, 0, moment(), now))
         tables_due = false;
 }
 
-static void ask_link(int nic)
+static void ask_link(int nic, uint64_t now)
 {
-    if (link_due[nic] && has_interface(nic) && r2_nicask_put(nic, index_of(nic), moment()))
+    if (link_due[nic] && has_interface(nic) && r2_nicask_put(nic, index_of(nic), moment(), now))
         link_due[nic] = false;
 }
 
 /* ---- another place */
 
-static int family_wanted(int nic)
+static int family_wanted(int nic, uint64_t now)
 {
     const char *family = r2_eng.set->nccl_socket_family;
 
-    return strcasecmp(family, "AF_INET") == 0       ? AF_INET
-           : strcasecmp(family, "AF_INET6") == 0    ? AF_INET6
-           : r2_now_ns() - lost_at[nic] < FAMILY_NS ? first[nic].family
-                                                    : 0;
+    return strcasecmp(family, "AF_INET") == 0    ? AF_INET
+           : strcasecmp(family, "AF_INET6") == 0 ? AF_INET6
+           : now - lost_at[nic] < FAMILY_NS      ? first[nic].family
+                                                 : 0;
 }
 
 /* The operator named the NIC by this address (R2CCL_NICS): no other one will do. */
@@ -162,11 +162,11 @@ static void describe_move(const struct r2_nic *from, const struct r2_nic *to, ch
 
 /* Sockets of the old place are dead, and the listener is one of them. Peers hear the new address
  * behind a newer epoch, over any path that lives. */
-static void move(int nic, const struct r2_nic *to, const char *cause)
+static void move(int nic, const struct r2_nic *to, const char *cause, uint64_t now)
 {
     char addr[64];
 
-    r2_nicstate_link(nic, false, cause);
+    r2_nicstate_link(nic, false, cause, now);
     r2_local_move(nic, to);
     r2_control_nic_addr(r2_eng.ctl, r2_eng.nic_state[nic].row,
                         r2_addr_text((const struct sockaddr *)&to->addr, addr, sizeof(addr)),
@@ -174,13 +174,13 @@ static void move(int nic, const struct r2_nic *to, const char *cause)
 }
 
 /* Nobody may be refused because the listener is not there yet: it is, before peers hear of it. */
-static void listen_again(int nic, bool elsewhere)
+static void listen_again(int nic, bool elsewhere, uint64_t now)
 {
     int rc = r2_eng.ops->rebind(nic);
     bool was = deaf[nic];
 
     deaf[nic] = rc != 0;
-    tried_at[nic] = r2_now_ns();
+    tried_at[nic] = now;
     if (rc)
         R2_WARN_LIMIT("NIC %s: cannot listen at its address: %s (tried again every second)",
                       r2_nic_name(nic), strerror(-rc));
@@ -192,41 +192,41 @@ static void listen_again(int nic, bool elsewhere)
 }
 
 /* Where the NIC is now, by the kernel's tables: taken back if it was missing. */
-static void find_again(int nic, const struct r2_nicask *got)
+static void find_again(int nic, const struct r2_nicask *got, uint64_t now)
 {
-    struct r2_nic old, now;
+    struct r2_nic old, at;
     int rc;
 
     r2_local_now(nic, &old);
     rc = r2_nic_find_again(&got->tables, r2_local.nics, r2_local.n, nic, &first[nic],
-                           family_wanted(nic), &now);
-    if (overtaken(nic, old.ifindex, got) || (rc == 0 && overtaken(nic, now.ifindex, got))) {
+                           family_wanted(nic, now), &at);
+    if (overtaken(nic, old.ifindex, got) || (rc == 0 && overtaken(nic, at.ifindex, got))) {
         tables_due = true;
         return;
     }
     counted[nic] = got->number;
     if (!rc && named_by_address(nic) &&
-        !r2_sockaddr_equal((const struct sockaddr *)&now.addr,
+        !r2_sockaddr_equal((const struct sockaddr *)&at.addr,
                            (const struct sockaddr *)&first[nic].addr))
         rc = -EADDRNOTAVAIL;
     if (rc) {
-        lost(nic, rc == -ENODEV ? "its interface is gone" : "its address is gone");
+        lost(nic, rc == -ENODEV ? "its interface is gone" : "its address is gone", now);
         return;
     }
-    if (!same_place(&old, &now)) {
-        describe_move(&old, &now, place_news[nic], sizeof(place_news[nic]));
+    if (!same_place(&old, &at)) {
+        describe_move(&old, &at, place_news[nic], sizeof(place_news[nic]));
         R2_INFO("NIC %s: %s", r2_nic_name(nic), place_news[nic]);
-        move(nic, &now, place_news[nic]);
-        listen_again(nic, true);
+        move(nic, &at, place_news[nic], now);
+        listen_again(nic, true, now);
     } else if (deaf[nic]) {
-        if (r2_now_ns() - tried_at[nic] >= LISTEN_NS)
-            listen_again(nic, false);
+        if (now - tried_at[nic] >= LISTEN_NS)
+            listen_again(nic, false, now);
     } else if (missing(nic)) {
         snprintf(place_news[nic], sizeof(place_news[nic]), "its address is back");
     }
     atomic_store(&r2_eng.nic_state[nic].addr_gone, deaf[nic]);
-    if (now.link_up && !deaf[nic])
-        comes_up(nic);
+    if (at.link_up && !deaf[nic])
+        comes_up(nic, now);
 }
 
 /* It has none, or is of no use where it is: a better address may have come. */
@@ -240,47 +240,48 @@ static bool needs_place(int nic)
            (!deaf[nic] && !atomic_load(&s->trusted) && atomic_load(&s->census[R2_CENSUS_OK]) <= 0);
 }
 
-static void look_for_place(int nic)
+static void look_for_place(int nic, uint64_t now)
 {
     if (deaf[nic] && !missing(nic)) { /* since the start */
-        if (r2_now_ns() - tried_at[nic] >= LISTEN_NS)
-            listen_again(nic, false);
+        if (now - tried_at[nic] >= LISTEN_NS)
+            listen_again(nic, false, now);
     } else if (needs_place(nic)) {
         tables_due = true;
-        ask_tables();
+        ask_tables(now);
     }
 }
 
 /* ---- the kernel's word */
 
 /* Without its address nothing of the NIC's can be sent or heard, whatever its carrier says. */
-static void on_address(int nic, bool added, const struct sockaddr *addr)
+static void on_address(int nic, bool added, const struct sockaddr *addr, uint64_t now)
 {
     if (!added && !r2_local.nics[nic].loopback &&
         r2_sockaddr_equal(addr, (const struct sockaddr *)&r2_local.nics[nic].addr))
-        lost(nic, "its address is gone");
+        lost(nic, "its address is gone", now);
 }
 
-static void link_event(int nic, bool up)
+static void link_event(int nic, bool up, uint64_t now)
 {
     if (!up)
-        r2_nicstate_link(nic, false, "link down");
+        r2_nicstate_link(nic, false, "link down", now);
     else if (!missing(nic))
-        comes_up(nic);
+        comes_up(nic, now);
 }
 
 static void on_link(void *arg, int ifindex, enum r2_link_event event, const struct sockaddr *addr)
 {
-    (void)arg;
+    uint64_t now = *(const uint64_t *)arg;
+
     for (int i = 0; i < r2_local.n; i++) {
         if (r2_local.nics[i].ifindex != ifindex)
             continue;
         if (event == R2_ADDR_ADDED || event == R2_ADDR_REMOVED)
-            on_address(i, event == R2_ADDR_ADDED, addr);
+            on_address(i, event == R2_ADDR_ADDED, addr, now);
         else if (event == R2_LINK_REMOVED && !r2_local.nics[i].loopback)
-            lost(i, "its interface is gone");
+            lost(i, "its interface is gone", now);
         else
-            link_event(i, event == R2_LINK_UP);
+            link_event(i, event == R2_LINK_UP, now);
     }
 }
 
@@ -299,33 +300,26 @@ static void ask_where_answers_differ(uint64_t before)
 }
 
 /* Takes in what is queued; what is too much for once is left to the task. */
-static void read_events(void)
+void r2_niclink_events(uint64_t now)
 {
     uint64_t before = moment();
     int n;
 
     if (!r2_eng.watch)
         return;
-    n = r2_linkwatch_read(r2_eng.watch, on_link, NULL);
+    n = r2_linkwatch_read(r2_eng.watch, on_link, &now);
     if (n >= 0 && !r2_linkwatch_drained(r2_eng.watch))
-        r2_task_kick(&answers);
+        r2_task_kick(links);
     /* Once for each loss, not as long as the watch is stale: tables_answer sees to that. */
     if (r2_linkwatch_lost_since(r2_eng.watch, before))
         tables_due = true;
     ask_where_answers_differ(before);
     for (int i = 0; i < r2_local.n && n > 0; i++)
-        look_for_place(i);
-    ask_tables();
+        look_for_place(i, now);
+    ask_tables(now);
 }
 
-static void watch_ready(struct r2_io_fd *f, uint32_t events)
-{
-    (void)f;
-    (void)events;
-    read_events();
-}
-
-static void link_answer(int nic, const struct r2_nicask *got)
+static void link_answer(int nic, const struct r2_nicask *got, uint64_t now)
 {
     if (got->rc < 0)
         return; /* the next look is soon enough */
@@ -336,26 +330,26 @@ static void link_answer(int nic, const struct r2_nicask *got)
     counted[nic] = got->number;
     carrier_at[nic] = got->put_at;
     if (got->rc == R2_LINK_REMOVED) {
-        lost(nic, "its interface is gone");
-        look_for_place(nic);
+        lost(nic, "its interface is gone", now);
+        look_for_place(nic, now);
     } else {
-        link_event(nic, got->rc == R2_LINK_UP);
+        link_event(nic, got->rc == R2_LINK_UP, now);
     }
 }
 
-static void tables_answer(struct r2_nicask *got)
+static void tables_answer(struct r2_nicask *got, uint64_t now)
 {
     bool stale = r2_eng.watch && r2_linkwatch_stale(r2_eng.watch);
     bool needed = false;
 
-    tables_after = r2_now_ns() + (got->rc ? FAILED_NS : AGAIN_NS);
+    tables_after = now + (got->rc ? FAILED_NS : AGAIN_NS);
     if (stale && got->rc == 0) {
-        r2_linkwatch_resync(r2_eng.watch, &got->tables, got->moment, on_link, NULL);
+        r2_linkwatch_resync(r2_eng.watch, &got->tables, got->moment, on_link, &now);
         stale = r2_linkwatch_stale(r2_eng.watch);
     }
     for (int i = 0; i < r2_local.n; i++) {
         if (got->rc == 0 && needs_place(i))
-            find_again(i, got);
+            find_again(i, got, now);
         needed |= needs_place(i);
     }
     if (stale || !needed)
@@ -365,75 +359,73 @@ static void tables_answer(struct r2_nicask *got)
     r2_net_tables_free(&got->tables);
 }
 
-/* The task: answers are there, or events were left. */
-static void answered(struct r2_task *t)
+void r2_niclink_answers(uint64_t now)
 {
     struct r2_nicask got;
 
-    (void)t;
     r2_nicask_ready();
-    read_events();
+    r2_niclink_events(now);
     if (r2_eng.watch && !r2_linkwatch_drained(r2_eng.watch))
         return; /* events first, see above: it was kicked again, or the next tick does it */
     if (r2_nicask_take(R2_NICASK_TABLES, &got))
-        tables_answer(&got);
+        tables_answer(&got, now);
     for (int i = 0; i < r2_local.n; i++) {
         if (r2_nicask_take(i, &got))
-            link_answer(i, &got);
+            link_answer(i, &got, now);
     }
 }
 
-void r2_niclink_ask(int nic)
+void r2_niclink_ask(int nic, uint64_t now)
 {
     if (has_interface(nic)) {
         link_due[nic] = true;
-        ask_link(nic);
+        ask_link(nic, now);
     }
 }
 
-enum r2_carrier r2_niclink_carrier(int nic)
+enum r2_carrier r2_niclink_carrier(int nic, uint64_t now)
 {
     if (!has_interface(nic))
         return r2_local.nics[nic].loopback || r2_nic_port_up(nic) ? R2_CARRIER_UP : R2_CARRIER_DOWN;
     if (missing(nic) || !r2_eng.nic_state[nic].link_up)
         return R2_CARRIER_DOWN;
-    return carrier_at[nic] && r2_now_ns() - carrier_at[nic] < CARRIER_NS ? R2_CARRIER_UP
-                                                                         : R2_CARRIER_UNKNOWN;
+    return carrier_at[nic] && now - carrier_at[nic] < CARRIER_NS ? R2_CARRIER_UP
+                                                                 : R2_CARRIER_UNKNOWN;
 }
 
 /* The port's own thread (nicrdma.c) stores that the port is down, and then takes the NIC down. If
  * it does that after the NIC was taken up here, it finds it up, and all is well. If before, that
  * was no change; but its hold of nic_lock came before ours, and its store before that, so the
  * second look sees it. */
-static void look_at_port(int nic)
+static void look_at_port(int nic, uint64_t now)
 {
     bool up = r2_local.nics[nic].loopback || r2_nic_port_up(nic);
 
-    link_event(nic, up);
+    link_event(nic, up, now);
     if (up && !r2_local.nics[nic].loopback && !r2_nic_port_up(nic))
-        link_event(nic, false);
+        link_event(nic, false, now);
 }
 
-void r2_niclink_look(int nic)
+void r2_niclink_look(int nic, uint64_t now)
 {
     if (has_interface(nic))
-        r2_niclink_ask(nic);
+        r2_niclink_ask(nic, now);
     else
-        look_at_port(nic);
-    look_for_place(nic);
+        look_at_port(nic, now);
+    look_for_place(nic, now);
 }
 
-void r2_niclink_tick(void)
+void r2_niclink_tick(uint64_t now)
 {
     if (r2_eng.watch && !r2_linkwatch_drained(r2_eng.watch))
-        r2_task_kick(&answers);
+        r2_task_kick(links);
     for (int i = 0; i < r2_local.n; i++)
-        ask_link(i);
-    ask_tables();
+        ask_link(i, now);
+    ask_tables(now);
 }
 
 /* Before the watch is at work nothing of this is thread 0's. */
-void r2_niclink_start(void)
+void r2_niclink_start(struct r2_task *task)
 {
     int rc;
 
@@ -443,12 +435,11 @@ void r2_niclink_start(void)
 
         deaf[i] = !r2_local.nics[i].bare && r2_eng.ops->address(i, &addr) != 0;
     }
-    r2_task_init(&answers, r2_io_at(0), answered);
-    r2_nicask_start(&answers);
+    links = task;
+    r2_nicask_start(links);
     rc = r2_linkwatch_open(&r2_eng.watch);
     if (rc == 0) {
         r2_eng.watch_fd.fd = r2_linkwatch_fd(r2_eng.watch);
-        r2_eng.watch_fd.ready = watch_ready;
         r2_io_fd_track(r2_eng.watch_fd.fd);
         rc = r2_io_add(r2_io_at(0), &r2_eng.watch_fd);
     }

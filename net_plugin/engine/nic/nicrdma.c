@@ -49,16 +49,16 @@ int r2_nic_add_ports(int n)
     const char *missing = n > 0 ? named_in_vain(found, m) : NULL;
 
     if (missing)
-        R2_TELL("R2CCL_NICS: %s is no InfiniBand port of this node that is allowed by NCCL_IB_HCA "
-                "and not behind an interface of the list (`ibstat` shows ports; a port with an "
-                "interface is named by that); this process uses the other %d of its list",
+        R2_TELL("R2CCL_NICS: %s is not usable: it is no InfiniBand port of this node, NCCL_IB_HCA "
+                "excludes it, or the list has its interface (`ibstat` shows ports; name a port by "
+                "its interface if it has one). This process uses the other %d of its list",
                 missing, n + m);
     for (int i = 0; i < m; i++) {
         r2_local.nics[n + i] = found[i];
         r2_nics_append(r2_local.nics, n + i, seed[i]);
         atomic_store(&port_down[n + i], !found[i].link_up);
         r2_eng.nic_state[n + i].link_up = found[i].link_up;
-        atomic_init(&r2_eng.nic_state[n + i].usable, found[i].link_up);
+        atomic_init(&r2_eng.nic_state[n + i].word, found[i].link_up ? R2_NIC_USABLE : R2_NIC_DOWN);
     }
     return n + m;
 }
@@ -88,8 +88,8 @@ bool r2_nic_stands_by(int nic)
     }
     if (!any || r2_eng.ops->rdma(nic, &info) || (named() && !meets))
         return false;
-    R2_INFO("NIC %s stands by: others have RDMA, and it has not (`r2ccl-ctl set-weight` makes it "
-            "carry beside them, and so does R2CCL_NICS that names interfaces only)",
+    R2_INFO("NIC %s is on standby: other NICs have RDMA and it does not. To use it with them, run "
+            "`r2ccl-ctl set-weight` or name only interfaces in R2CCL_NICS",
             r2_nic_name(nic));
     return true;
 }
@@ -108,7 +108,7 @@ bool r2_nic_serves(int nic)
     return !r2_eng.device_memory || (r2_eng.ops->rdma(nic, &info) && info.active);
 }
 
-void r2_nic_transport(int nic, int transport, bool up, const char *cause)
+void r2_nic_transport(int nic, int transport, bool up, const char *cause, uint64_t now)
 {
     struct r2_peer **peers;
     int n;
@@ -117,7 +117,7 @@ void r2_nic_transport(int nic, int transport, bool up, const char *cause)
     if (r2_local.nics[nic].bare) {
         atomic_store(&port_down[nic], !up);
         if (!up)
-            r2_nicstate_link(nic, false, cause);
+            r2_nicstate_link(nic, false, cause, now);
     }
     if (!up)
         return;
@@ -126,7 +126,7 @@ void r2_nic_transport(int nic, int transport, bool up, const char *cause)
         r2_peer_lock(peers[i]);
         for (int k = 0; k < peers[i]->n_paths; k++) {
             if (peers[i]->paths[k]->lnic == nic && peers[i]->paths[k]->transport == transport)
-                peers[i]->paths[k]->next_at = 0;
+                peers[i]->paths[k]->attempt.next_at = 0;
         }
         r2_peer_unlock(peers[i]);
         r2_peer_wake(peers[i]);

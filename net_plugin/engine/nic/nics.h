@@ -6,7 +6,7 @@
 
 /* ---- nicrdma.c */
 /* One transport of the NIC is gone (and has ended its endpoints), or back: tried again now. */
-void r2_nic_transport(int nic, int transport, bool up, const char *cause);
+void r2_nic_transport(int nic, int transport, bool up, const char *cause, uint64_t now);
 void r2_nic_publish_rdma(void);
 /* NICs without an interface come behind the `n` that were found; returns how many there are now. */
 int r2_nic_add_ports(int n);
@@ -22,20 +22,21 @@ bool r2_nic_serves(int nic);
 bool r2_nic_usable(int nic);
 /* What engine/locate found about a local NIC: it fails for all peers at once, or works again. Takes
  * peers' locks: the caller holds none. */
-void r2_nicstate_located(int nic, bool usable, const char *why);
+void r2_nicstate_located(int nic, bool usable, const char *why, uint64_t now);
 /* Calls `each` with every endpoint of the NIC that is not closed, of all peers; outside all locks.
  */
 void r2_nic_eps(int nic, void (*each)(struct r2_ep *ep, void *arg), void *arg);
-int r2_nicstate_start(void);
+/* `links`: see r2_niclink_start. */
+int r2_nicstate_start(struct r2_task *links, uint64_t now);
 /* What it does for one NIC before anybody connects. */
-void r2_nicstate_begin(int nic);
+void r2_nicstate_begin(int nic, uint64_t now);
 /* Time passes; I/O thread 0. */
 void r2_nicstate_tick(uint64_t now);
-void r2_nicstate_drain(int nic);
+void r2_nicstate_drain(int nic, uint64_t now);
 /* Undoes a drain; forgets past failures, here and at the peers. */
-void r2_nicstate_undrain(int nic);
+void r2_nicstate_undrain(int nic, uint64_t now);
 /* Past failures are forgotten; `tell`: by the peers too. */
-void r2_nicstate_forgive(int nic, bool tell);
+void r2_nicstate_forgive(int nic, bool tell, uint64_t now);
 /* Says to all peers what there is to say about the NIC, and weighs their paths anew. */
 void r2_nicstate_announce(int nic);
 /* Operators see that nobody can connect to it, or that one can again. */
@@ -46,22 +47,26 @@ void r2_nicstate_remark(int nic, const char *cause);
 
 /* The kernel's word about the link, or the word that the NIC's address is not there. I/O thread 0,
  * and the thread of a port without an interface. */
-void r2_nicstate_link(int nic, bool up, const char *cause);
+void r2_nicstate_link(int nic, bool up, const char *cause, uint64_t now);
 
 /* ---- niclink.c: links, addresses and interfaces of this node's NICs. I/O thread 0, which waits
  * for none of this: the kernel's answers come when they come, and a NIC is what it was until then.
  */
-void r2_niclink_start(void);
+/* `links` is kicked when answers are there or events were left, and calls r2_niclink_answers;
+ * r2_eng.watch_fd.ready calls r2_niclink_events. */
+void r2_niclink_start(struct r2_task *links);
+void r2_niclink_answers(uint64_t now);
+void r2_niclink_events(uint64_t now);
 /* Once a second: an event may have been missed. */
-void r2_niclink_look(int nic);
+void r2_niclink_look(int nic, uint64_t now);
 /* Every 20 ms: what could not be asked before. */
-void r2_niclink_tick(void);
+void r2_niclink_tick(uint64_t now);
 /* Asks about its link now, without waiting for an event, which the kernel may hold back for a
  * second. The answer makes the NIC's state follow; as a rule within a millisecond. */
-void r2_niclink_ask(int nic);
+void r2_niclink_ask(int nic, uint64_t now);
 /* What is known: DOWN by an event or an answer (or its address is gone), UP by the answer to a
  * question of the last 150 ms, else UNKNOWN. */
-enum r2_carrier r2_niclink_carrier(int nic);
+enum r2_carrier r2_niclink_carrier(int nic, uint64_t now);
 
 /* ---- nicreach.c: NICs that have reached nobody since the start. No function fails. */
 /* I/O thread 0, without locks: time passes; what is done about it once a second. */
@@ -72,13 +77,17 @@ int r2_nicreach_pair(const struct r2_peer *p, int nic);
 /* Such peers were asked over the NIC: some answered, and how many were there in vain. */
 void r2_nicreach_asked(int nic, bool answered, int in_vain_of);
 
+/* ---- nicquality.c: NICs that work, and lose packets or carry far less than the others. I/O thread
+ * 0. */
+void r2_nicquality_tick(uint64_t now);
+
 /* ---- niccmd.c: the operator's words, injected faults, housekeeping */
 /* Commands that are there are carried out, faults that are over end. */
 /* An injected fault, with its event; and its end, which forgives the NIC. I/O thread 0, or before
  * there are paths. */
 struct r2_fault;
 void r2_nic_inject(int nic, const struct r2_fault *fault);
-void r2_nic_clear_fault(int nic, const char *who);
+void r2_nic_clear_fault(int nic, const char *who, uint64_t now);
 /* R2CCL_FAULTS, and the faults that the reference's variables ask for. */
 void r2_nicfaults_start(uint64_t now);
 void r2_nicfaults_tick(uint64_t now);

@@ -20,7 +20,7 @@ static bool remarked[R2_MAX_NICS]; /* the row's cause is not the state's; under 
 
 bool r2_nic_usable(int nic)
 {
-    return atomic_load(&r2_eng.nic_state[nic].usable);
+    return r2_nic_word(nic) == R2_NIC_USABLE;
 }
 
 static enum r2_health_state state_of(int nic)
@@ -75,36 +75,36 @@ static enum r2_seg_nic_state shown_as(enum r2_health_state state)
 /* A NIC at the brink comes into doubt and out of it time and again, and the journal is for failures
  * as well: the first doubts, then one a minute. What comes of a doubt that was told is told; what
  * comes of any but its end always is. Under nic_lock. True: told. */
-static bool pass_doubt(int nic, bool begins, unsigned *untold)
+static bool pass_doubt(int nic, bool begins, uint64_t now, unsigned *untold)
 {
     static struct r2_ratelimit doubts[R2_MAX_NICS];
     static bool last[R2_MAX_NICS];
 
     *untold = 0;
     if (begins)
-        last[nic] = r2_ratelimit_pass(&doubts[nic], false, r2_now_ns(), untold);
+        last[nic] = r2_ratelimit_pass(&doubts[nic], false, now, untold);
     return last[nic];
 }
 
 /* Under nic_lock. */
-static void journal(int nic, enum r2_health_state before, enum r2_health_state now,
-                    const char *cause)
+static void journal(int nic, enum r2_health_state before, enum r2_health_state after,
+                    const char *cause, uint64_t now)
 {
     static const enum r2_seg_event as[R2_HEALTH_STATES] = {
         [R2_HEALTH_HEALTHY] = R2_EV_NIC_UP,      [R2_HEALTH_SUSPECT] = R2_EV_NIC_SUSPECT,
         [R2_HEALTH_FAILED] = R2_EV_NIC_DOWN,     [R2_HEALTH_PROBING] = R2_EV_NIC_PROBING,
         [R2_HEALTH_RAMPING] = R2_EV_NIC_RAMPING, [R2_HEALTH_DAMPED] = R2_EV_NIC_DAMPED,
     };
-    bool cleared = before == R2_HEALTH_SUSPECT && now == R2_HEALTH_HEALTHY;
+    bool cleared = before == R2_HEALTH_SUSPECT && after == R2_HEALTH_HEALTHY;
     struct r2_control_event ev = {
-        .event = cleared ? R2_EV_NIC_HEALTHY : as[now], .nic = r2_nic_name(nic), .cause = cause};
+        .event = cleared ? R2_EV_NIC_HEALTHY : as[after], .nic = r2_nic_name(nic), .cause = cause};
     unsigned untold = 0;
     char text[128];
 
-    R2_INFO("NIC %s is %s: %s", r2_nic_name(nic), r2_health_word(now), cause);
-    if (now == R2_HEALTH_DRAINED) /* when nothing is left on it: tick_drain */
+    R2_INFO("NIC %s is %s: %s", r2_nic_name(nic), r2_health_word(after), cause);
+    if (after == R2_HEALTH_DRAINED) /* when nothing is left on it: tick_drain */
         return;
-    if ((cleared || now == R2_HEALTH_SUSPECT) && !pass_doubt(nic, !cleared, &untold))
+    if ((cleared || after == R2_HEALTH_SUSPECT) && !pass_doubt(nic, !cleared, now, &untold))
         return;
     if (untold) {
         snprintf(text, sizeof(text), "%s (and %u times before, not shown)", cause, untold);
@@ -116,8 +116,8 @@ static void journal(int nic, enum r2_health_state before, enum r2_health_state n
 static void tell_path(struct r2_path *path, enum r2_nic_word word, bool others, const char *cause)
 {
     if (word == R2_NIC_USABLE) {
-        path->next_at = 0;
-        path->fails = 0;
+        path->attempt.next_at = 0;
+        path->attempt.fails = 0;
     } else if (path->ep && word != R2_NIC_DRAINED && (word != R2_NIC_DAMPED || others)) {
         r2_path_fail(path, path->gen, word == R2_NIC_DOWN ? ENETDOWN : EIO, cause);
     }
@@ -147,7 +147,7 @@ static void tell_peer(struct r2_peer *p, int nic, bool news, bool forgiven, cons
             tell_path(p->paths[i], word, others, cause);
     }
     r2_nicnews_tell(p, nic);
-    if (p->resync_wanted && p->out && p->n_up)
+    if (p->resync && p->out && p->n_up)
         r2_peer_resync(p);
     r2_peer_weigh(p);
     if (p->out)
@@ -177,30 +177,28 @@ void r2_nicstate_announce(int nic)
 
 /* Takes the event; tells everybody if that changes what they may do with the NIC. One without a
  * link is not probed: who took the link away says so, or has, and would not say it again. */
-static bool nic_event(int nic, enum r2_health_event event, const char *cause)
+static bool nic_event(int nic, enum r2_health_event event, const char *cause, uint64_t now)
 {
     struct r2_nic_state *s = &r2_eng.nic_state[nic];
-    enum r2_health_state before, now;
+    enum r2_health_state before, after;
     enum r2_nic_word word;
     bool changed, news;
 
     pthread_mutex_lock(&nic_lock);
     before = s->health.state;
-    changed = (event != R2_HEALTH_EV_PROBE || s->link_up) &&
-              r2_health_step(&s->health, event, r2_now_ns());
-    now = s->health.state;
+    changed = (event != R2_HEALTH_EV_PROBE || s->link_up) && r2_health_step(&s->health, event, now);
+    after = s->health.state;
     word = word_of(s);
     news = word != r2_nic_word(nic);
     atomic_fetch_add(&s->telling, news);
     atomic_store(&s->word, (unsigned char)word);
     if (news) /* last: see r2_nic_state */
         atomic_fetch_add(&s->epoch, 1);
-    atomic_store(&s->usable, word == R2_NIC_USABLE);
-    atomic_store(&s->trusted, now == R2_HEALTH_HEALTHY || now == R2_HEALTH_SUSPECT);
-    if (now != before) {
-        r2_control_nic_state(r2_eng.ctl, s->row, shown_as(now), cause);
+    atomic_store(&s->trusted, after == R2_HEALTH_HEALTHY || after == R2_HEALTH_SUSPECT);
+    if (after != before) {
+        r2_control_nic_state(r2_eng.ctl, s->row, shown_as(after), cause);
         remarked[nic] = false;
-        journal(nic, before, now, cause);
+        journal(nic, before, after, cause, now);
     }
     pthread_mutex_unlock(&nic_lock);
     if (news) {
@@ -236,10 +234,9 @@ static void show_penalty(int nic, uint64_t now)
 
 /* A NIC that was in use, or is being left alone, has failed once more. The last one that works is
  * never left alone. */
-static void count_failure(int nic)
+static void count_failure(int nic, uint64_t now)
 {
     struct r2_nic_state *s = &r2_eng.nic_state[nic];
-    uint64_t now = r2_now_ns();
     struct r2_damp_rules rules;
     bool suppress, others = others_usable(nic) > 0;
 
@@ -252,7 +249,7 @@ static void count_failure(int nic)
     }
     pthread_mutex_unlock(&nic_lock);
     if (suppress)
-        nic_event(nic, R2_HEALTH_EV_SUPPRESS, "it fails too often");
+        nic_event(nic, R2_HEALTH_EV_SUPPRESS, "it fails too often", now);
     show_penalty(nic, now);
 }
 
@@ -263,25 +260,25 @@ static bool in_use(int nic)
     return r2_health_carries(state) || state == R2_HEALTH_DAMPED;
 }
 
-static void nic_lost(int nic, enum r2_health_event event, const char *cause)
+static void nic_lost(int nic, enum r2_health_event event, const char *cause, uint64_t now)
 {
     bool counts = in_use(nic);
 
-    nic_event(nic, event, cause);
+    nic_event(nic, event, cause, now);
     if (counts)
-        count_failure(nic);
+        count_failure(nic, now);
 }
 
-void r2_nicstate_forgive(int nic, bool tell)
+void r2_nicstate_forgive(int nic, bool tell, uint64_t now)
 {
     struct r2_nic_state *s = &r2_eng.nic_state[nic];
 
     pthread_mutex_lock(&nic_lock);
     r2_damp_clear(&s->damp);
     pthread_mutex_unlock(&nic_lock);
-    show_penalty(nic, r2_now_ns());
-    if (nic_event(nic, R2_HEALTH_EV_REUSE, "past failures are forgotten") && !s->link_up)
-        nic_event(nic, R2_HEALTH_EV_LOSS, "link down");
+    show_penalty(nic, now);
+    if (nic_event(nic, R2_HEALTH_EV_REUSE, "past failures are forgotten", now) && !s->link_up)
+        nic_event(nic, R2_HEALTH_EV_LOSS, "link down", now);
     if (!tell)
         return;
     atomic_fetch_add(&s->forgiven, 1);
@@ -292,20 +289,20 @@ void r2_nicstate_forgive(int nic, bool tell)
 /* ---- verdicts */
 
 /* Located failures are probed by engine/locate; paths go on trying as well. */
-void r2_nicstate_located(int nic, bool usable, const char *why)
+void r2_nicstate_located(int nic, bool usable, const char *why, uint64_t now)
 {
     struct r2_nic_state *s = &r2_eng.nic_state[nic];
 
     atomic_store(&s->located, !usable);
     if (!usable)
-        nic_lost(nic, R2_HEALTH_EV_LOSS, why);
+        nic_lost(nic, R2_HEALTH_EV_LOSS, why, now);
     else if (s->link_up)
-        nic_event(nic, R2_HEALTH_EV_PROBE, why);
+        nic_event(nic, R2_HEALTH_EV_PROBE, why, now);
 }
 
 /* ---- links */
 
-void r2_nicstate_link(int nic, bool up, const char *cause)
+void r2_nicstate_link(int nic, bool up, const char *cause, uint64_t now)
 {
     struct r2_nic_state *s = &r2_eng.nic_state[nic];
     bool changed;
@@ -319,9 +316,9 @@ void r2_nicstate_link(int nic, bool up, const char *cause)
     if (!changed)
         return;
     if (up)
-        nic_event(nic, R2_HEALTH_EV_PROBE, cause);
+        nic_event(nic, R2_HEALTH_EV_PROBE, cause, now);
     else
-        nic_lost(nic, R2_HEALTH_EV_LOSS, cause);
+        nic_lost(nic, R2_HEALTH_EV_LOSS, cause, now);
 }
 
 void r2_nic_eps(int nic, void (*each)(struct r2_ep *ep, void *arg), void *arg)
@@ -384,26 +381,26 @@ static void tick_drain(int nic, uint64_t now)
     r2_control_nic_draining(r2_eng.ctl, s->row, 0);
 }
 
-void r2_nicstate_drain(int nic)
+void r2_nicstate_drain(int nic, uint64_t now)
 {
     struct r2_nic_state *s = &r2_eng.nic_state[nic];
 
     if (state_of(nic) == R2_HEALTH_DRAINED)
         return;
-    s->drain_from = r2_now_ns();
+    s->drain_from = now;
     r2_control_nic_draining(r2_eng.ctl, s->row, still_open(nic) + 1);
-    nic_event(nic, R2_HEALTH_EV_DRAIN, "operator: moving traffic off");
+    nic_event(nic, R2_HEALTH_EV_DRAIN, "operator: moving traffic off", now);
 }
 
-void r2_nicstate_undrain(int nic)
+void r2_nicstate_undrain(int nic, uint64_t now)
 {
     struct r2_nic_state *s = &r2_eng.nic_state[nic];
 
     s->drain_from = 0;
     r2_control_nic_draining(r2_eng.ctl, s->row, 0);
-    if (nic_event(nic, R2_HEALTH_EV_UNDRAIN, "operator: given back") && !s->link_up)
-        nic_event(nic, R2_HEALTH_EV_LOSS, "link down");
-    r2_nicstate_forgive(nic, true);
+    if (nic_event(nic, R2_HEALTH_EV_UNDRAIN, "operator: given back", now) && !s->link_up)
+        nic_event(nic, R2_HEALTH_EV_LOSS, "link down", now);
+    r2_nicstate_forgive(nic, true, now);
 }
 
 /* ---- time */
@@ -427,18 +424,18 @@ static void tick_census(int nic, uint64_t now)
     else if (!s->alone_at)
         s->alone_at = now;
     if (state == R2_HEALTH_FAILED && s->link_up && ok > 0)
-        nic_event(nic, R2_HEALTH_EV_PROBE, "a path of it is back");
+        nic_event(nic, R2_HEALTH_EV_PROBE, "a path of it is back", now);
     else if (state == R2_HEALTH_PROBING && ok > 0)
-        nic_event(nic, R2_HEALTH_EV_PROVEN, "test chunks have arrived");
+        nic_event(nic, R2_HEALTH_EV_PROVEN, "test chunks have arrived", now);
     else if (state == R2_HEALTH_PROBING && !lost && age_of(nic, now) > UNUSED_NS &&
              !awaits_word(nic))
-        nic_event(nic, R2_HEALTH_EV_PROVEN, "link up, and no path needs it");
+        nic_event(nic, R2_HEALTH_EV_PROVEN, "link up, and no path needs it", now);
     else if (state == R2_HEALTH_SUSPECT && !s->alone_at && !awaits_word(nic))
-        nic_event(nic, R2_HEALTH_EV_ANSWER, "it answers");
+        nic_event(nic, R2_HEALTH_EV_ANSWER, "it answers", now);
     else if (s->alone_at && state == R2_HEALTH_HEALTHY)
-        nic_event(nic, R2_HEALTH_EV_SILENCE, "none of its paths answers");
+        nic_event(nic, R2_HEALTH_EV_SILENCE, "none of its paths answers", now);
     else if (s->alone_at && now - s->alone_at > GRACE_NS && r2_health_carries(state))
-        nic_lost(nic, R2_HEALTH_EV_PROBE, "none of its paths answers");
+        nic_lost(nic, R2_HEALTH_EV_PROBE, "none of its paths answers", now);
 }
 
 static void tick_damping(int nic, uint64_t now)
@@ -455,9 +452,10 @@ static void tick_damping(int nic, uint64_t now)
     pthread_mutex_unlock(&nic_lock);
     if (!over && !alone)
         return;
-    nic_event(nic, R2_HEALTH_EV_REUSE, over ? "the penalty has faded" : "no other NIC is left");
+    nic_event(nic, R2_HEALTH_EV_REUSE, over ? "the penalty has faded" : "no other NIC is left",
+              now);
     if (!s->link_up)
-        nic_event(nic, R2_HEALTH_EV_LOSS, "link down");
+        nic_event(nic, R2_HEALTH_EV_LOSS, "link down", now);
 }
 
 static uint32_t ramp_of(int nic, uint64_t now)
@@ -475,7 +473,7 @@ static void tick_nic(int nic, uint64_t now)
     struct r2_nic_state *s = &r2_eng.nic_state[nic];
 
     if (atomic_exchange(&s->forgive, false))
-        r2_nicstate_forgive(nic, false);
+        r2_nicstate_forgive(nic, false, now);
     /* A verdict's thread is still at it: if the NIC were probed now, its word would be usable again
      * before anybody heard that it had failed, and its paths would stay as they are. */
     if (atomic_load(&s->telling))
@@ -483,12 +481,13 @@ static void tick_nic(int nic, uint64_t now)
     if (state_of(nic) == R2_HEALTH_DAMPED)
         tick_damping(nic, now);
     if (state_of(nic) == R2_HEALTH_FAILED && s->link_up && !atomic_load(&s->located))
-        nic_event(nic, R2_HEALTH_EV_PROBE, "tried again");
+        nic_event(nic, R2_HEALTH_EV_PROBE, "tried again", now);
     if (state_of(nic) == R2_HEALTH_RAMPING && age_of(nic, now) >= r2_eng.set->ramp_ns &&
         !awaits_word(nic))
         nic_event(nic, R2_HEALTH_EV_RAMPED,
                   atomic_load(&s->weight) ? "back at its full weight"
-                                          : "works again, and stands by at weight 0");
+                                          : "works again, and stands by at weight 0",
+                  now);
     atomic_store(&s->ramp, ramp_of(nic, now));
     tick_census(nic, now);
     tick_drain(nic, now);
@@ -496,12 +495,12 @@ static void tick_nic(int nic, uint64_t now)
         return;
     s->shown_at = now;
     show_penalty(nic, now);
-    r2_niclink_look(nic);
+    r2_niclink_look(nic, now);
 }
 
 void r2_nicstate_tick(uint64_t now)
 {
-    r2_niclink_tick();
+    r2_niclink_tick(now);
     for (int i = 0; i < r2_local.n; i++)
         tick_nic(i, now);
 }
@@ -557,7 +556,7 @@ void r2_nicstate_remark(int nic, const char *cause)
 
 /* A port's thread may say that it is down, or up, from the transport's start on: it has noted that
  * before it takes the lock (r2_nic_transport), so whoever comes second sees what the first did. */
-void r2_nicstate_begin(int i)
+void r2_nicstate_begin(int i, uint64_t now)
 {
     struct r2_nic_state *s = &r2_eng.nic_state[i];
     bool carries = r2_local.nics[i].weight && !r2_nic_stands_by(i); /* which takes other locks */
@@ -567,26 +566,25 @@ void r2_nicstate_begin(int i)
     s->health.state = s->link_up ? R2_HEALTH_HEALTHY : R2_HEALTH_FAILED;
     atomic_store(&s->weight, carries ? R2_WEIGHT_FULL : 0);
     atomic_store(&s->word, (unsigned char)word_of(s));
-    atomic_store(&s->usable, s->link_up);
     atomic_store(&s->trusted, s->link_up);
     atomic_store(&s->ramp, R2_WEIGHT_FULL);
     add_row(i);
     if (!s->link_up) {
         r2_control_nic_state(r2_eng.ctl, s->row, R2_SEG_NIC_FAILED, "link down");
-        journal(i, R2_HEALTH_HEALTHY, R2_HEALTH_FAILED, "link down at the start");
+        journal(i, R2_HEALTH_HEALTHY, R2_HEALTH_FAILED, "link down at the start", now);
     }
     pthread_mutex_unlock(&nic_lock);
 }
 
-int r2_nicstate_start(void)
+int r2_nicstate_start(struct r2_task *links, uint64_t now)
 {
     for (int i = 0; i < r2_local.n; i++) {
         struct r2_wire_addr addr;
 
-        r2_nicstate_begin(i);
+        r2_nicstate_begin(i, now);
         if (!r2_local.nics[i].bare && r2_eng.ops->address(i, &addr))
             r2_nicstate_deaf(i, true);
     }
-    r2_niclink_start();
+    r2_niclink_start(links);
     return 0;
 }

@@ -32,13 +32,19 @@ static void count(struct r2_peer *p, int active, int idle)
     p->hb_idle = idle;
 }
 
+/* Frames since the last look that found some. */
+static bool is_given(const struct r2_path *path)
+{
+    return path->hb.given_at && path->hb.given_at >= path->hb.used_at;
+}
+
 static bool in_use(const struct r2_path *path, uint64_t now)
 {
     uint64_t used = path->hb.used_at, acked = path->rate.delivered_time_ns;
     uint64_t beats = 2 * path->peer->hb_interval, calm = beats > CALM_NS ? beats : CALM_NS;
 
     used = used > acked ? used : acked;
-    return path->hb.given || path->hb.unanswered || !path->hb.marked ||
+    return is_given(path) || path->hb.unanswered || path->hb.state == R2_BEAT_NONE ||
            r2_pathrate_inflight(&path->rate) || now < used + calm;
 }
 
@@ -85,7 +91,7 @@ void r2_peer_hb_doubt(struct r2_peer *p, uint64_t now)
 
 bool r2_path_hb_answers(const struct r2_path *path, uint64_t since)
 {
-    return r2_path_is_up(path) && path->hb.marked && !path->hb.unanswered &&
+    return r2_path_is_up(path) && path->hb.state && !path->hb.unanswered &&
            path->hb.proven_at >= since;
 }
 
@@ -112,6 +118,11 @@ static uint64_t quiet_from(struct r2_path *path)
     return path->hb.quiet_from;
 }
 
+static bool is_stalled(const struct r2_path *path)
+{
+    return path->hb.state == R2_BEAT_STALLED;
+}
+
 static struct r2_hb_watch watch_of(struct r2_path *path, uint64_t now)
 {
     uint64_t from = path->peer->out ? quiet_from(path) : 0, interval = interval_of(path, now);
@@ -123,14 +134,14 @@ static struct r2_hb_watch watch_of(struct r2_path *path, uint64_t now)
         .look_age =
             path->hb.at ? now - path->hb.at : UINT64_MAX, /* 0: now, however young the clock */
         .hasty = path->transport == R2_VIA_TCP,
-        .stalled = path->stalled,
+        .stalled = is_stalled(path),
         .asked = path->hb.asked_for == path->rate.delivered + 1,
-        .srtt = path->rtt_ns,
-        .var = path->rttvar_ns,
+        .srtt = path->hb.rtt_ns,
+        .var = path->hb.rttvar_ns,
     };
 
     /* With so many paths that heartbeats are limited in number there are none to spare. */
-    if (interval <= r2_eng.set->heartbeat_ns && from && now > from && !path->stalled)
+    if (interval <= r2_eng.set->heartbeat_ns && from && now > from && !is_stalled(path))
         w.quiet = now - from;
     return w;
 }
@@ -139,7 +150,7 @@ static enum r2_hb_look look(struct r2_path *path, uint64_t now)
 {
     struct r2_hb_watch w = watch_of(path, now);
 
-    return path->hb.marked ? r2_hb_look(&w) : R2_HB_DUE;
+    return path->hb.state ? r2_hb_look(&w) : R2_HB_DUE;
 }
 
 uint64_t r2_peer_hb_next(struct r2_peer *p, uint64_t now)
@@ -151,7 +162,7 @@ uint64_t r2_peer_hb_next(struct r2_peer *p, uint64_t now)
         struct r2_hb_watch w;
         uint64_t next;
 
-        if (!r2_path_is_up(path) || !path->hb.marked || path->stalled)
+        if (!r2_path_is_up(path) || !path->hb.state || is_stalled(path))
             continue; /* stalled: the longer TCP has, the better */
         w = watch_of(path, now);
         next = r2_hb_next(&w);
@@ -163,13 +174,13 @@ uint64_t r2_peer_hb_next(struct r2_peer *p, uint64_t now)
 /* Bulk bytes that stall while the control lane answers get twice the time: TCP's second
  * retransmission, up to 600 ms after the loss (with the kernel's own times), may still bring them.
  */
-static bool is_late(const struct r2_path *path)
+bool r2_path_is_silent(const struct r2_path *path)
 {
-    int misses = r2_eng.set->heartbeat_misses * (path->stalled ? 2 : 1);
+    int misses = r2_eng.set->heartbeat_misses * (is_stalled(path) ? 2 : 1);
 
-    return path->hb.unanswered >= misses &&
+    return r2_path_is_up(path) && path->hb.unanswered >= misses &&
            path->hb.unanswered >=
-               r2_hb_misses(path->peer->hb_interval, misses, path->rtt_ns, path->rttvar_ns);
+               r2_hb_misses(path->peer->hb_interval, misses, path->hb.rtt_ns, path->hb.rttvar_ns);
 }
 
 static void send_heartbeat(struct r2_path *path, uint64_t now)
@@ -177,7 +188,7 @@ static void send_heartbeat(struct r2_path *path, uint64_t now)
     struct r2_msg_heartbeat m = {.count = ++path->hb.count};
 
     path->hb.at = path->hb.sent_at = now;
-    path->hb.fresh = true;
+    path->hb.state = r2_beat_next(path->hb.state, R2_BEAT_EV_SEND);
     r2_out_frame(path, R2_F_HEARTBEAT, &m, sizeof(m), NULL, 0);
     r2_count(&r2_eng.n->heartbeats_sent, 1);
 }
@@ -219,23 +230,22 @@ static void beat(const struct look *l, uint64_t now, bool judge)
         path->hb.asked_for = path->rate.delivered + 1;
     if (l->due != R2_HB_DUE && !(h->answered && !h->stalled))
         return; /* its time is not up */
-    if (path->hb.marked) {
-        path->rtt_ns = h->rtt_ns;
-        path->rttvar_ns = h->rttvar_ns;
-        path->stalled = h->stalled && h->answered;
-        r2_grey_segments(&path->watch, h->segments, h->retransmits, now);
+    if (path->hb.state) {
+        path->hb.rtt_ns = h->rtt_ns;
+        path->hb.rttvar_ns = h->rttvar_ns;
+        r2_grey_path_segments(path, h, now);
         use_lanes(path, h, now);
         if (h->answered && !h->stalled) {
             path->hb.proven_at = path->hb.sent_at;
-            path->hb.used_at = path->hb.given ? now : path->hb.used_at;
-            path->hb.given = false;
+            path->hb.used_at = is_given(path) ? now : path->hb.used_at;
             path->hb.unanswered = 0;
-            path->hb.silent = false;
             if (was_silent)
                 r2_peer_census(path->peer); /* a ramp has no event for it */
             path->hb.quiet_from = early ? path->hb.quiet_from : 0;
             r2_path_event(path, R2_HEALTH_EV_ANSWER, "heartbeats are answered");
         } else { /* the same mark stands until it is answered */
+            path->hb.state =
+                r2_beat_next(path->hb.state, h->answered ? R2_BEAT_EV_STALL : R2_BEAT_EV_SILENCE);
             if (judge && ++path->hb.unanswered == R2_SUSPECT_BEATS)
                 r2_path_event(path, R2_HEALTH_EV_SILENCE, "heartbeats are overdue");
             r2_count(&r2_eng.n->heartbeats_missed, 1);
@@ -245,7 +255,6 @@ static void beat(const struct look *l, uint64_t now, bool judge)
         }
     }
     send_heartbeat(path, now);
-    path->hb.marked = true;
 }
 
 /* The peer's paths that it is time to look at. Calm ones go along with a calm one whose turn it is:
@@ -304,33 +313,29 @@ void r2_peer_judge_silence(struct r2_peer *p, uint64_t now)
     bool all;
 
     for (int i = 0; i < p->n_paths; i++) {
-        struct r2_path *path = p->paths[i];
-
-        path->hb.silent = r2_path_is_up(path) && is_late(path);
-        silent += path->hb.silent;
+        silent += r2_path_is_silent(p->paths[i]);
     }
     all = silent && silent == p->n_up;
     for (int i = 0; i < p->n_paths && silent && !all; i++) {
         struct r2_path *path = p->paths[i];
 
-        if (path->hb.silent && some_answers(p, path->hb.sent_at))
+        if (r2_path_is_silent(path) && some_answers(p, path->hb.sent_at))
             r2_path_fail(path, path->gen, ETIMEDOUT,
-                         path->stalled ? "bulk bytes unacknowledged" : "heartbeats unanswered");
+                         is_stalled(path) ? "bulk bytes unacknowledged" : "heartbeats unanswered");
     }
     if (all) {
-        if (!p->suspect) {
+        if (!p->suspect_since) {
             struct r2_control_event ev = {.event = R2_EV_PEER_SUSPECT,
                                           .peer_host = p->host,
                                           .peer_pid = p->pid,
                                           .cause = "every path is silent"};
 
-            p->suspect = true;
             p->suspect_since = now;
             r2_control_journal(r2_eng.ctl, &ev);
             r2_control_peer_state(r2_eng.ctl, p->row, R2_SEG_PEER_SUSPECT, "every path is silent");
         }
-    } else if (p->suspect) {
-        p->suspect = false;
+    } else if (p->suspect_since) {
+        p->suspect_since = 0;
         r2_control_peer_state(r2_eng.ctl, p->row, R2_SEG_PEER_UP, "");
     }
 }

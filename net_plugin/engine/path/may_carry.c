@@ -7,10 +7,10 @@ enum r2_path_may r2_path_may(const struct r2_path *path)
     struct r2_path_facts facts = {
         .state = path->state,
         .health = path->health.state,
-        .spare = path->spare,
+        .spare = path->role == R2_ROLE_SPARE,
         .barred = !path->share.weight && shares->max,
         .limited = !r2_share_free(shares, &path->share),
-        .slow = path->grey != R2_WEIGHT_FULL,
+        .slow = path->flow.grey != R2_WEIGHT_FULL,
     };
 
     return r2_path_may_carry(&facts);

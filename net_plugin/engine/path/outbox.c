@@ -59,22 +59,20 @@ int r2_out_frame(struct r2_path *path, uint8_t type, const void *a, size_t a_len
     if (b_len)
         memcpy(path->outbox.data + path->outbox.len, b, b_len);
     path->outbox.len += b_len;
-    path->outbox.flush_wanted = true;
-    path->hb.given |= type != R2_F_HEARTBEAT;
+    path->outbox.due = R2_OUT_NOW;
+    if (type != R2_F_HEARTBEAT)
+        path->hb.given_at = r2_peer_now(path->peer);
     return 0;
 }
 
-void r2_out_hold(struct r2_path *path, uint64_t now, uint64_t ns)
+void r2_out_hold(struct r2_path *path, uint64_t before, uint64_t until)
 {
     struct r2_peer *p = path->peer;
-    uint64_t until = atomic_load_explicit(&p->held_until, memory_order_relaxed);
+    uint64_t first = atomic_load_explicit(&p->held_until, memory_order_relaxed);
 
-    path->outbox.flush_wanted = false;
-    if (path->outbox.held_until)
-        return;
-    path->outbox.held_until = now + ns;
-    if (!until || path->outbox.held_until < until)
-        atomic_store_explicit(&p->held_until, path->outbox.held_until, memory_order_relaxed);
+    path->outbox.due = before ? before : until;
+    if (!before && (!first || until < first))
+        atomic_store_explicit(&p->held_until, until, memory_order_relaxed);
 }
 
 void r2_peer_say_held(struct r2_peer *p, uint64_t now)
@@ -82,14 +80,12 @@ void r2_peer_say_held(struct r2_peer *p, uint64_t now)
     uint64_t next = 0;
 
     for (int i = 0; i < p->n_paths; i++) {
-        struct r2_path *path = p->paths[i];
+        uint64_t *due = &p->paths[i]->outbox.due;
 
-        if (path->outbox.held_until && path->outbox.held_until <= now) {
-            path->outbox.held_until = 0;
-            path->outbox.flush_wanted = true;
-        } else if (path->outbox.held_until && (!next || path->outbox.held_until < next)) {
-            next = path->outbox.held_until;
-        }
+        if (*due && *due <= now)
+            *due = R2_OUT_NOW;
+        else if (*due && (!next || *due < next))
+            next = *due;
     }
     atomic_store_explicit(&p->held_until, next, memory_order_relaxed);
 }
@@ -100,7 +96,7 @@ void r2_out_again(struct r2_peer *p)
         struct r2_path *path = p->paths[i];
 
         if (r2_path_is_up(path) && path->outbox.len > path->outbox.off)
-            path->outbox.flush_wanted = true;
+            path->outbox.due = R2_OUT_NOW;
     }
 }
 
@@ -108,8 +104,7 @@ void r2_out_reset(struct r2_path *path)
 {
     path->outbox.len = path->outbox.off = 0;
     path->outbox.total = path->outbox.said = 0;
-    path->outbox.held_until = 0;
-    path->outbox.flush_wanted = false;
+    path->outbox.due = 0;
     while (!r2_list_empty(&path->outbox.flushq))
         r2_list_del(
             r2_list_first(&path->outbox.flushq)); /* r2_peer_resync acknowledges them anew */
@@ -130,7 +125,7 @@ size_t r2_up_next_ctrl(void *owner, struct r2_ep *ep, uint8_t *buf, size_t cap)
         path->outbox.off += n;
         path->outbox.total += n;
         if (path->outbox.off == path->outbox.len)
-            path->outbox.held_until = 0;
+            path->outbox.due = 0;
     }
     r2_peer_leave(path->peer);
     return n;
@@ -148,6 +143,7 @@ void r2_out_info(struct r2_path *path)
 
     memset(nics, 0, sizeof(nics));
     m.pid = r2_control_segment(r2_eng.ctl)->process.pid;
+    m.rank = (uint32_t)r2_control_segment(r2_eng.ctl)->process.rank + 1;
     m.nics = (uint32_t)r2_local.n;
     memcpy(m.host, r2_eng.host, sizeof(m.host));
     for (int i = 0; i < r2_local.n; i++) {

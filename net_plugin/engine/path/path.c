@@ -25,7 +25,7 @@ struct r2_path *r2_path_find(struct r2_peer *p, int lnic, int rnic, int transpor
 struct r2_path *r2_path_obtain(struct r2_peer *p, int lnic, int rnic, int transport)
 {
     struct r2_path *path = r2_path_find(p, lnic, rnic, transport);
-    const char *name;
+    char name[R2_SEG_NAME];
 
     if (path)
         return path;
@@ -42,12 +42,14 @@ struct r2_path *r2_path_obtain(struct r2_peer *p, int lnic, int rnic, int transp
     path->rnic = (uint8_t)rnic;
     path->transport = (uint8_t)transport;
     if (p->out) /* the other side may remember a path that was here before */
-        path->gen = path->down_gen = path->fenced_gen = atomic_load(&r2_eng.top_gen);
+        path->gen = path->down.gen = path->down.fenced = atomic_load(&r2_eng.top_gen);
     r2_list_init(&path->outbox.flushq);
     r2_pathrate_init(&path->rate);
-    path->grey = R2_WEIGHT_FULL;
     r2_grey_path_init(path);
-    name = p->rnics[rnic].name[0] ? p->rnics[rnic].name : NULL;
+    if (p->rnics[rnic].name[0])
+        snprintf(name, sizeof(name), "%s", p->rnics[rnic].name);
+    else /* until the peer says it */
+        r2_wire_addr_text(&p->rnics[rnic].addr, name, sizeof(name));
     path->shown.row = r2_control_path_add(r2_eng.ctl, p->row, lnic, name);
     r2_control_path_via(r2_eng.ctl, path->shown.row, (enum r2_seg_via)transport);
     p->paths[p->n_paths++] = path;
@@ -59,16 +61,17 @@ void r2_path_free(struct r2_path *path)
     r2_grey_path_free(path);
     r2_mem_less(sizeof(*path) + path->outbox.cap);
     free(path->outbox.data);
-    free(path->end_memory);
+    free(path->attempt.end_memory);
     free(path);
 }
 
 const char *r2_path_text(const struct r2_path *path, char *out, size_t cap)
 {
     const struct r2_peer *p = path->peer;
+    char who[R2_PEER_WHO];
 
-    snprintf(out, cap, "%s -> %s:%s pid %u", r2_nic_name(path->lnic), p->host[0] ? p->host : "?",
-             p->rnics[path->rnic].name[0] ? p->rnics[path->rnic].name : "?", p->pid);
+    snprintf(out, cap, "%s -> %s of %s", r2_nic_name(path->lnic),
+             p->rnics[path->rnic].name[0] ? p->rnics[path->rnic].name : "?", r2_peer_who(p, who));
     return out;
 }
 
@@ -94,9 +97,9 @@ void r2_path_journal(const struct r2_path *path, enum r2_seg_event event, uint64
  * good, unless its NIC is known to be coming back. */
 static uint64_t probe_cap(const struct r2_path *path)
 {
-    if (!path->ever_up && atomic_load(&r2_eng.nic_state[path->lnic].trusted))
+    if (!r2_past_carried(path->past) && atomic_load(&r2_eng.nic_state[path->lnic].trusted))
         return BACKOFF_NEVER_UP;
-    if (!r2_peer_left(path->peer, path->transport) && path->first_choice)
+    if (!r2_peer_left(path->peer, path->transport) && path->role == R2_ROLE_FIRST)
         return BACKOFF_NONE_LEFT;
     return R2_PROBE_NS;
 }
@@ -104,28 +107,28 @@ static uint64_t probe_cap(const struct r2_path *path)
 /* Counted from the start of an attempt that failed, so that its own time-out is no extra wait. */
 static void backoff(struct r2_path *path, uint64_t now, bool attempt)
 {
-    uint64_t wait = r2_health_backoff((unsigned)path->fails, probe_cap(path));
+    uint64_t wait = r2_health_backoff((unsigned)path->attempt.fails, probe_cap(path));
     struct r2_prng jitter;
 
     r2_prng_seed(&jitter, now ^ (uint64_t)(uintptr_t)path);
     wait = r2_health_jitter(wait, r2_prng_next(&jitter));
-    path->next_at = (attempt ? path->attempt_at : now) + wait;
-    path->fails++;
+    path->attempt.next_at = (attempt ? path->attempt.at : now) + wait;
+    path->attempt.fails++;
 }
 
 bool r2_path_end_memory(struct r2_path *path)
 {
-    if (!path->end_memory)
-        path->end_memory = malloc(sizeof(*path->end_memory));
-    return path->end_memory;
+    if (!path->attempt.end_memory)
+        path->attempt.end_memory = malloc(sizeof(*path->attempt.end_memory));
+    return path->attempt.end_memory;
 }
 
 static void end_endpoint(struct r2_path *path, int err)
 {
     struct r2_peer *p = path->peer;
-    struct r2_dying *d = path->end_memory;
+    struct r2_dying *d = path->attempt.end_memory;
 
-    path->end_memory = NULL;
+    path->attempt.end_memory = NULL;
     d->ep = path->ep;
     d->path = path;
     d->gen = r2_eng.ops->params(path->ep)->gen;
@@ -147,7 +150,7 @@ static bool in_order(const struct r2_path *path, int err)
     R2_LIST_FOR_EACH (n, &path->peer->conn_list) {
         const struct r2_conn *c = R2_CONTAINER_OF(n, struct r2_conn, node);
 
-        if (!c->remote_closed && c->state != R2_CONN_CLOSED)
+        if (!c->remote_closed && c->state < R2_CONN_CLOSING)
             return false;
     }
     return true;
@@ -157,10 +160,11 @@ static void report_down(struct r2_path *path, int err, const char *cause)
 {
     char text[128];
 
-    path->last_end = in_order(path, err) ? R2_END_CLOSED : R2_END_LOST;
-    r2_path_event(path, path->last_end == R2_END_CLOSED ? R2_HEALTH_EV_CLOSE : R2_HEALTH_EV_LOSS,
-                  cause);
-    if (path->last_end == R2_END_CLOSED)
+    bool closed = in_order(path, err);
+
+    path->past = r2_past_next(path->past, closed ? R2_PAST_EV_CLOSE : R2_PAST_EV_LOSS);
+    r2_path_event(path, closed ? R2_HEALTH_EV_CLOSE : R2_HEALTH_EV_LOSS, cause);
+    if (closed)
         return;
     r2_path_journal(path, R2_EV_PATH_DOWN, 0, 0, cause);
     R2_INFO("path %s generation %u is down: %s (%s)", r2_path_text(path, text, sizeof(text)),
@@ -173,7 +177,7 @@ static void report_untried(const struct r2_path *path, int err, const char *caus
 {
     char text[128];
 
-    if (!path->ever_up && !path->fails && !in_order(path, err))
+    if (!r2_past_carried(path->past) && !path->attempt.fails && !in_order(path, err))
         R2_INFO("path %s generation %u: not even its first test came through: %s (%s)",
                 r2_path_text(path, text, sizeof(text)), path->gen, cause,
                 err ? strerror(err) : "closed");
@@ -184,7 +188,7 @@ static void count_failure(struct r2_path *path, uint64_t now)
 {
     struct r2_damp_rules rules;
 
-    if (path->last_end == R2_END_CLOSED || !path->peer->out)
+    if (path->past == R2_PAST_CLOSED || !path->peer->out)
         return;
     r2_damp_rules_get(&rules);
     if (r2_damp_failure(&path->damp, &rules, now) && r2_peer_left(path->peer, path->transport))
@@ -214,29 +218,29 @@ static void ended(struct r2_path *path, bool clean, int err, const char *cause)
 
     path->state = r2_path_next(path->state, R2_PATH_EV_END);
     p->n_up -= was_up;
-    path->hb.process_slow = false;
-    path->last_end = p->out && !carried && err && !no_descriptors(err)
-                         ? R2_END_ATTEMPT
-                         : R2_END_NONE; /* the other side knows whether it is wanted */
+    if (!carried) /* R: the other side knows whether it is wanted */
+        path->past =
+            r2_past_next(path->past, p->out && err && !no_descriptors(err) ? R2_PAST_EV_ATTEMPT
+                                                                           : R2_PAST_EV_END);
     if (was_up && !carried)
         report_untried(path, err, cause);
     if (was_up && !carried && p->out && err == ETIMEDOUT)
         r2_path_test_lost(path);
     if (carried) {
-        path->fails = 0;
-        path->down_at = now;
+        path->attempt.fails = 0;
+        path->down.at = now;
         report_down(path, err, cause);
         if (!blameless(err))
             count_failure(path, now);
-        if (err && path->last_end == R2_END_LOST && !blameless(err)) {
-            path->blame = err;
+        if (err && path->past == R2_PAST_LOST && !blameless(err)) {
+            path->down.blame = err;
             p->todo |= R2_TODO_BLAME;
         }
     } else if (p->out && clean) {
-        path->fenced_gen = path->gen; /* it never carried a byte of a message */
+        path->down.fenced = path->gen; /* it never carried a byte of a message */
     }
     if (no_descriptors(err))
-        path->next_at = now + (p->n_up ? CROWDED_NS : CROWDED_ALONE_NS);
+        path->attempt.next_at = now + (p->n_up ? CROWDED_NS : CROWDED_ALONE_NS);
     else
         backoff(path, now, !carried);
     r2_path_show(path, !was_up && path->shown.verdict[0] ? path->shown.verdict : cause);
@@ -262,7 +266,7 @@ static void wait_begins(struct r2_path *path, const char *cause)
 {
     struct r2_peer *p = path->peer;
 
-    p->no_path_since = p->suspect ? p->suspect_since : r2_peer_now(p);
+    p->no_path_since = p->suspect_since ? p->suspect_since : r2_peer_now(p);
     if (p->doubt_since) /* what came up meanwhile delivered nothing */
         p->no_path_since = p->doubt_since;
     if (p->active || p->opening)
@@ -274,7 +278,7 @@ void r2_path_wait_late(const struct r2_peer *p)
     const struct r2_path *last = NULL;
 
     for (int i = 0; i < p->n_paths; i++) {
-        if (p->paths[i]->down_at && (!last || p->paths[i]->down_at > last->down_at))
+        if (p->paths[i]->down.at && (!last || p->paths[i]->down.at > last->down.at))
             last = p->paths[i];
     }
     if (last)
@@ -285,17 +289,17 @@ void r2_path_fail(struct r2_path *path, uint32_t gen, int err, const char *cause
 {
     struct r2_peer *p = path->peer;
     bool was_up = r2_path_is_up(path), carried = path->state == R2_PATH_PROVEN;
-    bool clean = path->fenced_gen >= path->down_gen; /* nothing older waits for its fence */
+    bool clean = path->down.fenced >= path->down.gen; /* nothing older waits for its fence */
 
     if (gen > path->gen)
         path->gen = gen;
-    if (gen <= path->down_gen)
+    if (gen <= path->down.gen)
         return;
-    path->down_gen = gen;
-    path->last_err = err;
+    path->down.gen = gen;
+    path->attempt.err = err;
     if (gen <
         path->gen) { /* word of an older generation: the living one has nothing to do with it */
-        p->resync_wanted = true;
+        r2_peer_want_resync(p);
         r2_peer_wake(p);
         return;
     }
@@ -308,11 +312,11 @@ void r2_path_fail(struct r2_path *path, uint32_t gen, int err, const char *cause
     if (was_up && !r2_peer_served(p) && (carried || !p->no_path_since))
         wait_begins(path, cause);
     if (p->n_up == 0 && was_up) {
-        p->suspect = false;
+        p->suspect_since = 0;
         p->liveness.next_at = p->liveness.lost_at = r2_peer_now(p);
     }
     if (was_up) {
-        p->resync_wanted = true;
+        r2_peer_want_resync(p);
         p->todo |= R2_TODO_WEIGH;
     }
     r2_peer_wake(p);
@@ -324,26 +328,23 @@ void r2_path_up(struct r2_path *path)
     uint64_t now = r2_peer_now(p);
 
     path->state = r2_path_next(path->state, R2_PATH_EV_CONNECTED);
-    path->hb.silent = false;
+    path->hb.state = r2_beat_next(path->hb.state, R2_BEAT_EV_UP);
     path->hb.unanswered = 0;
-    path->hb.asked_for = path->hb.quiet_from = path->hb.used_at = 0;
-    path->hb.marked = path->hb.given = false;
-    path->stalled = false;
+    path->hb.asked_for = path->hb.quiet_from = path->hb.given_at = path->hb.used_at = 0;
     path->hb.at = path->hb.proven_at = now;
     r2_pathrate_reset(&path->rate);
     p->n_up++;
     r2_peer_answers(p);
     path->shown.verdict[0] = '\0';
     p->reached[path->lnic] |= (uint16_t)(1u << path->rnic);
-    path->heard = path->shown.up = false;
+    path->intro = R2_INTRO_NONE;
     r2_out_info(path);
     if (!r2_path_is_up(path)) /* no memory for the frame */
         return;
     path->state = r2_path_next(path->state, R2_PATH_EV_INTRODUCED);
-    path->grey = R2_WEIGHT_FULL; /* what was measured is forgotten too */
-    r2_grey_path_up(path);
+    r2_grey_path_up(path); /* what was measured is forgotten too */
     r2_lanes_init(&path->lanes, r2_eng.ops->planned(path->ep));
-    path->busy_until = 0;
+    path->flow.busy_until = 0;
     r2_path_test(path);
     if (!r2_path_is_up(path)) /* the same */
         return;
@@ -352,7 +353,7 @@ void r2_path_up(struct r2_path *path)
     p->todo |= R2_TODO_WEIGH;
     if (p->n_up == 1) {
         r2_control_peer_state(r2_eng.ctl, p->row, R2_SEG_PEER_UP, "");
-        p->resync_wanted = true;
+        r2_peer_want_resync(p);
     }
     r2_peer_wake(p);
 }
@@ -361,7 +362,9 @@ void r2_path_refused(struct r2_path *path, bool yes)
 {
     uint64_t now = r2_peer_now(path->peer);
 
-    path->refused_from = !yes ? 0 : path->refused_from ? path->refused_from : now;
+    path->attempt.refused_from = !yes                         ? 0
+                                 : path->attempt.refused_from ? path->attempt.refused_from
+                                                              : now;
     if (yes)
         r2_peer_refused(path->peer, path->lnic, path->rnic, now);
 }
@@ -385,7 +388,7 @@ int r2_path_connect(struct r2_path *path, uint64_t now)
     struct r2_ep_params params = {.local_nic = path->lnic,
                                   .remote_nic = path->rnic,
                                   .transport = path->transport,
-                                  .packet = path->packet,
+                                  .packet = path->attempt.packet,
                                   .initiator = true,
                                   .extra = r2_path_has_others(path),
                                   .owner = path};
@@ -402,7 +405,7 @@ int r2_path_connect(struct r2_path *path, uint64_t now)
     memcpy(params.remote_process, p->id, 16);
     memcpy(params.secret, p->secret, 16);
     path->state = r2_path_next(path->state, R2_PATH_EV_ATTEMPT);
-    path->attempt_at = now;
+    path->attempt.at = now;
     r2_peer_get(p); /* the endpoint's, until `released` */
     r2_path_event(path, R2_HEALTH_EV_PROBE, "tried with fresh resources");
     rc = -ENOMEM;
@@ -429,8 +432,8 @@ static bool better(const struct r2_path *a, const struct r2_path *b)
         return a->hb.unanswered == 0;
     if ((r2_path_may(a) >= R2_MAY_LAST_RESORT) != (r2_path_may(b) >= R2_MAY_LAST_RESORT))
         return r2_path_may(a) >= R2_MAY_LAST_RESORT;
-    if (a->high_rtt != b->high_rtt)
-        return b->high_rtt;
+    if (r2_path_high_rtt(a) != r2_path_high_rtt(b))
+        return r2_path_high_rtt(b);
     return a->share.weight && !b->share.weight;
 }
 
@@ -444,7 +447,7 @@ struct r2_path *r2_path_for_ctrl(struct r2_peer *p, int home, int remote_home)
         if (!r2_path_takes_frames(path))
             continue;
         if (path->hb.unanswered == 0 && path->share.weight &&
-            r2_path_may(path) >= R2_MAY_LAST_RESORT && !path->high_rtt &&
+            r2_path_may(path) >= R2_MAY_LAST_RESORT && !r2_path_high_rtt(path) &&
             (home < 0 || path->lnic == home) && (remote_home < 0 || path->rnic == remote_home))
             return path;
         if (better(path, best))
@@ -461,7 +464,7 @@ void r2_peer_waits(struct r2_peer *p, uint64_t now)
         p->no_path_since = now;
         r2_path_wait_late(p);
     }
-    if (p->suspect && first)
+    if (p->suspect_since && first)
         p->suspect_since = now;
 }
 

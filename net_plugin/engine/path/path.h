@@ -33,6 +33,11 @@ void r2_path_fail(struct r2_path *path, uint32_t gen, int err, const char *cause
 void r2_path_up(struct r2_path *path);
 /* The most that it may carry now. */
 enum r2_path_may r2_path_may(const struct r2_path *path);
+/* Its round trips take far longer than another's: no frames if it can be helped. */
+static inline bool r2_path_high_rtt(const struct r2_path *path)
+{
+    return path->hb.rtt_ns > path->peer->rtt_most;
+}
 /* It is up, and carries whatever memory may be taken. */
 bool r2_path_suffices(const struct r2_path *path);
 int r2_path_connect(struct r2_path *path, uint64_t now); /* S: one attempt */
@@ -51,7 +56,7 @@ void r2_path_journal(const struct r2_path *path, enum r2_seg_event event, uint64
 bool r2_path_event(struct r2_path *path, enum r2_health_event event, const char *cause);
 void r2_path_show(struct r2_path *path, const char *cause);
 /* A better pair of NICs serves, or not any more. Under the peer's lock. */
-void r2_path_spare(struct r2_path *path, bool spare);
+void r2_path_set_role(struct r2_path *path, enum r2_path_role role);
 /* The path has come up: it proves itself first, or is in use at once (S); waits for the other
  * side's test (R). */
 void r2_path_test(struct r2_path *path);
@@ -99,8 +104,17 @@ void r2_grey_path_free(struct r2_path *path);
 void r2_grey_acked(struct r2_path *path, const struct r2_send_report *rep, uint64_t now);
 /* It takes chunks for trial soon again: it is slow, or its rate has fallen and nobody knows why. */
 bool r2_grey_path_doubted(const struct r2_path *path);
-/* The judge calls it slow or lossy, or does not any more. */
-void r2_grey_note(struct r2_path *path, bool grey);
+/* What the judge leaves of its weight, per mille. */
+void r2_grey_note(struct r2_path *path, unsigned permille);
+/* Below this share of its siblings, per mille, it is far behind. */
+#define R2_GREY_BEHIND 250u
+/* What it carries beside its siblings (r2_grey_beside). */
+void r2_grey_note_beside(struct r2_path *path, uint32_t beside);
+/* The share, where at least half of the NIC's paths that tell are far behind, else 0. Any thread.
+ */
+uint32_t r2_grey_nic_behind(int nic);
+/* Segments as its kernel has counted them: for the judge, for operators, and for its NIC. */
+void r2_grey_path_segments(struct r2_path *path, const struct r2_ep_health *h, uint64_t now);
 /* Paths of this node's NIC that are called so, and all that are watched. Any thread. */
 void r2_grey_counts(int nic, int *grey, int *all);
 
@@ -116,16 +130,18 @@ uint64_t r2_peer_hb_next(struct r2_peer *p, uint64_t now);
 /* Looks at the paths whose turn it is. Lets go of the lock meanwhile. `judge`: the observer was
  * awake, so an answer that is missing counts. */
 void r2_peer_beat(struct r2_peer *p, uint64_t now, bool judge);
+/* Its heartbeats are overdue for so long that it is dead, if another path answers. */
+bool r2_path_is_silent(const struct r2_path *path);
 void r2_peer_judge_silence(struct r2_peer *p, uint64_t now);
 
 /* ---- outbox.c: control frames */
 /* Appends a frame to the path's outbox and wants a flush. 0 or -ENOMEM (the path is failed). */
 int r2_out_frame(struct r2_path *path, uint8_t type, const void *a, size_t a_len, const void *b,
                  size_t b_len);
-/* What was appended last is in no hurry: unless other frames take it along it leaves `ns` later, as
+/* What was appended last is in no hurry: unless other frames take it along it leaves at `until`, as
  * r2_peer_say_held finds, which whoever polls a request of the peer's calls, and the peer's tick.
- */
-void r2_out_hold(struct r2_path *path, uint64_t now, uint64_t ns);
+ * `before`: outbox.due before it was appended. */
+void r2_out_hold(struct r2_path *path, uint64_t before, uint64_t until);
 void r2_peer_say_held(struct r2_peer *p, uint64_t now);
 void r2_out_reset(struct r2_path *path);
 /* Frames that no transport has taken yet are asked for again, on all paths; those that are held go

@@ -54,11 +54,11 @@ static enum r2_seg_path_state shown_as(const struct r2_path *path)
         return R2_SEG_PATH_UP;
     if (r2_path_is_up(path) || path->state == R2_PATH_CONNECTING)
         return R2_SEG_PATH_CONNECTING;
-    if (!path->ever_up)
+    if (!r2_past_carried(path->past))
         return R2_SEG_PATH_NEVER_REACHED;
     /* It is wanted, and cannot be had. */
-    return path->last_end == R2_END_ATTEMPT && !path->spare ? R2_SEG_PATH_CONNECTING
-                                                            : R2_SEG_PATH_CLOSED;
+    return path->past == R2_PAST_MISSED && path->role != R2_ROLE_SPARE ? R2_SEG_PATH_CONNECTING
+                                                                       : R2_SEG_PATH_CLOSED;
 }
 
 void r2_path_show(struct r2_path *path, const char *cause)
@@ -66,14 +66,16 @@ void r2_path_show(struct r2_path *path, const char *cause)
     r2_control_path_state(r2_eng.ctl, path->shown.row, shown_as(path), path->gen, cause);
 }
 
-void r2_path_spare(struct r2_path *path, bool spare)
+void r2_path_set_role(struct r2_path *path, enum r2_path_role role)
 {
-    if (path->spare == spare)
+    bool spare = role == R2_ROLE_SPARE, was_spare = path->role == R2_ROLE_SPARE;
+
+    path->role = role;
+    if (spare == was_spare)
         return;
-    path->spare = spare;
     r2_control_path_spare(r2_eng.ctl, path->shown.row, spare);
     /* Else it is shown as it was, and so is its cause. */
-    if (path->state == R2_PATH_WAIT && path->last_end == R2_END_ATTEMPT && path->ever_up &&
+    if (path->state == R2_PATH_WAIT && path->past == R2_PAST_MISSED &&
         path->health.state == R2_HEALTH_UNREACHED)
         r2_path_show(path, spare ? "a better pair of NICs serves" : "wanted again");
     path->peer->todo |= R2_TODO_WEIGH;
@@ -158,14 +160,14 @@ static bool is_lost(const struct r2_path *path)
 {
     enum r2_health_state state = path->health.state;
 
-    return path->ever_up &&
+    return r2_past_carried(path->past) &&
            (state == R2_HEALTH_SUSPECT || state == R2_HEALTH_RAMPING || state == R2_HEALTH_FAILED ||
             state == R2_HEALTH_PROBING || state == R2_HEALTH_DAMPED);
 }
 
 static bool rnic_usable(const struct r2_path *path)
 {
-    return path->rnic < path->peer->n_rnics && path->peer->rnics[path->rnic].usable;
+    return path->rnic < path->peer->n_rnics && path->peer->rnics[path->rnic].word == R2_NIC_USABLE;
 }
 
 static enum r2_census census_of(const struct r2_path *path, bool others)
@@ -199,11 +201,11 @@ void r2_peer_census(struct r2_peer *p)
         struct r2_path *path = p->paths[i];
         enum r2_census now = census_of(path, others);
 
-        if ((int)now == path->counted)
+        if (now == path->counted)
             continue;
         atomic_fetch_sub(&r2_eng.nic_state[path->lnic].census[path->counted], 1);
         atomic_fetch_add(&r2_eng.nic_state[path->lnic].census[now], 1);
-        path->counted = (int)now;
+        path->counted = now;
     }
 }
 
@@ -254,22 +256,20 @@ bool r2_nic_asked_in_vain(int nic)
 
 void r2_path_tell_up(struct r2_path *path)
 {
-    uint64_t away = path->down_at ? r2_peer_now(path->peer) - path->down_at : 0;
+    uint64_t away = path->down.at ? r2_peer_now(path->peer) - path->down.at : 0;
 
-    if (path->shown.up || !path->heard || path->state != R2_PATH_PROVEN)
+    if (path->intro != R2_INTRO_HEARD || path->state != R2_PATH_PROVEN)
         return;
-    path->shown.up = true;
-    r2_path_journal(path, R2_EV_PATH_UP, 0, away, path->down_at ? "back" : "connected");
-    path->down_at = 0;
+    path->intro = R2_INTRO_TOLD;
+    r2_path_journal(path, R2_EV_PATH_UP, 0, away, path->down.at ? "back" : "connected");
+    path->down.at = 0;
 }
 
 static void proven(struct r2_path *path, const char *cause)
 {
     path->state = r2_path_next(path->state, R2_PATH_EV_ARRIVED);
-    path->fails = 0;
-    path->ever_up = true;
-    if (path->last_end == R2_END_ATTEMPT)
-        path->last_end = R2_END_NONE;
+    path->attempt.fails = 0;
+    path->past = r2_past_next(path->past, R2_PAST_EV_PROVEN);
     if (!r2_path_wireless(path))
         r2_nic_met(path->lnic);
     if (path->peer->out && !path->peer->doubt_since) /* the other side learns what comes of it */
@@ -301,10 +301,10 @@ void r2_path_follow(struct r2_path *path)
             r2_path_fail(path, path->gen, 0, "drained");
         path->peer->todo |= R2_TODO_KICK;
     } else if (!drained && r2_path_event(path, R2_HEALTH_EV_UNDRAIN, "its NIC is given back")) {
-        path->next_at = 0;
-        path->fails = 0;
+        path->attempt.next_at = 0;
+        path->attempt.fails = 0;
         if (path->state == R2_PATH_PROVEN) { /* it was not empty yet */
-            path->shown.up = false;
+            path->intro = path->intro ? R2_INTRO_HEARD : R2_INTRO_NONE;
             proven(path, "its NIC is given back before it was empty");
         }
     }
@@ -414,7 +414,7 @@ void r2_path_test_lost(struct r2_path *path)
     if (one_sided(path) || ++path->test.lost < LOST_TESTS)
         return;
     path->test.lost = 0;
-    path->packet = path->packet ? 0 : SMALL_PACKET;
+    path->attempt.packet = path->attempt.packet ? 0 : SMALL_PACKET;
 }
 
 static const char small_only[] = "large packets vanish on it: it uses small ones";
@@ -427,8 +427,8 @@ static void tell_small(const struct r2_path *path)
     if (atomic_fetch_or(&told, 1u << path->lnic) >> path->lnic & 1)
         return;
     r2_path_journal(path, R2_EV_WARNING, 0, 0, small_only);
-    R2_TELL("path %s: packets of %d bytes, this NIC's MTU, vanish on the way, and those of %d "
-            "pass: it uses small ones, and is slower. Look at the MTU of NICs, bridges and "
+    R2_TELL("path %s: packets of %d bytes, this NIC's MTU, are lost on the way, and packets of %d "
+            "arrive. It uses small packets and is slower. Check the MTU of NICs, bridges and "
             "switches on both sides",
             r2_path_text(path, text, sizeof(text)), r2_local.nics[path->lnic].mtu, SMALL_PACKET);
 }
@@ -443,8 +443,8 @@ int r2_path_on_test_ack(struct r2_path *path, const uint8_t *body)
         return -EPROTO;
     if (path->state == R2_PATH_TESTING && m.gen == path->gen && m.bytes >= path->test.want) {
         path->test.lost = 0;
-        proven(path, path->packet ? small_only : "test chunks have arrived");
-        if (path->packet)
+        proven(path, path->attempt.packet ? small_only : "test chunks have arrived");
+        if (path->attempt.packet)
             tell_small(path);
     }
     return 0;
@@ -500,9 +500,9 @@ void r2_path_test_done(struct r2_path *path, const struct r2_bulk *bulk, bool wh
 void r2_path_forgive(struct r2_path *path)
 {
     r2_damp_clear(&path->damp);
-    path->fails = 0;
+    path->attempt.fails = 0;
     if (r2_path_event(path, R2_HEALTH_EV_REUSE, "past failures are forgotten"))
-        path->next_at = 0;
+        path->attempt.next_at = 0;
 }
 
 int r2_peer_left(const struct r2_peer *p, int transport)
@@ -527,8 +527,8 @@ static void tick_damped(struct r2_path *path, uint64_t now)
     if (!r2_damp_tick(&path->damp, &rules, now) && !needed(path))
         return;
     r2_damp_release(&path->damp);
-    path->next_at = now;
-    path->fails = 0;
+    path->attempt.next_at = now;
+    path->attempt.fails = 0;
     r2_path_event(path, R2_HEALTH_EV_REUSE,
                   needed(path) ? "no other path is left" : "the penalty has faded");
 }
@@ -537,7 +537,8 @@ void r2_path_tick(struct r2_path *path, uint64_t now)
 {
     switch (path->health.state) {
     case R2_HEALTH_RAMPING:
-        if (now - path->health.since_ns >= r2_eng.set->ramp_ns)
+        /* Silence proves nothing: who does not answer is not back. */
+        if (now - path->health.since_ns >= r2_eng.set->ramp_ns && !path->hb.unanswered)
             r2_path_event(path, R2_HEALTH_EV_RAMPED, "at full weight");
         break;
     case R2_HEALTH_DAMPED:

@@ -25,5 +25,5 @@ void r2_peer_answers(struct r2_peer *p)
     p->liveness.refused_from = 0;
     memset(p->liveness.taken_at, 0, sizeof(p->liveness.taken_at));
     for (int i = 0; i < p->n_paths; i++)
-        p->paths[i]->refused_from = 0;
+        p->paths[i]->attempt.refused_from = 0;
 }

@@ -1,6 +1,7 @@
 /* Peers: found, made, given back; and the unlock that lets frames and chunks go. */
 #define _GNU_SOURCE
 #include <errno.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -39,6 +40,7 @@ static struct r2_peer *new_peer(const uint8_t id[16], const uint8_t secret[16], 
     memcpy(p->id, id, 16);
     memcpy(p->secret, secret, 16);
     p->out = out;
+    p->rtt_most = UINT64_MAX;
     r2_hash_init(&p->conns);
     r2_list_init(&p->conn_list);
     r2_list_init(&p->ready);
@@ -46,7 +48,6 @@ static struct r2_peer *new_peer(const uint8_t id[16], const uint8_t secret[16], 
     r2_list_init(&p->dying);
     for (int i = 0; i < R2_MAX_NICS; i++)
         p->rnics[i].weight = R2_WEIGHT_FULL;
-    p->listed = true; /* by the caller, whose lock others wait for; the timer may come before */
     p->io = r2_io_pick();
     r2_eng.upper->began(p);
     p->last_tick = r2_peer_now(p);
@@ -205,20 +206,21 @@ static void unlock(struct r2_peer *p, bool push, bool soon, bool data)
         struct r2_path *path = p->paths[i];
 
         if (!path->ep || !r2_path_is_up(path) ||
-            !(path->outbox.flush_wanted || path->outbox.kick_wanted))
+            !(path->outbox.due == R2_OUT_NOW || path->outbox.kick_wanted))
             continue;
         eps[n] = path->ep;
         r2_eng.ops->get(path->ep);
-        flush[n] = path->outbox.flush_wanted;
+        flush[n] = path->outbox.due == R2_OUT_NOW;
         lone[n] = soon && flush[n] && !in_burst(path, r2_peer_now(p));
         kick[n] = path->outbox.kick_wanted;
         if (path->outbox.kick_wanted && !worth)
             worth = lanes_worth(p);
         left |= kick[n] || (soon && flush[n]);
-        lanes[n++] =
+        lanes[n] =
             path->state == R2_PATH_TESTING ? R2_LANES_MAX : worth; /* each has its own to show */
-        path->outbox.flush_wanted = false;
+        path->outbox.due = flush[n] ? 0 : path->outbox.due;
         path->outbox.kick_wanted = 0;
+        n++;
     }
     if (left && !r2_io_alone())
         recheck_later(p, r2_peer_now(p));
@@ -276,4 +278,17 @@ int r2_peer_eps(struct r2_peer *p, struct r2_ep **out, int max)
     for (int i = 0; i < n; i++)
         r2_eng.ops->get(out[i]);
     return n;
+}
+
+const char *r2_peer_who(const struct r2_peer *p, char out[R2_PEER_WHO])
+{
+    char rank[24] = "";
+
+    if (p->rank)
+        snprintf(rank, sizeof(rank), " rank %u", p->rank - 1);
+    if (p->pid)
+        snprintf(out, R2_PEER_WHO, "%s pid %u%s", p->host[0] ? p->host : "?", p->pid, rank);
+    else
+        snprintf(out, R2_PEER_WHO, "that was never reached");
+    return out;
 }

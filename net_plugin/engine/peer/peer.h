@@ -41,6 +41,9 @@ void r2_peer_unlock_soon(struct r2_peer *p);
 /* The same after a request was posted. `eager`: it is a message that goes with the frames, at once
  * if the transport finds that best. `push`: the caller may send a single chunk itself. */
 void r2_peer_unlock_posted(struct r2_peer *p, bool eager, bool push);
+/* "node1 pid 17 rank 3" for messages, as far as it is known. Under the lock. */
+#define R2_PEER_WHO 112
+const char *r2_peer_who(const struct r2_peer *p, char out[R2_PEER_WHO]);
 /* Endpoints of the peer, living and dying, each with a reference. Under the lock. */
 int r2_peer_eps(struct r2_peer *p, struct r2_ep **out, int max);
 

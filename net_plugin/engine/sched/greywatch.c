@@ -5,22 +5,21 @@
 
 #include "engine/sched/sched.h"
 
-/* How the paths of a NIC were judged lately, over all peers. Counts, nothing is ordered by them. */
-
 /* The verdict is the path's; what the same NIC does towards other peers tells where to look. */
 static void tell(struct r2_path *path)
 {
     char reason[R2_GREY_REASON], text[R2_GREY_REASON + 64];
+    bool is_grey = path->watch.factor < R2_GREY_FULL;
     int nic = path->lnic, grey, all;
 
-    r2_grey_note(path, path->watch.factor < R2_GREY_FULL);
+    r2_grey_note(path, path->watch.factor);
     path->rate.tight =
         path->watch.why == R2_GREY_SLOW; /* losses hold a sender back by themselves */
-    if (!path->counted_grey)
+    if (!is_grey)
         r2_pathrate_forget(&path->rate);
     r2_grey_counts(nic, &grey, &all);
     r2_grey_reason(&path->watch, reason, sizeof(reason));
-    if (all > 1 && path->counted_grey)
+    if (all > 1 && is_grey)
         snprintf(text, sizeof(text), "%s; %s towards %d of %d", reason, r2_nic_name(nic), grey,
                  all);
     else
@@ -72,6 +71,10 @@ void r2_peer_watch_grey(struct r2_peer *p, uint64_t now)
     }
     changed = r2_grey_judge(watched, n, now);
     for (int i = 0; i < n; i++) {
+        /* One that is to carry less by its weight says nothing. */
+        if (watched[i])
+            r2_grey_note_beside(
+                of[i], of[i]->share.weight == R2_WEIGHT_FULL ? r2_grey_beside(watched, n, i) : 0);
         if (changed >> i & 1)
             tell(of[i]);
     }

@@ -19,8 +19,8 @@ static uint64_t room(const struct r2_path *path)
     uint64_t window = r2_pathrate_window(&path->rate, chunk, lanes);
     uint64_t used = r2_pathrate_inflight(&path->rate);
 
-    if (path->busy_until && path->peer->shares.members > 1 && !r2_conn_narrow() &&
-        path->busy_until > r2_peer_now(path->peer))
+    if (path->flow.busy_until && path->peer->shares.members > 1 && !r2_conn_narrow() &&
+        path->flow.busy_until > r2_peer_now(path->peer))
         return 0; /* others have room; the only one is not spared */
     return window > used && lanes ? window - used : 0;
 }
@@ -153,8 +153,9 @@ static bool leave_to_faster(const struct r2_path *path, const struct r2_req *r, 
         struct r2_path *other = p->paths[i];
 
         if (other == path || r2_path_may(other) < R2_MAY_LIMITED || other->hb.unanswered ||
-            other->busy_until > r2_peer_now(path->peer) || (stays >= 0 && other->lnic != stays) ||
-            !r2_share_may(&p->shares, &other->share) || !r2_send_carries(other, r))
+            other->flow.busy_until > r2_peer_now(path->peer) ||
+            (stays >= 0 && other->lnic != stays) || !r2_share_may(&p->shares, &other->share) ||
+            !r2_send_carries(other, r))
             continue;
         others[n] = seen(other, c);
         of[n++] = other;
@@ -169,7 +170,7 @@ static bool leave_to_faster(const struct r2_path *path, const struct r2_req *r, 
 static bool on_trial(const struct r2_path *path)
 {
     return !path->hb.unanswered && r2_trial_may(&path->trial, r2_grey_path_doubted(path),
-                                                path->chunk_at, r2_peer_now(path->peer));
+                                                path->flow.chunk_at, r2_peer_now(path->peer));
 }
 
 /* No small rest: it would cost as much as a chunk, and another lane's thread a wake-up. */
@@ -293,7 +294,7 @@ bool r2_up_next_chunk(void *owner, struct r2_ep *ep, struct r2_bulk *bulk)
 out:
     if (r2_list_empty(&p->ready) && path->ep == ep) {
         r2_pathrate_app_limited(&path->rate);
-        path->is_bottleneck = false;
+        path->flow.bottleneck_from = 0;
     }
     /* Only sockets take copies; one-sided paths are not even asked. */
     if (!found && path->transport == R2_VIA_TCP && path->ep == ep &&
@@ -332,7 +333,7 @@ void r2_up_chunk_sent(void *owner, struct r2_ep *ep, const struct r2_bulk *bulk)
     if (bulk->conn == R2_CONN_TEST)
         return;
     r2_peer_lock(path->peer);
-    path->tx_bytes += bulk->len - bulk->unsent;
+    path->sum.tx_bytes += bulk->len - bulk->unsent;
     c = r2_conn_find(path->peer, bulk->conn);
     said = c && c->out && r2_revoke_back(c, path);
     r = c && c->out ? r2_conn_req(c, bulk->seq) : NULL;

@@ -30,21 +30,17 @@ static uint32_t weight_of(const struct r2_path *path, uint64_t now)
 /* A path whose round trips take far longer than the quickest one's has a queue on its way, or loses
  * packets; frames that messages wait for take another. Seen at both ends: a receiver judges no
  * path by its speed. */
-static void find_high_rtt(struct r2_peer *p)
+static void find_rtt_most(struct r2_peer *p)
 {
     uint64_t least = UINT64_MAX;
 
     for (int i = 0; i < p->n_paths; i++) {
         const struct r2_path *path = p->paths[i];
 
-        if (r2_path_may(path) >= R2_MAY_STAND_BY && path->rtt_ns && path->rtt_ns < least)
-            least = path->rtt_ns;
+        if (r2_path_may(path) >= R2_MAY_STAND_BY && path->hb.rtt_ns && path->hb.rtt_ns < least)
+            least = path->hb.rtt_ns;
     }
-    for (int i = 0; i < p->n_paths; i++) {
-        struct r2_path *path = p->paths[i];
-
-        path->high_rtt = path->rtt_ns && least != UINT64_MAX && path->rtt_ns > 2 * least + LAG_NS;
-    }
+    p->rtt_most = least == UINT64_MAX ? UINT64_MAX : 2 * least + LAG_NS;
 }
 
 /* Paths whose heartbeat is overdue do not count, so that nobody's share is held up by them. */
@@ -66,7 +62,7 @@ void r2_peer_weigh(struct r2_peer *p)
             break;
     }
     r2_share_end(&p->shares, was_limited);
-    find_high_rtt(p);
+    find_rtt_most(p);
     if (now - p->shares_aged > AGE_NS) {
         p->shares_aged = now;
         r2_share_age(&p->shares);
@@ -84,11 +80,11 @@ static void tell_weight(struct r2_path *path, const char *reason)
     bool tell;
 
     pthread_mutex_lock(&lock);
-    tell = r2_ratelimit_pass(&told, !path->shown.weight_reported, r2_peer_now(path->peer), &untold);
+    tell = r2_ratelimit_pass(&told, !path->shown.weight_at, r2_peer_now(path->peer), &untold);
     pthread_mutex_unlock(&lock);
     if (!tell)
         return;
-    path->shown.weight_reported = true;
+    path->shown.weight_at = r2_peer_now(path->peer);
     if (untold)
         snprintf(text, sizeof(text), "%s (and %u changes before, not shown)", reason, untold);
     r2_path_journal(path, R2_EV_WEIGHT, 0, 0, untold ? text : reason);
@@ -100,7 +96,7 @@ void r2_path_set_grey(struct r2_path *path, unsigned permille, const char *reaso
 
     if (permille > R2_WEIGHT_FULL)
         permille = R2_WEIGHT_FULL;
-    path->grey = (uint16_t)permille;
+    r2_grey_note(path, permille);
     tell_weight(path, reason);
     R2_INFO("path %s: %u of 1000 of its weight: %s", r2_path_text(path, text, sizeof(text)),
             permille, reason);

@@ -39,17 +39,25 @@ static bool nics_limit(const struct r2_path *path)
 
 void r2_slownics_full(struct r2_path *path)
 {
-    path->is_bottleneck = path->busy_until <= r2_peer_now(path->peer) && nics_limit(path);
-    if (path->is_bottleneck)
-        r2_limited_note(path->peer, 0);
+    uint64_t now = r2_peer_now(path->peer);
+
+    if (path->flow.busy_until > now || !nics_limit(path)) {
+        path->flow.bottleneck_from = 0;
+        return;
+    }
+    if (!path->flow.bottleneck_from)
+        path->flow.bottleneck_from = now;
+    r2_limited_note(path->peer, 0);
 }
 
 void r2_slownics_taken(struct r2_path *path, struct r2_bulk *bulk)
 {
-    path->is_bottleneck =
-        path->is_bottleneck && nics_limit(path); /* it may have become faster, or another one */
-    if (!path->is_bottleneck)
+    if (!path->flow.bottleneck_from)
         return;
+    if (!nics_limit(path)) { /* it may have become faster, or another one */
+        path->flow.bottleneck_from = 0;
+        return;
+    }
     bulk->flags |= R2_BULK_LIMITED;
     r2_limited_note(path->peer, bulk->len);
 }

@@ -6,6 +6,7 @@
 #include <linux/sockios.h>
 #include <linux/tcp.h> /* the whole of tcp_info: not together with netinet/tcp.h */
 #include <netinet/in.h>
+#include <poll.h>
 #include <stddef.h>
 #include <string.h>
 #include <sys/ioctl.h>
@@ -13,9 +14,13 @@
 
 #include "io/fault.h"
 #include "transport/tcp/tcp.h"
+#include "util/clock.h"
+#include "util/log.h"
 
 /* tcp_info.tcpi_state: netinet/tcp.h has names for them, and is not to be had here. */
 enum { STATE_ESTABLISHED = 1, STATE_SYN_SENT = 2, STATE_CLOSE = 7 };
+
+#define HEARD_S 5
 
 void r2_tcp_mark(struct r2_ep *ep)
 {
@@ -25,12 +30,55 @@ void r2_tcp_mark(struct r2_ep *ep)
         atomic_store(&ep->marked, atomic_load(&lane->ctrl_total));
 }
 
+/* A sandbox may forbid what the kernel is asked here (seccomp, gVisor). That says nothing of NICs:
+ * from then on a path answers as long as the peer is heard on it. */
+static atomic_bool denied;
+
+static bool is_denial(int err)
+{
+    return err == EPERM || err == EACCES || err == ENOSYS || err == EOPNOTSUPP ||
+           err == ENOPROTOOPT || err == ENOTTY;
+}
+
+static bool ask_denied(const char *what)
+{
+    static atomic_bool told;
+
+    if (!is_denial(errno))
+        return false;
+    atomic_store(&denied, true);
+    if (!atomic_exchange(&told, true)) {
+        R2_TELL("the kernel does not tell how sockets are (%s: %s): a sandbox or a seccomp filter "
+                "forbids it. Silent NICs are found after %d s, slow and lossy ones are not",
+                what, strerror(errno), HEARD_S);
+        r2_tcp.ev->blind();
+    }
+    return true;
+}
+
 static bool look(const struct r2_lane *lane, struct tcp_info *ti)
 {
     socklen_t len = sizeof(*ti);
 
     memset(ti, 0, sizeof(*ti));
-    return getsockopt(lane->io.fd, IPPROTO_TCP, TCP_INFO, ti, &len) == 0;
+    if (atomic_load(&denied))
+        return false;
+    if (getsockopt(lane->io.fd, IPPROTO_TCP, TCP_INFO, ti, &len) == 0)
+        return true;
+    ask_denied("TCP_INFO");
+    return false;
+}
+
+/* The control lane brought something lately: each side says something once a second at least. Under
+ * tx_lock. */
+static bool is_heard(struct r2_lane *lane)
+{
+    uint64_t got = atomic_load_explicit(&lane->rx_got, memory_order_relaxed), now = r2_now_ns();
+
+    if (!lane->got_at || got != lane->got_seen)
+        lane->got_at = now;
+    lane->got_seen = got;
+    return now - lane->got_at < HEARD_S * R2_NS_PER_S;
 }
 
 /* Bytes that are not acknowledged. As a rule there are none, which TCP_INFO says already: one call
@@ -41,7 +89,7 @@ static bool ask_queued(const struct r2_lane *lane, const struct tcp_info *ti, in
     *queued = 0;
     return (ti->tcpi_state == STATE_ESTABLISHED && ti->tcpi_unacked == 0 &&
             ti->tcpi_notsent_bytes == 0) ||
-           ioctl(lane->io.fd, SIOCOUTQ, queued) == 0;
+           ioctl(lane->io.fd, SIOCOUTQ, queued) == 0 || (ask_denied("SIOCOUTQ"), false);
 }
 
 /* All that was sent is acknowledged, what waits cannot go because the other process has closed the
@@ -64,6 +112,8 @@ static bool ctrl_health(struct r2_ep *ep, struct r2_lane *lane, struct r2_ep_hea
     if (ok)
         out->answered =
             atomic_load(&lane->ctrl_total) - (uint64_t)queued >= atomic_load(&ep->marked);
+    else if (!lane->closed && atomic_load(&denied))
+        out->answered = is_heard(lane);
     pthread_mutex_unlock(&lane->tx_lock);
     if (atomic_fetch_or(&lane->flush_wanted, 0)) /* somebody left it to the holder of the lock */
         r2_lane_flush(lane);
@@ -122,8 +172,13 @@ static bool established(const struct r2_lane *lane)
 {
     struct tcp_info ti;
 
-    return !lane->closed && look(lane, &ti) && ti.tcpi_state != STATE_SYN_SENT &&
-           ti.tcpi_state != STATE_CLOSE;
+    struct pollfd p = {.fd = lane->io.fd, .events = POLLOUT};
+
+    if (lane->closed)
+        return false;
+    if (look(lane, &ti))
+        return ti.tcpi_state != STATE_SYN_SENT && ti.tcpi_state != STATE_CLOSE;
+    return atomic_load(&denied) && poll(&p, 1, 0) == 1 && p.revents == POLLOUT;
 }
 
 static bool kernel_answered(struct r2_ep *ep, struct r2_lane *lane)
@@ -168,7 +223,8 @@ bool r2_tcp_reached(struct r2_ep *ep)
         return false;
     if (pthread_mutex_trylock(&lane->tx_lock))
         return true;
-    all = established(lane) && ioctl(lane->io.fd, SIOCOUTQ, &queued) == 0 && queued == 0;
+    all = established(lane) &&
+          (atomic_load(&denied) || (ioctl(lane->io.fd, SIOCOUTQ, &queued) == 0 && queued == 0));
     pthread_mutex_unlock(&lane->tx_lock);
     return all;
 }

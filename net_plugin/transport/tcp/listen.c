@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include "io/fault.h"
+#include "io/localranks.h"
 #include "io/pollers.h"
 #include "settings/settings.h"
 #include "topology/local.h"
@@ -90,8 +91,8 @@ static void choose_congestion(int fd)
         static atomic_bool told;
 
         if (!atomic_exchange(&told, true))
-            R2_TELL("R2CCL_TCP_CONGESTION=%s: %s; the system's is taken. "
-                    "net.ipv4.tcp_allowed_congestion_control has what may be chosen",
+            R2_TELL("R2CCL_TCP_CONGESTION=%s: %s; the system's choice is used. "
+                    "net.ipv4.tcp_allowed_congestion_control lists the choices",
                     wanted, strerror(errno));
     }
 }
@@ -353,6 +354,7 @@ int r2_tcp_rebind(int nic)
 int r2_tcp_listen_all(void)
 {
     int n, ok = 0, rc = -ENODEV;
+    char range[160];
 
     n = r2_local.n;
     for (int i = 0; i < n; i++) {
@@ -369,8 +371,11 @@ int r2_tcp_listen_all(void)
             continue;
         }
         rc = one;
-        R2_TELL("NIC %s: cannot listen: %s%s", r2_local_nic(i)->name, strerror(-one),
-                one == -EADDRINUSE ? " (R2CCL_PORT_RANGE has no free port)" : "");
+        if (one == -EADDRINUSE && r2_port_range_text(range, sizeof(range))[0])
+            R2_TELL("NIC %s: cannot listen: no port is free. %s: widen the range, in firewalls too",
+                    r2_local_nic(i)->name, range);
+        else
+            R2_TELL("NIC %s: cannot listen: %s", r2_local_nic(i)->name, strerror(-one));
     }
     return ok ? 0 : rc;
 }

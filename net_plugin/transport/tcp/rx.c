@@ -251,6 +251,7 @@ int r2_lane_rx_ctrl(struct r2_lane *lane)
         }
         lane->rx_len += (size_t)n;
         moved += (size_t)n;
+        atomic_fetch_add_explicit(&lane->rx_got, (size_t)n, memory_order_relaxed);
         rc = r2_frames_take(r2_tcp.ev, lane->ep->owner, lane->ep, lane->rx_buf, &lane->rx_len);
         if (rc < 0 || ((size_t)n < ok && !atomic_load(&lane->rx_end)))
             break;

@@ -89,6 +89,9 @@ struct r2_lane {
     uint64_t acked_seen, moved_seen, segments_seen, resent_seen;
     bool out_seen;
     uint64_t moved; /* bytes the kernel took, of a bulk lane; under tx_lock */
+    /* Control, where the kernel's word cannot be had (health.c): what the last look found to have
+     * come, and when. Under tx_lock. */
+    uint64_t got_seen, got_at;
 
     pthread_mutex_t rx_lock;
     enum r2_rx_state rx_state;
@@ -100,6 +103,7 @@ struct r2_lane {
     size_t rx_stage_len;
     uint8_t *rx_buf; /* control frames */
     size_t rx_len;
+    atomic_ulong rx_got; /* bytes of them that have come */
 };
 
 /* Before and after a call on a control lane's socket, which NCCL's thread and an I/O thread use at

@@ -170,8 +170,8 @@ static void ended(struct r2_ep *ep, bool error, int rc)
         confirmed(ep);
     } else {
         ep->fence = R2_FENCE_LOST;
-        R2_WARN("NIC %s (%s): a queue pair neither flushes nor goes away; what it carried is not "
-                "sent again, because it might still arrive",
+        R2_WARN("NIC %s (%s): a queue pair cannot be flushed or destroyed. What it carried is "
+                "not sent again, because it might still arrive",
                 r2_local_nic(ep->params.local_nic)->name, ep->hca->name);
     }
 }

@@ -107,10 +107,10 @@ static void say_late(const struct r2_hca *hca, int rc)
         R2_WARN("RDMA device %s, which this process has left out, cannot be opened (%s)", hca->name,
                 strerror(-rc));
     else if (!all_ports(hca))
-        R2_WARN("RDMA device %s, which this process has left out, cannot say how its ports are",
+        R2_WARN("RDMA device %s, which this process has left out, does not report its ports",
                 hca->name);
     else
-        R2_WARN("RDMA device %s has answered, too late for this process, which has left it out; a "
+        R2_WARN("RDMA device %s has answered too late for this process, which has left it out; a "
                 "process that starts now uses it",
                 hca->name);
 }
@@ -270,8 +270,8 @@ static void *list_main(void *arg)
     pthread_cond_broadcast(&start.come);
     pthread_mutex_unlock(&start.lock);
     if (late)
-        R2_WARN("the list of RDMA devices has come, too late for this process, which goes on "
-                "without those that were missing; a process that starts now uses them");
+        R2_WARN("the list of RDMA devices has come too late for this process, which does not "
+                "use those that were missing; a process that starts now uses them");
     return NULL;
 }
 
@@ -306,7 +306,7 @@ static void say_ports(const struct r2_hca *hca)
     if (all_ports(hca))
         return;
     note_left_out(hca->name);
-    R2_WARN("RDMA device %s cannot say how its ports are: those are left out", hca->name);
+    R2_WARN("RDMA device %s does not report its ports: they are left out", hca->name);
 }
 
 static void leave_out(const struct r2_hca *hca)
@@ -357,7 +357,7 @@ static int open_devices(void)
     r2_cond_init(&start.come);
     rc = r2_thread_start(list_main, NULL);
     if (rc) {
-        R2_WARN("RDMA devices cannot be looked for: no thread (%s)", strerror(rc));
+        R2_WARN("RDMA devices cannot be listed: no thread (%s)", strerror(rc));
         return 0;
     }
     wait_for(answers);

@@ -1,6 +1,8 @@
 #define _GNU_SOURCE
 #include "fake.h"
 
+#include "../await.h"
+
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -19,7 +21,7 @@ atomic_uint fake_flush_asked;
 
 void fake_sleep_ms(int ms)
 {
-    usleep((useconds_t)ms * 1000);
+    await_us((unsigned)ms * 1000);
 }
 
 static struct r2_ep *ep_new(const struct r2_ep_params *params)

@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "engine/message/p2pchunk.h"
+#include "engine/nic/nics.h"
 #include "settings/values.h"
 #include "util/random.h"
 
@@ -376,6 +377,16 @@ bool remote_command(void (*f)(int nic), int nic)
     return atomic_load(&command.done);
 }
 
+void remote_drain(int nic)
+{
+    r2_nicstate_drain(nic, r2_now_ns());
+}
+
+void remote_undrain(int nic)
+{
+    r2_nicstate_undrain(nic, r2_now_ns());
+}
+
 /* The sender of bulk is the engine (out) or the remote process. */
 static struct r2_msg_path about(const struct r2_ep *dead, bool engine_sends)
 {
@@ -486,7 +497,7 @@ bool remote_suspect(const struct remote *r)
     if (!p)
         return false;
     r2_peer_lock(p);
-    yes = p->suspect;
+    yes = p->suspect_since;
     pthread_mutex_unlock(&p->lock);
     r2_peer_put(p);
     return yes;

@@ -63,6 +63,9 @@ int remote_word(struct r2_ep *ep, int nic, enum r2_nic_word word, unsigned weigh
 /* Calls f(nic) on I/O thread 0, as commands of operators are, and waits until it has returned.
  * False: not within 20 s. One at a time. */
 bool remote_command(void (*f)(int nic), int nic);
+/* For it: the operator's words. */
+void remote_drain(int nic);
+void remote_undrain(int nic);
 /* Word about the generation of a path, said over another. */
 int remote_down(struct r2_ep *ep, const struct r2_ep *dead);
 int remote_fenced(struct r2_ep *ep, const struct r2_ep *dead);

@@ -1,5 +1,5 @@
-/* The engine as receiver, over a scripted transport (rung 2): words of clear-to-send that are in no
- * hurry wait for other frames of their path to go along with, and not for long. What it cannot
+/* The engine as receiver, over a scripted transport (rung 2): clear-to-sends that are not urgent
+ * wait for other frames of their path, and not for long. What it cannot
  * prove: that they save a call on a socket (tests/bench). */
 
 #include "await.h"

@@ -2,8 +2,7 @@
  * mended, over a scripted transport and a scripted clock (rung 2). The clock is the machine's plus
  * what the test adds: it goes from one attempt to the next. Three NICs, the last of which stays up.
  * It cannot prove how soon a real NIC answers. */
-#include <time.h>
-
+#include "added_time.h"
 #include "check.h"
 #include "enginelib/remote.h"
 
@@ -15,16 +14,6 @@
 #define SLACK_NS (100 * R2_NS_PER_MS) /* in which the test and the engine get their cores */
 
 static struct remote r;
-static _Atomic uint64_t added;
-
-/* In place of util/clock.c. */
-uint64_t r2_now_ns(void)
-{
-    struct timespec ts;
-
-    clock_gettime(CLOCK_MONOTONIC, &ts);
-    return (uint64_t)ts.tv_sec * R2_NS_PER_S + (uint64_t)ts.tv_nsec + atomic_load(&added);
-}
 
 struct view {
     uint32_t gen;
@@ -40,7 +29,7 @@ static struct view view_of(int nic)
 
     r2_peer_lock(p);
     path = r2_path_find(p, nic, nic, R2_VIA_TCP);
-    v = (struct view){path->gen, path->fails, path->attempt_at, path->next_at};
+    v = (struct view){path->gen, path->attempt.fails, path->attempt.at, path->attempt.next_at};
     pthread_mutex_unlock(&p->lock);
     return v;
 }

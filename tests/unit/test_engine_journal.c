@@ -1,5 +1,5 @@
-/* Every change of a path's state, and every doubt about a NIC, is told, in the journal and in its
- * row, with its cause (rung 2). What it cannot prove: that each cause is a good one. */
+/* The journal and the row have every change of a path's state and every suspicion about a NIC, with
+ * its cause (rung 2). What it cannot prove: that each cause is a good one. */
 #include <errno.h>
 
 #include "check.h"
@@ -149,18 +149,17 @@ static void test_closed_is_not_unreached(void)
     path->health.state = R2_HEALTH_HEALTHY;
     CHECK(r2_path_event(path, R2_HEALTH_EV_CLOSE, "closed by the test"));
     CHECK_EQ(seg->paths[path->shown.row].state, R2_SEG_PATH_CLOSED);
-    path->last_end = R2_END_ATTEMPT; /* it is wanted again and cannot be had */
+    path->past = R2_PAST_MISSED; /* it is wanted again and cannot be had */
     r2_path_show(path, "");
     CHECK_EQ(seg->paths[path->shown.row].state, R2_SEG_PATH_CONNECTING);
-    r2_path_spare(path, true); /* ... or is not, while a better pair serves */
+    r2_path_set_role(path, R2_ROLE_SPARE); /* ... or is not, while a better pair serves */
     CHECK_EQ(seg->paths[path->shown.row].state, R2_SEG_PATH_CLOSED);
-    r2_path_spare(path, false);
+    r2_path_set_role(path, R2_ROLE_FIRST);
     CHECK_EQ(seg->paths[path->shown.row].state, R2_SEG_PATH_CONNECTING);
-    path->last_end = R2_END_NONE;
-    path->ever_up = false;
+    path->past = R2_PAST_NONE;
     r2_path_show(path, "");
     CHECK_EQ(seg->paths[path->shown.row].state, R2_SEG_PATH_NEVER_REACHED);
-    path->ever_up = true;
+    path->past = R2_PAST_CARRIED;
     path->state = was;
     path->health.state = R2_HEALTH_HEALTHY;
     r2_path_show(path, "");
@@ -192,7 +191,7 @@ static void test_others_attempts(void)
     fake_fail(ep, ECONNRESET, false);
     CHECK_EQ(shown(path), R2_SEG_PATH_NEVER_REACHED);
     r2_peer_lock(path->peer);
-    path->ever_up = true; /* and ended in order */
+    path->past = R2_PAST_CLOSED;
     r2_peer_unlock(path->peer);
     ep = fake_accept(r.id, 1, 1, 8);
     CHECK(ep && ep->params.owner == path);
@@ -218,15 +217,13 @@ static void test_causes_stay(void)
     CHECK_STR(seg->paths[path->shown.row].cause, "a verdict");
     path->state = R2_PATH_WAIT;
     path->health.state = R2_HEALTH_UNREACHED;
-    path->ever_up = false;
-    path->last_end = R2_END_ATTEMPT;
-    r2_path_spare(path, true);
-    r2_path_spare(path, false);
+    path->past = R2_PAST_TRIED;
+    r2_path_set_role(path, R2_ROLE_SPARE);
+    r2_path_set_role(path, R2_ROLE_FIRST);
     CHECK_STR(seg->paths[path->shown.row].cause, "a verdict");
     path->state = R2_PATH_PROVEN;
     path->health.state = R2_HEALTH_HEALTHY;
-    path->ever_up = true;
-    path->last_end = R2_END_NONE;
+    path->past = R2_PAST_CARRIED;
     r2_path_show(path, "");
     r2_peer_unlock(path->peer);
     remote_end(&r);

@@ -1,5 +1,5 @@
 /* Whether the process of a peer with many NICs still exists, over a scripted transport (rung 2),
- * asked by the accepting side. What one NIC's refusal proves is test_engine_asking.c's. */
+ * asked by the accepting side. What one NIC's refusal proves is test_engine_liveness.c's. */
 #include <errno.h>
 
 #include "check.h"

@@ -1,5 +1,5 @@
-/* Words about NICs are repeated until they are heard, over a scripted transport (rung 2): words
- * and answers that are lost, come twice, cross, overtake each other, or are never answered. */
+/* News about NICs is repeated until it is acknowledged, over a scripted transport (rung 2): frames
+ * and acknowledgements that are lost, come twice, cross, overtake each other, or never come. */
 #include "engine/locate/round.h"
 #include "health_bed.h"
 
@@ -88,7 +88,7 @@ static bool heard(struct r2_ep *e, uint8_t type, struct r2_msg_heard *m)
 
 static void give_back(void)
 {
-    CHECK(remote_command(r2_nicstate_undrain, 0));
+    CHECK(remote_command(remote_undrain, 0));
     remote_end(&r);
     CHECK(wait_nic(0, R2_SEG_NIC_HEALTHY));
 }
@@ -149,9 +149,9 @@ static void test_newer_words(void)
 
     start(true);
     post(MSG);
-    CHECK(remote_command(r2_nicstate_drain, 0));
+    CHECK(remote_command(remote_drain, 0));
     CHECK(hear_word(0, R2_NIC_DRAINED, &first));
-    CHECK(remote_command(r2_nicstate_undrain, 0));
+    CHECK(remote_command(remote_undrain, 0));
     CHECK(hear_word(0, R2_NIC_USABLE, &m));
     CHECK(m.epoch > first.epoch);
     CHECK_EQ(say_heard(ep[1], R2_F_NIC, 0, first.epoch), 0);
@@ -253,7 +253,7 @@ static void test_crossing(void)
 
     start(true);
     post(MSG);
-    CHECK(remote_command(r2_nicstate_drain, 0));
+    CHECK(remote_command(remote_drain, 0));
     CHECK_EQ(remote_word(ep[0], 1, R2_NIC_DRAINED, 1000, 5), 0);
     fake_fail(ep[0], ECONNRESET, false); /* with its word, or its answer, or both */
     CHECK_EQ(remote_word(ep[1], 1, R2_NIC_DRAINED, 1000, 5), 0);
@@ -316,7 +316,7 @@ static void test_not_read(void)
 
 static void forgive(int nic)
 {
-    r2_nicstate_forgive(nic, true);
+    r2_nicstate_forgive(nic, true, r2_now_ns());
 }
 
 static void set_penalty(double penalty)

@@ -113,11 +113,17 @@ static void left_behind(void *unused)
     bed_connect();
     CHECK_EQ(r2_engine_isend(tx, out[0], LEN, 0, NULL, &s), 0);
     path = tx->peer->paths[0];
-    usleep(100000); /* what comes with the beginning has been said */
+    WHILE_MS (3000, left) { /* what comes with the beginning has been said */
+        r2_peer_lock(tx->peer);
+        left = path->outbox.len > path->outbox.off;
+        pthread_mutex_unlock(&tx->peer->lock);
+    }
+    CHECK(!left);
     r2_peer_lock(tx->peer);
     r2_out_info(path);
     CHECK_LT(path->outbox.off, path->outbox.len);
-    path->outbox.flush_wanted = false;
+    path->outbox.due = 0;
+    left = true;
     pthread_mutex_unlock(&tx->peer->lock);
     WHILE_MS (3000, left) {
         r2_peer_lock(tx->peer);

@@ -159,7 +159,7 @@ static void test_the_wait_begins_with_the_work(void)
 
 /* The application closes while the question is out whether the peer still exists: nobody answers
  * it, which its patience ends, or the answer comes after that. It ends, and so does the peer. (One
- * that is out when the peer goes: test_engine_asking, gone_while_one_asks.) */
+ * that is out when the peer goes: test_engine_liveness, gone_while_one_asks.) */
 static void test_while_a_question_is_out(void)
 {
     uint64_t before = open_connections();

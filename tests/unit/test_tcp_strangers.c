@@ -1,4 +1,4 @@
-/* More strangers than are heard at once, over real sockets on loopback (rung 3). */
+/* More unproven connections than are read at once, over real sockets on loopback (rung 3). */
 #define _GNU_SOURCE
 #include <netinet/in.h>
 #include <stdlib.h>

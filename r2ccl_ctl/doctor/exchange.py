@@ -1,23 +1,17 @@
-"""The helper of `doctor` on each host: python -m r2ccl_ctl.doctor.agent.
-
-It takes requests as lines of JSON on stdin and answers each with one line on stdout. It ends with
-its stdin, and with it its sockets."""
+"""What a helper on a host does for `doctor`: it looks, listens on every NIC, and sends bytes."""
 
 from __future__ import annotations
 
 import contextlib
-import json
 import secrets
 import socket
 import struct
-import sys
 import threading
 import time
 from typing import Any
 
 from r2ccl_ctl import __version__, settings_view
 from r2ccl_ctl.doctor import local
-from r2ccl_ctl.errors import R2Error
 from r2ccl_ctl.hostnics import HostNic, HostNics
 
 CONNECT_S = 3.0
@@ -29,7 +23,7 @@ _TCP_INFO = struct.Struct("8B24I")
 _SND_MSS, _RETRANS = 8 + 2, 8 + 23
 
 
-class Agent:
+class Exchanger:
     """What one host does for the exchange."""
 
     def __init__(self) -> None:
@@ -37,7 +31,7 @@ class Agent:
         self.token = b""
 
     def look(self, request: dict[str, Any]) -> dict[str, Any]:
-        self.nics, found = local.check_all()
+        self.nics, found = local.check_all(request["command"])
         return {
             "host": socket.gethostname(),
             "version": __version__,
@@ -168,21 +162,3 @@ def port_range() -> tuple[int, int]:
     text = next((s.value for s in settings_view.load() if s.name == "R2CCL_PORT_RANGE"), "")
     low, _, high = text.partition("-")
     return (int(low), int(high or low)) if low else (0, 0)
-
-
-def main() -> None:
-    agent = Agent()
-    for line in sys.stdin:
-        try:
-            request = json.loads(line)
-            answer = getattr(
-                agent, {"look": "look", "listen": "listen", "send": "send"}[request["do"]]
-            )
-            reply = answer(request)
-        except R2Error as err:
-            reply = {"error": str(err)}
-        print(json.dumps(reply), flush=True)
-
-
-if __name__ == "__main__":
-    main()

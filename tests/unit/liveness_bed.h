@@ -1,8 +1,8 @@
 /* A remote process with two NICs whose paths are lost while a request waits: whether it still
  * exists is asked (S: attempts, R: questions), and the test answers. Over a scripted transport
  * (rung 2). The time without a path is 20 s. */
-#ifndef R2_TESTS_ASKING_BED_H
-#define R2_TESTS_ASKING_BED_H
+#ifndef R2_TESTS_LIVENESS_BED_H
+#define R2_TESTS_LIVENESS_BED_H
 
 #include <errno.h>
 

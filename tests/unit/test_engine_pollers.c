@@ -6,6 +6,7 @@
 #include <sys/socket.h>
 #include <sys/syscall.h>
 
+#include "added_time.h"
 #include "await.h"
 #include "dial.h"
 #include "holder.h"
@@ -130,7 +131,7 @@ static void test_help_where_more_were_in_use(void)
         for (int i = 0; i < CALLS; i++) {
             WHILE_MS (5000, r2_io_all_awake())
                 ;
-            usleep(5); /* else it is too soon */
+            add_time(5 * R2_NS_PER_US); /* else it is too soon */
             CHECK_EQ(r2_engine_test(req, &done, NULL), 0);
         }
         if (atomic_load(&helps) - before > most)

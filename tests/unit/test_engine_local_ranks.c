@@ -1,5 +1,5 @@
-/* The launcher's word for how many ranks share the machine is heard when the engine starts (rung
- * 3). What it means is test_pollers' matter. */
+/* The engine reads at its start how many ranks share the machine, from the launcher's variables
+ * (rung 3). test_pollers has what follows. */
 #define _GNU_SOURCE
 #include <sched.h>
 #include <sys/syscall.h>

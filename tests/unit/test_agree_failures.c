@@ -1,5 +1,5 @@
-/* The agreement when a leader dies, outsiders knock and processes fork: waits end, nobody guesses.
- * Rung 3: processes over loopback. It cannot prove anything between hosts. */
+/* The agreement when a leader dies, strangers connect and processes fork: waits end, nobody
+ * guesses. Rung 3: processes over loopback. It cannot prove anything between hosts. */
 #define _GNU_SOURCE
 #include "agree_ranks.h"
 #include "await.h"

@@ -1,6 +1,6 @@
 /* The second look at what was left to others, by whoever polls for a message
  * (engine/loop/recheck.c), over a scripted transport (rung 2). With real lanes and threads that do
- * not come: test_tcp_few, test_tcp_lanes. */
+ * not come: test_tcp_lane_choice, test_tcp_lanes. */
 #include "await.h"
 #include "send_bed.h"
 

@@ -1,7 +1,7 @@
 /* Whether a process still exists, over a scripted transport (rung 2): what refusals prove, and how
  * long questions are waited for. The time without a path is 20 s. It cannot prove what kernels
  * answer. */
-#include "asking_bed.h"
+#include "liveness_bed.h"
 
 /* A listener that is not there in one moment, and is in the next. */
 static void test_one_refusal(void)

@@ -30,7 +30,7 @@ static bool lags(int nic)
 
     r2_peer_lock(r.conn->peer);
     path = r2_path_find(r.conn->peer, nic, nic, R2_VIA_TCP);
-    yes = path->high_rtt;
+    yes = r2_path_high_rtt(path);
     pthread_mutex_unlock(&r.conn->peer->lock);
     return yes;
 }

@@ -1,0 +1,120 @@
+"""The R2CCL processes of several hosts, looked at at the same time."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from r2ccl_ctl import __version__
+from r2ccl_ctl.control import Process, Snapshot
+from r2ccl_ctl.remote import Helper, NoAnswer, at_once
+from r2ccl_ctl.rows import Comm, Nic, PathRow, Peer
+
+AGAIN_S = 5.0  # after a host gave no answer
+STOP_S = 0.5
+
+
+@dataclass(frozen=True)
+class HostLook:
+    """What one host answered. error: why it did not. problems: processes that cannot be read."""
+
+    host: str
+    snapshots: list[Snapshot] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
+    error: str = ""
+
+
+class Member:
+    """One of the hosts. Its helper lives from one look to the next; one that fails gets another."""
+
+    def __init__(self, host: str, via: str, timeout: float) -> None:
+        self.host, self.via, self.timeout = host, via, timeout
+        self.helper: Helper | None = None
+        self.error, self.again = "", 0.0
+        self.shift_ns: int | None = None
+
+    def look(self) -> HostLook:
+        if self.helper is None and time.monotonic() < self.again:
+            return HostLook(self.host, error=self.error)
+        try:
+            if self.helper is None:
+                self.helper, self.shift_ns = Helper(self.host, self.via), None
+            return self._restored(self.helper.ask(self.timeout, do="processes"))
+        except NoAnswer as err:
+            self.error, self.again = str(err), time.monotonic() + AGAIN_S
+            self.stop()
+            return HostLook(self.host, error=self.error)
+
+    def _restored(self, answer: dict[str, Any]) -> HostLook:
+        if answer["version"] != __version__:
+            raise NoAnswer(
+                f"it has R2CCL {answer['version']}, and here is {__version__}: install the same"
+            )
+        if self.shift_ns is None:  # once, since rates are differences of times
+            self.shift_ns = time.monotonic_ns() - int(answer["mono_ns"])
+        found = [restored(row, self.shift_ns) for row in answer["processes"]]
+        return HostLook(self.host, found, list(answer["problems"]))
+
+    def stop(self) -> None:
+        if self.helper is not None:
+            self.helper.stop(STOP_S)
+            self.helper = None
+
+
+class Hosts:
+    """Several hosts. Use as a context manager."""
+
+    def __init__(self, names: Sequence[str], via: str, timeout: float) -> None:
+        self.members = [Member(name, via, timeout) for name in names]
+
+    def __enter__(self) -> Hosts:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        at_once(Member.stop, self.members)
+
+    def look(self) -> list[HostLook]:
+        """At all of them, in their order. No host keeps the others waiting for more than the
+        time limit."""
+        return once_each(at_once(Member.look, self.members))
+
+
+def once_each(looks: Iterable[HostLook]) -> list[HostLook]:
+    """Hosts that share /dev/shm, as containers may, show the same processes: the first has them."""
+    known: set[tuple[str, str]] = set()
+    found = []
+    for look in looks:
+        own = []
+        for snapshot in look.snapshots:
+            key = (snapshot.process.process_id, snapshot.process.name)
+            if key not in known:
+                known.add(key)
+                own.append(snapshot)
+        found.append(HostLook(look.host, own, look.problems, look.error))
+    return found
+
+
+def restored(row: dict[str, Any], shift_ns: int) -> Snapshot:
+    """A snapshot that came as JSON; its monotonic times are this host's then."""
+    row = shifted(row, shift_ns)
+    process = {**row.pop("process")}
+    process["path"] = Path(process["path"])
+    kinds = (("nics", Nic), ("peers", Peer), ("paths", PathRow), ("comms", Comm))
+    tables: dict[str, Any] = {name: [kind(**one) for one in row.pop(name)] for name, kind in kinds}
+    return Snapshot(process=Process(**process), **row, **tables)
+
+
+def shifted(value: Any, by_ns: int) -> Any:
+    """The same with `by_ns` added to each time that is known."""
+    if isinstance(value, list):
+        return list(map(partial(shifted, by_ns=by_ns), value))
+    if not isinstance(value, dict):
+        return value
+    return {
+        name: one + by_ns if name.endswith("mono_ns") and one else shifted(one, by_ns)
+        for name, one in value.items()
+    }

@@ -1,0 +1,119 @@
+"""One rank of a job whose AllReduces are R2CCL's own where they can be: plain ones in turn with
+calls of one kind that NCCL keeps. Every value is checked.
+
+    left_out_worker.py FOLDER grouped|pair|premul|captured|nonblocking
+"""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from nccl_rank import FLOAT, RANK, RANKS, SUM, Nccl
+
+COUNT, TURNS = 1 << 18, 4
+HOST, IN_PROGRESS = 1, 7
+CAPTURED = ctypes.c_void_p(0xCA)  # tests/shim/fakecuda.c
+Data = ctypes.c_float * COUNT
+
+
+class Config(ctypes.Structure):
+    """The first fields of ncclConfig_t."""
+
+    _fields_ = [
+        ("size", ctypes.c_size_t),
+        ("magic", ctypes.c_uint),
+        ("version", ctypes.c_uint),
+        ("blocking", ctypes.c_int),
+    ]
+
+
+class Work:
+    def __init__(self, folder: Path, kind: str) -> None:
+        self.nccl = Nccl(None)
+        self.comm = (
+            self._nonblocking(folder) if kind == "nonblocking" else self.nccl.init(folder / "id")
+        )
+        self.calls: dict[str, Callable[[], float]] = {
+            "grouped": self.grouped,
+            "pair": self.pair,
+            "premul": self.premul,
+            "captured": lambda: self.reduce(SUM, CAPTURED),
+            "nonblocking": self.plain,
+        }
+
+    def _nonblocking(self, folder: Path) -> ctypes.c_void_p:
+        comm, config = ctypes.c_void_p(), Config(ctypes.sizeof(Config), 0xCAFEBEEF, 21400, 0)
+        unique = self.nccl.unique_id(folder / "id")
+        code = self.nccl.nccl.ncclCommInitRankConfig(
+            ctypes.byref(comm), RANKS, unique, RANK, ctypes.byref(config)
+        )
+        state = ctypes.c_int(code)
+        while state.value == IN_PROGRESS:
+            self.nccl.check("ncclCommGetAsyncError", comm, ctypes.byref(state))
+            time.sleep(0.001)
+        assert state.value == 0, state.value
+        return comm
+
+    def reduce(
+        self, op: int, stream: ctypes.c_void_p, data: ctypes.Array[ctypes.c_float] | None = None
+    ) -> float:
+        if data is None:
+            data = Data(*([1.0 + RANK] * COUNT))
+        self.nccl.check(
+            "ncclAllReduce", data, data, ctypes.c_size_t(COUNT), FLOAT, op, self.comm, stream
+        )
+        assert data[0] == data[COUNT - 1]
+        return float(data[COUNT - 1])
+
+    def plain(self) -> float:
+        return self.reduce(SUM, ctypes.c_void_p())
+
+    def grouped(self) -> float:
+        data = Data(*([1.0 + RANK] * COUNT))
+        self.nccl.check("ncclGroupStart")
+        self.reduce(SUM, ctypes.c_void_p(), data)
+        self.nccl.check("ncclGroupEnd")
+        return float(data[0])
+
+    def pair(self) -> float:
+        two = [Data(*([1.0 + RANK] * COUNT)) for _ in range(2)]
+        self.nccl.check("ncclGroupStart")
+        for data in two:
+            self.reduce(SUM, ctypes.c_void_p(), data)
+        self.nccl.check("ncclGroupEnd")
+        assert two[0][7] == two[1][COUNT - 1]
+        return float(two[1][0])
+
+    def premul(self) -> float:
+        op, factor = ctypes.c_int(), ctypes.c_float(1.0)
+        self.nccl.check(
+            "ncclRedOpCreatePreMulSum",
+            ctypes.byref(op),
+            ctypes.byref(factor),
+            FLOAT,
+            HOST,
+            self.comm,
+        )
+        result = self.reduce(op.value, ctypes.c_void_p())
+        self.nccl.check("ncclRedOpDestroy", op, self.comm)
+        return result
+
+
+def main() -> None:
+    folder, kind = Path(sys.argv[1]), sys.argv[2]
+    work = Work(folder, kind)
+    want = RANKS * (RANKS + 1) / 2
+    for turn in range(TURNS):
+        assert work.plain() == want, turn
+        assert work.calls[kind]() == want, turn
+    print(f"rank {RANK} is through", flush=True)
+    work.nccl.check("ncclCommFinalize", work.comm)
+    work.nccl.check("ncclCommDestroy", work.comm)
+
+
+if __name__ == "__main__":
+    main()

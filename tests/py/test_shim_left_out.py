@@ -1,0 +1,107 @@
+"""AllReduces and communicators that stay with NCCL under R2CCL_ALLREDUCE=direct, over the stand-in:
+all ranks decide alike, every value is right, and one line of each rank names what and why.
+
+Rung 3. The driver is one in memory where a test needs CUDA.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+from conftest import ROOT, Build
+
+from r2ccl_ctl.job import LaunchSpec
+from r2ccl_ctl.launch import start
+
+pytestmark = pytest.mark.slow
+
+NODES = 3
+KEEPS = "NCCL keeps what plans do not cover: "
+STOCK = "AllReduce is NCCL's own, although R2CCL_ALLREDUCE=direct: "
+
+
+def run(
+    build: Build,
+    argv: tuple[str, ...],
+    nodes: int = NODES,
+    driver: bool = False,
+    **env: str,
+) -> list[str]:
+    """What each of three ranks says in a job that ends well."""
+    fake = f" {build.path}/tests/fakecuda/libcuda.so.1" if driver else ""
+    spec = LaunchSpec(
+        argv=argv,
+        ranks=NODES,
+        emulate_nodes=nodes,
+        nics=2,
+        env={
+            "R2CCL_ALLREDUCE": "direct",
+            "LD_PRELOAD": f"{build.path}/libr2ccl.so{fake}",
+            "R2CCL_REAL_NCCL": str(build.host_nccl / "libnccl.so.2"),
+            "R2CCL_LOG": "info",
+            **env,
+        },
+    )
+    running = start(spec, echo=False)
+    try:
+        code = running.wait(60)
+        said = [rank.output for rank in running.ranks]
+    finally:
+        running.kill()
+    assert code == 0, "".join(said)
+    return said
+
+
+def work(build: Build, folder: Path, kind: str, driver: bool = False) -> list[str]:
+    argv = (sys.executable, str(ROOT / "tests/py/left_out_worker.py"), str(folder), kind)
+    said = run(build, argv, driver=driver)
+    assert all("is through" in text for text in said)
+    return said
+
+
+@pytest.mark.parametrize(
+    ("kind", "what"),
+    [
+        ("grouped", "calls within ncclGroupStart and ncclGroupEnd"),
+        ("pair", "calls within ncclGroupStart and ncclGroupEnd"),
+        ("premul", "reductions that the application made (PreMulSum)"),
+        ("captured", "calls captured into a CUDA graph"),
+    ],
+)
+def test_calls_that_nccl_keeps(build: Build, tmp_path: Path, kind: str, what: str) -> None:
+    for text in work(build, tmp_path, kind, driver=kind == "captured"):
+        assert text.count("(direct)") == 1, "plain calls are R2CCL's"
+        assert text.count(KEEPS) == 1
+        assert text.count(KEEPS + what) == 1
+
+
+def perf(build: Build, *words: str) -> tuple[str, ...]:
+    return (str(build.perf), "-b", "1M", "-e", "1M", "-n", "3", *words)
+
+
+def test_a_communicator_that_does_not_block(build: Build, tmp_path: Path) -> None:
+    for text in work(build, tmp_path, "nonblocking"):
+        assert "(direct)" not in text
+        assert text.count("it is non-blocking (blocking=0 or NCCL_COMM_BLOCKING=0)") == 1
+
+
+def test_one_node(build: Build) -> None:
+    for text in run(build, perf(build), nodes=1):
+        assert text.count(STOCK + "all ranks are on one node") == 1
+
+
+@pytest.mark.parametrize(
+    ("variable", "why"),
+    [
+        ("R2_FAKECUDA_NO_WAITS", "CUDA's driver has no stream waits"),
+        ("R2_FAKECUDA_FULL", "no memory for the window (16 MiB, with a GPU pinned)"),
+    ],
+)
+def test_a_driver_that_cannot(build: Build, variable: str, why: str) -> None:
+    """One rank has it; all take NCCL's own and say whose fault it is."""
+    script = f'if [ "$RANK" = 1 ]; then export {variable}=1; fi; exec "$0" "$@"'
+    for text in run(build, ("sh", "-c", script, *perf(build)), driver=True):
+        assert text.count(f"{STOCK}rank 1: {why}") == 1
+        assert "(direct)" not in text

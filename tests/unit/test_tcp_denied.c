@@ -1,0 +1,173 @@
+/* A sandbox denies what the kernel knows of sockets, TCP_INFO or SIOCOUTQ, with real sockets on
+ * loopback (rung 3): sound NICs stay as they are, a silent one is found by what is not heard. The
+ * denials are those of this program's own wrappers, as a seccomp filter would answer. */
+#define _GNU_SOURCE
+#include <linux/filter.h>
+#include <linux/sockios.h>
+#include <netinet/tcp.h>
+#include <stdarg.h>
+#include <sys/ioctl.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+
+#include "await.h"
+#include "journal_look.h"
+#include "tcp_bed.h"
+#include "transport/tcp/tcp.h"
+
+#define MSG (256u * 1024)
+
+static uint8_t out[MSG], in[MSG];
+static bool no_info, no_queue;
+static atomic_int asked;
+
+int getsockopt(int fd, int level, int name, void *value, socklen_t *len)
+{
+    if (no_info && level == IPPROTO_TCP && name == TCP_INFO) {
+        atomic_fetch_add(&asked, 1);
+        errno = EPERM;
+        return -1;
+    }
+    return (int)syscall(SYS_getsockopt, fd, level, name, value, len);
+}
+
+int ioctl(int fd, unsigned long request, ...)
+{
+    va_list rest;
+    void *arg;
+
+    va_start(rest, request);
+    arg = va_arg(rest, void *);
+    va_end(rest);
+    if (no_queue && request == SIOCOUTQ) {
+        atomic_fetch_add(&asked, 1);
+        errno = ENOSYS;
+        return -1;
+    }
+    return (int)syscall(SYS_ioctl, fd, request, arg);
+}
+
+static bool move(int ms)
+{
+    static struct r2_req *sending, *receiving;
+
+    if (!receiving && !sending)
+        bed_post(out, in, MSG, &sending, &receiving);
+    if (!bed_done(&sending, &receiving, ms))
+        return false;
+    CHECK_MEM(in, out, MSG);
+    return true;
+}
+
+/* The first path that is lost, "" for none. */
+static const char *lost(void)
+{
+    struct r2_segment *seg = r2_control_segment(r2_eng.ctl);
+
+    for (uint64_t n = 0; n < journal_head(seg); n++) {
+        const struct r2_seg_journal_entry *e = journal_entry(seg, n);
+
+        if (e && e->event == R2_EV_PATH_DOWN)
+            return e->nic;
+    }
+    return "";
+}
+
+static int warnings(void)
+{
+    struct r2_segment *seg = r2_control_segment(r2_eng.ctl);
+    int found = 0;
+
+    for (uint64_t n = 0; n < journal_head(seg); n++) {
+        const struct r2_seg_journal_entry *e = journal_entry(seg, n);
+
+        found += e && e->event == R2_EV_WARNING && strstr(e->cause, "silence is found late");
+    }
+    return found;
+}
+
+/* The control socket of the first NIC's path that was accepted hears nothing any more. */
+static bool deafen(void)
+{
+    struct sock_filter none = BPF_STMT(BPF_RET | BPF_K, 0);
+    struct sock_fprog drop = {.len = 1, .filter = &none};
+    struct r2_list *n;
+    int rc = -1;
+
+    pthread_mutex_lock(&r2_tcp.lock);
+    R2_LIST_FOR_EACH (n, &r2_tcp.accepted) {
+        struct r2_ep *ep = R2_CONTAINER_OF(n, struct r2_ep, node);
+        struct r2_lane *lane = r2_ep_lane(ep, 0);
+
+        if (lane && ep->params.local_nic == 0 && ep->params.remote_nic == 0)
+            rc = setsockopt(lane->io.fd, SOL_SOCKET, SO_ATTACH_FILTER, &drop, sizeof(drop));
+    }
+    pthread_mutex_unlock(&r2_tcp.lock);
+    return rc == 0;
+}
+
+static void sound_and_silent(void)
+{
+    bed_listen();
+    bed_connect();
+    WHILE_MS (1500, true)
+        CHECK(move(5000));
+    STAYS_MS(2500, !lost()[0]); /* idle ones are asked, too */
+    CHECK_GE(atomic_load(&asked), 1);
+    CHECK_EQ(warnings(), 1);
+    CHECK(r2_control_segment(r2_eng.ctl)->gauges.missing & R2_SEG_MISSING_TCP_INFO);
+    if (!deafen())
+        CHECK_SKIP("no socket filters here: %s", strerror(errno));
+    WHILE_MS (15000, !lost()[0])
+        CHECK(move(10000));
+    CHECK_STR(lost(), "127.0.1.1");
+    for (int i = 0; i < 5; i++)
+        CHECK(move(5000));
+    CHECK_EQ(warnings(), 1);
+    end();
+}
+
+/* What is denied once is not asked again: a process for each. */
+static void in_a_process(void (*body)(void))
+{
+    pid_t pid = fork();
+    int status = 1;
+
+    CHECK(pid >= 0);
+    if (pid == 0) {
+        alarm(60);
+        body();
+        exit(0);
+    }
+    CHECK_EQ(waitpid(pid, &status, 0), pid);
+    CHECK_EQ(status, 0);
+}
+
+static void test_no_tcp_info(void)
+{
+    no_info = true;
+    in_a_process(sound_and_silent);
+    no_info = false;
+}
+
+static void test_no_siocoutq(void)
+{
+    no_queue = true;
+    in_a_process(sound_and_silent);
+    no_queue = false;
+}
+
+static const struct check_test tests[] = {
+    {"no_tcp_info", test_no_tcp_info},
+    {"no_siocoutq", test_no_siocoutq},
+    {0},
+};
+
+int main(int argc, char **argv)
+{
+    setenv("R2CCL_NICS", "127.0.1.1,127.0.2.1", 1);
+    setenv("R2CCL_SHM", "0", 1);
+    setenv("R2CCL_LANES", "1", 1);
+    setenv("R2CCL_IO_THREADS", "2", 1);
+    return check_main(argc, argv, tests);
+}
