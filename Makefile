@@ -92,6 +92,11 @@ verbs_inc := $(patsubst %/$(verbs_header),%,$(firstword $(wildcard /usr/include/
 	build/rdma/packages/libibverbs-dev_*/files/usr/include/$(verbs_header))))
 rdma := $(B)/rdma/agent $(if $(verbs_inc),$(B)/rdma/probe)
 
+# r2ccl-ctl simulate: SimGrid's headers and a C++ compiler, where they are. Not with another compiler's flags.
+CXX ?= g++
+simgrid := $(if $(variant),,$(shell $(CXX) -E -include simgrid/s4u.hpp -x c++ /dev/null >/dev/null 2>&1 && echo yes))
+simulate := $(if $(simgrid),$(B)/r2ccl_simulate)
+
 venv := .venv
 venv_stamp := $(venv)/.stamp
 
@@ -122,7 +127,7 @@ tool_env := $(if $(filter-out build,$(B)),R2CCL_BUILD_DIR=$(abspath $(B)))
 all: native venv ## build everything: native code and .venv with r2ccl-ctl in it
 	@echo "r2ccl-ctl is at $(venv)/bin/r2ccl-ctl; next: make demo"
 
-native: artefacts $(archive) $(shim_tests) $(unit) $(tools) $(stress) $(bench) $(rdma) ## build only the native code
+native: artefacts $(simulate) $(archive) $(shim_tests) $(unit) $(tools) $(stress) $(bench) $(rdma) ## build only the native code
 
 # Every source that is compiled, and nothing linked: what compilers have to say of it.
 compiled := $(plugin_src) $(agree_src) $(shim_lib_src) $(preload_src) $(host_src) $(perf_src) $(unit_src) $(tool_src) $(help_src) \
@@ -296,6 +301,10 @@ $(fake): $(call objects,$(fake_src) net_plugin/util/copy.c) $(B)/sources
 	@echo "  LINK $@"
 	@$(CC) -shared $(san_flags) $(CFLAGS) $(LDFLAGS) -Wl,-soname,$(@F) $(defs) \
 		-o $@ $(filter %.o,$^) $(libs)
+
+$(B)/r2ccl_simulate: tests/simulate/simulate.cpp $(call objects,shim/plan/schedule.c shim/plan/shard.c)
+	@echo "  LINK $@"
+	@$(CXX) -std=gnu++17 -O2 -g -Wall -Wextra $(if $(WERROR),-Werror) -Ishim -o $@ $^ -lsimgrid -lm
 
 $(perf): $(call objects,$(perf_src)) $(if $(host_src),$(host)) $(B)/sources
 	@echo "  LINK $@"

@@ -136,6 +136,11 @@ SECTIONS = (
                 "validate_cmds",
                 "Prove on your own nodes that NIC failures lose nothing and cost little.",
             ),
+            Later(
+                "simulate",
+                "simulate_cmds",
+                "Simulate AllReduce on large clusters that have lost NICs.",
+            ),
             Later("lab", "lab_cmds", "Emulate nodes and NICs on this machine, and break links."),
         ),
     ),

@@ -65,7 +65,7 @@ def test_an_error_loads_no_command() -> None:
 
 def test_completion_of_a_command_loads_none() -> None:
     env = {"_R2CCL_CTL_COMPLETE": "bash_complete", "COMP_WORDS": "r2ccl-ctl s", "COMP_CWORD": "1"}
-    names = loaded(env=env, says="plain,status\nplain,set-weight\nplain,shim\n")
+    names = loaded(env=env, says="plain,status\nplain,set-weight\nplain,simulate\nplain,shim\n")
     assert not [name for name in names if name.endswith("_cmds")]
 
 

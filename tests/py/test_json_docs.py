@@ -20,7 +20,7 @@ from conftest import ROOT, Build
 from segment_bed import StartWriter, Writer, start_writer
 from test_cli import built, call, json_lines, load_settings, nobody, plugin, start_writer_outside
 
-from r2ccl_ctl import gpus, hostnics, nodeseg, shim
+from r2ccl_ctl import gpus, hostnics, nodeseg, paths, shim
 from r2ccl_ctl.cli import docs, drain_cmds, fault_cmds, lab_cmds, read_cmds
 from r2ccl_ctl.cli.act_cmds import ask
 from r2ccl_ctl.cli.main import main
@@ -403,6 +403,14 @@ def test_plan_predict(build: Build) -> None:
     documents = [printed(*words), printed(*words, "--fail", "1:0")]
     assert [document["chosen"] for document in documents] == ["stock", "direct"]
     check("plan predict", *documents)
+
+
+def test_simulate(build: Build, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("R2CCL_BUILD_DIR", str(build.path))
+    if not (paths.native_dir() / "r2ccl_simulate").is_file():
+        pytest.skip("build/r2ccl_simulate is missing: SimGrid was not there (libsimgrid-dev)")
+    words = ["simulate", "--nodes", "4", "--patterns", "1", "--rails"]
+    check("simulate", printed(*words), printed(*words, "--model", "7B"))
 
 
 # Commands that change something

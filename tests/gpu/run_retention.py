@@ -1,0 +1,262 @@
+#!/usr/bin/env python3
+"""What collectives keep after one of a node's NICs is lost: 1 of 2, 1 of 4, 1 of 8.
+
+    run_retention.py                                    # nccl-tests, 2 nodes, 8 MiB to 512 MiB
+    run_retention.py --nics 8 --ops all_reduce --json r.json
+    run_retention.py --standin --rate 50mbit --min 2M --max 2M      # without a GPU
+
+Nodes are network namespaces with veth NICs that tc shapes. For each operation and number of NICs a
+healthy job and one whose last node loses its last NIC take turns. The NIC goes when the first size,
+smaller than --min, is done; that size does not count. Prints bytes over time of both, the share
+that is kept, and the part of what is left, (k-1)/k, that this is. NCCL_TESTS names the folder of
+nccl-tests (README.md here).
+Exit code 0: all ran and no value was wrong; 1: not; 2: usage, or something is missing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import sys
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import nccl_output
+import transports
+from beds import LabBed, LabError, lab_bed
+from jobs import Job, Shape, gpu_count, shape_for
+from run_nccl_tests import OPS, end_on_term
+
+from r2ccl_ctl.lab import parse_rate
+
+PAPER = (0.85, 0.89)  # of the healthy rate, one NIC of eight lost: its authors' figure
+MORE_THAN_LEFT = 1.05  # more than the NICs that are left can carry
+
+
+@dataclass
+class Cell:
+    """Times in us of one operation and size on k NICs: bandwidths are printed with few digits."""
+
+    op: str
+    nics: int
+    size: int
+    healthy: list[float] = field(default_factory=list)
+    lost: list[float] = field(default_factory=list)
+
+    def to_json(self) -> dict[str, Any]:
+        healthy, lost = statistics.median(self.healthy), statistics.median(self.lost)
+        share = healthy / lost
+        return {
+            "op": self.op,
+            "nics": self.nics,
+            "size": self.size,
+            "runs": len(self.lost),
+            "healthy_gbs": self.size / healthy / 1e3,
+            "lost_gbs": self.size / lost / 1e3,
+            "share": round(share, 3),
+            "of_left": round(share * self.nics / (self.nics - 1), 3),
+        }
+
+
+Cells = dict[tuple[str, int, int], Cell]
+
+
+def add(
+    cells: Cells, op: str, nics: int, lost: bool, least: int, rows: Iterable[nccl_output.Row]
+) -> None:
+    """Rows of sizes below `least` were before the loss, or in it."""
+    for row in rows:
+        if row.size >= least:
+            cell = cells.setdefault((op, nics, row.size), Cell(op, nics, row.size))
+            (cell.lost if lost else cell.healthy).append(row.out_of_place.time_us)
+
+
+def summary(cells: Cells) -> list[dict[str, Any]]:
+    """Of the cells that have both."""
+    return [cell.to_json() for _, cell in sorted(cells.items()) if cell.healthy and cell.lost]
+
+
+def markdown(rows: Sequence[dict[str, Any]]) -> list[str]:
+    lines = [
+        "| operation | NICs | MiB | healthy GB/s | one lost | share | of what is left |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for row in rows:
+        note = ""
+        if row["of_left"] > MORE_THAN_LEFT:
+            note = " (no figure: the cores limited the healthy job)"
+        elif row["nics"] == 8:
+            met = "met" if row["share"] >= PAPER[0] else "missed"
+            note = f" (paper's 0.85 to 0.89: {met})"
+        lines.append(
+            f"| {row['op']} | {row['nics']} | {row['size'] / (1 << 20):g} | "
+            f"{row['healthy_gbs']:.4g} | {row['lost_gbs']:.4g} | {row['share']:.3f}{note} | "
+            f"{row['of_left']:.3f} |"
+        )
+    return lines
+
+
+def say(text: str) -> None:
+    print(text, flush=True)
+
+
+def as_bytes(text: str) -> int:
+    unit = text[-1:].upper()
+    if unit not in ("K", "M", "G") or not text[:-1].isdecimal() or not int(text[:-1]):
+        raise ValueError(f"size '{text}': a whole number with K, M or G")
+    return int(text[:-1]) * {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}[unit]
+
+
+@dataclass
+class Setup:
+    opts: argparse.Namespace
+    shape: Shape
+    least: int
+
+    def job(self, bed: LabBed, op: str, on_line: Any) -> Job:
+        opts = self.opts
+        args = [
+            "-b",
+            str(self.least // opts.factor),
+            "-e",
+            str(as_bytes(opts.max)),
+            "-f",
+            str(opts.factor),
+            "-n",
+            str(opts.iters),
+            "-w",
+            "2",
+            "-c",
+            "1",
+        ]
+        env = transports.transport_env(transports.parse_variant("r2ccl"), bed.nic_prefix, bed.oob)
+        if opts.standin:
+            argv = [str(transports.ROOT / "build" / "r2ccl_perf"), "--op", op, *args]
+            place: Path | None = transports.ROOT / "build" / "hostnccl"
+            env |= {"HOSTNCCL_HARSH": "off", "NCCL_PROTO": "Simple"}
+        else:
+            tests = Path(transports.required("NCCL_TESTS"))
+            argv, place = [str(tests / f"{op}_perf"), *args], transports.find_nccl()
+            if not Path(argv[0]).is_file():
+                raise ValueError(f"{argv[0]} does not exist: set NCCL_TESTS to where nccl-tests is")
+        env["LD_LIBRARY_PATH"] = transports.library_path(place)
+        env.setdefault("NCCL_DEBUG", "WARN")
+        return Job(bed, self.shape, argv, env, on_line)
+
+
+def run_one(setup: Setup, bed: LabBed, op: str, lost: bool, cells: Cells) -> bool:
+    """One job; whether it was right, and lost its NIC in time."""
+    node, nic, gone = bed.nodes - 1, bed.nics - 1, False
+
+    def on_line(_now: float, text: str) -> None:
+        nonlocal gone
+        if lost and not gone and nccl_output.parse_row(text) is not None:
+            bed.fail(node, nic, "carrier")
+            gone = True
+
+    job = setup.job(bed, op, on_line)
+    job.start()
+    try:
+        ended = job.wait(setup.opts.timeout)
+    finally:
+        if gone:
+            bed.recover(node, nic)
+    out = nccl_output.parse_output(text for _, text in ended.lines)
+    good = ended.ok and out.wrong == 0 and not out.out_of_bounds and len(out.rows) > 1
+    good = good and gone == lost
+    state = f"1 of {bed.nics} lost" if lost else f"{bed.nics} healthy"
+    say(f"{op}, {state}: {'ok' if good else 'FAILED'} in {ended.wall_s:.1f} s")
+    if good:
+        add(cells, op, bed.nics, lost, setup.least, out.rows)
+    else:
+        say(ended.tail())
+    return good
+
+
+def run_all(setup: Setup, rate: int, cells: Cells) -> bool:
+    good = True
+    for nics in setup.opts.nics:
+        with lab_bed(setup.opts.nodes, nics, rate=rate) as bed:
+            for op in setup.opts.ops:
+                for _ in range(setup.opts.reps):
+                    for lost in (False, True):
+                        good = run_one(setup, bed, op, lost, cells) and good
+    return good
+
+
+def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
+    p = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    p.add_argument("--nodes", type=int, default=2)
+    p.add_argument("--nics", default="2,4,8", help="NICs per node, one lab for each number")
+    p.add_argument("--rate", default="1gbit", help="of each NIC")
+    p.add_argument("--ops", default=",".join(OPS))
+    p.add_argument("--min", default="8M")
+    p.add_argument("--max", default="512M")
+    p.add_argument("--factor", type=int, default=4, help="between sizes")
+    p.add_argument("--iters", type=int, default=5)
+    p.add_argument("--reps", type=int, default=2, help="jobs of each state")
+    p.add_argument("--timeout", type=float, default=300.0, help="seconds of a job")
+    p.add_argument("--standin", action="store_true", help="the stand-in for NCCL, without GPUs")
+    p.add_argument("--json", default=None, metavar="FILE")
+    opts = p.parse_args(argv)
+    opts.ops = [op for op in opts.ops.split(",") if op]
+    for op in opts.ops:
+        if op not in OPS:
+            p.error(f"--ops '{op}': of {', '.join(OPS)}")
+    try:
+        opts.nics = [int(word) for word in opts.nics.split(",")]
+        least, most = as_bytes(opts.min), as_bytes(opts.max)
+    except ValueError as err:
+        p.error(str(err))
+    if min(opts.nics) < 2:
+        p.error("--nics: 2 or more, since one is lost")
+    if opts.factor < 2 or opts.iters < 1 or opts.reps < 1 or opts.nodes < 2:
+        p.error("--factor and --nodes: 2 or more; --iters and --reps: 1 or more")
+    if least > most:
+        p.error(f"--min {opts.min}: at most --max {opts.max}")
+    return opts
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    opts = parse_args(argv)
+    end_on_term()
+    cells: Cells = {}
+    try:
+        rate = parse_rate(opts.rate)
+        if rate is None:
+            raise ValueError("--rate none: without a rate the cores are the limit, not the NICs")
+        gpus = 0 if opts.standin else gpu_count()
+        if not opts.standin and gpus == 0:
+            raise ValueError("no NVIDIA GPU on this machine (no /dev/nvidia0): use --standin")
+        good = run_all(Setup(opts, shape_for(opts.nodes, 1, gpus), as_bytes(opts.min)), rate, cells)
+    except (transports.TransportError, LabError, ValueError) as err:
+        print(f"run_retention: {err}", file=sys.stderr)
+        return 2
+    rows = summary(cells)
+    bed = "stand-in for NCCL, no GPU" if opts.standin else f"{gpus} GPUs"
+    cores = len(os.sched_getaffinity(0))
+    say(f"{opts.nodes} emulated nodes, NICs of {opts.rate}, {bed}, {cores} cores")
+    say("\n".join(markdown(rows)))
+    if opts.json:
+        result = {
+            "schema": 1,
+            "ok": good,
+            "rate": rate,
+            "nodes": opts.nodes,
+            "gpus": gpus,
+            "standin": opts.standin,
+            "cores": cores,
+            "rows": rows,
+        }
+        Path(opts.json).write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    return 0 if good and rows else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

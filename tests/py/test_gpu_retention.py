@@ -1,0 +1,93 @@
+"""tests/gpu/run_retention.py without a GPU: its summary, its options, and once all of it on the
+stand-in. Rungs 1 and 4. It cannot prove what real NCCL keeps."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import ROOT, Build
+
+GPU = ROOT / "tests" / "gpu"
+sys.path.insert(0, str(GPU))
+nccl_output: Any = importlib.import_module("nccl_output")
+run_retention: Any = importlib.import_module("run_retention")
+
+HEALTHY = """
+     4194304 1048576 float sum -1 3000.0 1.40 1.40 0 3000.0 1.40 1.40 0
+     8388608 2097152 float sum -1 8000.0 1.05 1.05 0 8100.0 1.04 1.04 0
+"""
+
+
+def rows(text: str) -> Any:
+    return nccl_output.parse_output(text.splitlines()).rows
+
+
+def test_shares_are_of_the_sizes_after_the_loss() -> None:
+    cells: Any = {}
+    run_retention.add(cells, "all_reduce", 8, False, 8 << 20, rows(HEALTHY))
+    for lost in ("9090.0", "10000.0", "9200.0"):
+        text = HEALTHY.replace("8000.0", lost)
+        run_retention.add(cells, "all_reduce", 8, True, 8 << 20, rows(text))
+    run_retention.add(cells, "broadcast", 2, False, 8 << 20, rows(HEALTHY))
+    (found,) = run_retention.summary(cells)
+    assert (found["op"], found["nics"], found["size"], found["runs"]) == (
+        "all_reduce",
+        8,
+        8 << 20,
+        3,
+    )
+    assert found["share"] == pytest.approx(8000 / 9200, abs=0.001)
+    assert found["of_left"] == pytest.approx(8000 / 9200 * 8 / 7, abs=0.001)
+    assert found["healthy_gbs"] == pytest.approx(1.0486, abs=0.001)
+    (line,) = run_retention.markdown([found])[2:]
+    assert "0.870 (paper's 0.85 to 0.89: met)" in line and "all_reduce | 8 | 8 |" in line
+    assert "missed" in run_retention.markdown([found | {"share": 0.84}])[2]
+    (line,) = run_retention.markdown([found | {"share": 1.2, "of_left": 1.37}])[2:]
+    assert "no figure" in line and "met" not in line
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--ops", "all_reduce,gather"],
+        ["--nics", "1,2"],
+        ["--nics", "two"],
+        ["--min", "8"],
+        ["--min", "0M"],
+        ["--min", "8M", "--max", "4M"],
+        ["--factor", "1"],
+        ["--nodes", "1"],
+    ],
+)
+def test_usage(words: list[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        run_retention.parse_args(words)
+    assert ended.value.code == 2
+
+
+@pytest.mark.lab
+def test_all_of_it_on_the_stand_in(lab_rights: None, build: Build, tmp_path: Path) -> None:
+    if build.path.name != "build":
+        pytest.skip("of the build folder build/ alone")
+    out = tmp_path / "retention.json"
+    done = subprocess.run(
+        [sys.executable, str(GPU / "run_retention.py"), "--standin", "--rate", "100mbit"]
+        + ["--nics", "2", "--ops", "all_gather", "--min", "4M", "--max", "4M", "--reps", "1"]
+        + ["--json", str(out)],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env=os.environ | {"R2CCL_PLUGIN": str(build.path / "libnccl-net-r2ccl.so")},
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = json.loads(out.read_text(encoding="utf-8"))
+    (row,) = found["rows"]
+    assert found["standin"] and found["gpus"] == 0
+    assert 0.4 < row["share"] < 0.6 and row["of_left"] == pytest.approx(2 * row["share"], abs=0.01)
