@@ -207,6 +207,25 @@ static void test_bursts_do_not_count(void)
     CHECK_GE(use_of_run(SEC), 97);
 }
 
+/* A sender that never has more than two small messages under way, which never ends the start-up.
+ * The first of them go out of what a shaper has saved up. */
+static void test_a_burst_in_the_startup(void)
+{
+    const uint64_t outstanding = UINT64_C(256) * 1024;
+
+    link_init(250 * MB, 60 * US, 1, 512 * 1024);
+    k.burst = 256 * 1024;
+    k.message = 128 * 1024;
+    for (unsigned i = 0; i < 2000; i++) {
+        uint64_t flying = r2_pathrate_inflight(&k.pr);
+
+        k.to_send = flying < outstanding ? outstanding - flying : 0;
+        run_for(MS / 10);
+    }
+    CHECK(k.pr.startup);
+    expect_rate(250 * MB, 10, 100);
+}
+
 static void test_rate_rise(void)
 {
     uint64_t t0;
@@ -534,6 +553,7 @@ static const struct check_test tests[] = {
     {"one_stall", test_one_stall},
     {"silence_lowers", test_silence_lowers},
     {"bursts_do_not_count", test_bursts_do_not_count},
+    {"a_burst_in_the_startup", test_a_burst_in_the_startup},
     {"rate_rise", test_rate_rise},
     {"no_creep", test_no_creep},
     {"acks_behind_data", test_acks_behind_data},

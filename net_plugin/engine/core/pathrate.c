@@ -9,7 +9,7 @@
 #define RATE_SPAN_MAX_NS (800 * NS_PER_MS)
 #define RATE_SPAN_RTTS 10
 #define SAMPLE_GAP_MAX_NS (100 * NS_PER_MS) /* more is idle time: does not age the rate */
-#define SOLID_BYTES (512 * 1024)            /* what a sample must span after the start-up, ... */
+#define SOLID_BYTES (512 * 1024)            /* what a sample must span, ... */
 #define SOLID_NS (20 * NS_PER_MS)           /* ... or for how long */
 #define LATE_NS (4 * NS_PER_MS)             /* threads that wake late are no fault of the path */
 #define LATE_CHUNKS 3
@@ -85,7 +85,7 @@ static bool is_solid(const struct r2_pathrate *pr, uint64_t now_ns)
  * after the other it is, though, for a moment each; samples would then never span enough. */
 static bool broken_off(const struct r2_pathrate *pr, uint64_t idle, uint64_t now_ns)
 {
-    return pr->startup || is_solid(pr, now_ns) ||
+    return is_solid(pr, now_ns) ||
            (pr->anchor.idle_ns + idle) * IDLE_SHARE > now_ns - pr->anchor.time_ns;
 }
 
@@ -118,7 +118,7 @@ void r2_pathrate_on_send(struct r2_pathrate *pr, uint64_t len, uint64_t now_ns,
         pr->anchor.idle_ns += idle;
         pr->delivered_time_ns = now_ns;
         pr->first_sent_ns = now_ns;
-    } else if (pr->startup || is_solid(pr, now_ns)) {
+    } else if (is_solid(pr, now_ns)) {
         anchor(pr);
     }
     stamp->delivered = pr->anchor.delivered;
@@ -216,14 +216,19 @@ static void rate_sample(struct r2_pathrate *pr, const struct r2_rate_stamp *stam
     uint64_t gap =
         pr->last_sample_ns && now_ns > pr->last_sample_ns ? now_ns - pr->last_sample_ns : 0;
     uint64_t bytes = pr->delivered - stamp->delivered;
+    bool solid = bytes >= SOLID_BYTES || span >= SOLID_NS;
     uint64_t rate;
 
-    if (span == 0 || stamp->delivered < pr->valid_from ||
-        (!pr->startup && bytes < SOLID_BYTES && span < SOLID_NS)) {
+    if (span == 0 || stamp->delivered < pr->valid_from || (!solid && pr->last_sample_ns)) {
         return;
     }
-    pr->last_sample_ns = now_ns;
     rate = mul_div(bytes, NS_PER_S, span);
+    if (solid && !pr->last_sample_ns) {
+        memset(pr->bucket, 0, sizeof(pr->bucket)); /* shorter ones may have seen a burst */
+    }
+    if (solid) {
+        pr->last_sample_ns = now_ns;
+    }
     if (!limited) {
         rate_age(pr, gap);
     } else if (rate <= r2_pathrate_rate(pr)) {
