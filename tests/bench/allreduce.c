@@ -4,8 +4,8 @@
  *
  * RANK and WORLD_SIZE say which rank it is. Ranks meet through files in DIR. --rates: bandwidth of
  * each rank in any unit, of which the weights are made; else they are equal. NICs come from the
- * environment (R2CCL_NICS). Rank 0 prints a JSON line: seconds of each operation, CPU seconds of
- * this rank, wrong values of this rank. */
+ * environment (R2CCL_NICS). Rank 0 prints a JSON line: seconds of each operation, the monotonic
+ * clock's at the end of the last one, CPU seconds and wrong values of this rank. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <getopt.h>
@@ -211,7 +211,7 @@ int main(int argc, char **argv)
     struct r2_direct *d;
     uint64_t count, bad;
     float *in, *out;
-    double cpu;
+    double cpu, ended;
 
     parse(argc, argv);
     count = opt.bytes / sizeof(float);
@@ -233,10 +233,12 @@ int main(int argc, char **argv)
         if (opt.rank == 0)
             printf("%s%.6f", i ? ", " : "", took);
     }
+    ended = (double)r2_now_ns() / 1e9;
     cpu = cpu_seconds() - cpu;
     bad = wrong(out, count);
     if (opt.rank == 0)
-        printf("], \"cpu_s\": %.3f, \"wrong\": %llu}\n", cpu, (unsigned long long)bad);
+        printf("], \"ended\": %.6f, \"cpu_s\": %.3f, \"wrong\": %llu}\n", ended, cpu,
+               (unsigned long long)bad);
     r2_direct_finish(d);
     r2_direct_free(d);
     free(in);
