@@ -36,7 +36,7 @@ def test_shares_are_of_the_sizes_after_the_loss() -> None:
         text = HEALTHY.replace("8000.0", lost)
         run_retention.add(cells, "all_reduce", 8, True, 8 << 20, rows(text))
     run_retention.add(cells, "broadcast", 2, False, 8 << 20, rows(HEALTHY))
-    (found,) = run_retention.summary(cells)
+    (found,) = run_retention.summary(cells, 130e6, 2)
     assert (found["op"], found["nics"], found["size"], found["runs"]) == (
         "all_reduce",
         8,
@@ -51,6 +51,9 @@ def test_shares_are_of_the_sizes_after_the_loss() -> None:
     assert "missed" in run_retention.markdown([found | {"share": 0.84}])[2]
     (line,) = run_retention.markdown([found | {"share": 1.2, "of_left": 1.37}])[2:]
     assert "no figure" in line and "met" not in line
+    assert found["used"] == pytest.approx(1.0486e9 / (8 * 130e6), abs=0.001)
+    (line,) = run_retention.markdown([found | {"used": 0.6}])[2:]
+    assert "no figure" in line
 
 
 @pytest.mark.parametrize(
