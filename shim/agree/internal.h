@@ -74,7 +74,7 @@ struct r2_agree {
         uint8_t *data;  /* the frame's payload */
         size_t len;
     } offer;
-    bool inviting; /* leader: to the first round, until it is exchanged */
+    bool inviting;  /* leader: to the first round, until it is exchanged */
     uint32_t error; /* NCCL's, at this rank; 0: none */
     bool error_said;
     int tellers; /* threads in r2_agree_tell */
@@ -96,8 +96,8 @@ struct r2_agree {
     uint64_t *report_seen;            /* leader: last number of each rank */
     uint64_t offer_ns, offer_wait_ns; /* say it again then */
     uint64_t invite_ns, invite_wait_ns;
-    struct r2_agree_offers *offers;   /* leader: what ranks have offered; NULL: nothing */
-    struct r2_agree_early *early;     /* leader: [nranks], until it has the roster; NULL: none */
+    struct r2_agree_offers *offers; /* leader: what ranks have offered; NULL: nothing */
+    struct r2_agree_early *early;   /* leader: [nranks], until it has the roster; NULL: none */
     enum r2_agree_phase phase;
     uint8_t *plan; /* of the proposal under way */
     size_t plan_len;

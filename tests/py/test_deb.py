@@ -108,7 +108,7 @@ def test_installed_used_and_removed(package: Path, run_bounded: RunBounded) -> N
     done = run_bounded(["unshare", "-mn", "bash", "-ec", script], cwd=package.parent, timeout=300,
                        code=None)  # fmt: skip
     if "overlay" in done.stderr and "mount:" in done.stderr:
-        missing("lab", f"no overlay can be mounted here: {done.stderr}")
+        pytest.skip(f"no overlay can be mounted here: {done.stderr}")
     assert done.code == 0, done
     version, shim, report, scraped, *left = done.stdout.splitlines()
     assert version.startswith("r2ccl-ctl, version ")

@@ -556,7 +556,7 @@ def test_real_hosts(two_hosts: Path) -> None:
 def test_with_mpirun(lab_dir: Path, build: Build) -> None:
     """A program with nccl-tests' columns, started and read as nccl-tests is."""
     if shutil.which("mpirun") is None or os.geteuid() != 0:
-        missing("lab", "nccl-tests in a lab needs mpirun and root")
+        pytest.skip("nccl-tests in a lab needs root and mpirun (Debian: openmpi-bin)")
     program = lab_dir / "tests" / "all_reduce_perf"
     program.parent.mkdir()
     program.write_text(f'#!/bin/sh\nexec {build.plugin.parent}/r2ccl_perf --op all_reduce "$@"\n')
