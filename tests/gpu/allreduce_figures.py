@@ -30,7 +30,7 @@ class State:
 
     def of_nics(self, nodes: int, each: Sequence[float]) -> list[float]:
         """By the rate of each NIC of a node; the last ones are lost first."""
-        return [sum(each[: len(each) - self.lost.get(node, 0)]) for node in range(nodes)]
+        return [sum(each[:len(each) - self.lost.get(node, 0)]) for node in range(nodes)]
 
 
 def states(names: Sequence[str], nodes: int, nics: int) -> list[State]:
@@ -113,20 +113,14 @@ class Change:
             return None if when is None else round(when - self.lost, 3)
 
         return {
-            "state": self.state,
-            "decided_s": after(self.decided),
-            "made_s": after(self.made),
-            "taken_s": after(self.taken),
-            "plan": self.plan,
-            "cause": self.cause,
-            "wait_s": self.wait_s,
-            "stall_s": self.stall,
+            "state": self.state, "decided_s": after(self.decided), "made_s": after(self.made),
+            "taken_s": after(self.taken), "plan": self.plan, "cause": self.cause,
+            "wait_s": self.wait_s, "stall_s": self.stall,
         }
 
 
-def stalls(
-    found: Sequence[Window], change: Change, before: dict[int, float], under: dict[int, float]
-) -> dict[str, float]:
+def stalls(found: Sequence[Window], change: Change, before: dict[int, float],
+           under: dict[int, float]) -> dict[str, float]:
     """How much longer than usual single operations took. before, under: the usual time of each size
     in this state without and with the plan. loss: those that the loss met; making: those until the
     switch; switch: the first two under the plan, which connect."""
@@ -142,11 +136,8 @@ def stalls(
     def worst(some: Sequence[Window], usual: dict[int, float]) -> float:
         return round(max((w.seconds - usual.get(w.size, w.seconds) for w in some), default=0.0), 3)
 
-    return {
-        "loss": worst(met, before),
-        "making": worst(making, before),
-        "switch": worst(switch, under),
-    }
+    return {"loss": worst(met, before), "making": worst(making, before),
+            "switch": worst(switch, under)}
 
 
 @dataclass(frozen=True)
@@ -159,13 +150,8 @@ class Bed:
     raw: tuple[float, ...] = ()
 
 
-def table(
-    bed: Bed,
-    order: Sequence[State],
-    rings: dict[str, dict[int, list[float]]],
-    plans: dict[str, dict[int, list[float]]],
-    taken: dict[str, str],
-) -> list[dict[str, Any]]:
+def table(bed: Bed, order: Sequence[State], rings: dict[str, dict[int, list[float]]],
+          plans: dict[str, dict[int, list[float]]], taken: dict[str, str]) -> list[dict[str, Any]]:
     """A row per state and size; times in ms. The models twice: by the rate that the shapers were
     told, less headers, and (raw_...) by what raw TCP carried over them."""
     rows = []
@@ -174,24 +160,19 @@ def table(
         for size in sorted(rings.get(state.name, {})):
             without, with_plan = rings[state.name][size], plans.get(state.name, {}).get(size, [])
             row: dict[str, Any] = {
-                "state": state.name,
-                "size": size,
-                "plan": taken.get(state.name, ""),
-                "ring_ms": round(statistics.median(without) * 1e3, 2),
-                "ring_runs": len(without),
+                "state": state.name, "size": size, "plan": taken.get(state.name, ""),
+                "ring_ms": round(statistics.median(without) * 1e3, 2), "ring_runs": len(without),
                 "ring_model_ms": round(ring(size, bandwidths) * 1e3, 2),
                 "lower_ms": round(lower(size, bandwidths) * 1e3, 2),
-                "planned_ms": None,
-                "planned_runs": len(with_plan),
+                "planned_ms": None, "planned_runs": len(with_plan),
             }
             if with_plan:
                 row["planned_ms"] = round(statistics.median(with_plan) * 1e3, 2)
                 row["planned_each_ms"] = [round(t * 1e3, 1) for t in with_plan]
                 row["of_ring"] = round(row["planned_ms"] / row["ring_ms"], 3)
                 row["of_lower"] = round(row["planned_ms"] / row["lower_ms"], 3)
-                row["spread"] = round(
-                    (max(with_plan) - min(with_plan)) * 1e3 / row["planned_ms"], 3
-                )
+                row["spread"] = round((max(with_plan) - min(with_plan)) * 1e3
+                                      / row["planned_ms"], 3)
             if bed.raw:
                 row |= _beside_raw(row, state.of_nics(bed.nodes, bed.raw))
             rows.append(row)
@@ -224,21 +205,13 @@ def markdown(rows: Sequence[dict[str, Any]], changes: Sequence[dict[str, Any]]) 
             f"| {r.get('of_lower', '-')} | {r.get('of_raw_lower', '-')} | {r.get('of_ring', '-')} "
             f"| {r['plan'] or 'stock'} | {r['ring_runs']}, {r['planned_runs']} |"
         )
-    lines += [
-        "",
-        "| loss | decided | made | taken | longest wait at the switch "
-        "| op at the loss | ops until then | first ops under the plan |",
-        "|---|---|---|---|---|---|---|---|",
-    ]
+    lines += ["", "| loss | decided | made | taken | longest wait at the switch "
+              "| op at the loss | ops until then | first ops under the plan |",
+              "|---|---|---|---|---|---|---|---|"]
     for c in changes:
         stall = c["stall_s"]
-        cells = [
-            _s(c["decided_s"]),
-            _s(c["made_s"]),
-            _s(c["taken_s"]),
-            _s(c["wait_s"]),
-            *(_s(stall.get(k)) for k in ("loss", "making", "switch")),
-        ]
+        cells = [_s(c["decided_s"]), _s(c["made_s"]), _s(c["taken_s"]), _s(c["wait_s"]),
+                 *(_s(stall.get(k)) for k in ("loss", "making", "switch"))]
         lines.append(f"| {c['state']} | " + " | ".join(cells) + " |")
     return lines
 

@@ -37,14 +37,12 @@ class LabBed:
 
 
 @contextlib.contextmanager
-def lab_bed(
-    nodes: int, nics: int, variant: str = "rail-only", rate: int | None = None
-) -> Iterator[LabBed]:
+def lab_bed(nodes: int, nics: int, variant: str = "rail-only",
+            rate: int | None = None) -> Iterator[LabBed]:
     """A lab, taken down at the end. rate: bits per second of each NIC, None unshaped. LabError
     says what is missing."""
-    lab = Lab.up(
-        LabSpec(nodes=nodes, nics=(nics,), rates=(rate,), name=f"gpu{os.getpid()}", variant=variant)
-    )
+    lab = Lab.up(LabSpec(nodes=nodes, nics=(nics,), rates=(rate,), name=f"gpu{os.getpid()}",
+                         variant=variant))
     with lab:
         yield LabBed(lab)
 

@@ -57,27 +57,15 @@ class Nccl:
 
         comm = ctypes.c_void_p()
         self.lib.ncclCommInitRank.argtypes = (
-            ctypes.POINTER(ctypes.c_void_p),
-            ctypes.c_int,
-            Id,
-            ctypes.c_int,
-        )
-        self.call(
-            "ncclCommInitRank", ctypes.byref(comm), world, Id.from_buffer_copy(unique_id), rank
-        )
+            ctypes.POINTER(ctypes.c_void_p), ctypes.c_int, Id, ctypes.c_int)
+        self.call("ncclCommInitRank", ctypes.byref(comm), world, Id.from_buffer_copy(unique_id),
+                  rank)
         return comm
 
     def all_reduce(self, comm: ctypes.c_void_p, src: Any, dst: Any) -> None:
-        self.call(
-            "ncclAllReduce",
-            ctypes.c_void_p(src.data_ptr()),
-            ctypes.c_void_p(dst.data_ptr()),
-            ctypes.c_size_t(src.numel()),
-            FLOAT32,
-            SUM,
-            comm,
-            ctypes.c_void_p(torch.cuda.current_stream().cuda_stream),
-        )
+        self.call("ncclAllReduce", ctypes.c_void_p(src.data_ptr()),
+                  ctypes.c_void_p(dst.data_ptr()), ctypes.c_size_t(src.numel()), FLOAT32, SUM, comm,
+                  ctypes.c_void_p(torch.cuda.current_stream().cuda_stream))
 
 
 def emit(**values: Any) -> None:
@@ -87,9 +75,8 @@ def emit(**values: Any) -> None:
 class Work:
     """One step: `depth` AllReduces, each of which adds the ranks' numbers and feeds the next."""
 
-    def __init__(
-        self, nccl: Nccl, comm: ctypes.c_void_p, opts: argparse.Namespace, rank: int, world: int
-    ) -> None:
+    def __init__(self, nccl: Nccl, comm: ctypes.c_void_p, opts: argparse.Namespace, rank: int,
+                 world: int) -> None:
         self.nccl, self.comm, self.depth = nccl, comm, max(1, opts.graph)
         count = opts.size // 4
         # Small whole numbers: sums are exact whatever the order of the ranks is.
@@ -124,9 +111,8 @@ class Work:
 
 
 def make_store(rank: int, world: int) -> Any:
-    return torch.distributed.TCPStore(
-        os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), world, rank == 0
-    )
+    return torch.distributed.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]),
+                                      world, rank == 0)
 
 
 def new_comm(nccl: Nccl, store: Any, rank: int, world: int, step: int) -> ctypes.c_void_p:
@@ -135,9 +121,8 @@ def new_comm(nccl: Nccl, store: Any, rank: int, world: int, step: int) -> ctypes
     return nccl.init(world, bytes(store.get(f"id {step}")), rank)
 
 
-def one_comm(
-    nccl: Nccl, comm: ctypes.c_void_p, opts: argparse.Namespace, rank: int, world: int, steps: range
-) -> tuple[int, str]:
+def one_comm(nccl: Nccl, comm: ctypes.c_void_p, opts: argparse.Namespace, rank: int, world: int,
+             steps: range) -> tuple[int, str]:
     """Runs these steps on a communicator and destroys it: how many numbers were wrong, and the
     digest of the last result."""
     work = Work(nccl, comm, opts, rank, world)
@@ -155,9 +140,8 @@ def one_comm(
 
 
 def main() -> int:
-    p = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    p = argparse.ArgumentParser(description=__doc__,
+                                formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("--steps", type=int, default=200)
     p.add_argument("--size", type=int, default=8 << 20, help="bytes of an AllReduce")
     p.add_argument("--graph", type=int, default=0, help="AllReduces in a CUDA graph; 0: no graph")
@@ -170,29 +154,17 @@ def main() -> int:
     nccl = Nccl(opts.nccl)
     store = make_store(rank, world)
     if rank == 0:
-        emit(
-            event="start",
-            world=world,
-            torch=str(torch.__version__),
-            graph=opts.graph,
-            nccl=nccl.version(),
-        )
+        emit(event="start", world=world, torch=str(torch.__version__), graph=opts.graph,
+             nccl=nccl.version())
     began, wrong, digest = time.monotonic(), 0, ""
     each = opts.again or opts.steps
     for first in range(0, opts.steps, each):
         comm = new_comm(nccl, store, rank, world, first)
-        bad, digest = one_comm(
-            nccl, comm, opts, rank, world, range(first, min(first + each, opts.steps))
-        )
+        bad, digest = one_comm(nccl, comm, opts, rank, world,
+                               range(first, min(first + each, opts.steps)))
         wrong += bad
-    emit(
-        event="end",
-        rank=rank,
-        steps=opts.steps,
-        losses=f"{wrong} wrong",
-        weights=digest,
-        seconds=round(time.monotonic() - began, 3),
-    )
+    emit(event="end", rank=rank, steps=opts.steps, losses=f"{wrong} wrong", weights=digest,
+         seconds=round(time.monotonic() - began, 3))
     return 1 if wrong else 0
 
 

@@ -49,9 +49,8 @@ def share_id(rank: int, world: int) -> Any:
 
 
 def main() -> int:
-    p = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    p = argparse.ArgumentParser(description=__doc__,
+                                formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("--steps", type=int, default=200)
     p.add_argument("--size", type=int, default=8 << 20, help="bytes of an AllReduce")
     p.add_argument("--backend", default="nccl")
@@ -70,23 +69,16 @@ def main() -> int:
     began, wrong = time.monotonic(), 0
     for step in range(opts.steps):
         mine = base + (step % 7) + rank
-        comm.allReduce(
-            mine.data.ptr, result.data.ptr, base.size, nccl.NCCL_FLOAT32, nccl.NCCL_SUM, stream.ptr
-        )
+        comm.allReduce(mine.data.ptr, result.data.ptr, base.size, nccl.NCCL_FLOAT32, nccl.NCCL_SUM,
+                       stream.ptr)
         want = world * (base + (step % 7)) + world * (world - 1) // 2
         bad = int((result != want).sum())  # waits for the stream
         wrong += bad
         if rank == 0:
             emit(event="step", step=step + 1, loss=f"{bad} wrong")
     digest = hashlib.sha256(cupy.asnumpy(result).tobytes()).hexdigest()
-    emit(
-        event="end",
-        rank=rank,
-        steps=opts.steps,
-        losses=f"{wrong} wrong",
-        weights=digest,
-        seconds=round(time.monotonic() - began, 3),
-    )
+    emit(event="end", rank=rank, steps=opts.steps, losses=f"{wrong} wrong", weights=digest,
+         seconds=round(time.monotonic() - began, 3))
     comm.destroy()
     return 1 if wrong else 0
 

@@ -57,12 +57,8 @@ def make_block(dim: int, heads: int) -> Any:
 def make_model(opts: argparse.Namespace) -> Any:
     torch.manual_seed(opts.seed)
     blocks = [make_block(opts.dim, opts.heads) for _ in range(opts.layers)]
-    return nn.Sequential(
-        nn.Linear(opts.dim, opts.dim),
-        *blocks,
-        nn.LayerNorm(opts.dim),
-        nn.Linear(opts.dim, opts.dim),
-    )
+    return nn.Sequential(nn.Linear(opts.dim, opts.dim), *blocks, nn.LayerNorm(opts.dim),
+                         nn.Linear(opts.dim, opts.dim))
 
 
 def weights_digest(model: Any) -> str:
@@ -82,9 +78,7 @@ def wrap(model: Any, opts: argparse.Namespace, device: Any) -> Any:
         if opts.split:  # a communicator that PyTorch splits off, since init_process_group has one
             group = torch.distributed.new_group(list(range(torch.distributed.get_world_size())))
         return nn.parallel.DistributedDataParallel(
-            model,
-            device_ids=[device.index] if device else None,
-            bucket_cap_mb=opts.bucket_mb,
+            model, device_ids=[device.index] if device else None, bucket_cap_mb=opts.bucket_mb,
             process_group=group,
         )
     if opts.parallel == "fsdp2":
@@ -95,14 +89,10 @@ def wrap(model: Any, opts: argparse.Namespace, device: Any) -> Any:
         return shard(model)
     fsdp = importlib.import_module("torch.distributed.fsdp")
     policy = importlib.import_module("torch.distributed.fsdp.wrap").ModuleWrapPolicy
-    blocks = {
-        type(part)
-        for part in model
-        if isinstance(part, nn.Module) and len(list(part.children())) > 1
-    }
-    return fsdp.FullyShardedDataParallel(
-        model, device_id=device, use_orig_params=True, auto_wrap_policy=policy(blocks)
-    )
+    blocks = {type(part) for part in model if isinstance(part, nn.Module) and len(list(
+        part.children())) > 1}
+    return fsdp.FullyShardedDataParallel(model, device_id=device, use_orig_params=True,
+                                         auto_wrap_policy=policy(blocks))
 
 
 def emit(**values: Any) -> None:
@@ -120,13 +110,8 @@ def train(opts: argparse.Namespace) -> None:
     optim = torch.optim.SGD(ddp.parameters(), lr=1e-2, momentum=0.9)
     losses = hashlib.sha256()
     if rank == 0:
-        emit(
-            event="start",
-            model_bytes=size,
-            world=world,
-            torch=str(torch.__version__),
-            nccl=list(torch.cuda.nccl.version()) if cuda else None,
-        )
+        emit(event="start", model_bytes=size, world=world, torch=str(torch.__version__),
+             nccl=list(torch.cuda.nccl.version()) if cuda else None)
     began = time.monotonic()
     for step in range(opts.steps):
         if step == opts.stall and rank == world - 1:
@@ -143,27 +128,15 @@ def train(opts: argparse.Namespace) -> None:
         if rank == 0:
             emit(event="step", step=step + 1, loss=value.hex())
         if (step + 1) % opts.report == 0:
-            emit(
-                event="report",
-                rank=rank,
-                step=step + 1,
-                losses=losses.hexdigest(),
-                weights=weights_digest(model),
-            )
-    emit(
-        event="end",
-        rank=rank,
-        steps=opts.steps,
-        losses=losses.hexdigest(),
-        weights=weights_digest(model),
-        seconds=round(time.monotonic() - began, 3),
-    )
+            emit(event="report", rank=rank, step=step + 1, losses=losses.hexdigest(),
+                 weights=weights_digest(model))
+    emit(event="end", rank=rank, steps=opts.steps, losses=losses.hexdigest(),
+         weights=weights_digest(model), seconds=round(time.monotonic() - began, 3))
 
 
 def parse_args() -> argparse.Namespace:
-    p = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    p = argparse.ArgumentParser(description=__doc__,
+                                formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("--steps", type=int, default=200)
     p.add_argument("--report", type=int, default=50, help="digests every so many steps")
     p.add_argument("--dim", type=int, default=768)
@@ -174,18 +147,10 @@ def parse_args() -> argparse.Namespace:
     p.add_argument("--bucket-mb", type=int, default=16)
     p.add_argument("--seed", type=int, default=1)
     p.add_argument("--parallel", choices=("ddp", "fsdp", "fsdp2"), default="ddp")
-    p.add_argument(
-        "--split",
-        type=int,
-        default=0,
-        help="1: DDP on a group whose communicator is split off (ncclCommSplit)",
-    )
-    p.add_argument(
-        "--deterministic",
-        type=int,
-        default=1,
-        help="0: not asked of PyTorch, which then sets NCCL_ALGO: no plans",
-    )
+    p.add_argument("--split", type=int, default=0,
+                   help="1: DDP on a group whose communicator is split off (ncclCommSplit)")
+    p.add_argument("--deterministic", type=int, default=1,
+                   help="0: not asked of PyTorch, which then sets NCCL_ALGO: no plans")
     p.add_argument("--stall", type=int, default=-1, help="the last rank stops at this step")
     p.add_argument("--limit", type=float, default=600, help="seconds an operation may take")
     p.add_argument("--backend", choices=("nccl", "gloo"), default="nccl")
@@ -202,8 +167,7 @@ def main() -> int:
     if opts.split and opts.backend == "nccl":  # connects at once; groups are split off
         more["device_id"] = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
     torch.distributed.init_process_group(
-        opts.backend, timeout=datetime.timedelta(seconds=opts.limit), **more
-    )
+        opts.backend, timeout=datetime.timedelta(seconds=opts.limit), **more)
     train(opts)
     torch.distributed.destroy_process_group()
     return 0

@@ -15,17 +15,7 @@ from typing import Any, Protocol
 
 ACTIONS = ("carrier", "admin", "silent", "silent-tx", "silent-rx", "up")
 SCENARIOS = (
-    "one",
-    "remote",
-    "admin",
-    "row",
-    "replay",
-    "two",
-    "silent",
-    "silent-tx",
-    "flap",
-    "all",
-    "tour",
+    "one", "remote", "admin", "row", "replay", "two", "silent", "silent-tx", "flap", "all", "tour",
 )
 # What lasts a while whatever the progress (flap) does not come last.
 TOUR = ("remote", "flap", "admin", "replay", "two", "silent", "silent-tx", "one")
@@ -58,10 +48,8 @@ class Target(Protocol):
     def recover(self, node: int, nic: int) -> None: ...
 
 
-_EVENT = re.compile(
-    r"(?:(?P<at>[0-9.]+)|\+(?P<ms>[0-9.]+)ms):(?P<act>[a-z-]+):n(?P<n>\d+):"
-    r"nic(?P<r>\d+)"
-)
+_EVENT = re.compile(r"(?:(?P<at>[0-9.]+)|\+(?P<ms>[0-9.]+)ms):(?P<act>[a-z-]+):n(?P<n>\d+):"
+                    r"nic(?P<r>\d+)")
 
 
 def parse_schedule(text: str) -> list[Event]:
@@ -95,10 +83,8 @@ def scenario(name: str, nics: int) -> list[Event]:
         return [Event("admin", 0, last, 0.2), Event("up", 0, last, 0.6)]
     if name == "row":
         return [
-            Event("carrier", 0, 0, 0.15),
-            Event("up", 0, 0, 0.4),
-            Event("carrier", 0, last, 0.6),
-            Event("up", 0, last, 0.85),
+            Event("carrier", 0, 0, 0.15), Event("up", 0, 0, 0.4),
+            Event("carrier", 0, last, 0.6), Event("up", 0, last, 0.85),
         ]
     if name == "replay":
         # The second failure falls into the replay of the first. With two NICs the same rail
@@ -110,10 +96,8 @@ def scenario(name: str, nics: int) -> list[Event]:
         if nics < 3:
             raise FaultError("scenario two: takes 2 NICs of one node away and so needs 3 or more")
         return [
-            Event("carrier", 0, 0, 0.15),
-            Event("carrier", 0, 1, 0.35),
-            Event("up", 0, 1, 0.6),
-            Event("up", 0, 0, 0.7),
+            Event("carrier", 0, 0, 0.15), Event("carrier", 0, 1, 0.35),
+            Event("up", 0, 1, 0.6), Event("up", 0, 0, 0.7),
         ]
     if name in ("silent", "silent-tx"):
         return [Event(name, 0, 0, 0.2), Event("up", 0, 0, 0.6)]
@@ -125,11 +109,9 @@ def scenario(name: str, nics: int) -> list[Event]:
         return pulses
     if name == "all":
         down = [Event("carrier", 0, r, 0.3 if r == 0 else None, 5) for r in range(nics)]
-        return [
-            *down,
-            Event("up", 0, last, None, 2000),
-            *(Event("up", 0, r, 0.6 if r == 0 else None, 5) for r in range(last)),
-        ]
+        return [*down, Event("up", 0, last, None, 2000), *(
+            Event("up", 0, r, 0.6 if r == 0 else None, 5) for r in range(last)
+        )]
     if name == "tour":
         return tour(nics)
     raise FaultError(f"scenario '{name}' does not exist: choose from {', '.join(SCENARIOS)}")
@@ -157,12 +139,8 @@ class Done:
 
     def to_json(self, start: float) -> dict[str, Any]:
         words = asdict(self.event)
-        return {
-            **words,
-            "t_s": round(self.began - start, 4),
-            "took_s": round(self.took_s, 4),
-            "error": self.error,
-        }
+        return {**words, "t_s": round(self.began - start, 4), "took_s": round(self.took_s, 4),
+                "error": self.error}
 
 
 class FaultThread:

@@ -47,9 +47,8 @@ def local(array: Any) -> Any:
 
 
 def main() -> int:
-    p = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    p = argparse.ArgumentParser(description=__doc__,
+                                formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("--steps", type=int, default=200)
     p.add_argument("--size", type=int, default=8 << 20, help="bytes of an AllReduce")
     p.add_argument("--backend", choices=("nccl", "gloo"), default="nccl")
@@ -62,12 +61,8 @@ def main() -> int:
     jax.distributed.initialize(where, world, rank)
     step_of = make_step(world, opts.size // 4)
     if rank == 0:
-        emit(
-            event="start",
-            world=world,
-            jax=jax.__version__,
-            devices=[str(device) for device in jax.devices()],
-        )
+        emit(event="start", world=world, jax=jax.__version__,
+             devices=[str(device) for device in jax.devices()])
     began, wrong = time.monotonic(), 0
     total: Any = None
     for step in range(opts.steps):
@@ -76,14 +71,9 @@ def main() -> int:
         wrong += bad
         if rank == 0:
             emit(event="step", step=step + 1, loss=f"{bad} wrong")
-    emit(
-        event="end",
-        rank=rank,
-        steps=opts.steps,
-        losses=f"{wrong} wrong",
-        weights=hashlib.sha256(local(total).tobytes()).hexdigest(),
-        seconds=round(time.monotonic() - began, 3),
-    )
+    emit(event="end", rank=rank, steps=opts.steps, losses=f"{wrong} wrong",
+         weights=hashlib.sha256(local(total).tobytes()).hexdigest(),
+         seconds=round(time.monotonic() - began, 3))
     jax.distributed.shutdown()
     return 1 if wrong else 0
 

@@ -217,13 +217,11 @@ class Job:
             time.sleep(0.005)
         timed_out = any(t is None for t in ended)
         wall = time.monotonic() - self._started
-        codes = [
-            p.returncode if t is not None else None for p, t in zip(self._procs, ended, strict=True)
-        ]
+        codes = [p.returncode if t is not None else None
+                 for p, t in zip(self._procs, ended, strict=True)]
         self._finish()
-        return Ended(
-            codes, self.pids, list(self._lines), self._logs(), self._started, wall, timed_out, ended
-        )
+        return Ended(codes, self.pids, list(self._lines), self._logs(), self._started, wall,
+                     timed_out, ended)
 
     def _finish(self) -> None:
         self.kill()

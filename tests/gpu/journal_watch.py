@@ -31,14 +31,8 @@ class JournalWatch:
     def __enter__(self) -> JournalWatch:
         if self._wanted:
             argv = [sys.executable, "-m", "r2ccl_ctl", "journal", "--follow", "--json"]
-            self._proc = subprocess.Popen(
-                argv,
-                cwd=transports.ROOT,
-                text=True,
-                bufsize=1,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-            )
+            self._proc = subprocess.Popen(argv, cwd=transports.ROOT, text=True, bufsize=1,
+                                          stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
             self._reader = threading.Thread(target=self._read, daemon=True)
             self._reader.start()
         return self
@@ -76,9 +70,8 @@ class JournalWatch:
         return [event for event in self._events if pids is None or event.get("pid") in pids]
 
 
-def run_watched(
-    job: Job, faults: FaultThread, timeout: float, wanted: bool
-) -> tuple[Ended, bool, JournalWatch]:
+def run_watched(job: Job, faults: FaultThread, timeout: float,
+                wanted: bool) -> tuple[Ended, bool, JournalWatch]:
     """Runs the job while NICs fail: how it ended, whether all failures were carried out, and, if
     wanted, its journals."""
     with JournalWatch(wanted) as watch:

@@ -86,30 +86,20 @@ class Watch:
         return found
 
     def end(self) -> None:
-        emit(
-            event="end",
-            rank=int(os.environ["RANK"]),
-            steps=self.done,
-            losses=self.losses.hexdigest(),
-            weights=weights_digest(self.model),
-            seconds=round(time.monotonic() - self.began, 3),
-        )
+        emit(event="end", rank=int(os.environ["RANK"]), steps=self.done,
+             losses=self.losses.hexdigest(), weights=weights_digest(self.model),
+             seconds=round(time.monotonic() - self.began, 3))
 
 
 def parse_args() -> tuple[argparse.Namespace, list[str]]:
-    p = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    p = argparse.ArgumentParser(description=__doc__,
+                                formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("--steps", type=int, default=60)
     p.add_argument("--backend", choices=("nccl",), default="nccl")
     p.add_argument("--tp", type=int, default=1, help="ranks that share every layer")
     p.add_argument("--pp", type=int, default=1, help="stages of the pipeline")
-    p.add_argument(
-        "--overlap",
-        type=int,
-        default=0,
-        help="1: gradients and weights travel while the ranks compute",
-    )
+    p.add_argument("--overlap", type=int, default=0,
+                   help="1: gradients and weights travel while the ranks compute")
     p.add_argument("--dim", type=int, default=512)
     p.add_argument("--layers", type=int, default=4)
     p.add_argument("--tokens", type=int, default=256)
@@ -121,31 +111,14 @@ def parse_args() -> tuple[argparse.Namespace, list[str]]:
 def script_args(opts: argparse.Namespace, more: list[str]) -> list[str]:
     replicas = int(os.environ["WORLD_SIZE"]) // (opts.tp * opts.pp)
     return [
-        *FIXED.split(),
-        "--train-iters",
-        str(opts.steps),
-        "--vocab-size",
-        "4096",
-        "--num-layers",
-        str(opts.layers),
-        "--hidden-size",
-        str(opts.dim),
-        "--num-attention-heads",
-        "8",
-        "--seq-length",
-        str(opts.tokens),
-        "--max-position-embeddings",
-        str(opts.tokens),
-        "--micro-batch-size",
-        str(opts.batch),
-        "--global-batch-size",
-        str(opts.batch * opts.micro * replicas),
-        "--tensor-model-parallel-size",
-        str(opts.tp),
-        "--pipeline-model-parallel-size",
-        str(opts.pp),
-        *(["--overlap-grad-reduce", "--overlap-param-gather"] if opts.overlap else []),
-        *more,
+        *FIXED.split(), "--train-iters", str(opts.steps), "--vocab-size", "4096",
+        "--num-layers", str(opts.layers), "--hidden-size", str(opts.dim),
+        "--num-attention-heads", "8", "--seq-length", str(opts.tokens),
+        "--max-position-embeddings", str(opts.tokens), "--micro-batch-size", str(opts.batch),
+        "--global-batch-size", str(opts.batch * opts.micro * replicas),
+        "--tensor-model-parallel-size", str(opts.tp),
+        "--pipeline-model-parallel-size", str(opts.pp),
+        *(["--overlap-grad-reduce", "--overlap-param-gather"] if opts.overlap else []), *more,
     ]
 
 
@@ -157,11 +130,8 @@ def main() -> int:
     opts, more = parse_args()
     spec = importlib.util.find_spec("pretrain_gpt")
     if spec is None or spec.origin is None:
-        print(
-            "megatron_lm: pretrain_gpt.py is not on PYTHONPATH: name a checkout of Megatron-LM "
-            f"there (it is '{os.environ.get('PYTHONPATH', '')}')",
-            file=sys.stderr,
-        )
+        print("megatron_lm: pretrain_gpt.py is not on PYTHONPATH: name a checkout of Megatron-LM "
+              f"there (it is '{os.environ.get('PYTHONPATH', '')}')", file=sys.stderr)
         return 2
     script = Path(spec.origin)
     root = script.parent
@@ -173,15 +143,9 @@ def main() -> int:
     watch = training.train_step = Watch(training.train_step, opts)
     if os.environ["RANK"] == "0":
         torch: Any = importlib.import_module("torch")
-        emit(
-            event="start",
-            world=int(os.environ["WORLD_SIZE"]),
-            tp=opts.tp,
-            pp=opts.pp,
-            megatron=str(importlib.import_module("megatron.core").__version__),
-            torch=str(torch.__version__),
-            nccl=list(torch.cuda.nccl.version()),
-        )
+        emit(event="start", world=int(os.environ["WORLD_SIZE"]), tp=opts.tp, pp=opts.pp,
+             megatron=str(importlib.import_module("megatron.core").__version__),
+             torch=str(torch.__version__), nccl=list(torch.cuda.nccl.version()))
     sys.argv = [str(script), *script_args(opts, more)]
     runpy.run_path(str(script), run_name="__main__")
     watch.end()

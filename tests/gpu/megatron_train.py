@@ -41,17 +41,12 @@ def core(name: str) -> Any:
 
 def make_config(opts: argparse.Namespace) -> Any:
     return core("transformer.transformer_config").TransformerConfig(
-        num_layers=opts.layers,
-        hidden_size=opts.dim,
-        num_attention_heads=opts.heads,
-        tensor_model_parallel_size=opts.tp,
-        pipeline_model_parallel_size=opts.pp,
+        num_layers=opts.layers, hidden_size=opts.dim, num_attention_heads=opts.heads,
+        tensor_model_parallel_size=opts.tp, pipeline_model_parallel_size=opts.pp,
         bf16=bool(opts.bf16),
         params_dtype=torch.bfloat16 if opts.bf16 else torch.float32,
         pipeline_dtype=torch.bfloat16 if opts.bf16 else torch.float32,
-        hidden_dropout=0.0,
-        attention_dropout=0.0,
-        deterministic_mode=True,
+        hidden_dropout=0.0, attention_dropout=0.0, deterministic_mode=True,
         finalize_model_grads_func=core("distributed.finalize_model_grads").finalize_model_grads,
     )
 
@@ -60,29 +55,21 @@ def make_model(config: Any, opts: argparse.Namespace) -> Any:
     """This rank's part of the model, its gradients in Megatron's buffers. Rotary positions: an
     embedding's backward pass sums in the order of the threads."""
     state = core("parallel_state")
-    model = (
-        core("models.gpt")
-        .GPTModel(
-            config=config,
-            transformer_layer_spec=core("models.gpt.gpt_layer_specs").get_gpt_layer_local_spec(),
-            vocab_size=opts.vocab,
-            max_sequence_length=opts.tokens,
-            pre_process=state.is_pipeline_first_stage(),
-            post_process=state.is_pipeline_last_stage(),
-            position_embedding_type="rope",
-        )
-        .to(torch.cuda.current_device())
-    )
+    model = core("models.gpt").GPTModel(
+        config=config,
+        transformer_layer_spec=core("models.gpt.gpt_layer_specs").get_gpt_layer_local_spec(),
+        vocab_size=opts.vocab, max_sequence_length=opts.tokens,
+        pre_process=state.is_pipeline_first_stage(), post_process=state.is_pipeline_last_stage(),
+        position_embedding_type="rope",
+    ).to(torch.cuda.current_device())
     if opts.bf16:
         model = core("transformer.module").Float16Module(config, model)
     parts = core("distributed")
     model = parts.DistributedDataParallel(
         config,
         parts.DistributedDataParallelConfig(
-            grad_reduce_in_fp32=True,
-            use_distributed_optimizer=True,
-            overlap_grad_reduce=bool(opts.overlap),
-            overlap_param_gather=bool(opts.overlap),
+            grad_reduce_in_fp32=True, use_distributed_optimizer=True,
+            overlap_grad_reduce=bool(opts.overlap), overlap_param_gather=bool(opts.overlap),
             bucket_size=opts.bucket,
         ),
         model,
@@ -96,14 +83,9 @@ def make_model(config: Any, opts: argparse.Namespace) -> Any:
 def make_optimizer(model: Any, opts: argparse.Namespace) -> Any:
     optimizer = core("optimizer")
     config = optimizer.OptimizerConfig(
-        optimizer="adam",
-        lr=opts.lr,
-        weight_decay=0.01,
-        clip_grad=1.0,
-        bf16=bool(opts.bf16),
+        optimizer="adam", lr=opts.lr, weight_decay=0.01, clip_grad=1.0, bf16=bool(opts.bf16),
         params_dtype=torch.bfloat16 if opts.bf16 else torch.float32,
-        use_distributed_optimizer=True,
-        overlap_param_gather=bool(opts.overlap),
+        use_distributed_optimizer=True, overlap_param_gather=bool(opts.overlap),
     )
     return optimizer.get_megatron_optimizer(config, [model], use_gloo_process_groups=False)
 
@@ -139,15 +121,9 @@ def train_step(model: Any, optim: Any, opts: argparse.Namespace, step: int) -> f
     model.zero_grad_buffer()
     optim.zero_grad()
     schedule = core("pipeline_parallel.schedules").get_forward_backward_func()
-    found = schedule(
-        forward_step_func=forward_step,
-        data_iterator=batches(opts, step),
-        model=[model],
-        num_microbatches=opts.micro,
-        seq_length=opts.tokens,
-        micro_batch_size=opts.batch,
-        forward_only=False,
-    )
+    found = schedule(forward_step_func=forward_step, data_iterator=batches(opts, step),
+                     model=[model], num_microbatches=opts.micro, seq_length=opts.tokens,
+                     micro_batch_size=opts.batch, forward_only=False)
     done, _norm, _zeros = optim.step()
     if not done:
         raise RuntimeError(f"step {step + 1}: the optimizer found gradients that are not finite")
@@ -186,17 +162,10 @@ def train(opts: argparse.Namespace, version: str) -> None:
     optim = make_optimizer(model, opts)
     digest = functools.partial(weights_digest, model, bool(opts.overlap))
     if rank == 0:
-        emit(
-            event="start",
-            world=world,
-            tp=opts.tp,
-            pp=opts.pp,
-            dp=world // (opts.tp * opts.pp),
-            model_bytes=sum(p.numel() * p.element_size() for p in model.parameters()),
-            megatron=version,
-            torch=str(torch.__version__),
-            nccl=list(torch.cuda.nccl.version()),
-        )
+        emit(event="start", world=world, tp=opts.tp, pp=opts.pp, dp=world // (opts.tp * opts.pp),
+             model_bytes=sum(p.numel() * p.element_size() for p in model.parameters()),
+             megatron=version, torch=str(torch.__version__),
+             nccl=list(torch.cuda.nccl.version()))
     losses = hashlib.sha256()
     began = time.monotonic()
     for step in range(opts.steps):
@@ -205,38 +174,21 @@ def train(opts: argparse.Namespace, version: str) -> None:
         if rank == 0:
             emit(event="step", step=step + 1, loss=loss.hex())
         if (step + 1) % opts.report == 0:
-            emit(
-                event="report",
-                rank=rank,
-                step=step + 1,
-                losses=losses.hexdigest(),
-                weights=digest(),
-            )
-    emit(
-        event="end",
-        rank=rank,
-        steps=opts.steps,
-        losses=losses.hexdigest(),
-        weights=digest(),
-        last_loss=loss,
-        seconds=round(time.monotonic() - began, 3),
-    )
+            emit(event="report", rank=rank, step=step + 1, losses=losses.hexdigest(),
+                 weights=digest())
+    emit(event="end", rank=rank, steps=opts.steps, losses=losses.hexdigest(), weights=digest(),
+         last_loss=loss, seconds=round(time.monotonic() - began, 3))
 
 
 def parse_args() -> argparse.Namespace:
-    p = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    p = argparse.ArgumentParser(description=__doc__,
+                                formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("--steps", type=int, default=80)
     p.add_argument("--report", type=int, default=20, help="digests every so many steps")
     p.add_argument("--tp", type=int, default=1, help="ranks that share every layer")
     p.add_argument("--pp", type=int, default=1, help="stages of the pipeline")
-    p.add_argument(
-        "--overlap",
-        type=int,
-        default=0,
-        help="1: gradients and weights travel while the ranks compute",
-    )
+    p.add_argument("--overlap", type=int, default=0,
+                   help="1: gradients and weights travel while the ranks compute")
     p.add_argument("--bf16", type=int, default=1, help="0: everything in float32")
     p.add_argument("--dim", type=int, default=512)
     p.add_argument("--heads", type=int, default=8)
@@ -245,9 +197,8 @@ def parse_args() -> argparse.Namespace:
     p.add_argument("--tokens", type=int, default=256)
     p.add_argument("--batch", type=int, default=4, help="sequences in a micro-batch")
     p.add_argument("--micro", type=int, default=2, help="micro-batches in a step")
-    p.add_argument(
-        "--bucket", type=int, default=2_000_000, help="parameters in a bucket of gradients"
-    )
+    p.add_argument("--bucket", type=int, default=2_000_000,
+                   help="parameters in a bucket of gradients")
     p.add_argument("--lr", type=float, default=1e-3)
     p.add_argument("--seed", type=int, default=1)
     p.add_argument("--limit", type=float, default=600, help="seconds an operation may take")
@@ -263,31 +214,22 @@ def main() -> int:
         torch = importlib.import_module("torch")
         version = str(importlib.import_module("megatron.core").__version__)
     except ModuleNotFoundError as err:
-        print(
-            f"megatron_train: {err}: install torch, and megatron-core (0.16.1 was tried)",
-            file=sys.stderr,
-        )
+        print(f"megatron_train: {err}: install torch, and megatron-core (0.16.1 was tried)",
+              file=sys.stderr)
         return 2
     world = int(os.environ["WORLD_SIZE"])
     if world % (opts.tp * opts.pp):
-        print(
-            f"megatron_train: --tp {opts.tp} times --pp {opts.pp} does not divide the {world} "
-            "ranks",
-            file=sys.stderr,
-        )
+        print(f"megatron_train: --tp {opts.tp} times --pp {opts.pp} does not divide the {world} "
+              "ranks", file=sys.stderr)
         return 2
     torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
     torch.use_deterministic_algorithms(True)
     torch.manual_seed(opts.seed)
     torch.distributed.init_process_group(
-        opts.backend, timeout=datetime.timedelta(seconds=opts.limit)
-    )
+        opts.backend, timeout=datetime.timedelta(seconds=opts.limit))
     core("parallel_state").initialize_model_parallel(
-        opts.tp,
-        opts.pp,
-        create_gloo_process_groups=False,
-        distributed_timeout_minutes=max(1, int(opts.limit / 60)),
-    )
+        opts.tp, opts.pp, create_gloo_process_groups=False,
+        distributed_timeout_minutes=max(1, int(opts.limit / 60)))
     core("tensor_parallel").model_parallel_cuda_manual_seed(opts.seed)
     train(opts, version)
     core("parallel_state").destroy_model_parallel()

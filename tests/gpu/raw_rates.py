@@ -39,32 +39,22 @@ class Raw:
 def middle(found: Sequence[Raw]) -> Raw:
     """The medians of several measurements."""
     nics = zip(*(one.single for one in found), strict=True)
-    return Raw(
-        tuple(statistics.median(rates) for rates in nics),
-        statistics.median(one.both for one in found),
-    )
+    return Raw(tuple(statistics.median(rates) for rates in nics),
+               statistics.median(one.both for one in found))
 
 
 class _Pair:
     """Traffic of some NICs from one node to another."""
 
-    def __init__(
-        self, bed: LabBed, tool: Path, sender: int, nics: Sequence[int], amounts: Sequence[str]
-    ) -> None:
+    def __init__(self, bed: LabBed, tool: Path, sender: int, nics: Sequence[int],
+                 amounts: Sequence[str]) -> None:
         at = f"{bed.lab.address(f'n{1 - sender}', bed.oob)}:{next(_ports)}"
 
         def side(node: int, *argv: str) -> subprocess.Popen[str]:
-            own = [
-                word
-                for nic in nics
-                for word in ("--nic", f"{bed.lab.address(f'n{node}', f'nic{nic}')}%nic{nic}")
-            ]
-            return subprocess.Popen(
-                bed.command(node, [str(tool), *argv, *own]),
-                text=True,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-            )
+            own = [word for nic in nics for word in
+                   ("--nic", f"{bed.lab.address(f'n{node}', f'nic{nic}')}%nic{nic}")]
+            return subprocess.Popen(bed.command(node, [str(tool), *argv, *own]), text=True,
+                                    stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
 
         self._procs = [side(1 - sender, "--listen", at), side(sender, "--dial", at, *amounts)]
 
@@ -91,14 +81,8 @@ def measure(bed: LabBed, tool: Path, rate: int) -> Raw:
     wanted = max(rate / 8 * SECONDS, 2 * tbf_burst(rate) / CREDIT_SHARE)
 
     def amounts(nics: int) -> list[str]:
-        return [
-            "--bytes",
-            str(int(wanted * nics)),
-            "--iters",
-            str(ITERS),
-            "--warmup",
-            str(int(rate / 8 * WARMUP_S * nics)),
-        ]
+        return ["--bytes", str(int(wanted * nics)), "--iters", str(ITERS),
+                "--warmup", str(int(rate / 8 * WARMUP_S * nics))]
 
     single = [_Pair(bed, tool, 0, [nic], amounts(1)).rate() for nic in range(bed.nics)]
     everything = range(bed.nics)

@@ -66,14 +66,10 @@ class Setup:
         ours = {"R2CCL_PLAN": "auto"} if plan else {"R2CCL_PLAN": "off", "NCCL_ALGO": "Ring"}
         if plan and self.opts.direct:
             ours = {"R2CCL_PLAN": "off", "R2CCL_ALLREDUCE": "direct"}
-        env = transports.transport_env(
-            transports.parse_variant("preload"), self.bed.nic_prefix, self.bed.oob
-        )
-        place = (
-            transports.ROOT / "build" / "hostnccl"
-            if self.opts.standin
-            else (transports.find_nccl())
-        )
+        env = transports.transport_env(transports.parse_variant("preload"), self.bed.nic_prefix,
+                                       self.bed.oob)
+        place = transports.ROOT / "build" / "hostnccl" if self.opts.standin else (
+            transports.find_nccl())
         env["LD_LIBRARY_PATH"] = transports.library_path(place)
         if self.opts.standin:
             env |= {"HOSTNCCL_HARSH": "off", "NCCL_PROTO": "Simple"}
@@ -110,25 +106,9 @@ class Running:
     def __init__(self, setup: Setup, plan: bool, folder: Path) -> None:
         opts = setup.opts
         self.timeline, self.until = folder / "timeline", folder / "until"
-        argv = [
-            str(transports.ROOT / "build" / "r2ccl_perf"),
-            "--op",
-            "all_reduce",
-            "-b",
-            opts.min,
-            "-e",
-            opts.max,
-            "-f",
-            str(opts.factor),
-            "--duration",
-            "3600",
-            "--until",
-            str(self.until),
-            "--timeline",
-            str(self.timeline),
-            "--timeout",
-            "60",
-        ]
+        argv = [str(transports.ROOT / "build" / "r2ccl_perf"), "--op", "all_reduce",
+                "-b", opts.min, "-e", opts.max, "-f", str(opts.factor), "--duration", "3600",
+                "--until", str(self.until), "--timeline", str(self.timeline), "--timeout", "60"]
         self.job = Job(setup.bed, setup.shape, argv, setup.env(plan))
         self._ends = setup.ends
         self.ended: Ended | None = None
@@ -165,7 +145,6 @@ class Running:
 
     def cycles(self, since: float, count: int, sizes: int) -> dict[int, list[float]]:
         """`count` operations of each size that began after `since`, the first two left out."""
-
         def times() -> dict[int, list[float]]:
             return allreduce_figures.by_size(self.windows(), since, SETTLE_WINDOWS)
 
@@ -255,13 +234,11 @@ def plan_job(setup: Setup, order: Sequence[State], found: Found) -> None:
                 if setup.opts.direct and ended != {change.plan}:
                     found.problems.append(
                         f"{state.name}: '{change.plan}' did not stay: {ended}, "
-                        f"{ ({c.cause for c in run.comms()}) }"
-                    )
+                        f"{({c.cause for c in run.comms()})}")
                 if change.taken:
                     before = found.rings.get(state.name, {})
                     change.stall = allreduce_figures.stalls(
-                        run.windows(), change, usual(before), usual(times)
-                    )
+                        run.windows(), change, usual(before), usual(times))
                     found.changes.append(change)
                 say(f"  plans, {state.name}: {change.plan or 'stock'}; {words(times)}")
         finally:
@@ -273,9 +250,8 @@ def usual(times: dict[int, list[float]]) -> dict[int, float]:
 
 
 def words(times: dict[int, list[float]]) -> str:
-    return ", ".join(
-        f"{size >> 20} MiB {statistics.median(v) * 1e3:.0f} ms" for size, v in sorted(times.items())
-    )
+    return ", ".join(f"{size >> 20} MiB {statistics.median(v) * 1e3:.0f} ms"
+                     for size, v in sorted(times.items()))
 
 
 def watched_change(setup: Setup, run: Running, lost: dict[int, int], state: State) -> Change:
@@ -321,10 +297,8 @@ def measure_raw(setup: Setup, found: Found) -> None:
         say(f"  raw TCP: not measured: {err}")
         return
     found.raw.append(raw)
-    say(
-        f"  raw TCP: {', '.join(gbits(rate) for rate in raw.single)} of single NICs, "
-        f"{gbits(raw.both)} of a node each way at once"
-    )
+    say(f"  raw TCP: {', '.join(gbits(rate) for rate in raw.single)} of single NICs, "
+        f"{gbits(raw.both)} of a node each way at once")
 
 
 def gbits(rate: float) -> str:
@@ -353,9 +327,8 @@ def words_list(text: str) -> list[str]:
 
 
 def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
-    p = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    p = argparse.ArgumentParser(description=__doc__,
+                                formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("--nodes", type=int, default=4)
     p.add_argument("--nics", type=int, default=2, help="NICs per node")
     p.add_argument("--rate", default="4gbit", help="of each NIC")
@@ -364,16 +337,13 @@ def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
     p.add_argument("--factor", type=int, default=2, help="between sizes")
     p.add_argument("--cycles", type=int, default=3, help="operations of each size and state")
     p.add_argument("--turns", type=int, default=2)
-    p.add_argument(
-        "--states",
-        type=words_list,
-        default=["healthy", "half", "two"],
-        help="of healthy,one,half,two,three, in this order within a job",
-    )
+    p.add_argument("--states", type=words_list, default=["healthy", "half", "two"],
+                   help="of healthy,one,half,two,three, in this order within a job")
     p.add_argument("--patience", type=float, default=40.0, help="seconds for a plan to come")
     p.add_argument("--budget", type=float, default=240.0, help="seconds for everything")
     p.add_argument("--standin", action="store_true", help="the stand-in for NCCL, without GPUs")
-    p.add_argument("--direct", action="store_true", help="R2CCL_ALLREDUCE=direct in place of plans")
+    p.add_argument("--direct", action="store_true",
+                   help="R2CCL_ALLREDUCE=direct in place of plans")
     p.add_argument("--env", action="append", default=[], metavar="KEY=VALUE")
     p.add_argument("--json", default=None, metavar="FILE")
     opts = p.parse_args(argv)
@@ -399,19 +369,11 @@ def report(opts: argparse.Namespace, rate: int, found: Found) -> dict[str, Any]:
     for problem in found.problems:
         say(f"PROBLEM: {problem}")
     return {
-        "schema": 1,
-        "nodes": opts.nodes,
-        "nics": opts.nics,
-        "rate": rate,
-        "rows": rows,
+        "schema": 1, "nodes": opts.nodes, "nics": opts.nics, "rate": rate, "rows": rows,
         "raw": raw.to_json() if raw else None,
-        "changes": changes,
-        "operations": found.operations,
-        "wrong": found.wrong,
-        "problems": found.problems,
-        "cores": len(os.sched_getaffinity(0)),
-        "standin": opts.standin,
-        "gpus": 0 if opts.standin else gpu_count(),
+        "changes": changes, "operations": found.operations, "wrong": found.wrong,
+        "problems": found.problems, "cores": len(os.sched_getaffinity(0)),
+        "standin": opts.standin, "gpus": 0 if opts.standin else gpu_count(),
     }
 
 
@@ -428,7 +390,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         if not opts.standin and gpus == 0:
             raise RunError("no NVIDIA GPU on this machine (no /dev/nvidia0): use --standin")
         with lab_bed(opts.nodes, opts.nics, rate=rate) as bed:
-            turns(Setup(bed, shape_for(opts.nodes, 1, gpus), opts, begun + opts.budget - 10), found)
+            turns(Setup(bed, shape_for(opts.nodes, 1, gpus), opts, begun + opts.budget - 10),
+                  found)
     except (RunError, transports.TransportError, LabError, ValueError) as err:
         print(f"run_allreduce: {err}", file=sys.stderr)
         return 2

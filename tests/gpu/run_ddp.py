@@ -37,23 +37,13 @@ from journal_watch import run_watched
 from run_nccl_tests import end_on_term, say, words
 
 HERE = Path(__file__).resolve().parent
-PROGRAMS = (
-    "ddp_train.py",
-    "megatron_train.py",
-    "megatron_lm.py",
-    "ctypes_app.py",
-    "cupy_app.py",
-    "jax_app.py",
-    "vllm_app.py",
-    "vllm_serve.py",
-)
+PROGRAMS = ("ddp_train.py", "megatron_train.py", "megatron_lm.py", "ctypes_app.py", "cupy_app.py",
+            "jax_app.py", "vllm_app.py", "vllm_serve.py")
 OPEN_NCCL = PROGRAMS[3:]  # by its name
 OWN_PROCESSES = ("vllm_serve.py",)  # programs whose ranks leave NCCL to processes that they start
 # One torchrun per rank, each a node of its own: it starts one worker, and gives it the variables.
-TORCHRUN = (
-    'exec "$0" -m torch.distributed.run --nnodes="$WORLD_SIZE" --node-rank="$RANK" '
-    '--nproc-per-node=1 --master-addr="$MASTER_ADDR" --master-port="$MASTER_PORT" "$@"'
-)
+TORCHRUN = ('exec "$0" -m torch.distributed.run --nnodes="$WORLD_SIZE" --node-rank="$RANK" '
+            '--nproc-per-node=1 --master-addr="$MASTER_ADDR" --master-port="$MASTER_PORT" "$@"')
 
 
 @dataclass
@@ -74,12 +64,8 @@ class Setup:
         """Whether the processes that are started here are those whose journals count."""
         return not self.torchrun and self.program.name not in OWN_PROCESSES
 
-    def job(
-        self,
-        variant: transports.Variant,
-        steps: int,
-        on_line: Callable[[float, str], None] | None = None,
-    ) -> Job:
+    def job(self, variant: transports.Variant, steps: int,
+            on_line: Callable[[float, str], None] | None = None) -> Job:
         env = {"PYTHONUNBUFFERED": "1", "OMP_NUM_THREADS": "1"}
         if self.backend == "nccl":
             env |= transports.transport_env(variant, self.bed.nic_prefix, self.bed.oob)
@@ -88,14 +74,8 @@ class Setup:
                 env["LD_LIBRARY_PATH"] = transports.library_path(transports.find_nccl())
         else:
             env["GLOO_SOCKET_IFNAME"] = self.bed.oob
-        argv = [
-            str(self.program),
-            "--steps",
-            str(steps),
-            "--backend",
-            self.backend,
-            *self.train_args,
-        ]
+        argv = [str(self.program), "--steps", str(steps), "--backend", self.backend,
+                *self.train_args]
         argv = ["sh", "-c", TORCHRUN, self.python, *argv] if self.torchrun else [self.python, *argv]
         return Job(self.bed, self.shape, argv, env | self.extra_env, on_line)
 
@@ -160,9 +140,8 @@ def read_curve(ended: Ended) -> Curve:
     return curve
 
 
-def one_run(
-    setup: Setup, variant: transports.Variant, label: str, events: Sequence[Event] = ()
-) -> tuple[dict[str, Any], Curve]:
+def one_run(setup: Setup, variant: transports.Variant, label: str,
+            events: Sequence[Event] = ()) -> tuple[dict[str, Any], Curve]:
     """One training run; with events, NICs fail in its middle."""
     thread = FaultThread(setup.bed, events)
 
@@ -179,23 +158,15 @@ def one_run(
     gaps = [round(largest_gap(steps, d.began, d.began + 1.0) * 1000, 1) for d in thread.done]
     good = ended.ok and complete and len(curve.losses) == setup.steps
     result: dict[str, Any] = {
-        "label": label,
-        "variant": variant.name,
-        "ok": good,
-        "steps": len(curve.losses),
-        "events": [d.to_json(ended.started) for d in thread.done],
-        "events_complete": complete,
-        "step_gap_ms": gaps,
-        "train_s": curve.seconds,
-        **ended.summary(),
+        "label": label, "variant": variant.name, "ok": good, "steps": len(curve.losses),
+        "events": [d.to_json(ended.started) for d in thread.done], "events_complete": complete,
+        "step_gap_ms": gaps, "train_s": curve.seconds, **ended.summary(),
     }
     if ours:
         result["journal"] = watch.of(ended.pids if setup.ranks_call_nccl else None)
-    say(
-        f"ddp {label}: {'ok' if good else 'FAILED'} {len(curve.losses)}/{setup.steps} steps, "
+    say(f"ddp {label}: {'ok' if good else 'FAILED'} {len(curve.losses)}/{setup.steps} steps, "
         f"codes {ended.codes}, events {len(thread.done)}/{len(events)}, gaps_ms {gaps}, "
-        f"train {curve.seconds} s, in {ended.wall_s:.1f} s"
-    )
+        f"train {curve.seconds} s, in {ended.wall_s:.1f} s")
     if not good:
         say(ended.tail())
     return result, curve
@@ -225,10 +196,8 @@ def exact(setup: Setup, opts: argparse.Namespace) -> dict[str, Any]:
             run, curve = one_run(setup, variant, f"{name} {text}", events)
             run["differences"] = truth.differences(curve)
             run["ok"] = run["ok"] and not run["differences"]
-            say(
-                f"ddp {name} {text}: "
-                f"{'bit-identical' if not run['differences'] else run['differences']}"
-            )
+            say(f"ddp {name} {text}: "
+                f"{'bit-identical' if not run['differences'] else run['differences']}")
             runs.append(run)
     return {"ok": bool(runs) and all(r["ok"] for r in runs), "runs": runs}
 
@@ -255,9 +224,8 @@ def kill(setup: Setup, opts: argparse.Namespace) -> dict[str, Any]:
         killed = job.kill_rank(setup.shape.world - 1)
         told: list[float | None] = [None] * (setup.shape.world - 1)
 
-        def all_told(
-            job: Job = job, told: list[float | None] = told, killed: float = killed
-        ) -> bool:
+        def all_told(job: Job = job, told: list[float | None] = told,
+                     killed: float = killed) -> bool:
             for rank, when in enumerate(told):
                 if when is None and job.wrote(rank, b"ncclRemoteError"):
                     told[rank] = round(time.monotonic() - killed, 3)
@@ -266,10 +234,8 @@ def kill(setup: Setup, opts: argparse.Namespace) -> dict[str, Any]:
         ended = job.wait(opts.within + 5, all_told)
         good = ready and all(t is not None and t <= opts.within for t in told)
         runs.append({"variant": name, "ok": good, "others_told_after_s": told, **ended.summary()})
-        say(
-            f"ddp kill {name}: {'ok' if good else 'FAILED'}: the other ranks were told "
-            f"{told} s after, codes {ended.codes}"
-        )
+        say(f"ddp kill {name}: {'ok' if good else 'FAILED'}: the other ranks were told "
+            f"{told} s after, codes {ended.codes}")
         if not good:
             say(ended.tail())
     return {"ok": all(r["ok"] for r in runs), "runs": runs}
@@ -279,11 +245,8 @@ def stall(setup: Setup, opts: argparse.Namespace) -> dict[str, Any]:
     """The last rank stops calling NCCL: PyTorch's watchdog must abort the others' communicators and
     end them, as it does without R2CCL. Give --train limit=SECONDS, the process group's time-out.
     PyTorch writes dumps first and waits a minute for them: that is switched off and shortened."""
-    setup.extra_env = {
-        "TORCH_NCCL_DUMP_ON_TIMEOUT": "0",
-        "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",
-        "TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC": "500",
-    } | setup.extra_env
+    setup.extra_env = {"TORCH_NCCL_DUMP_ON_TIMEOUT": "0", "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",
+                       "TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC": "500"} | setup.extra_env
     runs = []
     for name in opts.variants:
         job = setup.job(transports.parse_variant(name), 10**6)
@@ -298,10 +261,8 @@ def stall(setup: Setup, opts: argparse.Namespace) -> dict[str, Any]:
         took = [None if t is None else round(t - began, 1) for t in ended.ended_at[:-1]]
         good = ready and all(code not in (None, 0) for code in ended.codes[:-1])
         runs.append({"variant": name, "ok": good, "others_ended_after_s": took, **ended.summary()})
-        say(
-            f"ddp stall {name}: {'ok' if good else 'FAILED'}: the other ranks ended after {took} s "
-            f"with codes {ended.codes[:-1]}"
-        )
+        say(f"ddp stall {name}: {'ok' if good else 'FAILED'}: the other ranks ended after {took} s "
+            f"with codes {ended.codes[:-1]}")
         if not good:
             say(ended.tail())
     return {"ok": all(r["ok"] for r in runs), "runs": runs}
@@ -325,90 +286,49 @@ def hang(setup: Setup, opts: argparse.Namespace) -> dict[str, Any]:
             verdict = "went on"
         else:
             verdict = "hung" if ended.timed_out else "ended with an error"
-        runs.append(
-            {
-                "variant": name,
-                "ok": ready and not later,
-                "verdict": verdict,
-                "watched_s": opts.watch,
-                "steps_later_than_1s": len(later),
-                **ended.summary(),
-            }
-        )
-        say(
-            f"ddp hang {name}: {verdict} (watched {opts.watch:g} s after n0's last NIC lost its "
-            f"carrier; codes {ended.codes})"
-        )
+        runs.append({"variant": name, "ok": ready and not later, "verdict": verdict,
+                     "watched_s": opts.watch, "steps_later_than_1s": len(later),
+                     **ended.summary()})
+        say(f"ddp hang {name}: {verdict} (watched {opts.watch:g} s after n0's last NIC lost its "
+            f"carrier; codes {ended.codes})")
         if not ready:
             say(ended.tail())
     return {"ok": all(r["ok"] for r in runs), "runs": runs}
 
 
 COMMANDS: dict[str, Callable[[Setup, argparse.Namespace], dict[str, Any]]] = {
-    "exact": exact,
-    "kill": kill,
-    "hang": hang,
-    "stall": stall,
+    "exact": exact, "kill": kill, "hang": hang, "stall": stall,
 }
 
 
 def parser() -> argparse.ArgumentParser:
-    p = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    p = argparse.ArgumentParser(description=__doc__,
+                                formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("command", choices=sorted(COMMANDS))
-    p.add_argument(
-        "--variants",
-        type=words,
-        default=["r2ccl"],
-        help=f"of {','.join(transports.VARIANTS)}, or NAME=BASE:KEY=VALUE",
-    )
-    p.add_argument(
-        "--scenarios",
-        type=words,
-        default=["one", "row", "replay", "silent"],
-        help=f"of {','.join(SCENARIOS)}, or events AT:ACTION:nX:nicY,...",
-    )
+    p.add_argument("--variants", type=words, default=["r2ccl"],
+                   help=f"of {','.join(transports.VARIANTS)}, or NAME=BASE:KEY=VALUE")
+    p.add_argument("--scenarios", type=words, default=["one", "row", "replay", "silent"],
+                   help=f"of {','.join(SCENARIOS)}, or events AT:ACTION:nX:nicY,...")
     p.add_argument("--nodes", type=int, default=2)
     p.add_argument("--nics", type=int, default=2)
     p.add_argument("--ranks-per-node", type=int, default=0, help="default: GPUs / nodes")
     p.add_argument("--lab-variant", default="rail-only")
     p.add_argument("--steps", type=int, default=200)
-    p.add_argument(
-        "--baselines",
-        type=int,
-        choices=(1, 2),
-        default=2,
-        help="exact: runs without failures; 1 where a program is known to repeat itself",
-    )
+    p.add_argument("--baselines", type=int, choices=(1, 2), default=2,
+                   help="exact: runs without failures; 1 where a program is known to repeat itself")
     p.add_argument("--timeout", type=float, default=120.0, help="seconds for one run")
     p.add_argument("--within", type=float, default=5.0, help="kill: seconds for the others")
     p.add_argument("--watch", type=float, default=60.0, help="hang, stall: seconds to watch")
-    p.add_argument(
-        "--backend",
-        choices=("nccl", "gloo"),
-        default="nccl",
-        help="gloo on CPUs only tries the scripts themselves",
-    )
-    p.add_argument(
-        "--python",
-        default=os.environ.get("GPU_PYTHON", sys.executable),
-        help="the interpreter that has PyTorch",
-    )
+    p.add_argument("--backend", choices=("nccl", "gloo"), default="nccl",
+                   help="gloo on CPUs only tries the scripts themselves")
+    p.add_argument("--python", default=os.environ.get("GPU_PYTHON", sys.executable),
+                   help="the interpreter that has PyTorch")
     p.add_argument("--program", choices=PROGRAMS, default=PROGRAMS[0])
-    p.add_argument(
-        "--torchrun",
-        action="store_true",
-        help="start each rank by a torchrun of its own (one rank per node)",
-    )
+    p.add_argument("--torchrun", action="store_true",
+                   help="start each rank by a torchrun of its own (one rank per node)")
     p.add_argument("--env", action="append", default=[], metavar="KEY=VALUE")
-    p.add_argument(
-        "--train",
-        action="append",
-        default=[],
-        metavar="OPTION=VALUE",
-        help="an option of the program, such as layers=2",
-    )
+    p.add_argument("--train", action="append", default=[], metavar="OPTION=VALUE",
+                   help="an option of the program, such as layers=2")
     p.add_argument("--json", default=None, metavar="FILE")
     return p
 
@@ -432,31 +352,16 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise ValueError("no NVIDIA GPU on this machine (no /dev/nvidia0)")
         per_node = opts.ranks_per_node or max(1, gpus // opts.nodes)
         with lab_bed(opts.nodes, opts.nics, opts.lab_variant) as bed:
-            setup = Setup(
-                bed,
-                shape_for(opts.nodes, per_node, gpus),
-                opts.python,
-                opts.backend,
-                opts.steps,
-                opts.timeout,
-                train_args(opts.train),
-                dict(pair.split("=", 1) for pair in opts.env),
-                HERE / opts.program,
-                opts.torchrun,
-            )
+            setup = Setup(bed, shape_for(opts.nodes, per_node, gpus), opts.python, opts.backend,
+                          opts.steps, opts.timeout, train_args(opts.train),
+                          dict(pair.split("=", 1) for pair in opts.env),
+                          HERE / opts.program, opts.torchrun)
             result = COMMANDS[opts.command](setup, opts)
     except (FaultError, transports.TransportError, LabError, ValueError) as err:
         print(f"run_ddp: {err}", file=sys.stderr)
         return 2
-    result |= {
-        "schema": 1,
-        "command": opts.command,
-        "nodes": opts.nodes,
-        "nics": opts.nics,
-        "gpus": gpus,
-        "ranks_per_node": per_node,
-        "steps": opts.steps,
-    }
+    result |= {"schema": 1, "command": opts.command, "nodes": opts.nodes, "nics": opts.nics,
+               "gpus": gpus, "ranks_per_node": per_node, "steps": opts.steps}
     if opts.json:
         Path(opts.json).write_text(json.dumps(result, indent=1) + "\n")
     say(f"run_ddp {opts.command}: {'ok' if result['ok'] else 'FAILED'}")

@@ -40,17 +40,8 @@ from r2ccl_ctl.errors import R2Error
 Event = dict[str, Any]
 NODES = 3
 # What a failure, or the suspicion of one, leaves in a journal.
-TROUBLE = (
-    "path-down",
-    "path-suspect",
-    "nic-down",
-    "nic-suspect",
-    "replay",
-    "no-path",
-    "peer-suspect",
-    "peer-gone",
-    "connection-failed",
-)
+TROUBLE = ("path-down", "path-suspect", "nic-down", "nic-suspect", "replay", "no-path",
+           "peer-suspect", "peer-gone", "connection-failed")
 WITHIN_S = 5.0  # until a journal says what a step expects
 BACK = 1.6  # times that, until all is as it was
 CALM_S = 1.0  # between steps
@@ -99,12 +90,8 @@ class Passed:
 
 
 def quiet(seen: list[list[Event]]) -> str:
-    found = [
-        f"{e['event']} {e.get('nic', '')}: {e.get('cause', '')}"
-        for events in seen
-        for e in events
-        if e["event"] in TROUBLE
-    ]
+    found = [f"{e['event']} {e.get('nic', '')}: {e.get('cause', '')}"
+             for events in seen for e in events if e["event"] in TROUBLE]
     return f"took something for a failure: {found[:3]}" if found else ""
 
 
@@ -124,19 +111,16 @@ def verdict(local: str, remote: str) -> Callable[[list[list[Event]]], str]:
     return judge
 
 
-def said(
-    event: str, nic: str, cause: str = "", calm: Sequence[str] = ()
-) -> Callable[[list[list[Event]]], str]:
+def said(event: str, nic: str, cause: str = "",
+         calm: Sequence[str] = ()) -> Callable[[list[list[Event]]], str]:
     """Node 0 has such an event of that NIC whose cause has that word, and nobody one of `calm`."""
 
     def judge(seen: list[list[Event]]) -> str:
         loud = [e["event"] for events in seen for e in events if e["event"] in calm]
         if loud:
             return f"{loud[0]} although nothing failed"
-        if any(
-            e["event"] == event and e.get("nic") == nic and cause in e.get("cause", "")
-            for e in seen[0]
-        ):
+        if any(e["event"] == event and e.get("nic") == nic and cause in e.get("cause", "")
+               for e in seen[0]):
             return ""
         return f"no event '{event}' of {nic} {cause}"
 
@@ -159,45 +143,24 @@ def busy_cores() -> Iterator[None]:
 
 def busy_step() -> Step:
     stack = contextlib.ExitStack()
-    return Step(
-        "cores-busy",
-        lambda _: stack.enter_context(busy_cores()),
-        lambda _: stack.close(),
-        quiet,
-        hold=4.0,
-    )
+    return Step("cores-busy", lambda _: stack.enter_context(busy_cores()), lambda _: stack.close(),
+                quiet, hold=4.0)
 
 
 def stop_step(node: int, seconds: float) -> Step:
-    return Step(
-        f"stopped-rank-{node}",
-        lambda run: os.kill(run.pids[node], signal.SIGSTOP),
-        lambda run: os.kill(run.pids[node], signal.SIGCONT),
-        quiet,
-        hold=seconds,
-    )
+    return Step(f"stopped-rank-{node}", lambda run: os.kill(run.pids[node], signal.SIGSTOP),
+                lambda run: os.kill(run.pids[node], signal.SIGCONT), quiet, hold=seconds)
 
 
-def told(
-    name: str,
-    command: Command,
-    undo: Command,
-    expect: Callable[[list[list[Event]]], str],
-    back: str = "",
-) -> Step:
-    return Step(
-        name, lambda run: run.tell(0, command), lambda run: run.tell(0, undo), expect, back=back
-    )
+def told(name: str, command: Command, undo: Command, expect: Callable[[list[list[Event]]], str],
+         back: str = "") -> Step:
+    return Step(name, lambda run: run.tell(0, command), lambda run: run.tell(0, undo), expect,
+                back=back)
 
 
 def link(nic: int, kind: str) -> Step:
-    return Step(
-        kind,
-        lambda run: run.bed.fail(0, nic, kind),
-        lambda run: run.bed.recover(0, nic),
-        verdict("local NIC", "remote NIC"),
-        back="nic-up",
-    )
+    return Step(kind, lambda run: run.bed.fail(0, nic, kind), lambda run: run.bed.recover(0, nic),
+                verdict("local NIC", "remote NIC"), back="nic-up")
 
 
 def cut(nic: int) -> Step:
@@ -205,21 +168,15 @@ def cut(nic: int) -> Step:
         run.bed.lab.cut_pair("n0", "n1", f"nic{nic}", cut=away)
 
     def judge(seen: list[list[Event]]) -> str:
-        causes = [
-            e.get("cause", "") for events in seen[:2] for e in events if e["event"] == "verdict"
-        ]
+        causes = [e.get("cause", "") for events in seen[:2] for e in events
+                  if e["event"] == "verdict"]
         if not causes:
             return "no verdict"
         bad = [c for c in causes if not c.startswith(("link or switch", "transient"))]
         return f"says {bad}, not 'link or switch between'" if bad else ""
 
-    return Step(
-        "pair-cut",
-        lambda run: between(run, True),
-        lambda run: between(run, False),
-        judge,
-        back="path-up",
-    )
+    return Step("pair-cut", lambda run: between(run, True), lambda run: between(run, False), judge,
+                back="path-up")
 
 
 def steps(nics: int) -> list[Step]:
@@ -231,30 +188,14 @@ def steps(nics: int) -> list[Step]:
         busy_step(),
         stop_step(NODES - 1, 4.0),
         stop_step(0, 2.0),
-        told(
-            "drained",
-            Command("drain-nic", nic=last),
-            Command("undrain-nic", nic=last),
-            said("nic-drained", last, calm=("replay", "nic-down", "no-path", "peer-gone")),
-        ),
-        told(
-            "weight-0",
-            Command("set-weight", nic=last, weight=0),
-            Command("set-weight", nic=last, weight=100),
-            said("weight", last, calm=TROUBLE),
-        ),
-        told(
-            "slow",
-            Command("fail-nic", first, "slow", "both", rate=10_000_000),
-            recover,
-            said("weight", first, "slow", calm=("no-path", "peer-gone", "connection-failed")),
-        ),
-        told(
-            "lossy",
-            Command("fail-nic", first, "loss", "both", loss_ppm=50_000),
-            recover,
-            said("fault-injected", first, calm=("no-path", "peer-gone", "connection-failed")),
-        ),
+        told("drained", Command("drain-nic", nic=last), Command("undrain-nic", nic=last),
+             said("nic-drained", last, calm=("replay", "nic-down", "no-path", "peer-gone"))),
+        told("weight-0", Command("set-weight", nic=last, weight=0),
+             Command("set-weight", nic=last, weight=100), said("weight", last, calm=TROUBLE)),
+        told("slow", Command("fail-nic", first, "slow", "both", rate=10_000_000), recover,
+             said("weight", first, "slow", calm=("no-path", "peer-gone", "connection-failed"))),
+        told("lossy", Command("fail-nic", first, "loss", "both", loss_ppm=50_000), recover,
+             said("fault-injected", first, calm=("no-path", "peer-gone", "connection-failed"))),
         *(link((i + 1) % nics, kind) for i, kind in enumerate(kinds)),
         cut(nics - 1),
     ]
@@ -300,21 +241,12 @@ def take(run: Running, step: Step) -> Passed:
             problem = quiet(by_node(run, began))
     except (R2Error, LabError, OSError) as err:
         problem = f"{type(err).__name__}: {err}"
-    verdicts = [
-        e["mono_ns"] / 1e9 - began for events in seen for e in events if e["event"] == "verdict"
-    ]
-    words = [
-        f"n{node} {e['event']} {e.get('nic', '')} {e.get('cause', '')}"
-        for node, events in enumerate(seen)
-        for e in events
-    ]
-    return Passed(
-        step.name,
-        problem,
-        round(time.monotonic() - began, 3),
-        round(min(verdicts), 3) if verdicts else None,
-        words[:60],
-    )
+    verdicts = [e["mono_ns"] / 1e9 - began for events in seen for e in events
+                if e["event"] == "verdict"]
+    words = [f"n{node} {e['event']} {e.get('nic', '')} {e.get('cause', '')}"
+             for node, events in enumerate(seen) for e in events]
+    return Passed(step.name, problem, round(time.monotonic() - began, 3),
+                  round(min(verdicts), 3) if verdicts else None, words[:60])
 
 
 def run_steps(run: Running, wanted: Sequence[Step], results: list[Passed], over: Path) -> None:
@@ -323,12 +255,10 @@ def run_steps(run: Running, wanted: Sequence[Step], results: list[Passed], over:
         for step in wanted:
             results.append(take(run, step))
             last = results[-1]
-            print(
-                f"health {last.name}: {'ok' if not last.problem else 'FAILED: ' + last.problem} "
-                f"in {last.took_s:.1f} s"
-                + (f", verdict after {last.said_after_s} s" if last.said_after_s else ""),
-                flush=True,
-            )
+            print(f"health {last.name}: {'ok' if not last.problem else 'FAILED: ' + last.problem} "
+                  f"in {last.took_s:.1f} s"
+                  + (f", verdict after {last.said_after_s} s" if last.said_after_s else ""),
+                  flush=True)
     finally:
         over.touch()
 
@@ -347,48 +277,28 @@ def run(opts: argparse.Namespace, bed: LabBed, gpus: int) -> dict[str, Any]:
 
     with tempfile.TemporaryDirectory() as place, JournalWatch() as watch:
         over = Path(place) / "over"
-        argv = [
-            opts.program,
-            *opts.args.split(),
-            "--duration",
-            str(opts.timeout),
-            "--until",
-            str(over),
-        ]
+        argv = [opts.program, *opts.args.split(), "--duration", str(opts.timeout),
+                "--until", str(over)]
         job = Job(bed, shape_for(NODES, 1, gpus), argv, env, on_line)
         job.start()
         began = time.monotonic()
         while not watch.sees(job.pids) and time.monotonic() < began + 30:
             time.sleep(0.05)
         running = Running(bed, job.pids, watch, opts.within)
-        thread = threading.Thread(
-            target=run_steps, args=(running, wanted, results, over), daemon=True
-        )
+        thread = threading.Thread(target=run_steps, args=(running, wanted, results, over),
+                                  daemon=True)
         thread.start()
         ended = job.wait(opts.timeout + 20)
         thread.join(timeout=30)
     out = nccl_output.parse_output(t for _, t in ended.lines)
-    good = (
-        ended.ok
-        and out.out_of_bounds == 0
-        and len(results) == len(wanted)
-        and lines > 50
-        and not any(r.problem for r in results)
-    )
-    print(
-        f"run_health: {'ok' if good else 'FAILED'}: {len(results)} of {len(wanted)} steps, "
-        f"wrong={out.out_of_bounds} lines={lines} codes={ended.codes}",
-        flush=True,
-    )
+    good = (ended.ok and out.out_of_bounds == 0 and len(results) == len(wanted) and lines > 50
+            and not any(r.problem for r in results))
+    print(f"run_health: {'ok' if good else 'FAILED'}: {len(results)} of {len(wanted)} steps, "
+          f"wrong={out.out_of_bounds} lines={lines} codes={ended.codes}", flush=True)
     if not good:
         print(ended.tail(), flush=True)
-    return {
-        "schema": 1,
-        "ok": good,
-        "wrong": out.out_of_bounds,
-        "steps": [vars(r) for r in results],
-        **ended.summary(),
-    }
+    return {"schema": 1, "ok": good, "wrong": out.out_of_bounds,
+            "steps": [vars(r) for r in results], **ended.summary()}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -399,12 +309,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     p.add_argument("--program", default=str(transports.ROOT / "build" / "r2ccl_perf"))
     p.add_argument("--args", default="--op all_reduce -b 8M -c 1")
     p.add_argument("--timeout", type=float, default=150.0, help="seconds for all steps")
-    p.add_argument(
-        "--within",
-        type=float,
-        default=WITHIN_S,
-        help="seconds until a journal has to say it; a busy machine takes longer",
-    )
+    p.add_argument("--within", type=float, default=WITHIN_S,
+                   help="seconds until a journal has to say it; a busy machine takes longer")
     p.add_argument("--json", default="")
     opts = p.parse_args(argv)
     names = [s.name for s in steps(opts.nics)]

@@ -67,15 +67,8 @@ class Setup:
             env["NCCL_PROTO"] = proto
         return env | self.extra_env
 
-    def job(
-        self,
-        program: str,
-        variant: transports.Variant,
-        proto: str,
-        args: Sequence[str],
-        on_line: Callable[[float, str], None] | None = None,
-        **more: str,
-    ) -> Job:
+    def job(self, program: str, variant: transports.Variant, proto: str, args: Sequence[str],
+            on_line: Callable[[float, str], None] | None = None, **more: str) -> Job:
         env = self.env(variant, proto) | more
         return Job(self.bed, self.shape, [program, *args], env, on_line)
 
@@ -87,48 +80,23 @@ def say(text: str) -> None:
 def bench(setup: Setup, opts: argparse.Namespace) -> dict[str, Any]:
     """Interleaved: every repetition runs all variants once before the next begins."""
     variants = [transports.parse_variant(v) for v in opts.variants]
-    args = [
-        "-b",
-        opts.min,
-        "-e",
-        opts.max,
-        "-f",
-        str(opts.factor),
-        "-n",
-        str(opts.iters),
-        "-w",
-        str(opts.warmup),
-        "-c",
-        str(opts.check),
-        *shlex.split(opts.test_args),
-    ]
+    args = ["-b", opts.min, "-e", opts.max, "-f", str(opts.factor), "-n", str(opts.iters),
+            "-w", str(opts.warmup), "-c", str(opts.check), *shlex.split(opts.test_args)]
     runs: list[dict[str, Any]] = []
     for rep in range(opts.reps):
         for op in opts.ops:
             for proto in opts.protos:
                 for variant in variants:
-                    ended = run_job(
-                        setup.job(setup.program(op), variant, proto, args), setup.timeout
-                    )
+                    ended = run_job(setup.job(setup.program(op), variant, proto, args),
+                                    setup.timeout)
                     out = nccl_output.parse_output(t for _, t in ended.lines)
                     good = ended.ok and out.wrong == 0 and not out.out_of_bounds and bool(out.rows)
-                    runs.append(
-                        {
-                            "rep": rep,
-                            "op": op,
-                            "proto": proto,
-                            "variant": variant.name,
-                            "ours": variant.base in transports.OURS,
-                            "ok": good,
-                            **ended.summary(),
-                            **out.to_json(),
-                        }
-                    )
-                    say(
-                        f"bench rep {rep} {op} {proto} {variant.name}: "
+                    runs.append({"rep": rep, "op": op, "proto": proto, "variant": variant.name,
+                                 "ours": variant.base in transports.OURS, "ok": good,
+                                 **ended.summary(), **out.to_json()})
+                    say(f"bench rep {rep} {op} {proto} {variant.name}: "
                         f"{'ok' if good else 'FAILED'} in {ended.wall_s:.1f} s, "
-                        f"{best_words(out)}"
-                    )
+                        f"{best_words(out)}")
                     if not good:
                         say(ended.tail())
     table = medians(runs)
@@ -146,10 +114,8 @@ def best_words(out: nccl_output.Output) -> str:
     if not out.rows:
         return "no result"
     first, last = out.rows[0], out.rows[-1]
-    return (
-        f"{first.size} B {first.out_of_place.time_us:g} us, "
-        f"{last.size} B {last.out_of_place.busbw_gbs:g} GB/s bus"
-    )
+    return (f"{first.size} B {first.out_of_place.time_us:g} us, "
+            f"{last.size} B {last.out_of_place.busbw_gbs:g} GB/s bus")
 
 
 def medians(runs: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -193,20 +159,15 @@ def _ratio(size: int, by_variant: dict[str, Any], own: set[str]) -> dict[str, An
     else:
         name = max(others, key=lambda n: float(others[n]["busbw_gbs"]))
         base, mine, measure = others[name]["busbw_gbs"], ours["busbw_gbs"], "busbw"
-    return {
-        "best_other": name,
-        "ratio": round(mine / base, 3) if base else None,
-        "measure": measure,
-    }
+    return {"best_other": name, "ratio": round(mine / base, 3) if base else None,
+            "measure": measure}
 
 
 def format_table(table: Sequence[dict[str, Any]]) -> list[str]:
     """The medians as a Markdown table: us up to 1 MiB, GB/s of bus bandwidth above."""
     names = sorted({n for row in table for n in row["variants"]}, key=lambda n: (n != "r2ccl", n))
-    lines = [
-        "| op | proto | size | " + " | ".join(names) + " | best other | ratio |",
-        "|---|---|---|" + "---|" * (len(names) + 2),
-    ]
+    lines = ["| op | proto | size | " + " | ".join(names) + " | best other | ratio |",
+             "|---|---|---|" + "---|" * (len(names) + 2)]
     for row in table:
         cells = []
         for name in names:
@@ -218,22 +179,13 @@ def format_table(table: Sequence[dict[str, Any]]) -> list[str]:
             else:
                 cells.append(f"{value['busbw_gbs']:.4g} GB/s")
         ratio = "-" if row["ratio"] is None else f"{row['ratio']:.2f} ({row['measure']})"
-        lines.append(
-            f"| {row['op']} | {row['proto']} | {row['size']} | "
-            + " | ".join(cells)
-            + f" | {row['best_other'] or '-'} | {ratio} |"
-        )
+        lines.append(f"| {row['op']} | {row['proto']} | {row['size']} | " + " | ".join(cells)
+                     + f" | {row['best_other'] or '-'} | {ratio} |")
     return lines
 
 
-def fault_run(
-    setup: Setup,
-    opts: argparse.Namespace,
-    op: str,
-    proto: str,
-    variant: transports.Variant,
-    name: str,
-) -> dict[str, Any]:
+def fault_run(setup: Setup, opts: argparse.Namespace, op: str, proto: str,
+              variant: transports.Variant, name: str) -> dict[str, Any]:
     """One job with NICs failing in its middle: every checked value right, every rank exits 0."""
     nics = setup.bed.nics
     events = parse_schedule(name) if ":" in name else scenario(name, nics)
@@ -246,21 +198,8 @@ def fault_run(
             seen += 1
             thread.progress(seen / opts.cycles)
 
-    args = [
-        "-b",
-        opts.size,
-        "-e",
-        opts.size,
-        "-n",
-        str(opts.iters),
-        "-w",
-        "1",
-        "-c",
-        str(opts.check),
-        "-N",
-        str(opts.cycles),
-        *shlex.split(opts.test_args),
-    ]
+    args = ["-b", opts.size, "-e", opts.size, "-n", str(opts.iters), "-w", "1",
+            "-c", str(opts.check), "-N", str(opts.cycles), *shlex.split(opts.test_args)]
     job = setup.job(setup.program(op), variant, proto, args, on_line)
     ours = variant.base in transports.OURS and not opts.no_journal
     ended, complete, watch = run_watched(job, thread, setup.timeout, ours)
@@ -270,30 +209,18 @@ def fault_run(
     good = ended.ok and exact and complete and len(out.rows) == opts.cycles
     gaps = [round(largest_gap(rows, d.began, d.began + 1.0) * 1000, 1) for d in thread.done]
     result: dict[str, Any] = {
-        "op": op,
-        "proto": proto,
-        "variant": variant.name,
-        "scenario": name,
-        "nics": nics,
-        "ok": good,
-        "wrong": out.wrong,
-        "out_of_bounds": out.out_of_bounds,
-        "rows": len(out.rows),
-        "cycles": opts.cycles,
-        "events_complete": complete,
-        "events": [d.to_json(ended.started) for d in thread.done],
-        "line_gap_ms": gaps,
-        "median_line_ms": round(median_gap(rows) * 1000, 2),
-        "errors": out.errors,
+        "op": op, "proto": proto, "variant": variant.name, "scenario": name, "nics": nics,
+        "ok": good, "wrong": out.wrong, "out_of_bounds": out.out_of_bounds,
+        "rows": len(out.rows), "cycles": opts.cycles, "events_complete": complete,
+        "events": [d.to_json(ended.started) for d in thread.done], "line_gap_ms": gaps,
+        "median_line_ms": round(median_gap(rows) * 1000, 2), "errors": out.errors,
         **ended.summary(),
     }
     if ours:
         result["journal"] = watch.of(ended.pids)
-    say(
-        f"faults {op} {proto} {variant.name} {name}: {'ok' if good else 'FAILED'} "
+    say(f"faults {op} {proto} {variant.name} {name}: {'ok' if good else 'FAILED'} "
         f"wrong={out.wrong} rows={len(out.rows)}/{opts.cycles} codes={ended.codes} "
-        f"events={len(thread.done)}/{len(events)} gaps_ms={gaps} in {ended.wall_s:.1f} s"
-    )
+        f"events={len(thread.done)}/{len(events)} gaps_ms={gaps} in {ended.wall_s:.1f} s")
     if not good:
         say(ended.tail())
     return result
@@ -307,29 +234,22 @@ def median_gap(rows: Sequence[tuple[float, str]]) -> float:
 def faults(setup: Setup, opts: argparse.Namespace) -> dict[str, Any]:
     runs = [
         fault_run(setup, opts, op, proto, transports.parse_variant(variant), name)
-        for op in opts.ops
-        for proto in opts.protos
-        for variant in opts.variants
+        for op in opts.ops for proto in opts.protos for variant in opts.variants
         for name in opts.scenarios
     ]
     return {"ok": all(r["ok"] for r in runs), "runs": runs}
 
 
-def first_after(
-    events: Sequence[dict[str, Any]], pid: int, names: Sequence[str], since: float
-) -> float | None:
+def first_after(events: Sequence[dict[str, Any]], pid: int, names: Sequence[str],
+                since: float) -> float | None:
     """Seconds from `since` (monotonic) to the first of these events of a process's journal."""
-    times = [
-        e["mono_ns"] / 1e9 - since
-        for e in events
-        if e.get("pid") == pid and e["event"] in names and e["mono_ns"] / 1e9 >= since
-    ]
+    times = [e["mono_ns"] / 1e9 - since for e in events
+             if e.get("pid") == pid and e["event"] in names and e["mono_ns"] / 1e9 >= since]
     return round(min(times), 3) if times else None
 
 
-def kill_times(
-    events: Sequence[dict[str, Any]], pids: Sequence[int], killed: float
-) -> dict[str, list[float | None]]:
+def kill_times(events: Sequence[dict[str, Any]], pids: Sequence[int],
+               killed: float) -> dict[str, list[float | None]]:
     """Of each process, in seconds since the kill: when its engine gave the dead one up (None: it
     has no connection to it), and when NCCL could tell the application, which is the same with the
     plugin alone, and with the shim later (other ranks are told first) or by another rank's word."""
@@ -352,32 +272,22 @@ def kill_run(setup: Setup, opts: argparse.Namespace, op: str, name: str) -> dict
     with JournalWatch(ours) as watch:
         job.start()
         began = time.monotonic()
-        while time.monotonic() - began < setup.timeout and (rows < 5 or not watch.sees(job.pids)):
+        while time.monotonic() - began < setup.timeout and (
+                rows < 5 or not watch.sees(job.pids)):
             time.sleep(0.01)
         killed = job.kill_rank(setup.shape.world - 1)
         ended = job.wait(opts.within + 5)
     events = watch.of(ended.pids)
     others = [None if t is None else round(t - killed, 3) for t in ended.ended_at[:-1]]
-    good = (
-        rows >= 5
-        and all(t is not None and t <= opts.within for t in others)
-        and all(code not in (None, 0) for code in ended.codes[:-1])
-    )
-    result: dict[str, Any] = {
-        "op": op,
-        "variant": name,
-        "ok": good,
-        "killed": killed,
-        "others_ended_after_s": others,
-        **ended.summary(),
-    }
+    good = rows >= 5 and all(t is not None and t <= opts.within for t in others) and all(
+        code not in (None, 0) for code in ended.codes[:-1])
+    result: dict[str, Any] = {"op": op, "variant": name, "ok": good, "killed": killed,
+                              "others_ended_after_s": others, **ended.summary()}
     words = f"the other ranks ended {others} s after, codes {ended.codes}"
     if ours:
         result |= kill_times(events, ended.pids[:-1], killed) | {"journal": events}
-        words = (
-            f"the other ranks knew {result['others_knew_after_s']}, were told "
-            f"{result['others_told_after_s']}, ended {others} s after, codes {ended.codes}"
-        )
+        words = (f"the other ranks knew {result['others_knew_after_s']}, were told "
+                 f"{result['others_told_after_s']}, ended {others} s after, codes {ended.codes}")
     say(f"kill {op} {name}: {'ok' if good else 'FAILED'}: {words}")
     if not good:
         say(ended.tail())
@@ -397,14 +307,9 @@ def info(setup: Setup, opts: argparse.Namespace) -> dict[str, Any]:
     runs = []
     for name in opts.variants:
         variant = transports.parse_variant(name)
-        job = setup.job(
-            setup.program(opts.ops[0]),
-            variant,
-            opts.protos[0],
-            ["-b", "8", "-e", "1M", "-f", "1024"],
-            NCCL_DEBUG="INFO",
-            NCCL_DEBUG_SUBSYS="INIT,NET,ENV,GRAPH",
-        )
+        job = setup.job(setup.program(opts.ops[0]), variant, opts.protos[0],
+                        ["-b", "8", "-e", "1M", "-f", "1024"],
+                        NCCL_DEBUG="INFO", NCCL_DEBUG_SUBSYS="INIT,NET,ENV,GRAPH")
         ended = run_job(job, setup.timeout)
         text = [t for _, t in ended.lines]
         for log in ended.logs:
@@ -412,11 +317,9 @@ def info(setup: Setup, opts: argparse.Namespace) -> dict[str, Any]:
         facts = nccl_output.parse_debug(text)
         good = ended.ok and facts.nnodes == setup.shape.nodes
         runs.append({"variant": name, "ok": good, **facts.to_json(), **ended.summary()})
-        say(
-            f"info {name}: {'ok' if good else 'FAILED'} NCCL {facts.version}, network "
+        say(f"info {name}: {'ok' if good else 'FAILED'} NCCL {facts.version}, network "
             f"{facts.network}, plugin {facts.plugin_api}, nNodes {facts.nnodes}, "
-            f"via {facts.channels_via}"
-        )
+            f"via {facts.channels_via}")
         if opts.debug_log:
             path = Path(f"{opts.debug_log}.{name}.log")
             path.write_text("".join(line if line.endswith("\n") else line + "\n" for line in text))
@@ -429,33 +332,22 @@ def perf(setup: Setup, opts: argparse.Namespace) -> dict[str, Any]:
     """r2ccl_perf, the program that also runs on the CPU stand-in, on the real NCCL."""
     runs = []
     for name in opts.variants:
-        job = setup.job(
-            str(Path(opts.program).resolve()),
-            transports.parse_variant(name),
-            opts.protos[0],
-            shlex.split(opts.args),
-        )
+        job = setup.job(str(Path(opts.program).resolve()), transports.parse_variant(name),
+                        opts.protos[0], shlex.split(opts.args))
         ended = run_job(job, setup.timeout)
         out = nccl_output.parse_output(t for _, t in ended.lines)
         good = ended.ok and bool(out.rows) and out.wrong == 0 and all(r.checked for r in out.rows)
-        runs.append(
-            {"variant": name, "args": opts.args, "ok": good, **ended.summary(), **out.to_json()}
-        )
-        say(
-            f"perf {name} {opts.args}: {'ok' if good else 'FAILED'} wrong={out.wrong} "
-            f"{best_words(out)} in {ended.wall_s:.1f} s"
-        )
+        runs.append({"variant": name, "args": opts.args, "ok": good, **ended.summary(),
+                     **out.to_json()})
+        say(f"perf {name} {opts.args}: {'ok' if good else 'FAILED'} wrong={out.wrong} "
+            f"{best_words(out)} in {ended.wall_s:.1f} s")
         if not good:
             say(ended.tail())
     return {"ok": all(r["ok"] for r in runs), "runs": runs}
 
 
 COMMANDS: dict[str, Callable[[Setup, argparse.Namespace], dict[str, Any]]] = {
-    "bench": bench,
-    "faults": faults,
-    "kill": kill,
-    "info": info,
-    "perf": perf,
+    "bench": bench, "faults": faults, "kill": kill, "info": info, "perf": perf,
 }
 
 
@@ -466,17 +358,12 @@ def words(text: str) -> list[str]:
 
 
 def parser() -> argparse.ArgumentParser:
-    p = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    p = argparse.ArgumentParser(description=__doc__,
+                                formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("command", choices=sorted(COMMANDS))
     p.add_argument("--ops", type=words, default=["all_reduce"], help=f"of {','.join(OPS)}")
-    p.add_argument(
-        "--variants",
-        type=words,
-        default=["r2ccl"],
-        help=f"of {','.join(transports.VARIANTS)}, or NAME=BASE:KEY=VALUE",
-    )
+    p.add_argument("--variants", type=words, default=["r2ccl"],
+                   help=f"of {','.join(transports.VARIANTS)}, or NAME=BASE:KEY=VALUE")
     p.add_argument("--protos", type=words, default=["auto"], help="of auto,LL,LL128,Simple")
     p.add_argument("--nodes", type=int, default=2)
     p.add_argument("--nics", type=int, default=2, help="NICs per node")
@@ -497,21 +384,13 @@ def parser() -> argparse.ArgumentParser:
     g = p.add_argument_group("bench and faults")
     g.add_argument("--iters", type=int, default=None, help="default 20; 1 with faults")
     g.add_argument("--check", type=int, default=None, help="checked rounds: 1; 10 with faults")
-    g.add_argument(
-        "--test-args",
-        default="",
-        metavar="'OPTION...'",
-        help="further options of nccl-tests: '-g 2' GPUs per process, '-G 4' graphs",
-    )
+    g.add_argument("--test-args", default="", metavar="'OPTION...'",
+                   help="further options of nccl-tests: '-g 2' GPUs per process, '-G 4' graphs")
     g = p.add_argument_group("faults and kill")
     g.add_argument("--size", default="32M")
     g.add_argument("--cycles", type=int, default=60, help="lines of results; the schedule's length")
-    g.add_argument(
-        "--scenarios",
-        type=words,
-        default=["one"],
-        help=f"of {','.join(SCENARIOS)}, or events AT:ACTION:nX:nicY,...",
-    )
+    g.add_argument("--scenarios", type=words, default=["one"],
+                   help=f"of {','.join(SCENARIOS)}, or events AT:ACTION:nX:nicY,...")
     g.add_argument("--within", type=float, default=5.0, help="kill: seconds for the others")
     g = p.add_argument_group("perf")
     g.add_argument("--program", default=str(transports.ROOT / "build" / "r2ccl_perf"))
@@ -552,26 +431,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         per_node = opts.ranks_per_node or max(1, gpus // opts.nodes)
         tests = Path(opts.nccl_tests or transports.required("NCCL_TESTS"))
         with lab_bed(opts.nodes, opts.nics, opts.lab_variant) as bed:
-            setup = Setup(
-                bed,
-                shape_for(opts.nodes, per_node, gpus),
-                tests,
-                transports.find_nccl(),
-                opts.timeout,
-                dict(pair.split("=", 1) for pair in opts.env),
-            )
+            setup = Setup(bed, shape_for(opts.nodes, per_node, gpus), tests,
+                          transports.find_nccl(), opts.timeout,
+                          dict(pair.split("=", 1) for pair in opts.env))
             result = COMMANDS[opts.command](setup, opts)
     except (RunError, FaultError, transports.TransportError, LabError, ValueError) as err:
         print(f"run_nccl_tests: {err}", file=sys.stderr)
         return 2
-    result |= {
-        "schema": 1,
-        "command": opts.command,
-        "nodes": opts.nodes,
-        "nics": opts.nics,
-        "gpus": gpus,
-        "ranks_per_node": per_node,
-    }
+    result |= {"schema": 1, "command": opts.command, "nodes": opts.nodes, "nics": opts.nics,
+               "gpus": gpus, "ranks_per_node": per_node}
     if opts.json:
         Path(opts.json).write_text(json.dumps(result, indent=1) + "\n")
     say(f"run_nccl_tests {opts.command}: {'ok' if result['ok'] else 'FAILED'}")

@@ -142,11 +142,7 @@ def transport_env(variant: Variant, nics: str = "nic", oob: str = "mgmt0") -> di
             )
         # NCCL_NET makes a silent fall-back to other transports an error. NCCL 2.27.3 to 2.29.7
         # forget a plugin's name when they unload it; a reference keeps it loaded.
-        env |= {
-            "NCCL_NET": "R2CCL",
-            "NCCL_NET_PLUGIN": str(plugin),
-            "NCCL_NET_PLUGIN_REF_COUNT": "1",
-            "NCCL_SOCKET_IFNAME": oob,
-            "R2CCL_NICS": nics + "*",
-        }
+        env |= {"NCCL_NET": "R2CCL", "NCCL_NET_PLUGIN": str(plugin),
+                "NCCL_NET_PLUGIN_REF_COUNT": "1", "NCCL_SOCKET_IFNAME": oob,
+                "R2CCL_NICS": nics + "*"}
     return env | variant.settings

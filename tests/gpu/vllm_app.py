@@ -46,11 +46,8 @@ def vllm_is_there(program: str) -> bool:
     """Says what is missing, if it is."""
     if importlib.util.find_spec("vllm") is not None:
         return True
-    print(
-        f"{program}: {sys.executable} has no module vllm: install it (0.24.0 was run), or name "
-        "its folder in PYTHONPATH",
-        file=sys.stderr,
-    )
+    print(f"{program}: {sys.executable} has no module vllm: install it (0.24.0 was run), or name "
+          "its folder in PYTHONPATH", file=sys.stderr)
     return False
 
 
@@ -64,60 +61,34 @@ def set_environment(**more: str) -> None:
 def write_model(folder: Path, opts: argparse.Namespace) -> None:
     """A Llama as its configuration; the weights are made by vLLM (load_format dummy)."""
     config = {
-        "architectures": ["LlamaForCausalLM"],
-        "model_type": "llama",
-        "hidden_act": "silu",
-        "hidden_size": opts.dim,
-        "intermediate_size": 2 * opts.dim,
-        "vocab_size": VOCAB,
-        "num_hidden_layers": opts.layers,
-        "num_attention_heads": opts.dim // 64,
-        "num_key_value_heads": opts.dim // 128,
-        "head_dim": 64,
-        "rms_norm_eps": 1e-5,
-        "max_position_embeddings": 2048,
-        "rope_theta": 10000.0,
-        "tie_word_embeddings": False,
-        "torch_dtype": "bfloat16",
-        "bos_token_id": 1,
-        "eos_token_id": 2,
+        "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_act": "silu",
+        "hidden_size": opts.dim, "intermediate_size": 2 * opts.dim, "vocab_size": VOCAB,
+        "num_hidden_layers": opts.layers, "num_attention_heads": opts.dim // 64,
+        "num_key_value_heads": opts.dim // 128, "head_dim": 64, "rms_norm_eps": 1e-5,
+        "max_position_embeddings": 2048, "rope_theta": 10000.0, "tie_word_embeddings": False,
+        "torch_dtype": "bfloat16", "bos_token_id": 1, "eos_token_id": 2,
     }
     (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
 
 
 def graphs(opts: argparse.Namespace) -> dict[str, Any]:
     """vLLM's compilation_config: CUDA graphs of the continuation, nothing compiled."""
-    return {
-        "mode": 0,
-        "cudagraph_mode": "FULL_DECODE_ONLY",
-        "cudagraph_capture_sizes": [opts.batch],
-    }
+    return {"mode": 0, "cudagraph_mode": "FULL_DECODE_ONLY",
+            "cudagraph_capture_sizes": [opts.batch]}
 
 
 def make_engine(folder: Path, opts: argparse.Namespace) -> Any:
     vllm: Any = importlib.import_module("vllm")
-    how: dict[str, Any] = (
-        {"compilation_config": graphs(opts)} if opts.graph else {"enforce_eager": True}
-    )
+    how: dict[str, Any] = {"compilation_config": graphs(opts)} if opts.graph else {
+        "enforce_eager": True}
     return vllm.LLM(
-        model=str(folder),
-        skip_tokenizer_init=True,
-        load_format="dummy",
-        seed=1,
-        tensor_parallel_size=opts.tp,
-        pipeline_parallel_size=opts.pp,
-        distributed_executor_backend="external_launcher",
-        disable_custom_all_reduce=True,
-        attention_backend=opts.attention,
-        enable_prefix_caching=False,
-        async_scheduling=False,
-        max_model_len=opts.tokens + opts.answer + 16,
-        max_num_seqs=opts.batch,
+        model=str(folder), skip_tokenizer_init=True, load_format="dummy", seed=1,
+        tensor_parallel_size=opts.tp, pipeline_parallel_size=opts.pp,
+        distributed_executor_backend="external_launcher", disable_custom_all_reduce=True,
+        attention_backend=opts.attention, enable_prefix_caching=False, async_scheduling=False,
+        max_model_len=opts.tokens + opts.answer + 16, max_num_seqs=opts.batch,
         max_num_batched_tokens=max(2048, opts.batch * opts.tokens),
-        gpu_memory_utilization=0.2,
-        kv_cache_memory_bytes=1 << 30,
-        **how,
-    )
+        gpu_memory_utilization=0.2, kv_cache_memory_bytes=1 << 30, **how)
 
 
 def prompt(opts: argparse.Namespace, step: int, number: int = 0) -> list[int]:
@@ -138,13 +109,11 @@ def generated(outputs: Any) -> Iterator[tuple[int, float]]:
             yield token, likely[token].logprob
 
 
-def parse_args(
-    text: str | None = __doc__, batch: int = 16, tokens: int = 256
-) -> argparse.Namespace:
+def parse_args(text: str | None = __doc__, batch: int = 16,
+               tokens: int = 256) -> argparse.Namespace:
     """text: what --help says."""
-    p = argparse.ArgumentParser(
-        description=text, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    p = argparse.ArgumentParser(description=text,
+                                formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("--steps", type=int, default=40)
     p.add_argument("--backend", choices=("nccl",), default="nccl")
     p.add_argument("--tp", type=int, default=0, help="default: all ranks")
@@ -172,28 +141,15 @@ def main() -> int:
     rank = int(os.environ["RANK"])
     vllm: Any = importlib.import_module("vllm")
     torch: Any = importlib.import_module("torch")
-    how = vllm.SamplingParams(
-        temperature=0.0,
-        max_tokens=opts.answer,
-        min_tokens=opts.answer,
-        ignore_eos=True,
-        logprobs=1,
-        detokenize=False,
-    )
+    how = vllm.SamplingParams(temperature=0.0, max_tokens=opts.answer, min_tokens=opts.answer,
+                              ignore_eos=True, logprobs=1, detokenize=False)
     with tempfile.TemporaryDirectory() as folder:
         write_model(Path(folder), opts)
         engine = make_engine(Path(folder), opts)
         if rank == 0:
-            emit(
-                event="start",
-                world=int(os.environ["WORLD_SIZE"]),
-                tp=opts.tp,
-                pp=opts.pp,
-                vllm=str(vllm.__version__),
-                torch=str(torch.__version__),
-                graph=opts.graph,
-                nccl=list(torch.cuda.nccl.version()),
-            )
+            emit(event="start", world=int(os.environ["WORLD_SIZE"]), tp=opts.tp, pp=opts.pp,
+                 vllm=str(vllm.__version__), torch=str(torch.__version__), graph=opts.graph,
+                 nccl=list(torch.cuda.nccl.version()))
         began, everything = time.monotonic(), hashlib.sha256()
         for step in range(opts.steps):
             asked = [{"prompt_token_ids": prompt(opts, step, i)} for i in range(opts.batch)]
@@ -201,14 +157,8 @@ def main() -> int:
             everything.update(text.encode())
             if rank == 0:
                 emit(event="step", step=step + 1, loss=text)
-    emit(
-        event="end",
-        rank=rank,
-        steps=opts.steps,
-        losses=everything.hexdigest(),
-        weights="none",
-        seconds=round(time.monotonic() - began, 3),
-    )
+    emit(event="end", rank=rank, steps=opts.steps, losses=everything.hexdigest(), weights="none",
+         seconds=round(time.monotonic() - began, 3))
     return 0
 
 

@@ -58,90 +58,37 @@ def server(folder: Path, opts: argparse.Namespace, rank: int, world: int) -> lis
     if rank:
         more.append("--headless")
     return [
-        sys.executable,
-        "-m",
-        "vllm.entrypoints.cli.main",
-        "serve",
-        str(folder),
-        "--served-model-name",
-        NAME,
-        "--tokenizer",
-        str(folder),
-        "--load-format",
-        "dummy",
-        "--tensor-parallel-size",
-        str(opts.tp),
-        "--pipeline-parallel-size",
-        str(opts.pp),
-        "--nnodes",
-        str(world),
-        "--node-rank",
-        str(rank),
-        "--master-addr",
-        os.environ["MASTER_ADDR"],
-        "--master-port",
-        str(port(0)),
-        "--host",
-        "127.0.0.1",
-        "--port",
-        str(port(1)),
+        sys.executable, "-m", "vllm.entrypoints.cli.main", "serve", str(folder),
+        "--served-model-name", NAME, "--tokenizer", str(folder), "--load-format", "dummy",
+        "--tensor-parallel-size", str(opts.tp), "--pipeline-parallel-size", str(opts.pp),
+        "--nnodes", str(world), "--node-rank", str(rank),
+        "--master-addr", os.environ["MASTER_ADDR"],
+        "--master-port", str(port(0)), "--host", "127.0.0.1", "--port", str(port(1)),
         "--disable-custom-all-reduce",
-        "--attention-backend",
-        opts.attention,
-        "--no-enable-prefix-caching",
-        "--seed",
-        "1",
-        "--max-model-len",
-        str(opts.tokens + opts.answer + 16),
-        "--max-num-seqs",
-        str(opts.batch),
-        "--gpu-memory-utilization",
-        "0.2",
-        "--kv-cache-memory-bytes",
-        str(1 << 30),
-        *more,
+        "--attention-backend", opts.attention, "--no-enable-prefix-caching", "--seed", "1",
+        "--max-model-len", str(opts.tokens + opts.answer + 16), "--max-num-seqs", str(opts.batch),
+        "--gpu-memory-utilization", "0.2", "--kv-cache-memory-bytes", str(1 << 30), *more,
     ]
 
 
 def write_tokenizer(folder: Path) -> None:
     """A tokenizer of one word for each number; prompts come as numbers anyway."""
     words = {f"w{i}": i for i in range(VOCAB)}
-    (folder / "tokenizer.json").write_text(
-        json.dumps(
-            {
-                "version": "1.0",
-                "truncation": None,
-                "padding": None,
-                "added_tokens": [],
-                "normalizer": None,
-                "pre_tokenizer": {"type": "Whitespace"},
-                "post_processor": None,
-                "decoder": None,
-                "model": {"type": "WordLevel", "vocab": words, "unk_token": "w0"},
-            }
-        ),
-        encoding="utf-8",
-    )
-    (folder / "tokenizer_config.json").write_text(
-        json.dumps(
-            {
-                "tokenizer_class": "PreTrainedTokenizerFast",
-                "unk_token": "w0",
-                "bos_token": "w1",
-                "eos_token": "w2",
-            }
-        ),
-        encoding="utf-8",
-    )
+    (folder / "tokenizer.json").write_text(json.dumps({
+        "version": "1.0", "truncation": None, "padding": None, "added_tokens": [],
+        "normalizer": None, "pre_tokenizer": {"type": "Whitespace"}, "post_processor": None,
+        "decoder": None, "model": {"type": "WordLevel", "vocab": words, "unk_token": "w0"},
+    }), encoding="utf-8")
+    (folder / "tokenizer_config.json").write_text(json.dumps({
+        "tokenizer_class": "PreTrainedTokenizerFast", "unk_token": "w0", "bos_token": "w1",
+        "eos_token": "w2"}), encoding="utf-8")
 
 
 def call(path: str, body: dict[str, Any] | None = None, timeout: float = 60.0) -> bytes:
     """An HTTP request of the server of this node."""
     request = urllib.request.Request(
-        f"http://127.0.0.1:{port(1)}{path}",
-        headers={"Content-Type": "application/json"},
-        data=None if body is None else json.dumps(body).encode(),
-    )
+        f"http://127.0.0.1:{port(1)}{path}", headers={"Content-Type": "application/json"},
+        data=None if body is None else json.dumps(body).encode())
     with urllib.request.urlopen(request, timeout=timeout) as answer:
         return bytes(answer.read())
 
@@ -161,20 +108,9 @@ def wait_until_up(process: subprocess.Popen[bytes]) -> None:
 def answer_digest(opts: argparse.Namespace, step: int) -> str:
     """Asks for the continuation of a prompt: of its tokens and their log-probabilities."""
     try:
-        said = json.loads(
-            call(
-                "/v1/completions",
-                {
-                    "model": NAME,
-                    "prompt": prompt(opts, step),
-                    "max_tokens": opts.answer,
-                    "temperature": 0,
-                    "logprobs": 1,
-                    "ignore_eos": True,
-                    "return_token_ids": True,
-                },
-            )
-        )
+        said = json.loads(call("/v1/completions", {
+            "model": NAME, "prompt": prompt(opts, step), "max_tokens": opts.answer,
+            "temperature": 0, "logprobs": 1, "ignore_eos": True, "return_token_ids": True}))
     except urllib.error.HTTPError as err:
         raise ServeError(f"request {step + 1}: {err}: {err.read()[:300]!r}") from None
     except (OSError, http.client.HTTPException) as err:
@@ -206,9 +142,8 @@ def end(process: subprocess.Popen[bytes]) -> None:
 
 def others(world: int) -> socket.socket:
     """Rank 0's door: ranks that have come in stay until it closes."""
-    door = socket.create_server(
-        (os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])), backlog=world
-    )
+    door = socket.create_server((os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])),
+                                backlog=world)
     door.settimeout(START_S)
     return door
 
@@ -219,8 +154,7 @@ def come_in() -> socket.socket:
     while True:
         try:
             return socket.create_connection(
-                (os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])), timeout=5
-            )
+                (os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])), timeout=5)
         except OSError:
             if time.monotonic() > deadline:
                 raise ServeError("rank 0 did not open its door within 30 s") from None
@@ -236,24 +170,12 @@ def first(opts: argparse.Namespace, process: subprocess.Popen[bytes], world: int
         except TimeoutError:
             raise ServeError(f"not all of {world} ranks came within {START_S:.0f} s") from None
         wait_until_up(process)
-        emit(
-            event="start",
-            world=world,
-            tp=opts.tp,
-            pp=opts.pp,
-            graph=opts.graph,
-            vllm=json.loads(call("/version"))["version"],
-        )
+        emit(event="start", world=world, tp=opts.tp, pp=opts.pp, graph=opts.graph,
+             vllm=json.loads(call("/version"))["version"])
         began = time.monotonic()
         losses = ask(opts)
-        emit(
-            event="end",
-            rank=0,
-            steps=opts.steps,
-            losses=losses,
-            weights="none",
-            seconds=round(time.monotonic() - began, 3),
-        )
+        emit(event="end", rank=0, steps=opts.steps, losses=losses, weights="none",
+             seconds=round(time.monotonic() - began, 3))
 
 
 def main() -> int:
@@ -267,14 +189,10 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as folder:
         write_model(Path(folder), opts)
         write_tokenizer(Path(folder))
-        env = {
-            k: v
-            for k, v in os.environ.items()
-            if k not in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
-        }
-        process = subprocess.Popen(
-            server(Path(folder), opts, rank, world), env=env, stdout=sys.stderr
-        )
+        env = {k: v for k, v in os.environ.items()
+               if k not in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")}
+        process = subprocess.Popen(server(Path(folder), opts, rank, world), env=env,
+                                   stdout=sys.stderr)
         try:
             if rank == 0:
                 first(opts, process, world)
