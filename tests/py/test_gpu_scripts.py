@@ -181,7 +181,7 @@ def test_job_reports_codes_and_kills_what_hangs(tmp_path: Path) -> None:
     )
     job = jobs.Job(LocalBed(), jobs.Shape(2, 2), [str(prog)])
     job.start()
-    ended = job.wait(1.5)
+    ended = job.wait(5)
     assert ended.codes == [0, 3, None, 0]
     assert ended.timed_out and not ended.ok
     assert [t for _, t in ended.lines] == ["rank 0 of 4 0\n"]

@@ -44,7 +44,12 @@ def test_a_nic_at_a_tenth_from_the_start(build: Build, admin: None) -> None:
         job.moving()
         assert warned(job, says) == {"nic2"}, str(job)
         side = next(s for s in job.sides if s.named("warning"))
-        cause = {nic.name: nic.cause for nic in side.snapshot().nics}
+
+        def causes() -> dict[str, str]:
+            return {nic.name: nic.cause for nic in side.snapshot().nics}
+
+        until("its row says so", lambda: says in causes()["nic2"], 10.0, job)
+        cause = causes()
         found = re.fullmatch(r"carries (\d+) % of what its siblings carry", cause.pop("nic2"))
         assert found and 2 <= int(found[1]) < 25, str(job)
         assert set(cause.values()) == {""}, str(job)

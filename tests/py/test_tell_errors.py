@@ -14,6 +14,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 from conftest import ROOT, Build
@@ -69,9 +70,12 @@ def test_all_ranks_are_told(build: Build, tmp_path: Path, victim: int) -> None:
         killed(tmp_path, name, victim)
         others = {rank: REMOTE for rank in range(RANKS) if rank != victim}
         until(lambda: told(tmp_path) == others, "what the others are told", 40.0)
-        rows = [c for c in comms(name) if c.rank != victim]
-        assert {c.state for c in rows} == {"failed"}
-        assert any("ncclRemoteError at rank" in c.cause for c in rows), [c.cause for c in rows]
+
+        def rows() -> list[Any]:
+            return [c for c in comms(name) if c.rank != victim]
+
+        until(lambda: {c.state for c in rows()} == {"failed"}, "their rows say so")
+        assert any("ncclRemoteError at rank" in c.cause for c in rows()), [c.cause for c in rows()]
         for process in processes(name):
             lines = [e.cause for e in read_all(process) if e.event == "error"]
             if process.rank == victim:
