@@ -122,21 +122,3 @@ void *r2_hash_del(struct r2_hash *h, uint64_t key)
     h->count--;
     return value;
 }
-
-void *r2_hash_next(const struct r2_hash *h, size_t *pos, uint64_t *key)
-{
-    if (!h->slots) {
-        return NULL;
-    }
-    while (*pos <= h->mask) {
-        const struct r2_hash_slot *slot = &h->slots[(*pos)++];
-
-        if (slot->value) {
-            if (key) {
-                *key = slot->key;
-            }
-            return slot->value;
-        }
-    }
-    return NULL;
-}

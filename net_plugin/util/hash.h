@@ -38,8 +38,4 @@ static inline size_t r2_hash_count(const struct r2_hash *h)
     return h->count;
 }
 
-/* Iteration in no particular order: start with *pos = 0; returns the next value (its key in *key
- * when key is not NULL), NULL at the end. Neither put nor del between two calls. */
-void *r2_hash_next(const struct r2_hash *h, size_t *pos, uint64_t *key);
-
 #endif

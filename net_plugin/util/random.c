@@ -73,13 +73,3 @@ uint64_t r2_prng_below(struct r2_prng *p, uint64_t bound)
     } while (x < reject);
     return x % bound;
 }
-
-uint64_t r2_prng_jitter(struct r2_prng *p, uint64_t value, unsigned percent)
-{
-    uint64_t span = (uint64_t)(((unsigned __int128)value * (percent > 100 ? 100 : percent)) / 100);
-    uint64_t low = value - span;
-    uint64_t width = span > (UINT64_MAX - 1) / 2 ? UINT64_MAX : 2 * span + 1;
-    uint64_t move = r2_prng_below(p, width);
-
-    return move > UINT64_MAX - low ? UINT64_MAX : low + move;
-}

@@ -18,7 +18,5 @@ void r2_prng_seed(struct r2_prng *p, uint64_t seed);
 uint64_t r2_prng_next(struct r2_prng *p);
 /* Uniform in [0, bound); 0 when bound is 0. */
 uint64_t r2_prng_below(struct r2_prng *p, uint64_t bound);
-/* `value` moved by a uniform random amount of up to `percent` per cent either way. */
-uint64_t r2_prng_jitter(struct r2_prng *p, uint64_t value, unsigned percent);
 
 #endif

@@ -136,33 +136,6 @@ static void test_hash_random(void)
     CHECK(r2_hash_get(&h, 0) == NULL);
 }
 
-static void test_hash_iterate(void)
-{
-    static int values[KEYS];
-    int seen[KEYS] = {0};
-    struct r2_hash h;
-    size_t pos = 0;
-    uint64_t key;
-    void *v;
-
-    r2_hash_init(&h);
-    CHECK(r2_hash_next(&h, &pos, &key) == NULL);
-    for (unsigned i = 0; i < KEYS; i++) {
-        CHECK_EQ(r2_hash_put(&h, hash_key(i), &values[i]), 0);
-    }
-    while ((v = r2_hash_next(&h, &pos, &key)) != NULL) {
-        size_t i = (size_t)((int *)v - values);
-
-        CHECK_LT(i, KEYS);
-        CHECK_EQ(key, hash_key((unsigned)i));
-        seen[i]++;
-    }
-    for (unsigned i = 0; i < KEYS; i++) {
-        CHECK_EQ(seen[i], 1);
-    }
-    r2_hash_free(&h);
-}
-
 /* ---- random, clock ----------------------------------------------------------------------- */
 
 static void test_random_bytes(void)
@@ -203,29 +176,6 @@ static void test_prng(void)
     }
     CHECK_EQ(r2_prng_below(&a, 0), 0);
     CHECK_EQ(r2_prng_below(&a, 1), 0);
-}
-
-static void test_prng_jitter(void)
-{
-    uint64_t lo = UINT64_MAX;
-    uint64_t hi = 0;
-    struct r2_prng p;
-
-    r2_prng_seed(&p, check_random());
-    for (int i = 0; i < 20000; i++) {
-        uint64_t x = r2_prng_jitter(&p, 1000, 20);
-
-        lo = x < lo ? x : lo;
-        hi = x > hi ? x : hi;
-    }
-    CHECK_EQ(lo, 800);
-    CHECK_EQ(hi, 1200);
-    CHECK_EQ(r2_prng_jitter(&p, 1000, 0), 1000);
-    CHECK_EQ(r2_prng_jitter(&p, 0, 50), 0);
-    for (int i = 0; i < 100; i++) {
-        CHECK(r2_prng_jitter(&p, UINT64_MAX, 10) >= UINT64_MAX / 10 * 8);
-        r2_prng_jitter(&p, UINT64_MAX, 200);
-    }
 }
 
 static void test_clock(void)
@@ -562,10 +512,8 @@ static void test_thread(void)
 static const struct check_test tests[] = {
     {"list", test_list},
     {"hash_random", test_hash_random},
-    {"hash_iterate", test_hash_iterate},
     {"random_bytes", test_random_bytes},
     {"prng", test_prng},
-    {"prng_jitter", test_prng_jitter},
     {"clock", test_clock},
     {"crc32c_known", test_crc32c_known},
     {"crc32c_random", test_crc32c_random},

@@ -18,12 +18,6 @@ void r2_ranges_free(struct r2_ranges *r)
     r2_ranges_init(r);
 }
 
-void r2_ranges_clear(struct r2_ranges *r)
-{
-    r->count = 0;
-    r->bytes = 0;
-}
-
 static struct r2_range *ranges_data(struct r2_ranges *r)
 {
     return r->heap ? r->heap : r->small;

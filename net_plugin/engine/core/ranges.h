@@ -32,7 +32,6 @@ int r2_ranges_reserve(struct r2_ranges *r, size_t count);
 /* 0, -EINVAL (off + len overflows) or -ENOMEM (nothing changed). len 0 does nothing. */
 int r2_ranges_add(struct r2_ranges *r, uint64_t off, uint64_t len);
 int r2_ranges_remove(struct r2_ranges *r, uint64_t off, uint64_t len);
-void r2_ranges_clear(struct r2_ranges *r);
 /* True when every byte of [off, off+len) is in the set (always for len 0). */
 bool r2_ranges_contains(const struct r2_ranges *r, uint64_t off, uint64_t len);
 /* Bytes of [off, off+len) that are in the set. */
