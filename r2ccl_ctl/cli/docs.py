@@ -15,8 +15,9 @@ Every command explains itself with `--help`.
 
 Data goes to stdout, everything else to stderr. Exit codes: 0 done, 1 failed, 2 wrong usage; `run`,
 `launch` and `lab exec` end with the code of what they ran. Commands that read take `--json`, but
-for `top`; `metrics` speaks Prometheus' format instead. Every JSON document has a `schema` number
-(1), also that of an error (`error`, `exit_code`). Times are RFC 3339 in UTC beside nanoseconds.
+for `top`, `trace` (it writes JSON by itself) and `metrics` (Prometheus' format). Every JSON
+document has a `schema` number (1), also that of an error (`error`, `exit_code`). Times are
+RFC 3339 in UTC beside nanoseconds.
 `NO_COLOR` is honoured. Completion: `source <(r2ccl-ctl completion bash)`, also for zsh and fish.
 """
 

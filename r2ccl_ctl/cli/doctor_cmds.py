@@ -32,8 +32,8 @@ def doctor(
     With --hosts a helper starts on each host. The helpers compare the hosts and send bytes from
     every NIC to its partner. R2CCL must be at the same place on all hosts.
 
-    With CMD it also looks where that program has its NCCL: the shim (LD_PRELOAD) cannot stand
-    before an NCCL that is linked in statically. CMD is not started.
+    With CMD it also checks which NCCL the program uses. The shim (LD_PRELOAD) does not work with
+    a statically linked NCCL. CMD is not started.
 
     Ends with 0 without a problem, 1 with warnings, 2 with errors, 3 if a host gave no answer.
 

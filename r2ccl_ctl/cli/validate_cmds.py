@@ -47,7 +47,7 @@ LAB_NODES, LAB_NICS, LAB_RATE = 2, 3, "200mbit"
     "nics",
     multiple=True,
     metavar="NIC",
-    help="A NIC of the first host that fails; give it twice for the second one.",
+    help="NIC of the first host to fail. Give the option twice to name the second NIC, too.",
 )
 @click.option(
     "--case",
@@ -103,10 +103,11 @@ def validate(
     """Prove on your own nodes that NIC failures lose nothing and cost little.
 
     Runs AllReduces on the hosts while NICs of the first one fail in several ways. Every value is
-    checked. Bytes per NIC come from the kernel's counters. The same runs once without R2CCL.
+    checked. Bytes per NIC come from the kernel's counters. One more run, without R2CCL, is
+    the reference.
 
-    Without --hosts it makes a small lab on this machine, in under three minutes. An interrupted
-    run goes on where it was: finished cases are not run again.
+    Without --hosts it makes a small lab on this machine. That takes about three minutes.
+    An interrupted run goes on where it was: finished cases are not run again.
 
     The report is report.html in the results folder, beside report.md and report.json. Ends with 0
     if all cases passed, 1 if something was slow, 2 if a case failed, 3 if one showed nothing.

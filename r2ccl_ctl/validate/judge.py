@@ -44,6 +44,7 @@ class Result:
     notes: list[str] = field(default_factory=list)
     figures: dict[str, Any] = field(default_factory=dict)
     nics: list[dict[str, Any]] = field(default_factory=list)
+    proves: str = ""  # as its case
 
     def say(self, status: str, reason: str) -> None:
         self.reasons.append(reason)
@@ -199,7 +200,7 @@ def shown(record: Mapping[str, Any]) -> bool:
 
 def judge(case: Case, record: Mapping[str, Any]) -> Result:
     """One case."""
-    found = Result(case.name, case.title)
+    found = Result(case.name, case.title, proves=case.proves)
     _values(found, record)
     if not record.get("complete"):
         found.say(UNKNOWN, "; ".join(record["problems"]) or "the case did not run to its end")
@@ -551,4 +552,5 @@ def verdict(results: Sequence[Result]) -> str:
     ran = [r for r in results if r.status != SKIPPED]
     if not ran:
         return UNKNOWN
-    return next(word for word in WORST if any(r.status == word for r in ran))
+    worst = next(word for word in WORST if any(r.status == word for r in ran))
+    return UNKNOWN if worst == PASSED and not any(r.proves for r in ran) else worst

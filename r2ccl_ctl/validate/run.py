@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import os
 import secrets
 import time
 from collections.abc import Callable, Sequence
@@ -64,6 +65,8 @@ def inputs(setup: Setup, case: Case) -> dict[str, Any]:
     """What a record stands for: with other inputs the case is run again."""
     found: dict[str, Any] = {"version": __version__, "plugin": _digest(paths.plugin_path())}
     found |= {"setup": asdict(setup), "case": case.as_dict()}
+    ours = ("NCCL_", "R2CCL_", "R2CC_")
+    found["environment"] = {k: v for k, v in sorted(os.environ.items()) if k.startswith(ours)}
     plain: dict[str, Any] = json.loads(json.dumps(found))  # as a record has it
     return plain
 

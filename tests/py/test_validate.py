@@ -300,7 +300,7 @@ def test_without_r2ccl_it_must_be_absent() -> None:
 
 def test_verdict_and_reference() -> None:
     def result(name: str, status: str, busbw: float = 1.0) -> judge.Result:
-        return judge.Result(name, "", status, figures={"busbw_gbs": busbw})
+        return judge.Result(name, "", status, figures={"busbw_gbs": busbw}, proves="failover")
 
     def word(*statuses: str) -> str:
         return judge.verdict([result("x", status) for status in statuses])
@@ -308,6 +308,7 @@ def test_verdict_and_reference() -> None:
     assert word("passed", "skipped") == "passed" and word("skipped") == "unknown" == word()
     assert word("passed", "slow", "unknown", "failed") == "failed"
     assert word("slow", "unknown") == "unknown" and word("slow", "passed") == "slow"
+    assert judge.verdict([judge.Result("none", "")]) == "unknown", "no NIC has failed"
     pair = {"reference": result("reference", "passed", 2.0), "none": result("none", "passed", 1.0)}
     judge.beside_reference(pair)
     assert pair["none"].status == "slow" and "50%" in pair["none"].reasons[0]
