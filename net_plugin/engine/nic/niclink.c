@@ -389,7 +389,8 @@ enum r2_carrier r2_niclink_carrier(int nic, uint64_t now)
         return r2_local.nics[nic].loopback || r2_nic_port_up(nic) ? R2_CARRIER_UP : R2_CARRIER_DOWN;
     if (missing(nic) || !r2_eng.nic_state[nic].link_up)
         return R2_CARRIER_DOWN;
-    return carrier_at[nic] && now - carrier_at[nic] < CARRIER_NS ? R2_CARRIER_UP
+    /* `now` may be older than the look that found it up. */
+    return carrier_at[nic] && now < carrier_at[nic] + CARRIER_NS ? R2_CARRIER_UP
                                                                  : R2_CARRIER_UNKNOWN;
 }
 
