@@ -93,7 +93,9 @@ def one_bulk_queue_pair(bed: Bed) -> None:
     broken; heartbeats, control and the other one live. Its retries end the path, whose other rail
     carries; it is back with queue pairs of other numbers. (7 retries are endless on soft-RoCE.)"""
     env = {"R2CCL_IB_QPS": "2", "NCCL_IB_RETRY_CNT": "6", "NCCL_IB_TIMEOUT": "14"}
+    ends = 2 * RAILS * 2  # of two connections' paths, one for each rail
     with running(bed, *LONG, env=env) as job:
+        job.until("all paths are up", lambda: job.told("path-up") >= ends)
         job.moving()
         downs, ups, nics = (job.told(event) for event in ("path-down", "path-up", "nic-down"))
         bed.mute_bulk("b0")
