@@ -137,6 +137,7 @@ def test_of_a_job(build: Build, tmp_path: Path) -> None:
     counters = [row for row in rows if row["ph"] == "C"]
     assert any(row["args"].get("Mbit/s", 0) > 0 for row in counters)
     assert any(row["args"].get("per second", 0) > 0 for row in counters), "no communicator"
+    assert any(row["args"].get("GB/s", 0) > 0 for row in counters), "no bus bandwidth"
     sweep(job)
 
 
