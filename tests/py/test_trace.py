@@ -16,6 +16,7 @@ import pytest
 from conftest import ROOT, Build, missing
 from trace_rules import problems
 
+from r2ccl_ctl.cli import trace_cmds
 from r2ccl_ctl.control import Process
 from r2ccl_ctl.demo.stage import sweep
 from r2ccl_ctl.journal import Event
@@ -135,6 +136,20 @@ def test_rates() -> None:
     assert [(s.ns, s.name, s.value) for s in found] == [
         (10**9, "sent by eth0", 8.0), (2 * 10**9, "sent by eth0", 0.0),
     ]  # fmt: skip
+
+
+def test_counters_of_the_same_name_stay_apart() -> None:
+    """Two jobs have a rank 0 on one host, and each two communicators that are called alike."""
+    counters: trace_cmds.Counters = {}
+    other = replace(A, name="c", pid=11)
+    nics = [{"name": "eth0", "tx_bytes": 5}]
+    comms = [{"name": "dp", "id": id_ * 16, "operations": 1, "bus_bytes": 9} for id_ in "ab"]
+    for ns in range(4):
+        for process in (A, other):
+            trace_cmds._count(counters, ns, process, nics, comms)
+    samples = trace_cmds._samples(counters)
+    assert len({sample.name for sample in samples}) == 2 * (1 + 2 + 2)
+    assert problems(json.dumps(document(LOSS, samples))) == []
 
 
 def trace(*args: str) -> subprocess.CompletedProcess[str]:
