@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 from conftest import ROOT, Build, missing
+from test_validate import record_of
 from trace_rules import problems
 
 from r2ccl_ctl.cli import trace_cmds
@@ -226,6 +227,18 @@ def test_of_two_hosts(build: Build, tmp_path: Path, lab_rights: None) -> None:
     ]
     assert any(row["ph"] == "C" and row["pid"] == 2 for row in rows)
     sweep(name)
+
+
+def test_of_a_case_of_validate(tmp_path: Path) -> None:
+    record = tmp_path / "one.json"
+    record.write_text(json.dumps(record_of("one")))
+    done = trace("--record", str(record), "-o", str(tmp_path / "t.json"))
+    assert done.returncode == 0, done.stderr
+    text = (tmp_path / "t.json").read_text()
+    assert problems(text) == []
+    units = {word for row in json.loads(text)["traceEvents"] if row["ph"] == "C"
+             for word in row["args"]}  # fmt: skip
+    assert units == {"Mbit/s", "bus GB/s"}
 
 
 def test_usage(tmp_path: Path) -> None:
