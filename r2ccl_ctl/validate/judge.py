@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from r2ccl_ctl.control import Process
@@ -79,10 +78,7 @@ def rate(samples: Samples, source: Sequence[str], begin_ns: int, end_ns: int) ->
 
 
 def events_of(record: Mapping[str, Any]) -> list[Event]:
-    known = {}
-    for name, row in record["processes"].items():
-        fields = {k: v for k, v in row.items() if k != "host_index"}
-        known[name] = Process(**{**fields, "path": Path(fields["path"])})
+    known = {name: Process.from_dict(row) for name, row in record["processes"].items()}
     found = [
         Event(process=known[row["process"]], **{k: v for k, v in row.items() if k != "process"})
         for row in record["events"]
@@ -355,7 +351,7 @@ def _quiet(
         found.say(UNKNOWN, reason)
     row = next(r for r in rows.nics if r["nic"] == nic)
     found.nics = [r for r in found.nics or rows.nics if r["nic"] != nic]
-    found.nics.append(row | {"failed_nic": True})
+    found.nics.append(row)
     found.nics.sort(key=lambda r: str(r["nic"]))
     if before is None:
         return
