@@ -381,10 +381,10 @@ def _what(dead: bool) -> str:
     return "process of R2CCL, running or ended," if dead else "running process of R2CCL"
 
 
-def select_targets(wanted: Selection, *, directory: Path | None = None) -> list[Process]:
+def select_targets(wanted: Selection) -> list[Process]:
     """The running processes that a command is for. Without a condition they must be of one job
     and of this user, so that nobody fails a neighbour's NIC by mistake."""
-    found = select(wanted, directory=directory)
+    found = select(wanted)
     if wanted.everything or wanted.pid is not None or wanted.job is not None:
         return found
     mine = [process for process in found if process.uid == os.geteuid()] or found

@@ -221,7 +221,7 @@ def _validate(
     finally:
         screen.end()
     results = report.results_of(wanted, records, skipped)
-    doc = report.document(setup, wanted, results, records)
+    doc = report.document(setup, results, records)
     report.write(folder, "report.json", json.dumps(doc, indent=2) + "\n")
     report.write(folder, "report.md", report.markdown(doc, results))
     command = shlex.join(["r2ccl-ctl", *sys.argv[1:]])

@@ -274,17 +274,17 @@ def _table(found: Result, record: Mapping[str, Any], spans: Mapping[str, tuple[i
         )
 
 
-def _carried(found: Result, nic: str, key: str = "before") -> float | None:
-    """What the NIC carried, or None: then nothing can be shown with it."""
+def _carried(found: Result, nic: str) -> float | None:
+    """What the NIC carried before, or None: then nothing can be shown with it."""
     row = next((r for r in found.nics if r["nic"] == nic), None)
-    rates = [r[key] for r in found.nics if r[key] is not None]
-    if row is None or row[key] is None:
+    rates = [r["before"] for r in found.nics if r["before"] is not None]
+    if row is None or row["before"] is None:
         found.say(UNKNOWN, f"the kernel's counters of {nic} say nothing")
         return None
-    if row[key] < CARRIES * sum(rates) / len(rates) or not row[key]:
+    if row["before"] < CARRIES * sum(rates) / len(rates) or not row["before"]:
         found.say(UNKNOWN, f"{nic} carried nothing before: its failure shows nothing")
         return None
-    return float(row[key])
+    return float(row["before"])
 
 
 def _outcome(record: Mapping[str, Any], step: Any, events: list[Event]) -> Outcome:

@@ -142,7 +142,7 @@ class Run:
         try:
             self._watch(job)
             if self.case.program == PERF:
-                self._start_perf(job)
+                self._start_perf()
             else:
                 from r2ccl_ctl.validate.mpi import NcclTests
 
@@ -179,7 +179,7 @@ class Run:
             host.ask("watch", job=job, ifnames=ifnames, rdma=rdma,
                      count=self.setup.per_node)  # fmt: skip
 
-    def _start_perf(self, job: str) -> None:
+    def _start_perf(self) -> None:
         first = self.bed.hosts[0]
         ports = first.ask("meet")["ports"]
         argv = ["--op", "all_reduce", "-b", str(self.setup.size), "--check-every"]

@@ -317,7 +317,7 @@ def all_of_report(records: dict[str, Any]) -> tuple[Any, list[judge.Result]]:
     chosen = [BY_NAME[name] for name in records]
     setup = run.Setup(**records[chosen[0].name]["inputs"]["setup"])
     results = report.results_of(chosen, records, {})
-    return report.document(setup, chosen, results, records), results
+    return report.document(setup, results, records), results
 
 
 def test_report_is_one_file() -> None:
