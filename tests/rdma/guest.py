@@ -84,14 +84,6 @@ class Job:
         assert self.code is not None
         return Done(self.command, self.code, self.text(), self.ms)
 
-    def wait_text(self, text: str, seconds: float) -> None:
-        """Until its output contains `text`."""
-        self.guest.wait_until(
-            lambda: text in self.text() or self.code is not None, seconds, f"{text!r}"
-        )
-        if text not in self.text():
-            raise GuestError(f"{self.command} ended ({self.code}) without {text!r}: {self.text()}")
-
     def kill(self) -> None:
         self.guest.send(f"kill {self.id}")
 
@@ -181,8 +173,8 @@ class Guest:
         text = self.messages.read_text(errors="replace").strip()
         raise GuestError(f"{self.name}: qemu did not start: {text or 'no message within 20 s'}")
 
-    def wait_booted(self, seconds: float = BOOT_SECONDS) -> None:
-        self.wait_until(lambda: bool(self.hello), seconds, "the guest's first word")
+    def wait_booted(self) -> None:
+        self.wait_until(lambda: bool(self.hello), BOOT_SECONDS, "the guest's first word")
         if self.hello["failed"]:
             raise GuestError(f"{self.name}: modules not loaded: {self.hello['failed']}")
 

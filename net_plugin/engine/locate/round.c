@@ -349,7 +349,8 @@ void r2_rounds_asked(struct r2_peer *p, const struct r2_msg_probe *m, uint64_t n
     }
 }
 
-void r2_round_check(const struct r2_wire_addr *nic, const struct r2_node_row *row, uint64_t now)
+/* A hint about a NIC, from a row of the node segment or (NULL) a peer: asks it. */
+static void round_check(const struct r2_wire_addr *nic, const struct r2_node_row *row, uint64_t now)
 {
     struct r2_round *r;
 
@@ -383,7 +384,7 @@ void r2_rounds_hint(const struct r2_msg_verdict *m, uint64_t now)
         return;
     if (own >= 0 && (!r2_nic_usable(own) || r2_round_of(R2_ROUND_FULL, own)))
         return;
-    r2_round_check(&m->nic, NULL, now);
+    round_check(&m->nic, NULL, now);
 }
 
 /* Another process of this node has written what it found. */
@@ -405,7 +406,7 @@ void r2_rounds_row(const struct r2_node_row *row, uint64_t now)
         r2_recover_soon(own);
     else if (row->state == R2_NODE_FAILED &&
              (own < 0 || (r2_nic_usable(own) && !r2_round_of(R2_ROUND_FULL, own))))
-        r2_round_check(&row->nic, row, now);
+        round_check(&row->nic, row, now);
 }
 
 void r2_rounds_nic(int nic, uint64_t now)

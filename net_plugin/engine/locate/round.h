@@ -148,8 +148,6 @@ struct r2_round *r2_round_of(enum r2_round_kind kind, int lnic);
 int r2_round_count(enum r2_round_kind kind);
 struct r2_round *r2_round_new(enum r2_round_kind kind, int lnic, uint64_t now);
 void r2_round_free(struct r2_round *r, uint64_t now);
-/* A hint about a NIC, from a row of the node segment or (NULL) a peer: asks it. */
-void r2_round_check(const struct r2_wire_addr *nic, const struct r2_node_row *row, uint64_t now);
 void r2_rounds_tick(uint64_t now);
 bool r2_rounds_any(void);
 /* Notes from the inbox. */

@@ -267,10 +267,11 @@ static void wait_begins(struct r2_path *path, const char *cause)
     if (p->doubt_since) /* what came up meanwhile delivered nothing */
         p->no_path_since = p->doubt_since;
     if (p->active || p->opening)
-        say_no_path(path, cause); /* else the first that waits does: r2_path_wait_late */
+        say_no_path(path, cause); /* else the first that waits does: path_wait_late */
 }
 
-void r2_path_wait_late(const struct r2_peer *p)
+/* Something begins to wait for a peer without paths: the journal says so, if it ever had one. */
+static void path_wait_late(const struct r2_peer *p)
 {
     const struct r2_path *last = NULL;
 
@@ -455,7 +456,7 @@ void r2_peer_waits(struct r2_peer *p, uint64_t now)
 
     if (!r2_peer_served(p) && (first || !p->no_path_since)) {
         p->no_path_since = now;
-        r2_path_wait_late(p);
+        path_wait_late(p);
     }
     if (p->suspect_since && first)
         p->suspect_since = now;
