@@ -243,8 +243,7 @@ struct r2_peer {
     struct r2_share_set shares; /* of the paths that take chunks */
     uint64_t shares_aged;
     uint64_t
-        rtt_most;  /* the longest round trip of a path that carries frames that are waited for */
-    bool any_path; /* S: for some connection (r2_conn.any_path) */
+        rtt_most; /* the longest round trip of a path that carries frames that are waited for */
     struct r2_list dying;
     enum r2_tcp_for tcp_for;
     struct r2_liveness liveness; /* whether the silent process still exists */
@@ -366,6 +365,12 @@ enum r2_linger {
     R2_LINGER_LEFT,    /* ... no more */
 };
 
+/* S: which paths take the bytes that wait. */
+enum r2_conn_ways {
+    R2_WAYS_RULED, /* those of weight above 0, and in R2CCL_MODE=migrate of one NIC */
+    R2_WAYS_ANY,   /* all that can carry them, as none of those can */
+};
+
 /* S: what the receiver was told when it took its memory back (revoke.c). R: ASKED is unused. */
 enum r2_revocation {
     R2_REVOKE_NONE,
@@ -373,24 +378,23 @@ enum r2_revocation {
     R2_REVOKE_SAID,
 };
 
+#define R2_SEQ_NONE UINT64_MAX /* r2_conn.final_seq: the other side has not closed */
+
 struct r2_conn {
-    struct r2_peer *peer; /* holds a reference */
+    struct r2_peer *peer; /* holds a reference; its `out`: we send */
     struct r2_ctx *ctx;
     struct r2_list node;     /* peer->conn_list */
-    struct r2_list ctx_node; /* r2_eng.lock: ctx->conns */
+    struct r2_list ctx_node; /* r2_eng.lock: ctx->conns or ctx->half_made */
     struct r2_list queue;    /* listen->backlog, until accepted */
     atomic_int refs;
     uint64_t id, listen_id;
-    bool out;             /* we send */
-    bool handed_out;      /* S: r2_engine_connect has returned it, or looks at it */
     atomic_ulong help_at; /* when NCCL's thread next looks at the sockets itself */
     uint8_t home, remote_home;
     enum r2_conn_state state;
     int error;
     enum r2_conn_word word;
     enum r2_linger linger;
-    bool remote_closed;
-    uint64_t final_seq; /* R, remote_closed: messages that the sender has begun */
+    uint64_t final_seq; /* the other side has closed: it takes part in no message from here on */
     /* One-sided paths, by r2_path.index: S: handed out, R: arrived (engine/message/revoke.c) */
     struct r2_conn_lane lanes[R2_PATHS_MAX];
     uint32_t under_way; /* S: chunks that a NIC may still read */
@@ -403,13 +407,13 @@ struct r2_conn {
     struct r2_list mrs;
 
     /* S */
-    struct r2_list ready; /* peer->ready */
-    uint64_t waiting;     /* bytes that bulk lanes may take */
-    uint64_t stuck_since; /* r2_peer_check_stuck */
-    bool any_path;        /* whichever path can carry them takes them: r2_peer_allow_any_path */
-    uint64_t posted;      /* receives posted by the peer: all seq below it */
-    uint64_t oldest;      /* first message not acknowledged whole */
-    uint64_t eager;       /* largest message sent before its clear-to-send */
+    struct r2_list ready;   /* peer->ready */
+    uint64_t waiting;       /* bytes that bulk lanes may take */
+    uint64_t stuck_since;   /* r2_peer_check_stuck */
+    enum r2_conn_ways ways; /* of those bytes: usable_paths.c */
+    uint64_t posted;        /* receives posted by the peer: all seq below it */
+    uint64_t oldest;        /* first message not acknowledged whole */
+    uint64_t eager;         /* largest message sent before its clear-to-send */
     struct r2_cts_slot cts[R2_WINDOW];
 
     /* R */
@@ -430,6 +434,11 @@ struct r2_conn {
     unsigned small;      /* messages that came before their clear-to-send, in a row */
     struct r2_stash stash[R2_EAGER_AHEAD];
 };
+
+static inline bool r2_conn_is_left(const struct r2_conn *c)
+{
+    return c->final_seq != R2_SEQ_NONE;
+}
 
 /* The peer's connections; those with bytes to send. The body ends none of them, but for _SAFE:
  * there it may end the one at hand. */
@@ -464,8 +473,10 @@ struct r2_mr {
 };
 
 struct r2_ctx {
-    struct r2_list node; /* all that were made */
-    struct r2_list conns, listens;
+    struct r2_list node;      /* all that were made */
+    struct r2_list conns;     /* the application's */
+    struct r2_list half_made; /* S: r2_engine_connect has not returned them, nor looks at them */
+    struct r2_list listens;
     uint64_t comm_id;
 };
 

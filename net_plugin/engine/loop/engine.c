@@ -155,6 +155,7 @@ int r2_engine_init(struct r2_ctx **ctx, uint64_t comm_id, r2_log_fn log)
         if (!first_comm)
             first_comm = comm_id;
         r2_list_init(&c->conns);
+        r2_list_init(&c->half_made);
         r2_list_init(&c->listens);
         r2_list_add_tail(&contexts, &c->node);
         *ctx = c;

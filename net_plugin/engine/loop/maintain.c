@@ -398,7 +398,7 @@ void r2_peer_task(struct r2_task *t)
     if (p->out) {
         R2_FOR_EACH_CONN_SAFE (c, p)
             r2_send_pump(c);
-        r2_peer_allow_any_path(p);
+        r2_peer_find_ways(p);
         r2_peer_kick(p);
     }
     retire(p, r2_peer_now(p));

@@ -57,7 +57,7 @@ void r2_buffered_free(struct r2_req *r)
 
 bool r2_buffered_lingers(struct r2_conn *c)
 {
-    if (!c->out || c->state != R2_CONN_OPEN || c->oldest == c->next_seq)
+    if (!c->peer->out || c->state != R2_CONN_OPEN || c->oldest == c->next_seq)
         return false;
     for (uint64_t s = c->oldest; s < c->next_seq; s++) {
         struct r2_req *r = r2_conn_req(c, s);

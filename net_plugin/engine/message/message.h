@@ -7,7 +7,7 @@
 #include "engine/path/path.h"
 
 /* ---- conn.c */
-struct r2_conn *r2_conn_new(struct r2_peer *p, uint64_t id, bool out);
+struct r2_conn *r2_conn_new(struct r2_peer *p, uint64_t id);
 static inline struct r2_conn *r2_conn_find(struct r2_peer *p, uint64_t id)
 {
     return r2_hash_get(&p->conns, id);
@@ -90,8 +90,8 @@ static inline bool r2_conn_narrow(void)
 int r2_conn_stays(const struct r2_conn *c);
 /* Memory may be registered with some NICs only. If those only stand by, have weight 0 or are not
  * the home NIC, its messages would wait for ever: finds such connections, for which these rules do
- * not hold (r2_conn.any_path). */
-void r2_peer_allow_any_path(struct r2_peer *p);
+ * not hold (R2_WAYS_ANY). */
+void r2_peer_find_ways(struct r2_peer *p);
 /* The same for a message that begins to wait for a bulk lane, before its connection is listed. */
 void r2_conn_begins(struct r2_conn *c, const struct r2_req *r);
 /* S: what waits has no path that may carry it, as sockets may not: for so long, then it fails. */

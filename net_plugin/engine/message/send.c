@@ -99,7 +99,7 @@ static bool send_eager(struct r2_conn *c, struct r2_req *r)
 
 void r2_send_pump(struct r2_conn *c)
 {
-    if (!c->out || (c->state != R2_CONN_OPEN))
+    if (!c->peer->out || (c->state != R2_CONN_OPEN))
         return;
     for (uint64_t s = c->oldest; s < c->next_seq; s++) {
         struct r2_req *r = r2_conn_req(c, s);
@@ -249,7 +249,7 @@ void r2_send_fenced(struct r2_path *path, uint32_t gen)
     R2_FOR_EACH_CONN (c, p) {
         bool any = false;
 
-        for (uint64_t s = c->oldest; s < c->next_seq && c->out; s++) {
+        for (uint64_t s = c->oldest; s < c->next_seq && c->peer->out; s++) {
             struct r2_req *r = r2_conn_req(c, s);
 
             if (r && r2_send_path_down(&r->led.send, path->index, gen, &again))

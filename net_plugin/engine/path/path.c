@@ -146,7 +146,7 @@ static bool in_order(const struct r2_path *path, int err)
     if (err == 0 || path->health.state == R2_HEALTH_DRAINED)
         return true;
     R2_FOR_EACH_CONN (c, path->peer) {
-        if (!c->remote_closed && c->state < R2_CONN_CLOSING)
+        if (!r2_conn_is_left(c) && c->state < R2_CONN_CLOSING)
             return false;
     }
     return true;

@@ -211,7 +211,7 @@ void r2_peer_census(struct r2_peer *p)
 static bool has_open(const struct r2_peer *p)
 {
     R2_FOR_EACH_CONN (c, p) {
-        if (c->state == R2_CONN_OPENING || (c->state == R2_CONN_OPEN && !c->remote_closed))
+        if (c->state == R2_CONN_OPENING || (c->state == R2_CONN_OPEN && !r2_conn_is_left(c)))
             return true;
     }
     return false;
@@ -309,7 +309,7 @@ static bool is_empty(const struct r2_path *path)
     if (path->outbox.off < path->outbox.len || r2_pathrate_inflight(&path->rate))
         return false;
     R2_FOR_EACH_CONN (c, path->peer) {
-        for (uint64_t s = c->oldest; s < c->next_seq && c->out; s++) {
+        for (uint64_t s = c->oldest; s < c->next_seq && c->peer->out; s++) {
             struct r2_req *r = r2_conn_req(c, s);
 
             if (r && r->attached && r2_send_on_path(&r->led.send, path->index))
