@@ -16,6 +16,7 @@
 #include "engine/core/health.h"
 #include "engine/core/lanes.h"
 #include "engine/core/ledger.h"
+#include "engine/core/nicmachines.h"
 #include "engine/core/pathrate.h"
 #include "engine/core/pathstate.h"
 #include "engine/core/trial.h"
@@ -48,6 +49,12 @@ struct r2_peer;
 
 /* What paths tell about the NICs that they use. */
 enum r2_census { R2_CENSUS_NONE, R2_CENSUS_OK, R2_CENSUS_LOST, R2_CENSUSES };
+
+/* S: what the job waits for on a path, when the path was last asked. */
+enum r2_flow_wait {
+    R2_FLOW_DATA, /* the sender, or another path */
+    R2_FLOW_NICS, /* the path had no room: it and all others are too slow for what waits */
+};
 
 #define R2_OUT_NOW 1 /* r2_path.outbox.due */
 
@@ -123,8 +130,7 @@ struct r2_path {
         uint32_t beside;     /* r2_grey_beside, as its NIC's counts have it */
         uint64_t chunk_at;   /* S: when it last took a chunk */
         uint64_t busy_until; /* S: bytes that arrived another way may still be in its sockets */
-        uint64_t
-            bottleneck_from; /* S: since then it and all others are too slow for what waits; 0 */
+        enum r2_flow_wait waits_for;
     } flow;
 
     struct { /* heartbeats */
@@ -144,8 +150,8 @@ struct r2_path {
     struct { /* what operators were last shown */
         uint32_t weight, penalty;
         uint64_t reuse_at;
-        uint64_t weight_at; /* when the journal last had an event about its weight; 0: never */
-        char verdict[80];   /* why it is down, once that is known (engine/locate) */
+        unsigned weights; /* events about its weight in the journal */
+        char verdict[80]; /* why it is down, once that is known (engine/locate) */
         int row;
     } shown;
 };
@@ -489,34 +495,33 @@ struct r2_listen {
     struct r2_list backlog; /* connections waiting for accept; r2_eng.lock */
 };
 
-/* `lock` of nicstate.c guards what is not atomic; I/O thread 0 alone changes it, but for verdicts.
- */
+/* r2_eng.nic_lock guards what is not atomic, and changes of `place`; I/O thread 0 alone changes it,
+ * but for verdicts. */
 struct r2_nic_state {
-    atomic_bool link_up, addr_gone; /* addr_gone: or its interface, or nobody listens there yet */
+    atomic_uchar place; /* enum r2_place */
+    atomic_uchar reach; /* enum r2_nicreach */
     atomic_int
-        telling;     /* threads that are telling what has changed: no news before they are done */
-    atomic_bool met; /* it has reached somebody since the process started */
-    atomic_bool located; /* FAILED by a verdict: engine/locate says when it works again */
-    atomic_uint epoch;   /* grows after each change of what peers are told: who reads it first never
-                          * gives old word the newest number */
+        telling; /* threads that are telling what has changed: no news before they are done */
+    /* FAILED by a verdict: when engine/locate next asks whether it works again; 0: not so. */
+    atomic_ulong recover_at;
+    atomic_uint epoch; /* grows after each change of what peers are told: who reads it first never
+                        * gives old word the newest number */
     struct r2_health health;
     struct r2_damp damp;
     uint64_t alone_at; /* since when none of its paths answers, while others do; 0: not so */
     uint64_t shown_at; /* when penalty and link were last looked at */
     uint64_t drain_from;
-    bool fault_told;
     atomic_int census[R2_CENSUSES];
-    atomic_bool forgive;   /* a peer's operator says so */
     atomic_uchar forgiven; /* how often this one's did, for the peers */
     atomic_uchar word;     /* enum r2_nic_word */
-    atomic_bool trusted;   /* it is usable, and has not just come back */
     atomic_uint weight;    /* per mille: the topology's, then the operator's */
     atomic_uint ramp;      /* per mille: of a NIC that comes back, for paths that never failed */
     int row;
 };
 
 struct r2_engine {
-    pthread_mutex_t lock; /* peers, listens, contexts, backlogs */
+    pthread_mutex_t lock;     /* peers, listens, contexts, backlogs */
+    pthread_mutex_t nic_lock; /* nic_state; a leaf */
     bool inited, started;
     atomic_bool inert; /* a forked child: does nothing */
     pid_t pid;         /* whose threads these are: a child of _Fork does not know that it is one */

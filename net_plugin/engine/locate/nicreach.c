@@ -23,28 +23,29 @@
 
 static const char cause[] = "has reached no peer yet: the job is not protected by it";
 
-/* Relaxed: a flag that is set once, by any thread, and nothing is read on the strength of it. */
 /* I/O thread 0's */
 static int in_vain[R2_MAX_NICS]; /* looks, in a row */
-static bool told[R2_MAX_NICS], taken_back[R2_MAX_NICS];
 static uint64_t looked_at;
 /* What senders said since the last look: R2_REACH_UNKNOWN, or how many did not answer. */
 static int heard[R2_MAX_NICS];
 static unsigned n_looks;
 
+static enum r2_nicreach reach_of(int nic)
+{
+    return (enum r2_nicreach)atomic_load(&r2_eng.nic_state[nic].reach);
+}
+
 static bool has_met(int nic)
 {
-    return atomic_load_explicit(&r2_eng.nic_state[nic].met, memory_order_relaxed);
+    return r2_nicreach_met(reach_of(nic));
 }
 
 /* It could protect the job, for all that is known of it: has a link, has not failed, is not drained
  * and has a weight. Loopback addresses have no wire that could be wrong. */
 static bool counted_on(int nic)
 {
-    const struct r2_nic_state *s = &r2_eng.nic_state[nic];
-
-    return !r2_local.nics[nic].loopback && atomic_load(&s->link_up) && atomic_load(&s->trusted) &&
-           atomic_load(&s->weight);
+    return !r2_local.nics[nic].loopback && r2_nic_is_up(nic) && r2_nic_trusted(nic) &&
+           atomic_load(&r2_eng.nic_state[nic].weight);
 }
 
 /* The two are meant to reach each other: they are of one subnet, or the peer has a NIC for each of
@@ -131,7 +132,7 @@ int r2_nicreach_pair(const struct r2_peer *p, int nic)
 void r2_nicreach_asked(int nic, bool answered, int in_vain_of)
 {
     if (answered)
-        r2_nic_met(nic);
+        r2_nic_reach(nic, R2_NICREACH_EV_MEET);
     heard[nic] = in_vain_of;
 }
 
@@ -142,7 +143,7 @@ static int ask_senders(int nic, uint64_t now)
     int was = heard[nic];
 
     heard[nic] = R2_REACH_UNKNOWN;
-    if (told[nic] && n_looks % TOLD_LOOKS)
+    if (reach_of(nic) == R2_NICREACH_WARNED && n_looks % TOLD_LOOKS)
         return was;
     return r2_locate_reach(nic, now) == 0 ? 0 : was;
 }
@@ -175,13 +176,10 @@ static void tell(int nic, int peers)
 {
     char hint[256];
 
-    if (told[nic]) {
-        r2_nicstate_remark(nic, cause);
-        return;
-    }
-    told[nic] = true;
-    journal(nic, cause);
     r2_nicstate_remark(nic, cause);
+    if (r2_nic_reach(nic, R2_NICREACH_EV_WARN) != R2_NICREACH_NOBODY)
+        return;
+    journal(nic, cause);
     R2_TELL("NIC %s has a link, but in %d s it reached none of %d peer process%s that other NICs "
             "reach: the job is not protected by it. %sCheck firewall, cabling, subnet and address "
             "family on both sides, or leave it out of R2CCL_NICS",
@@ -191,7 +189,7 @@ static void tell(int nic, int peers)
 
 static void take_back(int nic)
 {
-    taken_back[nic] = true;
+    r2_nic_reach(nic, R2_NICREACH_EV_TAKE_BACK);
     journal(nic, "reaches a peer now");
     r2_nicstate_remark(nic, "");
     R2_INFO("NIC %s reaches a peer now", r2_nic_name(nic));
@@ -212,7 +210,7 @@ void r2_nicreach_look(uint64_t now)
 
     n_looks++;
     for (int i = 0; i < r2_local.n; i++) {
-        if (has_met(i) && told[i] && !taken_back[i])
+        if (reach_of(i) == R2_NICREACH_LATE)
             take_back(i);
         open |= !has_met(i) && counted_on(i);
     }

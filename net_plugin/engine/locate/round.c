@@ -402,7 +402,7 @@ void r2_rounds_row(const struct r2_node_row *row, uint64_t now)
         }
     }
     if (own >= 0 && row->state == R2_NODE_WORKS)
-        r2_recover_soon(own);
+        r2_recover_soon(own, now);
     else if (row->state == R2_NODE_FAILED &&
              (own < 0 || (r2_nic_usable(own) && !r2_round_of(R2_ROUND_FULL, own))))
         r2_round_check(&row->nic, row, now);

@@ -171,7 +171,7 @@ void r2_check_conclude(struct r2_round *r, uint64_t now);
 void r2_recover_conclude(struct r2_round *r, uint64_t now);
 /* NICs that a verdict took out of service are probed until they answer. */
 void r2_recover_tick(uint64_t now);
-void r2_recover_soon(int nic);
+void r2_recover_soon(int nic, uint64_t now);
 /* A verdict on the pair was given less than R2_REPEAT_NS ago. */
 bool r2_verdict_recent(int lnic, const struct r2_wire_addr *addr, uint64_t now);
 /* The other end's node itself says that its NIC is out of order. */

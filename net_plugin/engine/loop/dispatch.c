@@ -328,7 +328,7 @@ static void rnic_change(struct r2_peer *p, int nic, const struct r2_msg_nic *m)
             continue;
         if (forgiven) {
             r2_path_forgive(path);
-            atomic_store(&r2_eng.nic_state[path->lnic].forgive, true);
+            r2_nic_forget(path->lnic);
         }
         if (news)
             rnic_path(path, word, others, (int)(m->reason & 0xfff));

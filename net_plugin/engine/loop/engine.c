@@ -72,7 +72,8 @@ static int find_nics(void)
     n = r2_nic_add_ports(n);
     for (int i = 0; i < n; i++) {
         r2_eng.nic_state[i].row = -1;
-        r2_eng.nic_state[i].link_up = r2_local.nics[i].link_up;
+        atomic_init(&r2_eng.nic_state[i].place,
+                    r2_local.nics[i].link_up ? R2_PLACE_UP : R2_PLACE_DOWN);
         atomic_init(&r2_eng.nic_state[i].word,
                     r2_local.nics[i].link_up ? R2_NIC_USABLE : R2_NIC_DOWN);
     }

@@ -302,7 +302,7 @@ bool r2_up_next_chunk(void *owner, struct r2_ep *ep, struct r2_bulk *bulk)
 out:
     if (r2_list_empty(&p->ready) && path->ep == ep) {
         r2_pathrate_app_limited(&path->rate);
-        path->flow.bottleneck_from = 0;
+        path->flow.waits_for = R2_FLOW_DATA;
     }
     /* Only sockets take copies; one-sided paths are not even asked. */
     if (!found && path->transport == R2_VIA_TCP && path->ep == ep &&

@@ -76,11 +76,11 @@ static void tell_weight(struct r2_path *path, const char *reason)
     bool tell;
 
     pthread_mutex_lock(&lock);
-    tell = r2_ratelimit_pass(&told, !path->shown.weight_at, r2_peer_now(path->peer), &untold);
+    tell = r2_ratelimit_pass(&told, !path->shown.weights, r2_peer_now(path->peer), &untold);
     pthread_mutex_unlock(&lock);
     if (!tell)
         return;
-    path->shown.weight_at = r2_peer_now(path->peer);
+    path->shown.weights++;
     if (untold)
         snprintf(text, sizeof(text), "%s (and %u changes before, not shown)", reason, untold);
     r2_path_journal(path, R2_EV_WEIGHT, 0, 0, untold ? text : reason);
