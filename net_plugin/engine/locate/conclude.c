@@ -112,14 +112,13 @@ static void take_out(int nic, const char *why, uint64_t now)
 static void write_row(struct r2_node_row *row)
 {
     const struct timespec soon = {.tv_nsec = 100000};
-    struct r2_nodeseg *seg = r2_locate_nodeseg();
 
-    if (!seg)
+    if (!r2_locate_seg)
         return;
     memcpy(row->process, r2_eng.process, 16);
     row->nic.port = 0;
     row->nic.offers = 0;
-    for (int i = 0; i < WRITE_TRIES && r2_nodeseg_write(seg, row) == -EAGAIN; i++)
+    for (int i = 0; i < WRITE_TRIES && r2_nodeseg_write(r2_locate_seg, row) == -EAGAIN; i++)
         nanosleep(&soon, NULL); /* a row that is lost costs another process a round of its own */
 }
 
@@ -285,15 +284,6 @@ static bool confirmed(const struct r2_round *r, const struct r2_wire_addr *addr)
     return seen == R2_SEEN_SILENT;
 }
 
-static bool in_row(const struct r2_node_row *row, const struct r2_wire_addr *addr)
-{
-    for (uint32_t i = 0; i < row->n_others; i++) {
-        if (r2_same_nic(&row->others[i], addr))
-            return true;
-    }
-    return row->kind == R2_FOUND_LOCAL;
-}
-
 static void adopted_text(struct r2_finding *v, const struct r2_node_row *row)
 {
     v->kind = (enum r2_finding_kind)row->kind;
@@ -302,19 +292,9 @@ static void adopted_text(struct r2_finding *v, const struct r2_node_row *row)
 
 void r2_round_adopt(struct r2_round *r, uint64_t now)
 {
-    struct r2_suspect left[R2_SUSPECTS];
     struct r2_finding v[R2_SUSPECTS];
-    int lnic = r->lnic, l = r2_own_index(&r->ev, lnic), n_left = 0;
+    int l = r2_own_index(&r->ev, r->lnic);
     bool works = r2_evidence_works(&r->ev, l, 0);
-
-    for (int i = 0; i < r->n_suspects;) { /* what the row says nothing about needs a round */
-        if (in_row(&r->row, &r->suspects[i].addr)) {
-            i++;
-            continue;
-        }
-        left[n_left++] = r->suspects[i];
-        r->suspects[i] = r->suspects[--r->n_suspects];
-    }
 
     for (int i = 0; i < r->n_suspects; i++) {
         const struct r2_suspect *s = &r->suspects[i];
@@ -328,11 +308,6 @@ void r2_round_adopt(struct r2_round *r, uint64_t now)
     r2_count(&r2_eng.n->locate_adopted, 1);
     if (r->n_suspects)
         carry_out(r, v, false, now);
-    r2_round_free(r, now);
-    for (int i = 0; i < n_left; i++) {
-        r2_rounds_failed(left[i].peer, lnic, left[i].rnic, left[i].via, left[i].failed_at);
-        r2_peer_put(left[i].peer);
-    }
 }
 
 /* ---- hints */

@@ -10,8 +10,6 @@
 #include "util/copy.h"
 #include "util/lock.h"
 
-/* Messages up to this size are sent by the caller itself: a wake-up would cost more. */
-
 struct r2_conn *r2_conn_new(struct r2_peer *p, uint64_t id)
 {
     struct r2_conn *c = calloc(1, sizeof(*c));
@@ -224,8 +222,6 @@ void r2_conn_out_close(struct r2_conn *c)
         r2_out_frame(path, R2_F_CLOSE, &m, sizeof(m), lanes, m.lanes * sizeof(lanes[0]));
 }
 
-/* ---- requests */
-
 void r2_conn_end(struct r2_conn *c)
 {
     if (c->state == R2_CONN_OPENING)
@@ -245,4 +241,18 @@ void r2_conn_out_closed(struct r2_conn *c)
     else
         r2_conn_out_close(c);
     r2_conn_reap(c);
+}
+
+void r2_conns_leave(struct r2_peer *p)
+{
+    R2_FOR_EACH_CONN_SAFE (c, p) {
+        /* A connection that did not linger waits for no path either to say its end. */
+        if (c->state >= R2_CONN_CLOSING && !p->n_up)
+            r2_buffered_left(c);
+        if (!c->linger || c->state >= R2_CONN_CLOSING || c->oldest != c->next_seq)
+            continue;
+        r2_conn_end(c);
+        r2_conn_out_closed(c);
+        r2_conn_put(c);
+    }
 }

@@ -175,7 +175,6 @@ static int on_command(void *arg, const struct r2_control_cmd *cmd, char *result,
 void r2_niccmd_tick(uint64_t now)
 {
     r2_control_poll(r2_eng.ctl, on_command, &now);
-    r2_nicfaults_tick(now);
     for (int i = 0; i < r2_local.n; i++)
         tick_fault(i, now);
 }

@@ -73,11 +73,6 @@ enum r2_carrier r2_niclink_carrier(int nic, uint64_t now);
 /* I/O thread 0, without locks: time passes; what is done about it once a second. */
 void r2_nicreach_tick(uint64_t now);
 void r2_nicreach_look(uint64_t now);
-/* The NIC of a peer which only sends to us that this one is to ask, -1: none. Under its lock. */
-int r2_nicreach_pair(const struct r2_peer *p, int nic);
-/* Such peers were asked over the NIC: some answered, and how many did not. */
-void r2_nicreach_asked(int nic, bool answered, int in_vain_of);
-
 /* ---- nicquality.c: NICs that work, and lose packets or carry far less than the others. I/O thread
  * 0. */
 void r2_nicquality_tick(uint64_t now);

@@ -218,6 +218,34 @@ static bool take_chunk(struct r2_path *path, struct r2_conn *c, struct r2_bulk *
     return false;
 }
 
+/* Some other path carries the message, and may take a chunk of it now. */
+static bool others_may(const struct r2_path *path, const struct r2_conn *c, const struct r2_req *r)
+{
+    const struct r2_peer *p = path->peer;
+    int stays = r2_conn_stays(c);
+
+    R2_FOR_EACH_PATH (other, p) {
+        if (other != path && r2_path_may(other) >= R2_MAY_LIMITED && !other->hb.unanswered &&
+            (stays < 0 || other->lnic == stays) && r2_share_may(&p->shares, &other->share) &&
+            r2_send_carries(other, r))
+            return true;
+    }
+    return false;
+}
+
+/* What waits first of some connection no other path may take now: they cannot carry it, have had
+ * their share as well, or do not answer. Then shares are no reason to wait. */
+static bool is_sole_carrier(const struct r2_path *path)
+{
+    R2_FOR_EACH_READY (c, path->peer) {
+        const struct r2_req *r = r2_send_first_waiting(c);
+
+        if (r && r2_send_carries(path, r) && !others_may(path, c, r))
+            return true;
+    }
+    return false;
+}
+
 /* The path has had its share: whoever may take more is asked instead, so that nothing waits. */
 static void hand_over(struct r2_path *path)
 {
@@ -277,7 +305,7 @@ bool r2_up_next_chunk(void *owner, struct r2_ep *ep, struct r2_bulk *bulk)
         r2_slownics_full(path);
         goto out;
     }
-    if (rules && !r2_share_may(&p->shares, &path->share) && !r2_path_sole_carrier(path)) {
+    if (rules && !r2_share_may(&p->shares, &path->share) && !is_sole_carrier(path)) {
         hand_over(path);
         goto out;
     }

@@ -99,29 +99,3 @@ void r2_path_set_grey(struct r2_path *path, unsigned permille, const char *reaso
     r2_peer_weigh(path->peer);
     r2_peer_kick(path->peer);
 }
-
-/* Some other path carries the message, and may take a chunk of it now. */
-static bool others_may(const struct r2_path *path, const struct r2_conn *c, const struct r2_req *r)
-{
-    const struct r2_peer *p = path->peer;
-    int stays = r2_conn_stays(c);
-
-    R2_FOR_EACH_PATH (other, p) {
-        if (other != path && r2_path_may(other) >= R2_MAY_LIMITED && !other->hb.unanswered &&
-            (stays < 0 || other->lnic == stays) && r2_share_may(&p->shares, &other->share) &&
-            r2_send_carries(other, r))
-            return true;
-    }
-    return false;
-}
-
-bool r2_path_sole_carrier(const struct r2_path *path)
-{
-    R2_FOR_EACH_READY (c, path->peer) {
-        const struct r2_req *r = r2_send_first_waiting(c);
-
-        if (r && r2_send_carries(path, r) && !others_may(path, c, r))
-            return true;
-    }
-    return false;
-}
