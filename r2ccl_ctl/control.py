@@ -99,6 +99,14 @@ class Process:
         host = f"{self.host} " if self.host else ""
         return f"{host}pid {self.pid}" + (f" ({', '.join(parts)})" if parts else "")
 
+    def as_dict(self) -> dict[str, Any]:
+        return {**asdict(self), "path": str(self.path)}
+
+    @classmethod
+    def from_dict(cls, row: dict[str, Any]) -> Process:
+        """What as_dict gave, after JSON."""
+        return cls(**{**row, "path": Path(row["path"])})
+
     def snapshot(self) -> Snapshot:
         """All tables. Raises SegmentError when the object is gone or damaged."""
         with open_segment(self.path) as segment:
@@ -123,9 +131,7 @@ class Snapshot:
     times: dict[str, dict[str, Any]] = field(default_factory=dict)
 
     def as_dict(self) -> dict[str, Any]:
-        found = asdict(self)
-        found["process"]["path"] = str(self.process.path)
-        return found
+        return {**asdict(self), "process": self.process.as_dict()}
 
 
 @dataclass(frozen=True)
@@ -377,10 +383,10 @@ def _what(dead: bool) -> str:
     return "process of R2CCL, running or ended," if dead else "running process of R2CCL"
 
 
-def select_targets(wanted: Selection, *, directory: Path | None = None) -> list[Process]:
+def select_targets(wanted: Selection) -> list[Process]:
     """The running processes that a command is for. Without a condition they must be of one job
     and of this user, so that nobody fails a neighbour's NIC by mistake."""
-    found = select(wanted, directory=directory)
+    found = select(wanted)
     if wanted.everything or wanted.pid is not None or wanted.job is not None:
         return found
     mine = [process for process in found if process.uid == os.geteuid()] or found

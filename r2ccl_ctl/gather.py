@@ -10,7 +10,6 @@ import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from r2ccl_ctl import __version__
@@ -87,8 +86,8 @@ class Hosts:
         at_once(Member.stop, self.members)
 
     def look(self) -> list[HostLook]:
-        """At all of them, in their order. No host keeps the others waiting for more than the
-        time limit."""
+        """At all of them at once; the answers in their order. A host takes the time limit at most,
+        and up to 7.5 s more where its helper's output ends: for its exit code and last words."""
         return once_each(at_once(Member.look, self.members))
 
 
@@ -171,11 +170,10 @@ def once_each(looks: Iterable[HostLook]) -> list[HostLook]:
 def restored(row: dict[str, Any], shift_ns: int) -> Snapshot:
     """A snapshot that came as JSON; its monotonic times are this host's then."""
     row = shifted(row, shift_ns)
-    process = {**row.pop("process")}
-    process["path"] = Path(process["path"])
+    process = Process.from_dict(row.pop("process"))
     kinds = (("nics", Nic), ("peers", Peer), ("paths", PathRow), ("comms", Comm))
     tables: dict[str, Any] = {name: [kind(**one) for one in row.pop(name)] for name, kind in kinds}
-    return Snapshot(process=Process(**process), **row, **tables)
+    return Snapshot(process=process, **row, **tables)
 
 
 def shifted(value: Any, by_ns: int) -> Any:

@@ -147,14 +147,14 @@ def of_hosts(hosts: Sequence[str], via: str, job: str, seconds: float) -> Parts:
         end = time.monotonic() + seconds
         while time.monotonic() < end:
             for host, reply in zip(bed.hosts, bed.all("poll"), strict=True):
-                known = {row["name"]: _process(row) for row in reply["processes"]}
+                known = {row["name"]: Process.from_dict(row) for row in reply["processes"]}
                 for name, rows in reply["rows"].items():
                     at = reply["mono_ns"] + host.offset_ns
                     _count(counters, at, known[name], rows["nics"], rows["comms"])
             time.sleep(STEP_S)
         for host, reply in zip(bed.hosts, bed.all("journals", job=job), strict=True):
             for rank in reply["ranks"]:
-                process = _process(rank["process"])
+                process = Process.from_dict(rank["process"])
                 for row in rank["events"]:
                     event = Event(process=process, **row)
                     lost += event.lost
@@ -191,10 +191,6 @@ def of_record(path: Path) -> Parts:
         f"{name}: its clock is known to {ns / 1e3:.0f} us or better" for name, ns in errors.items()
     ]
     return events, samples, notes
-
-
-def _process(row: dict[str, Any]) -> Process:
-    return Process(**{**row, "path": Path(row["path"])})
 
 
 def _count(

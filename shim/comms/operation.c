@@ -46,7 +46,9 @@ int r2_follow_before(struct r2_follow *f, enum r2_seg_collective kind, uint64_t 
     return R2_NCCL_OK;
 }
 
-bool r2_follow_take(struct r2_follow *f, const uint64_t *word, bool grouped, int *result)
+/* An AllReduce, between before and after: true, and *result is what the call
+ * returns. False: NCCL has it. */
+static bool follow_take(struct r2_follow *f, const uint64_t *word, bool grouped, int *result)
 {
     int type = (int)word[R2_WORD_TYPE];
     bool ours = f->vote && r2_vote_takes(f->vote, word, grouped);
@@ -61,7 +63,8 @@ bool r2_follow_take(struct r2_follow *f, const uint64_t *word, bool grouped, int
     return ours;
 }
 
-void r2_follow_timed(struct r2_follow *f, void *stream, bool good)
+/* It is over, whoever took it. */
+static void follow_timed(struct r2_follow *f, void *stream, bool good)
 {
     if (f->leader)
         r2_leader_timed(f->leader, stream, good);
@@ -69,7 +72,7 @@ void r2_follow_timed(struct r2_follow *f, void *stream, bool good)
 
 bool r2_comms_take(struct r2_comm *comm, const uint64_t *word, int *result)
 {
-    return comm->follow && r2_follow_take(comm->follow, word, r2_comms_in_group(), result);
+    return comm->follow && follow_take(comm->follow, word, r2_comms_in_group(), result);
 }
 
 /* ---- around the call */
@@ -136,7 +139,7 @@ void r2_comms_end(struct r2_comm *comm, int result, bool collective, r2_nccl_str
     uint64_t bus = taken && collective ? bus_bytes(row) : 0;
 
     if (comm->follow && collective && !r2_comms_in_group())
-        r2_follow_timed(comm->follow, stream, taken);
+        follow_timed(comm->follow, stream, taken);
     if (result == R2_NCCL_OK &&
         atomic_load_explicit(&comm->state, memory_order_relaxed) == R2_SEG_COMM_INIT)
         r2_comms_async(comm, comm->handle, R2_NCCL_OK);

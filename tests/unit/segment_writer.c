@@ -1,10 +1,9 @@
 /* A process with a control segment and no network: the tests of r2ccl-ctl run against it.
  *
  * Usage: segment_writer [--seconds N] [--job NAME] [--rank R] [--nics K] [--plan P] [--deaf]
- *                       [--names]
  * Opens a segment, fills every table, journals, answers commands until N seconds have passed or
  * stdin ends; then closes in order. Prints "ready NAME-OF-THE-OBJECT" first. --deaf never answers;
- * --names prints the events' names and ends; --plan: a number of enum r2_seg_plan.
+ * --plan: a number of enum r2_seg_plan.
  *
  * A line "OFFSET HEX" on stdin: these bytes go into its own rows there, and are published; "done".
  */
@@ -234,21 +233,18 @@ static void run(struct writer *w, const struct options *options)
     }
 }
 
-static int print_names(void)
-{
-    for (int event = R2_EV_NONE; event <= R2_EV_NIC_HEALTHY; event++)
-        printf("%d %s\n", event, r2_control_event_name((enum r2_seg_event)event));
-    return 0;
-}
-
 int main(int argc, char **argv)
 {
     static const struct option longs[] = {
-        {"seconds", required_argument, NULL, 's'}, {"job", required_argument, NULL, 'j'},
-        {"rank", required_argument, NULL, 'r'},    {"nics", required_argument, NULL, 'k'},
-        {"plan", required_argument, NULL, 'p'},    {"deaf", no_argument, NULL, 'd'},
-        {"names", no_argument, NULL, 'n'},         {"host", required_argument, NULL, 'h'},
-        {"peer", required_argument, NULL, 'o'},    {NULL, 0, NULL, 0},
+        {"seconds", required_argument, NULL, 's'},
+        {"job", required_argument, NULL, 'j'},
+        {"rank", required_argument, NULL, 'r'},
+        {"nics", required_argument, NULL, 'k'},
+        {"plan", required_argument, NULL, 'p'},
+        {"deaf", no_argument, NULL, 'd'},
+        {"host", required_argument, NULL, 'h'},
+        {"peer", required_argument, NULL, 'o'},
+        {NULL, 0, NULL, 0},
     };
     struct options options = {
         .seconds = 20, .job = "test-job", .rank = -1, .nics = 2, .peer = "node-b"};
@@ -282,8 +278,6 @@ int main(int argc, char **argv)
         case 'd':
             options.deaf = true;
             break;
-        case 'n':
-            return print_names();
         default:
             return 2;
         }

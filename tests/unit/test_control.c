@@ -368,15 +368,6 @@ static void test_journal_keeps_the_newer(void)
     close_and_remove(ctl);
 }
 
-static void test_event_names(void)
-{
-    for (int i = R2_EV_NONE; i <= R2_EV_NIC_HEALTHY; i++) {
-        CHECK(strcmp(r2_control_event_name((enum r2_seg_event)i), "unknown") != 0);
-    }
-    CHECK_STR(r2_control_event_name(R2_EV_NIC_DOWN), "nic-down");
-    CHECK_STR(r2_control_event_name((enum r2_seg_event)9999), "unknown");
-}
-
 static int child_writes(struct r2_control *ctl)
 {
     struct r2_seg_nic_counters *n = r2_control_nic_counters(ctl, 0);
@@ -608,7 +599,6 @@ static const struct check_test tests[] = {
     {"journal_wraps", test_journal_wraps},
     {"journal_slot_taken", test_journal_slot_taken},
     {"journal_keeps_the_newer", test_journal_keeps_the_newer},
-    {"event_names", test_event_names},
     {"fork_child_is_inert", test_fork_child_is_inert},
     {"lock_dies_with_process", test_lock_dies_with_process},
     {"exit_is_an_end", test_exit_is_an_end},
