@@ -101,12 +101,15 @@ def test_the_configuration_is_one() -> None:
 
 
 def test_the_questions_are_promql(tmp_path: Path) -> None:
-    queries = [line for line in block("Questions").splitlines() if not line.startswith("#")]
-    rules = [{"record": f"q{n}", "expr": query} for n, query in enumerate(filter(None, queries))]
-    assert len(rules) == 4
+    """Also those of the dashboard."""
+    queries = [line for line in block("Questions").splitlines() if line and line[0] != "#"]
+    assert len(queries) == 6
+    board = json.loads((ROOT / "docs/examples/grafana.json").read_text(encoding="utf-8"))
+    queries += [target["expr"] for panel in board["panels"] for target in panel["targets"]]
+    rules = [{"record": f"q{n}", "expr": query} for n, query in enumerate(queries)]
     file = tmp_path / "questions.yml"
     file.write_text(json.dumps({"groups": [{"name": "questions", "rules": rules}]}))
-    assert "4 rules found" in promtool("check", "rules", file)
+    assert f"{len(rules)} rules found" in promtool("check", "rules", file)
 
 
 def test_the_page_is_one_that_prometheus_reads(start_writer: StartWriter) -> None:

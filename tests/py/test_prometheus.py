@@ -101,3 +101,6 @@ def test_series_arrive_and_an_alert_fires(
     call("fail-nic", "127.0.1.1", "--pid", str(writers[0].pid))
     until(lambda: any(one["metric"]["nic"] == "127.0.1.1" and one["metric"]["node"] == node
                       for one in ask(firing)), "the alert", WAIT_S)  # fmt: skip
+    # A histogram: 21 ms lie between two of its bounds.
+    resume = f'histogram_quantile(1, r2ccl_resume_seconds_bucket{{job_name="{job}",rank="0"}})'
+    assert [one["value"][1] for one in ask(resume)] == ["0.03"]

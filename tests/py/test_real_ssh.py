@@ -190,3 +190,25 @@ def test_status(hosts: Path) -> None:
     assert "timed out" in document["hosts"][2]["error"] or "route" in document["hosts"][2]["error"]
     done = between(hosts, "status", *words, "--check", prepare=f"{writers}{until}\n")
     assert done.returncode == 3 and "host 10.0.0.77 does not answer" in done.stdout
+
+
+def test_status_of_the_peers(hosts: Path) -> None:
+    """The job's process beside the hosts knows h1, and that of h1 knows h2 and a host that is
+    gone."""
+    job = f"peers-{os.getpid()}"
+    writer = f"{program()} --seconds 140 --job {job}"
+    writers = f"sleep 140 | {writer} --rank 0 --peer h1 >&2 3>&- &\n" + "".join(
+        f"sleep 140 | ssh -F conf {host} {writer} --host {host} --rank {rank} --peer {peer} "
+        ">&2 3>&- &\n"
+        for host, rank, peer in (("h1", 1, "h2"), ("h2", 2, "h1"), ("h2", 3, "h9"))
+    )
+    seen = "ssh -F conf h$n ls /dev/shm | grep -q r2ccl"
+    until = f"for n in 1 2; do until {seen}; do sleep 0.2; done; done; sleep 2"
+    words = ("--hosts", "peers", "--job", job, "--via", WITH_SSH, "--timeout", "60s", "--json")
+    done = between(hosts, "status", *words, prepare=f"{writers}{until}\n")
+    document = json.loads(done.stdout)
+    assert sorted(row["rank"] for row in document["processes"]) == [0, 1, 2, 3], document
+    assert [(one["host"], one["processes"]) for one in document["hosts"][1:]] == [
+        ("h1", 1), ("h2", 2), ("h9", 0)
+    ]  # fmt: skip
+    assert "Could not resolve hostname h9" in document["hosts"][3]["error"], document["hosts"]

@@ -77,6 +77,7 @@ static void fail(struct writer *w, int nic, const char *fault)
     say(w, R2_EV_REPLAY, nic, 1048576, 0, NULL);
     say(w, R2_EV_RESUME, nic, 0, 21000, NULL);
     r2_count(&r2_control_counters(w->ctl)->failovers, 1);
+    r2_count_time(&r2_control_counters(w->ctl)->resume, 21 * R2_NS_PER_MS);
     r2_count(&r2_control_counters(w->ctl)->replayed_bytes, 1048576);
     w->failed[nic] = true;
 }
