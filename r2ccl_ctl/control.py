@@ -115,7 +115,8 @@ class Process:
 
 @dataclass(frozen=True)
 class Snapshot:
-    """One look at a process. Rows are whole; the tables were read one after the other."""
+    """One look at a process. Rows are whole; the tables were read one after the other. times: of
+    r2_seg_times, "failover" and "resume"."""
 
     process: Process
     real_ns: int
@@ -127,6 +128,7 @@ class Snapshot:
     peers: list[Peer]
     paths: list[PathRow]
     comms: list[Comm]
+    times: dict[str, dict[str, Any]] = field(default_factory=dict)
 
     def as_dict(self) -> dict[str, Any]:
         return {**asdict(self), "process": self.process.as_dict()}
@@ -402,6 +404,7 @@ def select_targets(wanted: Selection) -> list[Process]:
 
 def read_snapshot(process: Process, segment: Segment) -> Snapshot:
     counters = segment.single("counters", "r2_seg_counters")
+    times = {name: counters.pop(name) for name in ("failover", "resume")}
     gauges = segment.single("gauges", "r2_seg_gauges")
     bits = gauges.pop("missing")
     words = layout().enum("r2_seg_missing", "R2_SEG_MISSING_")
@@ -424,6 +427,7 @@ def read_snapshot(process: Process, segment: Segment) -> Snapshot:
         peers=peers,
         paths=found,
         comms=[rows.comm(index, row) for index, row in segment.used_rows("comms", "r2_seg_comm")],
+        times=times,
     )
 
 

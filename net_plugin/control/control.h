@@ -88,6 +88,7 @@ static inline void r2_count(uint64_t *counter, uint64_t n)
 {
     __atomic_fetch_add(counter, n, __ATOMIC_RELAXED);
 }
+void r2_count_time(struct r2_seg_times *times, uint64_t ns);
 static inline void r2_gauge(uint64_t *gauge, uint64_t value)
 {
     __atomic_store_n(gauge, value, __ATOMIC_RELAXED);

@@ -43,6 +43,7 @@ static enum r2_nccl_result r2_abi_of_errno(int err)
     case ECANCELED:
         return R2_NCCL_REMOTE_ERROR;
     case EINVAL:
+        return R2_NCCL_INVALID_ARGUMENT;
     case EMSGSIZE:
         return R2_NCCL_INVALID_USAGE;
     case EPROTO:

@@ -113,10 +113,30 @@ int r2_comms_begin(struct r2_comm *comm, enum r2_seg_collective kind, size_t cou
     return R2_NCCL_OK;
 }
 
+/* What the newest operation moves, as nccl-tests counts bus bandwidth. */
+static uint64_t bus_bytes(struct r2_seg_comm *row)
+{
+    uint64_t ranks = __atomic_load_n(&row->ranks, __ATOMIC_RELAXED);
+    uint64_t bytes = __atomic_load_n(&row->op_bytes, __ATOMIC_RELAXED);
+
+    if (ranks < 2)
+        return 0;
+    switch (__atomic_load_n(&row->op, __ATOMIC_RELAXED)) {
+    case R2_SEG_COLL_ALL_REDUCE:
+        return 2 * (bytes - bytes / ranks);
+    case R2_SEG_COLL_BROADCAST:
+    case R2_SEG_COLL_REDUCE:
+        return bytes;
+    default: /* NCCL's count is that of one rank's part */
+        return bytes * (ranks - 1);
+    }
+}
+
 void r2_comms_end(struct r2_comm *comm, int result, bool collective, r2_nccl_stream stream)
 {
     struct r2_seg_comm *row = r2_comm_row(comm);
     bool taken = result == R2_NCCL_OK || result == R2_NCCL_IN_PROGRESS;
+    uint64_t bus = taken && collective ? bus_bytes(row) : 0;
 
     if (comm->follow && collective && !r2_comms_in_group())
         follow_timed(comm->follow, stream, taken);
@@ -125,11 +145,11 @@ void r2_comms_end(struct r2_comm *comm, int result, bool collective, r2_nccl_str
         r2_comms_async(comm, comm->handle, R2_NCCL_OK);
     if (r2_comms_in_group()) {
         if (taken)
-            r2_comms_group_count(comm, collective);
+            r2_comms_group_count(comm, collective, bus);
         else
             r2_comms_group_refuse();
     } else if (taken) {
-        r2_comms_handed(comm, collective, !collective);
+        r2_comms_handed(comm, collective, !collective, (int64_t)bus);
         if (collective && comm->follow)
             r2_follow_after(comm->follow, 1);
     }

@@ -39,6 +39,7 @@ struct options {
     int rank;
     int nics;
     bool deaf;
+    const char *peer; /* its host */
 };
 
 static const char *nic_name(int nic)
@@ -140,11 +141,11 @@ static int on_command(void *arg, const struct r2_control_cmd *cmd, char *result,
     }
 }
 
-static void fill(struct writer *w)
+static void fill(struct writer *w, const char *peer_host)
 {
     int peer = r2_control_peer_add(
         w->ctl, &(struct r2_control_peer){
-                    .process_id = {7}, .host = "node-b", .pid = 4711, .state = R2_SEG_PEER_UP});
+                    .process_id = {7}, .host = peer_host, .pid = 4711, .state = R2_SEG_PEER_UP});
 
     r2_control_peer_connections(w->ctl, peer, 4, R2_SEG_DIR_BOTH);
     for (int nic = 0; nic < w->nics; nic++) {
@@ -241,9 +242,12 @@ int main(int argc, char **argv)
         {"nics", required_argument, NULL, 'k'},
         {"plan", required_argument, NULL, 'p'},
         {"deaf", no_argument, NULL, 'd'},
+        {"host", required_argument, NULL, 'h'},
+        {"peer", required_argument, NULL, 'o'},
         {NULL, 0, NULL, 0},
     };
-    struct options options = {.seconds = 20, .job = "test-job", .rank = -1, .nics = 2};
+    struct options options = {
+        .seconds = 20, .job = "test-job", .rank = -1, .nics = 2, .peer = "node-b"};
     struct r2_control_info info = {.host = "node-a", .mode = "auto"};
     struct writer w = {0};
     int opt, rc;
@@ -265,6 +269,12 @@ int main(int argc, char **argv)
         case 'p':
             info.plan = (enum r2_seg_plan)atoi(optarg);
             break;
+        case 'h':
+            info.host = optarg;
+            break;
+        case 'o':
+            options.peer = optarg;
+            break;
         case 'd':
             options.deaf = true;
             break;
@@ -280,7 +290,7 @@ int main(int argc, char **argv)
         fprintf(stderr, "segment_writer: no shared memory: %s\n", strerror(-rc));
         return 1;
     }
-    fill(&w);
+    fill(&w, options.peer);
     printf("ready %s\n", r2_control_name(w.ctl));
     fflush(stdout);
     run(&w, &options);

@@ -184,6 +184,23 @@ static void test_row_minus_one(void)
     close_and_remove(ctl);
 }
 
+/* A bucket holds what takes as long as it says, and no longer. */
+static void test_times(void)
+{
+    struct r2_seg_times times = {0};
+
+    r2_count_time(&times, 0);
+    r2_count_time(&times, UINT64_C(1000) * R2_SEG_WITHIN_1MS);
+    r2_count_time(&times, UINT64_C(1000) * (R2_SEG_WITHIN_1MS + 1));
+    r2_count_time(&times, UINT64_C(1000) * R2_SEG_WITHIN_30S);
+    r2_count_time(&times, UINT64_C(1000) * (R2_SEG_WITHIN_30S + 1));
+    CHECK_EQ(times.us, 2 * R2_SEG_WITHIN_1MS + 2 * R2_SEG_WITHIN_30S + 2);
+    CHECK_EQ(times.count[0], 2);
+    CHECK_EQ(times.count[1], 1);
+    CHECK_EQ(times.count[R2_SEG_TIMES - 2], 1);
+    CHECK_EQ(times.count[R2_SEG_TIMES - 1], 1);
+}
+
 static void test_nic_rows(void)
 {
     struct r2_control *ctl = open_one();
@@ -576,6 +593,7 @@ static const struct check_test tests[] = {
     {"group", test_group},
     {"hidden_works", test_hidden_works},
     {"row_minus_one", test_row_minus_one},
+    {"times", test_times},
     {"nic_rows", test_nic_rows},
     {"peers_and_paths", test_peers_and_paths},
     {"journal_wraps", test_journal_wraps},

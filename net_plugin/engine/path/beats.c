@@ -235,6 +235,7 @@ static void beat(const struct look *l, uint64_t now, bool judge)
         path->hb.rttvar_ns = h->rttvar_ns;
         r2_grey_path_segments(path, h, now);
         use_lanes(path, h, now);
+        r2_path_judge_packets(path, h);
         if (h->answered && !h->stalled) {
             path->hb.proven_at = path->hb.sent_at;
             path->hb.used_at = is_given(path) ? now : path->hb.used_at;

@@ -97,7 +97,7 @@ void r2_path_journal(const struct r2_path *path, enum r2_seg_event event, uint64
  * good, unless its NIC is known to be coming back. */
 static uint64_t probe_cap(const struct r2_path *path)
 {
-    if (!r2_past_carried(path->past) && atomic_load(&r2_eng.nic_state[path->lnic].trusted))
+    if (!r2_past_carried(path->past) && r2_nic_trusted(path->lnic))
         return BACKOFF_NEVER_UP;
     if (!r2_peer_left(path->peer, path->transport) && path->role == R2_ROLE_FIRST)
         return BACKOFF_NONE_LEFT;
@@ -146,7 +146,7 @@ static bool in_order(const struct r2_path *path, int err)
     if (err == 0 || path->health.state == R2_HEALTH_DRAINED)
         return true;
     R2_FOR_EACH_CONN (c, path->peer) {
-        if (!c->remote_closed && c->state < R2_CONN_CLOSING)
+        if (!r2_conn_is_left(c) && c->state < R2_CONN_CLOSING)
             return false;
     }
     return true;
@@ -214,6 +214,7 @@ static void ended(struct r2_path *path, bool clean, int err, const char *cause)
 
     path->state = r2_path_next(path->state, R2_PATH_EV_END);
     p->n_up -= was_up;
+    r2_grey_note_beside(path, 0);
     if (!carried) /* R: the other side knows whether it is wanted */
         path->past =
             r2_past_next(path->past, p->out && err && !no_descriptors(err) ? R2_PAST_EV_ATTEMPT

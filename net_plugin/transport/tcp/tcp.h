@@ -89,9 +89,9 @@ struct r2_lane {
     uint64_t acked_seen, moved_seen, segments_seen, resent_seen;
     bool out_seen;
     uint64_t moved; /* bytes the kernel took, of a bulk lane; under tx_lock */
-    /* Control, where the kernel does not tell (health.c): what the last look found to have
-     * come, and when. Under tx_lock. */
-    uint64_t got_seen, got_at;
+    /* Where the kernel does not tell (health.c): bytes received (control) or acknowledged (bulk) at
+     * the last look, and when they last grew. Under tx_lock. */
+    uint64_t sum_seen, sum_at;
 
     pthread_mutex_t rx_lock;
     enum r2_rx_state rx_state;
