@@ -187,7 +187,7 @@ format: venv ## rewrite C and Python sources in the project's style
 	@mk/lint --format
 
 bench: native venv ## benchmarks, each beside its baseline (BENCH_ARGS=--smoke: short)
-	@$(tool_env) BUILD=$(B) mk/bench $(BENCH_ARGS)
+	@$(tool_env) mk/bench $(BENCH_ARGS)
 
 chaos: native venv ## soak: stress programs and soak tests (SECONDS_EACH=300)
 	@$(tool_env) BUILD=$(B) SAN=$(SAN) mk/chaos

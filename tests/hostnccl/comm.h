@@ -177,9 +177,6 @@ ncclResult_t hn_service_run(struct ncclComm *comm, struct hn_job *jobs, int coun
                             uint64_t deadline);
 
 struct hn_conn *hn_conn_new(struct ncclComm *comm, int peer, int channel, bool send, bool p2p);
-int hn_conn_listen(struct hn_conn *conn); /* job steps */
-int hn_conn_connect(struct hn_conn *conn);
-int hn_conn_accept(struct hn_conn *conn);
 int hn_conn_close(struct hn_conn *conn);
 /* Makes the rings of all channels, or the p2p connections named by the two lists, in both
  * directions at once; a collective call among the peers concerned. */

@@ -63,14 +63,14 @@ static int give_memory(struct hn_conn *c)
     return 0;
 }
 
-int hn_conn_listen(struct hn_conn *c)
+static int conn_listen(struct hn_conn *c)
 {
     memset(c->handle, 0xa5, sizeof(c->handle));
     int rc = hn_net_listen(c->comm->net, c->dev, c->handle, &c->listen);
     return rc ? plugin_error(c, "listen", rc) : 0;
 }
 
-int hn_conn_connect(struct hn_conn *c)
+static int conn_connect(struct hn_conn *c)
 {
     int rc = hn_net_connect(c->comm->net, c->dev, c->handle, &c->net_comm);
     if (rc)
@@ -78,7 +78,7 @@ int hn_conn_connect(struct hn_conn *c)
     return c->net_comm ? give_memory(c) : AGAIN;
 }
 
-int hn_conn_accept(struct hn_conn *c)
+static int conn_accept(struct hn_conn *c)
 {
     int rc = hn_net_accept(c->comm->net, c->listen, &c->net_comm);
     if (rc)
@@ -131,7 +131,7 @@ static ncclResult_t run_steps(struct ncclComm *comm, struct hn_conn **sends, int
     for (int i = 0; i < count; i++) {
         bool is_recv = i < nrecvs;
         jobs[i].conn = is_recv ? recvs[i] : sends[i - nrecvs];
-        jobs[i].step = listens ? hn_conn_listen : is_recv ? hn_conn_accept : hn_conn_connect;
+        jobs[i].step = listens ? conn_listen : is_recv ? conn_accept : conn_connect;
     }
     ncclResult_t result = hn_service_run(comm, jobs, count, hn_boot_deadline());
     free(jobs);

@@ -247,19 +247,17 @@ static void note_carrier(struct r2_round *r, const struct r2_peer *p, uint8_t ca
     }
 }
 
-void r2_rounds_result(struct r2_peer *p, const uint8_t *body, uint64_t now)
+void r2_round_result(struct r2_round *r, struct r2_peer *p, const uint8_t *body, uint64_t now)
 {
     struct r2_msg_probe_result m;
-    struct r2_round *r;
     struct r2_ask *a = NULL;
 
     memcpy(&m, body, sizeof(m));
-    r = r2_round_find(m.round);
-    for (int i = 0; r && i < r->n_asks; i++) {
+    for (int i = 0; i < r->n_asks; i++) {
         if (memcmp(r->asks[i].process, p->id, 16) == 0)
             a = &r->asks[i];
     }
-    if (!a || a->heard) /* unasked, too late, or the same over another path */
+    if (!a || a->heard) /* unasked, or the same over another path */
         return;
     a->heard = true;
     if (a->end)

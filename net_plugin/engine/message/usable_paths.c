@@ -62,29 +62,29 @@ static bool only_stands_by(const struct r2_conn *c, const struct r2_req *r)
     return false;
 }
 
+static enum r2_conn_ways ways_of(const struct r2_conn *c, const struct r2_req *r)
+{
+    return only_stands_by(c, r) ? R2_WAYS_ANY : R2_WAYS_RULED;
+}
+
 void r2_conn_begins(struct r2_conn *c, const struct r2_req *r)
 {
     bool alone = r2_list_empty(&c->ready); /* nothing else of it waits: earlier ones do not count */
 
-    if (alone || !c->any_path)
-        c->any_path = only_stands_by(c, r);
-    c->peer->any_path |= c->any_path;
+    if (alone || c->ways == R2_WAYS_RULED)
+        c->ways = ways_of(c, r);
 }
 
-void r2_peer_allow_any_path(struct r2_peer *p)
+void r2_peer_find_ways(struct r2_peer *p)
 {
-    if (p->any_path) {
-        R2_FOR_EACH_CONN (c, p)
-            c->any_path = false;
-    }
-    p->any_path = false;
     R2_FOR_EACH_READY (c, p) {
-        for (uint64_t s = c->oldest; s < c->next_seq && !c->any_path; s++) {
+        c->ways = R2_WAYS_RULED;
+        for (uint64_t s = c->oldest; s < c->next_seq && c->ways == R2_WAYS_RULED; s++) {
             struct r2_req *r = r2_conn_req(c, s);
 
-            c->any_path = r && r2_send_waiting(r) && only_stands_by(c, r);
+            if (r && r2_send_waiting(r))
+                c->ways = ways_of(c, r);
         }
-        p->any_path |= c->any_path;
     }
 }
 

@@ -25,7 +25,6 @@ static void fault_event(int nic, enum r2_seg_event event, const char *cause)
     r2_control_nic_fault(r2_eng.ctl, r2_eng.nic_state[nic].row, text[0] ? text : NULL);
     if (!cause)
         ev.cause = text;
-    r2_eng.nic_state[nic].fault_told = text[0];
     r2_control_journal(r2_eng.ctl, &ev);
 }
 
@@ -52,10 +51,12 @@ void r2_nic_inject(int nic, const struct r2_fault *fault)
 
 void r2_nic_clear_fault(int nic, const char *who, uint64_t now)
 {
+    bool had = !r2_fault_none(nic);
+
     r2_fault_clear(nic);
-    if (r2_eng.nic_state[nic].fault_told)
+    if (had)
         fault_event(nic, R2_EV_FAULT_CLEARED, who);
-    r2_nicstate_forgive(nic, true, now);
+    r2_nicstate_forgive(nic, now);
 }
 
 static int recover_nic(const struct r2_control_cmd *cmd, char *result, size_t size, uint64_t now)
@@ -72,12 +73,13 @@ static int recover_nic(const struct r2_control_cmd *cmd, char *result, size_t si
 
 static void tick_fault(int nic, uint64_t now)
 {
+    enum r2_fault_news news = r2_fault_tick(nic, now);
     char text[80];
 
-    if (!r2_fault_tick(nic, now))
+    if (news == R2_FAULT_SAME)
         return;
     r2_fault_text(nic, text, sizeof(text));
-    if (!text[0] && r2_eng.nic_state[nic].fault_told)
+    if (news == R2_FAULT_OVER)
         fault_event(nic, R2_EV_FAULT_CLEARED, "over");
     else
         r2_control_nic_fault(r2_eng.ctl, r2_eng.nic_state[nic].row, text[0] ? text : NULL);
@@ -173,7 +175,6 @@ static int on_command(void *arg, const struct r2_control_cmd *cmd, char *result,
 void r2_niccmd_tick(uint64_t now)
 {
     r2_control_poll(r2_eng.ctl, on_command, &now);
-    r2_nicfaults_tick(now);
     for (int i = 0; i < r2_local.n; i++)
         tick_fault(i, now);
 }

@@ -133,7 +133,7 @@ static void remark(int nic)
 {
     const struct quality *q = &quality[nic];
 
-    if (!atomic_load(&r2_eng.nic_state[nic].trusted))
+    if (!r2_nic_trusted(nic))
         return;
     for (int kind = 0; kind < KINDS; kind++) {
         if (q->of[kind].told) {

@@ -57,8 +57,6 @@ int r2_nic_add_ports(int n)
         r2_local.nics[n + i] = found[i];
         r2_nics_append(r2_local.nics, n + i, seed[i]);
         atomic_store(&port_down[n + i], !found[i].link_up);
-        r2_eng.nic_state[n + i].link_up = found[i].link_up;
-        atomic_init(&r2_eng.nic_state[n + i].word, found[i].link_up ? R2_NIC_USABLE : R2_NIC_DOWN);
     }
     return n + m;
 }
@@ -117,7 +115,7 @@ void r2_nic_transport(int nic, int transport, bool up, const char *cause, uint64
     if (r2_local.nics[nic].bare) {
         atomic_store(&port_down[nic], !up);
         if (!up)
-            r2_nicstate_link(nic, false, cause, now);
+            r2_nicstate_place(nic, R2_PLACE_EV_LINK_DOWN, cause, now);
     }
     if (!up)
         return;

@@ -84,7 +84,8 @@ void r2_peer_hb_forget(struct r2_peer *p)
     count(p, 0, 0);
 }
 
-void r2_peer_hb_doubt(struct r2_peer *p, uint64_t now)
+/* All its paths are asked at the pace of paths in use for a while. */
+static void peer_hb_doubt(struct r2_peer *p, uint64_t now)
 {
     p->hb_doubt_until = now + DOUBT_NS;
 }
@@ -234,6 +235,7 @@ static void beat(const struct look *l, uint64_t now, bool judge)
         path->hb.rttvar_ns = h->rttvar_ns;
         r2_grey_path_segments(path, h, now);
         use_lanes(path, h, now);
+        r2_path_judge_packets(path, h);
         if (h->answered && !h->stalled) {
             path->hb.proven_at = path->hb.sent_at;
             path->hb.used_at = is_given(path) ? now : path->hb.used_at;
@@ -248,7 +250,7 @@ static void beat(const struct look *l, uint64_t now, bool judge)
             if (judge && ++path->hb.unanswered == R2_SUSPECT_BEATS)
                 r2_path_event(path, R2_HEALTH_EV_SILENCE, "heartbeats are overdue");
             r2_count(&r2_eng.n->heartbeats_missed, 1);
-            r2_peer_hb_doubt(path->peer, now);
+            peer_hb_doubt(path->peer, now);
             path->hb.at = now;
             return;
         }

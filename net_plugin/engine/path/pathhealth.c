@@ -211,7 +211,7 @@ void r2_peer_census(struct r2_peer *p)
 static bool has_open(const struct r2_peer *p)
 {
     R2_FOR_EACH_CONN (c, p) {
-        if (c->state == R2_CONN_OPENING || (c->state == R2_CONN_OPEN && !c->remote_closed))
+        if (c->state == R2_CONN_OPENING || (c->state == R2_CONN_OPEN && !r2_conn_is_left(c)))
             return true;
     }
     return false;
@@ -264,7 +264,7 @@ static void proven(struct r2_path *path, const char *cause)
     path->attempt.fails = 0;
     path->past = r2_past_next(path->past, R2_PAST_EV_PROVEN);
     if (!r2_path_wireless(path))
-        r2_nic_met(path->lnic);
+        r2_nic_reach(path->lnic, R2_NICREACH_EV_MEET);
     if (path->peer->out && !path->peer->doubt_since) /* the other side learns what comes of it */
         path->peer->doubt_since = path->peer->no_path_since;
     path->peer->no_path_since = 0;
@@ -309,7 +309,7 @@ static bool is_empty(const struct r2_path *path)
     if (path->outbox.off < path->outbox.len || r2_pathrate_inflight(&path->rate))
         return false;
     R2_FOR_EACH_CONN (c, path->peer) {
-        for (uint64_t s = c->oldest; s < c->next_seq && c->out; s++) {
+        for (uint64_t s = c->oldest; s < c->next_seq && c->peer->out; s++) {
             struct r2_req *r = r2_conn_req(c, s);
 
             if (r && r->attached && r2_send_on_path(&r->led.send, path->index))
@@ -359,8 +359,8 @@ static uint32_t plan_test(struct r2_path *path)
 void r2_path_test(struct r2_path *path)
 {
     struct r2_msg_test m = {.gen = path->gen};
-    bool fresh = path->health.state == R2_HEALTH_UNREACHED && !one_sided(path) &&
-                 atomic_load(&r2_eng.nic_state[path->lnic].trusted);
+    bool fresh =
+        path->health.state == R2_HEALTH_UNREACHED && !one_sided(path) && r2_nic_trusted(path->lnic);
 
     path->test.out = path->test.want = 0; /* test.done: see up_accepted */
     path->test.at = path->peer->out ? r2_peer_now(path->peer) : 0;
@@ -395,6 +395,7 @@ bool r2_path_test_next(struct r2_path *path, struct r2_bulk *bulk)
 
 #define SMALL_PACKET 1280 /* IPv6 asks that much of every link */
 #define LOST_TESTS 2
+#define LOSSY_PART 20 /* of segments, sent again: packets of any size get lost */
 
 /* S: a test was not answered in time. After a few the next attempts use small packets, or full ones
  * again: which of them pass is what a user has to know. */
@@ -406,8 +407,6 @@ void r2_path_test_lost(struct r2_path *path)
     path->attempt.packet = path->attempt.packet ? 0 : SMALL_PACKET;
 }
 
-static const char small_only[] = "large packets vanish on it: it uses small ones";
-
 static void tell_small(const struct r2_path *path)
 {
     static atomic_uint told; /* bits of NICs */
@@ -415,11 +414,21 @@ static void tell_small(const struct r2_path *path)
 
     if (atomic_fetch_or(&told, 1u << path->lnic) >> path->lnic & 1)
         return;
-    r2_path_journal(path, R2_EV_WARNING, 0, 0, small_only);
+    r2_path_journal(path, R2_EV_WARNING, 0, 0, "large packets vanish on it: it uses small ones");
     R2_TELL("path %s: packets of %d bytes, this NIC's MTU, are lost on the way, and packets of %d "
             "arrive. It uses small packets and is slower. Check the MTU of NICs, bridges and "
             "switches on both sides",
             r2_path_text(path, text, sizeof(text)), r2_local.nics[path->lnic].mtu, SMALL_PACKET);
+}
+
+void r2_path_judge_packets(struct r2_path *path, const struct r2_ep_health *h)
+{
+    if (!path->attempt.packet || path->state != R2_PATH_PROVEN)
+        return;
+    if (h->retransmits * LOSSY_PART > h->segments)
+        path->attempt.packet = 0;
+    else
+        tell_small(path);
 }
 
 /* S: the other side has seen it all. */
@@ -432,9 +441,8 @@ int r2_path_on_test_ack(struct r2_path *path, const uint8_t *body)
         return -EPROTO;
     if (path->state == R2_PATH_TESTING && m.gen == path->gen && m.bytes >= path->test.want) {
         path->test.lost = 0;
-        proven(path, path->attempt.packet ? small_only : "test chunks have arrived");
-        if (path->attempt.packet)
-            tell_small(path);
+        proven(path, path->attempt.packet ? "test chunks have arrived in small packets"
+                                          : "test chunks have arrived");
     }
     return 0;
 }
