@@ -76,8 +76,8 @@ def trace(
     With --for, counters show what each NIC sends, and collectives per second and bus
     bandwidth of each communicator (with the shim). A record of `validate` has them already.
 
-    Journals hold nothing from which the clocks of several hosts could be compared. With --hosts,
-    helpers measure the offsets, and the trace says how far each may be from the truth.
+    Clocks of hosts differ. With --hosts, helpers measure the offsets, and the trace says how large
+    the error of each may be.
 
     \b
     Example:
