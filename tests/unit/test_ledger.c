@@ -203,32 +203,6 @@ static void test_send_path_down(void)
     r2_send_free(&l);
 }
 
-static void test_send_nack(void)
-{
-    struct reports got = {0};
-    struct r2_send_ledger l;
-
-    r2_send_init(&l, 2 * KIB);
-    next(&l, KIB, 0, 1);
-    next(&l, KIB, 1, 1);
-    CHECK_EQ(r2_send_nack(&l, 0, KIB, 1, 1), 0);
-    CHECK_EQ(r2_send_nack(&l, 0, KIB, 0, 2), 0);
-    CHECK_EQ(r2_send_nack(&l, 128, KIB, 0, 1), 0);
-    CHECK_EQ(r2_send_ack(&l, 0, 256, NULL, NULL), 256);
-    CHECK_EQ(r2_send_nack(&l, 0, KIB, 0, 1), KIB - 256);
-    CHECK_EQ(r2_send_nack(&l, 0, KIB, 0, 1), 0); /* repeated: harmless */
-    expect_chunk(next(&l, KIB, 0, 1), 256, KIB - 256);
-    CHECK_EQ(r2_send_ack_all(&l, collect, &got), 2 * KIB - 256);
-    CHECK_EQ(got.count, 2);
-    CHECK_EQ(r2_send_nack(&l, KIB, KIB, 1, 1), 0); /* all acknowledged: nothing to send again */
-    CHECK_EQ(r2_send_released(&l, 0, KIB, 0, 1), 0);
-    CHECK_EQ(r2_send_released(&l, 256, KIB - 256, 0, 1), 0);
-    CHECK(!r2_send_complete(&l));
-    CHECK_EQ(r2_send_released(&l, KIB, KIB, 1, 1), 0);
-    CHECK(r2_send_complete(&l));
-    r2_send_free(&l);
-}
-
 static void test_send_empty(void)
 {
     struct reports got = {0};
@@ -449,7 +423,6 @@ static const struct check_test tests[] = {
     {"send_partial_acks", test_send_partial_acks},
     {"send_bad_acks", test_send_bad_acks},
     {"send_path_down", test_send_path_down},
-    {"send_nack", test_send_nack},
     {"send_empty", test_send_empty},
     {"send_many", test_send_many},
     {"send_huge", test_send_huge},
