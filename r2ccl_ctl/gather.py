@@ -148,7 +148,7 @@ def hosts_of(names: Sequence[str], via: str, timeout: float, job: str | None) ->
     if PEERS not in names:
         return Hosts(names, via, timeout)
     if len(names) > 1:
-        raise R2UsageError("--hosts peers stands alone: leave out the other hosts")
+        raise R2UsageError("--hosts peers finds the hosts by itself: leave out the other hosts")
     return PeerHosts(job, via, timeout)
 
 

@@ -213,7 +213,7 @@ def only_with(option: str, other: str, given: bool) -> None:
     """Refuse an option of this command that says nothing where the other one is not `given`."""
     source = click.get_current_context().get_parameter_source(option[2:].replace("-", "_"))
     if not given and source is ParameterSource.COMMANDLINE:
-        raise R2UsageError(f"{option} says nothing without {other}: add that, or leave it out")
+        raise R2UsageError(f"{option} has no effect without {other}: add that, or leave it out")
 
 
 def json_option(command: F) -> F:

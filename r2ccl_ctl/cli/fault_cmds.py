@@ -175,9 +175,9 @@ class Course:
         with contextlib.suppress(OSError):  # the terminal may be gone, and the JSON go elsewhere
             click.echo(f"Error: {self.stopped}", err=True)
             for rule in standing(self.taken):
-                click.echo(f"still stands: {rule} ({self.recover(rule)})", err=True)
+                click.echo(f"still in force: {rule} ({self.recover(rule)})", err=True)
             for rule in self.under_way:
-                click.echo(f"under way, may stand: {rule} ({self.recover(rule)})", err=True)
+                click.echo(f"interrupted, may be in force: {rule} ({self.recover(rule)})", err=True)
         with contextlib.suppress(OSError):
             self.show_end(why)
 

@@ -28,7 +28,7 @@ def _numbers(text: str) -> list[int]:
     for part in text.split(","):
         match = re.fullmatch(r"\s*(\d{1,5})(?:-(\d{1,5}))?\s*", part)
         if match is None:
-            raise R2UsageError(f"'{text}' are no numbers: give such as 1,2,5-8")
+            raise R2UsageError(f"'{text}' is no list of numbers: give one such as 1,2,5-8")
         first = int(match[1])
         found += range(first, int(match[2] or first) + 1)
     return found

@@ -88,7 +88,9 @@ def trace(
     seconds = of_option("--for", parse_duration, span)
     if record is not None:
         if hosts or job or seconds:
-            raise R2UsageError("--record stands alone: leave out --job, --hosts and --for")
+            raise R2UsageError(
+                "--record needs no running ranks: leave out --job, --hosts and --for"
+            )
         events, samples, notes = of_record(record)
     elif hosts:
         events, samples, notes = of_hosts(hosts, via, job or "", seconds)

@@ -401,7 +401,7 @@ def test_faults_that_stand_are_named_when_it_is_stopped(
         popen.wait()
     assert popen.returncode == 128 + number, stderr
     assert "stopped after 3 of 4 rules" in stderr
-    assert stderr.count("still stands") == 1 and " 127.0.1.1)" in stderr
+    assert stderr.count("still in force") == 1 and " 127.0.1.1)" in stderr
 
 
 def test_a_rule_under_way_stands(
@@ -435,8 +435,10 @@ def test_a_rule_under_way_stands(
         assert bool(end["under_way"]) == (code == 130)
         assert "stopped after 2 of 3 rules" in stderr
         again = f"(r2ccl-ctl recover-nic --job {writer.job}"
-        assert f"still stands: 127.0.1.1 blackhole direction=both {again} 127.0.1.1)" in stderr
-        under_way = f"under way, may stand: 127.0.2.1 error direction=both {again} 127.0.2.1)"
+        assert f"still in force: 127.0.1.1 blackhole direction=both {again} 127.0.1.1)" in stderr
+        under_way = (
+            f"interrupted, may be in force: 127.0.2.1 error direction=both {again} 127.0.2.1)"
+        )
         assert (under_way in stderr) == (code == 130), "where nobody can be meant none was asked"
 
 

@@ -312,7 +312,7 @@ def test_a_reader_that_leaves_faults_behind(start_writer: StartWriter, tmp_path:
     rules.write_text("127.0.1.1 blackhole\n127.0.2.1 blackhole\n")
     done = unread_output("faults", "apply", str(rules), "--job", start_writer().job)
     assert done.returncode == 1 and "stopped after 1 of 2 rules" in done.stderr, done
-    assert "still stands: 127.0.1.1 blackhole" in done.stderr
+    assert "still in force: 127.0.1.1 blackhole" in done.stderr
 
 
 # Narrow terminals

@@ -198,7 +198,7 @@ def test_another_network_in_nccls_files(tmp_path: Path, monkeypatch: pytest.Monk
 )
 def test_an_option_that_says_nothing_alone(words: str, option: str, other: str) -> None:
     stderr = call(*words.split(), code=2).stderr
-    assert f"Error: {option} says nothing without {other}: add that, or leave it out" in stderr
+    assert f"Error: {option} has no effect without {other}: add that, or leave it out" in stderr
 
 
 @pytest.mark.parametrize("number", ["-5", "-50"])

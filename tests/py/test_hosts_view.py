@@ -199,7 +199,7 @@ def test_peers_of_nobody() -> None:
         assert "no process with job nobody uses R2CCL here" in text, text
     done = call("status", *words, "--check", code=verdict.UNKNOWN)
     assert done.stdout.startswith("R2CCL UNKNOWN: --hosts peers: no process")
-    assert "stands alone" in call("top", "--hosts", "peers,h1", code=2).output
+    assert "leave out the other hosts" in call("top", "--hosts", "peers,h1", code=2).output
     assert "is for ps, status and top" in call("doctor", "--hosts", "peers", code=2).output
 
 
@@ -274,9 +274,9 @@ def test_on_this_host(start_writer: StartWriter) -> None:
     assert lines[2].split()[:4] == ["3", "node-a", str(writer.pid), "healthy"]
 
 
-def test_options_that_say_nothing_are_refused() -> None:
-    assert "--via says nothing" in call("status", "--via", "srun", code=2).output
-    assert "--timeout says nothing" in call("top", "--timeout", "1s", code=2).output
+def test_options_without_effect_are_refused() -> None:
+    assert "--via has no effect" in call("status", "--via", "srun", code=2).output
+    assert "--timeout has no effect" in call("top", "--timeout", "1s", code=2).output
 
 
 def test_an_empty_hostfile_is_refused(tmp_path: Path) -> None:

@@ -213,7 +213,7 @@ def test_without_the_program_one_line_names_the_package(
     ("words", "wrong"),
     [
         (("--nodes", "1"), "--nodes 1: give 2 to 1024"),
-        (("--nodes", "8;9"), "--nodes: '8;9' are no numbers"),
+        (("--nodes", "8;9"), "--nodes: '8;9' is no list of numbers"),
         (("--nics", "0"), "--nics 0"),
         (("--patterns", "0"), "--patterns 0"),
         (("--size", "1K"), "--size 1K: give 1M or more"),

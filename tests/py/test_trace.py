@@ -247,7 +247,7 @@ def test_usage(tmp_path: Path) -> None:
     done = trace("--record", str(wrong), "-o", str(tmp_path / "t"))
     assert done.returncode == 2 and "no record of `validate`" in done.stderr
     done = trace("--record", str(wrong), "--job", "x")
-    assert done.returncode == 2 and "stands alone" in done.stderr
+    assert done.returncode == 2 and "leave out --job" in done.stderr
     assert trace("--job", "nobody-has-it").returncode == 1
 
 
