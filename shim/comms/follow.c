@@ -110,7 +110,7 @@ static bool plans_for(struct r2_follow *f, const struct r2_agree_member *members
 
     if (!r2_leader_plans())
         return false;
-    if (!never && several_in_a_process(members, f->nranks)) {
+    if ((!never || f->vote) && several_in_a_process(members, f->nranks)) {
         never = "a process has several ranks";
         if (f->vote)
             r2_vote_off(f->vote, never);

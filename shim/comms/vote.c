@@ -14,6 +14,7 @@
 #include "device/copies.h"
 #include "device/device.h"
 #include "direct/direct.h"
+#include "direct/sizes.h"
 #include "plan/plan.h"
 #include "plan/schedule.h"
 #include "real/nest.h"
@@ -257,7 +258,7 @@ static void on_changed(void *user)
     pthread_mutex_unlock(&v->lock);
     /* On the host the call itself returns the error. */
     if (broken)
-        r2_comms_broken(v->comm, error == -EMSGSIZE     ? "ranks gave AllReduces of unequal size"
+        r2_comms_broken(v->comm, error == -EMSGSIZE ? "ranks gave AllReduces that are not the same"
                                  : error == -ECONNRESET ? "a peer of an AllReduce is gone"
                                                         : "an AllReduce could not go on");
 }
@@ -288,7 +289,7 @@ static int make(struct r2_vote *v, struct parts *out)
 
     *out = (struct parts){0};
     if (rc == 0 && r2_device_cuda())
-        rc = r2_copies_new(&out->copies, v->device, config.memory);
+        rc = r2_copies_new(&out->copies, v->device, r2_sizes_window(config.memory, config.p));
     if (out->copies) {
         config.device = &gpu;
         config.user = out->copies;

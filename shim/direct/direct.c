@@ -35,6 +35,7 @@ struct operation {
     struct r2_direct_call call;
     struct r2_schedule schedule;
     uint64_t base; /* steps of all operations before */
+    uint64_t word; /* see r2_links_sign */
 };
 
 struct r2_direct {
@@ -109,7 +110,7 @@ static int do_post(void *user, enum r2_lane_kind kind, int peer, void *data, siz
 {
     struct r2_direct *d = user;
 
-    return r2_links_post(d->links, kind, peer, data, len);
+    return r2_links_post(d->links, kind, peer, data, len, d->current->word);
 }
 
 static int do_posted(void *user, enum r2_lane_kind kind, int peer)
@@ -123,6 +124,9 @@ static int do_copy(void *user, bool out, bool written, void *slot, uint64_t offs
 {
     struct r2_direct *d = user;
 
+    /* Not when it is sent: the next operation may have begun then. */
+    if (out)
+        r2_links_sign(slot, len, d->current->word);
     return d->config.device->copy(d->config.user, &d->current->call, out, written, slot, offset,
                                   len);
 }
@@ -139,6 +143,7 @@ static void do_add(void *user, void *sum, const void *const *in, int n, size_t c
     struct r2_direct *d = user;
 
     r2_reduce(sum, in, n, count, d->current->call.type, d->current->call.op);
+    r2_links_sign(sum, count * d->current->schedule.elem, d->current->word);
 }
 
 static const struct r2_exec_ops ops = {do_post, do_posted, do_copy, do_copied, do_add};
@@ -208,6 +213,11 @@ static bool busy(const struct r2_direct *d)
     return d->moving || !r2_exec_ended(d->exec);
 }
 
+static size_t window_len(const struct r2_direct *d)
+{
+    return r2_sizes_window(d->config.memory, d->config.p);
+}
+
 static int join(struct r2_direct *d)
 {
     int rc = r2_links_turn(d->links);
@@ -216,7 +226,7 @@ static int join(struct r2_direct *d)
         r2_now_ns() - d->idle_ns > (r2_links_ended(d->links) ? ENDED_NS : CONNECT_NS))
         return -ETIMEDOUT;
     if (rc == 1)
-        rc = r2_links_register(d->links, d->window, d->config.memory);
+        rc = r2_links_register(d->links, d->window, window_len(d));
     else
         return rc;
     if (rc)
@@ -317,7 +327,7 @@ static int make_exec(struct r2_direct *d)
 {
     struct r2_exec_config config = {.p = d->config.p,
                                     .slots = d->window,
-                                    .piece = d->piece,
+                                    .piece = d->piece + R2_SIZES_BEHIND,
                                     .n_slots = (int)(d->config.memory / d->piece),
                                     .credit = d->config.credit,
                                     .ops = &ops,
@@ -331,7 +341,7 @@ static void unmake(struct r2_direct *d)
     r2_links_free(d->links);
     r2_exec_free(d->exec);
     if (d->window)
-        d->config.device->free(d->config.user, d->window, d->config.memory);
+        d->config.device->free(d->config.user, d->window, window_len(d));
     free(d->current);
     while (d->first) {
         struct operation *o = d->first;
@@ -353,7 +363,7 @@ static int make(struct r2_direct *d)
         return rc;
     d->card = *r2_links_own(d->links);
     d->piece = r2_sizes_slot(c->memory, c->p);
-    d->window = c->device->alloc(c->user, c->memory);
+    d->window = c->device->alloc(c->user, window_len(d));
     if (!d->window)
         return -ENOMEM;
     rc = make_exec(d);
@@ -495,6 +505,19 @@ static int queue_all(struct r2_direct *d, const struct operation *o, uint64_t nu
     return rc ? rc : device->gate(d->config.user, &o->call, number);
 }
 
+/* What all ranks have to agree about. */
+static uint64_t word_of(const struct r2_direct_call *call, uint64_t number)
+{
+    const uint64_t parts[] = {number, call->count, (uint64_t)call->type, (uint64_t)call->op};
+    uint64_t word = 0;
+
+    for (size_t i = 0; i < sizeof(parts) / sizeof(parts[0]); i++) {
+        word = (word ^ parts[i]) * UINT64_C(0x9e3779b97f4a7c15);
+        word ^= word >> 32;
+    }
+    return word;
+}
+
 /* 0 and its number: it is the progress thread's from then on. */
 static int give(struct r2_direct *d, struct operation *o, uint64_t *number)
 {
@@ -508,6 +531,7 @@ static int give(struct r2_direct *d, struct operation *o, uint64_t *number)
         *d->last = o;
         d->last = &o->next;
         *number = ++d->given;
+        o->word = word_of(&o->call, *number);
         pthread_cond_broadcast(&d->wake);
     }
     pthread_mutex_unlock(&d->lock);

@@ -12,6 +12,7 @@
  * Threads: one progress thread for each object. Every function may be called from any thread,
  * r2_direct_free last. Nothing waits but r2_direct_wait and r2_direct_free.
  * Errors: -errno; -ECONNRESET: a peer or every path to it is gone; -ECANCELED: r2_direct_abort.
+ * -EMSGSIZE: ranks gave different operations; a rank may see of it only that a peer is gone.
  * After an error every operation ends with it, and the connections are closed, so that the peers
  * end, too.
  */

@@ -9,7 +9,7 @@
 
 _Static_assert(R2_LINKS_HANDLE == R2_NCCL_HANDLE_BYTES, "a handle of the net API");
 
-#define HELLO_MAGIC UINT32_C(0x44324352) /* "RC2D" */
+#define HELLO_MAGIC UINT32_C(0x45324352) /* "RC2E" */
 
 enum { CONTRIBUTIONS, SUMS, STREAMS };
 
@@ -26,6 +26,10 @@ struct link {
     void *comm, *mr;
     void *requests[R2_NCCL_MAX_REQUESTS]; /* ring, and the bytes of each */
     size_t len[R2_NCCL_MAX_REQUESTS];
+    struct {
+        const char *at; /* where it comes; NULL: sent */
+        uint64_t is;
+    } word[R2_NCCL_MAX_REQUESTS];
     uint32_t posted, done;
     bool ready; /* hello has been said, or heard */
 };
@@ -305,17 +309,26 @@ int r2_links_register(struct r2_links *l, void *data, size_t len)
 
 /* ---- messages */
 
-/* A message of another size than its receive (the plugin refuses a larger one): ranks do not give
- * the same operations. */
-static int unequal(const struct r2_links *l, int peer, size_t here, bool in)
+/* A message of another size than its receive (the plugin refuses a larger one), or with another
+ * word: ranks do not give the same operations. */
+static int unequal(const struct r2_links *l, int peer)
 {
-    R2_WARN("nodes %d and %d do not give the same AllReduce: one %s %zu bytes, the other has "
-            "another size; all ranks must give the same count, type and operation",
-            l->rank, peer, in ? "expects" : "sends", here);
+    R2_WARN("nodes %d and %d do not give the same AllReduce: all ranks must give the same count, "
+            "type and operation, in the same order",
+            l->rank, peer);
     return -EMSGSIZE;
 }
 
-int r2_links_post(struct r2_links *l, enum r2_lane_kind kind, int peer, void *data, size_t len)
+void r2_links_sign(void *data, size_t len, uint64_t word)
+{
+    char *at = (char *)data + len;
+
+    if (memcmp(at, &word, sizeof(word)))
+        memcpy(at, &word, sizeof(word));
+}
+
+int r2_links_post(struct r2_links *l, enum r2_lane_kind kind, int peer, void *data, size_t len,
+                  uint64_t word)
 {
     bool out = kind == R2_LANE_UP || kind == R2_LANE_OUT;
     struct link *k = link_of(l, kind, peer);
@@ -326,6 +339,9 @@ int r2_links_post(struct r2_links *l, enum r2_lane_kind kind, int peer, void *da
     if (k->posted - k->done >= R2_NCCL_MAX_REQUESTS)
         return 0;
     *request = NULL;
+    k->word[at].at = out ? NULL : (const char *)data + len;
+    k->word[at].is = word;
+    len += sizeof(word);
     k->len[at] = len;
     if (out)
         rc = l->net->isend(k->comm, data, len, tag, k->mr, NULL, request);
@@ -333,23 +349,30 @@ int r2_links_post(struct r2_links *l, enum r2_lane_kind kind, int peer, void *da
         rc = l->net->irecv(k->comm, 1, &data, &len, &tag, &k->mr, &none, request);
     rc = as_errno(rc);
     if (rc)
-        return rc == -EMSGSIZE ? unequal(l, peer, len, !out) : rc;
+        return rc == -EMSGSIZE ? unequal(l, peer) : rc;
     k->posted += *request != NULL;
     return *request != NULL;
+}
+
+/* What has been received is what was posted for. */
+static bool is_equal(const struct link *k, uint32_t at, size_t got)
+{
+    const char *word = k->word[at].at;
+
+    return !word || (got == k->len[at] && !memcmp(word, &k->word[at].is, sizeof(uint64_t)));
 }
 
 int r2_links_posted(struct r2_links *l, enum r2_lane_kind kind, int peer)
 {
     struct link *k = link_of(l, kind, peer);
-    bool in = kind == R2_LANE_IN || kind == R2_LANE_DOWN;
     int n = 0;
 
     while (k->done != k->posted) {
         uint32_t at = k->done % R2_NCCL_MAX_REQUESTS;
         int done = 0, got = 0, rc = as_errno(l->net->test(k->requests[at], &done, &got));
 
-        if (rc == -EMSGSIZE || (in && rc == 0 && done && (size_t)got != k->len[at]))
-            return unequal(l, peer, k->len[at], in);
+        if (rc == -EMSGSIZE || (rc == 0 && done && !is_equal(k, at, (size_t)got)))
+            return unequal(l, peer);
         if (rc) {
             k->done = k->posted; /* a request is not asked again after its error */
             return rc;

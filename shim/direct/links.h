@@ -49,8 +49,14 @@ bool r2_links_ended(const struct r2_links *links);
 /* What messages lie in, once all are there. */
 int r2_links_register(struct r2_links *links, void *data, size_t len);
 
-/* As r2_exec_ops; -EMSGSIZE: what came is not as long as what was posted. */
-int r2_links_post(struct r2_links *links, enum r2_lane_kind kind, int peer, void *data, size_t len);
+/* A message ends with a word that says which operation it is of, behind its `len` bytes: ranks that
+ * give different operations find out. Who sends has signed it; the same word is not written twice,
+ * as somebody may be reading it. */
+void r2_links_sign(void *data, size_t len, uint64_t word);
+/* As r2_exec_ops; -EMSGSIZE: what came is not as long as what was posted, or of another operation
+ * than `word` says. */
+int r2_links_post(struct r2_links *links, enum r2_lane_kind kind, int peer, void *data, size_t len,
+                  uint64_t word);
 int r2_links_posted(struct r2_links *links, enum r2_lane_kind kind, int peer);
 /* Why it has ended with `error`. A peer that is gone may have left because of a message that did
  * not fit, and only the rank at the other end of that message knows. */

@@ -25,6 +25,13 @@ size_t r2_sizes_slot(size_t memory, int p)
     return slot;
 }
 
+size_t r2_sizes_window(size_t memory, int p)
+{
+    size_t slot = r2_sizes_slot(memory, p);
+
+    return memory / slot * (slot + R2_SIZES_BEHIND);
+}
+
 size_t r2_sizes_piece(size_t slot, int p, uint64_t bytes, const uint32_t *weights)
 {
     size_t piece = PIECE_LEAST < slot ? PIECE_LEAST : slot;

@@ -18,6 +18,11 @@
 /* Bytes of a slot: of the largest piece. */
 size_t r2_sizes_slot(size_t memory, int p);
 
+/* Behind each slot there is room for the word of an operation (r2_links_sign). Bytes of the window
+ * with it. */
+#define R2_SIZES_BEHIND 64
+size_t r2_sizes_window(size_t memory, int p);
+
 /* Of an operation of so many bytes. A shard is many pieces, since ports fill and run empty by
  * pieces; but each costs time of a core. */
 size_t r2_sizes_piece(size_t slot, int p, uint64_t bytes, const uint32_t *weights);

@@ -88,7 +88,7 @@ static int do_accept(void *listen, void **out, struct r2_ncclnet_device_handle *
         *out = new_comm(true, net.strange);
     else if (at < 4 && r2_now_ns() >= net.peers_at)
         *out = new_comm(
-            true, (struct hello){UINT32_C(0x44324352), (uint16_t)(1 + at / 2), (uint16_t)(at % 2)});
+            true, (struct hello){UINT32_C(0x45324352), (uint16_t)(1 + at / 2), (uint16_t)(at % 2)});
     net.accepted += *out != NULL;
     return 0;
 }

@@ -35,7 +35,7 @@ static void *stranger(const void *said, size_t len)
 /* To rank 0, before rank 1 itself connects: noise, another rank's place, nothing, an end. */
 static void strange(int rank)
 {
-    static const uint32_t noise[2] = {7, 9}, mine[2] = {UINT32_C(0x44324352), 0};
+    static const uint32_t noise[2] = {7, 9}, mine[2] = {UINT32_C(0x45324352), 0};
 
     if (rank != 1)
         return;

@@ -371,13 +371,57 @@ static void one_unequal(int rank)
 
 static void test_unequal_counts(void)
 {
-    static const uint64_t pairs[][2] = {{1000, 1001}, {1001, 1000}, {4, MOST}, {MOST, MOST - 1}};
+    static const uint64_t pairs[][2] = {{1000, 1001},
+                                        {1001, 1000},
+                                        {4, MOST},
+                                        {MOST, MOST - 1},
+                                        {65536, 131072} /* pieces of equal size */};
 
     for (unsigned i = 0; i < sizeof(pairs) / sizeof(pairs[0]); i++) {
         memcpy(unequal, pairs[i], sizeof(unequal));
         bed_run(2, -1, one_unequal);
         bed_run(3, -1, one_unequal);
     }
+}
+
+/* One rank gives another operation, or another type of the same size. */
+static int other_type, other_op;
+
+static void one_other_kind(int rank)
+{
+    struct r2_direct *d = bed_join(rank);
+    struct r2_direct_call call = {.count = 65536, .type = FLOAT32, .op = SUM};
+    uint64_t number;
+    int rc;
+
+    buffers();
+    bed_fill(in, rank, call.count, 0);
+    call.in = call.out = in;
+    if (rank == 1) {
+        call.type = other_type;
+        call.op = other_op;
+    }
+    CHECK_EQ(r2_direct_allreduce(d, &call, &number), 0);
+    rc = r2_direct_wait(d, number);
+    CHECK(rc == -EMSGSIZE || rc == -ECONNRESET);
+    atomic_fetch_or(&sh->step[1], rc == -EMSGSIZE);
+    bed_together(0);
+    CHECK_EQ(atomic_load(&sh->step[1]), 1);
+    r2_direct_free(d);
+}
+
+static void test_other_operation(void)
+{
+    other_type = FLOAT32;
+    other_op = R2_NCCL_MAX;
+    bed_run(3, -1, one_other_kind);
+}
+
+static void test_other_type(void)
+{
+    other_type = INT32;
+    other_op = SUM;
+    bed_run(2, -1, one_other_kind);
 }
 
 static const struct check_test tests[] = {
@@ -395,6 +439,8 @@ static const struct check_test tests[] = {
     {"an_abort_ends_all", test_an_abort_ends_all},
     {"an_abort_while_connecting", test_an_abort_while_connecting},
     {"unequal_counts", test_unequal_counts},
+    {"other_operation", test_other_operation},
+    {"other_type", test_other_type},
     {0}};
 
 int main(int argc, char **argv)

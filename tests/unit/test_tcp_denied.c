@@ -128,6 +128,8 @@ static void sound_and_silent(void)
     bed_connect();
     WHILE_MS (1500, true)
         CHECK(move(5000));
+    WHILE_MS (15000, !atomic_load(&asked)) /* SIOCOUTQ only while bytes are out */
+        CHECK(move(5000));
     STAYS_MS(2500, !lost()[0]); /* idle ones are asked, too */
     CHECK_GE(atomic_load(&asked), 1);
     CHECK_EQ(warnings(), 1);
