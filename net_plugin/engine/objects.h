@@ -294,6 +294,18 @@ struct r2_peer {
     for (struct r2_path *const *path##_at = (p)->paths, *path;                                     \
          path##_at < (p)->paths + (p)->n_paths && (path = *path##_at, true); path##_at++)
 
+/* Whether some path of the peer is so. */
+#define R2_ANY_PATH(path, p, is_so)                                                                \
+    ({                                                                                             \
+        bool path##_found = false;                                                                 \
+        R2_FOR_EACH_PATH (path, p) {                                                               \
+            path##_found = (is_so);                                                                \
+            if (path##_found)                                                                      \
+                break;                                                                             \
+        }                                                                                          \
+        path##_found;                                                                              \
+    })
+
 /* The time of what happens while the peer's lock is held. Read once, after the lock is taken: it is
  * never before a time that an earlier holder has noted. */
 uint64_t r2_peer_read_clock(struct r2_peer *p);

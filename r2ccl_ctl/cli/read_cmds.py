@@ -288,9 +288,9 @@ def status(
     With --pid it also shows a process that is gone, as it was at its end. If a process waits, a
     line says why, as in `ps --comms`.
 
-    Listed are the paths that carry nothing, and those with less WEIGHT than their NIC, such as slow
-    ones. --details lists all, also closed ones and spares. A (spare) carries nothing while a better
-    pair of NICs works. DIR tx: this process sends on the path, and decides its weight.
+    Paths are listed that carry nothing, or have less WEIGHT than their NIC, such as slow ones.
+    --details lists all, also closed ones and spares. A (spare) carries nothing while a better pair
+    of NICs works. DIR tx: this process sends on the path, and decides its weight.
 
     With --hosts a helper starts on each host, all at the same time. Each process is a row, the
     worst job first. Hosts without an answer are listed above. --details shows all of each process.
@@ -298,8 +298,8 @@ def status(
     peers, and the hosts of theirs. --via must reach them by their host names.
 
     --check ends with 0 if the job is healthy, 1 if it is degraded, 2 if it is in danger, 3 if that
-    is not known. Degraded: a NIC or a path is lost. In danger: one path to a peer is left, or
-    none. Not known: no process runs, or a process or host does not answer.
+    is unknown. Degraded: a NIC or a path is lost. In danger: one path to a peer is left, or none.
+    Unknown: no process runs, or a process or host does not answer.
 
     \b
     Example:
@@ -347,9 +347,8 @@ def nics(
     NIC. Among idle NICs the nearest one comes first: the same PCIe switch, the same NUMA node,
     across. Spares (weight 0) come last.
 
-    GPUS: the nearest ones, by nvidia-smi's index, if NVML is there. The distance is as in
-    `nvidia-smi topo -m`: PIX behind the same PCIe switch, PXB behind several, PHB at the same host
-    bridge, NODE in the same NUMA node, SYS across.
+    GPUS: the nearest ones, by nvidia-smi's index, if NVML is there. `r2ccl-ctl topo --help`
+    explains the distances.
 
     \b
     Example:

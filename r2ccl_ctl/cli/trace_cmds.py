@@ -76,8 +76,8 @@ def trace(
     With --for, counters show what each NIC sends, and collectives per second and bus
     bandwidth of each communicator (with the shim). A record of `validate` has them already.
 
-    Journals hold nothing from which the clocks of several hosts could be compared. With --hosts,
-    helpers measure the offsets, and the trace says how far each may be from the truth.
+    Clocks of hosts differ. With --hosts, helpers measure the offsets, and the trace says how large
+    the error of each may be.
 
     \b
     Example:
@@ -111,10 +111,11 @@ Parts = tuple[list[Event], list[Sample], list[str]]
 def of_this_machine(job: str | None, seconds: float) -> Parts:
     """Ranks here, ended ones too."""
     processes = select(Selection(job=job), dead=True)
+    running = [process for process in processes if process.running]
     counters: Counters = {}
     end = time.monotonic() + seconds
     while time.monotonic() < end:
-        for process in processes:
+        for process in running:
             with contextlib.suppress(SegmentError), open_segment(process.path) as segment:
                 nics = [nic(i, row) for i, row in segment.used_rows("nics", "r2_seg_nic")]
                 comms = [comm(i, row) for i, row in segment.used_rows("comms", "r2_seg_comm")]
@@ -199,11 +200,13 @@ def _count(
     nics: Sequence[dict[str, Any]],
     comms: Sequence[dict[str, Any]],
 ) -> None:
-    """One look at one rank."""
-    who = f"rank {process.rank}" if process.rank is not None else f"pid {process.pid}"
+    """One look at one rank. Two jobs may have the same ranks, two communicators the same name."""
+    who = f"rank {process.rank} " if process.rank is not None else ""
+    who += f"pid {process.pid}"
     sent = {f"{row['name']} {who}": float(row["tx_bytes"]) for row in nics}
-    done = {f"{row['name'] or row['id'][:8]} {who}": float(row["operations"]) for row in comms}
-    bus = {f"{row['name'] or row['id'][:8]} {who}": float(row["bus_bytes"]) for row in comms}
+    names = [f"{row['name']} {row['id'][:8]} {who}".lstrip() for row in comms]
+    done = {name: float(row["operations"]) for name, row in zip(names, comms, strict=True)}
+    bus = {name: float(row["bus_bytes"]) for name, row in zip(names, comms, strict=True)}
     for kind, row in (("nic", sent), ("comm", done), ("bus", bus)):
         if row:
             counters.setdefault(f"{kind}|{process.host}|{process.name}", []).append((at, row))

@@ -14,8 +14,10 @@ from typing import Any
 
 import pytest
 from conftest import ROOT, Build, missing
+from test_validate import record_of
 from trace_rules import problems
 
+from r2ccl_ctl.cli import trace_cmds
 from r2ccl_ctl.control import Process
 from r2ccl_ctl.demo.stage import sweep
 from r2ccl_ctl.journal import Event
@@ -137,6 +139,20 @@ def test_rates() -> None:
     ]  # fmt: skip
 
 
+def test_counters_of_the_same_name_stay_apart() -> None:
+    """Two jobs have a rank 0 on one host, and each two communicators that are called alike."""
+    counters: trace_cmds.Counters = {}
+    other = replace(A, name="c", pid=11)
+    nics = [{"name": "eth0", "tx_bytes": 5}]
+    comms = [{"name": "dp", "id": id_ * 16, "operations": 1, "bus_bytes": 9} for id_ in "ab"]
+    for ns in range(4):
+        for process in (A, other):
+            trace_cmds._count(counters, ns, process, nics, comms)
+    samples = trace_cmds._samples(counters)
+    assert len({sample.name for sample in samples}) == 2 * (1 + 2 + 2)
+    assert problems(json.dumps(document(LOSS, samples))) == []
+
+
 def trace(*args: str) -> subprocess.CompletedProcess[str]:
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
     argv = [sys.executable, "-m", "r2ccl_ctl", "trace", *args]
@@ -211,6 +227,18 @@ def test_of_two_hosts(build: Build, tmp_path: Path, lab_rights: None) -> None:
     ]
     assert any(row["ph"] == "C" and row["pid"] == 2 for row in rows)
     sweep(name)
+
+
+def test_of_a_case_of_validate(tmp_path: Path) -> None:
+    record = tmp_path / "one.json"
+    record.write_text(json.dumps(record_of("one")))
+    done = trace("--record", str(record), "-o", str(tmp_path / "t.json"))
+    assert done.returncode == 0, done.stderr
+    text = (tmp_path / "t.json").read_text()
+    assert problems(text) == []
+    units = {word for row in json.loads(text)["traceEvents"] if row["ph"] == "C"
+             for word in row["args"]}  # fmt: skip
+    assert units == {"Mbit/s", "bus GB/s"}
 
 
 def test_usage(tmp_path: Path) -> None:

@@ -246,8 +246,7 @@ int main(int argc, char **argv)
         {"peer", required_argument, NULL, 'o'},
         {NULL, 0, NULL, 0},
     };
-    struct options options = {
-        .seconds = 20, .job = "test-job", .rank = -1, .nics = 2, .peer = "node-b"};
+    struct options options = {20, "test-job", -1, 2, false, "node-b"};
     struct r2_control_info info = {.host = "node-a", .mode = "auto"};
     struct writer w = {0};
     int opt, rc;

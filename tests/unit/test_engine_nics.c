@@ -64,22 +64,19 @@ static void test_verdict_is_told(void)
     struct r2_msg_nic m;
     struct r2_peer **peers;
     pthread_t teller;
-    int n;
 
     begin(true);
     post(MSG);
     remote_forget(ep[1]);
-    peers = r2_peer_all(&n);
-    CHECK_GE(n, 1);
-    for (int i = 0; i < n; i++)
+    peers = r2_peers_all(0);
+    CHECK(peers && peers[0]);
+    for (int i = 0; peers[i]; i++)
         r2_peer_lock(peers[i]);
     CHECK_EQ(pthread_create(&teller, NULL, give_verdict, NULL), 0);
     fake_sleep_ms(150);
-    for (int i = 0; i < n; i++) {
+    for (int i = 0; peers[i]; i++)
         r2_peer_unlock(peers[i]);
-        r2_peer_put(peers[i]);
-    }
-    free(peers);
+    r2_peers_put(&peers);
     CHECK_EQ(pthread_join(teller, NULL), 0);
     CHECK_GE(remote_hear(ep[1], R2_F_NIC, &m, sizeof(m)), 0);
     CHECK(m.nic == 0 && m.word == R2_NIC_FAILED);

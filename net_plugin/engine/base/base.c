@@ -51,6 +51,13 @@ void r2_nic_forget(int nic)
     pthread_mutex_unlock(&r2_eng.nic_lock);
 }
 
+void r2_nic_journal(int nic, enum r2_seg_event event, const char *cause)
+{
+    struct r2_control_event ev = {.event = event, .nic = r2_nic_name(nic), .cause = cause};
+
+    r2_control_journal(r2_eng.ctl, &ev);
+}
+
 int r2_nic_meeting(void)
 {
     int first = -1;

@@ -29,6 +29,8 @@ static inline enum r2_nic_word r2_nic_word(int nic)
     return (enum r2_nic_word)atomic_load(&r2_eng.nic_state[nic].word);
 }
 
+void r2_nic_journal(int nic, enum r2_seg_event event, const char *cause);
+
 static inline const char *r2_nic_name(int nic)
 {
     return nic >= 0 && nic < r2_local.n ? r2_local.nics[nic].name : "?";

@@ -324,30 +324,22 @@ static uint64_t lately(struct r2_peer *p)
  * not failure"). */
 static void fail_pair(const struct r2_target *t)
 {
-    struct r2_peer **peers;
-    int n;
-
-    peers = r2_peer_all(&n);
-    for (int i = 0; i < n; i++) {
-        struct r2_peer *p = peers[i];
+    R2_FOR_EACH_PEER(p)
+    {
         bool other = false;
 
         r2_peer_lock(p);
-        for (int k = 0; k < p->n_paths; k++)
-            other |= p->paths[k]->lnic != t->lnic && r2_path_hb_answers(p->paths[k], lately(p));
-        for (int k = 0; other && k < p->n_paths; k++) {
-            struct r2_path *path = p->paths[k];
-
-            if (r2_path_is_up(path) && path->lnic == t->lnic &&
+        R2_FOR_EACH_PATH (path, p)
+            other |= path->lnic != t->lnic && r2_path_hb_answers(path, lately(p));
+        R2_FOR_EACH_PATH (path, p) {
+            if (other && r2_path_is_up(path) && path->lnic == t->lnic &&
                 r2_same_nic(&p->rnics[path->rnic].addr, &t->addr))
                 r2_path_fail(path, path->gen, ETIMEDOUT, "a hint; then a probe was not answered");
         }
         if (p->resync && p->n_up)
             r2_peer_resync(p);
         r2_peer_unlock(p);
-        r2_peer_put(p);
     }
-    free(peers);
 }
 
 void r2_check_conclude(struct r2_round *r, uint64_t now)

@@ -157,9 +157,8 @@ static void add_sender(struct r2_round *r, struct r2_peer *p)
  * are out, or there is no room, or R2CCL_LOCATE=0. */
 static int ask(int nic, uint64_t now)
 {
-    struct r2_peer **peers;
     struct r2_round *r;
-    int n, asked;
+    int asked;
 
     if (!r2_eng.set->locate || r2_round_of(R2_ROUND_REACH, nic) ||
         r2_round_count(R2_ROUND_REACH) >= AT_A_TIME)
@@ -167,15 +166,11 @@ static int ask(int nic, uint64_t now)
     r = r2_round_new(R2_ROUND_REACH, nic, now);
     if (!r)
         return UNKNOWN;
-    peers = r2_peer_all(&n);
-    for (int i = 0; i < n; i++) {
-        struct r2_peer *p = peers[(i + (int)(r->id % (uint64_t)n)) % n];
-
+    R2_FOR_EACH_PEER_FROM(p, r->id)
+    {
         if (r->n_targets < ASKED)
             add_sender(r, p);
-        r2_peer_put(p);
     }
-    free(peers);
     asked = r->n_targets;
     if (!asked)
         r2_round_free(r, now);
@@ -215,24 +210,12 @@ static int ask_senders(int nic, uint64_t now)
 /* How many peers each NIC was tried for in vain. */
 static void count_peers(int *peers)
 {
-    struct r2_peer **all;
-    int n;
-
-    all = r2_peer_all(&n);
-    for (int i = 0; i < n; i++) {
-        r2_peer_lock(all[i]);
-        look_at_peer(all[i], peers);
-        r2_peer_unlock(all[i]);
-        r2_peer_put(all[i]);
+    R2_FOR_EACH_PEER(p)
+    {
+        r2_peer_lock(p);
+        look_at_peer(p, peers);
+        r2_peer_unlock(p);
     }
-    free(all);
-}
-
-static void journal(int nic, const char *what)
-{
-    struct r2_control_event ev = {.event = R2_EV_WARNING, .nic = r2_nic_name(nic), .cause = what};
-
-    r2_control_journal(r2_eng.ctl, &ev);
 }
 
 /* The row's word goes with a change of state, and comes again; stderr and journal hear it once. */
@@ -243,7 +226,7 @@ static void tell(int nic, int peers)
     r2_nicstate_remark(nic, cause);
     if (r2_nic_reach(nic, R2_NICREACH_EV_WARN) != R2_NICREACH_NOBODY)
         return;
-    journal(nic, cause);
+    r2_nic_journal(nic, R2_EV_WARNING, cause);
     R2_TELL("NIC %s has a link, but in %d s it reached none of %d peer process%s that other NICs "
             "reach: the job is not protected by it. %sCheck firewall, cabling, subnet and address "
             "family on both sides, or leave it out of R2CCL_NICS",
@@ -254,7 +237,7 @@ static void tell(int nic, int peers)
 static void take_back(int nic)
 {
     r2_nic_reach(nic, R2_NICREACH_EV_TAKE_BACK);
-    journal(nic, "reaches a peer now");
+    r2_nic_journal(nic, R2_EV_WARNING, "reaches a peer now");
     r2_nicstate_remark(nic, "");
     R2_INFO("NIC %s reaches a peer now", r2_nic_name(nic));
 }

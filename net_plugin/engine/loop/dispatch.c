@@ -279,11 +279,7 @@ static int on_close_ack(struct r2_path *path, const uint8_t *body)
 /* Up paths of the peer that do not end at that NIC of its. */
 static bool others_up(const struct r2_peer *p, int rnic)
 {
-    for (int i = 0; i < p->n_paths; i++) {
-        if (p->paths[i]->rnic != rnic && r2_path_suffices(p->paths[i]))
-            return true;
-    }
-    return false;
+    return R2_ANY_PATH(path, p, path->rnic != rnic && r2_path_suffices(path));
 }
 
 static void rnic_path(struct r2_path *path, enum r2_nic_word word, bool others, int err)

@@ -9,11 +9,7 @@ bool r2_conn_home_alive(const struct r2_conn *c)
 {
     const struct r2_peer *p = c->peer;
 
-    for (int i = 0; i < p->n_paths; i++) {
-        if (p->paths[i]->lnic == c->home && r2_path_may(p->paths[i]) >= R2_MAY_BEST)
-            return true;
-    }
-    return false;
+    return R2_ANY_PATH(path, p, path->lnic == c->home && r2_path_may(path) >= R2_MAY_BEST);
 }
 
 int r2_conn_stays(const struct r2_conn *c)
@@ -41,12 +37,9 @@ static bool served(const struct r2_conn *c, const struct r2_req *r)
     const struct r2_peer *p = c->peer;
     int stays = r2_conn_stays(c);
 
-    for (int i = 0; i < p->n_paths; i++) {
-        if (r2_path_may(p->paths[i]) >= R2_MAY_LIMITED &&
-            (stays < 0 || p->paths[i]->lnic == stays) && r2_send_carries(p->paths[i], r))
-            return true;
-    }
-    return false;
+    return R2_ANY_PATH(path, p,
+                       r2_path_may(path) >= R2_MAY_LIMITED && (stays < 0 || path->lnic == stays) &&
+                           r2_send_carries(path, r));
 }
 
 static bool only_stands_by(const struct r2_conn *c, const struct r2_req *r)
@@ -55,11 +48,8 @@ static bool only_stands_by(const struct r2_conn *c, const struct r2_req *r)
 
     if (served(c, r))
         return false;
-    for (int i = 0; i < p->n_paths; i++) {
-        if (r2_path_may(p->paths[i]) >= R2_MAY_LAST_RESORT && r2_send_carries(p->paths[i], r))
-            return true;
-    }
-    return false;
+    return R2_ANY_PATH(path, p,
+                       r2_path_may(path) >= R2_MAY_LAST_RESORT && r2_send_carries(path, r));
 }
 
 static enum r2_conn_ways ways_of(const struct r2_conn *c, const struct r2_req *r)

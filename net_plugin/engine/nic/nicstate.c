@@ -117,11 +117,7 @@ static void tell_path(struct r2_path *path, enum r2_nic_word word, bool others, 
 
 static bool others_up(const struct r2_peer *p, int lnic)
 {
-    for (int i = 0; i < p->n_paths; i++) {
-        if (p->paths[i]->lnic != lnic && r2_path_suffices(p->paths[i]))
-            return true;
-    }
-    return false;
+    return R2_ANY_PATH(path, p, path->lnic != lnic && r2_path_suffices(path));
 }
 
 static void tell_peer(struct r2_peer *p, int nic, bool news, bool forgiven, const char *cause)
@@ -149,15 +145,8 @@ static void tell_peer(struct r2_peer *p, int nic, bool news, bool forgiven, cons
 
 static void tell_all(int nic, bool news, bool forgiven, const char *cause)
 {
-    struct r2_peer **peers;
-    int n;
-
-    peers = r2_peer_all(&n);
-    for (int i = 0; i < n; i++) {
-        tell_peer(peers[i], nic, news, forgiven, cause);
-        r2_peer_put(peers[i]);
-    }
-    free(peers);
+    R2_FOR_EACH_PEER(p)
+    tell_peer(p, nic, news, forgiven, cause);
 }
 
 void r2_nicstate_announce(int nic)
@@ -310,25 +299,20 @@ bool r2_nicstate_place(int nic, enum r2_place_event event, const char *cause, ui
 
 void r2_nic_eps(int nic, void (*each)(struct r2_ep *ep, void *arg), void *arg)
 {
-    struct r2_peer **peers;
-    int n;
-
-    peers = r2_peer_all(&n);
-    for (int i = 0; i < n; i++) {
+    R2_FOR_EACH_PEER(p)
+    {
         struct r2_ep *eps[2 * R2_PATHS_MAX];
         int m;
 
-        r2_peer_lock(peers[i]);
-        m = r2_peer_eps(peers[i], eps, 2 * R2_PATHS_MAX);
-        r2_peer_unlock(peers[i]);
+        r2_peer_lock(p);
+        m = r2_peer_eps(p, eps, 2 * R2_PATHS_MAX);
+        r2_peer_unlock(p);
         for (int k = 0; k < m; k++) {
             if (r2_eng.ops->params(eps[k])->local_nic == nic)
                 each(eps[k], arg);
             r2_eng.ops->put(eps[k]);
         }
-        r2_peer_put(peers[i]);
     }
-    free(peers);
 }
 
 /* ---- drain */
@@ -521,15 +505,13 @@ void r2_nicstate_deaf(int nic, bool deaf)
 {
     static const char cause[] = "cannot listen (R2CCL_PORT_RANGE has no free port?)";
     const struct r2_nic_state *s = &r2_eng.nic_state[nic];
-    struct r2_control_event ev = {
-        .event = R2_EV_WARNING, .nic = r2_nic_name(nic), .cause = deaf ? cause : "listens again"};
 
     /* Read and written under one lock: a state that is newer is not taken back in the row. */
     pthread_mutex_lock(&r2_eng.nic_lock);
     r2_control_nic_state(r2_eng.ctl, s->row, shown_as(s->health.state), deaf ? cause : "");
     remarked[nic] = false; /* said again if it still is so */
     pthread_mutex_unlock(&r2_eng.nic_lock);
-    r2_control_journal(r2_eng.ctl, &ev);
+    r2_nic_journal(nic, R2_EV_WARNING, deaf ? cause : "listens again");
 }
 
 void r2_nicstate_remark(int nic, const char *cause)

@@ -98,11 +98,7 @@ bool r2_path_hb_answers(const struct r2_path *path, uint64_t since)
 
 static bool some_answers(const struct r2_peer *p, uint64_t since)
 {
-    for (int i = 0; i < p->n_paths; i++) {
-        if (r2_path_hb_answers(p->paths[i], since))
-            return true;
-    }
-    return false;
+    return R2_ANY_PATH(path, p, r2_path_hb_answers(path, since));
 }
 
 /* Since when nothing that the path brought was acknowledged although it had something to bring; 0:

@@ -246,11 +246,7 @@ static void ended(struct r2_path *path, bool clean, int err, const char *cause)
 
 bool r2_peer_served(const struct r2_peer *p)
 {
-    for (int i = 0; i < p->n_paths; i++) {
-        if (p->paths[i]->state == R2_PATH_PROVEN)
-            return true;
-    }
-    return false;
+    return R2_ANY_PATH(path, p, path->state == R2_PATH_PROVEN);
 }
 
 static void say_no_path(const struct r2_path *path, const char *cause)
@@ -371,11 +367,8 @@ bool r2_path_has_others(const struct r2_path *path)
 {
     const struct r2_peer *p = path->peer;
 
-    R2_FOR_EACH_PATH (other, p) {
-        if (other != path && (r2_path_is_up(other) || other->state == R2_PATH_CONNECTING))
-            return true;
-    }
-    return false;
+    return R2_ANY_PATH(
+        other, p, other != path && (r2_path_is_up(other) || other->state == R2_PATH_CONNECTING));
 }
 
 int r2_path_connect(struct r2_path *path, uint64_t now)

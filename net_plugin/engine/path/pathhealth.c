@@ -185,11 +185,7 @@ static enum r2_census census_of(const struct r2_path *path, bool others)
 
 static bool some_answer(const struct r2_peer *p)
 {
-    for (int i = 0; i < p->n_paths; i++) {
-        if (census_of(p->paths[i], false) == R2_CENSUS_OK)
-            return true;
-    }
-    return false;
+    return R2_ANY_PATH(path, p, census_of(path, false) == R2_CENSUS_OK);
 }
 
 /* A path that is lost says something about its NIC only while the peer answers on another. */
@@ -221,29 +217,21 @@ static bool waits_for(const struct r2_peer *p, int nic)
 {
     bool others = some_answer(p);
 
-    R2_FOR_EACH_PATH (path, p) {
-        if (path->lnic == nic && is_lost(path) && !answers(path) && (rnic_usable(path) || !others))
-            return true;
-    }
-    return false;
+    return R2_ANY_PATH(path, p,
+                       path->lnic == nic && is_lost(path) && !answers(path) &&
+                           (rnic_usable(path) || !others));
 }
 
 bool r2_nic_asked_in_vain(int nic)
 {
-    struct r2_peer **peers;
     bool found = false;
-    int n;
 
-    peers = r2_peer_all(&n);
-    for (int i = 0; i < n; i++) {
-        struct r2_peer *p = peers[i];
-
+    R2_FOR_EACH_PEER(p)
+    {
         r2_peer_lock(p);
         found |= p->life == R2_PEER_ALIVE && has_open(p) && waits_for(p, nic);
         r2_peer_unlock(p);
-        r2_peer_put(p);
     }
-    free(peers);
     return found;
 }
 

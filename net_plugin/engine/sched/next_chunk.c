@@ -224,13 +224,10 @@ static bool others_may(const struct r2_path *path, const struct r2_conn *c, cons
     const struct r2_peer *p = path->peer;
     int stays = r2_conn_stays(c);
 
-    R2_FOR_EACH_PATH (other, p) {
-        if (other != path && r2_path_may(other) >= R2_MAY_LIMITED && !other->hb.unanswered &&
-            (stays < 0 || other->lnic == stays) && r2_share_may(&p->shares, &other->share) &&
-            r2_send_carries(other, r))
-            return true;
-    }
-    return false;
+    return R2_ANY_PATH(other, p,
+                       other != path && r2_path_may(other) >= R2_MAY_LIMITED &&
+                           !other->hb.unanswered && (stays < 0 || other->lnic == stays) &&
+                           r2_share_may(&p->shares, &other->share) && r2_send_carries(other, r));
 }
 
 /* What waits first of some connection no other path may take now: they cannot carry it, have had
